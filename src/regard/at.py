@@ -1,0 +1,55 @@
+"""At: where the tokens of one forward stand.
+
+A position is a token's place in its own document, so it means the same in a packed training row, a padded batch and a
+cached decode. Attention compares the queries' side with the keys' side; they are one and the same until a state puts
+remembered keys in front, and then only the keys' side changes. Everything is data: no module guesses an offset.
+"""
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class At:
+    positions: Tensor                  # (B, L) place of each token in its document, from 0
+    segments: Tensor | None = None     # (B, L) document of each token; a token sees its own document only
+    valid: Tensor | None = None        # (B, L) False where the token is padding
+    rows: Tensor | None = None         # (B,) each batch row's row in the store; None: row b is row b
+    k_positions: Tensor | None = None  # (B, S) the same three for the keys; None: the keys are the queries
+    k_segments: Tensor | None = None
+    k_valid: Tensor | None = None
+    ordered: bool = False              # keys are the queries, positions 0 … L-1, one document, nothing invalid
+    shared: dict[Hashable, Any] = field(default_factory=dict, repr=False)
+
+    @classmethod
+    def whole(cls, batch: int, length: int, device: torch.device | str | None = None) -> "At":
+        """Rows of one whole document each, nothing padded, nothing remembered."""
+        return cls(torch.arange(length, device=device).expand(batch, length), ordered=True)
+
+    def once(self, key: Hashable, make: Callable[[], Any]) -> Any:
+        """What every layer would compute alike (angles, masks) is computed by the first and kept for this forward."""
+        if key not in self.shared:
+            self.shared[key] = make()
+        return self.shared[key]
+
+    def with_keys(self, positions: Tensor, valid: Tensor | None = None) -> "At":
+        """The same queries before other keys: those that a state remembers of one document a row."""
+        if self.segments is not None:
+            raise ValueError("packed documents cannot be remembered: a store keeps one document a row; give each its own")
+        return replace(self, k_positions=positions, k_valid=valid, ordered=False, shared={})
+
+    @property
+    def key_positions(self) -> Tensor:
+        return self.positions if self.k_positions is None else self.k_positions
+
+    @property
+    def key_segments(self) -> Tensor | None:
+        return self.segments if self.k_positions is None else self.k_segments
+
+    @property
+    def key_valid(self) -> Tensor | None:
+        return self.valid if self.k_positions is None else self.k_valid

@@ -1,0 +1,5 @@
+"""Stores keep what mixers remember. The store decides how; a mixer only declares what (parts/state.py).
+
+A token is kept under its position, so everything a causal query may see has been written, and going back is writing
+again. `span` is how many positions a forward reads: set by the caller before each forward, so shapes change rarely.
+"""

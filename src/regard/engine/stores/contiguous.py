@@ -1,0 +1,50 @@
+"""The contiguous store: every row has its full capacity from the start, position t in slot t."""
+
+import torch
+from torch import Tensor
+
+from regard.at import At
+from regard.engine.stores.fixed import FixedState, build_states
+from regard.parts.state import PerToken
+
+
+class Contiguous:
+    def __init__(self, memory, rows: int, capacity: int, dtype: torch.dtype, device: torch.device | str = "cpu"):
+        self.rows, self.capacity, self.span = rows, capacity, capacity
+        self.states = build_states(
+            memory,
+            lambda declared: ContiguousState(self, declared, dtype, device),
+            lambda declared: FixedState(declared, rows, dtype, device),
+        )
+
+    def reserve(self, row: int, length: int) -> bool:
+        """Make room for this many tokens of a row; False when there is none."""
+        return length <= self.capacity
+
+    def release(self, row: int) -> None:
+        """Give a row's room back."""
+
+
+class ContiguousState:
+    def __init__(self, store: Contiguous, declared: PerToken, dtype: torch.dtype, device: torch.device | str):
+        self.store = store
+        self.arrays = {  # one slot more than the capacity: invalid tokens are written there
+            name: torch.zeros(store.rows, heads, store.capacity + 1, dim, dtype=dtype, device=device)
+            for name, (heads, dim) in declared.arrays.items()
+        }
+
+    def extend(self, at: At, **arrays: Tensor) -> tuple:
+        rows, slots = at.once("contiguous", lambda: self.place(at))
+        span = self.store.span
+        kept = []
+        for name, new in arrays.items():
+            array = self.arrays[name]  # (rows, heads, capacity + 1, dim)
+            array[rows, :, slots] = new.transpose(1, 2)
+            kept.append(array[: len(new), :, :span] if at.rows is None else array[at.rows, :, :span])
+        return (*kept, at.once("keys", lambda: at.with_keys(torch.arange(span, device=rows.device).expand(len(rows), span))))
+
+    def place(self, at: At) -> tuple[Tensor, Tensor]:
+        batch = len(at.positions)
+        rows = torch.arange(batch, device=at.positions.device) if at.rows is None else at.rows
+        slots = at.positions if at.valid is None else at.positions.where(at.valid, self.store.capacity)
+        return rows.unsqueeze(-1), slots  # (B, 1), (B, L)

@@ -1,0 +1,81 @@
+"""The paged store: keys live in blocks of a common pool, and a table says which blocks a row owns.
+
+    slot(row, t) = table[row, t // block] · block + t mod block
+
+A row takes blocks as it grows and gives them back when it ends, so memory is bounded by the tokens that are there, not
+by rows times capacity. Block 0 belongs to nobody: invalid tokens are written there. Kwon et al. 2023, PagedAttention.
+"""
+
+import torch
+from torch import Tensor
+
+from regard.at import At
+from regard.engine.stores.fixed import FixedState, build_states
+from regard.parts.state import PerToken
+
+
+class Paged:
+    def __init__(
+        self, memory, rows: int, capacity: int, blocks: int, dtype: torch.dtype, device: torch.device | str = "cpu",
+        block: int = 16,
+    ):  # fmt: skip
+        self.rows, self.block = rows, block
+        self.capacity = -(-capacity // block) * block
+        self.span = self.capacity
+        self.table = torch.zeros(rows, self.capacity // block, dtype=torch.int64, device=device)
+        self.blocks = blocks
+        self.free = list(range(blocks, 0, -1))  # block 0 is nobody's
+        self.owned: list[list[int]] = [[] for _ in range(rows)]
+        self.states = build_states(
+            memory,
+            lambda declared: PagedState(self, declared, dtype, device),
+            lambda declared: FixedState(declared, rows, dtype, device),
+        )
+
+    def reserve(self, row: int, length: int) -> bool:
+        """Make room for this many tokens of a row; False, and nothing taken, when the pool has too few blocks."""
+        have = len(self.owned[row])
+        need = -(-length // self.block) - have
+        if length > self.capacity or need > len(self.free):
+            return False
+        if need > 0:
+            taken = [self.free.pop() for _ in range(need)]
+            self.owned[row] += taken
+            self.table[row, have : have + need] = torch.tensor(taken, device=self.table.device)
+        return True
+
+    def release(self, row: int) -> None:
+        """Give a row's blocks back."""
+        self.free += reversed(self.owned[row])
+        self.owned[row] = []
+        self.table[row] = 0
+
+
+class PagedState:
+    def __init__(self, store: Paged, declared: PerToken, dtype: torch.dtype, device: torch.device | str):
+        self.store = store
+        self.pages = {
+            name: torch.zeros((store.blocks + 1) * store.block, heads, dim, dtype=dtype, device=device)
+            for name, (heads, dim) in declared.arrays.items()
+        }
+
+    def extend(self, at: At, **arrays: Tensor) -> tuple:
+        slots, key_slots = at.once("paged", lambda: self.place(at))
+        kept = []
+        for name, new in arrays.items():
+            pages = self.pages[name]  # (slots, heads, dim)
+            pages[slots] = new.transpose(1, 2)
+            kept.append(pages[key_slots].transpose(1, 2))  # (B, heads, S, dim)
+        span = key_slots.shape[1]
+        return (*kept, at.once("keys", lambda: at.with_keys(torch.arange(span, device=slots.device).expand(key_slots.shape))))
+
+    def place(self, at: At) -> tuple[Tensor, Tensor]:
+        """(B, L) where the new tokens go, (B, S) where all that may be read lies."""
+        block = self.store.block
+        table = self.store.table[: len(at.positions)] if at.rows is None else self.store.table[at.rows]  # (B, blocks)
+        slots = table.gather(1, at.positions // block) * block + at.positions % block
+        if at.valid is not None:
+            slots = slots.where(at.valid, 0)
+        read = table[:, : -(-self.store.span // block)]
+        inside = torch.arange(block, device=table.device)
+        return slots, (read.unsqueeze(-1) * block + inside).flatten(1)

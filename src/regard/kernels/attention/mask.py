@@ -1,0 +1,52 @@
+"""Masks are data: a spec that says which key positions a query position sees.
+
+`visible` joins it with what the tokens themselves say: documents do not see each other, padding is not seen.
+"""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from regard.at import At
+from regard.spec import Spec
+
+
+@dataclass(frozen=True)
+class Mask(Spec):
+    def allows(self, q: Tensor, k: Tensor) -> Tensor | None:
+        """Positions (…, L, 1) and (…, 1, S) -> (…, L, S), or None when everything is seen."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Causal(Mask):
+    """A token sees itself and what came before it."""
+
+    def allows(self, q: Tensor, k: Tensor) -> Tensor:
+        return k <= q
+
+
+@dataclass(frozen=True)
+class Full(Mask):
+    """Every token sees every token."""
+
+    def allows(self, q: Tensor, k: Tensor) -> None:
+        return None
+
+
+def visible(mask: Mask, at: At) -> Tensor | None:
+    """(B, 1, L, S) True where the query sees the key; None when all see all. Computed once for all layers alike."""
+    return at.once(mask, lambda: join(mask, at))
+
+
+def join(mask: Mask, at: At) -> Tensor | None:
+    seen = mask.allows(at.positions.unsqueeze(-1), at.key_positions.unsqueeze(-2))  # (B, L, S)
+    if at.segments is not None and at.key_segments is not None:
+        seen = both(seen, at.segments.unsqueeze(-1) == at.key_segments.unsqueeze(-2))
+    if at.key_valid is not None:
+        seen = both(seen, at.key_valid.unsqueeze(-2))
+    return None if seen is None else seen.unsqueeze(1)  # (B, 1, L, S)
+
+
+def both(a: Tensor | None, b: Tensor) -> Tensor:
+    return b if a is None else a & b

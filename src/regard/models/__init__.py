@@ -1,0 +1,1 @@
+"""Whole models, each a short composition of parts."""

@@ -1,0 +1,85 @@
+"""The decoder: a language model that reads left to right.
+
+    x = E[tokens] (+ positions)      x = block_n(… block_1(x))      logits = W_head norm(x)
+
+GPT, Llama and the hybrids of attention and recurrence are all this, with different blocks inside.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from regard.at import At
+from regard.models.stack import Repeat, Stack, States, memories, unroll
+from regard.parts.norm import Norm, RMSNorm
+from regard.parts.position.none import NoPosition, Position
+from regard.parts.state import Memory
+from regard.spec import Spec, require
+
+
+@dataclass(frozen=True)
+class Decoder(Spec):
+    vocab: int
+    width: int
+    layers: tuple[Repeat, ...]
+    position: Position = NoPosition()
+    norm: Norm = RMSNorm()
+    tied: bool = True
+    context: int | None = None  # longest text it was made for; None: no limit is known
+
+    def check(self) -> None:
+        for name in ("vocab", "width"):
+            require(getattr(self, name) > 0, f"decoder: {name}={getattr(self, name)} must be positive")
+        require(len(self.layers) > 0, "decoder: layers is empty; give at least one Repeat((block,), times)")
+        require(self.context is None or self.context > 0, f"decoder: context={self.context} must be positive")
+
+    @property
+    def blocks(self) -> list:
+        return unroll(self.layers)
+
+    def memory(self) -> tuple[tuple[Memory, ...], ...]:
+        return memories(self.layers, self.width)
+
+    def build(self, seed: int | None = None) -> "DecoderModule":
+        """The module with fresh weights, drawn from this seed (the global generator is left alone)."""
+        if seed is None:
+            return DecoderModule(self)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            return DecoderModule(self)
+
+
+class DecoderModule(nn.Module):
+    def __init__(self, spec: Decoder):
+        super().__init__()
+        self.spec = spec
+        self.embedding = nn.Embedding(spec.vocab, spec.width)
+        self.position = spec.position.build(spec.width, 1)
+        self.stack = Stack(spec.layers, spec.width)
+        self.norm = spec.norm.build(spec.width)
+        self.head = nn.Linear(spec.width, spec.vocab, bias=False)
+        initialize(self, depth=len(self.stack.blocks))
+        if spec.tied:
+            self.head.weight = self.embedding.weight
+
+    def forward(self, tokens: Tensor, at: At | None = None, states: States | None = None) -> Tensor:
+        """tokens (B, L) -> logits (B, L, V)"""
+        return self.head(self.hidden(tokens, at, states))
+
+    def hidden(self, tokens: Tensor, at: At | None = None, states: States | None = None) -> Tensor:
+        """tokens (B, L) -> what the head reads (B, L, D)"""
+        at = At.whole(*tokens.shape, tokens.device) if at is None else at
+        x = self.position.embed(self.embedding(tokens), at)
+        return self.norm(self.stack(x, at, states))
+
+
+def initialize(model: nn.Module, depth: int) -> None:
+    """GPT-2's rule: normal with deviation 0.02, and what is added to the residual stream divided by √(2·depth)."""
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Linear | nn.Embedding):
+            residual = name.endswith(("o_proj", "down_proj"))
+            nn.init.normal_(module.weight, std=0.02 / math.sqrt(2 * depth) if residual else 0.02)
+            if getattr(module, "bias", None) is not None:
+                nn.init.zeros_(module.bias)

@@ -1,0 +1,43 @@
+"""A stack of blocks, written as runs: `Repeat((window, window, full), times=4)` tiles a pattern of three over twelve layers."""
+
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from regard.at import At
+from regard.parts.block import Block
+from regard.parts.state import Memory, State
+from regard.spec import Spec, require
+
+States = tuple[tuple[State, ...], ...]
+
+
+@dataclass(frozen=True)
+class Repeat(Spec):
+    blocks: tuple[Block, ...]
+    times: int = 1
+
+    def check(self) -> None:
+        require(len(self.blocks) > 0, "repeat: blocks is empty; give at least one Block")
+        require(self.times > 0, f"repeat: times={self.times} must be positive")
+
+
+def unroll(layers: tuple[Repeat, ...]) -> list[Block]:
+    """Every block in order of depth."""
+    return [block for run in layers for _ in range(run.times) for block in run.blocks]
+
+
+def memories(layers: tuple[Repeat, ...], width: int) -> tuple[tuple[Memory, ...], ...]:
+    """What every sublayer of every block remembers, in the nesting in which states are handed to forward."""
+    return tuple(block.memory(width) for block in unroll(layers))
+
+
+class Stack(nn.Module):
+    def __init__(self, layers: tuple[Repeat, ...], width: int):
+        super().__init__()
+        self.blocks = nn.ModuleList(block.build(width) for block in unroll(layers))
+
+    def forward(self, x: Tensor, at: At, states: States | None = None) -> Tensor:
+        for block, state in zip(self.blocks, states or [None] * len(self.blocks), strict=True):
+            x = block(x, at, state)
+        return x

@@ -1,0 +1,29 @@
+"""Body: what stands inside a sublayer, either a mixer (between tokens) or a feed-forward (within one).
+
+A mixer's module takes (x, at, state); a feed-forward's takes x alone. A body says how much it remembers and computes,
+so that stores and the calculator need not know its kind.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import nn
+
+from regard.parts.state import Memory
+from regard.spec import Spec
+
+
+@dataclass(frozen=True)
+class Body(Spec):
+    mixes: ClassVar[bool] = False  # does it look at other tokens?
+
+    def build(self, width: int) -> nn.Module:
+        raise NotImplementedError
+
+    def memory(self, width: int) -> Memory:
+        """What it remembers between forwards."""
+        return None
+
+    def flops(self, width: int, seen: float) -> float:
+        """Floating-point operations of one token's forward when it sees `seen` keys (a multiply and an add are two)."""
+        raise NotImplementedError

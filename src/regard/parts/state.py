@@ -1,0 +1,61 @@
+"""What a mixer remembers between forwards.
+
+A mixer declares it (`memory`), a store decides how it is kept (engine/stores), and forward is handed a state:
+
+    k, v, at = state.extend(at, k=k, v=v)     per token: put these behind what is remembered, get everything back
+    past = state.read(at, …); state.write(at, past)     fixed size: the sums of a recurrence
+
+FRESH remembers nothing and hands its inputs back, so training and decoding are one forward.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from regard.at import At
+
+
+@dataclass(frozen=True)
+class PerToken:
+    """Arrays with one entry a token: name -> (heads, dim), e.g. keys and values."""
+
+    arrays: dict[str, tuple[int, int]]
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """One array of this shape for a whole sequence, kept in at least float32; it cannot be rewound."""
+
+    shape: tuple[int, ...]
+
+
+Memory = PerToken | Fixed | None
+
+
+class State(Protocol):
+    def extend(self, at: At, **arrays: Tensor) -> tuple:
+        """Remember (B, heads, L, dim) arrays at `at`; -> all of them (B, heads, S, dim), in order, and `at` with keys."""
+        ...
+
+    def read(self, at: At, empty: Tensor) -> Tensor:
+        """The fixed array of these rows, or `empty` where a row begins (position 0)."""
+        ...
+
+    def write(self, at: At, array: Tensor) -> None:
+        """Remember the fixed array of these rows."""
+        ...
+
+
+class Fresh:
+    def extend(self, at: At, **arrays: Tensor) -> tuple:
+        return (*arrays.values(), at)
+
+    def read(self, at: At, empty: Tensor) -> Tensor:
+        return empty
+
+    def write(self, at: At, array: Tensor) -> None:
+        pass
+
+
+FRESH = Fresh()

@@ -1,0 +1,195 @@
+"""A model written down: a tree of small frozen dataclasses, the same in Python, JSON and TOML.
+
+Choosing a part is choosing its class. In a file the class is its `kind`, looked up in the literal table below, so no
+import order and no registry decides what a word means. Every value is checked against its field's type where it is
+made; a key or kind that does not exist is answered with the nearest one that does. A spec says what the weights mean
+and nothing else: backend, dtype, device and cache are chosen at run time.
+"""
+
+import dataclasses
+import difflib
+import importlib
+import json
+import math
+import tomllib
+import types
+import typing
+from collections.abc import Iterable, Mapping
+from functools import cache
+from typing import Any, Literal, Self, Union
+
+KINDS = {
+    "decoder": "regard.models.decoder:Decoder",
+    "repeat": "regard.models.stack:Repeat",
+    "block": "regard.parts.block:Block",
+    "sublayer": "regard.parts.block:Sublayer",
+    "attention": "regard.parts.attention:Attention",
+    "linear_attention": "regard.parts.linear_attention:LinearAttention",
+    "feedforward": "regard.parts.feedforward:FeedForward",
+    "swiglu": "regard.parts.feedforward:SwiGLU",
+    "layernorm": "regard.parts.norm:LayerNorm",
+    "rmsnorm": "regard.parts.norm:RMSNorm",
+    "no_position": "regard.parts.position.none:NoPosition",
+    "learned": "regard.parts.position.learned:Learned",
+    "sinusoidal": "regard.parts.position.sinusoidal:Sinusoidal",
+    "rope": "regard.parts.position.rope:Rope",
+    "alibi": "regard.parts.position.alibi:Alibi",
+    "causal": "regard.kernels.attention.mask:Causal",
+    "full": "regard.kernels.attention.mask:Full",
+}
+
+
+class SpecError(ValueError):
+    """A spec that cannot be: the message says where, what was found, what was expected."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Spec:
+    """Base of all specs. Subclasses are frozen dataclasses; rules that cross fields go into `check`."""
+
+    def __post_init__(self) -> None:
+        for name, hint in hints(type(self)).items():
+            value = settle(getattr(self, name), hint, f"{type(self).__name__}.{name}")
+            object.__setattr__(self, name, value)
+        self.check()
+
+    def check(self) -> None:
+        """Raise SpecError where fields contradict each other."""
+
+    @property
+    def kind(self) -> str:
+        return kind_of(type(self))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data with every value spelled out; what is None is left out (TOML has no null)."""
+        values = {f.name: plain(getattr(self, f.name)) for f in dataclasses.fields(self)}
+        return {"kind": self.kind} | {k: v for k, v in values.items() if v is not None}
+
+    def to_json(self) -> str:
+        return json.dumps(self.to_dict(), indent=2, allow_nan=False)
+
+    def to_toml(self) -> str:
+        return "\n".join(toml_lines(self.to_dict())) + "\n"
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Self:
+        spec = read(data, cls.__name__)
+        if not isinstance(spec, cls):
+            raise SpecError(f"expected a {cls.__name__}, found kind={data.get('kind')!r}")
+        return spec
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        return cls.from_dict(json.loads(text))
+
+    @classmethod
+    def from_toml(cls, text: str) -> Self:
+        return cls.from_dict(tomllib.loads(text))
+
+
+def nearest(word: str, words: Iterable[str]) -> str:
+    """' Did you mean …?' with the closest of the words, else the list of them all."""
+    words = sorted(words)
+    close = difflib.get_close_matches(word, words, n=1, cutoff=0.5)
+    return f"did you mean {close[0]!r}?" if close else f"choose one of {', '.join(words)}"
+
+
+def require(condition: bool, message: str) -> None:
+    if not condition:
+        raise SpecError(message)
+
+
+@cache
+def hints(cls: type) -> dict[str, Any]:
+    known = typing.get_type_hints(cls)
+    return {f.name: known[f.name] for f in dataclasses.fields(cls)}
+
+
+@cache
+def kind_of(cls: type) -> str:
+    path = f"{cls.__module__}:{cls.__qualname__}"
+    found = [kind for kind, place in KINDS.items() if place == path]
+    assert found, f"{path} is not in the table of kinds"
+    return found[0]
+
+
+def class_of(kind: str, where: str) -> type[Spec]:
+    if not isinstance(kind, str) or kind not in KINDS:
+        raise SpecError(f"{where}: there is no kind {kind!r}; {nearest(str(kind), KINDS)}")
+    module, name = KINDS[kind].split(":")
+    return getattr(importlib.import_module(module), name)
+
+
+def read(data: Any, where: str) -> Spec:
+    """A spec from plain data; `where` is its path, for messages."""
+    if not isinstance(data, Mapping) or "kind" not in data:
+        raise SpecError(f"{where}: expected a table with a 'kind', found {data!r:.80}")
+    cls = class_of(data["kind"], where)
+    expected = hints(cls)
+    for key in data:
+        if key != "kind" and key not in expected:
+            raise SpecError(f"{where}: {data['kind']} has no key {key!r}; {nearest(key, expected)}")
+    missing = [f.name for f in dataclasses.fields(cls) if required(f) and f.name not in data]
+    if missing:
+        raise SpecError(f"{where}: {data['kind']} needs {', '.join(missing)}")
+    return cls(**{k: revive(v, f"{where}.{k}") for k, v in data.items() if k != "kind"})
+
+
+def required(field: dataclasses.Field) -> bool:
+    return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+
+
+def revive(value: Any, where: str) -> Any:
+    if isinstance(value, Mapping):
+        return read(value, where)
+    if isinstance(value, list | tuple):
+        return tuple(revive(v, f"{where}[{i}]") for i, v in enumerate(value))
+    return value
+
+
+def plain(value: Any) -> Any:
+    if isinstance(value, Spec):
+        return value.to_dict()
+    return [plain(v) for v in value] if isinstance(value, tuple) else value
+
+
+def settle(value: Any, hint: Any, where: str) -> Any:
+    """The value as its field's type wants it (an int becomes a float, a list a tuple), or a SpecError."""
+    origin, inner = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (Union, types.UnionType):
+        if value is None and types.NoneType in inner:
+            return None
+        options = [h for h in inner if h is not types.NoneType]
+        if len(options) == 1:
+            return settle(value, options[0], where)
+        if any(isinstance(h, type) and type(value) is h for h in options):
+            return value
+    elif origin is Literal:
+        if value in inner:
+            return value
+        raise SpecError(f"{where}={value!r}: {nearest(str(value), map(str, inner))}")
+    elif origin is tuple and isinstance(value, list | tuple):
+        return tuple(settle(v, inner[0], f"{where}[{i}]") for i, v in enumerate(value))
+    elif hint is float and type(value) in (int, float):
+        require(math.isfinite(value), f"{where}={value!r}: must be a finite number")
+        return float(value)
+    elif isinstance(hint, type) and (type(value) is hint or issubclass(hint, Spec) and isinstance(value, hint)):
+        return value
+    raise SpecError(f"{where}: expected {getattr(hint, '__name__', hint)}, found {value!r:.80}")
+
+
+def toml_lines(table: Mapping[str, Any], path: str = "") -> Iterable[str]:
+    """A nested table as TOML: plain values first, then sub-tables, then arrays of tables."""
+    def tables(value: Any) -> bool:
+        return isinstance(value, list) and bool(value) and isinstance(value[0], Mapping)
+
+    for key, value in table.items():
+        if not isinstance(value, Mapping) and not tables(value):
+            yield f"{key} = {json.dumps(value, allow_nan=False)}"
+    for key, value in table.items():
+        name = f"{path}.{key}" if path else key
+        if isinstance(value, Mapping):
+            yield from ("", f"[{name}]", *toml_lines(value, name))
+        elif tables(value):
+            for item in value:
+                yield from ("", f"[[{name}]]", *toml_lines(item, name))
