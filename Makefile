@@ -1,0 +1,80 @@
+# Every target sets itself up on a machine that has only python3 (3.11 or newer, with venv) and make.
+
+PYTHON ?= python3
+UV := $(or $(shell command -v uv 2>/dev/null),.venv/bin/uv)
+BIN := .venv/bin
+READY := .venv/ready
+OLDEST_READY := .venv-oldest/ready
+COMPILE := $(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
+	--custom-compile-command "make lock"
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-all test-oldest serve lint bench docs lock clean
+
+help:  ## list the targets
+	@sed -nE 's/^([a-z-]+):.*  ## (.*)/  make \1\t\2/p' Makefile | expand -t 20
+
+demo: $(READY)  ## train a small model in minutes, question it, leave a report in runs/demo
+	@$(BIN)/regard demo
+
+test: $(READY)  ## prove it: the tests, in minutes on two CPU cores
+	@$(BIN)/pytest -m "not slow and not gpu"
+
+test-all: $(READY)  ## prove all of it: slow tests, hundreds of random specs, the oldest torch
+	@$(BIN)/pytest -m "not gpu" --hypothesis-profile=thorough
+	@$(MAKE) --no-print-directory test-oldest
+
+test-oldest: $(OLDEST_READY)  ## make test with the oldest torch that is supported
+	@.venv-oldest/bin/pytest -m "not slow and not gpu"
+
+serve: $(READY)  ## serve the demo's model and its page on this machine
+	@$(BIN)/regard serve runs/demo
+
+lint: $(READY)  ## style, formatting, types
+	@$(BIN)/ruff check
+	@$(BIN)/ruff format --check
+	@$(BIN)/ty check
+
+bench: $(READY)  ## measure beside transformers in one interleaved run; prints JSON
+	@$(BIN)/python -m benchmarks
+
+docs: $(READY)  ## build the documentation into site/, offline, warnings as errors
+	@$(BIN)/zensical build --clean --strict
+
+# The second lock differs from the first in torch and what torch brings; the copy makes all else keep its version.
+lock: $(UV)  ## resolve the dependencies anew into the hash-pinned locks
+	@$(COMPILE) --upgrade pyproject.toml --extra dev --output-file requirements.lock
+	@cp requirements.lock requirements-oldest.lock
+	@echo "torch==2.11.*" | $(COMPILE) pyproject.toml - --extra dev --output-file requirements-oldest.lock
+
+clean:  ## remove the environments, caches and built files, but not runs/
+	@rm -rf .venv .venv-oldest site dist .pytest_cache .ruff_cache .hypothesis .cache
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+.venv/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+		echo "regard needs Python 3.11 or newer, and '$(PYTHON)' is $$($(PYTHON) --version 2>&1);" \
+			"name another one: make PYTHON=python3.12 ..." >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
+		echo "'$(PYTHON)' has no venv; install it (Debian: apt-get install python3-venv) or name" \
+			"another Python: make PYTHON=python3.12 ..." >&2; exit 1; }
+	@$(PYTHON) -m venv .venv
+
+# uv itself comes out of the lock too, with its hashes.
+.venv/bin/uv: | .venv/bin/python
+	@echo "installing uv into .venv"
+	@sed -n '/^uv==/,/^[^ ]/ { /^uv==/p; /^ /p }' requirements.lock > .venv/uv.txt
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes --no-deps -r .venv/uv.txt
+
+.venv/ready: requirements.lock pyproject.toml | .venv/bin/python $(UV)
+	@echo "installing the dependencies into .venv (the first time, torch is a download of gigabytes)"
+	@$(UV) pip install --quiet --python .venv/bin/python --require-hashes -r requirements.lock
+	@$(UV) pip install --quiet --python .venv/bin/python --no-deps --no-build-isolation --editable .
+	@touch $@
+
+.venv-oldest/ready: requirements-oldest.lock pyproject.toml | .venv/bin/python $(UV)
+	@echo "installing the oldest supported torch into .venv-oldest"
+	@$(BIN)/python -m venv .venv-oldest
+	@$(UV) pip install --quiet --python .venv-oldest/bin/python --require-hashes -r requirements-oldest.lock
+	@$(UV) pip install --quiet --python .venv-oldest/bin/python --no-deps --no-build-isolation --editable .
+	@touch $@

@@ -1,0 +1,42 @@
+"""regard: one set of parts from which every transformer is built, trained, looked into, adapted and served.
+
+The names below are imported on first use, so that `import regard` costs milliseconds and no torch.
+"""
+
+from importlib import import_module
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "load": "regard.checkpoint.load",
+    "Decoder": "regard.models.decoder",
+    "Block": "regard.parts.block",
+    "Sublayer": "regard.parts.block",
+    "Repeat": "regard.models.stack",
+    "Attention": "regard.parts.attention",
+    "LinearAttention": "regard.parts.linear_attention",
+    "Rope": "regard.parts.position.rope",
+    "Learned": "regard.parts.position.learned",
+    "Sinusoidal": "regard.parts.position.sinusoidal",
+    "Alibi": "regard.parts.position.alibi",
+    "LayerNorm": "regard.parts.norm",
+    "RMSNorm": "regard.parts.norm",
+    "FeedForward": "regard.parts.feedforward",
+    "SwiGLU": "regard.parts.feedforward",
+    "Causal": "regard.kernels.attention.mask",
+    "Engine": "regard.engine.engine",
+    "Sampling": "regard.engine.sampling",
+    "Tokenizer": "regard.text.tokenizer",
+}
+
+__all__ = ["__version__", *_HOME]
+
+
+def __getattr__(name: str) -> object:
+    if name not in _HOME:
+        raise AttributeError(f"module 'regard' has no attribute {name!r}; it offers {', '.join(_HOME)}")
+    return getattr(import_module(_HOME[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

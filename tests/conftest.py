@@ -1,0 +1,38 @@
+"""What every test shares: fixed seeds, derandomized hypothesis, and a reason when a device or a browser is missing."""
+
+import random
+import shutil
+import sys
+
+import pytest
+from hypothesis import settings
+
+settings.register_profile("quick", max_examples=30, derandomize=True, deadline=None, database=None)
+settings.register_profile("thorough", settings.get_profile("quick"), max_examples=300)
+settings.load_profile("quick")
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("browser") and CHROMIUM is None:
+        pytest.skip("no chromium on this machine (Debian: apt-get install chromium)")
+    if item.get_closest_marker("gpu"):
+        import torch
+
+        if not torch.cuda.is_available():
+            pytest.skip("no CUDA device on this machine")
+
+
+@pytest.fixture(autouse=True)
+def seeded() -> None:
+    random.seed(0)
+    if torch := sys.modules.get("torch"):  # a test without torch need not wait for its import
+        torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session")
+def chromium() -> str:
+    """The path of the browser, for `playwright.chromium.launch(executable_path=…, args=["--no-sandbox"])`."""
+    assert CHROMIUM, "only tests marked `browser` may ask for it"
+    return CHROMIUM

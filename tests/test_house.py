@@ -1,0 +1,126 @@
+"""The rules of the house: imports point down, files stay short, nothing is unpickled, `import regard` is instant."""
+
+import ast
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+import regard
+
+ROOT = Path(__file__).parents[1]
+SOURCE = ROOT / "src" / "regard"
+FILES = sorted(SOURCE.rglob("*.py"))
+
+GROUND = {"spec", "at", "compat"}
+MODELS = GROUND | {"kernels", "parts", "models"}
+STORED = MODELS | {"weights", "families", "checkpoint"}
+ROOMS = {  # room: the rooms it may import, beside itself
+    "spec": set(),
+    "compat": set(),
+    "at": {"compat"},
+    "kernels": GROUND,
+    "parts": GROUND | {"kernels"},
+    "models": GROUND | {"kernels", "parts"},
+    "weights": MODELS,
+    "families": MODELS | {"weights"},
+    "checkpoint": MODELS | {"weights", "families"},
+    "text": {"spec"},
+    "data": {"spec", "text"},
+    "adapt": MODELS,
+    "lens": MODELS,
+    "objectives": MODELS | {"data"},
+    "training": STORED | {"data", "objectives", "adapt"},
+    "engine": STORED | {"adapt"},
+    "server": GROUND | {"engine", "text", "lens"},
+    "retrieval": STORED | {"engine", "text"},
+    "plan": MODELS,
+    "evals": STORED | {"engine", "text", "data"},
+    "report": STORED | {"lens", "plan", "evals", "text", "data"},
+    "labs": STORED | {"lens", "plan", "evals", "text", "data", "adapt", "objectives", "training", "engine", "report"},
+}
+ROOMS |= {"cli": set(ROOMS), "__main__": {"cli"}, "__init__": set()}
+
+
+def room_of(path: Path) -> str:
+    return path.relative_to(SOURCE).parts[0].removesuffix(".py")
+
+
+def imports_of(path: Path) -> Iterator[str]:
+    """Absolute names of the modules that a file imports, also inside its functions."""
+    package = ("regard", *path.relative_to(SOURCE).parent.parts)
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            above = package[: len(package) - node.level + 1] if node.level else ()
+            module = ".".join([*above, *filter(None, [node.module])])
+            yield from (f"{module}.{alias.name}" for alias in node.names)
+
+
+def test_the_directions_hold_no_circle() -> None:
+    TopologicalSorter(ROOMS).prepare()
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
+def test_imports_point_down(path: Path) -> None:
+    room = room_of(path)
+    assert room in ROOMS, f"{room} is no room of the house; give it its place in ROOMS"
+    inside = [name.split(".") for name in imports_of(path) if name.split(".")[0] == "regard"]
+    imported = {name[1] for name in inside if name[1] != "__version__"}
+    assert imported <= ROOMS[room] | {room}, f"{room} may not import {sorted(imported - ROOMS[room] - {room})}"
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SOURCE)))
+def test_nothing_is_unpickled_or_run_from_text(path: Path) -> None:
+    banned = {"pickle", "dill", "joblib", "torch.load", "torch.hub"}
+    assert not [name for name in imports_of(path) if name in banned or name.split(".")[0] in banned]
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        called = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
+        assert called not in {"eval", "exec", "torch.load", "numpy.load", "np.load"}, f"{called} in line {node.lineno}"
+        assert not (isinstance(node, ast.keyword) and node.arg == "trust_remote_code")
+
+
+def test_files_stay_short() -> None:
+    kinds = {".py", ".js", ".css", ".html"}
+    files = [path for room in ("src", "tests", "benchmarks") for path in (ROOT / room).rglob("*")]
+    lengths = {path: len(path.read_text(encoding="utf-8").splitlines()) for path in files if path.suffix in kinds}
+    assert not {str(path.relative_to(ROOT)): lines for path, lines in lengths.items() if lines > 400}
+
+
+@pytest.mark.skipif(not (ROOT / ".git").exists() or not shutil.which("git"), reason="needs git and a checkout")
+def test_no_file_names_a_package_registry() -> None:
+    hosts = [f"{host}.org" for host in ("pypi", "pythonhosted", "npmjs", "download.pytorch")]
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    for path in filter(Path.is_file, (ROOT / name for name in listed.split("\0") if name)):
+        text = path.read_text(encoding="utf-8", errors="ignore")
+        assert not [host for host in hosts if host in text], path
+
+
+@pytest.mark.parametrize("command", [["-c", "import regard"], ["-m", "regard", "--help"]], ids=" ".join)
+def test_starts_at_once_and_without_torch(command: list[str]) -> None:
+    seconds = []
+    for _ in range(5):  # the best of five: a busy machine is not our slowness
+        start = time.perf_counter()
+        done = subprocess.run(
+            [sys.executable, "-X", "importtime", *command],
+            env=os.environ | {"PYTHONPATH": str(SOURCE.parent)},
+            capture_output=True,
+            text=True,
+        )
+        seconds.append(time.perf_counter() - start)
+        assert done.returncode == 0, done.stderr[-2000:]
+        imported = {line.rsplit("|")[-1].strip() for line in done.stderr.splitlines()}
+        assert not imported & {"torch", "numpy", "transformers", "matplotlib"}
+    assert min(seconds) < 0.5
+
+
+@pytest.mark.parametrize("name", regard.__all__)
+def test_public_names_are_where_the_table_says(name: str) -> None:
+    assert getattr(regard, name) is not None
