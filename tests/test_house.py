@@ -36,7 +36,7 @@ ROOMS = {  # room: the rooms it may import, beside itself
     "adapt": MODELS,
     "lens": MODELS,
     "objectives": MODELS | {"data"},
-    "training": STORED | {"data", "objectives", "adapt"},
+    "training": STORED | {"text", "data", "objectives", "adapt"},
     "engine": STORED | {"adapt"},
     "server": GROUND | {"engine", "text", "lens"},
     "retrieval": STORED | {"engine", "text"},

@@ -8,7 +8,7 @@ from importlib import import_module
 __version__ = "0.1.0"
 
 _HOME = {
-    "load": "regard.checkpoint.load",
+    "load": "regard.checkpoint.model",
     "Decoder": "regard.models.decoder",
     "Block": "regard.parts.block",
     "Sublayer": "regard.parts.block",
@@ -25,7 +25,7 @@ _HOME = {
     "SwiGLU": "regard.parts.feedforward",
     "Causal": "regard.kernels.attention.mask",
     "Engine": "regard.engine.engine",
-    "Sampling": "regard.engine.sampling",
+    "Sampling": "regard.engine.request",
     "Tokenizer": "regard.text.tokenizer",
 }
 

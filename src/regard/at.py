@@ -38,9 +38,13 @@ class At:
 
     def with_keys(self, positions: Tensor, valid: Tensor | None = None) -> "At":
         """The same queries before other keys: those that a state remembers of one document a row."""
-        if self.segments is not None:
-            raise ValueError("packed documents cannot be remembered: a store keeps one document a row; give each its own")
+        self.refuse_packed()
         return replace(self, k_positions=positions, k_valid=valid, ordered=False, shared={})
+
+    def refuse_packed(self) -> None:
+        """Raise where rows hold several documents: a state remembers one."""
+        if self.segments is not None:
+            raise ValueError("packed documents cannot be remembered: a store keeps one document a row; give each a row")
 
     @property
     def key_positions(self) -> Tensor:

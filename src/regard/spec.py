@@ -36,6 +36,15 @@ KINDS = {
     "alibi": "regard.parts.position.alibi:Alibi",
     "causal": "regard.kernels.attention.mask:Causal",
     "full": "regard.kernels.attention.mask:Full",
+    "recipe": "regard.training.recipe:Recipe",
+    "data": "regard.training.recipe:Data",
+    "vocabulary": "regard.training.recipe:Vocabulary",
+    "training": "regard.training.config:Training",
+    "adamw": "regard.training.optimizer:AdamW",
+    "constant": "regard.training.schedule:Constant",
+    "cosine": "regard.training.schedule:Cosine",
+    "wsd": "regard.training.schedule:WarmupStableDecay",
+    "lora": "regard.adapt.lora:LoRA",
 }
 
 
@@ -73,7 +82,7 @@ class Spec:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        spec = read(data, cls.__name__)
+        spec = read(data, cls.__name__, cls)
         if not isinstance(spec, cls):
             raise SpecError(f"expected a {cls.__name__}, found kind={data.get('kind')!r}")
         return spec
@@ -107,10 +116,13 @@ def hints(cls: type) -> dict[str, Any]:
 
 @cache
 def kind_of(cls: type) -> str:
-    path = f"{cls.__module__}:{cls.__qualname__}"
-    found = [kind for kind, place in KINDS.items() if place == path]
-    assert found, f"{path} is not in the table of kinds"
+    found = [kind for kind, place in KINDS.items() if place == place_of(cls)]
+    assert found, f"{place_of(cls)} is not in the table of kinds"
     return found[0]
+
+
+def place_of(cls: type) -> str:
+    return f"{cls.__module__}:{cls.__qualname__}"
 
 
 def class_of(kind: str, where: str) -> type[Spec]:
@@ -120,30 +132,34 @@ def class_of(kind: str, where: str) -> type[Spec]:
     return getattr(importlib.import_module(module), name)
 
 
-def read(data: Any, where: str) -> Spec:
-    """A spec from plain data; `where` is its path, for messages."""
-    if not isinstance(data, Mapping) or "kind" not in data:
+def read(data: Any, where: str, hint: Any = None) -> Spec:
+    """A spec from plain data; `where` is its path, for messages. Where only one kind can stand, it need not be said."""
+    if not isinstance(data, Mapping):
         raise SpecError(f"{where}: expected a table with a 'kind', found {data!r:.80}")
-    cls = class_of(data["kind"], where)
+    if "kind" not in data and not (isinstance(hint, type) and place_of(hint) in KINDS.values()):
+        raise SpecError(f"{where}: expected a table with a 'kind', found only {', '.join(map(str, data)) or 'nothing'}")
+    cls = class_of(data["kind"], where) if "kind" in data else hint
     expected = hints(cls)
     for key in data:
         if key != "kind" and key not in expected:
-            raise SpecError(f"{where}: {data['kind']} has no key {key!r}; {nearest(key, expected)}")
+            raise SpecError(f"{where}: {kind_of(cls)} has no key {key!r}; {nearest(str(key), expected)}")
     missing = [f.name for f in dataclasses.fields(cls) if required(f) and f.name not in data]
     if missing:
-        raise SpecError(f"{where}: {data['kind']} needs {', '.join(missing)}")
-    return cls(**{k: revive(v, f"{where}.{k}") for k, v in data.items() if k != "kind"})
+        raise SpecError(f"{where}: {kind_of(cls)} needs {', '.join(missing)}")
+    return cls(**{k: revive(v, f"{where}.{k}", expected[k]) for k, v in data.items() if k != "kind"})
 
 
 def required(field: dataclasses.Field) -> bool:
     return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
 
 
-def revive(value: Any, where: str) -> Any:
+def revive(value: Any, where: str, hint: Any) -> Any:
+    inner = [h for h in typing.get_args(hint) if h not in (types.NoneType, ...)]
+    hint = inner[0] if inner else hint  # `Norm | None` and `tuple[Norm, ...]` both hold a Norm
     if isinstance(value, Mapping):
-        return read(value, where)
+        return read(value, where, hint)
     if isinstance(value, list | tuple):
-        return tuple(revive(v, f"{where}[{i}]") for i, v in enumerate(value))
+        return tuple(revive(v, f"{where}[{i}]", hint) for i, v in enumerate(value))
     return value
 
 

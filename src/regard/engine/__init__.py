@@ -1,1 +1,1 @@
-"""Running a model: stores for what it remembers, sampling, a scheduler, and the engine that ties them. Ids only, no text."""
+"""Running a model: stores for what it remembers, sampling, a scheduler, the engine around them. Ids only, no text."""

@@ -2,9 +2,9 @@
 
     S_t = S_{t-1} + φ(k_t) v_tᵀ        z_t = z_{t-1} + φ(k_t)        out_t = S_tᵀ φ(q_t) / z_tᵀ φ(q_t)
 
-Computed in chunks: inside a chunk as a masked product of queries and keys, across chunks through S and z. A chunk of one
-token is the recurrence itself, so training and decoding are this one function. Documents reset the sums at their first
-token; invalid tokens add nothing. Katharopoulos et al. 2020, "Transformers are RNNs".
+Computed in chunks: inside a chunk as a masked product of queries and keys, across chunks through S and z. A chunk of
+one token is the recurrence itself, so training and decoding are this one function. Documents reset the sums at their
+first token; invalid tokens add nothing. Katharopoulos et al. 2020, "Transformers are RNNs".
 """
 
 import torch
@@ -41,5 +41,12 @@ def linear_attention(
             state = state * goes_on[:, :, -1:]
             k_c = k_c * (own == own[:, -1:])[:, None, :, None]
         state = state + k_c.transpose(-1, -2) @ v_c  # (B, H, E, E + 1)
-    out = torch.cat(outs, 2)
-    return out[..., :-1] / out[..., -1:].clamp_min(torch.finfo(wide).tiny), state
+    out, total = torch.cat(outs, 2).tensor_split([-1], -1)  # (B, H, L, E), (B, H, L, 1)
+    return out / total.masked_fill(total == 0, 1.0), state  # a token that sees nothing gives zeros
+
+
+def flops(head_dim: int, tokens: int) -> int:
+    """Of one head's matrix products: between the tokens of a chunk, and with the state (once read, once added to)."""
+    whole, rest = divmod(tokens, CHUNK)
+    pairs = whole * CHUNK**2 + rest**2
+    return 2 * pairs * (2 * head_dim + 1) + 4 * tokens * head_dim * (head_dim + 1)

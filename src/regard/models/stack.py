@@ -1,4 +1,4 @@
-"""A stack of blocks, written as runs: `Repeat((window, window, full), times=4)` tiles a pattern of three over twelve layers."""
+"""A stack of blocks, written as runs: `Repeat((window, window, full), times=4)` tiles three over twelve layers."""
 
 from dataclasses import dataclass
 
@@ -7,6 +7,7 @@ from torch import Tensor, nn
 from regard.at import At
 from regard.parts.block import Block
 from regard.parts.state import Memory, State
+from regard.parts.tap import Tap
 from regard.spec import Spec, require
 
 States = tuple[tuple[State, ...], ...]
@@ -35,9 +36,11 @@ def memories(layers: tuple[Repeat, ...], width: int) -> tuple[tuple[Memory, ...]
 class Stack(nn.Module):
     def __init__(self, layers: tuple[Repeat, ...], width: int):
         super().__init__()
+        self.foot = Tap()
         self.blocks = nn.ModuleList(block.build(width) for block in unroll(layers))
 
     def forward(self, x: Tensor, at: At, states: States | None = None) -> Tensor:
+        x = self.foot(x)
         for block, state in zip(self.blocks, states or [None] * len(self.blocks), strict=True):
             x = block(x, at, state)
         return x

@@ -17,7 +17,8 @@ from regard.kernels.attention.mask import Causal, Mask
 from regard.parts.body import Body
 from regard.parts.position.none import NoPosition, Position
 from regard.parts.state import FRESH, PerToken, State
-from regard.spec import require
+from regard.parts.tap import Tap
+from regard.spec import SpecError, require
 
 
 @dataclass(frozen=True)
@@ -34,12 +35,12 @@ class Attention(Body):
 
     def check(self) -> None:
         require(self.heads > 0, f"attention: heads={self.heads} must be positive")
-        divisors = [n for n in range(1, self.heads + 1) if self.heads % n == 0]
-        require(
-            self.kv_heads is None or self.kv_heads in divisors,
-            f"attention: heads={self.heads} is not divisible by kv_heads={self.kv_heads}; "
-            f"choose one of {', '.join(map(str, divisors))}",
-        )
+        if self.kv_heads is not None and (self.kv_heads < 1 or self.heads % self.kv_heads):
+            divisors = [n for n in range(1, min(self.heads, 1024) + 1) if self.heads % n == 0]
+            raise SpecError(
+                f"attention: heads={self.heads} is not divisible by kv_heads={self.kv_heads}; "
+                f"choose one of {', '.join(map(str, divisors))}"
+            )
         require(self.head_dim is None or self.head_dim > 0, f"attention: head_dim={self.head_dim} must be positive")
 
     def sizes(self, width: int) -> tuple[int, int, int]:
@@ -57,9 +58,9 @@ class Attention(Body):
         _, kv_heads, head_dim = self.sizes(width)
         return PerToken({"k": (kv_heads, head_dim), "v": (kv_heads, head_dim)})
 
-    def flops(self, width: int, seen: float) -> float:
+    def flops(self, width: int, tokens: int, seen: int) -> int:
         heads, kv_heads, head_dim = self.sizes(width)
-        return 4 * width * head_dim * (heads + kv_heads) + 4 * seen * heads * head_dim
+        return tokens * (4 * width * head_dim * (heads + kv_heads) + 4 * seen * heads * head_dim)
 
 
 class AttentionModule(nn.Module):
@@ -74,6 +75,7 @@ class AttentionModule(nn.Module):
             self.heads * head_dim, width, bias=spec.bias if spec.out_bias is None else spec.out_bias
         )
         self.position = spec.position.build(head_dim, self.heads)
+        self.q, self.k, self.v, self.z = Tap(), Tap(), Tap(), Tap()
         self.mask = spec.mask
         self.attend = backend("auto")
 
@@ -83,8 +85,9 @@ class AttentionModule(nn.Module):
         v = split(self.v_proj(x), self.kv_heads)  # (B, K, L, E)
         q, k = self.position.rotate(q, k, at)
         k, v, at = state.extend(at, k=k, v=v)  # (B, K, S, E)
-        out = self.attend(q, k, v, at, self.mask, self.position.bias(at), self.scale)  # (B, H, L, E)
-        return self.o_proj(merge(out))
+        q, k, v = self.q(q), self.k(k), self.v(v)
+        z = self.attend(q, k, v, at, self.mask, self.position.bias(at), self.scale)  # (B, H, L, E)
+        return self.o_proj(merge(self.z(z)))
 
 
 def split(x: Tensor, heads: int) -> Tensor:

@@ -1,4 +1,4 @@
-"""A block is a tuple of sublayers, each a norm and a body around the residual stream; the style says where the norm stands.
+"""A block is a tuple of sublayers, each a norm and a body around the residual stream; the style places the norm.
 
     pre:   x = x + body(norm(x))        Xiong et al. 2020; GPT-2, Llama
     post:  x = norm(x + body(x))        Vaswani et al. 2017

@@ -24,6 +24,9 @@ class Body(Spec):
         """What it remembers between forwards."""
         return None
 
-    def flops(self, width: int, seen: float) -> float:
-        """Floating-point operations of one token's forward when it sees `seen` keys (a multiply and an add are two)."""
+    def flops(self, width: int, tokens: int, seen: int) -> int:
+        """Floating-point operations of the matrix products of one forward: this many tokens, each before `seen` keys.
+
+        A multiply and an add are two. A masked product counts in full, as flop counters count it.
+        """
         raise NotImplementedError

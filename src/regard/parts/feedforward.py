@@ -33,8 +33,8 @@ class FeedForward(Body):
     def build(self, width: int) -> nn.Module:
         return FeedForwardModule(width, self)
 
-    def flops(self, width: int, seen: float) -> float:
-        return 4 * width * self.hidden
+    def flops(self, width: int, tokens: int, seen: int) -> int:
+        return tokens * 4 * width * self.hidden
 
 
 class FeedForwardModule(nn.Module):
@@ -59,8 +59,8 @@ class SwiGLU(Body):
     def build(self, width: int) -> nn.Module:
         return SwiGLUModule(width, self)
 
-    def flops(self, width: int, seen: float) -> float:
-        return 6 * width * self.hidden
+    def flops(self, width: int, tokens: int, seen: int) -> int:
+        return tokens * 6 * width * self.hidden
 
 
 class SwiGLUModule(nn.Module):

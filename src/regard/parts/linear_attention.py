@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.at import At
-from regard.kernels.linear_attention import linear_attention
+from regard.kernels.linear_attention import flops, linear_attention
 from regard.parts.attention import merge, split
 from regard.parts.body import Body
 from regard.parts.state import FRESH, Fixed, State
@@ -38,8 +38,8 @@ class LinearAttention(Body):
     def memory(self, width: int) -> Fixed:
         return Fixed((self.heads, self.head_dim(width), self.head_dim(width) + 1))
 
-    def flops(self, width: int, seen: float) -> float:
-        return 8 * width * width + 4 * width * (self.head_dim(width) + 1)
+    def flops(self, width: int, tokens: int, seen: int) -> int:
+        return tokens * 8 * width * width + self.heads * flops(self.head_dim(width), tokens)
 
 
 class LinearAttentionModule(nn.Module):

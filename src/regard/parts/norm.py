@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard.spec import Spec
+from regard.spec import Spec, require
 
 
 @dataclass(frozen=True)
@@ -24,6 +24,9 @@ class LayerNorm(Norm):
     eps: float = 1e-5
     bias: bool = True
 
+    def check(self) -> None:
+        require(self.eps > 0, f"layernorm: eps={self.eps} must be positive")
+
     def build(self, width: int) -> nn.Module:
         return nn.LayerNorm(width, eps=self.eps, bias=self.bias)
 
@@ -31,6 +34,9 @@ class LayerNorm(Norm):
 @dataclass(frozen=True)
 class RMSNorm(Norm):
     eps: float = 1e-6
+
+    def check(self) -> None:
+        require(self.eps > 0, f"rmsnorm: eps={self.eps} must be positive")
 
     def build(self, width: int) -> nn.Module:
         return RMSNormModule(width, self.eps)

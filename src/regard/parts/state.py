@@ -35,7 +35,7 @@ Memory = PerToken | Fixed | None
 
 class State(Protocol):
     def extend(self, at: At, **arrays: Tensor) -> tuple:
-        """Remember (B, heads, L, dim) arrays at `at`; -> all of them (B, heads, S, dim), in order, and `at` with keys."""
+        """Remember (B, heads, L, dim) arrays at `at`; -> all of them (B, heads, S, dim), and `at` with keys."""
         ...
 
     def read(self, at: At, empty: Tensor) -> Tensor:

@@ -1,5 +1,7 @@
 """The contiguous store: every row has its full capacity from the start, position t in slot t."""
 
+from itertools import chain
+
 import torch
 from torch import Tensor
 
@@ -11,6 +13,7 @@ from regard.parts.state import PerToken
 class Contiguous:
     def __init__(self, memory, rows: int, capacity: int, dtype: torch.dtype, device: torch.device | str = "cpu"):
         self.rows, self.capacity, self.span = rows, capacity, capacity
+        self.lengths = [0] * rows  # tokens that each row may have written
         self.states = build_states(
             memory,
             lambda declared: ContiguousState(self, declared, dtype, device),
@@ -19,10 +22,17 @@ class Contiguous:
 
     def reserve(self, row: int, length: int) -> bool:
         """Make room for this many tokens of a row; False when there is none."""
-        return length <= self.capacity
+        if length > self.capacity:
+            return False
+        self.lengths[row] = max(length, self.lengths[row])
+        return True
 
     def release(self, row: int) -> None:
         """Give a row's room back."""
+        for state in chain(*self.states):
+            if isinstance(state, ContiguousState):
+                state.clear(row, self.lengths[row])
+        self.lengths[row] = 0
 
 
 class ContiguousState:
@@ -41,7 +51,12 @@ class ContiguousState:
             array = self.arrays[name]  # (rows, heads, capacity + 1, dim)
             array[rows, :, slots] = new.transpose(1, 2)
             kept.append(array[: len(new), :, :span] if at.rows is None else array[at.rows, :, :span])
-        return (*kept, at.once("keys", lambda: at.with_keys(torch.arange(span, device=rows.device).expand(len(rows), span))))
+        keys = at.once("keys", lambda: at.with_keys(torch.arange(span, device=rows.device).expand(len(rows), span)))
+        return (*kept, keys)
+
+    def clear(self, row: int, length: int) -> None:
+        for array in self.arrays.values():
+            array[row, :, :length] = 0
 
     def place(self, at: At) -> tuple[Tensor, Tensor]:
         batch = len(at.positions)

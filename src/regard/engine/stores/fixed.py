@@ -15,7 +15,9 @@ class FixedState:
         self.array = torch.zeros(rows, *declared.shape, dtype=wide, device=device)
 
     def read(self, at: At, empty: Tensor) -> Tensor:
-        begins = (at.positions[:, 0] == 0).view(-1, *[1] * (self.array.dim() - 1))
+        at.refuse_packed()
+        first = at.positions == 0 if at.valid is None else (at.positions == 0) & at.valid  # (B, L)
+        begins = first.any(-1).view(-1, *[1] * (self.array.dim() - 1))
         return empty.where(begins, self.array[: len(empty)] if at.rows is None else self.array[at.rows])
 
     def write(self, at: At, array: Tensor) -> None:

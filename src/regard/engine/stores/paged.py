@@ -6,6 +6,8 @@ A row takes blocks as it grows and gives them back when it ends, so memory is bo
 by rows times capacity. Block 0 belongs to nobody: invalid tokens are written there. Kwon et al. 2023, PagedAttention.
 """
 
+from itertools import chain
+
 import torch
 from torch import Tensor
 
@@ -46,9 +48,17 @@ class Paged:
 
     def release(self, row: int) -> None:
         """Give a row's blocks back."""
+        slots = self.slots(self.table[row, : len(self.owned[row])])
+        for state in chain(*self.states):
+            if isinstance(state, PagedState):
+                state.clear(slots)
         self.free += reversed(self.owned[row])
         self.owned[row] = []
         self.table[row] = 0
+
+    def slots(self, blocks: Tensor) -> Tensor:
+        """(…, n) blocks -> (…, n · block) their slots."""
+        return (blocks.unsqueeze(-1) * self.block + torch.arange(self.block, device=blocks.device)).flatten(-2)
 
 
 class PagedState:
@@ -64,10 +74,17 @@ class PagedState:
         kept = []
         for name, new in arrays.items():
             pages = self.pages[name]  # (slots, heads, dim)
+            if at.valid is not None:  # rows read the slot of invalid tokens too, unseen: it must stay finite
+                new = new.masked_fill(~at.valid[:, None, :, None], 0)
             pages[slots] = new.transpose(1, 2)
             kept.append(pages[key_slots].transpose(1, 2))  # (B, heads, S, dim)
         span = key_slots.shape[1]
-        return (*kept, at.once("keys", lambda: at.with_keys(torch.arange(span, device=slots.device).expand(key_slots.shape))))
+        keys = at.once("keys", lambda: at.with_keys(torch.arange(span, device=slots.device).expand(key_slots.shape)))
+        return (*kept, keys)
+
+    def clear(self, slots: Tensor) -> None:
+        for pages in self.pages.values():
+            pages[slots] = 0
 
     def place(self, at: At) -> tuple[Tensor, Tensor]:
         """(B, L) where the new tokens go, (B, S) where all that may be read lies."""
@@ -76,6 +93,4 @@ class PagedState:
         slots = table.gather(1, at.positions // block) * block + at.positions % block
         if at.valid is not None:
             slots = slots.where(at.valid, 0)
-        read = table[:, : -(-self.store.span // block)]
-        inside = torch.arange(block, device=table.device)
-        return slots, (read.unsqueeze(-1) * block + inside).flatten(1)
+        return slots, self.store.slots(table[:, : -(-self.store.span // block)])

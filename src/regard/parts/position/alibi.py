@@ -10,7 +10,7 @@ import math
 from dataclasses import dataclass
 
 import torch
-from torch import nn
+from torch import Tensor
 
 from regard.at import At
 from regard.kernels.attention.bias import Bias, Slopes
@@ -19,7 +19,7 @@ from regard.parts.position.none import Position, PositionModule
 
 @dataclass(frozen=True)
 class Alibi(Position):
-    def build(self, width: int, heads: int) -> nn.Module:
+    def build(self, width: int, heads: int) -> PositionModule:
         return AlibiModule(heads)
 
 
@@ -31,9 +31,12 @@ def slopes(heads: int) -> list[float]:
 
 
 class AlibiModule(PositionModule):
+    slopes: Tensor
+
     def __init__(self, heads: int):
         super().__init__()
-        self.register_buffer("slopes", torch.tensor(slopes(heads)), persistent=False)
+        # No checkpoint holds them, so they are made on a real device even where a model is built on the meta device.
+        self.register_buffer("slopes", torch.tensor(slopes(heads), device="cpu"), persistent=False)
 
     def bias(self, at: At) -> Bias:
         return Slopes(self.slopes)

@@ -19,7 +19,7 @@ class Learned(Position):
     def check(self) -> None:
         require(self.length > 0, f"learned: length={self.length} must be positive")
 
-    def build(self, width: int, heads: int) -> nn.Module:
+    def build(self, width: int, heads: int) -> PositionModule:
         return LearnedModule(self.length, width)
 
 

@@ -11,14 +11,14 @@ from regard.spec import Spec
 
 @dataclass(frozen=True)
 class Position(Spec):
-    def build(self, width: int, heads: int) -> nn.Module:
+    def build(self, width: int, heads: int) -> "PositionModule":
         """For a stack or an attention of this many heads, each (or the stack) this wide."""
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class NoPosition(Position):
-    def build(self, width: int, heads: int) -> nn.Module:
+    def build(self, width: int, heads: int) -> "PositionModule":
         return PositionModule()
 
 

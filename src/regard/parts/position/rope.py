@@ -2,14 +2,14 @@
 
     ⟨R(s) q, R(t) k⟩ depends on t - s alone,     R(t) turns pair i by t / base^(2i/E)        Su et al. 2021
 
-Pairs are (x_i, x_{i+E/2}), the "half" layout of Llama's published checkpoints. Angles are computed in float64: in float32 the
-error at position 131071 is already a hundredth of a radian.
+Pairs are (x_i, x_{i+E/2}), the "half" layout of Llama's published checkpoints. Angles are computed in float64: in
+float32 the error at position 131071 is already a hundredth of a radian.
 """
 
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from regard.at import At
 from regard.parts.position.none import Position, PositionModule
@@ -23,7 +23,7 @@ class Rope(Position):
     def check(self) -> None:
         require(self.base > 0, f"rope: base={self.base} must be positive")
 
-    def build(self, width: int, heads: int) -> nn.Module:
+    def build(self, width: int, heads: int) -> PositionModule:
         require(width % 2 == 0, f"rope: head_dim={width} must be even, coordinates turn in pairs")
         return RopeModule(width, self)
 

@@ -6,7 +6,7 @@
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from regard.at import At
 from regard.parts.position.none import Position, PositionModule
@@ -20,7 +20,7 @@ class Sinusoidal(Position):
     def check(self) -> None:
         require(self.base > 0, f"sinusoidal: base={self.base} must be positive")
 
-    def build(self, width: int, heads: int) -> nn.Module:
+    def build(self, width: int, heads: int) -> PositionModule:
         require(width % 2 == 0, f"sinusoidal: width={width} must be even, a sine and a cosine for each wave")
         return SinusoidalModule(width, self.base)
 

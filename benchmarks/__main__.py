@@ -1,0 +1,23 @@
+"""`make bench`: training and decoding on this CPU beside transformers, as one JSON object on standard output."""
+
+import json
+import platform
+import sys
+
+import torch
+import transformers
+
+from benchmarks import decode, train
+
+
+def main() -> None:
+    transformers.logging.set_verbosity_error()
+    machine = {"machine": platform.machine(), "threads": torch.get_num_threads(), "torch": torch.__version__}
+    result = {"where": machine | {"transformers": transformers.__version__}}
+    for part in (train, decode):
+        print(f"measuring {part.__name__.split('.')[-1]}", file=sys.stderr)
+        result |= part.measure()
+    print(json.dumps(result, indent=2))
+
+
+main()

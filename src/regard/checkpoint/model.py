@@ -1,0 +1,142 @@
+"""A model as a folder: `config.json`, `model.safetensors`, and the tokenizer's files beside them.
+
+    save(model, folder)              our own format: the config holds the spec
+    load(folder)                     ours, or a Hugging Face folder of a family that is known
+    export(model, folder, "llama")   a Hugging Face folder that `transformers` loads
+
+Before a byte of weights is read, the sizes in the config are held against the sizes of the files, and every name and
+shape against the headers. Then tensors stream in one by one: the peak is one copy of the model and one tensor.
+"""
+
+import dataclasses
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from regard.checkpoint.folder import MANIFEST, CheckpointError, check_folder, write_folder
+from regard.checkpoint.tensors import find, read_json, write
+from regard.families import family
+from regard.models.decoder import Decoder, DecoderModule
+from regard.models.stack import Repeat
+from regard.weights.table import IDENTITY, Table
+
+OURS = "regard"
+REFUSED = {
+    "auto_map": "it asks for code from the folder, and none is ever run; if the plain model is meant, remove the key",
+    "quantization_config": "quantized weights are not read; fetch the model in full precision",
+}
+
+
+class Saves(Protocol):
+    """What is asked of a tokenizer: to write its files."""
+
+    def save(self, folder: Path) -> None: ...
+
+
+def save(model: DecoderModule, folder: str | Path, tokenizer: Saves | None = None) -> None:
+    strange = sorted(weights(model).keys() ^ weights(blank(model.spec)).keys())
+    if strange:
+        raise CheckpointError(f"{strange[0]} does not go with the spec; merge adapters before saving the model")
+    config = {"model_type": OURS, "spec": model.spec.to_dict()}
+    write_model(folder, config, weights(model), tokenizer)
+
+
+def export(model: DecoderModule, folder: str | Path, model_type: str, tokenizer: Any | None = None) -> None:
+    foreign = family(model_type)
+    marks = {f"{name}_token_id": getattr(tokenizer, name, None) for name in ("bos", "eos", "pad")}
+    config = foreign.config(model.spec) | marks | {"dtype": str(model.embedding.weight.dtype).removeprefix("torch.")}
+    write_model(folder, config, dict(foreign.TABLE.write(weights(model))), tokenizer)
+
+
+def load(folder: str | Path, device: torch.device | str = "cpu", dtype: torch.dtype | None = None) -> DecoderModule:
+    """The model of a folder, in eval mode. Without a dtype the stored one is kept, half precision widened on a CPU."""
+    folder = Path(folder)
+    spec, table = understand(folder)
+    found = find(folder)
+    stored = sum(Path(file).stat().st_size for file in {tensor.file for tensor in found.values()})
+    needed = parameters(spec)
+    if needed > stored:
+        raise CheckpointError(f"{folder}: the config asks for {needed} parameters, the files have {stored} bytes")
+    model = blank(spec)
+    tensors = {
+        name: nn.Parameter(arrive(tensor, torch.device(device), dtype))
+        for name, tensor in table.read(found, weights(model))
+    }
+    for name, parameter in tied(model):
+        tensors[name] = tensors[parameter]
+    model.load_state_dict(tensors, assign=True)
+    return model.to(device).eval()
+
+
+def understand(folder: Path) -> tuple[Decoder, Table]:
+    """What the folder's config says: the spec, and how its tensors are named."""
+    config = read_json(folder / "config.json")
+    if config.get("model_type") == OURS:
+        if (folder / MANIFEST).is_file():
+            check_folder(folder)
+        try:
+            return Decoder.from_dict(config.get("spec", {})), IDENTITY
+        except RecursionError as error:
+            raise CheckpointError(f"{folder}: the spec in config.json is nested too deeply") from error
+    for key, why in REFUSED.items():
+        if config.get(key) is not None:
+            raise CheckpointError(f"{folder}: config.json has {key!r}: {why}")
+    foreign = family(config.get("model_type"))
+    return foreign.spec(config), foreign.TABLE
+
+
+def blank(spec: Decoder) -> DecoderModule:
+    """The model without memory for its weights."""
+    with torch.device("meta"):
+        return spec.build()
+
+
+def weights(model: nn.Module) -> dict[str, Tensor]:
+    """Every parameter once, under its first name: tied ones are one."""
+    return dict(model.named_parameters())
+
+
+def tied(model: nn.Module) -> Iterable[tuple[str, str]]:
+    """The other names of parameters that have more than one, each with its first name."""
+    first: dict[int, str] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        if first.setdefault(id(parameter), name) != name:
+            yield name, first[id(parameter)]
+
+
+def parameters(spec: Decoder) -> int:
+    """How many there will be, from one block of each kind: a config may claim any depth, and it is not built."""
+    kinds = {block for run in spec.layers for block in run.blocks}
+    try:
+        with torch.device("meta"):
+            each = {block: count(block.build(spec.width)) for block in kinds}
+        first = spec.layers[0].blocks[0]
+        ends = count(blank(dataclasses.replace(spec, layers=(Repeat((first,)),)))) - each[first]
+    except (RuntimeError, TypeError) as error:  # what torch raises for a size past 64 bits
+        raise CheckpointError(f"the config asks for tensors past all measure ({error})") from error
+    return ends + sum(run.times * each[block] for run in spec.layers for block in run.blocks)
+
+
+def count(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+def arrive(tensor: Tensor, device: torch.device, dtype: torch.dtype | None) -> Tensor:
+    """The tensor in memory of its own, no longer a view of the file."""
+    if dtype is None:
+        dtype = torch.promote_types(tensor.dtype, torch.float32) if device.type == "cpu" else tensor.dtype
+    return torch.empty(tensor.shape, dtype=dtype, device=device).copy_(tensor)
+
+
+def write_model(
+    folder: str | Path, config: dict[str, Any], tensors: Mapping[str, Tensor], tokenizer: Saves | None
+) -> None:
+    with write_folder(folder) as partial:
+        (partial / "config.json").write_text(json.dumps(config, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+        write(tensors, partial)
+        if tokenizer is not None:
+            tokenizer.save(partial)

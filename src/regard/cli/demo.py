@@ -1,0 +1,21 @@
+"""`regard demo`: train a small model in minutes, question it, leave a report."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def demo(
+    out: Annotated[Path, typer.Option("--out", "-o", help="The run's directory.")] = Path("runs/demo"),
+    steps: Annotated[int | None, typer.Option(min=1, help="Train for fewer or more steps than the recipe says.")] = None,
+    questions: Annotated[int, typer.Option(min=1, help="Held-out questions to ask.")] = 500,
+) -> None:
+    """Train a small model on stories of a small world, ask it questions it has never seen, and write a report.
+
+    [dim]Example:[/dim]
+      regard demo && regard chat runs/demo --temperature 0
+    """
+    from regard.cli.demonstration import demonstrate
+
+    raise typer.Exit(demonstrate(out, steps, questions))

@@ -1,0 +1,65 @@
+"""`regard lens`: where attention goes, for a text of yours."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from regard.cli.model import Device, ModelFolder
+
+
+def lens(
+    model: ModelFolder,
+    text: Annotated[str, typer.Option("--text", "-t", help="The text to look at.")],
+    layer: Annotated[int | None, typer.Option(help="Only this layer, from 0.")] = None,
+    head: Annotated[int | None, typer.Option(help="Only this head, from 0.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Draw the maps into this PNG or SVG.")] = None,
+    device: Device = "auto",
+    as_json: Annotated[bool, typer.Option("--json", help="Print tokens, maps and entropies as one object.")] = False,
+) -> None:
+    """Show where every head looks: for each token the one it looks at most, and how spread out its attention is.
+
+    [dim]Examples:[/dim]
+      regard lens runs/demo --text "Anna is in the barn. Where is Anna?"
+      regard lens runs/demo --text "Anna is in the barn." --layer 1 --out attention.png
+    """
+    from rich.console import Console
+    from rich.table import Table
+
+    from regard.cli.model import open_model
+    from regard.lens import attention_maps, entropy
+
+    network, tokenizer = open_model(model, device)
+    ids = tokenizer.encode(text, special=True)
+    tokens = [tokenizer.token(id) for id in ids]
+    maps = {i: weights for i, weights in enumerate(attention_maps(network, ids)) if weights is not None}
+    if not maps:
+        raise ValueError(f"{model} has no attention layer to look at")
+    chosen = {
+        (i, h): weights[h]
+        for i, weights in maps.items()
+        for h in range(len(weights))
+        if layer in (None, i) and head in (None, h)
+    }
+    if not chosen:
+        raise ValueError(f"there is no layer {layer}, head {head}; attention layers: {', '.join(map(str, maps))}")
+    if as_json:
+        found = [
+            {"layer": i, "head": h, "entropy": float(entropy(m[None])[0]), "weights": m.tolist()}
+            for (i, h), m in chosen.items()
+        ]
+        print(json.dumps({"tokens": tokens, "maps": found}))
+        return
+    if out is not None:
+        from regard.report.pictures import attention_grid
+
+        attention_grid(chosen, tokens, out)
+        Console(stderr=True).print(f"drawn into {out}")
+        return
+    table = Table("layer", "head", "entropy", "the last token looks at", title=repr(text), title_justify="left")
+    for (i, h), m in chosen.items():
+        best = m[-1].topk(min(3, len(tokens)))
+        looks = ", ".join(f"{tokens[j]!r} {w:.2f}" for w, j in zip(best.values.tolist(), best.indices.tolist(), strict=True))
+        table.add_row(str(i), str(h), f"{float(entropy(m[None])[0]):.2f}", looks)
+    Console().print(table)

@@ -1,0 +1,54 @@
+"""Beginning and resuming a training run from the command line: the recipe's parts put into the one loop."""
+
+from pathlib import Path
+
+import torch
+from rich.console import Console
+
+from regard.data.sources import Source
+from regard.engine.engine import Engine
+from regard.engine.request import Sampling
+from regard.objectives.next_token import next_token
+from regard.text.tokenizer import Tokenizer
+from regard.training.loop import Result, Trainer
+from regard.training.progress import Listener, watch
+from regard.training.recipe import Recipe
+from regard.training.run import Run
+
+
+def begin(path: Path, recipe: Recipe, tokenizer: Tokenizer, device: str, console: Console) -> Result:
+    run = Run.create(path, recipe.to_dict())
+    tokenizer.save(path / "tokenizer")
+    return train(run, recipe, tokenizer, device, watch(console))
+
+
+def go_on(path: Path, device: str, console: Console) -> Result:
+    run = Run.open(path)
+    recipe = Recipe.from_dict(run.config)
+    return train(run, recipe, Tokenizer.load(path / "tokenizer"), device, watch(console))
+
+
+def train(run: Run, recipe: Recipe, tokenizer: Tokenizer, device: str, listener: Listener) -> Result:
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    held_out = recipe.data.open("held-out")
+    trainer = Trainer(
+        recipe.model.build(recipe.train.seed).to(device),
+        recipe.data.loader(tokenizer),
+        next_token,
+        recipe.train,
+        run,
+        held_out=recipe.data.evaluation(tokenizer),
+        sample=lambda model: continuation(model, tokenizer, held_out),
+        tokenizer=tokenizer,
+        listener=listener,
+    )
+    return trainer.train()
+
+
+def continuation(model, tokenizer: Tokenizer, source: Source, given: int = 32, new: int = 48) -> str:
+    """What the model makes of the beginning of the first held-out document, taking the likeliest tokens."""
+    text = "".join(span.text for span in source.document(0))
+    ids = tokenizer.encode(text, special=True)[:given]
+    tokens = Engine(model, rows=1).generate(ids, Sampling(max_new=new, temperature=0))
+    return tokenizer.decode(ids + [token.id for token in tokens], special=True)

@@ -1,0 +1,47 @@
+"""`regard serve`: the model behind an OpenAI-compatible API, and a page to talk to it and look inside."""
+
+import os
+from typing import Annotated
+
+import typer
+
+from regard.cli.model import Device, ModelFolder
+
+
+def serve(
+    model: ModelFolder,
+    host: Annotated[str, typer.Option(help="Any other address than 127.0.0.1 needs a key.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8000,
+    key: Annotated[str | None, typer.Option(envvar="REGARD_KEY", help="What clients must present; better in REGARD_KEY.")] = None,
+    name: Annotated[str | None, typer.Option(help="The model's name in the API; by default the folder's.")] = None,
+    rows: Annotated[int, typer.Option(min=1, help="Requests that run at once.")] = 8,
+    device: Device = "auto",
+) -> None:
+    """Serve a model: /v1/chat/completions, /v1/completions, /v1/models, /health, and the page at /.
+
+    [dim]Examples:[/dim]
+      regard serve runs/demo
+      REGARD_KEY=secret regard serve runs/demo --host 0.0.0.0 --port 9000
+    """
+    try:
+        import uvicorn  # noqa: F401
+    except ModuleNotFoundError:
+        raise ValueError("serving needs more packages: pip install 'regard[serve]'") from None
+    from functools import partial
+
+    from rich.console import Console
+
+    from regard.cli.model import open_model
+    from regard.engine.engine import Engine
+    from regard.lens import attention_heads, attention_maps
+    from regard.server.run import serve as run
+    from regard.server.service import Lens
+
+    network, tokenizer = open_model(model, device)
+    name = name or os.path.basename(os.path.abspath(model))
+    console = Console(stderr=True)
+    run(
+        Engine(network, rows=rows), tokenizer, name, host=host, port=port, key=key,
+        lens=Lens(partial(attention_maps, network), attention_heads(network)),
+        ready=lambda address: console.print(f"serving [bold]{name}[/] on {address}  (Ctrl-C to stop)", highlight=False),
+    )  # fmt: skip

@@ -1,0 +1,74 @@
+"""The loader: documents of a source, tokenized, packed, and handed out as batches; its place can be saved.
+
+The place is the number of the next document and the list of pieces that wait for a row, each named by its document, so
+the state is a few numbers and what follows it is bit-identical. Every rank packs the whole batch and keeps its rows:
+the batches of a run do not depend on how many ranks share them, and one state serves all.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+from ..text.tokenizer import Tokenizer
+from .batch import Batch
+from .packing import Piece, choose, collate, cut, tokenize
+from .sources import Source
+
+WAITING = 32  # pieces to choose from; more fill rows better and mix neighbours further apart
+
+
+class Loader:
+    """Batches without end. `rows` counts the whole batch over all ranks; each gets `rows / ranks`."""
+
+    def __init__(self, source: Source, tokenizer: Tokenizer, rows: int, length: int, rank: int = 0, ranks: int = 1):
+        if rows < 1 or length < 1:
+            raise ValueError(f"rows={rows} and length={length} must be at least 1")
+        if rows % ranks or not 0 <= rank < ranks:
+            raise ValueError(f"rows={rows} cannot be shared by ranks={ranks} (rank={rank}); use a multiple of {ranks}")
+        self.source, self.tokenizer, self.rows, self.length = source, tokenizer, rows, length
+        self.rank, self.ranks = rank, ranks
+        self._next = 0
+        self._waiting: list[tuple[int, int, Piece]] = []  # (document, which piece of it, the piece)
+        self._pairs = self._places = 0
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self
+
+    def __next__(self) -> Batch:
+        packed = [self._row() for _ in range(self.rows)]
+        share = self.rows // self.ranks
+        mine = packed[self.rank * share : (self.rank + 1) * share]
+        return collate(mine, self.length, self.tokenizer.pad or 0)
+
+    @property
+    def fill(self) -> float:
+        """The part of all places handed out so far that held a token."""
+        return self._pairs / max(1, self._places)
+
+    def state_dict(self) -> dict[str, Any]:
+        waiting = [[document, number] for document, number, _ in self._waiting]
+        return {"source": self.source.name, "length": self.length, "next": self._next, "waiting": waiting}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        for name, mine in (("source", self.source.name), ("length", self.length)):
+            if state[name] != mine:
+                raise ValueError(
+                    f"the saved loader has {name}={state[name]!r}, this one {mine!r}; resume with the same data"
+                )
+        self._next = state["next"]
+        self._waiting = [(document, number, self._pieces(document)[number]) for document, number in state["waiting"]]
+
+    def _row(self) -> list[Piece]:
+        while len(self._waiting) < WAITING:
+            new = self._pieces(self._next)
+            self._waiting += [(self._next, number, piece) for number, piece in enumerate(new)]
+            self._next += 1
+        chosen = choose([len(piece) for _, _, piece in self._waiting], self.length)
+        row = [self._waiting[index][2] for index in chosen]
+        taken = set(chosen)
+        self._waiting = [entry for index, entry in enumerate(self._waiting) if index not in taken]
+        self._pairs += sum(map(len, row))
+        self._places += self.length
+        return row
+
+    def _pieces(self, document: int) -> list[Piece]:
+        return cut(tokenize(self.source.document(document), self.tokenizer), self.length)

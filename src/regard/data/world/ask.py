@@ -1,0 +1,155 @@
+"""Asking: questions about a world, with the answers that its state gives.
+
+Each kind is a generator of all the questions of that kind that the world allows and that have exactly one answer.
+"""
+
+from collections.abc import Callable, Iterator
+from random import Random
+from typing import NamedTuple
+
+from .levels import Level
+from .names import FEELINGS, NUMBERS, OUTDOORS
+from .simulate import World
+
+
+class Question(NamedTuple):
+    text: str
+    answer: str
+    kind: str
+
+
+DULL = ("nothing", "nobody", "none")  # true so often that a guess would look like knowledge; most are left out
+Pair = tuple[str, str]  # question and answer
+
+
+def listing(names: list[str]) -> str:
+    """the ball, the cup and the key; `nothing` for none."""
+    nouns = [f"the {name}" for name in names] or ["nothing"]
+    return " and ".join(filter(None, (", ".join(nouns[:-1]), nouns[-1])))
+
+
+def yes(truth: bool) -> str:
+    return "yes" if truth else "no"
+
+
+def where(world: World, rng: Random) -> Iterator[Pair]:
+    for person in world.people:
+        yield f"Where is {person}?", f"the {world.at[person]}"
+
+
+def where_thing(world: World, rng: Random) -> Iterator[Pair]:
+    for thing in world.things:
+        if thing in world.at:
+            yield f"Where is the {thing}?", f"the {world.place(thing)}"
+
+
+def who_has(world: World, rng: Random) -> Iterator[Pair]:
+    for thing in world.things:
+        if thing in world.at:
+            holder = world.at[thing]
+            yield f"Who has the {thing}?", holder if holder in world.people else "nobody"
+
+
+def what_has(world: World, rng: Random) -> Iterator[Pair]:
+    for person in world.people:
+        yield f"What does {person} have?", listing(world.contents(person))
+
+
+def how_many(world: World, rng: Random) -> Iterator[Pair]:
+    for person in world.people:
+        yield f"How many things does {person} have?", NUMBERS[len(world.contents(person))]
+
+
+def how_many_people(world: World, rng: Random) -> Iterator[Pair]:
+    for place in world.places:
+        yield f"How many people are in the {place}?", NUMBERS[len(world.company(place))]
+
+
+def is_in(world: World, rng: Random) -> Iterator[Pair]:
+    for person in world.people:
+        here = world.at[person]
+        elsewhere = rng.choice([place for place in world.places if place != here])
+        asked = here if rng.random() < 0.5 else elsewhere
+        yield f"Is {person} in the {asked}?", yes(asked == here)
+
+
+def inside(world: World, rng: Random) -> Iterator[Pair]:
+    for container in world.containers:
+        yield f"What is in the {container}?", listing(world.contents(container))
+
+
+def company(world: World, rng: Random) -> Iterator[Pair]:
+    for person in world.people:
+        others = [other for other in world.company(world.at[person]) if other != person]
+        if len(others) < 2:
+            yield f"Who is with {person}?", others[0] if others else "nobody"
+
+
+def _steps(world: World) -> Iterator[tuple[str, str, str]]:
+    """(person, from, to) for each step of a walk in which neither place was visited twice."""
+    for person, visited in world.visited.items():
+        for old, new in zip(visited, visited[1:], strict=False):
+            if visited.count(old) == visited.count(new) == 1:
+                yield person, old, new
+
+
+def before(world: World, rng: Random) -> Iterator[Pair]:
+    for person, old, new in _steps(world):
+        yield f"Where was {person} before the {new}?", f"the {old}"
+
+
+def after(world: World, rng: Random) -> Iterator[Pair]:
+    for person, old, new in _steps(world):
+        yield f"Where did {person} go after the {old}?", f"the {new}"
+
+
+def wet(world: World, rng: Random) -> Iterator[Pair]:
+    for person in world.people:
+        yield f"Is {person} wet?", yes(person in world.wet)
+
+
+def why_wet(world: World, rng: Random) -> Iterator[Pair]:
+    for person in world.people:
+        if person in world.wet:
+            yield f"Why is {person} wet?", "because of the rain"
+
+
+def bright(world: World, rng: Random) -> Iterator[Pair]:
+    for place in world.places:
+        if place not in OUTDOORS:
+            yield f"Is the lamp in the {place} on?", yes(place in world.lit)
+
+
+def feels(world: World, rng: Random) -> Iterator[Pair]:
+    for person, feeling in world.feeling.items():
+        asked = feeling if rng.random() < 0.5 else rng.choice(FEELINGS)
+        yield f"Is {person} {asked}?", yes(asked == feeling)
+
+
+def why_went(world: World, rng: Random) -> Iterator[Pair]:
+    for (person, place), feeling in world.motives.items():
+        if world.visited[person].count(place) == 1:
+            yield f"Why did {person} go to the {place}?", f"because {person} was {feeling}"
+
+
+KINDS: dict[str, Callable[[World, Random], Iterator[Pair]]] = {
+    "where": where, "where thing": where_thing, "who has": who_has, "what has": what_has, "how many": how_many,
+    "how many people": how_many_people, "is in": is_in, "inside": inside, "with": company, "before": before,
+    "after": after, "wet": wet, "why wet": why_wet, "bright": bright, "feels": feels, "why went": why_went,
+}  # fmt: skip
+
+
+def ask(world: World, level: Level, rng: Random) -> list[Question]:
+    """At most `level.questions` different questions in random order, the kinds taking turns so that none is rare."""
+    piles = []
+    for kind in rng.sample(level.kinds, len(level.kinds)):
+        pile = [Question(text, answer, kind) for text, answer in KINDS[kind](world, rng)]
+        pile = [question for question in pile if question.answer not in DULL or rng.random() < 0.3]
+        rng.shuffle(pile)
+        piles.append(pile)
+    chosen = []
+    while any(piles) and len(chosen) < level.questions:
+        chosen += [pile.pop() for pile in piles if pile]
+    chosen = chosen[: level.questions]
+    rng.shuffle(chosen)
+    return chosen

@@ -1,0 +1,211 @@
+"""The engine: many requests through one model, step by step.
+
+    engine = Engine(model)
+    request = engine.submit(ids, Sampling(max_new=40, temperature=0))
+    while not engine.idle:
+        for request, token in engine.step(): ...
+
+What a request says depends on the request alone, not on its neighbours, the store, the chunks or preemption. The engine
+knows ids only; text is the caller's. Not thread-safe: one thread owns it.
+"""
+
+import operator
+from collections import Counter
+from collections.abc import Sequence
+from itertools import count
+
+import torch
+from torch import Tensor
+
+from regard.at import At
+from regard.engine.request import QueueFull, Request, Sampling, Token
+from regard.engine.sampling import History, sample
+from regard.engine.scheduler import Batch, Scheduler
+from regard.engine.stores.contiguous import Contiguous
+from regard.engine.stores.paged import Paged
+from regard.models.decoder import DecoderModule
+from regard.spec import nearest
+
+CAPACITY = 2048  # tokens a request may have when neither the caller nor the model knows a limit
+SPAN = 64  # the store is read in multiples of this, so shapes change rarely
+
+
+class Engine:
+    def __init__(
+        self,
+        model: DecoderModule,
+        *,
+        rows: int = 8,  # requests that run at once
+        capacity: int | None = None,  # tokens of one request, prompt and answer; None: the model's context
+        store: str = "paged",
+        blocks: int | None = None,  # of the paged store; None: enough for all rows at full capacity
+        block: int = 16,  # tokens in a block
+        chunk: int = 256,  # tokens of prompts read in one step
+        queue: int = 256,  # requests that may wait
+    ):
+        context = model.spec.context
+        capacity = (context or CAPACITY) if capacity is None else capacity
+        blocks = rows * -(-capacity // max(block, 1)) if blocks is None else blocks
+        sizes = {"rows": rows, "capacity": capacity, "blocks": blocks, "block": block, "chunk": chunk, "queue": queue}
+        for name, size in sizes.items():
+            if size < 1:
+                raise ValueError(f"engine: {name}={size} must be positive")
+        if context is not None and capacity > context:
+            raise ValueError(f"engine: capacity={capacity} exceeds the model's context={context}; choose at most that")
+        weight = model.embedding.weight
+        self.device = weight.device
+        if store == "paged":
+            self.store = Paged(model.spec.memory(), rows, capacity, blocks, weight.dtype, self.device, block)
+            capacity = min(capacity, blocks * block)  # the oldest request always fits
+        elif store == "contiguous":
+            self.store = Contiguous(model.spec.memory(), rows, capacity, weight.dtype, self.device)
+        else:
+            raise ValueError(f"there is no store {store!r}; {nearest(store, ['paged', 'contiguous'])}")
+        self.model, self.capacity, self.queue = model.eval(), capacity, queue
+        self.scheduler = Scheduler(self.store, chunk)
+        self.numbers = count()
+        self.counts = Counter(steps=0, prompt_tokens=0, new_tokens=0, stop=0, length=0, cancelled=0, error=0)
+
+    def submit(self, ids: Sequence[int], sampling: Sampling) -> Request:
+        """Put a request at the end of the queue. ValueError when it can never run, QueueFull when too many wait."""
+        ids = self.checked(ids)
+        if len(self.scheduler.running) + len(self.scheduler.waiting) >= self.store.rows + self.queue:
+            raise QueueFull(f"{self.queue} requests wait already; try again when some are done")
+        request = Request(ids, sampling, number=next(self.numbers))
+        if sampling.penalizes:
+            request.history = History(ids, self.model.spec.vocab, self.device)
+        self.scheduler.waiting.append(request)
+        self.counts["prompt_tokens"] += len(ids)
+        return request
+
+    @torch.inference_mode()
+    def cancel(self, request: Request) -> None:
+        """Forget a request; nothing happens when it has ended."""
+        if request.finish is None:
+            self.end(request, "cancelled")
+
+    @torch.inference_mode()
+    def step(self) -> list[tuple[Request, Token]]:
+        """At most one token for each who runs. Who fails gets none: its `finish` is "error", its `error` says why."""
+        produced = []
+        for batch in self.scheduler.plan():
+            try:
+                logits = self.forward(batch)
+            except (RuntimeError, IndexError) as error:
+                self.isolate(batch, error)
+            else:
+                produced += self.advance(batch, logits)
+        self.counts["steps"] += 1
+        return produced
+
+    def generate(self, ids: Sequence[int], sampling: Sampling) -> list[Token]:
+        """Run until this request is done; others that were submitted go on beside it."""
+        request = self.submit(ids, sampling)
+        try:
+            while request.finish is None:
+                self.step()
+        finally:
+            self.cancel(request)
+        if request.error is not None:
+            raise RuntimeError(request.error)
+        return request.new
+
+    @property
+    def idle(self) -> bool:
+        return not self.scheduler.running and not self.scheduler.waiting
+
+    def metrics(self) -> dict[str, int]:
+        running, waiting = len(self.scheduler.running), len(self.scheduler.waiting)
+        numbers = {"rows": self.store.rows, "running": running, "waiting": waiting, **self.counts}
+        if isinstance(self.store, Paged):
+            numbers |= {"blocks": self.store.blocks, "free_blocks": len(self.store.free)}
+        return numbers | {"preemptions": self.scheduler.preemptions}
+
+    def forward(self, batch: Batch) -> Tensor:
+        """Let the model read these tokens; (N, V) logits of the N requests that have then read all of theirs."""
+        batch.sort(key=lambda pair: pair[0].row)
+        tokens, at, self.store.span = place(batch, self.store, self.device)
+        hidden = self.model.hidden(tokens, at, self.store.states)  # (B, L, D)
+        ends = [(b, length - 1) for b, (request, length) in enumerate(batch) if request.pending == length]
+        if tokens.shape[1] > 1:
+            hidden = hidden[tuple(zip(*ends, strict=True))] if ends else hidden[:0, 0]  # (N, D)
+        else:
+            hidden = hidden[:, 0]  # (N, D)
+        return self.model.head(hidden)
+
+    def advance(self, batch: Batch, logits: Tensor) -> list[tuple[Request, Token]]:
+        for request, length in batch:
+            request.done += length
+        ready = [request for request, _ in batch if request.pending == 0]
+        produced = []
+        for request, token in zip(ready, sample(logits, ready) if ready else [], strict=True):
+            if token is None:
+                self.end(request, "error", "the model's output for this request is not finite")
+                continue
+            token = token._replace(finish=self.reason(request, token.id))
+            request.add(token)
+            produced.append((request, token))
+            self.counts["new_tokens"] += 1
+            if token.finish is not None:
+                self.end(request, token.finish)
+        return produced
+
+    def reason(self, request: Request, id: int) -> str | None:
+        """Why a request ends with this token; None when it goes on."""
+        if id in request.sampling.stop_ids:
+            return "stop"
+        full = len(request.tokens) + 1 >= self.capacity or len(request.new) + 1 >= request.sampling.max_new
+        return "length" if full else None
+
+    def isolate(self, batch: Batch, error: Exception) -> None:
+        """A forward failed. Who was alone in it is the cause; of several, each must read everything again, alone."""
+        if len(batch) == 1:
+            return self.end(batch[0][0], "error", f"the model failed on this request: {str(error).splitlines()[0]}")
+        for request, _ in batch:
+            request.alone = True
+            self.scheduler.preempt(request)
+
+    def end(self, request: Request, finish: str, error: str | None = None) -> None:
+        request.finish, request.error = finish, error
+        self.counts[finish] += 1
+        self.scheduler.remove(request)
+
+    def checked(self, ids: Sequence[int]) -> tuple[int, ...]:
+        size, last = len(ids), self.model.spec.vocab - 1
+        if size == 0:
+            raise ValueError("the prompt is empty; give at least one id")
+        if size >= self.capacity:
+            raise ValueError(f"the prompt has {size} ids, but {self.capacity} must hold prompt and answer; shorten it")
+        try:
+            ids = tuple(map(operator.index, ids))
+        except TypeError as error:
+            raise ValueError(f"the prompt must be integers from 0 to {last}; {error}") from None
+        wrong = min(ids) if min(ids) < 0 else max(ids)
+        if not 0 <= wrong <= last:
+            raise ValueError(f"the prompt has id {wrong}; this model's ids go from 0 to {last}: use its own tokenizer")
+        return ids
+
+
+def place(batch: Batch, store: Contiguous | Paged, device: torch.device) -> tuple[Tensor, At, int]:
+    """Tokens (B, L), where they stand, and how far the store must be read.
+
+    Padding repeats a row's first token, so it brings nothing in (a NaN, a far position) that the row does not have.
+    """
+    lengths = [length for _, length in batch]
+    longest = max(lengths)
+    reach = max(request.done + length for request, length in batch)
+    rows = [request.row for request, _ in batch]
+    ids = [padded(request.tokens[request.done : request.done + n], longest) for request, n in batch]
+    places = [padded(list(range(request.done, request.done + n)), longest) for request, n in batch]
+    tokens, positions = torch.tensor([ids, places], device=device).unbind()  # (B, L) each, by one copy to the device
+    valid = [[True] * n + [False] * (longest - n) for n in lengths] if min(lengths) < longest else None
+    at = At(
+        positions,
+        valid=None if valid is None else torch.tensor(valid, device=device),
+        rows=None if rows == list(range(len(rows))) else torch.tensor(rows, device=device),
+    )
+    return tokens, at, min(-(-reach // SPAN) * SPAN, store.capacity)
+
+
+def padded(row: list[int], length: int) -> list[int]:
+    return row + row[:1] * (length - len(row))

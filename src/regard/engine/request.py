@@ -1,0 +1,102 @@
+"""What is asked of the engine and what comes back.
+
+A request is a prompt (ids), how to choose what follows (`Sampling`) and, growing while the engine runs, the tokens that
+were chosen. Log-probabilities are the model's own: of its raw distribution, before penalties, temperature and filters.
+"""
+
+import secrets
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from regard.engine.sampling import History
+
+RULES = {  # setting: (type, lowest, highest, how the rule reads); NaN is in no range
+    "max_new": (int, 1, 2**31, "a positive integer"),
+    "temperature": (float, 0, 1e9, "at least 0 and finite; 0 always takes the likeliest token"),
+    "top_k": (int, 0, 2**31, "an integer of at least 0; 0 keeps all tokens"),
+    "top_p": (float, 1e-9, 1, "above 0 and at most 1; 1 keeps all tokens"),
+    "min_p": (float, 0, 1, "from 0 to 1; 0 keeps all tokens"),
+    "repetition_penalty": (float, 0.01, 100, "from 0.01 to 100; 1 changes nothing"),
+    "presence_penalty": (float, -2, 2, "from -2 to 2; 0 changes nothing"),
+    "frequency_penalty": (float, -2, 2, "from -2 to 2; 0 changes nothing"),
+    "top": (int, 0, 2**31, "an integer of at least 0"),
+}
+
+
+class QueueFull(RuntimeError):
+    """As many requests wait as may; try again later."""
+
+
+@dataclass(frozen=True)
+class Sampling:
+    max_new: int = 128
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0  # over prompt and new tokens, as in transformers
+    presence_penalty: float = 0.0  # over new tokens, as in OpenAI's API
+    frequency_penalty: float = 0.0
+    seed: int | None = None  # None: drawn from the operating system, once for the request
+    stop_ids: tuple[int, ...] = ()
+    top: int = 0  # how many alternatives are reported with each token
+
+    def __post_init__(self) -> None:
+        for name, (kind, lowest, highest, rule) in RULES.items():
+            value = getattr(self, name)
+            number = isinstance(value, int | kind) and not isinstance(value, bool)
+            if not number or not lowest <= value <= highest:
+                raise ValueError(f"{name}={value!r} must be {rule}")
+        if self.seed is not None and not is_id(self.seed, below=2**64):
+            raise ValueError(f"seed={self.seed!r} must be an integer from 0 to 2**64 - 1, or None for a random one")
+        if not isinstance(self.stop_ids, tuple) or not all(is_id(i, below=2**63) for i in self.stop_ids):
+            raise ValueError(f"stop_ids={self.stop_ids!r} must be a tuple of token ids, integers of at least 0")
+
+    @property
+    def penalizes(self) -> bool:
+        return (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (1.0, 0.0, 0.0)
+
+
+class Token(NamedTuple):
+    id: int
+    logprob: float
+    top: tuple[tuple[int, float], ...]  # the likeliest (id, logprob), best first
+    finish: str | None  # with the last token: "stop" or "length"
+
+
+@dataclass(eq=False)
+class Request:
+    ids: tuple[int, ...]
+    sampling: Sampling
+    new: list[Token] = field(default_factory=list)
+    finish: str | None = None  # "stop", "length", "cancelled" or "error"
+    error: str | None = None
+
+    # The engine's own
+    number: int = 0  # in order of submission: who is younger gives way
+    row: int | None = None  # in the store, while running
+    done: int = 0  # tokens that the store holds
+    alone: bool = False  # was in a forward that failed: runs alone until it has shown that it was not the cause
+    history: "History | None" = None
+
+    def __post_init__(self) -> None:
+        self.tokens = list(self.ids)  # prompt and new
+        self.seed = secrets.randbits(64) if self.sampling.seed is None else self.sampling.seed
+
+    @property
+    def pending(self) -> int:
+        """Tokens that the model has still to read: one while decoding, more while reading the prompt."""
+        return len(self.tokens) - self.done
+
+    def add(self, token: Token) -> None:
+        self.new.append(token)
+        self.tokens.append(token.id)
+        self.finish = token.finish
+        self.alone = False
+        if self.history is not None:
+            self.history.add(token.id)
+
+
+def is_id(value: object, below: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < below

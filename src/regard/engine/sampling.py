@@ -1,0 +1,124 @@
+"""From logits to the next token: pure functions over a batch whose rows have settings of their own.
+
+    penalties -> temperature -> top-k -> top-p -> min-p -> one uniform number u -> the first token with cdf(token) > u
+
+u is a function of (seed, step) alone and every row is computed by itself, so what a request draws does not depend on
+its neighbours. A filter is a cutoff: what lies below is dropped, ties stay. Holtzman et al. 2020 (top-p), Nguyen et al.
+2024 (min-p), Keskar et al. 2019 (repetition penalty).
+"""
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from regard.engine.request import Request, Sampling, Token
+
+
+def sample(logits: Tensor, requests: Sequence[Request]) -> list[Token | None]:
+    """The next token of each request from its row of (B, V) logits; None where that is not finite."""
+    logits = logits.to(torch.promote_types(logits.dtype, torch.float32))  # (B, V)
+    logprobs = logits.log_softmax(-1)  # one NaN or infinity makes a row NaN from end to end
+    ids = choose(logits, requests)
+    chosen = logprobs.gather(-1, ids.unsqueeze(-1)).squeeze(-1)  # (B,)
+    tops = alternatives(logprobs, [r.sampling.top for r in requests])
+    fields = zip(ids.tolist(), chosen.tolist(), tops, strict=True)
+    return [None if math.isnan(logprob) else Token(id, logprob, top, None) for id, logprob, top in fields]
+
+
+def choose(logits: Tensor, requests: Sequence[Request]) -> Tensor:
+    """(B, V) -> (B,) ids, any id for a row that is not finite. Rows that want nothing special cost nothing special."""
+    penalized = [i for i, r in enumerate(requests) if r.history is not None]
+    if penalized:
+        histories = [r.history for r in requests if r.history is not None]
+        changed = penalize(logits[penalized], histories, [requests[i].sampling for i in penalized])
+        logits = logits.index_copy(0, torch.tensor(penalized, device=logits.device), changed.to(logits.dtype))
+    ids = logits.argmax(-1)
+    random = [i for i, r in enumerate(requests) if r.sampling.temperature > 0]
+    if random:
+        kept = restrict(logits[random], [requests[i].sampling for i in random])
+        ids[random] = draw(kept, [uniform(requests[i].seed, len(requests[i].new)) for i in random])
+    return ids
+
+
+def restrict(logits: Tensor, samplings: Sequence[Sampling]) -> Tensor:
+    """Divide by the temperature, and drop what the filters drop: (B, V) float64, -inf where a token is impossible."""
+    temperature, min_p = columns(logits, [(s.temperature, s.min_p) for s in samplings])
+    logits = (logits - logits.amax(-1, keepdim=True)) / temperature  # the best at 0: no temperature overflows
+    lowest = min_p.log()  # (B, 1) the least logit that is kept: p ≥ min_p · p_best
+    filtered = [i for i, s in enumerate(samplings) if s.top_k or s.top_p < 1]
+    if filtered:
+        lowest[filtered] = lowest[filtered].maximum(cutoff(logits[filtered], [samplings[i] for i in filtered]))
+    return logits.masked_fill(logits < lowest, -torch.inf)
+
+
+def cutoff(logits: Tensor, samplings: Sequence[Sampling]) -> Tensor:
+    """(B, 1) the least logit that top-k, and then top-p of what is left, keep; only what can matter is sorted."""
+    vocab = logits.shape[-1]
+    top_k, top_p = columns(logits, [(s.top_k, s.top_p) for s in samplings])
+    total = logits.logsumexp(-1, keepdim=True)
+    possible = logits - total >= ((1 - top_p) / vocab).log()  # all rarer tokens together weigh less than 1 - top_p
+    count = possible.sum(-1, keepdim=True).where(top_k == 0, top_k.long()).clamp(1, vocab)  # (B, 1)
+    best = logits.topk(int(count.max())).values  # (B, n)
+    best = best.masked_fill(torch.arange(best.shape[-1], device=best.device) >= count, -torch.inf)
+    p = (best - total.where(top_k == 0, best.logsumexp(-1, keepdim=True))).exp()
+    nucleus = (p.cumsum(-1) - p < top_p).sum(-1, keepdim=True)  # (B, 1) the fewest that together reach top_p
+    return best.gather(-1, nucleus.where(top_p < 1, count).clamp(min=1).minimum(count) - 1)
+
+
+def draw(logits: Tensor, uniforms: Sequence[float]) -> Tensor:
+    """Inverse-CDF sampling in float64: (B, V) -> (B,). Impossible tokens have no width and are never hit."""
+    cdf = logits.softmax(-1).cumsum(-1)  # (B, V)
+    (u,) = columns(logits, [(u,) for u in uniforms])
+    return torch.searchsorted(cdf, u * cdf[:, -1:], right=True).squeeze(-1).clamp(max=logits.shape[-1] - 1)
+
+
+def uniform(seed: int, step: int) -> float:
+    """A number in [0, 1) that depends on (seed, step) alone: SplitMix64, Steele et al. 2014."""
+    return (mix(mix(seed) + (step + 1) * 0x9E3779B97F4A7C15) >> 11) / 2**53
+
+
+def mix(x: int) -> int:
+    x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9 % 2**64
+    x = (x ^ x >> 27) * 0x94D049BB133111EB % 2**64
+    return x ^ x >> 31
+
+
+def penalize(logits: Tensor, histories: Sequence["History"], samplings: Sequence[Sampling]) -> Tensor:
+    """
+    repetition, for every token of prompt or answer:    l > 0: l / r      l < 0: l · r
+    presence and frequency, for those of the answer:    l - presence - frequency · count
+    """
+    counts = torch.stack([h.counts for h in histories])  # (B, V)
+    seen = torch.stack([h.prompt for h in histories]) | (counts > 0)
+    settings = [(s.repetition_penalty, s.presence_penalty, s.frequency_penalty) for s in samplings]
+    repetition, presence, frequency = columns(logits, settings)
+    logits = torch.where(seen, torch.where(logits > 0, logits / repetition, logits * repetition), logits)
+    return logits - presence * (counts > 0) - frequency * counts
+
+
+class History:
+    """Which tokens the prompt holds and how often each was answered; only requests with penalties have one."""
+
+    def __init__(self, ids: Sequence[int], vocab: int, device: torch.device):
+        self.prompt = torch.zeros(vocab, dtype=torch.bool, device=device)
+        self.prompt[list(ids)] = True
+        self.counts = torch.zeros(vocab, dtype=torch.int64, device=device)
+
+    def add(self, id: int) -> None:
+        self.counts[id] += 1
+
+
+def alternatives(logprobs: Tensor, tops: Sequence[int]) -> list[tuple[tuple[int, float], ...]]:
+    """The likeliest (id, logprob) of each row, as many as it asks for."""
+    if not any(tops):
+        return [()] * len(tops)
+    best = logprobs.topk(min(max(tops), logprobs.shape[-1]))
+    rows = zip(best.indices.tolist(), best.values.tolist(), tops, strict=True)
+    return [tuple(zip(ids[:top], values[:top], strict=True)) for ids, values, top in rows]
+
+
+def columns(like: Tensor, rows: Sequence[tuple[float, ...]]) -> tuple[Tensor, ...]:
+    """One (B, 1) float64 tensor for each setting."""
+    return torch.tensor(rows, dtype=torch.float64, device=like.device).unsqueeze(-1).unbind(1)

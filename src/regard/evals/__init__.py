@@ -1,0 +1,1 @@
+"""Measuring what a model can do, by tasks whose answers are known."""

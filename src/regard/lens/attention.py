@@ -1,0 +1,103 @@
+"""Where attention goes: its weights, recomputed from recorded queries and keys, so that any backend may run the model.
+
+    A_h = softmax(q_h k_gᵀ / √E + bias)           (L, S) for each head, rows sum to one
+    H_i = -Σ_j A_ij log A_ij                      row i's entropy: 0 if one key takes all, log S if all share alike
+
+A head's entropy is the mean of its rows'; one that falls towards 0 in training has collapsed (Zhai et al. 2023).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from regard.at import At
+from regard.kernels.attention import reference
+from regard.kernels.attention.bias import Bias
+from regard.lens.recording import record
+from regard.models.decoder import DecoderModule
+from regard.parts.attention import AttentionModule
+
+
+def attention_maps(model: DecoderModule, ids: Sequence[int] | Tensor, at: At | None = None) -> list[Tensor | None]:
+    """For each layer the weights (H, L, L) of one text (L,), None where a layer has no attention.
+
+    `at` (one row) may say more of the text, for example where its documents begin.
+    """
+    tokens = torch.as_tensor(ids, dtype=torch.long, device=model.embedding.weight.device)
+    if tokens.dim() != 1:
+        raise ValueError(f"attention maps are of one text (L,), found ids of shape {tuple(tokens.shape)}; give one row")
+    tokens = tokens.unsqueeze(0)  # (1, L)
+    at = At.whole(*tokens.shape, tokens.device) if at is None else at
+    layers = attentions(model)
+    taps = [f"{path}.{tap}" for layer in layers for path in layer for tap in ("q", "k")]
+    with torch.no_grad(), record(model, taps) as seen:
+        model.hidden(tokens, at)
+    maps = [
+        [attention_weights(module, seen[f"{path}.q"], seen[f"{path}.k"], at)[0] for path, module in layer.items()]
+        for layer in layers
+    ]
+    return [torch.cat(heads) if heads else None for heads in maps]
+
+
+def attention_heads(model: DecoderModule) -> tuple[int, ...]:
+    """How many maps each layer has, 0 for a layer without attention."""
+    return tuple(sum(module.heads for module in layer.values()) for layer in attentions(model))
+
+
+def attentions(model: DecoderModule) -> list[dict[str, AttentionModule]]:
+    """For each layer its attention modules by their names in the model."""
+    return [
+        {
+            path: module
+            for path, module in block.named_modules(prefix=f"stack.blocks.{i}")
+            if isinstance(module, AttentionModule)
+        }
+        for i, block in enumerate(model.stack.blocks)
+    ]
+
+
+def attention_weights(
+    attention: AttentionModule, q: Tensor, k: Tensor, at: At, rows: slice = slice(None), heads: slice = slice(None)
+) -> Tensor:
+    """(B, heads, rows, S) of this attention, from the q and k of its taps and the `at` that it ran with.
+
+    Only the rows and heads asked for are computed: a long text has L² weights a head.
+    """
+    q_at = replace(
+        at,
+        positions=at.positions[:, rows],
+        segments=None if at.segments is None else at.segments[:, rows],
+        valid=None if at.valid is None else at.valid[:, rows],
+        k_positions=at.key_positions,
+        k_segments=at.key_segments,
+        k_valid=at.key_valid,
+        ordered=False,
+        shared={},
+    )
+    bias = attention.position.bias(at)
+    some = None if bias is None else SomeHeads(bias, heads)
+    k = reference.per_head(k, q)[:, heads]
+    return reference.attention_weights(q[:, heads, rows], k, q_at, attention.mask, some, attention.scale)
+
+
+@dataclass(frozen=True, eq=False)
+class SomeHeads:
+    """A bias for some of the heads that it was made for."""
+
+    bias: Bias
+    heads: slice
+
+    def values(self, at: At) -> Tensor:
+        return self.bias.values(at)[:, self.heads]
+
+
+def row_entropy(weights: Tensor) -> Tensor:
+    """(…, L, S) -> (…, L)"""
+    return torch.special.entr(weights).sum(-1)
+
+
+def entropy(weights: Tensor) -> Tensor:
+    """(…, H, L, S) -> (…, H), in nats: the mean of each head's rows."""
+    return row_entropy(weights).mean(-1)

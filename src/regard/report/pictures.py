@@ -1,0 +1,83 @@
+"""Plots of a run: the loss as it fell, attention as it is. Drawn with matplotlib, the extra `plots`."""
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+INK, ACCENT, SECOND, GRID = "#1f2933", "#3b6ea5", "#d9822b", "#e4e7eb"
+
+
+def pyplot() -> Any:
+    try:
+        import matplotlib
+    except ModuleNotFoundError:
+        raise ValueError("drawing needs matplotlib: pip install 'regard[plots]'") from None
+    matplotlib.use("agg")
+    import matplotlib.pyplot as plt
+
+    plt.rcParams.update({
+        "font.size": 10, "axes.edgecolor": GRID, "axes.labelcolor": INK, "text.color": INK, "xtick.color": INK,
+        "ytick.color": INK, "axes.spines.top": False, "axes.spines.right": False, "figure.facecolor": "white",
+        "savefig.dpi": 150,
+    })  # fmt: skip
+    return plt
+
+
+def loss_curve(metrics: Path, out: Path) -> None:
+    """Loss over tokens, each step faint, their running mean strong, evaluations as points."""
+    records = [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()]
+    steps = [r for r in records if r.get("loss") is not None]
+    held_out = [r for r in records if "held_out_loss" in r]
+    plt = pyplot()
+    figure, axes = plt.subplots(figsize=(7, 3.6), layout="constrained")
+    axes.plot([r["step"] for r in steps], [r["loss"] for r in steps], color=ACCENT, alpha=0.25, linewidth=0.8)
+    axes.plot([r["step"] for r in steps], smooth([r["loss"] for r in steps]), color=ACCENT, linewidth=2, label="training")
+    if held_out:
+        axes.plot(
+            [r["step"] for r in held_out], [r["held_out_loss"] for r in held_out], "o-", color=SECOND, label="held out"
+        )
+    axes.set(xlabel="step", ylabel="loss (nats per weighted token)", yscale="log")
+    axes.grid(color=GRID, linewidth=0.8)
+    axes.legend(frameon=False)
+    figure.savefig(out)
+    plt.close(figure)
+
+
+def smooth(values: Sequence[float], keep: float = 0.95) -> list[float]:
+    """A running mean that forgets, corrected for its start."""
+    means, total, weight = [], 0.0, 0.0
+    for value in values:
+        total, weight = keep * total + (1 - keep) * value, keep * weight + (1 - keep)
+        means.append(total / weight)
+    return means
+
+
+def attention_grid(maps: Mapping[tuple[int, int], Tensor], tokens: Sequence[str], out: Path) -> None:
+    """A heat map for each (layer, head): rows are the tokens that look, columns those that are looked at."""
+    plt = pyplot()
+    layers = sorted({layer for layer, _ in maps})
+    heads = sorted({head for _, head in maps})
+    alone = len(maps) == 1
+    size = max(4.0, 0.22 * len(tokens)) if alone else 2.2
+    figure, grid = plt.subplots(
+        len(layers), len(heads), figsize=(size * len(heads) + 0.6, size * len(layers) + 0.6), squeeze=False,
+        layout="constrained",
+    )  # fmt: skip
+    for row, layer in enumerate(layers):
+        for column, head in enumerate(heads):
+            axes = grid[row][column]
+            axes.set_axis_off()
+            if (layer, head) not in maps:
+                continue
+            axes.set_axis_on()
+            axes.imshow(maps[layer, head].float().numpy(), cmap="Blues", vmin=0, aspect="equal", interpolation="nearest")
+            axes.set_title(f"layer {layer}, head {head}", fontsize=9)
+            axes.set_xticks(range(len(tokens)) if alone else [], labels=tokens if alone else [], rotation=90, fontsize=7)
+            axes.set_yticks(range(len(tokens)) if alone else [], labels=tokens if alone else [], fontsize=7)
+            for spine in axes.spines.values():
+                spine.set_visible(True)
+    figure.savefig(out)
+    plt.close(figure)

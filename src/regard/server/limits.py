@@ -1,0 +1,117 @@
+"""What is checked before a route sees a request: where it came from, its key, its size.
+
+Plain ASGI middlewares, outermost first:
+- `SecurityHeaders`  the page may load and reach nothing but this server, and nothing may frame it;
+- `HostCheck`        against DNS rebinding (a foreign name that resolves to 127.0.0.1) and cross-site posts;
+- `KeyCheck`         a bearer token in constant time, on every path that is not listed as open;
+- `BodyCap`          refuses a body that is too long before any of it is parsed.
+"""
+
+import hmac
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from regard.server.errors import ApiError
+
+LOCAL_HOSTS = ("127.0.0.1", "localhost", "::1")
+OPEN_PATHS = ("/", "/health")  # and the page's files
+OPEN_FOLDER = "/web/"
+MAX_BODY = 1 << 20
+
+SECURITY_HEADERS = {
+    "content-security-policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    "cross-origin-resource-policy": "same-origin",
+}
+
+
+class SecurityHeaders:
+    def __init__(self, app: ASGIApp):
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                headers.update(SECURITY_HEADERS)
+                headers.setdefault("cache-control", "no-cache")
+            await send(message)
+
+        await self.app(scope, receive, with_headers)
+
+
+class HostCheck:
+    """The Host must be one of `hosts` (any, when empty); an Origin, where a browser sends one, must be that Host."""
+
+    def __init__(self, app: ASGIApp, hosts: tuple[str, ...]):
+        self.app, self.hosts = app, hosts
+
+    def refusal(self, headers: Headers) -> str | None:
+        host, origin = headers.get("host", ""), headers.get("origin")
+        if self.hosts and hostname(host) not in self.hosts:
+            return f"the Host header {host!r} is not this server; use one of {', '.join(self.hosts)}"
+        if origin is not None and origin.partition("://")[2] != host:
+            return f"a page from {origin!r} may not call this server; open the server's own page"
+        return None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and (message := self.refusal(Headers(scope=scope))):
+            return await ApiError(403, message, code="forbidden_origin").response()(scope, receive, send)
+        await self.app(scope, receive, send)
+
+
+def hostname(host: str) -> str | None:
+    try:
+        return urlsplit(f"//{host}").hostname
+    except ValueError:  # an unbalanced bracket
+        return None
+
+
+class KeyCheck:
+    def __init__(self, app: ASGIApp, key: str | None):
+        self.app, self.key = app, None if key is None else key.encode()
+
+    def admits(self, scope: Scope) -> bool:
+        path = scope["path"]
+        if self.key is None or path in OPEN_PATHS or path.startswith(OPEN_FOLDER):
+            return True
+        scheme, _, given = Headers(scope=scope).get("authorization", "").partition(" ")
+        return hmac.compare_digest(given.strip().encode(), self.key) and scheme.lower() == "bearer"
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and not self.admits(scope):
+            message = "this server needs its key; send the header Authorization: Bearer KEY"
+            error = ApiError(401, message, code="invalid_api_key", headers={"www-authenticate": "Bearer"})
+            return await error.response()(scope, receive, send)
+        await self.app(scope, receive, send)
+
+
+class BodyCap:
+    def __init__(self, app: ASGIApp, max_body: int):
+        self.app, self.max_body = app, max_body
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self.app(scope, receive, send)
+        message = f"the body is longer than {self.max_body} bytes; shorten it"
+        declared = Headers(scope=scope).get("content-length", "0")
+        if not declared.isdigit() or int(declared[:20]) > self.max_body:
+            return await ApiError(413, message, code="body_too_large").response()(scope, receive, send)
+        taken = 0
+
+        async def counted() -> Message:
+            nonlocal taken
+            part = await receive()
+            taken += len(part.get("body", b""))
+            if taken > self.max_body:
+                raise HTTPException(413, message)
+            return part
+
+        await self.app(scope, counted, send)

@@ -1,0 +1,74 @@
+"""Chat templates: messages to the one text that a model was trained on.
+
+A template comes with the model, never with a request, and is rendered in a bounded sandbox (sandbox.py). The default
+one writes each turn after the marker of its role and closes what the assistant says with `<|end|>`.
+"""
+
+import json
+from datetime import datetime
+from typing import Any
+
+from jinja2 import TemplateError
+
+from .sandbox import Sandbox
+from .tokenizer import Tokenizer
+
+USER, ASSISTANT, SYSTEM, END, PAD = "<|user|>", "<|assistant|>", "<|system|>", "<|end|>", "<|pad|>"
+
+DEFAULT_TEMPLATE = """\
+{%- for message in messages -%}
+{%- if message.role not in ("user", "assistant", "system") -%}
+{{- raise_exception("role " ~ message.role ~ " is unknown; use user, assistant or system") -}}
+{%- endif -%}
+{{- "<|" ~ message.role ~ "|>" ~ message.content -}}
+{%- if message.role == "assistant" %}{{ "<|end|>" }}{% endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt %}{{ "<|assistant|>" }}{% endif -%}
+"""
+
+
+class ChatError(ValueError):
+    """The template refused the messages, or was refused itself."""
+
+
+def render(
+    template: str,
+    messages: list[dict[str, Any]],
+    add_generation_prompt: bool = True,
+    bos_token: str = "",
+    eos_token: str = "",
+    tools: list[dict[str, Any]] | None = None,
+) -> str:
+    """The text of a conversation, ready for `Tokenizer.encode(text, special=True)`."""
+    sandbox = Sandbox()
+    sandbox.filters["tojson"] = _tojson  # plain JSON: Jinja's own escapes for HTML
+    sandbox.globals |= {"raise_exception": _raise, "strftime_now": lambda form: datetime.now().strftime(form)}
+    variables = {
+        "messages": messages,
+        "add_generation_prompt": add_generation_prompt,
+        "bos_token": bos_token,
+        "eos_token": eos_token,
+        "tools": tools,
+    }
+    try:
+        return sandbox.generate_bounded(template, variables)
+    except TemplateError as error:
+        raise ChatError(f"the chat template failed: {error.message}") from error
+    except (TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RecursionError) as error:
+        raise ChatError(f"the chat template failed on these messages: {error}") from error
+
+
+def encode_chat(tokenizer: Tokenizer, messages: list[dict[str, Any]], reply: bool = True) -> list[int]:
+    """The ids of a conversation; with `reply`, up to where the model speaks."""
+    if tokenizer.chat_template is None:
+        raise ChatError("this model has no chat template, so it was not made for conversation; continue a text instead")
+    bos, eos = ("" if id is None else tokenizer.token(id) for id in (tokenizer.bos, tokenizer.eos))
+    return tokenizer.encode(render(tokenizer.chat_template, messages, reply, bos, eos), special=True)
+
+
+def _raise(message: str) -> None:
+    raise TemplateError(message)
+
+
+def _tojson(value: Any, indent: int | None = None, ensure_ascii: bool = False) -> str:
+    return json.dumps(value, indent=min(indent, 16) if indent else indent, ensure_ascii=ensure_ascii)

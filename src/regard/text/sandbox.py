@@ -1,0 +1,114 @@
+"""A Jinja sandbox with bounds: what a template from a downloaded model may cost.
+
+Jinja's immutable sandbox keeps a template away from the insides of Python objects, but not from running for an hour or
+filling the memory. Here every pass of a loop, every call and every filter reads the clock; numbers handed to them,
+and the product of the sizes they work on, are bounded, so that no single step can be long or large.
+"""
+
+import functools
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from jinja2 import nodes
+from jinja2.exceptions import SecurityError
+from jinja2.runtime import Context
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+LARGEST = 4_000_000  # characters of output or of any text on the way, and any number given to a function
+WORK = 16 * LARGEST  # product of the sizes that one step combines, as in text.replace(old, new)
+SECONDS = 2.0
+
+
+class Sandbox(ImmutableSandboxedEnvironment):
+    """One environment renders one template once: the clock starts when it is made."""
+
+    intercepted_binops = frozenset(("+", "*", "**", "%"))
+
+    def __init__(self) -> None:
+        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
+        self.deadline = time.monotonic() + SECONDS
+        del self.filters["format"], self.globals["lipsum"]  # "%999999999d"|format(1): the cost hides inside a text
+        self.filters = {name: self._bounded(function) for name, function in self.filters.items()}
+        self.filters |= {"_ticking": self._ticking, "_sized": self._sized}
+
+    def generate_bounded(self, source: str, variables: dict[str, Any]) -> str:
+        pieces, size = [], 0
+        for piece in self.from_string(source).generate(variables):
+            self._tick()
+            size += len(piece)
+            if size > LARGEST:
+                raise SecurityError(f"the template wrote more than {LARGEST} characters")
+            pieces.append(piece)
+        return "".join(pieces)
+
+    def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
+        """Loops and `~` have no hook of their own: route them through filters."""
+        tree = super()._parse(source, name, filename)
+        for loop in list(tree.find_all(nodes.For)):
+            loop.iter = nodes.Filter(loop.iter, "_ticking", [], [], None, None)
+        for concat in list(tree.find_all(nodes.Concat)):
+            concat.nodes = [nodes.Filter(nodes.Concat(concat.nodes), "_sized", [], [], None, None)]
+        return tree
+
+    def wrap_str_format(self, value: Any) -> None:
+        return None
+
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        return attr not in ("format", "format_map") and super().is_safe_attribute(obj, attr, value)
+
+    def call(self, context: Context, function: Any, /, *args: Any, **kwargs: Any) -> Any:
+        self._check((getattr(function, "__self__", None), *args, *kwargs.values()))
+        return self._sized(super().call(context, function, *args, **kwargs))
+
+    def call_binop(self, context: Context, symbol: str, left: Any, right: Any) -> Any:
+        if symbol == "%" and isinstance(left, str):
+            raise SecurityError("templates may not format texts with %; use ~ to join texts")
+        self._check((left, right))
+        if symbol == "**" and abs(right) > 64:
+            raise SecurityError(f"{left} ** {right} is too large")
+        if symbol == "*":
+            self._check_size(_size(left) * right if _size(left) else _size(right) * left if _size(right) else 0)
+        return self._sized(self.binop_table[symbol](left, right))
+
+    def _bounded(self, function: Callable) -> Callable:
+        @functools.wraps(function)  # keeps Jinja's marks that say whether it wants the context
+        def bounded(*args: Any, **kwargs: Any) -> Any:
+            self._check((*args, *kwargs.values()))
+            return self._sized(function(*args, **kwargs))
+
+        return bounded
+
+    def _ticking(self, items: Iterable) -> Iterator:
+        for item in items:
+            self._tick()
+            yield item
+
+    def _sized(self, value: Any) -> Any:
+        self._check_size(_size(value))
+        return value
+
+    def _check(self, values: Iterable[Any]) -> None:
+        self._tick()
+        values = list(values)
+        if any(_is_number(value) and abs(value) > LARGEST for value in values):
+            raise SecurityError(f"a template may not work with numbers above {LARGEST}")
+        if math.prod(max(1, _size(value)) for value in values) > WORK:
+            raise SecurityError("a step of the template is too large")
+
+    def _check_size(self, size: float) -> None:
+        if size > LARGEST:
+            raise SecurityError(f"a text in the template is longer than {LARGEST}")
+
+    def _tick(self) -> None:
+        if time.monotonic() > self.deadline:
+            raise SecurityError(f"the template ran for more than {SECONDS} seconds")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _size(value: Any) -> int:
+    return len(value) if isinstance(value, str | list | tuple | dict) else 0

@@ -1,0 +1,1 @@
+"""One loop for every objective, and the directory that a run leaves: stopped or killed, it goes on exactly."""

@@ -1,0 +1,92 @@
+"""What a run writes down as it goes: metrics as JSON lines (and for TensorBoard, where it is installed), and samples.
+
+A run that goes on from step n first drops everything that was written after step n, so that the log of an interrupted
+run is that of an undisturbed one.
+"""
+
+import importlib.util
+import json
+import os
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+
+class Log:
+    """Writes into a run's directory, going on from `step`."""
+
+    def __init__(self, path: Path, step: int = 0):
+        cut_after(path / "metrics.jsonl", step, step_of_metrics)
+        cut_after(path / "samples.txt", step, step_of_sample)
+        self.metrics = (path / "metrics.jsonl").open("a", encoding="utf-8")
+        self.samples = (path / "samples.txt").open("a", encoding="utf-8")
+        self.board = board(path / "tensorboard", step)
+
+    def __enter__(self) -> "Log":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for stream in (self.metrics, self.samples, self.board):
+            stream.close()
+
+    def write(self, record: Mapping[str, Any]) -> None:
+        self.metrics.write(json.dumps(record, allow_nan=False) + "\n")
+        self.metrics.flush()
+        for name, value in record.items():
+            if name != "step" and isinstance(value, int | float):
+                self.board.add_scalar(name, value, record["step"])
+
+    def sample(self, step: int, text: str) -> None:
+        self.samples.write(f"=== step {step}\n{text}\n\n")
+        self.samples.flush()
+        self.board.add_text("sample", text, step)
+
+    def sync(self) -> None:
+        """Force it to disk: a checkpoint must not know more than the log before it."""
+        for stream in (self.metrics, self.samples):
+            os.fsync(stream.fileno())
+
+
+class NoBoard:
+    """TensorBoard where it is not installed."""
+
+    def add_scalar(self, name: str, value: float, step: int) -> None:
+        pass
+
+    def add_text(self, name: str, text: str, step: int) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+def board(path: Path, step: int):
+    if importlib.util.find_spec("tensorboard") is None:
+        return NoBoard()
+    from torch.utils.tensorboard import SummaryWriter
+
+    return SummaryWriter(str(path), purge_step=step + 1)
+
+
+def cut_after(path: Path, step: int, step_of: Callable[[bytes], float | None]) -> None:
+    """Truncate a file before its first line that belongs to a later step."""
+    if not path.exists():
+        return
+    end = 0
+    with path.open("rb") as stream:
+        for line in stream:
+            if (step_of(line) or 0) > step:
+                break
+            end += len(line)
+    os.truncate(path, end)
+
+
+def step_of_metrics(line: bytes) -> float:
+    """A line that was cut off in the middle belongs to no step that was saved."""
+    return json.loads(line)["step"] if line.endswith(b"}\n") else float("inf")
+
+
+def step_of_sample(line: bytes) -> int | None:
+    header = re.fullmatch(rb"=== step (\d+)\n", line)
+    return int(header[1]) if header else None

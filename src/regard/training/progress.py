@@ -1,0 +1,125 @@
+"""How a training is watched: a bar in a terminal, plain lines elsewhere, or any other listener.
+
+A listener hears of what happens and changes nothing; the base hears everything and says nothing.
+"""
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+Record = Mapping[str, Any]  # a line of metrics.jsonl
+
+
+class Listener:
+    def started(self, step: int, steps: int) -> None:
+        """Going on from `step` (0: from the beginning)."""
+
+    def stepped(self, record: Record) -> None:
+        """A step was taken."""
+
+    def evaluated(self, record: Record) -> None:
+        """Held-out batches were evaluated."""
+
+    def saved(self, folder: Path) -> None:
+        """A checkpoint stands."""
+
+    def note(self, text: str) -> None:
+        """Something that the user should know."""
+
+    def ended(self) -> None:
+        """The loop was left, for whatever reason."""
+
+
+class Rate:
+    """Tokens per second, recent steps weighing more."""
+
+    def __init__(self) -> None:
+        self.value = 0.0
+
+    def add(self, record: Record) -> float:
+        now = record["tokens_per_second"]
+        self.value = 0.9 * self.value + 0.1 * now if self.value else now
+        return self.value
+
+
+class Bar(Listener):
+    """step, loss, tokens/s and time left, in one line that moves."""
+
+    def __init__(self, console: Console):
+        self.console, self.rate = console, Rate()
+        columns = [
+            TextColumn("{task.description}"),
+            BarColumn(None),
+            MofNCompleteColumn(),
+            TextColumn("{task.fields[told]}"),
+        ]
+        self.bar = Progress(*columns, TimeRemainingColumn(compact=True), console=console, refresh_per_second=4)
+
+    def started(self, step: int, steps: int) -> None:
+        self.task = self.bar.add_task("training", total=steps, completed=step, told="")
+        self.bar.start()
+
+    def stepped(self, record: Record) -> None:
+        told = f"loss {loss_of(record)}  {self.rate.add(record):,.0f} tokens/s"
+        self.bar.update(self.task, completed=record["step"], told=told)
+
+    def evaluated(self, record: Record) -> None:
+        self.bar.print(evaluation(record), highlight=False)
+
+    def note(self, text: str) -> None:
+        self.console.print(text, highlight=False, markup=False)
+
+    def ended(self) -> None:
+        self.bar.stop()
+
+
+class Lines(Listener):
+    """A line now and then, for logs and pipes."""
+
+    def __init__(self, console: Console, every_seconds: float = 10.0):
+        self.console, self.every, self.rate = console, every_seconds, Rate()
+        self.last = -float("inf")
+
+    def started(self, step: int, steps: int) -> None:
+        self.steps = steps
+
+    def stepped(self, record: Record) -> None:
+        rate, now = self.rate.add(record), time.monotonic()
+        if now - self.last < self.every and record["step"] < self.steps:
+            return
+        self.last = now
+        left = (self.steps - record["step"]) * record["tokens_per_second"] * record["seconds"] / rate
+        self.note(
+            f"step {record['step']}/{self.steps}  loss {loss_of(record)}  {rate:,.0f} tokens/s  {clock(left)} left"
+        )
+
+    def evaluated(self, record: Record) -> None:
+        self.note(evaluation(record))
+
+    def note(self, text: str) -> None:
+        self.console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+def watch(console: Console | None = None) -> Listener:
+    """The listener that suits this output."""
+    console = console or Console(stderr=True)
+    return Bar(console) if console.is_terminal else Lines(console)
+
+
+def loss_of(record: Record) -> str:
+    return "skipped" if record["loss"] is None else f"{record['loss']:.4f}"
+
+
+def evaluation(record: Record) -> str:
+    values = "  ".join(f"{k.removeprefix('held_out_')} {v:.4f}" for k, v in record.items() if k != "step")
+    return f"step {record['step']}  held out: {values}"
+
+
+def clock(seconds: float) -> str:
+    minutes, seconds = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{seconds:02d}" if hours else f"{minutes}:{seconds:02d}"

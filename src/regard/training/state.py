@@ -1,0 +1,81 @@
+"""What a training checkpoint holds beside the model, so that what follows it is bit-identical: no file is a pickle.
+
+optimizer.safetensors   the optimizer's moments, by parameter name
+rng.safetensors         torch's generators (dropout draws from them)
+training.json           step, tokens seen, and the loader's place
+"""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from regard.checkpoint.folder import CheckpointError
+from regard.checkpoint.model import Saves, load, save
+from regard.data.batch import Batch
+from regard.models.decoder import DecoderModule
+from regard.training.optimizer import load_optimizer_state, optimizer_state
+
+
+class Loader(Protocol):
+    """Batches without end, whose place can be told as plain data that JSON can hold."""
+
+    def __iter__(self) -> Iterator[Batch]: ...
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
+@dataclass(frozen=True)
+class Place:
+    """How far a run has come."""
+
+    step: int = 0
+    tokens: int = 0
+
+
+def write_state(
+    folder: Path,
+    place: Place,
+    model: DecoderModule,
+    optimizer: torch.optim.Optimizer,
+    loader: Loader,
+    tokenizer: Saves | None = None,
+) -> None:
+    save(model, folder, tokenizer)
+    save_file(optimizer_state(optimizer), folder / "optimizer.safetensors")
+    save_file(generators(), folder / "rng.safetensors")
+    place_and_loader = {"step": place.step, "tokens": place.tokens, "loader": loader.state_dict()}
+    (folder / "training.json").write_text(json.dumps(place_and_loader), encoding="utf-8")
+
+
+def load_state(folder: Path, model: DecoderModule, optimizer: torch.optim.Optimizer, loader: Loader) -> Place:
+    """Bring everything to where it was; the folder has been checked."""
+    saved_model = load(folder)
+    if saved_model.spec != model.spec:
+        raise CheckpointError(f"{folder} holds another model than the one to go on with; use the run's own config")
+    model.load_state_dict(saved_model.state_dict())
+    # Copies: what is loaded is a view into the file.
+    moments = {name: tensor.clone() for name, tensor in load_file(folder / "optimizer.safetensors").items()}
+    load_optimizer_state(optimizer, moments)
+    saved = json.loads((folder / "training.json").read_text(encoding="utf-8"))
+    loader.load_state_dict(saved["loader"])
+    set_generators(load_file(folder / "rng.safetensors"))
+    return Place(saved["step"], saved["tokens"])
+
+
+def generators() -> dict[str, Tensor]:
+    states = {"cpu": torch.get_rng_state()}
+    return states | {"cuda": torch.cuda.get_rng_state()} if torch.cuda.is_available() else states
+
+
+def set_generators(states: dict[str, Tensor]) -> None:
+    torch.set_rng_state(states["cpu"])
+    if torch.cuda.is_available() and "cuda" in states:
+        torch.cuda.set_rng_state(states["cuda"])

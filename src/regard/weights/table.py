@@ -1,0 +1,128 @@
+"""A weight table: links between their names and ours, walked in both directions.
+
+    Link("model.layers.{i}.self_attn.q_proj.{leaf}", "stack.blocks.{i}.sublayers.0.body.q_proj.{leaf}")
+    Link("h.{i}.attn.c_attn.{leaf}", ("….q_proj.{leaf}", "….k_proj.{leaf}", "….v_proj.{leaf}"), Transpose(), Split())
+
+`{i}` and `{leaf}` stand for one step of a dotted name each, the same on both sides; `{path}` for any number of steps.
+What tensors there are is said by our model alone; a table never lists layers or asks whether there is a bias. The
+shapes that theirs must have are our shapes sent through the steps on the meta device, checked before a byte is read.
+"""
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+from torch import Tensor
+
+from regard.spec import nearest
+from regard.weights.ops import Op
+
+FLOATS = ("F64", "F32", "F16", "BF16")
+
+
+class WeightsError(ValueError):
+    """Tensors that are not what the model needs: the message names file, key, expected and found."""
+
+
+@dataclass(frozen=True)
+class Found:
+    """A tensor in a file, not yet read."""
+
+    file: str
+    shape: tuple[int, ...]
+    dtype: str
+    read: Callable[[], Tensor]
+
+
+class Link:
+    def __init__(self, theirs: str, ours: str | tuple[str, ...], *ops: Op):
+        self.theirs = theirs
+        self.ours = (ours,) if isinstance(ours, str) else ours
+        self.ops = ops
+
+    def shapes(self, ours: Sequence[Tensor]) -> list[Sequence[Tensor]]:
+        """Meta tensors after every step of a read: theirs first, ours last."""
+        chain = [ours]
+        for op in reversed(self.ops):
+            chain.append(op.write(chain[-1]))
+        return chain[::-1]
+
+    def read(self, theirs: Tensor, chain: list[Sequence[Tensor]]) -> Sequence[Tensor]:
+        tensors: Sequence[Tensor] = [theirs]
+        for op, like in zip(self.ops, chain[1:], strict=True):
+            tensors = op.read(tensors, like)
+        return tensors
+
+    def write(self, ours: Sequence[Tensor]) -> Tensor:
+        for op in reversed(self.ops):
+            ours = op.write(ours)
+        (theirs,) = ours
+        return theirs
+
+
+class Table:
+    """`prefix` may be missing from all of their names (a base model's file); `ignored` are names that carry nothing."""
+
+    def __init__(self, *links: Link, prefix: str = "", ignored: tuple[str, ...] = ()):
+        self.links, self.prefix, self.ignored = links, prefix, ignored
+
+    def walk(self, ours: Mapping[str, Tensor]) -> Iterator[tuple[Link, str, list[str]]]:
+        """Every link that these names of ours make: the link, their name, our names."""
+        reached = set()
+        for name in ours:
+            for link in self.links:
+                if (values := placeholders(link.ours[0], name)) is not None:
+                    names = [pattern.format(**values) for pattern in link.ours]
+                    reached |= {*names}
+                    yield link, link.theirs.format(**values), names
+        left = sorted({*ours} - reached)
+        if left:
+            raise WeightsError(f"{left[0]} has no place in this weight table (and {len(left) - 1} more)")
+
+    def read(self, found: Mapping[str, Found], ours: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+        """Their tensors as ours, one after the other; `ours` are meta tensors. Names and shapes are checked first."""
+        if self.prefix and not any(name.startswith(self.prefix) for name in found):
+            found = {self.prefix + name: tensor for name, tensor in found.items()}
+        chains = {theirs: link.shapes([ours[n] for n in names]) for link, theirs, names in self.walk(ours)}
+        check(found, {theirs: tuple(chain[0][0].shape) for theirs, chain in chains.items()}, self.ignored)
+        for link, theirs, names in self.walk(ours):
+            yield from zip(names, link.read(found[theirs].read(), chains[theirs]), strict=True)
+
+    def write(self, ours: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+        """Our tensors as theirs."""
+        for link, theirs, names in self.walk(ours):
+            yield theirs, link.write([ours[n] for n in names])
+
+
+IDENTITY = Table(Link("{path}", "{path}"))
+
+
+def check(found: Mapping[str, Found], wanted: Mapping[str, tuple[int, ...]], ignored: tuple[str, ...]) -> None:
+    files = ", ".join(sorted({tensor.file for tensor in found.values()}))
+    missing = [name for name in wanted if name not in found]
+    if missing:
+        raise WeightsError(f"{files}: {missing[0]} {wanted[missing[0]]} is missing (and {len(missing) - 1} more)")
+    for name, shape in wanted.items():
+        tensor = found[name]
+        if tensor.shape != shape:
+            raise WeightsError(f"{tensor.file}: {name} should be {shape} by the config, found {tensor.shape}")
+        if tensor.dtype not in FLOATS:
+            raise WeightsError(f"{tensor.file}: {name} is stored as {tensor.dtype}; read are {', '.join(FLOATS)}")
+    for name, tensor in found.items():
+        if name not in wanted and not any(placeholders(pattern, name) is not None for pattern in ignored):
+            raise WeightsError(f"{tensor.file}: {name} {tensor.shape} belongs to no part; {nearest(name, wanted)}")
+
+
+def placeholders(pattern: str, name: str) -> dict[str, str] | None:
+    """`h.{i}.{leaf}` against `h.3.bias` -> {i: 3, leaf: bias}; None when the name does not fit."""
+    fits = compiled(pattern).fullmatch(name)
+    return fits.groupdict() if fits else None
+
+
+@cache
+def compiled(pattern: str) -> re.Pattern[str]:
+    parts = re.split(r"\{(\w+)\}", pattern)  # text, placeholder, text, placeholder, …, text
+    texts = [re.escape(text) for text in parts[::2]]
+    groups = [f"(?P<{name}>{'.+' if name == 'path' else '[^.]+'})" for name in parts[1::2]] + [""]
+    return re.compile("".join(text + group for text, group in zip(texts, groups, strict=True)))

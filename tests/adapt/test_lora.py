@@ -1,0 +1,135 @@
+"""LoRA: it begins as nothing, learns alone, and merged it gives the same."""
+
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+
+from regard.adapt import AdapterError, LoRA, add_lora, merge_lora, unmerge_lora
+from regard.spec import Spec, SpecError
+
+ALL = LoRA(rank=3, alpha=6.0, targets=("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"))
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_begins_as_nothing_and_freezes_the_rest(make, ids, tied):
+    model = make(tied)
+    plain = model(ids)
+    names = add_lora(model, LoRA(rank=3, targets=("q_proj", "head")), seed=0)
+    assert names == ["stack.blocks.0.sublayers.0.body.q_proj", "stack.blocks.1.sublayers.0.body.q_proj", "head"]
+    assert torch.equal(model(ids), plain)
+    trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    assert trained == {f"{name}.{side}.weight" for name in names for side in ("lora_A", "lora_B")}
+
+
+def test_is_its_equation(make, ids, stir):
+    model = make()
+    add_lora(model, ALL)
+    stir(model)
+    layer = model.stack.blocks[0].sublayers[0].body.q_proj
+    x = torch.randn(5, 16, dtype=torch.float64)
+    change = 6.0 / 3 * layer.lora_B.weight @ layer.lora_A.weight
+    wanted = x @ (layer.base.weight + change).T + layer.base.bias
+    assert (layer(x) - wanted).abs().max() <= 1e-12
+
+
+def test_training_moves_the_adapters_alone(make, ids):
+    model = make()
+    add_lora(model, ALL, seed=0)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-2)
+    losses = []
+    for _ in range(5):
+        loss = cross_entropy(model(ids)[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
+        losses.append(loss.item())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    assert losses[-1] < losses[0]
+    moved = {name for name, tensor in model.state_dict().items() if not torch.equal(tensor, before[name])}
+    assert moved == {name for name in before if "lora_" in name}
+
+
+def test_merged_is_unmerged(make, ids, stir):
+    plain, model = make(), make()
+    add_lora(model, ALL)
+    stir(model)
+    adapted = model(ids)
+    assert (adapted - plain(ids)).abs().max() > 1e-3
+    taken = merge_lora(model)
+    assert (model(ids) - adapted).abs().max() <= 1e-12
+    assert list(model.state_dict()) == list(plain.state_dict())
+    unmerge_lora(model, taken)
+    assert torch.equal(model(ids), adapted)
+
+
+def test_a_tied_head_is_adapted_but_not_merged(make, ids, stir):
+    model = make(tied=True)
+    add_lora(model, LoRA(targets=("head",)))
+    stir(model)
+    embedded, adapted = model.embedding(ids), model(ids)
+    with pytest.raises(AdapterError, match="embedding.weight = head.base.weight"):
+        merge_lora(model)
+    assert torch.equal(model.embedding(ids), embedded) and torch.equal(model(ids), adapted)
+    untied = make(tied=False)
+    add_lora(untied, LoRA(targets=("head",)))
+    stir(untied)
+    adapted = untied(ids)
+    merge_lora(untied)
+    assert (untied(ids) - adapted).abs().max() <= 1e-12
+
+
+def test_state_dicts_go_round(make, ids, stir):
+    model, other = make(seed=1), make(seed=2)
+    add_lora(model, ALL)
+    add_lora(other, ALL)
+    stir(model)
+    other.load_state_dict(model.state_dict())
+    assert torch.equal(other(ids), model(ids))
+    assert other.head.weight is other.embedding.weight
+
+
+def test_dropout_acts_on_the_adapter_in_training_only(make, ids, stir):
+    model = make()
+    add_lora(model, LoRA(targets=("q_proj",), dropout=0.5))
+    plain = model(ids)
+    assert torch.equal(model(ids), plain)  # B is zero: what dropout does cannot be seen, the base has none
+    stir(model)
+    assert not torch.equal(model(ids), model(ids))
+    model.eval()
+    assert torch.equal(model(ids), model(ids))
+
+
+def test_a_seed_fixes_the_draw_and_leaves_the_global_generator_alone(make):
+    draws = []
+    for _ in range(2):
+        model, state = make(), torch.get_rng_state()
+        add_lora(model, LoRA(), seed=7)
+        assert torch.equal(torch.get_rng_state(), state)
+        draws.append(model.stack.blocks[0].sublayers[0].body.q_proj.lora_A.weight)
+    assert torch.equal(*draws)
+
+
+def test_is_a_spec():
+    assert Spec.from_toml(ALL.to_toml()) == ALL
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"rank": 0}, {"alpha": 0.0}, {"targets": ()}, {"dropout": 1.0}, {"rank": 2.5}, {"targets": "q_proj"}]
+)
+def test_configs_that_cannot_be(wrong):
+    with pytest.raises(SpecError, match=next(iter(wrong))):
+        LoRA(**wrong)
+
+
+def test_targets_that_do_not_fit(make):
+    model = make()
+    with pytest.raises(AdapterError, match="did you mean 'q_proj'"):
+        add_lora(model, LoRA(targets=("v_proj", "q_porj")))
+    with pytest.raises(AdapterError, match="embedding is no linear layer"):
+        add_lora(model, LoRA(targets=("embedding",)))
+    assert all(parameter.requires_grad for parameter in model.parameters())
+    with pytest.raises(AdapterError, match="no LoRA adapters"):
+        merge_lora(model)
+    add_lora(model, LoRA())
+    with pytest.raises(AdapterError, match="already"):
+        add_lora(model, LoRA())

@@ -1,0 +1,191 @@
+"""Adapter files: they go round, the PEFT library reads ours and we read its, and what does not fit is refused."""
+
+import json
+import random
+import re
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from regard.adapt import AdapterError, LoRA, add_lora, load_adapter, save_adapter
+from regard.models.decoder import Decoder
+from regard.models.stack import Repeat
+from regard.parts.attention import Attention
+from regard.parts.block import Block, Sublayer
+from regard.parts.feedforward import SwiGLU
+from regard.parts.position.rope import Rope
+
+LORA = LoRA(rank=3, alpha=6.0, targets=("q_proj", "down_proj", "head"), dropout=0.1)
+CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
+
+
+@pytest.fixture
+def saved(make, stir, tmp_path):
+    """A folder with an adapter, and the model that it was saved from."""
+    model = make().eval()
+    add_lora(model, LORA)
+    stir(model)
+    save_adapter(model, tmp_path)
+    return tmp_path, model
+
+
+def test_goes_round(saved, make, ids):
+    folder, model = saved
+    other = make().eval()
+    names = load_adapter(other, folder)
+    assert torch.equal(other(ids), model(ids))
+    assert other.head.lora == LORA
+    assert {name for name, p in other.named_parameters() if p.requires_grad} == {
+        f"{name}.{side}.weight" for name in names for side in ("lora_A", "lora_B")
+    }
+    assert "base_model.model.stack.blocks.0.sublayers.0.body.q_proj.lora_A.weight" in load_file(folder / TENSORS)
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"r": 4}, r"is \[3, 16\], this model and config need \[4, 16\]"),
+        ({"r": None}, "LoRA.rank"),
+        ({"r": -1}, "must be positive"),
+        ({"lora_alpha": "x"}, "LoRA.alpha"),
+        ({"target_modules": ["q_proj"]}, "not expected"),
+        ({"target_modules": ["q_proj", "k_proj", "down_proj", "head"]}, "missing"),
+        ({"target_modules": ["q_porj"]}, "did you mean 'q_proj'"),
+        ({"target_modules": ".*q_proj"}, "LoRA.targets"),
+        ({"use_dora": True}, "use_dora=True is not supported"),
+        ({"use_rslora": True}, "use_rslora=True is not supported"),
+        ({"rank_pattern": {"q_proj": 2}}, "rank_pattern"),
+        ({"bias": "all"}, "bias='all' is not supported"),
+        ({"init_lora_weights": "pissa"}, "init_lora_weights"),
+        ({"something_new": 1}, "something_new=1 is not supported"),
+        ({"peft_type": "IA3"}, "not the config of a LoRA adapter"),
+    ],
+)
+def test_configs_that_do_not_fit_are_refused(saved, make, change, message):
+    folder, _ = saved
+    config = json.loads((folder / CONFIG).read_text())
+    (folder / CONFIG).write_text(json.dumps(config | change))
+    refused(make(), folder, message)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{", "[" * 100_000, "\0", json.dumps({"peft_type": "LORA", "x": "y" * (1 << 20)})]
+)
+def test_damaged_configs_are_refused(saved, make, text):
+    folder, _ = saved
+    (folder / CONFIG).write_text(text)
+    refused(make(), folder, CONFIG)
+
+
+def test_damaged_tensors_are_refused(saved, make):
+    folder, _ = saved
+    path, tensors = folder / TENSORS, load_file(folder / TENSORS)
+    path.write_bytes(path.read_bytes()[:-8])
+    refused(make(), folder, "cannot be read")
+    save_file({name: tensor.long() for name, tensor in tensors.items()}, path)
+    refused(make(), folder, "floating-point")
+    path.unlink()
+    refused(make(), folder, TENSORS)
+
+
+@pytest.mark.parametrize("name", [CONFIG, TENSORS])
+def test_mutated_files_are_refused_or_still_valid(saved, make, name):
+    folder, _ = saved
+    good, chance, model = (folder / name).read_bytes(), random.Random(0), make()
+    refusals = 0
+    for _ in range(100):
+        bad = bytearray(good)
+        for _ in range(chance.randint(1, 3)):
+            bad[chance.randrange(min(len(bad), 800))] = chance.randrange(256)  # 800: the part that is not plain numbers
+        (folder / name).write_bytes(bad)
+        try:
+            load_adapter(model, folder)
+        except AdapterError:
+            refusals += 1
+        else:
+            model = make()
+    assert refusals > 50
+
+
+def refused(model, folder, message):
+    """An AdapterError with this in it, and a model as it was before."""
+    keys = list(model.state_dict())
+    with pytest.raises(AdapterError, match=message):
+        load_adapter(model, folder)
+    assert list(model.state_dict()) == keys
+    assert all(parameter.requires_grad for parameter in model.parameters())
+
+
+def test_an_adapted_model_takes_no_second_adapter(saved):
+    folder, model = saved
+    with pytest.raises(AdapterError, match="already"):
+        load_adapter(model, folder)
+
+
+def test_nothing_to_save(make, tmp_path):
+    with pytest.raises(AdapterError, match="no LoRA adapters"):
+        save_adapter(make(), tmp_path)
+
+
+# The same Llama here and in `transformers`: only the names of its layers differ.
+HERE_TO_THERE = {
+    r"stack\.blocks\.(\d+)\.sublayers\.0\.body\.": r"model.layers.\1.self_attn.",
+    r"stack\.blocks\.(\d+)\.sublayers\.1\.body\.": r"model.layers.\1.mlp.",
+    r"stack\.blocks\.(\d+)\.sublayers\.0\.norm": r"model.layers.\1.input_layernorm",
+    r"stack\.blocks\.(\d+)\.sublayers\.1\.norm": r"model.layers.\1.post_attention_layernorm",
+    r"^embedding": "model.embed_tokens",
+    r"^norm": "model.norm",
+    r"^head": "lm_head",
+}
+
+
+def there(path: str) -> str:
+    for ours, theirs in HERE_TO_THERE.items():
+        path = re.sub(ours, theirs, path)
+    return path
+
+
+def ours():
+    block = Block((Sublayer(Attention(heads=4, kv_heads=2, position=Rope())), Sublayer(SwiGLU(24))))
+    return Decoder(vocab=31, width=16, layers=(Repeat((block,), 2),), tied=False).build(seed=1).double().eval()
+
+
+def theirs(model):
+    transformers = pytest.importorskip("transformers")
+    config = transformers.LlamaConfig(
+        vocab_size=31, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, rms_norm_eps=1e-6, rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+        tie_word_embeddings=False, max_position_embeddings=64,
+    )  # fmt: skip
+    llama = transformers.LlamaForCausalLM(config).double().eval()
+    llama.load_state_dict({there(name): tensor for name, tensor in model.state_dict().items()})
+    return llama
+
+
+def test_peft_reads_ours(stir, ids, tmp_path):
+    peft = pytest.importorskip("peft")
+    model = ours()
+    llama = theirs(model)
+    add_lora(model, LORA)
+    stir(model)
+    save_adapter(model, tmp_path, names=there)
+    adapted = peft.PeftModel.from_pretrained(llama, tmp_path)
+    # transformers turns by angles of float32, ours are of float64
+    assert (adapted(ids).logits - model(ids)).abs().max() <= 1e-5
+    assert (adapted(ids).logits - ours()(ids)).abs().max() > 1e-3
+
+
+def test_we_read_what_peft_writes(stir, ids, tmp_path):
+    peft = pytest.importorskip("peft")
+    model = ours()
+    config = peft.LoraConfig(r=3, lora_alpha=6, target_modules=["q_proj", "down_proj", "lm_head"], lora_dropout=0.1)
+    adapted = peft.get_peft_model(theirs(model), config).eval()
+    stir(adapted)
+    adapted.save_pretrained(tmp_path, save_embedding_layers=False)
+    names = load_adapter(model, tmp_path, names=there)
+    assert len(names) == 2 * 2 + 1
+    assert (adapted(ids).logits - model(ids)).abs().max() <= 1e-5
+    save_adapter(model, tmp_path / "back", names=there)
+    back = load_file(tmp_path / "back" / TENSORS)
+    assert all(torch.equal(tensor, back[name]) for name, tensor in load_file(tmp_path / TENSORS).items())

@@ -1,0 +1,151 @@
+"""A folder is whole or not there, whatever happens to its writer; any damage is found and named."""
+
+import errno
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+from regard.checkpoint import folder as folders
+from regard.checkpoint.folder import MANIFEST, CheckpointError, check_folder, remove_folder, write_folder
+
+
+def fill(path: Path, text: str = "one") -> Path:
+    with write_folder(path) as folder:
+        (folder / "config.json").write_text(json.dumps({"text": text}))
+        (folder / "weights.bin").write_bytes(random.Random(text).randbytes(5000))
+        (folder / "inner").mkdir()
+        (folder / "inner" / "notes.txt").write_text(text)
+    return path
+
+
+def text_of(path: Path) -> str:
+    check_folder(path)
+    return (path / "inner" / "notes.txt").read_text()
+
+
+def test_what_was_written_is_there_and_nothing_else(tmp_path: Path) -> None:
+    fill(tmp_path / "deep" / "model")
+    check_folder(tmp_path / "deep" / "model")
+    assert [p.name for p in (tmp_path / "deep").iterdir()] == ["model"]
+    assert set(json.loads((tmp_path / "deep" / "model" / MANIFEST).read_text())["files"]) == {
+        "config.json",
+        "weights.bin",
+        "inner/notes.txt",
+    }
+
+
+def test_replaces(tmp_path: Path) -> None:
+    fill(tmp_path / "model", "one")
+    fill(tmp_path / "model", "two")
+    assert text_of(tmp_path / "model") == "two"
+    assert [p.name for p in tmp_path.iterdir()] == ["model"]
+
+
+@pytest.mark.parametrize("fault", [OSError(errno.ENOSPC, "no space left on device"), KeyboardInterrupt()])
+@pytest.mark.parametrize("where", ["body", "manifest"])
+def test_an_error_leaves_the_old_one(tmp_path: Path, monkeypatch, fault: BaseException, where: str) -> None:
+    fill(tmp_path / "model", "one")
+
+    def fail(*_: object) -> None:
+        raise fault
+
+    if where == "manifest":
+        monkeypatch.setattr(folders, "write_manifest", fail)
+    with pytest.raises(type(fault)), write_folder(tmp_path / "model") as folder:
+        (folder / "config.json").write_text("half")
+        if where == "body":
+            fail()
+    assert text_of(tmp_path / "model") == "one"
+    assert [p.name for p in tmp_path.iterdir()] == ["model"]
+
+
+@pytest.mark.parametrize("renames", [0, 1])
+def test_killed_between_the_renames_the_old_one_comes_back(tmp_path: Path, monkeypatch, renames: int) -> None:
+    class Killed(BaseException):
+        pass
+
+    fill(tmp_path / "model", "one")
+    rename, done = Path.rename, []
+
+    def dying(self: Path, target: Path) -> Path:
+        if len(done) == renames:
+            raise Killed
+        done.append(target)
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", dying)
+    with pytest.raises(Killed):
+        fill(tmp_path / "model", "two")
+    monkeypatch.undo()
+    left = [p for p in (tmp_path / "model", tmp_path / ".model.old") if p.exists()]
+    assert [text_of(p) for p in left] == ["one"]
+    with pytest.raises(RuntimeError), write_folder(tmp_path / "model"):
+        assert text_of(tmp_path / "model") == "one", "the next writer puts it back before it begins"
+        raise RuntimeError
+    assert [p.name for p in tmp_path.iterdir()] == ["model"]
+
+
+def test_a_folder_is_removed_whole(tmp_path: Path) -> None:
+    fill(tmp_path / "model")
+    (tmp_path / ".model.old").mkdir()
+    remove_folder(tmp_path / "model")
+    assert not list(tmp_path.iterdir())
+
+
+def damage(path: Path, draw: random.Random) -> tuple[Path, str]:
+    """Truncate, flip a bit, or delete one file; -> the file and what was done."""
+    file = draw.choice(sorted(p for p in path.rglob("*") if p.is_file()))
+    data = bytearray(file.read_bytes())
+    kind = draw.choice(["truncate", "flip", "delete", "grow"])
+    if kind == "delete":
+        file.unlink()
+    elif kind == "truncate":
+        file.write_bytes(data[: draw.randrange(len(data))])
+    elif kind == "grow":
+        file.write_bytes(data + draw.randbytes(draw.randint(1, 20)))
+    else:
+        data[draw.randrange(len(data))] ^= 1 << draw.randrange(8)
+        file.write_bytes(data)
+    return file, kind
+
+
+@pytest.mark.parametrize("trials", [200, pytest.param(3000, marks=pytest.mark.slow)])
+def test_every_damage_is_found_and_named(tmp_path: Path, trials: int) -> None:
+    words = {"truncate": "truncated", "flip": "changed", "delete": "missing", "grow": "too long"}
+    path = fill(tmp_path / "model")
+    whole = {file: file.read_bytes() for file in path.rglob("*") if file.is_file()}
+    for trial in range(trials):
+        file, kind = damage(path, random.Random(trial))
+        with pytest.raises(CheckpointError) as error:
+            check_folder(path)
+        if file.name != MANIFEST:
+            assert str(file) in str(error.value) and words[kind] in str(error.value), (trial, kind, str(error.value))
+        file.write_bytes(whole[file])
+        check_folder(path)
+
+
+@pytest.mark.parametrize(
+    "manifest",
+    ["", "{", "[]", "{}", '{"files": []}', '{"files": {"config.json": 3}}', '{"files": {"config.json": {}}}'],
+)
+def test_a_manifest_that_cannot_be_read_is_an_error(tmp_path: Path, manifest: str) -> None:
+    path = fill(tmp_path / "model")
+    (path / MANIFEST).write_text(manifest)
+    with pytest.raises(CheckpointError, match=MANIFEST):
+        check_folder(path)
+
+
+@pytest.mark.parametrize("name", ["../secret", "/etc/passwd", "inner/../../secret"])
+def test_a_manifest_cannot_point_outside(tmp_path: Path, name: str) -> None:
+    path = fill(tmp_path / "model")
+    (tmp_path / "secret").write_text("x")
+    (path / MANIFEST).write_text(json.dumps({"files": {name: {"bytes": 1, "sha256": "0"}}}))
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        check_folder(path)
+
+
+def test_no_folder_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="missing"):
+        check_folder(tmp_path / "nothing")

@@ -1,0 +1,263 @@
+"""Models in folders: what is saved is what is loaded, and a folder that lies is refused before memory is taken."""
+
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from regard.checkpoint import CheckpointError, export, load, save
+from regard.checkpoint.model import parameters
+from regard.families import FamilyError, family
+from regard.models.decoder import Decoder, DecoderModule
+from regard.models.stack import Repeat
+from regard.spec import SpecError
+from regard.weights.table import WeightsError
+from tests.laws import MODELS, build, text
+
+LLAMA = {
+    "model_type": "llama",
+    "vocab_size": 31,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "max_position_embeddings": 32,
+}
+
+
+@pytest.fixture
+def model() -> DecoderModule:
+    return build(family("llama").spec(LLAMA), torch.float32)
+
+
+@pytest.fixture
+def folder(model: DecoderModule, tmp_path: Path) -> Path:
+    """A foreign folder, single file."""
+    export(model, tmp_path / "model", "llama")
+    return tmp_path / "model"
+
+
+def edit(file: Path, change: Callable[[dict], object]) -> None:
+    values = json.loads(file.read_text())
+    change(values)
+    file.write_text(json.dumps(values))
+
+
+def shard(folder: Path) -> None:
+    """The single file of a folder as two shards and an index."""
+    tensors = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    places = {name: f"model-{1 + n % 2}-of-2.safetensors" for n, name in enumerate(tensors)}
+    for file in set(places.values()):
+        save_file({n: t for n, t in tensors.items() if places[n] == file}, folder / file, metadata={"format": "pt"})
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": places}))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_model_comes_back_bit_for_bit(name: str, tmp_path: Path) -> None:
+    saved = build(MODELS[name], torch.float32)
+    save(saved, tmp_path / "model")
+    loaded = load(tmp_path / "model")
+    assert loaded.spec == saved.spec
+    assert not loaded.training
+    assert all(p.requires_grad for p in loaded.parameters())
+    assert (loaded.head.weight is loaded.embedding.weight) == saved.spec.tied
+    assert torch.equal(loaded(text(2, 9)), saved(text(2, 9)))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_parameters_are_counted_without_building(name: str) -> None:
+    spec = dataclasses.replace(MODELS[name], layers=(*MODELS[name].layers, Repeat(MODELS[name].blocks, 3)))
+    assert parameters(spec) == sum(p.numel() for p in spec.build().parameters())
+
+
+def test_our_own_config_says_what_it_is(model: DecoderModule, tmp_path: Path) -> None:
+    save(model, tmp_path / "own")
+    config = json.loads((tmp_path / "own" / "config.json").read_text())
+    assert config["model_type"] == "regard"
+    assert Decoder.from_dict(config["spec"]) == model.spec
+
+
+def test_the_tokenizer_goes_along_and_marks_the_export(model: DecoderModule, tmp_path: Path) -> None:
+    class Tokenizer:
+        bos, eos, pad = None, 3, 4
+
+        def save(self, folder: Path) -> None:
+            (folder / "tokenizer.json").write_text("{}")
+
+    save(model, tmp_path / "own", Tokenizer())
+    export(model, tmp_path / "theirs", "llama", Tokenizer())
+    assert (tmp_path / "own" / "tokenizer.json").is_file()
+    config = json.loads((tmp_path / "theirs" / "config.json").read_text())
+    assert (config["bos_token_id"], config["eos_token_id"], config["pad_token_id"]) == (None, 3, 4)
+    assert config["dtype"] == "float32"
+
+
+def test_a_failed_save_leaves_the_old_folder(model: DecoderModule, tmp_path: Path) -> None:
+    class Broken:
+        def save(self, folder: Path) -> None:
+            raise OSError("disk full")
+
+    save(model, tmp_path / "own")
+    with pytest.raises(OSError, match="disk full"):
+        save(model, tmp_path / "own", Broken())
+    assert [path.name for path in tmp_path.iterdir()] == ["own"]
+    load(tmp_path / "own")
+
+
+def test_a_model_that_is_not_its_spec_is_not_saved(model: DecoderModule, tmp_path: Path) -> None:
+    model.stack.blocks[0].adapter = torch.nn.Linear(2, 2)
+    with pytest.raises(CheckpointError, match=r"stack\.blocks\.0\.adapter\.bias does not go with the spec"):
+        save(model, tmp_path / "own")
+    with pytest.raises(WeightsError, match=r"stack\.blocks\.0\.adapter\.bias has no place"):
+        export(model, tmp_path / "theirs", "llama")
+    assert not list(tmp_path.iterdir())
+
+
+def test_dtypes(model: DecoderModule, tmp_path: Path) -> None:
+    save(model.to(torch.bfloat16), tmp_path / "half")
+    assert load(tmp_path / "half").embedding.weight.dtype == torch.float32
+    assert load(tmp_path / "half", dtype=torch.bfloat16).embedding.weight.dtype == torch.bfloat16
+    save(model.double(), tmp_path / "double")
+    assert load(tmp_path / "double").embedding.weight.dtype == torch.float64
+
+
+def test_weights_are_not_views_of_the_file(folder: Path) -> None:
+    """Or a file that is cut short later would kill the process that reads it."""
+    loaded = load(folder)
+    expected = loaded(text(1, 5))
+    (folder / "model.safetensors").write_bytes(b"")
+    assert torch.equal(loaded(text(1, 5)), expected)
+
+
+def test_shards(folder: Path) -> None:
+    expected = load(folder)(text(1, 5))
+    shard(folder)
+    assert torch.equal(load(folder)(text(1, 5)), expected)
+
+
+def rewrite(folder: Path, change: Callable[[dict], object]) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors")
+
+
+def config(**values: object) -> Callable[[Path], None]:
+    return lambda folder: edit(folder / "config.json", lambda config: config.update(values))
+
+
+def tensors(change: Callable[[dict], object]) -> Callable[[Path], None]:
+    return lambda folder: rewrite(folder, change)
+
+
+def cut(name: str, keep: float) -> Callable[[Path], None]:
+    def damage(folder: Path) -> None:
+        content = (folder / name).read_bytes()
+        (folder / name).write_bytes(content[: int(len(content) * keep)])
+
+    return damage
+
+
+def index(change: Callable[[dict], object]) -> Callable[[Path], None]:
+    def damage(folder: Path) -> None:
+        shard(folder)
+        edit(folder / "model.safetensors.index.json", change)
+
+    return damage
+
+
+def moved_to(name: str) -> Callable[[Path], None]:
+    return index(lambda index: index["weight_map"].update({"lm_head.weight": name}))
+
+
+def pickled(folder: Path) -> None:
+    (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
+
+
+def deep(folder: Path) -> None:
+    (folder / "config.json").write_text('{"model_type": "regard", "spec": ' + '{"kind":' * 50_000 + "}" * 50_000 + "}")
+
+
+def nested(folder: Path) -> None:
+    (folder / "manifest.json").unlink()
+    spec = '{"kind": "repeat", "blocks": [' * 400 + "]}" * 400
+    (folder / "config.json").write_text('{"model_type": "regard", "spec": ' + spec + "}")
+
+
+NORM = "model.norm.weight"
+HOSTILE = {
+    "truncated weights": (cut("model.safetensors", 0.6), "model.safetensors is damaged"),
+    "empty weights": (cut("model.safetensors", 0), "model.safetensors is damaged"),
+    "truncated config": (cut("config.json", 0.5), "config.json is not valid JSON"),
+    "deep config": (deep, "not valid JSON"),
+    "nested spec": (nested, "nested"),
+    "no config": (lambda folder: (folder / "config.json").unlink(), "config.json is missing"),
+    "a list for a config": (lambda folder: (folder / "config.json").write_text("[]"), "holds list, expected an object"),
+    "no weights": (lambda folder: (folder / "model.safetensors").unlink(), "holds neither"),
+    "a pickle": (pickled, "pytorch_model.bin, a pickle that can run code.*save_pretrained"),
+    "missing tensor": (tensors(lambda t: t.pop(NORM)), r"model\.norm\.weight \(16,\) is missing"),
+    "extra tensor": (tensors(lambda t: t.update(extra=torch.ones(2))), r"extra \(2,\) belongs to no part"),
+    "wrong shape": (tensors(lambda t: t.update({NORM: torch.ones(17)})), r"should be \(16,\).* found \(17,\)"),
+    "integers": (tensors(lambda t: t.update({NORM: torch.ones(16).int()})), "stored as I32"),
+    "wider than the files": (config(hidden_size=1 << 20), "the config asks for .* parameters, the files have"),
+    "deeper than the files": (config(num_hidden_layers=10**9), "the config asks for .* parameters, the files have"),
+    "one layer too many": (config(num_hidden_layers=3), r"model\.layers\.2\..* is missing"),
+    "one layer too few": (config(num_hidden_layers=1), r"model\.layers\.1\..* belongs to no part"),
+    "past 64 bits": (config(hidden_size=1 << 62, intermediate_size=1 << 62), "past all measure"),
+    "past every integer": (config(vocab_size=10**30), "past all measure"),
+    "a billion heads": (config(num_attention_heads=10**9, num_key_value_heads=7, head_dim=2), "heads=1000000000"),
+    "remote code": (config(auto_map={"AutoModel": "evil.Model"}), "auto_map.*none is ever run"),
+    "quantized": (config(quantization_config={"bits": 4}), "quantization_config"),
+    "unknown family": (config(model_type="lama"), "did you mean 'llama'"),
+    "a family that is no word": (config(model_type=["llama"]), "there is no family"),
+    "a shard outside": (moved_to("../model.safetensors"), "should be the name of a .safetensors file beside it"),
+    "a shard elsewhere": (moved_to("/etc/passwd"), "should be the name of a .safetensors file beside it"),
+    "a shard of another kind": (moved_to("model.bin"), "should be the name of a .safetensors file beside it"),
+    "a missing shard": (moved_to("model-3.safetensors"), "model-3.safetensors is missing from the folder"),
+    "a shard that is no name": (moved_to(3), "weight_map should say the file of every tensor"),
+    "an empty index": (index(lambda index: index.update(weight_map={})), "weight_map should say"),
+    "an index without map": (index(lambda index: index.pop("weight_map")), "weight_map should say"),
+}
+
+
+@pytest.mark.parametrize("fault", HOSTILE)
+def test_a_hostile_folder_is_refused_by_name(fault: str, folder: Path) -> None:
+    damage, message = HOSTILE[fault]
+    damage(folder)
+    with pytest.raises((CheckpointError, WeightsError, FamilyError, SpecError), match=message):
+        load(folder)
+
+
+def test_a_flipped_bit_in_our_own_folder_is_found(model: DecoderModule, tmp_path: Path) -> None:
+    save(model, tmp_path / "own")
+    file = tmp_path / "own" / "model.safetensors"
+    content = bytearray(file.read_bytes())
+    content[-5] ^= 1
+    file.write_bytes(content)
+    with pytest.raises(CheckpointError, match="SHA-256"):
+        load(tmp_path / "own")
+
+
+def test_a_tensor_in_two_shards_is_refused(folder: Path) -> None:
+    shard(folder)
+    first = load_file(folder / "model-1-of-2.safetensors")
+    second = load_file(folder / "model-2-of-2.safetensors")
+    save_file(second | dict([first.popitem()]), folder / "model-2-of-2.safetensors")
+    with pytest.raises(CheckpointError, match="stands in .* too"):
+        load(folder)
+
+
+def test_published_gpt2_files(tmp_path: Path) -> None:
+    """Without the prefix, with masks and with the tied head written out: all of it is met in the wild."""
+    spec = {"model_type": "gpt2", "vocab_size": 31, "n_positions": 16, "n_embd": 16, "n_layer": 2, "n_head": 2}
+    original = build(family("gpt2").spec(spec), torch.float32)
+    export(original, tmp_path / "gpt2", "gpt2")
+    theirs = load_file(tmp_path / "gpt2" / "model.safetensors")
+    bare = {name.removeprefix("transformer."): tensor for name, tensor in theirs.items()}
+    bare |= {f"h.{i}.attn.bias": torch.ones(1, 1, 16, 16).tril() for i in range(2)}
+    save_file(bare, tmp_path / "gpt2" / "model.safetensors")
+    assert torch.equal(load(tmp_path / "gpt2")(text(1, 7)), original(text(1, 7)))

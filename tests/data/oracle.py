@@ -1,0 +1,138 @@
+"""An independent reader of stories: answers a question from its text and the list of events alone.
+
+The simulation keeps a state and moves forward; this one keeps nothing and searches backward for the last event that
+matters, so that the two share no code and no way of going wrong.
+"""
+
+import re
+
+from regard.data.world import Event
+from regard.data.world.names import CONTAINERS, NUMBERS, OUTDOORS, PEOPLE, PLACES, THINGS
+
+
+def last(events: list[Event], *verbs: str, **fields: str) -> int:
+    """Index of the last event with one of the verbs and these fields; -1 if there is none."""
+    for index in reversed(range(len(events))):
+        event = events[index]
+        if event.verb in verbs and all(getattr(event, name) == value for name, value in fields.items()):
+            return index
+    return -1
+
+
+def person_place(events: list[Event], person: str) -> str:
+    return events[last(events, "be", "move", who=person)].where
+
+
+def holder(events: list[Event], thing: str) -> str:
+    """The person, container or place that the thing is directly at; empty once eaten."""
+    index = last(events, "lie", "take", "drop", "give", "put", "pull", "eat", what=thing)
+    event = events[index]
+    if event.verb in ("take", "pull"):
+        return event.who
+    if event.verb == "drop":
+        return person_place(events[:index], event.who)
+    return "" if event.verb == "eat" else event.where
+
+
+def thing_place(events: list[Event], thing: str) -> str:
+    at = holder(events, thing)
+    if at in PEOPLE:
+        return person_place(events, at)
+    return thing_place(events, at) if at in CONTAINERS else at
+
+
+def contents(events: list[Event], owner: str) -> list[str]:
+    """In the order of arrival: the time of the last event that moved each thing."""
+    moved = ("lie", "take", "drop", "give", "put", "pull", "eat")
+    things = {event.what for event in events if event.verb in moved}
+    return sorted(
+        (thing for thing in things if holder(events, thing) == owner),
+        key=lambda thing: last(events, *moved, what=thing),
+    )
+
+
+def people(events: list[Event]) -> list[str]:
+    return [event.who for event in events if event.verb == "be"]
+
+
+def is_wet(events: list[Event], person: str) -> bool:
+    """Rained upon at some moment since last dry."""
+    for end in range(len(events), 0, -1):
+        now = events[:end]
+        raining = last(now, "rain") > last(now, "clear")
+        if last(now, "be", "move", who=person) < 0:
+            return False
+        if raining and person_place(now, person) in OUTDOORS:
+            return True
+        if now[-1].verb == "dry" and now[-1].who == person:
+            return False
+    return False
+
+
+def feeling(events: list[Event], person: str) -> str:
+    for event in reversed(events):
+        if event.who == person and (event.verb == "eat" or event.why):
+            return ""
+        if event.who == person and event.verb == "feel":
+            return event.what
+    return ""
+
+
+def walk(events: list[Event], person: str) -> list[str]:
+    return [event.where for event in events if event.verb in ("be", "move") and event.who == person]
+
+
+def spoken(names: list[str]) -> str:
+    if not names:
+        return "nothing"
+    names = [f"the {name}" for name in names]
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def answer(question: str, events: list[Event]) -> str:
+    def found(pattern: str) -> tuple[str, ...]:
+        match = re.fullmatch(pattern, question)
+        return match.groups() if match else ()
+
+    def yes(truth: bool) -> str:
+        return "yes" if truth else "no"
+
+    if names := found(r"Where is (the )?(\w+)\?"):
+        return f"the {thing_place(events, names[1]) if names[0] else person_place(events, names[1])}"
+    if names := found(r"Who has the (\w+)\?"):
+        return holder(events, names[0]) if holder(events, names[0]) in PEOPLE else "nobody"
+    if names := found(r"What does (\w+) have\?"):
+        return spoken(contents(events, names[0]))
+    if names := found(r"What is in the (\w+)\?"):
+        return spoken(contents(events, names[0]))
+    if names := found(r"How many things does (\w+) have\?"):
+        return NUMBERS[len(contents(events, names[0]))]
+    if names := found(r"How many people are in the (\w+)\?"):
+        return NUMBERS[sum(person_place(events, person) == names[0] for person in people(events))]
+    if names := found(r"Is (\w+) in the (\w+)\?"):
+        return yes(person_place(events, names[0]) == names[1])
+    if names := found(r"Who is with (\w+)\?"):
+        here = person_place(events, names[0])
+        others = [who for who in people(events) if who != names[0] and person_place(events, who) == here]
+        return " ".join(others) or "nobody"
+    if names := found(r"Where was (\w+) before the (\w+)\?"):
+        path = walk(events, names[0])
+        return f"the {path[path.index(names[1]) - 1]}"
+    if names := found(r"Where did (\w+) go after the (\w+)\?"):
+        path = walk(events, names[0])
+        return f"the {path[path.index(names[1]) + 1]}"
+    if names := found(r"Is (\w+) wet\?"):
+        return yes(is_wet(events, names[0]))
+    if names := found(r"Why is (\w+) wet\?"):
+        return "because of the rain" if is_wet(events, names[0]) else "not wet"
+    if names := found(r"Is the lamp in the (\w+) on\?"):
+        return yes(last(events, "light", where=names[0]) > last(events, "darken", where=names[0]))
+    if names := found(r"Is (\w+) (\w+)\?"):
+        return yes(feeling(events, names[0]) == names[1])
+    if names := found(r"Why did (\w+) go to the (\w+)\?"):
+        return f"because {names[0]} was {events[last(events, 'move', who=names[0], where=names[1])].why}"
+    raise AssertionError(f"the oracle cannot read {question!r}")
+
+
+def mentioned(text: str) -> set[str]:
+    return set(re.findall(r"\w+", text)) & {*PEOPLE, *PLACES, *THINGS, *CONTAINERS}

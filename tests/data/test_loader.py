@@ -1,0 +1,79 @@
+"""The loader: resumable between any two batches, independent of the number of ranks, and tightly packed."""
+
+import json
+
+import pytest
+import torch
+
+from regard.data.loader import Loader
+from regard.data.sources import Shuffled, Span, world
+from regard.text.train import byte
+
+TOKENIZER = byte()
+
+
+def loader(source=None, rows=2, length=512, **ranks):
+    return Loader(source or world(), TOKENIZER, rows, length, **ranks)
+
+
+def take(source, count):
+    return [next(source) for _ in range(count)]
+
+
+def same(left, right):
+    return all(torch.equal(left[name], right[name]) for name in left.fields)
+
+
+def mixed():
+    texts = ["short", "a little longer than that", "x" * 700, "y" * 90, "", "z"]
+    return Shuffled("mixed", [(Span(text), Span("<|end|>", marker=True)) for text in texts])
+
+
+@pytest.mark.parametrize("source", [world(), mixed()], ids=["world", "mixed"])
+@pytest.mark.parametrize("after", [0, 1, 3, 6])
+def test_resume_is_bit_identical(source, after):
+    whole = loader(source, length=64)
+    take(whole, after)
+    state = json.loads(json.dumps(whole.state_dict()))
+    expected = take(whole, 4)
+    resumed = loader(source, length=64)
+    take(resumed, 2)
+    resumed.load_state_dict(state)
+    assert all(same(left, right) for left, right in zip(expected, take(resumed, 4), strict=True))
+
+
+def test_ranks_share_the_same_batch():
+    whole = take(loader(rows=4), 3)
+    parts = [take(loader(rows=4, rank=rank, ranks=2), 3) for rank in range(2)]
+    for step in range(3):
+        for name in whole[step].fields:
+            assert torch.equal(whole[step][name], torch.cat([part[step][name] for part in parts]))
+
+
+def test_every_token_of_an_epoch_is_learned_once():
+    source = mixed()
+    reader = loader(source, rows=1, length=64)
+    pairs = sum(int((batch.segments >= 0).sum()) for batch in take(reader, 200))
+    epoch = sum(max(0, sum(len(TOKENIZER.encode(s.text, s.marker)) for s in d) - 1) for d in source.documents)
+    read = reader._next / len(source.documents) * epoch  # pairs of all documents read, the waiting ones included
+    assert abs(read - pairs) < 3 * epoch
+
+
+def test_little_is_wasted():
+    reader = loader(rows=8, length=2048)
+    take(reader, 10)
+    assert reader.fill > 0.93
+
+
+def test_another_source_or_length_is_refused():
+    state = loader().state_dict()
+    with pytest.raises(ValueError, match="length=512"):
+        loader(length=128).load_state_dict(state)
+    with pytest.raises(ValueError, match="level 1"):
+        loader(world(level=2)).load_state_dict(state)
+
+
+@pytest.mark.parametrize("wrong", [{"rows": 3, "ranks": 2}, {"rank": 2, "ranks": 2}, {"rows": 0}])
+def test_impossible_shares_are_refused(wrong):
+    with pytest.raises(ValueError, match="rows="):
+        loader(**wrong)

@@ -1,0 +1,33 @@
+"""Tiny models with each kind of memory, with weights large enough that their answers differ."""
+
+import pytest
+import torch
+
+from regard.models.decoder import Decoder
+from regard.models.stack import Repeat
+from regard.parts.attention import Attention
+from regard.parts.block import Block, Sublayer
+from regard.parts.feedforward import SwiGLU
+from regard.parts.linear_attention import LinearAttention
+from regard.parts.position.rope import Rope
+
+ATTENTION = Block((Sublayer(Attention(4, kv_heads=2, position=Rope())), Sublayer(SwiGLU(48))))
+LINEAR = Block((Sublayer(LinearAttention(4)), Sublayer(SwiGLU(48))))
+PATTERNS = {"attention": (ATTENTION, ATTENTION), "linear": (LINEAR, LINEAR), "hybrid": (LINEAR, ATTENTION)}
+
+
+@pytest.fixture(scope="session")
+def tiny():
+    """tiny(kind, dtype): a decoder of two layers, 32 wide, with 61 tokens and a context of 128."""
+    made = {}
+
+    def make(kind: str = "attention", dtype: torch.dtype = torch.float64):
+        if (kind, dtype) not in made:
+            model = Decoder(vocab=61, width=32, layers=(Repeat(PATTERNS[kind]),), context=128).build(seed=1)
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    parameter *= 8 if parameter.dim() > 1 else 1
+            made[kind, dtype] = model.to(dtype)
+        return made[kind, dtype]
+
+    return make

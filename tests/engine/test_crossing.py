@@ -1,0 +1,123 @@
+"""What a request says depends on the request alone.
+
+200 requests with ragged prompts join, leave, are cancelled and preempted, for every kind of memory, both stores and
+several chunk sizes; each is held against itself alone, and that against the model without any cache.
+"""
+
+import random
+
+import pytest
+import torch
+
+from regard.engine.engine import Engine
+from regard.engine.request import Request, Sampling
+from regard.engine.sampling import History, sample
+from regard.engine.stores.paged import Paged
+
+KINDS = ["attention", "linear", "hybrid"]
+SETTINGS = [
+    {"temperature": 0.0},
+    {"temperature": 0.0},
+    {"temperature": 0.9, "seed": 5},
+    {"temperature": 1.3, "top_k": 7, "top_p": 0.9, "seed": 6},
+    {"temperature": 0.7, "min_p": 0.05, "seed": 7, "top": 3},
+    {"temperature": 0.0, "repetition_penalty": 1.3, "frequency_penalty": 0.4},
+    {"temperature": 1.0, "presence_penalty": 1.5, "seed": 8},
+]
+
+
+def make_jobs(count: int = 200) -> list[tuple[list[int], Sampling]]:
+    rng = random.Random(3)
+    jobs = []
+    for i in range(count):
+        ids = [rng.randrange(61) for _ in range(rng.choice([1, 2, 3, 7, 8, 15, 16, 17, 30, 40]))]
+        jobs.append(
+            (ids, Sampling(max_new=rng.randint(1, 14), stop_ids=(rng.randrange(61),), **SETTINGS[i % len(SETTINGS)]))
+        )
+    return jobs
+
+
+JOBS = make_jobs()
+
+
+@pytest.fixture(scope="module")
+def alone(tiny):
+    """alone(kind, dtype): the ids of every job by an engine that has nothing else to do."""
+    known = {}
+
+    def get(kind: str, dtype: torch.dtype) -> list[list[int]]:
+        if (kind, dtype) not in known:
+            engine = Engine(tiny(kind, dtype), rows=1, store="contiguous")
+            known[kind, dtype] = [[token.id for token in engine.generate(*job)] for job in JOBS]
+        return known[kind, dtype]
+
+    return get
+
+
+def run_mixed(engine: Engine, jobs=JOBS, seed: int = 0) -> list[Request]:
+    """Submit the jobs a few at a time while others run; every ninth is cancelled at some moment."""
+    rng = random.Random(seed)
+    requests, doomed, waiting = [], [], list(jobs)
+    while waiting or not engine.idle:
+        for _ in range(rng.choice([0, 0, 1, 1, 2, 5])):
+            if waiting:
+                requests.append(engine.submit(*waiting.pop(0)))
+                if len(requests) % 9 == 0:
+                    doomed.append(requests[-1])
+        produced = engine.step()
+        assert all(request.new[-1] is token for request, token in produced)
+        if doomed and rng.random() < 0.2:
+            engine.cancel(doomed.pop(rng.randrange(len(doomed))))
+    return requests
+
+
+def check_nothing_is_left(engine: Engine, jobs=JOBS) -> None:
+    assert engine.idle and len(engine.scheduler.free_rows) == engine.store.rows
+    if isinstance(engine.store, Paged):
+        assert sorted(engine.store.free) == list(range(1, engine.store.blocks + 1))
+        assert not engine.store.table.any() and not any(engine.store.owned)
+    numbers = engine.metrics()
+    assert numbers["running"] == numbers["waiting"] == numbers["error"] == 0
+    assert numbers["stop"] + numbers["length"] + numbers["cancelled"] == len(jobs)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_alone_is_what_the_model_says_without_a_cache(tiny, alone, kind) -> None:
+    model = tiny(kind, torch.float64)
+    for (ids, sampling), new in zip(JOBS, alone(kind, torch.float64), strict=True):
+        with torch.inference_mode():
+            logits = model(torch.tensor([ids + new]))[0, len(ids) - 1 : -1]  # (new, V)
+        request = Request(tuple(ids), sampling)
+        request.history = History(ids, 61, logits.device) if sampling.penalizes else None
+        for row, id in zip(logits, new, strict=True):
+            (token,) = sample(row.unsqueeze(0), [request])
+            assert token.id == id
+            request.add(token)
+
+
+@pytest.mark.parametrize(("chunk", "count"), [(1, 50), (7, 70), (64, 200)])
+@pytest.mark.parametrize("store", ["contiguous", "paged"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_in_any_mix_as_alone(tiny, alone, kind, store, chunk, count) -> None:
+    engine = Engine(tiny(kind, torch.float64), rows=6, store=store, block=4, blocks=18, chunk=chunk, queue=500)
+    requests = run_mixed(engine, JOBS[:count])
+    for request, expected in zip(requests, alone(kind, torch.float64)[:count], strict=True):
+        ids = [token.id for token in request.new]
+        assert ids == (expected[: len(ids)] if request.finish == "cancelled" else expected)
+    check_nothing_is_left(engine, JOBS[:count])
+    assert engine.metrics()["cancelled"] >= count // 40
+    assert engine.metrics()["preemptions"] >= (count // 10 if store == "paged" else 0)
+
+
+@pytest.mark.parametrize("store", ["contiguous", "paged"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_in_float32_the_likeliest_but_for_near_ties(tiny, kind, store) -> None:
+    model = tiny(kind, torch.float32)
+    engine = Engine(model, rows=6, store=store, block=4, blocks=18, chunk=16, queue=500)
+    for request in run_mixed(engine, [(ids, Sampling(max_new=12, temperature=0)) for ids, _ in JOBS]):
+        if request.new:
+            with torch.inference_mode():
+                logits = model(torch.tensor([request.tokens[:-1]]))[0, len(request.ids) - 1 :]  # (new, V)
+            said = logits.gather(-1, torch.tensor(request.tokens[len(request.ids) :]).unsqueeze(-1)).squeeze(-1)
+            assert (logits.amax(-1) - said).max() < 1e-4
+    check_nothing_is_left(engine)

@@ -1,0 +1,159 @@
+"""Joining, waiting, giving way, ending: what the scheduler promises, and what is refused at the door."""
+
+import pytest
+import torch
+
+from regard.engine.engine import Engine
+from regard.engine.request import QueueFull, Sampling
+
+GREEDY = Sampling(max_new=6, temperature=0)
+
+
+def ids_of(request) -> list[int]:
+    return [token.id for token in request.new]
+
+
+def drain(engine: Engine) -> None:
+    while not engine.idle:
+        engine.step()
+
+
+@pytest.mark.parametrize("store", ["contiguous", "paged"])
+def test_endings(tiny, store) -> None:
+    engine = Engine(tiny(), store=store, capacity=20)
+    plain = engine.generate([1, 2, 3], GREEDY)
+    assert len(plain) == 6 and [token.finish for token in plain] == [None] * 5 + ["length"]
+    stop = plain[3].id
+    stopped = engine.generate([1, 2, 3], Sampling(max_new=6, temperature=0, stop_ids=(stop,)))
+    first = [token.id for token in plain].index(stop)
+    assert [token.id for token in stopped] == [token.id for token in plain[: first + 1]] and stopped[
+        -1
+    ].finish == "stop"
+    full = engine.generate([1] * 15, Sampling(max_new=100, temperature=0))
+    assert len(full) == 5 and full[-1].finish == "length"  # prompt and answer fill the capacity
+    assert engine.idle and engine.step() == []
+
+
+def test_a_prompt_does_not_stop_those_who_decode(tiny) -> None:
+    engine = Engine(tiny(), chunk=4)
+    talker = engine.submit([1, 2], Sampling(max_new=30, temperature=0))
+    engine.step()
+    reader = engine.submit(list(range(40)), GREEDY)
+    for _ in range(9):  # the tenth chunk ends the prompt
+        assert [request for request, _ in engine.step()] == [talker]
+    assert {id(request) for request, _ in engine.step()} == {id(talker), id(reader)}
+
+
+def test_only_the_last_position_goes_through_the_head(tiny) -> None:
+    model, seen = tiny(), []
+    hook = model.head.register_forward_hook(lambda module, inputs, output: seen.append(tuple(output.shape)))
+    engine = Engine(model, chunk=64)
+    engine.submit(list(range(50)), GREEDY)
+    engine.submit([1, 2, 3], GREEDY)
+    drain(engine)
+    hook.remove()
+    assert all(shape in {(1, 61), (2, 61)} for shape in seen)
+
+
+def test_first_come_first_served(tiny) -> None:
+    engine = Engine(tiny(), rows=2, block=4, blocks=8)
+    requests = [engine.submit([i] * 9, GREEDY) for i in range(6)]
+    ended = []
+    while not engine.idle:
+        ended += [request for request, token in engine.step() if token.finish]
+    assert ended == requests
+
+
+def test_the_youngest_gives_way_and_comes_back_first(tiny) -> None:
+    engine = Engine(tiny(), rows=3, block=4, blocks=6, capacity=24)
+    old, young, last = (engine.submit([i] * 7, Sampling(max_new=12, temperature=0)) for i in (1, 2, 3))
+    while engine.metrics()["preemptions"] == 0:
+        engine.step()
+    assert old.row is not None and engine.scheduler.waiting[0].number <= last.number
+    assert engine.scheduler.waiting[-1] is last and last.done == 0
+    drain(engine)
+    for request in (old, young, last):
+        alone = Engine(tiny(), rows=1).generate(request.ids, request.sampling)
+        assert ids_of(request) == [token.id for token in alone]
+    assert engine.metrics()["free_blocks"] == 6
+
+
+def test_a_bounded_queue(tiny) -> None:
+    engine = Engine(tiny(), rows=2, queue=3)
+    requests = [engine.submit([1], GREEDY) for _ in range(5)]
+    with pytest.raises(QueueFull, match="3 requests wait already; try again"):
+        engine.submit([1], GREEDY)
+    engine.cancel(requests[4])
+    engine.submit([2], GREEDY)
+    drain(engine)
+    assert engine.metrics()["cancelled"] == 1 and engine.metrics()["length"] == 5
+
+
+def test_cancelling(tiny) -> None:
+    engine = Engine(tiny(), rows=1)
+    running, waiting = engine.submit([1, 2], GREEDY), engine.submit([3], GREEDY)
+    engine.step()
+    engine.cancel(running)
+    engine.cancel(running)  # twice is once
+    assert running.finish == "cancelled" and len(running.new) == 1
+    engine.cancel(waiting)
+    assert engine.idle and waiting.new == [] and engine.metrics()["cancelled"] == 2
+    ended = engine.submit([4], GREEDY)
+    drain(engine)
+    engine.cancel(ended)
+    assert ended.finish == "length"
+
+
+def test_wrong_prompts_are_refused(tiny) -> None:
+    engine = Engine(tiny(), capacity=16)
+    for ids, message in [
+        ([], "the prompt is empty; give at least one id"),
+        ([1] * 16, "the prompt has 16 ids, but 16 must hold prompt and answer; shorten it"),
+        ([1, 61], "the prompt has id 61; this model's ids go from 0 to 60"),
+        ([-1], "the prompt has id -1"),
+        ([0.5], "the prompt must be integers from 0 to 60"),
+        (["a"], "the prompt must be integers from 0 to 60"),
+        ([2**70], "the prompt has id"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            engine.submit(ids, GREEDY)
+    assert engine.idle and engine.metrics()["prompt_tokens"] == 0
+    assert engine.submit(torch.tensor([1, 2]), GREEDY).ids == (1, 2)
+
+
+def test_wrong_sizes_are_refused(tiny) -> None:
+    for sizes in [{"rows": 0}, {"capacity": 0}, {"blocks": -1}, {"block": 0}, {"chunk": 0}, {"queue": 0}]:
+        with pytest.raises(ValueError, match="must be positive"):
+            Engine(tiny(), **sizes)
+    with pytest.raises(ValueError, match="exceeds the model's context=128"):
+        Engine(tiny(), capacity=129)
+    with pytest.raises(ValueError, match="did you mean 'paged'"):
+        Engine(tiny(), store="page")
+
+
+def test_few_blocks_bound_the_capacity(tiny) -> None:
+    engine = Engine(tiny(), block=4, blocks=5)
+    assert engine.capacity == 20
+    assert len(engine.generate([1] * 12, Sampling(max_new=99, temperature=0))) == 8
+
+
+def test_metrics_are_numbers(tiny) -> None:
+    engine = Engine(tiny(), rows=2, block=16, blocks=8)
+    engine.submit([1, 2, 3], GREEDY)
+    engine.submit([4], GREEDY)
+    engine.submit([5], GREEDY)
+    engine.step()
+    numbers = engine.metrics()
+    assert all(isinstance(value, int) for value in numbers.values())
+    expected = {
+        "running": 2,
+        "waiting": 1,
+        "rows": 2,
+        "blocks": 8,
+        "free_blocks": 6,
+        "prompt_tokens": 5,
+        "new_tokens": 2,
+    }
+    assert expected.items() <= numbers.items()
+    drain(engine)
+    assert engine.metrics()["new_tokens"] == 18 and engine.metrics()["length"] == 3

@@ -1,0 +1,107 @@
+"""One poisoned request fails alone: its neighbours, and those who later get its room, say what they always say."""
+
+import copy
+
+import pytest
+import torch
+
+from regard.engine.engine import Engine
+from regard.engine.request import Sampling
+
+BAD = 0  # what careless padding is made of
+PROMPTS = [[i, 3, 5 + i] * i for i in range(1, 7)]
+GREEDY = Sampling(max_new=8, temperature=0)
+
+
+@pytest.fixture
+def poisoned(tiny):
+    """poisoned(kind): a model whose token 0 is not a number."""
+
+    def make(kind: str):
+        model = copy.deepcopy(tiny(kind))
+        model.head.weight = torch.nn.Parameter(model.head.weight.detach().clone())  # the head itself is healthy
+        with torch.no_grad():
+            model.embedding.weight[BAD] = torch.nan
+            model.head.weight[BAD] = 0  # never the likeliest
+        return model
+
+    return make
+
+
+@pytest.mark.parametrize("store", ["contiguous", "paged"])
+@pytest.mark.parametrize("kind", ["attention", "linear", "hybrid"])
+def test_a_poisoned_request_fails_alone(poisoned, kind, store) -> None:
+    model = poisoned(kind)
+    quiet = Engine(model, rows=1, store="contiguous")
+    expected = [[token.id for token in quiet.generate(ids, GREEDY)] for ids in PROMPTS]
+    # few rows and blocks, and chunks of several ragged prompts: bad rows are padded, and their room is used again
+    engine = Engine(model, rows=3, store=store, block=4, blocks=24, chunk=48, queue=99)
+    healthy, bad = [], []
+    for ids in PROMPTS * 3:
+        bad.append(engine.submit([1, BAD, 2, 9][: 2 + len(bad) % 3], GREEDY))
+        healthy.append(engine.submit(ids, GREEDY))
+    engine.cancel(bad.pop())
+    while not engine.idle:
+        engine.step()
+    assert [[token.id for token in request.new] for request in healthy] == expected * 3
+    assert {(request.finish, len(request.new)) for request in bad} == {("error", 0)}
+    assert "not finite" in bad[0].error
+    assert engine.metrics()["error"] == len(bad)
+
+
+@pytest.mark.parametrize("leave", ["cancel", "preempt"])
+@pytest.mark.parametrize("store", ["contiguous", "paged"])
+def test_room_left_in_the_middle_of_a_bad_prompt_is_clean(poisoned, store, leave) -> None:
+    model = poisoned("attention")
+    expected = Engine(model, rows=1).generate([4, 8], Sampling(max_new=30, temperature=0))
+    engine = Engine(model, rows=1, store=store, block=4, blocks=10, capacity=40, chunk=4)
+    bad = engine.submit([BAD] * 30, GREEDY)
+    for _ in range(5):
+        engine.step()
+    if leave == "preempt":
+        engine.scheduler.preempt(bad)
+    engine.cancel(bad)
+    answer = engine.generate([4, 8], Sampling(max_new=30, temperature=0))
+    assert [token.id for token in answer] == [token.id for token in expected]
+
+
+@pytest.mark.parametrize("kind", ["attention", "linear", "hybrid"])
+def test_a_forward_that_raises_fails_its_cause_only(tiny, kind) -> None:
+    model = copy.deepcopy(tiny(kind))
+
+    def refuse(module, inputs) -> None:  # in the last layer, when earlier ones have already remembered
+        if (model.marked == BAD).any():
+            raise RuntimeError("the layer broke\nwith details")
+
+    def mark(module, inputs) -> None:
+        model.marked = inputs[0]
+
+    model.embedding.register_forward_pre_hook(mark)
+    model.stack.blocks[-1].sublayers[-1].body.register_forward_pre_hook(refuse)
+    allowed = Sampling(max_new=8, temperature=0, stop_ids=(BAD,))
+    quiet = Engine(model, rows=1)
+    expected = [[token.id for token in quiet.generate(ids, allowed)] for ids in PROMPTS]
+    engine = Engine(model, rows=4, block=4, blocks=40, chunk=40)
+    requests = [engine.submit(ids, allowed) for ids in PROMPTS[:3]]
+    bad = [engine.submit([5, BAD, 7], allowed), engine.submit([BAD], allowed)]
+    requests += [engine.submit(ids, allowed) for ids in PROMPTS[3:]]
+    while not engine.idle:
+        engine.step()
+    assert [[token.id for token in request.new] for request in requests] == expected
+    assert [request.error for request in bad] == ["the model failed on this request: the layer broke"] * 2
+    assert engine.metrics()["free_blocks"] == 40
+    with pytest.raises(RuntimeError, match="the layer broke"):
+        engine.generate([BAD, 1], allowed)
+
+
+def test_a_fault_of_ours_is_not_swallowed(tiny) -> None:
+    model = copy.deepcopy(tiny())
+
+    def fault(module, inputs):
+        raise TypeError("a bug")
+
+    model.norm.register_forward_pre_hook(fault)
+    engine = Engine(model)
+    with pytest.raises(TypeError, match="a bug"):
+        engine.generate([1, 2], GREEDY)
+    assert engine.idle

@@ -1,0 +1,155 @@
+"""Filters and penalties against transformers' logits processors, draws against the exact distribution by chi-square."""
+
+import math
+
+import pytest
+import torch
+from transformers import (
+    LogitsProcessorList,
+    MinPLogitsWarper,
+    RepetitionPenaltyLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from regard.engine.request import Request, Sampling
+from regard.engine.sampling import History, choose, cutoff, penalize, restrict, sample, uniform
+
+FILTERS = [
+    {"temperature": 0.6},
+    {"temperature": 1.7, "top_k": 1},
+    {"temperature": 0.8, "top_k": 20},
+    {"top_k": 5000},
+    {"top_p": 0.3},
+    {"temperature": 1.4, "top_p": 0.95},
+    {"min_p": 0.1},
+    {"temperature": 1.2, "top_k": 40, "top_p": 0.9, "min_p": 0.05},
+    {"top_p": 1e-6},
+    {"min_p": 1.0},
+]
+
+
+def request(ids=(0,), **settings) -> Request:
+    made = Request(tuple(ids), Sampling(**settings))
+    if made.sampling.penalizes:
+        made.history = History(ids, 500, torch.device("cpu"))
+    return made
+
+
+def warped(logits: torch.Tensor, s: Sampling) -> torch.Tensor:
+    """By transformers, in its own order."""
+    processors = LogitsProcessorList([TemperatureLogitsWarper(s.temperature)])
+    processors += [TopKLogitsWarper(s.top_k)] if s.top_k else []
+    processors += [TopPLogitsWarper(s.top_p)] if s.top_p < 1 else []
+    processors += [MinPLogitsWarper(s.min_p)] if s.min_p else []
+    return processors(torch.zeros(1, 1, dtype=torch.int64), logits.unsqueeze(0))[0]
+
+
+@pytest.mark.parametrize("spread", [0.1, 2.0, 12.0])
+def test_filters_are_those_of_transformers(spread) -> None:
+    samplings = [Sampling(**settings) for settings in FILTERS]
+    logits = torch.randn(len(samplings), 500, dtype=torch.float64) * spread
+    ours = restrict(logits, samplings)
+    for row, mine, settings in zip(logits, ours, samplings, strict=True):
+        theirs = warped(row, settings)
+        assert torch.equal(mine.isinf(), theirs.isinf()), settings
+        torch.testing.assert_close(mine.softmax(-1), theirs.softmax(-1), rtol=0, atol=1e-12)
+
+
+def test_repetition_penalty_is_that_of_transformers() -> None:
+    logits = torch.randn(1, 500, dtype=torch.float64) * 3
+    ids, new = [3, 9, 9, 77], [120, 9, 4]
+    asked = request(ids, repetition_penalty=1.4)
+    for id in new:
+        asked.history.add(id)
+    theirs = RepetitionPenaltyLogitsProcessor(1.4)(torch.tensor([ids + new]), logits)
+    torch.testing.assert_close(penalize(logits, [asked.history], [asked.sampling]), theirs, rtol=0, atol=1e-12)
+
+
+def test_presence_and_frequency_count_the_answer_only() -> None:
+    logits = torch.randn(1, 500, dtype=torch.float64)
+    asked = request([1, 2], presence_penalty=0.5, frequency_penalty=0.25)
+    for id in (2, 7, 7, 7):
+        asked.history.add(id)
+    expected = logits.clone()
+    expected[0, 2] -= 0.5 + 0.25
+    expected[0, 7] -= 0.5 + 3 * 0.25
+    torch.testing.assert_close(penalize(logits, [asked.history], [asked.sampling]), expected, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("settings", FILTERS[:8], ids=str)
+def test_draws_follow_the_distribution(settings) -> None:
+    """Chi-square over 20,000 draws of as many seeds; cells that expect fewer than five are put together."""
+    draws = 20_000
+    logits = torch.randn(50, dtype=torch.float64) * 1.5
+    p = warped(logits, Sampling(**settings)).softmax(-1)
+    seeds = [request(seed=seed, **settings) for seed in range(draws)]
+    ids = choose(logits.expand(draws, -1), seeds)
+    seen, expected = torch.bincount(ids, minlength=50).double(), p * draws
+    assert not seen[p == 0].any()
+    large = expected >= 5
+    seen = torch.cat([seen[large], seen[~large].sum().view(1)])
+    expected = torch.cat([expected[large], expected[~large].sum().view(1)]).clamp_min(1e-9)
+    freedom = max(len(seen) - 1, 1)
+    chi_square = ((seen - expected) ** 2 / expected).sum().item()
+    assert chi_square < freedom + 4 * math.sqrt(2 * freedom) + 8, (chi_square, freedom)  # passes but once in ~10⁵
+
+
+def test_uniform_is_uniform_over_seeds_and_steps() -> None:
+    assert uniform(7, 3) == uniform(7, 3)
+    for numbers in ([uniform(seed, 0) for seed in range(50_000)], [uniform(1, step) for step in range(50_000)]):
+        cells = torch.tensor(numbers).mul(100).long()
+        chi_square = ((torch.bincount(cells, minlength=100) - 500.0) ** 2 / 500).sum().item()
+        assert 50 < chi_square < 165
+    pairs = torch.tensor([[uniform(seed, 0), uniform(seed, 1), uniform(seed + 1, 0)] for seed in range(20_000)])
+    assert torch.corrcoef(pairs.T).fill_diagonal_(0).abs().max() < 0.03
+
+
+def test_a_row_is_what_it_is_alone() -> None:
+    logits = torch.randn(40, 500) * 2
+    settings = [*FILTERS, {"temperature": 0}, {"temperature": 0, "presence_penalty": 2.0}]
+    asked = [request([1, 5], seed=i, **settings[i % len(settings)]) for i in range(40)]
+    together = sample(logits, asked)
+    assert together == [sample(logits[i : i + 1], [asked[i]])[0] for i in range(40)]
+
+
+def test_ties_stay_whatever_the_neighbours_sort() -> None:
+    """Half-precision logits tie often; how much is sorted depends on the neighbours, what is kept must not."""
+    logits = torch.randint(0, 4, (2, 500)).double()
+    few, many = Sampling(top_k=3, top_p=0.8), Sampling(top_k=400)
+    assert cutoff(logits[:1], [few]) == cutoff(logits, [few, many])[0]
+
+
+def test_greedy_and_extreme_temperatures() -> None:
+    logits = torch.randn(1, 500) * 100
+    best = logits.argmax().item()
+    for temperature in (0.0, 1e-300, 1e-30):
+        assert choose(logits, [request(temperature=temperature, seed=3)]).item() == best
+    flat = [choose(logits, [request(temperature=1e9, seed=seed)]).item() for seed in range(200)]
+    assert len(set(flat)) > 100
+
+
+def test_logprobs_are_the_models_own() -> None:
+    logits = torch.randn(2, 500)
+    asked = [request(temperature=0, top=3), request([4], temperature=0.5, top_k=1, frequency_penalty=1.0, seed=1)]
+    tokens = sample(logits, asked)
+    logprobs = logits.log_softmax(-1)
+    for row, token in zip(logprobs, tokens, strict=True):
+        assert token.logprob == pytest.approx(row[token.id].item(), abs=1e-5)
+    best = logprobs[0].topk(3)
+    assert [id for id, _ in tokens[0].top] == best.indices.tolist()
+    assert [logprob for _, logprob in tokens[0].top] == pytest.approx(best.values.tolist(), abs=1e-5)
+    assert tokens[1].top == ()
+
+
+@pytest.mark.parametrize("settings", [*FILTERS, {"temperature": 0}, {"frequency_penalty": 1.0, "top": 4}], ids=str)
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_what_is_not_finite_is_nobodys_token(value, settings) -> None:
+    logits = torch.randn(3, 500)
+    healthy = [sample(logits[i : i + 1], [request(seed=i, **settings)])[0] for i in range(3)]
+    logits[1, 200] = value
+    logits[0, 3] = -math.inf  # an impossible token is no fault
+    tokens = sample(logits, [request(seed=i, **settings) for i in range(3)])
+    assert tokens[1] is None and tokens[0] is not None and tokens[2] == healthy[2]
+    assert sample(torch.full((1, 500), -math.inf), [request(seed=1, **settings)]) == [None]

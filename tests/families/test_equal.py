@@ -1,0 +1,103 @@
+"""What `transformers` computes, computed here: logits, hidden states, gradients, greedy text, padding; and back."""
+
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file
+from torch import Tensor
+
+from regard.at import At
+from regard.checkpoint import export, load, save
+from regard.engine.stores.contiguous import Contiguous
+from regard.families import family
+from tests.families.conftest import VOCAB, Pair
+from tests.laws import error, places
+
+LIMIT = 1e-5
+
+
+def tokens(*shape: int) -> Tensor:
+    return torch.randint(VOCAB, shape, generator=torch.Generator().manual_seed(5))
+
+
+def test_logits_and_every_hidden_state(pair: Pair) -> None:
+    text, seen = tokens(3, 33), []
+    hooks = [block.register_forward_hook(lambda _, __, out: seen.append(out)) for block in pair.ours.stack.blocks]
+    with torch.no_grad():
+        theirs = pair.theirs(text, output_hidden_states=True)
+        assert error(pair.ours(text), theirs.logits) <= LIMIT
+        last = pair.ours.hidden(text)
+    for hook in hooks:
+        hook.remove()
+    between = theirs.hidden_states[1:-1]  # theirs: embeddings, every block but the last, then the normed last
+    for found, expected in zip(seen[: len(between)], between, strict=True):
+        assert error(found, expected) <= LIMIT
+    assert error(last, theirs.hidden_states[-1]) <= LIMIT
+
+
+def test_loss_and_gradients(pair: Pair) -> None:
+    text = tokens(2, 17)
+    pair.theirs.zero_grad()
+    pair.ours.zero_grad()
+    expected = pair.theirs(text, labels=text).loss
+    loss = F.cross_entropy(pair.ours(text[:, :-1]).flatten(0, 1), text[:, 1:].flatten())
+    assert error(loss, expected) <= LIMIT
+    expected.backward()
+    loss.backward()
+    gradients = {name: p.grad for name, p in pair.ours.named_parameters()}
+    found = dict(family(pair.model_type).TABLE.write(gradients))
+    for name, parameter in pair.theirs.named_parameters():
+        assert error(found.pop(name), parameter.grad) <= LIMIT, name
+    assert not found
+
+
+@torch.no_grad()
+def test_forty_greedy_tokens_with_a_cache(pair: Pair) -> None:
+    prompt = tokens(2, 7)
+    expected = pair.theirs.generate(prompt, max_new_tokens=40, do_sample=False, attention_mask=torch.ones_like(prompt))
+    store = Contiguous(pair.ours.spec.memory(), 2, 48, torch.float32)
+    text, new = prompt, prompt
+    for _ in range(40):
+        where = torch.arange(text.shape[1] - new.shape[1], text.shape[1]).expand(2, -1)
+        new = pair.ours(new, At(where), store.states)[:, -1:].argmax(-1)
+        text = torch.cat([text, new], 1)
+    assert torch.equal(text, expected)
+    assert len(text[:, 7:].unique()) > 5, "a model that repeats itself proves little"
+
+
+@torch.no_grad()
+def test_padding_on_either_side(pair: Pair) -> None:
+    text = tokens(3, 12)
+    for left in (False, True):
+        at = places([4, 9, 12], 12, left)
+        theirs = pair.theirs(text, attention_mask=at.valid.long(), position_ids=at.positions).logits
+        assert error(pair.ours(text, at)[at.valid], theirs[at.valid]) <= LIMIT
+
+
+@torch.no_grad()
+def test_exported_it_is_the_same_model_there(pair: Pair, tmp_path: Path) -> None:
+    export(pair.ours, tmp_path / "out", pair.model_type)
+    back = type(pair.theirs).from_pretrained(tmp_path / "out")
+    text = tokens(2, 20)
+    assert torch.equal(back(text).logits, pair.theirs(text).logits)
+    ours, theirs = (load_file(folder / "model.safetensors") for folder in (tmp_path / "out", pair.folder))
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+@torch.no_grad()
+def test_saved_and_loaded_it_is_bit_identical(pair: Pair, tmp_path: Path) -> None:
+    save(pair.ours, tmp_path / "own")
+    again = load(tmp_path / "own")
+    assert again.spec == pair.ours.spec
+    assert (again.head.weight is again.embedding.weight) == pair.ours.spec.tied
+    expected = pair.ours.state_dict()
+    assert again.state_dict().keys() == expected.keys()
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in again.state_dict().items())
+
+
+def test_the_config_comes_back(pair: Pair) -> None:
+    foreign = family(pair.model_type)
+    assert foreign.spec(foreign.config(pair.ours.spec)) == pair.ours.spec
+    assert foreign.spec(pair.theirs.config.to_dict()) == pair.ours.spec

@@ -1,0 +1,44 @@
+"""Small models of every kind that attention comes in, and texts for them."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from regard.models.decoder import Decoder, DecoderModule
+from regard.models.stack import Repeat
+from regard.parts.attention import Attention, use_backend
+from regard.parts.block import Block, Sublayer
+from regard.parts.feedforward import SwiGLU
+from regard.parts.linear_attention import LinearAttention
+from regard.parts.position.alibi import Alibi
+from regard.parts.position.none import NoPosition, Position
+from regard.parts.position.rope import Rope
+
+POSITIONS = {"none": NoPosition(), "rope": Rope(), "alibi": Alibi()}
+
+
+def block(kv_heads: int, position: Position) -> Block:
+    return Block((Sublayer(Attention(heads=4, kv_heads=kv_heads, position=position)), Sublayer(SwiGLU(24))))
+
+
+@pytest.fixture
+def make() -> Callable[..., DecoderModule]:
+    def make(kv_heads: int = 2, position: str = "rope", backend: str = "auto") -> DecoderModule:
+        """Attention, linear attention, attention: float64, with weights large enough that attention is not uniform."""
+        mixed = Block((Sublayer(LinearAttention(heads=4)), Sublayer(SwiGLU(24))))
+        attending = block(kv_heads, POSITIONS[position])
+        model = Decoder(vocab=31, width=16, layers=(Repeat((attending, mixed, attending)),)).build(seed=1).double()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.mul_(12 if parameter.dim() > 1 else 1)
+        use_backend(model, backend)
+        return model
+
+    return make
+
+
+@pytest.fixture
+def ids() -> Tensor:
+    return torch.randint(0, 31, (1, 12), generator=torch.Generator().manual_seed(2))

@@ -1,0 +1,94 @@
+"""Recomputed attention maps: the recorded output is their product with the recorded values, whatever ran the model."""
+
+import math
+
+import pytest
+import torch
+
+from regard.at import At
+from regard.engine.stores.contiguous import Contiguous
+from regard.lens import attention_heads, attention_maps, attention_weights, entropy, record, row_entropy
+
+BODY = "stack.blocks.0.sublayers.0.body"
+CASES = [(k, p, b) for k in (1, 2, 4) for p in ("none", "rope", "alibi") for b in ("sdpa", "reference")]
+
+
+def at_of(case: str, length: int) -> At:
+    at = At.whole(1, length)
+    if case == "whole":
+        return at
+    if case == "packed":
+        starts = torch.tensor([[0] * 5 + [5] * (length - 5)])
+        return At(at.positions - starts, segments=(starts > 0).long())
+    return At(at.positions, valid=at.positions < length - 3)
+
+
+@pytest.mark.parametrize("case", ["whole", "packed", "padded"])
+@pytest.mark.parametrize("kv_heads, position, backend", CASES)
+def test_maps_times_values_are_the_output(make, ids, kv_heads, position, backend, case):
+    model, at = make(kv_heads, position, backend), at_of(case, ids.shape[1])
+    with torch.no_grad(), record(model, "*.body.?") as seen:
+        model(ids, at)
+    maps = attention_maps(model, ids[0], at_of(case, ids.shape[1]))
+    assert maps[1] is None
+    for layer in (0, 2):
+        values, z = (seen[f"stack.blocks.{layer}.sublayers.0.body.{tap}"][0] for tap in "vz")
+        read = maps[layer] @ values.repeat_interleave(4 // kv_heads, 0)
+        assert (read - z).abs().max() <= 1e-12
+        assert maps[layer].std(-1).max() > 0.1  # not uniform: the test can fail
+
+
+def test_maps_are_causal_probabilities(make, ids):
+    maps = attention_maps(make(), ids[0].tolist())
+    assert maps[0].shape == (4, 12, 12)
+    assert torch.allclose(maps[0].sum(-1), torch.ones(4, 12, dtype=torch.float64))
+    assert maps[0].triu(1).count_nonzero() == 0
+
+
+def test_packed_documents_do_not_see_each_other(make, ids):
+    model = make()
+    packed = attention_maps(model, ids[0], at_of("packed", 12))[2]
+    assert packed[:, 5:, :5].count_nonzero() == 0
+    assert (packed[:, :5, :5] - attention_maps(model, ids[0, :5])[2]).abs().max() <= 1e-12
+    assert (packed[:, 5:, 5:] - attention_maps(model, ids[0, 5:])[2]).abs().max() <= 1e-12
+
+
+@pytest.mark.parametrize("position", ["rope", "alibi"])
+def test_rows_and_heads_are_parts_of_the_whole(make, ids, position):
+    model, at = make(position=position), At.whole(1, 12)
+    with torch.no_grad(), record(model, [f"{BODY}.q", f"{BODY}.k"]) as seen:
+        model(ids, at)
+    body, q, k = model.get_submodule(BODY), seen[f"{BODY}.q"], seen[f"{BODY}.k"]
+    whole = attention_weights(body, q, k, at)
+    part = attention_weights(body, q, k, at, rows=slice(7, 10), heads=slice(1, 4))
+    assert (part - whole[:, 1:4, 7:10]).abs().max() <= 1e-15
+
+
+def test_weights_of_a_cached_step(make, ids):
+    """The last token alone, before remembered keys, attends as it does in the whole text."""
+    model = make(position="alibi")
+    store = Contiguous(model.spec.memory(), rows=1, capacity=12, dtype=torch.float64)
+    last = At(torch.tensor([[11]]))
+    with torch.no_grad():
+        model(ids[:, :11], states=store.states)
+        with record(model, [f"{BODY}.q", f"{BODY}.k"]) as seen:
+            model(ids[:, 11:], last, store.states)
+    at = last.with_keys(torch.arange(12).expand(1, 12))
+    weights = attention_weights(model.get_submodule(BODY), seen[f"{BODY}.q"], seen[f"{BODY}.k"], at)
+    assert (weights[0, :, 0] - attention_maps(model, ids[0])[0][:, -1]).abs().max() <= 1e-12
+
+
+def test_maps_are_of_one_text(make, ids):
+    with pytest.raises(ValueError, match=r"shape \(2, 12\)"):
+        attention_maps(make(), ids.expand(2, 12))
+
+
+def test_heads_are_counted_by_layer(make):
+    assert attention_heads(make()) == (4, 0, 4)
+
+
+def test_entropy_of_even_and_of_certain_rows():
+    even = torch.full((3, 5, 8), 1 / 8)
+    certain = torch.eye(8)[None, :5]
+    assert torch.allclose(row_entropy(even), torch.full((3, 5), math.log(8)))
+    assert torch.allclose(entropy(torch.cat([even, certain])), torch.tensor([math.log(8)] * 3 + [0.0]))

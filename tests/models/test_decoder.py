@@ -1,0 +1,123 @@
+"""The decoder as a whole: frozen names, seeds, tied heads, initial loss, and causality."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from regard.models.decoder import Decoder
+from regard.models.stack import Repeat
+from regard.parts.attention import Attention
+from regard.parts.block import Block, Sublayer
+from regard.parts.feedforward import FeedForward, SwiGLU
+from regard.parts.linear_attention import LinearAttention
+from regard.parts.norm import LayerNorm
+from regard.parts.position.alibi import Alibi
+from regard.parts.position.learned import Learned
+from tests.laws import MODELS, VOCAB, build, text
+
+LLAMA = Block((Sublayer(Attention(4, 2)), Sublayer(SwiGLU(40))))
+FROZEN = {
+    "llama": (
+        Decoder(VOCAB, 24, (Repeat((LLAMA,), 1),), tied=False),
+        """embedding.weight stack.blocks.0.sublayers.0.norm.weight stack.blocks.0.sublayers.0.body.q_proj.weight
+        stack.blocks.0.sublayers.0.body.k_proj.weight stack.blocks.0.sublayers.0.body.v_proj.weight
+        stack.blocks.0.sublayers.0.body.o_proj.weight stack.blocks.0.sublayers.1.norm.weight
+        stack.blocks.0.sublayers.1.body.gate_proj.weight stack.blocks.0.sublayers.1.body.up_proj.weight
+        stack.blocks.0.sublayers.1.body.down_proj.weight norm.weight head.weight""",
+    ),
+    "gpt2": (
+        Decoder(
+            VOCAB,
+            24,
+            (Repeat((Block((Sublayer(FeedForward(40), LayerNorm()),)),), 1),),
+            position=Learned(8),
+            norm=LayerNorm(),
+        ),
+        """embedding.weight position.table.weight stack.blocks.0.sublayers.0.norm.weight
+        stack.blocks.0.sublayers.0.norm.bias stack.blocks.0.sublayers.0.body.up_proj.weight
+        stack.blocks.0.sublayers.0.body.up_proj.bias stack.blocks.0.sublayers.0.body.down_proj.weight
+        stack.blocks.0.sublayers.0.body.down_proj.bias norm.weight norm.bias head.weight""",
+    ),
+    "linear, alibi": (
+        Decoder(
+            VOCAB,
+            24,
+            (Repeat((Block((Sublayer(LinearAttention(2, bias=True)), Sublayer(Attention(2, position=Alibi())))),)),),
+        ),
+        """embedding.weight stack.blocks.0.sublayers.0.norm.weight stack.blocks.0.sublayers.0.body.q_proj.weight
+        stack.blocks.0.sublayers.0.body.q_proj.bias stack.blocks.0.sublayers.0.body.k_proj.weight
+        stack.blocks.0.sublayers.0.body.k_proj.bias stack.blocks.0.sublayers.0.body.v_proj.weight
+        stack.blocks.0.sublayers.0.body.v_proj.bias stack.blocks.0.sublayers.0.body.o_proj.weight
+        stack.blocks.0.sublayers.0.body.o_proj.bias stack.blocks.0.sublayers.1.norm.weight
+        stack.blocks.0.sublayers.1.body.q_proj.weight stack.blocks.0.sublayers.1.body.k_proj.weight
+        stack.blocks.0.sublayers.1.body.v_proj.weight stack.blocks.0.sublayers.1.body.o_proj.weight
+        norm.weight head.weight""",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FROZEN)
+def test_state_dict_keys_are_frozen(name: str) -> None:
+    """Checkpoints depend on these names: a change here needs a way to read the old ones."""
+    spec, keys = FROZEN[name]
+    assert list(spec.build().state_dict()) == keys.split()
+
+
+def test_blocks_are_tiled_in_order() -> None:
+    a, b = Block((Sublayer(SwiGLU(8)),)), Block((Sublayer(FeedForward(8)),))
+    spec = Decoder(VOCAB, 8, (Repeat((a,)), Repeat((a, b), 2)))
+    assert spec.blocks == [a, a, b, a, b]
+    assert len(spec.build().stack.blocks) == 5
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_seed_decides_the_weights_and_nothing_else(name: str) -> None:
+    torch.manual_seed(7)
+    expected = torch.rand(3)
+    torch.manual_seed(7)
+    one, two, other = (MODELS[name].build(seed).state_dict() for seed in (1, 1, 2))
+    assert torch.equal(torch.rand(3), expected)
+    assert all(torch.equal(one[key], two[key]) for key in one)
+    assert not torch.equal(one["embedding.weight"], other["embedding.weight"])
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_fresh_model_knows_nothing(name: str) -> None:
+    tokens = text(4, 32)
+    loss = F.cross_entropy(MODELS[name].build(0)(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
+    assert abs(loss.item() - math.log(VOCAB)) < 0.1
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_no_token_sees_a_later_one(name: str) -> None:
+    model, tokens = build(MODELS[name]), text(1, 12)
+    changed = tokens.clone()
+    changed[0, 7] = (changed[0, 7] + 1) % VOCAB
+    same = (model(tokens) == model(changed)).all(-1)[0]
+    assert same[:7].all()
+    assert not same[7:].any()
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_weight_gets_a_finite_gradient(name: str) -> None:
+    model, tokens = build(MODELS[name]).requires_grad_(), text(2, 12)
+    F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten()).backward()
+    for parameter_name, parameter in model.named_parameters():
+        assert parameter.grad.isfinite().all(), parameter_name
+        # A bias of the keys shifts all scores of a query alike, and softmax does not see it.
+        assert parameter.grad.any() or parameter_name.endswith("k_proj.bias"), parameter_name
+
+
+def test_a_tied_head_is_the_embedding() -> None:
+    tied, untied = (Decoder(VOCAB, 24, (Repeat((LLAMA,)),), tied=tied).build() for tied in (True, False))
+    assert tied.head.weight is tied.embedding.weight
+    assert untied.head.weight is not untied.embedding.weight
+    assert "head.weight" not in dict(tied.named_parameters())
+
+
+def test_learned_positions_past_their_table_are_an_error() -> None:
+    model = MODELS["learned, layernorm, gelu"].build()
+    with pytest.raises(IndexError):
+        model(text(1, 65))

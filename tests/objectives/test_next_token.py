@@ -1,0 +1,111 @@
+"""The loss is the weighted mean over tokens, however they are packed, padded or cut into parts."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from regard.data.batch import Batch
+from regard.data.packing import Piece, collate
+from regard.kernels.attention.mask import Causal
+from regard.models.decoder import Decoder
+from regard.models.stack import Repeat
+from regard.objectives.next_token import next_token, where
+from regard.parts.attention import Attention
+from regard.parts.block import Block, Sublayer
+from regard.parts.body import Body
+from regard.parts.feedforward import FeedForward
+from regard.parts.linear_attention import LinearAttention
+from regard.parts.position.alibi import Alibi
+from regard.parts.position.learned import Learned
+from regard.parts.position.rope import Rope
+
+VOCAB = 11
+
+
+def model_of(mixer: Body, learned: bool = False) -> nn.Module:
+    block = Block((Sublayer(mixer), Sublayer(FeedForward(24))))
+    extra = {"position": Learned(20)} if learned else {}
+    return Decoder(VOCAB, 16, (Repeat((block,), 2),), **extra).build(seed=1).double()
+
+
+MODELS = {
+    "rope": (Attention(4, kv_heads=2, position=Rope(), mask=Causal()), False),
+    "alibi": (Attention(4, position=Alibi()), False),
+    "learned": (Attention(4), True),
+    "linear_attention": (LinearAttention(4), False),
+}
+
+
+def documents(*lengths: int) -> list[Piece]:
+    draw = torch.Generator().manual_seed(3)
+    ids = [torch.randint(VOCAB, (n + 1,), generator=draw).tolist() for n in lengths]
+    return [Piece(i, torch.rand(len(i), generator=draw, dtype=torch.float64).tolist()) for i in ids]
+
+
+def widened(batch: Batch) -> Batch:
+    return Batch(**{name: t.double() if t.is_floating_point() else t for name, t in batch.items()})
+
+
+def gradients(model: nn.Module, batches: list[Batch]) -> tuple[Tensor, list[Tensor]]:
+    """The loss over all batches and its gradient, each divided once."""
+    model.zero_grad()
+    sums = []
+    for batch in batches:
+        loss, count, _ = next_token(model, batch)
+        loss.backward()
+        sums.append(torch.stack([loss.detach(), count]))
+    loss, count = torch.stack(sums).sum(0)
+    return loss / count, [p.grad / count for p in model.parameters()]
+
+
+def test_against_the_plain_sum() -> None:
+    model = model_of(*MODELS["rope"])
+    batch = widened(collate([documents(5, 3), documents(4)], 10))
+    loss, count, metrics = next_token(model, batch)
+    log_p = model(batch.tokens, where(batch)).log_softmax(-1)
+    wanted, correct = 0.0, 0.0
+    for row in range(2):
+        for place in range(10):
+            weight, target = batch.weights[row, place], batch.targets[row, place]
+            wanted -= weight * log_p[row, place, target]
+            correct += weight * (log_p[row, place].argmax() == target)
+    assert abs(loss - wanted) < 1e-12
+    assert abs(metrics["accuracy"] - correct) < 1e-12
+    assert abs(count - batch.weights.sum()) < 1e-12
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_packed_is_separate_is_cut_into_parts(name: str) -> None:
+    model = model_of(*MODELS[name])
+    pieces = documents(5, 3, 7, 2, 6, 4, 3, 8)
+    packed = widened(collate([pieces[0:2], pieces[2:4], pieces[4:6], pieces[6:8]], 16))
+    alone = [widened(collate([[piece]], len(piece))) for piece in pieces]
+    loss, wanted = gradients(model, alone)
+    for parts in (1, 2, 4):
+        got, grads = gradients(model, [packed.rows(slice(i, i + 4 // parts)) for i in range(0, 4, 4 // parts)])
+        assert abs(got - loss) <= 1e-12
+        for grad, want in zip(grads, wanted, strict=True):
+            assert (grad - want).abs().max() <= 1e-12
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_rows_of_padding_alone_change_nothing(name: str) -> None:
+    model = model_of(*MODELS[name])
+    pieces = documents(5, 3)
+    loss, wanted = gradients(model, [widened(collate([pieces], 9))])
+    again, grads = gradients(model, [widened(collate([pieces, []], 12))])
+    assert abs(again - loss) <= 1e-12
+    for grad, want in zip(grads, wanted, strict=True):
+        assert (grad - want).abs().max() <= 1e-12
+
+
+def test_whole_rows_take_the_fast_path_and_others_do_not() -> None:
+    assert where(collate([documents(6), documents(6)], 6)).ordered
+    assert not where(collate([documents(6), documents(5)], 6)).ordered
+    assert not where(collate([documents(6), documents(2, 4)], 6)).ordered
+
+
+def test_logits_of_half_precision_are_widened() -> None:
+    model = model_of(*MODELS["rope"]).bfloat16()
+    loss, count, metrics = next_token(model, collate([documents(6)], 6))
+    assert {loss.dtype, count.dtype, metrics["accuracy"].dtype} == {torch.float32}

@@ -1,0 +1,157 @@
+"""Every part alone: its formula, its shapes, its gradients; listed once, tested by being listed."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.autograd import gradcheck
+
+from regard.at import At
+from regard.kernels.attention.mask import Full
+from regard.parts.attention import Attention, use_backend
+from regard.parts.block import Block, Sublayer
+from regard.parts.feedforward import FeedForward, SwiGLU
+from regard.parts.linear_attention import LinearAttention
+from regard.parts.norm import LayerNorm, RMSNorm
+from regard.parts.position.alibi import Alibi
+from regard.parts.position.rope import Rope
+from regard.spec import Spec
+
+WIDTH = 12
+BODIES: dict[str, Spec] = {
+    "attention": Attention(3),
+    "attention: grouped, rope, biases": Attention(6, 2, head_dim=4, position=Rope(), bias=True),
+    "attention: output bias only": Attention(2, out_bias=True),
+    "attention: full, alibi": Attention(2, position=Alibi(), mask=Full()),
+    "linear attention": LinearAttention(3),
+    "feed-forward: relu": FeedForward(20, "relu"),
+    "feed-forward: gelu": FeedForward(20, "gelu", bias=False),
+    "feed-forward: gelu_tanh": FeedForward(20, "gelu_tanh"),
+    "feed-forward: silu": FeedForward(20, "silu"),
+    "swiglu": SwiGLU(20),
+    "swiglu: biases": SwiGLU(20, bias=True),
+}
+NORMS = {"layernorm": LayerNorm(), "layernorm: no bias": LayerNorm(bias=False), "rmsnorm": RMSNorm()}
+BLOCKS = {
+    "pre": Block((Sublayer(Attention(3)), Sublayer(SwiGLU(20)))),
+    "post": Block((Sublayer(Attention(3), LayerNorm()), Sublayer(FeedForward(20), LayerNorm())), style="post"),
+    "one sublayer": Block((Sublayer(LinearAttention(2)),)),
+}
+
+
+def random(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def widely_drawn(module: nn.Module) -> nn.Module:
+    for n, parameter in enumerate(module.double().parameters()):
+        parameter.data = random(*parameter.shape, seed=n) * 0.5 + (parameter.dim() == 1)
+    return module
+
+
+def call(module: nn.Module, x: Tensor, mixes: bool) -> Tensor:
+    return module(x, At.whole(*x.shape[:2])) if mixes else module(x)
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_bodies_keep_shapes_and_have_right_gradients(name: str) -> None:
+    spec = BODIES[name]
+    module, x = widely_drawn(spec.build(WIDTH)), random(2, 5, WIDTH, seed=9).requires_grad_()
+    weights = dict(module.named_parameters())
+    assert call(module, x, spec.mixes).shape == x.shape
+
+    def as_function(x: Tensor, *values: Tensor) -> Tensor:
+        named = dict(zip(weights, values, strict=True))
+        inputs = (x, At.whole(2, 5)) if spec.mixes else (x,)
+        return torch.func.functional_call(module, named, inputs)
+
+    assert gradcheck(as_function, (x, *weights.values()), fast_mode=True)
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_a_body_sees_other_tokens_only_if_it_mixes(name: str) -> None:
+    spec = BODIES[name]
+    module, x = widely_drawn(spec.build(WIDTH)), random(1, 5, WIDTH)
+    changed = x.clone()
+    changed[:, 2] += 1
+    moved = (call(module, x, spec.mixes) != call(module, changed, spec.mixes)).any(-1)[0].tolist()
+    full = getattr(spec, "mask", None) == Full()
+    assert moved == ([full, full, True, True, True] if spec.mixes else [False, False, True, False, False])
+
+
+@pytest.mark.parametrize("name", NORMS)
+def test_norms_have_right_gradients(name: str) -> None:
+    module, x = widely_drawn(NORMS[name].build(WIDTH)), random(2, 3, WIDTH, seed=5).requires_grad_()
+    assert gradcheck(module, x, fast_mode=True)
+
+
+def test_norms_are_their_formulas() -> None:
+    x, eps = random(2, 3, WIDTH), 0.1
+    layer, rms = (widely_drawn(spec.build(WIDTH)) for spec in (LayerNorm(eps), RMSNorm(eps)))
+    centered = x - x.mean(-1, keepdim=True)
+    expected = centered / (centered.square().mean(-1, keepdim=True) + eps).sqrt() * layer.weight + layer.bias
+    assert torch.allclose(layer(x), expected, atol=1e-12)
+    assert torch.allclose(rms(x), x / (x.square().mean(-1, keepdim=True) + eps).sqrt() * rms.weight, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_rmsnorm_does_not_overflow_in_half_precision(dtype: torch.dtype) -> None:
+    x = torch.full((1, WIDTH), 3e4, dtype=dtype)
+    out = RMSNorm().build(WIDTH).to(dtype)(x)
+    assert out.dtype == dtype
+    assert torch.allclose(out.float(), torch.ones(1, WIDTH), atol=1e-2)
+
+
+def test_feedforwards_are_their_formulas() -> None:
+    x = random(2, 3, WIDTH)
+    plain, gated = (widely_drawn(spec.build(WIDTH)) for spec in (FeedForward(20, "relu"), SwiGLU(20)))
+    inner = (x @ plain.up_proj.weight.T + plain.up_proj.bias).clamp_min(0)
+    assert torch.allclose(plain(x), inner @ plain.down_proj.weight.T + plain.down_proj.bias, atol=1e-12)
+    gate = x @ gated.gate_proj.weight.T
+    inner = gate * gate.sigmoid() * (x @ gated.up_proj.weight.T)
+    assert torch.allclose(gated(x), inner @ gated.down_proj.weight.T, atol=1e-12)
+
+
+def test_attention_is_that_of_torch() -> None:
+    """`nn.MultiheadAttention` with the same weights, causal."""
+    ours = widely_drawn(Attention(3, bias=True).build(WIDTH))
+    theirs = nn.MultiheadAttention(WIDTH, 3, batch_first=True, dtype=torch.float64)
+    projections = [ours.q_proj, ours.k_proj, ours.v_proj]
+    theirs.in_proj_weight.data = torch.cat([p.weight for p in projections])
+    theirs.in_proj_bias.data = torch.cat([p.bias for p in projections])
+    theirs.out_proj.load_state_dict(ours.o_proj.state_dict())
+    x, hidden = random(2, 7, WIDTH), ~torch.ones(7, 7, dtype=torch.bool).tril()
+    expected, _ = theirs(x, x, x, attn_mask=hidden, need_weights=False)
+    assert torch.allclose(ours(x, At.whole(2, 7)), expected, atol=1e-10)
+
+
+def test_a_backend_is_chosen_for_a_whole_model() -> None:
+    model, x = widely_drawn(nn.Sequential(Attention(3).build(WIDTH))), random(1, 5, WIDTH)
+    before = model[0](x, At.whole(1, 5))
+    use_backend(model, "reference")
+    assert model[0].attend.__module__.endswith("reference")
+    assert torch.allclose(model[0](x, At.whole(1, 5)), before, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_blocks_have_right_gradients(name: str) -> None:
+    block, x = widely_drawn(BLOCKS[name].build(WIDTH)), random(2, 4, WIDTH, seed=3).requires_grad_()
+    assert gradcheck(lambda x: block(x, At.whole(2, 4)), x, fast_mode=True)
+
+
+def test_norms_stand_where_the_style_says() -> None:
+    x, at = random(1, 4, WIDTH), At.whole(1, 4)
+    for style in ("pre", "post"):
+        block = widely_drawn(Block((Sublayer(SwiGLU(20), LayerNorm()),), style=style).build(WIDTH))
+        inner = block.sublayers[0]
+        expected = x + inner.body(inner.norm(x)) if style == "pre" else inner.norm(x + inner.body(x))
+        assert torch.equal(block(x, at), expected)
+
+
+def test_dropout_acts_in_training_only() -> None:
+    block, x = Block((Sublayer(SwiGLU(20)),), dropout=0.5).build(WIDTH).double(), random(1, 40, WIDTH)
+    at = At.whole(1, 40)
+    assert torch.equal(block.eval()(x, at), block(x, at))
+    kept = block.train()(x, at) != x
+    assert 0.3 < kept.double().mean() < 0.7
+    assert F.mse_loss(block(x, at), block(x, at)) > 0

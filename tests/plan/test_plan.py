@@ -1,0 +1,169 @@
+"""The calculator against what is built: PyTorch's counter of FLOPs, the modules' parameters, the stores' tensors."""
+
+import dataclasses
+import json
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from regard.at import At
+from regard.engine.stores.contiguous import Contiguous
+from regard.engine.stores.fixed import FixedState
+from regard.engine.stores.paged import Paged
+from regard.models.decoder import Decoder
+from regard.models.stack import Repeat
+from regard.parts.attention import Attention, use_backend
+from regard.parts.block import Block, Sublayer
+from regard.parts.feedforward import FeedForward, SwiGLU
+from regard.parts.linear_attention import LinearAttention
+from regard.parts.position.learned import Learned
+from regard.parts.position.rope import Rope
+from regard.plan import DTYPES, Plan, plan
+from regard.plan.cost import amount
+
+MIXERS = {
+    "mha": Attention(heads=4),
+    "gqa": Attention(heads=4, kv_heads=2, position=Rope(), bias=True),
+    "mqa": Attention(heads=4, kv_heads=1, head_dim=12),
+    "linear": LinearAttention(heads=4),
+}
+SPECS = {
+    f"{name}-{'tied' if tied else 'untied'}": Decoder(
+        vocab=51,
+        width=32,
+        layers=(Repeat((Block((Sublayer(mixer), Sublayer(body))),), 2),),
+        position=Learned(200),
+        tied=tied,
+        context=130,
+    )
+    for name, mixer in MIXERS.items()
+    for tied, body in ((True, SwiGLU(40)), (False, FeedForward(48)))
+}
+SPECS["hybrid"] = Decoder(
+    vocab=51,
+    width=32,
+    layers=(Repeat(tuple(Block((Sublayer(MIXERS[m]), Sublayer(SwiGLU(40)))) for m in ("gqa", "linear")), 3),),
+    context=130,
+)
+
+
+@pytest.fixture(params=SPECS)
+def spec(request) -> Decoder:
+    return SPECS[request.param]
+
+
+def counted(spec: Decoder, tokens: int, backward: bool = False) -> int:
+    model = spec.build(seed=0)
+    use_backend(model, "reference")
+    ids = torch.zeros(1, tokens, dtype=torch.long)
+    with FlopCounterMode(display=False) as counter:
+        logits = model(ids)
+        if backward:
+            logits.sum().backward()
+    return counter.get_total_flops()
+
+
+def test_parameters_are_those_of_the_model(spec):
+    planned, model = plan(spec), spec.build(seed=0)
+    assert planned.parameters == sum(parameter.numel() for parameter in model.parameters())
+    assert planned.parts["embedding"] == 51 * 32
+    assert planned.parts.get("head", 0) == (0 if spec.tied else 51 * 32)
+    assert planned.weight_bytes("float32") == sum(p.numel() * p.element_size() for p in model.parameters())
+
+
+def test_parts_are_named_by_kind():
+    parts = plan(SPECS["hybrid"]).parts
+    assert set(parts) == {"embedding", "attention", "linear_attention", "swiglu", "norm"}
+    assert parts["swiglu"] == 6 * 3 * 32 * 40
+    assert parts["linear_attention"] == 3 * 4 * 32 * 32
+
+
+@pytest.mark.parametrize("tokens", [1, 17, 64, 130])
+def test_flops_are_those_of_the_model(spec, tokens):
+    assert plan(spec).flops(tokens, tokens) == counted(spec, tokens)
+
+
+@pytest.mark.parametrize("name", ["gqa-tied", "hybrid"])
+def test_flops_of_a_decoding_step(name):
+    spec, context = SPECS[name], 100
+    model = spec.build(seed=0)
+    use_backend(model, "reference")
+    store = Contiguous(spec.memory(), rows=1, capacity=context, dtype=torch.float32)
+    with FlopCounterMode(display=False) as counter:
+        model(torch.zeros(1, 1, dtype=torch.long), At(torch.tensor([[context - 1]])), store.states)
+    assert plan(spec, context).decode_flops == counter.get_total_flops()
+
+
+@pytest.mark.parametrize("name", ["mha-untied", "gqa-tied"])
+def test_training_is_three_forwards(name):
+    """Exactly so: each product has two of its size behind it. (Even the first layer's: the embedding is trained.)"""
+    spec = SPECS[name]
+    assert 3 * plan(spec).flops(130, 130) == counted(spec, 130, backward=True)
+    assert plan(spec).training_flops == 3 * plan(spec).flops(130, 130) // 130
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float64"])
+@pytest.mark.parametrize("store", ["contiguous", "paged"])
+def test_cache_bytes_are_those_of_the_stores(spec, store, dtype):
+    planned = plan(spec, context=48, batch=3, dtype=dtype)
+    if store == "contiguous":  # it keeps one slot more, for invalid tokens
+        states = Contiguous(spec.memory(), rows=3, capacity=47, dtype=DTYPES[dtype]).states
+    else:  # it keeps one block of 16 more
+        states = Paged(spec.memory(), rows=3, capacity=48, blocks=8, dtype=DTYPES[dtype]).states
+    kept = [state for block in states for state in block]
+    fixed = [state.array for state in kept if isinstance(state, FixedState)]
+    growing = [t for state in kept for t in getattr(state, "arrays", getattr(state, "pages", {})).values()]
+    assert planned.state_bytes == sum(tensor.nbytes for tensor in fixed)
+    assert planned.kv_bytes == sum(tensor.nbytes for tensor in growing)
+    assert planned.kv_bytes_per_token * 48 * 3 == planned.kv_bytes
+
+
+def test_nothing_is_allocated_for_a_large_model():
+    block = Block((Sublayer(Attention(64, kv_heads=8, position=Rope())), Sublayer(SwiGLU(28672))))
+    large = Decoder(vocab=128256, width=8192, layers=(Repeat((block,), 80),), tied=False, context=8192)
+    before = torch.get_rng_state()
+    planned = plan(large, dtype="bfloat16")
+    assert planned.parameters == 70_553_706_496  # Llama 3 70B
+    assert planned.kv_bytes_per_token == 327_680
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_training_memory_is_sixteen_bytes_a_parameter():
+    planned = plan(SPECS["mha-tied"], dtype="bfloat16")
+    assert sum(planned.training_bytes.values()) == 16 * planned.parameters
+
+
+def test_a_plan_is_plain_data():
+    planned = plan(SPECS["hybrid"])
+    data = json.loads(json.dumps(planned.to_dict()))
+    assert data["parameters"]["total"] == planned.parameters
+    assert ("parameters", "swiglu", "23 k") in planned.table()
+    assert all(isinstance(cell, str) for row in planned.table() for cell in row)
+    assert isinstance(planned, Plan) and dataclasses.replace(planned, batch=2).kv_bytes == 2 * planned.kv_bytes
+
+
+@pytest.mark.parametrize(
+    "number, unit, step, text",
+    [(0, "B", 1024, "0 B"), (999, "", 1000, "999"), (1536, "B", 1024, "1.5 KiB"), (12_345_678, "B", 1024, "11.8 MiB"),
+     (1023 * 1024, "B", 1024, "1023 KiB"), (999_700, "", 1000, "1000 k"), (70_553_706_496, "", 1000, "70.6 G"),
+     (10**19, "FLOP", 1000, "10000 PFLOP")],
+)  # fmt: skip
+def test_amounts_for_people(number, unit, step, text):
+    assert amount(number, unit, step) == text
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [({"context": 0}, "context=0"), ({"batch": -1}, "batch=-1"), ({"dtype": "float3"}, "did you mean 'float32'")],
+)
+def test_plans_that_cannot_be(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        plan(SPECS["hybrid"], **arguments)
+
+
+def test_a_spec_without_a_context_must_be_given_one():
+    endless = dataclasses.replace(SPECS["hybrid"], context=None)
+    with pytest.raises(ValueError, match="names no context"):
+        plan(endless)
+    assert plan(endless, context=8).context == 8

@@ -1,0 +1,76 @@
+"""A real uvicorn on a free port for every test that asks: streams and disconnects are real, not simulated."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import NamedTuple
+
+import httpx
+import pytest
+import uvicorn
+
+from regard.server.app import create_app
+from regard.server.service import Lens
+from regard.text.tokenizer import Tokenizer
+from regard.text.train import bpe
+from tests.server.fake import HEADS, FakeEngine, fake_maps
+
+STORY = (
+    "Mira put the red lamp into the wooden box. Then she carried the box to the garden, because the kitchen was dark. "
+    "Tomas saw the lamp shine through the trees and asked where it came from. The lamp is in the garden, said Mira."
+)
+REPLY = " The lamp is in the garden, said Mira, and the box is in the kitchen."
+
+
+class Live(NamedTuple):
+    url: str
+    client: httpx.Client
+    engine: FakeEngine
+    app: object
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> Tokenizer:
+    return bpe([STORY] * 4, vocab=340)
+
+
+@contextmanager
+def running(app) -> Iterator[int]:
+    server = uvicorn.Server(uvicorn.Config(app, "127.0.0.1", 0, log_level="critical", timeout_graceful_shutdown=2))
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    wait_until(lambda: server.started)
+    try:
+        yield server.servers[0].sockets[0].getsockname()[1]
+    finally:
+        server.should_exit = True
+        thread.join()
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 10) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.002)
+
+
+@pytest.fixture
+def live(tokenizer) -> Iterator[Callable[..., Live]]:
+    """`live(reply=…, engine options …)` starts a server; all of them end with the test."""
+    with ExitStack() as stack:
+
+        def start(
+            reply: str = REPLY, *, key: str | None = None, lens: bool = True, template: bool = True, **engine
+        ) -> Live:
+            fake = FakeEngine(tokenizer, reply, **engine)
+            words = Tokenizer(
+                tokenizer.core, eos="<|end|>", chat_template=tokenizer.chat_template if template else None
+            )
+            app = create_app(fake, words, "tiny", key=key, lens=Lens(fake_maps, HEADS) if lens else None)
+            url = f"http://127.0.0.1:{stack.enter_context(running(app))}"
+            headers = {"authorization": f"Bearer {key}"} if key else {}
+            client = stack.enter_context(httpx.Client(base_url=url, headers=headers, timeout=20))
+            return Live(url, client, fake, app)
+
+        yield start

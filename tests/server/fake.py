@@ -1,0 +1,90 @@
+"""An engine and a lens with the real interface and no model: every request is answered with the same words."""
+
+import math
+import threading
+import time
+from collections.abc import Sequence
+
+import torch
+
+from regard.engine.request import QueueFull, Request, Sampling, Token
+from regard.text.tokenizer import Tokenizer
+
+
+class FakeEngine:
+    """Writes `reply` and ends, or begins again for ever. `poison`: a prompt id on which the step fails."""
+
+    capacity = 4096
+
+    def __init__(self, tokenizer: Tokenizer, reply: str, endless: bool = False, queue: int = 8, poison: int = -1):
+        self.script = tokenizer.encode(reply)
+        self.eos, self.vocab = tokenizer.eos, tokenizer.vocab_size
+        self.endless, self.queue, self.poison = endless, queue, poison
+        self.active: list[Request] = []
+        self.submitted: list[Request] = []
+        self.cancelled = 0
+        self.hold = threading.Event()  # cleared: steps wait, as on a slow machine
+        self.hold.set()
+        self.pace = 0.0  # seconds per step
+
+    @property
+    def idle(self) -> bool:
+        return not self.active
+
+    def submit(self, ids: Sequence[int], sampling: Sampling) -> Request:
+        if len(self.active) >= self.queue:
+            raise QueueFull(f"{self.queue} requests are waiting; try again later")
+        if not all(0 <= id < self.vocab for id in ids):
+            raise ValueError(f"an id is outside the vocabulary of {self.vocab}; encode with this model's tokenizer")
+        self.active.append(request := Request(tuple(ids), sampling))
+        self.submitted.append(request)
+        return request
+
+    def cancel(self, request: Request) -> None:
+        if request in self.active:
+            self.active.remove(request)
+            request.finish = "cancelled"
+            self.cancelled += 1
+
+    def step(self) -> list[tuple[Request, Token]]:
+        self.hold.wait()
+        time.sleep(self.pace)
+        if any(self.poison in request.ids for request in self.active):
+            raise RuntimeError("a secret address: 0xdeadbeef")
+        return [(request, self.token(request)) for request in list(self.active)]
+
+    def token(self, request: Request) -> Token:
+        at = len(request.new)
+        end = at == len(self.script) and not self.endless
+        id = self.eos if end else self.script[at % len(self.script)]
+        others = [(other * 7 + 11 * at) % 256 + 5 for other in range(request.sampling.top)]
+        share = 0.35 + 0.6 * math.sin(at * 1.7) ** 2
+        top = tuple([(id, math.log(share))] + [(o, math.log((1 - share) / 2 ** (i + 1))) for i, o in enumerate(others)])
+        finish = "stop" if id in request.sampling.stop_ids else None
+        if finish is None and at + 1 == request.sampling.max_new:
+            finish = "length"
+        token = Token(id, math.log(share), top[: request.sampling.top], finish)
+        request.add(token)
+        if finish:
+            self.active.remove(request)
+        return token
+
+    def metrics(self) -> dict[str, float]:
+        return {"running": len(self.active), "submitted_total": len(self.submitted)}
+
+
+HEADS = (4, 4, 0, 4)  # the third layer has no attention
+
+
+def fake_maps(ids: Sequence[int]) -> list[torch.Tensor | None]:
+    """Causal maps: previous-token heads, first-token heads, and heads that match equal tokens."""
+    length, generator = len(ids), torch.Generator().manual_seed(0)
+    distance = torch.arange(length)[:, None] - torch.arange(length)  # (L, L)
+    equal = torch.tensor(ids)[:, None] == torch.tensor(ids)
+    patterns = (-(distance - 1.0).abs(), -torch.arange(length) / 2.0 + 0 * distance, 4.0 * equal, -0.1 * distance)
+    maps = []
+    for heads in HEADS:
+        noise = torch.randn(max(heads, 1), length, length, generator=generator)
+        scores = torch.stack(patterns)[: max(heads, 1)] * 1.5 + noise  # (H, L, L)
+        maps.append(scores.masked_fill(distance < 0, -torch.inf).softmax(-1) if heads else None)
+    return maps

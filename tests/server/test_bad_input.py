@@ -1,0 +1,110 @@
+"""Whatever is sent, the answer is 4xx in OpenAI's form, at once, and the server goes on."""
+
+import json
+
+import pytest
+
+CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
+TEXT = {"model": "tiny", "prompt": "Mira"}
+BAD = [
+    ("/v1/completions", TEXT | {"temperature": float("nan")}, "temperature"),
+    ("/v1/completions", TEXT | {"temperature": float("inf")}, "temperature"),
+    ("/v1/completions", TEXT | {"temperature": -0.1}, "temperature"),
+    ("/v1/completions", TEXT | {"temperature": "0.5"}, "temperature"),
+    ("/v1/completions", TEXT | {"top_p": 0}, "top_p"),
+    ("/v1/completions", TEXT | {"seed": 2**63}, "seed"),
+    ("/v1/completions", TEXT | {"max_tokens": 2**63}, "max_tokens"),
+    ("/v1/completions", TEXT | {"max_tokens": 0}, "max_tokens"),
+    ("/v1/completions", TEXT | {"max_tokens": True}, "max_tokens"),
+    ("/v1/completions", TEXT | {"n": 17}, "n"),
+    ("/v1/completions", TEXT | {"n": 9, "prompt": ["a", "b"]}, None),
+    ("/v1/completions", TEXT | {"stop": ["x"] * 100_000}, "stop"),
+    ("/v1/completions", TEXT | {"stop": [7]}, "stop"),
+    ("/v1/completions", TEXT | {"stop": [""]}, "stop"),
+    ("/v1/completions", TEXT | {"logprobs": 21}, "logprobs"),
+    ("/v1/completions", TEXT | {"logprobs": 1, "echo": True}, None),
+    ("/v1/completions", TEXT | {"prompt": []}, "prompt"),
+    ("/v1/completions", TEXT | {"prompt": ""}, "prompt"),
+    ("/v1/completions", TEXT | {"prompt": [-1]}, "prompt"),
+    ("/v1/completions", TEXT | {"prompt": [2**63]}, "prompt"),
+    ("/v1/completions", TEXT | {"prompt": [100_000]}, None),
+    ("/v1/completions", TEXT | {"prompt": {"a": 1}}, "prompt"),
+    ("/v1/completions", TEXT | {"prompt": "\ud800"}, "prompt"),
+    ("/v1/completions", TEXT | {"prompt": "the lamp " * 4000}, None),
+    ("/v1/completions", TEXT | {"max_tokens": 4096}, None),
+    ("/v1/completions", TEXT | {"tools": []}, "tools"),
+    ("/v1/completions", TEXT | {"\ud800": 1}, None),
+    ("/v1/completions", TEXT | {f"k{i}": i for i in range(50_000)}, "k0"),
+    ("/v1/completions", {"prompt": "Mira"}, "model"),
+    ("/v1/completions", [], None),
+    ("/v1/completions", None, None),
+    ("/v1/chat/completions", CHAT | {"messages": []}, "messages"),
+    ("/v1/chat/completions", CHAT | {"messages": CHAT["messages"] * 1025}, "messages"),
+    ("/v1/chat/completions", CHAT | {"messages": [{"role": "wizard", "content": "hi"}]}, "messages"),
+    ("/v1/chat/completions", CHAT | {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages"),
+    ("/v1/chat/completions", CHAT | {"top_logprobs": 3}, None),
+    ("/regard/tokenize", {"text": "a", "messages": CHAT["messages"]}, None),
+    ("/regard/tokenize", {"text": 3}, "text"),
+]
+
+
+@pytest.fixture
+def server(live):
+    return live()
+
+
+def refused(response, status: int = 400) -> dict:
+    assert response.status_code == status, response.text
+    error = response.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"} and error["message"]
+    assert len(response.content) < 2000 and "Traceback" not in response.text
+    return error
+
+
+def test_each_is_refused_by_name(server):
+    for path, body, param in BAD:
+        content = json.dumps(body)
+        response = server.client.post(path, content=content, headers={"content-type": "application/json"})
+        error = refused(response)
+        if param:
+            assert str(error["param"]).startswith(param), (content[:80], error)
+    assert not server.engine.submitted
+    assert server.client.post("/v1/completions", json=TEXT).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "content", [b"{", b"\xff\xfe", b"[" * 100_000, b'{"a":' * 50_000, b'{"seed":' + b"9" * 10_000 + b"}", b""]
+)
+def test_what_is_no_json(server, content):
+    refused(server.client.post("/v1/completions", content=content, headers={"content-type": "application/json"}))
+
+
+def test_other_content_types_are_refused(server):
+    """A form or a text/plain post is what another site could send without asking."""
+    refused(server.client.post("/v1/completions", content=json.dumps(TEXT), headers={"content-type": "text/plain"}))
+
+
+def test_unknown_model_path_and_method(server):
+    error = refused(server.client.post("/v1/completions", json=TEXT | {"model": "gpt-9"}), 404)
+    assert error["code"] == "model_not_found" and "'tiny'" in error["message"]
+    refused(server.client.get("/v1/models/gpt-9"), 404)
+    refused(server.client.get("/v2"), 404)
+    refused(server.client.get("/v1/completions"), 405)
+    for path in ("/web/../server/app.py", "/web/%2e%2e/server/app.py", "/web//etc/passwd"):
+        refused(server.client.get(path), 404)
+
+
+def test_the_rule_that_was_broken_is_told(server):
+    """Also where a field may be of several types."""
+    for change, rule in [
+        ({"stop": ["x"] * 17}, "stop: List should have at most 16 items"),
+        ({"prompt": [3, -1]}, "prompt.1: Input should be greater than or equal to 0"),
+        ({"temperature": 3}, "temperature: Input should be less than or equal to 2"),
+        ({"tools": []}, "unknown or unsupported parameter 'tools'; remove it"),
+    ]:
+        assert refused(server.client.post("/v1/completions", json=TEXT | change))["message"].startswith(rule)
+
+
+def test_too_long_for_the_model_says_so(server):
+    error = refused(server.client.post("/v1/completions", json=TEXT | {"max_tokens": 4096}))
+    assert error["code"] == "context_length_exceeded" and "4096" in error["message"]

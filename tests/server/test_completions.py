@@ -1,0 +1,93 @@
+"""POST /v1/completions: prompts in every form, logprobs in the legacy lists, streams that add up to the whole."""
+
+import json
+
+import pytest
+
+from tests.server.conftest import REPLY
+
+
+def post(server, **body) -> dict:
+    response = server.client.post("/v1/completions", json={"model": "tiny", "prompt": "Mira"} | body)
+    assert response.status_code == 200, response.text
+    return response.json()
+
+
+def stream(server, path: str, **body) -> list[dict]:
+    with server.client.stream("POST", path, json={"model": "tiny", "stream": True} | body) as response:
+        assert response.headers["content-type"].startswith("text/event-stream")
+        blocks = [line.removeprefix("data: ") for line in response.iter_lines() if line]
+    assert blocks.pop() == "[DONE]"
+    return [json.loads(block) for block in blocks]
+
+
+def test_ends_by_itself_or_at_the_limit(live):
+    server = live()
+    whole = post(server, max_tokens=100)
+    assert whole["object"] == "text_completion" and whole["model"] == "tiny"
+    assert whole["choices"] == [{"index": 0, "text": REPLY, "logprobs": None, "finish_reason": "stop"}]
+    usage = whole["usage"]
+    assert usage["completion_tokens"] == len(server.engine.script) + 1  # the end token counts
+    assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
+    assert post(server)["usage"]["completion_tokens"] == 16
+    cut = post(server, max_tokens=2)["choices"][0]
+    assert cut["finish_reason"] == "length" and REPLY.startswith(cut["text"])
+
+
+def test_prompt_as_text_ids_and_lists(live, tokenizer):
+    server = live()
+    ids = tokenizer.encode("Mira put")
+    for prompt in ("Mira put", ids, ["Mira put"], [ids]):
+        assert len(post(server, prompt=prompt)["choices"]) == 1
+        assert server.engine.submitted[-1].ids == tuple(ids)
+    many = post(server, prompt=["Mira", "the lamp"], n=2, seed=7)
+    assert [choice["index"] for choice in many["choices"]] == [0, 1, 2, 3]
+    assert [request.sampling.seed for request in server.engine.submitted[-4:]] == [7, 8, 7, 8]
+    assert many["usage"]["prompt_tokens"] == len(tokenizer.encode("Mira")) + len(tokenizer.encode("the lamp"))
+
+
+def test_sampling_reaches_the_engine(live, tokenizer):
+    server = live()
+    asked = {"temperature": 0, "top_p": 0.5, "top_k": 3, "min_p": 0.1, "presence_penalty": 1, "frequency_penalty": -1}
+    asked |= {"repetition_penalty": 1.5, "seed": 2**63 - 1}
+    post(server, **asked, max_tokens=4, logprobs=3)
+    sampling = server.engine.submitted[-1].sampling
+    assert {key: getattr(sampling, key) for key in asked} == asked
+    assert (sampling.max_new, sampling.top, sampling.stop_ids) == (4, 3, (tokenizer.eos,))
+
+
+def test_echo_repeats_the_prompt(live):
+    assert post(live(), prompt="Mira put", echo=True, max_tokens=1)["choices"][0]["text"].startswith("Mira put The")
+
+
+def test_logprobs_are_parallel_lists(live):
+    logprobs = post(live(), max_tokens=5, logprobs=2)["choices"][0]["logprobs"]
+    assert "".join(logprobs["tokens"]) == REPLY[: len("".join(logprobs["tokens"]))]
+    assert all(len(logprobs[key]) == 5 for key in ("tokens", "token_logprobs", "top_logprobs", "text_offset"))
+    assert all(
+        len(top) == 2 and token in top for token, top in zip(logprobs["tokens"], logprobs["top_logprobs"], strict=True)
+    )
+    assert logprobs["text_offset"][1] == len(logprobs["tokens"][0])
+
+
+def test_stop_string_is_cut_off_and_frees_the_engine(live):
+    server = live(endless=True)
+    choice = post(server, stop=["en, sa", "zzz"], max_tokens=1000)["choices"][0]
+    assert choice["text"] == " The lamp is in the gard" and choice["finish_reason"] == "stop"
+    assert server.engine.idle
+
+
+@pytest.mark.parametrize("reply", [REPLY, "snow ☃ and 🙂 and <b>html</b>\n\n", "\u2028 \r\n data: [DONE]\n\n end"])
+def test_stream_adds_up_to_the_whole(live, reply):
+    server = live(reply)
+    whole = post(server, max_tokens=200, logprobs=1)["choices"][0]
+    chunks = stream(
+        server, "/v1/completions", prompt="Mira", max_tokens=200, logprobs=1, stream_options={"include_usage": True}
+    )
+    *parts, last = chunks
+    assert last["choices"] == [] and last["usage"]["completion_tokens"] == len(server.engine.script) + 1
+    choices = [chunk["choices"][0] for chunk in parts]
+    assert "".join(choice["text"] for choice in choices) == whole["text"] == reply
+    for key in ("tokens", "token_logprobs", "text_offset"):
+        assert [value for choice in choices for value in choice["logprobs"][key]] == whole["logprobs"][key]
+    assert [choice["finish_reason"] for choice in choices] == [None] * (len(choices) - 1) + ["stop"]

@@ -1,0 +1,38 @@
+"""Random JSON in every field of every route: refused or answered, never a fault."""
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from regard.server.schema import AttentionBody, ChatBody, CompletionBody
+
+ROUTES = {
+    "/v1/completions": {"model": "tiny", "prompt": "Mira", "max_tokens": 2},
+    "/v1/chat/completions": {"model": "tiny", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 2},
+    "/regard/tokenize": {"text": "Mira"},
+    "/regard/attention": {"text": "Mira"},
+}
+FIELDS = sorted({*CompletionBody.model_fields, *ChatBody.model_fields, *AttentionBody.model_fields} - {"model"})
+SCALARS = (
+    st.none() | st.booleans() | st.integers() | st.integers(-3, 20) | st.floats(allow_nan=False, allow_infinity=False)
+)
+TEXT = st.text(max_size=8) | st.sampled_from(["user", "text", "role", "content", "type", "<|end|>"])
+JSON = st.recursive(
+    SCALARS | TEXT, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3), max_leaves=6
+)
+
+
+@pytest.fixture
+def server(live):
+    return live()
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    path=st.sampled_from(sorted(ROUTES)), changes=st.dictionaries(st.sampled_from(FIELDS), JSON, min_size=1, max_size=3)
+)
+def test_no_body_is_a_fault(server, path, changes):
+    response = server.client.post(path, json=ROUTES[path] | changes)
+    assert response.status_code in (200, 400), response.text
+    if response.status_code == 400:
+        assert response.json()["error"]["message"]

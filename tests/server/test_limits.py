@@ -1,0 +1,69 @@
+"""Keys, hosts, origins, sizes, headers."""
+
+import json
+
+import httpx
+import pytest
+
+from regard.server.app import create_app
+from regard.server.limits import MAX_BODY
+from tests.server.fake import FakeEngine
+
+PATHS = [("GET", "/v1/models"), ("POST", "/v1/completions"), ("POST", "/v1/chat/completions"), ("GET", "/regard/model")]
+PATHS += [("POST", "/regard/tokenize"), ("POST", "/regard/attention"), ("GET", "/metrics"), ("GET", "/openapi.json")]
+
+
+def test_every_route_but_the_open_ones_needs_the_key(live):
+    server = live(key="s3cret")
+    routes = {path for path, methods in server.client.get("/openapi.json").json()["paths"].items()}
+    assert routes - {"/health", "/v1/models/{name}"} == {path for _, path in PATHS} - {"/openapi.json"}
+    with httpx.Client(base_url=server.url) as stranger:
+        for method, path in PATHS + [("GET", "/v1/models/tiny"), ("GET", "/nothing")]:
+            for given in (None, "Bearer s3cre", "Basic s3cret", "s3cret", "Bearer s\u00e9cret".encode("latin-1")):
+                response = stranger.request(method, path, headers={"authorization": given} if given else {})
+                assert response.status_code == 401 and response.json()["error"]["code"] == "invalid_api_key"
+        for path in ("/health", "/", "/web/app.js"):
+            assert stranger.get(path).status_code == 200
+    assert server.client.get("/v1/models").status_code == 200
+
+
+@pytest.mark.parametrize("host", ["evil.example", "evil.example:8000", "127.0.0.1.evil.example", "[", ""])
+def test_foreign_host_names_are_refused(live, host):
+    assert live().client.get("/v1/models", headers={"host": host}).status_code in (400, 403)
+
+
+@pytest.mark.parametrize("host", ["localhost", "LOCALHOST:80", "[::1]:8000", "127.0.0.1"])
+def test_local_host_names_are_served(live, host):
+    assert live().client.get("/v1/models", headers={"host": host}).status_code == 200
+
+
+def test_pages_of_other_sites_are_refused(live):
+    server = live()
+    for origin in ("https://evil.example", "null", server.url + "0", server.url.replace("http", "ftp://http")):
+        assert server.client.get("/v1/models", headers={"origin": origin}).status_code == 403
+    own = server.client.get("/v1/models", headers={"origin": server.url})
+    assert own.status_code == 200 and "access-control-allow-origin" not in own.headers
+
+
+def test_any_host_needs_a_key(tokenizer):
+    with pytest.raises(ValueError, match="set a key"):
+        create_app(FakeEngine(tokenizer, "x"), tokenizer, "tiny", hosts=())
+
+
+def test_long_bodies_are_refused_before_they_are_read(live):
+    server = live()
+    body = json.dumps({"model": "tiny", "prompt": "x" * MAX_BODY}).encode()
+    kind = {"content-type": "application/json"}
+    declared = server.client.post("/v1/completions", content=body, headers=kind)
+    undeclared = server.client.post("/v1/completions", content=iter([body[:1000], body[1000:]]), headers=kind)
+    assert declared.status_code == undeclared.status_code == 413
+    assert server.client.post("/v1/completions", json={"model": "tiny", "prompt": "Mira"}).status_code == 200
+
+
+def test_headers_keep_the_page_at_home(live):
+    server = live()
+    for path in ("/", "/web/app.js", "/v1/models", "/nothing"):
+        headers = server.client.get(path).headers
+        policy = headers["content-security-policy"]
+        assert "default-src 'none'" in policy and "unsafe" not in policy and "http" not in policy
+        assert headers["x-content-type-options"] == "nosniff" and "set-cookie" not in headers

@@ -1,0 +1,60 @@
+"""The /regard routes."""
+
+import math
+
+import pytest
+import torch
+
+from tests.server.fake import HEADS, fake_maps
+
+
+def test_model(live):
+    facts = live().client.get("/regard/model").json()
+    assert facts["name"] == "tiny" and facts["context"] == 4096 and facts["chat"] and facts["attention"]
+    assert facts["heads"] == list(HEADS) and facts["layers"] == len(HEADS)
+
+
+def test_tokenize_text_and_messages(live, tokenizer):
+    server = live()
+    answer = server.client.post("/regard/tokenize", json={"text": "Mira put <|end|>"}).json()
+    assert answer["ids"] == tokenizer.encode("Mira put <|end|>") and "".join(answer["tokens"]) == "Mira put <|end|>"
+    answer = server.client.post("/regard/tokenize", json={"messages": [{"role": "user", "content": "hi"}]}).json()
+    assert answer["tokens"][0] == "<|user|>" and answer["tokens"][-1] == "<|assistant|>"
+
+
+def test_one_map_in_full(live, tokenizer):
+    body = {"text": "Mira put the lamp", "layer": 1, "head": 2}
+    answer = live().client.post("/regard/attention", json=body).json()
+    expected = fake_maps(tokenizer.encode(body["text"]))[1][2]
+    torch.testing.assert_close(torch.tensor(answer["weights"]), expected, atol=1e-4, rtol=0)
+    assert answer["entropy"][0] == 0 and 0 < answer["entropy"][-1] < math.log(len(answer["tokens"]))
+
+
+def test_overview_of_all_heads(live):
+    rows = live().client.post("/regard/attention", json={"text": "the lamp in the garden " * 12}).json()["layers"]
+    assert [0 if row is None else len(row["thumbnails"]) for row in rows] == list(HEADS)
+    assert {(len(map), len(map[0])) for row in rows if row for map in row["thumbnails"]} == {(24, 24)}
+    assert all(len(row["entropy"]) == 4 for row in rows if row)
+
+
+@pytest.mark.parametrize(
+    ("place", "word"),
+    [
+        ({"layer": 4, "head": 0}, "layers are 0 to 3"),
+        ({"layer": 2, "head": 0}, "no attention"),
+        ({"layer": 0, "head": 4}, "has 4 heads"),
+        ({"layer": 0}, "both"),
+        ({"text": "lamp " * 600}, "512"),
+        ({"text": ""}, "0 tokens"),
+        ({"messages": []}, "messages"),
+    ],
+)
+def test_wrong_places_are_named(live, place, word):
+    response = live().client.post("/regard/attention", json={"text": "Mira"} | place)
+    assert response.status_code == 400 and word in response.json()["error"]["message"]
+
+
+def test_without_a_lens(live):
+    server = live(lens=False)
+    assert server.client.get("/regard/model").json()["attention"] is False
+    assert server.client.post("/regard/attention", json={"text": "Mira"}).status_code == 404

@@ -1,0 +1,194 @@
+"""The page in a real browser: type, stream, hover, look at the map; hostile text stays text; no other host is asked."""
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.server.conftest import REPLY, wait_until
+
+playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+pytestmark = pytest.mark.browser
+FLAGS = "--no-sandbox --disable-gpu --disable-background-networking --disable-component-update --disable-sync"
+FLAGS += " --no-first-run --disable-quic"
+HOSTILE = '<img src=x onerror="document.title=1"><script>document.title=1</script> http://evil.example &amp;'
+ASK = "Mira put the lamp into the box. Where is the lamp?"
+
+
+@pytest.fixture(scope="module")
+def browser(chromium: str) -> Iterator:
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=chromium, args=FLAGS.split())
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def visit(browser):
+    """Opens the page and, in the end, holds it to silence: no console message, no error, no foreign host."""
+    said: list[str] = []
+    asked: set[str] = set()
+    contexts = []
+
+    def go(url: str, **options):
+        contexts.append(context := browser.new_context(**{"viewport": {"width": 1280, "height": 860}} | options))
+        page = context.new_page()
+        page.set_default_timeout(10_000)
+        page.on("console", lambda message: said.append(message.text))
+        page.on("pageerror", lambda error: said.append(str(error)))
+        page.on("request", lambda request: asked.add(request.url.split("/")[2]))
+        page.goto(url)
+        page.wait_for_selector("#facts b", state="attached")
+        return page
+
+    yield go
+    for context in contexts:
+        assert not context.cookies()
+        context.close()
+    assert said == [] and len(asked) == 1
+
+
+def write(page, text: str) -> None:
+    page.fill("#prompt", text)
+    page.keyboard.press("Enter")
+
+
+def finished(page):
+    page.wait_for_selector(".foot:has-text('per second')")
+    return page.locator(".turn.model .said").last
+
+
+def colours(page, canvas: str) -> int:
+    """How many different colours a canvas shows."""
+    return page.evaluate(
+        """(selector) => {
+            const canvas = document.querySelector(selector);
+            const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+            const seen = new Set();
+            for (let i = 0; i < data.length; i += 4) seen.add(data.slice(i, i + 4).join());
+            return seen.size;
+        }""",
+        canvas,
+    )
+
+
+def test_chat_streams_and_tokens_show_their_alternatives(live, visit):
+    server = live()
+    page = visit(server.url)
+    server.engine.hold.clear()
+    write(page, ASK)
+    page.wait_for_selector(".turn.writing")
+    assert page.locator("#stop").is_visible() and page.locator("#send").is_hidden()
+    server.engine.hold.set()
+    assert finished(page).text_content() == REPLY
+    tokens = page.locator(".token")
+    assert tokens.count() == len(server.engine.script)
+    tokens.nth(2).hover()
+    card = page.locator("#card")
+    assert card.locator(".row").count() == 8 and card.locator(".row.chosen").count() == 1
+    assert "%" in card.inner_text() and "bits" in card.inner_text()
+    tokens.nth(0).focus()
+    page.keyboard.press("ArrowRight")
+    assert tokens.nth(1).evaluate("token => token === document.activeElement")
+    assert card.is_visible() and tokens.nth(1).get_attribute("aria-describedby") == "card"
+    page.keyboard.press("Escape")
+    assert card.is_hidden()
+
+
+def test_the_map_is_drawn_read_and_changed(live, visit):
+    page = visit(live().url)
+    write(page, ASK)
+    page.wait_for_selector(".thumb")
+    page.wait_for_selector("#map")
+    assert colours(page, "#map") > 50 and colours(page, ".thumb canvas") > 20
+    assert page.locator(".thumb").count() == 12
+    assert "no attention" in page.locator(".layer-row").nth(2).inner_text()
+    page.locator("#map").hover(position={"x": 92 + 3, "y": 92 + 3})
+    assert "100.0 %" in page.inner_text("#readout")
+    page.locator("#map").focus()
+    page.keyboard.press("ArrowDown")
+    assert "looks at" in page.inner_text("#readout") and "100.0 %" not in page.inner_text("#readout")
+    page.locator(".thumb").nth(5).click()
+    page.mouse.move(0, 0)
+    page.wait_for_selector("#readout:has-text('Layer 1, head 1')")
+    assert (page.input_value("#layer"), page.input_value("#head")) == ("1", "1")
+    page.select_option("#layer", "3")
+    page.wait_for_selector("#readout:has-text('Layer 3, head 0')")
+    assert page.locator(".thumb[aria-pressed=true]").get_attribute("data-layer") == "3"
+
+
+def test_continue_mode_carries_a_passage_on(live, visit):
+    server = live()
+    page = visit(server.url)
+    page.locator("#mode-continue").check(force=True)
+    write(page, "Tomas saw")
+    assert finished(page).text_content() == "Tomas saw" + REPLY
+    page.click("#send")
+    wait_until(lambda: page.locator(".turn .said").text_content() == "Tomas saw" + REPLY + REPLY)
+    assert page.locator(".turn").count() == 1
+
+
+def test_controls_reach_the_engine_and_stop_stops(live, visit):
+    server = live(endless=True)
+    server.engine.pace = 0.005
+    page = visit(server.url)
+    page.click("#settings summary")
+    page.locator("#temperature").fill("0.3")
+    page.locator("#top-p").fill("0.9")
+    page.fill("#max-tokens", "2000")
+    page.fill("#seed", "42")
+    write(page, ASK)
+    page.wait_for_selector(".token")
+    page.click("#stop")
+    page.wait_for_selector(".foot:has-text('stopped')")
+    wait_until(lambda: server.engine.idle)
+    sampling = server.engine.submitted[0].sampling
+    assert (sampling.temperature, sampling.top_p, sampling.max_new, sampling.seed) == (0.3, 0.9, 2000, 42)
+    assert len(server.engine.submitted[0].new) < 2000
+
+
+def test_hostile_text_is_inert(live, visit):
+    page = visit(live(HOSTILE).url)
+    title = page.title()
+    write(page, HOSTILE)
+    assert finished(page).text_content() == HOSTILE
+    page.wait_for_selector(".thumb")
+    for token in page.locator(".token").all()[:3]:
+        token.hover()
+    page.locator("#map").hover(position={"x": 200, "y": 200})
+    assert page.title() == title
+    assert page.locator("#turns img, #turns script, #turns a, #card img, #readout img").count() == 0
+
+
+def test_the_key_is_asked_for(live, browser):
+    server = live(key="open sesame")
+    page = browser.new_page()
+    page.goto(server.url)
+    page.fill("#key", "open sesame")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("#facts b")
+    assert "tiny" in page.inner_text("#facts")
+    page.close()
+
+
+def test_errors_are_shown_in_words(live, visit):
+    server = live(poison=7)
+    page = visit(server.url)
+    server.engine.poison = server.engine.script[0]
+    write(page, REPLY)
+    page.wait_for_selector("#notice:not([hidden])")
+    assert "engine failed" in page.inner_text("#notice")
+    assert (
+        page.input_value("#prompt") == REPLY and page.locator(".turn").count() == 0
+    )  # nothing is lost, nothing is half done
+    server.engine.poison = -1
+    page.keyboard.press("Enter")
+    assert finished(page).text_content() == REPLY and page.locator("#notice").is_hidden()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_phone_width_does_not_overflow(live, visit, scheme):
+    page = visit(live().url, viewport={"width": 360, "height": 740}, color_scheme=scheme)
+    write(page, ASK)
+    finished(page)
+    page.wait_for_selector(".thumb")
+    assert page.evaluate("document.documentElement.scrollWidth") <= 360

@@ -1,0 +1,80 @@
+"""The server over the real engine and lens: a small random model answers over HTTP as it does alone."""
+
+import json
+from functools import partial
+
+import httpx
+import pytest
+import torch
+
+from regard.engine.engine import Engine
+from regard.engine.request import Sampling
+from regard.lens.attention import attention_heads, attention_maps
+from regard.models.decoder import Decoder
+from regard.models.stack import Repeat
+from regard.parts.attention import Attention
+from regard.parts.block import Block, Sublayer
+from regard.parts.feedforward import SwiGLU
+from regard.parts.linear_attention import LinearAttention
+from regard.parts.position.rope import Rope
+from regard.server.app import create_app
+from regard.server.service import Lens
+from regard.text.train import byte
+from tests.server.conftest import running
+
+
+@pytest.fixture(scope="module")
+def model():
+    attending = Block((Sublayer(Attention(heads=4, kv_heads=2, position=Rope())), Sublayer(SwiGLU(48))))
+    recurrent = Block((Sublayer(LinearAttention(heads=4)), Sublayer(SwiGLU(48))))
+    return Decoder(vocab=261, width=32, layers=(Repeat((attending, recurrent)),), context=96).build(seed=3).double()
+
+
+@pytest.fixture(scope="module")
+def client(model):
+    lens = Lens(partial(attention_maps, model), attention_heads(model))
+    app = create_app(Engine(model, rows=4), byte(), "small", lens=lens)
+    with running(app) as port, httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as client:
+        yield client
+
+
+def test_greedy_text_over_http_is_the_engines_own(client, model):
+    tokenizer = byte()
+    prompts = ["Mira", "the red lamp", "in the garden with Tomas"]
+    body = {"model": "small", "prompt": prompts, "max_tokens": 12, "temperature": 0, "logprobs": 3}
+    choices = client.post("/v1/completions", json=body).json()["choices"]
+    for prompt, choice in zip(prompts, choices, strict=True):
+        sampling = Sampling(max_new=12, temperature=0, stop_ids=tokenizer.stops, top=3)
+        alone = Engine(model).generate(tokenizer.encode(prompt), sampling)
+        shown = [token for token in alone if token.id not in tokenizer.stops]
+        assert choice["text"] == tokenizer.decode([token.id for token in shown])
+        expected = torch.tensor([token.logprob for token in shown])
+        torch.testing.assert_close(torch.tensor(choice["logprobs"]["token_logprobs"]), expected)
+
+
+def test_a_seeded_stream_repeats(client):
+    body = {"model": "small", "messages": [{"role": "user", "content": "where?"}], "seed": 5, "max_tokens": 20}
+    whole = client.post("/v1/chat/completions", json=body).json()["choices"][0]["message"]["content"]
+    with client.stream("POST", "/v1/chat/completions", json=body | {"stream": True}) as response:
+        blocks = [line.removeprefix("data: ") for line in response.iter_lines() if line][:-1]
+    deltas = [json.loads(block)["choices"][0]["delta"].get("content", "") for block in blocks]
+    assert "".join(deltas) == whole
+
+
+def test_the_maps_are_the_models_own(client, model):
+    facts = client.get("/regard/model").json()
+    assert facts["heads"] == [4, 0] and facts["context"] == 96
+    answer = client.post("/regard/attention", json={"text": "the lamp", "layer": 0, "head": 3}).json()
+    expected = attention_maps(model, answer["ids"])[0][3]
+    torch.testing.assert_close(torch.tensor(answer["weights"]).double(), expected, atol=6e-5, rtol=0)
+    overview = client.post("/regard/attention", json={"text": "the lamp"}).json()["layers"]
+    assert len(overview[0]["thumbnails"]) == 4 and overview[1] is None
+
+
+def test_what_does_not_fit_is_refused(client):
+    body = {"model": "small", "prompt": "x" * 96, "max_tokens": 1}
+    response = client.post("/v1/completions", json=body)
+    assert response.status_code == 400 and response.json()["error"]["code"] == "context_length_exceeded"
+    assert client.post("/v1/completions", json=body | {"prompt": "x" * 95}).status_code == 200
+    assert client.post("/v1/completions", json=body | {"prompt": [261]}).status_code == 400
+    assert "regard_engine_new_tokens" in client.get("/metrics").text

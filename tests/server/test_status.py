@@ -1,0 +1,45 @@
+"""GET /v1/models, /health, /metrics, and the frozen list of what the API takes."""
+
+
+def test_models(live):
+    client = live().client
+    listed = client.get("/v1/models").json()
+    assert listed["object"] == "list" and listed["data"][0]["id"] == "tiny"
+    assert client.get("/v1/models/tiny").json() == listed["data"][0]
+
+
+def test_metrics_are_prometheus_text(live):
+    server = live()
+    server.client.post("/v1/completions", json={"model": "tiny", "prompt": "Mira"})
+    server.client.get("/no/such/path")
+    response = server.client.get("/metrics")
+    assert response.headers["content-type"].startswith("text/plain; version=0.0.4")
+    lines = response.text.splitlines()
+    assert "regard_engine_submitted_total 1" in lines
+    assert 'regard_http_answers_total{route="/v1/completions",status="200"} 1' in lines
+    assert 'regard_http_answers_total{route="other",status="404"} 1' in lines
+
+
+def test_health_tells_of_a_stopped_engine(live):
+    server = live()
+    assert server.client.get("/health").json() == {"status": "ok"}
+    server.app.state.service.worker._stopping = True
+    assert server.client.get("/health").status_code == 503
+    assert server.client.get("/metrics").status_code == 503
+    answer = server.client.post("/v1/completions", json={"model": "tiny", "prompt": "Mira"})
+    assert answer.status_code == 503 and "retry-after" in answer.headers
+
+
+def test_the_api_takes_exactly_this(live):
+    """A change here changes what clients may send: note it in the changelog."""
+    schema = live().client.get("/openapi.json").json()["components"]["schemas"]
+    shared = "frequency_penalty max_tokens min_p model n presence_penalty repetition_penalty seed stop stream"
+    shared += " stream_options temperature top_k top_p user"
+    fields = {name: " ".join(sorted(schema[name]["properties"])) for name in schema if name.endswith("Body")}
+    assert fields == {
+        "CompletionBody": " ".join(sorted((shared + " prompt logprobs echo").split())),
+        "ChatBody": " ".join(sorted((shared + " messages max_completion_tokens logprobs top_logprobs").split())),
+        "PassageBody": "messages text",
+        "AttentionBody": "head layer messages text",
+        "ErrorBody": "error",
+    }

@@ -1,0 +1,163 @@
+"""The engine's thread: clients that leave, queues that fill, steps that fail, servers that stop."""
+
+import json
+import os
+import signal
+import threading
+from queue import Queue
+
+import httpx
+import pytest
+
+from regard.server.app import create_app
+from regard.server.run import Server, check_address
+from tests.server.conftest import Live, wait_until
+from tests.server.fake import FakeEngine
+
+LONG = {"model": "tiny", "prompt": "Mira", "max_tokens": 4000}
+
+
+def ask(server: Live, answers: list, **body) -> threading.Thread:
+    """A request in the background; its response (or why there is none) is appended to `answers`."""
+
+    def go() -> None:
+        answers.append(httpx.post(f"{server.url}/v1/completions", json=LONG | body, timeout=20))
+
+    thread = threading.Thread(target=go)
+    thread.start()
+    return thread
+
+
+def test_a_client_that_leaves_a_stream_frees_the_engine(live):
+    server = live(endless=True)
+    with server.client.stream("POST", "/v1/completions", json=LONG | {"stream": True, "n": 3}) as response:
+        next(response.iter_lines())
+        server.engine.hold.clear()  # so that it cannot finish by itself
+    server.engine.hold.set()
+    wait_until(lambda: server.engine.idle)
+    assert server.engine.cancelled == 3
+
+
+def test_a_client_that_stops_waiting_frees_the_engine(live):
+    server = live(endless=True)
+    server.engine.hold.clear()
+    with pytest.raises(httpx.ReadTimeout):
+        httpx.post(f"{server.url}/v1/completions", json=LONG, timeout=0.2)
+    server.engine.hold.set()
+    wait_until(lambda: server.engine.cancelled == 1)
+    wait_until(lambda: 'status="499"} 1' in server.client.get("/metrics").text)
+    assert server.engine.idle and len(server.engine.submitted[0].new) < 4000
+
+
+def test_many_streams_half_of_them_cut(live):
+    server = live(endless=True, queue=64)
+    server.client.post("/v1/completions", json=LONG | {"max_tokens": 1})
+    before = threading.active_count(), len(os.listdir("/dev/fd"))
+
+    def client(cut: bool) -> None:
+        body = LONG | {"stream": True, "max_tokens": 30}
+        with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=20) as response:
+            lines = response.iter_lines()
+            next(lines)
+            if not cut:
+                assert [line for line in lines if line][-1] == "data: [DONE]"
+
+    threads = [threading.Thread(target=client, args=(i % 2 == 0,)) for i in range(32)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    wait_until(lambda: server.engine.idle and not server.app.state.service.worker._tickets)
+    wait_until(lambda: (threading.active_count(), len(os.listdir("/dev/fd"))) <= before)
+    assert len(server.engine.submitted) == 33
+
+
+def test_a_full_queue_answers_at_once(live):
+    server = live(queue=2)
+    server.engine.hold.clear()
+    answers: list[httpx.Response] = []
+    first = ask(server, answers)
+    wait_until(lambda: server.engine.submitted)
+    waiting = [ask(server, answers) for _ in range(3)]
+    wait_until(lambda: len(server.app.state.service.worker._inbox) == 3)  # the thread is inside its step
+    server.engine.hold.set()
+    for thread in [first, *waiting]:
+        thread.join()
+    refused = [answer for answer in answers if answer.status_code == 429]
+    assert len(refused) in (1, 2) and all(answer.headers["retry-after"] == "1" for answer in refused)
+    assert refused[0].json()["error"]["type"] == "rate_limit_error"
+    assert [answer.status_code for answer in answers if answer not in refused] == [200] * (4 - len(refused))
+
+
+def test_all_choices_are_taken_or_none(live):
+    server = live(queue=2)
+    assert server.client.post("/v1/completions", json=LONG | {"n": 3}).status_code == 429
+    assert server.engine.idle and server.engine.cancelled == 2
+    assert server.client.post("/v1/completions", json=LONG | {"n": 2}).status_code == 200
+
+
+def test_a_failed_step_ends_its_requests_only(live, tokenizer, caplog):
+    server = live(poison=7)
+    response = server.client.post("/v1/completions", json=LONG | {"prompt": [7]})
+    assert response.status_code == 500 and response.json()["error"]["code"] == "engine_error"
+    assert "0xdeadbeef" not in response.text and "0xdeadbeef" in caplog.text
+    with server.client.stream("POST", "/v1/completions", json=LONG | {"prompt": [7], "stream": True}) as streamed:
+        blocks = [line for line in streamed.iter_lines() if line]
+    assert json.loads(blocks[0].removeprefix("data: "))["error"]["code"] == "engine_error"
+    assert blocks[-1] == "data: [DONE]"
+    assert server.client.post("/v1/completions", json=LONG).status_code == 200
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_nobody_waits_for_a_thread_that_died(live, monkeypatch):
+    server = live()
+    monkeypatch.setattr(FakeEngine, "idle", property(lambda self: 1 / 0))
+    assert server.client.post("/v1/completions", json=LONG).status_code == 500
+    assert server.client.get("/health").status_code == 503
+    assert server.client.post("/v1/completions", json=LONG).status_code == 503
+
+
+def test_an_unforeseen_fault_shows_no_trace(live, monkeypatch):
+    server = live()
+    monkeypatch.setattr(FakeEngine, "metrics", lambda self: 1 / 0)
+    response = server.client.get("/metrics")
+    assert response.status_code == 500
+    assert response.json()["error"]["code"] == "internal" and "division" not in response.text
+    assert server.client.get("/health").status_code == 200
+
+
+@pytest.mark.parametrize("drain", [0.05, 20.0])
+def test_a_signal_drains_and_every_stream_gets_its_end(tokenizer, drain):
+    """With a short drain a long answer is ended by the server, with a long one a short answer ends by itself."""
+    engine = FakeEngine(tokenizer, "again and again", endless=True)
+    engine.pace = 0.001
+    address: Queue[str] = Queue()
+    server = Server(create_app(engine, tokenizer, "tiny"), "127.0.0.1", 0, drain, ready=address.put)
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    url = address.get(timeout=10)
+    body = LONG | {"stream": True, "max_tokens": 4000 if drain < 1 else 20}
+    with httpx.stream("POST", f"{url}/v1/completions", json=body, timeout=20) as response:
+        lines = response.iter_lines()
+        next(lines)
+        server.handle_exit(signal.SIGTERM, None)
+        rest = [line for line in lines if line]
+    thread.join()
+    assert rest[-1] == "data: [DONE]" and engine.idle
+    assert ("shutting down" in rest[-2]) == (drain < 1)
+
+
+def test_a_second_signal_leaves_at_once(tokenizer):
+    server = Server(create_app(FakeEngine(tokenizer, "x"), tokenizer, "tiny"), "127.0.0.1", 0, drain=20, ready=print)
+    server.handle_exit(signal.SIGTERM, None)
+    assert server.should_exit and not server.force_exit
+    server.handle_exit(signal.SIGTERM, None)
+    assert server.force_exit
+
+
+def test_other_addresses_need_a_key():
+    assert check_address("127.0.0.1", None) and check_address("localhost", None)
+    assert check_address("0.0.0.0", "key") is False
+    for key in (None, ""):
+        with pytest.raises(ValueError, match="set a key, or bind 127.0.0.1"):
+            check_address("0.0.0.0", key)

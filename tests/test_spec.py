@@ -1,0 +1,188 @@
+"""Specs in Python, JSON and TOML are one thing; what cannot be is refused with the place, the value and the remedy."""
+
+import dataclasses
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from regard.kernels.attention.mask import Causal, Full
+from regard.models.decoder import Decoder
+from regard.models.stack import Repeat
+from regard.parts.attention import Attention
+from regard.parts.block import Block, Sublayer
+from regard.parts.feedforward import FeedForward, SwiGLU
+from regard.parts.linear_attention import LinearAttention
+from regard.parts.norm import LayerNorm, RMSNorm
+from regard.parts.position.alibi import Alibi
+from regard.parts.position.learned import Learned
+from regard.parts.position.none import NoPosition
+from regard.parts.position.rope import Rope
+from regard.parts.position.sinusoidal import Sinusoidal
+from regard.spec import KINDS, Spec, SpecError, class_of
+from tests.laws import MODELS
+
+sizes = st.integers(1, 10**6)
+scales = st.floats(1e-30, 1e30)
+norms = st.builds(LayerNorm, eps=scales, bias=st.booleans()) | st.builds(RMSNorm, eps=scales)
+positions = (
+    st.builds(Rope, base=scales)
+    | st.builds(Sinusoidal, base=scales)
+    | st.builds(Learned, length=sizes)
+    | st.sampled_from([NoPosition(), Alibi()])
+)
+attentions = st.integers(1, 8).flatmap(
+    lambda kv_heads: st.builds(
+        Attention,
+        heads=st.integers(1, 8).map(lambda groups: groups * kv_heads),
+        kv_heads=st.sampled_from([None, kv_heads]),
+        head_dim=st.none() | sizes,
+        position=positions,
+        mask=st.sampled_from([Causal(), Full()]),
+        bias=st.booleans(),
+        out_bias=st.none() | st.booleans(),
+    )
+)
+activations = st.sampled_from(["relu", "gelu", "gelu_tanh", "silu"])
+bodies = (
+    attentions
+    | st.builds(LinearAttention, heads=sizes, bias=st.booleans())
+    | st.builds(FeedForward, hidden=sizes, activation=activations, bias=st.booleans())
+    | st.builds(SwiGLU, hidden=sizes, bias=st.booleans())
+)
+sublayers = st.lists(st.builds(Sublayer, body=bodies, norm=norms), min_size=1, max_size=3).map(tuple)
+blocks = st.builds(
+    Block, sublayers=sublayers, style=st.sampled_from(["pre", "post"]), dropout=st.floats(0, 1, exclude_max=True)
+)
+runs = st.builds(Repeat, blocks=st.lists(blocks, min_size=1, max_size=2).map(tuple), times=sizes)
+decoders = st.builds(
+    Decoder,
+    vocab=sizes,
+    width=sizes,
+    layers=st.lists(runs, min_size=1, max_size=2).map(tuple),
+    position=positions,
+    norm=norms,
+    tied=st.booleans(),
+    context=st.none() | sizes,
+)
+
+
+@given(decoders)
+def test_files_give_the_same_spec_back(spec: Decoder) -> None:
+    assert Decoder.from_json(spec.to_json()) == spec
+    assert Decoder.from_toml(spec.to_toml()) == spec
+    assert Decoder.from_dict(spec.to_dict()) == spec
+    assert hash(Decoder.from_json(spec.to_json())) == hash(spec)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_the_models_of_the_laws_too(name: str) -> None:
+    assert Spec.from_json(MODELS[name].to_json()) == Spec.from_toml(MODELS[name].to_toml()) == MODELS[name]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_is_where_the_table_says(kind: str) -> None:
+    cls = class_of(kind, "here")
+    assert issubclass(cls, Spec)
+    assert dataclasses.fields(cls) is not None
+    assert cls.kind.fget(object.__new__(cls)) == kind
+
+
+def test_every_value_is_spelled_out_but_none() -> None:
+    written = Attention(4).to_dict()
+    assert written["bias"] is False
+    assert written["position"] == {"kind": "no_position"}
+    assert "kv_heads" not in written
+
+
+def test_values_are_settled() -> None:
+    """A file's integer is a float where the field says so, its list a tuple."""
+    assert type(Rope(base=10000).base) is float
+    spec = Block([Sublayer(SwiGLU(4))])
+    assert type(spec.sublayers) is tuple
+
+
+ATTENTION = {"kind": "attention", "heads": 4}
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (ATTENTION | {"kind": "atention"}, "there is no kind 'atention'; did you mean 'attention'"),
+        (ATTENTION | {"kind": 3}, "there is no kind 3"),
+        (ATTENTION | {"kind": []}, r"there is no kind \[\]"),
+        (ATTENTION | {"kvheads": 2}, "attention has no key 'kvheads'; did you mean 'kv_heads'"),
+        (ATTENTION | {"zzz": 2}, "no key 'zzz'; choose one of bias, head_dim"),
+        ({"kind": "attention"}, "attention needs heads"),
+        (ATTENTION | {"heads": "4"}, "Attention.heads: expected int, found '4'"),
+        (ATTENTION | {"heads": True}, "Attention.heads: expected int, found True"),
+        (ATTENTION | {"heads": 4.0}, "Attention.heads: expected int, found 4.0"),
+        (ATTENTION | {"bias": 1}, "Attention.bias: expected bool, found 1"),
+        (ATTENTION | {"position": {"kind": "rope", "base": "x"}}, "Rope.base: expected float, found 'x'"),
+        (ATTENTION | {"position": {"kind": "rope", "bass": 1}}, r"Attention.position: rope has no key 'bass'.*'base'"),
+        (ATTENTION | {"position": {"kind": "swiglu", "hidden": 3}}, "position: expected Position, found SwiGLU"),
+        (ATTENTION | {"position": "rope"}, "Attention.position: expected Position, found 'rope'"),
+        (ATTENTION | {"mask": None}, "Attention.mask: expected Mask, found None"),
+        ({"kind": "rope"}, "expected a Attention, found kind='rope'"),
+        ({"kind": "rope", "base": float("nan")}, "Rope.base=nan: must be a finite number"),
+        ([], "expected a table with a 'kind'"),
+    ],
+    ids=str,
+)
+def test_data_that_is_no_spec(data: object, message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        Attention.from_dict(data)
+
+
+def test_the_place_in_a_deep_tree_is_named() -> None:
+    data = json.loads(MODELS["hybrid"].to_json())
+    data["layers"][0]["blocks"][1]["sublayers"][0]["body"]["position"]["kind"] = "ropee"
+    place = r"Decoder\.layers\[0\]\.blocks\[1\]\.sublayers\[0\]\.body\.position"
+    with pytest.raises(SpecError, match=f"{place}: there is no kind 'ropee'; did you mean 'rope'"):
+        Decoder.from_dict(data)
+
+
+BLOCK = Block((Sublayer(SwiGLU(4)),))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Attention(12, 5), "heads=12 is not divisible by kv_heads=5; choose one of 1, 2, 3, 4, 6, 12"),
+        (lambda: Attention(0), "heads=0 must be positive"),
+        (lambda: Attention(4, 0), "kv_heads=0"),
+        (lambda: Attention(4, -2), "kv_heads=-2"),
+        (lambda: Attention(4, head_dim=0), "head_dim=0 must be positive"),
+        (lambda: Attention(5).sizes(12), "width=12 is not divisible by heads=5"),
+        (lambda: LinearAttention(5).build(12), "width=12 is not divisible by heads=5"),
+        (lambda: LinearAttention(0), "heads=0 must be positive"),
+        (lambda: FeedForward(0), "hidden=0 must be positive"),
+        (lambda: FeedForward(4, "gelu_tan"), "activation='gelu_tan': did you mean 'gelu_tanh'"),
+        (lambda: SwiGLU(-1), "hidden=-1 must be positive"),
+        (lambda: Learned(0), "length=0 must be positive"),
+        (lambda: Rope(0.0), "base=0.0 must be positive"),
+        (lambda: Rope().build(5, 1), "head_dim=5 must be even"),
+        (lambda: Sinusoidal(-1.0), "base=-1.0 must be positive"),
+        (lambda: Sinusoidal().build(5, 1), "width=5 must be even"),
+        (lambda: Block(()), "sublayers is empty"),
+        (lambda: Block((Sublayer(SwiGLU(4)),), dropout=1.0), "dropout=1.0 must be in"),
+        (lambda: Block((Sublayer(SwiGLU(4)),), style="prenorm"), "style='prenorm': did you mean 'pre'"),
+        (lambda: Repeat(()), "blocks is empty"),
+        (lambda: Repeat((BLOCK,), 0), "times=0 must be positive"),
+        (lambda: Decoder(0, 4, (Repeat((BLOCK,)),)), "vocab=0 must be positive"),
+        (lambda: Decoder(4, 0, (Repeat((BLOCK,)),)), "width=0 must be positive"),
+        (lambda: Decoder(4, 4, ()), "layers is empty"),
+        (lambda: Decoder(4, 4, (Repeat((BLOCK,)),), context=0), "context=0 must be positive"),
+        (lambda: RMSNorm(eps=-1.0), "eps=-1.0"),
+        (lambda: LayerNorm(eps=-1.0), "eps=-1.0"),
+    ],
+)
+def test_fields_that_contradict_each_other(make, message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        make()
+
+
+def test_a_spec_is_frozen() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        Rope().base = 3.0

@@ -1,0 +1,93 @@
+"""Chat templates: the default one, the usual foreign idioms, and attacks that the sandbox must refuse quickly."""
+
+import time
+
+import pytest
+
+from regard.text.chat import DEFAULT_TEMPLATE, ChatError, render
+
+HELLO = [{"role": "user", "content": "hi"}]
+
+
+def test_default_template():
+    messages = [
+        {"role": "system", "content": "Be brief."},
+        *HELLO,
+        {"role": "assistant", "content": "yes"},
+        {"role": "user", "content": "why?"},
+    ]
+    expected = "<|system|>Be brief.<|user|>hi<|assistant|>yes<|end|><|user|>why?"
+    assert render(DEFAULT_TEMPLATE, messages) == expected + "<|assistant|>"
+    assert render(DEFAULT_TEMPLATE, messages, add_generation_prompt=False) == expected
+
+
+def test_default_template_refuses_unknown_roles():
+    with pytest.raises(ChatError, match="role wizard is unknown"):
+        render(DEFAULT_TEMPLATE, [{"role": "wizard", "content": "hi"}])
+
+
+@pytest.mark.parametrize(
+    ("template", "text"),
+    [
+        (
+            "{{ bos_token }}{% for m in messages %}[{{ m['role'] }}] {{ m.content | trim }}\n{% endfor %}",
+            "<s>[user] hi\n",
+        ),
+        ("{% for m in messages %}{% if loop.last %}last of {{ loop.length }}{% endif %}{% endfor %}", "last of 1"),
+        ("{{ {'é': [1, '<']} | tojson }}", '{"é": [1, "<"]}'),
+        ("{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}{% endfor %}{{ ns.n }}", "1"),
+        ("{% for m in messages * 3 %}{% if loop.index == 2 %}{% break %}{% endif %}x{% endfor %}", "x"),
+        ("{{ 'a,b'.split(',') | join('-') ~ '!' }}", "a-b!"),
+        ("{{ messages[0].content.replace('h', 'H') }}{{ strftime_now('%Y') | length }}", "Hi4"),
+    ],
+)
+def test_usual_idioms(template, text):
+    assert render(template, HELLO, bos_token="<s>") == text
+
+
+ATTACKS = [
+    "{{ ''.__class__.__mro__ }}",
+    "{{ cycler.__init__.__globals__ }}",
+    "{{ messages.append(1) }}",
+    "{{ messages[0].update(role='x') }}",
+    "{{ messages[0].content.x.y }}",
+    "{% include '/etc/passwd' %}",
+    "{% for",
+    "{{ 1 / 0 }}",
+    "{{ raise_exception('no') }}",
+    "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+    "{% set r = range(99999) %}{% for i in r %}{% for j in r %}{% endfor %}{% endfor %}",
+    "{% set r = range(99999) %}{% for i in r %}{% for j in r %}xxxxxxxxxx{% endfor %}{% endfor %}",
+    "{{ range(10 ** 9) }}",
+    "{{ 'a' * 10 ** 9 }}",
+    "{{ 3999999 * 'a' * 3999999 }}",
+    "{{ [0] * 3000000 * 3000000 }}",
+    "{{ 9 ** 9 ** 9 }}",
+    "{{ 2.5 ** 99999 }}",
+    "{% set ns = namespace(s='a') %}{% for i in range(40) %}{% set ns.s = ns.s ~ ns.s %}{% endfor %}",
+    "{% set ns = namespace(s='a') %}{% for i in range(40) %}{% set ns.s = ns.s + ns.s %}{% endfor %}",
+    "{% set s = 'a' * 1000000 %}{{ s.replace('a', s) }}",
+    "{% set s = 'a' * 1000000 %}{{ s | replace('a', s) }}",
+    "{% set s = 'a' * 1000000 %}{{ s | join(s) }}",
+    "{{ 'a'.center(999999999) }}",
+    "{{ 'a' | center(999999999) }}",
+    "{{ '%999999999d' | format(1) }}",
+    "{{ '%999999999d' % 1 }}",
+    "{{ '{:999999999d}'.format(1) }}",
+    "{{ '{x:999999999d}'.format_map({'x': 1}) }}",
+    "{{ lipsum(n=100000) }}",
+]
+
+
+@pytest.mark.parametrize("template", ATTACKS)
+def test_attacks_end_in_an_error_and_soon(template, monkeypatch):
+    monkeypatch.setattr("regard.text.sandbox.SECONDS", 0.2)
+    start = time.monotonic()
+    with pytest.raises(ChatError, match="chat template failed"):
+        render(template, HELLO)
+    assert time.monotonic() - start < 2
+    assert HELLO == [{"role": "user", "content": "hi"}]
+
+
+def test_content_is_data_not_template():
+    assert render(DEFAULT_TEMPLATE, [{"role": "user", "content": "{{ 1 + 1 }}"}]).startswith("<|user|>{{ 1 + 1 }}")

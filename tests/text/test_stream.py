@@ -1,0 +1,75 @@
+"""The stream gives the same text as decoding everything at once, in whole characters, and cuts at stop strings."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from regard.text.stream import Detokenizer
+from regard.text.train import bpe, byte, character
+
+BYTE = byte()
+TOKENIZERS = [BYTE, bpe(["the cat sat on the mat 🙂 né"] * 9, vocab=300), character("abc 🙂")]
+EMOJI = "a👩‍👩‍👧é€🙂"
+
+
+def run(tokenizer, ids, stops=()):
+    stream = Detokenizer(tokenizer, stops)
+    return [stream.push(id) for id in ids] + [stream.finish()], stream
+
+
+def test_an_emoji_comes_whole():
+    pieces, _ = run(BYTE, BYTE.encode("x🙂y"))
+    assert pieces == ["x", "", "", "", "🙂", "y", ""]
+
+
+@pytest.mark.parametrize("tokenizer", TOKENIZERS, ids=["byte", "bpe", "character"])
+@settings(derandomize=True, max_examples=200, deadline=None)
+@given(data=st.data())
+def test_any_ids_stream_to_their_decoding(tokenizer, data):
+    ids = data.draw(st.lists(st.integers(0, tokenizer.vocab_size - 1), max_size=40))
+    pieces, _ = run(tokenizer, ids)
+    assert "".join(pieces) == tokenizer.decode(ids)
+
+
+@settings(derandomize=True, max_examples=300, deadline=None)
+@given(
+    text=st.text(alphabet="ab🙂", max_size=24),
+    stops=st.lists(st.text(alphabet="ab🙂", min_size=1, max_size=4), max_size=3),
+)
+def test_stop_strings_cut_where_a_search_would(text, stops):
+    pieces, stream = run(BYTE, BYTE.encode(text), stops)
+    found = [(text.find(stop) + len(stop), text.find(stop), stop) for stop in stops if stop in text]
+    if not found:
+        assert "".join(pieces) == text
+        assert stream.stopped is None
+        return
+    end = min(found)[0]  # the earliest end is seen first; of those that end there, the longest starts first
+    start = min(start for stop_end, start, _ in found if stop_end == end)
+    assert "".join(pieces) == text[:start]
+    assert text[start:].startswith(stream.stopped)
+
+
+def test_nothing_of_a_stop_string_leaks():
+    pieces, stream = run(BYTE, BYTE.encode("go STOP on"), ["STOP", "ON"])
+    assert "".join(pieces) == "go "
+    assert stream.stopped == "STOP"
+    assert all("S" not in piece for piece in pieces)
+
+
+def test_a_beginning_that_came_to_nothing_is_given_back():
+    pieces, stream = run(BYTE, BYTE.encode("a STO"), ["STOP"])
+    assert pieces[-1] == "STO"
+    assert stream.stopped is None
+
+
+def test_empty_stop_is_refused():
+    with pytest.raises(ValueError, match="empty"):
+        Detokenizer(BYTE, [""])
+
+
+def test_cost_per_token_does_not_grow(monkeypatch):
+    seen = []
+    decode = BYTE.decode
+    monkeypatch.setattr(BYTE, "decode", lambda ids, special=False: (seen.append(len(ids)), decode(ids, special))[1])
+    run(BYTE, BYTE.encode(EMOJI * 50))
+    assert max(seen) < 20

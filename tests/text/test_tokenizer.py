@@ -1,0 +1,139 @@
+"""Tokenizers: every text survives the round trip, markers are only markers when asked, folders are read strictly."""
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from regard.text.tokenizer import Tokenizer
+from regard.text.train import MARKERS, bpe, byte, character
+
+PROSE = ["Tom went to the kitchen. Mary took the ball.", "Where is Tom? In the kitchen, naïve 🙂."] * 20
+BYTE, BPE, CHARACTER = byte(), bpe(PROSE, vocab=320), character(PROSE)
+
+
+@pytest.mark.parametrize("tokenizer", [BYTE, BPE], ids=["byte", "bpe"])
+@settings(derandomize=True, max_examples=200, deadline=None)
+@given(text=st.text() | st.sampled_from(MARKERS) | st.text(alphabet=" \n\tTom<|end>👩‍👧é"))
+def test_any_text_survives(tokenizer, text):
+    assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+@settings(derandomize=True, max_examples=100, deadline=None)
+@given(text=st.text(alphabet=sorted(set("".join(PROSE)))))
+def test_character_round_trip(text):
+    assert CHARACTER.decode(CHARACTER.encode(text)) == text
+    assert len(CHARACTER.encode(text)) == len(text)
+
+
+def test_character_names_what_it_does_not_know():
+    with pytest.raises(ValueError, match="Ж"):
+        CHARACTER.encode("Tom Ж")
+
+
+@pytest.mark.parametrize("tokenizer", [BYTE, BPE, CHARACTER], ids=["byte", "bpe", "character"])
+def test_markers_are_single_tokens_only_when_special(tokenizer):
+    assert tokenizer.encode("<|end|>", special=True) == [tokenizer.eos]
+    if tokenizer is not CHARACTER:
+        plain = tokenizer.encode("a<|end|>")
+        assert tokenizer.eos not in plain
+        assert tokenizer.decode(plain) == "a<|end|>"
+    ids = tokenizer.encode("<|user|>Tom<|end|>", special=True)
+    assert tokenizer.decode(ids) == "Tom"
+    assert tokenizer.decode(ids, special=True) == "<|user|>Tom<|end|>"
+
+
+def test_sizes_and_readable_tokens():
+    assert BYTE.vocab_size == 256 + len(MARKERS)
+    assert BPE.vocab_size <= 320
+    assert (BYTE.bos, BYTE.pad, BYTE.eos) == (None, 0, 1)
+    assert BPE.token(BPE.eos) == "<|end|>"
+    assert BPE.token(BPE.encode(" the")[0]) == " the"
+    assert BYTE.token(BYTE.encode("🙂")[0]) not in ("", "\ufffd")
+
+
+def test_bpe_refuses_a_vocabulary_smaller_than_its_alphabet():
+    with pytest.raises(ValueError, match="vocab=100"):
+        bpe(PROSE, vocab=100)
+
+
+@pytest.mark.parametrize("tokenizer", [BYTE, BPE, CHARACTER], ids=["byte", "bpe", "character"])
+def test_folder_round_trip(tokenizer, tmp_path):
+    tokenizer.save(tmp_path)
+    again = Tokenizer.load(tmp_path)
+    assert again.encode(PROSE[1]) == tokenizer.encode(PROSE[1])
+    assert (again.bos, again.eos, again.pad) == (tokenizer.bos, tokenizer.eos, tokenizer.pad)
+    assert again.chat_template == tokenizer.chat_template
+    assert again.vocab_size == tokenizer.vocab_size
+
+
+def test_transformers_loads_our_folder(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    BPE.save(tmp_path)
+    theirs = transformers.AutoTokenizer.from_pretrained(tmp_path)
+    assert theirs.encode(PROSE[1], add_special_tokens=False) == BPE.encode(PROSE[1])
+    assert theirs.decode(BPE.encode(PROSE[1])) == PROSE[1]
+    assert (theirs.eos_token_id, theirs.pad_token_id) == (BPE.eos, BPE.pad)
+    from regard.text.chat import render
+
+    messages = [{"role": "user", "content": "Where is Tom?"}]
+    assert theirs.apply_chat_template(messages, tokenize=False, add_generation_prompt=True) == render(
+        BPE.chat_template, messages
+    )
+
+
+def edit(folder, name, **changes):
+    path = folder / name
+    settings = json.loads(path.read_text()) if path.exists() else {}
+    path.write_text(json.dumps(settings | changes))
+
+
+def test_foreign_spellings(tmp_path):
+    BPE.save(tmp_path)
+    (tmp_path / "chat_template.jinja").unlink()
+    edit(
+        tmp_path,
+        "tokenizer_config.json",
+        eos_token={"content": "<|end|>", "lstrip": False},
+        bos_token="<|system|>",
+        chat_template=[{"name": "tool", "template": "no"}, {"name": "default", "template": "yes"}],
+    )
+    edit(tmp_path, "config.json", eos_token_id=[1, 2])
+    loaded = Tokenizer.load(tmp_path)
+    assert loaded.eos == BPE.eos
+    assert loaded.token(loaded.bos) == "<|system|>"
+    assert loaded.stops == (1, 2)
+    assert loaded.chat_template == "yes"
+
+
+def test_eos_may_come_from_the_model_alone(tmp_path):
+    BPE.save(tmp_path)
+    (tmp_path / "tokenizer_config.json").unlink()
+    edit(tmp_path, "config.json", eos_token_id=3)
+    assert Tokenizer.load(tmp_path).stops == (3,)
+    assert Tokenizer.load(tmp_path).eos == 3
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("tokenizer.json", "{", "tokenizer.json is damaged"),
+        ("tokenizer.json", "[1, 2]", "tokenizer.json is damaged"),
+        ("tokenizer.json", None, "tokenizer.json is missing"),
+        ("tokenizer_config.json", "{", "not valid JSON"),
+        ("tokenizer_config.json", "[]", "not a JSON object"),
+        ("tokenizer_config.json", '{"eos_token": "</s>"}', "'</s>' is not in"),
+        ("tokenizer_config.json", '{"eos_token": 7}', "expected a string"),
+        ("config.json", '{"eos_token_id": "x"}', "expected an id"),
+        ("config.json", '{"eos_token_id": 99999}', "99999"),
+    ],
+)
+def test_damage_is_named(tmp_path, name, content, words):
+    BPE.save(tmp_path)
+    if content is None:
+        (tmp_path / name).unlink()
+    else:
+        (tmp_path / name).write_text(content)
+    with pytest.raises((ValueError, FileNotFoundError), match=words):
+        Tokenizer.load(tmp_path)

@@ -1,0 +1,38 @@
+"""Settings: the same in Python, JSON and TOML, and wrong ones are answered."""
+
+import pytest
+
+from regard.spec import SpecError
+from regard.training.config import Training
+from regard.training.schedule import WarmupStableDecay
+
+SETTINGS = Training(steps=30, lr=1e-2, schedule=WarmupStableDecay(warmup=5), clip=0.0, save_every=0)
+
+
+def test_there_and_back() -> None:
+    assert Training.from_json(SETTINGS.to_json()) == SETTINGS
+    assert Training.from_toml(SETTINGS.to_toml()) == SETTINGS
+
+
+def test_what_a_person_writes() -> None:
+    text = 'steps = 30\nlr = 1e-2\nclip = 0\nsave_every = 0\n[schedule]\nkind = "wsd"\nwarmup = 5\n'
+    assert Training.from_toml(text) == SETTINGS
+
+
+@pytest.mark.parametrize(
+    ("data", "answer"),
+    [
+        ({"stepz": 3}, "did you mean 'steps'"),
+        ({"steps": 3, "optimizer": {"weight_deca": 0.1}}, "did you mean 'weight_decay'"),
+        ({"steps": 3, "schedule": {"kind": "cosin"}}, "did you mean 'cosine'"),
+        ({"steps": 3, "nonfinite": "ignore"}, "stop"),
+        ({"steps": 0}, "steps=0 must be at least 1"),
+        ({"steps": 3, "lr": -1.0}, "lr=-1.0 must be positive"),
+        ({"steps": 3, "save_every": -1}, "save_every=-1 must not be negative"),
+        ({"lr": 1.0}, "needs steps"),
+    ],
+)
+def test_mistakes_are_answered(data: dict, answer: str) -> None:
+    with pytest.raises(SpecError) as error:
+        Training.from_dict(data)
+    assert answer in str(error.value)

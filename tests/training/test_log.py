@@ -1,0 +1,56 @@
+"""The log: a later start drops what was written after its step, and only that."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from regard.training import log as logs
+from regard.training.log import Log
+
+
+def write(path: Path, first: int, last: int) -> None:
+    with Log(path, first - 1) as log:
+        for step in range(first, last + 1):
+            log.write({"step": step, "loss": 1 / step})
+            if step % 2 == 0:
+                log.write({"step": step, "held_out_loss": 2 / step})
+                log.sample(step, f"text of {step}\n=== not a header\n")
+        log.sync()
+
+
+def both(path: Path) -> tuple[bytes, bytes]:
+    return (path / "metrics.jsonl").read_bytes(), (path / "samples.txt").read_bytes()
+
+
+@pytest.mark.parametrize("step", range(9))
+def test_going_on_from_a_step(tmp_path: Path, step: int) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    write(tmp_path / "a", 1, 8)
+    write(tmp_path / "b", 1, 8)
+    write(tmp_path / "b", step + 1, 8)
+    assert both(tmp_path / "a") == both(tmp_path / "b")
+
+
+def test_every_torn_end_is_cut_off(tmp_path: Path) -> None:
+    write(tmp_path, 1, 4)
+    metrics, _ = both(tmp_path)
+    kept = len(metrics) - len(metrics.splitlines(keepends=True)[-1]) - len(metrics.splitlines(keepends=True)[-2])
+    for end in range(kept, len(metrics)):
+        (tmp_path / "metrics.jsonl").write_bytes(metrics[:end])
+        with Log(tmp_path, 3):
+            pass
+        assert (tmp_path / "metrics.jsonl").read_bytes() == metrics[:kept]
+
+
+def test_numbers_survive_exactly(tmp_path: Path) -> None:
+    with Log(tmp_path) as log:
+        log.write({"step": 1, "loss": 0.1 + 0.2})
+    assert json.loads((tmp_path / "metrics.jsonl").read_text())["loss"] == 0.1 + 0.2
+
+
+def test_without_tensorboard(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(logs.importlib.util, "find_spec", lambda name: None)
+    write(tmp_path, 1, 2)
+    assert not (tmp_path / "tensorboard").exists()

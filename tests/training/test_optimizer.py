@@ -1,0 +1,78 @@
+"""AdamW against its equation; what decays and what does not; its state by name."""
+
+import pytest
+import torch
+
+from regard.checkpoint.folder import CheckpointError
+from regard.spec import SpecError
+from regard.training.optimizer import AdamW, decay_groups, load_optimizer_state, optimizer_state
+from tests.training.tiny import SPEC
+
+
+def model(tied: bool = True) -> torch.nn.Module:
+    return type(SPEC)(**{**vars(SPEC), "tied": tied}).build(seed=0).double()
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_only_matrices_that_multiply_decay(tied: bool) -> None:
+    decayed, plain = ({name for name, _ in group} for group in decay_groups(model(tied)))
+    assert decayed | plain == {name for name, _ in model(tied).named_parameters()}
+    assert not decayed & plain
+    assert all(name.endswith("_proj.weight") or name == "head.weight" for name in decayed)
+    assert all(name == "embedding.weight" or "norm" in name or name.endswith("bias") for name in plain)
+    assert ("head.weight" in decayed) == (not tied)
+
+
+def test_frozen_weights_are_left_out() -> None:
+    frozen = model().requires_grad_(False)
+    with pytest.raises(SpecError, match="no parameter to train"):
+        decay_groups(frozen)
+    frozen.norm.requires_grad_(True)
+    assert [[name for name, _ in group] for group in decay_groups(frozen)] == [[], ["norm.weight"]]
+    assert len(AdamW().build(frozen, 1.0).param_groups) == 1
+
+
+def test_three_steps_of_the_equation() -> None:
+    spec, lr = AdamW(beta1=0.8, beta2=0.9, eps=1e-3, weight_decay=0.3), 0.01
+    trained = model()
+    weights = {name: p.detach().clone() for name, p in trained.named_parameters()}
+    decayed = {name for name, _ in decay_groups(trained)[0]}
+    m = {name: torch.zeros_like(w) for name, w in weights.items()}
+    v = {name: torch.zeros_like(w) for name, w in weights.items()}
+    optimizer = spec.build(trained, lr)
+    for t in range(1, 4):
+        for name, p in trained.named_parameters():
+            g = p.grad = torch.randn_like(p)
+            m[name] = 0.8 * m[name] + 0.2 * g
+            v[name] = 0.9 * v[name] + 0.1 * g**2
+            step = (m[name] / (1 - 0.8**t)) / ((v[name] / (1 - 0.9**t)).sqrt() + 1e-3)
+            weights[name] -= lr * (step + (0.3 if name in decayed else 0.0) * weights[name])
+        optimizer.step()
+    for name, p in trained.named_parameters():
+        assert (p - weights[name]).abs().max() < 1e-12, name
+
+
+def test_state_goes_by_name_and_continues_bit_for_bit() -> None:
+    first, second = model(), model()
+    one, two = AdamW().build(first, 0.1), AdamW().build(second, 0.1)
+    gradients = [torch.randn_like(p) for p in first.parameters()]
+
+    def step(trained: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        for p, g in zip(trained.parameters(), gradients, strict=True):
+            p.grad = g.clone()
+        optimizer.step()
+
+    step(first, one)
+    state = {name: tensor.clone() for name, tensor in optimizer_state(one).items()}
+    assert "stack.blocks.0.sublayers.0.body.q_proj.weight/exp_avg_sq" in state
+    second.load_state_dict(first.state_dict())
+    load_optimizer_state(two, dict(reversed(state.items())))
+    step(first, one)
+    step(second, two)
+    assert all(torch.equal(a, b) for a, b in zip(first.parameters(), second.parameters(), strict=True))
+
+
+def test_state_of_another_model_is_refused() -> None:
+    optimizer = AdamW().build(model(), 0.1)
+    with pytest.raises(CheckpointError, match="'other.weight'"):
+        load_optimizer_state(optimizer, {"other.weight/exp_avg": torch.zeros(1)})

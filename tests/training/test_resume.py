@@ -1,0 +1,86 @@
+"""Stopped or killed at any moment, however often: the log and the last checkpoint are those of an undisturbed run."""
+
+import random
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from regard.training.run import Run
+from tests.training.killing import exit_code, start
+from tests.training.tiny import SETTINGS, outcome
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory) -> dict[str, Any]:
+    path = tmp_path_factory.mktemp("undisturbed")
+    assert exit_code(path) == 0
+    return outcome(path)
+
+
+@pytest.fixture(scope="module")
+def calls(tmp_path_factory) -> dict[str, int]:
+    """How many moments there are to die at in a whole run, for each way."""
+    counted = {}
+    for way in ("anywhere", "inside save", "half a file"):
+        path = tmp_path_factory.mktemp("counted")
+        assert exit_code(path, way) == 0
+        counted[way] = int((path / "calls").read_text())
+    return counted
+
+
+def newest(path: Path) -> int:
+    folder = Run(path).latest()
+    return int(folder.name.removeprefix("step-")) if folder else 0
+
+
+def killed_until_done(path: Path, way: str, moments: list[int]) -> int:
+    """Kill it at each of the moments in turn, then let it finish; -> how often it was killed."""
+    kills, step = 0, 0
+    for moment in moments:
+        code = exit_code(path, way, moment)
+        assert code in (-signal.SIGKILL, 0)
+        kills += code != 0
+        assert newest(path) >= step, "a committed checkpoint was lost"
+        step = newest(path)
+    assert exit_code(path) == 0
+    return kills
+
+
+@pytest.mark.parametrize("way", ["anywhere", "inside save"])
+@pytest.mark.parametrize("seed", [*range(4), *(pytest.param(s, marks=pytest.mark.slow) for s in range(4, 40))])
+def test_killed_at_random_calls(tmp_path: Path, undisturbed, calls, way: str, seed: int) -> None:
+    draw = random.Random(f"{way} {seed}")
+    moments = [draw.randint(1, calls[way]) for _ in range(2)]
+    assert killed_until_done(tmp_path, way, moments) > 0
+    assert outcome(tmp_path) == undisturbed
+
+
+def test_killed_in_the_middle_of_a_file(tmp_path: Path, undisturbed, calls) -> None:
+    moments = list(range(1, calls["half a file"] + 1, 5))
+    assert killed_until_done(tmp_path, "half a file", moments) > 0
+    assert outcome(tmp_path) == undisturbed
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(40))
+def test_killed_at_random_seconds(tmp_path: Path, undisturbed, seed: int) -> None:
+    draw, kills = random.Random(seed), 0
+    for _ in range(3):
+        process = start(tmp_path)
+        process.join(timeout=draw.uniform(0.05, 1.5))
+        process.kill()
+        process.join()
+        kills += process.exitcode != 0
+    assert kills > 0
+    assert exit_code(tmp_path) == 0
+    assert outcome(tmp_path) == undisturbed
+
+
+def test_interrupted_again_and_again(tmp_path: Path, undisturbed) -> None:
+    for step in (1, 2, 6, 9):
+        assert exit_code(tmp_path, "interrupted", step) == 130
+        assert newest(tmp_path) == step
+    assert exit_code(tmp_path, "interrupted", SETTINGS.steps) == 0, "nothing is left to do after the last step"
+    assert outcome(tmp_path) == undisturbed

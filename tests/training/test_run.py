@@ -1,0 +1,86 @@
+"""The run directory: what is in it, how many checkpoints stay, and what is done about damaged ones."""
+
+import json
+import random
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from regard.checkpoint.folder import CheckpointError, check_folder
+from regard.models.decoder import Decoder
+from regard.training.run import Run
+from tests.training.tiny import SETTINGS, SPEC, TOKENIZER, curve, outcome, trainer
+
+
+def test_contents(tmp_path: Path) -> None:
+    trainer(tmp_path, tokenizer=TOKENIZER).train()
+    assert {p.name for p in tmp_path.iterdir()} >= {
+        "config.json",
+        "metrics.jsonl",
+        "samples.txt",
+        "checkpoints",
+        "lock",
+    }
+    assert Run.open(tmp_path).config == {"train": SETTINGS.to_dict()}
+    assert [folder.name for folder in Run.open(tmp_path).checkpoints] == ["step-000010", "step-000009"]
+    newest = Run.open(tmp_path).latest()
+    check_folder(newest)
+    files = {"config.json", "model.safetensors", "optimizer.safetensors", "rng.safetensors", "training.json"}
+    assert {file.name for file in newest.iterdir()} >= files | {"manifest.json", "tokenizer.json"}
+    config = json.loads((newest / "config.json").read_text())
+    assert config["model_type"] == "regard" and Decoder.from_dict(config["spec"]) == SPEC
+    steps = [line["step"] for line in curve(tmp_path) if "loss" in line]
+    assert steps == list(range(1, 11))
+    assert [line["step"] for line in curve(tmp_path) if "held_out_loss" in line] == [5, 10]
+    assert (tmp_path / "samples.txt").read_text().startswith("=== step 5\na text")
+
+
+def test_tensorboard_where_it_is_installed(tmp_path: Path) -> None:
+    pytest.importorskip("tensorboard")
+    trainer(tmp_path).train()
+    assert list((tmp_path / "tensorboard").glob("events.*"))
+
+
+@pytest.mark.parametrize("keep", [1, 3])
+def test_the_newest_are_kept(tmp_path: Path, keep: int) -> None:
+    trainer(tmp_path, replace(SETTINGS, keep=keep)).train()
+    steps = [int(folder.name.removeprefix("step-")) for folder in Run.open(tmp_path).checkpoints]
+    assert steps == [10, 9, 6][:keep]
+    assert len(list((tmp_path / "checkpoints").iterdir())) == keep
+
+
+def test_a_run_is_not_overwritten(tmp_path: Path) -> None:
+    Run.create(tmp_path, {})
+    with pytest.raises(ValueError, match="already holds a run; resume it"):
+        Run.create(tmp_path, {})
+    with pytest.raises(ValueError, match="holds no run"):
+        Run.open(tmp_path / "elsewhere")
+
+
+def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path) -> None:
+    trainer(tmp_path / "undisturbed").train()
+    wanted = outcome(tmp_path / "undisturbed")
+    files = ["model.safetensors", "optimizer.safetensors", "rng.safetensors", "training.json", "manifest.json"]
+    for trial, name in enumerate(files):
+        path, draw = tmp_path / name, random.Random(trial)
+        trainer(path).train()
+        file = path / "checkpoints" / "step-000010" / name
+        data = bytearray(file.read_bytes())
+        data[draw.randrange(len(data))] ^= 1 << draw.randrange(8)
+        file.write_bytes(data)
+        said = []
+        assert Run.open(path).latest(said.append).name == "step-000009"
+        assert len(said) == 1 and name in said[0]
+        trainer(path).train()
+        assert outcome(path) == wanted
+        assert (path / "checkpoints" / "step-000010.damaged" / name).exists()
+
+
+def test_nothing_is_begun_anew_when_all_are_damaged(tmp_path: Path) -> None:
+    trainer(tmp_path).train()
+    for folder in Run.open(tmp_path).checkpoints:
+        (folder / "optimizer.safetensors").unlink()
+    with pytest.raises(CheckpointError, match="no checkpoint .* can be used"):
+        trainer(tmp_path).train()
+    assert curve(tmp_path)[-1]["step"] == 10
