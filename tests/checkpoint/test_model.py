@@ -2,6 +2,9 @@
 
 import dataclasses
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -132,6 +135,28 @@ def test_weights_are_not_views_of_the_file(folder: Path) -> None:
     expected = loaded(text(1, 5))
     (folder / "model.safetensors").write_bytes(b"")
     assert torch.equal(loaded(text(1, 5)), expected)
+
+
+def test_a_blank_model_imports_no_compiler(folder: Path) -> None:
+    code = "import sys; from regard.checkpoint import load; load(sys.argv[1]); sys.exit('sympy' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code, str(folder)], check=True, env=os.environ | {"PYTHONPATH": "src"})
+
+
+@pytest.mark.slow
+def test_the_peak_is_one_copy_of_the_model(tmp_path: Path) -> None:
+    sizes = LLAMA | {"vocab_size": 8000, "hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 8}
+    export(family("llama").spec(sizes).build(0), tmp_path / "big", "llama")
+    code = """
+import resource, sys
+from regard.checkpoint import load
+import regard.families.llama
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+model = load(sys.argv[1])
+peak = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) * 1024
+sys.exit(peak > 1.25 * sum(p.nbytes for p in model.parameters()))
+"""
+    folder = str(tmp_path / "big")
+    subprocess.run([sys.executable, "-c", code, folder], check=True, env=os.environ | {"PYTHONPATH": "src"})
 
 
 def test_shards(folder: Path) -> None:

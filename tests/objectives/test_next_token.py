@@ -105,6 +105,16 @@ def test_whole_rows_take_the_fast_path_and_others_do_not() -> None:
     assert not where(collate([documents(6), documents(2, 4)], 6)).ordered
 
 
+def test_autocast_keeps_the_sums_exact() -> None:
+    model, batch = model_of(*MODELS["rope"]).float(), collate([documents(6)], 6)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss, count, metrics = next_token(model, batch)
+        log_p = model(batch.tokens, where(batch)).float().log_softmax(-1)
+    wanted = -(log_p.gather(-1, batch.targets.unsqueeze(-1)).squeeze(-1) * batch.weights).sum()
+    assert {loss.dtype, count.dtype, metrics["accuracy"].dtype} == {torch.float32}
+    assert (loss - wanted).abs() < 1e-5
+
+
 def test_logits_of_half_precision_are_widened() -> None:
     model = model_of(*MODELS["rope"]).bfloat16()
     loss, count, metrics = next_token(model, collate([documents(6)], 6))

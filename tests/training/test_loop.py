@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from regard.checkpoint import load
+from regard.adapt.lora import LoRA, add_lora
+from regard.checkpoint import CheckpointError, load
 from regard.objectives.next_token import next_token
 from regard.training.evaluate import evaluate
 from regard.training.progress import Listener
@@ -58,7 +59,7 @@ def test_it_learns_and_says_what_it_did(tmp_path: Path) -> None:
 
 
 def test_accumulation_does_not_change_the_curve(tmp_path: Path) -> None:
-    plain = type(SPEC)(**{**vars(SPEC), "layers": tuple(without_dropout(run) for run in SPEC.layers)})
+    plain = replace(SPEC, layers=tuple(without_dropout(run) for run in SPEC.layers))
     curves = []
     for parts in (1, 2, 4):
         settings = replace(SETTINGS, accumulate=parts)
@@ -171,8 +172,26 @@ def test_a_finished_run_is_left_alone(tmp_path: Path) -> None:
     assert outcome(tmp_path) == before
 
 
+def adapted() -> torch.nn.Module:
+    model = SPEC.build(0)
+    add_lora(model, LoRA(rank=2, dropout=0.1), seed=1)
+    return model
+
+
+def test_adapters_are_trained_alone_and_go_on_exactly(tmp_path: Path) -> None:
+    trainer(tmp_path / "undisturbed", model=adapted()).train()
+    trainer(tmp_path / "stopped", model=adapted(), listener=Ear(at=4, do=lambda: signal.raise_signal(2))).train()
+    trained = trainer(tmp_path / "stopped", model=adapted())
+    trained.train()
+    assert outcome(tmp_path / "stopped") == outcome(tmp_path / "undisturbed")
+    begin = dict(adapted().named_parameters())
+    changed = {name for name, p in trained.model.named_parameters() if not torch.equal(p, begin[name])}
+    assert changed == {name for name in begin if "lora_" in name}
+
+
 def test_another_model_is_refused(tmp_path: Path) -> None:
     trainer(tmp_path).train()
-    other = type(SPEC)(**{**vars(SPEC), "layers": SPEC.layers[:1]}).build(0)
-    with pytest.raises(ValueError, match="another model"):
-        trainer(tmp_path, model=other).train()
+    other = replace(SPEC, layers=SPEC.layers[:1]).build(0)
+    for strange in (other, adapted(), replace(SPEC, context=99).build(0)):
+        with pytest.raises(CheckpointError, match="another model"):
+            trainer(tmp_path, model=strange).train()

@@ -1,5 +1,7 @@
 """AdamW against its equation; what decays and what does not; its state by name."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -10,7 +12,7 @@ from tests.training.tiny import SPEC
 
 
 def model(tied: bool = True) -> torch.nn.Module:
-    return type(SPEC)(**{**vars(SPEC), "tied": tied}).build(seed=0).double()
+    return replace(SPEC, tied=tied).build(seed=0).double()
 
 
 @pytest.mark.parametrize("tied", [True, False])

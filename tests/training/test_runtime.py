@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from regard.models.stack import Repeat
 from regard.training.runtime import autocast, compiled
 from tests.training.tiny import SETTINGS, SPEC, curve, trainer
 
@@ -37,10 +38,8 @@ def test_without_a_compiler_it_goes_on_and_says_so_once(monkeypatch) -> None:
 @pytest.mark.filterwarnings("default")  # what torch's own compiler says about itself
 def test_compiled_learns_the_same(tmp_path: Path) -> None:
     settings = replace(SETTINGS, steps=3)
-    plain = type(SPEC)(**{**vars(SPEC), "layers": SPEC.layers[:1]})
-    plain = replace(
-        plain, layers=tuple(replace(r, blocks=tuple(replace(b, dropout=0.0) for b in r.blocks)) for r in plain.layers)
-    )
+    block = replace(SPEC.layers[0].blocks[0], dropout=0.0)
+    plain = replace(SPEC, layers=(Repeat((block,)),))
     trainer(tmp_path / "eager", settings, model=plain.build(0), sample=None).train()
     trainer(tmp_path / "compiled", replace(settings, compile=True), model=plain.build(0), sample=None).train()
     eager, fast = (

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
 from regard.checkpoint.folder import MANIFEST, CheckpointError, check_folder, write_folder
 from regard.checkpoint.tensors import find, read_json, write
@@ -89,9 +90,19 @@ def understand(folder: Path) -> tuple[Decoder, Table]:
     return foreign.spec(config), foreign.TABLE
 
 
+class Undrawn(TorchFunctionMode):
+    """No normal draws in here: on the meta device the first one imports torch's compiler, which takes seconds."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if func.__name__ == "normal_":
+            return args[0] if args else kwargs["tensor"]
+        return func(*args, **kwargs)
+
+
 def blank(spec: Decoder) -> DecoderModule:
     """The model without memory for its weights."""
-    with torch.device("meta"):
+    with torch.device("meta"), Undrawn():
         return spec.build()
 
 
@@ -112,7 +123,7 @@ def parameters(spec: Decoder) -> int:
     """How many there will be, from one block of each kind: a config may claim any depth, and it is not built."""
     kinds = {block for run in spec.layers for block in run.blocks}
     try:
-        with torch.device("meta"):
+        with torch.device("meta"), Undrawn():
             each = {block: count(block.build(spec.width)) for block in kinds}
         first = spec.layers[0].blocks[0]
         ends = count(blank(dataclasses.replace(spec, layers=(Repeat((first,)),)))) - each[first]

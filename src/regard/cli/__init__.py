@@ -16,7 +16,7 @@ app = typer.Typer(
     help="Build, train, adapt, serve and look into transformers: one set of parts for all of them.",
     no_args_is_help=True,
     add_completion=False,
-    rich_markup_mode="rich",
+    rich_markup_mode=None,  # drawing the help with rich takes longer than all the rest of starting
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )

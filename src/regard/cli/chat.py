@@ -18,7 +18,8 @@ def chat(
 ) -> None:
     """Talk with a model. An empty line or Ctrl-D ends the conversation; /new begins another.
 
-    [dim]Examples:[/dim]
+    \b
+    Examples:
       regard chat runs/demo --temperature 0
     """
     from rich.console import Console

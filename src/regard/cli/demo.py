@@ -11,9 +11,12 @@ def demo(
     steps: Annotated[int | None, typer.Option(min=1, help="Train for fewer or more steps than the recipe says.")] = None,
     questions: Annotated[int, typer.Option(min=1, help="Held-out questions to ask.")] = 500,
 ) -> None:
-    """Train a small model on stories of a small world, ask it questions it has never seen, and write a report.
+    """Train a small model, question it, leave a report.
 
-    [dim]Example:[/dim]
+    It reads stories of a small world for a few minutes and is then asked about stories it has never seen.
+
+    \b
+    Example:
       regard demo && regard chat runs/demo --temperature 0
     """
     from regard.cli.demonstration import demonstrate

@@ -14,9 +14,12 @@ EXTRAS = {"serve": ("fastapi", "uvicorn"), "plots": ("matplotlib",), "logs": ("t
 
 
 def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False) -> None:
-    """Say what is installed, which devices and attention backends work, and what is missing.
+    """Say what is installed, what works, what is missing.
 
-    [dim]Example:[/dim]
+    Every attention backend is tried on every device and held against the reference.
+
+    \b
+    Example:
       regard doctor --json
     """
     found = examine()

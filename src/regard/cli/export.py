@@ -13,9 +13,10 @@ def export(
     out: Annotated[Path, typer.Argument(help="Where to write the folder; must not exist.")],
     family: Annotated[str, typer.Option(help="The foreign family to write: llama or gpt2.")] = "llama",
 ) -> None:
-    """Take a model away: a folder that transformers loads.
+    """Write a folder that transformers loads.
 
-    [dim]Example:[/dim]
+    \b
+    Example:
       regard export runs/demo exported --family llama
     """
     from rich.console import Console

@@ -26,7 +26,8 @@ def generate(
 ) -> None:
     """Continue a text.
 
-    [dim]Examples:[/dim]
+    \b
+    Examples:
       regard generate runs/demo --prompt "Anna went to the" --max-new 40
       regard generate runs/demo --prompt "Anna went to the" --temperature 0 --json
     """

@@ -10,9 +10,10 @@ def import_(
     folder: Annotated[Path, typer.Argument(help="A folder with config.json, *.safetensors and tokenizer.json.")],
     out: Annotated[Path, typer.Argument(help="Where to write the model; must not exist.")],
 ) -> None:
-    """Bring a Hugging Face folder: the same weights under our spec.
+    """Bring a Hugging Face folder into ours.
 
-    [dim]Example:[/dim]
+    \b
+    Example:
       regard import ~/models/my-llama models/my-llama
     """
     from rich.console import Console

@@ -18,9 +18,12 @@ def lens(
     device: Device = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print tokens, maps and entropies as one object.")] = False,
 ) -> None:
-    """Show where every head looks: for each token the one it looks at most, and how spread out its attention is.
+    """Show where every head looks in a text.
 
-    [dim]Examples:[/dim]
+    The table has what the last token looks at, and how spread out each head's attention is (entropy, in nats).
+
+    \b
+    Examples:
       regard lens runs/demo --text "Anna is in the barn. Where is Anna?"
       regard lens runs/demo --text "Anna is in the barn." --layer 1 --out attention.png
     """

@@ -14,9 +14,12 @@ def plan(
     dtype: Annotated[str, typer.Option(help="Of weights and cache: float32, bfloat16, float16, float64.")] = "float32",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Count parameters, FLOPs and bytes of a model without building it.
+    """Count parameters, FLOPs and bytes of a model.
 
-    [dim]Examples:[/dim]
+    Nothing is built or loaded, so any size can be planned.
+
+    \b
+    Examples:
       regard plan demo --model.width=1024
       regard plan runs/demo --context 4096 --batch 16 --dtype bfloat16 --json
     """

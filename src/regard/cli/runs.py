@@ -8,6 +8,7 @@ from rich.console import Console
 from regard.data.sources import Source
 from regard.engine.engine import Engine
 from regard.engine.request import Sampling
+from regard.models.decoder import DecoderModule
 from regard.objectives.next_token import next_token
 from regard.text.tokenizer import Tokenizer
 from regard.training.loop import Result, Trainer
@@ -17,23 +18,27 @@ from regard.training.run import Run
 
 
 def begin(path: Path, recipe: Recipe, tokenizer: Tokenizer, device: str, console: Console) -> Result:
+    model = recipe.model.build(recipe.train.seed)  # before the directory: a model that cannot be leaves nothing behind
     run = Run.create(path, recipe.to_dict())
     tokenizer.save(path / "tokenizer")
-    return train(run, recipe, tokenizer, device, watch(console))
+    return train(run, recipe, model, tokenizer, device, watch(console))
 
 
 def go_on(path: Path, device: str, console: Console) -> Result:
     run = Run.open(path)
     recipe = Recipe.from_dict(run.config)
-    return train(run, recipe, Tokenizer.load(path / "tokenizer"), device, watch(console))
+    model = recipe.model.build(recipe.train.seed)
+    return train(run, recipe, model, Tokenizer.load(path / "tokenizer"), device, watch(console))
 
 
-def train(run: Run, recipe: Recipe, tokenizer: Tokenizer, device: str, listener: Listener) -> Result:
+def train(
+    run: Run, recipe: Recipe, model: DecoderModule, tokenizer: Tokenizer, device: str, listener: Listener
+) -> Result:
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     held_out = recipe.data.open("held-out")
     trainer = Trainer(
-        recipe.model.build(recipe.train.seed).to(device),
+        model.to(device),
         recipe.data.loader(tokenizer),
         next_token,
         recipe.train,
@@ -46,7 +51,7 @@ def train(run: Run, recipe: Recipe, tokenizer: Tokenizer, device: str, listener:
     return trainer.train()
 
 
-def continuation(model, tokenizer: Tokenizer, source: Source, given: int = 32, new: int = 48) -> str:
+def continuation(model: DecoderModule, tokenizer: Tokenizer, source: Source, given: int = 32, new: int = 48) -> str:
     """What the model makes of the beginning of the first held-out document, taking the likeliest tokens."""
     text = "".join(span.text for span in source.document(0))
     ids = tokenizer.encode(text, special=True)[:given]

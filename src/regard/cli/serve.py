@@ -17,9 +17,12 @@ def serve(
     rows: Annotated[int, typer.Option(min=1, help="Requests that run at once.")] = 8,
     device: Device = "auto",
 ) -> None:
-    """Serve a model: /v1/chat/completions, /v1/completions, /v1/models, /health, and the page at /.
+    """Serve a model to programs and browsers.
 
-    [dim]Examples:[/dim]
+    Routes: /v1/chat/completions, /v1/completions, /v1/models, /health, /metrics, and the page at /.
+
+    \b
+    Examples:
       regard serve runs/demo
       REGARD_KEY=secret regard serve runs/demo --host 0.0.0.0 --port 9000
     """

@@ -17,7 +17,8 @@ def train(
 ) -> None:
     """Train a model as a recipe says. Anything in the recipe can be overridden by its dotted name.
 
-    [dim]Examples:[/dim]
+    \b
+    Examples:
       regard train demo --out runs/mine --train.steps=500 --model.width=96
       regard train --resume runs/mine
     """

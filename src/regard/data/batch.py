@@ -12,6 +12,8 @@ import torch
 class Batch(Mapping[str, torch.Tensor]):
     """`batch.tokens` and `batch["tokens"]` are the same tensor; nothing can be added or replaced."""
 
+    _tensors: dict[str, torch.Tensor]
+
     def __init__(self, **tensors: torch.Tensor):
         rows = {name: tensor.shape[0] for name, tensor in tensors.items()}
         if len(set(rows.values())) != 1:

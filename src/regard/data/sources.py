@@ -103,7 +103,7 @@ def pydoc(split: str = "train", seed: int = 0) -> Shuffled:
 
 def text_file(path: str | Path, split: str = "train", seed: int = 0) -> Shuffled:
     """One text file, cut into pieces at ends of lines."""
-    return _collection(f"text file {path}", (((Span(piece),)) for piece in pieces(_read(Path(path)))), split, seed)
+    return _collection(f"text file {path}", ((Span(piece),) for piece in pieces(_read(Path(path)))), split, seed)
 
 
 def folder(path: str | Path, split: str = "train", seed: int = 0, pattern: str = "**/*.txt") -> Shuffled:

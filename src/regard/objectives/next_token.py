@@ -26,8 +26,9 @@ def next_token(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor, dict[str
         torch.promote_types(logits.dtype, torch.float32)
     )  # half precision loses the tail of a sum over V
     targets, weights = batch.targets.flatten(), batch.weights.flatten().to(logits.dtype)  # (B·L,)
-    loss = F.cross_entropy(logits, targets, reduction="none") @ weights
-    correct = (logits.detach().argmax(-1) == targets).to(weights.dtype) @ weights
+    # Products and sums instead of a dot product, which autocast would do in half precision.
+    loss = (F.cross_entropy(logits, targets, reduction="none") * weights).sum()
+    correct = ((logits.detach().argmax(-1) == targets) * weights).sum()
     return loss, weights.sum(), {"accuracy": correct}
 
 

@@ -42,13 +42,14 @@ def render(
     """The text of a conversation, ready for `Tokenizer.encode(text, special=True)`."""
     sandbox = Sandbox()
     sandbox.filters["tojson"] = _tojson  # plain JSON: Jinja's own escapes for HTML
-    sandbox.globals |= {"raise_exception": _raise, "strftime_now": lambda form: datetime.now().strftime(form)}
-    variables = {
+    variables: dict[str, Any] = {
         "messages": messages,
         "add_generation_prompt": add_generation_prompt,
         "bos_token": bos_token,
         "eos_token": eos_token,
         "tools": tools,
+        "raise_exception": _raise,
+        "strftime_now": _now,
     }
     try:
         return sandbox.generate_bounded(template, variables)
@@ -68,6 +69,10 @@ def encode_chat(tokenizer: Tokenizer, messages: list[dict[str, Any]], reply: boo
 
 def _raise(message: str) -> None:
     raise TemplateError(message)
+
+
+def _now(form: str) -> str:
+    return datetime.now().strftime(form)
 
 
 def _tojson(value: Any, indent: int | None = None, ensure_ascii: bool = False) -> str:

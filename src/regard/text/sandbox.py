@@ -62,15 +62,15 @@ class Sandbox(ImmutableSandboxedEnvironment):
         self._check((getattr(function, "__self__", None), *args, *kwargs.values()))
         return self._sized(super().call(context, function, *args, **kwargs))
 
-    def call_binop(self, context: Context, symbol: str, left: Any, right: Any) -> Any:
-        if symbol == "%" and isinstance(left, str):
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        if operator == "%" and isinstance(left, str):
             raise SecurityError("templates may not format texts with %; use ~ to join texts")
         self._check((left, right))
-        if symbol == "**" and abs(right) > 64:
+        if operator == "**" and abs(right) > 64:
             raise SecurityError(f"{left} ** {right} is too large")
-        if symbol == "*":
+        if operator == "*":
             self._check_size(_size(left) * right if _size(left) else _size(right) * left if _size(right) else 0)
-        return self._sized(self.binop_table[symbol](left, right))
+        return self._sized(self.binop_table[operator](left, right))
 
     def _bounded(self, function: Callable) -> Callable:
         @functools.wraps(function)  # keeps Jinja's marks that say whether it wants the context

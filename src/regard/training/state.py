@@ -15,8 +15,10 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from regard.adapt.lora import adapters
+from regard.adapt.peft import save_adapter
 from regard.checkpoint.folder import CheckpointError
-from regard.checkpoint.model import Saves, load, save
+from regard.checkpoint.model import Saves, save
 from regard.data.batch import Batch
 from regard.models.decoder import DecoderModule
 from regard.training.optimizer import load_optimizer_state, optimizer_state
@@ -48,7 +50,7 @@ def write_state(
     loader: Loader,
     tokenizer: Saves | None = None,
 ) -> None:
-    save(model, folder, tokenizer)
+    write_weights(folder, model, tokenizer)
     save_file(optimizer_state(optimizer), folder / "optimizer.safetensors")
     save_file(generators(), folder / "rng.safetensors")
     place_and_loader = {"step": place.step, "tokens": place.tokens, "loader": loader.state_dict()}
@@ -57,17 +59,42 @@ def write_state(
 
 def load_state(folder: Path, model: DecoderModule, optimizer: torch.optim.Optimizer, loader: Loader) -> Place:
     """Bring everything to where it was; the folder has been checked."""
-    saved_model = load(folder)
-    if saved_model.spec != model.spec:
-        raise CheckpointError(f"{folder} holds another model than the one to go on with; use the run's own config")
-    model.load_state_dict(saved_model.state_dict())
+    load_weights(folder, model)
     # Copies: what is loaded is a view into the file.
     moments = {name: tensor.clone() for name, tensor in load_file(folder / "optimizer.safetensors").items()}
     load_optimizer_state(optimizer, moments)
-    saved = json.loads((folder / "training.json").read_text(encoding="utf-8"))
+    saved = read_json(folder / "training.json")
     loader.load_state_dict(saved["loader"])
     set_generators(load_file(folder / "rng.safetensors"))
     return Place(saved["step"], saved["tokens"])
+
+
+def write_weights(folder: Path, model: DecoderModule, tokenizer: Saves | None) -> None:
+    """The model as a folder that can be loaded and served; of an adapted model only the adapters, in PEFT's layout."""
+    if adapters(model):
+        save_adapter(model, folder)
+    else:
+        save(model, folder, tokenizer)
+
+
+@torch.no_grad()
+def load_weights(folder: Path, model: DecoderModule) -> None:
+    """Into the model as it stands, adapters and all; what was saved must be what is there."""
+    adapted = bool(adapters(model))
+    file = folder / ("adapter_model.safetensors" if adapted else "model.safetensors")
+    saved = {
+        name.removeprefix("base_model.model."): t for name, t in (load_file(file) if file.exists() else {}).items()
+    }
+    weights = {name: p for name, p in model.named_parameters() if p.requires_grad or not adapted}
+    alike = {name: t.shape for name, t in saved.items()} == {name: p.shape for name, p in weights.items()}
+    if not alike or not adapted and read_json(folder / "config.json")["spec"] != model.spec.to_dict():
+        raise CheckpointError(f"{folder} holds another model than the one to go on with; use the run's own config")
+    for name, parameter in weights.items():
+        parameter.copy_(saved[name])
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    return json.loads(path.read_text(encoding="utf-8"))
 
 
 def generators() -> dict[str, Tensor]:

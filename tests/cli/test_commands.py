@@ -1,0 +1,105 @@
+"""Every command on a small model, as a user would call it."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from regard.cli import app
+from tests.cli.conftest import regard
+
+
+def test_demo_leaves_a_summary_and_a_report(demo_run: Path) -> None:
+    summary = json.loads((demo_run / "summary.json").read_text())
+    assert {"exact_match", "train_seconds", "parameters", "val_loss"} <= set(summary)
+    report = (demo_run / "report.html").read_text()
+    assert report.count("data:image/png;base64") == 3 and "http" not in report
+
+
+def test_a_second_demo_does_not_train_again(demo_run: Path) -> None:
+    before = sorted((path, path.stat().st_mtime_ns) for path in demo_run.rglob("*"))
+    again = regard("demo", "--out", demo_run)
+    assert again.exit_code == 0 and "the model is there" in again.output
+    assert sorted((path, path.stat().st_mtime_ns) for path in demo_run.rglob("*")) == before
+
+
+def test_generate_prints_ids_text_and_logprobs(demo_run: Path) -> None:
+    arguments = ("generate", demo_run, "--prompt", "Anna is in", "--max-new", 6, "--temperature", 0, "--json")
+    first, second = (json.loads(regard(*arguments).stdout) for _ in range(2))
+    assert first == second
+    assert len(first["ids"]) == len(first["logprobs"]) <= 6 and isinstance(first["text"], str)
+
+
+def test_generate_ends_before_a_stop_string(demo_run: Path) -> None:
+    arguments = ("generate", demo_run, "--prompt", "Anna is in", "--max-new", 20, "--temperature", 0, "--json")
+    text = json.loads(regard(*arguments).stdout)["text"]
+    stop = text[len(text) // 2 :][:2]
+    assert json.loads(regard(*arguments, "--stop", stop).stdout)["text"] == text[: text.index(stop)]
+
+
+def test_chat_answers_until_an_empty_line(demo_run: Path) -> None:
+    done = regard("chat", demo_run, "--max-new", 4, "--temperature", 0, say="Where is Anna?\n/new\nWhere?\n\n")
+    assert done.exit_code == 0 and done.output.count("it") >= 2
+
+
+def test_lens_shows_and_draws(demo_run: Path, tmp_path: Path) -> None:
+    found = json.loads(regard("lens", demo_run, "--text", "Anna is in the barn.", "--json").stdout)
+    size = len(found["tokens"])
+    for entry in found["maps"]:
+        assert len(entry["weights"]) == size
+        assert all(sum(row) == pytest.approx(1, abs=1e-5) for row in entry["weights"])
+    picture = tmp_path / "head.png"
+    assert regard("lens", demo_run, "-t", "Anna is", "--layer", 0, "--head", 1, "-o", picture).exit_code == 0
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert "no layer 99" in str(regard("lens", demo_run, "-t", "Anna", "--layer", 99).exception)
+
+
+def test_plan_of_a_recipe_equals_the_plan_of_its_model(demo_run: Path) -> None:
+    of_recipe = json.loads(regard("plan", "demo", "--json").stdout)
+    of_model = json.loads(regard("plan", demo_run, "--json").stdout)
+    assert of_recipe["parameters"]["total"] >= of_model["parameters"]["total"]
+    wider = json.loads(regard("plan", "demo", "--json", "--model.width=256").stdout)
+    assert wider["parameters"]["total"] > of_recipe["parameters"]["total"]
+
+
+def test_export_and_import_give_the_same_text(demo_run: Path, tmp_path: Path) -> None:
+    options = ("--prompt", "Anna is in", "--max-new", 12, "--temperature", 0, "--json")
+    assert regard("export", demo_run, tmp_path / "out", "--family", "llama").exit_code == 0
+    assert regard("import", tmp_path / "out", tmp_path / "back").exit_code == 0
+    assert regard("generate", tmp_path / "back", *options).stdout == regard("generate", demo_run, *options).stdout
+    assert "exists" in str(regard("import", tmp_path / "out", tmp_path / "back").exception)
+
+
+def test_doctor_says_what_works() -> None:
+    found = json.loads(regard("doctor", "--json").stdout)
+    assert found["attention"]["cpu"] == {"sdpa": "works", "reference": "works"}
+    assert found["packages"]["torch"]
+    assert regard("doctor").exit_code == 0
+
+
+def test_version_and_wrong_words() -> None:
+    assert regard("--version").stdout.strip()
+    assert regard("no-such-command").exit_code == 2
+    assert regard("generate").exit_code == 2
+
+
+@pytest.mark.parametrize("command", [c.name for c in app.registered_commands])
+def test_help_has_an_example(command: str) -> None:
+    shown = regard(command, "--help")
+    assert shown.exit_code == 0 and "Example" in shown.output and f"regard {command}" in shown.output
+
+
+def test_flags_are_frozen() -> None:
+    """Scripts depend on these; a flag that leaves this list is a breaking change."""
+    from typer.main import get_command
+
+    commands = get_command(app).commands  # ty: ignore
+    flags = {name: {o for p in c.params for o in p.opts if o.startswith("--")} for name, c in commands.items()}
+    assert flags["generate"] >= {"--prompt", "--max-new", "--temperature", "--top-k", "--top-p", "--seed", "--stop", "--json"}
+    assert flags["serve"] >= {"--host", "--port", "--key", "--name", "--rows", "--device"}
+    assert flags["train"] >= {"--out", "--resume", "--device"}
+    assert flags["plan"] >= {"--context", "--batch", "--dtype", "--json"}
+    assert flags["lens"] >= {"--text", "--layer", "--head", "--out", "--json"}
+    assert flags["chat"] >= {"--system", "--max-new", "--temperature", "--top-p", "--seed"}
+    assert flags["demo"] >= {"--out", "--steps", "--questions"}
+    assert flags["export"] >= {"--family"} and flags["doctor"] >= {"--json"}

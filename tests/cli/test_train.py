@@ -1,0 +1,66 @@
+"""`regard train`: recipes, overrides, wrong words, and going on."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from regard.training.recipe import RECIPES
+from tests.cli.conftest import regard
+
+SMALL = ("--data.rows=2", "--data.length=64", "--data.held_out=1", "--tokenizer.documents=50", "--model.width=24")
+
+
+@pytest.mark.parametrize("recipe", sorted(path.stem for path in RECIPES.glob("*.toml")))
+def test_every_recipe_trains_a_few_steps(recipe: str, tmp_path: Path) -> None:
+    done = regard("train", recipe, "--out", tmp_path / "run", "--train.steps=2", "--data.rows=2", "--data.length=64")
+    assert done.exit_code == 0, done.output
+    records = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [r["step"] for r in records if "loss" in r] == [1, 2]
+
+
+def test_overrides_reach_the_saved_config(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    done = regard("train", "demo", "--out", out, *SMALL, "--train.steps", "1", "--train.lr=5e-4", "--model.layers.0.times=1")
+    assert done.exit_code == 0, done.output
+    config = json.loads((out / "config.json").read_text())
+    assert config["train"]["lr"] == 5e-4 and config["model"]["layers"][0]["times"] == 1 and config["model"]["width"] == 24
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ("--train.lrr=1", "did you mean 'lr'"),
+        ("--model.widht=8", "did you mean 'width'"),
+        ("--datta.rows=1", "did you mean 'data'"),
+        ("--model.layers.7.times=1", "no place in a list"),
+        ("--train.steps=many", "expected int"),
+        ("--train.schedule.kind=cosin", "did you mean 'cosine'"),
+        ("--model.width=33", "divisible"),
+    ],
+)
+def test_wrong_keys_and_values_are_answered(wrong: str, said: str, tmp_path: Path) -> None:
+    done = regard("train", "demo", "--out", tmp_path / "run", wrong)
+    assert isinstance(done.exception, ValueError) and said in str(done.exception)
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_recipe_or_a_run_but_not_both(tmp_path: Path) -> None:
+    assert regard("train").exit_code == 2
+    assert regard("train", "demo", "--resume", tmp_path).exit_code == 2
+    assert "no recipe" in str(regard("train", "dmo").exception) and "demo" in str(regard("train", "dmo").exception)
+
+
+def test_resume_goes_on_to_the_same_weights(tmp_path: Path) -> None:
+    """Interrupted after step 2 by taking away what came later: the same bytes as without."""
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    for out in (whole, cut):
+        assert regard("train", "demo", "--out", out, *SMALL, "--train.steps=4", "--train.save_every=2").exit_code == 0
+    for path in sorted((cut / "checkpoints" / "step-000004").rglob("*"), reverse=True):
+        path.unlink()
+    (cut / "checkpoints" / "step-000004").rmdir()
+    assert regard("train", "--resume", cut).exit_code == 0
+    end = Path("checkpoints") / "step-000004" / "model.safetensors"
+    assert (whole / end).read_bytes() == (cut / end).read_bytes()
+    losses = [[json.loads(line).get("loss") for line in (run / "metrics.jsonl").read_text().splitlines()] for run in (whole, cut)]
+    assert losses[0] == losses[1]

@@ -1,0 +1,53 @@
+"""What the README says works: its Python runs, its commands run (trainings for a few steps), its files exist."""
+
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
+
+
+COMMANDS = [line.split("#")[0].split() for block in blocks("bash") for line in block.splitlines() if line.startswith("regard ")]
+
+
+@pytest.mark.parametrize("snippet", blocks("python"))
+def test_python_runs(snippet: str) -> None:
+    done = subprocess.run([sys.executable, "-c", snippet], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+
+
+def test_make_targets_exist() -> None:
+    targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    for target in re.findall(r"make ([a-z-]+)", README):
+        assert target in targets, target
+
+
+def test_links_lead_somewhere() -> None:
+    for target in re.findall(r"\]\(([^)#]+)\)", README):
+        assert target.startswith("http") or (ROOT / target).exists(), target
+
+
+def test_commands_run(tmp_path: Path) -> None:
+    """In the order in which they stand, in one folder, as a reader would; `serve` and `chat` have tests of their own."""
+    from tests.cli.conftest import regard
+
+    runs = {"runs/demo": str(tmp_path / "demo"), "runs/mine": str(tmp_path / "mine"), "exported": str(tmp_path / "exported")}
+    runs |= {"path/to/llama": runs["exported"], "models/llama": str(tmp_path / "imported")}
+    assert regard("demo", "--out", runs["runs/demo"], "--steps", 2, "--questions", 2).exit_code == 0
+    order = sorted(COMMANDS, key=lambda words: words[1] == "import")  # the folder to import is the one exported below it
+    for words in order:
+        words = [runs.get(word, word) for word in shlex.split(" ".join(words))]
+        if words[1] in ("serve", "chat"):
+            continue
+        words = [re.sub(r"--train.steps=\d+", "--train.steps=2", word) for word in words]
+        done = regard(*words[1:])
+        assert done.exit_code == 0, f"{shlex.join(words)}: {done.output} {done.exception}"
