@@ -109,7 +109,7 @@ def require(condition: bool, message: str) -> None:
 
 
 @cache
-def hints(cls: type) -> dict[str, Any]:
+def hints(cls: "type[Spec]") -> dict[str, Any]:
     known = typing.get_type_hints(cls)
     return {f.name: known[f.name] for f in dataclasses.fields(cls)}
 

@@ -17,7 +17,7 @@ from tests.checkpoint.test_model import LLAMA, shard
 from tests.laws import build
 
 TYPED = (CheckpointError, WeightsError, FamilyError, SpecError)
-VALUES = [0, -1, 1, 3, 1 << 31, 1 << 40, 1 << 63, 10**30, 1e308, -0.5, float("nan"), "", None, True, [], {}, [1], "x" * 99]
+VALUES = [0, -1, 1, 3, 1 << 31, 1 << 63, 10**30, 1e308, -0.5, float("nan"), "", None, True, [], {}, [1], "xyz"]
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from regard.at import At
 from regard.engine.stores.contiguous import Contiguous
-from regard.engine.stores.fixed import FixedState
+from regard.engine.stores.fixed import RowState
 from regard.engine.stores.paged import Paged
 from regard.models.decoder import Decoder
 from regard.models.stack import Repeat
@@ -112,7 +112,7 @@ def test_cache_bytes_are_those_of_the_stores(spec, store, dtype):
     else:  # it keeps one block of 16 more
         states = Paged(spec.memory(), rows=3, capacity=48, blocks=8, dtype=DTYPES[dtype]).states
     kept = [state for block in states for state in block]
-    fixed = [state.array for state in kept if isinstance(state, FixedState)]
+    fixed = [state.array for state in kept if isinstance(state, RowState)]
     growing = [t for state in kept for t in getattr(state, "arrays", getattr(state, "pages", {})).values()]
     assert planned.state_bytes == sum(tensor.nbytes for tensor in fixed)
     assert planned.kv_bytes == sum(tensor.nbytes for tensor in growing)

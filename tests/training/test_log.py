@@ -15,7 +15,7 @@ def write(path: Path, first: int, last: int) -> None:
             log.write({"step": step, "loss": 1 / step})
             if step % 2 == 0:
                 log.write({"step": step, "held_out_loss": 2 / step})
-                log.sample(step, f"text of {step}\n=== not a header\n")
+                log.sample(step, f"text of {step}\nstep 99\n")
         log.sync()
 
 
@@ -48,6 +48,13 @@ def test_numbers_survive_exactly(tmp_path: Path) -> None:
     with Log(tmp_path) as log:
         log.write({"step": 1, "loss": 0.1 + 0.2})
     assert json.loads((tmp_path / "metrics.jsonl").read_text())["loss"] == 0.1 + 0.2
+
+
+def test_what_is_no_number_is_null(tmp_path: Path) -> None:
+    with Log(tmp_path) as log:
+        log.write({"step": 1, "held_out_loss": float("nan"), "accuracy": float("inf")})
+    line = json.loads((tmp_path / "metrics.jsonl").read_text())
+    assert line == {"step": 1, "held_out_loss": None, "accuracy": None}
 
 
 def test_without_tensorboard(tmp_path: Path, monkeypatch) -> None:

@@ -63,13 +63,20 @@ def test_killed_in_the_middle_of_a_file(tmp_path: Path, undisturbed, calls) -> N
     assert outcome(tmp_path) == undisturbed
 
 
+def steps_logged(path: Path) -> int:
+    log = path / "metrics.jsonl"
+    return log.read_text().count("tokens_per_second") if log.exists() else 0
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(40))
-def test_killed_at_random_seconds(tmp_path: Path, undisturbed, seed: int) -> None:
+def test_killed_from_outside(tmp_path: Path, undisturbed, seed: int) -> None:
     draw, kills = random.Random(seed), 0
-    for _ in range(3):
+    for step in sorted(draw.sample(range(SETTINGS.steps - 1), 3)):
         process = start(tmp_path)
-        process.join(timeout=draw.uniform(0.05, 1.5))
+        while process.is_alive() and steps_logged(tmp_path) < step:
+            process.join(timeout=0.001)
+        process.join(timeout=draw.uniform(0, 0.02))
         process.kill()
         process.join()
         kills += process.exitcode != 0

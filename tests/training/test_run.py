@@ -33,7 +33,7 @@ def test_contents(tmp_path: Path) -> None:
     steps = [line["step"] for line in curve(tmp_path) if "loss" in line]
     assert steps == list(range(1, 11))
     assert [line["step"] for line in curve(tmp_path) if "held_out_loss" in line] == [5, 10]
-    assert (tmp_path / "samples.txt").read_text().startswith("=== step 5\na text")
+    assert (tmp_path / "samples.txt").read_text().startswith("step 5\n    a text")
 
 
 def test_tensorboard_where_it_is_installed(tmp_path: Path) -> None:

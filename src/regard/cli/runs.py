@@ -44,7 +44,7 @@ def train(
         recipe.train,
         run,
         held_out=recipe.data.evaluation(tokenizer),
-        sample=lambda model: continuation(model, tokenizer, held_out),
+        sample=lambda _: continuation(model, tokenizer, held_out),
         tokenizer=tokenizer,
         listener=listener,
     )

@@ -31,7 +31,8 @@ Document = tuple[Span, ...]
 
 
 class Source(Protocol):
-    name: str
+    @property
+    def name(self) -> str: ...
 
     def document(self, index: int) -> Document: ...
 

@@ -27,13 +27,18 @@ class Decoder(Spec):
     position: Position = NoPosition()
     norm: Norm = RMSNorm()
     tied: bool = True
-    context: int | None = None  # longest text it was made for; None: no limit is known
+    context: int | None = None  # longest text it was made for; None: what its positions reach, or no limit is known
 
     def check(self) -> None:
         for name in ("vocab", "width"):
             require(getattr(self, name) > 0, f"decoder: {name}={getattr(self, name)} must be positive")
         require(len(self.layers) > 0, "decoder: layers is empty; give at least one Repeat((block,), times)")
         require(self.context is None or self.context > 0, f"decoder: context={self.context} must be positive")
+        reach = self.position.reach
+        if self.context is None:
+            object.__setattr__(self, "context", reach)
+        elif reach is not None:
+            require(self.context <= reach, f"decoder: context={self.context} is longer than its positions reach, {reach}")
 
     @property
     def blocks(self) -> list:

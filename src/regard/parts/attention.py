@@ -16,7 +16,7 @@ from regard.kernels.attention import backend
 from regard.kernels.attention.mask import Causal, Mask
 from regard.parts.body import Body
 from regard.parts.position.none import NoPosition, Position
-from regard.parts.state import FRESH, PerToken, State
+from regard.parts.state import FRESH, PerToken, TokenState
 from regard.parts.tap import Tap
 from regard.spec import SpecError, require
 
@@ -79,7 +79,7 @@ class AttentionModule(nn.Module):
         self.mask = spec.mask
         self.attend = backend("auto")
 
-    def forward(self, x: Tensor, at: At, state: State = FRESH) -> Tensor:
+    def forward(self, x: Tensor, at: At, state: TokenState = FRESH) -> Tensor:
         q = split(self.q_proj(x), self.heads)  # (B, H, L, E)
         k = split(self.k_proj(x), self.kv_heads)  # (B, K, L, E)
         v = split(self.v_proj(x), self.kv_heads)  # (B, K, L, E)

@@ -14,7 +14,7 @@ from regard.at import At
 from regard.kernels.linear_attention import flops, linear_attention
 from regard.parts.attention import merge, split
 from regard.parts.body import Body
-from regard.parts.state import FRESH, Fixed, State
+from regard.parts.state import FRESH, Fixed, FixedState
 from regard.spec import require
 
 
@@ -51,7 +51,7 @@ class LinearAttentionModule(nn.Module):
         self.v_proj = nn.Linear(width, width, bias=spec.bias)
         self.o_proj = nn.Linear(width, width, bias=spec.bias)
 
-    def forward(self, x: Tensor, at: At, state: State = FRESH) -> Tensor:
+    def forward(self, x: Tensor, at: At, state: FixedState = FRESH) -> Tensor:
         q = F.elu(split(self.q_proj(x), self.heads)) + 1  # (B, H, L, E)
         k = F.elu(split(self.k_proj(x), self.heads)) + 1  # (B, H, L, E)
         v = split(self.v_proj(x), self.heads)  # (B, H, L, E)

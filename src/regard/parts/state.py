@@ -33,11 +33,13 @@ class Fixed:
 Memory = PerToken | Fixed | None
 
 
-class State(Protocol):
+class TokenState(Protocol):
     def extend(self, at: At, **arrays: Tensor) -> tuple:
         """Remember (B, heads, L, dim) arrays at `at`; -> all of them (B, heads, S, dim), and `at` with keys."""
         ...
 
+
+class FixedState(Protocol):
     def read(self, at: At, empty: Tensor) -> Tensor:
         """The fixed array of these rows, or `empty` where a row begins (position 0)."""
         ...
@@ -45,6 +47,9 @@ class State(Protocol):
     def write(self, at: At, array: Tensor) -> None:
         """Remember the fixed array of these rows."""
         ...
+
+
+State = TokenState | FixedState
 
 
 class Fresh:

@@ -6,10 +6,12 @@ run is that of an undisturbed one.
 
 import importlib.util
 import json
+import math
 import os
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from textwrap import indent
 from typing import Any
 
 
@@ -31,14 +33,16 @@ class Log:
             stream.close()
 
     def write(self, record: Mapping[str, Any]) -> None:
-        self.metrics.write(json.dumps(record, allow_nan=False) + "\n")
+        """A line and its scalars. JSON has no NaN: what is no number becomes null."""
+        plain = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}
+        self.metrics.write(json.dumps(plain, allow_nan=False) + "\n")
         self.metrics.flush()
         for name, value in record.items():
             if name != "step" and isinstance(value, int | float):
                 self.board.add_scalar(name, value, record["step"])
 
     def sample(self, step: int, text: str) -> None:
-        self.samples.write(f"=== step {step}\n{text}\n\n")
+        self.samples.write(f"step {step}\n{indent(text, '    ')}\n\n")
         self.samples.flush()
         self.board.add_text("sample", text, step)
 
@@ -88,5 +92,5 @@ def step_of_metrics(line: bytes) -> float:
 
 
 def step_of_sample(line: bytes) -> int | None:
-    header = re.fullmatch(rb"=== step (\d+)\n", line)
+    header = re.fullmatch(rb"step (\d+)\n", line)
     return int(header[1]) if header else None

@@ -1,10 +1,12 @@
 """A run's directory: everything that a training leaves, and all that is needed to go on.
 
-config.json                     the resolved settings, written once
-metrics.jsonl, tensorboard/     one line a step, one more an evaluation
-samples.txt                     what the model writes as it learns
-checkpoints/step-000250/        a model folder with the state of training (state.py) and a manifest of SHA-256 sums
-lock                            held by the process that trains here
+    config.json                 the resolved settings, written once
+    metrics.jsonl, tensorboard/ one line a step, one more an evaluation (log.py)
+    samples.txt                 what the model writes as it learns
+    checkpoints/step-000250/    the state of training (state.py) with a manifest of SHA-256 sums
+    lock                        held by the process that trains here
+
+A checkpoint is whole or not there; one that was damaged later is passed over and set aside.
 """
 
 import fcntl

@@ -1,8 +1,11 @@
-"""What a training checkpoint holds beside the model, so that what follows it is bit-identical: no file is a pickle.
+"""The state of a training as files, so that what follows a checkpoint is bit-identical:
 
-optimizer.safetensors   the optimizer's moments, by parameter name
-rng.safetensors         torch's generators (dropout draws from them)
-training.json           step, tokens seen, and the loader's place
+    model.safetensors …     the model's folder; of an adapted model the adapters alone, in PEFT's layout
+    optimizer.safetensors   the optimizer's moments, by parameter name
+    rng.safetensors         torch's generators (dropout draws from them)
+    training.json           step, tokens seen, and the loader's place
+
+No file is a pickle.
 """
 
 import json
@@ -70,7 +73,6 @@ def load_state(folder: Path, model: DecoderModule, optimizer: torch.optim.Optimi
 
 
 def write_weights(folder: Path, model: DecoderModule, tokenizer: Saves | None) -> None:
-    """The model as a folder that can be loaded and served; of an adapted model only the adapters, in PEFT's layout."""
     if adapters(model):
         save_adapter(model, folder)
     else:

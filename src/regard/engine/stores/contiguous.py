@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from regard.at import At
-from regard.engine.stores.fixed import FixedState, build_states
+from regard.engine.stores.fixed import RowState, build_states
 from regard.parts.state import PerToken
 
 
@@ -17,7 +17,7 @@ class Contiguous:
         self.states = build_states(
             memory,
             lambda declared: ContiguousState(self, declared, dtype, device),
-            lambda declared: FixedState(declared, rows, dtype, device),
+            lambda declared: RowState(declared, rows, dtype, device),
         )
 
     def reserve(self, row: int, length: int) -> bool:

@@ -9,7 +9,7 @@ from regard.at import At
 from regard.parts.state import FRESH, Fixed, PerToken, State
 
 
-class FixedState:
+class RowState:
     def __init__(self, declared: Fixed, rows: int, dtype: torch.dtype, device: torch.device | str):
         wide = torch.promote_types(dtype, torch.float32)
         self.array = torch.zeros(rows, *declared.shape, dtype=wide, device=device)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from regard.at import At
-from regard.engine.stores.fixed import FixedState, build_states
+from regard.engine.stores.fixed import RowState, build_states
 from regard.parts.state import PerToken
 
 
@@ -31,7 +31,7 @@ class Paged:
         self.states = build_states(
             memory,
             lambda declared: PagedState(self, declared, dtype, device),
-            lambda declared: FixedState(declared, rows, dtype, device),
+            lambda declared: RowState(declared, rows, dtype, device),
         )
 
     def reserve(self, row: int, length: int) -> bool:

@@ -19,6 +19,10 @@ class Learned(Position):
     def check(self) -> None:
         require(self.length > 0, f"learned: length={self.length} must be positive")
 
+    @property
+    def reach(self) -> int:
+        return self.length
+
     def build(self, width: int, heads: int) -> PositionModule:
         return LearnedModule(self.length, width)
 

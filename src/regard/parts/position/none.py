@@ -11,6 +11,11 @@ from regard.spec import Spec
 
 @dataclass(frozen=True)
 class Position(Spec):
+    @property
+    def reach(self) -> int | None:
+        """How many positions it knows; None: there is no end."""
+        return None
+
     def build(self, width: int, heads: int) -> "PositionModule":
         """For a stack or an attention of this many heads, each (or the stack) this wide."""
         raise NotImplementedError
