@@ -9,6 +9,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks.timing import interleave
+from regard.adapt.packed import packed
 from regard.engine.engine import Engine
 from regard.engine.request import Sampling
 from regard.families import llama
@@ -23,7 +24,7 @@ CONFIG = LlamaConfig(
 
 def ours(prompt: torch.Tensor) -> Callable[[], object]:
     spec: Decoder = llama.spec(CONFIG.to_dict())
-    engine = Engine(spec.build(seed=0), rows=1, capacity=PROMPT + NEW)
+    engine = Engine(packed(spec.build(seed=0)), rows=1, capacity=PROMPT + NEW, compile=True)
     sampling = Sampling(max_new=NEW, temperature=0)
     return lambda: engine.generate(prompt[0].tolist(), sampling)
 
@@ -39,7 +40,13 @@ def theirs(prompt: torch.Tensor, cache: str | None, compiled: bool) -> Callable[
     @torch.inference_mode()
     def run() -> None:
         out = model.generate(
-            prompt, attention_mask=mask, max_new_tokens=NEW, min_new_tokens=NEW, do_sample=False, pad_token_id=0, **options
+            prompt,
+            attention_mask=mask,
+            max_new_tokens=NEW,
+            min_new_tokens=NEW,
+            do_sample=False,
+            pad_token_id=0,
+            **options,
         )
         assert out.shape[1] == PROMPT + NEW
 

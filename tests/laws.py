@@ -17,6 +17,7 @@ from regard.models.stack import Repeat
 from regard.parts.attention import Attention
 from regard.parts.block import Block, Sublayer
 from regard.parts.body import Body
+from regard.parts.convolution import ShortConvolution
 from regard.parts.feedforward import FeedForward, SwiGLU
 from regard.parts.linear_attention import LinearAttention
 from regard.parts.norm import LayerNorm, Norm, RMSNorm
@@ -55,6 +56,7 @@ MODELS = {
     "no positions": decoder(block(Attention(2))),
     "linear": decoder(block(LinearAttention(4))),
     "linear, biases, sinusoidal": decoder(block(LinearAttention(2, bias=True)), position=Sinusoidal()),
+    "short convolution": decoder(block(ShortConvolution(3)), block(GQA)),
     "hybrid": decoder(block(LinearAttention(3)), block(GQA)),
 }
 

@@ -16,7 +16,7 @@ def blocks(language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", README, re.DOTALL)
 
 
-COMMANDS = [line.split("#")[0].split() for block in blocks("bash") for line in block.splitlines() if line.startswith("regard ")]
+COMMANDS = [line.split("#")[0] for block in blocks("bash") for line in block.splitlines() if line.startswith("regard ")]
 
 
 @pytest.mark.parametrize("snippet", blocks("python"))
@@ -37,17 +37,15 @@ def test_links_lead_somewhere() -> None:
 
 
 def test_commands_run(tmp_path: Path) -> None:
-    """In the order in which they stand, in one folder, as a reader would; `serve` and `chat` have tests of their own."""
+    """In the order in which they stand, as a reader would; `serve` and `chat` have tests of their own."""
     from tests.cli.conftest import regard
 
-    runs = {"runs/demo": str(tmp_path / "demo"), "runs/mine": str(tmp_path / "mine"), "exported": str(tmp_path / "exported")}
-    runs |= {"path/to/llama": runs["exported"], "models/llama": str(tmp_path / "imported")}
-    assert regard("demo", "--out", runs["runs/demo"], "--steps", 2, "--questions", 2).exit_code == 0
-    order = sorted(COMMANDS, key=lambda words: words[1] == "import")  # the folder to import is the one exported below it
-    for words in order:
-        words = [runs.get(word, word) for word in shlex.split(" ".join(words))]
+    places = {"runs/demo": "demo", "runs/mine": "mine", "exported": "exported", "models/mine": "imported"}
+    assert regard("demo", "--out", tmp_path / "demo", "--steps", 2, "--questions", 2).exit_code == 0
+    for words in map(shlex.split, COMMANDS):
         if words[1] in ("serve", "chat"):
             continue
+        words = [str(tmp_path / places[word]) if word in places else word for word in words]
         words = [re.sub(r"--train.steps=\d+", "--train.steps=2", word) for word in words]
         done = regard(*words[1:])
         assert done.exit_code == 0, f"{shlex.join(words)}: {done.output} {done.exception}"

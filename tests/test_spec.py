@@ -7,11 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from regard.kernels.attention.mask import Causal, Full
+from regard.kernels.attention.mask import Full
 from regard.models.decoder import Decoder
 from regard.models.stack import Repeat
 from regard.parts.attention import Attention
 from regard.parts.block import Block, Sublayer
+from regard.parts.convolution import ShortConvolution
 from regard.parts.feedforward import FeedForward, SwiGLU
 from regard.parts.linear_attention import LinearAttention
 from regard.parts.norm import LayerNorm, RMSNorm
@@ -21,25 +22,22 @@ from regard.parts.position.none import NoPosition
 from regard.parts.position.rope import Rope
 from regard.parts.position.sinusoidal import Sinusoidal
 from regard.spec import KINDS, Spec, SpecError, class_of
-from tests.laws import MODELS
+from tests.laws import MODELS, block, decoder
 
 sizes = st.integers(1, 10**6)
 scales = st.floats(1e-30, 1e30)
 norms = st.builds(LayerNorm, eps=scales, bias=st.booleans()) | st.builds(RMSNorm, eps=scales)
-positions = (
-    st.builds(Rope, base=scales)
-    | st.builds(Sinusoidal, base=scales)
-    | st.builds(Learned, length=sizes)
-    | st.sampled_from([NoPosition(), Alibi()])
+stack_positions = (
+    st.builds(Sinusoidal, base=scales) | st.builds(Learned, length=st.integers(10**6)) | st.just(NoPosition())
 )
+attention_positions = st.builds(Rope, base=scales) | st.sampled_from([NoPosition(), Alibi()])
 attentions = st.integers(1, 8).flatmap(
     lambda kv_heads: st.builds(
         Attention,
         heads=st.integers(1, 8).map(lambda groups: groups * kv_heads),
         kv_heads=st.sampled_from([None, kv_heads]),
         head_dim=st.none() | sizes,
-        position=positions,
-        mask=st.sampled_from([Causal(), Full()]),
+        position=attention_positions,
         bias=st.booleans(),
         out_bias=st.none() | st.booleans(),
     )
@@ -48,6 +46,7 @@ activations = st.sampled_from(["relu", "gelu", "gelu_tanh", "silu"])
 bodies = (
     attentions
     | st.builds(LinearAttention, heads=sizes, bias=st.booleans())
+    | st.builds(ShortConvolution, taps=st.integers(2, 9))
     | st.builds(FeedForward, hidden=sizes, activation=activations, bias=st.booleans())
     | st.builds(SwiGLU, hidden=sizes, bias=st.booleans())
 )
@@ -61,7 +60,7 @@ decoders = st.builds(
     vocab=sizes,
     width=sizes,
     layers=st.lists(runs, min_size=1, max_size=2).map(tuple),
-    position=positions,
+    position=stack_positions,
     norm=norms,
     tied=st.booleans(),
     context=st.none() | sizes,
@@ -87,6 +86,11 @@ def test_every_kind_is_where_the_table_says(kind: str) -> None:
     assert issubclass(cls, Spec)
     assert dataclasses.fields(cls) is not None
     assert cls.kind.fget(object.__new__(cls)) == kind
+
+
+def test_a_part_that_no_decoder_holds_too() -> None:
+    spec = Attention(4, mask=Full())
+    assert Spec.from_json(spec.to_json()) == Spec.from_toml(spec.to_toml()) == spec
 
 
 def test_every_value_is_spelled_out_but_none() -> None:
@@ -174,6 +178,12 @@ BLOCK = Block((Sublayer(SwiGLU(4)),))
         (lambda: Decoder(4, 0, (Repeat((BLOCK,)),)), "width=0 must be positive"),
         (lambda: Decoder(4, 4, ()), "layers is empty"),
         (lambda: Decoder(4, 4, (Repeat((BLOCK,)),), context=0), "context=0 must be positive"),
+        (lambda: decoder(BLOCK, position=Rope()), "position=rope does nothing here; give it to the attention"),
+        (lambda: decoder(BLOCK, position=Alibi()), "position=alibi does nothing here; give it to the attention"),
+        (lambda: Attention(4, position=Sinusoidal()), "position=sinusoidal does nothing here; give it to the decoder"),
+        (lambda: Attention(4, position=Learned(8)), "position=learned does nothing here; give it to the decoder"),
+        (lambda: decoder(block(Attention(4, mask=Full()))), r"a token would see later ones in Attention\(.*Full"),
+        (lambda: ShortConvolution(1), "taps=1 must be at least 2"),
         (lambda: RMSNorm(eps=-1.0), "eps=-1.0"),
         (lambda: LayerNorm(eps=-1.0), "eps=-1.0"),
     ],

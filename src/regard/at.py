@@ -15,14 +15,14 @@ from torch import Tensor
 
 @dataclass(frozen=True, eq=False)
 class At:
-    positions: Tensor                  # (B, L) place of each token in its document, from 0
-    segments: Tensor | None = None     # (B, L) document of each token; a token sees its own document only
-    valid: Tensor | None = None        # (B, L) False where the token is padding
-    rows: Tensor | None = None         # (B,) each batch row's row in the store; None: row b is row b
+    positions: Tensor  # (B, L) place of each token in its document, from 0
+    segments: Tensor | None = None  # (B, L) document of each token; a token sees its own document only
+    valid: Tensor | None = None  # (B, L) False where the token is padding
+    rows: Tensor | None = None  # (B,) each batch row's row in the store; None: row b is row b
     k_positions: Tensor | None = None  # (B, S) the same three for the keys; None: the keys are the queries
     k_segments: Tensor | None = None
     k_valid: Tensor | None = None
-    ordered: bool = False              # keys are the queries, positions 0 … L-1, one document, nothing invalid
+    ordered: bool = False  # keys are the queries, positions 0 … L-1, one document, nothing invalid
     shared: dict[Hashable, Any] = field(default_factory=dict, repr=False)
 
     @classmethod

@@ -25,6 +25,7 @@ KINDS = {
     "sublayer": "regard.parts.block:Sublayer",
     "attention": "regard.parts.attention:Attention",
     "linear_attention": "regard.parts.linear_attention:LinearAttention",
+    "short_convolution": "regard.parts.convolution:ShortConvolution",
     "feedforward": "regard.parts.feedforward:FeedForward",
     "swiglu": "regard.parts.feedforward:SwiGLU",
     "layernorm": "regard.parts.norm:LayerNorm",
@@ -196,12 +197,13 @@ def settle(value: Any, hint: Any, where: str) -> Any:
 
 def toml_lines(table: Mapping[str, Any], path: str = "") -> Iterable[str]:
     """A nested table as TOML: plain values first, then sub-tables, then arrays of tables."""
+
     def tables(value: Any) -> bool:
         return isinstance(value, list) and bool(value) and isinstance(value[0], Mapping)
 
     for key, value in table.items():
         if not isinstance(value, Mapping) and not tables(value):
-            yield f"{key} = {json.dumps(value, allow_nan=False)}"
+            yield f"{key} = {json.dumps(value, ensure_ascii=False, allow_nan=False)}"
     for key, value in table.items():
         name = f"{path}.{key}" if path else key
         if isinstance(value, Mapping):

@@ -19,7 +19,8 @@ def test_demo_leaves_a_summary_and_a_report(demo_run: Path) -> None:
 def test_a_second_demo_does_not_train_again(demo_run: Path) -> None:
     before = sorted((path, path.stat().st_mtime_ns) for path in demo_run.rglob("*"))
     again = regard("demo", "--out", demo_run)
-    assert again.exit_code == 0 and "the model is there" in again.output
+    assert again.exit_code == 0 and "the model is there" in again.output and "change nothing" not in again.output
+    assert "change nothing" in regard("demo", "--out", demo_run, "--questions", 7).output
     assert sorted((path, path.stat().st_mtime_ns) for path in demo_run.rglob("*")) == before
 
 
@@ -54,6 +55,20 @@ def test_lens_shows_and_draws(demo_run: Path, tmp_path: Path) -> None:
     assert "no layer 99" in str(regard("lens", demo_run, "-t", "Anna", "--layer", 99).exception)
 
 
+def test_lens_refuses_what_it_cannot_read(demo_run: Path) -> None:
+    assert "no tokens" in str(regard("lens", demo_run, "--text", "").exception)
+    assert "reads 512; shorten" in str(regard("lens", demo_run, "--text", "Anna is in the barn. " * 200).exception)
+
+
+def test_plan_asks_the_tokenizer_for_its_size(demo_run: Path) -> None:
+    def embedding(*options: str) -> int:
+        return json.loads(regard("plan", "demo", "--json", *options).stdout)["parameters"]["total"]
+
+    assert embedding("--tokenizer.by=byte") == embedding("--model.vocab=261")
+    assert "counts what is in the data" in str(regard("plan", "demo", "--tokenizer.by=character").exception)
+    assert "cannot change it" in str(regard("plan", demo_run, "--model.width=256").exception)
+
+
 def test_plan_of_a_recipe_equals_the_plan_of_its_model(demo_run: Path) -> None:
     of_recipe = json.loads(regard("plan", "demo", "--json").stdout)
     of_model = json.loads(regard("plan", demo_run, "--json").stdout)
@@ -64,9 +79,12 @@ def test_plan_of_a_recipe_equals_the_plan_of_its_model(demo_run: Path) -> None:
 
 def test_export_and_import_give_the_same_text(demo_run: Path, tmp_path: Path) -> None:
     options = ("--prompt", "Anna is in", "--max-new", 12, "--temperature", 0, "--json")
-    assert regard("export", demo_run, tmp_path / "out", "--family", "llama").exit_code == 0
+    run = tmp_path / "run"
+    assert regard("train", "llama", "--out", run, "--train.steps=2", "--data.rows=2", "--data.length=64").exit_code == 0
+    assert "short_convolution" in str(regard("export", demo_run, tmp_path / "no").exception)  # Llama has none
+    assert regard("export", run, tmp_path / "out", "--family", "llama").exit_code == 0
     assert regard("import", tmp_path / "out", tmp_path / "back").exit_code == 0
-    assert regard("generate", tmp_path / "back", *options).stdout == regard("generate", demo_run, *options).stdout
+    assert regard("generate", tmp_path / "back", *options).stdout == regard("generate", run, *options).stdout
     assert "exists" in str(regard("import", tmp_path / "out", tmp_path / "back").exception)
 
 
@@ -95,7 +113,16 @@ def test_flags_are_frozen() -> None:
 
     commands = get_command(app).commands  # ty: ignore
     flags = {name: {o for p in c.params for o in p.opts if o.startswith("--")} for name, c in commands.items()}
-    assert flags["generate"] >= {"--prompt", "--max-new", "--temperature", "--top-k", "--top-p", "--seed", "--stop", "--json"}
+    assert flags["generate"] >= {
+        "--prompt",
+        "--max-new",
+        "--temperature",
+        "--top-k",
+        "--top-p",
+        "--seed",
+        "--stop",
+        "--json",
+    }
     assert flags["serve"] >= {"--host", "--port", "--key", "--name", "--rows", "--device"}
     assert flags["train"] >= {"--out", "--resume", "--device"}
     assert flags["plan"] >= {"--context", "--batch", "--dtype", "--json"}

@@ -5,7 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from regard.training.recipe import RECIPES
+from regard.data.packing import tokenize
+from regard.text.tokenizer import Tokenizer
+from regard.training.recipe import RECIPES, Data, Vocabulary
 from tests.cli.conftest import regard
 
 SMALL = ("--data.rows=2", "--data.length=64", "--data.held_out=1", "--tokenizer.documents=50", "--model.width=24")
@@ -21,10 +23,14 @@ def test_every_recipe_trains_a_few_steps(recipe: str, tmp_path: Path) -> None:
 
 def test_overrides_reach_the_saved_config(tmp_path: Path) -> None:
     out = tmp_path / "run"
-    done = regard("train", "demo", "--out", out, *SMALL, "--train.steps", "1", "--train.lr=5e-4", "--model.layers.0.times=1")
+    done = regard(
+        "train", "demo", "--out", out, *SMALL, "--train.steps", "1", "--train.lr=5e-4", "--model.layers.0.times=1"
+    )
     assert done.exit_code == 0, done.output
     config = json.loads((out / "config.json").read_text())
-    assert config["train"]["lr"] == 5e-4 and config["model"]["layers"][0]["times"] == 1 and config["model"]["width"] == 24
+    assert (
+        config["train"]["lr"] == 5e-4 and config["model"]["layers"][0]["times"] == 1 and config["model"]["width"] == 24
+    )
 
 
 @pytest.mark.parametrize(
@@ -37,6 +43,7 @@ def test_overrides_reach_the_saved_config(tmp_path: Path) -> None:
         ("--train.steps=many", "expected int"),
         ("--train.schedule.kind=cosin", "did you mean 'cosine'"),
         ("--model.width=33", "divisible"),
+        ("--data.length=513", "longer than model.context=512"),
     ],
 )
 def test_wrong_keys_and_values_are_answered(wrong: str, said: str, tmp_path: Path) -> None:
@@ -48,7 +55,34 @@ def test_wrong_keys_and_values_are_answered(wrong: str, said: str, tmp_path: Pat
 def test_a_recipe_or_a_run_but_not_both(tmp_path: Path) -> None:
     assert regard("train").exit_code == 2
     assert regard("train", "demo", "--resume", tmp_path).exit_code == 2
+    assert regard("train", "--resume", tmp_path, "--out", tmp_path).exit_code == 2
     assert "no recipe" in str(regard("train", "dmo").exception) and "demo" in str(regard("train", "dmo").exception)
+
+
+def test_a_run_is_whole_before_it_has_a_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def killed(self: Tokenizer, folder: Path) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Tokenizer, "save", killed)
+    assert regard("train", "demo", "--out", tmp_path / "run", *SMALL).exit_code == 130
+    assert not (tmp_path / "run" / "config.json").exists()
+    monkeypatch.undo()
+    assert regard("train", "demo", "--out", tmp_path / "run", *SMALL, "--train.steps=1").exit_code == 0
+
+
+def test_a_short_context_is_sampled_too(tmp_path: Path) -> None:
+    short = ("--data.length=16", "--model.context=16", "--train.steps=1")
+    done = regard("train", "demo", "--out", tmp_path / "run", *SMALL, *short)
+    assert done.exit_code == 0, done.exception
+    assert "step 1" in (tmp_path / "run" / "samples.txt").read_text()
+
+
+def test_characters_are_those_of_all_the_data() -> None:
+    data = Data(source="pydoc")
+    tokenizer = Vocabulary(by="character", documents=1).make(data)
+    for split in ("train", "held-out"):
+        for document in data.open(split).documents:
+            tokenize(document, tokenizer)
 
 
 def test_resume_goes_on_to_the_same_weights(tmp_path: Path) -> None:
@@ -62,5 +96,8 @@ def test_resume_goes_on_to_the_same_weights(tmp_path: Path) -> None:
     assert regard("train", "--resume", cut).exit_code == 0
     end = Path("checkpoints") / "step-000004" / "model.safetensors"
     assert (whole / end).read_bytes() == (cut / end).read_bytes()
-    losses = [[json.loads(line).get("loss") for line in (run / "metrics.jsonl").read_text().splitlines()] for run in (whole, cut)]
+    losses = [
+        [json.loads(line).get("loss") for line in (run / "metrics.jsonl").read_text().splitlines()]
+        for run in (whole, cut)
+    ]
     assert losses[0] == losses[1]

@@ -1,13 +1,16 @@
 """Packing laws: every pair of neighbours once, nothing across documents, padding silent, little waste."""
 
 import pytest
+import tokenizers
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import models
 
 from regard.data.batch import Batch
 from regard.data.packing import PADDING, Piece, choose, collate, cut, tokenize
 from regard.data.sources import Span
+from regard.text.tokenizer import Tokenizer
 from regard.text.train import byte
 
 documents = st.lists(st.lists(st.integers(1, 99), min_size=0, max_size=30), min_size=1, max_size=8)
@@ -59,6 +62,14 @@ def test_a_token_weighs_what_its_span_weighs():
     piece = tokenize((Span("ab", 0.5), Span("<|end|>", 2.0, marker=True), Span("<|", 0.0)), tokenizer)
     assert piece.ids == [*tokenizer.encode("ab"), tokenizer.eos, *tokenizer.encode("<|")]
     assert piece.weights == [0.5, 0.5, 2.0, 0.0, 0.0]
+
+
+def test_a_marker_is_one_token_or_an_error():
+    words = tokenizers.Tokenizer(models.WordLevel({"?": 0, "a": 1, "</s>": 2}, unk_token="?"))
+    foreign = Tokenizer(words, eos="</s>")
+    assert tokenize((Span("a"), Span("<|end|>", marker=True)), foreign).ids == [1, 2]
+    with pytest.raises(ValueError, match="marker <|user|>, which is no token"):
+        tokenize((Span("<|user|>", marker=True), Span("a")), foreign)
 
 
 def test_batch_is_frozen_and_moves_whole():

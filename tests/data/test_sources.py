@@ -84,7 +84,7 @@ def test_jsonl_reads_text_and_messages(tmp_path):
     documents = jsonl(path).documents + jsonl(path, "held-out").documents
     assert len(documents) == 23
     chat = next(document for document in documents if document[0].text == "<|user|>")
-    assert [(span.text, span.weight) for span in chat if not span.marker] == [("hi", 0.0), ("yes", 1.0)]
+    assert [(span.text, span.weight) for span in chat if not span.marker] == [(" hi", 0.0), (" yes", 1.0)]
 
 
 @pytest.mark.parametrize(

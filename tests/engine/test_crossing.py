@@ -14,7 +14,7 @@ from regard.engine.request import Request, Sampling
 from regard.engine.sampling import History, sample
 from regard.engine.stores.paged import Paged
 
-KINDS = ["attention", "linear", "hybrid"]
+KINDS = ["attention", "linear", "hybrid", "convolution"]
 SETTINGS = [
     {"temperature": 0.0},
     {"temperature": 0.0},

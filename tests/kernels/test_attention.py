@@ -1,6 +1,7 @@
 """Backends against the reference, the reference against plain loops; rows that see nothing give zeros, not NaN."""
 
 import math
+from dataclasses import dataclass
 from itertools import product
 
 import pytest
@@ -161,6 +162,32 @@ def test_half_precision_sums_in_float32() -> None:
     v = torch.ones_like(k)
     out = reference.attend(k[:, :, :1], k, v, at, Causal())
     assert torch.equal(out, torch.ones(1, 1, 1, 2, dtype=torch.bfloat16))
+
+
+@pytest.mark.parametrize("biased", [False, True], ids=["plain", "alibi"])
+def test_the_reference_is_not_changed_by_autocast(biased: bool) -> None:
+    at, bias = AT["segments and valid"], slopes(torch.float32) if biased else None
+    q, k, v = (x.detach() for x in inputs("grouped-query", at, torch.float32))
+    expected = reference.attend(q, k, v, at, Causal(), bias)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(reference.attend(q, k, v, at, Causal(), bias), expected)
+
+
+@dataclass(frozen=True)
+class Odd(Causal):
+    """Causal, but of the tokens before it one sees those at odd positions only."""
+
+    def allows(self, q: Tensor, k: Tensor) -> Tensor:
+        return (k <= q) & ((k % 2 == 1) | (k == q))
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+def test_a_stricter_causal_mask_takes_no_short_cut(name: str) -> None:
+    tensors = [x.detach() for x in inputs("multi-head", AT["ordered"], torch.float64)]
+    plain, strict = (backend(name)(*tensors, At.whole(2, LENGTH), mask) for mask in (Causal(), Odd()))
+    expected = reference.attend(*tensors, At(AT["positions"].positions), Odd())
+    assert (strict - expected).abs().max() < 1e-12
+    assert (strict - plain).abs().max() > 0.1
 
 
 def test_an_unknown_backend_is_answered_with_the_nearest() -> None:

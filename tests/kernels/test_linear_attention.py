@@ -75,6 +75,14 @@ def test_the_state_stays_in_its_own_precision(dtype: torch.dtype) -> None:
     assert out.dtype == after.dtype == torch.float32
 
 
+def test_autocast_changes_nothing() -> None:
+    tensors = inputs(150, torch.float32)
+    expected = linear_attention(*tensors, documents(150))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = linear_attention(*tensors, documents(150))
+    assert all(torch.equal(f, e) for f, e in zip(found, expected, strict=True))
+
+
 def test_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernel, "CHUNK", 3)
     tensors = [x.requires_grad_() for x in inputs(7)]

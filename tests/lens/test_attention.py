@@ -83,6 +83,15 @@ def test_maps_are_of_one_text(make, ids):
         attention_maps(make(), ids.expand(2, 12))
 
 
+def test_one_layer_alone_is_as_among_all(make, ids, monkeypatch):
+    model, asked = make(), []
+    every = attention_maps(model, ids[0])
+    monkeypatch.setattr("regard.lens.attention.record", lambda model, taps: asked.extend(taps) or record(model, taps))
+    assert torch.equal(*attention_maps(model, ids[0], layer=2), every[2])
+    assert attention_maps(model, ids[0], layer=1) == [None]
+    assert asked and all(tap.startswith("stack.blocks.2.") for tap in asked)
+
+
 def test_heads_are_counted_by_layer(make):
     assert attention_heads(make()) == (4, 0, 4)
 

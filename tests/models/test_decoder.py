@@ -87,7 +87,7 @@ def test_a_seed_decides_the_weights_and_nothing_else(name: str) -> None:
 def test_a_fresh_model_knows_nothing(name: str) -> None:
     tokens = text(4, 32)
     loss = F.cross_entropy(MODELS[name].build(0)(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
-    assert abs(loss.item() - math.log(VOCAB)) < 0.1
+    assert 0 < loss.item() - math.log(VOCAB) < 1  # logits of deviation 1 cost half a nat over knowing nothing at all
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -10,6 +10,7 @@ from regard.at import At
 from regard.kernels.attention.mask import Full
 from regard.parts.attention import Attention, use_backend
 from regard.parts.block import Block, Sublayer
+from regard.parts.convolution import ShortConvolution
 from regard.parts.feedforward import FeedForward, SwiGLU
 from regard.parts.linear_attention import LinearAttention
 from regard.parts.norm import LayerNorm, RMSNorm
@@ -24,6 +25,7 @@ BODIES: dict[str, Spec] = {
     "attention: output bias only": Attention(2, out_bias=True),
     "attention: full, alibi": Attention(2, position=Alibi(), mask=Full()),
     "linear attention": LinearAttention(3),
+    "short convolution": ShortConvolution(3),
     "feed-forward: relu": FeedForward(20, "relu"),
     "feed-forward: gelu": FeedForward(20, "gelu", bias=False),
     "feed-forward: gelu_tanh": FeedForward(20, "gelu_tanh"),

@@ -95,20 +95,32 @@ def test_alibi_slopes_are_those_of_transformers(heads: int) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         theirs = build_alibi_tensor(torch.ones(1, 3), heads, torch.float32)  # (H, 1, S): slope · key position
-    assert torch.allclose(torch.tensor(slopes(heads)), theirs[:, 0, 1], rtol=1e-6)
+    assert torch.allclose(slopes(heads).float(), theirs[:, 0, 1], rtol=1e-6)
+
+
+@pytest.mark.parametrize("heads", range(1, 21))
+def test_alibi_slopes_are_those_of_the_paper(heads: int) -> None:
+    power = 1 << heads.bit_length() - 1
+    exponents = [8 * h / power for h in range(1, power + 1)] + [4 * h / power for h in range(1, 2 * power, 2)]
+    for found, exponent in zip(slopes(heads).tolist(), exponents, strict=False):
+        assert found == pytest.approx(2**-exponent, rel=1e-15)
 
 
 def test_alibi_counts_true_distances() -> None:
     bias = Alibi().build(8, 2).bias(at(9))
     where = At(torch.tensor([[9]])).with_keys(torch.tensor([[0, 8, 9]]))
     expected = -torch.tensor([1 / 16, 1 / 256]).view(2, 1) * torch.tensor([9.0, 1.0, 0.0])
-    assert torch.equal(bias.values(where)[0, :, 0], expected)
+    assert torch.equal(bias.values(where, torch.float32)[0, :, 0], expected)
 
 
-def test_alibi_survives_a_build_on_the_meta_device() -> None:
-    with torch.device("meta"):
-        module = Alibi().build(8, 4)
-    assert module.slopes.device.type == "cpu"
+def test_alibi_keeps_its_precision_in_a_half_precision_model() -> None:
+    """bfloat16 has eight bits: a slope of 2^-0.5 is off by a thousandth, a distance of 1001 becomes 1000."""
+    where = At(torch.tensor([[1001]])).with_keys(torch.tensor([[0, 1, 600]]))
+    values = Alibi().build(8, 16).bfloat16().bias(where).values(where, torch.bfloat16)
+    exact = -slopes(16).view(16, 1) * torch.tensor([1001.0, 1000.0, 401.0], dtype=torch.float64)
+    assert torch.equal(values[0, :, 0], exact.bfloat16())
+    exact = Alibi().build(8, 16).bias(where).values(where, torch.float64)
+    assert (exact[0, :, 0, 0] + 1001 * slopes(16)).abs().max() < 1e-12
 
 
 def test_no_position_is_the_identity() -> None:

@@ -2,6 +2,9 @@
 
 import dataclasses
 import json
+import os
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -15,6 +18,7 @@ from regard.models.decoder import Decoder
 from regard.models.stack import Repeat
 from regard.parts.attention import Attention, use_backend
 from regard.parts.block import Block, Sublayer
+from regard.parts.convolution import ShortConvolution
 from regard.parts.feedforward import FeedForward, SwiGLU
 from regard.parts.linear_attention import LinearAttention
 from regard.parts.position.learned import Learned
@@ -27,6 +31,7 @@ MIXERS = {
     "gqa": Attention(heads=4, kv_heads=2, position=Rope(), bias=True),
     "mqa": Attention(heads=4, kv_heads=1, head_dim=12),
     "linear": LinearAttention(heads=4),
+    "convolution": ShortConvolution(taps=3),
 }
 SPECS = {
     f"{name}-{'tied' if tied else 'untied'}": Decoder(
@@ -127,6 +132,18 @@ def test_nothing_is_allocated_for_a_large_model():
     assert planned.parameters == 70_553_706_496  # Llama 3 70B
     assert planned.kv_bytes_per_token == 327_680
     assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_planning_imports_no_compiler():
+    """A draw on the meta device would, and take longer than all the rest."""
+    code = f"""
+import sys
+from regard.models.decoder import Decoder
+from regard.plan import plan
+plan(Decoder.from_json({SPECS["hybrid"].to_json()!r}))
+sys.exit('torch._dynamo' in sys.modules)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, env=os.environ | {"PYTHONPATH": "src"})
 
 
 def test_training_memory_is_sixteen_bytes_a_parameter():

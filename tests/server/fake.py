@@ -76,7 +76,7 @@ class FakeEngine:
 HEADS = (4, 4, 0, 4)  # the third layer has no attention
 
 
-def fake_maps(ids: Sequence[int]) -> list[torch.Tensor | None]:
+def fake_maps(ids: Sequence[int], layer: int | None = None) -> list[torch.Tensor | None]:
     """Causal maps: previous-token heads, first-token heads, and heads that match equal tokens."""
     length, generator = len(ids), torch.Generator().manual_seed(0)
     distance = torch.arange(length)[:, None] - torch.arange(length)  # (L, L)
@@ -87,4 +87,4 @@ def fake_maps(ids: Sequence[int]) -> list[torch.Tensor | None]:
         noise = torch.randn(max(heads, 1), length, length, generator=generator)
         scores = torch.stack(patterns)[: max(heads, 1)] * 1.5 + noise  # (H, L, L)
         maps.append(scores.masked_fill(distance < 0, -torch.inf).softmax(-1) if heads else None)
-    return maps
+    return maps if layer is None else [maps[layer]]

@@ -43,6 +43,8 @@ BAD = [
     ("/v1/chat/completions", CHAT | {"messages": [{"role": "wizard", "content": "hi"}]}, "messages"),
     ("/v1/chat/completions", CHAT | {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages"),
     ("/v1/chat/completions", CHAT | {"top_logprobs": 3}, None),
+    ("/v1/chat/completions", CHAT | {"messages": [{"role": "user", "content": "hi", "name": "Mira"}]}, "name"),
+    ("/v1/chat/completions", CHAT | {"stream_options": {"include_usage": True}}, None),
     ("/regard/tokenize", {"text": "a", "messages": CHAT["messages"]}, None),
     ("/regard/tokenize", {"text": 3}, "text"),
 ]
@@ -103,6 +105,18 @@ def test_the_rule_that_was_broken_is_told(server):
         ({"tools": []}, "unknown or unsupported parameter 'tools'; remove it"),
     ]:
         assert refused(server.client.post("/v1/completions", json=TEXT | change))["message"].startswith(rule)
+
+
+def test_what_can_never_fit_is_refused_before_it_is_tokenized(server, monkeypatch):
+    server.engine.capacity = 20
+    monkeypatch.setattr("regard.text.tokenizer.Tokenizer.encode", None)
+    long = "the lamp " * 1000
+    for path, body in [
+        ("/v1/completions", TEXT | {"prompt": long}),
+        ("/v1/chat/completions", CHAT | {"messages": [{"role": "user", "content": long}]}),
+    ]:
+        error = refused(server.client.post(path, json=body))
+        assert error["code"] == "context_length_exceeded" and "9000 characters" in error["message"]
 
 
 def test_too_long_for_the_model_says_so(server):

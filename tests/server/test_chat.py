@@ -13,7 +13,7 @@ def test_the_template_writes_the_prompt(live, tokenizer):
     parts = [{"type": "text", "text": "Where is "}, {"type": "text", "text": "the lamp?"}]
     messages = [{"role": "developer", "content": "Be brief."}, {"role": "user", "content": parts}]
     answer = server.client.post("/v1/chat/completions", json={"model": "tiny", "messages": messages}).json()
-    expected = tokenizer.encode("<|system|>Be brief.<|user|>Where is the lamp?<|assistant|>", special=True)
+    expected = tokenizer.encode("<|system|> Be brief.<|user|> Where is the lamp?<|assistant|>", special=True)
     assert server.engine.submitted[-1].ids == tuple(expected)
     assert answer["object"] == "chat.completion" and answer["choices"][0]["finish_reason"] == "stop"
     assert answer["choices"][0]["message"] == {"role": "assistant", "content": REPLY, "refusal": None}

@@ -116,6 +116,18 @@ def test_the_map_is_drawn_read_and_changed(live, visit):
     assert page.locator(".thumb[aria-pressed=true]").get_attribute("data-layer") == "3"
 
 
+@pytest.mark.parametrize("times", [1, 4, 12])
+def test_the_whole_map_can_be_seen(live, visit, times):
+    page = visit(live().url)
+    write(page, ASK * times)
+    page.wait_for_selector("#map")
+    frame, panel = (page.evaluate(f"(({{scrollWidth, clientWidth, scrollHeight, clientHeight}}) => \
+        [scrollWidth - clientWidth, scrollHeight - clientHeight])(document.querySelector('{name}'))")
+        for name in ("#map-frame", "#look"))  # fmt: skip
+    assert frame == [0, 0] and panel[0] == 0  # only the panel scrolls, and only down
+    page.locator("#map").scroll_into_view_if_needed()
+
+
 def test_continue_mode_carries_a_passage_on(live, visit):
     server = live()
     page = visit(server.url)

@@ -1,10 +1,13 @@
 """The stream gives the same text as decoding everything at once, in whole characters, and cuts at stop strings."""
 
 import pytest
+import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import decoders, models, pre_tokenizers
 
 from regard.text.stream import Detokenizer
+from regard.text.tokenizer import Tokenizer
 from regard.text.train import bpe, byte, character
 
 BYTE = byte()
@@ -12,8 +15,8 @@ TOKENIZERS = [BYTE, bpe(["the cat sat on the mat 🙂 né"] * 9, vocab=300), cha
 EMOJI = "a👩‍👩‍👧é€🙂"
 
 
-def run(tokenizer, ids, stops=()):
-    stream = Detokenizer(tokenizer, stops)
+def run(tokenizer, ids, stops=(), after=()):
+    stream = Detokenizer(tokenizer, stops, after)
     return [stream.push(id) for id in ids] + [stream.finish()], stream
 
 
@@ -60,6 +63,35 @@ def test_a_beginning_that_came_to_nothing_is_given_back():
     pieces, stream = run(BYTE, BYTE.encode("a STO"), ["STOP"])
     assert pieces[-1] == "STO"
     assert stream.stopped is None
+
+
+def fallback():
+    """As SentencePiece makes them: words begin with ▁, and what is no piece is written as its bytes."""
+    pieces = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "a", "▁a"]
+    vocab = {piece: id for id, piece in enumerate(pieces)}
+    core = tokenizers.Tokenizer(models.BPE(vocab, [("▁", "a")], unk_token="<unk>", byte_fallback=True))
+    core.pre_tokenizer = pre_tokenizers.Metaspace()
+    spaces = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    core.decoder = decoders.Sequence(spaces)
+    return Tokenizer(core)
+
+
+@pytest.mark.parametrize("text", ["€", "😀€", "a€ a😀a"])
+def test_bytes_of_a_fallback_come_as_whole_characters(text):
+    tokenizer = fallback()
+    ids = tokenizer.encode(text)
+    pieces, _ = run(tokenizer, ids)
+    assert "".join(pieces) == tokenizer.decode(ids) == text
+    assert not any("\ufffd" in piece for piece in pieces)
+
+
+def test_a_continuation_keeps_the_space_before_its_first_word():
+    tokenizer = fallback()
+    prompt, new = tokenizer.encode("a a"), tokenizer.encode("a")
+    assert "".join(run(tokenizer, new, after=prompt)[0]) == " a"
+    assert "".join(run(tokenizer, new)[0]) == "a"
+    half = BYTE.encode("x🙂")
+    assert "".join(run(BYTE, half[3:], after=half[:3])[0]) == BYTE.decode(half[3:])  # cut in a character
 
 
 def test_empty_stop_is_refused():

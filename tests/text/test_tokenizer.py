@@ -3,8 +3,10 @@
 import json
 
 import pytest
+import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import models, pre_tokenizers, processors
 
 from regard.text.tokenizer import Tokenizer
 from regard.text.train import MARKERS, bpe, byte, character
@@ -126,7 +128,8 @@ def test_eos_may_come_from_the_model_alone(tmp_path):
         ("tokenizer_config.json", '{"eos_token": "</s>"}', "'</s>' is not in"),
         ("tokenizer_config.json", '{"eos_token": 7}', "expected a string"),
         ("config.json", '{"eos_token_id": "x"}', "expected an id"),
-        ("config.json", '{"eos_token_id": 99999}', "99999"),
+        ("tokenizer_config.json", '{"chat_template": ["x"]}', "chat_template is list"),
+        ("tokenizer_config.json", '{"chat_template": [{"name": "default", "template": 1}]}', "chat_template is int"),
     ],
 )
 def test_damage_is_named(tmp_path, name, content, words):
@@ -135,5 +138,60 @@ def test_damage_is_named(tmp_path, name, content, words):
         (tmp_path / name).unlink()
     else:
         (tmp_path / name).write_text(content)
+    if name != "tokenizer.json":
+        (tmp_path / "chat_template.jinja").unlink()
     with pytest.raises((ValueError, FileNotFoundError), match=words):
         Tokenizer.load(tmp_path)
+
+
+def test_a_name_of_any_type_is_only_not_the_default(tmp_path):
+    BPE.save(tmp_path)
+    (tmp_path / "chat_template.jinja").unlink()
+    edit(tmp_path, "tokenizer_config.json", chat_template=[{"name": ["x"], "template": "no"}])
+    assert Tokenizer.load(tmp_path).chat_template is None
+
+
+def test_files_past_all_measure_are_not_read(tmp_path, monkeypatch):
+    BPE.save(tmp_path)
+    monkeypatch.setattr("regard.text.tokenizer.LARGEST_FILE", 100)
+    with pytest.raises(ValueError, match="more than 100 are not read"):
+        Tokenizer.load(tmp_path)
+
+
+@pytest.mark.parametrize("id", [50256, 2**40, 2**70])
+def test_stop_ids_outside_the_vocabulary_are_dropped(tmp_path, id):
+    BPE.save(tmp_path)
+    edit(tmp_path, "config.json", eos_token_id=[id, 2])
+    assert Tokenizer.load(tmp_path).stops == (1, 2)
+
+
+def test_all_stop_ids_are_saved(tmp_path):
+    Tokenizer(BPE.core, eos="<|end|>", stops=(3, 2)).save(tmp_path / "several")
+    assert Tokenizer.load(tmp_path / "several").stops == (1, 3, 2)
+    BPE.save(tmp_path / "one")
+    assert Tokenizer.load(tmp_path / "one").stops == (1,)
+
+
+def words(*pieces):
+    core = tokenizers.Tokenizer(models.WordLevel({piece: id for id, piece in enumerate(pieces)}, unk_token=pieces[0]))
+    core.pre_tokenizer = pre_tokenizers.Whitespace()
+    core.add_special_tokens(["<s>", "</s>"])
+    return core
+
+
+def test_the_opening_is_what_the_rules_of_the_file_say():
+    core = words("?", "a", "b", "<s>", "</s>")
+    assert Tokenizer(core, bos="<s>").opening == ()
+    core.post_processor = processors.TemplateProcessing(single="<s> $A </s>", special_tokens=[("<s>", 3), ("</s>", 4)])
+    assert Tokenizer(core).opening == (3,)
+    core.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 4)])
+    assert Tokenizer(core).opening == ()
+
+
+def test_truncation_and_padding_of_a_file_are_ignored(tmp_path):
+    core = words("?", "a", "b")
+    core.enable_truncation(2)
+    core.enable_padding(length=4)
+    Tokenizer(core).save(tmp_path)
+    loaded = Tokenizer.load(tmp_path)
+    assert loaded.encode("a b b") == [1, 2, 2] and loaded.encode("a") == [1]

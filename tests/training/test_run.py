@@ -1,5 +1,6 @@
 """The run directory: what is in it, how many checkpoints stay, and what is done about damaged ones."""
 
+import hashlib
 import json
 import random
 from dataclasses import replace
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from regard.checkpoint.folder import CheckpointError, check_folder
+from regard.cli.model import open_model
 from regard.models.decoder import Decoder
 from regard.training.run import Run
 from tests.training.tiny import SETTINGS, SPEC, TOKENIZER, curve, outcome, trainer
@@ -34,6 +36,17 @@ def test_contents(tmp_path: Path) -> None:
     assert steps == list(range(1, 11))
     assert [line["step"] for line in curve(tmp_path) if "held_out_loss" in line] == [5, 10]
     assert (tmp_path / "samples.txt").read_text().startswith("step 5\n    a text")
+
+
+def test_a_file_is_summed_once_to_be_saved_and_once_to_be_opened(tmp_path: Path, monkeypatch) -> None:
+    summed, digest = [], hashlib.file_digest
+    monkeypatch.setattr(hashlib, "file_digest", lambda file, kind: summed.append(file.name) or digest(file, kind))
+    trainer(tmp_path, replace(SETTINGS, steps=1), tokenizer=TOKENIZER).train()
+    files = [file.name for file in Run.open(tmp_path).checkpoint(1).iterdir() if file.name != "manifest.json"]
+    assert sorted(Path(name).name for name in summed) == sorted(files)
+    summed.clear()
+    open_model(tmp_path, "cpu")
+    assert sorted(Path(name).name for name in summed) == sorted(files)
 
 
 def test_tensorboard_where_it_is_installed(tmp_path: Path) -> None:

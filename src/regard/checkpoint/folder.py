@@ -83,9 +83,8 @@ def beside(path: Path, state: str) -> Path:
 
 
 def write_manifest(folder: Path) -> None:
-    """The sums of all files; a manifest that a part of them brought along is replaced."""
+    """The sums of all files."""
     entries = {}
-    (folder / MANIFEST).unlink(missing_ok=True)
     for file in sorted(filter(Path.is_file, folder.rglob("*"))):
         with file.open("rb") as stream:
             digest = hashlib.file_digest(stream, "sha256").hexdigest()

@@ -16,11 +16,11 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 
 from regard.checkpoint.folder import MANIFEST, CheckpointError, check_folder, write_folder
 from regard.checkpoint.tensors import find, read_json, write
 from regard.families import family
+from regard.models.blank import blank, weightless
 from regard.models.decoder import Decoder, DecoderModule
 from regard.models.stack import Repeat
 from regard.weights.table import IDENTITY, Table
@@ -39,24 +39,37 @@ class Saves(Protocol):
 
 
 def save(model: DecoderModule, folder: str | Path, tokenizer: Saves | None = None) -> None:
+    with write_folder(folder) as partial:
+        write_files(model, partial, tokenizer)
+
+
+def write_files(model: DecoderModule, folder: Path, tokenizer: Saves | None = None) -> None:
+    """What `save` puts into its folder, into one that is being written."""
     strange = sorted(weights(model).keys() ^ weights(blank(model.spec)).keys())
     if strange:
         raise CheckpointError(f"{strange[0]} does not go with the spec; merge adapters before saving the model")
-    config = {"model_type": OURS, "spec": model.spec.to_dict()}
-    write_model(folder, config, weights(model), tokenizer)
+    write_model(folder, {"model_type": OURS, "spec": model.spec.to_dict()}, weights(model), tokenizer)
 
 
 def export(model: DecoderModule, folder: str | Path, model_type: str, tokenizer: Any | None = None) -> None:
     foreign = family(model_type)
     marks = {f"{name}_token_id": getattr(tokenizer, name, None) for name in ("bos", "eos", "pad")}
     config = foreign.config(model.spec) | marks | {"dtype": str(model.embedding.weight.dtype).removeprefix("torch.")}
-    write_model(folder, config, dict(foreign.TABLE.write(weights(model))), tokenizer)
+    with write_folder(folder) as partial:
+        write_model(partial, config, dict(foreign.TABLE.write(weights(model))), tokenizer)
 
 
-def load(folder: str | Path, device: torch.device | str = "cpu", dtype: torch.dtype | None = None) -> DecoderModule:
-    """The model of a folder, in eval mode. Without a dtype the stored one is kept, half precision widened on a CPU."""
+def load(
+    folder: str | Path, device: torch.device | str = "cpu", dtype: torch.dtype | None = None, checked: bool = False
+) -> DecoderModule:
+    """The model of a folder, in eval mode. Without a dtype the stored one is kept, half precision widened on a CPU.
+
+    A folder of ours is held against its manifest, unless that has just been done (`checked`).
+    """
     folder = Path(folder)
     spec, table = understand(folder)
+    if table is IDENTITY and (folder / MANIFEST).is_file() and not checked:
+        check_folder(folder)
     found = find(folder)
     stored = sum(Path(file).stat().st_size for file in {tensor.file for tensor in found.values()})
     needed = parameters(spec)
@@ -77,8 +90,6 @@ def understand(folder: Path) -> tuple[Decoder, Table]:
     """What the folder's config says: the spec, and how its tensors are named."""
     config = read_json(folder / "config.json")
     if config.get("model_type") == OURS:
-        if (folder / MANIFEST).is_file():
-            check_folder(folder)
         try:
             return Decoder.from_dict(config.get("spec", {})), IDENTITY
         except RecursionError as error:
@@ -88,22 +99,6 @@ def understand(folder: Path) -> tuple[Decoder, Table]:
             raise CheckpointError(f"{folder}: config.json has {key!r}: {why}")
     foreign = family(config.get("model_type"))
     return foreign.spec(config), foreign.TABLE
-
-
-class Undrawn(TorchFunctionMode):
-    """No normal draws in here: on the meta device the first one imports torch's compiler, which takes seconds."""
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        kwargs = kwargs or {}
-        if func.__name__ == "normal_":
-            return args[0] if args else kwargs["tensor"]
-        return func(*args, **kwargs)
-
-
-def blank(spec: Decoder) -> DecoderModule:
-    """The model without memory for its weights."""
-    with torch.device("meta"), Undrawn():
-        return spec.build()
 
 
 def weights(model: nn.Module) -> dict[str, Tensor]:
@@ -123,7 +118,7 @@ def parameters(spec: Decoder) -> int:
     """How many there will be, from one block of each kind: a config may claim any depth, and it is not built."""
     kinds = {block for run in spec.layers for block in run.blocks}
     try:
-        with torch.device("meta"), Undrawn():
+        with weightless():
             each = {block: count(block.build(spec.width)) for block in kinds}
         first = spec.layers[0].blocks[0]
         ends = count(blank(dataclasses.replace(spec, layers=(Repeat((first,)),)))) - each[first]
@@ -143,11 +138,8 @@ def arrive(tensor: Tensor, device: torch.device, dtype: torch.dtype | None) -> T
     return torch.empty(tensor.shape, dtype=dtype, device=device).copy_(tensor)
 
 
-def write_model(
-    folder: str | Path, config: dict[str, Any], tensors: Mapping[str, Tensor], tokenizer: Saves | None
-) -> None:
-    with write_folder(folder) as partial:
-        (partial / "config.json").write_text(json.dumps(config, indent=2, allow_nan=False) + "\n", encoding="utf-8")
-        write(tensors, partial)
-        if tokenizer is not None:
-            tokenizer.save(partial)
+def write_model(folder: Path, config: dict[str, Any], tensors: Mapping[str, Tensor], tokenizer: Saves | None) -> None:
+    (folder / "config.json").write_text(json.dumps(config, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+    write(tensors, folder)
+    if tokenizer is not None:
+        tokenizer.save(folder)

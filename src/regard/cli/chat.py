@@ -33,9 +33,7 @@ def chat(
     if tokenizer.chat_template is None:
         raise ValueError(f"{model} has no chat template, so it was not made for conversation; use `regard generate`")
     engine = Engine(network, rows=1)
-    sampling = Sampling(
-        max_new=max_new, temperature=temperature, top_p=top_p, seed=seed, stop_ids=tokenizer.stops
-    )
+    sampling = Sampling(max_new=max_new, temperature=temperature, top_p=top_p, seed=seed, stop_ids=tokenizer.stops)
     console = Console()
     opening = [{"role": "system", "content": system}] if system else []
     messages = list(opening)

@@ -8,8 +8,10 @@ import typer
 
 def demo(
     out: Annotated[Path, typer.Option("--out", "-o", help="The run's directory.")] = Path("runs/demo"),
-    steps: Annotated[int | None, typer.Option(min=1, help="Train for fewer or more steps than the recipe says.")] = None,
-    questions: Annotated[int, typer.Option(min=1, help="Held-out questions to ask.")] = 500,
+    steps: Annotated[
+        int | None, typer.Option(min=1, help="Train for fewer or more steps than the recipe says.")
+    ] = None,
+    questions: Annotated[int | None, typer.Option(min=1, help="Held-out questions to ask; 500 by default.")] = None,
 ) -> None:
     """Train a small model, question it, leave a report.
 

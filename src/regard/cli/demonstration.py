@@ -22,18 +22,24 @@ from regard.text.tokenizer import Tokenizer
 from regard.training.loop import Result
 from regard.training.recipe import find_recipe, read_recipe, resolve
 
+QUESTIONS = 500
 SHOWN = 6  # answers on the screen and in the report
 
 
-def demonstrate(out: Path, steps: int | None, questions: int) -> int:
+def demonstrate(out: Path, steps: int | None, questions: int | None) -> int:
     """-> exit code"""
     console = Console()
     summary = out / "summary.json"
     if summary.is_file():
         found = json.loads(summary.read_text(encoding="utf-8"))
-        console.print(f"the model is there: {out} (exact match {found['exact_match']:.1%}); remove the folder to train anew")
+        console.print(
+            f"the model is there: {out} (exact match {found['exact_match']:.1%}); remove the folder to train anew"
+        )
+        if steps or questions:
+            console.print("--steps and --questions change nothing now: it is trained and questioned")
         advise(console, out)
         return 0
+    questions = questions or QUESTIONS
     trained = train(out, steps, console)
     if not trained.finished:
         return trained.exit_code
@@ -59,11 +65,13 @@ def demonstrate(out: Path, steps: int | None, questions: int) -> int:
 
 def train(out: Path, steps: int | None, console: Console) -> Result:
     if (out / "config.json").is_file():
-        console.print(f"going on with {out}")
+        console.print(f"going on with {out}" + (", as it was begun: --steps changes nothing now" if steps else ""))
         return go_on(out, "cpu", console)
     overrides = {} if steps is None else {"train.steps": str(steps)}
     recipe, tokenizer = resolve(read_recipe(find_recipe("demo"), overrides))
-    console.print("a small world: people walk, take and give things; can a model that has read such stories answer questions?")
+    console.print(
+        "a small world: people walk, take and give things; can a model that has read such stories answer questions?"
+    )
     return begin(out, recipe, tokenizer, "cpu", console)
 
 
@@ -78,13 +86,15 @@ def show(console: Console, answers: list[Answer], result: dict[str, Any]) -> Non
     console.print(f"exact match on {len(answers)} held-out questions: [bold]{result['exact_match']:.1%}[/]  ({kinds})")
 
 
-def report(out: Path, answers: list[Answer], result: dict[str, Any], model: DecoderModule, tokenizer: Tokenizer) -> None:
+def report(
+    out: Path, answers: list[Answer], result: dict[str, Any], model: DecoderModule, tokenizer: Tokenizer
+) -> None:
     """The same as a page with pictures."""
     page = Page("A small model of a small world")
     page.text(f"{result['exact_match']:.1%}", "big")
     page.text(
-        f"of {len(answers)} questions about stories it has never seen were answered exactly, by {result['parameters']:,} "
-        f"parameters after {result['train_seconds']:.0f} seconds of training."
+        f"of {len(answers)} questions about stories it has never seen were answered exactly, "
+        f"by {result['parameters']:,} parameters after {result['train_seconds']:.0f} seconds of training."
     )
     loss_curve(out / "metrics.jsonl", out / "loss.png")
     page.picture(out / "loss.png", "The loss as it fell.")
@@ -110,7 +120,10 @@ def report(out: Path, answers: list[Answer], result: dict[str, Any], model: Deco
     page.picture(out / "attention.png", f"Every head reading: {asked.story.text} {asked.question.text}")
     sharp = max(maps, key=lambda place: float(maps[place][-1].max()))
     attention_grid({sharp: maps[sharp]}, [tokenizer.token(id) for id in ids], out / "head.png")
-    page.picture(out / "head.png", f"The head whose last token is surest of where to look; the answer is {asked.question.answer!r}.")
+    page.picture(
+        out / "head.png",
+        f"The head whose last token is surest of where to look; the answer is {asked.question.answer!r}.",
+    )
     page.write(out / "report.html")
 
 

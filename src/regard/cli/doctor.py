@@ -90,5 +90,7 @@ def rows(found: dict[str, Any]) -> list[tuple[str, str, str]]:
         lines += [(f"attention {name} on {device}", state, "" if state == "works" else "use another backend")
                   for name, state in backends.items()]  # fmt: skip
     compiler = found["compiler"]
-    lines.append(("C++ compiler (for --train.compile on CPUs)", compiler or "missing", "" if compiler else "install g++"))
+    lines.append(
+        ("C++ compiler (for --train.compile on CPUs)", compiler or "missing", "" if compiler else "install g++")
+    )
     return lines

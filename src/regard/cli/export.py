@@ -17,7 +17,7 @@ def export(
 
     \b
     Example:
-      regard export runs/demo exported --family llama
+      regard export runs/mine exported --family llama
     """
     from rich.console import Console
 

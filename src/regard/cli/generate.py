@@ -37,14 +37,12 @@ def generate(
 
     text = sys.stdin.read() if prompt == "-" else prompt
     network, tokenizer = open_model(model, device)
-    ids = tokenizer.encode(text, special=special)
-    if tokenizer.bos is not None:
-        ids = [tokenizer.bos, *ids]
+    ids = [*tokenizer.opening, *tokenizer.encode(text, special=special)]
     sampling = Sampling(
         max_new=max_new, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p,
         repetition_penalty=repetition_penalty, seed=seed, stop_ids=tokenizer.stops,
     )  # fmt: skip
-    pieces = speak(Engine(network, rows=1), tokenizer, ids, sampling, tuple(stop or ()))
+    pieces = speak(Engine(network, rows=1), tokenizer, ids, sampling, tuple(stop or ()), continues=True)
     if as_json:
         said = list(pieces)
         answer = {"ids": [token.id for token, _ in said], "text": "".join(piece for _, piece in said)}

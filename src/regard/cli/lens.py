@@ -34,7 +34,11 @@ def lens(
     from regard.lens import attention_maps, entropy
 
     network, tokenizer = open_model(model, device)
-    ids = tokenizer.encode(text, special=True)
+    ids = [*tokenizer.opening, *tokenizer.encode(text, special=True)]
+    if not ids:
+        raise ValueError("the text has no tokens; give --text some words to look at")
+    if len(ids) > (network.spec.context or len(ids)):
+        raise ValueError(f"the text has {len(ids)} tokens, {model} reads {network.spec.context}; shorten it")
     tokens = [tokenizer.token(id) for id in ids]
     maps = {i: weights for i, weights in enumerate(attention_maps(network, ids)) if weights is not None}
     if not maps:
@@ -63,6 +67,8 @@ def lens(
     table = Table("layer", "head", "entropy", "the last token looks at", title=repr(text), title_justify="left")
     for (i, h), m in chosen.items():
         best = m[-1].topk(min(3, len(tokens)))
-        looks = ", ".join(f"{tokens[j]!r} {w:.2f}" for w, j in zip(best.values.tolist(), best.indices.tolist(), strict=True))
+        looks = ", ".join(
+            f"{tokens[j]!r} {w:.2f}" for w, j in zip(best.values.tolist(), best.indices.tolist(), strict=True)
+        )
         table.add_row(str(i), str(h), f"{float(entropy(m[None])[0]):.2f}", looks)
     Console().print(table)

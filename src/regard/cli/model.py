@@ -25,8 +25,8 @@ def open_model(folder: Path, device: str = "auto") -> "tuple[DecoderModule, Toke
 
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
-    folder = model_folder(folder)
-    return load(folder, device), Tokenizer.load(folder)
+    found = model_folder(folder)
+    return load(found, device, checked=found != folder), Tokenizer.load(found)
 
 
 def model_folder(path: Path) -> Path:
@@ -45,9 +45,12 @@ def read_spec(name: str, overrides: list[str]) -> "Decoder":
     """The spec in a recipe, in a file of its own, or in a model's folder."""
     from regard.checkpoint.model import understand
     from regard.models.decoder import Decoder
+    from regard.spec import read
     from regard.training.recipe import Vocabulary, dotted, find_recipe, override, read_recipe
 
     if Path(name).is_dir():
+        if overrides:
+            raise ValueError(f"{name} is a model as it is; {overrides[0]} cannot change it. Override a recipe instead")
         return understand(model_folder(Path(name)))[0]
     path = find_recipe(name)
     if path.suffix == ".json":
@@ -55,17 +58,29 @@ def read_spec(name: str, overrides: list[str]) -> "Decoder":
     tables = read_recipe(path, dotted(overrides))
     if "model" not in tables:
         return Decoder.from_dict(tables)
-    size = tables.get("tokenizer", {}).get("size", Vocabulary().size)
-    return Decoder.from_dict({"vocab": size, **tables["model"]})
+    model = tables["model"]
+    if "vocab" not in model:
+        vocabulary = read(tables.get("tokenizer", {}), "tokenizer", Vocabulary)
+        assert isinstance(vocabulary, Vocabulary)
+        model = {"vocab": vocabulary.expected, **model}
+    return Decoder.from_dict(model)
 
 
 def speak(
-    engine: "Engine", tokenizer: "Tokenizer", ids: list[int], sampling: "Sampling", stops: tuple[str, ...] = ()
+    engine: "Engine",
+    tokenizer: "Tokenizer",
+    ids: list[int],
+    sampling: "Sampling",
+    stops: tuple[str, ...] = (),
+    continues: bool = False,
 ) -> "Iterator[tuple[Token, str]]":
-    """Each new token with the text that is now certain; ends at a stop string, which is not said."""
+    """Each new token with the text that is now certain; ends at a stop string, which is not said.
+
+    `continues`: what comes is one text with the prompt, and no answer to it.
+    """
     from regard.text.stream import Detokenizer
 
-    text = Detokenizer(tokenizer, stops)
+    text = Detokenizer(tokenizer, stops, after=ids if continues else ())
     request = engine.submit(ids, sampling)
     try:
         while request.finish is None:

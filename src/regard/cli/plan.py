@@ -8,8 +8,12 @@ import typer
 
 def plan(
     context_: typer.Context,
-    model: Annotated[str, typer.Argument(help="A recipe (by name or file), a spec (TOML, JSON), a model folder, or a run.")],
-    context: Annotated[int | None, typer.Option(min=1, help="Tokens of a text; by default the model's context.")] = None,
+    model: Annotated[
+        str, typer.Argument(help="A recipe (by name or file), a spec (TOML, JSON), a model folder, or a run.")
+    ],
+    context: Annotated[
+        int | None, typer.Option(min=1, help="Tokens of a text; by default the model's context.")
+    ] = None,
     batch: Annotated[int, typer.Option(min=1, help="Texts at a time.")] = 1,
     dtype: Annotated[str, typer.Option(help="Of weights and cache: float32, bfloat16, float16, float64.")] = "float32",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,

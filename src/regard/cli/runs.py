@@ -5,6 +5,7 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
+from regard.data.packing import tokenize
 from regard.data.sources import Source
 from regard.engine.engine import Engine
 from regard.engine.request import Sampling
@@ -19,8 +20,7 @@ from regard.training.run import Run
 
 def begin(path: Path, recipe: Recipe, tokenizer: Tokenizer, device: str, console: Console) -> Result:
     model = recipe.model.build(recipe.train.seed)  # before the directory: a model that cannot be leaves nothing behind
-    run = Run.create(path, recipe.to_dict())
-    tokenizer.save(path / "tokenizer")
+    run = Run.create(path, recipe.to_dict(), tokenizer)
     return train(run, recipe, model, tokenizer, device, watch(console))
 
 
@@ -53,7 +53,7 @@ def train(
 
 def continuation(model: DecoderModule, tokenizer: Tokenizer, source: Source, given: int = 32, new: int = 48) -> str:
     """What the model makes of the beginning of the first held-out document, taking the likeliest tokens."""
-    text = "".join(span.text for span in source.document(0))
-    ids = tokenizer.encode(text, special=True)[:given]
+    given = min(given, (model.spec.context or 2 * given) // 2)
+    ids = list(tokenize(source.document(0), tokenizer).ids[:given])
     tokens = Engine(model, rows=1).generate(ids, Sampling(max_new=new, temperature=0))
     return tokenizer.decode(ids + [token.id for token in tokens], special=True)

@@ -12,7 +12,9 @@ def serve(
     model: ModelFolder,
     host: Annotated[str, typer.Option(help="Any other address than 127.0.0.1 needs a key.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8000,
-    key: Annotated[str | None, typer.Option(envvar="REGARD_KEY", help="What clients must present; better in REGARD_KEY.")] = None,
+    key: Annotated[
+        str | None, typer.Option(envvar="REGARD_KEY", help="What clients must present; better in REGARD_KEY.")
+    ] = None,
     name: Annotated[str | None, typer.Option(help="The model's name in the API; by default the folder's.")] = None,
     rows: Annotated[int, typer.Option(min=1, help="Requests that run at once.")] = 8,
     device: Device = "auto",

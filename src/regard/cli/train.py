@@ -10,7 +10,9 @@ from regard.cli.model import Device
 
 def train(
     context: typer.Context,
-    recipe: Annotated[str | None, typer.Argument(help="A recipe by name (demo, gpt, hybrid …), or a TOML file.")] = None,
+    recipe: Annotated[
+        str | None, typer.Argument(help="A recipe by name (demo, gpt, hybrid …), or a TOML file.")
+    ] = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="The run's directory; runs/NAME by default.")] = None,
     resume: Annotated[Path | None, typer.Option(help="Go on with this run, exactly where it was.")] = None,
     device: Device = "auto",
@@ -31,6 +33,8 @@ def train(
     if (recipe is None) == (resume is None):
         raise typer.BadParameter("give either a recipe or --resume RUN")
     if resume is not None:
+        if out is not None:
+            raise typer.BadParameter("a run is resumed where it is; leave --out away")
         if context.args:
             raise typer.BadParameter(f"a run is resumed as it was begun; {context.args[0]} cannot change it now")
         result = go_on(resume, device, console)

@@ -13,6 +13,7 @@ from .batch import Batch
 from .packing import Piece, choose, collate, cut, tokenize
 from .sources import Source
 
+BARREN = 10_000  # documents without a pair to learn from, after which none is expected
 WAITING = 32  # pieces to choose from; more fill rows better and mix neighbours further apart
 
 
@@ -28,7 +29,6 @@ class Loader:
         self.rank, self.ranks = rank, ranks
         self._next = 0
         self._waiting: list[tuple[int, int, Piece]] = []  # (document, which piece of it, the piece)
-        self._pairs = self._places = 0
 
     def __iter__(self) -> Iterator[Batch]:
         return self
@@ -38,11 +38,6 @@ class Loader:
         share = self.rows // self.ranks
         mine = packed[self.rank * share : (self.rank + 1) * share]
         return collate(mine, self.length, self.tokenizer.pad or 0)
-
-    @property
-    def fill(self) -> float:
-        """The part of all places handed out so far that held a token."""
-        return self._pairs / max(1, self._places)
 
     def state_dict(self) -> dict[str, Any]:
         waiting = [[document, number] for document, number, _ in self._waiting]
@@ -58,16 +53,20 @@ class Loader:
         self._waiting = [(document, number, self._pieces(document)[number]) for document, number in state["waiting"]]
 
     def _row(self) -> list[Piece]:
+        barren = 0
         while len(self._waiting) < WAITING:
             new = self._pieces(self._next)
+            barren = 0 if new else barren + 1
+            if barren == BARREN:
+                raise ValueError(
+                    f"{self.source.name}: {BARREN} documents in a row have fewer than two tokens; give it longer texts"
+                )
             self._waiting += [(self._next, number, piece) for number, piece in enumerate(new)]
             self._next += 1
         chosen = choose([len(piece) for _, _, piece in self._waiting], self.length)
         row = [self._waiting[index][2] for index in chosen]
         taken = set(chosen)
         self._waiting = [entry for index, entry in enumerate(self._waiting) if index not in taken]
-        self._pairs += sum(map(len, row))
-        self._places += self.length
         return row
 
     def _pieces(self, document: int) -> list[Piece]:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
+from ..text.chat import END
 from ..text.tokenizer import Tokenizer
 from .batch import Batch
 from .sources import Document
@@ -35,10 +36,21 @@ def tokenize(document: Document, tokenizer: Tokenizer) -> Piece:
     ids: list[int] = []
     weights: list[float] = []
     for span in document:
-        new = tokenizer.encode(span.text, special=span.marker)
+        new = [marker(span.text, tokenizer)] if span.marker else tokenizer.encode(span.text)
         ids += new
         weights += [span.weight] * len(new)
     return Piece(ids, weights)
+
+
+def marker(text: str, tokenizer: Tokenizer) -> int:
+    """The one token of a marker; the end of a text is whatever the tokenizer calls it."""
+    id = tokenizer.eos if text == END and tokenizer.eos is not None else tokenizer.core.token_to_id(text)
+    if id is None:
+        raise ValueError(
+            f"the data has the marker {text}, which is no token of this tokenizer; train one (tokenizer.by='bpe'), "
+            f"or use plain texts and a tokenizer with an end token"
+        )
+    return id
 
 
 def cut(document: Piece, length: int) -> list[Piece]:

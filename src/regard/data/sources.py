@@ -59,14 +59,14 @@ class Stories:
         return self.conversation(story((self.seed << 40) + index, self.level, self.split))
 
     def conversation(self, told: Story) -> Document:
-        spans = [Span(USER, 0.0, marker=True), Span(f"{told.text} ", self.story_weight)]
+        spans = [Span(USER, 0.0, marker=True), Span(f" {told.text}", self.story_weight)]
         for number, question in enumerate(told.questions):
             if number:
                 spans.append(Span(USER, 0.0, marker=True))
             spans += [
-                Span(question.text, self.question_weight),
+                Span(f" {question.text}", self.question_weight),
                 Span(ASSISTANT, 0.0, marker=True),
-                Span(question.answer),
+                Span(f" {question.answer}"),
                 Span(END, marker=True),
             ]
         return tuple(spans)
@@ -172,8 +172,8 @@ def _turn(message: Any, origin: str) -> Document:
         raise ValueError(f"{origin}: a message needs `role` ({', '.join(MARKERS)}) and `content` (a string)")
     marker = Span(MARKERS[message["role"]], 0.0, marker=True)
     if message["role"] == "assistant":
-        return (marker, Span(message["content"]), Span(END, marker=True))
-    return (marker, Span(message["content"], 0.0))
+        return (marker, Span(f" {message['content'].strip()}"), Span(END, marker=True))
+    return (marker, Span(f" {message['content'].strip()}", 0.0))
 
 
 def _read(path: Path) -> str:

@@ -10,6 +10,7 @@ knows ids only; text is the caller's. Not thread-safe: one thread owns it.
 """
 
 import operator
+import warnings
 from collections import Counter
 from collections.abc import Sequence
 from itertools import count
@@ -18,6 +19,7 @@ import torch
 from torch import Tensor
 
 from regard.at import At
+from regard.compat import cannot_compile
 from regard.engine.request import QueueFull, Request, Sampling, Token
 from regard.engine.sampling import History, sample
 from regard.engine.scheduler import Batch, Scheduler
@@ -42,6 +44,7 @@ class Engine:
         block: int = 16,  # tokens in a block
         chunk: int = 256,  # tokens of prompts read in one step
         queue: int = 256,  # requests that may wait
+        compile: bool = False,  # decode through torch.compile: slow to start, then with little overhead
     ):
         context = model.spec.context
         capacity = (context or CAPACITY) if capacity is None else capacity
@@ -63,6 +66,13 @@ class Engine:
             raise ValueError(f"there is no store {store!r}; {nearest(store, ['paged', 'contiguous'])}")
         self.model, self.capacity, self.queue = model.eval(), capacity, queue
         self.scheduler = Scheduler(self.store, chunk)
+        self.compiled = None
+        if compile:
+            reason = cannot_compile(self.device)
+            if reason is not None:
+                warnings.warn(reason, stacklevel=2)
+            else:
+                self.compiled = torch.compile(self.read_one, fullgraph=True)
         self.numbers = count()
         self.counts = Counter(steps=0, prompt_tokens=0, new_tokens=0, stop=0, length=0, cancelled=0, error=0)
 
@@ -124,6 +134,8 @@ class Engine:
     def forward(self, batch: Batch) -> Tensor:
         """Let the model read these tokens; (N, V) logits of the N requests that have then read all of theirs."""
         batch.sort(key=lambda pair: pair[0].row)
+        if self.compiled is not None and all(length == 1 for _, length in batch):
+            return self.decode(batch)
         tokens, at, self.store.span = place(batch, self.store, self.device)
         hidden = self.model.hidden(tokens, at, self.store.states)  # (B, L, D)
         ends = [(b, length - 1) for b, (request, length) in enumerate(batch) if request.pending == length]
@@ -132,6 +144,24 @@ class Engine:
         else:
             hidden = hidden[:, 0]  # (N, D)
         return self.model.head(hidden)
+
+    def decode(self, batch: Batch) -> Tensor:
+        """One token each through the compiled step. Its shapes hardly ever change: rows that nobody has are invalid."""
+        tokens, positions, valid = [[0]] * self.store.rows, [[0]] * self.store.rows, [[False]] * self.store.rows
+        for request, _ in batch:
+            tokens[request.row], positions[request.row], valid[request.row] = (
+                [request.tokens[-1]],
+                [request.done],
+                [True],
+            )
+        reach = max(request.done for request, _ in batch) + 1
+        self.store.span = min(max(256, 1 << (reach - 1).bit_length()), self.store.capacity)
+        inputs = (torch.tensor(values, device=self.device) for values in (tokens, positions, valid))
+        return self.compiled(*inputs)[[request.row for request, _ in batch]]
+
+    def read_one(self, tokens: Tensor, positions: Tensor, valid: Tensor) -> Tensor:
+        """(B, 1) a token for every row of the store -> (B, V) logits"""
+        return self.model.head(self.model.hidden(tokens, At(positions, valid=valid), self.store.states)[:, 0])
 
     def advance(self, batch: Batch, logits: Tensor) -> list[tuple[Request, Token]]:
         for request, length in batch:

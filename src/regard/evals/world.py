@@ -25,7 +25,12 @@ class Answer:
 
 
 def examine(
-    engine: Engine, tokenizer: Tokenizer, count: int, level: int = 1, first: int = 0, told: Callable[[int], None] = lambda n: None
+    engine: Engine,
+    tokenizer: Tokenizer,
+    count: int,
+    level: int = 1,
+    first: int = 0,
+    told: Callable[[int], None] = lambda n: None,
 ) -> list[Answer]:
     """Ask `count` questions about as many held-out stories; `told` hears how many answers there are."""
     asked, requests = [], []

@@ -10,6 +10,8 @@ first token; invalid tokens add nothing. Katharopoulos et al. 2020, "Transformer
 import torch
 from torch import Tensor
 
+from regard.kernels.autocast import without_autocast
+
 CHUNK = 64  # the product inside a chunk costs CHUNK per token, the state E per token: about even for usual head sizes
 
 
@@ -26,21 +28,22 @@ def linear_attention(
     if valid is not None:
         k = k * valid[:, None, :, None]
     outs = []
-    for start in range(0, q.shape[2], CHUNK):
-        chunk = slice(start, start + CHUNK)
-        q_c, k_c, v_c = q[:, :, chunk], k[:, :, chunk], v[:, :, chunk]
-        scores = (q_c @ k_c.transpose(-1, -2)).tril()  # (B, H, C, C)
-        if segments is None:
-            outs.append(q_c @ state + scores @ v_c)
-        else:
-            before = segments[:, start - 1] if start else segments[:, 0]  # (B,) the document that the state holds
-            own = segments[:, chunk]  # (B, C)
-            scores = scores * (own.unsqueeze(-1) == own.unsqueeze(-2)).unsqueeze(1)
-            goes_on = (own == before.unsqueeze(-1))[:, None, :, None]
-            outs.append((q_c @ state) * goes_on + scores @ v_c)
-            state = state * goes_on[:, :, -1:]
-            k_c = k_c * (own == own[:, -1:])[:, None, :, None]
-        state = state + k_c.transpose(-1, -2) @ v_c  # (B, H, E, E + 1)
+    with without_autocast(q.device):
+        for start in range(0, q.shape[2], CHUNK):
+            chunk = slice(start, start + CHUNK)
+            q_c, k_c, v_c = q[:, :, chunk], k[:, :, chunk], v[:, :, chunk]
+            scores = (q_c @ k_c.transpose(-1, -2)).tril()  # (B, H, C, C)
+            if segments is None:
+                outs.append(q_c @ state + scores @ v_c)
+            else:
+                before = segments[:, start - 1] if start else segments[:, 0]  # (B,) the document that the state holds
+                own = segments[:, chunk]  # (B, C)
+                scores = scores * (own.unsqueeze(-1) == own.unsqueeze(-2)).unsqueeze(1)
+                goes_on = (own == before.unsqueeze(-1))[:, None, :, None]
+                outs.append((q_c @ state) * goes_on + scores @ v_c)
+                state = state * goes_on[:, :, -1:]
+                k_c = k_c * (own == own[:, -1:])[:, None, :, None]
+            state = state + k_c.transpose(-1, -2) @ v_c  # (B, H, E, E + 1)
     out, total = torch.cat(outs, 2).tensor_split([-1], -1)  # (B, H, L, E), (B, H, L, 1)
     return out / total.masked_fill(total == 0, 1.0), state  # a token that sees nothing gives zeros
 

@@ -20,8 +20,10 @@ from regard.models.decoder import DecoderModule
 from regard.parts.attention import AttentionModule
 
 
-def attention_maps(model: DecoderModule, ids: Sequence[int] | Tensor, at: At | None = None) -> list[Tensor | None]:
-    """For each layer the weights (H, L, L) of one text (L,), None where a layer has no attention.
+def attention_maps(
+    model: DecoderModule, ids: Sequence[int] | Tensor, at: At | None = None, layer: int | None = None
+) -> list[Tensor | None]:
+    """For each layer, or for this one only, the weights (H, L, L) of one text (L,); None where it has no attention.
 
     `at` (one row) may say more of the text, for example where its documents begin.
     """
@@ -31,6 +33,7 @@ def attention_maps(model: DecoderModule, ids: Sequence[int] | Tensor, at: At | N
     tokens = tokens.unsqueeze(0)  # (1, L)
     at = At.whole(*tokens.shape, tokens.device) if at is None else at
     layers = attentions(model)
+    layers = layers if layer is None else [layers[layer]]
     taps = [f"{path}.{tap}" for layer in layers for path in layer for tap in ("q", "k")]
     with torch.no_grad(), record(model, taps) as seen:
         model.hidden(tokens, at)
@@ -89,8 +92,8 @@ class SomeHeads:
     bias: Bias
     heads: slice
 
-    def values(self, at: At) -> Tensor:
-        return self.bias.values(at)[:, self.heads]
+    def values(self, at: At, dtype: torch.dtype) -> Tensor:
+        return self.bias.values(at, dtype)[:, self.heads]
 
 
 def row_entropy(weights: Tensor) -> Tensor:

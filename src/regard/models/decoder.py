@@ -5,7 +5,6 @@
 GPT, Llama and the hybrids of attention and recurrence are all this, with different blocks inside.
 """
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -34,11 +33,16 @@ class Decoder(Spec):
             require(getattr(self, name) > 0, f"decoder: {name}={getattr(self, name)} must be positive")
         require(len(self.layers) > 0, "decoder: layers is empty; give at least one Repeat((block,), times)")
         require(self.context is None or self.context > 0, f"decoder: context={self.context} must be positive")
+        self.position.check_place("decoder")
+        for body in (sublayer.body for run in self.layers for block in run.blocks for sublayer in block.sublayers):
+            require(body.causal, f"decoder: a token would see later ones in {body}; choose a causal mask")
         reach = self.position.reach
         if self.context is None:
             object.__setattr__(self, "context", reach)
         elif reach is not None:
-            require(self.context <= reach, f"decoder: context={self.context} is longer than its positions reach, {reach}")
+            require(
+                self.context <= reach, f"decoder: context={self.context} is longer than its positions reach, {reach}"
+            )
 
     @property
     def blocks(self) -> list:
@@ -81,10 +85,15 @@ class DecoderModule(nn.Module):
 
 
 def initialize(model: nn.Module, depth: int) -> None:
-    """GPT-2's rule: normal with deviation 0.02, and what is added to the residual stream divided by √(2·depth)."""
+    """Normal with deviation 1/√columns, and what is added to the residual stream divided by √(2·depth).
+
+    GPT-2 draws all with 0.02, which is 1/√2500: in a model 128 wide, attention then starts so flat that it hardly
+    learns to look (docs/log.md). A fresh model's logits deviate by about 1, so its loss is about ln V + 1/2.
+    The taps of a short convolution keep a deviation of 1: each adds as much as its normalized input has.
+    """
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear | nn.Embedding):
             residual = name.endswith(("o_proj", "down_proj"))
-            nn.init.normal_(module.weight, std=0.02 / math.sqrt(2 * depth) if residual else 0.02)
+            nn.init.normal_(module.weight, std=(module.weight.shape[1] * (2 * depth if residual else 1)) ** -0.5)
             if getattr(module, "bias", None) is not None:
                 nn.init.zeros_(module.bias)

@@ -42,6 +42,7 @@ class Attention(Body):
                 f"choose one of {', '.join(map(str, divisors))}"
             )
         require(self.head_dim is None or self.head_dim > 0, f"attention: head_dim={self.head_dim} must be positive")
+        self.position.check_place("attention")
 
     def sizes(self, width: int) -> tuple[int, int, int]:
         """(heads, kv_heads, head_dim) in a stack this wide."""
@@ -50,6 +51,10 @@ class Attention(Body):
             f"attention: width={width} is not divisible by heads={self.heads}; choose another or give head_dim",
         )
         return self.heads, self.kv_heads or self.heads, self.head_dim or width // self.heads
+
+    @property
+    def causal(self) -> bool:
+        return self.mask.causal
 
     def build(self, width: int) -> nn.Module:
         return AttentionModule(width, self)

@@ -17,6 +17,11 @@ from regard.spec import Spec
 class Body(Spec):
     mixes: ClassVar[bool] = False  # does it look at other tokens?
 
+    @property
+    def causal(self) -> bool:
+        """Does no token see a later one?"""
+        return True
+
     def build(self, width: int) -> nn.Module:
         raise NotImplementedError
 

@@ -1,7 +1,7 @@
 """The position-wise feed-forward layer: what is done to each token alone.
 
-    FeedForward(x) = W_down σ(W_up x)                      Vaswani et al. 2017; σ = ReLU, or GELU in GPT-2
-    SwiGLU(x)      = W_down (SiLU(W_gate x) ⊙ W_up x)      Shazeer 2020
+FeedForward(x) = W_down σ(W_up x)                      Vaswani et al. 2017; σ = ReLU, or GELU in GPT-2
+SwiGLU(x)      = W_down (SiLU(W_gate x) ⊙ W_up x)      Shazeer 2020
 """
 
 from dataclasses import dataclass

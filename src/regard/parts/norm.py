@@ -1,7 +1,7 @@
 """Normalization: bring every token's vector to one scale.
 
-    LayerNorm(x) = (x - mean x) / √(var x + ε) · w + b          Ba et al. 2016
-    RMSNorm(x)   = x / √(mean x² + ε) · w                       Zhang & Sennrich 2019
+LayerNorm(x) = (x - mean x) / √(var x + ε) · w + b          Ba et al. 2016
+RMSNorm(x)   = x / √(mean x² + ε) · w                       Zhang & Sennrich 2019
 """
 
 from dataclasses import dataclass

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from regard.models.blank import blank
 from regard.models.decoder import Decoder
 from regard.parts.state import Fixed, PerToken
 from regard.spec import nearest
@@ -130,8 +131,7 @@ def plan(spec: Decoder, context: int | None = None, batch: int = 1, dtype: str =
 
 def count_parts(spec: Decoder) -> dict[str, int]:
     """Parameters by part, each tensor once, where it is first used."""
-    with torch.device("meta"):
-        model = spec.build(seed=0)
+    model = blank(spec)
     counts, counted = Counter(), set()
 
     def count(part: str, module: nn.Module) -> None:

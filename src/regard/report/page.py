@@ -10,7 +10,8 @@ body { font: 16px/1.55 system-ui, sans-serif; max-width: 52rem; margin: 3rem aut
 h1 { font-weight: 650; letter-spacing: -.02em } h2 { margin-top: 2.5rem; font-weight: 600 }
 figure { margin: 1.5rem 0 } img { max-width: 100% } figcaption { color: #616e7c; font-size: .9rem }
 table { border-collapse: collapse } td, th { padding: .3rem .9rem .3rem 0; text-align: left; vertical-align: top;
-border-bottom: 1px solid #e4e7eb } .big { font-size: 2.6rem; font-weight: 650 } .right { color: #2f855a } .wrong { color: #c53030 }
+border-bottom: 1px solid #e4e7eb } .big { font-size: 2.6rem; font-weight: 650 }
+.right { color: #2f855a } .wrong { color: #c53030 }
 """
 
 
@@ -41,4 +42,6 @@ class Page:
 
     def write(self, path: Path) -> None:
         head = f'<meta charset="utf-8"><title>{escape(self.title)}</title><style>{STYLE}</style>'
-        path.write_text(f"<!doctype html><html lang=en><head>{head}</head><body>{''.join(self.parts)}</body></html>", "utf-8")
+        path.write_text(
+            f"<!doctype html><html lang=en><head>{head}</head><body>{''.join(self.parts)}</body></html>", "utf-8"
+        )

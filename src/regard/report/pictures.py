@@ -34,7 +34,9 @@ def loss_curve(metrics: Path, out: Path) -> None:
     plt = pyplot()
     figure, axes = plt.subplots(figsize=(7, 3.6), layout="constrained")
     axes.plot([r["step"] for r in steps], [r["loss"] for r in steps], color=ACCENT, alpha=0.25, linewidth=0.8)
-    axes.plot([r["step"] for r in steps], smooth([r["loss"] for r in steps]), color=ACCENT, linewidth=2, label="training")
+    axes.plot(
+        [r["step"] for r in steps], smooth([r["loss"] for r in steps]), color=ACCENT, linewidth=2, label="training"
+    )
     if held_out:
         axes.plot(
             [r["step"] for r in held_out], [r["held_out_loss"] for r in held_out], "o-", color=SECOND, label="held out"
@@ -73,9 +75,13 @@ def attention_grid(maps: Mapping[tuple[int, int], Tensor], tokens: Sequence[str]
             if (layer, head) not in maps:
                 continue
             axes.set_axis_on()
-            axes.imshow(maps[layer, head].float().numpy(), cmap="Blues", vmin=0, aspect="equal", interpolation="nearest")
+            axes.imshow(
+                maps[layer, head].float().cpu().numpy(), cmap="Blues", vmin=0, aspect="equal", interpolation="nearest"
+            )
             axes.set_title(f"layer {layer}, head {head}", fontsize=9)
-            axes.set_xticks(range(len(tokens)) if alone else [], labels=tokens if alone else [], rotation=90, fontsize=7)
+            axes.set_xticks(
+                range(len(tokens)) if alone else [], labels=tokens if alone else [], rotation=90, fontsize=7
+            )
             axes.set_yticks(range(len(tokens)) if alone else [], labels=tokens if alone else [], fontsize=7)
             for spine in axes.spines.values():
                 spine.set_visible(True)

@@ -23,7 +23,7 @@ def router(service: Service) -> APIRouter:
     async def completions(body: CompletionBody, request: Request) -> Response:
         service.check_model(body.model)
         prompts = [await service.encode(p) if isinstance(p, str) else p for p in body.prompts]
-        generation = await service.generate(body, prompts, body.logprobs or 0, UNLESS_ASKED)
+        generation = await service.generate(body, prompts, body.logprobs or 0, UNLESS_ASKED, continues=True)
         return await respond(request, body.stream, Answer(body, generation, service))
 
     return routes

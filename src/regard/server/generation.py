@@ -59,13 +59,27 @@ class Choice:
 
 
 class Generation:
-    """Iterate over it for pieces; call `cancel` in the end, whatever happened."""
+    """Iterate over it for pieces; call `cancel` in the end, whatever happened.
 
-    def __init__(self, worker: Worker, tokenizer: Tokenizer, jobs: list[tuple[list[int], Sampling]], stops: list[str]):
+    `continues`: each choice is one text with its prompt, and no answer to it.
+    """
+
+    def __init__(
+        self,
+        worker: Worker,
+        tokenizer: Tokenizer,
+        jobs: list[tuple[list[int], Sampling]],
+        stops: list[str],
+        continues: bool,
+    ):
         self.worker = worker
         self.events: asyncio.Queue[tuple[int, Token | Failure]] = asyncio.Queue()
         self.choices = [
-            Choice(Ticket(ids, sampling, partial(self._arrived, index)), Detokenizer(tokenizer, stops), ids)
+            Choice(
+                Ticket(ids, sampling, partial(self._arrived, index)),
+                Detokenizer(tokenizer, stops, after=ids if continues else ()),
+                ids,
+            )
             for index, (ids, sampling) in enumerate(jobs)
         ]
 

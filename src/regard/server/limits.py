@@ -102,7 +102,7 @@ class BodyCap:
             return await self.app(scope, receive, send)
         message = f"the body is longer than {self.max_body} bytes; shorten it"
         declared = Headers(scope=scope).get("content-length", "0")
-        if not declared.isdigit() or int(declared[:20]) > self.max_body:
+        if not declared.isdecimal() or int(declared[:20]) > self.max_body:
             return await ApiError(413, message, code="body_too_large").response()(scope, receive, send)
         taken = 0
 

@@ -1,6 +1,6 @@
 """Log-probabilities in OpenAI's two shapes: one entry per token for chat, parallel lists for completions.
 
-`-inf` (a token that the sampling rules made impossible) has no form in JSON; OpenAI writes -9999.
+`-inf` (a token to which the model itself gives no chance) has no form in JSON; OpenAI writes -9999.
 """
 
 from regard.server.generation import Piece

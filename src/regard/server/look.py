@@ -73,9 +73,9 @@ def check_head(lens: Lens, body: AttentionBody) -> None:
 
 def view(lens: Lens, ids: list[int], layer: int | None, head: int | None) -> dict:
     """One map in full, or the thumbnails and entropies of all heads. Runs on the engine's thread."""
-    maps = lens.maps(ids)  # per layer (H, L, L) or None
+    maps = lens.maps(ids, layer=layer)  # per layer (H, L, L) or None
     if layer is not None:
-        weights = maps[layer][head].float()  # (L, L)
+        weights = maps[0][head].float()  # (L, L)
         return {
             "layer": layer,
             "head": head,

@@ -50,6 +50,12 @@ class SamplingBody(Body):
     stream_options: StreamOptions | None = None
     user: Annotated[str, StringConstraints(max_length=256)] | None = None
 
+    @model_validator(mode="after")
+    def streamed(self) -> "SamplingBody":
+        if self.stream_options is not None and not self.stream:
+            raise ValueError("stream_options needs stream=true; set it, or leave them out")
+        return self
+
     @property
     def stops(self) -> list[str]:
         return [self.stop] if isinstance(self.stop, str) else self.stop or []
@@ -92,7 +98,6 @@ class TextPart(Body):
 class Message(Body):
     role: Literal["system", "developer", "user", "assistant"]
     content: Text | Annotated[list[TextPart], Field(max_length=MAX_MESSAGES)]
-    name: Annotated[str, StringConstraints(max_length=256)] | None = None
 
     def plain(self) -> dict[str, str]:
         """As chat templates read it: parts joined, `developer` (OpenAI's newer word) as `system`."""

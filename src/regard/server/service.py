@@ -1,7 +1,7 @@
 """What the routes share: the model's name, its engine behind the worker, its tokenizer, and the optional lens."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -15,9 +15,10 @@ from regard.text.tokenizer import Tokenizer
 
 
 class Lens(NamedTuple):
-    """`maps(ids)`: per layer the (H, L, L) attention weights or None; `heads`: their number per layer, 0 for None."""
+    """`maps(ids, layer=None)`: per layer, or for this one only, the (H, L, L) attention weights, None where there are
+    none; `heads`: their number per layer."""
 
-    maps: Callable[[Sequence[int]], list]
+    maps: Callable[..., list]
     heads: tuple[int, ...]
 
 
@@ -47,7 +48,14 @@ class Service:
             message = f"the model {name!r} does not exist here; this server has {self.name!r}"
             raise ApiError(404, message, code="model_not_found", param="model")
 
+    def check_length(self, characters: int) -> None:
+        """Tokenizing takes its time: not for a text that could not fit if all its tokens were the longest."""
+        if characters > self.capacity * self.tokenizer.longest:
+            message = f"{characters} characters never fit into the {self.capacity} tokens of this model; shorten it"
+            raise ApiError(400, message, code="context_length_exceeded")
+
     async def encode(self, text: str) -> list[int]:
+        self.check_length(len(text))
         return await self._on_text_thread(self._encode, text)
 
     async def encode_chat(self, messages: list[Message], reply: bool) -> list[int]:
@@ -55,20 +63,26 @@ class Service:
         if self.tokenizer.chat_template is None:
             message = "this model has no chat template; use /v1/completions"
             raise ApiError(400, message, code="no_chat_template", param="messages")
-        return await self._on_text_thread(encode_chat, self.tokenizer, [message.plain() for message in messages], reply)
+        plain = [message.plain() for message in messages]
+        self.check_length(sum(len(message["content"]) for message in plain))
+        return await self._on_text_thread(encode_chat, self.tokenizer, plain, reply)
 
     async def generate(
-        self, body: SamplingBody, prompts: list[list[int]], top: int, unless_asked: int | None = None
+        self,
+        body: SamplingBody,
+        prompts: list[list[int]],
+        top: int,
+        unless_asked: int | None = None,
+        continues: bool = False,
     ) -> Generation:
         """Submitted to the engine, or refused with an ApiError."""
         jobs = plan(body, prompts, self.capacity, self.tokenizer.stops, top, unless_asked)
-        generation = Generation(self.worker, self.tokenizer, jobs, body.stops)
+        generation = Generation(self.worker, self.tokenizer, jobs, body.stops, continues)
         await generation.start()
         return generation
 
     def _encode(self, text: str) -> list[int]:
-        start = [] if self.tokenizer.bos is None else [self.tokenizer.bos]
-        return start + self.tokenizer.encode(text)
+        return [*self.tokenizer.opening, *self.tokenizer.encode(text)]
 
     async def _on_text_thread(self, function: Callable[..., list[int]], *args: Any) -> list[int]:
         try:

@@ -1,11 +1,14 @@
 """Chat templates: messages to the one text that a model was trained on.
 
 A template comes with the model, never with a request, and is rendered in a bounded sandbox (sandbox.py). The default
-one writes each turn after the marker of its role and closes what the assistant says with `<|end|>`.
+one writes each turn after the marker of its role and a space, so that its first word is the same token as inside a
+text, and closes what the assistant says with `<|end|>`. What the model answers therefore begins with that space.
 """
 
 import json
+import re
 from datetime import datetime
+from itertools import islice
 from typing import Any
 
 from jinja2 import TemplateError
@@ -13,6 +16,7 @@ from jinja2 import TemplateError
 from .sandbox import Sandbox
 from .tokenizer import Tokenizer
 
+PRIVATE = range(0xF0000, 0x110000)  # characters without a meaning of their own
 USER, ASSISTANT, SYSTEM, END, PAD = "<|user|>", "<|assistant|>", "<|system|>", "<|end|>", "<|pad|>"
 
 DEFAULT_TEMPLATE = """\
@@ -20,11 +24,14 @@ DEFAULT_TEMPLATE = """\
 {%- if message.role not in ("user", "assistant", "system") -%}
 {{- raise_exception("role " ~ message.role ~ " is unknown; use user, assistant or system") -}}
 {%- endif -%}
-{{- "<|" ~ message.role ~ "|>" ~ message.content -}}
+{{- "<|" ~ message.role ~ "|> " ~ message.content | trim -}}
 {%- if message.role == "assistant" %}{{ "<|end|>" }}{% endif -%}
 {%- endfor -%}
 {%- if add_generation_prompt %}{{ "<|assistant|>" }}{% endif -%}
 """
+
+# what a template's own mistakes raise; SyntaxError: Python cannot nest the loops that Jinja compiled for it
+FAULTS = (TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RecursionError, MemoryError, SyntaxError)
 
 
 class ChatError(ValueError):
@@ -37,7 +44,6 @@ def render(
     add_generation_prompt: bool = True,
     bos_token: str = "",
     eos_token: str = "",
-    tools: list[dict[str, Any]] | None = None,
 ) -> str:
     """The text of a conversation, ready for `Tokenizer.encode(text, special=True)`."""
     sandbox = Sandbox()
@@ -47,7 +53,7 @@ def render(
         "add_generation_prompt": add_generation_prompt,
         "bos_token": bos_token,
         "eos_token": eos_token,
-        "tools": tools,
+        "tools": None,
         "raise_exception": _raise,
         "strftime_now": _now,
     }
@@ -55,16 +61,33 @@ def render(
         return sandbox.generate_bounded(template, variables)
     except TemplateError as error:
         raise ChatError(f"the chat template failed: {error.message}") from error
-    except (TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RecursionError) as error:
+    except FAULTS as error:
         raise ChatError(f"the chat template failed on these messages: {error}") from error
 
 
 def encode_chat(tokenizer: Tokenizer, messages: list[dict[str, Any]], reply: bool = True) -> list[int]:
-    """The ids of a conversation; with `reply`, up to where the model speaks."""
+    """The ids of a conversation; with `reply`, up to where the model speaks.
+
+    A marker written in a message is only characters: private characters stand in for it while the template is rendered.
+    """
     if tokenizer.chat_template is None:
         raise ChatError("this model has no chat template, so it was not made for conversation; continue a text instead")
     bos, eos = ("" if id is None else tokenizer.token(id) for id in (tokenizer.bos, tokenizer.eos))
-    return tokenizer.encode(render(tokenizer.chat_template, messages, reply, bos, eos), special=True)
+    said = "\n".join(value for message in messages for value in message.values() if isinstance(value, str))
+    found = [marker for marker in tokenizer.markers if marker in said]
+    unused = filter(lambda char, used=frozenset(said): char not in used, map(chr, PRIVATE))
+    markers = dict(zip(islice(unused, len(found)), found, strict=True))
+    for char, marker in markers.items():  # longest first
+        messages = [{key: _replaced(value, marker, char) for key, value in message.items()} for message in messages]
+    text = render(tokenizer.chat_template, messages, reply, bos, eos)
+    ids: list[int] = []
+    for part in re.split(f"([{''.join(markers)}])", text) if markers else [text]:
+        ids += tokenizer.encode(markers.get(part, part), special=part not in markers)
+    return ids
+
+
+def _replaced(value: Any, old: str, new: str) -> Any:
+    return value.replace(old, new) if isinstance(value, str) else value
 
 
 def _raise(message: str) -> None:

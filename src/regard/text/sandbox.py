@@ -2,22 +2,25 @@
 
 Jinja's immutable sandbox keeps a template away from the insides of Python objects, but not from running for an hour or
 filling the memory. Here every pass of a loop, every call and every filter reads the clock; numbers handed to them,
-and the product of the sizes they work on, are bounded, so that no single step can be long or large.
+the product of the sizes they work on, and the size of what is built are bounded: no step can be long or large.
 """
 
 import functools
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sized
 from typing import Any
 
 from jinja2 import nodes
 from jinja2.exceptions import SecurityError
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
 
 LARGEST = 4_000_000  # characters of output or of any text on the way, and any number given to a function
 WORK = 16 * LARGEST  # product of the sizes that one step combines, as in text.replace(old, new)
+UNSIZED = 100_000  # items of what tells no length: the longest range that Jinja allows
+ITEM = 8  # characters that an item of a list costs at least, in memory or written out
 SECONDS = 2.0
 
 
@@ -27,11 +30,13 @@ class Sandbox(ImmutableSandboxedEnvironment):
     intercepted_binops = frozenset(("+", "*", "**", "%"))
 
     def __init__(self) -> None:
-        super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"])
+        super().__init__(
+            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"], finalize=self._sized
+        )
         self.deadline = time.monotonic() + SECONDS
         del self.filters["format"], self.globals["lipsum"]  # "%999999999d"|format(1): the cost hides inside a text
         self.filters = {name: self._bounded(function) for name, function in self.filters.items()}
-        self.filters |= {"_ticking": self._ticking, "_sized": self._sized}
+        self.filters |= {"_ticking": self._ticking, "_sized": self._sized, "_joined": self._joined}
 
     def generate_bounded(self, source: str, variables: dict[str, Any]) -> str:
         pieces, size = [], 0
@@ -44,12 +49,17 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return "".join(pieces)
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
-        """Loops and `~` have no hook of their own: route them through filters."""
+        """Loops, `~` and lists have no hook of their own: route them through filters."""
         tree = super()._parse(source, name, filename)
         for loop in list(tree.find_all(nodes.For)):
-            loop.iter = nodes.Filter(loop.iter, "_ticking", [], [], None, None)
+            loop.iter = _through("_ticking", loop.iter)
         for concat in list(tree.find_all(nodes.Concat)):
-            concat.nodes = [nodes.Filter(nodes.Concat(concat.nodes), "_sized", [], [], None, None)]
+            concat.nodes = [_through("_joined", *concat.nodes)]
+        for items in list(tree.find_all((nodes.List, nodes.Tuple))):
+            if getattr(items, "ctx", "load") == "load":
+                items.items = [_through("_sized", item) for item in items.items]
+        for pair in list(tree.find_all(nodes.Pair)):
+            pair.value = _through("_sized", pair.value)
         return tree
 
     def wrap_str_format(self, value: Any) -> None:
@@ -89,12 +99,16 @@ class Sandbox(ImmutableSandboxedEnvironment):
         self._check_size(_size(value))
         return value
 
+    def _joined(self, *parts: Any) -> str:
+        self._check_size(sum(map(_size, parts)))
+        return "".join(map(str, parts))
+
     def _check(self, values: Iterable[Any]) -> None:
         self._tick()
         values = list(values)
         if any(_is_number(value) and abs(value) > LARGEST for value in values):
             raise SecurityError(f"a template may not work with numbers above {LARGEST}")
-        if math.prod(max(1, _size(value)) for value in values) > WORK:
+        if math.prod(max(1, _length(value)) for value in values) > WORK:
             raise SecurityError("a step of the template is too large")
 
     def _check_size(self, size: float) -> None:
@@ -110,5 +124,23 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
+def _length(value: Any) -> int:
+    if isinstance(value, Context):  # what filters are handed by Jinja
+        return 0
+    return len(value) if isinstance(value, Sized) else UNSIZED if isinstance(value, Iterable) else 0
+
+
 def _size(value: Any) -> int:
-    return len(value) if isinstance(value, str | list | tuple | dict) else 0
+    """About the characters of its text, nested items included; counting stops where it is too much in any case."""
+    size, inside = 0, [value]
+    while inside and size <= LARGEST:
+        part = inside.pop()
+        part = part._Namespace__attrs if isinstance(part, Namespace) else part  # it writes out what it holds
+        size += _length(part) * (1 if isinstance(part, str) else ITEM)
+        if isinstance(part, list | tuple | dict):
+            inside.extend(part.values() if isinstance(part, dict) else part)
+    return size
+
+
+def _through(filter: str, value: nodes.Node, *more: nodes.Node) -> nodes.Filter:
+    return nodes.Filter(value, filter, list(more), [], None, None)

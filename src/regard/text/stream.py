@@ -16,12 +16,14 @@ NEIGHBOURS = 8
 class Detokenizer:
     """`stopped` is the stop string that was met, or None; the text then ends just before it."""
 
-    def __init__(self, tokenizer: Tokenizer, stops: Sequence[str] = ()):
+    def __init__(self, tokenizer: Tokenizer, stops: Sequence[str] = (), after: Sequence[int] = ()):
+        """`after`: the ids that the text continues, if it is one text with them."""
         if "" in stops:
             raise ValueError("a stop string is empty; leave it out, or give the text to stop at")
         self.tokenizer, self.stops = tokenizer, tuple(stops)
         self.stopped: str | None = None
-        self._context: list[int] = []  # ids whose text is out already: the left neighbours of the next
+        whole = not tokenizer.decode(neighbours := list(after[-NEIGHBOURS:])).endswith(UNFINISHED)
+        self._context = neighbours if whole else []  # ids whose text is out already: the left neighbours of the next
         self._fresh: list[int] = []  # ids whose text ends in an unfinished character
         self._out = 0  # how many characters of the fresh ids' text are out nevertheless
         self._held = ""
@@ -32,7 +34,7 @@ class Detokenizer:
             return ""
         self._fresh.append(id)
         text = self._fresh_text()
-        certain = text.removesuffix(UNFINISHED)
+        certain = text.rstrip(UNFINISHED)  # byte fallback writes one for each byte that it has
         new, self._out = certain[self._out :], len(certain)
         if certain == text:
             self._context, self._fresh, self._out = (self._context + self._fresh)[-NEIGHBOURS:], [], 0

@@ -5,11 +5,15 @@ marker, typed by a user or found in a file, is encoded as the characters it is.
 """
 
 import json
+from functools import cached_property
+from itertools import takewhile
 from pathlib import Path
 
 import tokenizers
 
 TOKENIZER, CONFIG, TEMPLATE = "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"
+GENERATION = "generation_config.json"
+LARGEST_FILE = 256 << 20  # bytes; the files of the largest vocabularies have some thirty million
 
 
 class Tokenizer:
@@ -28,13 +32,12 @@ class Tokenizer:
         self.bos, self.eos, self.pad = (self._id(piece) for piece in (bos, eos, pad))
         self.chat_template = chat_template
         self.stops = tuple(dict.fromkeys((*(() if self.eos is None else (self.eos,)), *stops)))
-        self._markers = frozenset(i for i, t in core.get_added_tokens_decoder().items() if t.special)
 
     def encode(self, text: str, special: bool = False) -> list[int]:
         """Ids of a text, without bos or eos. With `special`, markers written in the text become their tokens."""
         self.core.encode_special_tokens = not special
         try:
-            return self.core.encode(text, add_special_tokens=False).ids
+            return self.core.encode_batch_fast([text], add_special_tokens=False)[0].ids  # frees the GIL
         except Exception as error:  # the library raises bare Exception where a vocabulary without `unk` lacks a piece
             strange = sorted(set(text) - set(self.core.get_vocab()))
             raise ValueError(
@@ -50,8 +53,25 @@ class Tokenizer:
         text = self.decode([id], special=True)
         return self.core.id_to_token(id) or "" if not text or "\ufffd" in text else text
 
-    def is_marker(self, id: int) -> bool:
-        return id in self._markers
+    @cached_property
+    def opening(self) -> tuple[int, ...]:
+        """The ids that the tokenizer's own rules put before every text, such as <s>; often none."""
+        if not self.core.encode("").ids:
+            return ()
+        probe = self.core.encode("a")
+        marked = zip(probe.ids, probe.special_tokens_mask, strict=True)
+        return tuple(id for id, _ in takewhile(lambda pair: pair[1], marked))
+
+    @cached_property
+    def markers(self) -> tuple[str, ...]:
+        """The texts that `special` reads as tokens, longest first."""
+        texts = [token.content for token in self.core.get_added_tokens_decoder().values() if token.special]
+        return tuple(sorted(texts, key=len, reverse=True))
+
+    @cached_property
+    def longest(self) -> int:
+        """No token stands for more characters than this."""
+        return max(map(len, self.core.get_vocab(with_added_tokens=True)))
 
     @property
     def vocab_size(self) -> int:
@@ -69,6 +89,9 @@ class Tokenizer:
             if id is not None:
                 config[name] = self.core.id_to_token(id)
         (folder / CONFIG).write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+        if self.stops not in ((), (self.eos,)):
+            ends = {"eos_token_id": list(self.stops)}
+            (folder / GENERATION).write_text(json.dumps(ends) + "\n", encoding="utf-8")
         if self.chat_template is not None:
             (folder / TEMPLATE).write_text(self.chat_template, encoding="utf-8")
 
@@ -84,12 +107,8 @@ class Tokenizer:
                 raise ValueError(
                     f"{folder / CONFIG}: {name}_token {piece!r} is not in {TOKENIZER}; they do not belong together"
                 )
-        stops = _eos_ids(folder)
-        for id in stops:
-            if core.id_to_token(id) is None:
-                raise ValueError(
-                    f"{folder}: eos_token_id {id} is not in {TOKENIZER}; the two files do not belong together"
-                )
+        known = set(core.get_vocab(with_added_tokens=True).values())
+        stops = tuple(id for id in _eos_ids(folder) if id in known)  # configs name ids past a smaller vocabulary
         if pieces["eos"] is None and stops:
             pieces["eos"] = core.id_to_token(stops[0])
         return cls(core, **pieces, chat_template=_read_template(folder, config), stops=stops)
@@ -109,16 +128,25 @@ def _read_core(path: Path) -> tokenizers.Tokenizer:
     if not path.is_file():
         raise FileNotFoundError(f"{path} is missing; a tokenizer folder needs {TOKENIZER} (other formats are not read)")
     try:
-        return tokenizers.Tokenizer.from_str(path.read_text(encoding="utf-8"))
+        core = tokenizers.Tokenizer.from_str(_read(path))
     except Exception as error:  # the library raises bare Exception for whatever is wrong with the file
         raise ValueError(f"{path} is damaged or no tokenizer file ({error}); fetch or save it again") from error
+    core.no_truncation()  # files carry these settings of some training along: a prompt is not cut or padded in silence
+    core.no_padding()
+    return core
+
+
+def _read(path: Path) -> str:
+    if path.stat().st_size > LARGEST_FILE:
+        raise ValueError(f"{path} has {path.stat().st_size} bytes; more than {LARGEST_FILE} are not read")
+    return path.read_text(encoding="utf-8")
 
 
 def _read_json(path: Path) -> dict:
     if not path.is_file():
         return {}
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
+        value = json.loads(_read(path))
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not valid JSON ({error}); fetch or save it again") from error
     if not isinstance(value, dict):
@@ -137,7 +165,7 @@ def _piece(token: object) -> str | None:
 
 def _eos_ids(folder: Path) -> tuple[int, ...]:
     """`eos_token_id` of the model's own files: a number, a list of numbers, or absent."""
-    for name in ("generation_config.json", "config.json"):
+    for name in (GENERATION, "config.json"):
         found = _read_json(folder / name).get("eos_token_id")
         ids = found if isinstance(found, list) else [] if found is None else [found]
         if not all(type(id) is int and id >= 0 for id in ids):
@@ -150,10 +178,12 @@ def _eos_ids(folder: Path) -> tuple[int, ...]:
 def _read_template(folder: Path, config: dict) -> str | None:
     """The template file, else the entry in the configuration (a string, or named ones of which `default` is taken)."""
     if (folder / TEMPLATE).is_file():
-        return (folder / TEMPLATE).read_text(encoding="utf-8")
+        return _read(folder / TEMPLATE)
     template = config.get("chat_template")
-    if isinstance(template, list):
-        template = {entry.get("name"): entry.get("template") for entry in template}.get("default")
+    if isinstance(template, list) and all(isinstance(entry, dict) for entry in template):
+        template = next((entry.get("template") for entry in template if entry.get("name") == "default"), None)
     if template is not None and not isinstance(template, str):
-        raise ValueError(f"{folder / CONFIG}: chat_template is {type(template).__name__}; expected text")
+        raise ValueError(
+            f"{folder / CONFIG}: chat_template is {type(template).__name__}; expected text, or named texts"
+        )
     return template

@@ -5,27 +5,28 @@
     [model]      the spec; its vocab may be left out, then it is the tokenizer's
     [train]      steps, rates, schedule (config.py)
 
-Values can be overridden by dotted names (`train.lr=3e-4`, `model.layers.0.times=6`). What was resolved is kept with the run.
+Values can be overridden by dotted names (`train.lr=3e-4`, `model.layers.0.times=6`). What was resolved is kept with
+the run.
 """
 
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Literal
 
 from regard.data import sources
 from regard.data.batch import Batch
 from regard.data.loader import Loader
-from regard.data.sources import Source
+from regard.data.sources import Document, Shuffled, Source
+from regard.data.world import SPLITS
 from regard.models.decoder import Decoder
 from regard.spec import Spec, SpecError, nearest, read, require
 from regard.text import train as tokenizers
 from regard.text.tokenizer import Tokenizer
 from regard.training.config import Training
-
 
 RECIPES = Path(__file__).parents[1] / "recipes"
 
@@ -65,21 +66,35 @@ class Data(Spec):
 class Vocabulary(Spec):
     by: Literal["byte", "character", "bpe", "folder"] = "bpe"
     size: int = 512  # of bpe, markers and bytes included
-    documents: int = 2000  # that bpe and character are learned from
+    documents: int = 2000  # that bpe is learned from, and character where documents have no end
     path: str | None = None  # of folder, a tokenizer.json in it
 
     def check(self) -> None:
         require(self.by != "folder" or self.path is not None, "tokenizer: by='folder' needs a path")
         require(self.documents > 0, f"tokenizer: documents={self.documents} must be positive")
 
-    def make(self, source: Source) -> Tokenizer:
+    @property
+    def expected(self) -> int:
+        """How many tokens there will be, as far as can be said without reading the data (bpe may find fewer)."""
+        require(self.by != "character", "tokenizer: by='character' counts what is in the data; give model.vocab a size")
+        if self.by == "bpe":
+            return self.size
+        return (tokenizers.byte() if self.by == "byte" else Tokenizer.load(self.path or "")).vocab_size
+
+    def make(self, data: Data) -> Tokenizer:
         if self.by == "byte":
             return tokenizers.byte()
         if self.by == "folder":
             return Tokenizer.load(self.path or "")
-        documents = map(source.document, range(self.documents))
-        texts = (span.text for document in documents for span in document if not span.marker)
-        return tokenizers.character(texts) if self.by == "character" else tokenizers.bpe(texts, self.size)
+        if self.by == "bpe":
+            return tokenizers.bpe(texts(map(data.open().document, range(self.documents))), self.size)
+        held = [data.open(split) for split in SPLITS]  # a character that is only held out must be known too
+        everything = [s.documents if isinstance(s, Shuffled) else map(s.document, range(self.documents)) for s in held]
+        return tokenizers.character(texts(chain(*everything)))
+
+
+def texts(documents: Iterable[Document]) -> Iterator[str]:
+    return (span.text for document in documents for span in document if not span.marker)
 
 
 @dataclass(frozen=True)
@@ -119,12 +134,17 @@ def resolve(tables: Mapping[str, Any], tokenizer: Tokenizer | None = None) -> tu
     data = read(tables.get("data", {}), "data", Data)
     vocabulary = read(tables.get("tokenizer", {}), "tokenizer", Vocabulary)
     assert isinstance(data, Data) and isinstance(vocabulary, Vocabulary)
-    tokenizer = tokenizer or vocabulary.make(data.open())
+    tokenizer = tokenizer or vocabulary.make(data)
     model = {"vocab": tokenizer.vocab_size, **tables.get("model", {})}
     recipe = Recipe.from_dict({**tables, "model": model})
     require(
         recipe.model.vocab >= tokenizer.vocab_size,
         f"model.vocab={recipe.model.vocab} is smaller than the tokenizer's {tokenizer.vocab_size}; leave it out",
+    )
+    context = recipe.model.context
+    require(
+        context is None or recipe.data.length <= context,
+        f"data.length={recipe.data.length} is longer than model.context={context}; shorten the rows or widen it",
     )
     return recipe, tokenizer
 

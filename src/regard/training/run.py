@@ -1,6 +1,7 @@
 """A run's directory: everything that a training leaves, and all that is needed to go on.
 
-    config.json                 the resolved settings, written once
+    tokenizer/                  how text became ids
+    config.json                 the resolved settings, written once, when all above is there
     metrics.jsonl, tensorboard/ one line a step, one more an evaluation (log.py)
     samples.txt                 what the model writes as it learns
     checkpoints/step-000250/    the state of training (state.py) with a manifest of SHA-256 sums
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from regard.checkpoint.folder import CheckpointError, check_folder, remove_folder, write_folder
+from regard.text.tokenizer import Tokenizer
 
 
 class Run:
@@ -27,14 +29,16 @@ class Run:
         self.path = Path(path)
 
     @classmethod
-    def create(cls, path: str | Path, config: Mapping[str, Any]) -> "Run":
-        """A new run with these resolved settings (plain data)."""
+    def create(cls, path: str | Path, config: Mapping[str, Any], tokenizer: Tokenizer | None = None) -> "Run":
+        """A new run with these resolved settings (plain data). The config comes last: with it, the run is whole."""
         run = cls(path)
         if run.config_file.exists():
             raise ValueError(
                 f"{path} already holds a run; resume it (regard train --resume {path}) or name another place"
             )
         run.path.mkdir(parents=True, exist_ok=True)
+        if tokenizer is not None:
+            tokenizer.save(run.path / "tokenizer")
         draft = run.path / ".config.json"
         draft.write_text(json.dumps(config, indent=2, allow_nan=False), encoding="utf-8")
         draft.rename(run.config_file)

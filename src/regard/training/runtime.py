@@ -1,13 +1,13 @@
 """How the same model is run on this machine: in which precision, compiled or not. No checkpoint knows of it."""
 
-import os
-import shutil
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 
 import torch
 from torch import nn
+
+from regard.compat import cannot_compile
 
 Precision = Callable[[], AbstractContextManager]
 
@@ -22,11 +22,9 @@ def autocast(precision: str, device: torch.device) -> Precision:
 
 
 def compiled(model: nn.Module, device: torch.device, say: Callable[[str], None]) -> nn.Module:
-    """The model through torch.compile, with the same parameters; eager where a CPU has no C++ compiler."""
-    compilers = (os.environ.get("CXX", ""), "g++", "clang++", "c++")
-    if device.type == "cpu" and not any(map(shutil.which, filter(None, compilers))):
-        say("compile=true needs a C++ compiler on a CPU (Debian: apt-get install g++); going on without")
+    """The model through torch.compile, with the same parameters; eager where that cannot be, and then it says why."""
+    reason = cannot_compile(device)
+    if reason is not None:
+        say(reason)
         return model
-    fast = torch.compile(model)
-    assert isinstance(fast, nn.Module)
-    return fast
+    return torch.compile(model)

@@ -21,7 +21,7 @@ from torch import Tensor
 from regard.adapt.lora import adapters
 from regard.adapt.peft import save_adapter
 from regard.checkpoint.folder import CheckpointError
-from regard.checkpoint.model import Saves, save
+from regard.checkpoint.model import Saves, write_files
 from regard.data.batch import Batch
 from regard.models.decoder import DecoderModule
 from regard.training.optimizer import load_optimizer_state, optimizer_state
@@ -76,7 +76,7 @@ def write_weights(folder: Path, model: DecoderModule, tokenizer: Saves | None) -
     if adapters(model):
         save_adapter(model, folder)
     else:
-        save(model, folder, tokenizer)
+        write_files(model, folder, tokenizer)
 
 
 @torch.no_grad()

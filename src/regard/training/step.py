@@ -41,7 +41,7 @@ def take_step(
         sums.append({"loss": loss.detach(), "count": count, **metrics})
     gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
     norm = get_total_norm(gradients)
-    # From here on numbers are read: on a GPU everything above has only been queued.
+    # From here on numbers are read. On a GPU all above was only queued, but for one question of next_token's.
     totals = {name: sum(float(part[name]) for part in sums) for name in sums[0]}
     count = totals.pop("count")
     means = {name: total / count if count else math.nan for name, total in totals.items()}

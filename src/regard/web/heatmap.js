@@ -3,7 +3,8 @@
 import { visible } from "./tokens.js";
 
 const LABEL = 92; // pixels for the token labels on each axis
-const [SMALLEST, LARGEST] = [9, 34]; // pixels of a cell; what does not fit then scrolls
+const LARGEST = 34; // pixels of a cell
+const LEGIBLE = 8; // pixels from one label to the next
 
 export function palette() {
   const style = getComputedStyle(document.documentElement);
@@ -42,9 +43,8 @@ export class HeatMap {
     this.weights = weights;
     [this.row, this.column] = [-1, -1];
     paint(this.cells, weights);
-    const room = Math.min(this.canvas.parentElement.clientWidth - LABEL - 2, window.innerHeight / 2);
-    this.size = Math.max(SMALLEST, Math.min(LARGEST, Math.floor(room / tokens.length)));
-    const side = LABEL + this.size * tokens.length + 1;
+    this.size = Math.min(LARGEST, (this.canvas.parentElement.clientWidth - LABEL - 2) / tokens.length);
+    const side = Math.ceil(LABEL + this.size * tokens.length + 1);
     const ratio = window.devicePixelRatio || 1;
     this.canvas.width = this.canvas.height = side * ratio;
     this.canvas.style.width = this.canvas.style.height = `${side}px`;
@@ -63,7 +63,9 @@ export class HeatMap {
     context.drawImage(this.cells, LABEL, LABEL, span, span);
     context.font = `${Math.max(8, Math.min(size - 2, 12))}px ${style.getPropertyValue("--mono")}`;
     context.textBaseline = "middle";
+    const every = Math.ceil(LEGIBLE / size); // of small cells, not all have room for a label
     tokens.forEach((token, i) => {
+      if (i % every && i !== row && i !== column) return;
       const middle = LABEL + (i + 0.5) * size;
       const label = clip(context, token, LABEL - 10);
       context.fillStyle = i === row ? accent : soft;

@@ -3,7 +3,7 @@
     attend(q, k, v, at, mask, bias, scale) -> (B, H, L, E)
 
 q is (B, H, L, E), k and v are (B, K, S, E) with K dividing H. `reference` is plain tensor algebra and the oracle of the
-others. A backend says in `refuses` why it cannot take a case, and `auto` takes the first that does not refuse.
+others; `auto` is `sdpa`, which takes every case.
 """
 
 from collections.abc import Callable

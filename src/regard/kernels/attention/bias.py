@@ -6,14 +6,15 @@ A backend that works in tiles reads the data (slopes); the others ask for `value
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from regard.at import At
 
 
 class Bias(Protocol):
-    def values(self, at: At) -> Tensor:
-        """(B, H, L, S) to be added to the scores of these queries and keys."""
+    def values(self, at: At, dtype: torch.dtype) -> Tensor:
+        """(B, H, L, S) to be added to the scores of these queries and keys; computed in at least float32."""
         ...
 
 
@@ -23,6 +24,7 @@ class Slopes:
 
     slopes: Tensor  # (H,)
 
-    def values(self, at: At) -> Tensor:
+    def values(self, at: At, dtype: torch.dtype) -> Tensor:
+        slopes = self.slopes.to(torch.promote_types(dtype, torch.float32))  # bf16 counts to 256: further keys would tie
         distance = (at.positions.unsqueeze(-1) - at.key_positions.unsqueeze(-2)).abs()  # (B, L, S)
-        return -self.slopes.view(-1, 1, 1) * distance.unsqueeze(1)  # (B, H, L, S)
+        return (-slopes.view(-1, 1, 1) * distance.unsqueeze(1)).to(dtype)  # (B, H, L, S)

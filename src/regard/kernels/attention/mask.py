@@ -4,6 +4,7 @@
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -13,6 +14,8 @@ from regard.spec import Spec
 
 @dataclass(frozen=True)
 class Mask(Spec):
+    causal: ClassVar[bool]  # does no token see a later one?
+
     def allows(self, q: Tensor, k: Tensor) -> Tensor | None:
         """Positions (…, L, 1) and (…, 1, S) -> (…, L, S), or None when everything is seen."""
         raise NotImplementedError
@@ -22,6 +25,8 @@ class Mask(Spec):
 class Causal(Mask):
     """A token sees itself and what came before it."""
 
+    causal = True
+
     def allows(self, q: Tensor, k: Tensor) -> Tensor:
         return k <= q
 
@@ -29,6 +34,8 @@ class Causal(Mask):
 @dataclass(frozen=True)
 class Full(Mask):
     """Every token sees every token."""
+
+    causal = False
 
     def allows(self, q: Tensor, k: Tensor) -> None:
         return None

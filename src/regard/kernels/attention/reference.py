@@ -11,21 +11,22 @@ from torch import Tensor
 from regard.at import At
 from regard.kernels.attention.bias import Bias
 from regard.kernels.attention.mask import Mask, visible
+from regard.kernels.autocast import without_autocast
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, at: At, mask: Mask, bias: Bias | None = None, scale: float = 1.0) -> Tensor:
     weights = attention_weights(q, k, at, mask, bias, scale)  # (B, H, L, S)
-    return (weights @ per_head(v, q).to(weights.dtype)).to(q.dtype)  # (B, H, L, E)
+    with without_autocast(q.device):
+        return (weights @ per_head(v, q).to(weights.dtype)).to(q.dtype)  # (B, H, L, E)
 
 
-def attention_weights(
-    q: Tensor, k: Tensor, at: At, mask: Mask, bias: Bias | None = None, scale: float = 1.0
-) -> Tensor:
+def attention_weights(q: Tensor, k: Tensor, at: At, mask: Mask, bias: Bias | None = None, scale: float = 1.0) -> Tensor:
     """(B, H, L, S): how much each query takes from each key."""
     wide = torch.promote_types(q.dtype, torch.float32)
-    scores = q.to(wide) @ per_head(k, q).to(wide).transpose(-1, -2) * scale  # (B, H, L, S)
+    with without_autocast(q.device):
+        scores = q.to(wide) @ per_head(k, q).to(wide).transpose(-1, -2) * scale  # (B, H, L, S)
     if bias is not None:
-        scores = scores + bias.values(at).to(wide)
+        scores = scores + bias.values(at, wide)
     seen = visible(mask, at)
     if seen is None:
         return scores.softmax(-1)

@@ -11,10 +11,10 @@ from regard.kernels.attention.mask import Causal, Mask, visible
 
 def attend(q: Tensor, k: Tensor, v: Tensor, at: At, mask: Mask, bias: Bias | None = None, scale: float = 1.0) -> Tensor:
     groups = q.shape[1] // k.shape[1]
-    if at.ordered and bias is None and isinstance(mask, Causal):
+    if at.ordered and bias is None and type(mask) is Causal:
         return F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scale, enable_gqa=groups > 1)
     seen = visible(mask, at)
-    extra = seen if bias is None else additive(bias.values(at).to(q.dtype), seen)
+    extra = seen if bias is None else additive(bias.values(at, q.dtype), seen)
     if q.shape[2] == 1 and groups > 1 and bias is None:
         # One query a row: the heads of a group are queries of one key head, so keys are read once, not once a head.
         q = q.unflatten(1, (k.shape[1], groups)).squeeze(3)  # (B, K, G, E)

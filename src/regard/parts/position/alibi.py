@@ -19,24 +19,24 @@ from regard.parts.position.none import Position, PositionModule
 
 @dataclass(frozen=True)
 class Alibi(Position):
+    places = ("attention",)
+
     def build(self, width: int, heads: int) -> PositionModule:
         return AlibiModule(heads)
 
 
-def slopes(heads: int) -> list[float]:
+def slopes(heads: int, device: torch.device | None = None) -> Tensor:
+    """(H,) in float64, whatever the model's dtype."""
     power = 2 ** math.floor(math.log2(heads))
-    first = [2 ** (-8 * h / power) for h in range(1, power + 1)]
-    between = [2 ** (-4 * h / power) for h in range(1, 2 * power, 2)]
-    return first + between[: heads - power]
+    first = torch.arange(2, 2 * power + 1, 2, dtype=torch.float64, device=device)
+    between = torch.arange(1, 2 * power, 2, dtype=torch.float64, device=device)
+    return 2 ** (torch.cat([first, between[: heads - power]]) * (-4 / power))
 
 
 class AlibiModule(PositionModule):
-    slopes: Tensor
-
     def __init__(self, heads: int):
         super().__init__()
-        # No checkpoint holds them, so they are made on a real device even where a model is built on the meta device.
-        self.register_buffer("slopes", torch.tensor(slopes(heads), device="cpu"), persistent=False)
+        self.heads = heads
 
     def bias(self, at: At) -> Bias:
-        return Slopes(self.slopes)
+        return Slopes(slopes(self.heads, at.positions.device))

@@ -1,6 +1,6 @@
 """Learned positions: one trained vector a place, added to the embeddings (GPT-2, BERT).
 
-    x_t = E[token_t] + P[t]
+x_t = E[token_t] + P[t]
 """
 
 from dataclasses import dataclass
@@ -14,6 +14,8 @@ from regard.spec import require
 
 @dataclass(frozen=True)
 class Learned(Position):
+    places = ("decoder",)
+
     length: int
 
     def check(self) -> None:

@@ -1,16 +1,28 @@
 """No position: the identity of all three methods, and the base of the schemes that need only some of them."""
 
 from dataclasses import dataclass
+from typing import ClassVar, Literal
 
 from torch import Tensor, nn
 
 from regard.at import At
 from regard.kernels.attention.bias import Bias
-from regard.spec import Spec
+from regard.spec import Spec, require
+
+Place = Literal["decoder", "attention"]
 
 
 @dataclass(frozen=True)
 class Position(Spec):
+    places: ClassVar[tuple[Place, ...]]  # where it does something
+
+    def check_place(self, place: Place) -> None:
+        """Raise SpecError where it would change nothing."""
+        require(
+            place in self.places,
+            f"{place}: position={self.kind} does nothing here; give it to the {' or the '.join(self.places)}",
+        )
+
     @property
     def reach(self) -> int | None:
         """How many positions it knows; None: there is no end."""
@@ -23,6 +35,8 @@ class Position(Spec):
 
 @dataclass(frozen=True)
 class NoPosition(Position):
+    places = ("decoder", "attention")
+
     def build(self, width: int, heads: int) -> "PositionModule":
         return PositionModule()
 

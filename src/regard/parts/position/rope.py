@@ -18,6 +18,8 @@ from regard.spec import require
 
 @dataclass(frozen=True)
 class Rope(Position):
+    places = ("attention",)
+
     base: float = 10000.0
 
     def check(self) -> None:

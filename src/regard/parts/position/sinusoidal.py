@@ -1,6 +1,6 @@
 """Sinusoidal positions: fixed waves of geometrically growing length, added to the embeddings.
 
-    P[t, 2i] = sin(t / base^(2i/D))      P[t, 2i+1] = cos(t / base^(2i/D))        Vaswani et al. 2017
+P[t, 2i] = sin(t / base^(2i/D))      P[t, 2i+1] = cos(t / base^(2i/D))        Vaswani et al. 2017
 """
 
 from dataclasses import dataclass
@@ -15,6 +15,8 @@ from regard.spec import require
 
 @dataclass(frozen=True)
 class Sinusoidal(Position):
+    places = ("decoder",)
+
     base: float = 10000.0
 
     def check(self) -> None:

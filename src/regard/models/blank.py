@@ -1,0 +1,31 @@
+"""Modules without memory for their weights, to be counted or filled: any size is built in an instant."""
+
+from collections.abc import Generator
+from contextlib import contextmanager
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from regard.models.decoder import Decoder, DecoderModule
+
+
+class Undrawn(TorchFunctionMode):
+    """No normal draws in here: on the meta device the first one imports torch's compiler, which takes seconds."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if func.__name__ == "normal_":
+            return args[0] if args else kwargs["tensor"]
+        return func(*args, **kwargs)
+
+
+@contextmanager
+def weightless() -> Generator[None]:
+    """What is built in here has shapes, but no memory and no draws."""
+    with torch.device("meta"), Undrawn():
+        yield
+
+
+def blank(spec: Decoder) -> DecoderModule:
+    with weightless():
+        return spec.build()

@@ -1,0 +1,34 @@
+"""The compiled decode step gives every request the tokens that the eager one gives."""
+
+import warnings
+
+import pytest
+
+from regard.adapt.packed import packed
+from regard.engine.engine import Engine
+from regard.engine.request import Sampling
+from tests.laws import MODELS, build, text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("store", ["paged", "contiguous"])
+@pytest.mark.parametrize("name", ["grouped-query", "hybrid", "short convolution"])
+def test_compiled_is_eager(name: str, store: str) -> None:
+    model = build(MODELS[name])
+    requests = [(text(3 + 4 * i, seed=i).tolist(), Sampling(max_new=6 + i, temperature=i % 2, seed=i)) for i in range(5)]
+    alone = Engine(model, rows=1, capacity=64)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's own, on its first compile
+        engine = Engine(packed(model), rows=3, capacity=64, store=store, compile=True)
+        running = [engine.submit(*request) for request in requests]
+        while not engine.idle:
+            engine.step()
+    for request, asked in zip(running, requests, strict=True):
+        assert [token.id for token in request.new] == [token.id for token in alone.generate(*asked)]
+
+
+def test_without_a_compiler_it_says_so_and_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shutil.which", lambda _: None)
+    with pytest.warns(UserWarning, match="C\\+\\+ compiler"):
+        engine = Engine(build(MODELS["multi-head"]), capacity=64, compile=True)
+    assert engine.generate([1, 2], Sampling(max_new=2, temperature=0))

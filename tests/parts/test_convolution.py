@@ -1,0 +1,74 @@
+"""The short convolution against its sum written out, one token and one tap at a time."""
+
+import pytest
+import torch
+from torch import Tensor
+from torch.autograd import gradcheck
+
+from regard.at import At
+from regard.parts.convolution import ShortConvolution, ShortConvolutionModule
+
+B, L, D = 2, 9, 3
+DOCUMENTS = torch.tensor([[0] * 4 + [1] * 5, [2] * 2 + [3] * 1 + [4] * 6])
+FROM_ZERO = torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3, 4], [0, 1, 0, 0, 1, 2, 3, 4, 5]])
+FROM_LATER = FROM_ZERO + 7 * DOCUMENTS  # as of documents that were cut: their beginnings are elsewhere
+
+
+def valid(*holes: tuple[int, slice]) -> Tensor:
+    mask = torch.ones(B, L, dtype=torch.bool)
+    for row, hole in holes:
+        mask[row, hole] = False
+    return mask
+
+
+def padded_left(*pads: int) -> At:
+    positions = torch.arange(L) - torch.tensor(pads).unsqueeze(-1)
+    return At(positions.clamp_min(0), valid=positions >= 0)
+
+
+AT = {
+    "whole": At.whole(B, L),
+    "documents": At(FROM_ZERO, DOCUMENTS),
+    "documents that begin later": At(FROM_LATER, DOCUMENTS),
+    "padded on the right": At(FROM_ZERO, DOCUMENTS, valid((0, slice(6, None)), (1, slice(1, None)))),
+    "padded on the left": padded_left(0, 5),
+    "padded between": At(FROM_LATER, DOCUMENTS, valid((0, slice(2, 4)), (1, slice(2, 5)))),
+}
+
+
+def build(taps: int) -> tuple[ShortConvolutionModule, Tensor]:
+    torch.manual_seed(taps)
+    return ShortConvolution(taps).build(D).double(), torch.randn(B, L, D, dtype=torch.float64)
+
+
+def plain_loop(x: Tensor, weight: Tensor, at: At) -> Tensor:
+    out = torch.zeros_like(x)
+    for b in range(B):
+        seen: dict[int, list[int]] = {}  # the valid tokens of each document so far
+        for t in range(L):
+            if at.valid is None or at.valid[b, t]:
+                before = seen.setdefault(0 if at.segments is None else int(at.segments[b, t]), [])
+                before.append(t)
+                for tap, place in zip(weight, reversed(before)):  # noqa: B905 (as far as either reaches)
+                    out[b, t] += tap * x[b, place]
+    return out
+
+
+@pytest.mark.parametrize("taps", [2, 4, L + 3])
+@pytest.mark.parametrize("name", AT)
+def test_the_sum_written_out(name: str, taps: int) -> None:
+    (module, x), at = build(taps), AT[name]
+    seen = torch.ones(B, L, dtype=torch.bool) if at.valid is None else at.valid
+    found, expected = module(x, at), plain_loop(x, module.weight, at)
+    assert (found - expected)[seen].abs().max() < 1e-12
+
+
+@pytest.mark.parametrize("name", AT)
+def test_gradients(name: str) -> None:
+    module, x = build(3)
+    seen = torch.ones(B, L, 1) if AT[name].valid is None else AT[name].valid.unsqueeze(-1)
+
+    def as_function(x: Tensor, weight: Tensor) -> Tensor:
+        return torch.func.functional_call(module, {"weight": weight}, (x, AT[name])) * seen
+
+    assert gradcheck(as_function, (x.requires_grad_(), module.weight), fast_mode=True)
