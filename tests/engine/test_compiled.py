@@ -15,7 +15,8 @@ from tests.laws import MODELS, build, text
 @pytest.mark.parametrize("name", ["grouped-query", "hybrid", "short convolution"])
 def test_compiled_is_eager(name: str, store: str) -> None:
     model = build(MODELS[name])
-    requests = [(text(3 + 4 * i, seed=i).tolist(), Sampling(max_new=6 + i, temperature=i % 2, seed=i)) for i in range(5)]
+    samplings = [Sampling(max_new=6 + i, temperature=i % 2, seed=i) for i in range(5)]
+    requests = [(text(3 + 4 * i, seed=i).tolist(), sampling) for i, sampling in enumerate(samplings)]
     alone = Engine(model, rows=1, capacity=64)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's own, on its first compile

@@ -31,5 +31,10 @@ def packed(model: M) -> M:
     """A copy of the modules with the linears that it now has packed; all other weights are the original's own."""
     shared = {id(tensor): tensor for tensor in [*model.parameters(), *model.buffers()]}
     copy = deepcopy(model, shared)
-    swap(copy, lambda _, module: type(module) is nn.Linear, lambda _, module: PackedLinear(module))
+    swap(copy, lambda _, module: type(module) is nn.Linear, pack)
     return copy
+
+
+def pack(_: str, module: nn.Module) -> nn.Module:
+    assert isinstance(module, nn.Linear)
+    return PackedLinear(module)

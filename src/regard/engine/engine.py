@@ -12,7 +12,7 @@ knows ids only; text is the caller's. Not thread-safe: one thread owns it.
 import operator
 import warnings
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import count
 
 import torch
@@ -135,7 +135,7 @@ class Engine:
         """Let the model read these tokens; (N, V) logits of the N requests that have then read all of theirs."""
         batch.sort(key=lambda pair: pair[0].row)
         if self.compiled is not None and all(length == 1 for _, length in batch):
-            return self.decode(batch)
+            return self.decode(batch, self.compiled)
         tokens, at, self.store.span = place(batch, self.store, self.device)
         hidden = self.model.hidden(tokens, at, self.store.states)  # (B, L, D)
         ends = [(b, length - 1) for b, (request, length) in enumerate(batch) if request.pending == length]
@@ -145,19 +145,16 @@ class Engine:
             hidden = hidden[:, 0]  # (N, D)
         return self.model.head(hidden)
 
-    def decode(self, batch: Batch) -> Tensor:
+    def decode(self, batch: Batch, read_one: Callable[..., Tensor]) -> Tensor:
         """One token each through the compiled step. Its shapes hardly ever change: rows that nobody has are invalid."""
-        tokens, positions, valid = [[0]] * self.store.rows, [[0]] * self.store.rows, [[False]] * self.store.rows
-        for request, _ in batch:
-            tokens[request.row], positions[request.row], valid[request.row] = (
-                [request.tokens[-1]],
-                [request.done],
-                [True],
-            )
+        rows = torch.tensor([request.row for request, _ in batch], device=self.device)
+        tokens, positions = torch.zeros(2, self.store.rows, 1, dtype=torch.long, device=self.device)
+        tokens[rows, 0] = torch.tensor([request.tokens[request.done] for request, _ in batch], device=self.device)
+        positions[rows, 0] = torch.tensor([request.done for request, _ in batch], device=self.device)
+        valid = torch.zeros_like(tokens, dtype=torch.bool).index_fill_(0, rows, True)
         reach = max(request.done for request, _ in batch) + 1
         self.store.span = min(max(256, 1 << (reach - 1).bit_length()), self.store.capacity)
-        inputs = (torch.tensor(values, device=self.device) for values in (tokens, positions, valid))
-        return self.compiled(*inputs)[[request.row for request, _ in batch]]
+        return read_one(tokens, positions, valid)[rows]
 
     def read_one(self, tokens: Tensor, positions: Tensor, valid: Tensor) -> Tensor:
         """(B, 1) a token for every row of the store -> (B, V) logits"""

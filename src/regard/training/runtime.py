@@ -27,4 +27,6 @@ def compiled(model: nn.Module, device: torch.device, say: Callable[[str], None])
     if reason is not None:
         say(reason)
         return model
-    return torch.compile(model)
+    fast = torch.compile(model)
+    assert isinstance(fast, nn.Module)
+    return fast

@@ -18,10 +18,7 @@ class Position(Spec):
 
     def check_place(self, place: Place) -> None:
         """Raise SpecError where it would change nothing."""
-        require(
-            place in self.places,
-            f"{place}: position={self.kind} does nothing here; give it to the {' or the '.join(self.places)}",
-        )
+        require(place in self.places, f"{place}: {self} does nothing here; give it to the {self.places[0]}")
 
     @property
     def reach(self) -> int | None:
