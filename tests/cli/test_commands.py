@@ -6,7 +6,11 @@ from pathlib import Path
 import pytest
 
 from regard.cli import app
+from regard.cli.model import speak
+from regard.engine.request import Sampling
 from tests.cli.conftest import regard
+from tests.server.fake import FakeEngine
+from tests.text.test_stream import fallback
 
 
 def test_demo_leaves_a_summary_and_a_report(demo_run: Path) -> None:
@@ -36,6 +40,14 @@ def test_generate_ends_before_a_stop_string(demo_run: Path) -> None:
     text = json.loads(regard(*arguments).stdout)["text"]
     stop = text[len(text) // 2 :][:2]
     assert json.loads(regard(*arguments, "--stop", stop).stdout)["text"] == text[: text.index(stop)]
+
+
+def test_a_continuation_keeps_its_first_space_and_an_answer_does_not() -> None:
+    words = fallback()
+    for continues, text in ((True, " a"), (False, "a")):
+        engine = FakeEngine(words, "a", endless=True)
+        said = speak(engine, words, words.encode("a a"), Sampling(max_new=1), continues=continues)
+        assert [piece for _, piece in said] == [text]
 
 
 def test_chat_answers_until_an_empty_line(demo_run: Path) -> None:

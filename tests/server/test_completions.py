@@ -2,9 +2,13 @@
 
 import json
 
+import httpx
 import pytest
 
-from tests.server.conftest import REPLY
+from regard.server.app import create_app
+from tests.server.conftest import REPLY, running
+from tests.server.fake import FakeEngine
+from tests.text.test_stream import fallback
 
 
 def post(server, **body) -> dict:
@@ -54,6 +58,26 @@ def test_sampling_reaches_the_engine(live, tokenizer):
     sampling = server.engine.submitted[-1].sampling
     assert {key: getattr(sampling, key) for key in asked} == asked
     assert (sampling.max_new, sampling.top, sampling.stop_ids) == (4, 3, (tokenizer.eos,))
+
+
+def test_a_text_opens_as_the_tokenizers_rules_say(live, tokenizer):
+    server = live()
+    words = server.app.state.service.tokenizer
+    words.bos = 2  # it has a name, but no rule puts it anywhere
+    post(server)
+    assert server.engine.submitted[-1].ids == tuple(tokenizer.encode("Mira"))
+    words.opening = (3,)
+    post(server)
+    assert server.engine.submitted[-1].ids == (3, *tokenizer.encode("Mira"))
+
+
+def test_a_continuation_begins_with_its_space():
+    words = fallback()
+    app = create_app(FakeEngine(words, "a", endless=True), words, "tiny")
+    with running(app) as port:
+        body = {"model": "tiny", "prompt": "a a", "max_tokens": 2}
+        answer = httpx.post(f"http://127.0.0.1:{port}/v1/completions", json=body).json()
+    assert answer["choices"][0]["text"] == " a a"
 
 
 def test_echo_repeats_the_prompt(live):

@@ -1,12 +1,13 @@
 """Keys, hosts, origins, sizes, headers."""
 
+import asyncio
 import json
 
 import httpx
 import pytest
 
 from regard.server.app import create_app
-from regard.server.limits import MAX_BODY
+from regard.server.limits import MAX_BODY, BodyCap
 from tests.server.fake import FakeEngine
 
 PATHS = [("GET", "/v1/models"), ("POST", "/v1/completions"), ("POST", "/v1/chat/completions"), ("GET", "/regard/model")]
@@ -58,6 +59,19 @@ def test_long_bodies_are_refused_before_they_are_read(live):
     undeclared = server.client.post("/v1/completions", content=iter([body[:1000], body[1000:]]), headers=kind)
     assert declared.status_code == undeclared.status_code == 413
     assert server.client.post("/v1/completions", json={"model": "tiny", "prompt": "Mira"}).status_code == 200
+
+
+@pytest.mark.parametrize("length", ["²", "-1", "1e3", "9" * 5000])
+def test_a_length_that_is_no_number_is_refused(length):
+    """The HTTP layer may let it pass."""
+    answer = []
+
+    async def send(message):
+        answer.append(message)
+
+    scope = {"type": "http", "headers": [(b"content-length", length.encode("latin-1"))]}
+    asyncio.run(BodyCap(None, MAX_BODY)(scope, None, send))
+    assert answer[0]["status"] == 413
 
 
 def test_headers_keep_the_page_at_home(live):

@@ -42,13 +42,15 @@ def loss_curve(metrics: Path, out: Path) -> None:
             [r["step"] for r in held_out], [r["held_out_loss"] for r in held_out], "o-", color=SECOND, label="held out"
         )
     axes.set(xlabel="step", ylabel="loss (nats per weighted token)", yscale="log")
+    axes.yaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_minor_formatter("{x:g}")
     axes.grid(color=GRID, linewidth=0.8)
     axes.legend(frameon=False)
     figure.savefig(out)
     plt.close(figure)
 
 
-def smooth(values: Sequence[float], keep: float = 0.95) -> list[float]:
+def smooth(values: Sequence[float], keep: float = 0.9) -> list[float]:
     """A running mean that forgets, corrected for its start."""
     means, total, weight = [], 0.0, 0.0
     for value in values:

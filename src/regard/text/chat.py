@@ -75,9 +75,10 @@ def encode_chat(tokenizer: Tokenizer, messages: list[dict[str, Any]], reply: boo
     bos, eos = ("" if id is None else tokenizer.token(id) for id in (tokenizer.bos, tokenizer.eos))
     said = "\n".join(value for message in messages for value in message.values() if isinstance(value, str))
     found = [marker for marker in tokenizer.markers if marker in said]
-    unused = filter(lambda char, used=frozenset(said): char not in used, map(chr, PRIVATE))
+    used = frozenset(said)
+    unused = (char for char in map(chr, PRIVATE) if char not in used)
     markers = dict(zip(islice(unused, len(found)), found, strict=True))
-    for char, marker in markers.items():  # longest first
+    for char, marker in markers.items():
         messages = [{key: _replaced(value, marker, char) for key, value in message.items()} for message in messages]
     text = render(tokenizer.chat_template, messages, reply, bos, eos)
     ids: list[int] = []

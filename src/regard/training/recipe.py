@@ -88,9 +88,12 @@ class Vocabulary(Spec):
             return Tokenizer.load(self.path or "")
         if self.by == "bpe":
             return tokenizers.bpe(texts(map(data.open().document, range(self.documents))), self.size)
-        held = [data.open(split) for split in SPLITS]  # a character that is only held out must be known too
-        everything = [s.documents if isinstance(s, Shuffled) else map(s.document, range(self.documents)) for s in held]
-        return tokenizers.character(texts(chain(*everything)))
+        splits = map(data.open, SPLITS)  # a character that is only held out must be known too
+        documents = (
+            split.documents if isinstance(split, Shuffled) else map(split.document, range(self.documents))
+            for split in splits
+        )
+        return tokenizers.character(texts(chain.from_iterable(documents)))
 
 
 def texts(documents: Iterable[Document]) -> Iterator[str]:
