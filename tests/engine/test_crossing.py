@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from regard.engine.engine import Engine
+from regard.engine.history import History
 from regard.engine.request import Request, Sampling
-from regard.engine.sampling import History, sample
+from regard.engine.sampling import sample
 from regard.engine.stores.paged import Paged
 
 KINDS = ["attention", "linear", "hybrid", "convolution"]

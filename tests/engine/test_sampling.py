@@ -13,8 +13,9 @@ from transformers import (
     TopPLogitsWarper,
 )
 
+from regard.engine.history import History
 from regard.engine.request import Request, Sampling
-from regard.engine.sampling import History, choose, cutoff, penalize, restrict, sample, uniform
+from regard.engine.sampling import choose, cutoff, penalize, restrict, sample, uniform
 
 FILTERS = [
     {"temperature": 0.6},

@@ -20,8 +20,9 @@ from torch import Tensor
 
 from regard.at import At
 from regard.compat import cannot_compile
+from regard.engine.history import History
 from regard.engine.request import QueueFull, Request, Sampling, Token
-from regard.engine.sampling import History, sample
+from regard.engine.sampling import sample
 from regard.engine.scheduler import Batch, Scheduler
 from regard.engine.stores.contiguous import Contiguous
 from regard.engine.stores.paged import Paged

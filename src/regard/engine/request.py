@@ -6,10 +6,9 @@ were chosen. Log-probabilities are the model's own: of its raw distribution, bef
 
 import secrets
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-if TYPE_CHECKING:
-    from regard.engine.sampling import History
+from regard.engine.history import History
 
 RULES = {  # setting: (type, lowest, highest, how the rule reads); NaN is in no range
     "max_new": (int, 1, 2**31, "a positive integer"),
@@ -78,7 +77,7 @@ class Request:
     row: int | None = None  # in the store, while running
     done: int = 0  # tokens that the store holds
     alone: bool = False  # was in a forward that failed: runs alone until it has shown that it was not the cause
-    history: "History | None" = None
+    history: History | None = None
 
     def __post_init__(self) -> None:
         self.tokens = list(self.ids)  # prompt and new

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from regard.engine.history import History
 from regard.engine.request import Request, Sampling, Token
 
 
@@ -96,18 +97,6 @@ def penalize(logits: Tensor, histories: Sequence["History"], samplings: Sequence
     repetition, presence, frequency = columns(logits, settings)
     logits = torch.where(seen, torch.where(logits > 0, logits / repetition, logits * repetition), logits)
     return logits - presence * (counts > 0) - frequency * counts
-
-
-class History:
-    """Which tokens the prompt holds and how often each was answered; only requests with penalties have one."""
-
-    def __init__(self, ids: Sequence[int], vocab: int, device: torch.device):
-        self.prompt = torch.zeros(vocab, dtype=torch.bool, device=device)
-        self.prompt[list(ids)] = True
-        self.counts = torch.zeros(vocab, dtype=torch.int64, device=device)
-
-    def add(self, id: int) -> None:
-        self.counts[id] += 1
 
 
 def alternatives(logprobs: Tensor, tops: Sequence[int]) -> list[tuple[tuple[int, float], ...]]:

@@ -42,8 +42,9 @@ def loss_curve(metrics: Path, out: Path) -> None:
             [r["step"] for r in held_out], [r["held_out_loss"] for r in held_out], "o-", color=SECOND, label="held out"
         )
     axes.set(xlabel="step", ylabel="loss (nats per weighted token)", yscale="log")
-    axes.yaxis.set_major_formatter("{x:g}")
-    axes.yaxis.set_minor_formatter("{x:g}")
+    axes.set_yticks([0.1, 0.2, 0.5, 1, 2, 5, 10], labels=["0.1", "0.2", "0.5", "1", "2", "5", "10"])
+    axes.yaxis.set_minor_locator(plt.NullLocator())
+    axes.set_ylim(0.8 * min(r["loss"] for r in steps), 1.2 * max(r["loss"] for r in steps))
     axes.grid(color=GRID, linewidth=0.8)
     axes.legend(frameon=False)
     figure.savefig(out)

@@ -1,0 +1,1 @@
+"""Text to ids and back: tokenizers, chat templates, text as it streams. Knows nothing of models."""
