@@ -50,6 +50,13 @@ def test_a_continuation_keeps_its_first_space_and_an_answer_does_not() -> None:
         assert [piece for _, piece in said] == [text]
 
 
+def test_a_smaller_context_holds_less(demo_run: Path) -> None:
+    done = regard("generate", demo_run, "--prompt", "Anna is in the barn. " * 3, "--context", 8)
+    assert isinstance(done.exception, ValueError) and "8 must hold prompt and answer" in str(done.exception)
+    short = regard("generate", demo_run, "--prompt", "Anna is", "--context", 8, "--temperature", 0, "--json")
+    assert len(json.loads(short.stdout)["ids"]) <= 6
+
+
 def test_chat_answers_until_an_empty_line(demo_run: Path) -> None:
     done = regard("chat", demo_run, "--max-new", 4, "--temperature", 0, say="Where is Anna?\n/new\nWhere?\n\n")
     assert done.exit_code == 0 and done.output.count("it") >= 2
@@ -135,7 +142,7 @@ def test_flags_are_frozen() -> None:
         "--stop",
         "--json",
     }
-    assert flags["serve"] >= {"--host", "--port", "--key", "--name", "--rows", "--device"}
+    assert flags["serve"] >= {"--host", "--port", "--key", "--name", "--rows", "--context", "--device"}
     assert flags["train"] >= {"--out", "--resume", "--device"}
     assert flags["plan"] >= {"--context", "--batch", "--dtype", "--json"}
     assert flags["lens"] >= {"--text", "--layer", "--head", "--out", "--json"}

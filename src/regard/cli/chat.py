@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from regard.cli.model import Device, ModelFolder
+from regard.cli.model import Context, Device, ModelFolder
 
 
 def chat(
@@ -14,6 +14,7 @@ def chat(
     temperature: Annotated[float, typer.Option(help="0 takes the likeliest token every time.")] = 0.7,
     top_p: Annotated[float, typer.Option(help="Only among the likeliest that make up this share.")] = 1.0,
     seed: Annotated[int | None, typer.Option(help="The same seed draws the same answers.")] = None,
+    context: Context = None,
     device: Device = "auto",
 ) -> None:
     """Talk with a model. An empty line or Ctrl-D ends the conversation; /new begins another.
@@ -32,7 +33,7 @@ def chat(
     network, tokenizer = open_model(model, device)
     if tokenizer.chat_template is None:
         raise ValueError(f"{model} has no chat template, so it was not made for conversation; use `regard generate`")
-    engine = Engine(network, rows=1)
+    engine = Engine(network, rows=1, capacity=context)
     sampling = Sampling(max_new=max_new, temperature=temperature, top_p=top_p, seed=seed, stop_ids=tokenizer.stops)
     console = Console()
     opening = [{"role": "system", "content": system}] if system else []

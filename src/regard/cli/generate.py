@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from regard.cli.model import Device, ModelFolder
+from regard.cli.model import Context, Device, ModelFolder
 
 
 def generate(
@@ -21,6 +21,7 @@ def generate(
     seed: Annotated[int | None, typer.Option(help="The same seed draws the same text.")] = None,
     stop: Annotated[list[str] | None, typer.Option(help="End before this text; may be given again.")] = None,
     special: Annotated[bool, typer.Option(help="Read markers such as <|user|> in the prompt as tokens.")] = True,
+    context: Context = None,
     device: Device = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print one object with ids, text and logprobs.")] = False,
 ) -> None:
@@ -42,7 +43,9 @@ def generate(
         max_new=max_new, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p,
         repetition_penalty=repetition_penalty, seed=seed, stop_ids=tokenizer.stops,
     )  # fmt: skip
-    pieces = speak(Engine(network, rows=1), tokenizer, ids, sampling, tuple(stop or ()), continues=True)
+    pieces = speak(
+        Engine(network, rows=1, capacity=context), tokenizer, ids, sampling, tuple(stop or ()), continues=True
+    )
     if as_json:
         said = list(pieces)
         answer = {"ids": [token.id for token, _ in said], "text": "".join(piece for _, piece in said)}

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
     from regard.text.tokenizer import Tokenizer
 
 ModelFolder = Annotated[Path, typer.Argument(metavar="MODEL", help="A model folder, ours or Hugging Face's, or a run.")]
+Context = Annotated[
+    int | None, typer.Option(min=2, help="Longest text, prompt and answer together; by default the model's own.")
+]
 Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1 …; auto takes a GPU when there is one.")]
 
 

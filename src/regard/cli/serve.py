@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from regard.cli.model import Device, ModelFolder
+from regard.cli.model import Context, Device, ModelFolder
 
 
 def serve(
@@ -17,6 +17,7 @@ def serve(
     ] = None,
     name: Annotated[str | None, typer.Option(help="The model's name in the API; by default the folder's.")] = None,
     rows: Annotated[int, typer.Option(min=1, help="Requests that run at once.")] = 8,
+    context: Context = None,
     device: Device = "auto",
 ) -> None:
     """Serve a model to programs and browsers.
@@ -46,7 +47,7 @@ def serve(
     name = name or os.path.basename(os.path.abspath(model))
     console = Console(stderr=True)
     run(
-        Engine(network, rows=rows), tokenizer, name, host=host, port=port, key=key,
+        Engine(network, rows=rows, capacity=context), tokenizer, name, host=host, port=port, key=key,
         lens=Lens(partial(attention_maps, network), attention_heads(network)),
         ready=lambda address: console.print(f"serving [bold]{name}[/] on {address}  (Ctrl-C to stop)", highlight=False),
     )  # fmt: skip
