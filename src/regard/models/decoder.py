@@ -87,8 +87,8 @@ class DecoderModule(nn.Module):
 def initialize(model: nn.Module, depth: int) -> None:
     """Normal with deviation 1/√columns, and what is added to the residual stream divided by √(2·depth).
 
-    GPT-2 draws all with 0.02, which is 1/√2500: in a model 128 wide, attention then starts so flat that it hardly
-    learns to look (docs/log.md). A fresh model's logits deviate by about 1, so its loss is about ln V + 1/2.
+    GPT-2 draws all with 0.02, which is 1/√2500: a model 128 wide then starts with flat attention, and learned less in
+    the same time (docs/log.md). A fresh model's logits deviate by about 1, so its loss is about ln V + 1/2.
     The taps of a short convolution keep a deviation of 1: each adds as much as its normalized input has.
     """
     for name, module in model.named_modules():
