@@ -23,12 +23,15 @@ class At:
     k_segments: Tensor | None = None
     k_valid: Tensor | None = None
     ordered: bool = False  # keys are the queries, positions 0 … L-1, one document, nothing invalid
+    consecutive: bool = False  # keys are the queries; a document's valid tokens stand side by side, in their order
+    bias: Any = None  # a Bias (kernels/attention) on the scores of every attention of the stack
+    source: "Source | None" = None  # what cross-attention reads; None: what its state remembers
     shared: dict[Hashable, Any] = field(default_factory=dict, repr=False)
 
     @classmethod
     def whole(cls, batch: int, length: int, device: torch.device | str | None = None) -> "At":
         """Rows of one whole document each, nothing padded, nothing remembered."""
-        return cls(torch.arange(length, device=device).expand(batch, length), ordered=True)
+        return cls(torch.arange(length, device=device).expand(batch, length), ordered=True, consecutive=True)
 
     def once(self, key: Hashable, make: Callable[[], Any]) -> Any:
         """What every layer would compute alike (angles, masks) is computed by the first and kept for this forward."""
@@ -39,12 +42,24 @@ class At:
     def with_keys(self, positions: Tensor, valid: Tensor | None = None) -> "At":
         """The same queries before other keys: those that a state remembers of one document a row."""
         self.refuse_packed()
-        return replace(self, k_positions=positions, k_valid=valid, ordered=False, shared={})
+        return replace(self, k_positions=positions, k_valid=valid, ordered=False, consecutive=False, shared={})
 
     def refuse_packed(self) -> None:
         """Raise where rows hold several documents: a state remembers one."""
         if self.segments is not None:
             raise ValueError("packed documents cannot be remembered: a store keeps one document a row; give each a row")
+
+    def before_source(self, source: "At") -> "At":
+        """The same queries before the tokens of the source that cross-attention reads."""
+        return At(
+            self.positions,
+            self.segments,
+            self.valid,
+            self.rows,
+            k_positions=source.positions,
+            k_segments=source.segments,
+            k_valid=source.valid,
+        )
 
     @property
     def key_positions(self) -> Tensor:
@@ -57,3 +72,11 @@ class At:
     @property
     def key_valid(self) -> Tensor | None:
         return self.valid if self.k_positions is None else self.k_valid
+
+
+@dataclass(frozen=True, eq=False)
+class Source:
+    """Another sequence that the tokens look at: an encoder's output, and where its tokens stand."""
+
+    x: Tensor  # (B, S, D)
+    at: At

@@ -23,7 +23,7 @@ def tokens(*shape: int) -> Tensor:
 
 def test_logits_and_every_hidden_state(pair: Pair) -> None:
     text, seen = tokens(3, 33), []
-    hooks = [block.register_forward_hook(lambda _, __, out: seen.append(out)) for block in pair.ours.stack.blocks]
+    hooks = [block.register_forward_hook(lambda _, __, out: seen.append(out[0])) for block in pair.ours.stack.blocks]
     with torch.no_grad():
         theirs = pair.theirs(text, output_hidden_states=True)
         assert error(pair.ours(text), theirs.logits) <= LIMIT

@@ -12,6 +12,7 @@ from regard.at import At
 from regard.kernels.attention import BACKENDS, backend, reference
 from regard.kernels.attention.bias import Slopes
 from regard.kernels.attention.mask import Causal, Full, Mask
+from regard.kernels.attention.scores import Scores
 
 LENGTH, DIM = 9, 8
 HEADS = {"multi-head": (4, 4), "grouped-query": (4, 2), "multi-query": (4, 1)}
@@ -57,7 +58,7 @@ def slopes(dtype: torch.dtype) -> Slopes:
 
 
 def with_gradients(attend, tensors: list[Tensor], at: At, mask: Mask, bias: Slopes | None) -> list[Tensor]:
-    out = attend(*tensors, at, mask, bias, scale=0.7)
+    out = attend(*tensors, at, Scores(mask, 0.7, bias))
     weights = torch.linspace(-1, 1, out.numel(), dtype=out.dtype, device=out.device).view_as(out)
     return [out.detach(), *torch.autograd.grad((out * weights).sum(), tensors)]
 
@@ -106,7 +107,7 @@ def plain_loops(q: Tensor, k: Tensor, v: Tensor, at: At, causal: bool, slope: li
 def test_the_reference_is_its_definition(heads: str, at: str, mask: str, biased: bool) -> None:
     q, k, v = (x.detach() for x in inputs(heads, AT[at], torch.float64))
     bias = slopes(torch.float64) if biased else None
-    found = reference.attend(q, k, v, AT[at], MASKS[mask], bias, scale=0.7)
+    found = reference.attend(q, k, v, AT[at], Scores(MASKS[mask], 0.7, bias))
     slope = bias.slopes.tolist() if biased else [0.0] * 4
     expected = plain_loops(q, k, v, AT[at], mask == "causal", slope, 0.7)
     assert (found - expected).abs().max() < 1e-12
@@ -150,7 +151,7 @@ def test_on_a_gpu_too(heads: str, dtype: torch.dtype) -> None:
 def test_attention_weights_are_rows_of_one_or_zero() -> None:
     at = AT["segments and valid"]
     q, k, _ = (x.detach() for x in inputs("grouped-query", at, torch.float32))
-    sums = reference.attention_weights(q, k, at, Causal()).sum(-1)
+    sums = reference.attention_weights(q, k, at, Scores(Causal())).sum(-1)
     assert torch.logical_or((sums - 1).abs() < 1e-6, sums == 0).all()
     assert (sums == 0).any()
 
@@ -160,7 +161,7 @@ def test_half_precision_sums_in_float32() -> None:
     k, at = torch.zeros(1, 1, 16384, 2, dtype=torch.bfloat16), At(torch.tensor([[16383]]))
     at = at.with_keys(torch.arange(16384).unsqueeze(0))
     v = torch.ones_like(k)
-    out = reference.attend(k[:, :, :1], k, v, at, Causal())
+    out = reference.attend(k[:, :, :1], k, v, at, Scores(Causal()))
     assert torch.equal(out, torch.ones(1, 1, 1, 2, dtype=torch.bfloat16))
 
 
@@ -168,9 +169,9 @@ def test_half_precision_sums_in_float32() -> None:
 def test_the_reference_is_not_changed_by_autocast(biased: bool) -> None:
     at, bias = AT["segments and valid"], slopes(torch.float32) if biased else None
     q, k, v = (x.detach() for x in inputs("grouped-query", at, torch.float32))
-    expected = reference.attend(q, k, v, at, Causal(), bias)
+    expected = reference.attend(q, k, v, at, Scores(Causal(), bias=bias))
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert torch.equal(reference.attend(q, k, v, at, Causal(), bias), expected)
+        assert torch.equal(reference.attend(q, k, v, at, Scores(Causal(), bias=bias)), expected)
 
 
 @dataclass(frozen=True)
@@ -184,8 +185,8 @@ class Odd(Causal):
 @pytest.mark.parametrize("name", BACKENDS)
 def test_a_stricter_causal_mask_takes_no_short_cut(name: str) -> None:
     tensors = [x.detach() for x in inputs("multi-head", AT["ordered"], torch.float64)]
-    plain, strict = (backend(name)(*tensors, At.whole(2, LENGTH), mask) for mask in (Causal(), Odd()))
-    expected = reference.attend(*tensors, At(AT["positions"].positions), Odd())
+    plain, strict = (backend(name)(*tensors, At.whole(2, LENGTH), Scores(mask)) for mask in (Causal(), Odd()))
+    expected = reference.attend(*tensors, At(AT["positions"].positions), Scores(Odd()))
     assert (strict - expected).abs().max() < 1e-12
     assert (strict - plain).abs().max() > 0.1
 

@@ -131,14 +131,14 @@ def test_a_backend_is_chosen_for_a_whole_model() -> None:
     model, x = widely_drawn(nn.Sequential(Attention(3).build(WIDTH))), random(1, 5, WIDTH)
     before = model[0](x, At.whole(1, 5))
     use_backend(model, "reference")
-    assert model[0].attend.__module__.endswith("reference")
+    assert model[0].attend.__name__ == "reference"
     assert torch.allclose(model[0](x, At.whole(1, 5)), before, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", BLOCKS)
 def test_blocks_have_right_gradients(name: str) -> None:
     block, x = widely_drawn(BLOCKS[name].build(WIDTH)), random(2, 4, WIDTH, seed=3).requires_grad_()
-    assert gradcheck(lambda x: block(x, At.whole(2, 4)), x, fast_mode=True)
+    assert gradcheck(lambda x: block(x, At.whole(2, 4))[0], x, fast_mode=True)
 
 
 def test_norms_stand_where_the_style_says() -> None:
@@ -147,13 +147,13 @@ def test_norms_stand_where_the_style_says() -> None:
         block = widely_drawn(Block((Sublayer(SwiGLU(20), LayerNorm()),), style=style).build(WIDTH))
         inner = block.sublayers[0]
         expected = x + inner.body(inner.norm(x)) if style == "pre" else inner.norm(x + inner.body(x))
-        assert torch.equal(block(x, at), expected)
+        assert torch.equal(block(x, at)[0], expected)
 
 
 def test_dropout_acts_in_training_only() -> None:
     block, x = Block((Sublayer(SwiGLU(20)),), dropout=0.5).build(WIDTH).double(), random(1, 40, WIDTH)
     at = At.whole(1, 40)
-    assert torch.equal(block.eval()(x, at), block(x, at))
-    kept = block.train()(x, at) != x
+    assert torch.equal(block.eval()(x, at)[0], block(x, at)[0])
+    kept = block.train()(x, at)[0] != x
     assert 0.3 < kept.double().mean() < 0.7
-    assert F.mse_loss(block(x, at), block(x, at)) > 0
+    assert F.mse_loss(block(x, at)[0], block(x, at)[0]) > 0

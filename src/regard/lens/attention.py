@@ -77,12 +77,16 @@ def attention_weights(
         k_segments=at.key_segments,
         k_valid=at.key_valid,
         ordered=False,
+        consecutive=False,
         shared={},
     )
-    bias = attention.position.bias(at)
-    some = None if bias is None else SomeHeads(bias, heads)
-    k = reference.per_head(k, q)[:, heads]
-    return reference.attention_weights(q[:, heads, rows], k, q_at, attention.mask, some, attention.scale)
+    scores = attention.scores(at)
+    some = replace(
+        scores,
+        bias=None if scores.bias is None else SomeHeads(scores.bias, heads),
+        sinks=None if scores.sinks is None else scores.sinks[heads],
+    )
+    return reference.attention_weights(q[:, heads, rows], reference.per_head(k, q)[:, heads], q_at, some)
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Generator
 from contextlib import ExitStack, contextmanager
 from fnmatch import fnmatchcase
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -41,8 +42,11 @@ def hooked(model: nn.Module, hooks: list[tuple[str, Hook]]) -> Generator[None]:
         yield
 
 
-def checked(name: str, hook: Hook) -> Callable[..., Tensor | None]:
-    def call(module: nn.Module, inputs: tuple, output: Tensor) -> Tensor | None:
+def checked(name: str, hook: Hook) -> Callable[..., Any]:
+    def call(module: nn.Module, inputs: tuple, output: Any) -> Any:
+        if isinstance(output, tuple) and output and isinstance(output[0], Tensor):  # a block: (x, losses)
+            new = hook(name, output[0])
+            return None if new is None else (new, *output[1:])
         if not isinstance(output, Tensor):
             raise ValueError(f"{name} gives a {type(output).__name__}, not a tensor; name a module inside it")
         return hook(name, output)

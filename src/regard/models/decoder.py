@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from regard.at import At
 from regard.models.stack import Repeat, Stack, States, memories, unroll
+from regard.parts.block import Losses
 from regard.parts.norm import Norm, RMSNorm
 from regard.parts.position.none import NoPosition, Position
 from regard.parts.state import Memory
@@ -33,7 +34,7 @@ class Decoder(Spec):
             require(getattr(self, name) > 0, f"decoder: {name}={getattr(self, name)} must be positive")
         require(len(self.layers) > 0, "decoder: layers is empty; give at least one Repeat((block,), times)")
         require(self.context is None or self.context > 0, f"decoder: context={self.context} must be positive")
-        self.position.check_place("decoder")
+        self.position.check_place("stack")
         for body in (sublayer.body for run in self.layers for block in run.blocks for sublayer in block.sublayers):
             require(body.causal, f"decoder: a token would see later ones in {body}; choose a causal mask")
         reach = self.position.reach
@@ -79,9 +80,16 @@ class DecoderModule(nn.Module):
 
     def hidden(self, tokens: Tensor, at: At | None = None, states: States | None = None) -> Tensor:
         """tokens (B, L) -> what the head reads (B, L, D)"""
+        return self.hidden_with_losses(tokens, at, states)[0]
+
+    def hidden_with_losses(
+        self, tokens: Tensor, at: At | None = None, states: States | None = None
+    ) -> tuple[Tensor, Losses]:
+        """The same, and what bodies add to the loss in training (experts: balance)."""
         at = At.whole(*tokens.shape, tokens.device) if at is None else at
         x = self.position.embed(self.embedding(tokens), at)
-        return self.norm(self.stack(x, at, states))
+        x, losses = self.stack(x, self.position.share(at), states)
+        return self.norm(x), losses
 
 
 def initialize(model: nn.Module, depth: int) -> None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from regard.at import At
-from regard.parts.block import Block
+from regard.parts.block import Block, Losses, add
 from regard.parts.state import Memory, State
 from regard.parts.tap import Tap
 from regard.spec import Spec, require
@@ -39,8 +39,9 @@ class Stack(nn.Module):
         self.foot = Tap()
         self.blocks = nn.ModuleList(block.build(width) for block in unroll(layers))
 
-    def forward(self, x: Tensor, at: At, states: States | None = None) -> Tensor:
-        x = self.foot(x)
+    def forward(self, x: Tensor, at: At, states: States | None = None) -> tuple[Tensor, Losses]:
+        x, total = self.foot(x), {}
         for block, state in zip(self.blocks, states or [None] * len(self.blocks), strict=True):
-            x = block(x, at, state)
-        return x
+            x, losses = block(x, at, state)
+            total = add(total, losses)
+        return x, total

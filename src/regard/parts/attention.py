@@ -1,22 +1,27 @@
 """Multi-head attention with grouped keys and values, for training and decoding alike.
 
-    head_h = softmax(q_h k_gᵀ / √E) v_g          out = W_o [head_1 … head_H]
+    head_h = softmax(q_h k_gᵀ · scale) v_g          out = W_o [head_1 … head_H]
 
 H query heads share K key/value heads, H / K to each: K = H is multi-head (Vaswani et al. 2017), K = 1 multi-query
-(Shazeer 2019), in between grouped-query attention (Ainslie et al. 2023).
+(Shazeer 2019), in between grouped-query attention (Ainslie et al. 2023). What may be added: a norm of queries and keys
+(Henry et al. 2020; over each head, or over all at once as in OLMo 2), a cap on the scores, a learned sink
+a head (kernels/attention/scores.py), and a gate on what the heads read, z ⊙ σ(W_g x) (Qiu et al. 2025).
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
+import torch
 from torch import Tensor, nn
 
 from regard.at import At
 from regard.kernels.attention import backend
 from regard.kernels.attention.mask import Causal, Mask
+from regard.kernels.attention.scores import Scores
 from regard.parts.body import Body
+from regard.parts.norm import Norm
 from regard.parts.position.none import NoPosition, Position
-from regard.parts.state import FRESH, PerToken, TokenState
+from regard.parts.state import FRESH, Memory, PerToken, State
 from regard.parts.tap import Tap
 from regard.spec import SpecError, require
 
@@ -32,6 +37,13 @@ class Attention(Body):
     mask: Mask = Causal()
     bias: bool = False
     out_bias: bool | None = None  # None: as bias
+    qk_norm: Norm | None = None
+    norm_over: Literal["head", "all"] = "head"
+    scale: float | None = None  # of the scores; None: 1 / √head_dim
+    softcap: float | None = None
+    sinks: bool = False
+    gate: Literal["none", "head", "element"] = "none"  # one gate a head, or one a coordinate
+    dropout: float = 0.0  # on the weights, in training
 
     def check(self) -> None:
         require(self.heads > 0, f"attention: heads={self.heads} must be positive")
@@ -42,6 +54,8 @@ class Attention(Body):
                 f"choose one of {', '.join(map(str, divisors))}"
             )
         require(self.head_dim is None or self.head_dim > 0, f"attention: head_dim={self.head_dim} must be positive")
+        require(self.softcap is None or self.softcap > 0, f"attention: softcap={self.softcap} must be positive")
+        require(0 <= self.dropout < 1, f"attention: dropout={self.dropout} must be in [0, 1)")
         self.position.check_place("attention")
 
     def sizes(self, width: int) -> tuple[int, int, int]:
@@ -59,40 +73,96 @@ class Attention(Body):
     def build(self, width: int) -> nn.Module:
         return AttentionModule(width, self)
 
-    def memory(self, width: int) -> PerToken:
+    def memory(self, width: int) -> Memory:
+        return PerToken(self.arrays(width))
+
+    def arrays(self, width: int) -> dict[str, tuple[int, int]]:
         _, kv_heads, head_dim = self.sizes(width)
-        return PerToken({"k": (kv_heads, head_dim), "v": (kv_heads, head_dim)})
+        return {"k": (kv_heads, head_dim), "v": (kv_heads, head_dim)}
 
     def flops(self, width: int, tokens: int, seen: int) -> int:
         heads, kv_heads, head_dim = self.sizes(width)
-        return tokens * (4 * width * head_dim * (heads + kv_heads) + 4 * seen * heads * head_dim)
+        gates = {"none": 0, "head": heads, "element": heads * head_dim}[self.gate]
+        return tokens * (4 * width * head_dim * (heads + kv_heads) + 2 * width * gates + 4 * seen * heads * head_dim)
 
 
 class AttentionModule(nn.Module):
-    def __init__(self, width: int, spec: Attention):
+    def __init__(self, width: int, spec: Attention, source_width: int | None = None):
         super().__init__()
+        source_width = source_width or width
         self.heads, self.kv_heads, head_dim = spec.sizes(width)
-        self.scale = head_dim**-0.5
         self.q_proj = nn.Linear(width, self.heads * head_dim, bias=spec.bias)
-        self.k_proj = nn.Linear(width, self.kv_heads * head_dim, bias=spec.bias)
-        self.v_proj = nn.Linear(width, self.kv_heads * head_dim, bias=spec.bias)
+        self.k_proj = nn.Linear(source_width, self.kv_heads * head_dim, bias=spec.bias)
+        self.v_proj = nn.Linear(source_width, self.kv_heads * head_dim, bias=spec.bias)
         self.o_proj = nn.Linear(
             self.heads * head_dim, width, bias=spec.bias if spec.out_bias is None else spec.out_bias
         )
+        over_all = spec.norm_over == "all"
+        self.q_norm = HeadNorm(spec.qk_norm, head_dim, self.heads if over_all else 1)
+        self.k_norm = HeadNorm(spec.qk_norm, head_dim, self.kv_heads if over_all else 1)
         self.position = spec.position.build(head_dim, self.heads)
+        self.sinks = nn.Parameter(torch.zeros(self.heads)) if spec.sinks else None
+        self.gate = GATES[spec.gate](width, self.heads, head_dim)
         self.q, self.k, self.v, self.z = Tap(), Tap(), Tap(), Tap()
-        self.mask = spec.mask
+        self.mask, self.softcap, self.dropout = spec.mask, spec.softcap, spec.dropout
+        self.scale = head_dim**-0.5 if spec.scale is None else spec.scale
         self.attend = backend("auto")
 
-    def forward(self, x: Tensor, at: At, state: TokenState = FRESH) -> Tensor:
-        q = split(self.q_proj(x), self.heads)  # (B, H, L, E)
-        k = split(self.k_proj(x), self.kv_heads)  # (B, K, L, E)
+    def forward(self, x: Tensor, at: At, state: State = FRESH) -> Tensor:
+        q = self.q_norm(split(self.q_proj(x), self.heads))  # (B, H, L, E)
+        k = self.k_norm(split(self.k_proj(x), self.kv_heads))  # (B, K, L, E)
         v = split(self.v_proj(x), self.kv_heads)  # (B, K, L, E)
         q, k = self.position.rotate(q, k, at)
         k, v, at = state.extend(at, k=k, v=v)  # (B, K, S, E)
         q, k, v = self.q(q), self.k(k), self.v(v)
-        z = self.attend(q, k, v, at, self.mask, self.position.bias(at), self.scale)  # (B, H, L, E)
-        return self.o_proj(merge(self.z(z)))
+        z = self.attend(q, k, v, at, self.scores(at))  # (B, H, L, E)
+        return self.o_proj(merge(self.gate(self.z(z), x)))
+
+    def scores(self, at: At) -> Scores:
+        dropout = self.dropout if self.training else 0.0
+        return Scores(self.mask, self.scale, self.position.bias(at), self.softcap, self.sinks, dropout)
+
+
+class HeadNorm(nn.Module):
+    """A norm over each head's vector (one weight for all heads), or over the vectors of this many heads at once."""
+
+    def __init__(self, norm: Norm | None, head_dim: int, heads: int):
+        super().__init__()
+        self.heads = heads
+        self.norm = nn.Identity() if norm is None else norm.build(heads * head_dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(x) if self.heads == 1 else split(self.norm(merge(x)), self.heads)
+
+
+class NoGate(nn.Module):
+    def __init__(self, width: int, heads: int, head_dim: int):
+        super().__init__()
+
+    def forward(self, z: Tensor, x: Tensor) -> Tensor:
+        return z
+
+
+class Gate(nn.Module):
+    """z ⊙ σ(W x), one factor a coordinate."""
+
+    def __init__(self, width: int, heads: int, head_dim: int):
+        super().__init__()
+        self.heads = heads
+        self.proj = nn.Linear(width, heads * head_dim, bias=False)
+
+    def forward(self, z: Tensor, x: Tensor) -> Tensor:
+        return z * split(self.proj(x), self.heads).sigmoid()
+
+
+class HeadGate(Gate):
+    """z ⊙ σ(W x), one factor a head."""
+
+    def __init__(self, width: int, heads: int, head_dim: int):
+        super().__init__(width, heads, 1)
+
+
+GATES = {"none": NoGate, "head": HeadGate, "element": Gate}
 
 
 def split(x: Tensor, heads: int) -> Tensor:
@@ -106,5 +176,5 @@ def merge(x: Tensor) -> Tensor:
 def use_backend(model: nn.Module, name: str) -> None:
     """Compute all attention of this model by that backend; a run-time choice that no checkpoint knows of."""
     for module in model.modules():
-        if isinstance(module, AttentionModule):
-            module.attend = backend(name)
+        if "attend" in vars(module):
+            vars(module)["attend"] = backend(name)

@@ -1,14 +1,18 @@
 """A block is a tuple of sublayers, each a norm and a body around the residual stream; the style places the norm.
 
-    pre:   x = x + body(norm(x))        Xiong et al. 2020; GPT-2, Llama
-    post:  x = norm(x + body(x))        Vaswani et al. 2017
+    pre:       x = x + body(norm(x))                    Xiong et al. 2020; GPT-2, Llama
+    post:      x = norm(x + body(x))                    Vaswani et al. 2017
+    parallel:  x = x + body_1(norm(x)) + body_2(norm(x)) + …        GPT-J, PaLM: all bodies read the same x
 
-There is one Block: architectures differ in what stands inside, not in classes.
+A sublayer's `after` is one more norm behind the body ("sandwich", Gemma 2). The stream may be weighted before a body
+adds to it (`keep`: DeepNorm, Wang et al. 2022), and so may what is added: by a constant (`share`: Granite) or by
+a learned vector (`scale`: LayerScale, Touvron et al. 2021). Architectures differ in what stands inside.
 """
 
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -18,55 +22,104 @@ from regard.parts.norm import Norm, RMSNorm
 from regard.parts.state import FRESH, Memory, State
 from regard.spec import Spec, require
 
+Losses = dict[str, Tensor]  # what bodies add to the loss in training, by name
+
 
 @dataclass(frozen=True)
 class Sublayer(Spec):
     body: Body
-    norm: Norm = RMSNorm()
+    norm: Norm | None = RMSNorm()
+    after: Norm | None = None
+    scale: float | None = None  # a learned vector that starts with this everywhere
 
-    def build(self, width: int, style: str, dropout: float) -> nn.Module:
-        return SublayerModule(width, self, style, dropout)
+    def build(self, width: int, block: "Block") -> "SublayerModule":
+        return SublayerModule(width, self, block)
 
 
 @dataclass(frozen=True)
 class Block(Spec):
     sublayers: tuple[Sublayer, ...]
-    style: Literal["pre", "post"] = "pre"
+    style: Literal["pre", "post", "parallel"] = "pre"
+    norm: Norm | None = None  # of a parallel block: one for all sublayers
+    keep: float = 1.0
+    share: float = 1.0
     dropout: float = 0.0
 
     def check(self) -> None:
         require(len(self.sublayers) > 0, "block: sublayers is empty; give at least one Sublayer(body)")
         require(0 <= self.dropout < 1, f"block: dropout={self.dropout} must be in [0, 1)")
+        parallel = self.style == "parallel"
+        require(
+            self.norm is None or parallel, f"block: style={self.style!r} has a norm in each sublayer, not in the block"
+        )
 
     def build(self, width: int) -> nn.Module:
-        return BlockModule(width, self)
+        return ParallelBlockModule(width, self) if self.style == "parallel" else BlockModule(width, self)
 
     def memory(self, width: int) -> tuple[Memory, ...]:
         return tuple(s.body.memory(width) for s in self.sublayers)
 
 
 class SublayerModule(nn.Module):
-    def __init__(self, width: int, spec: Sublayer, style: str, dropout: float):
+    def __init__(self, width: int, spec: Sublayer, block: Block):
         super().__init__()
-        self.norm = spec.norm.build(width)
+        self.norm = build(spec.norm, width)
         self.body = spec.body.build(width)
-        self.mixes = spec.body.mixes
-        self.pre = style == "pre"
-        self.dropout = dropout
+        self.after = build(spec.after, width)
+        self.scale = None if spec.scale is None else nn.Parameter(torch.full((width,), spec.scale))
+        self.takes = spec.body.takes
+        self.pre = block.style == "pre"
+        self.keep, self.share, self.dropout = block.keep, block.share, block.dropout
 
-    def forward(self, x: Tensor, at: At, state: State) -> Tensor:
-        inner = self.norm(x) if self.pre else x
-        y = self.body(inner, at, state) if self.mixes else self.body(inner)
-        x = x + F.dropout(y, self.dropout, self.training)
-        return x if self.pre else self.norm(x)
+    def forward(self, x: Tensor, at: At, state: State) -> tuple[Tensor, Losses]:
+        y, losses = self.branch(self.norm(x) if self.pre else x, at, state)
+        x = x + y if self.keep == 1.0 else self.keep * x + y
+        return x if self.pre else self.norm(x), losses
+
+    def branch(self, x: Tensor, at: At, state: State) -> tuple[Tensor, Losses]:
+        """What is added to the stream."""
+        y = self.body(*(x, at, state)[: self.takes])
+        y, losses = y if isinstance(y, tuple) else (y, {})
+        y = self.after(y)
+        y = y if self.scale is None else y * self.scale
+        y = y if self.share == 1.0 else y * self.share
+        return F.dropout(y, self.dropout, self.training), losses
 
 
 class BlockModule(nn.Module):
     def __init__(self, width: int, spec: Block):
         super().__init__()
-        self.sublayers = nn.ModuleList(s.build(width, spec.style, spec.dropout) for s in spec.sublayers)
+        self.sublayers = nn.ModuleList(s.build(width, spec) for s in spec.sublayers)
 
-    def forward(self, x: Tensor, at: At, states: tuple[State, ...] | None = None) -> Tensor:
+    def forward(self, x: Tensor, at: At, states: tuple[State, ...] | None = None) -> tuple[Tensor, Losses]:
+        total: Losses = {}
         for sublayer, state in zip(self.sublayers, states or [FRESH] * len(self.sublayers), strict=True):
-            x = sublayer(x, at, state)
-        return x
+            x, losses = sublayer(x, at, state)
+            total = add(total, losses)
+        return x, total
+
+
+class ParallelBlockModule(nn.Module):
+    def __init__(self, width: int, spec: Block):
+        super().__init__()
+        self.norm = build(spec.norm, width)
+        self.sublayers = nn.ModuleList(s.build(width, spec) for s in spec.sublayers)
+        self.keep = spec.keep
+
+    def forward(self, x: Tensor, at: At, states: tuple[State, ...] | None = None) -> tuple[Tensor, Losses]:
+        inner, total = self.norm(x), {}
+        x = x if self.keep == 1.0 else self.keep * x
+        for sublayer, state in zip(self.sublayers, states or [FRESH] * len(self.sublayers), strict=True):
+            assert isinstance(sublayer, SublayerModule)
+            y, losses = sublayer.branch(sublayer.norm(inner), at, state)
+            x, total = x + y, add(total, losses)
+        return x, total
+
+
+def build(norm: Norm | None, width: int) -> nn.Module:
+    return nn.Identity() if norm is None else norm.build(width)
+
+
+def add(a: Losses, b: Losses) -> Losses:
+    """The sums by name."""
+    return a | {name: a[name] + loss if name in a else loss for name, loss in b.items()}

@@ -1,7 +1,8 @@
 """Body: what stands inside a sublayer, either a mixer (between tokens) or a feed-forward (within one).
 
-A mixer's module takes (x, at, state); a feed-forward's takes x alone. A body says how much it remembers and computes,
-so that stores and the calculator need not know its kind.
+A mixer's module takes (x, at, state); a feed-forward's takes x, or (x, at). It gives what is added to the stream, and
+in training, where it has losses of its own (experts), also these: (y, {name: loss}). A body says how much it remembers
+and computes, so that stores and the calculator need not know its kind.
 """
 
 from dataclasses import dataclass
@@ -16,6 +17,12 @@ from regard.spec import Spec
 @dataclass(frozen=True)
 class Body(Spec):
     mixes: ClassVar[bool] = False  # does it look at other tokens?
+    wants_at: ClassVar[bool] = False  # does it, though it mixes nothing, need to know which tokens are padding?
+
+    @property
+    def takes(self) -> int:
+        """How many of (x, at, state) its module wants."""
+        return 3 if self.mixes else 2 if self.wants_at else 1
 
     @property
     def causal(self) -> bool:

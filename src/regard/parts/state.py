@@ -4,12 +4,14 @@ A mixer declares it (`memory`), a store decides how it is kept (engine/stores), 
 
     k, v, at = state.extend(at, k=k, v=v)     per token: put these behind what is remembered, get everything back
     past = state.read(at, …); state.write(at, past)     fixed size: the sums of a recurrence
+    k, v, at = state.recall(at, read)     per token of a source: computed while it is there, remembered after
 
 FRESH remembers nothing and hands its inputs back, so training and decoding are one forward.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from torch import Tensor
 
@@ -30,7 +32,14 @@ class Fixed:
     shape: tuple[int, ...]
 
 
-Memory = PerToken | Fixed | None
+@dataclass(frozen=True)
+class PerSource:
+    """Arrays with one entry a token of the source that cross-attention reads, written with a row's first tokens."""
+
+    arrays: dict[str, tuple[int, int]]
+
+
+Memory = PerToken | Fixed | PerSource | None
 
 
 class TokenState(Protocol):
@@ -49,7 +58,13 @@ class FixedState(Protocol):
         ...
 
 
-State = TokenState | FixedState
+class SourceState(Protocol):
+    def recall(self, at: At, read: Callable[[Tensor], dict[str, Tensor]]) -> tuple:
+        """The arrays (B, heads, S, dim) of the source, read now if `at` has it; and `at` before its tokens."""
+        ...
+
+
+State = Any  # a TokenState, FixedState or SourceState, as the mixer declared
 
 
 class Fresh:
@@ -61,6 +76,11 @@ class Fresh:
 
     def write(self, at: At, array: Tensor) -> None:
         pass
+
+    def recall(self, at: At, read: Callable[[Tensor], dict[str, Tensor]]) -> tuple:
+        if at.source is None:
+            raise ValueError("cross-attention has no source to read and remembers none; give at.source, or a state")
+        return (*read(at.source.x).values(), at.before_source(at.source.at))
 
 
 FRESH = Fresh()

@@ -6,19 +6,22 @@ import torch
 from torch import Tensor
 
 from regard.at import At
-from regard.engine.stores.fixed import RowState, build_states
+from regard.engine.stores.fixed import build_states, refuse_rewind
 from regard.parts.state import PerToken
 
 
 class Contiguous:
-    def __init__(self, memory, rows: int, capacity: int, dtype: torch.dtype, device: torch.device | str = "cpu"):
+    def __init__(
+        self, memory, rows: int, capacity: int, dtype: torch.dtype, device: torch.device | str = "cpu",
+        source: int = 0,
+    ):  # fmt: skip
         self.rows, self.capacity, self.span = rows, capacity, capacity
         self.lengths = [0] * rows  # tokens that each row may have written
         self.states = build_states(
             memory,
             lambda declared: ContiguousState(self, declared, dtype, device),
-            lambda declared: RowState(declared, rows, dtype, device),
-        )
+            rows, source, dtype, device,
+        )  # fmt: skip
 
     def reserve(self, row: int, length: int) -> bool:
         """Make room for this many tokens of a row; False when there is none."""
@@ -27,12 +30,20 @@ class Contiguous:
         self.lengths[row] = max(length, self.lengths[row])
         return True
 
+    def rewind(self, row: int, length: int) -> None:
+        """Forget a row's tokens from this position on; CannotRewind where a layer cannot."""
+        refuse_rewind(self.states)
+        self.clear(row, length)
+
     def release(self, row: int) -> None:
         """Give a row's room back."""
+        self.clear(row, 0)
+
+    def clear(self, row: int, start: int) -> None:
         for state in chain(*self.states):
             if isinstance(state, ContiguousState):
-                state.clear(row, self.lengths[row])
-        self.lengths[row] = 0
+                state.clear(row, start, self.lengths[row])
+        self.lengths[row] = min(start, self.lengths[row])
 
 
 class ContiguousState:
@@ -54,9 +65,9 @@ class ContiguousState:
         keys = at.once("keys", lambda: at.with_keys(torch.arange(span, device=rows.device).expand(len(rows), span)))
         return (*kept, keys)
 
-    def clear(self, row: int, length: int) -> None:
+    def clear(self, row: int, start: int, stop: int) -> None:
         for array in self.arrays.values():
-            array[row, :, :length] = 0
+            array[row, :, start:stop] = 0
 
     def place(self, at: At) -> tuple[Tensor, Tensor]:
         batch = len(at.positions)

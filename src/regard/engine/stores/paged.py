@@ -12,14 +12,14 @@ import torch
 from torch import Tensor
 
 from regard.at import At
-from regard.engine.stores.fixed import RowState, build_states
+from regard.engine.stores.fixed import build_states, refuse_rewind
 from regard.parts.state import PerToken
 
 
 class Paged:
     def __init__(
         self, memory, rows: int, capacity: int, blocks: int, dtype: torch.dtype, device: torch.device | str = "cpu",
-        block: int = 16,
+        block: int = 16, source: int = 0,
     ):  # fmt: skip
         self.rows, self.block = rows, block
         self.capacity = -(-capacity // block) * block
@@ -31,8 +31,8 @@ class Paged:
         self.states = build_states(
             memory,
             lambda declared: PagedState(self, declared, dtype, device),
-            lambda declared: RowState(declared, rows, dtype, device),
-        )
+            rows, source, dtype, device,
+        )  # fmt: skip
 
     def reserve(self, row: int, length: int) -> bool:
         """Make room for this many tokens of a row; False, and nothing taken, when the pool has too few blocks."""
@@ -46,15 +46,24 @@ class Paged:
             self.table[row, have : have + need] = torch.tensor(taken, device=self.table.device)
         return True
 
+    def rewind(self, row: int, length: int) -> None:
+        """Forget a row's tokens from this position on and give back whole blocks; CannotRewind where a layer cannot."""
+        refuse_rewind(self.states)
+        self.give_back(row, -(-length // self.block))
+
     def release(self, row: int) -> None:
         """Give a row's blocks back."""
-        slots = self.slots(self.table[row, : len(self.owned[row])])
+        self.give_back(row, 0)
+
+    def give_back(self, row: int, keep: int) -> None:
+        """All but the first `keep` blocks."""
+        slots = self.slots(self.table[row, keep : len(self.owned[row])])
         for state in chain(*self.states):
             if isinstance(state, PagedState):
                 state.clear(slots)
-        self.free += reversed(self.owned[row])
-        self.owned[row] = []
-        self.table[row] = 0
+        self.free += reversed(self.owned[row][keep:])
+        self.owned[row] = self.owned[row][:keep]
+        self.table[row, keep:] = 0
 
     def slots(self, blocks: Tensor) -> Tensor:
         """(…, n) blocks -> (…, n · block) their slots."""

@@ -1,38 +1,53 @@
 """Attention as its equation, in plain tensor algebra: the oracle of every other backend.
 
-    out = softmax(q kᵀ · scale + bias) v      over the keys that the query sees
+    out = softmax(q kᵀ · scale + bias) v      over the keys that the query sees (scores.py has the whole of it)
 
 Sums and softmax run in at least float32. A query that sees no key gives zeros, with zero gradients.
 """
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from regard.at import At
-from regard.kernels.attention.bias import Bias
-from regard.kernels.attention.mask import Mask, visible
+from regard.kernels.attention.mask import visible
+from regard.kernels.attention.scores import Scores
 from regard.kernels.autocast import without_autocast
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, at: At, mask: Mask, bias: Bias | None = None, scale: float = 1.0) -> Tensor:
-    weights = attention_weights(q, k, at, mask, bias, scale)  # (B, H, L, S)
+def refuses(q: Tensor, k: Tensor, v: Tensor, at: At, scores: Scores) -> str | None:
+    return None
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, at: At, scores: Scores) -> Tensor:
+    weights = F.dropout(attention_weights(q, k, at, scores), scores.dropout)  # (B, H, L, S)
     with without_autocast(q.device):
         return (weights @ per_head(v, q).to(weights.dtype)).to(q.dtype)  # (B, H, L, E)
 
 
-def attention_weights(q: Tensor, k: Tensor, at: At, mask: Mask, bias: Bias | None = None, scale: float = 1.0) -> Tensor:
+def attention_weights(q: Tensor, k: Tensor, at: At, scores: Scores) -> Tensor:
     """(B, H, L, S): how much each query takes from each key."""
     wide = torch.promote_types(q.dtype, torch.float32)
     with without_autocast(q.device):
-        scores = q.to(wide) @ per_head(k, q).to(wide).transpose(-1, -2) * scale  # (B, H, L, S)
-    if bias is not None:
-        scores = scores + bias.values(at, wide)
-    seen = visible(mask, at)
-    if seen is None:
-        return scores.softmax(-1)
-    # A finite floor instead of -inf: rows without any key stay finite in both directions, and are zeroed after.
-    floor = torch.finfo(wide).min
-    return scores.masked_fill(~seen, floor).softmax(-1).masked_fill(~seen, 0.0)
+        s = q.to(wide) @ per_head(k, q).to(wide).transpose(-1, -2) * scores.scale  # (B, H, L, S)
+    if scores.softcap is not None:
+        s = scores.softcap * torch.tanh(s / scores.softcap)
+    if scores.bias is not None:
+        s = s + scores.bias.values(at, wide)
+    return normalize(s, visible(scores.mask, at), scores.sinks)
+
+
+def normalize(s: Tensor, seen: Tensor | None, sinks: Tensor | None = None) -> Tensor:
+    """Softmax of (B, H, L, S) scores over the keys that are seen; a sink takes its share and gives nothing."""
+    if seen is not None:
+        # A finite floor instead of -inf: rows without any key stay finite in both directions, and are zeroed after.
+        s = s.masked_fill(~seen, torch.finfo(s.dtype).min)
+    if sinks is None:
+        weights = s.softmax(-1)
+    else:
+        column = sinks.to(s.dtype).view(1, -1, 1, 1).expand(*s.shape[:-1], 1)
+        weights = torch.cat([s, column], -1).softmax(-1)[..., :-1]
+    return weights if seen is None else weights.masked_fill(~seen, 0.0)
 
 
 def per_head(x: Tensor, q: Tensor) -> Tensor:
