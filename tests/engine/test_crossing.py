@@ -14,6 +14,7 @@ from regard.engine.history import History
 from regard.engine.request import Request, Sampling
 from regard.engine.sampling import sample
 from regard.engine.stores.paged import Paged
+from tests.engine.pools import pool
 
 KINDS = ["attention", "linear", "hybrid", "convolution"]
 SETTINGS = [
@@ -82,6 +83,7 @@ def check_nothing_is_left(engine: Engine, jobs=JOBS) -> None:
     assert numbers["stop"] + numbers["length"] + numbers["cancelled"] == len(jobs)
 
 
+@pytest.mark.ledger("kv.cache", "model.autoregressive")
 @pytest.mark.parametrize("kind", KINDS)
 def test_alone_is_what_the_model_says_without_a_cache(tiny, alone, kind) -> None:
     model = tiny(kind, torch.float64)
@@ -96,11 +98,12 @@ def test_alone_is_what_the_model_says_without_a_cache(tiny, alone, kind) -> None
             request.add(token)
 
 
+@pytest.mark.ledger("eng.continuous", "kv.paged", "inf.prefill")
 @pytest.mark.parametrize(("chunk", "count"), [(1, 50), (7, 70), (64, 200)])
 @pytest.mark.parametrize("store", ["contiguous", "paged"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_in_any_mix_as_alone(tiny, alone, kind, store, chunk, count) -> None:
-    engine = Engine(tiny(kind, torch.float64), rows=6, store=store, block=4, blocks=18, chunk=chunk, queue=500)
+    engine = Engine(tiny(kind, torch.float64), rows=6, store=store, **pool(store, 18), chunk=chunk, queue=500)
     requests = run_mixed(engine, JOBS[:count])
     for request, expected in zip(requests, alone(kind, torch.float64)[:count], strict=True):
         ids = [token.id for token in request.new]
@@ -114,7 +117,7 @@ def test_in_any_mix_as_alone(tiny, alone, kind, store, chunk, count) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_in_float32_the_likeliest_but_for_near_ties(tiny, kind, store) -> None:
     model = tiny(kind, torch.float32)
-    engine = Engine(model, rows=6, store=store, block=4, blocks=18, chunk=16, queue=500)
+    engine = Engine(model, rows=6, store=store, **pool(store, 18), chunk=16, queue=500)
     for request in run_mixed(engine, [(ids, Sampling(max_new=12, temperature=0)) for ids, _ in JOBS]):
         if request.new:
             with torch.inference_mode():

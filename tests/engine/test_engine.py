@@ -5,6 +5,12 @@ import torch
 
 from regard.engine.engine import Engine
 from regard.engine.request import QueueFull, Sampling
+from regard.models.decoder import Decoder
+from regard.models.stack import Repeat
+from regard.parts.attention import Attention
+from regard.parts.block import Block, Sublayer
+from regard.parts.position.rope import Rope
+from regard.parts.position.scaling import DynamicNTK
 
 GREEDY = Sampling(max_new=6, temperature=0)
 
@@ -76,6 +82,19 @@ def test_the_youngest_gives_way_and_comes_back_first(tiny) -> None:
         alone = Engine(tiny(), rows=1).generate(request.ids, request.sampling)
         assert ids_of(request) == [token.id for token in alone]
     assert engine.metrics()["free_blocks"] == 6
+
+
+@pytest.mark.ledger("kv.paged")
+def test_a_sequence_wastes_less_than_a_block(tiny) -> None:
+    engine = Engine(tiny(), rows=3, block=4, blocks=30, capacity=40)
+    requests = [engine.submit([i] * (5 * i), Sampling(max_new=9, temperature=0)) for i in (1, 2, 3)]
+    while not engine.idle:
+        engine.step()
+        for request in requests:
+            if request.row is not None:
+                room = 4 * len(engine.store.owned[request.row])
+                assert request.done <= room < request.done + 4
+    assert engine.metrics()["free_blocks"] == 30
 
 
 def test_a_bounded_queue(tiny) -> None:
@@ -157,3 +176,17 @@ def test_metrics_are_numbers(tiny) -> None:
     assert expected.items() <= numbers.items()
     drain(engine)
     assert engine.metrics()["new_tokens"] == 18 and engine.metrics()["length"] == 3
+
+
+def test_the_contiguous_store_has_no_blocks(tiny) -> None:
+    with pytest.raises(ValueError, match="has no blocks; leave out blocks=8"):
+        Engine(tiny(), store="contiguous", blocks=8)
+
+
+def test_a_cache_that_cannot_be_exact_is_refused() -> None:
+    """Dynamic NTK turns every key otherwise once a text has grown past the trained length."""
+    attention = Attention(4, position=Rope(scaling=DynamicNTK(factor=2.0, length=64)))
+    model = Decoder(vocab=61, width=32, layers=(Repeat((Block((Sublayer(attention),)),)),), context=128).build(seed=0)
+    with pytest.raises(ValueError, match="cannot be cached exactly past 64 tokens"):
+        Engine(model)
+    assert Engine(model, capacity=64).capacity == 64

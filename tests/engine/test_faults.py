@@ -7,6 +7,7 @@ import torch
 
 from regard.engine.engine import Engine
 from regard.engine.request import Sampling
+from tests.engine.pools import pool
 
 BAD = 0  # what careless padding is made of
 PROMPTS = [[i, 3, 5 + i] * i for i in range(1, 7)]
@@ -35,7 +36,7 @@ def test_a_poisoned_request_fails_alone(poisoned, kind, store) -> None:
     quiet = Engine(model, rows=1, store="contiguous")
     expected = [[token.id for token in quiet.generate(ids, GREEDY)] for ids in PROMPTS]
     # few rows and blocks, and chunks of several ragged prompts: bad rows are padded, and their room is used again
-    engine = Engine(model, rows=3, store=store, block=4, blocks=24, chunk=48, queue=99)
+    engine = Engine(model, rows=3, store=store, **pool(store, 24), chunk=48, queue=99)
     healthy, bad = [], []
     for ids in PROMPTS * 3:
         bad.append(engine.submit([1, BAD, 2, 9][: 2 + len(bad) % 3], GREEDY))
@@ -54,7 +55,7 @@ def test_a_poisoned_request_fails_alone(poisoned, kind, store) -> None:
 def test_room_left_in_the_middle_of_a_bad_prompt_is_clean(poisoned, store, leave) -> None:
     model = poisoned("attention")
     expected = Engine(model, rows=1).generate([4, 8], Sampling(max_new=30, temperature=0))
-    engine = Engine(model, rows=1, store=store, block=4, blocks=10, capacity=40, chunk=4)
+    engine = Engine(model, rows=1, store=store, **pool(store, 10), capacity=40, chunk=4)
     bad = engine.submit([BAD] * 30, GREEDY)
     for _ in range(5):
         engine.step()

@@ -79,6 +79,7 @@ def test_presence_and_frequency_count_the_answer_only() -> None:
     torch.testing.assert_close(penalize(logits, [asked.history], [asked.sampling]), expected, rtol=0, atol=1e-12)
 
 
+@pytest.mark.ledger("dec.sampling")
 @pytest.mark.parametrize("settings", FILTERS[:8], ids=str)
 def test_draws_follow_the_distribution(settings) -> None:
     """Chi-square over 20,000 draws of as many seeds; cells that expect fewer than five are put together."""
@@ -107,6 +108,7 @@ def test_uniform_is_uniform_over_seeds_and_steps() -> None:
     assert torch.corrcoef(pairs.T).fill_diagonal_(0).abs().max() < 0.03
 
 
+@pytest.mark.ledger("dec.sampling")
 def test_a_row_is_what_it_is_alone() -> None:
     logits = torch.randn(40, 500) * 2
     settings = [*FILTERS, {"temperature": 0}, {"temperature": 0, "presence_penalty": 2.0}]
@@ -122,6 +124,7 @@ def test_ties_stay_whatever_the_neighbours_sort() -> None:
     assert cutoff(logits[:1], [few]) == cutoff(logits, [few, many])[0]
 
 
+@pytest.mark.ledger("dec.sampling")
 def test_greedy_and_extreme_temperatures() -> None:
     logits = torch.randn(1, 500) * 100
     best = logits.argmax().item()

@@ -1,5 +1,7 @@
 """The loss is the weighted mean over tokens, however they are packed, padded or cut into parts."""
 
+import math
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -9,7 +11,7 @@ from regard.data.packing import Piece, collate
 from regard.kernels.attention.mask import Causal
 from regard.models.decoder import Decoder
 from regard.models.stack import Repeat
-from regard.objectives.next_token import next_token, where
+from regard.objectives.next_token import cross_entropy, next_token, where
 from regard.parts.attention import Attention
 from regard.parts.block import Block, Sublayer
 from regard.parts.body import Body
@@ -119,3 +121,38 @@ def test_logits_of_half_precision_are_widened() -> None:
     model = model_of(*MODELS["rope"]).bfloat16()
     loss, count, metrics = next_token(model, collate([documents(6)], 6))
     assert {loss.dtype, count.dtype, metrics["accuracy"].dtype} == {torch.float32}
+
+
+@pytest.mark.ledger("tr.perplexity")
+def test_perplexity_is_the_number_of_choices() -> None:
+    """Certain to a fourth, a half, an eighth: the mean of ln 4, ln 2 and ln 8 is ln 4. Uniform over V: V choices."""
+    chances = torch.tensor([[[1 / 4, 1 / 4, 1 / 4, 1 / 4], [1 / 6, 1 / 2, 1 / 6, 1 / 6], [1 / 8, 3 / 8, 3 / 8, 1 / 8]]])
+    targets = torch.tensor([[2, 1, 0]])
+    loss = cross_entropy(chances.double().log(), targets, torch.ones(1, 3, dtype=torch.float64)) / 3
+    assert math.exp(loss) == pytest.approx(4, abs=1e-6)
+    model = Decoder(1000, 8, (Repeat((Block((Sublayer(FeedForward(8)),)),)),), tied=False).build(seed=0)
+    torch.nn.init.zeros_(model.head.weight)
+    with torch.no_grad():
+        loss, count, _ = next_token(model, collate([documents(6)], 6))
+    assert (loss / count).item() == pytest.approx(6.908, abs=5e-4)
+    assert math.exp(loss / count) == pytest.approx(1000, rel=1e-5)
+
+
+@pytest.mark.ledger("tr.parallel", "mask.parallel")
+@pytest.mark.parametrize("name", MODELS)
+def test_one_pass_is_an_example_for_every_prefix(name: str) -> None:
+    model = model_of(*MODELS[name])
+    batch = widened(collate([documents(7)], 7))
+    whole = model(batch.tokens)
+    got, grads = gradients(model, [batch])
+    model.zero_grad()
+    losses = []
+    for n in range(1, 8):
+        logits = model(batch.tokens[:, :n])[:, -1]
+        assert (logits - whole[:, n - 1]).abs().max() <= 1e-12
+        losses.append(batch.weights[0, n - 1] * nn.functional.cross_entropy(logits, batch.targets[:, n - 1]))
+    loss = torch.stack(losses).sum() / batch.weights.sum()
+    loss.backward()
+    assert abs(got - loss) <= 1e-12
+    for grad, parameter in zip(grads, model.parameters(), strict=True):
+        assert (grad - parameter.grad).abs().max() <= 1e-12

@@ -19,7 +19,8 @@ from regard.training.run import Run
 
 
 def begin(path: Path, recipe: Recipe, tokenizer: Tokenizer, device: str, console: Console) -> Result:
-    model = recipe.model.build(recipe.train.seed)  # before the directory: a model that cannot be leaves nothing behind
+    # Before the directory: a model that cannot be leaves nothing behind.
+    model = recipe.model.build(recipe.train.seed, recipe.train.initialize)
     run = Run.create(path, recipe.to_dict(), tokenizer)
     return train(run, recipe, model, tokenizer, device, watch(console))
 
@@ -27,7 +28,7 @@ def begin(path: Path, recipe: Recipe, tokenizer: Tokenizer, device: str, console
 def go_on(path: Path, device: str, console: Console) -> Result:
     run = Run.open(path)
     recipe = Recipe.from_dict(run.config)
-    model = recipe.model.build(recipe.train.seed)
+    model = recipe.model.build(recipe.train.seed, recipe.train.initialize)
     return train(run, recipe, model, Tokenizer.load(path / "tokenizer"), device, watch(console))
 
 

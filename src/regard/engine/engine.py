@@ -42,13 +42,16 @@ class Engine:
         capacity: int | None = None,  # tokens of one request, prompt and answer; None: the model's context
         store: str = "paged",
         blocks: int | None = None,  # of the paged store; None: enough for all rows at full capacity
-        block: int = 16,  # tokens in a block
+        block: int | None = None,  # tokens in a block of the paged store; None: 16
         chunk: int = 256,  # tokens of prompts read in one step
         queue: int = 256,  # requests that may wait
         compile: bool = False,  # decode through torch.compile: slow to start, then with little overhead
     ):
         context = model.spec.context
         capacity = (context or CAPACITY) if capacity is None else capacity
+        if store == "contiguous" and not (blocks is None and block is None):
+            raise ValueError(f"engine: the contiguous store has no blocks; leave out {blocks=} and {block=}")
+        block = 16 if block is None else block
         blocks = rows * -(-capacity // max(block, 1)) if blocks is None else blocks
         sizes = {"rows": rows, "capacity": capacity, "blocks": blocks, "block": block, "chunk": chunk, "queue": queue}
         for name, size in sizes.items():
@@ -56,6 +59,12 @@ class Engine:
                 raise ValueError(f"engine: {name}={size} must be positive")
         if context is not None and capacity > context:
             raise ValueError(f"engine: capacity={capacity} exceeds the model's context={context}; choose at most that")
+        for body in (sublayer.body for each in model.spec.blocks for sublayer in each.sublayers):
+            if body.remembered is not None and capacity > body.remembered:
+                raise ValueError(
+                    f"engine: capacity={capacity}, but {body.kind} cannot be cached exactly past {body.remembered} "
+                    "tokens: its position scheme changes with the length of the text; choose at most that"
+                )
         weight = model.embedding.weight
         self.device = weight.device
         if store == "paged":
@@ -144,7 +153,7 @@ class Engine:
             hidden = hidden[tuple(zip(*ends, strict=True))] if ends else hidden[:0, 0]  # (N, D)
         else:
             hidden = hidden[:, 0]  # (N, D)
-        return self.model.head(hidden)
+        return self.model.logits(hidden)
 
     def decode(self, batch: Batch, read_one: Callable[..., Tensor]) -> Tensor:
         """One token each through the compiled step. Its shapes hardly ever change: rows that nobody has are invalid."""
@@ -159,7 +168,7 @@ class Engine:
 
     def read_one(self, tokens: Tensor, positions: Tensor, valid: Tensor) -> Tensor:
         """(B, 1) a token for every row of the store -> (B, V) logits"""
-        return self.model.head(self.model.hidden(tokens, At(positions, valid=valid), self.store.states)[:, 0])
+        return self.model.logits(self.model.hidden(tokens, At(positions, valid=valid), self.store.states)[:, 0])
 
     def advance(self, batch: Batch, logits: Tensor) -> list[tuple[Request, Token]]:
         for request, length in batch:

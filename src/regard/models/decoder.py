@@ -2,17 +2,22 @@
 
     x = E[tokens] (+ positions)      x = block_n(… block_1(x))      logits = W_head norm(x)
 
-GPT, Llama and the hybrids of attention and recurrence are all this, with different blocks inside.
+GPT, Llama and the hybrids of attention and recurrence are all this, with different blocks inside. `ahead` blocks stand
+side by side on top of the stack, each with the same norm and head: the i-th guesses the token i further than the next
+(Gloeckle et al. 2024). They serve training and speculation; logits are the next token's.
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.at import At
+from regard.models.initialize import Scheme, initialize
 from regard.models.stack import Repeat, Stack, States, memories, unroll
-from regard.parts.block import Losses
+from regard.parts.block import Block, Losses, add, build
 from regard.parts.norm import Norm, RMSNorm
 from regard.parts.position.none import NoPosition, Position
 from regard.parts.state import Memory
@@ -25,17 +30,26 @@ class Decoder(Spec):
     width: int
     layers: tuple[Repeat, ...]
     position: Position = NoPosition()
-    norm: Norm = RMSNorm()
+    norm: Norm | None = RMSNorm()
     tied: bool = True
     context: int | None = None  # longest text it was made for; None: what its positions reach, or no limit is known
+    embedding_scale: float = 1.0  # √width in Vaswani et al. 2017 and in Gemma
+    embedding_norm: Norm | None = None
+    head_bias: bool = False
+    logit_scale: float = 1.0
+    softcap: float | None = None  # of the logits: c · tanh(logits / c)
+    ahead: tuple[Block, ...] = ()
+    dropout: float = 0.0  # on the embeddings, in training
 
     def check(self) -> None:
         for name in ("vocab", "width"):
             require(getattr(self, name) > 0, f"decoder: {name}={getattr(self, name)} must be positive")
         require(len(self.layers) > 0, "decoder: layers is empty; give at least one Repeat((block,), times)")
         require(self.context is None or self.context > 0, f"decoder: context={self.context} must be positive")
+        require(self.softcap is None or self.softcap > 0, f"decoder: softcap={self.softcap} must be positive")
+        require(0 <= self.dropout < 1, f"decoder: dropout={self.dropout} must be in [0, 1)")
         self.position.check_place("stack")
-        for body in (sublayer.body for run in self.layers for block in run.blocks for sublayer in block.sublayers):
+        for body in (sublayer.body for block in (*self.blocks, *self.ahead) for sublayer in block.sublayers):
             require(body.causal, f"decoder: a token would see later ones in {body}; choose a causal mask")
         reach = self.position.reach
         if self.context is None:
@@ -46,62 +60,77 @@ class Decoder(Spec):
             )
 
     @property
-    def blocks(self) -> list:
+    def blocks(self) -> list[Block]:
         return unroll(self.layers)
 
     def memory(self) -> tuple[tuple[Memory, ...], ...]:
         return memories(self.layers, self.width)
 
-    def build(self, seed: int | None = None) -> "DecoderModule":
+    def build(self, seed: int | None = None, scheme: Scheme = "fan_in") -> "DecoderModule":
         """The module with fresh weights, drawn from this seed (the global generator is left alone)."""
         if seed is None:
-            return DecoderModule(self)
+            return DecoderModule(self, scheme)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            return DecoderModule(self)
+            return DecoderModule(self, scheme)
+
+
+class Outputs(NamedTuple):
+    logits: Tensor  # (B, L, V)
+    ahead: tuple[Tensor, ...]  # each (B, L, V)
+    losses: Losses  # of the bodies, in training
 
 
 class DecoderModule(nn.Module):
-    def __init__(self, spec: Decoder):
+    def __init__(self, spec: Decoder, scheme: Scheme = "fan_in"):
         super().__init__()
         self.spec = spec
         self.embedding = nn.Embedding(spec.vocab, spec.width)
+        self.embedding_norm = build(spec.embedding_norm, spec.width)
         self.position = spec.position.build(spec.width, 1)
         self.stack = Stack(spec.layers, spec.width)
-        self.norm = spec.norm.build(spec.width)
-        self.head = nn.Linear(spec.width, spec.vocab, bias=False)
-        initialize(self, depth=len(self.stack.blocks))
+        self.ahead = nn.ModuleList(block.build(spec.width) for block in spec.ahead)
+        self.norm = build(spec.norm, spec.width)
+        self.head = nn.Linear(spec.width, spec.vocab, bias=spec.head_bias)
+        initialize(self, len(self.stack.blocks), scheme)
         if spec.tied:
             self.head.weight = self.embedding.weight
 
-    def forward(self, tokens: Tensor, at: At | None = None, states: States | None = None) -> Tensor:
-        """tokens (B, L) -> logits (B, L, V)"""
-        return self.head(self.hidden(tokens, at, states))
+    def forward(
+        self, tokens: Tensor, at: At | None = None, states: States | None = None, outputs: bool = False
+    ) -> Tensor | Outputs:
+        """tokens (B, L) -> logits (B, L, V), or all `outputs` that training wants."""
+        at = At.whole(*tokens.shape, tokens.device) if at is None else at
+        x, losses = self.run(self.embed(tokens, at), at, states)
+        logits = self.logits(self.norm(x))
+        return Outputs(logits, *self.look_ahead(x, at, losses)) if outputs else logits
+
+    def look_ahead(self, x: Tensor, at: At, losses: Losses) -> tuple[tuple[Tensor, ...], Losses]:
+        ahead = []
+        for block in self.ahead:
+            y, more = block(x, self.position.share(at))
+            ahead.append(self.logits(self.norm(y)))
+            losses = add(losses, more)
+        return tuple(ahead), losses
 
     def hidden(self, tokens: Tensor, at: At | None = None, states: States | None = None) -> Tensor:
         """tokens (B, L) -> what the head reads (B, L, D)"""
-        return self.hidden_with_losses(tokens, at, states)[0]
-
-    def hidden_with_losses(
-        self, tokens: Tensor, at: At | None = None, states: States | None = None
-    ) -> tuple[Tensor, Losses]:
-        """The same, and what bodies add to the loss in training (experts: balance)."""
         at = At.whole(*tokens.shape, tokens.device) if at is None else at
-        x = self.position.embed(self.embedding(tokens), at)
-        x, losses = self.stack(x, self.position.share(at), states)
-        return self.norm(x), losses
+        return self.norm(self.run(self.embed(tokens, at), at, states)[0])
+
+    def embed(self, tokens: Tensor, at: At) -> Tensor:
+        """tokens (B, L) -> the foot of the stack (B, L, D)"""
+        x = self.embedding_norm(scaled(self.embedding(tokens), self.spec.embedding_scale))
+        return F.dropout(self.position.embed(x, at), self.spec.dropout, self.training)
+
+    def run(self, x: Tensor, at: At, states: States | None = None) -> tuple[Tensor, Losses]:
+        """The foot of the stack -> its top, and what bodies add to the loss in training (experts: balance)."""
+        return self.stack(x, self.position.share(at), states)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        logits = scaled(self.head(hidden), self.spec.logit_scale)
+        return logits if self.spec.softcap is None else self.spec.softcap * torch.tanh(logits / self.spec.softcap)
 
 
-def initialize(model: nn.Module, depth: int) -> None:
-    """Normal with deviation 1/√columns, and what is added to the residual stream divided by √(2·depth).
-
-    GPT-2 draws all with 0.02, which is 1/√2500: a model 128 wide then starts with flat attention, and learned less in
-    the same time (docs/log.md). A fresh model's logits deviate by about 1, so its loss is about ln V + 1/2.
-    The taps of a short convolution keep a deviation of 1: each adds as much as its normalized input has.
-    """
-    for name, module in model.named_modules():
-        if isinstance(module, nn.Linear | nn.Embedding):
-            residual = name.endswith(("o_proj", "down_proj"))
-            nn.init.normal_(module.weight, std=(module.weight.shape[1] * (2 * depth if residual else 1)) ** -0.5)
-            if getattr(module, "bias", None) is not None:
-                nn.init.zeros_(module.bias)
+def scaled(x: Tensor, by: float) -> Tensor:
+    return x if by == 1.0 else x * by

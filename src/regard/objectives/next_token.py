@@ -5,6 +5,9 @@
 The two sums are handed back apart and divided once, over the whole step: how a batch is cut for accumulation, how
 documents are packed into rows and how rows are shared by ranks cannot change the loss. Metrics are sums of the same
 kind, to be divided by the same count. A weight says how often a token counts; padding weighs nothing.
+
+What bodies add (the balance of experts) is no sum over tokens: its scope is one part of the batch, and a step has the
+mean of its parts by their counts. Heads that look further ahead add their own losses, each for its own targets.
 """
 
 from collections.abc import Callable, Mapping
@@ -21,15 +24,34 @@ Objective = Callable[[nn.Module, Batch], tuple[Tensor, Tensor, Mapping[str, Tens
 
 def next_token(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
     """Needs tokens, targets, weights, positions and segments, all (B, L)."""
-    logits = model(batch.tokens, where(batch)).flatten(0, 1)  # (B·L, V)
-    logits = logits.to(
-        torch.promote_types(logits.dtype, torch.float32)
-    )  # half precision loses the tail of a sum over V
-    targets, weights = batch.targets.flatten(), batch.weights.flatten().to(logits.dtype)  # (B·L,)
+    out = model(batch.tokens, where(batch), outputs=True)
+    weights = batch.weights.to(torch.promote_types(out.logits.dtype, torch.float32))
+    count = weights.sum()
+    loss = cross_entropy(out.logits, batch.targets, weights)
+    correct = ((out.logits.detach().argmax(-1) == batch.targets) * weights).sum()
+    metrics = {"accuracy": correct}
+    for i, logits in enumerate(out.ahead, start=1):
+        metrics[f"ahead_{i}"] = (further := cross_entropy(logits, *shifted(batch, weights, i))).detach()
+        loss = loss + further
+    for name, extra in out.losses.items():  # a mean over this part of the batch: as much a token as any of its tokens
+        metrics[name] = (extra := extra * count).detach()
+        loss = loss + extra
+    return loss, count, metrics
+
+
+def cross_entropy(logits: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
+    """Σ w · -log p(target) of (B, L, V) logits; half precision would lose the tail of a sum over V."""
+    wide = logits.flatten(0, 1).to(weights.dtype)  # (B·L, V)
     # Products and sums instead of a dot product, which autocast would do in half precision.
-    loss = (F.cross_entropy(logits, targets, reduction="none") * weights).sum()
-    correct = ((logits.detach().argmax(-1) == targets) * weights).sum()
-    return loss, weights.sum(), {"accuracy": correct}
+    return (F.cross_entropy(wide, targets.flatten(), reduction="none") * weights.flatten()).sum()
+
+
+def shifted(batch: Batch, weights: Tensor, by: int) -> tuple[Tensor, Tensor]:
+    """Targets and weights this many places further on, for tokens whose document goes on that far."""
+    targets, weights = batch.targets.roll(-by, 1), weights.roll(-by, 1)
+    same = batch.segments == batch.segments.roll(-by, 1)
+    same[:, -by:] = False
+    return targets, weights * same
 
 
 def where(batch: Batch) -> At:
@@ -37,4 +59,4 @@ def where(batch: Batch) -> At:
     length = batch.tokens.shape[1]
     if (batch.positions[:, -1] == length - 1).all():  # positions restart with every document, so each row is one
         return At.whole(*batch.tokens.shape, batch.tokens.device)
-    return At(batch.positions, batch.segments, valid=batch.segments >= 0)
+    return At(batch.positions, batch.segments, valid=batch.segments >= 0, consecutive=True)

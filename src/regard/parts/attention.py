@@ -70,6 +70,10 @@ class Attention(Body):
     def causal(self) -> bool:
         return self.mask.causal
 
+    @property
+    def remembered(self) -> int | None:
+        return self.position.remembered
+
     def build(self, width: int) -> nn.Module:
         return AttentionModule(width, self)
 

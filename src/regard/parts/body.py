@@ -29,6 +29,11 @@ class Body(Spec):
         """Does no token see a later one?"""
         return True
 
+    @property
+    def remembered(self) -> int | None:
+        """How many tokens a cache may hold and still be exact; None: there is no end."""
+        return None
+
     def build(self, width: int) -> nn.Module:
         raise NotImplementedError
 
@@ -42,3 +47,7 @@ class Body(Spec):
         A multiply and an add are two. A masked product counts in full, as flop counters count it.
         """
         raise NotImplementedError
+
+    def idle(self, width: int) -> int:
+        """Parameters that one token does not use: those of the experts that it did not choose."""
+        return 0

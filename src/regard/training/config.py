@@ -6,6 +6,7 @@ What the model is and which data it reads is said elsewhere (recipe.py). A batch
 from dataclasses import dataclass
 from typing import Literal
 
+from regard.models.initialize import Scheme
 from regard.spec import Spec, require
 from regard.training.optimizer import AdamW
 from regard.training.schedule import Cosine, Schedule
@@ -16,6 +17,7 @@ class Training(Spec):
     steps: int
     lr: float = 1e-3  # the schedule's peak
     seed: int = 0
+    initialize: Scheme = "fan_in"  # how fresh weights are drawn (models/initialize.py)
     schedule: Schedule = Cosine(warmup=100)
     optimizer: AdamW = AdamW()
     accumulate: int = 1  # parts into which a step's batch is cut to save memory; the loss does not change

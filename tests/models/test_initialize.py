@@ -1,0 +1,66 @@
+"""Fresh weights: their deviations are what the scheme says, and what goes into the stream shrinks with depth."""
+
+import pytest
+import torch
+
+from regard.at import At
+from regard.models.decoder import Decoder
+from regard.models.stack import Repeat
+from regard.parts.attention import Attention
+from regard.parts.block import Block, Sublayer
+from regard.parts.feedforward import FeedForward
+
+DEPTH, WIDTH = 8, 128
+
+
+def drawn(scheme: str, **block) -> dict[str, torch.Tensor]:
+    block = Block((Sublayer(Attention(4, bias=True)), Sublayer(FeedForward(512))), **block)
+    return dict(Decoder(200, WIDTH, (Repeat((block,), DEPTH),)).build(0, scheme).named_parameters())
+
+
+def deviation(weights: dict[str, torch.Tensor], leaf: str) -> float:
+    return torch.cat([w.flatten() for name, w in weights.items() if name.endswith(leaf)]).std().item()
+
+
+@pytest.mark.parametrize(
+    ("scheme", "q", "o", "up", "down"),
+    [
+        ("fan_in", 128**-0.5, 2048**-0.5, 128**-0.5, 8192**-0.5),
+        ("gpt2", 0.02, 0.02 / 4, 0.02, 0.02 / 4),
+        ("xavier", (2 / 256) ** 0.5, (2 / 256) ** 0.5, (2 / 640) ** 0.5, (2 / 640) ** 0.5),
+        ("deepnorm", (2 / 256) ** 0.5, 64**-0.25 * (2 / 256) ** 0.5, *[64**-0.25 * (2 / 640) ** 0.5] * 2),
+    ],
+)
+def test_deviations(scheme: str, q: float, o: float, up: float, down: float) -> None:
+    weights = drawn(scheme)
+    for leaf, expected in (("q_proj", q), ("o_proj", o), ("up_proj", up), ("down_proj", down)):
+        assert deviation(weights, f"{leaf}.weight") == pytest.approx(expected, rel=0.02)
+        assert not any(w.any() for name, w in weights.items() if name.endswith(f"{leaf}.bias"))
+
+
+def test_the_stream_does_not_grow_with_depth() -> None:
+    """Variance at the top of a fresh stack: with scaling it is about the same at any depth, without it grows."""
+
+    def top(depth: int, scaled: bool) -> float:
+        block = Block((Sublayer(Attention(4)), Sublayer(FeedForward(512))))
+        model = Decoder(200, WIDTH, (Repeat((block,), depth),)).build(0)
+        if not scaled:
+            for name, w in model.named_parameters():
+                if name.endswith(("o_proj.weight", "down_proj.weight")):
+                    w.data *= (2 * depth) ** 0.5
+        at = torch.arange(64).unsqueeze(0)
+        with torch.no_grad():
+            foot = model.embedding(at)
+            return float(model.stack(foot, At.whole(1, 64))[0].var() / foot.var())
+
+    assert top(24, scaled=True) < 2 * top(2, scaled=True)
+    assert top(24, scaled=False) > 5 * top(24, scaled=True)
+
+
+def test_deepnorm_keeps_post_norm_updates_small() -> None:
+    """The paper's pair: the stream weighted by (2·depth)^¼ before each norm, weights shrunk by (8·depth)^-¼."""
+    weights = drawn("deepnorm", style="post", keep=(2 * DEPTH) ** 0.25)
+    bound = (8 * DEPTH) ** -0.25 * (6 / (2 * WIDTH)) ** 0.5
+    v = torch.cat([w.flatten() for name, w in weights.items() if name.endswith("v_proj.weight")])
+    assert v.abs().max() <= bound
+    assert v.abs().max() > 0.99 * bound
