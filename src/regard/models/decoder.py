@@ -49,7 +49,8 @@ class Decoder(Spec):
         require(self.softcap is None or self.softcap > 0, f"decoder: softcap={self.softcap} must be positive")
         require(0 <= self.dropout < 1, f"decoder: dropout={self.dropout} must be in [0, 1)")
         self.position.check_place("stack")
-        for body in (sublayer.body for block in (*self.blocks, *self.ahead) for sublayer in block.sublayers):
+        blocks = [block for run in self.layers for block in run.blocks]  # each once: a run may be of any length
+        for body in (sublayer.body for block in (*blocks, *self.ahead) for sublayer in block.sublayers):
             require(body.causal, f"decoder: a token would see later ones in {body}; choose a causal mask")
         reach = self.position.reach
         if self.context is None:
