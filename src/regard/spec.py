@@ -28,9 +28,11 @@ KINDS = {
     "linear_attention": "regard.parts.linear_attention:LinearAttention",
     "short_convolution": "regard.parts.convolution:ShortConvolution",
     "feedforward": "regard.parts.feedforward:FeedForward",
+    "gated": "regard.parts.feedforward:Gated",
     "swiglu": "regard.parts.feedforward:SwiGLU",
     "layernorm": "regard.parts.norm:LayerNorm",
     "rmsnorm": "regard.parts.norm:RMSNorm",
+    "no_norm": "regard.parts.norm:NoNorm",
     "no_position": "regard.parts.position.none:NoPosition",
     "learned": "regard.parts.position.learned:Learned",
     "sinusoidal": "regard.parts.position.sinusoidal:Sinusoidal",
@@ -74,6 +76,10 @@ class Spec:
 
     def check(self) -> None:
         """Raise SpecError where fields contradict each other."""
+
+    def several(self) -> "tuple[Spec, ...]":
+        """What it stands for where several may stand: most stand for themselves."""
+        return (self,)
 
     @property
     def kind(self) -> str:
@@ -194,8 +200,10 @@ def settle(value: Any, hint: Any, where: str) -> Any:
         if value in inner:
             return value
         raise SpecError(f"{where}={value!r}: {nearest(str(value), map(str, inner))}")
-    elif origin is tuple and isinstance(value, list | tuple):
-        return tuple(settle(v, inner[0], f"{where}[{i}]") for i, v in enumerate(value))
+    elif origin is tuple and isinstance(value, list | tuple | Spec):
+        each = [value] if isinstance(value, Spec) else value
+        parts = [part for v in each for part in (v.several() if isinstance(v, Spec) else (v,))]
+        return tuple(settle(v, inner[0], f"{where}[{i}]") for i, v in enumerate(parts))
     elif hint is float and type(value) in (int, float):
         require(math.isfinite(value), f"{where}={value!r}: must be a finite number")
         return float(value)

@@ -15,6 +15,7 @@ from regard.parts.linear_attention import LinearAttention
 from regard.parts.norm import LayerNorm
 from regard.parts.position.alibi import Alibi
 from regard.parts.position.learned import Learned
+from regard.parts.position.t5 import T5Buckets
 from tests.laws import MODELS, VOCAB, build, text
 
 LLAMA = Block((Sublayer(Attention(4, 2)), Sublayer(SwiGLU(40))))
@@ -121,3 +122,8 @@ def test_learned_positions_past_their_table_are_an_error() -> None:
     model = MODELS["learned, layernorm, gelu"].build()
     with pytest.raises(ValueError, match="position 64 is beyond the 64 that were learned"):
         model(text(1, 65))
+
+
+def test_a_shared_bias_must_fit_the_heads() -> None:
+    with pytest.raises(ValueError, match="its table has heads=2, but an attention has heads=4"):
+        Decoder(VOCAB, 24, (Repeat((LLAMA,), 1),), position=T5Buckets(heads=2))

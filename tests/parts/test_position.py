@@ -1,130 +1,255 @@
-"""Position schemes: RoPE turns by relative distance and stays exact far out; ALiBi's slopes are the published ones."""
-
-import math
-import warnings
+"""What every position scheme must do, and what only some can: tell orders apart, count distances, know their limits."""
 
 import pytest
 import torch
 from torch import Tensor
-from transformers.models.bloom.modeling_bloom import build_alibi_tensor
+from transformers import BertConfig
+from transformers.models.bert.modeling_bert import BertEmbeddings
+from transformers.models.opt.modeling_opt import OPTLearnedPositionalEmbedding
 
 from regard.at import At
-from regard.parts.position.alibi import Alibi, slopes
+from regard.kernels.attention.mask import Causal, Full, Mask
+from regard.models.stack import Repeat, Stack
+from regard.parts.attention import Attention
+from regard.parts.feedforward import FeedForward
+from regard.parts.position.alibi import Alibi
 from regard.parts.position.learned import Learned
-from regard.parts.position.none import NoPosition
+from regard.parts.position.none import NoPosition, Position
 from regard.parts.position.rope import Rope
+from regard.parts.position.rope2d import Rope2D
+from regard.parts.position.scaling import NTK, DynamicNTK, Linear, Llama3, LongRope, Yarn
 from regard.parts.position.sinusoidal import Sinusoidal
+from regard.parts.position.t5 import T5Buckets
+from regard.spec import Spec, SpecError
+from tests.laws import MODELS, block, build, text
 
-PLACES = [0, 1, 255, 256, 257, 2047, 2048, 2049, 131071]
-DTYPES = [torch.float64, torch.float32]
+WIDTH, HEADS, FULL = 16, 2, Full()
+AT_STACK: dict[str, Position] = {
+    "sinusoidal": Sinusoidal(),
+    "sinusoidal, half": Sinusoidal(layout="half"),
+    "learned": Learned(64),
+    "t5 of the stack": T5Buckets(8, 16, heads=HEADS),
+}
+RELATIVE: dict[str, Position] = {
+    "rope": Rope(),
+    "rope, interleaved": Rope(layout="interleaved"),
+    "rope, partial": Rope(share=0.5),
+    "rope, linear": Rope(scaling=Linear(4.0)),
+    "rope, ntk": Rope(scaling=NTK(4.0)),
+    "rope, yarn": Rope(scaling=Yarn(4.0, 256)),
+    "rope, llama3": Rope(scaling=Llama3(4.0, 256)),
+    "alibi": Alibi(),
+    "t5": T5Buckets(),
+    "t5, both directions": T5Buckets(bidirectional=True),
+}
+AT_ATTENTION = RELATIVE | {
+    "rope, dynamic": Rope(scaling=DynamicNTK(4.0, 2)),
+    "rope, longrope": Rope(scaling=LongRope((1, 2, 3, 4), (2, 4, 6, 8), 4.0, 2)),
+    "rope2d": Rope2D(columns=2),
+}
+SCHEMES = AT_STACK | AT_ATTENTION
 
 
 def at(*positions: int) -> At:
     return At(torch.tensor([positions]))
 
 
-def random(*shape: int, dtype: torch.dtype = torch.float64) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64).to(dtype)
+def random(*shape: int, dtype: torch.dtype = torch.float64, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("base", [10000.0, 500000.0, 7.0])
-def test_rope_turns_each_pair_by_its_angle(dtype: torch.dtype, base: float) -> None:
-    """Against the formula with Python's own sine and cosine, one pair at a time."""
-    dim = 8
-    q, k = random(1, 2, len(PLACES), dim, dtype=dtype), random(1, 1, len(PLACES), dim, dtype=dtype) * 2
-    turned = Rope(base).build(dim, 2).rotate(q, k, at(*PLACES))
-    for x, found in zip((q, k), turned, strict=True):
-        assert found.dtype == dtype
-        for i in range(dim // 2):
-            for n, place in enumerate(PLACES):
-                angle = place / base ** (2 * i / dim)
-                left, right = x[0, :, n, i].double(), x[0, :, n, i + dim // 2].double()
-                limit = 1e-9 if dtype == torch.float64 else 1e-6
-                expected = left * math.cos(angle) - right * math.sin(angle)
-                assert (found[0, :, n, i] - expected).abs().max() <= limit
-                expected = right * math.cos(angle) + left * math.sin(angle)
-                assert (found[0, :, n, i + dim // 2] - expected).abs().max() <= limit
+def fill(module: torch.nn.Module, seed: int = 1) -> torch.nn.Module:
+    """Wide weights: no part may be a no-op."""
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in module.double().parameters():
+        torch.nn.init.normal_(parameter, std=0.5, generator=generator)
+    return module.requires_grad_(False)
 
 
-@pytest.mark.parametrize("shift", [1, 255, 2048, 131071])
-def test_rope_scores_depend_on_the_distance_alone(shift: int) -> None:
-    rope, (q, k) = Rope().build(16, 1), (random(1, 1, 6, 16), random(1, 1, 6, 16).flip(-1))
-    scores = []
-    for offset in (0, shift):
-        turned_q, turned_k = rope.rotate(q, k, at(*range(offset, offset + 6)))
-        scores.append(turned_q @ turned_k.transpose(-1, -2))
-    assert (scores[0] - scores[1]).abs().max() < 1e-8
+def encode(position: Position, x: Tensor, mask: Mask = FULL) -> Tensor:
+    """Two blocks with this scheme where it belongs, over rows x (B, L, D)."""
+    below = position in AT_STACK.values()
+    attention = Attention(HEADS, position=NoPosition() if below else position, mask=mask)
+    stack = fill(Stack((Repeat((block(attention, FeedForward(24)),), 2),), WIDTH))
+    foot = fill((position if below else NoPosition()).build(WIDTH, 1))
+    where = At.whole(*x.shape[:2])
+    return stack(foot.embed(x, where), foot.share(where))[0]
 
 
-def test_rope_keeps_lengths_and_begins_as_the_identity() -> None:
-    q, k = random(1, 2, 4, 8), random(1, 1, 4, 8)
-    turned, _ = Rope().build(8, 2).rotate(q, k, at(0, 5, 900, 131071))
-    assert torch.allclose(turned.norm(dim=-1), q.norm(dim=-1), atol=1e-12)
-    assert torch.equal(turned[:, :, 0], q[:, :, 0])
+WORDS = random(4, WIDTH)  # the, dog, bites, man
+BITES, BITTEN = WORDS[[0, 1, 2, 3]].unsqueeze(0), WORDS[[0, 3, 2, 1]].unsqueeze(0)
 
 
-def test_two_ropes_in_one_model_do_not_share_angles() -> None:
-    """Waves are computed once a forward for all layers alike; layers that differ must not meet there."""
-    q, where = random(1, 1, 3, 8), at(0, 3, 9)
-    for spec in (Rope(), Rope(100.0)):
-        fresh = spec.build(8, 1).rotate(q, q, at(0, 3, 9))[0]
-        assert torch.equal(spec.build(8, 1).rotate(q, q, where)[0], fresh)
-    narrow = random(1, 1, 3, 4)
-    assert Rope().build(4, 1).rotate(narrow, narrow, where)[0].shape == narrow.shape
+@pytest.mark.ledger("pos.why")
+def test_without_positions_a_word_is_the_same_wherever_it_stands() -> None:
+    one, other = encode(NoPosition(), BITES), encode(NoPosition(), BITTEN)
+    assert (one - other[:, [0, 3, 2, 1]]).abs().max() < 1e-12
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_sinusoidal_is_its_formula(dtype: torch.dtype) -> None:
-    found = Sinusoidal().build(6, 1).embed(torch.zeros(1, len(PLACES), 6, dtype=dtype), at(*PLACES))
-    assert found.dtype == dtype
-    for n, place in enumerate(PLACES):
-        for i in range(3):
-            angle = place / 10000 ** (2 * i / 6)
-            assert abs(found[0, n, 2 * i].item() - math.sin(angle)) < 1e-7
-            assert abs(found[0, n, 2 * i + 1].item() - math.cos(angle)) < 1e-7
+@pytest.mark.ledger("pos.why")
+@pytest.mark.parametrize("name", SCHEMES)
+def test_with_positions_the_order_of_words_counts(name: str) -> None:
+    one, other = encode(SCHEMES[name], BITES), encode(SCHEMES[name], BITTEN)
+    assert (one - other[:, [0, 3, 2, 1]]).abs().amax(-1).min() > 1e-3  # for every word
 
 
+def test_distances_without_direction_do_not_tell_a_sentence_from_its_reverse() -> None:
+    """ALiBi alone in an encoder: |i - j| is the same read backwards."""
+    one, other = encode(Alibi(), BITES), encode(Alibi(), BITES.flip(1))
+    assert (one - other.flip(1)).abs().max() < 1e-12
+
+
+def test_a_causal_mask_alone_gives_order() -> None:
+    """No encoding at all: the mask breaks the symmetry, so the last word's vector depends on the order before it."""
+    one, other = encode(NoPosition(), BITES, Causal()), encode(NoPosition(), BITTEN, Causal())
+    assert (one - other[:, [0, 3, 2, 1]]).abs().amax(-1)[0, 1:].min() > 1e-3
+
+
+@pytest.mark.ledger("pos.add")
+@pytest.mark.parametrize("position", [Sinusoidal(), Sinusoidal(layout="half"), Learned(8)], ids=str)
+def test_positions_are_added_and_the_width_stays(position: Position) -> None:
+    module, x = fill(position.build(6, 1)), random(1, 3, 6)
+    found = module.embed(x, at(0, 1, 2))
+    assert found.shape == x.shape
+    assert torch.allclose(found - x, module.embed(torch.zeros_like(x), at(0, 1, 2)), atol=1e-15)
+
+
+def scores(position: Position, offset: int, dtype: torch.dtype) -> Tensor:
+    """q kᵀ plus bias at positions offset … offset + 7, as an attention with this scheme has it."""
+    module, where = fill(position.build(8, HEADS)).to(dtype), at(*range(offset, offset + 8))
+    q, k = module.rotate(random(1, HEADS, 8, 8, dtype=dtype), random(1, HEADS, 8, 8, dtype=dtype, seed=1), where)
+    bias = module.bias(where)
+    return q @ k.transpose(-1, -2) + (0 if bias is None else bias.values(where, dtype))
+
+
+@pytest.mark.ledger("pos.shiftinv")
+@pytest.mark.parametrize("offset", [1, 1000, 100_000])
+@pytest.mark.parametrize("name", RELATIVE)
+def test_moving_everything_leaves_relative_scores_as_they_were(name: str, offset: int) -> None:
+    exact = scores(RELATIVE[name], 0, torch.float64)
+    assert (scores(RELATIVE[name], offset, torch.float64) - exact).abs().max() < 1e-9
+    assert (scores(RELATIVE[name], offset, torch.float32) - exact).abs().max() < 5e-6
+
+
+@pytest.mark.ledger("pos.shiftinv")
+@pytest.mark.parametrize("offset", [1, 1000, 100_000])
+@pytest.mark.parametrize("position", [Sinusoidal(), Learned(100_008)], ids=["sinusoidal", "learned"])
+def test_moving_everything_changes_scores_of_absolute_positions(position: Position, offset: int) -> None:
+    module, x = fill(position.build(8, 1)), random(1, 8, 8)
+    before, after = (module.embed(x, at(*range(start, start + 8))) for start in (0, offset))
+    assert (before @ before.mT - after @ after.mT).abs().max() > 1e-2
+
+
+@pytest.mark.ledger("pos.learned")
 def test_learned_adds_the_row_of_its_position() -> None:
     module, x = Learned(10).build(4, 1), torch.ones(1, 3, 4)
     assert torch.equal(module.embed(x, at(7, 0, 9)), x + module.table.weight[[7, 0, 9]])
 
 
-@pytest.mark.parametrize("heads", range(1, 21))
-def test_alibi_slopes_are_those_of_transformers(heads: int) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        theirs = build_alibi_tensor(torch.ones(1, 3), heads, torch.float32)  # (H, 1, S): slope · key position
-    assert torch.allclose(slopes(heads).float(), theirs[:, 0, 1], rtol=1e-6)
+@pytest.mark.ledger("pos.learned")
+@pytest.mark.parametrize("offset", [0, 2])
+def test_learned_positions_end_where_their_table_ends(offset: int) -> None:
+    module, x = Learned(2048, offset=offset).build(4, 1), torch.zeros(1, 1, 4)
+    assert torch.equal(module.embed(x, at(2047))[0, 0], module.table.weight[-1])
+    with pytest.raises(ValueError, match="position 2048 is beyond the 2048 that were learned; shorten the text"):
+        module.embed(x, at(2048))
 
 
-@pytest.mark.parametrize("heads", range(1, 21))
-def test_alibi_slopes_are_those_of_the_paper(heads: int) -> None:
-    power = 1 << heads.bit_length() - 1
-    exponents = [8 * h / power for h in range(1, power + 1)] + [4 * h / power for h in range(1, 2 * power, 2)]
-    for found, exponent in zip(slopes(heads).tolist(), exponents, strict=False):
-        assert found == pytest.approx(2**-exponent, rel=1e-15)
+@pytest.mark.ledger("pos.learned")
+def test_learned_positions_are_those_of_bert() -> None:
+    theirs = BertEmbeddings(BertConfig(vocab_size=9, hidden_size=8, num_attention_heads=2, max_position_embeddings=12))
+    theirs.LayerNorm, ours, tokens = torch.nn.Identity(), Learned(12).build(8, 1), text(2, 12) % 9
+    ours.table.weight = theirs.position_embeddings.weight
+    words = theirs.word_embeddings(tokens) + theirs.token_type_embeddings.weight[0]
+    assert torch.allclose(ours.embed(words, At.whole(2, 12)), theirs.eval()(tokens), atol=1e-7)
 
 
-def test_alibi_counts_true_distances() -> None:
-    bias = Alibi().build(8, 2).bias(at(9))
-    where = At(torch.tensor([[9]])).with_keys(torch.tensor([[0, 8, 9]]))
-    expected = -torch.tensor([1 / 16, 1 / 256]).view(2, 1) * torch.tensor([9.0, 1.0, 0.0])
-    assert torch.equal(bias.values(where, torch.float32)[0, :, 0], expected)
+def test_learned_positions_with_an_offset_are_those_of_opt() -> None:
+    theirs, ours = OPTLearnedPositionalEmbedding(12, 8), Learned(12, offset=2).build(8, 1)
+    ours.table.weight = theirs.weight
+    padded = torch.tensor([[1] * 5, [0, 0, 1, 1, 1]])
+    where = At((padded.cumsum(1) - 1).clamp_min(0), valid=padded.bool())
+    found, expected = ours.embed(torch.zeros(2, 5, 8), where), theirs(padded)
+    assert torch.equal(found[where.valid], expected[where.valid])
 
 
-def test_alibi_keeps_its_precision_in_a_half_precision_model() -> None:
-    """bfloat16 has eight bits: a slope of 2^-0.5 is off by a thousandth, a distance of 1001 becomes 1000."""
-    where = At(torch.tensor([[1001]])).with_keys(torch.tensor([[0, 1, 600]]))
-    values = Alibi().build(8, 16).bfloat16().bias(where).values(where, torch.bfloat16)
-    exact = -slopes(16).view(16, 1) * torch.tensor([1001.0, 1000.0, 401.0], dtype=torch.float64)
-    assert torch.equal(values[0, :, 0], exact.bfloat16())
-    exact = Alibi().build(8, 16).bias(where).values(where, torch.float64)
-    assert (exact[0, :, 0, 0] + 1001 * slopes(16)).abs().max() < 1e-12
+def test_gradients_reach_a_learned_table() -> None:
+    module, x, where = Learned(5, offset=1).build(3, 1).double(), random(1, 4, 3).requires_grad_(), at(3, 0, 0, 4)
+    module.embed(x, where).sum().backward()
+    assert module.table.weight.grad[:, 0].tolist() == [0, 2, 0, 0, 1, 1]
 
 
 def test_no_position_is_the_identity() -> None:
-    module, x = NoPosition().build(4, 1), random(1, 1, 2, 4)
-    assert module.embed(x, at(0, 1)) is x
-    assert module.rotate(x, x, at(0, 1)) == (x, x)
-    assert module.bias(at(0, 1)) is None
+    module, x, where = NoPosition().build(4, 1), random(1, 1, 2, 4), at(0, 1)
+    assert module.embed(x, where) is x
+    assert module.share(where) is where
+    assert module.rotate(x, x, where) == (x, x)
+    assert module.bias(where) is None
+
+
+@pytest.mark.parametrize(
+    ("position", "reach", "remembered"),
+    [
+        (Learned(7, offset=2), 7, None),
+        (Sinusoidal(), None, None),
+        (Alibi(), None, None),
+        (T5Buckets(), None, None),
+        (Rope(), None, None),
+        (Rope(scaling=Yarn(4.0, 64)), None, None),
+        (Rope(scaling=DynamicNTK(4.0, 64)), None, 64),
+        (Rope(scaling=LongRope((1,), (2,), 4.0, 64)), None, 64),
+    ],
+    ids=str,
+)
+def test_schemes_say_where_they_and_their_caches_end(
+    position: Position, reach: int | None, remembered: int | None
+) -> None:
+    assert (position.reach, position.remembered) == (reach, remembered)
+
+
+@pytest.mark.parametrize("spec", SCHEMES.values(), ids=SCHEMES)
+def test_schemes_survive_json_and_toml(spec: Position) -> None:
+    assert Spec.from_json(spec.to_json()) == Spec.from_toml(spec.to_toml()) == spec
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (lambda: Rope(share=0.0), "share=0.0 must be above 0 and at most 1"),
+        (lambda: Rope(share=0.3).build(16, 1), "share=0.3 of head_dim=16 must be even"),
+        (lambda: Rope(share=0.5).build(6, 1), "share=0.5 of head_dim=6 must be even"),
+        (lambda: Rope(layout="halves"), "did you mean 'half'"),
+        (lambda: Rope2D(0), "columns=0 must be positive"),
+        (lambda: Rope2D(4, prefix=-1), "prefix=-1 must not be negative"),
+        (lambda: Rope2D(4).build(6, 1), "head_dim=6 must be divisible by 4"),
+        (lambda: Linear(0.5), "linear: factor=0.5 must be at least 1"),
+        (lambda: DynamicNTK(2.0, 1), "dynamic_ntk: length=1 must be above 1"),
+        (lambda: Rope(scaling=NTK(2.0)).build(2, 1), "ntk: 2 coordinates turn"),
+        (lambda: Rope(scaling=DynamicNTK(2.0, 8)).build(2, 1), "dynamic_ntk: 2 coordinates turn"),
+        (lambda: Yarn(2.0, 8, beta_fast=1.0), "beta_fast=1.0 must be above beta_slow=1.0"),
+        (lambda: Rope(1.0, scaling=Yarn(2.0, 8)).build(4, 1), "base=1.0 must be above 1"),
+        (lambda: Llama3(2.0, 8, 4.0, 4.0), "high_freq_factor=4.0 must be above low_freq_factor=4.0"),
+        (lambda: LongRope((1, 0), (1, 1), 2.0, 8), "so 0.0 must be above 0"),
+        (lambda: Rope(scaling=LongRope((1,), (1, 2), 2.0, 8)).build(4, 1), "2 pairs turn, but short has 1 divisors"),
+        (lambda: Learned(4, offset=-1), "offset=-1 must not be negative"),
+        (lambda: T5Buckets(1), "buckets=1 must be at least 2"),
+        (lambda: T5Buckets(2, bidirectional=True), "buckets=2 must be at least 4"),
+        (lambda: T5Buckets(7, bidirectional=True), "buckets=7 must be even"),
+        (lambda: T5Buckets(32, 16), "distance=16 must be above 16"),
+        (lambda: T5Buckets(heads=0), "heads=0 must be positive"),
+        (lambda: T5Buckets().check_place("stack"), "a stack's table needs heads"),
+        (lambda: Attention(4, position=T5Buckets(heads=4)), "heads=4 is for a stack"),
+        (lambda: Attention(4, position=Learned(4)), "does nothing here; give it to the stack"),
+    ],
+)
+def test_what_cannot_be_is_said(wrong, message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        wrong()
+
+
+@pytest.mark.parametrize("name", [name for name in MODELS if "t5" in name])
+def test_training_reaches_the_table(name: str) -> None:
+    model, tokens = build(MODELS[name]).requires_grad_(True), text(2, 12)
+    model(tokens).square().mean().backward()
+    tables = [p for n, p in model.named_parameters() if n.endswith("position.table.weight")]
+    assert tables and all(table.grad.abs().max() > 0 for table in tables)

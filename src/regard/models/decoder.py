@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from regard.at import At
 from regard.models.initialize import Scheme, initialize
-from regard.models.stack import Repeat, Stack, States, memories, unroll
+from regard.models.stack import Repeat, Stack, States, check_shared_bias, memories, unroll
 from regard.parts.block import Block, Losses, add, build
 from regard.parts.norm import Norm, RMSNorm
 from regard.parts.position.none import NoPosition, Position
@@ -49,6 +49,7 @@ class Decoder(Spec):
         require(self.softcap is None or self.softcap > 0, f"decoder: softcap={self.softcap} must be positive")
         require(0 <= self.dropout < 1, f"decoder: dropout={self.dropout} must be in [0, 1)")
         self.position.check_place("stack")
+        check_shared_bias(self.position, self.layers)
         blocks = [block for run in self.layers for block in run.blocks]  # each once: a run may be of any length
         for body in (sublayer.body for block in (*blocks, *self.ahead) for sublayer in block.sublayers):
             require(body.causal, f"decoder: a token would see later ones in {body}; choose a causal mask")

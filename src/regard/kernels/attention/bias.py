@@ -1,30 +1,68 @@
 """Biases are data: what is added to the scores is computed from positions, where it is needed and for what is needed.
 
-A backend that works in tiles reads the data (slopes); the others ask for `values`.
+A backend that works in tiles asks for the `tile` of some queries and some keys; the others ask for all `values`.
 """
 
+import math
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from regard.at import At
 
 
-class Bias(Protocol):
+class Bias:
+    def tile(self, q_positions: Tensor, k_positions: Tensor, dtype: torch.dtype) -> Tensor:
+        """Positions (…, l) and (…, s) -> (…, H, l, s) to be added to their scores; computed in at least float32."""
+        raise NotImplementedError
+
     def values(self, at: At, dtype: torch.dtype) -> Tensor:
-        """(B, H, L, S) to be added to the scores of these queries and keys; computed in at least float32."""
-        ...
+        """(B, H, L, S) for all queries and keys."""
+        return self.tile(at.positions, at.key_positions, dtype)
 
 
 @dataclass(frozen=True, eq=False)
-class Slopes:
+class Slopes(Bias):
     """bias(h, i, j) = -slope_h · |i - j|"""
 
     slopes: Tensor  # (H,)
 
-    def values(self, at: At, dtype: torch.dtype) -> Tensor:
+    def tile(self, q_positions: Tensor, k_positions: Tensor, dtype: torch.dtype) -> Tensor:
         slopes = self.slopes.to(torch.promote_types(dtype, torch.float32))  # bf16 counts to 256: further keys would tie
-        distance = (at.positions.unsqueeze(-1) - at.key_positions.unsqueeze(-2)).abs()  # (B, L, S)
-        return (-slopes.view(-1, 1, 1) * distance.unsqueeze(1)).to(dtype)  # (B, H, L, S)
+        distance = (k_positions.unsqueeze(-2) - q_positions.unsqueeze(-1)).abs()  # (…, l, s)
+        return (-slopes.view(-1, 1, 1) * distance.unsqueeze(-3)).to(dtype)  # (…, H, l, s)
+
+
+@dataclass(frozen=True, eq=False)
+class Buckets(Bias):
+    """bias(h, i, j) = table[bucket(j - i), h]: one learned number a head for every range of distances.
+
+    Of n buckets the first n/2 hold one distance each, the others ranges that grow geometrically up to `reach`; the last
+    takes all that is further. In both directions, each has half of the buckets; else a later key counts as distance 0.
+    """
+
+    table: Tensor  # (buckets, H)
+    reach: int
+    bidirectional: bool
+
+    def tile(self, q_positions: Tensor, k_positions: Tensor, dtype: torch.dtype) -> Tensor:
+        steps = torch.arange(-self.reach, self.reach + 1, device=q_positions.device)
+        line = self.table[self.bucket(steps)].to(dtype)  # (2·reach + 1, H): the bias of every distance that differs
+        ahead = (k_positions.unsqueeze(-2) - q_positions.unsqueeze(-1)).clamp(-self.reach, self.reach)  # (…, l, s)
+        return F.embedding(ahead + self.reach, line).movedim(-1, -3)  # (…, H, l, s)
+
+    def bucket(self, ahead: Tensor) -> Tensor:
+        """The bucket of a key that stands this many places ahead of the query (behind it: negative)."""
+        if not self.bidirectional:
+            return self.one_way((-ahead).clamp_min(0), len(self.table))
+        half = len(self.table) // 2
+        return self.one_way(ahead.abs(), half) + half * (ahead > 0)
+
+    def one_way(self, distance: Tensor, buckets: int) -> Tensor:
+        exact = buckets // 2
+        share = (distance.clamp_min(exact).double() / exact).log() / math.log(self.reach / exact)  # 0 … 1 at the reach
+        # The hair keeps a distance that begins a range from falling into the one before by rounding.
+        far = exact + (share * (buckets - exact) + 1e-9).long()
+        return torch.where(distance < exact, distance, far.clamp_max(buckets - 1))

@@ -1,9 +1,9 @@
 """ALiBi: nearer keys score higher, by a slope that differs from head to head; nothing is learned.
 
-    score(i, j) = q_i·k_j - m_h |i - j|,     m_h = 2^(-8h/H) for h = 1 … H        Press et al. 2021
+    score(i, j) = q_i·k_j / √E - m_h |i - j|,     m_h = 2^(-8h/H) for h = 1 … H        Press et al. 2021
 
-For a number of heads that is no power of two, the paper's code takes the slopes of the next lower power, then every
-other slope of the next higher one.
+The bias is added after the scaling and not scaled itself (Falcon's is: `scaled`). For a number of heads that is no
+power of two, the paper's code takes the slopes of the next lower power, then every other slope of the next higher one.
 """
 
 import math
@@ -21,8 +21,10 @@ from regard.parts.position.none import Position, PositionModule
 class Alibi(Position):
     places = ("attention",)
 
+    scaled: bool = False
+
     def build(self, width: int, heads: int) -> PositionModule:
-        return AlibiModule(heads)
+        return AlibiModule(heads, width**-0.5 if self.scaled else 1.0)
 
 
 def slopes(heads: int, device: torch.device | None = None) -> Tensor:
@@ -34,9 +36,9 @@ def slopes(heads: int, device: torch.device | None = None) -> Tensor:
 
 
 class AlibiModule(PositionModule):
-    def __init__(self, heads: int):
+    def __init__(self, heads: int, scale: float):
         super().__init__()
-        self.heads = heads
+        self.heads, self.scale = heads, scale
 
     def bias(self, at: At) -> Bias:
-        return Slopes(slopes(self.heads, at.positions.device))
+        return Slopes(slopes(self.heads, at.positions.device) * self.scale)

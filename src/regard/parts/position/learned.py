@@ -1,10 +1,14 @@
 """Learned positions: one trained vector a place, added to the embeddings (GPT-2, BERT).
 
-x_t = E[token_t] + P[t]
+x_t = E[token_t] + P[t + offset]
+
+There is nothing beyond the last trained place: a later position is refused, never wrapped or clamped. OPT's tables
+begin with two rows that no token uses (offset=2).
 """
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, nn
 
 from regard.at import At
@@ -14,25 +18,35 @@ from regard.spec import require
 
 @dataclass(frozen=True)
 class Learned(Position):
-    places = ("decoder",)
+    places = ("stack",)
 
     length: int
+    offset: int = 0
 
     def check(self) -> None:
         require(self.length > 0, f"learned: length={self.length} must be positive")
+        require(self.offset >= 0, f"learned: offset={self.offset} must not be negative")
 
     @property
     def reach(self) -> int:
         return self.length
 
     def build(self, width: int, heads: int) -> PositionModule:
-        return LearnedModule(self.length, width)
+        return LearnedModule(self, width)
 
 
 class LearnedModule(PositionModule):
-    def __init__(self, length: int, width: int):
+    def __init__(self, spec: Learned, width: int):
         super().__init__()
-        self.table = nn.Embedding(length, width)
+        self.spec = spec
+        self.table = nn.Embedding(spec.length + spec.offset, width)
 
     def embed(self, x: Tensor, at: At) -> Tensor:
-        return x + self.table(at.positions)
+        # Elsewhere the question would wait for the device; its own look-up refuses too, if less clearly.
+        if at.positions.device.type == "cpu" and not torch.compiler.is_compiling():
+            last = int(at.positions.max())
+            if last >= self.spec.length:
+                raise ValueError(
+                    f"position {last} is beyond the {self.spec.length} that were learned; shorten the text"
+                )
+        return x + self.table(at.positions + self.spec.offset)

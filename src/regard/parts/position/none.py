@@ -1,4 +1,4 @@
-"""No position: the identity of all three methods, and the base of the schemes that need only some of them."""
+"""No position: the identity of all four methods, and the base of the schemes that need only some of them."""
 
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -9,7 +9,7 @@ from regard.at import At
 from regard.kernels.attention.bias import Bias
 from regard.spec import Spec, require
 
-Place = Literal["decoder", "attention"]
+Place = Literal["stack", "attention"]
 
 
 @dataclass(frozen=True)
@@ -25,6 +25,15 @@ class Position(Spec):
         """How many positions it knows; None: there is no end."""
         return None
 
+    @property
+    def remembered(self) -> int | None:
+        """How many positions a cache may hold and still be exact; None: there is no end.
+
+        A scheme that treats a token differently once its document has grown makes what was remembered wrong: keys,
+        and the hidden states of all layers above. Within this many positions cached = whole.
+        """
+        return None
+
     def build(self, width: int, heads: int) -> "PositionModule":
         """For a stack or an attention of this many heads, each (or the stack) this wide."""
         raise NotImplementedError
@@ -32,7 +41,7 @@ class Position(Spec):
 
 @dataclass(frozen=True)
 class NoPosition(Position):
-    places = ("decoder", "attention")
+    places = ("stack", "attention")
 
     def build(self, width: int, heads: int) -> "PositionModule":
         return PositionModule()
@@ -45,5 +54,8 @@ class PositionModule(nn.Module):
     def rotate(self, q: Tensor, k: Tensor, at: At) -> tuple[Tensor, Tensor]:
         return q, k
 
+    def share(self, at: At) -> At:
+        return at
+
     def bias(self, at: At) -> Bias | None:
-        return None
+        return at.bias

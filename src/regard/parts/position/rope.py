@@ -1,19 +1,24 @@
 """Rotary positions: queries and keys are turned by an angle that grows with their position.
 
-    ⟨R(s) q, R(t) k⟩ depends on t - s alone,     R(t) turns pair i by t / base^(2i/E)        Su et al. 2021
+    ⟨R(s) q, R(t) k⟩ depends on t - s alone,     R(t) turns pair i by t · θ_i,  θ_i = base^(-2i/d)        Su et al. 2021
 
-Pairs are (x_i, x_{i+E/2}), the "half" layout of Llama's published checkpoints. Angles are computed in float64: in
-float32 the error at position 131071 is already a hundredth of a radian.
+Pairs are (x_i, x_{i+d/2}) in the "half" layout of Llama's published checkpoints, and (x_{2i}, x_{2i+1}) in the
+"interleaved" one of the paper and GPT-J. With `share` under 1 only the first d = share · E coordinates turn (GPT-NeoX,
+Phi). Angles are computed in float64: in float32 the error at position 131071 is already a hundredth of a radian.
 """
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from regard.at import At
 from regard.parts.position.none import Position, PositionModule
+from regard.parts.position.scaling import Scaling, plain
 from regard.spec import require
+
+Layout = Literal["half", "interleaved"]
 
 
 @dataclass(frozen=True)
@@ -21,32 +26,61 @@ class Rope(Position):
     places = ("attention",)
 
     base: float = 10000.0
+    share: float = 1.0
+    layout: Layout = "half"
+    scaling: Scaling | None = None
 
     def check(self) -> None:
         require(self.base > 0, f"rope: base={self.base} must be positive")
+        require(0 < self.share <= 1, f"rope: share={self.share} must be above 0 and at most 1")
+
+    @property
+    def remembered(self) -> int | None:
+        return None if self.scaling is None else self.scaling.remembered
+
+    def turned(self, head_dim: int) -> int:
+        """How many coordinates of a head turn."""
+        dim = round(self.share * head_dim)
+        what = f"head_dim={head_dim}" if self.share == 1 else f"share={self.share} of head_dim={head_dim}"
+        whole = abs(dim - self.share * head_dim) < 1e-6
+        require(whole and dim % 2 == 0, f"rope: {what} must be even, coordinates turn in pairs")
+        return dim
+
+    def frequencies(self, dim: int, at: At) -> Tensor:
+        """(dim/2,), or (B, L, dim/2) where tokens differ"""
+        return plain(self.base, dim, at) if self.scaling is None else self.scaling.frequencies(self.base, dim, at)
 
     def build(self, width: int, heads: int) -> PositionModule:
-        require(width % 2 == 0, f"rope: head_dim={width} must be even, coordinates turn in pairs")
         return RopeModule(width, self)
 
 
 class RopeModule(PositionModule):
     def __init__(self, head_dim: int, spec: Rope):
         super().__init__()
-        self.head_dim, self.base = head_dim, spec.base
-        self.key = f"{spec} {head_dim}"
+        self.spec, self.dim = spec, spec.turned(head_dim)
+        if spec.scaling is not None:
+            spec.scaling.check_use(spec.base, self.dim)
+        self.amplitude = 1.0 if spec.scaling is None else spec.scaling.amplitude
+        self.key = f"{spec} {self.dim}"
 
     def rotate(self, q: Tensor, k: Tensor, at: At) -> tuple[Tensor, Tensor]:
-        cos, sin = at.once(f"{self.key} {q.dtype}", lambda: self.waves(at.positions, q.dtype))
-        return turn(q, cos, sin), turn(k, cos, sin)
+        cos, sin = at.once(f"{self.key} {q.dtype}", lambda: self.waves(at, q.dtype))
+        return self.turn(q, cos, sin), self.turn(k, cos, sin)
 
-    def waves(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        exponents = torch.arange(0, self.head_dim, 2, dtype=torch.float64, device=positions.device) / self.head_dim
-        angles = positions[:, None, :, None] * self.base**-exponents  # (B, 1, L, E/2)
-        angles = torch.cat([angles, angles], -1)  # (B, 1, L, E)
-        return angles.cos().to(dtype), angles.sin().to(dtype)
+    def waves(self, at: At, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        angles = at.positions.unsqueeze(-1) * self.spec.frequencies(self.dim, at)  # (B, L, d/2)
+        angles = angles.unsqueeze(1)  # (B, 1, L, d/2)
+        return (angles.cos() * self.amplitude).to(dtype), (angles.sin() * self.amplitude).to(dtype)
+
+    def turn(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        if self.dim == x.shape[-1]:
+            return turn(x, cos, sin, self.spec.layout)
+        turning, still = x[..., : self.dim], x[..., self.dim :]
+        return torch.cat([turn(turning, cos, sin, self.spec.layout), still], -1)
 
 
-def turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    left, right = x.chunk(2, -1)
-    return x * cos + torch.cat([-right, left], -1) * sin
+def turn(x: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> Tensor:
+    """Turn the pairs of x (…, d) by angles whose cosines and sines are (…, d/2)."""
+    a, b = x.chunk(2, -1) if layout == "half" else x.unflatten(-1, (-1, 2)).unbind(-1)
+    a, b = a * cos - b * sin, b * cos + a * sin
+    return torch.cat([a, b], -1) if layout == "half" else torch.stack([a, b], -1).flatten(-2)

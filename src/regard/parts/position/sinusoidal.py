@@ -1,9 +1,12 @@
 """Sinusoidal positions: fixed waves of geometrically growing length, added to the embeddings.
 
 P[t, 2i] = sin(t / base^(2i/D))      P[t, 2i+1] = cos(t / base^(2i/D))        Vaswani et al. 2017
+
+In the "half" layout all sines come first, then all cosines (Marian). An odd width has one sine more.
 """
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -12,27 +15,30 @@ from regard.at import At
 from regard.parts.position.none import Position, PositionModule
 from regard.spec import require
 
+Layout = Literal["interleaved", "half"]
+
 
 @dataclass(frozen=True)
 class Sinusoidal(Position):
-    places = ("decoder",)
+    places = ("stack",)
 
     base: float = 10000.0
+    layout: Layout = "interleaved"
 
     def check(self) -> None:
         require(self.base > 0, f"sinusoidal: base={self.base} must be positive")
 
     def build(self, width: int, heads: int) -> PositionModule:
-        require(width % 2 == 0, f"sinusoidal: width={width} must be even, a sine and a cosine for each wave")
-        return SinusoidalModule(width, self.base)
+        return SinusoidalModule(width, self)
 
 
 class SinusoidalModule(PositionModule):
-    def __init__(self, width: int, base: float):
+    def __init__(self, width: int, spec: Sinusoidal):
         super().__init__()
-        self.width, self.base = width, base
+        self.width, self.spec = width, spec
 
     def embed(self, x: Tensor, at: At) -> Tensor:
         exponents = torch.arange(0, self.width, 2, dtype=torch.float64, device=x.device) / self.width
-        angles = at.positions.unsqueeze(-1) / self.base**exponents  # (B, L, D/2) float64: far positions stay exact
-        return x + torch.stack([angles.sin(), angles.cos()], -1).flatten(-2).to(x.dtype)  # (B, L, D)
+        angles = at.positions.unsqueeze(-1) / self.spec.base**exponents  # (B, L, ⌈D/2⌉) float64: exact far out too
+        waves = torch.stack([angles.sin(), angles.cos()], -1 if self.spec.layout == "interleaved" else -2)
+        return x + waves.flatten(-2)[..., : self.width].to(x.dtype)  # (B, L, D)

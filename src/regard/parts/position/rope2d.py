@@ -1,0 +1,55 @@
+"""Rotary positions for images: a patch stands in a row and a column, and half of the pairs turn by each.
+
+    token t -> (row, column) = divmod(t - prefix, columns)
+    pair i < E/4 turns by row · θ_i, pair E/4 + i by column · θ_i,     θ_i = base^(-4i/E)        Qwen2-VL, 2024
+
+So a score depends on how far apart two patches are in both directions. Tokens before the patches, such as [CLS], stand
+nowhere and are not turned. Pairs are (x_i, x_{i+E/2}).
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from regard.at import At
+from regard.parts.position.none import Position, PositionModule
+from regard.parts.position.rope import turn
+from regard.parts.position.scaling import plain
+from regard.spec import require
+
+
+@dataclass(frozen=True)
+class Rope2D(Position):
+    places = ("attention",)
+
+    columns: int
+    prefix: int = 0
+    base: float = 10000.0
+
+    def check(self) -> None:
+        require(self.columns > 0, f"rope2d: columns={self.columns} must be positive")
+        require(self.prefix >= 0, f"rope2d: prefix={self.prefix} must not be negative")
+        require(self.base > 0, f"rope2d: base={self.base} must be positive")
+
+    def build(self, width: int, heads: int) -> PositionModule:
+        require(width % 4 == 0, f"rope2d: head_dim={width} must be divisible by 4, half of its pairs turn by row")
+        return Rope2DModule(width, self)
+
+
+class Rope2DModule(PositionModule):
+    def __init__(self, head_dim: int, spec: Rope2D):
+        super().__init__()
+        self.spec, self.head_dim = spec, head_dim
+        self.key = f"{spec} {head_dim}"
+
+    def rotate(self, q: Tensor, k: Tensor, at: At) -> tuple[Tensor, Tensor]:
+        cos, sin = at.once(f"{self.key} {q.dtype}", lambda: self.waves(at, q.dtype))
+        return turn(q, cos, sin, "half"), turn(k, cos, sin, "half")
+
+    def waves(self, at: At, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        patch = (at.positions - self.spec.prefix).clamp_min(0)  # the prefix stands at the origin, which is no turn
+        places = torch.stack([patch // self.spec.columns, patch % self.spec.columns], -1)  # (B, L, 2)
+        angles = places.unsqueeze(-1) * plain(self.spec.base, self.head_dim // 2, at)  # (B, L, 2, E/4)
+        angles = angles.flatten(-2).unsqueeze(1)  # (B, 1, L, E/2)
+        return angles.cos().to(dtype), angles.sin().to(dtype)

@@ -1,0 +1,63 @@
+"""T5's relative positions: a learned number a head for every range of distances, added to the scores.
+
+    score(i, j) = q_i·k_j + table[bucket(j - i), h]        Raffel et al. 2019
+
+Near distances have a bucket each, further ones share buckets that widen geometrically, and everything past `distance`
+shares the last: nothing new can happen out there. T5 has one table for a whole stack (give it to the stack, with its
+`heads`); an attention may also have its own.
+"""
+
+from dataclasses import dataclass, replace
+
+from torch import nn
+
+from regard.at import At
+from regard.kernels.attention.bias import Bias, Buckets
+from regard.parts.position.none import Place, Position, PositionModule
+from regard.spec import require
+
+
+@dataclass(frozen=True)
+class T5Buckets(Position):
+    places = ("stack", "attention")
+
+    buckets: int = 32
+    distance: int = 128
+    bidirectional: bool = False  # tell keys ahead from keys behind (encoders); else keys ahead count as distance 0
+    heads: int | None = None  # for a stack; an attention knows its own
+
+    def check(self) -> None:
+        exact = self.buckets // (4 if self.bidirectional else 2)
+        least = 4 if self.bidirectional else 2
+        require(self.buckets >= least, f"t5_buckets: buckets={self.buckets} must be at least {least}")
+        require(
+            not self.bidirectional or self.buckets % 2 == 0,
+            f"t5_buckets: buckets={self.buckets} must be even, each direction has half of them",
+        )
+        require(
+            self.distance > exact,
+            f"t5_buckets: distance={self.distance} must be above {exact}, distances up to there have their own bucket",
+        )
+        require(self.heads is None or self.heads > 0, f"t5_buckets: heads={self.heads} must be positive")
+
+    def check_place(self, place: Place) -> None:
+        if place == "stack":
+            require(self.heads is not None, "t5_buckets: a stack's table needs heads, the number its attentions have")
+        else:
+            require(self.heads is None, f"t5_buckets: heads={self.heads} is for a stack; an attention knows its own")
+
+    def build(self, width: int, heads: int) -> PositionModule:
+        return T5BucketsModule(self, self.heads or heads)
+
+
+class T5BucketsModule(PositionModule):
+    def __init__(self, spec: T5Buckets, heads: int):
+        super().__init__()
+        self.spec = spec
+        self.table = nn.Embedding(spec.buckets, heads)
+
+    def share(self, at: At) -> At:
+        return replace(at, bias=self.bias(at))
+
+    def bias(self, at: At) -> Bias:
+        return Buckets(self.table.weight, self.spec.distance, self.spec.bidirectional)

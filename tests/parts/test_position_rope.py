@@ -1,0 +1,233 @@
+"""RoPE turns by relative distance and stays exact far out, in both layouts, over some or all coordinates, on grids."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import GPTNeoXConfig, LlamaConfig, Qwen2VLConfig
+from transformers.models.gpt_neox import modeling_gpt_neox as neox
+from transformers.models.gptj import modeling_gptj as gptj
+from transformers.models.llama import modeling_llama as llama
+from transformers.models.qwen2_vl import modeling_qwen2_vl as qwen
+
+from regard.at import At
+from regard.parts.attention import Attention
+from regard.parts.position.rope import Rope
+from regard.parts.position.rope2d import Rope2D
+from regard.parts.position.scaling import Linear
+from tests.laws import block, build, decoder, text
+
+PLACES = [0, 1, 255, 256, 257, 2047, 2048, 2049, 131071]
+DTYPES = [torch.float64, torch.float32]
+LAYOUTS = ["half", "interleaved"]
+
+
+def at(*positions: int) -> At:
+    return At(torch.tensor([positions]))
+
+
+def random(*shape: int, dtype: torch.dtype = torch.float64, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+
+
+def pair(i: int, dim: int, layout: str) -> tuple[int, int]:
+    return (i, i + dim // 2) if layout == "half" else (2 * i, 2 * i + 1)
+
+
+@pytest.mark.ledger("pos.rope")
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("base", [10000.0, 500000.0, 7.0])
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("share", [1.0, 0.5])
+def test_each_pair_turns_by_its_angle(dtype: torch.dtype, base: float, layout: str, share: float) -> None:
+    """Against the formula with Python's own sine and cosine, one pair at a time."""
+    head_dim, dim = 8, int(8 * share)
+    q, k = random(1, 2, len(PLACES), head_dim, dtype=dtype), random(1, 1, len(PLACES), head_dim, dtype=dtype) * 2
+    turned = Rope(base, share, layout).build(head_dim, 2).rotate(q, k, at(*PLACES))
+    limit = 1e-9 if dtype == torch.float64 else 1e-6
+    for x, found in zip((q, k), turned, strict=True):
+        assert found.dtype == dtype
+        assert torch.equal(found[..., dim:], x[..., dim:])
+        for i in range(dim // 2):
+            left, right = pair(i, dim, layout)
+            for n, place in enumerate(PLACES):
+                angle = place / base ** (2 * i / dim)
+                a, b = x[0, :, n, left].double(), x[0, :, n, right].double()
+                expected = a * math.cos(angle) - b * math.sin(angle)
+                assert (found[0, :, n, left] - expected).abs().max() <= limit
+                expected = b * math.cos(angle) + a * math.sin(angle)
+                assert (found[0, :, n, right] - expected).abs().max() <= limit
+
+
+@pytest.mark.ledger("pos.rope", "pos.rope.absolute")
+def test_turning_is_multiplying_by_a_complex_number() -> None:
+    """z_i e^{i m θ_i}; norms are kept, position 0 is the identity, and later pairs turn more slowly."""
+    q = random(1, 1, len(PLACES), 8)
+    found = Rope(layout="interleaved").build(8, 1).rotate(q, q, at(*PLACES))[0]
+    theta = 10000.0 ** -(torch.arange(4, dtype=torch.float64) / 4)
+    spin = torch.polar(torch.ones(()).double(), torch.tensor(PLACES).unsqueeze(-1) * theta)  # (L, 4)
+    z = torch.view_as_complex(q.unflatten(-1, (4, 2))) * spin
+    assert (found - torch.view_as_real(z).flatten(-2)).abs().max() < 1e-12
+    assert torch.allclose(found.norm(dim=-1), q.norm(dim=-1), atol=1e-12)
+    assert torch.equal(found[:, :, 0], q[:, :, 0])
+    assert (Rope().frequencies(8, at(0)).diff() < 0).all()
+
+
+def test_values_and_queries_at_other_places_are_not_touched() -> None:
+    x = random(1, 1, 3, 8)
+    one, other = (Rope().build(8, 1).rotate(x, x, at(4, middle, 9))[0] for middle in (5, 500))
+    assert torch.equal(one[:, :, [0, 2]], other[:, :, [0, 2]])
+
+
+@pytest.mark.ledger("pos.rope.relative")
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("place", PLACES)
+def test_only_the_gap_counts(layout: str, place: int) -> None:
+    """R(a)ᵀR(b) = R(b - a): (2, 5) scores as (100, 103), and as any pair three apart, for the same q and k of d = 8."""
+    rope, q, k = Rope(layout=layout).build(8, 1), random(1, 1, 1, 8), random(1, 1, 1, 8, seed=1)
+
+    def score(m: int, n: int) -> float:
+        return (rope.rotate(q, q, at(m))[0] * rope.rotate(k, k, at(n))[1]).sum().item()
+
+    assert score(2, 5) == pytest.approx(score(100, 103), abs=1e-12)
+    assert score(place, place + 3) == pytest.approx(score(2, 5), abs=1e-9)
+    assert abs(score(2, 6) - score(2, 5)) > 1e-2
+
+
+@pytest.mark.ledger("pos.rope.sign")
+def test_the_matrix_between_is_that_of_key_minus_query() -> None:
+    """⟨R_m q, R_n k⟩ = qᵀ R_{n-m} k; with R_{m-n}, its transpose, the turn is the wrong way round."""
+    m, n, q, k = 3, 7, random(1, 1, 1, 8), random(1, 1, 1, 8, seed=1)
+    rope, columns = Rope().build(8, 1), torch.eye(8).double().view(1, 8, 1, 8)
+
+    def matrix(t: int) -> Tensor:
+        return rope.rotate(columns, columns, at(t))[0].view(8, 8).T
+
+    score = (rope.rotate(q, q, at(m))[0] * rope.rotate(k, k, at(n))[0]).sum()
+    q, k = q.view(8), k.view(8)
+    assert (score - q @ matrix(n - m) @ k).abs() < 1e-12
+    assert (score - q @ matrix(m - n) @ k).abs() > 0.1
+    assert torch.allclose(matrix(m).T @ matrix(n), matrix(n - m), atol=1e-12)
+
+
+@pytest.mark.ledger("pos.rope.fig")
+def test_two_unit_vectors_three_apart() -> None:
+    """m = 2, n = 5, θ₀ = 0.5: angles 1.00 and 2.50, difference -1.50, score cos 1.5 = 0.07."""
+    unit = torch.tensor([1.0, 0.0]).double().view(1, 1, 1, 2)
+    rope = Rope(scaling=Linear(2.0)).build(2, 1)  # one pair turns by 1 a position: half of it is 0.5
+    q, k = (rope.rotate(unit, unit, at(place))[0].flatten() for place in (2, 5))
+    angles = [math.atan2(x[1], x[0]) for x in (q, k)]
+    assert angles == pytest.approx([1.0, 2.5], abs=1e-12)
+    assert angles[0] - angles[1] == pytest.approx(-1.5, abs=1e-12)
+    assert (q @ k).item() == pytest.approx(math.cos(1.5), abs=1e-12)
+    assert f"{(q @ k).item():.2f}" == "0.07"
+
+
+@pytest.mark.ledger("pos.rope.decay")
+def test_aligned_pairs_decay_with_distance_but_random_ones_do_not() -> None:
+    rope, distances = Rope().build(128, 1), [0, 10, 100, 1000, 4000]
+    aligned = torch.ones(1, 1, 1, 128).double()
+    start = rope.rotate(aligned, aligned, at(0))[0]
+    curve = [(start * rope.rotate(aligned, aligned, at(d))[0]).mean().item() for d in distances]
+    assert [f"{mean:.2f}" for mean in curve] == ["1.00", "0.67", "0.48", "0.16", "0.01"]
+    q, k = random(1, 20_000, 1, 128), random(1, 20_000, 1, 128, seed=1)
+    for d in distances:
+        products = (q * rope.rotate(k, k, at(d))[0]).sum(-1)
+        assert products.abs().mean().item() == pytest.approx(9.0, abs=0.15)  # √(2/π) · √128 = 9.03
+        assert abs(products.mean().item()) < 0.3
+
+
+@pytest.mark.ledger("pos.rope.layout")
+def test_the_two_layouts_are_one_up_to_the_order_of_rows() -> None:
+    """A half model whose q and k rows are re-ordered pair by pair is the interleaved model: equal logits."""
+    models = [build(decoder(block(Attention(4, 2, head_dim=8, position=Rope(layout=layout))))) for layout in LAYOUTS]
+    order = torch.tensor([place for i in range(4) for place in pair(i, 8, "half")])  # interleaved slot -> half slot
+    for name, weight in models[1].named_parameters():
+        if name.endswith(("q_proj.weight", "k_proj.weight")):
+            weight.copy_(weight.unflatten(0, (-1, 8))[:, order].flatten(0, 1))
+    tokens = text(2, 12)
+    assert (models[0](tokens) - models[1](tokens)).abs().max() < 1e-12
+    assert (models[0](tokens) - build(models[1].spec)(tokens)).abs().max() > 1e-2
+
+
+def test_two_ropes_in_one_model_do_not_share_angles() -> None:
+    """Waves are computed once a forward for all layers alike; layers that differ must not meet there."""
+    q, where = random(1, 1, 3, 8), at(0, 3, 9)
+    specs = [Rope(), Rope(100.0), Rope(share=0.5), Rope(scaling=Linear(2.0)), Rope2D(2), Rope2D(3), Rope2D(2, 1)]
+    for spec in specs + [Rope(layout="interleaved")]:
+        fresh = spec.build(8, 1).rotate(q, q, at(0, 3, 9))[0]
+        assert torch.equal(spec.build(8, 1).rotate(q, q, where)[0], fresh)
+    narrow = random(1, 1, 3, 4)
+    assert Rope().build(4, 1).rotate(narrow, narrow, where)[0].shape == narrow.shape
+
+
+@pytest.mark.parametrize("spec", [Rope(), Rope(share=0.5, layout="interleaved"), Rope2D(2, prefix=1)], ids=str)
+def test_gradients(spec: Rope | Rope2D) -> None:
+    q, k, module = random(1, 2, 3, 8).requires_grad_(), random(1, 1, 3, 8, seed=1).requires_grad_(), spec.build(8, 2)
+    assert torch.autograd.gradcheck(lambda q, k: module.rotate(q, k, at(0, 5, 300)), (q, k), fast_mode=True)
+
+
+@pytest.mark.ledger("pos.rope")
+def test_half_is_the_turn_of_llama() -> None:
+    config = LlamaConfig(hidden_size=32, num_attention_heads=2, max_position_embeddings=64)
+    q, k, where = random(2, 2, 9, 16).float(), random(2, 1, 9, 16, seed=1).float(), At.whole(2, 9)
+    cos, sin = llama.LlamaRotaryEmbedding(config)(q, where.positions)
+    expected = llama.apply_rotary_pos_emb(q, k, cos, sin)
+    for found, theirs in zip(Rope().build(16, 2).rotate(q, k, where), expected, strict=True):
+        assert (found - theirs).abs().max() < 2e-6
+
+
+def test_interleaved_is_the_turn_of_gpt_j() -> None:
+    q = random(1, 9, 2, 16).float()  # (B, L, H, E) over there, and only the first 8 coordinates turn
+    sin, cos = gptj.create_sinusoidal_positions(9, 8)[None].chunk(2, -1)
+    theirs = torch.cat([gptj.apply_rotary_pos_emb(q[..., :8], sin, cos), q[..., 8:]], -1).transpose(1, 2)
+    ours = (
+        Rope(share=0.5, layout="interleaved").build(16, 2).rotate(q.transpose(1, 2), q.transpose(1, 2), at(*range(9)))
+    )
+    assert (ours[0] - theirs).abs().max() < 2e-6
+
+
+def test_partial_is_the_turn_of_gpt_neox() -> None:
+    rotary = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25}
+    config = GPTNeoXConfig(hidden_size=64, num_attention_heads=2, rope_parameters=rotary)
+    q, k, where = random(1, 2, 9, 32).float(), random(1, 2, 9, 32, seed=1).float(), at(*range(100, 109))
+    cos, sin = neox.GPTNeoXRotaryEmbedding(config)(q, where.positions)
+    expected = neox.apply_rotary_pos_emb(q, k, cos, sin)
+    for found, theirs in zip(Rope(share=0.25).build(32, 2).rotate(q, k, where), expected, strict=True):
+        assert (found - theirs).abs().max() < 1e-5
+
+
+def test_patches_turn_by_row_and_by_column() -> None:
+    """A grid of 5 columns behind one [CLS]: patch 0 at the origin; half of the pairs know rows, half columns."""
+    x, where = random(1, 1, 16, 16), at(*range(16))
+    found = Rope2D(columns=5, prefix=1, base=100.0).build(16, 1).rotate(x, x, where)[0]
+    assert torch.equal(found[:, :, :2], x[:, :, :2])  # [CLS] is not turned, and the first patch by nothing
+    for t in range(1, 16):
+        for i in range(8):
+            angle = divmod(t - 1, 5)[i // 4] / 100.0 ** (2 * (i % 4) / 8)
+            a, b = x[0, 0, t, i].item(), x[0, 0, t, i + 8].item()
+            assert found[0, 0, t, i].item() == pytest.approx(a * math.cos(angle) - b * math.sin(angle), abs=1e-12)
+            assert found[0, 0, t, i + 8].item() == pytest.approx(b * math.cos(angle) + a * math.sin(angle), abs=1e-12)
+
+
+def test_scores_of_patches_depend_on_both_distances() -> None:
+    rope, q, k = Rope2D(columns=7).build(16, 1), random(1, 1, 1, 16), random(1, 1, 1, 16, seed=1)
+
+    def score(a: tuple[int, int], b: tuple[int, int]) -> float:
+        turned = [rope.rotate(x, x, at(7 * row + column))[0] for x, (row, column) in ((q, a), (k, b))]
+        return (turned[0] * turned[1]).sum().item()
+
+    assert score((0, 0), (2, 1)) == pytest.approx(score((3, 5), (5, 6)), abs=1e-12)
+    assert abs(score((0, 0), (2, 1)) - score((0, 0), (1, 2))) > 1e-2
+
+
+def test_patches_turn_as_in_qwen2_vl() -> None:
+    config = Qwen2VLConfig().vision_config
+    head_dim = config.embed_dim // config.num_heads
+    q = random(12, 2, head_dim).float()  # (L, H, E) over there
+    grid = torch.tensor([divmod(t, 4) for t in range(12)])
+    cos, sin = qwen.Qwen2VLVisionRotaryEmbedding(config)(q, grid)
+    theirs = qwen.apply_rotary_pos_emb_vision(q, q, cos, sin)[0].transpose(0, 1)
+    ours = Rope2D(columns=4).build(head_dim, 2).rotate(*[q.transpose(0, 1)[None]] * 2, at(*range(12)))[0][0]
+    assert (ours - theirs).abs().max() < 2e-6

@@ -1,0 +1,254 @@
+"""Scaled rotary frequencies: equal to plain formulas in float64, to transformers in its float32, and safe to cache."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import LlamaConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+from regard.at import At
+from regard.engine.stores.contiguous import Contiguous
+from regard.parts.attention import Attention
+from regard.parts.position.rope import Rope
+from regard.parts.position.scaling import NTK, DynamicNTK, Linear, Llama3, LongRope, Scaling, Yarn, document_lengths
+from tests.laws import block, build, decoder, error, places, text
+
+LENGTH = 256  # trained on
+SHORT, LONG = tuple(1 + i / 10 for i in range(16)), tuple(2.0 + i for i in range(16))
+
+
+def at(length: int) -> At:
+    return At.whole(1, length)
+
+
+def theta(base: float, dim: int) -> list[float]:
+    return [base ** (-2 * i / dim) for i in range(dim // 2)]
+
+
+def yarn(base: float, dim: int, spec: Yarn) -> list[float]:
+    def border(turns: float) -> float:
+        return dim * math.log(spec.length / (turns * 2 * math.pi)) / (2 * math.log(base))
+
+    low, high = border(spec.beta_fast), border(spec.beta_slow)
+    if spec.truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, dim - 1)
+    ramp = [min(max((i - low) / (high - low), 0), 1) for i in range(dim // 2)]
+    return [t * (1 - r) + t / spec.factor * r for t, r in zip(theta(base, dim), ramp, strict=True)]
+
+
+def llama3(base: float, dim: int, spec: Llama3) -> list[float]:
+    found = []
+    for t in theta(base, dim):
+        wavelength = 2 * math.pi / t
+        if wavelength < spec.length / spec.high_freq_factor:
+            found.append(t)
+        elif wavelength > spec.length / spec.low_freq_factor:
+            found.append(t / spec.factor)
+        else:
+            smooth = (spec.length / wavelength - spec.low_freq_factor) / (spec.high_freq_factor - spec.low_freq_factor)
+            found.append((1 - smooth) * t / spec.factor + smooth * t)
+    return found
+
+
+def formula(spec: Scaling, base: float, dim: int, length: int) -> list[float]:
+    """The frequencies in Python's own floats, one pair at a time."""
+    match spec:
+        case Linear():
+            return [t / spec.factor for t in theta(base, dim)]
+        case NTK():
+            return theta(base * spec.factor ** (dim / (dim - 2)), dim)
+        case DynamicNTK():
+            grown = spec.factor * max(length, spec.length) / spec.length - (spec.factor - 1)
+            return theta(base * grown ** (dim / (dim - 2)), dim)
+        case Yarn():
+            return yarn(base, dim, spec)
+        case Llama3():
+            return llama3(base, dim, spec)
+        case LongRope():
+            divisors = spec.long if length > spec.length else spec.short
+            return [t / d for t, d in zip(theta(base, dim), divisors, strict=True)]
+    raise AssertionError(spec)
+
+
+SCALINGS: dict[str, tuple[Scaling, dict | None]] = {  # and what transformers calls it
+    "linear": (Linear(8.0), {"rope_type": "linear", "factor": 8.0}),
+    "ntk": (NTK(8.0), None),
+    "dynamic": (DynamicNTK(4.0, LENGTH), {"rope_type": "dynamic", "factor": 4.0}),
+    "yarn": (Yarn(8.0, LENGTH), {"rope_type": "yarn", "factor": 8.0}),
+    "yarn, own betas": (
+        Yarn(40.0, LENGTH, beta_fast=16.0, beta_slow=2.0),
+        {"rope_type": "yarn", "factor": 40.0, "beta_fast": 16.0, "beta_slow": 2.0},
+    ),
+    "yarn, not truncated": (
+        Yarn(32.0, LENGTH, truncate=False),
+        {"rope_type": "yarn", "factor": 32.0, "truncate": False},
+    ),
+    "yarn, own attention": (
+        Yarn(4.0, LENGTH, attention_factor=0.8),
+        {"rope_type": "yarn", "factor": 4.0, "attention_factor": 0.8},
+    ),
+    "yarn, two scales": (
+        Yarn(40.0, LENGTH, mscale=0.707, mscale_all_dim=1.3),
+        {"rope_type": "yarn", "factor": 40.0, "mscale": 0.707, "mscale_all_dim": 1.3},
+    ),
+    "llama3": (
+        Llama3(8.0, LENGTH, 1.0, 4.0),
+        {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
+    ),
+    "longrope": (
+        LongRope(SHORT, LONG, 8.0, LENGTH),
+        {"rope_type": "longrope", "factor": 8.0, "short_factor": list(SHORT), "long_factor": list(LONG)},
+    ),
+}
+
+
+def config(parameters: dict, base: float) -> LlamaConfig:
+    dynamic = parameters["rope_type"] == "dynamic"
+    return LlamaConfig(
+        hidden_size=64,
+        num_attention_heads=2,
+        max_position_embeddings=LENGTH if dynamic else 8 * LENGTH,
+        rope_parameters=parameters | {"rope_theta": base, "original_max_position_embeddings": LENGTH},
+    )
+
+
+@pytest.mark.ledger("pos.rope.pi", "pos.rope.ntk", "pos.rope.dynamic", "pos.rope.yarn")
+@pytest.mark.parametrize("base", [10000.0, 500000.0])
+@pytest.mark.parametrize("length", [LENGTH - 1, LENGTH, LENGTH + 1, 5 * LENGTH])
+@pytest.mark.parametrize("name", SCALINGS)
+def test_frequencies_are_their_formula(name: str, length: int, base: float) -> None:
+    spec, expected = SCALINGS[name][0], formula(SCALINGS[name][0], base, 32, length)
+    found = spec.frequencies(base, 32, at(length))
+    assert found.dtype == torch.float64
+    for row in found.reshape(-1, 16)[[0, -1]].tolist():
+        assert row == pytest.approx(expected, rel=1e-14)
+
+
+@pytest.mark.ledger("pos.rope.pi", "pos.rope.dynamic", "pos.rope.yarn")
+@pytest.mark.parametrize("base", [10000.0, 500000.0])
+@pytest.mark.parametrize("length", [LENGTH, LENGTH + 1, 5 * LENGTH])
+@pytest.mark.parametrize("name", [name for name, (_, theirs) in SCALINGS.items() if theirs])
+def test_frequencies_are_those_of_transformers(name: str, length: int, base: float) -> None:
+    """They compute in float32: a few of its last places."""
+    spec, parameters = SCALINGS[name]
+    theirs, amplitude = ROPE_INIT_FUNCTIONS[parameters["rope_type"]](config(parameters, base), "cpu", seq_len=length)
+    found = spec.frequencies(base, 32, at(length)).reshape(-1, 16)[-1]
+    assert ((found - theirs).abs() / found).max() < 12 * torch.finfo(torch.float32).eps
+    assert spec.amplitude == pytest.approx(amplitude, rel=1e-15)
+
+
+@pytest.mark.ledger("pos.rope.dynamic", "pos.rope.yarn", "pos.rope.pi")
+@pytest.mark.parametrize("name", [name for name, (_, theirs) in SCALINGS.items() if theirs])
+def test_waves_are_those_of_transformers(name: str) -> None:
+    """The whole module at three times the trained length, attention temperature and all."""
+    spec, parameters = SCALINGS[name]
+    where = at(3 * LENGTH)
+    expected = LlamaRotaryEmbedding(config(parameters, 10000.0))(torch.zeros(1), where.positions)
+    waves = Rope(scaling=spec).build(32, 2).waves(where, torch.float32)
+    for found, theirs in zip(waves, expected, strict=True):
+        assert (found[:, 0] - theirs[..., :16]).abs().max() < 768 * 12 * torch.finfo(torch.float32).eps
+
+
+@pytest.mark.ledger("pos.rope.pi")
+def test_interpolated_angles_stay_within_the_trained_ones() -> None:
+    trained = (LENGTH - 1) * Rope().frequencies(32, at(1))
+    stretched = (8 * (LENGTH - 1)) * Rope(scaling=Linear(8.0)).frequencies(32, at(1))
+    assert (stretched <= trained * (1 + 1e-15)).all()
+    assert ((8 * (LENGTH - 1)) * Rope().frequencies(32, at(1)) > trained).all()
+
+
+@pytest.mark.ledger("pos.rope.ntk")
+@pytest.mark.parametrize("dim", [4, 32, 128])
+def test_ntk_leaves_the_fastest_pair_and_stretches_the_slowest(dim: int) -> None:
+    ratio = Rope().frequencies(dim, at(1)) / Rope(scaling=NTK(8.0)).frequencies(dim, at(1))
+    assert ratio[0] == 1
+    assert ratio[-1].item() == pytest.approx(8.0, rel=1e-13)
+    assert (ratio.diff() > 0).all()
+
+
+@pytest.mark.ledger("pos.rope.yarn")
+def test_yarn_leaves_fast_pairs_interpolates_slow_ones_and_sharpens_attention() -> None:
+    spec = Yarn(16.0, 4096)
+    ratio = Rope().frequencies(128, at(1)) / Rope(scaling=spec).frequencies(128, at(1))
+    turns = 4096 * Rope().frequencies(128, at(1)) / (2 * math.pi)  # within the trained length
+    assert (ratio[turns > 40] == 1).all()
+    assert torch.allclose(ratio[turns < 0.8], torch.tensor(16.0).double())
+    assert spec.amplitude == pytest.approx(0.1 * math.log(16) + 1)
+    q = torch.randn(1, 1, 1, 128, generator=torch.Generator().manual_seed(0)).double()
+    turned = Rope(scaling=spec).build(128, 1).rotate(q, q, at(1))
+    assert ((turned[0] * turned[1]).sum() / (q * q).sum()).item() == pytest.approx(spec.amplitude**2, rel=1e-12)
+
+
+def test_only_turned_coordinates_are_scaled() -> None:
+    q = torch.ones(1, 1, 3, 16).double()
+    turned, _ = Rope(share=0.5, scaling=Yarn(8.0, LENGTH)).build(16, 1).rotate(q, q, at(3))
+    assert torch.equal(turned[..., 8:], q[..., 8:])
+    assert (turned[:, :, 0, :8] == Yarn(8.0, LENGTH).amplitude).all()
+
+
+def test_a_token_knows_the_length_of_its_own_document() -> None:
+    segments = torch.tensor([[7, 7, 7, 2, 2, 5, 5, 5, 5, 0], [1, 1, 1, 1, 1, 1, 1, 1, 3, 3]])
+    positions = torch.tensor([[0, 1, 2, 0, 1, 0, 1, 2, 3, 40], [0, 1, 2, 3, 4, 5, 6, 7, 0, 1]])
+    valid = torch.ones_like(segments, dtype=torch.bool)
+    valid[0, -1] = False
+    found = document_lengths(At(positions, segments, valid))
+    assert found.tolist() == [[3, 3, 3, 2, 2, 4, 4, 4, 4, 1], [8] * 8 + [2] * 2]
+    assert document_lengths(places([3, 5], 6, left=True)).tolist() == [[3] * 6, [5] * 6]
+    assert document_lengths(At(torch.tensor([[9], [4]]))).tolist() == [[10], [5]]
+
+
+DYNAMIC = {"dynamic ntk": DynamicNTK(4.0, 8), "longrope": LongRope((1, 2, 3), (2, 4, 8), 4.0, 8)}
+
+
+@pytest.mark.parametrize("name", DYNAMIC)
+@pytest.mark.parametrize("left", [False, True], ids=["right", "left"])
+def test_long_rows_of_a_batch_do_not_change_short_ones(name: str, left: bool) -> None:
+    """One base for a whole batch, as elsewhere, would turn the short rows by what the longest row needs."""
+    model = build(decoder(block(Attention(4, position=Rope(scaling=DYNAMIC[name])))))
+    tokens, where = text(3, 20), places([5, 12, 20], 20, left)
+    logits = model(tokens, where)
+    for row, seen in enumerate(where.valid):
+        assert error(logits[row, seen], model(tokens[row, seen].unsqueeze(0))[0]) < 1e-9
+
+
+@pytest.mark.parametrize("name", DYNAMIC)
+def test_long_documents_of_a_packed_row_do_not_change_short_ones(name: str) -> None:
+    model, lengths = build(decoder(block(Attention(4, position=Rope(scaling=DYNAMIC[name]))))), [5, 20, 3, 12]
+    documents = [text(1, length, seed=length) for length in lengths]
+    positions = torch.cat([torch.arange(length) for length in lengths]).unsqueeze(0)
+    segments = torch.repeat_interleave(torch.tensor([4, 0, 9, 2]), torch.tensor(lengths)).unsqueeze(0)
+    packed = model(torch.cat(documents, 1), At(positions, segments))
+    assert error(packed, torch.cat([model(document) for document in documents], 1)) < 1e-9
+
+
+@pytest.mark.ledger("pos.rope.dynamic")
+@pytest.mark.parametrize("name", DYNAMIC)
+def test_no_cache_is_exact_past_the_trained_length(name: str) -> None:
+    """Up to it cached = whole. Past it what was remembered belongs to another rotation in every layer, so the scheme
+    says where its caches end."""
+    position = Rope(scaling=DYNAMIC[name])
+    model, tokens = build(decoder(block(Attention(4, position=position)))), text(1, 9)
+    store = Contiguous(model.spec.memory(), 1, 16, torch.float64)
+    assert store.reserve(0, 9)
+    steps = [model(tokens[:, t : t + 1], At(torch.tensor([[t]])), store.states) for t in range(9)]
+    assert position.remembered == 8
+    assert error(torch.cat(steps[:8], 1), model(tokens[:, :8])) < 1e-9
+    assert error(steps[8], model(tokens)[:, 8:]) > 1e-4
+
+
+@pytest.mark.ledger("pos.rope.dynamic")
+def test_turning_remembered_keys_anew_would_not_be_enough() -> None:
+    """A longer document changes what the first layer hands to the second, not only the angles of its keys."""
+    model = build(decoder(block(Attention(4, position=Rope(scaling=DYNAMIC["dynamic ntk"])))))
+    kept: list[Tensor] = []
+    second = model.stack.blocks[1]
+    handle = second.register_forward_pre_hook(lambda _, inputs: kept.append(inputs[0]))
+    tokens = text(1, 9)
+    model(tokens[:, :8])
+    model(tokens)
+    handle.remove()
+    assert (kept[0] - kept[1][:, :8]).abs().max() > 1e-4
