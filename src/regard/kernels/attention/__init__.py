@@ -3,8 +3,8 @@
     attend(q, k, v, at, scores) -> (B, H, L, Ev)
 
 q is (B, H, L, E), k is (B, K, S, E) and v (B, K, S, Ev) with K dividing H. `reference` is plain tensor algebra and the
-oracle of the others. A backend says which cases it does not take (`refuses`); `auto` takes the first that takes the
-case, in the order of the table, and `why` says which and for what reason.
+oracle of the others. A backend says which cases it does not take (`refuses`), and which another does better (`slower`);
+`auto` takes the first of the table that has nothing to say, and `why` tells which and for what reason.
 """
 
 from collections.abc import Callable
@@ -12,19 +12,19 @@ from collections.abc import Callable
 from torch import Tensor
 
 from regard.at import At
-from regard.kernels.attention import reference, sdpa
+from regard.kernels.attention import folded, reference, sdpa, tiled
 from regard.kernels.attention.scores import Scores
 from regard.spec import nearest
 
 Attend = Callable[[Tensor, Tensor, Tensor, At, Scores], Tensor]
-BACKENDS = {"sdpa": sdpa, "reference": reference}
+BACKENDS = {"folded": folded, "sdpa": sdpa, "tiled": tiled, "reference": reference}
 
 
 def why(q: Tensor, k: Tensor, v: Tensor, at: At, scores: Scores) -> tuple[str, str]:
-    """The backend that `auto` takes for this case, and why the faster ones before it were passed over."""
+    """The backend that `auto` takes for this case, and why those before it were passed over."""
     passed = []
     for name, module in BACKENDS.items():
-        reason = module.refuses(q, k, v, at, scores)
+        reason = module.refuses(q, k, v, at, scores) or module.slower(q, k, v, at, scores)
         if reason is None:
             return name, "; ".join(passed) or f"{name} is the fastest and takes this case"
         passed.append(reason)

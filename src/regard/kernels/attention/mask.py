@@ -9,16 +9,26 @@ from typing import ClassVar
 from torch import Tensor
 
 from regard.at import At
+from regard.kernels.attention.fold import Fold
 from regard.spec import Spec
 
 
 @dataclass(frozen=True)
 class Mask(Spec):
-    causal: ClassVar[bool]  # does no token see a later one?
+    relative: ClassVar[bool] = False  # does the distance i - j alone decide?
+
+    @property
+    def causal(self) -> bool:
+        """Does no token see a later one? Some masks have it as a field."""
+        raise NotImplementedError
 
     def allows(self, q: Tensor, k: Tensor) -> Tensor | None:
         """Positions (…, L, 1) and (…, 1, S) -> (…, L, S), or None when everything is seen."""
         raise NotImplementedError
+
+    def folds(self, length: int) -> tuple[Fold, ...]:
+        """Where in a text this long the few keys stand that are seen (fold.py); empty: all are needed."""
+        return ()
 
 
 @dataclass(frozen=True)
@@ -26,6 +36,7 @@ class Causal(Mask):
     """A token sees itself and what came before it."""
 
     causal = True
+    relative = True
 
     def allows(self, q: Tensor, k: Tensor) -> Tensor:
         return k <= q
@@ -36,6 +47,7 @@ class Full(Mask):
     """Every token sees every token."""
 
     causal = False
+    relative = True
 
     def allows(self, q: Tensor, k: Tensor) -> None:
         return None

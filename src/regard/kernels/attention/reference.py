@@ -19,6 +19,10 @@ def refuses(q: Tensor, k: Tensor, v: Tensor, at: At, scores: Scores) -> str | No
     return None
 
 
+def slower(q: Tensor, k: Tensor, v: Tensor, at: At, scores: Scores) -> str | None:
+    return None
+
+
 def attend(q: Tensor, k: Tensor, v: Tensor, at: At, scores: Scores) -> Tensor:
     weights = F.dropout(attention_weights(q, k, at, scores), scores.dropout)  # (B, H, L, S)
     with without_autocast(q.device):

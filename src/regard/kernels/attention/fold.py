@@ -1,0 +1,153 @@
+"""Folding: a row of n tokens becomes blocks of queries, and beside each block lie the few keys that it can see.
+
+    keys of block b = [ band: b·c - before … (b+1)·c + after | shared | linked blocks ]
+
+so that one batched product over blocks does the work of a sparse n × n one: O(n·w) instead of O(n²). A fold only says
+where to look; the mask decides each pair. With a step, tokens that far apart are gathered first, and the same done to
+each gathering.
+"""
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+SHORTEST, LONGEST = 16, 128  # queries a block: shorter makes thin products, longer computes more than a window sees
+
+
+@dataclass(frozen=True)
+class Fold:
+    block: int  # queries side by side
+    before: int = 0  # keys in front of the block's first query
+    after: int = 0  # and behind its last
+    shared: tuple[int, ...] = ()  # slots of keys that every block can see
+    links: tuple[tuple[int, ...], ...] = ()  # of each block, further blocks that it can see, outside band and shared
+    whole: int = 0  # so many queries at the front see everything
+    step: int = 1
+
+    @property
+    def band(self) -> int:
+        return self.before + self.block + self.after
+
+    @property
+    def linked(self) -> int:
+        """The most links that a block has."""
+        return max(map(len, self.links), default=0)
+
+    @property
+    def keys(self) -> int:
+        """How many lie beside each block."""
+        return self.band + len(self.shared) + self.linked * self.block
+
+    def blocks(self, length: int) -> int:
+        return -(-length // self.block)
+
+    def pairs(self, length: int) -> int:
+        """Products of a query and a key that are computed."""
+        gathered = -(-length // self.step)
+        return self.step * self.blocks(gathered) * self.block * self.keys + self.whole * length
+
+    def near(self, q: Tensor, k: Tensor) -> Tensor:
+        """Does the key's slot lie in the band of the query's block?"""
+        start = q // self.block * self.block - self.before
+        return (k >= start) & (k < start + self.band)
+
+
+def block_for(window: int) -> int:
+    """A quarter of the window, as a power of two."""
+    return min(max(1 << (window // 4).bit_length(), SHORTEST), LONGEST)
+
+
+@lru_cache(maxsize=64)
+def links_of(fold: Fold, count: int) -> Tensor:
+    """(links, N): of each block its n-th link, or the empty block behind the last."""
+    rows = [*fold.links, *[()] * (count - len(fold.links))]
+    return torch.tensor([[row[n] if n < len(row) else count for row in rows] for n in range(fold.linked)])
+
+
+def apart(x: Tensor, step: int, fill: float = 0) -> tuple[Tensor, ...]:
+    """(A, n, E) -> for each of the first `step` tokens, it and those that follow it in steps: (A, n / step, E)"""
+    if step == 1:
+        return (x,)
+    x = F.pad(x, (0, 0, 0, -x.shape[1] % step), value=fill)
+    return x.unflatten(1, (-1, step)).unbind(2)
+
+
+def together(parts: list[Tensor], length: int) -> Tensor:
+    """The inverse of `apart`."""
+    return torch.stack(parts, 2).flatten(1, 2)[:, :length] if len(parts) > 1 else parts[0]
+
+
+def query_blocks(x: Tensor, fold: Fold, fill: float = 0) -> Tensor:
+    """(A, n, E) -> (N, A, c, E)"""
+    count = fold.blocks(x.shape[1])
+    x = F.pad(x, (0, 0, 0, count * fold.block - x.shape[1]), value=fill)
+    return x.unflatten(1, (count, fold.block)).transpose(0, 1)
+
+
+def unblock(x: Tensor, length: int) -> Tensor:
+    """(N, A, c, E) -> (A, n, E)"""
+    return x.transpose(0, 1).flatten(1, 2)[:, :length]
+
+
+def with_margins(x: Tensor, fold: Fold, fill: float = 0) -> Tensor:
+    """(A, n, E) -> a row with room for the outer bands and an empty block for missing links, then the shared keys."""
+    behind = fold.blocks(x.shape[1]) * fold.block - x.shape[1] + max(fold.after, fold.block if fold.links else 0)
+    margins = [x.new_full((len(x), size, x.shape[2]), fill) for size in (fold.before, behind)]
+    shared = x.index_select(1, torch.tensor(fold.shared, dtype=torch.int64, device=x.device))
+    return torch.cat([margins[0], x, margins[1], shared], 1)
+
+
+def key_blocks(row: Tensor, fold: Fold, first: int, last: int, count: int) -> Tensor:
+    """Beside blocks first … last of `count`, their keys: (N, A, keys, E); a view where a fold is nothing but bands."""
+    c, band, shared = fold.block, fold.band, len(fold.shared)
+    near = row[:, first * c :].unfold(1, band, c)[:, : last - first].permute(1, 0, 3, 2)
+    if fold.keys == band:
+        return near
+    keys = row.new_empty(last - first, len(row), fold.keys, row.shape[2])
+    keys[:, :, :band] = near
+    keys[:, :, band : band + shared] = row[:, row.shape[1] - shared :]
+    if fold.linked:
+        blocks = row[:, fold.before : fold.before + (count + 1) * c].unflatten(1, (-1, c))
+        for n, link in enumerate(links_of(fold, count)[:, first:last].to(row.device)):
+            start = band + shared + n * c
+            keys[:, :, start : start + c] = blocks[:, link].transpose(0, 1)
+    return keys
+
+
+class KeyBlocks(torch.autograd.Function):
+    """`key_blocks`, and the row handed on to the next portion of blocks.
+
+    The gradient comes back the same way: carried from portion to portion, each adds its own to it in place.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, row: Tensor, fold: Fold, first: int, last: int, count: int) -> tuple[Tensor, Tensor]:
+        ctx.set_materialize_grads(False)
+        ctx.shape, ctx.fold, ctx.blocks = row.shape, fold, (first, last, count)
+        return key_blocks(row, fold, first, last, count), row.view_as(row)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor | None, carried: Tensor | None) -> tuple[Tensor | None, ...]:
+        if gradient is None:
+            return carried, None, None, None, None
+        fold, (first, last, count) = ctx.fold, ctx.blocks
+        c, band, shared = fold.block, fold.band, len(fold.shared)
+        total = gradient.new_zeros(ctx.shape) if carried is None else carried
+        near, front, linked = gradient.transpose(0, 1).split([band, shared, fold.linked * c], 2)  # (A, N, …, E)
+        for start in range(0, band, c):
+            piece = near[:, :, start : start + c]
+            beside = total[:, first * c + start :].unfold(1, piece.shape[2], c)[:, : last - first].transpose(2, 3)
+            beside += piece  # a view without overlaps: pieces are no longer than the steps between them
+        if fold.shared:
+            total[:, total.shape[1] - shared :] += front.sum(1)
+        if fold.linked:
+            blocks = total[:, fold.before : fold.before + (count + 1) * c].unflatten(1, (-1, c))
+            for n, link in enumerate(links_of(fold, count)[:, first:last].to(total.device)):
+                blocks.index_add_(1, link, linked[:, :, n * c : (n + 1) * c])
+        return total, None, None, None, None

@@ -1,0 +1,43 @@
+"""Longformer: a window for all, and a few global tokens that see all and are seen by all.
+
+    |i - j| <= w   or   i < g   or   j < g          causal: and j <= i
+
+The global tokens are the first g of a text ([CLS], a question). The window is w tokens on each side, beside the token
+itself. Beltagy et al. 2020 (who count both sides: their attention window is 2w).
+"""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from regard.kernels.attention.fold import Fold, block_for
+from regard.kernels.attention.mask import Mask
+from regard.spec import require
+
+
+@dataclass(frozen=True)
+class Longformer(Mask):
+    window: int  # on each side
+    globals: int = 1
+    causal: bool = False
+
+    def check(self) -> None:
+        require(self.window > 0, f"longformer: window={self.window} must be positive")
+        require(self.globals > 0, f"longformer: globals={self.globals} must be positive; without any it is a window")
+
+    def allows(self, q: Tensor, k: Tensor) -> Tensor:
+        seen = ((q - k).abs() <= self.window) | (q < self.globals) | (k < self.globals)
+        return seen & (k <= q) if self.causal else seen
+
+    def folds(self, length: int) -> tuple[Fold, ...]:
+        first = min(self.globals, length)
+        after = 0 if self.causal else self.window
+        return (
+            Fold(
+                block_for(self.window),
+                self.window,
+                after,
+                shared=tuple(range(first)),
+                whole=0 if self.causal else first,  # a causal global token sees only what every block has at hand
+            ),
+        )

@@ -1,0 +1,98 @@
+"""What attention does, in O(n) memory: entropy, attention on the first tokens and the top key of every query.
+
+The weights A_ij are never whole. Everything is a sum over the tiles that attention itself goes through (tiled.py), so
+it comes out beside the output:
+
+    entropy_i = -Σ_j A_ij log A_ij = lse_i Σ_j A_ij - Σ_j A_ij s_ij        first_i = Σ_{j < first} A_ij
+    top key = argmax_j s_ij, of weight exp(max_j s_ij - lse_i)
+
+A head whose entropies fall towards 0 collapses (Zhai et al. 2023); one that rests on the first token has a sink there
+(Xiao et al. 2023).
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from regard.at import At
+from regard.kernels.attention.online import Part, nothing, part_of
+from regard.kernels.attention.reference import per_head
+from regard.kernels.attention.scores import Scores
+from regard.kernels.attention.tiled import TILE, score, spans, tiles_seen
+from regard.kernels.autocast import without_autocast
+
+
+@dataclass(frozen=True, eq=False)
+class Statistics:
+    """Of every query (B, H, L); a query that sees no key has zeros and the top key -1."""
+
+    entropy: Tensor  # in nats
+    first: Tensor  # the weight of the first tokens of its text
+    top_key: Tensor
+    top_weight: Tensor
+    log_sum: Tensor  # log Σ exp(s)
+
+
+@torch.no_grad()
+def attend_with_statistics(
+    q: Tensor, k: Tensor, v: Tensor, at: At, scores: Scores, first: int = 1, tile: tuple[int, int] = TILE
+) -> tuple[Tensor, Statistics]:
+    """The output (B, H, L, Ev) and its statistics; `first` is how many tokens count as first."""
+    wide = torch.promote_types(q.dtype, torch.float32)
+    k, v = per_head(k, q), per_head(v, q)
+    early = (at.key_positions < first).view(-1, 1, 1, k.shape[2])  # (B, 1, 1, S)
+    outs, found, tops = [], [], []
+    with without_autocast(q.device):
+        for rows in spans(q.shape[2], tile[0]):
+            q_i = q[:, :, rows].to(wide)
+            part, sums = nothing(q_i, v.shape[-1], scores.sinks), nothing(q_i, 2, scores.sinks)
+            best = torch.full_like(part.m, -torch.inf)
+            top = torch.full_like(best, -1, dtype=torch.int64)
+            for columns, seen in tiles_seen(at, scores, rows, k.shape[2], tile[1]):
+                s, _ = score(q_i, k[:, :, columns].to(wide), at, scores, rows, columns, seen)
+                peak, where = highest(s)
+                some, p = part_of(s, v[:, :, columns].to(wide), peak)
+                part = part.join(some)
+                on_first = mass_on(p, early[..., columns])
+                energy = p.mul_(s).sum(-1, keepdim=True)  # Σ_j exp(s_j - m) s_j
+                sums = sums.join(Part(some.m, some.l, torch.cat([energy, on_first], -1)))
+                better = (peak > best) & (some.l > 0)
+                best, top = torch.where(better, peak, best), torch.where(better, where + columns.start, top)
+            log_sum = part.log_sum()
+            mass = (top >= 0).to(wide)  # of all keys together
+            if scores.sinks is not None:
+                mass = 1 - (scores.sinks.view(1, -1, 1, 1) - log_sum).exp()
+            energy, on_first = sums.out().split(1, -1)
+            outs.append(part.out())
+            found.append(torch.cat([log_sum * mass - energy, on_first, (best - log_sum).exp(), log_sum], -1))
+            tops.append(top)
+    entropy, on_first, weight, log_sum = torch.cat(found, 2).unbind(-1)
+    top = torch.cat(tops, 2).squeeze(-1)
+    return torch.cat(outs, 2).to(q.dtype), Statistics(entropy, on_first, top, weight, log_sum)
+
+
+def mass_on(p: Tensor, some: Tensor) -> Tensor:
+    """Of (…, l, s) what lies on some of the columns (…, 1, s): (…, l, 1). Most tiles hold none of the first keys."""
+    return (p * some).sum(-1, keepdim=True) if some.any() else torch.zeros_like(p[..., :1])
+
+
+def highest(s: Tensor, parts: int = 16) -> tuple[Tensor, Tensor]:
+    """Of each row (…, l, s) the highest score and where it stands, both (…, l, 1).
+
+    PyTorch's argmax reads one number at a time, so the highest of every s / parts columns are found first.
+    """
+    if s.shape[-1] % parts:
+        parts = s.shape[-1]
+    s = s.unflatten(-1, (parts, -1))  # (…, l, parts, s / parts)
+    peaks = s.amax(-2)  # (…, l, s / parts)
+    peak = peaks.amax(-1, keepdim=True)
+    column = first_true(peaks == peak)  # (…, l, 1)
+    part = first_true(s.gather(-1, column.unsqueeze(-2).expand(*s.shape[:-1], 1)).squeeze(-1) == peak)
+    return peak, part * s.shape[-1] + column
+
+
+def first_true(found: Tensor) -> Tensor:
+    """(…, n) -> (…, 1)"""
+    count = found.shape[-1]
+    return count - (found * torch.arange(count, 0, -1, device=found.device)).amax(-1, keepdim=True)

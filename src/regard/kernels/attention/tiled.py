@@ -1,0 +1,157 @@
+"""Flash attention on paper: attention in tiles of scores, forward and backward, without ever holding an n × n matrix.
+
+Forward, for a tile of queries i, over the tiles of keys j that it can see (online.py joins them):
+
+    S = cap(scale · Q_i K_jᵀ) + bias        P = exp(S - m)        out_i = Σ_j P V_j / l        lse_i = m + log l
+
+Backward keeps only out and lse, O(n) numbers, and makes the weights again from them, with D_i = rowsum(dO_i ⊙ out_i):
+
+    P = exp(S - lse_i)        dV_j += Pᵀ dO_i        dS = P ⊙ (dO_i V_jᵀ - D_i)
+    dQ_i += scale · (dS ⊙ cap') K_j      dK_j += scale · (dS ⊙ cap')ᵀ Q_i
+    dbias_ij = dS                        dsink = -Σ_i exp(sink - lse_i) D_i
+
+Tiles of which no pair is seen are skipped. Dao et al. 2022, FlashAttention. It is here to be read; PyTorch's kernels do
+the same in one pass near the processor.
+"""
+
+from collections.abc import Iterator
+from copy import copy
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from regard.at import At
+from regard.kernels.attention.bias import Bias
+from regard.kernels.attention.mask import both
+from regard.kernels.attention.online import nothing, part_of
+from regard.kernels.attention.reference import per_head
+from regard.kernels.attention.scores import Scores
+from regard.kernels.autocast import without_autocast
+
+TILE = (256, 512)  # queries, keys
+WORTH = 1 << 22  # scores a head, from which a matrix of them costs more than going through tiles
+
+
+def refuses(q: Tensor, k: Tensor, v: Tensor, at: At, scores: Scores) -> str | None:
+    return "tiled cannot drop weights" if scores.dropout else None
+
+
+def slower(q: Tensor, k: Tensor, v: Tensor, at: At, scores: Scores) -> str | None:
+    few = q.shape[2] * k.shape[2] < WORTH
+    return f"tiled would save little: {q.shape[2]} × {k.shape[2]} scores a head are few" if few else None
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, at: At, scores: Scores, tile: tuple[int, int] = TILE) -> Tensor:
+    learned = learned_of(scores.bias).values()
+    with without_autocast(q.device):
+        return Tiled.apply(q, per_head(k, q), per_head(v, q), at, scores, tile, scores.sinks, *learned)
+
+
+class Tiled(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        at: At,
+        scores: Scores,
+        tile: tuple[int, int],
+        sinks: Tensor | None,
+        *learned: Tensor,
+    ) -> Tensor:
+        wide = torch.promote_types(q.dtype, torch.float32)
+        out, log_sum = torch.empty_like(q[..., :1].expand(*q.shape[:-1], v.shape[-1]), dtype=wide), []
+        for rows in spans(q.shape[2], tile[0]):
+            q_i = q[:, :, rows].to(wide)
+            part = nothing(q_i, v.shape[-1], sinks)
+            for columns, seen in tiles_seen(at, scores, rows, k.shape[2], tile[1]):
+                s, _ = score(q_i, k[:, :, columns].to(wide), at, scores, rows, columns, seen)
+                part = part.join(part_of(s, v[:, :, columns].to(wide))[0])
+            out[:, :, rows] = part.out()
+            log_sum.append(part.log_sum())
+        ctx.save_for_backward(q, k, v, out, torch.cat(log_sum, 2), sinks, *learned)
+        ctx.at, ctx.scores, ctx.tile = at, scores, tile
+        return out.to(q.dtype)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, out, log_sum, sinks, *learned = ctx.saved_tensors
+        at, scores, tile, wide = ctx.at, ctx.scores, ctx.tile, out.dtype
+        dq, dk, dv = (torch.zeros_like(x, dtype=wide) for x in (q, k, v))
+        d_learned = [torch.zeros_like(x, dtype=wide) for x in learned]
+        d_out = d_out.to(wide)
+        dots = (d_out * out).sum(-1, keepdim=True)  # D: (B, H, L, 1)
+        for rows in spans(q.shape[2], tile[0]):
+            q_i, g_i = q[:, :, rows].to(wide), d_out[:, :, rows]
+            for columns, seen in tiles_seen(at, scores, rows, k.shape[2], tile[1]):
+                k_j, v_j = k[:, :, columns].to(wide), v[:, :, columns].to(wide)
+                s, slope = score(q_i, k_j, at, scores, rows, columns, seen)
+                p = (s - log_sum[:, :, rows]).exp()  # (B, H, l, s)
+                ds = p * (g_i @ v_j.transpose(-1, -2) - dots[:, :, rows])
+                dv[:, :, columns] += p.transpose(-1, -2) @ g_i
+                for total, d in zip(d_learned, bias_gradients(ds, at, scores.bias, rows, columns), strict=True):
+                    total += d
+                ds = ds * scores.scale if slope is None else ds * slope * scores.scale
+                dq[:, :, rows] += ds @ k_j
+                dk[:, :, columns] += ds.transpose(-1, -2) @ q_i
+        d_sinks = None
+        if sinks is not None:
+            shares = (sinks.to(wide).view(1, -1, 1, 1) - log_sum).exp()
+            d_sinks = -(shares * dots).sum((0, 2, 3)).to(sinks.dtype)
+        d_inputs = [d.to(x.dtype) for d, x in zip((dq, dk, dv, *d_learned), (q, k, v, *learned), strict=True)]
+        return *d_inputs[:3], None, None, None, d_sinks, *d_inputs[3:]
+
+
+def spans(length: int, size: int) -> Iterator[slice]:
+    return (slice(start, min(start + size, length)) for start in range(0, length, size))
+
+
+def tiles_seen(at: At, scores: Scores, rows: slice, length: int, size: int) -> Iterator[tuple[slice, Tensor | None]]:
+    """The spans of keys of which these queries see any, and which pairs (B or 1, 1, l, s) are seen; None: all."""
+    few = slice(0, 1) if at.ordered else slice(None)  # whole texts are alike
+    q_at, k_at = at.positions[few, rows].unsqueeze(-1), at.key_positions[few].unsqueeze(-2)
+    for columns in spans(length, size):
+        seen = scores.mask.allows(q_at, k_at[..., columns])
+        if at.segments is not None and at.key_segments is not None:
+            seen = both(seen, at.segments[:, rows].unsqueeze(-1) == at.key_segments[:, columns].unsqueeze(-2))
+        if at.key_valid is not None:
+            seen = both(seen, at.key_valid[:, columns].unsqueeze(-2))
+        if seen is None or seen.all():
+            yield columns, None
+        elif seen.any():
+            yield columns, seen.unsqueeze(1)
+
+
+def score(
+    q: Tensor, k: Tensor, at: At, scores: Scores, rows: slice, columns: slice, seen: Tensor | None
+) -> tuple[Tensor, Tensor | None]:
+    """One tile of scores (B, H, l, s), and the cap's derivative there."""
+    s, slope = (q * scores.scale) @ k.transpose(-1, -2), None
+    if scores.softcap is not None:
+        tanh = torch.tanh(s / scores.softcap)
+        s, slope = scores.softcap * tanh, 1 - tanh * tanh
+    if scores.bias is not None:
+        s = s + scores.bias.tile(at.positions[:, rows], at.key_positions[:, columns], s.dtype)
+    return s if seen is None else s.masked_fill(~seen, torch.finfo(s.dtype).min), slope
+
+
+def learned_of(bias: Bias | None) -> dict[str, Tensor]:
+    """The tensors of a bias that want gradients."""
+    held = {} if bias is None else vars(bias)
+    return {name: x for name, x in held.items() if isinstance(x, Tensor) and x.requires_grad}
+
+
+def bias_gradients(ds: Tensor, at: At, bias: Bias | None, rows: slice, columns: slice) -> tuple[Tensor, ...]:
+    """What a tile's dS gives to each learned tensor of the bias: the tile is made once more and differentiated."""
+    learned = {name: x.detach().requires_grad_() for name, x in learned_of(bias).items()}
+    if bias is None or not learned:
+        return ()
+    again = copy(bias)
+    vars(again).update(learned)
+    with torch.enable_grad():
+        tile = again.tile(at.positions[:, rows], at.key_positions[:, columns], ds.dtype)
+        return torch.autograd.grad(tile, list(learned.values()), ds.sum_to_size(tile.shape))

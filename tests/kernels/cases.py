@@ -1,0 +1,110 @@
+"""The cases that every attention backend is held to: masks × biases × caps × sinks × heads × where tokens stand."""
+
+import torch
+from torch import Tensor
+
+from regard.at import At
+from regard.kernels.attention.bias import Bias, Buckets, Slopes
+from regard.kernels.attention.mask import Causal, Full, Mask
+from regard.kernels.attention.patterns.bigbird import BigBird
+from regard.kernels.attention.patterns.block_sparse import BlockSparse
+from regard.kernels.attention.patterns.longformer import Longformer
+from regard.kernels.attention.patterns.prefix import PrefixLM
+from regard.kernels.attention.patterns.sinks import SinksAndWindow
+from regard.kernels.attention.patterns.sparse_transformer import Fixed, Strided
+from regard.kernels.attention.patterns.window import Dilated, Window
+from regard.kernels.attention.scores import Scores
+
+LENGTH, DIM, VALUE = 37, 8, 6
+HEADS = {"multi-head": (4, 4), "grouped-query": (4, 2), "multi-query": (4, 1)}
+LAYOUT = ((0,), (0, 1), (2,), (1, 3), (0, 4, 2), (5, 3), (), (6, 0))
+MASKS: dict[str, Mask] = {
+    "causal": Causal(),
+    "full": Full(),
+    "prefix": PrefixLM(5),
+    "window": Window(5),
+    "window of a block": Window(16),
+    "window of more": Window(17),
+    "window, longer than the text": Window(50),
+    "window, both sides": Window(3, causal=False),
+    "dilated": Dilated(3, 4),
+    "dilated, both sides": Dilated(2, 3, causal=False),
+    "dilated, no end": Dilated(99, 5),
+    "strided": Strided(6),
+    "fixed": Fixed(6, 2),
+    "sinks and window": SinksAndWindow(3, 7),
+    "block-sparse": BlockSparse(4, LAYOUT),
+    "block-sparse, both sides": BlockSparse(4, LAYOUT, causal=False),
+    "longformer": Longformer(4, 3),
+    "longformer, causal": Longformer(4, 3, causal=True),
+    "bigbird": BigBird(4, 3, 1, 2, length=36),
+    "bigbird, causal": BigBird(4, 3, 2, 2, causal=True),
+}
+DECODED = [name for name, mask in MASKS.items() if mask.causal]
+
+
+def one_query_before_remembered_keys() -> At:
+    """A decode step: rows of different lengths before remembered slots, of which one is not valid."""
+    slots = torch.arange(LENGTH).expand(2, LENGTH)
+    return At(torch.tensor([[3], [LENGTH - 1]])).with_keys(slots, valid=slots != 1)
+
+
+def where_all_tokens_stand() -> dict[str, At]:
+    positions = torch.arange(LENGTH).expand(2, LENGTH)
+    lengths = torch.tensor([[9, 1, 27], [20, 16, 1]])
+    documents = torch.stack([torch.repeat_interleave(torch.arange(3), row) for row in lengths])
+    restarted = torch.stack([torch.cat([torch.arange(n) for n in row.tolist()]) for row in lengths])
+    valid = torch.ones(2, LENGTH, dtype=torch.bool)
+    valid[0, 30:] = valid[1, 20:] = False
+    left = (positions - torch.tensor([[4], [11]])).clamp_min(0)
+    return {
+        "ordered": At.whole(2, LENGTH),
+        "positions": At(positions),
+        "packed": At(restarted, segments=documents, consecutive=True),
+        "padded": At(positions, valid=valid, consecutive=True),
+        "padded left": At(left, valid=positions >= torch.tensor([[4], [11]]), consecutive=True),
+        "packed and padded": At(restarted, segments=documents, valid=valid, consecutive=True),
+        "any documents": At(restarted, segments=documents),
+        "keys": At(positions[:, 4:7]).with_keys(positions),
+        "one query": one_query_before_remembered_keys(),
+    }
+
+
+AT = where_all_tokens_stand()
+BIASES = {"plain": None, "alibi": "slopes", "t5": "buckets"}
+EXTRAS = {"": (None, False), "capped": (1.5, False), "sinks": (None, True), "capped, sinks": (1.5, True)}
+
+
+def bias_of(name: str | None, dtype: torch.dtype) -> Bias | None:
+    generator = torch.Generator().manual_seed(3)
+    if name == "slopes":
+        return Slopes(torch.tensor([0.5, 0.25, 0.0625, 1.5], dtype=dtype))
+    if name == "buckets":
+        table = torch.randn(8, 4, generator=generator, dtype=torch.float64).to(dtype)
+        return Buckets(table.requires_grad_(), 20, True)
+    return None
+
+
+def scores_of(mask: Mask, bias: str | None, extra: str, dtype: torch.dtype) -> Scores:
+    cap, has_sinks = EXTRAS[extra]
+    sinks = torch.tensor([0.5, -1.0, 2.0, 0.1], dtype=dtype, requires_grad=True) if has_sinks else None
+    return Scores(mask, 0.7, bias_of(bias, dtype), cap, sinks)
+
+
+def inputs(heads: str, at: At, dtype: torch.dtype, value: int = VALUE) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    h, k = HEADS[heads]
+    queries, keys = at.positions.shape[1], at.key_positions.shape[1]
+    shapes = [(2, h, queries, DIM), (2, k, keys, DIM), (2, k, keys, value)]
+    return [torch.randn(s, generator=generator, dtype=torch.float64).to(dtype).requires_grad_() for s in shapes]
+
+
+def with_gradients(attend, tensors: list[Tensor], at: At, scores: Scores) -> list[Tensor]:
+    """The output at valid tokens (what stands at padding is nobody's), and the gradients of all that can learn."""
+    out = attend(*tensors, at, scores)
+    if at.valid is not None:
+        out = out.where(at.valid.view(len(out), 1, -1, 1), 0)
+    weights = torch.linspace(-1, 1, out.numel(), dtype=out.dtype, device=out.device).view_as(out)
+    table = [scores.bias.table] if isinstance(scores.bias, Buckets) else []
+    learned = [*tensors, *table, *([] if scores.sinks is None else [scores.sinks])]
+    return [out.detach(), *torch.autograd.grad((out * weights).sum(), learned)]

@@ -1,0 +1,128 @@
+"""Folded attention: gradients, portions, and work and memory that grow with n·w, not with n²."""
+
+import pytest
+import torch
+
+from regard.at import At
+from regard.kernels.attention import backend, folded, reference
+from regard.kernels.attention.fold import Fold, KeyBlocks, links_of, query_blocks, unblock, with_margins
+from regard.kernels.attention.patterns.bigbird import BigBird
+from regard.kernels.attention.patterns.block_sparse import BlockSparse
+from regard.kernels.attention.patterns.longformer import Longformer
+from regard.kernels.attention.patterns.sparse_transformer import Strided
+from regard.kernels.attention.patterns.window import Window
+from regard.kernels.attention.scores import Scores
+from tests.kernels.cases import AT, LAYOUT, MASKS, inputs, scores_of, with_gradients
+
+FOLDS = {
+    "band": Fold(4, before=5, after=2),
+    "aligned band": Fold(4, before=8),
+    "shared": Fold(4, before=3, shared=(0, 1, 9)),
+    "links": Fold(4, links=((2,), (), (0, 3), (1,))),
+    "all": Fold(4, before=4, after=4, shared=(0, 1), links=((3,), (3,), (), ())),
+}
+
+
+@pytest.mark.parametrize("name", FOLDS)
+@pytest.mark.parametrize("length", [13, 16])
+def test_keys_lie_where_the_fold_says(name: str, length: int) -> None:
+    fold, x = FOLDS[name], torch.arange(1.0, length + 1).view(1, -1, 1)
+    count = fold.blocks(length)
+    keys, row = KeyBlocks.apply(with_margins(x, fold), fold, 0, count, count)
+    assert keys.shape == (count, 1, fold.keys, 1)
+    for b in range(count):
+        slots = [*range(b * 4 - fold.before, b * 4 + 4 + fold.after), *fold.shared]
+        for n in range(fold.linked):
+            link = fold.links[b][n] if n < len(fold.links[b]) else count
+            slots += range(link * 4, link * 4 + 4)
+        assert keys[b].flatten().tolist() == [slot + 1 if 0 <= slot < length else 0 for slot in slots]
+    assert torch.equal(unblock(query_blocks(x, fold), length), x)
+    assert links_of(fold, count).shape == (fold.linked, count) or not fold.linked
+
+
+@pytest.mark.parametrize("name", FOLDS)
+@pytest.mark.parametrize("at_once", [1, 3, 4])
+def test_the_gradient_of_a_key_is_the_sum_over_its_blocks(name: str, at_once: int) -> None:
+    fold, length = FOLDS[name], 13
+
+    def laid(x: torch.Tensor) -> torch.Tensor:
+        row, portions, count = with_margins(x, fold), [], fold.blocks(length)
+        for first in range(0, count, at_once):
+            keys, row = KeyBlocks.apply(row, fold, first, min(first + at_once, count), count)
+            portions.append(keys)
+        return torch.cat(portions)
+
+    x = torch.randn(2, length, 3, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(laid, x)
+
+
+@pytest.mark.parametrize("mask", ["window", "dilated", "sinks and window", "longformer", "bigbird", "block-sparse"])
+def test_portions_change_nothing(mask: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    tensors = inputs("grouped-query", AT["ordered"], torch.float64)
+    scores = scores_of(MASKS[mask], None, "", torch.float64)
+    whole = with_gradients(folded.attend, tensors, At.whole(2, 37), scores)
+    monkeypatch.setattr(folded, "PORTION", 1)  # a block at a time
+    pieces = with_gradients(folded.attend, tensors, At.whole(2, 37), scores)
+    assert all((a - b).abs().max() < 1e-13 for a, b in zip(whole, pieces, strict=True))
+
+
+@pytest.mark.ledger("sp.window")
+@pytest.mark.parametrize("w", [63, 64, 65])
+def test_long_windows_at_their_edges(w: int) -> None:
+    """Long enough that blocks in the middle share one mask."""
+    at, n = At.whole(1, 700), 700
+    generator = torch.Generator().manual_seed(0)
+    tensors = [torch.randn(1, 2, n, 4, generator=generator, dtype=torch.float64).requires_grad_() for _ in range(3)]
+    for mask in (Window(w), Window(w, causal=False)):
+        found, expected = (with_gradients(f, tensors, at, Scores(mask)) for f in (folded.attend, reference.attend))
+        assert all((f - e).abs().max() < 1e-12 for f, e in zip(found, expected, strict=True))
+
+
+@pytest.mark.ledger("sp.window", "sp.block")
+def test_work_grows_with_what_is_seen() -> None:
+    assert folded.pairs(Window(256), 8192) <= 8192 * (256 + 128)
+    assert folded.pairs(Window(256), 16384) == 2 * folded.pairs(Window(256), 8192)
+    assert folded.pairs(Longformer(256, 16), 4096) <= 4096 * (2 * 256 + 16 + 128) + 16 * 4096
+    assert folded.pairs(BigBird(64, 3, 2, 3), 4096) == 4096 * 8 * 64 + 128 * 4096
+    assert folded.pairs(BlockSparse(4, LAYOUT), 32) == 8 * 4 * 3 * 4  # its own block and at most two others
+    assert folded.pairs(Strided(64), 4096) <= 3.1 * 4096**1.5
+
+
+@pytest.mark.ledger("sp.window")
+def test_memory_grows_with_the_window_not_the_length() -> None:
+    """The numbers that the backward keeps, n = 1024 and 2048, w = 32, against the n² of the weights."""
+
+    def kept(attend, n: int) -> int:
+        total = 0
+
+        def pack(x: torch.Tensor) -> torch.Tensor:
+            nonlocal total
+            total += x.untyped_storage().nbytes() // x.element_size()
+            return x
+
+        tensors = [torch.randn(1, 2, n, 8, requires_grad=True) for _ in range(3)]
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+            attend(*tensors, At.whole(1, n), Scores(Window(32)))
+        return total
+
+    one, two = kept(folded.attend, 1024), kept(folded.attend, 2048)
+    assert two < 2.2 * one
+    assert two * 10 < kept(reference.attend, 2048)
+
+
+def test_dropout_drops(monkeypatch: pytest.MonkeyPatch) -> None:
+    q, k, v = (x.detach() for x in inputs("multi-head", AT["ordered"], torch.float64))
+    for extra in ("", "sinks"):
+        base = scores_of(MASKS["window"], None, extra, torch.float64)
+        some = Scores(base.mask, base.scale, softcap=base.softcap, sinks=base.sinks, dropout=0.5)
+        torch.manual_seed(0)
+        mean = torch.stack([folded.attend(q, k, v, At.whole(2, 37), some).detach() for _ in range(400)]).mean(0)
+        assert (mean - folded.attend(q, k, v, At.whole(2, 37), base)).abs().mean() < 0.05
+
+
+def test_what_cannot_be_folded_is_refused() -> None:
+    tensors = inputs("multi-head", AT["any documents"], torch.float64)
+    with pytest.raises(ValueError, match=r"'folded': folded needs consecutive texts for Window; choose"):
+        backend("folded")(*tensors, AT["any documents"], Scores(MASKS["window"]))
+    with pytest.raises(ValueError, match="folded needs whole texts for Longformer"):
+        backend("folded")(*tensors, AT["packed"], Scores(MASKS["longformer"]))

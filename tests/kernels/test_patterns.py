@@ -1,0 +1,207 @@
+"""Patterns against their definitions, one pair at a time; what they see, counted; and how far sight reaches."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from regard.at import At
+from regard.kernels.attention import reference
+from regard.kernels.attention.mask import Mask
+from regard.kernels.attention.patterns.bigbird import BigBird
+from regard.kernels.attention.patterns.block_sparse import BlockSparse
+from regard.kernels.attention.patterns.longformer import Longformer
+from regard.kernels.attention.patterns.prefix import PrefixLM
+from regard.kernels.attention.patterns.sinks import SinksAndWindow
+from regard.kernels.attention.patterns.sparse_transformer import Fixed, Strided
+from regard.kernels.attention.patterns.window import Dilated, Window
+from regard.kernels.attention.scores import Scores
+from regard.parts.attention import Attention
+from regard.spec import Spec, SpecError
+from tests.kernels.cases import LAYOUT, MASKS
+from tests.laws import block, decoder
+
+N = 41
+
+
+def table(mask: Mask, n: int = N) -> list[list[bool]]:
+    positions = torch.arange(n)
+    return mask.allows(positions.unsqueeze(-1), positions).tolist()
+
+
+def by_pairs(sees, n: int = N) -> list[list[bool]]:
+    return [[bool(sees(i, j)) for j in range(n)] for i in range(n)]
+
+
+@pytest.mark.ledger("sp.window")
+@pytest.mark.parametrize("w", [1, 2, 7, 8, 9, N - 1, N, N + 1])
+def test_windows(w: int) -> None:
+    assert table(Window(w)) == by_pairs(lambda i, j: j in range(i - w + 1, i + 1))
+    assert table(Window(w, causal=False)) == by_pairs(lambda i, j: j in range(i - w, i + w + 1))
+    assert sum(table(Window(w))[-1]) == min(w, N)  # a window of w sees w keys, itself among them
+
+
+@pytest.mark.parametrize("w", [1, 3, 5])
+@pytest.mark.parametrize("step", [1, 2, 7])
+def test_dilated_windows(w: int, step: int) -> None:
+    assert table(Dilated(w, step)) == by_pairs(lambda i, j: j in [i - n * step for n in range(w)])
+    both = by_pairs(lambda i, j: j in [i + n * step for n in range(-w, w + 1)])
+    assert table(Dilated(w, step, causal=False)) == both
+    assert table(Dilated(N, step)) == by_pairs(lambda i, j: j <= i and (i - j) % step == 0)
+    assert table(Dilated(w, 1)) == table(Window(w))
+
+
+@pytest.mark.ledger("sp.strided")
+@pytest.mark.parametrize("stride", [2, 6, 7])
+def test_the_sparse_transformers_patterns(stride: int) -> None:
+    near_or_far = by_pairs(lambda i, j: j <= i and (i - j < stride or (i - j) % stride == 0))
+    assert table(Strided(stride)) == near_or_far
+    halves = zip(table(Window(stride)), table(Dilated(N, stride)), strict=True)
+    assert near_or_far == [[a or b for a, b in zip(*rows, strict=True)] for rows in halves]
+    fixed = by_pairs(lambda i, j: j <= i and (i // stride == j // stride or j % stride == stride - 1))
+    assert table(Fixed(stride)) == fixed
+    for mask in (Strided(stride), Fixed(stride)):
+        one = torch.tensor(table(mask))
+        assert torch.equal((one.long() @ one.long() > 0), torch.ones(N, N, dtype=torch.bool).tril())  # two hops
+
+
+@pytest.mark.ledger("sp.strided")
+def test_the_sparse_transformer_sees_n_root_n() -> None:
+    for root in (4, 8, 16):
+        n = root * root
+        for mask in (Strided(root), Fixed(root)):
+            most = max(sum(row) for row in table(mask, n))
+            assert most <= 2 * root
+            assert sum(map(sum, table(mask, n))) <= 2 * n * root
+
+
+@pytest.mark.ledger("sp.longformer")
+def test_longformer_and_sinks() -> None:
+    window, first = 5, 3
+    sees = by_pairs(lambda i, j: abs(i - j) <= window or i < first or j < first)
+    assert table(Longformer(window, first)) == sees
+    before = by_pairs(lambda i, j: j <= i and (i - j <= window or j < first))
+    assert table(Longformer(window, first, causal=True)) == before
+    assert table(SinksAndWindow(first, window + 1)) == before
+    assert sum(sees[20]) == 2 * window + 1 + first
+    assert all(sees[0])
+    assert all(row[0] for row in sees)
+
+
+def test_a_prefix_is_read_both_ways() -> None:
+    assert table(PrefixLM(6)) == by_pairs(lambda i, j: j <= i or (i < 6 and j < 6))
+    with pytest.raises(SpecError, match="choose a causal mask"):
+        decoder(block(Attention(2, mask=PrefixLM(6))))
+
+
+@pytest.mark.ledger("sp.block")
+def test_a_layout_of_blocks() -> None:
+    def sees(i: int, j: int) -> bool:
+        return j // 4 in LAYOUT[i // 4] if i // 4 < len(LAYOUT) else i // 4 == j // 4
+
+    assert table(BlockSparse(4, LAYOUT, causal=False)) == by_pairs(sees)
+    assert table(BlockSparse(4, LAYOUT)) == by_pairs(lambda i, j: j <= i and sees(i, j))
+
+
+def drawn_blocks(mask: BigBird, row: int, blocks: int) -> set[int]:
+    """The definition, with whole numbers: of the blocks that are not seen anyhow, one of each equal share."""
+    end = row - mask.window // 2 if mask.causal else -(-mask.length // mask.block)
+    free = [c for c in range(mask.globals, max(end, 0)) if abs(c - row) > mask.window // 2]
+    chosen = set()
+    for n in range(mask.random):
+        share = free[len(free) * n // mask.random : len(free) * (n + 1) // mask.random]
+        if share:
+            x = (row * 0x9E3779B1 + n * 0x85EBCA77 + mask.seed * 0xC2B2AE3D) % 2**32
+            x = (x ^ x >> 16) * 0x7FEB352D % 2**32
+            x = (x ^ x >> 15) * 0x846CA68B % 2**32
+            chosen.add(share[(x ^ x >> 16) % len(share)])
+    return {c for c in chosen if c < blocks}
+
+
+@pytest.mark.ledger("sp.bigbird")
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("seed", [0, 12345678901])
+def test_bigbird(causal: bool, seed: int) -> None:
+    mask = BigBird(3, 3, 2, 2, length=N, seed=seed, causal=causal)
+    links = [drawn_blocks(mask, row, 14) for row in range(14)]
+
+    def sees(i: int, j: int) -> bool:
+        row, column = i // 3, j // 3
+        near = abs(row - column) <= 1 or row < 2 or column < 2
+        return (near or column in links[row]) and (j <= i or not causal)
+
+    assert table(mask) == by_pairs(sees)
+    assert sum(map(len, links[7:])) >= 12  # in the middle of a text every row has its links
+    assert table(BigBird(3, 3, 2, 2, length=N, seed=seed + 1, causal=causal)) != table(mask)
+
+
+@pytest.mark.ledger("sp.bigbird")
+def test_random_links_make_a_small_world() -> None:
+    """Between the blocks that are not global, and without going through those: hops from the first to the last."""
+
+    def hops(random: bool) -> int:
+        mask = BigBird(1, 3, 1, 3, length=512, seed=1)
+        sees = torch.tensor(table(mask, 512))[1:, 1:] if random else torch.tensor(table(Window(1, False), 512))[1:, 1:]
+        sees = sees | sees.T
+        reached, count = torch.zeros(511, dtype=torch.bool), 0
+        reached[0] = True
+        while not reached[-1]:
+            reached, count = sees[reached].any(0), count + 1
+        return count
+
+    assert hops(random=False) == 510
+    assert hops(random=True) <= 6
+
+
+@pytest.mark.ledger("sp.window.depth")
+@pytest.mark.parametrize(("layers", "w"), [(1, 5), (4, 3), (3, 4)])
+def test_layers_of_windows_reach_so_far_and_no_further(layers: int, w: int) -> None:
+    n = 24
+    x = torch.randn(1, 1, n, 4, dtype=torch.float64, requires_grad=True)
+    y = x
+    for _ in range(layers):
+        y = reference.attend(y, y, y, At.whole(1, n), Scores(Window(w), 0.5))
+    (gradient,) = torch.autograd.grad(y[0, 0, -1].sum(), x)
+    reached = gradient[0, 0].abs().sum(-1) > 0
+    span = layers * (w - 1) + 1  # tokens, the last one among them
+    assert reached[n - span :].all()
+    assert not reached[: n - span].any()
+
+
+@pytest.mark.parametrize("name", MASKS)
+def test_masks_are_written_down_and_hashed(name: str) -> None:
+    mask = MASKS[name]
+    assert Spec.from_dict(mask.to_dict()) == type(mask).from_toml(mask.to_toml()) == mask
+    assert hash(mask) == hash(Spec.from_dict(mask.to_dict()))
+    later = torch.tensor(table(mask)).triu(1).any() if name != "full" else True
+    assert bool(later) != mask.causal
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Window(0), "size=0 must be positive"),
+        (lambda: Dilated(2, 0), "step=0 must be positive"),
+        (lambda: Strided(1), "at least 2"),
+        (lambda: Fixed(4, 4), "smaller than block=4"),
+        (lambda: Longformer(4, 0), "without any it is a window"),
+        (lambda: BigBird(4, 2), "window=2 must be odd"),
+        (lambda: BlockSparse(4, ()), "layout is empty"),
+        (lambda: BlockSparse(4, ((0, 0),)), "row 0 of the layout"),
+        (lambda: SinksAndWindow(0, 4), "sinks=0 must be positive"),
+        (lambda: PrefixLM(0), "prefix=0 must be positive"),
+    ],
+)
+def test_what_makes_no_pattern_is_refused(make, message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        make()
+
+
+def weights_of(mask: Mask, n: int) -> Tensor:
+    q = torch.randn(1, 1, n, 4, dtype=torch.float64)
+    return reference.attention_weights(q, q, At.whole(1, n), Scores(mask))[0, 0]
+
+
+@pytest.mark.ledger("sp.window")
+@pytest.mark.parametrize("w", [7, 8, 9])
+def test_a_window_is_full_attention_over_fewer_keys(w: int) -> None:
+    assert torch.equal(weights_of(Window(w), N) > 0, torch.tensor(table(Window(w))))

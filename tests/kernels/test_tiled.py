@@ -1,0 +1,165 @@
+"""Flash on paper: any tiles, any order, the same numbers; what is kept grows with n; statistics come out beside."""
+
+from itertools import permutations
+
+import pytest
+import torch
+from torch import Tensor
+
+from regard.at import At
+from regard.kernels.attention import backend, reference, tiled
+from regard.kernels.attention.mask import Causal
+from regard.kernels.attention.online import Part, nothing, part_of
+from regard.kernels.attention.patterns.block_sparse import BlockSparse
+from regard.kernels.attention.patterns.window import Window
+from regard.kernels.attention.scores import Scores
+from regard.kernels.attention.statistics import attend_with_statistics, highest
+from tests.kernels.cases import AT, EXTRAS, LENGTH, MASKS, inputs, scores_of, with_gradients
+
+TILES = [(1, 1), (5, 7), (16, 8), (37, 37), (64, 64)]
+
+
+def random(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+@pytest.mark.ledger("flash.tiled", "flash.exact")
+@pytest.mark.parametrize("tile", TILES, ids=str)
+@pytest.mark.parametrize("mask", ["causal", "full", "window", "bigbird", "longformer"])
+def test_tiles_of_any_size_are_the_whole(mask: str, tile: tuple[int, int]) -> None:
+    for at in ("ordered", "packed and padded", "one query"):
+        tensors = inputs("grouped-query", AT[at], torch.float64)
+        scores = scores_of(MASKS[mask], "buckets", "capped, sinks", torch.float64)
+        found = with_gradients(lambda *given: tiled.attend(*given, tile=tile), tensors, AT[at], scores)
+        expected = with_gradients(reference.attend, tensors, AT[at], scores)
+        assert all((f - e).abs().max() < 1e-12 for f, e in zip(found, expected, strict=True))
+
+
+@pytest.mark.ledger("flash.exact")
+def test_tiles_are_as_exact_as_the_whole_row() -> None:
+    """In float32, against float64: at most twice the error of plain attention, and one unit in the last place."""
+    at, scores = At.whole(1, 300), Scores(Causal(), 0.25)
+    q, k, v = (2 * random(1, 2, 300, 16, seed=seed) for seed in range(3))
+    exact = reference.attend(q, k, v, at, scores)
+    errors = [
+        (backend(name)(q.float(), k.float(), v.float(), at, scores) - exact).abs().max().item()
+        for name in ("tiled", "reference")
+    ]
+    assert errors[0] <= 2 * errors[1] + torch.finfo(torch.float32).eps * exact.abs().max().item()
+
+
+@pytest.mark.ledger("flash.backward", "attn.backward")
+@pytest.mark.parametrize("extra", EXTRAS)
+def test_the_written_out_backward_is_the_derivative(extra: str) -> None:
+    at = AT["packed and padded"]
+    rows = slice(0, 9)
+    small = At(at.positions[:, rows], at.segments[:, rows], at.valid[:, rows])
+    tensors = inputs("grouped-query", small, torch.float64, value=3)
+    base = scores_of(MASKS["window"], None, extra, torch.float64)
+    sinks = [] if base.sinks is None else [base.sinks]
+
+    def attend(q: Tensor, k: Tensor, v: Tensor, *sinks: Tensor) -> Tensor:
+        scores = Scores(base.mask, base.scale, None, base.softcap, *sinks)
+        return tiled.attend(q, k, v, small, scores, tile=(4, 5))
+
+    assert torch.autograd.gradcheck(attend, (*tensors, *sinks), fast_mode=True)
+
+
+@pytest.mark.ledger("flash.backward")
+def test_the_backward_keeps_no_weights() -> None:
+    def kept(attend, n: int) -> int:
+        total = 0
+
+        def pack(x: Tensor) -> Tensor:
+            nonlocal total
+            total += x.numel()
+            return x
+
+        tensors = [random(1, 2, n, 8).requires_grad_() for _ in range(3)]
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+            attend(*tensors, At.whole(1, n), Scores(Causal()))
+        return total
+
+    for n in (64, 128):
+        assert kept(tiled.attend, n) == 2 * n * (4 * 8 + 1)  # q, k, v, out and one number a query
+        assert kept(reference.attend, n) > 2 * n * n
+
+
+@pytest.mark.ledger("flash.online")
+def test_parts_join_in_any_partition_and_order() -> None:
+    s, v = 20 * random(3, 12), random(12, 4)
+    whole = (s.softmax(-1) @ v, s.logsumexp(-1, keepdim=True))
+    for cuts in ([12], [1, 11], [5, 3, 4], [2, 2, 2, 6]):
+        parts = [part_of(a, b)[0] for a, b in zip(s.split(cuts, -1), v.split(cuts), strict=True)]
+        for order in permutations(parts):
+            joined = nothing(s, 4)
+            for part in order:
+                joined = joined.join(part)
+            assert (joined.out() - whole[0]).abs().max() < 1e-13
+            assert (joined.log_sum() - whole[1]).abs().max() < 1e-13
+
+
+@pytest.mark.ledger("flash.online")
+def test_joining_is_associative() -> None:
+    a, b, c = (part_of(30 * random(3, 5, seed=n), random(5, 2, seed=n + 3))[0] for n in range(3))
+    left, right = a.join(b).join(c), a.join(b.join(c))
+    for name in ("m", "l", "o"):
+        assert (getattr(left, name) - getattr(right, name)).abs().max() < 1e-14
+    empty = Part(torch.full_like(a.m, torch.finfo(a.m.dtype).min / 2), torch.zeros_like(a.l), torch.zeros_like(a.o))
+    assert all(torch.equal(getattr(a.join(empty), name), getattr(a, name)) for name in ("m", "l", "o"))
+
+
+@pytest.mark.ledger("sp.block", "flash.tiled")
+def test_tiles_that_see_nothing_are_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
+    counted = []
+    score = tiled.score
+    monkeypatch.setattr(tiled, "score", lambda *given: counted.append(given[4:6]) or score(*given))
+    q = random(1, 1, 32, 4)
+    for mask, tiles in [(Causal(), 36), (Window(4), 15), (BlockSparse(4, ((0,), (0, 1), (2,), (1, 3))), 10)]:
+        counted.clear()
+        tiled.attend(q, q, q, At.whole(1, 32), Scores(mask), tile=(4, 4))
+        assert len(counted) == tiles
+
+
+@pytest.mark.parametrize("extra", EXTRAS)
+@pytest.mark.parametrize("mask", ["causal", "full", "window", "bigbird"])
+@pytest.mark.parametrize("at", ["ordered", "packed and padded", "one query"])
+def test_statistics_are_those_of_the_whole_weights(at: str, mask: str, extra: str) -> None:
+    q, k, v = inputs("grouped-query", AT[at], torch.float64)
+    scores = scores_of(MASKS[mask], "slopes", extra, torch.float64)
+    out, found = attend_with_statistics(q, k, v, AT[at], scores, first=2, tile=(16, 8))
+    weights = reference.attention_weights(q, k, AT[at], scores)  # (B, H, L, S)
+    assert (out - reference.attend(q, k, v, AT[at], scores)).abs().max() < 1e-12
+    assert (found.entropy - torch.special.entr(weights).sum(-1)).abs().max() < 1e-12
+    early = (AT[at].key_positions < 2).view(2, 1, 1, -1)
+    assert (found.first - (weights * early).sum(-1)).abs().max() < 1e-12
+    assert (found.top_weight - weights.amax(-1)).abs().max() < 1e-12
+    blind = weights.sum(-1) == 0
+    assert torch.equal(found.top_key, weights.argmax(-1).masked_fill(blind, -1))
+    assert not found.entropy[blind].any()
+
+
+def test_entropy_at_its_ends() -> None:
+    """0 where one key takes all, log n where all share alike."""
+    n = 24
+    q, same = torch.eye(n).view(1, 1, n, n), torch.zeros(1, 1, n, n)
+    sharp = attend_with_statistics(q, q, q, At.whole(1, n), Scores(MASKS["full"], 200.0))[1]
+    assert sharp.entropy.abs().max() < 1e-6
+    assert torch.equal(sharp.top_key[0, 0], torch.arange(n))
+    even = attend_with_statistics(q, same, q, At.whole(1, n), Scores(MASKS["full"]))[1]
+    assert (even.entropy - torch.tensor(n).log()).abs().max() < 1e-6
+    assert (even.first - 1 / n).abs().max() < 1e-6
+
+
+@pytest.mark.parametrize("width", [1, 16, 37, 64])
+def test_the_highest_is_found_by_parts(width: int) -> None:
+    s = random(2, 5, width)
+    peak, where = highest(s)
+    assert torch.equal(peak, s.amax(-1, keepdim=True))
+    assert torch.equal(where, s.argmax(-1, keepdim=True))
+
+
+def test_tiles_cannot_drop() -> None:
+    tensors = inputs("multi-head", AT["ordered"], torch.float64)
+    with pytest.raises(ValueError, match="'tiled': tiled cannot drop weights; choose another, or auto"):
+        backend("tiled")(*tensors, At.whole(2, LENGTH), Scores(Causal(), dropout=0.1))
