@@ -5,6 +5,8 @@ import shutil
 
 import torch
 
+TRACES_GROUPED = torch.__version__ >= "2.15"  # grouped products of float32 in compiled graphs
+
 
 def cannot_compile(device: torch.device) -> str | None:
     """Why torch.compile would fail for this device; None when it works."""
@@ -12,3 +14,13 @@ def cannot_compile(device: torch.device) -> str | None:
     if device.type == "cpu" and not any(map(shutil.which, filter(None, compilers))):
         return "torch.compile needs a C++ compiler on a CPU (Debian: apt-get install g++); going on without"
     return None
+
+
+def groups_matmul(x: torch.Tensor, weight: torch.Tensor) -> bool:
+    """Does torch's grouped product take rows x (T, I) and matrices weight (X, O, I)?
+
+    It knows no float64 and wants rows of whole 16 bytes, in its backward too.
+    """
+    aligned = all(size * x.element_size() % 16 == 0 for size in weight.shape[1:])
+    traced = torch.compiler.is_compiling() or x.is_meta
+    return x.dtype != torch.float64 and aligned and (x.dtype == torch.bfloat16 or not traced or TRACES_GROUPED)

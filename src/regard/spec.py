@@ -30,6 +30,8 @@ KINDS = {
     "feedforward": "regard.parts.feedforward:FeedForward",
     "gated": "regard.parts.feedforward:Gated",
     "swiglu": "regard.parts.feedforward:SwiGLU",
+    "experts": "regard.parts.experts:Experts",
+    "router": "regard.parts.routing:Router",
     "layernorm": "regard.parts.norm:LayerNorm",
     "rmsnorm": "regard.parts.norm:RMSNorm",
     "no_norm": "regard.parts.norm:NoNorm",

@@ -28,7 +28,7 @@ Losses = dict[str, Tensor]  # what bodies add to the loss in training, by name
 @dataclass(frozen=True)
 class Sublayer(Spec):
     body: Body
-    norm: Norm | None = RMSNorm()
+    norm: Norm = RMSNorm()
     after: Norm | None = None
     scale: float | None = None  # a learned vector that starts with this everywhere
 
@@ -63,7 +63,7 @@ class Block(Spec):
 class SublayerModule(nn.Module):
     def __init__(self, width: int, spec: Sublayer, block: Block):
         super().__init__()
-        self.norm = build(spec.norm, width)
+        self.norm = spec.norm.build(width)
         self.body = spec.body.build(width)
         self.after = build(spec.after, width)
         self.scale = None if spec.scale is None else nn.Parameter(torch.full((width,), spec.scale))

@@ -1,74 +1,131 @@
 """The position-wise feed-forward layer: what is done to each token alone.
 
-FeedForward(x) = W_down σ(W_up x)                      Vaswani et al. 2017; σ = ReLU, or GELU in GPT-2
-SwiGLU(x)      = W_down (SiLU(W_gate x) ⊙ W_up x)      Shazeer 2020
+    FeedForward(x) = W_down σ(W_up x)                      Vaswani et al. 2017; σ = ReLU, or GELU in GPT-2
+    Gated(x)       = W_down (σ(W_gate x) ⊙ W_up x)         Shazeer 2020
+
+The gate's σ names the unit: sigmoid GLU (Dauphin et al. 2017), relu ReGLU, gelu GEGLU, silu SwiGLU, identity Bilinear.
+"relu2" is ReLU squared (So et al. 2021), "quick_gelu" x · sigmoid(1.702 x) (CLIP). A gated unit has three matrices, so
+8/3 of the width gives it the 8 D² weights that two matrices have at 4 times the width.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.parts.body import Body
 from regard.spec import require
 
-ACTIVATIONS = {
+Activation = Literal["relu", "relu2", "gelu", "gelu_tanh", "quick_gelu", "silu", "sigmoid", "tanh", "identity"]
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "relu": F.relu,
+    "relu2": lambda x: F.relu(x).square(),
     "gelu": F.gelu,
     "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "quick_gelu": lambda x: x * torch.sigmoid(1.702 * x),
     "silu": F.silu,
+    "sigmoid": torch.sigmoid,
+    "tanh": torch.tanh,
+    "identity": lambda x: x,
 }
+Linear = Callable[..., nn.Module]  # makes a projection: (columns, rows, bias) -> module
 
 
 @dataclass(frozen=True)
-class FeedForward(Body):
-    hidden: int
-    activation: Literal["relu", "gelu", "gelu_tanh", "silu"] = "gelu"
+class PositionWise(Body):
+    """Base of all that see one token and no other."""
+
+    hidden: int | None = None  # None: what its rule gives for the width
+    activation: Activation = "gelu"
     bias: bool = True
+    dropout: float = 0.0  # on the hidden channels, in training
 
     def check(self) -> None:
-        require(self.hidden > 0, f"feedforward: hidden={self.hidden} must be positive")
+        require(self.hidden is None or self.hidden > 0, f"{self.kind}: hidden={self.hidden} must be positive")
+        require(0 <= self.dropout < 1, f"{self.kind}: dropout={self.dropout} must be in [0, 1)")
 
-    def build(self, width: int) -> nn.Module:
-        return FeedForwardModule(width, self)
+    def hidden_dim(self, width: int) -> int:
+        """Channels inside, in a stack this wide."""
+        raise NotImplementedError
+
+    def build(self, width: int, linear: Linear = nn.Linear) -> nn.Module:
+        """`linear` makes the projections; experts put in one that holds a matrix for each of them."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class FeedForward(PositionWise):
+    def hidden_dim(self, width: int) -> int:
+        return self.hidden or 4 * width
+
+    def build(self, width: int, linear: Linear = nn.Linear) -> nn.Module:
+        return FeedForwardModule(width, self, linear)
 
     def flops(self, width: int, tokens: int, seen: int) -> int:
-        return tokens * 4 * width * self.hidden
+        return tokens * 4 * width * self.hidden_dim(width)
+
+
+@dataclass(frozen=True)
+class Gated(PositionWise):
+    activation: Activation = "silu"
+    bias: bool = False
+    multiple_of: int = 256  # where hidden is None
+
+    def check(self) -> None:
+        super().check()
+        require(self.multiple_of > 0, f"{self.kind}: multiple_of={self.multiple_of} must be positive")
+
+    def hidden_dim(self, width: int) -> int:
+        return self.hidden or eight_thirds(width, self.multiple_of)
+
+    def build(self, width: int, linear: Linear = nn.Linear) -> nn.Module:
+        return GatedModule(width, self, linear)
+
+    def flops(self, width: int, tokens: int, seen: int) -> int:
+        return tokens * 6 * width * self.hidden_dim(width)
+
+
+@dataclass(frozen=True)
+class SwiGLU(Gated):
+    """The gated unit of Llama and most after it; its activation is no choice."""
+
+    activation: Literal["silu"] = "silu"
+
+
+def eight_thirds(width: int, multiple_of: int = 256) -> int:
+    """8/3 of the width, rounded up to a multiple: 4096 -> 10922.7 -> 11008 (Llama 7B).
+
+    A rule of thumb, not a law: Llama 3 8B and Mistral 7B have 14336 = 3.5 · 4096.
+    """
+    return -(-8 * width // (3 * multiple_of)) * multiple_of
 
 
 class FeedForwardModule(nn.Module):
-    def __init__(self, width: int, spec: FeedForward):
+    def __init__(self, width: int, spec: FeedForward, linear: Linear):
         super().__init__()
-        self.up_proj = nn.Linear(width, spec.hidden, bias=spec.bias)
-        self.down_proj = nn.Linear(spec.hidden, width, bias=spec.bias)
-        self.activation = ACTIVATIONS[spec.activation]
+        hidden = spec.hidden_dim(width)
+        self.up_proj = linear(width, hidden, bias=spec.bias)
+        self.down_proj = linear(hidden, width, bias=spec.bias)
+        self.activation, self.dropout = ACTIVATIONS[spec.activation], spec.dropout
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(self.activation(self.up_proj(x)))
-
-
-@dataclass(frozen=True)
-class SwiGLU(Body):
-    hidden: int
-    bias: bool = False
-
-    def check(self) -> None:
-        require(self.hidden > 0, f"swiglu: hidden={self.hidden} must be positive")
-
-    def build(self, width: int) -> nn.Module:
-        return SwiGLUModule(width, self)
-
-    def flops(self, width: int, tokens: int, seen: int) -> int:
-        return tokens * 6 * width * self.hidden
+    def forward(self, x: Tensor, *ends: Tensor) -> Tensor:
+        """x (…, D); `ends` is for the linears of experts: where in x each one's tokens end."""
+        h = self.activation(self.up_proj(x, *ends))  # (…, F)
+        return self.down_proj(F.dropout(h, self.dropout, self.training), *ends)  # (…, D)
 
 
-class SwiGLUModule(nn.Module):
-    def __init__(self, width: int, spec: SwiGLU):
+class GatedModule(nn.Module):
+    def __init__(self, width: int, spec: Gated, linear: Linear):
         super().__init__()
-        self.gate_proj = nn.Linear(width, spec.hidden, bias=spec.bias)
-        self.up_proj = nn.Linear(width, spec.hidden, bias=spec.bias)
-        self.down_proj = nn.Linear(spec.hidden, width, bias=spec.bias)
+        hidden = spec.hidden_dim(width)
+        self.gate_proj = linear(width, hidden, bias=spec.bias)
+        self.up_proj = linear(width, hidden, bias=spec.bias)
+        self.down_proj = linear(hidden, width, bias=spec.bias)
+        self.activation, self.dropout = ACTIVATIONS[spec.activation], spec.dropout
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
+    def forward(self, x: Tensor, *ends: Tensor) -> Tensor:
+        h = self.activation(self.gate_proj(x, *ends)) * self.up_proj(x, *ends)  # (…, F)
+        return self.down_proj(F.dropout(h, self.dropout, self.training), *ends)  # (…, D)

@@ -1,7 +1,11 @@
 """Normalization: bring every token's vector to one scale.
 
-LayerNorm(x) = (x - mean x) / √(var x + ε) · w + b          Ba et al. 2016
-RMSNorm(x)   = x / √(mean x² + ε) · w                       Zhang & Sennrich 2019
+    LayerNorm(x) = (x - mean x) / √(var x + ε) · w + b          Ba et al. 2016
+    RMSNorm(x)   = x / √(mean x² + ε) · w                       Zhang & Sennrich 2019
+    NoNorm(x)    = x
+
+Both may go without their weights (OLMo's "non-parametric" LayerNorm, Groeneveld et al. 2024). A token's result depends
+on that token alone: not on its batch, nor on the text's length, as BatchNorm's would.
 """
 
 from dataclasses import dataclass
@@ -23,31 +27,43 @@ class Norm(Spec):
 class LayerNorm(Norm):
     eps: float = 1e-5
     bias: bool = True
+    weight: bool = True
 
     def check(self) -> None:
         require(self.eps > 0, f"layernorm: eps={self.eps} must be positive")
+        require(self.weight or not self.bias, "layernorm: a bias needs a weight; with weight=False set bias=False too")
 
     def build(self, width: int) -> nn.Module:
-        return nn.LayerNorm(width, eps=self.eps, bias=self.bias)
+        return nn.LayerNorm(width, eps=self.eps, elementwise_affine=self.weight, bias=self.bias)
 
 
 @dataclass(frozen=True)
 class RMSNorm(Norm):
     eps: float = 1e-6
+    weight: bool = True
 
     def check(self) -> None:
         require(self.eps > 0, f"rmsnorm: eps={self.eps} must be positive")
 
     def build(self, width: int) -> nn.Module:
-        return RMSNormModule(width, self.eps)
+        return RMSNormModule(width, self)
 
 
 class RMSNormModule(nn.Module):
-    def __init__(self, width: int, eps: float):
+    def __init__(self, width: int, spec: RMSNorm):
         super().__init__()
-        self.weight = nn.Parameter(torch.ones(width))
-        self.eps = eps
+        self.weight = nn.Parameter(torch.ones(width)) if spec.weight else None
+        self.eps = spec.eps
 
     def forward(self, x: Tensor) -> Tensor:
         wide = x.to(torch.promote_types(x.dtype, torch.float32))  # squares of half-precision values overflow
-        return F.rms_norm(wide, (x.shape[-1],), eps=self.eps).to(x.dtype) * self.weight
+        y = F.rms_norm(wide, (x.shape[-1],), eps=self.eps).to(x.dtype)
+        return y if self.weight is None else y * self.weight
+
+
+@dataclass(frozen=True)
+class NoNorm(Norm):
+    """The identity: a sublayer without a norm."""
+
+    def build(self, width: int) -> nn.Module:
+        return nn.Identity()

@@ -52,9 +52,8 @@ def decay_groups(model: nn.Module) -> tuple[list[tuple[str, nn.Parameter]], list
     embeddings = {module.weight for module in model.modules() if isinstance(module, nn.Embedding)}
     named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     require(len(named) > 0, "the model has no parameter to train; set requires_grad on some")
-    decayed = [(name, p) for name, p in named if p.ndim >= 2 and p not in embeddings]
-    plain = [(name, p) for name, p in named if p.ndim < 2 or p in embeddings]
-    return decayed, plain
+    matrices = {name for name, p in named if p.ndim >= 2 and p not in embeddings and not name.endswith("bias")}
+    return [pair for pair in named if pair[0] in matrices], [pair for pair in named if pair[0] not in matrices]
 
 
 def optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:

@@ -1,0 +1,69 @@
+"""Many matrices, each for its own tokens: x is sorted by expert, and every expert multiplies its stretch of rows.
+
+    y_t = W_{e(t)} x_t + b_{e(t)}          the rows of expert e end at ends[e]
+
+T rows cost T products of a row and a matrix, however many experts there are. torch's grouped product does it in one
+call; what that does not take (float64, odd widths) is done one contiguous slice an expert, as one operator with its
+backward written out, so that compiled graphs may hold it though the slices depend on the data.
+"""
+
+from itertools import pairwise
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from regard.compat import groups_matmul
+from regard.kernels.autocast import autocast_like_linear
+
+
+def by_expert(chosen: Tensor, experts: int) -> tuple[Tensor, Tensor]:
+    """chosen (N,) -> the order (N,) that sorts by expert, and where each expert's rows end, (X,).
+
+    Rows that chose no expert (the number X) come last, behind the last end.
+    """
+    ranked, order = chosen.sort(stable=True)
+    return order, torch.searchsorted(ranked, torch.arange(experts, device=chosen.device), right=True)
+
+
+def grouped_linear(x: Tensor, weight: Tensor, bias: Tensor | None, ends: Tensor) -> Tensor:
+    """x (T, I) sorted by expert, weight (X, O, I), bias (X, O), ends (X,) with ends[-1] = T -> (T, O)"""
+    x, weight = autocast_like_linear(x, weight)
+    if groups_matmul(x, weight):
+        y = F.grouped_mm(x, weight.transpose(1, 2), offs=ends.to(torch.int32))
+    else:
+        y = slices(x, weight, ends)
+    if bias is None:
+        return y
+    expert = torch.searchsorted(ends, torch.arange(len(x), device=x.device), right=True)  # (T,)
+    return y + bias.to(y.dtype)[expert]
+
+
+@torch.library.custom_op("regard::slices", mutates_args=())
+def slices(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
+    y = x.new_empty(len(x), weight.shape[1])  # (T, O)
+    for matrix, rows in zip(weight, stretches(ends), strict=True):
+        y[rows] = x[rows] @ matrix.T
+    return y
+
+
+@torch.library.custom_op("regard::slices_outer", mutates_args=())
+def outer(y: Tensor, x: Tensor, ends: Tensor) -> Tensor:
+    """Each expert's sum of y_t x_tᵀ: the gradient of its matrix."""
+    return torch.stack([y[rows].T @ x[rows] for rows in stretches(ends)])  # (X, O, I)
+
+
+def stretches(ends: Tensor) -> list[slice]:
+    """Each expert's rows."""
+    bounds = [0, *ends.tolist()]
+    return [slice(*pair) for pair in pairwise(bounds)]
+
+
+def backward(ctx, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+    x, weight, ends = ctx.saved_tensors
+    return slices(grad, weight.transpose(1, 2), ends), outer(grad, x, ends), None
+
+
+slices.register_fake(lambda x, weight, ends: x.new_empty(len(x), weight.shape[1]))
+outer.register_fake(lambda y, x, ends: x.new_empty(len(ends), y.shape[1], x.shape[1]))
+slices.register_autograd(backward, setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs))

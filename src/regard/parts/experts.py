@@ -1,0 +1,118 @@
+"""Mixture of experts: many feed-forward layers, of which each token passes through a few.
+
+    y = Σ_{i in chosen(x)} w_i(x) · expert_i(x)  +  shared(x)          parts/routing.py chooses and weighs
+
+Shazeer et al. 2017, Fedus et al. 2021 (Switch), Jiang et al. 2024 (Mixtral); shared experts, which every token passes:
+Dai et al. 2024 (DeepSeekMoE). The tokens are sorted by expert, so that each expert multiplies one stretch of rows
+(kernels/experts.py). Capacity, noise and losses belong to training: at inference nothing is dropped, and a token's
+result does not depend on the tokens beside it.
+"""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from regard.at import At
+from regard.kernels.experts import by_expert, grouped_linear
+from regard.parts.body import Body
+from regard.parts.feedforward import PositionWise
+from regard.parts.routing import Router, Routing, balance_loss, within_capacity, z_loss
+from regard.parts.tap import Tap
+from regard.spec import require
+
+
+@dataclass(frozen=True)
+class Experts(Body):
+    wants_at: ClassVar[bool] = True
+
+    count: int
+    top_k: int
+    expert: PositionWise
+    shared: PositionWise | None = None  # for every token, beside the chosen ones
+    shared_gate: bool = False  # shared(x) · sigmoid(w x), as in Qwen2-MoE
+    router: Router = Router()
+    balance: float = 0.01  # how much of the balance loss is added
+    z: float = 0.0  # and of the z loss
+    capacity: float | None = None  # training: seats an expert has, in even shares of all choices; None: no limit
+
+    def check(self) -> None:
+        require(self.count > 0, f"experts: count={self.count} must be positive")
+        require(0 < self.top_k <= self.count, f"experts: top_k={self.top_k} must be from 1 to count={self.count}")
+        for name in ("balance", "z"):
+            require(getattr(self, name) >= 0, f"experts: {name}={getattr(self, name)} must not be negative")
+        require(self.capacity is None or self.capacity > 0, f"experts: capacity={self.capacity} must be positive")
+        require(self.shared is not None or not self.shared_gate, "experts: shared_gate=True, but shared is None")
+        self.router.check_use(self.count, self.top_k)
+
+    def build(self, width: int) -> nn.Module:
+        return ExpertsModule(width, self)
+
+    def flops(self, width: int, tokens: int, seen: int) -> int:
+        shared = 0 if self.shared is None else self.shared.flops(width, tokens, seen)
+        columns = self.count + self.shared_gate  # of the router, and of the gate
+        return tokens * 2 * width * columns + self.top_k * self.expert.flops(width, tokens, seen) + shared
+
+    def idle(self, width: int) -> int:
+        with torch.device("meta"):
+            one = self.expert.build(width)
+        return (self.count - self.top_k) * sum(parameter.numel() for parameter in one.parameters())
+
+
+class ExpertsModule(nn.Module):
+    def __init__(self, width: int, spec: Experts):
+        super().__init__()
+        self.spec = spec
+        self.router = spec.router.build(width, spec.count, spec.top_k)
+        self.experts = spec.expert.build(width, partial(GroupedLinear, spec.count))
+        self.shared = None if spec.shared is None else spec.shared.build(width)
+        self.shared_gate = nn.Linear(width, 1, bias=False) if spec.shared_gate else None
+        self.kept = Tap()  # (T, k) which choices found a seat, where there is a capacity
+
+    def forward(self, x: Tensor, at: At) -> Tensor | tuple[Tensor, dict[str, Tensor]]:
+        tokens = x.flatten(0, 1)  # (T, D)
+        valid = None if at.valid is None else at.valid.flatten()  # (T,)
+        routing = self.router(tokens)
+        y = self.chosen(tokens, routing, valid).to(x.dtype).view_as(x)  # (B, L, D)
+        if self.shared is not None:
+            shared = self.shared(x)
+            y = y + (shared if self.shared_gate is None else shared * self.shared_gate(x).sigmoid())
+        return (y, self.losses(routing, valid)) if self.training else y
+
+    def chosen(self, x: Tensor, routing: Routing, valid: Tensor | None) -> Tensor:
+        """What the chosen experts say, weighed: (T, D)"""
+        seats, top_k = routing.chosen, self.spec.top_k
+        limited = self.training and self.spec.capacity is not None
+        if limited:
+            kept = self.kept(within_capacity(seats, valid, self.spec.count, self.spec.capacity))
+            seats = seats.masked_fill(~kept, self.spec.count)  # no expert: the token passes by on the residual
+        order, ends = by_expert(seats.flatten(), self.spec.count)  # (T·k,), (X,)
+        if limited:
+            order = order[: int(ends[-1])]
+        sorted_y = self.experts(x[order // top_k], ends)  # (T·k, D), less what was dropped
+        y = sorted_y.new_zeros(len(x) * top_k, x.shape[-1]).index_copy(0, order, sorted_y)
+        return (y.unflatten(0, (-1, top_k)) * routing.weights.unsqueeze(-1)).sum(1)  # (T, D)
+
+    def losses(self, routing: Routing, valid: Tensor | None) -> dict[str, Tensor]:
+        losses = {}
+        if self.spec.balance > 0:
+            losses["balance"] = self.spec.balance * balance_loss(routing, valid)
+        if self.spec.z > 0:
+            losses["z"] = self.spec.z * z_loss(routing, valid)
+        return losses
+
+
+class GroupedLinear(nn.Module):
+    """A linear layer for each expert, for tokens that are sorted by expert."""
+
+    def __init__(self, count: int, columns: int, rows: int, bias: bool):
+        super().__init__()
+        reach = columns**-0.5  # as nn.Linear draws
+        self.weight = nn.Parameter(torch.empty(count, rows, columns).uniform_(-reach, reach))
+        self.bias = nn.Parameter(torch.empty(count, rows).uniform_(-reach, reach)) if bias else None
+
+    def forward(self, x: Tensor, ends: Tensor) -> Tensor:
+        """x (T, I), of which the rows of expert e end at ends[e] -> (T, O)"""
+        return grouped_linear(x, self.weight, self.bias, ends)

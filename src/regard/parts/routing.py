@@ -1,0 +1,145 @@
+"""The router: which experts a token goes to, and how much each of them says.
+
+    s = softmax(W x)  or  sigmoid(W x)          the token goes to the k largest s_i + c_i, with weights s_i
+
+Shazeer et al. 2017; Fedus et al. 2021 (Switch). Weights that are renormalized to a sum of one are the softmax over the
+chosen logits alone, so "softmax after the choice" (Mixtral, GPT-OSS) is softmax before it with `renormalize`. A
+correction c moves the choice and not the weights, and experts may be chosen within the best groups only (DeepSeek-V3,
+2024). Two losses keep the router well, over the valid tokens of one forward:
+
+    balance = X Σ_i f_i P_i          f_i: the share of tokens that chose expert i; P_i: the mean of s_i      Switch
+    z       = mean (log Σ_i exp(W x)_i)²                                                   ST-MoE, Zoph et al. 2022
+
+`balance` is k where all experts are used alike, and more where the likelier ones are chosen more.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from regard.kernels.autocast import without_autocast
+from regard.spec import Spec, require
+
+
+@dataclass(frozen=True)
+class Router(Spec):
+    scores: Literal["softmax", "sigmoid"] = "softmax"
+    renormalize: bool | None = None  # None: unless one expert is chosen; a weight that is always 1 teaches nothing
+    scale: float = 1.0  # of all weights
+    bias: bool = False
+    correction: bool = False  # c: read from checkpoints, not trained
+    groups: int = 1
+    top_groups: int = 1  # how many groups a token may choose in
+    group_best: int = 2  # a group is worth the sum of its best scores: 1 in DeepSeek-V2, 2 in V3
+    jitter: float = 0.0  # training: inputs times U(1 - jitter, 1 + jitter); Switch
+    noise: bool = False  # training: logits plus normal noise of a learned deviation; Shazeer et al. 2017
+
+    def check(self) -> None:
+        require(0 <= self.jitter < 1, f"router: jitter={self.jitter} must be in [0, 1)")
+        for name in ("groups", "top_groups", "group_best"):
+            require(getattr(self, name) > 0, f"router: {name}={getattr(self, name)} must be positive")
+        require(
+            self.top_groups <= self.groups, f"router: top_groups={self.top_groups} is more than groups={self.groups}"
+        )
+
+    def check_use(self, count: int, top_k: int) -> None:
+        """Raise where it cannot choose this many of so many experts."""
+        require(
+            count % self.groups == 0, f"router: {count} experts cannot be split into groups={self.groups} of one size"
+        )
+        reach = self.top_groups * count // self.groups
+        require(
+            top_k <= reach, f"router: top_k={top_k} is more than the {reach} experts of top_groups={self.top_groups}"
+        )
+
+    def build(self, width: int, count: int, top_k: int) -> "RouterModule":
+        return RouterModule(width, self, count, top_k)
+
+
+class Routing(NamedTuple):
+    chosen: Tensor  # (T, k) experts of each token, the best first
+    weights: Tensor  # (T, k)
+    scores: Tensor  # (T, X)
+    logits: Tensor  # (T, X)
+
+
+class RouterModule(nn.Module):
+    def __init__(self, width: int, spec: Router, count: int, top_k: int):
+        super().__init__()
+        self.spec, self.top_k = spec, top_k
+        self.renormalize = top_k > 1 if spec.renormalize is None else spec.renormalize
+        self.proj = nn.Linear(width, count, bias=spec.bias)
+        self.noise_proj = nn.Linear(width, count, bias=False) if spec.noise else None
+        self.correction = nn.Parameter(torch.zeros(count), requires_grad=False) if spec.correction else None
+
+    def forward(self, x: Tensor) -> Routing:
+        """x (T, D)"""
+        with without_autocast(x.device):  # a rounded logit may send a token to another expert
+            logits = self.logits(x)  # (T, X)
+        logits = logits.to(torch.promote_types(x.dtype, torch.float32))
+        scores = logits.softmax(-1) if self.spec.scores == "softmax" else logits.sigmoid()
+        chosen = self.choose(scores.detach())  # (T, k)
+        weights = scores.gather(-1, chosen)  # (T, k)
+        if self.renormalize:
+            weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)  # sigmoids may all vanish
+        return Routing(chosen, weights * self.spec.scale, scores, logits)
+
+    def logits(self, x: Tensor) -> Tensor:
+        if not self.training:
+            return self.proj(x)
+        if self.spec.jitter > 0:
+            x = x * torch.empty_like(x).uniform_(1 - self.spec.jitter, 1 + self.spec.jitter)
+        logits = self.proj(x)
+        if self.noise_proj is not None:
+            logits = logits + torch.randn_like(logits) * F.softplus(self.noise_proj(x))
+        return logits
+
+    def choose(self, scores: Tensor) -> Tensor:
+        if self.correction is not None:
+            scores = scores + self.correction
+        if self.spec.groups > 1:
+            grouped = scores.unflatten(-1, (self.spec.groups, -1))  # (T, G, X/G)
+            best = min(self.spec.group_best, grouped.shape[-1])
+            worth = grouped.topk(best).values.sum(-1)  # (T, G)
+            open_groups = torch.zeros_like(worth, dtype=torch.bool)
+            open_groups = open_groups.scatter(-1, worth.topk(self.spec.top_groups).indices, True)
+            scores = grouped.masked_fill(~open_groups.unsqueeze(-1), -math.inf).flatten(-2)  # (T, X)
+        return scores.topk(self.top_k).indices
+
+
+def balance_loss(routing: Routing, valid: Tensor | None) -> Tensor:
+    picked = torch.zeros_like(routing.scores).scatter(-1, routing.chosen, 1.0)  # (T, X)
+    probabilities = routing.scores / routing.scores.sum(-1, keepdim=True)  # sigmoids do not sum to one
+    return picked.shape[-1] * (mean(picked, valid) * mean(probabilities, valid)).sum()
+
+
+def z_loss(routing: Routing, valid: Tensor | None) -> Tensor:
+    return mean(routing.logits.logsumexp(-1, keepdim=True).square(), valid).sum()
+
+
+def mean(values: Tensor, valid: Tensor | None) -> Tensor:
+    """Over the valid tokens: (T, …) -> (…)"""
+    if valid is None:
+        return values.mean(0)
+    return values.where(valid.unsqueeze(-1), 0.0).sum(0) / valid.sum().clamp_min(1)
+
+
+def within_capacity(chosen: Tensor, valid: Tensor | None, count: int, factor: float) -> Tensor:
+    """Which choices (T, k) find a seat, where every expert has ⌈factor · k · tokens / X⌉ of them.
+
+    All first choices are seated before any second one, in the order of the tokens; padding asks for none.
+    """
+    tokens, top_k = chosen.shape
+    asked = F.one_hot(chosen.T.flatten(), count)  # (k·T, X)
+    share = factor * top_k / count
+    if valid is None:
+        seats = math.ceil(share * tokens)
+    else:
+        asked = asked * valid.repeat(top_k).unsqueeze(-1)
+        seats = (share * valid.sum()).ceil()
+    place = (asked.cumsum(0) * asked).sum(-1)  # (k·T,) from 1; 0: it asked for none
+    return ((place > 0) & (place <= seats)).unflatten(0, (top_k, tokens)).T  # (T, k)

@@ -1,0 +1,337 @@
+"""Experts: token by token in a loop, against transformers, and what capacity, padding and training do."""
+
+import dataclasses
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.autograd import gradcheck
+from torch.utils.flop_counter import FlopCounterMode
+
+from regard.at import At
+from regard.models.blank import blank
+from regard.models.decoder import Decoder
+from regard.models.stack import Repeat, Stack
+from regard.parts.attention import Attention
+from regard.parts.block import Block, Sublayer
+from regard.parts.experts import Experts
+from regard.parts.feedforward import FeedForward, Gated, SwiGLU
+from regard.parts.routing import Router
+from regard.spec import SpecError
+
+WIDTH, TOKENS = 8, 21
+SPECS = {
+    "two of four": Experts(4, 2, SwiGLU(12), z=0.001),
+    "one of three": Experts(3, 1, FeedForward(12, "relu", bias=False)),
+    "all": Experts(3, 3, FeedForward(10)),
+    "one": Experts(1, 1, SwiGLU(12)),
+    "biases, odd widths": Experts(5, 2, Gated(7, "gelu", bias=True), router=Router(bias=True)),
+    "shared": Experts(4, 2, SwiGLU(12), shared=FeedForward(6)),
+    "shared, gated": Experts(4, 2, SwiGLU(12), shared=SwiGLU(6), shared_gate=True),
+    "grouped": Experts(
+        8, 3, SwiGLU(6), router=Router("sigmoid", correction=True, groups=4, top_groups=2, scale=2.5), balance=0.0
+    ),
+    "capacity": Experts(4, 2, SwiGLU(12), capacity=0.75),
+}
+
+
+def random(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def drawn(spec: Experts, dtype: torch.dtype = torch.float64) -> nn.Module:
+    module = spec.build(WIDTH).to(dtype).eval()
+    for n, parameter in enumerate(module.parameters()):
+        parameter.data = (random(*parameter.shape, seed=3 + n) * 0.7).to(dtype)
+    return module
+
+
+def at(x: Tensor, valid: Tensor | None = None) -> At:
+    return At.whole(*x.shape[:2]) if valid is None else At(torch.arange(x.shape[1]).expand(x.shape[:2]), valid=valid)
+
+
+def expert_alone(module: nn.Module, spec: Experts, index: int) -> nn.Module:
+    """A plain feed-forward with the weights of one expert."""
+    plain = spec.expert.build(WIDTH).double()
+    plain.load_state_dict({name: weights[index] for name, weights in module.experts.state_dict().items()})
+    return plain
+
+
+def token_by_token(module: nn.Module, spec: Experts, x: Tensor, kept: Tensor | None = None) -> Tensor:
+    experts = [expert_alone(module, spec, index) for index in range(spec.count)]
+    routing, rows = module.router(x.flatten(0, 1)), []
+    for token, vector in enumerate(x.flatten(0, 1)):
+        y = torch.zeros_like(vector)
+        for rank, (index, weight) in enumerate(zip(routing.chosen[token], routing.weights[token], strict=True)):
+            if kept is None or kept[token, rank]:
+                y = y + weight * experts[int(index)](vector)
+        if module.shared is not None:
+            gate = 1.0 if module.shared_gate is None else module.shared_gate(vector).sigmoid()
+            y = y + gate * module.shared(vector)
+        rows.append(y)
+    return torch.stack(rows).view_as(x)
+
+
+@pytest.mark.ledger("moe.layer")
+@pytest.mark.parametrize("name", SPECS)
+def test_experts_are_the_loop_over_tokens(name: str) -> None:
+    spec, x = SPECS[name], random(3, 7, WIDTH)
+    module = drawn(spec)
+    assert torch.allclose(module(x, at(x)), token_by_token(module, spec, x), atol=1e-12)
+
+
+@pytest.mark.ledger("moe.stabilise")
+@pytest.mark.parametrize("name", SPECS)
+def test_gradients(name: str) -> None:
+    """Of the output and of the losses, to the input and to every weight; where all are chosen nothing is discrete."""
+    spec, x = SPECS[name], random(1, 7, WIDTH).requires_grad_()
+    module = drawn(spec).train()
+    weights = {name: p for name, p in module.named_parameters() if p.requires_grad}
+
+    def as_function(x: Tensor, *values: Tensor) -> tuple[Tensor, ...]:
+        y, losses = torch.func.functional_call(module, dict(zip(weights, values, strict=True)), (x, at(x)))
+        return (y, *losses.values())
+
+    assert gradcheck(as_function, (x, *weights.values()), fast_mode=True)
+
+
+@pytest.mark.ledger("moe.layer")
+@pytest.mark.parametrize("name", ["two of four", "biases, odd widths", "all"])
+def test_identical_experts_are_one_feedforward(name: str) -> None:
+    spec, x = SPECS[name], random(3, 7, WIDTH)
+    module = drawn(spec)
+    for parameter in module.experts.parameters():
+        parameter.data[:] = parameter.data[:1].clone()
+    assert torch.allclose(module(x, at(x)), expert_alone(module, spec, 0)(x), atol=1e-12)
+
+
+@pytest.mark.ledger("moe.layer")
+def test_only_the_chosen_work() -> None:
+    """What an expert would say of tokens that did not choose it never matters, not even if it were no number."""
+    spec, x = Experts(4, 2, SwiGLU(12)), random(1, 1, WIDTH)
+    module = drawn(spec)
+    before, chosen = module(x, at(x)), module.router(x[0]).chosen[0]
+    for index in set(range(4)) - set(chosen.tolist()):
+        module.experts.up_proj.weight.data[index] = torch.nan
+    assert torch.equal(module(x, at(x)), before)
+    module.zero_grad()
+    module(x, at(x)).sum().backward()
+    assert ((module.experts.down_proj.weight.grad != 0).flatten(1).any(1).nonzero()[:, 0] == chosen.sort().values).all()
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_a_token_does_not_depend_on_its_batch(name: str) -> None:
+    module, x = drawn(SPECS[name]), random(3, 7, WIDTH)
+    alone = torch.cat([module(token.view(1, 1, -1), at(token.view(1, 1, -1))) for token in x.flatten(0, 1)])
+    assert torch.allclose(module(x, at(x)).flatten(0, 1), alone[:, 0], atol=1e-12)
+
+
+def copy_from(theirs: nn.Module, ours: nn.Module, router: str = "gate") -> None:
+    """Their stacked gate_up_proj (X, 2F, D) and down_proj (X, D, F), filled with ours."""
+    experts = ours.experts
+    gate_up = torch.cat([experts.gate_proj.weight, experts.up_proj.weight], 1)
+    theirs.experts.gate_up_proj.data = gate_up.detach().clone()
+    theirs.experts.down_proj.data = experts.down_proj.weight.detach().clone()
+    getattr(theirs, router).weight.data = ours.router.proj.weight.detach().clone()
+
+
+@pytest.mark.ledger("moe.layer")
+@pytest.mark.parametrize("name", ["mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "deepseek_v3"])
+def test_experts_are_those_of_transformers(name: str) -> None:
+    from transformers.models.deepseek_v3 import modeling_deepseek_v3 as deepseek
+    from transformers.models.mixtral import modeling_mixtral as mixtral
+    from transformers.models.olmoe import modeling_olmoe as olmoe
+    from transformers.models.qwen2_moe import modeling_qwen2_moe as qwen2
+    from transformers.models.qwen3_moe import modeling_qwen3_moe as qwen3
+
+    sizes = {"hidden_size": WIDTH, "num_experts_per_tok": 3, "num_attention_heads": 1, "num_key_value_heads": 1}
+    eight = {"num_experts": 8, "moe_intermediate_size": 12}
+    groups = {"n_group": 4, "topk_group": 2, "n_shared_experts": 2, "n_routed_experts": 8, "moe_intermediate_size": 12}
+    expert = SwiGLU(12)
+    block, config, spec = {
+        "mixtral": (
+            mixtral.MixtralSparseMoeBlock,
+            mixtral.MixtralConfig(num_local_experts=8, intermediate_size=12, **sizes),
+            Experts(8, 3, expert),
+        ),
+        "qwen2_moe": (
+            qwen2.Qwen2MoeSparseMoeBlock,
+            qwen2.Qwen2MoeConfig(shared_expert_intermediate_size=16, norm_topk_prob=False, **eight, **sizes),
+            Experts(8, 3, expert, shared=SwiGLU(16), shared_gate=True, router=Router(renormalize=False)),
+        ),
+        "qwen3_moe": (
+            qwen3.Qwen3MoeSparseMoeBlock,
+            qwen3.Qwen3MoeConfig(norm_topk_prob=True, **eight, **sizes),
+            Experts(8, 3, expert),
+        ),
+        "olmoe": (
+            olmoe.OlmoeSparseMoeBlock,
+            olmoe.OlmoeConfig(num_experts=8, intermediate_size=12, norm_topk_prob=False, **sizes),
+            Experts(8, 3, expert, router=Router(renormalize=False)),
+        ),
+        "deepseek_v3": (
+            deepseek.DeepseekV3MoE,
+            deepseek.DeepseekV3Config(routed_scaling_factor=2.5, **groups, **sizes),
+            Experts(
+                8,
+                3,
+                expert,
+                shared=SwiGLU(24),
+                router=Router("sigmoid", correction=True, groups=4, top_groups=2, scale=2.5),
+            ),
+        ),
+    }[name]
+    config._experts_implementation = "eager"
+    theirs, ours, x = block(config).eval(), drawn(spec, torch.float32), random(3, 7, WIDTH).float()
+    copy_from(theirs, ours)
+    if name == "qwen2_moe":
+        theirs.shared_expert.load_state_dict(ours.shared.state_dict())
+        theirs.shared_expert_gate.load_state_dict(ours.shared_gate.state_dict())
+    if name == "deepseek_v3":
+        theirs.shared_experts.load_state_dict(ours.shared.state_dict())
+        theirs.gate.e_score_correction_bias.copy_(ours.router.correction)
+    x.requires_grad_()
+    found, expected = ours(x, at(x)), theirs(x.clone())
+    assert torch.allclose(found, expected, atol=1e-5)
+    grad = random(3, 7, WIDTH, seed=5).float()
+    to_x = [torch.autograd.grad(y, x, grad)[0] for y in (found, expected)]
+    assert torch.allclose(*to_x, atol=1e-5)
+
+
+@pytest.mark.ledger("moe.layer", "moe.capacity")
+@pytest.mark.parametrize("capacity", [64, 2])
+def test_switch_with_and_without_dropping(capacity: int) -> None:
+    """One row of tokens: theirs seats a row at a time, ours a batch."""
+    from transformers.models.switch_transformers import modeling_switch_transformers as switch
+
+    count, x = 4, random(1, TOKENS, WIDTH).float()
+    config = switch.SwitchTransformersConfig(
+        d_model=WIDTH, d_ff=12, num_experts=count, expert_capacity=capacity, router_jitter_noise=0.0, dropout_rate=0.0
+    )
+    theirs = switch.SwitchTransformersSparseMLP(config).eval()
+    factor = capacity * count / TOKENS
+    ours = drawn(Experts(count, 1, FeedForward(12, "relu", bias=False), capacity=factor, balance=0.0), torch.float32)
+    theirs.router.classifier.load_state_dict(ours.router.proj.state_dict())
+    for index in range(count):
+        expert = theirs.experts[f"expert_{index}"]
+        expert.wi.weight.data = ours.experts.up_proj.weight[index].detach()
+        expert.wo.weight.data = ours.experts.down_proj.weight[index].detach()
+    y, losses = ours.train()(x, at(x))
+    assert torch.allclose(y, theirs(x), atol=1e-5) and losses == {}
+    dropped = (y == 0).all(-1).sum()
+    assert (dropped > 0) == (capacity == 2)
+
+
+@pytest.mark.ledger("moe.capacity")
+def test_the_dropped_pass_by_and_are_counted() -> None:
+    spec, x = Experts(4, 2, SwiGLU(12), capacity=0.75), random(3, 7, WIDTH)
+    module, seen = drawn(spec).train(), []
+    module.kept.register_forward_hook(lambda _, __, kept: seen.append(kept))
+    y, _ = module(x, at(x))
+    (kept,) = seen
+    assert kept.shape == (TOKENS, 2) and 0 < (~kept).sum() < TOKENS
+    assert torch.allclose(y, token_by_token(module.eval(), spec, x, kept), atol=1e-12)
+    module(x, at(x))
+    assert len(seen) == 1  # at inference nobody is turned away, and nobody asked
+
+
+@pytest.mark.ledger("moe.capacity")
+@pytest.mark.parametrize("name", ["two of four", "one of three", "shared, gated"])
+def test_capacity_for_all_is_no_capacity(name: str) -> None:
+    spec, x = SPECS[name], random(3, 7, WIDTH)
+    roomy = dataclasses.replace(spec, capacity=spec.count / spec.top_k)
+    free, limited = drawn(spec).train()(x, at(x)), drawn(roomy).train()(x, at(x))
+    assert torch.equal(free[0], limited[0]) and free[1] == limited[1]
+
+
+def test_padding_takes_no_seat_and_counts_in_no_loss() -> None:
+    spec = Experts(4, 2, SwiGLU(12), capacity=0.5, z=0.1)
+    module, x = drawn(spec).train(), random(2, 9, WIDTH)
+    valid = torch.tensor([[True] * 9, [False] * 4 + [True] * 5])
+    y, losses = module(x, at(x, valid))
+    packed = x[valid].unsqueeze(0)
+    alone, expected = module(packed, at(packed))
+    assert torch.allclose(y[valid], alone[0], atol=1e-12) and (y[~valid] == 0).all()
+    assert set(losses) == {"balance", "z"}
+    assert all(torch.allclose(losses[name], expected[name], atol=1e-14) for name in losses)
+
+
+def test_losses_come_with_the_output_in_training_only() -> None:
+    x = random(1, 7, WIDTH)
+    for spec, names in (
+        (SPECS["two of four"], {"balance", "z"}),
+        (SPECS["all"], {"balance"}),
+        (SPECS["grouped"], set()),
+    ):
+        module = drawn(spec)
+        assert isinstance(module(x, at(x)), Tensor)
+        y, losses = module.train()(x, at(x))
+        assert set(losses) == names and torch.equal(y, module.eval()(x, at(x)))
+        assert all(loss.dim() == 0 and loss > 0 for loss in losses.values())
+    twice = drawn(Experts(4, 2, SwiGLU(12), balance=0.02)).train()(x, at(x))[1]
+    once = drawn(Experts(4, 2, SwiGLU(12), balance=0.01)).train()(x, at(x))[1]
+    assert torch.allclose(twice["balance"], 2 * once["balance"])
+
+
+def test_a_stack_sums_the_losses_of_its_layers() -> None:
+    block = Block((Sublayer(Attention(2)), Sublayer(Experts(4, 2, SwiGLU(12), z=0.1))))
+    stack, parts = Stack((Repeat((block,), 3),), WIDTH).double().train(), []
+    for layer in stack.blocks:
+        layer.register_forward_hook(lambda _, __, out: parts.append(out[1]))
+    _, losses = stack(random(2, 7, WIDTH), At.whole(2, 7))
+    assert len(parts) == 3
+    for name in ("balance", "z"):
+        assert torch.allclose(losses[name], sum(part[name] for part in parts))
+    sum(losses.values()).backward()
+    assert all(p.grad.abs().max() > 0 for name, p in stack.named_parameters() if name.endswith("router.proj.weight"))
+    assert stack.eval()(random(2, 7, WIDTH), At.whole(2, 7))[1] == {}
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_flops_are_those_of_the_chosen(name: str) -> None:
+    spec, x = SPECS[name], random(3, 7, WIDTH)
+    counted = {torch.ops.regard.slices: lambda x, weight, ends, **_: 2 * x[0] * weight[1] * weight[2]}
+    with FlopCounterMode(display=False, custom_mapping=counted) as counter:
+        drawn(spec)(x, at(x))
+    assert spec.flops(WIDTH, TOKENS, TOKENS) == counter.get_total_flops()
+
+
+@pytest.mark.ledger("moe.mixtral")
+def test_mixtral_in_numbers() -> None:
+    block = Block((Sublayer(Attention(32, 8)), Sublayer(Experts(8, 2, SwiGLU(14336)))))
+    spec = Decoder(32000, 4096, (Repeat((block,), 32),), tied=False)
+    total = sum(p.numel() for p in blank(spec).parameters())
+    active = total - sum(sublayer.body.idle(4096) for block in spec.blocks for sublayer in block.sublayers)
+    assert (total, active) == (46_702_792_704, 12_879_925_248)
+    assert round(100 * active / total, 1) == 27.6 and round(2 * total / 1e9, 1) == 93.4
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_idle_weights_are_those_of_the_experts_not_chosen(name: str) -> None:
+    spec = SPECS[name]
+    held = sum(p.numel() for p in spec.build(WIDTH).experts.parameters())
+    assert spec.idle(WIDTH) == held * (spec.count - spec.top_k) // spec.count
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_specs_survive_files(name: str) -> None:
+    assert Experts.from_json(SPECS[name].to_json()) == SPECS[name]
+    assert Experts.from_toml(SPECS[name].to_toml()) == SPECS[name]
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Experts(0, 1, SwiGLU(4)), "count=0 must be positive"),
+        (lambda: Experts(4, 5, SwiGLU(4)), "top_k=5 must be from 1 to count=4"),
+        (lambda: Experts(4, 2, SwiGLU(4), balance=-1.0), "balance=-1.0 must not be negative"),
+        (lambda: Experts(4, 2, SwiGLU(4), capacity=0.0), "capacity=0.0 must be positive"),
+        (lambda: Experts(4, 2, SwiGLU(4), shared_gate=True), "shared is None"),
+        (lambda: Experts(4, 2, Attention(2)), "expert: expected PositionWise"),
+        (lambda: Experts(6, 2, SwiGLU(4), router=Router(groups=4)), "groups=4"),
+    ],
+)
+def test_what_cannot_be_is_refused(make: Callable[[], Experts], message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        make()

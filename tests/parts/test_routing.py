@@ -1,0 +1,273 @@
+"""The router: whom it chooses, what its losses are, who finds a seat; by hand and against transformers."""
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from regard.parts.routing import Router, RouterModule, Routing, balance_loss, within_capacity, z_loss
+from regard.spec import SpecError
+
+WIDTH, COUNT, TOKENS = 10, 8, 40
+
+
+def random(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def drawn(spec: Router, top_k: int, dtype: torch.dtype = torch.float64) -> RouterModule:
+    module = spec.build(WIDTH, COUNT, top_k).to(dtype).eval()
+    for n, parameter in enumerate(module.parameters()):
+        parameter.data = random(*parameter.shape, seed=3 + n).to(dtype)
+    return module
+
+
+ROUTERS = {
+    "softmax": (Router(), 2),
+    "softmax, as it is": (Router(renormalize=False), 3),
+    "one": (Router(), 1),
+    "all": (Router(), COUNT),
+    "sigmoid, corrected, scaled": (Router("sigmoid", correction=True, scale=2.5), 3),
+    "bias": (Router(bias=True), 2),
+    "groups by their best": (Router(groups=4, top_groups=2, group_best=1, scale=16.0, renormalize=False), 3),
+    "groups by their best two": (Router("sigmoid", correction=True, groups=4, top_groups=1), 2),
+    "groups of one": (Router(groups=8, top_groups=3), 2),
+}
+
+
+def by_hand(logits: list[float], correction: list[float], spec: Router, top_k: int) -> dict[int, float]:
+    """Expert -> weight, of one token."""
+    if spec.scores == "softmax":
+        total = sum(map(math.exp, logits))
+        scores = [math.exp(logit) / total for logit in logits]
+    else:
+        scores = [1 / (1 + math.exp(-logit)) for logit in logits]
+    ranked = [score + c for score, c in zip(scores, correction, strict=True)]
+    size = COUNT // spec.groups
+    groups = [ranked[start : start + size] for start in range(0, COUNT, size)]
+    worth = [sum(sorted(group, reverse=True)[: spec.group_best]) for group in groups]
+    best = sorted(range(spec.groups), key=lambda group: -worth[group])[: spec.top_groups]
+    among = [expert for expert in range(COUNT) if expert // size in best]
+    chosen = sorted(among, key=lambda expert: -ranked[expert])[:top_k]
+    renormalize = top_k > 1 if spec.renormalize is None else spec.renormalize
+    total = sum(scores[expert] for expert in chosen) if renormalize else 1.0
+    return {expert: scores[expert] / total * spec.scale for expert in chosen}
+
+
+@pytest.mark.ledger("moe.router")
+@pytest.mark.parametrize("name", ROUTERS)
+def test_choices_and_weights_are_those_by_hand(name: str) -> None:
+    spec, top_k = ROUTERS[name]
+    module, x = drawn(spec, top_k), random(TOKENS, WIDTH)
+    routing = module(x)
+    correction = [0.0] * COUNT if module.correction is None else module.correction.tolist()
+    for token, logits in enumerate(module.proj(x).tolist()):
+        expected = by_hand(logits, correction, spec, top_k)
+        found = dict(zip(routing.chosen[token].tolist(), routing.weights[token].tolist(), strict=True))
+        assert list(found) == list(expected)  # the best first
+        assert found == pytest.approx(expected, abs=1e-12)
+
+
+@pytest.mark.ledger("moe.router")
+def test_softmax_after_the_choice_is_softmax_before_and_renormalized() -> None:
+    from transformers.models.gpt_oss.modeling_gpt_oss import GptOssConfig, GptOssTopKRouter
+    from transformers.models.mixtral.modeling_mixtral import MixtralConfig, MixtralTopKRouter
+
+    x, module = random(TOKENS, WIDTH).float(), drawn(Router(bias=True), 3, torch.float32)
+    routing = module(x)
+    after = routing.logits.gather(-1, routing.chosen).softmax(-1)
+    assert torch.allclose(routing.weights, after, atol=1e-6)
+    sizes = {"hidden_size": WIDTH, "num_local_experts": COUNT, "num_experts_per_tok": 3}
+    theirs = GptOssTopKRouter(GptOssConfig(**sizes))  # softmax after
+    theirs.load_state_dict(module.proj.state_dict())
+    _, weights, chosen = theirs(x)
+    assert torch.equal(routing.chosen, chosen) and torch.allclose(routing.weights, weights, atol=1e-6)
+    module.proj.bias.data.zero_()
+    theirs = MixtralTopKRouter(MixtralConfig(**sizes))  # softmax before
+    theirs.weight.data = module.proj.weight.data
+    _, weights, chosen = theirs(x)
+    assert torch.equal(module(x).chosen, chosen) and torch.allclose(module(x).weights, weights, atol=1e-6)
+
+
+@pytest.mark.parametrize("groups", [1, 4])
+def test_deepseek_routers(groups: int) -> None:
+    from transformers.models.deepseek_v2.modeling_deepseek_v2 import DeepseekV2Config, DeepseekV2TopkRouter
+    from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3Config, DeepseekV3TopkRouter
+
+    sizes = {
+        "hidden_size": WIDTH,
+        "num_attention_heads": 1,
+        "n_routed_experts": COUNT,
+        "num_experts_per_tok": 3,
+        "n_group": groups,
+        "topk_group": min(groups, 2),
+        "routed_scaling_factor": 2.5,
+    }
+    x, grouping = random(TOKENS, WIDTH).float(), {"groups": groups, "top_groups": min(groups, 2), "scale": 2.5}
+    method = "group_limited_greedy" if groups > 1 else "greedy"
+    second = DeepseekV2TopkRouter(DeepseekV2Config(topk_method=method, **sizes))
+    third = DeepseekV3TopkRouter(DeepseekV3Config(norm_topk_prob=True, **sizes))
+    for theirs, spec in (
+        (second, Router(renormalize=False, group_best=1, **grouping)),
+        (third, Router("sigmoid", correction=True, **grouping)),
+    ):
+        ours = drawn(spec, 3, torch.float32)
+        theirs.weight.data = ours.proj.weight.data
+        if ours.correction is not None:
+            theirs.e_score_correction_bias.copy_(ours.correction)
+        _, weights, chosen = theirs(x)
+        order, routing = chosen.argsort(-1), ours(x)
+        ranked = routing.chosen.argsort(-1)
+        assert torch.equal(routing.chosen.gather(-1, ranked), chosen.gather(-1, order))
+        assert torch.allclose(routing.weights.gather(-1, ranked), weights.gather(-1, order), atol=1e-6)
+
+
+def test_a_correction_moves_the_choice_and_not_the_weights() -> None:
+    module, x = drawn(Router("sigmoid", correction=True, renormalize=False), 2), random(TOKENS, WIDTH)
+    module.correction.data = torch.eye(COUNT)[5] * 10
+    routing = module(x)
+    assert (routing.chosen[:, 0] == 5).all()
+    assert torch.equal(routing.weights, routing.scores.gather(-1, routing.chosen))
+    assert not module.correction.requires_grad
+
+
+@pytest.mark.ledger("moe.stabilise")
+@pytest.mark.parametrize("spec", [Router(noise=True), Router(jitter=0.3)], ids=["noise", "jitter"])
+def test_noise_is_in_training_only(spec: Router) -> None:
+    module, x = drawn(spec, 2), random(TOKENS, WIDTH)
+    assert torch.equal(module(x).logits, module(x).logits)
+    assert torch.equal(module(x).logits, module.proj(x))
+    module.train()
+    torch.manual_seed(0)
+    one, other = module(x).logits, module(x).logits
+    assert (one != other).all() and ((one - module.proj(x)).mean(0).abs() < 1).all()
+    module(x).weights[:, 0].sum().backward()
+    assert all(p.grad is not None and p.grad.abs().max() > 0 for p in module.parameters())
+
+
+@pytest.mark.ledger("moe.stabilise")
+def test_noise_deviates_by_what_was_learned() -> None:
+    module, x = drawn(Router(noise=True), 2).train(), random(1, WIDTH)
+    torch.manual_seed(0)
+    noise = torch.cat([module(x).logits - module.proj(x) for _ in range(4000)])
+    deviation = torch.nn.functional.softplus(module.noise_proj(x))[0]
+    assert torch.allclose(noise.std(0), deviation, rtol=0.05)
+
+
+@pytest.mark.ledger("moe.stabilise")
+@pytest.mark.parametrize("name", ROUTERS)
+def test_gradients_reach_the_router(name: str) -> None:
+    spec, top_k = ROUTERS[name]
+    module = drawn(spec, top_k)
+    module(random(TOKENS, WIDTH)).weights[:, 0].sum().backward()
+    assert module.proj.weight.grad.abs().max() > 1e-3
+
+
+@pytest.mark.ledger("moe.balance")
+@pytest.mark.parametrize("padded", [False, True])
+def test_balance_is_that_of_transformers(padded: bool) -> None:
+    from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
+
+    routing = drawn(Router(), 2, torch.float32)(random(TOKENS, WIDTH).float())
+    valid = torch.arange(TOKENS) % 5 != 1 if padded else None
+    theirs = load_balancing_loss_func((routing.logits,), COUNT, 2, None if valid is None else valid.view(2, -1))
+    assert torch.allclose(balance_loss(routing, valid), theirs, atol=1e-6)
+
+
+@pytest.mark.ledger("moe.balance")
+def test_losses_are_those_of_switch() -> None:
+    from transformers.models.switch_transformers import modeling_switch_transformers as switch
+
+    routing = drawn(Router(), 1, torch.float32)(random(TOKENS, WIDTH).float())
+    theirs = switch.load_balancing_loss_func(routing.scores.unsqueeze(0), routing.chosen.view(1, -1))
+    assert torch.allclose(balance_loss(routing, None), theirs, atol=1e-6)
+    assert torch.allclose(z_loss(routing, None), switch.router_z_loss_func(routing.logits.unsqueeze(0)), atol=1e-5)
+
+
+def fabricated(probabilities: Tensor, top_k: int) -> Routing:
+    """As many tokens as it takes to choose every expert as often as its probability says, in tenths of a percent."""
+    experts = torch.repeat_interleave(torch.arange(len(probabilities)), (probabilities * 1000).round().long())
+    chosen = torch.stack([experts.roll(shift) for shift in range(top_k)], -1)
+    scores = probabilities.expand(len(experts), -1)
+    return Routing(chosen, scores.gather(-1, chosen), scores, scores.log())
+
+
+@pytest.mark.ledger("moe.balance")
+def test_balance_is_least_where_all_experts_are_used_alike() -> None:
+    even = fabricated(torch.full((COUNT,), 1 / COUNT, dtype=torch.float64), 1)
+    assert balance_loss(even, None).item() == pytest.approx(1.0)
+    for seed in range(20):
+        skewed = balance_loss(fabricated(random(COUNT, seed=seed).softmax(-1), 1), None)
+        assert skewed > 1.05
+    alone = balance_loss(fabricated(torch.eye(COUNT, dtype=torch.float64)[0], 1), None)
+    assert alone.item() == COUNT  # the most: one expert does it all
+
+
+@pytest.mark.ledger("moe.balance")
+@pytest.mark.parametrize("spec", [Router(), Router("sigmoid")], ids=["softmax", "sigmoid"])
+def test_descending_the_balance_loss_balances(spec: Router) -> None:
+    module, x = drawn(spec, 2).train(), random(400, WIDTH) + 1
+    counts = lambda: torch.bincount(module(x).chosen.flatten(), minlength=COUNT)  # noqa: E731
+    before = counts()
+    optimizer = torch.optim.SGD(module.parameters(), lr=0.5)
+    for _ in range(200):
+        optimizer.zero_grad()
+        balance_loss(module(x), None).backward()
+        optimizer.step()
+    assert before.max() > 2.5 * 100 and counts().max() < 1.6 * 100  # an even share is 100
+
+
+def test_padding_counts_in_no_loss() -> None:
+    module, x, valid = drawn(Router(), 2), random(TOKENS, WIDTH), torch.arange(TOKENS) % 3 != 0
+    for loss in (balance_loss, z_loss):
+        assert torch.allclose(loss(module(x), valid), loss(module(x[valid]), None), atol=1e-12)
+        assert loss(module(x), torch.zeros_like(valid)).item() == 0
+
+
+def seats_by_hand(chosen: list[list[int]], valid: list[bool], seats: int) -> list[list[bool]]:
+    taken, kept = [0] * COUNT, [[False] * len(row) for row in chosen]
+    for rank in range(len(chosen[0])):
+        for token, row in enumerate(chosen):
+            if valid[token] and taken[row[rank]] < seats:
+                taken[row[rank]] += 1
+                kept[token][rank] = True
+    return kept
+
+
+@pytest.mark.ledger("moe.capacity")
+@pytest.mark.parametrize("factor", [0.1, 0.5, 1.0, 1.25, 2.0])
+@pytest.mark.parametrize("padded", [False, True])
+@pytest.mark.parametrize("top_k", [1, 2, 3])
+def test_seats_are_given_in_order(factor: float, padded: bool, top_k: int) -> None:
+    chosen = drawn(Router(), top_k)(random(TOKENS, WIDTH)).chosen
+    valid = torch.arange(TOKENS) % 4 != 1 if padded else torch.ones(TOKENS, dtype=torch.bool)
+    seats = math.ceil(factor * top_k * int(valid.sum()) / COUNT)
+    kept = within_capacity(chosen, valid if padded else None, COUNT, factor)
+    assert kept.tolist() == seats_by_hand(chosen.tolist(), valid.tolist(), seats)
+    assert torch.bincount(chosen[kept], minlength=COUNT).max() <= seats
+
+
+@pytest.mark.ledger("moe.capacity")
+@pytest.mark.parametrize("top_k", [1, 2, 3, 7])
+def test_nothing_is_dropped_where_every_expert_could_seat_all(top_k: int) -> None:
+    chosen = torch.arange(top_k).expand(TOKENS, top_k)  # all to the same few: the worst case
+    assert within_capacity(chosen, None, COUNT, COUNT / top_k).all()
+    assert not within_capacity(chosen, None, COUNT, 0.9 * COUNT / top_k).all()
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Router(jitter=1.0), "jitter=1.0 must be in"),
+        (lambda: Router(groups=0), "groups=0 must be positive"),
+        (lambda: Router(groups=2, top_groups=3), "top_groups=3 is more than groups=2"),
+        (lambda: Router(groups=3).check_use(8, 2), "8 experts cannot be split into groups=3"),
+        (lambda: Router(groups=4).check_use(8, 3), "top_k=3 is more than the 2 experts of top_groups=1"),
+        (lambda: Router("tanh"), "scores='tanh'"),
+    ],
+)
+def test_what_cannot_be_is_refused(make: Callable[[], object], message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        make()
