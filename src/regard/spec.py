@@ -20,11 +20,17 @@ from typing import Any, Literal, Self, Union
 
 KINDS = {
     "decoder": "regard.models.decoder:Decoder",
+    "tokens": "regard.parts.input:Tokens",
+    "patches": "regard.parts.patches:Patches",
+    "frames": "regard.parts.frames:Frames",
     "repeat": "regard.models.stack:Repeat",
     "block": "regard.parts.block:Block",
     "sublayer": "regard.parts.block:Sublayer",
     "attention": "regard.parts.attention:Attention",
     "cross_attention": "regard.parts.cross:CrossAttention",
+    "latent_attention": "regard.parts.latent:LatentAttention",
+    "native_sparse": "regard.parts.native_sparse:NativeSparse",
+    "scored_attention": "regard.parts.scored:ScoredAttention",
     "linear_attention": "regard.parts.linear_attention:LinearAttention",
     "short_convolution": "regard.parts.convolution:ShortConvolution",
     "feedforward": "regard.parts.feedforward:FeedForward",

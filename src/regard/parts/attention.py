@@ -48,10 +48,9 @@ class Attention(Body):
     def check(self) -> None:
         require(self.heads > 0, f"attention: heads={self.heads} must be positive")
         if self.kv_heads is not None and (self.kv_heads < 1 or self.heads % self.kv_heads):
-            divisors = [n for n in range(1, min(self.heads, 1024) + 1) if self.heads % n == 0]
             raise SpecError(
                 f"attention: heads={self.heads} is not divisible by kv_heads={self.kv_heads}; "
-                f"choose one of {', '.join(map(str, divisors))}"
+                f"choose one of {', '.join(map(str, divisors(self.heads)))}"
             )
         require(self.head_dim is None or self.head_dim > 0, f"attention: head_dim={self.head_dim} must be positive")
         require(self.softcap is None or self.softcap > 0, f"attention: softcap={self.softcap} must be positive")
@@ -60,10 +59,11 @@ class Attention(Body):
 
     def sizes(self, width: int) -> tuple[int, int, int]:
         """(heads, kv_heads, head_dim) in a stack this wide."""
-        require(
-            self.head_dim is not None or width % self.heads == 0,
-            f"attention: width={width} is not divisible by heads={self.heads}; choose another or give head_dim",
-        )
+        if self.head_dim is None and width % self.heads:
+            raise SpecError(
+                f"attention: width={width} is not divisible by heads={self.heads}; "
+                f"choose one of {', '.join(map(str, divisors(width)))}, or give head_dim"
+            )
         return self.heads, self.kv_heads or self.heads, self.head_dim or width // self.heads
 
     @property
@@ -167,6 +167,11 @@ class HeadGate(Gate):
 
 
 GATES = {"none": NoGate, "head": HeadGate, "element": Gate}
+
+
+def divisors(number: int) -> list[int]:
+    """Those up to 1024."""
+    return [n for n in range(1, min(number, 1024) + 1) if number % n == 0]
 
 
 def split(x: Tensor, heads: int) -> Tensor:

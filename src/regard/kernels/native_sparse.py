@@ -1,0 +1,129 @@
+"""The arithmetic of native sparse attention: blocks of tokens, which of them a query chooses, and attention over those.
+
+    compressed block i = tokens i·stride … i·stride + length - 1 of a document        seen once its last token is
+    importance of block j = Σ_i p_i · |i ∩ j| / stride        p: attention over compressed blocks, summed over a group
+
+A query looks at the `select` most important blocks; its document's first block, its own and the one before always come
+first, and of equals the earlier wins. Yuan et al. 2025. Blocks are counted from a document's first token, so they are
+the same in a packed row, a padded batch and a store.
+"""
+
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+from torch.utils.checkpoint import checkpoint
+
+from regard.at import At
+from regard.kernels.attention.bias import Bias
+from regard.kernels.attention.reference import normalize
+from regard.kernels.autocast import without_autocast
+
+CHUNK = 64  # queries whose chosen keys are laid out at once: each has its own, so all at once would be too many
+
+
+@dataclass(frozen=True, eq=False)
+class Line:
+    """The keys in the order of their documents, each document's tokens side by side, invalid ones behind all."""
+
+    slots: Tensor  # (B, S) the slot of the key that stands r-th in line
+    places: Tensor  # (B, S) how far in its document it stands
+    starts: Tensor  # (B, L) where the document of each query begins in the line
+    own: Tensor  # (B, L) how far in it the query stands
+
+    @classmethod
+    def of(cls, at: At) -> "Line":
+        segments, valid = at.key_segments, at.key_valid
+        ranks = torch.arange(at.key_positions.shape[1], device=at.positions.device).expand_as(at.key_positions)
+        slots = ranks
+        for key in (at.key_positions, segments, None if valid is None else (~valid).byte()):  # the last counts most
+            if key is not None:
+                slots = slots.gather(1, key.gather(1, slots).argsort(dim=1, stable=True))
+        begins = torch.zeros_like(ranks, dtype=torch.bool)
+        for key in (segments, valid):
+            if key is not None:
+                key = key.gather(1, slots)
+                begins[:, 1:] |= key[:, 1:] != key[:, :-1]
+        starts = ranks.where(begins, 0).cummax(1).values  # (B, S)
+        if at.k_positions is None:  # the queries are the keys
+            back = slots.argsort(1)
+            return cls(slots, ranks - starts, starts.gather(1, back), (ranks - starts).gather(1, back))
+        first = at.k_positions.gather(1, slots[:, :1])  # of the one document that a state remembers
+        return cls(slots, ranks - starts, torch.zeros_like(at.positions), at.positions - first)
+
+
+def ends(places: Tensor, valid: Tensor | None, length: int, stride: int) -> tuple[Tensor, Tensor]:
+    """Of tokens (B, n) at these places, those with which a compressed block is complete: (B, N), and which are real."""
+    ended = (places + 1 >= length) & ((places + 1 - length) % stride == 0)
+    ended = ended if valid is None else ended & valid
+    found = (~ended).byte().argsort(dim=1, stable=True)[:, : -(-places.shape[1] // stride)]
+    return found, ended.gather(1, found)
+
+
+def pick(x: Tensor, slots: Tensor) -> Tensor:
+    """The keys (B, K, S, E) in these slots (B, K or 1, n): (B, K, n, E)"""
+    rows, heads = (
+        torch.arange(len(x), device=x.device)[:, None, None],
+        torch.arange(x.shape[1], device=x.device)[:, None],
+    )
+    if not torch.is_grad_enabled():
+        return x[rows, heads, slots]  # of a long store only these are read
+    slots = (rows * x.shape[1] + heads) * x.shape[2] + slots  # in one long line: gradients are summed far faster so
+    return x.reshape(-1, x.shape[3]).index_select(0, slots.flatten()).view(*slots.shape, -1)
+
+
+def importance(weights: Tensor, begins: Tensor, length: int, stride: int, block: int, count: int) -> Tensor:
+    """(B, K, L, count) of so many blocks, by weights (B, K, L, N) on compressed ones that begin at places (B, N)."""
+    begins = begins.unsqueeze(-1)  # (B, N, 1)
+    starts = torch.arange(count, device=begins.device) * block
+    shared = torch.minimum(begins + length, starts + block) - torch.maximum(begins, starts)  # (B, N, count) tokens
+    return weights @ (shared.clamp_min(0) / stride).to(weights.dtype).unsqueeze(1)
+
+
+def choose(scores: Tensor, own: Tensor, block: int, select: int) -> Tensor:
+    """By scores (B, K, L, J) of blocks, for queries at places (B, L): the chosen blocks (B, K, L, select)."""
+    blocks = torch.arange(scores.shape[-1], device=own.device)
+    last = (own // block)[:, None, :, None]  # (B, 1, L, 1)
+    always = (blocks == 0) | (blocks == last) | (blocks == last - 1)
+    scores = scores.masked_fill(always, float("inf")).masked_fill(blocks > last, float("-inf"))
+    return scores.sort(dim=-1, descending=True, stable=True).indices[..., :select]
+
+
+def attend_chosen(
+    q: Tensor, k: Tensor, v: Tensor, at: At, line: Line, chosen: Tensor, block: int, scale: float, bias: Bias | None
+) -> Tensor:
+    """Attention of q (B, H, L, E) over the tokens of its chosen blocks (B, K, L, n), of k and v (B, K, S, E).
+
+    Chunks are computed again in the backward, so that training keeps no key that was laid out.
+    """
+
+    def chunk(q: Tensor, k: Tensor, v: Tensor, rows: slice) -> Tensor:
+        places = (chosen[:, :, rows].unsqueeze(-1) * block + torch.arange(block, device=q.device)).flatten(3)
+        seen = places <= line.own[:, None, rows, None]  # (B, K, C, T)
+        ranks = (places + line.starts[:, None, rows, None]).clamp_max(k.shape[2] - 1)
+        slots = line.slots.unsqueeze(1).expand(-1, k.shape[1], -1).gather(2, ranks.flatten(2))  # (B, K, C·T)
+        k, v = (pick(x, slots).unflatten(2, ranks.shape[2:]) for x in (k, v))  # (B, K, C, T, E)
+        wide = torch.promote_types(q.dtype, torch.float32)
+        q_groups = q.unflatten(1, (k.shape[1], -1)).transpose(2, 3)  # (B, K, C, G, E)
+        with without_autocast(q.device):
+            s = q_groups.to(wide) @ k.to(wide).transpose(-1, -2) * scale  # (B, K, C, G, T)
+            if bias is not None:
+                positions = at.key_positions.unsqueeze(1).expand(-1, k.shape[1], -1).gather(2, slots).view_as(ranks)
+                s = s + tiles(bias, at.positions[:, rows], positions, s)
+            out = normalize(s, seen.unsqueeze(3)) @ v.to(wide)
+        return out.to(q.dtype).transpose(2, 3).flatten(1, 2)  # (B, H, C, E)
+
+    run = partial(checkpoint, chunk, use_reentrant=False) if torch.is_grad_enabled() else chunk
+    pieces = [slice(start, start + CHUNK) for start in range(0, q.shape[2], CHUNK)]
+    return torch.cat([run(q[:, :, rows], k, v, rows) for rows in pieces], 2)  # (B, H, L, E)
+
+
+def tiles(bias: Bias, q_positions: Tensor, k_positions: Tensor, s: Tensor) -> Tensor:
+    """The bias of scores s (B, K, C, G, T), where each query (B, C) has keys of its own (B, K, C, T)."""
+    groups = s.shape[3]
+    heads = [
+        bias.tile(q_positions.unsqueeze(-1), keys, s.dtype)[:, :, n * groups : (n + 1) * groups, 0]
+        for n, keys in enumerate(k_positions.unbind(1))
+    ]
+    return torch.stack(heads, 1)

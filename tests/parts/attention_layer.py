@@ -1,0 +1,65 @@
+"""An attention layer to look into: its taps, its weights, what it computes and what it keeps."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from regard.at import At
+from regard.engine.stores.contiguous import Contiguous
+from regard.kernels.attention.mask import Full
+from regard.lens.attention import attention_weights
+from regard.parts.attention import Attention, AttentionModule
+
+WIDTH, LENGTH = 16, 7
+
+
+def random(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def attention(heads: int = 2, kv_heads: int | None = None, width: int = WIDTH, **fields) -> AttentionModule:
+    """Unmasked, with weights that make rows far from uniform."""
+    module = Attention(heads, kv_heads, mask=Full(), **fields).build(width).double().requires_grad_(False)
+    for n, weight in enumerate(module.parameters()):
+        weight.copy_(random(*weight.shape, seed=n) * (2 * WIDTH / width) ** 0.5 / WIDTH**0.5)
+    return module
+
+
+def inside(module: AttentionModule, x: Tensor) -> dict[str, Tensor]:
+    """What the taps see: queries, keys, values, what the heads read; and the weights."""
+    seen: dict[str, Tensor] = {}
+    hooks = [
+        getattr(module, name).register_forward_hook(lambda _, __, out, name=name: seen.update({name: out}))
+        for name in "qkvz"
+    ]
+    at = At.whole(*x.shape[:2])
+    module(x, at)
+    for hook in hooks:
+        hook.remove()
+    return seen | {"weights": attention_weights(module, seen["q"], seen["k"], at)}
+
+
+def flops(module: nn.Module, x: Tensor) -> int:
+    with FlopCounterMode(display=False) as counter:
+        module(x, At.whole(*x.shape[:2]))
+    return counter.get_total_flops()
+
+
+def saved_bytes(run: Callable[[], object]) -> int:
+    """What autograd keeps for the backward, each storage once."""
+    kept: dict[int, int] = {}
+
+    def keep(x: Tensor) -> Tensor:
+        kept[x.untyped_storage().data_ptr()] = x.untyped_storage().nbytes()
+        return x
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
+        result = run()  # held, so that no storage is freed and counted under another's address
+    del result
+    return sum(kept.values())
+
+
+def bytes_of(store: Contiguous) -> int:
+    return sum(array.nbytes for states in store.states for state in states for array in state.arrays.values())

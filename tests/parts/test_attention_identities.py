@@ -1,0 +1,147 @@
+"""What must hold of the attention layer: how tokens enter, what it costs, what it remembers."""
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from regard.at import At
+from regard.engine.stores.contiguous import Contiguous
+from regard.kernels.attention.mask import Full
+from regard.models.stack import Repeat, Stack
+from regard.parts.attention import Attention, use_backend
+from regard.parts.block import Block, Sublayer
+from regard.parts.feedforward import SwiGLU
+from tests.parts.attention_layer import LENGTH, WIDTH, attention, bytes_of, flops, inside, random, saved_bytes
+
+
+@pytest.mark.ledger("attn.proj")
+def test_queries_keys_and_values_are_projections_of_one_sequence() -> None:
+    module, x = attention(1), random(1, LENGTH, WIDTH)
+    seen = inside(module, x)
+    for name, projection in (("q", module.q_proj), ("k", module.k_proj), ("v", module.v_proj)):
+        assert (seen[name][0, 0] - x[0] @ projection.weight.T).abs().max() < 1e-13
+        for t in range(LENGTH):  # row by row
+            assert (seen[name][0, 0, t] - projection.weight @ x[0, t]).abs().max() < 1e-13
+
+
+@pytest.mark.ledger("attn.asymmetry")
+def test_two_matrices_let_one_token_look_for_another_that_does_not_look_back() -> None:
+    module, x = attention(1), random(1, LENGTH, WIDTH)
+    seen = inside(module, x)
+    scores = (seen["q"] @ seen["k"].mT)[0, 0]
+    assert (scores - scores.T).abs().max() > 1
+    module.k_proj.weight.copy_(module.q_proj.weight)
+    tied = inside(module, x)
+    scores = (tied["q"] @ tied["k"].mT)[0, 0]
+    assert (scores - scores.T).abs().max() < 1e-13
+    # Feature 0 asks for feature 1, and what is taken is feature 2: matching is one job, the payload another.
+    module = attention(1, width=3)
+    for projection, weight in (("q_proj", [[9.0, 0, 0]]), ("k_proj", [[0, 9.0, 0]]), ("v_proj", [[0, 0, 1.0]])):
+        getattr(module, projection).weight.zero_()[:1] = torch.tensor(weight)
+    i, j = [1.0, 0.0, 5.0], [0.0, 1.0, 6.0]
+    seen = inside(module, torch.tensor([[i, j]], dtype=torch.float64))
+    assert seen["weights"][0, 0, 0, 1] > 0.999
+    assert seen["weights"][0, 0, 1, 0] == 0.5
+    assert seen["z"][0, 0, 0, 0].item() == pytest.approx(6)
+
+
+def encoder() -> Stack:
+    block = Block((Sublayer(Attention(2, mask=Full())), Sublayer(SwiGLU(24))))
+    stack = Stack((Repeat((block,), 3),), WIDTH).double()
+    for n, parameter in enumerate(stack.parameters()):
+        if parameter.dim() > 1:
+            parameter.data = random(*parameter.shape, seed=n) * 0.5
+    return stack
+
+
+@pytest.mark.ledger("attn.equivariance", "attn.invariance")
+def test_without_positions_outputs_move_with_their_tokens() -> None:
+    x = random(1, LENGTH, WIDTH)
+    for model in (attention(), encoder()):
+
+        def run(x: Tensor, model: nn.Module = model) -> Tensor:
+            out = model(x, At.whole(1, LENGTH))
+            return out[0] if isinstance(out, tuple) else out
+
+        for seed in range(3):
+            order = torch.randperm(LENGTH, generator=torch.Generator().manual_seed(seed))
+            out, permuted = run(x), run(x[:, order])
+            assert (permuted - out[:, order]).abs().max() < 1e-12
+            assert (permuted - out).abs().max() > 0.1  # not invariant …
+            assert (permuted.mean(1) - out.mean(1)).abs().max() < 1e-12  # … but for what is pooled
+
+
+@pytest.mark.ledger("attn.path")
+def test_any_two_tokens_are_one_hop_apart() -> None:
+    through_rnn = []
+    for length in (2, 16, 128, 1024):
+        module = attention(1, width=2)
+        module.q_proj.weight.copy_(torch.tensor([[0.0, 0.0], [2**0.5, 0.0]], dtype=torch.float64))
+        module.k_proj.weight.copy_(torch.eye(2))
+        module.v_proj.weight.copy_(torch.eye(2))
+        module.o_proj.weight.copy_(torch.eye(2))
+        x = torch.zeros(1, length, 2, dtype=torch.float64)
+        x[0, -1, 0], x[0, 0, 1] = 1.0, math.log(length - 1)  # the last token gives the first half of its weight
+        jacobian = torch.autograd.functional.jacobian(lambda x, m=module: m(x, At.whole(1, x.shape[1]))[0, -1], x)
+        assert jacobian[0, 0, 0, 0].item() == pytest.approx(0.5, abs=1e-12)
+        rnn = nn.RNN(2, 2, bias=False, dtype=torch.float64)
+        rnn.weight_hh_l0.data = 0.9 * torch.eye(2, dtype=torch.float64)
+        steps = random(length, 2).requires_grad_()
+        through_rnn.append(torch.autograd.grad(rnn(steps)[0][-1].sum(), steps)[0][0].norm().item())
+    assert through_rnn == sorted(through_rnn, reverse=True)
+    assert through_rnn[-1] < 1e-30
+
+
+@pytest.mark.ledger("attn.cost")
+@pytest.mark.parametrize("length", [8, 16, 64])
+def test_a_layer_is_projections_and_the_square_of_the_length(length: int) -> None:
+    module, x = attention(4), random(1, length, WIDTH)
+    use_backend(module, "reference")
+    assert flops(module, x) == 8 * length * WIDTH**2 + 4 * length**2 * WIDTH
+    assert Attention(4).flops(WIDTH, length, length) == flops(module, x)
+
+
+def growth(measure: Callable[[int], float], length: int = 256) -> float:
+    """How a quantity grows with the length: the exponent between n and 2n."""
+    return torch.tensor(measure(2 * length) / measure(length)).log2().item()
+
+
+@pytest.mark.ledger("attn.vs.rnn")
+def test_recurrence_and_attention_compared_by_counting() -> None:
+    rnn = nn.RNN(WIDTH, WIDTH, batch_first=True, dtype=torch.float64)
+    plain, fused = attention(1), attention(1)
+    use_backend(plain, "reference")
+    use_backend(fused, "sdpa")
+
+    def text(length: int) -> Tensor:
+        return random(1, length, WIDTH).requires_grad_()
+
+    def rnn_flops(length: int) -> int:
+        with FlopCounterMode(display=False) as counter:
+            rnn(text(length))
+        return counter.get_total_flops()
+
+    def run(module: nn.Module) -> Callable[[int], int]:
+        return lambda length: saved_bytes(lambda: module(text(length), At.whole(1, length)))
+
+    assert rnn_flops(64) == 4 * 64 * WIDTH**2  # compute O(nd²)
+    assert flops(plain, text(64)) == 4 * 64**2 * WIDTH + 8 * 64 * WIDTH**2  # O(n²d), and O(nd²) for the projections
+    assert growth(lambda n: saved_bytes(lambda: rnn(text(n)))) == pytest.approx(1, abs=0.05)  # to train: O(n) …
+    assert growth(run(plain)) == pytest.approx(2, abs=0.2)  # … against O(n²) …
+    assert growth(run(fused)) == pytest.approx(1, abs=0.05)  # … or O(n) in tiles
+    assert rnn(text(64))[1].numel() == rnn(text(128))[1].numel() == WIDTH  # to go on: one state …
+
+    def cache(length: int) -> int:
+        return bytes_of(Contiguous(((Attention(1).memory(WIDTH),),), 1, length - 1, torch.float64))
+
+    assert growth(cache) == 1  # … against keys and values of all that came before
+    assert cache(64) == 2 * 64 * WIDTH * 8
+
+    x, backwards = text(LENGTH), torch.arange(LENGTH - 1, -1, -1)
+    at = At.whole(1, LENGTH)
+    assert (rnn(x)[0] - rnn(x[:, backwards])[0][:, backwards]).abs().max() > 0.01  # order is built in …
+    assert (plain(x, at) - plain(x[:, backwards], at)[:, backwards]).abs().max() < 1e-12  # … or must be injected

@@ -1,0 +1,161 @@
+"""Cross-attention: its equation in plain loops, torch's module, and a source that is read once and remembered."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.autograd import gradcheck
+
+from regard.at import At, Source
+from regard.engine.stores.contiguous import Contiguous
+from regard.engine.stores.paged import Paged
+from regard.kernels.attention.mask import Causal
+from regard.parts.cross import CrossAttention, CrossAttentionModule
+from regard.parts.norm import RMSNorm
+from regard.parts.position.rope import Rope
+from regard.spec import SpecError
+from tests.parts.attention_layer import random
+
+WIDTH, SOURCE_WIDTH, LENGTH, SOURCE, EPS = 12, 10, 6, 5, 0.1
+SPECS = {
+    "plain": CrossAttention(3, source_width=SOURCE_WIDTH),
+    "grouped, biases": CrossAttention(4, 2, bias=True, source_width=SOURCE_WIDTH),
+    "options": CrossAttention(
+        4, 2, 5, qk_norm=RMSNorm(EPS), softcap=0.8, sinks=True, gate="head", scale=1.3, source_width=SOURCE_WIDTH
+    ),
+}
+VALID = torch.tensor([[True] * SOURCE, [True] * (SOURCE - 2) + [False] * 2])
+
+
+def build(spec: CrossAttention) -> CrossAttentionModule:
+    module = spec.build(WIDTH).double()
+    for n, parameter in enumerate(module.parameters()):
+        parameter.data = random(*parameter.shape, seed=n) * 0.5 + (parameter.dim() == 1)
+    return module
+
+
+def source(valid: Tensor = VALID) -> Source:
+    rows = len(valid)
+    return Source(random(rows, SOURCE, SOURCE_WIDTH, seed=7), At(torch.arange(SOURCE).expand(rows, -1), valid=valid))
+
+
+def before(source: Source | None, start: int = 0, stop: int = LENGTH, rows: Tensor | None = None) -> At:
+    return At(torch.arange(start, stop).expand(2, -1), rows=rows, source=source)
+
+
+def plain_loop(module: CrossAttentionModule, spec: CrossAttention, x: Tensor, source: Source) -> Tensor:
+    heads, kv_heads, dim = spec.sizes(WIDTH)
+    weight = module.state_dict()
+
+    def project(name: str, x: Tensor, heads: int) -> Tensor:
+        y = x @ weight[f"{name}_proj.weight"].T + weight.get(f"{name}_proj.bias", 0)
+        return y.unflatten(-1, (heads, -1))
+
+    def norm(name: str, x: Tensor) -> Tensor:
+        if spec.qk_norm is None:
+            return x
+        return x / (x.square().mean(-1, keepdim=True) + EPS).sqrt() * weight[f"{name}_norm.norm.weight"]
+
+    q = norm("q", project("q", x, heads))
+    k, v = norm("k", project("k", source.x, kv_heads)), project("v", source.x, kv_heads)
+    z = torch.zeros(*x.shape[:2], heads, dim, dtype=x.dtype)
+    for b, i, h in torch.cartesian_prod(*map(torch.arange, z.shape[:3])).tolist():
+        seen, g = source.at.valid[b].nonzero().flatten().tolist(), h * kv_heads // heads
+        scores = [float(q[b, i, h] @ k[b, j, g]) * (spec.scale or dim**-0.5) for j in seen]
+        if spec.softcap:
+            scores = [spec.softcap * math.tanh(s / spec.softcap) for s in scores]
+        total = sum(map(math.exp, scores)) + (math.exp(weight["sinks"][h]) if spec.sinks else 0)
+        for s, j in zip(scores, seen, strict=True):
+            z[b, i, h] += math.exp(s) / total * v[b, j, g]
+    if spec.gate == "head":
+        z = z * (x @ weight["gate.proj.weight"].T).sigmoid().unsqueeze(-1)
+    return z.flatten(-2) @ weight["o_proj.weight"].T + weight.get("o_proj.bias", 0)
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_the_equation_written_out(name: str) -> None:
+    module, x = build(SPECS[name]), random(2, LENGTH, WIDTH)
+    found = module(x, before(source()))
+    assert found.shape == x.shape
+    assert (found - plain_loop(module, SPECS[name], x, source())).abs().max() < 1e-12
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_gradients(name: str) -> None:
+    module, x, read = build(SPECS[name]), random(2, LENGTH, WIDTH), source()
+    names = dict(module.named_parameters())
+
+    def as_function(x: Tensor, states: Tensor, *values: Tensor) -> Tensor:
+        at = before(Source(states, read.at))
+        return torch.func.functional_call(module, dict(zip(names, values, strict=True)), (x, at))
+
+    assert gradcheck(as_function, (x.requires_grad_(), read.x.requires_grad_(), *names.values()), fast_mode=True)
+
+
+@pytest.mark.ledger("cross.module")
+@pytest.mark.parametrize("length", [1, SOURCE, 9])
+def test_the_module_of_torch(length: int) -> None:
+    """Sequences of different lengths and widths, a padded source; outputs and gradients."""
+    ours = build(CrossAttention(3, bias=True, source_width=SOURCE_WIDTH))
+    theirs = nn.MultiheadAttention(
+        WIDTH, 3, batch_first=True, kdim=SOURCE_WIDTH, vdim=SOURCE_WIDTH, dtype=torch.float64
+    )
+    for name in "qkv":
+        getattr(theirs, f"{name}_proj_weight").data = getattr(ours, f"{name}_proj").weight.data
+    theirs.in_proj_bias.data = torch.cat([ours.q_proj.bias, ours.k_proj.bias, ours.v_proj.bias])
+    theirs.out_proj.load_state_dict(ours.o_proj.state_dict())
+    x, read = random(2, length, WIDTH).requires_grad_(), source()
+    states = read.x.requires_grad_()
+    found = ours(x, before(read, 0, length))
+    expected, _ = theirs(x, states, states, key_padding_mask=~VALID, need_weights=False)
+    assert (found - expected).abs().max() < 1e-12
+    for f, e in zip(*(torch.autograd.grad(y.sin().sum(), (x, states)) for y in (found, expected)), strict=True):
+        assert (f - e).abs().max() < 1e-12
+
+
+@pytest.mark.ledger("cross.once")
+@pytest.mark.parametrize("store", [Contiguous, Paged])
+@pytest.mark.parametrize("name", SPECS)
+def test_a_source_is_read_once_and_remembered(name: str, store: type) -> None:
+    """Steps give what the whole gives, in rows of the store that are not the batch's, and project the source once."""
+    spec, x, rows = SPECS[name], random(2, LENGTH, WIDTH), torch.tensor([2, 0])
+    module, size = build(spec), {"blocks": 12} if store is Paged else {}
+    state = store(((spec.memory(WIDTH),),), 3, 8, dtype=torch.float64, source=9, **size).states[0][0]
+    whole = module(x, before(source()))
+    calls: list[int] = []
+    module.k_proj.register_forward_hook(lambda *_: calls.append(1))
+    for t in range(LENGTH):
+        at = before(source() if t == 0 else None, t, t + 1, rows)
+        assert (module(x[:, t : t + 1], at, state) - whole[:, t : t + 1]).abs().max() < 1e-12
+    assert len(calls) == 1
+
+
+def test_a_padded_source_is_the_same_source() -> None:
+    """Wherever its padding stands, and whatever it holds."""
+    module, x, read = build(SPECS["plain"]), random(2, LENGTH, WIDTH), source()
+    expected = module(x, before(read))
+    changed = read.x.clone()
+    changed[1, -2:] = 1e3
+    assert torch.equal(module(x, before(Source(changed, read.at))), expected)
+    left = Source(read.x.flip(1), At(read.at.positions, valid=VALID.flip(1)))
+    assert (module(x, before(left)) - expected).abs().max() < 1e-12
+
+
+def test_what_cannot_be_is_refused() -> None:
+    module, x = build(SPECS["plain"]), random(2, LENGTH, WIDTH)
+    with pytest.raises(ValueError, match="no source to read and remembers none"):
+        module(x, before(None))
+    with pytest.raises(SpecError, match="a source is seen whole"):
+        CrossAttention(2, mask=Causal())
+    with pytest.raises(SpecError, match="a source has an order of its own"):
+        CrossAttention(2, position=Rope())
+    memory = ((SPECS["plain"].memory(WIDTH),),)
+    with pytest.raises(ValueError, match="say how long one may be"):
+        Contiguous(memory, 1, 8, torch.float64)
+    state = Contiguous(memory, 2, 8, torch.float64, source=SOURCE - 1).states[0][0]
+    with pytest.raises(ValueError, match="a source of 5 tokens is longer than the 4"):
+        module(x, before(source()), state)
+    packed = At(torch.zeros(2, LENGTH).long(), segments=torch.zeros(2, LENGTH).long(), source=source())
+    with pytest.raises(ValueError, match="packed documents cannot be remembered"):
+        module(x, packed, state)

@@ -1,0 +1,208 @@
+"""What must hold of heads: several beside each other, and several that share keys and values."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from regard.at import At
+from regard.engine.stores.contiguous import Contiguous
+from regard.kernels.attention.mask import Full
+from regard.parts.attention import Attention, AttentionModule, use_backend
+from regard.parts.block import Block, Sublayer
+from regard.parts.feedforward import FeedForward
+from regard.parts.norm import LayerNorm
+from regard.spec import SpecError
+from tests.parts.attention_layer import LENGTH, WIDTH, attention, bytes_of, flops, inside, random, saved_bytes
+
+KV = ("k_proj", "v_proj")
+
+
+@pytest.mark.ledger("mha.module")
+def test_the_layer_is_that_of_torch_with_its_gradients() -> None:
+    ours, theirs = attention(4, bias=True), nn.MultiheadAttention(WIDTH, 4, batch_first=True, dtype=torch.float64)
+    give(theirs, ours)
+    for module in (ours, theirs):
+        module.requires_grad_()
+    x = random(2, LENGTH, WIDTH).requires_grad_()
+    out, expected = ours(x, At.whole(2, LENGTH)), theirs(x, x, x, need_weights=False)[0]
+    assert (out - expected).abs().max() < 1e-12
+    projections = [ours.q_proj, ours.k_proj, ours.v_proj]
+    packed = torch.cat([torch.autograd.grad(out.sin().sum(), p.weight, retain_graph=True)[0] for p in projections])
+    found = [packed, *torch.autograd.grad(out.sin().sum(), (x, ours.o_proj.weight))]
+    wanted = torch.autograd.grad(expected.sin().sum(), (theirs.in_proj_weight, x, theirs.out_proj.weight))
+    for f, w in zip(found, wanted, strict=True):
+        assert (f - w).abs().max() < 1e-12
+
+
+def give(theirs: nn.MultiheadAttention, ours: AttentionModule) -> None:
+    """Copy our weights into torch's layer."""
+    projections = [ours.q_proj, ours.k_proj, ours.v_proj]
+    theirs.in_proj_weight.data = torch.cat([p.weight for p in projections])
+    theirs.in_proj_bias.data = torch.cat([p.bias for p in projections])
+    theirs.out_proj.load_state_dict(ours.o_proj.state_dict())
+
+
+@pytest.mark.ledger("mha.sum")
+def test_every_head_adds_a_term_of_its_own() -> None:
+    module, x = attention(4), random(2, LENGTH, WIDTH)
+    heads = inside(module, x)["z"].unbind(1)
+    terms = [z @ w.T for z, w in zip(heads, module.o_proj.weight.chunk(4, dim=1), strict=True)]
+    assert (sum(terms) - module(x, At.whole(2, LENGTH))).abs().max() < 1e-13
+
+
+@pytest.mark.ledger("mha.dims")
+@pytest.mark.parametrize("heads", [1, 2, 8, 64])
+def test_weights_do_not_depend_on_the_number_of_heads(heads: int) -> None:
+    with torch.device("meta"):
+        plain, biased = (Attention(heads, bias=bias).build(512) for bias in (False, True))
+    assert sum(p.numel() for p in plain.parameters()) == 4 * 512**2 == 1_048_576
+    assert sum(p.numel() for p in biased.parameters()) == 1_050_624
+    assert Attention(heads).sizes(512) == (heads, heads, 512 // heads)
+    assert plain.q_proj.weight.unflatten(0, (heads, -1))[0].T.shape == (512, 512 // heads)  # 512 × 64 for eight
+    assert plain.o_proj.weight.shape == (512, 512)
+    with pytest.raises(SpecError, match="width=512 is not divisible by heads=7"):
+        Attention(7).sizes(512)
+
+
+@pytest.mark.ledger("mha.cost")
+def test_heads_cost_no_products_but_softmaxes() -> None:
+    x = random(1, 64, WIDTH)
+    counts, stored, fused = [], [], []
+    for heads in (1, 2, 8):
+        module = attention(heads)
+        use_backend(module, "reference")
+        counts.append(flops(module, x))
+        stored.append(inside(module, x)["weights"].nbytes)
+        use_backend(module, "sdpa")
+        y = x.clone().requires_grad_()
+        fused.append(saved_bytes(lambda module=module, y=y: module(y, At.whole(1, 64))))
+    assert counts[0] == counts[1] == counts[2]
+    assert stored == [64 * 64 * 8 * heads for heads in (1, 2, 8)]
+    assert fused[2] - fused[0] <= 7 * 64 * 8  # one sum a row and head, never the matrix
+
+
+@pytest.mark.ledger("mha.rank")
+def test_softmax_lifts_the_rank_and_values_bound_it() -> None:
+    n, width = 64, 8
+    q, k = random(n, width), random(n, width, seed=1)
+    scores = q @ k.T
+    rank = torch.linalg.matrix_rank
+    assert rank(scores) == width
+    assert rank((scores / width**0.5).softmax(-1)) == n
+    everyone = torch.randperm(n, generator=torch.Generator().manual_seed(0))
+    peaked = (50.0 * torch.eye(n, dtype=torch.float64)[everyone]).softmax(-1)
+    assert rank(peaked) == n
+    assert rank(torch.zeros(n, n, dtype=torch.float64).softmax(-1)) == 1
+    module = attention(4)
+    for values, out in zip(module.v_proj.weight.chunk(4), module.o_proj.weight.chunk(4, 1), strict=True):
+        assert rank(out @ values) == WIDTH // 4
+
+
+@pytest.mark.ledger("mha.independent")
+def test_heads_meet_in_the_output_projection_only() -> None:
+    module, x = attention(4), random(1, LENGTH, WIDTH)
+    use_backend(module, "reference")
+    before = inside(module, x)["z"]
+    for projection in (module.q_proj, module.k_proj, module.v_proj):
+        projection.weight[4:8] += 1  # the second head's
+    after = inside(module, x)["z"]
+    assert [torch.equal(b, a) for b, a in zip(before[0], after[0], strict=True)] == [True, False, True, True]
+    for projection in (module.q_proj, module.k_proj, module.v_proj):
+        projection.weight.copy_(projection.weight[:4].repeat(4, 1))
+    shared = inside(module, x)["z"]
+    assert (shared - shared[:, :1]).abs().max() < 1e-14
+
+
+@pytest.mark.ledger("mha.averaged")
+def test_torch_returns_the_mean_of_the_heads_weights() -> None:
+    ours, x = attention(8, width=512, bias=True), random(2, 10, 512)
+    theirs = nn.MultiheadAttention(512, 8, batch_first=True, dtype=torch.float64)
+    give(theirs, ours)
+    out, averaged = theirs(x, x, x)
+    weights = inside(ours, x)["weights"]
+    assert (out.shape, averaged.shape, weights.shape) == ((2, 10, 512), (2, 10, 10), (2, 8, 10, 10))
+    assert (weights.mean(1) - averaged).abs().max() < 1e-12
+    assert weights.std(1).max() > 0.1  # heads differ, which the mean hides
+
+
+@pytest.mark.ledger("mha.headdim")
+def test_head_dims_grew_with_the_number_of_heads() -> None:
+    published = {"2017": (8, 512, 64), "7B": (32, 4096, 128), "70B": (64, 8192, 128), "GPT-3": (96, 12288, 128)}
+    for heads, width, head_dim in published.values():
+        assert Attention(heads).sizes(width)[2] == head_dim
+        assert 32 <= head_dim <= 128
+
+
+@pytest.mark.ledger("mha.keras")
+def test_the_classic_block_is_one_spec() -> None:
+    """Eight heads of d/8, ReLU of 4d, post-norm, against its twin of torch's layers."""
+    spec = Block(
+        (
+            Sublayer(Attention(8, mask=Full(), bias=True), LayerNorm()),
+            Sublayer(FeedForward(4 * 64, "relu"), LayerNorm()),
+        ),
+        style="post",
+    )
+    block, x = spec.build(64).double(), random(2, LENGTH, 64)
+    mix, feed = block.sublayers
+    twin = nn.MultiheadAttention(64, 8, batch_first=True, dtype=torch.float64)
+    give(twin, mix.body)
+    inner = mix.norm(x + twin(x, x, x, need_weights=False)[0])
+    expected = feed.norm(inner + feed.body.down_proj(feed.body.up_proj(inner).relu()))
+    assert (block(x, At.whole(2, LENGTH))[0] - expected).abs().max() < 1e-12
+    assert sum(p.numel() for p in block.parameters()) == 12 * 64**2 + (4 + 5) * 64 + 2 * 2 * 64
+
+
+@pytest.mark.ledger("gqa.module")
+@pytest.mark.parametrize("kv_heads", [1, 2, 4])
+def test_grouped_queries_are_heads_with_repeated_keys(kv_heads: int) -> None:
+    grouped, wide, x = attention(4, kv_heads).requires_grad_(), attention(4), random(2, LENGTH, WIDTH)
+    with torch.no_grad():
+        wide.load_state_dict(grouped.state_dict() | {f"{name}.weight": repeated(grouped, name) for name in KV})
+    wide.requires_grad_()
+    at = At.whole(2, LENGTH)
+    out, expected = grouped(x, at), wide(x, at)
+    assert (out - expected).abs().max() < 1e-13
+    out.sin().sum().backward()
+    expected.sin().sum().backward()
+    for name in KV:  # what the copies of a head would learn, the one head learns at once
+        whole = getattr(wide, name).weight.grad.unflatten(0, (kv_heads, 4 // kv_heads, -1)).sum(1).flatten(0, 1)
+        assert (getattr(grouped, name).weight.grad - whole).abs().max() < 1e-12
+    with pytest.raises(SpecError, match="choose one of 1, 2, 4"):
+        Attention(4, 3)
+
+
+def repeated(module: AttentionModule, name: str) -> Tensor:
+    """A projection with each head as often as queries share it."""
+    heads = getattr(module, name).weight.unflatten(0, (module.kv_heads, -1))
+    return heads.repeat_interleave(module.heads // module.kv_heads, 0).flatten(0, 1)
+
+
+@pytest.mark.ledger("gqa.ratio", "kv.heads")
+@pytest.mark.parametrize(
+    ("heads", "kv_heads", "smaller"), [(8, 8, 1), (8, 4, 2), (8, 2, 4), (8, 1, 8), (32, 8, 4), (64, 8, 8)]
+)
+def test_the_cache_shrinks_by_the_group(heads: int, kv_heads: int, smaller: int) -> None:
+    whole, grouped = (
+        Contiguous(((Attention(heads, k, head_dim=4).memory(64),),), 1, 15, torch.float32) for k in (heads, kv_heads)
+    )
+    assert bytes_of(whole) == smaller * bytes_of(grouped)
+    assert bytes_of(grouped) == 16 * 2 * kv_heads * 4 * 4  # 16 slots, keys and values, 4 numbers a head, 4 bytes
+
+
+@pytest.mark.ledger("gqa.exact")
+def test_shared_keys_are_another_function_with_the_same_score_work() -> None:
+    x, at = random(1, 32, WIDTH), At.whole(1, 32)
+    work = {}
+    for kv_heads in (4, 2, 1):
+        module = attention(4, kv_heads)
+        use_backend(module, "reference")
+        projections = 4 * 32 * WIDTH**2 + 4 * 32 * WIDTH * (WIDTH // 4) * kv_heads  # q and o; k and v
+        work[kv_heads] = flops(module, x) - projections
+    assert work[4] == work[2] == work[1] == 4 * 32**2 * WIDTH
+    whole, pooled = attention(4), attention(4, 2)
+    weights = whole.state_dict()
+    for name in KV:  # the mean of each pair of heads, as one converts a trained model
+        weights[f"{name}.weight"] = weights[f"{name}.weight"].unflatten(0, (2, 2, -1)).mean(1).flatten(0, 1)
+    pooled.load_state_dict(weights)
+    assert (pooled(x, at) - whole(x, at)).abs().max() > 0.1

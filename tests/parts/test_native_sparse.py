@@ -1,0 +1,267 @@
+"""Native sparse attention: its equation in plain loops, its choice of blocks, and that it never lays out the whole."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+from torch.autograd import gradcheck
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
+
+from regard.at import At
+from regard.kernels.attention import reference
+from regard.kernels.attention.mask import Causal
+from regard.kernels.attention.scores import Scores
+from regard.kernels.native_sparse import CHUNK, Line, attend_chosen, choose, importance
+from regard.parts.attention import Attention, use_backend
+from regard.parts.native_sparse import NativeSparse, NativeSparseModule
+from regard.parts.position.alibi import Alibi
+from regard.parts.position.rope import Rope
+from regard.spec import SpecError
+from tests.parts.attention_layer import random
+
+WIDTH, LENGTH = 12, 23
+SPECS = {
+    "grouped, rope": NativeSparse(4, 2, 4, length=4, stride=2, block=4, select=3, window=3, position=Rope()),
+    "multi-query, blocks side by side": NativeSparse(3, 1, length=2, stride=2, block=2, select=4, window=2),
+    "blocks shorter than compressed ones": NativeSparse(2, 2, 4, length=6, stride=2, block=2, select=5, window=1),
+    "stride one": NativeSparse(2, 1, 4, length=3, stride=1, block=3, select=3, window=4),
+    "alibi": NativeSparse(4, 2, length=4, stride=2, block=4, select=4, window=3, position=Alibi()),
+}
+DOCUMENTS = [(9, 0), (1, 1), (13, 2)]  # lengths and segments
+
+
+def packed() -> At:
+    """A row of three documents, and one padded on the left, its padding in no document's order."""
+    positions = torch.cat([torch.arange(length) for length, _ in DOCUMENTS])
+    segments = torch.cat([torch.full((length,), segment) for length, segment in DOCUMENTS])
+    pads = 4
+    return At(
+        torch.stack([positions, (torch.arange(LENGTH) - pads).clamp_min(0)]),
+        torch.stack([segments, torch.zeros(LENGTH).long()]),
+        torch.stack([torch.ones(LENGTH, dtype=torch.bool), torch.arange(LENGTH) >= pads]),
+    )
+
+
+AT = {"whole": At.whole(2, LENGTH), "packed and padded": packed()}
+
+
+def build(spec: NativeSparse) -> NativeSparseModule:
+    module = spec.build(WIDTH).double()
+    for n, parameter in enumerate(module.parameters()):
+        parameter.data = random(*parameter.shape, seed=n) * 0.7
+    return module
+
+
+def softmax(scores: list[float]) -> list[float]:
+    total = sum(map(math.exp, scores))
+    return [math.exp(s) / total for s in scores]
+
+
+def plain_loop(module: NativeSparseModule, spec: NativeSparse, x: Tensor) -> Tensor:
+    """One document (n, D), token by token."""
+    heads, kv_heads, dim = spec.attention.sizes(WIDTH)
+    weight, groups = module.state_dict(), heads // kv_heads
+
+    def turn(x: Tensor, position: int) -> Tensor:
+        if not isinstance(spec.position, Rope):
+            return x
+        angles = [position * spec.position.base ** (-2 * i / dim) for i in range(dim // 2)]
+        cos, sin = (torch.tensor([f(a) for a in angles], dtype=x.dtype) for f in (math.cos, math.sin))
+        a, b = x.chunk(2)
+        return torch.cat([a * cos - b * sin, b * cos + a * sin])
+
+    def bias(h: int, i: int, j: int) -> float:
+        return -(2 ** (-8 * (h + 1) / heads)) * (i - j) if spec.position == Alibi() else 0.0
+
+    def summary(name: str, block: Tensor) -> Tensor:
+        block = (block + weight[f"{name}_summary.places"]).flatten()
+        inner = weight[f"{name}_summary.inner.weight"] @ block
+        return weight[f"{name}_summary.outer.weight"] @ (inner * (1 + torch.erf(inner / math.sqrt(2))) / 2)
+
+    def read(h: int, i: int, q: Tensor, keys: list[Tensor], values: list[Tensor], places: list[int]) -> tuple:
+        weights = softmax([float(q @ k) / math.sqrt(dim) + bias(h, i, j) for k, j in zip(keys, places, strict=True)])
+        return sum((w * v for w, v in zip(weights, values, strict=True)), torch.zeros(dim, dtype=x.dtype)), weights
+
+    q = (x @ weight["q_proj.weight"].T).unflatten(-1, (heads, dim))
+    k, v = ((x @ weight[f"{n}_proj.weight"].T).unflatten(-1, (3, kv_heads, dim)) for n in "kv")
+    gates = (x @ weight["branch_proj.weight"].T).sigmoid().unflatten(-1, (3, heads))
+    out = torch.zeros(len(x), heads, dim, dtype=x.dtype)
+    for i in range(len(x)):
+        starts = list(range(0, i - spec.length + 2, spec.stride))  # of the compressed blocks that are complete
+        for g in range(kv_heads):
+            blocks = [(k[s : s + spec.length, 0, g], v[s : s + spec.length, 0, g]) for s in starts]
+            keys, values = [summary("k", key) for key, _ in blocks], [summary("v", value) for _, value in blocks]
+            scores = [0.0] * (i // spec.block + 1)
+            for h in range(g * groups, (g + 1) * groups):
+                ends = [s + spec.length - 1 for s in starts]
+                compressed, weights = read(h, i, q[i, h], keys, values, ends)
+                out[i, h] += gates[i, 0, h] * compressed
+                for w, s in zip(weights, starts, strict=True):
+                    for place in range(s, s + spec.length):
+                        if place // spec.block < len(scores):
+                            scores[place // spec.block] += w / spec.stride
+            always = {0, len(scores) - 1, max(len(scores) - 2, 0)}
+            others = sorted(set(range(len(scores))) - always, key=lambda j: (-scores[j], j))  # noqa: B023
+            chosen = [*always, *others][: spec.select]
+            far = [j for j in range(i + 1) if j // spec.block in chosen]
+            near = list(range(max(0, i - spec.window + 1), i + 1))
+            for h in range(g * groups, (g + 1) * groups):
+                for branch, places in ((1, far), (2, near)):
+                    keys, values = [turn(k[j, branch, g], j) for j in places], [v[j, branch, g] for j in places]
+                    out[i, h] += gates[i, branch, h] * read(h, i, turn(q[i, h], i), keys, values, places)[0]
+    return out.flatten(1) @ weight["o_proj.weight"].T
+
+
+@pytest.mark.ledger("sp.native")
+@pytest.mark.parametrize("where", AT)
+@pytest.mark.parametrize("name", SPECS)
+def test_the_equation_written_out(name: str, where: str) -> None:
+    spec, x, at = SPECS[name], random(2, LENGTH, WIDTH, seed=99), AT[where]
+    module = build(spec)
+    found = module(x, at)
+    assert found.shape == x.shape
+    for row in range(2):
+        segments = torch.zeros(LENGTH) if at.segments is None else at.segments[row]
+        valid = torch.ones(LENGTH, dtype=torch.bool) if at.valid is None else at.valid[row]
+        for segment in segments.unique():
+            document = (segments == segment) & valid
+            assert (found[row, document] - plain_loop(module, spec, x[row, document])).abs().max() < 1e-12
+
+
+@pytest.mark.parametrize("where", AT)
+@pytest.mark.parametrize("name", SPECS)
+def test_gradients(name: str, where: str) -> None:
+    module, x, at = build(SPECS[name]), random(2, LENGTH, WIDTH, seed=99).requires_grad_(), AT[where]
+    names, seen = dict(module.named_parameters()), 1 if at.valid is None else at.valid.unsqueeze(-1)
+
+    def as_function(x: Tensor, *values: Tensor) -> Tensor:
+        return torch.func.functional_call(module, dict(zip(names, values, strict=True)), (x, at)) * seen
+
+    assert gradcheck(as_function, (x, *names.values()), fast_mode=True)
+
+
+def test_tokens_may_stand_in_any_order() -> None:
+    """Documents and positions decide, not slots: a shuffled row gives the same tokens the same."""
+    module, x, at = build(SPECS["grouped, rope"]), random(2, LENGTH, WIDTH), packed()
+    order = torch.randperm(LENGTH, generator=torch.Generator().manual_seed(0))
+    shuffled = At(at.positions[:, order], at.segments[:, order], at.valid[:, order])
+    found, expected = module(x[:, order], shuffled), module(x, at)[:, order]
+    assert (found - expected)[shuffled.valid].abs().max() < 1e-12
+
+
+def test_a_line_holds_each_document_in_its_order() -> None:
+    line = Line.of(packed())
+    assert line.starts[0].tolist() == [0] * 9 + [9] + [10] * 13
+    assert line.own[0].tolist() == [*range(9), 0, *range(13)]
+    assert line.slots[1].tolist() == [*range(4, LENGTH), *range(4)]  # padding goes behind
+    assert line.own[1, 4:].tolist() == [*range(LENGTH - 4)]
+    remembered = Line.of(At(torch.tensor([[5], [2]])).with_keys(torch.arange(8).expand(2, 8)))
+    assert (remembered.starts.tolist(), remembered.own.tolist()) == ([[0], [0]], [[5], [2]])
+
+
+def test_importance_is_the_papers_double_sum() -> None:
+    """p_slc[j] = Σ_{m < l'/d} Σ_{n < l/d} p_cmp[(l'/d) j + m - n]"""
+    length, stride, block, count = 8, 2, 6, 4
+    begins = torch.arange(0, 17, stride)
+    p = random(1, 2, 3, len(begins)).softmax(-1)
+    found = importance(p, begins.unsqueeze(0), length, stride, block, count)
+    expected = torch.zeros(1, 2, 3, count, dtype=torch.float64)
+    for j in range(count):
+        for m in range(block // stride):
+            for n in range(length // stride):
+                i = block // stride * j + m - n
+                if 0 <= i < len(begins):
+                    expected[..., j] += p[..., i]
+    assert torch.allclose(found, expected)
+
+
+def test_the_choice_is_causal_and_ties_go_to_the_earlier() -> None:
+    """The first block, the own and the one before it always; then by score; what has not begun, never before others."""
+    scores = torch.tensor([0.0, 0.5, 0.2, 0.5, 0.2, 0.1, 9.0, 9.0]).expand(1, 1, 5, 8)
+    own = torch.tensor([[0, 4, 11, 20, 23]])  # in blocks of 4: 0, 1, 2, 5, 5
+    chosen = choose(scores, own, 4, 5)[0, 0]
+    assert [set(row.tolist()) & set(range(own[0, i] // 4 + 1)) for i, row in enumerate(chosen)] == [
+        {0}, {0, 1}, {0, 1, 2}, {0, 4, 5, 1, 3}, {0, 4, 5, 1, 3},
+    ]  # fmt: skip
+    assert choose(scores, own, 4, 4)[0, 0, 4].tolist() == [0, 4, 5, 1]  # 1 and 3 tie
+
+
+@pytest.mark.parametrize("length", [CHUNK - 1, CHUNK, 2 * CHUNK + 5])
+def test_all_blocks_chosen_is_full_attention(length: int) -> None:
+    at, block = At.whole(2, length), 8
+    count = -(-length // block)
+    q, k, v = random(2, 4, length, 6), random(2, 2, length, 6, seed=1), random(2, 2, length, 5, seed=2)
+    tensors = [x.requires_grad_() for x in (q, k, v)]
+    chosen = torch.arange(count).expand(2, 2, length, count)
+    found = attend_chosen(q, k, v, at, Line.of(at), chosen, block, 0.4, None)
+    expected = reference.attend(q, k, v, at, Scores(Causal(), 0.4))
+    assert (found - expected).abs().max() < 1e-12
+    for f, e in zip(*(torch.autograd.grad(y.sin().sum(), tensors) for y in (found, expected)), strict=True):
+        assert (f - e).abs().max() < 1e-12
+
+
+class Largest(TorchDispatchMode):
+    """The most numbers that any tensor made in here has."""
+
+    size = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **kwargs or {})
+        made = [x for x in (out if isinstance(out, tuple | list) else [out]) if isinstance(x, Tensor)]
+        self.size = max([self.size, *(x.untyped_storage().nbytes() // x.itemsize for x in made)])
+        return out
+
+
+def test_chosen_blocks_are_laid_out_a_chunk_at_a_time() -> None:
+    """Forward and backward: the largest tensor does not grow with the square of the text."""
+    sizes = []
+    for length in (512, 1024):
+        at, chosen = At.whole(1, length), torch.arange(3).expand(1, 1, length, 3)
+        q, k, v = (random(1, heads, length, 4).requires_grad_() for heads in (2, 1, 1))
+        with Largest() as largest:
+            attend_chosen(q, k, v, at, Line.of(at), chosen, 8, 0.5, None).sum().backward()
+        sizes.append(largest.size)
+    assert sizes[1] <= 2 * sizes[0]
+    assert sizes[1] < 1024 * 1024 / 16
+
+
+def test_every_weight_learns() -> None:
+    module = build(SPECS["grouped, rope"])
+    module(random(2, LENGTH, WIDTH), At.whole(2, LENGTH)).sin().sum().backward()
+    assert all(parameter.grad.abs().max() > 1e-6 for parameter in module.parameters())
+
+
+@pytest.mark.parametrize("tokens", [7, 32])
+def test_flops_are_those_counted(tokens: int) -> None:
+    spec = replace(SPECS["grouped, rope"], window=64)  # wider than the text: the reference computes masked pairs too
+    module = build(spec)
+    use_backend(module, "reference")
+    with FlopCounterMode(display=False) as counter:
+        module(random(1, tokens, WIDTH), At.whole(1, tokens))
+    assert counter.get_total_flops() == spec.flops(WIDTH, tokens, tokens)
+
+
+def test_a_step_late_in_a_text_costs_a_fraction() -> None:
+    """The paper's sizes at 64k tokens: 64 heads in groups of 16, keys of 192."""
+    sparse, full = NativeSparse(64, 4, 192), Attention(64, 4, 192)
+    pairs = [spec.flops(2560, 1, 65536) - spec.flops(2560, 1, 0) for spec in (sparse, full)]
+    assert pairs[0] < pairs[1] / 8
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"kv_heads": 3}, "choose one of 1, 2, 4"),
+        ({"stride": 0}, "stride=0 must be positive"),
+        ({"length": 24}, "length=24 must be a multiple of stride=16"),
+        ({"block": 40}, "block=40 must be a multiple of stride=16"),
+        ({"select": 2}, "select=2 must be at least 3"),
+        ({"window": 0}, "window=0 must be positive"),
+    ],
+)
+def test_what_cannot_be_is_refused(fields: dict, message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        NativeSparse(4, **fields)

@@ -1,0 +1,167 @@
+"""Additive and multiplicative scores: their equations in plain loops, over the own sequence and over a source."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+from torch.autograd import gradcheck
+from torch.utils.flop_counter import FlopCounterMode
+
+from regard.at import At, Source
+from regard.engine.stores.contiguous import Contiguous
+from regard.engine.stores.paged import Paged
+from regard.kernels.attention.mask import Causal, Full
+from regard.parts.attention import use_backend
+from regard.parts.scored import ScoredAttention, ScoredAttentionModule
+from regard.spec import SpecError
+from tests.parts.attention_layer import random
+
+WIDTH, LENGTH, SOURCE = 12, 6, 5
+SPECS = {
+    "additive": ScoredAttention(),
+    "additive, heads, own size": ScoredAttention(3, score_dim=5),
+    "dot": ScoredAttention(1, "dot"),
+    "dot, heads, full": ScoredAttention(2, "dot", mask=Full()),
+    "general": ScoredAttention(2, "general"),
+    "scaled": ScoredAttention(2, "scaled"),
+    "additive, source": ScoredAttention(2, score_dim=3, source=True, source_width=8),
+    "dot, source": ScoredAttention(1, "dot", source=True),
+    "general, source": ScoredAttention(2, "general", source=True, source_width=8),
+}
+
+
+def build(spec: ScoredAttention) -> ScoredAttentionModule:
+    module = spec.build(WIDTH).double()
+    for n, parameter in enumerate(module.parameters()):
+        parameter.data = random(*parameter.shape, seed=n) * 0.5
+    return module
+
+
+def at_of(spec: ScoredAttention, batch: int = 2) -> At:
+    """Two rows; the second row's source is two tokens shorter."""
+    if not spec.source:
+        return At.whole(batch, LENGTH)
+    valid = torch.tensor([[True] * SOURCE, [True] * (SOURCE - 2) + [False] * 2])[:batch]
+    states = random(2, SOURCE, spec.source_width or WIDTH, seed=7)[:batch]
+    return At(
+        torch.arange(LENGTH).expand(batch, -1),
+        source=Source(states, At(torch.arange(SOURCE).expand(batch, -1), valid=valid)),
+    )
+
+
+def plain_loop(module: ScoredAttentionModule, spec: ScoredAttention, x: Tensor, at: At) -> Tensor:
+    weight = module.state_dict()
+    states = x if at.source is None else at.source.x
+    slices = states.unflatten(-1, (spec.heads, -1))
+    size = slices.shape[-1]
+
+    def score(b: int, i: int, j: int, head: int) -> float:
+        s, h = x[b, i], states[b, j]
+        own = slice(head * size, (head + 1) * size)
+        if spec.score == "additive":
+            inner = (weight["q_proj.weight"] @ s + weight["k_proj.weight"] @ h).unflatten(0, (spec.heads, -1))[head]
+            return float(weight["v"][head] @ torch.tanh(inner))
+        if spec.score == "general":
+            return float((weight["q_proj.weight"] @ s)[own] @ h[own])
+        return float(s[own] @ h[own]) / (math.sqrt(size) if spec.score == "scaled" else 1)
+
+    context = torch.zeros(*x.shape[:2], spec.heads, size, dtype=x.dtype)
+    for b, i, head in torch.cartesian_prod(*map(torch.arange, context.shape[:3])).tolist():
+        if at.source is None:
+            seen = list(range(states.shape[1] if spec.mask == Full() else i + 1))
+        else:
+            seen = at.source.at.valid[b].nonzero().flatten().tolist()
+        weights = [math.exp(score(b, i, j, head)) for j in seen]
+        for w, j in zip(weights, seen, strict=True):
+            context[b, i, head] += w / sum(weights) * slices[b, j, head]
+    return context.flatten(-2) @ weight["o_proj.weight"].T
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_the_equation_written_out(name: str) -> None:
+    spec, x = SPECS[name], random(2, LENGTH, WIDTH, seed=99) * 0.5
+    module, at = build(spec), at_of(spec)
+    found = module(x, at)
+    assert found.shape == x.shape
+    assert (found - plain_loop(module, spec, x, at)).abs().max() < 1e-12
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_gradients(name: str) -> None:
+    spec, x = SPECS[name], random(2, LENGTH, WIDTH, seed=99).requires_grad_()
+    module = build(spec)
+    names = dict(module.named_parameters())
+
+    def as_function(x: Tensor, *values: Tensor) -> Tensor:
+        return torch.func.functional_call(module, dict(zip(names, values, strict=True)), (x, at_of(spec)))
+
+    assert gradcheck(as_function, (x, *names.values()), fast_mode=True)
+
+
+@pytest.mark.parametrize("heads", [1, 3])
+def test_general_with_the_identity_is_dot(heads: int) -> None:
+    general, dot, x = (
+        build(ScoredAttention(heads, "general")),
+        build(ScoredAttention(heads, "dot")),
+        random(2, 5, WIDTH),
+    )
+    general.q_proj.weight.data = torch.eye(WIDTH, dtype=torch.float64)
+    general.o_proj.load_state_dict(dot.o_proj.state_dict())
+    assert torch.equal(general(x, At.whole(2, 5)), dot(x, At.whole(2, 5)))
+
+
+def test_additive_weights_are_shares() -> None:
+    module, at = build(SPECS["additive, heads, own size"]), At.whole(1, LENGTH)
+    q, k = random(1, 3, LENGTH, 5), random(1, 3, LENGTH, 5, seed=1)
+    weights = module.weights(q, k, at)
+    assert torch.allclose(weights.sum(-1), torch.ones(1, 3, LENGTH, dtype=torch.float64))
+    assert torch.equal(weights, weights.tril())
+    hidden = At(at.positions, valid=torch.zeros(1, LENGTH, dtype=torch.bool))
+    assert torch.equal(module.weights(q, k, hidden), torch.zeros_like(weights))
+
+
+@pytest.mark.parametrize("store", [Contiguous, Paged])
+@pytest.mark.parametrize("name", [name for name in SPECS if SPECS[name].source])
+def test_a_source_is_read_once_and_remembered(name: str, store: type) -> None:
+    spec, x = SPECS[name], random(2, LENGTH, WIDTH, seed=99)
+    module, at, memory = build(spec), at_of(spec), ((SPECS[name].memory(WIDTH),),)
+    size = {"blocks": 8} if store is Paged else {}
+    state = store(memory, 2, 8, dtype=torch.float64, source=9, **size).states[0][0]
+    whole = module(x, at)
+    for t in range(LENGTH):
+        step = At(at.positions[:, t : t + 1], source=at.source if t == 0 else None)
+        assert (module(x[:, t : t + 1], step, state) - whole[:, t : t + 1]).abs().max() < 1e-12
+
+
+@pytest.mark.parametrize("name", SPECS)
+def test_flops_are_those_counted(name: str) -> None:
+    spec, x = SPECS[name], random(1, LENGTH, WIDTH)
+    module = build(spec)
+    use_backend(module, "reference")
+    with FlopCounterMode(display=False) as counter:
+        module(x, at_of(spec, batch=1))
+    assert counter.get_total_flops() == spec.flops(WIDTH, LENGTH, SOURCE if spec.source else LENGTH)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"heads": 0}, "heads=0 must be positive"),
+        ({"score": "cosine"}, "ScoredAttention.score='cosine'"),
+        ({"score": "dot", "score_dim": 3}, "has no hidden layer; leave score_dim=3 out"),
+        ({"source_width": 8}, "set source=True"),
+        ({"source": True, "mask": Causal()}, "a source is seen whole"),
+    ],
+)
+def test_what_cannot_be_is_refused(fields: dict, message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        ScoredAttention(**fields)
+
+
+def test_widths_must_fit() -> None:
+    with pytest.raises(SpecError, match="choose 'general'"):
+        ScoredAttention(1, "dot", source=True, source_width=8).build(WIDTH)
+    with pytest.raises(SpecError, match="states of width 12 are not divisible by heads=5"):
+        replace(SPECS["additive"], heads=5).build(WIDTH)
