@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import typing
 
 import pytest
 from hypothesis import given
@@ -21,7 +22,7 @@ from regard.parts.position.learned import Learned
 from regard.parts.position.none import NoPosition
 from regard.parts.position.rope import Rope
 from regard.parts.position.sinusoidal import Sinusoidal
-from regard.spec import KINDS, Spec, SpecError, class_of
+from regard.spec import KINDS, Spec, SpecError, class_of, hints
 from tests.laws import MODELS, block, decoder
 
 sizes = st.integers(1, 10**6)
@@ -195,3 +196,12 @@ def test_fields_that_contradict_each_other(make, message: str) -> None:
 def test_a_spec_is_frozen() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         Rope().base = 3.0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_only_what_is_none_by_default_may_be_none(kind: str) -> None:
+    """Files leave out what is None, so None must be what an absent key means."""
+    cls = class_of(kind, kind)
+    for field in dataclasses.fields(cls):
+        if type(None) in typing.get_args(hints(cls)[field.name]):
+            assert field.default is None, f"{kind}.{field.name} would come back as {field.default}"

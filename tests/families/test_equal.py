@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import pytest
 import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file
@@ -21,6 +22,7 @@ def tokens(*shape: int) -> Tensor:
     return torch.randint(VOCAB, shape, generator=torch.Generator().manual_seed(5))
 
 
+@pytest.mark.ledger("model.decoder")
 def test_logits_and_every_hidden_state(pair: Pair) -> None:
     text, seen = tokens(3, 33), []
     hooks = [block.register_forward_hook(lambda _, __, out: seen.append(out[0])) for block in pair.ours.stack.blocks]
@@ -36,6 +38,7 @@ def test_logits_and_every_hidden_state(pair: Pair) -> None:
     assert error(last, theirs.hidden_states[-1]) <= LIMIT
 
 
+@pytest.mark.ledger("model.decoder")
 def test_loss_and_gradients(pair: Pair) -> None:
     text = tokens(2, 17)
     pair.theirs.zero_grad()
@@ -52,6 +55,7 @@ def test_loss_and_gradients(pair: Pair) -> None:
     assert not found
 
 
+@pytest.mark.ledger("kv.cache", "dec.sampling")
 @torch.no_grad()
 def test_forty_greedy_tokens_with_a_cache(pair: Pair) -> None:
     prompt = tokens(2, 7)
@@ -97,7 +101,24 @@ def test_saved_and_loaded_it_is_bit_identical(pair: Pair, tmp_path: Path) -> Non
     assert all(torch.equal(tensor, expected[name]) for name, tensor in again.state_dict().items())
 
 
+@pytest.mark.ledger("gqa.users")
 def test_the_config_comes_back(pair: Pair) -> None:
     foreign = family(pair.model_type)
     assert foreign.spec(foreign.config(pair.ours.spec)) == pair.ours.spec
     assert foreign.spec(pair.theirs.config.to_dict()) == pair.ours.spec
+
+
+@pytest.mark.ledger("ffn.names")
+@torch.no_grad()
+def test_a_gate_taken_for_the_other_matrix_is_seen(pair: Pair) -> None:
+    body = pair.ours.stack.blocks[0].sublayers[1].body
+    if pair.model_type != "llama":
+        assert not hasattr(body, "gate_proj")
+        return
+    text = tokens(2, 9)
+    body.gate_proj, body.up_proj = body.up_proj, body.gate_proj
+    swapped = pair.ours(text)
+    body.gate_proj, body.up_proj = body.up_proj, body.gate_proj
+    theirs = pair.theirs(text).logits
+    assert error(swapped, theirs) > 100 * LIMIT
+    assert error(pair.ours(text), theirs) <= LIMIT

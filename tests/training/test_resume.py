@@ -85,6 +85,7 @@ def test_killed_from_outside(tmp_path: Path, undisturbed, seed: int) -> None:
     assert outcome(tmp_path) == undisturbed
 
 
+@pytest.mark.ledger("tr.warmup")
 def test_interrupted_again_and_again(tmp_path: Path, undisturbed) -> None:
     for step in (1, 2, 6, 9):
         assert exit_code(tmp_path, "interrupted", step) == 130

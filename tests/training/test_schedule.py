@@ -13,6 +13,7 @@ def test_constant() -> None:
     assert Constant().factor(0, 8) == 1
 
 
+@pytest.mark.ledger("tr.warmup")
 @pytest.mark.parametrize("warmup", [0, 10])
 @pytest.mark.parametrize("floor", [0.0, 0.1])
 def test_cosine(warmup: int, floor: float) -> None:

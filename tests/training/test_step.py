@@ -23,6 +23,7 @@ def sgd(model: torch.nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(model.parameters(), lr=1.0)  # its steps are the gradients themselves
 
 
+@pytest.mark.ledger("anc.rnn.clip", "ft.full")
 @pytest.mark.parametrize("clip", [0.0, 0.1, 1e6])
 @pytest.mark.parametrize("parts", [1, 2, 4])
 def test_against_plain_autograd(parts: int, clip: float) -> None:

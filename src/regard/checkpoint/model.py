@@ -8,7 +8,6 @@ Before a byte of weights is read, the sizes in the config are held against the s
 shape against the headers. Then tensors stream in one by one: the peak is one copy of the model and one tensor.
 """
 
-import dataclasses
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -22,7 +21,9 @@ from regard.checkpoint.tensors import find, read_json, write
 from regard.families import family
 from regard.models.blank import blank, weightless
 from regard.models.decoder import Decoder, DecoderModule
-from regard.models.stack import Repeat
+from regard.models.depth import once, stacks
+from regard.models.model import Model
+from regard.spec import SpecError, read
 from regard.weights.table import IDENTITY, Table
 
 OURS = "regard"
@@ -38,17 +39,19 @@ class Saves(Protocol):
     def save(self, folder: Path) -> None: ...
 
 
-def save(model: DecoderModule, folder: str | Path, tokenizer: Saves | None = None) -> None:
+def save(model: nn.Module, folder: str | Path, tokenizer: Saves | None = None) -> None:
     with write_folder(folder) as partial:
         write_files(model, partial, tokenizer)
 
 
-def write_files(model: DecoderModule, folder: Path, tokenizer: Saves | None = None) -> None:
+def write_files(model: nn.Module, folder: Path, tokenizer: Saves | None = None) -> None:
     """What `save` puts into its folder, into one that is being written."""
-    strange = sorted(weights(model).keys() ^ weights(blank(model.spec)).keys())
+    spec = model.spec
+    assert isinstance(spec, Model), f"a model keeps its spec; found {spec!r:.80}"
+    strange = sorted(weights(model).keys() ^ weights(blank(spec)).keys())
     if strange:
         raise CheckpointError(f"{strange[0]} does not go with the spec; merge adapters before saving the model")
-    write_model(folder, {"model_type": OURS, "spec": model.spec.to_dict()}, weights(model), tokenizer)
+    write_model(folder, {"model_type": OURS, "spec": spec.to_dict()}, weights(model), tokenizer)
 
 
 def export(model: DecoderModule, folder: str | Path, model_type: str, tokenizer: Any | None = None) -> None:
@@ -61,7 +64,7 @@ def export(model: DecoderModule, folder: str | Path, model_type: str, tokenizer:
 
 def load(
     folder: str | Path, device: torch.device | str = "cpu", dtype: torch.dtype | None = None, checked: bool = False
-) -> DecoderModule:
+) -> nn.Module:
     """The model of a folder, in eval mode. Without a dtype the stored one is kept, half precision widened on a CPU.
 
     A folder of ours is held against its manifest, unless that has just been done (`checked`).
@@ -76,9 +79,10 @@ def load(
     if needed > stored:
         raise CheckpointError(f"{folder}: the config asks for {needed} parameters, the files have {stored} bytes")
     model = blank(spec)
+    wanted = weights(model)
     tensors = {
-        name: nn.Parameter(arrive(tensor, torch.device(device), dtype))
-        for name, tensor in table.read(found, weights(model))
+        name: nn.Parameter(arrive(tensor, torch.device(device), dtype), wanted[name].requires_grad)
+        for name, tensor in table.read(found, wanted)
     }
     for name, parameter in tied(model):
         tensors[name] = tensors[parameter]
@@ -86,14 +90,17 @@ def load(
     return model.to(device).eval()
 
 
-def understand(folder: Path) -> tuple[Decoder, Table]:
+def understand(folder: Path) -> tuple[Model, Table]:
     """What the folder's config says: the spec, and how its tensors are named."""
     config = read_json(folder / "config.json")
     if config.get("model_type") == OURS:
         try:
-            return Decoder.from_dict(config.get("spec", {})), IDENTITY
+            spec = read(config.get("spec", {}), "spec", Decoder)
         except RecursionError as error:
             raise CheckpointError(f"{folder}: the spec in config.json is nested too deeply") from error
+        if not isinstance(spec, Model):
+            raise SpecError(f"{folder}: the spec in config.json is no model, but a {spec.kind}")
+        return spec, IDENTITY
     for key, why in REFUSED.items():
         if config.get(key) is not None:
             raise CheckpointError(f"{folder}: config.json has {key!r}: {why}")
@@ -114,17 +121,16 @@ def tied(model: nn.Module) -> Iterable[tuple[str, str]]:
             yield name, first[id(parameter)]
 
 
-def parameters(spec: Decoder) -> int:
-    """How many there will be, from one block of each kind: a config may claim any depth, and it is not built."""
-    kinds = {block for run in spec.layers for block in run.blocks}
+def parameters(spec: Model) -> int:
+    """How many there will be, from one of every run of layers: a config may claim any depth, and it is not built."""
+    runs = [(run, width) for layers, width in stacks(spec) for run in layers if run.times > 1]
     try:
         with weightless():
-            each = {block: count(block.build(spec.width)) for block in kinds}
-        first = spec.layers[0].blocks[0]
-        ends = count(blank(dataclasses.replace(spec, layers=(Repeat((first,)),)))) - each[first]
+            each = {(block, width): count(block.build(width)) for run, width in runs for block in run.blocks}
+        built = count(blank(once(spec)))
     except (RuntimeError, TypeError) as error:  # what torch raises for a size past 64 bits
         raise CheckpointError(f"the config asks for tensors past all measure ({error})") from error
-    return ends + sum(run.times * each[block] for run in spec.layers for block in run.blocks)
+    return built + sum((run.times - 1) * each[block, width] for run, width in runs for block in run.blocks)
 
 
 def count(module: nn.Module) -> int:

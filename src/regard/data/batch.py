@@ -24,6 +24,11 @@ class Batch(Mapping[str, torch.Tensor]):
     def fields(self) -> tuple[str, ...]:
         return tuple(self._tensors)
 
+    @property
+    def size(self) -> int:
+        """How many rows it has."""
+        return next(iter(self._tensors.values())).shape[0]
+
     def to(self, device: torch.device | str, non_blocking: bool = False) -> "Batch":
         return Batch(**{name: tensor.to(device, non_blocking=non_blocking) for name, tensor in self.items()})
 

@@ -12,6 +12,7 @@ from regard.models.decoder import Decoder
 from regard.models.stack import Repeat
 from regard.parts.attention import Attention
 from regard.parts.block import Block
+from regard.parts.feedforward import PositionWise
 from regard.spec import Spec, nearest
 
 REQUIRED: Any = object()
@@ -98,11 +99,18 @@ def spelled_out(spec: Any, width: int = 0) -> Any:
     """The same model in one spelling: defaults filled in, each block a run, no dropout (a training choice)."""
     if isinstance(spec, Decoder):
         width = spec.width
-        spec = dataclasses.replace(spec, layers=tuple(Repeat((block,)) for block in spec.blocks))
+        spec = dataclasses.replace(spec, dropout=0.0, layers=tuple(Repeat((block,)) for block in spec.blocks))
     if isinstance(spec, Attention):
         heads, kv_heads, head_dim = spec.sizes(width)
-        out_bias = spec.bias if spec.out_bias is None else spec.out_bias
-        return dataclasses.replace(spec, kv_heads=kv_heads, head_dim=head_dim, out_bias=out_bias)
+        filled = {
+            "kv_heads": kv_heads,
+            "head_dim": head_dim,
+            "out_bias": spec.bias if spec.out_bias is None else spec.out_bias,
+            "scale": head_dim**-0.5 if spec.scale is None else spec.scale,
+        }
+        return dataclasses.replace(spec, **filled, dropout=0.0)
+    if isinstance(spec, PositionWise):
+        return dataclasses.replace(spec, hidden=spec.hidden_dim(width), dropout=0.0)
     if isinstance(spec, Block):
         spec = dataclasses.replace(spec, dropout=0.0)
     if isinstance(spec, Spec):

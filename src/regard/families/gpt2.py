@@ -35,7 +35,16 @@ TABLE = Table(
     ignored=("lm_head.weight", "transformer.h.{i}.attn.bias", "transformer.h.{i}.attn.masked_bias"),
 )
 
-ACTIVATIONS = {"gelu_tanh": "gelu_new", "gelu": "gelu", "relu": "relu", "silu": "silu"}  # ours: theirs
+ACTIVATIONS = {  # ours: theirs
+    "gelu_tanh": "gelu_new",
+    "gelu": "gelu",
+    "quick_gelu": "quick_gelu",
+    "relu": "relu",
+    "relu2": "relu2",
+    "silu": "silu",
+    "sigmoid": "sigmoid",
+    "identity": "linear",
+}
 OURS = {theirs: ours for ours, theirs in ACTIVATIONS.items()} | {"gelu_pytorch_tanh": "gelu_tanh"}
 
 
@@ -72,7 +81,7 @@ def config(model: Decoder) -> dict[str, Any]:
         "n_positions": getattr(model.position, "length", model.context),
         "n_layer": len(model.blocks),
         "n_head": attention.heads,
-        "n_inner": feedforward.hidden,
+        "n_inner": feedforward.hidden_dim(model.width),
         "activation_function": ACTIVATIONS[feedforward.activation],
         "layer_norm_epsilon": getattr(model.norm, "eps", None),
         "tie_word_embeddings": model.tied,

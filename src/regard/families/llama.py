@@ -63,7 +63,7 @@ def config(model: Decoder) -> dict[str, Any]:
         "architectures": ["LlamaForCausalLM"],
         "vocab_size": model.vocab,
         "hidden_size": model.width,
-        "intermediate_size": feedforward.hidden,
+        "intermediate_size": feedforward.hidden_dim(model.width),
         "num_hidden_layers": len(model.blocks),
         "num_attention_heads": heads,
         "num_key_value_heads": kv_heads,

@@ -2,11 +2,17 @@
 
 from collections.abc import Generator
 from contextlib import contextmanager
+from typing import Protocol, TypeVar
 
 import torch
+from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from regard.models.decoder import Decoder, DecoderModule
+Built = TypeVar("Built", bound=nn.Module, covariant=True)
+
+
+class Builds(Protocol[Built]):
+    def build(self) -> Built: ...
 
 
 class Undrawn(TorchFunctionMode):
@@ -26,6 +32,6 @@ def weightless() -> Generator[None]:
         yield
 
 
-def blank(spec: Decoder) -> DecoderModule:
+def blank(spec: Builds[Built]) -> Built:
     with weightless():
         return spec.build()

@@ -16,25 +16,26 @@ from torch import Tensor, nn
 
 from regard.at import At
 from regard.models.initialize import Scheme, initialize
+from regard.models.model import Model
 from regard.models.stack import Repeat, Stack, States, check_shared_bias, memories, unroll
 from regard.parts.block import Block, Losses, add, build
 from regard.parts.norm import Norm, RMSNorm
 from regard.parts.position.none import NoPosition, Position
 from regard.parts.state import Memory
-from regard.spec import Spec, require
+from regard.spec import require
 
 
 @dataclass(frozen=True)
-class Decoder(Spec):
+class Decoder(Model["DecoderModule"]):
     vocab: int
     width: int
     layers: tuple[Repeat, ...]
     position: Position = NoPosition()
-    norm: Norm | None = RMSNorm()
+    norm: Norm = RMSNorm()
     tied: bool = True
     context: int | None = None  # longest text it was made for; None: what its positions reach, or no limit is known
     embedding_scale: float = 1.0  # √width in Vaswani et al. 2017 and in Gemma
-    embedding_norm: Norm | None = None
+    embedding_norm: Norm | None = None  # behind the positions
     head_bias: bool = False
     logit_scale: float = 1.0
     softcap: float | None = None  # of the logits: c · tanh(logits / c)
@@ -68,13 +69,8 @@ class Decoder(Spec):
     def memory(self) -> tuple[tuple[Memory, ...], ...]:
         return memories(self.layers, self.width)
 
-    def build(self, seed: int | None = None, scheme: Scheme = "fan_in") -> "DecoderModule":
-        """The module with fresh weights, drawn from this seed (the global generator is left alone)."""
-        if seed is None:
-            return DecoderModule(self, scheme)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
-            return DecoderModule(self, scheme)
+    def module(self, scheme: Scheme) -> "DecoderModule":
+        return DecoderModule(self, scheme)
 
 
 class Outputs(NamedTuple):
@@ -92,7 +88,7 @@ class DecoderModule(nn.Module):
         self.position = spec.position.build(spec.width, 1)
         self.stack = Stack(spec.layers, spec.width)
         self.ahead = nn.ModuleList(block.build(spec.width) for block in spec.ahead)
-        self.norm = build(spec.norm, spec.width)
+        self.norm = spec.norm.build(spec.width)
         self.head = nn.Linear(spec.width, spec.vocab, bias=spec.head_bias)
         initialize(self, len(self.stack.blocks), scheme)
         if spec.tied:
@@ -122,8 +118,11 @@ class DecoderModule(nn.Module):
 
     def embed(self, tokens: Tensor, at: At) -> Tensor:
         """tokens (B, L) -> the foot of the stack (B, L, D)"""
-        x = self.embedding_norm(scaled(self.embedding(tokens), self.spec.embedding_scale))
-        return F.dropout(self.position.embed(x, at), self.spec.dropout, self.training)
+        return self.enter(scaled(self.embedding(tokens), self.spec.embedding_scale), at)
+
+    def enter(self, x: Tensor, at: At) -> Tensor:
+        """Vectors of tokens, or of anything that stands among them -> the foot of the stack (B, L, D)"""
+        return F.dropout(self.embedding_norm(self.position.embed(x, at)), self.spec.dropout, self.training)
 
     def run(self, x: Tensor, at: At, states: States | None = None) -> tuple[Tensor, Losses]:
         """The foot of the stack -> its top, and what bodies add to the loss in training (experts: balance)."""

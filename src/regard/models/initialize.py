@@ -16,6 +16,8 @@ from typing import Literal
 
 from torch import Tensor, nn
 
+from regard.parts.experts import GroupedLinear
+
 Scheme = Literal["fan_in", "gpt2", "xavier", "deepnorm"]
 INTO_STREAM = ("o_proj", "down_proj")
 SHRUNK = ("v_proj", "up_proj", "gate_proj", *INTO_STREAM)  # by DeepNorm
@@ -24,13 +26,10 @@ SHRUNK = ("v_proj", "up_proj", "gate_proj", *INTO_STREAM)  # by DeepNorm
 def initialize(model: nn.Module, depth: int, scheme: Scheme = "fan_in") -> None:
     for path, module in model.named_modules():
         name = path.rpartition(".")[2]
-        if isinstance(module, nn.Linear | nn.Embedding):
+        if isinstance(module, nn.Linear | nn.Embedding | GroupedLinear):
             draw(module.weight, name, depth, scheme, isinstance(module, nn.Embedding))
             if getattr(module, "bias", None) is not None:
                 nn.init.zeros_(module.bias)
-        for own, parameter in module.named_parameters(recurse=False):
-            if own.endswith("_proj"):  # stacked matrices, one an expert
-                draw(parameter, own, depth, scheme)
 
 
 def draw(weight: Tensor, name: str, depth: int, scheme: Scheme, embedding: bool = False) -> None:

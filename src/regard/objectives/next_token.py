@@ -18,13 +18,18 @@ from torch import Tensor, nn
 
 from regard.at import At
 from regard.data.batch import Batch
+from regard.models.decoder import Outputs
 
 Objective = Callable[[nn.Module, Batch], tuple[Tensor, Tensor, Mapping[str, Tensor]]]
 
 
 def next_token(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
     """Needs tokens, targets, weights, positions and segments, all (B, L)."""
-    out = model(batch.tokens, where(batch), outputs=True)
+    return token_loss(model(batch.tokens, where(batch), outputs=True), batch)
+
+
+def token_loss(out: Outputs, batch: Batch) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+    """The losses of what a model has put out for every token, against targets and weights."""
     weights = batch.weights.to(torch.promote_types(out.logits.dtype, torch.float32))
     count = weights.sum()
     loss = cross_entropy(out.logits, batch.targets, weights)

@@ -34,7 +34,7 @@ def take_step(
 ) -> dict[str, float]:
     """Update the weights at the optimizer's rate; -> `loss`, the objective's metrics, `grad_norm` before clipping."""
     sums = []
-    for part in cut(batch, parts):
+    for part in cut(batch, parts, getattr(objective, "scope", "token")):
         with precision():
             loss, count, metrics = objective(model, part)
         loss.backward()
@@ -47,7 +47,7 @@ def take_step(
     means = {name: total / count if count else math.nan for name, total in totals.items()}
     means["grad_norm"] = float(norm) / count if count else math.nan
     try:
-        require_finite(means, [float(part["loss"]) for part in sums], len(batch.tokens))
+        require_finite(means, [float(part["loss"]) for part in sums], batch.size)
         shorten = min(1.0, clip / means["grad_norm"]) if clip and means["grad_norm"] else 1.0
         torch._foreach_mul_(gradients, shorten / count)
         optimizer.step()
@@ -56,10 +56,12 @@ def take_step(
     return means
 
 
-def cut(batch: Batch, parts: int) -> Iterator[Batch]:
-    rows = len(batch.tokens)
+def cut(batch: Batch, parts: int, scope: str = "token") -> Iterator[Batch]:
+    rows = batch.size
     if rows % parts:
         raise ValueError(f"a batch of {rows} rows cannot be cut into accumulate={parts} equal parts; choose a divisor")
+    if scope == "batch" and parts > 1:
+        raise ValueError(f"accumulate={parts}: this loss compares all rows of a batch; set accumulate=1")
     size = rows // parts
     return (batch.rows(slice(start, start + size)) for start in range(0, rows, size))
 

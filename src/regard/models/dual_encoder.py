@@ -1,0 +1,59 @@
+"""The dual encoder: images and texts as points in one space, near where they belong together.
+
+    logits_ij = image_i · text_j / τ (+ b)          Radford et al. 2021 (CLIP); with a bias Zhai et al. 2023 (SigLIP)
+
+Both encoders end in a `Pooled` head of one dimension. The temperature is learned, as the logarithm of 1/τ.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from regard.at import At
+from regard.models.encoder import Encoder, EncoderModule
+from regard.models.heads import Pooled
+from regard.models.initialize import Scheme
+from regard.models.model import Model
+from regard.spec import SpecError, require
+
+
+@dataclass(frozen=True)
+class DualEncoder(Model["DualEncoderModule"]):
+    image: Encoder
+    text: Encoder
+    temperature: float = 0.07  # at first
+    bias: float | None = None  # at first; None: there is none
+
+    def check(self) -> None:
+        require(self.temperature > 0, f"dual_encoder: temperature={self.temperature} must be positive")
+        dims = {name: space(name, getattr(self, name)) for name in ("image", "text")}
+        require(
+            dims["image"] == dims["text"],
+            f"dual_encoder: images have {dims['image']} dimensions and texts {dims['text']}; give both heads one dim",
+        )
+
+    def module(self, scheme: Scheme) -> "DualEncoderModule":
+        return DualEncoderModule(self, scheme)
+
+
+def space(name: str, encoder: Encoder) -> int:
+    if not (isinstance(encoder.head, Pooled) and encoder.head.normalize):
+        raise SpecError(f"dual_encoder: the {name} encoder needs a head that gives points of length one, Pooled()")
+    return encoder.head.dim or encoder.width
+
+
+class DualEncoderModule(nn.Module):
+    def __init__(self, spec: DualEncoder, scheme: Scheme = "fan_in"):
+        super().__init__()
+        self.spec = spec
+        self.image = EncoderModule(spec.image, scheme)
+        self.text = EncoderModule(spec.text, scheme)
+        self.scale = nn.Parameter(torch.tensor(-math.log(spec.temperature)))
+        self.bias = None if spec.bias is None else nn.Parameter(torch.tensor(spec.bias))
+
+    def forward(self, images: Tensor, tokens: Tensor, at: At | None = None) -> Tensor:
+        """n images and m texts -> (n, m) logits of belonging together."""
+        logits = self.scale.exp() * self.image(images) @ self.text(tokens, at).T  # (n, m)
+        return logits if self.bias is None else logits + self.bias

@@ -1,0 +1,82 @@
+"""The encoder: every token, or patch of an image, becomes a vector that has seen all others.
+
+    x = input(data) (+ positions)      x = block_n(… block_1(x))      out = head(norm(x))
+
+BERT and its descendants, vision transformers, sentence embedders, cross-encoders and the reading half of a translator
+are all this. What makes it an encoder is the mask of its attention: Full, a symmetric window, Longformer's, BigBird's.
+A causal mask is allowed too (CLIP reads text so).
+"""
+
+from dataclasses import dataclass
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from regard.at import At, Source
+from regard.models.decoder import Outputs
+from regard.models.heads import Head, Hidden
+from regard.models.initialize import Scheme, initialize
+from regard.models.model import Model
+from regard.models.stack import Repeat, Stack, check_shared_bias
+from regard.parts.block import Losses, build
+from regard.parts.input import Input
+from regard.parts.norm import Norm
+from regard.parts.position.none import NoPosition, Position
+from regard.spec import require
+
+
+@dataclass(frozen=True)
+class Encoder(Model["EncoderModule"]):
+    input: Input
+    width: int
+    layers: tuple[Repeat, ...]
+    position: Position = NoPosition()
+    embedding_norm: Norm | None = None  # behind the positions
+    norm: Norm | None = None  # behind the stack
+    head: Head | None = None
+    dropout: float = 0.0  # on the embeddings, in training
+
+    def check(self) -> None:
+        require(self.width > 0, f"encoder: width={self.width} must be positive")
+        require(len(self.layers) > 0, "encoder: layers is empty; give at least one Repeat((block,), times)")
+        require(0 <= self.dropout < 1, f"encoder: dropout={self.dropout} must be in [0, 1)")
+        self.position.check_place("stack")
+        check_shared_bias(self.position, self.layers)
+        if self.head is not None:
+            self.head.check_input(self.input)
+        made, reach = self.input.length, self.position.reach
+        if made is not None and reach is not None:
+            require(made <= reach, f"encoder: its input makes {made} tokens, its positions reach only {reach}")
+
+    def module(self, scheme: Scheme) -> "EncoderModule":
+        return EncoderModule(self, scheme)
+
+
+class EncoderModule(nn.Module):
+    def __init__(self, spec: Encoder, scheme: Scheme = "fan_in"):
+        super().__init__()
+        self.spec = spec
+        self.input = spec.input.build(spec.width)
+        self.position = spec.position.build(spec.width, 1)
+        self.embedding_norm = build(spec.embedding_norm, spec.width)
+        self.stack = Stack(spec.layers, spec.width)
+        self.norm = build(spec.norm, spec.width)
+        self.head = Hidden() if spec.head is None else spec.head.build(spec.width, self.input)
+        initialize(self, len(self.stack.blocks), scheme)
+
+    def forward(
+        self, data: Tensor, at: At | None = None, types: Tensor | None = None, outputs: bool = False
+    ) -> Tensor | Outputs:
+        """tokens (B, L) or images (B, C, …) -> what the head says; or all `outputs` that training wants."""
+        read, losses = self.read(data, at, types)
+        said = self.head(read.x, read.at)
+        return Outputs(said, (), losses) if outputs else said
+
+    def read(self, data: Tensor, at: At | None = None, types: Tensor | None = None) -> tuple[Source, Losses]:
+        """Every token's vector (B, L, D) and where it stands; and what bodies add to the loss in training."""
+        x = self.input(data, types)  # (B, L, D)
+        at = At.whole(*x.shape[:2], x.device) if at is None else at
+        x = self.embedding_norm(self.position.embed(x, at))
+        x = F.dropout(x, self.spec.dropout, self.training)
+        x, losses = self.stack(x, self.position.share(at))
+        return Source(self.norm(x), at), losses

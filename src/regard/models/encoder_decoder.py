@@ -1,0 +1,89 @@
+"""The encoder-decoder: one stack reads the source whole, another writes the target and looks at it by cross-attention.
+
+    h = encoder(source)      logits_t = decoder(target up to t, h)          Vaswani et al. 2017; T5, BART
+
+It has three attentions: the encoder's (both ways), the decoder's own (causal), and across. The source may be text, or
+an image in patches. Its keys and values are computed once and remembered beside the decoder's own, so that a step needs
+the source no more.
+"""
+
+from dataclasses import dataclass, replace
+
+from torch import Tensor, nn
+
+from regard.at import At
+from regard.models.decoder import Decoder, DecoderModule, Outputs
+from regard.models.encoder import Encoder, EncoderModule
+from regard.models.initialize import Scheme
+from regard.models.model import Model
+from regard.models.stack import States
+from regard.parts.block import add
+from regard.parts.cross import CrossAttention
+from regard.parts.input import Tokens, TokensModule
+from regard.parts.state import Memory
+from regard.spec import SpecError, require
+
+
+@dataclass(frozen=True)
+class EncoderDecoder(Model["EncoderDecoderModule"]):
+    source: Encoder
+    target: Decoder
+    shared: bool = False  # one table of embeddings for both
+
+    def check(self) -> None:
+        require(self.source.head is None, "encoder_decoder: the source's head is read by nobody; leave it out")
+        blocks = [block for run in self.target.layers for block in run.blocks]
+        across = [s.body for block in blocks for s in block.sublayers if isinstance(s.body, CrossAttention)]
+        require(
+            len(across) > 0, "encoder_decoder: the target never looks at the source; give its blocks CrossAttention"
+        )
+        for body in across:
+            reads = body.source_width or self.target.width
+            require(
+                reads == self.source.width,
+                f"encoder_decoder: cross_attention reads vectors of {reads}, the source is {self.source.width} wide; "
+                f"set source_width={self.source.width}",
+            )
+        if self.shared:
+            source, target = self.source.input, self.target
+            if not isinstance(source, Tokens):
+                raise SpecError("encoder_decoder: shared=True needs Tokens on both sides")
+            require(
+                (source.vocab, self.source.width) == (target.vocab, target.width),
+                f"encoder_decoder: shared=True needs tables of one size; the source's is {source.vocab} × "
+                f"{self.source.width}, the target's {target.vocab} × {target.width}",
+            )
+
+    def memory(self) -> tuple[tuple[Memory, ...], ...]:
+        return self.target.memory()
+
+    def module(self, scheme: Scheme) -> "EncoderDecoderModule":
+        return EncoderDecoderModule(self, scheme)
+
+
+class EncoderDecoderModule(nn.Module):
+    def __init__(self, spec: EncoderDecoder, scheme: Scheme = "fan_in"):
+        super().__init__()
+        self.spec = spec
+        self.source = EncoderModule(spec.source, scheme)
+        self.target = DecoderModule(spec.target, scheme)
+        if spec.shared:
+            assert isinstance(self.source.input, TokensModule)
+            self.source.input.table.weight = self.target.embedding.weight
+
+    def forward(
+        self,
+        source: Tensor | None,
+        tokens: Tensor,
+        source_at: At | None = None,
+        at: At | None = None,
+        states: States | None = None,
+        outputs: bool = False,
+    ) -> Tensor | Outputs:
+        """tokens (B, L) -> logits (B, L, V). The source goes with a row's first tokens; then its state remembers it."""
+        if source is None:
+            return self.target(tokens, at, states, outputs)
+        read, losses = self.source.read(source, source_at)
+        at = At.whole(*tokens.shape, tokens.device) if at is None else at
+        out = self.target(tokens, replace(at, source=read), states, outputs=True)
+        return out._replace(losses=add(losses, out.losses)) if outputs else out.logits

@@ -1,0 +1,164 @@
+"""Layers in one line: a pattern of words, each a change to one block, tiled over the depth.
+
+    3*window(256), full(no_position)          three layers with a window, one that sees all and knows no positions
+    window(64), linear                        attention and a recurrence in turns
+    window(256), full + experts(8, 2)         every other layer with experts instead of its feed-forward
+
+A word is a kind of mask, position, mixer or feed-forward, with its fields in brackets, by place or by name; a mask's
+word also takes fields of the attention it goes into: window(256, position=rope(base=500), sinks=true). All else of
+the block stays, and what a new mixer has in common with the old one (heads, positions) is taken over. `full` sees all
+that the block's attention may: everything in an encoder, everything before in a decoder.
+"""
+
+import dataclasses
+import typing
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from regard.kernels.attention.mask import Mask
+from regard.models.stack import Repeat
+from regard.models.words import Layer, Word, parse
+from regard.parts.block import Block, Sublayer
+from regard.parts.body import Body
+from regard.parts.cross import CrossAttention
+from regard.parts.position.none import Position
+from regard.spec import KINDS, Spec, SpecError, class_of, hints, kind_of, nearest, plain, read, require
+
+SHORT = {"sinks": "sinks_and_window", "linear": "linear_attention", "convolution": "short_convolution"}
+S = TypeVar("S", bound=Spec)
+
+
+@dataclass(frozen=True)
+class Tiled(Spec):
+    """Stands among the runs of a stack for those that its pattern makes of the block."""
+
+    block: Block
+    pattern: str
+    depth: int
+
+    def check(self) -> None:
+        self.several()
+
+    def several(self) -> tuple[Repeat, ...]:
+        return tile(self.block, self.pattern, self.depth)
+
+
+def tile(block: Block, pattern: str, depth: int) -> tuple[Repeat, ...]:
+    """The pattern's layers over and over, `depth` in all; what does not fit at the end is cut off."""
+    require(depth > 0, f"tiled: depth={depth} must be positive")
+    blocks = tuple(b for layer in parse(pattern) for b in [changed(block, layer, pattern)] * layer.times)
+    times, rest = divmod(depth, len(blocks))
+    whole = (Repeat(blocks, times),) if times else ()
+    return (*whole, Repeat(blocks[:rest])) if rest else whole
+
+
+def retile(spec: S, pattern: str) -> S:
+    """The same model with this pattern in place of its layers, over its first block with attention, as deep."""
+    layers: tuple[Repeat, ...] = getattr(spec, "layers", ())
+    require(len(layers) > 0, f"{spec.kind} has no layers of its own to be tiled; write patterns into its stacks")
+    blocks = [block for run in layers for block in run.blocks]
+    base = next((block for block in blocks if any("mask" in hints(type(s.body)) for s in block.sublayers)), blocks[0])
+    depth = sum(run.times * len(run.blocks) for run in layers)
+    return dataclasses.replace(spec, layers=tile(base, pattern, depth))
+
+
+def changed(block: Block, layer: Layer, pattern: str) -> Block:
+    try:
+        for word in layer.words:
+            block = change(block, word)
+    except SpecError as error:
+        raise SpecError(f"pattern {pattern!r}: {error}") from None
+    return block
+
+
+def change(block: Block, word: Word) -> Block:
+    """The block with this word's mask, position, mixer or feed-forward instead of its own."""
+    cls = layer_class(word.name)
+    place = seat(block, cls)
+    body = block.sublayers[place].body
+    new = masked(body, word, cls) if issubclass(cls, Mask | Position) else mixed(body, word, cls)
+    sublayers = list(block.sublayers)
+    sublayers[place] = dataclasses.replace(sublayers[place], body=new)
+    return dataclasses.replace(block, sublayers=tuple(sublayers))
+
+
+def layer_class(name: str) -> type[Spec]:
+    """The class of a word that may stand for a layer."""
+    places = {kind: place for kind, place in KINDS.items() if place.startswith(("regard.kernels.", "regard.parts."))}
+    words = {kind: kind for kind in places if issubclass(class_of(kind, ""), Mask | Position | Body)} | SHORT
+    require(name in words, f"there is no layer {name!r}; {nearest(name, words)}")
+    return class_of(words[name], "")
+
+
+def seat(block: Block, cls: type[Spec]) -> int:
+    """Which sublayer the word changes: the first with a mask, with positions, that mixes, or that does not."""
+    field = "mask" if issubclass(cls, Mask) else "position" if issubclass(cls, Position) else None
+
+    def fits(sublayer: Sublayer) -> bool:
+        body = sublayer.body
+        if isinstance(body, CrossAttention):
+            return False
+        return field in hints(type(body)) if field else issubclass(cls, Body) and body.mixes == cls.mixes
+
+    found = [place for place, sublayer in enumerate(block.sublayers) if fits(sublayer)]
+    has = ", ".join(sublayer.body.kind for sublayer in block.sublayers)
+    what = f"has a {field}" if field else "mixes tokens" if getattr(cls, "mixes", False) else "works within a token"
+    require(bool(found), f"the block has {has}, and none {what}; give a block whose attention the pattern can change")
+    return found[0]
+
+
+def masked(body: Body, word: Word, cls: type[Spec]) -> Body:
+    """The attention with this mask or position, and with what else the word says of it."""
+    field = "mask" if issubclass(cls, Mask) else "position"
+    mine, theirs = hints(cls), hints(type(body))
+    own = Word(word.name, [a for a in word.places if not isinstance(a, Word)], {})
+    other: dict[str, Any] = {}
+    for argument in (a for a in word.places if isinstance(a, Word)):
+        require(issubclass(class_of(argument.name, word.name), Position), f"{word.name}: give {argument.name} a name")
+        other["position"] = argument
+    for name, value in word.named.items():
+        require(name in mine or name in theirs, f"{word.name} has no {name!r}; {nearest(name, {*mine, *theirs})}")
+        (own.named if name in mine else other)[name] = value
+    made = data(own, cls)
+    before = getattr(body, "mask", None)
+    causal = before is None or before.causal
+    if cls is class_of("full", "") and causal:
+        made = {"kind": "causal"}
+    elif "causal" in mine:
+        made = {"causal": causal} | made
+    new = body.to_dict() | {name: settled(value, theirs[name]) for name, value in other.items()} | {field: made}
+    return read(new, word.name)  # ty: ignore[invalid-return-type]
+
+
+def mixed(body: Body, word: Word, cls: type[Spec]) -> Body:
+    """Another body, with what it has in common with the old one; experts are made of the old one."""
+    common = {name: plain(getattr(body, name)) for name in hints(type(body)) if name in hints(cls)}
+    common = {name: value for name, value in common.items() if value is not None} | {"expert": body.to_dict()}
+    given = data(word, cls)
+    return read({name: v for name, v in common.items() if name in hints(cls)} | given, word.name)  # ty: ignore
+
+
+def data(word: Word, cls: type[Spec]) -> dict[str, Any]:
+    """What the word says as a spec's plain data: fields by place come in their order."""
+    expected = hints(cls)
+    require(
+        len(word.places) <= len(expected),
+        f"{word.name} takes {len(expected)} values ({', '.join(expected) or 'none'}), found {len(word.places)}",
+    )
+    given = dict(zip(expected, word.places, strict=False))
+    for name in word.named:
+        require(name not in given, f"{word.name}: {name} is given twice")
+        require(name in expected, f"{word.name} has no {name!r}; {nearest(name, expected)}")
+    return {"kind": kind_of(cls)} | {name: settled(v, expected[name]) for name, v in (given | word.named).items()}
+
+
+def settled(value: Any, hint: Any) -> Any:
+    """A word is the name of a choice where the field is one, else a spec of its own."""
+    if isinstance(value, list):
+        return [settled(v, hint) for v in value]
+    if not isinstance(value, Word):
+        return value
+    choices = [hint, *typing.get_args(hint)]
+    if any(h is str or typing.get_origin(h) is typing.Literal for h in choices):
+        return value.name
+    return data(value, class_of(value.name, value.name))

@@ -1,0 +1,301 @@
+"""Encoders: equal to BERT, right with any padding and packing, and their heads read what they should."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from regard.at import At
+from regard.kernels.attention.mask import Causal, Full, Mask
+from regard.kernels.attention.patterns.bigbird import BigBird
+from regard.kernels.attention.patterns.longformer import Longformer
+from regard.kernels.attention.patterns.window import Window
+from regard.models.blank import blank
+from regard.models.encoder import Encoder
+from regard.models.heads import Classification, Dense, MaskedLM, Pooled
+from regard.models.presets import BERT_DENSE, bert
+from regard.models.stack import Repeat
+from regard.parts.attention import Attention
+from regard.parts.block import Block, Sublayer
+from regard.parts.experts import Experts
+from regard.parts.feedforward import FeedForward, SwiGLU
+from regard.parts.input import Tokens
+from regard.parts.norm import RMSNorm
+from regard.parts.patches import Patches
+from regard.parts.position.learned import Learned
+from regard.parts.position.none import NoPosition
+from regard.parts.position.rope import Rope
+from regard.parts.position.sinusoidal import Sinusoidal
+from regard.parts.position.t5 import T5Buckets
+from regard.spec import SpecError
+from tests.laws import VOCAB, WIDTH, draw_wide, error, places, text
+from tests.models.foreign import PROJECTIONS, drawn, fill, renamed
+
+SMALL = {"vocab": VOCAB, "width": WIDTH, "heads": 4, "hidden": 40, "layers": 2, "length": 64}
+LENGTH = 12
+TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-5}
+
+
+def encoder(mask: Mask, rotary: bool = True, **ends: object) -> Encoder:
+    attention = Attention(4, 2, position=Rope() if rotary else NoPosition(), mask=mask)
+    block = Block((Sublayer(attention), Sublayer(SwiGLU(40))))
+    return Encoder(Tokens(VOCAB), WIDTH, (Repeat((block,), 2),), norm=RMSNorm(), **ends)
+
+
+ENCODERS = {
+    "bert": bert(**SMALL),
+    "rope": encoder(Full()),
+    "window on both sides": encoder(Window(3, causal=False)),
+    "longformer": encoder(Longformer(2, globals=2), rotary=False, position=Sinusoidal()),
+    "bigbird": encoder(BigBird(4, 3, 1, 1, 64), rotary=False, position=Learned(64)),
+    "t5 buckets": encoder(Full(), rotary=False, position=T5Buckets(8, 16, bidirectional=True, heads=4)),
+    "causal": encoder(Causal()),
+}
+
+
+def build(spec: Encoder, dtype: torch.dtype = torch.float64) -> nn.Module:
+    model = spec.build(seed=0).to(dtype).eval().requires_grad_(False)
+    draw_wide(model, seed=1)
+    return model
+
+
+@pytest.mark.parametrize("name", ENCODERS)
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("left", [False, True], ids=["right", "left"])
+@pytest.mark.ledger("mask.bidirectional")
+def test_padded_batch_is_each_alone(name: str, dtype: torch.dtype, left: bool) -> None:
+    model, tokens = build(ENCODERS[name], dtype), text(4, LENGTH)
+    at = places([1, 5, 11, LENGTH], LENGTH, left)
+    found = model(tokens, at)
+    for row, seen in enumerate(at.valid):
+        assert error(found[row, seen], model(tokens[row, seen].unsqueeze(0))[0]) <= TOLERANCE[dtype]
+
+
+def packed(lengths: list[int], pads: int) -> tuple[list[Tensor], Tensor, At]:
+    documents = [text(1, length, seed=length) for length in lengths]
+    tokens = torch.cat([*documents, torch.zeros(1, pads, dtype=torch.int64)], 1)
+    positions = torch.cat([torch.arange(length) for length in [*lengths, pads]]).unsqueeze(0)
+    segments = torch.repeat_interleave(torch.arange(len(lengths) + 1), torch.tensor([*lengths, pads])).unsqueeze(0)
+    return documents, tokens, At(positions, segments, valid=segments < len(lengths), consecutive=True)
+
+
+@pytest.mark.parametrize("name", ENCODERS)
+@pytest.mark.parametrize("dtype", TOLERANCE)
+def test_packed_is_separate(name: str, dtype: torch.dtype) -> None:
+    model = build(ENCODERS[name], dtype)
+    documents, tokens, at = packed([3, 1, 25, 8], 4)
+    separate = torch.cat([model(document) for document in documents], 1)
+    assert error(model(tokens, at)[:, :-4], separate) <= TOLERANCE[dtype]
+
+
+@pytest.mark.ledger("model.encoder")
+def test_a_tokens_vector_depends_on_both_sides() -> None:
+    """One vector a token; that of a word changes with what stands before and what stands after it."""
+    both, causal = build(ENCODERS["rope"]), build(ENCODERS["causal"])
+    tokens = text(1, 3)
+    before, after = tokens.clone(), tokens.clone()
+    before[0, 0] = after[0, 2] = (tokens[0, 0] + 1) % VOCAB
+    assert both(tokens).shape == (1, 3, WIDTH)
+    assert not torch.allclose(both(tokens)[0, 1], both(before)[0, 1])
+    assert not torch.allclose(both(tokens)[0, 1], both(after)[0, 1])
+    assert not torch.allclose(causal(tokens)[0, 1], causal(before)[0, 1])
+    assert torch.equal(causal(tokens)[0, 1], causal(after)[0, 1])  # the mask is the one difference
+
+
+BERT = {
+    r"^bert\.": "",
+    r"embeddings\.word_embeddings\.": "input.table.",
+    r"embeddings\.token_type_embeddings\.": "input.types.",
+    r"embeddings\.position_embeddings\.": "position.table.",
+    r"^embeddings\.LayerNorm\.": "embedding_norm.",
+    r"encoder\.layer\.": "stack.blocks.",
+    r"cls\.predictions\.bias": "head.vocab.bias",
+    r"cls\.predictions\.transform\.dense\.": "head.dense.dense.",
+    r"cls\.predictions\.transform\.LayerNorm\.": "head.dense.norm.",
+    r"pooler\.dense\.": "head.dense.dense.",
+    r"classifier\.": "head.labels.",
+    **PROJECTIONS,
+}
+HEADS = {
+    "BertModel": Pooled("cls", dense=Dense("tanh"), normalize=False),
+    "BertForMaskedLM": MaskedLM(BERT_DENSE),
+    "BertForSequenceClassification": Classification(3, dense=Dense("tanh"), dropout=0.1),
+    "BertForTokenClassification": Classification(3, "none", dropout=0.1),
+}
+
+
+@pytest.fixture(params=HEADS)
+def pair(request: pytest.FixtureRequest) -> tuple[nn.Module, nn.Module]:
+    """One of the classes of `transformers`, and ours with the same weights."""
+    import transformers
+
+    config = transformers.BertConfig(
+        vocab_size=VOCAB, hidden_size=WIDTH, num_hidden_layers=2, num_attention_heads=4, intermediate_size=40,
+        max_position_embeddings=64, num_labels=3,
+    )  # fmt: skip
+    theirs = drawn(getattr(transformers, request.param)(config))
+    ours = bert(**SMALL, head=HEADS[request.param]).build()
+    return theirs, fill(ours, renamed(dict(theirs.named_parameters()), BERT))
+
+
+@pytest.mark.ledger("model.encoder", "mask.bidirectional", "enc.classify")
+def test_equal_to_bert(pair: tuple[nn.Module, nn.Module]) -> None:
+    """Outputs and gradients, with padding and with two texts in a row."""
+    theirs, ours = pair
+    tokens, at = text(3, LENGTH), places([4, 9, LENGTH], LENGTH)
+    types = (torch.arange(LENGTH) > 3).long().expand(3, -1)
+    out = theirs(tokens, attention_mask=at.valid.long(), token_type_ids=types)
+    expected = out.pooler_output if hasattr(out, "pooler_output") else out.logits
+    found = ours(tokens, at, types)
+    if expected.dim() == 3:  # of every token: what stands at padding is nobody's business
+        found, expected = found[at.valid], expected[at.valid]
+    assert error(found, expected) <= 1e-12
+    for value in (found, expected):
+        value.square().sum().backward()
+    wanted = renamed({name: p.grad for name, p in theirs.named_parameters()}, BERT)
+    for name, parameter in ours.named_parameters():
+        assert error(parameter.grad, wanted[name].reshape(parameter.shape)) <= 1e-9, name
+
+
+@pytest.mark.ledger("model.bertbase")
+def test_bert_base_has_its_published_size() -> None:
+    spec = bert(head=Pooled("cls", dense=Dense("tanh"), normalize=False))
+    assert sum(p.numel() for p in blank(spec).parameters()) == 109_482_240
+
+
+def pool_by_hand(x: Tensor, positions: Tensor, members: Tensor, how: str) -> Tensor:
+    """The definition, token by token, for one document in a row."""
+    mine = [t for t in range(len(x)) if members[t]]
+    if how == "mean":
+        return sum(x[t] for t in mine) / len(mine)
+    places = [int(positions[t]) for t in mine]
+    return x[mine[places.index(0 if how == "cls" else max(places))]]
+
+
+@pytest.mark.parametrize("how", ["cls", "mean", "last"])
+@pytest.mark.parametrize("left", [False, True], ids=["right", "left"])
+def test_pooling_counts_valid_tokens_only(how: str, left: bool) -> None:
+    model = build(encoder(Full(), head=Pooled(how, normalize=False)))
+    tokens, at = text(4, LENGTH), places([1, 5, 11, LENGTH], LENGTH, left)
+    hidden, found = model.read(tokens, at)[0].x, model(tokens, at)
+    for row in range(4):
+        expected = pool_by_hand(hidden[row], at.positions[row], at.valid[row], how)
+        assert error(found[row], expected) <= 1e-12
+        alone = model(tokens[row, at.valid[row]].unsqueeze(0))[0]
+        assert error(found[row], alone) <= 1e-9
+
+
+@pytest.mark.parametrize("how", ["cls", "mean", "last"])
+def test_a_packed_row_gives_a_vector_a_document(how: str) -> None:
+    model = build(encoder(Full(), head=Pooled(how)))
+    documents, tokens, at = packed([3, 1, 7], 2)
+    found = model(tokens, at)
+    assert found.shape == (1, 3, WIDTH)
+    assert error(found[0], torch.cat([model(document) for document in documents])) <= 1e-9
+
+
+def test_sentence_embeddings_have_length_one() -> None:
+    model = build(encoder(Full(), head=Pooled("mean", dim=7)))
+    found = model(text(3, LENGTH))
+    assert found.shape == (3, 7)
+    assert error(found.norm(dim=-1), torch.ones(3)) <= 1e-12
+
+
+@pytest.mark.parametrize("head", [MaskedLM(Dense("gelu", RMSNorm())), Classification(3, "mean"), Pooled("last", 5)])
+def test_gradients_are_right(head: object) -> None:
+    spec = encoder(Full(), head=head)
+    model = build(spec).requires_grad_()
+    at = places([2, 4], 4)
+    names, weights = zip(*model.named_parameters(), strict=True)
+
+    def run(*values: Tensor) -> Tensor:
+        return torch.func.functional_call(model, dict(zip(names, values, strict=True)), (text(2, 4), at))
+
+    assert torch.autograd.gradcheck(run, weights, fast_mode=True)
+
+
+@pytest.mark.ledger("emb.table")
+def test_looking_up_is_multiplying_with_one_hot() -> None:
+    module = Tokens(VOCAB, types=2, scale=3.0).build(WIDTH).double()
+    plain = nn.Embedding(VOCAB, WIDTH).double()
+    plain.load_state_dict({"weight": module.table.weight})
+    tokens, types = text(2, 5), torch.tensor([[0, 0, 1, 1, 1]] * 2)
+    one_hot = F.one_hot(tokens, VOCAB).double() @ plain.weight
+    assert torch.equal(plain(tokens), one_hot)
+    assert torch.equal(module(tokens, types), 3 * one_hot + module.types.weight[types])
+    module(tokens, types).sin().sum().backward()
+    (3 * one_hot + module.types.weight[types].detach()).sin().sum().backward()
+    assert error(module.table.weight.grad, plain.weight.grad) <= 1e-12
+
+
+@pytest.mark.ledger("emb.table")
+def test_a_row_of_the_table_is_the_tokens_vector() -> None:
+    module, row = Tokens(2000).build(5), torch.tensor([0.1, 0.3, 0.4, 0.9, 0.8])
+    with torch.no_grad():
+        module.table.weight[1231] = row
+    assert torch.equal(module(torch.tensor([[7, 1231]]))[0, 1], row)
+
+
+@pytest.mark.ledger("emb.arbitrary")
+def test_ids_are_labels() -> None:
+    """Renaming the tokens, and with them the rows of the table, renames the answers and changes nothing else."""
+    model = build(bert(**SMALL, head=MaskedLM(BERT_DENSE)))
+    tokens, order = text(2, LENGTH), torch.randperm(VOCAB)  # token t is now called order[t]
+    expected = model(tokens)
+    for weight in (model.input.table.weight, model.head.vocab.bias):
+        weight.copy_(weight.clone()[order.argsort()])
+    assert error(model(order[tokens])[..., order], expected) <= 1e-12
+
+
+@pytest.mark.ledger("emb.table")
+def test_unknown_ids_are_refused_by_name() -> None:
+    model = build(bert(**SMALL))
+    with pytest.raises(ValueError, match="token 31 is none of the 31 known"):
+        model(torch.tensor([[1, VOCAB]]))
+    with pytest.raises(ValueError, match="token -1 is none"):
+        model(torch.tensor([[1, -1]]))
+    with pytest.raises(ValueError, match="type 2 is none of the 2 known"):
+        model(text(1, 2), types=torch.tensor([[0, 2]]))
+    with pytest.raises(ValueError, match="this model knows none"):
+        build(ENCODERS["rope"])(text(1, 2), types=torch.tensor([[0, 1]]))
+
+
+def test_a_masked_head_is_tied_to_its_table() -> None:
+    tied, untied = (bert(**SMALL, head=MaskedLM(tied=tied)).build(0) for tied in (True, False))
+    assert tied.head.vocab.weight is tied.input.table.weight
+    assert untied.head.vocab.weight is not untied.input.table.weight
+
+
+def test_a_fresh_masked_model_knows_nothing() -> None:
+    model, tokens = bert(**SMALL, head=MaskedLM(BERT_DENSE)).build(0).eval(), text(8, 32)
+    loss = F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten()).item()
+    assert 0 < loss - math.log(VOCAB) < 1
+
+
+def test_experts_hand_their_losses_up() -> None:
+    block = Block((Sublayer(Attention(2, mask=Full())), Sublayer(Experts(4, 2, FeedForward(20)))))
+    model = Encoder(Tokens(VOCAB), WIDTH, (Repeat((block,), 2),)).build(0)
+    assert model(text(2, 5), outputs=True).losses.keys() == {"balance"}
+    assert not model.eval()(text(2, 5), outputs=True).losses
+
+
+REFUSED = {
+    "masked_lm: patches have no vocabulary": lambda: Encoder(
+        Patches((4, 4), (8, 8)), 8, ENCODERS["rope"].layers, head=MaskedLM(BERT_DENSE)
+    ),
+    "layers is empty": lambda: Encoder(Tokens(5), 8, ()),
+    "does nothing here": lambda: Encoder(Tokens(5), 8, ENCODERS["rope"].layers, Rope()),
+    "makes 5 tokens, its positions reach only 4": lambda: Encoder(
+        Patches((4, 4), (8, 8)), 8, ENCODERS["rope"].layers, Learned(4)
+    ),
+    "labels=0 must be positive": lambda: Classification(0),
+    "vocab=0 must be positive": lambda: Tokens(0),
+}
+
+
+@pytest.mark.parametrize("message", REFUSED)
+def test_what_cannot_be_is_refused(message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        REFUSED[message]()

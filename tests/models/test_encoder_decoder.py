@@ -1,0 +1,373 @@
+"""The encoder-decoder: equal to torch.nn.Transformer, right in every store, and the 2017 base by its own numbers."""
+
+from collections import Counter
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from regard.at import At, Source
+from regard.engine.stores.contiguous import Contiguous
+from regard.engine.stores.paged import Paged
+from regard.kernels.attention.mask import Full
+from regard.models.blank import blank
+from regard.models.decoder import Decoder
+from regard.models.encoder import Encoder
+from regard.models.encoder_decoder import EncoderDecoder
+from regard.models.heads import Pooled
+from regard.models.presets import transformer_2017
+from regard.models.stack import Repeat
+from regard.parts.attention import Attention, AttentionModule
+from regard.parts.block import Block, Sublayer
+from regard.parts.cross import CrossAttention, CrossAttentionModule
+from regard.parts.feedforward import FeedForward, SwiGLU
+from regard.parts.input import Tokens
+from regard.parts.norm import LayerNorm, NoNorm
+from regard.parts.patches import Patches
+from regard.parts.position.rope import Rope
+from regard.parts.position.t5 import T5Buckets
+from regard.spec import SpecError
+from tests.laws import VOCAB, WIDTH, draw_wide, error, places, text
+from tests.models.foreign import drawn, fill
+
+LENGTH, SOURCE, CAPACITY = 9, 7, 16
+TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-5}
+READ = Block((Sublayer(Attention(3, mask=Full(), position=Rope())), Sublayer(SwiGLU(24))))
+WRITE = Block((Sublayer(Attention(4, 2, position=Rope())), Sublayer(CrossAttention(4, 2)), Sublayer(SwiGLU(40))))
+ACROSS = Block((Sublayer(CrossAttention(4, source_width=12)), Sublayer(SwiGLU(40))))
+IMAGE = Encoder(Patches((2, 2), (4, 4)), WIDTH, (Repeat((READ,)),))
+
+
+def translator(source: Encoder, *blocks: Block, **target: object) -> EncoderDecoder:
+    return EncoderDecoder(source, Decoder(VOCAB, WIDTH, (Repeat(blocks, 2),), **target))
+
+
+MODELS = {
+    "2017": transformer_2017(VOCAB, WIDTH, 4, 40, 2),
+    "grouped, rope": translator(Encoder(Tokens(VOCAB), WIDTH, (Repeat((READ,), 2),)), WRITE),
+    "another width, cross-attention in every other layer": translator(
+        Encoder(Tokens(VOCAB), 12, (Repeat((Block((Sublayer(Attention(2, mask=Full())),)),)),)),
+        Block((Sublayer(Attention(4, position=Rope())), Sublayer(SwiGLU(40)))),
+        ACROSS,
+        tied=False,
+    ),
+    "t5 buckets in both stacks": translator(
+        Encoder(
+            Tokens(VOCAB),
+            WIDTH,
+            (Repeat((Block((Sublayer(Attention(4, mask=Full())),)),), 2),),
+            T5Buckets(8, 16, bidirectional=True, heads=4),
+        ),
+        Block((Sublayer(Attention(4)), Sublayer(CrossAttention(4)), Sublayer(SwiGLU(40)))),
+        position=T5Buckets(8, 16, heads=4),
+    ),
+}
+STORES = {
+    "contiguous": lambda spec, dtype: Contiguous(spec.memory(), 3, CAPACITY, dtype, source=12),
+    "paged": lambda spec, dtype: Paged(spec.memory(), 3, CAPACITY, 12, dtype, block=4, source=12),
+}
+
+
+def build(spec: EncoderDecoder, dtype: torch.dtype = torch.float64) -> nn.Module:
+    model = spec.build(seed=0).to(dtype).eval().requires_grad_(False)
+    draw_wide(model, seed=1)
+    return model
+
+
+def open_store(kind: str, spec: EncoderDecoder, dtype: torch.dtype) -> Contiguous | Paged:
+    store = STORES[kind](spec, dtype)
+    assert all(store.reserve(row, CAPACITY) for row in range(store.rows))
+    return store
+
+
+def span(low: int, high: int, batch: int = 2) -> At:
+    return At(torch.arange(low, high).expand(batch, high - low))
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("kind", STORES)
+@pytest.mark.parametrize("cut", [1, 4, 8])
+@pytest.mark.ledger("cross.once")
+def test_cached_and_chunked_is_whole(name: str, dtype: torch.dtype, kind: str, cut: int) -> None:
+    """A prefill of `cut` tokens with the source, then step by step without it."""
+    model, source, tokens = build(MODELS[name], dtype), text(2, SOURCE, seed=5), text(2, LENGTH)
+    store = open_store(kind, model.spec, dtype)
+    found = [model(source, tokens[:, :cut], at=span(0, cut), states=store.states)]
+    for t in range(cut, LENGTH):
+        found.append(model(None, tokens[:, t : t + 1], at=span(t, t + 1), states=store.states))
+    assert error(torch.cat(found, 1), model(source, tokens)) <= TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_paged_is_contiguous(name: str) -> None:
+    model, source, tokens = build(MODELS[name], torch.float32), text(2, SOURCE, seed=5), text(2, LENGTH)
+    stores = [open_store(kind, model.spec, torch.float32) for kind in STORES]
+    for low, high in ((0, 4), (4, 5), (5, LENGTH)):
+        one, other = (
+            model(None if low else source, tokens[:, low:high], at=span(low, high), states=s.states) for s in stores
+        )
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("left", [False, True], ids=["right", "left"])
+@pytest.mark.parametrize("source_left", [False, True], ids=["source right", "source left"])
+@pytest.mark.ledger("cross.module")
+def test_padded_batch_is_each_alone(name: str, dtype: torch.dtype, left: bool, source_left: bool) -> None:
+    model, source, tokens = build(MODELS[name], dtype), text(3, SOURCE, seed=5), text(3, LENGTH)
+    source_at, at = places([3, SOURCE, 1], SOURCE, source_left), places([LENGTH, 1, 5], LENGTH, left)
+    found = model(source, tokens, source_at, at)
+    for row in range(3):
+        read, written = source_at.valid[row], at.valid[row]
+        alone = model(source[row : row + 1, read], tokens[row : row + 1, written])
+        assert error(found[row, written], alone[0]) <= TOLERANCE[dtype]
+
+
+@pytest.mark.parametrize("kind", STORES)
+@pytest.mark.parametrize("left", [False, True], ids=["right", "left"])
+def test_ragged_rows_decode_as_each_alone(kind: str, left: bool) -> None:
+    """Sources and prompts of different lengths, in rows of the store that are not the batch's."""
+    model, source, tokens = build(MODELS["grouped, rope"]), text(2, SOURCE, seed=5), text(2, LENGTH)
+    store, rows, lengths = open_store(kind, model.spec, torch.float64), torch.tensor([2, 0]), [2, 5]
+    source_at, at = places([3, SOURCE], SOURCE, left), places(lengths, 5, left)
+    prompt = tokens.gather(1, at.positions)
+    model(source, prompt, source_at, replace(at, rows=rows), store.states)
+    alone = [model(source[r : r + 1, source_at.valid[r]], tokens[r : r + 1])[0] for r in range(2)]
+    for step in range(3):
+        where = torch.tensor(lengths).unsqueeze(-1) + step
+        logits = model(None, tokens.gather(1, where), at=At(where, rows=rows), states=store.states)[:, 0]
+        assert error(logits, torch.stack([alone[r][lengths[r] + step] for r in range(2)])) <= 1e-9
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_packed_pairs_are_separate(name: str) -> None:
+    """A row of several pairs: each target sees its own source only."""
+    model, lengths, sources = build(MODELS[name]), [3, 1, 5], [2, 4, 1]
+
+    def row(sizes: list[int], seed: int) -> tuple[list[Tensor], Tensor, At]:
+        each = [text(1, size, seed=seed + size) for size in sizes]
+        positions = torch.cat([torch.arange(size) for size in sizes]).unsqueeze(0)
+        segments = torch.repeat_interleave(torch.arange(3), torch.tensor(sizes)).unsqueeze(0)
+        return each, torch.cat(each, 1), At(positions, segments, consecutive=True)
+
+    read, source, source_at = row(sources, 20)
+    written, tokens, at = row(lengths, 40)
+    separate = torch.cat([model(s, t) for s, t in zip(read, written, strict=True)], 1)
+    assert error(model(source, tokens, source_at, at), separate) <= 1e-9
+
+
+@pytest.mark.ledger("cross.once")
+def test_a_source_is_projected_once() -> None:
+    model, calls = build(MODELS["2017"]), Counter()
+    for name, module in model.named_modules():
+        if isinstance(module, CrossAttentionModule):
+            module.k_proj.register_forward_hook(lambda *_, name=name: calls.update([name]))
+    model.source.register_forward_hook(lambda *_: calls.update(["source"]))
+    store, tokens = open_store("contiguous", model.spec, torch.float64), text(2, LENGTH)
+    model(text(2, SOURCE), tokens[:, :1], at=span(0, 1), states=store.states)
+    for t in range(1, LENGTH):
+        model(None, tokens[:, t : t + 1], at=span(t, t + 1), states=store.states)
+    assert len(calls) == 2 and set(calls.values()) == {1}
+
+
+@pytest.mark.ledger("model.autoregressive")
+@pytest.mark.parametrize("kind", STORES)
+def test_greedy_generation_is_the_same_with_and_without_a_cache(kind: str) -> None:
+    """Predict, append, feed back: by reading everything again each time, and by one token a step."""
+    model, source = build(MODELS["grouped, rope"]), text(2, SOURCE, seed=5)
+    store, slow = open_store(kind, model.spec, torch.float64), torch.zeros(2, 1, dtype=torch.int64)
+    fast = slow
+    for t in range(LENGTH):
+        slow = torch.cat([slow, model(source, slow)[:, -1:].argmax(-1)], 1)
+        step = model(None if t else source, fast[:, -1:], at=span(t, t + 1), states=store.states)
+        fast = torch.cat([fast, step.argmax(-1)], 1)
+    assert torch.equal(fast, slow)
+    assert len(slow.unique()) > 3
+
+
+def test_without_a_source_there_is_nothing_to_read() -> None:
+    model = build(MODELS["2017"])
+    with pytest.raises(ValueError, match="no source to read and remembers none"):
+        model(None, text(1, 3))
+
+
+def attention_weights(theirs: nn.MultiheadAttention, prefix: str) -> dict[str, Tensor]:
+    weights, biases = theirs.in_proj_weight.chunk(3), theirs.in_proj_bias.chunk(3)
+    found = {f"{prefix}{n}_proj.weight": w for n, w in zip("qkv", weights, strict=True)}
+    found |= {f"{prefix}{n}_proj.bias": b for n, b in zip("qkv", biases, strict=True)}
+    return found | {f"{prefix}o_proj.{n}": p for n, p in theirs.out_proj.named_parameters()}
+
+
+def layer_weights(theirs: nn.Module, prefix: str) -> dict[str, Tensor]:
+    mixers = [theirs.self_attn, theirs.multihead_attn] if hasattr(theirs, "multihead_attn") else [theirs.self_attn]
+    found, last = {}, f"{prefix}sublayers.{len(mixers)}."
+    for i, mixer in enumerate(mixers):
+        found |= attention_weights(mixer, f"{prefix}sublayers.{i}.body.")
+    for i in range(len(mixers) + 1):
+        norm = getattr(theirs, f"norm{i + 1}")
+        found |= {f"{prefix}sublayers.{i}.norm.{n}": p for n, p in norm.named_parameters()}
+    for name, linear in (("up", theirs.linear1), ("down", theirs.linear2)):
+        found |= {f"{last}body.{name}_proj.{n}": p for n, p in linear.named_parameters()}
+    return found
+
+
+@pytest.mark.filterwarnings("ignore:enable_nested_tensor")  # theirs, about a fast path that it does not take
+@pytest.mark.parametrize("pre", [False, True], ids=["post", "pre"])
+@pytest.mark.ledger("model.encdec", "cross.module")
+def test_equal_to_the_transformer_of_torch(pre: bool) -> None:
+    """Outputs and gradients on the same weights, with the source padded; it has a norm behind each stack."""
+    theirs = drawn(nn.Transformer(WIDTH, 4, 2, 3, 40, dropout=0.0, batch_first=True, norm_first=pre))
+    norm, style = LayerNorm(), "pre" if pre else "post"
+    feedforward = Sublayer(FeedForward(40, "relu"), norm)
+    read = Block((Sublayer(Attention(4, mask=Full(), bias=True), norm), feedforward), style)
+    own, across = Sublayer(Attention(4, bias=True), norm), Sublayer(CrossAttention(4, bias=True), norm)
+    write = Block((own, across, feedforward), style)
+    spec = EncoderDecoder(
+        Encoder(Tokens(VOCAB), WIDTH, (Repeat((read,), 2),), norm=norm),
+        Decoder(VOCAB, WIDTH, (Repeat((write,), 3),), norm=norm),
+        shared=True,
+    )
+    table = nn.Embedding(VOCAB, WIDTH).double().weight
+    tensors = {"source.input.table.weight": table}
+    for side, name in ((theirs.encoder, "source"), (theirs.decoder, "target")):
+        for i, layer in enumerate(side.layers):
+            tensors |= layer_weights(layer, f"{name}.stack.blocks.{i}.")
+        tensors |= {f"{name}.norm.{n}": p for n, p in side.norm.named_parameters()}
+    ours = fill(spec.build(), tensors)
+    source, tokens, at = text(2, SOURCE, seed=5), text(2, LENGTH), places([4, SOURCE], SOURCE)
+    hidden = theirs(
+        table[source],
+        table[tokens],
+        tgt_mask=nn.Transformer.generate_square_subsequent_mask(LENGTH, dtype=torch.float64),
+        src_key_padding_mask=~at.valid,
+        memory_key_padding_mask=~at.valid,
+        tgt_is_causal=True,
+    )
+    expected, found = hidden @ table.T, ours(source, tokens, at)
+    assert error(found, expected) <= 1e-12
+    for value in (found, expected):
+        value.sin().sum().backward()
+    for layer, block in zip(theirs.decoder.layers, ours.target.stack.blocks, strict=True):
+        grads = [getattr(block.sublayers[1].body, f"{n}_proj").weight.grad for n in "qkv"]
+        assert error(torch.cat(grads), layer.multihead_attn.in_proj_weight.grad) <= 1e-9
+    for layer, block in zip(theirs.encoder.layers, ours.source.stack.blocks, strict=True):
+        assert error(block.sublayers[1].body.up_proj.weight.grad, layer.linear1.weight.grad) <= 1e-9
+
+
+@pytest.mark.ledger("cross.module")
+def test_equal_to_the_attention_of_torch_over_two_sequences() -> None:
+    theirs = drawn(nn.MultiheadAttention(WIDTH, 4, kdim=12, vdim=12, batch_first=True))
+    ours = CrossAttention(4, bias=True, source_width=12).build(WIDTH)
+    tensors = {f"{n}_proj.weight": getattr(theirs, f"{n}_proj_weight") for n in "qkv"}
+    tensors |= {f"{n}_proj.bias": bias for n, bias in zip("qkv", theirs.in_proj_bias.chunk(3), strict=True)}
+    fill(ours, tensors | {f"o_proj.{n}": p for n, p in theirs.out_proj.named_parameters()})
+    x, source = torch.randn(2, 3, WIDTH).double(), torch.randn(2, SOURCE, 12).double()
+    at = places([4, SOURCE], SOURCE)
+    expected, _ = theirs(x, source, source, key_padding_mask=~at.valid)
+    assert error(ours(x, replace(At.whole(2, 3), source=Source(source, at))), expected) <= 1e-12
+
+
+def cross_by_hand(module: CrossAttentionModule, x: Tensor, source: Tensor) -> Tensor:
+    """softmax(q k / √E) v, head by head and token by token."""
+    q, k, v = module.q_proj(x), module.k_proj(source), module.v_proj(source)
+    size = q.shape[-1] // module.heads
+    rows = []
+    for t in range(len(x)):
+        heads = []
+        for h in range(module.heads):
+            g = h // (module.heads // module.kv_heads)
+            mine, theirs = slice(h * size, (h + 1) * size), slice(g * size, (g + 1) * size)
+            scores = torch.stack([q[t, mine] @ k[s, theirs] / size**0.5 for s in range(len(source))])
+            weights = scores.exp() / scores.exp().sum()
+            heads.append(sum(weights[s] * v[s, theirs] for s in range(len(source))))
+        rows.append(module.o_proj(torch.cat(heads)))
+    return torch.stack(rows)
+
+
+@pytest.mark.ledger("cross.module", "cross.modal")
+def test_queries_of_one_sequence_read_another() -> None:
+    """By hand, over a text and over the patches of an image; and gradients by differences."""
+    module = CrossAttention(4, 2, bias=True, source_width=12).build(WIDTH).double()
+    image = Encoder(Patches((2, 2), (4, 6)), 12, (Repeat((Block((Sublayer(SwiGLU(8)),)),)),)).build(0).double()
+    patches, _ = image.read(torch.randn(1, 3, 4, 6, dtype=torch.float64))
+    assert patches.x.shape == (1, 7, 12)
+    words = torch.randn(1, 5, 12, dtype=torch.float64)
+    x = torch.randn(1, 3, WIDTH, dtype=torch.float64, requires_grad=True)
+    for source in (patches, Source(words, At.whole(1, 5))):
+        at = replace(At.whole(1, 3), source=source)
+        assert error(module(x, at)[0], cross_by_hand(module, x[0], source.x[0])) <= 1e-12
+    words.requires_grad_()
+
+    def run(x: Tensor, words: Tensor) -> Tensor:
+        return module(x, replace(At.whole(1, 3), source=Source(words, At.whole(1, 5))))
+
+    assert torch.autograd.gradcheck(run, (x, words), fast_mode=True)
+
+
+@pytest.mark.ledger("cross.modal")
+def test_a_decoder_reads_an_image() -> None:
+    block = Block((Sublayer(Attention(4, position=Rope())), Sublayer(CrossAttention(4)), Sublayer(SwiGLU(24))))
+    model = build(translator(IMAGE, block))
+    images, tokens = torch.randn(2, 3, 4, 4, dtype=torch.float64), text(2, 5)
+    store = open_store("paged", model.spec, torch.float64)
+    first = model(images, tokens[:, :3], at=span(0, 3), states=store.states)
+    rest = model(None, tokens[:, 3:], at=span(3, 5), states=store.states)
+    assert error(torch.cat([first, rest], 1), model(images, tokens)) <= 1e-9
+    assert not torch.allclose(model(images, tokens), model(images.flip(0), tokens))
+
+
+@pytest.mark.ledger("model.base2017", "cross.three")
+def test_the_base_of_2017_by_its_own_numbers() -> None:
+    """Without biases in its projections, as its equations have them; the paper says 65M, whose table was not 37,000."""
+    model = blank(transformer_2017())
+
+    def count(module: nn.Module) -> int:
+        return sum(p.numel() for p in module.parameters())
+
+    assert count(model.source.stack) == 18_902_016
+    assert count(model.target.stack) == 25_199_616
+    assert count(model.source.input) == 37_000 * 512 == 18_944_000
+    assert count(model) == 63_045_632
+    mixers = [module for module in model.modules() if isinstance(module, AttentionModule)]
+    kinds = Counter((type(m) is CrossAttentionModule, m.mask.causal) for m in mixers)
+    assert kinds == {(False, False): 6, (False, True): 6, (True, False): 6}  # encoder, decoder, across
+    assert {(m.heads, m.q_proj.out_features // m.heads) for m in mixers} == {(8, 64)}
+    assert model.source.input.table.weight is model.target.embedding.weight is model.target.head.weight
+
+
+@pytest.mark.ledger("mask.parallel")
+def test_one_pass_is_every_prefix() -> None:
+    model, source, tokens = build(MODELS["2017"]), text(1, SOURCE, seed=5), text(1, LENGTH)
+    whole = model(source, tokens)
+    for t in range(1, LENGTH):
+        assert error(model(source, tokens[:, :t])[:, -1], whole[:, t - 1]) <= 1e-9
+
+
+ENCODER = Encoder(Tokens(VOCAB), WIDTH, (Repeat((READ,)),))
+PLAIN = Block((Sublayer(Attention(4)),))
+REFUSED = {
+    "never looks at the source": lambda: translator(ENCODER, PLAIN),
+    "the source is 12 wide; set source_width=12": lambda: translator(replace(ENCODER, width=12), WRITE),
+    "head is read by nobody": lambda: translator(replace(ENCODER, head=Pooled()), WRITE),
+    "needs Tokens on both sides": lambda: replace(translator(IMAGE, WRITE), shared=True),
+    "needs tables of one size; the source's is 30 × 24, the target's 31 × 24": lambda: replace(
+        translator(replace(ENCODER, input=Tokens(30)), WRITE), shared=True
+    ),
+    "a source is seen whole": lambda: CrossAttention(4, mask=Attention(4).mask),
+}
+
+
+@pytest.mark.parametrize("message", REFUSED)
+def test_what_cannot_be_is_refused(message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        REFUSED[message]()
+
+
+def test_a_target_without_a_last_norm_says_so_in_files() -> None:
+    spec = transformer_2017()
+    assert spec.target.norm == NoNorm()
+    assert EncoderDecoder.from_toml(spec.to_toml()) == spec
+    assert EncoderDecoder.from_json(spec.to_json()) == spec

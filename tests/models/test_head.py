@@ -1,0 +1,109 @@
+"""What stands on top of a decoder: the last norm, the head, its tie with the embedding; and how a fresh one begins."""
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from regard.at import At
+from regard.checkpoint import load, save
+from regard.kernels.attention.mask import Causal, visible
+from regard.models.decoder import Decoder, DecoderModule
+from regard.models.presets import transformer_2017
+from regard.models.stack import Repeat
+from regard.parts.attention import Attention
+from regard.parts.block import Block, Sublayer
+from regard.parts.feedforward import FeedForward
+from regard.parts.norm import LayerNorm, NoNorm
+from regard.parts.position.learned import Learned
+
+VOCAB = 1000
+
+
+def lite(tied: bool = True, style: str = "pre") -> Decoder:
+    """A small GPT: four layers, 256 wide, eight heads, 512 learned positions."""
+    norm = LayerNorm()
+    block = Block((Sublayer(Attention(8, bias=True), norm), Sublayer(FeedForward(1024), norm)), style=style)
+    return Decoder(VOCAB, 256, (Repeat((block,), 4),), position=Learned(512), norm=norm, tied=tied)
+
+
+def text() -> Tensor:
+    return torch.randint(VOCAB, (2, 64), generator=torch.Generator().manual_seed(0))
+
+
+def loss(model: DecoderModule) -> Tensor:
+    return F.cross_entropy(model(text()[:, :-1]).flatten(0, 1), text()[:, 1:].flatten())
+
+
+@pytest.mark.ledger("model.tie")
+def test_a_tied_head_is_one_table_with_both_gradients(tmp_path: Path) -> None:
+    tied, untied = lite().build(seed=0).double(), lite(tied=False).build(seed=0).double()
+    untied.load_state_dict(tied.state_dict())
+    assert tied.head.weight is tied.embedding.weight
+    counts = [sum(p.numel() for p in model.parameters()) for model in (untied, tied)]
+    assert counts[0] - counts[1] == VOCAB * 256
+    for model in (tied, untied):
+        loss(model).backward()
+    both = untied.head.weight.grad + untied.embedding.weight.grad
+    assert (tied.embedding.weight.grad - both).abs().max() < 1e-12
+    assert untied.head.weight.grad.any()
+    assert untied.embedding.weight.grad.any()
+    save(tied, tmp_path / "tied")
+    again = load(tmp_path / "tied")
+    assert again.head.weight is again.embedding.weight
+    assert torch.equal(again(text()), tied(text()))
+
+
+@pytest.mark.ledger("model.tie.init")
+@torch.no_grad()
+def test_a_fresh_model_guesses_evenly() -> None:
+    """A tied table of unit deviation, as `nn.Embedding` draws it, makes logits of deviation √256."""
+    even = math.log(VOCAB)
+    assert even == pytest.approx(6.91, abs=5e-3)
+    wide = lite().build(seed=0)
+    nn.init.normal_(wide.embedding.weight)
+    nn.init.normal_(wide.position.table.weight)
+    assert loss(wide).item() == pytest.approx(170, rel=0.03)
+    assert loss(lite().build(0, "gpt2")).item() == pytest.approx(even, rel=0.05)
+    assert loss(lite().build(0, "gpt2")).item() == pytest.approx(7.02, abs=0.1)
+    assert even < loss(lite().build(0)).item() < even + 0.75  # 1/√width: half a nat for logits of deviation 1
+
+
+@pytest.mark.ledger("model.gptlite.device")
+def test_masks_follow_the_tokens_and_a_norm_runs_once() -> None:
+    with torch.device("meta"):
+        model = lite().build()
+    tokens = torch.empty(2, 64, dtype=torch.long, device="meta")
+    at, calls = At(torch.empty(2, 64, dtype=torch.long, device="meta")), []
+    for module in model.modules():
+        if type(module).__name__.startswith("LayerNorm"):
+            module.register_forward_hook(lambda *_: calls.append(1))
+    assert model(tokens, at).device.type == "meta"
+    assert visible(Causal(), at).device.type == "meta"
+    assert len(calls) == 2 * 4 + 1
+
+
+@pytest.mark.gpu
+@pytest.mark.ledger("model.gptlite.device")
+@torch.no_grad()
+def test_on_a_gpu_too() -> None:
+    model, tokens = lite().build(seed=0), text()
+    expected = model(tokens)
+    assert (model.cuda()(tokens.cuda()).cpu() - expected).abs().max() < 1e-2
+
+
+@pytest.mark.ledger("blk.finalnorm")
+@torch.no_grad()
+def test_a_pre_norm_stack_needs_a_last_norm_and_a_post_norm_stack_has_it() -> None:
+    assert Decoder(VOCAB, 256, lite().layers).norm is not None
+    assert transformer_2017(layers=1).target.norm == NoNorm()
+    at, x = At.whole(2, 64), torch.randn(2, 64, 256)
+    for style in ("pre", "post"):
+        model = lite(style=style).build(seed=0)
+        top, _ = model.stack(x, at)
+        change = (model.norm(top) - top).abs().max()
+        assert change > 0.1 if style == "pre" else change < 1e-3
+        assert model.norm(top).var(-1, correction=0).mean().item() == pytest.approx(1, abs=1e-3)

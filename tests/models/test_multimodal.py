@@ -1,0 +1,269 @@
+"""Images and text: two encoders in one space as CLIP's, and patches among the words of a decoder as LLaVA's."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from regard.at import At
+from regard.data.batch import Batch
+from regard.engine.stores.contiguous import Contiguous
+from regard.engine.stores.paged import Paged
+from regard.kernels.attention.mask import Full
+from regard.models.blank import blank
+from regard.models.decoder import Decoder
+from regard.models.dual_encoder import DualEncoder
+from regard.models.encoder import Encoder
+from regard.models.heads import Pooled
+from regard.models.interleaved import Interleaved, Projector
+from regard.models.presets import clip, vit
+from regard.models.stack import Repeat
+from regard.objectives.contrastive import Contrastive
+from regard.parts.attention import Attention
+from regard.parts.block import Block, Sublayer
+from regard.parts.feedforward import FeedForward, SwiGLU
+from regard.parts.input import Tokens
+from regard.parts.norm import LayerNorm
+from regard.parts.patches import Patches
+from regard.parts.position.learned import Learned
+from regard.parts.position.rope import Rope
+from regard.spec import SpecError
+from tests.laws import VOCAB, WIDTH, draw_wide, error, places, text
+from tests.models.foreign import PROJECTIONS, drawn, fill, renamed
+
+SMALL = {
+    "image": 8, "patch": 4, "width": 24, "heads": 4, "layers": 2, "vocab": VOCAB, "length": 12,
+    "text_width": 16, "text_heads": 2, "dim": 10,
+}  # fmt: skip
+CLIP = {
+    r"^logit_scale": "scale",
+    r"^text_model\.embeddings\.token_embedding\.": "text.input.table.",
+    r"^(text|vision)_model\.embeddings\.position_embedding\.": r"\1.position.table.",
+    r"^text_model\.final_layer_norm\.": "text.norm.",
+    r"^vision_model\.embeddings\.class_embedding": "image.input.first",
+    r"^vision_model\.embeddings\.patch_embedding\.": "image.input.proj.",
+    r"^vision_model\.pre_layrnorm\.": "image.embedding_norm.",
+    r"^vision_model\.post_layernorm\.": "image.norm.",
+    r"^(text|vision)_model\.encoder\.layers\.": r"\1.stack.blocks.",
+    r"^vision\.": "image.",
+    r"^visual_projection\.": "image.head.proj.",
+    r"^text_projection\.": "text.head.proj.",
+    **PROJECTIONS,
+}
+EOS = VOCAB - 1
+
+
+def pictures(count: int, side: int = 8, seed: int = 3) -> Tensor:
+    return torch.randn(count, 3, side, side, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.ledger("mm.clip")
+def test_equal_to_clip() -> None:
+    """Logits, loss and gradients; texts end with their last token, which CLIP finds by its id and we by its place."""
+    import transformers
+
+    sizes = {"num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64, "vocab_size": VOCAB}
+    ids = {"bos_token_id": 0, "pad_token_id": 1, "eos_token_id": EOS}
+    words = {"hidden_size": 16, "max_position_embeddings": 12, **sizes, **ids}
+    views = {"hidden_size": 24, "image_size": 8, "patch_size": 4, "intermediate_size": 96, "num_attention_heads": 4}
+    config = transformers.CLIPConfig(
+        text_config=words, vision_config=views | {"num_hidden_layers": 2}, projection_dim=10
+    )
+    theirs = drawn(transformers.CLIPModel(config))
+    ours = fill(clip(**SMALL).build(), renamed(dict(theirs.named_parameters()), CLIP))
+    lengths = [3, 9, 6]
+    at, tokens = places(lengths, 9), text(3, 9) % EOS
+    for row, length in enumerate(lengths):
+        tokens[row, length - 1] = EOS
+    out = theirs(tokens, pictures(3), attention_mask=at.valid.long(), return_loss=True)
+    found = ours(pictures(3), tokens, at)
+    assert error(found, out.logits_per_image) <= 1e-12
+    batch = Batch(images=pictures(3), tokens=tokens, valid=at.valid)
+    loss, count, metrics = Contrastive()(ours, batch)
+    assert error(loss / count, out.loss) <= 1e-12
+    assert metrics["accuracy"] == (found.argmax(-1) == torch.arange(3)).sum()
+    (loss / count).backward()
+    out.loss.backward()
+    wanted = renamed({name: p.grad for name, p in theirs.named_parameters()}, CLIP)
+    for name, parameter in ours.named_parameters():
+        assert error(parameter.grad, wanted[name].reshape(parameter.shape)) <= 1e-9, name
+
+
+@pytest.mark.ledger("mm.clip")
+def test_clip_has_its_published_size() -> None:
+    assert sum(p.numel() for p in blank(clip()).parameters()) == 151_277_313
+
+
+def test_logits_are_cosines_over_the_temperature() -> None:
+    model = drawn(replace(clip(**SMALL), temperature=0.5, bias=-3.0).build(0))
+    assert DualEncoder.from_json(model.spec.to_json()) == model.spec
+    images, tokens = pictures(2), text(3, 5)
+    found = model(images, tokens)
+    assert found.shape == (2, 3)
+    for i in range(2):
+        for j in range(3):
+            a, b = model.image(images[i : i + 1])[0], model.text(tokens[j : j + 1])[0]
+            cosine = (a @ b) / (a.norm() * b.norm())
+            assert error(found[i, j], model.scale.exp() * cosine + model.bias) <= 1e-12
+    fresh = replace(clip(**SMALL), temperature=0.5, bias=-3.0).build(0)
+    assert abs(fresh.scale.exp().item() - 2.0) < 1e-6 and fresh.bias.item() == -3.0
+
+
+LOOK = Encoder(
+    Patches((4, 4), (8, 8), registers=1),
+    16,
+    (Repeat((Block((Sublayer(Attention(2, mask=Full(), bias=True)), Sublayer(FeedForward(24)))),), 2),),
+    Learned(6),
+)
+SPEAK = Decoder(
+    VOCAB, WIDTH, (Repeat((Block((Sublayer(Attention(4, 2, position=Rope())), Sublayer(SwiGLU(40)))),), 2),)
+)
+READERS = {
+    "rope": Interleaved(LOOK, SPEAK, marker=5),
+    "learned positions, a wide projector": Interleaved(
+        LOOK,
+        Decoder(
+            VOCAB,
+            WIDTH,
+            (
+                Repeat(
+                    (Block((Sublayer(Attention(4), LayerNorm()),)),),
+                ),
+            ),
+            Learned(32),
+            embedding_scale=2.0,
+        ),
+        marker=5,
+        projector=Projector(40, "relu"),
+    ),
+}
+STORES = {
+    "contiguous": lambda spec: Contiguous(spec.memory(), 2, 32, torch.float64),
+    "paged": lambda spec: Paged(spec.memory(), 2, 32, 16, torch.float64, block=4),
+}
+
+
+def build(spec: Interleaved) -> nn.Module:
+    model = spec.build(seed=0).double().eval().requires_grad_(False)
+    draw_wide(model, seed=1)
+    return model
+
+
+def prompt(spec: Interleaved, *words: int) -> Tensor:
+    return torch.tensor([spec.expand(words)])
+
+
+@pytest.mark.ledger("mm.interleave")
+def test_an_image_takes_as_many_places_as_it_has_patches() -> None:
+    spec = READERS["rope"]
+    assert spec.patches == 4  # [CLS] and the register stay behind
+    assert spec.expand([1, 5, 2, 5]) == [1, 5, 5, 5, 5, 2, 5, 5, 5, 5]
+
+
+@pytest.mark.parametrize("name", READERS)
+@pytest.mark.ledger("mm.interleave")
+def test_patches_stand_where_the_markers_are(name: str) -> None:
+    """Against the decoder run by hand on the vectors, token by token."""
+    model, images = build(READERS[name]), pictures(2)
+    decoder, tokens = model.decoder, prompt(READERS[name], 1, 5, 2, 3, 5, 7)
+    patches = model.projector(model.vision.read(images)[0].x[:, 2:]).flatten(0, 1)
+    rows, taken = [], 0
+    for token in tokens[0]:
+        if token == 5:
+            rows.append(patches[taken])
+            taken += 1
+        else:
+            rows.append(decoder.embedding.weight[token] * decoder.spec.embedding_scale)
+    at = At.whole(*tokens.shape)
+    x, _ = decoder.run(decoder.position.embed(torch.stack(rows).unsqueeze(0), at), at)
+    assert taken == 8
+    assert error(model(tokens, images=images), decoder.logits(decoder.norm(x))) <= 1e-12
+
+
+@pytest.mark.parametrize("name", READERS)
+@pytest.mark.parametrize("kind", STORES)
+@pytest.mark.ledger("mm.interleave")
+def test_cached_is_whole(name: str, kind: str) -> None:
+    """A prompt that begins with an image, then words one by one: the decoder alone goes on."""
+    model, images = build(READERS[name]), pictures(2)
+    words = text(2, 6) % 5  # no markers
+    tokens = torch.cat([torch.full((2, 4), 5), words], 1)
+    store = STORES[kind](model.spec)
+    assert all(store.reserve(row, 32) for row in range(2))
+    found = [model(tokens[:, :5], At(torch.arange(5).expand(2, 5)), store.states, images)]
+    for t in range(5, 10):
+        found.append(model(tokens[:, t : t + 1], At(torch.tensor([[t], [t]])), store.states))
+    assert error(torch.cat(found, 1), model(tokens, images=images)) <= 1e-9
+
+
+@pytest.mark.parametrize("name", READERS)
+@pytest.mark.parametrize("left", [False, True], ids=["right", "left"])
+def test_padded_batch_is_each_alone(name: str, left: bool) -> None:
+    """Rows with none, one and two images."""
+    model, images, spec = build(READERS[name]), pictures(3), READERS[name]
+    texts = [prompt(spec, 1, 2, 3), prompt(spec, 5, 1), prompt(spec, 2, 5, 3, 5)]
+    theirs = [[], [0], [1, 2]]
+    at = places([row.shape[1] for row in texts], 10, left)
+    tokens = torch.zeros(3, 10, dtype=torch.int64)
+    for row, alone in enumerate(texts):
+        tokens[row, at.valid[row]] = alone[0]
+    found = model(tokens, at, images=images)
+    for row, alone in enumerate(texts):
+        expected = model(alone, images=images[theirs[row]] if theirs[row] else None)
+        assert error(found[row, at.valid[row]], expected[0]) <= 1e-9
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_packed_is_separate(name: str) -> None:
+    model, images, spec = build(READERS[name]), pictures(2), READERS[name]
+    one, two = prompt(spec, 1, 5, 2), prompt(spec, 5, 3)
+    positions = torch.cat([torch.arange(6), torch.arange(5)]).unsqueeze(0)
+    segments = torch.tensor([[0] * 6 + [1] * 5])
+    packed = model(torch.cat([one, two], 1), At(positions, segments, consecutive=True), images=images)
+    separate = [model(one, images=images[:1]), model(two, images=images[1:])]
+    assert error(packed, torch.cat(separate, 1)) <= 1e-9
+
+
+def test_text_sees_the_image_and_the_image_no_later_text() -> None:
+    model, spec = build(READERS["rope"]), READERS["rope"]
+    tokens, other = prompt(spec, 1, 5, 2, 3), prompt(spec, 1, 5, 2, 4)
+    one, two = pictures(1), pictures(1, seed=4)
+    assert torch.equal(model(tokens, images=one)[:, :-1], model(other, images=one)[:, :-1])
+    assert torch.equal(model(tokens, images=one)[:, 0], model(tokens, images=two)[:, 0])
+    assert not torch.allclose(model(tokens, images=one)[:, -1], model(tokens, images=two)[:, -1])
+
+
+def test_every_weight_gets_a_gradient() -> None:
+    model, spec = build(READERS["rope"]).requires_grad_(), READERS["rope"]
+    model(prompt(spec, 1, 5, 2, 3), images=pictures(1)).sin().sum().backward()
+    for name, parameter in model.named_parameters():
+        silent = name.endswith("k_proj.bias")  # it shifts all scores of a query alike
+        assert parameter.grad.isfinite().all() and (parameter.grad.any() or silent), name
+
+
+@pytest.mark.ledger("mm.interleave")
+def test_places_and_images_must_agree() -> None:
+    model, spec = build(READERS["rope"]), READERS["rope"]
+    with pytest.raises(ValueError, match="keep 4 places, 2 images take 4 each"):
+        model(prompt(spec, 1, 5), images=pictures(2))
+    with pytest.raises(ValueError, match="keep 4 places, 0 images"):
+        model(prompt(spec, 1, 5))
+
+
+TEXT = Encoder(Tokens(5), 16, LOOK.layers, head=Pooled("last", 4))
+REFUSED = {
+    "reads no images; give it Patches": lambda: Interleaved(replace(TEXT, head=None), SPEAK, 5),
+    "head is read by nobody": lambda: Interleaved(vit(**{"image": 8, "patch": 4, "width": 24}), SPEAK, 5),
+    "projector: hidden=0 must be positive": lambda: Projector(0),
+    "marker=31 is no token": lambda: Interleaved(LOOK, SPEAK, 31),
+    "images have 16 dimensions and texts 4": lambda: DualEncoder(replace(LOOK, head=Pooled("cls")), TEXT),
+    "the image encoder needs a head that gives points": lambda: DualEncoder(LOOK, TEXT),
+    "temperature=0.0 must be positive": lambda: replace(clip(**SMALL), temperature=0.0),
+}
+
+
+@pytest.mark.parametrize("message", REFUSED)
+def test_what_cannot_be_is_refused(message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        REFUSED[message]()

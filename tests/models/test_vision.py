@@ -1,0 +1,169 @@
+"""Images, spectrograms and films as tokens: patches by hand and by convolution, and vision transformers as ViT's."""
+
+from dataclasses import replace
+from itertools import product
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from regard.kernels.attention.mask import Full
+from regard.models.blank import blank
+from regard.models.encoder import Encoder
+from regard.models.presets import vit
+from regard.models.stack import Repeat
+from regard.parts.attention import Attention
+from regard.parts.block import Block, Sublayer
+from regard.parts.patches import Patches, resize_grid
+from regard.parts.position.rope2d import Rope2D
+from regard.spec import SpecError
+from tests.laws import error
+from tests.models.foreign import PROJECTIONS, drawn, fill, renamed
+
+SMALL = {"image": 8, "patch": 4, "width": 24, "heads": 4, "hidden": 40, "layers": 2, "labels": 3}
+PATCHES = {
+    "image": Patches((4, 4), (8, 12)),
+    "pieces that are no squares": Patches((2, 6), (8, 12), channels=2, registers=2),
+    "spectrogram, overlapping": Patches((16, 16), (64, 50), channels=1, stride=(10, 10), registers=1),
+    "film": Patches((2, 4, 4), (6, 8, 12)),
+    "signal": Patches((5,), (40,), channels=1, stride=(2,), cls=False, bias=False),
+}
+CONVOLUTIONS = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
+
+
+def images(spec: Patches, batch: int = 2) -> Tensor:
+    generator = torch.Generator().manual_seed(3)
+    return torch.randn(batch, spec.channels, *spec.image, dtype=torch.float64, generator=generator)
+
+
+@pytest.mark.parametrize("name", PATCHES)
+@pytest.mark.ledger("vit.patch")
+def test_patches_by_hand(name: str) -> None:
+    """Piece by piece, in reading order; what stands first is learned."""
+    spec = PATCHES[name]
+    module, data = spec.build(7).double(), images(spec)
+    found = module(data)
+    assert found.shape == (2, spec.length, 7)
+    assert spec.first == 0 or torch.equal(found[:, : spec.first], module.first.expand(2, -1, -1))
+    steps = spec.stride or spec.size
+    for index, place in enumerate(product(*map(range, spec.grid))):
+        spans = [slice(p * step, p * step + size) for p, step, size in zip(place, steps, spec.size, strict=True)]
+        piece = data[(slice(None), slice(None), *spans)].flatten(1)
+        assert error(found[:, spec.first + index], module.proj(piece)) <= 1e-12
+
+
+@pytest.mark.parametrize("name", PATCHES)
+@pytest.mark.ledger("vit.patch")
+def test_a_patch_embedding_is_a_convolution(name: str) -> None:
+    spec = PATCHES[name]
+    module, data = spec.build(7).double(), images(spec)
+    kernel = module.proj.weight.unflatten(1, (spec.channels, *spec.size))
+    grid = CONVOLUTIONS[len(spec.size)](data, kernel, module.proj.bias, stride=spec.stride or spec.size)
+    assert grid.shape[2:] == spec.grid
+    assert error(module(data)[:, spec.first :], grid.flatten(2).mT) <= 1e-12
+
+
+def test_gradients_are_right() -> None:
+    module = Patches((2, 2), (4, 3), channels=1, stride=(2, 1)).build(3).double()
+    x = torch.randn(1, 1, 4, 3, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda x, *_: module(x), (x, *module.parameters()), fast_mode=True)
+
+
+@pytest.mark.ledger("vit.196")
+def test_an_image_of_224_is_196_tokens_and_one() -> None:
+    patches = vit().input
+    assert patches.grid == (14, 14)
+    assert patches.length == 197
+    with torch.device("meta"):
+        module = patches.build(768)
+        pieces = module.cut(torch.empty(2, 3, 224, 224))
+    assert pieces.shape == (2, 196, 768)
+    with pytest.raises(SpecError, match="a side of 225 is no multiple of 16; resize or crop to 224 or 240"):
+        Patches((16, 16), (225, 224))
+    with pytest.raises(ValueError, match=r"an image of shape \(3, 8, 12\) was given; this model reads \(3, 8, 8\)"):
+        vit(**SMALL).build(0)(torch.zeros(1, 3, 8, 12))
+
+
+@pytest.mark.ledger("vit.b16")
+def test_vit_base_has_its_published_size() -> None:
+    assert sum(p.numel() for p in blank(vit()).parameters()) == 86_567_656
+
+
+VIT = {
+    r"^vit\.": "",
+    r"embeddings\.cls_token": "input.first",
+    r"embeddings\.position_embeddings": "position.table.weight",
+    r"embeddings\.patch_embeddings\.projection\.": "input.proj.",
+    r"^layers\.": "stack.blocks.",
+    r"^layernorm\.": "norm.",
+    r"classifier\.": "head.labels.",
+    **PROJECTIONS,
+}
+
+
+@pytest.fixture
+def pair() -> tuple[nn.Module, nn.Module]:
+    import transformers
+
+    config = transformers.ViTConfig(
+        hidden_size=24, num_hidden_layers=2, num_attention_heads=4, intermediate_size=40, image_size=8, patch_size=4,
+        num_labels=3,
+    )  # fmt: skip
+    theirs = drawn(transformers.ViTForImageClassification(config))
+    return theirs, fill(vit(**SMALL).build(), renamed(dict(theirs.named_parameters()), VIT))
+
+
+@pytest.mark.ledger("vit.patch")
+def test_equal_to_vit(pair: tuple[nn.Module, nn.Module]) -> None:
+    theirs, ours = pair
+    data = images(ours.spec.input)
+    found, expected = ours(data), theirs(data).logits
+    assert error(ours.read(data)[0].x, theirs.vit(data).last_hidden_state) <= 1e-12
+    assert error(found, expected) <= 1e-12
+    for value in (found, expected):
+        value.sin().sum().backward()
+    wanted = renamed({name: p.grad for name, p in theirs.named_parameters()}, VIT)
+    for name, parameter in ours.named_parameters():
+        assert error(parameter.grad, wanted[name].reshape(parameter.shape)) <= 1e-9, name
+
+
+@pytest.mark.ledger("vit.patch")
+def test_a_larger_image_needs_only_its_positions_resized(pair: tuple[nn.Module, nn.Module]) -> None:
+    theirs, ours = pair
+    large = vit(**SMALL | {"image": 16}).build()
+    tensors = dict(ours.named_parameters())
+    table = resize_grid(tensors["position.table.weight"], (2, 2), (4, 4))
+    fill(large, tensors | {"position.table.weight": table})
+    data = images(large.spec.input)
+    assert error(large(data), theirs(data, interpolate_pos_encoding=True).logits) <= 1e-12
+
+
+def test_patches_may_turn_by_row_and_column() -> None:
+    """Without positions an image is a set of patches; with them it matters where they lie."""
+    patches = Patches((2, 2), (8, 8), channels=1)
+    attention = Attention(2, mask=Full(), position=Rope2D(columns=4, prefix=1))
+    spec = Encoder(patches, 16, (Repeat((Block((Sublayer(attention),)),)),))
+    model = drawn(spec.build(0))
+    data = images(patches)
+    assert model(data).shape == (2, 17, 16)
+    plain = drawn(replace(spec, layers=(Repeat((Block((Sublayer(Attention(2, mask=Full())),)),)),)).build(0))
+    order = [0, *(1 + torch.randperm(16)).tolist()]
+    pieces = plain.input.cut(data)[:, [i - 1 for i in order[1:]]]
+    mixed = F.fold(pieces.mT, (8, 8), (2, 2), stride=(2, 2))
+    assert error(plain(mixed), plain(data)[:, order]) <= 1e-9
+    assert not torch.allclose(model(mixed), model(data)[:, order])
+
+
+@pytest.mark.parametrize(
+    ("message", "values"),
+    [
+        ("need one number a side", {"size": (4,), "image": (8, 8)}),
+        ("must be positive", {"size": (4, 0), "image": (8, 8)}),
+        ("shorter than a piece", {"size": (4, 4), "image": (8, 2)}),
+        ("channels=0", {"size": (4, 4), "image": (8, 8), "channels": 0}),
+    ],
+)
+def test_what_cannot_be_is_refused(message: str, values: dict) -> None:
+    with pytest.raises(SpecError, match=message):
+        Patches(**values)

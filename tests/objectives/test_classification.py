@@ -1,0 +1,120 @@
+"""Labels of texts, images and tokens, and scores of pairs: losses by hand, invariant to padding, and they fall."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from regard.data.batch import Batch
+from regard.kernels.attention.mask import Full
+from regard.models.encoder import Encoder
+from regard.models.heads import Classification
+from regard.models.presets import bert, vit
+from regard.models.stack import Repeat
+from regard.objectives.classification import classification, padded, relevance
+from regard.parts.attention import Attention
+from regard.parts.block import Block, Sublayer
+from regard.parts.experts import Experts
+from regard.parts.feedforward import FeedForward
+from regard.parts.input import Tokens
+from regard.training.optimizer import AdamW
+from regard.training.step import take_step
+
+SMALL = {"vocab": 31, "width": 24, "heads": 4, "hidden": 40, "layers": 2, "length": 32, "dropout": 0.0}
+
+
+def texts(rows: int = 4, length: int = 8, seed: int = 2) -> Tensor:
+    return torch.randint(31, (rows, length), generator=torch.Generator().manual_seed(seed))
+
+
+def test_texts_by_hand_and_padded() -> None:
+    model = bert(**SMALL, head=Classification(3, "mean")).build(0).double()
+    tokens, labels = texts(), torch.tensor([0, 2, 1, 1])
+    valid = torch.arange(8) < torch.tensor([[8], [3], [5], [1]])
+    loss, count, metrics = classification(model, Batch(tokens=tokens, labels=labels, valid=valid))
+    wanted, right = 0.0, 0
+    for row in range(4):
+        logits = model(tokens[row : row + 1, valid[row]])[0]
+        wanted -= logits.log_softmax(-1)[labels[row]]
+        right += int(logits.argmax() == labels[row])
+    assert count == 4
+    assert abs(loss - wanted) < 1e-10
+    assert metrics["accuracy"] == right
+
+
+def test_tokens_by_hand() -> None:
+    model = bert(**SMALL, head=Classification(3, "none")).build(0).double()
+    tokens, labels, weights = texts(), texts(seed=3) % 3, (texts(seed=4) % 2).double()
+    loss, count, _ = classification(model, Batch(tokens=tokens, labels=labels, weights=weights))
+    log_p = model(tokens).log_softmax(-1)
+    wanted = -sum(weights[b, t] * log_p[b, t, labels[b, t]] for b in range(4) for t in range(8))
+    assert count == weights.sum()
+    assert abs(loss - wanted) < 1e-10
+
+
+def test_pairs_by_hand() -> None:
+    """A cross-encoder reads both texts at once and gives one score."""
+    model = bert(**SMALL, head=Classification(1)).build(0).double()
+    tokens, types = texts(), (torch.arange(8) > 3).long().expand(4, -1)
+    labels = torch.tensor([0.0, 1.0, 1.0, 0.25])
+    loss, count, _ = relevance(model, Batch(tokens=tokens, types=types, labels=labels))
+    scores = model(tokens, types=types)[:, 0].sigmoid()
+    wanted = -(labels * scores.log() + (1 - labels) * (1 - scores).log()).sum()
+    assert count == 4
+    assert abs(loss - wanted) < 1e-10
+    assert not torch.allclose(scores, model(tokens)[:, 0].sigmoid())
+
+
+@pytest.mark.parametrize("left", [False, True], ids=["right", "left"])
+def test_where_padded_rows_stand(left: bool) -> None:
+    valid = torch.tensor([[True, True, False], [True, False, False]])
+    at = padded(valid.flip(-1) if left else valid)
+    for row, count in enumerate((2, 1)):
+        assert at.positions[row, at.valid[row]].tolist() == list(range(count))
+    assert padded(None) is None
+
+
+def test_parts_do_not_change_the_loss_and_experts_add_theirs() -> None:
+    block = Block((Sublayer(Attention(2, mask=Full())), Sublayer(Experts(4, 2, FeedForward(20)))))
+    model = Encoder(Tokens(31), 16, (Repeat((block,)),), head=Classification(3, "mean")).build(0).double()
+    batch = Batch(tokens=texts(), labels=torch.tensor([0, 2, 1, 1]))
+    loss, count, metrics = classification(model, batch)
+    assert metrics["balance"] > 0
+    model.eval()
+    plain, _, _ = classification(model, batch)
+    assert abs(loss - plain - metrics["balance"]) < 1e-10
+    halves = [classification(model, batch.rows(rows))[0] for rows in (slice(2), slice(2, 4))]
+    assert abs(sum(halves) - plain) < 1e-10
+
+
+def bars(rows: int, generator: torch.Generator) -> Batch:
+    """Noisy images with a bar that lies, stands or falls aslant."""
+    labels = torch.randint(3, (rows,), generator=generator)
+    shift = torch.randint(8, (rows,), generator=generator)
+    y, x = torch.meshgrid(torch.arange(8), torch.arange(8), indexing="ij")
+    line = torch.stack([y.expand(rows, 8, 8), x.expand(rows, 8, 8), (x + y).expand(rows, 8, 8) % 8])
+    lit = line[labels, torch.arange(rows)] == shift.view(-1, 1, 1)
+    noise = 0.2 * torch.randn(rows, 3, 8, 8, generator=generator)
+    return Batch(images=lit.unsqueeze(1).float() + noise, labels=labels)
+
+
+def test_a_vision_transformer_learns_bars() -> None:
+    model, generator = vit(8, 2, 32, 4, 64, 2, 3).build(0), torch.Generator().manual_seed(0)
+    optimizer = AdamW().build(model, lr=3e-3)
+    steps = [take_step(model, classification, bars(32, generator), optimizer, clip=1.0, parts=2) for _ in range(80)]
+    assert steps[0]["loss"] > 0.9
+    assert sum(step["accuracy"] for step in steps[-5:]) / 5 > 0.9
+
+
+@pytest.mark.ledger("enc.classify")
+@pytest.mark.parametrize("frozen", [False, True], ids=["tuned", "frozen"])
+def test_an_encoder_learns_labels(frozen: bool) -> None:
+    """Which of two tokens a text has more of: all weights trained, or the head alone on fixed vectors."""
+    model, generator = bert(**SMALL, head=Classification(2, "mean")).build(0), torch.Generator().manual_seed(0)
+    if frozen:
+        model.requires_grad_(False).head.requires_grad_(True)
+    optimizer, steps = AdamW().build(model, lr=3e-3 if not frozen else 3e-2), []
+    for _ in range(80):
+        tokens = torch.randint(2, (32, 9), generator=generator)
+        batch = Batch(tokens=tokens, labels=(tokens.sum(-1) > 4).long())
+        steps.append(take_step(model, classification, batch, optimizer, clip=1.0))
+    assert sum(step["accuracy"] for step in steps[-5:]) / 5 > 0.9

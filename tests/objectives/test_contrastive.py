@@ -1,0 +1,82 @@
+"""Contrastive losses by hand and as the reference has them; they are of a whole batch, and bring pairs together."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from regard.data.batch import Batch
+from regard.models.presets import clip
+from regard.objectives.contrastive import LOSSES, Contrastive
+from regard.training.optimizer import AdamW
+from regard.training.step import take_step
+
+SMALL = {
+    "image": 8, "patch": 4, "width": 32, "heads": 4, "layers": 1, "vocab": 16, "length": 4,
+    "text_width": 32, "text_heads": 4, "dim": 16,
+}  # fmt: skip
+
+
+def by_hand(logits: Tensor, loss: str) -> Tensor:
+    size = len(logits)
+    if loss == "sigmoid":
+        signs = [[1.0 if i == j else -1.0 for j in range(size)] for i in range(size)]
+        return sum((1 + (-signs[i][j] * logits[i, j]).exp()).log() for i in range(size) for j in range(size))
+    rows = sum(logits[i].exp().sum().log() - logits[i, i] for i in range(size))
+    columns = sum(logits[:, i].exp().sum().log() - logits[i, i] for i in range(size))
+    return (rows + columns) / 2
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_by_hand(loss: str) -> None:
+    logits = (3 * torch.randn(5, 5, dtype=torch.float64)).requires_grad_()
+    pairs = torch.arange(5)
+    assert abs(LOSSES[loss](logits, pairs) - by_hand(logits, loss)) < 1e-12
+    assert torch.autograd.gradcheck(lambda x: LOSSES[loss](x, pairs), (logits,), fast_mode=True)
+
+
+@pytest.mark.ledger("mm.clip")
+def test_as_the_reference_has_it() -> None:
+    from transformers.models.clip.modeling_clip import image_text_contrastive_loss
+
+    logits = torch.randn(6, 6, dtype=torch.float64)
+    assert abs(LOSSES["softmax"](logits, torch.arange(6)) / 6 - image_text_contrastive_loss(logits)) < 1e-12
+
+
+def pairs(rows: int, generator: torch.Generator) -> Batch:
+    """Images of one bright patch, and texts that name it; padded."""
+    kinds = torch.randperm(4, generator=generator)[:rows]
+    images = 0.1 * torch.randn(rows, 3, 8, 8, generator=generator)
+    for row, kind in enumerate(kinds.tolist()):
+        images[row, :, 4 * (kind // 2) :, 4 * (kind % 2) :][:, :4, :4] += 1.0
+    tokens = torch.stack([kinds + 1, torch.full_like(kinds, 15), torch.zeros_like(kinds)], 1)
+    return Batch(images=images, tokens=tokens, valid=torch.tensor([[True, True, False]]).expand(rows, -1))
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.ledger("mm.clip")
+def test_pairs_find_each_other(loss: str) -> None:
+    spec = replace(clip(**SMALL), bias=-2.0 if loss == "sigmoid" else None)
+    model, generator = spec.build(0), torch.Generator().manual_seed(0)
+    optimizer = AdamW().build(model, lr=3e-3)
+    steps = [take_step(model, Contrastive(loss), pairs(4, generator), optimizer, clip=1.0) for _ in range(60)]
+    assert sum(step["loss"] for step in steps[-5:]) < 0.5 * sum(step["loss"] for step in steps[:5])
+    assert sum(step["accuracy"] for step in steps[-5:]) / 5 > 0.9
+
+
+def test_a_batch_cannot_be_cut() -> None:
+    """Half the batch has half of the wrong answers: another loss, which is refused and not computed."""
+    model, batch = clip(**SMALL).build(0), pairs(4, torch.Generator().manual_seed(0))
+    whole = Contrastive()(model, batch)[0]
+    halves = sum(Contrastive()(model, batch.rows(rows))[0] for rows in (slice(2), slice(2, 4)))
+    assert not torch.allclose(whole, halves)
+    with pytest.raises(ValueError, match="compares all rows of a batch; set accumulate=1"):
+        take_step(model, Contrastive(), batch, AdamW().build(model, lr=1e-3), parts=2)
+
+
+def test_the_text_is_read_up_to_its_last_valid_token() -> None:
+    model, batch = clip(**SMALL).build(0).double(), pairs(3, torch.Generator().manual_seed(0))
+    short = Batch(images=batch.images.double(), tokens=batch.tokens[:, :2])
+    same = Batch(images=batch.images.double(), tokens=batch.tokens, valid=batch.valid)
+    assert abs(Contrastive()(model, short)[0] - Contrastive()(model, same)[0]) < 1e-10

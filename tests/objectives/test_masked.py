@@ -1,0 +1,116 @@
+"""Masked language modelling: what is hidden, at which rates, and that the loss is over it alone."""
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from regard.at import At
+from regard.data import sources
+from regard.data.batch import Batch
+from regard.data.loader import Loader
+from regard.models.heads import MaskedLM
+from regard.models.presets import BERT_DENSE, bert
+from regard.objectives.masked import Masking, masked
+from regard.text import train as tokenizers
+from regard.training.optimizer import AdamW
+from regard.training.step import take_step
+
+VOCAB, MASK, CLS = 300, 1, 2
+MASKING = Masking(VOCAB, MASK, specials=(CLS,))
+SMALL = {"vocab": 31, "width": 24, "heads": 4, "hidden": 40, "layers": 2, "length": 64, "dropout": 0.0}
+
+
+def batch_of(tokens: Tensor, padding: Tensor | None = None) -> Batch:
+    padding = torch.zeros_like(tokens, dtype=torch.bool) if padding is None else padding
+    positions = torch.arange(tokens.shape[1]).expand_as(tokens)
+    return Batch(tokens=tokens, positions=positions.where(~padding, 0), segments=-padding.long())
+
+
+def within(count: int, of: int, rate: float) -> bool:
+    """Is a binomial count within four deviations?"""
+    return abs(count - of * rate) < 4 * math.sqrt(of * rate * (1 - rate))
+
+
+@pytest.mark.ledger("tr.mlm")
+def test_rates() -> None:
+    """12 % of all tokens are hidden, 1.5 % changed at random, 1.5 % chosen and kept; never specials or padding."""
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(3, VOCAB, (100, 1000), generator=generator)
+    tokens[:, 0] = CLS
+    padding = torch.zeros_like(tokens, dtype=torch.bool)
+    padding[:, 990:] = True
+    before = batch_of(tokens, padding)
+    after = MASKING.apply(before, generator)
+    free, chosen = (tokens != CLS) & ~padding, after.weights == 1
+    assert torch.equal(after.targets, tokens)
+    assert torch.equal(after.tokens[~chosen], tokens[~chosen])
+    assert not chosen[~free].any()
+    total = int(free.sum())
+    hidden, same = chosen & (after.tokens == MASK), chosen & (after.tokens == tokens)
+    other = chosen & ~hidden & ~same
+    assert within(int(chosen.sum()), total, 0.15)
+    assert within(int(hidden.sum()), total, 0.12 + 0.015 / VOCAB)  # a random token may be [MASK], or the token itself
+    assert within(int(same.sum()), total, 0.015 + 0.015 / VOCAB)
+    assert within(int(other.sum()), total, 0.015 * (1 - 2 / VOCAB))
+    assert after.tokens[other].unique().numel() > 250
+
+
+def test_a_seed_decides_what_is_hidden() -> None:
+    batch = batch_of(torch.randint(3, VOCAB, (4, 32)))
+    one, two, other = (MASKING.apply(batch, torch.Generator().manual_seed(seed)) for seed in (1, 1, 2))
+    assert torch.equal(one.tokens, two.tokens)
+    assert not torch.equal(one.tokens, other.tokens)
+
+
+def test_the_loss_is_over_the_chosen_tokens() -> None:
+    model = bert(**SMALL, head=MaskedLM(BERT_DENSE)).build(0).double().eval()
+    padding = torch.zeros(3, 12, dtype=torch.bool)
+    padding[1, 5:] = True
+    batch = Masking(31, 1, share=0.4).apply(
+        batch_of(torch.randint(3, 31, (3, 12)), padding), torch.Generator().manual_seed(3)
+    )
+    loss, count, metrics = masked(model, batch)
+    log_p = model(batch.tokens, At(batch.positions, valid=~padding)).log_softmax(-1)
+    spots = [(row, t) for row in range(3) for t in range(12) if batch.weights[row, t] == 1]
+    wanted = -sum(log_p[row, t, batch.targets[row, t]] for row, t in spots)
+    right = sum(log_p[row, t].argmax() == batch.targets[row, t] for row, t in spots)
+    assert count == len(spots) > 3
+    assert abs(loss - wanted) < 1e-10
+    assert metrics["accuracy"] == right
+
+
+@pytest.mark.ledger("tr.mlm")
+def test_equal_to_the_loss_of_bert() -> None:
+    from transformers import BertConfig, BertForMaskedLM
+
+    from tests.models.foreign import drawn, fill, renamed
+    from tests.models.test_encoder import BERT
+
+    config = BertConfig(
+        vocab_size=31, hidden_size=24, num_hidden_layers=2, num_attention_heads=4, intermediate_size=40,
+        max_position_embeddings=64,
+    )  # fmt: skip
+    theirs = drawn(BertForMaskedLM(config))
+    ours = fill(bert(**SMALL, head=MaskedLM(BERT_DENSE)).build(), renamed(dict(theirs.named_parameters()), BERT))
+    batch = Masking(31, 1, share=0.3).apply(batch_of(torch.randint(3, 31, (3, 12))), torch.Generator().manual_seed(3))
+    loss, count, _ = masked(ours, batch)
+    labels = batch.targets.where(batch.weights == 1, -100)
+    expected = theirs(batch.tokens, labels=labels).loss
+    assert abs(loss / count - expected) < 1e-12
+
+
+def test_an_encoder_learns_to_fill_gaps() -> None:
+    """On stories of the small world, by the byte."""
+    tokenizer = tokenizers.byte()
+    loader = iter(Loader(sources.world(1, "train", 0), tokenizer, rows=8, length=64))
+    vocab = tokenizer.vocab_size + 1
+    spec = bert(vocab, 48, 4, 96, 1, 64, MaskedLM(BERT_DENSE), dropout=0.0)
+    model, generator = spec.build(0), torch.Generator().manual_seed(0)
+    optimizer, losses = AdamW().build(model, lr=1e-2), []
+    for _ in range(30):
+        batch = Masking(vocab, vocab - 1).apply(next(loader), generator)
+        losses.append(take_step(model, masked, batch, optimizer, clip=1.0)["loss"])
+    assert losses[0] > 5
+    assert sum(losses[-5:]) / 5 < 3.5

@@ -1,0 +1,137 @@
+"""Translation: the shift, the weights, teacher forcing, and that a small one learns; and texts with images in them."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from regard.at import At
+from regard.data.batch import Batch
+from regard.kernels.attention.mask import Full
+from regard.models.decoder import Decoder
+from regard.models.encoder import Encoder
+from regard.models.encoder_decoder import EncoderDecoder
+from regard.models.interleaved import Interleaved
+from regard.models.presets import transformer_2017
+from regard.models.stack import Repeat
+from regard.objectives.image_text import image_text
+from regard.objectives.translation import pairs, translation
+from regard.parts.attention import Attention
+from regard.parts.block import Block, Sublayer
+from regard.parts.cross import CrossAttention
+from regard.parts.feedforward import SwiGLU
+from regard.parts.patches import Patches
+from regard.parts.position.learned import Learned
+from regard.parts.position.rope import Rope
+from regard.training.optimizer import AdamW
+from regard.training.step import take_step
+
+START, END = 1, 2
+
+
+@pytest.mark.ledger("tr.translation")
+def test_the_target_is_shifted_right_and_padding_weighs_nothing() -> None:
+    batch = pairs([[5, 6, 7], [8]], [[9], [10, 11]], START, END)
+    assert batch.source.tolist() == [[5, 6, 7], [8, 0, 0]]
+    assert batch.source_valid.tolist() == [[True, True, True], [True, False, False]]
+    assert batch.tokens.tolist() == [[START, 9, 0], [START, 10, 11]]
+    assert batch.targets.tolist() == [[9, END, 0], [10, 11, END]]
+    assert batch.weights.tolist() == [[1, 1, 0], [1, 1, 1]]
+    assert batch.segments.tolist() == [[0, 0, -1], [0, 0, 0]]
+
+
+@pytest.mark.ledger("tr.translation", "tr.parallel")
+def test_one_pass_is_step_by_step_with_the_true_prefix() -> None:
+    model = transformer_2017(13, 16, 2, 32, 2, dropout=0.0).build(0).double()
+    sources, targets = [[5, 6, 7], [8]], [[9], [10, 11]]
+    batch = pairs(sources, targets, START, END)
+    loss, count, _ = translation(model, batch)
+    wanted = 0.0
+    for source, target in zip(sources, targets, strict=True):
+        for t, word in enumerate([*target, END]):
+            prefix = torch.tensor([[START, *target[:t]]])
+            wanted -= model(torch.tensor([source]), prefix)[0, -1].log_softmax(-1)[word]
+    assert count == 5
+    assert abs(loss - wanted) < 1e-10
+
+
+@pytest.mark.ledger("model.encdec")
+def test_a_translator_learns_to_read_backwards() -> None:
+    """Another alphabet, in the opposite order, three or four words; then it writes by itself."""
+    model, generator = transformer_2017(15, 32, 4, 64, 2, dropout=0.0).build(0), torch.Generator().manual_seed(0)
+    optimizer = AdamW().build(model, lr=5e-3)
+
+    def draw(rows: int) -> tuple[list[list[int]], list[list[int]]]:
+        lengths = torch.randint(3, 5, (rows,), generator=generator).tolist()
+        sources = [torch.randint(3, 9, (n,), generator=generator).tolist() for n in lengths]
+        return sources, [[6 + word for word in reversed(source)] for source in sources]
+
+    steps = [take_step(model, translation, pairs(*draw(32), START, END), optimizer, clip=1.0) for _ in range(250)]
+    assert steps[0]["loss"] > 2
+    assert sum(step["accuracy"] for step in steps[-5:]) / 5 > 0.95
+    model.eval()
+    right = 0
+    for source, target in zip(*draw(20), strict=True):
+        written = [START]
+        while written[-1] != END and len(written) < 8:
+            written.append(int(model(torch.tensor([source]), torch.tensor([written]))[0, -1].argmax()))
+        right += written[1:-1] == target
+    assert right >= 17
+
+
+LOOK = Encoder(
+    Patches((2, 2), (4, 4), channels=1, cls=False),
+    16,
+    (Repeat((Block((Sublayer(Attention(2, mask=Full())), Sublayer(SwiGLU(24)))),)),),
+    Learned(4),
+)
+SPEAK = Decoder(12, 16, (Repeat((Block((Sublayer(Attention(2, position=Rope())), Sublayer(SwiGLU(24)))),)),))
+
+
+def bright(generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """16 images of four patches, and which one is bright."""
+    spot = torch.randint(4, (16,), generator=generator)
+    images = 0.1 * torch.randn(16, 1, 4, 4, generator=generator)
+    for row, place in enumerate(spot.tolist()):
+        images[row, 0, 2 * (place // 2) :, 2 * (place % 2) :][:2, :2] += 1.0
+    return images, spot
+
+
+@pytest.mark.ledger("cross.modal")
+def test_a_decoder_finds_what_is_asked_by_looking_across() -> None:
+    """The question is a text; the answer, which patch is bright, is read from the image by cross-attention."""
+    block = Block((Sublayer(Attention(2, position=Rope())), Sublayer(CrossAttention(2)), Sublayer(SwiGLU(24))))
+    spec = EncoderDecoder(LOOK, Decoder(12, 16, (Repeat((block,)),)))
+    model, generator = spec.build(0), torch.Generator().manual_seed(0)
+    optimizer, steps = AdamW().build(model, lr=1e-2), []
+    for _ in range(60):
+        images, spot = bright(generator)
+        questions = pairs([[0]] * 16, [[] for _ in spot], start=3, end=0)
+        batch = Batch(
+            **{name: t for name, t in questions.items() if name not in ("source", "source_valid", "targets")},
+            source=images,
+            targets=4 + spot.unsqueeze(1),
+        )
+        steps.append(take_step(model, translation, batch, optimizer, clip=1.0))
+    assert steps[0]["loss"] > 2
+    assert sum(step["accuracy"] for step in steps[-5:]) / 5 > 0.95
+
+
+@pytest.mark.ledger("mm.interleave")
+def test_a_decoder_learns_to_say_what_it_sees() -> None:
+    """Which of four patches is bright: the image stands before the question, its places are no targets."""
+    spec = Interleaved(LOOK, SPEAK, marker=1)
+    model, generator = spec.build(0), torch.Generator().manual_seed(0)
+    optimizer, steps = AdamW().build(model, lr=1e-2), []
+    for _ in range(60):
+        images, spot = bright(generator)
+        tokens = torch.tensor(spec.expand([1, 3])).expand(16, -1)
+        targets = torch.cat([torch.zeros(16, 4, dtype=torch.int64), 4 + spot.unsqueeze(1)], 1)
+        weights = torch.tensor([0.0, 0.0, 0.0, 0.0, 1.0]).expand(16, -1)
+        at = At.whole(16, 5)
+        batch = Batch(
+            images=images.unsqueeze(1), tokens=tokens, targets=targets, weights=weights, positions=at.positions,
+            segments=torch.zeros_like(tokens),
+        )  # fmt: skip
+        steps.append(take_step(model, image_text, batch, optimizer, clip=1.0, parts=2))
+    assert steps[0]["loss"] > 2
+    assert sum(step["accuracy"] for step in steps[-5:]) / 5 > 0.95
