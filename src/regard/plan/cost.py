@@ -1,52 +1,60 @@
 """What a spec costs, in numbers, without a single weight.
 
-    weights     counted on the modules themselves, built on the meta device
-    FLOPs       2 for each multiply-add of a matrix product; training 3 times the forward (the backward is two of them)
-    KV cache    Σ over layers of heads · dim, of keys and of values, for each token; recurrent states once a text
-    training    float32 weights, their gradients and AdamW's two moments
+    FLOPs        2 for each multiply-add of a matrix product; training 3 times the forward (the backward is two of them)
+    cache        Σ over layers of heads · dim, of keys and of values, for each token; recurrent states once a text
+    a step       reads every weight that a token uses and the whole cache, to write one token a text
+    intensity    FLOPs for each byte read: about 1 for one text in 16 bits, so memory sets the pace; texts share weights
 
-Activations are not counted: they depend on the kernels and on what is recomputed.
+A masked product counts in full, as flop counters count it, except that a window's layers see no more than the window.
+Of an encoder the blocks are counted, not its input and head.
 """
 
 from collections import Counter
 from dataclasses import dataclass
 from math import prod
-from typing import Any
 
-import torch
-from torch import nn
-
-from regard.models.blank import blank
 from regard.models.decoder import Decoder
-from regard.parts.state import Fixed, PerToken
-from regard.spec import nearest
-
-DTYPES = {"float64": torch.float64, "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-PREFIXES = {1000: ["", "k", "M", "G", "T", "P"], 1024: ["", "Ki", "Mi", "Gi", "Ti", "Pi"]}
+from regard.models.encoder import Encoder
+from regard.parts.attention import Attention
+from regard.parts.body import Body
+from regard.parts.state import Fixed, Memory, PerSource, PerToken
+from regard.plan.formats import format_of
+from regard.plan.parameters import Parameters, count_parameters
+from regard.plan.parts import Half, Planned, all_bodies, bodies, flops, halves, unread, window
+from regard.plan.training import full_bytes
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The numbers of one spec for texts of `context` tokens, `batch` at a time, weights and cache in `dtype`."""
+    """The numbers of one spec for `batch` texts of `context` tokens."""
 
-    spec: Decoder
+    spec: Planned
     context: int
     batch: int
-    dtype: str
-    parts: dict[str, int]  # parameters by part; a tied head has none of its own
+    dtype: str  # of what is remembered
+    weights: str  # format of the weights
+    count: Parameters
 
     @property
     def parameters(self) -> int:
-        return sum(self.parts.values())
+        return self.count.total
 
-    def weight_bytes(self, dtype: str) -> int:
-        return self.parameters * DTYPES[dtype].itemsize
+    def weight_bytes(self, name: str | None = None) -> int:
+        return format_of(name or self.weights).bytes(self.parameters)
+
+    @property
+    def writer(self) -> Decoder | None:
+        """The half that writes token by token; None: it only reads."""
+        return next((half for half in halves(self.spec).values() if isinstance(half, Decoder)), None)
+
+    @property
+    def attentions(self) -> Counter[tuple[int, int, int]]:
+        """How many layers have attention of (heads, kv_heads, head_dim)."""
+        return Counter(body.sizes(width) for body, width in all_bodies(self.spec) if isinstance(body, Attention))
 
     def flops(self, tokens: int, seen: int) -> int:
-        """Of one forward of this many tokens, each before `seen` keys."""
-        bodies = [sublayer.body for block in self.spec.blocks for sublayer in block.sublayers]
-        head = 2 * tokens * self.spec.width * self.spec.vocab
-        return sum(body.flops(self.spec.width, tokens, seen) for body in bodies) + head
+        """Of one forward of this many tokens, each before `seen` keys; of two halves, each reads as many."""
+        return sum(sum(flops_by_part(half, tokens, seen).values()) for half in halves(self.spec).values())
 
     @property
     def forward_flops(self) -> int:
@@ -56,106 +64,105 @@ class Plan:
     @property
     def decode_flops(self) -> int:
         """A token, the last of a text of `context`, when the others are remembered."""
-        return self.flops(1, self.context)
+        return sum(flops_by_part(self.writer, 1, self.context).values()) if self.writer else 0
 
     @property
     def training_flops(self) -> int:
-        """A token, forward and backward."""
-        return 3 * self.flops(self.context, self.context) // self.context
+        """A token, forward and backward, with the blocks that guess further ahead."""
+        ahead = ahead_flops(self.writer, self.context, self.context) if self.writer else 0
+        return 3 * (self.flops(self.context, self.context) + ahead) // self.context
 
     @property
     def kv_bytes_per_token(self) -> int:
-        declared = [memory for block in self.spec.memory() for memory in block if isinstance(memory, PerToken)]
-        return sum(prod(size) for memory in declared for size in memory.arrays.values()) * DTYPES[self.dtype].itemsize
+        """Of the text, and of the source where there is one: both are taken to be `context` long."""
+        return sum(number for number, _ in self.remembered())
 
-    @property
-    def kv_bytes(self) -> int:
-        return self.kv_bytes_per_token * self.context * self.batch
+    def kv_bytes(self, block: int = 1, ring: bool = False) -> int:
+        """Of the whole batch: rounded up to the blocks of a paged store, or in rings as long as their windows."""
+        tokens = -(-self.context // block) * block
+        kept = [(number, min(tokens, most) if ring and most else tokens) for number, most in self.remembered()]
+        return self.batch * sum(number * tokens for number, tokens in kept)
+
+    def remembered(self) -> list[tuple[int, int | None]]:
+        """Bytes a token of every mixer of the writer, and the most keys that it sees."""
+        return [
+            (format_of(self.dtype).bytes(sum(prod(size) for size in memory.arrays.values())), window(body))
+            for body, memory in self.memories()
+            if isinstance(memory, PerToken | PerSource)
+        ]
+
+    def memories(self) -> list[tuple[Body, Memory]]:
+        writer = self.writer
+        return [] if writer is None else [(body, body.memory(writer.width)) for body in bodies(writer)]
 
     @property
     def state_bytes(self) -> int:
         """Recurrent states, the same for a text of any length; kept in at least float32."""
-        wide = torch.promote_types(DTYPES[self.dtype], torch.float32)
-        declared = [memory for block in self.spec.memory() for memory in block if isinstance(memory, Fixed)]
-        return sum(prod(memory.shape) for memory in declared) * wide.itemsize * self.batch
+        numbers = sum(prod(memory.shape) for _, memory in self.memories() if isinstance(memory, Fixed))
+        return numbers * max(4, format_of(self.dtype).bits // 8) * self.batch
+
+    @property
+    def weights_read(self) -> int:
+        """Bytes of a decoding step: all that its tokens use, of an untied embedding a row a text."""
+        writer = self.writer
+        if writer is None:
+            return 0
+        others = [f"{name} " for name, half in halves(self.spec).items() if half is not writer]
+        parts = {part: number for part, number in self.count.parts.items() if not part.startswith((*others, "ahead"))}
+        table = 0 if writer.tied else max(0, writer.vocab - self.batch) * writer.width
+        idle = sum(unread(body, writer.width, self.batch) for body in bodies(writer))
+        return format_of(self.weights).bytes(sum(parts.values()) - idle - table)
+
+    @property
+    def memory_read(self) -> int:
+        return self.kv_bytes() + self.state_bytes
+
+    @property
+    def intensity(self) -> float:
+        return self.batch * self.decode_flops / (self.weights_read + self.memory_read)
 
     @property
     def training_bytes(self) -> dict[str, int]:
-        weights = self.weight_bytes("float32")
-        return {"weights": weights, "gradients": weights, "moments": 2 * weights}
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data, for JSON."""
-        return {
-            "context": self.context,
-            "batch": self.batch,
-            "dtype": self.dtype,
-            "parameters": {"total": self.parameters} | self.parts,
-            "weight_bytes": {dtype: self.weight_bytes(dtype) for dtype in DTYPES},
-            "flops_per_token": {
-                "forward": self.forward_flops,
-                "decode": self.decode_flops,
-                "training": self.training_flops,
-            },
-            "memory_bytes": {
-                "kv_per_token": self.kv_bytes_per_token,
-                "kv": self.kv_bytes,
-                "states": self.state_bytes,
-            },
-            "training_bytes": {"total": sum(self.training_bytes.values())} | self.training_bytes,
-        }
-
-    def table(self) -> list[tuple[str, str, str]]:
-        """Rows of (group, quantity, amount), for people."""
-        units = {"parameters": ("", 1000), "flops_per_token": ("FLOP", 1000)}
-        groups = {name: values for name, values in self.to_dict().items() if isinstance(values, dict)}
-        return [
-            (group.replace("_", " "), quantity.replace("_", " "), amount(number, *units.get(group, ("B", 1024))))
-            for group, values in groups.items()
-            for quantity, number in values.items()
-        ]
+        return full_bytes(self.parameters)
 
 
-def plan(spec: Decoder, context: int | None = None, batch: int = 1, dtype: str = "float32") -> Plan:
-    """The numbers of a spec; `context` is the spec's own unless given."""
-    context = spec.context if context is None else context
+def flops_by_part(half: Half, tokens: int, seen: int) -> dict[str, int]:
+    """What grows with the keys that a token sees is told apart from what every token costs."""
+    counts = Counter()
+    for body in bodies(half):
+        alone = flops(body, half.width, tokens, 0)
+        counts[body.kind] += alone
+        counts[f"{body.kind}, pairs"] += flops(body, half.width, tokens, seen) - alone
+    if isinstance(half, Decoder):
+        counts["head"] = 2 * tokens * half.width * half.vocab
+    return {part: number for part, number in counts.items() if number}
+
+
+def ahead_flops(half: Decoder, tokens: int, seen: int) -> int:
+    extra = [flops(s.body, half.width, tokens, seen) for block in half.ahead for s in block.sublayers]
+    return sum(extra) + len(half.ahead) * 2 * tokens * half.width * half.vocab
+
+
+def own_context(spec: Planned) -> int | None:
+    """How long its texts are: as it says, as its input makes them, or as far as its positions reach."""
+    for half in reversed(halves(spec).values()):
+        known = half.input.length or half.position.reach if isinstance(half, Encoder) else half.context
+        if known is not None:
+            return known
+    return None
+
+
+def plan(
+    spec: Planned, context: int | None = None, batch: int = 1, dtype: str = "float32", weights: str | None = None
+) -> Plan:
+    """The numbers of a spec; `context` is the spec's own unless given, the weights' format that of the cache."""
+    context = own_context(spec) if context is None else context
     if context is None:
         raise ValueError("this spec names no context; say for which length to plan, for example context=2048")
     for name, count in (("context", context), ("batch", batch)):
         if count < 1:
             raise ValueError(f"{name}={count} must be at least 1")
-    if dtype not in DTYPES:
-        raise ValueError(f"there is no dtype {dtype!r}; {nearest(dtype, DTYPES)}")
-    return Plan(spec, context, batch, dtype, count_parts(spec))
-
-
-def count_parts(spec: Decoder) -> dict[str, int]:
-    """Parameters by part, each tensor once, where it is first used."""
-    model = blank(spec)
-    counts, counted = Counter(), set()
-
-    def count(part: str, module: nn.Module) -> None:
-        for parameter in module.parameters():
-            if parameter not in counted:
-                counted.add(parameter)
-                counts[part] += parameter.numel()
-
-    count("embedding", model.embedding)
-    count("position", model.position)
-    for i, block in enumerate(spec.blocks):
-        for j, sublayer in enumerate(block.sublayers):
-            built = model.get_submodule(f"stack.blocks.{i}.sublayers.{j}")
-            count(sublayer.body.kind, built.get_submodule("body"))
-            count("norm", built.get_submodule("norm"))
-    count("norm", model.norm)
-    count("head", model.head)
-    return dict(counts)
-
-
-def amount(number: int, unit: str, step: int) -> str:
-    """12_345_678, "B", 1024 -> '11.8 MiB'"""
-    scaled, prefixes = float(number), PREFIXES[step]
-    while scaled >= step and len(prefixes) > 1:
-        scaled, prefixes = scaled / step, prefixes[1:]
-    digits = f"{scaled:.3g}" if scaled < 999.5 else f"{scaled:.0f}"
-    return f"{digits} {prefixes[0]}{unit}".rstrip()
+    weights = dtype if weights is None else weights
+    for name in (dtype, weights):
+        format_of(name)
+    return Plan(spec, context, batch, dtype, weights, count_parameters(spec))

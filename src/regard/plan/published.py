@@ -1,0 +1,80 @@
+"""Published models as specs, so that they can be planned by name: shapes from their papers and configs, no weights.
+
+`tokens` is what the paper says it was trained on, for tokens per weight.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from regard.kernels.attention.patterns.window import Window
+from regard.models.decoder import Decoder
+from regard.models.heads import Dense, Pooled
+from regard.models.presets import bert, clip, transformer_2017, vit
+from regard.models.stack import Repeat
+from regard.parts.attention import Attention
+from regard.parts.block import Block, Sublayer
+from regard.parts.body import Body
+from regard.parts.experts import Experts
+from regard.parts.feedforward import FeedForward, SwiGLU
+from regard.parts.norm import LayerNorm
+from regard.parts.position.learned import Learned
+from regard.parts.position.rope import Rope
+from regard.plan.parts import Planned
+
+
+@dataclass(frozen=True)
+class Published:
+    paper: str
+    spec: Callable[[], Planned]
+    tokens: float | None = None
+
+
+def llama(layers: int, width: int, mixer: Attention, body: Body, vocab: int, context: int) -> Decoder:
+    block = Block((Sublayer(mixer), Sublayer(body)))
+    return Decoder(vocab, width, (Repeat((block,), layers),), tied=False, context=context)
+
+
+def rotary(heads: int, kv_heads: int | None = None) -> Attention:
+    return Attention(heads, kv_heads, position=Rope())
+
+
+def gpt(layers: int, width: int, heads: int, context: int, vocab: int = 50257) -> Decoder:
+    norm = LayerNorm()
+    block = Block((Sublayer(Attention(heads, bias=True), norm), Sublayer(FeedForward(4 * width), norm)))
+    return Decoder(vocab, width, (Repeat((block,), layers),), position=Learned(context), norm=norm)
+
+
+def mistral() -> Decoder:
+    return llama(32, 4096, replace(rotary(32, 8), mask=Window(4096)), SwiGLU(14336), 32000, 32768)
+
+
+def mixtral() -> Decoder:
+    return llama(32, 4096, rotary(32, 8), Experts(count=8, top_k=2, expert=SwiGLU(14336)), 32000, 32768)
+
+
+def llama_7b() -> Decoder:
+    return llama(32, 4096, rotary(32), SwiGLU(11008), 32000, 2048)
+
+
+def llama_8b() -> Decoder:
+    return llama(32, 4096, rotary(32, 8), SwiGLU(14336), 128256, 131072)
+
+
+def llama_70b(vocab: int = 128256, context: int = 131072) -> Decoder:
+    return llama(80, 8192, rotary(64, 8), SwiGLU(28672), vocab, context)
+
+
+PUBLISHED = {
+    "transformer-2017": Published("Vaswani et al. 2017", transformer_2017),
+    "bert-base": Published("Devlin et al. 2018", lambda: bert(head=Pooled("cls", dense=Dense()))),
+    "gpt2": Published("Radford et al. 2019", lambda: gpt(12, 768, 12, 1024)),
+    "gpt3": Published("Brown et al. 2020", lambda: gpt(96, 12288, 96, 2048), 300e9),
+    "vit-b16": Published("Dosovitskiy et al. 2020", vit),
+    "clip-b32": Published("Radford et al. 2021", clip),
+    "llama-7b": Published("Touvron et al. 2023", llama_7b, 1.0e12),
+    "llama-2-70b": Published("Touvron et al. 2023", lambda: llama_70b(32000, 4096), 2.0e12),
+    "mistral-7b": Published("Jiang et al. 2023", mistral),
+    "mixtral-8x7b": Published("Jiang et al. 2024", mixtral),
+    "llama-3.1-8b": Published("Dubey et al. 2024", llama_8b, 15e12),
+    "llama-3.1-70b": Published("Dubey et al. 2024", llama_70b, 15e12),
+}

@@ -1,0 +1,318 @@
+"""Published models by name: exact counts of weights and bytes, and what follows from them."""
+
+import dataclasses
+
+import pytest
+import torch
+from torch import nn
+
+from regard.models.blank import weightless
+from regard.models.decoder import Decoder
+from regard.models.presets import vit
+from regard.models.stack import Repeat
+from regard.parts.attention import Attention
+from regard.parts.block import Block, Sublayer
+from regard.parts.feedforward import FeedForward, SwiGLU, eight_thirds
+from regard.parts.norm import LayerNorm, RMSNorm
+from regard.parts.position.learned import Learned
+from regard.plan import groups, plan, rows
+from regard.plan.crossover import attention_equals_rest, texts_as_heavy, tokens_as_heavy
+from regard.plan.dial import block_weights, depth_of, dial
+from regard.plan.experts import against_dense, split_of
+from regard.plan.formats import format_of, room
+from regard.plan.published import PUBLISHED
+
+SEVENTY = 70 * 10**9
+CACHE = 327_680  # bytes a token of 80 layers, 8 heads of 128, 16 bits
+
+
+def weights_of(body, width: int) -> int:
+    with torch.device("meta"):
+        return sum(parameter.numel() for parameter in body.build(width).parameters())
+
+
+def published(name: str, **changes):
+    return dataclasses.replace(PUBLISHED[name].spec(), **changes)
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_every_published_model_can_be_planned(name):
+    spec = published(name)
+    planned = plan(spec, context=512, dtype="bfloat16")
+    with weightless():
+        assert planned.parameters == sum(parameter.numel() for parameter in spec.build().parameters())
+    assert all(isinstance(cell, str) for row in rows(groups(planned)) for cell in row)
+
+
+@pytest.mark.ledger("ffn.params", "norm.rms")
+def test_weights_of_a_feedforward_and_of_norms():
+    assert weights_of(FeedForward(2048, bias=False), 512) == 2_097_152 == 2 * weights_of(Attention(8), 512)
+    assert weights_of(FeedForward(2048), 512) == 2_099_712
+    assert weights_of(SwiGLU(2048), 512) == 3 * 512 * 2048
+    assert (weights_of(LayerNorm(), 512), weights_of(RMSNorm(), 512)) == (1024, 512)
+
+
+@pytest.mark.ledger("model.llama7b", "ffn.share", "calc.params")
+def test_llama_7b():
+    planned = plan(published("llama-7b"))
+    assert planned.parameters == 6_738_415_616
+    assert plan(published("llama-7b", tied=True)).parameters == 6_607_343_616
+    parts = planned.count.parts
+    assert parts == {
+        "embedding": 32000 * 4096,
+        "attention": 32 * 4 * 4096**2,
+        "swiglu": 32 * 3 * 4096 * 11008,
+        "norm": (2 * 32 + 1) * 4096,
+        "head": 32000 * 4096,
+    }
+    assert round(parts["swiglu"] / 1e9, 2) == 4.33 and round(parts["attention"] / 1e9, 2) == 2.15
+    share = {name: round(100 * number / planned.parameters, 1) for name, number in parts.items()}
+    assert (share["swiglu"], share["attention"]) == (64.2, 31.9)
+
+
+@pytest.mark.ledger("model.llama7b")
+def test_llama_7b_is_transformers_llama():
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    with torch.device("meta"):
+        theirs = LlamaForCausalLM(LlamaConfig())  # its defaults are the 7B's
+    assert sum(parameter.numel() for parameter in theirs.parameters()) == 6_738_415_616
+
+
+@pytest.mark.ledger("ffn.share")
+def test_the_feedforward_is_two_thirds_of_a_plain_block():
+    attention, feedforward = weights_of(Attention(8), 512), weights_of(FeedForward(2048, bias=False), 512)
+    assert feedforward / (attention + feedforward) == pytest.approx(2 / 3)
+    assert feedforward / (2 * attention + feedforward) == 0.5  # with cross-attention beside
+    assert plan(published("gpt2")).count.parts["embedding"] > 0.3 * plan(published("gpt2")).parameters
+
+
+@pytest.mark.ledger("model.gptlite")
+def test_gpt_lite():
+    norm = LayerNorm()
+    block = Block((Sublayer(Attention(8, bias=True), norm), Sublayer(FeedForward(1024), norm)))
+    spec = Decoder(1000, 256, (Repeat((block,), 4),), position=Learned(512), norm=norm)
+    assert plan(spec).parameters == 3_546_624
+    model, ids = spec.build(seed=0), torch.randint(1000, (2, 64), generator=torch.Generator().manual_seed(1))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+
+    def loss() -> torch.Tensor:
+        logits = model(ids[:, :-1])
+        assert logits.shape == (2, 63, 1000)
+        return nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())
+
+    first = loss()
+    first.backward()
+    optimizer.step()
+    assert loss() < first
+
+
+@pytest.mark.ledger("mha.headdim")
+def test_heads_have_not_become_narrower():
+    widths = {name: plan(published(name)).attentions for name in ("gpt2", "gpt3", "llama-7b", "llama-2-70b")}
+    assert [next(iter(found)) for found in widths.values()] == [
+        (12, 12, 64),
+        (96, 96, 128),
+        (32, 32, 128),
+        (64, 8, 128),
+    ]
+    numbers = groups(plan(published("llama-2-70b")))
+    assert numbers["attention_64x128_on_8"] == {"layers": 80, "head_dim": 128}
+
+
+@pytest.mark.ledger("blk.dials", "ffn.parity")
+def test_one_dial_sets_the_rest():
+    assert block_weights(32) == 12 * 32 * 4096**2 == 6_442_450_944
+    assert dial(32) == published("llama-7b") and depth_of(6.7e9) == 32
+    assert eight_thirds(4096) == 11008 and 3 * 4096 * (8 / 3 * 4096) == 8 * 4096**2
+    assert weights_of(SwiGLU(3072), 1152) == weights_of(FeedForward(4608, bias=False), 1152)  # 8/3 without rounding
+    sizes = [plan(dial(depth)).parameters for depth in (6, 12, 24, 48)]
+    assert all(6 < larger / smaller < 9 for smaller, larger in zip(sizes[1:], sizes[2:], strict=False))
+    with pytest.raises(ValueError, match="depth=0"):
+        dial(0)
+
+
+@pytest.mark.ledger("kv.70b", "kv.formula", "kv.heads", "calc.kv")
+def test_the_cache_of_a_70b_model():
+    planned = plan(published("llama-2-70b"), context=4096, dtype="float16")
+    assert planned.kv_bytes_per_token == CACHE == 2 * 80 * 8 * 128 * 2
+    cache = {n: dataclasses.replace(planned, context=n).kv_bytes() for n in (4096, 128_000, 131_072, 10**6)}
+    assert cache == {4096: 1_342_177_280, 128_000: 41_943_040_000, 131_072: 40 * 2**30, 10**6: 327_680_000_000}
+    block = Block((Sublayer(Attention(64)), Sublayer(SwiGLU(28672))))
+    own = plan(Decoder(32000, 8192, (Repeat((block,), 80),)), context=4096, dtype="float16")
+    assert own.kv_bytes() == 8 * 1_342_177_280  # a key and a value head for every query head
+    assert own.kv_bytes_per_token == 2 * 8192 * 80 * 2  # 2D a layer holds only then
+
+
+@pytest.mark.ledger("kv.70b.100k")
+def test_the_cache_of_a_70b_model_in_both_units():
+    planned = plan(published("llama-2-70b"), context=100_000, dtype="float16")
+    assert planned.kv_bytes() == 32_768_000_000 and round(planned.kv_bytes() / 2**30, 1) == 30.5
+    thirteen = dataclasses.replace(planned, context=8192, batch=13)
+    assert thirteen.kv_bytes() // 13 == 2_684_354_560 == 2.5 * 2**30
+    assert thirteen.kv_bytes() == 32.5 * 2**30
+
+
+@pytest.mark.ledger("q.70b", "calc.quant")
+def test_70b_weights_by_format():
+    found = [format_of(name).bytes(SEVENTY) / 1e9 for name in ("float32", "float16", "int8", "int4")]
+    assert found == [280, 140, 70, 35]
+    assert format_of("int4/128").bytes(SEVENTY) == SEVENTY * 4.125 / 8
+    assert round(format_of("int4/128").bytes(SEVENTY) / 1e9, 1) == 36.1
+    assert format_of("int4/128").bytes(129) == 65 + 2 * 2  # halves and groups are rounded up
+    with pytest.raises(ValueError, match="did you mean 'int8'"):
+        format_of("int88")
+
+
+@pytest.mark.ledger("q.consumer", "calc.quant")
+def test_what_fits_beside_70b_in_four_bits():
+    int4 = format_of("int4").bytes(SEVENTY)
+    assert room(48 * 10**9, int4, CACHE) == 39_672
+    assert room(24 * 10**9, int4, CACHE) == room(32 * 10**9, int4, CACHE) == 0  # consumers' cards
+    assert room(48 * 10**9, int4, 0) is None
+
+
+@pytest.mark.ledger("kv.exceeds", "calc.crossover")
+def test_where_the_cache_outweighs_the_weights():
+    half, int4 = 2 * SEVENTY, SEVENTY // 2
+    assert half > 131_072 * CACHE
+    assert texts_as_heavy(half, CACHE, 131_072) == 4 and 3 * 131_072 * CACHE < half < 4 * 131_072 * CACHE
+    assert tokens_as_heavy(half, CACHE) == 427_246 and tokens_as_heavy(int4, CACHE) == 106_811
+    assert tokens_as_heavy(half, 0) is None and texts_as_heavy(half, 0, 9) is None
+
+
+@pytest.mark.ledger("inf.reads")
+def test_what_a_decoding_step_reads():
+    planned = plan(published("llama-2-70b"), context=4096, dtype="float16")
+    assert round(2 * SEVENTY / planned.memory_read) == 104
+    assert planned.weights_read == planned.weight_bytes() - 2 * (32000 - 1) * 8192  # of the embedding a row
+    assert planned.weights_read > 100 * planned.memory_read
+    busy = dataclasses.replace(planned, context=131_072, batch=8)
+    assert busy.memory_read > 2 * busy.weights_read
+
+
+def test_one_text_is_read_faster_than_it_is_computed():
+    planned = plan(published("llama-7b"), context=1, dtype="float16")
+    assert planned.intensity == pytest.approx(1, rel=0.01)
+    assert dataclasses.replace(planned, batch=64).intensity == pytest.approx(64, rel=0.02)
+
+
+@pytest.mark.ledger("eff.crossover", "calc.crossover")
+def test_where_attention_costs_as_much_as_the_rest():
+    block = Block((Sublayer(Attention(32)), Sublayer(FeedForward(4 * 4096))))
+    plain = Decoder(32000, 4096, (Repeat((block,), 4),), context=4096)
+    assert attention_equals_rest(plain) == 6 * 4096 == 24_576
+    alone = Decoder(32000, 4096, (Repeat((Block((Sublayer(Attention(32)),)),), 4),), context=4096)
+    assert attention_equals_rest(alone) == 2 * 4096
+    assert attention_equals_rest(published("llama-7b")) == 24_704
+    assert groups(plan(published("llama-7b")))["crossovers"]["in_a_causal_text"] == 2 * 24_704
+    without = Decoder(32, 8, (Repeat((Block((Sublayer(FeedForward(16)),)),), 2),), context=8)
+    assert attention_equals_rest(without) is None
+
+
+@pytest.mark.ledger("moe.2of8", "moe.fig", "calc.moe")
+def test_experts_by_their_sums():
+    assert against_dense(8, 2) == (8, 2)  # experts of full size: eight times the weights, twice the work
+    assert against_dense(8, 2, share=0.5) == (4, 1)
+    shared, expert = split_of(7.5, 2.1, experts=8, chosen=2)
+    assert (shared, expert) == (pytest.approx(0.3), pytest.approx(0.9))
+    assert round(2.1 / 7.5, 2) == 0.28 and 0.38 + 0.62 == 1.0
+    with pytest.raises(ValueError, match="chosen=8 of experts=8"):
+        split_of(7.5, 7.5, 8, 8)
+
+
+@pytest.mark.ledger("moe.mixtral", "moe.2of8", "calc.moe")
+def test_mixtral():
+    planned = plan(published("mixtral-8x7b"), dtype="float16")
+    assert (planned.parameters, planned.count.active) == (46_702_792_704, 12_879_925_248)
+    assert round(100 * planned.count.active / planned.parameters, 1) == 27.6
+    assert round(planned.weight_bytes() / 1e9, 1) == 93.4  # all experts are kept
+    table = (32000 - 1) * 4096
+    assert planned.weights_read == 2 * (planned.count.active - table)
+    busy = dataclasses.replace(planned, batch=64)  # nearly every expert is chosen by someone
+    assert 0.999 < busy.weights_read / (2 * (planned.parameters - table)) < 1.0001
+    expert, experts = SwiGLU(14336), published("mixtral-8x7b").blocks[0].sublayers[1].body
+    router = 4096 * 8
+    assert weights_of(experts, 4096) == 8 * weights_of(expert, 4096) + router
+    assert experts.flops(4096, 1, 0) == 2 * expert.flops(4096, 1, 0) + 2 * router  # of full size: twice the work
+    smaller = dataclasses.replace(experts, expert=SwiGLU(7168))
+    assert smaller.flops(4096, 1, 0) == expert.flops(4096, 1, 0) + 2 * router
+
+
+@pytest.mark.ledger("moe.mixtral")
+def test_mixtral_is_transformers_mixtral():
+    from transformers import MixtralConfig, MixtralForCausalLM
+
+    with torch.device("meta"):
+        theirs = MixtralForCausalLM(MixtralConfig())
+    assert sum(parameter.numel() for parameter in theirs.parameters()) == 46_702_792_704
+
+
+@pytest.mark.ledger("model.base2017", "ffn.share")
+def test_the_transformer_of_2017():
+    planned = plan(published("transformer-2017"), context=512)
+    parts = planned.count.parts
+
+    def half(name: str) -> int:
+        return sum(number for part, number in parts.items() if part.startswith(name))
+
+    assert parts["embedding"] == 37_000 * 512
+    assert [round(n / 1e6, 1) for n in (half("source"), half("target"), parts["embedding"])] == [18.9, 25.2, 18.9]
+    assert round(planned.parameters / 1e6, 1) == 63.0
+    assert planned.attentions == {(8, 8, 64): 18}
+    assert parts["target feedforward"] / half("target") == pytest.approx(0.5, abs=0.001)
+
+
+@pytest.mark.ledger("model.bertbase")
+def test_bert_base():
+    from transformers import BertConfig, BertModel
+
+    with torch.device("meta"):
+        theirs = BertModel(BertConfig())
+    assert plan(published("bert-base")).parameters == 109_482_240 == sum(p.numel() for p in theirs.parameters())
+
+
+@pytest.mark.ledger("vit.b16", "vit.196", "calc.vision")
+def test_vit_b16():
+    from transformers import ViTConfig, ViTForImageClassification
+
+    with torch.device("meta"):
+        theirs = ViTForImageClassification(ViTConfig(num_labels=1000))
+    spec = published("vit-b16")
+    assert plan(spec).parameters == 86_567_656 == sum(parameter.numel() for parameter in theirs.parameters())
+    assert spec.input.grid == (14, 14) and spec.input.length == plan(spec).context == 197
+    assert spec.input.channels * 16 * 16 == 768
+    larger = vit(image=384)
+    assert plan(larger).context == 577
+    assert plan(larger).parameters - plan(spec).parameters == (577 - 197) * 768  # positions alone
+    with pytest.raises(ValueError, match="225 is no multiple of 16; resize or crop to 224 or 240"):
+        vit(image=225)
+
+
+def test_an_encoder_remembers_nothing_and_writes_nothing():
+    planned = plan(published("vit-b16"))
+    assert planned.writer is None and planned.kv_bytes() == planned.state_bytes == planned.weights_read == 0
+    assert "memory_bytes" not in groups(planned)
+
+
+def test_a_translator_reads_its_source_once():
+    planned = plan(published("transformer-2017"), context=100)
+    assert planned.kv_bytes_per_token == 2 * 6 * 2 * 512 * 4  # its own keys and values, and those of the source
+    source = sum(number for part, number in planned.count.parts.items() if part.startswith("source"))
+    assert planned.weights_read == 4 * (planned.parameters - source)
+
+
+@pytest.mark.ledger("blk.recipes")
+def test_the_recipes_of_2017_and_of_llama():
+    old, new = published("transformer-2017"), published("llama-2-70b")
+    before, after = old.target.blocks[0], new.blocks[0]
+    assert (before.style, before.sublayers[0].norm.kind) == ("post", "layernorm")
+    assert (after.style, after.sublayers[0].norm.kind) == ("pre", "rmsnorm")
+    feedforward, gated = before.sublayers[-1].body, after.sublayers[-1].body
+    assert (feedforward.activation, feedforward.bias, gated.kind, gated.bias) == ("relu", True, "swiglu", False)
+    assert feedforward.hidden == 4 * 512 and published("llama-7b").blocks[0].sublayers[1].body.hidden == 11008
+    assert old.target.position.kind == "sinusoidal" and after.sublayers[0].body.position.kind == "rope"
+    assert (before.sublayers[0].body.sizes(512)[1], after.sublayers[0].body.sizes(8192)[1]) == (8, 8)  # of 8, of 64
+    assert before.dropout > 0 and after.dropout == 0
+    assert old.shared and old.target.tied  # one table for both stacks and the head
+    assert not any(published(name).tied for name in ("llama-7b", "llama-2-70b", "llama-3.1-70b"))
