@@ -7,6 +7,7 @@ where to look; the mask decides each pair. With a step, tokens that far apart ar
 each gathering.
 """
 
+import math
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -57,9 +58,9 @@ class Fold:
         return (k >= start) & (k < start + self.band)
 
 
-def block_for(window: int) -> int:
-    """A quarter of the window, as a power of two."""
-    return min(max(1 << (window // 4).bit_length(), SHORTEST), LONGEST)
+def block_for(reach: int) -> int:
+    """How many queries to take together that see so many keys beside their own: about a quarter, a power of two."""
+    return min(max(1 << round(math.log2(max(reach, 4) / 4)), SHORTEST), LONGEST)
 
 
 @lru_cache(maxsize=64)

@@ -31,7 +31,7 @@ from regard.kernels.attention.mask import Mask
 from regard.kernels.attention.scores import Scores
 from regard.kernels.autocast import without_autocast
 
-PORTION = 1 << 22  # numbers of keys laid out at once: few enough to stay near the processor
+PORTION = 1 << 21  # numbers of keys laid out at once: few enough to stay near the processor
 
 
 def refuses(q: Tensor, k: Tensor, v: Tensor, at: At, scores: Scores) -> str | None:

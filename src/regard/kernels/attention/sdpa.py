@@ -36,11 +36,18 @@ def attend(q: Tensor, k: Tensor, v: Tensor, at: At, scores: Scores) -> Tensor:
         # One query a row: the heads of a group are queries of one key head, so keys are read once, not once a head.
         q = q.unflatten(1, (k.shape[1], groups)).squeeze(3)  # (B, K, G, E)
         out = F.scaled_dot_product_attention(q, k, v, attn_mask=extra, dropout_p=dropout, scale=scale)
-        return out.flatten(1, 2).unsqueeze(2)[..., :width]  # (B, H, 1, Ev)
+        return without_blind(out.flatten(1, 2).unsqueeze(2)[..., :width], seen, at)  # (B, H, 1, Ev)
     out = F.scaled_dot_product_attention(
         q, k, v, attn_mask=extra, dropout_p=dropout, scale=scale, enable_gqa=groups > 1
     )
-    return out[..., :width]  # (B, H, L, Ev)
+    return without_blind(out[..., :width], seen, at)  # (B, H, L, Ev)
+
+
+def without_blind(out: Tensor, seen: Tensor | None, at: At) -> Tensor:
+    """Zeros for queries that see no key: cuDNN's kernel, on GPUs, gives them a mean of what they do not see."""
+    if seen is None or at.key_valid is None or not out.is_cuda:
+        return out
+    return out.masked_fill(~seen.any(-1, keepdim=True), 0.0)
 
 
 def additive(bias: Tensor, seen: Tensor | None) -> Tensor:

@@ -34,7 +34,7 @@ class Longformer(Mask):
         after = 0 if self.causal else self.window
         return (
             Fold(
-                block_for(self.window),
+                block_for(self.window + after),
                 self.window,
                 after,
                 shared=tuple(range(first)),

@@ -34,7 +34,8 @@ class Window(Mask):
 
     def folds(self, length: int) -> tuple[Fold, ...]:
         before = min(self.size - 1 if self.causal else self.size, length)
-        return (Fold(block_for(self.size), before, 0 if self.causal else before),)
+        after = 0 if self.causal else before
+        return (Fold(block_for(before + after), before, after),)
 
 
 @dataclass(frozen=True)
@@ -59,4 +60,5 @@ class Dilated(Mask):
         if self.size >= gathered:
             return (Fold(gathered, step=self.step),)
         before = self.size - 1 if self.causal else self.size
-        return (Fold(block_for(self.size), before, 0 if self.causal else self.size, step=self.step),)
+        after = 0 if self.causal else before
+        return (Fold(block_for(before + after), before, after, step=self.step),)

@@ -1,0 +1,82 @@
+"""Every model on a GPU: the numbers of the CPU, in training and decoding, in float32 and bfloat16, compiled too."""
+
+import pytest
+import torch
+
+from regard.at import At
+from regard.engine.engine import Engine
+from regard.engine.request import Sampling
+from regard.engine.stores.contiguous import Contiguous
+from regard.engine.stores.paged import Paged
+from tests.laws import MODELS, build, error, text
+
+pytestmark = [pytest.mark.gpu, pytest.mark.parametrize("name", MODELS)]
+LENGTH, CAPACITY = 24, 32
+COMPILED = {"grouped-query", "hybrid", "experts", "window"}
+
+
+@pytest.fixture(autouse=True)
+def exact_products():
+    """TF32 would round the factors of float32 products to 10 bits."""
+    before = torch.backends.cuda.matmul.allow_tf32
+    torch.backends.cuda.matmul.allow_tf32 = False
+    yield
+    torch.backends.cuda.matmul.allow_tf32 = before
+
+
+def test_logits_and_gradients_are_the_cpus(name: str) -> None:
+    tokens = text(2, LENGTH)
+    exact = build(MODELS[name]).requires_grad_()
+    model = build(MODELS[name], torch.float32).cuda().requires_grad_()
+    weights = torch.randn(2, LENGTH, exact.spec.vocab, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+    expected, found = exact(tokens), model(tokens.cuda())
+    assert error(found.cpu().double(), expected) < 1e-4
+    (expected * weights).sum().backward()
+    (found * weights.cuda().float()).sum().backward()
+    theirs = dict(exact.named_parameters())
+    for path, parameter in model.named_parameters():
+        if parameter.grad is not None:
+            assert error(parameter.grad.cpu().double(), theirs[path].grad) < 1e-3, path
+
+
+@pytest.mark.parametrize("kind", ["contiguous", "paged"])
+def test_cached_is_whole(name: str, kind: str) -> None:
+    model = build(MODELS[name], torch.float32).cuda()
+    exact = [s.body.remembered or LENGTH for block in model.spec.blocks for s in block.sublayers]
+    tokens, memory = text(2, min(LENGTH, *exact)).cuda(), model.spec.memory()
+    store = (
+        Contiguous(memory, 2, CAPACITY, torch.float32, "cuda")
+        if kind == "contiguous"
+        else Paged(memory, 2, CAPACITY, 16, torch.float32, "cuda", block=4)
+    )
+    assert all(store.reserve(row, LENGTH) for row in range(2))
+    steps = [
+        model(token, At(torch.full((2, 1), t, device="cuda")), store.states)
+        for t, token in enumerate(tokens.split(1, 1))
+    ]
+    assert error(torch.cat(steps, 1), model(tokens)) < 1e-4
+
+
+@pytest.mark.parametrize("store", ["contiguous", "paged"])
+def test_the_engine_says_the_same_compiled(name: str, store: str) -> None:
+    """Greedy tokens of three requests at once, eager and through torch.compile, in float64: no near ties."""
+    if name not in COMPILED:
+        pytest.skip("one model of each kind of memory is enough: each compiles for a minute")
+    model = build(MODELS[name]).cuda()
+    prompts, said = [[1, 2, 3], [4, 5, 6, 7, 8], [9]], []
+    for compile in (False, True):
+        engine = Engine(model, rows=4, capacity=64, store=store, compile=compile)
+        requests = [engine.submit(prompt, Sampling(max_new=12, temperature=0)) for prompt in prompts]
+        while not engine.idle:
+            engine.step()
+        said.append([[token.id for token in request.new] for request in requests])
+    assert said[0] == said[1]
+
+
+def test_bfloat16_is_near(name: str) -> None:
+    tokens = text(2, LENGTH)
+    expected = build(MODELS[name])(tokens)
+    model = build(MODELS[name], torch.float32).cuda().bfloat16()
+    found = model(tokens.cuda()).cpu().double()
+    assert found.isfinite().all()
+    assert ((found - expected).square().mean() / expected.square().mean()).sqrt() < 0.2
