@@ -9,7 +9,7 @@ COMPILE := $(UV) pip compile --quiet --universal --python-version 3.11 --generat
 	--custom-compile-command "make lock"
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-oldest serve lint bench docs lock clean
+.PHONY: help demo test test-all test-oldest serve lint bench docs ledger lock clean
 
 help:  ## list the targets
 	@sed -nE 's/^([a-z-]+):.*  ## (.*)/  make \1\t\2/p' Makefile | expand -t 20
@@ -40,6 +40,9 @@ bench: $(READY)  ## measure beside transformers in one interleaved run; prints J
 
 docs: $(READY)  ## build the documentation into site/, offline, warnings as errors
 	@$(BIN)/zensical build --clean --strict
+
+ledger: $(READY)  ## count what is shown of docs/ledger.md; python -m tests.ledger --tick ticks it
+	@$(BIN)/python -m tests.ledger
 
 # The second lock differs from the first in torch and what torch brings; the copy makes all else keep its version.
 lock: $(UV)  ## resolve the dependencies anew into the hash-pinned locks

@@ -10,6 +10,7 @@ from regard.spec import Spec, SpecError
 ALL = LoRA(rank=3, alpha=6.0, targets=("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"))
 
 
+@pytest.mark.ledger("lora.zero", "lora.targets")
 @pytest.mark.parametrize("tied", [True, False])
 def test_begins_as_nothing_and_freezes_the_rest(make, ids, tied):
     model = make(tied)
@@ -21,6 +22,7 @@ def test_begins_as_nothing_and_freezes_the_rest(make, ids, tied):
     assert trained == {f"{name}.{side}.weight" for name in names for side in ("lora_A", "lora_B")}
 
 
+@pytest.mark.ledger("lora.linear", "lora.rank")
 def test_is_its_equation(make, ids, stir):
     model = make()
     add_lora(model, ALL)
@@ -30,8 +32,10 @@ def test_is_its_equation(make, ids, stir):
     change = 6.0 / 3 * layer.lora_B.weight @ layer.lora_A.weight
     wanted = x @ (layer.base.weight + change).T + layer.base.bias
     assert (layer(x) - wanted).abs().max() <= 1e-12
+    assert torch.linalg.matrix_rank(change) == 3  # of 16
 
 
+@pytest.mark.ledger("lora.linear")
 def test_training_moves_the_adapters_alone(make, ids):
     model = make()
     add_lora(model, ALL, seed=0)
@@ -49,17 +53,22 @@ def test_training_moves_the_adapters_alone(make, ids):
     assert moved == {name for name in before if "lora_" in name}
 
 
+@pytest.mark.ledger("lora.zero")
 def test_merged_is_unmerged(make, ids, stir):
     plain, model = make(), make()
     add_lora(model, ALL)
     stir(model)
     adapted = model(ids)
     assert (adapted - plain(ids)).abs().max() > 1e-3
+    body, untouched = model.stack.blocks[0].sublayers[0].body, plain.stack.blocks[0].sublayers[0].body.q_proj.weight
+    assert torch.equal(body.q_proj.base.weight, untouched)
     taken = merge_lora(model)
+    assert not torch.equal(body.q_proj.weight, untouched)
     assert (model(ids) - adapted).abs().max() <= 1e-12
     assert list(model.state_dict()) == list(plain.state_dict())
     unmerge_lora(model, taken)
     assert torch.equal(model(ids), adapted)
+    assert torch.equal(body.q_proj.base.weight, untouched)
 
 
 def test_a_tied_head_is_adapted_but_not_merged(make, ids, stir):
@@ -121,6 +130,7 @@ def test_configs_that_cannot_be(wrong):
         LoRA(**wrong)
 
 
+@pytest.mark.ledger("lora.targets")
 def test_targets_that_do_not_fit(make):
     model = make()
     with pytest.raises(AdapterError, match="did you mean 'q_proj'"):

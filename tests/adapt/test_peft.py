@@ -163,6 +163,7 @@ def theirs(model):
     return llama
 
 
+@pytest.mark.ledger("lora.linear")
 def test_peft_reads_ours(stir, ids, tmp_path):
     peft = pytest.importorskip("peft")
     model = ours()
@@ -176,6 +177,7 @@ def test_peft_reads_ours(stir, ids, tmp_path):
     assert (adapted(ids).logits - ours()(ids)).abs().max() > 1e-3
 
 
+@pytest.mark.ledger("lora.linear")
 def test_we_read_what_peft_writes(stir, ids, tmp_path):
     peft = pytest.importorskip("peft")
     model = ours()

@@ -8,6 +8,7 @@ import torch
 from regard.at import At
 from regard.engine.stores.contiguous import Contiguous
 from regard.lens import attention_heads, attention_maps, attention_weights, entropy, record, row_entropy
+from regard.parts.attention import Attention
 
 BODY = "stack.blocks.0.sublayers.0.body"
 CASES = [(k, p, b) for k in (1, 2, 4) for p in ("none", "rope", "alibi") for b in ("sdpa", "reference")]
@@ -23,6 +24,7 @@ def at_of(case: str, length: int) -> At:
     return At(at.positions, valid=at.positions < length - 3)
 
 
+@pytest.mark.ledger("lens.maps")
 @pytest.mark.parametrize("case", ["whole", "packed", "padded"])
 @pytest.mark.parametrize("kv_heads, position, backend", CASES)
 def test_maps_times_values_are_the_output(make, ids, kv_heads, position, backend, case):
@@ -38,6 +40,7 @@ def test_maps_times_values_are_the_output(make, ids, kv_heads, position, backend
         assert maps[layer].std(-1).max() > 0.1  # not uniform: the test can fail
 
 
+@pytest.mark.ledger("lens.maps")
 def test_maps_are_causal_probabilities(make, ids):
     maps = attention_maps(make(), ids[0].tolist())
     assert maps[0].shape == (4, 12, 12)
@@ -96,8 +99,25 @@ def test_heads_are_counted_by_layer(make):
     assert attention_heads(make()) == (4, 0, 4)
 
 
+@pytest.mark.ledger("lens.entropy")
 def test_entropy_of_even_and_of_certain_rows():
     even = torch.full((3, 5, 8), 1 / 8)
     certain = torch.eye(8)[None, :5]
     assert torch.allclose(row_entropy(even), torch.full((3, 5), math.log(8)))
     assert torch.allclose(entropy(torch.cat([even, certain])), torch.tensor([math.log(8)] * 3 + [0.0]))
+
+
+@pytest.mark.ledger("lens.collapse.grad")
+def test_a_collapsed_head_starves_its_scores_alone():
+    """Rows that are one-hot: no gradient reaches the queries and keys, the values and the output get all of theirs."""
+    torch.manual_seed(0)
+    module, x, at = Attention(1).build(8).double(), torch.randn(1, 6, 8, dtype=torch.float64), At.whole(1, 6)
+    norms = {}
+    for sharpness in (1, 1e6):
+        module.scale = sharpness * 8**-0.5
+        module.zero_grad()
+        module(x, at).sin().sum().backward()
+        norms[sharpness] = {name: weight.grad.norm().item() for name, weight in module.named_parameters()}
+    assert all(norm > 0.1 for norm in norms[1].values())
+    assert all(norms[1e6][f"{name}_proj.weight"] < 1e-8 for name in "qk")
+    assert all(norms[1e6][f"{name}_proj.weight"] > 0.1 for name in "vo")

@@ -15,6 +15,7 @@ PROSE = ["Tom went to the kitchen. Mary took the ball.", "Where is Tom? In the k
 BYTE, BPE, CHARACTER = byte(), bpe(PROSE, vocab=320), character(PROSE)
 
 
+@pytest.mark.ledger("tok.total")
 @pytest.mark.parametrize("tokenizer", [BYTE, BPE], ids=["byte", "bpe"])
 @settings(derandomize=True, max_examples=200, deadline=None)
 @given(text=st.text() | st.sampled_from(MARKERS) | st.text(alphabet=" \n\tTom<|end>👩‍👧é"))

@@ -1,0 +1,84 @@
+"""What the pages say works: their Python runs, their links lead somewhere, each stands in the navigation."""
+
+import re
+import runpy
+import shlex
+import tomllib
+from pathlib import Path
+
+import pytest
+from typer.main import get_command
+
+from regard.cli import app
+
+ROOT = Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+PAGES = sorted(DOCS.rglob("*.md"))
+TOPICS = sorted((DOCS / "topics").glob("*.md"))
+
+
+def name(path: Path) -> str:
+    return str(path.relative_to(DOCS))
+
+
+@pytest.mark.parametrize("page", TOPICS, ids=name)
+def test_examples_run(page: Path) -> None:
+    """In order, as a reader would type them, and short: a topic is shown in about ten lines."""
+    blocks = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+    assert blocks, "a topic has an example"
+    scope: dict = {}
+    for block in blocks:
+        exec(compile(block, name(page), "exec"), scope)
+
+
+COMMANDS = [line for page in TOPICS for line in page.read_text(encoding="utf-8").splitlines() if line[:7] == "regard "]
+
+
+@pytest.mark.parametrize("line", COMMANDS)
+def test_commands_and_their_options_exist(line: str) -> None:
+    words = shlex.split(line, comments=True)
+    command = get_command(app).commands[words[1]]  # type: ignore[attr-defined]
+    known = {option for parameter in command.params for option in parameter.opts}
+    for option in (word for word in words if word.startswith("--") and "." not in word):
+        assert option in known
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_named_files_exist(page: Path) -> None:
+    """By their paths from the root, or from src/regard."""
+    named = re.findall(r"`([\w/]+/\w+\.py)`", page.read_text(encoding="utf-8"))
+    assert named or page not in TOPICS, "a topic says where its parts live"
+    for path in named:
+        assert (ROOT / path).is_file() or (ROOT / "src" / "regard" / path).is_file(), path
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", page.read_text(encoding="utf-8")):
+        assert target.startswith("http") or (page.parent / target).exists(), target
+
+
+def test_every_page_stands_in_the_navigation() -> None:
+    def pages(nav: object) -> list[str]:
+        if isinstance(nav, str):
+            return [nav]
+        items = nav if isinstance(nav, list) else list(nav.values())  # type: ignore[union-attr]
+        return [page for item in items for page in pages(item)]
+
+    listed = pages(tomllib.loads((ROOT / "zensical.toml").read_text(encoding="utf-8"))["project"]["nav"])
+    assert sorted(listed) == sorted(map(name, PAGES))
+
+
+def test_every_picture_is_shown() -> None:
+    texts = [page.read_text(encoding="utf-8") for page in (ROOT / "README.md", *PAGES)]
+    shown = {found for text in texts for found in re.findall(r"pictures/(\w+\.png)\)", text)}
+    assert shown == {picture.name for picture in (DOCS / "pictures").iterdir()}
+
+
+@pytest.mark.slow
+def test_pictures_can_be_drawn_anew(tmp_path: Path) -> None:
+    drawing = runpy.run_path(str(DOCS / "draw.py"))
+    drawing["draw"](drawing["PICTURES"], tmp_path)
+    for picture in tmp_path.iterdir():
+        assert (DOCS / "pictures" / picture.name).is_file()
+        assert picture.stat().st_size < 60_000, f"{picture.name} is too heavy for a page"
