@@ -1,34 +1,57 @@
-"""The laws that every model must keep, whatever parts it is made of, and the table of models that are held to them.
+"""The table of models that are held to the laws of `regard.verify`: a new part is tested by being listed in MODELS.
 
-A new part is tested by being listed in MODELS. Weights are drawn wide, so that attention is far from uniform and a
-wrong mask, position or state cannot hide.
+Every mixer, position, scaling, mask, norm and feed-forward must stand in some model: tests/models/test_matrix.py looks.
 """
-
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from regard.at import At
-from regard.engine.stores.contiguous import Contiguous
-from regard.engine.stores.paged import Paged
+from regard.kernels.attention.mask import Full
+from regard.kernels.attention.patterns.bigbird import BigBird
+from regard.kernels.attention.patterns.block_sparse import BlockSparse
+from regard.kernels.attention.patterns.longformer import Longformer
+from regard.kernels.attention.patterns.prefix import PrefixLM
+from regard.kernels.attention.patterns.sinks import SinksAndWindow
+from regard.kernels.attention.patterns.sparse_transformer import Fixed, Strided
+from regard.kernels.attention.patterns.window import Dilated, Window
 from regard.models.decoder import Decoder, DecoderModule
+from regard.models.encoder import Encoder
+from regard.models.encoder_decoder import EncoderDecoder
+from regard.models.heads import Classification, Head, MaskedLM, Pooled
+from regard.models.interleaved import Interleaved
+from regard.models.model import Model
+from regard.models.presets import BERT_DENSE, clip, transformer_2017
 from regard.models.stack import Repeat
 from regard.parts.attention import Attention
 from regard.parts.block import Block, Sublayer
 from regard.parts.body import Body
 from regard.parts.convolution import ShortConvolution
-from regard.parts.feedforward import FeedForward, SwiGLU
+from regard.parts.cross import CrossAttention
+from regard.parts.experts import Experts
+from regard.parts.feedforward import FeedForward, Gated, SwiGLU
+from regard.parts.frames import Frames
+from regard.parts.input import Tokens
+from regard.parts.latent import LatentAttention
 from regard.parts.linear_attention import LinearAttention
-from regard.parts.norm import LayerNorm, Norm, RMSNorm
+from regard.parts.native_sparse import NativeSparse
+from regard.parts.norm import LayerNorm, NoNorm, Norm, RMSNorm
+from regard.parts.patches import Patches
 from regard.parts.position.alibi import Alibi
 from regard.parts.position.learned import Learned
 from regard.parts.position.none import NoPosition, Position
 from regard.parts.position.rope import Rope
+from regard.parts.position.rope2d import Rope2D
+from regard.parts.position.scaling import NTK, DynamicNTK, Linear, Llama3, LongRope, Yarn
 from regard.parts.position.sinusoidal import Sinusoidal
+from regard.parts.position.t5 import T5Buckets
+from regard.parts.routing import Router
+from regard.parts.scored import ScoredAttention
+from regard.verify.draw import draw_wide
+from regard.verify.outcome import difference as error
+from regard.verify.trial import padded as places
 
-VOCAB, WIDTH, CAPACITY = 31, 24, 32
-TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-5}
+__all__ = ["MODELS", "OTHERS", "VOCAB", "WIDTH", "block", "build", "decoder", "error", "places", "text"]
+VOCAB, WIDTH = 31, 24
 
 
 def block(mixer: Body, body: Body | None = None, norm: Norm | None = None, style: str = "pre") -> Block:
@@ -54,54 +77,135 @@ MODELS = {
         block(Attention(2), FeedForward(40, "relu"), LayerNorm(), "post"), position=Sinusoidal()
     ),
     "no positions": decoder(block(Attention(2))),
+    "qk-norm": decoder(block(Attention(4, 2, qk_norm=RMSNorm(), position=Rope()))),
+    "qk-norm over all": decoder(block(Attention(4, 2, qk_norm=RMSNorm(), norm_over="all", position=Rope()))),
+    "softcap": decoder(block(Attention(4, 2, softcap=2.0, scale=1.0, position=Rope()))),
+    "learned sinks": decoder(block(Attention(4, 2, sinks=True, position=Rope()))),
+    "gate a head": decoder(block(Attention(4, 2, gate="head", position=Rope()))),
+    "gate a coordinate": decoder(block(Attention(4, 2, gate="element", position=Rope()))),
+    "latent": decoder(block(LatentAttention(3, 8, 6, 4))),
+    "latent, query rank, yarn": decoder(
+        block(LatentAttention(3, 8, 6, 4, 5, 10, Rope(100.0, scaling=Yarn(4.0, 16)), bias=True, scale=0.4))
+    ),
+    "latent, alibi": decoder(block(LatentAttention(3, 8, 6, 4, position=Alibi()))),
+    "native sparse": decoder(block(NativeSparse(4, 2, None, 4, 2, 4, 3, 3, Rope()))),
+    "native sparse, multi-query": decoder(block(NativeSparse(3, 1, 8, 2, 2, 2, 3, 2))),
+    "native sparse, alibi": decoder(block(NativeSparse(4, 2, None, 4, 2, 2, 4, 5, Alibi()))),
+    "additive": decoder(block(ScoredAttention(2, score_dim=5))),
+    "dot": decoder(block(ScoredAttention(2, "dot"))),
+    "general": decoder(block(ScoredAttention(1, "general")), position=T5Buckets(8, 16, heads=1)),
+    "scaled dot, additive biased": decoder(
+        block(ScoredAttention(4, "scaled")), block(ScoredAttention(4)), position=T5Buckets(8, 16, heads=4)
+    ),
+    "rope, interleaved": decoder(block(Attention(4, 2, position=Rope(layout="interleaved")))),
+    "rope, a third turns": decoder(block(Attention(4, position=Rope(share=1 / 3)))),
+    "rope, linear": decoder(block(Attention(4, position=Rope(scaling=Linear(4.0))))),
+    "rope, ntk": decoder(block(Attention(4, position=Rope(scaling=NTK(4.0))))),
+    "rope, dynamic ntk": decoder(block(Attention(4, position=Rope(scaling=DynamicNTK(4.0, 16))))),
+    "rope, yarn": decoder(block(Attention(4, 2, position=Rope(100.0, scaling=Yarn(4.0, 16))))),
+    "rope, llama3": decoder(block(Attention(4, position=Rope(100.0, scaling=Llama3(4.0, 16))))),
+    "rope, longrope": decoder(block(Attention(4, position=Rope(scaling=LongRope((1, 2, 3), (2, 4, 8), 4.0, 16))))),
+    "rope in two dimensions": decoder(block(Attention(3, position=Rope2D(columns=4, prefix=1)))),
+    "sinusoidal, half": decoder(block(Attention(2)), position=Sinusoidal(layout="half")),
+    "learned, offset": decoder(block(Attention(2)), position=Learned(64, offset=2)),
+    "t5 buckets of the stack": decoder(block(Attention(4, 2)), position=T5Buckets(8, 16, heads=4)),
+    "t5 buckets of each attention": decoder(block(Attention(3, position=T5Buckets(8, 16, bidirectional=True)))),
+    "squared relu, norms without weights": decoder(
+        block(GQA, FeedForward(40, "relu2"), RMSNorm(weight=False)),
+        block(GQA, FeedForward(), LayerNorm(bias=False, weight=False)),
+    ),
+    "geglu, no norms": decoder(block(GQA, Gated(40, "gelu_tanh"), NoNorm())),
+    "experts": decoder(block(GQA, Experts(4, 2, SwiGLU(20), capacity=1.0))),
+    "experts, top one, biases": decoder(block(GQA, Experts(3, 1, FeedForward(20, "relu"), router=Router(bias=True)))),
+    "experts, grouped, shared": decoder(
+        block(
+            GQA,
+            Experts(
+                8,
+                3,
+                Gated(12, "gelu"),
+                shared=SwiGLU(24),
+                shared_gate=True,
+                router=Router("sigmoid", correction=True, groups=4, top_groups=2, scale=2.5, noise=True, jitter=0.1),
+            ),
+        )
+    ),
+    "window": decoder(block(Attention(4, 2, position=Rope(), mask=Window(5)))),
+    "window, then full without positions": decoder(
+        block(Attention(4, position=Rope(), mask=Window(3))), block(Attention(4, 2))
+    ),
+    "dilated": decoder(block(Attention(3, position=Alibi(), mask=Dilated(3, 2)))),
+    "sinks and window": decoder(block(Attention(4, 1, position=Rope(), mask=SinksAndWindow(2, 4)))),
+    "strided, then fixed": decoder(
+        block(Attention(4, mask=Strided(3))), block(Attention(4, mask=Fixed(4, 2))), position=Learned(96)
+    ),
+    "block-sparse": decoder(block(Attention(4, position=Rope(), mask=BlockSparse(3, ((0,), (0, 1), (1, 2), (0, 3)))))),
+    "longformer, causal": decoder(block(Attention(4, position=Rope(), mask=Longformer(3, 2, causal=True)))),
+    "bigbird, causal": decoder(block(Attention(4, position=Rope(), mask=BigBird(2, 1, 1, 1, causal=True)))),
+    "parallel": decoder(Block((Sublayer(GQA, NoNorm()), Sublayer(SwiGLU(40), NoNorm())), "parallel", RMSNorm())),
+    "sandwich, weighted streams": decoder(
+        Block((Sublayer(GQA, after=RMSNorm(), scale=0.5), Sublayer(SwiGLU(40), after=LayerNorm())), keep=1.5, share=0.5)
+    ),
+    "scaled and capped ends": Decoder(
+        VOCAB,
+        WIDTH,
+        (Repeat((block(GQA),), 2),),
+        tied=False,
+        embedding_scale=2.0,
+        embedding_norm=LayerNorm(),
+        head_bias=True,
+        logit_scale=0.5,
+        softcap=4.0,
+    ),
     "linear": decoder(block(LinearAttention(4))),
     "linear, biases, sinusoidal": decoder(block(LinearAttention(2, bias=True)), position=Sinusoidal()),
     "short convolution": decoder(block(ShortConvolution(3)), block(GQA)),
     "hybrid": decoder(block(LinearAttention(3)), block(GQA)),
 }
 
-STORES: dict[str, Callable[[Decoder, int, torch.dtype], Contiguous | Paged]] = {
-    "contiguous": lambda spec, rows, dtype: Contiguous(spec.memory(), rows, CAPACITY, dtype),
-    "paged": lambda spec, rows, dtype: Paged(spec.memory(), rows, CAPACITY, rows * CAPACITY // 4, dtype, block=4),
+
+def encoder(*blocks: Block, position: Position | None = None, head: Head | None = None) -> Encoder:
+    return Encoder(Tokens(VOCAB), WIDTH, (Repeat(blocks, 2),), position or NoPosition(), head=head)
+
+
+def seer(*blocks: Block) -> Encoder:
+    """Of images of 6 × 8 in patches of 2 × 2."""
+    return Encoder(Patches((2, 2), (6, 8), 3), WIDTH, (Repeat(blocks, 2),), Learned(13))
+
+
+BOTH_WAYS = Attention(4, 2, position=Rope(), mask=Full())
+READER = encoder(block(BOTH_WAYS))
+ACROSS = Block((Sublayer(GQA), Sublayer(CrossAttention(4, 2)), Sublayer(SwiGLU(40))))
+OTHERS: dict[str, Model] = {  # no decoders: of these too the laws that apply
+    "encoder": READER,
+    "encoder, masked words": encoder(
+        block(Attention(4, mask=Full(), bias=True)), position=Learned(96), head=MaskedLM(BERT_DENSE)
+    ),
+    "encoder, first token": encoder(block(BOTH_WAYS), head=Classification(3)),
+    "encoder, mean, t5 buckets": encoder(
+        block(Attention(4, mask=Full())), position=T5Buckets(8, 16, True, heads=4), head=Pooled("mean", 5)
+    ),
+    "encoder, last token, experts": encoder(block(BOTH_WAYS, Experts(4, 2, SwiGLU(20))), head=Pooled("last")),
+    "encoder, window": encoder(block(Attention(4, 2, position=Rope(), mask=Window(3, causal=False)))),
+    "encoder, longformer": encoder(block(Attention(4, mask=Longformer(2, 2))), position=Sinusoidal()),
+    "encoder, bigbird": encoder(block(Attention(4, position=Alibi(), mask=BigBird(2, 1, 1, 1, length=64)))),
+    "encoder, prefix": encoder(block(Attention(4, position=Rope(), mask=PrefixLM(4)))),
+    "encoder of sound": Encoder(Frames(5), WIDTH, (Repeat((block(BOTH_WAYS),), 2),), Sinusoidal()),
+    "encoder of images": seer(block(Attention(3, mask=Full(), position=Rope2D(columns=4, prefix=1)))),
+    "encoder-decoder": EncoderDecoder(READER, decoder(ACROSS)),
+    "encoder-decoder, 2017": transformer_2017(VOCAB, WIDTH, 4, 40, 2),
+    "encoder-decoder, a recurrence beside": EncoderDecoder(READER, decoder(ACROSS, block(LinearAttention(4)))),
+    "images to text": EncoderDecoder(seer(block(BOTH_WAYS)), decoder(ACROSS)),
+    "images and texts in one space": clip(8, 4, WIDTH, 2, 2, VOCAB, 48, WIDTH, 4, dim=5),
+    "images among words": Interleaved(seer(block(BOTH_WAYS)), decoder(block(GQA)), marker=3),
 }
 
 
 def build(spec: Decoder, dtype: torch.dtype = torch.float64) -> DecoderModule:
     model = spec.build(seed=0).to(dtype).eval().requires_grad_(False)
-    generator = torch.Generator().manual_seed(1)
-    for parameter in model.parameters():
-        if parameter.dim() > 1:
-            parameter.normal_(std=0.3, generator=generator)
-        else:  # norms around one, biases too: neither may be a no-op
-            parameter.normal_(mean=1.0, std=0.3, generator=generator)
+    draw_wide(model, seed=1)
     return model
 
 
 def text(*shape: int, seed: int = 2) -> Tensor:
     return torch.randint(VOCAB, shape, generator=torch.Generator().manual_seed(seed))
-
-
-def open_store(kind: str, model: DecoderModule, rows: int) -> Contiguous | Paged:
-    """A store with room for every row, filled with what must never be read: a hole would be seen."""
-    store = STORES[kind](model.spec, rows, model.embedding.weight.dtype)
-    for row in range(rows):
-        assert store.reserve(row, CAPACITY)
-    for states in store.states:
-        for state in states:
-            arrays = getattr(state, "arrays", None) or getattr(state, "pages", None) or {}
-            for array in [*arrays.values(), *([state.array] if hasattr(state, "array") else [])]:
-                array.fill_(7.0)
-    return store
-
-
-def places(lengths: list[int], width: int, left: bool = False) -> At:
-    """A padded batch: row b holds lengths[b] tokens, flush with the left or (padding on the left) with the right."""
-    steps = torch.arange(width).expand(len(lengths), width)
-    pads = torch.tensor(lengths).unsqueeze(-1)
-    positions = steps - (width - pads) if left else steps
-    valid = (positions >= 0) & (positions < pads)
-    return At(positions.where(valid, 0), valid=valid)
-
-
-def error(found: Tensor, expected: Tensor) -> float:
-    return ((found - expected).abs().max() / expected.abs().max().clamp_min(1.0)).item()

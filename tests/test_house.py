@@ -41,6 +41,7 @@ ROOMS = {  # room: the rooms it may import, beside itself
     "server": GROUND | {"engine", "text", "lens"},
     "retrieval": STORED | {"engine", "text"},
     "plan": MODELS,
+    "verify": STORED | {"engine", "adapt"},
     "evals": STORED | {"engine", "text", "data"},
     "report": STORED | {"lens", "plan", "evals", "text", "data"},
     "labs": STORED | {"lens", "plan", "evals", "text", "data", "adapt", "objectives", "training", "engine", "report"},

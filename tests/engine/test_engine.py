@@ -6,6 +6,7 @@ import torch
 from regard.engine.engine import Engine
 from regard.engine.request import QueueFull, Sampling
 from regard.models.decoder import Decoder
+from regard.models.presets import transformer_2017
 from regard.models.stack import Repeat
 from regard.parts.attention import Attention
 from regard.parts.block import Block, Sublayer
@@ -190,3 +191,11 @@ def test_a_cache_that_cannot_be_exact_is_refused() -> None:
     with pytest.raises(ValueError, match="cannot be cached exactly past 64 tokens"):
         Engine(model)
     assert Engine(model, capacity=64).capacity == 64
+
+
+def test_what_does_not_continue_texts_by_itself_is_refused() -> None:
+    model = transformer_2017(vocab=61, width=32, heads=4, hidden=40, layers=1).build(seed=0)
+    with pytest.raises(ValueError, match="needs a decoder; this model is a encoder_decoder"):
+        Engine(model)
+    with pytest.raises(ValueError, match="cross_attention reads a source, which no request brings"):
+        Engine(model.target)

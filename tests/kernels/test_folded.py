@@ -126,3 +126,20 @@ def test_what_cannot_be_folded_is_refused() -> None:
         backend("folded")(*tensors, AT["any documents"], Scores(MASKS["window"]))
     with pytest.raises(ValueError, match="folded needs whole texts for Longformer"):
         backend("folded")(*tensors, AT["packed"], Scores(MASKS["longformer"]))
+
+
+@pytest.mark.filterwarnings("ignore:.*lru_cache.*")  # the compiler traces through the cache, and says so
+def test_compiled_gradients_are_the_eager_ones() -> None:
+    """Writes into an unfolded view once came out of the compiler with holes between the windows."""
+    attend = backend("folded")
+
+    def gradients(run) -> list[torch.Tensor]:
+        torch.manual_seed(0)
+        tensors = [torch.randn(1, 2, 100, 8, dtype=torch.float64, requires_grad=True) for _ in range(3)]
+        return torch.autograd.grad(run(*tensors).square().sum(), tensors)
+
+    def plain(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return attend(q, k, v, At.whole(1, 100), Scores(Window(5)))
+
+    for found, expected in zip(gradients(torch.compile(plain, backend="aot_eager")), gradients(plain), strict=True):
+        assert (found - expected).abs().max() < 1e-12

@@ -8,7 +8,15 @@ import torch
 from regard.at import At
 from regard.engine.stores.contiguous import Contiguous
 from regard.lens import attention_heads, attention_maps, attention_weights, entropy, record, row_entropy
+from regard.models.decoder import Decoder
+from regard.models.stack import Repeat
 from regard.parts.attention import Attention
+from regard.parts.block import Block, Sublayer
+from regard.parts.body import Body
+from regard.parts.latent import LatentAttention
+from regard.parts.position.alibi import Alibi
+from regard.parts.position.none import NoPosition, Position
+from regard.parts.position.t5 import T5Buckets
 
 BODY = "stack.blocks.0.sublayers.0.body"
 CASES = [(k, p, b) for k in (1, 2, 4) for p in ("none", "rope", "alibi") for b in ("sdpa", "reference")]
@@ -46,6 +54,22 @@ def test_maps_are_causal_probabilities(make, ids):
     assert maps[0].shape == (4, 12, 12)
     assert torch.allclose(maps[0].sum(-1), torch.ones(4, 12, dtype=torch.float64))
     assert maps[0].triu(1).count_nonzero() == 0
+
+
+@pytest.mark.parametrize(
+    "mixer, position",
+    [(Attention(4, 2, sinks=True, softcap=2.0), T5Buckets(8, 16, heads=4)), (LatentAttention(4, 6, 4, 4), NoPosition()),
+     (LatentAttention(4, 6, 4, 4, position=Alibi()), NoPosition())],
+)  # fmt: skip
+def test_maps_know_the_bias_of_the_stack_and_latents(mixer: Body, position: Position, ids):
+    model = Decoder(61, 32, (Repeat((Block((Sublayer(mixer),)),), 2),), position).build(seed=0).double().eval()
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.5, generator=torch.Generator().manual_seed(parameter.numel()))
+    with torch.no_grad(), record(model, "*.body.?") as seen:
+        model(ids)
+    for layer, weights in enumerate(attention_maps(model, ids[0])):
+        values, z = (seen[f"stack.blocks.{layer}.sublayers.0.body.{tap}"][0] for tap in "vz")
+        assert (weights @ values.repeat_interleave(4 // len(values), 0) - z).abs().max() <= 1e-12
 
 
 def test_packed_documents_do_not_see_each_other(make, ids):

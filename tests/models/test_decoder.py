@@ -10,12 +10,16 @@ from regard.models.decoder import Decoder
 from regard.models.stack import Repeat
 from regard.parts.attention import Attention
 from regard.parts.block import Block, Sublayer
+from regard.parts.body import Body
 from regard.parts.feedforward import FeedForward, SwiGLU
+from regard.parts.latent import LatentAttention
 from regard.parts.linear_attention import LinearAttention
+from regard.parts.native_sparse import NativeSparse
 from regard.parts.norm import LayerNorm
 from regard.parts.position.alibi import Alibi
 from regard.parts.position.learned import Learned
 from regard.parts.position.t5 import T5Buckets
+from regard.parts.scored import ScoredAttention
 from tests.laws import MODELS, VOCAB, build, error, text
 
 LLAMA = Block((Sublayer(Attention(4, 2)), Sublayer(SwiGLU(40))))
@@ -106,8 +110,8 @@ def test_every_weight_gets_a_finite_gradient(name: str) -> None:
     model, tokens = build(MODELS[name]).requires_grad_(), text(2, 12)
     F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten()).backward()
     for parameter_name, parameter in model.named_parameters():
-        if parameter_name.endswith("correction"):
-            continue  # moves the choice of experts, which has no gradient
+        if parameter_name.endswith(("correction", "noise_proj.weight")):
+            continue  # moves the choice of experts, which has no gradient; and noise is of training
         assert parameter.grad.isfinite().all(), parameter_name
         # A bias of the keys shifts all scores of a query alike, and softmax does not see it.
         assert parameter.grad.any() or parameter_name.endswith("k_proj.bias"), parameter_name
@@ -127,5 +131,17 @@ def test_learned_positions_past_their_table_are_an_error() -> None:
 
 
 def test_a_shared_bias_must_fit_the_heads() -> None:
-    with pytest.raises(ValueError, match="its table has heads=2, but an attention has heads=4"):
+    with pytest.raises(ValueError, match="its table has heads=2, but attention has heads=4"):
         Decoder(VOCAB, 24, (Repeat((LLAMA,), 1),), position=T5Buckets(heads=2))
+
+
+@pytest.mark.parametrize(
+    "mixer", [ScoredAttention(4, "dot"), LatentAttention(4, 8, 6, 4), NativeSparse(4, 2)], ids=lambda mixer: mixer.kind
+)
+def test_a_shared_bias_fits_every_mixer_that_reads_it(mixer: Body) -> None:
+    """One head would serve four by broadcasting, and nobody would know."""
+    block = Block((Sublayer(mixer),))
+    with pytest.raises(ValueError, match=f"its table has heads=1, but {mixer.kind} has heads=4"):
+        Decoder(VOCAB, 24, (Repeat((block,), 1),), position=T5Buckets(heads=1))
+    with pytest.raises(ValueError, match=f"its table has heads=2, but {mixer.kind} has heads=4"):
+        Decoder(VOCAB, 24, (Repeat((Block((Sublayer(Attention(2)),)),)),), position=T5Buckets(heads=2), ahead=(block,))

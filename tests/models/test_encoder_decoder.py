@@ -27,6 +27,7 @@ from regard.parts.norm import LayerNorm, NoNorm
 from regard.parts.patches import Patches
 from regard.parts.position.rope import Rope
 from regard.parts.position.t5 import T5Buckets
+from regard.parts.scored import ScoredAttention
 from regard.spec import SpecError
 from tests.laws import VOCAB, WIDTH, draw_wide, error, places, text
 from tests.models.foreign import drawn, fill
@@ -51,6 +52,10 @@ MODELS = {
         Block((Sublayer(Attention(4, position=Rope())), Sublayer(SwiGLU(40)))),
         ACROSS,
         tied=False,
+    ),
+    "additive scores of a source": translator(
+        Encoder(Tokens(VOCAB), 12, (Repeat((Block((Sublayer(Attention(2, mask=Full())),)),)),)),
+        Block((Sublayer(Attention(4, position=Rope())), Sublayer(ScoredAttention(2, source=True, source_width=12)))),
     ),
     "t5 buckets in both stacks": translator(
         Encoder(

@@ -22,6 +22,7 @@ from regard.models.stack import Repeat
 from regard.objectives.contrastive import Contrastive
 from regard.parts.attention import Attention
 from regard.parts.block import Block, Sublayer
+from regard.parts.experts import Experts
 from regard.parts.feedforward import FeedForward, SwiGLU
 from regard.parts.input import Tokens
 from regard.parts.norm import LayerNorm
@@ -243,6 +244,22 @@ def test_every_weight_gets_a_gradient() -> None:
 
 
 @pytest.mark.ledger("mm.interleave")
+def test_experts_that_see_are_balanced_too() -> None:
+    """What the bodies of every stack add to the loss reaches the objective."""
+    experts = Block((Sublayer(Experts(4, 2, SwiGLU(8))),))
+    look = replace(LOOK, layers=(Repeat((experts,)),))
+    spec = Interleaved(look, SPEAK, marker=3)
+    model = spec.build(seed=0).train()
+    assert list(model(prompt(spec, 1, 3, 2), images=pictures(1).float(), outputs=True).losses) == ["balance"]
+    space = Pooled("last", 4)
+    pair = DualEncoder(replace(look, head=space), replace(TEXT, head=space, layers=look.layers))
+    batch = Batch(images=pictures(2).float(), tokens=torch.tensor([[1, 2], [3, 4]]))
+    loss, count, metrics = Contrastive()(pair.build(seed=0).train(), batch)
+    plain, *_ = Contrastive()(pair.build(seed=0).eval(), batch)
+    assert metrics["balance"] > 0
+    assert torch.isclose(loss, plain + metrics["balance"])
+
+
 def test_places_and_images_must_agree() -> None:
     model, spec = build(READERS["rope"]), READERS["rope"]
     with pytest.raises(ValueError, match="keep 4 places, 2 images take 4 each"):

@@ -131,6 +131,22 @@ def test_a_source_is_read_once_and_remembered(name: str, store: type) -> None:
     assert len(calls) == 1
 
 
+@pytest.mark.parametrize("kind", [Contiguous, Paged])
+def test_a_row_that_is_given_back_forgets_its_source(kind: type) -> None:
+    """Who comes next and brings none must not read another's; going back in one's own text keeps it."""
+    spec, x = SPECS["plain"], random(2, LENGTH, WIDTH)
+    module, size = build(spec), {"blocks": 12} if kind is Paged else {}
+    store = kind(((spec.memory(WIDTH),),), 2, 8, dtype=torch.float64, source=9, **size)
+    state = store.states[0][0]
+    whole = module(x, before(source()), state)
+    store.rewind(0, 0)
+    assert torch.equal(module(x, before(None), state), whole)
+    store.release(0)
+    after = module(x, before(None), state)
+    assert after[0].count_nonzero() == 0  # of a source without tokens
+    assert torch.equal(after[1], whole[1])
+
+
 def test_a_padded_source_is_the_same_source() -> None:
     """Wherever its padding stands, and whatever it holds."""
     module, x, read = build(SPECS["plain"]), random(2, LENGTH, WIDTH), source()

@@ -9,7 +9,7 @@ import sys
 import typer
 
 from regard import __version__
-from regard.cli import chat, demo, doctor, export, generate, importing, lens, plan, serve, train
+from regard.cli import chat, demo, doctor, export, generate, importing, lens, plan, serve, train, verify
 
 app = typer.Typer(
     name="regard",
@@ -29,6 +29,7 @@ app.command("chat")(chat.chat)
 app.command("serve")(serve.serve)
 app.command("lens")(lens.lens)
 app.command("plan", context_settings=OVERRIDES)(plan.plan)
+app.command("verify", context_settings=OVERRIDES)(verify.verify)
 app.command("import")(importing.import_)
 app.command("export")(export.export)
 app.command("doctor")(doctor.doctor)

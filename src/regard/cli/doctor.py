@@ -65,16 +65,16 @@ def attention(device: str) -> dict[str, str]:
 
     from regard.at import At
     from regard.kernels.attention import BACKENDS, backend
-    from regard.kernels.attention.mask import Causal
+    from regard.kernels.attention.patterns.window import Window
     from regard.kernels.attention.scores import Scores
 
     q, k, v = (torch.randn(1, heads, 8, 16, device=device, dtype=torch.float64) for heads in (4, 2, 2))
     at = At.whole(1, 8, device)
-    oracle = backend("reference")(q, k, v, at, Scores(Causal(), 0.25))
+    oracle = backend("reference")(q, k, v, at, Scores(Window(4), 0.25))
     result = {}
     for name in BACKENDS:
         try:
-            out = backend(name)(q.float(), k.float(), v.float(), at, Scores(Causal(), 0.25))
+            out = backend(name)(q.float(), k.float(), v.float(), at, Scores(Window(4), 0.25))
             result[name] = "works" if (out - oracle).abs().max() < 1e-5 else "gives wrong numbers"
         except RuntimeError as error:
             result[name] = f"fails: {error}"

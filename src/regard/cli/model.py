@@ -1,9 +1,9 @@
 """What most commands begin with: a model and its tokenizer from a folder, and text out of an engine."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -11,11 +11,15 @@ if TYPE_CHECKING:
     from regard.engine.engine import Engine
     from regard.engine.request import Sampling, Token
     from regard.models.decoder import Decoder, DecoderModule
+    from regard.models.model import Model
     from regard.text.tokenizer import Tokenizer
 
 ModelFolder = Annotated[Path, typer.Argument(metavar="MODEL", help="A model folder, ours or Hugging Face's, or a run.")]
 Context = Annotated[
     int | None, typer.Option(min=2, help="Longest text, prompt and answer together; by default the model's own.")
+]
+Pattern = Annotated[
+    str | None, typer.Option(help='Layers in one line, in place of the recipe\'s: "3*window(256), full(no_position)".')
 ]
 Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1 …; auto takes a GPU when there is one.")]
 
@@ -24,12 +28,16 @@ def open_model(folder: Path, device: str = "auto") -> "tuple[DecoderModule, Toke
     import torch
 
     from regard.checkpoint.model import load
+    from regard.models.decoder import DecoderModule
     from regard.text.tokenizer import Tokenizer
 
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     found = model_folder(folder)
-    return load(found, device, checked=found != folder), Tokenizer.load(found)
+    model = load(found, device, checked=found != folder)
+    if not isinstance(model, DecoderModule):
+        raise ValueError(f"{folder} holds no decoder; this command continues texts and needs one")
+    return model, Tokenizer.load(found)
 
 
 def model_folder(path: Path) -> Path:
@@ -44,29 +52,49 @@ def model_folder(path: Path) -> Path:
     return newest
 
 
-def read_spec(name: str, overrides: list[str]) -> "Decoder":
-    """The spec in a recipe, in a file of its own, or in a model's folder."""
-    from regard.checkpoint.model import understand
+def read_spec(name: str, overrides: list[str], pattern: str | None = None) -> "Decoder":
+    """The decoder in a recipe, in a file of its own, or in a model's folder."""
     from regard.models.decoder import Decoder
+
+    spec = read_model(name, overrides, pattern)
+    if not isinstance(spec, Decoder):
+        raise ValueError(f"{name} holds a model of kind {spec.kind}; this command reads decoders")
+    return spec
+
+
+def read_model(name: str, overrides: list[str], pattern: str | None = None) -> "Model":
+    """The same of any kind of model, with a pattern in place of its layers, if one is given."""
+    from regard.models.decoder import Decoder
+    from regard.models.model import Model
+    from regard.models.pattern import retile
+    from regard.spec import SpecError, read
+
+    spec = read(tables_of(name, overrides), "model", Decoder)
+    if not isinstance(spec, Model):
+        raise SpecError(f"{name} holds no model, but a {spec.kind}")
+    return spec if pattern is None else retile(spec, pattern)
+
+
+def tables_of(name: str, overrides: list[str]) -> "Mapping[str, Any]":
+    """A model's spec as plain data."""
+    from regard.checkpoint.model import understand
     from regard.spec import read
     from regard.training.recipe import Vocabulary, dotted, find_recipe, override, read_recipe
 
     if Path(name).is_dir():
         if overrides:
             raise ValueError(f"{name} is a model as it is; {overrides[0]} cannot change it. Override a recipe instead")
-        return understand(model_folder(Path(name)))[0]
+        return understand(model_folder(Path(name)))[0].to_dict()
     path = find_recipe(name)
     if path.suffix == ".json":
-        return Decoder.from_dict(override(json.loads(path.read_text(encoding="utf-8")), dotted(overrides)))
+        return override(json.loads(path.read_text(encoding="utf-8")), dotted(overrides))
     tables = read_recipe(path, dotted(overrides))
-    if "model" not in tables:
-        return Decoder.from_dict(tables)
-    model = tables["model"]
-    if "vocab" not in model:
+    model = tables.get("model", tables)
+    if "model" in tables and "vocab" not in model and model.get("kind", "decoder") == "decoder":
         vocabulary = read(tables.get("tokenizer", {}), "tokenizer", Vocabulary)
         assert isinstance(vocabulary, Vocabulary)
         model = {"vocab": vocabulary.expected, **model}
-    return Decoder.from_dict(model)
+    return model
 
 
 def speak(

@@ -27,6 +27,7 @@ from regard.engine.scheduler import Batch, Scheduler
 from regard.engine.stores.contiguous import Contiguous
 from regard.engine.stores.paged import Paged
 from regard.models.decoder import DecoderModule
+from regard.parts.state import PerSource
 from regard.spec import nearest
 
 CAPACITY = 2048  # tokens a request may have when neither the caller nor the model knows a limit
@@ -47,6 +48,8 @@ class Engine:
         queue: int = 256,  # requests that may wait
         compile: bool = False,  # decode through torch.compile: slow to start, then with little overhead
     ):
+        if not isinstance(model, DecoderModule):
+            raise ValueError(f"engine: it continues texts and needs a decoder; this model is a {model.spec.kind}")
         context = model.spec.context
         capacity = (context or CAPACITY) if capacity is None else capacity
         if store == "contiguous" and not (blocks is None and block is None):
@@ -60,6 +63,8 @@ class Engine:
         if context is not None and capacity > context:
             raise ValueError(f"engine: capacity={capacity} exceeds the model's context={context}; choose at most that")
         for body in (sublayer.body for each in model.spec.blocks for sublayer in each.sublayers):
+            if isinstance(body.memory(model.spec.width), PerSource):
+                raise ValueError(f"engine: {body.kind} reads a source, which no request brings; step the model itself")
             if body.remembered is not None and capacity > body.remembered:
                 raise ValueError(
                     f"engine: capacity={capacity}, but {body.kind} cannot be cached exactly past {body.remembered} "

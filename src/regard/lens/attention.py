@@ -18,6 +18,10 @@ from regard.kernels.attention.bias import Bias
 from regard.lens.recording import record
 from regard.models.decoder import DecoderModule
 from regard.parts.attention import AttentionModule
+from regard.parts.cross import CrossAttentionModule
+from regard.parts.latent import LatentAttentionModule
+
+Comparing = AttentionModule | LatentAttentionModule  # what has queries and keys of one text, and its scores
 
 
 def attention_maps(
@@ -37,6 +41,7 @@ def attention_maps(
     taps = [f"{path}.{tap}" for layer in layers for path in layer for tap in ("q", "k")]
     with torch.no_grad(), record(model, taps) as seen:
         model.hidden(tokens, at)
+    at = model.position.share(at)
     maps = [
         [attention_weights(module, seen[f"{path}.q"], seen[f"{path}.k"], at)[0] for path, module in layer.items()]
         for layer in layers
@@ -49,20 +54,20 @@ def attention_heads(model: DecoderModule) -> tuple[int, ...]:
     return tuple(sum(module.heads for module in layer.values()) for layer in attentions(model))
 
 
-def attentions(model: DecoderModule) -> list[dict[str, AttentionModule]]:
-    """For each layer its attention modules by their names in the model."""
+def attentions(model: DecoderModule) -> list[dict[str, Comparing]]:
+    """For each layer its attention modules by their names in the model; what looks at a source is none of them."""
     return [
         {
             path: module
             for path, module in block.named_modules(prefix=f"stack.blocks.{i}")
-            if isinstance(module, AttentionModule)
+            if isinstance(module, Comparing) and not isinstance(module, CrossAttentionModule)
         }
         for i, block in enumerate(model.stack.blocks)
     ]
 
 
 def attention_weights(
-    attention: AttentionModule, q: Tensor, k: Tensor, at: At, rows: slice = slice(None), heads: slice = slice(None)
+    attention: Comparing, q: Tensor, k: Tensor, at: At, rows: slice = slice(None), heads: slice = slice(None)
 ) -> Tensor:
     """(B, heads, rows, S) of this attention, from the q and k of its taps and the `at` that it ran with.
 

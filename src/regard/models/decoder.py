@@ -50,7 +50,7 @@ class Decoder(Model["DecoderModule"]):
         require(self.softcap is None or self.softcap > 0, f"decoder: softcap={self.softcap} must be positive")
         require(0 <= self.dropout < 1, f"decoder: dropout={self.dropout} must be in [0, 1)")
         self.position.check_place("stack")
-        check_shared_bias(self.position, self.layers)
+        check_shared_bias(self.position, self.layers, self.ahead)
         blocks = [block for run in self.layers for block in run.blocks]  # each once: a run may be of any length
         for body in (sublayer.body for block in (*blocks, *self.ahead) for sublayer in block.sublayers):
             require(body.causal, f"decoder: a token would see later ones in {body}; choose a causal mask")

@@ -12,10 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from regard.at import At
+from regard.models.decoder import Outputs
 from regard.models.encoder import Encoder, EncoderModule
 from regard.models.heads import Pooled
 from regard.models.initialize import Scheme
 from regard.models.model import Model
+from regard.parts.block import add
 from regard.spec import SpecError, require
 
 
@@ -53,7 +55,9 @@ class DualEncoderModule(nn.Module):
         self.scale = nn.Parameter(torch.tensor(-math.log(spec.temperature)))
         self.bias = None if spec.bias is None else nn.Parameter(torch.tensor(spec.bias))
 
-    def forward(self, images: Tensor, tokens: Tensor, at: At | None = None) -> Tensor:
-        """n images and m texts -> (n, m) logits of belonging together."""
-        logits = self.scale.exp() * self.image(images) @ self.text(tokens, at).T  # (n, m)
-        return logits if self.bias is None else logits + self.bias
+    def forward(self, images: Tensor, tokens: Tensor, at: At | None = None, outputs: bool = False) -> Tensor | Outputs:
+        """n images and m texts -> (n, m) logits of belonging together; or all `outputs` that training wants."""
+        image, text = self.image(images, outputs=True), self.text(tokens, at, outputs=True)
+        logits = self.scale.exp() * image.logits @ text.logits.T  # (n, m)
+        logits = logits if self.bias is None else logits + self.bias
+        return Outputs(logits, (), add(image.losses, text.losses)) if outputs else logits

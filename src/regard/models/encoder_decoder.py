@@ -18,8 +18,10 @@ from regard.models.initialize import Scheme
 from regard.models.model import Model
 from regard.models.stack import States
 from regard.parts.block import add
+from regard.parts.body import Body
 from regard.parts.cross import CrossAttention
 from regard.parts.input import Tokens, TokensModule
+from regard.parts.scored import ScoredAttention
 from regard.parts.state import Memory
 from regard.spec import SpecError, require
 
@@ -33,15 +35,16 @@ class EncoderDecoder(Model["EncoderDecoderModule"]):
     def check(self) -> None:
         require(self.source.head is None, "encoder_decoder: the source's head is read by nobody; leave it out")
         blocks = [block for run in self.target.layers for block in run.blocks]
-        across = [s.body for block in blocks for s in block.sublayers if isinstance(s.body, CrossAttention)]
+        across = [s.body for block in blocks for s in block.sublayers if reads_source(s.body)]
         require(
             len(across) > 0, "encoder_decoder: the target never looks at the source; give its blocks CrossAttention"
         )
         for body in across:
+            assert isinstance(body, CrossAttention | ScoredAttention)
             reads = body.source_width or self.target.width
             require(
                 reads == self.source.width,
-                f"encoder_decoder: cross_attention reads vectors of {reads}, the source is {self.source.width} wide; "
+                f"encoder_decoder: {body.kind} reads vectors of {reads}, the source is {self.source.width} wide; "
                 f"set source_width={self.source.width}",
             )
         if self.shared:
@@ -59,6 +62,10 @@ class EncoderDecoder(Model["EncoderDecoderModule"]):
 
     def module(self, scheme: Scheme) -> "EncoderDecoderModule":
         return EncoderDecoderModule(self, scheme)
+
+
+def reads_source(body: Body) -> bool:
+    return isinstance(body, CrossAttention) or isinstance(body, ScoredAttention) and body.source
 
 
 class EncoderDecoderModule(nn.Module):

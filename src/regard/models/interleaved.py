@@ -19,6 +19,7 @@ from regard.models.encoder import Encoder, EncoderModule
 from regard.models.initialize import Scheme, initialize
 from regard.models.model import Model
 from regard.models.stack import States
+from regard.parts.block import Losses, add
 from regard.parts.feedforward import ACTIVATIONS, Activation
 from regard.parts.patches import Patches
 from regard.parts.state import Memory
@@ -105,21 +106,23 @@ class InterleavedModule(nn.Module):
         """tokens (B, L) and images (n, C, height, width), in the order of their places -> logits (B, L, V)"""
         at = At.whole(*tokens.shape, tokens.device) if at is None else at
         decoder = self.decoder
-        x, losses = decoder.run(self.embed(tokens, at, images), at, states)
+        foot, seen = self.embed(tokens, at, images)
+        x, losses = decoder.run(foot, at, states)
         logits = decoder.logits(decoder.norm(x))
-        return Outputs(logits, *decoder.look_ahead(x, at, losses)) if outputs else logits
+        return Outputs(logits, *decoder.look_ahead(x, at, add(seen, losses))) if outputs else logits
 
-    def embed(self, tokens: Tensor, at: At, images: Tensor | None) -> Tensor:
-        """The foot of the decoder's stack (B, L, D), with patches at the markers' places."""
+    def embed(self, tokens: Tensor, at: At, images: Tensor | None) -> tuple[Tensor, Losses]:
+        """The foot of the decoder's stack (B, L, D), with patches at the markers' places; and the seeing's losses."""
         x, marked = self.decoder.embed(tokens, at), tokens == self.spec.marker
         if images is None:
             self.refuse_other(marked, 0)
-            return x
+            return x, {}
         self.refuse_other(marked, len(images))
-        patches = self.projector(self.vision.read(images)[0].x[:, -self.spec.patches :])  # (n, P, D)
+        read, losses = self.vision.read(images)
+        patches = self.projector(read.x[:, -self.spec.patches :])  # (n, P, D)
         marked = marked.unsqueeze(-1)
         placed = torch.zeros_like(x).masked_scatter(marked, patches.to(x.dtype))
-        return self.decoder.enter(placed, at).where(marked, x)
+        return self.decoder.enter(placed, at).where(marked, x), losses
 
     def refuse_other(self, marked: Tensor, images: int) -> None:
         """Raise where these images do not fill these places; asked only where the answer is at hand."""

@@ -5,9 +5,7 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from regard.at import At
-from regard.parts.attention import Attention
 from regard.parts.block import Block, Losses, add
-from regard.parts.cross import CrossAttention
 from regard.parts.position.none import Position
 from regard.parts.state import Memory, State
 from regard.parts.tap import Tap
@@ -50,12 +48,12 @@ class Stack(nn.Module):
         return x, total
 
 
-def check_shared_bias(position: Position, layers: tuple[Repeat, ...]) -> None:
+def check_shared_bias(position: Position, layers: tuple[Repeat, ...], ahead: tuple[Block, ...] = ()) -> None:
     """Raise SpecError where a stack's bias has a number for other heads than its attentions have."""
     shared = getattr(position, "heads", None)
-    for body in (sublayer.body for run in layers for block in run.blocks for sublayer in block.sublayers):
-        biased = isinstance(body, Attention) and not isinstance(body, CrossAttention)
+    blocks = [block for run in layers for block in run.blocks]
+    for body in (sublayer.body for block in (*blocks, *ahead) for sublayer in block.sublayers):
         require(
-            shared is None or not biased or body.heads == shared,
-            f"{position.kind}: its table has heads={shared}, but an attention has heads={getattr(body, 'heads', 0)}",
+            shared is None or body.biased in (None, shared),
+            f"{position.kind}: its table has heads={shared}, but {body.kind} has heads={body.biased}",
         )

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.data.batch import Batch
-from regard.objectives.classification import padded
+from regard.objectives.classification import counted, padded
 
 
 @dataclass(frozen=True)
@@ -25,11 +25,12 @@ class Contrastive:
 
     def __call__(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """Needs images and tokens, row by row a pair; `valid` where texts are padded."""
-        logits = model(batch.images, batch.tokens, padded(batch.get("valid")))  # (B, B)
-        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        out = model(batch.images, batch.tokens, padded(batch.get("valid")), outputs=True)
+        logits = out.logits.to(torch.promote_types(out.logits.dtype, torch.float32))  # (B, B)
         pairs = torch.arange(len(logits), device=logits.device)
         found = (logits.detach().argmax(-1) == pairs).sum()
-        return LOSSES[self.loss](logits, pairs), torch.ones_like(logits[0]).sum(), {"accuracy": found}
+        count = torch.ones_like(logits[0]).sum()
+        return counted(LOSSES[self.loss](logits, pairs), count, out.losses, {"accuracy": found})
 
 
 def softmax(logits: Tensor, pairs: Tensor) -> Tensor:

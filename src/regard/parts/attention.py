@@ -71,6 +71,10 @@ class Attention(Body):
         return self.mask.causal
 
     @property
+    def biased(self) -> int | None:
+        return self.heads
+
+    @property
     def remembered(self) -> int | None:
         return self.position.remembered
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from regard.at import At
 from regard.parts.body import Body
-from regard.parts.norm import Norm, RMSNorm
+from regard.parts.norm import NoNorm, Norm, RMSNorm
 from regard.parts.state import FRESH, Memory, State
 from regard.spec import Spec, require
 
@@ -51,6 +51,10 @@ class Block(Spec):
         parallel = self.style == "parallel"
         require(
             self.norm is None or parallel, f"block: style={self.style!r} has a norm in each sublayer, not in the block"
+        )
+        require(
+            self.norm is None or all(sublayer.norm == NoNorm() for sublayer in self.sublayers),
+            "block: its norm is for all sublayers, so they would normalize twice; give them norm=NoNorm()",
         )
 
     def build(self, width: int) -> nn.Module:

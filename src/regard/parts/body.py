@@ -30,6 +30,11 @@ class Body(Spec):
         return True
 
     @property
+    def biased(self) -> int | None:
+        """For how many heads a stack's bias must have a number; None: it reads none."""
+        return None
+
+    @property
     def remembered(self) -> int | None:
         """How many tokens a cache may hold and still be exact; None: there is no end."""
         return None

@@ -35,6 +35,10 @@ class CrossAttention(Attention):
     def causal(self) -> bool:
         return True  # it sees no later token of its own sequence
 
+    @property
+    def biased(self) -> int | None:
+        return None
+
     def build(self, width: int) -> nn.Module:
         return CrossAttentionModule(width, self, self.source_width)
 

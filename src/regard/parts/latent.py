@@ -65,6 +65,10 @@ class LatentAttention(Body):
         return self.mask.causal
 
     @property
+    def biased(self) -> int | None:
+        return self.heads
+
+    @property
     def remembered(self) -> int | None:
         return self.position.remembered
 

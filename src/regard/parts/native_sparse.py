@@ -66,6 +66,10 @@ class NativeSparse(Body):
         return Attention(self.heads, self.kv_heads, self.head_dim, self.position)
 
     @property
+    def biased(self) -> int | None:
+        return self.heads
+
+    @property
     def remembered(self) -> int | None:
         return self.position.remembered
 

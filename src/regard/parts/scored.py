@@ -62,6 +62,10 @@ class ScoredAttention(Body):
     def causal(self) -> bool:
         return self.source or self.mask is None or self.mask.causal
 
+    @property
+    def biased(self) -> int | None:
+        return None if self.source else self.heads
+
     def sizes(self, width: int) -> tuple[int, int, int]:
         """Widths of h, of a head of it, and of a head's score."""
         read = self.source_width or width

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from regard.at import At
-from regard.engine.stores.fixed import build_states, refuse_rewind
+from regard.engine.stores.fixed import build_states, forget_source, refuse_rewind
 from regard.parts.state import PerToken
 
 
@@ -36,8 +36,9 @@ class Contiguous:
         self.clear(row, length)
 
     def release(self, row: int) -> None:
-        """Give a row's room back."""
+        """Give a row's room back, and its source."""
         self.clear(row, 0)
+        forget_source(self.states, row)
 
     def clear(self, row: int, start: int) -> None:
         for state in chain(*self.states):

@@ -1,6 +1,7 @@
 """States whose size is known from the start, the same in every store: a recurrence's sums, a source's keys."""
 
 from collections.abc import Callable
+from itertools import chain
 
 import torch
 import torch.nn.functional as F
@@ -52,6 +53,11 @@ class SourceRows:
             at.before_source(At(self.slots.expand_as(valid), valid=valid)),
         )
 
+    def clear(self, row: int) -> None:
+        self.valid[row] = False
+        for array in self.arrays.values():
+            array[row] = 0
+
     def write(self, rows: slice | Tensor, source: Source, arrays: dict[str, Tensor]) -> None:
         length, room = source.x.shape[1], len(self.slots)
         if length > room:
@@ -80,6 +86,12 @@ def build_states(
         type(None): lambda _: FRESH,
     }
     return tuple(tuple(make[type(declared)](declared) for declared in block) for block in memory)
+
+
+def forget_source(states: tuple[tuple[State, ...], ...], row: int) -> None:
+    for state in chain(*states):
+        if isinstance(state, SourceRows):
+            state.clear(row)
 
 
 class CannotRewind(ValueError):

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from regard.at import At
-from regard.engine.stores.fixed import build_states, refuse_rewind
+from regard.engine.stores.fixed import build_states, forget_source, refuse_rewind
 from regard.parts.state import PerToken
 
 
@@ -52,8 +52,9 @@ class Paged:
         self.give_back(row, -(-length // self.block))
 
     def release(self, row: int) -> None:
-        """Give a row's blocks back."""
+        """Give a row's blocks back, and its source."""
         self.give_back(row, 0)
+        forget_source(self.states, row)
 
     def give_back(self, row: int, keep: int) -> None:
         """All but the first `keep` blocks."""

@@ -97,7 +97,8 @@ def unblock(x: Tensor, length: int) -> Tensor:
 
 def with_margins(x: Tensor, fold: Fold, fill: float = 0) -> Tensor:
     """(A, n, E) -> a row with room for the outer bands and an empty block for missing links, then the shared keys."""
-    behind = fold.blocks(x.shape[1]) * fold.block - x.shape[1] + max(fold.after, fold.block if fold.links else 0)
+    reach = -(-fold.band // fold.block) * fold.block - fold.block - fold.before  # `after`, up to a whole block
+    behind = fold.blocks(x.shape[1]) * fold.block - x.shape[1] + max(reach, fold.block if fold.links else 0)
     margins = [x.new_full((len(x), size, x.shape[2]), fill) for size in (fold.before, behind)]
     shared = x.index_select(1, torch.tensor(fold.shared, dtype=torch.int64, device=x.device))
     return torch.cat([margins[0], x, margins[1], shared], 1)
@@ -143,8 +144,9 @@ class KeyBlocks(torch.autograd.Function):
         near, front, linked = gradient.transpose(0, 1).split([band, shared, fold.linked * c], 2)  # (A, N, …, E)
         for start in range(0, band, c):
             piece = near[:, :, start : start + c]
-            beside = total[:, first * c + start :].unfold(1, piece.shape[2], c)[:, : last - first].transpose(2, 3)
-            beside += piece  # a view without overlaps: pieces are no longer than the steps between them
+            # No unfold: torch.compile's functional form of a write into one forgets what lies between its windows.
+            beside = total[:, first * c + start : last * c + start].unflatten(1, (-1, c))
+            beside[:, :, : piece.shape[2]] += piece
         if fold.shared:
             total[:, total.shape[1] - shared :] += front.sum(1)
         if fold.linked:

@@ -165,15 +165,18 @@ class Rows:
         """(N, 1 or K, G·c, keys) for these blocks: 0 or the bias where a pair is seen, else -∞."""
         q, k = self.at.once(("slots", fold, n), lambda: self.slots(fold, n))
         start, end = first * fold.block - fold.before, last * fold.block + fold.after
-        if self.at.ordered and self.mask.relative and start >= 0 and end <= self.at.positions.shape[1] // fold.step:
+        alike = self.at.ordered and self.mask.relative
+        if alike and start >= 0 and end <= self.at.positions.shape[1] // fold.step:
             last = first + 1  # in the middle of a text all blocks look alike to a mask of distance
-        q, k = q[first:last], k[first:last]
+        made = slice(first, last) if alike else slice(0, len(q))  # otherwise all are made at once, for all portions
 
         def make() -> Tensor:
-            seen = self.seen(q, k).repeat(1, groups, 1)
+            seen = self.seen(q[made], k[made]).repeat(1, groups, 1)
             return torch.where(seen, 0.0, float("-inf")).to(dtype).unsqueeze(1)
 
-        extra = self.at.once(("folded", self.mask, self.row, n, first, last, groups, dtype), make)
+        extra = self.at.once(("folded", self.mask, self.row, n, made.start, made.stop, groups, dtype), make)
+        extra = extra[first - made.start : last - made.start]
+        q, k = q[first:last], k[first:last]
         if bias is None:
             return extra
         positions = self.at.positions[self.row]

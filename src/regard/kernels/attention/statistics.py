@@ -73,8 +73,9 @@ def attend_with_statistics(
 
 
 def mass_on(p: Tensor, some: Tensor) -> Tensor:
-    """Of (…, l, s) what lies on some of the columns (…, 1, s): (…, l, 1). Most tiles hold none of the first keys."""
-    return (p * some).sum(-1, keepdim=True) if some.any() else torch.zeros_like(p[..., :1])
+    """Of (…, l, s) what lies on some of the columns, (B, 1, 1, s): (…, l, 1). Few columns are any row's first keys."""
+    columns = some.flatten(0, -2).any(0).nonzero().squeeze(-1)
+    return (p[..., columns] * some[..., columns]).sum(-1, keepdim=True)
 
 
 def highest(s: Tensor, parts: int = 16) -> tuple[Tensor, Tensor]:
@@ -95,4 +96,5 @@ def highest(s: Tensor, parts: int = 16) -> tuple[Tensor, Tensor]:
 def first_true(found: Tensor) -> Tensor:
     """(…, n) -> (…, 1)"""
     count = found.shape[-1]
-    return count - (found * torch.arange(count, 0, -1, device=found.device)).amax(-1, keepdim=True)
+    falling = torch.arange(count, 0, -1, dtype=torch.float32, device=found.device)
+    return count - (found * falling).amax(-1, keepdim=True).long()

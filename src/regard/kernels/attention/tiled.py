@@ -25,7 +25,7 @@ from torch.autograd.function import once_differentiable
 from regard.at import At
 from regard.kernels.attention.bias import Bias
 from regard.kernels.attention.mask import both
-from regard.kernels.attention.online import nothing, part_of
+from regard.kernels.attention.online import exponential, nothing, part_of
 from regard.kernels.attention.reference import per_head
 from regard.kernels.attention.scores import Scores
 from regard.kernels.autocast import without_autocast
@@ -90,7 +90,7 @@ class Tiled(torch.autograd.Function):
             for columns, seen in tiles_seen(at, scores, rows, k.shape[2], tile[1]):
                 k_j, v_j = k[:, :, columns].to(wide), v[:, :, columns].to(wide)
                 s, slope = score(q_i, k_j, at, scores, rows, columns, seen)
-                p = (s - log_sum[:, :, rows]).exp()  # (B, H, l, s)
+                p = exponential(s - log_sum[:, :, rows])  # (B, H, l, s)
                 ds = p * (g_i @ v_j.transpose(-1, -2) - dots[:, :, rows])
                 dv[:, :, columns] += p.transpose(-1, -2) @ g_i
                 for total, d in zip(d_learned, bias_gradients(ds, at, scores.bias, rows, columns), strict=True):

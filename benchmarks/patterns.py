@@ -1,0 +1,128 @@
+"""Sparse attention against PyTorch's dense kernel on this CPU: `python -m benchmarks.patterns` prints JSON.
+
+Float32, 8 heads of 64, one row; forward, and forward with backward, every contender in turn. A window is measured
+beside *causal* attention, patterns with global tokens beside the same kernel with the same mask as a tensor, which is
+made before the clock starts; ours makes its masks within. Memory is what a process needs at its peak beyond its
+inputs, beside the bytes of one matrix of full scores. Statistics are measured beside the tiled forward that they come
+out of. Short tasks on several threads wait for each other: measure on an idle machine.
+"""
+
+import argparse
+import json
+import platform
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from benchmarks.timing import interleave
+from regard.at import At
+from regard.kernels.attention import folded, tiled
+from regard.kernels.attention.mask import Causal, Mask
+from regard.kernels.attention.patterns.bigbird import BigBird
+from regard.kernels.attention.patterns.longformer import Longformer
+from regard.kernels.attention.patterns.window import Window
+from regard.kernels.attention.scores import Scores
+from regard.kernels.attention.statistics import attend_with_statistics
+
+HEADS, DIM = 8, 64
+PATTERNS: dict[str, tuple[Mask, int]] = {
+    "window": (Window(256), 8192),
+    "longformer": (Longformer(256, 16), 4096),
+    "bigbird": (BigBird(64, window=3, globals=2, random=3, length=4096), 4096),
+}
+
+Work = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+def inputs(length: int) -> list[Tensor]:
+    torch.manual_seed(0)
+    return [torch.randn(1, HEADS, length, DIM, requires_grad=True) for _ in range(3)]
+
+
+def sparse(mask: Mask, length: int) -> Work:
+    return lambda q, k, v: folded.attend(q, k, v, At.whole(1, length), Scores(mask, DIM**-0.5))
+
+
+def dense(mask: Mask, length: int) -> Work:
+    if isinstance(mask, Window):
+        return lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True)
+    positions = torch.arange(length)
+    seen = mask.allows(positions.unsqueeze(-1), positions)
+    return lambda q, k, v: F.scaled_dot_product_attention(q, k, v, attn_mask=seen)
+
+
+def forward(work: Work, tensors: list[Tensor]) -> Callable[[], object]:
+    return torch.no_grad()(lambda: work(*tensors))
+
+
+def both_ways(work: Work, tensors: list[Tensor]) -> Callable[[], object]:
+    weights = torch.randn(1, HEADS, tensors[0].shape[2], DIM)
+    return lambda: torch.autograd.grad(work(*tensors), tensors, weights)
+
+
+def speed(name: str, rounds: int) -> dict[str, object]:
+    mask, length = PATTERNS[name]
+    tensors, found = inputs(length), {}
+    for direction, run in {"forward": forward, "forward and backward": both_ways}.items():
+        works = {"folded": sparse(mask, length), "dense": dense(mask, length)}
+        rates = interleave({who: run(work, tensors) for who, work in works.items()}, rounds, length)
+        found[direction] = {"tokens_per_second": rates, "ratio": round(rates["folded"] / rates["dense"], 2)}
+    return found
+
+
+def peak(name: str) -> dict[str, object]:
+    """In a process of its own: the peak resident bytes of forward and backward, beyond the inputs."""
+    command = [sys.executable, "-m", "benchmarks.patterns", "--peak", name]
+    extra = int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    scores = 4 * HEADS * PATTERNS[name][1] ** 2
+    return {"peak_bytes": extra, "full_scores_bytes": scores, "share": round(extra / scores, 3)}
+
+
+def print_peak(name: str) -> None:
+    mask, length = PATTERNS[name]
+    both_ways(sparse(mask, 512), inputs(512))()  # what is loaded on first use
+    tensors = inputs(length)
+    work, before = both_ways(sparse(mask, length), tensors), resident("VmRSS")
+    work()
+    print(resident("VmHWM") - before)
+
+
+def resident(which: str) -> int:
+    """Bytes of this process in memory, now (VmRSS) or at most (VmHWM), as Linux tells."""
+    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(which))
+
+
+def statistics(rounds: int, length: int = 4096) -> dict[str, object]:
+    at, scores, tensors = At.whole(1, length), Scores(Causal(), DIM**-0.5), inputs(length)
+    works = {
+        "tiled": forward(lambda q, k, v: tiled.attend(q, k, v, at, scores), tensors),
+        "with statistics": forward(lambda q, k, v: attend_with_statistics(q, k, v, at, scores)[0], tensors),
+    }
+    rates = interleave(works, rounds, length)
+    return {"tokens_per_second": rates, "cost": round(rates["tiled"] / rates["with statistics"] - 1, 3)}
+
+
+def measure(rounds: int = 7) -> dict[str, object]:
+    result: dict[str, object] = {name: speed(name, rounds) | {"memory": peak(name)} for name in PATTERNS}
+    return result | {"statistics": statistics(rounds)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--peak", choices=PATTERNS, help="print only this pattern's peak bytes")
+    given = parser.parse_args()
+    if given.peak:
+        return print_peak(given.peak)
+    machine = {"machine": platform.machine(), "threads": torch.get_num_threads(), "torch": torch.__version__}
+    print(json.dumps({"where": machine, "patterns": measure(given.rounds)}, indent=2))
+
+
+if __name__ == "__main__":
+    main()

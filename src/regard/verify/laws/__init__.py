@@ -1,0 +1,40 @@
+"""The table of laws: each a function of a trial, which compares, or finds a refusal that is due, or does not apply."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from regard.verify.laws import backends, batch, engine, memory, weights
+from regard.verify.outcome import Outcome, not_applicable
+from regard.verify.trial import Need, Trial
+
+
+@dataclass(frozen=True)
+class Law:
+    needs: Need
+    on: Callable[[Trial], Outcome]
+
+    def attempt(self, trial: Trial) -> Outcome:
+        why = trial.lacks.get(self.needs)
+        return self.on(trial) if why is None else not_applicable(why)
+
+
+LAWS = {
+    "cached = whole": Law("memory", memory.cached),
+    "chunked = whole": Law("memory", memory.chunked),
+    "recurrent = parallel": Law("memory", memory.recurrent),
+    "batched = alone": Law("inputs", batch.batched),
+    "ragged decode = alone": Law("memory", batch.ragged),
+    "uneven chunks = whole": Law("memory", batch.uneven),
+    "padded left = right = alone": Law("padding", batch.padded),
+    "packed = separate": Law("packing", batch.packed),
+    "packed is not remembered": Law("memory", batch.packed_memory),
+    "paged = contiguous": Law("memory", memory.paged),
+    "used row = fresh row": Law("memory", memory.used_row),
+    "rewound = never read": Law("memory", memory.rewound),
+    "greedy engine = greedy plain": Law("engine", engine.greedy),
+    "preempted = undisturbed": Law("engine", engine.preempted),
+    "saved and loaded = as it was": Law("weights", weights.saved),
+    "exported and imported = as it was": Law("weights", weights.exported),
+    "LoRA merged = unmerged": Law("inputs", weights.merged),
+    "backends agree": Law("inputs", backends.backends),
+}

@@ -1,0 +1,100 @@
+"""What a store remembers is what was read: cached, chunked, paged, rewound and reused texts equal the whole text."""
+
+import torch
+
+from regard.engine.stores.fixed import CannotRewind
+from regard.parts.state import Fixed
+from regard.verify.outcome import Outcome, broken, compared, difference, not_applicable, refused
+from regard.verify.trial import BLOCK, STORES, Store, Trial
+
+LONG = 80  # more than a chunk of any recurrence
+
+
+def cached(trial: Trial) -> Outcome:
+    """One token after another: every step reads what the steps before it left."""
+    tokens = trial.text(2, trial.length)
+    whole = trial.whole(tokens)
+    errors = [difference(stepwise(trial, tokens, trial.open(kind, 2)), whole) for kind in trial.stores]
+    return compared(f"{min(trial.steps, trial.length)} steps", *errors)
+
+
+def stepwise(trial: Trial, tokens: torch.Tensor, store: Store) -> torch.Tensor:
+    """The last tokens one at a time, as many as the trial allows; what stands before them in one piece."""
+    length = tokens.shape[1]
+    read = max(0, length - trial.steps)
+    return pieces(trial, tokens, store, sorted({0, read, *range(read + 1, length + 1)}))
+
+
+def pieces(trial: Trial, tokens: torch.Tensor, store: Store, cuts: list[int]) -> torch.Tensor:
+    spans = zip(cuts, cuts[1:], strict=False)
+    return torch.cat([trial.read(tokens[:, a:b], trial.span(a, b, len(tokens)), store) for a, b in spans], 1)
+
+
+def recurrent(trial: Trial) -> Outcome:
+    """A recurrence step by step, over more than one chunk of its parallel form."""
+    if not trial.remembers(Fixed):
+        return not_applicable("no layer is a recurrence")
+    tokens = trial.text(1, min(LONG, trial.limit), seed=2)
+    length = tokens.shape[1]
+    steps = stepwise(trial, tokens, trial.open("contiguous", 1, length))
+    return compared(
+        f"{length} tokens, {min(trial.steps, length)} of them in steps", difference(steps, trial.whole(tokens))
+    )
+
+
+def chunked(trial: Trial) -> Outcome:
+    tokens = trial.text(2, trial.length)
+    whole = trial.whole(tokens)
+    errors = [
+        difference(pieces(trial, tokens, trial.open(kind, 2), [0, cut, trial.length]), whole)
+        for kind in trial.stores
+        for cut in trial.cuts
+    ]
+    return compared(f"cut at {', '.join(map(str, trial.cuts))}", *errors)
+
+
+def paged(trial: Trial) -> Outcome:
+    """Wherever keys lie, the same numbers meet in the same order; only a product's way through memory may differ."""
+    tokens, length = trial.text(2, trial.length), trial.length
+    cuts = sorted({0, length // 2 - 1, length // 2, length // 2 + 1, length})
+    one, other = (pieces(trial, tokens, trial.open(kind, 2), cuts) for kind in STORES)
+    return compared("the same chunks", difference(one, other))
+
+
+def used_row(trial: Trial) -> Outcome:
+    old, new = trial.text(1, trial.length, seed=3), trial.text(1, trial.length // 2 + 1)
+    size = new.shape[1]
+    errors = []
+    for kind in trial.stores:
+        store = trial.open(kind, 1)
+        trial.read(old, trial.span(0, trial.length), store)
+        store.release(0)
+        assert store.reserve(0, size)
+        store.span = -(-size // BLOCK) * BLOCK
+        errors.append(difference(trial.read(new, trial.span(0, size), store), trial.whole(new)))
+    return compared("a row given back and taken again", *errors)
+
+
+def rewound(trial: Trial) -> Outcome:
+    """Read a text, forget its second half, read another: as if only the other had been read; or CannotRewind."""
+    cut, length = trial.length // 2, trial.length
+    tokens = trial.text(2, length)
+    other = torch.cat([tokens[:, :cut], trial.text(2, length - cut, seed=4)], 1)
+    whole = trial.whole(other)
+    errors, refusals = [], []
+    for kind in trial.stores:
+        store = trial.open(kind, 2)
+        trial.read(tokens, trial.span(0, length, 2), store)
+        try:
+            for row in range(2):
+                store.rewind(row, cut)
+        except CannotRewind as error:
+            refusals.append(error)
+            continue
+        for row in range(2):
+            assert store.reserve(row, length)
+        errors.append(difference(trial.read(other[:, cut:], trial.span(cut, length, 2), store), whole[:, cut:]))
+    if trial.remembers(Fixed):
+        due = len(refusals) == len(trial.stores)
+        return refused(refusals[0]) if due else broken("a recurrence said that it could be rewound")
+    return broken(f"refused: {refusals[0]}") if refusals else compared(f"back to {cut} of {length}", *errors)

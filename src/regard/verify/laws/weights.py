@@ -1,0 +1,81 @@
+"""What is done to weights and back changes nothing: saving and loading, merging adapters."""
+
+from collections import Counter
+from copy import deepcopy
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import torch
+from torch import nn
+
+from regard.adapt.lora import LoRA, adapters, add_lora, merge_lora
+from regard.checkpoint.model import export, load, save
+from regard.families import FAMILIES, family
+from regard.families.foreign import FamilyError
+from regard.models.decoder import Decoder
+from regard.verify.outcome import Outcome, broken, compared, difference, not_applicable
+from regard.verify.trial import Trial
+
+
+def saved(trial: Trial) -> Outcome:
+    """Every tensor bit for bit, and the spec."""
+    with TemporaryDirectory() as folder:
+        save(trial.model, Path(folder) / "model")
+        back = load(Path(folder) / "model", trial.device, trial.dtype)
+    before, after = trial.model.state_dict(), back.state_dict()
+    if back.spec != trial.spec or before.keys() != after.keys():
+        return broken("another spec, or tensors of other names, came back")
+    wrong = [name for name, tensor in before.items() if not torch.equal(tensor, after[name])]
+    return broken(f"{wrong[0]} came back changed") if wrong else compared(f"{len(before)} tensors", 0.0, exact=True)
+
+
+def exported(trial: Trial) -> Outcome:
+    """Through the folder of every foreign family that has such models, and back: the same tensors, bit for bit."""
+    if not isinstance(trial.spec, Decoder):
+        return not_applicable("no family of encoders is exported")
+    took = [name for name in FAMILIES if taken(name, trial.spec)]
+    if not took:
+        return not_applicable(f"none of {', '.join(FAMILIES)} has such models")
+    before = trial.model.state_dict()
+    for name in took:
+        with TemporaryDirectory() as folder:
+            export(trial.model, Path(folder) / name, name)
+            after = load(Path(folder) / name, trial.device, trial.dtype).state_dict()
+        wrong = [key for key, tensor in before.items() if key not in after or not torch.equal(tensor, after[key])]
+        if wrong:
+            return broken(f"{name}: {wrong[0]} came back changed")
+    return compared(f"by way of {', '.join(took)}", 0.0, exact=True)
+
+
+def taken(name: str, spec: Decoder) -> bool:
+    try:
+        family(name).config(spec)
+    except FamilyError:
+        return False
+    return True
+
+
+def merged(trial: Trial) -> Outcome:
+    targets = untied_linears(trial.model)
+    if not targets:
+        return not_applicable("no linear layer could be adapted")
+    model = deepcopy(trial.model)
+    add_lora(model, LoRA(rank=4, alpha=4.0, targets=targets), seed=trial.seed)
+    generator = torch.Generator().manual_seed(trial.seed)
+    for adapter in adapters(model).values():  # B begins with zeros, and then there is nothing to merge
+        drawn = torch.randn(adapter.lora_B.weight.shape, generator=generator, dtype=torch.float64)
+        adapter.lora_B.weight.data.copy_(0.2 * drawn)
+    model.eval()
+    tokens = trial.text(2, min(trial.length, 24))
+    plain, adapted = trial.whole(tokens), trial.of(model).whole(tokens)
+    if difference(adapted, plain) < 1e-3:
+        return broken("the adapters changed nothing, so merging them shows nothing")
+    count = len(merge_lora(model))
+    return compared(f"{count} adapted layers", difference(trial.of(model).whole(tokens), adapted))
+
+
+def untied_linears(model: nn.Module) -> tuple[str, ...]:
+    """Names of linear layers; a weight with two names cannot be merged into one of them."""
+    owners = Counter(id(parameter) for _, parameter in model.named_parameters(remove_duplicate=False))
+    linears = {name: module for name, module in model.named_modules() if type(module) is nn.Linear}
+    return tuple(name for name, module in linears.items() if owners[id(module.weight)] == 1)

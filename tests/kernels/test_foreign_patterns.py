@@ -1,0 +1,82 @@
+"""Longformer's and BigBird's attention as transformers computes them, with copied weights."""
+
+import random
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import BigBirdConfig, LongformerConfig
+from transformers.models.big_bird.modeling_big_bird import BigBirdBlockSparseAttention
+from transformers.models.longformer.modeling_longformer import LongformerSelfAttention
+
+from regard.at import At
+from regard.kernels.attention import backend
+from regard.kernels.attention.mask import Mask
+from regard.kernels.attention.patterns.block_sparse import BlockSparse
+from regard.kernels.attention.patterns.longformer import Longformer
+from regard.kernels.attention.scores import Scores
+
+HEADS, WIDTH = 2, 16
+
+
+def ours(theirs: nn.Module, x: Tensor, mask: Mask, name: str) -> Tensor:
+    q, k, v = (
+        getattr(theirs, part)(x).unflatten(-1, (HEADS, -1)).transpose(1, 2) for part in ("query", "key", "value")
+    )
+    scores = Scores(mask, (WIDTH // HEADS) ** -0.5)
+    return backend(name)(q, k, v, At.whole(*x.shape[:2]), scores).transpose(1, 2).flatten(2)
+
+
+@pytest.mark.ledger("sp.longformer")
+@pytest.mark.parametrize("name", ["reference", "folded", "sdpa"])
+@pytest.mark.parametrize("window", [4, 8])
+def test_longformer(window: int, name: str) -> None:
+    """Theirs counts both sides of the window, and gives global tokens projections of their own: made equal here."""
+    config = LongformerConfig(
+        hidden_size=WIDTH, num_attention_heads=HEADS, attention_window=[2 * window], attention_probs_dropout_prob=0.0
+    )
+    theirs = LongformerSelfAttention(config, 0).double().eval()
+    for part in ("query", "key", "value"):
+        getattr(theirs, f"{part}_global").load_state_dict(getattr(theirs, part).state_dict())
+    x = torch.randn(2, 8 * window, WIDTH, dtype=torch.float64)
+    kinds = torch.zeros(2, 8 * window, dtype=torch.float64)
+    kinds[:, :3] = 10000.0  # theirs: positive is global
+    expected = theirs(
+        x,
+        attention_mask=kinds,
+        is_index_masked=kinds < 0,
+        is_index_global_attn=kinds > 0,
+        is_global_attn=True,
+    )[0]
+    found = ours(theirs, x, Longformer(window, 3), name)
+    assert (found - expected).abs().max() < 1e-6  # their softmax runs in float32
+
+
+@pytest.mark.ledger("sp.bigbird", "sp.block")
+@pytest.mark.parametrize("name", ["reference", "folded", "sdpa"])
+def test_bigbird(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Theirs makes the first and the last block global, which depends on the length; a layout says the same."""
+    block, blocks = 4, 12
+    config = BigBirdConfig(
+        hidden_size=WIDTH, num_attention_heads=HEADS, block_size=block, num_random_blocks=2, max_position_embeddings=48
+    )
+    theirs = BigBirdBlockSparseAttention(config, seed=3).double().eval()
+    inner = range(1, blocks - 1)
+    drawn = {row: random.sample([c for c in inner if abs(c - row) > 1], 2) for row in inner}
+    table = np.array([drawn[row] for row in inner])
+    monkeypatch.setattr(theirs, "_bigbird_block_rand_mask_with_head", lambda **given: [table] * HEADS)
+    layout = {row: {0, blocks - 1, row - 1, row, row + 1, *drawn[row]} for row in inner}
+    layout |= {0: set(range(blocks)), blocks - 1: set(range(blocks))}
+    mask = BlockSparse(block, tuple(tuple(sorted(layout[row])) for row in range(blocks)), causal=False)
+    x = torch.randn(2, block * blocks, WIDTH, dtype=torch.float64)
+    ones = torch.ones(2, 1, block * blocks, 1, dtype=torch.float64)
+    expected = theirs(
+        x,
+        band_mask=torch.ones(2, 1, blocks - 4, block, 3 * block, dtype=torch.float64),
+        from_mask=ones,
+        to_mask=ones.transpose(2, 3),
+        from_blocked_mask=ones.view(2, blocks, block),
+        to_blocked_mask=ones.view(2, blocks, block),
+    )[0]
+    assert (ours(theirs, x, mask, name) - expected).abs().max() < 1e-10

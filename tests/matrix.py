@@ -1,0 +1,161 @@
+"""The matrix: every mixer and mask with every position scheme, in every store, by what it can do.
+
+`python -m tests.matrix` prints it. The parts are found in the tables of tests/laws.py, so a new part is in it by being
+listed there. A cell is `pass`, or the type of the error with which the pair, or the request, is refused.
+"""
+
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import cache
+
+import torch
+
+from regard.engine.stores.fixed import CannotRewind
+from regard.kernels.attention.mask import Causal, Mask
+from regard.models.encoder_decoder import EncoderDecoder
+from regard.models.model import Model
+from regard.parts.attention import Attention
+from regard.parts.block import Block, Sublayer
+from regard.parts.body import Body
+from regard.parts.cross import CrossAttention
+from regard.parts.feedforward import SwiGLU
+from regard.parts.latent import LatentAttention
+from regard.parts.position.none import NoPosition, Position
+from regard.parts.position.rope import Rope
+from regard.parts.position.rope2d import Rope2D
+from regard.parts.position.scaling import LongRope
+from regard.parts.position.t5 import T5Buckets
+from regard.spec import Spec, SpecError, hints, read
+from regard.verify.length import parts
+from regard.verify.subjects import trials
+from regard.verify.trial import Trial
+from regard.verify.verdict import attempt, kept
+from tests.laws import MODELS, OTHERS, READER, build, decoder
+
+LENGTH = 9
+STORED = {
+    "cached": "cached = whole",
+    "chunked": "chunked = whole",
+    "batched": "uneven chunks = whole",
+    "left pad": "ragged decode = alone",
+    "packed": "packed is not remembered",
+    "rewind": "rewound = never read",
+}
+FRESH = {"batched": "batched = alone", "left pad": "padded left = right = alone", "packed": "packed = separate"}
+COLUMNS = [
+    *((store, what) for store in ("contiguous", "paged") for what in STORED),
+    *(("fresh", what) for what in FRESH),
+]
+Row = dict[tuple[str, str], str]
+
+
+def listed(kind: type) -> Iterator[Spec]:
+    """All parts of that kind in the tables, in their order."""
+    for spec in (MODELS | OTHERS).values():
+        yield from (part for part in parts(spec) if isinstance(part, kind))
+
+
+@cache
+def mixers() -> dict[str, Body]:
+    """One of every kind, without positions, and an attention with every kind of causal mask; all of four heads."""
+    found: dict[str, Body] = {}
+    for body in (part for part in listed(Body) if isinstance(part, Body) and part.mixes and part.causal):
+        wanted = getattr(body, "heads", 4) == 4 or body.kind not in {b.kind for b in found.values()}
+        name = f"{body.kind} from a source" if getattr(body, "source", False) else body.kind
+        if wanted and getattr(found.get(name), "heads", 0) != 4:
+            found[name] = replace(body, position=NoPosition()) if takes_position(body) else body
+    found["attention"] = Attention(4, 2)
+    for mask in listed(Mask):
+        if isinstance(mask, Mask) and mask.causal and mask != Causal():
+            found.setdefault(f"attention, {mask.kind}", Attention(4, 2, mask=mask))
+    return found
+
+
+@cache
+def positions() -> dict[str, Position]:
+    """One of every kind, and of every kind of rope's scaling; what can stand in two places, in both."""
+    found: dict[str, Position] = {}
+    for position in (part for part in listed(Position) if isinstance(part, Position)):
+        name = position.kind
+        if isinstance(position, Rope) and position.scaling is not None:
+            name = f"rope, {position.scaling.kind}"
+        if getattr(position, "heads", None) is not None:
+            name = f"{name} of the stack"
+        found.setdefault(name, position)
+    return found
+
+
+def takes_position(body: Body) -> bool:
+    return "position" in hints(type(body)) and not isinstance(body, CrossAttention)
+
+
+def model_of(mixer: Body, position: Position) -> Model | Spec:
+    """Two layers of the mixer with this position, where it goes; SpecError where it goes nowhere."""
+    mixer, position = sized(mixer, position)
+    in_mixer = fits(position, "attention") and (takes_position(mixer) or not fits(position, "stack"))
+    body = read(mixer.to_dict() | {"position": position.to_dict()}, mixer.kind) if in_mixer else mixer
+    block = Block((Sublayer(body), Sublayer(SwiGLU(40))))
+    spec = decoder(block, position=NoPosition() if in_mixer else position)
+    reads_source = isinstance(mixer, CrossAttention) or getattr(mixer, "source", False)
+    return EncoderDecoder(READER, spec) if reads_source else spec
+
+
+def sized(mixer: Body, position: Position) -> tuple[Body, Position]:
+    """Both with sizes that go together: what is refused must be refused for what it is."""
+    if isinstance(position, Rope2D) and "head_dim" in hints(type(mixer)):
+        mixer = replace(mixer, head_dim=8)
+    if isinstance(mixer, LatentAttention) and isinstance(position, Rope) and isinstance(position.scaling, LongRope):
+        pairs = mixer.rope_dim // 2
+        scaling = replace(position.scaling, short=position.scaling.short[:pairs], long=position.scaling.long[:pairs])
+        position = replace(position, scaling=scaling)
+    if isinstance(position, T5Buckets) and position.heads is not None:
+        position = replace(position, heads=getattr(mixer, "heads", 1))
+    return mixer, position
+
+
+def fits(position: Position, place: str) -> bool:
+    try:
+        position.check_place(place)
+    except SpecError:
+        return False
+    return True
+
+
+def row(mixer: Body, position: Position) -> Row:
+    try:
+        model = build(model_of(mixer, position))
+    except SpecError:
+        return dict.fromkeys(COLUMNS, SpecError.__name__)
+    trial = trials(model, LENGTH)[""]
+    return {column: cell(column, trial) for column in COLUMNS}
+
+
+def cell(column: tuple[str, str], trial: Trial) -> str:
+    store, what = column
+    law = FRESH[what] if store == "fresh" else STORED[what]
+    outcome = attempt(law, trial if store == "fresh" else trial.only(store))
+    if not kept(outcome, torch.float64):
+        return f"FAIL: {outcome.note}"
+    refusal = CannotRewind if what == "rewind" else ValueError
+    return {"compared": "pass", "refused": refusal.__name__, "not applicable": ""}[outcome.result]
+
+
+def matrix() -> Iterator[tuple[str, str, Row]]:
+    for mixer, body in mixers().items():
+        for name, position in positions().items():
+            yield mixer, name, row(body, position)
+
+
+def main() -> int:
+    print(f"{'mixer':36} {'position':24} " + " ".join(f"{f'{store[0]}:{what}':>13}" for store, what in COLUMNS))
+    bad = 0
+    for mixer, position, found in matrix():
+        print(f"{mixer:36} {position:24} " + " ".join(f"{found[column]:>13.13}" for column in COLUMNS), flush=True)
+        bad += sum(not state or state.startswith("FAIL") for state in found.values())
+    print(f"c: contiguous, p: paged, f: fresh (nothing remembered). {bad} cells are empty or failed.")
+    return int(bad > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

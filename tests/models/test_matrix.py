@@ -1,0 +1,80 @@
+"""No cell of the matrix is empty: each pair of parts works in every store, or is refused as expected."""
+
+import dataclasses
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.autograd import gradcheck
+from torch.func import functional_call
+
+from regard.at import At, Source
+from regard.kernels.attention.mask import Mask
+from regard.models.decoder import Decoder
+from regard.models.heads import Head
+from regard.models.model import Model
+from regard.parts.body import Body
+from regard.parts.input import Input
+from regard.parts.norm import Norm
+from regard.parts.position.none import Position
+from regard.parts.position.scaling import Scaling
+from regard.parts.state import FRESH, Fixed
+from regard.spec import KINDS, class_of
+from regard.verify.draw import draw_wide
+from tests.laws import WIDTH
+from tests.matrix import COLUMNS, fits, listed, mixers, positions, row, takes_position
+
+MUST_BE_LISTED = (Body, Position, Scaling, Mask, Norm, Head, Input, Model, Decoder)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if issubclass(class_of(kind, ""), MUST_BE_LISTED)])
+def test_every_part_stands_in_a_model_of_the_table(kind: str) -> None:
+    cls = class_of(kind, "")
+    assert any(type(part) is cls for part in listed(cls)), f"give {kind} a model in tests/laws.py"
+
+
+BODIES = list(dict.fromkeys(listed(Body)))  # with all their options, each once
+
+
+@pytest.mark.parametrize("body", BODIES, ids=lambda body: body.kind)
+def test_shape_and_gradients(body: Body) -> None:
+    """Of the input and of every weight, against finite differences, with padding in the row."""
+    module = body.build(WIDTH).double().eval()
+    draw_wide(module)
+    weights = dict(module.named_parameters())
+    at = At(torch.tensor([[0, 0, 1, 2, 3]]), valid=torch.tensor([[False, True, True, True, True]]))
+    x, source = torch.randn(2, 1, 5, WIDTH, dtype=torch.float64).unbind()
+    at = replace(at, source=Source(source, At.whole(1, 5)))
+
+    def forward(x: torch.Tensor, *values: torch.Tensor) -> torch.Tensor:
+        given = (x, at, FRESH)[: body.takes]
+        return functional_call(module, dict(zip(weights, values, strict=True)), given)[:, 1:]
+
+    assert forward(x, *weights.values()).shape == (1, 4, WIDTH)
+    gradcheck(forward, (x.requires_grad_(), *weights.values()), fast_mode=True)
+
+
+def test_parts_are_what_they_seem() -> None:
+    assert {"attention", "cross_attention", "linear_attention", "short_convolution"} <= mixers().keys()
+    assert {"no_position", "rope", "rope, yarn", "learned", "alibi", "t5_buckets"} <= positions().keys()
+    assert all(dataclasses.is_dataclass(part) for part in (*mixers().values(), *positions().values()))
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] if "," in name else []) for name in mixers()]
+)
+def test_row(name: str) -> None:
+    body = mixers()[name]
+    recurrent = isinstance(body.memory(WIDTH), Fixed)
+    for scheme, position in positions().items():
+        found = row(body, position)
+        nowhere = not takes_position(body) and not fits(position, "stack")
+        for store, what in COLUMNS:
+            expected = "pass"
+            if nowhere:
+                expected = "SpecError"
+            elif store != "fresh" and what == "packed":
+                expected = "ValueError"
+            elif what == "rewind" and recurrent:
+                expected = "CannotRewind"
+            assert found[store, what] == expected, (name, scheme, store, what)

@@ -1,0 +1,190 @@
+"""Patterns in one line read as the runs they stand for, in Python, TOML, JSON and on the command line."""
+
+import json
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from regard.kernels.attention.mask import Causal, Full
+from regard.kernels.attention.patterns.sinks import SinksAndWindow
+from regard.kernels.attention.patterns.window import Dilated, Window
+from regard.models.decoder import Decoder
+from regard.models.pattern import Tiled, retile, tile
+from regard.models.stack import Repeat
+from regard.parts.attention import Attention
+from regard.parts.block import Block, Sublayer
+from regard.parts.convolution import ShortConvolution
+from regard.parts.cross import CrossAttention
+from regard.parts.experts import Experts
+from regard.parts.feedforward import SwiGLU
+from regard.parts.linear_attention import LinearAttention
+from regard.parts.norm import NoNorm
+from regard.parts.position.alibi import Alibi
+from regard.parts.position.none import NoPosition
+from regard.parts.position.rope import Rope
+from regard.parts.position.scaling import Linear
+from regard.spec import SpecError
+from tests.cli.conftest import regard
+from tests.laws import OTHERS, block, build, decoder, error, text
+
+GQA = Attention(4, 2, position=Rope(), softcap=20.0)
+BASE = block(GQA)
+STRETCHED = Rope(500.0, scaling=Linear(4.0))
+
+
+def mixers(pattern: str, depth: int, base: Block = BASE) -> list:
+    runs = tile(base, pattern, depth)
+    return [b.sublayers[0].body for run in runs for _ in range(run.times) for b in run.blocks]
+
+
+attention = partial(replace, GQA)
+
+
+def test_three_windows_and_one_that_sees_all_without_positions() -> None:
+    window, full = block(attention(mask=Window(256))), block(attention(position=NoPosition()))
+    pattern = "3*window(256), full(no_position)"
+    assert tile(BASE, pattern, 24) == (Repeat((window, window, window, full), 6),)
+    assert tile(BASE, pattern, 6) == (Repeat((window, window, window, full)), Repeat((window, window)))
+    assert tile(BASE, pattern, 2) == (Repeat((window, window)),)
+
+
+@pytest.mark.parametrize(
+    ("word", "expected"),
+    [
+        ("full", GQA),
+        ("causal", GQA),
+        ("window(8)", attention(mask=Window(8))),
+        ("window(size=8)", attention(mask=Window(8))),
+        ("sinks(4, 8)", attention(mask=SinksAndWindow(4, 8))),
+        ("dilated(8, 2)", attention(mask=Dilated(8, 2))),
+        ("window(8, position=rope(base=500, scaling=linear(4)))", attention(mask=Window(8), position=STRETCHED)),
+        ("window(8, alibi, gate=head)", attention(mask=Window(8), position=Alibi(), gate="head")),
+        ("full(sinks=true)", attention(sinks=True)),
+        ("rope(5e2, layout=interleaved)", attention(position=Rope(500.0, layout="interleaved"))),
+        ("full(kv_heads=1, softcap=3.5)", attention(kv_heads=1, softcap=3.5)),
+        ("linear", LinearAttention(4)),
+        ("linear(2, bias=true)", LinearAttention(2, bias=True)),
+        ("convolution(3)", ShortConvolution(3)),
+        ("attention(8)", attention(heads=8)),
+    ],
+)
+def test_words(word: str, expected: object) -> None:
+    assert mixers(word, 1) == [expected]
+
+
+def test_a_feed_forward_may_change_too() -> None:
+    runs = tile(BASE, "window(8), full + experts(4, 2)", 2)
+    assert runs[0].blocks[1] == Block((Sublayer(GQA), Sublayer(Experts(4, 2, SwiGLU(40)))))
+    assert tile(BASE, "swiglu(8) + window(3)", 1)[0].blocks[0].sublayers[1].body == SwiGLU(8)
+
+
+def test_everything_else_of_the_block_stays() -> None:
+    base = Block((Sublayer(ShortConvolution(3), NoNorm()), *BASE.sublayers), style="parallel", dropout=0.1)
+    changed = tile(base, "window(8)", 1)[0].blocks[0]
+    assert changed.sublayers[0] == base.sublayers[0] and changed.sublayers[2] == base.sublayers[2]
+    assert changed.sublayers[1].body == attention(mask=Window(8)) and changed.style == "parallel"
+    across = Block((Sublayer(CrossAttention(4)), *BASE.sublayers))
+    assert tile(across, "window(8)", 1)[0].blocks[0].sublayers[0] == Sublayer(CrossAttention(4))
+
+
+def test_in_an_encoder_full_and_windows_go_both_ways() -> None:
+    base = block(Attention(4, mask=Full()))
+    assert [m.mask for m in mixers("window(8), full, window(8, causal=true)", 3, base)] == [
+        Window(8, causal=False), Full(), Window(8)
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("pattern", "words"),
+    [
+        ("windw(3)", "there is no layer 'windw'; did you mean 'window'?"),
+        ("3*", "expected a word such as window(256) or full, found 'the end'"),
+        ("3 window(2)", "expected '*', found 'window'"),
+        ("window(3", "expected ')', found 'the end'"),
+        ("window(3) full", "expected ',' or the end, found 'full'"),
+        ("window(3) $", "'$' means nothing here"),
+        ("", "expected a word"),
+        ("0*full", "1 to 10000 times, not 0"),
+        ("1.5*full", "1 to 10000 times, not 1.5"),
+        ("window", "window needs size"),
+        ("window(0)", "size=0 must be positive"),
+        ("window(2, 3, 4)", "window takes 2 values (size, causal), found 3"),
+        ("window(3, size=2)", "size is given twice"),
+        ("window(size=3, size=2)", "window says size twice"),
+        ("window(size=3, 2)", "a value without a name behind one that has one"),
+        ("window(3, sofcap=2)", "window has no 'sofcap'; did you mean 'softcap'?"),
+        ("linear(4, basi=true)", "linear has no 'basi'; did you mean 'bias'?"),
+        ("window(3, position=rop)", "there is no kind 'rop'; did you mean 'rope'?"),
+        ("full(rmsnorm)", "give rmsnorm a name"),
+        ("full(gate=heads)", "'heads': did you mean 'head'?"),
+        ("adamw", "there is no layer 'adamw'"),
+        ("experts(2, 4)", "top_k=4 must be from 1 to count=2"),
+    ],
+)
+def test_mistakes_are_answered(pattern: str, words: str) -> None:
+    with pytest.raises(SpecError) as found:
+        tile(BASE, pattern, 4)
+    assert words in str(found.value) and repr(pattern) in str(found.value)
+
+
+def test_a_block_that_the_word_cannot_change() -> None:
+    with pytest.raises(SpecError, match="linear_attention, swiglu, and none has a mask"):
+        tile(block(LinearAttention(4)), "window(8)", 2)
+    with pytest.raises(SpecError, match="depth=0 must be positive"):
+        tile(BASE, "full", 0)
+
+
+def test_in_a_file_it_reads_as_the_runs() -> None:
+    spelled = Decoder(31, 24, tile(BASE, "window(4), full(no_position)", 5))
+    assert Decoder(31, 24, Tiled(BASE, "window(4), full(no_position)", 5)) == spelled  # ty: ignore
+    table = """
+        vocab = 31
+        width = 24
+        [layers]
+        kind = "tiled"
+        pattern = "window(4), full(no_position)"
+        depth = 5
+        [[layers.block.sublayers]]
+        body = { kind = "attention", heads = 4, kv_heads = 2, position = { kind = "rope" }, softcap = 20 }
+        [[layers.block.sublayers]]
+        body = { kind = "swiglu", hidden = 40 }
+    """
+    assert Decoder.from_toml(table) == spelled
+    for again in (Decoder.from_json(spelled.to_json()), Decoder.from_toml(spelled.to_toml())):
+        assert again == spelled
+    with pytest.raises(SpecError, match="did you mean 'window'"):
+        Decoder.from_toml(table.replace("window(4)", "windw(4)"))
+
+
+def test_it_may_stand_among_other_runs() -> None:
+    first, tiled = Repeat((BASE,)), Tiled(BASE, "window(4)", 3)
+    mixed = Decoder(31, 24, (first, tiled))  # ty: ignore
+    assert mixed.layers == (first, Repeat((block(attention(mask=Window(4))),), 3))
+    assert Tiled.from_json(tiled.to_json()) == tiled
+
+
+def test_a_tiled_model_is_the_spelled_out_one() -> None:
+    spec = retile(decoder(block(LinearAttention(4)), BASE), "window(4), linear")
+    assert len(spec.blocks) == 4 and spec.blocks[0] == block(attention(mask=Window(4)))
+    tokens = text(1, 9)
+    spelled = Decoder.from_json(spec.to_json())
+    assert error(build(spec)(tokens), build(spelled)(tokens)) == 0
+    assert retile(OTHERS["encoder"], "window(4)").layers[0].blocks[0].sublayers[0].body.mask == Window(4, False)  # ty: ignore
+    with pytest.raises(SpecError, match="no layers of its own"):
+        retile(OTHERS["encoder-decoder"], "window(4)")
+
+
+def test_on_the_command_line(tmp_path: Path) -> None:
+    small = ("--model.width=24", "--tokenizer.by=byte", "--model.layers.0.times=3")
+    run = tmp_path / "run"
+    steps = ("--train.steps=1", "--data.rows=1", "--data.length=32")
+    done = regard("train", "llama", "--pattern", "window(4), full(no_position)", "--out", run, *small, *steps)
+    assert done.exit_code == 0, done.output
+    model = Decoder.from_dict(json.loads((run / "config.json").read_text())["model"])
+    masks = [block.sublayers[0].body.mask for block in model.blocks]  # ty: ignore
+    assert masks == [Window(4), Causal(), Window(4)]
+    assert regard("train", "--resume", run, "--pattern", "full").exit_code == 2
+    plans = [json.loads(regard("plan", "llama", "--json", "--pattern", p, *small).stdout) for p in ("full", "linear")]
+    assert plans[0] != plans[1]

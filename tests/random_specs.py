@@ -1,0 +1,231 @@
+"""Hypothesis strategies for decoders made of any parts at all: small, but with every option that a part has.
+
+A strategy stands under the kind that it draws. tests/models/test_random_specs.py holds these tables against the table
+of kinds, so that a new part must be given a strategy here, or a reason why it has none.
+"""
+
+from hypothesis import strategies as st
+from hypothesis.strategies import SearchStrategy
+
+from regard.kernels.attention.mask import Causal, Mask
+from regard.kernels.attention.patterns.bigbird import BigBird
+from regard.kernels.attention.patterns.block_sparse import BlockSparse
+from regard.kernels.attention.patterns.longformer import Longformer
+from regard.kernels.attention.patterns.sinks import SinksAndWindow
+from regard.kernels.attention.patterns.sparse_transformer import Fixed, Strided
+from regard.kernels.attention.patterns.window import Dilated, Window
+from regard.models.decoder import Decoder
+from regard.models.stack import Repeat
+from regard.parts.attention import GATES, Attention
+from regard.parts.block import Block, Sublayer
+from regard.parts.body import Body
+from regard.parts.convolution import ShortConvolution
+from regard.parts.experts import Experts
+from regard.parts.feedforward import ACTIVATIONS, FeedForward, Gated, SwiGLU
+from regard.parts.latent import LatentAttention
+from regard.parts.linear_attention import LinearAttention
+from regard.parts.native_sparse import NativeSparse
+from regard.parts.norm import LayerNorm, NoNorm, Norm, RMSNorm
+from regard.parts.position.alibi import Alibi
+from regard.parts.position.learned import Learned
+from regard.parts.position.none import NoPosition, Position
+from regard.parts.position.rope import Rope
+from regard.parts.position.rope2d import Rope2D
+from regard.parts.position.scaling import NTK, DynamicNTK, Linear, Llama3, LongRope, Yarn
+from regard.parts.position.sinusoidal import Sinusoidal
+from regard.parts.position.t5 import T5Buckets
+from regard.parts.routing import Router
+from regard.parts.scored import ScoredAttention
+
+VOCAB, HEAD_DIM = 29, 8
+REACH = 96  # of learned positions
+few, flags, factors = st.integers(1, 5), st.booleans(), st.sampled_from([0.5, 1.0, 2.0])
+pairs = st.lists(st.floats(1, 8), min_size=HEAD_DIM // 2, max_size=HEAD_DIM // 2).map(tuple)
+lengths, stretches = st.integers(16, 64), st.floats(1, 8)
+
+NORMS: dict[str, SearchStrategy[Norm]] = {
+    "layernorm": st.sampled_from([LayerNorm(), LayerNorm(bias=False), LayerNorm(bias=False, weight=False)]),
+    "rmsnorm": st.builds(RMSNorm, weight=flags),
+    "no_norm": st.just(NoNorm()),
+}
+norms = st.one_of(*NORMS.values())
+real_norms = NORMS["layernorm"] | NORMS["rmsnorm"]
+
+MASKS: dict[str, SearchStrategy[Mask]] = {
+    "causal": st.just(Causal()),
+    "window": st.builds(Window, st.integers(1, 9)),
+    "dilated": st.builds(Dilated, few, st.integers(1, 3)),
+    "sinks_and_window": st.builds(SinksAndWindow, st.integers(1, 3), few),
+    "strided": st.builds(Strided, st.integers(2, 5)),
+    "fixed": st.builds(Fixed, st.integers(3, 6), st.integers(1, 2)),
+    "block_sparse": st.builds(BlockSparse, st.integers(1, 4), st.just(((0,), (0, 1), (0, 2), (1, 3)))),
+    "longformer": st.builds(Longformer, few, st.integers(1, 3), st.just(True)),
+    "bigbird": st.builds(
+        BigBird, st.integers(1, 3), st.sampled_from([1, 3]), st.integers(1, 2), st.integers(1, 2), causal=st.just(True)
+    ),
+}
+masks = st.one_of(*MASKS.values())
+
+SCALINGS = {
+    "linear": st.builds(Linear, stretches),
+    "ntk": st.builds(NTK, stretches),
+    "dynamic_ntk": st.builds(DynamicNTK, stretches, lengths),
+    "yarn": st.builds(Yarn, stretches, lengths, truncate=flags),
+    "llama3": st.builds(Llama3, stretches, lengths),
+    "longrope": st.builds(LongRope, pairs, pairs, stretches, lengths),
+}
+POSITIONS: dict[str, SearchStrategy[Position]] = {  # of an attention whose heads have HEAD_DIM coordinates
+    "no_position": st.just(NoPosition()),
+    "rope": st.builds(
+        Rope,
+        base=st.sampled_from([50.0, 10000.0]),
+        layout=st.sampled_from(["half", "interleaved"]),
+        scaling=st.none() | st.one_of(*SCALINGS.values()),
+    )
+    | st.builds(Rope, share=st.sampled_from([0.25, 0.5])),
+    "rope2d": st.builds(Rope2D, columns=few, prefix=st.integers(0, 2)),
+    "alibi": st.builds(Alibi, scaled=flags),
+    "t5_buckets": st.builds(T5Buckets, buckets=st.just(8), distance=st.integers(6, 20), bidirectional=flags),
+}
+positions = st.one_of(*POSITIONS.values())
+
+
+def of_stack(heads: int) -> dict[str, SearchStrategy[Position]]:
+    return {
+        "no_position": st.just(NoPosition()),
+        "learned": st.builds(Learned, length=st.just(REACH), offset=st.integers(0, 2)),
+        "sinusoidal": st.builds(Sinusoidal, layout=st.sampled_from(["half", "interleaved"])),
+        "t5_buckets": st.builds(T5Buckets, buckets=st.just(8), distance=st.integers(6, 20), heads=st.just(heads)),
+    }
+
+
+def mixers(heads: int) -> dict[str, SearchStrategy[Body]]:
+    shared = st.sampled_from([n for n in range(1, heads + 1) if heads % n == 0])
+    all_heads = st.just(heads)
+    return {
+        "attention": st.builds(
+            Attention,
+            heads=all_heads,
+            kv_heads=shared,
+            head_dim=st.just(HEAD_DIM),
+            position=positions,
+            mask=masks,
+            bias=flags,
+            out_bias=st.none() | flags,
+            qk_norm=st.none() | norms,
+            norm_over=st.sampled_from(["head", "all"]),
+            scale=st.none() | st.floats(0.1, 1.0),
+            softcap=st.none() | st.floats(1.0, 30.0),
+            sinks=flags,
+            gate=st.sampled_from(sorted(GATES)),
+            dropout=st.sampled_from([0.0, 0.1]),
+        ),
+        "latent_attention": st.builds(
+            LatentAttention,
+            heads=all_heads,
+            rank=st.integers(2, 9),
+            nope_dim=few,
+            rope_dim=st.just(HEAD_DIM),
+            v_dim=st.none() | few,
+            query_rank=st.none() | few,
+            position=positions,
+            mask=masks,
+            norm=norms,
+            bias=flags,
+        ),
+        "native_sparse": st.builds(
+            NativeSparse,
+            heads=all_heads,
+            kv_heads=shared,
+            head_dim=st.just(HEAD_DIM),
+            length=st.sampled_from([2, 4]),
+            stride=st.sampled_from([1, 2]),
+            block=st.sampled_from([2, 4]),
+            select=st.integers(3, 4),
+            window=few,
+            position=positions,
+        ),
+        "scored_attention": st.builds(
+            ScoredAttention,
+            heads=all_heads,
+            score=st.sampled_from(["additive", "dot", "general", "scaled"]),
+            mask=st.none() | masks,
+        ),
+        "linear_attention": st.builds(LinearAttention, heads=all_heads, bias=flags),
+        "short_convolution": st.builds(ShortConvolution, taps=st.integers(2, 5)),
+    }
+
+
+activations = st.sampled_from(sorted(ACTIVATIONS))
+hidden = st.integers(3, 20)
+SIMPLE = {
+    "feedforward": st.builds(FeedForward, hidden=hidden, activation=activations, bias=flags),
+    "gated": st.builds(Gated, hidden=hidden, activation=activations, bias=flags),
+    "swiglu": st.builds(SwiGLU, hidden=hidden),
+}
+simple = st.one_of(*SIMPLE.values())
+routers = st.builds(
+    Router,
+    scores=st.sampled_from(["softmax", "sigmoid"]),
+    renormalize=st.none() | flags,
+    scale=factors,
+    bias=flags,
+    correction=flags,
+    jitter=st.sampled_from([0.0, 0.1]),
+    noise=flags,
+) | st.builds(Router, groups=st.just(2), top_groups=st.integers(1, 2), group_best=st.integers(1, 2))
+FEEDFORWARDS: dict[str, SearchStrategy[Body]] = {
+    **SIMPLE,
+    "experts": st.builds(
+        Experts,
+        count=st.sampled_from([4, 6]),
+        top_k=st.integers(1, 2),
+        expert=simple,
+        shared=st.none() | simple,
+        router=routers,
+        z=st.sampled_from([0.0, 0.01]),
+        capacity=st.none() | st.floats(0.5, 2.0),
+    ),
+}
+feedforwards = st.one_of(*FEEDFORWARDS.values())
+
+
+@st.composite
+def blocks(draw: st.DrawFn, heads: int) -> Block:
+    bodies = [draw(st.one_of(*mixers(heads).values())), draw(feedforwards)]
+    if draw(st.integers(0, 3)) == 0:
+        bodies.insert(0, draw(st.one_of(*mixers(heads).values())))
+    style = draw(st.sampled_from(["pre", "post", "parallel"]))
+    return Block(
+        tuple(
+            Sublayer(body, draw(norms), after=draw(st.none() | real_norms), scale=draw(st.none() | factors))
+            for body in bodies
+        ),
+        style=style,
+        norm=draw(norms) if style == "parallel" else None,
+        keep=draw(factors),
+        share=draw(factors),
+        dropout=draw(st.sampled_from([0.0, 0.1])),
+    )
+
+
+@st.composite
+def decoders(draw: st.DrawFn) -> Decoder:
+    heads = draw(st.sampled_from([1, 2, 3]))
+    several = draw(st.lists(blocks(heads), min_size=1, max_size=2))
+    return Decoder(
+        vocab=VOCAB,
+        width=heads * HEAD_DIM,
+        layers=(Repeat(tuple(several), draw(st.integers(1, 2)) if len(several) == 1 else 1),),
+        position=draw(st.one_of(*of_stack(heads).values())),
+        norm=draw(norms),
+        tied=draw(flags),
+        context=draw(st.none() | st.integers(40, REACH)),
+        embedding_scale=draw(factors),
+        embedding_norm=draw(st.none() | norms),
+        head_bias=draw(flags),
+        logit_scale=draw(factors),
+        softcap=draw(st.none() | st.floats(1.0, 30.0)),
+        ahead=tuple(draw(st.lists(blocks(heads), max_size=1))),
+        dropout=draw(st.sampled_from([0.0, 0.1])),
+    )

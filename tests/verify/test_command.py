@@ -1,0 +1,110 @@
+"""`regard verify` as a user calls it: a table, exit code 1 when a law is broken, clear words when there is no model."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from regard.checkpoint.model import save
+from regard.kernels.attention.mask import Full
+from regard.kernels.attention.patterns.window import Window
+from regard.parts.attention import Attention
+from regard.parts.linear_attention import LinearAttention
+from regard.parts.position.alibi import Alibi, AlibiModule
+from regard.parts.position.rope import Rope
+from regard.verify.laws import LAWS
+from regard.verify.length import LEAST, enough, felt_at, unfelt
+from regard.verify.verdict import verify
+from tests.cli.conftest import regard
+from tests.laws import OTHERS, block, build, decoder
+
+ALIBI = decoder(block(Attention(4, position=Alibi())))
+HYBRID = decoder(block(LinearAttention(4)), block(Attention(4, position=Rope())))
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    save(build(ALIBI), tmp_path / "alibi")
+    return tmp_path / "alibi"
+
+
+def test_a_checkpoint_that_keeps_every_law(checkpoint: Path) -> None:
+    done = regard("verify", checkpoint, "--json", "--length", 8)
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)
+    assert found["failed"] == 0 and found["length"] == 8 and [law["law"] for law in found["laws"]] == list(LAWS)
+    results = {law["law"]: law["result"] for law in found["laws"]}
+    assert results["packed is not remembered"] == "refused"
+    assert results["recurrent = parallel"] == "not applicable"
+    assert all(law["differences"]["float64"] < 1e-9 for law in found["laws"] if law["result"] == "pass")
+    assert all(law["differences"]["float32"] < 1e-5 for law in found["laws"] if law["result"] == "pass")
+
+
+def test_a_broken_law_is_exit_code_one(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = AlibiModule.bias
+    monkeypatch.setattr(AlibiModule, "bias", lambda self, at: None if at.positions.shape[1] == 1 else right(self, at))
+    done = regard("verify", checkpoint, "--length", 8)
+    assert done.exit_code == 1 and "FAIL" in done.output and "laws are broken" in done.output
+
+
+def test_a_spec_gets_weights_and_says_what_it_refuses(tmp_path: Path) -> None:
+    file = tmp_path / "hybrid.toml"
+    file.write_text(HYBRID.to_toml())
+    done = regard("verify", file, "--length", 8)
+    assert done.exit_code == 0 and "refused, as it must" in " ".join(done.output.split())
+    assert "every law that applies is kept" in done.output
+
+
+def test_a_recipe_with_another_pattern(tmp_path: Path) -> None:
+    small = ("--model.width=24", "--tokenizer.by=byte", "--model.layers.0.times=2", "--length", 8, "--json")
+    one = regard("verify", "llama", "--pattern", "window(3), full(no_position)", *small)
+    assert one.exit_code == 0 and json.loads(one.stdout)["failed"] == 0
+    plain = json.loads(regard("verify", "llama", *small).stdout)
+    (foreign,) = (law for law in plain["laws"] if law["law"] == "exported and imported = as it was")
+    assert plain["failed"] == 0 and (foreign["result"], foreign["note"]) == ("pass", "by way of llama")
+    assert "did you mean 'window'" in str(regard("verify", "llama", "--pattern", "windw(3)").exception)
+
+
+def test_any_kind_of_model(tmp_path: Path) -> None:
+    (tmp_path / "both.json").write_text(OTHERS["encoder-decoder"].to_json())
+    found = json.loads(regard("verify", tmp_path / "both.json", "--length", 8, "--json").stdout)
+    assert found["failed"] == 0
+    save(build(OTHERS["images among words"]), tmp_path / "seeing")
+    found = json.loads(regard("verify", tmp_path / "seeing", "--length", 8, "--json").stdout)
+    assert {law["law"].partition(":")[0] for law in found["laws"]} >= {"vision", "decoder"} and found["failed"] == 0
+
+
+def test_what_is_no_model(tmp_path: Path, checkpoint: Path) -> None:
+    assert "there is no recipe" in str(regard("verify", "nothing").exception)
+    assert "cannot change it" in str(regard("verify", checkpoint, "--model.width=8").exception)
+    assert "--pattern cannot change it" in str(regard("verify", checkpoint, "--pattern", "full").exception)
+    (tmp_path / "rope.toml").write_text(Rope().to_toml())
+    assert "no model, but a rope" in str(regard("verify", tmp_path / "rope.toml").exception)
+    short = decoder(block(Attention(4)))
+    (tmp_path / "short.json").write_text(short.to_json().replace('"width"', '"context": 3, "width"'))
+    assert "too short to try a law on" in str(regard("verify", tmp_path / "short.json").exception)
+
+
+def test_flags_are_frozen() -> None:
+    shown = regard("verify", "--help").output
+    assert all(flag in shown for flag in ("--pattern", "--length", "--seed", "--device", "--json"))
+
+
+def test_texts_are_long_enough_for_the_masks() -> None:
+    assert felt_at(Window(5)) == 6 and felt_at(Window(600)) == 601 and felt_at(Window(5000)) == 4097
+    near, far = (decoder(block(Attention(4, mask=Window(size)))) for size in (40, 4000))
+    assert enough(build(near), near) == 49 and not unfelt(near, 49)
+    assert enough(build(far), far) == LEAST and unfelt(far, LEAST) == {Window(4000): 4009}
+    full = decoder(block(Attention(4)))
+    assert enough(build(full), full) == LEAST and not unfelt(full, 4)
+    assert Full() not in unfelt(OTHERS["encoder"], 4)
+
+
+def test_the_model_is_left_as_it_was() -> None:
+    model = build(HYBRID)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    begun: list[tuple[str, str]] = []
+    verify(model, 8, begun=lambda law, dtype: begun.append((law, dtype)))
+    assert model.state_dict().keys() == before.keys()
+    assert all((model.state_dict()[name] == tensor).all() for name, tensor in before.items())
+    assert begun == [(law, dtype) for dtype in ("float64", "float32") for law in LAWS]

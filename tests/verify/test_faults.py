@@ -1,0 +1,151 @@
+"""A verifier that cannot fail proves nothing: each fault is put into a model on purpose, and must be found.
+
+The faults are the field's own: a window off by one when decoding, a bias that is zero there, a state that outlives its
+text, padding that is seen, documents that see each other, tokens remembered in the wrong place.
+"""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from regard.at import At
+from regard.engine.stores import fixed
+from regard.engine.stores.contiguous import ContiguousState
+from regard.engine.stores.paged import Paged
+from regard.kernels.attention import mask as masks
+from regard.kernels.attention.patterns.window import Window
+from regard.parts.attention import Attention
+from regard.parts.linear_attention import LinearAttention
+from regard.parts.position.alibi import Alibi, AlibiModule
+from regard.parts.position.learned import Learned, LearnedModule
+from regard.parts.position.rope import Rope, RopeModule
+from regard.verify.laws import LAWS, weights
+from regard.verify.subjects import trials
+from regard.verify.verdict import attempt, kept
+from tests.laws import block, build, decoder
+
+ROPE = decoder(block(Attention(4, 2, position=Rope())))
+ALIBI = decoder(block(Attention(4, position=Alibi())))
+WINDOW = decoder(block(Attention(4, position=Rope(), mask=Window(5))))
+LINEAR = decoder(block(LinearAttention(4)))
+LEARNED = decoder(block(Attention(4)), position=Learned(96))
+
+
+def broken_laws(spec) -> set[str]:
+    trial = trials(build(spec), 12)[""]
+    return {law for law in LAWS if not kept(attempt(law, trial), torch.float64)}
+
+
+@pytest.mark.parametrize("spec", [ROPE, ALIBI, WINDOW, LINEAR, LEARNED])
+def test_whole_models_keep_every_law(spec) -> None:
+    assert not broken_laws(spec)
+
+
+def test_a_window_that_is_one_longer_when_decoding(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = Window.allows
+    longer = Window(6)
+    monkeypatch.setattr(Window, "allows", lambda self, q, k: right(longer if q.shape[-2] == 1 else self, q, k))
+    assert "cached = whole" in broken_laws(WINDOW)
+
+
+def test_a_bias_that_is_zero_when_decoding(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = AlibiModule.bias
+    monkeypatch.setattr(AlibiModule, "bias", lambda self, at: None if at.positions.shape[1] == 1 else right(self, at))
+    assert {"cached = whole", "ragged decode = alone"} <= broken_laws(ALIBI)
+
+
+def test_positions_by_slot_instead_of_by_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = RopeModule.waves
+
+    def by_slot(self, at: At, dtype: torch.dtype):
+        slots = torch.arange(at.positions.shape[1]).expand_as(at.positions)
+        return right(self, replace(at, positions=slots, shared={}), dtype)
+
+    monkeypatch.setattr(RopeModule, "waves", by_slot)
+    assert "cached = whole" in broken_laws(ROPE)
+
+
+def test_learned_positions_by_slot(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Padding on the left then moves a text, and a packed document begins where the one before ended."""
+
+    def by_slot(self, x, at):
+        return x + self.table(torch.arange(x.shape[1])).expand_as(x)
+
+    monkeypatch.setattr(LearnedModule, "embed", by_slot)
+    assert {"padded left = right = alone", "packed = separate"} <= broken_laws(LEARNED)
+
+
+def test_a_state_that_is_not_emptied(monkeypatch: pytest.MonkeyPatch) -> None:
+    def read(self, at, empty):
+        at.refuse_packed()
+        return self.array[: len(empty)] if at.rows is None else self.array[at.rows]
+
+    monkeypatch.setattr(fixed.RowState, "read", read)
+    assert {"used row = fresh row", "cached = whole"} <= broken_laws(LINEAR)
+
+
+def test_padding_that_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = masks.join
+    monkeypatch.setattr(masks, "join", lambda mask, at: right(mask, replace(at, valid=None, k_valid=None)))
+    assert "padded left = right = alone" in broken_laws(ROPE)
+
+
+def test_documents_that_see_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = masks.join
+    monkeypatch.setattr(masks, "join", lambda mask, at: right(mask, replace(at, segments=None)))
+    assert "packed = separate" in broken_laws(ROPE)
+
+
+def test_packed_documents_that_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(At, "refuse_packed", lambda self: None)
+    assert "packed is not remembered" in broken_laws(ROPE)
+
+
+def test_a_recurrence_that_says_it_can_go_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("regard.engine.stores.contiguous.refuse_rewind", lambda states: None)
+    assert "rewound = never read" in broken_laws(LINEAR)
+
+
+def test_tokens_kept_in_the_wrong_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = ContiguousState.place
+
+    def shifted(self, at):
+        rows, slots = right(self, at)
+        return rows, (slots + 1) % self.store.capacity
+
+    monkeypatch.setattr(ContiguousState, "place", shifted)
+    assert {"cached = whole", "paged = contiguous"} <= broken_laws(ROPE)
+
+
+def test_blocks_that_two_rows_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = Paged.reserve
+
+    def shared(self, row: int, length: int) -> bool:
+        done = right(self, row, length)
+        self.table[row] = self.table[0]
+        return done
+
+    monkeypatch.setattr(Paged, "reserve", shared)
+    assert {"ragged decode = alone", "preempted = undisturbed"} <= broken_laws(ROPE)
+
+
+def test_a_model_that_cannot_be_run_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(self, at):
+        raise RuntimeError("no such slot")
+
+    monkeypatch.setattr(ContiguousState, "place", fail)
+    outcome = attempt("cached = whole", trials(build(ROPE), 12)[""])
+    assert outcome.note == "RuntimeError: no such slot" and not kept(outcome, torch.float64)
+
+
+def test_a_tensor_that_is_not_saved_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = weights.load
+
+    def damaged(*arguments):
+        model = right(*arguments)
+        next(model.parameters()).data[0, 0] += 1e-6
+        return model
+
+    monkeypatch.setattr(weights, "load", damaged)
+    assert broken_laws(ROPE) == {"saved and loaded = as it was"}
