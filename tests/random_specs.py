@@ -196,13 +196,19 @@ def blocks(draw: st.DrawFn, heads: int) -> Block:
     if draw(st.integers(0, 3)) == 0:
         bodies.insert(0, draw(st.one_of(*mixers(heads).values())))
     style = draw(st.sampled_from(["pre", "post", "parallel"]))
+    common = draw(st.none() | real_norms) if style == "parallel" else None  # one norm for all sublayers
     return Block(
         tuple(
-            Sublayer(body, draw(norms), after=draw(st.none() | real_norms), scale=draw(st.none() | factors))
+            Sublayer(
+                body,
+                draw(norms) if common is None else NoNorm(),
+                after=draw(st.none() | real_norms),
+                scale=draw(st.none() | factors),
+            )
             for body in bodies
         ),
         style=style,
-        norm=draw(norms) if style == "parallel" else None,
+        norm=common,
         keep=draw(factors),
         share=draw(factors),
         dropout=draw(st.sampled_from([0.0, 0.1])),
@@ -216,7 +222,7 @@ def decoders(draw: st.DrawFn) -> Decoder:
     return Decoder(
         vocab=VOCAB,
         width=heads * HEAD_DIM,
-        layers=(Repeat(tuple(several), draw(st.integers(1, 2)) if len(several) == 1 else 1),),
+        layers=(Repeat(tuple(several)),),
         position=draw(st.one_of(*of_stack(heads).values())),
         norm=draw(norms),
         tied=draw(flags),

@@ -51,8 +51,6 @@ class At:
 
     def before_source(self, source: "At") -> "At":
         """The same queries before the tokens of the source that cross-attention reads."""
-        if (self.segments is None) != (source.segments is None):
-            raise ValueError("a packed text needs a packed source, and a source of one document a text of one")
         return At(
             self.positions,
             self.segments,

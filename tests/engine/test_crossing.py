@@ -99,7 +99,10 @@ def test_alone_is_what_the_model_says_without_a_cache(tiny, alone, kind) -> None
 
 
 @pytest.mark.ledger("eng.continuous", "kv.paged", "inf.prefill")
-@pytest.mark.parametrize(("chunk", "count"), [(1, 50), (7, 70), (64, 200)])
+@pytest.mark.parametrize(
+    ("chunk", "count"),
+    [pytest.param(1, 50, marks=pytest.mark.slow), pytest.param(7, 70, marks=pytest.mark.slow), (64, 200)],
+)
 @pytest.mark.parametrize("store", ["contiguous", "paged"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_in_any_mix_as_alone(tiny, alone, kind, store, chunk, count) -> None:

@@ -18,7 +18,7 @@ from regard.verify.draw import draw_wide
 from regard.verify.verdict import verify
 from tests import random_specs as drawn
 
-LENGTH = 9
+LENGTH = 7
 TABLES = {
     Body: drawn.mixers(1).keys() | drawn.FEEDFORWARDS.keys(),
     Position: drawn.POSITIONS.keys() | drawn.of_stack(1).keys(),
