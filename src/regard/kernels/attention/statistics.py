@@ -55,7 +55,7 @@ def attend_with_statistics(
                 some, p = part_of(s, v[:, :, columns].to(wide), peak)
                 part = part.join(some)
                 on_first = mass_on(p, early[..., columns])
-                energy = p.mul_(s).sum(-1, keepdim=True)  # Σ_j exp(s_j - m) s_j
+                energy = torch.einsum("bhls,bhls->bhl", p, s).unsqueeze(-1)  # Σ_j exp(s_j - m) s_j
                 sums = sums.join(Part(some.m, some.l, torch.cat([energy, on_first], -1)))
                 better = (peak > best) & (some.l > 0)
                 best, top = torch.where(better, peak, best), torch.where(better, where + columns.start, top)
