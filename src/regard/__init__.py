@@ -13,6 +13,7 @@ _HOME = {
     "Block": "regard.parts.block",
     "Sublayer": "regard.parts.block",
     "Repeat": "regard.models.stack",
+    "tile": "regard.models.pattern",
     "Encoder": "regard.models.encoder",
     "EncoderDecoder": "regard.models.encoder_decoder",
     "DualEncoder": "regard.models.dual_encoder",
