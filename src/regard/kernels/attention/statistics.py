@@ -79,22 +79,12 @@ def mass_on(p: Tensor, some: Tensor) -> Tensor:
 
 
 def highest(s: Tensor, parts: int = 16) -> tuple[Tensor, Tensor]:
-    """Of each row (…, l, s) the highest score and where it stands, both (…, l, 1).
+    """Of each row (…, l, s) the highest score and where it stands first, both (…, l, 1).
 
-    PyTorch's argmax reads one number at a time, so the highest of every s / parts columns are found first.
+    PyTorch's argmax reads one number at a time, so it is asked about the highest of each part, then about one part.
     """
-    if s.shape[-1] % parts:
-        parts = s.shape[-1]
-    s = s.unflatten(-1, (parts, -1))  # (…, l, parts, s / parts)
-    peaks = s.amax(-2)  # (…, l, s / parts)
-    peak = peaks.amax(-1, keepdim=True)
-    column = first_true(peaks == peak)  # (…, l, 1)
-    part = first_true(s.gather(-1, column.unsqueeze(-2).expand(*s.shape[:-1], 1)).squeeze(-1) == peak)
-    return peak, part * s.shape[-1] + column
-
-
-def first_true(found: Tensor) -> Tensor:
-    """(…, n) -> (…, 1)"""
-    count = found.shape[-1]
-    falling = torch.arange(count, 0, -1, dtype=torch.float32, device=found.device)
-    return count - (found * falling).amax(-1, keepdim=True).long()
+    s = s.unflatten(-1, (parts if s.shape[-1] % parts == 0 else 1, -1))  # (…, l, parts, s / parts)
+    peaks = s.amax(-1)  # (…, l, parts)
+    part = peaks.argmax(-1, keepdim=True)  # (…, l, 1)
+    inside = s.gather(-2, part.unsqueeze(-1).expand(*part.shape, s.shape[-1])).squeeze(-2)  # (…, l, s / parts)
+    return peaks.gather(-1, part), part * s.shape[-1] + inside.argmax(-1, keepdim=True)
