@@ -10,9 +10,9 @@ from regard.engine.stores.contiguous import Contiguous
 from regard.engine.stores.paged import Paged
 from tests.laws import MODELS, build, error, text
 
-pytestmark = [pytest.mark.gpu, pytest.mark.parametrize("name", MODELS)]
+pytestmark = pytest.mark.gpu
+every_model = pytest.mark.parametrize("name", MODELS)
 LENGTH, CAPACITY = 24, 32
-COMPILED = {"grouped-query", "hybrid", "experts", "window"}
 
 
 @pytest.fixture(autouse=True)
@@ -24,6 +24,7 @@ def exact_products():
     torch.backends.cuda.matmul.allow_tf32 = before
 
 
+@every_model
 def test_logits_and_gradients_are_the_cpus(name: str) -> None:
     tokens = text(2, LENGTH)
     exact = build(MODELS[name]).requires_grad_()
@@ -39,6 +40,7 @@ def test_logits_and_gradients_are_the_cpus(name: str) -> None:
             assert error(parameter.grad.cpu().double(), theirs[path].grad) < 1e-3, path
 
 
+@every_model
 @pytest.mark.parametrize("kind", ["contiguous", "paged"])
 def test_cached_is_whole(name: str, kind: str) -> None:
     model = build(MODELS[name], torch.float32).cuda()
@@ -57,11 +59,10 @@ def test_cached_is_whole(name: str, kind: str) -> None:
     assert error(torch.cat(steps, 1), model(tokens)) < 1e-4
 
 
+@pytest.mark.parametrize("name", ["grouped-query", "hybrid", "experts", "window"])  # each compiles for a while
 @pytest.mark.parametrize("store", ["contiguous", "paged"])
 def test_the_engine_says_the_same_compiled(name: str, store: str) -> None:
     """Greedy tokens of three requests at once, eager and through torch.compile, in float64: no near ties."""
-    if name not in COMPILED:
-        pytest.skip("one model of each kind of memory is enough: each compiles for a minute")
     model = build(MODELS[name]).cuda()
     prompts, said = [[1, 2, 3], [4, 5, 6, 7, 8], [9]], []
     for compile in (False, True):
@@ -73,6 +74,7 @@ def test_the_engine_says_the_same_compiled(name: str, store: str) -> None:
     assert said[0] == said[1]
 
 
+@every_model
 def test_bfloat16_is_near(name: str) -> None:
     tokens = text(2, LENGTH)
     expected = build(MODELS[name])(tokens)

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from regard.at import At
 from regard.data.batch import Batch
-
-Result = tuple[Tensor, Tensor, dict[str, Tensor]]
+from regard.objectives.next_token import Result, counted
+from regard.parts.block import Losses
 
 
 def classification(model: nn.Module, batch: Batch) -> Result:
@@ -35,7 +35,7 @@ def relevance(model: nn.Module, batch: Batch) -> Result:
     return counted(loss, torch.ones_like(labels).sum(), losses, {"accuracy": correct})
 
 
-def read(model: nn.Module, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+def read(model: nn.Module, batch: Batch) -> tuple[Tensor, Losses]:
     """What the model says of images; or of tokens, with `valid` where rows are padded, `types` where they are pairs."""
     if "images" in batch:
         out = model(batch.images, outputs=True)
@@ -47,9 +47,3 @@ def read(model: nn.Module, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
 def padded(valid: Tensor | None) -> At | None:
     """Rows of one text each, padded on either side."""
     return None if valid is None else At((valid.cumsum(-1) - 1).clamp_min(0), valid=valid, consecutive=True)
-
-
-def counted(loss: Tensor, count: Tensor, losses: dict[str, Tensor], metrics: dict[str, Tensor]) -> Result:
-    """With what bodies add: a mean over the batch, so it weighs as much a row as any row."""
-    extras = {name: extra * count for name, extra in losses.items()}
-    return loss + sum(extras.values()), count, metrics | {name: extra.detach() for name, extra in extras.items()}

@@ -14,7 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.data.batch import Batch
-from regard.objectives.classification import counted, padded
+from regard.objectives.classification import padded
+from regard.objectives.next_token import Result, counted
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,7 @@ class Contrastive:
 
     loss: Literal["softmax", "sigmoid"] = "softmax"
 
-    def __call__(self, model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+    def __call__(self, model: nn.Module, batch: Batch) -> Result:
         """Needs images and tokens, row by row a pair; `valid` where texts are padded."""
         out = model(batch.images, batch.tokens, padded(batch.get("valid")), outputs=True)
         logits = out.logits.to(torch.promote_types(out.logits.dtype, torch.float32))  # (B, B)

@@ -1,11 +1,11 @@
 """Predict the next token of a text with images in it; places that images take are no targets (weight 0)."""
 
-from torch import Tensor, nn
+from torch import nn
 
 from regard.data.batch import Batch
-from regard.objectives.next_token import token_loss, where
+from regard.objectives.next_token import Result, token_loss, where
 
 
-def image_text(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+def image_text(model: nn.Module, batch: Batch) -> Result:
     """Needs images (B, n, C, height, width), n a row in the order of their places, and what next_token needs."""
     return token_loss(model(batch.tokens, where(batch), images=batch.images.flatten(0, 1), outputs=True), batch)

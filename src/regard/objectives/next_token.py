@@ -19,16 +19,18 @@ from torch import Tensor, nn
 from regard.at import At
 from regard.data.batch import Batch
 from regard.models.decoder import Outputs
+from regard.parts.block import Losses
 
 Objective = Callable[[nn.Module, Batch], tuple[Tensor, Tensor, Mapping[str, Tensor]]]
+Result = tuple[Tensor, Tensor, dict[str, Tensor]]
 
 
-def next_token(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+def next_token(model: nn.Module, batch: Batch) -> Result:
     """Needs tokens, targets, weights, positions and segments, all (B, L)."""
     return token_loss(model(batch.tokens, where(batch), outputs=True), batch)
 
 
-def token_loss(out: Outputs, batch: Batch) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+def token_loss(out: Outputs, batch: Batch) -> Result:
     """The losses of what a model has put out for every token, against targets and weights."""
     weights = batch.weights.to(torch.promote_types(out.logits.dtype, torch.float32))
     count = weights.sum()
@@ -38,10 +40,13 @@ def token_loss(out: Outputs, batch: Batch) -> tuple[Tensor, Tensor, dict[str, Te
     for i, logits in enumerate(out.ahead, start=1):
         metrics[f"ahead_{i}"] = (further := cross_entropy(logits, *shifted(batch, weights, i))).detach()
         loss = loss + further
-    for name, extra in out.losses.items():  # a mean over this part of the batch: as much a token as any of its tokens
-        metrics[name] = (extra := extra * count).detach()
-        loss = loss + extra
-    return loss, count, metrics
+    return counted(loss, count, out.losses, metrics)
+
+
+def counted(loss: Tensor, count: Tensor, losses: Losses, metrics: dict[str, Tensor]) -> Result:
+    """With what bodies add: each a mean over this part of the batch, so it weighs as much as any of what is counted."""
+    extras = {name: extra * count for name, extra in losses.items()}
+    return loss + sum(extras.values()), count, metrics | {name: extra.detach() for name, extra in extras.items()}
 
 
 def cross_entropy(logits: Tensor, targets: Tensor, weights: Tensor) -> Tensor:

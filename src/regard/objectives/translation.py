@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 from regard.data.batch import Batch
 from regard.objectives.classification import padded
-from regard.objectives.next_token import token_loss, where
+from regard.objectives.next_token import Result, token_loss, where
 
 
-def translation(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+def translation(model: nn.Module, batch: Batch) -> Result:
     """Needs source and source_valid (B, S), and what next_token needs."""
     out = model(batch.source, batch.tokens, padded(batch.get("source_valid")), where(batch), outputs=True)
     return token_loss(out, batch)

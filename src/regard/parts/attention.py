@@ -74,10 +74,6 @@ class Attention(Body):
     def biased(self) -> int | None:
         return self.heads
 
-    @property
-    def remembered(self) -> int | None:
-        return self.position.remembered
-
     def build(self, width: int) -> nn.Module:
         return AttentionModule(width, self)
 

@@ -36,8 +36,9 @@ class Body(Spec):
 
     @property
     def remembered(self) -> int | None:
-        """How many tokens a cache may hold and still be exact; None: there is no end."""
-        return None
+        """How many tokens a cache may hold and still be exact: what its positions say, if it has any; None: no end."""
+        position = getattr(self, "position", None)
+        return None if position is None else position.remembered
 
     def build(self, width: int) -> nn.Module:
         raise NotImplementedError

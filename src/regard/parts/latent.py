@@ -68,10 +68,6 @@ class LatentAttention(Body):
     def biased(self) -> int | None:
         return self.heads
 
-    @property
-    def remembered(self) -> int | None:
-        return self.position.remembered
-
     def build(self, width: int) -> nn.Module:
         return LatentAttentionModule(width, self)
 

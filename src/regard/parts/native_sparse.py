@@ -69,10 +69,6 @@ class NativeSparse(Body):
     def biased(self) -> int | None:
         return self.heads
 
-    @property
-    def remembered(self) -> int | None:
-        return self.position.remembered
-
     def build(self, width: int) -> nn.Module:
         return NativeSparseModule(width, self)
 

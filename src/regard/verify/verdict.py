@@ -46,7 +46,8 @@ def verify(
             for law in LAWS:
                 begun(law, name_of(dtype))
                 outcomes.setdefault((half, law), {})[dtype] = attempt(law, trial)
-    rounding = max(o.difference for found in outcomes.values() if kept(o := found[torch.float64], torch.float64))
+    tight = [found[torch.float64] for found in outcomes.values()]
+    rounding = max((outcome.difference for outcome in tight if kept(outcome, torch.float64)), default=0.0)
     return [judge(f"{half}: {law}" if half else law, found, rounding) for (half, law), found in outcomes.items()]
 
 
