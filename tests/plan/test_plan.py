@@ -155,8 +155,9 @@ def test_cache_bytes_are_those_of_the_stores(spec, store, dtype):
     else:  # it keeps one block of 16 more
         states = Paged(spec.memory(), rows=3, capacity=48, blocks=8, dtype=getattr(torch, dtype)).states
     kept = [state for block in states for state in block]
-    fixed = [state.array for state in kept if isinstance(state, RowState)]
-    growing = [t for state in kept for t in getattr(state, "arrays", getattr(state, "pages", {})).values()]
+    fixed = [t for state in kept if isinstance(state, RowState) for t in state.arrays.values()]
+    others = [state for state in kept if not isinstance(state, RowState)]
+    growing = [t for state in others for t in getattr(state, "arrays", getattr(state, "pages", {})).values()]
     assert planned.state_bytes == sum(tensor.nbytes for tensor in fixed)
     assert planned.kv_bytes() == sum(tensor.nbytes for tensor in growing)
     assert planned.kv_bytes_per_token * 48 * 3 == planned.kv_bytes()

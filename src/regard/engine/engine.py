@@ -27,7 +27,7 @@ from regard.engine.scheduler import Batch, Scheduler
 from regard.engine.stores.contiguous import Contiguous
 from regard.engine.stores.paged import Paged
 from regard.models.decoder import DecoderModule
-from regard.parts.state import PerSource
+from regard.parts.state import PerSource, each
 from regard.spec import nearest
 
 CAPACITY = 2048  # tokens a request may have when neither the caller nor the model knows a limit
@@ -62,8 +62,8 @@ class Engine:
                 raise ValueError(f"engine: {name}={size} must be positive")
         if context is not None and capacity > context:
             raise ValueError(f"engine: capacity={capacity} exceeds the model's context={context}; choose at most that")
-        for body in (sublayer.body for each in model.spec.blocks for sublayer in each.sublayers):
-            if isinstance(body.memory(model.spec.width), PerSource):
+        for body in (sublayer.body for layer in model.spec.blocks for sublayer in layer.sublayers):
+            if any(isinstance(declared, PerSource) for declared in each(body.memory(model.spec.width))):
                 raise ValueError(f"engine: {body.kind} reads a source, which no request brings; step the model itself")
             if body.remembered is not None and capacity > body.remembered:
                 raise ValueError(

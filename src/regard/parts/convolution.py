@@ -33,7 +33,7 @@ class ShortConvolution(Body):
         return ShortConvolutionModule(width, self.taps)
 
     def memory(self, width: int) -> Fixed:
-        return Fixed((self.taps - 1, width))
+        return Fixed({"tail": (self.taps - 1, width)})
 
     def flops(self, width: int, tokens: int, seen: int) -> int:
         return 0  # no matrix product
@@ -49,7 +49,7 @@ class ShortConvolutionModule(nn.Module):
         x, positions = pick(x, order), pick(at.positions, order)
         segments = None if at.segments is None else pick(at.segments, order)
         behind = len(self.weight) - 1
-        past = state.read(at, x.new_zeros(len(x), behind, x.shape[2]))  # (B, k - 1, D)
+        (past,) = state.read(at, tail=x.new_zeros(len(x), behind, x.shape[2]))  # (B, k - 1, D)
         line = torch.cat([past.to(x.dtype), x], 1)  # (B, k - 1 + L, D)
         y = torch.zeros_like(x)
         for i, weight in enumerate(self.weight):
@@ -57,7 +57,7 @@ class ShortConvolutionModule(nn.Module):
             if segments is not None:
                 inside = inside & (segments == F.pad(segments, (i, 0))[:, : x.shape[1]])
             y = y + line[:, behind - i : line.shape[1] - i].where(inside.unsqueeze(-1), 0.0) * weight
-        state.write(at, self.latest(line, at.valid))
+        state.write(at, tail=self.latest(line, at.valid))
         return y if order is None else pick(y, order.argsort(1))  # each token back to its place
 
     def latest(self, line: Tensor, valid: Tensor | None) -> Tensor:

@@ -36,7 +36,7 @@ class LinearAttention(Body):
         return LinearAttentionModule(width, self)
 
     def memory(self, width: int) -> Fixed:
-        return Fixed((self.heads, self.head_dim(width), self.head_dim(width) + 1))
+        return Fixed({"sums": (self.heads, self.head_dim(width), self.head_dim(width) + 1)})
 
     def flops(self, width: int, tokens: int, seen: int) -> int:
         return tokens * 8 * width * width + self.heads * flops(self.head_dim(width), tokens)
@@ -57,7 +57,7 @@ class LinearAttentionModule(nn.Module):
         v = split(self.v_proj(x), self.heads)  # (B, H, L, E)
         wide = torch.promote_types(x.dtype, torch.float32)
         empty = x.new_zeros(len(x), self.heads, self.head_dim, self.head_dim + 1, dtype=wide)
-        past = state.read(at, empty)  # (B, H, E, E + 1)
+        (past,) = state.read(at, sums=empty)  # (B, H, E, E + 1)
         out, past = linear_attention(q, k, v, past, at.segments, at.valid)
-        state.write(at, past)
+        state.write(at, sums=past)
         return self.o_proj(merge(out.to(x.dtype)))

@@ -3,7 +3,7 @@
 A mixer declares it (`memory`), a store decides how it is kept (engine/stores), and forward is handed a state:
 
     k, v, at = state.extend(at, k=k, v=v)     per token: put these behind what is remembered, get everything back
-    past = state.read(at, …); state.write(at, past)     fixed size: the sums of a recurrence
+    h, c = state.read(at, h=…, c=…); state.write(at, h=h, c=c)     fixed size: what a recurrence carries along
     k, v, at = state.recall(at, read)     per token of a source: computed while it is there, remembered after
 
 FRESH remembers nothing and hands its inputs back, so training and decoding are one forward.
@@ -27,9 +27,9 @@ class PerToken:
 
 @dataclass(frozen=True)
 class Fixed:
-    """One array of this shape for a whole sequence, kept in at least float32; it cannot be rewound."""
+    """Arrays for a whole sequence, however long: name -> shape, kept in at least float32."""
 
-    shape: tuple[int, ...]
+    arrays: dict[str, tuple[int, ...]]
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,13 @@ class PerSource:
     arrays: dict[str, tuple[int, int]]
 
 
-Memory = PerToken | Fixed | PerSource | None
+Declared = PerToken | Fixed | PerSource | None
+Memory = Declared | tuple[Declared, ...]  # a tuple: of several kinds, and its state has the methods of all
+
+
+def each(memory: Memory) -> tuple[Declared, ...]:
+    """What one body declares, kind by kind."""
+    return memory if isinstance(memory, tuple) else (memory,)
 
 
 class TokenState(Protocol):
@@ -49,12 +55,12 @@ class TokenState(Protocol):
 
 
 class FixedState(Protocol):
-    def read(self, at: At, empty: Tensor) -> Tensor:
-        """The fixed array of these rows, or `empty` where a row begins (position 0)."""
+    def read(self, at: At, **empty: Tensor) -> tuple[Tensor, ...]:
+        """The fixed arrays of these rows, or what is given as `empty` where a row begins (position 0)."""
         ...
 
-    def write(self, at: At, array: Tensor) -> None:
-        """Remember the fixed array of these rows."""
+    def write(self, at: At, **arrays: Tensor) -> None:
+        """Remember the fixed arrays of these rows."""
         ...
 
 
@@ -71,10 +77,10 @@ class Fresh:
     def extend(self, at: At, **arrays: Tensor) -> tuple:
         return (*arrays.values(), at)
 
-    def read(self, at: At, empty: Tensor) -> Tensor:
-        return empty
+    def read(self, at: At, **empty: Tensor) -> tuple[Tensor, ...]:
+        return tuple(empty.values())
 
-    def write(self, at: At, array: Tensor) -> None:
+    def write(self, at: At, **arrays: Tensor) -> None:
         pass
 
     def recall(self, at: At, read: Callable[[Tensor], dict[str, Tensor]]) -> tuple:

@@ -17,7 +17,7 @@ from regard.models.decoder import Decoder
 from regard.models.encoder import Encoder
 from regard.parts.attention import Attention
 from regard.parts.body import Body
-from regard.parts.state import Fixed, Memory, PerSource, PerToken
+from regard.parts.state import Declared, Fixed, PerSource, PerToken, each
 from regard.plan.formats import format_of
 from regard.plan.parameters import Parameters, count_parameters
 from regard.plan.parts import Half, Planned, all_bodies, bodies, flops, halves, unread, window
@@ -91,14 +91,17 @@ class Plan:
             if isinstance(memory, PerToken | PerSource)
         ]
 
-    def memories(self) -> list[tuple[Body, Memory]]:
+    def memories(self) -> list[tuple[Body, Declared]]:
         writer = self.writer
-        return [] if writer is None else [(body, body.memory(writer.width)) for body in bodies(writer)]
+        if writer is None:
+            return []
+        return [(body, declared) for body in bodies(writer) for declared in each(body.memory(writer.width))]
 
     @property
     def state_bytes(self) -> int:
         """Recurrent states, the same for a text of any length; kept in at least float32."""
-        numbers = sum(prod(memory.shape) for _, memory in self.memories() if isinstance(memory, Fixed))
+        fixed = (memory for _, memory in self.memories() if isinstance(memory, Fixed))
+        numbers = sum(prod(shape) for memory in fixed for shape in memory.arrays.values())
         return numbers * max(4, format_of(self.dtype).bits // 8) * self.batch
 
     @property

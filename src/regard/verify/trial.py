@@ -15,8 +15,10 @@ from torch import Tensor, nn
 
 from regard.at import At
 from regard.engine.stores.contiguous import Contiguous
+from regard.engine.stores.fixed import parts
 from regard.engine.stores.paged import Paged
 from regard.models.decoder import Decoder
+from regard.parts.state import each
 
 STORES = ("contiguous", "paged")
 BLOCK = 4  # of the paged store: small, so that every text has several
@@ -81,7 +83,7 @@ class Trial:
 
     def remembers(self, kind: type) -> bool:
         """Does a layer remember in this way (parts/state.py)?"""
-        return any(isinstance(memory, kind) for memory in chain(*self.memory()))
+        return any(isinstance(declared, kind) for memory in chain(*self.memory()) for declared in each(memory))
 
     def open(self, kind: str, rows: int, length: int = 0) -> Store:
         """A store with room for every row, twice as much as it needs, filled with junk."""
@@ -93,7 +95,7 @@ class Trial:
             store = Paged(self.memory(), rows, capacity, rows * capacity // BLOCK, block=BLOCK, **place)
         for row in range(rows):
             assert store.reserve(row, capacity)
-        for state in chain(*store.states):
+        for state in chain(*map(parts, store.states)):
             for held in vars(state).values():
                 for array in held.values() if isinstance(held, dict) else [held]:
                     if isinstance(array, Tensor) and array.is_floating_point():

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from regard.at import At
-from regard.engine.stores.fixed import build_states, forget_source, refuse_rewind
+from regard.engine.stores.fixed import build_states, forget_source, parts, refuse_rewind
 from regard.parts.state import PerToken
 
 
@@ -41,7 +41,7 @@ class Contiguous:
         forget_source(self.states, row)
 
     def clear(self, row: int, start: int) -> None:
-        for state in chain(*self.states):
+        for state in chain(*map(parts, self.states)):
             if isinstance(state, ContiguousState):
                 state.clear(row, start, self.lengths[row])
         self.lengths[row] = min(start, self.lengths[row])

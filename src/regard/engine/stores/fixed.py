@@ -1,6 +1,6 @@
 """States whose size is known from the start, the same in every store: a recurrence's sums, a source's keys."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import chain
 
 import torch
@@ -8,25 +8,39 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from regard.at import At, Source
-from regard.parts.state import FRESH, Fixed, PerSource, PerToken, State
+from regard.parts.state import FRESH, Declared, Fixed, PerSource, PerToken, State, each
 
 
 class RowState:
     def __init__(self, declared: Fixed, rows: int, dtype: torch.dtype, device: torch.device | str):
         wide = torch.promote_types(dtype, torch.float32)
-        self.array = torch.zeros(rows, *declared.shape, dtype=wide, device=device)
+        self.arrays = {
+            name: torch.zeros(rows, *shape, dtype=wide, device=device) for name, shape in declared.arrays.items()
+        }
 
-    def read(self, at: At, empty: Tensor) -> Tensor:
+    def read(self, at: At, **empty: Tensor) -> tuple[Tensor, ...]:
         at.refuse_packed()
-        first = at.positions == 0 if at.valid is None else (at.positions == 0) & at.valid  # (B, L)
-        begins = first.any(-1).view(-1, *[1] * (self.array.dim() - 1))
-        return empty.where(begins, self.array[: len(empty)] if at.rows is None else self.array[at.rows])
+        rows = rows_of(at)
+        begins = at.once("begins", lambda: begin(at))  # (B,)
+        return tuple(
+            new.where(begins.view(-1, *[1] * (new.dim() - 1)), self.arrays[name][rows]) for name, new in empty.items()
+        )
 
-    def write(self, at: At, array: Tensor) -> None:
-        if at.rows is None:
-            self.array[: len(array)] = array
-        else:
-            self.array[at.rows] = array
+    def write(self, at: At, **arrays: Tensor) -> None:
+        rows = rows_of(at)
+        for name, array in arrays.items():
+            self.arrays[name][rows] = array.to(self.arrays[name].dtype)
+
+
+def begin(at: At) -> Tensor:
+    """(B,) does a row begin here?"""
+    first = at.positions == 0 if at.valid is None else (at.positions == 0) & at.valid  # (B, L)
+    return first.any(-1)
+
+
+def rows_of(at: At) -> slice | Tensor:
+    """The rows of the store that this forward is about."""
+    return slice(len(at.positions)) if at.rows is None else at.rows
 
 
 class SourceRows:
@@ -44,7 +58,7 @@ class SourceRows:
 
     def recall(self, at: At, read: Callable[[Tensor], dict[str, Tensor]]) -> tuple:
         at.refuse_packed()
-        rows = slice(len(at.positions)) if at.rows is None else at.rows
+        rows = rows_of(at)
         if at.source is not None:
             self.write(rows, at.source, read(at.source.x))
         valid = self.valid[rows]
@@ -70,6 +84,17 @@ class SourceRows:
             self.arrays[name][rows] = F.pad(new, (0, 0, 0, spare))
 
 
+class Together:
+    """The state of a body that declares several kinds: it has the methods of all."""
+
+    def __init__(self, *parts: State):
+        self.parts = parts
+        for part in parts:
+            for method in ("extend", "read", "write", "recall"):
+                if hasattr(part, method):
+                    setattr(self, method, getattr(part, method))
+
+
 def build_states(
     memory,
     per_token: Callable[[PerToken], State],
@@ -79,17 +104,31 @@ def build_states(
     device: torch.device | str,
 ) -> tuple[tuple[State, ...], ...]:
     """A state for each declaration, in the same nesting; what remembers nothing gets FRESH."""
-    make = {
-        PerToken: per_token,
-        Fixed: lambda declared: RowState(declared, rows, dtype, device),
-        PerSource: lambda declared: SourceRows(declared, rows, source, dtype, device),
-        type(None): lambda _: FRESH,
-    }
-    return tuple(tuple(make[type(declared)](declared) for declared in block) for block in memory)
+
+    def make(declared: Declared) -> State:
+        match declared:
+            case PerToken():
+                return per_token(declared)
+            case Fixed():
+                return RowState(declared, rows, dtype, device)
+            case PerSource():
+                return SourceRows(declared, rows, source, dtype, device)
+        return FRESH
+
+    def together(made: list[State]) -> State:
+        return made[0] if len(made) == 1 else Together(*made)
+
+    return tuple(tuple(together([make(d) for d in each(one)]) for one in block) for block in memory)
+
+
+def parts(block: tuple[State, ...]) -> Iterator[State]:
+    """The states of a block, kind by kind."""
+    for state in block:
+        yield from state.parts if isinstance(state, Together) else (state,)
 
 
 def forget_source(states: tuple[tuple[State, ...], ...], row: int) -> None:
-    for state in chain(*states):
+    for state in chain(*map(parts, states)):
         if isinstance(state, SourceRows):
             state.clear(row)
 
@@ -100,7 +139,7 @@ class CannotRewind(ValueError):
 
 def refuse_rewind(states: tuple[tuple[State, ...], ...]) -> None:
     for layer, block in enumerate(states):
-        if any(isinstance(state, RowState) for state in block):
+        if any(isinstance(state, RowState) for state in parts(block)):
             raise CannotRewind(
                 f"layer {layer} remembers only a sum of its past, which cannot be undone; read the text again"
             )

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from regard.at import At
-from regard.engine.stores.fixed import build_states, forget_source, refuse_rewind
+from regard.engine.stores.fixed import build_states, forget_source, parts, refuse_rewind
 from regard.parts.state import PerToken
 
 
@@ -59,7 +59,7 @@ class Paged:
     def give_back(self, row: int, keep: int) -> None:
         """All but the first `keep` blocks."""
         slots = self.slots(self.table[row, keep : len(self.owned[row])])
-        for state in chain(*self.states):
+        for state in chain(*map(parts, self.states)):
             if isinstance(state, PagedState):
                 state.clear(slots)
         self.free += reversed(self.owned[row][keep:])
