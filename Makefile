@@ -5,6 +5,8 @@ UV := $(or $(shell command -v uv 2>/dev/null),.venv/bin/uv)
 BIN := .venv/bin
 READY := .venv/ready
 OLDEST_READY := .venv-oldest/ready
+# Tests run side by side, each on one thread: most are too small to share among threads.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses auto --maxprocesses 4 --dist worksteal
 COMPILE := $(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
 	--custom-compile-command "make lock"
 
@@ -18,14 +20,14 @@ demo: $(READY)  ## train a small model in minutes, question it, leave a report i
 	@$(BIN)/regard demo
 
 test: $(READY)  ## prove it: the tests, in minutes on two CPU cores
-	@$(BIN)/pytest -m "not slow and not gpu"
+	@$(PYTEST) -m "not slow and not gpu"
 
 test-all: $(READY)  ## prove all of it: slow tests, hundreds of random specs, the oldest torch
-	@$(BIN)/pytest -m "not gpu" --hypothesis-profile=thorough
+	@$(PYTEST) -m "not gpu" --hypothesis-profile=thorough
 	@$(MAKE) --no-print-directory test-oldest
 
 test-oldest: $(OLDEST_READY)  ## make test with the oldest torch that is supported
-	@.venv-oldest/bin/pytest -m "not slow and not gpu"
+	@$(PYTEST:.venv/%=.venv-oldest/%) -m "not slow and not gpu"
 
 serve: $(READY)  ## serve the demo's model and its page on this machine
 	@$(BIN)/regard serve runs/demo
