@@ -1,4 +1,4 @@
-"""`make bench`: training and decoding on this CPU beside transformers, as one JSON object on standard output."""
+"""`make bench`: training, decoding and long texts on this CPU beside transformers; one JSON object on standard out."""
 
 import json
 import platform
@@ -7,14 +7,14 @@ import sys
 import torch
 import transformers
 
-from benchmarks import decode, train
+from benchmarks import decode, growth, train
 
 
 def main() -> None:
     transformers.logging.set_verbosity_error()
     machine = {"machine": platform.machine(), "threads": torch.get_num_threads(), "torch": torch.__version__}
     result = {"where": machine | {"transformers": transformers.__version__}}
-    for part in (train, decode):
+    for part in (train, decode, growth):
         print(f"measuring {part.__name__.split('.')[-1]}", file=sys.stderr)
         result |= part.measure()
     print(json.dumps(result, indent=2))

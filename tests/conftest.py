@@ -1,8 +1,10 @@
-"""What every test shares: fixed seeds, derandomized hypothesis, and a reason when a device or a browser is missing."""
+"""What every test shares: fixed seeds, derandomized hypothesis, and what to do where there is no device or browser."""
 
+import os
 import random
 import shutil
 import sys
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -10,6 +12,11 @@ from hypothesis import settings
 settings.register_profile("quick", max_examples=30, derandomize=True, deadline=None, database=None)
 settings.register_profile("thorough", settings.get_profile("quick"), max_examples=300)
 settings.load_profile("quick")
+
+if not Path(
+    "/dev/nvidiactl"
+).exists():  # no GPU: triton runs its kernels interpreted; it asks when it is first imported
+    os.environ.setdefault("TRITON_INTERPRET", "1")
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 

@@ -21,6 +21,7 @@ from regard.models.heads import Classification, Head, MaskedLM, Pooled
 from regard.models.interleaved import Interleaved
 from regard.models.model import Model
 from regard.models.presets import BERT_DENSE, clip, transformer_2017
+from regard.models.seq2seq import seq2seq
 from regard.models.stack import Repeat
 from regard.parts.attention import Attention
 from regard.parts.block import Block, Sublayer
@@ -28,11 +29,17 @@ from regard.parts.body import Body
 from regard.parts.convolution import ShortConvolution
 from regard.parts.cross import CrossAttention
 from regard.parts.experts import Experts
+from regard.parts.features import Identity, Performer
 from regard.parts.feedforward import FeedForward, Gated, SwiGLU
+from regard.parts.fixed_window import FixedWindow
 from regard.parts.frames import Frames
+from regard.parts.gated_linear import GatedLinear
+from regard.parts.gru import GRU
 from regard.parts.input import Tokens
 from regard.parts.latent import LatentAttention
 from regard.parts.linear_attention import LinearAttention
+from regard.parts.linformer import Linformer
+from regard.parts.lstm import LSTM
 from regard.parts.native_sparse import NativeSparse
 from regard.parts.norm import LayerNorm, NoNorm, Norm, RMSNorm
 from regard.parts.patches import Patches
@@ -44,8 +51,15 @@ from regard.parts.position.rope2d import Rope2D
 from regard.parts.position.scaling import NTK, DynamicNTK, Linear, Llama3, LongRope, Yarn
 from regard.parts.position.sinusoidal import Sinusoidal
 from regard.parts.position.t5 import T5Buckets
+from regard.parts.retention import Retention
+from regard.parts.rnn import RNN
 from regard.parts.routing import Router
+from regard.parts.rwkv import ChannelMixing, TimeMixing
 from regard.parts.scored import ScoredAttention
+from regard.parts.ssm.mamba import Mamba
+from regard.parts.ssm.mamba2 import Mamba2
+from regard.parts.ssm.s4 import S4
+from regard.parts.ssm.s4d import S4D
 from regard.verify.draw import draw_wide
 from regard.verify.outcome import difference as error
 from regard.verify.trial import padded as places
@@ -159,7 +173,33 @@ MODELS = {
     ),
     "linear": decoder(block(LinearAttention(4))),
     "linear, biases, sinusoidal": decoder(block(LinearAttention(2, bias=True)), position=Sinusoidal()),
+    "performer, then linear that is not normalized": decoder(
+        block(LinearAttention(4, features=Performer(9))),
+        block(LinearAttention(3, features=Identity(), normalize=False)),
+    ),
+    "retention, with and without its parts": decoder(
+        block(Retention(4)), block(Retention(2, 5, 9, LayerNorm(), False, False))
+    ),
+    "gated linear, by channel and by head": decoder(
+        block(GatedLinear(4, rank=5, temperature=2.0)), block(GatedLinear(3, decay="head", temperature=1.0))
+    ),
+    "rwkv": decoder(Block((Sublayer(TimeMixing(30), LayerNorm()), Sublayer(ChannelMixing(40), LayerNorm())))),
     "short convolution": decoder(block(ShortConvolution(3)), block(GQA)),
+    "s4": decoder(block(S4(6, 0.05, 0.5))),
+    "s4d": decoder(block(S4D(8, 0.05, 0.5, bias=True))),
+    "s4d, bilinear, no gate, then attention": decoder(
+        block(S4D(4, gate=False, initial="inv", rule="bilinear")), block(GQA)
+    ),
+    "rnn, gru": decoder(block(RNN()), block(GRU(bias=False))),
+    "rnn with relu, gru with reset before": decoder(
+        block(RNN(9, bias=False, activation="relu")), block(GRU(17, reset="before"))
+    ),
+    "lstm, wide, beside attention": decoder(Block((Sublayer(LSTM(30), NoNorm()),), keep=0.0), block(GQA)),
+    "fixed window": decoder(block(FixedWindow(3, 17))),
+    "mamba": decoder(block(Mamba(4, rank=3))),
+    "mamba, norms, biases": decoder(block(Mamba(3, 1, 2, 3, bias=True, conv_bias=False, norm=RMSNorm()))),
+    "mamba2, grouped, limited": decoder(block(Mamba2(4, 6, 1, 2, bias=True, norm_parts=2, shortest=0.5, longest=2.0))),
+    "mamba2 and a window": decoder(block(Mamba2(4, 12)), block(Attention(4, 2, position=Rope(), mask=Window(5)))),
     "hybrid": decoder(block(LinearAttention(3)), block(GQA)),
 }
 
@@ -190,12 +230,23 @@ OTHERS: dict[str, Model] = {  # no decoders: of these too the laws that apply
     "encoder, longformer": encoder(block(Attention(4, mask=Longformer(2, 2))), position=Sinusoidal()),
     "encoder, bigbird": encoder(block(Attention(4, position=Alibi(), mask=BigBird(2, 1, 1, 1, length=64)))),
     "encoder, prefix": encoder(block(Attention(4, position=Rope(), mask=PrefixLM(4)))),
+    "encoder, linear both ways, performer": encoder(
+        block(LinearAttention(4, bidirectional=True)),
+        block(LinearAttention(4, features=Performer(), bidirectional=True)),
+        position=Sinusoidal(),
+    ),
+    "encoder, linformer": encoder(block(Linformer(4, 96, 5)), block(Linformer(2, 96, 7, shared=True, bias=True))),
+    "encoder, s4 both ways": encoder(block(S4(4, bidirectional=True))),
+    "encoder, s4d both ways": encoder(block(S4D(4, bidirectional=True)), head=Pooled("mean", 5)),
     "encoder of sound": Encoder(Frames(5), WIDTH, (Repeat((block(BOTH_WAYS),), 2),), Sinusoidal()),
     "encoder of images": seer(block(Attention(3, mask=Full(), position=Rope2D(columns=4, prefix=1)))),
     "encoder-decoder": EncoderDecoder(READER, decoder(ACROSS)),
     "encoder-decoder, 2017": transformer_2017(VOCAB, WIDTH, 4, 40, 2),
     "encoder-decoder, a recurrence beside": EncoderDecoder(READER, decoder(ACROSS, block(LinearAttention(4)))),
     "images to text": EncoderDecoder(seer(block(BOTH_WAYS)), decoder(ACROSS)),
+    "seq2seq": seq2seq(VOCAB, WIDTH),
+    "seq2seq, additive, both ways": seq2seq(VOCAB, WIDTH, GRU(), "additive", 2, bidirectional=True),
+    "seq2seq, general": seq2seq(VOCAB, WIDTH, LSTM(), "general", bidirectional=True),
     "images and texts in one space": clip(8, 4, WIDTH, 2, 2, VOCAB, 48, WIDTH, 4, dim=5),
     "images among words": Interleaved(seer(block(BOTH_WAYS)), decoder(block(GQA)), marker=3),
 }

@@ -11,9 +11,8 @@ from functools import cache
 
 import torch
 
-from regard.engine.stores.fixed import CannotRewind
 from regard.kernels.attention.mask import Causal, Mask
-from regard.models.encoder_decoder import EncoderDecoder
+from regard.models.encoder_decoder import EncoderDecoder, reader_of
 from regard.models.model import Model
 from regard.parts.attention import Attention
 from regard.parts.block import Block, Sublayer
@@ -41,6 +40,7 @@ STORED = {
     "left pad": "ragged decode = alone",
     "packed": "packed is not remembered",
     "rewind": "rewound = never read",
+    "fork": "taken over = read anew",
 }
 FRESH = {"batched": "batched = alone", "left pad": "padded left = right = alone", "packed": "packed = separate"}
 COLUMNS = [
@@ -97,8 +97,7 @@ def model_of(mixer: Body, position: Position) -> Model | Spec:
     body = read(mixer.to_dict() | {"position": position.to_dict()}, mixer.kind) if in_mixer else mixer
     block = Block((Sublayer(body), Sublayer(SwiGLU(40))))
     spec = decoder(block, position=NoPosition() if in_mixer else position)
-    reads_source = isinstance(mixer, CrossAttention) or getattr(mixer, "source", False)
-    return EncoderDecoder(READER, spec) if reads_source else spec
+    return spec if reader_of(mixer) is None else EncoderDecoder(READER, spec)
 
 
 def sized(mixer: Body, position: Position) -> tuple[Body, Position]:
@@ -137,8 +136,7 @@ def cell(column: tuple[str, str], trial: Trial) -> str:
     outcome = attempt(law, trial if store == "fresh" else trial.only(store))
     if not kept(outcome, torch.float64):
         return f"FAIL: {outcome.note}"
-    refusal = CannotRewind if what == "rewind" else ValueError
-    return {"compared": "pass", "refused": refusal.__name__, "not applicable": ""}[outcome.result]
+    return {"compared": "pass", "refused": ValueError.__name__, "not applicable": ""}[outcome.result]
 
 
 def matrix() -> Iterator[tuple[str, str, Row]]:

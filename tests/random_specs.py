@@ -4,6 +4,8 @@ A strategy stands under the kind that it draws. tests/models/test_random_specs.p
 of kinds, so that a new part must be given a strategy here, or a reason why it has none.
 """
 
+from dataclasses import replace
+
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
 
@@ -21,9 +23,14 @@ from regard.parts.block import Block, Sublayer
 from regard.parts.body import Body
 from regard.parts.convolution import ShortConvolution
 from regard.parts.experts import Experts
+from regard.parts.features import Elu, Identity, Performer
 from regard.parts.feedforward import ACTIVATIONS, FeedForward, Gated, SwiGLU
+from regard.parts.fixed_window import FixedWindow
+from regard.parts.gated_linear import GatedLinear
+from regard.parts.gru import GRU
 from regard.parts.latent import LatentAttention
 from regard.parts.linear_attention import LinearAttention
+from regard.parts.lstm import LSTM
 from regard.parts.native_sparse import NativeSparse
 from regard.parts.norm import LayerNorm, NoNorm, Norm, RMSNorm
 from regard.parts.position.alibi import Alibi
@@ -34,8 +41,16 @@ from regard.parts.position.rope2d import Rope2D
 from regard.parts.position.scaling import NTK, DynamicNTK, Linear, Llama3, LongRope, Yarn
 from regard.parts.position.sinusoidal import Sinusoidal
 from regard.parts.position.t5 import T5Buckets
+from regard.parts.retention import Retention
+from regard.parts.rnn import RNN
 from regard.parts.routing import Router
+from regard.parts.rwkv import ChannelMixing, TimeMixing
 from regard.parts.scored import ScoredAttention
+from regard.parts.ssm.mamba import Mamba
+from regard.parts.ssm.mamba2 import Mamba2
+from regard.parts.ssm.s4 import S4
+from regard.parts.ssm.s4d import S4D
+from regard.spec import class_of, hints
 
 VOCAB, HEAD_DIM = 29, 8
 REACH = 96  # of learned positions
@@ -66,6 +81,7 @@ MASKS: dict[str, SearchStrategy[Mask]] = {
 }
 masks = st.one_of(*MASKS.values())
 
+positive = st.just(Elu()) | st.builds(Performer, count=st.none() | few)
 SCALINGS = {
     "linear": st.builds(Linear, stretches),
     "ntk": st.builds(NTK, stretches),
@@ -151,8 +167,60 @@ def mixers(heads: int) -> dict[str, SearchStrategy[Body]]:
             score=st.sampled_from(["additive", "dot", "general", "scaled"]),
             mask=st.none() | masks,
         ),
-        "linear_attention": st.builds(LinearAttention, heads=all_heads, bias=flags),
+        "linear_attention": st.builds(LinearAttention, heads=all_heads, bias=flags, features=positive)
+        | st.builds(LinearAttention, heads=all_heads, features=st.just(Identity()), normalize=st.just(False)),
+        "retention": st.builds(
+            Retention,
+            heads=all_heads,
+            key_dim=st.none() | st.sampled_from([2, 6]),
+            value_dim=st.none() | few,
+            norm=norms,
+            gate=flags,
+            rotation=flags,
+            base=st.sampled_from([50.0, 10000.0]),
+        ),
+        "gated_linear": st.builds(
+            GatedLinear,
+            heads=all_heads,
+            key_dim=st.none() | few,
+            value_dim=st.none() | few,
+            norm=norms,
+            gate=flags,
+            decay=st.sampled_from(["channel", "head"]),
+            rank=few,
+            temperature=factors,
+        ),
+        "time_mixing": st.builds(TimeMixing, hidden=st.none() | hidden),
+        "channel_mixing": st.builds(ChannelMixing, hidden=st.none() | hidden),
+        "mamba": st.builds(
+            Mamba, state=few, expand=st.integers(1, 2), rank=st.none() | few, taps=few, bias=flags, norm=norms
+        ),
+        "mamba2": st.builds(
+            Mamba2,
+            state=few,
+            head_dim=st.sampled_from([2, 4, 8]),
+            groups=st.integers(1, 2),
+            taps=few,
+            norm=norms,
+            norm_parts=st.integers(1, 2),
+            shortest=st.none() | st.just(0.5),
+            longest=st.none() | st.just(2.0),
+        ),
         "short_convolution": st.builds(ShortConvolution, taps=st.integers(2, 5)),
+        "s4": st.builds(S4, state=st.sampled_from([2, 4, 6]), activation=activations, gate=flags, bias=flags),
+        "s4d": st.builds(
+            S4D,
+            state=st.sampled_from([2, 4, 6]),
+            activation=activations,
+            gate=flags,
+            bias=flags,
+            initial=st.sampled_from(["lin", "inv", "legs", "real"]),
+            rule=st.sampled_from(["zoh", "bilinear"]),
+        ),
+        "fixed_window": st.builds(FixedWindow, size=few, hidden=st.none() | hidden),
+        "rnn": st.builds(RNN, hidden=st.none() | hidden, bias=flags, activation=st.sampled_from(["tanh", "relu"])),
+        "lstm": st.builds(LSTM, hidden=st.none() | hidden, bias=flags),
+        "gru": st.builds(GRU, hidden=st.none() | hidden, bias=flags, reset=st.sampled_from(["before", "after"])),
     }
 
 
@@ -213,6 +281,23 @@ def blocks(draw: st.DrawFn, heads: int) -> Block:
         share=draw(factors),
         dropout=draw(st.sampled_from([0.0, 0.1])),
     )
+
+
+@st.composite
+def hybrids(draw: st.DrawFn) -> Decoder:
+    """Layers that see everything, that see what is near, and recurrences, at least two of these kinds."""
+    heads = draw(st.sampled_from([1, 2]))
+    table = mixers(heads)
+    near = st.one_of(st.builds(Window, few), st.builds(SinksAndWindow, st.integers(1, 2), st.integers(1, 3)))
+    attends = {"mask", "position"}
+    kinds = {
+        "full": st.builds(replace, table["attention"], mask=st.just(Causal())),
+        "near": st.builds(replace, table["attention"] | table["latent_attention"], mask=near),
+        "recurrent": st.one_of(*(table[kind] for kind in table if attends.isdisjoint(hints(class_of(kind, ""))))),
+    }
+    pattern = draw(st.lists(st.sampled_from(sorted(kinds)), min_size=2, max_size=4).filter(lambda p: len(set(p)) > 1))
+    layers = tuple(Block((Sublayer(draw(kinds[kind])), Sublayer(SwiGLU(12)))) for kind in pattern)
+    return Decoder(VOCAB, heads * HEAD_DIM, (Repeat(layers),))
 
 
 @st.composite

@@ -61,6 +61,29 @@ class At:
             k_valid=source.valid,
         )
 
+    def of_rows(self, rows: slice) -> "At":
+        """Only these queries, before the same keys."""
+        return replace(
+            self,
+            positions=self.positions[:, rows],
+            segments=None if self.segments is None else self.segments[:, rows],
+            valid=None if self.valid is None else self.valid[:, rows],
+            k_positions=self.key_positions,
+            k_segments=self.key_segments,
+            k_valid=self.key_valid,
+            ordered=False,
+            consecutive=False,
+            shared={},
+        )
+
+    @property
+    def documents(self) -> Tensor | None:
+        """Segments as a recurrence wants them: a token that is not valid belongs to the document that it stands in."""
+        segments, valid = self.segments, self.valid
+        if segments is None or valid is None:
+            return segments
+        return self.once("documents, padding inside", lambda: carried(segments, valid))
+
     @property
     def key_positions(self) -> Tensor:
         return self.positions if self.k_positions is None else self.k_positions
@@ -72,6 +95,14 @@ class At:
     @property
     def key_valid(self) -> Tensor | None:
         return self.valid if self.k_positions is None else self.k_valid
+
+
+def carried(segments: Tensor, valid: Tensor) -> Tensor:
+    """(B, L): each token has the segment of the last valid one up to it; those before any, of the first."""
+    places = torch.arange(segments.shape[1], device=segments.device).expand_as(segments)
+    latest = places.where(valid, -1).cummax(1).values
+    first = valid.to(torch.uint8).argmax(1, keepdim=True)
+    return segments.gather(1, latest.where(latest >= 0, first))
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,10 +1,12 @@
 """What differs between machines and versions of torch, in one place."""
 
+import importlib.util
 import os
 import shutil
 
 import torch
 
+HAS_TRITON = importlib.util.find_spec("triton") is not None  # its wheels are for Linux
 TRACES_GROUPED = torch.__version__ >= "2.15"  # grouped products of float32 in compiled graphs
 
 
@@ -14,6 +16,13 @@ def cannot_compile(device: torch.device) -> str | None:
     if device.type == "cpu" and not any(map(shutil.which, filter(None, compilers))):
         return "torch.compile needs a C++ compiler on a CPU (Debian: apt-get install g++); going on without"
     return None
+
+
+def cannot_triton(device: torch.device) -> str | None:
+    """Why Triton's kernels do not run on this device; None when they do."""
+    if device.type != "cuda":
+        return f"needs a CUDA GPU, not {device.type}"
+    return None if HAS_TRITON else "needs triton, which is not installed"
 
 
 def groups_matmul(x: torch.Tensor, weight: torch.Tensor) -> bool:

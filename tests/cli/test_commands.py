@@ -74,6 +74,16 @@ def test_lens_shows_and_draws(demo_run: Path, tmp_path: Path) -> None:
     assert "no layer 99" in str(regard("lens", demo_run, "-t", "Anna", "--layer", 99).exception)
 
 
+def test_lens_shows_what_recurrences_carry(demo_run: Path, tmp_path: Path) -> None:
+    found = json.loads(regard("lens", demo_run, "--text", "Anna is in the barn.", "--states", "--json").stdout)
+    assert found["norms"] and all(len(norms) == len(found["tokens"]) for norms in found["norms"].values())
+    assert "norm of what is carried" in regard("lens", demo_run, "-t", "Anna is", "--states").stdout
+    picture = tmp_path / "states.png"
+    assert regard("lens", demo_run, "-t", "Anna is", "--states", "-o", picture).exit_code == 0
+    assert picture.stat().st_size > 1000
+    assert "no recurrent layer" in str(regard("lens", demo_run, "-t", "Anna", "--states", "--layer", 99).exception)
+
+
 def test_lens_refuses_what_it_cannot_read(demo_run: Path) -> None:
     assert "no tokens" in str(regard("lens", demo_run, "--text", "").exception)
     assert "reads 512; shorten" in str(regard("lens", demo_run, "--text", "Anna is in the barn. " * 200).exception)
@@ -109,7 +119,9 @@ def test_export_and_import_give_the_same_text(demo_run: Path, tmp_path: Path) ->
 
 def test_doctor_says_what_works() -> None:
     found = json.loads(regard("doctor", "--json").stdout)
-    assert found["attention"]["cpu"] == dict.fromkeys(("folded", "sdpa", "tiled", "reference"), "works")
+    states = found["attention"]["cpu"]
+    assert {name for name, state in states.items() if state == "works"} == {"folded", "sdpa", "tiled", "reference"}
+    assert states["decode"] == "not here: decode needs a CUDA GPU, not cpu"
     assert found["packages"]["torch"]
     assert regard("doctor").exit_code == 0
 

@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from regard.kernels.attention.patterns.window import Window
 from regard.models.decoder import Decoder
 from regard.models.stack import Repeat
 from regard.parts.attention import Attention
@@ -14,18 +15,19 @@ from regard.parts.position.rope import Rope
 
 ATTENTION = Block((Sublayer(Attention(4, kv_heads=2, position=Rope())), Sublayer(SwiGLU(48))))
 LINEAR = Block((Sublayer(LinearAttention(4)), Sublayer(SwiGLU(48))))
+WINDOW = Block((Sublayer(Attention(4, kv_heads=2, position=Rope(), mask=Window(6))), Sublayer(SwiGLU(48))))
 CONVOLUTION = Block((Sublayer(ShortConvolution(3)), Sublayer(SwiGLU(48))))
 PATTERNS = {
     "attention": (ATTENTION, ATTENTION),
     "linear": (LINEAR, LINEAR),
-    "hybrid": (LINEAR, ATTENTION),
+    "hybrid": (LINEAR, WINDOW, ATTENTION),
     "convolution": (CONVOLUTION, ATTENTION),
 }
 
 
 @pytest.fixture(scope="session")
 def tiny():
-    """tiny(kind, dtype): a decoder of two layers, 32 wide, with 61 tokens and a context of 128."""
+    """tiny(kind, dtype): a decoder of a few layers, 32 wide, with 61 tokens and a context of 128."""
     made = {}
 
     def make(kind: str = "attention", dtype: torch.dtype = torch.float64):

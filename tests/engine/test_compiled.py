@@ -3,6 +3,7 @@
 import warnings
 
 import pytest
+import torch
 
 from regard.adapt.packed import packed
 from regard.engine.engine import Engine
@@ -12,8 +13,11 @@ from tests.laws import MODELS, build, text
 
 @pytest.mark.slow
 @pytest.mark.parametrize("store", ["paged", "contiguous"])
-@pytest.mark.parametrize("name", ["grouped-query", "hybrid", "short convolution"])
+@pytest.mark.parametrize(
+    "name", ["grouped-query", "hybrid", "short convolution", "mamba", "mamba2 and a window", "rnn, gru", "s4"]
+)
 def test_compiled_is_eager(name: str, store: str) -> None:
+    torch._dynamo.reset()  # it stops compiling a function that it has seen in too many forms
     model = build(MODELS[name])
     samplings = [Sampling(max_new=6 + i, temperature=i % 2, seed=i) for i in range(5)]
     requests = [(text(3 + 4 * i, seed=i).tolist(), sampling) for i, sampling in enumerate(samplings)]

@@ -52,8 +52,9 @@ def test_a_poisoned_request_fails_alone(poisoned, kind, store) -> None:
 
 @pytest.mark.parametrize("leave", ["cancel", "preempt"])
 @pytest.mark.parametrize("store", ["contiguous", "paged"])
-def test_room_left_in_the_middle_of_a_bad_prompt_is_clean(poisoned, store, leave) -> None:
-    model = poisoned("attention")
+@pytest.mark.parametrize("kind", ["attention", "hybrid"])
+def test_room_left_in_the_middle_of_a_bad_prompt_is_clean(poisoned, kind, store, leave) -> None:
+    model = poisoned(kind)
     expected = Engine(model, rows=1).generate([4, 8], Sampling(max_new=30, temperature=0))
     engine = Engine(model, rows=1, store=store, **pool(store, 10), capacity=40, chunk=4)
     bad = engine.submit([BAD] * 30, GREEDY)

@@ -40,6 +40,7 @@ MASKS: dict[str, Mask] = {
     "bigbird": BigBird(4, 3, 1, 2, length=36),
     "bigbird, causal": BigBird(4, 3, 2, 2, causal=True),
 }
+ON_GPU = {"decode", "triton"}  # backends that refuse a CPU
 DECODED = [name for name, mask in MASKS.items() if mask.causal]
 
 

@@ -6,13 +6,15 @@ import torch
 from regard.at import At
 from regard.kernels.attention import BACKENDS, backend, reference, why
 from regard.kernels.attention.scores import Scores
-from tests.kernels.cases import AT, BIASES, EXTRAS, HEADS, LENGTH, MASKS, inputs, scores_of, with_gradients
+from tests.kernels.cases import AT, BIASES, EXTRAS, HEADS, LENGTH, MASKS, ON_GPU, inputs, scores_of, with_gradients
 
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-6}
 FOLDED = {name for name, mask in MASKS.items() if name not in ("causal", "full", "prefix")}
 
 
 def expected_refusal(name: str, mask: str, at: str, extra: str) -> str | None:
+    if name in ON_GPU:
+        return "needs a CUDA GPU, not cpu"
     if name == "sdpa" and "capped" in extra:
         return "cannot cap scores"
     if name != "folded":
@@ -75,10 +77,10 @@ def test_a_row_that_sees_nothing_is_zero_with_finite_gradients(name: str, extra:
 
 def test_auto_takes_the_first_that_can_and_says_why() -> None:
     tensors, at = inputs("grouped-query", AT["ordered"], torch.float32), AT["ordered"]
-    assert why(*tensors, at, Scores(MASKS["causal"])) == (
-        "sdpa",
-        "folded has nothing to fold: Causal sees too much",
-    )
+    name, reason = why(*tensors, at, Scores(MASKS["causal"]))
+    assert name == "sdpa"
+    assert reason.startswith("decode needs a CUDA GPU, not cpu; ")
+    assert reason.endswith("; folded has nothing to fold: Causal sees too much")
     assert why(*tensors, at, Scores(MASKS["dilated, no end"]))[0] == "folded"
     name, reason = why(*tensors, at, Scores(MASKS["window of more"]))
     assert (name, "folded would save little" in reason) == ("sdpa", True)

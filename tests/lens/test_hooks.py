@@ -3,7 +3,9 @@
 import pytest
 import torch
 
+from regard.at import At
 from regard.engine.stores.contiguous import Contiguous
+from regard.engine.stores.paged import Paged
 from regard.lens import patch, record
 
 Z = "stack.blocks.0.sublayers.0.body.z"
@@ -123,6 +125,18 @@ def test_taps_compile_into_one_graph(make, ids):
     model = make()
     compiled = torch.compile(model, fullgraph=True)
     assert torch.allclose(compiled(ids), model(ids), rtol=0, atol=1e-12)
+
+
+def test_keys_that_lie_in_pages_are_seen_as_a_tensor(make, ids):
+    model = make()
+    store = Paged(model.spec.memory(), 1, 16, 4, torch.float64, block=4)
+    store.reserve(0, 12)
+    with record(model, "stack.blocks.0.sublayers.0.body.k") as seen:
+        model(ids, At.whole(1, 12), store.states)
+        (paged,) = seen.values()
+        model(ids)
+        (whole,) = seen.values()
+    assert torch.equal(paged[:, :, :12], whole)
 
 
 def test_no_checkpoint_knows_of_taps(make):

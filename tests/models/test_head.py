@@ -1,5 +1,6 @@
 """What stands on top of a decoder: the last norm, the head, its tie with the embedding; and how a fresh one begins."""
 
+import dataclasses
 import math
 from pathlib import Path
 
@@ -8,17 +9,23 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from regard.adapt.lora import LoRA, add_lora
 from regard.at import At
 from regard.checkpoint import load, save
+from regard.data.batch import Batch
+from regard.kernels import linear_cross_entropy
 from regard.kernels.attention.mask import Causal, visible
 from regard.models.decoder import Decoder, DecoderModule
 from regard.models.presets import transformer_2017
 from regard.models.stack import Repeat
+from regard.models.unembedded import Unembedded
+from regard.objectives.next_token import next_token
 from regard.parts.attention import Attention
 from regard.parts.block import Block, Sublayer
 from regard.parts.feedforward import FeedForward
 from regard.parts.norm import LayerNorm, NoNorm
 from regard.parts.position.learned import Learned
+from tests.kernels.largest import Largest
 
 VOCAB = 1000
 
@@ -55,6 +62,57 @@ def test_a_tied_head_is_one_table_with_both_gradients(tmp_path: Path) -> None:
     again = load(tmp_path / "tied")
     assert again.head.weight is again.embedding.weight
     assert torch.equal(again(text()), tied(text()))
+
+
+HEADS = {
+    "tied": {},
+    "untied, bias": {"tied": False, "head_bias": True},
+    "scaled": {"logit_scale": 0.25},
+    "capped": {"softcap": 2.0, "logit_scale": 3.0},
+}
+
+
+@pytest.mark.ledger("model.head")
+@pytest.mark.parametrize("head", HEADS)
+def test_training_reads_the_head_in_chunks_and_learns_the_same(head: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loss, accuracy and every gradient beside logits = W_U h + b, their softmax and its logarithm, in float64."""
+    monkeypatch.setattr(linear_cross_entropy, "CHUNK", 40 * VOCAB)
+    block = Block((Sublayer(Attention(4)), Sublayer(FeedForward(64))))
+    spec = dataclasses.replace(lite(), layers=(Repeat((block,), 1),), width=32, ahead=(block,), **HEADS[head])
+    model, tokens = spec.build(seed=0).double(), text()
+    batch = Batch(
+        tokens=tokens[:, :-1], targets=tokens[:, 1:], weights=torch.rand(2, 63, dtype=torch.float64),
+        positions=torch.arange(63).expand(2, 63), segments=torch.zeros(2, 63, dtype=torch.long),
+    )  # fmt: skip
+    with Largest() as seen:
+        loss, _, metrics = next_token(model, batch)
+        loss.backward()
+    assert seen.numbers < 2 * 63 * VOCAB
+    found = [p.grad for p in model.parameters()]
+    model.zero_grad()
+    out = model(batch.tokens, outputs=True)
+    z = model.hidden(batch.tokens) @ model.head.weight.T + (0 if model.head.bias is None else model.head.bias)
+    z = z * spec.logit_scale
+    z = z if spec.softcap is None else spec.softcap * (z / spec.softcap).tanh()
+    assert (out.logits - z).abs().max() < 1e-12
+    p = z.exp() / z.exp().sum(-1, keepdim=True)
+    chosen = p.gather(-1, batch.targets.unsqueeze(-1)).squeeze(-1)
+    further = out.ahead[0][:, :-1].log_softmax(-1).gather(-1, batch.targets[:, 1:].unsqueeze(-1)).squeeze(-1)
+    expected = -(batch.weights * chosen.log()).sum() - (batch.weights[:, 1:] * further).sum()
+    assert abs(loss - expected) < 1e-9
+    assert metrics["accuracy"] == ((z.argmax(-1) == batch.targets) * batch.weights).sum()
+    expected.backward()
+    for gradient, parameter in zip(found, model.parameters(), strict=True):
+        assert (gradient - parameter.grad).abs().max() < 1e-9
+
+
+def test_a_head_that_is_more_than_a_matrix_is_read_whole() -> None:
+    model = lite(tied=False).build(seed=0)
+    assert isinstance(model(text(), outputs=True).said, Unembedded)
+    add_lora(model, LoRA(targets=("head",)))
+    out = model(text(), outputs=True)
+    assert isinstance(out.said, Tensor)
+    assert torch.equal(out.logits, model(text()))
 
 
 @pytest.mark.ledger("model.tie.init")

@@ -18,7 +18,7 @@ from regard.parts.input import Input
 from regard.parts.norm import Norm
 from regard.parts.position.none import Position
 from regard.parts.position.scaling import Scaling
-from regard.parts.state import FRESH, Fixed
+from regard.parts.state import FRESH
 from regard.spec import KINDS, class_of
 from regard.verify.draw import draw_wide
 from tests.laws import WIDTH
@@ -65,7 +65,6 @@ def test_parts_are_what_they_seem() -> None:
 )
 def test_row(name: str) -> None:
     body = mixers()[name]
-    recurrent = isinstance(body.memory(WIDTH), Fixed)
     for scheme, position in positions().items():
         found = row(body, position)
         nowhere = not takes_position(body) and not fits(position, "stack")
@@ -75,6 +74,4 @@ def test_row(name: str) -> None:
                 expected = "SpecError"
             elif store != "fresh" and what == "packed":
                 expected = "ValueError"
-            elif what == "rewind" and recurrent:
-                expected = "CannotRewind"
             assert found[store, what] == expected, (name, scheme, store, what)

@@ -28,6 +28,9 @@ TABLES = {
 }
 ELSEWHERE = {
     "cross_attention": "reads a source, and a decoder has none",
+    "attentive_recurrence": "reads a source, and a decoder has none",
+    "linformer": "lets a decoder see later tokens",
+    "bidirectional": "lets a decoder see later tokens",
     "full": "lets a decoder see later tokens",
     "prefix_lm": "lets a decoder see later tokens",
 }
@@ -40,15 +43,36 @@ def test_every_part_is_drawn(kind: str) -> None:
             assert (kind in table) != (kind in ELSEWHERE), f"{kind} needs a strategy in tests/random_specs.py"
 
 
+UNSHRUNK = settings(phases=[Phase.generate], suppress_health_check=list(HealthCheck))  # to shrink takes minutes
+
+
 @pytest.mark.timeout(1500)
-@settings(phases=[Phase.generate], suppress_health_check=list(HealthCheck))  # to shrink a model takes minutes
+@UNSHRUNK
 @given(drawn.decoders(), st.integers(0, 99))
 def test_any_mix_of_parts(spec: Decoder, seed: int) -> None:
     assert Decoder.from_json(spec.to_json()) == spec == Decoder.from_toml(spec.to_toml())
     train_a_step(spec, seed)
+    keeps_every_law(spec, seed)
+
+
+@settings(UNSHRUNK, max_examples=4)
+@given(drawn.hybrids(), st.integers(0, 99))
+def test_hybrids(spec: Decoder, seed: int) -> None:
+    keeps_every_law(spec, seed, 10)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+@UNSHRUNK
+@given(drawn.hybrids(), st.integers(100, 999))
+def test_many_hybrids(spec: Decoder, seed: int) -> None:
+    keeps_every_law(spec, seed, 10)
+
+
+def keeps_every_law(spec: Decoder, seed: int, length: int = LENGTH) -> None:
     model = spec.build(seed).eval()
     draw_wide(model, seed)
-    broken = [verdict for verdict in verify(model, LENGTH, seed) if verdict.result == "FAIL"]
+    broken = [verdict for verdict in verify(model, length, seed) if verdict.result == "FAIL"]
     assert not broken, broken
 
 

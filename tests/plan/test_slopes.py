@@ -75,10 +75,10 @@ def test_a_window_is_planned_as_a_window():
     assert numbers["reach"] == 2 * (size - 1) + 1
     assert numbers["times_fewer_than_causal"] == causal_pairs(context) / window_pairs(context, size)
     assert full.decode_flops - windowed.decode_flops == 2 * 4 * 64 * (context - size)
-    assert windowed.kv_bytes(ring=True) * context == full.kv_bytes() * size
-    assert full.kv_bytes(ring=True) == full.kv_bytes() == windowed.kv_bytes()
+    assert windowed.kv_bytes() * context == full.kv_bytes() * size
+    assert full.kv_bytes() == full.kv_bytes(ring=False) == windowed.kv_bytes(ring=False)
     sinks = plan(layer(Attention(2, mask=SinksAndWindow(4, size))))
-    assert sinks.kv_bytes(ring=True) * size == windowed.kv_bytes(ring=True) * (size + 4)
+    assert sinks.kv_bytes() * size == windowed.kv_bytes() * (size + 4)
 
 
 @pytest.mark.ledger("calc.crossover", "lin.cost")

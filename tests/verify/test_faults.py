@@ -13,6 +13,8 @@ from regard.at import At
 from regard.engine.stores import fixed
 from regard.engine.stores.contiguous import ContiguousState
 from regard.engine.stores.paged import Paged
+from regard.engine.stores.ring import Ring
+from regard.engine.stores.rows import Rows, rows_of
 from regard.kernels.attention import mask as masks
 from regard.kernels.attention.patterns.window import Window
 from regard.parts.attention import Attention
@@ -77,9 +79,9 @@ def test_learned_positions_by_slot(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_state_that_is_not_emptied(monkeypatch: pytest.MonkeyPatch) -> None:
-    def read(self, at, empty):
+    def read(self, at, **empty):
         at.refuse_packed()
-        return self.array[: len(empty)] if at.rows is None else self.array[at.rows]
+        return tuple(self.arrays[name][rows_of(at)] for name in empty)
 
     monkeypatch.setattr(fixed.RowState, "read", read)
     assert {"used row = fresh row", "cached = whole"} <= broken_laws(LINEAR)
@@ -103,8 +105,51 @@ def test_packed_documents_that_are_remembered(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_recurrence_that_says_it_can_go_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("regard.engine.stores.contiguous.refuse_rewind", lambda states: None)
+    monkeypatch.setattr(fixed.RowState, "lost", lambda self, row, length: None)
     assert "rewound = never read" in broken_laws(LINEAR)
+
+
+def test_a_snapshot_that_is_no_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = Rows.snapshot
+
+    def alias(self, row: int):
+        return replace(right(self, row), held=[carrier.held(row) for carrier in self.carriers])
+
+    monkeypatch.setattr(Rows, "snapshot", alias)
+    assert "rewound = never read" in broken_laws(LINEAR)
+
+
+def test_a_ring_that_is_one_too_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = Ring.__init__
+
+    def shorter(self, window: int, first: int, slack: int, rows) -> None:
+        right(self, window - 2, first, slack, rows)  # with its slack of one token
+
+    monkeypatch.setattr(Ring, "__init__", shorter)
+    assert {"ring = all tokens", "cached = whole", "chunked = whole"} <= broken_laws(WINDOW)
+
+
+def test_a_ring_that_goes_back_too_far(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Ring, "lost", lambda self, row, length: None)
+    monkeypatch.setattr(Rows, "put", lambda self, row, snapshot: None)
+    assert "rewound = never read" in broken_laws(WINDOW)
+
+
+def test_a_common_block_that_is_written_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Paged, "copy", lambda self, block, tokens: block)
+    assert "taken over = read anew" in broken_laws(ROPE)
+
+
+def test_a_common_block_that_is_given_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = Paged.give_back
+
+    def alone(self, row: int, keep: int) -> None:
+        for owned in self.owned[row][keep:]:
+            self.owners[owned] = 1
+        right(self, row, keep)
+
+    monkeypatch.setattr(Paged, "give_back", alone)
+    assert "taken over = read anew" in broken_laws(ROPE)
 
 
 def test_tokens_kept_in_the_wrong_place(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,12 +1,15 @@
-"""`regard lens`: where attention goes, for a text of yours."""
+"""`regard lens`: where attention goes, and what recurrences carry, for a text of yours."""
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from regard.cli.model import Device, ModelFolder
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def lens(
@@ -14,6 +17,9 @@ def lens(
     text: Annotated[str, typer.Option("--text", "-t", help="The text to look at.")],
     layer: Annotated[int | None, typer.Option(help="Only this layer, from 0.")] = None,
     head: Annotated[int | None, typer.Option(help="Only this head, from 0.")] = None,
+    states: Annotated[
+        bool, typer.Option("--states", help="What recurrent layers carry, instead of attention.")
+    ] = False,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Draw the maps into this PNG or SVG.")] = None,
     device: Device = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print tokens, maps and entropies as one object.")] = False,
@@ -26,6 +32,7 @@ def lens(
     Examples:
       regard lens runs/demo --text "Anna is in the barn. Where is Anna?"
       regard lens runs/demo --text "Anna is in the barn." --layer 1 --out attention.png
+      regard lens runs/demo --text "Anna is in the barn." --states
     """
     from rich.console import Console
     from rich.table import Table
@@ -40,9 +47,17 @@ def lens(
     if len(ids) > (network.spec.context or len(ids)):
         raise ValueError(f"the text has {len(ids)} tokens, {model} reads {network.spec.context}; shorten it")
     tokens = [tokenizer.token(id) for id in ids]
+    if states:
+        from regard.lens.state import states as carried
+
+        found = {
+            name: array for name, array in carried(network, ids).items() if layer in (None, int(name.split(".")[2]))
+        }
+        show_states(found, tokens, out, as_json)
+        return
     maps = {i: weights for i, weights in enumerate(attention_maps(network, ids)) if weights is not None}
     if not maps:
-        raise ValueError(f"{model} has no attention layer to look at")
+        raise ValueError(f"{model} has no attention layer to look at; what recurrent layers carry is shown by --states")
     chosen = {
         (i, h): weights[h]
         for i, weights in maps.items()
@@ -72,3 +87,25 @@ def lens(
         )
         table.add_row(str(i), str(h), f"{float(entropy(m[None])[0]):.2f}", looks)
     Console().print(table)
+
+
+def show_states(found: "dict[str, Tensor]", tokens: list[str], out: Path | None, as_json: bool) -> None:
+    """The norm of what is carried after each token; drawn, every number of it."""
+    from rich.console import Console
+    from rich.table import Table
+
+    if not found:
+        raise ValueError("there is no recurrent layer to look at; where attention goes is shown without --states")
+    norms = {name: array.flatten(1).norm(dim=1).tolist() for name, array in found.items()}
+    if as_json:
+        print(json.dumps({"tokens": tokens, "norms": norms}))
+    elif out is not None:
+        from regard.report.pictures import state_grid
+
+        state_grid(found, tokens, out)
+        Console(stderr=True).print(f"drawn into {out}")
+    else:
+        table = Table("token", *norms, title="norm of what is carried after each token", title_justify="left")
+        for token, *row in zip(tokens, *norms.values(), strict=True):
+            table.add_row(repr(token), *(f"{norm:.2f}" for norm in row))
+        Console().print(table)

@@ -1,55 +1,76 @@
-"""Causal linear attention: softmax's exp(q·k) replaced by φ(q)·φ(k), so that the past fits in one matrix.
+"""Linear attention: softmax's exp(q·k) replaced by φ(q)·φ(k), so that the past fits in one matrix.
 
-    S_t = S_{t-1} + φ(k_t) v_tᵀ        z_t = z_{t-1} + φ(k_t)        out_t = S_tᵀ φ(q_t) / z_tᵀ φ(q_t)
+    S_t = Σ_{j≤t} φ(k_j) v_jᵀ        z_t = Σ_{j≤t} φ(k_j)        out_t = S_tᵀ φ(q_t) / z_tᵀ φ(q_t)
 
-Computed in chunks: inside a chunk as a masked product of queries and keys, across chunks through S and z. A chunk of
-one token is the recurrence itself, so training and decoding are this one function. Documents reset the sums at their
-first token; invalid tokens add nothing. Katharopoulos et al. 2020, "Transformers are RNNs".
+S and z are one scan (kernels/scan): z is S's last column, of values that are all 1. Where every token sees the whole
+text, S and z are the sums over all of it. Katharopoulos et al. 2020, "Transformers are RNNs".
 """
 
 import torch
 from torch import Tensor
 
 from regard.kernels.autocast import without_autocast
-
-CHUNK = 64  # the product inside a chunk costs CHUNK per token, the state E per token: about even for usual head sizes
+from regard.kernels.scan import scan, triton
 
 
 def linear_attention(
-    q: Tensor, k: Tensor, v: Tensor, state: Tensor, segments: Tensor | None = None, valid: Tensor | None = None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    state: Tensor,
+    segments: Tensor | None = None,
+    valid: Tensor | None = None,
+    decay: Tensor | None = None,
+    normalize: bool = True,
 ) -> tuple[Tensor, Tensor]:
-    """q, k (B, H, L, E) already mapped by φ, v (B, H, L, E); state (B, H, E, E + 1) holds S and, as last column, z.
+    """q, k (B, H, L, N) already mapped by φ, v (B, H, L, P); state (B, H, N, P + 1) holds S and, as last column, z.
 
-    Returns out (B, H, L, E) and the state after the last token.
+    Returns out (B, H, L, P) and the state after the last token. Where it is not to be normalized, the state has no z.
     """
-    wide = state.dtype
-    q, k = q.to(wide), k.to(wide)
-    v = torch.cat([v.to(wide), torch.ones_like(v[..., :1], dtype=wide)], -1)  # (B, H, L, E + 1): z rides along
-    if valid is not None:
-        k = k * valid[:, None, :, None]
-    outs = []
+    if not normalize:
+        return scan(q, k, v, decay, state, segments, valid)
+    case = (q, k, v, decay, state, segments, valid)
+    if v.shape[2] > 1 and v.shape[3] % 2 == 0 and triton.refuses(*case) is None:
+        # Its kernels read z beside S: with a column more, v and out would be copied.
+        out, total, state = triton.scan_with_total(*case)
+        return divided(out, total), state
+    out, state = scan(q, k, with_ones(v), decay, state, segments, valid)
+    return normalized(out), state
+
+
+def both_ways(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    segments: Tensor | None = None,
+    valid: Tensor | None = None,
+    normalize: bool = True,
+) -> Tensor:
+    """The same with sums over a whole document, later tokens too: (B, H, L, P)."""
+    wide = torch.promote_types(v.dtype, torch.float32)
+    q, k, v = q.to(wide), k.to(wide), (with_ones(v) if normalize else v).to(wide)
+    k = k if valid is None else k * valid[:, None, :, None]
     with without_autocast(q.device):
-        for start in range(0, q.shape[2], CHUNK):
-            chunk = slice(start, start + CHUNK)
-            q_c, k_c, v_c = q[:, :, chunk], k[:, :, chunk], v[:, :, chunk]
-            scores = (q_c @ k_c.transpose(-1, -2)).tril()  # (B, H, C, C)
-            if segments is None:
-                outs.append(q_c @ state + scores @ v_c)
-            else:
-                before = segments[:, start - 1] if start else segments[:, 0]  # (B,) the document that the state holds
-                own = segments[:, chunk]  # (B, C)
-                scores = scores * (own.unsqueeze(-1) == own.unsqueeze(-2)).unsqueeze(1)
-                goes_on = (own == before.unsqueeze(-1))[:, None, :, None]
-                outs.append((q_c @ state) * goes_on + scores @ v_c)
-                state = state * goes_on[:, :, -1:]
-                k_c = k_c * (own == own[:, -1:])[:, None, :, None]
-            state = state + k_c.transpose(-1, -2) @ v_c  # (B, H, E, E + 1)
-    out, total = torch.cat(outs, 2).tensor_split([-1], -1)  # (B, H, L, E), (B, H, L, 1)
-    return out / total.masked_fill(total == 0, 1.0), state  # a token that sees nothing gives zeros
+        if segments is None:
+            out = q @ (k.mT @ v)
+        else:
+            empty = v.new_zeros(*k.shape[:2], k.shape[3], v.shape[3])
+            before, _ = scan(q, k, v, None, empty, segments)
+            after, _ = scan(q.flip(2), k.flip(2), v.flip(2), None, empty, segments.flip(1))
+            out = before + after.flip(2) - (q * k).sum(-1, keepdim=True) * v  # itself is in both
+    return normalized(out) if normalize else out
 
 
-def flops(head_dim: int, tokens: int) -> int:
-    """Of one head's matrix products: between the tokens of a chunk, and with the state (once read, once added to)."""
-    whole, rest = divmod(tokens, CHUNK)
-    pairs = whole * CHUNK**2 + rest**2
-    return 2 * pairs * (2 * head_dim + 1) + 4 * tokens * head_dim * (head_dim + 1)
+def with_ones(v: Tensor) -> Tensor:
+    """(B, H, L, P) -> (B, H, L, P + 1): z rides along."""
+    return torch.cat([v, torch.ones_like(v[..., :1])], -1)
+
+
+def normalized(out: Tensor) -> Tensor:
+    """(…, P + 1) -> (…, P): each divided by its last."""
+    return divided(*out.tensor_split([-1], -1))
+
+
+def divided(out: Tensor, total: Tensor) -> Tensor:
+    """A token that sees nothing gives zeros."""
+    return out / total.masked_fill(total == 0, 1.0)

@@ -73,25 +73,13 @@ def attention_weights(
 
     Only the rows and heads asked for are computed: a long text has L² weights a head.
     """
-    q_at = replace(
-        at,
-        positions=at.positions[:, rows],
-        segments=None if at.segments is None else at.segments[:, rows],
-        valid=None if at.valid is None else at.valid[:, rows],
-        k_positions=at.key_positions,
-        k_segments=at.key_segments,
-        k_valid=at.key_valid,
-        ordered=False,
-        consecutive=False,
-        shared={},
-    )
     scores = attention.scores(at)
     some = replace(
         scores,
         bias=None if scores.bias is None else SomeHeads(scores.bias, heads),
         sinks=None if scores.sinks is None else scores.sinks[heads],
     )
-    return reference.attention_weights(q[:, heads, rows], reference.per_head(k, q)[:, heads], q_at, some)
+    return reference.attention_weights(q[:, heads, rows], reference.per_head(k, q)[:, heads], at.of_rows(rows), some)
 
 
 @dataclass(frozen=True, eq=False)

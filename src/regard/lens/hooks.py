@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from regard.kernels.attention.pages import gathered
 from regard.spec import nearest
 
 Hook = Callable[[str, Tensor], Tensor | None]  # (name, output) -> what takes its place, or None to leave it
@@ -47,6 +48,7 @@ def checked(name: str, hook: Hook) -> Callable[..., Any]:
         if isinstance(output, tuple) and output and isinstance(output[0], Tensor):  # a block: (x, losses)
             new = hook(name, output[0])
             return None if new is None else (new, *output[1:])
+        output = gathered(output)
         if not isinstance(output, Tensor):
             raise ValueError(f"{name} gives a {type(output).__name__}, not a tensor; name a module inside it")
         return hook(name, output)

@@ -10,7 +10,6 @@ side by side on top of the stack, each with the same norm and head: the i-th gue
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -18,6 +17,7 @@ from regard.at import At
 from regard.models.initialize import Scheme, initialize
 from regard.models.model import Model
 from regard.models.stack import Repeat, Stack, States, check_shared_bias, memories, unroll
+from regard.models.unembedded import Unembedded, finished
 from regard.parts.block import Block, Losses, add, build
 from regard.parts.norm import Norm, RMSNorm
 from regard.parts.position.none import NoPosition, Position
@@ -74,9 +74,21 @@ class Decoder(Model["DecoderModule"]):
 
 
 class Outputs(NamedTuple):
-    logits: Tensor  # (B, L, V)
-    ahead: tuple[Tensor, ...]  # each (B, L, V)
+    said: Tensor | Unembedded  # logits (B, L, V), or what they are made of
+    further: tuple[Tensor | Unembedded, ...]  # the same of the heads that look ahead
     losses: Losses  # of the bodies, in training
+
+    @property
+    def logits(self) -> Tensor:
+        return made(self.said)
+
+    @property
+    def ahead(self) -> tuple[Tensor, ...]:
+        return tuple(map(made, self.further))
+
+
+def made(said: Tensor | Unembedded) -> Tensor:
+    return said.logits() if isinstance(said, Unembedded) else said
 
 
 class DecoderModule(nn.Module):
@@ -100,16 +112,16 @@ class DecoderModule(nn.Module):
         """tokens (B, L) -> logits (B, L, V), or all `outputs` that training wants."""
         at = At.whole(*tokens.shape, tokens.device) if at is None else at
         x, losses = self.run(self.embed(tokens, at), at, states)
-        logits = self.logits(self.norm(x))
-        return Outputs(logits, *self.look_ahead(x, at, losses)) if outputs else logits
+        return self.outputs(x, at, losses) if outputs else self.logits(self.norm(x))
 
-    def look_ahead(self, x: Tensor, at: At, losses: Losses) -> tuple[tuple[Tensor, ...], Losses]:
-        ahead = []
+    def outputs(self, x: Tensor, at: At, losses: Losses) -> Outputs:
+        """All that training wants, from the top of the stack (B, L, D)."""
+        further = []
         for block in self.ahead:
             y, more = block(x, self.position.share(at))
-            ahead.append(self.logits(self.norm(y)))
+            further.append(self.unembed(self.norm(y)))
             losses = add(losses, more)
-        return tuple(ahead), losses
+        return Outputs(self.unembed(self.norm(x)), tuple(further), losses)
 
     def hidden(self, tokens: Tensor, at: At | None = None, states: States | None = None) -> Tensor:
         """tokens (B, L) -> what the head reads (B, L, D)"""
@@ -129,8 +141,13 @@ class DecoderModule(nn.Module):
         return self.stack(x, self.position.share(at), states)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        logits = scaled(self.head(hidden), self.spec.logit_scale)
-        return logits if self.spec.softcap is None else self.spec.softcap * torch.tanh(logits / self.spec.softcap)
+        return finished(self.head(hidden), self.spec.logit_scale, self.spec.softcap)
+
+    def unembed(self, hidden: Tensor) -> Tensor | Unembedded:
+        """What a loss reads; the logits themselves where the head is more than a matrix (an adapter, packed numbers)"""
+        if type(self.head) is not nn.Linear:
+            return self.logits(hidden)
+        return Unembedded(hidden, self.head.weight, self.head.bias, self.spec.logit_scale, self.spec.softcap)
 
 
 def scaled(x: Tensor, by: float) -> Tensor:

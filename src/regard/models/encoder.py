@@ -17,7 +17,7 @@ from regard.models.decoder import Outputs
 from regard.models.heads import Head, Hidden
 from regard.models.initialize import Scheme, initialize
 from regard.models.model import Model
-from regard.models.stack import Repeat, Stack, check_shared_bias
+from regard.models.stack import Repeat, Stack, States, check_shared_bias
 from regard.parts.block import Losses, build
 from regard.parts.input import Input
 from regard.parts.norm import Norm
@@ -72,11 +72,13 @@ class EncoderModule(nn.Module):
         said = self.head(read.x, read.at)
         return Outputs(said, (), losses) if outputs else said
 
-    def read(self, data: Tensor, at: At | None = None, types: Tensor | None = None) -> tuple[Source, Losses]:
+    def read(
+        self, data: Tensor, at: At | None = None, types: Tensor | None = None, states: States | None = None
+    ) -> tuple[Source, Losses]:
         """Every token's vector (B, L, D) and where it stands; and what bodies add to the loss in training."""
         x = self.input(data, types)  # (B, L, D)
         at = At.whole(*x.shape[:2], x.device) if at is None else at
         x = self.embedding_norm(self.position.embed(x, at))
         x = F.dropout(x, self.spec.dropout, self.training)
-        x, losses = self.stack(x, self.position.share(at))
+        x, losses = self.stack(x, self.position.share(at), states)
         return Source(self.norm(x), at), losses

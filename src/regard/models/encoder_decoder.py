@@ -8,6 +8,7 @@ the source no more.
 """
 
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from torch import Tensor, nn
 
@@ -17,6 +18,7 @@ from regard.models.encoder import Encoder, EncoderModule
 from regard.models.initialize import Scheme
 from regard.models.model import Model
 from regard.models.stack import States
+from regard.parts.attentive import AttentiveRecurrence
 from regard.parts.block import add
 from regard.parts.body import Body
 from regard.parts.cross import CrossAttention
@@ -28,32 +30,34 @@ from regard.spec import SpecError, require
 
 @dataclass(frozen=True)
 class EncoderDecoder(Model["EncoderDecoderModule"]):
+    hands_over: ClassVar[bool] = False  # do the target's recurrences begin as the source's ended?
+
     source: Encoder
     target: Decoder
     shared: bool = False  # one table of embeddings for both
 
     def check(self) -> None:
-        require(self.source.head is None, "encoder_decoder: the source's head is read by nobody; leave it out")
+        require(self.source.head is None, f"{self.kind}: the source's head is read by nobody; leave it out")
         blocks = [block for run in self.target.layers for block in run.blocks]
-        across = [s.body for block in blocks for s in block.sublayers if reads_source(s.body)]
+        across = [reader for block in blocks for s in block.sublayers if (reader := reader_of(s.body)) is not None]
         require(
-            len(across) > 0, "encoder_decoder: the target never looks at the source; give its blocks CrossAttention"
+            len(across) > 0 or self.hands_over,
+            "encoder_decoder: the target never looks at the source; give its blocks CrossAttention",
         )
-        for body in across:
-            assert isinstance(body, CrossAttention | ScoredAttention)
-            reads = body.source_width or self.target.width
+        for reader in across:
+            reads = reader.source_width or self.target.width
             require(
                 reads == self.source.width,
-                f"encoder_decoder: {body.kind} reads vectors of {reads}, the source is {self.source.width} wide; "
+                f"{self.kind}: {reader.kind} reads vectors of {reads}, the source is {self.source.width} wide; "
                 f"set source_width={self.source.width}",
             )
         if self.shared:
             source, target = self.source.input, self.target
             if not isinstance(source, Tokens):
-                raise SpecError("encoder_decoder: shared=True needs Tokens on both sides")
+                raise SpecError(f"{self.kind}: shared=True needs Tokens on both sides")
             require(
                 (source.vocab, self.source.width) == (target.vocab, target.width),
-                f"encoder_decoder: shared=True needs tables of one size; the source's is {source.vocab} × "
+                f"{self.kind}: shared=True needs tables of one size; the source's is {source.vocab} × "
                 f"{self.source.width}, the target's {target.vocab} × {target.width}",
             )
 
@@ -64,8 +68,11 @@ class EncoderDecoder(Model["EncoderDecoderModule"]):
         return EncoderDecoderModule(self, scheme)
 
 
-def reads_source(body: Body) -> bool:
-    return isinstance(body, CrossAttention) or isinstance(body, ScoredAttention) and body.source
+def reader_of(body: Body) -> CrossAttention | ScoredAttention | None:
+    """The attention with which a body reads the source; None: it reads none."""
+    body = body.attention if isinstance(body, AttentiveRecurrence) else body
+    reads = isinstance(body, CrossAttention) or isinstance(body, ScoredAttention) and body.source
+    return body if reads else None
 
 
 class EncoderDecoderModule(nn.Module):

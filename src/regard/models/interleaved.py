@@ -108,8 +108,7 @@ class InterleavedModule(nn.Module):
         decoder = self.decoder
         foot, seen = self.embed(tokens, at, images)
         x, losses = decoder.run(foot, at, states)
-        logits = decoder.logits(decoder.norm(x))
-        return Outputs(logits, *decoder.look_ahead(x, at, add(seen, losses))) if outputs else logits
+        return decoder.outputs(x, at, add(seen, losses)) if outputs else decoder.logits(decoder.norm(x))
 
     def embed(self, tokens: Tensor, at: At, images: Tensor | None) -> tuple[Tensor, Losses]:
         """The foot of the decoder's stack (B, L, D), with patches at the markers' places; and the seeing's losses."""

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from regard.at import At
 from regard.parts.block import Block, Losses, add
 from regard.parts.position.none import Position
-from regard.parts.state import Memory, State
+from regard.parts.state import Ended, Memory, State
 from regard.parts.tap import Tap
 from regard.spec import Spec, require
 
@@ -32,6 +32,11 @@ def unroll(layers: tuple[Repeat, ...]) -> list[Block]:
 def memories(layers: tuple[Repeat, ...], width: int) -> tuple[tuple[Memory, ...], ...]:
     """What every sublayer of every block remembers, in the nesting in which states are handed to forward."""
     return tuple(block.memory(width) for block in unroll(layers))
+
+
+def watched(layers: tuple[Repeat, ...]) -> tuple[tuple[Ended, ...], ...]:
+    """Fresh states for every sublayer, which keep how recurrences end."""
+    return tuple(tuple(Ended() for _ in block.sublayers) for block in unroll(layers))
 
 
 class Stack(nn.Module):

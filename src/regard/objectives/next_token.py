@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from regard.at import At
 from regard.data.batch import Batch
 from regard.models.decoder import Outputs
+from regard.models.unembedded import Unembedded
 from regard.parts.block import Losses
 
 Objective = Callable[[nn.Module, Batch], tuple[Tensor, Tensor, Mapping[str, Tensor]]]
@@ -32,13 +33,13 @@ def next_token(model: nn.Module, batch: Batch) -> Result:
 
 def token_loss(out: Outputs, batch: Batch) -> Result:
     """The losses of what a model has put out for every token, against targets and weights."""
-    weights = batch.weights.to(torch.promote_types(out.logits.dtype, torch.float32))
+    weights = batch.weights.to(torch.promote_types(out.said.dtype, torch.float32))
     count = weights.sum()
-    loss = cross_entropy(out.logits, batch.targets, weights)
-    correct = ((out.logits.detach().argmax(-1) == batch.targets) * weights).sum()
+    loss, correct = cross_entropy(out.said, batch.targets, weights)
     metrics = {"accuracy": correct}
-    for i, logits in enumerate(out.ahead, start=1):
-        metrics[f"ahead_{i}"] = (further := cross_entropy(logits, *shifted(batch, weights, i))).detach()
+    for i, said in enumerate(out.further, start=1):
+        further, _ = cross_entropy(said, *shifted(batch, weights, i))
+        metrics[f"ahead_{i}"] = further.detach()
         loss = loss + further
     return counted(loss, count, out.losses, metrics)
 
@@ -49,11 +50,15 @@ def counted(loss: Tensor, count: Tensor, losses: Losses, metrics: dict[str, Tens
     return loss + sum(extras.values()), count, metrics | {name: extra.detach() for name, extra in extras.items()}
 
 
-def cross_entropy(logits: Tensor, targets: Tensor, weights: Tensor) -> Tensor:
-    """Σ w · -log p(target) of (B, L, V) logits; half precision would lose the tail of a sum over V."""
-    wide = logits.flatten(0, 1).to(weights.dtype)  # (B·L, V)
+def cross_entropy(said: Tensor | Unembedded, targets: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    """Σ w · -log p(target), and Σ w where the target is the likeliest, of what is said in all places (B, L)."""
+    targets = targets.where(weights > 0, 0)  # what does not count may be any number
+    if isinstance(said, Unembedded):
+        return said.cross_entropy(targets, weights)
+    wide = said.flatten(0, 1).to(weights.dtype)  # (B·L, V): half precision would lose the tail of a sum over V
     # Products and sums instead of a dot product, which autocast would do in half precision.
-    return (F.cross_entropy(wide, targets.flatten(), reduction="none") * weights.flatten()).sum()
+    loss = (F.cross_entropy(wide, targets.flatten(), reduction="none") * weights.flatten()).sum()
+    return loss, ((said.detach().argmax(-1) == targets) * weights).sum()
 
 
 def shifted(batch: Batch, weights: Tensor, by: int) -> tuple[Tensor, Tensor]:

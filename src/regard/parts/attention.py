@@ -78,7 +78,7 @@ class Attention(Body):
         return AttentionModule(width, self)
 
     def memory(self, width: int) -> Memory:
-        return PerToken(self.arrays(width))
+        return PerToken(self.arrays(width), self.mask.near, self.mask.first, pages=True)
 
     def arrays(self, width: int) -> dict[str, tuple[int, int]]:
         _, kv_heads, head_dim = self.sizes(width)

@@ -41,7 +41,7 @@ class Block(Spec):
     sublayers: tuple[Sublayer, ...]
     style: Literal["pre", "post", "parallel"] = "pre"
     norm: Norm | None = None  # of a parallel block: one for all sublayers
-    keep: float = 1.0
+    keep: float = 1.0  # 0: what a body gives takes the place of the stream
     share: float = 1.0
     dropout: float = 0.0
 
@@ -77,7 +77,7 @@ class SublayerModule(nn.Module):
 
     def forward(self, x: Tensor, at: At, state: State) -> tuple[Tensor, Losses]:
         y, losses = self.branch(self.norm(x) if self.pre else x, at, state)
-        x = x + y if self.keep == 1.0 else self.keep * x + y
+        x = x + y if self.keep == 1.0 else self.keep * x + y if self.keep else y
         return x if self.pre else self.norm(x), losses
 
     def branch(self, x: Tensor, at: At, state: State) -> tuple[Tensor, Losses]:

@@ -72,7 +72,8 @@ class LatentAttention(Body):
         return LatentAttentionModule(width, self)
 
     def memory(self, width: int) -> PerToken:
-        return PerToken({"latent": (1, self.rank), "k_rope": (1, self.rope_dim)})
+        arrays = {"latent": (1, self.rank), "k_rope": (1, self.rope_dim)}
+        return PerToken(arrays, self.mask.near, self.mask.first)
 
     def products(self, tokens: int, seen: int) -> dict[str, int]:
         """Multiplications a head between what is remembered and what is asked, in each form."""

@@ -1,6 +1,9 @@
-"""Linear attention as a mixer: attention whose memory does not grow, φ(x) = elu(x) + 1 for queries and keys.
+"""Linear attention as a mixer: attention whose memory does not grow.
 
-The equation and its one chunked computation stand in kernels/linear_attention.py. Katharopoulos et al. 2020.
+    out_t = S_tᵀ φ(q_t) / z_tᵀ φ(q_t)          S_t = Σ φ(k_j) v_jᵀ      z_t = Σ φ(k_j)      over j ≤ t, or all j
+
+The feature map φ is chosen (parts/features.py); the sums are the scan of kernels/scan. Without `normalize` the divisor
+is left out, and the output's scale is the next layer's matter. Katharopoulos et al. 2020; Choromanski et al. 2020.
 """
 
 from dataclasses import dataclass
@@ -11,9 +14,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.at import At
-from regard.kernels.linear_attention import flops, linear_attention
+from regard.kernels.linear_attention import both_ways, linear_attention
+from regard.kernels.random_features import document_peak, draw_directions, log_features, running_peak
+from regard.kernels.scan import flops
 from regard.parts.attention import merge, split
 from regard.parts.body import Body
+from regard.parts.features import Elu, Features, Performer
 from regard.parts.state import FRESH, Fixed, FixedState
 from regard.spec import require
 
@@ -24,40 +30,102 @@ class LinearAttention(Body):
 
     heads: int
     bias: bool = False
+    features: Features = Elu()
+    normalize: bool = True
+    bidirectional: bool = False  # does a token see later ones too?
 
     def check(self) -> None:
         require(self.heads > 0, f"linear_attention: heads={self.heads} must be positive")
+        self.features.check_use(self.normalize)
 
-    def head_dim(self, width: int) -> int:
+    @property
+    def causal(self) -> bool:
+        return not self.bidirectional
+
+    def sizes(self, width: int) -> tuple[int, int, int]:
+        """(head_dim, features, columns of the sums) of a head."""
         require(width % self.heads == 0, f"linear_attention: width={width} is not divisible by heads={self.heads}")
-        return width // self.heads
+        head_dim = width // self.heads
+        return head_dim, self.features.size(head_dim), head_dim + self.normalize
 
     def build(self, width: int) -> nn.Module:
-        return LinearAttentionModule(width, self)
+        return PerformerModule(width, self) if isinstance(self.features, Performer) else LinearModule(width, self)
 
-    def memory(self, width: int) -> Fixed:
-        return Fixed({"sums": (self.heads, self.head_dim(width), self.head_dim(width) + 1)})
+    def memory(self, width: int) -> Fixed | None:
+        if self.bidirectional:
+            return None
+        _, features, columns = self.sizes(width)
+        peak = {"peak": (self.heads,)} if isinstance(self.features, Performer) else {}
+        return Fixed({"sums": (self.heads, features, columns)} | peak)
 
     def flops(self, width: int, tokens: int, seen: int) -> int:
-        return tokens * 8 * width * width + self.heads * flops(self.head_dim(width), tokens)
+        head_dim, features, columns = self.sizes(width)
+        drawn = 4 * tokens * width * features if isinstance(self.features, Performer) else 0
+        if self.bidirectional:
+            summed = 4 * tokens * self.heads * features * columns
+        else:
+            summed = flops(features, columns, tokens, self.heads)
+        return 8 * tokens * width * width + drawn + summed
 
 
 class LinearAttentionModule(nn.Module):
+    """What all feature maps share: the four projections."""
+
     def __init__(self, width: int, spec: LinearAttention):
         super().__init__()
-        self.heads, self.head_dim = spec.heads, spec.head_dim(width)
+        self.heads, self.normalize, self.memory = spec.heads, spec.normalize, spec.memory(width)
         self.q_proj = nn.Linear(width, width, bias=spec.bias)
         self.k_proj = nn.Linear(width, width, bias=spec.bias)
         self.v_proj = nn.Linear(width, width, bias=spec.bias)
         self.o_proj = nn.Linear(width, width, bias=spec.bias)
 
     def forward(self, x: Tensor, at: At, state: FixedState = FRESH) -> Tensor:
-        q = F.elu(split(self.q_proj(x), self.heads)) + 1  # (B, H, L, E)
-        k = F.elu(split(self.k_proj(x), self.heads)) + 1  # (B, H, L, E)
+        q = split(self.q_proj(x), self.heads)  # (B, H, L, E)
+        k = split(self.k_proj(x), self.heads)  # (B, H, L, E)
         v = split(self.v_proj(x), self.heads)  # (B, H, L, E)
-        wide = torch.promote_types(x.dtype, torch.float32)
-        empty = x.new_zeros(len(x), self.heads, self.head_dim, self.head_dim + 1, dtype=wide)
-        (past,) = state.read(at, sums=empty)  # (B, H, E, E + 1)
-        out, past = linear_attention(q, k, v, past, at.segments, at.valid)
-        state.write(at, sums=past)
-        return self.o_proj(merge(out.to(x.dtype)))
+        return self.o_proj(merge(self.read(q, k, v, at, state).to(x.dtype)))
+
+    def read(self, q: Tensor, k: Tensor, v: Tensor, at: At, state: FixedState) -> Tensor:
+        """(B, H, L, E) what the queries find in the sums"""
+        raise NotImplementedError
+
+
+class LinearModule(LinearAttentionModule):
+    def __init__(self, width: int, spec: LinearAttention):
+        super().__init__(width, spec)
+        self.elu = isinstance(spec.features, Elu)
+
+    def read(self, q: Tensor, k: Tensor, v: Tensor, at: At, state: FixedState) -> Tensor:
+        q, k = self.map(q), self.map(k)
+        if self.memory is None:
+            return both_ways(q, k, v, at.documents, at.valid, self.normalize)
+        (sums,) = state.read(at, **self.memory.zeros(v))  # (B, H, E, columns)
+        out, sums = linear_attention(q, k, v, sums, at.documents, at.valid, normalize=self.normalize)
+        state.write(at, sums=sums)
+        return out
+
+    def map(self, x: Tensor) -> Tensor:
+        return F.elu(x) + 1 if self.elu else x
+
+
+class PerformerModule(LinearAttentionModule):
+    """Features relative to the largest seen so far, kept beside the sums: the division cancels it."""
+
+    def __init__(self, width: int, spec: LinearAttention):
+        super().__init__(width, spec)
+        head_dim, features, _ = spec.sizes(width)
+        self.directions = nn.Parameter(draw_directions(features, head_dim), requires_grad=False)  # (R, E)
+
+    def read(self, q: Tensor, k: Tensor, v: Tensor, at: At, state: FixedState) -> Tensor:
+        q, k = log_features(q, self.directions), log_features(k, self.directions)  # (B, H, L, R)
+        q = (q - q.amax(-1, keepdim=True).detach()).exp()
+        k = k if at.valid is None else k.masked_fill(~at.valid[:, None, :, None], -torch.inf)
+        if self.memory is None:
+            return both_ways(q, (k - document_peak(k, at.documents).unsqueeze(-1)).exp(), v, at.documents)
+        zeros = self.memory.zeros(v)
+        sums, peak = state.read(at, sums=zeros["sums"], peak=zeros["peak"] - torch.inf)  # (B, H, R, columns), (B, H)
+        peaks, decay, peak = running_peak(k, peak, at.documents)
+        k = (k - peaks.unsqueeze(-1)).exp()
+        out, sums = linear_attention(q, k, v, sums, at.documents, at.valid, decay)
+        state.write(at, sums=sums, peak=peak)
+        return out

@@ -8,7 +8,8 @@
     α_ij = softmax_j(score)        c_i = Σ_j α_ij h_j        out = W_o c
 
 Keys and values are the states themselves, h, in as many slices as there are heads: of this sequence, or of a source (an
-encoder's states). W_k h is computed once for each state and remembered beside it.
+encoder's states). W_k h is computed once for each state and remembered beside it. With `combine` the state that looked
+stays in what is given: out = tanh(W_o c + W_s s), Luong's attentional state.
 """
 
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ from regard.kernels.attention.reference import normalize
 from regard.kernels.attention.scores import Scores
 from regard.parts.attention import merge, split
 from regard.parts.body import Body
-from regard.parts.state import FRESH, Memory, PerSource, PerToken, State
+from regard.parts.state import FRESH, PerSource, PerToken, State
 from regard.spec import require
 
 
@@ -38,6 +39,7 @@ class ScoredAttention(Body):
     source: bool = False  # does it read a source, instead of its own sequence?
     source_width: int | None = None  # None: as wide as this stack
     mask: Mask | None = None  # None: causal in its own sequence, full before a source
+    combine: bool = False
 
     def check(self) -> None:
         require(self.heads > 0, f"scored_attention: heads={self.heads} must be positive")
@@ -80,14 +82,19 @@ class ScoredAttention(Body):
         return read, read // self.heads, self.score_dim or read // self.heads
 
     def build(self, width: int) -> nn.Module:
-        return AdditiveModule(width, self) if self.score == "additive" else MultiplicativeModule(width, self)
+        return self.module(width, width)
 
-    def memory(self, width: int) -> Memory:
+    def module(self, width: int, out: int) -> "ScoredAttentionModule":
+        """Of states of one width, giving vectors of another."""
+        return (AdditiveModule if self.score == "additive" else MultiplicativeModule)(width, self, out)
+
+    def memory(self, width: int) -> PerSource | PerToken:
         _, head_dim, score_dim = self.sizes(width)
         arrays = {"h": (self.heads, head_dim)}
         if self.score == "additive":
             arrays["k"] = (self.heads, score_dim)
-        return PerSource(arrays) if self.source else PerToken(arrays)
+        mask = self.mask or Causal()
+        return PerSource(arrays) if self.source else PerToken(arrays, mask.near, mask.first)
 
     def flops(self, width: int, tokens: int, seen: int) -> int:
         read, _, score_dim = self.sizes(width)
@@ -95,22 +102,29 @@ class ScoredAttention(Body):
         q = {"additive": width * hidden, "general": width * read}.get(self.score, 0)
         k = read * hidden if self.score == "additive" else 0
         pair = (hidden if self.score == "additive" else read) + read
-        return 2 * (tokens * (q + read * width + seen * pair) + (seen if self.source else tokens) * k)
+        out = (read + width if self.combine else read) * width
+        return 2 * (tokens * (q + out + seen * pair) + (seen if self.source else tokens) * k)
 
 
 class ScoredAttentionModule(nn.Module):
     """What all scores share: states are read and remembered, and what was found is brought to the stream's width."""
 
-    def __init__(self, width: int, spec: ScoredAttention):
+    def __init__(self, width: int, spec: ScoredAttention, out: int):
         super().__init__()
         self.heads, self.source = spec.heads, spec.source
         self.read_dim, self.head_dim, self.score_dim = spec.sizes(width)
         self.mask = spec.mask or (Full() if spec.source else Causal())
-        self.o_proj = nn.Linear(self.read_dim, width, bias=False)
+        self.o_proj = nn.Linear(self.read_dim, out, bias=False)
+        self.s_proj = nn.Linear(width, out, bias=False) if spec.combine else None
 
     def forward(self, x: Tensor, at: At, state: State = FRESH) -> Tensor:
         *states, at = state.recall(at, self.read) if self.source else state.extend(at, **self.read(x))
-        return self.o_proj(merge(self.context(x, at, *states)))
+        return self.look(x, at, *states)
+
+    def look(self, x: Tensor, at: At, *states: Tensor) -> Tensor:
+        """(B, L, D) and what was remembered -> (B, L, out)"""
+        c = self.o_proj(merge(self.context(x, at, *states)))
+        return c if self.s_proj is None else torch.tanh(c + self.s_proj(x))
 
     def read(self, h: Tensor) -> dict[str, Tensor]:
         """What is remembered of states (B, S, D): arrays (B, H, S, …)."""
@@ -122,8 +136,8 @@ class ScoredAttentionModule(nn.Module):
 
 
 class MultiplicativeModule(ScoredAttentionModule):
-    def __init__(self, width: int, spec: ScoredAttention):
-        super().__init__(width, spec)
+    def __init__(self, width: int, spec: ScoredAttention, out: int):
+        super().__init__(width, spec, out)
         self.q_proj = nn.Linear(width, self.read_dim, bias=False) if spec.score == "general" else None
         self.scale = self.head_dim**-0.5 if spec.score == "scaled" else 1.0
         self.attend = backend("auto")
@@ -134,8 +148,8 @@ class MultiplicativeModule(ScoredAttentionModule):
 
 
 class AdditiveModule(ScoredAttentionModule):
-    def __init__(self, width: int, spec: ScoredAttention):
-        super().__init__(width, spec)
+    def __init__(self, width: int, spec: ScoredAttention, out: int):
+        super().__init__(width, spec, out)
         self.q_proj = nn.Linear(width, self.heads * self.score_dim, bias=False)
         self.k_proj = nn.Linear(self.read_dim, self.heads * self.score_dim, bias=False)
         self.v = nn.Parameter(torch.empty(self.heads, self.score_dim).normal_(std=self.score_dim**-0.5))

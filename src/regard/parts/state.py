@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
 from regard.at import At
@@ -23,6 +24,9 @@ class PerToken:
     """Arrays with one entry a token: name -> (heads, dim), e.g. keys and values."""
 
     arrays: dict[str, tuple[int, int]]
+    window: int | None = None  # tokens that are ever seen again: the last so many, the newest counted; None: all
+    first: int = 0  # and so many at the beginning
+    pages: bool = False  # may they be handed out where they lie, as Pages (kernels/attention/pages.py)?
 
 
 @dataclass(frozen=True)
@@ -30,6 +34,11 @@ class Fixed:
     """Arrays for a whole sequence, however long: name -> shape, kept in at least float32."""
 
     arrays: dict[str, tuple[int, ...]]
+
+    def zeros(self, x: Tensor) -> dict[str, Tensor]:
+        """The arrays of texts that begin with x (B, …), where they begin with nothing: name -> (B, *shape)."""
+        wide = torch.promote_types(x.dtype, torch.float32)
+        return {name: x.new_zeros(len(x), *shape, dtype=wide) for name, shape in self.arrays.items()}
 
 
 @dataclass(frozen=True)
@@ -90,3 +99,13 @@ class Fresh:
 
 
 FRESH = Fresh()
+
+
+class Ended(Fresh):
+    """Fresh too, but it keeps the fixed arrays that are written last: how a recurrence ended."""
+
+    def __init__(self) -> None:
+        self.arrays: dict[str, Tensor] = {}
+
+    def write(self, at: At, **arrays: Tensor) -> None:
+        self.arrays = arrays

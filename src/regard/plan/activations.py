@@ -1,17 +1,17 @@
 """What a training forward keeps for its backward: the same modules, run without memory, their saved tensors counted.
 
 Attention is taken to be tiled: it keeps its inputs, its output and one number a row, never the scores. The loss keeps
-the logits once more. Nothing is recomputed, and everything is in float32.
+what it gives back to the last vectors; its logits come and go in chunks. Nothing is recomputed, and everything is in
+float32.
 """
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from regard.at import At
 from regard.kernels.attention.scores import Scores
 from regard.models.blank import blank, weightless
-from regard.models.decoder import Decoder
+from regard.models.decoder import Decoder, DecoderModule
 from regard.plan.parts import Planned
 
 
@@ -29,7 +29,7 @@ def activation_bytes(spec: Planned, batch: int, tokens: int) -> int:
         return kept_bytes(model, torch.zeros(batch, tokens, dtype=torch.long))
 
 
-def kept_bytes(model: nn.Module, ids: Tensor) -> int:
+def kept_bytes(model: DecoderModule, ids: Tensor) -> int:
     """Bytes that autograd keeps of next-token training on these ids, weights aside; each storage once."""
     kept: dict[int, torch.UntypedStorage] = {}
 
@@ -39,9 +39,9 @@ def kept_bytes(model: nn.Module, ids: Tensor) -> int:
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        F.cross_entropy(model(ids).flatten(0, 1), ids.flatten())
+        hidden = model.hidden(ids)  # (B, L, D)
     weights = {parameter.untyped_storage()._cdata for parameter in model.parameters()}
-    return sum(storage.nbytes() for key, storage in kept.items() if key not in weights)
+    return hidden.nbytes + sum(storage.nbytes() for key, storage in kept.items() if key not in weights)
 
 
 class Tiled(torch.autograd.Function):

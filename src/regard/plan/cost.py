@@ -1,7 +1,8 @@
 """What a spec costs, in numbers, without a single weight.
 
     FLOPs        2 for each multiply-add of a matrix product; training 3 times the forward (the backward is two of them)
-    cache        Σ over layers of heads · dim, of keys and of values, for each token; recurrent states once a text
+    cache        Σ over layers of heads · dim, of keys and of values, for each token (a window's layers: for those in
+                 it, in a ring); recurrent states once a text
     a step       reads every weight that a token uses and the whole cache, to write one token a text
     intensity    FLOPs for each byte read: about 1 for one text in 16 bits, so memory sets the pace; texts share weights
 
@@ -16,11 +17,10 @@ from math import prod
 from regard.models.decoder import Decoder
 from regard.models.encoder import Encoder
 from regard.parts.attention import Attention
-from regard.parts.body import Body
 from regard.parts.state import Declared, Fixed, PerSource, PerToken, each
 from regard.plan.formats import format_of
 from regard.plan.parameters import Parameters, count_parameters
-from regard.plan.parts import Half, Planned, all_bodies, bodies, flops, halves, unread, window
+from regard.plan.parts import Half, Planned, all_bodies, bodies, flops, halves, unread
 from regard.plan.training import full_bytes
 
 
@@ -77,30 +77,33 @@ class Plan:
         """Of the text, and of the source where there is one: both are taken to be `context` long."""
         return sum(number for number, _ in self.remembered())
 
-    def kv_bytes(self, block: int = 1, ring: bool = False) -> int:
-        """Of the whole batch: rounded up to the blocks of a paged store, or in rings as long as their windows."""
+    def kv_bytes(self, block: int = 1, ring: bool = True, slack: int = 0) -> int:
+        """Of the whole batch: rounded up to the blocks of a paged store; of a layer with a window what it can see.
+
+        `slack`: as many tokens more, which a store's rings can take back.
+        """
         tokens = -(-self.context // block) * block
-        kept = [(number, min(tokens, most) if ring and most else tokens) for number, most in self.remembered()]
+        kept = [(number, min(tokens, most + slack) if ring and most else tokens) for number, most in self.remembered()]
         return self.batch * sum(number * tokens for number, tokens in kept)
 
     def remembered(self) -> list[tuple[int, int | None]]:
-        """Bytes a token of every mixer of the writer, and the most keys that it sees."""
+        """Bytes a token of every mixer of the writer, and how many tokens are ever seen again; None: all."""
         return [
-            (format_of(self.dtype).bytes(sum(prod(size) for size in memory.arrays.values())), window(body))
-            for body, memory in self.memories()
+            (format_of(self.dtype).bytes(sum(prod(size) for size in memory.arrays.values())), most_kept(memory))
+            for memory in self.memories()
             if isinstance(memory, PerToken | PerSource)
         ]
 
-    def memories(self) -> list[tuple[Body, Declared]]:
+    def memories(self) -> list[Declared]:
         writer = self.writer
         if writer is None:
             return []
-        return [(body, declared) for body in bodies(writer) for declared in each(body.memory(writer.width))]
+        return [declared for body in bodies(writer) for declared in each(body.memory(writer.width))]
 
     @property
     def state_bytes(self) -> int:
         """Recurrent states, the same for a text of any length; kept in at least float32."""
-        fixed = (memory for _, memory in self.memories() if isinstance(memory, Fixed))
+        fixed = (memory for memory in self.memories() if isinstance(memory, Fixed))
         numbers = sum(prod(shape) for memory in fixed for shape in memory.arrays.values())
         return numbers * max(4, format_of(self.dtype).bits // 8) * self.batch
 
@@ -127,6 +130,11 @@ class Plan:
     @property
     def training_bytes(self) -> dict[str, int]:
         return full_bytes(self.parameters)
+
+
+def most_kept(memory: PerToken | PerSource) -> int | None:
+    bounded = isinstance(memory, PerToken) and memory.window is not None
+    return memory.first + memory.window if bounded else None
 
 
 def flops_by_part(half: Half, tokens: int, seen: int) -> dict[str, int]:

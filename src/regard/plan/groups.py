@@ -70,7 +70,7 @@ def decoding(plan: Plan) -> Groups:
         "memory_bytes": {
             "kv_per_token": kv,
             "kv": plan.kv_bytes(),
-            "kv_in_rings": plan.kv_bytes(ring=True),
+            "kv_without_rings": plan.kv_bytes(ring=False),
             "states": plan.state_bytes,
         },
         "bytes_read_in_a_step": {"weights": plan.weights_read, "memory": plan.memory_read},

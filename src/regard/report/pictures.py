@@ -90,3 +90,21 @@ def attention_grid(maps: Mapping[tuple[int, int], Tensor], tokens: Sequence[str]
                 spine.set_visible(True)
     figure.savefig(out)
     plt.close(figure)
+
+
+def state_grid(states: Mapping[str, Tensor], tokens: Sequence[str], out: Path) -> None:
+    """A heat map for each state: columns are tokens, rows the numbers that are carried after them."""
+    plt = pyplot()
+    figure, grid = plt.subplots(
+        len(states), 1, figsize=(max(4.0, 0.22 * len(tokens)), 2.0 * len(states) + 0.8), squeeze=False, sharex=True,
+        layout="constrained",
+    )  # fmt: skip
+    for axes, (name, array) in zip(grid[:, 0], states.items(), strict=True):
+        numbers = array.flatten(1).T.float().cpu()  # (F, L)
+        most = float(numbers.abs().max()) or 1.0
+        axes.imshow(numbers.numpy(), cmap="RdBu", vmin=-most, vmax=most, aspect="auto", interpolation="nearest")
+        axes.set_title(f"{name}, up to {most:.2g}", fontsize=9)
+        axes.set_yticks([])
+    grid[-1, 0].set_xticks(range(len(tokens)), labels=tokens, rotation=90, fontsize=7)
+    figure.savefig(out)
+    plt.close(figure)

@@ -3,8 +3,9 @@
     m = β₁ m + (1 - β₁) g          v = β₂ v + (1 - β₂) g²
     θ = θ - η (m̂ / (√v̂ + ε) + λ θ)          m̂, v̂ corrected for their start at zero
 
-Decay pulls only matrices that multiply: norms and biases have no direction to shrink along, and embeddings (a tied head
-with them) are left alone because small embeddings make the early layers' gradients large (OLMo 2, 2025).
+Decay pulls only matrices that multiply: norms and biases have no direction to shrink along, the rates of a state space
+would be pulled to another speed, and embeddings (a tied head with them) are left alone because small embeddings make
+the early layers' gradients large (OLMo 2, 2025).
 State is kept by parameter name, so that it does not depend on the order in which a model lists its weights.
 """
 
@@ -16,6 +17,8 @@ from torch import Tensor, nn
 
 from regard.checkpoint.folder import CheckpointError
 from regard.spec import Spec, require
+
+NO_MATRIX = ("bias", "A_log", "log_step", "log_decay", "turn")  # ends of names, whatever their shape
 
 
 @dataclass(frozen=True)
@@ -52,7 +55,7 @@ def decay_groups(model: nn.Module) -> tuple[list[tuple[str, nn.Parameter]], list
     embeddings = {module.weight for module in model.modules() if isinstance(module, nn.Embedding)}
     named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     require(len(named) > 0, "the model has no parameter to train; set requires_grad on some")
-    matrices = {name for name, p in named if p.ndim >= 2 and p not in embeddings and not name.endswith("bias")}
+    matrices = {name for name, p in named if p.ndim >= 2 and p not in embeddings and not name.endswith(NO_MATRIX)}
     return [pair for pair in named if pair[0] in matrices], [pair for pair in named if pair[0] not in matrices]
 
 

@@ -18,6 +18,7 @@ from regard.models.dual_encoder import DualEncoder
 from regard.models.encoder import Encoder
 from regard.models.encoder_decoder import EncoderDecoder
 from regard.models.interleaved import Interleaved
+from regard.models.seq2seq import Seq2Seq
 from regard.parts.frames import Frames
 from regard.parts.input import Tokens
 from regard.parts.patches import Patches
@@ -31,7 +32,7 @@ class EncoderTrial(Trial):
     lacks: dict[Need, str] = {"memory": "an encoder reads a text whole and remembers nothing", "engine": NO_ENGINE}
 
     def longest(self) -> int:
-        return self.spec.position.reach or sys.maxsize
+        return min(self.spec.position.reach or sys.maxsize, longest(self.spec))
 
     def memory(self) -> tuple:
         return ()
@@ -131,6 +132,7 @@ TRIALS: dict[type, type[Trial]] = {
     Decoder: Trial,
     Encoder: EncoderTrial,
     EncoderDecoder: EncoderDecoderTrial,
+    Seq2Seq: EncoderDecoderTrial,
     DualEncoder: MadeOfTwo,
     Interleaved: MadeOfTwo,
 }

@@ -15,13 +15,15 @@ from torch import Tensor, nn
 
 from regard.at import At
 from regard.engine.stores.contiguous import Contiguous
-from regard.engine.stores.fixed import parts
 from regard.engine.stores.paged import Paged
+from regard.engine.stores.states import leaves
 from regard.models.decoder import Decoder
-from regard.parts.state import each
+from regard.models.encoder import Encoder
+from regard.parts.state import PerToken, each
 
 STORES = ("contiguous", "paged")
 BLOCK = 4  # of the paged store: small, so that every text has several
+SLACK = 1  # of a window's ring: small, so that texts go round
 JUNK = 7.0
 STEPS = 400_000_000  # parameters times tokens that are read one at a time: a step of a large model takes long
 
@@ -85,17 +87,22 @@ class Trial:
         """Does a layer remember in this way (parts/state.py)?"""
         return any(isinstance(declared, kind) for memory in chain(*self.memory()) for declared in each(memory))
 
-    def open(self, kind: str, rows: int, length: int = 0) -> Store:
+    def windows(self) -> set[tuple[int, int]]:
+        """(window, first) of the layers whose tokens see no others."""
+        tokens = (d for memory in chain(*self.memory()) for d in each(memory) if isinstance(d, PerToken))
+        return {(declared.window, declared.first) for declared in tokens if declared.window is not None}
+
+    def open(self, kind: str, rows: int, length: int = 0, slack: int = SLACK) -> Store:
         """A store with room for every row, twice as much as it needs, filled with junk."""
         capacity = -(-2 * (length or self.length) // BLOCK) * BLOCK
-        place = {"dtype": self.dtype, "device": self.device, "source": self.source}
+        place = {"dtype": self.dtype, "device": self.device, "source": self.source, "slack": slack}
         if kind == "contiguous":
             store = Contiguous(self.memory(), rows, capacity, **place)
         else:
             store = Paged(self.memory(), rows, capacity, rows * capacity // BLOCK, block=BLOCK, **place)
         for row in range(rows):
             assert store.reserve(row, capacity)
-        for state in chain(*map(parts, store.states)):
+        for state in leaves(store.states):
             for held in vars(state).values():
                 for array in held.values() if isinstance(held, dict) else [held]:
                     if isinstance(array, Tensor) and array.is_floating_point():
@@ -122,6 +129,7 @@ def padded(lengths: list[int], width: int, left: bool = False) -> At:
     return At(positions.where(valid, 0), valid=valid)
 
 
-def longest(spec: Decoder) -> int:
+def longest(spec: Decoder | Encoder) -> int:
     bodies = (sublayer.body for run in spec.layers for block in run.blocks for sublayer in block.sublayers)
-    return min([n for n in (spec.context, *(body.remembered for body in bodies)) if n is not None], default=sys.maxsize)
+    limits = [getattr(spec, "context", None), *(body.remembered for body in bodies)]
+    return min([n for n in limits if n is not None], default=sys.maxsize)

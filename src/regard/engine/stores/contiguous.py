@@ -1,70 +1,84 @@
 """The contiguous store: every row has its full capacity from the start, position t in slot t."""
 
-from itertools import chain
-
 import torch
 from torch import Tensor
 
 from regard.at import At
-from regard.engine.stores.fixed import build_states, forget_source, parts, refuse_rewind
+from regard.engine.stores.ring import SLACK
+from regard.engine.stores.rows import Rows, rows_of
+from regard.engine.stores.snapshot import Snapshot
+from regard.engine.stores.states import build_states, leaves
 from regard.parts.state import PerToken
 
 
 class Contiguous:
     def __init__(
         self, memory, rows: int, capacity: int, dtype: torch.dtype, device: torch.device | str = "cpu",
-        source: int = 0,
+        source: int = 0, slack: int = SLACK,
     ):  # fmt: skip
         self.rows, self.capacity, self.span = rows, capacity, capacity
-        self.lengths = [0] * rows  # tokens that each row may have written
+        self.past = Rows(rows, device)
         self.states = build_states(
-            memory,
-            lambda declared: ContiguousState(self, declared, dtype, device),
-            rows, source, dtype, device,
-        )  # fmt: skip
+            memory, self.past, capacity, slack, source, dtype, lambda declared: ContiguousState(declared, self, dtype)
+        )
+        self.in_slots = [state for state in leaves(self.states) if isinstance(state, ContiguousState)]
 
     def reserve(self, row: int, length: int) -> bool:
         """Make room for this many tokens of a row; False when there is none."""
-        if length > self.capacity:
-            return False
-        self.lengths[row] = max(length, self.lengths[row])
-        return True
+        return length <= self.capacity
 
-    def rewind(self, row: int, length: int) -> None:
-        """Forget a row's tokens from this position on; CannotRewind where a layer cannot."""
-        refuse_rewind(self.states)
-        self.clear(row, length)
+    def snapshot(self, row: int) -> Snapshot:
+        """What rewind and fork need where a layer does not keep all its tokens."""
+        return self.past.snapshot(row)
+
+    def rewind(self, row: int, length: int, snapshot: Snapshot | None = None) -> None:
+        """Forget a row's tokens from this position on; CannotRewind where a layer cannot without a snapshot."""
+        stop = int(self.past.read[row])
+        self.past.rewind(row, length, snapshot)
+        self.clear(row, length, stop)
+
+    def fork(self, row: int, to: int, snapshot: Snapshot) -> bool:
+        """Let another row, which has read nothing, go on from a snapshot of this one; False when there is no room."""
+        self.past.fork(row, to, snapshot)
+        for state in self.in_slots:
+            state.copy(row, to, snapshot.length)
+        return True
 
     def release(self, row: int) -> None:
         """Give a row's room back, and its source."""
-        self.clear(row, 0)
-        forget_source(self.states, row)
+        self.clear(row, 0, int(self.past.read[row]))
+        self.past.release(row)
 
-    def clear(self, row: int, start: int) -> None:
-        for state in chain(*map(parts, self.states)):
-            if isinstance(state, ContiguousState):
-                state.clear(row, start, self.lengths[row])
-        self.lengths[row] = min(start, self.lengths[row])
+    def clear(self, row: int, start: int, stop: int) -> None:
+        for state in self.in_slots:
+            state.clear(row, start, stop)
 
 
 class ContiguousState:
-    def __init__(self, store: Contiguous, declared: PerToken, dtype: torch.dtype, device: torch.device | str):
+    def __init__(self, declared: PerToken, store: Contiguous, dtype: torch.dtype):
         self.store = store
         self.arrays = {  # one slot more than the capacity: invalid tokens are written there
-            name: torch.zeros(store.rows, heads, store.capacity + 1, dim, dtype=dtype, device=device)
+            name: torch.zeros(store.rows, heads, store.capacity + 1, dim, dtype=dtype, device=store.past.device)
             for name, (heads, dim) in declared.arrays.items()
         }
 
     def extend(self, at: At, **arrays: Tensor) -> tuple:
-        rows, slots = at.once("contiguous", lambda: self.place(at))
+        self.store.past.note(at)
+        rows, slots = at.once((self.store, "place"), lambda: self.place(at))
         span = self.store.span
         kept = []
         for name, new in arrays.items():
             array = self.arrays[name]  # (rows, heads, capacity + 1, dim)
             array[rows, :, slots] = new.transpose(1, 2)
-            kept.append(array[: len(new), :, :span] if at.rows is None else array[at.rows, :, :span])
-        keys = at.once("keys", lambda: at.with_keys(torch.arange(span, device=rows.device).expand(len(rows), span)))
+            kept.append(array[rows_of(at), :, :span])
+        keys = at.once(
+            (self.store, "keys"), lambda: at.with_keys(torch.arange(span, device=rows.device).expand(len(rows), span))
+        )
         return (*kept, keys)
+
+    def copy(self, row: int, to: int, stop: int) -> None:
+        for array in self.arrays.values():
+            array[to, :, :stop] = array[row, :, :stop]
 
     def clear(self, row: int, start: int, stop: int) -> None:
         for array in self.arrays.values():

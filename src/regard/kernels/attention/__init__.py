@@ -4,23 +4,34 @@
 
 q is (B, H, L, E), k is (B, K, S, E) and v (B, K, S, Ev) with K dividing H. `reference` is plain tensor algebra and the
 oracle of the others. A backend says which cases it does not take (`refuses`), and which another does better (`slower`);
-`auto` takes the first of the table that has nothing to say, and `why` tells which and for what reason.
+`auto` takes the first of the table that has nothing to say, and `why` tells which and for what reason. Keys and values
+may come in pages (pages.py).
 """
 
 from collections.abc import Callable
+from types import ModuleType
 
 from torch import Tensor
 
 from regard.at import At
-from regard.kernels.attention import folded, reference, sdpa, tiled
+from regard.kernels.attention import decode, folded, reference, sdpa, tiled, triton
+from regard.kernels.attention.pages import Pages, gathered
 from regard.kernels.attention.scores import Scores
 from regard.spec import nearest
 
-Attend = Callable[[Tensor, Tensor, Tensor, At, Scores], Tensor]
-BACKENDS = {"folded": folded, "sdpa": sdpa, "tiled": tiled, "reference": reference}
+Keys = Tensor | Pages
+Attend = Callable[[Tensor, Keys, Keys, At, Scores], Tensor]
+BACKENDS: dict[str, ModuleType] = {
+    "decode": decode,
+    "triton": triton,
+    "folded": folded,
+    "sdpa": sdpa,
+    "tiled": tiled,
+    "reference": reference,
+}
 
 
-def why(q: Tensor, k: Tensor, v: Tensor, at: At, scores: Scores) -> tuple[str, str]:
+def why(q: Tensor, k: Keys, v: Keys, at: At, scores: Scores) -> tuple[str, str]:
     """The backend that `auto` takes for this case, and why those before it were passed over."""
     passed = []
     for name, module in BACKENDS.items():
@@ -31,8 +42,14 @@ def why(q: Tensor, k: Tensor, v: Tensor, at: At, scores: Scores) -> tuple[str, s
     raise AssertionError("reference takes every case")
 
 
-def auto(q: Tensor, k: Tensor, v: Tensor, at: At, scores: Scores) -> Tensor:
-    return BACKENDS[why(q, k, v, at, scores)[0]].attend(q, k, v, at, scores)
+def auto(q: Tensor, k: Keys, v: Keys, at: At, scores: Scores) -> Tensor:
+    return attend_by(why(q, k, v, at, scores)[0], q, k, v, at, scores)
+
+
+def attend_by(name: str, q: Tensor, k: Keys, v: Keys, at: At, scores: Scores) -> Tensor:
+    if name != "decode":  # which alone reads pages where they lie
+        k, v = gathered(k), gathered(v)
+    return BACKENDS[name].attend(q, k, v, at, scores)
 
 
 def backend(name: str) -> Attend:
@@ -43,11 +60,11 @@ def backend(name: str) -> Attend:
         raise ValueError(f"there is no attention backend {name!r}; {nearest(name, ['auto', *BACKENDS])}")
     module = BACKENDS[name]
 
-    def attend(q: Tensor, k: Tensor, v: Tensor, at: At, scores: Scores) -> Tensor:
+    def attend(q: Tensor, k: Keys, v: Keys, at: At, scores: Scores) -> Tensor:
         reason = module.refuses(q, k, v, at, scores)
         if reason is not None:
             raise ValueError(f"attention backend {name!r}: {reason}; choose another, or auto")
-        return module.attend(q, k, v, at, scores)
+        return attend_by(name, q, k, v, at, scores)
 
     attend.__name__ = name
     return attend

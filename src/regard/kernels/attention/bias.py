@@ -48,10 +48,13 @@ class Buckets(Bias):
     bidirectional: bool
 
     def tile(self, q_positions: Tensor, k_positions: Tensor, dtype: torch.dtype) -> Tensor:
-        steps = torch.arange(-self.reach, self.reach + 1, device=q_positions.device)
-        line = self.table[self.bucket(steps)].to(dtype)  # (2·reach + 1, H): the bias of every distance that differs
         ahead = (k_positions.unsqueeze(-2) - q_positions.unsqueeze(-1)).clamp(-self.reach, self.reach)  # (…, l, s)
-        return F.embedding(ahead + self.reach, line).movedim(-1, -3)  # (…, H, l, s)
+        return F.embedding(ahead + self.reach, self.line(dtype)).movedim(-1, -3)  # (…, H, l, s)
+
+    def line(self, dtype: torch.dtype) -> Tensor:
+        """(2·reach + 1, H): the bias of every distance that differs, from the furthest behind to the furthest ahead."""
+        steps = torch.arange(-self.reach, self.reach + 1, device=self.table.device)
+        return self.table[self.bucket(steps)].to(dtype)
 
     def bucket(self, ahead: Tensor) -> Tensor:
         """The bucket of a key that stands this many places ahead of the query (behind it: negative)."""

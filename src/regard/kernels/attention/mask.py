@@ -22,6 +22,16 @@ class Mask(Spec):
         """Does no token see a later one? Some masks have it as a field."""
         raise NotImplementedError
 
+    @property
+    def near(self) -> int | None:
+        """How far back a token sees, itself counted, beside the first ones; None: no end."""
+        return None
+
+    @property
+    def first(self) -> int:
+        """How many tokens at the beginning are seen from everywhere."""
+        return 0
+
     def allows(self, q: Tensor, k: Tensor) -> Tensor | None:
         """Positions (…, L, 1) and (…, 1, S) -> (…, L, S), or None when everything is seen."""
         raise NotImplementedError

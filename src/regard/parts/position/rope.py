@@ -14,11 +14,13 @@ import torch
 from torch import Tensor
 
 from regard.at import At
+from regard.compat import cannot_triton
 from regard.parts.position.none import Position, PositionModule
 from regard.parts.position.scaling import Scaling, plain
 from regard.spec import require
 
 Layout = Literal["half", "interleaved"]
+FEW = 64  # tokens a row, for which launching a kernel takes longer than turning
 
 
 @dataclass(frozen=True)
@@ -81,6 +83,17 @@ class RopeModule(PositionModule):
 
 def turn(x: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> Tensor:
     """Turn the pairs of x (…, d) by angles whose cosines and sines are (…, d/2)."""
+    if layout == "half" and pays_a_kernel(x):
+        from regard.kernels.triton_rope import turn as kernel
+
+        return kernel(x, cos, sin)
     a, b = x.chunk(2, -1) if layout == "half" else x.unflatten(-1, (-1, 2)).unbind(-1)
     a, b = a * cos - b * sin, b * cos + a * sin
     return torch.cat([a, b], -1) if layout == "half" else torch.stack([a, b], -1).flatten(-2)
+
+
+def pays_a_kernel(x: Tensor) -> bool:
+    """For whole texts on a GPU. In a graph, torch.compile joins the turning with what stands before it."""
+    if x.dim() != 4 or x.shape[2] < FEW or x.dtype == torch.float64 or torch.compiler.is_compiling():
+        return False
+    return cannot_triton(x.device) is None

@@ -1,10 +1,12 @@
-"""What a store remembers is what was read: cached, chunked, paged, rewound and reused texts equal the whole text."""
+"""What a store remembers is what was read: cached, chunked, paged, rewound and forked texts equal the whole text."""
+
+from dataclasses import replace
 
 import torch
 
-from regard.engine.stores.fixed import CannotRewind
+from regard.engine.stores.snapshot import CannotRewind
 from regard.parts.state import Fixed
-from regard.verify.outcome import Outcome, broken, compared, difference, not_applicable, refused
+from regard.verify.outcome import Outcome, broken, compared, difference, not_applicable
 from regard.verify.trial import BLOCK, STORES, Store, Trial
 
 LONG = 80  # more than a chunk of any recurrence
@@ -76,7 +78,10 @@ def used_row(trial: Trial) -> Outcome:
 
 
 def rewound(trial: Trial) -> Outcome:
-    """Read a text, forget its second half, read another: as if only the other had been read; or CannotRewind."""
+    """Read a text, forget its second half, read another: as if only the other had been read.
+
+    A row goes back without a snapshot where it can; a recurrence must say that it cannot.
+    """
     cut, length = trial.length // 2, trial.length
     tokens = trial.text(2, length)
     other = torch.cat([tokens[:, :cut], trial.text(2, length - cut, seed=4)], 1)
@@ -84,17 +89,58 @@ def rewound(trial: Trial) -> Outcome:
     errors, refusals = [], []
     for kind in trial.stores:
         store = trial.open(kind, 2)
-        trial.read(tokens, trial.span(0, length, 2), store)
+        trial.read(tokens[:, :cut], trial.span(0, cut, 2), store)
+        snapshots = [store.snapshot(row) for row in range(2)]
+        trial.read(tokens[:, cut:], trial.span(cut, length, 2), store)
         try:
-            for row in range(2):
-                store.rewind(row, cut)
+            store.rewind(0, cut)
         except CannotRewind as error:
             refusals.append(error)
-            continue
-        for row in range(2):
+        for row, snapshot in enumerate(snapshots):
+            store.rewind(row, cut, snapshot)
             assert store.reserve(row, length)
         errors.append(difference(trial.read(other[:, cut:], trial.span(cut, length, 2), store), whole[:, cut:]))
-    if trial.remembers(Fixed):
-        due = len(refusals) == len(trial.stores)
-        return refused(refusals[0]) if due else broken("a recurrence said that it could be rewound")
-    return broken(f"refused: {refusals[0]}") if refusals else compared(f"back to {cut} of {length}", *errors)
+    if trial.remembers(Fixed) and len(refusals) < len(trial.stores):
+        return broken("a recurrence said that it could be rewound without a snapshot")
+    if refusals and not trial.remembers(Fixed) and not trial.windows():
+        return broken(f"refused: {refusals[0]}")
+    return compared(f"back to {cut} of {length}{', by a snapshot' if refusals else ''}", *errors)
+
+
+def taken_over(trial: Trial) -> Outcome:
+    """Another row goes on from where the first was, both go on, and the first is given to a third text."""
+    cut, length = trial.length // 2, trial.length
+    middle = (cut + length) // 2
+    tokens = trial.text(1, length)
+    other = torch.cat([tokens[:, :cut], trial.text(1, length - cut, seed=4)], 1)
+    both, rows = torch.cat([tokens, other]), torch.tensor([0, 2], device=trial.device)
+    whole = trial.whole(both)
+    errors = []
+    for kind in trial.stores:
+        store = trial.open(kind, 3)
+        store.release(2)
+        trial.read(tokens[:, :cut], trial.span(0, cut), store)
+        assert store.fork(0, 2, store.snapshot(0)) and store.reserve(2, length)
+        at = replace(trial.span(cut, middle, 2), rows=rows)
+        errors.append(difference(trial.read(both[:, cut:middle], at, store), whole[:, cut:middle]))
+        store.release(0)
+        assert store.reserve(0, cut)
+        trial.read(trial.text(1, cut, seed=5), trial.span(0, cut), store)
+        at = replace(trial.span(middle, length), rows=rows[1:])
+        errors.append(difference(trial.read(other[:, middle:], at, store), whole[1:, middle:]))
+    return compared(f"the first {cut} of {length}", *errors)
+
+
+def rings(trial: Trial) -> Outcome:
+    """What a window keeps in a ring is what it would see of all tokens, around the window and one by one."""
+    sizes = sorted(first + window for window, first in trial.windows())
+    if not sizes or sizes[0] >= trial.length:
+        return not_applicable(f"no layer has a window that a text of {trial.length} tokens leaves")
+    tokens, length = trial.text(2, trial.length), trial.length
+    near = {size + step for size in sizes for step in (-1, 0, 1)}
+    cuts = [0, *sorted(cut for cut in near if 0 < cut < length), length]
+    errors = []
+    for kind in trial.stores:
+        for read in (lambda store: pieces(trial, tokens, store, cuts), lambda store: stepwise(trial, tokens, store)):
+            errors.append(difference(read(trial.open(kind, 2)), read(trial.open(kind, 2, slack=length * 2))))
+    return compared(f"windows of {', '.join(map(str, sizes))}", *errors)

@@ -25,6 +25,14 @@ class Longformer(Mask):
         require(self.window > 0, f"longformer: window={self.window} must be positive")
         require(self.globals > 0, f"longformer: globals={self.globals} must be positive; without any it is a window")
 
+    @property
+    def near(self) -> int | None:
+        return self.window + 1 if self.causal else None
+
+    @property
+    def first(self) -> int:
+        return self.globals
+
     def allows(self, q: Tensor, k: Tensor) -> Tensor:
         seen = ((q - k).abs() <= self.window) | (q < self.globals) | (k < self.globals)
         return seen & (k <= q) if self.causal else seen

@@ -26,6 +26,14 @@ class SinksAndWindow(Mask):
         require(self.sinks > 0, f"sinks_and_window: sinks={self.sinks} must be positive; without any it is a window")
         require(self.size > 0, f"sinks_and_window: size={self.size} must be positive")
 
+    @property
+    def near(self) -> int:
+        return self.size
+
+    @property
+    def first(self) -> int:
+        return self.sinks
+
     def allows(self, q: Tensor, k: Tensor) -> Tensor:
         return (k <= q) & ((q - k < self.size) | (k < self.sinks))
 

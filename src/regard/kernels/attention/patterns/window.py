@@ -27,6 +27,10 @@ class Window(Mask):
     def check(self) -> None:
         require(self.size > 0, f"window: size={self.size} must be positive; a causal window of 1 sees the token itself")
 
+    @property
+    def near(self) -> int | None:
+        return self.size if self.causal else None
+
     def allows(self, q: Tensor, k: Tensor) -> Tensor:
         if self.causal:
             return (k <= q) & (q - k < self.size)
@@ -49,6 +53,10 @@ class Dilated(Mask):
     def check(self) -> None:
         require(self.size > 0, f"dilated: size={self.size} must be positive")
         require(self.step > 0, f"dilated: step={self.step} must be positive")
+
+    @property
+    def near(self) -> int | None:
+        return (self.size - 1) * self.step + 1 if self.causal else None
 
     def allows(self, q: Tensor, k: Tensor) -> Tensor:
         ahead = q - k if self.causal else (q - k).abs()

@@ -1,0 +1,221 @@
+"""Flash attention in Triton beside flex attention and PyTorch's own kernels: `python -m benchmarks.gpu.attention`.
+
+Bf16, 16 heads × 128, 32k tokens in all. First random cases are checked against the reference in float64; then medians
+of forward, and of forward with backward, in ms and in TFLOP/s of the pairs that are seen (the backward counts 2.5
+times). `--sweep` tries tiles, warps and stages of every kernel; several processes compile them beforehand.
+"""
+
+import argparse
+import multiprocessing
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+from triton.runtime.errors import OutOfResources
+from triton.testing import do_bench
+
+from benchmarks.gpu.check import check_all
+from regard.at import At
+from regard.kernels.attention import BACKENDS, triton
+from regard.kernels.attention.bias import Slopes
+from regard.kernels.attention.mask import Causal, Mask
+from regard.kernels.attention.patterns.window import Window
+from regard.kernels.attention.scores import Scores
+from regard.kernels.attention.triton import launch
+
+HEADS, KV_HEADS, DIM, TOKENS = 16, 4, 128, 32768
+WINDOW, CAP, DOCUMENT = 1024, 50.0, 1000
+LENGTHS = (4096, 16384)
+MEASURED = dict(launch.SIZES)
+Work = Callable[[Tensor, Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Case:
+    name: str
+    length: int
+
+    @property
+    def mask(self) -> Mask:
+        return Window(WINDOW) if self.name == "window" else Causal()
+
+    @property
+    def flops(self) -> float:
+        n, seen = self.length, min(self.length, WINDOW if self.name == "window" else self.length)
+        if self.name == "packed":
+            n = seen = DOCUMENT
+        return 4 * DIM * HEADS * TOKENS / n * (n * seen - seen * (seen - 1) / 2)
+
+    def inputs(self, batch: int | None = None) -> list[Tensor]:
+        batch, kv_heads = batch or TOKENS // self.length, KV_HEADS if self.name == "grouped" else HEADS
+        shapes = [(batch, heads, self.length, DIM) for heads in (HEADS, kv_heads, kv_heads)]
+        return [torch.randn(shape, device="cuda", dtype=torch.bfloat16, requires_grad=True) for shape in shapes]
+
+    def at(self, batch: int) -> At:
+        whole = At.whole(batch, self.length, "cuda")
+        if self.name != "packed":
+            return whole
+        slots = whole.positions
+        return At(slots % DOCUMENT, slots // DOCUMENT, valid=slots >= 0, consecutive=True)
+
+    @property
+    def slopes(self) -> Tensor:
+        return 2.0 ** -torch.linspace(0.5, 8, HEADS, device="cuda")
+
+    def ours(self, batch: int | None = None, statistics: bool = False) -> Work:
+        at = self.at(batch or TOKENS // self.length)
+        bias, cap = Slopes(self.slopes) if self.name == "alibi" else None, CAP if self.name == "softcap" else None
+        scores = Scores(self.mask, DIM**-0.5, bias, cap)
+        if statistics:
+            return lambda q, k, v: triton.attend_with_statistics(q, k, v, at, scores)[0]
+        return lambda q, k, v: triton.attend(q, k, v, at, scores)
+
+    def flex(self) -> Work:
+        def seen(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+            if self.name == "window":
+                return (q >= k) & (q - k < WINDOW)
+            return (q >= k) & (q // DOCUMENT == k // DOCUMENT) if self.name == "packed" else q >= k
+
+        slopes = self.slopes
+
+        def alibi(s: Tensor, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+            return s + slopes[h] * (k - q)
+
+        def softcap(s: Tensor, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+            return CAP * torch.tanh(s / CAP)
+
+        change = {"alibi": alibi, "softcap": softcap}.get(self.name)
+        torch._dynamo.reset()  # or after a few variants it would give up compiling
+        mask = create_block_mask(seen, None, None, self.length, self.length, device="cuda")
+        compiled = torch.compile(flex_attention, dynamic=False)
+        return lambda q, k, v: compiled(q, k, v, score_mod=change, block_mask=mask, enable_gqa=True)
+
+    def fused(self, kernel: SDPBackend) -> Work:
+        def work(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+            with sdpa_kernel(kernel):
+                return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+        return work
+
+
+NAMES = ("causal", "alibi", "softcap", "window", "grouped", "packed")
+
+
+def forward(work: Work, tensors: list[Tensor]) -> Callable[[], object]:
+    return torch.no_grad()(lambda: work(*tensors))
+
+
+def both_ways(work: Work, tensors: list[Tensor]) -> Callable[[], object]:
+    d_out = torch.randn_like(tensors[0])
+    return lambda: torch.autograd.grad(work(*tensors), tensors, d_out)
+
+
+def milliseconds(run: Callable[[], object]) -> float:
+    return do_bench(run, warmup=20, rep=80, return_mode="median")
+
+
+def prepare(job: tuple) -> None:
+    """In a process of its own: compile what will be measured, so that caches have it."""
+    with suppress(OutOfResources):  # a tile that does not fit is told of when it is measured
+        kind, case, *rest = job
+        tensors = case.inputs(1 if kind != "flex" else None)
+        if kind == "flex":
+            both_ways(case.flex(), tensors)()
+            forward(case.flex(), tensors)()
+            return
+        launch.SIZES |= MEASURED | {kernel: launch.Size(*size) for kernel, size in rest}
+        if kind == "statistics":
+            forward(case.ours(1, True), tensors)()
+        elif kind == "forward":
+            forward(case.ours(1), tensors)()
+        else:
+            both_ways(case.ours(1), tensors)()
+
+
+def compile_all(jobs: list[tuple]) -> None:
+    with multiprocessing.get_context("spawn").Pool(min(14, os.cpu_count() or 1)) as pool:
+        list(pool.imap_unordered(prepare, jobs))
+
+
+SWEEP = {
+    "forward": [(128, 128, 8, 3), (128, 128, 8, 2), (128, 64, 8, 3), (64, 64, 4, 3)],
+    "for_queries": [(128, 64, 8, 3), (128, 64, 8, 2), (128, 128, 8, 2), (64, 64, 4, 2)],
+    "for_keys": [(64, 128, 8, 2), (64, 64, 4, 2), (64, 128, 8, 3), (32, 128, 8, 3)],
+}
+
+
+def sweep(names: list[str]) -> None:
+    """Times in ms of each kernel's tiles, for 16384 tokens a row."""
+    kinds = {"forward": "forward", "for_queries": "both", "for_keys": "both"}
+    compile_all([(kinds[k], Case(n, 16384), (k, size)) for n in names for k, sizes in SWEEP.items() for size in sizes])
+    for kernel, sizes in SWEEP.items():
+        run = forward if kernel == "forward" else both_ways
+        for size in sizes:
+            launch.SIZES[kernel], times = launch.Size(*size), []
+            for name in names:
+                case = Case(name, 16384)
+                try:
+                    times.append(milliseconds(run(case.ours(), case.inputs())))
+                except OutOfResources:
+                    times.append(float("inf"))
+            print(f"{kernel:12} {str(size):18} {'  '.join(f'{ms:.3f}' for ms in times)}", flush=True)
+        launch.SIZES |= MEASURED
+
+
+def table(names: list[str]) -> None:
+    cases = [Case(name, n) for name in names for n in LENGTHS]
+    jobs = [(kind, case) for kind in ("flex", "both") for case in cases]
+    compile_all([*jobs, *[("statistics", Case("causal", n)) for n in LENGTHS]])
+    for case in cases:
+        works = {"ours": case.ours(), "flex": case.flex()}
+        if case.name == "causal":
+            works |= {"flash": case.fused(SDPBackend.FLASH_ATTENTION), "cudnn": case.fused(SDPBackend.CUDNN_ATTENTION)}
+        tensors, line = case.inputs(), []
+        for run, count in ((forward, 1.0), (both_ways, 3.5)):
+            took = {name: milliseconds(run(work, tensors)) for name, work in works.items()}
+            rates = "  ".join(f"{name} {ms:.2f} ms {count * case.flops / ms / 1e9:.0f}" for name, ms in took.items())
+            line.append(f"{rates}  ours/flex {took['flex'] / took['ours']:.2f}")
+        print(f"{case.name:8} {case.length:6}  forward: {line[0]}  |  both: {line[1]}", flush=True)
+    for n in LENGTHS:
+        case = Case("causal", n)
+        plain, with_them = (milliseconds(forward(case.ours(statistics=s), case.inputs())) for s in (False, True))
+        print(f"statistics {n}: {with_them / plain - 1:+.1%}", flush=True)
+
+
+def single_precision() -> None:
+    """In float32, where Triton has no matrix units: the backends that `auto` chooses among, in ms."""
+    case = Case("window", 4096)
+    tensors, at = [x.detach().float().requires_grad_() for x in case.inputs(1)], case.at(1)
+    for scores in (Scores(case.mask, DIM**-0.5), Scores(Causal(), DIM**-0.5, softcap=CAP)):
+        took = {}
+        for name, module in BACKENDS.items():
+            if module.refuses(*tensors, at, scores) is None:
+                work = partial(module.attend, at=at, scores=scores)
+                took[name] = [round(milliseconds(run(work, tensors)), 2) for run in (forward, both_ways)]
+        print(f"float32 {type(scores.mask).__name__}: {took}", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--cases", nargs="+", choices=NAMES, default=NAMES)
+    parser.add_argument("--sweep", nargs="*", choices=NAMES)
+    parser.add_argument("--float32", action="store_true", help="measure the backends in float32 instead")
+    parser.add_argument("--check", type=int, default=56, help="how many random cases")
+    given = parser.parse_args()
+    torch.manual_seed(0)
+    if given.check:
+        check_all(given.check)
+    if given.sweep is not None:
+        return sweep(given.sweep or ["causal"])
+    return single_precision() if given.float32 else table(given.cases)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,123 @@
+"""Every feature of the Triton attention on a GPU against the reference in float64, in random shapes, gradients too."""
+
+import multiprocessing
+import os
+import random
+import sys
+
+import torch
+from torch import Tensor
+from triton.runtime.errors import OutOfResources
+
+from regard.at import At
+from regard.kernels.attention import reference, triton
+from regard.kernels.attention.bias import Bias, Buckets, Slopes
+from regard.kernels.attention.mask import Causal, Full
+from regard.kernels.attention.patterns.sinks import SinksAndWindow
+from regard.kernels.attention.patterns.window import Window
+from regard.kernels.attention.scores import Scores
+from regard.kernels.attention.statistics import attend_with_statistics
+
+MASKS = [Causal(), Full(), Window(100), Window(40, causal=False), SinksAndWindow(5, 70)]
+SHAPES = [(4, 4, 16, 16), (4, 2, 64, 64), (4, 1, 80, 48), (2, 2, 128, 128), (2, 2, 192, 128), (2, 1, 256, 256)]
+
+
+def places(kind: str, batch: int, length: int) -> At:
+    slots = torch.arange(length, device="cuda").expand(batch, length)
+    cuts = torch.sort(torch.randint(1, length, (batch, 4), device="cuda")).values
+    documents = torch.searchsorted(cuts, slots.contiguous(), right=True)
+    starts = torch.cat([torch.zeros_like(cuts[:, :1]), cuts], 1).gather(1, documents)
+    match kind:
+        case "ordered":
+            return At.whole(batch, length, "cuda")
+        case "packed":
+            return At(slots - starts, documents, valid=documents < 4, consecutive=True)
+        case "left":
+            pad = torch.randint(1, length // 2, (batch, 1), device="cuda")
+            return At((slots - pad).clamp_min(0), valid=slots >= pad, consecutive=True)
+        case _:
+            return At(slots[:, -(length // 3) :]).with_keys(slots, valid=slots % 17 != 5)
+
+
+def bias_of(kind: str, heads: int) -> Bias | None:
+    if kind == "slopes":
+        return Slopes(2.0 ** -torch.arange(1.0, heads + 1, device="cuda"))
+    if kind == "line":
+        return Buckets(torch.randn(16, heads, device="cuda", requires_grad=True), 50, True)
+    return None
+
+
+def outputs(attend, tensors: list[Tensor], at: At, scores: Scores, weights: Tensor) -> list[Tensor]:
+    out = attend(*tensors, at, scores)
+    learned = [*tensors, *([scores.bias.table] if isinstance(scores.bias, Buckets) else [])]
+    learned += [] if scores.sinks is None else [scores.sinks]
+    return [out.detach(), *torch.autograd.grad((out * weights.to(out.dtype)).sum(), learned)]
+
+
+def eager(q: Tensor, k: Tensor, v: Tensor, at: At, scores: Scores) -> Tensor:
+    """Plain PyTorch: softmax in float32, the weights and their product with the values in the dtype of the inputs."""
+    weights = reference.attention_weights(q, k, at, scores)
+    return weights.to(q.dtype) @ reference.per_head(v, q)
+
+
+def check(number: int) -> tuple[float, str]:
+    """The largest error, as a multiple of what the rule allows: twice plain PyTorch's in this dtype, and an ulp."""
+    draw = random.Random(number)
+    torch.manual_seed(number)
+    mask, kind = draw.choice(MASKS), draw.choice(["ordered", "packed", "left", "decode"])
+    dtype = draw.choice([torch.bfloat16, torch.float16, torch.float32])
+    heads, kv_heads, dim, value_dim = draw.choice(SHAPES if dtype.itemsize == 2 else SHAPES[:3])
+    batch, length = 2, draw.choice([64, 128, 333, 512])
+    bias, cap, sinks = draw.choice(["", "slopes", "line"]), draw.choice([None, 2.0]), draw.choice([False, True])
+    at = places(kind, batch, length)
+    q, k, v = (
+        torch.randn(batch, h, n, d, device="cuda", dtype=dtype, requires_grad=True)
+        for h, n, d in [
+            (heads, at.positions.shape[1], dim),
+            (kv_heads, length, dim),
+            (kv_heads, length, value_dim),
+        ]
+    )
+    sink = torch.randn(heads, device="cuda", requires_grad=True) if sinks else None
+    scores = Scores(mask, dim**-0.5, bias_of(bias, heads), cap, sink)
+    weights = torch.randn(*q.shape[:3], value_dim, device="cuda", dtype=dtype)
+    name = " ".join(map(str, (mask, kind, heads, kv_heads, dim, value_dim, length, dtype, bias, cap, sinks)))
+    reason = triton.refuses(q, k, v, at, scores)
+    assert reason is None, reason
+    found = outputs(triton.attend, [q, k, v], at, scores, weights)
+    at.shared.clear()
+    plain = outputs(eager, [q, k, v], at, scores, weights)
+    exact = outputs(reference.attend, [x.detach().double().requires_grad_() for x in (q, k, v)], at, scores, weights)
+    worst = 0.0
+    for f, p, e in zip(found, plain, exact, strict=True):
+        assert f.isfinite().all(), name
+        rows = 1 if f.dim() == 4 else batch * q.shape[2]  # what is learned for all rows sums their roundings
+        step = rows**0.5 * torch.finfo(dtype).eps * e.abs().max().item()
+        worst = max(worst, (f - e).abs().max().item() / (2 * (p - e).abs().max().item() + step + 1e-30))
+    _, a = triton.attend_with_statistics(q, k, v, at, scores, first=2)
+    _, b = attend_with_statistics(q.double(), k.double(), v.double(), at, scores, first=2)
+    for field in ("entropy", "first", "top_weight", "log_sum"):
+        apart = (getattr(a, field) - getattr(b, field)).abs().max().item()
+        assert apart < 2e-3, (name, field, apart)
+    blind = (a.top_key < 0) != (b.top_key < 0)
+    assert not blind.any(), name
+    return worst, name
+
+
+def told(number: int) -> str:
+    try:
+        worst, name = check(number)
+    except (AssertionError, OutOfResources) as error:
+        return f"FAILED {number}: {error}"
+    return f"{worst:.2f}  {name}"
+
+
+def check_all(count: int) -> None:
+    """Prints each error, 1 = twice plain PyTorch's plus an ulp; compiling takes the time, so several go at once."""
+    with multiprocessing.get_context("spawn").Pool(min(14, os.cpu_count() or 1)) as pool:
+        for line in pool.imap_unordered(told, range(count)):
+            print(line, flush=True)
+
+
+if __name__ == "__main__":
+    check_all(int(sys.argv[1]))

@@ -1,0 +1,250 @@
+"""Decoding steps on a GPU, by split keys and by PyTorch's kernels: `python -m benchmarks.gpu.decode`.
+
+Bf16, 32 heads over 8 kv heads × 128, 64 rows of 4096 keys: 1.07 GB of keys and values. Checked against the reference in
+float32 first; then medians, as TB/s of keys and values that are seen and as a share of what a large copy reaches in the
+same run. `--step` times a whole compiled step of two layers through the stores, `--sweep` tries tiles, parts, warps and
+stages. Programs are compiled by several processes beforehand.
+"""
+
+import argparse
+import itertools
+import multiprocessing
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from triton.runtime.errors import OutOfResources
+from triton.testing import do_bench, do_bench_cudagraph
+
+from regard.at import At
+from regard.engine.stores.contiguous import Contiguous
+from regard.engine.stores.paged import Paged
+from regard.kernels.attention import backend, reference, sdpa
+from regard.kernels.attention.decode import bounds
+from regard.kernels.attention.mask import Causal, Mask
+from regard.kernels.attention.pages import Pages, gathered
+from regard.kernels.attention.patterns.window import Window
+from regard.kernels.attention.scores import Scores
+from regard.kernels.attention.triton.decode import launch
+from regard.models.decoder import Decoder
+from regard.models.stack import Repeat
+from regard.parts.attention import Attention, use_backend
+from regard.parts.block import Block, Sublayer
+from regard.parts.feedforward import SwiGLU
+from regard.parts.position.rope import Rope
+
+HEADS, KV_HEADS, DIM = 32, 8, 128
+
+
+@dataclass(frozen=True)
+class Case:
+    rows: int = 64
+    keys: int = 4096
+    page: int = 16  # 0: contiguous
+    queries: int = 1
+    mask: Mask = Causal()
+    ragged: bool = False  # rows of all lengths, not of full length
+    dtype: torch.dtype = torch.bfloat16
+
+    def build(self) -> tuple[Tensor, Tensor | Pages, Tensor | Pages, At, Scores]:
+        rows, keys, page = self.rows, self.keys, self.page
+        q = torch.randn(rows, HEADS, self.queries, DIM, device="cuda", dtype=self.dtype)
+        if page:
+            table = (1 + torch.randperm(rows * keys // page, device="cuda")).view(rows, -1)
+            shape = (rows * keys + page, KV_HEADS, DIM)
+            pools = [torch.randn(shape, device="cuda", dtype=self.dtype) for _ in range(2)]
+            k, v = (Pages(pool, table, page) for pool in pools)
+        else:
+            k, v = torch.randn(2, rows, KV_HEADS, keys + 1, DIM, device="cuda", dtype=self.dtype)[:, :, :, :-1]
+        last = torch.linspace(self.queries, keys, rows, device="cuda").long() if self.ragged else keys
+        ends = torch.zeros(rows, device="cuda", dtype=torch.int64) + last  # (B,)
+        positions = ends.unsqueeze(-1) - self.queries + torch.arange(self.queries, device="cuda")
+        at = At(positions).with_keys(torch.arange(keys, device="cuda").expand(rows, keys))
+        return q, k, v, at, Scores(self.mask, DIM**-0.5)
+
+    def bytes(self) -> float:
+        """Of keys and values that are seen."""
+        ends = torch.linspace(self.queries if self.ragged else self.keys, self.keys, self.rows)
+        if isinstance(self.mask, Window):
+            ends = ends.clamp_max(self.mask.size + self.queries - 1)
+        return ends.sum().item() * 2 * KV_HEADS * DIM * self.dtype.itemsize
+
+
+def direct(case: Case, tensors: tuple, **how: int) -> Callable[[], Tensor]:
+    q, k, v, at, scores = tensors
+    before, after, first = bounds(scores.mask)
+    table, page = (k.table, k.block) if case.page else (None, 0)
+    k, v = (x.pool if case.page else x for x in (k, v))
+    return lambda: launch(
+        q, k, v, table, page, at.positions, at.key_positions, None, before, after, first, scores.scale, None, "none",
+        None, None, **how,
+    )  # fmt: skip
+
+
+def median(work: Callable[[], object]) -> float:
+    """Milliseconds in a CUDA graph: without what Python takes to launch."""
+    return do_bench_cudagraph(work, rep=60, return_mode="median")
+
+
+def copy_rate() -> float:
+    """Bytes a second, read and written, of a 2 GB copy."""
+    source = torch.randn(1 << 29, device="cuda")
+    target = torch.empty_like(source)
+    ms = do_bench(lambda: target.copy_(source), warmup=10, rep=60, return_mode="median")  # in a graph it is slower
+    return 2 * source.nbytes / ms * 1e3
+
+
+CONFIGS = [
+    dict(block=block, warps=warps, stages=stages)
+    for block, warps, stages in [
+        (32, 2, 4), (32, 4, 3), (32, 4, 5), (32, 4, 7), (64, 2, 3), (64, 4, 2), (64, 4, 3), (64, 4, 4), (64, 4, 5),
+        (64, 4, 7), (64, 8, 3), (64, 8, 5), (128, 4, 2), (128, 4, 3), (128, 4, 5), (128, 8, 3), (128, 8, 5),
+    ]
+]  # fmt: skip
+
+
+CASES = {
+    "64 × 4096, contiguous": Case(page=0),
+    "64 × 4096, page 16": Case(),
+    "64 × 4096, page 8": Case(page=8),
+    "64 × 4096, page 32": Case(page=32),
+    "64 × 4096, page 64": Case(page=64),
+    "64 × 4096, page 128": Case(page=128),
+    "64 × 4096, ragged, page 16": Case(ragged=True),
+    "64 × 4096, ragged, contiguous": Case(ragged=True, page=0),
+    "64 × 4096, 4 queries, page 16": Case(queries=4),
+    "64 × 4096, 16 queries, page 16": Case(queries=16),
+    "8 × 4096, page 16": Case(rows=8),
+    "1 × 1024, page 16": Case(rows=1, keys=1024),
+    "1 × 32768, page 16": Case(rows=1, keys=32768),
+    "16 × 32768, page 16": Case(rows=16, keys=32768),
+    "64 × 16384, window 1024, page 16": Case(keys=16384, mask=Window(1024)),
+    "64 × 4096, float32, page 16": Case(dtype=torch.float32),
+}
+
+
+def compile_some(share: int, of: int, sweeping: bool) -> None:
+    for case in list(CASES.values())[share::of]:
+        backend("decode")(*case.build())
+    for page in (0, 16) if sweeping else ():
+        case = Case(rows=8, page=page)
+        tensors = case.build()
+        for how in CONFIGS[share::of]:
+            with suppress(OutOfResources):
+                direct(case, tensors, parts=4, **how)()
+
+
+def compile_all(sweeping: bool) -> None:
+    processes = min(15, os.cpu_count() or 1)
+    context = multiprocessing.get_context("spawn")
+    workers = [context.Process(target=compile_some, args=(n, processes, sweeping)) for n in range(processes)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
+
+
+def sweep(rate: float) -> None:
+    for page in (16, 0):
+        case = Case(page=page)
+        tensors, found = case.build(), []
+        for how, parts in itertools.product(CONFIGS, (1, 2, 4, 8)):
+            with suppress(OutOfResources):
+                ms = median(direct(case, tensors, parts=parts, **how))
+                found.append((case.bytes() / ms * 1e3 / rate, parts, how))
+        found.sort(key=lambda line: -line[0])
+        print(f"page {page}: best and worst of {len(found)}")
+        for share, parts, how in [*found[:9], found[-1]]:
+            print(f"  {share:6.1%}  parts {parts}  {how}", flush=True)
+
+
+def line(name: str, case: Case, rate: float) -> None:
+    tensors = case.build()
+    q, k, v, at, scores = tensors
+    works = {"decode": lambda: backend("decode")(*tensors)}
+    if case.page and case.keys == 4096:
+        works["gather + sdpa"] = lambda: sdpa.attend(q, gathered(k), gathered(v), at, scores)
+    elif not case.page:
+        works["sdpa, our mask"] = lambda: sdpa.attend(q, k, v, at, scores)
+        works["sdpa, no mask"] = lambda: F.scaled_dot_product_attention(q, k, v, enable_gqa=True)
+    for who, work in works.items():
+        ms = median(work)
+        tb = case.bytes() / ms / 1e9
+        print(f"{name:34} {who:15} {ms * 1e3:9.1f} us {tb:6.2f} TB/s {tb * 1e12 / rate:6.1%} of copy", flush=True)
+
+
+def check() -> None:
+    worst = 0.0
+    for dtype, page, queries, mask, ragged in itertools.product(
+        (torch.bfloat16, torch.float32), (0, 16), (5,), (Causal(), Window(100)), (False, True)
+    ):
+        tensors = Case(5, 1024, page, queries, mask, ragged, dtype).build()
+        q, k, v, at, scores = tensors
+        wide = reference.attend(q.double(), gathered(k).double(), gathered(v).double(), at, scores)
+        plain = sdpa.attend(q, gathered(k), gathered(v), at, scores)
+        ours = backend("decode")(*tensors)
+        error, theirs = ((x - wide).abs().max().item() for x in (ours, plain))
+        limit = 2 * theirs + torch.finfo(dtype).eps
+        worst = max(worst, error / limit)
+        assert error <= limit, (dtype, page, queries, mask, ragged, error, theirs)
+    print(f"checked 16 cases against the reference in float64; the largest error is {worst:.2f} of what is allowed")
+
+
+def whole_step() -> None:
+    """A compiled step of two thin layers, so that most of it is attention through a store."""
+    rows, keys = 64, 4096
+    block = Block((Sublayer(Attention(HEADS, KV_HEADS, DIM, position=Rope())), Sublayer(SwiGLU(512))))
+    with torch.device("cuda"):
+        model = Decoder(1024, 1024, (Repeat((block,), 2),)).build(seed=0)
+    model = model.bfloat16().eval().requires_grad_(False)
+    ids = torch.zeros(rows, 1, dtype=torch.long, device="cuda")
+    at = torch.full((rows, 1), keys - 1, device="cuda")
+    stores = {
+        "paged": Paged(model.spec.memory(), rows, keys, rows * keys // 16, torch.bfloat16, "cuda"),
+        "contiguous": Contiguous(model.spec.memory(), rows, keys, torch.bfloat16, "cuda"),
+    }
+    for kind, store in stores.items():
+        assert all(store.reserve(row, keys) for row in range(rows))
+        for state in (states[0] for states in store.states):
+            for array in (state.pages if kind == "paged" else state.arrays).values():
+                array.normal_()
+        for name in ("auto", "sdpa"):
+            use_backend(model, name)
+            torch._dynamo.reset()
+
+            def step(store=store) -> Tensor:
+                return model.logits(model.hidden(ids, At(at), store.states)[:, 0])
+
+            with torch.no_grad():
+                compiled = torch.compile(step, fullgraph=True)
+                launched = do_bench(compiled, warmup=10, rep=60, return_mode="median")
+                print(f"two layers, 64 × 4096, {kind}, {name}: {launched * 1e3:.0f} us", end=", ", flush=True)
+                print(f"in a graph {median(compiled) * 1e3:.0f} us", flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--sweep", action="store_true")
+    parser.add_argument("--step", action="store_true")
+    given = parser.parse_args()
+    torch.manual_seed(0)
+    if given.step:
+        return whole_step()
+    compile_all(given.sweep)
+    rate = copy_rate()
+    print(
+        f"{torch.cuda.get_device_name()}, torch {torch.__version__}; a copy reaches {rate / 1e12:.2f} TB/s", flush=True
+    )
+    if given.sweep:
+        return sweep(rate)
+    for name, case in CASES.items():
+        line(name, case, rate)
+    check()
+
+
+if __name__ == "__main__":
+    main()

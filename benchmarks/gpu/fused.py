@@ -1,0 +1,122 @@
+"""A head's loss in chunks and whole, and the turning of rotary positions, on a GPU: `python -m benchmarks.gpu.fused`.
+
+The loss: 4096 wide, 128256 words, bf16; forward with backward, and the peak of memory beyond the inputs. The turning:
+32 heads of 128, 65536 tokens; with fewer, launching would take longer. Beside both, torch.compile of the plain code.
+"""
+
+import functools
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from triton.testing import do_bench
+
+from regard.kernels import linear_cross_entropy as plain
+from regard.parts.position.rope import turn
+
+TOKENS, WIDTH, VOCAB = 8192, 4096, 128256
+
+
+def randn(*shape: int) -> Tensor:
+    return torch.randn(*shape, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+
+
+def median(work: Callable[[], object]) -> float:
+    return do_bench(work, warmup=50, rep=300, return_mode="median")
+
+
+def whole_loss(x: Tensor, weight: Tensor, targets: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    z = F.linear(x, weight)
+    correct = ((z.detach().argmax(-1) == targets) * weights).sum()
+    return (F.cross_entropy(z.float(), targets, reduction="none") * weights).sum(), correct
+
+
+def rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    return turn(x.transpose(1, 2), cos, sin, "half").contiguous()  # as attention's kernels want it
+
+
+def turning(rows: int = 32, length: int = 2048) -> None:
+    x = randn(rows, length, 32, 128)
+    angles = 6 * torch.rand(rows, 1, length, 64, device="cuda")
+    waves = angles.cos().bfloat16(), angles.sin().bfloat16()
+    weights = torch.randn(rows, 32, length, 128, device="cuda", dtype=torch.bfloat16)
+    for who, work in {"torch.compile": torch.compile(rope, dynamic=False), "triton": rope}.items():
+
+        def both(work=work) -> None:
+            torch.autograd.grad(work(x, *waves), x, weights)
+
+        with torch.no_grad():
+            forward = median(functools.partial(work, x, *waves))
+        print(f"turning, {who:14} {forward * 1e3:8.1f} us, with backward {median(both) * 1e3:8.1f} us", flush=True)
+
+
+def added(total: Tensor, a: Tensor, b: Tensor) -> None:
+    total += a @ b
+
+
+def products() -> None:
+    """Adding up the gradient of a table in float32, out of bf16 factors of 2048 tokens."""
+    total = torch.zeros(VOCAB, WIDTH, device="cuda")
+    a, b = torch.randn(2048, VOCAB, device="cuda").bfloat16(), torch.randn(2048, WIDTH, device="cuda").bfloat16()
+    for name, work in {"plain": added, "addmm": plain.add_product}.items():
+        print(f"total += a @ b, {name}: {median(lambda work=work: work(total, a.T, b)):.2f} ms")
+
+
+def losses(count: int, sizes: tuple[int, ...]) -> None:
+    """Chunks of these sizes, beside the plain loss."""
+    x = (torch.randn(count, WIDTH, device="cuda", dtype=torch.bfloat16) * WIDTH**-0.5).requires_grad_()
+    weight = randn(VOCAB, WIDTH)
+    targets = torch.randint(VOCAB, (count,), device="cuda")
+    weights = torch.ones(count, device="cuda")
+    in_triton, compiled_rows = plain.by_rows, torch.compile(plain.of_logits, dynamic=False)
+
+    def chunked(of_logits: Callable, tokens: int) -> tuple[Tensor, Tensor]:
+        plain.by_rows = of_logits
+        return plain.linear_cross_entropy(x, weight, targets, weights, tokens=tokens)
+
+    works = {
+        "plain, eager": lambda: whole_loss(x, weight, targets, weights),
+        "plain, torch.compile": functools.partial(
+            torch.compile(whole_loss, dynamic=False), x, weight, targets, weights
+        ),
+    }
+    for tokens in sizes:
+        works[f"chunks of {tokens}, eager"] = functools.partial(chunked, plain.of_logits, tokens)
+        works[f"chunks of {tokens}, rows compiled"] = functools.partial(chunked, compiled_rows, tokens)
+        works[f"chunks of {tokens}, rows in triton"] = functools.partial(chunked, in_triton, tokens)
+    exact = None
+    print(f"loss of {count} tokens: forward + backward, peak beyond the inputs, |Δ loss| / loss, ‖Δ dx‖ / ‖dx‖")
+    for name, work in works.items():
+        loss, _ = work()
+        found = torch.autograd.grad(loss, (x, weight))
+        dx, loss = found[0].float(), loss.item()
+        exact = exact or (loss, dx)
+        errors = abs(loss - exact[0]) / exact[0], ((dx - exact[1]).norm() / exact[1].norm()).item()
+        del found, dx
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+
+        def both(work=work) -> None:
+            torch.autograd.grad(work()[0], (x, weight))
+
+        both()
+        peak = torch.cuda.max_memory_allocated() - before
+        line = f"{median(both):9.2f} ms {peak / 2**30:8.2f} GiB {errors[0]:10.1e} {errors[1]:10.1e}"
+        print(f"  {name:32} {line}", flush=True)
+    plain.by_rows = in_triton
+
+
+def main() -> None:
+    torch.manual_seed(0)
+    torch._dynamo.config.recompile_limit = 64
+    print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}")
+    turning()
+    products()
+    losses(TOKENS, (2048, 4096))
+    losses(4 * TOKENS, (4096, 8192))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,347 @@
+"""Scans on a GPU beside full attention: `python -m benchmarks.gpu.scans [check] [time] [layers] [sweep]`, or all.
+
+`time` takes the whole scans, forward and backward, beside cuDNN's and flash attention; `layers` whole layers with their
+projections; `sweep` tilings of each kernel; `check` holds every kernel against float64, beside the same torch form in
+the same dtype. Medians of CUDA events, random data, 16 heads of 128 or 2048 wide, 32k tokens in all.
+"""
+
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from functools import partial
+from multiprocessing import get_context
+from unittest.mock import patch
+
+import torch
+import triton
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention, softplus
+
+from regard.at import At
+from regard.kernels import rwkv
+from regard.kernels.linear_attention import linear_attention as linear
+from regard.kernels.rwkv import EMPTY, Sums, wkv
+from regard.kernels.scan import chunked as scan_chunked
+from regard.kernels.scan import spans as scan_spans
+from regard.kernels.selective_scan import chunked as selective_chunked
+from regard.kernels.selective_scan import spans as selective_spans
+from regard.parts.attention import Attention
+from regard.parts.position.rope import Rope
+from regard.parts.ssm.mamba import Mamba
+from regard.parts.ssm.mamba2 import Mamba2
+
+TOKENS, DEVICE = 32768, "cuda"
+
+
+def milliseconds(work: Callable[[], object]) -> float:
+    return triton.testing.do_bench(work, warmup=30, rep=150, return_mode="median")
+
+
+def forward_backward(work: Callable[..., Tensor], *inputs: Tensor) -> Callable[[], object]:
+    inputs = tuple(x.detach().requires_grad_() for x in inputs)
+    out = work(*inputs)
+    d_out = torch.randn_like(out)
+    return lambda: torch.autograd.grad(work(*inputs), inputs, d_out)
+
+
+def draw(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+    return torch.randn(*shape, device=DEVICE).to(dtype)
+
+
+# ---------------------------------------------------------------------------------------------------------------- check
+
+
+def error(ours: list[Tensor], exact: list[Tensor]) -> float:
+    """The largest ‖ours - exact‖ / ‖exact‖; NaN shows."""
+    gaps = [((a.double() - b).norm() / b.norm().clamp_min(1e-30)) for a, b in zip(ours, exact, strict=True)]
+    return torch.stack(gaps).max().item()
+
+
+def results(scan: Callable, case: list[Tensor | None], rest: list, seed: int) -> list[Tensor]:
+    """Outputs and all gradients for one draw of the outputs' gradients."""
+    case = [None if x is None else x.detach().requires_grad_() for x in case]
+    outs = scan(*case, *rest)
+    made = torch.Generator(DEVICE).manual_seed(seed)
+    grads = [torch.randn(x.shape, generator=made, device=DEVICE).bfloat16().to(x.dtype) for x in outs]  # alike in all
+    return [*outs, *torch.autograd.grad(outs, [x for x in case if x is not None], grads)]
+
+
+def scan_cases() -> Iterator[tuple[str, list[Tensor | None], list]]:
+    for name, (B, H, G, L, N, P), decay, packed in (
+        ("linear", (2, 4, 4, 1000, 128, 128), None, False),
+        ("linear, z", (2, 4, 4, 1000, 128, 129), None, False),
+        ("linear packed, z", (2, 3, 3, 777, 64, 65), None, True),
+        ("retention", (2, 4, 4, 1000, 64, 128), "head", False),
+        ("mamba-2", (2, 8, 2, 1000, 128, 64), "token", False),
+        ("mamba-2 packed", (2, 8, 1, 333, 128, 64), "token", True),
+        ("wide", (1, 2, 1, 600, 256, 64), "token", False),
+    ):
+        q, k, v = (torch.randn(B, h, L, e, device=DEVICE) / e**0.5 for h, e in ((G, N), (G, N), (H, P)))
+        steps = {None: None, "head": -torch.rand(H, device=DEVICE), "token": -torch.rand(B, H, L, device=DEVICE)}[decay]
+        state = torch.randn(B, H, N, P, device=DEVICE)
+        documents = (torch.rand(B, L, device=DEVICE) < 0.02).cumsum(1) if packed else None
+        valid = torch.rand(B, L, device=DEVICE) < 0.9 if packed else None
+        yield name, [q, k, v, steps, state], [documents, valid]
+
+
+def selective_cases() -> Iterator[tuple[str, list[Tensor | None], list]]:
+    for name, (B, L, F, N), packed in (
+        ("mamba", (2, 700, 256, 16), False),
+        ("mamba packed", (2, 333, 100, 16), True),
+        ("mamba small", (1, 100, 48, 8), True),
+        ("mamba wide", (1, 500, 64, 64), False),
+    ):
+        u, b, c = draw(B, L, F, dtype=torch.float32), *(draw(B, L, N, dtype=torch.float32) for _ in range(2))
+        delta, A = softplus(torch.randn(B, L, F, device=DEVICE) - 2), -torch.rand(F, N, device=DEVICE) * N
+        D, state = torch.randn(F, device=DEVICE), torch.randn(B, F, N, device=DEVICE)
+        documents = (torch.rand(B, L, device=DEVICE) < 0.02).cumsum(1) if packed else None
+        valid = torch.rand(B, L, device=DEVICE) < 0.9 if packed else None
+        yield name, [u, delta, A, b, c, D, state], [documents, valid]
+
+
+def wkv_cases() -> Iterator[tuple[str, list[Tensor | None], list]]:
+    for name, (B, L, F), packed in (("wkv", (2, 500, 64), False), ("wkv packed", (2, 333, 40), True)):
+        k, v = 3 * draw(B, L, F, dtype=torch.float32), draw(B, L, F, dtype=torch.float32)
+        decay, bonus = -torch.rand(F, device=DEVICE) * 2, torch.randn(F, device=DEVICE)
+        state = [torch.randn(B, F, device=DEVICE) + shift for shift in (0, 5, 0)]
+        documents = (torch.rand(B, L, device=DEVICE) < 0.02).cumsum(1) if packed else None
+        valid = torch.rand(B, L, device=DEVICE) < 0.9 if packed else None
+        yield name, [k, v, decay, bonus, *state], [documents, valid]
+
+
+def flat_wkv(k: Tensor, v: Tensor, decay: Tensor, bonus: Tensor, *rest: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    out, last = wkv(k, v, decay, bonus, Sums(*rest[:3]), *rest[3:])
+    return out, last.value * last.peak.exp(), last.weight * last.peak.exp()
+
+
+def nowhere(device: torch.device) -> str:
+    return "the torch form is asked for"
+
+
+def check_one(trial: tuple[str, str, torch.dtype]) -> str:
+    kind, name, dtype = trial
+    torch.manual_seed(0)
+    case, rest = next((case, rest) for found, case, rest in CASES[kind]() if found == name)
+    if kind == "scan":
+        low = [x.to(dtype) for x in case[:3]] + case[3:]
+        kernel, plain = scan_spans.scan, scan_chunked.scan
+    elif kind == "wkv":
+        low = [x.to(dtype) for x in case[:2]] + case[2:]
+        kernel, plain = flat_wkv, patch.object(rwkv, "cannot_triton", nowhere)(flat_wkv)
+    else:
+        low = [x.to(dtype) if i in (0, 1, 3, 4) else x for i, x in enumerate(case)]
+        kernel, plain = selective_spans.selective_scan, selective_chunked.selective_scan
+    exact = results(plain, [x if x is None else x.double() for x in low], rest, 0)
+    first = results(kernel, low, rest, 0)
+    alike = all(torch.equal(a, b) for _ in range(5) for a, b in zip(first, results(kernel, low, rest, 0), strict=True))
+    ours, theirs = error(first, exact), error(results(plain, low, rest, 0), exact)
+    return f"  {name:16} {str(dtype)[6:]:9} {ours:.1e} | {theirs:.1e}   six runs {'alike' if alike else 'DIFFER'}"
+
+
+CASES = {"scan": scan_cases, "selective": selective_cases, "wkv": wkv_cases}
+
+
+def check(pool: ProcessPoolExecutor) -> None:
+    print("errors of outputs and gradients against float64, the largest ‖Δ‖/‖exact‖: kernel | torch in that dtype")
+    dtypes = (torch.bfloat16, torch.float32)
+    trials = [(kind, name, dtype) for dtype in dtypes for kind in CASES for name, *_ in CASES[kind]()]
+    for trial, result in [(trial, pool.submit(check_one, trial)) for trial in trials]:
+        print(result.result() if result.exception() is None else f"  {trial}: {result.exception()!s:.200}", flush=True)
+
+
+# ---------------------------------------------------------------------------------------------------------------- sweep
+
+READS = [(64, 64, 4), (64, 128, 8), (64, 128, 4), (128, 64, 8), (128, 128, 8), (32, 64, 4), (64, 64, 8), (128, 64, 4)]
+ADDS = [(64, 64, 4), (64, 128, 4), (64, 128, 8), (128, 128, 8), (128, 64, 4)]
+SELECTIVE = [(16, 32), (32, 32)]
+LINEAR, MAMBA2 = (8, 16, 16, 4096, 128, 128), (8, 64, 1, 4096, 128, 64)
+
+
+def scan_inputs(B: int, H: int, G: int, L: int, N: int, P: int) -> tuple[Tensor, ...]:
+    """As projections leave them: (B, L, heads, dim) in memory."""
+    return tuple(draw(B, L, h, e).transpose(1, 2) / e**0.5 for h, e in ((G, N), (G, N), (H, P)))
+
+
+def passes(kind: str) -> dict[str, Callable[[], object]]:
+    """The launches of one scan, by name, that tilings are tried on."""
+    B, H, G, L, N, P = LINEAR if kind == "linear" else MAMBA2
+    q, k, v = scan_inputs(B, H, G, L, N, P)
+    d_out, decay = draw(B, H, L, P), None if kind == "linear" else -torch.rand(B, H, L, device=DEVICE)
+    case = scan_spans.Case.of(v, decay, None)
+    state, one = torch.zeros(B, H, N, P, device=DEVICE), torch.randn(B, H, L, device=DEVICE)
+    borders = torch.randn(B * H, case.spans + 1, N * P, device=DEVICE)
+    more = (None, None, None)
+    if kind == "linear":
+        more = (one, one, torch.randn(B * H, case.spans + 1, N * scan_spans.MORE, device=DEVICE))
+    own_q, own_k = (None, None) if decay is None else (q, k)
+    return {
+        "add": lambda: case.borders(k, v, state),
+        "out": lambda: case.read(q, k, v, borders),
+        "dq": lambda: case.read(d_out, v, k, borders, *more, turned=True, own=own_q),
+        "dk": lambda: case.read(v, d_out, q, borders, *more, turned=True, reverse=True, own=own_k),
+        "dv": lambda: case.read(k, q, d_out, borders, reverse=True),
+    }
+
+
+def selective_passes() -> dict[str, Callable[[], object]]:
+    u, delta, A, B, C, D = selective_inputs(2, TOKENS // 2)
+    A, B, C = A.mT.contiguous(), B.float().mT.contiguous(), C.float().mT.contiguous()
+    state, dy = torch.zeros(2, *A.shape, device=DEVICE), draw(*u.shape)
+    case = selective_spans.Case.of(u, A, None)
+    _, _, borders = selective_spans.selective_scan_op(u, delta, A, B, C, D, state, None)
+    return {
+        "add and carry": lambda: case.borders(u, delta, A, B, state),
+        "forward": lambda: selective_spans.selective_scan_op(u, delta, A, B, C, D, state, None),
+        "back": lambda: case.borders(dy, delta, A, C, state, reverse=True),
+        "backward": lambda: selective_spans.selective_scan_backward(u, delta, A, B, C, D, None, borders, dy, state),
+    }
+
+
+def selective_inputs(B: int, L: int, F: int = 4096, N: int = 16) -> tuple[Tensor, ...]:
+    delta = softplus(torch.randn(B, L, F, device=DEVICE) - 4).bfloat16()
+    A = -torch.arange(1, N + 1, device=DEVICE).float().expand(F, N).contiguous()
+    return draw(B, L, F), delta, A, draw(B, L, N), draw(B, L, N), torch.ones(F, device=DEVICE)
+
+
+def use(kind: str, tiles: tuple[int, ...]) -> None:
+    if kind == "selective":
+        selective_spans.CHUNK, selective_spans.BLOCK = tiles
+    else:
+        chosen = lambda x_dim, w_dim, dtype: scan_spans.Tiles(tiles[0], min(tiles[1], w_dim), tiles[2])  # noqa: E731
+        scan_spans.add_tiles = scan_spans.read_tiles = chosen
+
+
+def trials() -> list[tuple[str, tuple[int, ...]]]:
+    scans = [(kind, tiles) for kind in ("linear", "mamba2") for tiles in dict.fromkeys(READS + ADDS)]
+    return scans + [("selective", tiles) for tiles in SELECTIVE]
+
+
+def run(kind: str, tiles: tuple[int, ...], timed: bool) -> dict[str, float | None]:
+    """Milliseconds of each launch with these tiles; None where the GPU has not the memory for them."""
+    use(kind, tiles)
+    works = selective_passes() if kind == "selective" else passes(kind)
+    found: dict[str, float | None] = {}
+    for name, work in works.items():
+        if kind != "selective" and tiles not in (ADDS if name == "add" else READS):
+            continue
+        try:
+            work()
+            found[name] = milliseconds(work) if timed else 0.0
+        except triton.runtime.errors.OutOfResources:
+            found[name] = None
+    torch.cuda.synchronize()
+    return found
+
+
+def compile_only(trial: tuple[str, tuple[int, ...]]) -> None:
+    run(*trial, timed=False)
+
+
+def sweep(pool: ProcessPoolExecutor, kinds: tuple[str, ...] = ("linear", "mamba2", "selective")) -> None:
+    print("milliseconds by tiles (tokens, columns or channels, warps); the carrying of states is in `add`")
+    chosen = [(kind, tiles) for kind, tiles in trials() if kind in kinds]
+    list(pool.map(compile_only, chosen))
+    for kind, tiles in chosen:
+        found = run(kind, tiles, timed=True)
+        cells = (f"{name} {'—' if ms is None else f'{ms:.3f}'}" for name, ms in found.items())
+        print(f"  {kind:10} {tiles!s:18} {'  '.join(cells)}", flush=True)
+
+
+# ----------------------------------------------------------------------------------------------------------------- time
+
+
+def attention(backend: SDPBackend) -> Callable[..., Tensor]:
+    def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        with sdpa_kernel(backend):
+            return scaled_dot_product_attention(q, k, v, is_causal=True)
+
+    return attend
+
+
+def linear_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    state = torch.zeros(*v.shape[:2], q.shape[3], v.shape[3] + 1, device=DEVICE)
+    return linear(q, k, v, state)[0]
+
+
+def mamba2(q: Tensor, k: Tensor, v: Tensor, decay: Tensor) -> Tensor:
+    state = torch.zeros(*v.shape[:2], q.shape[3], v.shape[3], device=DEVICE)
+    return scan_spans.scan(q, k, v, decay, state)[0]
+
+
+def mamba(*case: Tensor) -> Tensor:
+    u, A = case[0], case[2]
+    return selective_spans.selective_scan(*case, torch.zeros(len(u), *A.shape, device=DEVICE))[0]
+
+
+def wkv_alone(k: Tensor, v: Tensor, decay: Tensor) -> Tensor:
+    zeros = torch.zeros(len(k), k.shape[2], device=DEVICE)
+    return wkv(k, v, decay, torch.zeros_like(decay), Sums(zeros, zeros, zeros + EMPTY))[0]
+
+
+def wkv_in_torch(k: Tensor, v: Tensor, decay: Tensor) -> Tensor:
+    with patch.object(rwkv, "cannot_triton", nowhere):
+        return wkv_alone(k, v, decay)
+
+
+def contenders(n: int) -> dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...]]]:
+    B = TOKENS // n
+    heads = tuple(draw(B, n, 16, 128).transpose(1, 2) for _ in range(3))
+    small = scan_inputs(B, 64, 1, n, 128, 64)
+    channels = draw(B, n, 2048), draw(B, n, 2048), -torch.rand(2048, device=DEVICE)
+    return {
+        "cudnn": (attention(SDPBackend.CUDNN_ATTENTION), heads),
+        "flash": (attention(SDPBackend.FLASH_ATTENTION), heads),
+        "linear 16×128": (linear_attention, (heads[0].abs(), heads[1].abs(), heads[2])),
+        "retention 16×128": (mamba2, (*heads, -torch.rand(16, device=DEVICE))),
+        "mamba-2 32×64, N 128": (mamba2, (*small[:2], small[2][:, :32], -torch.rand(B, 32, n, device=DEVICE))),
+        "mamba-2 64×64, N 128": (mamba2, (*small, -torch.rand(B, 64, n, device=DEVICE))),
+        "mamba 4096, N 16": (mamba, selective_inputs(B, n)),
+        "wkv 2048": (wkv_alone, channels),
+        "wkv 2048, torch": (wkv_in_torch, channels),
+    }
+
+
+def compile_contender(name: str) -> None:
+    work, inputs = contenders(4096)[name]
+    forward_backward(work, *inputs)()
+
+
+def time(pool: ProcessPoolExecutor) -> None:
+    print("milliseconds, forward | forward and backward; 32768 tokens in all, bf16")
+    list(pool.map(compile_contender, contenders(4096)))
+    for n in (4096, 16384):
+        cells = []
+        for name, (work, inputs) in contenders(n).items():
+            with torch.no_grad():
+                forward = milliseconds(lambda work=work, inputs=inputs: work(*inputs))
+            cells.append(f"{name} {forward:.2f} | {milliseconds(forward_backward(work, *inputs)):.2f}")
+        print(f"  n = {n:5}   {'   '.join(cells)}", flush=True)
+
+
+def layers(pool: ProcessPoolExecutor) -> None:
+    print("milliseconds of a layer 2048 wide, forward and backward; 32768 tokens in all, bf16: eager | compiled")
+    for n in (16384,):
+        x, at = draw(TOKENS // n, n, 2048), At.whole(TOKENS // n, n, DEVICE)
+        cells = []
+        for name, spec in {"attention": Attention(16, position=Rope()), "mamba": Mamba(), "mamba-2": Mamba2()}.items():
+            with torch.device(DEVICE):
+                layer = spec.build(2048).bfloat16()
+            eager, compiled = (milliseconds(learning(way, x, at)) for way in (layer, torch.compile(layer)))
+            cells.append(f"{name} {eager:.2f} | {compiled:.2f}")
+        print(f"  n = {n:5}   {'   '.join(cells)}", flush=True)
+
+
+def learning(layer: Callable, x: Tensor, at: At) -> Callable[[], object]:
+    x, leaves = x.detach().requires_grad_(), list(layer.parameters())
+    return lambda: torch.autograd.grad(layer(x, at), [x, *leaves], x.detach())
+
+
+if __name__ == "__main__":
+    parts = {"check": check, "time": time, "layers": layers, "sweep": sweep}  # sweep last: it leaves tiles behind
+    parts["selective"] = partial(sweep, kinds=("selective",))
+    # Compiling takes seconds a kernel: many at a time. What is compiled lies in Triton's cache on disk. Each has its
+    # own process: where a kernel has failed, everything after it fails.
+    with ProcessPoolExecutor(15, mp_context=get_context("spawn"), max_tasks_per_child=1) as pool:
+        for part in sys.argv[1:] or ("check", "time", "layers", "sweep"):
+            parts[part](pool)

@@ -1,0 +1,78 @@
+"""RNN, LSTM and GRU beside torch's own on this CPU: `python -m benchmarks.recurrence` prints JSON, tokens a second.
+
+Two layers, 256 wide, in float32: forward of one row of 16k tokens; and forward and backward of eight rows of 256, of
+which each is eight documents to us and one to torch, whose modules know no documents. Measure on an idle machine.
+"""
+
+import argparse
+import json
+import platform
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from benchmarks.timing import interleave
+from regard.at import At
+from regard.models.stack import Repeat, Stack
+from regard.parts.block import Block, Sublayer
+from regard.parts.gru import GRU
+from regard.parts.lstm import LSTM
+from regard.parts.norm import NoNorm
+from regard.parts.recurrent import Recurrent
+from regard.parts.rnn import RNN
+
+WIDTH, LAYERS = 256, 2
+Kind = Callable[..., nn.Module]
+KINDS: dict[str, tuple[Recurrent, Kind]] = {
+    "rnn": (RNN(), nn.RNN),
+    "lstm": (LSTM(), nn.LSTM),
+    "gru": (GRU(), nn.GRU),
+}
+
+
+def stack(spec: Recurrent) -> Stack:
+    block = Block((Sublayer(spec, NoNorm()),), keep=0.0)
+    return Stack((Repeat((block,), LAYERS),), WIDTH)
+
+
+def forward(spec: Recurrent, kind: Kind, length: int, rounds: int) -> dict[str, float]:
+    ours, theirs = stack(spec), kind(WIDTH, WIDTH, LAYERS, batch_first=True)
+    x, at = torch.randn(1, length, WIDTH), At.whole(1, length)
+    with torch.inference_mode():
+        return interleave({"regard": lambda: ours(x, at), "torch": lambda: theirs(x)}, rounds, length)
+
+
+def training(spec: Recurrent, kind: Kind, rounds: int) -> dict[str, float]:
+    ours, theirs = stack(spec), kind(WIDTH, WIDTH, LAYERS, batch_first=True)
+    x, length, document = torch.randn(8, 256, WIDTH), 256, 32
+    places = torch.arange(length).expand(8, length)
+
+    def step(said: Tensor) -> None:
+        said.square().mean().backward()
+
+    return interleave(
+        {
+            "regard, packed": lambda: step(ours(x, At(places % document, places // document))[0]),
+            "torch, unpacked": lambda: step(theirs(x)[0]),
+        },
+        rounds,
+        x.shape[0] * length,
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--length", type=int, default=16384)
+    parser.add_argument("--rounds", type=int, default=3)
+    asked = parser.parse_args()
+    where = {"machine": platform.machine(), "threads": torch.get_num_threads(), "torch": torch.__version__}
+    found = {
+        name: {"forward": forward(*kind, asked.length, asked.rounds), "training": training(*kind, asked.rounds)}
+        for name, kind in KINDS.items()
+    }
+    print(json.dumps({"where": where, "tokens a second": found}, indent=2))
+
+
+if __name__ == "__main__":
+    main()

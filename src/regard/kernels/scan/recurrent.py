@@ -1,0 +1,43 @@
+"""The scan token by token: its equation as a loop. One token is a step of decoding; more are slow, and the oracle."""
+
+import torch
+from torch import Tensor
+
+from regard.kernels.autocast import without_autocast
+
+
+def refuses(*case: Tensor | None) -> str | None:
+    return None
+
+
+def scan(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    decay: Tensor | None,
+    state: Tensor,
+    segments: Tensor | None = None,
+    valid: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    q, k, v = (per_head(x, v).to(state.dtype) for x in (q, k, v))  # (B, H, L, …)
+    outs = []
+    with without_autocast(q.device):
+        for t in range(v.shape[2]):
+            if segments is not None and t > 0:
+                state = state * (segments[:, t] == segments[:, t - 1]).view(-1, 1, 1, 1)
+            left = state if decay is None else state * at_token(decay, t).to(state.dtype).exp()
+            new = left + k[:, :, t].unsqueeze(-1) @ v[:, :, t].unsqueeze(-2)  # (B, H, N, P)
+            state = new if valid is None else new.where(valid[:, t].view(-1, 1, 1, 1), state)
+            outs.append(q[:, :, t].unsqueeze(-2) @ state)  # (B, H, 1, P)
+    return torch.cat(outs, 2), state
+
+
+def at_token(decay: Tensor, t: int) -> Tensor:
+    """The decays of token t: (1, H, 1, 1), (B, H, 1, 1) or (B, H, N, 1)."""
+    now = decay.unsqueeze(0) if decay.dim() == 1 else decay[:, :, t]
+    return now.reshape(*now.shape[:2], -1, 1)
+
+
+def per_head(x: Tensor, v: Tensor) -> Tensor:
+    """What each group has (B, G, …), for each head of v: (B, H, …)."""
+    return x if x.shape[1] == v.shape[1] else x.repeat_interleave(v.shape[1] // x.shape[1], 1)

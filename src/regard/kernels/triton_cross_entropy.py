@@ -1,0 +1,75 @@
+"""`of_logits` of linear_cross_entropy.py as one Triton kernel: a row of logits is read, its gradient put in its place.
+
+A program goes through its row twice: once for the highest logit and Σ exp (online, each lane for itself, joined at the
+end), once to write the gradient; the second time the row still lies in the cache.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+LOG2E = tl.constexpr(1.4426950408889634)
+BLOCK = 4096
+
+
+@triton.jit
+def capped(z, scale, cap, CAP: tl.constexpr):
+    s = z.to(tl.float32) * scale
+    if CAP:
+        s = cap * (1 - 2 / (1 + tl.exp2(s * (2 * LOG2E / cap))))  # tanh
+    return s
+
+
+@triton.jit
+def row_loss(
+    z, targets, weights, losses, correct, row_stride, vocab, scale, cap,
+    CAP: tl.constexpr, LEARNS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    row = tl.program_id(0).to(tl.int64)
+    z += row * row_stride
+    target, weight = tl.load(targets + row), tl.load(weights + row)
+    lanes = tl.arange(0, BLOCK)
+    top, total = tl.full([BLOCK], -1e30, tl.float32), tl.zeros([BLOCK], tl.float32)
+    top_at = tl.zeros([BLOCK], tl.int32)
+    for start in range(0, vocab, BLOCK):
+        v = start + lanes
+        s = capped(tl.load(z + v, mask=v < vocab, other=0.0), scale, cap, CAP) * LOG2E
+        s = tl.where(v < vocab, s, -2e30)
+        top_at = tl.where(s > top, v, top_at)
+        higher = tl.maximum(top, s)
+        total = total * tl.exp2(top - higher) + tl.exp2(s - higher)
+        top = higher
+    peak = tl.max(top, 0)
+    log_sum = peak + tl.log2(tl.sum(total * tl.exp2(top - peak), 0))
+    first = tl.min(tl.where(top == peak, top_at, vocab), 0)
+    at_target = capped(tl.load(z + target), scale, cap, CAP) * LOG2E
+    tl.store(losses + row, (log_sum - at_target) / LOG2E * weight)
+    tl.store(correct + row, tl.where(first == target, weight, 0.0))
+    if LEARNS:
+        tl.debug_barrier()  # the target's logit is read by all before one of them writes over it
+        for start in range(0, vocab, BLOCK):
+            v = start + lanes
+            s = capped(tl.load(z + v, mask=v < vocab, other=0.0), scale, cap, CAP)
+            dz = (tl.exp2(s * LOG2E - log_sum) - tl.where(v == target, 1.0, 0.0)) * (weight * scale)
+            if CAP:
+                dz *= 1 - (s / cap) * (s / cap)
+            tl.store(z + v, dz.to(z.dtype.element_ty), mask=v < vocab)
+
+
+@torch.library.custom_op("regard::of_logits", mutates_args=("z",))
+def of_logits(
+    z: Tensor, targets: Tensor, weights: Tensor, scale: float, softcap: float | None, learns: bool
+) -> tuple[Tensor, Tensor]:
+    """w · loss (C,) and w where the target is the highest (C,); where it learns, z (C, V) becomes its gradient."""
+    losses, correct = torch.empty_like(weights), torch.empty_like(weights)
+    row_loss[(len(z),)](
+        z, targets, weights, losses, correct, z.stride(0), z.shape[1], scale, softcap or 1.0,
+        CAP=softcap is not None, LEARNS=learns, BLOCK=BLOCK, num_warps=8,
+    )  # fmt: skip
+    return losses, correct
+
+
+@of_logits.register_fake
+def _(z, targets, weights, *rest) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(weights), torch.empty_like(weights)

@@ -1,0 +1,168 @@
+"""Sequence to sequence, before transformers: one recurrence reads the source, another goes on from where it ended.
+
+    s_0 = how the source ended      s_t = f(target_t, s_{t-1})      logits_t = W s_t
+
+Sutskever et al. 2014: all that the target ever learns of the source is one state a layer. With attention it may look
+back at every token: before each step (additive, Bahdanau et al. 2014) or after it (dot, general; Luong et al. 2015).
+It is an encoder-decoder with recurrent layers, and states that are handed over.
+"""
+
+from dataclasses import dataclass, replace
+from itertools import chain, repeat
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from regard.at import At
+from regard.kernels.recurrence.documents import apart
+from regard.models.decoder import Decoder, Outputs
+from regard.models.encoder import Encoder
+from regard.models.encoder_decoder import EncoderDecoder, EncoderDecoderModule
+from regard.models.initialize import Scheme
+from regard.models.stack import Repeat, States, memories, watched
+from regard.parts.attentive import AttentiveRecurrence
+from regard.parts.bidirectional import Bidirectional
+from regard.parts.block import Block, Sublayer, add
+from regard.parts.body import Body
+from regard.parts.input import Tokens
+from regard.parts.lstm import LSTM
+from regard.parts.norm import NoNorm
+from regard.parts.recurrent import Recurrent
+from regard.parts.scored import ScoredAttention
+from regard.parts.state import FRESH, Ended, Fixed, Memory, State, each
+from regard.spec import require
+
+
+@dataclass(frozen=True)
+class Seq2Seq(EncoderDecoder):
+    hands_over: ClassVar[bool] = True
+
+    def check(self) -> None:
+        super().check()
+        gives = [fixed(memory) for memory in chain(*memories(self.source.layers, self.source.width))]
+        takes = [fixed(memory) for memory in chain(*self.target.memory())]
+        gives, takes = ([memory for memory in side if memory is not None] for side in (gives, takes))
+        require(len(gives) > 0, "seq2seq: no layer of the source carries a state; give it RNN, LSTM or GRU layers")
+        require(len(takes) > 0, "seq2seq: no layer of the target carries a state; give it RNN, LSTM or GRU layers")
+        for taken in takes:
+            require(
+                all(taken == given for given in gives),
+                f"seq2seq: the source ends with {gives[0].arrays}, the target begins with {taken.arrays}; "
+                "give both recurrences of one kind and size",
+            )
+
+    def module(self, scheme: Scheme) -> "Seq2SeqModule":
+        return Seq2SeqModule(self, scheme)
+
+
+def fixed(memory: Memory) -> Fixed | None:
+    """What is carried along, of all that a body remembers."""
+    return next((declared for declared in each(memory) if isinstance(declared, Fixed)), None)
+
+
+class Seq2SeqModule(EncoderDecoderModule):
+    def forward(
+        self,
+        source: Tensor | None,
+        tokens: Tensor,
+        source_at: At | None = None,
+        at: At | None = None,
+        states: States | None = None,
+        outputs: bool = False,
+    ) -> Tensor | Outputs:
+        if source is None:
+            return self.target(tokens, at, states, outputs)
+        if at is not None and at.segments is not None and states is None:
+            out = self.of_documents(source, tokens, source_at, at)
+            return out if outputs else out.logits
+        if source_at is not None and source_at.segments is not None:
+            raise ValueError("the source is packed and the target is not; say the target's documents, or unpack both")
+        if at is not None and states is not None:
+            self.require_beginnings(at)
+        ends = watched(self.spec.source.layers)
+        read, losses = self.source.read(source, source_at, states=ends)
+        at = At.whole(*tokens.shape, tokens.device) if at is None else at
+        out = self.target(tokens, replace(at, source=read), self.hand_over(ends, states), outputs=True)
+        return out._replace(losses=add(losses, out.losses)) if outputs else out.logits
+
+    def require_beginnings(self, at: At) -> None:
+        """How a source ended is known in this forward only, so every row must begin in it."""
+        first = at.positions == 0 if at.valid is None else (at.positions == 0) & at.valid  # (B, L)
+        if not first.any(1).all():
+            late = first.any(1).logical_not().nonzero().flatten().tolist()
+            raise ValueError(f"rows {late} get a source but not their first token; give both in one forward")
+
+    def hand_over(self, ends: tuple[tuple[Ended, ...], ...], states: States | None) -> States:
+        """The target's states, which begin as the source's ended, in their order; its last serves all further ones."""
+        ended = [end.arrays for end in chain(*ends) if end.arrays]
+        given = chain(ended, repeat(ended[-1]))
+        memory = self.spec.target.memory()
+        own = states or tuple(tuple(FRESH for _ in block) for block in memory)
+        return tuple(
+            tuple(
+                state if fixed(declared) is None else Begun(state, next(given))
+                for state, declared in zip(block, declares, strict=True)
+            )
+            for block, declares in zip(own, memory, strict=True)
+        )
+
+    def of_documents(self, source: Tensor, tokens: Tensor, source_at: At | None, at: At) -> Outputs:
+        """Packed rows: each document in a row of its own, and back."""
+        rows = torch.arange(len(source), device=source.device)
+        if source_at is not None and source_at.segments is not None:
+            reads, source_at = apart(source_at)
+            source, rows = reads.take(source), reads.rows
+        writes, apart_at = apart(at)
+        if not torch.equal(rows, writes.rows):
+            raise ValueError(
+                f"the source has {len(rows)} documents, the target {len(writes.rows)}; give each document of the "
+                "target its own of the source, in the same row and order"
+            )
+        out = self(source, writes.take(tokens), source_at, apart_at, outputs=True)
+        return Outputs(writes.put(out.logits), tuple(map(writes.put, out.ahead)), out.losses)
+
+
+class Begun:
+    """A state that begins not empty but with what is given."""
+
+    def __init__(self, state: State, arrays: dict[str, Tensor]):
+        self.state, self.arrays = state, arrays
+
+    def read(self, at: At, **empty: Tensor) -> tuple[Tensor, ...]:
+        return self.state.read(at, **{name: self.arrays[name].to(array) for name, array in empty.items()})
+
+    def write(self, at: At, **arrays: Tensor) -> None:
+        self.state.write(at, **arrays)
+
+    def recall(self, at: At, read) -> tuple:
+        return self.state.recall(at, read)
+
+
+def seq2seq(
+    vocab: int,
+    width: int,
+    recurrence: Recurrent | None = None,
+    attention: Literal["none", "additive", "dot", "general"] = "none",
+    layers: int = 1,
+    bidirectional: bool = False,
+    source_vocab: int | None = None,
+    dropout: float = 0.0,
+) -> Seq2Seq:
+    """Of that many recurrent layers on each side, one on the other, as wide as the vectors of words."""
+    recurrence = recurrence or LSTM()
+
+    def layer(body: Body) -> Block:
+        return Block((Sublayer(body, NoNorm()),), keep=0.0, dropout=dropout)
+
+    reads, writes = layer(Bidirectional(recurrence) if bidirectional else recurrence), layer(recurrence)
+    target = (Repeat((writes,), layers),)
+    if attention == "additive":
+        first = layer(AttentiveRecurrence(recurrence, ScoredAttention(source=True)))
+        target = (Repeat((first,)), *((Repeat((writes,), layers - 1),) if layers > 1 else ()))
+    elif attention != "none":
+        target = (*target, Repeat((layer(ScoredAttention(score=attention, source=True, combine=True)),)))
+    return Seq2Seq(
+        Encoder(Tokens(source_vocab or vocab), width, (Repeat((reads,), layers),)),
+        Decoder(vocab, width, target, norm=NoNorm(), tied=False),
+    )

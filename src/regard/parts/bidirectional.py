@@ -1,0 +1,79 @@
+"""Two recurrences, one from left to right and one from right to left: every token knows both sides of it.
+
+    out_t = [h→_t ; h←_t]          h→_t = f(x_t, h→_{t-1})      h←_t = f(x_t, h←_{t+1})
+
+For encoders: a token sees later ones. Schuster & Paliwal 1997; Bahdanau et al. 2014. It ends with [h→_L ; h←_1], each
+of which has read everything.
+"""
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from regard.at import At
+from regard.parts.body import Body
+from regard.parts.recurrent import Recurrent
+from regard.parts.state import FRESH, Ended, Fixed, FixedState
+from regard.spec import require
+
+
+@dataclass(frozen=True)
+class Bidirectional(Body):
+    mixes: ClassVar[bool] = True
+
+    recurrence: Recurrent  # its hidden is that of one direction; None: half of the stream
+
+    @property
+    def causal(self) -> bool:
+        return False
+
+    def size(self, width: int) -> int:
+        """Of one direction's state."""
+        require(
+            self.recurrence.hidden is not None or width % 2 == 0,
+            f"bidirectional: width={width} has no half; say how wide a direction is, for example hidden={width}",
+        )
+        return self.recurrence.hidden or width // 2
+
+    def build(self, width: int) -> nn.Module:
+        return BidirectionalModule(width, self)
+
+    def memory(self, width: int) -> Fixed:
+        """What it leaves behind; it cannot go on from there."""
+        return Fixed({name: (2 * self.size(width),) for name in self.recurrence.states})
+
+    def flops(self, width: int, tokens: int, seen: int) -> int:
+        size = self.size(width)
+        out = 0 if 2 * size == width else 2 * size * width
+        return 2 * tokens * (2 * self.recurrence.gates * size * (width + size) + out)
+
+
+class BidirectionalModule(nn.Module):
+    def __init__(self, width: int, spec: Bidirectional):
+        super().__init__()
+        size = spec.size(width)
+        self.ahead = spec.recurrence.recurrence(width, size)
+        self.back = spec.recurrence.recurrence(width, size)
+        self.o_proj = nn.Identity() if 2 * size == width else nn.Linear(2 * size, width, bias=False)
+
+    def forward(self, x: Tensor, at: At, state: FixedState = FRESH) -> Tensor:
+        ends = Ended(), Ended()
+        ahead = self.ahead(x, at, ends[0])  # (B, L, N)
+        back = self.back(x.flip(1), at.once("reversed", lambda: reverse(at)), ends[1]).flip(1)  # (B, L, N)
+        state.write(at, **{name: torch.cat([end.arrays[name] for end in ends], -1) for name in ends[0].arrays})
+        return self.o_proj(torch.cat([ahead, back], -1))
+
+
+def reverse(at: At) -> At:
+    """The same tokens from right to left."""
+    return replace(
+        at,
+        positions=at.positions.flip(1),
+        segments=None if at.segments is None else at.segments.flip(1),
+        valid=None if at.valid is None else at.valid.flip(1),
+        ordered=False,
+        consecutive=False,
+        shared={},
+    )

@@ -1,0 +1,113 @@
+"""Linformer: keys and values of a whole text are first projected along its length, from n tokens to k.
+
+    out = softmax(Q (E K)ᵀ / √d) F V          E, F learned, k × n
+
+So a query sees k mixtures instead of n tokens, and costs grow with n·k. It supposes that attention has low rank, and it
+is for texts of one longest length n: a token's column of E and F is that of its position, padding has none. Every
+mixture holds later tokens too, so it cannot be causal: encoders only. Wang et al. 2020.
+"""
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from regard.at import At
+from regard.kernels.attention import backend
+from regard.kernels.attention.mask import Full
+from regard.kernels.attention.scores import Scores
+from regard.kernels.segments import numbered
+from regard.parts.attention import merge, split
+from regard.parts.body import Body
+from regard.parts.state import FRESH, State
+from regard.spec import require
+
+
+@dataclass(frozen=True)
+class Linformer(Body):
+    mixes: ClassVar[bool] = True
+
+    heads: int
+    length: int  # of the longest text
+    rank: int  # k: mixtures that stand for a text's tokens
+    shared: bool = False  # is F = E?
+    bias: bool = False
+
+    def check(self) -> None:
+        for name in ("heads", "length", "rank"):
+            require(getattr(self, name) > 0, f"linformer: {name}={getattr(self, name)} must be positive")
+        require(
+            self.rank <= self.length,
+            f"linformer: rank={self.rank} mixtures of length={self.length} tokens save nothing; choose fewer",
+        )
+
+    @property
+    def causal(self) -> bool:
+        return False
+
+    @property
+    def remembered(self) -> int:
+        return self.length
+
+    def build(self, width: int) -> nn.Module:
+        require(width % self.heads == 0, f"linformer: width={width} is not divisible by heads={self.heads}")
+        return LinformerModule(width, self)
+
+    def flops(self, width: int, tokens: int, seen: int) -> int:
+        return tokens * (8 * width * width + 8 * self.rank * width)
+
+
+class LinformerModule(nn.Module):
+    def __init__(self, width: int, spec: Linformer):
+        super().__init__()
+        self.heads, self.length, self.scale = spec.heads, spec.length, (width // spec.heads) ** -0.5
+        self.q_proj = nn.Linear(width, width, bias=spec.bias)
+        self.k_proj = nn.Linear(width, width, bias=spec.bias)
+        self.v_proj = nn.Linear(width, width, bias=spec.bias)
+        self.o_proj = nn.Linear(width, width, bias=spec.bias)
+        self.k_length = along_length(spec)  # E
+        self.v_length = None if spec.shared else along_length(spec)  # F
+        self.attend = backend("auto")
+
+    def forward(self, x: Tensor, at: At, state: State = FRESH) -> Tensor:
+        q, k, v = (split(p(x), self.heads) for p in (self.q_proj, self.k_proj, self.v_proj))  # (B, H, L, E)
+        where = self.documents(at)  # (B, docs, L)
+        k = self.mixtures(self.k_length, at, where) @ k  # (B, H, docs · k, E)
+        v = self.mixtures(self.k_length if self.v_length is None else self.v_length, at, where) @ v
+        z = self.attend(q, k, v, self.before_mixtures(at, where.shape[1], k.shape[2]), Scores(Full(), self.scale))
+        return self.o_proj(merge(z))
+
+    def documents(self, at: At) -> Tensor:
+        """(B, docs, L): which tokens are in each document; padding is in none."""
+        documents = at.documents
+        own = torch.zeros_like(at.positions) if documents is None else numbered(documents)
+        count = 1 if documents is None else int(own.max()) + 1
+        where = own.unsqueeze(1) == torch.arange(count, device=own.device).unsqueeze(-1)
+        return where if at.valid is None else where & at.valid.unsqueeze(1)
+
+    def mixtures(self, along: Tensor, at: At, where: Tensor) -> Tensor:
+        """(B, 1, docs · k, L): every token's share in the mixtures of its document."""
+        if at.positions.device.type == "cpu" and int(at.positions.max()) >= self.length:
+            raise ValueError(
+                f"a text of {int(at.positions.max()) + 1} tokens is longer than the {self.length} that linformer "
+                "projects; shorten it"
+            )
+        columns = along.T[at.positions]  # (B, L, k)
+        return (where.unsqueeze(2) * columns.mT.unsqueeze(1)).flatten(1, 2).unsqueeze(1)
+
+    def before_mixtures(self, at: At, documents: int, keys: int) -> At:
+        """The same queries before the mixtures of their documents."""
+        places = torch.zeros_like(at.positions[:, :1]).expand(-1, keys)
+        if (segments := at.documents) is None:
+            return replace(at, k_positions=places, ordered=False, consecutive=False, shared={})
+        own = torch.arange(documents, device=places.device).repeat_interleave(keys // documents).expand_as(places)
+        return replace(
+            at, segments=numbered(segments), k_positions=places, k_segments=own,
+            ordered=False, consecutive=False, shared={},
+        )  # fmt: skip
+
+
+def along_length(spec: Linformer) -> nn.Parameter:
+    """(k, n)"""
+    return nn.Parameter(torch.empty(spec.rank, spec.length).normal_(std=spec.length**-0.5))

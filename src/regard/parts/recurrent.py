@@ -1,0 +1,113 @@
+"""Recurrent mixers: a token is mixed with one state that has been carried through all tokens before it.
+
+    h_t = f(W_x x_t + b, W_h h_{t-1})          out_t = h_t, or W_o h_t where the state is not as wide as the stream
+
+One W_x and one W_h serve every step, so any length fits. RNN, LSTM and GRU say f (their own files). As the layers of
+torch.nn.LSTM these stand in blocks without norm and stream: Block((Sublayer(LSTM(), NoNorm()),), keep=0.0).
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from regard.at import At
+from regard.kernels.recurrence.documents import by_document, find
+from regard.kernels.recurrence.loop import States, unroll
+from regard.parts.body import Body
+from regard.parts.state import FRESH, Fixed, FixedState
+from regard.spec import require
+
+
+@dataclass(frozen=True)
+class Recurrent(Body):
+    mixes: ClassVar[bool] = True
+    states: ClassVar[tuple[str, ...]] = ("h",)
+    gates: ClassVar[int] = 1  # how many vectors W_x x and W_h h are made of
+
+    hidden: int | None = None  # width of the state; None: as the stream
+    bias: bool = True
+
+    def check(self) -> None:
+        require(self.hidden is None or self.hidden > 0, f"{self.kind}: hidden={self.hidden} must be positive")
+
+    def size(self, width: int) -> int:
+        return self.hidden or width
+
+    def recurrence(self, width: int, size: int) -> "Recurrence":
+        """What it does, from vectors of this width to states of this size."""
+        raise NotImplementedError
+
+    def build(self, width: int) -> nn.Module:
+        return RecurrentModule(width, self)
+
+    def memory(self, width: int) -> Fixed:
+        return Fixed({name: (self.size(width),) for name in self.states})
+
+    def flops(self, width: int, tokens: int, seen: int) -> int:
+        size = self.size(width)
+        out = 0 if size == width else size * width
+        return 2 * tokens * (self.gates * size * (width + size) + out)
+
+
+class RecurrentModule(nn.Module):
+    def __init__(self, width: int, spec: Recurrent):
+        super().__init__()
+        size = spec.size(width)
+        self.recurrence = spec.recurrence(width, size)
+        self.o_proj = nn.Identity() if size == width else nn.Linear(size, width, bias=False)
+
+    def forward(self, x: Tensor, at: At, state: FixedState = FRESH) -> Tensor:
+        return self.o_proj(self.recurrence(x, at, state))
+
+
+class Recurrence(nn.Module):
+    """W_x, W_h and b of all gates one under the other; how a step uses them, a subclass says."""
+
+    can_fuse = True  # has torch an operation for all its steps?
+
+    def __init__(self, width: int, size: int, spec: Recurrent):
+        super().__init__()
+        self.size, self.states = size, spec.states
+        self.x_proj = nn.Linear(width, spec.gates * size, bias=False)
+        self.h_proj = nn.Linear(size, spec.gates * size, bias=False)
+        self.bias = nn.Parameter(torch.zeros(spec.gates * size)) if spec.bias else None
+
+    def forward(self, x: Tensor, at: At, state: FixedState = FRESH) -> Tensor:
+        """(B, L, D) -> the states that are said (B, L, N)"""
+        said, past = self.run(x, self.begin(x, at, state), at)
+        self.end(past, at, state)
+        return said
+
+    def begin(self, x: Tensor, at: At, state: FixedState) -> States:
+        empty = x.new_zeros(len(x), self.size)
+        return tuple(array.to(x.dtype) for array in state.read(at, **dict.fromkeys(self.states, empty)))
+
+    def end(self, past: States, at: At, state: FixedState) -> None:
+        state.write(at, **dict(zip(self.states, past, strict=True)))
+
+    def run(self, x: Tensor, past: States, at: At) -> tuple[Tensor, States]:
+        """Through the fused operation where there is one: it reads weights, which an adapted projection has not."""
+        plain = all(type(module) is nn.Linear and not hooked(module) for module in self.children())
+        cast = x.device.type == "cpu" and torch.is_autocast_enabled("cpu")  # some kinds are missing in half precision
+        if not self.can_fuse or not plain or cast or x.shape[1] == 1:
+            return unroll(self.step, self.enter(x), past, at.segments, at.valid)
+        if at.segments is None and at.valid is None:
+            return self.fused(x, None, past)
+        return by_document(self.fused, x, past, at.once("documents", lambda: find(at)))
+
+    def enter(self, x: Tensor) -> Tensor:
+        """What a step is given of the tokens: W_x x + b, in one product for all."""
+        return self.x_proj(x) if self.bias is None else self.x_proj(x) + self.bias
+
+    def step(self, x: Tensor, *past: Tensor) -> States:
+        raise NotImplementedError
+
+    def fused(self, x: Tensor, sizes: Tensor | None, past: States) -> tuple[Tensor, States]:
+        raise NotImplementedError
+
+
+def hooked(module: nn.Module) -> bool:
+    """Does somebody watch or patch it? The fused operation would not call it."""
+    return bool(module._forward_hooks or module._forward_pre_hooks)

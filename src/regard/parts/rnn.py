@@ -1,0 +1,33 @@
+"""The simple recurrent network as a mixer: h_t = tanh(W_x x_t + W_h h_{t-1} + b). Elman 1990.
+
+The equation, step by step and fused, stands in kernels/recurrence/rnn.py.
+"""
+
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import Tensor
+
+from regard.kernels.recurrence import rnn
+from regard.kernels.recurrence.loop import States
+from regard.parts.recurrent import Recurrence, Recurrent
+
+
+@dataclass(frozen=True)
+class RNN(Recurrent):
+    activation: Literal["tanh", "relu"] = "tanh"
+
+    def recurrence(self, width: int, size: int) -> Recurrence:
+        return RNNModule(width, size, self)
+
+
+class RNNModule(Recurrence):
+    def __init__(self, width: int, size: int, spec: RNN):
+        super().__init__(width, size, spec)
+        self.activation = spec.activation
+
+    def step(self, x: Tensor, *past: Tensor) -> States:
+        return rnn.step(x, *past, self.h_proj, self.activation)
+
+    def fused(self, x: Tensor, sizes: Tensor | None, past: States) -> tuple[Tensor, States]:
+        return rnn.fused(x, past, self.x_proj.weight, self.h_proj.weight, self.bias, sizes, self.activation)

@@ -1,0 +1,113 @@
+"""RWKV's two halves of a block: mixing over time, instead of attention, and over channels, instead of a feed-forward.
+
+    μ_m(x)_t = m ⊙ x_t + (1 - m) ⊙ x_{t-1}                          each token is mixed with the one before
+    time      out = W_o (σ(W_r μ_r(x)) ⊙ wkv(W_k μ_k(x), W_v μ_v(x)))      wkv in kernels/rwkv.py
+    channel   out = σ(W_r μ_r(x)) ⊙ W_down relu(W_up μ_k(x))²
+
+Both remember the last token, the first its sums too: nothing grows. Peng et al. 2023 (RWKV-4). Mixing with the token
+before is a short convolution of two taps, m and 1 - m.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from regard.at import At
+from regard.kernels.convolution import convolve
+from regard.kernels.rwkv import EMPTY, Sums, wkv
+from regard.parts.body import Body
+from regard.parts.state import FRESH, Fixed, FixedState
+from regard.spec import require
+
+
+@dataclass(frozen=True)
+class TimeMixing(Body):
+    mixes: ClassVar[bool] = True
+
+    hidden: int | None = None  # channels; None: as many as the stream has
+
+    def check(self) -> None:
+        require(self.hidden is None or self.hidden > 0, f"time_mixing: hidden={self.hidden} must be positive")
+
+    def build(self, width: int) -> nn.Module:
+        return TimeMixingModule(width, self)
+
+    def memory(self, width: int) -> Fixed:
+        hidden = self.hidden or width
+        return Fixed({"last": (1, width), "value": (hidden,), "weight": (hidden,), "peak": (hidden,)})
+
+    def flops(self, width: int, tokens: int, seen: int) -> int:
+        return 8 * tokens * width * (self.hidden or width)
+
+
+class TimeMixingModule(nn.Module):
+    def __init__(self, width: int, spec: TimeMixing):
+        super().__init__()
+        hidden = spec.hidden or width
+        self.memory = spec.memory(width)
+        self.k_mix, self.v_mix, self.r_mix = Mix(width), Mix(width), Mix(width)
+        self.k_proj = nn.Linear(width, hidden, bias=False)
+        self.v_proj = nn.Linear(width, hidden, bias=False)
+        self.r_proj = nn.Linear(width, hidden, bias=False)
+        self.o_proj = nn.Linear(hidden, width, bias=False)
+        # From memories of hundreds of tokens to those of less than one, as RWKV's own code begins in its first layer.
+        self.log_decay = nn.Parameter(torch.linspace(-5, 3, hidden))
+        self.bonus = nn.Parameter(torch.full((hidden,), 0.3).log())
+
+    def forward(self, x: Tensor, at: At, state: FixedState = FRESH) -> Tensor:
+        zeros = self.memory.zeros(x)
+        last, *past = state.read(at, **zeros | {"peak": torch.full_like(zeros["peak"], EMPTY)})
+        (k, now), (v, _), (r, _) = (mix(x, last, at) for mix in (self.k_mix, self.v_mix, self.r_mix))
+        decay = -self.log_decay.to(last.dtype).exp()
+        out, past = wkv(self.k_proj(k), self.v_proj(v), decay, self.bonus, Sums(*past), at.documents, at.valid)
+        state.write(at, last=now, **past._asdict())
+        return self.o_proj(self.r_proj(r).sigmoid() * out.to(x.dtype))
+
+
+@dataclass(frozen=True)
+class ChannelMixing(Body):
+    mixes: ClassVar[bool] = True
+
+    hidden: int | None = None  # None: 4 · width
+
+    def check(self) -> None:
+        require(self.hidden is None or self.hidden > 0, f"channel_mixing: hidden={self.hidden} must be positive")
+
+    def build(self, width: int) -> nn.Module:
+        return ChannelMixingModule(width, self.hidden or 4 * width)
+
+    def memory(self, width: int) -> Fixed:
+        return Fixed({"last": (1, width)})
+
+    def flops(self, width: int, tokens: int, seen: int) -> int:
+        return 2 * tokens * width * (2 * (self.hidden or 4 * width) + width)
+
+
+class ChannelMixingModule(nn.Module):
+    def __init__(self, width: int, hidden: int):
+        super().__init__()
+        self.k_mix, self.r_mix = Mix(width), Mix(width)
+        self.up_proj = nn.Linear(width, hidden, bias=False)
+        self.r_proj = nn.Linear(width, width, bias=False)
+        self.down_proj = nn.Linear(hidden, width, bias=False)
+
+    def forward(self, x: Tensor, at: At, state: FixedState = FRESH) -> Tensor:
+        (last,) = state.read(at, last=torch.zeros_like(x[:, :1]))  # (B, 1, D)
+        (k, now), (r, _) = self.k_mix(x, last, at), self.r_mix(x, last, at)
+        state.write(at, last=now)
+        return self.r_proj(r).sigmoid() * self.down_proj(F.relu(self.up_proj(k)).square())
+
+
+class Mix(nn.Module):
+    """m ⊙ x_t + (1 - m) ⊙ x_{t-1}; m begins with more of the token before in the first channels."""
+
+    def __init__(self, width: int):
+        super().__init__()
+        self.share = nn.Parameter(torch.arange(width) / width)
+
+    def forward(self, x: Tensor, last: Tensor, at: At) -> tuple[Tensor, Tensor]:
+        """What is mixed (B, L, D), and the last token (B, 1, D) for those that follow."""
+        return convolve(x, torch.stack([self.share, 1 - self.share]), None, last, at)

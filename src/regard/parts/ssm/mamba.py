@@ -1,0 +1,95 @@
+"""Mamba: a state space that each token steers: what it writes, what it reads, and how far it moves the clock.
+
+    u = silu(conv(W_in x))        Δ = softplus(W_Δ W_r u + b)        B = W_B u        C = W_C u
+    h_t = exp(Δ_t A) ⊙ h_{t-1} + Δ_t B_t u_t        y_t = C_t · h_t + D u_t        out = W_o (y ⊙ silu(W_g x))
+
+Every channel has N states of its own; A is fixed, but exp(Δ_t A) is not: Δ → 0 passes over a token, a large Δ forgets
+all before it. Gu & Dao 2023. Jamba (Lieber et al. 2024) and FalconMamba put a norm on Δ's low rank, B and C.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from regard.at import At
+from regard.kernels.convolution import convolve
+from regard.kernels.selective_scan import backend, flops
+from regard.parts.body import Body
+from regard.parts.norm import NoNorm, Norm
+from regard.parts.spans import in_spans
+from regard.parts.ssm.fresh import Taps, log_rates, step_bias
+from regard.parts.state import FRESH, Fixed, FixedState
+from regard.spec import require
+
+
+@dataclass(frozen=True)
+class Mamba(Body):
+    mixes: ClassVar[bool] = True
+
+    state: int = 16  # numbers a channel
+    expand: int = 2  # channels for each of the stream's
+    rank: int | None = None  # of Δ's projection; None: a sixteenth of the width
+    taps: int = 4
+    bias: bool = False
+    conv_bias: bool = True
+    norm: Norm = NoNorm()  # of Δ's low rank, B and C
+
+    def check(self) -> None:
+        for name in ("state", "expand", "taps"):
+            require(getattr(self, name) > 0, f"mamba: {name}={getattr(self, name)} must be positive")
+        require(self.rank is None or self.rank > 0, f"mamba: rank={self.rank} must be positive")
+
+    def sizes(self, width: int) -> tuple[int, int]:
+        """(channels, rank) in a stack this wide."""
+        return self.expand * width, self.rank or -(-width // 16)
+
+    def build(self, width: int) -> nn.Module:
+        return MambaModule(width, self)
+
+    def memory(self, width: int) -> Fixed:
+        channels, _ = self.sizes(width)
+        return Fixed({"conv": (self.taps - 1, channels), "ssm": (channels, self.state)})
+
+    def flops(self, width: int, tokens: int, seen: int) -> int:
+        channels, rank = self.sizes(width)
+        columns = 3 * width + 2 * rank + 2 * self.state
+        return 2 * tokens * channels * columns + flops(channels, self.state, tokens)
+
+
+class MambaModule(nn.Module):
+    def __init__(self, width: int, spec: Mamba):
+        super().__init__()
+        channels, rank = spec.sizes(width)
+        self.memory = spec.memory(width)
+        self.in_proj = nn.Linear(width, channels, bias=spec.bias)
+        self.gate_proj = nn.Linear(width, channels, bias=spec.bias)
+        self.conv = Taps(spec.taps, channels, spec.conv_bias)
+        self.rank_proj = nn.Linear(channels, rank, bias=False)
+        self.b_proj = nn.Linear(channels, spec.state, bias=False)
+        self.c_proj = nn.Linear(channels, spec.state, bias=False)
+        self.rank_norm, self.b_norm, self.c_norm = (spec.norm.build(size) for size in (rank, spec.state, spec.state))
+        self.step_proj = nn.Linear(rank, channels, bias=False)
+        self.step_bias = step_bias(channels)
+        self.A_log = log_rates(spec.state, channels)
+        self.D = nn.Parameter(torch.ones(channels))
+        self.o_proj = nn.Linear(channels, width, bias=spec.bias)
+        self.scan = backend("auto")
+
+    def forward(self, x: Tensor, at: At, state: FixedState = FRESH) -> Tensor:
+        out, tail, h = in_spans(self.read, x, at, state.read(at, **self.memory.zeros(x)))
+        state.write(at, conv=tail, ssm=h)
+        return out
+
+    def read(self, x: Tensor, at: At, tail: Tensor, h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """x (B, L, D), the convolution's tail (B, k - 1, F) and the state (B, F, N) -> out (B, L, D) and both after."""
+        u, tail = convolve(self.in_proj(x), self.conv.weight, self.conv.bias, tail, at)
+        u = F.silu(u)  # (B, L, F)
+        step = self.step_proj(self.rank_norm(self.rank_proj(u)))
+        delta = F.softplus(step.to(h.dtype) + self.step_bias)  # (B, L, F)
+        B, C = self.b_norm(self.b_proj(u)), self.c_norm(self.c_proj(u))  # (B, L, N)
+        A = -self.A_log.to(h.dtype).exp()  # (F, N)
+        y, h = self.scan(u, delta, A, B, C, self.D, h, at.documents, at.valid)
+        return self.o_proj(y.to(x.dtype) * F.silu(self.gate_proj(x))), tail, h

@@ -1,0 +1,123 @@
+"""Mamba-2: the state space whose rate is one number a head, so that it is linear attention with a decay.
+
+    x, B, C = silu(conv(W x))        Δ = softplus(W_Δ x + b)        out = W_o norm(y ⊙ silu(W_g x))
+    S_t = exp(Δ_t a) S_{t-1} + B_t (Δ_t x_t)ᵀ        y_t = S_tᵀ C_t + d x_t          a < 0 and d one number a head
+
+B are keys, C queries, Δ x values: the scan of kernels/scan, by products of matrices ("state-space duality"). Heads of a
+group share B and C. Dao & Gu 2024. Zamba2 normalizes each group by itself (`norm_parts` = `groups`).
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from regard.at import At
+from regard.kernels.convolution import convolve
+from regard.kernels.scan import backend, flops
+from regard.parts.attention import merge, split
+from regard.parts.body import Body
+from regard.parts.norm import Norm, RMSNorm
+from regard.parts.spans import in_spans
+from regard.parts.ssm.fresh import Taps, log_rates, step_bias
+from regard.parts.state import FRESH, Fixed, FixedState
+from regard.spec import require
+
+
+@dataclass(frozen=True)
+class Mamba2(Body):
+    mixes: ClassVar[bool] = True
+
+    state: int = 128  # rows of a head's memory
+    head_dim: int = 64  # columns of it
+    expand: int = 2  # channels for each of the stream's
+    groups: int = 1  # of heads that share B and C
+    taps: int = 4
+    bias: bool = False
+    conv_bias: bool = True
+    norm: Norm = RMSNorm(1e-5)  # of the gated output
+    norm_parts: int = 1  # of the channels, each normalized by itself
+    shortest: float | None = None  # limits of Δ
+    longest: float | None = None
+
+    def check(self) -> None:
+        for name in ("state", "head_dim", "expand", "groups", "taps", "norm_parts"):
+            require(getattr(self, name) > 0, f"mamba2: {name}={getattr(self, name)} must be positive")
+        require(
+            (self.shortest or 0.0) >= 0 and (self.longest is None or self.longest > (self.shortest or 0.0)),
+            f"mamba2: steps from shortest={self.shortest} to longest={self.longest} are none; widen the limits",
+        )
+
+    def sizes(self, width: int) -> tuple[int, int]:
+        """(heads, channels) in a stack this wide."""
+        channels = self.expand * width
+        require(
+            channels % self.head_dim == 0,
+            f"mamba2: {channels} channels (expand × width) are not divisible by head_dim={self.head_dim}",
+        )
+        heads = channels // self.head_dim
+        for name in ("groups", "norm_parts"):
+            count = getattr(self, name)
+            require(heads % count == 0, f"mamba2: {heads} heads are not divisible by {name}={count}")
+        return heads, channels
+
+    def build(self, width: int) -> nn.Module:
+        return Mamba2Module(width, self)
+
+    def memory(self, width: int) -> Fixed:
+        heads, channels = self.sizes(width)
+        convolved = channels + 2 * self.groups * self.state
+        return Fixed({"conv": (self.taps - 1, convolved), "ssm": (heads, self.state, self.head_dim)})
+
+    def flops(self, width: int, tokens: int, seen: int) -> int:
+        heads, channels = self.sizes(width)
+        rows = 3 * channels + 2 * self.groups * self.state + heads
+        return 2 * tokens * width * rows + flops(self.state, self.head_dim, tokens, heads, self.groups)
+
+
+class Mamba2Module(nn.Module):
+    def __init__(self, width: int, spec: Mamba2):
+        super().__init__()
+        self.heads, channels = spec.sizes(width)
+        self.groups, self.limits, self.memory = spec.groups, (spec.shortest, spec.longest), spec.memory(width)
+        shared = spec.groups * spec.state
+        self.in_proj = nn.Linear(width, channels, bias=spec.bias)
+        self.gate_proj = nn.Linear(width, channels, bias=spec.bias)
+        self.b_proj = nn.Linear(width, shared, bias=spec.bias)
+        self.c_proj = nn.Linear(width, shared, bias=spec.bias)
+        self.conv = Taps(spec.taps, channels + 2 * shared, spec.conv_bias)
+        self.step_proj = nn.Linear(width, self.heads, bias=spec.bias)
+        self.step_bias = step_bias(self.heads)
+        self.A_log = log_rates(self.heads)
+        self.D = nn.Parameter(torch.ones(self.heads))
+        parts = spec.norm_parts
+        self.norms = nn.ModuleList(spec.norm.build(channels // parts) for _ in range(parts))
+        self.o_proj = nn.Linear(channels, width, bias=spec.bias)
+        self.scan = backend("auto")
+
+    def forward(self, x: Tensor, at: At, state: FixedState = FRESH) -> Tensor:
+        out, tail, past = in_spans(self.read, x, at, state.read(at, **self.memory.zeros(x)))
+        state.write(at, conv=tail, ssm=past)
+        return out
+
+    def read(self, x: Tensor, at: At, tail: Tensor, past: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """x (B, L, D), tail (B, k - 1, F + 2 G N) and state (B, H, N, P) -> out (B, L, D) and both after."""
+        columns = [self.in_proj(x), self.b_proj(x), self.c_proj(x)]
+        mixed, tail = convolve(torch.cat(columns, -1), self.conv.weight, self.conv.bias, tail, at)
+        u, B, C = F.silu(mixed).split([column.shape[-1] for column in columns], -1)
+        u, B, C = split(u, self.heads), split(B, self.groups), split(C, self.groups)  # (B, H, L, P), (B, G, L, N)
+        step = self.step_proj(x).to(past.dtype) + self.step_bias
+        delta = self.limited(F.softplus(step)).transpose(1, 2)  # (B, H, L)
+        decay = delta * -self.A_log.to(past.dtype).exp().unsqueeze(-1)
+        y, past = self.scan(C, B, u * delta.unsqueeze(-1), decay, past, at.documents, at.valid)
+        y = merge(y + u * self.D.view(-1, 1, 1))  # (B, L, F)
+        return self.o_proj(self.normed(y * F.silu(self.gate_proj(x)).to(y.dtype)).to(x.dtype)), tail, past
+
+    def normed(self, y: Tensor) -> Tensor:
+        parts = y.chunk(len(self.norms), -1)
+        return torch.cat([norm(part) for norm, part in zip(self.norms, parts, strict=True)], -1)
+
+    def limited(self, delta: Tensor) -> Tensor:
+        return delta if self.limits == (None, None) else delta.clamp(*self.limits)

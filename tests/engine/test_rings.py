@@ -1,0 +1,188 @@
+"""A ring keeps what a window sees, and no more: the same answers as from all tokens, in constant memory."""
+
+import pytest
+import torch
+
+from regard.at import At
+from regard.engine.engine import Engine
+from regard.engine.request import Sampling
+from regard.engine.stores.contiguous import Contiguous, ContiguousState
+from regard.engine.stores.paged import Paged, PagedState
+from regard.engine.stores.ring import SLACK, RingState
+from regard.engine.stores.snapshot import CannotRewind
+from regard.engine.stores.states import leaves
+from regard.kernels.attention.mask import Mask
+from regard.kernels.attention.patterns.longformer import Longformer
+from regard.kernels.attention.patterns.sinks import SinksAndWindow
+from regard.kernels.attention.patterns.window import Dilated, Window
+from regard.models.decoder import Decoder
+from regard.parts.attention import Attention
+from regard.parts.feedforward import SwiGLU
+from regard.parts.latent import LatentAttention
+from regard.parts.position.alibi import Alibi
+from regard.parts.position.rope import Rope
+from regard.parts.scored import ScoredAttention
+from regard.parts.state import PerToken
+from regard.plan.cost import plan
+from tests.laws import block, build, decoder, error, text
+
+STORES = ["contiguous", "paged"]
+LENGTH = 24
+
+
+def opened(kind: str, spec: Decoder, slack: int = 1, capacity: int = 64, rows: int = 1) -> Contiguous | Paged:
+    if kind == "contiguous":
+        return Contiguous(spec.memory(), rows, capacity, torch.float64, slack=slack)
+    return Paged(spec.memory(), rows, capacity, rows * capacity // 4, torch.float64, block=4, slack=slack)
+
+
+def read(model, store, tokens: torch.Tensor, start: int, stop: int) -> torch.Tensor:
+    assert store.reserve(0, stop)
+    return model(tokens[:, start:stop], At(torch.arange(start, stop).unsqueeze(0)), store.states)
+
+
+def layer(mask: Mask) -> Decoder:
+    return decoder(block(Attention(4, 2, position=Rope(), mask=mask)))
+
+
+MASKS = [Window(1), Window(5), Dilated(3, 2), SinksAndWindow(2, 4), Longformer(3, 2, causal=True)]
+
+
+@pytest.mark.parametrize("mask", MASKS)
+def test_a_mask_says_how_far_it_sees(mask: Mask) -> None:
+    """By looking: nothing beyond is seen, and the furthest token within is."""
+    places = torch.arange(40)
+    seen = mask.allows(places.unsqueeze(-1), places.unsqueeze(0))
+    behind = places.unsqueeze(-1) - places.unsqueeze(0)
+    assert not (seen & (behind >= mask.near) & (places >= mask.first)).any()
+    assert seen[39, 39 - mask.near + 1] and seen[39, : mask.first].all()
+    assert not Window(3, causal=False).near and not Longformer(3, 2).near
+
+
+@pytest.mark.ledger("sp.window")
+@torch.inference_mode()
+@pytest.mark.parametrize("slack", [0, 1, 4])
+@pytest.mark.parametrize("kind", STORES)
+@pytest.mark.parametrize("mask", MASKS, ids=lambda mask: mask.kind)
+def test_in_pieces_of_any_size(mask: Mask, kind: str, slack: int) -> None:
+    """One by one, as many as can be written before they are read, one more, as the window, one less and one more."""
+    spec = layer(mask)
+    model, tokens = build(spec), text(1, LENGTH)
+    whole = model(tokens)
+    window = mask.near
+    for size in {1, slack + 1, slack + 2, max(1, window - 1), window, window + 1, 2 * window + slack, LENGTH}:
+        store = opened(kind, spec, slack)
+        cuts = [*range(0, LENGTH, size), LENGTH]
+        pieces = [read(model, store, tokens, a, b) for a, b in zip(cuts, cuts[1:], strict=False)]
+        assert error(torch.cat(pieces, 1), whole) < 1e-12
+        assert all(isinstance(state, RingState) for state in leaves(store.states) if hasattr(state, "arrays"))
+
+
+@pytest.mark.parametrize(
+    "mixer",
+    [
+        LatentAttention(3, 8, 6, 4, position=Rope(), mask=Window(4)),
+        ScoredAttention(2, mask=SinksAndWindow(1, 3)),
+        Attention(4, 2, position=Alibi(), mask=Window(5), sinks=True, softcap=3.0),
+    ],
+    ids=lambda mixer: mixer.kind,
+)
+@torch.inference_mode()
+def test_whatever_has_a_window(mixer) -> None:
+    spec = decoder(block(mixer))
+    model, tokens, store = build(spec), text(1, LENGTH), opened("contiguous", spec)
+    pieces = [read(model, store, tokens, a, b) for a, b in [(0, 7), (7, 8), (8, 9), (9, 19), (19, 24)]]
+    assert error(torch.cat(pieces, 1), model(tokens)) < 1e-12
+    assert isinstance(store.states[0][0], RingState)
+
+
+@torch.inference_mode()
+def test_rows_that_begin_again_without_being_released() -> None:
+    """Old tokens still lie in the ring, and some are of later positions."""
+    spec = layer(Window(5))
+    model, store = build(spec), opened("contiguous", spec)
+    for seed, sizes in enumerate([(9, 4), (7, 1, 1), (2, 9), (1, 1, 1, 8)]):
+        tokens, done = text(1, 24, seed=seed), 0
+        for size in sizes:
+            found = read(model, store, tokens, done, done + size)
+            assert error(found, model(tokens[:, : done + size])[:, done:]) < 1e-12
+            done += size
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("kind", STORES)
+def test_as_far_back_as_the_slack_and_no_further(kind: str) -> None:
+    spec, slack = layer(SinksAndWindow(2, 5)), 3
+    model, tokens, other = build(spec), text(1, LENGTH), text(1, LENGTH, seed=9)
+    store = opened(kind, spec, slack)
+    read(model, store, tokens, 0, 20)
+    store.rewind(0, 19)
+    store.rewind(0, 20 - slack)  # in two goes: what counts is how far it had written
+    mixed = torch.cat([tokens[:, :17], other[:, 17:]], 1)
+    assert error(read(model, store, mixed, 17, 18), model(mixed[:, :18])[:, 17:]) < 1e-12
+    with pytest.raises(CannotRewind, match="a window of 5 has written over"):
+        store.rewind(0, 12)
+    assert error(read(model, store, mixed, 18, 24), model(mixed)[:, 18:]) < 1e-12  # nothing was forgotten
+    store.rewind(0, 0)
+    assert error(read(model, store, other, 0, 9), model(other[:, :9])) < 1e-12
+
+
+@pytest.mark.ledger("sp.hybrid")
+@pytest.mark.parametrize("kind", STORES)
+def test_every_layer_has_a_cache_of_its_own_kind(kind: str) -> None:
+    """Three windows and one that sees all, as Gemma has them: bytes as planned, answers as without a cache."""
+    near, far = (block(Attention(4, 2, position=Rope(), mask=mask)) for mask in (Window(6), SinksAndWindow(2, 30)))
+    full = block(Attention(4, 2))
+    spec = decoder(near, near, far, full)
+    store = opened(kind, spec, capacity=48, rows=3)
+    whole = {"contiguous": ContiguousState, "paged": PagedState}[kind]
+    assert [type(states[0]) for states in store.states] == 2 * [RingState, RingState, RingState, whole]
+    rings = [state for state in leaves(store.states) if isinstance(state, RingState)]
+    planned = plan(spec, context=48, batch=3, dtype="float64")
+    whole_bytes = 2 * 48 * 3 * planned.kv_bytes_per_token // 8  # two of eight layers
+    more = store.states[0][0].ring.slack + 1  # and the slot of invalid tokens
+    assert sum(a.nbytes for ring in rings for a in ring.arrays.values()) == planned.kv_bytes(slack=more) - whole_bytes
+    assert planned.kv_bytes(ring=False) == 4 * whole_bytes > planned.kv_bytes()
+
+    model = build(spec)
+    engine = Engine(model, rows=2, capacity=60, store=kind, chunk=7)
+    asked = [(text(size, seed=size).tolist(), Sampling(max_new=20, temperature=0)) for size in (1, 5, 13, 38)]
+    requests = [engine.submit(*each) for each in asked]
+    while not engine.idle:
+        engine.step()
+    for request in requests:
+        with torch.inference_mode():
+            logits = model(torch.tensor([request.tokens[:-1]]))[0, len(request.ids) - 1 :]
+        assert [token.id for token in request.new] == logits.argmax(-1).tolist()
+
+
+def test_memory_does_not_know_the_length_of_the_text() -> None:
+    def bytes_for(capacity: int, size: int) -> int:
+        memory = layer(Window(size)).memory()
+        store = Contiguous(memory, 2, capacity, torch.float32)
+        return sum(array.nbytes for state in leaves(store.states) for array in getattr(state, "arrays", {}).values())
+
+    assert bytes_for(10**9, 64) == bytes_for(1000, 64)
+    assert bytes_for(1000, 128) * (64 + SLACK + 1) == bytes_for(1000, 64) * (128 + SLACK + 1)
+    assert bytes_for(40, 64) < bytes_for(1000, 64)  # no ring that is larger than the text
+
+
+@torch.inference_mode()
+def test_a_text_without_end() -> None:
+    """Sinks and a window, steps far beyond what any store could hold of all tokens."""
+    spec, start = layer(SinksAndWindow(2, 4)), 10**8
+    model, tokens = build(spec), text(1, 16)
+    store = Contiguous(spec.memory(), 1, 10**9, torch.float64)
+    read(model, store, tokens, 0, 2)
+    steps = []
+    for t in range(2, 16):
+        steps.append(model(tokens[:, t : t + 1], At(torch.tensor([[start + t]])), store.states))
+    positions = torch.cat([torch.arange(2), start + torch.arange(2, 16)]).unsqueeze(0)
+    assert error(torch.cat(steps, 1), model(tokens, At(positions))[:, 2:]) < 1e-9
+
+
+def test_layers_that_see_equally_far_share_the_places_of_their_tokens() -> None:
+    spec = decoder(block(Attention(2, mask=Window(5)), SwiGLU(8)), block(Attention(4, mask=Window(5))))
+    rings = [state.ring for state in leaves(opened("contiguous", spec).states) if isinstance(state, RingState)]
+    assert len(rings) == 4 and len(set(rings)) == 1
+    assert isinstance(spec.memory()[0][0], PerToken) and spec.memory()[0][0].window == 5

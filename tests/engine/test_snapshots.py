@@ -1,0 +1,194 @@
+"""Rows go back to a snapshot, and others go on from it, whatever their layers remember."""
+
+import random
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from regard.at import At
+from regard.engine.stores.contiguous import Contiguous
+from regard.engine.stores.paged import Paged
+from regard.engine.stores.snapshot import CannotRewind
+from regard.kernels.attention.patterns.sinks import SinksAndWindow
+from regard.kernels.attention.patterns.window import Window
+from regard.parts.attention import Attention
+from regard.parts.convolution import ShortConvolution
+from regard.parts.linear_attention import LinearAttention
+from regard.parts.lstm import LSTM
+from regard.parts.position.rope import Rope
+from regard.parts.ssm.mamba import Mamba
+from regard.parts.ssm.mamba2 import Mamba2
+from regard.parts.ssm.s4d import S4D
+from tests.laws import block, build, decoder, error, text
+
+STORES = ["contiguous", "paged"]
+FULL, NEAR = Attention(4, 2, position=Rope()), Attention(4, 2, position=Rope(), mask=Window(4))
+HYBRIDS = {
+    "attention": [FULL],
+    "window, full": [NEAR, FULL],
+    "linear, full": [LinearAttention(4), FULL],
+    "convolution, window, linear": [ShortConvolution(3), NEAR, LinearAttention(3)],
+    "mamba, mamba, full": [Mamba(4), Mamba(4), FULL],
+    "mamba2, sinks": [Mamba2(4, 8), Attention(4, 2, mask=SinksAndWindow(1, 3))],
+    "lstm, s4d, window": [LSTM(), S4D(4), NEAR],
+}
+SPECS = {name: decoder(*(block(mixer) for mixer in mixers)) for name, mixers in HYBRIDS.items()}
+BLOCK = 4
+
+
+def opened(kind: str, spec, rows: int = 4, capacity: int = 40, blocks: int = 40) -> Contiguous | Paged:
+    if kind == "contiguous":
+        return Contiguous(spec.memory(), rows, capacity, torch.float64, slack=1)
+    return Paged(spec.memory(), rows, capacity, blocks, torch.float64, block=BLOCK, slack=1)
+
+
+def read(model, store, row: int, tokens: torch.Tensor, start: int) -> torch.Tensor:
+    """Tokens (L,) of a row from this position on -> (L, V)"""
+    assert store.reserve(row, start + len(tokens))
+    at = At(torch.arange(start, start + len(tokens)).unsqueeze(0), rows=torch.tensor([row]))
+    return model(tokens.unsqueeze(0), at, store.states)[0]
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("kind", STORES)
+@pytest.mark.parametrize("name", SPECS)
+def test_drafts_that_are_rejected_leave_no_trace(name: str, kind: str) -> None:
+    """Speculation as it will be: some drafts are read, some kept, and what is said is what greedy decoding says."""
+    model, rng = build(SPECS[name]), random.Random(1)
+    store, said = opened(kind, SPECS[name]), text(5).tolist()
+    read(model, store, 2, torch.tensor(said[:-1]), 0)
+    while len(said) < 30:
+        done = len(said) - 1
+        with_drafts = [said[-1], *(rng.randrange(31) for _ in range(rng.randint(1, 4)))]
+        snapshot = store.snapshot(2)
+        assert snapshot.length == done
+        read(model, store, 2, torch.tensor(with_drafts), done)
+        store.rewind(2, done, snapshot)
+        logits = read(model, store, 2, torch.tensor(said[-1:]), done)
+        said.append(int(logits[-1].argmax()))
+    whole = model(torch.tensor([said[:-1]]))[0, 4:]
+    assert said[5:] == whole.argmax(-1).tolist()
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("kind", STORES)
+@pytest.mark.parametrize("length", [3, 4, 9])
+@pytest.mark.parametrize("name", SPECS)
+def test_three_rows_go_on_from_one_prefix(name: str, length: int, kind: str) -> None:
+    model, store, prefix = build(SPECS[name]), opened(kind, SPECS[name]), text(length)
+    read(model, store, 1, prefix, 0)
+    snapshot = store.snapshot(1)
+    texts = {row: torch.cat([prefix, text(9, seed=row)]) for row in (1, 3, 0, 2)}
+    for row in (3, 0):
+        assert store.fork(1, row, snapshot)
+    read(model, store, 1, texts[1][length : length + 5], length)
+    assert store.fork(1, 2, snapshot)  # of the past of a row that has gone on
+    if kind == "paged":
+        whole = length // BLOCK
+        assert len({tuple(blocks[:whole]) for blocks in store.owned}) == 1  # shared
+        assert all(len(blocks) == -(-length // BLOCK) for row, blocks in enumerate(store.owned) if row != 1)
+    for row, tokens in texts.items():
+        start = length + 5 if row == 1 else length
+        expected = model(tokens.unsqueeze(0))[0, start:]
+        assert error(read(model, store, row, tokens[start:], start), expected) < 1e-12
+        store.release(row)
+    if kind == "paged":
+        assert sorted(store.free) == list(range(1, 41)) and not any(store.owners)
+        assert all(not pages.any() for state in store.in_pages for pages in state.pages.values())
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("kind", STORES)
+def test_going_back_into_a_common_prefix_leaves_the_others_theirs(kind: str) -> None:
+    spec = SPECS["linear, full"]
+    model, store, prefix = build(spec), opened(kind, spec), text(8)
+    read(model, store, 0, prefix[:5], 0)
+    early = store.snapshot(0)
+    read(model, store, 0, prefix[5:], 5)
+    store.fork(0, 1, store.snapshot(0))
+    store.rewind(0, 5, early)
+    other = torch.cat([prefix[:5], text(8, seed=7)])
+    assert error(read(model, store, 0, other[5:], 5), model(other.unsqueeze(0))[0, 5:]) < 1e-12
+    tokens = torch.cat([prefix, text(5, seed=8)])
+    assert error(read(model, store, 1, tokens[8:], 8), model(tokens.unsqueeze(0))[0, 8:]) < 1e-12
+
+
+@torch.inference_mode()
+def test_without_a_free_block_nothing_happens() -> None:
+    spec = SPECS["attention"]
+    model, store = build(spec), opened("paged", spec, blocks=3)
+    tokens = text(12)
+    read(model, store, 0, tokens, 0)
+    store.rewind(0, 10)  # the last block is still in use
+    assert not store.fork(0, 1, store.snapshot(0)) and not store.owned[1]
+    store.rewind(0, 8)
+    assert store.fork(0, 1, store.snapshot(0)) and store.reserve(1, 9)
+    with pytest.raises(CannotRewind, match="no block is free"):
+        store.rewind(0, 6)
+    assert store.owned[0] == store.owned[1][:2]
+    assert error(read(model, store, 1, tokens[8:9], 8), model(tokens[:9].unsqueeze(0))[0, 8:]) < 1e-12
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("kind", STORES)
+def test_what_cannot_be_is_refused(kind: str) -> None:
+    spec = SPECS["linear, full"]
+    model, store, tokens = build(spec), opened(kind, spec), text(12)
+    read(model, store, 0, tokens[:6], 0)
+    six = store.snapshot(0)
+    read(model, store, 0, tokens[6:8], 6)
+    eight = store.snapshot(0)
+    read(model, store, 0, tokens[8:], 8)
+    read(model, store, 1, tokens, 0)
+    for length, snapshot, message in [
+        (6, None, "from 12 to 6 tokens: a recurrence carries only a sum"),
+        (6, eight, "of row 0 with 8 tokens, not of row 0 with 6"),
+        (6, store.snapshot(1), "of row 1 with 12 tokens"),
+    ]:
+        with pytest.raises(CannotRewind, match=message):
+            store.rewind(0, length, snapshot)
+    with pytest.raises(ValueError, match="has read 12 tokens; it can be rewound to one of 0 to 12, not 13"):
+        store.rewind(0, 13)
+    with pytest.raises(ValueError, match="row 1 has .* release it first"):
+        store.fork(0, 1, six)
+    store.rewind(0, 6, six)
+    with pytest.raises(CannotRewind, match="gone back behind this snapshot of 8 tokens"):
+        store.fork(0, 2, eight)
+    store.rewind(0, 6)  # where it is already
+    store.rewind(0, 0)
+    with pytest.raises(CannotRewind, match="behind this snapshot of 6"):
+        store.fork(0, 2, six)
+    assert error(read(model, store, 0, tokens, 0), model(tokens.unsqueeze(0))[0]) < 1e-12
+
+
+class Largest(TorchDispatchMode):
+    """The most numbers that an operation made anew."""
+
+    numbers = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        made = function(*args, **(kwargs or {}))
+        old = {tensor.untyped_storage().data_ptr() for tensor in args if isinstance(tensor, torch.Tensor)}
+        for tensor in made if isinstance(made, list | tuple) else [made]:
+            if isinstance(tensor, torch.Tensor) and tensor.untyped_storage().data_ptr() not in old:
+                self.numbers = max(self.numbers, tensor.numel())
+        return made
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("kind", STORES)
+@pytest.mark.parametrize("rows", [None, [1, 2]])
+def test_a_step_of_two_rows_does_not_feel_the_others(rows: list[int] | None, kind: str) -> None:
+    spec = SPECS["convolution, window, linear"]
+    model, made = build(spec), []
+    for count in (4, 4000):
+        store = opened(kind, spec, rows=count, blocks=40)
+        store.span = 16
+        for row in range(4):
+            store.reserve(row, 10)
+        at = At(torch.tensor([[9], [3]]), rows=None if rows is None else torch.tensor(rows))
+        with Largest() as largest:
+            model(text(2, 1), at, store.states)
+        made.append(largest.numbers)
+    assert made[0] == made[1]

@@ -1,0 +1,15 @@
+"""Tests of Triton's kernels: on a GPU where there is one; else on the CPU, by Triton's interpreter (tests/conftest.py).
+
+The interpreter computes program after program with numpy, so shapes must be small: a few tiles of 16 × 16. Its products
+of bfloat16 are wrong: test with float32 and float16.
+"""
+
+import pytest
+import torch
+
+triton = pytest.importorskip("triton", reason="triton is not installed; its wheels are for Linux")
+
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+if DEVICE.type == "cpu" and tuple(map(int, triton.__version__.split(".")[:2])) < (3, 9):
+    pytest.skip("before 3.9, triton's interpreter takes no scalars of today's numpy", allow_module_level=True)

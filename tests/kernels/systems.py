@@ -1,0 +1,49 @@
+"""Linear systems to be tested, and the loop that they are tested against."""
+
+import torch
+from torch import Tensor
+
+from regard.kernels.state_space.discretise import bilinear_low_rank, zero_order_hold_diagonal
+from regard.kernels.state_space.hippo import DIAGONALS, normal_plus_low_rank
+from regard.kernels.state_space.kernel import System
+from regard.kernels.state_space.transition import Diagonal, real
+
+KINDS = ["s4d", "s4"]
+
+
+def random(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def system(kind: str, channels: int, state: int, step: float | None = None) -> System:
+    """HiPPO's, at steps from 0.001 to 0.3 unless one is given."""
+    steps = (
+        torch.logspace(-3, -0.5, channels, dtype=torch.float64)
+        if step is None
+        else torch.tensor([step], dtype=torch.float64)
+    )
+    steps, c = steps.unsqueeze(-1), random(channels, state, seed=7)
+    if kind == "s4d":
+        values, b = zero_order_hold_diagonal(DIAGONALS["legs"](state), torch.ones(1).to(torch.complex128), steps)
+        return System(Diagonal(values), real(b), c)
+    values, P, B = (value.expand(channels, -1) for value in normal_plus_low_rank(state))
+    return System(*bilinear_low_rank(values, P, B, steps), c)
+
+
+def loop(
+    system: System, u: Tensor, state: Tensor, segments: Tensor | None = None, valid: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """The recurrence, token by token and row by row."""
+    y, state = torch.zeros_like(u), state.clone()
+    for row in range(len(u)):
+        before = None
+        for t in range(u.shape[1]):
+            if valid is not None and not valid[row, t]:
+                continue
+            if segments is not None and before is not None and segments[row, t] != before:
+                state[row] = 0
+            before = None if segments is None else segments[row, t]
+            moved = system.transition @ state[row : row + 1]
+            state[row] = moved[0] + system.b * u[row, t].unsqueeze(-1)
+            y[row, t] = (system.c * state[row]).sum(-1)
+    return y, state

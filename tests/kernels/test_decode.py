@@ -1,0 +1,226 @@
+"""Decoding by split keys is the reference: contiguous keys and pages, every mask, bias, cap and sink that it takes."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from regard.at import At
+from regard.engine.stores.contiguous import Contiguous
+from regard.engine.stores.paged import Paged
+from regard.kernels.attention import backend, decode, reference, why
+from regard.kernels.attention.mask import Causal, Full, Mask
+from regard.kernels.attention.pages import Pages, gathered
+from regard.kernels.attention.patterns.longformer import Longformer
+from regard.kernels.attention.patterns.sinks import SinksAndWindow
+from regard.kernels.attention.patterns.window import Window
+from regard.kernels.attention.scores import Scores
+from regard.models.decoder import Decoder
+from regard.models.stack import Repeat
+from regard.parts.attention import Attention
+from regard.parts.block import Block, Sublayer
+from regard.parts.feedforward import SwiGLU
+from regard.parts.position.rope import Rope
+from regard.parts.state import PerToken
+from tests.kernels.cases import HEADS, bias_of
+from tests.kernels.interpreted import DEVICE
+
+KEYS, DIM, VALUE = 70, 16, 32
+MASKS: dict[str, Mask] = {
+    "causal": Causal(),
+    "full": Full(),
+    "window": Window(9),
+    "window of one": Window(1),
+    "window, both sides": Window(6, causal=False),
+    "sinks and window": SinksAndWindow(3, 7),
+}
+
+
+def inputs(heads: str, queries: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor, At]:
+    """Two rows, one of whose texts is shorter, before KEYS keys."""
+    h, k = HEADS[heads]
+    shapes = (2, h, queries, DIM), (2, k, KEYS, DIM), (2, k, KEYS, VALUE)
+    q, k, v = (torch.randn(shape, dtype=dtype, device=DEVICE) for shape in shapes)
+    ends = torch.tensor([[37], [KEYS]], device=DEVICE)
+    positions = ends - queries + torch.arange(queries, device=DEVICE)
+    return q, k, v, At(positions).with_keys(torch.arange(KEYS, device=DEVICE).expand(2, KEYS))
+
+
+def paged(x: Tensor, block: int, seed: int) -> Pages:
+    """The same keys, in blocks that lie anywhere in a pool among what is not theirs."""
+    rows, heads, keys, dim = x.shape
+    blocks = -(-keys // block)
+    order = torch.randperm(rows * blocks + 2, generator=torch.Generator().manual_seed(seed))
+    table = order[: rows * blocks].view(rows, blocks).to(x.device)
+    pool = torch.full((len(order), block, heads, dim), 1e4, dtype=x.dtype, device=x.device)
+    padded = torch.zeros(rows, blocks * block, heads, dim, dtype=x.dtype, device=x.device)
+    padded[:, :keys] = x.transpose(1, 2)
+    pool[table] = padded.unflatten(1, (blocks, block))
+    return Pages(pool.flatten(0, 1), table, block)
+
+
+def scores_of(mask: Mask, bias: str | None = None, cap: float | None = None, sinks: bool = False) -> Scores:
+    added = bias_of(bias, torch.float32)
+    if added is not None:
+        vars(added).update({name: x.detach().to(DEVICE) for name, x in vars(added).items() if torch.is_tensor(x)})
+    return Scores(mask, 0.3, added, cap, torch.tensor([0.5, -1.0, 2.0, 0.1], device=DEVICE) if sinks else None)
+
+
+def error(found: Tensor, q: Tensor, k: Tensor, v: Tensor, at: At, scores: Scores) -> float:
+    exact = reference.attend(q.double(), k.double(), v.double(), at, scores)
+    return ((found - exact).abs().max() / exact.abs().max().clamp_min(1)).item()
+
+
+CASES = [  # heads, queries, (bias, cap, sinks), block; each mask has one of them
+    ("grouped-query", 1, (None, None, False), 16),
+    ("multi-query", 3, ("slopes", 1.5, True), 4),
+    ("multi-head", 2, ("buckets", None, True), 5),
+]
+
+
+@pytest.mark.parametrize("n, mask", list(enumerate(MASKS)), ids=list(MASKS))
+def test_contiguous_and_pages_are_the_reference(n: int, mask: str) -> None:
+    heads, queries, extra, block = CASES[n % len(CASES)]
+    q, k, v, at = inputs(heads, queries)
+    scores = scores_of(MASKS[mask], *extra)
+    assert error(decode.attend(q, k, v, at, scores), q, k, v, at, scores) <= 2e-6
+    pages = [paged(x, block, seed=n) for x in (k, v)]
+    span = pages[0].shape[2]
+    later = At(at.positions).with_keys(torch.arange(span, device=DEVICE).expand(2, span), valid=slots(span))
+    assert error(decode.attend(q, *pages, later, scores), q, k, v, at, scores) <= 2e-6
+
+
+def slots(span: int) -> Tensor:
+    """Which slots of two rows' pages hold keys."""
+    return torch.arange(span, device=DEVICE).expand(2, span) < KEYS
+
+
+def test_keys_may_stand_anywhere_and_be_missing() -> None:
+    """As a ring hands them out: positions in any order, some slots empty."""
+    q, k, v, at = inputs("grouped-query", 2)
+    order = torch.stack([torch.randperm(KEYS) for _ in range(2)]).to(DEVICE)
+    at = At(at.positions).with_keys(order, valid=torch.rand(2, KEYS, device=DEVICE) > 0.3)
+    for mask in (Causal(), Window(20)):
+        scores = scores_of(mask, "slopes")
+        assert error(decode.attend(q, k, v, at, scores), q, k, v, at, scores) <= 2e-6
+
+
+@pytest.mark.parametrize("sinks", [False, True])
+def test_a_query_that_sees_nothing_gives_zeros(sinks: bool) -> None:
+    q, k, v, at = inputs("grouped-query", 1)
+    valid = torch.ones(2, KEYS, dtype=torch.bool, device=DEVICE)
+    valid[0] = False
+    out = decode.attend(q, k, v, At(at.positions).with_keys(at.key_positions, valid), scores_of(Causal(), sinks=sinks))
+    assert not out[0].any()
+    assert out[1].abs().min() > 0
+
+
+@pytest.mark.parametrize("parts", [1, 2, 5])
+def test_any_number_of_parts(parts: int) -> None:
+    from regard.kernels.attention.triton.decode import launch
+
+    q, k, v, at = inputs("grouped-query", 1)
+    out = launch(
+        q, k, v, None, 0, at.positions, at.key_positions, None, -1, 0, 0, 0.3, None, "none", None, None,
+        block=16, parts=parts,
+    )  # fmt: skip
+    assert error(out, q, k, v, at, Scores(Causal(), 0.3)) <= 2e-6
+
+
+def test_pages_stand_for_what_they_hold() -> None:
+    x = torch.randn(2, 3, 20, 4)
+    pages = paged(x, 5, seed=0)
+    assert pages.shape == x.shape == gathered(pages).shape
+    assert pages.dtype == x.dtype
+    assert torch.equal(gathered(pages), x)
+    assert gathered(x) is x
+
+
+def test_the_paged_store_hands_out_pages_to_attention_alone() -> None:
+    x = torch.randn(1, 2, 5, 8)
+    for memory, kind in ((Attention(4, 2).memory(32), Pages), (PerToken({"k": (2, 8), "v": (2, 8)}), Tensor)):
+        store = Paged(((memory,),), 1, 32, 8, torch.float32, block=4)
+        store.reserve(0, 5)
+        k, _, at = store.states[0][0].extend(At.whole(1, 5), k=x, v=x)
+        assert isinstance(k, kind)
+        assert torch.equal(gathered(k)[:, :, :5], x)
+        assert at.key_positions.shape == (1, k.shape[2])
+
+
+def test_what_it_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+    q, k, v, at = inputs("grouped-query", 1)
+    with pytest.raises(ValueError, match="decode needs a CUDA GPU, not cpu; choose another, or auto"):
+        backend("decode")(q.cpu(), k.cpu(), v.cpu(), at, scores_of(Causal()))
+    monkeypatch.setattr(decode, "cannot_triton", lambda device: None)
+    said = {
+        "is for few queries": (torch.randn(2, 4, 17, DIM), k, v, scores_of(Causal())),
+        "takes heads of 16, 32, 64, 128, 256 coordinates": (q[..., :12], k[..., :12], v, scores_of(Causal())),
+        "computes in one of": (q.double(), k.double(), v.double(), scores_of(Causal())),
+        "does not know the mask Longformer": (q, k, v, scores_of(Longformer(4, 2, causal=True))),
+        "cannot drop": (q, k, v, Scores(Causal(), dropout=0.1)),
+        "has no gradients": (q.requires_grad_(), k, v, scores_of(Causal())),
+    }
+    for reason, (q, k, v, scores) in said.items():
+        assert reason in decode.refuses(q, k, v, at, scores)
+    with torch.no_grad():
+        assert decode.refuses(q, k, v, at, scores_of(Causal())) is None
+    assert decode.slower(q, k, v, At.whole(2, 1), scores_of(Causal())) == "decode is for remembered keys"
+
+
+@torch.no_grad()
+def steps_and_whole(kind: str, compile: bool) -> tuple[Tensor, Tensor]:
+    """Logits of a text read token by token through a store, by `decode`, and of the text read whole."""
+    block = Block((Sublayer(Attention(4, 2, DIM, position=Rope())), Sublayer(SwiGLU(32))))
+    model = Decoder(50, 32, (Repeat((block,), 2),)).build(seed=0).to(DEVICE).eval().requires_grad_(False)
+    memory, length = model.spec.memory(), 9
+    store = (
+        Contiguous(memory, 2, 16, torch.float32, DEVICE)
+        if kind == "contiguous"
+        else Paged(memory, 2, 16, 8, torch.float32, DEVICE, block=4)
+    )
+    assert all(store.reserve(row, length) for row in range(2))
+    tokens = torch.randint(50, (2, length), device=DEVICE)
+
+    def step(token: Tensor, positions: Tensor) -> Tensor:
+        return model(token, At(positions), store.states)
+
+    read = torch.compile(step, fullgraph=True) if compile else step
+    found = [read(tokens[:, t : t + 1], torch.full((2, 1), t, device=DEVICE)) for t in range(length)]
+    return torch.cat(found, 1), model(tokens)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["contiguous", "paged"])
+def test_a_model_steps_through_it_compiled_too(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decode, "cannot_triton", lambda device: None)
+    for compile in (False, True):
+        found, expected = steps_and_whole(kind, compile)
+        assert (found - expected).abs().max() <= 1e-5
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("kind", ["contiguous", "paged"])
+@pytest.mark.parametrize("compile", [False, True])
+def test_on_a_gpu_a_model_steps_through_it(kind: str, compile: bool) -> None:
+    found, expected = steps_and_whole(kind, compile)
+    assert (found - expected).abs().max() <= 1e-4
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("mask", MASKS)
+def test_on_a_gpu_no_worse_than_pytorch_by_more_than_twice(mask: str, dtype: torch.dtype) -> None:
+    for heads, queries in (("grouped-query", 1), ("multi-query", 7)):
+        q, k, v, at = inputs(heads, queries, dtype)
+        scores = scores_of(MASKS[mask])
+        theirs = error(backend("sdpa")(q, k, v, at, scores), q, k, v, at, scores)
+        ours = error(backend("decode")(q, k, v, at, scores), q, k, v, at, scores)
+        assert ours <= 2 * theirs + torch.finfo(dtype).eps
+
+
+@pytest.mark.gpu
+def test_auto_takes_it_for_a_step_and_compiles_around_it() -> None:
+    q, k, v, at = inputs("grouped-query", 1, torch.bfloat16)
+    scores = scores_of(Causal())
+    assert why(q, k, v, at, scores) == ("decode", "decode is the fastest and takes this case")
+    step = torch.compile(lambda q: backend("auto")(q * 1.0, k, v, at, scores), fullgraph=True)
+    assert torch.equal(step(q), backend("decode")(q, k, v, at, scores))

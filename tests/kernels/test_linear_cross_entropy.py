@@ -1,0 +1,95 @@
+"""A loss that reads its logits chunk by chunk is the plain one, in value, gradients and accuracy, and holds a chunk."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from regard.kernels.linear_cross_entropy import linear_cross_entropy
+from tests.kernels.largest import Largest
+
+TOKENS, WIDTH, VOCAB = 23, 6, 17
+HEADS = {
+    "plain": (False, 1.0, None),
+    "bias": (True, 1.0, None),
+    "scaled": (False, 0.25, None),
+    "capped": (False, 1.0, 1.5),
+    "all": (True, 3.0, 2.0),
+}
+
+
+def inputs(bias: bool, dtype: torch.dtype = torch.float64) -> tuple[list[Tensor], Tensor, Tensor]:
+    shapes = [(TOKENS, WIDTH), (VOCAB, WIDTH), *([(VOCAB,)] if bias else [])]
+    learned = [torch.randn(shape, dtype=torch.float64).to(dtype).requires_grad_() for shape in shapes]
+    weights = torch.rand(TOKENS, dtype=torch.promote_types(dtype, torch.float32)).where(torch.arange(TOKENS) % 5 > 0, 0)
+    return learned, torch.randint(VOCAB, (TOKENS,)), weights
+
+
+def plain(learned: list[Tensor], targets: Tensor, weights: Tensor, scale: float, cap: float | None) -> tuple:
+    z = F.linear(*learned).to(weights.dtype) * scale
+    z = z if cap is None else cap * torch.tanh(z / cap)
+    correct = ((z.argmax(-1) == targets) * weights).sum()
+    return (F.cross_entropy(z, targets, reduction="none") * weights).sum(), correct
+
+
+def chunked(learned: list[Tensor], targets: Tensor, weights: Tensor, scale: float, cap: float | None, tokens=None):
+    return linear_cross_entropy(*learned[:2], targets, weights, *(learned[2:] or [None]), scale, cap, tokens)
+
+
+@pytest.mark.ledger("model.head")
+@pytest.mark.parametrize("tokens", [1, 5, TOKENS, None])
+@pytest.mark.parametrize("head", HEADS)
+def test_loss_accuracy_and_gradients_are_the_plain_ones(head: str, tokens: int | None) -> None:
+    bias, scale, cap = HEADS[head]
+    learned, targets, weights = inputs(bias)
+    expected, right = plain(learned, targets, weights, scale, cap)
+    loss, correct = chunked(learned, targets, weights, scale, cap, tokens)
+    assert abs(loss - expected) <= 1e-12 * expected.abs()
+    assert correct == right
+    assert not correct.requires_grad
+    wanted = torch.autograd.grad(1.7 * expected, learned)
+    for found, gradient in zip(torch.autograd.grad(1.7 * loss, learned), wanted, strict=True):
+        assert (found - gradient).abs().max() <= 1e-12
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_gradcheck(head: str) -> None:
+    bias, scale, cap = HEADS[head]
+    learned, targets, weights = inputs(bias)
+    torch.autograd.gradcheck(
+        lambda *learned: chunked(list(learned), targets, weights, scale, cap, 7)[0], learned, fast_mode=True
+    )
+
+
+def test_what_needs_no_gradient_gets_none() -> None:
+    (x, weight), targets, weights = inputs(False)
+    loss, _ = linear_cross_entropy(x, weight.detach(), targets, weights, tokens=4)
+    loss.backward()
+    assert x.grad is not None
+    with torch.no_grad():
+        assert not linear_cross_entropy(x, weight, targets, weights)[0].requires_grad
+        assert linear_cross_entropy(x, weight, targets, weights)[0] == pytest.approx(loss.item())
+
+
+def test_under_autocast_products_are_half_precision_and_sums_are_not() -> None:
+    learned, targets, weights = inputs(True, torch.float32)
+    half = [a.detach().bfloat16().requires_grad_() for a in learned]
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss, _ = chunked(learned, targets, weights, 1.0, None, 8)
+    expected, _ = plain(half, targets, weights, 1.0, None)
+    assert loss.dtype == torch.float32
+    assert (loss - expected).abs() <= 1e-6 * expected
+    for found, wanted in zip(torch.autograd.grad(loss, learned), torch.autograd.grad(expected, half), strict=True):
+        assert found.dtype == torch.float32
+        assert (found - wanted).abs().max() <= 2**-6 * wanted.abs().max()
+
+
+@pytest.mark.ledger("model.head")
+def test_the_logits_of_all_tokens_are_never_there() -> None:
+    (x, weight), targets, weights = inputs(False)
+    with Largest() as seen:
+        linear_cross_entropy(x, weight, targets, weights, tokens=4)[0].backward()
+    assert seen.numbers <= max(4 * VOCAB, x.numel(), weight.numel()) < TOKENS * VOCAB
+    with Largest() as seen:
+        plain([x, weight], targets, weights, 1.0, None)[0].backward()
+    assert seen.numbers == TOKENS * VOCAB

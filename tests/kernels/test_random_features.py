@@ -1,0 +1,65 @@
+"""Performer's features: softmax in the mean, closer the more there are, and safe where exp would overflow."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from regard.kernels.random_features import draw_directions, log_features, running_peak, softmax_error
+
+
+def random(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def estimate(q: Tensor, k: Tensor, count: int) -> Tensor:
+    """Of exp(q·k / √E), for all pairs."""
+    directions = draw_directions(count, q.shape[-1]).double()
+    return log_features(q, directions).exp() @ log_features(k, directions).exp().mT / count
+
+
+def test_directions_stand_at_right_angles_and_are_as_long_as_normal_ones() -> None:
+    directions = draw_directions(4000, 8).double()
+    for block in directions.split(8)[:20]:
+        lengths = block.norm(dim=-1)
+        assert (block @ block.T - lengths.square().diag()).abs().max() < 1e-5
+    assert directions.square().sum(-1).mean() == pytest.approx(8, rel=0.05)
+    assert (directions.T @ directions / 4000 - torch.eye(8)).abs().max() < 0.1
+
+
+@pytest.mark.ledger("lin.performer")
+def test_the_estimate_is_unbiased_and_its_error_falls_like_one_over_the_root() -> None:
+    q, k = random(6, 4, seed=1) / 2, random(5, 4, seed=2) / 2
+    exact = (q @ k.T / 2).exp()
+    assert ((estimate(q, k, 20_000) - exact) / exact).abs().max() < 0.02
+    errors = {}
+    for count in (16, 64, 256):
+        drawn = torch.stack([estimate(q, k, count) for _ in range(100)])  # (draws, 6, 5)
+        errors[count] = (((drawn - exact) / exact).square().mean()).sqrt().item()
+    for count in (16, 64):  # four times the features, half the error
+        assert errors[count] / errors[4 * count] == pytest.approx(2, rel=0.2)
+
+
+@pytest.mark.ledger("lin.performer")
+def test_so_many_features_have_so_high_a_rank_at_most() -> None:
+    q, k = random(20, 6, seed=3), random(20, 6, seed=4)
+    rank = torch.linalg.matrix_rank
+    assert rank((q @ k.T / 6**0.5).exp()) == 20
+    assert [rank(estimate(q, k, count)).item() for count in (3, 7)] == [3, 7]
+
+
+def test_the_error_of_weights_is_a_share_that_falls_with_the_features() -> None:
+    q, k = random(30, 8, seed=5) / 2, random(30, 8, seed=6) / 2
+    errors = [softmax_error(q, k, draw_directions(count, 8).double()) for count in (4, 64, 1024)]
+    assert all(((e >= 0) & (e <= 1)).all() for e in errors)
+    assert errors[0].mean() > 2 * errors[1].mean() > 6 * errors[2].mean()
+
+
+def test_peaks_never_fall_and_nothing_is_above_them() -> None:
+    logs = 500 * random(2, 3, 9, 4)
+    logs[:, :, :2] = -torch.inf  # padding
+    peaks, decay, last = running_peak(logs, torch.full((2, 3), -torch.inf, dtype=torch.float64))
+    assert ((logs - peaks.unsqueeze(-1)) <= 0).all()
+    assert (decay <= 0).all() and decay.isfinite().all()
+    assert torch.equal(last, logs.amax((2, 3)))
+    assert not decay[:, :, :3].any()  # before anything was seen nothing fades
+    assert torch.allclose(decay[:, :, 3:].sum(-1), peaks[:, :, 2] - last)

@@ -1,0 +1,91 @@
+"""Flash attention in Triton on a GPU: as exact as plain PyTorch, whole in compiled graphs, O(n) memory, fast."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from regard.at import At
+from regard.kernels.attention import triton, why
+from regard.kernels.attention.mask import Causal, Full
+from regard.kernels.attention.patterns.window import Window
+from regard.kernels.attention.scores import Scores
+
+pytestmark = pytest.mark.gpu
+
+
+def inputs(length: int, batch: int = 1, heads: int = 8, dim: int = 64) -> list[Tensor]:
+    shape = (batch, heads, length, dim)
+    return [torch.randn(shape, device="cuda", dtype=torch.bfloat16, requires_grad=True) for _ in range(3)]
+
+
+def both_ways(attend, tensors: list[Tensor], at: At, scores: Scores) -> list[Tensor]:
+    out = attend(*tensors, at, scores)
+    return [out, *torch.autograd.grad(out.square().sum(), tensors)]
+
+
+def seconds(run) -> float:
+    from triton.testing import do_bench
+
+    return do_bench(run, return_mode="median") / 1e3
+
+
+@pytest.mark.ledger("flash.tiled", "flash.exact", "flash.backward")
+@pytest.mark.parametrize("number", range(40))
+def test_random_cases_are_as_exact_as_plain_pytorch(number: int) -> None:
+    from benchmarks.gpu.check import check
+
+    worst, case = check(number)
+    assert worst <= (2.5 if "float32" in case else 1), case  # its powers of two are good to two units in the last place
+
+
+def test_auto_takes_it_for_what_pytorch_has_no_kernel_for() -> None:
+    tensors, at = inputs(256), At.whole(1, 256, "cuda")
+    sinks = torch.zeros(8, device="cuda")
+    for scores in (Scores(Window(64)), Scores(Causal(), softcap=30.0), Scores(Full(), sinks=sinks)):
+        assert why(*tensors, at, scores)[0] == "triton"
+    name, reason = why(*tensors, at, Scores(Causal()))
+    assert (name, "PyTorch's own kernels are faster" in reason) == ("sdpa", True)
+
+
+def test_compiled_graphs_are_not_broken_by_it() -> None:
+    tensors, at = inputs(300), At.whole(1, 300, "cuda")
+    scores = Scores(Window(64), 0.125, softcap=20.0)
+
+    @torch.compile(fullgraph=True)
+    def compiled(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return triton.attend(q * 1.0, k, v, at, scores)
+
+    found = both_ways(lambda q, k, v, at, scores: compiled(q, k, v), tensors, at, scores)
+    expected = both_ways(triton.attend, tensors, at, scores)
+    assert all(torch.equal(f, e) for f, e in zip(found, expected, strict=True))
+
+
+@pytest.mark.ledger("flash.exact")
+def test_memory_grows_with_n_and_time_with_its_square() -> None:
+    peaks, times = [], []
+    for n in (8192, 16384):
+        tensors, at, scores = inputs(n, heads=16, dim=128), At.whole(1, n, "cuda"), Scores(Causal(), 0.09)
+        both_ways(triton.attend, tensors, at, scores)
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        both_ways(triton.attend, tensors, at, scores)
+        peaks.append(torch.cuda.max_memory_allocated() - before)
+        times.append(seconds(lambda t=tensors, a=at, s=scores: both_ways(triton.attend, t, a, s)))
+    assert peaks[1] < 2.1 * peaks[0]
+    assert 3.0 < times[1] / times[0] < 4.5
+
+
+@pytest.mark.ledger("flash.speed")
+@pytest.mark.parametrize("n", [1024, 4096, 8192])
+def test_tiles_beat_whole_matrices_of_scores(n: int) -> None:
+    """The same products; what is saved is writing and reading n × n scores."""
+    batch = 16384 // n
+    tensors, at, scores = inputs(n, batch, heads=16, dim=128), At.whole(batch, n, "cuda"), Scores(Causal(), 0.09)
+    later = torch.ones(n, n, device="cuda", dtype=torch.bool).triu(1)
+
+    def plain(q: Tensor, k: Tensor, v: Tensor, at: At, scores: Scores) -> Tensor:
+        return (q @ k.mT * scores.scale).masked_fill(later, -torch.inf).softmax(-1) @ v
+
+    eager = seconds(lambda: both_ways(plain, tensors, at, scores))
+    ours = seconds(lambda: both_ways(triton.attend, tensors, at, scores))
+    assert eager > 2 * ours

@@ -1,0 +1,44 @@
+"""States token by token: what each mixer carries after every token is what it carries when the text ends there."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from regard.lens.state import ROWS, states
+from regard.models.decoder import Decoder
+from regard.models.stack import Repeat
+from regard.parts.attention import Attention
+from regard.parts.block import Block, Sublayer
+from regard.parts.feedforward import SwiGLU
+from regard.parts.linear_attention import LinearAttention
+from regard.parts.lstm import LSTM
+from tests.laws import build
+
+SPEC = Decoder(31, 12, (Repeat((Block((Sublayer(LSTM(5)), Sublayer(LinearAttention(2)), Sublayer(SwiGLU(8)))),)),))
+
+
+@pytest.mark.parametrize("length", [1, 9, ROWS + 3])
+def test_states_are_those_of_a_text_that_ends_there(length: int) -> None:
+    model = build(SPEC)
+    ids = torch.randint(31, (length,), generator=torch.Generator().manual_seed(0))
+    found = states(model, ids)
+    assert {"stack.blocks.0.sublayers.0.h", "stack.blocks.0.sublayers.0.c"} < found.keys()
+    assert {name.split(".")[4] for name in found} == {"0", "1"}  # the feed-forward carries nothing
+    assert all(array.shape[0] == length for array in found.values())
+    cell = model.stack.blocks[0].sublayers[0].body.recurrence
+    x = model.stack.blocks[0].sublayers[0].norm(model.embedding(ids[None]))
+    past: tuple[Tensor, ...] = tuple(x.new_zeros(1, 5) for _ in range(2))
+    for t in range(length):
+        past = cell.step(cell.enter(x[:, t]), *past)
+        for name, state in zip("hc", past, strict=True):
+            assert (found[f"stack.blocks.0.sublayers.0.{name}"][t] - state[0]).abs().max() <= 1e-12
+
+
+def test_without_recurrences_there_is_nothing() -> None:
+    assert states(build(Decoder(31, 12, (Repeat((Block((Sublayer(Attention(2)),)),)),))), [1, 2, 3]) == {}
+
+
+def test_one_text_is_wanted() -> None:
+    for wrong in (torch.zeros(2, 3, dtype=torch.long), []):
+        with pytest.raises(ValueError, match="give one row"):
+            states(build(SPEC), wrong)

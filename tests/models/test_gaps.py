@@ -1,0 +1,30 @@
+"""Padding inside a document, named as a document of its own: recurrences pass over it, and go on where they were."""
+
+import pytest
+import torch
+
+from regard.at import At
+from tests.laws import MODELS, build, error, text
+
+RECURRENT = [
+    name for name in MODELS
+    if name.startswith(("linear", "performer", "retention", "gated", "rwkv", "mamba", "s4", "rnn", "lstm", "short"))
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", RECURRENT)
+def test_documents_go_on_behind_padding(name):
+    model = build(MODELS[name])
+    first, second = text(5, seed=1), text(4, seed=2)
+    tokens = torch.cat([first[:2], text(1), first[2:], text(1), second[:1], text(2), second[1:]]).unsqueeze(0)
+    segments = torch.tensor([[7, 7, -1, 7, 7, 7, -1, 3, -1, -1, 3, 3, 3]])
+    positions = torch.tensor([[0, 1, 0, 2, 3, 4, 0, 0, 0, 0, 1, 2, 3]])
+    packed = model(tokens, At(positions, segments, valid=segments >= 0))[0]
+    for document, number in ((first, 7), (second, 3)):
+        assert error(packed[segments[0] == number], model(document.unsqueeze(0))[0]) < 1e-9
+
+
+@pytest.mark.parametrize("name", RECURRENT)
+def test_an_empty_batch_gives_nothing(name):
+    tokens = torch.zeros(0, 3, dtype=torch.int64)
+    assert build(MODELS[name])(tokens).shape == (0, 3, MODELS[name].vocab)

@@ -1,0 +1,55 @@
+"""Hybrids: recurrent and attention layers in one model, each with memory of its own kind, in the same store."""
+
+import pytest
+import torch
+
+from regard.at import At
+from regard.engine.engine import Engine
+from regard.engine.request import Sampling
+from regard.engine.stores.contiguous import Contiguous
+from regard.engine.stores.paged import Paged
+from regard.models.decoder import Decoder
+from regard.models.pattern import tile
+from regard.parts.experts import Experts
+from regard.parts.ssm.mamba import Mamba
+from regard.parts.ssm.mamba2 import Mamba2
+from regard.parts.state import Fixed, PerToken
+from tests.laws import GQA, VOCAB, WIDTH, block, build, text
+
+PATTERN = "2*mamba(4), full + experts(3, 2), mamba2(4, head_dim=8)"
+HYBRID = Decoder(VOCAB, WIDTH, tile(block(GQA), PATTERN, 4))
+
+
+@pytest.mark.ledger("ssm.hybrid")
+def test_a_pattern_says_which_layers_attend() -> None:
+    mixers = [b.sublayers[0].body for b in HYBRID.blocks]
+    assert mixers == [Mamba(4), Mamba(4), GQA, Mamba2(4, head_dim=8)]
+    assert [isinstance(b.sublayers[1].body, Experts) for b in HYBRID.blocks] == [False, False, True, False]
+
+
+@pytest.mark.ledger("ssm.hybrid")
+@pytest.mark.parametrize("kind", ["contiguous", "paged"])
+def test_both_kinds_of_memory_live_in_one_store(kind: str) -> None:
+    """Keys and values that grow with the text beside states that do not, read in pieces as if at once."""
+    memory = HYBRID.memory()
+    assert [type(block[0]) for block in memory] == [Fixed, Fixed, PerToken, Fixed]
+    if kind == "contiguous":
+        store = Contiguous(memory, 1, 32, torch.float64)
+    else:
+        store = Paged(memory, 1, 32, 8, torch.float64, block=4)
+    store.reserve(0, 20)
+    model, tokens = build(HYBRID), text(1, 20)
+    cuts = [0, 7, 8, 9, 20]
+    parts = [
+        model(tokens[:, a:b], At(torch.arange(a, b).unsqueeze(0)), store.states)
+        for a, b in zip(cuts[:-1], cuts[1:], strict=True)
+    ]
+    assert (torch.cat(parts, 1) - model(tokens)).abs().max() < 1e-9
+
+
+@pytest.mark.ledger("ssm.hybrid")
+def test_it_generates_what_the_whole_text_would_say_next() -> None:
+    model, said = build(HYBRID), text(9).tolist()
+    for token in Engine(model, rows=2, capacity=64, store="paged").generate(said, Sampling(max_new=8, temperature=0)):
+        assert token.id == model(torch.tensor([said]))[0, -1].argmax()
+        said.append(token.id)

@@ -1,0 +1,229 @@
+"""Sequence to sequence: what is handed over, what is looked at, against plain loops and torch; and that it learns."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from regard.at import At
+from regard.engine.stores.contiguous import Contiguous
+from regard.models.decoder import Decoder
+from regard.models.encoder import Encoder
+from regard.models.seq2seq import Seq2Seq, Seq2SeqModule, seq2seq
+from regard.models.stack import Repeat
+from regard.objectives.translation import pairs, translation
+from regard.parts.attentive import AttentiveRecurrence
+from regard.parts.block import Block, Sublayer
+from regard.parts.body import Body
+from regard.parts.feedforward import SwiGLU
+from regard.parts.gru import GRU
+from regard.parts.input import Tokens
+from regard.parts.lstm import LSTM
+from regard.parts.recurrent import Recurrence
+from regard.parts.rnn import RNN
+from regard.parts.scored import AdditiveModule, ScoredAttention
+from regard.plan.cost import plan
+from regard.spec import SpecError
+from regard.training.optimizer import AdamW
+from regard.training.step import take_step
+from regard.verify.draw import draw_wide
+from tests.laws import error
+
+VOCAB, WIDTH, START, END = 15, 6, 1, 2
+SOURCE, TARGET = torch.tensor([[3, 8, 4, 4, 7], [5, 3, 9, 6, 8]]), torch.tensor([[1, 4, 9, 12], [1, 7, 7, 3]])
+
+
+def wide(spec: Seq2Seq) -> Seq2SeqModule:
+    model = spec.build(seed=0).double().eval()
+    draw_wide(model)
+    return model
+
+
+def recurrences(half: nn.Module) -> list[Recurrence]:
+    return [module for module in half.modules() if isinstance(module, Recurrence)]
+
+
+def encoded(model: Seq2SeqModule, source: Tensor) -> Tensor:
+    """What the source's last layer says of every token (B, S, D)."""
+    return model.source.read(source)[0].x
+
+
+@pytest.mark.ledger("anc.seq2seq")
+def test_the_target_begins_as_the_source_ended() -> None:
+    """Two layers of torch's own on each side, with our weights and the last states handed over."""
+    model = wide(seq2seq(VOCAB, WIDTH, LSTM(), layers=2))
+    theirs = [nn.LSTM(WIDTH, WIDTH, 2, batch_first=True).double() for _ in range(2)]
+    for half, lstm in zip((model.source, model.target), theirs, strict=True):
+        for i, cell in enumerate(recurrences(half)):
+            for name, weight in (
+                ("weight_ih", cell.x_proj.weight), ("weight_hh", cell.h_proj.weight), ("bias_ih", cell.bias),
+                ("bias_hh", torch.zeros_like(cell.bias)),
+            ):  # fmt: skip
+                getattr(lstm, f"{name}_l{i}").data.copy_(weight)
+    _, last = theirs[0](model.source.input(SOURCE, None))
+    said, _ = theirs[1](model.target.embedding(TARGET), last)
+    logits = model(SOURCE, TARGET)
+    assert logits.shape == (2, 4, VOCAB)
+    assert error(logits, model.target.head(said)) <= 1e-14
+
+
+@pytest.mark.ledger("anc.bahdanau")
+def test_additive_attention_looks_before_every_step() -> None:
+    """Six steps: states of the source, scores with s_{i-1}, weights, context, the step, the word."""
+    model = wide(seq2seq(VOCAB, WIDTH, GRU(reset="before"), "additive", bidirectional=True))
+    body = model.target.stack.blocks[0].sublayers[0].body
+    attention, cell = body.attention, body.recurrence
+    logits = model(SOURCE, TARGET)
+    for row in range(2):
+        h = encoded(model, SOURCE[row : row + 1])[0]  # (S, D)
+        ahead, back = h.chunk(2, -1)
+        s = torch.cat([ahead[-1], back[0]])
+        for i, word in enumerate(TARGET[row]):
+            x = model.target.embedding(word)
+            scores = [attention.v[0] @ torch.tanh(attention.q_proj(s) + attention.k_proj(state)) for state in h]
+            alpha = torch.stack(scores).softmax(0)
+            assert abs(alpha.sum() - 1) <= 1e-14
+            c = sum(weight * state for weight, state in zip(alpha, h, strict=True))
+            r_x, z_x, n_x = (cell.x_proj(x) + cell.bias + attention.o_proj(c)).chunk(3)
+            r, z = (torch.sigmoid(a + b) for a, b in zip((r_x, z_x), cell.h_proj(s).chunk(2), strict=True))
+            s = (1 - z) * s + z * torch.tanh(n_x + cell.n_proj(r * s))
+            assert error(logits[row, i], model.target.head(s)) <= 1e-13
+
+
+@pytest.mark.ledger("anc.bahdanau")
+def test_weights_of_additive_attention_sum_to_one_and_its_gradients_are_right() -> None:
+    attention = ScoredAttention(score_dim=3, source=True).build(WIDTH).double()
+    assert isinstance(attention, AdditiveModule)
+    s, h = torch.randn(2, 1, 4, WIDTH, generator=torch.Generator().manual_seed(0), dtype=torch.float64).unbind()
+    before = At.whole(1, 4).before_source(At(torch.arange(4)[None], valid=torch.tensor([[True, True, True, False]])))
+    arrays = attention.read(h)
+    alpha = attention.weights(attention.q_proj(s).unsqueeze(1), arrays["k"], before)
+    assert (alpha.sum(-1) - 1).abs().max() <= 1e-15 and (alpha[..., 3] == 0).all()
+    s, h = s.requires_grad_(), h.requires_grad_()
+    looked = lambda s, h: attention.look(s, before, *attention.read(h).values())  # noqa: E731
+    assert torch.autograd.gradcheck(looked, (s, h), fast_mode=True)
+
+
+def luong(score: str) -> Seq2SeqModule:
+    return wide(seq2seq(VOCAB, WIDTH, LSTM(), score))
+
+
+@pytest.mark.ledger("anc.luong")
+@pytest.mark.parametrize("score", ["dot", "general"])
+def test_multiplicative_attention_looks_after_the_step(score: str) -> None:
+    model = luong(score)
+    attention = model.target.stack.blocks[1].sublayers[0].body
+    logits = model(SOURCE, TARGET)
+    plain = wide(seq2seq(VOCAB, WIDTH, LSTM()))  # the states s_t are those of the model without attention
+    plain.load_state_dict({name: tensor for name, tensor in model.state_dict().items() if "blocks.1" not in name})
+    for row in range(2):
+        h = encoded(model, SOURCE[row : row + 1])[0]
+        said = plain_states(plain, row)
+        for t in range(4):
+            w = attention.q_proj.weight if score == "general" else torch.eye(WIDTH, dtype=torch.float64)
+            alpha = torch.stack([(w @ said[t]) @ state for state in h]).softmax(0)
+            c = sum(weight * state for weight, state in zip(alpha, h, strict=True))
+            attentional = torch.tanh(attention.o_proj(c) + attention.s_proj(said[t]))
+            assert error(logits[row, t], model.target.head(attentional)) <= 1e-13
+
+
+def plain_states(model: Seq2SeqModule, row: int) -> Tensor:
+    """(L, D) of a target without attention: its head is put away."""
+    head, model.target.head = model.target.head, nn.Identity()
+    try:
+        return model(SOURCE[row : row + 1], TARGET[row : row + 1])[0]
+    finally:
+        model.target.head = head
+
+
+@pytest.mark.ledger("anc.luong")
+def test_general_with_the_identity_is_dot() -> None:
+    general, dot = luong("general"), luong("dot")
+    weights = general.state_dict()
+    (name,) = (name for name in weights if name.endswith("q_proj.weight"))
+    dot.load_state_dict({key: tensor for key, tensor in weights.items() if key != name})
+    assert error(general(SOURCE, TARGET), dot(SOURCE, TARGET)) > 1e-3
+    weights[name].copy_(torch.eye(WIDTH))
+    assert error(general(SOURCE, TARGET), dot(SOURCE, TARGET)) <= 1e-14
+
+
+def draw(rows: int, generator: torch.Generator) -> tuple[list[list[int]], list[list[int]]]:
+    """Words of one alphabet and the same in another, backwards."""
+    lengths = torch.randint(3, 5, (rows,), generator=generator).tolist()
+    sources = [torch.randint(3, 9, (n,), generator=generator).tolist() for n in lengths]
+    return sources, [[6 + word for word in reversed(source)] for source in sources]
+
+
+def written(model: Seq2SeqModule, source: list[int], most: int = 8) -> list[int]:
+    """Greedily, one token at a time: the source is read once, and only states go on."""
+    store = Contiguous(model.spec.memory(), 1, most, torch.float32, source=8)
+    store.reserve(0, most)
+    said = [START]
+    while said[-1] != END and len(said) < most:
+        at = At(torch.tensor([[len(said) - 1]]))
+        first = torch.tensor([source]) if len(said) == 1 else None
+        said.append(int(model(first, torch.tensor([said[-1:]]), None, at, store.states)[0, -1].argmax()))
+    return said
+
+
+LEARNERS = {
+    "none": pytest.param(LSTM(), "none", False, marks=pytest.mark.ledger("anc.seq2seq")),
+    "additive": pytest.param(GRU(), "additive", True, marks=pytest.mark.ledger("anc.bahdanau")),
+    "general": pytest.param(LSTM(), "general", False, marks=[pytest.mark.ledger("anc.luong"), pytest.mark.slow]),
+}
+
+
+@pytest.mark.parametrize(("recurrence", "attention", "both"), LEARNERS.values(), ids=LEARNERS)
+def test_learns_to_translate_backwards(recurrence: Body, attention: str, both: bool) -> None:
+    """By teacher forcing; then it writes by itself, from its states."""
+    model = seq2seq(VOCAB, 48, recurrence, attention, bidirectional=both).build(seed=0)
+    generator, optimizer = torch.Generator().manual_seed(0), AdamW().build(model, lr=1e-2)
+    steps = [
+        take_step(model, translation, pairs(*draw(32, generator), START, END), optimizer, clip=1.0) for _ in range(150)
+    ]
+    assert steps[0]["loss"] > 2
+    assert sum(step["accuracy"] for step in steps[-5:]) / 5 > 0.9
+    model.eval()
+    with torch.no_grad():
+        right = sum(written(model, source)[1:-1] == target for source, target in zip(*draw(20, generator), strict=True))
+    assert right >= 14
+
+
+def test_packed_documents_need_a_source_each() -> None:
+    model = wide(seq2seq(VOCAB, WIDTH))
+    at = At(torch.tensor([[0, 1, 0, 1], [0, 1, 2, 3]]), torch.tensor([[0, 0, 1, 1], [0, 0, 0, 0]]))
+    with pytest.raises(ValueError, match="has 2 documents, the target 3"):
+        model(SOURCE, TARGET, None, at)
+
+
+def half(*bodies: Body) -> tuple[Repeat, ...]:
+    return (Repeat((Block(tuple(Sublayer(body) for body in bodies)),)),)
+
+
+@pytest.mark.parametrize(
+    ("reads", "writes", "said"),
+    [
+        ((LSTM(),), (GRU(),), "the source ends with"),
+        ((LSTM(5),), (LSTM(),), "of one kind and size"),
+        ((SwiGLU(8),), (LSTM(),), "no layer of the source carries a state"),
+        ((LSTM(),), (SwiGLU(8),), "no layer of the target carries a state"),
+        ((GRU(),), (AttentiveRecurrence(GRU(), ScoredAttention(source=True, source_width=9)),), "source_width=6"),
+    ],
+)
+def test_what_cannot_be_handed_over_is_refused(reads: tuple, writes: tuple, said: str) -> None:
+    with pytest.raises(SpecError, match=said):
+        Seq2Seq(Encoder(Tokens(VOCAB), WIDTH, half(*reads)), Decoder(VOCAB, WIDTH, half(*writes)))
+
+
+def test_attentive_recurrences_say_what_they_need() -> None:
+    with pytest.raises(SpecError, match="set source=True"):
+        AttentiveRecurrence(RNN(), ScoredAttention())
+    with pytest.raises(SpecError, match="leave combine out"):
+        AttentiveRecurrence(RNN(), ScoredAttention(source=True, combine=True))
+
+
+def test_it_is_a_spec_and_can_be_planned() -> None:
+    spec = seq2seq(VOCAB, WIDTH, GRU(), "additive", layers=3, bidirectional=True, source_vocab=9)
+    assert Seq2Seq.from_json(spec.to_json()) == spec == Seq2Seq.from_toml(spec.to_toml())
+    costs = plan(spec, context=20)
+    assert costs.parameters == sum(p.numel() for p in spec.build(seed=0).parameters())
+    assert costs.state_bytes == 4 * 3 * WIDTH and costs.kv_bytes_per_token == 4 * 2 * WIDTH

@@ -1,0 +1,149 @@
+"""The window of the first neural language model: what it sees, what it cannot, and order, which a bag does not have."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from regard.at import At
+from regard.models.decoder import Decoder, DecoderModule
+from regard.models.encoder import Encoder
+from regard.models.heads import Pooled
+from regard.models.stack import Repeat
+from regard.parts.attention import Attention
+from regard.parts.block import Block, Sublayer
+from regard.parts.body import Body
+from regard.parts.feedforward import FeedForward
+from regard.parts.fixed_window import FixedWindow
+from regard.parts.input import Tokens
+from regard.parts.lstm import LSTM
+from regard.parts.norm import NoNorm
+from regard.parts.position.none import NoPosition, Position
+from regard.parts.position.sinusoidal import Sinusoidal
+from regard.parts.rnn import RNN
+from regard.parts.state import Fixed
+from regard.verify.draw import draw_wide
+from tests.laws import error
+
+WIDTH, VOCAB = 4, 11
+
+
+def bengio(hidden: int = 9, width: int = WIDTH, vocab: int = VOCAB) -> Decoder:
+    """His whole model: words side by side, a hidden layer, the next word."""
+    return Decoder(
+        vocab,
+        width,
+        (Repeat((Block((Sublayer(FixedWindow(5, hidden), NoNorm()),), keep=0.0),)),),
+        norm=NoNorm(),
+        tied=False,
+    )
+
+
+def wide(model: nn.Module) -> nn.Module:
+    draw_wide(model)
+    return model
+
+
+@pytest.mark.ledger("anc.mlp.lm")
+def test_equals_its_equation() -> None:
+    model = wide(bengio().build(seed=0).double())
+    body = model.stack.blocks[0].sublayers[0].body
+    tokens = torch.randint(VOCAB, (1, 8), generator=torch.Generator().manual_seed(0))
+    words = model.embedding(tokens)[0]
+    for t in range(8):
+        window = [words[t - i] if t >= i else torch.zeros(WIDTH, dtype=torch.float64) for i in range(5)]
+        hidden = torch.tanh(body.up_proj(torch.cat(window)))
+        assert error(model(tokens)[0, t], model.head(body.down_proj(hidden))) <= 1e-14
+    assert model.spec.memory() == ((Fixed({"tail": (4, WIDTH)}),),)  # a stream needs the last four words
+    assert error(model(tokens[:, -5:])[:, -1], model(tokens)[:, -1]) <= 1e-14
+
+
+@pytest.mark.ledger("anc.mlp.lm")
+def test_learns_what_single_words_cannot_tell() -> None:
+    """A text in which the next letter follows from the last three: far below the entropy of its letters."""
+    torch.manual_seed(0)
+    text = torch.tensor([ord(c) % VOCAB for c in "the cat sat on the mat and the rat sat on the cat " * 8])
+    shares = text.bincount() / len(text)
+    unigram = torch.special.entr(shares).sum().item()
+    model = bengio(32, 16).build(seed=0)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    for _ in range(40):
+        loss = nn.functional.cross_entropy(model(text[None, :-1])[0], text[1:])
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert unigram > 1.8 and loss.item() < 0.25 * unigram
+
+
+def influence(model: DecoderModule, tokens: Tensor) -> Tensor:
+    """(L,) how much each word's vector moves what is said after the last."""
+    words = model.embedding(tokens).detach().requires_grad_()
+    at = At.whole(*tokens.shape)
+    x, _ = model.run(model.enter(words, at), at)
+    (gradient,) = torch.autograd.grad(model.logits(model.norm(x))[0, -1].sin().sum(), words)
+    return gradient[0].abs().amax(-1)
+
+
+@pytest.mark.ledger("anc.mlp.fixed")
+def test_the_sixth_word_back_has_exactly_no_influence() -> None:
+    model = wide(bengio().build(seed=0))
+    felt = influence(model, torch.arange(9)[None])
+    assert (felt[:4] == 0).all() and (felt[4:] > 0).all()
+
+
+@pytest.mark.ledger("anc.mlp.fixed")
+@pytest.mark.parametrize("words", [3, 6])
+def test_the_network_takes_five_words_and_no_other_number(words: int) -> None:
+    """The layer itself refuses them; the mixer windows any text: it cuts what is longer, fills up what is shorter."""
+    body = wide(FixedWindow(5, 9).build(WIDTH))
+    vectors = torch.randn(1, words, WIDTH, generator=torch.Generator().manual_seed(0))
+    with pytest.raises(RuntimeError, match=f"1x{words * WIDTH} and {5 * WIDTH}x9"):
+        body.up_proj(vectors.flatten(1))
+    said = body(vectors, At.whole(1, words))[:, -1]
+    newest = torch.cat([vectors.flip(1), torch.zeros(1, 2, WIDTH)], 1)[:, :5]
+    assert error(said, body.down_proj(torch.tanh(body.up_proj(newest.flatten(1))))) <= 1e-6
+
+
+@pytest.mark.ledger("anc.mlp.layer")
+def test_layers_are_linear_maps_with_an_activation_between() -> None:
+    """Stacked, one direction, of fixed width, without memory: no token knows of another, nor of the text before."""
+    block = Block((Sublayer(FeedForward(7, "tanh"), NoNorm()),), keep=0.0)
+    model = wide(Decoder(VOCAB, WIDTH, (Repeat((block,), 2),), norm=NoNorm()).build(seed=0).double())
+    bodies = [block.sublayers[0].body for block in model.stack.blocks]
+    chain = nn.Sequential(
+        *(layer for body in bodies for layer in (body.up_proj, nn.Tanh(), body.down_proj)), model.head
+    )
+    tokens = torch.randint(VOCAB, (2, 5), generator=torch.Generator().manual_seed(0))
+    assert error(model(tokens), chain(model.embedding(tokens))) <= 1e-14
+    assert error(model(tokens)[:, 3:], model(tokens[:, 3:])) <= 1e-14
+    assert model.spec.memory() == ((None,), (None,))
+    with pytest.raises(RuntimeError, match=f"2x{WIDTH + 1} and {WIDTH}x7"):
+        bodies[0](torch.zeros(2, WIDTH + 1, dtype=torch.float64))
+
+
+BODIES: dict[str, Body] = {
+    "window": FixedWindow(3),
+    "rnn": RNN(),
+    "lstm": LSTM(),
+    "attention with positions": Attention(2),
+}
+
+
+@pytest.mark.ledger("anc.mlp.bow")
+def test_a_bag_of_words_has_no_order_and_all_others_have() -> None:
+    """Of four words and of numbers of few bits, so that a mean is exact in any order."""
+    dog_bites_man, man_bites_dog = torch.tensor([[3, 1, 7, 5]]), torch.tensor([[7, 1, 3, 5]])
+
+    def reader(body: Body, position: Position) -> nn.Module:
+        block = Block((Sublayer(body, NoNorm()),), keep=0.0)
+        model = Encoder(Tokens(VOCAB), WIDTH, (Repeat((block,)),), position, head=Pooled("mean")).build(seed=0)
+        wide(model)
+        for parameter in model.parameters():
+            parameter.data = (parameter * 64).round() / 64
+        return model
+
+    bag = reader(FeedForward(1, "identity"), NoPosition())
+    assert torch.equal(bag(dog_bites_man), bag(man_bites_dog))
+    assert not torch.equal(bag(dog_bites_man), bag(torch.tensor([[3, 1, 8, 5]])))
+    for name, body in BODIES.items():
+        other = reader(body, Sinusoidal() if "positions" in name else NoPosition())
+        assert error(other(dog_bites_man), other(man_bites_dog)) > 1e-3, name

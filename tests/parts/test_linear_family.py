@@ -1,0 +1,173 @@
+"""Linear attention, retention and gated linear attention as parts: against their equations, token by token."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from regard.at import At
+from regard.kernels.linear_attention import with_ones
+from regard.models.decoder import Decoder
+from regard.models.stack import Repeat
+from regard.parts.attention import merge, split
+from regard.parts.block import Block, Sublayer
+from regard.parts.features import Elu, Identity, Performer
+from regard.parts.gated_linear import GatedLinear
+from regard.parts.linear_attention import LinearAttention
+from regard.parts.norm import NoNorm
+from regard.parts.retention import Retention
+from regard.spec import Spec, SpecError
+from regard.verify.draw import draw_wide
+
+WIDTH, LENGTH = 12, 9
+
+
+def built(spec: Spec, width: int = WIDTH) -> nn.Module:
+    module = spec.build(width).double().requires_grad_(False)
+    draw_wide(module)
+    return module
+
+
+def random(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def projected(module: nn.Module, x: Tensor, heads: int) -> list[Tensor]:
+    return [split(p(x), heads) for p in (module.q_proj, module.k_proj, module.v_proj)]
+
+
+@pytest.mark.ledger("lin.elu")
+def test_elu_keeps_weights_positive() -> None:
+    q, k, _ = projected(built(LinearAttention(2)), 5 * random(1, 50, WIDTH), 2)
+    assert (q @ k.mT).min() < 0  # what the identity would weigh with
+    assert ((F.elu(q) + 1) @ (F.elu(k) + 1).mT).min() > 0
+
+
+@pytest.mark.ledger("lin.elu")
+def test_the_identity_is_not_normalized() -> None:
+    """Scores 1 and -1 sum to zero: the mean that they weigh does not exist."""
+    query, keys = torch.tensor([1.0]), torch.tensor([[1.0], [-1.0]])
+    assert (keys @ query).sum() == 0
+    with pytest.raises(SpecError, match="sum to zero.*set normalize=False, or choose elu or performer"):
+        LinearAttention(2, features=Identity())
+    module, x = built(LinearAttention(2, features=Identity(), normalize=False)), random(1, LENGTH, WIDTH)
+    q, k, v = projected(module, x, 2)
+    assert torch.allclose(module(x, At.whole(1, LENGTH)), module.o_proj(merge((q @ k.mT).tril() @ v)))
+
+
+def test_performer_stands_for_softmax_and_is_normalized() -> None:
+    with pytest.raises(SpecError, match="leave normalize=False out"):
+        LinearAttention(2, features=Performer(), normalize=False)
+
+
+@pytest.mark.ledger("lin.normalised")
+def test_normalized_and_not_are_different_functions() -> None:
+    x, at = random(1, LENGTH, WIDTH), At.whole(1, LENGTH)
+    assert (built(LinearAttention(2))(x, at) - built(LinearAttention(2, normalize=False))(x, at)).abs().max() > 0.1
+
+
+@pytest.mark.ledger("lin.performer")
+@pytest.mark.parametrize("both", [False, True], ids=["causal", "both ways"])
+def test_performer_comes_close_to_softmax(both: bool) -> None:
+    torch.manual_seed(0)
+    module = LinearAttention(2, features=Performer(2048), bidirectional=both).build(WIDTH).double()
+    x = random(1, 40, WIDTH) / 2
+    q, k, v = projected(module, x, 2)
+    exact = F.scaled_dot_product_attention(q, k, v, is_causal=not both)
+    expected, found = module.o_proj(merge(exact)), module(x, At.whole(1, 40))
+    assert (found - expected).norm() < 0.1 * expected.norm()
+    few = LinearAttention(2, features=Performer(8), bidirectional=both).build(WIDTH).double()
+    few.load_state_dict(module.state_dict() | {"directions": few.directions.data})
+    assert (few(x, At.whole(1, 40)) - expected).norm() > 2 * (found - expected).norm()
+
+
+@pytest.mark.parametrize("factor", [1.0, 100.0])
+def test_performer_is_safe_where_exp_would_overflow(factor: float) -> None:
+    """Against features in float64 relative to one peak for all."""
+    module, x = built(LinearAttention(2, features=Performer(5))), factor * random(1, 70, WIDTH)
+    q, k, v = projected(module, x, 2)
+    q, k = (y * (WIDTH // 2) ** -0.25 for y in (q, k))
+    logs = (q @ module.directions.T).unsqueeze(3) + (k @ module.directions.T).unsqueeze(2)  # (B, H, L, L, R)
+    logs = logs - k.square().sum(-1)[:, :, None, :, None] / 2
+    weights = logs.logsumexp(-1).masked_fill(torch.ones(70, 70).triu(1).bool(), -torch.inf).softmax(-1)
+    expected = module.o_proj(merge(weights @ v))
+    found = module(x, At.whole(1, 70))
+    assert (found - expected).abs().max() < 1e-9 * factor
+    single = module.float()(x.float(), At.whole(1, 70))
+    assert single.isfinite().all()
+
+
+def test_performers_directions_are_saved_with_the_weights_and_not_trained() -> None:
+    spec = Decoder(5, WIDTH, (Repeat((Block((Sublayer(LinearAttention(2, features=Performer(7))),)),)),))
+    model = spec.build(seed=0)
+    name = "stack.blocks.0.sublayers.0.body.directions"
+    assert model.state_dict()[name].shape == (7, WIDTH // 2)
+    assert not model.get_parameter(name).requires_grad
+    assert not torch.equal(model.state_dict()[name], spec.build(seed=1).state_dict()[name])
+
+
+@pytest.mark.parametrize("spec", [Retention(3), Retention(2, 4, 5, NoNorm(), False, False)], ids=["usual", "bare"])
+def test_retention_is_attention_without_softmax(spec: Retention) -> None:
+    """(Q Kᵀ ⊙ D) V, with rotations as complex numbers."""
+    module, x = built(spec), random(2, LENGTH, WIDTH)
+    q, k, v = projected(module, x, spec.heads)
+    dim, steps = q.shape[-1], torch.arange(LENGTH, dtype=torch.float64)
+    if spec.rotation:
+        turns = torch.polar(torch.ones(1).double(), steps.unsqueeze(-1) / 10000 ** (torch.arange(dim // 2) * 2 / dim))
+        q, k = (torch.complex(*y.chunk(2, -1)) * turns for y in (q, k))
+    scores = (q @ k.conj().mT).real / dim**0.5
+    gamma = 1 - 2.0 ** (-5 - torch.arange(spec.heads, dtype=torch.float64)).view(-1, 1, 1)
+    decays = gamma ** (steps.unsqueeze(-1) - steps).clamp_min(0)
+    out = merge(module.norm((scores * decays).tril() @ v))
+    out = out * F.silu(module.gate_proj(x)) if spec.gate else out
+    assert torch.allclose(module(x, At.whole(2, LENGTH)), module.o_proj(out), atol=1e-11)
+
+
+@pytest.mark.parametrize("decay", ["channel", "head"])
+def test_gated_linear_attention_is_its_recurrence(decay: str) -> None:
+    spec = GatedLinear(3, decay=decay, rank=2, temperature=4.0)
+    module, x = built(spec), random(1, LENGTH, WIDTH)
+    q, k, v = (y[0] for y in projected(module, x, 3))  # (H, L, ·)
+    keep = module.decay_proj(module.low_proj(x)).sigmoid()[0].unflatten(-1, (3, -1)) ** 0.25  # (L, H, 2 or 1)
+    state, outs = torch.zeros(3, 2, 4, dtype=torch.float64), []
+    for t in range(LENGTH):
+        state = keep[t].unsqueeze(-1) * state + k[:, t].unsqueeze(-1) * v[:, t].unsqueeze(-2)
+        outs.append(torch.einsum("hn,hnp->hp", q[:, t], state) / 2**0.5)
+    out = module.norm(torch.stack(outs)).flatten(1)  # (L, H·P)
+    expected = module.o_proj(out * F.silu(module.gate_proj(x[0])))
+    assert torch.allclose(module(x, At.whole(1, LENGTH))[0], expected, atol=1e-11)
+
+
+def test_sizes_are_of_the_stack_or_given() -> None:
+    assert Retention(3).memory(12).arrays == {"sums": (3, 4, 4)}
+    assert GatedLinear(3).memory(12).arrays == {"sums": (3, 2, 4)}
+    assert GatedLinear(5, 3, 2).memory(12).arrays == {"sums": (5, 3, 2)}
+    assert LinearAttention(3, features=Performer(9)).memory(12).arrays == {"sums": (3, 9, 5), "peak": (3,)}
+    assert LinearAttention(3, bidirectional=True).memory(12) is None
+
+
+@pytest.mark.parametrize(
+    "wrong, message",
+    [
+        (lambda: Retention(5).build(12), "retention: width=12 is not divisible by heads=5"),
+        (lambda: Retention(0), "heads=0 must be positive"),
+        (lambda: Retention(2, key_dim=3).build(12), "rope: head_dim=3 must be even"),
+        (lambda: Retention(2, base=0.0), "base=0.0 must be positive"),
+        (lambda: GatedLinear(4).build(12), "half of width=12 is not divisible by heads=4; give key_dim"),
+        (lambda: GatedLinear(2, rank=0), "rank=0 must be positive"),
+        (lambda: GatedLinear(2, temperature=0.0), "temperature=0.0 must be positive"),
+        (lambda: Performer(0), "count=0 must be positive"),
+    ],
+)
+def test_what_cannot_be_is_said(wrong, message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        wrong()
+
+
+def test_a_whole_text_is_summed_in_linear_order() -> None:
+    """φ(Q)(φ(K)ᵀV), never (L, L)."""
+    module, x = built(LinearAttention(2, features=Elu(), bidirectional=True)), random(1, LENGTH, WIDTH)
+    q, k, v = projected(module, x, 2)
+    out = (F.elu(q) + 1) @ ((F.elu(k) + 1).mT @ with_ones(v))
+    expected = module.o_proj(merge(out[..., :-1] / out[..., -1:]))
+    assert torch.allclose(module(x, At.whole(1, LENGTH)), expected, atol=1e-12)

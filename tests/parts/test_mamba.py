@@ -1,0 +1,194 @@
+"""Mamba and Mamba-2: what selection means, how they begin, and that one function is trained and decoded."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from regard.at import At
+from regard.kernels.selective_scan import selective_scan
+from regard.parts import spans
+from regard.parts.body import Body
+from regard.parts.ssm.mamba import Mamba
+from regard.parts.ssm.mamba2 import Mamba2
+from regard.parts.ssm.s4 import S4
+from regard.parts.ssm.s4d import S4D
+from regard.parts.state import Fixed
+from regard.spec import SpecError
+from regard.training.optimizer import decay_groups
+from tests.laws import MODELS, WIDTH
+
+L, CHANNELS, N = 9, 3, 2
+
+
+def case(seed: int = 0) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    u, delta = torch.randn(2, 1, L, CHANNELS, generator=generator, dtype=torch.float64)
+    B, C = torch.randn(2, 1, L, N, generator=generator, dtype=torch.float64)
+    state = torch.randn(1, CHANNELS, N, generator=generator, dtype=torch.float64)
+    A = -torch.rand(CHANNELS, N, generator=generator, dtype=torch.float64) - 0.5
+    return [u, delta.exp(), A, B, C, torch.zeros(CHANNELS, dtype=torch.float64), state]
+
+
+@pytest.mark.ledger("mamba.gate")
+def test_a_step_of_nothing_passes_over_the_token() -> None:
+    u, delta, A, B, C, D, state = case()
+    delta[:, 4] = 0
+    y, last = selective_scan(u, delta, A, B, C, D, state)
+    without = [torch.cat([x[:, :4], x[:, 5:]], 1) for x in (u, delta, B, C)]
+    other, same = selective_scan(*without[:2], A, *without[2:], D, state)
+    assert (torch.cat([y[:, :4], y[:, 5:]], 1) - other).abs().max() < 1e-14
+    assert (last - same).abs().max() < 1e-14
+
+
+@pytest.mark.ledger("mamba.gate")
+def test_a_long_step_leaves_nothing_but_the_token() -> None:
+    u, delta, A, B, C, D, state = case()
+    delta[:, 4] = 200.0
+    _, after = selective_scan(u[:, :5], delta[:, :5], A, B[:, :5], C[:, :5], D, state)
+    assert (after - 200.0 * u[:, 4, :, None] * B[:, 4, None, :]).abs().max() < 1e-12
+    y, _ = selective_scan(u, delta, A, B, C, D, state)
+    y_other, _ = selective_scan(torch.cat([-u[:, :4], u[:, 4:]], 1), delta, A, B, C, D, -state)
+    assert (y - y_other)[:, 4:].abs().max() < 1e-12
+    assert (y - y_other)[:, :4].abs().max() > 0.1
+
+
+def off_toeplitz(matrix: Tensor) -> float:
+    """How far a matrix is from having one number on each diagonal."""
+    return (matrix[1:, 1:] - matrix[:-1, :-1]).abs().max().item()
+
+
+@pytest.mark.ledger("mamba.noconv")
+def test_there_is_no_single_kernel() -> None:
+    """What each token adds to each later one: the same at every place if the tokens do not steer, else not."""
+    u, delta, A, B, C, D, state = case()
+    empty = torch.zeros_like(state)
+
+    def matrix(delta: Tensor, B: Tensor, C: Tensor) -> Tensor:
+        def of_channel(v: Tensor) -> Tensor:
+            return selective_scan(F.pad(v[None, :, None], (0, CHANNELS - 1)), delta, A, B, C, D, empty)[0][0, :, 0]
+
+        return torch.autograd.functional.jacobian(of_channel, u[0, :, 0])  # (L, L)
+
+    steered = matrix(delta, B, C)
+    assert steered.triu(1).abs().max() == 0
+    assert off_toeplitz(steered) > 0.1
+    assert off_toeplitz(matrix(*(x[:, :1].expand_as(x) for x in (delta, B, C)))) < 1e-14
+
+
+PLAIN = {"activation": "identity", "gate": False}  # the filter itself: the rest is done to each token alone
+FILTERS = {"s4": S4(8, **PLAIN), "s4d": S4D(8, **PLAIN), "mamba": Mamba(4), "mamba2": Mamba2(4, 4)}
+
+
+@pytest.mark.ledger("mamba.noconv")
+@pytest.mark.parametrize("kind", FILTERS)
+def test_a_word_adds_the_same_one_place_later_only_if_the_filter_is_fixed(kind: str) -> None:
+    torch.manual_seed(0)
+    module = FILTERS[kind].build(4).double().requires_grad_(False)
+    text, word = torch.randn(1, 12, 4, dtype=torch.float64), torch.randn(1, 1, 4, dtype=torch.float64)
+
+    def added(place: int) -> Tensor:
+        with_word = text.index_add(1, torch.tensor([place]), word)
+        return module(with_word, At.whole(1, 12)) - module(text, At.whole(1, 12))
+
+    gap = (added(4)[:, 1:] - added(3)[:, :-1]).abs().max() / added(3).abs().max()
+    assert gap < 1e-9 if kind.startswith("s4") else gap > 0.05
+
+
+@pytest.mark.ledger("mamba.selective")
+@pytest.mark.parametrize("spec", [Mamba(4), Mamba2(4, 4)], ids=["mamba", "mamba2"])
+def test_the_token_steers_what_is_kept(spec: Body) -> None:
+    """The sum of two texts is not answered by the sum of two answers: B, C and Δ are made of the text."""
+    module, at = spec.build(8).double(), At.whole(1, L)
+    x, y = torch.randn(2, 1, L, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    gap = module(x + y, at) - module(x, at) - module(y, at)
+    assert gap.abs().max() > 0.01 * module(x, at).abs().max()
+
+
+def test_how_they_begin() -> None:
+    torch.manual_seed(0)
+    for module, rates in ((Mamba(16).build(64), 16), (Mamba2(16, 4).build(64), 32)):
+        assert torch.allclose(module.A_log.exp(), torch.arange(1.0, rates + 1).expand_as(module.A_log))
+        steps = F.softplus(module.step_bias)
+        assert 0.99e-3 < steps.min() < steps.max() < 1.01e-1
+        assert (module.D == 1).all()
+    assert steps.log().std() > 0.8  # of a uniform one over ln 100: 1.33
+
+
+def test_decay_does_not_pull_on_the_rates() -> None:
+    decayed, plain = ({name for name, _ in group} for group in decay_groups(Mamba(4).build(8)))
+    assert {"A_log", "D", "step_bias", "conv.bias"} <= plain
+    assert {"in_proj.weight", "step_proj.weight", "conv.weight"} <= decayed
+
+
+def test_what_cannot_be_is_refused() -> None:
+    for make, message in (
+        (lambda: Mamba(0), "state=0 must be positive"),
+        (lambda: Mamba(rank=-1), "rank=-1"),
+        (lambda: Mamba2(4, 7).build(8), "16 channels .* not divisible by head_dim=7"),
+        (lambda: Mamba2(4, 8, groups=3).build(8), "2 heads are not divisible by groups=3"),
+        (lambda: Mamba2(shortest=0.5, longest=0.1), "widen the limits"),
+    ):
+        with pytest.raises(SpecError, match=message):
+            make()
+
+
+@pytest.mark.parametrize("padded", [False, True], ids=["valid", "padded"])
+@pytest.mark.parametrize("spec", [Mamba(4), Mamba2(4, 4)], ids=["mamba", "mamba2"])
+def test_spans_are_the_whole(spec: Body, padded: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = spec.build(8).double()
+    x = torch.randn(2, 11, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64).requires_grad_()
+    at = At.whole(2, 11)
+    if padded:
+        valid = torch.arange(11) >= torch.tensor([[6], [1]])
+        at = At((torch.arange(11) - torch.tensor([[6], [1]])).clamp_min(0), valid=valid)
+    seen = torch.ones(2, 11, dtype=torch.bool) if at.valid is None else at.valid
+    whole = module(x, at)[seen]
+    monkeypatch.setattr(spans, "SPAN", 4)
+    in_spans = module(x, replace(at, shared={}))[seen]
+    assert (in_spans - whole).abs().max() < 1e-12
+    one, other = (torch.autograd.grad(y.sin().sum(), [x, *module.parameters()]) for y in (in_spans, whole))
+    assert all((a - b).abs().max() < 1e-10 for a, b in zip(one, other, strict=True))
+
+
+@pytest.mark.parametrize("spec", [Mamba(4), Mamba2(8, 4)], ids=["mamba", "mamba2"])
+def test_steady_in_float32_over_16k_tokens(spec: Body) -> None:
+    torch.manual_seed(0)
+    module, x = spec.build(8).requires_grad_(False), torch.randn(1, 16384, 8)
+    found, expected = module(x, At.whole(1, 16384)), module.double()(x.double(), At.whole(1, 16384))
+    assert (found - expected).abs().max() < 1e-5 * max(1, expected.abs().max())
+
+
+class Kept:
+    """A state that remembers one text."""
+
+    arrays: dict[str, Tensor] | None = None
+
+    def read(self, at: At, **empty: Tensor) -> tuple[Tensor, ...]:
+        return tuple((empty if self.arrays is None else self.arrays).values())
+
+    def write(self, at: At, **arrays: Tensor) -> None:
+        self.arrays = arrays
+
+
+RECURRENT = {
+    f"{name}, {place}": sublayer.body
+    for name, spec in MODELS.items()
+    for place, sublayer in enumerate(s for run in spec.layers for block in run.blocks for s in block.sublayers)
+    if isinstance(sublayer.body.memory(WIDTH), Fixed)
+}
+
+
+@pytest.mark.ledger("ssm.duality")
+@pytest.mark.parametrize("name", RECURRENT)
+def test_token_by_token_is_all_at_once(name: str) -> None:
+    """Every mixer of fixed memory, alone: the form that is trained and the form that generates are one function."""
+    torch.manual_seed(0)
+    module = RECURRENT[name].build(WIDTH).double().requires_grad_(False)
+    x, state, out = torch.randn(2, 70, WIDTH, dtype=torch.float64), Kept(), []
+    whole = module(x, At.whole(2, 70))
+    for t in range(70):
+        out.append(module(x[:, t : t + 1], At(torch.full((2, 1), t)), state))
+    assert (torch.cat(out, 1) - whole).abs().max() < 1e-9 * max(1, whole.abs().max())

@@ -1,0 +1,197 @@
+"""Recurrent mixers: stacked as torch stacks them, of any length, in steps, adapted; what they weigh."""
+
+from copy import deepcopy
+
+import pytest
+import torch
+from torch import nn
+
+from regard.adapt.lora import LoRA, add_lora
+from regard.at import At
+from regard.data.batch import Batch
+from regard.models.decoder import Decoder
+from regard.models.stack import Repeat, Stack
+from regard.objectives.next_token import next_token
+from regard.parts.bidirectional import Bidirectional
+from regard.parts.block import Block, Sublayer
+from regard.parts.body import Body
+from regard.parts.gru import GRU
+from regard.parts.lstm import LSTM
+from regard.parts.norm import NoNorm
+from regard.parts.recurrent import Recurrence, Recurrent
+from regard.parts.rnn import RNN
+from regard.parts.state import Ended
+from regard.plan.parameters import count_parameters
+from regard.spec import Spec, SpecError
+from regard.training.step import take_step
+from tests.laws import build, error, places
+
+WIDTH = 6
+KINDS = {"rnn": (RNN(), nn.RNN), "lstm": (LSTM(), nn.LSTM), "gru": (GRU(), nn.GRU)}
+
+
+def bare(*bodies: Body) -> tuple[Repeat, ...]:
+    """Layers on each other, without norms and stream."""
+    return (Repeat(tuple(Block((Sublayer(body, NoNorm()),), keep=0.0) for body in bodies)),)
+
+
+@torch.no_grad()
+def copy(ours: Recurrence, theirs: nn.RNNBase, layer: str) -> None:
+    w_x, w_h, b_x, b_h = (
+        getattr(theirs, f"{what}_{layer}") for what in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+    )
+    if isinstance(theirs, nn.GRU):  # its z is our 1 - z; the news' second bias stands inside the reset gate
+        sign = torch.ones(3, 1, ours.size).double()
+        sign[1] = -1
+        turn = sign.flatten()
+        ours.x_proj.weight.copy_(w_x * turn.unsqueeze(-1))
+        ours.h_proj.weight.copy_((w_h * turn.unsqueeze(-1))[: 2 * ours.size])
+        ours.n_proj.weight.copy_(w_h[2 * ours.size :])
+        ours.n_proj.bias.copy_(b_h[2 * ours.size :])
+        inside = torch.cat([b_h[: 2 * ours.size], torch.zeros_like(b_h[2 * ours.size :])])
+        ours.bias.copy_((b_x + inside) * turn)
+    else:
+        ours.x_proj.weight.copy_(w_x)
+        ours.h_proj.weight.copy_(w_h)
+        ours.bias.copy_(b_x + b_h)
+
+
+@pytest.mark.ledger("anc.rnn.cell", "anc.lstm.cell", "anc.gru.cell")
+@pytest.mark.parametrize("name", KINDS)
+def test_a_stack_equals_torch(name: str) -> None:
+    """Three layers: outputs and the last states of all layers, whole and padded."""
+    torch.manual_seed(0)
+    spec, kind = KINDS[name]
+    theirs = kind(WIDTH, WIDTH, 3, batch_first=True).double()
+    stack = Stack(bare(spec, spec, spec), WIDTH).double()
+    for i, block in enumerate(stack.blocks):
+        copy(block.sublayers[0].body.recurrence, theirs, f"l{i}")
+    x = torch.randn(2, 9, WIDTH, dtype=torch.float64)
+    ends = tuple((Ended(),) for _ in range(3))
+    said, _ = stack(x, At.whole(2, 9), ends)
+    expected, last = theirs(x)
+    assert error(said, expected) <= 1e-14
+    for i, (end,) in enumerate(ends):
+        for state, other in zip(end.arrays.values(), last if isinstance(last, tuple) else (last,), strict=True):
+            assert error(state, other[i]) <= 1e-14
+    short, _ = stack(x, places([9, 4], 9))
+    assert error(short[1, :4], theirs(x[1:, :4])[0][0]) <= 1e-14
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_both_ways_equals_torch(name: str) -> None:
+    torch.manual_seed(0)
+    spec, kind = KINDS[name]
+    theirs = kind(WIDTH, WIDTH // 2, batch_first=True, bidirectional=True).double()
+    ours = Bidirectional(spec).build(WIDTH).double()
+    copy(ours.ahead, theirs, "l0")
+    copy(ours.back, theirs, "l0_reverse")
+    x, end = torch.randn(2, 7, WIDTH, dtype=torch.float64), Ended()
+    expected, last = theirs(x)
+    assert error(ours(x, At.whole(2, 7), end), expected) <= 1e-14
+    for state, other in zip(end.arrays.values(), last if isinstance(last, tuple) else (last,), strict=True):
+        assert error(state, torch.cat([other[0], other[1]], -1)) <= 1e-14
+    for left in (False, True):
+        at = places([7, 3], 7, left)
+        moved = x.clone()
+        moved[1, at.valid[1]] = x[1, :3]
+        assert error(ours(moved, at)[1, at.valid[1]], theirs(x[1:, :3])[0][0]) <= 1e-14
+
+
+@pytest.mark.ledger("anc.rnn.shared")
+def test_any_length_by_the_same_weights() -> None:
+    spec = Decoder(11, WIDTH, bare(RNN()))
+    model = build(spec)
+    parameters = sum(p.numel() for p in model.parameters())
+    tokens = torch.randint(11, (1, 1000), generator=torch.Generator().manual_seed(0))
+    whole = model(tokens)
+    for length in (1, 2, 3, 10, 100, 1000):
+        assert error(model(tokens[:, :length]), whole[:, :length]) <= 1e-12
+        assert parameters == count_parameters(spec).total == sum(p.numel() for p in model.parameters())
+    cell = model.stack.blocks[0].sublayers[0].body.recurrence
+    words = model.embed(tokens[:, :3], At.whole(1, 3))  # the cat sat
+    (h,) = (torch.zeros(1, WIDTH, dtype=torch.float64),)
+    for t in range(3):  # three applications of one step give h1, h2, h3
+        (h,) = cell.step(cell.enter(words[:, t]), h)
+        assert error(cell(words, At.whole(1, 3))[:, t], h) <= 1e-14
+
+
+@pytest.mark.ledger("anc.gru.params")
+def test_a_gru_has_three_quarters_of_an_lstm() -> None:
+    def weights(spec: Recurrent) -> int:
+        return sum(p.numel() for p in spec.build(512).parameters())
+
+    assert weights(GRU(bias=False)) == 1_572_864 == sum(p.numel() for p in nn.GRU(512, 512, bias=False).parameters())
+    assert weights(LSTM(bias=False)) == 2_097_152 == sum(p.numel() for p in nn.LSTM(512, 512, bias=False).parameters())
+    assert weights(GRU(bias=False)) * 4 == weights(LSTM(bias=False)) * 3
+
+
+def test_a_fresh_cell_keeps_more_than_it_loses() -> None:
+    bias = Decoder(11, WIDTH, bare(LSTM())).build(seed=0).stack.blocks[0].sublayers[0].body.recurrence.bias
+    assert bias.chunk(4)[1].tolist() == [1.0] * WIDTH and bias.sum() == WIDTH
+
+
+@pytest.mark.parametrize("spec", [RNN(), LSTM(), GRU(), GRU(reset="before")], ids=str)
+def test_adapted_projections_are_felt(spec: Recurrent) -> None:
+    """LoRA on any of its projections changes what it says, though the fused form reads bare weights."""
+    x = torch.randn(1, 5, WIDTH, generator=torch.Generator().manual_seed(0))
+    for target in [name for name, module in spec.build(WIDTH).recurrence.named_children()]:
+        torch.manual_seed(0)
+        module = spec.build(WIDTH)
+        plain = module(x, At.whole(1, 5))
+        add_lora(module, LoRA(rank=2, targets=(target,)))
+        assert error(module(x, At.whole(1, 5)), plain) <= 1e-6
+        with torch.no_grad():
+            getattr(module.recurrence, target).lora_B.weight.normal_()
+        assert error(module(x, At.whole(1, 5)), plain) > 1e-2
+
+
+@pytest.mark.parametrize("wrong", [lambda: LSTM(0), lambda: RNN(activation="gelu"), lambda: GRU(reset="never")])
+def test_what_cannot_be_is_refused(wrong) -> None:
+    with pytest.raises(SpecError):
+        wrong()
+
+
+def test_a_decoder_cannot_read_both_ways() -> None:
+    with pytest.raises(SpecError, match="see later ones"):
+        Decoder(11, WIDTH, bare(Bidirectional(LSTM())))
+    with pytest.raises(SpecError, match="has no half"):
+        Bidirectional(LSTM()).build(5)
+
+
+@pytest.mark.parametrize("spec", [RNN(4), LSTM(), GRU(9), Bidirectional(GRU(5))], ids=str)
+def test_flops_are_those_of_the_matrix_products(spec: Spec) -> None:
+    """Every weight matrix is used once a token."""
+    weights = sum(p.numel() for p in spec.build(WIDTH).parameters() if p.dim() == 2)
+    assert spec.flops(WIDTH, tokens=3, seen=3) == 2 * 3 * weights
+
+
+@pytest.mark.ledger("anc.rnn.clip")
+def test_a_gradient_that_explodes_is_cut_to_length_in_its_direction() -> None:
+    """Through 40 steps of a matrix that stretches; clipped, the model learns nevertheless."""
+    model = Decoder(11, WIDTH, bare(RNN(activation="relu")), norm=NoNorm(), tied=False).build(seed=0).double()
+    with torch.no_grad():
+        model.stack.blocks[0].sublayers[0].body.recurrence.h_proj.weight.copy_(1.2 * torch.eye(WIDTH))
+    tokens = torch.randint(11, (4, 41), generator=torch.Generator().manual_seed(0))
+    at = At.whole(4, 40)
+    batch = Batch(
+        tokens=tokens[:, :-1], targets=tokens[:, 1:], weights=torch.ones(4, 40, dtype=torch.float64),
+        positions=at.positions, segments=torch.zeros_like(at.positions),
+    )  # fmt: skip
+
+    def moved(clip: float) -> tuple[torch.Tensor, dict[str, float]]:
+        other = deepcopy(model)
+        before = nn.utils.parameters_to_vector(other.parameters()).clone()
+        told = take_step(other, next_token, batch, torch.optim.SGD(other.parameters(), lr=1.0), clip)
+        return nn.utils.parameters_to_vector(other.parameters()) - before, told
+
+    whole, told = moved(0.0)
+    short, _ = moved(1.0)
+    assert told["grad_norm"] > 1e3 and abs(whole.norm().item() / told["grad_norm"] - 1) <= 1e-12
+    assert error(short, whole / told["grad_norm"]) <= 1e-12
+    assert error(moved(1e9)[0], whole) <= 1e-12
+    losses = [
+        take_step(model, next_token, batch, torch.optim.SGD(model.parameters(), lr=0.05), 1.0)["loss"]
+        for _ in range(60)
+    ]
+    assert losses[0] > 10 and losses[-1] < 3

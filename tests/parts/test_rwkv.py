@@ -1,0 +1,74 @@
+"""RWKV's two mixings against the modules of `transformers` with the same weights: whole, and with a state."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import RwkvConfig
+from transformers.models.rwkv.modeling_rwkv import RwkvFeedForward, RwkvSelfAttention
+
+from regard.at import At
+from regard.engine.stores.contiguous import Contiguous
+from regard.parts.rwkv import ChannelMixing, TimeMixing
+from regard.spec import SpecError
+
+WIDTH, HIDDEN = 12, 20
+CONFIG = RwkvConfig(hidden_size=WIDTH, attention_hidden_size=HIDDEN, intermediate_size=HIDDEN, num_hidden_layers=1)
+NAMES = {
+    "time_mix_key": "k_mix.share",
+    "time_mix_value": "v_mix.share",
+    "time_mix_receptance": "r_mix.share",
+    "time_decay": "log_decay",
+    "time_first": "bonus",
+    "receptance.weight": "r_proj.weight",
+}
+TIME = NAMES | {"key.weight": "k_proj.weight", "value.weight": "v_proj.weight", "output.weight": "o_proj.weight"}
+CHANNEL = NAMES | {"key.weight": "up_proj.weight", "value.weight": "down_proj.weight"}
+PAIRS = {
+    "time": (TimeMixing(HIDDEN), RwkvSelfAttention, TIME),
+    "channel": (ChannelMixing(HIDDEN), RwkvFeedForward, CHANNEL),
+}
+
+
+@pytest.fixture(params=PAIRS)
+def pair(request: pytest.FixtureRequest) -> tuple[TimeMixing | ChannelMixing, nn.Module, nn.Module]:
+    spec, cls, names = PAIRS[request.param]
+    theirs, ours = cls(CONFIG).requires_grad_(False), spec.build(WIDTH).requires_grad_(False)
+    for parameter in theirs.parameters():
+        parameter.copy_(0.6 * torch.randn(parameter.shape))
+    ours.load_state_dict({names[name]: weight.squeeze() for name, weight in theirs.state_dict().items()})
+    return spec, ours, theirs
+
+
+def close(found: Tensor, expected: Tensor) -> bool:
+    return bool((found - expected).abs().max() < 1e-5 * max(1.0, expected.abs().max().item()))
+
+
+@pytest.mark.parametrize("length", [1, 5, 32, 70])
+def test_whole_texts(pair: tuple, length: int) -> None:
+    _, ours, theirs = pair
+    x = torch.randn(2, length, WIDTH)
+    assert close(ours(x, At.whole(2, length)), theirs(x)[0])
+
+
+def test_step_by_step_with_their_state(pair: tuple) -> None:
+    spec, ours, theirs = pair
+    x = torch.randn(1, 9, WIDTH)
+    store = Contiguous(((spec.memory(WIDTH),),), 1, 9, torch.float32)
+    state = [torch.zeros(1, size, 1) for size in (WIDTH, WIDTH, HIDDEN, HIDDEN, HIDDEN)]
+    state[4] -= 1e30
+    at = 0
+    for size in (4, 1, 1, 3):
+        piece = x[:, at : at + size]
+        expected, state = theirs(piece, state=state)
+        found = ours(piece, At(torch.arange(at, at + size)[None]), store.states[0][0])
+        assert close(found, expected)
+        at += size
+
+
+def test_sizes() -> None:
+    assert TimeMixing().memory(8).arrays == {"last": (1, 8), "value": (8,), "weight": (8,), "peak": (8,)}
+    assert ChannelMixing().build(8).up_proj.weight.shape == (32, 8)
+    with pytest.raises(SpecError, match="time_mixing: hidden=0 must be positive"):
+        TimeMixing(0)
+    with pytest.raises(SpecError, match="channel_mixing: hidden=0 must be positive"):
+        ChannelMixing(0)
