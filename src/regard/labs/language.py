@@ -1,0 +1,99 @@
+"""Mamba models language about as well as attention for as many parameters and tokens, in time linear in the length.
+
+Stories of the small world, byte-pair tokens, rows of 256. Every model sees the same rows once; feed-forward layers are
+as wide as equal parameters allow. Measured: the loss on stories that were held out, and tokens a second of training
+(forward and backward) over the length of the text. Linear time shows as a flat line there; which of two is faster at
+some length depends on the machine and its kernels. S4D, whose filter is the same for all words, is beside them.
+
+Gu & Dao 2023; Dao & Gu 2024. What holds for small models on a small world need not hold for large ones.
+"""
+
+# ledger: mamba.language
+
+from itertools import islice
+
+import torch
+from torch import Tensor
+
+from regard.data.batch import Batch
+from regard.data.world import stories
+from regard.labs.bench import Bench
+from regard.labs.contenders import MIXERS, equal, parameters
+from regard.labs.findings import Check, Findings, Plot
+from regard.labs.fit import fit, generator, interleaved
+from regard.labs.tasks import texts
+from regard.models.decoder import DecoderModule
+from regard.objectives.next_token import next_token
+from regard.parts.body import Body
+from regard.parts.ssm.mamba2 import Mamba2
+from regard.text.train import bpe
+
+VOCAB, WIDTH, ROW = 384, 64, 256
+NAMED: dict[str, Body] = {
+    "attention": MIXERS["attention"],
+    "Mamba": MIXERS["Mamba"],
+    "Mamba-2": Mamba2(state=32, head_dim=32),
+    "S4D": MIXERS["S4D"],
+}
+
+
+def run(bench: Bench) -> Findings:
+    steps, rows = bench.pick(200, 2), bench.pick(8, 2)
+    train, held_out = read(bench.pick(3000, 40), bench.pick(200, 20))
+    losses, models = {}, {}
+    for name, mixer in NAMED.items():
+        torch.manual_seed(bench.seed)
+        models[name] = equal(mixer, NAMED["attention"], VOCAB, WIDTH).build()
+        fit(bench, name, models[name], lambda draws: drawn(draws, train, rows), steps, 4e-3)
+        losses[name] = held_out_loss(models[name], held_out, bench.pick(16, 2))
+    speeds = tokens_a_second(bench, models)
+    lengths = [n for n, _ in speeds["attention"]]
+    table = [
+        {"mixer": name, "parameters": parameters(models[name]), "held-out loss": losses[name]}
+        | {f"tokens/s at {n:,.0f}": speed for n, speed in speeds[name]}
+        for name in NAMED
+    ]
+    kept = {name: points[-1][1] / points[0][1] for name, points in speeds.items()}
+    checks = [
+        Check("Mamba's loss is at most 2 % above attention's", f"{losses['Mamba']:.3f} and {losses['attention']:.3f}",
+              losses["Mamba"] < 1.02 * losses["attention"]),
+        Check("it is below that of a fixed filter", f"{losses['Mamba']:.3f} and S4D {losses['S4D']:.3f}",
+              losses["Mamba"] < losses["S4D"]),
+        Check(f"from {lengths[0]:,} to {lengths[-1]:,} tokens Mamba keeps three quarters of its speed",
+              f"{kept['Mamba']:.2f}", kept["Mamba"] > 0.75),
+        Check("attention keeps less than half", f"{kept['attention']:.2f}", kept["attention"] < 0.5),
+    ]  # fmt: skip
+    plots = [Plot("length of the text", "tokens a second", speeds, "training", "xy")]
+    return Findings(table, checks, plots, f"Each was trained on {steps * rows * ROW:,} tokens.")
+
+
+def read(train: int, held_out: int) -> tuple[Tensor, Tensor]:
+    """The ids of so many stories of each split, one behind the other."""
+    told = {split: [story.text for story in islice(stories(2, split), count)]
+            for split, count in (("train", train), ("held-out", held_out))}  # fmt: skip
+    tokenizer = bpe(told["train"], VOCAB)
+    first, second = (torch.tensor(tokenizer.encode("\n".join(texts))) for texts in told.values())
+    return first, second
+
+
+def drawn(draws: torch.Generator, ids: Tensor, rows: int, length: int = ROW) -> Batch:
+    """Rows that begin anywhere."""
+    starts = torch.randint(len(ids) - length, (rows, 1), generator=draws)
+    cut = ids[starts + torch.arange(length + 1)]  # (B, length + 1)
+    return texts(cut[:, :-1], cut[:, 1:], torch.ones(rows, length))
+
+
+@torch.no_grad()
+def held_out_loss(model: DecoderModule, ids: Tensor, rows: int) -> float:
+    loss, count, _ = next_token(model, drawn(generator(0), ids, rows))
+    return (loss / count).item()
+
+
+def tokens_a_second(bench: Bench, models: dict[str, DecoderModule]) -> dict[str, list[tuple[float, float]]]:
+    tokens = bench.pick(4096, 256)
+    speeds: dict[str, list[tuple[float, float]]] = {name: [] for name in models}
+    for n in bench.each("speed", bench.pick((256, 1024, 4096, 16384), (64, 256))):
+        batch = drawn(generator(0), torch.arange(tokens * 8) % VOCAB, max(1, tokens // n), n)
+        for name, seconds in interleaved(models, lambda model: next_token(model, batch)[0], 1).items():  # noqa: B023
+            speeds[name].append((n, batch.tokens.numel() / seconds))
+    return speeds

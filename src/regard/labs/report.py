@@ -1,0 +1,97 @@
+"""A lab's findings on disk: result.json, plot.png and one page that shows both. Kept in runs/labs/<name>."""
+
+import json
+import platform
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from regard import __version__
+from regard.labs.findings import Findings, Plot
+from regard.report.page import Page
+from regard.report.pictures import ACCENT, GRID, SECOND, pyplot
+
+COLOURS = (ACCENT, SECOND, "#3f9b6c", "#cf5c5c", "#8e6bbf", "#7b8794", "#b58900")
+MARKS = "os^vDPX"
+
+
+def write(folder: Path, name: str, documentation: str, findings: Findings, settings: dict[str, Any]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    draw(findings.plots, folder / "plot.png")
+    versions = {"regard": __version__, "torch": torch.__version__, "machine": platform.machine()}
+    result = {
+        "lab": name,
+        "verdict": findings.verdict,
+        "checks": [vars(check) for check in findings.checks],
+        "table": [dict(row) for row in findings.table],
+        "remark": findings.remark,
+        "settings": settings | versions,
+    }
+    (folder / "result.json").write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    page(name, documentation, findings, folder / "plot.png").write(folder / "report.html")
+
+
+def page(name: str, documentation: str, findings: Findings, picture: Path) -> Page:
+    claim, _, experiment = documentation.partition("\n")
+    page = Page(claim)
+    for paragraph in experiment.strip().split("\n\n"):
+        page.text(paragraph)
+    page.text(findings.verdict, "big")
+    page.table(
+        ("expected", "seen"),
+        [((check.expected, check.seen), "right" if check.holds else "wrong") for check in findings.checks],
+    )
+    page.picture(picture, f"regard lab {name}")
+    header, rows = cells(findings)
+    page.table(header, [(row, "") for row in rows])
+    if findings.remark:
+        page.text(findings.remark)
+    return page
+
+
+def cells(findings: Findings) -> tuple[list[str], list[list[str]]]:
+    return list(findings.table[0]), [[written(value) for value in row.values()] for row in findings.table]
+
+
+def written(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else f"{value:,}" if type(value) is int else str(value)
+
+
+def draw(plots: tuple[Plot, ...] | list[Plot] | Any, out: Path) -> None:
+    plt = pyplot()
+    figure, panels = plt.subplots(
+        1, len(plots), figsize=(0.6 + 4.6 * len(plots), 3.6), layout="constrained", squeeze=False
+    )
+    for axes, plot in zip(panels[0], plots, strict=True):
+        (draw_bars if plot.groups else draw_lines)(axes, plot)
+        axes.set(xlabel=plot.x, ylabel=plot.y, title=plot.title)
+        axes.set_axisbelow(True)
+        axes.grid(color=GRID, linewidth=0.8, axis="y" if plot.groups else "both")
+        if len(plot.lines) > 1:
+            axes.legend(frameon=False, fontsize=8)
+    figure.savefig(out)
+    plt.close(figure)
+
+
+def draw_lines(axes: Any, plot: Plot) -> None:
+    for i, (label, points) in enumerate(plot.lines.items()):
+        x, y = zip(*points, strict=True)
+        mark = MARKS[i % len(MARKS)] if len(points) <= 24 else ""
+        axes.plot(x, y, marker=mark, color=COLOURS[i % len(COLOURS)], label=label, linewidth=1.8, markersize=5)
+    if "x" in plot.log:
+        axes.set_xscale("log")
+    if "y" in plot.log:
+        axes.set_yscale("log")
+    places = sorted({x for points in plot.lines.values() for x, _ in points})
+    if len(places) <= 10:
+        axes.set_xticks([], minor=True)
+        axes.set_xticks(places, [f"{x:g}" for x in places])
+
+
+def draw_bars(axes: Any, plot: Plot) -> None:
+    wide = 0.8 / len(plot.lines)
+    for i, (label, points) in enumerate(plot.lines.items()):
+        x, y = zip(*points, strict=True)
+        axes.bar([at - 0.4 + (i + 0.5) * wide for at in x], y, wide, color=COLOURS[i % len(COLOURS)], label=label)
+    axes.set_xticks(range(len(plot.groups)), plot.groups)

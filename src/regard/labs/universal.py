@@ -1,0 +1,71 @@
+"""One hidden layer fits any continuous function on an interval, the better the wider; outside it promises nothing.
+
+The theorem (Cybenko 1989; Hornik et al. 1989) speaks of continuous functions on a compact set and of enough width, not
+of any function anywhere, and not of what training finds. Measured: the largest error of a tanh layer on
+sin(2x) + |x| over [-3, 3] and over the ring around it, [-6, -3] and [3, 6], by width. The hidden weights are drawn and
+only the output layer is fitted, by least squares, so that training cannot be the reason.
+"""
+
+# ledger: anc.mlp.universal
+
+import torch
+from torch import Tensor
+
+from regard.labs.bench import Bench
+from regard.labs.findings import Check, Findings, Plot
+
+INSIDE, OUTSIDE = 3.0, 6.0
+
+
+def run(bench: Bench) -> Findings:
+    widths = bench.pick((4, 8, 16, 32, 64, 128, 256, 512), (4, 8, 16))
+    table = []
+    for width in bench.each("widths", widths):
+        errors = [largest_errors(width, bench.seed + i) for i in range(bench.pick(9, 2))]
+        inside, outside = torch.tensor(errors, dtype=torch.float64).median(0).values.tolist()
+        table.append({"width": width, "largest error inside": inside, "outside": outside})
+    first, last = table[0], table[-1]
+    checks = [
+        Check(
+            "inside, the largest error falls with width to a hundredth",
+            f"{first['largest error inside']:.3g} -> {last['largest error inside']:.3g}",
+            last["largest error inside"] < 0.01 * first["largest error inside"],
+        ),
+        Check(
+            "outside, it does not fall",
+            f"{first['outside']:.3g} -> {last['outside']:.3g}",
+            last["outside"] > 0.5 * first["outside"],
+        ),
+    ]
+    lines = {where: [(row["width"], row[key]) for row in table] for where, key in KEYS.items()}
+    plots = [Plot("width of the hidden layer", "largest error", lines, "sin(2x) + |x|", "xy")]
+    return Findings(
+        table, checks, plots, "Medians over random hidden layers; fitted on a grid, judged between its points."
+    )
+
+
+KEYS = {"inside [-3, 3]": "largest error inside", "outside, up to 6": "outside"}
+
+
+def wanted(x: Tensor) -> Tensor:
+    return torch.sin(2 * x) + x.abs()
+
+
+def largest_errors(width: int, seed: int) -> tuple[float, float]:
+    """Inside and outside, of a layer whose bends lie inside."""
+    torch.manual_seed(seed)
+    steep = max(2.5, width / (2 * INSIDE))  # as bends come closer: a kink cannot be made of gentle ones
+    slopes = steep * torch.randn(width, dtype=torch.float64)
+    places = INSIDE * (2 * torch.rand(width, dtype=torch.float64) - 1)
+
+    def hidden(x: Tensor) -> Tensor:
+        return torch.cat([torch.tanh(slopes * (x.unsqueeze(1) - places)), torch.ones_like(x).unsqueeze(1)], 1)
+
+    grid = torch.linspace(-INSIDE, INSIDE, 2000, dtype=torch.float64)
+    ridge = 1e-12 * torch.eye(width + 1, dtype=torch.float64)
+    h = hidden(grid)
+    weights = torch.linalg.solve(h.T @ h / len(grid) + ridge, h.T @ wanted(grid) / len(grid))
+    between = (grid[1:] + grid[:-1]) / 2
+    ring = torch.linspace(INSIDE, OUTSIDE, 500, dtype=torch.float64)
+    ring = torch.cat([-ring, ring])
+    return tuple((hidden(x) @ weights - wanted(x)).abs().max().item() for x in (between, ring))
