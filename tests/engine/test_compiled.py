@@ -14,7 +14,17 @@ from tests.laws import MODELS, build, text
 @pytest.mark.slow
 @pytest.mark.parametrize("store", ["paged", "contiguous"])
 @pytest.mark.parametrize(
-    "name", ["grouped-query", "hybrid", "short convolution", "mamba", "mamba2 and a window", "rnn, gru", "s4"]
+    "name",
+    [
+        "grouped-query",
+        "hybrid",
+        "short convolution",
+        "mamba",
+        "mamba2 and a window",
+        "rnn, gru",
+        "s4",
+        "lstm, wide, beside attention",
+    ],
 )
 def test_compiled_is_eager(name: str, store: str) -> None:
     torch._dynamo.reset()  # it stops compiling a function that it has seen in too many forms

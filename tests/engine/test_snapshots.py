@@ -192,3 +192,29 @@ def test_a_step_of_two_rows_does_not_feel_the_others(rows: list[int] | None, kin
             model(text(2, 1), at, store.states)
         made.append(largest.numbers)
     assert made[0] == made[1]
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("kind", STORES)
+def test_what_is_taken_back_leaves_nothing_that_could_spread(kind: str) -> None:
+    """A masked key still meets its weight of 0, and 0 · NaN is NaN."""
+    model, tokens = build(SPECS["attention"]), text(5)
+    model.embedding.weight[0] = torch.nan
+    tokens = tokens.clamp_min(1)
+    store = opened(kind, SPECS["attention"])
+    read(model, store, 0, tokens[:2], 0)
+    read(model, store, 0, torch.zeros(1, dtype=torch.int64), 2)
+    store.rewind(0, 2)
+    said = read(model, store, 0, tokens[2:3], 2)[0, 1:]  # the head is tied: the damaged word itself is no number
+    assert error(said, model(tokens[:3].unsqueeze(0))[0, -1, 1:]) < 1e-9
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("name", SPECS)
+def test_two_stores_may_be_told_of_the_same_places(name: str) -> None:
+    model, tokens = build(SPECS[name]), text(6).unsqueeze(0)
+    stores = [opened(kind, SPECS[name]) for kind in STORES]
+    assert stores[0].reserve(1, 9) and all(store.reserve(0, 6) for store in stores)  # so that their tables differ
+    at = At(torch.arange(6).unsqueeze(0))
+    for store in stores:
+        assert error(model(tokens, at, store.states), model(tokens)) < 1e-9

@@ -93,3 +93,9 @@ def test_the_logits_of_all_tokens_are_never_there() -> None:
     with Largest() as seen:
         plain([x, weight], targets, weights, 1.0, None)[0].backward()
     assert seen.numbers == TOKENS * VOCAB
+
+
+def test_weights_that_want_a_gradient_are_refused():
+    (x, weight), targets, weights = inputs(bias=False)
+    with pytest.raises(ValueError, match="get no gradient here"):
+        linear_cross_entropy(x, weight, targets, weights.requires_grad_())

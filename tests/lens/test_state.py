@@ -4,15 +4,18 @@ import pytest
 import torch
 from torch import Tensor
 
+from regard.lens.patching import patch
 from regard.lens.state import ROWS, states
 from regard.models.decoder import Decoder
 from regard.models.stack import Repeat
 from regard.parts.attention import Attention
 from regard.parts.block import Block, Sublayer
 from regard.parts.feedforward import SwiGLU
+from regard.parts.gru import GRU
 from regard.parts.linear_attention import LinearAttention
 from regard.parts.lstm import LSTM
-from tests.laws import build
+from regard.parts.rnn import RNN
+from tests.laws import block, build, decoder, text
 
 SPEC = Decoder(31, 12, (Repeat((Block((Sublayer(LSTM(5)), Sublayer(LinearAttention(2)), Sublayer(SwiGLU(8)))),)),))
 
@@ -42,3 +45,12 @@ def test_one_text_is_wanted() -> None:
     for wrong in (torch.zeros(2, 3, dtype=torch.long), []):
         with pytest.raises(ValueError, match="give one row"):
             states(build(SPEC), wrong)
+
+
+@pytest.mark.parametrize(("mixer", "part"), [(LSTM(), "h_proj"), (GRU(), "n_proj"), (RNN(), "x_proj")])
+def test_projections_of_a_recurrence_can_be_patched(mixer, part):
+    """The fused operation would never call them."""
+    model, tokens = decoder(block(mixer)).build(seed=0), text(6).unsqueeze(0)
+    with patch(model, {f"*.{part}": torch.zeros_like}):
+        patched = model(tokens)
+    assert not torch.allclose(patched, model(tokens))

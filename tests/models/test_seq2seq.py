@@ -227,3 +227,19 @@ def test_it_is_a_spec_and_can_be_planned() -> None:
     costs = plan(spec, context=20)
     assert costs.parameters == sum(p.numel() for p in spec.build(seed=0).parameters())
     assert costs.state_bytes == 4 * 3 * WIDTH and costs.kv_bytes_per_token == 4 * 2 * WIDTH
+
+
+def test_a_row_cannot_begin_without_its_source():
+    model = wide(seq2seq(VOCAB, WIDTH))
+    store = Contiguous(model.spec.memory(), 2, 8, torch.float64, source=8)
+    late = At(torch.tensor([[0, 1], [0, 0]]), valid=torch.tensor([[True, True], [False, False]]))
+    model(SOURCE, TARGET[:, :2], None, late, store.states)
+    with pytest.raises(ValueError, match=r"rows \[1\] begin here, but there is no source"):
+        model(None, TARGET[:, :2], None, At(torch.tensor([[2, 3], [0, 1]])), store.states)
+
+
+def test_a_packed_source_needs_a_packed_target():
+    model = wide(seq2seq(VOCAB, WIDTH))
+    packed = At(torch.tensor([[0, 1, 0, 1, 2]] * 2), segments=torch.tensor([[0, 0, 1, 1, 1]] * 2))
+    with pytest.raises(ValueError, match="the source is packed and the target is not"):
+        model(SOURCE, TARGET, packed)

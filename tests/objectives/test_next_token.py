@@ -156,3 +156,12 @@ def test_one_pass_is_an_example_for_every_prefix(name: str) -> None:
     assert abs(got - loss) <= 1e-12
     for grad, parameter in zip(grads, model.parameters(), strict=True):
         assert (grad - parameter.grad).abs().max() <= 1e-12
+
+
+def test_a_target_that_does_not_count_may_be_any_number():
+    model = Decoder(7, 8, (Repeat((Block((Sublayer(Attention(2)),)),)),)).build(seed=0)
+    tokens, weights = torch.arange(6).unsqueeze(0), torch.tensor([[1.0, 1, 0, 1, 0, 1]])
+    places = {"positions": torch.arange(6).unsqueeze(0), "segments": torch.zeros(1, 6, dtype=torch.int64)}
+    whole = Batch(tokens=tokens, targets=tokens, weights=weights, **places)
+    ignored = Batch(tokens=tokens, targets=tokens.where(weights > 0, -100), weights=weights, **places)
+    assert next_token(model, whole)[0] == next_token(model, ignored)[0]

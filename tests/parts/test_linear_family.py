@@ -171,3 +171,14 @@ def test_a_whole_text_is_summed_in_linear_order() -> None:
     out = (F.elu(q) + 1) @ ((F.elu(k) + 1).mT @ with_ones(v))
     expected = module.o_proj(merge(out[..., :-1] / out[..., -1:]))
     assert torch.allclose(module(x, At.whole(1, LENGTH)), expected, atol=1e-12)
+
+
+@pytest.mark.parametrize("bidirectional", [False, True])
+def test_a_document_of_large_features_does_not_drown_its_neighbours(bidirectional):
+    """Performer's features are kept relative to a peak, and each document has its own."""
+    module = LinearAttention(2, features=Performer(16), bidirectional=bidirectional).build(32)
+    x = torch.randn(1, 8, 32) * torch.tensor([1.0] * 4 + [16.0] * 4).view(1, 8, 1)
+    packed = At(torch.tensor([[0, 1, 2, 3] * 2]), segments=torch.tensor([[0] * 4 + [1] * 4]), consecutive=True)
+    out = module(x, packed)
+    for document in (slice(0, 4), slice(4, 8)):
+        assert torch.allclose(out[:, document], module(x[:, document], At.whole(1, 4)), atol=1e-5)

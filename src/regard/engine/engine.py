@@ -87,9 +87,26 @@ class Engine:
             if reason is not None:
                 warnings.warn(reason, stacklevel=2)
             else:
-                self.compiled = torch.compile(self.read_one, fullgraph=True)
+                self.compiled = self.compile()
         self.numbers = count()
         self.counts = Counter(steps=0, prompt_tokens=0, new_tokens=0, stop=0, length=0, cancelled=0, error=0)
+
+    @torch.inference_mode()
+    def compile(self) -> Callable[..., Tensor] | None:
+        """The compiled step, tried once on rows that nobody has; None, and said so, where torch cannot compile it."""
+        from torch._dynamo.exc import TorchDynamoException  # seconds to import
+        from torch._inductor.exc import InductorError
+
+        compiled = torch.compile(self.read_one, fullgraph=True)
+        self.store.span = min(256, self.store.capacity)
+        nobody = torch.zeros(self.store.rows, 1, dtype=torch.long, device=self.device)
+        try:
+            compiled(nobody, nobody, nobody.bool())
+        except (TorchDynamoException, InductorError) as error:
+            reason = str(error).partition("\n")[0]
+            warnings.warn(f"torch.compile cannot compile this model's step ({reason}); decoding without", stacklevel=4)
+            return None
+        return compiled
 
     def submit(self, ids: Sequence[int], sampling: Sampling) -> Request:
         """Put a request at the end of the queue. ValueError when it can never run, QueueFull when too many wait."""

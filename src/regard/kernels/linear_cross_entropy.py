@@ -32,6 +32,8 @@ def linear_cross_entropy(
     tokens: int | None = None,  # in a chunk
 ) -> tuple[Tensor, Tensor]:
     """The sums over tokens of w · loss, and of w where the target has the highest logit."""
+    if weights.requires_grad and torch.is_grad_enabled():
+        raise ValueError("the weights of tokens get no gradient here; detach them, or take the loss of the logits")
     x, weight, *biases = autocast_like_linear(x, weight, *([] if bias is None else [bias]))
     tokens = max(x.shape[1], CHUNK // len(weight)) if tokens is None else tokens
     learns = torch.is_grad_enabled() and any(a.requires_grad for a in (x, weight, *biases))

@@ -71,27 +71,19 @@ class Seq2SeqModule(EncoderDecoderModule):
         states: States | None = None,
         outputs: bool = False,
     ) -> Tensor | Outputs:
+        at = At.whole(*tokens.shape, tokens.device) if at is None else at
         if source is None:
+            refuse_beginnings(at)
             return self.target(tokens, at, states, outputs)
-        if at is not None and at.segments is not None and states is None:
+        if at.segments is not None and states is None:
             out = self.of_documents(source, tokens, source_at, at)
             return out if outputs else out.logits
         if source_at is not None and source_at.segments is not None:
             raise ValueError("the source is packed and the target is not; say the target's documents, or unpack both")
-        if at is not None and states is not None:
-            self.require_beginnings(at)
         ends = watched(self.spec.source.layers)
         read, losses = self.source.read(source, source_at, states=ends)
-        at = At.whole(*tokens.shape, tokens.device) if at is None else at
         out = self.target(tokens, replace(at, source=read), self.hand_over(ends, states), outputs=True)
         return out._replace(losses=add(losses, out.losses)) if outputs else out.logits
-
-    def require_beginnings(self, at: At) -> None:
-        """How a source ended is known in this forward only, so every row must begin in it."""
-        first = at.positions == 0 if at.valid is None else (at.positions == 0) & at.valid  # (B, L)
-        if not first.any(1).all():
-            late = first.any(1).logical_not().nonzero().flatten().tolist()
-            raise ValueError(f"rows {late} get a source but not their first token; give both in one forward")
 
     def hand_over(self, ends: tuple[tuple[Ended, ...], ...], states: States | None) -> States:
         """The target's states, which begin as the source's ended, in their order; its last serves all further ones."""
@@ -121,6 +113,16 @@ class Seq2SeqModule(EncoderDecoderModule):
             )
         out = self(source, writes.take(tokens), source_at, apart_at, outputs=True)
         return Outputs(writes.put(out.logits), tuple(map(writes.put, out.ahead)), out.losses)
+
+
+def refuse_beginnings(at: At) -> None:
+    """A row begins as its source ended, so it cannot begin where there is none."""
+    first = at.positions == 0 if at.valid is None else (at.positions == 0) & at.valid  # (B, L)
+    if first.any():
+        rows = first.any(1).nonzero().flatten().tolist()
+        raise ValueError(
+            f"rows {rows} begin here, but there is no source to begin from; give it with their first token"
+        )
 
 
 class Begun:

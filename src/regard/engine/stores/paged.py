@@ -65,6 +65,7 @@ class Paged:
             self.own(row, [self.copy(*last, rest)])
         else:
             self.give_back(row, whole + len(last))
+            self.clear(last, rest)
 
     def fork(self, row: int, to: int, snapshot: Snapshot) -> bool:
         """Let another row, which has no room yet, go on from a snapshot of this one; False when the pool is empty.
@@ -102,12 +103,16 @@ class Paged:
         for block in gone:
             self.owners[block] -= 1
         free = [block for block in gone if not self.owners[block]]
-        slots = self.slots(torch.tensor(free, dtype=torch.int64, device=self.table.device))
-        for state in self.in_pages:
-            state.clear(slots)
+        self.clear(free)
         self.free += reversed(free)
         self.owned[row] = self.owned[row][:keep]
         self.table[row, keep:] = 0
+
+    def clear(self, blocks: list[int], start: int = 0) -> None:
+        """What is kept in these blocks, from this slot of theirs on."""
+        slots = self.slots(torch.tensor(blocks, dtype=torch.int64, device=self.table.device))[start:]
+        for state in self.in_pages:
+            state.clear(slots)
 
     def copy(self, block: int, tokens: int) -> int:
         """A free block with what the first tokens of this one left there."""
