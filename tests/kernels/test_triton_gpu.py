@@ -35,7 +35,12 @@ def test_random_cases_are_as_exact_as_plain_pytorch(number: int) -> None:
     from benchmarks.gpu.check import check
 
     worst, case = check(number)
-    assert worst <= (2.5 if "float32" in case else 1), case  # its powers of two are good to two units in the last place
+    assert worst <= 1, case
+
+
+def test_float32_is_refused_by_name() -> None:
+    tensors = [x.float() for x in inputs(64)]
+    assert "less exact than PyTorch in float32" in (triton.refuses(*tensors, At.whole(1, 64, "cuda"), Scores(Causal())) or "")
 
 
 def test_auto_takes_it_for_what_pytorch_has_no_kernel_for() -> None:

@@ -26,8 +26,11 @@ FEW = 16  # queries: with fewer most of each tile would be empty
 
 
 def refuses(q: Tensor, k: Tensor, v: Tensor, at: At, scores: Scores) -> str | None:
-    reason = cannot_triton(q.device)
-    return f"triton {reason}" if reason else cannot(q, k, v, at, scores)
+    if reason := cannot_triton(q.device):
+        return f"triton {reason}"
+    if q.dtype == torch.float32 and not torch.is_autocast_enabled(q.device.type):
+        return "triton is less exact than PyTorch in float32, because a GPU's own powers of two are, and no faster"
+    return cannot(q, k, v, at, scores)
 
 
 def cannot(q: Tensor, k: Tensor, v: Tensor, at: At, scores: Scores) -> str | None:
@@ -53,8 +56,6 @@ def cannot(q: Tensor, k: Tensor, v: Tensor, at: At, scores: Scores) -> str | Non
 def slower(q: Tensor, k: Tensor, v: Tensor, at: At, scores: Scores) -> str | None:
     if q.shape[2] < FEW:
         return f"triton would leave its tiles empty: {q.shape[2]} queries a row are few"
-    if q.dtype == torch.float32 and not torch.is_autocast_enabled(q.device.type):
-        return "triton uses no matrix units in float32"
     plain = scores.bias is None and scores.softcap is None and scores.sinks is None
     if plain and at.ordered and type(scores.mask) in (Causal, Full):
         return "PyTorch's own kernels are faster than triton's for whole texts with nothing added"

@@ -42,8 +42,7 @@ class Recipe(NamedTuple):
 
 
 # The fastest on an H200 for bf16 and heads of 128, and what fits where there is more to hold: longer rows, a line of
-# which every pair of the tile takes its number. Float32 has no matrix units: its products are spelled out in
-# instructions, so its tiles are small.
+# which every pair of the tile takes its number.
 SIZES = {"forward": Size(128, 128, 8, 3), "for_queries": Size(128, 64, 8, 3), "for_keys": Size(64, 64, 4, 2)}
 SMALL = {"forward": Size(64, 32, 4, 2), "for_queries": Size(64, 32, 8, 2), "for_keys": Size(32, 64, 8, 2)}
 
@@ -51,8 +50,6 @@ SMALL = {"forward": Size(64, 32, 4, 2), "for_queries": Size(64, 32, 8, 2), "for_
 def size_of(kernel: str, q: Tensor, k: Tensor, v: Tensor, recipe: Recipe, ordered: bool) -> Size:
     row = q.element_size() * max(q.shape[-1], v.shape[-1])
     size = SMALL[kernel] if row > 256 or recipe.bias == "line" else SIZES[kernel]
-    if q.dtype == torch.float32:
-        size = Size(min(size.queries, 32), min(size.keys, 32), 8, 1)
     return Size(
         min(size.queries, power(q.shape[2])),
         min(size.keys, power(k.shape[2])),
