@@ -12,8 +12,10 @@ from regard.parts.block import Block, Sublayer
 from regard.parts.linear_attention import LinearAttention
 from regard.parts.norm import LayerNorm, RMSNorm
 from regard.parts.position.rope import Rope
+from regard.parts.position.scaling import DynamicNTK, Linear, Llama3, Scaling, Yarn
 from regard.spec import SpecError
-from tests.families.conftest import GPT2, LLAMA
+from tests.families.cases.gpt2 import GPT2
+from tests.families.cases.llama import LLAMA
 
 
 def llama(**changes) -> Decoder:
@@ -43,6 +45,31 @@ def test_both_spellings_of_rope(settings: dict) -> None:
     assert attention(llama(**settings)).position == Rope(5e5)
 
 
+@pytest.mark.parametrize(
+    ("settings", "scaling"),
+    [
+        ({"rope_scaling": {"type": "linear", "factor": 2}}, Linear(2.0)),
+        ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, DynamicNTK(2.0, 64)),
+        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0}}, Yarn(4.0, 64)),
+        (
+            {
+                "rope_scaling": {
+                    "rope_type": "llama3",
+                    "factor": 8.0,
+                    "original_max_position_embeddings": 16,
+                    "low_freq_factor": 1.0,
+                    "high_freq_factor": 4.0,
+                }
+            },
+            Llama3(8.0, 16, 1.0, 4.0),
+        ),
+    ],
+    ids=str,
+)
+def test_both_spellings_of_scaling(settings: dict, scaling: Scaling) -> None:
+    assert attention(llama(**settings)).position == Rope(10000.0, scaling=scaling)
+
+
 def test_rope_without_settings_has_the_usual_base() -> None:
     assert attention(llama()).position == Rope(10000.0)
 
@@ -50,11 +77,9 @@ def test_rope_without_settings_has_the_usual_base() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}, "rope: rope_type='llama3' has no part here"),
-        ({"rope_scaling": {"type": "linear", "factor": 2.0}}, "rope: type='linear' has no part here"),
-        ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, "rope: rope_type='yarn'"),
-        ({"rope_parameters": {"partial_rotary_factor": 0.5}}, "partial_rotary_factor=0.5"),
-        ({"rope_parameters": [1]}, "rope settings should be a table"),
+        ({"rope_scaling": {"rope_type": "su"}}, "rope_scaling: rope_type='su' has no part here"),
+        ({"rope_scaling": {"type": "linear"}}, "rope_scaling: the config has no 'factor'"),
+        ({"rope_parameters": [1]}, "rope_parameters=.* should be dict"),
         ({"rope_theta": "big"}, "rope_theta='big' should be int or float"),
         ({"hidden_act": "gelu"}, "hidden_act='gelu' has no part here; only 'silu' is read"),
         ({"hidden_size": "48"}, "hidden_size='48' should be int"),
@@ -71,7 +96,7 @@ def test_llama_refuses_by_name(changes: dict, message: str) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"activation_function": "gelu_fast"}, "activation_function='gelu_fast' has no part here"),
+        ({"activation_function": "mish"}, "activation_function='mish' has no part here"),
         ({"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx=True has no part here"),
         ({"scale_attn_weights": False}, "scale_attn_weights=False"),
         ({"add_cross_attention": True}, "add_cross_attention=True"),
@@ -151,4 +176,4 @@ def test_a_family_is_three_things(name: str) -> None:
     module = family(name)
     assert callable(module.spec)
     assert callable(module.config)
-    assert module.TABLE
+    assert callable(module.table)

@@ -40,7 +40,9 @@ def test_random_cases_are_as_exact_as_plain_pytorch(number: int) -> None:
 
 def test_float32_is_refused_by_name() -> None:
     tensors = [x.float() for x in inputs(64)]
-    assert "less exact than PyTorch in float32" in (triton.refuses(*tensors, At.whole(1, 64, "cuda"), Scores(Causal())) or "")
+    assert "less exact than PyTorch in float32" in (
+        triton.refuses(*tensors, At.whole(1, 64, "cuda"), Scores(Causal())) or ""
+    )
 
 
 def test_auto_takes_it_for_what_pytorch_has_no_kernel_for() -> None:

@@ -6,13 +6,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from regard.weights.ops import Split, Transpose
+from regard.weights.ops import Split, Stack, Transpose
 from regard.weights.table import IDENTITY, Found, Link, Table, WeightsError, placeholders
 
 TABLE = Table(
     Link("base.embed.weight", "embedding.weight"),
     Link("base.h.{i}.attn.{leaf}", ("blocks.{i}.q.{leaf}", "blocks.{i}.k.{leaf}"), Transpose(), Split()),
     Link("base.h.{i}.gate_up.weight", ("blocks.{i}.gate.weight", "blocks.{i}.up.weight"), Split(dim=1)),
+    Link("base.h.{i}.experts.{each}.{leaf}", "blocks.{i}.experts.{leaf}", Stack()),
     prefix="base.",
     ignored=("base.h.{i}.mask",),
 )
@@ -24,6 +25,7 @@ def ours() -> dict[str, Tensor]:
     for i in (0, 1, 10):
         shapes |= {f"blocks.{i}.q.weight": (6, 4), f"blocks.{i}.k.weight": (2, 4), f"blocks.{i}.q.bias": (6,)}
         shapes |= {f"blocks.{i}.k.bias": (2,), f"blocks.{i}.gate.weight": (3, 4), f"blocks.{i}.up.weight": (3, 5)}
+        shapes |= {f"blocks.{i}.experts.weight": (2, 3, 4)}
     return {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
 
 
@@ -41,6 +43,8 @@ def test_there_and_back_bit_for_bit() -> None:
         "base.h.10.attn.weight": (4, 8),
         "base.h.10.attn.bias": (8,),
         "base.h.10.gate_up.weight": (3, 9),
+        "base.h.10.experts.0.weight": (3, 4),
+        "base.h.10.experts.1.weight": (3, 4),
     }
     back = read(found(theirs))
     assert back.keys() == ours().keys()

@@ -20,7 +20,7 @@ from regard.checkpoint.folder import MANIFEST, CheckpointError, check_folder, wr
 from regard.checkpoint.tensors import find, read_json, write
 from regard.families import family
 from regard.models.blank import blank, weightless
-from regard.models.decoder import Decoder, DecoderModule
+from regard.models.decoder import Decoder
 from regard.models.depth import once, stacks
 from regard.models.model import Model
 from regard.spec import SpecError, read
@@ -54,12 +54,12 @@ def write_files(model: nn.Module, folder: Path, tokenizer: Saves | None = None) 
     write_model(folder, {"model_type": OURS, "spec": spec.to_dict()}, weights(model), tokenizer)
 
 
-def export(model: DecoderModule, folder: str | Path, model_type: str, tokenizer: Any | None = None) -> None:
+def export(model: nn.Module, folder: str | Path, model_type: str, tokenizer: Any | None = None) -> None:
     foreign = family(model_type)
     marks = {f"{name}_token_id": getattr(tokenizer, name, None) for name in ("bos", "eos", "pad")}
-    config = foreign.config(model.spec) | marks | {"dtype": str(model.embedding.weight.dtype).removeprefix("torch.")}
+    config = foreign.config(model.spec) | marks | {"dtype": str(next(model.parameters()).dtype).removeprefix("torch.")}
     with write_folder(folder) as partial:
-        write_model(partial, config, dict(foreign.TABLE.write(weights(model))), tokenizer)
+        write_model(partial, config, dict(foreign.table(model.spec).write(weights(model))), tokenizer)
 
 
 def load(
@@ -105,7 +105,8 @@ def understand(folder: Path) -> tuple[Model, Table]:
         if config.get(key) is not None:
             raise CheckpointError(f"{folder}: config.json has {key!r}: {why}")
     foreign = family(config.get("model_type"))
-    return foreign.spec(config), foreign.TABLE
+    spec = foreign.spec(config)
+    return spec, foreign.table(spec)
 
 
 def weights(model: nn.Module) -> dict[str, Tensor]:

@@ -1,6 +1,6 @@
 """Other libraries' models: each family is a function from its config to our spec, the way back, and a weight table.
 
-    spec(config) -> Decoder        config(spec) -> dict        TABLE
+    spec(config) -> Model        config(model) -> dict        table(model) -> Table
 
 A family has no class and no forward of its own. What our parts cannot say is refused by name on the way in, what the
 foreign class cannot say on the way out.

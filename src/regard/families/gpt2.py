@@ -6,7 +6,9 @@ and is not taken over. Published files often lack the prefix `transformer.` and 
 
 from typing import Any
 
-from regard.families.foreign import Config, expressed, first_block
+from regard.families.activation import OURS, THEIRS
+from regard.families.expressed import bodies, expressed
+from regard.families.foreign import Config
 from regard.models.decoder import Decoder
 from regard.models.stack import Repeat
 from regard.parts.attention import Attention
@@ -35,18 +37,6 @@ TABLE = Table(
     ignored=("lm_head.weight", "transformer.h.{i}.attn.bias", "transformer.h.{i}.attn.masked_bias"),
 )
 
-ACTIVATIONS = {  # ours: theirs
-    "gelu_tanh": "gelu_new",
-    "gelu": "gelu",
-    "quick_gelu": "quick_gelu",
-    "relu": "relu",
-    "relu2": "relu2",
-    "silu": "silu",
-    "sigmoid": "sigmoid",
-    "identity": "linear",
-}
-OURS = {theirs: ours for ours, theirs in ACTIVATIONS.items()} | {"gelu_pytorch_tanh": "gelu_tanh"}
-
 
 def spec(config: dict[str, Any]) -> Decoder:
     theirs = Config("gpt2", config)
@@ -72,7 +62,7 @@ def spec(config: dict[str, Any]) -> Decoder:
 
 
 def config(model: Decoder) -> dict[str, Any]:
-    attention, feedforward = first_block(model, Attention, FeedForward)
+    attention, feedforward = bodies(model.blocks[0], Attention, FeedForward)
     written = {
         "model_type": "gpt2",
         "architectures": ["GPT2LMHeadModel"],
@@ -82,8 +72,12 @@ def config(model: Decoder) -> dict[str, Any]:
         "n_layer": len(model.blocks),
         "n_head": attention.heads,
         "n_inner": feedforward.hidden_dim(model.width),
-        "activation_function": ACTIVATIONS[feedforward.activation],
+        "activation_function": (THEIRS | {"gelu_tanh": "gelu_new"})[feedforward.activation],
         "layer_norm_epsilon": getattr(model.norm, "eps", None),
         "tie_word_embeddings": model.tied,
     }
     return expressed("gpt2", model, written, spec)
+
+
+def table(model: Decoder) -> Table:
+    return TABLE

@@ -1,18 +1,19 @@
 """Llama (Touvron et al. 2023): RMSNorm before every sublayer, grouped-query attention with RoPE, SwiGLU, no biases.
 
-Dropout is a choice of the training run and is not taken over. RoPE scaling has no part yet and is refused.
+Dropout is a choice of the training run and is not taken over.
 """
 
 from typing import Any
 
-from regard.families.foreign import Config, FamilyError, expressed, first_block
+from regard.families.expressed import bodies, expressed
+from regard.families.foreign import Config, FamilyError
+from regard.families.rope import rope, rope_parameters
 from regard.models.decoder import Decoder
 from regard.models.stack import Repeat
 from regard.parts.attention import Attention
 from regard.parts.block import Block, Sublayer
 from regard.parts.feedforward import SwiGLU
 from regard.parts.norm import RMSNorm
-from regard.parts.position.rope import Rope
 from regard.weights.table import Link, Table
 
 ATTENTION, FEEDFORWARD = "stack.blocks.{i}.sublayers.0", "stack.blocks.{i}.sublayers.1"
@@ -38,7 +39,7 @@ def spec(config: dict[str, Any]) -> Decoder:
         heads=heads,
         kv_heads=theirs.integer("num_key_value_heads", heads),
         head_dim=theirs.integer("head_dim", width // max(heads, 1)),
-        position=Rope(theirs.rope_base()),
+        position=rope(theirs),
         bias=theirs.flag("attention_bias", False),
     )
     feedforward = SwiGLU(theirs.integer("intermediate_size"), bias=theirs.flag("mlp_bias", False))
@@ -54,7 +55,7 @@ def spec(config: dict[str, Any]) -> Decoder:
 
 
 def config(model: Decoder) -> dict[str, Any]:
-    attention, feedforward = first_block(model, Attention, SwiGLU)
+    attention, feedforward = bodies(model.blocks[0], Attention, SwiGLU)
     heads, kv_heads, head_dim = attention.sizes(model.width)
     if model.width % heads:
         raise FamilyError(f"transformers' llama wants width={model.width} to be divisible by heads={heads}")
@@ -71,9 +72,13 @@ def config(model: Decoder) -> dict[str, Any]:
         "hidden_act": "silu",
         "max_position_embeddings": model.context,
         "rms_norm_eps": getattr(model.norm, "eps", None),
-        "rope_parameters": {"rope_type": "default", "rope_theta": getattr(attention.position, "base", None)},
+        "rope_parameters": rope_parameters(attention.position),
         "attention_bias": attention.bias,
         "mlp_bias": feedforward.bias,
         "tie_word_embeddings": model.tied,
     }
     return expressed("llama", model, written, spec)
+
+
+def table(model: Decoder) -> Table:
+    return TABLE

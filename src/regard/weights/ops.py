@@ -43,3 +43,15 @@ class Split:
 
     def write(self, ours: Sequence[Tensor]) -> Sequence[Tensor]:
         return [torch.cat(list(ours), self.dim)]
+
+
+@dataclass(frozen=True)
+class Stack:
+    """Many tensors of theirs are one of ours: experts, each with matrices of its own."""
+
+    def read(self, theirs: Sequence[Tensor], like: Sequence[Tensor]) -> Sequence[Tensor]:
+        return [torch.stack(list(theirs))]
+
+    def write(self, ours: Sequence[Tensor]) -> Sequence[Tensor]:
+        (stacked,) = ours
+        return stacked.unbind()

@@ -3,9 +3,10 @@
     Link("model.layers.{i}.self_attn.q_proj.{leaf}", "stack.blocks.{i}.sublayers.0.body.q_proj.{leaf}")
     Link("h.{i}.attn.c_attn.{leaf}", ("….q_proj.{leaf}", "….k_proj.{leaf}", "….v_proj.{leaf}"), Transpose(), Split())
 
-`{i}` and `{leaf}` stand for one step of a dotted name each, the same on both sides; `{path}` for any number of steps.
-What tensors there are is said by our model alone; a table never lists layers or asks whether there is a bias. The
-shapes that theirs must have are our shapes sent through the steps on the meta device, checked before a byte is read.
+`{i}` and `{leaf}` stand for one step of a dotted name each, the same on both sides; `{path}` for any number of steps;
+`{each}`, on their side alone, for 0, 1, 2 … where one tensor of ours is many of theirs (`Stack`: experts). What tensors
+there are is said by our model alone; a table never lists layers or asks whether there is a bias. The shapes that theirs
+must have are our shapes sent through the steps on the meta device, checked before a byte is read.
 """
 
 import re
@@ -48,17 +49,20 @@ class Link:
             chain.append(op.write(chain[-1]))
         return chain[::-1]
 
-    def read(self, theirs: Tensor, chain: list[Sequence[Tensor]]) -> Sequence[Tensor]:
-        tensors: Sequence[Tensor] = [theirs]
+    def names(self, values: Mapping[str, str], theirs: Sequence[Tensor]) -> list[str]:
+        """Their names of these tensors of theirs."""
+        return [self.theirs.format(**values, each=n) for n in range(len(theirs))]
+
+    def read(self, theirs: Sequence[Tensor], chain: list[Sequence[Tensor]]) -> Sequence[Tensor]:
+        tensors = theirs
         for op, like in zip(self.ops, chain[1:], strict=True):
             tensors = op.read(tensors, like)
         return tensors
 
-    def write(self, ours: Sequence[Tensor]) -> Tensor:
+    def write(self, ours: Sequence[Tensor]) -> Sequence[Tensor]:
         for op in reversed(self.ops):
             ours = op.write(ours)
-        (theirs,) = ours
-        return theirs
+        return ours
 
 
 class Table:
@@ -67,15 +71,15 @@ class Table:
     def __init__(self, *links: Link, prefix: str = "", ignored: tuple[str, ...] = ()):
         self.links, self.prefix, self.ignored = links, prefix, ignored
 
-    def walk(self, ours: Mapping[str, Tensor]) -> Iterator[tuple[Link, str, list[str]]]:
-        """Every link that these names of ours make: the link, their name, our names."""
+    def walk(self, ours: Mapping[str, Tensor]) -> Iterator[tuple[Link, dict[str, str], list[str]]]:
+        """Every link that these names of ours make: the link, what its placeholders stand for, our names."""
         reached = set()
         for name in ours:
             for link in self.links:
                 if (values := placeholders(link.ours[0], name)) is not None:
                     names = [pattern.format(**values) for pattern in link.ours]
                     reached |= {*names}
-                    yield link, link.theirs.format(**values), names
+                    yield link, values, names
         left = sorted({*ours} - reached)
         if left:
             raise WeightsError(f"{left[0]} has no place in this weight table (and {len(left) - 1} more)")
@@ -84,15 +88,24 @@ class Table:
         """Their tensors as ours, one after the other; `ours` are meta tensors. Names and shapes are checked first."""
         if self.prefix and not any(name.startswith(self.prefix) for name in found):
             found = {self.prefix + name: tensor for name, tensor in found.items()}
-        chains = {theirs: link.shapes([ours[n] for n in names]) for link, theirs, names in self.walk(ours)}
-        check(found, {theirs: tuple(chain[0][0].shape) for theirs, chain in chains.items()}, self.ignored)
-        for link, theirs, names in self.walk(ours):
-            yield from zip(names, link.read(found[theirs].read(), chains[theirs]), strict=True)
+        chains = [
+            (link, values, names, link.shapes([ours[n] for n in names])) for link, values, names in self.walk(ours)
+        ]
+        wanted = {
+            name: tuple(tensor.shape)
+            for link, values, _, chain in chains
+            for name, tensor in zip(link.names(values, chain[0]), chain[0], strict=True)
+        }
+        check(found, wanted, self.ignored)
+        for link, values, names, chain in chains:
+            theirs = [found[name].read() for name in link.names(values, chain[0])]
+            yield from zip(names, link.read(theirs, chain), strict=True)
 
     def write(self, ours: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
         """Our tensors as theirs."""
-        for link, theirs, names in self.walk(ours):
-            yield theirs, link.write([ours[n] for n in names])
+        for link, values, names in self.walk(ours):
+            theirs = link.write([ours[n] for n in names])
+            yield from zip(link.names(values, theirs), theirs, strict=True)
 
 
 IDENTITY = Table(Link("{path}", "{path}"))

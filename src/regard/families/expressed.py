@@ -1,0 +1,72 @@
+"""Writing a foreign config: it is read back, and must give the spec that it came from.
+
+The first place where they differ is what the foreign class has no word for, so no family lists what it lacks.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from regard.families.foreign import FamilyError
+from regard.models.model import Model
+from regard.models.stack import Repeat, unroll
+from regard.parts.attention import Attention
+from regard.parts.block import Block
+from regard.parts.feedforward import PositionWise
+from regard.spec import Spec
+
+M = TypeVar("M", bound=Model)
+
+
+def expressed(model_type: str, model: M, config: dict[str, Any], read: Callable[[dict], M]) -> dict[str, Any]:
+    """The config, if reading it gives this spec back; otherwise the difference by name."""
+    back = read(config)
+    if spelled_out(back) != spelled_out(model):
+        where, ours, theirs = difference(spelled_out(model), spelled_out(back), model.kind)
+        raise FamilyError(
+            f"a {model_type} model cannot express {where}={ours!r:.120}, only {theirs!r:.120}; "
+            f"change the spec or keep the folder in our own format"
+        )
+    return config
+
+
+def bodies(block: Block, *kinds: type) -> tuple[Any, ...]:
+    """The bodies of a block, if they are of these kinds: what a family writes its config from."""
+    found = tuple(sublayer.body for sublayer in block.sublayers)
+    if len(found) != len(kinds) or not all(map(isinstance, found, kinds)):
+        has, wanted = ", ".join(b.kind for b in found), ", ".join(b.__name__ for b in kinds)
+        raise FamilyError(f"its blocks hold {has}; this family's hold {wanted}")
+    return found
+
+
+def spelled_out(spec: Any, width: int = 0) -> Any:
+    """The same model in one spelling: defaults filled in, each block a run, no dropout (a training choice)."""
+    if isinstance(spec, tuple):
+        return tuple(spelled_out(s, width) for s in spec)
+    if not isinstance(spec, Spec):
+        return spec
+    width = getattr(spec, "width", width)
+    values = {f.name: getattr(spec, f.name) for f in dataclasses.fields(spec)}
+    if "layers" in values:
+        values["layers"] = tuple(Repeat((block,)) for block in unroll(values["layers"]))
+    if "dropout" in values:
+        values["dropout"] = 0.0
+    if isinstance(spec, Attention):
+        _, values["kv_heads"], values["head_dim"] = spec.sizes(width)
+        values["out_bias"] = spec.bias if spec.out_bias is None else spec.out_bias
+        values["scale"] = values["head_dim"] ** -0.5 if spec.scale is None else spec.scale
+    if isinstance(spec, PositionWise):
+        values["hidden"] = spec.hidden_dim(width)
+    return dataclasses.replace(spec, **{name: spelled_out(value, width) for name, value in values.items()})
+
+
+def difference(ours: Any, theirs: Any, where: str) -> tuple[str, Any, Any]:
+    """The first place where two specs differ: its path and both values."""
+    if isinstance(ours, Spec) and type(ours) is type(theirs):
+        names = [f.name for f in dataclasses.fields(ours)]
+        pairs = [(f"{where}.{n}", getattr(ours, n), getattr(theirs, n)) for n in names]
+    elif isinstance(ours, tuple) and isinstance(theirs, tuple) and len(ours) == len(theirs):
+        pairs = [(f"{where}[{n}]", a, b) for n, (a, b) in enumerate(zip(ours, theirs, strict=True))]
+    else:
+        return where, ours, theirs
+    return next(difference(a, b, path) for path, a, b in pairs if a != b)
