@@ -3,11 +3,17 @@
 import importlib.util
 import os
 import shutil
+from inspect import signature
+from typing import Any
 
 import torch
 
 HAS_TRITON = importlib.util.find_spec("triton") is not None  # its wheels are for Linux
 TRACES_GROUPED = torch.__version__ >= "2.15"  # grouped products of float32 in compiled graphs
+# One function compiled for many models: without these, eight of them use up what torch allows one piece of code.
+APART: dict[str, Any] = (
+    {"isolate_recompiles": True} if "isolate_recompiles" in signature(torch.compile).parameters else {}
+)
 
 
 def cannot_compile(device: torch.device) -> str | None:

@@ -66,6 +66,10 @@ def test_on_a_gpu_too(name: str, heads: str, dtype: torch.dtype) -> None:
     valid[0] = valid[1, :3] = False
     at = At(slots, valid=valid, consecutive=True)
     tensors = [x.detach().cuda().requires_grad_() for x in inputs(heads, at, dtype, value=DIM)]
+    if (name, dtype) == ("triton", torch.float32):
+        with pytest.raises(ValueError, match="less exact than PyTorch in float32"):
+            backend(name)(*tensors, at, Scores(MASKS["window"]))
+        return
     out = backend(name)(*tensors, at, Scores(MASKS["window"]))
     assert not out[0].any()
     assert not out[1, :, :3].any()

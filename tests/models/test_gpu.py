@@ -18,10 +18,14 @@ LENGTH, CAPACITY = 24, 32
 @pytest.fixture(autouse=True)
 def exact_products():
     """TF32 would round the factors of float32 products to 10 bits."""
-    before = torch.backends.cuda.matmul.allow_tf32
-    torch.backends.cuda.matmul.allow_tf32 = False
+    backends = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = [backend.allow_tf32 for backend in backends]
+    for backend in backends:
+        backend.allow_tf32 = False
+    torch._dynamo.reset()  # the engine's step is compiled for every model, and torch 2.11 allows eight in all
     yield
-    torch.backends.cuda.matmul.allow_tf32 = before
+    for backend, allowed in zip(backends, before, strict=True):
+        backend.allow_tf32 = allowed
 
 
 @every_model

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-import torch
 from rich.console import Console
 
+from regard.cli.device import chosen
 from regard.data.packing import tokenize
 from regard.data.sources import Source
 from regard.engine.engine import Engine
@@ -35,11 +35,9 @@ def go_on(path: Path, device: str, console: Console) -> Result:
 def train(
     run: Run, recipe: Recipe, model: DecoderModule, tokenizer: Tokenizer, device: str, listener: Listener
 ) -> Result:
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
     held_out = recipe.data.open("held-out")
     trainer = Trainer(
-        model.to(device),
+        model.to(chosen(device)),
         recipe.data.loader(tokenizer),
         next_token,
         recipe.train,

@@ -59,16 +59,14 @@ def verify(
 
 def opened(name: str, overrides: list[str], pattern: str | None, seed: int, device: str) -> "nn.Module":
     """The model of a folder, or one with wide random weights."""
-    import torch
-
     from regard.checkpoint.model import load
-    from regard.cli.model import model_folder, read_model
+    from regard.cli.device import chosen
+    from regard.cli.model import is_stored, model_folder, read_model
     from regard.verify.draw import draw_wide
 
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
+    device = chosen(device)
     folder = Path(name)
-    if folder.is_dir():
+    if is_stored(name):
         if overrides or pattern is not None:
             raise ValueError(f"{name} is a model as it is; {[*overrides, '--pattern'][0]} cannot change it")
         found = model_folder(folder)

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from regard.at import At
-from regard.compat import cannot_compile
+from regard.compat import APART, cannot_compile
 from regard.engine.history import History
 from regard.engine.request import QueueFull, Request, Sampling, Token
 from regard.engine.sampling import sample
@@ -97,7 +97,7 @@ class Engine:
         from torch._dynamo.exc import TorchDynamoException  # seconds to import
         from torch._inductor.exc import InductorError
 
-        compiled = torch.compile(self.read_one, fullgraph=True)
+        compiled = torch.compile(self.read_one, fullgraph=True, **APART)
         self.store.span = min(256, self.store.capacity)
         nobody = torch.zeros(self.store.rows, 1, dtype=torch.long, device=self.device)
         try:

@@ -9,9 +9,10 @@ Backward, R_t = ∂loss/∂state_t is a recurrence of the same kind from the end
     R_{t-1} = e^{-l_t} dout_t (1, -out_t) + e^{w} R_t
     dv_t = e^{k_t} R_t · (1, 0) + share_t dout_t            share_t = e^{u + k_t - l_t}
     dk_t = e^{k_t} R_t · (v_t, 1) + du_t                    du_t = share_t dout_t (v_t - out_t)
-    dw_t = ⟨R_t, state_t⟩ - e^{k_t} R_t · (v_t, 1)          ⟨R_{t-1}, state_{t-1}⟩ = dw_t - du_t
+    dw_t = e^{w} ⟨R_t, state_{t-1}⟩                         state_{t-1} = e^{l_t} (past_t, 1 - share_t)
 
-The last line needs the states at the borders of tiles only. Tiles are (channels, T): selective_scan/passes.py says why.
+where past_t is what out_t has of state_{t-1}: kept for the backward, because out_t - share_t v_t would cancel. Tiles
+are (channels, T): selective_scan/passes.py says why.
 """
 
 from typing import Any
@@ -56,8 +57,8 @@ def wkv_op(
     counted: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     """out (B, L, F), and the last value, weight and peak (B, 3, F)."""
-    out, _, borders = run_forward(k, v, decay, bonus, first, documents, counted, v.dtype)
-    return out, borders[:, -1].clone()
+    out, _, _, last = run_forward(k, v, decay, bonus, first, documents, counted, v.dtype)
+    return out, last
 
 
 @wkv_op.register_fake
@@ -74,16 +75,17 @@ def run_forward(
     documents: Tensor | None,
     counted: Tensor | None,
     dtype: torch.dtype,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """out (B, L, F), the logarithm of its divisor, and the states before each tile and at last (B, tiles + 1, 3, F)."""
+    kept: bool = False,
+) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor]:
+    """out (B, L, F); if `kept` what it has of the past, and the logarithm of its divisor; the last state (B, 3, F)."""
     (batch, length, channels), device = v.shape, v.device
-    out, log_sum = (torch.empty(v.shape, dtype=kind, device=device) for kind in (dtype, torch.float32))
-    borders = torch.empty(batch, triton.cdiv(length, T) + 1, 3, channels, device=device)
+    out, last = torch.empty(v.shape, dtype=dtype, device=device), torch.empty(batch, 3, channels, device=device)
+    past, log_sum = (torch.empty(v.shape, device=device) if kept else None for _ in range(2))
     forward_kernel[batch, triton.cdiv(channels, BLOCK)](
-        k.contiguous(), v.contiguous(), decay, bonus, documents, counted, first.contiguous(), out, log_sum, borders,
+        k.contiguous(), v.contiguous(), decay, bonus, documents, counted, first.contiguous(), out, past, log_sum, last,
         1, length, channels, T, BLOCK, num_warps=1,
     )  # fmt: skip
-    return out, log_sum, borders
+    return out, past, log_sum, last
 
 
 @torch.library.custom_op("regard::wkv_backward", mutates_args=())
@@ -99,14 +101,14 @@ def wkv_backward(
     d_last: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     # float32: gradients hold v - out, of which bf16 would leave little
-    out, log_sum, borders = run_forward(k, v, decay, bonus, first, documents, counted, torch.float32)
+    out, past, log_sum, last = run_forward(k, v, decay, bonus, first, documents, counted, torch.float32, kept=True)
     (batch, length, channels), device = v.shape, v.device
     dk, dv = (torch.empty(v.shape, dtype=v.dtype, device=device) for _ in range(2))
     sums = torch.empty(batch, 2, channels, device=device)  # of decay and bonus
     d_first = torch.empty(batch, 3, channels, device=device)
     backward_kernel[batch, triton.cdiv(channels, BLOCK)](
-        k.contiguous(), v.contiguous(), decay, bonus, documents, counted, out, log_sum, borders, d_out.contiguous(),
-        d_last.contiguous(), dk, dv, sums, d_first, 1, length, channels, T, BLOCK, num_warps=1,
+        k.contiguous(), v.contiguous(), decay, bonus, documents, counted, out, past, log_sum, first.contiguous(), last,
+        d_out.contiguous(), d_last.contiguous(), dk, dv, sums, d_first, 1, length, channels, T, BLOCK, num_warps=1,
     )  # fmt: skip
     return dk, dv, sums[:, 0].sum(0), sums[:, 1].sum(0), d_first
 
@@ -129,13 +131,13 @@ wkv_op.register_autograd(backward, setup_context=remember)
 
 @triton.jit(do_not_specialize=["step"])
 def forward_kernel(
-    K, V, Decay, Bonus, Documents, Counted, First, Out, LogSum, Borders, step, length, channels,
+    K, V, Decay, Bonus, Documents, Counted, First, Out, Past, LogSum, Last, step, length, channels,
     T: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """In row i of a tile stand the sums before token i: they take in token i - 1, and give out_i."""
     batch, r = tl.program_id(0).to(tl.int64), tl.arange(0, T)
     f = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    some, tiles = f < channels, tl.cdiv(length, T)
+    some = f < channels
     w, u = tl.load(Decay + f, some, 0.0), tl.load(Bonus + f, some, 0.0)
     value, weight, peak = three(First + batch * 3 * channels, f, channels)
     for tile in range(tl.cdiv(length + 1, T)):
@@ -148,16 +150,11 @@ def forward_kernel(
         own = (tl.where(adds, v, 0.0), tl.where(adds, 1.0, 0.0), tl.where(adds, k, NOTHING))
         values, weights, peaks = scanned(own[0], own[1], own[2], fade, value, weight, peak, r == 0)
         value, weight, peak = row(values, r, T - 1), row(weights, r, T - 1), row(peaks, r, T - 1)
-        border = Borders + (batch * (tiles + 1) + tile) * 3 * channels + f
-        if tile < tiles:
-            tl.store(border, row(values, r, 0), some)
-            tl.store(border + channels, row(weights, r, 0), some)
-            tl.store(border + 2 * channels, row(peaks, r, 0), some)
         if tile == length // T:
-            border = Borders + (batch * (tiles + 1) + tiles) * 3 * channels + f
-            tl.store(border, row(values, r, length % T), some)
-            tl.store(border + channels, row(weights, r, length % T), some)
-            tl.store(border + 2 * channels, row(peaks, r, length % T), some)
+            last = Last + batch * 3 * channels + f
+            tl.store(last, row(values, r, length % T), some)
+            tl.store(last + channels, row(weights, r, length % T), some)
+            tl.store(last + 2 * channels, row(peaks, r, length % T), some)
         k, there = token(K, batch, i, f, step, length, channels)
         v, _ = token(V, batch, i, f, step, length, channels)
         _, _, goes_on = steps(Documents, Counted, batch, i, w, length)
@@ -167,12 +164,14 @@ def forward_kernel(
         total = past * weights + now
         here = (batch * length + i)[None, :] * channels + f[:, None] * step
         tl.store(Out + here, ((past * values + now * v) / total).to(Out.dtype.element_ty), there)
-        tl.store(LogSum + here, top + tl.log(total), there)
+        if Past is not None:
+            tl.store(Past + here, past * values / total, there)
+            tl.store(LogSum + here, top + tl.log(total), there)
 
 
 @triton.jit(do_not_specialize=["step"])
 def backward_kernel(
-    K, V, Decay, Bonus, Documents, Counted, Out, LogSum, Borders, dOut, dLast, dK, dV, dSums, dFirst,
+    K, V, Decay, Bonus, Documents, Counted, Out, Past, LogSum, First, Last, dOut, dLast, dK, dV, dSums, dFirst,
     step, length, channels, T: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Tiles from the last to the first, and in each the tokens from its last: row r is token j, which needs R_j.
@@ -184,8 +183,7 @@ def backward_kernel(
     f = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     some, tiles = f < channels, tl.cdiv(length, T)
     w, u = tl.load(Decay + f, some, 0.0), tl.load(Bonus + f, some, 0.0)
-    last = Borders + (batch * (tiles + 1) + tiles) * 3 * channels
-    peak = tl.load(last + 2 * channels + f, some, NOTHING)
+    peak = tl.load(Last + (batch * 3 + 2) * channels + f, some, NOTHING)
     known = peak > 0.5 * NOTHING
     ra = tl.where(known, tl.load(dLast + batch * 3 * channels + f, some, 0.0), 0.0)
     rb = tl.where(known, tl.load(dLast + (batch * 3 + 1) * channels + f, some, 0.0), 0.0)
@@ -202,9 +200,6 @@ def backward_kernel(
         fade = tl.where(there, fade, 0.0)
         own_a, own_b = tl.where(reads, d_out, 0.0), tl.where(reads, -d_out * out, 0.0)
         ras, rbs, peaks = scanned(own_a, own_b, tl.where(reads, -log_sum, NOTHING), fade, ra, rb, peak, r == 0)
-        ra, rb, peak = row(ras, r, 0), row(rbs, r, 0), row(peaks, r, 0)
-        a, b, top = three(Borders + (batch * (tiles + 1) + tile + 1) * 3 * channels, f, channels)
-        met = tl.exp(tl.maximum(peak + top, NOTHING)) * (ra * a + rb * b)  # ⟨R, state⟩ at the tile's end
         ra, rb, peak = row(ras, r, T - 1), row(rbs, r, T - 1), row(peaks, r, T - 1)
         k, there = token(K, batch, j, f, step, length, channels)
         v, _ = token(V, batch, j, f, step, length, channels)
@@ -214,14 +209,15 @@ def backward_kernel(
         adds, _, _ = steps(Documents, Counted, batch, j, w, length)
         adds = adds & there
         kept = tl.where(adds, tl.exp(k + peaks), 0.0)
-        share = tl.where(there, tl.exp(u[:, None] + k - log_sum), 0.0) * d_out
+        past, _ = token(Past, batch, j, f, step, length, channels)
+        share = tl.where(there, tl.exp(u[:, None] + k - log_sum), 0.0)
+        met = tl.exp(tl.maximum(w[:, None] + peaks + log_sum, NOTHING)) * (ras * past + rbs * (1.0 - share))
+        dw += tl.sum(tl.where(adds, met, 0.0), 1)
+        share *= d_out
         by_state, by_bonus = kept * (ras * v + rbs), share * (v - out)
         here = (batch * length + j)[None, :] * channels + f[:, None] * step
         tl.store(dV + here, (kept * ras + share).to(dV.dtype.element_ty), there)
         tl.store(dK + here, (by_state + by_bonus).to(dK.dtype.element_ty), there)
-        change = -by_bonus - by_state  # of ⟨R, state⟩, a token towards the front
-        before = met[:, None] + tl.cumsum(change, 1) - change
-        dw += tl.sum(tl.where(adds, before - by_state, 0.0), 1)
         du += tl.sum(by_bonus, 1)
     tl.store(dSums + batch * 2 * channels + f, dw, some)
     tl.store(dSums + (batch * 2 + 1) * channels + f, du, some)
@@ -229,7 +225,7 @@ def backward_kernel(
     d_out, out = tl.load(dOut + here, some, 0.0).to(tl.float32), tl.load(Out + here, some, 0.0).to(tl.float32)
     fade = w if Counted is None else tl.where(tl.load(Counted + batch * length) != 0, w, 0.0)
     ra, rb, peak, _ = join(ra, rb, peak, w, d_out, -d_out * out, -tl.load(LogSum + here, some, 0.0), fade)
-    a, b, top = three(Borders + batch * (tiles + 1) * 3 * channels, f, channels)
+    a, b, top = three(First + batch * 3 * channels, f, channels)
     scale = tl.exp(tl.maximum(peak + top, NOTHING))
     tl.store(dFirst + batch * 3 * channels + f, scale * ra, some)
     tl.store(dFirst + (batch * 3 + 1) * channels + f, scale * rb, some)

@@ -39,6 +39,6 @@ def fused(
     if bias is not None:
         assert bias_n is not None
         weights += [bias * signs[:, 0], torch.cat([bias_n.new_zeros(2 * width), bias_n])]
-    settings = (h.unsqueeze(0), weights, bias is not None, 1, 0.0, False, False)
+    settings = (h.unsqueeze(0), weights, bias is not None, 1, 0.0, torch.is_grad_enabled(), False)
     said, h = torch.gru(x, *settings, True) if sizes is None else torch.gru(x, sizes, *settings)
     return said, (h[0],)

@@ -26,6 +26,7 @@ def fused(
 ) -> tuple[Tensor, States]:
     """x (B, L, D), or (T, D) of documents with a token in each step."""
     biases = [] if bias is None else [bias, torch.zeros_like(bias)]
-    settings = ([state.unsqueeze(0) for state in past], [w_x, w_h, *biases], bias is not None, 1, 0.0, False, False)
+    h, c = (state.unsqueeze(0) for state in past)
+    settings = ([h, c], [w_x, w_h, *biases], bias is not None, 1, 0.0, torch.is_grad_enabled(), False)
     said, h, c = torch.lstm(x, *settings, True) if sizes is None else torch.lstm(x, sizes, *settings)
     return said, (h[0], c[0])

@@ -27,7 +27,7 @@ def fused(
 ) -> tuple[Tensor, States]:  # fmt: skip
     """x (B, L, D), or (T, D) of documents with a token in each step."""
     biases = [] if bias is None else [bias, torch.zeros_like(bias)]
-    settings = (past[0].unsqueeze(0), [w_x, w_h, *biases], bias is not None, 1, 0.0, False, False)
+    settings = (past[0].unsqueeze(0), [w_x, w_h, *biases], bias is not None, 1, 0.0, torch.is_grad_enabled(), False)
     run = FUSED[activation]
     said, h = run(x, *settings, True) if sizes is None else run(x, sizes, *settings)
     return said, (h[0],)

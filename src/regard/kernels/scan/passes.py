@@ -22,9 +22,11 @@ import triton.language as tl
 def add_kernel(
     Y,
     W,
+    W_more,
     Decay,
     Docs,
     Added,
+    Added_more,
     Faded,
     y_strides,
     w_strides,
@@ -40,12 +42,15 @@ def add_kernel(
     PER_TOKEN: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Added (B, H, spans, N, P) = Σ far_s y_s w_sᵀ; Faded (B, H, spans) = Σ decay."""
+    """Added (B, H, spans, N, P) = Σ far_s y_s w_sᵀ; Faded (B, H, spans) = Σ decay.
+
+    w may have one number more, W_more (B, H, L), which adds a column: Added_more (B, H, spans, N).
+    """
     program = tl.program_id(0).to(tl.int64)
     row, span = program // spans, program % spans
     Y, W = of_head(Y, y_strides, row, heads), of_head(W, w_strides, row, heads)
     n, p, c = tl.arange(0, N), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, C)
-    state, faded = tl.zeros((N, BLOCK), tl.float32), 0.0
+    state, tail, faded = tl.zeros((N, BLOCK), tl.float32), tl.zeros((N,), tl.float32), 0.0
     chunks = tl.cdiv(tl.minimum(length - span * SPAN, SPAN), C)
     for i in range(chunks):
         start = span * SPAN + (chunks - 1 - i if REVERSE else i) * C
@@ -57,10 +62,15 @@ def add_kernel(
             w = (w * far[:, None]).to(w.dtype)
             state *= tl.exp(fade)
         state = tl.dot(tl.trans(y), w, state, input_precision=PRECISION)
+        if W_more is not None:
+            w_more = tl.load(W_more + row * length + t, t < length, 0.0)
+            tail = tail * tl.exp(fade) + tl.sum(y * (far * w_more)[:, None], 0)
         faded += fade
     tl.store(Added + program * N * P + n[:, None] * P + p[None, :], state)
     if tl.program_id(1) == 0:
         tl.store(Faded + program, faded)
+        if W_more is not None:
+            tl.store(Added_more + program * N + n, tail)
 
 
 @triton.jit
@@ -75,7 +85,10 @@ def read_kernel(
     X_more,
     Y_more,
     Column,
+    W_more,
+    Tail,
     Out,
+    Out_more,
     Dots,
     x_strides,
     y_strides,
@@ -91,13 +104,12 @@ def read_kernel(
     BLOCK: tl.constexpr,
     C: tl.constexpr,
     SPAN: tl.constexpr,
-    MORE: tl.constexpr,
     REVERSE: tl.constexpr,
     PER_TOKEN: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Out (B, H, L, P). x and y may have one number more, X_more and Y_more (B, H, L): the state of that is a vector,
-    the first of MORE columns of `Column`.
+    """Out (B, H, L, P). x and y may have one number more, X_more and Y_more (B, H, L): the state then has one row more,
+    `Column` (P). Or w has one number more, W_more: then the state has one column more, `Tail` (N), read into Out_more.
 
     Dots (blocks, B, H, L), if wanted, are out_t · Input_t over the block: what a decay's gradient is made of.
     """
@@ -109,7 +121,9 @@ def read_kernel(
     border = row * (spans + 1) + (span + 1 if REVERSE else span)
     state = tl.load(Borders + border * N * P + n[:, None] * state_strides[0] + p[None, :] * state_strides[1])
     if Column is not None:
-        column = tl.load(Column + (border * P + p) * MORE)
+        column = tl.load(Column + border * P + p)
+    if Tail is not None:
+        tail = tl.load(Tail + border * N + n)
     chunks = tl.cdiv(tl.minimum(length - span * SPAN, SPAN), C)
     for i in range(chunks):
         start = span * SPAN + (chunks - 1 - i if REVERSE else i) * C
@@ -137,6 +151,12 @@ def read_kernel(
         if Decay is not None or Docs is not None:
             out *= near[:, None]
         out = tl.dot(scores.to(w.dtype), w, out, input_precision=PRECISION)
+        if Tail is not None:
+            w_more = tl.load(W_more + row * length + t, t < length, 0.0)
+            more = near * tl.sum(x * tail[None, :], 1) + tl.sum(scores * w_more[None, :], 1)
+            if tl.program_id(1) == 0:
+                tl.store(Out_more + row * length + t, more, t < length)
+            tail = tail * tl.exp(fade) + tl.sum(y * (far * w_more)[:, None], 0)
         tl.store(Out + t[:, None] * out_strides[2] + p[None, :], out.to(Out.dtype.element_ty), some)
         if Dots is not None:
             own = of_head(Input, input_strides, row, heads) + t[:, None] * input_strides[2] + p[None, :]

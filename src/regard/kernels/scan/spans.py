@@ -29,7 +29,6 @@ from regard.kernels.segments import numbered
 
 SPANS = (512, 256, 128)  # tokens
 PROGRAMS = 264  # that keep a GPU of 132 multiprocessors busy
-MORE = 16  # columns for one number: matrix units know no fewer
 
 
 class Tiles(NamedTuple):
@@ -64,7 +63,7 @@ def scan(
         return out, last
     v, extra = v[..., :-1], v[..., -1:]
     out, more, last, z = run(q, k, v.contiguous(), extra, decay, state[..., :-1], state[..., -1:], segments, valid)
-    return torch.cat([out, more], 3), torch.cat([last, z], 3)
+    return torch.cat([out, more.to(out.dtype)], 3), torch.cat([last, z], 3)
 
 
 def scan_with_total(
@@ -82,7 +81,7 @@ def scan_with_total(
     """
     ones = torch.ones_like(v[..., :1])
     out, total, last, z = run(q, k, v, ones, decay, state[..., :-1], state[..., -1:], segments, valid)
-    return out, total, torch.cat([last, z], 3)
+    return out, total.to(out.dtype), torch.cat([last, z], 3)
 
 
 def run(
@@ -104,10 +103,9 @@ def run(
         if decay is not None:
             decay = (decay.view(1, -1, 1) if decay.dim() == 1 else decay) * valid.unsqueeze(1)
     docs = None if segments is None else numbered(segments).int()
-    extra, z = (None if x is None else F.pad(x, (0, MORE - 1)) for x in (extra, z))
-    extra = None if extra is None else extra.to(k.dtype)
+    extra, z = (None if x is None else x.squeeze(3).float() for x in (extra, z))
     out, more, last, z = scan_op(q, k, v, extra, decay, state, z, docs)
-    return out, more[..., :1], last, z[..., :1]
+    return out, more.unsqueeze(-1), last, z.unsqueeze(-1)
 
 
 @torch.library.custom_op("regard::scan", mutates_args=())
@@ -121,20 +119,21 @@ def scan_op(
     z: Tensor | None,
     docs: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """out (B, H, L, P) and the last state (B, H, N, P), of v and of what is extra; nothing where nothing is."""
+    """out (B, H, L, P) and the last state (B, H, N, P); the same of extra (B, H, L) and z (B, H, N), if given."""
     case = Case.of(v, decay, docs)
     q, k, v = (row_major(x) for x in (q, k, v))
-    borders = case.borders(k, v, state)
-    out, last = case.read(q, k, v, borders)[0], case.end(borders, state)
-    if extra is None or z is None:
-        return out, q.new_empty(0), last, state.new_empty(0)
-    borders = case.borders(k, extra, z)
-    return out, case.read(q, k, extra, borders)[0], last, case.end(borders, z)
+    extra = None if extra is None else extra.contiguous()
+    S, Z = case.borders(k, v, state, extra, z)
+    out, _, more = case.read(q, k, v, S, w_more=extra, tail=Z)
+    last = case.end(S, state)
+    if more is None or Z is None or z is None:
+        return out, state.new_empty(0), last, state.new_empty(0)
+    return out, more, last, case.end(Z, z)
 
 
 @scan_op.register_fake
 def _(q, k, v, extra, decay, state, z, docs):
-    more, last = (q.new_empty(0), state.new_empty(0)) if extra is None else (dense(extra), dense(z))
+    more, last = (state.new_empty(0), state.new_empty(0)) if extra is None else (dense(extra), dense(z))
     return dense(v), more, dense(state), last
 
 
@@ -154,29 +153,28 @@ def scan_backward(
     d_z: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     case = Case.of(v, decay, docs)
-    q, k, v, d_out, d_more = (row_major(x) for x in (q, k, v, d_out, d_more))
-    S, D = case.borders(k, v, state), case.borders(q, d_out, d_last, reverse=True)
-    x, y, Z, E, borders = None, None, None, None, [(S, D)]
-    d_extra, d_first_z = q.new_empty(0), state.new_empty(0)
-    if extra is not None and z is not None:
-        Z, E = case.borders(k, extra, z), case.borders(q, d_more, d_z, reverse=True)
-        borders.append((Z, E))
-        x, y = (one[..., 0].float().contiguous() for one in (d_more, extra))
-        d_extra, d_first_z = case.read(k, q, d_more, E, reverse=True)[0], case.end(E, z, reverse=True)
+    q, k, v, d_out = (row_major(x) for x in (q, k, v, d_out))
+    x, y = (None, None) if extra is None else (d_more.contiguous(), extra.contiguous())
+    S, Z = case.borders(k, v, state, y, z)
+    D, E = case.borders(q, d_out, d_last, x, d_z, reverse=True)
     own_q, own_k = (None, None) if decay is None else (q, k)
-    dq, q_dots = case.read(d_out, v, k, S, x, y, Z, turned=True, own=own_q)
-    dk, k_dots = case.read(v, d_out, q, D, y, x, E, turned=True, reverse=True, own=own_k)
-    dv, _ = case.read(k, q, d_out, D, reverse=True)
-    d_decay = q.new_empty(0)
+    dq, q_dots, _ = case.read(d_out, v, k, S, x, y, Z, turned=True, own=own_q)
+    dk, k_dots, _ = case.read(v, d_out, q, D, y, x, E, turned=True, reverse=True, own=own_k)
+    dv, _, d_extra = case.read(k, q, d_out, D, reverse=True, w_more=x, tail=E)
+    d_decay, d_first = state.new_empty(0), case.end(D, state, reverse=True)
     if q_dots is not None and k_dots is not None:
-        d_decay = case.decay_gradient(q_dots - k_dots, borders)
-    return per_group(dq, q), per_group(dk, k), dv, d_extra, d_decay, case.end(D, state, reverse=True), d_first_z
+        d_decay = case.decay_gradient(q_dots - k_dots, [(S, D)] if Z is None or E is None else [(S, D), (Z, E)])
+    if d_extra is None or E is None or z is None:
+        d_extra, d_first_z = state.new_empty(0), state.new_empty(0)
+    else:
+        d_first_z = case.end(E, z, reverse=True)
+    return per_group(dq, q), per_group(dk, k), dv, d_extra, d_decay, d_first, d_first_z
 
 
 @scan_backward.register_fake
 def _(q, k, v, extra, decay, state, z, docs, d_out, d_more, d_last, d_z):
-    d_extra, d_first_z = (q.new_empty(0), state.new_empty(0)) if extra is None else (dense(extra), dense(z))
-    d_decay = q.new_empty(0) if decay is None else dense(decay)
+    d_extra, d_first_z = (state.new_empty(0), state.new_empty(0)) if extra is None else (dense(extra), dense(z))
+    d_decay = state.new_empty(0) if decay is None else dense(decay)
     return dense(q), dense(k), dense(v), d_extra, d_decay, dense(state), d_first_z
 
 
@@ -220,21 +218,36 @@ class Case(NamedTuple):
     def per_token(self) -> bool:
         return self.decay is not None and self.decay.dim() == 3
 
-    def borders(self, y: Tensor, w: Tensor, first: Tensor, reverse: bool = False) -> Tensor:
-        """(B · H, spans + 1, N · P): the states between spans, beginning with the first one (or the last)."""
+    def borders(
+        self,
+        y: Tensor,
+        w: Tensor,
+        first: Tensor,
+        w_more: Tensor | None = None,
+        first_more: Tensor | None = None,
+        reverse: bool = False,
+    ) -> tuple[Tensor, Tensor | None]:
+        """(B · H, spans + 1, N · P): the states between spans, beginning with the first one (or the last).
+
+        And, of one column more, (B · H, spans + 1, N).
+        """
         N, P, rows = y.shape[3], w.shape[3], self.batch * self.heads
         added = torch.empty(rows, self.spans, N * P, dtype=torch.float32, device=y.device)
         faded = torch.empty(rows, self.spans, 1, dtype=torch.float32, device=y.device)
+        more = None if w_more is None else added.new_empty(rows, self.spans, N)
         chunk, block, warps = add_tiles(N, P, y.dtype)
         add_kernel[rows * self.spans, P // block](
-            y, w, self.decay, self.docs, added, faded, self.strides(y), self.strides(w),
+            y, w, w_more, self.decay, self.docs, added, more, faded, self.strides(y), self.strides(w),
             self.heads, self.length, self.spans, N, P, block, chunk, self.span, reverse, self.per_token, precision(y),
             num_warps=warps, num_stages=1,
         )  # fmt: skip
-        return carry(added, faded, None, first.reshape(rows, -1).contiguous(), reverse)
+        states = carry(added, faded, None, first.reshape(rows, -1).contiguous(), reverse)
+        if more is None or first_more is None:
+            return states, None
+        return states, carry(more, faded, None, first_more.reshape(rows, -1).contiguous(), reverse)
 
     def end(self, borders: Tensor, like: Tensor, reverse: bool = False) -> Tensor:
-        """(B, H, N, P): the last state, or from the end the first."""
+        """The last state, or from the end the first."""
         return borders[:, 0 if reverse else -1].view(like.shape).clone()
 
     def read(
@@ -249,20 +262,23 @@ class Case(NamedTuple):
         turned: bool = False,
         reverse: bool = False,
         own: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor | None]:
-        """out (B, H, L, P), and out · own (B, H, L); `turned`: the borders hold Sᵀ."""
+        w_more: Tensor | None = None,
+        tail: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """out (B, H, L, P), out · own (B, H, L), what is read of the tail (B, H, L); `turned`: the borders hold Sᵀ."""
         N, P, shape = x.shape[3], w.shape[3], (self.batch, self.heads, self.length)
         chunk, block, warps = read_tiles(N, P, x.dtype)
         out = torch.empty(*shape, P, dtype=x.dtype, device=x.device)
         dots = None if own is None else torch.empty(P // block, *shape, dtype=torch.float32, device=x.device)
+        more = None if tail is None else torch.empty(shape, dtype=torch.float32, device=x.device)
         read_kernel[self.batch * self.heads * self.spans, P // block](
-            x, y, w, own, self.decay, self.docs, borders, x_more, y_more, column, out, dots,
+            x, y, w, own, self.decay, self.docs, borders, x_more, y_more, column, w_more, tail, out, more, dots,
             self.strides(x), self.strides(y), self.strides(w), self.strides(x if own is None else own),
             self.strides(out), (1, N) if turned else (P, 1),
-            self.heads, self.length, self.spans, N, P, block, chunk, self.span, MORE, reverse, self.per_token,
+            self.heads, self.length, self.spans, N, P, block, chunk, self.span, reverse, self.per_token,
             precision(x), num_warps=warps, num_stages=1,
         )  # fmt: skip
-        return out, None if dots is None else dots.sum(0)
+        return out, None if dots is None else dots.sum(0), more
 
     def strides(self, x: Tensor) -> tuple[int, int, int, int]:
         return x.stride(0), x.stride(1), x.stride(2), self.heads // x.shape[1]
