@@ -51,14 +51,15 @@ def attend_with_statistics(
             top = torch.full_like(best, -1, dtype=torch.int64)
             for columns, seen in tiles_seen(at, scores, rows, k.shape[2], tile[1]):
                 s, _ = score(q_i, k[:, :, columns].to(wide), at, scores, rows, columns, seen)
-                peak, where = highest(s)
+                peak = s.amax(-1, keepdim=True)
                 some, p = part_of(s, v[:, :, columns].to(wide), peak)
                 part = part.join(some)
                 on_first = mass_on(p, early[..., columns])
                 energy = torch.einsum("bhls,bhls->bhl", p, s).unsqueeze(-1)  # Σ_j exp(s_j - m) s_j
                 sums = sums.join(Part(some.m, some.l, torch.cat([energy, on_first], -1)))
-                better = (peak > best) & (some.l > 0)
-                best, top = torch.where(better, peak, best), torch.where(better, where + columns.start, top)
+                risen = ((peak > best) & (some.l > 0)).flatten().nonzero().squeeze(-1)  # fewer in every tile
+                top.view(-1)[risen] = highest(s.flatten(0, -2)[risen]) + columns.start
+                best = torch.maximum(best, peak)
             log_sum = part.log_sum()
             mass = (top >= 0).to(wide)  # of all keys together
             if scores.sinks is not None:
@@ -78,13 +79,12 @@ def mass_on(p: Tensor, some: Tensor) -> Tensor:
     return (p[..., columns] * some[..., columns]).sum(-1, keepdim=True)
 
 
-def highest(s: Tensor, parts: int = 16) -> tuple[Tensor, Tensor]:
-    """Of each row (…, l, s) the highest score and where it stands first, both (…, l, 1).
+def highest(s: Tensor, parts: int = 8) -> Tensor:
+    """Where the highest score of each row (r, s) stands first, (r,).
 
     PyTorch's argmax reads one number at a time, so it is asked about the highest of each part, then about one part.
     """
-    s = s.unflatten(-1, (parts if s.shape[-1] % parts == 0 else 1, -1))  # (…, l, parts, s / parts)
-    peaks = s.amax(-1)  # (…, l, parts)
-    part = peaks.argmax(-1, keepdim=True)  # (…, l, 1)
-    inside = s.gather(-2, part.unsqueeze(-1).expand(*part.shape, s.shape[-1])).squeeze(-2)  # (…, l, s / parts)
-    return peaks.gather(-1, part), part * s.shape[-1] + inside.argmax(-1, keepdim=True)
+    s = s.unflatten(-1, (parts if s.shape[-1] % parts == 0 else 1, -1))  # (r, parts, s / parts)
+    part = s.amax(-1).argmax(-1)  # (r,)
+    inside = s[torch.arange(len(s), device=s.device), part]  # (r, s / parts)
+    return part * s.shape[-1] + inside.argmax(-1)
