@@ -17,7 +17,7 @@ from regard.at import At
 from regard.kernels.attention import decode, folded, reference, sdpa, tiled, triton
 from regard.kernels.attention.pages import Pages, gathered
 from regard.kernels.attention.scores import Scores
-from regard.spec import nearest
+from regard.kernels.choice import first, named
 
 Keys = Tensor | Pages
 Attend = Callable[[Tensor, Keys, Keys, At, Scores], Tensor]
@@ -33,13 +33,11 @@ BACKENDS: dict[str, ModuleType] = {
 
 def why(q: Tensor, k: Keys, v: Keys, at: At, scores: Scores) -> tuple[str, str]:
     """The backend that `auto` takes for this case, and why those before it were passed over."""
-    passed = []
-    for name, module in BACKENDS.items():
-        reason = module.refuses(q, k, v, at, scores) or module.slower(q, k, v, at, scores)
-        if reason is None:
-            return name, "; ".join(passed) or f"{name} is the fastest and takes this case"
-        passed.append(reason)
-    raise AssertionError("reference takes every case")
+    return first(BACKENDS, q, k, v, at, scores, against=objection)
+
+
+def objection(module: ModuleType, q: Tensor, k: Keys, v: Keys, at: At, scores: Scores) -> str | None:
+    return module.refuses(q, k, v, at, scores) or module.slower(q, k, v, at, scores)
 
 
 def auto(q: Tensor, k: Keys, v: Keys, at: At, scores: Scores) -> Tensor:
@@ -54,17 +52,4 @@ def attend_by(name: str, q: Tensor, k: Keys, v: Keys, at: At, scores: Scores) ->
 
 def backend(name: str) -> Attend:
     """The attend function of that name, which raises ValueError for a case that it does not take."""
-    if name == "auto":
-        return auto
-    if name not in BACKENDS:
-        raise ValueError(f"there is no attention backend {name!r}; {nearest(name, ['auto', *BACKENDS])}")
-    module = BACKENDS[name]
-
-    def attend(q: Tensor, k: Keys, v: Keys, at: At, scores: Scores) -> Tensor:
-        reason = module.refuses(q, k, v, at, scores)
-        if reason is not None:
-            raise ValueError(f"attention backend {name!r}: {reason}; choose another, or auto")
-        return attend_by(name, q, k, v, at, scores)
-
-    attend.__name__ = name
-    return attend
+    return auto if name == "auto" else named("attention", name, BACKENDS, attend_by)

@@ -5,6 +5,7 @@ A backend that works in tiles asks for the `tile` of some queries and some keys;
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -14,12 +15,14 @@ from regard.at import At
 
 
 class Bias:
+    tiles: ClassVar[bool] = True  # do positions alone decide? Otherwise only `values` are to be had
+
     def tile(self, q_positions: Tensor, k_positions: Tensor, dtype: torch.dtype) -> Tensor:
         """Positions (…, l) and (…, s) -> (…, H, l, s) to be added to their scores; computed in at least float32."""
         raise NotImplementedError
 
     def values(self, at: At, dtype: torch.dtype) -> Tensor:
-        """(B, H, L, S) for all queries and keys."""
+        """(B, H, L, S) for all queries and keys, or (B, 1, L, S) where heads do not differ."""
         return self.tile(at.positions, at.key_positions, dtype)
 
 

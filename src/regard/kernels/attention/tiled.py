@@ -35,6 +35,8 @@ WORTH = 1 << 22  # scores a head, from which a matrix of them costs more than go
 
 
 def refuses(q: Tensor, k: Tensor, v: Tensor, at: At, scores: Scores) -> str | None:
+    if scores.bias is not None and not scores.bias.tiles:
+        return "tiled needs a bias that positions alone decide"
     return "tiled cannot drop weights" if scores.dropout else None
 
 

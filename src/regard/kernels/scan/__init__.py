@@ -18,11 +18,12 @@ The state begins anew where `segments` (B, L) change; tokens that are not `valid
 """
 
 from collections.abc import Callable
+from typing import Any
 
 from torch import Tensor
 
+from regard.kernels.choice import first, named
 from regard.kernels.scan import chunked, recurrent, triton
-from regard.spec import nearest
 
 Scan = Callable[..., tuple[Tensor, Tensor]]
 BACKENDS = {"triton": triton, "chunked": chunked, "recurrent": recurrent}
@@ -34,13 +35,7 @@ def why(
     """The backend that `scan` takes for this case, and why those before it were passed over."""
     if v.shape[2] == 1:
         return "recurrent", "one token is one step"
-    passed = []
-    for name, module in BACKENDS.items():
-        reason = module.refuses(q, k, v, decay, state, segments, valid)
-        if reason is None:
-            return name, "; ".join(passed) or f"{name} is the fastest and takes this case"
-        passed.append(reason)
-    raise AssertionError("recurrent takes every case")
+    return first(BACKENDS, q, k, v, decay, state, segments, valid)
 
 
 def scan(
@@ -53,34 +48,16 @@ def scan(
     valid: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     case = (q, k, v, decay, state, segments, valid)
-    return BACKENDS[why(*case)[0]].scan(*case)
+    return scan_by(why(*case)[0], *case)
+
+
+def scan_by(name: str, *case: Any) -> tuple[Tensor, Tensor]:
+    return BACKENDS[name].scan(*case)
 
 
 def backend(name: str) -> Scan:
     """The scan of that name, which raises ValueError for a case that it does not take."""
-    if name == "auto":
-        return scan
-    if name not in BACKENDS:
-        raise ValueError(f"there is no scan backend {name!r}; {nearest(name, ['auto', *BACKENDS])}")
-    module = BACKENDS[name]
-
-    def chosen(
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        decay: Tensor | None,
-        state: Tensor,
-        segments: Tensor | None = None,
-        valid: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor]:
-        case = (q, k, v, decay, state, segments, valid)
-        reason = module.refuses(*case)
-        if reason is not None:
-            raise ValueError(f"scan backend {name!r}: {reason}; choose another, or auto")
-        return module.scan(*case)
-
-    chosen.__name__ = name
-    return chosen
+    return scan if name == "auto" else named("scan", name, BACKENDS, scan_by)
 
 
 def flops(

@@ -17,8 +17,8 @@ from typing import Any
 
 from torch import Tensor
 
+from regard.kernels.choice import first, named
 from regard.kernels.selective_scan import associative, chunked, sequential, triton
-from regard.spec import nearest
 
 Scan = Callable[..., tuple[Tensor, Tensor]]
 BACKENDS = {"triton": triton, "chunked": chunked, "associative": associative, "sequential": sequential}
@@ -38,13 +38,7 @@ def why(
     """The backend that `selective_scan` takes for this case, and why those before it were passed over."""
     if u.shape[1] == 1:
         return "sequential", "one token is one step"
-    passed = []
-    for name, module in BACKENDS.items():
-        reason = module.refuses(u, delta, A, B, C, D, state, segments, valid)
-        if reason is None:
-            return name, "; ".join(passed) or f"{name} is the fastest and takes this case"
-        passed.append(reason)
-    raise AssertionError("sequential takes every case")
+    return first(BACKENDS, u, delta, A, B, C, D, state, segments, valid)
 
 
 def selective_scan(
@@ -59,25 +53,16 @@ def selective_scan(
     valid: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     case = (u, delta, A, B, C, D, state, segments, valid)
-    return BACKENDS[why(*case)[0]].selective_scan(*case)
+    return scan_by(why(*case)[0], *case)
+
+
+def scan_by(name: str, *case: Any) -> tuple[Tensor, Tensor]:
+    return BACKENDS[name].selective_scan(*case)
 
 
 def backend(name: str) -> Scan:
     """The scan of that name, which raises ValueError for a case that it does not take."""
-    if name == "auto":
-        return selective_scan
-    if name not in BACKENDS:
-        raise ValueError(f"there is no selective scan backend {name!r}; {nearest(name, ['auto', *BACKENDS])}")
-    module = BACKENDS[name]
-
-    def chosen(*case: Any) -> tuple[Tensor, Tensor]:
-        reason = module.refuses(*case)
-        if reason is not None:
-            raise ValueError(f"selective scan backend {name!r}: {reason}; choose another, or auto")
-        return module.selective_scan(*case)
-
-    chosen.__name__ = name
-    return chosen
+    return selective_scan if name == "auto" else named("selective scan", name, BACKENDS, scan_by)
 
 
 def flops(channels: int, state: int, tokens: int) -> int:
