@@ -3,6 +3,8 @@
 Every mixer, position, scaling, mask, norm and feed-forward must stand in some model: tests/models/test_matrix.py looks.
 """
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -15,15 +17,17 @@ from regard.kernels.attention.patterns.sinks import SinksAndWindow
 from regard.kernels.attention.patterns.sparse_transformer import Fixed, Strided
 from regard.kernels.attention.patterns.window import Dilated, Window
 from regard.models.decoder import Decoder, DecoderModule
+from regard.models.distilled import Distilled
 from regard.models.encoder import Encoder
 from regard.models.encoder_decoder import EncoderDecoder
-from regard.models.heads import Classification, Head, MaskedLM, Pooled
+from regard.models.heads import Classification, Dense, Head, MaskedLM, Pooled, PreTraining
 from regard.models.interleaved import Interleaved
 from regard.models.model import Model
 from regard.models.presets import BERT_DENSE, clip, transformer_2017
 from regard.models.seq2seq import seq2seq
 from regard.models.stack import Repeat
 from regard.parts.attention import Attention
+from regard.parts.big_bird import BigBirdAttention
 from regard.parts.block import Block, Sublayer
 from regard.parts.body import Body
 from regard.parts.convolution import ShortConvolution
@@ -34,6 +38,7 @@ from regard.parts.feedforward import FeedForward, Gated, SwiGLU
 from regard.parts.fixed_window import FixedWindow
 from regard.parts.frames import Frames
 from regard.parts.gated_linear import GatedLinear
+from regard.parts.global_attention import GlobalAttention
 from regard.parts.gru import GRU
 from regard.parts.input import Tokens
 from regard.parts.latent import LatentAttention
@@ -51,11 +56,14 @@ from regard.parts.position.rope2d import Rope2D
 from regard.parts.position.scaling import NTK, DynamicNTK, Linear, Llama3, LongRope, Yarn
 from regard.parts.position.sinusoidal import Sinusoidal
 from regard.parts.position.t5 import T5Buckets
+from regard.parts.probe import Probe
 from regard.parts.retention import Retention
+from regard.parts.rg_lru import RGLRU
 from regard.parts.rnn import RNN
 from regard.parts.routing import Router
 from regard.parts.rwkv import ChannelMixing, TimeMixing
 from regard.parts.scored import ScoredAttention
+from regard.parts.shared import SharedBlock
 from regard.parts.ssm.mamba import Mamba
 from regard.parts.ssm.mamba2 import Mamba2
 from regard.parts.ssm.s4 import S4
@@ -77,13 +85,19 @@ def decoder(*blocks: Block, position: Position | None = None, tied: bool = True)
     return Decoder(VOCAB, WIDTH, (Repeat(blocks, 2),), position=position or NoPosition(), tied=tied)
 
 
+def alone(body: Body) -> Block:
+    return Block((Sublayer(body, NoNorm()),))
+
+
 GQA = Attention(4, 2, position=Rope())
+SHARED = SharedBlock(GQA, Gated(40, "gelu"), GRU(), 0, RMSNorm(), 3, 4)
 MODELS = {
     "multi-head": decoder(block(Attention(4, position=Rope()))),
     "grouped-query": decoder(block(GQA), tied=False),
     "multi-query, own head_dim, biases": decoder(block(Attention(4, 1, head_dim=8, position=Rope(500.0), bias=True))),
     "alibi, three heads": decoder(block(Attention(3, position=Alibi()))),
     "alibi, grouped": decoder(block(Attention(6, 2, position=Alibi()))),
+    "alibi, scaled, flatter": decoder(block(Attention(6, 2, position=Alibi(scaled=True, exponent=16.0)))),
     "learned, layernorm, gelu": decoder(
         block(Attention(4, bias=True), FeedForward(40), LayerNorm()), position=Learned(64)
     ),
@@ -122,11 +136,20 @@ MODELS = {
     "rope in two dimensions": decoder(block(Attention(3, position=Rope2D(columns=4, prefix=1)))),
     "sinusoidal, half": decoder(block(Attention(2)), position=Sinusoidal(layout="half")),
     "learned, offset": decoder(block(Attention(2)), position=Learned(64, offset=2)),
+    "learned, frozen; keys without a bias": decoder(
+        block(Attention(2, bias=True, key_bias=False)), position=Learned(64, frozen=True)
+    ),
     "t5 buckets of the stack": decoder(block(Attention(4, 2)), position=T5Buckets(8, 16, heads=4)),
     "t5 buckets of each attention": decoder(block(Attention(3, position=T5Buckets(8, 16, bidirectional=True)))),
+    "norms around one": decoder(
+        block(Attention(4, 2, qk_norm=RMSNorm(around_one=True)), norm=RMSNorm(around_one=True)),
+    ),
     "squared relu, norms without weights": decoder(
         block(GQA, FeedForward(40, "relu2"), RMSNorm(weight=False)),
         block(GQA, FeedForward(), LayerNorm(bias=False, weight=False)),
+    ),
+    "clipped, limited": decoder(
+        block(Attention(4, 2, position=Rope(), clip=0.5), Gated(20, "quick_gelu", True, limit=1.0, offset=1.0))
     ),
     "geglu, no norms": decoder(block(GQA, Gated(40, "gelu_tanh"), NoNorm())),
     "experts": decoder(block(GQA, Experts(4, 2, SwiGLU(20), capacity=1.0))),
@@ -171,6 +194,7 @@ MODELS = {
         logit_scale=0.5,
         softcap=4.0,
     ),
+    "narrow words": Decoder(VOCAB, WIDTH, (Repeat((block(GQA, style="post"),), 2),), norm=NoNorm(), embedding_dim=10),
     "linear": decoder(block(LinearAttention(4))),
     "linear, biases, sinusoidal": decoder(block(LinearAttention(2, bias=True)), position=Sinusoidal()),
     "performer, then linear that is not normalized": decoder(
@@ -184,6 +208,10 @@ MODELS = {
         block(GatedLinear(4, rank=5, temperature=2.0)), block(GatedLinear(3, decay="head", temperature=1.0))
     ),
     "rwkv": decoder(Block((Sublayer(TimeMixing(30), LayerNorm()), Sublayer(ChannelMixing(40), LayerNorm())))),
+    "rg-lru": decoder(block(RGLRU(4))),
+    "rg-lru, wide, and a window": decoder(
+        block(RGLRU(3, 30, 2, "relu")), block(Attention(4, 1, position=Rope(), mask=Window(5)))
+    ),
     "short convolution": decoder(block(ShortConvolution(3)), block(GQA)),
     "s4": decoder(block(S4(6, 0.05, 0.5))),
     "s4d": decoder(block(S4D(8, 0.05, 0.5, bias=True))),
@@ -200,6 +228,11 @@ MODELS = {
     "mamba, norms, biases": decoder(block(Mamba(3, 1, 2, 3, bias=True, conv_bias=False, norm=RMSNorm()))),
     "mamba2, grouped, limited": decoder(block(Mamba2(4, 6, 1, 2, bias=True, norm_parts=2, shortest=0.5, longest=2.0))),
     "mamba2 and a window": decoder(block(Mamba2(4, 12)), block(Attention(4, 2, position=Rope(), mask=Window(5)))),
+    "shared block": decoder(alone(SHARED), block(Mamba2(4, 12)), alone(SHARED)),
+    "two shared blocks, no adapters, a window": decoder(
+        alone(SharedBlock(Attention(3, mask=Window(4)), SwiGLU(20), Mamba2(4, 12), 0)),
+        alone(SharedBlock(Attention(2, 1, position=Alibi()), SwiGLU(12), RGLRU(2), 1)),
+    ),
     "hybrid": decoder(block(LinearAttention(3)), block(GQA)),
 }
 
@@ -221,13 +254,26 @@ OTHERS: dict[str, Model] = {  # no decoders: of these too the laws that apply
     "encoder, masked words": encoder(
         block(Attention(4, mask=Full(), bias=True)), position=Learned(96), head=MaskedLM(BERT_DENSE)
     ),
+    "encoder, masked words and the pair, narrow": Encoder(
+        Tokens(VOCAB, types=2),
+        WIDTH,
+        (Repeat((block(Attention(4, mask=Full())),), 2),),
+        Learned(96),
+        head=PreTraining(MaskedLM(BERT_DENSE, tied=False), Classification(2, dense=Dense())),
+        embedding_dim=10,
+    ),
     "encoder, first token": encoder(block(BOTH_WAYS), head=Classification(3)),
     "encoder, mean, t5 buckets": encoder(
         block(Attention(4, mask=Full())), position=T5Buckets(8, 16, True, heads=4), head=Pooled("mean", 5)
     ),
     "encoder, last token, experts": encoder(block(BOTH_WAYS, Experts(4, 2, SwiGLU(20))), head=Pooled("last")),
     "encoder, window": encoder(block(Attention(4, 2, position=Rope(), mask=Window(3, causal=False)))),
+    "encoder, longformer, globals apart": encoder(
+        block(GlobalAttention(4, 2, position=Rope(), mask=Longformer(2, 2))),
+        block(GlobalAttention(4, mask=Window(3, causal=False), bias=True)),
+    ),
     "encoder, longformer": encoder(block(Attention(4, mask=Longformer(2, 2))), position=Sinusoidal()),
+    "encoder, bigbird, both ends": encoder(block(BigBirdAttention(4, 2, block=2, links=1)), position=Sinusoidal()),
     "encoder, bigbird": encoder(block(Attention(4, position=Alibi(), mask=BigBird(2, 1, 1, 1, length=64)))),
     "encoder, prefix": encoder(block(Attention(4, position=Rope(), mask=PrefixLM(4)))),
     "encoder, linear both ways, performer": encoder(
@@ -239,6 +285,16 @@ OTHERS: dict[str, Model] = {  # no decoders: of these too the laws that apply
     "encoder, s4 both ways": encoder(block(S4(4, bidirectional=True))),
     "encoder, s4d both ways": encoder(block(S4D(4, bidirectional=True)), head=Pooled("mean", 5)),
     "encoder of sound": Encoder(Frames(5), WIDTH, (Repeat((block(BOTH_WAYS),), 2),), Sinusoidal()),
+    "encoder, a learned query": encoder(
+        block(BOTH_WAYS), head=Pooled(dim=5, bias=True, probe=Probe(CrossAttention(4, 2, bias=True)))
+    ),
+    "encoder, first beside the mean": encoder(block(BOTH_WAYS), head=Classification(3, "cls_mean")),
+    "encoder of images, with a teacher": replace(
+        seer(block(Attention(3, mask=Full()))),
+        input=Patches((2, 2), (6, 8), 3, registers=1),
+        position=Learned(14),
+        head=Distilled(3),
+    ),
     "encoder of images": seer(block(Attention(3, mask=Full(), position=Rope2D(columns=4, prefix=1)))),
     "encoder-decoder": EncoderDecoder(READER, decoder(ACROSS)),
     "encoder-decoder, 2017": transformer_2017(VOCAB, WIDTH, 4, 40, 2),
@@ -249,6 +305,9 @@ OTHERS: dict[str, Model] = {  # no decoders: of these too the laws that apply
     "seq2seq, general": seq2seq(VOCAB, WIDTH, LSTM(), "general", bidirectional=True),
     "images and texts in one space": clip(8, 4, WIDTH, 2, 2, VOCAB, 48, WIDTH, 4, dim=5),
     "images among words": Interleaved(seer(block(BOTH_WAYS)), decoder(block(GQA)), marker=3),
+    "images among words, from within": Interleaved(
+        seer(block(BOTH_WAYS)), decoder(block(GQA)), marker=3, features=(-2, 0), whole=True
+    ),
 }
 
 

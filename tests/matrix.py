@@ -109,7 +109,7 @@ def sized(mixer: Body, position: Position) -> tuple[Body, Position]:
         scaling = replace(position.scaling, short=position.scaling.short[:pairs], long=position.scaling.long[:pairs])
         position = replace(position, scaling=scaling)
     if isinstance(position, T5Buckets) and position.heads is not None:
-        position = replace(position, heads=getattr(mixer, "heads", 1))
+        position = replace(position, heads=mixer.biased or 1)
     return mixer, position
 
 

@@ -42,10 +42,12 @@ from regard.parts.position.scaling import NTK, DynamicNTK, Linear, Llama3, LongR
 from regard.parts.position.sinusoidal import Sinusoidal
 from regard.parts.position.t5 import T5Buckets
 from regard.parts.retention import Retention
+from regard.parts.rg_lru import RGLRU
 from regard.parts.rnn import RNN
 from regard.parts.routing import Router
 from regard.parts.rwkv import ChannelMixing, TimeMixing
 from regard.parts.scored import ScoredAttention
+from regard.parts.shared import SharedBlock
 from regard.parts.ssm.mamba import Mamba
 from regard.parts.ssm.mamba2 import Mamba2
 from regard.parts.ssm.s4 import S4
@@ -60,7 +62,7 @@ lengths, stretches = st.integers(16, 64), st.floats(1, 8)
 
 NORMS: dict[str, SearchStrategy[Norm]] = {
     "layernorm": st.sampled_from([LayerNorm(), LayerNorm(bias=False), LayerNorm(bias=False, weight=False)]),
-    "rmsnorm": st.builds(RMSNorm, weight=flags),
+    "rmsnorm": st.sampled_from([RMSNorm(), RMSNorm(weight=False), RMSNorm(around_one=True)]),
     "no_norm": st.just(NoNorm()),
 }
 norms = st.one_of(*NORMS.values())
@@ -100,7 +102,7 @@ POSITIONS: dict[str, SearchStrategy[Position]] = {  # of an attention whose head
     )
     | st.builds(Rope, share=st.sampled_from([0.25, 0.5])),
     "rope2d": st.builds(Rope2D, columns=few, prefix=st.integers(0, 2)),
-    "alibi": st.builds(Alibi, scaled=flags),
+    "alibi": st.builds(Alibi, scaled=flags, exponent=st.sampled_from([8.0, 16.0])),
     "t5_buckets": st.builds(T5Buckets, buckets=st.just(8), distance=st.integers(6, 20), bidirectional=flags),
 }
 positions = st.one_of(*POSITIONS.values())
@@ -130,6 +132,7 @@ def mixers(heads: int) -> dict[str, SearchStrategy[Body]]:
             out_bias=st.none() | flags,
             qk_norm=st.none() | norms,
             norm_over=st.sampled_from(["head", "all"]),
+            clip=st.none() | st.floats(0.5, 3.0),
             scale=st.none() | st.floats(0.1, 1.0),
             softcap=st.none() | st.floats(1.0, 30.0),
             sinks=flags,
@@ -206,6 +209,21 @@ def mixers(heads: int) -> dict[str, SearchStrategy[Body]]:
             shortest=st.none() | st.just(0.5),
             longest=st.none() | st.just(2.0),
         ),
+        "rg_lru": st.builds(
+            RGLRU, heads=all_heads, hidden=st.none() | few.map(lambda n: n * heads), taps=few, activation=activations
+        ),
+        "shared_block": st.builds(
+            SharedBlock,
+            attention=st.builds(
+                Attention, heads=all_heads, kv_heads=shared, head_dim=st.just(HEAD_DIM), position=positions, mask=masks
+            ),
+            feedforward=SIMPLE["gated"],
+            mixer=st.builds(GRU) | st.builds(Mamba2, state=few, head_dim=st.just(HEAD_DIM)),
+            number=st.integers(0, 10**9),  # of two that draw the same the blocks would have to be the same
+            norm=norms,
+            attention_rank=st.none() | few,
+            rank=st.none() | few,
+        ),
         "short_convolution": st.builds(ShortConvolution, taps=st.integers(2, 5)),
         "s4": st.builds(S4, state=st.sampled_from([2, 4, 6]), activation=activations, gate=flags, bias=flags),
         "s4d": st.builds(
@@ -228,7 +246,14 @@ activations = st.sampled_from(sorted(ACTIVATIONS))
 hidden = st.integers(3, 20)
 SIMPLE = {
     "feedforward": st.builds(FeedForward, hidden=hidden, activation=activations, bias=flags),
-    "gated": st.builds(Gated, hidden=hidden, activation=activations, bias=flags),
+    "gated": st.builds(
+        Gated,
+        hidden=hidden,
+        activation=activations,
+        bias=flags,
+        limit=st.none() | st.floats(0.5, 3.0),
+        offset=st.sampled_from([0.0, 1.0]),
+    ),
     "swiglu": st.builds(SwiGLU, hidden=hidden),
 }
 simple = st.one_of(*SIMPLE.values())
@@ -314,6 +339,7 @@ def decoders(draw: st.DrawFn) -> Decoder:
         context=draw(st.none() | st.integers(40, REACH)),
         embedding_scale=draw(factors),
         embedding_norm=draw(st.none() | norms),
+        embedding_dim=draw(st.none() | st.sampled_from([5, 16])),
         head_bias=draw(flags),
         logit_scale=draw(factors),
         softcap=draw(st.none() | st.floats(1.0, 30.0)),

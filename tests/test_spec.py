@@ -118,7 +118,7 @@ ATTENTION = {"kind": "attention", "heads": 4}
         (ATTENTION | {"kind": 3}, "there is no kind 3"),
         (ATTENTION | {"kind": []}, r"there is no kind \[\]"),
         (ATTENTION | {"kvheads": 2}, "attention has no key 'kvheads'; did you mean 'kv_heads'"),
-        (ATTENTION | {"zzz": 2}, "no key 'zzz'; choose one of bias, dropout"),
+        (ATTENTION | {"zzz": 2}, "no key 'zzz'; choose one of bias, clip, dropout"),
         ({"kind": "attention"}, "attention needs heads"),
         (ATTENTION | {"heads": "4"}, "Attention.heads: expected int, found '4'"),
         (ATTENTION | {"heads": True}, "Attention.heads: expected int, found True"),

@@ -31,6 +31,8 @@ _HOME = {
     "Linformer": "regard.parts.linformer",
     "TimeMixing": "regard.parts.rwkv",
     "ChannelMixing": "regard.parts.rwkv",
+    "RGLRU": "regard.parts.rg_lru",
+    "SharedBlock": "regard.parts.shared",
     "ShortConvolution": "regard.parts.convolution",
     "RNN": "regard.parts.rnn",
     "LSTM": "regard.parts.lstm",

@@ -25,6 +25,7 @@ class At:
     ordered: bool = False  # keys are the queries, positions 0 … L-1, one document, nothing invalid
     consecutive: bool = False  # keys are the queries; a document's valid tokens stand side by side, in their order
     bias: Any = None  # a Bias (kernels/attention) on the scores of every attention of the stack
+    foot: Tensor | None = None  # (B, L, D) what entered the stack, for bodies that read it at every depth
     source: "Source | None" = None  # what cross-attention reads; None: what its state remembers
     shared: dict[Hashable, Any] = field(default_factory=dict, repr=False)
 

@@ -2,10 +2,10 @@
 
 import pytest
 
-from tests.families.cases import gpt2, llama, params
+from tests.families.cases import classic, decoders, experts, gpt2, llama, params, recurrent
 from tests.families.pairs import Pair, make
 
-DECODERS = llama.CASES | gpt2.CASES
+DECODERS = llama.CASES | gpt2.CASES | classic.CASES | decoders.CASES | experts.CASES | recurrent.CASES
 
 
 @pytest.fixture(scope="session", params=params(DECODERS))

@@ -98,7 +98,6 @@ def test_llama_refuses_by_name(changes: dict, message: str) -> None:
     [
         ({"activation_function": "mish"}, "activation_function='mish' has no part here"),
         ({"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx=True has no part here"),
-        ({"scale_attn_weights": False}, "scale_attn_weights=False"),
         ({"add_cross_attention": True}, "add_cross_attention=True"),
         ({"n_embd": 4.5}, "n_embd=4.5 should be int"),
     ],

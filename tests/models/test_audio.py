@@ -87,6 +87,9 @@ def test_what_cannot_be_is_refused() -> None:
         Frames(2).build(4)(torch.zeros(1, 3, 9))
 
 
+FIRST = {"cls": "cls", "registers": "distillation"}
+
+
 @pytest.mark.ledger("mm.audio")
 def test_equal_to_the_audio_spectrogram_transformer() -> None:
     """Overlapping patches of a spectrogram; its distillation token is a second learned one before them."""
@@ -97,11 +100,11 @@ def test_equal_to_the_audio_spectrogram_transformer() -> None:
     )
     theirs = drawn(transformers.ASTModel(config))
     tensors = renamed(dict(theirs.named_parameters()), AST)
-    first = [tensors.pop(f"embeddings.{name}_token").flatten(0, 1) for name in ("cls", "distillation")]
+    first = {f"input.{ours}": tensors.pop(f"embeddings.{name}_token") for ours, name in FIRST.items()}
     patches, norm = Patches((16, 16), (64, 50), channels=1, stride=(10, 10), registers=1), LayerNorm(1e-12)
     block = pre_norm(4, 40, norm, Full(), "gelu")
     spec = Encoder(patches, 24, (Repeat((block,), 2),), Learned(patches.length), norm=norm)
-    ours = fill(spec.build(), tensors | {"input.first": torch.cat(first)})
+    ours = fill(spec.build(), tensors | first)
     signal = torch.randn(2, 50, 64, dtype=torch.float64)  # time first, theirs
     assert patches.grid == (5, 4)
     assert error(ours(signal.mT.unsqueeze(1)), theirs(signal).last_hidden_state) <= 1e-12

@@ -43,7 +43,7 @@ LLAVA = {
     r"^lm_head\.": "decoder.head.",
     r"^multi_modal_projector\.linear_1\.": "projector.up.",
     r"^multi_modal_projector\.linear_2\.": "projector.down.",
-    r"^vision_tower\.embeddings\.class_embedding": "vision.input.first",
+    r"^vision_tower\.embeddings\.class_embedding": "vision.input.cls",
     r"^vision_tower\.embeddings\.patch_embedding\.": "vision.input.proj.",
     r"^vision_tower\.embeddings\.position_embedding\.": "vision.position.table.",
     r"^vision_tower\.pre_layrnorm\.": "vision.embedding_norm.",

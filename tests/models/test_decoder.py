@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from regard.at import At
 from regard.models.decoder import Decoder
 from regard.models.stack import Repeat
 from regard.parts.attention import Attention
@@ -59,6 +60,12 @@ FROZEN = {
         stack.blocks.0.sublayers.1.body.q_proj.weight stack.blocks.0.sublayers.1.body.k_proj.weight
         stack.blocks.0.sublayers.1.body.v_proj.weight stack.blocks.0.sublayers.1.body.o_proj.weight
         norm.weight head.weight""",
+    ),
+    "narrow words": (
+        Decoder(VOCAB, 24, (Repeat((Block((Sublayer(FeedForward(40, bias=False)),)),)),), embedding_dim=10),
+        """embedding.weight widen.weight stack.blocks.0.sublayers.0.norm.weight
+        stack.blocks.0.sublayers.0.body.up_proj.weight stack.blocks.0.sublayers.0.body.down_proj.weight norm.weight
+        narrow.weight head.weight""",
     ),
 }
 
@@ -122,6 +129,23 @@ def test_a_tied_head_is_the_embedding() -> None:
     assert tied.head.weight is tied.embedding.weight
     assert untied.head.weight is not untied.embedding.weight
     assert "head.weight" not in dict(tied.named_parameters())
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_words_of_another_width_than_the_stack(tied: bool) -> None:
+    """logits = E W_out norm(stack(W_in e_t)), written out; the loss reads the same ones."""
+    ends = {"embedding_dim": 10, "embedding_scale": 2.0, "head_bias": True, "ahead": (LLAMA,)}
+    spec = Decoder(VOCAB, 24, (Repeat((LLAMA,)),), tied=tied, **ends)
+    model, tokens = build(spec), text(2, 9)
+    assert model.embedding.weight.shape == model.head.weight.shape == (VOCAB, 10)
+    words = model.embedding.weight[tokens] @ model.widen.weight.T * 2.0  # (B, L, 24)
+    top = model.stack(words, At.whole(2, 9))[0]
+    expected = model.norm(top) @ model.narrow.weight.T @ model.head.weight.T + model.head.bias
+    assert error(model(tokens), expected) < 1e-13
+    outputs = model(tokens, outputs=True)
+    assert error(outputs.logits, expected) < 1e-13
+    assert outputs.ahead[0].shape == expected.shape
+    assert error(model.logits(model.hidden(tokens)), expected) < 1e-13
 
 
 def test_learned_positions_past_their_table_are_an_error() -> None:

@@ -1,6 +1,7 @@
 """Encoders: equal to BERT, right with any padding and packing, and their heads read what they should."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -14,7 +15,7 @@ from regard.kernels.attention.patterns.longformer import Longformer
 from regard.kernels.attention.patterns.window import Window
 from regard.models.blank import blank
 from regard.models.encoder import Encoder
-from regard.models.heads import Classification, Dense, MaskedLM, Pooled
+from regard.models.heads import Classification, Dense, MaskedLM, Pooled, PreTraining
 from regard.models.presets import BERT_DENSE, bert
 from regard.models.stack import Repeat
 from regard.parts.attention import Attention
@@ -22,7 +23,7 @@ from regard.parts.block import Block, Sublayer
 from regard.parts.experts import Experts
 from regard.parts.feedforward import FeedForward, SwiGLU
 from regard.parts.input import Tokens
-from regard.parts.norm import RMSNorm
+from regard.parts.norm import LayerNorm, RMSNorm
 from regard.parts.patches import Patches
 from regard.parts.position.learned import Learned
 from regard.parts.position.none import NoPosition
@@ -274,6 +275,39 @@ def test_a_fresh_masked_model_knows_nothing() -> None:
     assert 0 < loss - math.log(VOCAB) < 1
 
 
+def test_narrow_embeddings_are_widened() -> None:
+    """Words, types, positions and their norm are narrow; a matrix leads to the stack, and the head comes back."""
+    dense = Dense("gelu", LayerNorm())
+    spec = replace(bert(**SMALL, head=MaskedLM(dense)), embedding_dim=7)
+    model, tokens = build(spec), text(2, 5)
+    x = model.input.table.weight[tokens] + model.input.types.weight[0] + model.position.table.weight[:5]
+    x = F.layer_norm(x, (7,), model.embedding_norm.weight, model.embedding_norm.bias, 1e-12)
+    foot = x @ model.widen.weight.T + model.widen.bias
+    seen = []
+    hook = model.stack.foot.register_forward_hook(lambda _, __, out: seen.append(out))
+    logits = model(tokens)
+    hook.remove()
+    assert error(seen[0], foot) <= 1e-12
+    hidden = model.head.dense(model.read(tokens)[0].x)  # (B, L, 7)
+    assert hidden.shape == (2, 5, 7)
+    assert error(logits, hidden @ model.input.table.weight.T + model.head.vocab.bias) <= 1e-12
+
+
+def test_two_heads_on_one_stack_say_what_each_would_say() -> None:
+    words, pair = MaskedLM(BERT_DENSE), Classification(2, dense=Dense("tanh"))
+    model, tokens, at = (
+        build(bert(**SMALL, head=PreTraining(words, pair))),
+        text(3, LENGTH),
+        places([4, 9, LENGTH], LENGTH),
+    )
+    found, x = model(tokens, at), model.read(tokens, at)[0].x
+    assert (found[0].shape, found[1].shape) == ((3, LENGTH, VOCAB), (3, 2))
+    assert torch.equal(found[0], model.head.words(x, at)) and torch.equal(found[1], model.head.pair(x, at))
+    assert model.head.words.vocab.weight is model.input.table.weight
+    with pytest.raises(ValueError, match="says two things"):
+        model(tokens, at, outputs=True)
+
+
 def test_experts_hand_their_losses_up() -> None:
     block = Block((Sublayer(Attention(2, mask=Full())), Sublayer(Experts(4, 2, FeedForward(20)))))
     model = Encoder(Tokens(VOCAB), WIDTH, (Repeat((block,), 2),)).build(0)
@@ -291,6 +325,8 @@ REFUSED = {
         Patches((4, 4), (8, 8)), 8, ENCODERS["rope"].layers, Learned(4)
     ),
     "labels=0 must be positive": lambda: Classification(0),
+    "embeddings of 7 do not meet vectors of 24": lambda: replace(bert(**SMALL, head=MaskedLM()), embedding_dim=7),
+    "context=65 is longer than its positions reach, 64": lambda: replace(bert(**SMALL), context=65),
     "vocab=0 must be positive": lambda: Tokens(0),
 }
 

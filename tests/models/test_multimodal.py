@@ -42,7 +42,7 @@ CLIP = {
     r"^text_model\.embeddings\.token_embedding\.": "text.input.table.",
     r"^(text|vision)_model\.embeddings\.position_embedding\.": r"\1.position.table.",
     r"^text_model\.final_layer_norm\.": "text.norm.",
-    r"^vision_model\.embeddings\.class_embedding": "image.input.first",
+    r"^vision_model\.embeddings\.class_embedding": "image.input.cls",
     r"^vision_model\.embeddings\.patch_embedding\.": "image.input.proj.",
     r"^vision_model\.pre_layrnorm\.": "image.embedding_norm.",
     r"^vision_model\.post_layernorm\.": "image.norm.",
@@ -226,6 +226,37 @@ def test_packed_is_separate(name: str) -> None:
     assert error(packed, torch.cat(separate, 1)) <= 1e-9
 
 
+def test_features_are_read_from_inside_the_vision() -> None:
+    """Behind the blocks that are asked for, side by side, not normed; with [CLS] and registers where all is wanted."""
+    spec = replace(READERS["rope"], features=(-2, 2, 0), whole=True)
+    model, images = build(spec), pictures(2)
+    seen: list[Tensor] = []
+    vision = model.vision
+    hooks = [vision.stack.foot.register_forward_hook(lambda _, __, out: seen.append(out))]
+    hooks += [block.register_forward_hook(lambda _, __, out: seen.append(out[0])) for block in vision.stack.blocks]
+    vision.read(images)
+    for hook in hooks:
+        hook.remove()
+    assert (spec.depths, spec.patches) == ((1, 2, 0), 6)
+    assert error(model.look(images)[0], torch.cat([seen[1], seen[2], seen[0]], -1)) <= 1e-12
+    assert model(prompt(spec, 1, 5, 2), images=images[:1]).shape == (1, 8, VOCAB)
+    with pytest.raises(SpecError, match=r"features=\(-4,\) asks for more than the 2 blocks"):
+        build(replace(spec, features=(-4,))).look(images)
+
+
+def test_a_text_ends_at_its_first_end() -> None:
+    """Whatever stands behind it, with padding on either side, and before it if the padding is of ends."""
+    model = drawn(replace(clip(**SMALL), end=EOS).build(0))
+    alone = torch.tensor([[1, 2, 3, EOS]])
+    expected = model(pictures(2), alone)
+    behind = torch.cat([alone, torch.tensor([[EOS, 4, EOS]])], 1)
+    assert error(model(pictures(2), behind), expected) <= 1e-12
+    before = torch.cat([torch.tensor([[EOS, EOS]]), alone], 1)
+    assert error(model(pictures(2), before, places([4], 6, left=True)), expected) <= 1e-12
+    endless = alone[:, :3]
+    assert error(model(pictures(2), endless), drawn(clip(**SMALL).build(0))(pictures(2), endless)) <= 1e-12
+
+
 def test_text_sees_the_image_and_the_image_no_later_text() -> None:
     model, spec = build(READERS["rope"]), READERS["rope"]
     tokens, other = prompt(spec, 1, 5, 2, 3), prompt(spec, 1, 5, 2, 4)
@@ -277,6 +308,7 @@ REFUSED = {
     "images have 16 dimensions and texts 4": lambda: DualEncoder(replace(LOOK, head=Pooled("cls")), TEXT),
     "the image encoder needs a head that gives points": lambda: DualEncoder(LOOK, TEXT),
     "temperature=0.0 must be positive": lambda: replace(clip(**SMALL), temperature=0.0),
+    "end=-1 must not be negative": lambda: replace(clip(**SMALL), end=-1),
 }
 
 

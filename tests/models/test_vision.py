@@ -10,12 +10,14 @@ from torch import Tensor, nn
 
 from regard.kernels.attention.mask import Full
 from regard.models.blank import blank
+from regard.models.distilled import Distilled
 from regard.models.encoder import Encoder
 from regard.models.presets import vit
 from regard.models.stack import Repeat
 from regard.parts.attention import Attention
 from regard.parts.block import Block, Sublayer
 from regard.parts.patches import Patches, resize_grid
+from regard.parts.position.learned import Learned
 from regard.parts.position.rope2d import Rope2D
 from regard.spec import SpecError
 from tests.laws import error
@@ -45,7 +47,9 @@ def test_patches_by_hand(name: str) -> None:
     module, data = spec.build(7).double(), images(spec)
     found = module(data)
     assert found.shape == (2, spec.length, 7)
-    assert spec.first == 0 or torch.equal(found[:, : spec.first], module.first.expand(2, -1, -1))
+    first = [p for p in (module.cls, module.registers) if p is not None]
+    assert sum(map(len, first)) == spec.first
+    assert not first or torch.equal(found[:, : spec.first], torch.cat(first).expand(2, -1, -1))
     steps = spec.stride or spec.size
     for index, place in enumerate(product(*map(range, spec.grid))):
         spans = [slice(p * step, p * step + size) for p, step, size in zip(place, steps, spec.size, strict=True)]
@@ -92,7 +96,7 @@ def test_vit_base_has_its_published_size() -> None:
 
 VIT = {
     r"^vit\.": "",
-    r"embeddings\.cls_token": "input.first",
+    r"embeddings\.cls_token": "input.cls",
     r"embeddings\.position_embeddings": "position.table.weight",
     r"embeddings\.patch_embeddings\.projection\.": "input.proj.",
     r"^layers\.": "stack.blocks.",
@@ -137,6 +141,19 @@ def test_a_larger_image_needs_only_its_positions_resized(pair: tuple[nn.Module, 
     fill(large, tensors | {"position.table.weight": table})
     data = images(large.spec.input)
     assert error(large(data), theirs(data, interpolate_pos_encoding=True).logits) <= 1e-12
+
+
+def test_a_teachers_pupil_says_the_mean_of_two() -> None:
+    spec = replace(vit(**SMALL), input=Patches((4, 4), (8, 8), registers=1), position=Learned(6), head=Distilled(3))
+    model = drawn(spec.build(0))
+    data = images(spec.input)
+    x = model.read(data)[0].x
+    expected = (model.head.labels(x[:, 0]) + model.head.teacher(x[:, 1])) / 2
+    assert error(model(data), expected) <= 1e-12
+    with pytest.raises(SpecError, match="give it Patches with registers=1"):
+        replace(vit(**SMALL), head=Distilled(3))
+    with pytest.raises(SpecError, match="distilled: labels=0 must be positive"):
+        Distilled(0)
 
 
 def test_patches_may_turn_by_row_and_column() -> None:

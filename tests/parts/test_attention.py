@@ -28,10 +28,13 @@ OPTIONS = {
     "plain": Attention(3),
     "grouped, biases": Attention(4, 2, bias=True),
     "multi-query, own head_dim, output bias": Attention(4, 1, head_dim=5, out_bias=True),
+    "biases, but none for keys": Attention(3, bias=True, key_bias=False),
     "full": Attention(3, mask=Full()),
     "qk-norm of each head": Attention(4, 2, qk_norm=RMSNorm(EPS)),
     "qk-norm over all": Attention(4, 2, qk_norm=RMSNorm(EPS), norm_over="all"),
     "qk-norm, layernorm": Attention(4, 2, qk_norm=LayerNorm(EPS), norm_over="all"),
+    "clip": Attention(3, bias=True, clip=0.8),
+    "clip behind qk-norm": Attention(4, 2, qk_norm=RMSNorm(EPS), norm_over="all", clip=0.8),
     "scale": Attention(3, scale=0.9),
     "softcap": Attention(3, softcap=0.7, scale=2.0),
     "learned sinks": Attention(4, 2, sinks=True),
@@ -84,6 +87,8 @@ def plain_loop(module: AttentionModule, spec: Attention, x: Tensor, at: At) -> T
         return bool(causal and same and (at.valid is None or at.valid[b, j]))
 
     q, k, v = norm("q", project("q", x, heads)), norm("k", project("k", x, kv_heads)), project("v", x, kv_heads)
+    if spec.clip is not None:
+        q, k, v = (y.minimum(y.new_tensor(spec.clip)).maximum(y.new_tensor(-spec.clip)) for y in (q, k, v))
     z = torch.zeros(*x.shape[:2], heads, dim, dtype=x.dtype)
     for b in range(len(x)):
         for i in range(x.shape[1]):
@@ -127,7 +132,8 @@ def test_gradients(name: str) -> None:
 def test_each_option_changes_the_layer(name: str) -> None:
     """No option may be read and forgotten: without it, the same weights give something else."""
     spec, x, at = OPTIONS[name], random(2, LENGTH, WIDTH, seed=99), AT["whole"]
-    absent = {"mask": Causal(), "qk_norm": None, "scale": None, "softcap": None, "sinks": False, "gate": "none"}
+    absent = {"mask": Causal(), "qk_norm": None, "clip": None, "scale": None, "softcap": None}
+    absent |= {"sinks": False, "gate": "none"}
     module = build(spec)
     for field, value in absent.items():
         if getattr(spec, field) != value:
@@ -173,6 +179,7 @@ def test_capped_scores_leave_every_key_a_share() -> None:
         ("heads", 0, "heads=0 must be positive"),
         ("kv_heads", 3, "choose one of 1, 2, 4"),
         ("head_dim", -1, "head_dim=-1 must be positive"),
+        ("clip", 0.0, "clip=0.0 must be positive"),
         ("softcap", 0.0, "softcap=0.0 must be positive"),
         ("dropout", 1.0, r"dropout=1.0 must be in \[0, 1\)"),
         ("gate", "sometimes", "Attention.gate='sometimes'"),

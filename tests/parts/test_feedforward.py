@@ -26,6 +26,7 @@ UNITS: dict[str, PositionWise] = (
     {f"feed-forward: {name}": FeedForward(10, name) for name in BY_HAND}
     | {f"gated: {name}": Gated(10, name) for name in BY_HAND}
     | {"no bias": FeedForward(10, bias=False), "gated, bias": Gated(10, "gelu", bias=True), "swiglu": SwiGLU(10)}
+    | {"limit and offset": Gated(10, "quick_gelu", bias=True, limit=1.1, offset=1.0), "limit": SwiGLU(10, limit=0.5)}
 )
 
 
@@ -55,7 +56,9 @@ def test_units_are_their_formulas(name: str) -> None:
         inner = times(module.up_proj, token)
         if isinstance(spec, Gated):
             gate = times(module.gate_proj, token)
-            inner = [sigma(g) * u for g, u in zip(gate, inner, strict=True)]
+            limit = math.inf if spec.limit is None else spec.limit
+            inner = [max(-limit, min(u, limit)) + spec.offset for u in inner]
+            inner = [sigma(min(g, limit)) * u for g, u in zip(gate, inner, strict=True)]
         else:
             inner = [sigma(u) for u in inner]
         assert torch.allclose(found, found.new_tensor(times(module.down_proj, inner)), atol=1e-12)
@@ -194,6 +197,7 @@ def test_dropout_falls_on_the_hidden_channels_in_training_only() -> None:
     [
         (lambda: FeedForward(0), "feedforward: hidden=0 must be positive"),
         (lambda: Gated(4, multiple_of=0), "gated: multiple_of=0 must be positive"),
+        (lambda: Gated(4, limit=-1.0), "gated: limit=-1.0 must be positive"),
         (lambda: SwiGLU(4, dropout=1.0), "swiglu: dropout=1.0 must be in"),
         (lambda: Gated(4, "swish"), "activation='swish'"),
     ],

@@ -17,6 +17,7 @@ NORMS: dict[str, Norm] = {
     "layernorm: no weights": LayerNorm(EPS, bias=False, weight=False),
     "rmsnorm": RMSNorm(EPS),
     "rmsnorm: no weight": RMSNorm(EPS, weight=False),
+    "rmsnorm: around one": RMSNorm(EPS, around_one=True),
     "none": NoNorm(),
 }
 
@@ -39,6 +40,7 @@ def by_hand(x: list[float], spec: Norm, module: nn.Module) -> list[float]:
     center = sum(x) / len(x) if isinstance(spec, LayerNorm) else 0.0
     spread = math.sqrt(sum((number - center) ** 2 for number in x) / len(x) + EPS)
     weight = [1.0] * len(x) if getattr(module, "weight", None) is None else module.weight.tolist()
+    weight = [1 + w for w in weight] if getattr(spec, "around_one", False) else weight
     bias = [0.0] * len(x) if getattr(module, "bias", None) is None else module.bias.tolist()
     return [(number - center) / spread * w + b for number, w, b in zip(x, weight, bias, strict=True)]
 
@@ -66,7 +68,7 @@ def test_gradients(name: str) -> None:
 @pytest.mark.parametrize("name", NORMS)
 def test_how_many_weights(name: str) -> None:
     """RMSNorm has D, LayerNorm 2 D, norms without weights none."""
-    counts = {"layernorm": 2, "layernorm: no bias": 1, "rmsnorm": 1}
+    counts = {"layernorm": 2, "layernorm: no bias": 1, "rmsnorm": 1, "rmsnorm: around one": 1}
     assert sum(p.numel() for p in NORMS[name].build(WIDTH).parameters()) == counts.get(name, 0) * WIDTH
 
 
@@ -86,13 +88,19 @@ def test_norms_are_those_of_torch(dtype: torch.dtype) -> None:
 
 @pytest.mark.ledger("norm.rms")
 def test_norms_are_those_of_transformers() -> None:
+    from transformers.models.gemma2.modeling_gemma2 import Gemma2RMSNorm
     from transformers.models.llama.modeling_llama import LlamaRMSNorm
     from transformers.models.olmo.modeling_olmo import OlmoLayerNorm
 
     x = random(4, WIDTH).float()
-    ours, theirs = drawn(RMSNorm(1e-5)).float(), LlamaRMSNorm(WIDTH, 1e-5)
-    theirs.load_state_dict(ours.state_dict())
-    assert torch.allclose(ours(x), theirs(x), atol=1e-6)
+    for spec, theirs in (
+        (RMSNorm(1e-5), LlamaRMSNorm(WIDTH, 1e-5)),
+        (RMSNorm(1e-5, around_one=True), Gemma2RMSNorm(WIDTH, 1e-5)),
+    ):
+        assert torch.equal(spec.build(WIDTH).weight, theirs.weight)  # both begin by changing nothing
+        ours = drawn(spec).float()
+        theirs.load_state_dict(ours.state_dict())
+        assert torch.allclose(ours(x), theirs(x), atol=1e-6)
     assert torch.allclose(LayerNorm(1e-5, False, False).build(WIDTH)(x), OlmoLayerNorm(WIDTH)(x), atol=1e-6)
 
 
@@ -124,7 +132,7 @@ def test_of_centered_vectors_both_are_the_same() -> None:
 
 @pytest.mark.ledger("norm.layer")
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize("spec", [LayerNorm(), RMSNorm()], ids=lambda spec: spec.kind)
+@pytest.mark.parametrize("spec", [LayerNorm(), RMSNorm(), RMSNorm(around_one=True)], ids=str)
 def test_half_precision_is_summed_in_float32(spec: Norm, dtype: torch.dtype) -> None:
     """As far from the exact result as one rounding of it; far from zero, where squares of halves would overflow."""
     x = (300 + 40 * random(3, 4096)).to(dtype)
@@ -163,6 +171,23 @@ def test_batchnorm_is_not() -> None:
         batch(x[:1])  # a decoding step
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_around_one_keeps_the_digits_of_its_weight(dtype: torch.dtype) -> None:
+    """1 + w in half precision would round a small w away; the result is rounded once."""
+    module = RMSNorm(around_one=True).build(4096).to(dtype)
+    module.weight.data = (0.01 * random(4096)).to(dtype)
+    x = random(3, 4096).to(dtype)
+    exact = RMSNorm(around_one=True).build(4096).double()
+    exact.weight.data = module.weight.data.double()
+    expected = exact(x.double())
+    assert ((module(x).double() - expected).abs() / expected.abs().clamp_min(1e-2)).max() <= torch.finfo(dtype).eps
+
+
 def test_a_bias_without_a_weight_is_refused() -> None:
     with pytest.raises(SpecError, match="set bias=False too"):
         LayerNorm(weight=False)
+
+
+def test_around_one_without_a_weight_is_refused() -> None:
+    with pytest.raises(SpecError, match="around_one needs a weight"):
+        RMSNorm(weight=False, around_one=True)

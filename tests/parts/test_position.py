@@ -173,6 +173,14 @@ def test_learned_positions_with_an_offset_are_those_of_opt() -> None:
     assert torch.equal(found[where.valid], expected[where.valid])
 
 
+def test_a_frozen_table_is_used_and_not_trained() -> None:
+    module, x = Learned(5, frozen=True).build(3, 1).double(), random(1, 4, 3).requires_grad_()
+    y = module.embed(x, at(3, 0, 0, 4))
+    y.sum().backward()
+    assert torch.equal(y, x + module.table.weight[[3, 0, 0, 4]]) and x.grad is not None
+    assert module.table.weight.grad is None
+
+
 def test_gradients_reach_a_learned_table() -> None:
     module, x, where = Learned(5, offset=1).build(3, 1).double(), random(1, 4, 3).requires_grad_(), at(3, 0, 0, 4)
     module.embed(x, where).sum().backward()

@@ -64,6 +64,8 @@ def test_slopes_are_those_of_transformers(heads: int) -> None:
     assert torch.allclose(slopes(heads).float(), bloom, rtol=1e-6)
     assert torch.allclose(slopes(heads).float(), mpt, rtol=1e-6)
     assert torch.allclose(slopes(heads).float(), falcon, rtol=2**-8)  # Falcon rounds them to bfloat16
+    flatter = -build_mpt_alibi_tensor(heads, 3, alibi_bias_max=16)[:, 0, 1]
+    assert torch.allclose(slopes(heads, exponent=16.0).float(), flatter, rtol=1e-6)
 
 
 @pytest.mark.ledger("pos.alibi.slopes")

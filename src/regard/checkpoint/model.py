@@ -1,15 +1,18 @@
 """A model as a folder: `config.json`, `model.safetensors`, and the tokenizer's files beside them.
 
     save(model, folder)              our own format: the config holds the spec
-    load(folder)                     ours, or a Hugging Face folder of a family that is known
+    load(folder)                     ours, or a Hugging Face folder of a family that is known, or a GGUF file
     export(model, folder, "llama")   a Hugging Face folder that `transformers` loads
 
 Before a byte of weights is read, the sizes in the config are held against the sizes of the files, and every name and
-shape against the headers. Then tensors stream in one by one: the peak is one copy of the model and one tensor.
+shape against the headers. Then tensors stream in one by one, read into the memory they keep: the peak is one copy of
+the model and, where they are cast or turned, one tensor.
 """
 
 import json
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -17,13 +20,19 @@ import torch
 from torch import Tensor, nn
 
 from regard.checkpoint.folder import MANIFEST, CheckpointError, check_folder, write_folder
+from regard.checkpoint.gguf import open_gguf
+from regard.checkpoint.sentences import sentence_head
 from regard.checkpoint.tensors import find, read_json, write
 from regard.families import family
 from regard.models.blank import blank, weightless
 from regard.models.decoder import Decoder
 from regard.models.depth import once, stacks
+from regard.models.encoder import Encoder
 from regard.models.model import Model
+from regard.models.stack import Repeat, Stack
+from regard.packaged import locate
 from regard.spec import SpecError, read
+from regard.weights.chain import Chain
 from regard.weights.table import IDENTITY, Table
 
 OURS = "regard"
@@ -31,6 +40,9 @@ REFUSED = {
     "auto_map": "it asks for code from the folder, and none is ever run; if the plain model is meant, remove the key",
     "quantization_config": "quantized weights are not read; fetch the model in full precision",
 }
+
+
+Progress = Callable[[int, int], object]
 
 
 class Saves(Protocol):
@@ -57,41 +69,52 @@ def write_files(model: nn.Module, folder: Path, tokenizer: Saves | None = None) 
 def export(model: nn.Module, folder: str | Path, model_type: str, tokenizer: Any | None = None) -> None:
     foreign = family(model_type)
     marks = {f"{name}_token_id": getattr(tokenizer, name, None) for name in ("bos", "eos", "pad")}
-    config = foreign.config(model.spec) | marks | {"dtype": str(next(model.parameters()).dtype).removeprefix("torch.")}
+    config = marks | foreign.config(model.spec) | {"dtype": str(next(model.parameters()).dtype).removeprefix("torch.")}
     with write_folder(folder) as partial:
         write_model(partial, config, dict(foreign.table(model.spec).write(weights(model))), tokenizer)
 
 
 def load(
-    folder: str | Path, device: torch.device | str = "cpu", dtype: torch.dtype | None = None, checked: bool = False
+    folder: str | Path,
+    device: torch.device | str = "cpu",
+    dtype: torch.dtype | None = None,
+    checked: bool = False,
+    progress: Progress | None = None,
 ) -> nn.Module:
-    """The model of a folder, in eval mode. Without a dtype the stored one is kept, half precision widened on a CPU.
+    """The model of a folder or GGUF file, in eval mode. Without a dtype the stored one, on a CPU at least float32.
 
-    A folder of ours is held against its manifest, unless that has just been done (`checked`).
+    A folder of ours is held against its manifest, unless that has just been done (`checked`). `progress` is told after
+    every tensor how many parameters are there, and of how many.
     """
-    folder = Path(folder)
-    spec, table = understand(folder)
-    if table is IDENTITY and (folder / MANIFEST).is_file() and not checked:
-        check_folder(folder)
-    found = find(folder)
-    stored = sum(Path(file).stat().st_size for file in {tensor.file for tensor in found.values()})
-    needed = parameters(spec)
-    if needed > stored:
-        raise CheckpointError(f"{folder}: the config asks for {needed} parameters, the files have {stored} bytes")
+    folder = locate(folder)
+    if folder.suffix == ".gguf":
+        spec, table, found = open_gguf(folder)
+    else:
+        spec, table = understand(folder)
+        if table is IDENTITY and (folder / MANIFEST).is_file() and not checked:
+            check_folder(folder)
+        found = find(folder)
+    stored, needed = sum(math.prod(tensor.shape) for tensor in found.values()), parameters(spec)
+    if needed > 4 * stored:  # some tensors are read more than once
+        raise CheckpointError(f"{folder}: the config asks for {needed} parameters, the files have {stored}")
     model = blank(spec)
     wanted = weights(model)
-    tensors = {
-        name: nn.Parameter(arrive(tensor, torch.device(device), dtype), wanted[name].requires_grad)
-        for name, tensor in table.read(found, wanted)
-    }
+    tensors, arrived, total = {}, 0, count(model)
+    for name, tensor in table.read(found, wanted):
+        tensors[name] = nn.Parameter(arrive(tensor, torch.device(device), dtype), wanted[name].requires_grad)
+        arrived += tensor.numel()
+        if progress is not None:
+            progress(arrived, total)
     for name, parameter in tied(model):
         tensors[name] = tensors[parameter]
     model.load_state_dict(tensors, assign=True)
     return model.to(device).eval()
 
 
-def understand(folder: Path) -> tuple[Model, Table]:
+def understand(folder: Path) -> tuple[Model, Table | Chain]:
     """What the folder's config says: the spec, and how its tensors are named."""
+    if folder.suffix == ".gguf":
+        return open_gguf(folder)[:2]
     config = read_json(folder / "config.json")
     if config.get("model_type") == OURS:
         try:
@@ -106,7 +129,10 @@ def understand(folder: Path) -> tuple[Model, Table]:
             raise CheckpointError(f"{folder}: config.json has {key!r}: {why}")
     foreign = family(config.get("model_type"))
     spec = foreign.spec(config)
-    return spec, foreign.table(spec)
+    table = foreign.table(spec)
+    if isinstance(spec, Encoder) and spec.head is None:
+        spec = replace(spec, head=sentence_head(folder))
+    return spec, table
 
 
 def weights(model: nn.Module) -> dict[str, Tensor]:
@@ -127,11 +153,17 @@ def parameters(spec: Model) -> int:
     runs = [(run, width) for layers, width in stacks(spec) for run in layers if run.times > 1]
     try:
         with weightless():
-            each = {(block, width): count(block.build(width)) for run, width in runs for block in run.blocks}
+            more = {(run, width): added(run, width) for run, width in runs}
         built = count(blank(once(spec)))
     except (RuntimeError, TypeError) as error:  # what torch raises for a size past 64 bits
         raise CheckpointError(f"the config asks for tensors past all measure ({error})") from error
-    return built + sum((run.times - 1) * each[block, width] for run, width in runs for block in run.blocks)
+    return built + sum((run.times - 1) * more[run, width] for run, width in runs)
+
+
+def added(run: Repeat, width: int) -> int:
+    """By the blocks of a run where they stand once more; what layers share is there already."""
+    once, twice = (count(Stack((replace(run, times=times),), width)) for times in (1, 2))
+    return twice - once
 
 
 def count(module: nn.Module) -> int:
@@ -139,9 +171,12 @@ def count(module: nn.Module) -> int:
 
 
 def arrive(tensor: Tensor, device: torch.device, dtype: torch.dtype | None) -> Tensor:
-    """The tensor in memory of its own, no longer a view of the file."""
+    """The tensor in memory of its own, and in no more than it needs."""
     if dtype is None:
         dtype = torch.promote_types(tensor.dtype, torch.float32) if device.type == "cpu" else tensor.dtype
+    alone = tensor.is_contiguous() and tensor.untyped_storage().nbytes() == tensor.nbytes
+    if alone and (tensor.dtype, tensor.device) == (dtype, device):
+        return tensor
     return torch.empty(tensor.shape, dtype=dtype, device=device).copy_(tensor)
 
 

@@ -1,7 +1,7 @@
 """The tensors of a Hugging Face folder: one `model.safetensors`, or shards named by `model.safetensors.index.json`.
 
-Only headers are read here; a tensor's bytes are read when it is asked for, the file opened for it alone, because the
-pages of a mapped file count as memory for as long as it is open. Nothing is ever unpickled.
+Only headers are read here, each held against its file (`header`); a tensor's bytes are read when it is asked for.
+Nothing is ever unpickled. What would be a file of more than 5 GB is written as shards.
 """
 
 import json
@@ -9,22 +9,23 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from regard.checkpoint import header
 from regard.checkpoint.folder import CheckpointError
 from regard.weights.table import Found
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
-LARGEST_JSON = 32 << 20  # a config is kilobytes, the index of the largest models some megabytes
+LARGEST_JSON, LARGEST_INDEX = 4 << 20, 12 << 20  # a config is kilobytes, the index of the largest models 9 MB
+LARGEST_FILE = 5 * 10**9
 
 
-def read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path, largest: int = LARGEST_JSON) -> dict[str, Any]:
     if not path.is_file():
         raise CheckpointError(f"{path} is missing; a model folder holds config.json and {SINGLE}")
-    if path.stat().st_size > LARGEST_JSON:
-        raise CheckpointError(f"{path} has {path.stat().st_size} bytes; more than {LARGEST_JSON} is not read")
+    if path.stat().st_size > largest:
+        raise CheckpointError(f"{path} has {path.stat().st_size} bytes; more than {largest} are not read")
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
@@ -46,7 +47,7 @@ def files(folder: Path) -> list[Path]:
                 f"where you trust it: transformers' from_pretrained, then save_pretrained, writes {SINGLE}"
             )
         raise CheckpointError(f"{folder} holds neither {SINGLE} nor {INDEX}")
-    places = read_json(folder / INDEX).get("weight_map")
+    places = read_json(folder / INDEX, LARGEST_INDEX).get("weight_map")
     if not isinstance(places, dict) or not places or not all(isinstance(name, str) for name in places.values()):
         raise CheckpointError(f"{folder / INDEX}: weight_map should say the file of every tensor")
     for name in set(places.values()):
@@ -61,26 +62,33 @@ def find(folder: Path) -> dict[str, Found]:
     """Every tensor of the folder by name, nothing read but headers."""
     found: dict[str, Found] = {}
     for path in files(folder):
-        try:
-            with safe_open(path, framework="pt") as opened:
-                for name in opened.keys():  # noqa: SIM118 (not a dict: it has no iterator)
-                    if name in found:
-                        raise CheckpointError(f"{path}: {name} stands in {found[name].file} too")
-                    part = opened.get_slice(name)
-                    found[name] = Found(str(path), tuple(part.get_shape()), part.get_dtype(), reader(path, name))
-        except (SafetensorError, OSError) as error:
-            raise CheckpointError(f"{path} is damaged or no safetensors file ({error}); fetch it again") from error
+        for name, tensor in header.tensors(path).items():
+            if name in found:
+                raise CheckpointError(f"{path}: {name} stands in {found[name].file} too")
+            found[name] = tensor
     return found
 
 
-def reader(path: Path, name: str):
-    def read() -> Tensor:
-        with safe_open(path, framework="pt") as opened:
-            return opened.get_tensor(name)
+def write(tensors: Mapping[str, Tensor], folder: Path, largest: int = LARGEST_FILE) -> None:
+    parts = shards(tensors, largest)
+    names = [f"model-{n:05}-of-{len(parts):05}.safetensors" for n in range(1, len(parts) + 1)]
+    for part, name in zip(parts, names if len(parts) > 1 else [SINGLE], strict=True):
+        contiguous = {key: tensors[key].detach().contiguous() for key in part}
+        save_file(contiguous, folder / name, metadata={"format": "pt"})
+    if len(parts) > 1:
+        places = {key: name for part, name in zip(parts, names, strict=True) for key in part}
+        size = sum(tensor.nbytes for tensor in tensors.values())
+        index = {"metadata": {"total_size": size}, "weight_map": places}
+        (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
 
-    return read
 
-
-def write(tensors: Mapping[str, Tensor], folder: Path) -> None:
-    contiguous = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
-    save_file(contiguous, folder / SINGLE, metadata={"format": "pt"})
+def shards(tensors: Mapping[str, Tensor], largest: int) -> list[list[str]]:
+    """Names in their order, file by file; a tensor that is larger than a file may be has one of its own."""
+    parts, size = [[]], 0
+    for name, tensor in tensors.items():
+        size += tensor.nbytes
+        if size > largest and parts[-1]:
+            parts.append([])
+            size = tensor.nbytes
+        parts[-1].append(name)
+    return parts

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 CORE = ("torch", "numpy", "safetensors", "tokenizers", "jinja2", "rich", "typer")
-EXTRAS = {"serve": ("fastapi", "uvicorn"), "plots": ("matplotlib",), "logs": ("tensorboard",)}
+EXTRAS = {"serve": ("fastapi", "uvicorn"), "plots": ("matplotlib",), "logs": ("tensorboard",), "gguf": ("gguf",)}
 
 
 def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False) -> None:

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from regard.packaged import locate
+
 if TYPE_CHECKING:
     from regard.engine.engine import Engine
     from regard.engine.request import Sampling, Token
@@ -14,7 +16,13 @@ if TYPE_CHECKING:
     from regard.models.model import Model
     from regard.text.tokenizer import Tokenizer
 
-ModelFolder = Annotated[Path, typer.Argument(metavar="MODEL", help="A model folder, ours or Hugging Face's, or a run.")]
+ModelFolder = Annotated[
+    Path,
+    typer.Argument(
+        metavar="MODEL",
+        help="A run, a model folder (ours or Hugging Face's), a GGUF file, or a name that `regard models` lists.",
+    ),
+]
 Context = Annotated[
     int | None, typer.Option(min=2, help="Longest text, prompt and answer together; by default the model's own.")
 ]
@@ -25,23 +33,21 @@ Device = Annotated[str, typer.Option(help="cpu, cuda, cuda:1 …; auto takes a G
 
 
 def open_model(folder: Path, device: str = "auto") -> "tuple[DecoderModule, Tokenizer]":
-    import torch
-
     from regard.checkpoint.model import load
+    from regard.cli.device import chosen
     from regard.models.decoder import DecoderModule
     from regard.text.tokenizer import Tokenizer
 
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
     found = model_folder(folder)
-    model = load(found, device, checked=found != folder)
+    model = load(found, chosen(device), checked=found != folder)
     if not isinstance(model, DecoderModule):
         raise ValueError(f"{folder} holds no decoder; this command continues texts and needs one")
     return model, Tokenizer.load(found)
 
 
 def model_folder(path: Path) -> Path:
-    """A run stands for its newest whole checkpoint."""
+    """A run stands for its newest whole checkpoint, a name for the installed model."""
+    path = locate(path)
     if not (path / "checkpoints").is_dir():
         return path
     from regard.training.run import Run
@@ -50,6 +56,12 @@ def model_folder(path: Path) -> Path:
     if newest is None:
         raise ValueError(f"{path} has no checkpoint yet; train on with: regard train --resume {path}")
     return newest
+
+
+def is_stored(name: str) -> bool:
+    """Whether this is a model with its weights, and not a recipe."""
+    found = locate(name)
+    return found.is_dir() or found.suffix == ".gguf"
 
 
 def read_spec(name: str, overrides: list[str], pattern: str | None = None) -> "Decoder":
@@ -81,7 +93,7 @@ def tables_of(name: str, overrides: list[str]) -> "Mapping[str, Any]":
     from regard.spec import read
     from regard.training.recipe import Vocabulary, dotted, find_recipe, override, read_recipe
 
-    if Path(name).is_dir():
+    if is_stored(name):
         if overrides:
             raise ValueError(f"{name} is a model as it is; {overrides[0]} cannot change it. Override a recipe instead")
         return understand(model_folder(Path(name)))[0].to_dict()

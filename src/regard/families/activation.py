@@ -13,6 +13,7 @@ THEIRS: dict[Activation, str] = {
     "tanh": "tanh",
     "identity": "linear",
 }
+OLDER: dict[Activation, str] = THEIRS | {"gelu_tanh": "gelu_new"}  # as OpenAI's first models and others name it
 OURS: dict[str, Activation] = {theirs: ours for ours, theirs in THEIRS.items()} | {
     "gelu_new": "gelu_tanh",
     "gelu_fast": "gelu_tanh",

@@ -1,6 +1,6 @@
 """Reading a foreign config: every value is typed, and whatever is not understood is refused by name."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
 from regard.spec import nearest
@@ -23,7 +23,14 @@ class Config:
         return self.value(key, (int,), default)
 
     def number(self, key: str, default: Any = REQUIRED) -> float:
-        return float(self.value(key, (int, float), default))
+        return self.real(key, self.value(key, (int, float), default))
+
+    def positive(self, key: str, default: Any = REQUIRED) -> float:
+        """What is divided by, or the root is taken of."""
+        found = self.number(key, default)
+        if not found > 0:
+            raise FamilyError(f"{self.model_type}: {key}={found} should be above 0")
+        return found
 
     def flag(self, key: str, default: Any = REQUIRED) -> bool:
         return self.value(key, (bool,), default)
@@ -42,6 +49,9 @@ class Config:
             raise FamilyError(f"{self.model_type}: {key}={found!r:.80} should be a list of {kind.__name__}")
         return tuple(found)
 
+    def numbers(self, key: str) -> tuple[float, ...]:
+        return tuple(self.real(key, entry) for entry in self.value(key, (list, tuple), REQUIRED))
+
     def choice(self, key: str, words: Mapping[str, T], default: Any = REQUIRED) -> T:
         """What a word of theirs is called here."""
         word = self.value(key, (str,), default)
@@ -49,11 +59,28 @@ class Config:
             raise FamilyError(f"{self.model_type}: {key}={word!r} has no part here; {nearest(word, words)}")
         return words[word]
 
+    def architecture(self, known: Iterable[str]) -> str:
+        """The class that wrote the weights, which says what head they have; where none is named, the first known."""
+        known = list(known)
+        name = next(iter(self.each("architectures", str, [])), known[0])
+        if name not in known:
+            raise FamilyError(f"{self.model_type}: architectures={name!r} has no head here; {nearest(name, known)}")
+        return name
+
+    def labels(self) -> int:
+        """How many labels a classifier has: those that are named, or their number; two, where neither is said."""
+        return len(self.table("id2label").values) or self.integer("num_labels", 2)
+
     def only(self, key: str, allowed: Any) -> None:
         """Refuse a setting whose other values no part can express."""
         found = self.values.get(key)
         if found is not None and found != allowed:
             raise FamilyError(f"{self.model_type}: {key}={found!r:.80} has no part here; only {allowed!r} is read")
+
+    def real(self, key: str, found: Any) -> float:
+        if type(found) not in (int, float) or not abs(found) < 1e300:  # a whole number may be past all floats
+            raise FamilyError(f"{self.model_type}: {key}={found!r:.80} should be a finite number")
+        return float(found)
 
     def value(self, key: str, types: tuple[type, ...], default: Any) -> Any:
         found = self.values.get(key)

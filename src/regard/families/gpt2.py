@@ -6,14 +6,14 @@ and is not taken over. Published files often lack the prefix `transformer.` and 
 
 from typing import Any
 
-from regard.families.activation import OURS, THEIRS
+from regard.families.activation import OLDER, OURS
 from regard.families.expressed import bodies, expressed
 from regard.families.foreign import Config
 from regard.models.decoder import Decoder
 from regard.models.stack import Repeat
 from regard.parts.attention import Attention
 from regard.parts.block import Block, Sublayer
-from regard.parts.feedforward import FeedForward
+from regard.parts.feedforward import Activation, FeedForward
 from regard.parts.norm import LayerNorm
 from regard.parts.position.learned import Learned
 from regard.weights.ops import Split, Transpose
@@ -40,15 +40,19 @@ TABLE = Table(
 
 def spec(config: dict[str, Any]) -> Decoder:
     theirs = Config("gpt2", config)
-    theirs.only("scale_attn_weights", True)
     theirs.only("scale_attn_by_inverse_layer_idx", False)
+    return decoder(theirs, None, "gelu_new")
+
+
+def decoder(theirs: Config, kv_heads: int | None, activation: str) -> Decoder:
+    """GPT-2 as other families vary it; `activation` is the one that theirs has where the config names none."""
     theirs.only("add_cross_attention", False)
-    width, context = theirs.integer("n_embd"), theirs.integer("n_positions")
+    width, context = theirs.integer("n_embd"), theirs.integer("n_positions", 1024)
     norm = LayerNorm(theirs.number("layer_norm_epsilon", 1e-5))
-    attention = Attention(theirs.integer("n_head"), bias=True)
-    feedforward = FeedForward(
-        theirs.integer("n_inner", 4 * width), theirs.choice("activation_function", OURS, "gelu_new")
-    )
+    scale = None if theirs.flag("scale_attn_weights", True) else 1.0
+    attention = Attention(theirs.integer("n_head"), kv_heads, bias=True, scale=scale)
+    hidden = theirs.integer("n_inner", 4 * width)
+    feedforward = FeedForward(hidden, theirs.choice("activation_function", OURS, activation))
     block = Block((Sublayer(attention, norm), Sublayer(feedforward, norm)))
     return Decoder(
         vocab=theirs.integer("vocab_size"),
@@ -62,21 +66,25 @@ def spec(config: dict[str, Any]) -> Decoder:
 
 
 def config(model: Decoder) -> dict[str, Any]:
+    written = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], **settings(model, OLDER)}
+    return expressed("gpt2", model, written, spec)
+
+
+def settings(model: Decoder, names: dict[Activation, str]) -> dict[str, Any]:
+    """What `decoder` reads; `names` of activations."""
     attention, feedforward = bodies(model.blocks[0], Attention, FeedForward)
-    written = {
-        "model_type": "gpt2",
-        "architectures": ["GPT2LMHeadModel"],
+    return {
         "vocab_size": model.vocab,
         "n_embd": model.width,
         "n_positions": getattr(model.position, "length", model.context),
         "n_layer": len(model.blocks),
         "n_head": attention.heads,
         "n_inner": feedforward.hidden_dim(model.width),
-        "activation_function": (THEIRS | {"gelu_tanh": "gelu_new"})[feedforward.activation],
+        "activation_function": names[feedforward.activation],
         "layer_norm_epsilon": getattr(model.norm, "eps", None),
+        "scale_attn_weights": attention.scale != 1.0,
         "tie_word_embeddings": model.tied,
     }
-    return expressed("gpt2", model, written, spec)
 
 
 def table(model: Decoder) -> Table:

@@ -11,16 +11,18 @@ from regard.spec import nearest
 KINDS = ("default", "linear", "dynamic", "yarn", "llama3", "longrope")
 
 
-def rope(theirs: Config, base: float = 10000.0, share: float = 1.0, layout: Layout = "half") -> Rope:
-    """The rope of a whole model; `base` and `share` are the family's own defaults."""
+def rope(theirs: Config, base: float = 10000.0, share: float | None = None, layout: Layout = "half") -> Rope:
+    """The rope of a whole model; `base` and `share` are the family's own defaults (None: all of a head turns)."""
     settings = theirs.table("rope_parameters" if theirs.has("rope_parameters") else "rope_scaling")
-    share = theirs.number("partial_rotary_factor", share)
-    return Rope(
-        settings.number("rope_theta", theirs.number("rope_theta", base)),
-        settings.number("partial_rotary_factor", share),
-        layout,
-        scaling(settings, theirs),
-    )
+    return rope_of(settings, theirs, theirs.number("rope_theta", base), share, layout)
+
+
+def rope_of(settings: Config, theirs: Config, base: float, share: float | None = None, layout: Layout = "half") -> Rope:
+    """The rope that these settings describe; a config may have several."""
+    turning = settings.number("partial_rotary_factor", theirs.number("partial_rotary_factor", share or 1.0))
+    if share is None and turning != 1:
+        raise FamilyError(f"{theirs.model_type}: partial_rotary_factor={turning}, but here all of a head turns")
+    return Rope(settings.number("rope_theta", base), turning, layout, scaling(settings, theirs))
 
 
 def scaling(settings: Config, theirs: Config) -> Scaling | None:
@@ -31,10 +33,11 @@ def scaling(settings: Config, theirs: Config) -> Scaling | None:
     if kind == "linear":
         return Linear(settings.number("factor"))
     reach = theirs.integer("max_position_embeddings")
+    theirs.real("max_position_embeddings", reach)  # a length that no float holds is refused before it is divided
     if kind == "dynamic":
         return DynamicNTK(settings.number("factor"), reach)
-    outside = theirs.integer("original_max_position_embeddings", reach)  # Phi-3 has it beside the settings
-    length = settings.integer("original_max_position_embeddings", outside)
+    inside = settings.integer("original_max_position_embeddings", reach)
+    length = theirs.integer("original_max_position_embeddings", inside)  # beside the settings (Phi-3), it counts first
     factor = settings.number("factor", reach / max(length, 1))
     given = settings.number("attention_factor") if settings.has("attention_factor") else None
     match kind:
@@ -46,17 +49,17 @@ def scaling(settings: Config, theirs: Config) -> Scaling | None:
             low, high = settings.number("low_freq_factor"), settings.number("high_freq_factor")
             return Llama3(factor, length, low, high)
         case "longrope":
-            short, long = (tuple(map(float, settings.value(k, (list,), None))) for k in ("short_factor", "long_factor"))
+            short, long = (settings.numbers(key) for key in ("short_factor", "long_factor"))
             return LongRope(short, long, factor, length, given)
     raise FamilyError(f"{settings.model_type}: rope_type={kind!r} has no part here; {nearest(kind, KINDS)}")
 
 
-def rope_parameters(position: Position) -> dict[str, Any]:
-    """As transformers 5 writes them."""
+def rope_parameters(position: Position, share: float = 1.0) -> dict[str, Any]:
+    """As transformers 5 writes them; `share` is the family's own default."""
     if not isinstance(position, Rope):
         return {"rope_type": "default"}
     written: dict[str, Any] = {"rope_theta": position.base}
-    if position.share != 1.0:
+    if position.share != share:
         written["partial_rotary_factor"] = position.share
     found = position.scaling
     match found:

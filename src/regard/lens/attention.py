@@ -90,7 +90,8 @@ class SomeHeads:
     heads: slice
 
     def values(self, at: At, dtype: torch.dtype) -> Tensor:
-        return self.bias.values(at, dtype)[:, self.heads]
+        found = self.bias.values(at, dtype)
+        return found if found.shape[1] == 1 else found[:, self.heads]  # 1: the same for all
 
 
 def row_entropy(weights: Tensor) -> Tensor:

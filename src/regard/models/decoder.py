@@ -4,7 +4,8 @@
 
 GPT, Llama and the hybrids of attention and recurrence are all this, with different blocks inside. `ahead` blocks stand
 side by side on top of the stack, each with the same norm and head: the i-th guesses the token i further than the next
-(Gloeckle et al. 2024). They serve training and speculation; logits are the next token's.
+(Gloeckle et al. 2024). They serve training and speculation; logits are the next token's. Words may be narrower than the
+stack, with a matrix on the way in and one on the way out (`embedding_dim`: Lan et al. 2020, OPT-350m).
 """
 
 from dataclasses import dataclass
@@ -36,6 +37,7 @@ class Decoder(Model["DecoderModule"]):
     context: int | None = None  # longest text it was made for; None: what its positions reach, or no limit is known
     embedding_scale: float = 1.0  # √width in Vaswani et al. 2017 and in Gemma
     embedding_norm: Norm | None = None  # behind the positions
+    embedding_dim: int | None = None  # of the table and the head, with a matrix between; None: the width (no matrix)
     head_bias: bool = False
     logit_scale: float = 1.0
     softcap: float | None = None  # of the logits: c · tanh(logits / c)
@@ -48,6 +50,10 @@ class Decoder(Model["DecoderModule"]):
         require(len(self.layers) > 0, "decoder: layers is empty; give at least one Repeat((block,), times)")
         require(self.context is None or self.context > 0, f"decoder: context={self.context} must be positive")
         require(self.softcap is None or self.softcap > 0, f"decoder: softcap={self.softcap} must be positive")
+        require(
+            self.embedding_dim is None or self.embedding_dim > 0,
+            f"decoder: embedding_dim={self.embedding_dim} must be positive",
+        )
         require(0 <= self.dropout < 1, f"decoder: dropout={self.dropout} must be in [0, 1)")
         self.position.check_place("stack")
         check_shared_bias(self.position, self.layers, self.ahead)
@@ -61,6 +67,11 @@ class Decoder(Model["DecoderModule"]):
             require(
                 self.context <= reach, f"decoder: context={self.context} is longer than its positions reach, {reach}"
             )
+
+    @property
+    def table_dim(self) -> int:
+        """How wide a word's row of the embedding is."""
+        return self.embedding_dim or self.width
 
     @property
     def blocks(self) -> list[Block]:
@@ -95,13 +106,15 @@ class DecoderModule(nn.Module):
     def __init__(self, spec: Decoder, scheme: Scheme = "fan_in"):
         super().__init__()
         self.spec = spec
-        self.embedding = nn.Embedding(spec.vocab, spec.width)
+        self.embedding = nn.Embedding(spec.vocab, spec.table_dim)
+        self.widen = projection(spec.embedding_dim, spec.width)
         self.embedding_norm = build(spec.embedding_norm, spec.width)
         self.position = spec.position.build(spec.width, 1)
         self.stack = Stack(spec.layers, spec.width)
         self.ahead = nn.ModuleList(block.build(spec.width) for block in spec.ahead)
         self.norm = spec.norm.build(spec.width)
-        self.head = nn.Linear(spec.width, spec.vocab, bias=spec.head_bias)
+        self.narrow = projection(spec.width, spec.embedding_dim)
+        self.head = nn.Linear(spec.table_dim, spec.vocab, bias=spec.head_bias)
         initialize(self, len(self.stack.blocks), scheme)
         if spec.tied:
             self.head.weight = self.embedding.weight
@@ -112,25 +125,29 @@ class DecoderModule(nn.Module):
         """tokens (B, L) -> logits (B, L, V), or all `outputs` that training wants."""
         at = At.whole(*tokens.shape, tokens.device) if at is None else at
         x, losses = self.run(self.embed(tokens, at), at, states)
-        return self.outputs(x, at, losses) if outputs else self.logits(self.norm(x))
+        return self.outputs(x, at, losses) if outputs else self.logits(self.top(x))
 
     def outputs(self, x: Tensor, at: At, losses: Losses) -> Outputs:
         """All that training wants, from the top of the stack (B, L, D)."""
         further = []
         for block in self.ahead:
             y, more = block(x, self.position.share(at))
-            further.append(self.unembed(self.norm(y)))
+            further.append(self.unembed(self.top(y)))
             losses = add(losses, more)
-        return Outputs(self.unembed(self.norm(x)), tuple(further), losses)
+        return Outputs(self.unembed(self.top(x)), tuple(further), losses)
 
     def hidden(self, tokens: Tensor, at: At | None = None, states: States | None = None) -> Tensor:
         """tokens (B, L) -> what the head reads (B, L, D)"""
         at = At.whole(*tokens.shape, tokens.device) if at is None else at
-        return self.norm(self.run(self.embed(tokens, at), at, states)[0])
+        return self.top(self.run(self.embed(tokens, at), at, states)[0])
+
+    def top(self, x: Tensor) -> Tensor:
+        """The top of the stack -> what the head reads"""
+        return self.narrow(self.norm(x))
 
     def embed(self, tokens: Tensor, at: At) -> Tensor:
         """tokens (B, L) -> the foot of the stack (B, L, D)"""
-        return self.enter(scaled(self.embedding(tokens), self.spec.embedding_scale), at)
+        return self.enter(scaled(self.widen(self.embedding(tokens)), self.spec.embedding_scale), at)
 
     def enter(self, x: Tensor, at: At) -> Tensor:
         """Vectors of tokens, or of anything that stands among them -> the foot of the stack (B, L, D)"""
@@ -148,6 +165,10 @@ class DecoderModule(nn.Module):
         if type(self.head) is not nn.Linear:
             return self.logits(hidden)
         return Unembedded(hidden, self.head.weight, self.head.bias, self.spec.logit_scale, self.spec.softcap)
+
+
+def projection(columns: int | None, rows: int | None) -> nn.Module:
+    return nn.Identity() if columns is None or rows is None else nn.Linear(columns, rows, bias=False)
 
 
 def scaled(x: Tensor, by: float) -> Tensor:

@@ -6,7 +6,7 @@ Both encoders end in a `Pooled` head of one dimension. The temperature is learne
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
@@ -27,9 +27,11 @@ class DualEncoder(Model["DualEncoderModule"]):
     text: Encoder
     temperature: float = 0.07  # at first
     bias: float | None = None  # at first; None: there is none
+    end: int | None = None  # the token that ends a text: what stands behind the first one is padding
 
     def check(self) -> None:
         require(self.temperature > 0, f"dual_encoder: temperature={self.temperature} must be positive")
+        require(self.end is None or self.end >= 0, f"dual_encoder: end={self.end} must not be negative")
         dims = {name: space(name, getattr(self, name)) for name in ("image", "text")}
         require(
             dims["image"] == dims["text"],
@@ -43,7 +45,7 @@ class DualEncoder(Model["DualEncoderModule"]):
 def space(name: str, encoder: Encoder) -> int:
     if not (isinstance(encoder.head, Pooled) and encoder.head.normalize):
         raise SpecError(f"dual_encoder: the {name} encoder needs a head that gives points of length one, Pooled()")
-    return encoder.head.dim or encoder.width
+    return encoder.head.dim or encoder.head.pooled(encoder.width)
 
 
 class DualEncoderModule(nn.Module):
@@ -57,7 +59,16 @@ class DualEncoderModule(nn.Module):
 
     def forward(self, images: Tensor, tokens: Tensor, at: At | None = None, outputs: bool = False) -> Tensor | Outputs:
         """n images and m texts -> (n, m) logits of belonging together; or all `outputs` that training wants."""
-        image, text = self.image(images, outputs=True), self.text(tokens, at, outputs=True)
+        image, text = self.image(images, outputs=True), self.text(tokens, self.until_end(tokens, at), outputs=True)
         logits = self.scale.exp() * image.logits @ text.logits.T  # (n, m)
         logits = logits if self.bias is None else logits + self.bias
         return Outputs(logits, (), add(image.losses, text.losses)) if outputs else logits
+
+    def until_end(self, tokens: Tensor, at: At | None) -> At | None:
+        """Where texts stand that are padded behind their end; CLIP's are padded with ends."""
+        if self.spec.end is None:
+            return at
+        at = At.whole(*tokens.shape, tokens.device) if at is None else at
+        valid = torch.ones_like(tokens, dtype=torch.bool) if at.valid is None else at.valid
+        ends = ((tokens == self.spec.end) & valid).long()
+        return replace(at, valid=valid & (ends.cumsum(-1) == ends), ordered=False, shared={})  # no end, or the first

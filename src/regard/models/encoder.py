@@ -4,11 +4,14 @@
 
 BERT and its descendants, vision transformers, sentence embedders, cross-encoders and the reading half of a translator
 are all this. What makes it an encoder is the mask of its attention: Full, a symmetric window, Longformer's, BigBird's.
-A causal mask is allowed too (CLIP reads text so).
+A causal mask is allowed too (CLIP reads text so). Input and positions may be narrower than the stack, with a matrix
+between them (`embedding_dim`: ELECTRA, Clark et al. 2020).
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -17,8 +20,8 @@ from regard.models.decoder import Outputs
 from regard.models.heads import Head, Hidden
 from regard.models.initialize import Scheme, initialize
 from regard.models.model import Model
-from regard.models.stack import Repeat, Stack, States, check_shared_bias
-from regard.parts.block import Losses, build
+from regard.models.stack import Repeat, Stack, States, check_shared_bias, unroll
+from regard.parts.block import Block, Losses, add, build
 from regard.parts.input import Input
 from regard.parts.norm import Norm
 from regard.parts.position.none import NoPosition, Position
@@ -35,18 +38,35 @@ class Encoder(Model["EncoderModule"]):
     norm: Norm | None = None  # behind the stack
     head: Head | None = None
     dropout: float = 0.0  # on the embeddings, in training
+    embedding_dim: int | None = None  # of input, positions and their norm; None: the width (no matrix)
+    context: int | None = None  # longest text it was made for; None: what its positions reach, or no limit is known
 
     def check(self) -> None:
-        require(self.width > 0, f"encoder: width={self.width} must be positive")
+        for name in ("width", "embedding_dim", "context"):
+            value = getattr(self, name)
+            require(value is None or value > 0, f"encoder: {name}={value} must be positive")
         require(len(self.layers) > 0, "encoder: layers is empty; give at least one Repeat((block,), times)")
         require(0 <= self.dropout < 1, f"encoder: dropout={self.dropout} must be in [0, 1)")
         self.position.check_place("stack")
         check_shared_bias(self.position, self.layers)
         if self.head is not None:
-            self.head.check_input(self.input)
+            self.head.check_input(self.input, self.table_dim, self.width)
         made, reach = self.input.length, self.position.reach
         if made is not None and reach is not None:
             require(made <= reach, f"encoder: its input makes {made} tokens, its positions reach only {reach}")
+        if self.context is not None and reach is not None:
+            require(
+                self.context <= reach, f"encoder: context={self.context} is longer than its positions reach, {reach}"
+            )
+
+    @property
+    def table_dim(self) -> int:
+        """How wide a word's row of the embedding is."""
+        return self.embedding_dim or self.width
+
+    @property
+    def blocks(self) -> list[Block]:
+        return unroll(self.layers)
 
     def module(self, scheme: Scheme) -> "EncoderModule":
         return EncoderModule(self, scheme)
@@ -56,9 +76,10 @@ class EncoderModule(nn.Module):
     def __init__(self, spec: Encoder, scheme: Scheme = "fan_in"):
         super().__init__()
         self.spec = spec
-        self.input = spec.input.build(spec.width)
-        self.position = spec.position.build(spec.width, 1)
-        self.embedding_norm = build(spec.embedding_norm, spec.width)
+        self.input = spec.input.build(spec.table_dim)
+        self.position = spec.position.build(spec.table_dim, 1)
+        self.embedding_norm = build(spec.embedding_norm, spec.table_dim)
+        self.widen = nn.Identity() if spec.embedding_dim is None else nn.Linear(spec.embedding_dim, spec.width)
         self.stack = Stack(spec.layers, spec.width)
         self.norm = build(spec.norm, spec.width)
         self.head = Hidden() if spec.head is None else spec.head.build(spec.width, self.input)
@@ -66,19 +87,38 @@ class EncoderModule(nn.Module):
 
     def forward(
         self, data: Tensor, at: At | None = None, types: Tensor | None = None, outputs: bool = False
-    ) -> Tensor | Outputs:
+    ) -> Tensor | tuple[Tensor, Tensor] | Outputs:
         """tokens (B, L) or images (B, C, …) -> what the head says; or all `outputs` that training wants."""
         read, losses = self.read(data, at, types)
         said = self.head(read.x, read.at)
+        if outputs and isinstance(said, tuple):
+            raise ValueError(
+                f"{self.spec.head} says two things, and an objective reads one; train with either head alone"
+            )
         return Outputs(said, (), losses) if outputs else said
 
     def read(
         self, data: Tensor, at: At | None = None, types: Tensor | None = None, states: States | None = None
     ) -> tuple[Source, Losses]:
         """Every token's vector (B, L, D) and where it stands; and what bodies add to the loss in training."""
-        x = self.input(data, types)  # (B, L, D)
-        at = At.whole(*x.shape[:2], x.device) if at is None else at
-        x = self.embedding_norm(self.position.embed(x, at))
-        x = F.dropout(x, self.spec.dropout, self.training)
+        x, at = self.foot(data, at, types)
         x, losses = self.stack(x, self.position.share(at), states)
         return Source(self.norm(x), at), losses
+
+    def foot(self, data: Tensor, at: At | None = None, types: Tensor | None = None) -> tuple[Tensor, At]:
+        """What the stack reads, and where it stands."""
+        x = self.input(data, types)  # (B, L, table_dim)
+        at = At.whole(*x.shape[:2], x.device) if at is None else at
+        x = F.dropout(self.embedding_norm(self.position.embed(x, at)), self.spec.dropout, self.training)
+        return self.widen(x), at  # (B, L, D)
+
+    def between(self, data: Tensor, depths: Sequence[int]) -> tuple[Tensor, Losses]:
+        """Vectors from inside the stack, behind so many blocks and not normed; several depths side by side."""
+        x, at = self.foot(data)
+        at = replace(self.position.share(at), foot=x)
+        seen, losses = [x], {}
+        for block in self.stack.blocks[: max(depths)]:
+            x, more = block(x, at)
+            seen.append(x)
+            losses = add(losses, more)
+        return torch.cat([seen[depth] for depth in depths], -1), losses  # (B, L, len(depths)·D)

@@ -56,9 +56,9 @@ class EncoderDecoder(Model["EncoderDecoderModule"]):
             if not isinstance(source, Tokens):
                 raise SpecError(f"{self.kind}: shared=True needs Tokens on both sides")
             require(
-                (source.vocab, self.source.width) == (target.vocab, target.width),
+                (source.vocab, self.source.table_dim) == (target.vocab, target.table_dim),
                 f"{self.kind}: shared=True needs tables of one size; the source's is {source.vocab} × "
-                f"{self.source.width}, the target's {target.vocab} × {target.width}",
+                f"{self.source.table_dim}, the target's {target.vocab} × {target.table_dim}",
             )
 
     def memory(self) -> tuple[tuple[Memory, ...], ...]:

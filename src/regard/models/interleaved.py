@@ -59,6 +59,8 @@ class Interleaved(Model["InterleavedModule"]):
     decoder: Decoder
     marker: int  # the token whose places images take
     projector: Projector = Projector()
+    features: tuple[int, ...] = ()  # where the vision is read, side by side: 0 its foot, -1 its top; none: its norm
+    whole: bool = False  # [CLS] and registers take places too
 
     def check(self) -> None:
         if not isinstance(self.vision.input, Patches):
@@ -71,9 +73,20 @@ class Interleaved(Model["InterleavedModule"]):
 
     @property
     def patches(self) -> int:
-        """How many places an image takes; [CLS] and registers stay behind."""
+        """How many places an image takes; unless it is wanted whole, [CLS] and registers stay behind."""
         assert isinstance(self.vision.input, Patches)
-        return self.vision.input.length - self.vision.input.first
+        return self.vision.input.length - (0 if self.whole else self.vision.input.first)
+
+    @property
+    def depths(self) -> tuple[int, ...]:
+        """Behind how many blocks its features are read."""
+        blocks = sum(run.times * len(run.blocks) for run in self.vision.layers)
+        for depth in self.features:
+            require(
+                -blocks - 1 <= depth <= blocks,
+                f"interleaved: features={self.features} asks for more than the {blocks} blocks of the vision encoder",
+            )
+        return tuple(depth % (blocks + 1) for depth in self.features)
 
     def expand(self, tokens: Sequence[int]) -> list[int]:
         """A text with one marker an image -> with as many as the image has patches."""
@@ -91,7 +104,7 @@ class InterleavedModule(nn.Module):
         super().__init__()
         self.spec = spec
         self.vision = EncoderModule(spec.vision, scheme)
-        self.projector = spec.projector.build(spec.vision.width, spec.decoder.width)
+        self.projector = spec.projector.build(max(1, len(spec.features)) * spec.vision.width, spec.decoder.width)
         initialize(self.projector, 1, scheme)
         self.decoder = DecoderModule(spec.decoder, scheme)
 
@@ -108,7 +121,7 @@ class InterleavedModule(nn.Module):
         decoder = self.decoder
         foot, seen = self.embed(tokens, at, images)
         x, losses = decoder.run(foot, at, states)
-        return decoder.outputs(x, at, add(seen, losses)) if outputs else decoder.logits(decoder.norm(x))
+        return decoder.outputs(x, at, add(seen, losses)) if outputs else decoder.logits(decoder.top(x))
 
     def embed(self, tokens: Tensor, at: At, images: Tensor | None) -> tuple[Tensor, Losses]:
         """The foot of the decoder's stack (B, L, D), with patches at the markers' places; and the seeing's losses."""
@@ -117,11 +130,18 @@ class InterleavedModule(nn.Module):
             self.refuse_other(marked, 0)
             return x, {}
         self.refuse_other(marked, len(images))
-        read, losses = self.vision.read(images)
-        patches = self.projector(read.x[:, -self.spec.patches :])  # (n, P, D)
+        seen, losses = self.look(images)
+        patches = self.projector(seen[:, -self.spec.patches :])  # (n, P, D)
         marked = marked.unsqueeze(-1)
         placed = torch.zeros_like(x).masked_scatter(marked, patches.to(x.dtype))
         return self.decoder.enter(placed, at).where(marked, x), losses
+
+    def look(self, images: Tensor) -> tuple[Tensor, Losses]:
+        """What the vision encoder says of each image's tokens."""
+        if self.spec.features:
+            return self.vision.between(images, self.spec.depths)
+        read, losses = self.vision.read(images)
+        return read.x, losses
 
     def refuse_other(self, marked: Tensor, images: int) -> None:
         """Raise where these images do not fill these places; asked only where the answer is at hand."""

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from regard.kernels.attention.mask import Mask
-from regard.models.stack import Repeat
+from regard.models.stack import Repeat, tiled
 from regard.models.words import Layer, Word, parse
 from regard.parts.block import Block, Sublayer
 from regard.parts.body import Body
@@ -44,12 +44,10 @@ class Tiled(Spec):
 
 
 def tile(block: Block, pattern: str, depth: int) -> tuple[Repeat, ...]:
-    """The pattern's layers over and over, `depth` in all; what does not fit at the end is cut off."""
+    """The pattern's layers over and over, `depth` in all."""
     require(depth > 0, f"tiled: depth={depth} must be positive")
     blocks = tuple(b for layer in parse(pattern) for b in [changed(block, layer, pattern)] * layer.times)
-    times, rest = divmod(depth, len(blocks))
-    whole = (Repeat(blocks, times),) if times else ()
-    return (*whole, Repeat(blocks[:rest])) if rest else whole
+    return tiled(blocks, depth)
 
 
 def retile(spec: S, pattern: str) -> S:

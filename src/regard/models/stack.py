@@ -1,12 +1,13 @@
 """A stack of blocks, written as runs: `Repeat((window, window, full), times=4)` tiles three over twelve layers."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor, nn
 
 from regard.at import At
 from regard.parts.block import Block, Losses, add
 from regard.parts.position.none import Position
+from regard.parts.shared import tie
 from regard.parts.state import Ended, Memory, State
 from regard.parts.tap import Tap
 from regard.spec import Spec, require
@@ -29,6 +30,13 @@ def unroll(layers: tuple[Repeat, ...]) -> list[Block]:
     return [block for run in layers for _ in range(run.times) for block in run.blocks]
 
 
+def tiled(blocks: tuple[Block, ...], depth: int) -> tuple[Repeat, ...]:
+    """The blocks over and over, `depth` in all; what does not fit at the end is cut off."""
+    times, rest = divmod(depth, len(blocks))
+    whole = (Repeat(blocks, times),) if times else ()
+    return (*whole, Repeat(blocks[:rest])) if rest else whole
+
+
 def memories(layers: tuple[Repeat, ...], width: int) -> tuple[tuple[Memory, ...], ...]:
     """What every sublayer of every block remembers, in the nesting in which states are handed to forward."""
     return tuple(block.memory(width) for block in unroll(layers))
@@ -44,9 +52,11 @@ class Stack(nn.Module):
         super().__init__()
         self.foot = Tap()
         self.blocks = nn.ModuleList(block.build(width) for block in unroll(layers))
+        tie(self.blocks)
 
     def forward(self, x: Tensor, at: At, states: States | None = None) -> tuple[Tensor, Losses]:
         x, total = self.foot(x), {}
+        at = replace(at, foot=x)
         for block, state in zip(self.blocks, states or [None] * len(self.blocks), strict=True):
             x, losses = block(x, at, state)
             total = add(total, losses)

@@ -4,8 +4,9 @@
 
 H query heads share K key/value heads, H / K to each: K = H is multi-head (Vaswani et al. 2017), K = 1 multi-query
 (Shazeer 2019), in between grouped-query attention (Ainslie et al. 2023). What may be added: a norm of queries and keys
-(Henry et al. 2020; over each head, or over all at once as in OLMo 2), a cap on the scores, a learned sink
-a head (kernels/attention/scores.py), and a gate on what the heads read, z ⊙ σ(W_g x) (Qiu et al. 2025).
+(Henry et al. 2020; over each head, or over all at once as in OLMo 2), a bound on queries, keys and values (MPT,
+OLMoE), a cap on the scores, a learned sink a head (kernels/attention/scores.py), and a gate on what the heads read,
+z ⊙ σ(W_g x) (Qiu et al. 2025).
 """
 
 from dataclasses import dataclass
@@ -37,8 +38,10 @@ class Attention(Body):
     mask: Mask = Causal()
     bias: bool = False
     out_bias: bool | None = None  # None: as bias
+    key_bias: bool | None = None  # None: as bias; one for all keys changes no weight, and Whisper has none
     qk_norm: Norm | None = None
     norm_over: Literal["head", "all"] = "head"
+    clip: float | None = None  # queries, keys and values are kept within ±clip, behind the norm
     scale: float | None = None  # of the scores; None: 1 / √head_dim
     softcap: float | None = None
     sinks: bool = False
@@ -53,7 +56,9 @@ class Attention(Body):
                 f"choose one of {', '.join(map(str, divisors(self.heads)))}"
             )
         require(self.head_dim is None or self.head_dim > 0, f"attention: head_dim={self.head_dim} must be positive")
-        require(self.softcap is None or self.softcap > 0, f"attention: softcap={self.softcap} must be positive")
+        for name in ("clip", "softcap"):
+            limit = getattr(self, name)
+            require(limit is None or limit > 0, f"attention: {name}={limit} must be positive")
         require(0 <= self.dropout < 1, f"attention: dropout={self.dropout} must be in [0, 1)")
         self.position.check_place("attention")
 
@@ -91,19 +96,24 @@ class Attention(Body):
 
 
 class AttentionModule(nn.Module):
-    def __init__(self, width: int, spec: Attention, source_width: int | None = None):
+    def __init__(
+        self, width: int, spec: Attention, source_width: int | None = None, out_width: int | None = None
+    ):
         super().__init__()
-        source_width = source_width or width
+        source_width, out_width = source_width or width, out_width or width
         self.heads, self.kv_heads, head_dim = spec.sizes(width)
         self.q_proj = nn.Linear(width, self.heads * head_dim, bias=spec.bias)
-        self.k_proj = nn.Linear(source_width, self.kv_heads * head_dim, bias=spec.bias)
+        self.k_proj = nn.Linear(
+            source_width, self.kv_heads * head_dim, bias=spec.bias if spec.key_bias is None else spec.key_bias
+        )
         self.v_proj = nn.Linear(source_width, self.kv_heads * head_dim, bias=spec.bias)
         self.o_proj = nn.Linear(
-            self.heads * head_dim, width, bias=spec.bias if spec.out_bias is None else spec.out_bias
+            self.heads * head_dim, out_width, bias=spec.bias if spec.out_bias is None else spec.out_bias
         )
         over_all = spec.norm_over == "all"
         self.q_norm = HeadNorm(spec.qk_norm, head_dim, self.heads if over_all else 1)
         self.k_norm = HeadNorm(spec.qk_norm, head_dim, self.kv_heads if over_all else 1)
+        self.clip = nn.Identity() if spec.clip is None else nn.Hardtanh(-spec.clip, spec.clip)
         self.position = spec.position.build(head_dim, self.heads)
         self.sinks = nn.Parameter(torch.zeros(self.heads)) if spec.sinks else None
         self.gate = GATES[spec.gate](width, self.heads, head_dim)
@@ -113,9 +123,9 @@ class AttentionModule(nn.Module):
         self.attend = backend("auto")
 
     def forward(self, x: Tensor, at: At, state: State = FRESH) -> Tensor:
-        q = self.q_norm(split(self.q_proj(x), self.heads))  # (B, H, L, E)
-        k = self.k_norm(split(self.k_proj(x), self.kv_heads))  # (B, K, L, E)
-        v = split(self.v_proj(x), self.kv_heads)  # (B, K, L, E)
+        q = self.clip(self.q_norm(split(self.q_proj(x), self.heads)))  # (B, H, L, E)
+        k = self.clip(self.k_norm(split(self.k_proj(x), self.kv_heads)))  # (B, K, L, E)
+        v = self.clip(split(self.v_proj(x), self.kv_heads))  # (B, K, L, E)
         q, k = self.position.rotate(q, k, at)
         k, v, at = state.extend(at, k=k, v=v)  # (B, K, S, E)
         q, k, v = self.q(q), self.k(k), self.v(v)

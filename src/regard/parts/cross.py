@@ -48,7 +48,7 @@ class CrossAttention(Attention):
 
 class CrossAttentionModule(AttentionModule):
     def forward(self, x: Tensor, at: At, state: State = FRESH) -> Tensor:
-        q = self.q_norm(split(self.q_proj(x), self.heads))  # (B, H, L, E)
+        q = self.clip(self.q_norm(split(self.q_proj(x), self.heads)))  # (B, H, L, E)
         k, v, at = state.recall(at, self.read)  # (B, K, S, E)
         q, k, v = self.q(q), self.k(k), self.v(v)
         z = self.attend(q, k, v, at, self.scores(at))  # (B, H, L, E)
@@ -56,5 +56,5 @@ class CrossAttentionModule(AttentionModule):
 
     def read(self, source: Tensor) -> dict[str, Tensor]:
         """Keys and values (B, K, S, E) of a source (B, S, D)."""
-        k = self.k_norm(split(self.k_proj(source), self.kv_heads))
-        return {"k": k, "v": split(self.v_proj(source), self.kv_heads)}
+        k = self.clip(self.k_norm(split(self.k_proj(source), self.kv_heads)))
+        return {"k": k, "v": self.clip(split(self.v_proj(source), self.kv_heads))}

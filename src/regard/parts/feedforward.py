@@ -5,7 +5,8 @@
 
 The gate's σ names the unit: sigmoid GLU (Dauphin et al. 2017), relu ReGLU, gelu GEGLU, silu SwiGLU, identity Bilinear.
 "relu2" is ReLU squared (So et al. 2021), "quick_gelu" x · sigmoid(1.702 x) (CLIP). A gated unit has three matrices, so
-8/3 of the width gives it the 8 D² weights that two matrices have at 4 times the width.
+8/3 of the width gives it the 8 D² weights that two matrices have at 4 times the width. In GPT-OSS both factors are kept
+within a limit before σ, and the right one is W_up x + 1.
 """
 
 from collections.abc import Callable
@@ -73,10 +74,13 @@ class Gated(PositionWise):
     activation: Activation = "silu"
     bias: bool = False
     multiple_of: int = 256  # where hidden is None
+    limit: float | None = None  # W_gate x is at most this, W_up x within ± this
+    offset: float = 0.0  # added to W_up x
 
     def check(self) -> None:
         super().check()
         require(self.multiple_of > 0, f"{self.kind}: multiple_of={self.multiple_of} must be positive")
+        require(self.limit is None or self.limit > 0, f"{self.kind}: limit={self.limit} must be positive")
 
     def hidden_dim(self, width: int) -> int:
         return self.hidden or eight_thirds(width, self.multiple_of)
@@ -125,7 +129,11 @@ class GatedModule(nn.Module):
         self.up_proj = linear(width, hidden, bias=spec.bias)
         self.down_proj = linear(hidden, width, bias=spec.bias)
         self.activation, self.dropout = ACTIVATIONS[spec.activation], spec.dropout
+        self.limit, self.offset = spec.limit, spec.offset
 
     def forward(self, x: Tensor, *ends: Tensor) -> Tensor:
-        h = self.activation(self.gate_proj(x, *ends)) * self.up_proj(x, *ends)  # (…, F)
+        gate, up = self.gate_proj(x, *ends), self.up_proj(x, *ends)  # (…, F)
+        if self.limit is not None:
+            gate, up = gate.clamp(max=self.limit), up.clamp(-self.limit, self.limit)
+        h = self.activation(gate) * (up + self.offset if self.offset else up)
         return self.down_proj(F.dropout(h, self.dropout, self.training), *ends)  # (…, D)

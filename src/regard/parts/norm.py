@@ -4,8 +4,9 @@
     RMSNorm(x)   = x / √(mean x² + ε) · w                       Zhang & Sennrich 2019
     NoNorm(x)    = x
 
-Both may go without their weights (OLMo's "non-parametric" LayerNorm, Groeneveld et al. 2024). A token's result depends
-on that token alone: not on its batch, nor on the text's length, as BatchNorm's would.
+Both may go without their weights (OLMo's "non-parametric" LayerNorm, Groeneveld et al. 2024); `around_one` is Gemma's
+RMSNorm, which scales by 1 + w, so that weight decay pulls the scale to one. A token's result depends on that token
+alone: not on its batch, nor on the text's length, as BatchNorm's would.
 """
 
 from dataclasses import dataclass
@@ -41,9 +42,11 @@ class LayerNorm(Norm):
 class RMSNorm(Norm):
     eps: float = 1e-6
     weight: bool = True
+    around_one: bool = False
 
     def check(self) -> None:
         require(self.eps > 0, f"rmsnorm: eps={self.eps} must be positive")
+        require(self.weight or not self.around_one, "rmsnorm: around_one needs a weight; set weight=True")
 
     def build(self, width: int) -> nn.Module:
         return RMSNormModule(width, self)
@@ -52,13 +55,18 @@ class RMSNorm(Norm):
 class RMSNormModule(nn.Module):
     def __init__(self, width: int, spec: RMSNorm):
         super().__init__()
-        self.weight = nn.Parameter(torch.ones(width)) if spec.weight else None
-        self.eps = spec.eps
+        start = 0.0 if spec.around_one else 1.0
+        self.weight = nn.Parameter(torch.full((width,), start)) if spec.weight else None
+        self.eps, self.around_one = spec.eps, spec.around_one
 
     def forward(self, x: Tensor) -> Tensor:
         wide = x.to(torch.promote_types(x.dtype, torch.float32))  # squares of half-precision values overflow
-        y = F.rms_norm(wide, (x.shape[-1],), eps=self.eps).to(x.dtype)
-        return y if self.weight is None else y * self.weight
+        y = F.rms_norm(wide, (x.shape[-1],), eps=self.eps)
+        if self.weight is None:
+            return y.to(x.dtype)
+        if self.around_one:  # in half precision 1 + w would lose digits of w
+            return (y * (1 + self.weight.to(y.dtype))).to(x.dtype)
+        return y.to(x.dtype) * self.weight
 
 
 @dataclass(frozen=True)

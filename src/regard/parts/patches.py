@@ -3,8 +3,9 @@
     x_p = W flatten(piece_p) + b          a convolution whose kernel is the piece and whose stride is the step
 
 Before the pieces may stand learned vectors: [CLS], which is read as the whole image (Dosovitskiy et al. 2020), and
-registers, which are read by nobody (Darcet et al. 2023). A spectrogram is an image of one channel, with overlapping
-pieces in Gong et al. 2021; a film has three sides (frames, height, width), a signal one.
+registers, which are read by nobody (Darcet et al. 2023) or by a second head (Touvron et al. 2020). A spectrogram is an
+image of one channel, with overlapping pieces in Gong et al. 2021; a film has three sides (frames, height, width), a
+signal one.
 """
 
 from dataclasses import dataclass
@@ -69,15 +70,15 @@ class PatchesModule(nn.Module):
         super().__init__()
         self.spec = spec
         self.proj = nn.Linear(spec.channels * prod(spec.size), width, bias=spec.bias)
-        drawn = nn.init.normal_(torch.empty(spec.first, width), std=width**-0.5)
-        self.first = nn.Parameter(drawn) if spec.first else None
+        self.cls, self.registers = learned(int(spec.cls), width), learned(spec.registers, width)
 
     def forward(self, images: Tensor, types: Tensor | None = None) -> Tensor:
         """images (B, C, height, width) -> (B, L, D)"""
         if types is not None:
             raise ValueError("types were given, but patches have none; leave them out")
         x = self.proj(self.cut(images))  # (B, P, D)
-        return x if self.first is None else torch.cat([self.first.expand(len(x), -1, -1), x], 1)  # (B, L, D)
+        first = [tokens.expand(len(x), -1, -1) for tokens in (self.cls, self.registers) if tokens is not None]
+        return torch.cat([*first, x], 1)  # (B, L, D)
 
     def cut(self, images: Tensor) -> Tensor:
         """The numbers of each piece, channel by channel."""
@@ -88,6 +89,10 @@ class PatchesModule(nn.Module):
         for side, (size, step) in enumerate(zip(self.spec.size, self.spec.stride or self.spec.size, strict=True)):
             x = x.unfold(2 + side, size, step)  # at last (B, C, *grid, *size)
         return x.movedim(1, 1 + sides).flatten(1, sides).flatten(2)  # (B, P, C·size)
+
+
+def learned(count: int, width: int) -> nn.Parameter | None:
+    return nn.Parameter(nn.init.normal_(torch.empty(count, width), std=width**-0.5)) if count else None
 
 
 def resize_grid(table: Tensor, old: tuple[int, int], new: tuple[int, int], first: int = 1) -> Tensor:

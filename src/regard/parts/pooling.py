@@ -1,8 +1,9 @@
 """One vector for a whole text or image, taken from those of its tokens.
 
-    cls    that of the first token          BERT, ViT
-    mean   their mean                       Reimers & Gurevych 2019
-    last   that of the last token           CLIP's text, embedders made of decoders: it alone has seen all
+    cls        that of the first token      BERT, ViT
+    mean       their mean                   Reimers & Gurevych 2019
+    last       that of the last token       CLIP's text, embedders made of decoders: it alone has seen all
+    cls_mean   the first token's beside the mean of all others, twice as wide: DINOv2's classifier
 
 Each is a row of weights over the tokens, so padding weighs nothing wherever it stands, and of a packed row every
 document gets its own vector.
@@ -11,17 +12,36 @@ document gets its own vector.
 from typing import Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from regard.at import At
 
-Pool = Literal["cls", "mean", "last"]
+Pool = Literal["cls", "mean", "last", "cls_mean"]
+
+
+class Pooling(nn.Module):
+    def __init__(self, how: Pool):
+        super().__init__()
+        self.how: Pool = how
+
+    def forward(self, x: Tensor, at: At) -> Tensor:
+        return pool(x, at, self.how)
+
+
+def pooled_dim(width: int, how: Pool) -> int:
+    return 2 * width if how == "cls_mean" else width
 
 
 def pool(x: Tensor, at: At, how: Pool) -> Tensor:
     """(B, L, D) -> (B, D); of packed rows (B, N, D), one vector a document, zeros where a row has fewer than N."""
+    parts = ("cls", "rest") if how == "cls_mean" else (how,)
+    return torch.cat([mean(x, at, choose(members(at), at.positions.unsqueeze(1), part)) for part in parts], -1)
+
+
+def mean(x: Tensor, at: At, chosen: Tensor) -> Tensor:
+    """Of the tokens chosen (B, N, L) for each document."""
     wide = torch.promote_types(x.dtype, torch.float32)
-    chosen = choose(members(at), at.positions.unsqueeze(1), how).to(wide)  # (B, N, L)
+    chosen = chosen.to(wide)
     weights = chosen / chosen.sum(-1, keepdim=True).clamp_min(1)
     y = (weights @ x.to(wide)).to(x.dtype)  # (B, N, D)
     return y.squeeze(1) if at.segments is None else y
@@ -36,8 +56,10 @@ def members(at: At) -> Tensor:
     return (at.segments.unsqueeze(1) == documents.view(1, -1, 1)) & valid.unsqueeze(1)
 
 
-def choose(members: Tensor, positions: Tensor, how: Pool) -> Tensor:
+def choose(members: Tensor, positions: Tensor, how: Pool | Literal["rest"]) -> Tensor:
     if how == "mean":
         return members
+    if how == "rest":
+        return members & (positions > 0)
     place = positions.where(members, -1).amax(-1, keepdim=True) if how == "last" else 0
     return members & (positions == place)

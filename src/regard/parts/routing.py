@@ -56,6 +56,9 @@ class Router(Spec):
             top_k <= reach, f"router: top_k={top_k} is more than the {reach} experts of top_groups={self.top_groups}"
         )
 
+    def renormalizes(self, top_k: int) -> bool:
+        return top_k > 1 if self.renormalize is None else self.renormalize
+
     def build(self, width: int, count: int, top_k: int) -> "RouterModule":
         return RouterModule(width, self, count, top_k)
 
@@ -71,7 +74,7 @@ class RouterModule(nn.Module):
     def __init__(self, width: int, spec: Router, count: int, top_k: int):
         super().__init__()
         self.spec, self.top_k = spec, top_k
-        self.renormalize = top_k > 1 if spec.renormalize is None else spec.renormalize
+        self.renormalize = spec.renormalizes(top_k)
         self.proj = nn.Linear(width, count, bias=spec.bias)
         self.noise_proj = nn.Linear(width, count, bias=False) if spec.noise else None
         self.correction = nn.Parameter(torch.zeros(count), requires_grad=False) if spec.correction else None

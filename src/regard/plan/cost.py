@@ -115,7 +115,7 @@ class Plan:
             return 0
         others = [f"{name} " for name, half in halves(self.spec).items() if half is not writer]
         parts = {part: number for part, number in self.count.parts.items() if not part.startswith((*others, "ahead"))}
-        table = 0 if writer.tied else max(0, writer.vocab - self.batch) * writer.width
+        table = 0 if writer.tied else max(0, writer.vocab - self.batch) * writer.table_dim
         idle = sum(unread(body, writer.width, self.batch) for body in bodies(writer))
         return format_of(self.weights).bytes(sum(parts.values()) - idle - table)
 
@@ -144,14 +144,24 @@ def flops_by_part(half: Half, tokens: int, seen: int) -> dict[str, int]:
         alone = flops(body, half.width, tokens, 0)
         counts[body.kind] += alone
         counts[f"{body.kind}, pairs"] += flops(body, half.width, tokens, seen) - alone
+    counts["embedding"] = 2 * tokens * between(half)
     if isinstance(half, Decoder):
-        counts["head"] = 2 * tokens * half.width * half.vocab
+        counts["head"] = head_flops(half, tokens)
     return {part: number for part, number in counts.items() if number}
+
+
+def head_flops(half: Decoder, tokens: int) -> int:
+    return 2 * tokens * (half.table_dim * half.vocab + between(half))
+
+
+def between(half: Half) -> int:
+    """Weights of the matrix between the table and the stack, where they differ in width."""
+    return 0 if half.embedding_dim is None else half.embedding_dim * half.width
 
 
 def ahead_flops(half: Decoder, tokens: int, seen: int) -> int:
     extra = [flops(s.body, half.width, tokens, seen) for block in half.ahead for s in block.sublayers]
-    return sum(extra) + len(half.ahead) * 2 * tokens * half.width * half.vocab
+    return sum(extra) + len(half.ahead) * head_flops(half, tokens)
 
 
 def own_context(spec: Planned) -> int | None:

@@ -14,7 +14,8 @@ from regard.models.blank import weightless
 from regard.parts.block import SublayerModule
 from regard.plan.parts import Planned, all_bodies, bodies, halves
 
-NAMES = {"input": "embedding", "embedding_norm": "norm", "stack": "norm"}  # what a child is, its bodies aside
+# What a child is, its bodies aside.
+NAMES = {"input": "embedding", "widen": "embedding", "embedding_norm": "norm", "stack": "norm", "narrow": "head"}
 
 
 @dataclass(frozen=True)

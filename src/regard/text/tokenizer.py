@@ -11,6 +11,8 @@ from pathlib import Path
 
 import tokenizers
 
+from regard.packaged import locate
+
 TOKENIZER, CONFIG, TEMPLATE = "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"
 GENERATION = "generation_config.json"
 LARGEST_FILE = 256 << 20  # bytes; the files of the largest vocabularies have some thirty million
@@ -43,6 +45,11 @@ class Tokenizer:
             raise ValueError(
                 f"{strange} are not in this vocabulary; train it on text that has them, or use bytes or BPE"
             ) from error
+
+    def framed(self, text: str) -> list[int]:
+        """Ids of a text with the markers that the tokenizer's own rules put around it: [CLS] … [SEP]."""
+        self.core.encode_special_tokens = True
+        return self.core.encode(text).ids
 
     def decode(self, ids: list[int], special: bool = False) -> str:
         """The text of ids; marker tokens are left out unless `special`."""
@@ -97,8 +104,15 @@ class Tokenizer:
 
     @classmethod
     def load(cls, folder: str | Path) -> "Tokenizer":
-        """Read a folder with `tokenizer.json`; markers and template come from the files beside it, if there are any."""
-        folder = Path(folder)
+        """Read a folder with `tokenizer.json`; markers and template come from the files beside it, if there are any.
+
+        A GGUF file holds all of it itself.
+        """
+        folder = locate(folder)
+        if folder.suffix == ".gguf":
+            from regard.text.gguf import read_tokenizer
+
+            return read_tokenizer(folder)
         core = _read_core(folder / TOKENIZER)
         config = _read_json(folder / CONFIG)
         pieces = {name: _piece(config.get(f"{name}_token")) for name in ("bos", "eos", "pad")}

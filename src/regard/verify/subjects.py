@@ -46,6 +46,8 @@ class EncoderTrial(Trial):
         read, _ = self.model.read(tokens, at)
         x, at = read.x, read.at
         said = self.model.head(x, at)
+        if isinstance(said, tuple):  # of every word, and of the whole
+            x, said = said
         if said.shape[:-1] == x.shape[:-1]:
             return said
         if at.segments is None:

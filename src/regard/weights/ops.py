@@ -20,29 +20,59 @@ class Op(Protocol):
     def write(self, ours: Sequence[Tensor]) -> Sequence[Tensor]: ...
 
 
+def joined(parts: Sequence[Tensor], dim: int) -> Tensor:
+    """torch.cat, but of meta tensors the shape alone: torch would import its compiler for it, which takes seconds."""
+    if not parts[0].is_meta:
+        return torch.cat(list(parts), dim)
+    shape = list(parts[0].shape)
+    shape[dim] = sum(part.shape[dim] for part in parts)
+    return parts[0].new_empty(shape)
+
+
 @dataclass(frozen=True)
 class Transpose:
-    """Matrices stored as (in, out), like GPT-2's Conv1D; vectors stay as they are."""
+    """Matrices stored as (in, out), like GPT-2's Conv1D, also those of many experts; vectors stay as they are."""
 
     def read(self, theirs: Sequence[Tensor], like: Sequence[Tensor]) -> Sequence[Tensor]:
-        return [x.t() for x in theirs]
+        return [x if x.dim() < 2 else x.mT for x in theirs]
 
     def write(self, ours: Sequence[Tensor]) -> Sequence[Tensor]:
-        return [x.t() for x in ours]
+        return [x if x.dim() < 2 else x.mT for x in ours]
 
 
 @dataclass(frozen=True)
 class Split:
-    """One tensor of theirs holds several of ours one after the other: packed q, k and v; packed gate and up."""
+    """One tensor of theirs holds several of ours one after the other: packed q, k and v; packed gate and up.
+
+    With `groups` it does so group after group: each key head behind its queries and before its values (GPT-NeoX,
+    Falcon). The first group of all of ours comes first, then the second.
+    """
 
     dim: int = 0
+    groups: int = 1
 
     def read(self, theirs: Sequence[Tensor], like: Sequence[Tensor]) -> Sequence[Tensor]:
         (fused,) = theirs
-        return fused.split([x.shape[self.dim] for x in like], self.dim)
+        sizes = [x.shape[self.dim] // self.groups for x in like]
+        parts = fused.unflatten(self.dim, (self.groups, -1)).split(sizes, self.dim + 1)
+        return [x.flatten(self.dim, self.dim + 1) for x in parts]
 
     def write(self, ours: Sequence[Tensor]) -> Sequence[Tensor]:
-        return [torch.cat(list(ours), self.dim)]
+        parts = [x.unflatten(self.dim, (self.groups, -1)) for x in ours]
+        return [joined(parts, self.dim + 1).flatten(self.dim, self.dim + 1)]
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The same numbers in another shape of theirs, one of whose sides may be -1: a kernel that is a matrix here."""
+
+    sides: tuple[int, ...]
+
+    def read(self, theirs: Sequence[Tensor], like: Sequence[Tensor]) -> Sequence[Tensor]:
+        return [x.reshape(y.shape) for x, y in zip(theirs, like, strict=True)]
+
+    def write(self, ours: Sequence[Tensor]) -> Sequence[Tensor]:
+        return [x.reshape(self.sides) for x in ours]
 
 
 @dataclass(frozen=True)
@@ -55,3 +85,27 @@ class Stack:
     def write(self, ours: Sequence[Tensor]) -> Sequence[Tensor]:
         (stacked,) = ours
         return stacked.unbind()
+
+
+@dataclass(frozen=True)
+class Taps:
+    """The weights of a short convolution as torch.nn.Conv1d keeps them: (channels, 1, k), the oldest tap first."""
+
+    def read(self, theirs: Sequence[Tensor], like: Sequence[Tensor]) -> Sequence[Tensor]:
+        return [x.squeeze(1).t().flip(0) for x in theirs]
+
+    def write(self, ours: Sequence[Tensor]) -> Sequence[Tensor]:
+        return [x.flip(0).t().unsqueeze(1) for x in ours]
+
+
+@dataclass(frozen=True)
+class Interleaved:
+    """Rows of every head in RoPE's other layout: theirs are the pairs (0, h), (1, h + 1) … of a head's two halves."""
+
+    heads: int
+
+    def read(self, theirs: Sequence[Tensor], like: Sequence[Tensor]) -> Sequence[Tensor]:
+        return [x.unflatten(0, (self.heads, -1, 2)).transpose(1, 2).flatten(0, 2) for x in theirs]
+
+    def write(self, ours: Sequence[Tensor]) -> Sequence[Tensor]:
+        return [x.unflatten(0, (self.heads, 2, -1)).transpose(1, 2).flatten(0, 2) for x in ours]

@@ -14,12 +14,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 
+import torch
 from torch import Tensor
 
 from regard.spec import nearest
 from regard.weights.ops import Op
 
 FLOATS = ("F64", "F32", "F16", "BF16")
+Known = str | Callable[[tuple[int, ...]], Tensor]
 
 
 class WeightsError(ValueError):
@@ -41,6 +43,10 @@ class Link:
         self.theirs = theirs
         self.ours = (ours,) if isinstance(ours, str) else ours
         self.ops = ops
+
+    def inside(self, theirs: str, ours: str) -> "Link":
+        """The same link of a model that is a part of another, where its names begin so."""
+        return Link(theirs + self.theirs, tuple(ours + name for name in self.ours), *self.ops)
 
     def shapes(self, ours: Sequence[Tensor]) -> list[Sequence[Tensor]]:
         """Meta tensors after every step of a read: theirs first, ours last."""
@@ -66,10 +72,25 @@ class Link:
 
 
 class Table:
-    """`prefix` may be missing from all of their names (a base model's file); `ignored` are names that carry nothing."""
+    """`prefix` may be missing from all of their names (a base model's file); `ignored` are names that carry nothing.
 
-    def __init__(self, *links: Link, prefix: str = "", ignored: tuple[str, ...] = ()):
+    What a name holds may be `known`: a copy of another name's tensor, or what a function gives for its shape. Where our
+    model needs it, a file may lack it; where it does not, a file may have it, and is refused unless it holds just that.
+    `beginnings` and `endings` are other spellings of a name's first steps and of its last one, which only reading knows
+    (BERT's first files: gamma, beta).
+    """
+
+    def __init__(
+        self,
+        *links: Link,
+        prefix: str = "",
+        ignored: tuple[str, ...] = (),
+        known: Mapping[str, Known] | None = None,
+        beginnings: Mapping[str, str] | None = None,
+        endings: Mapping[str, str] | None = None,
+    ):
         self.links, self.prefix, self.ignored = links, prefix, ignored
+        self.known, self.beginnings, self.endings = known or {}, beginnings or {}, endings or {}
 
     def walk(self, ours: Mapping[str, Tensor]) -> Iterator[tuple[Link, dict[str, str], list[str]]]:
         """Every link that these names of ours make: the link, what its placeholders stand for, our names."""
@@ -86,6 +107,7 @@ class Table:
 
     def read(self, found: Mapping[str, Found], ours: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
         """Their tensors as ours, one after the other; `ours` are meta tensors. Names and shapes are checked first."""
+        found = {respelled(name, self.beginnings, self.endings): tensor for name, tensor in found.items()}
         if self.prefix and not any(name.startswith(self.prefix) for name in found):
             found = {self.prefix + name: tensor for name, tensor in found.items()}
         chains = [
@@ -96,10 +118,24 @@ class Table:
             for link, values, _, chain in chains
             for name, tensor in zip(link.names(values, chain[0]), chain[0], strict=True)
         }
-        check(found, wanted, self.ignored)
+        lacking = [name for name in self.known if name in wanted and name not in found]
+        stand_ins = {name: self.known_of(name, wanted[name], found) for name in lacking}
+        found = {**found, **{name: tensor for name, tensor in stand_ins.items() if tensor is not None}}
+        check(found, wanted, (*self.ignored, *self.known))
+        for name, known in self.known.items():
+            spare = found.get(name) if name not in wanted else None
+            if spare is not None and not same(spare, self.known_of(name, spare.shape, found)):
+                copy, remedy = isinstance(known, str), "; if they are meant, set tie_word_embeddings to false"
+                what = f"is a copy of {known} by the config" if copy else "is the same in every such model"
+                raise WeightsError(f"{spare.file}: {name} {what}, but holds other numbers{remedy if copy else ''}")
         for link, values, names, chain in chains:
             theirs = [found[name].read() for name in link.names(values, chain[0])]
             yield from zip(names, link.read(theirs, chain), strict=True)
+
+    def known_of(self, name: str, shape: tuple[int, ...], found: Mapping[str, Found]) -> Found | None:
+        """What a known name holds; None where it would be a copy of what the file lacks too."""
+        known = self.known[name]
+        return found.get(known) if isinstance(known, str) else Found("", shape, "F32", lambda: known(shape))
 
     def write(self, ours: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
         """Our tensors as theirs."""
@@ -111,8 +147,25 @@ class Table:
 IDENTITY = Table(Link("{path}", "{path}"))
 
 
+def respelled(name: str, beginnings: Mapping[str, str], endings: Mapping[str, str]) -> str:
+    for other, ours in beginnings.items():
+        if name.startswith(other):
+            name = ours + name.removeprefix(other)
+    path, dot, last = name.rpartition(".")
+    return path + dot + endings.get(last, last)
+
+
+def same(some: Found, other: Found | None) -> bool:
+    """The same numbers, but for the rounding of the dtype that they are stored in."""
+    if other is None or some.shape != other.shape or some.dtype not in FLOATS:
+        return False
+    one, two = some.read(), other.read()
+    close = one.shape == two.shape and torch.isclose(one.double(), two.double(), torch.finfo(one.dtype).eps, 1e-6)
+    return bool(torch.as_tensor(close).all())
+
+
 def check(found: Mapping[str, Found], wanted: Mapping[str, tuple[int, ...]], ignored: tuple[str, ...]) -> None:
-    files = ", ".join(sorted({tensor.file for tensor in found.values()}))
+    files = ", ".join(sorted({tensor.file for tensor in found.values() if tensor.file}))
     missing = [name for name in wanted if name not in found]
     if missing:
         raise WeightsError(f"{files}: {missing[0]} {wanted[missing[0]]} is missing (and {len(missing) - 1} more)")

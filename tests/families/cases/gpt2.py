@@ -10,6 +10,7 @@ CASES: Cases = {
         "untied": {"tie_word_embeddings": False},
         "one layer, one head": {"n_layer": 1, "n_head": 1},
         "another width inside": {"n_inner": 56, "activation_function": "gelu"},
+        "unscaled scores": {"scale_attn_weights": False, "initializer_range": 0.1},
         "relu, another epsilon": {"activation_function": "relu", "layer_norm_epsilon": 1e-3},
     }.items()
 }

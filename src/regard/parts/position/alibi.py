@@ -2,7 +2,8 @@
 
     score(i, j) = q_i·k_j / √E - m_h |i - j|,     m_h = 2^(-8h/H) for h = 1 … H        Press et al. 2021
 
-The bias is added after the scaling and not scaled itself (Falcon's is: `scaled`). For a number of heads that is no
+The bias is added after the scaling and not scaled itself (Falcon's is: `scaled`). The 8 is the `exponent`: with a
+larger one slopes are flatter, for longer texts (16 in MPT's StoryWriter). For a number of heads that is no
 power of two, the paper's code takes the slopes of the next lower power, then every other slope of the next higher one.
 """
 
@@ -15,6 +16,7 @@ from torch import Tensor
 from regard.at import At
 from regard.kernels.attention.bias import Bias, Slopes
 from regard.parts.position.none import Position, PositionModule
+from regard.spec import require
 
 
 @dataclass(frozen=True)
@@ -22,23 +24,27 @@ class Alibi(Position):
     places = ("attention",)
 
     scaled: bool = False
+    exponent: float = 8.0
+
+    def check(self) -> None:
+        require(self.exponent > 0, f"alibi: exponent={self.exponent} must be positive")
 
     def build(self, width: int, heads: int) -> PositionModule:
-        return AlibiModule(heads, width**-0.5 if self.scaled else 1.0)
+        return AlibiModule(heads, width**-0.5 if self.scaled else 1.0, self.exponent)
 
 
-def slopes(heads: int, device: torch.device | None = None) -> Tensor:
+def slopes(heads: int, device: torch.device | None = None, exponent: float = 8.0) -> Tensor:
     """(H,) in float64, whatever the model's dtype."""
     power = 2 ** math.floor(math.log2(heads))
     first = torch.arange(2, 2 * power + 1, 2, dtype=torch.float64, device=device)
     between = torch.arange(1, 2 * power, 2, dtype=torch.float64, device=device)
-    return 2 ** (torch.cat([first, between[: heads - power]]) * (-4 / power))
+    return 2 ** (torch.cat([first, between[: heads - power]]) * (-exponent / 2 / power))
 
 
 class AlibiModule(PositionModule):
-    def __init__(self, heads: int, scale: float):
+    def __init__(self, heads: int, scale: float, exponent: float):
         super().__init__()
-        self.heads, self.scale = heads, scale
+        self.heads, self.scale, self.exponent = heads, scale, exponent
 
     def bias(self, at: At) -> Bias:
-        return Slopes(slopes(self.heads, at.positions.device) * self.scale)
+        return Slopes(slopes(self.heads, at.positions.device, self.exponent) * self.scale)

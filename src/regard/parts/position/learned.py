@@ -3,7 +3,7 @@
 x_t = E[token_t] + P[t + offset]
 
 There is nothing beyond the last trained place: a later position is refused, never wrapped or clamped. OPT's tables
-begin with two rows that no token uses (offset=2).
+begin with two rows that no token uses (offset=2), and Whisper's encoder keeps its table as it was made (frozen).
 """
 
 from dataclasses import dataclass
@@ -22,6 +22,7 @@ class Learned(Position):
 
     length: int
     offset: int = 0
+    frozen: bool = False  # read from checkpoints, not trained
 
     def check(self) -> None:
         require(self.length > 0, f"learned: length={self.length} must be positive")
@@ -39,7 +40,7 @@ class LearnedModule(PositionModule):
     def __init__(self, spec: Learned, width: int):
         super().__init__()
         self.spec = spec
-        self.table = nn.Embedding(spec.length + spec.offset, width)
+        self.table = nn.Embedding(spec.length + spec.offset, width).requires_grad_(not spec.frozen)
 
     def embed(self, x: Tensor, at: At) -> Tensor:
         # Elsewhere the question would wait for the device; its own look-up refuses too, if less clearly.

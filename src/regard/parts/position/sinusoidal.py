@@ -38,7 +38,12 @@ class SinusoidalModule(PositionModule):
         self.width, self.spec = width, spec
 
     def embed(self, x: Tensor, at: At) -> Tensor:
-        exponents = torch.arange(0, self.width, 2, dtype=torch.float64, device=x.device) / self.width
-        angles = at.positions.unsqueeze(-1) / self.spec.base**exponents  # (B, L, ⌈D/2⌉) float64: exact far out too
-        waves = torch.stack([angles.sin(), angles.cos()], -1 if self.spec.layout == "interleaved" else -2)
-        return x + waves.flatten(-2)[..., : self.width].to(x.dtype)  # (B, L, D)
+        return x + waves(at.positions, self.width, self.spec).to(x.dtype)  # (B, L, D)
+
+
+def waves(positions: Tensor, width: int, spec: Sinusoidal) -> Tensor:
+    """(…) -> (…, width) in float64: exact far out too."""
+    exponents = torch.arange(0, width, 2, dtype=torch.float64, device=positions.device) / width
+    angles = positions.unsqueeze(-1) / spec.base**exponents  # (…, ⌈D/2⌉)
+    both = torch.stack([angles.sin(), angles.cos()], -1 if spec.layout == "interleaved" else -2)
+    return both.flatten(-2)[..., :width]

@@ -1,0 +1,106 @@
+"""Loading a Llama folder of a billion parameters beside transformers' from_pretrained: seconds and peak memory.
+
+    python -m benchmarks.importing [--layers 2] [--dtype bfloat16] [--folder FOLDER] [--rounds 3]
+
+Each load is a process of its own, in turns. A process first loads a tiny model, so that imports are no part of the
+time; then the peak of its resident memory is reset. transformers maps the file and reads it in the first forward, a
+model of ours owns its memory, so the first forward is part of both figures. The file is in the page cache for both.
+"""
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+
+SIZES = {
+    "hidden_size": 2048, "intermediate_size": 8192, "num_attention_heads": 32, "num_key_value_heads": 8,
+    "vocab_size": 32000, "max_position_embeddings": 2048, "tie_word_embeddings": False,
+}  # fmt: skip
+TINY = SIZES | {"hidden_size": 64, "intermediate_size": 64, "vocab_size": 64, "num_hidden_layers": 1}
+LAYERS = 15  # 1,04 billion parameters
+CONTENDERS = ("regard", "transformers")
+
+
+def write(folder: Path, sizes: dict[str, int], dtype: torch.dtype) -> None:
+    """A random model as transformers saves it, in one file."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    torch.set_default_dtype(dtype)
+    LlamaForCausalLM(LlamaConfig(**sizes)).save_pretrained(folder, max_shard_size="100GB")
+    torch.set_default_dtype(torch.float32)
+
+
+def resident(field: str) -> int:
+    """Bytes of resident memory: VmRSS now, VmHWM at most since the last reset."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith(field))
+
+
+def load(name: str, folder: str, dtype: torch.dtype) -> torch.nn.Module:
+    if name == "regard":
+        from regard.checkpoint import load
+
+        return load(folder, dtype=dtype)
+    from transformers import LlamaForCausalLM, logging
+
+    logging.disable_progress_bar()
+    return LlamaForCausalLM.from_pretrained(folder, dtype=dtype)
+
+
+def child(name: str, tiny: str, folder: str, dtype: torch.dtype) -> None:
+    """One load and one forward, as a line of JSON."""
+    tokens = torch.arange(8)[None]
+    with torch.inference_mode():
+        load(name, tiny, dtype)(tokens)
+        idle = resident("VmRSS")
+        Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+        start, cpu = time.perf_counter(), time.process_time()
+        model = load(name, folder, dtype)
+        loaded = time.perf_counter()
+        out = model(tokens)
+        done, used = time.perf_counter(), time.process_time() - cpu
+    weights = sum(parameter.nbytes for parameter in model.parameters())
+    top = float((out if isinstance(out, torch.Tensor) else out.logits).abs().max())
+    result = {"load_s": loaded - start, "forward_s": done - loaded, "total_s": done - start, "cpu_s": used}
+    print(json.dumps(result | {"peak": (resident("VmHWM") - idle) / weights, "weights": weights, "top": top}))
+
+
+def measure(layers: int = LAYERS, dtype: str = "float32", folder: str | None = None, rounds: int = 3) -> dict:
+    with tempfile.TemporaryDirectory() as scratch:
+        tiny, big = Path(scratch) / "tiny", Path(folder or f"{scratch}/big")
+        write(tiny, TINY, getattr(torch, dtype))
+        if folder is None:
+            print("writing the folder", file=sys.stderr)
+            write(big, SIZES | {"num_hidden_layers": layers}, getattr(torch, dtype))
+        runs: dict[str, list[dict[str, float]]] = {name: [] for name in CONTENDERS}
+        for turn in range(rounds + 1):  # the first is not counted: it brings the file into the cache
+            for name in CONTENDERS:
+                command = [sys.executable, "-m", "benchmarks.importing", "--child", name, str(tiny), str(big), dtype]
+                found = json.loads(subprocess.run(command, capture_output=True, check=True, text=True).stdout)
+                print(f"  round {turn} of {rounds}: {name} {found}", file=sys.stderr)
+                runs[name] += [found] * bool(turn)
+    ours, theirs = (
+        {key: round(statistics.median(run[key] for run in runs[name]), 3) for key in runs[name][0]}
+        for name in CONTENDERS
+    )
+    ratios = {f"{key}_ratio": round(ours[key] / theirs[key], 3) for key in ("load_s", "total_s", "cpu_s")}
+    return {"import": {"dtype": dtype, "regard": ours, "transformers": theirs, "peak": ours["peak"], **ratios}}
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--child"]:
+        child(*sys.argv[2:5], getattr(torch, sys.argv[5]))
+    else:
+        options = argparse.ArgumentParser()
+        options.add_argument("--layers", type=int, default=LAYERS)
+        options.add_argument("--dtype", default="float32")
+        options.add_argument("--folder")
+        options.add_argument("--rounds", type=int, default=3)
+        print(json.dumps(measure(**vars(options.parse_args())), indent=2))

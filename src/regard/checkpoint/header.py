@@ -1,0 +1,111 @@
+"""The header of a safetensors file, held against the file before a byte of weights is read.
+
+    8 bytes: its length n        n bytes of JSON: {name: {dtype, shape, data_offsets: [from, to]}}        the weights
+
+Every size is checked: tensors fill the rest of the file one after the other, without gaps, overlaps or a rest, and each
+is as long as its dtype and shape say. Bytes are read straight into the memory that a tensor will own, in chunks side by
+side: pages of a mapped file would count as memory, and a file that changes later would change a running model.
+"""
+
+import json
+import math
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+
+from regard.checkpoint.folder import CheckpointError
+from regard.weights.table import Found
+
+DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+LARGEST = 8 << 20  # bytes of a header: some fifty thousand tensors
+CHUNK = 16 << 20
+LARGEST_SIZE = 1 << 62  # what is past it fits no file
+MOST_SIDES, LONGEST_NAME = 8, 500
+
+
+def tensors(path: Path) -> dict[str, Found]:
+    """Every tensor of the file by name, unread."""
+    size = path.stat().st_size
+    with path.open("rb") as stream:
+        length = int.from_bytes(stream.read(8), "little")
+        if length > min(LARGEST, size - 8):
+            refuse(path, f"its header should end within {min(LARGEST, max(size - 8, 0))} bytes, found {length}")
+        header = parse(path, stream.read(length))
+    found, spans = {}, []
+    for name, entry in header.items():
+        dtype, shape, (start, end) = fields(path, name, entry)
+        wanted = math.prod(shape) * DTYPES[dtype].itemsize if dtype in DTYPES else end - start
+        if end - start != wanted:
+            refuse(path, f"{name} {shape} in {dtype} should have {wanted} bytes, found {end - start}")
+        spans.append((start, end, name))
+        place = 8 + length + start
+        found[name] = Found(str(path), shape, dtype, partial(read, path, place, shape, dtype))
+    reached = 0
+    for start, end, name in sorted(spans):
+        if start != reached:
+            refuse(path, f"{name} should begin at byte {reached}, where the tensor before it ends, found {start}")
+        reached = end
+    if reached != size - 8 - length:
+        refuse(path, f"its tensors should have {reached} bytes, found {size - 8 - length}")
+    return found
+
+
+def parse(path: Path, text: bytes) -> dict[str, Any]:
+    try:
+        header = json.loads(text.decode("utf-8"), object_pairs_hook=unique)
+    except (ValueError, RecursionError) as error:
+        refuse(path, f"its header is not valid JSON: {error}", error)
+    if not isinstance(header, dict):
+        refuse(path, f"its header holds {type(header).__name__}, expected an object")
+    header.pop("__metadata__", None)
+    return header
+
+
+def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        raise ValueError("a name stands in it twice")
+    return values
+
+
+def fields(path: Path, name: str, entry: Any) -> tuple[str, tuple[int, ...], tuple[int, ...]]:
+    if len(name) > LONGEST_NAME:
+        refuse(path, f"{name:.80}… should be a name of at most {LONGEST_NAME} letters, found {len(name)}")
+    if isinstance(entry, dict) and isinstance(entry.get("dtype"), str):
+        shape, offsets = sizes(entry.get("shape")), sizes(entry.get("data_offsets"))
+        if shape is not None and offsets is not None and len(offsets) == 2 and offsets[0] <= offsets[1]:
+            return entry["dtype"], shape, offsets
+    refuse(path, f"{name} should have a dtype, a shape and data_offsets, found {entry!r:.120}")
+
+
+def sizes(value: Any) -> tuple[int, ...] | None:
+    """The list, if it is one of a few whole numbers that a file could have."""
+    fits = isinstance(value, list) and len(value) <= MOST_SIDES
+    return tuple(value) if fits and all(type(n) is int and 0 <= n < LARGEST_SIZE for n in value) else None
+
+
+def refuse(path: Path, fault: str, cause: Exception | None = None) -> NoReturn:
+    raise CheckpointError(f"{path} is damaged or no safetensors file ({fault}); fetch it again") from cause
+
+
+def read(path: Path, start: int, shape: tuple[int, ...], dtype: str) -> Tensor:
+    out = torch.empty(shape, dtype=DTYPES[dtype])
+    memory = memoryview(out.flatten().view(torch.uint8).numpy())
+
+    def fill(place: int) -> None:
+        rest = memory[place : place + CHUNK]
+        with path.open("rb", buffering=0) as stream:
+            stream.seek(start + place)
+            while rest:
+                count = stream.readinto(rest)
+                if not count:
+                    refuse(path, "it was cut short while it was read")
+                rest = rest[count:]
+
+    with ThreadPoolExecutor(torch.get_num_threads()) as threads:
+        list(threads.map(fill, range(0, len(memory), CHUNK)))
+    return out

@@ -1,0 +1,74 @@
+"""BLOOM (Le Scao et al. 2022): ALiBi in place of positions, a norm behind the embedding, biases everywhere.
+
+Queries, keys and values are packed head by head. Published configs say `n_embed` and `num_attention_heads`, and how
+long the texts were in training (`seq_length`). Published files often lack the prefix `transformer.`.
+"""
+
+from typing import Any
+
+from regard.families.expressed import bodies, expressed
+from regard.families.foreign import Config
+from regard.families.gpt2 import ATTENTION, FEEDFORWARD, PACKED
+from regard.models.decoder import Decoder
+from regard.models.stack import Repeat
+from regard.parts.attention import Attention
+from regard.parts.block import Block, Sublayer
+from regard.parts.feedforward import FeedForward
+from regard.parts.norm import LayerNorm
+from regard.parts.position.alibi import Alibi
+from regard.weights.ops import Split
+from regard.weights.table import Link, Table
+
+
+def spec(config: dict[str, Any]) -> Decoder:
+    theirs = Config("bloom", config)
+    theirs.only("apply_residual_connection_post_layernorm", False)
+    norm = LayerNorm(theirs.number("layer_norm_epsilon", 1e-5))
+    heads = theirs.integer("num_attention_heads" if theirs.has("num_attention_heads") else "n_head")
+    width = theirs.integer("n_embed" if theirs.has("n_embed") else "hidden_size")
+    depth = theirs.integer("num_hidden_layers" if theirs.has("num_hidden_layers") else "n_layer")
+    attention = Attention(heads, position=Alibi(), bias=True)
+    block = Block((Sublayer(attention, norm), Sublayer(FeedForward(4 * width, "gelu_tanh"), norm)))
+    return Decoder(
+        vocab=theirs.integer("vocab_size"),
+        width=width,
+        layers=(Repeat((block,), depth),),
+        norm=norm,
+        tied=theirs.flag("tie_word_embeddings", True),
+        context=theirs.integer("seq_length") if theirs.has("seq_length") else None,
+        embedding_norm=norm,
+    )
+
+
+def config(model: Decoder) -> dict[str, Any]:
+    attention, _ = bodies(model.blocks[0], Attention, FeedForward)
+    written = {
+        "model_type": "bloom",
+        "architectures": ["BloomForCausalLM"],
+        "vocab_size": model.vocab,
+        "hidden_size": model.width,
+        "n_layer": len(model.blocks),
+        "n_head": attention.heads,
+        "layer_norm_epsilon": getattr(model.norm, "eps", None),
+        "seq_length": model.context,
+        "tie_word_embeddings": model.tied,
+    }
+    return expressed("bloom", model, written, spec)
+
+
+def table(model: Decoder) -> Table:
+    attention, _ = bodies(model.layers[0].blocks[0], Attention, FeedForward)
+    return Table(
+        Link("transformer.word_embeddings.weight", "embedding.weight"),
+        Link("transformer.word_embeddings_layernorm.{leaf}", "embedding_norm.{leaf}"),
+        Link("transformer.h.{i}.input_layernorm.{leaf}", f"{ATTENTION}.norm.{{leaf}}"),
+        Link("transformer.h.{i}.self_attention.query_key_value.{leaf}", PACKED, Split(groups=attention.heads)),
+        Link("transformer.h.{i}.self_attention.dense.{leaf}", f"{ATTENTION}.body.o_proj.{{leaf}}"),
+        Link("transformer.h.{i}.post_attention_layernorm.{leaf}", f"{FEEDFORWARD}.norm.{{leaf}}"),
+        Link("transformer.h.{i}.mlp.dense_h_to_4h.{leaf}", f"{FEEDFORWARD}.body.up_proj.{{leaf}}"),
+        Link("transformer.h.{i}.mlp.dense_4h_to_h.{leaf}", f"{FEEDFORWARD}.body.down_proj.{{leaf}}"),
+        Link("transformer.ln_f.{leaf}", "norm.{leaf}"),
+        Link("lm_head.weight", "head.weight"),
+        prefix="transformer.",
+        ignored=("lm_head.weight",),
+    )

@@ -1,0 +1,59 @@
+"""DeepSeek-V3 (2024): V2 with experts by sigmoid; a correction of each moves the choice, and not the weights.
+
+The layer that looks a token further ahead is for training and speculation; here as in `transformers` it is not read.
+"""
+
+from typing import Any
+
+from regard.families import deepseek
+from regard.families.deepseek import latent_decoder, latent_table, written
+from regard.families.experts import sparse
+from regard.families.expressed import expressed
+from regard.families.foreign import Config
+from regard.models.decoder import Decoder
+from regard.parts.latent import LatentAttention
+from regard.parts.routing import Router
+from regard.weights.table import Table
+
+DEFAULTS = deepseek.DEFAULTS | {
+    "max_position_embeddings": 4096,
+    "first_k_dense_replace": 3,
+    "n_routed_experts": 256,
+    "num_experts_per_tok": 8,
+    "n_shared_experts": 1,
+    "moe_intermediate_size": 2048,
+    "routed_scaling_factor": 2.5,
+    "n_group": 8,
+    "topk_group": 4,
+    "norm_topk_prob": True,
+    "rope_interleave": True,
+}
+
+
+def spec(config: dict[str, Any]) -> Decoder:
+    theirs = Config("deepseek_v3", DEFAULTS | config)
+    theirs.only("scoring_func", "sigmoid")
+    theirs.only("topk_method", "noaux_tc")
+    router = Router(
+        scores="sigmoid",
+        renormalize=theirs.flag("norm_topk_prob"),
+        scale=theirs.number("routed_scaling_factor"),
+        correction=True,
+        groups=theirs.integer("n_group"),
+        top_groups=theirs.integer("topk_group"),
+        group_best=2,
+    )
+    return latent_decoder(theirs, "interleaved" if theirs.flag("rope_interleave") else "half", router)
+
+
+def config(model: Decoder) -> dict[str, Any]:
+    mixer, experts = sparse(model, LatentAttention)
+    own = {
+        "norm_topk_prob": experts.router.renormalizes(experts.top_k),
+        "rope_interleave": getattr(mixer.position, "layout", None) == "interleaved",
+    }
+    return expressed("deepseek_v3", model, written("DeepseekV3ForCausalLM", "deepseek_v3", model) | own, spec)
+
+
+def table(model: Decoder) -> Table:
+    return latent_table(model)

@@ -1,0 +1,87 @@
+"""MPT (MosaicML 2023): ALiBi in place of positions, LayerNorm before every sublayer, no bias anywhere.
+
+`clip_qkv` bounds queries, keys and values. The config has words that the class in `transformers` does not obey: other
+norms, scaled logits, biases (refused), and flatter slopes, which are read (StoryWriter has them) but not written.
+"""
+
+from typing import Any
+
+from regard.families.expressed import bodies, expressed
+from regard.families.foreign import Config, FamilyError
+from regard.families.gpt2 import ATTENTION, FEEDFORWARD, PACKED
+from regard.models.decoder import Decoder
+from regard.models.stack import Repeat
+from regard.parts.attention import Attention
+from regard.parts.block import Block, Sublayer
+from regard.parts.feedforward import FeedForward
+from regard.parts.norm import LayerNorm
+from regard.parts.position.alibi import Alibi
+from regard.weights.ops import Split
+from regard.weights.table import Link, Table
+
+TABLE = Table(
+    Link("transformer.wte.weight", "embedding.weight"),
+    Link("transformer.blocks.{i}.norm_1.weight", f"{ATTENTION}.norm.weight"),
+    Link("transformer.blocks.{i}.attn.Wqkv.{leaf}", PACKED, Split()),
+    Link("transformer.blocks.{i}.attn.out_proj.weight", f"{ATTENTION}.body.o_proj.weight"),
+    Link("transformer.blocks.{i}.norm_2.weight", f"{FEEDFORWARD}.norm.weight"),
+    Link("transformer.blocks.{i}.ffn.{proj}.weight", f"{FEEDFORWARD}.body.{{proj}}.weight"),
+    Link("transformer.norm_f.weight", "norm.weight"),
+    Link("lm_head.weight", "head.weight"),
+    prefix="transformer.",
+    ignored=("lm_head.weight",),
+)
+ONLY = {"expansion_ratio": 4, "no_bias": True, "logit_scale": None, "norm_type": "low_precision_layernorm"}
+ATTENTION_ONLY = {
+    "attn_type": "multihead_attention",
+    "alibi": True,
+    "qk_ln": False,
+    "prefix_lm": False,
+    "attn_uses_sequence_id": False,
+}
+
+
+def spec(config: dict[str, Any]) -> Decoder:
+    theirs = Config("mpt", config)
+    settings = theirs.table("attn_config")
+    for key, allowed in ONLY.items():
+        theirs.only(key, allowed)
+    for key, allowed in ATTENTION_ONLY.items():
+        settings.only(key, allowed)
+    width = theirs.integer("d_model")
+    clip, scale = (settings.number(key) if settings.has(key) else None for key in ("clip_qkv", "softmax_scale"))
+    position = Alibi(exponent=settings.number("alibi_bias_max", 8))
+    attention = Attention(theirs.integer("n_heads"), position=position, clip=clip or None, scale=scale)
+    norm = LayerNorm(theirs.number("layer_norm_epsilon", 1e-5), bias=False)
+    block = Block((Sublayer(attention, norm), Sublayer(FeedForward(4 * width, "gelu", bias=False), norm)))
+    return Decoder(
+        vocab=theirs.integer("vocab_size"),
+        width=width,
+        layers=(Repeat((block,), theirs.integer("n_layers")),),
+        norm=norm,
+        tied=theirs.flag("tie_word_embeddings", True),
+        context=theirs.integer("max_seq_len", 2048),
+    )
+
+
+def config(model: Decoder) -> dict[str, Any]:
+    attention, _ = bodies(model.blocks[0], Attention, FeedForward)
+    if isinstance(attention.position, Alibi) and attention.position.exponent != 8:
+        raise FamilyError(f"transformers' mpt takes no ALiBi but that of exponent=8, found {attention.position}")
+    written = {
+        "model_type": "mpt",
+        "architectures": ["MptForCausalLM"],
+        "vocab_size": model.vocab,
+        "d_model": model.width,
+        "n_layers": len(model.blocks),
+        "n_heads": attention.heads,
+        "max_seq_len": model.context,
+        "layer_norm_epsilon": getattr(model.norm, "eps", None),
+        "attn_config": {"clip_qkv": attention.clip, "softmax_scale": attention.scale},
+        "tie_word_embeddings": model.tied,
+    }
+    return expressed("mpt", model, written, spec)
+
+
+def table(model: Decoder) -> Table:
+    return TABLE

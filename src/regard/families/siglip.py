@@ -1,0 +1,85 @@
+"""SigLIP (Zhai et al. 2023): images and texts in one space, every pair judged by itself with a learned bias.
+
+An image is read by a learned query, a text (both ways, no mask) at its last token: the tokenizer fills texts up to one
+length, and so must be given here, padding and all.
+"""
+
+from typing import Any
+
+from regard.families.expressed import expressed, of_kind
+from regard.families.foreign import Config
+from regard.families.images import only_squares, patches
+from regard.families.towers import (
+    IGNORED,
+    TEXT_LINKS,
+    feedforward,
+    half,
+    norm,
+    of_images,
+    of_texts,
+    vision_links,
+    written,
+)
+from regard.kernels.attention.mask import Full
+from regard.models.dual_encoder import DualEncoder
+from regard.models.heads import Pooled
+from regard.parts.cross import CrossAttention
+from regard.parts.probe import Probe
+from regard.weights.ops import Shape, Split
+from regard.weights.table import Link, Table
+
+VISION = {
+    "hidden_size": 768,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "hidden_act": "gelu_pytorch_tanh",
+    "layer_norm_eps": 1e-6,
+}
+TEXT = VISION | {"vocab_size": 32000, "max_position_embeddings": 64}
+PROBE = (
+    Link("head.probe", "head.pool.query", Shape((1, 1, -1))),
+    Link("head.attention.in_proj_{leaf}", tuple(f"head.pool.attention.{p}_proj.{{leaf}}" for p in "qkv"), Split()),
+    Link("head.attention.out_proj.{leaf}", "head.pool.attention.o_proj.{leaf}"),
+    Link("head.layernorm.{leaf}", "head.pool.norm.{leaf}"),
+    Link("head.mlp.fc1.{leaf}", "head.pool.feedforward.up_proj.{leaf}"),
+    Link("head.mlp.fc2.{leaf}", "head.pool.feedforward.down_proj.{leaf}"),
+)
+
+
+def spec(config: dict[str, Any]) -> DualEncoder:
+    theirs = Config("siglip", config)
+    vision, text = half(theirs, "vision_config", VISION), half(theirs, "text_config", TEXT)
+    vision.only("vision_use_head", True)
+    attention = CrossAttention(vision.integer("num_attention_heads"), bias=True)
+    probe = Probe(attention, feedforward(vision), norm(vision))
+    squares = only_squares(patches(vision, 16, cls=False), vision.model_type)
+    dim = text.integer("projection_size", text.integer("hidden_size"))
+    return DualEncoder(
+        image=of_images(vision, squares, Pooled(probe=probe), embedding_norm=None),
+        text=of_texts(text, Full(), Pooled("last", dim, bias=True)),
+        bias=0.0,
+    )
+
+
+def config(model: DualEncoder) -> dict[str, Any]:
+    model = of_kind(model, DualEncoder)
+    dim = getattr(model.text.head, "dim", None)
+    found = {
+        "model_type": "siglip",
+        "architectures": ["SiglipModel"],
+        "text_config": {"model_type": "siglip_text_model", **written(model.text), "projection_size": dim},
+        "vision_config": {"model_type": "siglip_vision_model", **written(model.image)},
+    }
+    return expressed("siglip", model, found, spec)
+
+
+def table(model: DualEncoder) -> Table:
+    return Table(
+        Link("logit_scale", "scale", Shape((1,))),
+        Link("logit_bias", "bias", Shape((1,))),
+        *(link.inside("text_model.", "text.") for link in TEXT_LINKS),
+        Link("text_model.head.{leaf}", "text.head.proj.{leaf}"),
+        *(link.inside("vision_model.", "image.") for link in (*vision_links(model.image), *PROBE)),
+        ignored=IGNORED,
+    )

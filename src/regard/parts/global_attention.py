@@ -1,0 +1,51 @@
+"""Attention whose global tokens have projections of their own: Longformer's (Beltagy et al. 2020).
+
+    token i is global:   z_i = Σ_j softmax(q'_i k'_jᵀ) v'_j        over all tokens
+    any other:           z_i = Σ_j softmax(q_i k_jᵀ) v_j           over its window and the global tokens
+
+q', k' and v' are a second set of projections of all tokens; both go through one W_o. Which tokens are global, the mask
+says: the first ones (`first`). A mask that has none, a plain window, leaves the second set unused.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from regard.at import At
+from regard.kernels.attention.mask import Mask
+from regard.kernels.attention.patterns.longformer import Longformer
+from regard.parts.attention import Attention, AttentionModule
+from regard.parts.state import FRESH, State
+from regard.spec import require
+
+
+@dataclass(frozen=True)
+class GlobalAttention(Attention):
+    mask: Mask = Longformer(256)
+
+    def check(self) -> None:
+        super().check()
+        require(not self.mask.causal, f"global_attention: its global tokens see all, but mask={self.mask} is causal")
+
+    def build(self, width: int) -> nn.Module:
+        return GlobalAttentionModule(width, self)
+
+    def flops(self, width: int, tokens: int, seen: int) -> int:
+        once = super().flops(width, tokens, seen)
+        return 2 * once if self.mask.first else once
+
+
+class GlobalAttentionModule(AttentionModule):
+    def __init__(self, width: int, spec: GlobalAttention):
+        super().__init__(width, spec)
+        self.of_globals = AttentionModule(width, spec)
+        self.of_globals.add_module("o_proj", nn.Identity())  # they go through ours
+        self.first = spec.mask.first
+
+    def forward(self, x: Tensor, at: At, state: State = FRESH) -> Tensor:
+        out = super().forward(x, at, state)  # (B, L, D)
+        if not self.first:
+            return out
+        globally = self.o_proj(self.of_globals(x, at))  # (B, L, D); the others' rows cost what a window costs
+        return torch.where((at.positions < self.first).unsqueeze(-1), globally, out)

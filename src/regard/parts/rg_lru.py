@@ -1,0 +1,111 @@
+"""RG-LRU, the real-gated linear recurrent unit: every channel forgets at a rate of its own, as much as its token says.
+
+    u = conv(W_x x)        r = σ(W_r u + b_r)        i = σ(W_i u + b_i)        a = exp(-8 r ⊙ softplus(Λ))
+    h_t = a_t ⊙ h_{t-1} + √(1 - a_t²) ⊙ i_t ⊙ u_t          out = W_o (h ⊙ gelu(W_g x))
+
+√(1 - a²) keeps the state as large as what is written, however slowly it fades; a text's first token, which has nothing
+before it, is written in full. W_r and W_i are block-diagonal, a block a head. De et al. 2024 (Griffin, where it stands
+beside local attention).
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from regard.at import At
+from regard.kernels.convolution import convolve
+from regard.kernels.linear_recurrence import linear_recurrence
+from regard.parts.body import Body
+from regard.parts.feedforward import ACTIVATIONS, Activation
+from regard.parts.spans import in_spans
+from regard.parts.ssm.fresh import Taps, filled
+from regard.parts.state import FRESH, Fixed, FixedState
+from regard.spec import require
+
+FASTEST = 8.0  # how often the slowest decay is taken where r = 1
+LEAST, MOST = 0.9, 0.999  # of what fresh channels keep of their state where r = 1/8
+
+
+@dataclass(frozen=True)
+class RGLRU(Body):
+    mixes: ClassVar[bool] = True
+
+    heads: int
+    hidden: int | None = None  # channels; None: as many as the stream has
+    taps: int = 4
+    activation: Activation = "gelu_tanh"
+
+    def check(self) -> None:
+        for name in ("heads", "hidden", "taps"):
+            value = getattr(self, name)
+            require(value is None or value > 0, f"rg_lru: {name}={value} must be positive")
+
+    def size(self, width: int) -> int:
+        """Channels in a stack this wide."""
+        size = self.hidden or width
+        require(size % self.heads == 0, f"rg_lru: {size} channels are not divisible by heads={self.heads}")
+        return size
+
+    def build(self, width: int) -> nn.Module:
+        return RGLRUModule(width, self)
+
+    def memory(self, width: int) -> Fixed:
+        size = self.size(width)
+        return Fixed({"conv": (self.taps - 1, size), "h": (size,)})
+
+    def flops(self, width: int, tokens: int, seen: int) -> int:
+        size = self.size(width)
+        return 2 * tokens * size * (3 * width + 2 * size // self.heads)
+
+
+class RGLRUModule(nn.Module):
+    def __init__(self, width: int, spec: RGLRU):
+        super().__init__()
+        size = spec.size(width)
+        self.memory = spec.memory(width)
+        self.in_proj = nn.Linear(width, size)
+        self.gate_proj = nn.Linear(width, size)
+        self.conv = Taps(spec.taps, size, bias=True)
+        self.r_proj = BlockDiagonal(spec.heads, size // spec.heads)
+        self.i_proj = BlockDiagonal(spec.heads, size // spec.heads)
+        self.rate = rates(size)
+        self.o_proj = nn.Linear(size, width)
+        self.activation = ACTIVATIONS[spec.activation]
+
+    def forward(self, x: Tensor, at: At, state: FixedState = FRESH) -> Tensor:
+        out, tail, h = in_spans(self.read, x, at, state.read(at, **self.memory.zeros(x)))
+        state.write(at, conv=tail, h=h)
+        return out
+
+    def read(self, x: Tensor, at: At, tail: Tensor, h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """x (B, L, D), the convolution's tail (B, k - 1, F) and the state (B, F) -> out (B, L, D) and both after."""
+        u, tail = convolve(self.in_proj(x), self.conv.weight, self.conv.bias, tail, at)  # (B, L, F)
+        r, i = (gate(u).to(h.dtype).sigmoid() for gate in (self.r_proj, self.i_proj))
+        decay = -FASTEST * r * F.softplus(self.rate.to(h.dtype))  # log a
+        written = (-torch.expm1(2 * decay)).clamp_min(torch.finfo(h.dtype).tiny).sqrt()  # of 0 a root has no slope
+        written = written.where(at.positions.unsqueeze(-1) > 0, 1.0)
+        hs = linear_recurrence(decay.exp(), written * i * u, h, at.documents, at.valid)  # (B, L, F)
+        return self.o_proj(hs.to(x.dtype) * self.activation(self.gate_proj(x))), tail, hs[:, -1]
+
+
+class BlockDiagonal(nn.Module):
+    """A matrix of blocks: every head's channels are mixed with each other alone."""
+
+    def __init__(self, heads: int, size: int):
+        super().__init__()
+        reach = size**-0.5
+        self.weight = nn.Parameter(torch.empty(heads, size, size).uniform_(-reach, reach))  # of a head (columns, rows)
+        self.bias = nn.Parameter(torch.zeros(heads, size))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = torch.einsum("blhi,hio->blho", x.unflatten(-1, self.bias.shape), self.weight)
+        return (y + self.bias).flatten(-2)
+
+
+def rates(count: int) -> nn.Parameter:
+    """(count,) Λ such that exp(-softplus Λ), squared, is spread evenly; the inverse of softplus is log(exp x - 1)."""
+    kept = torch.empty(count, device="cpu").uniform_(LEAST**2, MOST**2).sqrt()
+    return filled((-kept.log()).expm1().log(), count)

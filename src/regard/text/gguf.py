@@ -1,0 +1,152 @@
+"""The vocabulary in a GGUF file as a tokenizer, and back.
+
+Two kinds are known there: "gpt2", byte-pair encoding over bytes, with its merges and a name for how text is cut into
+words before; and "llama", SentencePiece's, where a score for each piece says what is joined first, a space is written ▁
+and what no piece covers falls back to bytes. The second is read as merges: a piece's joins, best piece first.
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+from tokenizers import AddedToken, decoders, models, normalizers, processors
+
+from regard.gguf_header import GGUFError, Header, read_header
+
+from .splits import BEGINS, WHOLE, split, split_name
+from .tokenizer import Tokenizer
+
+NORMAL, UNKNOWN, CONTROL, OWN, UNUSED, BYTE = 1, 2, 3, 4, 5, 6  # token types
+PREFIX = "tokenizer.ggml."
+LOWEST = -1e9  # the score of a piece that no join makes
+
+
+def read_tokenizer(file: str | Path) -> Tokenizer:
+    """Marker tokens, template and what ends a generation come along."""
+    words = Words(read_header(file))
+    kind = words.get("model", str)
+    if kind not in ("gpt2", "llama"):
+        raise GGUFError(f"{file}: {PREFIX}model={kind!r} is no vocabulary that is read; gpt2 and llama are")
+    core = byte_level(words) if kind == "gpt2" else sentence_pieces(words)
+    for type, special in ((CONTROL, True), (OWN, False)):
+        core.add_tokens([AddedToken(p, special=special, normalized=False) for p in words.of_type(type)])
+    bos, eos, pad, end = (words.marker(name) for name in ("bos", "eos", "padding", "eot"))
+    if bos is not None and words.get("add_bos_token", bool, kind == "llama" or words.get("pre", str) in BEGINS):
+        core.post_processor = processors.TemplateProcessing(
+            single=f"{bos} $A", pair=f"{bos} $A $B", special_tokens=[(bos, words.ids[bos])]
+        )
+    stops = () if end is None else (words.ids[end],)
+    return Tokenizer(core, bos, eos, pad, words.header.get("tokenizer.chat_template", str), stops)
+
+
+class Words:
+    """The vocabulary's part of the metadata."""
+
+    def __init__(self, header: Header):
+        self.header = header
+        self.pieces: list[str] = self.get("tokens", list, [])
+        self.types: Sequence[int] = self.header.metadata.get(f"{PREFIX}token_type", [NORMAL] * len(self.pieces))
+        self.ids = {piece: id for id, piece in enumerate(self.pieces)}
+        if not self.pieces or len(self.ids) < len(self.pieces) or len(self.types) != len(self.pieces):
+            raise GGUFError(
+                f"{header.file}: {PREFIX}tokens has {len(self.pieces)} pieces, {len(self.ids)} of them different, and "
+                f"{PREFIX}token_type {len(self.types)} entries; they should be as many"
+            )
+
+    def get(self, key: str, kind: type, default: Any = None) -> Any:
+        return self.header.get(PREFIX + key, kind, default)
+
+    def of_type(self, type: int) -> list[str]:
+        return [piece for piece, its in zip(self.pieces, self.types, strict=True) if its == type and piece]
+
+    def marker(self, name: str) -> str | None:
+        id = self.get(f"{name}_token_id", int)
+        if id is None:
+            return None
+        if id >= len(self.pieces):
+            raise GGUFError(
+                f"{self.header.file}: {PREFIX}{name}_token_id={id}, but there are {len(self.pieces)} tokens"
+            )
+        return self.pieces[id]
+
+    def merges(self) -> list[tuple[str, str]]:
+        pairs = [tuple(merge.split(" ")) for merge in self.get("merges", list, [])]
+        for pair in pairs:
+            if len(pair) != 2 or not {*pair, "".join(pair)} <= self.ids.keys():
+                raise GGUFError(f"{self.header.file}: {PREFIX}merges has {' '.join(pair)!r:.80}; expected two tokens "
+                                "that join to one")  # fmt: skip
+        return pairs
+
+    def joins(self) -> list[tuple[str, str]]:
+        """Every way to make a piece of two others; the piece with the highest score first."""
+        scores = self.header.metadata.get(f"{PREFIX}scores")
+        if scores is None or len(scores) != len(self.pieces):
+            raise GGUFError(
+                f"{self.header.file}: {PREFIX}scores should have a number for each of {len(self.ids)} tokens"
+            )
+        normal = [id for id, type in enumerate(self.types) if type in (NORMAL, OWN)]
+        best = sorted(normal, key=lambda id: -scores[id])
+        found = []
+        for piece in (self.pieces[id] for id in best):
+            cuts = [(piece[:n], piece[n:]) for n in range(1, len(piece))]
+            found += sorted(
+                (cut for cut in cuts if cut[0] in self.ids and cut[1] in self.ids),
+                key=lambda c: [self.ids[p] for p in c],
+            )
+        return found
+
+
+def byte_level(words: Words) -> tokenizers.Tokenizer:
+    name = words.get("pre", str, "gpt-2")
+    core = tokenizers.Tokenizer(models.BPE(words.ids, words.merges(), ignore_merges=name in WHOLE))
+    core.pre_tokenizer = split(name, words.header.file)
+    core.decoder = decoders.ByteLevel()
+    return core
+
+
+def sentence_pieces(words: Words) -> tokenizers.Tokenizer:
+    unknown = words.marker("unknown")
+    model = models.BPE(words.ids, words.joins(), unk_token=unknown, fuse_unk=True, byte_fallback=True)
+    core = tokenizers.Tokenizer(model)
+    leading = words.get("add_space_prefix", bool, True)
+    steps = [normalizers.Prepend("▁")] if leading else []
+    core.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", "▁")])
+    strip = [decoders.Strip(" ", 1, 0)] if leading else []
+    core.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), *strip])
+    return core
+
+
+def metadata(tokenizer: Tokenizer, vocab: int) -> dict[str, Any]:
+    """The vocabulary as GGUF keeps it, filled up to the `vocab` rows of the model."""
+    state = json.loads(tokenizer.core.to_str())
+    model = state["model"]
+    if model["type"] != "BPE" or tokenizer.vocab_size > vocab:
+        fault = f"a vocabulary by {model['type']}" if model["type"] != "BPE" else f"{tokenizer.vocab_size} tokens"
+        raise GGUFError(f"GGUF cannot hold {fault} for a model of {vocab}; write it without, or train BPE or bytes")
+    pieces = {id: piece for piece, id in tokenizer.core.get_vocab(with_added_tokens=True).items()}
+    added = {token["id"]: CONTROL if token["special"] else OWN for token in state["added_tokens"]}
+    types = [NORMAL if id in pieces else UNUSED for id in range(vocab)]
+    for id, type in added.items():
+        types[id] = type
+    merges = [" ".join(merge) if isinstance(merge, list) else merge for merge in model["merges"]]
+    written: dict[str, Any] = {"tokens": [pieces.get(id, f"[PAD{id}]") for id in range(vocab)]}
+    if model["byte_fallback"]:
+        ranks = {merge.replace(" ", ""): -float(rank) for rank, merge in reversed([*enumerate(merges)])}
+        written |= {"model": "llama", "scores": [ranks.get(piece, LOWEST) for piece in written["tokens"]]}
+        types = [BYTE if piece in BYTES else type for piece, type in zip(written["tokens"], types, strict=True)]
+        written["add_space_prefix"] = "▁" in json.dumps(state["normalizer"], ensure_ascii=False).partition("Prepend")[2]
+    else:
+        written |= {"model": "gpt2", "pre": split_name(state["pre_tokenizer"], state["normalizer"]), "merges": merges}
+    written["token_type"] = types
+    marks = {"bos": tokenizer.bos, "eos": tokenizer.eos, "padding": tokenizer.pad}
+    written |= {f"{name}_token_id": id for name, id in marks.items() if id is not None}
+    others = [id for id in tokenizer.stops if id != tokenizer.eos]
+    written |= {"eot_token_id": others[0]} if others else {}
+    written["add_bos_token"] = tokenizer.bos is not None and tokenizer.opening == (tokenizer.bos,)
+    template = {} if tokenizer.chat_template is None else {"tokenizer.chat_template": tokenizer.chat_template}
+    return {f"{PREFIX}{key}": value for key, value in written.items()} | template
+
+
+BYTES = frozenset(f"<0x{byte:02X}>" for byte in range(256))

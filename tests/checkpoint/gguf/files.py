@@ -1,0 +1,54 @@
+"""Tiny models that GGUF has words for, and their files."""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from regard.checkpoint.gguf import Form, export_gguf
+from regard.families import family
+from tests.laws import build
+
+LLAMA: dict[str, Any] = {
+    "model_type": "llama",
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    "rms_norm_eps": 1e-5,
+}
+GPT2 = {"model_type": "gpt2", "vocab_size": 64, "n_positions": 64, "n_embd": 32, "n_layer": 2, "n_head": 4}
+LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 16}
+
+
+def rope(kind: str, **settings: Any) -> dict[str, Any]:
+    return LLAMA | {"rope_parameters": {"rope_type": kind, "rope_theta": 20000.0, **settings}}
+
+
+MODELS: dict[str, dict[str, Any]] = {
+    "llama": LLAMA,
+    "llama, tied": LLAMA | {"tie_word_embeddings": True},
+    "llama, own head_dim": LLAMA | {"head_dim": 24},
+    "llama, biases": LLAMA | {"attention_bias": True, "mlp_bias": True},
+    "llama, linear rope": rope("linear", factor=4.0),
+    "llama, yarn": rope("yarn", factor=4.0, original_max_position_embeddings=16),
+    "llama, llama3 rope": rope("llama3", **LLAMA3),
+    "qwen2": LLAMA | {"model_type": "qwen2"},
+    "qwen3": LLAMA | {"model_type": "qwen3", "head_dim": 128},  # transformers takes its default from no file
+    "gpt2": GPT2,
+    "gpt2, untied": GPT2 | {"tie_word_embeddings": False},
+}
+
+
+def tiny(config: dict[str, Any]) -> nn.Module:
+    return build(family(config["model_type"]).spec(config), torch.float32)
+
+
+def written(config: dict[str, Any], folder: Path, form: Form = "f32") -> tuple[nn.Module, Path]:
+    model = tiny(config)
+    export_gguf(model, folder / "model.gguf", config["model_type"], form)
+    return model, folder / "model.gguf"

@@ -1,0 +1,73 @@
+"""llama.cpp itself runs what is written, and gives the same numbers; and it cuts texts into the same tokens."""
+
+import json
+import urllib.request
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from regard.checkpoint import load
+from regard.checkpoint.gguf import export_gguf
+from regard.packaged import locate
+from regard.text.gguf import metadata
+from regard.text.tokenizer import Tokenizer
+from regard.text.train import bpe
+from tests.checkpoint.gguf.files import MODELS, tiny
+from tests.text.mixed import MIXED
+from tests.text.test_gguf import MADE, written
+
+xllamacpp = pytest.importorskip("xllamacpp", reason="llama.cpp is not here (no wheel of xllamacpp for this machine)")
+pytestmark = pytest.mark.slow
+
+
+def serve(file: Path) -> Any:
+    settings = xllamacpp.CommonParams()
+    settings.model.path = str(file)
+    settings.n_ctx, settings.n_parallel, settings.n_gpu_layers, settings.warmup = 128, 1, 0, False
+    settings.cpuparams.n_threads = settings.cpuparams_batch.n_threads = 1
+    settings.cache_type_k = settings.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
+    settings.flash_attn_type = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
+    return xllamacpp.Server(settings)
+
+
+def logprobs(server: Any, ids: list[int], said: int) -> dict[int, float]:
+    """Of every next token. What it then says is forced to be a whole character, or it would say nothing at all."""
+    asked = {"prompt": ids, "n_predict": 1, "temperature": 0, "n_probs": 1000, "cache_prompt": False}
+    answer = server.handle_completions(asked | {"logit_bias": [[said, 1000.0]]})
+    (first,) = answer["choices"][0]["logprobs"]["content"]
+    return {entry["id"]: entry["logprob"] for entry in first["top_logprobs"]}
+
+
+@torch.no_grad()
+@pytest.mark.parametrize(
+    ("name", "form"), [*((name, "f32") for name in MODELS), *product(["llama", "gpt2"], ["f16", "q8_0"])]
+)
+def test_the_same_numbers(name: str, form: str, tmp_path: Path) -> None:
+    words = bpe(["a text of some words, some of them again"], 288)
+    model = tiny(MODELS[name] | {"vocab_size": words.vocab_size})
+    file = tmp_path / "model.gguf"
+    export_gguf(model, file, MODELS[name]["model_type"], form, metadata(words, words.vocab_size))
+    server, ours = serve(file), load(file)
+    draws = torch.Generator().manual_seed(0)
+    for length in (1, 2, 5, 17, 40):
+        ids = torch.randint(5, words.vocab_size, (length,), generator=draws)
+        theirs = logprobs(server, ids.tolist(), words.encode("a")[0])
+        found = ours(ids[None])[0, -1].log_softmax(-1)
+        worst = max(abs(theirs[id] - found[id].item()) for id in theirs)
+        # its GELU is a table of float16; its products of half precision round the other factor too, Q8_0's to 8 bits
+        assert len(theirs) > 200 and worst < {"f32": 5e-3 if "gpt2" in name else 5e-5, "f16": 2e-2, "q8_0": 0.2}[form]
+
+
+@pytest.mark.parametrize("name", ["smollm2", *MADE])
+def test_the_same_tokens(name: str, tmp_path: Path) -> None:
+    file = written(MADE[name](), tmp_path) if name in MADE else locate(name)
+    server, ours = serve(file), Tokenizer.load(file)
+    for text in MIXED:
+        for special in (True, False):
+            asked = json.dumps({"content": text, "add_special": False, "parse_special": special}).encode()
+            request = urllib.request.Request(f"{server.listening_address}/tokenize", asked)
+            with urllib.request.urlopen(request) as answer:
+                assert json.loads(answer.read())["tokens"] == ours.encode(text, special), text

@@ -1,0 +1,89 @@
+"""Sentence encoders: a real one gives the points that `transformers` gives, and folders that lie are refused."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+import transformers
+
+import regard
+from regard.checkpoint import CheckpointError, load, save
+from regard.checkpoint.model import understand
+from regard.models.heads import Pooled
+from regard.packaged import PACKAGED, locate
+from regard.text.tokenizer import Tokenizer
+from tests.laws import error, places
+
+needs_minilm = pytest.mark.skipif(PACKAGED["minilm"].path is None, reason=PACKAGED["minilm"].remedy)
+SENTENCES = ["A man is eating food.", "Someone eats a meal.", "The girl plays the violin, naïvely… 日本 🙂", "no"]
+
+
+@needs_minilm
+@torch.no_grad()
+def test_minilm_gives_the_same_points(tmp_path: Path) -> None:
+    transformers.utils.logging.disable_progress_bar()
+    folder, ours, words = locate("minilm"), regard.load("minilm"), Tokenizer.load("minilm")
+    assert ours.spec.head == Pooled("mean")
+    batch = transformers.AutoTokenizer.from_pretrained(folder)(SENTENCES, padding=True, return_tensors="pt")
+    hidden = transformers.BertModel.from_pretrained(folder).eval()(**batch).last_hidden_state
+    mask = batch["attention_mask"].unsqueeze(-1)
+    expected = F.normalize((hidden * mask).sum(1) / mask.sum(1), dim=-1)
+
+    ids = [words.framed(sentence) for sentence in SENTENCES]
+    assert ids == [row[: len(own)] for row, own in zip(batch["input_ids"].tolist(), ids, strict=True)]
+    at = places([len(row) for row in ids], batch["input_ids"].shape[1], left=False)
+    assert error(ours(batch["input_ids"], at), expected) < 1e-5
+    for row, point in zip(ids, expected, strict=True):
+        assert error(ours(torch.tensor([row]))[0], point) < 1e-5
+    near, far = (expected[0] @ expected[n] for n in (1, 2))
+    assert near > 0.5 > far
+
+    save(ours, tmp_path / "own", words)
+    assert torch.equal(load(tmp_path / "own")(batch["input_ids"], at), ours(batch["input_ids"], at))
+
+
+def folder(path: Path, modules: Any, pooling: dict[str, Any]) -> Path:
+    theirs = transformers.BertConfig(
+        vocab_size=30, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8,
+        architectures=["BertModel"],
+    )  # fmt: skip
+    theirs.save_pretrained(path)
+    (path / "modules.json").write_text(json.dumps(modules))
+    (path / "1_Pooling").mkdir()
+    (path / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
+    return path
+
+
+def modules(*kinds: str, path: str = "1_Pooling") -> list[dict[str, str]]:
+    return [
+        {"type": f"sentence_transformers.models.{kind}", "path": path if n == 1 else ""} for n, kind in enumerate(kinds)
+    ]
+
+
+MEAN = {"word_embedding_dimension": 8, "pooling_mode_mean_tokens": True, "pooling_mode_cls_token": False}
+
+
+def test_what_stands_behind_the_encoder_is_its_head(tmp_path: Path) -> None:
+    spec, _ = understand(folder(tmp_path, modules("Transformer", "Pooling"), {"pooling_mode_cls_token": True}))
+    assert spec.head == Pooled("cls", normalize=False)  # ty: ignore
+
+
+@pytest.mark.parametrize(
+    ("listed", "pooling", "message"),
+    [
+        (modules("Transformer", "Pooling", "Dense"), MEAN, "lists Transformer, Pooling, Dense; read are"),
+        (modules("Transformer", "Pooling", path="../x"), MEAN, "'../x' should be the name of a folder beside it"),
+        (modules("Transformer", "Pooling", path="other"), MEAN, "config.json is missing"),
+        ([{"type": 3}], MEAN, "should list modules"),
+        ({"a": 1}, MEAN, "should list modules"),
+        (modules("Transformer", "Pooling"), {"pooling_mode_max_tokens": True}, "pools by pooling_mode_max_tokens"),
+        (modules("Transformer", "Pooling"), MEAN | {"pooling_mode_cls_token": True}, "read is one of"),
+        (modules("Transformer", "Pooling"), {}, "pools by nothing"),
+    ],
+)
+def test_what_is_not_understood_is_refused(listed: Any, pooling: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=message):
+        understand(folder(tmp_path, listed, pooling))

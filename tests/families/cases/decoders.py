@@ -1,0 +1,217 @@
+"""Decoders that are Llama with a change: windows, biases, norms elsewhere, packed weights, layers without positions."""
+
+from tests.families.cases import VOCAB, WIDE, Cases
+
+SHAPE = {
+    "vocab_size": VOCAB,
+    "hidden_size": 48,
+    "intermediate_size": 80,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 64,
+    **WIDE,
+}
+FULL, SLIDING = "full_attention", "sliding_attention"
+WINDOWS = {f"window of {size}": {"sliding_window": size} for size in (32, 33, 34)}  # beside a text of 33 tokens
+LONGROPE = {
+    "rope_type": "longrope",
+    "short_factor": [1.0, 1.2, 1.5, 2.0, 2.5, 3.0],
+    "long_factor": [2.0, 3, 4, 6, 8, 9],
+}
+GEMMA = {"head_dim": 12, "query_pre_attn_scalar": 9, "sliding_window": 5}
+
+
+def named(prefix: str, model: str, shape: dict, settings: dict[str, dict]) -> Cases:
+    return {f"{prefix}: {name}": (model, shape | own) for name, own in settings.items()}
+
+
+CASES: Cases = (
+    named(
+        "mistral",
+        "MistralForCausalLM",
+        SHAPE | {"sliding_window": 5},
+        {
+            "window smaller than the text": {},
+            **WINDOWS,
+            "no window, own head_dim, tied": {"sliding_window": None, "head_dim": 20, "tie_word_embeddings": True},
+            "one layer, multi-query, window of two": {
+                "num_hidden_layers": 1,
+                "num_key_value_heads": 1,
+                "sliding_window": 2,
+            },
+        },
+    )
+    | named(
+        "qwen2",
+        "Qwen2ForCausalLM",
+        SHAPE,
+        {
+            "windows above two layers": {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 2},
+            "no windows, tied": {"tie_word_embeddings": True, "sliding_window": 5},
+            "one layer, multi-query": {"num_hidden_layers": 1, "num_key_value_heads": 1},
+            "windows as listed, yarn": {
+                "use_sliding_window": True,
+                "sliding_window": 9,
+                "layer_types": [SLIDING, FULL, SLIDING],
+                "rope_parameters": {
+                    "rope_type": "yarn",
+                    "rope_theta": 1e4,
+                    "factor": 4.0,
+                    "original_max_position_embeddings": 16,
+                },
+            },
+        },
+    )
+    | named(
+        "qwen3",
+        "Qwen3ForCausalLM",
+        SHAPE | {"head_dim": 20},
+        {
+            "own head_dim": {},
+            "biases, tied, windows": {
+                "attention_bias": True,
+                "tie_word_embeddings": True,
+                "use_sliding_window": True,
+                "sliding_window": 7,
+                "max_window_layers": 1,
+            },
+            "one layer, multi-query": {"num_hidden_layers": 1, "num_key_value_heads": 1},
+        },
+    )
+    | named(
+        "phi3",
+        "Phi3ForCausalLM",
+        SHAPE | {"rms_norm_eps": 1e-5},
+        {
+            "grouped-query": {},
+            "window, tied": {"sliding_window": 6, "tie_word_embeddings": True},
+            "one layer, multi-query, half a head turns": {
+                "num_hidden_layers": 1,
+                "num_key_value_heads": 1,
+                "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5},
+            },
+            "longrope, short": {"rope_parameters": LONGROPE, "original_max_position_embeddings": 50},
+            "longrope, long": {"rope_parameters": LONGROPE, "original_max_position_embeddings": 6},
+        },
+    )
+    | named(
+        "granite",
+        "GraniteForCausalLM",
+        SHAPE,
+        {
+            "four constants": {
+                "embedding_multiplier": 3.0,
+                "attention_multiplier": 0.4,
+                "residual_multiplier": 0.6,
+                "logits_scaling": 7.0,
+            },
+            "none, biases, tied": {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True},
+            "one layer, multi-query": {"num_hidden_layers": 1, "num_key_value_heads": 1, "residual_multiplier": 0.22},
+        },
+    )
+    | named(
+        "olmo2",
+        "Olmo2ForCausalLM",
+        SHAPE,
+        {
+            "grouped-query": {},
+            "biases, tied": {"attention_bias": True, "tie_word_embeddings": True},
+            "one layer, multi-query, own head_dim": {
+                "num_hidden_layers": 1,
+                "num_key_value_heads": 1,
+                "head_dim": 20,
+            },
+        },
+    )
+    | named(
+        "gemma2",
+        "Gemma2ForCausalLM",
+        SHAPE | GEMMA,
+        {
+            "windows in turns, caps": {"attn_logit_softcapping": 3.0, "final_logit_softcapping": 4.0},
+            "windows as listed, no caps, biases, untied": {
+                "layer_types": [FULL, FULL, SLIDING],
+                "attn_logit_softcapping": None,
+                "final_logit_softcapping": None,
+                "attention_bias": True,
+                "tie_word_embeddings": False,
+            },
+            "one layer, multi-query, own head_dim": {
+                "num_hidden_layers": 1,
+                "num_key_value_heads": 1,
+                "head_dim": 20,
+                "query_pre_attn_scalar": 20,
+                "tie_word_embeddings": False,
+            },
+            **WINDOWS,
+        },
+    )
+    | named(
+        "gemma3",
+        "Gemma3ForCausalLM",
+        SHAPE | GEMMA,
+        {
+            "two ropes": {"num_hidden_layers": 4, "sliding_window_pattern": 3},
+            "two ropes, one stretched": {
+                "layer_types": [SLIDING, FULL, SLIDING],
+                "rope_parameters": {
+                    SLIDING: {"rope_type": "default", "rope_theta": 100.0},
+                    FULL: {"rope_type": "linear", "rope_theta": 5000.0, "factor": 8.0},
+                },
+                "final_logit_softcapping": 4.0,
+            },
+            "all see all, biases, untied": {
+                "layer_types": [FULL] * 3,
+                "attention_bias": True,
+                "tie_word_embeddings": False,
+            },
+            "one layer, multi-query, own head_dim": {
+                "num_hidden_layers": 1,
+                "num_key_value_heads": 1,
+                "head_dim": 20,
+                "tie_word_embeddings": False,
+            },
+            **WINDOWS,
+        },
+    )
+    | named(
+        "smollm3",
+        "SmolLM3ForCausalLM",
+        SHAPE,
+        {
+            "every third without positions": {"num_hidden_layers": 4, "no_rope_layer_interval": 3},
+            "windows where there are none, biases": {
+                "no_rope_layers": [0, 1, 0],
+                "use_sliding_window": True,
+                "sliding_window": 5,
+                "attention_bias": True,
+                "mlp_bias": True,
+            },
+            "windows as listed, untied": {
+                "no_rope_layers": [0, 1, 1],
+                "layer_types": [SLIDING, SLIDING, FULL],
+                "use_sliding_window": True,
+                "sliding_window": 5,
+                "tie_word_embeddings": False,
+            },
+            "one layer, multi-query": {"num_hidden_layers": 1, "num_key_value_heads": 1},
+        },
+    )
+    | named(
+        "cohere2",
+        "Cohere2ForCausalLM",
+        SHAPE | {"sliding_window": 5, "logit_scale": 0.3},
+        {
+            "every third sees all": {"num_hidden_layers": 4, "sliding_window_pattern": 3},
+            "windows as listed, biases, untied": {
+                "layer_types": [FULL, SLIDING, SLIDING],
+                "attention_bias": True,
+                "tie_word_embeddings": False,
+            },
+            "one layer, multi-query": {"num_hidden_layers": 1, "num_key_value_heads": 1},
+            "all see all": {"layer_types": [FULL] * 3},
+            **WINDOWS,
+        },
+    )
+)

@@ -1,0 +1,130 @@
+"""Images, alone and with text: ViT, DeiT, DINOv2; CLIP, SigLIP; LLaVA."""
+
+from tests.families.cases import VOCAB, WIDE, Cases
+
+VIT = {
+    "hidden_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 40,
+    "image_size": 12,
+    "patch_size": 4,
+    **WIDE,
+}
+DINO = {key: value for key, value in VIT.items() if key != "intermediate_size"} | {"layerscale_value": 0.5}
+END = VOCAB - 1
+TEXT = {
+    "vocab_size": VOCAB,
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 40,
+    "max_position_embeddings": 26,
+    "initializer_factor": 2.0,
+    "bos_token_id": 0,
+    "eos_token_id": END,
+}
+LOOK = VIT | {"initializer_factor": 2.0}
+MARKER = 5
+LLAMA = {
+    "model_type": "llama",
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "intermediate_size": 48,
+    "max_position_embeddings": 96,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    **WIDE,
+}
+CLIP_VISION = LOOK | {"model_type": "clip_vision_model"}
+
+
+def cases(model: str, common: dict, named: dict[str, dict]) -> Cases:
+    return {f"{model}: {name}": (model, common | settings) for name, settings in named.items()}
+
+
+def two(text: dict | None = None, vision: dict | None = None, **settings) -> dict:
+    return {"text_config": TEXT | (text or {}), "vision_config": LOOK | (vision or {}), **settings}
+
+
+def llava(text: dict | None = None, vision: dict | None = None, **settings) -> dict:
+    whole = {"text_config": LLAMA | (text or {}), "vision_config": CLIP_VISION | (vision or {})}
+    return {**whole, "image_token_index": MARKER, "image_seq_length": 9, **settings}
+
+
+SHAPES = {
+    "square": {},
+    "one layer, one head": {"num_hidden_layers": 1, "num_attention_heads": 1},
+    "heads of another size, no biases": {"head_dim": 5, "qkv_bias": False},
+}
+ODD = {"no square, a rest, one channel": {"image_size": [9, 14], "patch_size": [3, 4], "num_channels": 1}}
+ENCODERS: Cases = {
+    **cases("ViTModel", VIT, SHAPES | ODD | {"another pooler": {"pooler_act": "gelu", "hidden_act": "relu"}}),
+    **cases("ViTForImageClassification", VIT | {"num_labels": 3}, SHAPES | ODD | {"two labels": {"num_labels": 2}}),
+    **cases("DeiTModel", VIT, SHAPES | ODD),
+    **cases("DeiTForImageClassification", VIT | {"num_labels": 5}, SHAPES | ODD),
+    **cases("DeiTForImageClassificationWithTeacher", VIT | {"num_labels": 3}, SHAPES | ODD),
+    **cases(
+        "Dinov2Model",
+        DINO,
+        SHAPES | {"gated": {"use_swiglu_ffn": True, "mlp_ratio": 2}, "no mask token": {"use_mask_token": False}},
+    ),
+    **cases(
+        "Dinov2ForImageClassification",
+        DINO | {"num_labels": 3},
+        {"gated": {"use_swiglu_ffn": True}, **SHAPES, "a rest": {"image_size": 11, "hidden_act": "gelu_pytorch_tanh"}},
+    ),
+}
+PAIRS: Cases = {
+    **cases(
+        "CLIPModel",
+        {},
+        {
+            "two widths": two(projection_dim=10),
+            "the first configs' end": two({"eos_token_id": 2}, projection_dim=24),
+            "one layer each, gelu, a rest": two(
+                {"num_hidden_layers": 1, "hidden_act": "gelu", "num_attention_heads": 1},
+                {"num_hidden_layers": 1, "hidden_act": "relu", "image_size": 15, "num_channels": 2},
+                projection_dim=3,
+            ),
+        },
+    ),
+    **cases(
+        "SiglipModel",
+        {},
+        {
+            "two widths": two({"projection_size": 24}),
+            "one width": two({"hidden_size": 24, "num_attention_heads": 3}, {"image_size": 14}),
+            "one layer each, another epsilon": two(
+                {"num_hidden_layers": 1, "projection_size": 24, "layer_norm_eps": 1e-3},
+                {"num_hidden_layers": 1, "num_attention_heads": 1, "hidden_act": "gelu", "layer_norm_eps": 1e-2},
+            ),
+        },
+    ),
+}
+READERS: Cases = cases(
+    "LlavaForConditionalGeneration",
+    {},
+    {
+        "last layer but one": llava(),
+        "whole, from the top, tied": llava(
+            {"tie_word_embeddings": True, "num_key_value_heads": 1},
+            vision_feature_layer=-1,
+            vision_feature_select_strategy="full",
+            image_seq_length=10,
+        ),
+        "two layers, no biases": llava(
+            {"num_key_value_heads": 2, "head_dim": 12},
+            vision_feature_layer=[-2, 2],
+            multimodal_projector_bias=False,
+            projector_hidden_act="relu",
+        ),
+        "a window in its text": llava(
+            {"model_type": "mistral", "sliding_window": 6, "num_key_value_heads": 2}, {"num_hidden_layers": 1}
+        ),
+        "biases in its text": llava({"model_type": "qwen2", "num_key_value_heads": 2}, vision_feature_layer=0),
+    },
+)
+CASES = ENCODERS | PAIRS | READERS

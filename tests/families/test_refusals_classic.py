@@ -1,0 +1,121 @@
+"""Older decoders: published spellings are read, what they cannot say is refused by name, and what theirs does wrong."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers.models.falcon.modeling_falcon as falcon_code
+from transformers.models.bloom.modeling_bloom import build_alibi_tensor
+
+from regard.families import FamilyError, family
+from regard.models.decoder import Decoder
+from regard.models.stack import Repeat
+from regard.parts.norm import NoNorm
+from regard.parts.position.alibi import Alibi
+from regard.parts.position.learned import Learned
+from tests.families.cases import VOCAB
+from tests.families.cases.classic import CASES, CLASSES, FALCON, rope
+from tests.families.pairs import make
+from tests.families.test_equal import LIMIT, tokens
+from tests.laws import error, places
+
+
+def read(model_type: str, **changes: Any) -> Decoder:
+    return family(model_type).spec(CLASSES[model_type][1] | changes)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "changes", "message"),
+    [
+        ("opt", {"activation_function": "mish"}, "activation_function='mish' has no part here"),
+        ("gpt_neox", {"rotary_pct": "all"}, "rotary_pct='all' should be int or float"),
+        ("gptj", {"rotary_dim": 16}, "rotary_dim=16 should be above 0 and at most the head's 12"),
+        ("phi", {"qk_layernorm": True, "head_dim": 20}, "head_dim=20 has no part here; only 12 is read"),
+        ("phi", rope("yarn", factor=2.0) | {"max_position_embeddings": 10**400}, "max_position_embeddings=1000+"),
+        ("falcon", {"num_ln_in_parallel_attn": 2}, "num_ln_in_parallel_attn=2 with new_decoder_architecture=False"),
+        ("falcon", {"new_decoder_architecture": True, "num_ln_in_parallel_attn": 3}, "num_ln_in_parallel_attn=3"),
+        ("falcon", {"new_decoder_architecture": True, "parallel_attn": False}, "parallel_attn=False has no part"),
+        ("falcon", {"multi_query": False, "num_kv_heads": 2}, "num_kv_heads=2 has no part here; only 4 is read"),
+        ("gpt_bigcode", {"add_cross_attention": True}, "add_cross_attention=True"),
+        ("bloom", {"apply_residual_connection_post_layernorm": True}, "apply_residual_connection_post_layernorm=True"),
+        ("mpt", {"attn_config": {"qk_ln": True}}, "attn_config: qk_ln=True has no part here"),
+        ("mpt", {"attn_config": {"alibi": False}}, "attn_config: alibi=False has no part here"),
+        ("mpt", {"no_bias": False}, "no_bias=False has no part here"),
+        ("mpt", {"logit_scale": "inv_sqrt_d_model"}, "logit_scale='inv_sqrt_d_model' has no part here; only None"),
+    ],
+)
+def test_refused_by_name(model_type: str, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(FamilyError, match=f"^{model_type}: .*{message}"):
+        read(model_type, **changes)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "changes", "message"),
+    [
+        ("opt", {"tied": False, "position": Learned(64)}, r"decoder\.position\.offset=0, only 2"),
+        ("gptj", {"head_bias": False}, r"decoder\.head_bias=False, only True"),
+        ("phi", {"norm": NoNorm()}, r"decoder\.norm=NoNorm"),
+        ("bloom", {"embedding_norm": None}, r"decoder\.embedding_norm=None"),
+        ("gpt_neox", {"embedding_dim": 20}, r"decoder\.embedding_dim=20, only None"),
+    ],
+)
+def test_a_spec_that_theirs_cannot_express(model_type: str, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(FamilyError, match=message):
+        family(model_type).config(dataclasses.replace(read(model_type), **changes))
+
+
+@pytest.mark.parametrize("model_type", CLASSES)
+@pytest.mark.parametrize("other", CLASSES)
+def test_each_others_models_are_expressed_or_refused(model_type: str, other: str) -> None:
+    spec = read(other)
+    try:
+        written = family(model_type).config(spec)
+    except FamilyError:
+        assert model_type != other
+    else:
+        assert family(model_type).spec(written) == spec
+
+
+def test_flatter_slopes_are_read_and_not_written() -> None:
+    spec = read("mpt", attn_config={"alibi_bias_max": 16})
+    assert spec.blocks[0].sublayers[0].body.position == Alibi(exponent=16.0)
+    with pytest.raises(FamilyError, match="no ALiBi but that of exponent=8"):
+        family("mpt").config(spec)
+
+
+def test_published_spellings() -> None:
+    published = {"n_embed": 48, "num_attention_heads": 4, "num_hidden_layers": 2, "vocab_size": VOCAB, "seq_length": 9}
+    assert family("bloom").spec(published) == dataclasses.replace(read("bloom"), context=9)
+    older = {"rotary_pct": 0.25, "rotary_emb_base": 10000, "rope_scaling": None}
+    assert read("gpt_neox", **older) == read("gpt_neox")
+    linear = {"rope_scaling": {"type": "linear", "factor": 2.0}}
+    assert read("falcon", **linear) == read("falcon", rope_parameters={"rope_type": "linear", "factor": 2.0})
+
+
+def test_depth_is_not_walked_before_it_is_checked() -> None:
+    """A config may claim any depth, and the table is asked for before the sizes of the files are."""
+    for model_type in CLASSES:
+        spec = read(model_type)
+        endless = dataclasses.replace(spec, layers=(Repeat(spec.layers[0].blocks, 10**12),))
+        assert family(model_type).table(endless)
+
+
+@pytest.mark.parametrize("name", ["bloom: three heads, untied", "mpt: six heads, untied, own scale"])
+@torch.no_grad()
+def test_padding_on_the_left(name: str, tmp_path: Path) -> None:
+    """They take no position_ids, and need none: theirs counts what the mask allows, or only distances matter."""
+    pair, text, at = make(CASES[name], tmp_path), tokens(3, 12), places([4, 9, 12], 12, True)
+    theirs = pair.theirs(text, attention_mask=at.valid.long()).logits
+    assert error(pair.ours(text, at)[at.valid], theirs[at.valid]) <= LIMIT
+
+
+@torch.no_grad()
+def test_falcon_s_slopes_but_for_their_rounding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From 16 heads on slopes are no powers of two, and theirs rounds them to bfloat16 in float32 models, too."""
+    pair = make(("FalconForCausalLM", FALCON | {"alibi": True, "num_attention_heads": 16, "hidden_size": 64}), tmp_path)
+    text = tokens(2, 33)
+    assert error(pair.ours(text), pair.theirs(text).logits) < 0.02
+    monkeypatch.setattr(falcon_code, "build_alibi_tensor", build_alibi_tensor)
+    assert error(pair.ours(text), pair.theirs(text).logits) <= LIMIT

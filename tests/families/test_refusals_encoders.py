@@ -1,0 +1,138 @@
+"""What the encoders' families cannot say is refused by name, on the way in and on the way out."""
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from regard.families import FamilyError, family
+from regard.kernels.attention.mask import Full
+from regard.kernels.attention.patterns.longformer import Longformer
+from regard.kernels.attention.patterns.window import Window
+from regard.models.encoder import Encoder
+from regard.models.heads import Classification, Pooled
+from regard.models.stack import Repeat
+from regard.parts.attention import Attention
+from regard.parts.big_bird import BigBirdAttention
+from regard.parts.block import Block, Sublayer
+from regard.parts.feedforward import SwiGLU
+from regard.parts.position.learned import Learned
+from regard.parts.position.rope import Rope
+from regard.weights.table import Found, WeightsError
+from tests.families.cases.encoders import BERT, DISTILBERT, ELECTRA, MODERNBERT
+
+SETTINGS = {
+    "bert": BERT,
+    "roberta": BERT | {"pad_token_id": 1},
+    "distilbert": DISTILBERT,
+    "electra": ELECTRA,
+    "modernbert": MODERNBERT,
+    "roformer": BERT,
+    "longformer": BERT,
+    "big_bird": BERT,
+}
+
+
+def read(model_type: str, **changes: Any) -> Encoder:
+    return family(model_type).spec(SETTINGS[model_type] | changes)
+
+
+def mask(spec: Encoder) -> Any:
+    return spec.blocks[0].sublayers[0].body.mask
+
+
+@pytest.mark.parametrize("model_type", SETTINGS)
+def test_without_a_class_it_is_the_plain_encoder(model_type: str) -> None:
+    assert read(model_type).head is None
+
+
+@pytest.mark.parametrize(
+    ("model_type", "changes", "message"),
+    [
+        (
+            "bert",
+            {"architectures": ["BertForQuestionAnswering"]},
+            "architectures='BertForQuestionAnswering' has no head",
+        ),
+        ("bert", {"architectures": "BertModel"}, "architectures='BertModel' should be list"),
+        ("bert", {"is_decoder": True}, "is_decoder=True has no part here"),
+        ("bert", {"position_embedding_type": "relative_key"}, "only 'absolute' is read"),
+        ("bert", {"hidden_act": "mish"}, "hidden_act='mish' has no part here"),
+        ("bert", {"vocab_size": None}, "the config has no 'vocab_size'"),
+        ("roberta", {"pad_token_id": -1}, "pad_token_id=-1"),
+        ("roformer", {"rotary_value": True}, "rotary_value=True has no part here"),
+        ("modernbert", {"layer_types": ["full_attention"]}, "layer_types"),
+        ("modernbert", {"layer_types": ["global"] * 4}, "a layer is 'global'"),
+        ("modernbert", {"global_attn_every_n_layers": 0}, "global_attn_every_n_layers=0"),
+        ("modernbert", {"classifier_pooling": "max"}, "classifier_pooling='max' has no part here"),
+        ("longformer", {"attention_window": [4]}, "should have one for each of 2 layers"),
+        ("longformer", {"attention_window": 5}, "attention_window=5 counts both sides"),
+        ("big_bird", {"attention_type": "ring"}, "attention_type='ring' has no part here"),
+    ],
+    ids=str,
+)
+def test_what_has_no_part_is_refused_on_the_way_in(model_type: str, changes: dict, message: str) -> None:
+    with pytest.raises(FamilyError, match=message):
+        read(model_type, **changes)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "changes", "message"),
+    [
+        ("bert", {"head": Pooled()}, "no bert class has the head Pooled"),
+        ("bert", {"head": Classification(3, "mean")}, "no bert class has the head"),
+        ("bert", {"position": Learned(40, 2), "context": 40}, "position"),
+        ("bert", {"embedding_dim": 20}, "embedding_dim=20"),
+        ("roberta", {"position": Learned(40), "context": 40}, "pad_token_id=-1"),
+        ("modernbert", {"norm": None}, "norm"),
+    ],
+    ids=str,
+)
+def test_what_a_class_cannot_say_is_refused_on_the_way_out(model_type: str, changes: dict, message: str) -> None:
+    with pytest.raises(FamilyError, match=message):
+        family(model_type).config(replace(read(model_type), **changes))
+
+
+@pytest.mark.parametrize("model_type", SETTINGS)
+def test_other_blocks_are_refused_on_the_way_out(model_type: str) -> None:
+    block = Block((Sublayer(Attention(4, position=Rope(base=7.0), mask=Full())), Sublayer(SwiGLU(40))))
+    with pytest.raises(FamilyError):
+        family(model_type).config(replace(read(model_type), layers=(Repeat((block,), 2),)))
+
+
+def test_versions_4_and_5_of_modernbert_say_the_same() -> None:
+    four = {"global_attn_every_n_layers": 2, "global_rope_theta": 500.0, "local_rope_theta": 100.0}
+    five = {
+        "layer_types": ["full_attention", "sliding_attention"] * 2,
+        "rope_parameters": {
+            "full_attention": {"rope_type": "default", "rope_theta": 500.0},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
+        },
+    }
+    spec = read("modernbert", **four)
+    assert spec == read("modernbert", **five)
+    assert [mask(replace(spec, layers=(Repeat((block,)),))) for block in spec.blocks] == [Full(), Window(4, False)] * 2
+
+
+def test_the_first_token_is_global_for_those_who_label_texts() -> None:
+    assert mask(read("longformer", attention_window=8)) == Window(4, causal=False)
+    labels = read("longformer", attention_window=[8, 8], architectures=["LongformerForSequenceClassification"])
+    assert mask(labels) == Longformer(4, 1)
+
+
+def test_big_bird_is_sparse_unless_it_says_otherwise() -> None:
+    body = read("big_bird").blocks[0].sublayers[0].body
+    assert isinstance(body, BigBirdAttention) and (body.block, body.links) == (64, 3)
+    assert type(read("big_bird", attention_type="original_full").blocks[0].sublayers[0].body) is Attention
+
+
+def test_sines_that_are_none_are_refused() -> None:
+    spec = read("roformer")
+    table, ours = family("roformer").table(spec), {name: p.data for name, p in spec.build(0).named_parameters()}
+    theirs = {n: Found("file", tuple(t.shape), "F32", lambda t=t: t) for n, t in table.write(ours)}
+    name = "encoder.embed_positions.weight"
+    for tensor, message in ((torch.ones(64, 12), "is the same in every such model"), (torch.ones(3), "head_dim")):
+        sines = {name: Found("file", tuple(tensor.shape), "F32", lambda tensor=tensor: tensor)}
+        with pytest.raises(WeightsError, match=message):
+            dict(table.read(theirs | sines, ours))

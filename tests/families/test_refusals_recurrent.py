@@ -1,0 +1,109 @@
+"""What recurrent and hybrid families cannot say is refused by name; RWKV's rescaling at inference is no other model."""
+
+import dataclasses
+
+import pytest
+import torch
+import transformers
+
+from regard.checkpoint import load
+from regard.families import FamilyError, family
+from regard.models.decoder import Decoder
+from regard.models.stack import Repeat
+from regard.parts.block import Block, Sublayer
+from regard.parts.norm import RMSNorm
+from regard.parts.position.rope import Rope
+from regard.parts.ssm.mamba import Mamba
+from tests.families.cases import NO_MARKS
+from tests.families.cases.recurrent import BAMBA, GRIFFIN, JAMBA, MAMBA, MAMBA2, RWKV, ZAMBA2
+from tests.laws import error
+
+CONFIGS = {
+    "mamba": MAMBA,
+    "falcon_mamba": MAMBA,
+    "mamba2": MAMBA2,
+    "jamba": JAMBA,
+    "bamba": BAMBA,
+    "recurrent_gemma": GRIFFIN,
+    "rwkv": RWKV,
+    "zamba2": ZAMBA2,
+}
+
+
+def spec(model_type: str, **changes) -> Decoder:
+    return family(model_type).spec(CONFIGS[model_type] | changes)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "changes", "message"),
+    [
+        ("mamba", {"hidden_act": "gelu"}, "hidden_act='gelu' has no part here"),
+        ("mamba", {"intermediate_size": 50}, "intermediate_size=50 has no part here; only 64 is read"),
+        ("falcon_mamba", {"time_step_rank": "full"}, "time_step_rank='full' should be a number or 'auto'"),
+        ("mamba2", {"num_heads": 3}, "num_heads=3 has no part here; only 8 is read"),
+        ("mamba2", {"time_step_limit": [0.1]}, r"time_step_limit=\[0.1\] should be two numbers"),
+        ("jamba", {"attn_layer_offset": 2}, "attn_layer_offset=2 and attn_layer_period=2 should ascend"),
+        ("bamba", {"attn_layer_indices": [9]}, r"attn_layer_indices=\(9,\) should be layers of 3"),
+        ("bamba", {"mamba_d_head": 5}, "mamba_d_head=5 has no part here; only 8 is read"),
+        ("recurrent_gemma", {"block_types": ["lstm"]}, r"block_types=\('lstm',\) should be of 'recurrent'"),
+        ("recurrent_gemma", {"rope_scaling": {"type": "linear", "factor": 2.0}}, "knows no rope that is stretched"),
+        ("rwkv", {"hidden_size": "big"}, "hidden_size='big' should be int"),
+        ("zamba2", {"tie_word_embeddings": False}, "tie_word_embeddings=False has no part here"),
+        ("zamba2", {"num_key_value_heads": 2}, "num_key_value_heads=2 has no part here; only 4 is read"),
+        ("zamba2", {"layers_block_type": ["mamba"]}, "layers_block_type=.* should be a word a layer"),
+    ],
+    ids=str,
+)
+def test_a_config_is_refused_by_name(model_type: str, changes: dict, message: str) -> None:
+    with pytest.raises(FamilyError, match=f"^{model_type}: .*{message}"):
+        spec(model_type, **changes)
+
+
+def changed(found: Decoder, layer: int, **fields) -> Decoder:
+    """The model with another mixer in one layer."""
+    blocks = found.blocks
+    mixer, *rest = blocks[layer].sublayers
+    mixer = dataclasses.replace(mixer, body=dataclasses.replace(mixer.body, **fields))
+    blocks[layer] = dataclasses.replace(blocks[layer], sublayers=(mixer, *rest))
+    return dataclasses.replace(found, layers=(Repeat(tuple(blocks)),))
+
+
+@pytest.mark.parametrize(
+    ("model_type", "found", "message"),
+    [
+        ("mamba", spec("mamba2"), "its blocks hold mamba2; this family's hold Mamba"),
+        ("mamba", spec("falcon_mamba"), r"body\.norm=RMSNorm"),
+        ("falcon_mamba", spec("mamba"), r"body\.norm=NoNorm"),
+        ("mamba2", changed(spec("mamba2"), 1, groups=2), r"layers\[1\].*body\.groups=2, only 1"),
+        ("jamba", changed(spec("jamba"), 1, position=Rope()), r"layers\[1\].*body\.position=Rope"),
+        ("jamba", changed(spec("jamba"), 3, kv_heads=4), r"layers\[3\].*body\.kv_heads=4, only 2"),
+        ("bamba", changed(spec("bamba"), 1, sinks=True), r"body\.sinks=True, only False"),
+        ("recurrent_gemma", changed(spec("recurrent_gemma"), 0, heads=2), r"layers\[0\].*body\.heads=2, only 4"),
+        ("rwkv", dataclasses.replace(spec("rwkv"), embedding_norm=None), r"decoder\.embedding_norm=None"),
+        ("zamba2", changed(spec("zamba2"), 3, number=7), r"layers\[3\].*body\.number=7, only 1"),
+        ("zamba2", spec("mamba2"), "this family has SharedBlock"),
+    ],
+)
+def test_a_spec_that_the_foreign_class_cannot_express(model_type: str, found: Decoder, message: str) -> None:
+    with pytest.raises(FamilyError, match=message):
+        family(model_type).config(found)
+
+
+def test_sizes_left_to_their_defaults_are_expressed() -> None:
+    norm = RMSNorm(1e-5)
+    own = Decoder(97, 32, (Repeat((Block((Sublayer(Mamba(4), norm),)),), 3),), norm=norm)
+    assert family("mamba").spec(family("mamba").config(own)) == own
+
+
+@torch.no_grad()
+def test_rescaling_at_inference_is_no_other_model(tmp_path) -> None:
+    """Theirs halves streams and weights every few layers in eval mode, which only an epsilon would notice."""
+    torch.manual_seed(0)
+    config = transformers.RwkvConfig(**NO_MARKS | RWKV | {"rescale_every": 2, "layer_norm_epsilon": 1e-9})
+    theirs = transformers.RwkvForCausalLM(config).eval()
+    theirs.rwkv.embeddings.weight.normal_()
+    theirs.save_pretrained(tmp_path)
+    theirs.rwkv.ln_out.eps /= 4  # of half the stream
+    text = torch.arange(20).view(2, 10)
+    found, expected = load(tmp_path)(text), theirs(text).logits
+    assert error(found, expected) <= 1e-5

@@ -1,0 +1,48 @@
+"""The tree against the equation as a loop: at any length, in any split, with documents and padding."""
+
+import pytest
+import torch
+from torch import Tensor
+from torch.autograd import gradcheck
+
+from regard.kernels.linear_recurrence import linear_recurrence
+
+
+def loop(a: Tensor, b: Tensor, h: Tensor, segments: Tensor, valid: Tensor) -> Tensor:
+    said = []
+    for t in range(a.shape[1]):
+        if t > 0:
+            h = h * (segments[:, t] == segments[:, t - 1]).unsqueeze(-1)
+        h = torch.where(valid[:, t, None], a[:, t] * h + b[:, t], h)
+        said.append(h)
+    return torch.stack(said, 1)
+
+
+def case(length: int) -> tuple[Tensor, ...]:
+    torch.manual_seed(length)
+    a, b = torch.rand(2, length, 3, dtype=torch.float64), torch.randn(2, length, 3, dtype=torch.float64)
+    segments = torch.tensor([0, 1]).unsqueeze(1) * (torch.arange(length) > length // 2)
+    return a, b, torch.randn(2, 3, dtype=torch.float64), segments, torch.rand(2, length) > 0.3
+
+
+@pytest.mark.parametrize("length", [1, 2, 3, 8, 13, 64, 65])
+def test_tree_is_loop(length: int) -> None:
+    a, b, h, segments, valid = case(length)
+    everywhere, one = torch.ones_like(valid), torch.zeros_like(segments)
+    plain = linear_recurrence(a, b, h)
+    assert torch.allclose(plain, loop(a, b, h, one, everywhere), rtol=1e-12, atol=1e-12)
+    assert torch.allclose(
+        linear_recurrence(a, b, h, segments, valid), loop(a, b, h, segments, valid), rtol=1e-12, atol=1e-12
+    )
+    cut = length // 2
+    if cut:
+        early = linear_recurrence(a[:, :cut], b[:, :cut], h)
+        late = linear_recurrence(a[:, cut:], b[:, cut:], early[:, -1])
+        assert torch.allclose(torch.cat([early, late], 1), plain, rtol=1e-12, atol=1e-12)
+
+
+def test_gradients() -> None:
+    a, b, h, segments, valid = case(7)
+    assert gradcheck(
+        lambda *x: linear_recurrence(*x, segments, valid), (a.requires_grad_(), b.requires_grad_(), h.requires_grad_())
+    )

@@ -1,0 +1,91 @@
+"""BigBird as it is evaluated: the definition in plain loops, ends of padded and packed texts, and refusals."""
+
+import pytest
+import torch
+from torch import Tensor
+from torch.autograd import gradcheck
+
+from regard.at import At
+from regard.kernels.attention import backend
+from regard.kernels.attention.mask import Causal
+from regard.parts.big_bird import BigBirdAttention, BigBirdAttentionModule
+from regard.parts.position.rope import Rope
+from regard.spec import SpecError
+from tests.laws import error, places
+from tests.parts.attention_layer import random
+
+WIDTH, LENGTH = 12, 17
+SPEC = BigBirdAttention(3, block=2, links=1)  # up to 14 tokens are seen whole
+
+
+def build() -> BigBirdAttentionModule:
+    module = SPEC.build(WIDTH).double()
+    for n, parameter in enumerate(module.parameters()):
+        parameter.data = random(*parameter.shape, seed=n)
+    return module
+
+
+def listed(i: int, length: int) -> list[int]:
+    """The keys of token i, as often as they count."""
+    blocks = [range(n, min(n + 2, length)) for n in range(0, length, 2)]
+    row, last = i // 2, len(blocks) - 1
+    if row in (0, last) or length <= 14:
+        return [*range(length)]
+    near = {0, row - 1, row, row + 1, last}
+    return [j for n in [*sorted(near), 0] for j in blocks[n]]  # the one link falls on the first block
+
+
+def plain_loop(module: BigBirdAttentionModule, x: Tensor) -> Tensor:
+    q, k, v = (proj(x).unflatten(-1, (3, -1)) for proj in (module.q_proj, module.k_proj, module.v_proj))  # (L, H, E)
+    out = []
+    for i in range(len(x)):
+        keys = listed(i, len(x))
+        weights = torch.einsum("he,jhe->hj", q[i], k[keys]).div(2).softmax(-1)  # √4
+        out.append(torch.einsum("hj,jhe->he", weights, v[keys]).flatten())
+    return module.o_proj(torch.stack(out))
+
+
+@pytest.mark.parametrize("length", [1, 13, 14, 15, 16, 17])
+@torch.no_grad()
+def test_equal_to_plain_loops(length: int) -> None:
+    module, x = build(), random(2, length, WIDTH)
+    expected = torch.stack([plain_loop(module, row) for row in x])
+    assert error(module(x, At.whole(2, length)), expected) <= 1e-12
+    module.attend = backend("reference")
+    assert error(module(x, At.whole(2, length)), expected) <= 1e-12
+
+
+@pytest.mark.parametrize("left", [False, True], ids=["right", "left"])
+@torch.no_grad()
+def test_a_padded_text_ends_where_it_ends(left: bool) -> None:
+    module, x, at = build(), random(3, LENGTH, WIDTH), places([5, 15, LENGTH], LENGTH, left)
+    found = module(x, at)
+    for row in range(3):
+        assert error(found[row, at.valid[row]], plain_loop(module, x[row, at.valid[row]])) <= 1e-12
+
+
+@torch.no_grad()
+def test_every_document_of_a_packed_row_ends_where_it_ends() -> None:
+    module, x = build(), random(1, 36, WIDTH)
+    positions = torch.cat([torch.arange(16), torch.arange(20)]).unsqueeze(0)
+    at = At(positions, torch.tensor([[0] * 16 + [1] * 20]))
+    expected = torch.cat([plain_loop(module, x[0, :16]), plain_loop(module, x[0, 16:])])
+    assert error(module(x, at)[0], expected) <= 1e-12
+
+
+def test_gradients_are_right() -> None:
+    module, x = build(), random(1, LENGTH, WIDTH).requires_grad_()
+    assert gradcheck(lambda x: module(x, At.whole(1, LENGTH)), (x,), fast_mode=True)
+
+
+def test_what_cannot_be_is_refused_by_name() -> None:
+    module, x = build(), random(1, LENGTH, WIDTH)
+    module.attend = backend("tiled")
+    with pytest.raises(ValueError, match="tiled needs a bias that positions alone decide"):
+        module(x, At.whole(1, LENGTH))
+    with pytest.raises(SpecError, match="its blocks are its mask"):
+        BigBirdAttention(3, mask=Causal())
+    with pytest.raises(SpecError, match="give a position to the stack"):
+        BigBirdAttention(3, position=Rope())
+    with pytest.raises(SpecError, match="block=0 must be positive"):
+        BigBirdAttention(3, block=0)

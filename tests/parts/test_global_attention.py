@@ -1,0 +1,85 @@
+"""Projections apart for global tokens: the equation in plain loops, padded and packed rows, and refusals."""
+
+import pytest
+import torch
+from torch import Tensor
+from torch.autograd import gradcheck
+
+from regard.at import At
+from regard.kernels.attention.patterns.longformer import Longformer
+from regard.kernels.attention.patterns.window import Window
+from regard.parts.global_attention import GlobalAttention, GlobalAttentionModule
+from regard.spec import SpecError
+from tests.laws import error, places
+from tests.parts.attention_layer import random
+
+WIDTH, LENGTH = 12, 9
+SPEC = GlobalAttention(3, mask=Longformer(2, globals=2), bias=True)
+
+
+def build(spec: GlobalAttention) -> GlobalAttentionModule:
+    module = spec.build(WIDTH).double()
+    for n, parameter in enumerate(module.parameters()):
+        parameter.data = random(*parameter.shape, seed=n)
+    return module
+
+
+def plain_loop(module: GlobalAttentionModule, x: Tensor) -> Tensor:
+    """One text (L, D), token by token and head by head."""
+    weight, out = module.state_dict(), torch.zeros(len(x), WIDTH, dtype=x.dtype)
+
+    def project(where: str, token: Tensor) -> Tensor:
+        return (weight[f"{where}_proj.weight"] @ token + weight[f"{where}_proj.bias"]).view(3, -1)
+
+    for i, token in enumerate(x):
+        whose = "of_globals." if i < 2 else ""
+        seen = [j for j in range(len(x)) if i < 2 or j < 2 or abs(i - j) <= 2]
+        q = project(f"{whose}q", token)
+        keys, values = ([project(f"{whose}{what}", x[j]) for j in seen] for what in "kv")
+        heads = []
+        for head in range(3):
+            scores = torch.stack([q[head] @ k[head] / 2 for k in keys])  # √4
+            heads.append(sum(w * v[head] for w, v in zip(scores.softmax(0), values, strict=True)))
+        out[i] = weight["o_proj.weight"] @ torch.cat(heads) + weight["o_proj.bias"]
+    return out
+
+
+def test_equal_to_plain_loops() -> None:
+    module, x = build(SPEC), random(2, LENGTH, WIDTH)
+    found = module(x, At.whole(2, LENGTH))
+    assert error(found, torch.stack([plain_loop(module, row) for row in x])) <= 1e-12
+
+
+@pytest.mark.parametrize("left", [False, True], ids=["right", "left"])
+def test_global_is_a_place_in_the_text_and_not_in_the_row(left: bool) -> None:
+    module, x, at = build(SPEC), random(2, LENGTH, WIDTH), places([4, LENGTH], LENGTH, left)
+    found = module(x, at)
+    for row in range(2):
+        assert error(found[row, at.valid[row]], plain_loop(module, x[row, at.valid[row]])) <= 1e-12
+
+
+def test_every_document_of_a_packed_row_has_its_own() -> None:
+    module, x = build(SPEC), random(1, 8, WIDTH)
+    at = At(torch.tensor([[0, 1, 2, 3, 4, 0, 1, 2]]), torch.tensor([[0] * 5 + [1] * 3]))
+    expected = torch.cat([plain_loop(module, x[0, :5]), plain_loop(module, x[0, 5:])])
+    assert error(module(x, at)[0], expected) <= 1e-12
+
+
+def test_gradients_are_right_and_reach_both_sets() -> None:
+    module, x = build(SPEC), random(1, 5, WIDTH).requires_grad_()
+    assert gradcheck(lambda x: module(x, At.whole(1, 5)), (x,), fast_mode=True)
+    module(x, At.whole(1, 5)).square().sum().backward()
+    assert all(p.grad.any() for n, p in module.named_parameters() if not n.endswith("k_proj.bias"))
+
+
+def test_without_global_tokens_it_is_a_window() -> None:
+    module, x = build(GlobalAttention(3, mask=Window(2, causal=False))), random(1, LENGTH, WIDTH)
+    before = module(x, At.whole(1, LENGTH))
+    for parameter in module.of_globals.parameters():
+        parameter.data.zero_()
+    assert torch.equal(module(x, At.whole(1, LENGTH)), before)
+
+
+def test_a_causal_mask_is_refused() -> None:
+    with pytest.raises(SpecError, match="its global tokens see all, but mask=.* is causal"):
+        GlobalAttention(3, mask=Longformer(2, causal=True))

@@ -1,0 +1,94 @@
+"""RG-LRU against its equation as a loop, and against the module of `transformers` with the same weights."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import RecurrentGemmaConfig
+from transformers.models.recurrent_gemma.modeling_recurrent_gemma import RecurrentGemmaRecurrentBlock
+
+from regard.at import At
+from regard.parts.rg_lru import RGLRU
+from regard.spec import SpecError
+from regard.verify.draw import draw_wide
+
+WIDTH, HIDDEN = 12, 18
+NAMES = {
+    "linear_x": "in_proj",
+    "linear_y": "gate_proj",
+    "linear_out": "o_proj",
+    "rg_lru.input_gate_weight": "i_proj.weight",
+    "rg_lru.input_gate_bias": "i_proj.bias",
+    "rg_lru.recurrent_gate_weight": "r_proj.weight",
+    "rg_lru.recurrent_gate_bias": "r_proj.bias",
+    "rg_lru.recurrent_param": "rate",
+    "conv_1d": "conv",
+}
+
+
+def built(spec: RGLRU) -> nn.Module:
+    module = spec.build(WIDTH).double().requires_grad_(False)
+    draw_wide(module, seed=1)
+    return module
+
+
+def loop(module: nn.Module, x: Tensor) -> Tensor:
+    """The equations, token by token."""
+    u, taps = module.in_proj(x), module.conv.weight
+    h, outs = torch.zeros(len(x), HIDDEN, dtype=x.dtype), []
+    for t in range(x.shape[1]):
+        now = sum(taps[i] * u[:, t - i] for i in range(min(len(taps), t + 1))) + module.conv.bias
+        heads = now.unflatten(-1, (3, -1))
+        r, i = (
+            torch.stack([heads[:, n] @ gate.weight[n] + gate.bias[n] for n in range(3)], 1).flatten(1).sigmoid()
+            for gate in (module.r_proj, module.i_proj)
+        )
+        a = F.softplus(module.rate).mul(-8 * r).exp()
+        h = a * h + (1.0 if t == 0 else (1 - a**2).sqrt()) * i * now
+        outs.append(module.o_proj(h * F.gelu(module.gate_proj(x[:, t]), approximate="tanh")))
+    return torch.stack(outs, 1)
+
+
+@pytest.mark.parametrize("length", [1, 3, 40])
+def test_against_the_loop(length: int) -> None:
+    module = built(RGLRU(3, HIDDEN))
+    x = torch.randn(2, length, WIDTH, dtype=torch.float64)
+    expected = loop(module, x)
+    assert (module(x, At.whole(2, length)) - expected).abs().max() < 1e-12 * max(1, expected.abs().max())
+
+
+def test_against_transformers() -> None:
+    theirs = RecurrentGemmaRecurrentBlock(
+        RecurrentGemmaConfig(hidden_size=WIDTH, lru_width=HIDDEN, num_attention_heads=3, conv1d_width=3), 0
+    ).requires_grad_(False)
+    weights = {}
+    for name, weight in theirs.named_parameters():
+        weight.copy_(0.6 * torch.randn(weight.shape))
+        known = max((place for place in NAMES if name.startswith(place)), key=len)
+        weights[name.replace(known, NAMES[known])] = weight
+    weights["conv.weight"] = weights["conv.weight"].squeeze(1).t().flip(0)
+    ours = RGLRU(3, HIDDEN, 3).build(WIDTH)
+    ours.load_state_dict(weights)
+    x, at = torch.randn(2, 30, WIDTH), At.whole(2, 30)
+    expected, _ = theirs(x, at.positions, None, use_cache=False)
+    assert (ours(x, at) - expected).abs().max() < 1e-5 * max(1, expected.abs().max())
+
+
+def test_a_closed_gate_has_finite_gradients() -> None:
+    module = RGLRU(3).build(WIDTH)
+    nn.init.constant_(module.r_proj.bias, -200.0)  # r = 0: nothing fades, and nothing is written but the first token
+    module(torch.randn(1, 5, WIDTH), At.whole(1, 5)).sum().backward()
+    assert all(parameter.grad.isfinite().all() for parameter in module.parameters())
+
+
+def test_fresh_channels_keep_most() -> None:
+    kept = F.softplus(RGLRU(2).build(400).rate).neg().exp()
+    assert 0.9 <= kept.min() < 0.92 < 0.99 < kept.max() <= 0.999
+
+
+def test_sizes() -> None:
+    assert RGLRU(2, 8).memory(6).arrays == {"conv": (3, 8), "h": (8,)}
+    with pytest.raises(SpecError, match="rg_lru: 8 channels are not divisible by heads=3"):
+        RGLRU(3, 8).build(6)
+    with pytest.raises(SpecError, match="rg_lru: taps=0 must be positive"):
+        RGLRU(3, taps=0)

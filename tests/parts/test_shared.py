@@ -1,0 +1,122 @@
+"""Shared blocks: their equation, one set of weights between layers, adapters of each; saved and counted once."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from regard.at import At
+from regard.checkpoint import load, save
+from regard.checkpoint.model import parameters
+from regard.models.decoder import Decoder
+from regard.models.stack import Repeat
+from regard.parts.attention import Attention
+from regard.parts.block import Block, Sublayer
+from regard.parts.feedforward import Gated
+from regard.parts.norm import NoNorm, RMSNorm
+from regard.parts.position.rope import Rope
+from regard.parts.shared import SharedBlock
+from regard.parts.ssm.mamba2 import Mamba2
+from regard.spec import SpecError
+from regard.verify.draw import draw_wide
+
+WIDTH = 12
+SHARED = SharedBlock(
+    Attention(3, position=Rope()), Gated(20, "gelu"), Mamba2(4, 6), norm=RMSNorm(1e-5), attention_rank=2, rank=3
+)
+
+
+def decoder(*bodies: SharedBlock, times: int = 1) -> Decoder:
+    blocks = tuple(Block((Sublayer(body, NoNorm()),)) for body in bodies)
+    return Decoder(31, WIDTH, (Repeat(blocks, times),))
+
+
+def bodies(model: nn.Module) -> list[nn.Module]:
+    return [block.sublayers[0].body for block in model.stack.blocks]
+
+
+def rms(x: Tensor, weight: Tensor) -> Tensor:
+    return x / (x.square().mean(-1, keepdim=True) + 1e-5).sqrt() * weight
+
+
+def by_hand(module: nn.Module, x: Tensor, foot: Tensor) -> Tensor:
+    """The equation with three heads of eight, one token's attention after the other."""
+    block = module.block
+    z = rms(torch.cat([x, foot], -1), block.attention_norm.weight)
+    q, k, v = (
+        (z @ (proj.base.weight + proj.adapter[1].weight @ proj.adapter[0].weight).T).unflatten(-1, (3, 8))
+        for proj in (block.attention.q_proj, block.attention.k_proj, block.attention.v_proj)
+    )
+    read = torch.zeros_like(q)
+    for t in range(x.shape[1]):
+        scores = torch.einsum("bhe,bshe->bhs", q[:, t], k[:, : t + 1]) / 8**0.5
+        read[:, t] = torch.einsum("bhs,bshe->bhe", scores.softmax(-1), v[:, : t + 1])
+    z = rms(read.flatten(-2) @ block.attention.o_proj.weight.T, block.feedforward_norm.weight)
+    gate, up = (
+        z @ (proj.base.weight + proj.adapter[1].weight @ proj.adapter[0].weight).T
+        for proj in (block.feedforward.gate_proj, block.feedforward.up_proj)
+    )
+    z = (F.gelu(gate) * up) @ block.feedforward.down_proj.weight.T
+    return module.mixer(rms(x + z @ module.o_proj.weight.T, module.norm.weight), At.whole(*x.shape[:2]))
+
+
+def test_against_the_equation() -> None:
+    module = replace(SHARED, attention=Attention(3)).build(WIDTH).double().requires_grad_(False)
+    draw_wide(module)
+    x, foot = torch.randn(2, 2, 9, WIDTH, dtype=torch.float64)
+    found = module(x, replace(At.whole(2, 9), foot=foot))
+    assert torch.allclose(found, by_hand(module, x, foot), rtol=1e-10, atol=1e-10)
+
+
+def test_a_stack_hands_down_what_entered_it() -> None:
+    model = decoder(SHARED, SHARED).build(seed=0).eval()
+    seen = []
+    for body in bodies(model):
+        body.block.register_forward_pre_hook(lambda _, given: seen.append(given[1].foot))
+    tokens = torch.arange(8)[None]
+    model(tokens)
+    assert len(seen) == 2
+    assert all(torch.equal(foot, model.embedding(tokens)) for foot in seen)
+
+
+def test_one_block_between_layers_and_adapters_of_each() -> None:
+    first, second, other = bodies(decoder(SHARED, SHARED, replace(SHARED, number=1)).build(seed=0))
+    names = dict(first.named_parameters())
+    for name, parameter in second.named_parameters():
+        shared = name.startswith("block.") and "adapter" not in name
+        assert (parameter is names[name]) == shared, name
+    assert not {id(p) for p in other.parameters()} & {id(p) for p in first.parameters()}
+
+
+def test_saved_once_and_counted_once(tmp_path: Path) -> None:
+    spec = decoder(SHARED, times=12)
+    model = spec.build(seed=0).eval()
+    assert parameters(spec) == sum(parameter.numel() for parameter in model.parameters())
+    save(model, tmp_path / "model")
+    again = load(tmp_path / "model")
+    first, *_, last = bodies(again)
+    assert last.block.attention.q_proj.base.weight is first.block.attention.q_proj.base.weight
+    tokens = torch.arange(8)[None]
+    assert torch.equal(again(tokens), model(tokens))
+
+
+def test_blocks_that_differ_cannot_be_one() -> None:
+    with pytest.raises(SpecError, match="shared_block: number=0 is given to blocks that differ"):
+        decoder(SHARED, replace(SHARED, rank=None)).build()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"mixer": Attention(3)}, "attention remembers tokens, as its attention does"),
+        ({"mixer": Gated(4)}, "gated is no mixer"),
+        ({"rank": 0}, "rank=0 must be positive"),
+    ],
+    ids=str,
+)
+def test_refusals(changes: dict, message: str) -> None:
+    with pytest.raises(SpecError, match=f"shared_block: {message}"):
+        replace(SHARED, **changes).build(WIDTH)
