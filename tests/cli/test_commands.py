@@ -160,4 +160,4 @@ def test_flags_are_frozen() -> None:
     assert flags["lens"] >= {"--text", "--layer", "--head", "--out", "--json"}
     assert flags["chat"] >= {"--system", "--max-new", "--temperature", "--top-p", "--seed"}
     assert flags["demo"] >= {"--out", "--steps", "--questions"}
-    assert flags["export"] >= {"--family"} and flags["doctor"] >= {"--json"}
+    assert flags["export"] >= {"--family", "--gguf"} and flags["models"] >= {"--json"} and flags["doctor"] >= {"--json"}

@@ -16,7 +16,7 @@ from regard.kernels.attention.mask import Full
 from regard.models.decoder import Decoder
 from regard.models.encoder import Encoder
 from regard.models.encoder_decoder import EncoderDecoder
-from regard.models.stack import Repeat, tiled, unroll
+from regard.models.stack import Repeat, tiled
 from regard.parts.attention import Attention
 from regard.parts.block import Block, Sublayer
 from regard.parts.body import Body
@@ -85,12 +85,12 @@ def config(model: EncoderDecoder) -> dict[str, Any]:
 def settings(model: EncoderDecoder) -> dict[str, Any]:
     """What all variations read alike."""
     source, target = of_kind(model, EncoderDecoder).source, model.target
-    read, up = bodies(unroll(source.layers)[0], Attention, FeedForward)
+    read, up = bodies(source.blocks[0], Attention, FeedForward)
     write, _, down = bodies(target.blocks[0], Attention, CrossAttention, FeedForward)
     return {
         "vocab_size": target.vocab,
         "d_model": target.width,
-        "encoder_layers": len(unroll(source.layers)),
+        "encoder_layers": len(source.blocks),
         "encoder_ffn_dim": up.hidden_dim(source.width),
         "encoder_attention_heads": read.heads,
         "decoder_layers": len(target.blocks),

@@ -13,7 +13,7 @@ from regard.kernels.attention.patterns.window import Window
 from regard.models.decoder import Decoder
 from regard.models.encoder import Encoder
 from regard.models.encoder_decoder import EncoderDecoder
-from regard.models.stack import Repeat, unroll
+from regard.models.stack import Repeat
 from regard.parts.global_attention import GlobalAttention
 from regard.parts.input import Tokens
 from regard.parts.norm import LayerNorm, NoNorm
@@ -45,7 +45,7 @@ def layers(theirs: Config) -> bart.Layers:
 
 def config(model: EncoderDecoder) -> dict[str, Any]:
     settings = bart.settings(model)
-    mixers = [of_kind(block.sublayers[0].body, GlobalAttention) for block in unroll(model.source.layers)]
+    mixers = [of_kind(block.sublayers[0].body, GlobalAttention) for block in model.source.blocks]
     written = settings | {
         "model_type": "led",
         "architectures": ["LEDForConditionalGeneration"],

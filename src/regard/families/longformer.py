@@ -40,9 +40,9 @@ def layers(theirs: Config, first: bool) -> tuple[Repeat, ...]:
 def sides(theirs: Config, depth: int) -> list[tuple[int, int]]:
     """How far runs of layers see to each side, and how long they are: one window for all, or one for each layer."""
     found = theirs.value("attention_window", (int, list), 512)
-    windows = [] if isinstance(found, int) else theirs.each("attention_window", int)
-    runs = [(window, len(list(run))) for window, run in groupby(windows)] or [(found, depth)]
-    if windows and len(windows) != depth:
+    windows = None if isinstance(found, int) else theirs.each("attention_window", int)
+    runs = [(found, depth)] if windows is None else [(window, len(list(run))) for window, run in groupby(windows)]
+    if windows is not None and len(windows) != depth:
         raise FamilyError(
             f"{theirs.model_type}: attention_window={found!r:.80} should have one for each of {depth} layers"
         )

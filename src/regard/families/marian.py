@@ -28,9 +28,9 @@ def spec(config: dict[str, Any]) -> EncoderDecoder:
     theirs = Config("marian", DEFAULTS | config)
     width, vocab, tied = theirs.integer("d_model"), theirs.integer("vocab_size"), theirs.flag("tie_word_embeddings")
     shared, scale = theirs.flag("share_encoder_decoder_embeddings"), bart.embedding_scale(theirs)
-    read, write = bart.layers(theirs, "post")
+    context, (read, write) = theirs.integer("max_position_embeddings"), bart.layers(theirs, "post")
     return EncoderDecoder(
-        Encoder(Tokens(vocab, scale=scale), width, read, POSITION),
+        Encoder(Tokens(vocab, scale=scale), width, read, POSITION, context=context),
         Decoder(
             vocab if shared else theirs.integer("decoder_vocab_size", vocab),
             width,
@@ -38,7 +38,7 @@ def spec(config: dict[str, Any]) -> EncoderDecoder:
             POSITION,
             NoNorm(),
             tied,
-            theirs.integer("max_position_embeddings"),
+            context,
             embedding_scale=scale,
             head_bias=True,
         ),

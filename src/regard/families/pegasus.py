@@ -28,7 +28,7 @@ def spec(config: dict[str, Any]) -> EncoderDecoder:
     scale, norm, (read, write) = bart.embedding_scale(theirs), LayerNorm(), bart.layers(theirs, "pre")
     context = theirs.integer("max_position_embeddings")
     return EncoderDecoder(
-        Encoder(Tokens(vocab, scale=scale), width, read, POSITION, norm=norm),
+        Encoder(Tokens(vocab, scale=scale), width, read, POSITION, norm=norm, context=context),
         Decoder(vocab, width, write, POSITION, norm, tied, context, embedding_scale=scale, head_bias=True),
         shared=tied,  # untied, theirs has three tables of words
     )

@@ -12,7 +12,6 @@ from regard.families.activation import OURS, THEIRS
 from regard.families.expressed import expressed, of_kind
 from regard.families.foreign import Config, FamilyError
 from regard.models.encoder_decoder import EncoderDecoder
-from regard.models.stack import unroll
 from regard.parts.block import Block
 from regard.parts.experts import Experts
 from regard.parts.feedforward import FeedForward
@@ -54,7 +53,7 @@ def tile(theirs: Config, stack: str, layers: int) -> t5.Bodies:
 
 def config(model: EncoderDecoder) -> dict[str, Any]:
     settings = t5.settings(model)
-    stacks = {"encoder": unroll(model.source.layers), "decoder": model.target.blocks}
+    stacks = {"encoder": model.source.blocks, "decoder": model.target.blocks}
     last = [block.sublayers[-1].body for blocks in stacks.values() for block in blocks]
     sparse = next((body for body in last if isinstance(body, Experts)), NONE)
     dense = of_kind(sparse.expert if sparse in last else last[0], FeedForward)

@@ -15,7 +15,7 @@ from regard.kernels.attention.mask import Full
 from regard.models.decoder import Decoder
 from regard.models.encoder import Encoder
 from regard.models.encoder_decoder import EncoderDecoder
-from regard.models.stack import tiled, unroll
+from regard.models.stack import tiled
 from regard.parts.attention import Attention
 from regard.parts.block import Block, Sublayer
 from regard.parts.body import Body
@@ -96,14 +96,14 @@ def config(model: EncoderDecoder) -> dict[str, Any]:
 def settings(model: EncoderDecoder) -> dict[str, Any]:
     """What `stacks` reads."""
     source, target = of_kind(model, EncoderDecoder).source, model.target
-    attention, _ = bodies(unroll(source.layers)[0], Attention, Body)
+    attention, _ = bodies(source.blocks[0], Attention, Body)
     position = of_kind(source.position, T5Buckets)
     return {
         "vocab_size": target.vocab,
         "d_model": target.width,
         "d_kv": attention.sizes(target.width)[2],
         "num_heads": attention.heads,
-        "num_layers": len(unroll(source.layers)),
+        "num_layers": len(source.blocks),
         "num_decoder_layers": len(target.blocks),
         "relative_attention_num_buckets": position.buckets,
         "relative_attention_max_distance": position.distance,
@@ -114,7 +114,7 @@ def settings(model: EncoderDecoder) -> dict[str, Any]:
 
 def body(model: EncoderDecoder) -> dict[str, Any]:
     """What `feedforward` reads."""
-    _, found = bodies(unroll(model.source.layers)[0], Attention, PositionWise)
+    _, found = bodies(model.source.blocks[0], Attention, PositionWise)
     gated = {ours: f"gated-{name}" for ours, name in (THEIRS | {"gelu": "gelu_python", "gelu_tanh": "gelu"}).items()}
     word = (gated if isinstance(found, Gated) else THEIRS)[found.activation]
     return {"d_ff": found.hidden_dim(model.target.width), "feed_forward_proj": word}

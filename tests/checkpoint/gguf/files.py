@@ -22,6 +22,7 @@ LLAMA: dict[str, Any] = {
     "rms_norm_eps": 1e-5,
 }
 GPT2 = {"model_type": "gpt2", "vocab_size": 64, "n_positions": 64, "n_embd": 32, "n_layer": 2, "n_head": 4}
+SCALES = {"attention_multiplier": 0.5, "embedding_multiplier": 3.0, "residual_multiplier": 0.75, "logits_scaling": 2.0}
 LLAMA3 = {"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 16}
 
 
@@ -39,6 +40,8 @@ MODELS: dict[str, dict[str, Any]] = {
     "llama, llama3 rope": rope("llama3", **LLAMA3),
     "qwen2": LLAMA | {"model_type": "qwen2"},
     "qwen3": LLAMA | {"model_type": "qwen3", "head_dim": 128},  # transformers takes its default from no file
+    "granite": LLAMA | SCALES | {"model_type": "granite"},
+    "olmo2": LLAMA | {"model_type": "olmo2"},
     "gpt2": GPT2,
     "gpt2, untied": GPT2 | {"tie_word_embeddings": False},
 }

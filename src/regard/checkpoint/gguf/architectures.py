@@ -28,6 +28,12 @@ HEADS = {
     "rope.dimension_count": "head_dim",
     "vocab_size": "vocab_size",
 }
+SCALES = {
+    "attention.scale": "attention_multiplier",
+    "embedding_scale": "embedding_multiplier",
+    "residual_scale": "residual_multiplier",
+    "logit_scale": "logits_scaling",
+}
 GPT2_SIZES = {
     "context_length": "n_positions",
     "embedding_length": "n_embd",
@@ -59,6 +65,8 @@ INSIDE = {
     "ffn_down": "mlp.down_proj",
 }
 QK_NORMS = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
+NORMS_AFTER = {"post_attention_norm": "post_attention_layernorm", "post_ffw_norm": "post_feedforward_layernorm"}
+OLMO2 = {name: theirs for name, theirs in INSIDE.items() if not name.endswith("norm")} | QK_NORMS | NORMS_AFTER
 GPT2 = {
     "token_embd": "transformer.wte",
     "position_embd": "transformer.wpe",
@@ -101,11 +109,11 @@ class Architecture:
     rope: bool = True
 
 
+BIASES = {"attention_bias": "blk.0.attn_q.bias", "mlp_bias": "blk.0.ffn_up.bias"}
 ARCHITECTURES = {
-    "llama": Architecture(
-        "llama", SIZES, llama, HEADS,
-        flags={"attention_bias": "blk.0.attn_q.bias", "mlp_bias": "blk.0.ffn_up.bias"},
-    ),
+    "llama": Architecture("llama", SIZES, llama, HEADS, flags=BIASES),
+    "granite": Architecture("granite", SIZES | SCALES, llama, HEADS, flags=BIASES),
+    "olmo2": Architecture("olmo2", SIZES, lambda config: renamed(layers(OLMO2)), HEADS),
     "qwen2": Architecture("qwen2", SIZES, lambda config: renamed(layers(INSIDE)), HEADS),
     "qwen3": Architecture(
         "qwen3", SIZES, lambda config: renamed(layers(INSIDE | QK_NORMS)), HEADS,

@@ -56,7 +56,7 @@ def describe(spec: Model, name: str, kind: Architecture) -> tuple[dict[str, Any]
         )
         divisors = config["rope_parameters"].get("short_factor")
         pairs = metadata(config["rope_parameters"])
-    pairs |= {key: config[ours] for key, ours in {**kind.sizes, **kind.more}.items() if ours in config}
+    pairs |= {key: config[ours] for key, ours in {**kind.sizes, **kind.more}.items() if config.get(ours) is not None}
     pairs = {f"{name}.{key}": value for key, value in pairs.items()}
     expressed(f"GGUF {name}", foreign.spec(config), pairs, lambda said: foreign.spec(
         configure(header(name, said, config), divisors)
