@@ -28,6 +28,10 @@ class Part:
         mine, theirs = (self.m - m).exp(), (other.m - m).exp()
         return Part(m, self.l * mine + other.l * theirs, self.o * mine + other.o * theirs)
 
+    def of(self, rows: slice) -> "Part":
+        """Of some queries."""
+        return Part(self.m[..., rows, :], self.l[..., rows, :], self.o[..., rows, :])
+
     def out(self) -> Tensor:
         """(…, L, Ev); zeros for a query that saw no key."""
         return self.o / self.l.where(self.l > 0, 1.0)

@@ -16,7 +16,7 @@ the same in one pass near the processor.
 
 from collections.abc import Iterator
 from copy import copy
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,7 +25,7 @@ from torch.autograd.function import once_differentiable
 from regard.at import At
 from regard.kernels.attention.bias import Bias
 from regard.kernels.attention.mask import both
-from regard.kernels.attention.online import exponential, nothing, part_of
+from regard.kernels.attention.online import Part, exponential, nothing, part_of
 from regard.kernels.attention.reference import per_head
 from regard.kernels.attention.scores import Scores
 from regard.kernels.autocast import without_autocast
@@ -64,17 +64,9 @@ class Tiled(torch.autograd.Function):
         sinks: Tensor | None,
         *learned: Tensor,
     ) -> Tensor:
-        wide = torch.promote_types(q.dtype, torch.float32)
-        out, log_sum = torch.empty_like(q[..., :1].expand(*q.shape[:-1], v.shape[-1]), dtype=wide), []
-        for rows in spans(q.shape[2], tile[0]):
-            q_i = q[:, :, rows].to(wide)
-            part = nothing(q_i, v.shape[-1], sinks)
-            for columns, seen in tiles_seen(at, scores, rows, k.shape[2], tile[1]):
-                s, _ = score(q_i, k[:, :, columns].to(wide), at, scores, rows, columns, seen)
-                part = part.join(part_of(s, v[:, :, columns].to(wide))[0])
-            out[:, :, rows] = part.out()
-            log_sum.append(part.log_sum())
-        ctx.save_for_backward(q, k, v, out, torch.cat(log_sum, 2), sinks, *learned)
+        part = read(nothing(wide(q), v.shape[-1], sinks), q, k, v, at, scores, tile)
+        out = part.out()
+        ctx.save_for_backward(q, k, v, out, part.log_sum(), sinks, *learned)
         ctx.at, ctx.scores, ctx.tile = at, scores, tile
         return out.to(q.dtype)
 
@@ -82,30 +74,72 @@ class Tiled(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, out, log_sum, sinks, *learned = ctx.saved_tensors
-        at, scores, tile, wide = ctx.at, ctx.scores, ctx.tile, out.dtype
-        dq, dk, dv = (torch.zeros_like(x, dtype=wide) for x in (q, k, v))
-        d_learned = [torch.zeros_like(x, dtype=wide) for x in learned]
-        d_out = d_out.to(wide)
-        dots = (d_out * out).sum(-1, keepdim=True)  # D: (B, H, L, 1)
-        for rows in spans(q.shape[2], tile[0]):
-            q_i, g_i = q[:, :, rows].to(wide), d_out[:, :, rows]
-            for columns, seen in tiles_seen(at, scores, rows, k.shape[2], tile[1]):
-                k_j, v_j = k[:, :, columns].to(wide), v[:, :, columns].to(wide)
-                s, slope = score(q_i, k_j, at, scores, rows, columns, seen)
-                p = exponential(s - log_sum[:, :, rows])  # (B, H, l, s)
-                ds = p * (g_i @ v_j.transpose(-1, -2) - dots[:, :, rows])
-                dv[:, :, columns] += p.transpose(-1, -2) @ g_i
-                for total, d in zip(d_learned, bias_gradients(ds, at, scores.bias, rows, columns), strict=True):
-                    total += d
-                ds = ds * scores.scale if slope is None else ds * slope * scores.scale
-                dq[:, :, rows] += ds @ k_j
-                dk[:, :, columns] += ds.transpose(-1, -2) @ q_i
-        d_sinks = None
-        if sinks is not None:
-            shares = (sinks.to(wide).view(1, -1, 1, 1) - log_sum).exp()
-            d_sinks = -(shares * dots).sum((0, 2, 3)).to(sinks.dtype)
+        dq, dk, dv, *d_learned = (torch.zeros_like(x, dtype=out.dtype) for x in (q, k, v, *learned))
+        given = Given(d_out.to(out.dtype), (d_out * out).sum(-1, keepdim=True), log_sum)
+        add_gradients(dq, dk, dv, d_learned, given, q, k, v, ctx.at, ctx.scores, ctx.tile)
         d_inputs = [d.to(x.dtype) for d, x in zip((dq, dk, dv, *d_learned), (q, k, v, *learned), strict=True)]
-        return *d_inputs[:3], None, None, None, d_sinks, *d_inputs[3:]
+        return *d_inputs[:3], None, None, None, given.of_sinks(sinks), *d_inputs[3:]
+
+
+def wide(x: Tensor) -> Tensor:
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def read(before: Part, q: Tensor, k: Tensor, v: Tensor, at: At, scores: Scores, tile: tuple[int, int] = TILE) -> Part:
+    """What all queries have read, behind what they had before these keys."""
+    parts = []
+    for rows in spans(q.shape[2], tile[0]):
+        q_i, part = wide(q[:, :, rows]), before.of(rows)
+        for columns, seen in tiles_seen(at, scores, rows, k.shape[2], tile[1]):
+            s, _ = score(q_i, wide(k[:, :, columns]), at, scores, rows, columns, seen)
+            part = part.join(part_of(s, wide(v[:, :, columns]))[0])
+        parts.append(part)
+    return Part(*(torch.cat([getattr(part, name) for part in parts], 2) for name in ("m", "l", "o")))
+
+
+class Given(NamedTuple):
+    """What the backward of every tile is made from, besides its inputs."""
+
+    d_out: Tensor  # (B, H, L, Ev)
+    dots: Tensor  # D: (B, H, L, 1)
+    log_sum: Tensor  # (B, H, L, 1)
+
+    def of_sinks(self, sinks: Tensor | None) -> Tensor | None:
+        """The sinks' gradient."""
+        if sinks is None:
+            return None
+        shares = (sinks.to(self.dots.dtype).view(1, -1, 1, 1) - self.log_sum).exp()
+        return -(shares * self.dots).sum((0, 2, 3)).to(sinks.dtype)
+
+
+def add_gradients(
+    dq: Tensor,
+    dk: Tensor,
+    dv: Tensor,
+    d_learned: list[Tensor],
+    given: Given,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    at: At,
+    scores: Scores,
+    tile: tuple[int, int] = TILE,
+) -> None:
+    """Add to them what these queries and these keys have to do with each other."""
+    d_out, dots, log_sum = given
+    for rows in spans(q.shape[2], tile[0]):
+        q_i, g_i = wide(q[:, :, rows]), d_out[:, :, rows]
+        for columns, seen in tiles_seen(at, scores, rows, k.shape[2], tile[1]):
+            k_j, v_j = wide(k[:, :, columns]), wide(v[:, :, columns])
+            s, slope = score(q_i, k_j, at, scores, rows, columns, seen)
+            p = exponential(s - log_sum[:, :, rows])  # (B, H, l, s)
+            ds = p * (g_i @ v_j.transpose(-1, -2) - dots[:, :, rows])
+            dv[:, :, columns] += p.transpose(-1, -2) @ g_i
+            for total, d in zip(d_learned, bias_gradients(ds, at, scores.bias, rows, columns), strict=True):
+                total += d
+            ds = ds * scores.scale if slope is None else ds * slope * scores.scale
+            dq[:, :, rows] += ds @ k_j
+            dk[:, :, columns] += ds.transpose(-1, -2) @ q_i
 
 
 def spans(length: int, size: int) -> Iterator[slice]:

@@ -1,0 +1,129 @@
+"""Ring attention in several processes: the numbers of one, forward and backward, alone and inside a model."""
+
+import os
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as multiprocessing
+from torch import Tensor
+
+from regard.at import At
+from regard.kernels.attention import reference, ring
+from regard.kernels.attention.bias import Buckets
+from regard.kernels.attention.mask import Causal, Full, Mask
+from regard.kernels.attention.patterns.window import Window
+from regard.kernels.attention.scores import Scores
+from regard.models.decoder import Decoder
+from regard.models.stack import Repeat
+from regard.parts.attention import Attention
+from regard.parts.block import Block, Sublayer
+from regard.parts.feedforward import SwiGLU
+from regard.parts.position.rope import Rope
+
+LENGTH = 48
+CASES: dict[str, tuple[Mask, bool, dict]] = {  # mask, packed, what else
+    "causal": (Causal(), False, {}),
+    "full": (Full(), False, {}),
+    "window, packed": (Window(7), True, {}),
+    "causal, capped, sinks, biased": (Causal(), False, {"softcap": 3.0, "sinks": True, "bias": True}),
+}
+
+
+def drawn(name: str) -> tuple[list[Tensor], At, Scores, Tensor]:
+    """The whole text, alike in every process."""
+    draws = torch.Generator().manual_seed(1)
+    q, k, v, weights = (torch.randn(2, h, LENGTH, 8, dtype=torch.float64, generator=draws) for h in (4, 2, 2, 4))
+    mask, packed, more = CASES[name]
+    at = At.whole(2, LENGTH)
+    if packed:
+        segments = (torch.arange(LENGTH) // 20).expand(2, -1)
+        at = At(
+            torch.arange(LENGTH) % 20 + torch.zeros_like(segments), segments, torch.arange(LENGTH).expand(2, -1) < 45
+        )
+    sinks = torch.randn(4, dtype=torch.float64, generator=draws).requires_grad_() if "sinks" in more else None
+    table = torch.randn(8, 4, dtype=torch.float64, generator=draws).requires_grad_()
+    bias = Buckets(table, 16, False) if "bias" in more else None
+    scores = Scores(mask, 8**-0.5, bias, more.get("softcap"), sinks)
+    return [x.requires_grad_() for x in (q, k, v)], at, scores, weights
+
+
+def learned(scores: Scores) -> list[Tensor]:
+    return [x for x in (scores.sinks, scores.bias.table if isinstance(scores.bias, Buckets) else None) if x is not None]
+
+
+def part(at: At, places: Tensor) -> At:
+    """Where some of the tokens stand."""
+    segments, valid = (None if x is None else x[:, places] for x in (at.segments, at.valid))
+    return At(at.positions[:, places], segments, valid)
+
+
+def of_kernel(name: str, places: Tensor) -> None:
+    inputs, at, scores, weights = drawn(name)
+    (reference.attend(*inputs, at, scores) * weights).sum().backward()
+    expected = [x.grad for x in inputs]
+    whole = [x.grad.clone() for x in learned(scores)]
+    own = [x.detach()[:, :, places].requires_grad_() for x in inputs]
+    for x in learned(scores):
+        x.grad = None
+    out = ring.attend(*own, part(at, places), scores)
+    seen = slice(None) if at.valid is None else at.valid[0, places]
+    alone = reference.attend(*inputs, at, scores)[:, :, places]
+    assert (out - alone)[:, :, seen].abs().max() < 1e-12
+    (out * weights[:, :, places]).sum().backward()
+    for x, grad in zip(own, expected, strict=True):
+        assert (x.grad - grad[:, :, places]).abs().max() < 1e-12
+    for x, grad in zip(learned(scores), whole, strict=True):  # each process has its queries' share of it
+        dist.all_reduce(x.grad)
+        assert (x.grad - grad).abs().max() < 1e-12
+
+
+def of_model(places: Tensor) -> None:
+    block = Block((Sublayer(Attention(4, 2, position=Rope())), Sublayer(SwiGLU(24))))
+    model = Decoder(50, 16, (Repeat((block,), 2),)).build(seed=0).double()
+    tokens = torch.randint(50, (2, LENGTH), generator=torch.Generator().manual_seed(2))
+    expected = model(tokens)
+    expected.square().sum().backward()
+    gradients = {name: p.grad.clone() for name, p in model.named_parameters()}
+    model.zero_grad()
+    for module in model.modules():
+        if "attend" in vars(module):
+            vars(module)["attend"] = ring.attend
+    out = model(tokens[:, places], At(places.expand(2, -1)))
+    assert (out - expected[:, places]).abs().max() < 1e-12
+    out.square().sum().backward()
+    for name, parameter in model.named_parameters():
+        dist.all_reduce(parameter.grad)
+        assert (parameter.grad - gradients[name]).abs().max() < 1e-10, name
+
+
+def one_process(rank: int, size: int, folder: str) -> None:
+    torch.set_num_threads(1)
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    dist.init_process_group("gloo", f"file://{folder}/meet", timeout=timedelta(seconds=60), rank=rank, world_size=size)
+    places = ring.shares(LENGTH, size)[rank]
+    for name in CASES:
+        of_kernel(name, places)
+    of_model(places)
+    dist.destroy_process_group()
+
+
+@pytest.mark.ledger("ring.attn")
+@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.slow)])
+def test_a_text_split_over_processes_is_the_whole(size: int, tmp_path: Path) -> None:
+    multiprocessing.spawn(one_process, (size, str(tmp_path)), nprocs=size)
+
+
+@pytest.mark.ledger("ring.attn")
+@pytest.mark.parametrize("size", [1, 2, 4])
+def test_every_process_has_as_many_pairs(size: int) -> None:
+    shares = ring.shares(LENGTH, size)
+    assert shares.flatten().sort().values.equal(torch.arange(LENGTH))
+    assert len({int((places + 1).sum()) for places in shares}) == 1  # a token at t sees t + 1
+
+
+def test_a_text_that_does_not_split_is_refused() -> None:
+    with pytest.raises(ValueError, match="50 tokens do not split into 8 pieces"):
+        ring.shares(50, 4)
