@@ -23,6 +23,9 @@ from regard.kernels.attention.tiled import TILE, score, spans, tiles_seen
 from regard.kernels.autocast import without_autocast
 
 
+PIECES = 8  # of a tile of scores, in which the highest is looked for
+
+
 @dataclass(frozen=True, eq=False)
 class Statistics:
     """Of every query (B, H, L); a query that sees no key has zeros and the top key -1."""
@@ -51,15 +54,16 @@ def attend_with_statistics(
             top = torch.full_like(best, -1, dtype=torch.int64)
             for columns, seen in tiles_seen(at, scores, rows, k.shape[2], tile[1]):
                 s, _ = score(q_i, k[:, :, columns].to(wide), at, scores, rows, columns, seen)
-                peak = s.amax(-1, keepdim=True)
+                peaks = s.unflatten(-1, (PIECES if s.shape[-1] % PIECES == 0 else 1, -1)).amax(-1)  # (B, H, l, pieces)
+                peak = peaks.amax(-1, keepdim=True)
                 some, p = part_of(s, v[:, :, columns].to(wide), peak)
+                risen = ((peak > best) & (some.l > 0)).flatten().nonzero().squeeze(-1)  # fewer in every tile
+                top.view(-1)[risen] = highest(s, peaks, risen) + columns.start
+                best = torch.maximum(best, peak)
                 part = part.join(some)
                 on_first = mass_on(p, early[..., columns])
-                energy = torch.einsum("bhls,bhls->bhl", p, s).unsqueeze(-1)  # Σ_j exp(s_j - m) s_j
+                energy = s.mul_(p).sum(-1, keepdim=True)  # Σ_j exp(s_j - m) s_j; s is used up
                 sums = sums.join(Part(some.m, some.l, torch.cat([energy, on_first], -1)))
-                risen = ((peak > best) & (some.l > 0)).flatten().nonzero().squeeze(-1)  # fewer in every tile
-                top.view(-1)[risen] = highest(s.flatten(0, -2)[risen]) + columns.start
-                best = torch.maximum(best, peak)
             log_sum = part.log_sum()
             mass = (top >= 0).to(wide)  # of all keys together
             if scores.sinks is not None:
@@ -79,12 +83,12 @@ def mass_on(p: Tensor, some: Tensor) -> Tensor:
     return (p[..., columns] * some[..., columns]).sum(-1, keepdim=True)
 
 
-def highest(s: Tensor, parts: int = 8) -> Tensor:
-    """Where the highest score of each row (r, s) stands first, (r,).
+def highest(s: Tensor, peaks: Tensor, rows: Tensor) -> Tensor:
+    """Where the highest score of these rows of (…, l, s) stands first; `peaks` (…, l, pieces) has that of each piece.
 
-    PyTorch's argmax reads one number at a time, so it is asked about the highest of each part, then about one part.
+    PyTorch's argmax reads one number at a time, so it is asked about the peaks, then about one piece.
     """
-    s = s.unflatten(-1, (parts if s.shape[-1] % parts == 0 else 1, -1))  # (r, parts, s / parts)
-    part = s.amax(-1).argmax(-1)  # (r,)
-    inside = s[torch.arange(len(s), device=s.device), part]  # (r, s / parts)
-    return part * s.shape[-1] + inside.argmax(-1)
+    pieces = peaks.shape[-1]
+    piece = peaks.flatten(0, -2)[rows].argmax(-1)  # (r,)
+    inside = s.view(-1, s.shape[-1] // pieces).index_select(0, rows * pieces + piece)  # (r, s / pieces)
+    return piece * inside.shape[-1] + inside.argmax(-1)
