@@ -1,7 +1,8 @@
 """Loading a Llama folder of a billion parameters beside transformers' from_pretrained: seconds and peak memory.
 
-    python -m benchmarks.importing [--layers 2] [--dtype bfloat16] [--folder FOLDER] [--rounds 3]
+    python -m benchmarks.importing [--layers 2] [--stored float32] [--folder FOLDER] [--rounds 3]
 
+The folder holds bfloat16, as published ones do, or float32; both libraries make float32 of it, what a CPU computes in.
 Each load is a process of its own, in turns. A process first loads a tiny model, so that imports are no part of the
 time; then the peak of its resident memory is reset. transformers maps the file and reads it in the first forward, a
 model of ours owns its memory, so the first forward is part of both figures. The file is in the page cache for both.
@@ -43,26 +44,26 @@ def resident(field: str) -> int:
     return next(int(line.split()[1]) << 10 for line in lines if line.startswith(field))
 
 
-def load(name: str, folder: str, dtype: torch.dtype) -> torch.nn.Module:
+def load(name: str, folder: str) -> torch.nn.Module:
     if name == "regard":
         from regard.checkpoint import load
 
-        return load(folder, dtype=dtype)
+        return load(folder, dtype=torch.float32)
     from transformers import LlamaForCausalLM, logging
 
     logging.disable_progress_bar()
-    return LlamaForCausalLM.from_pretrained(folder, dtype=dtype)
+    return LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32)
 
 
-def child(name: str, tiny: str, folder: str, dtype: torch.dtype) -> None:
+def child(name: str, tiny: str, folder: str) -> None:
     """One load and one forward, as a line of JSON."""
     tokens = torch.arange(8)[None]
     with torch.inference_mode():
-        load(name, tiny, dtype)(tokens)
+        load(name, tiny)(tokens)
         idle = resident("VmRSS")
         Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
         start, cpu = time.perf_counter(), time.process_time()
-        model = load(name, folder, dtype)
+        model = load(name, folder)
         loaded = time.perf_counter()
         out = model(tokens)
         done, used = time.perf_counter(), time.process_time() - cpu
@@ -72,17 +73,17 @@ def child(name: str, tiny: str, folder: str, dtype: torch.dtype) -> None:
     print(json.dumps(result | {"peak": (resident("VmHWM") - idle) / weights, "weights": weights, "top": top}))
 
 
-def measure(layers: int = LAYERS, dtype: str = "float32", folder: str | None = None, rounds: int = 3) -> dict:
+def measure(layers: int = LAYERS, stored: str = "bfloat16", folder: str | None = None, rounds: int = 3) -> dict:
     with tempfile.TemporaryDirectory() as scratch:
         tiny, big = Path(scratch) / "tiny", Path(folder or f"{scratch}/big")
-        write(tiny, TINY, getattr(torch, dtype))
+        write(tiny, TINY, getattr(torch, stored))
         if folder is None:
             print("writing the folder", file=sys.stderr)
-            write(big, SIZES | {"num_hidden_layers": layers}, getattr(torch, dtype))
+            write(big, SIZES | {"num_hidden_layers": layers}, getattr(torch, stored))
         runs: dict[str, list[dict[str, float]]] = {name: [] for name in CONTENDERS}
         for turn in range(rounds + 1):  # the first is not counted: it brings the file into the cache
             for name in CONTENDERS:
-                command = [sys.executable, "-m", "benchmarks.importing", "--child", name, str(tiny), str(big), dtype]
+                command = [sys.executable, "-m", "benchmarks.importing", "--child", name, str(tiny), str(big)]
                 found = json.loads(subprocess.run(command, capture_output=True, check=True, text=True).stdout)
                 print(f"  round {turn} of {rounds}: {name} {found}", file=sys.stderr)
                 runs[name] += [found] * bool(turn)
@@ -91,16 +92,16 @@ def measure(layers: int = LAYERS, dtype: str = "float32", folder: str | None = N
         for name in CONTENDERS
     )
     ratios = {f"{key}_ratio": round(ours[key] / theirs[key], 3) for key in ("load_s", "total_s", "cpu_s")}
-    return {"import": {"dtype": dtype, "regard": ours, "transformers": theirs, "peak": ours["peak"], **ratios}}
+    return {"import": {"stored": stored, "regard": ours, "transformers": theirs, "peak": ours["peak"], **ratios}}
 
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--child"]:
-        child(*sys.argv[2:5], getattr(torch, sys.argv[5]))
+        child(*sys.argv[2:5])
     else:
         options = argparse.ArgumentParser()
         options.add_argument("--layers", type=int, default=LAYERS)
-        options.add_argument("--dtype", default="float32")
+        options.add_argument("--stored", default="bfloat16", choices=["bfloat16", "float32"])
         options.add_argument("--folder")
         options.add_argument("--rounds", type=int, default=3)
         print(json.dumps(measure(**vars(options.parse_args())), indent=2))

@@ -4,7 +4,9 @@ import torch
 from torch import Tensor, nn
 
 from regard.labs.fit import accuracy, exact, generator
-from regard.labs.tasks import ASK, associative_recall, draw, of_source, while_reading
+from regard.labs.language import power
+from regard.labs.selective import MEMORISED, SYMBOLS, told_by_age
+from regard.labs.tasks import ASK, associative_recall, draw, of_source, selective_copying, while_reading
 
 
 def test_every_value_asked_for_was_told_after_its_key() -> None:
@@ -23,6 +25,19 @@ def test_a_task_in_both_forms_wants_the_same_said() -> None:
     assert torch.equal(first.source, beside.tokens)
     assert torch.equal(first.targets[first.weights > 0], beside.targets[beside.weights > 0])
     assert first.tokens[:, 0].eq(ASK).all() and torch.equal(first.tokens[:, 1:], target[:, :-1])
+
+
+def test_age_tells_all_without_filler_and_not_much_with_it() -> None:
+    told = {
+        n: told_by_age(selective_copying(generator(0), MEMORISED, n, 2048, SYMBOLS), n) for n in (MEMORISED, 5, 8, 64)
+    }
+    assert told[MEMORISED] == 1.0
+    assert 1.0 > told[5] > told[8] > told[64] > 0.7
+
+
+def test_linear_and_quadratic_time_are_powers_1_and_2() -> None:
+    assert power([(256, 1000.0), (1024, 900.0), (4096, 1000.0)]) == 1.0
+    assert power([(256, 1600.0), (1024, 400.0), (4096, 100.0)]) == 2.0
 
 
 class Says(nn.Module):

@@ -30,6 +30,8 @@ ELSEWHERE = {
     "cross_attention": "reads a source, and a decoder has none",
     "attentive_recurrence": "reads a source, and a decoder has none",
     "linformer": "lets a decoder see later tokens",
+    "big_bird_attention": "lets a decoder see later tokens",
+    "global_attention": "lets a decoder see later tokens",
     "bidirectional": "lets a decoder see later tokens",
     "full": "lets a decoder see later tokens",
     "prefix_lm": "lets a decoder see later tokens",

@@ -49,7 +49,7 @@ def test_default_template_refuses_unknown_roles():
     ],
 )
 def test_usual_idioms(template, text):
-    assert render(template, HELLO, bos_token="<s>") == text
+    assert render(template, HELLO, names={"bos_token": "<s>"}) == text
 
 
 ATTACKS = [
@@ -89,6 +89,10 @@ ATTACKS = [
     "{% set n = namespace(x=1) %}{% for i in range(40) %}{% set n.x = {'a': n.x, 'b': n.x} %}{% endfor %}{{ n.x }}",
     "{% set n = namespace(x=1) %}{% for i in range(40) %}{% set n.x = namespace(a=n.x, b=n.x) %}{% endfor %}{{ n.x }}",
     "{% set s = 'a' * 3000000 %}{{ s ~ s }}",
+    "{% set n = namespace(x=range(9999) | list) %}{% for i in range(900) %}{% set n.x = [n.x] %}{% endfor %}"
+    "{{ n.x | tojson(indent=16) }}",
+    "{{ [1, 2] | tojson(indent=999999999) }}",
+    "{{ range(9999) | list | tojson(separators=('x' * 40000, ':')) }}",
     "{% for i in [1] %}" * 25 + "{% endfor %}" * 25,
 ]
 

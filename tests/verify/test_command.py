@@ -61,7 +61,8 @@ def test_a_recipe_with_another_pattern(tmp_path: Path) -> None:
     assert one.exit_code == 0 and json.loads(one.stdout)["failed"] == 0
     plain = json.loads(regard("verify", "llama", *small).stdout)
     (foreign,) = (law for law in plain["laws"] if law["law"] == "exported and imported = as it was")
-    assert plain["failed"] == 0 and (foreign["result"], foreign["note"]) == ("pass", "by way of llama")
+    assert plain["failed"] == 0 and foreign["result"] == "pass"
+    assert foreign["note"].startswith("by way of ") and "llama" in foreign["note"]
     assert "did you mean 'window'" in str(regard("verify", "llama", "--pattern", "windw(3)").exception)
 
 

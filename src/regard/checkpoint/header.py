@@ -4,13 +4,16 @@
 
 Every size is checked: tensors fill the rest of the file one after the other, without gaps, overlaps or a rest, and each
 is as long as its dtype and shape say. Bytes are read straight into the memory that a tensor will own, in chunks side by
-side: pages of a mapped file would count as memory, and a file that changes later would change a running model.
+side, or cast chunk by chunk: pages of a mapped file would count as memory, and a file that changes later would change a
+running model.
 """
 
 import json
 import math
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from io import FileIO
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -18,16 +21,17 @@ import torch
 from torch import Tensor
 
 from regard.checkpoint.folder import CheckpointError
-from regard.weights.table import Found
+from regard.weights.table import FLOATS, Found
 
-DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+Cast = Callable[[torch.dtype], torch.dtype]  # what a stored dtype becomes
 LARGEST = 8 << 20  # bytes of a header: some fifty thousand tensors
 CHUNK = 16 << 20
+PIECE = 1 << 15  # numbers cast at once: torch spreads no more than that over threads of its own, and all are busy
 LARGEST_SIZE = 1 << 62  # what is past it fits no file
 MOST_SIDES, LONGEST_NAME = 8, 500
 
 
-def tensors(path: Path) -> dict[str, Found]:
+def tensors(path: Path, cast: Cast) -> dict[str, Found]:
     """Every tensor of the file by name, unread."""
     size = path.stat().st_size
     with path.open("rb") as stream:
@@ -38,12 +42,14 @@ def tensors(path: Path) -> dict[str, Found]:
     found, spans = {}, []
     for name, entry in header.items():
         dtype, shape, (start, end) = fields(path, name, entry)
-        wanted = math.prod(shape) * DTYPES[dtype].itemsize if dtype in DTYPES else end - start
+        stored = FLOATS.get(dtype)
+        wanted = math.prod(shape) * stored.itemsize if stored else end - start
         if end - start != wanted:
             refuse(path, f"{name} {shape} in {dtype} should have {wanted} bytes, found {end - start}")
         spans.append((start, end, name))
-        place = 8 + length + start
-        found[name] = Found(str(path), shape, dtype, partial(read, path, place, shape, dtype))
+        stored = stored or torch.uint8  # numbers that no model reads, a mask perhaps
+        reader = partial(read, path, 8 + length + start, shape, stored, cast(stored))
+        found[name] = Found(str(path), shape, dtype, reader)
     reached = 0
     for start, end, name in sorted(spans):
         if start != reached:
@@ -92,20 +98,33 @@ def refuse(path: Path, fault: str, cause: Exception | None = None) -> NoReturn:
     raise CheckpointError(f"{path} is damaged or no safetensors file ({fault}); fetch it again") from cause
 
 
-def read(path: Path, start: int, shape: tuple[int, ...], dtype: str) -> Tensor:
-    out = torch.empty(shape, dtype=DTYPES[dtype])
-    memory = memoryview(out.flatten().view(torch.uint8).numpy())
-
-    def fill(place: int) -> None:
-        rest = memory[place : place + CHUNK]
-        with path.open("rb", buffering=0) as stream:
-            stream.seek(start + place)
-            while rest:
-                count = stream.readinto(rest)
-                if not count:
-                    refuse(path, "it was cut short while it was read")
-                rest = rest[count:]
-
+def read(path: Path, start: int, shape: tuple[int, ...], stored: torch.dtype, dtype: torch.dtype) -> Tensor:
+    with torch.inference_mode(False):  # a mode of this thread alone
+        out = torch.empty(shape, dtype=dtype)
+        parts = out.flatten().split(CHUNK // stored.itemsize)
+    places = range(start, start + out.numel() * stored.itemsize, CHUNK)
     with ThreadPoolExecutor(torch.get_num_threads()) as threads:
-        list(threads.map(fill, range(0, len(memory), CHUNK)))
+        list(threads.map(partial(fill, path, stored), parts, places))
     return out
+
+
+def fill(path: Path, stored: torch.dtype, part: Tensor, place: int) -> None:
+    """What the file holds from this place on, in a part's own dtype."""
+    with path.open("rb", buffering=0) as stream:
+        stream.seek(place)
+        if part.dtype == stored:
+            copy(stream, part)
+        else:
+            scratch = torch.empty(PIECE, dtype=stored)
+            for piece in part.split(PIECE):
+                piece.copy_(copy(stream, scratch[: len(piece)]))
+
+
+def copy(stream: FileIO, into: Tensor) -> Tensor:
+    rest = memoryview(into.view(torch.uint8).numpy())
+    while rest:
+        count = stream.readinto(rest)
+        if not count:
+            refuse(Path(stream.name), "it was cut short while it was read")
+        rest = rest[count:]
+    return into

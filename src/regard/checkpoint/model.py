@@ -13,6 +13,7 @@ import json
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -24,6 +25,7 @@ from regard.checkpoint.gguf import open_gguf
 from regard.checkpoint.sentences import sentence_head
 from regard.checkpoint.tensors import find, read_json, write
 from regard.families import family
+from regard.families.fitting import config_of
 from regard.models.blank import blank, weightless
 from regard.models.decoder import Decoder
 from regard.models.depth import once, stacks
@@ -40,8 +42,7 @@ REFUSED = {
     "auto_map": "it asks for code from the folder, and none is ever run; if the plain model is meant, remove the key",
     "quantization_config": "quantized weights are not read; fetch the model in full precision",
 }
-
-
+ALONG = ("generation_config.json", "preprocessor_config.json")
 Progress = Callable[[int, int], object]
 
 
@@ -51,9 +52,13 @@ class Saves(Protocol):
     def save(self, folder: Path) -> None: ...
 
 
-def save(model: nn.Module, folder: str | Path, tokenizer: Saves | None = None) -> None:
+def save(
+    model: nn.Module, folder: str | Path, tokenizer: Saves | None = None, along: Mapping[str, bytes] | None = None
+) -> None:
+    """`along`: files that go with the model as they are."""
     with write_folder(folder) as partial:
         write_files(model, partial, tokenizer)
+        write_along(partial, along)
 
 
 def write_files(model: nn.Module, folder: Path, tokenizer: Saves | None = None) -> None:
@@ -66,12 +71,20 @@ def write_files(model: nn.Module, folder: Path, tokenizer: Saves | None = None) 
     write_model(folder, {"model_type": OURS, "spec": spec.to_dict()}, weights(model), tokenizer)
 
 
-def export(model: nn.Module, folder: str | Path, model_type: str, tokenizer: Any | None = None) -> None:
-    foreign = family(model_type)
+def export(
+    model: nn.Module,
+    folder: str | Path,
+    model_type: str,
+    tokenizer: Any | None = None,
+    along: Mapping[str, bytes] | None = None,
+) -> None:
+    foreign, spec = family(model_type), model.spec
+    assert isinstance(spec, Model), f"a model keeps its spec; found {spec!r:.80}"
     marks = {f"{name}_token_id": getattr(tokenizer, name, None) for name in ("bos", "eos", "pad")}
-    config = marks | foreign.config(model.spec) | {"dtype": str(next(model.parameters()).dtype).removeprefix("torch.")}
+    config = marks | config_of(model_type, spec) | {"dtype": str(next(model.parameters()).dtype).removeprefix("torch.")}
     with write_folder(folder) as partial:
-        write_model(partial, config, dict(foreign.table(model.spec).write(weights(model))), tokenizer)
+        write_model(partial, config, dict(foreign.table(spec).write(weights(model))), tokenizer)
+        write_along(partial, along)
 
 
 def load(
@@ -86,14 +99,19 @@ def load(
     A folder of ours is held against its manifest, unless that has just been done (`checked`). `progress` is told after
     every tensor how many parameters are there, and of how many.
     """
-    folder = locate(folder)
+    folder, device = locate(folder), torch.device(device)
     if folder.suffix == ".gguf":
         spec, table, found = open_gguf(folder)
     else:
         spec, table = understand(folder)
         if table is IDENTITY and (folder / MANIFEST).is_file() and not checked:
             check_folder(folder)
-        found = find(folder)
+        found = find(folder, partial(kept, device, dtype))
+    layers = sum(len(run.blocks) for runs, _ in stacks(spec) for run in runs)
+    if layers > 1000 + 4 * len(found):  # they are not even counted
+        raise CheckpointError(
+            f"{folder}: the config asks for {layers} layers, the files have {len(found)} tensors"
+        )
     stored, needed = sum(math.prod(tensor.shape) for tensor in found.values()), parameters(spec)
     if needed > 4 * stored:  # some tensors are read more than once
         raise CheckpointError(f"{folder}: the config asks for {needed} parameters, the files have {stored}")
@@ -101,7 +119,7 @@ def load(
     wanted = weights(model)
     tensors, arrived, total = {}, 0, count(model)
     for name, tensor in table.read(found, wanted):
-        tensors[name] = nn.Parameter(arrive(tensor, torch.device(device), dtype), wanted[name].requires_grad)
+        tensors[name] = nn.Parameter(arrive(tensor, device, dtype), wanted[name].requires_grad)
         arrived += tensor.numel()
         if progress is not None:
             progress(arrived, total)
@@ -170,10 +188,14 @@ def count(module: nn.Module) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
 
 
+def kept(device: torch.device, dtype: torch.dtype | None, stored: torch.dtype) -> torch.dtype:
+    """The dtype that stored numbers are kept in."""
+    return dtype or (torch.promote_types(stored, torch.float32) if device.type == "cpu" else stored)
+
+
 def arrive(tensor: Tensor, device: torch.device, dtype: torch.dtype | None) -> Tensor:
     """The tensor in memory of its own, and in no more than it needs."""
-    if dtype is None:
-        dtype = torch.promote_types(tensor.dtype, torch.float32) if device.type == "cpu" else tensor.dtype
+    dtype = kept(device, dtype, tensor.dtype)
     alone = tensor.is_contiguous() and tensor.untyped_storage().nbytes() == tensor.nbytes
     if alone and (tensor.dtype, tensor.device) == (dtype, device):
         return tensor
@@ -185,3 +207,16 @@ def write_model(folder: Path, config: dict[str, Any], tensors: Mapping[str, Tens
     write(tensors, folder)
     if tokenizer is not None:
         tokenizer.save(folder)
+
+
+def along_of(folder: Path) -> dict[str, bytes]:
+    """The files of a folder that say how its model is used, each a JSON object; they are kept as they are."""
+    found = [folder / name for name in ALONG if (folder / name).is_file()]
+    for file in found:
+        read_json(file)
+    return {file.name: file.read_bytes() for file in found}
+
+
+def write_along(folder: Path, along: Mapping[str, bytes] | None) -> None:
+    for name, content in (along or {}).items():
+        (folder / name).write_bytes(content)

@@ -11,7 +11,9 @@ from regard.cli.model import ModelFolder
 def export(
     model: ModelFolder,
     out: Annotated[Path, typer.Argument(help="Where to write the folder, or a file.gguf; must not exist.")],
-    family: Annotated[str, typer.Option(help="The foreign family to write, by its model_type.")] = "llama",
+    family: Annotated[
+        str | None, typer.Option(help="The foreign family to write, by its model_type; by default one that fits.")
+    ] = None,
     gguf: Annotated[
         Literal["f32", "f16", "q8_0"], typer.Option(help="How a GGUF file keeps its matrices; q8_0: 8.5 bits a weight.")
     ] = "f16",
@@ -20,23 +22,32 @@ def export(
 
     \b
     Examples:
-      regard export runs/mine exported --family llama
+      regard export runs/mine exported
       regard export runs/mine mine.gguf --gguf q8_0
     """
     from rich.console import Console
 
     from regard.checkpoint.gguf import export_gguf
+    from regard.checkpoint.model import along_of, load
     from regard.checkpoint.model import export as write
-    from regard.cli.model import open_model
+    from regard.cli.bar import bar
+    from regard.cli.model import model_folder
+    from regard.families.fitting import fitting
     from regard.text.gguf import metadata
+    from regard.text.tokenizer import Tokenizer
 
     if out.exists():
         raise ValueError(f"{out} exists; choose a new name")
-    network, tokenizer = open_model(model, "cpu")
+    console, folder = Console(stderr=True), model_folder(model)
+    with bar(console, f"reading {folder}") as progress:
+        network = load(folder, checked=folder != model, progress=progress)
+    spoken = folder.suffix == ".gguf" or (folder / "tokenizer.json").is_file()
+    tokenizer = Tokenizer.load(folder) if spoken else None
+    family = family or fitting(network.spec)
     if out.suffix == ".gguf":
-        export_gguf(network, out, family, gguf, metadata(tokenizer, network.spec.vocab))
+        export_gguf(network, out, family, gguf, tokenizer and metadata(tokenizer, network.spec.vocab))
         reader = "llama.cpp"
     else:
-        write(network, out, family, tokenizer)
-        reader = "AutoModelForCausalLM.from_pretrained"
-    Console(stderr=True).print(f"{out} holds a {family} model; {reader} reads it")
+        write(network, out, family, tokenizer, along_of(folder))
+        reader = "transformers"
+    console.print(f"{out} holds a {family} model; {reader} reads it")

@@ -1,9 +1,16 @@
 """`regard import`: a Hugging Face folder or a GGUF file into a folder of ours."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
+
+from regard.cli.model import Device
+
+Dtype = Annotated[
+    Literal["float32", "bfloat16", "float16", "float64"] | None,
+    typer.Option(help="What the weights are kept in; by default what is stored, on a CPU at least float32."),
+]
 
 
 def import_(
@@ -11,17 +18,22 @@ def import_(
         Path, typer.Argument(help="A folder with config.json, *.safetensors and tokenizer.json, or a GGUF file.")
     ],
     out: Annotated[Path, typer.Argument(help="Where to write the model; must not exist.")],
+    dtype: Dtype = None,
+    device: Device = "cpu",
 ) -> None:
     """Bring a Hugging Face folder or a GGUF file into a folder of ours.
 
     \b
     Examples:
-      regard import ~/models/my-llama models/my-llama
+      regard import ~/models/my-llama models/my-llama --dtype bfloat16
       regard import ~/models/my-llama.Q4_K_M.gguf models/my-llama
     """
+    import torch
     from rich.console import Console
 
-    from regard.checkpoint.model import load, save
+    from regard.checkpoint.model import along_of, load, save
+    from regard.cli.bar import bar
+    from regard.cli.device import chosen
     from regard.packaged import locate
     from regard.text.tokenizer import Tokenizer
 
@@ -30,10 +42,12 @@ def import_(
     console = Console(stderr=True)
     folder = locate(folder)
     spoken = folder.suffix == ".gguf" or (folder / "tokenizer.json").is_file()
-    with console.status(f"reading {folder}"):
-        model = load(folder)
-        tokenizer = Tokenizer.load(folder) if spoken else None
-        save(model, out, tokenizer)
+    tokenizer = Tokenizer.load(folder) if spoken else None
+    along = along_of(folder)
+    with bar(console, f"reading {folder}") as progress:
+        model = load(folder, chosen(device), dtype and getattr(torch, dtype), progress=progress)
+    with console.status(f"writing {out}"):
+        save(model, out, tokenizer, along)
     if tokenizer is None:
         console.print(f"[yellow]{folder} has no tokenizer.json: the model was imported without a tokenizer[/]")
     count = sum(p.numel() for p in model.parameters())

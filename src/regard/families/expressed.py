@@ -4,7 +4,7 @@ The first place where they differ is what the foreign class has no word for, so 
 """
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 from regard.families.foreign import FamilyError
@@ -29,11 +29,14 @@ def expressed(model_type: str, model: M, config: dict[str, Any], read: Callable[
     except SpecError as error:  # a word of theirs stands for another part than ours, which then cannot be
         raise FamilyError(f"a {model_type} model cannot express this spec ({error})") from error
     if back != spelled_out(model):
-        where, ours, theirs = difference(spelled_out(model), back, model.kind)
-        raise FamilyError(
+        found = list(differences(spelled_out(model), back, model.kind))
+        where, ours, theirs = found[0]
+        refusal = FamilyError(
             f"a {model_type} model cannot express {where}={ours!r:.120}, only {theirs!r:.120}; "
             f"change the spec or keep the folder in our own format"
         )
+        refusal.differences = len(found)
+        raise refusal
     return config
 
 
@@ -89,13 +92,13 @@ def spelled_out(spec: Any, width: int = 0) -> Any:
     return dataclasses.replace(spec, **{name: spelled_out(value, width) for name, value in values.items()})
 
 
-def difference(ours: Any, theirs: Any, where: str) -> tuple[str, Any, Any]:
-    """The first place where two specs differ: its path and both values."""
+def differences(ours: Any, theirs: Any, where: str) -> Iterator[tuple[str, Any, Any]]:
+    """Every place where two specs differ: its path and both values."""
     if isinstance(ours, Spec) and type(ours) is type(theirs):
-        names = [f.name for f in dataclasses.fields(ours)]
-        pairs = [(f"{where}.{n}", getattr(ours, n), getattr(theirs, n)) for n in names]
+        for field in dataclasses.fields(ours):
+            yield from differences(getattr(ours, field.name), getattr(theirs, field.name), f"{where}.{field.name}")
     elif isinstance(ours, tuple) and isinstance(theirs, tuple) and len(ours) == len(theirs):
-        pairs = [(f"{where}[{n}]", a, b) for n, (a, b) in enumerate(zip(ours, theirs, strict=True))]
-    else:
-        return where, ours, theirs
-    return next(difference(a, b, path) for path, a, b in pairs if a != b)
+        for n, (a, b) in enumerate(zip(ours, theirs, strict=True)):
+            yield from differences(a, b, f"{where}[{n}]")
+    elif ours != theirs:
+        yield where, ours, theirs

@@ -1,16 +1,23 @@
 """Reading a foreign config: every value is typed, and whatever is not understood is refused by name."""
 
+import math
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
 from regard.spec import nearest
 
 REQUIRED: Any = object()
+DEEPEST = 10_000  # layers: families may go through them one by one
 T = TypeVar("T")
 
 
 class FamilyError(ValueError):
-    """A foreign config that our parts cannot express, or a spec that a foreign class cannot."""
+    """A foreign config that our parts cannot express, or a spec that a foreign class cannot.
+
+    `differences`: in how many places such a spec and what the class can say differ, where it came to that.
+    """
+
+    differences: float = math.inf
 
 
 class Config:
@@ -20,7 +27,10 @@ class Config:
         self.model_type, self.values = model_type, values
 
     def integer(self, key: str, default: Any = REQUIRED) -> int:
-        return self.value(key, (int,), default)
+        found = self.value(key, (int,), default)
+        if "layer" in key and found is not None and found > DEEPEST:
+            raise FamilyError(f"{self.model_type}: {key}={found} should be at most {DEEPEST}")
+        return found
 
     def number(self, key: str, default: Any = REQUIRED) -> float:
         return self.real(key, self.value(key, (int, float), default))
@@ -45,6 +55,8 @@ class Config:
     def each(self, key: str, kind: type[T], default: Any = REQUIRED) -> tuple[T, ...]:
         """A list of which every entry is of this type."""
         found = self.value(key, (list, tuple), default)
+        if len(found) > DEEPEST:
+            raise FamilyError(f"{self.model_type}: {key} has {len(found)} entries, should have at most {DEEPEST}")
         if not all(type(entry) is kind for entry in found):
             raise FamilyError(f"{self.model_type}: {key}={found!r:.80} should be a list of {kind.__name__}")
         return tuple(found)

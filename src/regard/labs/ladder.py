@@ -6,11 +6,12 @@ Six rungs and what each is said to repair:
     LSTM, GRU      a long gap (a plain recurrence forgets)
     seq2seq        what is written need not stand beside what is read: here, backwards
     + attention    a long source (one state cannot hold it)
-    transformer    speed (a recurrence goes token by token)
+    transformer    speed (a recurrence goes token by token), with all that was won before
 
 Each plays every task in its own form: the first four answer while they read, one output a token; the last three read
 the source whole and then write. A new model for each task, all trained alike. Measured: the share of texts with no
-mistake, and seconds of a training step on long texts.
+mistake. The last repair is time on a machine that does many things at once, which a CPU is not: a step's time is shown,
+not judged (serial-time shows what a CPU can show).
 """
 
 # ledger: anc.ladder
@@ -116,13 +117,18 @@ def run(bench: Bench) -> Findings:
         repairs("long gap", "RNN", "LSTM", "GRU"),
         repairs("backwards", "LSTM", "seq2seq"),
         repairs("long source", "seq2seq", "+ attention"),
-        Check("speed: the transformer's step is faster than that of the recurrence with attention",
-              f"{1000 * times['transformer']:.0f} against {1000 * times['+ attention']:.0f} ms",
-              times["transformer"] < times["+ attention"]),
+        Check("the transformer, without recurrence, solves every task",
+              ", ".join(f"{task} {right:.2f}" for task, right in solved["transformer"].items()),
+              min(solved["transformer"].values()) > 0.9),
     ]  # fmt: skip
     lines = {name: list(enumerate(right.values())) for name, right in solved.items()}
     plots = [Plot("", "texts without mistake", lines, "the suite", groups=tuple(tasks))]
-    return Findings(table, checks, plots)
+    remark = (
+        f"Speed is not judged. A step on long texts takes the transformer {1000 * times['transformer']:.0f} ms and the "
+        f"recurrence with attention {1000 * times['+ attention']:.0f} ms here: it has more layers and n² scores. Only "
+        "as many of its steps as it has layers wait for each other; that pays where many things are done at once."
+    )
+    return Findings(table, checks, plots, remark)
 
 
 def reads_first(model: nn.Module) -> bool:

@@ -61,7 +61,7 @@ def run(bench: Bench) -> Findings:
     ]
     remark = (
         f"Guessing: {1 / len(PERIODS)}. Equal time, not equal signals: with more of it all may learn, and another "
-        "machine gives other numbers."
+        f"machine gives other numbers. At {long[-1]:,} steps even S4D saw only {seen['S4D'][-1][1]:,} signals in it."
     )
     return Findings(table, checks, plots, remark)
 

@@ -83,10 +83,21 @@ def draw_lines(axes: Any, plot: Plot) -> None:
         axes.set_xscale("log")
     if "y" in plot.log:
         axes.set_yscale("log")
+        plain_numbers(axes.yaxis)
     places = sorted({x for points in plot.lines.values() for x, _ in points})
     if len(places) <= 10:
         axes.set_xticks([], minor=True)
-        axes.set_xticks(places, [f"{x:g}" for x in places])
+        axes.set_xticks(places, [f"{x:,g}" for x in places])
+
+
+def plain_numbers(axis: Any) -> None:
+    """0.5 instead of 5 × 10⁻¹, on a logarithmic axis of a few decades."""
+    low, high = axis.get_view_interval()
+    if high > 1e6 * low:
+        return
+    axis.get_major_locator().set_params(subs=(1.0, 2.0, 5.0) if high < 100 * low else (1.0,))
+    axis.set_major_formatter(lambda value, _: f"{value:,g}")
+    axis.set_minor_formatter("")
 
 
 def draw_bars(axes: Any, plot: Plot) -> None:

@@ -3,8 +3,9 @@
 A dot product of two vectors of d_k independent numbers deviates by √d_k, so that the softmax of wide ones saturates and
 hardly passes gradients on; dividing by √d_k repairs it (Vaswani et al. 2017). The saying "additive and dot product do
 alike, dot wins on speed" is only true with the scale. One layer with one head learns associative recall, by the score
-vᵀtanh(W_q s + W_k h) of d_k hidden units (Bahdanau et al. 2014) or by products of d_k, all trained alike. Measured:
-loss and accuracy at the end, and the time of a step.
+vᵀtanh(W_q s + W_k h) of d_k hidden units (Bahdanau et al. 2014) or by products of d_k. Each is trained at three rates
+and judged by its best, for a rate that suits one score need not suit another. Measured: loss and accuracy at the end,
+and the time of a step.
 """
 
 # ledger: anc.score.compare
@@ -24,7 +25,8 @@ from regard.parts.attention import Attention
 from regard.parts.body import Body
 from regard.parts.scored import ScoredAttention
 
-PAIRS, SYMBOLS, WIDTH = 8, 32, 64
+PAIRS, SYMBOLS, WIDTH = 4, 32, 64
+RATES = (1e-3, 3e-3, 1e-2)
 
 
 def run(bench: Bench) -> Findings:
@@ -32,27 +34,25 @@ def run(bench: Bench) -> Findings:
     table, loss, right, time = [], {}, {}, {}
     for dim in dims:
         for name, mixer in scores(dim).items():
-            torch.manual_seed(bench.seed)
-            model = spec(mixer, FIRST + SYMBOLS, WIDTH, 1, neighbours=True).build()
-            seen = fit(bench, f"{name}, {dim}", model, recall, steps)
-            loss[name, dim] = statistics.fmean(seen["loss"][-20:])
-            time[name, dim] = 1000 * statistics.median(seen["seconds"])
-            right[name, dim] = accuracy(model, recall(generator(bench.seed + 1), 256))
+            tried = [trained(bench, f"{name}, {dim}, rate {rate:g}", mixer, steps, rate) for rate in RATES]
+            loss[name, dim], rate, right[name, dim], _ = min(tried)
+            time[name, dim] = 1000 * statistics.median(seconds for *_, seconds in tried)
             table.append(
-                {"score": name, "d_k": dim, "loss at the end": loss[name, dim], "accuracy": right[name, dim]}
-                | {"ms a step": time[name, dim]}
+                {"score": name, "d_k": dim, "best rate": rate, "loss at the end": loss[name, dim]}
+                | {"accuracy": right[name, dim], "ms a step": time[name, dim]}
             )
     narrow, wide = dims[0], dims[-1]
 
-    def compared(what: str, name: str, dim: int, holds: Callable[[float, float], bool]) -> Check:
-        one, other = right[name, dim], right["additive", dim]
-        return Check(f"d_k = {dim}: {what}", f"{name} {one:.2f}, additive {other:.2f} right", holds(one, other))
+    def compared(what: str, name: str, other: str, dim: int, holds: Callable[[float], bool]) -> Check:
+        one, two = right[name, dim], right[other, dim]
+        return Check(f"d_k = {dim}: {what}", f"{name} {one:.2f}, {other} {two:.2f} right", holds(one - two))
 
+    alike, keeps_up = "scaled products and additive scores learn alike, within 0.05", "unscaled products keep up"
     checks = [
-        compared("scaled products do as well as additive scores", "scaled dot", narrow, lambda a, b: a > b - 0.05),
-        compared("scaled products do as well as additive scores", "scaled dot", wide, lambda a, b: a > b - 0.05),
-        compared("unscaled products do too", "dot", narrow, lambda a, b: a > b - 0.05),
-        compared("unscaled products fall behind", "dot", wide, lambda a, b: a < b - 0.05),
+        compared(alike, "scaled dot", "additive", narrow, lambda ahead: abs(ahead) < 0.05),
+        compared(alike, "scaled dot", "additive", wide, lambda ahead: abs(ahead) < 0.05),
+        compared(keeps_up, "dot", "scaled dot", narrow, lambda ahead: ahead > -0.05),
+        compared("unscaled products fall behind", "dot", "scaled dot", wide, lambda ahead: ahead < -0.05),
         Check(f"d_k = {wide}: products are faster than additive scores",
               f"{time['scaled dot', wide]:.0f} against {time['additive', wide]:.0f} ms a step",
               time["scaled dot", wide] < time["additive", wide]),
@@ -62,10 +62,20 @@ def run(bench: Bench) -> Findings:
         return {name: [(dim, found[name, dim]) for dim in dims] for name in scores(narrow)}
 
     plots = [
-        Plot("d_k", "loss at the end", lines(loss), f"after {steps} steps", "xy"),
+        Plot("d_k", "loss at the end", lines(loss), f"after {steps} steps at the best rate", "xy"),
         Plot("d_k", "ms a step", lines(time), "time", "xy"),
     ]
-    return Findings(table, checks, plots)
+    remark = f"Guessing among the {PAIRS} values that were told: {1 / PAIRS}. Best of {len(RATES)} rates."
+    return Findings(table, checks, plots, remark)
+
+
+def trained(bench: Bench, what: str, mixer: Body, steps: int, rate: float) -> tuple[float, float, float, float]:
+    """Loss at the end, the rate, accuracy on other texts, seconds a step."""
+    torch.manual_seed(bench.seed)
+    model = spec(mixer, FIRST + SYMBOLS, WIDTH, 1, neighbours=True).build()
+    seen = fit(bench, what, model, recall, steps, rate)
+    right = accuracy(model, recall(generator(bench.seed + 1), bench.pick(256, 8)))
+    return statistics.fmean(seen["loss"][-20:]), rate, right, statistics.median(seen["seconds"])
 
 
 def scores(dim: int) -> dict[str, Body]:

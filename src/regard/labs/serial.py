@@ -1,9 +1,10 @@
 """A recurrence reads one step after another, so its time grows with a text's length though the work is the same.
 
 Only the time axis is serial: each step is still a product over batch and width. Measured: seconds of one training step
-(forward and backward) at a fixed number of tokens, cut into ever fewer and longer texts. What is parallel over time
-takes the same time however the tokens are cut (attention: until its n² shows); a recurrence does not, for its n
-dependent steps become smaller products. A layer of LSTM under one of attention is still serial.
+(forward and backward) at a fixed number of tokens, cut into ever fewer and longer texts. What is parallel over time and
+linear, as a window is, takes the same time however the tokens are cut; a recurrence does not, for its n dependent steps
+become smaller products. A layer of LSTM under one of attention is still serial. Attention alone is shown, not judged:
+it slows down as well, by its n² scores and not by steps that wait for each other.
 """
 
 # ledger: anc.rec.serial
@@ -15,13 +16,13 @@ from regard.labs.bench import Bench
 from regard.labs.contenders import MIXERS, block, contender, parameters
 from regard.labs.findings import Check, Findings, Plot
 from regard.labs.fit import generator, interleaved
-from regard.labs.tasks import FIRST, recall_after_gap
+from regard.labs.tasks import FIRST, draw, texts
 from regard.models.decoder import Decoder
 from regard.models.stack import Repeat
 from regard.objectives.next_token import next_token
 
 SYMBOLS, WIDTH = 16, 128
-NAMES = ("RNN", "LSTM", "GRU", "attention")
+NAMES = ("window", "RNN", "LSTM", "GRU", "attention")
 
 
 def run(bench: Bench) -> Findings:
@@ -33,7 +34,8 @@ def run(bench: Bench) -> Findings:
     models["LSTM, attention"] = Decoder(FIRST + SYMBOLS, WIDTH, (both,)).build()
     times: dict[str, list[tuple[float, float]]] = {name: [] for name in models}
     for length in bench.each("lengths", lengths):
-        batch = recall_after_gap(generator(bench.seed), length - 2, tokens // length, SYMBOLS)
+        read = draw(generator(bench.seed), SYMBOLS, tokens // length, length)
+        batch = texts(read, read, torch.ones_like(read))  # all count: gradients that fade to denormals would be slow
 
         def loss(model, batch=batch) -> Tensor:
             return next_token(model, batch)[0]
@@ -47,16 +49,15 @@ def run(bench: Bench) -> Findings:
         | {"growth": growth[name]}
         for name, points in times.items()
     ]
-    serial = min(grown for name, grown in growth.items() if name != "attention")
     checks = [
-        Check(
-            "whatever holds a recurrence slows down more than attention, n² and all",
-            ", ".join(f"{name} {grown:.1f}x" for name, grown in growth.items()),
-            serial > growth["attention"],
-        ),
-        Check("and takes at least twice as long at the longest", f"{serial:.1f}x at least", serial > 2),
-    ]
+        Check("the window, parallel and linear, takes at most half as long again in the longest texts",
+              f"{growth['window']:.1f}x", growth["window"] < 1.5),
+        *(Check(f"{name}: at least twice as long in the longest texts", f"{growth[name]:.1f}x", growth[name] > 2)
+          for name in models if name not in ("window", "attention")),
+    ]  # fmt: skip
     plots = [Plot("length of each text", "seconds a step", times, f"{tokens:,} tokens a step", "xy")]
-    return Findings(
-        table, checks, plots, "The wider the machine, the larger the difference: a GPU has thousands of lanes."
+    remark = (
+        "How much a recurrence slows down depends on the kernel: on CPUs torch has one fused operation for all steps "
+        "of an LSTM, none for the others. A machine with more lanes shows a larger difference: a GPU has thousands."
     )
+    return Findings(table, checks, plots, remark)

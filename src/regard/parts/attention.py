@@ -96,9 +96,7 @@ class Attention(Body):
 
 
 class AttentionModule(nn.Module):
-    def __init__(
-        self, width: int, spec: Attention, source_width: int | None = None, out_width: int | None = None
-    ):
+    def __init__(self, width: int, spec: Attention, source_width: int | None = None, out_width: int | None = None):
         super().__init__()
         source_width, out_width = source_width or width, out_width or width
         self.heads, self.kv_heads, head_dim = spec.sizes(width)

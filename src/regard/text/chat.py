@@ -5,8 +5,8 @@ one writes each turn after the marker of its role and a space, so that its first
 text, and closes what the assistant says with `<|end|>`. What the model answers therefore begins with that space.
 """
 
-import json
 import re
+from collections.abc import Mapping
 from datetime import datetime
 from itertools import islice
 from typing import Any
@@ -30,6 +30,8 @@ DEFAULT_TEMPLATE = """\
 {%- if add_generation_prompt %}{{ "<|assistant|>" }}{% endif -%}
 """
 
+REASONING = ("reasoning_content", "thinking", "reasoning")
+
 # what a template's own mistakes raise; SyntaxError: Python cannot nest the loops that Jinja compiled for it
 FAULTS = (TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RecursionError, MemoryError, SyntaxError)
 
@@ -42,21 +44,13 @@ def render(
     template: str,
     messages: list[dict[str, Any]],
     add_generation_prompt: bool = True,
-    bos_token: str = "",
-    eos_token: str = "",
+    names: Mapping[str, str] | None = None,
 ) -> str:
-    """The text of a conversation, ready for `Tokenizer.encode(text, special=True)`."""
+    """The text of a conversation, ready for `Tokenizer.encode(text, special=True)`; `names` as `bos_token`."""
     sandbox = Sandbox()
-    sandbox.filters["tojson"] = _tojson  # plain JSON: Jinja's own escapes for HTML
-    variables: dict[str, Any] = {
-        "messages": messages,
-        "add_generation_prompt": add_generation_prompt,
-        "bos_token": bos_token,
-        "eos_token": eos_token,
-        "tools": None,
-        "raise_exception": _raise,
-        "strftime_now": _now,
-    }
+    sandbox.globals |= {"raise_exception": _raise, "strftime_now": _now}
+    variables = {"messages": [_reasoned(message) for message in messages], "tools": None, "documents": None}
+    variables |= {"add_generation_prompt": add_generation_prompt, **(names or {})}
     try:
         return sandbox.generate_bounded(template, variables)
     except TemplateError as error:
@@ -72,7 +66,6 @@ def encode_chat(tokenizer: Tokenizer, messages: list[dict[str, Any]], reply: boo
     """
     if tokenizer.chat_template is None:
         raise ChatError("this model has no chat template, so it was not made for conversation; continue a text instead")
-    bos, eos = ("" if id is None else tokenizer.token(id) for id in (tokenizer.bos, tokenizer.eos))
     said = "\n".join(value for message in messages for value in message.values() if isinstance(value, str))
     found = [marker for marker in tokenizer.markers if marker in said]
     used = frozenset(said)
@@ -80,11 +73,17 @@ def encode_chat(tokenizer: Tokenizer, messages: list[dict[str, Any]], reply: boo
     markers = dict(zip(islice(unused, len(found)), found, strict=True))
     for char, marker in markers.items():
         messages = [{key: _replaced(value, marker, char) for key, value in message.items()} for message in messages]
-    text = render(tokenizer.chat_template, messages, reply, bos, eos)
+    text = render(tokenizer.chat_template, messages, reply, tokenizer.names)
     ids: list[int] = []
     for part in re.split(f"([{''.join(markers)}])", text) if markers else [text]:
-        ids += tokenizer.encode(markers.get(part, part), special=part not in markers)
+        ids += _continued(tokenizer, markers.get(part, part), part not in markers, ids)
     return ids
+
+
+def _continued(tokenizer: Tokenizer, text: str, special: bool, before: list[int]) -> list[int]:
+    """Ids of a text inside another: SentencePiece's kind would put a space before it if it stood alone."""
+    ids, line = tokenizer.encode("\n" + text, special), tokenizer.encode("\n")
+    return ids[len(line) :] if before and ids[: len(line)] == line else tokenizer.encode(text, special)
 
 
 def _replaced(value: Any, old: str, new: str) -> Any:
@@ -99,5 +98,7 @@ def _now(form: str) -> str:
     return datetime.now().strftime(form)
 
 
-def _tojson(value: Any, indent: int | None = None, ensure_ascii: bool = False) -> str:
-    return json.dumps(value, indent=min(indent, 16) if indent else indent, ensure_ascii=ensure_ascii)
+def _reasoned(message: dict[str, Any]) -> dict[str, Any]:
+    """What was thought before an answer is found under both of the names that templates have for it."""
+    thought = next((message[name] for name in REASONING if message.get(name) is not None), None)
+    return message if thought is None else {"thinking": thought, **message, "reasoning_content": thought}

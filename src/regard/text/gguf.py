@@ -15,10 +15,10 @@ from tokenizers import AddedToken, decoders, models, normalizers, processors
 
 from regard.gguf_header import GGUFError, Header, read_header
 
+from .sentencepiece import BYTE, CONTROL, NORMAL, OWN, UNUSED, merges
 from .splits import BEGINS, WHOLE, split, split_name
 from .tokenizer import Tokenizer
 
-NORMAL, UNKNOWN, CONTROL, OWN, UNUSED, BYTE = 1, 2, 3, 4, 5, 6  # token types
 PREFIX = "tokenizer.ggml."
 LOWEST = -1e9  # the score of a piece that no join makes
 
@@ -86,16 +86,10 @@ class Words:
             raise GGUFError(
                 f"{self.header.file}: {PREFIX}scores should have a number for each of {len(self.ids)} tokens"
             )
-        normal = [id for id, type in enumerate(self.types) if type in (NORMAL, OWN)]
-        best = sorted(normal, key=lambda id: -scores[id])
-        found = []
-        for piece in (self.pieces[id] for id in best):
-            cuts = [(piece[:n], piece[n:]) for n in range(1, len(piece))]
-            found += sorted(
-                (cut for cut in cuts if cut[0] in self.ids and cut[1] in self.ids),
-                key=lambda c: [self.ids[p] for p in c],
-            )
-        return found
+        try:
+            return merges(self.header.file, self.pieces, scores, self.types)
+        except ValueError as error:
+            raise GGUFError(str(error)) from error
 
 
 def byte_level(words: Words) -> tokenizers.Tokenizer:
@@ -130,15 +124,15 @@ def metadata(tokenizer: Tokenizer, vocab: int) -> dict[str, Any]:
     types = [NORMAL if id in pieces else UNUSED for id in range(vocab)]
     for id, type in added.items():
         types[id] = type
-    merges = [" ".join(merge) if isinstance(merge, list) else merge for merge in model["merges"]]
+    joins = [" ".join(merge) if isinstance(merge, list) else merge for merge in model["merges"]]
     written: dict[str, Any] = {"tokens": [pieces.get(id, f"[PAD{id}]") for id in range(vocab)]}
     if model["byte_fallback"]:
-        ranks = {merge.replace(" ", ""): -float(rank) for rank, merge in reversed([*enumerate(merges)])}
+        ranks = {merge.replace(" ", ""): -float(rank) for rank, merge in reversed([*enumerate(joins)])}
         written |= {"model": "llama", "scores": [ranks.get(piece, LOWEST) for piece in written["tokens"]]}
         types = [BYTE if piece in BYTES else type for piece, type in zip(written["tokens"], types, strict=True)]
         written["add_space_prefix"] = "▁" in json.dumps(state["normalizer"], ensure_ascii=False).partition("Prepend")[2]
     else:
-        written |= {"model": "gpt2", "pre": split_name(state["pre_tokenizer"], state["normalizer"]), "merges": merges}
+        written |= {"model": "gpt2", "pre": split_name(state["pre_tokenizer"], state["normalizer"]), "merges": joins}
     written["token_type"] = types
     marks = {"bos": tokenizer.bos, "eos": tokenizer.eos, "padding": tokenizer.pad}
     written |= {f"{name}_token_id": id for name, id in marks.items() if id is not None}

@@ -6,6 +6,7 @@ the product of the sizes they work on, and the size of what is built are bounded
 """
 
 import functools
+import json
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sized
@@ -13,6 +14,8 @@ from typing import Any
 
 from jinja2 import nodes
 from jinja2.exceptions import SecurityError
+from jinja2.ext import Extension, LoopControlExtension
+from jinja2.parser import Parser
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
@@ -31,11 +34,12 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
     def __init__(self) -> None:
         super().__init__(
-            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"], finalize=self._sized
+            trim_blocks=True, lstrip_blocks=True, extensions=[LoopControlExtension, Generation], finalize=self._sized
         )
         self.deadline = time.monotonic() + SECONDS
         del self.filters["format"], self.globals["lipsum"]  # "%999999999d"|format(1): the cost hides inside a text
         self.filters = {name: self._bounded(function) for name, function in self.filters.items()}
+        self.filters["tojson"] = self._json
         self.filters |= {"_ticking": self._ticking, "_sized": self._sized, "_joined": self._joined}
 
     def generate_bounded(self, source: str, variables: dict[str, Any]) -> str:
@@ -90,6 +94,27 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
         return bounded
 
+    def _json(
+        self,
+        value: Any,
+        ensure_ascii: bool = False,
+        indent: int | None = None,
+        separators: tuple[str, str] | None = None,
+        sort_keys: bool = False,
+    ) -> str:
+        """Plain JSON, where Jinja's own escapes for HTML; in pieces, since each line of it may be indented far."""
+        self._check((value, indent, *(separators or ())))
+        pieces, size = [], 0
+        encoder = json.JSONEncoder(
+            ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+        )
+        for piece in encoder.iterencode(value):
+            size += len(piece)
+            self._check_size(size)
+            pieces.append(piece)
+        self._tick()
+        return "".join(pieces)
+
     def _ticking(self, items: Iterable) -> Iterator:
         for item in items:
             self._tick()
@@ -118,6 +143,16 @@ class Sandbox(ImmutableSandboxedEnvironment):
     def _tick(self) -> None:
         if time.monotonic() > self.deadline:
             raise SecurityError(f"the template ran for more than {SECONDS} seconds")
+
+
+class Generation(Extension):
+    """`{% generation %}`: templates mark what the model itself said, for training; rendered as if it were not there."""
+
+    tags = {"generation"}
+
+    def parse(self, parser: Parser) -> nodes.Node:
+        line = next(parser.stream).lineno
+        return nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
 
 
 def _is_number(value: Any) -> bool:

@@ -2,11 +2,13 @@
 
 A token is often part of a character (an emoji is four bytes) and its text can depend on its left neighbour. So a short
 window of ids is decoded with and without its newest ones, and their difference is the new text; it is let out once it
-ends on a whole character. Of that text, the longest end that could begin a stop string is held back.
+ends on a whole character. Of that text, what could still be tidied is held back, and of the rest the longest end that
+could begin a stop string.
 """
 
 from collections.abc import Sequence
 
+from .tidy import settled, tidied
 from .tokenizer import Tokenizer
 
 UNFINISHED = "\ufffd"  # what the decoder writes for bytes that are no character, or none yet
@@ -22,10 +24,11 @@ class Detokenizer:
             raise ValueError("a stop string is empty; leave it out, or give the text to stop at")
         self.tokenizer, self.stops = tokenizer, tuple(stops)
         self.stopped: str | None = None
-        whole = not tokenizer.decode(neighbours := list(after[-NEIGHBOURS:])).endswith(UNFINISHED)
+        whole = not tokenizer.rough(neighbours := list(after[-NEIGHBOURS:])).endswith(UNFINISHED)
         self._context = neighbours if whole else []  # ids whose text is out already: the left neighbours of the next
         self._fresh: list[int] = []  # ids whose text ends in an unfinished character
         self._out = 0  # how many characters of the fresh ids' text are out nevertheless
+        self._rough = ""  # text that is not tidied yet
         self._held = ""
 
     def push(self, id: int) -> str:
@@ -38,20 +41,28 @@ class Detokenizer:
         new, self._out = certain[self._out :], len(certain)
         if certain == text:
             self._context, self._fresh, self._out = (self._context + self._fresh)[-NEIGHBOURS:], [], 0
-        return self._release(new)
+        return self._release(self._settle(new))
 
     def finish(self) -> str:
         """No more ids will come: return what was held back."""
         if self.stopped is not None:
             return ""
-        text = self._release(self._fresh_text()[self._out :])
+        text = self._release(self._settle(self._fresh_text()[self._out :], last=True))
         rest = self._held if self.stopped is None else ""
         self._held, self._fresh, self._out = "", [], 0
         return text + rest
 
     def _fresh_text(self) -> str:
-        known = self.tokenizer.decode(self._context)
-        return self.tokenizer.decode(self._context + self._fresh)[len(known) :]
+        known = self.tokenizer.rough(self._context)
+        return self.tokenizer.rough(self._context + self._fresh)[len(known) :]
+
+    def _settle(self, text: str, last: bool = False) -> str:
+        if not self.tokenizer.tidy:
+            return text
+        text = self._rough + text
+        cut = len(text) if last else settled(text)
+        self._rough = text[cut:]
+        return tidied(text[:cut])
 
     def _release(self, text: str) -> str:
         text = self._held + text

@@ -5,6 +5,7 @@ marker, typed by a user or found in a file, is encoded as the characters it is.
 """
 
 import json
+from collections.abc import Mapping
 from functools import cached_property
 from itertools import takewhile
 from pathlib import Path
@@ -13,13 +14,16 @@ import tokenizers
 
 from regard.packaged import locate
 
-TOKENIZER, CONFIG, TEMPLATE = "tokenizer.json", "tokenizer_config.json", "chat_template.jinja"
-GENERATION = "generation_config.json"
-LARGEST_FILE = 256 << 20  # bytes; the files of the largest vocabularies have some thirty million
+from .folder import GENERATION, TEMPLATE, TOKENIZER, read_folder
+from .markers import CONFIG
+from .tidy import tidied
 
 
 class Tokenizer:
-    """`bos`, `eos` and `pad` are ids or None; `stops` are all ids that end a generation."""
+    """`bos`, `eos` and `pad` are ids or None; `stops` are all ids that end a generation.
+
+    `names` are the texts of all markers that have a name (`cls_token`); `tidy` takes spaces before punctuation out.
+    """
 
     def __init__(
         self,
@@ -29,31 +33,68 @@ class Tokenizer:
         pad: str | None = None,
         chat_template: str | None = None,
         stops: tuple[int, ...] = (),
+        names: Mapping[str, str] | None = None,
+        tidy: bool = False,
     ):
         self.core = core
         self.bos, self.eos, self.pad = (self._id(piece) for piece in (bos, eos, pad))
+        given = {"bos_token": bos, "eos_token": eos, "pad_token": pad}
+        self.names = {**(names or {}), **{name: piece for name, piece in given.items() if piece is not None}}
         self.chat_template = chat_template
         self.stops = tuple(dict.fromkeys((*(() if self.eos is None else (self.eos,)), *stops)))
+        self.tidy = tidy
 
     def encode(self, text: str, special: bool = False) -> list[int]:
         """Ids of a text, without bos or eos. With `special`, markers written in the text become their tokens."""
+        ids = self._encoded(text, special, frame=False).ids
+        if special or self._marker_ids.keys().isdisjoint(ids):
+            return ids
+        # a model whose vocabulary holds its markers like any piece makes them of plain text too
+        typed = {id for id, marker in self._marker_ids.items() if marker in text}
+        return [part for id in ids for part in (self._characters(id) if id in typed else (id,))]
+
+    def framed(self, text: str, second: str | None = None) -> list[int]:
+        """Ids of a text, or of two, with the markers that the tokenizer's own rules put around: [CLS] … [SEP]."""
+        return self._encoded(text if second is None else (text, second), special=False, frame=True).ids
+
+    def sides(self, text: str, second: str) -> list[int]:
+        """For each id of the two texts framed, which of them it belongs to: 0 or 1, as BERT was taught."""
+        encoding = self._encoded((text, second), special=False, frame=True)
+        return encoding.type_ids if self.core.post_processor else [side or 0 for side in encoding.sequence_ids]
+
+    def decode(self, ids: list[int], special: bool = False) -> str:
+        """The text of ids; marker tokens are left out unless `special`."""
+        text = self.rough(ids, special)
+        return tidied(text) if self.tidy else text
+
+    def rough(self, ids: list[int], special: bool = False) -> str:
+        """The text of ids as the pieces have it, before spaces are tidied."""
+        return self.core.decode(ids, skip_special_tokens=not special)
+
+    def _encoded(self, text: str | tuple[str, str], special: bool, frame: bool) -> tokenizers.Encoding:
         self.core.encode_special_tokens = not special
         try:
-            return self.core.encode_batch_fast([text], add_special_tokens=False)[0].ids  # frees the GIL
+            return self.core.encode_batch_fast([text], add_special_tokens=frame)[0]  # frees the GIL
         except Exception as error:  # the library raises bare Exception where a vocabulary without `unk` lacks a piece
-            strange = sorted(set(text) - set(self.core.get_vocab()))
+            whole = text if isinstance(text, str) else "".join(text)
+            half = next((char for char in whole if "\ud800" <= char <= "\udfff"), None)
+            if half is not None:
+                raise ValueError(
+                    f"the text holds {half!r} at {whole.index(half)}: half of a surrogate pair, which is no character; "
+                    'put such text right with text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")'
+                ) from error
+            strange = sorted(set(whole) - set(self.core.get_vocab()))
             raise ValueError(
                 f"{strange} are not in this vocabulary; train it on text that has them, or use bytes or BPE"
             ) from error
 
-    def framed(self, text: str) -> list[int]:
-        """Ids of a text with the markers that the tokenizer's own rules put around it: [CLS] … [SEP]."""
-        self.core.encode_special_tokens = True
-        return self.core.encode(text).ids
+    @cached_property
+    def _marker_ids(self) -> dict[int, str]:
+        unknown = self.names.get("unk_token")
+        return {self.core.token_to_id(marker): marker for marker in self.markers if marker != unknown}
 
-    def decode(self, ids: list[int], special: bool = False) -> str:
-        """The text of ids; marker tokens are left out unless `special`."""
-        return self.core.decode(ids, skip_special_tokens=not special)
+    def _characters(self, marker: int) -> list[int]:
+        return [token.id for char in self._marker_ids[marker] for token in self.core.model.tokenize(char)]
 
     def token(self, id: int) -> str:
         """A readable piece for one id: its text, or its raw name where it is only part of a character."""
@@ -90,11 +131,9 @@ class Tokenizer:
         self.core.save(str(folder / TOKENIZER))
         config: dict[str, object] = {
             "tokenizer_class": "PreTrainedTokenizerFast",
-            "clean_up_tokenization_spaces": False,
+            "clean_up_tokenization_spaces": self.tidy,
+            **self.names,
         }
-        for name, id in (("bos_token", self.bos), ("eos_token", self.eos), ("pad_token", self.pad)):
-            if id is not None:
-                config[name] = self.core.id_to_token(id)
         (folder / CONFIG).write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
         if self.stops not in ((), (self.eos,)):
             ends = {"eos_token_id": list(self.stops)}
@@ -104,28 +143,15 @@ class Tokenizer:
 
     @classmethod
     def load(cls, folder: str | Path) -> "Tokenizer":
-        """Read a folder with `tokenizer.json`; markers and template come from the files beside it, if there are any.
-
-        A GGUF file holds all of it itself.
-        """
+        """Read a folder with `tokenizer.json` or an older vocabulary, and what is said beside it, or a GGUF file."""
         folder = locate(folder)
         if folder.suffix == ".gguf":
             from regard.text.gguf import read_tokenizer
 
             return read_tokenizer(folder)
-        core = _read_core(folder / TOKENIZER)
-        config = _read_json(folder / CONFIG)
-        pieces = {name: _piece(config.get(f"{name}_token")) for name in ("bos", "eos", "pad")}
-        for name, piece in pieces.items():
-            if piece is not None and core.token_to_id(piece) is None:
-                raise ValueError(
-                    f"{folder / CONFIG}: {name}_token {piece!r} is not in {TOKENIZER}; they do not belong together"
-                )
-        known = set(core.get_vocab(with_added_tokens=True).values())
-        stops = tuple(id for id in _eos_ids(folder) if id in known)  # configs name ids past a smaller vocabulary
-        if pieces["eos"] is None and stops:
-            pieces["eos"] = core.id_to_token(stops[0])
-        return cls(core, **pieces, chat_template=_read_template(folder, config), stops=stops)
+        found = read_folder(folder)
+        bos, eos, pad = (found.names.get(f"{name}_token") for name in ("bos", "eos", "pad"))
+        return cls(found.core, bos, eos, pad, found.chat_template, found.stops, found.names, found.tidy)
 
     def _id(self, piece: str | None) -> int | None:
         if piece is None:
@@ -136,68 +162,3 @@ class Tokenizer:
                 f"{piece!r} is not a token of this vocabulary; train the tokenizer with it, or name another"
             )
         return id
-
-
-def _read_core(path: Path) -> tokenizers.Tokenizer:
-    if not path.is_file():
-        raise FileNotFoundError(f"{path} is missing; a tokenizer folder needs {TOKENIZER} (other formats are not read)")
-    try:
-        core = tokenizers.Tokenizer.from_str(_read(path))
-    except Exception as error:  # the library raises bare Exception for whatever is wrong with the file
-        raise ValueError(f"{path} is damaged or no tokenizer file ({error}); fetch or save it again") from error
-    core.no_truncation()  # files carry these settings of some training along: a prompt is not cut or padded in silence
-    core.no_padding()
-    return core
-
-
-def _read(path: Path) -> str:
-    if path.stat().st_size > LARGEST_FILE:
-        raise ValueError(f"{path} has {path.stat().st_size} bytes; more than {LARGEST_FILE} are not read")
-    return path.read_text(encoding="utf-8")
-
-
-def _read_json(path: Path) -> dict:
-    if not path.is_file():
-        return {}
-    try:
-        value = json.loads(_read(path))
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is not valid JSON ({error}); fetch or save it again") from error
-    if not isinstance(value, dict):
-        raise ValueError(f"{path} holds {type(value).__name__}, not a JSON object; fetch or save it again")
-    return value
-
-
-def _piece(token: object) -> str | None:
-    """A token's text from either spelling: "<s>" or {"content": "<s>", …}."""
-    if isinstance(token, dict):
-        token = token.get("content")
-    if token is not None and not isinstance(token, str):
-        raise ValueError(f"a special token is written as {token!r}; expected a string or an object with `content`")
-    return token
-
-
-def _eos_ids(folder: Path) -> tuple[int, ...]:
-    """`eos_token_id` of the model's own files: a number, a list of numbers, or absent."""
-    for name in (GENERATION, "config.json"):
-        found = _read_json(folder / name).get("eos_token_id")
-        ids = found if isinstance(found, list) else [] if found is None else [found]
-        if not all(type(id) is int and id >= 0 for id in ids):
-            raise ValueError(f"{folder / name}: eos_token_id={found!r}; expected an id or a list of ids")
-        if ids:
-            return tuple(ids)
-    return ()
-
-
-def _read_template(folder: Path, config: dict) -> str | None:
-    """The template file, else the entry in the configuration (a string, or named ones of which `default` is taken)."""
-    if (folder / TEMPLATE).is_file():
-        return _read(folder / TEMPLATE)
-    template = config.get("chat_template")
-    if isinstance(template, list) and all(isinstance(entry, dict) for entry in template):
-        template = next((entry.get("template") for entry in template if entry.get("name") == "default"), None)
-    if template is not None and not isinstance(template, str):
-        raise ValueError(
-            f"{folder / CONFIG}: chat_template is {type(template).__name__}; expected text, or named texts"
-        )
-    return template

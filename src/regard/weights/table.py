@@ -17,10 +17,9 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from regard.spec import nearest
 from regard.weights.ops import Op
 
-FLOATS = ("F64", "F32", "F16", "BF16")
+FLOATS = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 Known = str | Callable[[tuple[int, ...]], Tensor]
 
 
@@ -160,8 +159,8 @@ def same(some: Found, other: Found | None) -> bool:
     if other is None or some.shape != other.shape or some.dtype not in FLOATS:
         return False
     one, two = some.read(), other.read()
-    close = one.shape == two.shape and torch.isclose(one.double(), two.double(), torch.finfo(one.dtype).eps, 1e-6)
-    return bool(torch.as_tensor(close).all())
+    rounding = torch.finfo(FLOATS[some.dtype]).eps
+    return one.shape == two.shape and bool(torch.isclose(one.double(), two.double(), rounding, 1e-6).all())
 
 
 def check(found: Mapping[str, Found], wanted: Mapping[str, tuple[int, ...]], ignored: tuple[str, ...]) -> None:
@@ -177,7 +176,7 @@ def check(found: Mapping[str, Found], wanted: Mapping[str, tuple[int, ...]], ign
             raise WeightsError(f"{tensor.file}: {name} is stored as {tensor.dtype}; read are {', '.join(FLOATS)}")
     for name, tensor in found.items():
         if name not in wanted and not any(placeholders(pattern, name) is not None for pattern in ignored):
-            raise WeightsError(f"{tensor.file}: {name} {tensor.shape} belongs to no part; {nearest(name, wanted)}")
+            raise WeightsError(f"{tensor.file}: {name} {tensor.shape} belongs to no part of this model")
 
 
 def placeholders(pattern: str, name: str) -> dict[str, str] | None:

@@ -102,6 +102,8 @@ def test_what_the_format_cannot_say_is_refused(tmp_path: Path) -> None:
     with pytest.raises(FamilyError, match="cannot express .*beta_fast=8.0, only 32.0"):
         yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "beta_fast": 8.0}
         export_gguf(tiny(LLAMA | {"rope_parameters": yarn}), tmp_path / "x.gguf", "llama")
+    with pytest.raises(FamilyError, match="GGUF qwen2 model cannot express a divisor for every pair"):
+        export_gguf(tiny(MODELS["llama, llama3 rope"] | {"model_type": "qwen2"}), tmp_path / "x.gguf", "qwen2")
     with pytest.raises(FamilyError, match="architecture 'lama' have no family here; did you mean 'llama'"):
         export_gguf(tiny(LLAMA), tmp_path / "x.gguf", "lama")
     with pytest.raises(CheckpointError, match="not as 'q4_k'"):

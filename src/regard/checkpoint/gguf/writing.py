@@ -17,7 +17,7 @@ from regard.checkpoint.folder import CheckpointError, sync
 from regard.checkpoint.gguf.architectures import ARCHITECTURES, Architecture, architecture
 from regard.checkpoint.gguf.reading import configure, library, understand
 from regard.checkpoint.gguf.rope import DIVISORS, divided, metadata
-from regard.families import family
+from regard.families import FamilyError, family
 from regard.families.expressed import expressed
 from regard.gguf_header import Header, Place
 from regard.models.model import Model
@@ -41,6 +41,8 @@ def export_gguf(
     chain = understand(header(name, pairs, config), divisors)[1]
     tensors = dict(chain.write(dict(model.named_parameters())))
     if divisors is not None:
+        if DIVISORS not in chain.outer.ignored:
+            raise FamilyError(f"a GGUF {name} model cannot express a divisor for every pair of its rope")
         tensors[DIVISORS] = torch.tensor(divisors)
     pairs |= {"general.file_type": FILE_TYPES[form], "general.quantization_version": 2}
     write(Path(file), name, pairs | dict(words or {}), tensors, form)
@@ -58,9 +60,8 @@ def describe(spec: Model, name: str, kind: Architecture) -> tuple[dict[str, Any]
         pairs = metadata(config["rope_parameters"])
     pairs |= {key: config[ours] for key, ours in {**kind.sizes, **kind.more}.items() if config.get(ours) is not None}
     pairs = {f"{name}.{key}": value for key, value in pairs.items()}
-    expressed(f"GGUF {name}", foreign.spec(config), pairs, lambda said: foreign.spec(
-        configure(header(name, said, config), divisors)
-    ))  # fmt: skip
+    found = header(name, pairs, config)
+    expressed(f"GGUF {name}", foreign.spec(config), pairs, lambda _: foreign.spec(configure(found, divisors)))
     return config, pairs, divisors
 
 

@@ -22,7 +22,6 @@ from regard.kernels.attention.scores import Scores
 from regard.kernels.attention.tiled import TILE, score, spans, tiles_seen
 from regard.kernels.autocast import without_autocast
 
-
 PIECES = 8  # of a tile of scores, in which the highest is looked for
 
 

@@ -1,0 +1,97 @@
+"""Ways to spoil a model's folder at random: values of a config or an index, entries of a header, plain bytes."""
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from random import Random
+from typing import Any
+
+from regard.checkpoint import export
+from regard.families import FAMILIES, family
+from tests.families.cases import classic, decoders, encoder_decoders, encoders, experts, gpt2, llama, recurrent, vision
+
+GROUPS = (llama, gpt2, classic, decoders, encoders, encoder_decoders, experts, recurrent, vision)
+DEEP: Any = "x"
+for _ in range(60):
+    DEEP = {"rope_type": DEEP, "type": [DEEP]} if isinstance(DEEP, str) else [DEEP]
+VALUES = [
+    0, -1, 1, 2, 3, 7, 48, 1 << 20, 1 << 31, 1 << 62, 1 << 63, 10**30, -(10**30), 0.5, -0.5, 2.0, 1e308, 1e-320,
+    float("nan"), float("inf"), "", "xyz", "x" * 100_000, "nan", "../../etc/passwd", "é\x00\ud800", None, True, False,
+    [], {}, [1], [[1]], {"a": 1}, ["attention"] * 20_000, [0] * 100_000, list(range(3)), DEEP, "gelu", "relu", "silu",
+]  # fmt: skip
+Mutation = Callable[[bytes, Random], bytes]
+
+
+def configs() -> Iterator[tuple[str, dict[str, Any]]]:
+    """A config of every family: the first of its cases."""
+    first: dict[str, dict[str, Any]] = {}
+    for architecture, settings in (case for group in GROUPS for case in group.CASES.values()):
+        word = architecture.lower()
+        near = [name for name in FAMILIES if word.startswith(name.replace("_", "").removesuffix("text"))]
+        model_type = max(near, key=len)
+        first.setdefault(model_type, settings | {"model_type": model_type, "architectures": [architecture]})
+    yield from first.items()
+
+
+def folders(base: Path, families: tuple[str, ...]) -> list[Path]:
+    """A folder of each, without the sums that would find every change at once."""
+    for model_type, config in configs():
+        if model_type in families:
+            export(family(model_type).spec(config).build(0), base / model_type, model_type)
+            (base / model_type / "manifest.json").unlink()
+    return sorted(base.iterdir())
+
+
+def spots(tree: Any) -> Iterator[tuple[Any, Any]]:
+    """Every place in plain data: what holds it, and its key there."""
+    for key in list(tree) if isinstance(tree, dict) else range(len(tree)):
+        yield tree, key
+        if isinstance(tree[key], dict | list):
+            yield from spots(tree[key])
+
+
+def change_a_value(content: bytes, random: Random) -> bytes:
+    tree = json.loads(content)
+    for _ in range(random.choice([1, 1, 1, 2, 4])):
+        node, key = random.choice(list(spots(tree)) or [({0: 0}, 0)])
+        chance = random.random()
+        if chance < 0.15 and isinstance(node, dict):
+            del node[key]
+        elif chance < 0.25 and isinstance(node, dict):
+            node[random.choice(["nan", "NaN", "", "auto_map", f"{key} ", "x" * 700])] = node.pop(key)
+        elif chance < 0.4 and isinstance(node[key], int):
+            node[key] += random.choice([-1, 1, node[key], 10**6])
+        elif chance < 0.55:
+            other, name = random.choice(list(spots(tree)))
+            node[key] = json.loads(json.dumps(other[name]))
+        else:
+            node[key] = random.choice(VALUES)
+    return json.dumps(tree).encode()
+
+
+def change_the_header(content: bytes, random: Random) -> bytes:
+    """Names, dtypes, shapes and places, in JSON that stays JSON."""
+    length = int.from_bytes(content[:8], "little")
+    header = change_a_value(content[8 : 8 + length], random)
+    told = random.choice([len(header)] * 8 + [len(header) + 1, len(header) - 1, 1 << 40, (1 << 64) - 1])
+    return told.to_bytes(8, "little") + header + content[8 + length :]
+
+
+def lie_about_types(content: bytes, random: Random) -> bytes:
+    before, after = random.sample([b'"F32"', b'"F16"', b'"I32"', b'"BF16"', b'"F64"', b'"F8_E4M3"', b'"F4"', b"nan"], 2)
+    return content.replace(before if before in content else b'"F32"', after, random.choice([1, -1]))
+
+
+def change_bytes(content: bytes, random: Random) -> bytes:
+    changed = bytearray(content)
+    for _ in range(random.choice([1, 3])):
+        changed[random.randrange(min(len(changed), random.choice([8, 600])))] = random.randrange(256)
+    return bytes(changed[: random.randrange(len(changed))] if random.random() < 0.1 else changed)
+
+
+JSON_FILES: tuple[Mutation, ...] = (change_a_value, change_a_value, change_a_value, change_bytes)
+TENSOR_FILES: tuple[Mutation, ...] = (change_the_header, change_the_header, lie_about_types, change_bytes)
+
+
+def mutated(file: Path, random: Random) -> bytes:
+    return random.choice(JSON_FILES if file.suffix == ".json" else TENSOR_FILES)(file.read_bytes(), random)
