@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable, Iterator
+from copy import deepcopy
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -63,9 +64,9 @@ def change_a_value(content: bytes, random: Random) -> bytes:
             node[key] += random.choice([-1, 1, node[key], 10**6])
         elif chance < 0.55:
             other, name = random.choice(list(spots(tree)))
-            node[key] = json.loads(json.dumps(other[name]))
+            node[key] = deepcopy(other[name])
         else:
-            node[key] = random.choice(VALUES)
+            node[key] = deepcopy(random.choice(VALUES))
     return json.dumps(tree).encode()
 
 

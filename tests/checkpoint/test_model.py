@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from regard.checkpoint import CheckpointError, export, load, save
+from regard.checkpoint import tensors as files
 from regard.checkpoint.model import parameters
 from regard.families import FamilyError, family
 from regard.models.decoder import Decoder, DecoderModule
@@ -170,6 +171,59 @@ def test_shards(folder: Path) -> None:
     assert torch.equal(load(folder)(text(1, 5)), expected)
 
 
+@pytest.mark.parametrize("limit", [2000, 6000])
+def test_large_models_are_written_in_shards(folder: Path, tmp_path: Path, monkeypatch, limit: int) -> None:
+    """One tensor is larger than the smaller limit, and has a file of its own."""
+    model = load(folder)
+    expected = model(text(1, 5))
+    monkeypatch.setattr(files, "LARGEST_FILE", limit)
+    save(model, tmp_path / "ours")
+    export(model, tmp_path / "theirs", "llama")
+    for out in (tmp_path / "ours", tmp_path / "theirs"):
+        assert torch.equal(load(out)(text(1, 5)), expected)
+        index = json.loads((out / "model.safetensors.index.json").read_text())
+        parts = {name: load_file(out / name) for name in set(index["weight_map"].values())}
+        assert {name: {n for n, p in index["weight_map"].items() if p == name} for name in parts} == {
+            name: set(tensors) for name, tensors in parts.items()
+        }
+        sizes = [sum(t.nbytes for t in tensors.values()) for tensors in parts.values()]
+        assert index["metadata"]["total_size"] == sum(sizes) and len(parts) > 2
+        assert all(size <= limit or len(tensors) == 1 for size, tensors in zip(sizes, parts.values(), strict=True))
+        assert not (out / "model.safetensors").exists()
+
+
+def test_transformers_reads_the_shards(folder: Path, tmp_path: Path, monkeypatch) -> None:
+    transformers = pytest.importorskip("transformers")
+    model = load(folder)
+    monkeypatch.setattr(files, "LARGEST_FILE", 6000)
+    export(model, tmp_path / "theirs", "llama")
+    theirs = transformers.LlamaForCausalLM.from_pretrained(tmp_path / "theirs")
+    assert (theirs(text(1, 5)).logits - model(text(1, 5))).abs().max() < 1e-5
+
+
+def test_progress_is_told(folder: Path) -> None:
+    told: list[tuple[int, int]] = []
+    total = sum(p.numel() for p in load(folder, progress=lambda *counts: told.append(counts)).parameters())
+    assert told[-1] == (total, total) and told == sorted(told) and len(told) == 21
+
+
+def test_loading_works_in_inference_mode(folder: Path) -> None:
+    with torch.inference_mode():
+        model = load(folder, dtype=torch.float64)
+    model(text(1, 5)).sum().backward()
+    assert model.embedding.weight.grad is not None
+
+
+def test_links_to_files_elsewhere_are_followed(folder: Path, tmp_path: Path) -> None:
+    """The cache of the hub is made of them; what they lead to is held against the same rules."""
+    (folder / "model.safetensors").rename(tmp_path / "blob")
+    (folder / "model.safetensors").symlink_to(tmp_path / "blob")
+    load(folder)
+    (tmp_path / "blob").unlink()
+    with pytest.raises(CheckpointError, match="holds neither"):
+        load(folder)
+
+
 def rewrite(folder: Path, change: Callable[[dict], object]) -> None:
     tensors = load_file(folder / "model.safetensors")
     change(tensors)
@@ -218,6 +272,38 @@ def nested(folder: Path) -> None:
     (folder / "config.json").write_text('{"model_type": "regard", "spec": ' + spec + "}")
 
 
+def header(change: Callable[[dict], object], length: int | None = None) -> Callable[[Path], None]:
+    """The header of the weights changed, with a length that may be a lie."""
+
+    def damage(folder: Path) -> None:
+        content = (folder / "model.safetensors").read_bytes()
+        size = int.from_bytes(content[:8], "little")
+        values = json.loads(content[8 : 8 + size])
+        change(values)
+        words = json.dumps(values).encode()
+        told = (len(words) if length is None else length).to_bytes(8, "little")
+        (folder / "model.safetensors").write_bytes(told + words + content[8 + size :])
+
+    return damage
+
+
+def entry(**values: object) -> Callable[[Path], None]:
+    return header(lambda header: header[NORM].update(values))
+
+
+def twice(folder: Path) -> None:
+    """A name that stands in the header twice, so that two readers may see two files."""
+    content = (folder / "model.safetensors").read_bytes()
+    size = int.from_bytes(content[:8], "little")
+    words = content[8 : 8 + size].replace(b"{", b'{"' + NORM.encode() + b'":{},', 1)
+    (folder / "model.safetensors").write_bytes(len(words).to_bytes(8, "little") + words + content[8 + size :])
+
+
+def queue(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    os.mkfifo(folder / "model.safetensors")
+
+
 NORM = "model.norm.weight"
 HOSTILE = {
     "truncated weights": (cut("model.safetensors", 0.6), "model.safetensors is damaged"),
@@ -229,12 +315,32 @@ HOSTILE = {
     "a list for a config": (lambda folder: (folder / "config.json").write_text("[]"), "holds list, expected an object"),
     "no weights": (lambda folder: (folder / "model.safetensors").unlink(), "holds neither"),
     "a pickle": (pickled, "pytorch_model.bin, a pickle that can run code.*save_pretrained"),
+    "a header past the file": (header(len, 1 << 40), "header should end within .* bytes, found 1099511627776"),
+    "a header past all numbers": (header(len, (1 << 64) - 1), "header should end within"),
+    "a header cut short": (header(len, 40), "header is not valid JSON"),
+    "a name twice": (twice, "a name stands in it twice"),
+    "a gap": (entry(data_offsets=[8, 72]), "should begin at byte"),
+    "bytes before the file": (entry(data_offsets=[-64, 0]), "should have a dtype, a shape and data_offsets, found"),
+    "an end before its beginning": (
+        entry(data_offsets=[64, 0]),
+        "should have a dtype, a shape and data_offsets",
+    ),
+    "fewer bytes than its shape": (entry(shape=[17]), r"norm.weight \(17,\) in F32 should have 68 bytes, found 64"),
+    "another dtype than its bytes": (entry(dtype="F16"), r"norm.weight \(16,\) in F16 should have 32 bytes, found 64"),
+    "a shape past all measure": (entry(shape=[1 << 61, 1 << 61]), "in F32 should have 2126.* bytes, found 64"),
+    "a hundred sides": (entry(shape=[1] * 100), "should have a dtype, a shape and data_offsets"),
+    "no dtype": (entry(dtype=None), "should have a dtype, a shape and data_offsets"),
+    "a tensor called nan": (header(lambda h: h.update(nan=h.pop(NORM))), r"norm.weight \(16,\) is missing"),
+    "a name without end": (header(lambda h: h.update({"x" * 9999: h.pop(NORM)})), "a name of at most 500 letters"),
+    "a queue for weights": (queue, "holds neither"),
+    "a large config": (lambda folder: (folder / "config.json").write_text(" " * (5 << 20)), "bytes; more than"),
     "missing tensor": (tensors(lambda t: t.pop(NORM)), r"model\.norm\.weight \(16,\) is missing"),
     "extra tensor": (tensors(lambda t: t.update(extra=torch.ones(2))), r"extra \(2,\) belongs to no part"),
     "wrong shape": (tensors(lambda t: t.update({NORM: torch.ones(17)})), r"should be \(16,\).* found \(17,\)"),
     "integers": (tensors(lambda t: t.update({NORM: torch.ones(16).int()})), "stored as I32"),
     "wider than the files": (config(hidden_size=1 << 20), "the config asks for .* parameters, the files have"),
-    "deeper than the files": (config(num_hidden_layers=10**9), "the config asks for .* parameters, the files have"),
+    "deeper than the files": (config(num_hidden_layers=10**4), "the config asks for .* parameters, the files have"),
+    "deeper than any model": (config(num_hidden_layers=10**9), "num_hidden_layers=1000000000 should be at most 10000"),
     "one layer too many": (config(num_hidden_layers=3), r"model\.layers\.2\..* is missing"),
     "one layer too few": (config(num_hidden_layers=1), r"model\.layers\.1\..* belongs to no part"),
     "past 64 bits": (config(hidden_size=1 << 62, intermediate_size=1 << 62), "past all measure"),

@@ -28,7 +28,9 @@ def trained(model: Any, trainer: Any, **parts: Any) -> Tokenizer:
 
 def bytewise(split: Any, special: list[str], normalizer: Any = None) -> Tokenizer:
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=420, special_tokens=special, initial_alphabet=alphabet, show_progress=False)
+    trainer = trainers.BpeTrainer(
+        vocab_size=420, special_tokens=special, initial_alphabet=alphabet, show_progress=False
+    )
     parts = {"pre_tokenizer": split, "decoder": decoders.ByteLevel()}
     return trained(models.BPE(), trainer, **parts, **({"normalizer": normalizer} if normalizer else {}))
 
@@ -104,7 +106,9 @@ def t5() -> Tokenizer:
 def unigram_bytes() -> Tokenizer:
     marks = ["<unk>", "<s>", "</s>"]
     trainer = trainers.UnigramTrainer(vocab_size=150, special_tokens=marks, unk_token="<unk>", show_progress=False)
-    core = trained(models.Unigram(), trainer, pre_tokenizer=pre_tokenizers.Metaspace(prepend_scheme="first", split=False))
+    core = trained(
+        models.Unigram(), trainer, pre_tokenizer=pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
+    )
     state = json.loads(core.to_str())
     state["model"]["vocab"] += [[piece, -20.0] for piece in BYTES]
     state["model"]["byte_fallback"] = True
@@ -117,7 +121,9 @@ def bert(lowercase: bool = True) -> Tokenizer:
     marks = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
     trainer = trainers.WordPieceTrainer(vocab_size=300, special_tokens=marks, show_progress=False)
     parts = {"normalizer": normalizers.BertNormalizer(lowercase=lowercase), "decoder": decoders.WordPiece()}
-    core = trained(models.WordPiece(unk_token="[UNK]"), trainer, pre_tokenizer=pre_tokenizers.BertPreTokenizer(), **parts)
+    core = trained(
+        models.WordPiece(unk_token="[UNK]"), trainer, pre_tokenizer=pre_tokenizers.BertPreTokenizer(), **parts
+    )
     around(core, "[CLS] $A [SEP]", "[CLS] $A [SEP] $B:1 [SEP]:1", "[CLS]", "[SEP]")
     return core
 
@@ -131,7 +137,10 @@ BERT = {f"{name}_token": f"[{name.upper()}]" for name in ("unk", "sep", "pad", "
 KINDS: dict[str, tuple[Callable[[], Tokenizer], dict[str, Any]]] = {
     "gpt2": (gpt2, {"bos_token": "<|endoftext|>", "eos_token": "<|endoftext|>"}),
     "llama3": (llama3, {"bos_token": "<|begin|>", "eos_token": "<|eot|>", "clean_up_tokenization_spaces": True}),
-    "qwen2": (qwen2, {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>", "extra_special_tokens": ["<|im_start|>"]}),
+    "qwen2": (
+        qwen2,
+        {"eos_token": "<|im_end|>", "pad_token": "<|endoftext|>", "extra_special_tokens": ["<|im_start|>"]},
+    ),
     "roberta": (roberta, ROBERTA),
     "llama2": (llama2, LLAMA),
     "llama2, a space at the start": (llama2_first, LLAMA),

@@ -5,10 +5,9 @@ from pathlib import Path
 
 import pytest
 import transformers
-from tokenizers import AddedToken
 
 from regard.text.tokenizer import Tokenizer
-from tests.text.folders import KINDS, make, write
+from tests.text.folders import KINDS, make
 from tests.text.mixed import LONG, MIXED, MORE
 
 Pair = tuple[Tokenizer, transformers.PreTrainedTokenizerFast]

@@ -2,12 +2,10 @@
 
 from pathlib import Path
 from random import Random
-from typing import Any
 
 import pytest
 from tokenizers import AddedToken
 
-from regard.text.tokenizer import Tokenizer
 from tests.text.folders import KINDS, write
 from tests.text.test_folders import both, same
 

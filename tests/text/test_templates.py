@@ -100,7 +100,15 @@ ODD = """\
    {% set x %}{{ m.role }}!{% endset %}{{ x ~ 1 / 2 }} {{ 7 // 2 }} {{ 'user' in m.role }} {{ messages | map(attribute='role') | list }}
 {% endfor %}
 """  # noqa: E501
-TEMPLATES = {"chatml": CHATML, "llama2": LLAMA2, "llama3": LLAMA3, "mistral": MISTRAL, "gemma": GEMMA, "phi": PHI, "odd": ODD}
+TEMPLATES = {
+    "chatml": CHATML,
+    "llama2": LLAMA2,
+    "llama3": LLAMA3,
+    "mistral": MISTRAL,
+    "gemma": GEMMA,
+    "phi": PHI,
+    "odd": ODD,
+}
 
 SYSTEM = {"role": "system", "content": " Be brief, 簡潔に.\n"}
 USER, ANSWER = {"role": "user", "content": "What is 2 + 2?  <b>é</b>"}, {"role": "assistant", "content": " It's 4.\n"}
@@ -154,8 +162,14 @@ PLACES: dict[str, dict[str, Any]] = {
     "a file": {"chat_template.jinja": "{{ messages[0].content }}\n{% if true %}\n x\r\n{% endif %}\n\n"},
     "a file before the configuration": {"chat_template.jinja": "file", "tokenizer_config": {"chat_template": "config"}},
     "a folder and a file": {"chat_template.jinja": "file", "additional_chat_templates/tool_use.jinja": "tools"},
-    "a folder with a default": {"additional_chat_templates/default.jinja": "default", "additional_chat_templates/rag.jinja": "documents"},
-    "a folder without a default": {"additional_chat_templates/rag.jinja": "documents", "tokenizer_config": {"chat_template": "x"}},
+    "a folder with a default": {
+        "additional_chat_templates/default.jinja": "default",
+        "additional_chat_templates/rag.jinja": "documents",
+    },
+    "a folder without a default": {
+        "additional_chat_templates/rag.jinja": "documents",
+        "tokenizer_config": {"chat_template": "x"},
+    },
     "named, none of them the default": {"tokenizer_config": {"chat_template": [{"name": "rag", "template": "x"}]}},
     "nowhere": {},
 }

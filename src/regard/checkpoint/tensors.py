@@ -69,8 +69,8 @@ def find(folder: Path, cast: header.Cast) -> dict[str, Found]:
     return found
 
 
-def write(tensors: Mapping[str, Tensor], folder: Path, largest: int = LARGEST_FILE) -> None:
-    parts = shards(tensors, largest)
+def write(tensors: Mapping[str, Tensor], folder: Path) -> None:
+    parts = shards(tensors, LARGEST_FILE)
     names = [f"model-{n:05}-of-{len(parts):05}.safetensors" for n in range(1, len(parts) + 1)]
     for part, name in zip(parts, names if len(parts) > 1 else [SINGLE], strict=True):
         contiguous = {key: tensors[key].detach().contiguous() for key in part}

@@ -66,7 +66,10 @@ def run(bench: Bench) -> Findings:
               f"n^{powers['Mamba']:.2f}", powers["Mamba"] < 1.25),
         Check("attention's is not", f"n^{powers['attention']:.2f}", powers["attention"] > 1.25),
     ]  # fmt: skip
-    plots = [Plot("length of the text", "tokens a second", speeds, "training", "xy")]
+    plots = [
+        Plot("", "held-out loss", {"": list(enumerate(losses.values()))}, "nats a token", groups=tuple(losses)),
+        Plot("length of the text", "tokens a second", speeds, "training", "xy"),
+    ]
     return Findings(table, checks, plots, f"Each was trained on {steps * rows * ROW:,} tokens.")
 
 

@@ -60,8 +60,9 @@ def written(value: Any) -> str:
 
 def draw(plots: tuple[Plot, ...] | list[Plot] | Any, out: Path) -> None:
     plt = pyplot()
+    beside = 1.8 * sum(bool(plot.groups) and len(plot.lines) > 1 for plot in plots)  # where bars leave no room for names
     figure, panels = plt.subplots(
-        1, len(plots), figsize=(0.6 + 4.6 * len(plots), 3.6), layout="constrained", squeeze=False
+        1, len(plots), figsize=(0.6 + 4.6 * len(plots) + beside, 3.6), layout="constrained", squeeze=False
     )
     for axes, plot in zip(panels[0], plots, strict=True):
         (draw_bars if plot.groups else draw_lines)(axes, plot)
@@ -69,7 +70,8 @@ def draw(plots: tuple[Plot, ...] | list[Plot] | Any, out: Path) -> None:
         axes.set_axisbelow(True)
         axes.grid(color=GRID, linewidth=0.8, axis="y" if plot.groups else "both")
         if len(plot.lines) > 1:
-            axes.legend(frameon=False, fontsize=8)
+            place = {"loc": "center left", "bbox_to_anchor": (1, 0.5)} if plot.groups else {}
+            axes.legend(frameon=False, fontsize=8, **place)
     figure.savefig(out)
     plt.close(figure)
 

@@ -13,6 +13,7 @@ import tokenizers
 from tokenizers import models
 
 from .files import read_json, read_text
+from .kinds import Made
 from .markers import CONFIG, Markers, read_settings
 from .sentencepiece import read_pieces
 from .vocabulary import read_vocabulary
@@ -20,7 +21,12 @@ from .vocabulary import read_vocabulary
 TOKENIZER, TEMPLATE, TEMPLATES = "tokenizer.json", "chat_template.jinja", "additional_chat_templates"
 GENERATION, MODEL = "generation_config.json", "config.json"
 MOST_TEMPLATES = 64
-BARE = {"vocab.txt": read_vocabulary, "merges.txt": read_vocabulary, "tokenizer.model": read_pieces, "spiece.model": read_pieces}  # fmt: skip
+BARE = {
+    "vocab.txt": read_vocabulary,
+    "merges.txt": read_vocabulary,
+    "tokenizer.model": read_pieces,
+    "spiece.model": read_pieces,
+}
 
 
 @dataclass(frozen=True)
@@ -52,13 +58,12 @@ def read_folder(folder: Path) -> Found:
     return Found(core, names, _read_template(folder, config), stops, tidy)
 
 
-def _read_core(folder: Path, config: dict[str, Any], model: dict[str, Any]) -> tuple[tokenizers.Tokenizer, dict]:
-    """The rules, and the markers that a tokenizer of this kind has where nobody says otherwise."""
+def _read_core(folder: Path, config: dict[str, Any], model: dict[str, Any]) -> Made:
     path = folder / TOKENIZER
     bare = next((name for name in BARE if (folder / name).is_file()), None)
-    if not path.is_file() and bare is None:
-        raise FileNotFoundError(f"{path} is missing; a tokenizer folder needs {TOKENIZER}, or one of {', '.join(BARE)}")
     if not path.is_file():
+        if bare is None:
+            raise FileNotFoundError(f"{path} is missing; a folder needs it, or one of {', '.join(BARE)}")
         return BARE[bare](folder / bare, config, model)
     try:
         core = tokenizers.Tokenizer.from_str(read_text(path))

@@ -13,7 +13,15 @@ Made = tuple[tokenizers.Tokenizer, dict[str, str]]  # the rules, and the names o
 SAME = {  # classes with the same rules, and the models that use them where the folder names no class
     "BertTokenizer": ("DistilBertTokenizer", "ElectraTokenizer", "bert", "distilbert", "electra"),
     "GPT2Tokenizer": ("CodeGenTokenizer", "gpt2", "gptj", "opt", "phi"),
-    "RobertaTokenizer": ("BartTokenizer", "LongformerTokenizer", "LEDTokenizer", "roberta", "bart", "longformer", "led"),
+    "RobertaTokenizer": (
+        "BartTokenizer",
+        "LEDTokenizer",
+        "LongformerTokenizer",
+        "bart",
+        "led",
+        "longformer",
+        "roberta",
+    ),
     "Qwen2Tokenizer": ("qwen2", "qwen2_moe", "qwen3", "qwen3_moe"),
     "LlamaTokenizer": ("llama", "mistral", "mixtral", "phi3"),
     "GemmaTokenizer": ("gemma2", "gemma3_text", "recurrent_gemma"),
@@ -22,18 +30,23 @@ SAME = {  # classes with the same rules, and the models that use them where the 
 RULES = {name: rules for rules, names in SAME.items() for name in (rules, *names)}
 
 
-def kind_of(
-    file: Path, readers: Mapping[str, Reader], config: Mapping[str, Any], model: Mapping[str, Any]
-) -> Reader:
+def kind_of(file: Path, readers: Mapping[str, Reader], config: Mapping[str, Any], model: Mapping[str, Any]) -> Reader:
     """The reader for the class that `tokenizer_config.json` names, else the one that the model's type has."""
     named = config.get("tokenizer_class") or model.get("tokenizer_class") or model.get("model_type")
     rules = RULES.get(named.removesuffix("Fast")) if isinstance(named, str) else None
     if rules not in readers:
         raise ValueError(
-            f"{file} is a bare vocabulary, and the rules of {named!r:.80} are not known here (those of {', '.join(readers)} "
-            "are); save the folder with transformers, which writes tokenizer.json"
+            f"{file} is a bare vocabulary, and the rules of {named!r:.80} are not known here (those of "
+            f"{', '.join(readers)} are); save the folder with transformers, which writes tokenizer.json"
         )
     return readers[rules]
+
+
+def placed(core: tokenizers.Tokenizer, file: Path, piece: str) -> tuple[str, int]:
+    id = core.token_to_id(piece)
+    if id is None:
+        raise ValueError(f"{file}: {piece!r} frames every text, but is not among its {core.get_vocab_size()} pieces")
+    return piece, id
 
 
 def text_of(config: Mapping[str, Any], name: str, defaults: Mapping[str, str]) -> str:
@@ -49,9 +62,6 @@ def frame(
 ) -> processors.PostProcessor:
     """The beginning and the end of a text, where `add_bos_token` and `add_eos_token` ask for them."""
     sides = {name: text_of(config, name, defaults) for name in ("bos_token", "eos_token") if config.get(f"add_{name}")}
-    for piece in sides.values():
-        if core.token_to_id(piece) is None:
-            raise ValueError(f"{file}: {piece!r} should frame every text, but is not in the vocabulary")
     before, after = sides.get("bos_token"), sides.get("eos_token")
 
     def around(text: str, type: int) -> str:
@@ -60,5 +70,5 @@ def frame(
     return processors.TemplateProcessing(
         single=around("$A", 0),
         pair=f"{around('$A', 0)} {around('$B', 1)}",
-        special_tokens=[(piece, core.token_to_id(piece)) for piece in dict.fromkeys(sides.values())],
+        special_tokens=[placed(core, file, piece) for piece in dict.fromkeys(sides.values())],
     )

@@ -105,9 +105,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         """Plain JSON, where Jinja's own escapes for HTML; in pieces, since each line of it may be indented far."""
         self._check((value, indent, *(separators or ())))
         pieces, size = [], 0
-        encoder = json.JSONEncoder(
-            ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
-        )
+        encoder = json.JSONEncoder(ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
         for piece in encoder.iterencode(value):
             size += len(piece)
             self._check_size(size)

@@ -1,8 +1,9 @@
 """SentencePiece models (Kudo & Richardson 2018): `tokenizer.model` and `spiece.model`, a small protocol buffer.
 
-Each piece has a score. Unigram (Kudo 2018) cuts a text into the pieces with the highest sum; byte-pair encoding joins the
-neighbours that make the best piece, over and over. A space is written ▁, and where the model has them, bytes stand for
-characters that no piece covers. The texts' normal form comes as a compiled table that `tokenizers` runs as it is.
+Each piece has a score. Unigram (Kudo 2018) cuts a text into the pieces with the highest sum; byte-pair encoding joins
+the neighbours that make the best piece, over and over. A space is written ▁, and where the model has them, bytes stand
+for characters that no piece covers. What is normal for a text comes as a compiled table that `tokenizers` runs as it is.
+As in `transformers`, a text that begins with a space gets no second ▁, which SentencePiece itself would put there.
 """
 
 import struct
@@ -12,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import tokenizers
-from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors
+from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
 
 from .files import read_bytes
-from .kinds import Made, frame, kind_of
+from .kinds import Made, frame, kind_of, placed
 
 NORMAL, UNKNOWN, CONTROL, OWN, UNUSED, BYTE = 1, 2, 3, 4, 5, 6  # types of pieces
 UNIGRAM, BPE = 1, 2
@@ -33,7 +34,6 @@ class Pieces:
     unknown: int
     bytes: bool
     normal_form: bytes
-    leading_space: bool
     single_spaces: bool
 
 
@@ -62,8 +62,8 @@ def gemma(pieces: Pieces, config: Mapping[str, Any]) -> Made:
 
 def t5(pieces: Pieces, config: Mapping[str, Any]) -> Made:
     names = {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
-    if pieces.kind != UNIGRAM or pieces.bytes or "</s>" not in pieces.texts:
-        raise ValueError(f"{pieces.file}: T5's model is Unigram without bytes and has </s>; this is another one")
+    if pieces.kind != UNIGRAM or pieces.bytes:
+        raise ValueError(f"{pieces.file}: T5's model is Unigram without bytes; this is another one")
     sentinels = [f"<extra_id_{n}>" for n in reversed(range(SENTINELS))]
     vocab = [*zip(pieces.texts, pieces.scores, strict=True), *((piece, 0.0) for piece in sentinels)]
     core = tokenizers.Tokenizer(models.Unigram(vocab, pieces.unknown, byte_fallback=False))
@@ -74,7 +74,7 @@ def t5(pieces: Pieces, config: Mapping[str, Any]) -> Made:
     core.decoder = decoders.Metaspace(prepend_scheme="always", split=True)
     core.add_special_tokens([AddedToken(piece, normalized=False) for piece in sentinels])
     core.post_processor = processors.TemplateProcessing(
-        single="$A </s>", pair="$A </s> $B </s>", special_tokens=[("</s>", pieces.texts.index("</s>"))]
+        single="$A </s>", pair="$A </s> $B </s>", special_tokens=[placed(core, pieces.file, "</s>")]
     )
     return marked(core, pieces), names
 
@@ -100,7 +100,7 @@ def marked(core: tokenizers.Tokenizer, pieces: Pieces) -> tokenizers.Tokenizer:
 def joined(pieces: Pieces) -> models.BPE:
     """Scores as merges: what the best piece is made of is joined first."""
     if pieces.kind != BPE or pieces.normal_form or pieces.single_spaces:
-        raise ValueError(f"{pieces.file}: expected byte-pair encoding of the text as it is; this model has another rule")
+        raise ValueError(f"{pieces.file}: expected byte-pair encoding of a text as it is; this model has another rule")
     ids = {text: id for id, text in enumerate(pieces.texts)}
     joins = merges(pieces.file, pieces.texts, pieces.scores, pieces.types)
     return models.BPE(ids, joins, unk_token=pieces.texts[pieces.unknown], fuse_unk=True, byte_fallback=pieces.bytes)
@@ -137,17 +137,16 @@ def parse(file: Path) -> Pieces:
                 normalizer = dict(fields(value))
         unknown = trainer.get(40, 0)
         if len(set(texts)) < len(texts) or not 0 <= unknown < len(texts):
-            raise ValueError(f"{len(texts)} pieces, {len(set(texts))} of them different, and the unknown one is {unknown}")
+            raise ValueError(f"{len(texts)} pieces, {len(set(texts))} of them different; the unknown one is {unknown}")
         form = normalizer.get(2, b"")
-        options = [bool(message.get(key, default)) for message, key, default in
-                   ((trainer, 35, 0), (normalizer, 3, 1), (normalizer, 4, 1))]  # fmt: skip
-        return Pieces(file, texts, scores, types, trainer.get(3, UNIGRAM), unknown, options[0], form, *options[1:])
+        bytes, single = bool(trainer.get(35)), bool(normalizer.get(4, True))
+        return Pieces(file, texts, scores, types, trainer.get(3, UNIGRAM), unknown, bytes, form, single)
     except (ValueError, TypeError, AttributeError, IndexError, struct.error) as error:
         raise ValueError(f"{file} is damaged or no SentencePiece model ({error}); fetch it again") from error
 
 
 def fields(message: bytes) -> Iterator[tuple[int, Any]]:
-    """The numbered fields of a protocol buffer: whole numbers, 32- and 64-bit floats, and texts or messages as bytes."""
+    """The numbered fields of a protocol buffer: whole numbers, floats of both sizes, texts or messages as bytes."""
     at = 0
     while at < len(message):
         key, at = varint(message, at)

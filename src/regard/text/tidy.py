@@ -1,8 +1,8 @@
 """Spaces that some tokenizers leave before punctuation, taken out again where the folder asks for it.
 
 `clean_up_tokenization_spaces` is a habit of WordPiece, whose pieces know no spaces; `transformers` obeys it for all but
-byte-pair encodings. The replacements run one after the other over the whole text, so a stream may let text out only up to
-where none of them can reach across.
+byte-pair encodings. The replacements run one after the other over the whole text, so a stream may let text out only up
+to where none of them can reach across.
 """
 
 ATTACHED = {f" {end}": end for end in (".", "?", "!", ",")}

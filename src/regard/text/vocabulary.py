@@ -1,8 +1,8 @@
 """Bare vocabularies: `vocab.txt` (WordPiece) and `vocab.json` with `merges.txt` (byte-pair encoding).
 
 They say what the pieces are and not how a text is cut before or framed after; that the class says which the folder
-names. BERT (Devlin et al. 2018) cuts at spaces and punctuation; GPT-2 (Radford et al. 2019) works on bytes; RoBERTa (Liu
-et al. 2019) frames GPT-2's pieces with <s> … </s>; Qwen2 composes characters first and takes digits one by one.
+names. BERT (Devlin et al. 2018) cuts at spaces and punctuation; GPT-2 (Radford et al. 2019) works on bytes; RoBERTa
+(Liu et al. 2019) frames GPT-2's pieces with <s> … </s>; Qwen2 composes characters first and takes digits one by one.
 """
 
 from collections.abc import Callable, Mapping
@@ -13,7 +13,7 @@ import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from .files import read_bytes, read_text
-from .kinds import Made, frame, kind_of, text_of
+from .kinds import Made, frame, kind_of, placed, text_of
 from .splits import rule
 
 
@@ -35,10 +35,7 @@ def word_pieces(file: Path, config: Mapping[str, Any]) -> Made:
     )
     core.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     core.decoder = decoders.WordPiece()
-    for piece in (unknown, sep, cls):
-        if piece not in vocab:
-            raise ValueError(f"{file}: {piece!r} is not among its {len(vocab)} pieces; this is no vocabulary of BERT")
-    core.post_processor = processors.BertProcessing((sep, vocab[sep]), (cls, vocab[cls]))
+    core.post_processor = processors.BertProcessing(placed(core, file, sep), placed(core, file, cls))
     return core, names
 
 
@@ -68,10 +65,7 @@ def roberta(file: Path, config: Mapping[str, Any]) -> Made:
     names |= {f"{name}_token": f"<{name}>" for name in ("unk", "pad", "mask")}
     core, spaced = byte_pairs(file), bool(config.get("add_prefix_space"))
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=spaced)
-    pieces = [text_of(config, name, names) for name in ("sep_token", "cls_token")]
-    sep, cls = ((piece, core.token_to_id(piece)) for piece in pieces)
-    if sep[1] is None or cls[1] is None:
-        raise ValueError(f"{file.with_name('vocab.json')} lacks {sep[0]!r} or {cls[0]!r}; it is no vocabulary of RoBERTa")
+    sep, cls = (placed(core, file, text_of(config, name, names)) for name in ("sep_token", "cls_token"))
     core.post_processor = processors.RobertaProcessing(sep, cls, add_prefix_space=spaced)
     return core, names
 

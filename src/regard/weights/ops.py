@@ -29,6 +29,11 @@ def joined(parts: Sequence[Tensor], dim: int) -> Tensor:
     return parts[0].new_empty(shape)
 
 
+def turned(x: Tensor) -> Tensor:
+    """The last row first; meta tensors as they are, for the same reason."""
+    return x if x.is_meta else x.flip(0)
+
+
 @dataclass(frozen=True)
 class Transpose:
     """Matrices stored as (in, out), like GPT-2's Conv1D, also those of many experts; vectors stay as they are."""
@@ -92,10 +97,10 @@ class Taps:
     """The weights of a short convolution as torch.nn.Conv1d keeps them: (channels, 1, k), the oldest tap first."""
 
     def read(self, theirs: Sequence[Tensor], like: Sequence[Tensor]) -> Sequence[Tensor]:
-        return [x.squeeze(1).t().flip(0) for x in theirs]
+        return [turned(x.squeeze(1).t()) for x in theirs]
 
     def write(self, ours: Sequence[Tensor]) -> Sequence[Tensor]:
-        return [x.flip(0).t().unsqueeze(1) for x in ours]
+        return [turned(x).t().unsqueeze(1) for x in ours]
 
 
 @dataclass(frozen=True)

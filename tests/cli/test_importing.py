@@ -1,0 +1,61 @@
+"""`regard import` and `regard export`: what comes along, in what dtype, and as which family."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+
+from regard.checkpoint import export, load
+from regard.families import family
+from tests.checkpoint.mutations import configs
+from tests.checkpoint.test_model import LLAMA
+from tests.cli.conftest import regard
+
+GENERATION = '{"temperature": 0.6,   "eos_token_id": [1, 2]}'
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    export(family("llama").spec(LLAMA).build(0).bfloat16(), tmp_path / "theirs", "llama")
+    (tmp_path / "theirs" / "generation_config.json").write_text(GENERATION)
+    return tmp_path / "theirs"
+
+
+def dtype_of(folder: Path) -> str:
+    with safe_open(folder / "model.safetensors", "pt") as opened:
+        return opened.get_slice(next(iter(opened.keys()))).get_dtype()
+
+
+@pytest.mark.parametrize(("options", "stored"), [((), "F32"), (("--dtype", "bfloat16", "--device", "cpu"), "BF16")])
+def test_the_dtype_is_chosen(folder: Path, tmp_path: Path, options: tuple[str, ...], stored: str) -> None:
+    done = regard("import", folder, tmp_path / "ours", *options)
+    assert done.exit_code == 0 and "without a tokenizer" in done.output
+    assert dtype_of(tmp_path / "ours") == stored
+
+
+def test_the_generation_config_goes_along_both_ways(folder: Path, tmp_path: Path) -> None:
+    assert regard("import", folder, tmp_path / "ours").exit_code == 0
+    done = regard("export", tmp_path / "ours", tmp_path / "back")
+    assert done.exit_code == 0 and "holds a llama model" in done.output.replace("\n", "")
+    for out in (tmp_path / "ours", tmp_path / "back"):
+        assert (out / "generation_config.json").read_text() == GENERATION
+    assert json.loads((tmp_path / "back" / "config.json").read_text())["architectures"] == ["LlamaForCausalLM"]
+    ours, back = load(tmp_path / "ours"), load(tmp_path / "back")
+    assert all(torch.equal(a, b) for a, b in zip(ours.parameters(), back.parameters(), strict=True))
+
+
+def test_a_broken_generation_config_is_refused_before_anything_is_written(folder: Path, tmp_path: Path) -> None:
+    (folder / "generation_config.json").write_text("[")
+    done = regard("import", folder, tmp_path / "ours")
+    assert "generation_config.json is not valid JSON" in str(done.exception) and not (tmp_path / "ours").exists()
+
+
+def test_any_kind_of_model_is_exported_as_the_family_that_fits(tmp_path: Path) -> None:
+    export(family("bert").spec(dict(configs())["bert"]).build(0), tmp_path / "theirs", "bert")
+    assert regard("import", tmp_path / "theirs", tmp_path / "ours").exit_code == 0
+    assert regard("export", tmp_path / "ours", tmp_path / "back").exit_code == 0
+    assert json.loads((tmp_path / "back" / "config.json").read_text())["model_type"] == "bert"
+    refused = regard("export", tmp_path / "ours", tmp_path / "no", "--family", "llama")
+    assert "a llama model is a decoder, and this is an encoder" in str(refused.exception)

@@ -1,0 +1,35 @@
+"""A family is found for every model that one can say; of the others, what keeps the nearest from it is named."""
+
+import pytest
+
+from regard.families import FamilyError, family
+from regard.families.fitting import config_of, fitting
+from tests.checkpoint.mutations import configs
+from tests.laws import MODELS
+
+CONFIGS = dict(configs())
+ALSO = {"phi3": "llama", "mt5": "t5", "distilbert": "bert"}  # where the tiny config says no more than that
+
+
+@pytest.mark.parametrize("model_type", CONFIGS)
+def test_every_family_is_found_by_its_own_models(model_type: str) -> None:
+    found = fitting(family(model_type).spec(CONFIGS[model_type]))
+    assert found in (model_type, ALSO.get(model_type))
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("learned sinks", "The nearest is llama: .* cannot express .*sinks=True, only False"),
+        ("qk-norm over all", "The nearest is qwen3: .* cannot express .*norm_over='all', only 'head'"),
+        ("sinks and window", "The nearest is llama: .*mask=SinksAndWindow"),
+    ],
+)
+def test_the_nearest_family_says_what_it_lacks(name: str, message: str) -> None:
+    with pytest.raises(FamilyError, match=message):
+        fitting(MODELS[name])
+
+
+def test_another_kind_of_model_is_refused_by_name() -> None:
+    with pytest.raises(FamilyError, match="a llama model is a decoder, and this is an encoder"):
+        config_of("llama", family("bert").spec(CONFIGS["bert"]))

@@ -1,0 +1,77 @@
+"""Tokenizer files with something changed at random: a typed error or a valid reading, and soon."""
+
+import shutil
+import time
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from regard.text.chat import ChatError, encode_chat
+from regard.text.tokenizer import Tokenizer
+from tests.checkpoint.mutations import change_a_value, change_bytes
+from tests.text.folders import BYTES, KINDS, ROBERTA, make, write
+from tests.text.mixed import MIXED
+from tests.text.test_sentencepiece import BPE, BYTE, NORMAL, PIECES, UNIGRAM, model
+from tests.text.test_templates import CHATML, CHATS
+from tests.text.test_vocabularies import bare
+
+MODEL = {"vocab_size": 600, "eos_token_id": 2, "bos_token_id": None, "pad_token_id": [0], "tokenizer_class": None}
+TEXTS = [*MIXED, "x" * 2000, "<tool> NOTE </s>"]
+WORDS = {"chat_template": CHATML, "do_lower_case": True, "strip_accents": None, "cls_token": "[CLS]", "mask_token": "a"}
+LISTED = {"added_tokens_decoder": {"0": {"content": "<s>", "special": True, "lstrip": False}}}
+FRAMED = {"add_bos_token": True, "bos_token": "<s>", "add_eos_token": True, "legacy": False, "add_prefix_space": True}
+BESIDE = {
+    "special_tokens_map": {"eos_token": {"content": "NOTE", "lstrip": True}, "additional_special_tokens": ["<tool>"]},
+    "generation_config": {"eos_token_id": [1, 2], "pad_token_id": 0},
+}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    base = tmp_path_factory.mktemp("good")
+    for kind in KINDS:
+        made = make(kind, base / kind)
+        (made / "chat_template.jinja").write_text(CHATML)
+        size = Tokenizer.load(made).vocab_size
+        write(made, added_tokens={"NOTE": size, "<tool>": size + 1}, config=MODEL, **BESIDE)
+    bare("bert", base / "words", config=MODEL | {"model_type": "bert"}, tokenizer_config=WORDS)
+    bare("roberta", base / "bytes", config=MODEL | {"model_type": "roberta"}, tokenizer_config=ROBERTA | LISTED)
+    for name, kind, content in (
+        ("llama", "llama", model([*PIECES, *((text, 0.0, BYTE) for text in BYTES)], BPE, bytes=True)),
+        ("t5", "t5", model([*PIECES, ("<pad>", 0.0, NORMAL)], UNIGRAM)),
+    ):
+        folder = write(base / f"pieces of {name}", config=MODEL | {"model_type": kind}, tokenizer_config=FRAMED)
+        (folder / "tokenizer.model").write_bytes(content)
+    return sorted(base.iterdir())
+
+
+def used(folder: Path) -> None:
+    tokenizer = Tokenizer.load(folder)
+    for text in TEXTS:
+        tokenizer.decode(tokenizer.encode(text, special=True))
+        tokenizer.decode(tokenizer.framed(text, "b"), special=True)
+    if tokenizer.chat_template is not None:
+        encode_chat(tokenizer, CHATS[-1])
+
+
+@pytest.mark.parametrize("trials", [300, pytest.param(2500, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])])
+def test_every_change_is_understood_or_refused(trials: int, folders: list[Path], tmp_path: Path) -> None:
+    random, refused = Random(0), 0
+    for trial in range(trials):
+        folder = tmp_path / str(trial)
+        shutil.copytree(random.choice(folders), folder)
+        file = random.choice(sorted(folder.iterdir()))
+        change = change_a_value if file.suffix == ".json" and random.random() < 0.8 else change_bytes
+        file.write_bytes(change(file.read_bytes(), random))
+        start = time.process_time()
+        try:
+            used(folder)
+        except (ValueError, FileNotFoundError, ChatError) as error:
+            assert str(error)
+            refused += 1
+        except BaseException as error:
+            raise AssertionError(f"trial {trial}: {file}") from error
+        assert time.process_time() - start < 2, file
+        shutil.rmtree(folder)
+    assert trials / 8 < refused < trials
