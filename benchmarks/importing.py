@@ -24,7 +24,7 @@ SIZES = {
     "vocab_size": 32000, "max_position_embeddings": 2048, "tie_word_embeddings": False,
 }  # fmt: skip
 TINY = SIZES | {"hidden_size": 64, "intermediate_size": 64, "vocab_size": 64, "num_hidden_layers": 1}
-LAYERS = 15  # 1,04 billion parameters
+LAYERS = 15  # 1.04 billion parameters
 CONTENDERS = ("regard", "transformers")
 
 

@@ -63,7 +63,7 @@ def change_a_value(content: bytes, random: Random) -> bytes:
         elif chance < 0.4 and isinstance(node[key], int):
             node[key] += random.choice([-1, 1, node[key], 10**6])
         elif chance < 0.55:
-            other, name = random.choice(list(spots(tree)))
+            other, name = random.choice(list(spots(tree)) or [(node, key)])
             node[key] = deepcopy(other[name])
         else:
             node[key] = deepcopy(random.choice(VALUES))

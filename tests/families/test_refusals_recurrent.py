@@ -38,7 +38,7 @@ def spec(model_type: str, **changes) -> Decoder:
     ("model_type", "changes", "message"),
     [
         ("mamba", {"hidden_act": "gelu"}, "hidden_act='gelu' has no part here"),
-        ("mamba", {"intermediate_size": 50}, "intermediate_size=50 has no part here; only 64 is read"),
+        ("mamba", {"intermediate_size": 50}, "intermediate_size=50 should be a multiple of hidden_size=32"),
         ("falcon_mamba", {"time_step_rank": "full"}, "time_step_rank='full' should be a number or 'auto'"),
         ("mamba2", {"num_heads": 3}, "num_heads=3 has no part here; only 8 is read"),
         ("mamba2", {"time_step_limit": [0.1]}, r"time_step_limit=\[0.1\] should be two numbers"),

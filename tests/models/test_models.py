@@ -128,10 +128,10 @@ FROZEN = {
         head.vocab.bias""",
     "classifier": "head.dense.dense.weight head.dense.dense.bias head.labels.weight head.labels.bias",
     "embedder": "head.proj.weight",
-    "vit": "input.first input.proj.weight input.proj.bias position.table.weight norm.weight norm.bias",
+    "vit": "input.cls input.proj.weight input.proj.bias position.table.weight norm.weight norm.bias",
     "encoder-decoder": "source.input.table.weight",
-    "dual encoder, bias": "scale bias image.input.first image.head.proj.weight text.input.table.weight",
-    "interleaved": """vision.input.first projector.up.weight projector.up.bias projector.down.weight
+    "dual encoder, bias": "scale bias image.input.cls image.head.proj.weight text.input.table.weight",
+    "interleaved": """vision.input.cls projector.up.weight projector.up.bias projector.down.weight
         projector.down.bias decoder.embedding.weight decoder.norm.weight""",
 }
 

@@ -46,9 +46,10 @@ def test_two_texts_and_their_sides(pair: Pair) -> None:
         assert ours.sides(first, second) == expected["token_type_ids"]
 
 
-def test_very_long_words_are_quick(pair: Pair) -> None:
+@pytest.mark.parametrize("texts", [LONG[:1], pytest.param(LONG[1:], marks=pytest.mark.slow)], ids=["one", "others"])
+def test_very_long_words_are_quick(texts: list[str], pair: Pair) -> None:
     ours, theirs = pair
-    for text in LONG:
+    for text in texts:
         start = time.perf_counter()
         ids = ours.encode(text)
         assert time.perf_counter() - start < 2

@@ -2,10 +2,12 @@
 
 from pathlib import Path
 from random import Random
+from typing import Any
 
 import pytest
 from tokenizers import AddedToken
 
+from regard.text.tokenizer import Tokenizer
 from tests.text.folders import KINDS, write
 from tests.text.test_folders import both, same
 
@@ -27,8 +29,6 @@ def folder_of(random: Random, folder: Path) -> Path:
     core.add_tokens([AddedToken(piece, **flags(random)) for piece in inside])
     listed = [piece for piece in OWN if piece in inside or random.random() < 0.5]
     new = [piece for piece in listed if piece not in inside]
-    for piece in new:
-        core.token_to_id(piece)
     ids = {piece: core.token_to_id(piece) for piece in inside}
     ids |= {piece: size + len(inside) + rank for rank, piece in enumerate(new)}
     where = random.choice(["decoder", "old", "none"])
@@ -56,3 +56,31 @@ def test_markers_of_any_folder(trials: int, tmp_path: Path) -> None:
         assert ours.names == theirs.special_tokens_map
         assert ours.vocab_size == len(theirs)
         same(ours, theirs, [text.format(*random.sample(OWN, 5)) for text in AROUND])
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "a list of lists": ({"tokenizer_config": {"added_tokens_decoder": []}}, "added_tokens_decoder is"),
+    "no id": ({"tokenizer_config": {"added_tokens_decoder": {"x": {"content": "a"}}}}, "has the id 'x'"),
+    "an id past belief": ({"added_tokens": {"a": 10**12}}, "has the id 1000000000000"),
+    "another id": ({"tokenizer_config": {"added_tokens_decoder": {"9": {"content": "<x>"}}}}, "listed with id 9, but"),
+    "a flag that is none": ({"special_tokens_map": {"eos_token": {"content": "a", "lstrip": 1}}}, "the flags"),
+    "no content": ({"special_tokens_map": {"eos_token": {"lstrip": True}}}, "expected a string or an object"),
+    "others in no list": ({"tokenizer_config": {"extra_special_tokens": 3}}, "expected a list"),
+    "no room": ({"tokenizer_config": {"mask_token": "<x>"}, "config": {"vocab_size": 420}}, "nor has the model a row"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_does_not_belong_is_refused(name: str, tmp_path: Path) -> None:
+    files, words = REFUSED[name]
+    write(tmp_path, KINDS["gpt2"][0](), **files)
+    with pytest.raises(ValueError, match=words):
+        Tokenizer.load(tmp_path)
+
+
+def test_ids_of_the_model_name_markers_that_nobody_named(tmp_path: Path) -> None:
+    model = {"bos_token_id": 1, "eos_token_id": 5, "pad_token_id": 2, "vocab_size": 420}
+    write(tmp_path, KINDS["llama2"][0](), config=model, generation_config={"eos_token_id": [2, 1, 9999]})
+    ours = Tokenizer.load(tmp_path)
+    assert (ours.bos, ours.eos, ours.pad, ours.stops) == (1, 2, 2, (2, 1))
+    assert ours.names == {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "</s>"}

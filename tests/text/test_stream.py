@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from tokenizers import decoders, models, pre_tokenizers
 
 from regard.text.stream import Detokenizer
+from regard.text.tidy import settled, tidied
 from regard.text.tokenizer import Tokenizer
 from regard.text.train import bpe, byte, character
 
@@ -105,3 +106,25 @@ def test_cost_per_token_does_not_grow(monkeypatch):
     monkeypatch.setattr(BYTE, "rough", lambda ids, special=False: (seen.append(len(ids)), decode(ids, special))[1])
     run(BYTE, BYTE.encode(EMOJI * 50))
     assert max(seen) < 20
+
+
+@settings(derandomize=True, max_examples=500, deadline=None)
+@given(text=st.text(alphabet="  '.?ntmsverx", max_size=40), cut=st.integers(0, 40))
+def test_text_is_tidied_alike_in_parts(text, cut):
+    seen = text[:cut]
+    at = settled(seen)
+    assert tidied(seen[:at]) + tidied(text[at:]) == tidied(text)
+
+
+@settings(derandomize=True, max_examples=100, deadline=None)
+@given(
+    words=st.lists(st.sampled_from(["It", "'", "s", "was", "n't", ".", ",", "we", "'ve", "n", "t", "seen", "!", "m"]))
+)
+def test_a_tidy_stream_gives_what_decoding_gives(words):
+    vocab = {word: id for id, word in enumerate(sorted({"?", *words}))}
+    core = tokenizers.Tokenizer(models.WordLevel(vocab, unk_token="?"))
+    core.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer = Tokenizer(core, tidy=True)
+    ids = tokenizer.encode(" ".join(words))
+    pieces, _ = run(tokenizer, ids)
+    assert "".join(pieces) == tokenizer.decode(ids) == tidied(" ".join(words))

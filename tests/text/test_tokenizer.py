@@ -6,7 +6,7 @@ import pytest
 import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import models, pre_tokenizers, processors
+from tokenizers import models, normalizers, pre_tokenizers, processors
 
 from regard.text.tokenizer import Tokenizer
 from regard.text.train import MARKERS, bpe, byte, character
@@ -123,10 +123,11 @@ def test_eos_may_come_from_the_model_alone(tmp_path):
     [
         ("tokenizer.json", "{", "tokenizer.json is damaged"),
         ("tokenizer.json", "[1, 2]", "tokenizer.json is damaged"),
+        ("tokenizer.json", '{"added_tokens": [], "model": {"type": "BPE", "vocab": {}, "merges": []}}', "is empty"),
         ("tokenizer.json", None, "tokenizer.json is missing"),
         ("tokenizer_config.json", "{", "not valid JSON"),
         ("tokenizer_config.json", "[]", "not a JSON object"),
-        ("tokenizer_config.json", '{"eos_token": "</s>"}', "'</s>' is not in"),
+        ("tokenizer_config.json", '{"eos_token": "</s>"}', "'</s>' is not in the vocabulary, nor has the model a row"),
         ("tokenizer_config.json", '{"eos_token": 7}', "expected a string"),
         ("config.json", '{"eos_token_id": "x"}', "expected an id"),
         ("tokenizer_config.json", '{"chat_template": ["x"]}', "chat_template is list"),
@@ -154,7 +155,7 @@ def test_a_name_of_any_type_is_only_not_the_default(tmp_path):
 
 def test_files_past_all_measure_are_not_read(tmp_path, monkeypatch):
     BPE.save(tmp_path)
-    monkeypatch.setattr("regard.text.tokenizer.LARGEST_FILE", 100)
+    monkeypatch.setattr("regard.text.files.LARGEST_FILE", 100)
     with pytest.raises(ValueError, match="more than 100 are not read"):
         Tokenizer.load(tmp_path)
 
@@ -164,6 +165,17 @@ def test_stop_ids_outside_the_vocabulary_are_dropped(tmp_path, id):
     BPE.save(tmp_path)
     edit(tmp_path, "config.json", eos_token_id=[id, 2])
     assert Tokenizer.load(tmp_path).stops == (1, 2)
+
+
+def test_a_panic_of_the_library_is_an_error():
+    core = words("?", "a")
+    core.pre_tokenizer = pre_tokenizers.Split(tokenizers.Regex("(a+)+$"), "isolated")  # tries 2^40 ways, or gives up
+    with pytest.raises(ValueError, match="cannot be encoded .*retry-limit"):
+        Tokenizer(core).encode("a" * 40 + "b")
+    core = words("?", "a")
+    core.normalizer = normalizers.Precompiled(b"\x04\0\0\0abcdzz\0")
+    with pytest.raises(ValueError, match="cannot be encoded .*out of bounds"):
+        Tokenizer(core).encode("a")
 
 
 def test_all_stop_ids_are_saved(tmp_path):

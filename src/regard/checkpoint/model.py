@@ -109,9 +109,7 @@ def load(
         found = find(folder, partial(kept, device, dtype))
     layers = sum(len(run.blocks) for runs, _ in stacks(spec) for run in runs)
     if layers > 1000 + 4 * len(found):  # they are not even counted
-        raise CheckpointError(
-            f"{folder}: the config asks for {layers} layers, the files have {len(found)} tensors"
-        )
+        raise CheckpointError(f"{folder}: the config asks for {layers} layers, the files have {len(found)} tensors")
     stored, needed = sum(math.prod(tensor.shape) for tensor in found.values()), parameters(spec)
     if needed > 4 * stored:  # some tensors are read more than once
         raise CheckpointError(f"{folder}: the config asks for {needed} parameters, the files have {stored}")

@@ -9,7 +9,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 @contextmanager
 def bar(console: Console, what: str) -> Generator[Callable[[int, int], None]]:
-    """What is yielded is told how many there are, and of how many; the bar goes when all is done. No terminal, no bar."""
+    """What is yielded is told how many there are, and of how many; the bar goes when all are. No terminal, no bar."""
     words = TextColumn("{task.percentage:3.0f}% {task.fields[rate]}")
     with Progress(
         TextColumn("{task.description}"), BarColumn(), words, TimeRemainingColumn(compact=True),

@@ -33,6 +33,9 @@ def export(
     from regard.cli.bar import bar
     from regard.cli.model import model_folder
     from regard.families.fitting import fitting
+    from regard.models.decoder import Decoder
+    from regard.models.model import Model
+    from regard.text.folder import has_tokenizer
     from regard.text.gguf import metadata
     from regard.text.tokenizer import Tokenizer
 
@@ -41,11 +44,14 @@ def export(
     console, folder = Console(stderr=True), model_folder(model)
     with bar(console, f"reading {folder}") as progress:
         network = load(folder, checked=folder != model, progress=progress)
-    spoken = folder.suffix == ".gguf" or (folder / "tokenizer.json").is_file()
+    spoken = folder.suffix == ".gguf" or has_tokenizer(folder)
     tokenizer = Tokenizer.load(folder) if spoken else None
-    family = family or fitting(network.spec)
+    spec = network.spec
+    assert isinstance(spec, Model), f"a model keeps its spec; found {spec!r:.80}"
+    family = family or fitting(spec)
     if out.suffix == ".gguf":
-        export_gguf(network, out, family, gguf, tokenizer and metadata(tokenizer, network.spec.vocab))
+        words = metadata(tokenizer, spec.vocab) if tokenizer and isinstance(spec, Decoder) else None
+        export_gguf(network, out, family, gguf, words)
         reader = "llama.cpp"
     else:
         write(network, out, family, tokenizer, along_of(folder))

@@ -15,7 +15,7 @@ Dtype = Annotated[
 
 def import_(
     folder: Annotated[
-        Path, typer.Argument(help="A folder with config.json, *.safetensors and tokenizer.json, or a GGUF file.")
+        Path, typer.Argument(help="A folder with config.json, *.safetensors and a tokenizer, or a GGUF file.")
     ],
     out: Annotated[Path, typer.Argument(help="Where to write the model; must not exist.")],
     dtype: Dtype = None,
@@ -35,13 +35,14 @@ def import_(
     from regard.cli.bar import bar
     from regard.cli.device import chosen
     from regard.packaged import locate
+    from regard.text.folder import has_tokenizer
     from regard.text.tokenizer import Tokenizer
 
     if out.exists():
         raise ValueError(f"{out} exists; choose a new folder")
     console = Console(stderr=True)
     folder = locate(folder)
-    spoken = folder.suffix == ".gguf" or (folder / "tokenizer.json").is_file()
+    spoken = folder.suffix == ".gguf" or has_tokenizer(folder)
     tokenizer = Tokenizer.load(folder) if spoken else None
     along = along_of(folder)
     with bar(console, f"reading {folder}") as progress:
@@ -49,6 +50,6 @@ def import_(
     with console.status(f"writing {out}"):
         save(model, out, tokenizer, along)
     if tokenizer is None:
-        console.print(f"[yellow]{folder} has no tokenizer.json: the model was imported without a tokenizer[/]")
+        console.print(f"[yellow]{folder} has no tokenizer: the model was imported without a tokenizer[/]")
     count = sum(p.numel() for p in model.parameters())
     console.print(f"{count:,} parameters in {out}; try: regard generate {out} --prompt …")

@@ -37,7 +37,7 @@ NORMS = (
 QK_NORMS = (Link(f"{LAYER}.self_attn.{{side}}_norm.weight", f"{ATTENTION}.body.{{side}}_norm.norm.weight"),)
 IGNORED = ("lm_head.weight", "model.layers.{i}.self_attn.rotary_emb.inv_freq")
 
-TABLE = Table(*ENDS, *PROJECTIONS, *NORMS, ignored=IGNORED)
+TABLE = Table(*ENDS, *PROJECTIONS, *NORMS, prefix="model.", ignored=IGNORED)
 
 
 def spec(config: dict[str, Any]) -> Decoder:

@@ -44,6 +44,7 @@ def around(*mixer: Link) -> Table:
         Link("lm_head.weight", "head.weight"),
         prefix="backbone.",
         ignored=("lm_head.weight",),
+        beginnings={"backbone.embedding.": "backbone.embeddings."},  # as its authors name it
     )
 
 
@@ -57,8 +58,8 @@ def spec(config: dict[str, Any]) -> Decoder:
 def decoder(theirs: Config, inner: Norm) -> Decoder:
     """`inner` is the norm of Δ's low rank, B and C."""
     theirs.only("hidden_act", "silu")
-    width, expand = theirs.integer("hidden_size"), theirs.integer("expand", 2)
-    theirs.only("intermediate_size", expand * width)
+    width = theirs.integer("hidden_size")
+    expand = times(theirs, "intermediate_size", width) or theirs.integer("expand", 2)
     norm = RMSNorm(theirs.number("layer_norm_epsilon", 1e-5))
     body = Mamba(
         state=theirs.integer("state_size", 16),
@@ -76,6 +77,16 @@ def decoder(theirs: Config, inner: Norm) -> Decoder:
         norm=norm,
         tied=theirs.flag("tie_word_embeddings", True),
     )
+
+
+def times(theirs: Config, key: str, width: int) -> int | None:
+    """How many times the width this is; None: it is not said. It counts before `expand` (Falcon's says 16, has 2)."""
+    if not theirs.has(key):
+        return None
+    found = theirs.integer(key)
+    if width < 1 or found < 1 or found % width:
+        raise FamilyError(f"{theirs.model_type}: {key}={found} should be a multiple of hidden_size={width}")
+    return found // width
 
 
 def rank(theirs: Config, key: str) -> int | None:

@@ -13,7 +13,7 @@ from regard.parts.feedforward import SwiGLU
 from regard.weights.table import Table
 
 DEFAULTS = qwen2.DEFAULTS | {"head_dim": 128}
-TABLE = Table(*ENDS, *PROJECTIONS, *NORMS, *QK_NORMS, ignored=IGNORED)
+TABLE = Table(*ENDS, *PROJECTIONS, *NORMS, *QK_NORMS, prefix="model.", ignored=IGNORED)
 
 
 def spec(config: dict[str, Any]) -> Decoder:

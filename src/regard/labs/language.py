@@ -67,7 +67,7 @@ def run(bench: Bench) -> Findings:
         Check("attention's is not", f"n^{powers['attention']:.2f}", powers["attention"] > 1.25),
     ]  # fmt: skip
     plots = [
-        Plot("", "held-out loss", {"": list(enumerate(losses.values()))}, "nats a token", groups=tuple(losses)),
+        Plot("", "nats a token", {"": list(enumerate(losses.values()))}, "held-out stories", groups=tuple(losses)),
         Plot("length of the text", "tokens a second", speeds, "training", "xy"),
     ]
     return Findings(table, checks, plots, f"Each was trained on {steps * rows * ROW:,} tokens.")

@@ -60,7 +60,7 @@ def written(value: Any) -> str:
 
 def draw(plots: tuple[Plot, ...] | list[Plot] | Any, out: Path) -> None:
     plt = pyplot()
-    beside = 1.8 * sum(bool(plot.groups) and len(plot.lines) > 1 for plot in plots)  # where bars leave no room for names
+    beside = 1.8 * sum(bool(plot.groups) and len(plot.lines) > 1 for plot in plots)  # bars leave no room for names
     figure, panels = plt.subplots(
         1, len(plots), figsize=(0.6 + 4.6 * len(plots) + beside, 3.6), layout="constrained", squeeze=False
     )

@@ -8,6 +8,7 @@ Both remember the last token, the first its sums too: nothing grows. Peng et al.
 before is a short convolution of two taps, m and 1 - m.
 """
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -55,7 +56,7 @@ class TimeMixingModule(nn.Module):
         self.o_proj = nn.Linear(hidden, width, bias=False)
         # From memories of hundreds of tokens to those of less than one, as RWKV's own code begins in its first layer.
         self.log_decay = nn.Parameter(torch.linspace(-5, 3, hidden))
-        self.bonus = nn.Parameter(torch.full((hidden,), 0.3).log())
+        self.bonus = nn.Parameter(torch.full((hidden,), math.log(0.3)))
 
     def forward(self, x: Tensor, at: At, state: FixedState = FRESH) -> Tensor:
         zeros = self.memory.zeros(x)
@@ -106,7 +107,7 @@ class Mix(nn.Module):
 
     def __init__(self, width: int):
         super().__init__()
-        self.share = nn.Parameter(torch.arange(width) / width)
+        self.share = nn.Parameter(torch.linspace(0, 1 - 1 / width, width))
 
     def forward(self, x: Tensor, last: Tensor, at: At) -> tuple[Tensor, Tensor]:
         """What is mixed (B, L, D), and the last token (B, 1, D) for those that follow."""

@@ -48,9 +48,15 @@ def render(
 ) -> str:
     """The text of a conversation, ready for `Tokenizer.encode(text, special=True)`; `names` as `bos_token`."""
     sandbox = Sandbox()
-    sandbox.globals |= {"raise_exception": _raise, "strftime_now": _now}
-    variables = {"messages": [_reasoned(message) for message in messages], "tools": None, "documents": None}
-    variables |= {"add_generation_prompt": add_generation_prompt, **(names or {})}
+    variables: dict[str, Any] = {
+        **(names or {}),
+        "messages": [_reasoned(message) for message in messages],
+        "add_generation_prompt": add_generation_prompt,
+        "tools": None,
+        "documents": None,
+        "raise_exception": _raise,
+        "strftime_now": _now,
+    }
     try:
         return sandbox.generate_bounded(template, variables)
     except TemplateError as error:

@@ -15,7 +15,7 @@ def read_bytes(path: Path) -> bytes:
 
 def read_text(path: Path) -> str:
     try:
-        return read_bytes(path).decode("utf-8").replace("\r\n", "\n")
+        return read_bytes(path).decode("utf-8").replace("\r\n", "\n").replace("\r", "\n")
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is not UTF-8 ({error}); fetch or save it again") from error
 

@@ -14,6 +14,7 @@ from tokenizers import models
 
 from .files import read_json, read_text
 from .kinds import Made
+from .library import faults
 from .markers import CONFIG, Markers, read_settings
 from .sentencepiece import read_pieces
 from .vocabulary import read_vocabulary
@@ -45,6 +46,8 @@ def has_tokenizer(folder: Path) -> bool:
 def read_folder(folder: Path) -> Found:
     config, model = read_settings(folder), read_json(folder / MODEL)
     core, defaults = _read_core(folder, config, model)
+    if not core.get_vocab_size(with_added_tokens=True):
+        raise ValueError(f"{folder}: the vocabulary is empty; fetch or save the tokenizer again")
     core.no_truncation()  # files carry these settings of some training along: a prompt is not cut or padded in silence
     core.no_padding()
     names = Markers(folder, config).add(core, defaults, rows=_rows(model))
@@ -65,15 +68,13 @@ def _read_core(folder: Path, config: dict[str, Any], model: dict[str, Any]) -> M
         if bare is None:
             raise FileNotFoundError(f"{path} is missing; a folder needs it, or one of {', '.join(BARE)}")
         return BARE[bare](folder / bare, config, model)
-    try:
-        core = tokenizers.Tokenizer.from_str(read_text(path))
-    except Exception as error:  # the library raises bare Exception for whatever is wrong with the file
-        raise ValueError(f"{path} is damaged or no tokenizer file ({error}); fetch or save it again") from error
-    return core, {}
+    with faults(f"{path} is damaged or no tokenizer file; fetch or save it again"):
+        return tokenizers.Tokenizer.from_str(read_text(path)), {}
 
 
 def _rows(model: dict[str, Any]) -> int:
-    rows = model.get("vocab_size", 0)
+    inner = model.get("text_config")
+    rows = (inner if isinstance(inner, dict) and "vocab_size" not in model else model).get("vocab_size")
     return rows if type(rows) is int else 0
 
 

@@ -33,7 +33,7 @@ RULES = {name: rules for rules, names in SAME.items() for name in (rules, *names
 def kind_of(file: Path, readers: Mapping[str, Reader], config: Mapping[str, Any], model: Mapping[str, Any]) -> Reader:
     """The reader for the class that `tokenizer_config.json` names, else the one that the model's type has."""
     named = config.get("tokenizer_class") or model.get("tokenizer_class") or model.get("model_type")
-    rules = RULES.get(named.removesuffix("Fast")) if isinstance(named, str) else None
+    rules = RULES.get(str(named).removesuffix("Fast"), "")
     if rules not in readers:
         raise ValueError(
             f"{file} is a bare vocabulary, and the rules of {named!r:.80} are not known here (those of "

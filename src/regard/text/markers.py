@@ -41,7 +41,7 @@ class Markers:
             raise ValueError(f"{self.file}: the special tokens without a name are {more!r:.80}; expected a list")
         own = {name: entry for name, entry in config.items() if name.endswith("_token") and isinstance(entry, str)}
         found = {name: config.get(name) for name in NAMES} | own | (more if isinstance(more, dict) else {})
-        self.named = {name: _token(entry, self.file, True) for name, entry in found.items() if entry is not None}
+        self.named = {name: _token(entry, self.file, True) for name, entry in found.items() if entry}
         self.others = [_token(entry, self.file, True) for entry in more] if isinstance(more, list) else []
         if not self.complete:
             usual = [token for name, token in self.named.items() if name in NAMES]

@@ -2,7 +2,7 @@
 
 Each piece has a score. Unigram (Kudo 2018) cuts a text into the pieces with the highest sum; byte-pair encoding joins
 the neighbours that make the best piece, over and over. A space is written ▁, and where the model has them, bytes stand
-for characters that no piece covers. What is normal for a text comes as a compiled table that `tokenizers` runs as it is.
+for characters that no piece covers. A text's normal form comes as a compiled table, which `tokenizers` runs as it is.
 As in `transformers`, a text that begins with a space gets no second ▁, which SentencePiece itself would put there.
 """
 
@@ -17,6 +17,7 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 
 from .files import read_bytes
 from .kinds import Made, frame, kind_of, placed
+from .library import faults
 
 NORMAL, UNKNOWN, CONTROL, OWN, UNUSED, BYTE = 1, 2, 3, 4, 5, 6  # types of pieces
 UNIGRAM, BPE = 1, 2
@@ -66,9 +67,10 @@ def t5(pieces: Pieces, config: Mapping[str, Any]) -> Made:
         raise ValueError(f"{pieces.file}: T5's model is Unigram without bytes; this is another one")
     sentinels = [f"<extra_id_{n}>" for n in reversed(range(SENTINELS))]
     vocab = [*zip(pieces.texts, pieces.scores, strict=True), *((piece, 0.0) for piece in sentinels)]
-    core = tokenizers.Tokenizer(models.Unigram(vocab, pieces.unknown, byte_fallback=False))
-    if pieces.normal_form:
-        core.normalizer = normalizers.Precompiled(pieces.normal_form)
+    with faults(f"{pieces.file} is damaged; fetch it again"):
+        core = tokenizers.Tokenizer(models.Unigram(vocab, pieces.unknown, byte_fallback=False))
+        if pieces.normal_form:
+            core.normalizer = normalizers.Precompiled(pieces.normal_form)
     space = pre_tokenizers.Metaspace(prepend_scheme="always", split=True)
     core.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), space])
     core.decoder = decoders.Metaspace(prepend_scheme="always", split=True)
@@ -103,7 +105,8 @@ def joined(pieces: Pieces) -> models.BPE:
         raise ValueError(f"{pieces.file}: expected byte-pair encoding of a text as it is; this model has another rule")
     ids = {text: id for id, text in enumerate(pieces.texts)}
     joins = merges(pieces.file, pieces.texts, pieces.scores, pieces.types)
-    return models.BPE(ids, joins, unk_token=pieces.texts[pieces.unknown], fuse_unk=True, byte_fallback=pieces.bytes)
+    with faults(f"{pieces.file} is damaged; fetch it again"):
+        return models.BPE(ids, joins, unk_token=pieces.texts[pieces.unknown], fuse_unk=True, byte_fallback=pieces.bytes)
 
 
 def merges(file: Path, texts: Sequence[str], scores: Sequence[float], types: Sequence[int]) -> list[tuple[str, str]]:

@@ -5,6 +5,7 @@ marker, typed by a user or found in a file, is encoded as the characters it is.
 """
 
 import json
+import re
 from collections.abc import Mapping
 from functools import cached_property
 from itertools import takewhile
@@ -15,8 +16,11 @@ import tokenizers
 from regard.packaged import locate
 
 from .folder import GENERATION, TEMPLATE, TOKENIZER, read_folder
+from .library import faults
 from .markers import CONFIG
 from .tidy import tidied
+
+HALF = re.compile("[\ud800-\udfff]")
 
 
 class Tokenizer:
@@ -69,29 +73,31 @@ class Tokenizer:
 
     def rough(self, ids: list[int], special: bool = False) -> str:
         """The text of ids as the pieces have it, before spaces are tidied."""
-        return self.core.decode(ids, skip_special_tokens=not special)
+        with faults(f"these ids are no text of this vocabulary: {ids!r:.80}"):
+            return self.core.decode(ids, skip_special_tokens=not special)
 
     def _encoded(self, text: str | tuple[str, str], special: bool, frame: bool) -> tokenizers.Encoding:
         self.core.encode_special_tokens = not special
         try:
-            return self.core.encode_batch_fast([text], add_special_tokens=frame)[0]  # frees the GIL
-        except Exception as error:  # the library raises bare Exception where a vocabulary without `unk` lacks a piece
+            with faults("this text cannot be encoded"):
+                return self.core.encode_batch_fast([text], add_special_tokens=frame)[0]  # frees the GIL
+        except ValueError as error:
             whole = text if isinstance(text, str) else "".join(text)
-            half = next((char for char in whole if "\ud800" <= char <= "\udfff"), None)
-            if half is not None:
+            half = HALF.search(whole)
+            if half:
                 raise ValueError(
-                    f"the text holds {half!r} at {whole.index(half)}: half of a surrogate pair, which is no character; "
+                    f"the text holds {half[0]!r} at {half.start()}: half of a surrogate pair, which is no character; "
                     'put such text right with text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")'
                 ) from error
-            strange = sorted(set(whole) - set(self.core.get_vocab()))
+            strange = sorted(set(whole) - set(self.core.get_vocab()))[:20]
             raise ValueError(
-                f"{strange} are not in this vocabulary; train it on text that has them, or use bytes or BPE"
+                f"{error}: {strange} are not in this vocabulary; train it on text that has them, or use bytes or BPE"
             ) from error
 
     @cached_property
     def _marker_ids(self) -> dict[int, str]:
-        unknown = self.names.get("unk_token")
-        return {self.core.token_to_id(marker): marker for marker in self.markers if marker != unknown}
+        tokens, unknown = self.core.get_added_tokens_decoder().items(), self.names.get("unk_token")
+        return {id: token.content for id, token in tokens if token.special and token.content != unknown}
 
     def _characters(self, marker: int) -> list[int]:
         return [token.id for char in self._marker_ids[marker] for token in self.core.model.tokenize(char)]
@@ -104,9 +110,9 @@ class Tokenizer:
     @cached_property
     def opening(self) -> tuple[int, ...]:
         """The ids that the tokenizer's own rules put before every text, such as <s>; often none."""
-        if not self.core.encode("").ids:
+        if not self._encoded("", special=False, frame=True).ids:
             return ()
-        probe = self.core.encode("a")
+        probe = self._encoded("a", special=False, frame=True)
         marked = zip(probe.ids, probe.special_tokens_mask, strict=True)
         return tuple(id for id, _ in takewhile(lambda pair: pair[1], marked))
 

@@ -14,6 +14,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
 from .files import read_bytes, read_text
 from .kinds import Made, frame, kind_of, placed, text_of
+from .library import faults
 from .splits import rule
 
 
@@ -39,16 +40,14 @@ def word_pieces(file: Path, config: Mapping[str, Any]) -> Made:
     return core, names
 
 
-def byte_pairs(file: Path, **options: Any) -> tokenizers.Tokenizer:
+def byte_pairs(file: Path) -> tokenizers.Tokenizer:
     vocab, merges = file.with_name("vocab.json"), file.with_name("merges.txt")
     for path in (vocab, merges):
         if not path.is_file():
             raise FileNotFoundError(f"{path} is missing; {vocab.name} and {merges.name} belong together")
         read_bytes(path)
-    try:
-        core = tokenizers.Tokenizer(models.BPE(*models.BPE.read_file(str(vocab), str(merges)), **options))
-    except Exception as error:  # the library raises bare Exception for whatever is wrong with the files
-        raise ValueError(f"{vocab} and {merges.name} do not fit together ({error}); fetch them again") from error
+    with faults(f"{vocab} and {merges.name} do not fit together; fetch them again"):
+        core = tokenizers.Tokenizer(models.BPE(*models.BPE.read_file(str(vocab), str(merges))))
     core.decoder = decoders.ByteLevel()
     return core
 

@@ -1,0 +1,68 @@
+"""Published configs, as their files spell them, are read, written and counted; nothing is built of them but shapes.
+
+`published.jsonl` has a model a line. What every such file has besides, and no family minds, is added to each. Counts
+are those of `transformers`' classes, but for what is fixed there and no weight here (sinusoids, BERT's unused pooler)
+or trained here and a buffer there (biases of logits and of routers).
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from regard.checkpoint.model import parameters, weights
+from regard.families import FAMILIES, FamilyError, family
+from regard.models.blank import blank
+from regard.weights.table import Found
+
+PUBLISHED = [json.loads(line) for line in Path(__file__).with_name("published.jsonl").read_text().splitlines()]
+BESIDES = {
+    "_name_or_path": "/home/me/model",
+    "bos_token_id": 1,
+    "pad_token_id": None,
+    "initializer_range": 0.02,
+    "task_specific_params": {"text-generation": {"do_sample": True, "max_length": 50}},
+    "torch_dtype": "float16",
+    "transformers_version": "4.31.0.dev0",
+    "use_cache": True,
+}
+
+
+@pytest.mark.parametrize("model", PUBLISHED, ids=lambda model: model["name"])
+def test_a_published_config_is_read(model: dict[str, Any]) -> None:
+    foreign = family(model["config"]["model_type"])
+    spec = foreign.spec(BESIDES | model["config"])
+    assert parameters(spec) == model["parameters"]
+    foreign.config(spec)  # which reads back what it writes
+
+
+def test_every_family_has_one() -> None:
+    assert {model["config"]["model_type"] for model in PUBLISHED} == {*FAMILIES}
+
+
+def test_a_head_that_is_not_known_is_named() -> None:
+    bert = next(model["config"] for model in PUBLISHED if model["name"] == "bert-base-uncased")
+    with pytest.raises(FamilyError, match="architectures='BertForQuestionAnswering' has no head here"):
+        family("bert").spec(bert | {"architectures": ["BertForQuestionAnswering"]})
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("gpt2", ("transformer.", "")),
+        ("Qwen3-0.6B", ("model.", "")),  # as its embedding models are published
+        ("Llama-3.2-1B", ("model.", "")),
+        ("mamba-130m-hf", ("embeddings.", "embedding.")),
+    ],
+)
+def test_the_names_of_published_files_are_known(name: str, change: tuple[str, str]) -> None:
+    config = next(model["config"] for model in PUBLISHED if model["name"] == name)
+    foreign = family(config["model_type"])
+    spec = foreign.spec(config | {"num_hidden_layers": 1, "n_layer": 1})
+    ours = weights(blank(spec))
+    theirs = {key.replace(*change): tensor for key, tensor in foreign.table(spec).write(ours)}
+    found = {key: Found("file", tuple(t.shape), "F32", lambda t=t: t) for key, t in theirs.items()}
+    assert {key: tensor.shape for key, tensor in foreign.table(spec).read(found, ours)} == {
+        key: tensor.shape for key, tensor in ours.items()
+    }
