@@ -108,10 +108,12 @@ def test_layers_are_as_short_as_their_pattern() -> None:
 
 
 @pytest.mark.parametrize("model_type", ["cohere2", "gemma2", "gemma3_text", "llama", "qwen2", "smollm3"])
-def test_any_depth_is_claimed_at_no_cost(model_type: str) -> None:
-    """Sizes are held against the files later; until then a config may say what it likes."""
-    spec = read(model_type, num_hidden_layers=10**15)
-    assert sum(run.times * len(run.blocks) for run in spec.layers) == 10**15
+def test_depth_is_claimed_at_no_cost_or_refused(model_type: str) -> None:
+    """Sizes are held against the files later; until then a config may say any depth that is within reason."""
+    spec = read(model_type, num_hidden_layers=10_000)
+    assert sum(run.times * len(run.blocks) for run in spec.layers) == 10_000
+    with pytest.raises(FamilyError, match="num_hidden_layers=1000000000000000 should be at most 10000"):
+        read(model_type, num_hidden_layers=10**15)
 
 
 @pytest.mark.parametrize(

@@ -4,12 +4,12 @@ It raises bare Exception for whatever is wrong with a file or a text, and panics
 file's pattern tries too many ways on a text. A panic is no Exception to Python, and would end a whole server.
 """
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 
 
 @contextmanager
-def faults(meaning: str) -> Iterator[None]:
+def faults(meaning: str) -> Generator[None]:
     try:
         yield
     except BaseException as error:

@@ -73,7 +73,7 @@ class Tokenizer:
 
     def rough(self, ids: list[int], special: bool = False) -> str:
         """The text of ids as the pieces have it, before spaces are tidied."""
-        with faults(f"these ids are no text of this vocabulary: {ids!r:.80}"):
+        with faults("these ids are no text of this vocabulary"):
             return self.core.decode(ids, skip_special_tokens=not special)
 
     def _encoded(self, text: str | tuple[str, str], special: bool, frame: bool) -> tokenizers.Encoding:

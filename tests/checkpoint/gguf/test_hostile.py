@@ -83,7 +83,7 @@ HOSTILE: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     "a strange key": (renamed("llama.rope.freq_base", "llama.rope.xxxx_base"), "llama.rope.xxxx_base has no part here"),
     "a width of nothing": (number("llama.embedding_length", "I", 0, 4), "both must be positive"),
     "a width that does not fit": (number("llama.embedding_length", "I", 1 << 20, 4), "asks for .* parameters"),
-    "a depth past all measure": (number("llama.block_count", "I", (1 << 32) - 1, 4), "asks for .* parameters"),
+    "a depth past all measure": (number("llama.block_count", "I", (1 << 32) - 1, 4), "should be at most 10000"),
     "a layer too many": (number("llama.block_count", "I", 3, 4), r"blk\.2\..*is missing"),
     "a layer too few": (number("llama.block_count", "I", 1, 4), r"blk\.1\..*belongs to no part"),
     "other heads": (number("llama.attention.head_count_kv", "I", 4, 4), r"blk\.0\.attn_k\.weight should be \(32, 32\)"),
