@@ -44,11 +44,12 @@ def attend_with_statistics(
     wide = torch.promote_types(q.dtype, torch.float32)
     k, v = per_head(k, q), per_head(v, q)
     early = (at.key_positions < first).view(-1, 1, 1, k.shape[2])  # (B, 1, 1, S)
+    places = early.flatten(0, -2).any(0).nonzero().squeeze(-1)  # few columns are any row's first keys
     outs, found, tops = [], [], []
     with without_autocast(q.device):
         for rows in spans(q.shape[2], tile[0]):
             q_i = q[:, :, rows].to(wide)
-            part, sums = nothing(q_i, v.shape[-1], scores.sinks), nothing(q_i, 2, scores.sinks)
+            part = nothing(q_i, v.shape[-1] + 2, scores.sinks)
             best = torch.full_like(part.m, -torch.inf)
             top = torch.full_like(best, -1, dtype=torch.int64)
             for columns, seen in tiles_seen(at, scores, rows, k.shape[2], tile[1]):
@@ -59,27 +60,21 @@ def attend_with_statistics(
                 risen = ((peak > best) & (some.l > 0)).flatten().nonzero().squeeze(-1)  # fewer in every tile
                 top.view(-1)[risen] = highest(s, peaks, risen) + columns.start
                 best = torch.maximum(best, peak)
-                part = part.join(some)
-                on_first = mass_on(p, early[..., columns])
+                here = places[(places >= columns.start) & (places < columns.stop)]
+                on_first = (p[..., here - columns.start] * early[..., here]).sum(-1, keepdim=True)
                 energy = s.mul_(p).sum(-1, keepdim=True)  # Σ_j exp(s_j - m) s_j; s is used up
-                sums = sums.join(Part(some.m, some.l, torch.cat([energy, on_first], -1)))
+                part = part.join(Part(some.m, some.l, torch.cat([some.o, energy, on_first], -1)))
             log_sum = part.log_sum()
             mass = (top >= 0).to(wide)  # of all keys together
             if scores.sinks is not None:
                 mass = 1 - (scores.sinks.view(1, -1, 1, 1) - log_sum).exp()
-            energy, on_first = sums.out().split(1, -1)
-            outs.append(part.out())
+            out, energy, on_first = part.out().split([v.shape[-1], 1, 1], -1)
+            outs.append(out)
             found.append(torch.cat([log_sum * mass - energy, on_first, (best - log_sum).exp(), log_sum], -1))
             tops.append(top)
     entropy, on_first, weight, log_sum = torch.cat(found, 2).unbind(-1)
     top = torch.cat(tops, 2).squeeze(-1)
     return torch.cat(outs, 2).to(q.dtype), Statistics(entropy, on_first, top, weight, log_sum)
-
-
-def mass_on(p: Tensor, some: Tensor) -> Tensor:
-    """Of (…, l, s) what lies on some of the columns, (B, 1, 1, s): (…, l, 1). Few columns are any row's first keys."""
-    columns = some.flatten(0, -2).any(0).nonzero().squeeze(-1)
-    return (p[..., columns] * some[..., columns]).sum(-1, keepdim=True)
 
 
 def highest(s: Tensor, peaks: Tensor, rows: Tensor) -> Tensor:
