@@ -81,9 +81,9 @@ def test_sizes_that_cannot_be(model_type: str, changes: dict, message: str | Non
         spec(model_type, **changes).build()
 
 
-def test_any_depth_may_be_claimed() -> None:
-    """Nothing is unrolled before the files have been measured."""
-    deep = {"num_hidden_layers": 10**12}
+def test_great_depth_may_be_claimed() -> None:
+    """Nothing is built before the files have been measured."""
+    deep = {"num_hidden_layers": 10_000}
     claims = {"vit": deep, "deit": deep, "dinov2": deep, "clip": two(vision=deep), "llava": llava(deep, deep)}
     for model_type, changes in claims.items():
         assert family(model_type).table(spec(model_type, **changes)).links
