@@ -1,5 +1,6 @@
 """A tiny random model of `transformers`, saved, and ours loaded from the same folder."""
 
+import copy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ def make(case: tuple[str, dict[str, Any]], folder: Path) -> Pair:
     transformers.utils.logging.disable_progress_bar()
     model, settings = getattr(transformers, case[0]), case[1]
     torch.manual_seed(0)
-    theirs = model(model.config_class(**NO_MARKS | settings)).eval()
+    theirs = model(model.config_class(**copy.deepcopy(NO_MARKS | settings))).eval()  # their configs write into it
     for name, parameter in theirs.named_parameters():
         if parameter.dim() == 1 or not parameter.any():  # a norm or bias that is all ones or zeros hides a mistake
             nn.init.normal_(parameter, std=1.0 if name.endswith("weight") else 0.1)
