@@ -25,7 +25,7 @@ SIZES = {
 }  # fmt: skip
 TINY = SIZES | {"hidden_size": 64, "intermediate_size": 64, "vocab_size": 64, "num_hidden_layers": 1}
 LAYERS = 15  # 1.04 billion parameters
-CONTENDERS = ("regard", "transformers")
+CONTENDERS = ("regard", "regard, mapped", "transformers")
 
 
 def write(folder: Path, sizes: dict[str, int], dtype: torch.dtype) -> None:
@@ -45,10 +45,10 @@ def resident(field: str) -> int:
 
 
 def load(name: str, folder: str) -> torch.nn.Module:
-    if name == "regard":
+    if name.startswith("regard"):
         from regard.checkpoint import load
 
-        return load(folder, dtype=torch.float32)
+        return load(folder, dtype=torch.float32, mapped="mapped" in name)
     from transformers import LlamaForCausalLM, logging
 
     logging.disable_progress_bar()
@@ -87,12 +87,16 @@ def measure(layers: int = LAYERS, stored: str = "bfloat16", folder: str | None =
                 found = json.loads(subprocess.run(command, capture_output=True, check=True, text=True).stdout)
                 print(f"  round {turn} of {rounds}: {name} {found}", file=sys.stderr)
                 runs[name] += [found] * bool(turn)
-    ours, theirs = (
-        {key: round(statistics.median(run[key] for run in runs[name]), 3) for key in runs[name][0]}
-        for name in CONTENDERS
-    )
-    ratios = {f"{key}_ratio": round(ours[key] / theirs[key], 3) for key in ("load_s", "total_s", "cpu_s")}
-    return {"import": {"stored": stored, "regard": ours, "transformers": theirs, "peak": ours["peak"], **ratios}}
+    medians = {
+        name: {key: round(statistics.median(run[key] for run in found), 3) for key in found[0]}
+        for name, found in runs.items()
+    }
+    theirs = medians["transformers"]
+    ratios = {
+        name: {key: round(found[key] / theirs[key], 3) for key in ("load_s", "total_s", "cpu_s")}
+        for name, found in medians.items()
+    }
+    return {"stored": stored, "medians": medians, "of transformers": ratios}
 
 
 if __name__ == "__main__":

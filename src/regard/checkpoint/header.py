@@ -4,8 +4,8 @@
 
 Every size is checked: tensors fill the rest of the file one after the other, without gaps, overlaps or a rest, and each
 is as long as its dtype and shape say. Bytes are read straight into the memory that a tensor will own, in chunks side by
-side, or cast chunk by chunk: pages of a mapped file would count as memory, and a file that changes later would change a
-running model.
+side, or cast chunk by chunk, so that a file that changes later does not change a running model. Or they are mapped,
+if that is asked for and nothing is cast: then they are read when they are used.
 """
 
 import json
@@ -17,6 +17,7 @@ from io import FileIO
 from pathlib import Path
 from typing import Any, NoReturn
 
+import numpy
 import torch
 from torch import Tensor
 
@@ -31,7 +32,7 @@ LARGEST_SIZE = 1 << 62  # what is past it fits no file
 MOST_SIDES, LONGEST_NAME = 8, 500
 
 
-def tensors(path: Path, cast: Cast) -> dict[str, Found]:
+def tensors(path: Path, cast: Cast, mapped: bool = False) -> dict[str, Found]:
     """Every tensor of the file by name, unread."""
     size = path.stat().st_size
     with path.open("rb") as stream:
@@ -48,7 +49,13 @@ def tensors(path: Path, cast: Cast) -> dict[str, Found]:
             refuse(path, f"{name} {shape} in {dtype} should have {wanted} bytes, found {end - start}")
         spans.append((start, end, name))
         stored = stored or torch.uint8  # numbers that no model reads, a mask perhaps
-        reader = partial(read, path, 8 + length + start, shape, stored, cast(stored))
+        place = 8 + length + start
+        maps = mapped and cast(stored) == stored and end > start and place % stored.itemsize == 0
+        reader = (
+            partial(map_, path, place, shape, stored)
+            if maps
+            else partial(read, path, place, shape, stored, cast(stored))
+        )
         found[name] = Found(str(path), shape, dtype, reader)
     reached = 0
     for start, end, name in sorted(spans):
@@ -96,6 +103,13 @@ def sizes(value: Any) -> tuple[int, ...] | None:
 
 def refuse(path: Path, fault: str, cause: Exception | None = None) -> NoReturn:
     raise CheckpointError(f"{path} is damaged or no safetensors file ({fault}); fetch it again") from cause
+
+
+def map_(path: Path, start: int, shape: tuple[int, ...], stored: torch.dtype) -> Tensor:
+    """Pages of the file; those that are written to become memory of this process."""
+    pages = numpy.memmap(path, numpy.uint8, "c", start, (math.prod(shape) * stored.itemsize,))
+    with torch.inference_mode(False):
+        return torch.from_numpy(pages).view(stored).view(shape)
 
 
 def read(path: Path, start: int, shape: tuple[int, ...], stored: torch.dtype, dtype: torch.dtype) -> Tensor:

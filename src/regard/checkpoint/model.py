@@ -93,11 +93,13 @@ def load(
     dtype: torch.dtype | None = None,
     checked: bool = False,
     progress: Progress | None = None,
+    mapped: bool = False,
 ) -> nn.Module:
     """The model of a folder or GGUF file, in eval mode. Without a dtype the stored one, on a CPU at least float32.
 
     A folder of ours is held against its manifest, unless that has just been done (`checked`). `progress` is told after
-    every tensor how many parameters are there, and of how many.
+    every tensor how many parameters are there, and of how many. The model owns its memory; if it is `mapped`, tensors
+    that need no cast are read from their file when they are used, which must then stay as it is.
     """
     folder, device = locate(folder), torch.device(device)
     if folder.suffix == ".gguf":
@@ -106,7 +108,7 @@ def load(
         spec, table = understand(folder)
         if table is IDENTITY and (folder / MANIFEST).is_file() and not checked:
             check_folder(folder)
-        found = find(folder, partial(kept, device, dtype))
+        found = find(folder, partial(kept, device, dtype), mapped)
     layers = sum(len(run.blocks) for runs, _ in stacks(spec) for run in runs)
     if layers > 1000 + 4 * len(found):  # they are not even counted
         raise CheckpointError(f"{folder}: the config asks for {layers} layers, the files have {len(found)} tensors")

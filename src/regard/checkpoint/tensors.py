@@ -58,11 +58,11 @@ def files(folder: Path) -> list[Path]:
     return [folder / name for name in sorted(set(places.values()))]
 
 
-def find(folder: Path, cast: header.Cast) -> dict[str, Found]:
+def find(folder: Path, cast: header.Cast, mapped: bool = False) -> dict[str, Found]:
     """Every tensor of the folder by name, nothing read but headers."""
     found: dict[str, Found] = {}
     for path in files(folder):
-        for name, tensor in header.tensors(path, cast).items():
+        for name, tensor in header.tensors(path, cast, mapped).items():
             if name in found:
                 raise CheckpointError(f"{path}: {name} stands in {found[name].file} too")
             found[name] = tensor
