@@ -27,6 +27,10 @@ from regard.weights.table import FLOATS, Found
 Cast = Callable[[torch.dtype], torch.dtype]  # what a stored dtype becomes
 LARGEST = 8 << 20  # bytes of a header: some fifty thousand tensors
 CHUNK = 16 << 20
+OTHERS = {  # dtypes that no model here reads, with their bits
+    "BOOL": 8, "U8": 8, "I8": 8, "I16": 16, "U16": 16, "I32": 32, "U32": 32, "I64": 64, "U64": 64, "C64": 64, "F4": 4,
+    "F6_E2M3": 6, "F6_E3M2": 6, "F8_E5M2": 8, "F8_E4M3": 8, "F8_E8M0": 8, "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8,
+}  # fmt: skip
 PIECE = 1 << 15  # numbers cast at once: torch spreads no more than that over threads of its own, and all are busy
 LARGEST_SIZE = 1 << 62  # what is past it fits no file
 MOST_SIDES, LONGEST_NAME = 8, 500
@@ -44,9 +48,12 @@ def tensors(path: Path, cast: Cast, mapped: bool = False) -> dict[str, Found]:
     for name, entry in header.items():
         dtype, shape, (start, end) = fields(path, name, entry)
         stored = FLOATS.get(dtype)
-        wanted = math.prod(shape) * stored.itemsize if stored else end - start
-        if end - start != wanted:
-            refuse(path, f"{name} {shape} in {dtype} should have {wanted} bytes, found {end - start}")
+        bits = 8 * stored.itemsize if stored else OTHERS.get(dtype)
+        if bits is None:
+            refuse(path, f"{name} has the dtype {dtype!r:.40}; known are {', '.join([*FLOATS, *OTHERS])}")
+        wanted = math.prod(shape) * bits
+        if 8 * (end - start) != wanted:
+            refuse(path, f"{name} {shape} in {dtype} should have {wanted // 8} bytes, found {end - start}")
         spans.append((start, end, name))
         stored = stored or torch.uint8  # numbers that no model reads, a mask perhaps
         place = 8 + length + start
@@ -74,7 +81,9 @@ def parse(path: Path, text: bytes) -> dict[str, Any]:
         refuse(path, f"its header is not valid JSON: {error}", error)
     if not isinstance(header, dict):
         refuse(path, f"its header holds {type(header).__name__}, expected an object")
-    header.pop("__metadata__", None)
+    about = header.pop("__metadata__", {})
+    if not isinstance(about, dict) or not all(isinstance(value, str) for value in about.values()):
+        refuse(path, f"its __metadata__ should hold texts, found {about!r:.80}")
     return header
 
 
