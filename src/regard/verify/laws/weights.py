@@ -65,8 +65,9 @@ def merged(trial: Trial) -> Outcome:
     add_lora(model, LoRA(rank=4, alpha=4.0, targets=targets), seed=trial.seed)
     generator = torch.Generator().manual_seed(trial.seed)
     for adapter in adapters(model).values():  # B begins with zeros, and then there is nothing to merge
-        drawn = torch.randn(adapter.lora_B.weight.shape, generator=generator, dtype=torch.float64)
-        adapter.lora_B.weight.data.copy_(0.2 * drawn)
+        for matrix, wide in ((adapter.lora_A, adapter.lora_A.weight.shape[1] ** -0.5), (adapter.lora_B, 0.2)):
+            drawn = torch.randn(matrix.weight.shape, generator=generator, dtype=torch.float64)  # alike in every dtype
+            matrix.weight.data.copy_(wide * drawn)
     model.eval()
     tokens = trial.text(2, min(trial.length, 24))
     plain, adapted = trial.whole(tokens), trial.of(model).whole(tokens)
