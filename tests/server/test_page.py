@@ -156,6 +156,13 @@ def test_controls_reach_the_engine_and_stop_stops(live, visit):
     assert len(server.engine.submitted[0].new) < 2000
 
 
+def test_an_answer_of_nothing_is_said_to_be_one(live, visit):
+    page = visit(live("").url)
+    write(page, ASK)
+    page.wait_for_selector(".foot:has-text('ended its text at once')")
+    assert page.locator(".token").count() == 0
+
+
 def test_hostile_text_is_inert(live, visit):
     page = visit(live(HOSTILE).url)
     title = page.title()

@@ -95,8 +95,9 @@ export class Conversation {
   }
 }
 
-function summary({ count, bits, finish, from }) {
-  if (!count) return finish === "stop" ? "the model ended its text at once" : "";
+function summary({ text, count, bits, finish, from }) {
+  if (finish === "stop" && !text) return "the model ended its text at once"; // a special token alone
+  if (!count) return "";
   const seconds = (performance.now() - from) / 1000;
   const why = { stop: "ended by itself", length: "cut at the limit", stopped: "stopped", failed: "failed" }[finish];
   const mean = (bits / count).toFixed(2);
