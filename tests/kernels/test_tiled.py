@@ -8,12 +8,13 @@ from torch import Tensor
 
 from regard.at import At
 from regard.kernels.attention import backend, reference, tiled
+from regard.kernels.attention.highest import Highest
 from regard.kernels.attention.mask import Causal
 from regard.kernels.attention.online import Part, nothing, part_of
 from regard.kernels.attention.patterns.block_sparse import BlockSparse
 from regard.kernels.attention.patterns.window import Window
 from regard.kernels.attention.scores import Scores
-from regard.kernels.attention.statistics import attend_with_statistics, highest
+from regard.kernels.attention.statistics import attend_with_statistics
 from tests.kernels.cases import AT, EXTRAS, LENGTH, MASKS, inputs, scores_of, with_gradients
 
 TILES = [(1, 1), (5, 7), (16, 8), (37, 37), (64, 64)]
@@ -151,12 +152,18 @@ def test_entropy_at_its_ends() -> None:
     assert (even.first - 1 / n).abs().max() < 1e-6
 
 
-@pytest.mark.parametrize("width", [1, 16, 37, 64])
-def test_the_highest_is_found_by_parts(width: int) -> None:
-    s = random(2, 5, width)
-    peaks = s.unflatten(-1, (8 if width % 8 == 0 else 1, -1)).amax(-1)
-    rows = torch.tensor([0, 3, 4, 9])
-    assert torch.equal(highest(s, peaks, rows), s.flatten(0, 1)[rows].argmax(-1))
+@pytest.mark.parametrize("tile", [1, 16, 37, 64, 200])
+@pytest.mark.parametrize("width", [1, 8, 30])
+def test_the_highest_is_found_by_pieces(width: int, tile: int) -> None:
+    s = random(2, 3, 5, 200).mul(3).round()  # whole numbers: many are equal, and the first of them counts
+    s[:, 1, 2] = torch.finfo(s.dtype).min  # sees nothing
+    highest = Highest(s[..., :4], width)
+    for start in range(0, 200, tile):
+        found = highest.look(s[..., start : start + tile], start)
+        assert torch.equal(found, s[..., start : start + tile].amax(-1, keepdim=True))
+    expected = s.argmax(-1, keepdim=True)
+    expected[:, 1, 2] = -1
+    assert torch.equal(highest.key(), expected)
 
 
 def test_tiles_cannot_drop() -> None:

@@ -16,13 +16,14 @@ import torch
 from torch import Tensor
 
 from regard.at import At
+from regard.kernels.attention.highest import Highest
 from regard.kernels.attention.online import Part, nothing, part_of
 from regard.kernels.attention.reference import per_head
 from regard.kernels.attention.scores import Scores
 from regard.kernels.attention.tiled import TILE, score, spans, tiles_seen
 from regard.kernels.autocast import without_autocast
 
-PIECES = 8  # of a tile of scores, in which the highest is looked for
+PIECES = 8  # of a tile of scores, in which the highest is looked for (highest.py)
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,45 +45,40 @@ def attend_with_statistics(
     wide = torch.promote_types(q.dtype, torch.float32)
     k, v = per_head(k, q), per_head(v, q)
     early = (at.key_positions < first).view(-1, 1, 1, k.shape[2])  # (B, 1, 1, S)
-    places = early.flatten(0, -2).any(0).nonzero().squeeze(-1)  # few columns are any row's first keys
+    places = early.flatten(0, -2).any(0).nonzero().squeeze(-1).tolist()  # few columns are any row's first keys
     outs, found, tops = [], [], []
     with without_autocast(q.device):
         for rows in spans(q.shape[2], tile[0]):
             q_i = q[:, :, rows].to(wide)
-            part = nothing(q_i, v.shape[-1] + 2, scores.sinks)
-            best = torch.full_like(part.m, -torch.inf)
-            top = torch.full_like(best, -1, dtype=torch.int64)
+            part = nothing(q_i, v.shape[-1], scores.sinks)
+            none = torch.zeros_like(part.l)
+            part = Part(part.m, torch.stack([part.l, none, none]), part.o)  # and Σ exp(s - m) s, Σ_first exp(s - m)
+            highest = Highest(q_i, max(1, tile[1] // PIECES))
             for columns, seen in tiles_seen(at, scores, rows, k.shape[2], tile[1]):
                 s, _ = score(q_i, k[:, :, columns].to(wide), at, scores, rows, columns, seen)
-                peaks = s.unflatten(-1, (PIECES if s.shape[-1] % PIECES == 0 else 1, -1)).amax(-1)  # (B, H, l, pieces)
-                peak = peaks.amax(-1, keepdim=True)
-                some, p = part_of(s, v[:, :, columns].to(wide), peak)
-                risen = ((peak > best) & (some.l > 0)).flatten().nonzero().squeeze(-1)  # fewer in every tile
-                top.view(-1)[risen] = highest(s, peaks, risen) + columns.start
-                best = torch.maximum(best, peak)
-                here = places[(places >= columns.start) & (places < columns.stop)]
-                on_first = (p[..., here - columns.start] * early[..., here]).sum(-1, keepdim=True)
-                energy = s.mul_(p).sum(-1, keepdim=True)  # Σ_j exp(s_j - m) s_j; s is used up
-                part = part.join(Part(some.m, some.l, torch.cat([some.o, energy, on_first], -1)))
-            log_sum = part.log_sum()
+                some, p = part_of(s, v[:, :, columns].to(wide), highest.look(s, columns.start))
+                on_first = none
+                if here := [place for place in places if columns.start <= place < columns.stop]:
+                    there = [place - columns.start for place in here]
+                    on_first = (p[..., there] * early[..., here]).sum(-1, keepdim=True)
+                part = part.join(Part(some.m, torch.stack([some.l, dots(p, s), on_first]), some.o))
+                del s, p, some  # the next tile takes their place in the cache
+            total, energy, on_first = part.l
+            part = Part(part.m, total, part.o)
+            log_sum, top = part.log_sum(), highest.key()
             mass = (top >= 0).to(wide)  # of all keys together
             if scores.sinks is not None:
                 mass = 1 - (scores.sinks.view(1, -1, 1, 1) - log_sum).exp()
-            out, energy, on_first = part.out().split([v.shape[-1], 1, 1], -1)
-            outs.append(out)
-            found.append(torch.cat([log_sum * mass - energy, on_first, (best - log_sum).exp(), log_sum], -1))
+            outs.append(part.out())
+            energy, on_first = (x / total.where(total > 0, 1.0) for x in (energy, on_first))
+            found.append(torch.cat([log_sum * mass - energy, on_first, (highest.score - log_sum).exp(), log_sum], -1))
             tops.append(top)
     entropy, on_first, weight, log_sum = torch.cat(found, 2).unbind(-1)
     top = torch.cat(tops, 2).squeeze(-1)
     return torch.cat(outs, 2).to(q.dtype), Statistics(entropy, on_first, top, weight, log_sum)
 
 
-def highest(s: Tensor, peaks: Tensor, rows: Tensor) -> Tensor:
-    """Where the highest score of these rows of (…, l, s) stands first; `peaks` (…, l, pieces) has that of each piece.
-
-    PyTorch's argmax reads one number at a time, so it is asked about the peaks, then about one piece.
-    """
-    pieces = peaks.shape[-1]
-    piece = peaks.flatten(0, -2)[rows].argmax(-1)  # (r,)
-    inside = s.view(-1, s.shape[-1] // pieces).index_select(0, rows * pieces + piece)  # (r, s / pieces)
-    return piece * inside.shape[-1] + inside.argmax(-1)
+def dots(a: Tensor, b: Tensor) -> Tensor:
+    """Σ_j a_j b_j, (…, 1): rows times columns, which reads both once and writes no product of theirs."""
+    rows, columns = (x.flatten(0, -2).unsqueeze(1) for x in (a, b))
+    return torch.bmm(rows, columns.transpose(1, 2)).view(*a.shape[:-1], 1)
