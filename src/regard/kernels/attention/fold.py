@@ -85,14 +85,15 @@ def together(parts: list[Tensor], length: int) -> Tensor:
 
 def query_blocks(x: Tensor, fold: Fold, fill: float = 0) -> Tensor:
     """(A, n, E) -> (N, A, c, E)"""
-    count = fold.blocks(x.shape[1])
-    x = F.pad(x, (0, 0, 0, count * fold.block - x.shape[1]), value=fill)
-    return x.unflatten(1, (count, fold.block)).transpose(0, 1)
+    if short := -x.shape[1] % fold.block:  # to pad by nothing, or to cut it off again, would copy
+        x = F.pad(x, (0, 0, 0, short), value=fill)
+    return x.unflatten(1, (-1, fold.block)).transpose(0, 1)
 
 
 def unblock(x: Tensor, length: int) -> Tensor:
     """(N, A, c, E) -> (A, n, E)"""
-    return x.transpose(0, 1).flatten(1, 2)[:, :length]
+    x = x.transpose(0, 1).flatten(1, 2)
+    return x if x.shape[1] == length else x[:, :length]
 
 
 def with_margins(x: Tensor, fold: Fold, fill: float = 0) -> Tensor:
@@ -100,8 +101,10 @@ def with_margins(x: Tensor, fold: Fold, fill: float = 0) -> Tensor:
     reach = -(-fold.band // fold.block) * fold.block - fold.block - fold.before  # `after`, up to a whole block
     behind = fold.blocks(x.shape[1]) * fold.block - x.shape[1] + max(reach, fold.block if fold.links else 0)
     margins = [x.new_full((len(x), size, x.shape[2]), fill) for size in (fold.before, behind)]
-    shared = x.index_select(1, torch.tensor(fold.shared, dtype=torch.int64, device=x.device))
-    return torch.cat([margins[0], x, margins[1], shared], 1)
+    row = [margins[0], x, margins[1]]
+    if fold.shared:
+        row.append(x.index_select(1, torch.tensor(fold.shared, dtype=torch.int64, device=x.device)))
+    return torch.cat(row, 1)
 
 
 def key_blocks(row: Tensor, fold: Fold, first: int, last: int, count: int) -> Tensor:
@@ -140,7 +143,10 @@ class KeyBlocks(torch.autograd.Function):
             return carried, None, None, None, None
         fold, (first, last, count) = ctx.fold, ctx.blocks
         c, band, shared = fold.block, fold.band, len(fold.shared)
-        total = gradient.new_zeros(ctx.shape) if carried is None else carried
+        total = carried
+        if total is None:  # laid out as the kernel lays its gradients out, token after token
+            heads, length, width = ctx.shape
+            total = gradient.new_zeros(length, heads, width).transpose(0, 1)
         near, front, linked = gradient.transpose(0, 1).split([band, shared, fold.linked * c], 2)  # (A, N, …, E)
         for start in range(0, band, c):
             piece = near[:, :, start : start + c]

@@ -96,8 +96,8 @@ def fused(q: Tensor, k: Tensor, v: Tensor, rows: "Rows", scores: Scores, fold: F
             extra = rows.additive(fold, n, first, last, scores.bias, groups, q.dtype)
             out = F.scaled_dot_product_attention(some, keys, values, extra, scores.dropout, scale=scores.scale)
             done.append(out.transpose(1, 2))  # (N, G·c, B·K, Ev), as the kernel wrote it
-        out = torch.cat(done).unflatten(1, (groups, -1)).movedim(1, 3)  # (N, c, B·K, G, Ev)
-        outs.append(out.flatten(2, 3).flatten(0, 1)[: q_n.shape[1]].transpose(0, 1))  # (B·H, n, Ev)
+        out = torch.cat(done).unflatten(1, (groups, -1)).permute(0, 3, 1, 2, 4)  # (N, B·K, G, c, Ev)
+        outs.append(unblock(out.flatten(1, 2), q_n.shape[1]))  # (B·H, n, Ev)
     return together(outs, q.shape[2]).unflatten(0, q.shape[:2])
 
 
