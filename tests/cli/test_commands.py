@@ -112,7 +112,9 @@ def test_export_and_import_give_the_same_text(demo_run: Path, tmp_path: Path) ->
     assert regard("train", "llama", "--out", run, "--train.steps=2", "--data.rows=2", "--data.length=64").exit_code == 0
     assert "short_convolution" in str(regard("export", demo_run, tmp_path / "no").exception)  # Llama has none
     assert regard("export", run, tmp_path / "out", "--family", "llama").exit_code == 0
-    assert regard("import", tmp_path / "out", tmp_path / "back").exit_code == 0
+    assert f"name it {tmp_path / 'no'}.gguf" in str(regard("export", run, tmp_path / "no", "--gguf", "q8_0").exception)
+    imported = regard("import", tmp_path / "out", tmp_path / "back")
+    assert imported.exit_code == 0 and "try: regard generate" in imported.output
     assert regard("generate", tmp_path / "back", *options).stdout == regard("generate", run, *options).stdout
     assert "exists" in str(regard("import", tmp_path / "out", tmp_path / "back").exception)
 

@@ -47,3 +47,16 @@ def test_without_a_compiler_it_says_so_and_goes_on(monkeypatch: pytest.MonkeyPat
     with pytest.warns(UserWarning, match="C\\+\\+ compiler"):
         engine = Engine(build(MODELS["multi-head"]), capacity=64, compile=True)
     assert engine.generate([1, 2], Sampling(max_new=2, temperature=0))
+
+
+def test_a_step_that_torch_cannot_compile_is_taken_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch._dynamo.exc import FailOnRecompileLimitHit  # seconds to import
+
+    def refused(*rows: object) -> None:
+        raise FailOnRecompileLimitHit("recompile_limit reached\nand more")
+
+    monkeypatch.setattr(torch, "compile", lambda *step, **options: refused)
+    monkeypatch.setattr("regard.engine.engine.cannot_compile", lambda device: None)
+    with pytest.warns(UserWarning, match=r"step \(recompile_limit reached\); decoding without"):
+        engine = Engine(build(MODELS["multi-head"]), capacity=64, compile=True)
+    assert engine.compiled is None

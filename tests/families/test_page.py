@@ -15,6 +15,13 @@ def test_every_class_has_three_configs() -> None:
     assert all(count >= 3 for counts in tested.values() for count in counts.values())
 
 
+def test_the_readme_counts_them_right() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    configs = [count for counts in classes().values() for count in counts.values()]
+    assert f"[{len(FAMILIES)} families]" in readme
+    assert f"{len(configs)} classes of `transformers` on {sum(configs)} tiny configs" in readme
+
+
 def test_a_family_is_at_most_150_lines() -> None:
     for path in (ROOT / "src/regard/families").glob("*.py"):
         lines = path.read_text(encoding="utf-8").count("\n")

@@ -124,6 +124,12 @@ def test_every_process_has_as_many_pairs(size: int) -> None:
     assert len({int((places + 1).sum()) for places in shares}) == 1  # a token at t sees t + 1
 
 
+def test_keys_of_a_state_are_refused() -> None:
+    at = At(torch.full((1, 1), 3), k_positions=torch.arange(4).unsqueeze(0))
+    with pytest.raises(ValueError, match="ring attention: its keys are its queries' own tokens"):
+        ring.attend(torch.zeros(1, 1, 1, 4), torch.zeros(1, 1, 4, 4), torch.zeros(1, 1, 4, 4), at, Scores(Causal()))
+
+
 def test_a_text_that_does_not_split_is_refused() -> None:
     with pytest.raises(ValueError, match="50 tokens do not split into 8 pieces"):
         ring.shares(50, 4)

@@ -72,6 +72,13 @@ def test_other_beginnings_are_read_and_not_written() -> None:
     assert dict(table.write(ones)).keys() == {"tower.weight"}
 
 
+def test_two_spellings_of_one_name_are_refused() -> None:
+    table = Table(Link("norm.{leaf}", "norm.{leaf}"), endings={"gamma": "weight"})
+    both = found({"norm.gamma": torch.ones(2), "norm.weight": torch.zeros(2)})
+    with pytest.raises(WeightsError, match=r"file: norm\.gamma and norm\.weight are two spellings of one name"):
+        dict(table.read(both, {"norm.weight": torch.ones(2)}))
+
+
 def test_a_link_of_a_model_inside_another() -> None:
     inner = Link("attn.{leaf}", ("q.{leaf}", "k.{leaf}"), Split()).inside("text.", "decoder.")
     written = dict(Table(inner).write({"decoder.q.bias": torch.zeros(2), "decoder.k.bias": torch.ones(1)}))

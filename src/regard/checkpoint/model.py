@@ -99,7 +99,8 @@ def load(
 
     A folder of ours is held against its manifest, unless that has just been done (`checked`). `progress` is told after
     every tensor how many parameters are there, and of how many. The model owns its memory; if it is `mapped`, tensors
-    that need no cast are read from their file when they are used, which must then stay as it is.
+    that need no cast are read from their file when they are used, which must then stay as it is. A GGUF file is never
+    mapped: its tensors are turned or unpacked on the way.
     """
     folder, device = locate(folder), torch.device(device)
     if folder.suffix == ".gguf":

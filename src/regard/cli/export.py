@@ -15,8 +15,9 @@ def export(
         str | None, typer.Option(help="The foreign family to write, by its model_type; by default one that fits.")
     ] = None,
     gguf: Annotated[
-        Literal["f32", "f16", "q8_0"], typer.Option(help="How a GGUF file keeps its matrices; q8_0: 8.5 bits a weight.")
-    ] = "f16",
+        Literal["f32", "f16", "q8_0"] | None,
+        typer.Option(help="How a GGUF file keeps its matrices: f16 by default; q8_0: 8.5 bits a weight."),
+    ] = None,
 ) -> None:
     """Write a folder that transformers loads, or a GGUF file.
 
@@ -41,6 +42,8 @@ def export(
 
     if out.exists():
         raise ValueError(f"{out} exists; choose a new name")
+    if gguf and out.suffix != ".gguf":
+        raise ValueError(f"--gguf {gguf} is for a GGUF file, and {out} would be a folder; name it {out}.gguf")
     console, folder = Console(stderr=True), model_folder(model)
     with bar(console, f"reading {folder}") as progress:
         network = load(folder, checked=folder != model, progress=progress)
@@ -51,9 +54,9 @@ def export(
     family = family or fitting(spec)
     if out.suffix == ".gguf":
         words = metadata(tokenizer, spec.vocab) if tokenizer and isinstance(spec, Decoder) else None
-        export_gguf(network, out, family, gguf, words)
+        export_gguf(network, out, family, gguf or "f16", words)
         reader = "llama.cpp"
     else:
         write(network, out, family, tokenizer, along_of(folder))
         reader = "transformers"
-    console.print(f"{out} holds a {family} model; {reader} reads it")
+    console.print(f"{out} holds a {family} model; {reader} reads it", soft_wrap=True)

@@ -34,6 +34,7 @@ def import_(
     from regard.checkpoint.model import along_of, load, save
     from regard.cli.bar import bar
     from regard.cli.device import chosen
+    from regard.models.decoder import DecoderModule
     from regard.packaged import locate
     from regard.text.folder import has_tokenizer
     from regard.text.tokenizer import Tokenizer
@@ -52,4 +53,6 @@ def import_(
     if tokenizer is None:
         console.print(f"[yellow]{folder} has no tokenizer: the model was imported without a tokenizer[/]")
     count = sum(p.numel() for p in model.parameters())
-    console.print(f"{count:,} parameters in {out}; try: regard generate {out} --prompt …")
+    speaks = tokenizer is not None and isinstance(model, DecoderModule)
+    hint = f"; try: regard generate {out} --prompt …" if speaks else ""
+    console.print(f"{count:,} parameters in {out}{hint}", soft_wrap=True)

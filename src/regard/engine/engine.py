@@ -94,7 +94,7 @@ class Engine:
     @torch.inference_mode()
     def compile(self) -> Callable[..., Tensor] | None:
         """The compiled step, tried once on rows that nobody has; None, and said so, where torch cannot compile it."""
-        from torch._dynamo.exc import TorchDynamoException  # seconds to import
+        from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException  # seconds to import
         from torch._inductor.exc import InductorError
 
         compiled = torch.compile(self.read_one, fullgraph=True, **APART)
@@ -102,7 +102,7 @@ class Engine:
         nobody = torch.zeros(self.store.rows, 1, dtype=torch.long, device=self.device)
         try:
             compiled(nobody, nobody, nobody.bool())
-        except (TorchDynamoException, InductorError) as error:
+        except (TorchDynamoException, FailOnRecompileLimitHit, InductorError) as error:
             reason = str(error).partition("\n")[0]
             warnings.warn(f"torch.compile cannot compile this model's step ({reason}); decoding without", stacklevel=4)
             return None

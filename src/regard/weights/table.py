@@ -106,7 +106,7 @@ class Table:
 
     def read(self, found: Mapping[str, Found], ours: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
         """Their tensors as ours, one after the other; `ours` are meta tensors. Names and shapes are checked first."""
-        found = {respelled(name, self.beginnings, self.endings): tensor for name, tensor in found.items()}
+        found = self.respelled(found)
         if self.prefix and not any(name.startswith(self.prefix) for name in found):
             found = {self.prefix + name: tensor for name, tensor in found.items()}
         chains = [
@@ -130,6 +130,15 @@ class Table:
         for link, values, names, chain in chains:
             theirs = [found[name].read() for name in link.names(values, chain[0])]
             yield from zip(names, link.read(theirs, chain), strict=True)
+
+    def respelled(self, found: Mapping[str, Found]) -> dict[str, Found]:
+        spelled: dict[str, str] = {}
+        for theirs, tensor in found.items():
+            name = respelled(theirs, self.beginnings, self.endings)
+            if name in spelled:
+                raise WeightsError(f"{tensor.file}: {spelled[name]} and {theirs} are two spellings of one name")
+            spelled[name] = theirs
+        return {name: found[theirs] for name, theirs in spelled.items()}
 
     def known_of(self, name: str, shape: tuple[int, ...], found: Mapping[str, Found]) -> Found | None:
         """What a known name holds; None where it would be a copy of what the file lacks too."""

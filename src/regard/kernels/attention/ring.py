@@ -38,6 +38,8 @@ def shares(length: int, processes: int) -> Tensor:
 def attend(q: Tensor, k: Tensor, v: Tensor, at: At, scores: Scores, group: "dist.ProcessGroup | None" = None) -> Tensor:
     """As kernels/attention says, of this process's tokens before those of all; every process has as many of them."""
     reason = refuses(q, k, v, at, scores)
+    if at.k_positions is not None:
+        reason = "its keys are its queries' own tokens; here others stand in front"
     if reason is not None:
         raise ValueError(f"ring attention: {reason}")
     with without_autocast(q.device):
