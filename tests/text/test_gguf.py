@@ -11,7 +11,7 @@ from tokenizers import decoders, models, normalizers, trainers
 from regard.checkpoint.gguf import export_gguf
 from regard.gguf_header import GGUFError
 from regard.text.chat import DEFAULT_TEMPLATE
-from regard.text.gguf import metadata, read_tokenizer
+from regard.text.gguf_metadata import metadata
 from regard.text.splits import SAME, rule
 from regard.text.tokenizer import Tokenizer
 from regard.text.train import bpe, character
@@ -79,7 +79,7 @@ def test_there_and_back(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["bytes, gpt-2", "bytes, llama-bpe", "bytes, qwen2", "sentence pieces"])
 def test_transformers_reads_the_same(name: str, tmp_path: Path) -> None:
     file = written(MADE[name](), tmp_path)
-    ours, theirs = read_tokenizer(file), transformers.AutoTokenizer.from_pretrained(tmp_path, gguf_file=file.name)
+    ours, theirs = Tokenizer.load(file), transformers.AutoTokenizer.from_pretrained(tmp_path, gguf_file=file.name)
     for text in MIXED:
         if "sentence" in name and text.startswith(" "):
             continue  # theirs puts no ▁ before a space, which SentencePiece and llama.cpp do
@@ -92,7 +92,7 @@ def test_a_beginning_is_kept(tmp_path: Path) -> None:
     content = file.read_bytes()
     at = content.index(b"tokenizer.ggml.add_bos_token") + len("tokenizer.ggml.add_bos_token")
     file.write_bytes(content[: at + 4] + struct.pack("<?", True) + content[at + 5 :])
-    assert read_tokenizer(file).opening == (ours.bos,)
+    assert Tokenizer.load(file).opening == (ours.bos,)
 
 
 def test_what_cannot_be_said_is_refused() -> None:
@@ -124,5 +124,5 @@ def test_a_hostile_vocabulary_is_refused_by_name(name: str, tmp_path: Path) -> N
     at = content.index(before) + len(before) + skip
     file.write_bytes(content[:at] + new + content[at + len(new) :])
     with pytest.raises(GGUFError, match=message) as caught:
-        read_tokenizer(file)
+        Tokenizer.load(file)
     assert str(file) in str(caught.value)

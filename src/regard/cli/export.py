@@ -37,7 +37,7 @@ def export(
     from regard.models.decoder import Decoder
     from regard.models.model import Model
     from regard.text.folder import has_tokenizer
-    from regard.text.gguf import metadata
+    from regard.text.gguf_metadata import metadata
     from regard.text.tokenizer import Tokenizer
 
     if out.exists():

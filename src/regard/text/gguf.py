@@ -1,11 +1,10 @@
-"""The vocabulary in a GGUF file as a tokenizer, and back.
+"""The vocabulary in a GGUF file as a tokenizer; gguf_metadata.py is the way back.
 
 Two kinds are known there: "gpt2", byte-pair encoding over bytes, with its merges and a name for how text is cut into
 words before; and "llama", SentencePiece's, where a score for each piece says what is joined first, a space is written ▁
 and what no piece covers falls back to bytes. The second is read as merges: a piece's joins, best piece first.
 """
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,15 +14,14 @@ from tokenizers import AddedToken, decoders, models, normalizers, processors
 
 from regard.gguf_header import GGUFError, Header, read_header
 
-from .sentencepiece import BYTE, CONTROL, NORMAL, OWN, UNUSED, merges
-from .splits import BEGINS, WHOLE, split, split_name
-from .tokenizer import Tokenizer
+from .folder import Found
+from .sentencepiece import CONTROL, NORMAL, OWN, merges
+from .splits import BEGINS, WHOLE, split
 
 PREFIX = "tokenizer.ggml."
-LOWEST = -1e9  # the score of a piece that no join makes
 
 
-def read_tokenizer(file: str | Path) -> Tokenizer:
+def read_gguf(file: Path) -> Found:
     """Marker tokens, template and what ends a generation come along."""
     words = Words(read_header(file))
     kind = words.get("model", str)
@@ -38,7 +36,8 @@ def read_tokenizer(file: str | Path) -> Tokenizer:
             single=f"{bos} $A", pair=f"{bos} $A $B", special_tokens=[(bos, words.ids[bos])]
         )
     stops = () if end is None else (words.ids[end],)
-    return Tokenizer(core, bos, eos, pad, words.header.get("tokenizer.chat_template", str), stops)
+    names = {f"{name}_token": piece for name, piece in (("bos", bos), ("eos", eos), ("pad", pad)) if piece is not None}
+    return Found(core, names, words.header.get("tokenizer.chat_template", str), stops, tidy=False)
 
 
 class Words:
@@ -110,37 +109,3 @@ def sentence_pieces(words: Words) -> tokenizers.Tokenizer:
     strip = [decoders.Strip(" ", 1, 0)] if leading else []
     core.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), *strip])
     return core
-
-
-def metadata(tokenizer: Tokenizer, vocab: int) -> dict[str, Any]:
-    """The vocabulary as GGUF keeps it, filled up to the `vocab` rows of the model."""
-    state = json.loads(tokenizer.core.to_str())
-    model = state["model"]
-    if model["type"] != "BPE" or tokenizer.vocab_size > vocab:
-        fault = f"a vocabulary by {model['type']}" if model["type"] != "BPE" else f"{tokenizer.vocab_size} tokens"
-        raise GGUFError(f"GGUF cannot hold {fault} for a model of {vocab}; write it without, or train BPE or bytes")
-    pieces = {id: piece for piece, id in tokenizer.core.get_vocab(with_added_tokens=True).items()}
-    added = {token["id"]: CONTROL if token["special"] else OWN for token in state["added_tokens"]}
-    types = [NORMAL if id in pieces else UNUSED for id in range(vocab)]
-    for id, type in added.items():
-        types[id] = type
-    joins = [" ".join(merge) if isinstance(merge, list) else merge for merge in model["merges"]]
-    written: dict[str, Any] = {"tokens": [pieces.get(id, f"[PAD{id}]") for id in range(vocab)]}
-    if model["byte_fallback"]:
-        ranks = {merge.replace(" ", ""): -float(rank) for rank, merge in reversed([*enumerate(joins)])}
-        written |= {"model": "llama", "scores": [ranks.get(piece, LOWEST) for piece in written["tokens"]]}
-        types = [BYTE if piece in BYTES else type for piece, type in zip(written["tokens"], types, strict=True)]
-        written["add_space_prefix"] = "▁" in json.dumps(state["normalizer"], ensure_ascii=False).partition("Prepend")[2]
-    else:
-        written |= {"model": "gpt2", "pre": split_name(state["pre_tokenizer"], state["normalizer"]), "merges": joins}
-    written["token_type"] = types
-    marks = {"bos": tokenizer.bos, "eos": tokenizer.eos, "padding": tokenizer.pad}
-    written |= {f"{name}_token_id": id for name, id in marks.items() if id is not None}
-    others = [id for id in tokenizer.stops if id != tokenizer.eos]
-    written |= {"eot_token_id": others[0]} if others else {}
-    written["add_bos_token"] = tokenizer.bos is not None and tokenizer.opening == (tokenizer.bos,)
-    template = {} if tokenizer.chat_template is None else {"tokenizer.chat_template": tokenizer.chat_template}
-    return {f"{PREFIX}{key}": value for key, value in written.items()} | template
-
-
-BYTES = frozenset(f"<0x{byte:02X}>" for byte in range(256))

@@ -16,6 +16,7 @@ import tokenizers
 from regard.packaged import locate
 
 from .folder import GENERATION, TEMPLATE, TOKENIZER, read_folder
+from .gguf import read_gguf
 from .library import faults
 from .markers import CONFIG
 from .tidy import tidied
@@ -151,11 +152,7 @@ class Tokenizer:
     def load(cls, folder: str | Path) -> "Tokenizer":
         """Read a folder with `tokenizer.json` or an older vocabulary, and what is said beside it, or a GGUF file."""
         folder = locate(folder)
-        if folder.suffix == ".gguf":
-            from regard.text.gguf import read_tokenizer
-
-            return read_tokenizer(folder)
-        found = read_folder(folder)
+        found = read_gguf(folder) if folder.suffix == ".gguf" else read_folder(folder)
         bos, eos, pad = (found.names.get(f"{name}_token") for name in ("bos", "eos", "pad"))
         return cls(found.core, bos, eos, pad, found.chat_template, found.stops, found.names, found.tidy)
 

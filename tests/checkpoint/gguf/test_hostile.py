@@ -17,7 +17,8 @@ from regard.checkpoint.gguf import export_gguf
 from regard.families import FamilyError
 from regard.gguf_header import MOST, MOST_TEXTS, GGUFError, read_header
 from regard.spec import SpecError
-from regard.text.gguf import metadata, read_tokenizer
+from regard.text.gguf_metadata import metadata
+from regard.text.tokenizer import Tokenizer
 from regard.text.train import bpe
 from regard.weights.table import WeightsError
 from tests.checkpoint.gguf.files import LLAMA, MODELS, tiny
@@ -151,7 +152,7 @@ def test_every_change_is_understood_or_refused(trials: int, good: list[bytes], t
         which = random.randrange(len(good))
         file.write_bytes(spoil(good[which], random, ends[which]))
         start = time.process_time()
-        for read, typed in ((load, TYPED), (read_tokenizer, GGUFError)):
+        for read, typed in ((load, TYPED), (Tokenizer.load, GGUFError)):
             try:
                 read(file)
             except typed:

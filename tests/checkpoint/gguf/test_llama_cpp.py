@@ -12,7 +12,7 @@ import torch
 from regard.checkpoint import load
 from regard.checkpoint.gguf import export_gguf
 from regard.packaged import locate
-from regard.text.gguf import metadata
+from regard.text.gguf_metadata import metadata
 from regard.text.tokenizer import Tokenizer
 from regard.text.train import bpe
 from tests.checkpoint.gguf.files import MODELS, tiny

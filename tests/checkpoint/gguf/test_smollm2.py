@@ -15,7 +15,7 @@ from regard.engine.engine import Engine
 from regard.engine.request import Sampling
 from regard.packaged import PACKAGED, locate
 from regard.text.chat import encode_chat, render
-from regard.text.gguf import metadata
+from regard.text.gguf_metadata import metadata
 from regard.text.tokenizer import Tokenizer
 from tests.cli.conftest import regard as run
 from tests.laws import error
