@@ -72,27 +72,36 @@ def attend(q: Tensor, k: Tensor, v: Tensor, at: At, scores: Scores) -> Tensor:
 def attend_rows(q: Tensor, k: Tensor, v: Tensor, rows: "Rows", scores: Scores) -> Tensor:
     folds = folds_of(scores.mask, q.shape[2])
     plain = len(folds) > 1 or scores.softcap is not None or scores.sinks is not None
-    out = joined(q, k, v, rows, scores, folds) if plain else fused(q, k, v, rows, scores, folds[0])
-    whole = folds[0].whole
-    if not whole:
-        return out
+    whole, skipped = folds[0].whole, folds[0].whole // folds[0].block
+    if whole and not plain and skipped * folds[0].block == whole:
+        front, rest = q.split([whole, q.shape[2] - whole], 2)
+        out = fused(rest, k, v, rows, scores, folds[0], skipped)
+    else:
+        out = joined(q, k, v, rows, scores, folds) if plain else fused(q, k, v, rows, scores, folds[0])
+        if not whole:
+            return out
+        front, out = q[:, :, :whole], out[:, :, whole:]
     positions = rows.at.positions[: len(q)]
     at = At(positions[:, :whole], k_positions=positions)
     dense = sdpa if sdpa.refuses(q, k, v, at, scores) is None else reference
-    return torch.cat([dense.attend(q[:, :, :whole], k, v, at, scores), out[:, :, whole:]], 2)
+    return torch.cat([dense.attend(front, k, v, at, scores), out], 2)
 
 
-def fused(q: Tensor, k: Tensor, v: Tensor, rows: "Rows", scores: Scores, fold: Fold) -> Tensor:
-    """One fold, its blocks through PyTorch's kernel; the heads of a group are more queries of their key head."""
+def fused(q: Tensor, k: Tensor, v: Tensor, rows: "Rows", scores: Scores, fold: Fold, skipped: int = 0) -> Tensor:
+    """One fold, its blocks through PyTorch's kernel; the heads of a group are more queries of their key head.
+
+    So many blocks of queries in front may be `skipped`: q begins behind them.
+    """
     groups, outs = q.shape[1] // k.shape[1], []
     at_once = max(1, PORTION // (k[:, :, 0].numel() * fold.keys))
     for n, (q_n, k_n, v_n) in enumerate(zip(*(apart(x.flatten(0, 1), fold.step) for x in (q, k, v)), strict=True)):
         queries = query_blocks(q_n, fold).unflatten(1, (-1, groups)).flatten(2, 3)  # (N, B·K, G·c, E)
         k_row, v_row, done = with_margins(k_n, fold), with_margins(v_n, fold), []
-        for number, some in enumerate(queries.split(at_once)):
-            first, last = number * at_once, number * at_once + len(some)
-            keys, k_row = KeyBlocks.apply(k_row, fold, first, last, len(queries))
-            values, v_row = KeyBlocks.apply(v_row, fold, first, last, len(queries))
+        count = fold.blocks(k_n.shape[1])
+        for first, some in zip(range(skipped, count, at_once), queries.split(at_once), strict=True):
+            last = first + len(some)
+            keys, k_row = KeyBlocks.apply(k_row, fold, first, last, count)
+            values, v_row = KeyBlocks.apply(v_row, fold, first, last, count)
             extra = rows.additive(fold, n, first, last, scores.bias, groups, q.dtype)
             out = F.scaled_dot_product_attention(some, keys, values, extra, scores.dropout, scale=scores.scale)
             done.append(out.transpose(1, 2))  # (N, G·c, B·K, Ev), as the kernel wrote it
