@@ -6,6 +6,7 @@ import torch
 from regard.at import At
 from regard.kernels.attention import backend, folded, reference
 from regard.kernels.attention.fold import Fold, KeyBlocks, links_of, query_blocks, unblock, with_margins
+from regard.kernels.attention.mask import Mask
 from regard.kernels.attention.patterns.bigbird import BigBird
 from regard.kernels.attention.patterns.block_sparse import BlockSparse
 from regard.kernels.attention.patterns.longformer import Longformer
@@ -64,6 +65,20 @@ def test_portions_change_nothing(mask: str, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(folded, "PORTION", 1)  # a block at a time
     pieces = with_gradients(folded.attend, tensors, At.whole(2, 37), scores)
     assert all((a - b).abs().max() < 1e-13 for a, b in zip(whole, pieces, strict=True))
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [BigBird(4, 3, 2, 1, length=64), BigBird(2, 1, 3, 2, length=64), Longformer(2, 4), Longformer(1, 16)],
+    ids=str,
+)
+def test_texts_of_any_length_beside_tokens_that_see_everything(mask: Mask) -> None:
+    for length in range(1, 40):
+        at, generator = At.whole(1, length), torch.Generator().manual_seed(length)
+        shape = (1, 2, length, 4)
+        tensors = [torch.randn(shape, generator=generator, dtype=torch.float64).requires_grad_() for _ in range(3)]
+        found, expected = (with_gradients(f, tensors, at, Scores(mask)) for f in (folded.attend, reference.attend))
+        assert all((f - e).abs().max() < 1e-12 for f, e in zip(found, expected, strict=True))
 
 
 @pytest.mark.ledger("sp.window")

@@ -73,7 +73,7 @@ def attend_rows(q: Tensor, k: Tensor, v: Tensor, rows: "Rows", scores: Scores) -
     folds = folds_of(scores.mask, q.shape[2])
     plain = len(folds) > 1 or scores.softcap is not None or scores.sinks is not None
     whole, skipped = folds[0].whole, folds[0].whole // folds[0].block
-    if whole and not plain and skipped * folds[0].block == whole:
+    if 0 < whole < q.shape[2] and not plain and skipped * folds[0].block == whole:
         front, rest = q.split([whole, q.shape[2] - whole], 2)
         out = fused(rest, k, v, rows, scores, folds[0], skipped)
     else:
