@@ -46,7 +46,8 @@ def test_a_client_that_stops_waiting_frees_the_engine(live):
     server.engine.hold.set()
     wait_until(lambda: server.engine.cancelled == 1)
     wait_until(lambda: 'status="499"} 1' in server.client.get("/metrics").text)
-    assert server.engine.idle and len(server.engine.submitted[0].new) < 4000
+    wait_until(lambda: server.engine.idle)
+    assert len(server.engine.submitted[0].new) < 4000
 
 
 def test_many_streams_half_of_them_cut(live):
@@ -92,7 +93,7 @@ def test_a_full_queue_answers_at_once(live):
 def test_all_choices_are_taken_or_none(live):
     server = live(queue=2)
     assert server.client.post("/v1/completions", json=LONG | {"n": 3}).status_code == 429
-    assert server.engine.idle and server.engine.cancelled == 2
+    wait_until(lambda: server.engine.idle and server.engine.cancelled == 2)
     assert server.client.post("/v1/completions", json=LONG | {"n": 2}).status_code == 200
 
 
