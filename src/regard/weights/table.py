@@ -132,13 +132,21 @@ class Table:
             yield from zip(names, link.read(theirs, chain), strict=True)
 
     def respelled(self, found: Mapping[str, Found]) -> dict[str, Found]:
+        """By the names that the links have."""
         spelled: dict[str, str] = {}
         for theirs, tensor in found.items():
-            name = respelled(theirs, self.beginnings, self.endings)
+            name = self.usual(theirs)
             if name in spelled:
                 raise WeightsError(f"{tensor.file}: {spelled[name]} and {theirs} are two spellings of one name")
             spelled[name] = theirs
         return {name: found[theirs] for name, theirs in spelled.items()}
+
+    def usual(self, name: str) -> str:
+        for other, ours in self.beginnings.items():
+            if name.startswith(other):
+                name = ours + name.removeprefix(other)
+        path, dot, last = name.rpartition(".")
+        return path + dot + self.endings.get(last, last)
 
     def known_of(self, name: str, shape: tuple[int, ...], found: Mapping[str, Found]) -> Found | None:
         """What a known name holds; None where it would be a copy of what the file lacks too."""
@@ -153,14 +161,6 @@ class Table:
 
 
 IDENTITY = Table(Link("{path}", "{path}"))
-
-
-def respelled(name: str, beginnings: Mapping[str, str], endings: Mapping[str, str]) -> str:
-    for other, ours in beginnings.items():
-        if name.startswith(other):
-            name = ours + name.removeprefix(other)
-    path, dot, last = name.rpartition(".")
-    return path + dot + endings.get(last, last)
 
 
 def same(some: Found, other: Found | None) -> bool:

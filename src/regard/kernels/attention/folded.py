@@ -72,10 +72,10 @@ def attend(q: Tensor, k: Tensor, v: Tensor, at: At, scores: Scores) -> Tensor:
 def attend_rows(q: Tensor, k: Tensor, v: Tensor, rows: "Rows", scores: Scores) -> Tensor:
     folds = folds_of(scores.mask, q.shape[2])
     plain = len(folds) > 1 or scores.softcap is not None or scores.sinks is not None
-    whole, skipped = folds[0].whole, folds[0].whole // folds[0].block
-    if 0 < whole < q.shape[2] and not plain and skipped * folds[0].block == whole:
+    whole, block = folds[0].whole, folds[0].block
+    if 0 < whole < q.shape[2] and whole % block == 0 and not plain:  # whole blocks: they need not be folded as well
         front, rest = q.split([whole, q.shape[2] - whole], 2)
-        out = fused(rest, k, v, rows, scores, folds[0], skipped)
+        out = fused(rest, k, v, rows, scores, folds[0], whole // block)
     else:
         out = joined(q, k, v, rows, scores, folds) if plain else fused(q, k, v, rows, scores, folds[0])
         if not whole:
