@@ -86,18 +86,20 @@ def scan_cases() -> Iterator[tuple[str, list[Tensor | None], list]]:
 
 
 def selective_cases() -> Iterator[tuple[str, list[Tensor | None], list]]:
-    for name, (B, L, F, N), packed in (
-        ("mamba", (2, 700, 256, 16), False),
-        ("mamba packed", (2, 333, 100, 16), True),
-        ("mamba small", (1, 100, 48, 8), True),
-        ("mamba wide", (1, 500, 64, 64), False),
+    for name, (B, L, F, N), packed, biased in (
+        ("mamba", (2, 700, 256, 16), False, True),
+        ("mamba packed", (2, 333, 100, 16), True, True),
+        ("mamba small", (1, 100, 48, 8), True, False),
+        ("mamba wide", (1, 500, 64, 64), False, False),
     ):
         u, b, c = draw(B, L, F, dtype=torch.float32), *(draw(B, L, N, dtype=torch.float32) for _ in range(2))
-        delta, A = softplus(torch.randn(B, L, F, device=DEVICE) - 2), -torch.rand(F, N, device=DEVICE) * N
+        delta, A = torch.randn(B, L, F, device=DEVICE), -torch.rand(F, N, device=DEVICE) * N
+        bias = torch.randn(F, device=DEVICE) - 3 if biased else None
+        delta = delta if biased else softplus(delta - 2)
         D, state = torch.randn(F, device=DEVICE), torch.randn(B, F, N, device=DEVICE)
         documents = (torch.rand(B, L, device=DEVICE) < 0.02).cumsum(1) if packed else None
         valid = torch.rand(B, L, device=DEVICE) < 0.9 if packed else None
-        yield name, [u, delta, A, b, c, D, state], [documents, valid]
+        yield name, [bias, u, delta, A, b, c, D, state], [documents, valid]
 
 
 def wkv_cases() -> Iterator[tuple[str, list[Tensor | None], list]]:
@@ -115,6 +117,10 @@ def flat_wkv(k: Tensor, v: Tensor, decay: Tensor, bonus: Tensor, *rest: Tensor) 
     return out, last.value * last.peak.exp(), last.weight * last.peak.exp()
 
 
+def bias_first(scan: Callable) -> Callable:
+    return lambda bias, *case: scan(*case, bias)
+
+
 def nowhere(device: torch.device) -> str:
     return "the torch form is asked for"
 
@@ -130,8 +136,8 @@ def check_one(trial: tuple[str, str, torch.dtype]) -> str:
         low = [x.to(dtype) for x in case[:2]] + case[2:]
         kernel, plain = flat_wkv, patch.object(rwkv, "cannot_triton", nowhere)(flat_wkv)
     else:
-        low = [x.to(dtype) if i in (0, 1, 3, 4) else x for i, x in enumerate(case)]
-        kernel, plain = selective_spans.selective_scan, selective_chunked.selective_scan
+        low = [x.to(dtype) if i in (1, 2, 4, 5) else x for i, x in enumerate(case)]
+        kernel, plain = bias_first(selective_spans.selective_scan), bias_first(selective_chunked.selective_scan)
     exact = results(plain, [x if x is None else x.double() for x in low], rest, 0)
     first = results(kernel, low, rest, 0)
     alike = all(torch.equal(a, b) for _ in range(5) for a, b in zip(first, results(kernel, low, rest, 0), strict=True))
@@ -153,8 +159,8 @@ def check(pool: ProcessPoolExecutor) -> None:
 
 # ---------------------------------------------------------------------------------------------------------------- sweep
 
-READS = [(64, 64, 4), (64, 128, 8), (64, 128, 4), (128, 64, 8), (128, 128, 8), (32, 64, 4), (64, 64, 8), (128, 64, 4)]
-ADDS = [(64, 64, 4), (64, 128, 4), (64, 128, 8), (128, 128, 8), (128, 64, 4)]
+READS = [(0, 128, 4), (0, 64, 4), (0, 128, 8), (0, 64, 8)]
+STATES = [(128, 64, 4), (128, 64, 8), (64, 64, 4), (64, 128, 4), (128, 128, 8)]
 SELECTIVE = [(16, 32), (32, 32)]
 LINEAR, MAMBA2 = (8, 16, 16, 4096, 128, 128), (8, 64, 1, 4096, 128, 64)
 
@@ -169,52 +175,58 @@ def passes(kind: str) -> dict[str, Callable[[], object]]:
     B, H, G, L, N, P = LINEAR if kind == "linear" else MAMBA2
     q, k, v = scan_inputs(B, H, G, L, N, P)
     d_out, decay = draw(B, H, L, P), None if kind == "linear" else -torch.rand(B, H, L, device=DEVICE)
-    case = scan_spans.Case.of(v, decay, None)
+    case = scan_spans.Case.of(k, v, decay, None)
     state, one = torch.zeros(B, H, N, P, device=DEVICE), torch.randn(B, H, L, device=DEVICE)
-    borders = torch.randn(B * H, case.spans + 1, N * P, device=DEVICE)
+    out, borders = draw(B, H, L, P), draw(B * H, case.spans + 1, N * P)
     more = (None, None, None)
     if kind == "linear":
         more = (one, one, torch.randn(B * H, case.spans + 1, N, device=DEVICE))
-    own_q, own_k = (None, None) if decay is None else (q, k)
+    dots_of = None if decay is None else (v, out)
     return {
-        "add": lambda: case.borders(k, v, state),
+        "states": lambda: case.states(k, v, state),
         "out": lambda: case.read(q, k, v, borders),
-        "dq": lambda: case.read(d_out, v, k, borders, *more, turned=True, own=own_q),
-        "dk": lambda: case.read(v, d_out, q, borders, *more, turned=True, reverse=True, own=own_k),
-        "dv": lambda: case.read(k, q, d_out, borders, reverse=True),
+        "dq": lambda: case.read(d_out, v, k, borders, *more, turned=True),
+        "dk": lambda: case.read(v, d_out, q, borders, *more, turned=True, reverse=True),
+        "dv": lambda: case.read(k, q, d_out, borders, reverse=True, dots_of=dots_of),
     }
 
 
 def selective_passes() -> dict[str, Callable[[], object]]:
-    u, delta, A, B, C, D = selective_inputs(2, TOKENS // 2)
+    u, delta, A, B, C, D, bias = selective_inputs(2, TOKENS // 2)
     A, B, C = A.mT.contiguous(), B.float().mT.contiguous(), C.float().mT.contiguous()
     state, dy = torch.zeros(2, *A.shape, device=DEVICE), draw(*u.shape)
     case = selective_spans.Case.of(u, A, None)
-    _, _, borders = selective_spans.selective_scan_op(u, delta, A, B, C, D, state, None)
+    _, _, borders = selective_spans.selective_scan_op(u, delta, bias, A, B, C, D, state, None)
     return {
-        "add and carry": lambda: case.borders(u, delta, A, B, state),
-        "forward": lambda: selective_spans.selective_scan_op(u, delta, A, B, C, D, state, None),
-        "back": lambda: case.borders(dy, delta, A, C, state, reverse=True),
-        "backward": lambda: selective_spans.selective_scan_backward(u, delta, A, B, C, D, None, borders, dy, state),
+        "add and carry": lambda: case.borders(u, delta, bias, A, B, state),
+        "forward": lambda: selective_spans.selective_scan_op(u, delta, bias, A, B, C, D, state, None),
+        "back": lambda: case.borders(dy, delta, bias, A, C, state, reverse=True),
+        "backward": lambda: selective_spans.selective_scan_backward(
+            u, delta, bias, A, B, C, D, None, borders, dy, state
+        ),
     }
 
 
 def selective_inputs(B: int, L: int, F: int = 4096, N: int = 16) -> tuple[Tensor, ...]:
-    delta = softplus(torch.randn(B, L, F, device=DEVICE) - 4).bfloat16()
     A = -torch.arange(1, N + 1, device=DEVICE).float().expand(F, N).contiguous()
-    return draw(B, L, F), delta, A, draw(B, L, N), draw(B, L, N), torch.ones(F, device=DEVICE)
+    D, bias = torch.ones(F, device=DEVICE), torch.full((F,), -4.0, device=DEVICE)
+    return draw(B, L, F), draw(B, L, F), A, draw(B, L, N), draw(B, L, N), D, bias
 
 
 def use(kind: str, tiles: tuple[int, ...]) -> None:
     if kind == "selective":
         selective_spans.CHUNK, selective_spans.BLOCK = tiles
     else:
-        chosen = lambda x_dim, w_dim, dtype: scan_spans.Tiles(tiles[0], min(tiles[1], w_dim), tiles[2])  # noqa: E731
-        scan_spans.add_tiles = scan_spans.read_tiles = chosen
+        rows, columns, warps = tiles
+
+        def chosen(x_dim: int, w_dim: int, dtype: torch.dtype) -> scan_spans.Tiles:
+            return scan_spans.Tiles(min(rows, x_dim), min(columns, w_dim), warps)
+
+        scan_spans.state_tiles = scan_spans.read_tiles = chosen
 
 
 def trials() -> list[tuple[str, tuple[int, ...]]]:
-    scans = [(kind, tiles) for kind in ("linear", "mamba2") for tiles in dict.fromkeys(READS + ADDS)]
+    scans = [(kind, tiles) for kind in ("linear", "mamba2") for tiles in READS + STATES]
     return scans + [("selective", tiles) for tiles in SELECTIVE]
 
 
@@ -224,7 +236,7 @@ def run(kind: str, tiles: tuple[int, ...], timed: bool) -> dict[str, float | Non
     works = selective_passes() if kind == "selective" else passes(kind)
     found: dict[str, float | None] = {}
     for name, work in works.items():
-        if kind != "selective" and tiles not in (ADDS if name == "add" else READS):
+        if kind != "selective" and tiles not in (STATES if name == "states" else READS):
             continue
         try:
             work()
@@ -240,7 +252,7 @@ def compile_only(trial: tuple[str, tuple[int, ...]]) -> None:
 
 
 def sweep(pool: ProcessPoolExecutor, kinds: tuple[str, ...] = ("linear", "mamba2", "selective")) -> None:
-    print("milliseconds by tiles (tokens, columns or channels, warps); the carrying of states is in `add`")
+    print("milliseconds by tiles: rows and columns of a state, warps; or tokens and channels")
     chosen = [(kind, tiles) for kind, tiles in trials() if kind in kinds]
     list(pool.map(compile_only, chosen))
     for kind, tiles in chosen:
@@ -270,9 +282,9 @@ def mamba2(q: Tensor, k: Tensor, v: Tensor, decay: Tensor) -> Tensor:
     return scan_spans.scan(q, k, v, decay, state)[0]
 
 
-def mamba(*case: Tensor) -> Tensor:
-    u, A = case[0], case[2]
-    return selective_spans.selective_scan(*case, torch.zeros(len(u), *A.shape, device=DEVICE))[0]
+def mamba(u: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor, bias: Tensor) -> Tensor:
+    state = torch.zeros(len(u), *A.shape, device=DEVICE)
+    return selective_spans.selective_scan(u, delta, A, B, C, D, state, bias=bias)[0]
 
 
 def wkv_alone(k: Tensor, v: Tensor, decay: Tensor) -> Tensor:

@@ -42,8 +42,10 @@ def error(kernel: Callable, plain: Callable, case: Tensors) -> float:
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tiles that a test can afford."""
     tiles = scan_spans.Tiles(16, 16, 4)
-    monkeypatch.setattr(scan_spans, "SPANS", (32,))
-    monkeypatch.setattr(scan_spans, "add_tiles", lambda *sizes: tiles)
+    monkeypatch.setattr(scan_spans, "span_of", lambda *sizes: 16)
+    monkeypatch.setattr(scan_spans, "EVERY", 2)
+    monkeypatch.setattr(scan_spans, "PROGRAMS", 1)  # heads of a group go together
+    monkeypatch.setattr(scan_spans, "state_tiles", lambda *sizes: tiles)
     monkeypatch.setattr(scan_spans, "read_tiles", lambda *sizes: tiles)
     monkeypatch.setattr(selective_spans, "BLOCK", 16)
     monkeypatch.setattr(triton_wkv, "BLOCK", 8)
@@ -79,13 +81,17 @@ def test_a_split_text_is_the_whole() -> None:
 
 
 @pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize(("length", "channels", "packed"), [(19, 16, False), (34, 10, True)])
-def test_mambas_scan(length: int, channels: int, packed: bool) -> None:
+def test_mambas_scan(length: int, channels: int, packed: bool, biased: bool) -> None:
     case: Tensors = [torch.randn(1, length, channels), torch.rand(1, length, channels), -3 * torch.rand(channels, 2)]
     case += [torch.randn(1, length, 2), torch.randn(1, length, 2), torch.randn(channels), torch.randn(1, channels, 2)]
     case += [(torch.rand(1, length) < 0.15).cumsum(1), torch.rand(1, length) < 0.7] if packed else [None, None]
     if packed:
         case[5] = None
+    if biased:  # Δ = softplus of any numbers, small steps too
+        case[1] = 4 * torch.randn(1, length, channels)
+        case += [torch.randn(channels) - 4]
     assert error(selective_triton.selective_scan, sequential.selective_scan, case) < 5e-6
 
 

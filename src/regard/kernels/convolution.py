@@ -2,9 +2,10 @@
 
     y_t = Σ_{i<k} w_i ⊙ x_{t-i} (+ bias)          over valid tokens of the same document
 
-A sum of shifted copies: with a handful of taps that is as fast as a grouped convolution, and it runs along channels as
-the stream lies in memory. Tokens that are not valid are set aside first, so padding may stand anywhere. The tail is
-what the tokens before left: the last k - 1 values, zeros where a text begins.
+On a CPU a sum of shifted copies: with a handful of taps that is as fast as a grouped convolution, and it runs along
+channels as the stream lies in memory. On a GPU one kernel (triton_convolution.py). Tokens that are not valid are set
+aside first, so padding may stand anywhere. The tail is what the tokens before left: the last k - 1 values, zeros where
+a text begins.
 """
 
 import torch
@@ -12,6 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from regard.at import At
+from regard.compat import cannot_triton
+
+MOST_TAPS = 8  # that the kernel unrolls
 
 
 def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, tail: Tensor, at: At) -> tuple[Tensor, Tensor]:
@@ -19,8 +23,30 @@ def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, tail: Tensor, at: A
     order = at.once("valid first", lambda: valid_first(at))
     segments = None if at.segments is None else pick(at.segments, order)
     dtype, behind = torch.promote_types(x.dtype, weight.dtype), len(weight) - 1
-    line = torch.cat([tail.to(dtype), pick(x, order).to(dtype)], 1)  # (B, k - 1 + L, D)
-    length = x.shape[1]
+    x, tail = pick(x, order).to(dtype), tail.to(dtype)
+    if fused(x, weight):
+        y = by_kernel(x, weight, bias, tail, segments)
+        line = torch.cat([tail, x if at.valid is not None else x[:, max(x.shape[1] - behind, 0) :]], 1)
+    else:
+        line = torch.cat([tail, x], 1)  # (B, k - 1 + L, D)
+        y = shifted(line, weight, bias, segments)
+    y = y if order is None else pick(y, order.argsort(1))  # each token back to its place
+    return y, latest(line, behind, at.valid)
+
+
+def fused(x: Tensor, weight: Tensor) -> bool:
+    return cannot_triton(x.device) is None and x.dtype != torch.float64 and x.shape[1] > 1 and len(weight) <= MOST_TAPS
+
+
+def by_kernel(x: Tensor, weight: Tensor, bias: Tensor | None, tail: Tensor, segments: Tensor | None) -> Tensor:
+    from regard.kernels.triton_convolution import convolve  # imports triton, which need not be installed
+
+    return convolve(x, weight, bias, tail, segments)
+
+
+def shifted(line: Tensor, weight: Tensor, bias: Tensor | None, segments: Tensor | None) -> Tensor:
+    behind = len(weight) - 1
+    length = line.shape[1] - behind
     y = line[:, behind:] * weight[0]
     for i, tap in enumerate(weight[1:], 1):
         before = line[:, behind - i : behind - i + length]  # (B, L, D)
@@ -28,9 +54,7 @@ def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, tail: Tensor, at: A
             same = segments == F.pad(segments, (i, 0))[:, :length]
             before = before.where(same.unsqueeze(-1), 0.0)
         y.addcmul_(before, tap)
-    y = y if bias is None else y.add_(bias)
-    y = y if order is None else pick(y, order.argsort(1))  # each token back to its place
-    return y, latest(line, behind, at.valid)
+    return y if bias is None else y.add_(bias)
 
 
 def latest(line: Tensor, behind: int, valid: Tensor | None) -> Tensor:

@@ -12,7 +12,7 @@ Backward, R_t = ∂loss/∂state_t is a recurrence of the same kind from the end
     dw_t = e^{w} ⟨R_t, state_{t-1}⟩                         state_{t-1} = e^{l_t} (past_t, 1 - share_t)
 
 where past_t is what out_t has of state_{t-1}: kept for the backward, because out_t - share_t v_t would cancel. Tiles
-are (channels, T): selective_scan/passes.py says why.
+are (T, channels): selective_scan/passes.py says why.
 """
 
 from typing import Any
@@ -83,7 +83,7 @@ def run_forward(
     past, log_sum = (torch.empty(v.shape, device=device) if kept else None for _ in range(2))
     forward_kernel[batch, triton.cdiv(channels, BLOCK)](
         k.contiguous(), v.contiguous(), decay, bonus, documents, counted, first.contiguous(), out, past, log_sum, last,
-        1, length, channels, T, BLOCK, num_warps=1,
+        0, length, channels, T, BLOCK, num_warps=1,
     )  # fmt: skip
     return out, past, log_sum, last
 
@@ -108,7 +108,7 @@ def wkv_backward(
     d_first = torch.empty(batch, 3, channels, device=device)
     backward_kernel[batch, triton.cdiv(channels, BLOCK)](
         k.contiguous(), v.contiguous(), decay, bonus, documents, counted, out, past, log_sum, first.contiguous(), last,
-        d_out.contiguous(), d_last.contiguous(), dk, dv, sums, d_first, 1, length, channels, T, BLOCK, num_warps=1,
+        d_out.contiguous(), d_last.contiguous(), dk, dv, sums, d_first, 0, length, channels, T, BLOCK, num_warps=1,
     )  # fmt: skip
     return dk, dv, sums[:, 0].sum(0), sums[:, 1].sum(0), d_first
 
@@ -129,9 +129,9 @@ def backward(ctx: Any, d_out: Tensor, d_last: Tensor) -> tuple[Tensor | None, ..
 wkv_op.register_autograd(backward, setup_context=remember)
 
 
-@triton.jit(do_not_specialize=["step"])
+@triton.jit(do_not_specialize=["shift"])
 def forward_kernel(
-    K, V, Decay, Bonus, Documents, Counted, First, Out, Past, LogSum, Last, step, length, channels,
+    K, V, Decay, Bonus, Documents, Counted, First, Out, Past, LogSum, Last, shift, length, channels,
     T: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """In row i of a tile stand the sums before token i: they take in token i - 1, and give out_i."""
@@ -142,11 +142,11 @@ def forward_kernel(
     value, weight, peak = three(First + batch * 3 * channels, f, channels)
     for tile in range(tl.cdiv(length + 1, T)):
         i = tile * T + r
-        k, there = token(K, batch, i - 1, f, step, length, channels)
-        v, _ = token(V, batch, i - 1, f, step, length, channels)
+        k, there = token(K, batch, i - 1, f, shift, length, channels)
+        v, _ = token(V, batch, i - 1, f, shift, length, channels)
         adds, fade, _ = steps(Documents, Counted, batch, i - 1, w, length)
         adds = adds & there
-        fade = fade + tl.zeros((BLOCK, T), tl.float32)
+        fade = fade + tl.zeros((T, BLOCK), tl.float32)
         own = (tl.where(adds, v, 0.0), tl.where(adds, 1.0, 0.0), tl.where(adds, k, NOTHING))
         values, weights, peaks = scanned(own[0], own[1], own[2], fade, value, weight, peak, r == 0)
         value, weight, peak = row(values, r, T - 1), row(weights, r, T - 1), row(peaks, r, T - 1)
@@ -155,24 +155,24 @@ def forward_kernel(
             tl.store(last, row(values, r, length % T), some)
             tl.store(last + channels, row(weights, r, length % T), some)
             tl.store(last + 2 * channels, row(peaks, r, length % T), some)
-        k, there = token(K, batch, i, f, step, length, channels)
-        v, _ = token(V, batch, i, f, step, length, channels)
+        k, there = token(K, batch, i, f, shift, length, channels)
+        v, _ = token(V, batch, i, f, shift, length, channels)
         _, _, goes_on = steps(Documents, Counted, batch, i, w, length)
         peaks = tl.where(goes_on, peaks, NOTHING)
-        top = tl.maximum(peaks, u[:, None] + k)
-        past, now = tl.exp(peaks - top), tl.exp(u[:, None] + k - top)
+        top = tl.maximum(peaks, u[None, :] + k)
+        past, now = tl.exp(peaks - top), tl.exp(u[None, :] + k - top)
         total = past * weights + now
-        here = (batch * length + i)[None, :] * channels + f[:, None] * step
+        here = (batch * length + i)[:, None] * channels + f[None, :] + shift
         tl.store(Out + here, ((past * values + now * v) / total).to(Out.dtype.element_ty), there)
         if Past is not None:
             tl.store(Past + here, past * values / total, there)
             tl.store(LogSum + here, top + tl.log(total), there)
 
 
-@triton.jit(do_not_specialize=["step"])
+@triton.jit(do_not_specialize=["shift"])
 def backward_kernel(
     K, V, Decay, Bonus, Documents, Counted, Out, Past, LogSum, First, Last, dOut, dLast, dK, dV, dSums, dFirst,
-    step, length, channels, T: tl.constexpr, BLOCK: tl.constexpr,
+    shift, length, channels, T: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Tiles from the last to the first, and in each the tokens from its last: row r is token j, which needs R_j.
 
@@ -192,33 +192,33 @@ def backward_kernel(
     for back in range(tiles):
         tile = tiles - 1 - back
         j = tile * T + T - 1 - r
-        d_out, there = token(dOut, batch, j + 1, f, step, length, channels)
-        out, _ = token(Out, batch, j + 1, f, step, length, channels)
-        log_sum, _ = token(LogSum, batch, j + 1, f, step, length, channels)
+        d_out, there = token(dOut, batch, j + 1, f, shift, length, channels)
+        out, _ = token(Out, batch, j + 1, f, shift, length, channels)
+        log_sum, _ = token(LogSum, batch, j + 1, f, shift, length, channels)
         _, fade, goes_on = steps(Documents, Counted, batch, j + 1, w, length)
         reads = goes_on & there
         fade = tl.where(there, fade, 0.0)
         own_a, own_b = tl.where(reads, d_out, 0.0), tl.where(reads, -d_out * out, 0.0)
         ras, rbs, peaks = scanned(own_a, own_b, tl.where(reads, -log_sum, NOTHING), fade, ra, rb, peak, r == 0)
         ra, rb, peak = row(ras, r, T - 1), row(rbs, r, T - 1), row(peaks, r, T - 1)
-        k, there = token(K, batch, j, f, step, length, channels)
-        v, _ = token(V, batch, j, f, step, length, channels)
-        d_out, _ = token(dOut, batch, j, f, step, length, channels)
-        out, _ = token(Out, batch, j, f, step, length, channels)
-        log_sum, _ = token(LogSum, batch, j, f, step, length, channels)
+        k, there = token(K, batch, j, f, shift, length, channels)
+        v, _ = token(V, batch, j, f, shift, length, channels)
+        d_out, _ = token(dOut, batch, j, f, shift, length, channels)
+        out, _ = token(Out, batch, j, f, shift, length, channels)
+        log_sum, _ = token(LogSum, batch, j, f, shift, length, channels)
         adds, _, _ = steps(Documents, Counted, batch, j, w, length)
         adds = adds & there
         kept = tl.where(adds, tl.exp(k + peaks), 0.0)
-        past, _ = token(Past, batch, j, f, step, length, channels)
-        share = tl.where(there, tl.exp(u[:, None] + k - log_sum), 0.0)
-        met = tl.exp(tl.maximum(w[:, None] + peaks + log_sum, NOTHING)) * (ras * past + rbs * (1.0 - share))
-        dw += tl.sum(tl.where(adds, met, 0.0), 1)
+        past, _ = token(Past, batch, j, f, shift, length, channels)
+        share = tl.where(there, tl.exp(u[None, :] + k - log_sum), 0.0)
+        met = tl.exp(tl.maximum(w[None, :] + peaks + log_sum, NOTHING)) * (ras * past + rbs * (1.0 - share))
+        dw += tl.sum(tl.where(adds, met, 0.0), 0)
         share *= d_out
         by_state, by_bonus = kept * (ras * v + rbs), share * (v - out)
-        here = (batch * length + j)[None, :] * channels + f[:, None] * step
+        here = (batch * length + j)[:, None] * channels + f[None, :] + shift
         tl.store(dV + here, (kept * ras + share).to(dV.dtype.element_ty), there)
         tl.store(dK + here, (by_state + by_bonus).to(dK.dtype.element_ty), there)
-        du += tl.sum(by_bonus, 1)
+        du += tl.sum(by_bonus, 0)
     tl.store(dSums + batch * 2 * channels + f, dw, some)
     tl.store(dSums + (batch * 2 + 1) * channels + f, du, some)
     here = batch * length * channels + f  # the first token is left: it reads the first state
@@ -241,45 +241,45 @@ def three(X, f, channels):
 
 
 @triton.jit
-def token(X, batch, t, f, step, length, channels):
-    """(BLOCK, T) in float32, and where there is one."""
-    there = (f < channels)[:, None] & ((t >= 0) & (t < length))[None, :]
-    here = (batch * length + t)[None, :] * channels + f[:, None] * step
+def token(X, batch, t, f, shift, length, channels):
+    """(T, BLOCK) in float32, and where there is one."""
+    there = (f < channels)[None, :] & ((t >= 0) & (t < length))[:, None]
+    here = (batch * length + t)[:, None] * channels + f[None, :] + shift
     return tl.load(X + here, there, 0.0).to(tl.float32), there
 
 
 @triton.jit
 def steps(Documents, Counted, batch, t, w, length):
-    """Of tokens t: do they add to the sums (1, T), how much fades before they do (BLOCK, T), is their text the same."""
+    """Of tokens t: do they add to the sums (T, 1), how much fades before they do (T, BLOCK), is their text the same."""
     inside = tl.minimum(tl.maximum(t, 0), length - 1)
     adds = (t >= 0) & (t < length)
     if Counted is not None:
         adds = adds & (tl.load(Counted + batch * length + inside) != 0)
     goes_on = t > -2
-    fade = tl.where(adds[None, :], w[:, None], 0.0)
+    fade = tl.where(adds[:, None], w[None, :], 0.0)
     if Documents is not None:
         Documents += batch * length
         previous = tl.minimum(tl.maximum(t - 1, 0), length - 1)
         goes_on = tl.load(Documents + inside) == tl.load(Documents + previous)
-        fade = tl.where(goes_on[None, :], fade, NOTHING)
-    return adds[None, :], fade, goes_on[None, :]
+        fade = tl.where(goes_on[:, None], fade, NOTHING)
+    return adds[:, None], fade, goes_on[:, None]
 
 
 @triton.jit
 def row(x, r, i):
-    return tl.sum(tl.where((r == i)[None, :], x, 0.0), 1)
+    return tl.sum(tl.where((r == i)[:, None], x, 0.0), 0)
 
 
 @triton.jit
 def scanned(value, weight, peak, fade, carried_value, carried_weight, carried_peak, is_first):
     """Sums over all rows so far, and what was carried in before the first."""
-    old = tl.maximum(carried_peak[:, None] + fade, NOTHING)
+    old = tl.maximum(carried_peak[None, :] + fade, NOTHING)
     top = tl.maximum(old, peak)
     mine, theirs = tl.exp(peak - top), tl.exp(old - top)
-    value = tl.where(is_first[None, :], value * mine + carried_value[:, None] * theirs, value)
-    weight = tl.where(is_first[None, :], weight * mine + carried_weight[:, None] * theirs, weight)
-    peak = tl.where(is_first[None, :], top, peak)
-    value, weight, peak, _ = tl.associative_scan((value, weight, peak, fade), 1, join)
+    value = tl.where(is_first[:, None], value * mine + carried_value[None, :] * theirs, value)
+    weight = tl.where(is_first[:, None], weight * mine + carried_weight[None, :] * theirs, weight)
+    peak = tl.where(is_first[:, None], top, peak)
+    value, weight, peak, _ = tl.associative_scan((value, weight, peak, fade), 0, join)
     return value, weight, peak
 
 

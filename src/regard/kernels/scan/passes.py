@@ -1,13 +1,12 @@
-"""The two parallel passes of the scan in Triton: what every span of tokens adds to the state, and what its tokens read.
+"""The two passes of the scan in Triton: the states at the borders of spans, and what tokens read between two of them.
 
-A program takes one span of one head, in chunks of C tokens; spans do not wait for each other (kernels/carry.py goes
-from one to the next in between). With c_t = Σ decay from the chunk's first token to t, S the state at the border,
+With c_t = Σ decay from a span's first token to t, c_e at its end, and S the state at the border before it (or behind),
 
-    out_t = near_t Sᵀ x_t + Σ_{s ≤ t} (x_t · y_s) exp(c_t - c_s) w_s        S' = exp(c_C) S + Σ_s far_s y_s w_sᵀ
-    forwards     near_t = exp(c_t)           far_s = exp(c_C - c_s)
-    backwards    near_t = exp(c_C - c_t)     far_s = exp(c_s)               and s ≥ t, exp(c_s - c_t)
+    S' = exp(c_e) S + Σ_s far_s y_s w_sᵀ           out_t = near_t Sᵀ x_t + Σ_{s ≤ t} (x_t · y_s) exp(c_t - c_s) w_s
+    forwards     near_t = exp(c_t)           far_s = exp(c_e - c_s)
+    backwards    near_t = exp(c_e - c_t)     far_s = exp(c_s)               and s ≥ t, exp(c_s - c_t)
 
-Backwards is the adjoint of forwards, so gradients are the same pass over other tensors (spans.py says which). Tokens
+Backwards is the adjoint of forwards, so gradients are the same passes over other tensors (spans.py says which). Tokens
 of other documents than the border's, or than each other's, do not meet: there near, far and the pairs are 0.
 
 The loops are not pipelined (one stage): Triton 3.6 would load a chunk over the last one while the product that adds it
@@ -19,15 +18,17 @@ import triton.language as tl
 
 
 @triton.jit
-def add_kernel(
+def states_kernel(
     Y,
     W,
     W_more,
-    Decay,
+    Sums,
     Docs,
-    Added,
-    Added_more,
-    Faded,
+    First,
+    First_more,
+    Borders,
+    Borders_more,
+    Last,
     y_strides,
     w_strides,
     heads,
@@ -35,42 +36,52 @@ def add_kernel(
     spans,
     N: tl.constexpr,
     P: tl.constexpr,
+    ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
-    C: tl.constexpr,
     SPAN: tl.constexpr,
     REVERSE: tl.constexpr,
-    PER_TOKEN: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Added (B, H, spans, N, P) = Σ far_s y_s w_sᵀ; Faded (B, H, spans) = Σ decay.
+    """Borders (B, H, spans + 1, N, P), and Last in float32; a program walks with some rows and columns of one state.
 
-    w may have one number more, W_more (B, H, L), which adds a column: Added_more (B, H, spans, N).
+    w may have one number more, W_more (B, H, L), which adds a column: Borders_more (B, H, spans + 1, N).
     """
-    program = tl.program_id(0).to(tl.int64)
-    row, span = program // spans, program % spans
-    Y, W = of_head(Y, y_strides, row, heads), of_head(W, w_strides, row, heads)
-    n, p, c = tl.arange(0, N), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, C)
-    state, tail, faded = tl.zeros((N, BLOCK), tl.float32), tl.zeros((N,), tl.float32), 0.0
-    chunks = tl.cdiv(tl.minimum(length - span * SPAN, SPAN), C)
-    for i in range(chunks):
-        start = span * SPAN + (chunks - 1 - i if REVERSE else i) * C
-        t = start + c
-        y = tl.load(Y + t[:, None] * y_strides[2] + n[None, :], (t < length)[:, None], 0.0)  # (C, N)
-        w = tl.load(W + t[:, None] * w_strides[2] + p[None, :], (t < length)[:, None], 0.0)  # (C, BLOCK)
-        _, _, far, fade, _ = fading(Decay, Docs, row, heads, start, length, C, PER_TOKEN, REVERSE)
-        if Decay is not None or Docs is not None:
+    head = tl.program_id(0).to(tl.int64)
+    n, p = tl.program_id(1) * ROWS + tl.arange(0, ROWS), tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
+    c, place = tl.arange(0, SPAN), n[:, None] * P + p[None, :]
+    state = tl.load(First + head * N * P + place)
+    tail = tl.zeros((ROWS,), tl.float32) if W_more is None else tl.load(First_more + head * N + n)
+    t = (spans - 1 if REVERSE else 0) * SPAN + c
+    y, w = of_tokens(Y, y_strides, head, heads, t, n, length), of_tokens(W, w_strides, head, heads, t, p, length)
+    for i in range(spans):
+        span = spans - 1 - i if REVERSE else i
+        border = head * (spans + 1) + (span + 1 if REVERSE else span)
+        later = t - SPAN if REVERSE else t + SPAN  # its tokens are loaded while products of these are made
+        y_later = of_tokens(Y, y_strides, head, heads, later, n, length)  # (SPAN, ROWS)
+        w_later = of_tokens(W, w_strides, head, heads, later, p, length)  # (SPAN, BLOCK)
+        tl.store(Borders + border * N * P + place, state.to(Borders.dtype.element_ty))
+        far, kept = tl.full((SPAN,), 1.0, tl.float32), 1.0
+        if Sums is not None:
+            fade, end = tl.load(Sums + head * spans * SPAN + t), at_end(Sums, head, spans, span, SPAN)
+            far, kept = tl.exp(fade if REVERSE else end - fade), tl.exp(end)
+        if Docs is not None:
+            doc, before, last = documents(Docs, head // heads, t, span * SPAN, SPAN, length)
+            far = tl.where(doc == (before if REVERSE else last), far, 0.0)
+            kept = tl.where(before == last, kept, 0.0)
+        if W_more is not None and tl.program_id(2) == 0:
+            tl.store(Borders_more + border * N + n, tail)
+            # A sum, no product: of narrow ones Triton 3.6 reads outside of shared memory.
+            tail = tail * kept + tl.sum(y * (far * of_tokens_more(W_more, head, length, t))[:, None], 0)
+        if Sums is not None or Docs is not None:
             w = (w * far[:, None]).to(w.dtype)
-            state *= tl.exp(fade)
+            state *= kept
         state = tl.dot(tl.trans(y), w, state, input_precision=PRECISION)
-        if W_more is not None:
-            w_more = tl.load(W_more + row * length + t, t < length, 0.0)
-            tail = tail * tl.exp(fade) + tl.sum(y * (far * w_more)[:, None], 0)
-        faded += fade
-    tl.store(Added + program * N * P + n[:, None] * P + p[None, :], state)
-    if tl.program_id(1) == 0:
-        tl.store(Faded + program, faded)
-        if W_more is not None:
-            tl.store(Added_more + program * N + n, tail)
+        t, y, w = later, y_later, w_later
+    border = head * (spans + 1) + (0 if REVERSE else spans)
+    tl.store(Borders + border * N * P + place, state.to(Borders.dtype.element_ty))
+    tl.store(Last + head * N * P + place, state)
+    if W_more is not None and tl.program_id(2) == 0:
+        tl.store(Borders_more + border * N + n, tail)
 
 
 @triton.jit
@@ -78,8 +89,7 @@ def read_kernel(
     X,
     Y,
     W,
-    Input,
-    Decay,
+    Sums,
     Docs,
     Borders,
     X_more,
@@ -89,11 +99,13 @@ def read_kernel(
     Tail,
     Out,
     Out_more,
+    V,
+    Read,
     Dots,
     x_strides,
     y_strides,
     w_strides,
-    input_strides,
+    v_strides,
     out_strides,
     state_strides,  # of the x side and of the w side of a border
     heads,
@@ -102,95 +114,123 @@ def read_kernel(
     N: tl.constexpr,
     P: tl.constexpr,
     BLOCK: tl.constexpr,
-    C: tl.constexpr,
     SPAN: tl.constexpr,
+    TOGETHER: tl.constexpr,
+    SUMMED: tl.constexpr,
     REVERSE: tl.constexpr,
-    PER_TOKEN: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Out (B, H, L, P). x and y may have one number more, X_more and Y_more (B, H, L): the state then has one row more,
-    `Column` (P). Or w has one number more, W_more: then the state has one column more, `Tail` (N), read into Out_more.
+    """Out (B, H, L, P), one span of so many heads TOGETHER, that share x and y. Or, SUMMED, share w: then what they
+    read is one sum, (B, H / TOGETHER, L, P), and before the product with w their scores are.
 
-    Dots (blocks, B, H, L), if wanted, are out_t · Input_t over the block: what a decay's gradient is made of.
+    x and y may have one number more, X_more and Y_more (B, H, L): the state then has one row more, `Column` (P). Or w
+    has one number more, W_more: then the state has one column more, `Tail` (N), read into Out_more.
+
+    For a decay's gradient, backwards: Dots (blocks, B, H, L) = Read_t · w_t - out_t · V_t over the block.
     """
-    program = tl.program_id(0).to(tl.int64)
-    row, span = program // spans, program % spans
-    X, Y = of_head(X, x_strides, row, heads), of_head(Y, y_strides, row, heads)
-    W, Out = of_head(W, w_strides, row, heads), of_head(Out, out_strides, row, heads)
-    n, p, c = tl.arange(0, N), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK), tl.arange(0, C)
-    border = row * (spans + 1) + (span + 1 if REVERSE else span)
-    state = tl.load(Borders + border * N * P + n[:, None] * state_strides[0] + p[None, :] * state_strides[1])
-    if Column is not None:
-        column = tl.load(Column + border * P + p)
-    if Tail is not None:
-        tail = tl.load(Tail + border * N + n)
-    chunks = tl.cdiv(tl.minimum(length - span * SPAN, SPAN), C)
-    for i in range(chunks):
-        start = span * SPAN + (chunks - 1 - i if REVERSE else i) * C
-        t = start + c
-        some = (t < length)[:, None]
-        x = tl.load(X + t[:, None] * x_strides[2] + n[None, :], some, 0.0)  # (C, N)
-        y = tl.load(Y + t[:, None] * y_strides[2] + n[None, :], some, 0.0)  # (C, N)
-        w = tl.load(W + t[:, None] * w_strides[2] + p[None, :], some, 0.0)  # (C, BLOCK)
-        cumulated, near, far, fade, doc = fading(Decay, Docs, row, heads, start, length, C, PER_TOKEN, REVERSE)
-        scores = tl.dot(x, tl.trans(y), input_precision=PRECISION)  # (C, C)
-        out = tl.dot(x, state.to(x.dtype), input_precision=PRECISION)  # (C, BLOCK)
-        if Column is not None:
-            x_more = tl.load(X_more + row * length + t, t < length, 0.0)
-            y_more = tl.load(Y_more + row * length + t, t < length, 0.0)
-            scores += x_more[:, None] * y_more[None, :]
-            out += x_more[:, None] * column[None, :]
-            column = column * tl.exp(fade) + tl.sum(w * (far * y_more)[:, None], 0)
-        pairs = c[:, None] <= c[None, :] if REVERSE else c[:, None] >= c[None, :]
-        if Docs is not None:
-            pairs = pairs & (doc[:, None] == doc[None, :])
-        if Decay is not None:
-            between = cumulated[None, :] - cumulated[:, None] if REVERSE else cumulated[:, None] - cumulated[None, :]
-            scores *= tl.exp(tl.where(pairs, between, 0.0))
-        scores = tl.where(pairs, scores, 0.0)
-        if Decay is not None or Docs is not None:
-            out *= near[:, None]
-        out = tl.dot(scores.to(w.dtype), w, out, input_precision=PRECISION)
-        if Tail is not None:
-            w_more = tl.load(W_more + row * length + t, t < length, 0.0)
-            more = near * tl.sum(x * tail[None, :], 1) + tl.sum(scores * w_more[None, :], 1)
-            if tl.program_id(1) == 0:
-                tl.store(Out_more + row * length + t, more, t < length)
-            tail = tail * tl.exp(fade) + tl.sum(y * (far * w_more)[:, None], 0)
-        tl.store(Out + t[:, None] * out_strides[2] + p[None, :], out.to(Out.dtype.element_ty), some)
-        if Dots is not None:
-            own = of_head(Input, input_strides, row, heads) + t[:, None] * input_strides[2] + p[None, :]
-            dots = tl.sum(out * tl.load(own, some, 0.0), 1)
-            tl.store(Dots + (tl.program_id(1) * tl.num_programs(0) // spans + row) * length + t, dots, t < length)
-        if Decay is not None or Docs is not None:
-            w = (w * far[:, None]).to(w.dtype)
-            state *= tl.exp(fade)
-        state = tl.dot(tl.trans(y), w, state, input_precision=PRECISION)
-
-
-@triton.jit
-def of_head(X, strides, row, heads):
-    """Where the head of this row begins: strides of a batch row, of a head, of a token; how many heads share one."""
-    return X + row // heads * strides[0] + row % heads // strides[3] * strides[1]
-
-
-@triton.jit
-def fading(Decay, Docs, row, heads, start, length, C: tl.constexpr, PER_TOKEN: tl.constexpr, REVERSE: tl.constexpr):
-    """Of a chunk's tokens: c (C,), near (C,), far (C,), the logarithm of what the state keeps, the documents (C,)."""
-    c = tl.arange(0, C)
-    t = start + c
-    cumulated, doc = tl.zeros((C,), tl.float32), tl.zeros((C,), tl.int32)
-    if Decay is not None:
-        if PER_TOKEN:
-            cumulated = tl.cumsum(tl.load(Decay + row * length + t, t < length, 0.0), 0)
-        else:
-            cumulated = tl.load(Decay + row % heads) * tl.maximum(tl.minimum(t + 1, length) - start, 0)
-    fade = tl.sum(tl.where(c == C - 1, cumulated, 0.0), 0)
-    near, far = tl.exp(cumulated), tl.exp(fade - cumulated)
+    program, c = tl.program_id(0).to(tl.int64), tl.arange(0, SPAN)
+    span, first = program % spans, program // spans * TOGETHER  # of the heads
+    n, p = tl.arange(0, N), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    t, here = span * SPAN + c, n[:, None] * state_strides[0] + p[None, :] * state_strides[1]
+    some = (t < length)[:, None]
+    border = span + 1 if REVERSE else span
+    pairs = c[:, None] <= c[None, :] if REVERSE else c[:, None] >= c[None, :]
     if Docs is not None:
-        Docs += row // heads * length
-        doc = tl.load(Docs + t, t < length, -1)
-        first, last = tl.load(Docs + start - 1, start > 0, 0), tl.max(doc, 0)  # documents are counted from 0
-        near, far = tl.where(doc == first, near, 0.0), tl.where(doc == last, far, 0.0)
-        fade = tl.where(first == last, fade, float("-inf"))
-    return (cumulated, far, near, fade, doc) if REVERSE else (cumulated, near, far, fade, doc)
+        doc, before, last = documents(Docs, first // heads, t, span * SPAN, SPAN, length)
+        pairs = pairs & (doc[:, None] == doc[None, :])
+    x = of_tokens(X, x_strides, first, heads, t, n, length)  # (SPAN, N)
+    dots = tl.dot(x, tl.trans(of_tokens(Y, y_strides, first, heads, t, n, length)), input_precision=PRECISION)
+    out, scores = tl.zeros((SPAN, BLOCK), tl.float32), tl.zeros((SPAN, SPAN), tl.float32)
+    for i in range(TOGETHER):
+        head = first + i
+        if SUMMED and TOGETHER > 1:
+            x = of_tokens(X, x_strides, head, heads, t, n, length)
+            dots = tl.dot(x, tl.trans(of_tokens(Y, y_strides, head, heads, t, n, length)), input_precision=PRECISION)
+        own, near = dots, tl.full((SPAN,), 1.0, tl.float32)
+        at_border = head * (spans + 1) + border
+        state = tl.load(Borders + at_border * N * P + here)  # (N, BLOCK)
+        if not SUMMED:  # loads that are on their way while products are made
+            w = of_tokens(W, w_strides, head, heads, t, p, length)
+            place = t[:, None] * out_strides[2] + p[None, :] + of_head(out_strides, head, heads)
+            if Dots is not None:
+                v = of_tokens(V, v_strides, head, heads, t, p, length)
+                read = tl.load(Read + place, some, 0.0)
+        if Column is not None:
+            x_more, y_more = of_tokens_more(X_more, head, length, t), of_tokens_more(Y_more, head, length, t)
+            own += x_more[:, None] * y_more[None, :]
+        if Sums is not None:
+            fade = tl.load(Sums + head * spans * SPAN + t)
+            between = fade[None, :] - fade[:, None] if REVERSE else fade[:, None] - fade[None, :]
+            own *= tl.exp(tl.minimum(between, 0.0))  # it is above 0 only where tokens do not meet
+            near = tl.exp(at_end(Sums, head, spans, span, SPAN) - fade if REVERSE else fade)
+        if Docs is not None:
+            near = tl.where(doc == (last if REVERSE else before), near, 0.0)
+        if SUMMED:
+            nearer = (x * near[:, None]).to(x.dtype) if Sums is not None or Docs is not None else x
+            out = tl.dot(nearer, state, out, input_precision=PRECISION)
+        else:
+            out = tl.dot(x, state, input_precision=PRECISION) * near[:, None]
+        if Column is not None:
+            out += (near * x_more)[:, None] * tl.load(Column + at_border * P + p)[None, :]
+        if SUMMED:
+            scores += own
+        else:
+            own = tl.where(pairs, own, 0.0)
+            out = tl.dot(own.to(w.dtype), w, out, input_precision=PRECISION)
+            tl.store(Out + place, out.to(Out.dtype.element_ty), some)
+            if Tail is not None and tl.program_id(1) == 0:
+                tail = tl.load(Tail + at_border * N + n)
+                w_more = of_tokens_more(W_more, head, length, t)
+                more = near * tl.sum(x * tail[None, :], 1) + tl.sum(own * w_more[None, :], 1)
+                tl.store(Out_more + head * length + t, more, t < length)
+            if Dots is not None:
+                line = tl.program_id(1) * (tl.num_programs(0) // spans) * TOGETHER + head
+                tl.store(Dots + line * length + t, tl.sum(read.to(tl.float32) * w, 1) - tl.sum(out * v, 1), t < length)
+    if SUMMED:
+        w = of_tokens(W, w_strides, first, heads, t, p, length)
+        out = tl.dot(tl.where(pairs, scores, 0.0).to(w.dtype), w, out, input_precision=PRECISION)
+        place = t[:, None] * out_strides[2] + p[None, :] + of_head(out_strides, first // TOGETHER, heads // TOGETHER)
+        tl.store(Out + place, out.to(Out.dtype.element_ty), some)
+
+
+@triton.jit
+def meet_kernel(A, B, Out, spans, SIZE: tl.constexpr, EVERY: tl.constexpr, BLOCK: tl.constexpr):
+    """Out (R, spans / EVERY) = ⟨A, B⟩ at every so many of the borders (R, spans + 1, SIZE), and at the last."""
+    ends = tl.cdiv(spans, EVERY)
+    row, border = tl.program_id(0).to(tl.int64) // ends, tl.minimum((tl.program_id(0) % ends + 1) * EVERY, spans)
+    products = tl.zeros((BLOCK,), tl.float32)
+    for start in range(0, SIZE, BLOCK):
+        place = (row * (spans + 1) + border) * SIZE + start + tl.arange(0, BLOCK)
+        products += tl.load(A + place).to(tl.float32) * tl.load(B + place)
+    tl.store(Out + tl.program_id(0), tl.sum(products))
+
+
+@triton.jit
+def of_head(strides, head, heads):
+    """Where this head begins: strides of a batch row, of a head, of a token; how many heads share one."""
+    return head // heads * strides[0] + head % heads // strides[3] * strides[1]
+
+
+@triton.jit
+def of_tokens(X, strides, head, heads, t, e, length):
+    """(tokens, E) of a head, zeros outside of the text"""
+    some = (t >= 0) & (t < length)
+    return tl.load(X + of_head(strides, head, heads) + t[:, None] * strides[2] + e[None, :], some[:, None], 0.0)
+
+
+@triton.jit
+def of_tokens_more(X, head, length, t):
+    return tl.load(X + head * length + t, t < length, 0.0)
+
+
+@triton.jit
+def at_end(Sums, head, spans, span, SPAN: tl.constexpr):
+    return tl.load(Sums + (head * spans + span) * SPAN + SPAN - 1)
+
+
+@triton.jit
+def documents(Docs, batch, t, start, SPAN: tl.constexpr, length):
+    """Of a span's tokens (SPAN,), of the token before it and of its last one; documents are counted from 0."""
+    Docs += batch * length
+    before, last = tl.load(Docs + start - 1, start > 0, 0), tl.load(Docs + tl.minimum(start + SPAN, length) - 1)
+    return tl.load(Docs + t, t < length, -1), before, last

@@ -1,8 +1,7 @@
-"""The scan on GPUs: spans of tokens in parallel, in Triton. Forward, three kernels:
+"""The scan on GPUs: spans of tokens in parallel, in Triton. Forward, two kernels (passes.py):
 
-    add      what every span adds to the state, as if it began with none        (passes.py)
-    carry    the states at the borders of spans                                 (kernels/carry.py)
-    read     what every token reads: of the border's state, and of its own span (passes.py)
+    states   at the borders of spans, one after the other
+    read     what every token reads: of the border's state, and of its own span
 
 With D_t = ∂loss/∂S_t, D_t = q_t do_tᵀ + exp(decay_{t+1}) D_{t+1}, a scan from the end, the gradients are reads as well:
 
@@ -10,6 +9,7 @@ With D_t = ∂loss/∂S_t, D_t = q_t do_tᵀ + exp(decay_{t+1}) D_{t+1}, a scan 
     dk_t = D_t v_t        reads backwards (v, do, q)
     dv_t = D_tᵀ k_t       reads backwards (k, q, do)
     ddecay_t = ⟨D_t, S_t - k_t v_tᵀ⟩ = ⟨D_e, S_e⟩ + Σ_{t≤u≤e} (q_u · dq_u - k_u · dk_u)
+    q_u · dq_u = out_u · do_u        k_u · dk_u = v_u · dv_u
 
 where e is the end of t's span: sums stay short, so that the rounding of bf16 products does not pile up over a text.
 Nothing of size L · N · P is kept: borders are made again in the backward. Yang et al. 2023; Dao & Gu 2024.
@@ -23,28 +23,30 @@ import triton
 from torch import Tensor
 
 from regard.kernels.autocast import autocast_like_linear
-from regard.kernels.carry import carry
-from regard.kernels.scan.passes import add_kernel, read_kernel
+from regard.kernels.scan.passes import meet_kernel, read_kernel, states_kernel
 from regard.kernels.segments import numbered
 
-SPANS = (512, 256, 128)  # tokens
-PROGRAMS = 264  # that keep a GPU of 132 multiprocessors busy
+PROGRAMS = 528  # that keep a GPU of 132 multiprocessors busy: the heads of a group are split into so many parts
+EVERY = 4  # spans, from whose last border on gradients of decays are summed
 
 
 class Tiles(NamedTuple):
-    chunk: int  # tokens
-    block: int  # columns of w
+    rows: int  # of a state
+    columns: int
     warps: int
 
 
-def add_tiles(y_dim: int, w_dim: int, dtype: torch.dtype) -> Tiles:
-    return Tiles(16 if dtype == torch.float32 else 64, min(w_dim, 64), 4)
+def span_of(key_dim: int, value_dim: int, dtype: torch.dtype) -> int:
+    """Tokens; each product of float32 is three of tf32, and each operand two: fewer fit into a multiprocessor."""
+    return 32 if dtype == torch.float32 and max(key_dim, value_dim) > 128 else 64
+
+
+def state_tiles(y_dim: int, w_dim: int, dtype: torch.dtype) -> Tiles:
+    return Tiles(min(y_dim, 128), min(w_dim, 64), 4)
 
 
 def read_tiles(x_dim: int, w_dim: int, dtype: torch.dtype) -> Tiles:
-    if dtype == torch.float32:  # each product is three of tf32, and each operand three: registers are short
-        return Tiles(16, min(w_dim, 32 if x_dim > 128 else 64), 8)
-    return Tiles(64, min(w_dim, 64 if x_dim > 64 else 128), 4)
+    return Tiles(x_dim, min(w_dim, 64), 8) if dtype == torch.float32 else Tiles(x_dim, min(w_dim, 128), 4)
 
 
 def scan(
@@ -120,15 +122,14 @@ def scan_op(
     docs: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """out (B, H, L, P) and the last state (B, H, N, P); the same of extra (B, H, L) and z (B, H, N), if given."""
-    case = Case.of(v, decay, docs)
+    case = Case.of(k, v, decay, docs)
     q, k, v = (row_major(x) for x in (q, k, v))
     extra = None if extra is None else extra.contiguous()
-    S, Z = case.borders(k, v, state, extra, z)
-    out, _, more = case.read(q, k, v, S, w_more=extra, tail=Z)
-    last = case.end(S, state)
+    S, last, Z = case.states(k, v, state, extra, z)
+    out, more, _ = case.read(q, k, v, S, w_more=extra, tail=Z)
     if more is None or Z is None or z is None:
         return out, state.new_empty(0), last, state.new_empty(0)
-    return out, more, last, case.end(Z, z)
+    return out, more, last, Z[:, -1].contiguous().view(z.shape)
 
 
 @scan_op.register_fake
@@ -147,39 +148,46 @@ def scan_backward(
     state: Tensor,
     z: Tensor | None,
     docs: Tensor | None,
+    out: Tensor | None,
+    more: Tensor,
     d_out: Tensor,
     d_more: Tensor,
     d_last: Tensor,
     d_z: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    case = Case.of(v, decay, docs)
+    """The gradients of all but the documents; `out` is needed for a decay's."""
+    case = Case.of(k, v, decay, docs)
     q, k, v, d_out = (row_major(x) for x in (q, k, v, d_out))
     x, y = (None, None) if extra is None else (d_more.contiguous(), extra.contiguous())
-    S, Z = case.borders(k, v, state, y, z)
-    D, E = case.borders(q, d_out, d_last, x, d_z, reverse=True)
-    own_q, own_k = (None, None) if decay is None else (q, k)
-    dq, q_dots, _ = case.read(d_out, v, k, S, x, y, Z, turned=True, own=own_q)
-    dk, k_dots, _ = case.read(v, d_out, q, D, y, x, E, turned=True, reverse=True, own=own_k)
-    dv, _, d_extra = case.read(k, q, d_out, D, reverse=True, w_more=x, tail=E)
-    d_decay, d_first = state.new_empty(0), case.end(D, state, reverse=True)
-    if q_dots is not None and k_dots is not None:
-        d_decay = case.decay_gradient(q_dots - k_dots, [(S, D)] if Z is None or E is None else [(S, D), (Z, E)])
-    if d_extra is None or E is None or z is None:
-        d_extra, d_first_z = state.new_empty(0), state.new_empty(0)
+    S, _, Z = case.states(k, v, state, y, z)
+    D, d_first, E = case.states(q, d_out, d_last, x, d_z, reverse=True)
+    dq, _, _ = case.read(d_out, v, k, S, x, y, Z, turned=True)
+    dk, _, _ = case.read(v, d_out, q, D, y, x, E, turned=True, reverse=True)
+    dv, d_extra, dots = case.read(
+        k, q, d_out, D, reverse=True, w_more=x, tail=E, dots_of=None if out is None else (v, out)
+    )
+    d_decay, d_first_z, meets = state.new_empty(0), state.new_empty(0), [(S, D)]
+    if extra is None or d_extra is None or Z is None or E is None or z is None:
+        d_extra = state.new_empty(0)
     else:
-        d_first_z = case.end(E, z, reverse=True)
-    return per_group(dq, q), per_group(dk, k), dv, d_extra, d_decay, d_first, d_first_z
+        d_first_z = E[:, 0].contiguous().view(z.shape)
+        dots, meets = None if dots is None else dots + more * d_more - extra * d_extra, [(S, D), (Z, E)]
+    if dots is not None:
+        d_decay = case.decay_gradient(dots, meets)
+        d_decay = d_decay if decay is None or decay.dim() == 3 else d_decay.sum((0, 2))
+    return dq, dk, dv, d_extra, d_decay, d_first, d_first_z
 
 
 @scan_backward.register_fake
-def _(q, k, v, extra, decay, state, z, docs, d_out, d_more, d_last, d_z):
+def _(q, k, v, extra, decay, state, z, docs, out, more, d_out, d_more, d_last, d_z):
     d_extra, d_first_z = (state.new_empty(0), state.new_empty(0)) if extra is None else (dense(extra), dense(z))
     d_decay = state.new_empty(0) if decay is None else dense(decay)
     return dense(q), dense(k), dense(v), d_extra, d_decay, dense(state), d_first_z
 
 
 def remember(ctx: Any, inputs: tuple, output: tuple) -> None:
-    ctx.save_for_backward(*inputs)
+    out, more, _, _ = output
+    ctx.save_for_backward(*inputs, None if inputs[4] is None else out, more)
 
 
 def backward(ctx: Any, *d_outputs: Tensor) -> tuple[Tensor | None, ...]:
@@ -195,7 +203,7 @@ scan_op.register_autograd(backward, setup_context=remember)
 class Case(NamedTuple):
     """One scan: what all its passes share."""
 
-    decay: Tensor | None  # (H,) or (B, H, L)
+    sums: Tensor | None  # (B, H, spans, span): of decays, from a span's first token on
     docs: Tensor | None  # (B, L)
     batch: int
     heads: int
@@ -203,22 +211,18 @@ class Case(NamedTuple):
     span: int
 
     @classmethod
-    def of(cls, v: Tensor, decay: Tensor | None, docs: Tensor | None) -> "Case":
-        batch, heads, length, _ = v.shape
-        enough = (span for span in SPANS if batch * heads * triton.cdiv(length, span) >= PROGRAMS)
-        decay = None if decay is None else decay.contiguous()
-        docs = None if docs is None else docs.contiguous()
-        return cls(decay, docs, batch, heads, length, next(enough, SPANS[-1]))
+    def of(cls, k: Tensor, v: Tensor, decay: Tensor | None, docs: Tensor | None) -> "Case":
+        (batch, heads, length, _), span = v.shape, span_of(k.shape[3], v.shape[3], k.dtype)
+        if decay is not None:
+            decay = decay.view(1, -1, 1) if decay.dim() == 1 else decay
+            decay = by_span(decay.expand(batch, heads, length), span).cumsum(3).contiguous()
+        return cls(decay, None if docs is None else docs.contiguous(), batch, heads, length, span)
 
     @property
     def spans(self) -> int:
         return triton.cdiv(self.length, self.span)
 
-    @property
-    def per_token(self) -> bool:
-        return self.decay is not None and self.decay.dim() == 3
-
-    def borders(
+    def states(
         self,
         y: Tensor,
         w: Tensor,
@@ -226,29 +230,23 @@ class Case(NamedTuple):
         w_more: Tensor | None = None,
         first_more: Tensor | None = None,
         reverse: bool = False,
-    ) -> tuple[Tensor, Tensor | None]:
-        """(B · H, spans + 1, N · P): the states between spans, beginning with the first one (or the last).
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """(B · H, spans + 1, N · P) the states at the borders in the dtype of products, the last one in float32.
 
-        And, of one column more, (B · H, spans + 1, N).
+        And, of one column more, (B · H, spans + 1, N). In reverse they are gradients, and the last is the first's.
         """
-        N, P, rows = y.shape[3], w.shape[3], self.batch * self.heads
-        added = torch.empty(rows, self.spans, N * P, dtype=torch.float32, device=y.device)
-        faded = torch.empty(rows, self.spans, 1, dtype=torch.float32, device=y.device)
-        more = None if w_more is None else added.new_empty(rows, self.spans, N)
-        chunk, block, warps = add_tiles(N, P, y.dtype)
-        add_kernel[rows * self.spans, P // block](
-            y, w, w_more, self.decay, self.docs, added, more, faded, self.strides(y), self.strides(w),
-            self.heads, self.length, self.spans, N, P, block, chunk, self.span, reverse, self.per_token, precision(y),
-            num_warps=warps, num_stages=1,
+        N, P, heads = y.shape[3], w.shape[3], self.batch * self.heads
+        borders = torch.empty(heads, self.spans + 1, N * P, dtype=y.dtype, device=y.device)
+        last = torch.empty(self.batch, self.heads, N, P, dtype=torch.float32, device=y.device)
+        more = None if w_more is None else last.new_empty(heads, self.spans + 1, N)
+        rows, columns, warps = state_tiles(N, P, y.dtype)
+        states_kernel[heads, N // rows, P // columns](
+            y, w, w_more, self.sums, self.docs, first.contiguous(),
+            None if first_more is None else first_more.contiguous(), borders, more, last,
+            self.strides(y), self.strides(w), self.heads, self.length, self.spans,
+            N, P, rows, columns, self.span, reverse, precision(y), num_warps=warps, num_stages=1,
         )  # fmt: skip
-        states = carry(added, faded, None, first.reshape(rows, -1).contiguous(), reverse)
-        if more is None or first_more is None:
-            return states, None
-        return states, carry(more, faded, None, first_more.reshape(rows, -1).contiguous(), reverse)
-
-    def end(self, borders: Tensor, like: Tensor, reverse: bool = False) -> Tensor:
-        """The last state, or from the end the first."""
-        return borders[:, 0 if reverse else -1].view(like.shape).clone()
+        return borders, last, more
 
     def read(
         self,
@@ -261,36 +259,58 @@ class Case(NamedTuple):
         column: Tensor | None = None,
         turned: bool = False,
         reverse: bool = False,
-        own: Tensor | None = None,
         w_more: Tensor | None = None,
         tail: Tensor | None = None,
+        dots_of: tuple[Tensor, Tensor] | None = None,
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """out (B, H, L, P), out · own (B, H, L), what is read of the tail (B, H, L); `turned`: the borders hold Sᵀ."""
-        N, P, shape = x.shape[3], w.shape[3], (self.batch, self.heads, self.length)
-        chunk, block, warps = read_tiles(N, P, x.dtype)
-        out = torch.empty(*shape, P, dtype=x.dtype, device=x.device)
-        dots = None if own is None else torch.empty(P // block, *shape, dtype=torch.float32, device=x.device)
-        more = None if tail is None else torch.empty(shape, dtype=torch.float32, device=x.device)
-        read_kernel[self.batch * self.heads * self.spans, P // block](
-            x, y, w, own, self.decay, self.docs, borders, x_more, y_more, column, w_more, tail, out, more, dots,
-            self.strides(x), self.strides(y), self.strides(w), self.strides(x if own is None else own),
-            self.strides(out), (1, N) if turned else (P, 1),
-            self.heads, self.length, self.spans, N, P, block, chunk, self.span, reverse, self.per_token,
-            precision(x), num_warps=warps, num_stages=1,
+        """out (B, G, L, P), summed over heads that share w; what is read of the tail (B, H, L); the dots of v and out.
+
+        `turned`: the borders hold Sᵀ. Of `dots_of` (v, read) the dots are read · w - out · v (B, H, L).
+        """
+        (batch, _, length, N), P = x.shape, w.shape[3]
+        groups, summed = min(x.shape[1], w.shape[1]), w.shape[1] < self.heads
+        _, columns, warps = read_tiles(N, P, x.dtype)
+        blocks, spans = P // columns, batch * self.spans
+        parts = groups * enough(self.heads // groups, PROGRAMS // (spans * blocks * groups))
+        out = x.new_empty(batch, parts if summed else self.heads, length, P, dtype=torch.float32 if summed else x.dtype)
+        more = None if tail is None else x.new_empty(batch, self.heads, length, dtype=torch.float32)
+        v, read = dots_of or (x, None)
+        dots = None if dots_of is None else x.new_empty(blocks, batch, self.heads, length, dtype=torch.float32)
+        read_kernel[spans * parts, blocks](
+            x, y, w, self.sums, self.docs, borders, x_more, y_more, column, w_more, tail, out, more, v, read, dots,
+            self.strides(x), self.strides(y), self.strides(w), self.strides(v), (*out.stride()[:3], 1),
+            (1, N) if turned else (P, 1), self.heads, self.length, self.spans,
+            N, P, columns, self.span, self.heads // parts, summed, reverse, precision(x), num_warps=warps, num_stages=1,
         )  # fmt: skip
-        return out, None if dots is None else dots.sum(0), more
+        out = out.unflatten(1, (groups, -1)).sum(2).to(x.dtype) if summed else out
+        return out, more, None if dots is None else dots.sum(0)
 
     def strides(self, x: Tensor) -> tuple[int, int, int, int]:
         return x.stride(0), x.stride(1), x.stride(2), self.heads // x.shape[1]
 
     def decay_gradient(self, dots: Tensor, borders: list[tuple[Tensor, Tensor]]) -> Tensor:
-        """Of `decay`, from q · dq - k · dk (B, H, L) and the borders of states and of their gradients."""
-        dots = F.pad(dots, (0, self.spans * self.span - self.length)).unflatten(2, (self.spans, self.span))
-        later = dots.flip(3).cumsum(3).flip(3)  # (B, H, spans, span)
+        """(B, H, L), from q · dq - k · dk (B, H, L) and the borders of states and of their gradients."""
+        later = by_span(dots, EVERY * self.span).flip(3).cumsum(3).flip(3)  # (B, H, …, EVERY · span)
         for S, D in borders:
-            later = later + torch.einsum("rsm,rsm->rs", S[:, 1:], D[:, 1:]).view(*dots.shape[:3], 1)
-        steps = later.flatten(2)[:, :, : self.length]
-        return steps if self.per_token else steps.sum((0, 2))
+            later = later + self.meet(S, D).view(*later.shape[:3], 1)
+        return later.flatten(2)[:, :, : self.length].contiguous()
+
+    def meet(self, S: Tensor, D: Tensor) -> Tensor:
+        """⟨D, S⟩ (B · H, spans / EVERY) at the ends of so many spans, of borders (B · H, spans + 1, size)"""
+        heads, _, size = S.shape
+        met = torch.empty(heads, triton.cdiv(self.spans, EVERY), dtype=torch.float32, device=S.device)
+        meet_kernel[(met.numel(),)](S, D, met, self.spans, size, EVERY, min(size, 1024))
+        return met
+
+
+def by_span(x: Tensor, span: int) -> Tensor:
+    """(B, H, L) -> (B, H, spans, span), zeros behind the last token"""
+    return F.pad(x, (0, -x.shape[2] % span)).unflatten(2, (-1, span))
+
+
+def enough(count: int, wanted: int) -> int:
+    """The smallest number of equal parts of `count` that is at least what is wanted, or `count`."""
+    return next(parts for parts in range(1, count + 1) if count % parts == 0 and parts >= min(wanted, count))
 
 
 def row_major(x: Tensor) -> Tensor:
@@ -299,11 +319,6 @@ def row_major(x: Tensor) -> Tensor:
 
 def dense(x: Tensor) -> Tensor:
     return torch.empty_like(x, memory_format=torch.contiguous_format)
-
-
-def per_group(x: Tensor, like: Tensor) -> Tensor:
-    """Gradients (B, H, L, N) of what groups of heads share, summed to (B, G, L, N)."""
-    return x if x.shape[1] == like.shape[1] else x.unflatten(1, (like.shape[1], -1)).sum(2)
 
 
 def precision(x: Tensor) -> str:

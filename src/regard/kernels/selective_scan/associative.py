@@ -12,6 +12,8 @@ round, so on a CPU it is slower than chunked.py; it is the parallel form on pape
 import torch
 from torch import Tensor
 
+from regard.kernels.selective_scan.inputs import prepared
+
 Step = tuple[Tensor, Tensor]  # a and b of h → a h + b
 
 
@@ -29,10 +31,9 @@ def selective_scan(
     state: Tensor,
     segments: Tensor | None = None,
     valid: Tensor | None = None,
+    bias: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    u, delta, A, B, C = (x.to(state.dtype) for x in (u, delta, A, B, C))
-    if valid is not None:
-        delta = delta * valid.unsqueeze(-1)
+    u, delta, A, B, C = prepared(u, delta, A, B, C, state.dtype, valid, bias)
     a = (delta.unsqueeze(-1) * A).exp()  # (B, L, F, N)
     b = (delta * u).unsqueeze(-1) * B.unsqueeze(2)
     if segments is not None:

@@ -20,6 +20,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from regard.kernels.autocast import without_autocast
+from regard.kernels.selective_scan.inputs import prepared
 
 WORKSPACE = 1 << 20  # numbers of one kind, of one chunk: 4 MB
 
@@ -38,11 +39,10 @@ def selective_scan(
     state: Tensor,
     segments: Tensor | None = None,
     valid: Tensor | None = None,
+    bias: Tensor | None = None,
     chunk: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    u, delta, A, B, C = (x.to(state.dtype) for x in (u, delta, A, B, C))
-    if valid is not None:
-        delta = delta * valid.unsqueeze(-1)
+    u, delta, A, B, C = prepared(u, delta, A, B, C, state.dtype, valid, bias)
     goes_on = None if segments is None else continues(segments)
     with without_autocast(u.device):
         y, last = Chunked.apply(u, delta, A, B, C, state, goes_on, chunk or chunk_for(state))

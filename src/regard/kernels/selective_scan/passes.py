@@ -6,9 +6,10 @@ A program takes a chunk of T tokens and some channels, and goes through the N nu
     read    h_t from the state at the chunk's border on, and y_t = Σ_n C_t h_t + D u_t
     grad    h_t made again; g_t = ∂loss/∂h_t = C_t dy_t + a_{t+1} g_{t+1} with a_t = exp(Δ_t A), and what follows
 
-Tiles are (channels, T) with channels along a warp, so that a scan over time stays inside each thread. That is why
-`step`, the stride of channels, is 1 but not known to be: else Triton would give a thread several channels that load
-at once, and spread time over the lanes. Chunks do not wait for each other: kernels/carry.py goes between their borders.
+Tiles are (T, channels) with channels along a warp, so that a scan over time stays inside each thread. That is what
+`shift` is for, which is 0 but not known to be: where rows are known to begin at whole 16 bytes, Triton would give a
+thread several channels that load at once, and spread time over the lanes. Chunks do not wait for each other:
+kernels/carry.py goes between their borders.
 """
 
 import triton
@@ -17,10 +18,11 @@ import triton.language as tl
 LOG2E = tl.constexpr(1.4426950408889634)
 
 
-@triton.jit(do_not_specialize=["step"])
+@triton.jit(do_not_specialize=["shift"])
 def add_kernel(
     X,
     Delta,
+    Bias,
     A,  # (N, F)
     B,  # (B, N, L)
     Docs,
@@ -28,7 +30,7 @@ def add_kernel(
     Faded,
     x_strides,
     delta_strides,
-    step,
+    shift,
     length,
     chunks,
     channels,
@@ -39,32 +41,33 @@ def add_kernel(
 ):
     """Added (B, chunks, N, F); Faded (B, chunks, F) = ΣΔ. X is u, or dy where the adjoint runs from the end."""
     row, batch, start, t, f, some = places(length, chunks, channels, T, BLOCK)
-    delta = tokens(Delta, delta_strides, batch, t, f, step, some)
-    x = tokens(X, x_strides, batch, t, f, step, some)
-    faded = tl.sum(delta, 1)  # (BLOCK,)
+    _, delta = steps(Delta, delta_strides, Bias, batch, t, f, shift, some, channels)
+    x = tokens(X, x_strides, batch, t, f, shift, some)
+    faded = tl.sum(delta, 0)  # (BLOCK,)
     if REVERSE:
-        apart = tl.cumsum(delta, 1)  # from the border before the chunk to each token
+        apart = tl.cumsum(delta, 0)  # from the border before the chunk to each token
     else:
-        apart, x = faded[:, None] - tl.cumsum(delta, 1), x * delta
+        apart, x = faded[None, :] - tl.cumsum(delta, 0), x * delta
     if Docs is not None:
         Docs += batch * length
         first = tl.load(Docs + tl.maximum(start - 1, 0))
         last = tl.load(Docs + tl.minimum(start + T - 1, length - 1))
         doc = tl.load(Docs + tl.minimum(t, length - 1))
-        x = tl.where((doc == (first if REVERSE else last))[None, :], x, 0.0)
+        x = tl.where((doc == (first if REVERSE else last))[:, None], x, 0.0)
         faded = tl.where(first == last, faded, float("inf"))
     tl.store(Faded + row * channels + f, faded, f < channels)
     for n in range(N):
         rate = tl.load(A + n * channels + f, f < channels, 0.0)
         b = tl.load(B + (batch * N + n) * length + t, t < length, 0.0)
-        added = tl.sum(tl.exp2(apart * (rate * LOG2E)[:, None]) * x * b[None, :], 1)
+        added = tl.sum(tl.exp2(apart * (rate * LOG2E)[None, :]) * x * b[:, None], 0)
         tl.store(Added + (row * N + n) * channels + f, added, f < channels)
 
 
-@triton.jit(do_not_specialize=["step"])
+@triton.jit(do_not_specialize=["shift"])
 def read_kernel(
     U,
     Delta,
+    Bias,
     A,
     B,
     C,
@@ -75,7 +78,7 @@ def read_kernel(
     u_strides,
     delta_strides,
     y_strides,
-    step,
+    shift,
     length,
     chunks,
     channels,
@@ -84,26 +87,27 @@ def read_kernel(
     BLOCK: tl.constexpr,
 ):
     row, batch, start, t, f, some = places(length, chunks, channels, T, BLOCK)
-    delta = tokens(Delta, delta_strides, batch, t, f, step, some)
-    u = tokens(U, u_strides, batch, t, f, step, some)
-    x, y = delta * u, tl.zeros((BLOCK, T), tl.float32)
+    _, delta = steps(Delta, delta_strides, Bias, batch, t, f, shift, some, channels)
+    u = tokens(U, u_strides, batch, t, f, shift, some)
+    x, y = delta * u, tl.zeros((T, BLOCK), tl.float32)
     if D is not None:
-        y += u * tl.load(D + f, f < channels, 0.0)[:, None]
+        y += u * tl.load(D + f, f < channels, 0.0)[None, :]
     Borders += (batch * (chunks + 1) + row % chunks) * N * channels
     for n in range(N):
         rate = tl.load(A + n * channels + f, f < channels, 0.0)
         before = tl.load(Borders + n * channels + f, f < channels, 0.0)
         b = tl.load(B + (batch * N + n) * length + t, t < length, 0.0)
         c = tl.load(C + (batch * N + n) * length + t, t < length, 0.0)
-        _, h = states(delta, rate, x * b[None, :], before, Docs, batch, t, start, length)
-        y += h * c[None, :]
-    tl.store(place(Y, y_strides, batch, t, f, step), y.to(Y.dtype.element_ty), some)
+        _, h = states(delta, rate, x * b[:, None], before, Docs, batch, t, start, length)
+        y += h * c[:, None]
+    tl.store(place(Y, y_strides, batch, t, f, shift), y.to(Y.dtype.element_ty), some)
 
 
-@triton.jit(do_not_specialize=["step"])
+@triton.jit(do_not_specialize=["shift"])
 def grad_kernel(
     U,
     Delta,
+    Bias,
     A,
     B,
     C,
@@ -118,11 +122,12 @@ def grad_kernel(
     dB,  # (blocks, B, N, L): of each block of channels
     dC,
     dD,  # (B, chunks, F): of each chunk
+    dBias,  # (B, chunks, F): of each chunk
     u_strides,
     delta_strides,
     dy_strides,
     out_strides,
-    step,
+    shift,
     length,
     chunks,
     channels,
@@ -132,13 +137,13 @@ def grad_kernel(
     WIDTH: tl.constexpr,  # N, at least 16
 ):
     row, batch, start, t, f, some = places(length, chunks, channels, T, BLOCK)
-    delta = tokens(Delta, delta_strides, batch, t, f, step, some)
-    u = tokens(U, u_strides, batch, t, f, step, some)
-    dy = tokens(dY, dy_strides, batch, t, f, step, some)
+    given, delta = steps(Delta, delta_strides, Bias, batch, t, f, shift, some, channels)
+    u = tokens(U, u_strides, batch, t, f, shift, some)
+    dy = tokens(dY, dy_strides, batch, t, f, shift, some)
     x = delta * u
-    dx, d_delta = tl.zeros((BLOCK, T), tl.float32), tl.zeros((BLOCK, T), tl.float32)
-    d_b, d_c, line = tl.zeros((WIDTH, T), tl.float32), tl.zeros((WIDTH, T), tl.float32), tl.arange(0, WIDTH)
-    ones = tl.full((WIDTH, BLOCK), 1.0, dY.dtype.element_ty)
+    dx, d_delta = tl.zeros((T, BLOCK), tl.float32), tl.zeros((T, BLOCK), tl.float32)
+    d_b, d_c, line = tl.zeros((T, WIDTH), tl.float32), tl.zeros((T, WIDTH), tl.float32), tl.arange(0, WIDTH)
+    ones = tl.full((BLOCK, WIDTH), 1.0, dY.dtype.element_ty)
     border = batch * (chunks + 1) + row % chunks
     for n in range(N):
         rate = tl.load(A + n * channels + f, f < channels, 0.0)
@@ -146,29 +151,33 @@ def grad_kernel(
         after = tl.load(dBorders + ((border + 1) * N + n) * channels + f, f < channels, 0.0)
         b = tl.load(B + (batch * N + n) * length + t, t < length, 0.0)
         c = tl.load(C + (batch * N + n) * length + t, t < length, 0.0)
-        a, h = states(delta, rate, x * b[None, :], before, Docs, batch, t, start, length)
-        g = dy * c[None, :] + tl.where((t == start + T - 1)[None, :], after[:, None], 0.0)
+        a, h = states(delta, rate, x * b[:, None], before, Docs, batch, t, start, length)
+        g = dy * c[:, None] + tl.where((t == start + T - 1)[:, None], after[None, :], 0.0)
         # Turned around by hand: `reverse` would turn the lanes of the warp too, by shuffles.
-        one = tl.full((BLOCK, T), 1.0, tl.float32)
-        _, _, g = tl.associative_scan((tl.flip(a, 1), one, tl.flip(g, 1)), 1, adjoint)
-        g = tl.flip(g, 1)
-        fade = g * (h - x * b[None, :])  # ∂loss/∂(Δ A): h_t - Δ_t u_t B_t is what was left of h_{t-1}
-        tl.store(dA + (row * N + n) * channels + f, tl.sum(fade * delta, 1), f < channels)
-        d_delta += fade * rate[:, None]
-        dx += g * b[None, :]
-        # Sums over channels, by the matrix units: every line of the products holds them, the n-th keeps them.
-        d_b += tl.where(line[:, None] == n, tl.dot(ones, (g * x).to(ones.dtype), input_precision="tf32x3"), 0.0)
-        d_c += tl.where(line[:, None] == n, tl.dot(ones, (h * dy).to(ones.dtype), input_precision="tf32x3"), 0.0)
+        one = tl.full((T, BLOCK), 1.0, tl.float32)
+        _, _, g = tl.associative_scan((tl.flip(a, 0), one, tl.flip(g, 0)), 0, adjoint)
+        g = tl.flip(g, 0)
+        fade = g * (h - x * b[:, None])  # ∂loss/∂(Δ A): h_t - Δ_t u_t B_t is what was left of h_{t-1}
+        tl.store(dA + (row * N + n) * channels + f, tl.sum(fade * delta, 0), f < channels)
+        d_delta += fade * rate[None, :]
+        dx += g * b[:, None]
+        # Sums over channels, by the matrix units: every column of the products holds them, the n-th keeps them.
+        d_b += tl.where(line[None, :] == n, tl.dot((g * x).to(ones.dtype), ones, input_precision="tf32x3"), 0.0)
+        d_c += tl.where(line[None, :] == n, tl.dot((h * dy).to(ones.dtype), ones, input_precision="tf32x3"), 0.0)
     du = dx * delta
     if D is not None:
-        du += dy * tl.load(D + f, f < channels, 0.0)[:, None]
-        tl.store(dD + row * channels + f, tl.sum(dy * u, 1), f < channels)
-    tl.store(place(dU, out_strides, batch, t, f, step), du.to(dU.dtype.element_ty), some)
-    tl.store(place(dDelta, out_strides, batch, t, f, step), (d_delta + dx * u).to(dDelta.dtype.element_ty), some)
+        du += dy * tl.load(D + f, f < channels, 0.0)[None, :]
+        tl.store(dD + row * channels + f, tl.sum(dy * u, 0), f < channels)
+    tl.store(place(dU, out_strides, batch, t, f, shift), du.to(dU.dtype.element_ty), some)
+    d_delta += dx * u
+    if Bias is not None:
+        d_delta /= 1 + tl.exp(-given)  # softplus' = sigmoid
+        tl.store(dBias + row * channels + f, tl.sum(d_delta, 0), f < channels)
+    tl.store(place(dDelta, out_strides, batch, t, f, shift), d_delta.to(dDelta.dtype.element_ty), some)
     block = tl.program_id(1).to(tl.int64) * (tl.num_programs(0) // chunks) + batch
-    here = (block * N + line)[:, None] * length + t[None, :]
-    tl.store(dB + here, d_b, (line < N)[:, None] & (t < length)[None, :])
-    tl.store(dC + here, d_c, (line < N)[:, None] & (t < length)[None, :])
+    here = (block * N + line)[None, :] * length + t[:, None]
+    tl.store(dB + here, d_b, (line < N)[None, :] & (t < length)[:, None])
+    tl.store(dC + here, d_c, (line < N)[None, :] & (t < length)[:, None])
 
 
 @triton.jit
@@ -177,30 +186,53 @@ def places(length, chunks, channels, T: tl.constexpr, BLOCK: tl.constexpr):
     row = tl.program_id(0).to(tl.int64)
     start = row % chunks * T
     t, f = start + tl.arange(0, T), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    return row, row // chunks, start, t, f, (f < channels)[:, None] & (t < length)[None, :]
+    return row, row // chunks, start, t, f, (t < length)[:, None] & (f < channels)[None, :]
 
 
 @triton.jit
-def place(X, strides, batch, t, f, step):
-    return X + batch * strides[0] + t[None, :] * strides[1] + f[:, None] * step
+def place(X, strides, batch, t, f, shift):
+    return X + shift + batch * strides[0] + t[:, None] * strides[1] + f[None, :]
 
 
 @triton.jit
-def tokens(X, strides, batch, t, f, step, some):
-    """(BLOCK, T) in float32, zeros outside."""
-    return tl.load(place(X, strides, batch, t, f, step), some, 0.0).to(tl.float32)
+def tokens(X, strides, batch, t, f, shift, some):
+    """(T, BLOCK) in float32, zeros outside."""
+    return tl.load(place(X, strides, batch, t, f, shift), some, 0.0).to(tl.float32)
+
+
+@triton.jit
+def steps(Delta, strides, Bias, batch, t, f, shift, some, channels):
+    """What is given and Δ (T, BLOCK): the same, or with a bias Δ = softplus(given); 0 outside."""
+    if Bias is None:
+        given = tokens(Delta, strides, batch, t, f, shift, some)
+        delta = given
+    else:
+        given = tl.load(place(Delta, strides, batch, t, f, shift), some, float("-inf")).to(tl.float32)
+        given += tl.load(Bias + f, f < channels, 0.0)[None, :]
+        delta = tl.maximum(given, 0.0) + log1p(tl.exp(-tl.abs(given)))
+    return given, delta
+
+
+@triton.jit
+def log1p(x):
+    """log(1 + x) of 0 ≤ x ≤ 1, exact for small ones: 2 artanh(s) = 2 (s + s³/3 + s⁵/5 + …), s = x / (2 + x) ≤ 1/3."""
+    s = x / (2 + x)
+    total = tl.full(s.shape, 1 / 15, tl.float32)
+    for i in tl.static_range(7):
+        total = total * (s * s) + 1 / (13 - 2 * i)
+    return 2 * s * total
 
 
 @triton.jit
 def states(delta, rate, b, before, Docs, batch, t, start, length):
-    """a and h (BLOCK, T): what each token keeps of the state, and the state after it."""
-    a = tl.exp2(delta * (rate * LOG2E)[:, None])
+    """a and h (T, BLOCK): what each token keeps of the state, and the state after it."""
+    a = tl.exp2(delta * (rate * LOG2E)[None, :])
     if Docs is not None:
         Docs += batch * length
         own, previous = tl.minimum(t, length - 1), tl.minimum(tl.maximum(t - 1, 0), length - 1)
-        a = tl.where((tl.load(Docs + own) == tl.load(Docs + previous))[None, :], a, 0.0)
-    b += tl.where((t == start)[None, :], a * before[:, None], 0.0)
-    _, h = tl.associative_scan((a, b), 1, compose)
+        a = tl.where((tl.load(Docs + own) == tl.load(Docs + previous))[:, None], a, 0.0)
+    b += tl.where((t == start)[:, None], a * before[None, :], 0.0)
+    _, h = tl.associative_scan((a, b), 0, compose)
     return a, h
 
 

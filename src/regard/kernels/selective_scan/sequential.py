@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from regard.kernels.selective_scan.inputs import prepared
+
 
 def refuses(*case: Tensor | None) -> str | None:
     return None
@@ -18,10 +20,9 @@ def selective_scan(
     state: Tensor,
     segments: Tensor | None = None,
     valid: Tensor | None = None,
+    bias: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    u, delta, A, B, C = (x.to(state.dtype) for x in (u, delta, A, B, C))
-    if valid is not None:
-        delta = delta * valid.unsqueeze(-1)
+    u, delta, A, B, C = prepared(u, delta, A, B, C, state.dtype, valid, bias)
     ys = []
     for t in range(u.shape[1]):
         if segments is not None and t > 0:

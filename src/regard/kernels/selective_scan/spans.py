@@ -29,13 +29,15 @@ def selective_scan(
     state: Tensor,
     segments: Tensor | None = None,
     valid: Tensor | None = None,
+    bias: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """As kernels/selective_scan says; y has the dtype of u."""
     if valid is not None:
-        delta = delta * valid.unsqueeze(-1)
+        delta = delta.masked_fill(~valid.unsqueeze(-1), 0.0 if bias is None else float("-inf"))
     docs = None if segments is None else numbered(segments).int()
     A, B, C = A.float().mT, B.float().mT, C.float().mT  # (N, F), (B, N, L)
-    y, last, _ = selective_scan_op(u, delta, A, B, C, None if D is None else D.float(), state.mT, docs)
+    D, bias = (None if x is None else x.float() for x in (D, bias))
+    y, last, _ = selective_scan_op(u, delta, bias, A, B, C, D, state.mT, docs)
     return y, last.mT
 
 
@@ -43,6 +45,7 @@ def selective_scan(
 def selective_scan_op(
     u: Tensor,
     delta: Tensor,
+    bias: Tensor | None,
     A: Tensor,
     B: Tensor,
     C: Tensor,
@@ -53,15 +56,15 @@ def selective_scan_op(
     """y (B, L, F), the last state (B, N, F), and for the backward the states at the borders (B, chunks + 1, N · F)."""
     case = Case.of(u, A, docs)
     u, delta, A, B, C, state = (dense(x) for x in (u, delta, A, B, C, state))
-    borders = case.borders(u, delta, A, B, state)
+    borders = case.borders(u, delta, bias, A, B, state)
     y = torch.empty(u.shape, dtype=u.dtype, device=u.device)
     strides = (x.stride()[:2] for x in (u, delta, y))
-    read_kernel[case.grid](u, delta, A, B, C, D, case.docs, borders, y, *strides, 1, *case.sizes, num_warps=1)
+    read_kernel[case.grid](u, delta, bias, A, B, C, D, case.docs, borders, y, *strides, 0, *case.sizes, num_warps=1)
     return y, borders[:, -1].view_as(state).clone(), borders
 
 
 @selective_scan_op.register_fake
-def _(u, delta, A, B, C, D, state, docs):
+def _(u, delta, bias, A, B, C, D, state, docs):
     y, last = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (u, state))
     return y, last, u.new_empty(len(u), -(-u.shape[1] // CHUNK) + 1, A.numel(), dtype=torch.float32)
 
@@ -70,6 +73,7 @@ def _(u, delta, A, B, C, D, state, docs):
 def selective_scan_backward(
     u: Tensor,
     delta: Tensor,
+    bias: Tensor | None,
     A: Tensor,
     B: Tensor,
     C: Tensor,
@@ -78,26 +82,28 @@ def selective_scan_backward(
     borders: Tensor,
     dy: Tensor,
     d_last: Tensor,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     case = Case.of(u, A, docs)
     u, delta, A, B, C, dy, d_last = (dense(x) for x in (u, delta, A, B, C, dy, d_last))
-    d_borders = case.borders(dy, delta, A, C, d_last, reverse=True)
+    d_borders = case.borders(dy, delta, bias, A, C, d_last, reverse=True)
     du, d_delta = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (u, delta))
     dA = torch.empty(case.grid[0], *A.shape, dtype=torch.float32, device=u.device)
     dB, dC = torch.empty(2, case.grid[1], case.batch, case.state, case.length, dtype=torch.float32, device=u.device)
-    dD = torch.empty(case.grid[0], case.channels, dtype=torch.float32, device=u.device)
+    dD, d_bias = torch.empty(2, case.grid[0], case.channels, dtype=torch.float32, device=u.device)
     strides = (x.stride()[:2] for x in (u, delta, dy, du))
     grad_kernel[case.grid](
-        u, delta, A, B, C, D, case.docs, borders, dy, d_borders, du, d_delta, dA, dB, dC, dD, *strides, 1, *case.sizes,
-        max(16, case.state), num_warps=1, num_stages=1,
+        u, delta, bias, A, B, C, D, case.docs, borders, dy, d_borders, du, d_delta, dA, dB, dC, dD, d_bias, *strides, 0,
+        *case.sizes, max(16, case.state), num_warps=1, num_stages=1,
     )  # fmt: skip
     d_first = d_borders[:, 0].view_as(d_last).clone()
-    return du, d_delta, dA.sum(0), dB.sum(0), dC.sum(0), dA.new_empty(0) if D is None else dD.sum(0), d_first
+    dD, d_bias = (dA.new_empty(0) if x is None else dx.sum(0) for x, dx in ((D, dD), (bias, d_bias)))
+    return du, d_delta, d_bias, dA.sum(0), dB.sum(0), dC.sum(0), dD, d_first
 
 
 @selective_scan_backward.register_fake
-def _(u, delta, A, B, C, D, docs, borders, dy, d_last):
-    like = (u, delta, A, B, C, A.new_empty(0) if D is None else D, d_last)
+def _(u, delta, bias, A, B, C, D, docs, borders, dy, d_last):
+    none = A.new_empty(0)
+    like = (u, delta, none if bias is None else bias, A, B, C, none if D is None else D, d_last)
     return tuple(torch.empty_like(x, memory_format=torch.contiguous_format) for x in like)
 
 
@@ -108,11 +114,11 @@ def remember(ctx: Any, inputs: tuple, output: tuple) -> None:
 
 
 def backward(ctx: Any, dy: Tensor | None, d_last: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
-    u, _, A, _, _, D, _, _ = ctx.saved_tensors
+    u, _, bias, A, _, _, D, _, _ = ctx.saved_tensors
     dy = torch.zeros_like(u) if dy is None else dy.to(u.dtype)
     d_last = A.new_zeros(len(u), *A.shape) if d_last is None else d_last
-    du, d_delta, dA, dB, dC, dD, d_state = selective_scan_backward(*ctx.saved_tensors, dy, d_last)
-    return du, d_delta, dA, dB, dC, None if D is None else dD, d_state, None
+    du, d_delta, d_bias, dA, dB, dC, dD, d_state = selective_scan_backward(*ctx.saved_tensors, dy, d_last)
+    return du, d_delta, None if bias is None else d_bias, dA, dB, dC, None if D is None else dD, d_state, None
 
 
 selective_scan_op.register_autograd(backward, setup_context=remember)
@@ -141,13 +147,22 @@ class Case(NamedTuple):
     def sizes(self) -> tuple[int, ...]:
         return self.length, self.chunks, self.channels, self.state, CHUNK, BLOCK
 
-    def borders(self, x: Tensor, delta: Tensor, A: Tensor, B: Tensor, first: Tensor, reverse: bool = False) -> Tensor:
+    def borders(
+        self,
+        x: Tensor,
+        delta: Tensor,
+        bias: Tensor | None,
+        A: Tensor,
+        B: Tensor,
+        first: Tensor,
+        reverse: bool = False,
+    ) -> Tensor:
         """(B, chunks + 1, N · F): the states between chunks, or their gradients from the end."""
         added = torch.empty(self.batch, self.chunks, A.numel(), dtype=torch.float32, device=x.device)
         faded = torch.empty(self.batch, self.chunks, self.channels, dtype=torch.float32, device=x.device)
         strides = (tensor.stride()[:2] for tensor in (x, delta))
         add_kernel[self.grid](
-            x, delta, A, B, self.docs, added, faded, *strides, 1, *self.sizes, reverse, num_warps=1
+            x, delta, bias, A, B, self.docs, added, faded, *strides, 0, *self.sizes, reverse, num_warps=1
         )  # fmt: skip
         return carry(added, faded, A.view(-1), first.view(self.batch, -1), reverse)
 

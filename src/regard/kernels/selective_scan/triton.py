@@ -16,6 +16,7 @@ def refuses(
     state: Tensor,
     segments: Tensor | None = None,
     valid: Tensor | None = None,
+    bias: Tensor | None = None,
 ) -> str | None:
     missing = cannot_triton(u.device)
     if missing is not None:
@@ -36,7 +37,8 @@ def selective_scan(
     state: Tensor,
     segments: Tensor | None = None,
     valid: Tensor | None = None,
+    bias: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     from regard.kernels.selective_scan.spans import selective_scan  # imports triton, which need not be installed
 
-    return selective_scan(u, delta, A, B, C, D, state, segments, valid)
+    return selective_scan(u, delta, A, B, C, D, state, segments, valid, bias)

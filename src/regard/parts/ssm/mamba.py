@@ -87,9 +87,8 @@ class MambaModule(nn.Module):
         """x (B, L, D), the convolution's tail (B, k - 1, F) and the state (B, F, N) -> out (B, L, D) and both after."""
         u, tail = convolve(self.in_proj(x), self.conv.weight, self.conv.bias, tail, at)
         u = F.silu(u)  # (B, L, F)
-        step = self.step_proj(self.rank_norm(self.rank_proj(u)))
-        delta = F.softplus(step.to(h.dtype) + self.step_bias)  # (B, L, F)
+        delta = self.step_proj(self.rank_norm(self.rank_proj(u)))  # (B, L, F) before bias and softplus
         B, C = self.b_norm(self.b_proj(u)), self.c_norm(self.c_proj(u))  # (B, L, N)
         A = -self.A_log.to(h.dtype).exp()  # (F, N)
-        y, h = self.scan(u, delta, A, B, C, self.D, h, at.documents, at.valid)
+        y, h = self.scan(u, delta, A, B, C, self.D, h, at.documents, at.valid, self.step_bias)
         return self.o_proj(y.to(x.dtype) * F.silu(self.gate_proj(x))), tail, h

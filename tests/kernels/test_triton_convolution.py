@@ -1,0 +1,61 @@
+"""The short convolution's Triton kernel against the sum of shifted copies: values and all gradients."""
+
+import pytest
+import torch
+from torch import Tensor
+
+from regard.at import At
+from regard.kernels import convolution
+from tests.kernels.interpreted import DEVICE
+
+from regard.kernels import triton_convolution  # isort: skip: it imports triton, which `interpreted` asks for
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tiles that a test can afford."""
+    for name, size in {"TOKENS": 8, "TILE": 4, "CHANNELS": 4}.items():
+        monkeypatch.setattr(triton_convolution, name, size)
+
+
+def results(case: list[Tensor | None], at: At, dtype: torch.dtype) -> list[Tensor]:
+    case = [None if x is None else x.to(DEVICE, dtype).requires_grad_() for x in case]
+    x, weight, bias, tail = case
+    outs = convolution.convolve(x, weight, bias, tail, at)
+    generator = torch.Generator().manual_seed(1)
+    grads = [torch.randn(out.shape, generator=generator, dtype=torch.float64).to(out) for out in outs]
+    return [*outs, *torch.autograd.grad(outs, [x for x in case if x is not None], grads)]
+
+
+@pytest.mark.parametrize(
+    ("length", "channels", "taps", "biased", "packed", "padded"),
+    [
+        (19, 6, 4, True, False, False),
+        (8, 4, 2, False, False, False),
+        (2, 5, 4, True, False, False),
+        (21, 4, 3, True, True, False),
+        (21, 4, 4, False, True, True),
+        (9, 3, 1, True, False, True),
+    ],
+)
+def test_the_kernel_is_the_sum_of_shifted_copies(
+    length: int, channels: int, taps: int, biased: bool, packed: bool, padded: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    case = [torch.randn(2, length, channels), torch.randn(taps, channels), None, torch.randn(2, taps - 1, channels)]
+    case[2] = torch.randn(channels) if biased else None
+    segments = (torch.rand(2, length, device=DEVICE) < 0.2).cumsum(1) if packed else None
+    valid = torch.rand(2, length, device=DEVICE) < 0.8 if padded else None
+    at = At(torch.arange(length, device=DEVICE).expand(2, -1), segments=segments, valid=valid)
+    monkeypatch.setattr(convolution, "fused", lambda x, weight: False)
+    exact = results(case, at, torch.float64)
+    monkeypatch.setattr(convolution, "fused", lambda x, weight: True)
+    for found, wanted in zip(results(case, at, torch.float32), exact, strict=True):
+        torch.testing.assert_close(found.double(), wanted, rtol=2e-6, atol=2e-6)
+
+
+def test_where_the_kernel_applies() -> None:
+    x = torch.zeros(1, 5, 4, device=DEVICE)
+    assert convolution.fused(x, x[0]) == (DEVICE.type == "cuda")
+    assert not convolution.fused(x.double(), x[0]) and not convolution.fused(x[:, :1], x[0])
+    assert not convolution.fused(x, torch.zeros(9, 4))

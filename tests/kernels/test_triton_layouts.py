@@ -1,0 +1,60 @@
+"""Kernels that scan over time are compiled, for a GPU that need not be there, and must keep time inside each thread.
+
+Triton chooses how a tile lies over the threads of a warp, and its versions choose differently: time spread over the
+lanes gives the same numbers at a third of the speed. It shows in the assembly as shuffles between lanes.
+"""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("triton", reason="triton is not installed; its wheels are for Linux")
+
+COMPILE = """
+import sys
+from importlib import import_module
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+SIZES = {"N": 16, "T": 16, "BLOCK": 32, "WIDTH": 16, "REVERSE": True}
+HALF = {"U", "X", "Y", "K", "V", "Delta", "Out", "dY", "dU", "dDelta", "dOut", "dK", "dV"}
+ALIGNED = [["tt.divisibility", 16]]
+
+for module, name in (place.split(":") for place in sys.argv[1:]):
+    kernel = getattr(import_module(f"regard.kernels.{module}"), name)
+    signature, constants, known = {}, {}, {}
+    for i, argument in enumerate(kernel.arg_names):
+        if argument in SIZES or argument in ("Docs", "Documents", "Counted"):
+            signature[argument], constants[i,] = "constexpr", SIZES.get(argument)
+        elif argument.endswith("strides"):
+            signature[argument] = ("i32", "i32")
+            known |= {(i, 0): ALIGNED, (i, 1): ALIGNED}
+        elif argument == "shift":
+            signature[argument] = "i32"
+        else:
+            number = argument in ("length", "chunks", "channels")
+            signature[argument] = "i32" if number else "*bf16" if argument in HALF else "*fp32"
+            known[i,] = ALIGNED
+    source = ASTSource(kernel, signature, constants, known)
+    compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 1, "num_stages": 1})
+    print(f"{module}:{name}", compiled.asm["ptx"].count("shfl."))
+"""
+KERNELS = [
+    "selective_scan.passes:add_kernel",
+    "selective_scan.passes:read_kernel",
+    "selective_scan.passes:grad_kernel",
+    "triton_wkv:forward_kernel",
+    "triton_wkv:backward_kernel",
+]
+
+
+def test_time_stays_inside_each_thread() -> None:
+    apart = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}  # set for other tests
+    command = [sys.executable, "-W", "ignore", "-c", COMPILE, *KERNELS]
+    found = subprocess.run(command, env=apart, capture_output=True, text=True)
+    assert found.returncode == 0, found.stderr
+    assert found.stdout.splitlines() == [f"{kernel} 0" for kernel in KERNELS]
