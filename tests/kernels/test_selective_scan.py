@@ -122,6 +122,16 @@ def test_what_training_keeps_does_not_grow_with_the_number_of_states() -> None:
         assert sum(kept) < most if most else sum(kept) > 3 * length * 256 * n
 
 
+@pytest.mark.parametrize("form", FORMS)
+def test_with_a_bias_the_steps_are_its_softplus(form: str) -> None:
+    u, delta, A, B, C, D, state = inputs(13)
+    given, bias = delta - 2, torch.linspace(-3, 1, F, dtype=torch.float64)
+    steps = (1 + (given + bias).exp()).log()
+    expected = recurrence(u, steps, A, B, C, D, state, documents(13), holes(13))
+    found = FORMS[form](u, given, A, B, C, D, state, documents(13), holes(13), bias)
+    assert all((f - e).abs().max() < 1e-9 for f, e in zip(found, expected, strict=True))
+
+
 def test_steady_in_float32_over_16k_tokens() -> None:
     """As in a trained model: slow and fast rates, steps from 0.001 to 0.1."""
     u, delta, A, B, C, D, state = inputs(16384, rows=1, f=8, n=4)
