@@ -48,10 +48,10 @@ def states_kernel(
     """
     head = tl.program_id(0).to(tl.int64)
     n, p = tl.program_id(1) * ROWS + tl.arange(0, ROWS), tl.program_id(2) * BLOCK + tl.arange(0, BLOCK)
-    c, place = tl.arange(0, SPAN), n[:, None] * P + p[None, :]
+    place = n[:, None] * P + p[None, :]
     state = tl.load(First + head * N * P + place)
     tail = tl.zeros((ROWS,), tl.float32) if W_more is None else tl.load(First_more + head * N + n)
-    t = (spans - 1 if REVERSE else 0) * SPAN + c
+    t = (spans - 1 if REVERSE else 0) * SPAN + tl.arange(0, SPAN).to(tl.int64)
     y, w = of_tokens(Y, y_strides, head, heads, t, n, length), of_tokens(W, w_strides, head, heads, t, p, length)
     for i in range(spans):
         span = spans - 1 - i if REVERSE else i
