@@ -1,11 +1,15 @@
 """Folded attention: gradients, portions, and work and memory that grow with n·w, not with n²."""
 
+from collections.abc import Iterator
+from dataclasses import replace
+
 import pytest
 import torch
 
 from regard.at import At
-from regard.kernels.attention import backend, folded, reference
-from regard.kernels.attention.fold import Fold, KeyBlocks, links_of, query_blocks, unblock, with_margins
+from regard.kernels.attention import backend, blockwise, fold, folded, reference, sdpa
+from regard.kernels.attention.bias import Slopes
+from regard.kernels.attention.fold import Fold, KeyBlocks, blocks_of, links_of, query_blocks, unblock, with_margins
 from regard.kernels.attention.mask import Mask
 from regard.kernels.attention.patterns.bigbird import BigBird
 from regard.kernels.attention.patterns.block_sparse import BlockSparse
@@ -13,7 +17,7 @@ from regard.kernels.attention.patterns.longformer import Longformer
 from regard.kernels.attention.patterns.sparse_transformer import Strided
 from regard.kernels.attention.patterns.window import Window
 from regard.kernels.attention.scores import Scores
-from tests.kernels.cases import AT, LAYOUT, MASKS, inputs, scores_of, with_gradients
+from tests.kernels.cases import AT, DIM, HEADS, LAYOUT, MASKS, inputs, scores_of, with_gradients
 
 FOLDS = {
     "band": Fold(4, before=5, after=2),
@@ -79,6 +83,99 @@ def test_texts_of_any_length_beside_tokens_that_see_everything(mask: Mask) -> No
         tensors = [torch.randn(shape, generator=generator, dtype=torch.float64).requires_grad_() for _ in range(3)]
         found, expected = (with_gradients(f, tensors, at, Scores(mask)) for f in (folded.attend, reference.attend))
         assert all((f - e).abs().max() < 1e-12 for f, e in zip(found, expected, strict=True))
+
+
+@pytest.fixture
+def blockwise_here(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
+    """Short texts go block by block too, in several blocks; says of every call whether it did."""
+    found, suits = [], blockwise.suits
+    monkeypatch.setattr(blockwise, "WORTH", 0)
+    monkeypatch.setattr(blockwise, "PORTION", 300)  # less than all heads of a block
+    monkeypatch.setattr(fold, "LONGEST", 8)
+    monkeypatch.setattr(fold, "LINE", 4)
+    monkeypatch.setattr(blockwise, "suits", lambda *given: found.append(suits(*given)) or found[-1])
+    blocks_of.cache_clear()
+    folded.folds_of.cache_clear()
+    yield found
+    blocks_of.cache_clear()
+    folded.folds_of.cache_clear()
+
+
+@pytest.mark.parametrize("heads", HEADS)
+@pytest.mark.parametrize("name", [name for name, mask in MASKS.items() if len(mask.folds(37)) == 1])
+def test_block_by_block_is_the_reference(name: str, heads: str, blockwise_here: list[bool]) -> None:
+    for at in AT.values():
+        at = replace(at, shared={})
+        for bias in (None, "slopes"):
+            tensors = inputs(heads, at, torch.float64, value=DIM)
+            scores = scores_of(MASKS[name], bias, "", torch.float64)
+            if folded.refuses(*tensors, at, scores) is None:
+                found, expected = (with_gradients(f, tensors, at, scores) for f in (folded.attend, reference.attend))
+                assert all((f - e).abs().max() < 1e-12 for f, e in zip(found, expected, strict=True))
+    assert blockwise_here and all(blockwise_here)
+
+
+@pytest.mark.parametrize("name", ["window", "dilated", "longformer", "bigbird"])
+def test_block_by_block_gradients(name: str, blockwise_here: list[bool]) -> None:
+    at, scores = At.whole(1, 21), Scores(MASKS[name], 0.7)
+    shapes = [(1, 21, 4, 3), (1, 21, 2, 3), (1, 21, 2, 3)]  # token after token, as projections write them
+    tensors = [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
+
+    def attend(*tensors: torch.Tensor) -> torch.Tensor:
+        return folded.attend(*(x.transpose(1, 2) for x in tensors), at, scores)
+
+    assert torch.autograd.gradcheck(attend, tensors, fast_mode=True)
+    for n in range(3):  # a gradient for one of them alone
+        alone = [x if i == n else x.detach() for i, x in enumerate(tensors)]
+        (found,) = torch.autograd.grad(attend(*alone).sum(), tensors[n])
+        assert torch.equal(found, torch.autograd.grad(attend(*tensors).sum(), tensors[n])[0])
+    with torch.no_grad():
+        assert torch.equal(attend(*tensors), torch.utils.checkpoint.checkpoint(attend, *tensors, use_reentrant=False))
+    assert all(blockwise_here)
+
+
+def test_block_by_block_in_float32() -> None:
+    """Long enough to go that way by itself; against float64 no worse than twice PyTorch's own kernel."""
+    for mask in (Window(100), Longformer(100, 16), BigBird(64, 3, 2, 3, length=1024)):
+        at, scores = At.whole(1, 1024), Scores(mask, 0.125)
+        tensors = [torch.randn(1, 8, 1024, 64, dtype=torch.float64, requires_grad=True) for _ in range(3)]
+        single = [x.detach().float().requires_grad_() for x in tensors]
+        assert blockwise.suits(*single, scores, mask.folds(1024)[0])
+        exact = with_gradients(reference.attend, tensors, at, scores)
+        found, plain = (with_gradients(f, single, at, scores) for f in (folded.attend, sdpa.attend))
+        for e, f, p in zip(exact, found, plain, strict=True):
+            ulp = torch.finfo(torch.float32).eps * e.abs().max()
+            assert (f - e).abs().max() <= 2 * (p - e).abs().max() + ulp
+
+
+def test_what_does_not_go_block_by_block(blockwise_here: list[bool]) -> None:
+    tensors, at, mask = inputs("multi-head", AT["ordered"], torch.float32, value=DIM), At.whole(2, 37), MASKS["window"]
+    slopes = Slopes(torch.ones(4, requires_grad=True))
+    wider = inputs("multi-head", AT["ordered"], torch.float32, value=2 * DIM)
+    for given, scores in [
+        (tensors, Scores(mask, dropout=0.5)),
+        (tensors, Scores(mask, bias=slopes)),
+        (wider, Scores(mask)),
+    ]:
+        folded.attend(*given, at, scores)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert folded.attend(*tensors, at, Scores(mask)).dtype == torch.bfloat16
+    assert len(blockwise_here) == 5 and not any(blockwise_here)  # a bias goes row by row
+
+
+def test_blocks_have_every_key_once_and_all_that_are_seen() -> None:
+    for mask in MASKS.values():
+        for length in (1, 7, 16, 37):
+            folds = mask.folds(length)
+            if len(folds) != 1:
+                continue
+            blocks, slots = blocks_of(folds[0], length), torch.arange(length)
+            assert sorted(slot for block in blocks for slot in block.queries) == slots.tolist()
+            for queries, runs in blocks:
+                keys = [slot for run in runs for slot in run]
+                assert keys == sorted(set(keys))
+                seen = mask.allows(torch.tensor([*queries]).unsqueeze(1), slots)
+                assert seen is None or set(seen.any(0).nonzero().flatten().tolist()) <= set(keys)
 
 
 @pytest.mark.ledger("sp.window")

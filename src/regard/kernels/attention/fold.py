@@ -10,7 +10,7 @@ each gathering.
 import math
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 SHORTEST, LONGEST = 16, 128  # queries a block: shorter makes thin products, longer computes more than a window sees
+LINE = 16  # numbers of a line of the cache: rows of scores that begin with one multiply faster
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,48 @@ def links_of(fold: Fold, count: int) -> Tensor:
     """(links, N): of each block its n-th link, or the empty block behind the last."""
     rows = [*fold.links, *[()] * (count - len(fold.links))]
     return torch.tensor([[row[n] if n < len(row) else count for row in rows] for n in range(fold.linked)])
+
+
+class Block(NamedTuple):
+    """Some queries and the keys that they can see, as slots of the row."""
+
+    queries: range
+    keys: tuple[range, ...]  # apart from each other, in their order
+
+    @property
+    def pairs(self) -> int:
+        return len(self.queries) * sum(map(len, self.keys))
+
+
+@lru_cache(maxsize=64)
+def blocks_of(fold: Fold, length: int) -> tuple[Block, ...]:
+    """The fold as blocks, each with no more keys than it needs; first the queries that see everything."""
+    c = fold.block if fold.links else fold.block * max(1, LONGEST // fold.block)  # neighbours share what they see
+    everything, step = (range(length),), fold.step
+    blocks = [Block(range(i, min(i + c, fold.whole)), everything) for i in range(0, fold.whole, c)]
+    for n in range(step):
+        last = -(-(length - n) // step)  # of this gathering
+        for b, start in enumerate(range(0, last, c)):
+            stop = min(start + c, last)
+            spans = [(max(0, start - fold.before) // LINE * LINE, min(stop + fold.after, last))]
+            spans += [(slot, slot + 1) for slot in fold.shared]
+            links = fold.links[b] if b < len(fold.links) else ()
+            spans += [(link * c, min(link * c + c, last)) for link in links]
+            queries = range(max(start, fold.whole), stop)
+            if queries:
+                keys = (range(n + i * step, n + j * step, step) for i, j in merged(spans))
+                blocks.append(Block(range(n + queries.start * step, n + stop * step, step), tuple(keys)))
+    return tuple(blocks)
+
+
+def merged(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The same slots, in order, each once."""
+    found: list[tuple[int, int]] = []
+    for start, stop in sorted(spans):
+        if found and start <= found[-1][1]:
+            start, stop = found[-1][0], max(stop, found.pop()[1])
+        found.append((start, stop))
+    return found
 
 
 def apart(x: Tensor, step: int, fill: float = 0) -> tuple[Tensor, ...]:

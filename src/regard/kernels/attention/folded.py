@@ -2,9 +2,9 @@
 
 The pattern's folds (fold.py) lay the keys beside the blocks; the mask decides every pair from true positions, documents
 and padding, as it does everywhere. A window of w costs O(n·w) time and memory, forward and backward. Blocks go through
-PyTorch's fused kernel; where scores are capped, have sinks, or come from two folds (near and far keys), they are
-joined in one softmax of plain tensor algebra. Folds speak of slots in a row, so positions must follow from slots: in
-whole texts, and for masks of distance also in packed and padded ones.
+PyTorch's fused kernel, on a CPU large ones one after the other (blockwise.py); where scores are capped, have sinks, or
+come from two folds (near and far keys), they are joined in one softmax of plain tensor algebra. Folds speak of slots in
+a row, so positions must follow from slots: in whole texts, and for masks of distance also in packed and padded ones.
 """
 
 from dataclasses import dataclass
@@ -15,12 +15,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from regard.at import At
-from regard.kernels.attention import reference, sdpa
+from regard.kernels.attention import blockwise, reference, sdpa
 from regard.kernels.attention.bias import Bias
 from regard.kernels.attention.fold import (
+    Block,
     Fold,
     KeyBlocks,
     apart,
+    blocks_of,
     key_blocks,
     query_blocks,
     together,
@@ -72,6 +74,9 @@ def attend(q: Tensor, k: Tensor, v: Tensor, at: At, scores: Scores) -> Tensor:
 def attend_rows(q: Tensor, k: Tensor, v: Tensor, rows: "Rows", scores: Scores) -> Tensor:
     folds = folds_of(scores.mask, q.shape[2])
     plain = len(folds) > 1 or scores.softcap is not None or scores.sinks is not None
+    if not plain and blockwise.suits(q, k, v, scores, folds[0]):
+        seen = rows.beside(scores.bias, k.shape[1], q.shape[1] // k.shape[1], q.dtype)
+        return blockwise.attend(q, k, v, blocks_of(folds[0], q.shape[2]), seen, scores.scale)
     whole, block = folds[0].whole, folds[0].block
     if 0 < whole < q.shape[2] and whole % block == 0 and not plain:  # whole blocks: they need not be folded as well
         front, rest = q.split([whole, q.shape[2] - whole], 2)
@@ -192,6 +197,30 @@ class Rows:
         tile = bias.tile(positions[q.squeeze(2)], positions[k.squeeze(1)], dtype)  # (N, H, c, keys)
         return extra + tile.unflatten(1, (-1, groups)).flatten(2, 3)
 
+    def beside(self, bias: Bias | None, heads: int, groups: int, dtype: torch.dtype) -> blockwise.Seen:
+        """The same for blocks as they are, not laid out: `heads` key heads that serve `groups` heads each."""
+        positions, alike = self.at.positions[self.row], self.at.ordered and self.mask.relative
+
+        def make(block: Block) -> tuple[Tensor | None, Tensor | None]:
+            seen = self.seen(slots_of(block.queries).unsqueeze(1), slots_of(*block.keys)).repeat(groups, 1)
+            if seen.all():
+                return None, None
+            blind = ~seen.any(-1, keepdim=True)
+            extra = torch.where(seen, 0.0, float("-inf")).to(dtype).expand(heads, -1, -1)
+            return extra, blind if blind.any() else None
+
+        def find(block: Block) -> tuple[Tensor | None, Tensor | None]:
+            where = from_first(block) if alike else block  # to a mask of distance most blocks look alike
+            key = ("block", self.mask, self.row, where, heads, groups, dtype)
+            extra, blind = self.at.once(key, lambda: make(block))
+            if bias is None:
+                return extra, blind
+            tile = bias.tile(positions[slots_of(block.queries)], positions[slots_of(*block.keys)], dtype)
+            tile = tile.unflatten(0, (heads, groups)).flatten(1, 2)  # (H, c, keys) -> (K, G·c, keys)
+            return tile if extra is None else tile + extra, blind
+
+        return find
+
     def scores(
         self, q: Tensor, k: Tensor, scores: Scores, folds: tuple[Fold, ...], number: int
     ) -> tuple[Tensor, Tensor]:
@@ -211,3 +240,14 @@ class Rows:
             s.append(unblock(tile, q_n.shape[1]))
             seen.append(unblock(here.unsqueeze(1), q_n.shape[1]))
         return together(s, q.shape[1]), together(seen, q.shape[1])
+
+
+def slots_of(*runs: range) -> Tensor:
+    return torch.cat([torch.arange(run.start, run.stop, run.step) for run in runs])
+
+
+def from_first(block: Block) -> Block:
+    """Its slots counted from its first query."""
+    first = block.queries.start
+    queries, *keys = (range(run.start - first, run.stop - first, run.step) for run in (block.queries, *block.keys))
+    return Block(queries, tuple(keys))

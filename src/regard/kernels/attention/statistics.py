@@ -17,7 +17,7 @@ from torch import Tensor
 
 from regard.at import At
 from regard.kernels.attention.highest import Highest
-from regard.kernels.attention.online import Part, nothing, part_of
+from regard.kernels.attention.online import Part, nothing
 from regard.kernels.attention.reference import per_head
 from regard.kernels.attention.scores import Scores
 from regard.kernels.attention.tiled import TILE, score, spans, tiles_seen
@@ -51,17 +51,22 @@ def attend_with_statistics(
         for rows in spans(q.shape[2], tile[0]):
             q_i = q[:, :, rows].to(wide)
             part = nothing(q_i, v.shape[-1], scores.sinks)
-            none = torch.zeros_like(part.l)
-            part = Part(part.m, torch.stack([part.l, none, none]), part.o)  # and Σ exp(s - m) s, Σ_first exp(s - m)
+            none, one = torch.zeros_like(part.l), torch.ones_like(part.l)
+            part = Part(part.m, torch.stack([part.l, none, none]), part.o)  # Σ p, Σ p s, Σ_first p for p = exp(s - m)
             highest = Highest(q_i, max(1, tile[1] // PIECES))
             for columns, seen in tiles_seen(at, scores, rows, k.shape[2], tile[1]):
                 s, _ = score(q_i, k[:, :, columns].to(wide), at, scores, rows, columns, seen)
-                some, p = part_of(s, v[:, :, columns].to(wide), highest.look(s, columns.start))
+                peak, p = highest.look(s, columns.start), s.softmax(-1)
                 on_first = none
                 if here := [place for place in places if columns.start <= place < columns.stop]:
                     there = [place - columns.start for place in here]
                     on_first = (p[..., there] * early[..., here]).sum(-1, keepdim=True)
-                part = part.join(Part(some.m, torch.stack([some.l, dots(p, s), on_first]), some.o))
+                log_sum = peak - p.amax(-1, keepdim=True).log()  # of this tile; p = exp(s - log_sum), whose sum is 1
+                some = log_sum, torch.stack([one, dots(p, s), on_first]), p @ v[:, :, columns].to(wide)
+                if seen is not None:  # a query may have seen none of these keys
+                    lowest = torch.finfo(wide).min / 2
+                    some = (x.where(peak > lowest, empty) for x, empty in zip(some, (lowest, 0.0, 0.0), strict=True))
+                part = part.join(Part(*some))
                 del s, p, some  # the next tile takes their place in the cache
             total, energy, on_first = part.l
             part = Part(part.m, total, part.o)
