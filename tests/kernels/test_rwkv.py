@@ -8,7 +8,8 @@ from torch import Tensor
 from torch.autograd import gradcheck
 
 from regard.kernels import rwkv
-from regard.kernels.rwkv import EMPTY, Sums, wkv
+from regard.kernels.rwkv import wkv
+from regard.kernels.sums import EMPTY, Sums
 
 F = 3
 

@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from regard.kernels.rwkv import EMPTY, Sums
 from regard.kernels.rwkv import wkv as plain_wkv
 from regard.kernels.scan import backend, recurrent, why
 from regard.kernels.scan import triton as scan_triton
 from regard.kernels.selective_scan import sequential
 from regard.kernels.selective_scan import triton as selective_triton
+from regard.kernels.sums import EMPTY, Sums
 from tests.kernels.interpreted import DEVICE
 from tests.kernels.scans import draw
 

@@ -22,8 +22,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from regard.kernels.rwkv import EMPTY, Sums
 from regard.kernels.segments import numbered
+from regard.kernels.sums import EMPTY, Sums
 
 T, BLOCK = 16, 32
 NOTHING = tl.constexpr(EMPTY)

@@ -18,7 +18,8 @@ from torch import Tensor, nn
 
 from regard.at import At
 from regard.kernels.convolution import convolve
-from regard.kernels.rwkv import EMPTY, Sums, wkv
+from regard.kernels.rwkv import wkv
+from regard.kernels.sums import EMPTY, Sums
 from regard.parts.body import Body
 from regard.parts.state import FRESH, Fixed, FixedState
 from regard.spec import require
