@@ -160,7 +160,7 @@ def check(pool: ProcessPoolExecutor) -> None:
 
 # ---------------------------------------------------------------------------------------------------------------- sweep
 
-READS = [(0, 128, 4), (0, 64, 4), (0, 128, 8), (0, 64, 8)]
+READS = [(128, 4), (64, 4), (128, 8), (64, 8)]
 STATES = [(128, 64, 4), (128, 64, 8), (64, 64, 4), (64, 128, 4), (128, 128, 8)]
 SELECTIVE = [(16, 32), (32, 32)]
 LINEAR, MAMBA2 = (8, 16, 16, 4096, 128, 128), (8, 64, 1, 4096, 128, 64)
@@ -218,12 +218,9 @@ def use(kind: str, tiles: tuple[int, ...]) -> None:
     if kind == "selective":
         selective_spans.CHUNK, selective_spans.BLOCK = tiles
     else:
-        rows, columns, warps = tiles
-
-        def chosen(x_dim: int, w_dim: int, dtype: torch.dtype) -> scan_spans.Tiles:
-            return scan_spans.Tiles(min(rows, x_dim), min(columns, w_dim), warps)
-
-        scan_spans.state_tiles = scan_spans.read_tiles = chosen
+        *rows, columns, warps = tiles
+        scan_spans.state_tile = lambda y_dim, w_dim: (min([*rows, y_dim]), min(columns, w_dim), warps)
+        scan_spans.read_tile = lambda w_dim, dtype: (min(columns, w_dim), warps)
 
 
 def trials() -> list[tuple[str, tuple[int, ...]]]:

@@ -106,12 +106,11 @@ def blockwise_here(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
 def test_block_by_block_is_the_reference(name: str, heads: str, blockwise_here: list[bool]) -> None:
     for at in AT.values():
         at = replace(at, shared={})
-        for bias in (None, "slopes"):
-            tensors = inputs(heads, at, torch.float64, value=DIM)
-            scores = scores_of(MASKS[name], bias, "", torch.float64)
-            if folded.refuses(*tensors, at, scores) is None:
-                found, expected = (with_gradients(f, tensors, at, scores) for f in (folded.attend, reference.attend))
-                assert all((f - e).abs().max() < 1e-12 for f, e in zip(found, expected, strict=True))
+        tensors = inputs(heads, at, torch.float64, value=DIM)
+        scores = scores_of(MASKS[name], None, "", torch.float64)
+        if folded.refuses(*tensors, at, scores) is None:
+            found, expected = (with_gradients(f, tensors, at, scores) for f in (folded.attend, reference.attend))
+            assert all((f - e).abs().max() < 1e-12 for f, e in zip(found, expected, strict=True))
     assert blockwise_here and all(blockwise_here)
 
 
@@ -150,7 +149,7 @@ def test_block_by_block_in_float32() -> None:
 
 def test_what_does_not_go_block_by_block(blockwise_here: list[bool]) -> None:
     tensors, at, mask = inputs("multi-head", AT["ordered"], torch.float32, value=DIM), At.whole(2, 37), MASKS["window"]
-    slopes = Slopes(torch.ones(4, requires_grad=True))
+    slopes = Slopes(torch.ones(4))
     wider = inputs("multi-head", AT["ordered"], torch.float32, value=2 * DIM)
     for given, scores in [
         (tensors, Scores(mask, dropout=0.5)),

@@ -1,8 +1,11 @@
 """The short convolution's Triton kernel against the sum of shifted copies: values and all gradients."""
 
+from functools import partial
+
 import pytest
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from regard.at import At
 from regard.kernels import convolution
@@ -52,6 +55,15 @@ def test_the_kernel_is_the_sum_of_shifted_copies(
     monkeypatch.setattr(convolution, "fused", lambda x, weight: True)
     for found, wanted in zip(results(case, at, torch.float32), exact, strict=True):
         torch.testing.assert_close(found.double(), wanted, rtol=2e-6, atol=2e-6)
+
+
+def test_it_can_be_checkpointed() -> None:
+    case = [torch.randn(shape, device=DEVICE, requires_grad=True) for shape in ((1, 9, 4), (3, 4), (4,), (1, 2, 4))]
+    grads = [
+        torch.autograd.grad(run(*case, None).sum(), case)
+        for run in (triton_convolution.convolve, partial(checkpoint, triton_convolution.convolve, use_reentrant=False))
+    ]
+    assert all(torch.equal(a, b) for a, b in zip(*grads, strict=True))
 
 
 def test_where_the_kernel_applies() -> None:

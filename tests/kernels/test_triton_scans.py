@@ -1,10 +1,12 @@
 """The scans' Triton kernels against their references: outputs, states and all gradients; texts of several spans."""
 
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from regard.kernels.rwkv import wkv as plain_wkv
 from regard.kernels.scan import backend, recurrent, why
@@ -41,12 +43,11 @@ def error(kernel: Callable, plain: Callable, case: Tensors) -> float:
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tiles that a test can afford."""
-    tiles = scan_spans.Tiles(16, 16, 4)
     monkeypatch.setattr(scan_spans, "span_of", lambda *sizes: 16)
     monkeypatch.setattr(scan_spans, "EVERY", 2)
     monkeypatch.setattr(scan_spans, "PROGRAMS", 1)  # heads of a group go together
-    monkeypatch.setattr(scan_spans, "state_tiles", lambda *sizes: tiles)
-    monkeypatch.setattr(scan_spans, "read_tiles", lambda *sizes: tiles)
+    monkeypatch.setattr(scan_spans, "state_tile", lambda *sizes: (16, 16, 4))
+    monkeypatch.setattr(scan_spans, "read_tile", lambda *sizes: (16, 4))
     monkeypatch.setattr(selective_spans, "BLOCK", 16)
     monkeypatch.setattr(triton_wkv, "BLOCK", 8)
     monkeypatch.setattr(triton_wkv, "T", 8)
@@ -67,6 +68,26 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_scan(kind: str, shared: int, values: int, length: int, packed: bool, padded: bool) -> None:
     case = draw(kind, 1, 1, shared, length, 16, values, packed, padded)
     assert error(scan_triton.scan, recurrent.scan, list(case)) < 5e-6
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("programs", [1, 12])  # all heads of a group together; in two parts, and their sums summed
+def test_heads_of_a_group_go_together(programs: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scan_spans, "PROGRAMS", programs)
+    case = draw("token", 1, 2, 4, 40, 16, 16, True, True)
+    assert error(scan_triton.scan, recurrent.scan, list(case)) < 5e-6
+
+
+@pytest.mark.usefixtures("small")
+@pytest.mark.parametrize("kind", ["scan", "selective scan"])
+def test_they_can_be_checkpointed(kind: str) -> None:
+    if kind == "scan":
+        kernel, case = scan_triton.scan, list(draw("token", 1, 1, 1, 20, 16, 16))
+    else:
+        shapes = ((1, 9, 4), (1, 9, 4), (4, 2), (1, 9, 2), (1, 9, 2), (4,), (1, 4, 2))
+        kernel, case = selective_triton.selective_scan, [torch.rand(shape) for shape in shapes]
+    once = results(partial(checkpoint, kernel, use_reentrant=False), case, torch.float32)
+    assert all(torch.equal(a, b) for a, b in zip(once, results(kernel, case, torch.float32), strict=True))
 
 
 @pytest.mark.usefixtures("small")

@@ -2,9 +2,8 @@
 
     S_{c+1} = exp(rate · faded_c) S_c + added_c            c = 0 … spans - 1, or from the last to the first
 
-The only serial step of a chunked scan, over L / span elements of L. `rate` is one number a state or 1 for all; `faded`
-has fewer numbers where states share them: the m-th state's is the one m modulo their count. Dao & Gu 2024 call it
-state passing.
+The only serial step of Mamba's scan, over L / span elements of L. `rate` is one number a state; `faded` has fewer where
+states share them: the m-th state's is the one m modulo their count. Dao & Gu 2024 call it state passing.
 """
 
 import torch
@@ -15,7 +14,7 @@ from torch import Tensor
 AT_ONCE, BLOCK = 8, 128  # spans whose loads are under way together; states a program, of one warp
 
 
-def carry(added: Tensor, faded: Tensor, rate: Tensor | None, first: Tensor, reverse: bool = False) -> Tensor:
+def carry(added: Tensor, faded: Tensor, rate: Tensor, first: Tensor, reverse: bool = False) -> Tensor:
     """added (R, spans, M), faded (R, spans, few), rate (M,), first (R, M) -> (R, spans + 1, M), all float32."""
     rows, spans, states = added.shape
     borders = torch.empty(rows, spans + 1, states, dtype=torch.float32, device=added.device)
@@ -43,7 +42,7 @@ def carry_kernel(
     c = tl.arange(0, AT_ONCE)
     inside = m < states
     state = tl.load(First + row * states + m, inside, 0.0)
-    rate = 1.0 if Rate is None else tl.load(Rate + m, inside, 0.0)
+    rate = tl.load(Rate + m, inside, 0.0)
     tl.store(Borders + (row * (spans + 1) + (spans if REVERSE else 0)) * states + m, state, inside)
     for begin in range(0, spans, AT_ONCE):
         span = spans - 1 - begin - c if REVERSE else begin + c

@@ -4,7 +4,7 @@
 
 Both sums are kept relative to e^peak, their largest exponent, and joined as in online softmax: nothing overflows. In
 chunks: inside, sums over 1, 2, 4 … tokens are joined until each token has all before it; from chunk to chunk the sums
-are carried. On CUDA GPUs triton_wkv.py does it in one kernel, token by token. Peng et al. 2023, "RWKV: Reinventing RNNs
+are carried. On CUDA GPUs triton_wkv.py does it in one kernel, tile by tile. Peng et al. 2023, "RWKV: Reinventing RNNs
 for the Transformer Era" (its fourth version).
 """
 

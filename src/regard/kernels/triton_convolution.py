@@ -155,8 +155,9 @@ def remember(ctx: Any, inputs: tuple, output: Tensor) -> None:
 
 
 def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
-    dx, d_weight, d_bias, d_tail = gradients(*ctx.saved_tensors, dy)
-    return dx, d_weight, None if ctx.saved_tensors[2] is None else d_bias, d_tail, None
+    x, weight, bias, tail, docs = ctx.saved_tensors  # once: activation checkpointing makes them anew each time
+    dx, d_weight, d_bias, d_tail = gradients(x, weight, bias, tail, docs, dy)
+    return dx, d_weight, None if bias is None else d_bias, d_tail, None
 
 
 convolve.register_autograd(backward, setup_context=remember)

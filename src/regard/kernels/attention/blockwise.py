@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from regard.kernels.attention.fold import Block, Fold, blocks_of
+from regard.kernels.attention.fold import LONGEST, Block, Fold, blocks_of
 from regard.kernels.attention.scores import Scores
-from regard.kernels.attention.tiled import learned_of, spans
+from regard.kernels.attention.tiled import spans
 
 WORTH = 3 << 16  # scores of a block, from which a dozen operations on it are better than few on many blocks together
 PORTION = 1 << 19  # scores at once: as many heads as stay near the processor
@@ -28,8 +28,8 @@ Seen = Callable[[Block], tuple[Tensor | None, Tensor | None]]
 
 
 def suits(q: Tensor, k: Tensor, v: Tensor, scores: Scores, fold: Fold) -> bool:
-    eager = not (torch.compiler.is_compiling() or torch.is_autocast_enabled("cpu"))
-    plain = k.shape == v.shape and not (scores.dropout or learned_of(scores.bias))
+    eager = type(q) is Tensor and not (torch.compiler.is_compiling() or torch.is_autocast_enabled("cpu"))
+    plain = k.shape == v.shape and scores.bias is None and not scores.dropout and fold.block <= LONGEST
     here = q.device.type == "cpu" and q.dtype in (torch.float32, torch.float64)
     if not (eager and plain and here):
         return False
@@ -72,8 +72,8 @@ class Blockwise(torch.autograd.Function):
             torch.bmm(p.mT, g_b, out=dv_b)
             ds = torch.bmm(g_b, v_b.mT, out=room("ds", *p.shape))
             torch._softmax_backward_data(ds, p, -1, ds.dtype, grad_input=ds)  # dS, in one pass
-            place(dq[row, heads], block, room("q", *q_b.shape).baddbmm_(ds, k_b, beta=0, alpha=scale))
-            dk_b.baddbmm_(ds.mT, q_b, beta=0, alpha=scale)
+            place(dq[row, heads], block, scaled(ds, k_b, scale, room("q", *q_b.shape)))
+            scaled(ds.mT, q_b, scale, dk_b)
             add(d[:, row, heads], block, d_b)
         return dq, d[0], d[1], None, None, None
 
@@ -109,12 +109,16 @@ def weights(
     q: Tensor, k: Tensor, seen: tuple[Tensor | None, Tensor | None], heads: slice, scale: float, room: Room
 ) -> Tensor:
     """(K, G·c, E) and (K, keys, E) -> (K, G·c, keys)"""
-    s, (extra, blind) = room("s", *q.shape[:2], k.shape[1]), seen
-    s.baddbmm_(q, k.mT, beta=0, alpha=scale)
+    s, (extra, blind) = scaled(q, k.mT, scale, room("s", *q.shape[:2], k.shape[1])), seen
     if extra is not None:
         s.add_(extra[heads])
     torch.softmax(s, -1, out=s)
     return s if blind is None else s.masked_fill_(blind, 0.0)
+
+
+def scaled(a: Tensor, b: Tensor, scale: float, out: Tensor) -> Tensor:
+    """out = scale · a b"""
+    return torch.baddbmm(out, a, b, beta=0, alpha=scale, out=out)
 
 
 def along(x: Tensor, run: range) -> Tensor:

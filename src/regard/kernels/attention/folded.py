@@ -55,7 +55,7 @@ def slower(q: Tensor, k: Tensor, v: Tensor, at: At, scores: Scores) -> str | Non
 
 
 def pairs(mask: Mask, length: int) -> int:
-    """How many products of a query and a key this backend computes."""
+    """How many products of a query and a key this backend computes; blockwise.py may round blocks up."""
     return sum(fold.pairs(length) for fold in folds_of(mask, length))
 
 
@@ -75,7 +75,7 @@ def attend_rows(q: Tensor, k: Tensor, v: Tensor, rows: "Rows", scores: Scores) -
     folds = folds_of(scores.mask, q.shape[2])
     plain = len(folds) > 1 or scores.softcap is not None or scores.sinks is not None
     if not plain and blockwise.suits(q, k, v, scores, folds[0]):
-        seen = rows.beside(scores.bias, k.shape[1], q.shape[1] // k.shape[1], q.dtype)
+        seen = rows.beside(k.shape[1], q.shape[1] // k.shape[1], q.dtype)
         return blockwise.attend(q, k, v, blocks_of(folds[0], q.shape[2]), seen, scores.scale)
     whole, block = folds[0].whole, folds[0].block
     if 0 < whole < q.shape[2] and whole % block == 0 and not plain:  # whole blocks: they need not be folded as well
@@ -197,9 +197,9 @@ class Rows:
         tile = bias.tile(positions[q.squeeze(2)], positions[k.squeeze(1)], dtype)  # (N, H, c, keys)
         return extra + tile.unflatten(1, (-1, groups)).flatten(2, 3)
 
-    def beside(self, bias: Bias | None, heads: int, groups: int, dtype: torch.dtype) -> blockwise.Seen:
+    def beside(self, heads: int, groups: int, dtype: torch.dtype) -> blockwise.Seen:
         """The same for blocks as they are, not laid out: `heads` key heads that serve `groups` heads each."""
-        positions, alike = self.at.positions[self.row], self.at.ordered and self.mask.relative
+        alike = self.at.ordered and self.mask.relative
 
         def make(block: Block) -> tuple[Tensor | None, Tensor | None]:
             seen = self.seen(slots_of(block.queries).unsqueeze(1), slots_of(*block.keys)).repeat(groups, 1)
@@ -211,13 +211,7 @@ class Rows:
 
         def find(block: Block) -> tuple[Tensor | None, Tensor | None]:
             where = from_first(block) if alike else block  # to a mask of distance most blocks look alike
-            key = ("block", self.mask, self.row, where, heads, groups, dtype)
-            extra, blind = self.at.once(key, lambda: make(block))
-            if bias is None:
-                return extra, blind
-            tile = bias.tile(positions[slots_of(block.queries)], positions[slots_of(*block.keys)], dtype)
-            tile = tile.unflatten(0, (heads, groups)).flatten(1, 2)  # (H, c, keys) -> (K, G·c, keys)
-            return tile if extra is None else tile + extra, blind
+            return self.at.once(("block", self.mask, self.row, where, heads, groups, dtype), lambda: make(block))
 
         return find
 

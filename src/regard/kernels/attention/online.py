@@ -49,14 +49,14 @@ def nothing(like: Tensor, width: int, sinks: Tensor | None = None) -> Part:
     return Part(m, full, like.new_zeros(*like.shape[:-1], width))
 
 
-def part_of(s: Tensor, v: Tensor, highest: Tensor | None = None) -> tuple[Part, Tensor]:
-    """The part of keys with these scores (…, L, S) and values (…, S, Ev), and its exp(s - m).
+def part_of(s: Tensor, v: Tensor) -> Part:
+    """The part of keys with these scores (…, L, S) and values (…, S, Ev).
 
     Scores of keys that are not seen are the dtype's lowest number, whose exponential is 0 also where no key is seen.
     """
-    m = (s.amax(-1, keepdim=True) if highest is None else highest).clamp_min(torch.finfo(s.dtype).min / 2)
+    m = s.amax(-1, keepdim=True).clamp_min(torch.finfo(s.dtype).min / 2)
     p = exponential(s - m)
-    return Part(m, p.sum(-1, keepdim=True), p @ v), p
+    return Part(m, p.sum(-1, keepdim=True), p @ v)
 
 
 def exponential(x: Tensor) -> Tensor:

@@ -92,7 +92,7 @@ def read(before: Part, q: Tensor, k: Tensor, v: Tensor, at: At, scores: Scores, 
         q_i, part = wide(q[:, :, rows]), before.of(rows)
         for columns, seen in tiles_seen(at, scores, rows, k.shape[2], tile[1]):
             s, _ = score(q_i, wide(k[:, :, columns]), at, scores, rows, columns, seen)
-            part = part.join(part_of(s, wide(v[:, :, columns]))[0])
+            part = part.join(part_of(s, wide(v[:, :, columns])))
         parts.append(part)
     return Part(*(torch.cat([getattr(part, name) for part in parts], 2) for name in ("m", "l", "o")))
 

@@ -11,7 +11,8 @@ With D_t = ∂loss/∂S_t, D_t = q_t do_tᵀ + exp(decay_{t+1}) D_{t+1}, a scan 
     ddecay_t = ⟨D_t, S_t - k_t v_tᵀ⟩ = ⟨D_e, S_e⟩ + Σ_{t≤u≤e} (q_u · dq_u - k_u · dk_u)
     q_u · dq_u = out_u · do_u        k_u · dk_u = v_u · dv_u
 
-where e is the end of t's span: sums stay short, so that the rounding of bf16 products does not pile up over a text.
+where e is the end of every fourth span (EVERY): the sums are short, so that the rounding of bf16 products does not pile
+up over a text.
 Nothing of size L · N · P is kept: borders are made again in the backward. Yang et al. 2023; Dao & Gu 2024.
 """
 
@@ -30,23 +31,19 @@ PROGRAMS = 528  # that keep a GPU of 132 multiprocessors busy: the heads of a gr
 EVERY = 4  # spans, from whose last border on gradients of decays are summed
 
 
-class Tiles(NamedTuple):
-    rows: int  # of a state
-    columns: int
-    warps: int
-
-
 def span_of(key_dim: int, value_dim: int, dtype: torch.dtype) -> int:
     """Tokens; each product of float32 is three of tf32, and each operand two: fewer fit into a multiprocessor."""
     return 32 if dtype == torch.float32 and max(key_dim, value_dim) > 128 else 64
 
 
-def state_tiles(y_dim: int, w_dim: int, dtype: torch.dtype) -> Tiles:
-    return Tiles(min(y_dim, 128), min(w_dim, 64), 4)
+def state_tile(y_dim: int, w_dim: int) -> tuple[int, int, int]:
+    """Rows and columns of a state that a program walks with, and its warps."""
+    return min(y_dim, 128), min(w_dim, 64), 4
 
 
-def read_tiles(x_dim: int, w_dim: int, dtype: torch.dtype) -> Tiles:
-    return Tiles(x_dim, min(w_dim, 64), 8) if dtype == torch.float32 else Tiles(x_dim, min(w_dim, 128), 4)
+def read_tile(w_dim: int, dtype: torch.dtype) -> tuple[int, int]:
+    """Columns that a program reads, and its warps."""
+    return (min(w_dim, 64), 8) if dtype == torch.float32 else (min(w_dim, 128), 4)
 
 
 def scan(
@@ -134,8 +131,8 @@ def scan_op(
 
 @scan_op.register_fake
 def _(q, k, v, extra, decay, state, z, docs):
-    more, last = (state.new_empty(0), state.new_empty(0)) if extra is None else (dense(extra), dense(z))
-    return dense(v), more, dense(state), last
+    more, last = (state.new_empty(0), state.new_empty(0)) if extra is None else (empty_like(extra), empty_like(z))
+    return empty_like(v), more, empty_like(state), last
 
 
 @torch.library.custom_op("regard::scan_backward", mutates_args=())
@@ -158,6 +155,7 @@ def scan_backward(
     """The gradients of all but the documents; `out` is needed for a decay's."""
     case = Case.of(k, v, decay, docs)
     q, k, v, d_out = (row_major(x) for x in (q, k, v, d_out))
+    out = None if out is None else out.contiguous()
     x, y = (None, None) if extra is None else (d_more.contiguous(), extra.contiguous())
     S, _, Z = case.states(k, v, state, y, z)
     D, d_first, E = case.states(q, d_out, d_last, x, d_z, reverse=True)
@@ -180,9 +178,11 @@ def scan_backward(
 
 @scan_backward.register_fake
 def _(q, k, v, extra, decay, state, z, docs, out, more, d_out, d_more, d_last, d_z):
-    d_extra, d_first_z = (state.new_empty(0), state.new_empty(0)) if extra is None else (dense(extra), dense(z))
-    d_decay = state.new_empty(0) if decay is None else dense(decay)
-    return dense(q), dense(k), dense(v), d_extra, d_decay, dense(state), d_first_z
+    d_extra, d_first_z = (
+        (state.new_empty(0), state.new_empty(0)) if extra is None else (empty_like(extra), empty_like(z))
+    )
+    d_decay = state.new_empty(0) if decay is None else empty_like(decay)
+    return empty_like(q), empty_like(k), empty_like(v), d_extra, d_decay, empty_like(state), d_first_z
 
 
 def remember(ctx: Any, inputs: tuple, output: tuple) -> None:
@@ -191,8 +191,9 @@ def remember(ctx: Any, inputs: tuple, output: tuple) -> None:
 
 
 def backward(ctx: Any, *d_outputs: Tensor) -> tuple[Tensor | None, ...]:
-    extra, decay = ctx.saved_tensors[3:5]
-    dq, dk, dv, d_extra, d_decay, d_state, d_z = scan_backward(*ctx.saved_tensors, *d_outputs)
+    saved = ctx.saved_tensors  # once: activation checkpointing makes them anew each time
+    extra, decay = saved[3:5]
+    dq, dk, dv, d_extra, d_decay, d_state, d_z = scan_backward(*saved, *d_outputs)
     d_extra, d_z = (None, None) if extra is None else (d_extra, d_z)
     return dq, dk, dv, d_extra, None if decay is None else d_decay, d_state, d_z, None
 
@@ -239,7 +240,7 @@ class Case(NamedTuple):
         borders = torch.empty(heads, self.spans + 1, N * P, dtype=y.dtype, device=y.device)
         last = torch.empty(self.batch, self.heads, N, P, dtype=torch.float32, device=y.device)
         more = None if w_more is None else last.new_empty(heads, self.spans + 1, N)
-        rows, columns, warps = state_tiles(N, P, y.dtype)
+        rows, columns, warps = state_tile(N, P)
         states_kernel[heads, N // rows, P // columns](
             y, w, w_more, self.sums, self.docs, first.contiguous(),
             None if first_more is None else first_more.contiguous(), borders, more, last,
@@ -269,7 +270,7 @@ class Case(NamedTuple):
         """
         (batch, _, length, N), P = x.shape, w.shape[3]
         groups, summed = min(x.shape[1], w.shape[1]), w.shape[1] < self.heads
-        _, columns, warps = read_tiles(N, P, x.dtype)
+        columns, warps = read_tile(P, x.dtype)
         blocks, spans = P // columns, batch * self.spans
         parts = groups * enough(self.heads // groups, PROGRAMS // (spans * blocks * groups))
         out = x.new_empty(batch, parts if summed else self.heads, length, P, dtype=torch.float32 if summed else x.dtype)
@@ -317,7 +318,7 @@ def row_major(x: Tensor) -> Tensor:
     return x if x.stride(-1) == 1 else x.contiguous()
 
 
-def dense(x: Tensor) -> Tensor:
+def empty_like(x: Tensor) -> Tensor:
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 

@@ -55,7 +55,7 @@ def selective_scan_op(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """y (B, L, F), the last state (B, N, F), and for the backward the states at the borders (B, chunks + 1, N · F)."""
     case = Case.of(u, A, docs)
-    u, delta, A, B, C, state = (dense(x) for x in (u, delta, A, B, C, state))
+    u, delta, A, B, C, state = (x.contiguous() for x in (u, delta, A, B, C, state))
     borders = case.borders(u, delta, bias, A, B, state)
     y = torch.empty(u.shape, dtype=u.dtype, device=u.device)
     strides = (x.stride()[:2] for x in (u, delta, y))
@@ -84,7 +84,7 @@ def selective_scan_backward(
     d_last: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
     case = Case.of(u, A, docs)
-    u, delta, A, B, C, dy, d_last = (dense(x) for x in (u, delta, A, B, C, dy, d_last))
+    u, delta, A, B, C, dy, d_last = (x.contiguous() for x in (u, delta, A, B, C, dy, d_last))
     d_borders = case.borders(dy, delta, bias, A, C, d_last, reverse=True)
     du, d_delta = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (u, delta))
     dA = torch.empty(case.grid[0], *A.shape, dtype=torch.float32, device=u.device)
@@ -114,10 +114,11 @@ def remember(ctx: Any, inputs: tuple, output: tuple) -> None:
 
 
 def backward(ctx: Any, dy: Tensor | None, d_last: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
-    u, _, bias, A, _, _, D, _, _ = ctx.saved_tensors
+    saved = ctx.saved_tensors  # once: activation checkpointing makes them anew each time
+    u, _, bias, A, _, _, D, _, _ = saved
     dy = torch.zeros_like(u) if dy is None else dy.to(u.dtype)
     d_last = A.new_zeros(len(u), *A.shape) if d_last is None else d_last
-    du, d_delta, d_bias, dA, dB, dC, dD, d_state = selective_scan_backward(*ctx.saved_tensors, dy, d_last)
+    du, d_delta, d_bias, dA, dB, dC, dD, d_state = selective_scan_backward(*saved, dy, d_last)
     return du, d_delta, None if bias is None else d_bias, dA, dB, dC, None if D is None else dD, d_state, None
 
 
@@ -165,7 +166,3 @@ class Case(NamedTuple):
             x, delta, bias, A, B, self.docs, added, faded, *strides, 0, *self.sizes, reverse, num_warps=1
         )  # fmt: skip
         return carry(added, faded, A.view(-1), first.view(self.batch, -1), reverse)
-
-
-def dense(x: Tensor) -> Tensor:
-    return x.contiguous()
