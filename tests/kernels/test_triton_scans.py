@@ -17,8 +17,9 @@ from regard.kernels.sums import EMPTY, Sums
 from tests.kernels.interpreted import DEVICE
 from tests.kernels.scans import draw
 
-from regard.kernels import carry, triton_wkv  # isort: skip: they import triton, which `interpreted` asks for
+from regard.kernels import triton_wkv  # isort: skip: these import triton, which `interpreted` asks for
 from regard.kernels.scan import spans as scan_spans  # isort: skip
+from regard.kernels.selective_scan import carry  # isort: skip
 from regard.kernels.selective_scan import spans as selective_spans  # isort: skip
 
 Tensors = list[Tensor | None]

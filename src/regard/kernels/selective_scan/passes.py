@@ -9,7 +9,7 @@ A program takes a chunk of T tokens and some channels, and goes through the N nu
 Tiles are (T, channels) with channels along a warp, so that a scan over time stays inside each thread. That is what
 `shift` is for, which is 0 but not known to be: where rows are known to begin at whole 16 bytes, Triton would give a
 thread several channels that load at once, and spread time over the lanes. Chunks do not wait for each other:
-kernels/carry.py goes between their borders.
+carry.py goes between their borders.
 """
 
 import triton

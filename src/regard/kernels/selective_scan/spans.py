@@ -1,6 +1,6 @@
 """Mamba's scan on GPUs, in Triton: chunks of tokens and blocks of channels in parallel, in O(L · F) memory.
 
-Forward: what every chunk adds to the states (add), the states at the borders of chunks (kernels/carry.py), the outputs
+Forward: what every chunk adds to the states (add), the states at the borders of chunks (carry.py), the outputs
 (read). Backward: the gradients at the borders by the adjoint scan from the end (add and carry once more), and all
 gradients in one pass over the chunks (grad), which makes the states inside again. What is kept are the states at the
 borders, one number a channel and token if N = CHUNK. The kernels stand in passes.py. Gu & Dao 2023.
@@ -12,8 +12,8 @@ import torch
 import triton
 from torch import Tensor
 
-from regard.kernels.carry import carry
 from regard.kernels.segments import numbered
+from regard.kernels.selective_scan.carry import carry
 from regard.kernels.selective_scan.passes import add_kernel, grad_kernel, read_kernel
 
 CHUNK, BLOCK = 16, 32  # tokens and channels of a program, which is one warp
