@@ -45,7 +45,6 @@ def error(kernel: Callable, plain: Callable, case: Tensors) -> float:
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tiles that a test can afford."""
     monkeypatch.setattr(scan_spans, "span_of", lambda *sizes: 16)
-    monkeypatch.setattr(scan_spans, "EVERY", 2)
     monkeypatch.setattr(scan_spans, "PROGRAMS", 1)  # heads of a group go together
     monkeypatch.setattr(scan_spans, "state_tile", lambda *sizes: (16, 16, 4))
     monkeypatch.setattr(scan_spans, "read_tile", lambda *sizes: (16, 4))

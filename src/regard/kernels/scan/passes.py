@@ -194,15 +194,15 @@ def read_kernel(
 
 
 @triton.jit
-def meet_kernel(A, B, Out, spans, SIZE: tl.constexpr, EVERY: tl.constexpr, BLOCK: tl.constexpr):
-    """Out (R, spans / EVERY) = ⟨A, B⟩ at every so many of the borders (R, spans + 1, SIZE), and at the last."""
-    ends = tl.cdiv(spans, EVERY)
-    row, border = tl.program_id(0).to(tl.int64) // ends, tl.minimum((tl.program_id(0) % ends + 1) * EVERY, spans)
+def meet_kernel(A, B, Out, spans, SIZE: tl.constexpr, BLOCK: tl.constexpr):
+    """Out (R, spans) = ⟨A, B⟩ at the borders (R, spans + 1, SIZE) behind the spans."""
+    program = tl.program_id(0).to(tl.int64)
+    border = program + program // spans + 1  # a row has one more of them
     products = tl.zeros((BLOCK,), tl.float32)
     for start in range(0, SIZE, BLOCK):
-        place = (row * (spans + 1) + border) * SIZE + start + tl.arange(0, BLOCK)
+        place = border * SIZE + start + tl.arange(0, BLOCK)
         products += tl.load(A + place).to(tl.float32) * tl.load(B + place)
-    tl.store(Out + tl.program_id(0), tl.sum(products))
+    tl.store(Out + program, tl.sum(products))
 
 
 @triton.jit

@@ -11,8 +11,7 @@ With D_t = ∂loss/∂S_t, D_t = q_t do_tᵀ + exp(decay_{t+1}) D_{t+1}, a scan 
     ddecay_t = ⟨D_t, S_t - k_t v_tᵀ⟩ = ⟨D_e, S_e⟩ + Σ_{t≤u≤e} (q_u · dq_u - k_u · dk_u)
     q_u · dq_u = out_u · do_u        k_u · dk_u = v_u · dv_u
 
-where e is the end of every fourth span (EVERY): the sums are short, so that the rounding of bf16 products does not pile
-up over a text.
+where e is the end of t's span: the sums are short, so that the rounding of bf16 products does not pile up over a text.
 Nothing of size L · N · P is kept: borders are made again in the backward. Yang et al. 2023; Dao & Gu 2024.
 """
 
@@ -28,7 +27,6 @@ from regard.kernels.scan.passes import meet_kernel, read_kernel, states_kernel
 from regard.kernels.segments import numbered
 
 PROGRAMS = 528  # that keep a GPU of 132 multiprocessors busy: the heads of a group are split into so many parts
-EVERY = 4  # spans, from whose last border on gradients of decays are summed
 
 
 def span_of(key_dim: int, value_dim: int, dtype: torch.dtype) -> int:
@@ -291,16 +289,16 @@ class Case(NamedTuple):
 
     def decay_gradient(self, dots: Tensor, borders: list[tuple[Tensor, Tensor]]) -> Tensor:
         """(B, H, L), from q · dq - k · dk (B, H, L) and the borders of states and of their gradients."""
-        later = by_span(dots, EVERY * self.span).flip(3).cumsum(3).flip(3)  # (B, H, …, EVERY · span)
+        later = by_span(dots, self.span).flip(3).cumsum(3).flip(3)  # (B, H, spans, span)
         for S, D in borders:
             later = later + self.meet(S, D).view(*later.shape[:3], 1)
         return later.flatten(2)[:, :, : self.length].contiguous()
 
     def meet(self, S: Tensor, D: Tensor) -> Tensor:
-        """⟨D, S⟩ (B · H, spans / EVERY) at the ends of so many spans, of borders (B · H, spans + 1, size)"""
+        """⟨D, S⟩ (B · H, spans) at the ends of spans, of borders (B · H, spans + 1, size)"""
         heads, _, size = S.shape
-        met = torch.empty(heads, triton.cdiv(self.spans, EVERY), dtype=torch.float32, device=S.device)
-        meet_kernel[(met.numel(),)](S, D, met, self.spans, size, EVERY, min(size, 1024))
+        met = torch.empty(heads, self.spans, dtype=torch.float32, device=S.device)
+        meet_kernel[(met.numel(),)](S, D, met, self.spans, size, min(size, 1024))
         return met
 
 

@@ -22,8 +22,6 @@ def refuses(
         return f"triton {missing}"
     if state.dtype != torch.float32:
         return f"triton keeps the state in float32, not {str(state.dtype).removeprefix('torch.')}"
-    if decay is not None and decay.dim() == 1 and decay.requires_grad and k.dtype != torch.float32:
-        return "triton's products in half precision are too coarse for the gradient of a decay that all tokens share"
     if decay is not None and decay.dim() == 4:
         return "triton takes one decay a token and head, not one a key channel"
     if q.shape[3] not in SIZES or v.shape[3] - v.shape[3] % 2 not in SIZES:
