@@ -77,7 +77,7 @@ def test_every_picture_is_shown() -> None:
 
 @pytest.mark.slow
 def test_pictures_can_be_drawn_anew(tmp_path: Path) -> None:
-    drawing = runpy.run_path(str(DOCS / "draw.py"))
+    drawing = runpy.run_path(str(DOCS / "draw"))
     drawing["draw"](drawing["PICTURES"], tmp_path)
     for picture in tmp_path.iterdir():
         assert (DOCS / "pictures" / picture.name).is_file()

@@ -34,11 +34,9 @@ def lens(
       regard lens runs/demo --text "Anna is in the barn." --layer 1 --out attention.png
       regard lens runs/demo --text "Anna is in the barn." --states
     """
-    from rich.console import Console
-    from rich.table import Table
-
     from regard.cli.model import open_model
-    from regard.lens import attention_maps, entropy
+    from regard.lens import attention_maps
+    from regard.lens.state import states as carried
 
     network, tokenizer = open_model(model, device)
     ids = [*tokenizer.opening, *tokenizer.encode(text, special=True)]
@@ -48,8 +46,6 @@ def lens(
         raise ValueError(f"the text has {len(ids)} tokens, {model} reads {network.spec.context}; shorten it")
     tokens = [tokenizer.token(id) for id in ids]
     if states:
-        from regard.lens.state import states as carried
-
         found = {
             name: array for name, array in carried(network, ids).items() if layer in (None, int(name.split(".")[2]))
         }
@@ -66,27 +62,38 @@ def lens(
     }
     if not chosen:
         raise ValueError(f"there is no layer {layer}, head {head}; attention layers: {', '.join(map(str, maps))}")
+    show_attention(chosen, tokens, text, out, as_json)
+
+
+def show_attention(
+    maps: "dict[tuple[int, int], Tensor]", tokens: list[str], text: str, out: Path | None, as_json: bool
+) -> None:
+    """Of each layer and head: what the last token looks at; drawn, what every token does."""
+    from rich.console import Console
+    from rich.table import Table
+
+    from regard.lens import entropy
+
+    spread = {where: float(entropy(weights[None])[0]) for where, weights in maps.items()}
     if as_json:
         found = [
-            {"layer": i, "head": h, "entropy": float(entropy(m[None])[0]), "weights": m.tolist()}
-            for (i, h), m in chosen.items()
+            {"layer": layer, "head": head, "entropy": spread[layer, head], "weights": weights.tolist()}
+            for (layer, head), weights in maps.items()
         ]
         print(json.dumps({"tokens": tokens, "maps": found}))
-        return
-    if out is not None:
+    elif out is not None:
         from regard.report.pictures import attention_grid
 
-        attention_grid(chosen, tokens, out)
+        attention_grid(maps, tokens, out)
         Console(stderr=True).print(f"drawn into {out}")
-        return
-    table = Table("layer", "head", "entropy", "the last token looks at", title=repr(text), title_justify="left")
-    for (i, h), m in chosen.items():
-        best = m[-1].topk(min(3, len(tokens)))
-        looks = ", ".join(
-            f"{tokens[j]!r} {w:.2f}" for w, j in zip(best.values.tolist(), best.indices.tolist(), strict=True)
-        )
-        table.add_row(str(i), str(h), f"{float(entropy(m[None])[0]):.2f}", looks)
-    Console().print(table)
+    else:
+        table = Table("layer", "head", "entropy", "the last token looks at", title=repr(text), title_justify="left")
+        for (layer, head), weights in maps.items():
+            best = weights[-1].topk(min(3, len(tokens)))
+            looks = zip(best.values.tolist(), best.indices.tolist(), strict=True)
+            told = ", ".join(f"{tokens[j]!r} {weight:.2f}" for weight, j in looks)
+            table.add_row(str(layer), str(head), f"{spread[layer, head]:.2f}", told)
+        Console().print(table)
 
 
 def show_states(found: "dict[str, Tensor]", tokens: list[str], out: Path | None, as_json: bool) -> None:

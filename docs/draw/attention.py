@@ -1,0 +1,136 @@
+"""What attention sees, how spread out it is, and what it keeps."""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ink import BLUE, FAINT, GREEN, ORANGE, PURPLE, RED, canvas, cells, label
+from regard.at import At
+from regard.engine.stores.paged import Paged
+from regard.kernels.attention.mask import Causal, Full, Mask, visible
+from regard.kernels.attention.patterns.bigbird import BigBird
+from regard.kernels.attention.patterns.block_sparse import BlockSparse
+from regard.kernels.attention.patterns.longformer import Longformer
+from regard.kernels.attention.patterns.prefix import PrefixLM
+from regard.kernels.attention.patterns.sinks import SinksAndWindow
+from regard.kernels.attention.patterns.sparse_transformer import Fixed, Strided
+from regard.kernels.attention.patterns.window import Dilated, Window
+from regard.kernels.attention.scores import Scores
+from regard.kernels.attention.statistics import attend_with_statistics
+from regard.parts.attention import Attention
+from regard.parts.latent import LatentAttention
+from regard.verify.trial import padded
+
+
+def masks() -> Any:
+    """What a query (row) may see of the keys (columns)."""
+    whole, size = At.whole(1, 16), 16
+    lengths = (5, 8, 3)
+    documents = At(
+        torch.cat([torch.arange(n) for n in lengths])[None],
+        torch.cat([torch.full((n,), i) for i, n in enumerate(lengths)])[None],
+    )
+    left = padded([11], size, left=True)
+    source = whole.before_source(At.whole(1, 10))
+    panels = {
+        "full": seen(Full(), whole),
+        "causal": seen(Causal(), whole),
+        "prefix of 6": seen(PrefixLM(6), whole),
+        "three documents": seen(Causal(), documents),
+        "padded on the left": seen(Causal(), left) * left.valid[0].unsqueeze(-1),
+        "a source of 10": seen(Full(), source),
+    }
+    figure, axes = canvas(1, 6, height=1.42)
+    for each, (title, weights) in zip(axes, panels.items(), strict=True):
+        cells(each, weights, title)
+    return figure
+
+
+def patterns() -> Any:
+    whole = At.whole(1, 32)
+    layout = tuple(tuple(sorted({0, max(row - 1, 0), row})) for row in range(8))
+    panels = {
+        "Window(8)": Window(8),
+        "Window(4, causal=False)": Window(4, causal=False),
+        "Dilated(6, 3)": Dilated(6, 3),
+        "SinksAndWindow(2, 8)": SinksAndWindow(2, 8),
+        "Strided(6)": Strided(6),
+        "Fixed(6)": Fixed(6),
+        "BlockSparse(4, …)": BlockSparse(4, layout),
+        "Longformer(4, 2)": Longformer(4, 2),
+        "BigBird(2, …)": BigBird(2, window=3, globals=1, random=2, length=32),
+        "BigBird, causal": BigBird(2, window=3, globals=1, random=2, length=32, causal=True),
+    }
+    figure, axes = canvas(2, 5, height=3.3)
+    for each, (title, mask) in zip(axes, panels.items(), strict=True):
+        cells(each, seen(mask, whole), title)
+    return figure
+
+
+def seen(mask: Mask, at: At) -> Tensor:
+    found = visible(mask, at)
+    return torch.ones(at.positions.shape[1], at.key_positions.shape[1]) if found is None else found[0, 0].double()
+
+
+def scales() -> Any:
+    """Mean entropy of attention over 256 keys by the width of a head, for three divisors of the score."""
+    figure, (axes,) = canvas(height=2.6)
+    generator, widths = torch.Generator().manual_seed(0), [4, 8, 16, 32, 64, 128, 256]
+    at, found = At.whole(1, 256), {power: [] for power in (0, 0.5, 1)}
+    for width in widths:
+        q, k = torch.randn(2, 1, 2, 256, width, generator=generator)
+        for power, means in found.items():
+            _, statistics = attend_with_statistics(q, k, k, at, Scores(Full(), width**-power))
+            means.append(statistics.entropy.mean().item())
+    names = {0: ("q·k", RED), 0.5: ("q·k / √E", BLUE), 1: ("q·k / E", ORANGE)}
+    for power, means in found.items():
+        name, colour = names[power]
+        axes.plot(widths, means, color=colour, linewidth=2, marker="o", markersize=3)
+        label(axes, widths[-1], means[-1], name, colour)
+    top = torch.tensor(256.0).log().item()
+    axes.plot([4, 256], [top, top], color=FAINT, linewidth=1)
+    label(axes, 4, top + 0.3, "log 256: every key alike", fontsize=8)
+    axes.set(xlabel="width of a head, E", ylabel="entropy (nats)", xscale="log", ylim=(0, 6.3), xlim=(3.6, 420))
+    axes.set_xticks(widths, labels=[str(width) for width in widths])
+    axes.minorticks_off()
+    return figure
+
+
+def caches() -> Any:
+    """Numbers that a layer keeps of a token."""
+    kinds = {
+        "multi-head, 32 of 32": Attention(32),
+        "grouped, 8 of 32": Attention(32, 8),
+        "latent, rank 512": LatentAttention(32, rank=512, nope_dim=128, rope_dim=64),
+        "multi-query, 1 of 32": Attention(32, 1),
+    }
+    figure, (axes,) = canvas(height=1.7)
+    for place, body in enumerate(kinds.values()):
+        size = sum(heads * dim for heads, dim in body.memory(4096).arrays.values())
+        axes.barh(place, size, color=BLUE, height=0.62)
+        label(axes, size, place, f"{size:,}")
+    axes.set_yticks(range(len(kinds)), labels=list(kinds))
+    axes.set(xlim=(0, 9200), xticks=[])
+    axes.invert_yaxis()
+    axes.spines[:].set_visible(False)
+    axes.tick_params(length=0)
+    return figure
+
+
+def pages() -> Any:
+    """Four rows that have grown in turns, and the blocks of the pool that each owns."""
+    store = Paged((), rows=4, capacity=96, blocks=20, dtype=torch.float32, block=16)
+    for row, length in ((0, 20), (1, 40), (2, 16), (0, 50), (3, 30), (1, 90), (2, 40)):
+        assert store.reserve(row, length)
+    figure, (axes,) = canvas(height=1.5)
+    for row, (owned, colour) in enumerate(zip(store.owned, (BLUE, ORANGE, GREEN, PURPLE), strict=True)):
+        for order, block in enumerate(owned):
+            axes.barh(0, 0.92, left=block - 0.46, height=0.8, color=colour)
+            axes.text(block, 0, f"{'abcd'[row]}{order}", ha="center", va="center", color="white", fontsize=9)
+    for block in store.free:
+        axes.barh(0, 0.92, left=block - 0.46, height=0.8, color=FAINT)
+    axes.set(xlim=(0.4, 20.6), ylim=(-0.6, 0.6), yticks=[], xlabel="the pool; a0 a1 … are the blocks of row a in order")
+    axes.set_xticks([1, 5, 10, 15, 20])
+    axes.spines[:].set_visible(False)
+    return figure
