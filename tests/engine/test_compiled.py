@@ -5,14 +5,14 @@ import warnings
 import pytest
 import torch
 
-from regard.adapt.packed import packed
+from regard.adapt.streamed import streamed
 from regard.engine.engine import Engine
 from regard.engine.request import Sampling
 from tests.laws import MODELS, build, text
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("store", ["paged", "contiguous"])
+@pytest.mark.parametrize(("store", "rows"), [("paged", 3), ("contiguous", 3), ("paged", 1)])
 @pytest.mark.parametrize(
     "name",
     [
@@ -26,7 +26,7 @@ from tests.laws import MODELS, build, text
         "lstm, wide, beside attention",
     ],
 )
-def test_compiled_is_eager(name: str, store: str) -> None:
+def test_compiled_is_eager(name: str, store: str, rows: int) -> None:
     torch._dynamo.reset()  # it stops compiling a function that it has seen in too many forms
     model = build(MODELS[name])
     samplings = [Sampling(max_new=6 + i, temperature=i % 2, seed=i) for i in range(5)]
@@ -34,7 +34,7 @@ def test_compiled_is_eager(name: str, store: str) -> None:
     alone = Engine(model, rows=1, capacity=64)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's own, on its first compile
-        engine = Engine(packed(model), rows=3, capacity=64, store=store, compile=True)
+        engine = Engine(streamed(model), rows=rows, capacity=64, store=store, compile=True)
         running = [engine.submit(*request) for request in requests]
         while not engine.idle:
             engine.step()

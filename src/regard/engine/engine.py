@@ -31,6 +31,9 @@ from regard.parts.state import PerSource, each
 from regard.spec import nearest
 
 CAPACITY = 2048  # tokens a request may have when neither the caller nor the model knows a limit
+# How torch.compile makes loops of a step on a CPU: what many sums read is computed once, not in each of them; at most two
+# sums share a loop, for memory is read fastest in two streams; and nobody looks at sizes again that guards have seen.
+STREAMS = {"realize_reads_threshold": 0, "cpp.max_horizontal_fusion_size": 2, "size_asserts": False}
 SPAN = 64  # the store is read in multiples of this, so shapes change rarely
 
 
@@ -97,11 +100,10 @@ class Engine:
         from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException  # seconds to import
         from torch._inductor.exc import InductorError
 
-        compiled = torch.compile(self.read_one, fullgraph=True, **APART)
-        self.store.span = min(256, self.store.capacity)
-        nobody = torch.zeros(self.store.rows, 1, dtype=torch.long, device=self.device)
+        options = STREAMS if self.device.type == "cpu" else None
+        compiled = torch.compile(self.read_one, fullgraph=True, options=options, **APART)
         try:
-            compiled(nobody, nobody, nobody.bool())
+            self.decode([], compiled)
         except (TorchDynamoException, FailOnRecompileLimitHit, InductorError) as error:
             reason = str(error).partition("\n")[0]
             warnings.warn(f"torch.compile cannot compile this model's step ({reason}); decoding without", stacklevel=4)
@@ -179,12 +181,12 @@ class Engine:
 
     def decode(self, batch: Batch, read_one: Callable[..., Tensor]) -> Tensor:
         """One token each through the compiled step. Its shapes hardly ever change: rows that nobody has are invalid."""
-        rows = torch.tensor([request.row for request, _ in batch], device=self.device)
+        numbers = [(request.row, request.tokens[request.done], request.done) for request, _ in batch]
+        rows, last, done = torch.tensor(numbers, dtype=torch.long, device=self.device).view(-1, 3).unbind(1)
         tokens, positions = torch.zeros(2, self.store.rows, 1, dtype=torch.long, device=self.device)
-        tokens[rows, 0] = torch.tensor([request.tokens[request.done] for request, _ in batch], device=self.device)
-        positions[rows, 0] = torch.tensor([request.done for request, _ in batch], device=self.device)
+        tokens[rows, 0], positions[rows, 0] = last, done
         valid = torch.zeros_like(tokens, dtype=torch.bool).index_fill_(0, rows, True)
-        reach = max(request.done for request, _ in batch) + 1
+        reach = max((request.done for request, _ in batch), default=0) + 1
         self.store.span = min(max(256, 1 << (reach - 1).bit_length()), self.store.capacity)
         return read_one(tokens, positions, valid)[rows]
 
