@@ -14,6 +14,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
 from itertools import count
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -33,7 +34,7 @@ from regard.spec import nearest
 CAPACITY = 2048  # tokens a request may have when neither the caller nor the model knows a limit
 # How torch.compile makes loops of a step on a CPU: what many sums read is computed once, not in each of them; at most
 # two sums share a loop, for memory is read fastest in two streams; sizes that guards have seen are not looked at again.
-STREAMS = {"realize_reads_threshold": 0, "cpp.max_horizontal_fusion_size": 2, "size_asserts": False}
+STREAMS: dict[str, Any] = {"realize_reads_threshold": 0, "cpp.max_horizontal_fusion_size": 2, "size_asserts": False}
 SPAN = 64  # the store is read in multiples of this, so shapes change rarely
 
 
