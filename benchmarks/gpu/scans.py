@@ -22,11 +22,11 @@ from regard.at import At
 from regard.kernels import rwkv
 from regard.kernels.linear_attention import linear_attention as linear
 from regard.kernels.rwkv import wkv
+from regard.kernels.rwkv.sums import EMPTY, Sums
 from regard.kernels.scan import chunked as scan_chunked
 from regard.kernels.scan import spans as scan_spans
 from regard.kernels.selective_scan import chunked as selective_chunked
 from regard.kernels.selective_scan import spans as selective_spans
-from regard.kernels.sums import EMPTY, Sums
 from regard.parts.attention import Attention
 from regard.parts.position.rope import Rope
 from regard.parts.ssm.mamba import Mamba

@@ -1,4 +1,4 @@
-"""Streamed linears compute the same, on a copy that owns no weights; the model they came from does not notice."""
+"""Linears made for decoding compute the same, on a copy; the model they came from does not notice."""
 
 import warnings
 
@@ -6,25 +6,39 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from regard.adapt.streamed import StreamedLinear, streamed
+from regard.adapt.streamed import TransposedLinear, TwoStreamLinear, streamed
 from regard.lens import attention_maps
 from tests.laws import MODELS, build, error, text
 
+KINDS = {"aarch64": TwoStreamLinear, "x86_64": TransposedLinear}
+
+
+@pytest.fixture(params=KINDS)
+def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> type[nn.Module]:
+    """Of the linears on that machine, as which this one passes."""
+    monkeypatch.setattr("platform.machine", lambda: request.param)
+    return KINDS[request.param]
+
 
 @pytest.mark.parametrize("name", MODELS)
-def test_the_same_logits(name: str) -> None:
+def test_the_same_logits(name: str, kind: type[nn.Module]) -> None:
     model = build(MODELS[name])
+    before = {key: value.clone() for key, value in model.state_dict().items()}
     copy = streamed(model)
-    assert any(isinstance(module, StreamedLinear) for module in copy.modules())
-    assert not any(isinstance(module, StreamedLinear) for module in model.modules())
+    assert any(isinstance(module, kind) for module in copy.modules())
+    assert not any(isinstance(module, kind) for module in model.modules())
     tokens = text(2, 12)
     assert error(copy(tokens), model(tokens)) < 1e-12
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
 
 
-def test_every_weight_is_shared() -> None:
+def test_what_is_not_made_anew_is_shared(kind: type[nn.Module]) -> None:
     model = build(MODELS["multi-head"])
-    ours, theirs = dict(streamed(model).named_parameters()), dict(model.named_parameters())
-    assert ours.keys() == theirs.keys() and all(ours[name] is theirs[name] for name in ours)
+    copy = streamed(model)
+    assert copy.embedding.weight is model.embedding.weight and copy.norm.weight is model.norm.weight
+    if kind is TwoStreamLinear:
+        ours, theirs = dict(copy.named_parameters()), dict(model.named_parameters())
+        assert ours.keys() == theirs.keys() and all(ours[name] is theirs[name] for name in ours)
 
 
 @pytest.mark.parametrize("outputs", [1, 2, 7, 12])
@@ -33,32 +47,30 @@ def test_every_weight_is_shared() -> None:
 def test_two_streams_are_one_product(
     shape: tuple[int, ...], bias: bool, outputs: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    linear = nn.Linear(5, outputs, bias).double()
-    x = torch.randn(shape, dtype=torch.float64)
+    linear, x = nn.Linear(5, outputs, bias).double(), torch.randn(shape, dtype=torch.float64)
+    expected, products = linear(x), []
+
+    def product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        products.append(x.shape)
+        return expected
+
     monkeypatch.setattr("torch.compiler.is_compiling", lambda: True)  # the sums, without waiting for a compiler
-    monkeypatch.setattr("torch.nn.functional.linear", refused if len(shape) == 1 or shape[0] == 1 else linear_of)
-    assert error(StreamedLinear(linear)(x), x @ linear.weight.T + (linear.bias if bias else 0)) < 1e-12
-
-
-def refused(*tensors: Tensor) -> Tensor:
-    raise AssertionError("one row should have been summed in streams")
-
-
-def linear_of(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    return x @ weight.T + (0 if bias is None else bias)
+    monkeypatch.setattr("torch.nn.functional.linear", product)
+    assert error(TwoStreamLinear(linear)(x), expected) < 1e-12
+    assert bool(products) == (shape == (2, 5))  # several rows are left to the product, and only they
 
 
 @pytest.mark.slow
-def test_compiled() -> None:
-    linear = nn.Linear(64, 33)
-    x = torch.randn(1, 1, 64)
+@pytest.mark.parametrize("bias", [True, False])
+def test_compiled(kind: type[nn.Module], bias: bool) -> None:
+    linear, x = nn.Linear(64, 33, bias), torch.randn(1, 1, 64)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's own, on its first compile
-        got = torch.compile(StreamedLinear(linear), fullgraph=True)(x)
+        got = torch.compile(kind(linear), fullgraph=True)(x)
     torch.testing.assert_close(got, linear(x))
 
 
-def test_the_lens_looks_into_a_streamed_model_too() -> None:
+def test_the_lens_looks_into_such_a_model_too(kind: type[nn.Module]) -> None:
     model = build(MODELS["grouped-query"])
     ids = text(9)
     for ours, theirs in zip(attention_maps(streamed(model), ids), attention_maps(model, ids), strict=True):

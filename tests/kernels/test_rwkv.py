@@ -9,7 +9,7 @@ from torch.autograd import gradcheck
 
 from regard.kernels import rwkv
 from regard.kernels.rwkv import wkv
-from regard.kernels.sums import EMPTY, Sums
+from regard.kernels.rwkv.sums import EMPTY, Sums
 
 F = 3
 

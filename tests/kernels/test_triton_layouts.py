@@ -20,7 +20,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-SIZES = {"N": 16, "T": 16, "BLOCK": 32, "WIDTH": 16, "REVERSE": True}
+SIZES = {"N": 16, "T": 16, "BLOCK": 32, "WIDTH": 16, "SPAN": 256, "REVERSE": True}
 HALF = {"U", "X", "Y", "K", "V", "Delta", "Out", "dY", "dU", "dDelta", "dOut", "dK", "dV"}
 ALIGNED = [["tt.divisibility", 16]]
 
@@ -36,7 +36,7 @@ for module, name in (place.split(":") for place in sys.argv[1:]):
         elif argument == "shift":
             signature[argument] = "i32"
         else:
-            number = argument in ("length", "chunks", "channels")
+            number = argument in ("length", "chunks", "channels", "spans")
             signature[argument] = "i32" if number else "*bf16" if argument in HALF else "*fp32"
             known[i,] = ALIGNED
     source = ASTSource(kernel, signature, constants, known)
@@ -47,8 +47,9 @@ KERNELS = [
     "selective_scan.passes:add_kernel",
     "selective_scan.passes:read_kernel",
     "selective_scan.passes:grad_kernel",
-    "triton_wkv:forward_kernel",
-    "triton_wkv:backward_kernel",
+    "rwkv.passes:add_kernel",
+    "rwkv.passes:read_kernel",
+    "rwkv.passes:grad_kernel",
 ]
 
 

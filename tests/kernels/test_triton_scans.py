@@ -9,15 +9,15 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from regard.kernels.rwkv import wkv as plain_wkv
+from regard.kernels.rwkv.sums import EMPTY, Sums
 from regard.kernels.scan import backend, recurrent, why
 from regard.kernels.scan import triton as scan_triton
 from regard.kernels.selective_scan import sequential
 from regard.kernels.selective_scan import triton as selective_triton
-from regard.kernels.sums import EMPTY, Sums
 from tests.kernels.interpreted import DEVICE
 from tests.kernels.scans import draw
 
-from regard.kernels import triton_wkv  # isort: skip: these import triton, which `interpreted` asks for
+from regard.kernels.rwkv import spans as wkv_spans  # isort: skip: these import triton, which `interpreted` asks for
 from regard.kernels.scan import spans as scan_spans  # isort: skip
 from regard.kernels.selective_scan import carry  # isort: skip
 from regard.kernels.selective_scan import spans as selective_spans  # isort: skip
@@ -49,8 +49,9 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scan_spans, "state_tile", lambda *sizes: (16, 16, 4))
     monkeypatch.setattr(scan_spans, "read_tile", lambda *sizes: (16, 4))
     monkeypatch.setattr(selective_spans, "BLOCK", 16)
-    monkeypatch.setattr(triton_wkv, "BLOCK", 8)
-    monkeypatch.setattr(triton_wkv, "T", 8)
+    monkeypatch.setattr(wkv_spans, "BLOCK", 8)
+    monkeypatch.setattr(wkv_spans, "T", 8)
+    monkeypatch.setattr(wkv_spans, "SPAN", 16)
 
 
 @pytest.mark.usefixtures("small")
@@ -117,14 +118,14 @@ def test_mambas_scan(length: int, channels: int, packed: bool, biased: bool) -> 
 
 
 @pytest.mark.usefixtures("small")
-@pytest.mark.parametrize(("length", "packed"), [(21, False), (16, True)])
+@pytest.mark.parametrize(("length", "packed"), [(5, False), (21, False), (48, False), (16, True), (71, True)])
 def test_rwkvs_recurrence(length: int, packed: bool) -> None:
     case: Tensors = [3 * torch.randn(1, length, 5), torch.randn(1, length, 5), -torch.rand(5), torch.randn(5)]
     case += [torch.randn(1, 5), torch.rand(1, 5) + 0.5, torch.randn(1, 5)]
     if packed:
         case[4:7] = [torch.zeros(1, 5), torch.zeros(1, 5), torch.full((1, 5), EMPTY)]
     case += [(torch.rand(1, length) < 0.15).cumsum(1), torch.rand(1, length) < 0.7] if packed else [None, None]
-    assert error(flat(triton_wkv.wkv), flat(plain_wkv), case) < 5e-6
+    assert error(flat(wkv_spans.wkv), flat(plain_wkv), case) < 5e-6
 
 
 def flat(wkv: Callable) -> Callable:

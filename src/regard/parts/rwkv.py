@@ -1,7 +1,7 @@
 """RWKV's two halves of a block: mixing over time, instead of attention, and over channels, instead of a feed-forward.
 
     μ_m(x)_t = m ⊙ x_t + (1 - m) ⊙ x_{t-1}                          each token is mixed with the one before
-    time      out = W_o (σ(W_r μ_r(x)) ⊙ wkv(W_k μ_k(x), W_v μ_v(x)))      wkv in kernels/rwkv.py
+    time      out = W_o (σ(W_r μ_r(x)) ⊙ wkv(W_k μ_k(x), W_v μ_v(x)))      wkv in kernels/rwkv
     channel   out = σ(W_r μ_r(x)) ⊙ W_down relu(W_up μ_k(x))²
 
 Both remember the last token, the first its sums too: nothing grows. Peng et al. 2023 (RWKV-4). Mixing with the token
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from regard.at import At
 from regard.kernels.convolution import convolve
 from regard.kernels.rwkv import wkv
-from regard.kernels.sums import EMPTY, Sums
+from regard.kernels.rwkv.sums import EMPTY, Sums
 from regard.parts.body import Body
 from regard.parts.state import FRESH, Fixed, FixedState
 from regard.spec import require

@@ -4,7 +4,7 @@
 
 Both sums are kept relative to e^peak, their largest exponent, and joined as in online softmax: nothing overflows. In
 chunks: inside, sums over 1, 2, 4 … tokens are joined until each token has all before it; from chunk to chunk the sums
-are carried. On CUDA GPUs triton_wkv.py does it in one kernel, tile by tile. Peng et al. 2023, "RWKV: Reinventing RNNs
+are carried. On CUDA GPUs spans.py does it in Triton. Peng et al. 2023, "RWKV: Reinventing RNNs
 for the Transformer Era" (its fourth version).
 """
 
@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from regard.compat import cannot_triton
+from regard.kernels.rwkv.sums import EMPTY, Sums
 from regard.kernels.segments import numbered
-from regard.kernels.sums import EMPTY, Sums
 
 CHUNK, PIECE = 16, 1024  # tokens whose sums are joined by doubling; tokens whose sums are held at once
 
@@ -33,9 +33,9 @@ def wkv(
     It begins anew where segments (B, L) change; tokens that are not valid (B, L) neither add nor fade.
     """
     if k.shape[1] > 1 and state.peak.dtype == torch.float32 and cannot_triton(k.device) is None:
-        from regard.kernels import triton_wkv  # imports triton, which need not be installed
+        from regard.kernels.rwkv import spans  # imports triton, which need not be installed
 
-        return triton_wkv.wkv(k, v, decay, bonus, state, segments, valid)
+        return spans.wkv(k, v, decay, bonus, state, segments, valid)
     documents = torch.zeros_like(k[..., 0], dtype=torch.int64) if segments is None else numbered(segments)
     counted = torch.ones_like(documents, dtype=torch.bool) if valid is None else valid
     before, outs = documents[:, :1], []
