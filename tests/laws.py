@@ -204,9 +204,10 @@ MODELS = {
     "retention, with and without its parts": decoder(
         block(Retention(4)), block(Retention(2, 5, 9, LayerNorm(), False, False))
     ),
-    "gated linear, by channel and by head": decoder(
-        block(GatedLinear(4, rank=5, temperature=2.0)), block(GatedLinear(3, decay="head", temperature=1.0))
-    ),
+    # Not in one stack: a key of three numbers is now and then nearly orthogonal to its query, and the norm of the head
+    # makes up for that. So a layer magnifies rounding, and two of them beyond what float32 is allowed.
+    "gated linear, by channel": decoder(block(GatedLinear(4, rank=5, temperature=2.0))),
+    "gated linear, by head": decoder(block(GatedLinear(3, decay="head", temperature=1.0))),
     "rwkv": decoder(Block((Sublayer(TimeMixing(30), LayerNorm()), Sublayer(ChannelMixing(40), LayerNorm())))),
     "rg-lru": decoder(block(RGLRU(4))),
     "rg-lru, wide, and a window": decoder(
