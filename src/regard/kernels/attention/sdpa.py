@@ -32,9 +32,9 @@ def attend(q: Tensor, k: Tensor, v: Tensor, at: At, scores: Scores) -> Tensor:
     if scores.sinks is not None:
         q, k, v = with_sinks(q, k, v, scores.sinks / scale)
         extra = None if extra is None else F.pad(extra, (0, 1), value=extra.dtype == torch.bool)  # seen, without bias
-    if q.shape[2] == 1 and groups > 3 and bias is None:
+    if q.shape[2] == 1 and groups > (1 if q.is_cuda else 3) and bias is None:
         # One query a row: the heads of a group are queries of one key head, so keys are read once, not once a head.
-        # Of two or three heads that product is too thin to be faster.
+        # On a CPU the product of two or three heads is too thin to be faster.
         q = q.unflatten(1, (k.shape[1], groups)).squeeze(3)  # (B, K, G, E)
         out = F.scaled_dot_product_attention(q, k, v, attn_mask=extra, dropout_p=dropout, scale=scale)
         return without_blind(out.flatten(1, 2).unsqueeze(2)[..., :width], seen, at)  # (B, H, 1, Ev)

@@ -4,8 +4,8 @@
 
 Both sums are kept relative to e^peak, their largest exponent, and joined as in online softmax: nothing overflows. In
 chunks: inside, sums over 1, 2, 4 … tokens are joined until each token has all before it; from chunk to chunk the sums
-are carried. On CUDA GPUs spans.py does it in Triton. Peng et al. 2023, "RWKV: Reinventing RNNs
-for the Transformer Era" (its fourth version).
+are carried. On CUDA GPUs spans.py does it in Triton. Peng et al. 2023, "RWKV: Reinventing RNNs for the Transformer Era"
+(its fourth version).
 """
 
 import torch
