@@ -18,8 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.timing import interleave
-from regard.at import At
 from regard.engine.stores.contiguous import Contiguous
+from regard.layout import TokenLayout
 from regard.models.stack import Repeat, Stack, memories
 from regard.parts.block import Block, Sublayer
 from regard.parts.body import Body
@@ -57,7 +57,7 @@ def contender(name: str) -> Callable[[Tensor], object]:
     torch.manual_seed(0)
     if name in MIXERS:
         stack = Stack(layers(MIXERS[name]), WIDTH).eval()
-        return lambda x: stack(x, At.whole(*x.shape[:2]))
+        return lambda x: stack(x, TokenLayout.whole(*x.shape[:2]))
     if name == "torch lstm":
         return nn.LSTM(WIDTH, WIDTH, LAYERS, batch_first=True).eval()
     return foreign(name)
@@ -116,13 +116,13 @@ def decoding(name: str, rounds: int) -> dict[str, float]:
 
     def steps(store: Contiguous, behind: int) -> None:
         for t in range(behind, behind + STEPS):
-            stack(torch.randn(1, 1, WIDTH), At(torch.tensor([[t]])), store.states)
+            stack(torch.randn(1, 1, WIDTH), TokenLayout(torch.tensor([[t]])), store.states)
 
     runs = layers(MIXERS[name])
     stack, works = Stack(runs, WIDTH).eval(), {}
     for behind in (EARLY, LATE):
         store = Contiguous(memories(runs, WIDTH), 1, LATE + STEPS, torch.float32)
-        stack(torch.randn(1, behind, WIDTH), At(torch.arange(behind).unsqueeze(0)), store.states)
+        stack(torch.randn(1, behind, WIDTH), TokenLayout(torch.arange(behind).unsqueeze(0)), store.states)
         works[f"behind {behind}"] = partial(steps, store, behind)
     return {behind: round(1000 / rate, 3) for behind, rate in interleave(works, rounds, STEPS).items()}
 

@@ -21,14 +21,14 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from benchmarks.timing import interleave
-from regard.at import At
-from regard.kernels.attention import folded, tiled
+from regard.kernels.attention import block_sparse, tiled
 from regard.kernels.attention.mask import Causal, Mask
 from regard.kernels.attention.patterns.bigbird import BigBird
 from regard.kernels.attention.patterns.longformer import Longformer
 from regard.kernels.attention.patterns.window import Window
-from regard.kernels.attention.scores import Scores
+from regard.kernels.attention.score_options import ScoreOptions
 from regard.kernels.attention.statistics import attend_with_statistics
+from regard.layout import TokenLayout
 
 HEADS, DIM = 8, 64
 PATTERNS: dict[str, tuple[Mask, int]] = {
@@ -46,8 +46,8 @@ def inputs(length: int) -> list[Tensor]:
 
 
 def sparse(mask: Mask, length: int) -> Work:
-    at = At.whole(1, length)  # keeps its masks, as for the layers of a model
-    return lambda q, k, v: folded.attend(q, k, v, at, Scores(mask, DIM**-0.5))
+    layout = TokenLayout.whole(1, length)  # keeps its masks, as for the layers of a model
+    return lambda q, k, v: block_sparse.attend(q, k, v, layout, ScoreOptions(mask, DIM**-0.5))
 
 
 def dense(mask: Mask, length: int) -> Work:
@@ -71,9 +71,9 @@ def speed(name: str, rounds: int) -> dict[str, object]:
     mask, length = PATTERNS[name]
     tensors, found = inputs(length), {}
     for direction, run in {"forward": forward, "forward and backward": both_ways}.items():
-        works = {"folded": sparse(mask, length), "dense": dense(mask, length)}
+        works = {"block_sparse": sparse(mask, length), "dense": dense(mask, length)}
         rates = interleave({who: run(work, tensors) for who, work in works.items()}, rounds, length)
-        found[direction] = {"tokens_per_second": rates, "ratio": round(rates["folded"] / rates["dense"], 2)}
+        found[direction] = {"tokens_per_second": rates, "ratio": round(rates["block_sparse"] / rates["dense"], 2)}
     return found
 
 
@@ -101,10 +101,10 @@ def resident(which: str) -> int:
 
 
 def statistics(rounds: int, length: int = 4096) -> dict[str, object]:
-    at, scores, tensors = At.whole(1, length), Scores(Causal(), DIM**-0.5), inputs(length)
+    layout, scores, tensors = TokenLayout.whole(1, length), ScoreOptions(Causal(), DIM**-0.5), inputs(length)
     works = {
-        "tiled": forward(lambda q, k, v: tiled.attend(q, k, v, at, scores), tensors),
-        "with statistics": forward(lambda q, k, v: attend_with_statistics(q, k, v, at, scores)[0], tensors),
+        "tiled": forward(lambda q, k, v: tiled.attend(q, k, v, layout, scores), tensors),
+        "with statistics": forward(lambda q, k, v: attend_with_statistics(q, k, v, layout, scores)[0], tensors),
     }
     rates = interleave(works, 6 * rounds, length)  # two that are nearly alike
     return {"tokens_per_second": rates, "cost": round(rates["tiled"] / rates["with statistics"] - 1, 3)}

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.timing import interleave
-from regard.at import At
+from regard.layout import TokenLayout
 from regard.models.stack import Repeat, Stack
 from regard.parts.block import Block, Sublayer
 from regard.parts.gru import GRU
@@ -38,9 +38,9 @@ def stack(spec: Recurrent) -> Stack:
 
 def forward(spec: Recurrent, kind: Kind, length: int, rounds: int) -> dict[str, float]:
     ours, theirs = stack(spec), kind(WIDTH, WIDTH, LAYERS, batch_first=True)
-    x, at = torch.randn(1, length, WIDTH), At.whole(1, length)
+    x, layout = torch.randn(1, length, WIDTH), TokenLayout.whole(1, length)
     with torch.inference_mode():
-        return interleave({"regard": lambda: ours(x, at), "torch": lambda: theirs(x)}, rounds, length)
+        return interleave({"regard": lambda: ours(x, layout), "torch": lambda: theirs(x)}, rounds, length)
 
 
 def training(spec: Recurrent, kind: Kind, rounds: int) -> dict[str, float]:
@@ -53,7 +53,7 @@ def training(spec: Recurrent, kind: Kind, rounds: int) -> dict[str, float]:
 
     return interleave(
         {
-            "regard, packed": lambda: step(ours(x, At(places % document, places // document))[0]),
+            "regard, packed": lambda: step(ours(x, TokenLayout(places % document, places // document))[0]),
             "torch, unpacked": lambda: step(theirs(x)[0]),
         },
         rounds,

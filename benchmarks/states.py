@@ -11,9 +11,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from regard.at import At
 from regard.engine.stores.contiguous import Contiguous
 from regard.engine.stores.paged import Paged
+from regard.layout import TokenLayout
 from regard.models.decoder import Decoder, DecoderModule
 from regard.models.stack import Repeat
 from regard.parts.attention import Attention
@@ -51,7 +51,7 @@ def stepper(model: DecoderModule, store: Contiguous | Paged, way: str) -> Step:
     """A greedy step that puts the next id and position in place."""
 
     def step(ids: Tensor, positions: Tensor) -> Tensor:
-        logits = model(ids, At(positions), store.states)[:, -1]
+        logits = model(ids, TokenLayout(positions), store.states)[:, -1]
         ids.copy_(logits.argmax(-1, keepdim=True))
         positions.add_(1)
         return logits
@@ -84,7 +84,7 @@ def measure(model: DecoderModule, kind: str, way: str) -> str:
         step(ids, positions)
     if way == "graph":
         step = captured(step, ids, positions)
-    first = model(prompt, At(torch.arange(PROMPT, device=DEVICE).expand(1, PROMPT)), store.states)[:, -1]
+    first = model(prompt, TokenLayout(torch.arange(PROMPT, device=DEVICE).expand(1, PROMPT)), store.states)[:, -1]
     ids.copy_(first.argmax(-1, keepdim=True))
     positions.fill_(PROMPT)
     said, logits = [ids.clone()], []

@@ -10,64 +10,64 @@ from torch import Tensor
 
 from regard.kernels.attention.mask import Full
 from regard.kernels.attention.patterns.bigbird import BigBird
-from regard.kernels.attention.patterns.block_sparse import BlockSparse
+from regard.kernels.attention.patterns.block_pattern import BlockSparse
 from regard.kernels.attention.patterns.longformer import Longformer
 from regard.kernels.attention.patterns.prefix import PrefixLM
 from regard.kernels.attention.patterns.sinks import SinksAndWindow
-from regard.kernels.attention.patterns.sparse_transformer import Fixed, Strided
+from regard.kernels.attention.patterns.sparse_transformer import FixedPattern, StridedPattern
 from regard.kernels.attention.patterns.window import Dilated, Window
+from regard.models.base import Model
 from regard.models.decoder import Decoder, DecoderModule
 from regard.models.distilled import Distilled
 from regard.models.encoder import Encoder
 from regard.models.encoder_decoder import EncoderDecoder
 from regard.models.heads import Classification, Dense, Head, MaskedLM, Pooled, PreTraining
 from regard.models.interleaved import Interleaved
-from regard.models.model import Model
 from regard.models.presets import BERT_DENSE, clip, transformer_2017
 from regard.models.seq2seq import seq2seq
 from regard.models.stack import Repeat
 from regard.parts.attention import Attention
-from regard.parts.big_bird import BigBirdAttention
+from regard.parts.attention_pooling import AttentionPooling
+from regard.parts.big_bird_attention import BigBirdAttention
 from regard.parts.block import Block, Sublayer
 from regard.parts.body import Body
-from regard.parts.convolution import ShortConvolution
-from regard.parts.cross import CrossAttention
+from regard.parts.cross_attention import CrossAttention
 from regard.parts.experts import Experts
-from regard.parts.features import Identity, Performer
+from regard.parts.feature_maps import IdentityFeatures, PerformerFeatures
 from regard.parts.feedforward import FeedForward, Gated, SwiGLU
-from regard.parts.fixed_window import FixedWindow
 from regard.parts.frames import Frames
 from regard.parts.gated_linear import GatedLinear
 from regard.parts.global_attention import GlobalAttention
 from regard.parts.gru import GRU
 from regard.parts.input import Tokens
-from regard.parts.latent import LatentAttention
+from regard.parts.latent_attention import LatentAttention
 from regard.parts.linear_attention import LinearAttention
 from regard.parts.linformer import Linformer
 from regard.parts.lstm import LSTM
-from regard.parts.native_sparse import NativeSparse
+from regard.parts.native_sparse_attention import NativeSparse
 from regard.parts.norm import LayerNorm, NoNorm, Norm, RMSNorm
 from regard.parts.patches import Patches
 from regard.parts.position.alibi import Alibi
+from regard.parts.position.base import NoPosition, Position
 from regard.parts.position.learned import Learned
-from regard.parts.position.none import NoPosition, Position
 from regard.parts.position.rope import Rope
 from regard.parts.position.rope2d import Rope2D
-from regard.parts.position.scaling import NTK, DynamicNTK, Linear, Llama3, LongRope, Yarn
+from regard.parts.position.rope_scaling import NTK, DynamicNTK, LinearScaling, Llama3, LongRope, Yarn
 from regard.parts.position.sinusoidal import Sinusoidal
 from regard.parts.position.t5 import T5Buckets
-from regard.parts.probe import Probe
 from regard.parts.retention import Retention
 from regard.parts.rg_lru import RGLRU
 from regard.parts.rnn import RNN
-from regard.parts.routing import Router
+from regard.parts.router import Router
 from regard.parts.rwkv import ChannelMixing, TimeMixing
-from regard.parts.scored import ScoredAttention
-from regard.parts.shared import SharedBlock
+from regard.parts.scored_attention import ScoredAttention
+from regard.parts.shared_block import SharedBlock
+from regard.parts.short_convolution import ShortConvolution
 from regard.parts.ssm.mamba import Mamba
 from regard.parts.ssm.mamba2 import Mamba2
 from regard.parts.ssm.s4 import S4
 from regard.parts.ssm.s4d import S4D
+from regard.parts.window_mlp import WindowMLP
 from regard.verify.draw import draw_wide
 from regard.verify.outcome import difference as error
 from regard.verify.trial import padded as places
@@ -127,7 +127,7 @@ MODELS = {
     ),
     "rope, interleaved": decoder(block(Attention(4, 2, position=Rope(layout="interleaved")))),
     "rope, a third turns": decoder(block(Attention(4, position=Rope(share=1 / 3)))),
-    "rope, linear": decoder(block(Attention(4, position=Rope(scaling=Linear(4.0))))),
+    "rope, linear": decoder(block(Attention(4, position=Rope(scaling=LinearScaling(4.0))))),
     "rope, ntk": decoder(block(Attention(4, position=Rope(scaling=NTK(4.0))))),
     "rope, dynamic ntk": decoder(block(Attention(4, position=Rope(scaling=DynamicNTK(4.0, 16))))),
     "rope, yarn": decoder(block(Attention(4, 2, position=Rope(100.0, scaling=Yarn(4.0, 16))))),
@@ -174,7 +174,7 @@ MODELS = {
     "dilated": decoder(block(Attention(3, position=Alibi(), mask=Dilated(3, 2)))),
     "sinks and window": decoder(block(Attention(4, 1, position=Rope(), mask=SinksAndWindow(2, 4)))),
     "strided, then fixed": decoder(
-        block(Attention(4, mask=Strided(3))), block(Attention(4, mask=Fixed(4, 2))), position=Learned(96)
+        block(Attention(4, mask=StridedPattern(3))), block(Attention(4, mask=FixedPattern(4, 2))), position=Learned(96)
     ),
     "block-sparse": decoder(block(Attention(4, position=Rope(), mask=BlockSparse(3, ((0,), (0, 1), (1, 2), (0, 3)))))),
     "longformer, causal": decoder(block(Attention(4, position=Rope(), mask=Longformer(3, 2, causal=True)))),
@@ -198,8 +198,8 @@ MODELS = {
     "linear": decoder(block(LinearAttention(4))),
     "linear, biases, sinusoidal": decoder(block(LinearAttention(2, bias=True)), position=Sinusoidal()),
     "performer, then linear that is not normalized": decoder(
-        block(LinearAttention(4, features=Performer(9))),
-        block(LinearAttention(3, features=Identity(), normalize=False)),
+        block(LinearAttention(4, features=PerformerFeatures(9))),
+        block(LinearAttention(3, features=IdentityFeatures(), normalize=False)),
     ),
     "retention, with and without its parts": decoder(
         block(Retention(4)), block(Retention(2, 5, 9, LayerNorm(), False, False))
@@ -224,7 +224,7 @@ MODELS = {
         block(RNN(9, bias=False, activation="relu")), block(GRU(17, reset="before"))
     ),
     "lstm, wide, beside attention": decoder(Block((Sublayer(LSTM(30), NoNorm()),), keep=0.0), block(GQA)),
-    "fixed window": decoder(block(FixedWindow(3, 17))),
+    "fixed window": decoder(block(WindowMLP(3, 17))),
     "mamba": decoder(block(Mamba(4, rank=3))),
     "mamba, norms, biases": decoder(block(Mamba(3, 1, 2, 3, bias=True, conv_bias=False, norm=RMSNorm()))),
     "mamba2, grouped, limited": decoder(block(Mamba2(4, 6, 1, 2, bias=True, norm_parts=2, shortest=0.5, longest=2.0))),
@@ -279,7 +279,7 @@ OTHERS: dict[str, Model] = {  # no decoders: of these too the laws that apply
     "encoder, prefix": encoder(block(Attention(4, position=Rope(), mask=PrefixLM(4)))),
     "encoder, linear both ways, performer": encoder(
         block(LinearAttention(4, bidirectional=True)),
-        block(LinearAttention(4, features=Performer(), bidirectional=True)),
+        block(LinearAttention(4, features=PerformerFeatures(), bidirectional=True)),
         position=Sinusoidal(),
     ),
     "encoder, linformer": encoder(block(Linformer(4, 96, 5)), block(Linformer(2, 96, 7, shared=True, bias=True))),
@@ -287,7 +287,7 @@ OTHERS: dict[str, Model] = {  # no decoders: of these too the laws that apply
     "encoder, s4d both ways": encoder(block(S4D(4, bidirectional=True)), head=Pooled("mean", 5)),
     "encoder of sound": Encoder(Frames(5), WIDTH, (Repeat((block(BOTH_WAYS),), 2),), Sinusoidal()),
     "encoder, a learned query": encoder(
-        block(BOTH_WAYS), head=Pooled(dim=5, bias=True, probe=Probe(CrossAttention(4, 2, bias=True)))
+        block(BOTH_WAYS), head=Pooled(dim=5, bias=True, probe=AttentionPooling(CrossAttention(4, 2, bias=True)))
     ),
     "encoder, first beside the mean": encoder(block(BOTH_WAYS), head=Classification(3, "cls_mean")),
     "encoder of images, with a teacher": replace(

@@ -12,18 +12,18 @@ from functools import cache
 import torch
 
 from regard.kernels.attention.mask import Causal, Mask
+from regard.models.base import Model
 from regard.models.encoder_decoder import EncoderDecoder, reader_of
-from regard.models.model import Model
 from regard.parts.attention import Attention
 from regard.parts.block import Block, Sublayer
 from regard.parts.body import Body
-from regard.parts.cross import CrossAttention
+from regard.parts.cross_attention import CrossAttention
 from regard.parts.feedforward import SwiGLU
-from regard.parts.latent import LatentAttention
-from regard.parts.position.none import NoPosition, Position
+from regard.parts.latent_attention import LatentAttention
+from regard.parts.position.base import NoPosition, Position
 from regard.parts.position.rope import Rope
 from regard.parts.position.rope2d import Rope2D
-from regard.parts.position.scaling import LongRope
+from regard.parts.position.rope_scaling import LongRope
 from regard.parts.position.t5 import T5Buckets
 from regard.spec import Spec, SpecError, hints, read
 from regard.verify.length import parts
@@ -109,7 +109,7 @@ def sized(mixer: Body, position: Position) -> tuple[Body, Position]:
         scaling = replace(position.scaling, short=position.scaling.short[:pairs], long=position.scaling.long[:pairs])
         position = replace(position, scaling=scaling)
     if isinstance(position, T5Buckets) and position.heads is not None:
-        position = replace(position, heads=mixer.biased or 1)
+        position = replace(position, heads=mixer.bias_heads or 1)
     return mixer, position
 
 

@@ -11,47 +11,47 @@ from hypothesis.strategies import SearchStrategy
 
 from regard.kernels.attention.mask import Causal, Mask
 from regard.kernels.attention.patterns.bigbird import BigBird
-from regard.kernels.attention.patterns.block_sparse import BlockSparse
+from regard.kernels.attention.patterns.block_pattern import BlockSparse
 from regard.kernels.attention.patterns.longformer import Longformer
 from regard.kernels.attention.patterns.sinks import SinksAndWindow
-from regard.kernels.attention.patterns.sparse_transformer import Fixed, Strided
+from regard.kernels.attention.patterns.sparse_transformer import FixedPattern, StridedPattern
 from regard.kernels.attention.patterns.window import Dilated, Window
 from regard.models.decoder import Decoder
 from regard.models.stack import Repeat
 from regard.parts.attention import GATES, Attention
 from regard.parts.block import Block, Sublayer
 from regard.parts.body import Body
-from regard.parts.convolution import ShortConvolution
 from regard.parts.experts import Experts
-from regard.parts.features import Elu, Identity, Performer
+from regard.parts.feature_maps import EluFeatures, IdentityFeatures, PerformerFeatures
 from regard.parts.feedforward import ACTIVATIONS, FeedForward, Gated, SwiGLU
-from regard.parts.fixed_window import FixedWindow
 from regard.parts.gated_linear import GatedLinear
 from regard.parts.gru import GRU
-from regard.parts.latent import LatentAttention
+from regard.parts.latent_attention import LatentAttention
 from regard.parts.linear_attention import LinearAttention
 from regard.parts.lstm import LSTM
-from regard.parts.native_sparse import NativeSparse
+from regard.parts.native_sparse_attention import NativeSparse
 from regard.parts.norm import LayerNorm, NoNorm, Norm, RMSNorm
 from regard.parts.position.alibi import Alibi
+from regard.parts.position.base import NoPosition, Position
 from regard.parts.position.learned import Learned
-from regard.parts.position.none import NoPosition, Position
 from regard.parts.position.rope import Rope
 from regard.parts.position.rope2d import Rope2D
-from regard.parts.position.scaling import NTK, DynamicNTK, Linear, Llama3, LongRope, Yarn
+from regard.parts.position.rope_scaling import NTK, DynamicNTK, LinearScaling, Llama3, LongRope, Yarn
 from regard.parts.position.sinusoidal import Sinusoidal
 from regard.parts.position.t5 import T5Buckets
 from regard.parts.retention import Retention
 from regard.parts.rg_lru import RGLRU
 from regard.parts.rnn import RNN
-from regard.parts.routing import Router
+from regard.parts.router import Router
 from regard.parts.rwkv import ChannelMixing, TimeMixing
-from regard.parts.scored import ScoredAttention
-from regard.parts.shared import SharedBlock
+from regard.parts.scored_attention import ScoredAttention
+from regard.parts.shared_block import SharedBlock
+from regard.parts.short_convolution import ShortConvolution
 from regard.parts.ssm.mamba import Mamba
 from regard.parts.ssm.mamba2 import Mamba2
 from regard.parts.ssm.s4 import S4
 from regard.parts.ssm.s4d import S4D
+from regard.parts.window_mlp import WindowMLP
 from regard.spec import class_of, hints
 
 VOCAB, HEAD_DIM = 29, 8
@@ -73,8 +73,8 @@ MASKS: dict[str, SearchStrategy[Mask]] = {
     "window": st.builds(Window, st.integers(1, 9)),
     "dilated": st.builds(Dilated, few, st.integers(1, 3)),
     "sinks_and_window": st.builds(SinksAndWindow, st.integers(1, 3), few),
-    "strided": st.builds(Strided, st.integers(2, 5)),
-    "fixed": st.builds(Fixed, st.integers(3, 6), st.integers(1, 2)),
+    "strided": st.builds(StridedPattern, st.integers(2, 5)),
+    "fixed": st.builds(FixedPattern, st.integers(3, 6), st.integers(1, 2)),
     "block_sparse": st.builds(BlockSparse, st.integers(1, 4), st.just(((0,), (0, 1), (0, 2), (1, 3)))),
     "longformer": st.builds(Longformer, few, st.integers(1, 3), st.just(True)),
     "bigbird": st.builds(
@@ -83,9 +83,9 @@ MASKS: dict[str, SearchStrategy[Mask]] = {
 }
 masks = st.one_of(*MASKS.values())
 
-positive = st.just(Elu()) | st.builds(Performer, count=st.none() | few)
+positive = st.just(EluFeatures()) | st.builds(PerformerFeatures, count=st.none() | few)
 SCALINGS = {
-    "linear": st.builds(Linear, stretches),
+    "linear": st.builds(LinearScaling, stretches),
     "ntk": st.builds(NTK, stretches),
     "dynamic_ntk": st.builds(DynamicNTK, stretches, lengths),
     "yarn": st.builds(Yarn, stretches, lengths, truncate=flags),
@@ -171,7 +171,7 @@ def mixers(heads: int) -> dict[str, SearchStrategy[Body]]:
             mask=st.none() | masks,
         ),
         "linear_attention": st.builds(LinearAttention, heads=all_heads, bias=flags, features=positive)
-        | st.builds(LinearAttention, heads=all_heads, features=st.just(Identity()), normalize=st.just(False)),
+        | st.builds(LinearAttention, heads=all_heads, features=st.just(IdentityFeatures()), normalize=st.just(False)),
         "retention": st.builds(
             Retention,
             heads=all_heads,
@@ -235,7 +235,7 @@ def mixers(heads: int) -> dict[str, SearchStrategy[Body]]:
             initial=st.sampled_from(["lin", "inv", "legs", "real"]),
             rule=st.sampled_from(["zoh", "bilinear"]),
         ),
-        "fixed_window": st.builds(FixedWindow, size=few, hidden=st.none() | hidden),
+        "fixed_window": st.builds(WindowMLP, size=few, hidden=st.none() | hidden),
         "rnn": st.builds(RNN, hidden=st.none() | hidden, bias=flags, activation=st.sampled_from(["tanh", "relu"])),
         "lstm": st.builds(LSTM, hidden=st.none() | hidden, bias=flags),
         "gru": st.builds(GRU, hidden=st.none() | hidden, bias=flags, reset=st.sampled_from(["before", "after"])),

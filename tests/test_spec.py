@@ -13,15 +13,15 @@ from regard.models.decoder import Decoder
 from regard.models.stack import Repeat
 from regard.parts.attention import Attention
 from regard.parts.block import Block, Sublayer
-from regard.parts.convolution import ShortConvolution
 from regard.parts.feedforward import FeedForward, SwiGLU
 from regard.parts.linear_attention import LinearAttention
 from regard.parts.norm import LayerNorm, RMSNorm
 from regard.parts.position.alibi import Alibi
+from regard.parts.position.base import NoPosition
 from regard.parts.position.learned import Learned
-from regard.parts.position.none import NoPosition
 from regard.parts.position.rope import Rope
 from regard.parts.position.sinusoidal import Sinusoidal
+from regard.parts.short_convolution import ShortConvolution
 from regard.spec import KINDS, Spec, SpecError, class_of, hints
 from tests.laws import MODELS, block, decoder
 

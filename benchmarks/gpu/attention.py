@@ -22,13 +22,13 @@ from triton.runtime.errors import OutOfResources
 from triton.testing import do_bench
 
 from benchmarks.gpu.check import check_all
-from regard.at import At
 from regard.kernels.attention import BACKENDS, triton
 from regard.kernels.attention.bias import Slopes
 from regard.kernels.attention.mask import Causal, Mask
 from regard.kernels.attention.patterns.window import Window
-from regard.kernels.attention.scores import Scores
+from regard.kernels.attention.score_options import ScoreOptions
 from regard.kernels.attention.triton import launch
+from regard.layout import TokenLayout
 
 HEADS, KV_HEADS, DIM, TOKENS = 16, 4, 128, 32768
 WINDOW, CAP, DOCUMENT = 1024, 50.0, 1000
@@ -58,24 +58,24 @@ class Case:
         shapes = [(batch, heads, self.length, DIM) for heads in (HEADS, kv_heads, kv_heads)]
         return [torch.randn(shape, device="cuda", dtype=torch.bfloat16, requires_grad=True) for shape in shapes]
 
-    def at(self, batch: int) -> At:
-        whole = At.whole(batch, self.length, "cuda")
+    def layout(self, batch: int) -> TokenLayout:
+        whole = TokenLayout.whole(batch, self.length, "cuda")
         if self.name != "packed":
             return whole
         slots = whole.positions
-        return At(slots % DOCUMENT, slots // DOCUMENT, valid=slots >= 0, consecutive=True)
+        return TokenLayout(slots % DOCUMENT, slots // DOCUMENT, valid=slots >= 0, consecutive=True)
 
     @property
     def slopes(self) -> Tensor:
         return 2.0 ** -torch.linspace(0.5, 8, HEADS, device="cuda")
 
     def ours(self, batch: int | None = None, statistics: bool = False) -> Work:
-        at = self.at(batch or TOKENS // self.length)
+        layout = self.layout(batch or TOKENS // self.length)
         bias, cap = Slopes(self.slopes) if self.name == "alibi" else None, CAP if self.name == "softcap" else None
-        scores = Scores(self.mask, DIM**-0.5, bias, cap)
+        scores = ScoreOptions(self.mask, DIM**-0.5, bias, cap)
         if statistics:
-            return lambda q, k, v: triton.attend_with_statistics(q, k, v, at, scores)[0]
-        return lambda q, k, v: triton.attend(q, k, v, at, scores)
+            return lambda q, k, v: triton.attend_with_statistics(q, k, v, layout, scores)[0]
+        return lambda q, k, v: triton.attend(q, k, v, layout, scores)
 
     def flex(self) -> Work:
         def seen(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
@@ -130,7 +130,7 @@ def prepare(job: tuple) -> None:
             both_ways(case.flex(), tensors)()
             forward(case.flex(), tensors)()
             return
-        launch.SIZES |= MEASURED | {kernel: launch.Size(*size) for kernel, size in rest}
+        launch.SIZES |= MEASURED | {kernel: launch.TileSize(*size) for kernel, size in rest}
         if kind == "statistics":
             forward(case.ours(1, True), tensors)()
         elif kind == "forward":
@@ -158,7 +158,7 @@ def sweep(names: list[str]) -> None:
     for kernel, sizes in SWEEP.items():
         run = forward if kernel == "forward" else both_ways
         for size in sizes:
-            launch.SIZES[kernel], times = launch.Size(*size), []
+            launch.SIZES[kernel], times = launch.TileSize(*size), []
             for name in names:
                 case = Case(name, 16384)
                 try:
@@ -192,12 +192,12 @@ def table(names: list[str]) -> None:
 def single_precision() -> None:
     """In float32, where Triton has no matrix units: the backends that `auto` chooses among, in ms."""
     case = Case("window", 4096)
-    tensors, at = [x.detach().float().requires_grad_() for x in case.inputs(1)], case.at(1)
-    for scores in (Scores(case.mask, DIM**-0.5), Scores(Causal(), DIM**-0.5, softcap=CAP)):
+    tensors, layout = [x.detach().float().requires_grad_() for x in case.inputs(1)], case.layout(1)
+    for scores in (ScoreOptions(case.mask, DIM**-0.5), ScoreOptions(Causal(), DIM**-0.5, softcap=CAP)):
         took = {}
         for name, module in BACKENDS.items():
-            if module.refuses(*tensors, at, scores) is None:
-                work = partial(module.attend, at=at, scores=scores)
+            if module.refuses(*tensors, layout, scores) is None:
+                work = partial(module.attend, layout=layout, scores=scores)
                 took[name] = [round(milliseconds(run(work, tensors)), 2) for run in (forward, both_ways)]
         print(f"float32 {type(scores.mask).__name__}: {took}", flush=True)
 

@@ -9,34 +9,34 @@ import torch
 from torch import Tensor
 from triton.runtime.errors import OutOfResources
 
-from regard.at import At
 from regard.kernels.attention import reference, triton
 from regard.kernels.attention.bias import Bias, Buckets, Slopes
 from regard.kernels.attention.mask import Causal, Full
 from regard.kernels.attention.patterns.sinks import SinksAndWindow
 from regard.kernels.attention.patterns.window import Window
-from regard.kernels.attention.scores import Scores
+from regard.kernels.attention.score_options import ScoreOptions
 from regard.kernels.attention.statistics import attend_with_statistics
+from regard.layout import TokenLayout
 
 MASKS = [Causal(), Full(), Window(100), Window(40, causal=False), SinksAndWindow(5, 70)]
 SHAPES = [(4, 4, 16, 16), (4, 2, 64, 64), (4, 1, 80, 48), (2, 2, 128, 128), (2, 2, 192, 128), (2, 1, 256, 256)]
 
 
-def places(kind: str, batch: int, length: int) -> At:
+def places(kind: str, batch: int, length: int) -> TokenLayout:
     slots = torch.arange(length, device="cuda").expand(batch, length)
     cuts = torch.sort(torch.randint(1, length, (batch, 4), device="cuda")).values
     documents = torch.searchsorted(cuts, slots.contiguous(), right=True)
     starts = torch.cat([torch.zeros_like(cuts[:, :1]), cuts], 1).gather(1, documents)
     match kind:
         case "ordered":
-            return At.whole(batch, length, "cuda")
+            return TokenLayout.whole(batch, length, "cuda")
         case "packed":
-            return At(slots - starts, documents, valid=documents < 4, consecutive=True)
+            return TokenLayout(slots - starts, documents, valid=documents < 4, consecutive=True)
         case "left":
             pad = torch.randint(1, length // 2, (batch, 1), device="cuda")
-            return At((slots - pad).clamp_min(0), valid=slots >= pad, consecutive=True)
+            return TokenLayout((slots - pad).clamp_min(0), valid=slots >= pad, consecutive=True)
         case _:
-            return At(slots[:, -(length // 3) :]).with_keys(slots, valid=slots % 17 != 5)
+            return TokenLayout(slots[:, -(length // 3) :]).with_keys(slots, valid=slots % 17 != 5)
 
 
 def bias_of(kind: str, heads: int) -> Bias | None:
@@ -47,16 +47,16 @@ def bias_of(kind: str, heads: int) -> Bias | None:
     return None
 
 
-def outputs(attend, tensors: list[Tensor], at: At, scores: Scores, weights: Tensor) -> list[Tensor]:
-    out = attend(*tensors, at, scores)
+def outputs(attend, tensors: list[Tensor], layout: TokenLayout, scores: ScoreOptions, weights: Tensor) -> list[Tensor]:
+    out = attend(*tensors, layout, scores)
     learned = [*tensors, *([scores.bias.table] if isinstance(scores.bias, Buckets) else [])]
     learned += [] if scores.sinks is None else [scores.sinks]
     return [out.detach(), *torch.autograd.grad((out * weights.to(out.dtype)).sum(), learned)]
 
 
-def eager(q: Tensor, k: Tensor, v: Tensor, at: At, scores: Scores) -> Tensor:
+def eager(q: Tensor, k: Tensor, v: Tensor, layout: TokenLayout, scores: ScoreOptions) -> Tensor:
     """Plain PyTorch: softmax in float32, the weights and their product with the values in the dtype of the inputs."""
-    weights = reference.attention_weights(q, k, at, scores)
+    weights = reference.attention_weights(q, k, layout, scores)
     return weights.to(q.dtype) @ reference.per_head(v, q)
 
 
@@ -69,28 +69,30 @@ def check(number: int) -> tuple[float, str]:
     heads, kv_heads, dim, value_dim = draw.choice(SHAPES)
     batch, length = 2, draw.choice([64, 128, 333, 512])
     bias, cap, sinks = draw.choice(["", "slopes", "line"]), draw.choice([None, 2.0]), draw.choice([False, True])
-    at = places(kind, batch, length)
+    layout = places(kind, batch, length)
     q, k, v = (
         torch.randn(batch, h, n, d, device="cuda", dtype=dtype, requires_grad=True)
         for h, n, d in [
-            (heads, at.positions.shape[1], dim),
+            (heads, layout.positions.shape[1], dim),
             (kv_heads, length, dim),
             (kv_heads, length, value_dim),
         ]
     )
     sink = torch.randn(heads, device="cuda", requires_grad=True) if sinks else None
-    scores = Scores(mask, dim**-0.5, bias_of(bias, heads), cap, sink)
+    scores = ScoreOptions(mask, dim**-0.5, bias_of(bias, heads), cap, sink)
     weights = torch.randn(*q.shape[:3], value_dim, device="cuda", dtype=dtype)
-    told = torch.ones_like(at.positions, dtype=torch.bool) if at.valid is None else at.valid
+    told = torch.ones_like(layout.positions, dtype=torch.bool) if layout.valid is None else layout.valid
     told = told.unsqueeze(1)  # (B, 1, L): what a padding token reads is nobody's
     weights = weights * told.unsqueeze(-1)
     name = " ".join(map(str, (mask, kind, heads, kv_heads, dim, value_dim, length, dtype, bias, cap, sinks)))
-    reason = triton.refuses(q, k, v, at, scores)
+    reason = triton.refuses(q, k, v, layout, scores)
     assert reason is None, reason
-    found = outputs(triton.attend, [q, k, v], at, scores, weights)
-    at.shared.clear()
-    plain = outputs(eager, [q, k, v], at, scores, weights)
-    exact = outputs(reference.attend, [x.detach().double().requires_grad_() for x in (q, k, v)], at, scores, weights)
+    found = outputs(triton.attend, [q, k, v], layout, scores, weights)
+    layout.shared.clear()
+    plain = outputs(eager, [q, k, v], layout, scores, weights)
+    exact = outputs(
+        reference.attend, [x.detach().double().requires_grad_() for x in (q, k, v)], layout, scores, weights
+    )
     worst = 0.0
     for f, p, e in zip(found, plain, exact, strict=True):
         assert f.isfinite().all(), name
@@ -99,8 +101,8 @@ def check(number: int) -> tuple[float, str]:
         rows = 1 if f.dim() == 4 else batch * q.shape[2]  # what is learned for all rows sums their roundings
         step = rows**0.5 * torch.finfo(dtype).eps * e.abs().max().item()
         worst = max(worst, (f - e).abs().max().item() / (2 * (p - e).abs().max().item() + step + 1e-30))
-    _, a = triton.attend_with_statistics(q, k, v, at, scores, first=2)
-    _, b = attend_with_statistics(q.double(), k.double(), v.double(), at, scores, first=2)
+    _, a = triton.attend_with_statistics(q, k, v, layout, scores, first=2)
+    _, b = attend_with_statistics(q.double(), k.double(), v.double(), layout, scores, first=2)
     for field in ("entropy", "first", "top_weight", "log_sum"):
         apart = ((getattr(a, field) - getattr(b, field)) * told).abs().max().item()
         assert apart < 2e-3, (name, field, apart)

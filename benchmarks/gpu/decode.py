@@ -20,7 +20,6 @@ from torch import Tensor
 from triton.runtime.errors import OutOfResources
 from triton.testing import do_bench, do_bench_cudagraph
 
-from regard.at import At
 from regard.engine.stores.contiguous import Contiguous
 from regard.engine.stores.paged import Paged
 from regard.kernels.attention import backend, reference, sdpa
@@ -28,8 +27,9 @@ from regard.kernels.attention.decode import bounds
 from regard.kernels.attention.mask import Causal, Mask
 from regard.kernels.attention.pages import Pages, gathered
 from regard.kernels.attention.patterns.window import Window
-from regard.kernels.attention.scores import Scores
-from regard.kernels.attention.triton.decode import launch
+from regard.kernels.attention.score_options import ScoreOptions
+from regard.kernels.attention.triton.decode_kernels import launch
+from regard.layout import TokenLayout
 from regard.models.decoder import Decoder
 from regard.models.stack import Repeat
 from regard.parts.attention import Attention, use_backend
@@ -50,7 +50,7 @@ class Case:
     ragged: bool = False  # rows of all lengths, not of full length
     dtype: torch.dtype = torch.bfloat16
 
-    def build(self) -> tuple[Tensor, Tensor | Pages, Tensor | Pages, At, Scores]:
+    def build(self) -> tuple[Tensor, Tensor | Pages, Tensor | Pages, TokenLayout, ScoreOptions]:
         rows, keys, page = self.rows, self.keys, self.page
         q = torch.randn(rows, HEADS, self.queries, DIM, device="cuda", dtype=self.dtype)
         if page:
@@ -63,8 +63,8 @@ class Case:
         last = torch.linspace(self.queries, keys, rows, device="cuda").long() if self.ragged else keys
         ends = torch.zeros(rows, device="cuda", dtype=torch.int64) + last  # (B,)
         positions = ends.unsqueeze(-1) - self.queries + torch.arange(self.queries, device="cuda")
-        at = At(positions).with_keys(torch.arange(keys, device="cuda").expand(rows, keys))
-        return q, k, v, at, Scores(self.mask, DIM**-0.5)
+        layout = TokenLayout(positions).with_keys(torch.arange(keys, device="cuda").expand(rows, keys))
+        return q, k, v, layout, ScoreOptions(self.mask, DIM**-0.5)
 
     def bytes(self) -> float:
         """Of keys and values that are seen."""
@@ -75,12 +75,13 @@ class Case:
 
 
 def direct(case: Case, tensors: tuple, **how: int) -> Callable[[], Tensor]:
-    q, k, v, at, scores = tensors
+    q, k, v, layout, scores = tensors
     before, after, first = bounds(scores.mask)
     table, page = (k.table, k.block) if case.page else (None, 0)
     k, v = (x.pool if case.page else x for x in (k, v))
     return lambda: launch(
-        q, k, v, table, page, at.positions, at.key_positions, None, before, after, first, scores.scale, None, "none",
+        q, k, v, table, page, layout.positions, layout.key_positions, None,
+        before, after, first, scores.scale, None, "none",
         None, None, **how,
     )  # fmt: skip
 
@@ -164,12 +165,12 @@ def sweep(rate: float) -> None:
 
 def line(name: str, case: Case, rate: float) -> None:
     tensors = case.build()
-    q, k, v, at, scores = tensors
+    q, k, v, layout, scores = tensors
     works = {"decode": lambda: backend("decode")(*tensors)}
     if case.page and case.keys == 4096:
-        works["gather + sdpa"] = lambda: sdpa.attend(q, gathered(k), gathered(v), at, scores)
+        works["gather + sdpa"] = lambda: sdpa.attend(q, gathered(k), gathered(v), layout, scores)
     elif not case.page:
-        works["sdpa, our mask"] = lambda: sdpa.attend(q, k, v, at, scores)
+        works["sdpa, our mask"] = lambda: sdpa.attend(q, k, v, layout, scores)
         works["sdpa, no mask"] = lambda: F.scaled_dot_product_attention(q, k, v, enable_gqa=True)
     for who, work in works.items():
         ms = median(work)
@@ -183,9 +184,9 @@ def check() -> None:
         (torch.bfloat16, torch.float32), (0, 16), (5,), (Causal(), Window(100)), (False, True)
     ):
         tensors = Case(5, 1024, page, queries, mask, ragged, dtype).build()
-        q, k, v, at, scores = tensors
-        wide = reference.attend(q.double(), gathered(k).double(), gathered(v).double(), at, scores)
-        plain = sdpa.attend(q, gathered(k), gathered(v), at, scores)
+        q, k, v, layout, scores = tensors
+        wide = reference.attend(q.double(), gathered(k).double(), gathered(v).double(), layout, scores)
+        plain = sdpa.attend(q, gathered(k), gathered(v), layout, scores)
         ours = backend("decode")(*tensors)
         error, theirs = ((x - wide).abs().max().item() for x in (ours, plain))
         limit = 2 * theirs + torch.finfo(dtype).eps
@@ -202,7 +203,7 @@ def whole_step() -> None:
         model = Decoder(1024, 1024, (Repeat((block,), 2),)).build(seed=0)
     model = model.bfloat16().eval().requires_grad_(False)
     ids = torch.zeros(rows, 1, dtype=torch.long, device="cuda")
-    at = torch.full((rows, 1), keys - 1, device="cuda")
+    layout = torch.full((rows, 1), keys - 1, device="cuda")
     stores = {
         "paged": Paged(model.spec.memory(), rows, keys, rows * keys // 16, torch.bfloat16, "cuda"),
         "contiguous": Contiguous(model.spec.memory(), rows, keys, torch.bfloat16, "cuda"),
@@ -217,7 +218,7 @@ def whole_step() -> None:
             torch._dynamo.reset()
 
             def step(store=store) -> Tensor:
-                return model.logits(model.hidden(ids, At(at), store.states)[:, 0])
+                return model.logits(model.hidden(ids, TokenLayout(layout), store.states)[:, 0])
 
             with torch.no_grad():
                 compiled = torch.compile(step, fullgraph=True)

@@ -18,15 +18,15 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention, softplus
 
-from regard.at import At
-from regard.kernels import rwkv
-from regard.kernels.linear_attention import linear_attention as linear
-from regard.kernels.rwkv import wkv
-from regard.kernels.rwkv.sums import EMPTY, Sums
-from regard.kernels.scan import chunked as scan_chunked
-from regard.kernels.scan import spans as scan_spans
-from regard.kernels.selective_scan import chunked as selective_chunked
-from regard.kernels.selective_scan import spans as selective_spans
+from regard.kernels.recurrent import wkv as wkv_module
+from regard.kernels.recurrent.linear_attention import linear_attention as linear
+from regard.kernels.recurrent.linear_scan import chunked as scan_chunked
+from regard.kernels.recurrent.linear_scan.triton import autograd as scan_spans
+from regard.kernels.recurrent.selective_scan import chunked as selective_chunked
+from regard.kernels.recurrent.selective_scan.triton import autograd as selective_spans
+from regard.kernels.recurrent.wkv import wkv
+from regard.kernels.recurrent.wkv.sums import EMPTY, Sums
+from regard.layout import TokenLayout
 from regard.parts.attention import Attention
 from regard.parts.position.rope import Rope
 from regard.parts.ssm.mamba import Mamba
@@ -135,7 +135,7 @@ def check_one(trial: tuple[str, str, torch.dtype]) -> str:
         kernel, plain = scan_spans.scan, scan_chunked.scan
     elif kind == "wkv":
         low = [x.to(dtype) for x in case[:2]] + case[2:]
-        kernel, plain = flat_wkv, patch.object(rwkv, "cannot_triton", nowhere)(flat_wkv)
+        kernel, plain = flat_wkv, patch.object(wkv_module, "cannot_triton", nowhere)(flat_wkv)
     else:
         low = [x.to(dtype) if i in (1, 2, 4, 5) else x for i, x in enumerate(case)]
         kernel, plain = bias_first(selective_spans.selective_scan), bias_first(selective_chunked.selective_scan)
@@ -176,7 +176,7 @@ def passes(kind: str) -> dict[str, Callable[[], object]]:
     B, H, G, L, N, P = LINEAR if kind == "linear" else MAMBA2
     q, k, v = scan_inputs(B, H, G, L, N, P)
     d_out, decay = draw(B, H, L, P), None if kind == "linear" else -torch.rand(B, H, L, device=DEVICE)
-    case = scan_spans.Case.of(k, v, decay, None)
+    case = scan_spans.ScanLaunch.of(k, v, decay, None)
     state, one = torch.zeros(B, H, N, P, device=DEVICE), torch.randn(B, H, L, device=DEVICE)
     out, borders = draw(B, H, L, P), draw(B * H, case.spans + 1, N * P)
     more = (None, None, None)
@@ -196,7 +196,7 @@ def selective_passes() -> dict[str, Callable[[], object]]:
     u, delta, A, B, C, D, bias = selective_inputs(2, TOKENS // 2)
     A, B, C = A.mT.contiguous(), B.float().mT.contiguous(), C.float().mT.contiguous()
     state, dy = torch.zeros(2, *A.shape, device=DEVICE), draw(*u.shape)
-    case = selective_spans.Case.of(u, A, None)
+    case = selective_spans.SelectiveScanLaunch.of(u, A, None)
     _, _, borders = selective_spans.selective_scan_op(u, delta, bias, A, B, C, D, state, None)
     return {
         "add and carry": lambda: case.borders(u, delta, bias, A, B, state),
@@ -291,7 +291,7 @@ def wkv_alone(k: Tensor, v: Tensor, decay: Tensor) -> Tensor:
 
 
 def wkv_in_torch(k: Tensor, v: Tensor, decay: Tensor) -> Tensor:
-    with patch.object(rwkv, "cannot_triton", nowhere):
+    with patch.object(wkv_module, "cannot_triton", nowhere):
         return wkv_alone(k, v, decay)
 
 
@@ -333,19 +333,19 @@ def time(pool: ProcessPoolExecutor) -> None:
 def layers(pool: ProcessPoolExecutor) -> None:
     print("milliseconds of a layer 2048 wide, forward and backward; 32768 tokens in all, bf16: eager | compiled")
     for n in (16384,):
-        x, at = draw(TOKENS // n, n, 2048), At.whole(TOKENS // n, n, DEVICE)
+        x, layout = draw(TOKENS // n, n, 2048), TokenLayout.whole(TOKENS // n, n, DEVICE)
         cells = []
         for name, spec in {"attention": Attention(16, position=Rope()), "mamba": Mamba(), "mamba-2": Mamba2()}.items():
             with torch.device(DEVICE):
                 layer = spec.build(2048).bfloat16()
-            eager, compiled = (milliseconds(learning(way, x, at)) for way in (layer, torch.compile(layer)))
+            eager, compiled = (milliseconds(learning(way, x, layout)) for way in (layer, torch.compile(layer)))
             cells.append(f"{name} {eager:.2f} | {compiled:.2f}")
         print(f"  n = {n:5}   {'   '.join(cells)}", flush=True)
 
 
-def learning(layer: Callable, x: Tensor, at: At) -> Callable[[], object]:
+def learning(layer: Callable, x: Tensor, layout: TokenLayout) -> Callable[[], object]:
     x, leaves = x.detach().requires_grad_(), list(layer.parameters())
-    return lambda: torch.autograd.grad(layer(x, at), [x, *leaves], x.detach())
+    return lambda: torch.autograd.grad(layer(x, layout), [x, *leaves], x.detach())
 
 
 if __name__ == "__main__":

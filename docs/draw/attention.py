@@ -6,33 +6,33 @@ import torch
 from torch import Tensor
 
 from ink import BLUE, FAINT, GREEN, ORANGE, PURPLE, RED, canvas, cells, label
-from regard.at import At
 from regard.engine.stores.paged import Paged
 from regard.kernels.attention.mask import Causal, Full, Mask, visible
 from regard.kernels.attention.patterns.bigbird import BigBird
-from regard.kernels.attention.patterns.block_sparse import BlockSparse
+from regard.kernels.attention.patterns.block_pattern import BlockSparse
 from regard.kernels.attention.patterns.longformer import Longformer
 from regard.kernels.attention.patterns.prefix import PrefixLM
 from regard.kernels.attention.patterns.sinks import SinksAndWindow
-from regard.kernels.attention.patterns.sparse_transformer import Fixed, Strided
+from regard.kernels.attention.patterns.sparse_transformer import FixedPattern, StridedPattern
 from regard.kernels.attention.patterns.window import Dilated, Window
-from regard.kernels.attention.scores import Scores
+from regard.kernels.attention.score_options import ScoreOptions
 from regard.kernels.attention.statistics import attend_with_statistics
+from regard.layout import TokenLayout
 from regard.parts.attention import Attention
-from regard.parts.latent import LatentAttention
+from regard.parts.latent_attention import LatentAttention
 from regard.verify.trial import padded
 
 
 def masks() -> Any:
     """What a query (row) may see of the keys (columns)."""
-    whole, size = At.whole(1, 16), 16
+    whole, size = TokenLayout.whole(1, 16), 16
     lengths = (5, 8, 3)
-    documents = At(
+    documents = TokenLayout(
         torch.cat([torch.arange(n) for n in lengths])[None],
         torch.cat([torch.full((n,), i) for i, n in enumerate(lengths)])[None],
     )
     left = padded([11], size, left=True)
-    source = whole.before_source(At.whole(1, 10))
+    source = whole.before_source(TokenLayout.whole(1, 10))
     panels = {
         "full": seen(Full(), whole),
         "causal": seen(Causal(), whole),
@@ -48,15 +48,15 @@ def masks() -> Any:
 
 
 def patterns() -> Any:
-    whole = At.whole(1, 32)
+    whole = TokenLayout.whole(1, 32)
     layout = tuple(tuple(sorted({0, max(row - 1, 0), row})) for row in range(8))
     panels = {
         "Window(8)": Window(8),
         "Window(4, causal=False)": Window(4, causal=False),
         "Dilated(6, 3)": Dilated(6, 3),
         "SinksAndWindow(2, 8)": SinksAndWindow(2, 8),
-        "Strided(6)": Strided(6),
-        "Fixed(6)": Fixed(6),
+        "Strided(6)": StridedPattern(6),
+        "Fixed(6)": FixedPattern(6),
         "BlockSparse(4, …)": BlockSparse(4, layout),
         "Longformer(4, 2)": Longformer(4, 2),
         "BigBird(2, …)": BigBird(2, window=3, globals=1, random=2, length=32),
@@ -68,20 +68,22 @@ def patterns() -> Any:
     return figure
 
 
-def seen(mask: Mask, at: At) -> Tensor:
-    found = visible(mask, at)
-    return torch.ones(at.positions.shape[1], at.key_positions.shape[1]) if found is None else found[0, 0].double()
+def seen(mask: Mask, layout: TokenLayout) -> Tensor:
+    found = visible(mask, layout)
+    return (
+        torch.ones(layout.positions.shape[1], layout.key_positions.shape[1]) if found is None else found[0, 0].double()
+    )
 
 
 def scales() -> Any:
     """Mean entropy of attention over 256 keys by the width of a head, for three divisors of the score."""
     figure, (axes,) = canvas(height=2.6)
     generator, widths = torch.Generator().manual_seed(0), [4, 8, 16, 32, 64, 128, 256]
-    at, found = At.whole(1, 256), {power: [] for power in (0, 0.5, 1)}
+    layout, found = TokenLayout.whole(1, 256), {power: [] for power in (0, 0.5, 1)}
     for width in widths:
         q, k = torch.randn(2, 1, 2, 256, width, generator=generator)
         for power, means in found.items():
-            _, statistics = attend_with_statistics(q, k, k, at, Scores(Full(), width**-power))
+            _, statistics = attend_with_statistics(q, k, k, layout, ScoreOptions(Full(), width**-power))
             means.append(statistics.entropy.mean().item())
     names = {0: ("q·k", RED), 0.5: ("q·k / √E", BLUE), 1: ("q·k / E", ORANGE)}
     for power, means in found.items():

@@ -5,17 +5,17 @@ from typing import Any
 import torch
 
 from ink import BLUE, GREEN, INK, ORANGE, PURPLE, canvas
-from regard.kernels.state_space.discretise import bilinear
-from regard.kernels.state_space.hippo import legs, rebuild
-from regard.kernels.state_space.kernel import System, driven, kernel
-from regard.kernels.state_space.transition import Dense
+from regard.kernels.recurrent.state_space.discretise import bilinear
+from regard.kernels.recurrent.state_space.hippo import legs, rebuild
+from regard.kernels.recurrent.state_space.kernel import System, driven, kernel
+from regard.kernels.recurrent.state_space.transition import DenseTransition
 
 
 def history() -> Any:
     """The weights by which HiPPO's first numbers gather the past; and a signal, read back from the state."""
     figure, (weights, past) = canvas(1, 2, height=2.3)
     A, b = bilinear(*legs(4), 0.01)
-    units = System(Dense(A.expand(4, 4, 4)), b.expand(4, 4), torch.eye(4, dtype=torch.float64))
+    units = System(DenseTransition(A.expand(4, 4, 4)), b.expand(4, 4), torch.eye(4, dtype=torch.float64))
     gathered = kernel(units, 300, torch.float64) / 0.01  # (4, 300)
     for n, (line, colour) in enumerate(zip(gathered, (BLUE, ORANGE, GREEN, PURPLE), strict=True)):
         weights.plot((torch.arange(300) * 0.01).numpy(), line.numpy(), color=colour, linewidth=1.5, label=f"n = {n}")
@@ -28,7 +28,7 @@ def history() -> Any:
     past.plot(ages.numpy(), u.flip(0)[:1200].numpy(), color=INK, linewidth=3, alpha=0.5)
     for size, colour in ((8, ORANGE), (64, BLUE)):
         A, b = bilinear(*legs(size), step)
-        state = driven(System(Dense(A[None]), b[None], b[None]), u[None, None])[0, 0]
+        state = driven(System(DenseTransition(A[None]), b[None], b[None]), u[None, None])[0, 0]
         past.plot(ages.numpy(), rebuild(state, ages).numpy(), color=colour, linewidth=1.3, label=f"N = {size}")
     past.set(title="what the state says of the past", xlabel="time ago", yticks=[0], ylim=(-2, 2), xlim=(2.4, 0))
     past.legend(frameon=False, fontsize=8, labelcolor="linecolor", handlelength=0, loc="upper left")

@@ -5,18 +5,18 @@ from typing import Any
 import torch
 
 from ink import BLUE, FAINT, GREEN, INK, ORANGE, PURPLE, canvas, label, tint
-from regard.at import At
 from regard.kernels.attention.bias import Buckets
+from regard.layout import TokenLayout
 from regard.parts.position.alibi import slopes
 from regard.parts.position.rope import Rope
-from regard.parts.position.scaling import NTK, Linear, Llama3, Scaling, Yarn
+from regard.parts.position.rope_scaling import NTK, LinearScaling, Llama3, Scaling, Yarn
 from regard.parts.position.sinusoidal import Sinusoidal
 
 
 def sinusoids() -> Any:
     """Sines and cosines of every place; orange above zero, blue below."""
-    at = At.whole(1, 300)
-    table = Sinusoidal(layout="half").build(64, 1).embed(torch.zeros(1, 300, 64), at)[0].T  # (D, L)
+    layout = TokenLayout.whole(1, 300)
+    table = Sinusoidal(layout="half").build(64, 1).embed(torch.zeros(1, 300, 64), layout)[0].T  # (D, L)
     figure, (axes,) = canvas(height=2.4)
     tint(axes, table.clamp_min(0), ORANGE, "auto")
     tint(axes, (-table).clamp_min(0), BLUE, "auto")
@@ -32,7 +32,7 @@ def distances() -> Any:
     """What distance does to a score, by scheme."""
     figure, (rope, alibi, t5) = canvas(1, 3, height=2.5)
     steps = torch.arange(0, 4001)
-    theta = Rope().frequencies(128, At.whole(1, 1))
+    theta = Rope().frequencies(128, TokenLayout.whole(1, 1))
     mean = (steps.unsqueeze(-1) * theta).cos().mean(-1)
     rope.plot(steps[1:].numpy(), mean[1:].numpy(), color=BLUE, linewidth=1)
     rope.set(title="RoPE: mean cosine, q = k", xscale="log", xlabel="distance", ylim=(-0.2, 1))
@@ -56,10 +56,10 @@ def distances() -> Any:
 def scalings() -> Any:
     """How many times slower each pair turns, for eight times the trained length."""
     figure, (axes,) = canvas(height=3.0)
-    whole, dim = At.whole(1, 1), 128
+    whole, dim = TokenLayout.whole(1, 1), 128
     plain = Rope(500000.0).frequencies(dim, whole)
     lines: dict[str, tuple[Scaling, str, float, float]] = {
-        "Linear": (Linear(8.0), ORANGE, 8, 8.8),
+        "Linear": (LinearScaling(8.0), ORANGE, 8, 8.8),
         "NTK": (NTK(8.0), PURPLE, 9, 1.75),
         "Yarn": (Yarn(8.0, 8192), BLUE, 21.5, 1.7),
         "Llama3": (Llama3(8.0, 8192), GREEN, 30, 1.45),

@@ -29,7 +29,7 @@ class GGUFError(ValueError):
 
 
 @dataclass(frozen=True)
-class Place:
+class TensorInfo:
     """A tensor, slowest dimension first; `start` counts from the beginning of the file."""
 
     shape: tuple[int, ...]
@@ -42,7 +42,7 @@ class Header:
     file: Path
     size: int
     metadata: dict[str, Any]
-    tensors: dict[str, Place]
+    tensors: dict[str, TensorInfo]
 
     def get(self, key: str, kind: type, default: Any = None) -> Any:
         """A value of the metadata that must be of this type, or not be there."""
@@ -99,8 +99,8 @@ class Cursor:
             found[key] = self.array(key) if kind == ARRAY else self.value(kind, key)
         return found
 
-    def tensors(self, count: int, align: int) -> dict[str, Place]:
-        raw: dict[str, Place] = {}
+    def tensors(self, count: int, align: int) -> dict[str, TensorInfo]:
+        raw: dict[str, TensorInfo] = {}
         for n in range(count):
             name = self.text(f"the name of tensor {n}")
             (dims,) = self.unpack("I", name)
@@ -112,9 +112,9 @@ class Cursor:
             if not all(shape) or offset % align:
                 raise GGUFError(f"{self.file}: {name} has shape {shape} and lies at {offset}; sizes must be positive, "
                                 f"places multiples of {align}")  # fmt: skip
-            raw[name] = Place(shape, kind, offset)
+            raw[name] = TensorInfo(shape, kind, offset)
         data = -(-self.at // align) * align
-        return {name: Place(place.shape, place.type, data + place.start) for name, place in raw.items()}
+        return {name: TensorInfo(place.shape, place.type, data + place.start) for name, place in raw.items()}
 
     def value(self, kind: int, key: str) -> Any:
         if kind == TEXT:

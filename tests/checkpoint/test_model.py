@@ -13,8 +13,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from regard.checkpoint import CheckpointError, export, load, save
-from regard.checkpoint import tensors as files
-from regard.checkpoint.model import parameters
+from regard.checkpoint import weight_files as files
+from regard.checkpoint.model_folder import parameters
 from regard.families import FamilyError, family
 from regard.models.decoder import Decoder, DecoderModule
 from regard.models.stack import Repeat

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 from regard.checkpoint import CheckpointError, load, save
-from regard.checkpoint.header import tensors
+from regard.checkpoint.safetensors_header import tensors
 from regard.families import FAMILIES, FamilyError
 from regard.spec import SpecError
 from regard.weights.table import WeightsError

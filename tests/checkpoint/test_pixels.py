@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from regard.checkpoint import CheckpointError
-from regard.checkpoint.pixels import FILE, Pixels, pixels
+from regard.checkpoint.image_processor import FILE, Pixels, pixels
 from regard.families import FamilyError
 from tests.laws import error
 

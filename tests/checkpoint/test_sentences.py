@@ -11,7 +11,7 @@ import transformers
 
 import regard
 from regard.checkpoint import CheckpointError, load, save
-from regard.checkpoint.model import understand
+from regard.checkpoint.model_folder import understand
 from regard.models.heads import Pooled
 from regard.packaged import PACKAGED, locate
 from regard.text.tokenizer import Tokenizer

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from regard.cli import app
-from regard.cli.model import speak
+from regard.cli.open_model import speak
 from regard.engine.request import Sampling
 from tests.cli.conftest import regard
 from tests.server.fake import FakeEngine
@@ -122,7 +122,12 @@ def test_export_and_import_give_the_same_text(demo_run: Path, tmp_path: Path) ->
 def test_doctor_says_what_works() -> None:
     found = json.loads(regard("doctor", "--json").stdout)
     states = found["attention"]["cpu"]
-    assert {name for name, state in states.items() if state == "works"} == {"folded", "sdpa", "tiled", "reference"}
+    assert {name for name, state in states.items() if state == "works"} == {
+        "block_sparse",
+        "sdpa",
+        "tiled",
+        "reference",
+    }
     assert states["decode"] == "not here: decode needs a CUDA GPU, not cpu"
     assert found["packages"]["torch"]
     assert regard("doctor").exit_code == 0

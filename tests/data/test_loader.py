@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from regard.data.loader import Loader
-from regard.data.sources import Shuffled, Span, world
+from regard.data.sources import ShuffledSource, Span, world
 from regard.text.train import byte
 
 TOKENIZER = byte()
@@ -26,7 +26,7 @@ def same(left, right):
 
 def mixed():
     texts = ["short", "a little longer than that", "x" * 700, "y" * 90, "", "z"]
-    return Shuffled("mixed", [(Span(text), Span("<|end|>", marker=True)) for text in texts])
+    return ShuffledSource("mixed", [(Span(text), Span("<|end|>", marker=True)) for text in texts])
 
 
 @pytest.mark.parametrize("source", [world(), mixed()], ids=["world", "mixed"])
@@ -65,7 +65,7 @@ def test_little_is_wasted():
 
 
 def test_a_source_without_two_tokens_in_a_row_is_refused():
-    empty = Shuffled("empty", [(Span("a"),), (Span(""),)])
+    empty = ShuffledSource("empty", [(Span("a"),), (Span(""),)])
     with pytest.raises(ValueError, match="fewer than two tokens"):
         next(loader(empty))
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tokenizers import models
 
 from regard.data.batch import Batch
-from regard.data.packing import PADDING, Piece, choose, collate, cut, tokenize
+from regard.data.packing import PADDING, DocumentSlice, choose, collate, cut, tokenize
 from regard.data.sources import Span
 from regard.text.tokenizer import Tokenizer
 from regard.text.train import byte
@@ -19,7 +19,7 @@ documents = st.lists(st.lists(st.integers(1, 99), min_size=0, max_size=30), min_
 @settings(derandomize=True, max_examples=200, deadline=None)
 @given(ids=st.lists(st.integers(0, 99), max_size=50), length=st.integers(1, 12))
 def test_cut_keeps_every_pair_once_in_order(ids, length):
-    pieces = cut(Piece(ids, [float(id) for id in ids]), length)
+    pieces = cut(DocumentSlice(ids, [float(id) for id in ids]), length)
     pairs = [pair for piece in pieces for pair in zip(piece.ids[:-1], piece.ids[1:], strict=True)]
     assert pairs == list(zip(ids[:-1], ids[1:], strict=True))
     assert all(1 <= len(piece) <= length for piece in pieces)
@@ -41,7 +41,7 @@ def test_choose_fits_takes_the_oldest_and_leaves_nothing_that_fits(lengths):
 @given(rows=st.lists(documents, min_size=1, max_size=4))
 def test_rows_hold_their_documents_and_nothing_else(rows):
     length = 240
-    pieces = [[Piece(ids, [id / 100 for id in ids]) for ids in row if len(ids) > 1] for row in rows]
+    pieces = [[DocumentSlice(ids, [id / 100 for id in ids]) for ids in row if len(ids) > 1] for row in rows]
     batch = collate(pieces, length, pad=0)
     assert batch.fields == ("tokens", "targets", "weights", "positions", "segments")
     assert all(tensor.shape == (len(rows), length) for tensor in batch.values())

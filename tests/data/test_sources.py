@@ -5,7 +5,7 @@ from itertools import pairwise
 
 import pytest
 
-from regard.data.sources import Stories, folder, jsonl, pieces, pydoc, text_file, world
+from regard.data.sources import WorldSource, folder, jsonl, pieces, pydoc, text_file, world
 from regard.data.world import story
 from regard.text.chat import DEFAULT_TEMPLATE, render
 
@@ -21,7 +21,7 @@ def epoch(source, number=0):
 
 def test_a_story_is_the_conversation_that_the_chat_template_writes():
     told = story(0, 1, "held-out")
-    document = Stories(split="held-out").document(0)
+    document = WorldSource(split="held-out").document(0)
     messages = []
     for number, question in enumerate(told.questions):
         asked = f"{told.text} {question.text}" if number == 0 else question.text

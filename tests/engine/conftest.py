@@ -8,10 +8,10 @@ from regard.models.decoder import Decoder
 from regard.models.stack import Repeat
 from regard.parts.attention import Attention
 from regard.parts.block import Block, Sublayer
-from regard.parts.convolution import ShortConvolution
 from regard.parts.feedforward import SwiGLU
 from regard.parts.linear_attention import LinearAttention
 from regard.parts.position.rope import Rope
+from regard.parts.short_convolution import ShortConvolution
 
 ATTENTION = Block((Sublayer(Attention(4, kv_heads=2, position=Rope())), Sublayer(SwiGLU(48))))
 LINEAR = Block((Sublayer(LinearAttention(4)), Sublayer(SwiGLU(48))))

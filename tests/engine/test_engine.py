@@ -11,7 +11,7 @@ from regard.models.stack import Repeat
 from regard.parts.attention import Attention
 from regard.parts.block import Block, Sublayer
 from regard.parts.position.rope import Rope
-from regard.parts.position.scaling import DynamicNTK
+from regard.parts.position.rope_scaling import DynamicNTK
 
 GREEDY = Sampling(max_new=6, temperature=0)
 

@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from regard.at import At
 from regard.engine.engine import Engine
 from regard.engine.request import Sampling
 from regard.engine.stores.contiguous import Contiguous, ContiguousState
@@ -15,13 +14,14 @@ from regard.kernels.attention.mask import Mask
 from regard.kernels.attention.patterns.longformer import Longformer
 from regard.kernels.attention.patterns.sinks import SinksAndWindow
 from regard.kernels.attention.patterns.window import Dilated, Window
+from regard.layout import TokenLayout
 from regard.models.decoder import Decoder
 from regard.parts.attention import Attention
 from regard.parts.feedforward import SwiGLU
-from regard.parts.latent import LatentAttention
+from regard.parts.latent_attention import LatentAttention
 from regard.parts.position.alibi import Alibi
 from regard.parts.position.rope import Rope
-from regard.parts.scored import ScoredAttention
+from regard.parts.scored_attention import ScoredAttention
 from regard.parts.state import PerToken
 from regard.plan.cost import plan
 from tests.laws import block, build, decoder, error, text
@@ -38,7 +38,7 @@ def opened(kind: str, spec: Decoder, slack: int = 1, capacity: int = 64, rows: i
 
 def read(model, store, tokens: torch.Tensor, start: int, stop: int) -> torch.Tensor:
     assert store.reserve(0, stop)
-    return model(tokens[:, start:stop], At(torch.arange(start, stop).unsqueeze(0)), store.states)
+    return model(tokens[:, start:stop], TokenLayout(torch.arange(start, stop).unsqueeze(0)), store.states)
 
 
 def layer(mask: Mask) -> Decoder:
@@ -176,9 +176,9 @@ def test_a_text_without_end() -> None:
     read(model, store, tokens, 0, 2)
     steps = []
     for t in range(2, 16):
-        steps.append(model(tokens[:, t : t + 1], At(torch.tensor([[start + t]])), store.states))
+        steps.append(model(tokens[:, t : t + 1], TokenLayout(torch.tensor([[start + t]])), store.states))
     positions = torch.cat([torch.arange(2), start + torch.arange(2, 16)]).unsqueeze(0)
-    assert error(torch.cat(steps, 1), model(tokens, At(positions))[:, 2:]) < 1e-9
+    assert error(torch.cat(steps, 1), model(tokens, TokenLayout(positions))[:, 2:]) < 1e-9
 
 
 def test_layers_that_see_equally_far_share_the_places_of_their_tokens() -> None:

@@ -6,17 +6,17 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from regard.at import At
 from regard.engine.stores.contiguous import Contiguous
 from regard.engine.stores.paged import Paged
 from regard.engine.stores.snapshot import CannotRewind
 from regard.kernels.attention.patterns.sinks import SinksAndWindow
 from regard.kernels.attention.patterns.window import Window
+from regard.layout import TokenLayout
 from regard.parts.attention import Attention
-from regard.parts.convolution import ShortConvolution
 from regard.parts.linear_attention import LinearAttention
 from regard.parts.lstm import LSTM
 from regard.parts.position.rope import Rope
+from regard.parts.short_convolution import ShortConvolution
 from regard.parts.ssm.mamba import Mamba
 from regard.parts.ssm.mamba2 import Mamba2
 from regard.parts.ssm.s4d import S4D
@@ -46,8 +46,8 @@ def opened(kind: str, spec, rows: int = 4, capacity: int = 40, blocks: int = 40)
 def read(model, store, row: int, tokens: torch.Tensor, start: int) -> torch.Tensor:
     """Tokens (L,) of a row from this position on -> (L, V)"""
     assert store.reserve(row, start + len(tokens))
-    at = At(torch.arange(start, start + len(tokens)).unsqueeze(0), rows=torch.tensor([row]))
-    return model(tokens.unsqueeze(0), at, store.states)[0]
+    layout = TokenLayout(torch.arange(start, start + len(tokens)).unsqueeze(0), rows=torch.tensor([row]))
+    return model(tokens.unsqueeze(0), layout, store.states)[0]
 
 
 @torch.inference_mode()
@@ -187,9 +187,9 @@ def test_a_step_of_two_rows_does_not_feel_the_others(rows: list[int] | None, kin
         store.span = 16
         for row in range(4):
             store.reserve(row, 10)
-        at = At(torch.tensor([[9], [3]]), rows=None if rows is None else torch.tensor(rows))
+        layout = TokenLayout(torch.tensor([[9], [3]]), rows=None if rows is None else torch.tensor(rows))
         with Largest() as largest:
-            model(text(2, 1), at, store.states)
+            model(text(2, 1), layout, store.states)
         made.append(largest.numbers)
     assert made[0] == made[1]
 
@@ -215,6 +215,6 @@ def test_two_stores_may_be_told_of_the_same_places(name: str) -> None:
     model, tokens = build(SPECS[name]), text(6).unsqueeze(0)
     stores = [opened(kind, SPECS[name]) for kind in STORES]
     assert stores[0].reserve(1, 9) and all(store.reserve(0, 6) for store in stores)  # so that their tables differ
-    at = At(torch.arange(6).unsqueeze(0))
+    layout = TokenLayout(torch.arange(6).unsqueeze(0))
     for store in stores:
-        assert error(model(tokens, at, store.states), model(tokens)) < 1e-9
+        assert error(model(tokens, layout, store.states), model(tokens)) < 1e-9

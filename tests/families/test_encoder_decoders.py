@@ -13,12 +13,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import GenerationMixin
 
-from regard.at import At
 from regard.checkpoint import export, load, save
 from regard.engine.stores.contiguous import Contiguous
 from regard.engine.stores.paged import Paged
 from regard.families import family
 from regard.kernels.attention.patterns.longformer import Longformer
+from regard.layout import TokenLayout
 from regard.models.stack import Repeat
 from regard.parts.block import Block
 from regard.parts.frames import Frames
@@ -116,12 +116,12 @@ def test_forty_greedy_tokens_with_both_caches(pair: Pair) -> None:
     )
     for store in stores:
         assert all(store.reserve(row, 48) for row in range(4))
-        logits = pair.ours(data, prompt, at=At(torch.arange(7).expand(4, 7)), states=store.states)
+        logits = pair.ours(data, prompt, layout=TokenLayout(torch.arange(7).expand(4, 7)), states=store.states)
         text = prompt
         for step, wanted in enumerate(expected.logits, 7):
             assert error(logits[:, -1], wanted) <= LIMIT  # small models soon repeat themselves: ids alone prove little
             text = torch.cat([text, logits[:, -1:].argmax(-1)], 1)
-            logits = pair.ours(None, text[:, -1:], at=At(torch.full((4, 1), step)), states=store.states)
+            logits = pair.ours(None, text[:, -1:], layout=TokenLayout(torch.full((4, 1), step)), states=store.states)
         assert torch.equal(text, expected.sequences) and text.shape == (4, 47)
 
 
@@ -133,13 +133,13 @@ def test_padding(pair: Pair) -> None:
     data, text = source(pair, 3, 13), tokens(3, 12)
     heard = isinstance(pair.ours.spec.source.input, Frames)  # theirs does not mask sounds
     for left in (False, True) if relative or told else (False,):
-        source_at, at = places([13, 2, 7], 13, left), places([4, 9, 12], 12, left)
-        masks = {"decoder_attention_mask": at.valid.long()}
-        masks |= {} if heard else {"attention_mask": source_at.valid.long()}
-        masks |= {"decoder_position_ids": at.positions} if told else {}
+        source_layout, layout = places([13, 2, 7], 13, left), places([4, 9, 12], 12, left)
+        masks = {"decoder_attention_mask": layout.valid.long()}
+        masks |= {} if heard else {"attention_mask": source_layout.valid.long()}
+        masks |= {"decoder_position_ids": layout.positions} if told else {}
         theirs = pair.theirs(data, decoder_input_ids=text, **masks).logits
-        ours = pair.ours(data, text, None if heard else source_at, at)
-        assert error(ours[at.valid], theirs[at.valid]) <= LIMIT
+        ours = pair.ours(data, text, None if heard else source_layout, layout)
+        assert error(ours[layout.valid], theirs[layout.valid]) <= LIMIT
 
 
 @torch.no_grad()

@@ -14,10 +14,10 @@ import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from regard.at import At
 from regard.checkpoint import export, load, save
 from regard.families import family
 from regard.kernels.attention.patterns.longformer import Longformer
+from regard.layout import TokenLayout
 from regard.models.encoder import Encoder
 from regard.models.heads import Classification
 from regard.models.stack import Repeat
@@ -59,14 +59,14 @@ def typed(pair: Pair, text: Tensor) -> tuple[dict[str, Tensor], Tensor | None]:
     return {"token_type_ids": types}, types
 
 
-def told(pair: Pair, at: At) -> dict[str, Tensor]:
+def told(pair: Pair, layout: TokenLayout) -> dict[str, Tensor]:
     """Where the tokens stand, as theirs is told."""
-    spec, said = pair.ours.spec, {"attention_mask": at.valid.long()}
+    spec, said = pair.ours.spec, {"attention_mask": layout.valid.long()}
     if takes(pair.theirs, "position_ids"):
-        said["position_ids"] = at.positions + getattr(spec.position, "offset", 0)
+        said["position_ids"] = layout.positions + getattr(spec.position, "offset", 0)
     if takes(pair.theirs, "global_attention_mask"):  # theirs would take the first slot, be it padding
         first = spec.blocks[0].sublayers[0].body.mask.first
-        said["global_attention_mask"] = ((at.positions < first) & at.valid).long()
+        said["global_attention_mask"] = ((layout.positions < first) & layout.valid).long()
     return said
 
 
@@ -77,19 +77,21 @@ def said(out: Any) -> tuple[Tensor, ...]:
     return (out.logits if "logits" in out else out.last_hidden_state,)
 
 
-def ours_said(pair: Pair, text: Tensor, at: At | None = None, types: Tensor | None = None) -> tuple[Tensor, ...]:
-    found = pair.ours(text, at, types)
+def ours_said(
+    pair: Pair, text: Tensor, layout: TokenLayout | None = None, types: Tensor | None = None
+) -> tuple[Tensor, ...]:
+    found = pair.ours(text, layout, types)
     if isinstance(found, tuple):
         return found
     return (found.squeeze(-1) if type(pair.theirs).__name__ == "ElectraForPreTraining" else found,)
 
 
-def recorded(pair: Pair, text: Tensor, at: At | None, types: Tensor | None) -> list[Tensor]:
+def recorded(pair: Pair, text: Tensor, layout: TokenLayout | None, types: Tensor | None) -> list[Tensor]:
     """What goes into our first block, and what comes out of each."""
     seen, stack = [], pair.ours.stack
     hooks = [stack.foot.register_forward_hook(lambda _, __, out: seen.append(out))]
     hooks += [block.register_forward_hook(lambda _, __, out: seen.append(out[0])) for block in stack.blocks]
-    read, _ = pair.ours.read(text, at, types)
+    read, _ = pair.ours.read(text, layout, types)
     for hook in hooks:
         hook.remove()
     return [*seen[:-1], read.x]  # theirs too: the last behind its norm
@@ -113,13 +115,13 @@ def test_padding_on_either_side(pair: Pair) -> None:
     text = tokens(3, 12)
     named, types = typed(pair, text)
     for left in (False, True) if takes(pair.theirs, "position_ids") else (False,):
-        at = places([4, 9, 12], 12, left)
-        theirs = pair.theirs(text, output_hidden_states=True, **told(pair, at), **named)
-        for found, expected in zip(recorded(pair, text, at, types), theirs.hidden_states, strict=True):
-            assert error(found[at.valid], expected[at.valid]) <= LIMIT
-        for found, expected in zip(ours_said(pair, text, at, types), said(theirs), strict=True):
+        layout = places([4, 9, 12], 12, left)
+        theirs = pair.theirs(text, output_hidden_states=True, **told(pair, layout), **named)
+        for found, expected in zip(recorded(pair, text, layout, types), theirs.hidden_states, strict=True):
+            assert error(found[layout.valid], expected[layout.valid]) <= LIMIT
+        for found, expected in zip(ours_said(pair, text, layout, types), said(theirs), strict=True):
             if expected.shape[:2] == text.shape:
-                assert error(found[at.valid], expected[at.valid]) <= LIMIT
+                assert error(found[layout.valid], expected[layout.valid]) <= LIMIT
             elif not left:  # theirs takes the vector of the first slot, be it padding
                 assert error(found, expected) <= LIMIT
 
@@ -222,9 +224,9 @@ def globally(spec: Encoder, count: int) -> Encoder:
 def test_texts_that_end_in_the_last_block_of_theirs(tmp_path: Path) -> None:
     """Theirs takes the batch's last block for the end of every text, so that a shorter text sees less of itself."""
     pair, text = make(encoders.CASES["BigBirdForMaskedLM, 0"], tmp_path), tokens(2, 30)
-    at = places([29, 30], 30)
-    expected = pair.theirs(text, attention_mask=at.valid.long()).logits
-    assert error(pair.ours(text, at)[at.valid], expected[at.valid]) <= LIMIT
+    layout = places([29, 30], 30)
+    expected = pair.theirs(text, attention_mask=layout.valid.long()).logits
+    assert error(pair.ours(text, layout)[layout.valid], expected[layout.valid]) <= LIMIT
 
 
 @torch.no_grad()

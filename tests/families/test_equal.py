@@ -9,10 +9,10 @@ import torch.nn.functional as F
 from safetensors.torch import load_file
 from torch import Tensor
 
-from regard.at import At
 from regard.checkpoint import export, load, save
 from regard.engine.stores.contiguous import Contiguous
 from regard.families import family
+from regard.layout import TokenLayout
 from regard.parts.feedforward import GatedModule
 from regard.verify.verdict import verify
 from tests.families.cases import VOCAB
@@ -71,7 +71,7 @@ def test_forty_greedy_tokens_with_a_cache(pair: Pair) -> None:
     text, new = prompt, prompt
     for _ in range(40):
         where = torch.arange(text.shape[1] - new.shape[1], text.shape[1]).expand(2, -1)
-        new = pair.ours(new, At(where), store.states)[:, -1:].argmax(-1)
+        new = pair.ours(new, TokenLayout(where), store.states)[:, -1:].argmax(-1)
         text = torch.cat([text, new], 1)
     assert torch.equal(text, expected)
     assert len(text[:, 7:].unique()) > 5, "a model that repeats itself proves little"
@@ -86,10 +86,10 @@ def test_padding_on_either_side(pair: Pair) -> None:
     biased = any(getattr(pair.theirs.config, key, False) for key in ("mamba_proj_bias", "add_bias_linear"))
     sees_padding = pair.model_type == "recurrent_gemma" or biased
     for left in (False, True) if told and not sees_padding else (False,):
-        at = places([7, 9, 12], 12, left)
-        where = {"position_ids": at.positions} if told else {}
-        theirs = pair.theirs(text, attention_mask=at.valid.long(), **where).logits
-        assert error(pair.ours(text, at)[at.valid], theirs[at.valid]) <= LIMIT
+        layout = places([7, 9, 12], 12, left)
+        where = {"position_ids": layout.positions} if told else {}
+        theirs = pair.theirs(text, attention_mask=layout.valid.long(), **where).logits
+        assert error(pair.ours(text, layout)[layout.valid], theirs[layout.valid]) <= LIMIT
 
 
 @torch.no_grad()

@@ -8,8 +8,9 @@ import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 
-from regard.at import At
 from regard.checkpoint import load
+from regard.layout import TokenLayout
+from regard.models.outputs import materialize
 from tests.families.cases import experts
 from tests.families.pairs import Pair, make
 from tests.families.test_equal import LIMIT, tokens
@@ -27,17 +28,20 @@ def test_the_balance_loss(name: str, padded: bool, tmp_path: Path) -> None:
     """Theirs is one of the tokens of all layers together; where there is one layer, that is ours."""
     model, settings = BALANCED[name]
     pair = make((model, settings | {"router_aux_loss_coef": 0.5}), tmp_path)
-    text, at = tokens(3, 12), places([4, 9, 12], 12, left=False) if padded else At.whole(3, 12)
-    mask = at.valid.long() if padded else None
-    labels = text.masked_fill(~at.valid, -100) if padded else text
+    text, layout = tokens(3, 12), places([4, 9, 12], 12, left=False) if padded else TokenLayout.whole(3, 12)
+    mask = layout.valid.long() if padded else None
+    labels = text.masked_fill(~layout.valid, -100) if padded else text
     theirs = pair.theirs(text, labels=labels, attention_mask=mask, output_router_logits=True)
     top_k, count = pair.theirs.config.num_experts_per_tok, theirs.router_logits[0].shape[-1]
     each = [load_balancing_loss_func((layer,), count, top_k, mask) for layer in theirs.router_logits]
     pair.ours.train()
-    out = pair.ours(text, at, outputs=True)
+    out = pair.ours(text, layout, outputs=True)
     assert error(out.losses["balance"], 0.5 * sum(each) / len(each)) <= LIMIT
     if len(each) == 1:
-        loss = F.cross_entropy(out.logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten()) + out.losses["balance"]
+        loss = (
+            F.cross_entropy(materialize(out.logits)[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
+            + out.losses["balance"]
+        )
         assert error(loss, theirs.loss) <= LIMIT
         loss.backward()
         theirs.loss.backward()

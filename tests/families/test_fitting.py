@@ -3,7 +3,7 @@
 import pytest
 
 from regard.families import FamilyError, family
-from regard.families.fitting import config_of, fitting
+from regard.families.common.detect import config_of, fitting
 from tests.checkpoint.mutations import configs
 from tests.laws import MODELS
 

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from regard.checkpoint.model import parameters, weights
+from regard.checkpoint.model_folder import parameters, weights
 from regard.families import FAMILIES, FamilyError, family
-from regard.models.blank import blank
-from regard.weights.table import Found
+from regard.models.meta_device import build_on_meta
+from regard.weights.table import StoredTensor
 
 PUBLISHED = [json.loads(line) for line in Path(__file__).with_name("published.jsonl").read_text().splitlines()]
 BESIDES = {
@@ -60,9 +60,9 @@ def test_the_names_of_published_files_are_known(name: str, change: tuple[str, st
     config = next(model["config"] for model in PUBLISHED if model["name"] == name)
     foreign = family(config["model_type"])
     spec = foreign.spec(config | {"num_hidden_layers": 1, "n_layer": 1})
-    ours = weights(blank(spec))
+    ours = weights(build_on_meta(spec))
     theirs = {key.replace(*change): tensor for key, tensor in foreign.table(spec).write(ours)}
-    found = {key: Found("file", tuple(t.shape), "F32", lambda t=t: t) for key, t in theirs.items()}
+    found = {key: StoredTensor("file", tuple(t.shape), "F32", lambda t=t: t) for key, t in theirs.items()}
     assert {key: tensor.shape for key, tensor in foreign.table(spec).read(found, ours)} == {
         key: tensor.shape for key, tensor in ours.items()
     }

@@ -12,7 +12,7 @@ from regard.parts.block import Block, Sublayer
 from regard.parts.linear_attention import LinearAttention
 from regard.parts.norm import LayerNorm, RMSNorm
 from regard.parts.position.rope import Rope
-from regard.parts.position.scaling import DynamicNTK, Linear, Llama3, Scaling, Yarn
+from regard.parts.position.rope_scaling import DynamicNTK, LinearScaling, Llama3, Scaling, Yarn
 from regard.spec import SpecError
 from tests.families.cases.gpt2 import GPT2
 from tests.families.cases.llama import LLAMA
@@ -48,7 +48,7 @@ def test_both_spellings_of_rope(settings: dict) -> None:
 @pytest.mark.parametrize(
     ("settings", "scaling"),
     [
-        ({"rope_scaling": {"type": "linear", "factor": 2}}, Linear(2.0)),
+        ({"rope_scaling": {"type": "linear", "factor": 2}}, LinearScaling(2.0)),
         ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, DynamicNTK(2.0, 64)),
         ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0}}, Yarn(4.0, 64)),
         (

@@ -7,15 +7,15 @@ import pytest
 import transformers
 
 from regard.families import FamilyError, family
-from regard.families.layers import shortest
+from regard.families.common.layer_types import shortest
 from regard.kernels.attention.mask import Causal
 from regard.kernels.attention.patterns.window import Window
 from regard.models.decoder import Decoder
 from regard.models.stack import Repeat
 from regard.parts.attention import Attention
-from regard.parts.position.none import NoPosition
+from regard.parts.position.base import NoPosition
 from regard.parts.position.rope import Rope
-from regard.parts.position.scaling import Linear, LongRope
+from regard.parts.position.rope_scaling import LinearScaling, LongRope
 from tests.families.cases.decoders import FULL, LONGROPE, SHAPE, SLIDING
 from tests.families.cases.llama import LLAMA
 
@@ -89,7 +89,7 @@ def test_gemma3_in_the_words_of_transformers_4() -> None:
     settings = {"rope_theta": 2e6, "rope_local_base_freq": 3e4, "rope_scaling": {"type": "linear", "factor": 8.0}}
     *near, far = attentions(read("gemma3_text", num_hidden_layers=6, **settings))
     assert {(mixer.position, mixer.mask) for mixer in near} == {(Rope(3e4), Window(5))}
-    assert (far.position, far.mask) == (Rope(2e6, scaling=Linear(8.0)), Causal())
+    assert (far.position, far.mask) == (Rope(2e6, scaling=LinearScaling(8.0)), Causal())
 
 
 @pytest.mark.parametrize("kind", ["su", "yarn", "longrope"])

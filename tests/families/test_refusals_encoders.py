@@ -14,12 +14,12 @@ from regard.models.encoder import Encoder
 from regard.models.heads import Classification, Pooled
 from regard.models.stack import Repeat
 from regard.parts.attention import Attention
-from regard.parts.big_bird import BigBirdAttention
+from regard.parts.big_bird_attention import BigBirdAttention
 from regard.parts.block import Block, Sublayer
 from regard.parts.feedforward import SwiGLU
 from regard.parts.position.learned import Learned
 from regard.parts.position.rope import Rope
-from regard.weights.table import Found, WeightsError
+from regard.weights.table import StoredTensor, WeightsError
 from tests.families.cases.encoders import BERT, DISTILBERT, ELECTRA, MODERNBERT
 
 SETTINGS = {
@@ -130,9 +130,9 @@ def test_big_bird_is_sparse_unless_it_says_otherwise() -> None:
 def test_sines_that_are_none_are_refused() -> None:
     spec = read("roformer")
     table, ours = family("roformer").table(spec), {name: p.data for name, p in spec.build(0).named_parameters()}
-    theirs = {n: Found("file", tuple(t.shape), "F32", lambda t=t: t) for n, t in table.write(ours)}
+    theirs = {n: StoredTensor("file", tuple(t.shape), "F32", lambda t=t: t) for n, t in table.write(ours)}
     name = "encoder.embed_positions.weight"
     for tensor, message in ((torch.ones(64, 12), "is the same in every such model"), (torch.ones(3), "head_dim")):
-        sines = {name: Found("file", tuple(tensor.shape), "F32", lambda tensor=tensor: tensor)}
+        sines = {name: StoredTensor("file", tuple(tensor.shape), "F32", lambda tensor=tensor: tensor)}
         with pytest.raises(WeightsError, match=message):
             dict(table.read(theirs | sines, ours))

@@ -15,7 +15,7 @@ from regard.models.stack import Repeat
 from regard.parts.block import Block
 from regard.parts.experts import Experts
 from regard.parts.feedforward import FeedForward, SwiGLU
-from regard.parts.position.scaling import Yarn
+from regard.parts.position.rope_scaling import Yarn
 from regard.spec import SpecError
 from tests.families.cases.experts import DEEPSEEK, GPT_OSS, MIXTRAL, OLMOE, QWEN, QWEN2, V3
 

@@ -15,11 +15,11 @@ import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from regard.at import At
 from regard.checkpoint import export, load, save
 from regard.engine.stores.contiguous import Contiguous
 from regard.families import family
-from regard.families.expressed import spelled_out
+from regard.families.common.roundtrip import spelled_out
+from regard.layout import TokenLayout
 from regard.models.dual_encoder import DualEncoder
 from regard.models.encoder import Encoder
 from regard.models.interleaved import Interleaved
@@ -76,14 +76,14 @@ def theirs_of(out: Any) -> Tensor:
     return next(getattr(out, name) for name in names if getattr(out, name, None) is not None)
 
 
-def ours_of(model: nn.Module, given: dict[str, Tensor], at: At | None = None) -> Tensor:
+def ours_of(model: nn.Module, given: dict[str, Tensor], layout: TokenLayout | None = None) -> Tensor:
     match model.spec:
         case Encoder():
             return model(given["pixel_values"])
         case DualEncoder():
-            return model(given["pixel_values"], given["input_ids"], at)
+            return model(given["pixel_values"], given["input_ids"], layout)
         case _:
-            return model(given["input_ids"], at, images=given["pixel_values"])
+            return model(given["input_ids"], layout, images=given["pixel_values"])
 
 
 def losses(pair: Pair, given: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
@@ -207,14 +207,14 @@ def test_texts_of_a_pair_may_be_padded(dual: Pair) -> None:
     """CLIP's behind their end, with ends if need be; SigLIP's on the left: theirs reads the last place anyhow."""
     given, spec = inputs(dual.ours.spec), dual.ours.spec
     if spec.end is None:
-        at = places([4, 9, 6], 9, left=True)
-        theirs = dual.theirs(**given, attention_mask=at.valid.long(), position_ids=at.positions)
+        layout = places([4, 9, 6], 9, left=True)
+        theirs = dual.theirs(**given, attention_mask=layout.valid.long(), position_ids=layout.positions)
     else:
-        at = places([5, 9, 7], 9)
-        theirs = dual.theirs(**given, attention_mask=at.valid.long())
-        behind = given | {"input_ids": given["input_ids"].masked_fill(~at.valid, END)}
+        layout = places([5, 9, 7], 9)
+        theirs = dual.theirs(**given, attention_mask=layout.valid.long())
+        behind = given | {"input_ids": given["input_ids"].masked_fill(~layout.valid, END)}
         assert error(ours_of(dual.ours, behind), theirs.logits_per_image) <= LIMIT
-    assert error(ours_of(dual.ours, given, at), theirs.logits_per_image) <= LIMIT
+    assert error(ours_of(dual.ours, given, layout), theirs.logits_per_image) <= LIMIT
 
 
 @pytest.mark.ledger("mm.interleave")
@@ -226,13 +226,13 @@ def test_prompts_with_images_padded_on_either_side(reader: Pair) -> None:
     rows = [texts(1, 4), torch.cat([texts(1, 1), image, texts(1, 3)], 1), torch.cat([image, texts(1, 2), image], 1)]
     longest = max(row.shape[1] for row in rows)
     for left in (False, True):
-        at = places([row.shape[1] for row in rows], longest, left)
+        layout = places([row.shape[1] for row in rows], longest, left)
         tokens = torch.zeros(3, longest, dtype=torch.int64)
         for row, alone in enumerate(rows):
-            tokens[row, at.valid[row]] = alone[0]
+            tokens[row, layout.valid[row]] = alone[0]
         given = {"pixel_values": pictures(spec.vision), "input_ids": tokens}
-        theirs = reader.theirs(**given, attention_mask=at.valid.long(), position_ids=at.positions).logits
-        assert error(ours_of(reader.ours, given, at)[at.valid], theirs[at.valid]) <= LIMIT
+        theirs = reader.theirs(**given, attention_mask=layout.valid.long(), position_ids=layout.positions).logits
+        assert error(ours_of(reader.ours, given, layout)[layout.valid], theirs[layout.valid]) <= LIMIT
 
 
 @pytest.mark.ledger("mm.interleave", "kv.cache")
@@ -244,12 +244,12 @@ def test_forty_greedy_tokens_about_an_image_with_a_cache(reader: Pair) -> None:
     mask = torch.ones_like(prompt)
     expected = reader.theirs.generate(**given, attention_mask=mask, max_new_tokens=40, do_sample=False)
     store = Contiguous(reader.ours.spec.memory(), 3, length + 40, torch.float32)
-    said = reader.ours(prompt, At(torch.arange(length).expand(3, -1)), store.states, given["pixel_values"])
+    said = reader.ours(prompt, TokenLayout(torch.arange(length).expand(3, -1)), store.states, given["pixel_values"])
     text = prompt
     for place in range(length, length + 40):
         new = said[:, -1:].argmax(-1)
         text = torch.cat([text, new], 1)
-        said = reader.ours.decoder(new, At(torch.full((3, 1), place)), store.states)
+        said = reader.ours.decoder(new, TokenLayout(torch.full((3, 1), place)), store.states)
     assert torch.equal(text, expected)
     assert len(text[:, length:].unique()) > 5, "a model that repeats itself proves little"
     assert not torch.equal(text[0, length:], text[1, length:]), "every image should be told of by itself"

@@ -3,17 +3,17 @@
 import torch
 from torch import Tensor
 
-from regard.at import At
 from regard.kernels.attention.bias import Bias, Buckets, Slopes
 from regard.kernels.attention.mask import Causal, Full, Mask
 from regard.kernels.attention.patterns.bigbird import BigBird
-from regard.kernels.attention.patterns.block_sparse import BlockSparse
+from regard.kernels.attention.patterns.block_pattern import BlockSparse
 from regard.kernels.attention.patterns.longformer import Longformer
 from regard.kernels.attention.patterns.prefix import PrefixLM
 from regard.kernels.attention.patterns.sinks import SinksAndWindow
-from regard.kernels.attention.patterns.sparse_transformer import Fixed, Strided
+from regard.kernels.attention.patterns.sparse_transformer import FixedPattern, StridedPattern
 from regard.kernels.attention.patterns.window import Dilated, Window
-from regard.kernels.attention.scores import Scores
+from regard.kernels.attention.score_options import ScoreOptions
+from regard.layout import TokenLayout
 
 LENGTH, DIM, VALUE = 37, 8, 6
 HEADS = {"multi-head": (4, 4), "grouped-query": (4, 2), "multi-query": (4, 1)}
@@ -30,8 +30,8 @@ MASKS: dict[str, Mask] = {
     "dilated": Dilated(3, 4),
     "dilated, both sides": Dilated(2, 3, causal=False),
     "dilated, no end": Dilated(99, 5),
-    "strided": Strided(6),
-    "fixed": Fixed(6, 2),
+    "strided": StridedPattern(6),
+    "fixed": FixedPattern(6, 2),
     "sinks and window": SinksAndWindow(3, 7),
     "block-sparse": BlockSparse(4, LAYOUT),
     "block-sparse, both sides": BlockSparse(4, LAYOUT, causal=False),
@@ -44,13 +44,13 @@ ON_GPU = {"decode", "triton"}  # backends that refuse a CPU
 DECODED = [name for name, mask in MASKS.items() if mask.causal]
 
 
-def one_query_before_remembered_keys() -> At:
+def one_query_before_remembered_keys() -> TokenLayout:
     """A decode step: rows of different lengths before remembered slots, of which one is not valid."""
     slots = torch.arange(LENGTH).expand(2, LENGTH)
-    return At(torch.tensor([[3], [LENGTH - 1]])).with_keys(slots, valid=slots != 1)
+    return TokenLayout(torch.tensor([[3], [LENGTH - 1]])).with_keys(slots, valid=slots != 1)
 
 
-def where_all_tokens_stand() -> dict[str, At]:
+def where_all_tokens_stand() -> dict[str, TokenLayout]:
     positions = torch.arange(LENGTH).expand(2, LENGTH)
     lengths = torch.tensor([[9, 1, 27], [20, 16, 1]])
     documents = torch.stack([torch.repeat_interleave(torch.arange(3), row) for row in lengths])
@@ -59,14 +59,14 @@ def where_all_tokens_stand() -> dict[str, At]:
     valid[0, 30:] = valid[1, 20:] = False
     left = (positions - torch.tensor([[4], [11]])).clamp_min(0)
     return {
-        "ordered": At.whole(2, LENGTH),
-        "positions": At(positions),
-        "packed": At(restarted, segments=documents, consecutive=True),
-        "padded": At(positions, valid=valid, consecutive=True),
-        "padded left": At(left, valid=positions >= torch.tensor([[4], [11]]), consecutive=True),
-        "packed and padded": At(restarted, segments=documents, valid=valid, consecutive=True),
-        "any documents": At(restarted, segments=documents),
-        "keys": At(positions[:, 4:7]).with_keys(positions),
+        "ordered": TokenLayout.whole(2, LENGTH),
+        "positions": TokenLayout(positions),
+        "packed": TokenLayout(restarted, segments=documents, consecutive=True),
+        "padded": TokenLayout(positions, valid=valid, consecutive=True),
+        "padded left": TokenLayout(left, valid=positions >= torch.tensor([[4], [11]]), consecutive=True),
+        "packed and padded": TokenLayout(restarted, segments=documents, valid=valid, consecutive=True),
+        "any documents": TokenLayout(restarted, segments=documents),
+        "keys": TokenLayout(positions[:, 4:7]).with_keys(positions),
         "one query": one_query_before_remembered_keys(),
     }
 
@@ -86,25 +86,25 @@ def bias_of(name: str | None, dtype: torch.dtype) -> Bias | None:
     return None
 
 
-def scores_of(mask: Mask, bias: str | None, extra: str, dtype: torch.dtype) -> Scores:
+def scores_of(mask: Mask, bias: str | None, extra: str, dtype: torch.dtype) -> ScoreOptions:
     cap, has_sinks = EXTRAS[extra]
     sinks = torch.tensor([0.5, -1.0, 2.0, 0.1], dtype=dtype, requires_grad=True) if has_sinks else None
-    return Scores(mask, 0.7, bias_of(bias, dtype), cap, sinks)
+    return ScoreOptions(mask, 0.7, bias_of(bias, dtype), cap, sinks)
 
 
-def inputs(heads: str, at: At, dtype: torch.dtype, value: int = VALUE) -> list[Tensor]:
+def inputs(heads: str, layout: TokenLayout, dtype: torch.dtype, value: int = VALUE) -> list[Tensor]:
     generator = torch.Generator().manual_seed(0)
     h, k = HEADS[heads]
-    queries, keys = at.positions.shape[1], at.key_positions.shape[1]
+    queries, keys = layout.positions.shape[1], layout.key_positions.shape[1]
     shapes = [(2, h, queries, DIM), (2, k, keys, DIM), (2, k, keys, value)]
     return [torch.randn(s, generator=generator, dtype=torch.float64).to(dtype).requires_grad_() for s in shapes]
 
 
-def with_gradients(attend, tensors: list[Tensor], at: At, scores: Scores) -> list[Tensor]:
+def with_gradients(attend, tensors: list[Tensor], layout: TokenLayout, scores: ScoreOptions) -> list[Tensor]:
     """The output at valid tokens (what stands at padding is nobody's), and the gradients of all that can learn."""
-    out = attend(*tensors, at, scores)
-    if at.valid is not None:
-        out = out.where(at.valid.view(len(out), 1, -1, 1), 0)
+    out = attend(*tensors, layout, scores)
+    if layout.valid is not None:
+        out = out.where(layout.valid.view(len(out), 1, -1, 1), 0)
     weights = torch.linspace(-1, 1, out.numel(), dtype=out.dtype, device=out.device).view_as(out)
     table = [scores.bias.table] if isinstance(scores.bias, Buckets) else []
     learned = [*tensors, *table, *([] if scores.sinks is None else [scores.sinks])]

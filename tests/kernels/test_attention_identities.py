@@ -10,37 +10,37 @@ from torch.autograd import gradcheck
 from torch.autograd.functional import jacobian
 from torch.utils.flop_counter import FlopCounterMode
 
-from regard.at import At
 from regard.kernels.attention import BACKENDS, backend
 from regard.kernels.attention.mask import Causal, Full, Mask
 from regard.kernels.attention.reference import attend, attention_weights
-from regard.kernels.attention.scores import Scores
-from regard.lens.attention import row_entropy
+from regard.kernels.attention.score_options import ScoreOptions
+from regard.layout import TokenLayout
+from regard.lens.attention_maps import row_entropy
 from tests.kernels.cases import ON_GPU
 
 MASKS = {"full": Full(), "causal": Causal()}
 
-DENSE = sorted(BACKENDS.keys() - ON_GPU - {"folded"})  # which takes patterns only
+DENSE = sorted(BACKENDS.keys() - ON_GPU - {"block_sparse"})  # which takes patterns only
 
 
 def random(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def before(queries: int, keys: int) -> At:
+def before(queries: int, keys: int) -> TokenLayout:
     """The last queries of a text before all its keys."""
-    return At(torch.arange(keys - queries, keys).unsqueeze(0)).with_keys(torch.arange(keys).unsqueeze(0))
+    return TokenLayout(torch.arange(keys - queries, keys).unsqueeze(0)).with_keys(torch.arange(keys).unsqueeze(0))
 
 
-def scaled(q: Tensor, mask: Mask = MASKS["full"]) -> Scores:
-    return Scores(mask, q.shape[-1] ** -0.5)
+def scaled(q: Tensor, mask: Mask = MASKS["full"]) -> ScoreOptions:
+    return ScoreOptions(mask, q.shape[-1] ** -0.5)
 
 
 def row(scores: Tensor) -> Tensor:
     """The weights of one query with these scores (n,): its keys are the unit vectors."""
     n = len(scores)
     keys = torch.eye(n, dtype=scores.dtype)[None, None]
-    return attention_weights(scores.view(1, 1, 1, n), keys, before(1, n), Scores(Full())).flatten()
+    return attention_weights(scores.view(1, 1, 1, n), keys, before(1, n), ScoreOptions(Full())).flatten()
 
 
 def softmax_jacobian(scores: Tensor) -> Tensor:
@@ -57,12 +57,12 @@ def norm(matrix: Tensor) -> float:
 @pytest.mark.parametrize("name", DENSE)
 def test_attention_is_that_of_torch(name: str) -> None:
     q, k, v = (random(1, 8, 10, 64, seed=n) for n in range(3))
-    found = backend(name)(q, k, v, At.whole(1, 10), scaled(q))
+    found = backend(name)(q, k, v, TokenLayout.whole(1, 10), scaled(q))
     assert (found - F.scaled_dot_product_attention(q, k, v)).abs().max() < 1e-12
     i, s = 3, q[0, 0, 3] @ k[0, 0].T / 8  # one row, by its own formula
     assert (found[0, 0, i] - s.softmax(-1) @ v[0, 0]).abs().max() < 1e-12
     inputs = tuple(random(1, 2, 4, 3, seed=n).requires_grad_() for n in range(3))
-    assert gradcheck(lambda q, k, v: backend(name)(q, k, v, At.whole(1, 4), scaled(q)), inputs, fast_mode=True)
+    assert gradcheck(lambda q, k, v: backend(name)(q, k, v, TokenLayout.whole(1, 4), scaled(q)), inputs, fast_mode=True)
 
 
 @pytest.mark.ledger("attn.rect")
@@ -84,7 +84,7 @@ def test_queries_and_keys_values_and_keys_may_differ_in_size(name: str) -> None:
 def test_a_soft_dictionary_hardens_with_the_temperature() -> None:
     q, k, v = random(1, 1, 6, 4), random(1, 1, 9, 4, seed=1), random(1, 1, 9, 3, seed=2)
     best = (q @ k.mT).argmax(-1)[0, 0]
-    cold, hot = (attend(q, k, v, before(6, 9), Scores(Full(), 1 / temperature)) for temperature in (1e-4, 1e9))
+    cold, hot = (attend(q, k, v, before(6, 9), ScoreOptions(Full(), 1 / temperature)) for temperature in (1e-4, 1e9))
     assert (cold - v[:, :, best]).abs().max() < 1e-12
     assert (hot - v.mean(2, keepdim=True)).abs().max() < 1e-8
     aligned, orthogonal = row(torch.tensor([4.0, 0.0], dtype=torch.float64))
@@ -110,7 +110,7 @@ def test_the_divisor_is_the_root_of_the_width() -> None:
     for width in (16, 64, 256, 1024):
         q, k = random(1, 8, 64, width, seed=width), random(1, 8, 64, width, seed=width + 1)
         for power, found in lacking.items():
-            weights = attention_weights(q, k, At.whole(1, 64), Scores(Full(), width**-power))
+            weights = attention_weights(q, k, TokenLayout.whole(1, 64), ScoreOptions(Full(), width**-power))
             found.append(math.log(64) - row_entropy(weights).mean().item())
     assert lacking[0.5] == pytest.approx([lacking[0.5][0]] * 4, rel=0.1)
     assert [x / y for x, y in zip(lacking[1.0], lacking[1.0][1:], strict=False)] == pytest.approx([4] * 3, rel=0.1)
@@ -175,7 +175,7 @@ class WrittenOut(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> Tensor:
-        a = attention_weights(q, k, At.whole(1, q.shape[2]), scaled(q, mask))
+        a = attention_weights(q, k, TokenLayout.whole(1, q.shape[2]), scaled(q, mask))
         ctx.save_for_backward(q, k, v, a)
         return a @ v
 
@@ -192,7 +192,7 @@ class WrittenOut(torch.autograd.Function):
 def test_the_backward_written_out(mask: Mask) -> None:
     q, k, v, g = (random(1, 2, 6, 4, seed=n).requires_grad_(n < 3) for n in range(4))
     found = torch.autograd.grad(WrittenOut.apply(q, k, v, mask), (q, k, v), g)
-    expected = torch.autograd.grad(attend(q, k, v, At.whole(1, 6), scaled(q, mask)), (q, k, v), g)
+    expected = torch.autograd.grad(attend(q, k, v, TokenLayout.whole(1, 6), scaled(q, mask)), (q, k, v), g)
     for f, e in zip(found, expected, strict=True):
         assert (f - e).abs().max() < 1e-12
     assert gradcheck(lambda q, k, v: WrittenOut.apply(q, k, v, mask), (q, k, v), fast_mode=True)
@@ -214,7 +214,7 @@ def smooth(q: Tensor, k: Tensor, v: Tensor, kernel, causal: bool) -> Tensor:
 def test_attention_is_kernel_regression(mask: Mask) -> None:
     q, k, v = (random(6, 4, seed=n) for n in range(3))
     expected = smooth(q, k, v, lambda q, k: torch.exp(q @ k / 2), mask.causal)
-    found = attend(q[None, None], k[None, None], v[None, None], At.whole(1, 6), scaled(q, mask))
+    found = attend(q[None, None], k[None, None], v[None, None], TokenLayout.whole(1, 6), scaled(q, mask))
     assert (found[0, 0] - expected).abs().max() < 1e-12
 
 
@@ -228,7 +228,7 @@ def test_with_keys_of_one_length_the_kernel_is_gaussian() -> None:
     def gauss(bandwidth: float) -> Tensor:
         return smooth(q, k, v, lambda q, k: torch.exp(-(q - k).square().sum() / (2 * bandwidth**2)), False)
 
-    found = attend(q[None, None], k[None, None], v[None, None], At.whole(1, 8), scaled(q))[0, 0]
+    found = attend(q[None, None], k[None, None], v[None, None], TokenLayout.whole(1, 8), scaled(q))[0, 0]
     assert (found - gauss(width**0.25)).abs().max() < 1e-14
     assert (found - gauss(width**0.5)).abs().max() > 0.1
 
@@ -239,10 +239,10 @@ def test_outputs_stay_in_the_hull_of_the_values(mask: Mask) -> None:
     directions = torch.cat([torch.eye(3, dtype=torch.float64), random(200, 3)])  # coordinates, and any other side
     for seed in range(20):
         q, k, v = (3 * random(1, 2, 7, 3, seed=3 * seed + n) for n in range(3))
-        weights = attention_weights(q, k, At.whole(1, 7), scaled(q, mask))
+        weights = attention_weights(q, k, TokenLayout.whole(1, 7), scaled(q, mask))
         assert weights.min() >= 0
         assert (weights.sum(-1) - 1).abs().max() < 1e-14
-        inner, outer = (x @ directions.T for x in (attend(q, k, v, At.whole(1, 7), scaled(q, mask)), v))
+        inner, outer = (x @ directions.T for x in (attend(q, k, v, TokenLayout.whole(1, 7), scaled(q, mask)), v))
         assert (inner.amax(2) <= outer.amax(2) + 1e-12).all()
         assert (inner.amin(2) >= outer.amin(2) - 1e-12).all()
 
@@ -251,16 +251,18 @@ def test_outputs_stay_in_the_hull_of_the_values(mask: Mask) -> None:
 @pytest.mark.parametrize("name", DENSE)
 def test_the_softmax_runs_over_keys_and_does_not_overflow(name: str) -> None:
     q, k = random(1, 1, 5, 4), random(1, 1, 5, 4, seed=1)
-    weights = attention_weights(q, k, At.whole(1, 5), scaled(q))
+    weights = attention_weights(q, k, TokenLayout.whole(1, 5), scaled(q))
     assert (weights.sum(-1) - 1).abs().max() < 1e-14
     assert (weights.sum(-2) - 1).abs().max() > 0.1
     ones = torch.ones_like(k)
-    shifted = attention_weights(torch.cat([q, ones], -1), torch.cat([k, 7 * ones], -1), At.whole(1, 5), scaled(q))
+    shifted = attention_weights(
+        torch.cat([q, ones], -1), torch.cat([k, 7 * ones], -1), TokenLayout.whole(1, 5), scaled(q)
+    )
     assert (shifted - weights).abs().max() < 1e-14  # every score of a row grew by 14
     for dtype in (torch.float32, torch.float64):
         large = torch.cat([1e4 * torch.ones(1, 1, 5, 1), q], -1).to(dtype)
         key = torch.cat([torch.ones(1, 1, 5, 1), k], -1).to(dtype)
-        out = backend(name)(large, key, key, At.whole(1, 5), Scores(Causal()))
+        out = backend(name)(large, key, key, TokenLayout.whole(1, 5), ScoreOptions(Causal()))
         assert out.isfinite().all()
         assert (out[..., 0] - 1).abs().max() < 1e-5
 
@@ -268,10 +270,10 @@ def test_the_softmax_runs_over_keys_and_does_not_overflow(name: str) -> None:
 @pytest.mark.ledger("attn.linear.v")
 def test_attention_is_linear_in_the_values_alone() -> None:
     q, k, v, w = (random(1, 2, 6, 4, seed=n) for n in range(4))
-    at = At.whole(1, 6)
+    layout = TokenLayout.whole(1, 6)
 
     def of(values: Tensor, q: Tensor = q) -> Tensor:
-        return attend(q, k, values, at, scaled(q, Causal()))
+        return attend(q, k, values, layout, scaled(q, Causal()))
 
     assert (of(2 * v - 3 * w) - (2 * of(v) - 3 * of(w))).abs().max() < 1e-13
     assert (of(v, 2 * q) - 2 * of(v)).abs().max() > 0.1
@@ -282,9 +284,9 @@ def test_work_and_memory_grow_with_the_square_of_the_length() -> None:
     for length, entries in ((1_000, 10**6), (2_000, 4 * 10**6), (100_000, 10**10)):
         with torch.device("meta"), FlopCounterMode(display=False) as counter:
             q, k, v = torch.empty(1, 1, length, 16), torch.empty(1, 1, length, 16), torch.empty(1, 1, length, 24)
-            at = At.whole(1, length, "meta")
-            out = attend(q, k, v, at, scaled(q))
-            assert attention_weights(q, k, at, scaled(q)).numel() == entries
+            layout = TokenLayout.whole(1, length, "meta")
+            out = attend(q, k, v, layout, scaled(q))
+            assert attention_weights(q, k, layout, scaled(q)).numel() == entries
         assert out.shape == (1, 1, length, 24)
         scores, blend = 2 * length**2 * 16, 2 * length**2 * 24
         assert counter.get_total_flops() == scores + blend + scores  # the second scores: of the weights asked for

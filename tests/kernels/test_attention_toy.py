@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from regard.at import At
 from regard.kernels.attention.mask import Causal, Full, Mask
 from regard.kernels.attention.reference import attend, attention_weights
-from regard.kernels.attention.scores import Scores
-from regard.lens.attention import row_entropy
+from regard.kernels.attention.score_options import ScoreOptions
+from regard.layout import TokenLayout
+from regard.lens.attention_maps import row_entropy
 from regard.parts.position.sinusoidal import Sinusoidal
 from tests.kernels.r_generator import R
 
@@ -19,10 +19,10 @@ TOKENS = 5
 
 def one_head(q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> tuple[Tensor, Tensor]:
     """(weights, output) of one head, matrices in and out; the scores are scaled by 1/√d_k."""
-    at, scores = At(torch.arange(len(q)).unsqueeze(0)), Scores(mask, q.shape[-1] ** -0.5)
-    at = at.with_keys(torch.arange(len(k)).unsqueeze(0))
+    layout, scores = TokenLayout(torch.arange(len(q)).unsqueeze(0)), ScoreOptions(mask, q.shape[-1] ** -0.5)
+    layout = layout.with_keys(torch.arange(len(k)).unsqueeze(0))
     q, k, v = (x.double()[None, None] for x in (q, k, v))
-    return attention_weights(q, k, at, scores)[0, 0], attend(q, k, v, at, scores)[0, 0]
+    return attention_weights(q, k, layout, scores)[0, 0], attend(q, k, v, layout, scores)[0, 0]
 
 
 def printed(found: Tensor, expected: list[list[float]]) -> bool:
@@ -35,7 +35,7 @@ def toy() -> tuple[R, Tensor]:
     """Five tokens of width 4: normal embeddings plus sinusoids; the generator goes on from there."""
     r = R(2017)
     x = r.matrix(TOKENS, 4)
-    return r, Sinusoidal().build(4, 1).embed(x.unsqueeze(0), At.whole(1, TOKENS))[0]
+    return r, Sinusoidal().build(4, 1).embed(x.unsqueeze(0), TokenLayout.whole(1, TOKENS))[0]
 
 
 def self_attention(toy: tuple[R, Tensor], mask: Mask) -> tuple[Tensor, Tensor, Tensor]:

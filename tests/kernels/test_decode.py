@@ -4,7 +4,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from regard.at import At
 from regard.engine.stores.contiguous import Contiguous
 from regard.engine.stores.paged import Paged
 from regard.kernels.attention import backend, decode, reference, why
@@ -13,7 +12,8 @@ from regard.kernels.attention.pages import Pages, gathered
 from regard.kernels.attention.patterns.longformer import Longformer
 from regard.kernels.attention.patterns.sinks import SinksAndWindow
 from regard.kernels.attention.patterns.window import Window
-from regard.kernels.attention.scores import Scores
+from regard.kernels.attention.score_options import ScoreOptions
+from regard.layout import TokenLayout
 from regard.models.decoder import Decoder
 from regard.models.stack import Repeat
 from regard.parts.attention import Attention
@@ -35,14 +35,14 @@ MASKS: dict[str, Mask] = {
 }
 
 
-def inputs(heads: str, queries: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor, At]:
+def inputs(heads: str, queries: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor, TokenLayout]:
     """Two rows, one of whose texts is shorter, before KEYS keys."""
     h, k = HEADS[heads]
     shapes = (2, h, queries, DIM), (2, k, KEYS, DIM), (2, k, KEYS, VALUE)
     q, k, v = (torch.randn(shape, dtype=dtype, device=DEVICE) for shape in shapes)
     ends = torch.tensor([[37], [KEYS]], device=DEVICE)
     positions = ends - queries + torch.arange(queries, device=DEVICE)
-    return q, k, v, At(positions).with_keys(torch.arange(KEYS, device=DEVICE).expand(2, KEYS))
+    return q, k, v, TokenLayout(positions).with_keys(torch.arange(KEYS, device=DEVICE).expand(2, KEYS))
 
 
 def paged(x: Tensor, block: int, seed: int) -> Pages:
@@ -58,15 +58,15 @@ def paged(x: Tensor, block: int, seed: int) -> Pages:
     return Pages(pool.flatten(0, 1), table, block)
 
 
-def scores_of(mask: Mask, bias: str | None = None, cap: float | None = None, sinks: bool = False) -> Scores:
+def scores_of(mask: Mask, bias: str | None = None, cap: float | None = None, sinks: bool = False) -> ScoreOptions:
     added = bias_of(bias, torch.float32)
     if added is not None:
         vars(added).update({name: x.detach().to(DEVICE) for name, x in vars(added).items() if torch.is_tensor(x)})
-    return Scores(mask, 0.3, added, cap, torch.tensor([0.5, -1.0, 2.0, 0.1], device=DEVICE) if sinks else None)
+    return ScoreOptions(mask, 0.3, added, cap, torch.tensor([0.5, -1.0, 2.0, 0.1], device=DEVICE) if sinks else None)
 
 
-def error(found: Tensor, q: Tensor, k: Tensor, v: Tensor, at: At, scores: Scores) -> float:
-    exact = reference.attend(q.double(), k.double(), v.double(), at, scores)
+def error(found: Tensor, q: Tensor, k: Tensor, v: Tensor, layout: TokenLayout, scores: ScoreOptions) -> float:
+    exact = reference.attend(q.double(), k.double(), v.double(), layout, scores)
     return ((found - exact).abs().max() / exact.abs().max().clamp_min(1)).item()
 
 
@@ -80,13 +80,15 @@ CASES = [  # heads, queries, (bias, cap, sinks), block; each mask has one of the
 @pytest.mark.parametrize("n, mask", list(enumerate(MASKS)), ids=list(MASKS))
 def test_contiguous_and_pages_are_the_reference(n: int, mask: str) -> None:
     heads, queries, extra, block = CASES[n % len(CASES)]
-    q, k, v, at = inputs(heads, queries)
+    q, k, v, layout = inputs(heads, queries)
     scores = scores_of(MASKS[mask], *extra)
-    assert error(decode.attend(q, k, v, at, scores), q, k, v, at, scores) <= 2e-6
+    assert error(decode.attend(q, k, v, layout, scores), q, k, v, layout, scores) <= 2e-6
     pages = [paged(x, block, seed=n) for x in (k, v)]
     span = pages[0].shape[2]
-    later = At(at.positions).with_keys(torch.arange(span, device=DEVICE).expand(2, span), valid=slots(span))
-    assert error(decode.attend(q, *pages, later, scores), q, k, v, at, scores) <= 2e-6
+    later = TokenLayout(layout.positions).with_keys(
+        torch.arange(span, device=DEVICE).expand(2, span), valid=slots(span)
+    )
+    assert error(decode.attend(q, *pages, later, scores), q, k, v, layout, scores) <= 2e-6
 
 
 def slots(span: int) -> Tensor:
@@ -96,34 +98,36 @@ def slots(span: int) -> Tensor:
 
 def test_keys_may_stand_anywhere_and_be_missing() -> None:
     """As a ring hands them out: positions in any order, some slots empty."""
-    q, k, v, at = inputs("grouped-query", 2)
+    q, k, v, layout = inputs("grouped-query", 2)
     order = torch.stack([torch.randperm(KEYS) for _ in range(2)]).to(DEVICE)
-    at = At(at.positions).with_keys(order, valid=torch.rand(2, KEYS, device=DEVICE) > 0.3)
+    layout = TokenLayout(layout.positions).with_keys(order, valid=torch.rand(2, KEYS, device=DEVICE) > 0.3)
     for mask in (Causal(), Window(20)):
         scores = scores_of(mask, "slopes")
-        assert error(decode.attend(q, k, v, at, scores), q, k, v, at, scores) <= 2e-6
+        assert error(decode.attend(q, k, v, layout, scores), q, k, v, layout, scores) <= 2e-6
 
 
 @pytest.mark.parametrize("sinks", [False, True])
 def test_a_query_that_sees_nothing_gives_zeros(sinks: bool) -> None:
-    q, k, v, at = inputs("grouped-query", 1)
+    q, k, v, layout = inputs("grouped-query", 1)
     valid = torch.ones(2, KEYS, dtype=torch.bool, device=DEVICE)
     valid[0] = False
-    out = decode.attend(q, k, v, At(at.positions).with_keys(at.key_positions, valid), scores_of(Causal(), sinks=sinks))
+    out = decode.attend(
+        q, k, v, TokenLayout(layout.positions).with_keys(layout.key_positions, valid), scores_of(Causal(), sinks=sinks)
+    )
     assert not out[0].any()
     assert out[1].abs().min() > 0
 
 
 @pytest.mark.parametrize("parts", [1, 2, 5])
 def test_any_number_of_parts(parts: int) -> None:
-    from regard.kernels.attention.triton.decode import launch
+    from regard.kernels.attention.triton.decode_kernels import launch
 
-    q, k, v, at = inputs("grouped-query", 1)
+    q, k, v, layout = inputs("grouped-query", 1)
     out = launch(
-        q, k, v, None, 0, at.positions, at.key_positions, None, -1, 0, 0, 0.3, None, "none", None, None,
+        q, k, v, None, 0, layout.positions, layout.key_positions, None, -1, 0, 0, 0.3, None, "none", None, None,
         block=16, parts=parts,
     )  # fmt: skip
-    assert error(out, q, k, v, at, Scores(Causal(), 0.3)) <= 2e-6
+    assert error(out, q, k, v, layout, ScoreOptions(Causal(), 0.3)) <= 2e-6
 
 
 def test_pages_stand_for_what_they_hold() -> None:
@@ -140,30 +144,30 @@ def test_the_paged_store_hands_out_pages_to_attention_alone() -> None:
     for memory, kind in ((Attention(4, 2).memory(32), Pages), (PerToken({"k": (2, 8), "v": (2, 8)}), Tensor)):
         store = Paged(((memory,),), 1, 32, 8, torch.float32, block=4)
         store.reserve(0, 5)
-        k, _, at = store.states[0][0].extend(At.whole(1, 5), k=x, v=x)
+        k, _, layout = store.states[0][0].extend(TokenLayout.whole(1, 5), k=x, v=x)
         assert isinstance(k, kind)
         assert torch.equal(gathered(k)[:, :, :5], x)
-        assert at.key_positions.shape == (1, k.shape[2])
+        assert layout.key_positions.shape == (1, k.shape[2])
 
 
 def test_what_it_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
-    q, k, v, at = inputs("grouped-query", 1)
+    q, k, v, layout = inputs("grouped-query", 1)
     with pytest.raises(ValueError, match="decode needs a CUDA GPU, not cpu; choose another, or auto"):
-        backend("decode")(q.cpu(), k.cpu(), v.cpu(), at, scores_of(Causal()))
+        backend("decode")(q.cpu(), k.cpu(), v.cpu(), layout, scores_of(Causal()))
     monkeypatch.setattr(decode, "cannot_triton", lambda device: None)
     said = {
         "is for few queries": (torch.randn(2, 4, 17, DIM), k, v, scores_of(Causal())),
         "takes heads of 16, 32, 64, 128, 256 coordinates": (q[..., :12], k[..., :12], v, scores_of(Causal())),
         "computes in one of": (q.double(), k.double(), v.double(), scores_of(Causal())),
         "does not know the mask Longformer": (q, k, v, scores_of(Longformer(4, 2, causal=True))),
-        "cannot drop": (q, k, v, Scores(Causal(), dropout=0.1)),
+        "cannot drop": (q, k, v, ScoreOptions(Causal(), dropout=0.1)),
         "has no gradients": (q.requires_grad_(), k, v, scores_of(Causal())),
     }
     for reason, (q, k, v, scores) in said.items():
-        assert reason in decode.refuses(q, k, v, at, scores)
+        assert reason in decode.refuses(q, k, v, layout, scores)
     with torch.no_grad():
-        assert decode.refuses(q, k, v, at, scores_of(Causal())) is None
-    assert decode.slower(q, k, v, At.whole(2, 1), scores_of(Causal())) == "decode is for remembered keys"
+        assert decode.refuses(q, k, v, layout, scores_of(Causal())) is None
+    assert decode.slower(q, k, v, TokenLayout.whole(2, 1), scores_of(Causal())) == "decode is for remembered keys"
 
 
 @torch.no_grad()
@@ -181,7 +185,7 @@ def steps_and_whole(kind: str, compile: bool) -> tuple[Tensor, Tensor]:
     tokens = torch.randint(50, (2, length), device=DEVICE)
 
     def step(token: Tensor, positions: Tensor) -> Tensor:
-        return model(token, At(positions), store.states)
+        return model(token, TokenLayout(positions), store.states)
 
     read = torch.compile(step, fullgraph=True) if compile else step
     found = [read(tokens[:, t : t + 1], torch.full((2, 1), t, device=DEVICE)) for t in range(length)]
@@ -210,17 +214,17 @@ def test_on_a_gpu_a_model_steps_through_it(kind: str, compile: bool) -> None:
 @pytest.mark.parametrize("mask", MASKS)
 def test_on_a_gpu_no_worse_than_pytorch_by_more_than_twice(mask: str, dtype: torch.dtype) -> None:
     for heads, queries in (("grouped-query", 1), ("multi-query", 7)):
-        q, k, v, at = inputs(heads, queries, dtype)
+        q, k, v, layout = inputs(heads, queries, dtype)
         scores = scores_of(MASKS[mask])
-        theirs = error(backend("sdpa")(q, k, v, at, scores), q, k, v, at, scores)
-        ours = error(backend("decode")(q, k, v, at, scores), q, k, v, at, scores)
+        theirs = error(backend("sdpa")(q, k, v, layout, scores), q, k, v, layout, scores)
+        ours = error(backend("decode")(q, k, v, layout, scores), q, k, v, layout, scores)
         assert ours <= 2 * theirs + torch.finfo(dtype).eps
 
 
 @pytest.mark.gpu
 def test_auto_takes_it_for_a_step_and_compiles_around_it() -> None:
-    q, k, v, at = inputs("grouped-query", 1, torch.bfloat16)
+    q, k, v, layout = inputs("grouped-query", 1, torch.bfloat16)
     scores = scores_of(Causal())
-    assert why(q, k, v, at, scores) == ("decode", "decode is the fastest and takes this case")
-    step = torch.compile(lambda q: backend("auto")(q * 1.0, k, v, at, scores), fullgraph=True)
-    assert torch.equal(step(q), backend("decode")(q, k, v, at, scores))
+    assert why(q, k, v, layout, scores) == ("decode", "decode is the fastest and takes this case")
+    step = torch.compile(lambda q: backend("auto")(q * 1.0, k, v, layout, scores), fullgraph=True)
+    assert torch.equal(step(q), backend("decode")(q, k, v, layout, scores))

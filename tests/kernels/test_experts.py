@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.autograd import gradcheck
 
 from regard.compat import groups_matmul
-from regard.kernels.experts import by_expert, grouped_linear, slices
+from regard.kernels.grouped_matmul import by_expert, grouped_linear, slices
 
 SIZES = {
     "even": [3, 3, 3, 3],

@@ -10,12 +10,12 @@ from transformers import BigBirdConfig, LongformerConfig
 from transformers.models.big_bird.modeling_big_bird import BigBirdBlockSparseAttention
 from transformers.models.longformer.modeling_longformer import LongformerSelfAttention
 
-from regard.at import At
 from regard.kernels.attention import backend
 from regard.kernels.attention.mask import Mask
-from regard.kernels.attention.patterns.block_sparse import BlockSparse
+from regard.kernels.attention.patterns.block_pattern import BlockSparse
 from regard.kernels.attention.patterns.longformer import Longformer
-from regard.kernels.attention.scores import Scores
+from regard.kernels.attention.score_options import ScoreOptions
+from regard.layout import TokenLayout
 
 HEADS, WIDTH = 2, 16
 
@@ -24,12 +24,12 @@ def ours(theirs: nn.Module, x: Tensor, mask: Mask, name: str) -> Tensor:
     q, k, v = (
         getattr(theirs, part)(x).unflatten(-1, (HEADS, -1)).transpose(1, 2) for part in ("query", "key", "value")
     )
-    scores = Scores(mask, (WIDTH // HEADS) ** -0.5)
-    return backend(name)(q, k, v, At.whole(*x.shape[:2]), scores).transpose(1, 2).flatten(2)
+    scores = ScoreOptions(mask, (WIDTH // HEADS) ** -0.5)
+    return backend(name)(q, k, v, TokenLayout.whole(*x.shape[:2]), scores).transpose(1, 2).flatten(2)
 
 
 @pytest.mark.ledger("sp.longformer")
-@pytest.mark.parametrize("name", ["reference", "folded", "sdpa"])
+@pytest.mark.parametrize("name", ["reference", "block_sparse", "sdpa"])
 @pytest.mark.parametrize("window", [4, 8])
 def test_longformer(window: int, name: str) -> None:
     """Theirs counts both sides of the window, and gives global tokens projections of their own: made equal here."""
@@ -54,7 +54,7 @@ def test_longformer(window: int, name: str) -> None:
 
 
 @pytest.mark.ledger("sp.bigbird", "sp.block")
-@pytest.mark.parametrize("name", ["reference", "folded", "sdpa"])
+@pytest.mark.parametrize("name", ["reference", "block_sparse", "sdpa"])
 def test_bigbird(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Theirs makes the first and the last block global, which depends on the length; a layout says the same."""
     block, blocks = 4, 12

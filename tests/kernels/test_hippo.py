@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from regard.kernels.state_space.discretise import bilinear
-from regard.kernels.state_space.hippo import DIAGONALS, legs, normal_plus_low_rank, rebuild
-from regard.kernels.state_space.kernel import System, driven
-from regard.kernels.state_space.transition import Dense
+from regard.kernels.recurrent.state_space.discretise import bilinear
+from regard.kernels.recurrent.state_space.hippo import DIAGONALS, legs, normal_plus_low_rank, rebuild
+from regard.kernels.recurrent.state_space.kernel import System, driven
+from regard.kernels.recurrent.state_space.transition import DenseTransition
 from tests.kernels.systems import random
 
 
@@ -37,7 +37,7 @@ def test_the_past_is_rebuilt_the_better_the_larger_the_state() -> None:
     errors = {}
     for size in (4, 8, 16, 32, 64):
         Ab, Bb = bilinear(*legs(size), step)
-        x = driven(System(Dense(Ab[None]), Bb[None], Bb[None]), u[None, None])[0, 0]
+        x = driven(System(DenseTransition(Ab[None]), Bb[None], Bb[None]), u[None, None])[0, 0]
         apart = rebuild(x, time[:1500]) - u.flip(0)[:1500]
         errors[size] = apart.square().mean().sqrt().item()
         recent = apart[:300].square().mean().sqrt().item()

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 from torch.autograd import gradcheck
 
-from regard.kernels.linear_attention import both_ways, linear_attention
+from regard.kernels.recurrent.linear_attention import both_ways, linear_attention
 
 B, H, E = 2, 2, 3
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from regard.kernels.linear_attention import linear_attention
+from regard.kernels.recurrent.linear_attention import linear_attention
 from regard.parts.linear_attention import LinearAttention
 
 

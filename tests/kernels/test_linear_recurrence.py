@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 from torch.autograd import gradcheck
 
-from regard.kernels.linear_recurrence import linear_recurrence
+from regard.kernels.recurrent.linear_recurrence import linear_recurrence
 
 
 def loop(a: Tensor, b: Tensor, h: Tensor, segments: Tensor, valid: Tensor) -> Tensor:

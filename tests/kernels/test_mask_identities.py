@@ -5,11 +5,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard.at import At
 from regard.kernels.attention import BACKENDS, backend
 from regard.kernels.attention.mask import Causal, Full, visible
 from regard.kernels.attention.reference import attention_weights
-from regard.kernels.attention.scores import Scores
+from regard.kernels.attention.score_options import ScoreOptions
+from regard.layout import TokenLayout
 from regard.models.decoder import Decoder
 from regard.parts.attention import Attention
 from regard.spec import SpecError
@@ -27,10 +27,10 @@ def test_a_token_sees_itself_and_what_came_before(name: str) -> None:
         q, k, v = (random(1, 2, n, 4, seed=seed) for seed in range(3))
         scores = q @ k.mT / 2 + torch.full((n, n), -torch.inf, dtype=torch.float64).triu(1)
         expected = scores.softmax(-1) @ v
-        for at in (At.whole(1, n), At(torch.arange(n).unsqueeze(0))):
-            how = Scores(Causal(), 0.5)
-            if BACKENDS[name].refuses(q, k, v, at, how) is None:
-                assert (backend(name)(q, k, v, at, how) - expected).abs().max() < 1e-12
+        for layout in (TokenLayout.whole(1, n), TokenLayout(torch.arange(n).unsqueeze(0))):
+            how = ScoreOptions(Causal(), 0.5)
+            if BACKENDS[name].refuses(q, k, v, layout, how) is None:
+                assert (backend(name)(q, k, v, layout, how) - expected).abs().max() < 1e-12
 
 
 @pytest.mark.ledger("mask.causal", "mask.nofuture")
@@ -48,10 +48,10 @@ def test_what_comes_later_changes_nothing(name: str) -> None:
 
 @pytest.mark.ledger("mask.forms")
 def test_to_mask_is_to_choose_among_fewer_keys() -> None:
-    n, at = 7, At.whole(1, 7)
+    n, layout = 7, TokenLayout.whole(1, 7)
     q, k = random(1, 1, n, 4), random(1, 1, n, 4, seed=1)
     scores, seen = (q @ k.mT / 2)[0, 0], torch.ones(n, n, dtype=torch.bool).tril()
-    ours = attention_weights(q, k, at, Scores(Causal(), 0.5))[0, 0]
+    ours = attention_weights(q, k, layout, ScoreOptions(Causal(), 0.5))[0, 0]
     added = (scores + torch.zeros(n, n, dtype=torch.float64).masked_fill(~seen, -torch.inf)).softmax(-1)
     filled = scores.masked_fill(~seen, -torch.inf).softmax(-1)
     chosen = torch.stack([F.pad(scores[i, : i + 1].softmax(-1), (0, n - 1 - i)) for i in range(n)])
@@ -62,32 +62,34 @@ def test_to_mask_is_to_choose_among_fewer_keys() -> None:
     assert raw[0, 1] == pytest.approx(1 / (scores[0, 0].exp() + n - 1).item())  # … where a score of 0 weighs e⁰ = 1
     afterwards = scores.softmax(-1).masked_fill(~seen, 0)
     assert (afterwards.sum(-1)[:-1] < 0.99).all()
-    blind = At(torch.arange(n).unsqueeze(0), valid=torch.tensor([[False, False, True, True, True, True, True]]))
+    blind = TokenLayout(
+        torch.arange(n).unsqueeze(0), valid=torch.tensor([[False, False, True, True, True, True, True]])
+    )
     for name in BACKENDS:
         tensors = [random(1, 1, n, 4, seed=seed).requires_grad_() for seed in range(3)]
-        if BACKENDS[name].refuses(*tensors, blind, Scores(Causal())) is None:
-            out = backend(name)(*tensors, blind, Scores(Causal()))
+        if BACKENDS[name].refuses(*tensors, blind, ScoreOptions(Causal())) is None:
+            out = backend(name)(*tensors, blind, ScoreOptions(Causal()))
             assert not out[:, :, :2].any()
             assert all(g.isfinite().all() for g in torch.autograd.grad(out.sum(), tensors))
 
 
 @pytest.mark.ledger("mask.polarity")
 def test_true_means_seen_whoever_is_asked() -> None:
-    x, at = random(1, 6, 8), At.whole(1, 6)
+    x, layout = random(1, 6, 8), TokenLayout.whole(1, 6)
     ours = Attention(2, bias=True).build(8).double()
     theirs = nn.MultiheadAttention(8, 2, batch_first=True, dtype=torch.float64)
     projections = [ours.q_proj, ours.k_proj, ours.v_proj]
     theirs.in_proj_weight.data = torch.cat([p.weight for p in projections])
     theirs.in_proj_bias.data = torch.cat([p.bias for p in projections])
     theirs.out_proj.load_state_dict(ours.o_proj.state_dict())
-    seen = visible(Causal(), at)[0, 0]
+    seen = visible(Causal(), layout)[0, 0]
     assert seen[1].tolist() == [True, True, False, False, False, False]
     blocked, swapped = (theirs(x, x, x, attn_mask=mask, need_weights=False)[0] for mask in (~seen, seen))
-    assert (ours(x, at) - blocked).abs().max() < 1e-12
-    assert not (ours(x, at) - swapped).abs().max() < 0.01
+    assert (ours(x, layout) - blocked).abs().max() < 1e-12
+    assert not (ours(x, layout) - swapped).abs().max() < 0.01
     q, k, v = (random(1, 2, 6, 4, seed=seed) for seed in range(3))
-    expected = backend("reference")(q, k, v, at, Scores(Causal(), 0.5))
+    expected = backend("reference")(q, k, v, layout, ScoreOptions(Causal(), 0.5))
     assert (F.scaled_dot_product_attention(q, k, v, attn_mask=seen) - expected).abs().max() < 1e-12
-    assert visible(Full(), at) is None
+    assert visible(Full(), layout) is None
     with pytest.raises(SpecError, match="mask"):  # a tensor, of either meaning, is no mask here
         Attention(2, mask=seen)

@@ -4,17 +4,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from regard.at import At
 from regard.kernels.attention import reference
 from regard.kernels.attention.mask import Mask
 from regard.kernels.attention.patterns.bigbird import BigBird
-from regard.kernels.attention.patterns.block_sparse import BlockSparse
+from regard.kernels.attention.patterns.block_pattern import BlockSparse
 from regard.kernels.attention.patterns.longformer import Longformer
 from regard.kernels.attention.patterns.prefix import PrefixLM
 from regard.kernels.attention.patterns.sinks import SinksAndWindow
-from regard.kernels.attention.patterns.sparse_transformer import Fixed, Strided
+from regard.kernels.attention.patterns.sparse_transformer import FixedPattern, StridedPattern
 from regard.kernels.attention.patterns.window import Dilated, Window
-from regard.kernels.attention.scores import Scores
+from regard.kernels.attention.score_options import ScoreOptions
+from regard.layout import TokenLayout
 from regard.parts.attention import Attention
 from regard.spec import Spec, SpecError
 from tests.kernels.cases import LAYOUT, MASKS
@@ -54,12 +54,12 @@ def test_dilated_windows(w: int, step: int) -> None:
 @pytest.mark.parametrize("stride", [2, 6, 7])
 def test_the_sparse_transformers_patterns(stride: int) -> None:
     near_or_far = by_pairs(lambda i, j: j <= i and (i - j < stride or (i - j) % stride == 0))
-    assert table(Strided(stride)) == near_or_far
+    assert table(StridedPattern(stride)) == near_or_far
     halves = zip(table(Window(stride)), table(Dilated(N, stride)), strict=True)
     assert near_or_far == [[a or b for a, b in zip(*rows, strict=True)] for rows in halves]
     fixed = by_pairs(lambda i, j: j <= i and (i // stride == j // stride or j % stride == stride - 1))
-    assert table(Fixed(stride)) == fixed
-    for mask in (Strided(stride), Fixed(stride)):
+    assert table(FixedPattern(stride)) == fixed
+    for mask in (StridedPattern(stride), FixedPattern(stride)):
         one = torch.tensor(table(mask))
         assert torch.equal((one.long() @ one.long() > 0), torch.ones(N, N, dtype=torch.bool).tril())  # two hops
 
@@ -68,7 +68,7 @@ def test_the_sparse_transformers_patterns(stride: int) -> None:
 def test_the_sparse_transformer_sees_n_root_n() -> None:
     for root in (4, 8, 16):
         n = root * root
-        for mask in (Strided(root), Fixed(root)):
+        for mask in (StridedPattern(root), FixedPattern(root)):
             most = max(sum(row) for row in table(mask, n))
             assert most <= 2 * root
             assert sum(map(sum, table(mask, n))) <= 2 * n * root
@@ -159,7 +159,7 @@ def test_layers_of_windows_reach_so_far_and_no_further(layers: int, w: int) -> N
     x = torch.randn(1, 1, n, 4, dtype=torch.float64, requires_grad=True)
     y = x
     for _ in range(layers):
-        y = reference.attend(y, y, y, At.whole(1, n), Scores(Window(w), 0.5))
+        y = reference.attend(y, y, y, TokenLayout.whole(1, n), ScoreOptions(Window(w), 0.5))
     (gradient,) = torch.autograd.grad(y[0, 0, -1].sum(), x)
     reached = gradient[0, 0].abs().sum(-1) > 0
     span = layers * (w - 1) + 1  # tokens, the last one among them
@@ -181,8 +181,8 @@ def test_masks_are_written_down_and_hashed(name: str) -> None:
     [
         (lambda: Window(0), "size=0 must be positive"),
         (lambda: Dilated(2, 0), "step=0 must be positive"),
-        (lambda: Strided(1), "at least 2"),
-        (lambda: Fixed(4, 4), "smaller than block=4"),
+        (lambda: StridedPattern(1), "at least 2"),
+        (lambda: FixedPattern(4, 4), "smaller than block=4"),
         (lambda: Longformer(4, 0), "without any it is a window"),
         (lambda: BigBird(4, 2), "window=2 must be odd"),
         (lambda: BlockSparse(4, ()), "layout is empty"),
@@ -198,7 +198,7 @@ def test_what_makes_no_pattern_is_refused(make, message: str) -> None:
 
 def weights_of(mask: Mask, n: int) -> Tensor:
     q = torch.randn(1, 1, n, 4, dtype=torch.float64)
-    return reference.attention_weights(q, q, At.whole(1, n), Scores(mask))[0, 0]
+    return reference.attention_weights(q, q, TokenLayout.whole(1, n), ScoreOptions(mask))[0, 0]
 
 
 @pytest.mark.ledger("sp.window")

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from regard.at import At
-from regard.kernels.recurrence.documents import apart, by_document, find
-from regard.kernels.recurrence.loop import States, borders, unroll
+from regard.kernels.recurrent.cells.documents import apart, by_document, find
+from regard.kernels.recurrent.cells.loop import CellStates, borders, unroll
+from regard.layout import TokenLayout
 from regard.parts.gru import GRU
 from regard.parts.lstm import LSTM
 from regard.parts.recurrent import Recurrence, Recurrent
@@ -26,17 +26,17 @@ def built(spec: Recurrent, width: int = WIDTH, size: int = SIZE) -> Recurrence:
     return module
 
 
-def plain(module: Recurrence, x: Tensor, past: States, at: At) -> tuple[Tensor, States]:
-    return unroll(module.step, module.enter(x), past, at.segments, at.valid)
+def plain(module: Recurrence, x: Tensor, past: CellStates, layout: TokenLayout) -> tuple[Tensor, CellStates]:
+    return unroll(module.step, module.enter(x), past, layout.segments, layout.valid)
 
 
-def drawn(module: Recurrence, batch: int, length: int) -> tuple[Tensor, States]:
+def drawn(module: Recurrence, batch: int, length: int) -> tuple[Tensor, CellStates]:
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(batch, length, WIDTH, generator=generator, dtype=torch.float64)
     return x, tuple(torch.rand(batch, SIZE, generator=generator, dtype=torch.float64) for _ in module.states)
 
 
-def close(found: tuple[Tensor, States], expected: tuple[Tensor, States], valid: Tensor | None = None) -> None:
+def close(found: tuple[Tensor, CellStates], expected: tuple[Tensor, CellStates], valid: Tensor | None = None) -> None:
     said, wanted = (out if valid is None else out[valid] for out in (found[0], expected[0]))
     assert error(said, wanted) <= 1e-12
     for state, other in zip(found[1], expected[1], strict=True):
@@ -47,40 +47,42 @@ def close(found: tuple[Tensor, States], expected: tuple[Tensor, States], valid: 
 def test_fused_equals_the_loop(name: str) -> None:
     module = built(CELLS[name])
     x, past = drawn(module, 3, 11)
-    close(module.fused(x, None, past), plain(module, x, past, At.whole(3, 11)))
+    close(module.fused(x, None, past), plain(module, x, past, TokenLayout.whole(3, 11)))
 
 
 ROWS = torch.tensor(
     [[0, 0, 0, 1, 1, 2, 2, 2, 2, -1, -1], [-1, -1, 4, 4, 4, 4, 4, 4, 4, 4, 4], [0, 1, -1, 1, 2, 2, 3, 3, 3, 3, 3]]
 )
 WHERE = {
-    "packed": At(torch.zeros_like(ROWS), ROWS.clamp_min(0)),
-    "padded left, right, inside": At(torch.zeros_like(ROWS), valid=ROWS >= 0),
-    "packed and padded": At(torch.zeros_like(ROWS), ROWS, ROWS >= 0),
-    "a row of nothing": At(torch.zeros_like(ROWS), valid=(ROWS >= 0) & torch.tensor([[True], [False], [True]])),
-    "nothing at all": At(torch.zeros_like(ROWS), valid=ROWS > 99),
+    "packed": TokenLayout(torch.zeros_like(ROWS), ROWS.clamp_min(0)),
+    "padded left, right, inside": TokenLayout(torch.zeros_like(ROWS), valid=ROWS >= 0),
+    "packed and padded": TokenLayout(torch.zeros_like(ROWS), ROWS, ROWS >= 0),
+    "a row of nothing": TokenLayout(
+        torch.zeros_like(ROWS), valid=(ROWS >= 0) & torch.tensor([[True], [False], [True]])
+    ),
+    "nothing at all": TokenLayout(torch.zeros_like(ROWS), valid=ROWS > 99),
 }
 
 
 @pytest.mark.parametrize("where", WHERE)
 @pytest.mark.parametrize("name", CELLS)
 def test_documents_equal_the_loop(name: str, where: str) -> None:
-    module, at = built(CELLS[name]), WHERE[where]
+    module, layout = built(CELLS[name]), WHERE[where]
     x, past = drawn(module, *ROWS.shape)
-    close(by_document(module.fused, x, past, find(at)), plain(module, x, past, at), at.valid)
+    close(by_document(module.fused, x, past, find(layout)), plain(module, x, past, layout), layout.valid)
 
 
 @pytest.mark.parametrize("name", CELLS)
 def test_gradients_of_both_forms_are_the_same(name: str) -> None:
-    module, at = built(CELLS[name]), WHERE["packed and padded"]
+    module, layout = built(CELLS[name]), WHERE["packed and padded"]
     x, past = drawn(module, *ROWS.shape)
     x.requires_grad_()
     weights = [x, *past, *module.parameters()]
     for array in past:
         array.requires_grad_()
     found = []
-    for said, states in (by_document(module.fused, x, past, find(at)), plain(module, x, past, at)):
-        loss = said.where(at.valid.unsqueeze(-1), 0.0).sin().sum() + sum(state.sin().sum() for state in states)
+    for said, states in (by_document(module.fused, x, past, find(layout)), plain(module, x, past, layout)):
+        loss = said.where(layout.valid.unsqueeze(-1), 0.0).sin().sum() + sum(state.sin().sum() for state in states)
         found.append(torch.autograd.grad(loss, weights))
     for one, other in zip(*found, strict=True):
         assert (one - other).abs().max() <= 1e-11
@@ -88,22 +90,24 @@ def test_gradients_of_both_forms_are_the_same(name: str) -> None:
 
 def test_the_loop_resets_at_documents_and_skips_padding() -> None:
     """Against each document by itself."""
-    at, (x, _) = WHERE["packed and padded"], drawn(built(LSTM()), *ROWS.shape)
+    layout, (x, _) = WHERE["packed and padded"], drawn(built(LSTM()), *ROWS.shape)
     module = built(LSTM())
     zeros = tuple(torch.zeros(3, SIZE, dtype=torch.float64) for _ in range(2))
-    said, _ = plain(module, x, zeros, at)
+    said, _ = plain(module, x, zeros, layout)
     for row in range(3):
         for document in ROWS[row].unique():
             if document >= 0:
                 mine = document == ROWS[row]
-                alone, _ = plain(module, x[row, mine][None], tuple(z[:1] for z in zeros), At.whole(1, int(mine.sum())))
+                alone, _ = plain(
+                    module, x[row, mine][None], tuple(z[:1] for z in zeros), TokenLayout.whole(1, int(mine.sum()))
+                )
                 assert (said[row, mine] - alone[0]).abs().max() <= 1e-15
     assert borders(ROWS, ROWS >= 0)[2].nonzero().flatten().tolist() == [1, 4, 6]
 
 
 def test_documents_go_apart_and_back() -> None:
-    at = WHERE["packed and padded"]
-    documents, where = apart(at)
+    layout = WHERE["packed and padded"]
+    documents, where = apart(layout)
     assert documents.rows.tolist() == [0, 0, 0, 1, 2, 2, 2, 2]
     assert where.valid.sum(1).tolist() == [3, 2, 4, 9, 1, 2, 2, 5]
     x = torch.randn(*ROWS.shape, 2)
@@ -152,7 +156,7 @@ def test_equal_to_torch(name: str) -> None:
     expected, last = theirs(x)
     (gradient,) = torch.autograd.grad(expected.square().sum(), x)
     zeros = tuple(torch.zeros(2, SIZE, dtype=torch.float64) for _ in ours.states)
-    for said, states in (ours.fused(x, None, zeros), plain(ours, x, zeros, At.whole(2, 13))):
+    for said, states in (ours.fused(x, None, zeros), plain(ours, x, zeros, TokenLayout.whole(2, 13))):
         assert (said - expected).abs().max() <= 1e-13
         for state, other in zip(states, last if isinstance(last, tuple) else (last,), strict=True):
             assert (state - other[0]).abs().max() <= 1e-13
@@ -181,7 +185,7 @@ def test_gru_as_the_book_writes_it(reset: str) -> None:
     module = built(GRU(bias=False, reset=reset))
     w = torch.cat([torch.cat([module.h_proj.weight, module.n_proj.weight]), module.x_proj.weight], 1).chunk(3)
     x, (h,) = drawn(module, 1, 6)
-    said, _ = module.run(x, (h,), At.whole(1, 6))
+    said, _ = module.run(x, (h,), TokenLayout.whole(1, 6))
     h = h[0]
     for t in range(6):
         r, z = (torch.sigmoid(gate @ torch.cat([h, x[0, t]])) for gate in w[:2])

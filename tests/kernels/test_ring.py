@@ -10,12 +10,12 @@ import torch.distributed as dist
 import torch.multiprocessing as multiprocessing
 from torch import Tensor
 
-from regard.at import At
-from regard.kernels.attention import reference, ring
+from regard.kernels.attention import reference, ring_attention
 from regard.kernels.attention.bias import Buckets
 from regard.kernels.attention.mask import Causal, Full, Mask
 from regard.kernels.attention.patterns.window import Window
-from regard.kernels.attention.scores import Scores
+from regard.kernels.attention.score_options import ScoreOptions
+from regard.layout import TokenLayout
 from regard.models.decoder import Decoder
 from regard.models.stack import Repeat
 from regard.parts.attention import Attention
@@ -32,45 +32,45 @@ CASES: dict[str, tuple[Mask, bool, dict]] = {  # mask, packed, what else
 }
 
 
-def drawn(name: str) -> tuple[list[Tensor], At, Scores, Tensor]:
+def drawn(name: str) -> tuple[list[Tensor], TokenLayout, ScoreOptions, Tensor]:
     """The whole text, alike in every process."""
     draws = torch.Generator().manual_seed(1)
     q, k, v, weights = (torch.randn(2, h, LENGTH, 8, dtype=torch.float64, generator=draws) for h in (4, 2, 2, 4))
     mask, packed, more = CASES[name]
-    at = At.whole(2, LENGTH)
+    layout = TokenLayout.whole(2, LENGTH)
     if packed:
         segments = (torch.arange(LENGTH) // 20).expand(2, -1)
-        at = At(
+        layout = TokenLayout(
             torch.arange(LENGTH) % 20 + torch.zeros_like(segments), segments, torch.arange(LENGTH).expand(2, -1) < 45
         )
     sinks = torch.randn(4, dtype=torch.float64, generator=draws).requires_grad_() if "sinks" in more else None
     table = torch.randn(8, 4, dtype=torch.float64, generator=draws).requires_grad_()
     bias = Buckets(table, 16, False) if "bias" in more else None
-    scores = Scores(mask, 8**-0.5, bias, more.get("softcap"), sinks)
-    return [x.requires_grad_() for x in (q, k, v)], at, scores, weights
+    scores = ScoreOptions(mask, 8**-0.5, bias, more.get("softcap"), sinks)
+    return [x.requires_grad_() for x in (q, k, v)], layout, scores, weights
 
 
-def learned(scores: Scores) -> list[Tensor]:
+def learned(scores: ScoreOptions) -> list[Tensor]:
     return [x for x in (scores.sinks, scores.bias.table if isinstance(scores.bias, Buckets) else None) if x is not None]
 
 
-def part(at: At, places: Tensor) -> At:
+def part(layout: TokenLayout, places: Tensor) -> TokenLayout:
     """Where some of the tokens stand."""
-    segments, valid = (None if x is None else x[:, places] for x in (at.segments, at.valid))
-    return At(at.positions[:, places], segments, valid)
+    segments, valid = (None if x is None else x[:, places] for x in (layout.segments, layout.valid))
+    return TokenLayout(layout.positions[:, places], segments, valid)
 
 
 def of_kernel(name: str, places: Tensor) -> None:
-    inputs, at, scores, weights = drawn(name)
-    (reference.attend(*inputs, at, scores) * weights).sum().backward()
+    inputs, layout, scores, weights = drawn(name)
+    (reference.attend(*inputs, layout, scores) * weights).sum().backward()
     expected = [x.grad for x in inputs]
     whole = [x.grad.clone() for x in learned(scores)]
     own = [x.detach()[:, :, places].requires_grad_() for x in inputs]
     for x in learned(scores):
         x.grad = None
-    out = ring.attend(*own, part(at, places), scores)
-    seen = slice(None) if at.valid is None else at.valid[0, places]
-    alone = reference.attend(*inputs, at, scores)[:, :, places]
+    out = ring_attention.attend(*own, part(layout, places), scores)
+    seen = slice(None) if layout.valid is None else layout.valid[0, places]
+    alone = reference.attend(*inputs, layout, scores)[:, :, places]
     assert (out - alone)[:, :, seen].abs().max() < 1e-12
     (out * weights[:, :, places]).sum().backward()
     for x, grad in zip(own, expected, strict=True):
@@ -90,8 +90,8 @@ def of_model(places: Tensor) -> None:
     model.zero_grad()
     for module in model.modules():
         if "attend" in vars(module):
-            vars(module)["attend"] = ring.attend
-    out = model(tokens[:, places], At(places.expand(2, -1)))
+            vars(module)["attend"] = ring_attention.attend
+    out = model(tokens[:, places], TokenLayout(places.expand(2, -1)))
     assert (out - expected[:, places]).abs().max() < 1e-12
     out.square().sum().backward()
     for name, parameter in model.named_parameters():
@@ -103,7 +103,7 @@ def one_process(rank: int, size: int, folder: str) -> None:
     torch.set_num_threads(1)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     dist.init_process_group("gloo", f"file://{folder}/meet", timeout=timedelta(seconds=60), rank=rank, world_size=size)
-    places = ring.shares(LENGTH, size)[rank]
+    places = ring_attention.shares(LENGTH, size)[rank]
     for name in CASES:
         of_kernel(name, places)
     of_model(places)
@@ -119,17 +119,19 @@ def test_a_text_split_over_processes_is_the_whole(size: int, tmp_path: Path) -> 
 @pytest.mark.ledger("ring.attn")
 @pytest.mark.parametrize("size", [1, 2, 4])
 def test_every_process_has_as_many_pairs(size: int) -> None:
-    shares = ring.shares(LENGTH, size)
+    shares = ring_attention.shares(LENGTH, size)
     assert shares.flatten().sort().values.equal(torch.arange(LENGTH))
     assert len({int((places + 1).sum()) for places in shares}) == 1  # a token at t sees t + 1
 
 
 def test_keys_of_a_state_are_refused() -> None:
-    at = At(torch.full((1, 1), 3), k_positions=torch.arange(4).unsqueeze(0))
+    layout = TokenLayout(torch.full((1, 1), 3), k_positions=torch.arange(4).unsqueeze(0))
     with pytest.raises(ValueError, match="ring attention: its keys are its queries' own tokens"):
-        ring.attend(torch.zeros(1, 1, 1, 4), torch.zeros(1, 1, 4, 4), torch.zeros(1, 1, 4, 4), at, Scores(Causal()))
+        ring_attention.attend(
+            torch.zeros(1, 1, 1, 4), torch.zeros(1, 1, 4, 4), torch.zeros(1, 1, 4, 4), layout, ScoreOptions(Causal())
+        )
 
 
 def test_a_text_that_does_not_split_is_refused() -> None:
     with pytest.raises(ValueError, match="50 tokens do not split into 8 pieces"):
-        ring.shares(50, 4)
+        ring_attention.shares(50, 4)

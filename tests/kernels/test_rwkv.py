@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.autograd import gradcheck
 
-from regard.kernels import rwkv
-from regard.kernels.rwkv import wkv
-from regard.kernels.rwkv.sums import EMPTY, Sums
+from regard.kernels.recurrent import wkv as wkv_module
+from regard.kernels.recurrent.wkv import wkv
+from regard.kernels.recurrent.wkv.sums import EMPTY, Sums
 
 F = 3
 
@@ -60,7 +60,7 @@ def test_it_is_the_softmax_that_it_stands_for(case: tuple, piece: int) -> None:
     k, v, w, u, state, segments, valid = case
     expected = plain(k, v, w, u, segments, valid)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rwkv, "PIECE", piece)
+        patch.setattr(wkv_module, "PIECE", piece)
         found, _ = wkv(*case)
     assert (found - expected).abs().max() < 1e-10
 
@@ -85,7 +85,7 @@ def test_any_split_is_the_whole(case: tuple, cut: int) -> None:
 
 
 def test_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rwkv, "CHUNK", 4)
+    monkeypatch.setattr(wkv_module, "CHUNK", 4)
     k, v, w, u, state, segments, valid = draw(2, 10, True, True, 1.0, 0)
     past = Sums(torch.randn_like(w).expand(2, -1), torch.rand_like(w).expand(2, -1) + 1, torch.zeros(2, F).double())
     learned = [x.clone().requires_grad_() for x in (k, v, w, u, *past)]

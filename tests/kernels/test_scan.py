@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.autograd import gradcheck
 from torch.utils.flop_counter import FlopCounterMode
 
-from regard.kernels.scan import BACKENDS, backend, chunked, flops, recurrent, scan, why
+from regard.kernels.recurrent.linear_scan import BACKENDS, backend, chunked, flops, scan, sequential, why
 from tests.kernels.scans import KINDS, Case, cases, draw, loop
 
 
@@ -21,7 +21,7 @@ def error(found: tuple[Tensor, Tensor], expected: tuple[Tensor, Tensor]) -> floa
 @given(cases, st.sampled_from([1, 2, 5, 8, 64]))
 def test_chunks_and_steps_are_the_recurrence(case: Case, chunk: int) -> None:
     expected = loop(case)
-    assert error(recurrent.scan(*case), expected) < 1e-12
+    assert error(sequential.scan(*case), expected) < 1e-12
     assert error(chunked.scan(*case, chunk=chunk), expected) < 1e-12
     assert error(scan(*case), expected) < 1e-12
 
@@ -29,12 +29,12 @@ def test_chunks_and_steps_are_the_recurrence(case: Case, chunk: int) -> None:
 @given(cases, st.sampled_from([3, 4, 64]))
 def test_in_single_precision(case: Case, chunk: int) -> None:
     expected, case = loop(case), case.to(torch.float32)
-    for found in (recurrent.scan(*case), chunked.scan(*case, chunk=chunk)):
+    for found in (sequential.scan(*case), chunked.scan(*case, chunk=chunk)):
         assert found[0].dtype == found[1].dtype == torch.float32
         assert error(found, expected) < 5e-6
 
 
-@given(cases, st.integers(0, 20), st.sampled_from(["chunked", "recurrent"]))
+@given(cases, st.integers(0, 20), st.sampled_from(["chunked", "sequential"]))
 def test_any_split_is_the_whole(case: Case, cut: int, form: str) -> None:
     length = case.v.shape[2]
     cut = cut % length
@@ -72,7 +72,7 @@ def test_gradients(kind: str, shared: int) -> None:
 def test_fast_decays_stay_exact_and_finite(kind: str) -> None:
     """Sums of logarithms reach -6000 in a chunk; their differences must not lose what they are about."""
     case = draw(kind, length=130, strength=200.0, seed=4)
-    exact, single = recurrent.scan(*case), Case(*(x if x is None else x.float().requires_grad_() for x in case))
+    exact, single = sequential.scan(*case), Case(*(x if x is None else x.float().requires_grad_() for x in case))
     found = chunked.scan(*single)
     assert error(found, exact) < 1e-6
     found[0].sum().backward()
@@ -81,7 +81,7 @@ def test_fast_decays_stay_exact_and_finite(kind: str) -> None:
 
 def test_long_memories_stay_exact() -> None:
     case = draw("token", length=4096, strength=1e-4)
-    assert error(chunked.scan(*case.to(torch.float32)), recurrent.scan(*case)) < 1e-5
+    assert error(chunked.scan(*case.to(torch.float32)), sequential.scan(*case)) < 1e-5
 
 
 def test_autocast_changes_nothing() -> None:
@@ -136,9 +136,9 @@ def test_what_backward_keeps_grows_with_the_length_alone(kind: str) -> None:
 def test_the_choice_is_told() -> None:
     case = draw("none", length=5)
     name, reason = why(*case)
-    assert name in BACKENDS and name != "recurrent"
+    assert name in BACKENDS and name != "sequential"
     assert reason
-    assert why(*draw("none", length=1)) == ("recurrent", "one token is one step")
+    assert why(*draw("none", length=1)) == ("sequential", "one token is one step")
 
 
 def test_unknown_forms_are_refused() -> None:
@@ -146,7 +146,7 @@ def test_unknown_forms_are_refused() -> None:
         backend("chunkd")
 
 
-@pytest.mark.parametrize("name", ["auto", "chunked", "recurrent"])
+@pytest.mark.parametrize("name", ["auto", "chunked", "sequential"])
 def test_forms_by_name_agree(name: str) -> None:
     case = draw("constant", packed=True)
     assert error(backend(name)(*case), loop(case)) < 1e-13

@@ -7,8 +7,16 @@ import torch
 from torch import Tensor
 from torch.autograd import gradcheck
 
-from regard.kernels.selective_scan import BACKENDS, associative, backend, chunked, selective_scan, sequential, why
-from regard.kernels.selective_scan.associative import join
+from regard.kernels.recurrent.selective_scan import (
+    BACKENDS,
+    associative,
+    backend,
+    chunked,
+    selective_scan,
+    sequential,
+    why,
+)
+from regard.kernels.recurrent.selective_scan.associative import join
 
 ROWS, F, N = 2, 3, 2
 FORMS = {name: BACKENDS[name].selective_scan for name in ("sequential", "associative")} | {

@@ -8,12 +8,17 @@ from torch import Tensor
 from torch.autograd import gradcheck
 from torch.utils.flop_counter import FlopCounterMode
 
-from regard.kernels.state_space import pieces, state_space
-from regard.kernels.state_space.convolve import convolve
-from regard.kernels.state_space.discretise import bilinear, bilinear_diagonal, zero_order_hold, zero_order_hold_diagonal
-from regard.kernels.state_space.hippo import DIAGONALS, legs, normal_plus_low_rank
-from regard.kernels.state_space.kernel import System, flops, kernel
-from regard.kernels.state_space.transition import Dense, Diagonal, paired, real
+from regard.kernels.recurrent.state_space import document_chunks, state_space
+from regard.kernels.recurrent.state_space.discretise import (
+    bilinear,
+    bilinear_diagonal,
+    zero_order_hold,
+    zero_order_hold_diagonal,
+)
+from regard.kernels.recurrent.state_space.fft_convolution import convolve
+from regard.kernels.recurrent.state_space.hippo import DIAGONALS, legs, normal_plus_low_rank
+from regard.kernels.recurrent.state_space.kernel import System, flops, kernel
+from regard.kernels.recurrent.state_space.transition import DenseTransition, DiagonalTransition, paired, real
 from tests.kernels.systems import KINDS, loop, random, system
 
 B, D, N = 2, 3, 8
@@ -110,7 +115,7 @@ def test_low_rank_and_transposed_forms_are_their_matrices(kind: str) -> None:
         (made.transition.mT, matrix.mT),
         (made.transition.squared(), matrix @ matrix),
     ):
-        assert (form @ x - Dense(dense) @ x).abs().max() < 1e-12
+        assert (form @ x - DenseTransition(dense) @ x).abs().max() < 1e-12
 
 
 @pytest.mark.ledger("ssm.recurrence")
@@ -149,7 +154,7 @@ def test_recurrence_is_direct_sum_is_transform(kind: str, length: int) -> None:
 def test_an_impulse_fades_as_printed() -> None:
     def scalar(a: float) -> System:
         values = torch.tensor([[a]], dtype=torch.complex128)
-        return System(Diagonal(values), *(torch.tensor([[v, 0.0]], dtype=torch.float64) for v in (0.5, 1.0)))
+        return System(DiagonalTransition(values), *(torch.tensor([[v, 0.0]], dtype=torch.float64) for v in (0.5, 1.0)))
 
     impulse = torch.tensor([1.0, 0, 0, 0, 0, 0], dtype=torch.float64).view(1, 6, 1)
     printed = torch.tensor([0.5, 0.45, 0.405, 0.3645, 0.32805, 0.295245], dtype=torch.float64)
@@ -217,11 +222,11 @@ def test_a_long_document_among_short_ones_is_cut(kind: str, monkeypatch: pytest.
     made, u = system(kind, D, N), random(1, 90, D)
     segments = torch.cat([torch.arange(20), torch.full((60,), 20), torch.arange(21, 31)])[None]
     state = random(1, D, N, seed=1)
-    lines = pieces.cut((1, 90), segments, None)
+    lines = document_chunks.cut((1, 90), segments, None)
     assert lines.chained and len(lines.sizes) * lines.size < 31 * 60 / 2
     expected, last = loop(made, u, state, segments)
     for most in (2, 5, 256):
-        monkeypatch.setattr(pieces, "MOST", most)
+        monkeypatch.setattr(document_chunks, "MOST", most)
         y, end = state_space(made, u, state, segments)
         assert (y - expected).abs().max() < 1e-12
         assert (end - last).abs().max() < 1e-12

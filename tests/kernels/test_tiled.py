@@ -6,15 +6,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from regard.at import At
 from regard.kernels.attention import backend, reference, tiled
-from regard.kernels.attention.highest import Highest
 from regard.kernels.attention.mask import Causal
-from regard.kernels.attention.online import Part, nothing, part_of
-from regard.kernels.attention.patterns.block_sparse import BlockSparse
+from regard.kernels.attention.online_softmax import PartialSoftmax, nothing, part_of
+from regard.kernels.attention.patterns.block_pattern import BlockSparse
 from regard.kernels.attention.patterns.window import Window
-from regard.kernels.attention.scores import Scores
+from regard.kernels.attention.running_argmax import RunningArgmax
+from regard.kernels.attention.score_options import ScoreOptions
 from regard.kernels.attention.statistics import attend_with_statistics
+from regard.layout import TokenLayout
 from tests.kernels.cases import AT, EXTRAS, LENGTH, MASKS, inputs, scores_of, with_gradients
 
 TILES = [(1, 1), (5, 7), (16, 8), (37, 37), (64, 64)]
@@ -28,22 +28,22 @@ def random(*shape: int, seed: int = 0) -> Tensor:
 @pytest.mark.parametrize("tile", TILES, ids=str)
 @pytest.mark.parametrize("mask", ["causal", "full", "window", "bigbird", "longformer"])
 def test_tiles_of_any_size_are_the_whole(mask: str, tile: tuple[int, int]) -> None:
-    for at in ("ordered", "packed and padded", "one query"):
-        tensors = inputs("grouped-query", AT[at], torch.float64)
+    for layout in ("ordered", "packed and padded", "one query"):
+        tensors = inputs("grouped-query", AT[layout], torch.float64)
         scores = scores_of(MASKS[mask], "buckets", "capped, sinks", torch.float64)
-        found = with_gradients(lambda *given: tiled.attend(*given, tile=tile), tensors, AT[at], scores)
-        expected = with_gradients(reference.attend, tensors, AT[at], scores)
+        found = with_gradients(lambda *given: tiled.attend(*given, tile=tile), tensors, AT[layout], scores)
+        expected = with_gradients(reference.attend, tensors, AT[layout], scores)
         assert all((f - e).abs().max() < 1e-12 for f, e in zip(found, expected, strict=True))
 
 
 @pytest.mark.ledger("flash.exact")
 def test_tiles_are_as_exact_as_the_whole_row() -> None:
     """In float32, against float64: at most twice the error of plain attention, and one unit in the last place."""
-    at, scores = At.whole(1, 300), Scores(Causal(), 0.25)
+    layout, scores = TokenLayout.whole(1, 300), ScoreOptions(Causal(), 0.25)
     q, k, v = (2 * random(1, 2, 300, 16, seed=seed) for seed in range(3))
-    exact = reference.attend(q, k, v, at, scores)
+    exact = reference.attend(q, k, v, layout, scores)
     errors = [
-        (backend(name)(q.float(), k.float(), v.float(), at, scores) - exact).abs().max().item()
+        (backend(name)(q.float(), k.float(), v.float(), layout, scores) - exact).abs().max().item()
         for name in ("tiled", "reference")
     ]
     assert errors[0] <= 2 * errors[1] + torch.finfo(torch.float32).eps * exact.abs().max().item()
@@ -52,15 +52,15 @@ def test_tiles_are_as_exact_as_the_whole_row() -> None:
 @pytest.mark.ledger("flash.backward", "attn.backward")
 @pytest.mark.parametrize("extra", EXTRAS)
 def test_the_written_out_backward_is_the_derivative(extra: str) -> None:
-    at = AT["packed and padded"]
+    layout = AT["packed and padded"]
     rows = slice(0, 9)
-    small = At(at.positions[:, rows], at.segments[:, rows], at.valid[:, rows])
+    small = TokenLayout(layout.positions[:, rows], layout.segments[:, rows], layout.valid[:, rows])
     tensors = inputs("grouped-query", small, torch.float64, value=3)
     base = scores_of(MASKS["window"], None, extra, torch.float64)
     sinks = [] if base.sinks is None else [base.sinks]
 
     def attend(q: Tensor, k: Tensor, v: Tensor, *sinks: Tensor) -> Tensor:
-        scores = Scores(base.mask, base.scale, None, base.softcap, *sinks)
+        scores = ScoreOptions(base.mask, base.scale, None, base.softcap, *sinks)
         return tiled.attend(q, k, v, small, scores, tile=(4, 5))
 
     assert torch.autograd.gradcheck(attend, (*tensors, *sinks), fast_mode=True)
@@ -78,7 +78,7 @@ def test_the_backward_keeps_no_weights() -> None:
 
         tensors = [random(1, 2, n, 8).requires_grad_() for _ in range(3)]
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
-            attend(*tensors, At.whole(1, n), Scores(Causal()))
+            attend(*tensors, TokenLayout.whole(1, n), ScoreOptions(Causal()))
         return total
 
     for n in (64, 128):
@@ -106,7 +106,9 @@ def test_joining_is_associative() -> None:
     left, right = a.join(b).join(c), a.join(b.join(c))
     for name in ("m", "l", "o"):
         assert (getattr(left, name) - getattr(right, name)).abs().max() < 1e-14
-    empty = Part(torch.full_like(a.m, torch.finfo(a.m.dtype).min / 2), torch.zeros_like(a.l), torch.zeros_like(a.o))
+    empty = PartialSoftmax(
+        torch.full_like(a.m, torch.finfo(a.m.dtype).min / 2), torch.zeros_like(a.l), torch.zeros_like(a.o)
+    )
     assert all(torch.equal(getattr(a.join(empty), name), getattr(a, name)) for name in ("m", "l", "o"))
 
 
@@ -118,21 +120,21 @@ def test_tiles_that_see_nothing_are_skipped(monkeypatch: pytest.MonkeyPatch) -> 
     q = random(1, 1, 32, 4)
     for mask, tiles in [(Causal(), 36), (Window(4), 15), (BlockSparse(4, ((0,), (0, 1), (2,), (1, 3))), 10)]:
         counted.clear()
-        tiled.attend(q, q, q, At.whole(1, 32), Scores(mask), tile=(4, 4))
+        tiled.attend(q, q, q, TokenLayout.whole(1, 32), ScoreOptions(mask), tile=(4, 4))
         assert len(counted) == tiles
 
 
 @pytest.mark.parametrize("extra", EXTRAS)
 @pytest.mark.parametrize("mask", ["causal", "full", "window", "bigbird"])
 @pytest.mark.parametrize("at", ["ordered", "packed and padded", "one query"])
-def test_statistics_are_those_of_the_whole_weights(at: str, mask: str, extra: str) -> None:
-    q, k, v = inputs("grouped-query", AT[at], torch.float64)
+def test_statistics_are_those_of_the_whole_weights(layout: str, mask: str, extra: str) -> None:
+    q, k, v = inputs("grouped-query", AT[layout], torch.float64)
     scores = scores_of(MASKS[mask], "slopes", extra, torch.float64)
-    out, found = attend_with_statistics(q, k, v, AT[at], scores, first=2, tile=(16, 8))
-    weights = reference.attention_weights(q, k, AT[at], scores)  # (B, H, L, S)
-    assert (out - reference.attend(q, k, v, AT[at], scores)).abs().max() < 1e-12
+    out, found = attend_with_statistics(q, k, v, AT[layout], scores, first=2, tile=(16, 8))
+    weights = reference.attention_weights(q, k, AT[layout], scores)  # (B, H, L, S)
+    assert (out - reference.attend(q, k, v, AT[layout], scores)).abs().max() < 1e-12
     assert (found.entropy - torch.special.entr(weights).sum(-1)).abs().max() < 1e-12
-    early = (AT[at].key_positions < 2).view(2, 1, 1, -1)
+    early = (AT[layout].key_positions < 2).view(2, 1, 1, -1)
     assert (found.first - (weights * early).sum(-1)).abs().max() < 1e-12
     assert (found.top_weight - weights.amax(-1)).abs().max() < 1e-12
     blind = weights.sum(-1) == 0
@@ -144,10 +146,10 @@ def test_entropy_at_its_ends() -> None:
     """0 where one key takes all, log n where all share alike."""
     n = 24
     q, same = torch.eye(n).view(1, 1, n, n), torch.zeros(1, 1, n, n)
-    sharp = attend_with_statistics(q, q, q, At.whole(1, n), Scores(MASKS["full"], 200.0))[1]
+    sharp = attend_with_statistics(q, q, q, TokenLayout.whole(1, n), ScoreOptions(MASKS["full"], 200.0))[1]
     assert sharp.entropy.abs().max() < 1e-6
     assert torch.equal(sharp.top_key[0, 0], torch.arange(n))
-    even = attend_with_statistics(q, same, q, At.whole(1, n), Scores(MASKS["full"]))[1]
+    even = attend_with_statistics(q, same, q, TokenLayout.whole(1, n), ScoreOptions(MASKS["full"]))[1]
     assert (even.entropy - torch.tensor(n).log()).abs().max() < 1e-6
     assert (even.first - 1 / n).abs().max() < 1e-6
 
@@ -157,7 +159,7 @@ def test_entropy_at_its_ends() -> None:
 def test_the_highest_is_found_by_pieces(width: int, tile: int) -> None:
     s = random(2, 3, 5, 200).mul(3).round()  # whole numbers: many are equal, and the first of them counts
     s[:, 1, 2] = torch.finfo(s.dtype).min  # sees nothing
-    highest = Highest(s[..., :4], width)
+    highest = RunningArgmax(s[..., :4], width)
     for start in range(0, 200, tile):
         found = highest.look(s[..., start : start + tile], start)
         assert torch.equal(found, s[..., start : start + tile].amax(-1, keepdim=True))
@@ -169,4 +171,4 @@ def test_the_highest_is_found_by_pieces(width: int, tile: int) -> None:
 def test_tiles_cannot_drop() -> None:
     tensors = inputs("multi-head", AT["ordered"], torch.float64)
     with pytest.raises(ValueError, match="'tiled': tiled cannot drop weights; choose another, or auto"):
-        backend("tiled")(*tensors, At.whole(2, LENGTH), Scores(Causal(), dropout=0.1))
+        backend("tiled")(*tensors, TokenLayout.whole(2, LENGTH), ScoreOptions(Causal(), dropout=0.1))

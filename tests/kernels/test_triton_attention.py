@@ -7,16 +7,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from regard.at import At
 from regard.kernels.attention import reference, triton
 from regard.kernels.attention.bias import Bias, Buckets, Slopes
 from regard.kernels.attention.mask import Causal, Full, Mask
 from regard.kernels.attention.patterns.sinks import SinksAndWindow
-from regard.kernels.attention.patterns.sparse_transformer import Strided
+from regard.kernels.attention.patterns.sparse_transformer import StridedPattern
 from regard.kernels.attention.patterns.window import Window
-from regard.kernels.attention.scores import Scores
+from regard.kernels.attention.score_options import ScoreOptions
 from regard.kernels.attention.statistics import attend_with_statistics
 from regard.kernels.attention.triton.bounds import NOWHERE, bounds
+from regard.layout import TokenLayout
 from tests.kernels.interpreted import DEVICE
 
 LENGTH = 37
@@ -39,23 +39,23 @@ def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch, "GRAIN", 16)
     for sizes in (launch.SIZES, launch.SMALL):
         for kernel in sizes:
-            monkeypatch.setitem(sizes, kernel, launch.Size(16, 16, 4, 1))
+            monkeypatch.setitem(sizes, kernel, launch.TileSize(16, 16, 4, 1))
 
 
-def where_tokens_stand(kind: str, length: int = LENGTH) -> At:
+def where_tokens_stand(kind: str, length: int = LENGTH) -> TokenLayout:
     slots = torch.arange(length, device=DEVICE).expand(2, length)
     documents = torch.stack([slots[0] // 15, (slots[1] >= 20).long()])
     starts = torch.stack([documents[0] * 15, documents[1] * 20])
     pad = torch.tensor([[3], [18]], device=DEVICE)
     return {
-        "ordered": At.whole(2, length, DEVICE),
-        "packed": At(slots - starts, documents, valid=slots < length - pad, consecutive=True),
-        "padded left": At((slots - pad).clamp_min(0), valid=slots >= pad, consecutive=True),
-        "keys": At(slots[:, 20:29]).with_keys(slots, valid=slots != 4),
+        "ordered": TokenLayout.whole(2, length, DEVICE),
+        "packed": TokenLayout(slots - starts, documents, valid=slots < length - pad, consecutive=True),
+        "padded left": TokenLayout((slots - pad).clamp_min(0), valid=slots >= pad, consecutive=True),
+        "keys": TokenLayout(slots[:, 20:29]).with_keys(slots, valid=slots != 4),
     }[kind]
 
 
-def scores_of(mask: str, bias: str, extra: str) -> Scores:
+def scores_of(mask: str, bias: str, extra: str) -> ScoreOptions:
     generator = torch.Generator().manual_seed(3)
     made: Bias | None = None
     if bias == "slopes":
@@ -64,34 +64,34 @@ def scores_of(mask: str, bias: str, extra: str) -> Scores:
         table = torch.randn(8, 2, generator=generator).to(DEVICE)
         made = Buckets(table.requires_grad_(), 20, True)
     sinks = torch.tensor([0.5, -1.0], device=DEVICE, requires_grad=True) if "sinks" in extra else None
-    return Scores(MASKS[mask], 0.3, made, 1.5 if "cap" in extra else None, sinks)
+    return ScoreOptions(MASKS[mask], 0.3, made, 1.5 if "cap" in extra else None, sinks)
 
 
 def inputs(
-    at: At, kv_heads: int = 1, dim: int = 16, value_dim: int = 16, dtype: torch.dtype = torch.float32
+    layout: TokenLayout, kv_heads: int = 1, dim: int = 16, value_dim: int = 16, dtype: torch.dtype = torch.float32
 ) -> list[Tensor]:
     generator = torch.Generator().manual_seed(0)
-    queries, keys = at.positions.shape[1], at.key_positions.shape[1]
+    queries, keys = layout.positions.shape[1], layout.key_positions.shape[1]
     shapes = [(2, queries, 2, dim), (2, keys, kv_heads, dim), (2, keys, kv_heads, value_dim)]
     made = [torch.randn(shape, generator=generator).to(DEVICE, dtype).transpose(1, 2) for shape in shapes]
     return [x.requires_grad_() for x in made]
 
 
-def with_gradients(attend, tensors: list[Tensor], at: At, scores: Scores) -> list[Tensor]:
+def with_gradients(attend, tensors: list[Tensor], layout: TokenLayout, scores: ScoreOptions) -> list[Tensor]:
     """The output at valid tokens (what stands at padding is nobody's), and the gradients of all that can learn."""
-    out = attend(*tensors, replace(at, shared={}), scores)
-    if at.valid is not None:
-        out = out.where(at.valid.view(len(out), 1, -1, 1), 0)
+    out = attend(*tensors, replace(layout, shared={}), scores)
+    if layout.valid is not None:
+        out = out.where(layout.valid.view(len(out), 1, -1, 1), 0)
     weights = torch.linspace(-1, 1, out.numel(), dtype=out.dtype, device=DEVICE).view_as(out)
     table = [scores.bias.table] if isinstance(scores.bias, Buckets) else []
     learned = [*tensors, *table, *([] if scores.sinks is None else [scores.sinks])]
     return [out.detach(), *torch.autograd.grad((out * weights).sum(), learned)]
 
 
-def largest_error(tensors: list[Tensor], at: At, scores: Scores) -> float:
-    assert triton.cannot(*tensors, at, scores) is None
-    found = with_gradients(triton.attend, tensors, at, scores)
-    expected = with_gradients(reference.attend, [x.detach().double().requires_grad_() for x in tensors], at, scores)
+def largest_error(tensors: list[Tensor], layout: TokenLayout, scores: ScoreOptions) -> float:
+    assert triton.cannot(*tensors, layout, scores) is None
+    found = with_gradients(triton.attend, tensors, layout, scores)
+    expected = with_gradients(reference.attend, [x.detach().double().requires_grad_() for x in tensors], layout, scores)
     assert all(f.isfinite().all() for f in found)
     return max(((f - e).abs().max() / e.abs().max().clamp_min(1)).item() for f, e in zip(found, expected, strict=True))
 
@@ -111,17 +111,17 @@ CASES = [
 
 @pytest.mark.ledger("flash.tiled", "flash.exact", "flash.backward")
 @pytest.mark.parametrize(("mask", "at", "bias", "extra", "sizes"), CASES)
-def test_it_is_the_reference(mask: str, at: str, bias: str, extra: str, sizes: dict[str, int]) -> None:
-    where = where_tokens_stand(at)
+def test_it_is_the_reference(mask: str, layout: str, bias: str, extra: str, sizes: dict[str, int]) -> None:
+    where = where_tokens_stand(layout)
     assert largest_error(inputs(where, **sizes), where, scores_of(mask, bias, extra)) < 3e-6
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("at", ["ordered", "packed", "padded left", "keys"])
 @pytest.mark.parametrize("mask", MASKS)
-def test_every_mask_everywhere_is_the_reference(mask: str, at: str) -> None:
-    draw = random.Random(f"{mask} {at}")
-    where = where_tokens_stand(at, draw.choice([32, 37, 48]))
+def test_every_mask_everywhere_is_the_reference(mask: str, layout: str) -> None:
+    draw = random.Random(f"{mask} {layout}")
+    where = where_tokens_stand(layout, draw.choice([32, 37, 48]))
     bias, extra = draw.choice(["none", "slopes", "buckets"]), draw.choice(["", "cap", "sinks", "cap, sinks"])
     scores = scores_of(mask, bias, extra)
     sizes = {"kv_heads": draw.choice([1, 2]), "dim": draw.choice([16, 20]), "value_dim": draw.choice([16, 8])}
@@ -129,17 +129,17 @@ def test_every_mask_everywhere_is_the_reference(mask: str, at: str) -> None:
 
 
 def test_half_precision_costs_its_rounding_only() -> None:
-    at = where_tokens_stand("ordered", 32)
-    tensors, scores = inputs(at, dtype=torch.float16), scores_of("causal", "none", "")
-    assert largest_error(tensors, at, scores) < 2e-3
+    layout = where_tokens_stand("ordered", 32)
+    tensors, scores = inputs(layout, dtype=torch.float16), scores_of("causal", "none", "")
+    assert largest_error(tensors, layout, scores) < 2e-3
 
 
 @pytest.mark.parametrize("extra", ["", "sinks"])
 def test_a_row_that_sees_nothing_is_zero_with_finite_gradients(extra: str) -> None:
     slots = torch.arange(20, device=DEVICE).expand(2, 20)
-    at = At(slots, valid=torch.stack([slots[0] < 0, slots[1] >= 3]), consecutive=True)
-    tensors = inputs(at)
-    out = triton.attend(*tensors, at, scores_of("causal", "none", extra))
+    layout = TokenLayout(slots, valid=torch.stack([slots[0] < 0, slots[1] >= 3]), consecutive=True)
+    tensors = inputs(layout)
+    out = triton.attend(*tensors, layout, scores_of("causal", "none", extra))
     assert not out[0].any()
     assert not out[1, :, :3].any()
     gradients = torch.autograd.grad(out.square().sum(), tensors)
@@ -151,8 +151,8 @@ def test_a_row_that_sees_nothing_is_zero_with_finite_gradients(extra: str) -> No
     ("mask", "at", "bias", "extra"),
     [("causal", "ordered", "slopes", "sinks"), ("window", "packed", "none", "cap"), ("full", "keys", "none", "")],
 )
-def test_statistics_are_those_of_the_plain_tiles(mask: str, at: str, bias: str, extra: str) -> None:
-    where, scores = where_tokens_stand(at), scores_of(mask, bias, extra)
+def test_statistics_are_those_of_the_plain_tiles(mask: str, layout: str, bias: str, extra: str) -> None:
+    where, scores = where_tokens_stand(layout), scores_of(mask, bias, extra)
     q, k, v = inputs(where)
     out, found = triton.attend_with_statistics(q, k, v, where, scores, first=2)
     plain, expected = attend_with_statistics(q.double(), k.double(), v.double(), where, scores, first=2)
@@ -197,37 +197,41 @@ def test_bounds_leave_out_only_what_is_not_seen(mask: str) -> None:
 def test_bounds_of_packed_rows_are_close(mask: str) -> None:
     slots = torch.arange(45).expand(2, 45)
     documents = torch.stack([slots[0] // 13, (slots[1] >= 30).long()])
-    at = slots - torch.stack([documents[0] * 13, documents[1] * 30])
-    spans = check_bounds(mask, [at, at, documents, documents.where(slots != 44, NOWHERE)], True)
+    layout = slots - torch.stack([documents[0] * 13, documents[1] * 30])
+    spans = check_bounds(mask, [layout, layout, documents, documents.where(slots != 44, NOWHERE)], True)
     if MASKS[mask].causal:
         assert (spans[..., 3] <= torch.arange(8, 56, 8)).all()  # no tile of later keys
     assert spans[1, 5, 0] >= 24  # none of the document before
 
 
 def test_what_it_does_not_know_is_refused_by_name() -> None:
-    at = where_tokens_stand("ordered")
-    q, k, v = inputs(at)
+    layout = where_tokens_stand("ordered")
+    q, k, v = inputs(layout)
     slopes = Slopes(torch.ones(2, requires_grad=True))
-    plain = Scores(Causal())
+    plain = ScoreOptions(Causal())
     for tensors, scores, reason in [
         ((q.double(), k.double(), v.double()), plain, "in one dtype, half precision or float32, not torch.float64"),
         ((q, k, v.half()), plain, "computes in one dtype"),
         ((q, k, v.repeat(1, 1, 1, 20)), plain, "heads of up to 128 coordinates"),
         ((q, k, v[..., :6]), plain, "in multiples of 4, not (16, 6)"),
-        ((q, k, v), Scores(Strided(4)), "does not know the mask Strided"),
-        ((q, k, v), Scores(Causal(), bias=slopes), "no gradient for slopes"),
-        ((q, k, v), Scores(Causal(), bias=Bias()), "does not know the bias Bias"),
-        ((q, k, v), Scores(Causal(), scale=-1.0), "a positive scale"),
-        ((q, k, v), Scores(Causal(), dropout=0.1), "cannot drop weights"),
+        ((q, k, v), ScoreOptions(StridedPattern(4)), "does not know the mask Strided"),
+        ((q, k, v), ScoreOptions(Causal(), bias=slopes), "no gradient for slopes"),
+        ((q, k, v), ScoreOptions(Causal(), bias=Bias()), "does not know the bias Bias"),
+        ((q, k, v), ScoreOptions(Causal(), scale=-1.0), "a positive scale"),
+        ((q, k, v), ScoreOptions(Causal(), dropout=0.1), "cannot drop weights"),
     ]:
-        assert reason in (triton.cannot(*tensors, at, scores) or "")
+        assert reason in (triton.cannot(*tensors, layout, scores) or "")
 
 
 def test_whole_texts_with_nothing_added_are_left_to_pytorch() -> None:
     whole, packed = where_tokens_stand("ordered"), where_tokens_stand("packed")
     x = inputs(whole, dtype=torch.float16)
-    assert "PyTorch's own kernels are faster" in (triton.slower(*x, whole, Scores(Causal())) or "")
-    for at, scores in [(packed, Scores(Causal())), (whole, Scores(Window(4))), (whole, Scores(Full(), softcap=2.0))]:
-        assert triton.slower(*x, at, scores) is None
+    assert "PyTorch's own kernels are faster" in (triton.slower(*x, whole, ScoreOptions(Causal())) or "")
+    for layout, scores in [
+        (packed, ScoreOptions(Causal())),
+        (whole, ScoreOptions(Window(4))),
+        (whole, ScoreOptions(Full(), softcap=2.0)),
+    ]:
+        assert triton.slower(*x, layout, scores) is None
     few = where_tokens_stand("keys")
-    assert "9 queries a row are few" in (triton.slower(*inputs(few), few, Scores(Causal())) or "")
+    assert "9 queries a row are few" in (triton.slower(*inputs(few), few, ScoreOptions(Causal())) or "")

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from regard.at import At
 from regard.kernels import convolution
+from regard.layout import TokenLayout
 from tests.kernels.interpreted import DEVICE
 
 from regard.kernels import triton_convolution  # isort: skip: it imports triton, which `interpreted` asks for
@@ -21,10 +21,10 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(triton_convolution, name, size)
 
 
-def results(case: list[Tensor | None], at: At, dtype: torch.dtype) -> list[Tensor]:
+def results(case: list[Tensor | None], layout: TokenLayout, dtype: torch.dtype) -> list[Tensor]:
     case = [None if x is None else x.to(DEVICE, dtype).requires_grad_() for x in case]
     x, weight, bias, tail = case
-    outs = convolution.convolve(x, weight, bias, tail, at)
+    outs = convolution.convolve(x, weight, bias, tail, layout)
     generator = torch.Generator().manual_seed(1)
     grads = [torch.randn(out.shape, generator=generator, dtype=torch.float64).to(out) for out in outs]
     return [*outs, *torch.autograd.grad(outs, [x for x in case if x is not None], grads)]
@@ -49,11 +49,11 @@ def test_the_kernel_is_the_sum_of_shifted_copies(
     case[2] = torch.randn(channels) if biased else None
     segments = (torch.rand(2, length, device=DEVICE) < 0.2).cumsum(1) if packed else None
     valid = torch.rand(2, length, device=DEVICE) < 0.8 if padded else None
-    at = At(torch.arange(length, device=DEVICE).expand(2, -1), segments=segments, valid=valid)
+    layout = TokenLayout(torch.arange(length, device=DEVICE).expand(2, -1), segments=segments, valid=valid)
     monkeypatch.setattr(convolution, "fused", lambda x, weight: False)
-    exact = results(case, at, torch.float64)
+    exact = results(case, layout, torch.float64)
     monkeypatch.setattr(convolution, "fused", lambda x, weight: True)
-    for found, wanted in zip(results(case, at, torch.float32), exact, strict=True):
+    for found, wanted in zip(results(case, layout, torch.float32), exact, strict=True):
         torch.testing.assert_close(found.double(), wanted, rtol=2e-6, atol=2e-6)
 
 

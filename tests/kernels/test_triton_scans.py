@@ -8,19 +8,18 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from regard.kernels.rwkv import wkv as plain_wkv
-from regard.kernels.rwkv.sums import EMPTY, Sums
-from regard.kernels.scan import backend, recurrent, why
-from regard.kernels.scan import triton as scan_triton
-from regard.kernels.selective_scan import sequential
-from regard.kernels.selective_scan import triton as selective_triton
+from regard.kernels.recurrent.linear_scan import backend, sequential, why
+from regard.kernels.recurrent.linear_scan.triton import autograd as scan_spans
+from regard.kernels.recurrent.linear_scan.triton import backend as scan_triton
+from regard.kernels.recurrent.selective_scan import sequential as selective_sequential
+from regard.kernels.recurrent.selective_scan.triton import autograd as selective_spans
+from regard.kernels.recurrent.selective_scan.triton import backend as selective_triton
+from regard.kernels.recurrent.selective_scan.triton import carry
+from regard.kernels.recurrent.wkv import wkv as plain_wkv
+from regard.kernels.recurrent.wkv.sums import EMPTY, Sums
+from regard.kernels.recurrent.wkv.triton import autograd as wkv_spans
 from tests.kernels.interpreted import DEVICE
 from tests.kernels.scans import draw
-
-from regard.kernels.rwkv import spans as wkv_spans  # isort: skip: these import triton, which `interpreted` asks for
-from regard.kernels.scan import spans as scan_spans  # isort: skip
-from regard.kernels.selective_scan import carry  # isort: skip
-from regard.kernels.selective_scan import spans as selective_spans  # isort: skip
 
 Tensors = list[Tensor | None]
 
@@ -68,7 +67,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_the_scan(kind: str, shared: int, values: int, length: int, packed: bool, padded: bool) -> None:
     case = draw(kind, 1, 1, shared, length, 16, values, packed, padded)
-    assert error(scan_triton.scan, recurrent.scan, list(case)) < 5e-6
+    assert error(scan_triton.scan, sequential.scan, list(case)) < 5e-6
 
 
 @pytest.mark.usefixtures("small")
@@ -76,7 +75,7 @@ def test_the_scan(kind: str, shared: int, values: int, length: int, packed: bool
 def test_heads_of_a_group_go_together(programs: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scan_spans, "PROGRAMS", programs)
     case = draw("token", 1, 2, 4, 40, 16, 16, True, True)
-    assert error(scan_triton.scan, recurrent.scan, list(case)) < 5e-6
+    assert error(scan_triton.scan, sequential.scan, list(case)) < 5e-6
 
 
 @pytest.mark.usefixtures("small")
@@ -114,7 +113,7 @@ def test_mambas_scan(length: int, channels: int, packed: bool, biased: bool) -> 
     if biased:  # Δ = softplus of any numbers, small steps too
         case[1] = 4 * torch.randn(1, length, channels)
         case += [torch.randn(channels) - 4]
-    assert error(selective_triton.selective_scan, sequential.selective_scan, case) < 5e-6
+    assert error(selective_triton.selective_scan, selective_sequential.selective_scan, case) < 5e-6
 
 
 @pytest.mark.usefixtures("small")

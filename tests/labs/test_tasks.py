@@ -4,8 +4,8 @@ import torch
 from torch import Tensor, nn
 
 from regard.labs.fit import accuracy, exact, generator
-from regard.labs.language import power
-from regard.labs.selective import MEMORISED, SYMBOLS, told_by_age
+from regard.labs.mamba_language import power
+from regard.labs.selective_copying import MEMORISED, SYMBOLS, told_by_age
 from regard.labs.tasks import ASK, associative_recall, draw, of_source, selective_copying, while_reading
 
 
@@ -47,7 +47,7 @@ class Says(nn.Module):
         super().__init__()
         self.said = said
 
-    def forward(self, *_: Tensor, at=None) -> Tensor:
+    def forward(self, *_: Tensor, layout=None) -> Tensor:
         return nn.functional.one_hot(self.said, 10).float()
 
 

@@ -13,7 +13,7 @@ from regard.parts.block import Block, Sublayer
 from regard.parts.feedforward import SwiGLU
 from regard.parts.linear_attention import LinearAttention
 from regard.parts.position.alibi import Alibi
-from regard.parts.position.none import NoPosition, Position
+from regard.parts.position.base import NoPosition, Position
 from regard.parts.position.rope import Rope
 
 POSITIONS = {"none": NoPosition(), "rope": Rope(), "alibi": Alibi()}

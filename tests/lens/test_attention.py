@@ -5,40 +5,40 @@ import math
 import pytest
 import torch
 
-from regard.at import At
 from regard.engine.stores.contiguous import Contiguous
+from regard.layout import TokenLayout
 from regard.lens import attention_heads, attention_maps, attention_weights, entropy, record, row_entropy
 from regard.models.decoder import Decoder
 from regard.models.stack import Repeat
 from regard.parts.attention import Attention
 from regard.parts.block import Block, Sublayer
 from regard.parts.body import Body
-from regard.parts.latent import LatentAttention
+from regard.parts.latent_attention import LatentAttention
 from regard.parts.position.alibi import Alibi
-from regard.parts.position.none import NoPosition, Position
+from regard.parts.position.base import NoPosition, Position
 from regard.parts.position.t5 import T5Buckets
 
 BODY = "stack.blocks.0.sublayers.0.body"
 CASES = [(k, p, b) for k in (1, 2, 4) for p in ("none", "rope", "alibi") for b in ("sdpa", "reference")]
 
 
-def at_of(case: str, length: int) -> At:
-    at = At.whole(1, length)
+def at_of(case: str, length: int) -> TokenLayout:
+    layout = TokenLayout.whole(1, length)
     if case == "whole":
-        return at
+        return layout
     if case == "packed":
         starts = torch.tensor([[0] * 5 + [5] * (length - 5)])
-        return At(at.positions - starts, segments=(starts > 0).long())
-    return At(at.positions, valid=at.positions < length - 3)
+        return TokenLayout(layout.positions - starts, segments=(starts > 0).long())
+    return TokenLayout(layout.positions, valid=layout.positions < length - 3)
 
 
 @pytest.mark.ledger("lens.maps")
 @pytest.mark.parametrize("case", ["whole", "packed", "padded"])
 @pytest.mark.parametrize("kv_heads, position, backend", CASES)
 def test_maps_times_values_are_the_output(make, ids, kv_heads, position, backend, case):
-    model, at = make(kv_heads, position, backend), at_of(case, ids.shape[1])
+    model, layout = make(kv_heads, position, backend), at_of(case, ids.shape[1])
     with torch.no_grad(), record(model, "*.body.?") as seen:
-        model(ids, at)
+        model(ids, layout)
     maps = attention_maps(model, ids[0], at_of(case, ids.shape[1]))
     assert maps[1] is None
     for layer in (0, 2):
@@ -82,12 +82,12 @@ def test_packed_documents_do_not_see_each_other(make, ids):
 
 @pytest.mark.parametrize("position", ["rope", "alibi"])
 def test_rows_and_heads_are_parts_of_the_whole(make, ids, position):
-    model, at = make(position=position), At.whole(1, 12)
+    model, layout = make(position=position), TokenLayout.whole(1, 12)
     with torch.no_grad(), record(model, [f"{BODY}.q", f"{BODY}.k"]) as seen:
-        model(ids, at)
+        model(ids, layout)
     body, q, k = model.get_submodule(BODY), seen[f"{BODY}.q"], seen[f"{BODY}.k"]
-    whole = attention_weights(body, q, k, at)
-    part = attention_weights(body, q, k, at, rows=slice(7, 10), heads=slice(1, 4))
+    whole = attention_weights(body, q, k, layout)
+    part = attention_weights(body, q, k, layout, rows=slice(7, 10), heads=slice(1, 4))
     assert (part - whole[:, 1:4, 7:10]).abs().max() <= 1e-15
 
 
@@ -95,13 +95,13 @@ def test_weights_of_a_cached_step(make, ids):
     """The last token alone, before remembered keys, attends as it does in the whole text."""
     model = make(position="alibi")
     store = Contiguous(model.spec.memory(), rows=1, capacity=12, dtype=torch.float64)
-    last = At(torch.tensor([[11]]))
+    last = TokenLayout(torch.tensor([[11]]))
     with torch.no_grad():
         model(ids[:, :11], states=store.states)
         with record(model, [f"{BODY}.q", f"{BODY}.k"]) as seen:
             model(ids[:, 11:], last, store.states)
-    at = last.with_keys(torch.arange(12).expand(1, 12))
-    weights = attention_weights(model.get_submodule(BODY), seen[f"{BODY}.q"], seen[f"{BODY}.k"], at)
+    layout = last.with_keys(torch.arange(12).expand(1, 12))
+    weights = attention_weights(model.get_submodule(BODY), seen[f"{BODY}.q"], seen[f"{BODY}.k"], layout)
     assert (weights[0, :, 0] - attention_maps(model, ids[0])[0][:, -1]).abs().max() <= 1e-12
 
 
@@ -113,7 +113,9 @@ def test_maps_are_of_one_text(make, ids):
 def test_one_layer_alone_is_as_among_all(make, ids, monkeypatch):
     model, asked = make(), []
     every = attention_maps(model, ids[0])
-    monkeypatch.setattr("regard.lens.attention.record", lambda model, taps: asked.extend(taps) or record(model, taps))
+    monkeypatch.setattr(
+        "regard.lens.attention_maps.record", lambda model, taps: asked.extend(taps) or record(model, taps)
+    )
     assert torch.equal(*attention_maps(model, ids[0], layer=2), every[2])
     assert attention_maps(model, ids[0], layer=1) == [None]
     assert asked and all(tap.startswith("stack.blocks.2.") for tap in asked)
@@ -135,12 +137,16 @@ def test_entropy_of_even_and_of_certain_rows():
 def test_a_collapsed_head_starves_its_scores_alone():
     """Rows that are one-hot: no gradient reaches the queries and keys, the values and the output get all of theirs."""
     torch.manual_seed(0)
-    module, x, at = Attention(1).build(8).double(), torch.randn(1, 6, 8, dtype=torch.float64), At.whole(1, 6)
+    module, x, layout = (
+        Attention(1).build(8).double(),
+        torch.randn(1, 6, 8, dtype=torch.float64),
+        TokenLayout.whole(1, 6),
+    )
     norms = {}
     for sharpness in (1, 1e6):
         module.scale = sharpness * 8**-0.5
         module.zero_grad()
-        module(x, at).sin().sum().backward()
+        module(x, layout).sin().sum().backward()
         norms[sharpness] = {name: weight.grad.norm().item() for name, weight in module.named_parameters()}
     assert all(norm > 0.1 for norm in norms[1].values())
     assert all(norms[1e6][f"{name}_proj.weight"] < 1e-8 for name in "qk")

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from regard.at import At
 from regard.engine.stores.contiguous import Contiguous
 from regard.engine.stores.paged import Paged
+from regard.layout import TokenLayout
 from regard.lens import patch, record
 
 Z = "stack.blocks.0.sublayers.0.body.z"
@@ -132,7 +132,7 @@ def test_keys_that_lie_in_pages_are_seen_as_a_tensor(make, ids):
     store = Paged(model.spec.memory(), 1, 16, 4, torch.float64, block=4)
     store.reserve(0, 12)
     with record(model, "stack.blocks.0.sublayers.0.body.k") as seen:
-        model(ids, At.whole(1, 12), store.states)
+        model(ids, TokenLayout.whole(1, 12), store.states)
         (paged,) = seen.values()
         model(ids)
         (whole,) = seen.values()

@@ -4,10 +4,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from regard.at import At
 from regard.data.batch import Batch
 from regard.engine.stores.paged import Paged
 from regard.kernels.attention.mask import Full
+from regard.layout import TokenLayout
 from regard.models.decoder import Decoder
 from regard.models.encoder import Encoder
 from regard.models.encoder_decoder import EncoderDecoder
@@ -17,7 +17,7 @@ from regard.models.stack import Repeat
 from regard.objectives.classification import classification
 from regard.parts.attention import Attention
 from regard.parts.block import Block, Sublayer
-from regard.parts.cross import CrossAttention
+from regard.parts.cross_attention import CrossAttention
 from regard.parts.feedforward import FeedForward
 from regard.parts.frames import Frames
 from regard.parts.input import Input
@@ -139,8 +139,8 @@ def test_equal_to_whisper() -> None:
     assert all(store.reserve(row, 12) for row in range(2))
     with torch.no_grad():
         for t in range(9):
-            at = At(torch.full((2, 1), t))
-            step = ours(signal if t == 0 else None, tokens[:, t : t + 1], at=at, states=store.states)
+            layout = TokenLayout(torch.full((2, 1), t))
+            step = ours(signal if t == 0 else None, tokens[:, t : t + 1], layout=layout, states=store.states)
             assert error(step[:, 0], expected[:, t]) <= 1e-9
 
 

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from regard.at import At
 from regard.engine.stores.contiguous import Contiguous
 from regard.kernels.attention.mask import Full
+from regard.layout import TokenLayout
 from regard.models.decoder import Decoder
 from regard.models.encoder import Encoder
 from regard.models.encoder_decoder import EncoderDecoder
@@ -14,7 +14,7 @@ from regard.models.presets import pre_norm
 from regard.models.stack import Repeat
 from regard.parts.attention import Attention
 from regard.parts.block import Block, Sublayer
-from regard.parts.cross import CrossAttention
+from regard.parts.cross_attention import CrossAttention
 from regard.parts.feedforward import FeedForward, SwiGLU
 from regard.parts.input import Tokens
 from regard.parts.norm import LayerNorm, RMSNorm
@@ -79,9 +79,9 @@ def test_t5() -> None:
         shared=True,
     )
     ours = fill(spec.build(), renamed(dict(theirs.named_parameters()), T5))
-    source, tokens, at = text(2, 20, seed=5), text(2, 18), places([13, 20], 20)
-    expected = theirs(source, attention_mask=at.valid.long(), decoder_input_ids=tokens).logits
-    found = ours(source, tokens, at)
+    source, tokens, layout = text(2, 20, seed=5), text(2, 18), places([13, 20], 20)
+    expected = theirs(source, attention_mask=layout.valid.long(), decoder_input_ids=tokens).logits
+    found = ours(source, tokens, layout)
     assert error(found, expected) <= 1e-6  # their norms compute in float32
     for value in (found, expected):
         value.sin().sum().backward()
@@ -91,7 +91,13 @@ def test_t5() -> None:
     store = Contiguous(spec.memory(), 2, 18, torch.float64, source=20)
     with torch.no_grad():
         for t in range(18):
-            step = ours(source if t == 0 else None, tokens[:, t : t + 1], at, At(torch.full((2, 1), t)), store.states)
+            step = ours(
+                source if t == 0 else None,
+                tokens[:, t : t + 1],
+                layout,
+                TokenLayout(torch.full((2, 1), t)),
+                store.states,
+            )
             assert error(step[:, 0], found[:, t]) <= 1e-9
 
 

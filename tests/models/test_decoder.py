@@ -6,21 +6,22 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from regard.at import At
+from regard.layout import TokenLayout
 from regard.models.decoder import Decoder
+from regard.models.outputs import materialize
 from regard.models.stack import Repeat
 from regard.parts.attention import Attention
 from regard.parts.block import Block, Sublayer
 from regard.parts.body import Body
 from regard.parts.feedforward import FeedForward, SwiGLU
-from regard.parts.latent import LatentAttention
+from regard.parts.latent_attention import LatentAttention
 from regard.parts.linear_attention import LinearAttention
-from regard.parts.native_sparse import NativeSparse
+from regard.parts.native_sparse_attention import NativeSparse
 from regard.parts.norm import LayerNorm
 from regard.parts.position.alibi import Alibi
 from regard.parts.position.learned import Learned
 from regard.parts.position.t5 import T5Buckets
-from regard.parts.scored import ScoredAttention
+from regard.parts.scored_attention import ScoredAttention
 from tests.laws import MODELS, VOCAB, build, error, text
 
 LLAMA = Block((Sublayer(Attention(4, 2)), Sublayer(SwiGLU(40))))
@@ -139,12 +140,12 @@ def test_words_of_another_width_than_the_stack(tied: bool) -> None:
     model, tokens = build(spec), text(2, 9)
     assert model.embedding.weight.shape == model.head.weight.shape == (VOCAB, 10)
     words = model.embedding.weight[tokens] @ model.widen.weight.T * 2.0  # (B, L, 24)
-    top = model.stack(words, At.whole(2, 9))[0]
+    top = model.stack(words, TokenLayout.whole(2, 9))[0]
     expected = model.norm(top) @ model.narrow.weight.T @ model.head.weight.T + model.head.bias
     assert error(model(tokens), expected) < 1e-13
     outputs = model(tokens, outputs=True)
-    assert error(outputs.logits, expected) < 1e-13
-    assert outputs.ahead[0].shape == expected.shape
+    assert error(materialize(outputs.logits), expected) < 1e-13
+    assert materialize(outputs.ahead_logits[0]).shape == expected.shape
     assert error(model.logits(model.hidden(tokens)), expected) < 1e-13
 
 

@@ -8,14 +8,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard.at import At
 from regard.kernels.attention.mask import Causal, Full, Mask
 from regard.kernels.attention.patterns.bigbird import BigBird
 from regard.kernels.attention.patterns.longformer import Longformer
 from regard.kernels.attention.patterns.window import Window
-from regard.models.blank import blank
+from regard.layout import TokenLayout
 from regard.models.encoder import Encoder
 from regard.models.heads import Classification, Dense, MaskedLM, Pooled, PreTraining
+from regard.models.meta_device import build_on_meta
 from regard.models.presets import BERT_DENSE, bert
 from regard.models.stack import Repeat
 from regard.parts.attention import Attention
@@ -25,8 +25,8 @@ from regard.parts.feedforward import FeedForward, SwiGLU
 from regard.parts.input import Tokens
 from regard.parts.norm import LayerNorm, RMSNorm
 from regard.parts.patches import Patches
+from regard.parts.position.base import NoPosition
 from regard.parts.position.learned import Learned
-from regard.parts.position.none import NoPosition
 from regard.parts.position.rope import Rope
 from regard.parts.position.sinusoidal import Sinusoidal
 from regard.parts.position.t5 import T5Buckets
@@ -68,27 +68,27 @@ def build(spec: Encoder, dtype: torch.dtype = torch.float64) -> nn.Module:
 @pytest.mark.ledger("mask.bidirectional")
 def test_padded_batch_is_each_alone(name: str, dtype: torch.dtype, left: bool) -> None:
     model, tokens = build(ENCODERS[name], dtype), text(4, LENGTH)
-    at = places([1, 5, 11, LENGTH], LENGTH, left)
-    found = model(tokens, at)
-    for row, seen in enumerate(at.valid):
+    layout = places([1, 5, 11, LENGTH], LENGTH, left)
+    found = model(tokens, layout)
+    for row, seen in enumerate(layout.valid):
         assert error(found[row, seen], model(tokens[row, seen].unsqueeze(0))[0]) <= TOLERANCE[dtype]
 
 
-def packed(lengths: list[int], pads: int) -> tuple[list[Tensor], Tensor, At]:
+def packed(lengths: list[int], pads: int) -> tuple[list[Tensor], Tensor, TokenLayout]:
     documents = [text(1, length, seed=length) for length in lengths]
     tokens = torch.cat([*documents, torch.zeros(1, pads, dtype=torch.int64)], 1)
     positions = torch.cat([torch.arange(length) for length in [*lengths, pads]]).unsqueeze(0)
     segments = torch.repeat_interleave(torch.arange(len(lengths) + 1), torch.tensor([*lengths, pads])).unsqueeze(0)
-    return documents, tokens, At(positions, segments, valid=segments < len(lengths), consecutive=True)
+    return documents, tokens, TokenLayout(positions, segments, valid=segments < len(lengths), consecutive=True)
 
 
 @pytest.mark.parametrize("name", ENCODERS)
 @pytest.mark.parametrize("dtype", TOLERANCE)
 def test_packed_is_separate(name: str, dtype: torch.dtype) -> None:
     model = build(ENCODERS[name], dtype)
-    documents, tokens, at = packed([3, 1, 25, 8], 4)
+    documents, tokens, layout = packed([3, 1, 25, 8], 4)
     separate = torch.cat([model(document) for document in documents], 1)
-    assert error(model(tokens, at)[:, :-4], separate) <= TOLERANCE[dtype]
+    assert error(model(tokens, layout)[:, :-4], separate) <= TOLERANCE[dtype]
 
 
 @pytest.mark.ledger("model.encoder")
@@ -145,13 +145,13 @@ def pair(request: pytest.FixtureRequest) -> tuple[nn.Module, nn.Module]:
 def test_equal_to_bert(pair: tuple[nn.Module, nn.Module]) -> None:
     """Outputs and gradients, with padding and with two texts in a row."""
     theirs, ours = pair
-    tokens, at = text(3, LENGTH), places([4, 9, LENGTH], LENGTH)
+    tokens, layout = text(3, LENGTH), places([4, 9, LENGTH], LENGTH)
     types = (torch.arange(LENGTH) > 3).long().expand(3, -1)
-    out = theirs(tokens, attention_mask=at.valid.long(), token_type_ids=types)
+    out = theirs(tokens, attention_mask=layout.valid.long(), token_type_ids=types)
     expected = out.pooler_output if hasattr(out, "pooler_output") else out.logits
-    found = ours(tokens, at, types)
+    found = ours(tokens, layout, types)
     if expected.dim() == 3:  # of every token: what stands at padding is nobody's business
-        found, expected = found[at.valid], expected[at.valid]
+        found, expected = found[layout.valid], expected[layout.valid]
     assert error(found, expected) <= 1e-12
     for value in (found, expected):
         value.square().sum().backward()
@@ -163,7 +163,7 @@ def test_equal_to_bert(pair: tuple[nn.Module, nn.Module]) -> None:
 @pytest.mark.ledger("model.bertbase")
 def test_bert_base_has_its_published_size() -> None:
     spec = bert(head=Pooled("cls", dense=Dense("tanh"), normalize=False))
-    assert sum(p.numel() for p in blank(spec).parameters()) == 109_482_240
+    assert sum(p.numel() for p in build_on_meta(spec).parameters()) == 109_482_240
 
 
 def pool_by_hand(x: Tensor, positions: Tensor, members: Tensor, how: str) -> Tensor:
@@ -179,20 +179,20 @@ def pool_by_hand(x: Tensor, positions: Tensor, members: Tensor, how: str) -> Ten
 @pytest.mark.parametrize("left", [False, True], ids=["right", "left"])
 def test_pooling_counts_valid_tokens_only(how: str, left: bool) -> None:
     model = build(encoder(Full(), head=Pooled(how, normalize=False)))
-    tokens, at = text(4, LENGTH), places([1, 5, 11, LENGTH], LENGTH, left)
-    hidden, found = model.read(tokens, at)[0].x, model(tokens, at)
+    tokens, layout = text(4, LENGTH), places([1, 5, 11, LENGTH], LENGTH, left)
+    hidden, found = model.read(tokens, layout)[0].x, model(tokens, layout)
     for row in range(4):
-        expected = pool_by_hand(hidden[row], at.positions[row], at.valid[row], how)
+        expected = pool_by_hand(hidden[row], layout.positions[row], layout.valid[row], how)
         assert error(found[row], expected) <= 1e-12
-        alone = model(tokens[row, at.valid[row]].unsqueeze(0))[0]
+        alone = model(tokens[row, layout.valid[row]].unsqueeze(0))[0]
         assert error(found[row], alone) <= 1e-9
 
 
 @pytest.mark.parametrize("how", ["cls", "mean", "last"])
 def test_a_packed_row_gives_a_vector_a_document(how: str) -> None:
     model = build(encoder(Full(), head=Pooled(how)))
-    documents, tokens, at = packed([3, 1, 7], 2)
-    found = model(tokens, at)
+    documents, tokens, layout = packed([3, 1, 7], 2)
+    found = model(tokens, layout)
     assert found.shape == (1, 3, WIDTH)
     assert error(found[0], torch.cat([model(document) for document in documents])) <= 1e-9
 
@@ -208,11 +208,11 @@ def test_sentence_embeddings_have_length_one() -> None:
 def test_gradients_are_right(head: object) -> None:
     spec = encoder(Full(), head=head)
     model = build(spec).requires_grad_()
-    at = places([2, 4], 4)
+    layout = places([2, 4], 4)
     names, weights = zip(*model.named_parameters(), strict=True)
 
     def run(*values: Tensor) -> Tensor:
-        return torch.func.functional_call(model, dict(zip(names, values, strict=True)), (text(2, 4), at))
+        return torch.func.functional_call(model, dict(zip(names, values, strict=True)), (text(2, 4), layout))
 
     assert torch.autograd.gradcheck(run, weights, fast_mode=True)
 
@@ -295,17 +295,17 @@ def test_narrow_embeddings_are_widened() -> None:
 
 def test_two_heads_on_one_stack_say_what_each_would_say() -> None:
     words, pair = MaskedLM(BERT_DENSE), Classification(2, dense=Dense("tanh"))
-    model, tokens, at = (
+    model, tokens, layout = (
         build(bert(**SMALL, head=PreTraining(words, pair))),
         text(3, LENGTH),
         places([4, 9, LENGTH], LENGTH),
     )
-    found, x = model(tokens, at), model.read(tokens, at)[0].x
+    found, x = model(tokens, layout), model.read(tokens, layout)[0].x
     assert (found[0].shape, found[1].shape) == ((3, LENGTH, VOCAB), (3, 2))
-    assert torch.equal(found[0], model.head.words(x, at)) and torch.equal(found[1], model.head.pair(x, at))
+    assert torch.equal(found[0], model.head.words(x, layout)) and torch.equal(found[1], model.head.pair(x, layout))
     assert model.head.words.vocab.weight is model.input.table.weight
     with pytest.raises(ValueError, match="says two things"):
-        model(tokens, at, outputs=True)
+        model(tokens, layout, outputs=True)
 
 
 def test_experts_hand_their_losses_up() -> None:

@@ -7,27 +7,27 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from regard.at import At, Source
 from regard.engine.stores.contiguous import Contiguous
 from regard.engine.stores.paged import Paged
 from regard.kernels.attention.mask import Full
-from regard.models.blank import blank
+from regard.layout import Source, TokenLayout
 from regard.models.decoder import Decoder
 from regard.models.encoder import Encoder
 from regard.models.encoder_decoder import EncoderDecoder
 from regard.models.heads import Pooled
+from regard.models.meta_device import build_on_meta
 from regard.models.presets import transformer_2017
 from regard.models.stack import Repeat
 from regard.parts.attention import Attention, AttentionModule
 from regard.parts.block import Block, Sublayer
-from regard.parts.cross import CrossAttention, CrossAttentionModule
+from regard.parts.cross_attention import CrossAttention, CrossAttentionModule
 from regard.parts.feedforward import FeedForward, SwiGLU
 from regard.parts.input import Tokens
 from regard.parts.norm import LayerNorm, NoNorm
 from regard.parts.patches import Patches
 from regard.parts.position.rope import Rope
 from regard.parts.position.t5 import T5Buckets
-from regard.parts.scored import ScoredAttention
+from regard.parts.scored_attention import ScoredAttention
 from regard.spec import SpecError
 from tests.laws import VOCAB, WIDTH, draw_wide, error, places, text
 from tests.models.foreign import drawn, fill
@@ -86,8 +86,8 @@ def open_store(kind: str, spec: EncoderDecoder, dtype: torch.dtype) -> Contiguou
     return store
 
 
-def span(low: int, high: int, batch: int = 2) -> At:
-    return At(torch.arange(low, high).expand(batch, high - low))
+def span(low: int, high: int, batch: int = 2) -> TokenLayout:
+    return TokenLayout(torch.arange(low, high).expand(batch, high - low))
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -99,9 +99,9 @@ def test_cached_and_chunked_is_whole(name: str, dtype: torch.dtype, kind: str, c
     """A prefill of `cut` tokens with the source, then step by step without it."""
     model, source, tokens = build(MODELS[name], dtype), text(2, SOURCE, seed=5), text(2, LENGTH)
     store = open_store(kind, model.spec, dtype)
-    found = [model(source, tokens[:, :cut], at=span(0, cut), states=store.states)]
+    found = [model(source, tokens[:, :cut], layout=span(0, cut), states=store.states)]
     for t in range(cut, LENGTH):
-        found.append(model(None, tokens[:, t : t + 1], at=span(t, t + 1), states=store.states))
+        found.append(model(None, tokens[:, t : t + 1], layout=span(t, t + 1), states=store.states))
     assert error(torch.cat(found, 1), model(source, tokens)) <= TOLERANCE[dtype]
 
 
@@ -111,7 +111,7 @@ def test_paged_is_contiguous(name: str) -> None:
     stores = [open_store(kind, model.spec, torch.float32) for kind in STORES]
     for low, high in ((0, 4), (4, 5), (5, LENGTH)):
         one, other = (
-            model(None if low else source, tokens[:, low:high], at=span(low, high), states=s.states) for s in stores
+            model(None if low else source, tokens[:, low:high], layout=span(low, high), states=s.states) for s in stores
         )
         assert torch.equal(one, other)
 
@@ -123,10 +123,10 @@ def test_paged_is_contiguous(name: str) -> None:
 @pytest.mark.ledger("cross.module")
 def test_padded_batch_is_each_alone(name: str, dtype: torch.dtype, left: bool, source_left: bool) -> None:
     model, source, tokens = build(MODELS[name], dtype), text(3, SOURCE, seed=5), text(3, LENGTH)
-    source_at, at = places([3, SOURCE, 1], SOURCE, source_left), places([LENGTH, 1, 5], LENGTH, left)
-    found = model(source, tokens, source_at, at)
+    source_layout, layout = places([3, SOURCE, 1], SOURCE, source_left), places([LENGTH, 1, 5], LENGTH, left)
+    found = model(source, tokens, source_layout, layout)
     for row in range(3):
-        read, written = source_at.valid[row], at.valid[row]
+        read, written = source_layout.valid[row], layout.valid[row]
         alone = model(source[row : row + 1, read], tokens[row : row + 1, written])
         assert error(found[row, written], alone[0]) <= TOLERANCE[dtype]
 
@@ -137,13 +137,13 @@ def test_ragged_rows_decode_as_each_alone(kind: str, left: bool) -> None:
     """Sources and prompts of different lengths, in rows of the store that are not the batch's."""
     model, source, tokens = build(MODELS["grouped, rope"]), text(2, SOURCE, seed=5), text(2, LENGTH)
     store, rows, lengths = open_store(kind, model.spec, torch.float64), torch.tensor([2, 0]), [2, 5]
-    source_at, at = places([3, SOURCE], SOURCE, left), places(lengths, 5, left)
-    prompt = tokens.gather(1, at.positions)
-    model(source, prompt, source_at, replace(at, rows=rows), store.states)
-    alone = [model(source[r : r + 1, source_at.valid[r]], tokens[r : r + 1])[0] for r in range(2)]
+    source_layout, layout = places([3, SOURCE], SOURCE, left), places(lengths, 5, left)
+    prompt = tokens.gather(1, layout.positions)
+    model(source, prompt, source_layout, replace(layout, rows=rows), store.states)
+    alone = [model(source[r : r + 1, source_layout.valid[r]], tokens[r : r + 1])[0] for r in range(2)]
     for step in range(3):
         where = torch.tensor(lengths).unsqueeze(-1) + step
-        logits = model(None, tokens.gather(1, where), at=At(where, rows=rows), states=store.states)[:, 0]
+        logits = model(None, tokens.gather(1, where), layout=TokenLayout(where, rows=rows), states=store.states)[:, 0]
         assert error(logits, torch.stack([alone[r][lengths[r] + step] for r in range(2)])) <= 1e-9
 
 
@@ -152,16 +152,16 @@ def test_packed_pairs_are_separate(name: str) -> None:
     """A row of several pairs: each target sees its own source only."""
     model, lengths, sources = build(MODELS[name]), [3, 1, 5], [2, 4, 1]
 
-    def row(sizes: list[int], seed: int) -> tuple[list[Tensor], Tensor, At]:
+    def row(sizes: list[int], seed: int) -> tuple[list[Tensor], Tensor, TokenLayout]:
         each = [text(1, size, seed=seed + size) for size in sizes]
         positions = torch.cat([torch.arange(size) for size in sizes]).unsqueeze(0)
         segments = torch.repeat_interleave(torch.arange(3), torch.tensor(sizes)).unsqueeze(0)
-        return each, torch.cat(each, 1), At(positions, segments, consecutive=True)
+        return each, torch.cat(each, 1), TokenLayout(positions, segments, consecutive=True)
 
-    read, source, source_at = row(sources, 20)
-    written, tokens, at = row(lengths, 40)
+    read, source, source_layout = row(sources, 20)
+    written, tokens, layout = row(lengths, 40)
     separate = torch.cat([model(s, t) for s, t in zip(read, written, strict=True)], 1)
-    assert error(model(source, tokens, source_at, at), separate) <= 1e-9
+    assert error(model(source, tokens, source_layout, layout), separate) <= 1e-9
 
 
 @pytest.mark.ledger("cross.once")
@@ -172,9 +172,9 @@ def test_a_source_is_projected_once() -> None:
             module.k_proj.register_forward_hook(lambda *_, name=name: calls.update([name]))
     model.source.register_forward_hook(lambda *_: calls.update(["source"]))
     store, tokens = open_store("contiguous", model.spec, torch.float64), text(2, LENGTH)
-    model(text(2, SOURCE), tokens[:, :1], at=span(0, 1), states=store.states)
+    model(text(2, SOURCE), tokens[:, :1], layout=span(0, 1), states=store.states)
     for t in range(1, LENGTH):
-        model(None, tokens[:, t : t + 1], at=span(t, t + 1), states=store.states)
+        model(None, tokens[:, t : t + 1], layout=span(t, t + 1), states=store.states)
     assert len(calls) == 2 and set(calls.values()) == {1}
 
 
@@ -187,7 +187,7 @@ def test_greedy_generation_is_the_same_with_and_without_a_cache(kind: str) -> No
     fast = slow
     for t in range(LENGTH):
         slow = torch.cat([slow, model(source, slow)[:, -1:].argmax(-1)], 1)
-        step = model(None if t else source, fast[:, -1:], at=span(t, t + 1), states=store.states)
+        step = model(None if t else source, fast[:, -1:], layout=span(t, t + 1), states=store.states)
         fast = torch.cat([fast, step.argmax(-1)], 1)
     assert torch.equal(fast, slow)
     assert len(slow.unique()) > 3
@@ -242,16 +242,16 @@ def test_equal_to_the_transformer_of_torch(pre: bool) -> None:
             tensors |= layer_weights(layer, f"{name}.stack.blocks.{i}.")
         tensors |= {f"{name}.norm.{n}": p for n, p in side.norm.named_parameters()}
     ours = fill(spec.build(), tensors)
-    source, tokens, at = text(2, SOURCE, seed=5), text(2, LENGTH), places([4, SOURCE], SOURCE)
+    source, tokens, layout = text(2, SOURCE, seed=5), text(2, LENGTH), places([4, SOURCE], SOURCE)
     hidden = theirs(
         table[source],
         table[tokens],
         tgt_mask=nn.Transformer.generate_square_subsequent_mask(LENGTH, dtype=torch.float64),
-        src_key_padding_mask=~at.valid,
-        memory_key_padding_mask=~at.valid,
+        src_key_padding_mask=~layout.valid,
+        memory_key_padding_mask=~layout.valid,
         tgt_is_causal=True,
     )
-    expected, found = hidden @ table.T, ours(source, tokens, at)
+    expected, found = hidden @ table.T, ours(source, tokens, layout)
     assert error(found, expected) <= 1e-12
     for value in (found, expected):
         value.sin().sum().backward()
@@ -270,9 +270,9 @@ def test_equal_to_the_attention_of_torch_over_two_sequences() -> None:
     tensors |= {f"{n}_proj.bias": bias for n, bias in zip("qkv", theirs.in_proj_bias.chunk(3), strict=True)}
     fill(ours, tensors | {f"o_proj.{n}": p for n, p in theirs.out_proj.named_parameters()})
     x, source = torch.randn(2, 3, WIDTH).double(), torch.randn(2, SOURCE, 12).double()
-    at = places([4, SOURCE], SOURCE)
-    expected, _ = theirs(x, source, source, key_padding_mask=~at.valid)
-    assert error(ours(x, replace(At.whole(2, 3), source=Source(source, at))), expected) <= 1e-12
+    layout = places([4, SOURCE], SOURCE)
+    expected, _ = theirs(x, source, source, key_padding_mask=~layout.valid)
+    assert error(ours(x, replace(TokenLayout.whole(2, 3), source=Source(source, layout))), expected) <= 1e-12
 
 
 def cross_by_hand(module: CrossAttentionModule, x: Tensor, source: Tensor) -> Tensor:
@@ -301,13 +301,13 @@ def test_queries_of_one_sequence_read_another() -> None:
     assert patches.x.shape == (1, 7, 12)
     words = torch.randn(1, 5, 12, dtype=torch.float64)
     x = torch.randn(1, 3, WIDTH, dtype=torch.float64, requires_grad=True)
-    for source in (patches, Source(words, At.whole(1, 5))):
-        at = replace(At.whole(1, 3), source=source)
-        assert error(module(x, at)[0], cross_by_hand(module, x[0], source.x[0])) <= 1e-12
+    for source in (patches, Source(words, TokenLayout.whole(1, 5))):
+        layout = replace(TokenLayout.whole(1, 3), source=source)
+        assert error(module(x, layout)[0], cross_by_hand(module, x[0], source.x[0])) <= 1e-12
     words.requires_grad_()
 
     def run(x: Tensor, words: Tensor) -> Tensor:
-        return module(x, replace(At.whole(1, 3), source=Source(words, At.whole(1, 5))))
+        return module(x, replace(TokenLayout.whole(1, 3), source=Source(words, TokenLayout.whole(1, 5))))
 
     assert torch.autograd.gradcheck(run, (x, words), fast_mode=True)
 
@@ -318,8 +318,8 @@ def test_a_decoder_reads_an_image() -> None:
     model = build(translator(IMAGE, block))
     images, tokens = torch.randn(2, 3, 4, 4, dtype=torch.float64), text(2, 5)
     store = open_store("paged", model.spec, torch.float64)
-    first = model(images, tokens[:, :3], at=span(0, 3), states=store.states)
-    rest = model(None, tokens[:, 3:], at=span(3, 5), states=store.states)
+    first = model(images, tokens[:, :3], layout=span(0, 3), states=store.states)
+    rest = model(None, tokens[:, 3:], layout=span(3, 5), states=store.states)
     assert error(torch.cat([first, rest], 1), model(images, tokens)) <= 1e-9
     assert not torch.allclose(model(images, tokens), model(images.flip(0), tokens))
 
@@ -327,7 +327,7 @@ def test_a_decoder_reads_an_image() -> None:
 @pytest.mark.ledger("model.base2017", "cross.three")
 def test_the_base_of_2017_by_its_own_numbers() -> None:
     """Without biases in its projections, as its equations have them; the paper says 65M, whose table was not 37,000."""
-    model = blank(transformer_2017())
+    model = build_on_meta(transformer_2017())
 
     def count(module: nn.Module) -> int:
         return sum(p.numel() for p in module.parameters())

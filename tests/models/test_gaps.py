@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from regard.at import At
+from regard.layout import TokenLayout
 from tests.laws import MODELS, build, error, text
 
 RECURRENT = [
@@ -19,7 +19,7 @@ def test_documents_go_on_behind_padding(name):
     tokens = torch.cat([first[:2], text(1), first[2:], text(1), second[:1], text(2), second[1:]]).unsqueeze(0)
     segments = torch.tensor([[7, 7, -1, 7, 7, 7, -1, 3, -1, -1, 3, 3, 3]])
     positions = torch.tensor([[0, 1, 0, 2, 3, 4, 0, 0, 0, 0, 1, 2, 3]])
-    packed = model(tokens, At(positions, segments, valid=segments >= 0))[0]
+    packed = model(tokens, TokenLayout(positions, segments, valid=segments >= 0))[0]
     for document, number in ((first, 7), (second, 3)):
         assert error(packed[segments[0] == number], model(document.unsqueeze(0))[0]) < 1e-9
 

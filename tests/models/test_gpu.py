@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from regard.at import At
 from regard.engine.engine import Engine
 from regard.engine.request import Sampling
 from regard.engine.stores.contiguous import Contiguous
 from regard.engine.stores.paged import Paged
+from regard.layout import TokenLayout
 from tests.laws import MODELS, build, error, text
 
 pytestmark = pytest.mark.gpu
@@ -48,7 +48,7 @@ def test_logits_and_gradients_are_the_cpus(name: str) -> None:
 @pytest.mark.parametrize("kind", ["contiguous", "paged"])
 def test_cached_is_whole(name: str, kind: str) -> None:
     model = build(MODELS[name], torch.float32).cuda()
-    exact = [s.body.remembered or LENGTH for block in model.spec.blocks for s in block.sublayers]
+    exact = [s.body.max_exact_cache or LENGTH for block in model.spec.blocks for s in block.sublayers]
     tokens, memory = text(2, min(LENGTH, *exact)).cuda(), model.spec.memory()
     store = (
         Contiguous(memory, 2, CAPACITY, torch.float32, "cuda")
@@ -57,7 +57,7 @@ def test_cached_is_whole(name: str, kind: str) -> None:
     )
     assert all(store.reserve(row, LENGTH) for row in range(2))
     steps = [
-        model(token, At(torch.full((2, 1), t, device="cuda")), store.states)
+        model(token, TokenLayout(torch.full((2, 1), t, device="cuda")), store.states)
         for t, token in enumerate(tokens.split(1, 1))
     ]
     assert error(torch.cat(steps, 1), model(tokens)) < 1e-4

@@ -10,15 +10,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.adapt.lora import LoRA, add_lora
-from regard.at import At
 from regard.checkpoint import load, save
 from regard.data.batch import Batch
 from regard.kernels import linear_cross_entropy
 from regard.kernels.attention.mask import Causal, visible
+from regard.layout import TokenLayout
 from regard.models.decoder import Decoder, DecoderModule
+from regard.models.outputs import LazyLogits, materialize
 from regard.models.presets import transformer_2017
 from regard.models.stack import Repeat
-from regard.models.unembedded import Unembedded
 from regard.objectives.next_token import next_token
 from regard.parts.attention import Attention
 from regard.parts.block import Block, Sublayer
@@ -94,10 +94,15 @@ def test_training_reads_the_head_in_chunks_and_learns_the_same(head: str, monkey
     z = model.hidden(batch.tokens) @ model.head.weight.T + (0 if model.head.bias is None else model.head.bias)
     z = z * spec.logit_scale
     z = z if spec.softcap is None else spec.softcap * (z / spec.softcap).tanh()
-    assert (out.logits - z).abs().max() < 1e-12
+    assert (materialize(out.logits) - z).abs().max() < 1e-12
     p = z.exp() / z.exp().sum(-1, keepdim=True)
     chosen = p.gather(-1, batch.targets.unsqueeze(-1)).squeeze(-1)
-    further = out.ahead[0][:, :-1].log_softmax(-1).gather(-1, batch.targets[:, 1:].unsqueeze(-1)).squeeze(-1)
+    further = (
+        materialize(out.ahead_logits[0])[:, :-1]
+        .log_softmax(-1)
+        .gather(-1, batch.targets[:, 1:].unsqueeze(-1))
+        .squeeze(-1)
+    )
     expected = -(batch.weights * chosen.log()).sum() - (batch.weights[:, 1:] * further).sum()
     assert abs(loss - expected) < 1e-9
     assert metrics["accuracy"] == ((z.argmax(-1) == batch.targets) * batch.weights).sum()
@@ -108,10 +113,10 @@ def test_training_reads_the_head_in_chunks_and_learns_the_same(head: str, monkey
 
 def test_a_head_that_is_more_than_a_matrix_is_read_whole() -> None:
     model = lite(tied=False).build(seed=0)
-    assert isinstance(model(text(), outputs=True).said, Unembedded)
+    assert isinstance(model(text(), outputs=True).logits, LazyLogits)
     add_lora(model, LoRA(targets=("head",)))
     out = model(text(), outputs=True)
-    assert isinstance(out.said, Tensor)
+    assert isinstance(out.logits, Tensor)
     assert torch.equal(out.logits, model(text()))
 
 
@@ -135,12 +140,12 @@ def test_masks_follow_the_tokens_and_a_norm_runs_once() -> None:
     with torch.device("meta"):
         model = lite().build()
     tokens = torch.empty(2, 64, dtype=torch.long, device="meta")
-    at, calls = At(torch.empty(2, 64, dtype=torch.long, device="meta")), []
+    layout, calls = TokenLayout(torch.empty(2, 64, dtype=torch.long, device="meta")), []
     for module in model.modules():
         if type(module).__name__.startswith("LayerNorm"):
             module.register_forward_hook(lambda *_: calls.append(1))
-    assert model(tokens, at).device.type == "meta"
-    assert visible(Causal(), at).device.type == "meta"
+    assert model(tokens, layout).device.type == "meta"
+    assert visible(Causal(), layout).device.type == "meta"
     assert len(calls) == 2 * 4 + 1
 
 
@@ -158,10 +163,10 @@ def test_on_a_gpu_too() -> None:
 def test_a_pre_norm_stack_needs_a_last_norm_and_a_post_norm_stack_has_it() -> None:
     assert Decoder(VOCAB, 256, lite().layers).norm is not None
     assert transformer_2017(layers=1).target.norm == NoNorm()
-    at, x = At.whole(2, 64), torch.randn(2, 64, 256)
+    layout, x = TokenLayout.whole(2, 64), torch.randn(2, 64, 256)
     for style in ("pre", "post"):
         model = lite(style=style).build(seed=0)
-        top, _ = model.stack(x, at)
+        top, _ = model.stack(x, layout)
         change = (model.norm(top) - top).abs().max()
         assert change > 0.1 if style == "pre" else change < 1e-3
         assert model.norm(top).var(-1, correction=0).mean().item() == pytest.approx(1, abs=1e-3)

@@ -3,17 +3,17 @@
 import pytest
 import torch
 
-from regard.at import At
 from regard.engine.engine import Engine
 from regard.engine.request import Sampling
 from regard.engine.stores.contiguous import Contiguous
 from regard.engine.stores.paged import Paged
+from regard.layout import TokenLayout
 from regard.models.decoder import Decoder
 from regard.models.pattern import tile
 from regard.parts.experts import Experts
 from regard.parts.ssm.mamba import Mamba
 from regard.parts.ssm.mamba2 import Mamba2
-from regard.parts.state import Fixed, PerToken
+from regard.parts.state import FixedSize, PerToken
 from tests.laws import GQA, VOCAB, WIDTH, block, build, text
 
 PATTERN = "2*mamba(4), full + experts(3, 2), mamba2(4, head_dim=8)"
@@ -32,7 +32,7 @@ def test_a_pattern_says_which_layers_attend() -> None:
 def test_both_kinds_of_memory_live_in_one_store(kind: str) -> None:
     """Keys and values that grow with the text beside states that do not, read in pieces as if at once."""
     memory = HYBRID.memory()
-    assert [type(block[0]) for block in memory] == [Fixed, Fixed, PerToken, Fixed]
+    assert [type(block[0]) for block in memory] == [FixedSize, FixedSize, PerToken, FixedSize]
     if kind == "contiguous":
         store = Contiguous(memory, 1, 32, torch.float64)
     else:
@@ -41,7 +41,7 @@ def test_both_kinds_of_memory_live_in_one_store(kind: str) -> None:
     model, tokens = build(HYBRID), text(1, 20)
     cuts = [0, 7, 8, 9, 20]
     parts = [
-        model(tokens[:, a:b], At(torch.arange(a, b).unsqueeze(0)), store.states)
+        model(tokens[:, a:b], TokenLayout(torch.arange(a, b).unsqueeze(0)), store.states)
         for a, b in zip(cuts[:-1], cuts[1:], strict=True)
     ]
     assert (torch.cat(parts, 1) - model(tokens)).abs().max() < 1e-9

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from regard.at import At
+from regard.layout import TokenLayout
 from regard.models.decoder import Decoder
 from regard.models.stack import Repeat
 from regard.parts.attention import Attention
@@ -48,10 +48,10 @@ def test_the_stream_does_not_grow_with_depth() -> None:
             for name, w in model.named_parameters():
                 if name.endswith(("o_proj.weight", "down_proj.weight")):
                     w.data *= (2 * depth) ** 0.5
-        at = torch.arange(64).unsqueeze(0)
+        layout = torch.arange(64).unsqueeze(0)
         with torch.no_grad():
-            foot = model.embedding(at)
-            return float(model.stack(foot, At.whole(1, 64))[0].var() / foot.var())
+            foot = model.embedding(layout)
+            return float(model.stack(foot, TokenLayout.whole(1, 64))[0].var() / foot.var())
 
     assert top(24, scaled=True) < 2 * top(2, scaled=True)
     assert top(24, scaled=False) > 5 * top(24, scaled=True)

@@ -8,17 +8,17 @@ import torch
 from torch.autograd import gradcheck
 from torch.func import functional_call
 
-from regard.at import At, Source
 from regard.kernels.attention.mask import Mask
+from regard.layout import Source, TokenLayout
+from regard.models.base import Model
 from regard.models.decoder import Decoder
 from regard.models.heads import Head
-from regard.models.model import Model
 from regard.parts.body import Body
 from regard.parts.input import Input
 from regard.parts.norm import Norm
-from regard.parts.position.none import Position
-from regard.parts.position.scaling import Scaling
-from regard.parts.state import FRESH
+from regard.parts.position.base import Position
+from regard.parts.position.rope_scaling import Scaling
+from regard.parts.state import STATELESS
 from regard.spec import KINDS, class_of
 from regard.verify.draw import draw_wide
 from tests.laws import WIDTH
@@ -42,12 +42,12 @@ def test_shape_and_gradients(body: Body) -> None:
     module = body.build(WIDTH).double().eval()
     draw_wide(module)
     weights = dict(module.named_parameters())
-    at = At(torch.tensor([[0, 0, 1, 2, 3]]), valid=torch.tensor([[False, True, True, True, True]]))
+    layout = TokenLayout(torch.tensor([[0, 0, 1, 2, 3]]), valid=torch.tensor([[False, True, True, True, True]]))
     x, source = torch.randn(2, 1, 5, WIDTH, dtype=torch.float64).unbind()
-    at = replace(at, source=Source(source, At.whole(1, 5)))
+    layout = replace(layout, source=Source(source, TokenLayout.whole(1, 5)))
 
     def forward(x: torch.Tensor, *values: torch.Tensor) -> torch.Tensor:
-        given = (x, at, FRESH)[: body.takes]
+        given = (x, layout, STATELESS)[: body.takes]
         return functional_call(module, dict(zip(weights, values, strict=True)), given)[:, 1:]
 
     assert forward(x, *weights.values()).shape == (1, 4, WIDTH)

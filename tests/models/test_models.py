@@ -9,11 +9,11 @@ import torch
 from torch import Tensor, nn
 
 from regard.checkpoint import CheckpointError, load, save
-from regard.checkpoint.model import parameters
+from regard.checkpoint.model_folder import parameters
+from regard.models.base import Model
 from regard.models.decoder import Decoder
 from regard.models.heads import Classification, Dense, MaskedLM, Pooled
 from regard.models.interleaved import Interleaved
-from regard.models.model import Model
 from regard.models.presets import BERT_DENSE, bert, clip, transformer_2017, vit
 from regard.models.stack import Repeat
 from regard.parts.attention import Attention

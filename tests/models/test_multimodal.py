@@ -6,17 +6,17 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from regard.at import At
 from regard.data.batch import Batch
 from regard.engine.stores.contiguous import Contiguous
 from regard.engine.stores.paged import Paged
 from regard.kernels.attention.mask import Full
-from regard.models.blank import blank
+from regard.layout import TokenLayout
 from regard.models.decoder import Decoder
 from regard.models.dual_encoder import DualEncoder
 from regard.models.encoder import Encoder
 from regard.models.heads import Pooled
 from regard.models.interleaved import Interleaved, Projector
+from regard.models.meta_device import build_on_meta
 from regard.models.presets import clip, vit
 from regard.models.stack import Repeat
 from regard.objectives.contrastive import Contrastive
@@ -74,13 +74,13 @@ def test_equal_to_clip() -> None:
     theirs = drawn(transformers.CLIPModel(config))
     ours = fill(clip(**SMALL).build(), renamed(dict(theirs.named_parameters()), CLIP))
     lengths = [3, 9, 6]
-    at, tokens = places(lengths, 9), text(3, 9) % EOS
+    layout, tokens = places(lengths, 9), text(3, 9) % EOS
     for row, length in enumerate(lengths):
         tokens[row, length - 1] = EOS
-    out = theirs(tokens, pictures(3), attention_mask=at.valid.long(), return_loss=True)
-    found = ours(pictures(3), tokens, at)
+    out = theirs(tokens, pictures(3), attention_mask=layout.valid.long(), return_loss=True)
+    found = ours(pictures(3), tokens, layout)
     assert error(found, out.logits_per_image) <= 1e-12
-    batch = Batch(images=pictures(3), tokens=tokens, valid=at.valid)
+    batch = Batch(images=pictures(3), tokens=tokens, valid=layout.valid)
     loss, count, metrics = Contrastive()(ours, batch)
     assert error(loss / count, out.loss) <= 1e-12
     assert metrics["accuracy"] == (found.argmax(-1) == torch.arange(3)).sum()
@@ -93,7 +93,7 @@ def test_equal_to_clip() -> None:
 
 @pytest.mark.ledger("mm.clip")
 def test_clip_has_its_published_size() -> None:
-    assert sum(p.numel() for p in blank(clip()).parameters()) == 151_277_313
+    assert sum(p.numel() for p in build_on_meta(clip()).parameters()) == 151_277_313
 
 
 def test_logits_are_cosines_over_the_temperature() -> None:
@@ -176,8 +176,8 @@ def test_patches_stand_where_the_markers_are(name: str) -> None:
             taken += 1
         else:
             rows.append(decoder.embedding.weight[token] * decoder.spec.embedding_scale)
-    at = At.whole(*tokens.shape)
-    x, _ = decoder.run(decoder.position.embed(torch.stack(rows).unsqueeze(0), at), at)
+    layout = TokenLayout.whole(*tokens.shape)
+    x, _ = decoder.stack(decoder.position.embed(torch.stack(rows).unsqueeze(0), layout), layout)
     assert taken == 8
     assert error(model(tokens, images=images), decoder.logits(decoder.norm(x))) <= 1e-12
 
@@ -192,9 +192,9 @@ def test_cached_is_whole(name: str, kind: str) -> None:
     tokens = torch.cat([torch.full((2, 4), 5), words], 1)
     store = STORES[kind](model.spec)
     assert all(store.reserve(row, 32) for row in range(2))
-    found = [model(tokens[:, :5], At(torch.arange(5).expand(2, 5)), store.states, images)]
+    found = [model(tokens[:, :5], TokenLayout(torch.arange(5).expand(2, 5)), store.states, images)]
     for t in range(5, 10):
-        found.append(model(tokens[:, t : t + 1], At(torch.tensor([[t], [t]])), store.states))
+        found.append(model(tokens[:, t : t + 1], TokenLayout(torch.tensor([[t], [t]])), store.states))
     assert error(torch.cat(found, 1), model(tokens, images=images)) <= 1e-9
 
 
@@ -205,14 +205,14 @@ def test_padded_batch_is_each_alone(name: str, left: bool) -> None:
     model, images, spec = build(READERS[name]), pictures(3), READERS[name]
     texts = [prompt(spec, 1, 2, 3), prompt(spec, 5, 1), prompt(spec, 2, 5, 3, 5)]
     theirs = [[], [0], [1, 2]]
-    at = places([row.shape[1] for row in texts], 10, left)
+    layout = places([row.shape[1] for row in texts], 10, left)
     tokens = torch.zeros(3, 10, dtype=torch.int64)
     for row, alone in enumerate(texts):
-        tokens[row, at.valid[row]] = alone[0]
-    found = model(tokens, at, images=images)
+        tokens[row, layout.valid[row]] = alone[0]
+    found = model(tokens, layout, images=images)
     for row, alone in enumerate(texts):
         expected = model(alone, images=images[theirs[row]] if theirs[row] else None)
-        assert error(found[row, at.valid[row]], expected[0]) <= 1e-9
+        assert error(found[row, layout.valid[row]], expected[0]) <= 1e-9
 
 
 @pytest.mark.parametrize("name", READERS)
@@ -221,7 +221,7 @@ def test_packed_is_separate(name: str) -> None:
     one, two = prompt(spec, 1, 5, 2), prompt(spec, 5, 3)
     positions = torch.cat([torch.arange(6), torch.arange(5)]).unsqueeze(0)
     segments = torch.tensor([[0] * 6 + [1] * 5])
-    packed = model(torch.cat([one, two], 1), At(positions, segments, consecutive=True), images=images)
+    packed = model(torch.cat([one, two], 1), TokenLayout(positions, segments, consecutive=True), images=images)
     separate = [model(one, images=images[:1]), model(two, images=images[1:])]
     assert error(packed, torch.cat(separate, 1)) <= 1e-9
 

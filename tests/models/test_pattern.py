@@ -15,23 +15,23 @@ from regard.models.pattern import Tiled, retile, tile
 from regard.models.stack import Repeat
 from regard.parts.attention import Attention
 from regard.parts.block import Block, Sublayer
-from regard.parts.convolution import ShortConvolution
-from regard.parts.cross import CrossAttention
+from regard.parts.cross_attention import CrossAttention
 from regard.parts.experts import Experts
 from regard.parts.feedforward import SwiGLU
 from regard.parts.linear_attention import LinearAttention
 from regard.parts.norm import NoNorm
 from regard.parts.position.alibi import Alibi
-from regard.parts.position.none import NoPosition
+from regard.parts.position.base import NoPosition
 from regard.parts.position.rope import Rope
-from regard.parts.position.scaling import Linear
+from regard.parts.position.rope_scaling import LinearScaling
+from regard.parts.short_convolution import ShortConvolution
 from regard.spec import SpecError
 from tests.cli.conftest import regard
 from tests.laws import OTHERS, block, build, decoder, error, text
 
 GQA = Attention(4, 2, position=Rope(), softcap=20.0)
 BASE = block(GQA)
-STRETCHED = Rope(500.0, scaling=Linear(4.0))
+STRETCHED = Rope(500.0, scaling=LinearScaling(4.0))
 
 
 def mixers(pattern: str, depth: int, base: Block = BASE) -> list:

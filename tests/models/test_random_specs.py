@@ -8,10 +8,11 @@ from hypothesis import strategies as st
 
 from regard.kernels.attention.mask import Mask
 from regard.models.decoder import Decoder
+from regard.models.outputs import materialize
 from regard.parts.body import Body
 from regard.parts.norm import Norm
-from regard.parts.position.none import Position
-from regard.parts.position.scaling import Scaling
+from regard.parts.position.base import Position
+from regard.parts.position.rope_scaling import Scaling
 from regard.parts.position.t5 import T5Buckets
 from regard.spec import KINDS, class_of
 from regard.verify.draw import draw_wide
@@ -83,7 +84,10 @@ def train_a_step(spec: Decoder, seed: int) -> None:
     torch.manual_seed(seed)
     tokens = torch.randint(drawn.VOCAB, (2, LENGTH + 1))
     out = model(tokens[:, :-1], outputs=True)
-    losses = [F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten()) for logits in (out.logits, *out.ahead)]
+    losses = [
+        F.cross_entropy(materialize(logits).flatten(0, 1), tokens[:, 1:].flatten())
+        for logits in (out.logits, *out.ahead_logits)
+    ]
     total = sum(losses) + sum(out.losses.values())
     assert total.isfinite()
     total.backward()

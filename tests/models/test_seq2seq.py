@@ -4,14 +4,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from regard.at import At
 from regard.engine.stores.contiguous import Contiguous
+from regard.layout import TokenLayout
 from regard.models.decoder import Decoder
 from regard.models.encoder import Encoder
 from regard.models.seq2seq import Seq2Seq, Seq2SeqModule, seq2seq
 from regard.models.stack import Repeat
 from regard.objectives.translation import pairs, translation
-from regard.parts.attentive import AttentiveRecurrence
+from regard.parts.attention_rnn import AttentionRNN
 from regard.parts.block import Block, Sublayer
 from regard.parts.body import Body
 from regard.parts.feedforward import SwiGLU
@@ -20,7 +20,7 @@ from regard.parts.input import Tokens
 from regard.parts.lstm import LSTM
 from regard.parts.recurrent import Recurrence
 from regard.parts.rnn import RNN
-from regard.parts.scored import AdditiveModule, ScoredAttention
+from regard.parts.scored_attention import AdditiveModule, ScoredAttention
 from regard.plan.cost import plan
 from regard.spec import SpecError
 from regard.training.optimizer import AdamW
@@ -94,7 +94,9 @@ def test_weights_of_additive_attention_sum_to_one_and_its_gradients_are_right() 
     attention = ScoredAttention(score_dim=3, source=True).build(WIDTH).double()
     assert isinstance(attention, AdditiveModule)
     s, h = torch.randn(2, 1, 4, WIDTH, generator=torch.Generator().manual_seed(0), dtype=torch.float64).unbind()
-    before = At.whole(1, 4).before_source(At(torch.arange(4)[None], valid=torch.tensor([[True, True, True, False]])))
+    before = TokenLayout.whole(1, 4).before_source(
+        TokenLayout(torch.arange(4)[None], valid=torch.tensor([[True, True, True, False]]))
+    )
     arrays = attention.read(h)
     alpha = attention.weights(attention.q_proj(s).unsqueeze(1), arrays["k"], before)
     assert (alpha.sum(-1) - 1).abs().max() <= 1e-15 and (alpha[..., 3] == 0).all()
@@ -159,9 +161,9 @@ def written(model: Seq2SeqModule, source: list[int], most: int = 8) -> list[int]
     store.reserve(0, most)
     said = [START]
     while said[-1] != END and len(said) < most:
-        at = At(torch.tensor([[len(said) - 1]]))
+        layout = TokenLayout(torch.tensor([[len(said) - 1]]))
         first = torch.tensor([source]) if len(said) == 1 else None
-        said.append(int(model(first, torch.tensor([said[-1:]]), None, at, store.states)[0, -1].argmax()))
+        said.append(int(model(first, torch.tensor([said[-1:]]), None, layout, store.states)[0, -1].argmax()))
     return said
 
 
@@ -190,9 +192,9 @@ def test_learns_to_translate_backwards(recurrence: Body, attention: str, both: b
 
 def test_packed_documents_need_a_source_each() -> None:
     model = wide(seq2seq(VOCAB, WIDTH))
-    at = At(torch.tensor([[0, 1, 0, 1], [0, 1, 2, 3]]), torch.tensor([[0, 0, 1, 1], [0, 0, 0, 0]]))
+    layout = TokenLayout(torch.tensor([[0, 1, 0, 1], [0, 1, 2, 3]]), torch.tensor([[0, 0, 1, 1], [0, 0, 0, 0]]))
     with pytest.raises(ValueError, match="has 2 documents, the target 3"):
-        model(SOURCE, TARGET, None, at)
+        model(SOURCE, TARGET, None, layout)
 
 
 def half(*bodies: Body) -> tuple[Repeat, ...]:
@@ -206,7 +208,7 @@ def half(*bodies: Body) -> tuple[Repeat, ...]:
         ((LSTM(5),), (LSTM(),), "of one kind and size"),
         ((SwiGLU(8),), (LSTM(),), "no layer of the source carries a state"),
         ((LSTM(),), (SwiGLU(8),), "no layer of the target carries a state"),
-        ((GRU(),), (AttentiveRecurrence(GRU(), ScoredAttention(source=True, source_width=9)),), "source_width=6"),
+        ((GRU(),), (AttentionRNN(GRU(), ScoredAttention(source=True, source_width=9)),), "source_width=6"),
     ],
 )
 def test_what_cannot_be_handed_over_is_refused(reads: tuple, writes: tuple, said: str) -> None:
@@ -216,9 +218,9 @@ def test_what_cannot_be_handed_over_is_refused(reads: tuple, writes: tuple, said
 
 def test_attentive_recurrences_say_what_they_need() -> None:
     with pytest.raises(SpecError, match="set source=True"):
-        AttentiveRecurrence(RNN(), ScoredAttention())
+        AttentionRNN(RNN(), ScoredAttention())
     with pytest.raises(SpecError, match="leave combine out"):
-        AttentiveRecurrence(RNN(), ScoredAttention(source=True, combine=True))
+        AttentionRNN(RNN(), ScoredAttention(source=True, combine=True))
 
 
 def test_it_is_a_spec_and_can_be_planned() -> None:
@@ -232,14 +234,14 @@ def test_it_is_a_spec_and_can_be_planned() -> None:
 def test_a_row_cannot_begin_without_its_source():
     model = wide(seq2seq(VOCAB, WIDTH))
     store = Contiguous(model.spec.memory(), 2, 8, torch.float64, source=8)
-    late = At(torch.tensor([[0, 1], [0, 0]]), valid=torch.tensor([[True, True], [False, False]]))
+    late = TokenLayout(torch.tensor([[0, 1], [0, 0]]), valid=torch.tensor([[True, True], [False, False]]))
     model(SOURCE, TARGET[:, :2], None, late, store.states)
     with pytest.raises(ValueError, match=r"rows \[1\] begin here, but there is no source"):
-        model(None, TARGET[:, :2], None, At(torch.tensor([[2, 3], [0, 1]])), store.states)
+        model(None, TARGET[:, :2], None, TokenLayout(torch.tensor([[2, 3], [0, 1]])), store.states)
 
 
 def test_a_packed_source_needs_a_packed_target():
     model = wide(seq2seq(VOCAB, WIDTH))
-    packed = At(torch.tensor([[0, 1, 0, 1, 2]] * 2), segments=torch.tensor([[0, 0, 1, 1, 1]] * 2))
+    packed = TokenLayout(torch.tensor([[0, 1, 0, 1, 2]] * 2), segments=torch.tensor([[0, 0, 1, 1, 1]] * 2))
     with pytest.raises(ValueError, match="the source is packed and the target is not"):
         model(SOURCE, TARGET, packed)

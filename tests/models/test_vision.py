@@ -9,9 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.kernels.attention.mask import Full
-from regard.models.blank import blank
 from regard.models.distilled import Distilled
 from regard.models.encoder import Encoder
+from regard.models.meta_device import build_on_meta
 from regard.models.presets import vit
 from regard.models.stack import Repeat
 from regard.parts.attention import Attention
@@ -91,7 +91,7 @@ def test_an_image_of_224_is_196_tokens_and_one() -> None:
 
 @pytest.mark.ledger("vit.b16")
 def test_vit_base_has_its_published_size() -> None:
-    assert sum(p.numel() for p in blank(vit()).parameters()) == 86_567_656
+    assert sum(p.numel() for p in build_on_meta(vit()).parameters()) == 86_567_656
 
 
 VIT = {

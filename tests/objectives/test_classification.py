@@ -67,9 +67,9 @@ def test_pairs_by_hand() -> None:
 @pytest.mark.parametrize("left", [False, True], ids=["right", "left"])
 def test_where_padded_rows_stand(left: bool) -> None:
     valid = torch.tensor([[True, True, False], [True, False, False]])
-    at = padded(valid.flip(-1) if left else valid)
+    layout = padded(valid.flip(-1) if left else valid)
     for row, count in enumerate((2, 1)):
-        assert at.positions[row, at.valid[row]].tolist() == list(range(count))
+        assert layout.positions[row, layout.valid[row]].tolist() == list(range(count))
     assert padded(None) is None
 
 

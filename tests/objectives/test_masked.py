@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from regard.at import At
 from regard.data import sources
 from regard.data.batch import Batch
 from regard.data.loader import Loader
+from regard.layout import TokenLayout
 from regard.models.heads import MaskedLM
 from regard.models.presets import BERT_DENSE, bert
 from regard.objectives.masked import Masking, masked
@@ -72,7 +72,7 @@ def test_the_loss_is_over_the_chosen_tokens() -> None:
         batch_of(torch.randint(3, 31, (3, 12)), padding), torch.Generator().manual_seed(3)
     )
     loss, count, metrics = masked(model, batch)
-    log_p = model(batch.tokens, At(batch.positions, valid=~padding)).log_softmax(-1)
+    log_p = model(batch.tokens, TokenLayout(batch.positions, valid=~padding)).log_softmax(-1)
     spots = [(row, t) for row in range(3) for t in range(12) if batch.weights[row, t] == 1]
     wanted = -sum(log_p[row, t, batch.targets[row, t]] for row, t in spots)
     right = sum(log_p[row, t].argmax() == batch.targets[row, t] for row, t in spots)

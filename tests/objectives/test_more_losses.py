@@ -4,8 +4,9 @@ import torch
 
 from regard.data.batch import Batch
 from regard.models.decoder import Decoder
+from regard.models.outputs import materialize
 from regard.models.stack import Repeat
-from regard.objectives.next_token import next_token, where
+from regard.objectives.next_token import layout_of, next_token
 from regard.parts.attention import Attention
 from regard.parts.block import Block, Sublayer
 from regard.parts.feedforward import SwiGLU
@@ -28,9 +29,9 @@ def test_heads_that_look_ahead_are_held_to_their_own_targets() -> None:
     model = Decoder(11, 16, (Repeat((BLOCK,), 2),), ahead=(BLOCK, BLOCK)).build(seed=0).double()
     batch = packed()
     loss, count, metrics = next_token(model, batch)
-    out = model(batch.tokens, where(batch), outputs=True)
+    out = model(batch.tokens, layout_of(batch), outputs=True)
     expected = 0.0
-    for further, logits in enumerate([out.logits, *out.ahead]):
+    for further, logits in enumerate(map(materialize, (out.logits, *out.ahead_logits))):
         log_p = logits.log_softmax(-1)
         for row in range(2):
             for t in range(9 - further):

@@ -7,11 +7,11 @@ import torch
 from torch import Tensor, nn
 
 from regard.data.batch import Batch
-from regard.data.packing import Piece, collate
+from regard.data.packing import DocumentSlice, collate
 from regard.kernels.attention.mask import Causal
 from regard.models.decoder import Decoder
 from regard.models.stack import Repeat
-from regard.objectives.next_token import cross_entropy, next_token, where
+from regard.objectives.next_token import cross_entropy, layout_of, next_token
 from regard.parts.attention import Attention
 from regard.parts.block import Block, Sublayer
 from regard.parts.body import Body
@@ -38,10 +38,10 @@ MODELS = {
 }
 
 
-def documents(*lengths: int) -> list[Piece]:
+def documents(*lengths: int) -> list[DocumentSlice]:
     draw = torch.Generator().manual_seed(3)
     ids = [torch.randint(VOCAB, (n + 1,), generator=draw).tolist() for n in lengths]
-    return [Piece(i, torch.rand(len(i), generator=draw, dtype=torch.float64).tolist()) for i in ids]
+    return [DocumentSlice(i, torch.rand(len(i), generator=draw, dtype=torch.float64).tolist()) for i in ids]
 
 
 def widened(batch: Batch) -> Batch:
@@ -64,7 +64,7 @@ def test_against_the_plain_sum() -> None:
     model = model_of(*MODELS["rope"])
     batch = widened(collate([documents(5, 3), documents(4)], 10))
     loss, count, metrics = next_token(model, batch)
-    log_p = model(batch.tokens, where(batch)).log_softmax(-1)
+    log_p = model(batch.tokens, layout_of(batch)).log_softmax(-1)
     wanted, correct = 0.0, 0.0
     for row in range(2):
         for place in range(10):
@@ -102,16 +102,16 @@ def test_rows_of_padding_alone_change_nothing(name: str) -> None:
 
 
 def test_whole_rows_take_the_fast_path_and_others_do_not() -> None:
-    assert where(collate([documents(6), documents(6)], 6)).ordered
-    assert not where(collate([documents(6), documents(5)], 6)).ordered
-    assert not where(collate([documents(6), documents(2, 4)], 6)).ordered
+    assert layout_of(collate([documents(6), documents(6)], 6)).ordered
+    assert not layout_of(collate([documents(6), documents(5)], 6)).ordered
+    assert not layout_of(collate([documents(6), documents(2, 4)], 6)).ordered
 
 
 def test_autocast_keeps_the_sums_exact() -> None:
     model, batch = model_of(*MODELS["rope"]).float(), collate([documents(6)], 6)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         loss, count, metrics = next_token(model, batch)
-        log_p = model(batch.tokens, where(batch)).float().log_softmax(-1)
+        log_p = model(batch.tokens, layout_of(batch)).float().log_softmax(-1)
     wanted = -(log_p.gather(-1, batch.targets.unsqueeze(-1)).squeeze(-1) * batch.weights).sum()
     assert {loss.dtype, count.dtype, metrics["accuracy"].dtype} == {torch.float32}
     assert (loss - wanted).abs() < 1e-5

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from regard.at import At
 from regard.data.batch import Batch
 from regard.kernels.attention.mask import Full
+from regard.layout import TokenLayout
 from regard.models.decoder import Decoder
 from regard.models.encoder import Encoder
 from regard.models.encoder_decoder import EncoderDecoder
@@ -17,7 +17,7 @@ from regard.objectives.image_text import image_text
 from regard.objectives.translation import pairs, translation
 from regard.parts.attention import Attention
 from regard.parts.block import Block, Sublayer
-from regard.parts.cross import CrossAttention
+from regard.parts.cross_attention import CrossAttention
 from regard.parts.feedforward import SwiGLU
 from regard.parts.patches import Patches
 from regard.parts.position.learned import Learned
@@ -127,9 +127,9 @@ def test_a_decoder_learns_to_say_what_it_sees() -> None:
         tokens = torch.tensor(spec.expand([1, 3])).expand(16, -1)
         targets = torch.cat([torch.zeros(16, 4, dtype=torch.int64), 4 + spot.unsqueeze(1)], 1)
         weights = torch.tensor([0.0, 0.0, 0.0, 0.0, 1.0]).expand(16, -1)
-        at = At.whole(16, 5)
+        layout = TokenLayout.whole(16, 5)
         batch = Batch(
-            images=images.unsqueeze(1), tokens=tokens, targets=targets, weights=weights, positions=at.positions,
+            images=images.unsqueeze(1), tokens=tokens, targets=targets, weights=weights, positions=layout.positions,
             segments=torch.zeros_like(tokens),
         )  # fmt: skip
         steps.append(take_step(model, image_text, batch, optimizer, clip=1.0, parts=2))

@@ -6,10 +6,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from regard.at import At
 from regard.engine.stores.contiguous import Contiguous
 from regard.kernels.attention.mask import Full
-from regard.lens.attention import attention_weights
+from regard.layout import TokenLayout
+from regard.lens.attention_maps import attention_weights
 from regard.parts.attention import Attention, AttentionModule
 
 WIDTH, LENGTH = 16, 7
@@ -34,16 +34,16 @@ def inside(module: AttentionModule, x: Tensor) -> dict[str, Tensor]:
         getattr(module, name).register_forward_hook(lambda _, __, out, name=name: seen.update({name: out}))
         for name in "qkvz"
     ]
-    at = At.whole(*x.shape[:2])
-    module(x, at)
+    layout = TokenLayout.whole(*x.shape[:2])
+    module(x, layout)
     for hook in hooks:
         hook.remove()
-    return seen | {"weights": attention_weights(module, seen["q"], seen["k"], at)}
+    return seen | {"weights": attention_weights(module, seen["q"], seen["k"], layout)}
 
 
 def flops(module: nn.Module, x: Tensor) -> int:
     with FlopCounterMode(display=False) as counter:
-        module(x, At.whole(*x.shape[:2]))
+        module(x, TokenLayout.whole(*x.shape[:2]))
     return counter.get_total_flops()
 
 

@@ -14,12 +14,12 @@ from transformers.models.llama import modeling_llama as llama
 from transformers.models.olmo2 import modeling_olmo2 as olmo2
 from transformers.models.qwen3 import modeling_qwen3 as qwen3
 
-from regard.at import At
 from regard.kernels.attention.mask import Causal, Full
+from regard.layout import TokenLayout
 from regard.parts.attention import Attention, AttentionModule, use_backend
 from regard.parts.norm import LayerNorm, RMSNorm
 from regard.parts.position.rope import Rope
-from regard.parts.position.scaling import Yarn
+from regard.parts.position.rope_scaling import Yarn
 from regard.spec import SpecError
 from tests.parts.attention_layer import inside, random
 
@@ -46,8 +46,8 @@ OPTIONS = {
 }
 DOCUMENTS = torch.tensor([[0, 0, 1, 1, 1, 1], [2] * LENGTH])
 AT = {
-    "whole": At.whole(2, LENGTH),
-    "packed and padded": At(
+    "whole": TokenLayout.whole(2, LENGTH),
+    "packed and padded": TokenLayout(
         torch.tensor([[0, 1, 0, 1, 2, 3], list(range(LENGTH))]),
         DOCUMENTS,
         torch.tensor([[True] * LENGTH, [True] * 4 + [False] * 2]),
@@ -62,7 +62,7 @@ def build(spec: Attention) -> AttentionModule:
     return module
 
 
-def plain_loop(module: AttentionModule, spec: Attention, x: Tensor, at: At) -> Tensor:
+def plain_loop(module: AttentionModule, spec: Attention, x: Tensor, layout: TokenLayout) -> Tensor:
     """The equation, one query and one head at a time, with none of the layer's own functions."""
     heads, kv_heads, dim = spec.sizes(WIDTH)
     scale = dim**-0.5 if spec.scale is None else spec.scale
@@ -82,9 +82,9 @@ def plain_loop(module: AttentionModule, spec: Attention, x: Tensor, at: At) -> T
         return (y + weight[f"{name}_norm.norm.bias"] if layer else y).view_as(x)
 
     def sees(b: int, i: int, j: int) -> bool:
-        causal = spec.mask == Full() or at.positions[b, j] <= at.positions[b, i]
-        same = at.segments is None or at.segments[b, i] == at.segments[b, j]
-        return bool(causal and same and (at.valid is None or at.valid[b, j]))
+        causal = spec.mask == Full() or layout.positions[b, j] <= layout.positions[b, i]
+        same = layout.segments is None or layout.segments[b, i] == layout.segments[b, j]
+        return bool(causal and same and (layout.valid is None or layout.valid[b, j]))
 
     q, k, v = norm("q", project("q", x, heads)), norm("k", project("k", x, kv_heads)), project("v", x, kv_heads)
     if spec.clip is not None:
@@ -108,13 +108,13 @@ def plain_loop(module: AttentionModule, spec: Attention, x: Tensor, at: At) -> T
 @pytest.mark.parametrize("where", AT)
 @pytest.mark.parametrize("name", OPTIONS)
 def test_the_equation_written_out(name: str, where: str) -> None:
-    spec, x, at = OPTIONS[name], random(2, LENGTH, WIDTH, seed=99), AT[where]
+    spec, x, layout = OPTIONS[name], random(2, LENGTH, WIDTH, seed=99), AT[where]
     module = build(spec)
-    found, expected = module(x, at), plain_loop(module, spec, x, at)
+    found, expected = module(x, layout), plain_loop(module, spec, x, layout)
     assert found.shape == x.shape
     assert (found - expected).abs().max() < 1e-12
     use_backend(module, "reference")
-    assert (module(x, at) - expected).abs().max() < 1e-12
+    assert (module(x, layout) - expected).abs().max() < 1e-12
 
 
 @pytest.mark.parametrize("name", OPTIONS)
@@ -131,7 +131,7 @@ def test_gradients(name: str) -> None:
 @pytest.mark.parametrize("name", OPTIONS)
 def test_each_option_changes_the_layer(name: str) -> None:
     """No option may be read and forgotten: without it, the same weights give something else."""
-    spec, x, at = OPTIONS[name], random(2, LENGTH, WIDTH, seed=99), AT["whole"]
+    spec, x, layout = OPTIONS[name], random(2, LENGTH, WIDTH, seed=99), AT["whole"]
     absent = {"mask": Causal(), "qk_norm": None, "clip": None, "scale": None, "softcap": None}
     absent |= {"sinks": False, "gate": "none"}
     module = build(spec)
@@ -139,16 +139,16 @@ def test_each_option_changes_the_layer(name: str) -> None:
         if getattr(spec, field) != value:
             other = replace(spec, **{field: value}).build(WIDTH).double()
             other.load_state_dict(module.state_dict(), strict=False)
-            assert (other(x, at) - module(x, at)).abs().max() > 1e-3, field
+            assert (other(x, layout) - module(x, layout)).abs().max() > 1e-3, field
 
 
 def test_dropout_acts_on_weights_in_training_only() -> None:
     spec, x = Attention(2, dropout=0.5), torch.ones(1, 400, WIDTH, dtype=torch.float64)
-    module, at = build(spec), At.whole(1, 400)
-    exact = build(replace(spec, dropout=0.0))(x, at)
-    assert torch.equal(module.eval()(x, at), exact)
-    dropped = module.train()(x, at)
-    assert not torch.equal(dropped, module(x, at))
+    module, layout = build(spec), TokenLayout.whole(1, 400)
+    exact = build(replace(spec, dropout=0.0))(x, layout)
+    assert torch.equal(module.eval()(x, layout), exact)
+    dropped = module.train()(x, layout)
+    assert not torch.equal(dropped, module(x, layout))
     late = slice(200, None)  # means of many weights: the sum of those kept, doubled, comes out right on average
     assert 0.01 < (dropped - exact)[:, late].abs().max() / exact.abs().max() < 0.5
     assert (dropped - exact)[:, late].mean(1).abs().max() < 0.02 * exact.abs().max()
@@ -156,13 +156,13 @@ def test_dropout_acts_on_weights_in_training_only() -> None:
 
 def test_a_sink_takes_from_all_and_gives_nothing() -> None:
     """Rows sum to Σ exp(s) / (Σ exp(s) + exp(sink)): a sink of -∞ is none, one of +∞ silences the layer."""
-    module, x, at = build(OPTIONS["learned sinks"]), random(1, LENGTH, WIDTH), At.whole(1, LENGTH)
+    module, x, layout = build(OPTIONS["learned sinks"]), random(1, LENGTH, WIDTH), TokenLayout.whole(1, LENGTH)
     plain = build(replace(OPTIONS["learned sinks"], sinks=False))
     plain.load_state_dict(module.state_dict(), strict=False)
     module.sinks.data.fill_(-1e9)
-    assert (module(x, at) - plain(x, at)).abs().max() < 1e-12
+    assert (module(x, layout) - plain(x, layout)).abs().max() < 1e-12
     module.sinks.data.fill_(1e9)
-    assert module(x, at).abs().max() == 0
+    assert module(x, layout).abs().max() == 0
 
 
 def test_capped_scores_leave_every_key_a_share() -> None:
@@ -255,7 +255,7 @@ def test_the_modules_of_transformers(name: str) -> None:
     hidden = torch.full((11, 11), float("-inf")).triu(1)[None, None]
     turned = rotary(x, torch.arange(11).unsqueeze(0))
     expected = theirs(x, position_embeddings=turned, attention_mask=hidden)[0]
-    found = ours(x, At.whole(2, 11))
+    found = ours(x, TokenLayout.whole(2, 11))
     parameters = [(dict(ours.named_parameters())[name.replace("_norm.", "_norm.norm.")], p)
                   for name, p in theirs.named_parameters()]  # fmt: skip
     gradients = torch.autograd.grad(found.sin().sum(), [x, *(own for own, _ in parameters)])
@@ -275,5 +275,5 @@ def test_the_module_of_torch_with_padding(full: bool) -> None:
     x, valid = random(2, LENGTH, WIDTH), torch.tensor([[True] * LENGTH, [True] * 4 + [False] * 2])
     hidden = None if full else ~torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril()
     expected, _ = theirs(x, x, x, attn_mask=hidden, key_padding_mask=~valid, need_weights=False)
-    found = ours(x, At(torch.arange(LENGTH).expand(2, LENGTH), valid=valid))
+    found = ours(x, TokenLayout(torch.arange(LENGTH).expand(2, LENGTH), valid=valid))
     assert (found - expected).abs().max() < 1e-12

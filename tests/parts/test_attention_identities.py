@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from regard.at import At
 from regard.engine.stores.contiguous import Contiguous
 from regard.kernels.attention.mask import Full
+from regard.layout import TokenLayout
 from regard.models.stack import Repeat, Stack
 from regard.parts.attention import Attention, use_backend
 from regard.parts.block import Block, Sublayer
@@ -64,7 +64,7 @@ def test_without_positions_outputs_move_with_their_tokens() -> None:
     for model in (attention(), encoder()):
 
         def run(x: Tensor, model: nn.Module = model) -> Tensor:
-            out = model(x, At.whole(1, LENGTH))
+            out = model(x, TokenLayout.whole(1, LENGTH))
             return out[0] if isinstance(out, tuple) else out
 
         for seed in range(3):
@@ -86,7 +86,9 @@ def test_any_two_tokens_are_one_hop_apart() -> None:
         module.o_proj.weight.copy_(torch.eye(2))
         x = torch.zeros(1, length, 2, dtype=torch.float64)
         x[0, -1, 0], x[0, 0, 1] = 1.0, math.log(length - 1)  # the last token gives the first half of its weight
-        jacobian = torch.autograd.functional.jacobian(lambda x, m=module: m(x, At.whole(1, x.shape[1]))[0, -1], x)
+        jacobian = torch.autograd.functional.jacobian(
+            lambda x, m=module: m(x, TokenLayout.whole(1, x.shape[1]))[0, -1], x
+        )
         assert jacobian[0, 0, 0, 0].item() == pytest.approx(0.5, abs=1e-12)
         rnn = nn.RNN(2, 2, bias=False, dtype=torch.float64)
         rnn.weight_hh_l0.data = 0.9 * torch.eye(2, dtype=torch.float64)
@@ -126,7 +128,7 @@ def test_recurrence_and_attention_compared_by_counting() -> None:
         return counter.get_total_flops()
 
     def run(module: nn.Module) -> Callable[[int], int]:
-        return lambda length: saved_bytes(lambda: module(text(length), At.whole(1, length)))
+        return lambda length: saved_bytes(lambda: module(text(length), TokenLayout.whole(1, length)))
 
     assert rnn_flops(64) == 4 * 64 * WIDTH**2  # compute O(nd²)
     assert flops(plain, text(64)) == 4 * 64**2 * WIDTH + 8 * 64 * WIDTH**2  # O(n²d), and O(nd²) for the projections
@@ -142,6 +144,8 @@ def test_recurrence_and_attention_compared_by_counting() -> None:
     assert cache(64) == 2 * 64 * WIDTH * 8
 
     x, backwards = text(LENGTH), torch.arange(LENGTH - 1, -1, -1)
-    at = At.whole(1, LENGTH)
+    layout = TokenLayout.whole(1, LENGTH)
     assert (rnn(x)[0] - rnn(x[:, backwards])[0][:, backwards]).abs().max() > 0.01  # order is built in …
-    assert (plain(x, at) - plain(x[:, backwards], at)[:, backwards]).abs().max() < 1e-12  # … or must be injected
+    assert (
+        plain(x, layout) - plain(x[:, backwards], layout)[:, backwards]
+    ).abs().max() < 1e-12  # … or must be injected

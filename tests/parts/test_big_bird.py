@@ -5,10 +5,10 @@ import torch
 from torch import Tensor
 from torch.autograd import gradcheck
 
-from regard.at import At
 from regard.kernels.attention import backend
 from regard.kernels.attention.mask import Causal
-from regard.parts.big_bird import BigBirdAttention, BigBirdAttentionModule
+from regard.layout import TokenLayout
+from regard.parts.big_bird_attention import BigBirdAttention, BigBirdAttentionModule
 from regard.parts.position.rope import Rope
 from regard.spec import SpecError
 from tests.laws import error, places
@@ -50,39 +50,39 @@ def plain_loop(module: BigBirdAttentionModule, x: Tensor) -> Tensor:
 def test_equal_to_plain_loops(length: int) -> None:
     module, x = build(), random(2, length, WIDTH)
     expected = torch.stack([plain_loop(module, row) for row in x])
-    assert error(module(x, At.whole(2, length)), expected) <= 1e-12
+    assert error(module(x, TokenLayout.whole(2, length)), expected) <= 1e-12
     module.attend = backend("reference")
-    assert error(module(x, At.whole(2, length)), expected) <= 1e-12
+    assert error(module(x, TokenLayout.whole(2, length)), expected) <= 1e-12
 
 
 @pytest.mark.parametrize("left", [False, True], ids=["right", "left"])
 @torch.no_grad()
 def test_a_padded_text_ends_where_it_ends(left: bool) -> None:
-    module, x, at = build(), random(3, LENGTH, WIDTH), places([5, 15, LENGTH], LENGTH, left)
-    found = module(x, at)
+    module, x, layout = build(), random(3, LENGTH, WIDTH), places([5, 15, LENGTH], LENGTH, left)
+    found = module(x, layout)
     for row in range(3):
-        assert error(found[row, at.valid[row]], plain_loop(module, x[row, at.valid[row]])) <= 1e-12
+        assert error(found[row, layout.valid[row]], plain_loop(module, x[row, layout.valid[row]])) <= 1e-12
 
 
 @torch.no_grad()
 def test_every_document_of_a_packed_row_ends_where_it_ends() -> None:
     module, x = build(), random(1, 36, WIDTH)
     positions = torch.cat([torch.arange(16), torch.arange(20)]).unsqueeze(0)
-    at = At(positions, torch.tensor([[0] * 16 + [1] * 20]))
+    layout = TokenLayout(positions, torch.tensor([[0] * 16 + [1] * 20]))
     expected = torch.cat([plain_loop(module, x[0, :16]), plain_loop(module, x[0, 16:])])
-    assert error(module(x, at)[0], expected) <= 1e-12
+    assert error(module(x, layout)[0], expected) <= 1e-12
 
 
 def test_gradients_are_right() -> None:
     module, x = build(), random(1, LENGTH, WIDTH).requires_grad_()
-    assert gradcheck(lambda x: module(x, At.whole(1, LENGTH)), (x,), fast_mode=True)
+    assert gradcheck(lambda x: module(x, TokenLayout.whole(1, LENGTH)), (x,), fast_mode=True)
 
 
 def test_what_cannot_be_is_refused_by_name() -> None:
     module, x = build(), random(1, LENGTH, WIDTH)
     module.attend = backend("tiled")
     with pytest.raises(ValueError, match="tiled needs a bias that positions alone decide"):
-        module(x, At.whole(1, LENGTH))
+        module(x, TokenLayout.whole(1, LENGTH))
     with pytest.raises(SpecError, match="its blocks are its mask"):
         BigBirdAttention(3, mask=Causal())
     with pytest.raises(SpecError, match="give a position to the stack"):

@@ -7,14 +7,14 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import gradcheck
 
-from regard.at import At, Source
 from regard.kernels.attention.mask import Full
+from regard.layout import Source, TokenLayout
 from regard.models.presets import transformer_2017
 from regard.models.stack import Repeat, Stack
 from regard.parts.attention import Attention
 from regard.parts.block import Block, Sublayer
 from regard.parts.body import Body
-from regard.parts.cross import CrossAttention
+from regard.parts.cross_attention import CrossAttention
 from regard.parts.experts import Experts
 from regard.parts.feedforward import FeedForward, SwiGLU, eight_thirds
 from regard.parts.norm import LayerNorm, NoNorm, RMSNorm
@@ -53,11 +53,11 @@ def drawn(spec: Block, width: int = WIDTH) -> nn.Module:
     return block
 
 
-def written_out(spec: Block, block: nn.Module, x: Tensor, at: At) -> Tensor:
+def written_out(spec: Block, block: nn.Module, x: Tensor, layout: TokenLayout) -> Tensor:
     """Step by step, as the papers' figures have it."""
 
     def adds(part: nn.Module, body: Body, y: Tensor) -> Tensor:
-        y = part.after(part.body(*(y, at)[: body.takes]))
+        y = part.after(part.body(*(y, layout)[: body.takes]))
         return spec.share * (y if part.scale is None else part.scale * y)
 
     parts = [(part, sublayer.body) for part, sublayer in zip(block.sublayers, spec.sublayers, strict=True)]
@@ -76,15 +76,15 @@ def written_out(spec: Block, block: nn.Module, x: Tensor, at: At) -> Tensor:
 @pytest.mark.parametrize("name", BLOCKS)
 def test_a_block_is_its_steps(name: str) -> None:
     block, x = drawn(BLOCKS[name]), random(2, 5, WIDTH, seed=9)
-    found, losses = block(x, At.whole(2, 5))
-    assert torch.allclose(found, written_out(BLOCKS[name], block, x, At.whole(2, 5)), atol=1e-12)
+    found, losses = block(x, TokenLayout.whole(2, 5))
+    assert torch.allclose(found, written_out(BLOCKS[name], block, x, TokenLayout.whole(2, 5)), atol=1e-12)
     assert losses == {}
 
 
 @pytest.mark.parametrize("name", BLOCKS)
 def test_gradients(name: str) -> None:
     block, x = drawn(BLOCKS[name]), random(1, 4, WIDTH, seed=3).requires_grad_()
-    assert gradcheck(lambda x: block(x, At.whole(1, 4))[0], x, fast_mode=True)
+    assert gradcheck(lambda x: block(x, TokenLayout.whole(1, 4))[0], x, fast_mode=True)
 
 
 def fill(theirs: nn.MultiheadAttention, ours: nn.Module) -> None:
@@ -113,7 +113,7 @@ def test_an_encoder_layer_is_torchs(style: str, width: int, heads: int) -> None:
     ):
         part.load_state_dict(ours.state_dict())
     x = random(2, 10, width)
-    found, _ = block(x, At.whole(2, 10))
+    found, _ = block(x, TokenLayout.whole(2, 10))
     assert found.shape == x.shape and torch.allclose(found, theirs(x), atol=1e-9)
 
 
@@ -138,9 +138,9 @@ def test_a_decoder_layer_is_torchs(style: str) -> None:
     ):
         part.load_state_dict(ours.state_dict())
     x, source = random(2, 5, WIDTH), random(2, 7, WIDTH, seed=8)
-    at = dataclasses.replace(At.whole(2, 5), source=Source(source, At.whole(2, 7)))
+    layout = dataclasses.replace(TokenLayout.whole(2, 5), source=Source(source, TokenLayout.whole(2, 7)))
     later = torch.ones(5, 5, dtype=torch.bool).triu(1)
-    assert torch.allclose(block(x, at)[0], theirs(x, source, tgt_mask=later), atol=1e-9)
+    assert torch.allclose(block(x, layout)[0], theirs(x, source, tgt_mask=later), atol=1e-9)
 
 
 @pytest.mark.ledger("blk.recipes")
@@ -170,7 +170,7 @@ def test_every_step_has_its_shape() -> None:
     for name, module in block.named_modules():
         module.register_forward_hook(lambda _, __, out, name=name: shapes.update({name: getattr(out, "shape", None)}))
     with torch.no_grad():
-        y, _ = block(torch.zeros(1, 10, 512), At.whole(1, 10))
+        y, _ = block(torch.zeros(1, 10, 512), TokenLayout.whole(1, 10))
     assert (
         y.shape
         == shapes["sublayers.0.body"]
@@ -188,7 +188,7 @@ def test_every_step_has_its_shape() -> None:
 def test_blocks_of_every_kind_stack(name: str, depth: int) -> None:
     stack = Stack((Repeat((BLOCKS[name],), depth),), WIDTH).eval()
     with torch.no_grad():
-        y, _ = stack(torch.randn(1, 3, WIDTH, generator=torch.Generator().manual_seed(0)), At.whole(1, 3))
+        y, _ = stack(torch.randn(1, 3, WIDTH, generator=torch.Generator().manual_seed(0)), TokenLayout.whole(1, 3))
     assert y.shape == (1, 3, WIDTH) and y.isfinite().all()
 
 
@@ -201,7 +201,7 @@ def test_the_stream_of_pre_norm_blocks_grows_and_the_final_norm_corrects_it() ->
     for layer in stack.blocks:
         layer.register_forward_hook(lambda _, __, out: variances.append(out[0].var().item()))
     with torch.no_grad():
-        top, _ = stack(torch.randn(1, 64, 256), At.whole(1, 64))
+        top, _ = stack(torch.randn(1, 64, 256), TokenLayout.whole(1, 64))
         normed = NORM.build(256)(top)
     after = [variances[depth - 1] for depth in (1, 8, 32, 64)]
     assert after == sorted(after) and after[0] < 1.2 and after[3] > 4
@@ -215,32 +215,32 @@ def test_a_block_that_adds_nothing_is_the_identity(name: str) -> None:
     for path, parameter in block.named_parameters():
         if ".o_proj." in path or ".down_proj." in path:
             parameter.data.zero_()
-    assert torch.equal(block(x, At.whole(1, 4))[0], x)
+    assert torch.equal(block(x, TokenLayout.whole(1, 4))[0], x)
 
 
 @pytest.mark.ledger("res.gradient")
 @pytest.mark.parametrize("body", [FEEDING, SEEING], ids=["feed-forward", "attention"])
 def test_the_jacobian_of_a_residual_is_the_identity_and_that_of_its_body(body: FeedForward | Attention) -> None:
-    block, x, at = drawn(Block((Sublayer(body, NORM),))), random(1, 3, WIDTH), At.whole(1, 3)
+    block, x, layout = drawn(Block((Sublayer(body, NORM),))), random(1, 3, WIDTH), TokenLayout.whole(1, 3)
     (part,) = block.sublayers
 
     def jacobian(function) -> Tensor:
         return torch.autograd.functional.jacobian(function, x).reshape(3 * WIDTH, 3 * WIDTH)
 
-    alone = jacobian(lambda x: part.body(*(part.norm(x), at)[: body.takes]))
+    alone = jacobian(lambda x: part.body(*(part.norm(x), layout)[: body.takes]))
     identity = torch.eye(3 * WIDTH, dtype=torch.float64)
-    assert torch.allclose(jacobian(lambda x: block(x, at)[0]), identity + alone, atol=1e-12)
+    assert torch.allclose(jacobian(lambda x: block(x, layout)[0]), identity + alone, atol=1e-12)
     for parameter in (part.body.o_proj if body is SEEING else part.body.down_proj).parameters():
         parameter.data *= 1e-6
-    assert torch.allclose(jacobian(lambda x: block(x, at)[0]), identity, atol=1e-4)
+    assert torch.allclose(jacobian(lambda x: block(x, layout)[0]), identity, atol=1e-4)
 
 
 def test_dropout_acts_in_training_only() -> None:
     for style in ("pre", "post", "parallel"):
         block, x = drawn(Block((Sublayer(SwiGLU(20), NoNorm()),), style=style, dropout=0.5)), random(1, 40, WIDTH)
-        at = At.whole(1, 40)
-        assert torch.equal(block(x, at)[0], block(x, at)[0])
-        kept = block.train()(x, at)[0] != x
+        layout = TokenLayout.whole(1, 40)
+        assert torch.equal(block(x, layout)[0], block(x, layout)[0])
+        kept = block.train()(x, layout)[0] != x
         assert 0.4 < kept.double().mean() < 0.6
 
 

@@ -5,8 +5,8 @@ import torch
 from torch import Tensor
 from torch.autograd import gradcheck
 
-from regard.at import At
-from regard.parts.convolution import ShortConvolution, ShortConvolutionModule
+from regard.layout import TokenLayout
+from regard.parts.short_convolution import ShortConvolution, ShortConvolutionModule
 
 B, L, D = 2, 9, 3
 DOCUMENTS = torch.tensor([[0] * 4 + [1] * 5, [2] * 2 + [3] * 1 + [4] * 6])
@@ -21,18 +21,18 @@ def valid(*holes: tuple[int, slice]) -> Tensor:
     return mask
 
 
-def padded_left(*pads: int) -> At:
+def padded_left(*pads: int) -> TokenLayout:
     positions = torch.arange(L) - torch.tensor(pads).unsqueeze(-1)
-    return At(positions.clamp_min(0), valid=positions >= 0)
+    return TokenLayout(positions.clamp_min(0), valid=positions >= 0)
 
 
 AT = {
-    "whole": At.whole(B, L),
-    "documents": At(FROM_ZERO, DOCUMENTS),
-    "documents that begin later": At(FROM_LATER, DOCUMENTS),
-    "padded on the right": At(FROM_ZERO, DOCUMENTS, valid((0, slice(6, None)), (1, slice(1, None)))),
+    "whole": TokenLayout.whole(B, L),
+    "documents": TokenLayout(FROM_ZERO, DOCUMENTS),
+    "documents that begin later": TokenLayout(FROM_LATER, DOCUMENTS),
+    "padded on the right": TokenLayout(FROM_ZERO, DOCUMENTS, valid((0, slice(6, None)), (1, slice(1, None)))),
     "padded on the left": padded_left(0, 5),
-    "padded between": At(FROM_LATER, DOCUMENTS, valid((0, slice(2, 4)), (1, slice(2, 5)))),
+    "padded between": TokenLayout(FROM_LATER, DOCUMENTS, valid((0, slice(2, 4)), (1, slice(2, 5)))),
 }
 
 
@@ -41,13 +41,13 @@ def build(taps: int) -> tuple[ShortConvolutionModule, Tensor]:
     return ShortConvolution(taps).build(D).double(), torch.randn(B, L, D, dtype=torch.float64)
 
 
-def plain_loop(x: Tensor, weight: Tensor, at: At) -> Tensor:
+def plain_loop(x: Tensor, weight: Tensor, layout: TokenLayout) -> Tensor:
     out = torch.zeros_like(x)
     for b in range(B):
         seen: dict[int, list[int]] = {}  # the valid tokens of each document so far
         for t in range(L):
-            if at.valid is None or at.valid[b, t]:
-                before = seen.setdefault(0 if at.segments is None else int(at.segments[b, t]), [])
+            if layout.valid is None or layout.valid[b, t]:
+                before = seen.setdefault(0 if layout.segments is None else int(layout.segments[b, t]), [])
                 before.append(t)
                 for tap, place in zip(weight, reversed(before)):  # noqa: B905 (as far as either reaches)
                     out[b, t] += tap * x[b, place]
@@ -57,9 +57,9 @@ def plain_loop(x: Tensor, weight: Tensor, at: At) -> Tensor:
 @pytest.mark.parametrize("taps", [2, 4, L + 3])
 @pytest.mark.parametrize("name", AT)
 def test_the_sum_written_out(name: str, taps: int) -> None:
-    (module, x), at = build(taps), AT[name]
-    seen = torch.ones(B, L, dtype=torch.bool) if at.valid is None else at.valid
-    found, expected = module(x, at), plain_loop(x, module.weight, at)
+    (module, x), layout = build(taps), AT[name]
+    seen = torch.ones(B, L, dtype=torch.bool) if layout.valid is None else layout.valid
+    found, expected = module(x, layout), plain_loop(x, module.weight, layout)
     assert (found - expected)[seen].abs().max() < 1e-12
 
 

@@ -7,11 +7,11 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import gradcheck
 
-from regard.at import At, Source
 from regard.engine.stores.contiguous import Contiguous
 from regard.engine.stores.paged import Paged
 from regard.kernels.attention.mask import Causal
-from regard.parts.cross import CrossAttention, CrossAttentionModule
+from regard.layout import Source, TokenLayout
+from regard.parts.cross_attention import CrossAttention, CrossAttentionModule
 from regard.parts.norm import RMSNorm
 from regard.parts.position.rope import Rope
 from regard.spec import SpecError
@@ -37,11 +37,13 @@ def build(spec: CrossAttention) -> CrossAttentionModule:
 
 def source(valid: Tensor = VALID) -> Source:
     rows = len(valid)
-    return Source(random(rows, SOURCE, SOURCE_WIDTH, seed=7), At(torch.arange(SOURCE).expand(rows, -1), valid=valid))
+    return Source(
+        random(rows, SOURCE, SOURCE_WIDTH, seed=7), TokenLayout(torch.arange(SOURCE).expand(rows, -1), valid=valid)
+    )
 
 
-def before(source: Source | None, start: int = 0, stop: int = LENGTH, rows: Tensor | None = None) -> At:
-    return At(torch.arange(start, stop).expand(2, -1), rows=rows, source=source)
+def before(source: Source | None, start: int = 0, stop: int = LENGTH, rows: Tensor | None = None) -> TokenLayout:
+    return TokenLayout(torch.arange(start, stop).expand(2, -1), rows=rows, source=source)
 
 
 def plain_loop(module: CrossAttentionModule, spec: CrossAttention, x: Tensor, source: Source) -> Tensor:
@@ -61,7 +63,7 @@ def plain_loop(module: CrossAttentionModule, spec: CrossAttention, x: Tensor, so
     k, v = norm("k", project("k", source.x, kv_heads)), project("v", source.x, kv_heads)
     z = torch.zeros(*x.shape[:2], heads, dim, dtype=x.dtype)
     for b, i, h in torch.cartesian_prod(*map(torch.arange, z.shape[:3])).tolist():
-        seen, g = source.at.valid[b].nonzero().flatten().tolist(), h * kv_heads // heads
+        seen, g = source.layout.valid[b].nonzero().flatten().tolist(), h * kv_heads // heads
         scores = [float(q[b, i, h] @ k[b, j, g]) * (spec.scale or dim**-0.5) for j in seen]
         if spec.softcap:
             scores = [spec.softcap * math.tanh(s / spec.softcap) for s in scores]
@@ -87,8 +89,8 @@ def test_gradients(name: str) -> None:
     names = dict(module.named_parameters())
 
     def as_function(x: Tensor, states: Tensor, *values: Tensor) -> Tensor:
-        at = before(Source(states, read.at))
-        return torch.func.functional_call(module, dict(zip(names, values, strict=True)), (x, at))
+        layout = before(Source(states, read.layout))
+        return torch.func.functional_call(module, dict(zip(names, values, strict=True)), (x, layout))
 
     assert gradcheck(as_function, (x.requires_grad_(), read.x.requires_grad_(), *names.values()), fast_mode=True)
 
@@ -126,8 +128,8 @@ def test_a_source_is_read_once_and_remembered(name: str, store: type) -> None:
     calls: list[int] = []
     module.k_proj.register_forward_hook(lambda *_: calls.append(1))
     for t in range(LENGTH):
-        at = before(source() if t == 0 else None, t, t + 1, rows)
-        assert (module(x[:, t : t + 1], at, state) - whole[:, t : t + 1]).abs().max() < 1e-12
+        layout = before(source() if t == 0 else None, t, t + 1, rows)
+        assert (module(x[:, t : t + 1], layout, state) - whole[:, t : t + 1]).abs().max() < 1e-12
     assert len(calls) == 1
 
 
@@ -153,8 +155,8 @@ def test_a_padded_source_is_the_same_source() -> None:
     expected = module(x, before(read))
     changed = read.x.clone()
     changed[1, -2:] = 1e3
-    assert torch.equal(module(x, before(Source(changed, read.at))), expected)
-    left = Source(read.x.flip(1), At(read.at.positions, valid=VALID.flip(1)))
+    assert torch.equal(module(x, before(Source(changed, read.layout))), expected)
+    left = Source(read.x.flip(1), TokenLayout(read.layout.positions, valid=VALID.flip(1)))
     assert (module(x, before(left)) - expected).abs().max() < 1e-12
 
 
@@ -172,6 +174,6 @@ def test_what_cannot_be_is_refused() -> None:
     state = Contiguous(memory, 2, 8, torch.float64, source=SOURCE - 1).states[0][0]
     with pytest.raises(ValueError, match="a source of 5 tokens is longer than the 4"):
         module(x, before(source()), state)
-    packed = At(torch.zeros(2, LENGTH).long(), segments=torch.zeros(2, LENGTH).long(), source=source())
+    packed = TokenLayout(torch.zeros(2, LENGTH).long(), segments=torch.zeros(2, LENGTH).long(), source=source())
     with pytest.raises(ValueError, match="packed documents cannot be remembered"):
         module(x, packed, state)

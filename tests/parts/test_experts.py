@@ -9,15 +9,15 @@ from torch import Tensor, nn
 from torch.autograd import gradcheck
 from torch.utils.flop_counter import FlopCounterMode
 
-from regard.at import At
-from regard.models.blank import blank
+from regard.layout import TokenLayout
 from regard.models.decoder import Decoder
+from regard.models.meta_device import build_on_meta
 from regard.models.stack import Repeat, Stack
 from regard.parts.attention import Attention
 from regard.parts.block import Block, Sublayer
 from regard.parts.experts import Experts
 from regard.parts.feedforward import FeedForward, Gated, SwiGLU
-from regard.parts.routing import Router
+from regard.parts.router import Router
 from regard.spec import SpecError
 
 WIDTH, TOKENS = 8, 21
@@ -47,8 +47,12 @@ def drawn(spec: Experts, dtype: torch.dtype = torch.float64) -> nn.Module:
     return module
 
 
-def at(x: Tensor, valid: Tensor | None = None) -> At:
-    return At.whole(*x.shape[:2]) if valid is None else At(torch.arange(x.shape[1]).expand(x.shape[:2]), valid=valid)
+def layout(x: Tensor, valid: Tensor | None = None) -> TokenLayout:
+    return (
+        TokenLayout.whole(*x.shape[:2])
+        if valid is None
+        else TokenLayout(torch.arange(x.shape[1]).expand(x.shape[:2]), valid=valid)
+    )
 
 
 def expert_alone(module: nn.Module, spec: Experts, index: int) -> nn.Module:
@@ -78,7 +82,7 @@ def token_by_token(module: nn.Module, spec: Experts, x: Tensor, kept: Tensor | N
 def test_experts_are_the_loop_over_tokens(name: str) -> None:
     spec, x = SPECS[name], random(3, 7, WIDTH)
     module = drawn(spec)
-    assert torch.allclose(module(x, at(x)), token_by_token(module, spec, x), atol=1e-12)
+    assert torch.allclose(module(x, layout(x)), token_by_token(module, spec, x), atol=1e-12)
 
 
 @pytest.mark.ledger("moe.stabilise")
@@ -90,7 +94,7 @@ def test_gradients(name: str) -> None:
     weights = {name: p for name, p in module.named_parameters() if p.requires_grad}
 
     def as_function(x: Tensor, *values: Tensor) -> tuple[Tensor, ...]:
-        y, losses = torch.func.functional_call(module, dict(zip(weights, values, strict=True)), (x, at(x)))
+        y, losses = torch.func.functional_call(module, dict(zip(weights, values, strict=True)), (x, layout(x)))
         return (y, *losses.values())
 
     assert gradcheck(as_function, (x, *weights.values()), fast_mode=True)
@@ -103,7 +107,7 @@ def test_identical_experts_are_one_feedforward(name: str) -> None:
     module = drawn(spec)
     for parameter in module.experts.parameters():
         parameter.data[:] = parameter.data[:1].clone()
-    assert torch.allclose(module(x, at(x)), expert_alone(module, spec, 0)(x), atol=1e-12)
+    assert torch.allclose(module(x, layout(x)), expert_alone(module, spec, 0)(x), atol=1e-12)
 
 
 @pytest.mark.ledger("moe.layer")
@@ -111,20 +115,20 @@ def test_only_the_chosen_work() -> None:
     """What an expert would say of tokens that did not choose it never matters, not even if it were no number."""
     spec, x = Experts(4, 2, SwiGLU(12)), random(1, 1, WIDTH)
     module = drawn(spec)
-    before, chosen = module(x, at(x)), module.router(x[0]).chosen[0]
+    before, chosen = module(x, layout(x)), module.router(x[0]).chosen[0]
     for index in set(range(4)) - set(chosen.tolist()):
         module.experts.up_proj.weight.data[index] = torch.nan
-    assert torch.equal(module(x, at(x)), before)
+    assert torch.equal(module(x, layout(x)), before)
     module.zero_grad()
-    module(x, at(x)).sum().backward()
+    module(x, layout(x)).sum().backward()
     assert ((module.experts.down_proj.weight.grad != 0).flatten(1).any(1).nonzero()[:, 0] == chosen.sort().values).all()
 
 
 @pytest.mark.parametrize("name", SPECS)
 def test_a_token_does_not_depend_on_its_batch(name: str) -> None:
     module, x = drawn(SPECS[name]), random(3, 7, WIDTH)
-    alone = torch.cat([module(token.view(1, 1, -1), at(token.view(1, 1, -1))) for token in x.flatten(0, 1)])
-    assert torch.allclose(module(x, at(x)).flatten(0, 1), alone[:, 0], atol=1e-12)
+    alone = torch.cat([module(token.view(1, 1, -1), layout(token.view(1, 1, -1))) for token in x.flatten(0, 1)])
+    assert torch.allclose(module(x, layout(x)).flatten(0, 1), alone[:, 0], atol=1e-12)
 
 
 def copy_from(theirs: nn.Module, ours: nn.Module, router: str = "gate") -> None:
@@ -192,7 +196,7 @@ def test_experts_are_those_of_transformers(name: str) -> None:
         theirs.shared_experts.load_state_dict(ours.shared.state_dict())
         theirs.gate.e_score_correction_bias.copy_(ours.router.correction)
     x.requires_grad_()
-    found, expected = ours(x, at(x)), theirs(x.clone())
+    found, expected = ours(x, layout(x)), theirs(x.clone())
     assert torch.allclose(found, expected, atol=1e-5)
     grad = random(3, 7, WIDTH, seed=5).float()
     to_x = [torch.autograd.grad(y, x, grad)[0] for y in (found, expected)]
@@ -217,7 +221,7 @@ def test_switch_with_and_without_dropping(capacity: int) -> None:
         expert = theirs.experts[f"expert_{index}"]
         expert.wi.weight.data = ours.experts.up_proj.weight[index].detach()
         expert.wo.weight.data = ours.experts.down_proj.weight[index].detach()
-    y, losses = ours.train()(x, at(x))
+    y, losses = ours.train()(x, layout(x))
     assert torch.allclose(y, theirs(x), atol=1e-5) and losses == {}
     dropped = (y == 0).all(-1).sum()
     assert (dropped > 0) == (capacity == 2)
@@ -228,11 +232,11 @@ def test_the_dropped_pass_by_and_are_counted() -> None:
     spec, x = Experts(4, 2, SwiGLU(12), capacity=0.75), random(3, 7, WIDTH)
     module, seen = drawn(spec).train(), []
     module.kept.register_forward_hook(lambda _, __, kept: seen.append(kept))
-    y, _ = module(x, at(x))
+    y, _ = module(x, layout(x))
     (kept,) = seen
     assert kept.shape == (TOKENS, 2) and 0 < (~kept).sum() < TOKENS
     assert torch.allclose(y, token_by_token(module.eval(), spec, x, kept), atol=1e-12)
-    module(x, at(x))
+    module(x, layout(x))
     assert len(seen) == 1  # at inference nobody is turned away, and nobody asked
 
 
@@ -241,7 +245,7 @@ def test_the_dropped_pass_by_and_are_counted() -> None:
 def test_capacity_for_all_is_no_capacity(name: str) -> None:
     spec, x = SPECS[name], random(3, 7, WIDTH)
     roomy = dataclasses.replace(spec, capacity=spec.count / spec.top_k)
-    free, limited = drawn(spec).train()(x, at(x)), drawn(roomy).train()(x, at(x))
+    free, limited = drawn(spec).train()(x, layout(x)), drawn(roomy).train()(x, layout(x))
     assert torch.equal(free[0], limited[0]) and free[1] == limited[1]
 
 
@@ -249,9 +253,9 @@ def test_padding_takes_no_seat_and_counts_in_no_loss() -> None:
     spec = Experts(4, 2, SwiGLU(12), capacity=0.5, z=0.1)
     module, x = drawn(spec).train(), random(2, 9, WIDTH)
     valid = torch.tensor([[True] * 9, [False] * 4 + [True] * 5])
-    y, losses = module(x, at(x, valid))
+    y, losses = module(x, layout(x, valid))
     packed = x[valid].unsqueeze(0)
-    alone, expected = module(packed, at(packed))
+    alone, expected = module(packed, layout(packed))
     assert torch.allclose(y[valid], alone[0], atol=1e-12) and (y[~valid] == 0).all()
     assert set(losses) == {"balance", "z"}
     assert all(torch.allclose(losses[name], expected[name], atol=1e-14) for name in losses)
@@ -265,12 +269,12 @@ def test_losses_come_with_the_output_in_training_only() -> None:
         (SPECS["grouped"], set()),
     ):
         module = drawn(spec)
-        assert isinstance(module(x, at(x)), Tensor)
-        y, losses = module.train()(x, at(x))
-        assert set(losses) == names and torch.equal(y, module.eval()(x, at(x)))
+        assert isinstance(module(x, layout(x)), Tensor)
+        y, losses = module.train()(x, layout(x))
+        assert set(losses) == names and torch.equal(y, module.eval()(x, layout(x)))
         assert all(loss.dim() == 0 and loss > 0 for loss in losses.values())
-    twice = drawn(Experts(4, 2, SwiGLU(12), balance=0.02)).train()(x, at(x))[1]
-    once = drawn(Experts(4, 2, SwiGLU(12), balance=0.01)).train()(x, at(x))[1]
+    twice = drawn(Experts(4, 2, SwiGLU(12), balance=0.02)).train()(x, layout(x))[1]
+    once = drawn(Experts(4, 2, SwiGLU(12), balance=0.01)).train()(x, layout(x))[1]
     assert torch.allclose(twice["balance"], 2 * once["balance"])
 
 
@@ -279,13 +283,13 @@ def test_a_stack_sums_the_losses_of_its_layers() -> None:
     stack, parts = Stack((Repeat((block,), 3),), WIDTH).double().train(), []
     for layer in stack.blocks:
         layer.register_forward_hook(lambda _, __, out: parts.append(out[1]))
-    _, losses = stack(random(2, 7, WIDTH), At.whole(2, 7))
+    _, losses = stack(random(2, 7, WIDTH), TokenLayout.whole(2, 7))
     assert len(parts) == 3
     for name in ("balance", "z"):
         assert torch.allclose(losses[name], sum(part[name] for part in parts))
     sum(losses.values()).backward()
     assert all(p.grad.abs().max() > 0 for name, p in stack.named_parameters() if name.endswith("router.proj.weight"))
-    assert stack.eval()(random(2, 7, WIDTH), At.whole(2, 7))[1] == {}
+    assert stack.eval()(random(2, 7, WIDTH), TokenLayout.whole(2, 7))[1] == {}
 
 
 @pytest.mark.parametrize("name", SPECS)
@@ -293,7 +297,7 @@ def test_flops_are_those_of_the_chosen(name: str) -> None:
     spec, x = SPECS[name], random(3, 7, WIDTH)
     counted = {torch.ops.regard.slices: lambda x, weight, ends, **_: 2 * x[0] * weight[1] * weight[2]}
     with FlopCounterMode(display=False, custom_mapping=counted) as counter:
-        drawn(spec)(x, at(x))
+        drawn(spec)(x, layout(x))
     assert spec.flops(WIDTH, TOKENS, TOKENS) == counter.get_total_flops()
 
 
@@ -301,8 +305,8 @@ def test_flops_are_those_of_the_chosen(name: str) -> None:
 def test_mixtral_in_numbers() -> None:
     block = Block((Sublayer(Attention(32, 8)), Sublayer(Experts(8, 2, SwiGLU(14336)))))
     spec = Decoder(32000, 4096, (Repeat((block,), 32),), tied=False)
-    total = sum(p.numel() for p in blank(spec).parameters())
-    active = total - sum(sublayer.body.idle(4096) for block in spec.blocks for sublayer in block.sublayers)
+    total = sum(p.numel() for p in build_on_meta(spec).parameters())
+    active = total - sum(sublayer.body.inactive_params(4096) for block in spec.blocks for sublayer in block.sublayers)
     assert (total, active) == (46_702_792_704, 12_879_925_248)
     assert round(100 * active / total, 1) == 27.6 and round(2 * total / 1e9, 1) == 93.4
 
@@ -311,7 +315,7 @@ def test_mixtral_in_numbers() -> None:
 def test_idle_weights_are_those_of_the_experts_not_chosen(name: str) -> None:
     spec = SPECS[name]
     held = sum(p.numel() for p in spec.build(WIDTH).experts.parameters())
-    assert spec.idle(WIDTH) == held * (spec.count - spec.top_k) // spec.count
+    assert spec.inactive_params(WIDTH) == held * (spec.count - spec.top_k) // spec.count
 
 
 @pytest.mark.parametrize("name", SPECS)

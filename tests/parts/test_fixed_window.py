@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from regard.at import At
+from regard.layout import TokenLayout
 from regard.models.decoder import Decoder, DecoderModule
 from regard.models.encoder import Encoder
 from regard.models.heads import Pooled
@@ -13,14 +13,14 @@ from regard.parts.attention import Attention
 from regard.parts.block import Block, Sublayer
 from regard.parts.body import Body
 from regard.parts.feedforward import FeedForward
-from regard.parts.fixed_window import FixedWindow
 from regard.parts.input import Tokens
 from regard.parts.lstm import LSTM
 from regard.parts.norm import NoNorm
-from regard.parts.position.none import NoPosition, Position
+from regard.parts.position.base import NoPosition, Position
 from regard.parts.position.sinusoidal import Sinusoidal
 from regard.parts.rnn import RNN
-from regard.parts.state import Fixed
+from regard.parts.state import FixedSize
+from regard.parts.window_mlp import WindowMLP
 from regard.verify.draw import draw_wide
 from tests.laws import error
 
@@ -32,7 +32,7 @@ def bengio(hidden: int = 9, width: int = WIDTH, vocab: int = VOCAB) -> Decoder:
     return Decoder(
         vocab,
         width,
-        (Repeat((Block((Sublayer(FixedWindow(5, hidden), NoNorm()),), keep=0.0),)),),
+        (Repeat((Block((Sublayer(WindowMLP(5, hidden), NoNorm()),), keep=0.0),)),),
         norm=NoNorm(),
         tied=False,
     )
@@ -53,7 +53,7 @@ def test_equals_its_equation() -> None:
         window = [words[t - i] if t >= i else torch.zeros(WIDTH, dtype=torch.float64) for i in range(5)]
         hidden = torch.tanh(body.up_proj(torch.cat(window)))
         assert error(model(tokens)[0, t], model.head(body.down_proj(hidden))) <= 1e-14
-    assert model.spec.memory() == ((Fixed({"tail": (4, WIDTH)}),),)  # a stream needs the last four words
+    assert model.spec.memory() == ((FixedSize({"tail": (4, WIDTH)}),),)  # a stream needs the last four words
     assert error(model(tokens[:, -5:])[:, -1], model(tokens)[:, -1]) <= 1e-14
 
 
@@ -77,9 +77,8 @@ def test_learns_what_single_words_cannot_tell() -> None:
 def influence(model: DecoderModule, tokens: Tensor) -> Tensor:
     """(L,) how much each word's vector moves what is said after the last."""
     words = model.embedding(tokens).detach().requires_grad_()
-    at = At.whole(*tokens.shape)
-    x, _ = model.run(model.enter(words, at), at)
-    (gradient,) = torch.autograd.grad(model.logits(model.norm(x))[0, -1].sin().sum(), words)
+    logits = model(tokens, TokenLayout.whole(*tokens.shape), embeddings=words)
+    (gradient,) = torch.autograd.grad(logits[0, -1].sin().sum(), words)
     return gradient[0].abs().amax(-1)
 
 
@@ -94,11 +93,11 @@ def test_the_sixth_word_back_has_exactly_no_influence() -> None:
 @pytest.mark.parametrize("words", [3, 6])
 def test_the_network_takes_five_words_and_no_other_number(words: int) -> None:
     """The layer itself refuses them; the mixer windows any text: it cuts what is longer, fills up what is shorter."""
-    body = wide(FixedWindow(5, 9).build(WIDTH))
+    body = wide(WindowMLP(5, 9).build(WIDTH))
     vectors = torch.randn(1, words, WIDTH, generator=torch.Generator().manual_seed(0))
     with pytest.raises(RuntimeError, match=f"1x{words * WIDTH} and {5 * WIDTH}x9"):
         body.up_proj(vectors.flatten(1))
-    said = body(vectors, At.whole(1, words))[:, -1]
+    said = body(vectors, TokenLayout.whole(1, words))[:, -1]
     newest = torch.cat([vectors.flip(1), torch.zeros(1, 2, WIDTH)], 1)[:, :5]
     assert error(said, body.down_proj(torch.tanh(body.up_proj(newest.flatten(1))))) <= 1e-6
 
@@ -121,7 +120,7 @@ def test_layers_are_linear_maps_with_an_activation_between() -> None:
 
 
 BODIES: dict[str, Body] = {
-    "window": FixedWindow(3),
+    "window": WindowMLP(3),
     "rnn": RNN(),
     "lstm": LSTM(),
     "attention with positions": Attention(2),

@@ -5,9 +5,9 @@ import torch
 from torch import Tensor
 from torch.autograd import gradcheck
 
-from regard.at import At
 from regard.kernels.attention.patterns.longformer import Longformer
 from regard.kernels.attention.patterns.window import Window
+from regard.layout import TokenLayout
 from regard.parts.global_attention import GlobalAttention, GlobalAttentionModule
 from regard.spec import SpecError
 from tests.laws import error, places
@@ -46,38 +46,38 @@ def plain_loop(module: GlobalAttentionModule, x: Tensor) -> Tensor:
 
 def test_equal_to_plain_loops() -> None:
     module, x = build(SPEC), random(2, LENGTH, WIDTH)
-    found = module(x, At.whole(2, LENGTH))
+    found = module(x, TokenLayout.whole(2, LENGTH))
     assert error(found, torch.stack([plain_loop(module, row) for row in x])) <= 1e-12
 
 
 @pytest.mark.parametrize("left", [False, True], ids=["right", "left"])
 def test_global_is_a_place_in_the_text_and_not_in_the_row(left: bool) -> None:
-    module, x, at = build(SPEC), random(2, LENGTH, WIDTH), places([4, LENGTH], LENGTH, left)
-    found = module(x, at)
+    module, x, layout = build(SPEC), random(2, LENGTH, WIDTH), places([4, LENGTH], LENGTH, left)
+    found = module(x, layout)
     for row in range(2):
-        assert error(found[row, at.valid[row]], plain_loop(module, x[row, at.valid[row]])) <= 1e-12
+        assert error(found[row, layout.valid[row]], plain_loop(module, x[row, layout.valid[row]])) <= 1e-12
 
 
 def test_every_document_of_a_packed_row_has_its_own() -> None:
     module, x = build(SPEC), random(1, 8, WIDTH)
-    at = At(torch.tensor([[0, 1, 2, 3, 4, 0, 1, 2]]), torch.tensor([[0] * 5 + [1] * 3]))
+    layout = TokenLayout(torch.tensor([[0, 1, 2, 3, 4, 0, 1, 2]]), torch.tensor([[0] * 5 + [1] * 3]))
     expected = torch.cat([plain_loop(module, x[0, :5]), plain_loop(module, x[0, 5:])])
-    assert error(module(x, at)[0], expected) <= 1e-12
+    assert error(module(x, layout)[0], expected) <= 1e-12
 
 
 def test_gradients_are_right_and_reach_both_sets() -> None:
     module, x = build(SPEC), random(1, 5, WIDTH).requires_grad_()
-    assert gradcheck(lambda x: module(x, At.whole(1, 5)), (x,), fast_mode=True)
-    module(x, At.whole(1, 5)).square().sum().backward()
+    assert gradcheck(lambda x: module(x, TokenLayout.whole(1, 5)), (x,), fast_mode=True)
+    module(x, TokenLayout.whole(1, 5)).square().sum().backward()
     assert all(p.grad.any() for n, p in module.named_parameters() if not n.endswith("k_proj.bias"))
 
 
 def test_without_global_tokens_it_is_a_window() -> None:
     module, x = build(GlobalAttention(3, mask=Window(2, causal=False))), random(1, LENGTH, WIDTH)
-    before = module(x, At.whole(1, LENGTH))
+    before = module(x, TokenLayout.whole(1, LENGTH))
     for parameter in module.of_globals.parameters():
         parameter.data.zero_()
-    assert torch.equal(module(x, At.whole(1, LENGTH)), before)
+    assert torch.equal(module(x, TokenLayout.whole(1, LENGTH)), before)
 
 
 def test_a_causal_mask_is_refused() -> None:

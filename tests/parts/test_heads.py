@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from regard.at import At
 from regard.engine.stores.contiguous import Contiguous
 from regard.kernels.attention.mask import Full
+from regard.layout import TokenLayout
 from regard.parts.attention import Attention, AttentionModule, use_backend
 from regard.parts.block import Block, Sublayer
 from regard.parts.feedforward import FeedForward
@@ -24,7 +24,7 @@ def test_the_layer_is_that_of_torch_with_its_gradients() -> None:
     for module in (ours, theirs):
         module.requires_grad_()
     x = random(2, LENGTH, WIDTH).requires_grad_()
-    out, expected = ours(x, At.whole(2, LENGTH)), theirs(x, x, x, need_weights=False)[0]
+    out, expected = ours(x, TokenLayout.whole(2, LENGTH)), theirs(x, x, x, need_weights=False)[0]
     assert (out - expected).abs().max() < 1e-12
     projections = [ours.q_proj, ours.k_proj, ours.v_proj]
     packed = torch.cat([torch.autograd.grad(out.sin().sum(), p.weight, retain_graph=True)[0] for p in projections])
@@ -47,7 +47,7 @@ def test_every_head_adds_a_term_of_its_own() -> None:
     module, x = attention(4), random(2, LENGTH, WIDTH)
     heads = inside(module, x)["z"].unbind(1)
     terms = [z @ w.T for z, w in zip(heads, module.o_proj.weight.chunk(4, dim=1), strict=True)]
-    assert (sum(terms) - module(x, At.whole(2, LENGTH))).abs().max() < 1e-13
+    assert (sum(terms) - module(x, TokenLayout.whole(2, LENGTH))).abs().max() < 1e-13
 
 
 @pytest.mark.ledger("mha.dims")
@@ -75,7 +75,7 @@ def test_heads_cost_no_products_but_softmaxes() -> None:
         stored.append(inside(module, x)["weights"].nbytes)
         use_backend(module, "sdpa")
         y = x.clone().requires_grad_()
-        fused.append(saved_bytes(lambda module=module, y=y: module(y, At.whole(1, 64))))
+        fused.append(saved_bytes(lambda module=module, y=y: module(y, TokenLayout.whole(1, 64))))
     assert counts[0] == counts[1] == counts[2]
     assert stored == [64 * 64 * 8 * heads for heads in (1, 2, 8)]
     assert fused[2] - fused[0] <= 7 * 64 * 8  # one sum a row and head, never the matrix
@@ -149,7 +149,7 @@ def test_the_classic_block_is_one_spec() -> None:
     give(twin, mix.body)
     inner = mix.norm(x + twin(x, x, x, need_weights=False)[0])
     expected = feed.norm(inner + feed.body.down_proj(feed.body.up_proj(inner).relu()))
-    assert (block(x, At.whole(2, LENGTH))[0] - expected).abs().max() < 1e-12
+    assert (block(x, TokenLayout.whole(2, LENGTH))[0] - expected).abs().max() < 1e-12
     assert sum(p.numel() for p in block.parameters()) == 12 * 64**2 + (4 + 5) * 64 + 2 * 2 * 64
 
 
@@ -160,8 +160,8 @@ def test_grouped_queries_are_heads_with_repeated_keys(kv_heads: int) -> None:
     with torch.no_grad():
         wide.load_state_dict(grouped.state_dict() | {f"{name}.weight": repeated(grouped, name) for name in KV})
     wide.requires_grad_()
-    at = At.whole(2, LENGTH)
-    out, expected = grouped(x, at), wide(x, at)
+    layout = TokenLayout.whole(2, LENGTH)
+    out, expected = grouped(x, layout), wide(x, layout)
     assert (out - expected).abs().max() < 1e-13
     out.sin().sum().backward()
     expected.sin().sum().backward()
@@ -192,7 +192,7 @@ def test_the_cache_shrinks_by_the_group(heads: int, kv_heads: int, smaller: int)
 
 @pytest.mark.ledger("gqa.exact")
 def test_shared_keys_are_another_function_with_the_same_score_work() -> None:
-    x, at = random(1, 32, WIDTH), At.whole(1, 32)
+    x, layout = random(1, 32, WIDTH), TokenLayout.whole(1, 32)
     work = {}
     for kv_heads in (4, 2, 1):
         module = attention(4, kv_heads)
@@ -205,4 +205,4 @@ def test_shared_keys_are_another_function_with_the_same_score_work() -> None:
     for name in KV:  # the mean of each pair of heads, as one converts a trained model
         weights[f"{name}.weight"] = weights[f"{name}.weight"].unflatten(0, (2, 2, -1)).mean(1).flatten(0, 1)
     pooled.load_state_dict(weights)
-    assert (pooled(x, at) - whole(x, at)).abs().max() > 0.1
+    assert (pooled(x, layout) - whole(x, layout)).abs().max() > 0.1

@@ -13,17 +13,17 @@ from transformers.models.deepseek_v2 import modeling_deepseek_v2 as v2
 from transformers.models.deepseek_v3 import modeling_deepseek_v3 as v3
 
 from regard.adapt.lora import AdapterError, LoRA, add_lora
-from regard.at import At
 from regard.engine.stores.contiguous import Contiguous
 from regard.kernels.attention.mask import Full
 from regard.kernels.attention.patterns.window import Window
+from regard.layout import TokenLayout
 from regard.parts.attention import Attention, use_backend
-from regard.parts.latent import LatentAttention, LatentAttentionModule
+from regard.parts.latent_attention import LatentAttention, LatentAttentionModule
 from regard.parts.norm import RMSNorm
 from regard.parts.position.alibi import Alibi
-from regard.parts.position.none import NoPosition
+from regard.parts.position.base import NoPosition
 from regard.parts.position.rope import Rope
-from regard.parts.position.scaling import Yarn
+from regard.parts.position.rope_scaling import Yarn
 from regard.spec import SpecError
 from tests.parts.attention_layer import bytes_of, random
 
@@ -37,8 +37,8 @@ SPECS = {
     "alibi, window": LatentAttention(4, 8, 4, 4, position=Alibi(), mask=Window(3), norm=NORM),
 }
 AT = {
-    "whole": At.whole(2, LENGTH),
-    "packed and padded": At(
+    "whole": TokenLayout.whole(2, LENGTH),
+    "packed and padded": TokenLayout(
         torch.tensor([[0, 1, 2, 0, 1, 2, 3], list(range(LENGTH))]),
         torch.tensor([[0, 0, 0, 1, 1, 1, 1], [2] * LENGTH]),
         torch.tensor([[True] * LENGTH, [True] * 5 + [False] * 2]),
@@ -70,7 +70,7 @@ def turned(x: Tensor, position: int, rope: Rope) -> Tensor:
     return out
 
 
-def plain_loop(module: LatentAttentionModule, spec: LatentAttention, x: Tensor, at: At) -> Tensor:
+def plain_loop(module: LatentAttentionModule, spec: LatentAttention, x: Tensor, layout: TokenLayout) -> Tensor:
     """Keys and values of every head written out from the latents, one query at a time."""
     weight = module.state_dict()
     scale = (spec.nope_dim + spec.rope_dim) ** -0.5 if spec.scale is None else spec.scale
@@ -83,20 +83,20 @@ def plain_loop(module: LatentAttentionModule, spec: LatentAttention, x: Tensor, 
         return y / (y.square().mean(-1, keepdim=True) + EPS).sqrt() * weight[f"{name}_norm.weight"]
 
     def turn(x: Tensor, b: int, i: int) -> Tensor:
-        return turned(x, int(at.positions[b, i]), spec.position) if isinstance(spec.position, Rope) else x
+        return turned(x, int(layout.positions[b, i]), spec.position) if isinstance(spec.position, Rope) else x
 
     def score(b: int, i: int, j: int, h: int) -> float:
-        distance = int(at.positions[b, i] - at.positions[b, j])
+        distance = int(layout.positions[b, i] - layout.positions[b, j])
         bias = -(2 ** (-8 * (h + 1) / spec.heads)) * abs(distance) if spec.position == Alibi() else 0.0
         key = torch.cat([weight["k_up"][h] @ c[b, j], turn(k_rope[b, j], b, j)])
         query = torch.cat([q[b, i, h, : spec.nope_dim], turn(q[b, i, h, spec.nope_dim :], b, i)])
         return float(query @ key) * scale + bias
 
     def sees(b: int, i: int, j: int) -> bool:
-        distance = int(at.positions[b, i] - at.positions[b, j])
+        distance = int(layout.positions[b, i] - layout.positions[b, j])
         near = spec.mask == Full() or 0 <= distance < (spec.mask.size if isinstance(spec.mask, Window) else LENGTH)
-        same = at.segments is None or at.segments[b, i] == at.segments[b, j]
-        return bool(near and same and (at.valid is None or at.valid[b, j]))
+        same = layout.segments is None or layout.segments[b, i] == layout.segments[b, j]
+        return bool(near and same and (layout.valid is None or layout.valid[b, j]))
 
     q = project("q_proj", latent("q_latent", x) if spec.query_rank else x).unflatten(-1, (spec.heads, -1))
     c, k_rope = latent("latent", x), project("k_rope_proj", x)
@@ -112,12 +112,12 @@ def plain_loop(module: LatentAttentionModule, spec: LatentAttention, x: Tensor, 
 @pytest.mark.parametrize("where", AT)
 @pytest.mark.parametrize("name", SPECS)
 def test_the_equation_written_out(name: str, where: str, form: str) -> None:
-    spec, x, at = SPECS[name], random(2, LENGTH, WIDTH, seed=99), AT[where]
+    spec, x, layout = SPECS[name], random(2, LENGTH, WIDTH, seed=99), AT[where]
     module = build(spec)
-    seen = torch.ones(2, LENGTH, dtype=torch.bool) if at.valid is None else at.valid
-    found = module(x, at)
+    seen = torch.ones(2, LENGTH, dtype=torch.bool) if layout.valid is None else layout.valid
+    found = module(x, layout)
     assert found.shape == x.shape
-    assert (found - plain_loop(module, spec, x, at))[seen].abs().max() < 1e-12
+    assert (found - plain_loop(module, spec, x, layout))[seen].abs().max() < 1e-12
 
 
 @pytest.mark.parametrize("name", SPECS)
@@ -148,11 +148,11 @@ def test_a_step_makes_no_keys_and_no_values() -> None:
     shapes: dict[str, tuple] = {}
     for name in "kv":
         getattr(module, name).register_forward_hook(lambda _, __, out, name=name: shapes.update({name: out.shape}))
-    whole = module(x, At.whole(1, LENGTH))
+    whole = module(x, TokenLayout.whole(1, LENGTH))
     assert shapes == {"k": (1, 2, LENGTH, 5 + 2), "v": (1, 2, LENGTH, 3)}
     store = Contiguous(((spec.memory(WIDTH),),), 1, 16, torch.float64)
     for t in range(LENGTH):
-        step = module(x[:, t : t + 1], At(torch.tensor([[t]])), store.states[0][0])
+        step = module(x[:, t : t + 1], TokenLayout(torch.tensor([[t]])), store.states[0][0])
         assert shapes == {"k": (1, 1, 16, 7 + 2), "v": (1, 1, 16, 7)}
         assert (step - whole[:, t : t + 1]).abs().max() < 1e-12
 
@@ -175,7 +175,7 @@ def test_flops_are_those_counted(name: str, tokens: int) -> None:
     module, store = build(spec), Contiguous(((spec.memory(WIDTH),),), 1, 20, torch.float64)
     use_backend(module, "reference")
     with FlopCounterMode(display=False) as counter:
-        module(random(1, tokens, WIDTH), At(torch.arange(tokens).unsqueeze(0)), store.states[0][0])
+        module(random(1, tokens, WIDTH), TokenLayout(torch.arange(tokens).unsqueeze(0)), store.states[0][0])
     assert counter.get_total_flops() == spec.flops(WIDTH, tokens, 20)
 
 
@@ -259,7 +259,7 @@ def test_the_modules_of_transformers(name: str, form: str) -> None:
     hidden = torch.full((11, 11), float("-inf")).triu(1)[None, None]
     waves = getattr(package, f"Deepseek{version}RotaryEmbedding")(config)(x, torch.arange(11).unsqueeze(0))
     expected = theirs(x, position_embeddings=waves, attention_mask=hidden)[0]
-    found = ours(x, At.whole(2, 11))
+    found = ours(x, TokenLayout.whole(2, 11))
     expected.sin().sum().backward()
     wanted, x.grad = x.grad, None
     found.sin().sum().backward()

@@ -5,13 +5,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard.at import At
-from regard.kernels.linear_attention import with_ones
+from regard.kernels.recurrent.linear_attention import with_ones
+from regard.layout import TokenLayout
 from regard.models.decoder import Decoder
 from regard.models.stack import Repeat
 from regard.parts.attention import merge, split
 from regard.parts.block import Block, Sublayer
-from regard.parts.features import Elu, Identity, Performer
+from regard.parts.feature_maps import EluFeatures, IdentityFeatures, PerformerFeatures
 from regard.parts.gated_linear import GatedLinear
 from regard.parts.linear_attention import LinearAttention
 from regard.parts.norm import NoNorm
@@ -49,56 +49,58 @@ def test_the_identity_is_not_normalized() -> None:
     query, keys = torch.tensor([1.0]), torch.tensor([[1.0], [-1.0]])
     assert (keys @ query).sum() == 0
     with pytest.raises(SpecError, match="sum to zero.*set normalize=False, or choose elu or performer"):
-        LinearAttention(2, features=Identity())
-    module, x = built(LinearAttention(2, features=Identity(), normalize=False)), random(1, LENGTH, WIDTH)
+        LinearAttention(2, features=IdentityFeatures())
+    module, x = built(LinearAttention(2, features=IdentityFeatures(), normalize=False)), random(1, LENGTH, WIDTH)
     q, k, v = projected(module, x, 2)
-    assert torch.allclose(module(x, At.whole(1, LENGTH)), module.o_proj(merge((q @ k.mT).tril() @ v)))
+    assert torch.allclose(module(x, TokenLayout.whole(1, LENGTH)), module.o_proj(merge((q @ k.mT).tril() @ v)))
 
 
 def test_performer_stands_for_softmax_and_is_normalized() -> None:
     with pytest.raises(SpecError, match="leave normalize=False out"):
-        LinearAttention(2, features=Performer(), normalize=False)
+        LinearAttention(2, features=PerformerFeatures(), normalize=False)
 
 
 @pytest.mark.ledger("lin.normalised")
 def test_normalized_and_not_are_different_functions() -> None:
-    x, at = random(1, LENGTH, WIDTH), At.whole(1, LENGTH)
-    assert (built(LinearAttention(2))(x, at) - built(LinearAttention(2, normalize=False))(x, at)).abs().max() > 0.1
+    x, layout = random(1, LENGTH, WIDTH), TokenLayout.whole(1, LENGTH)
+    assert (
+        built(LinearAttention(2))(x, layout) - built(LinearAttention(2, normalize=False))(x, layout)
+    ).abs().max() > 0.1
 
 
 @pytest.mark.ledger("lin.performer")
 @pytest.mark.parametrize("both", [False, True], ids=["causal", "both ways"])
 def test_performer_comes_close_to_softmax(both: bool) -> None:
     torch.manual_seed(0)
-    module = LinearAttention(2, features=Performer(2048), bidirectional=both).build(WIDTH).double()
+    module = LinearAttention(2, features=PerformerFeatures(2048), bidirectional=both).build(WIDTH).double()
     x = random(1, 40, WIDTH) / 2
     q, k, v = projected(module, x, 2)
     exact = F.scaled_dot_product_attention(q, k, v, is_causal=not both)
-    expected, found = module.o_proj(merge(exact)), module(x, At.whole(1, 40))
+    expected, found = module.o_proj(merge(exact)), module(x, TokenLayout.whole(1, 40))
     assert (found - expected).norm() < 0.1 * expected.norm()
-    few = LinearAttention(2, features=Performer(8), bidirectional=both).build(WIDTH).double()
+    few = LinearAttention(2, features=PerformerFeatures(8), bidirectional=both).build(WIDTH).double()
     few.load_state_dict(module.state_dict() | {"directions": few.directions.data})
-    assert (few(x, At.whole(1, 40)) - expected).norm() > 2 * (found - expected).norm()
+    assert (few(x, TokenLayout.whole(1, 40)) - expected).norm() > 2 * (found - expected).norm()
 
 
 @pytest.mark.parametrize("factor", [1.0, 100.0])
 def test_performer_is_safe_where_exp_would_overflow(factor: float) -> None:
     """Against features in float64 relative to one peak for all."""
-    module, x = built(LinearAttention(2, features=Performer(5))), factor * random(1, 70, WIDTH)
+    module, x = built(LinearAttention(2, features=PerformerFeatures(5))), factor * random(1, 70, WIDTH)
     q, k, v = projected(module, x, 2)
     q, k = (y * (WIDTH // 2) ** -0.25 for y in (q, k))
     logs = (q @ module.directions.T).unsqueeze(3) + (k @ module.directions.T).unsqueeze(2)  # (B, H, L, L, R)
     logs = logs - k.square().sum(-1)[:, :, None, :, None] / 2
     weights = logs.logsumexp(-1).masked_fill(torch.ones(70, 70).triu(1).bool(), -torch.inf).softmax(-1)
     expected = module.o_proj(merge(weights @ v))
-    found = module(x, At.whole(1, 70))
+    found = module(x, TokenLayout.whole(1, 70))
     assert (found - expected).abs().max() < 1e-9 * factor
-    single = module.float()(x.float(), At.whole(1, 70))
+    single = module.float()(x.float(), TokenLayout.whole(1, 70))
     assert single.isfinite().all()
 
 
 def test_performers_directions_are_saved_with_the_weights_and_not_trained() -> None:
-    spec = Decoder(5, WIDTH, (Repeat((Block((Sublayer(LinearAttention(2, features=Performer(7))),)),)),))
+    spec = Decoder(5, WIDTH, (Repeat((Block((Sublayer(LinearAttention(2, features=PerformerFeatures(7))),)),)),))
     model = spec.build(seed=0)
     name = "stack.blocks.0.sublayers.0.body.directions"
     assert model.state_dict()[name].shape == (7, WIDTH // 2)
@@ -120,7 +122,7 @@ def test_retention_is_attention_without_softmax(spec: Retention) -> None:
     decays = gamma ** (steps.unsqueeze(-1) - steps).clamp_min(0)
     out = merge(module.norm((scores * decays).tril() @ v))
     out = out * F.silu(module.gate_proj(x)) if spec.gate else out
-    assert torch.allclose(module(x, At.whole(2, LENGTH)), module.o_proj(out), atol=1e-11)
+    assert torch.allclose(module(x, TokenLayout.whole(2, LENGTH)), module.o_proj(out), atol=1e-11)
 
 
 @pytest.mark.parametrize("decay", ["channel", "head"])
@@ -135,14 +137,14 @@ def test_gated_linear_attention_is_its_recurrence(decay: str) -> None:
         outs.append(torch.einsum("hn,hnp->hp", q[:, t], state) / 2**0.5)
     out = module.norm(torch.stack(outs)).flatten(1)  # (L, H·P)
     expected = module.o_proj(out * F.silu(module.gate_proj(x[0])))
-    assert torch.allclose(module(x, At.whole(1, LENGTH))[0], expected, atol=1e-11)
+    assert torch.allclose(module(x, TokenLayout.whole(1, LENGTH))[0], expected, atol=1e-11)
 
 
 def test_sizes_are_of_the_stack_or_given() -> None:
     assert Retention(3).memory(12).arrays == {"sums": (3, 4, 4)}
     assert GatedLinear(3).memory(12).arrays == {"sums": (3, 2, 4)}
     assert GatedLinear(5, 3, 2).memory(12).arrays == {"sums": (5, 3, 2)}
-    assert LinearAttention(3, features=Performer(9)).memory(12).arrays == {"sums": (3, 9, 5), "peak": (3,)}
+    assert LinearAttention(3, features=PerformerFeatures(9)).memory(12).arrays == {"sums": (3, 9, 5), "peak": (3,)}
     assert LinearAttention(3, bidirectional=True).memory(12) is None
 
 
@@ -156,7 +158,7 @@ def test_sizes_are_of_the_stack_or_given() -> None:
         (lambda: GatedLinear(4).build(12), "half of width=12 is not divisible by heads=4; give key_dim"),
         (lambda: GatedLinear(2, rank=0), "rank=0 must be positive"),
         (lambda: GatedLinear(2, temperature=0.0), "temperature=0.0 must be positive"),
-        (lambda: Performer(0), "count=0 must be positive"),
+        (lambda: PerformerFeatures(0), "count=0 must be positive"),
     ],
 )
 def test_what_cannot_be_is_said(wrong, message: str) -> None:
@@ -166,19 +168,19 @@ def test_what_cannot_be_is_said(wrong, message: str) -> None:
 
 def test_a_whole_text_is_summed_in_linear_order() -> None:
     """φ(Q)(φ(K)ᵀV), never (L, L)."""
-    module, x = built(LinearAttention(2, features=Elu(), bidirectional=True)), random(1, LENGTH, WIDTH)
+    module, x = built(LinearAttention(2, features=EluFeatures(), bidirectional=True)), random(1, LENGTH, WIDTH)
     q, k, v = projected(module, x, 2)
     out = (F.elu(q) + 1) @ ((F.elu(k) + 1).mT @ with_ones(v))
     expected = module.o_proj(merge(out[..., :-1] / out[..., -1:]))
-    assert torch.allclose(module(x, At.whole(1, LENGTH)), expected, atol=1e-12)
+    assert torch.allclose(module(x, TokenLayout.whole(1, LENGTH)), expected, atol=1e-12)
 
 
 @pytest.mark.parametrize("bidirectional", [False, True])
 def test_a_document_of_large_features_does_not_drown_its_neighbours(bidirectional):
     """Performer's features are kept relative to a peak, and each document has its own."""
-    module = LinearAttention(2, features=Performer(16), bidirectional=bidirectional).build(32)
+    module = LinearAttention(2, features=PerformerFeatures(16), bidirectional=bidirectional).build(32)
     x = torch.randn(1, 8, 32) * torch.tensor([1.0] * 4 + [16.0] * 4).view(1, 8, 1)
-    packed = At(torch.tensor([[0, 1, 2, 3] * 2]), segments=torch.tensor([[0] * 4 + [1] * 4]), consecutive=True)
+    packed = TokenLayout(torch.tensor([[0, 1, 2, 3] * 2]), segments=torch.tensor([[0] * 4 + [1] * 4]), consecutive=True)
     out = module(x, packed)
     for document in (slice(0, 4), slice(4, 8)):
-        assert torch.allclose(out[:, document], module(x[:, document], At.whole(1, 4)), atol=1e-5)
+        assert torch.allclose(out[:, document], module(x[:, document], TokenLayout.whole(1, 4)), atol=1e-5)

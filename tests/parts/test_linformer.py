@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from regard.at import At
+from regard.layout import TokenLayout
 from regard.models.decoder import Decoder
 from regard.models.stack import Repeat
 from regard.parts.attention import merge, split
@@ -36,7 +36,7 @@ def test_it_is_attention_to_mixtures(shared: bool) -> None:
     F_ = E if shared else module.v_length[:, :7]
     weights = (q @ (E @ k).mT / 2).softmax(-1)
     assert weights.shape == (2, 3, 7, 4)
-    assert torch.allclose(module(x, At.whole(2, 7)), module.o_proj(merge(weights @ (F_ @ v))), atol=1e-12)
+    assert torch.allclose(module(x, TokenLayout.whole(2, 7)), module.o_proj(merge(weights @ (F_ @ v))), atol=1e-12)
 
 
 @pytest.mark.ledger("lin.linformer")
@@ -46,16 +46,16 @@ def test_with_as_many_mixtures_as_tokens_it_can_be_attention_itself() -> None:
         along.copy_(torch.eye(7))
     q, k, v = projected(module, x)
     expected = module.o_proj(merge(F.scaled_dot_product_attention(q, k, v)))
-    assert torch.allclose(module(x, At.whole(2, 7)), expected, atol=1e-12)
+    assert torch.allclose(module(x, TokenLayout.whole(2, 7)), expected, atol=1e-12)
 
 
 def test_padding_is_in_no_mixture() -> None:
     module, x = built(Linformer(3, 9, 4)), torch.randn(1, 5, WIDTH, dtype=torch.float64)
-    alone = module(x, At.whole(1, 5))
+    alone = module(x, TokenLayout.whole(1, 5))
     padded = torch.cat([torch.full_like(x[:, :2], 1e6), x], 1)
     positions = torch.tensor([[0, 0, 0, 1, 2, 3, 4]])
-    at = At(positions, valid=torch.tensor([[False] * 2 + [True] * 5]))
-    assert torch.allclose(module(padded, at)[:, 2:], alone, atol=1e-12)
+    layout = TokenLayout(positions, valid=torch.tensor([[False] * 2 + [True] * 5]))
+    assert torch.allclose(module(padded, layout)[:, 2:], alone, atol=1e-12)
 
 
 @pytest.mark.ledger("lin.linformer")
@@ -68,7 +68,7 @@ def test_a_causal_use_is_refused_by_name() -> None:
 def test_its_length_is_fixed() -> None:
     module = built(Linformer(3, 9, 4))
     with pytest.raises(ValueError, match="a text of 10 tokens is longer than the 9 that linformer projects"):
-        module(torch.randn(1, 10, WIDTH, dtype=torch.float64), At.whole(1, 10))
+        module(torch.randn(1, 10, WIDTH, dtype=torch.float64), TokenLayout.whole(1, 10))
     with pytest.raises(SpecError, match="rank=9 mixtures of length=8 tokens save nothing"):
         Linformer(3, 8, 9)
     with pytest.raises(SpecError, match="width=12 is not divisible by heads=5"):

@@ -7,15 +7,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from regard.at import At
-from regard.kernels.selective_scan import selective_scan
-from regard.parts import spans
+from regard.kernels.recurrent.selective_scan import selective_scan
+from regard.layout import TokenLayout
+from regard.parts import chunked_forward
 from regard.parts.body import Body
 from regard.parts.ssm.mamba import Mamba
 from regard.parts.ssm.mamba2 import Mamba2
 from regard.parts.ssm.s4 import S4
 from regard.parts.ssm.s4d import S4D
-from regard.parts.state import Fixed
+from regard.parts.state import FixedSize
 from regard.spec import SpecError
 from regard.training.optimizer import decay_groups
 from tests.laws import MODELS, WIDTH
@@ -91,7 +91,7 @@ def test_a_word_adds_the_same_one_place_later_only_if_the_filter_is_fixed(kind: 
 
     def added(place: int) -> Tensor:
         with_word = text.index_add(1, torch.tensor([place]), word)
-        return module(with_word, At.whole(1, 12)) - module(text, At.whole(1, 12))
+        return module(with_word, TokenLayout.whole(1, 12)) - module(text, TokenLayout.whole(1, 12))
 
     gap = (added(4)[:, 1:] - added(3)[:, :-1]).abs().max() / added(3).abs().max()
     assert gap < 1e-9 if kind.startswith("s4") else gap > 0.05
@@ -101,10 +101,10 @@ def test_a_word_adds_the_same_one_place_later_only_if_the_filter_is_fixed(kind: 
 @pytest.mark.parametrize("spec", [Mamba(4), Mamba2(4, 4)], ids=["mamba", "mamba2"])
 def test_the_token_steers_what_is_kept(spec: Body) -> None:
     """The sum of two texts is not answered by the sum of two answers: B, C and Δ are made of the text."""
-    module, at = spec.build(8).double(), At.whole(1, L)
+    module, layout = spec.build(8).double(), TokenLayout.whole(1, L)
     x, y = torch.randn(2, 1, L, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    gap = module(x + y, at) - module(x, at) - module(y, at)
-    assert gap.abs().max() > 0.01 * module(x, at).abs().max()
+    gap = module(x + y, layout) - module(x, layout) - module(y, layout)
+    assert gap.abs().max() > 0.01 * module(x, layout).abs().max()
 
 
 def test_how_they_begin() -> None:
@@ -140,14 +140,14 @@ def test_what_cannot_be_is_refused() -> None:
 def test_spans_are_the_whole(spec: Body, padded: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     module = spec.build(8).double()
     x = torch.randn(2, 11, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64).requires_grad_()
-    at = At.whole(2, 11)
+    layout = TokenLayout.whole(2, 11)
     if padded:
         valid = torch.arange(11) >= torch.tensor([[6], [1]])
-        at = At((torch.arange(11) - torch.tensor([[6], [1]])).clamp_min(0), valid=valid)
-    seen = torch.ones(2, 11, dtype=torch.bool) if at.valid is None else at.valid
-    whole = module(x, at)[seen]
-    monkeypatch.setattr(spans, "SPAN", 4)
-    in_spans = module(x, replace(at, shared={}))[seen]
+        layout = TokenLayout((torch.arange(11) - torch.tensor([[6], [1]])).clamp_min(0), valid=valid)
+    seen = torch.ones(2, 11, dtype=torch.bool) if layout.valid is None else layout.valid
+    whole = module(x, layout)[seen]
+    monkeypatch.setattr(chunked_forward, "SPAN", 4)
+    in_spans = module(x, replace(layout, shared={}))[seen]
     assert (in_spans - whole).abs().max() < 1e-12
     one, other = (torch.autograd.grad(y.sin().sum(), [x, *module.parameters()]) for y in (in_spans, whole))
     assert all((a - b).abs().max() < 1e-10 for a, b in zip(one, other, strict=True))
@@ -157,7 +157,7 @@ def test_spans_are_the_whole(spec: Body, padded: bool, monkeypatch: pytest.Monke
 def test_steady_in_float32_over_16k_tokens(spec: Body) -> None:
     torch.manual_seed(0)
     module, x = spec.build(8).requires_grad_(False), torch.randn(1, 16384, 8)
-    found, expected = module(x, At.whole(1, 16384)), module.double()(x.double(), At.whole(1, 16384))
+    found, expected = module(x, TokenLayout.whole(1, 16384)), module.double()(x.double(), TokenLayout.whole(1, 16384))
     assert (found - expected).abs().max() < 1e-5 * max(1, expected.abs().max())
 
 
@@ -166,10 +166,10 @@ class Kept:
 
     arrays: dict[str, Tensor] | None = None
 
-    def read(self, at: At, **empty: Tensor) -> tuple[Tensor, ...]:
+    def read(self, layout: TokenLayout, **empty: Tensor) -> tuple[Tensor, ...]:
         return tuple((empty if self.arrays is None else self.arrays).values())
 
-    def write(self, at: At, **arrays: Tensor) -> None:
+    def write(self, layout: TokenLayout, **arrays: Tensor) -> None:
         self.arrays = arrays
 
 
@@ -177,7 +177,7 @@ RECURRENT = {
     f"{name}, {place}": sublayer.body
     for name, spec in MODELS.items()
     for place, sublayer in enumerate(s for run in spec.layers for block in run.blocks for s in block.sublayers)
-    if isinstance(sublayer.body.memory(WIDTH), Fixed)
+    if isinstance(sublayer.body.memory(WIDTH), FixedSize)
 }
 
 
@@ -188,7 +188,7 @@ def test_token_by_token_is_all_at_once(name: str) -> None:
     torch.manual_seed(0)
     module = RECURRENT[name].build(WIDTH).double().requires_grad_(False)
     x, state, out = torch.randn(2, 70, WIDTH, dtype=torch.float64), Kept(), []
-    whole = module(x, At.whole(2, 70))
+    whole = module(x, TokenLayout.whole(2, 70))
     for t in range(70):
-        out.append(module(x[:, t : t + 1], At(torch.full((2, 1), t)), state))
+        out.append(module(x[:, t : t + 1], TokenLayout(torch.full((2, 1), t)), state))
     assert (torch.cat(out, 1) - whole).abs().max() < 1e-9 * max(1, whole.abs().max())

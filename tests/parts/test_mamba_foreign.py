@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from regard.at import At
+from regard.layout import TokenLayout
 from tests.parts.ssm_foreign import PAIRS, WIDTH, built, renamed
 
 LENGTH = 11
@@ -31,7 +31,7 @@ def tokens(dtype: torch.dtype = torch.float64) -> Tensor:
 def test_outputs_and_gradients(name: str, all_in_float64: None) -> None:
     theirs, ours = built(name, torch.float64)
     x = tokens().requires_grad_()
-    expected, found = theirs(x), ours(x, At.whole(2, LENGTH))
+    expected, found = theirs(x), ours(x, TokenLayout.whole(2, LENGTH))
     assert (found - expected).abs().max() < 1e-12 * max(1, expected.abs().max())
     weights = dict(theirs.named_parameters())
     wanted = torch.autograd.grad(expected.sin().sum(), [x, *weights.values()])
@@ -53,7 +53,7 @@ def test_padded(name: str, side: str, all_in_float64: None) -> None:
     valid = places >= pads[:, None] if side == "left" else places < LENGTH - pads[:, None]
     positions = (places - pads[:, None]).clamp_min(0) if side == "left" else places.expand(2, LENGTH)
     with torch.no_grad():
-        expected, found = theirs(x, attention_mask=valid), ours(x, At(positions, valid=valid))
+        expected, found = theirs(x, attention_mask=valid), ours(x, TokenLayout(positions, valid=valid))
     assert (found - expected)[valid].abs().max() < 1e-12 * max(1, expected.abs().max())
 
 
@@ -61,8 +61,8 @@ def test_padded(name: str, side: str, all_in_float64: None) -> None:
 def test_in_float32_no_further_from_the_truth_than_theirs(name: str) -> None:
     _, exact = built(name, torch.float64)
     theirs, ours = built(name, torch.float32)
-    at = At.whole(2, LENGTH)
+    layout = TokenLayout.whole(2, LENGTH)
     with torch.no_grad():
-        truth = exact(tokens(), at)
-        error, allowed = ((y - truth).abs().max() for y in (ours(tokens().float(), at), theirs(tokens().float())))
+        truth = exact(tokens(), layout)
+        error, allowed = ((y - truth).abs().max() for y in (ours(tokens().float(), layout), theirs(tokens().float())))
     assert error <= 2 * allowed + torch.finfo(torch.float32).eps * truth.abs().max()

@@ -10,13 +10,13 @@ from torch.autograd import gradcheck
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from regard.at import At
 from regard.kernels.attention import reference
 from regard.kernels.attention.mask import Causal
-from regard.kernels.attention.scores import Scores
+from regard.kernels.attention.score_options import ScoreOptions
 from regard.kernels.native_sparse import CHUNK, Line, attend_chosen, choose, importance
+from regard.layout import TokenLayout
 from regard.parts.attention import Attention, use_backend
-from regard.parts.native_sparse import NativeSparse, NativeSparseModule
+from regard.parts.native_sparse_attention import NativeSparse, NativeSparseModule
 from regard.parts.position.alibi import Alibi
 from regard.parts.position.rope import Rope
 from regard.spec import SpecError
@@ -33,19 +33,19 @@ SPECS = {
 DOCUMENTS = [(9, 0), (1, 1), (13, 2)]  # lengths and segments
 
 
-def packed() -> At:
+def packed() -> TokenLayout:
     """A row of three documents, and one padded on the left, its padding in no document's order."""
     positions = torch.cat([torch.arange(length) for length, _ in DOCUMENTS])
     segments = torch.cat([torch.full((length,), segment) for length, segment in DOCUMENTS])
     pads = 4
-    return At(
+    return TokenLayout(
         torch.stack([positions, (torch.arange(LENGTH) - pads).clamp_min(0)]),
         torch.stack([segments, torch.zeros(LENGTH).long()]),
         torch.stack([torch.ones(LENGTH, dtype=torch.bool), torch.arange(LENGTH) >= pads]),
     )
 
 
-AT = {"whole": At.whole(2, LENGTH), "packed and padded": packed()}
+AT = {"whole": TokenLayout.whole(2, LENGTH), "packed and padded": packed()}
 
 
 def build(spec: NativeSparse) -> NativeSparseModule:
@@ -119,13 +119,13 @@ def plain_loop(module: NativeSparseModule, spec: NativeSparse, x: Tensor) -> Ten
 @pytest.mark.parametrize("where", AT)
 @pytest.mark.parametrize("name", SPECS)
 def test_the_equation_written_out(name: str, where: str) -> None:
-    spec, x, at = SPECS[name], random(2, LENGTH, WIDTH, seed=99), AT[where]
+    spec, x, layout = SPECS[name], random(2, LENGTH, WIDTH, seed=99), AT[where]
     module = build(spec)
-    found = module(x, at)
+    found = module(x, layout)
     assert found.shape == x.shape
     for row in range(2):
-        segments = torch.zeros(LENGTH) if at.segments is None else at.segments[row]
-        valid = torch.ones(LENGTH, dtype=torch.bool) if at.valid is None else at.valid[row]
+        segments = torch.zeros(LENGTH) if layout.segments is None else layout.segments[row]
+        valid = torch.ones(LENGTH, dtype=torch.bool) if layout.valid is None else layout.valid[row]
         for segment in segments.unique():
             document = (segments == segment) & valid
             assert (found[row, document] - plain_loop(module, spec, x[row, document])).abs().max() < 1e-12
@@ -134,21 +134,21 @@ def test_the_equation_written_out(name: str, where: str) -> None:
 @pytest.mark.parametrize("where", AT)
 @pytest.mark.parametrize("name", SPECS)
 def test_gradients(name: str, where: str) -> None:
-    module, x, at = build(SPECS[name]), random(2, LENGTH, WIDTH, seed=99).requires_grad_(), AT[where]
-    names, seen = dict(module.named_parameters()), 1 if at.valid is None else at.valid.unsqueeze(-1)
+    module, x, layout = build(SPECS[name]), random(2, LENGTH, WIDTH, seed=99).requires_grad_(), AT[where]
+    names, seen = dict(module.named_parameters()), 1 if layout.valid is None else layout.valid.unsqueeze(-1)
 
     def as_function(x: Tensor, *values: Tensor) -> Tensor:
-        return torch.func.functional_call(module, dict(zip(names, values, strict=True)), (x, at)) * seen
+        return torch.func.functional_call(module, dict(zip(names, values, strict=True)), (x, layout)) * seen
 
     assert gradcheck(as_function, (x, *names.values()), fast_mode=True)
 
 
 def test_tokens_may_stand_in_any_order() -> None:
     """Documents and positions decide, not slots: a shuffled row gives the same tokens the same."""
-    module, x, at = build(SPECS["grouped, rope"]), random(2, LENGTH, WIDTH), packed()
+    module, x, layout = build(SPECS["grouped, rope"]), random(2, LENGTH, WIDTH), packed()
     order = torch.randperm(LENGTH, generator=torch.Generator().manual_seed(0))
-    shuffled = At(at.positions[:, order], at.segments[:, order], at.valid[:, order])
-    found, expected = module(x[:, order], shuffled), module(x, at)[:, order]
+    shuffled = TokenLayout(layout.positions[:, order], layout.segments[:, order], layout.valid[:, order])
+    found, expected = module(x[:, order], shuffled), module(x, layout)[:, order]
     assert (found - expected)[shuffled.valid].abs().max() < 1e-12
 
 
@@ -158,7 +158,7 @@ def test_a_line_holds_each_document_in_its_order() -> None:
     assert line.own[0].tolist() == [*range(9), 0, *range(13)]
     assert line.slots[1].tolist() == [*range(4, LENGTH), *range(4)]  # padding goes behind
     assert line.own[1, 4:].tolist() == [*range(LENGTH - 4)]
-    remembered = Line.of(At(torch.tensor([[5], [2]])).with_keys(torch.arange(8).expand(2, 8)))
+    remembered = Line.of(TokenLayout(torch.tensor([[5], [2]])).with_keys(torch.arange(8).expand(2, 8)))
     assert (remembered.starts.tolist(), remembered.own.tolist()) == ([[0], [0]], [[5], [2]])
 
 
@@ -191,13 +191,13 @@ def test_the_choice_is_causal_and_ties_go_to_the_earlier() -> None:
 
 @pytest.mark.parametrize("length", [CHUNK - 1, CHUNK, 2 * CHUNK + 5])
 def test_all_blocks_chosen_is_full_attention(length: int) -> None:
-    at, block = At.whole(2, length), 8
+    layout, block = TokenLayout.whole(2, length), 8
     count = -(-length // block)
     q, k, v = random(2, 4, length, 6), random(2, 2, length, 6, seed=1), random(2, 2, length, 5, seed=2)
     tensors = [x.requires_grad_() for x in (q, k, v)]
     chosen = torch.arange(count).expand(2, 2, length, count)
-    found = attend_chosen(q, k, v, at, Line.of(at), chosen, block, 0.4, None)
-    expected = reference.attend(q, k, v, at, Scores(Causal(), 0.4))
+    found = attend_chosen(q, k, v, layout, Line.of(layout), chosen, block, 0.4, None)
+    expected = reference.attend(q, k, v, layout, ScoreOptions(Causal(), 0.4))
     assert (found - expected).abs().max() < 1e-12
     for f, e in zip(*(torch.autograd.grad(y.sin().sum(), tensors) for y in (found, expected)), strict=True):
         assert (f - e).abs().max() < 1e-12
@@ -219,10 +219,10 @@ def test_chosen_blocks_are_laid_out_a_chunk_at_a_time() -> None:
     """Forward and backward: the largest tensor does not grow with the square of the text."""
     sizes = []
     for length in (512, 1024):
-        at, chosen = At.whole(1, length), torch.arange(3).expand(1, 1, length, 3)
+        layout, chosen = TokenLayout.whole(1, length), torch.arange(3).expand(1, 1, length, 3)
         q, k, v = (random(1, heads, length, 4).requires_grad_() for heads in (2, 1, 1))
         with Largest() as largest:
-            attend_chosen(q, k, v, at, Line.of(at), chosen, 8, 0.5, None).sum().backward()
+            attend_chosen(q, k, v, layout, Line.of(layout), chosen, 8, 0.5, None).sum().backward()
         sizes.append(largest.size)
     assert sizes[1] <= 2 * sizes[0]
     assert sizes[1] < 1024 * 1024 / 16
@@ -230,7 +230,7 @@ def test_chosen_blocks_are_laid_out_a_chunk_at_a_time() -> None:
 
 def test_every_weight_learns() -> None:
     module = build(SPECS["grouped, rope"])
-    module(random(2, LENGTH, WIDTH), At.whole(2, LENGTH)).sin().sum().backward()
+    module(random(2, LENGTH, WIDTH), TokenLayout.whole(2, LENGTH)).sin().sum().backward()
     assert all(parameter.grad.abs().max() > 1e-6 for parameter in module.parameters())
 
 
@@ -240,7 +240,7 @@ def test_flops_are_those_counted(tokens: int) -> None:
     module = build(spec)
     use_backend(module, "reference")
     with FlopCounterMode(display=False) as counter:
-        module(random(1, tokens, WIDTH), At.whole(1, tokens))
+        module(random(1, tokens, WIDTH), TokenLayout.whole(1, tokens))
     assert counter.get_total_flops() == spec.flops(WIDTH, tokens, tokens)
 
 

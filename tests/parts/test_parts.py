@@ -6,16 +6,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd import gradcheck
 
-from regard.at import At
 from regard.kernels.attention.mask import Full
+from regard.layout import TokenLayout
 from regard.parts.attention import Attention, use_backend
 from regard.parts.block import Block, Sublayer
-from regard.parts.convolution import ShortConvolution
 from regard.parts.feedforward import FeedForward, SwiGLU
 from regard.parts.linear_attention import LinearAttention
 from regard.parts.norm import LayerNorm, RMSNorm
 from regard.parts.position.alibi import Alibi
 from regard.parts.position.rope import Rope
+from regard.parts.short_convolution import ShortConvolution
 from regard.spec import Spec
 
 WIDTH = 12
@@ -52,7 +52,7 @@ def widely_drawn(module: nn.Module) -> nn.Module:
 
 
 def call(module: nn.Module, x: Tensor, mixes: bool) -> Tensor:
-    return module(x, At.whole(*x.shape[:2])) if mixes else module(x)
+    return module(x, TokenLayout.whole(*x.shape[:2])) if mixes else module(x)
 
 
 @pytest.mark.parametrize("name", BODIES)
@@ -64,7 +64,7 @@ def test_bodies_keep_shapes_and_have_right_gradients(name: str) -> None:
 
     def as_function(x: Tensor, *values: Tensor) -> Tensor:
         named = dict(zip(weights, values, strict=True))
-        inputs = (x, At.whole(2, 5)) if spec.mixes else (x,)
+        inputs = (x, TokenLayout.whole(2, 5)) if spec.mixes else (x,)
         return torch.func.functional_call(module, named, inputs)
 
     assert gradcheck(as_function, (x, *weights.values()), fast_mode=True)
@@ -124,36 +124,36 @@ def test_attention_is_that_of_torch() -> None:
     theirs.out_proj.load_state_dict(ours.o_proj.state_dict())
     x, hidden = random(2, 7, WIDTH), ~torch.ones(7, 7, dtype=torch.bool).tril()
     expected, _ = theirs(x, x, x, attn_mask=hidden, need_weights=False)
-    assert torch.allclose(ours(x, At.whole(2, 7)), expected, atol=1e-10)
+    assert torch.allclose(ours(x, TokenLayout.whole(2, 7)), expected, atol=1e-10)
 
 
 def test_a_backend_is_chosen_for_a_whole_model() -> None:
     model, x = widely_drawn(nn.Sequential(Attention(3).build(WIDTH))), random(1, 5, WIDTH)
-    before = model[0](x, At.whole(1, 5))
+    before = model[0](x, TokenLayout.whole(1, 5))
     use_backend(model, "reference")
     assert model[0].attend.__name__ == "reference"
-    assert torch.allclose(model[0](x, At.whole(1, 5)), before, atol=1e-12)
+    assert torch.allclose(model[0](x, TokenLayout.whole(1, 5)), before, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", BLOCKS)
 def test_blocks_have_right_gradients(name: str) -> None:
     block, x = widely_drawn(BLOCKS[name].build(WIDTH)), random(2, 4, WIDTH, seed=3).requires_grad_()
-    assert gradcheck(lambda x: block(x, At.whole(2, 4))[0], x, fast_mode=True)
+    assert gradcheck(lambda x: block(x, TokenLayout.whole(2, 4))[0], x, fast_mode=True)
 
 
 def test_norms_stand_where_the_style_says() -> None:
-    x, at = random(1, 4, WIDTH), At.whole(1, 4)
+    x, layout = random(1, 4, WIDTH), TokenLayout.whole(1, 4)
     for style in ("pre", "post"):
         block = widely_drawn(Block((Sublayer(SwiGLU(20), LayerNorm()),), style=style).build(WIDTH))
         inner = block.sublayers[0]
         expected = x + inner.body(inner.norm(x)) if style == "pre" else inner.norm(x + inner.body(x))
-        assert torch.equal(block(x, at)[0], expected)
+        assert torch.equal(block(x, layout)[0], expected)
 
 
 def test_dropout_acts_in_training_only() -> None:
     block, x = Block((Sublayer(SwiGLU(20)),), dropout=0.5).build(WIDTH).double(), random(1, 40, WIDTH)
-    at = At.whole(1, 40)
-    assert torch.equal(block.eval()(x, at)[0], block(x, at)[0])
-    kept = block.train()(x, at)[0] != x
+    layout = TokenLayout.whole(1, 40)
+    assert torch.equal(block.eval()(x, layout)[0], block(x, layout)[0])
+    kept = block.train()(x, layout)[0] != x
     assert 0.3 < kept.double().mean() < 0.7
-    assert F.mse_loss(block(x, at)[0], block(x, at)[0]) > 0
+    assert F.mse_loss(block(x, layout)[0], block(x, layout)[0]) > 0

@@ -5,17 +5,17 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from regard.at import At
-from regard.parts.cross import CrossAttention
+from regard.layout import TokenLayout
+from regard.parts.attention_pooling import AttentionPooling
+from regard.parts.cross_attention import CrossAttention
 from regard.parts.feedforward import FeedForward
 from regard.parts.norm import LayerNorm
 from regard.parts.pooling import pool, pooled_dim
-from regard.parts.probe import Probe
 from regard.verify.draw import draw_wide
 from tests.laws import error, places
 
 WIDTH, HEADS = 12, 3
-PROBE = Probe(CrossAttention(HEADS, bias=True), FeedForward(20, "gelu_tanh"), LayerNorm(1e-6))
+PROBE = AttentionPooling(CrossAttention(HEADS, bias=True), FeedForward(20, "gelu_tanh"), LayerNorm(1e-6))
 PADDED = [(left, row) for left in (False, True) for row in range(3)]
 
 
@@ -46,15 +46,15 @@ def by_hand(module: nn.Module, x: Tensor) -> Tensor:
 
 @pytest.mark.parametrize(("left", "row"), PADDED)
 def test_a_learned_query_by_hand(left: bool, row: int) -> None:
-    module, x, at = probe(), tokens(3, 6), places([1, 4, 6], 6, left)
-    assert error(module(x, at)[row], by_hand(module, x[row, at.valid[row]])) <= 1e-12
+    module, x, layout = probe(), tokens(3, 6), places([1, 4, 6], 6, left)
+    assert error(module(x, layout)[row], by_hand(module, x[row, layout.valid[row]])) <= 1e-12
 
 
 def test_a_learned_query_reads_each_document_of_a_packed_row() -> None:
     module, x = probe(), tokens(1, 7)
-    at = At(torch.tensor([[0, 1, 2, 0, 0, 1, 2]]), torch.tensor([[0, 0, 0, 1, 2, 2, 2]]))
+    layout = TokenLayout(torch.tensor([[0, 1, 2, 0, 0, 1, 2]]), torch.tensor([[0, 0, 0, 1, 2, 2, 2]]))
     alone = torch.stack([by_hand(module, x[0, part]) for part in (slice(0, 3), slice(3, 4), slice(4, 7))])
-    assert error(module(x, at)[0], alone) <= 1e-12
+    assert error(module(x, layout)[0], alone) <= 1e-12
 
 
 def test_it_is_attention_of_torch() -> None:
@@ -66,15 +66,15 @@ def test_it_is_attention_of_torch() -> None:
     theirs.out_proj.load_state_dict(module.attention.o_proj.state_dict())
     z = theirs(module.query.expand(2, 1, -1), x, x, need_weights=False)[0]
     expected = z + module.feedforward(module.norm(z))
-    assert error(module(x, At.whole(2, 5)), expected[:, 0]) <= 1e-12
+    assert error(module(x, TokenLayout.whole(2, 5)), expected[:, 0]) <= 1e-12
 
 
 def test_gradients_are_right() -> None:
-    module, at = probe(), places([2, 4], 4)
+    module, layout = probe(), places([2, 4], 4)
     names, weights = zip(*module.named_parameters(), strict=True)
 
     def run(x: Tensor, *values: Tensor) -> Tensor:
-        return functional_call(module, dict(zip(names, values, strict=True)), (x, at))
+        return functional_call(module, dict(zip(names, values, strict=True)), (x, layout))
 
     assert torch.autograd.gradcheck(run, (tokens(2, 4).requires_grad_(), *weights), fast_mode=True)
 
@@ -82,9 +82,9 @@ def test_gradients_are_right() -> None:
 @pytest.mark.parametrize(("left", "row"), PADDED)
 def test_the_first_beside_the_mean_of_the_rest(left: bool, row: int) -> None:
     """A text of one token has no rest: zeros."""
-    x, at = tokens(3, 6), places([1, 4, 6], 6, left)
-    first, *rest = x[row, at.valid[row]]
+    x, layout = tokens(3, 6), places([1, 4, 6], 6, left)
+    first, *rest = x[row, layout.valid[row]]
     mean = sum(rest) / len(rest) if rest else torch.zeros(WIDTH)
-    found = pool(x, at, "cls_mean")
+    found = pool(x, layout, "cls_mean")
     assert found.shape == (3, pooled_dim(WIDTH, "cls_mean")) == (3, 2 * WIDTH)
     assert error(found[row], torch.cat([first, mean])) <= 1e-12

@@ -7,17 +7,17 @@ from transformers import BertConfig
 from transformers.models.bert.modeling_bert import BertEmbeddings
 from transformers.models.opt.modeling_opt import OPTLearnedPositionalEmbedding
 
-from regard.at import At
 from regard.kernels.attention.mask import Causal, Full, Mask
+from regard.layout import TokenLayout
 from regard.models.stack import Repeat, Stack
 from regard.parts.attention import Attention
 from regard.parts.feedforward import FeedForward
 from regard.parts.position.alibi import Alibi
+from regard.parts.position.base import NoPosition, Position
 from regard.parts.position.learned import Learned
-from regard.parts.position.none import NoPosition, Position
 from regard.parts.position.rope import Rope
 from regard.parts.position.rope2d import Rope2D
-from regard.parts.position.scaling import NTK, DynamicNTK, Linear, Llama3, LongRope, Yarn
+from regard.parts.position.rope_scaling import NTK, DynamicNTK, LinearScaling, Llama3, LongRope, Yarn
 from regard.parts.position.sinusoidal import Sinusoidal
 from regard.parts.position.t5 import T5Buckets
 from regard.spec import Spec, SpecError
@@ -34,7 +34,7 @@ RELATIVE: dict[str, Position] = {
     "rope": Rope(),
     "rope, interleaved": Rope(layout="interleaved"),
     "rope, partial": Rope(share=0.5),
-    "rope, linear": Rope(scaling=Linear(4.0)),
+    "rope, linear": Rope(scaling=LinearScaling(4.0)),
     "rope, ntk": Rope(scaling=NTK(4.0)),
     "rope, yarn": Rope(scaling=Yarn(4.0, 256)),
     "rope, llama3": Rope(scaling=Llama3(4.0, 256)),
@@ -50,8 +50,8 @@ AT_ATTENTION = RELATIVE | {
 SCHEMES = AT_STACK | AT_ATTENTION
 
 
-def at(*positions: int) -> At:
-    return At(torch.tensor([positions]))
+def layout(*positions: int) -> TokenLayout:
+    return TokenLayout(torch.tensor([positions]))
 
 
 def random(*shape: int, dtype: torch.dtype = torch.float64, seed: int = 0) -> Tensor:
@@ -72,7 +72,7 @@ def encode(position: Position, x: Tensor, mask: Mask = FULL) -> Tensor:
     attention = Attention(HEADS, position=NoPosition() if below else position, mask=mask)
     stack = fill(Stack((Repeat((block(attention, FeedForward(24)),), 2),), WIDTH))
     foot = fill((position if below else NoPosition()).build(WIDTH, 1))
-    where = At.whole(*x.shape[:2])
+    where = TokenLayout.whole(*x.shape[:2])
     return stack(foot.embed(x, where), foot.share(where))[0]
 
 
@@ -109,14 +109,14 @@ def test_a_causal_mask_alone_gives_order() -> None:
 @pytest.mark.parametrize("position", [Sinusoidal(), Sinusoidal(layout="half"), Learned(8)], ids=str)
 def test_positions_are_added_and_the_width_stays(position: Position) -> None:
     module, x = fill(position.build(6, 1)), random(1, 3, 6)
-    found = module.embed(x, at(0, 1, 2))
+    found = module.embed(x, layout(0, 1, 2))
     assert found.shape == x.shape
-    assert torch.allclose(found - x, module.embed(torch.zeros_like(x), at(0, 1, 2)), atol=1e-15)
+    assert torch.allclose(found - x, module.embed(torch.zeros_like(x), layout(0, 1, 2)), atol=1e-15)
 
 
 def scores(position: Position, offset: int, dtype: torch.dtype) -> Tensor:
     """q kᵀ plus bias at positions offset … offset + 7, as an attention with this scheme has it."""
-    module, where = fill(position.build(8, HEADS)).to(dtype), at(*range(offset, offset + 8))
+    module, where = fill(position.build(8, HEADS)).to(dtype), layout(*range(offset, offset + 8))
     q, k = module.rotate(random(1, HEADS, 8, 8, dtype=dtype), random(1, HEADS, 8, 8, dtype=dtype, seed=1), where)
     bias = module.bias(where)
     return q @ k.transpose(-1, -2) + (0 if bias is None else bias.values(where, dtype))
@@ -136,23 +136,23 @@ def test_moving_everything_leaves_relative_scores_as_they_were(name: str, offset
 @pytest.mark.parametrize("position", [Sinusoidal(), Learned(100_008)], ids=["sinusoidal", "learned"])
 def test_moving_everything_changes_scores_of_absolute_positions(position: Position, offset: int) -> None:
     module, x = fill(position.build(8, 1)), random(1, 8, 8)
-    before, after = (module.embed(x, at(*range(start, start + 8))) for start in (0, offset))
+    before, after = (module.embed(x, layout(*range(start, start + 8))) for start in (0, offset))
     assert (before @ before.mT - after @ after.mT).abs().max() > 1e-2
 
 
 @pytest.mark.ledger("pos.learned")
 def test_learned_adds_the_row_of_its_position() -> None:
     module, x = Learned(10).build(4, 1), torch.ones(1, 3, 4)
-    assert torch.equal(module.embed(x, at(7, 0, 9)), x + module.table.weight[[7, 0, 9]])
+    assert torch.equal(module.embed(x, layout(7, 0, 9)), x + module.table.weight[[7, 0, 9]])
 
 
 @pytest.mark.ledger("pos.learned")
 @pytest.mark.parametrize("offset", [0, 2])
 def test_learned_positions_end_where_their_table_ends(offset: int) -> None:
     module, x = Learned(2048, offset=offset).build(4, 1), torch.zeros(1, 1, 4)
-    assert torch.equal(module.embed(x, at(2047))[0, 0], module.table.weight[-1])
+    assert torch.equal(module.embed(x, layout(2047))[0, 0], module.table.weight[-1])
     with pytest.raises(ValueError, match="position 2048 is beyond the 2048 that were learned; shorten the text"):
-        module.embed(x, at(2048))
+        module.embed(x, layout(2048))
 
 
 @pytest.mark.ledger("pos.learned")
@@ -161,34 +161,34 @@ def test_learned_positions_are_those_of_bert() -> None:
     theirs.LayerNorm, ours, tokens = torch.nn.Identity(), Learned(12).build(8, 1), text(2, 12) % 9
     ours.table.weight = theirs.position_embeddings.weight
     words = theirs.word_embeddings(tokens) + theirs.token_type_embeddings.weight[0]
-    assert torch.allclose(ours.embed(words, At.whole(2, 12)), theirs.eval()(tokens), atol=1e-7)
+    assert torch.allclose(ours.embed(words, TokenLayout.whole(2, 12)), theirs.eval()(tokens), atol=1e-7)
 
 
 def test_learned_positions_with_an_offset_are_those_of_opt() -> None:
     theirs, ours = OPTLearnedPositionalEmbedding(12, 8), Learned(12, offset=2).build(8, 1)
     ours.table.weight = theirs.weight
     padded = torch.tensor([[1] * 5, [0, 0, 1, 1, 1]])
-    where = At((padded.cumsum(1) - 1).clamp_min(0), valid=padded.bool())
+    where = TokenLayout((padded.cumsum(1) - 1).clamp_min(0), valid=padded.bool())
     found, expected = ours.embed(torch.zeros(2, 5, 8), where), theirs(padded)
     assert torch.equal(found[where.valid], expected[where.valid])
 
 
 def test_a_frozen_table_is_used_and_not_trained() -> None:
     module, x = Learned(5, frozen=True).build(3, 1).double(), random(1, 4, 3).requires_grad_()
-    y = module.embed(x, at(3, 0, 0, 4))
+    y = module.embed(x, layout(3, 0, 0, 4))
     y.sum().backward()
     assert torch.equal(y, x + module.table.weight[[3, 0, 0, 4]]) and x.grad is not None
     assert module.table.weight.grad is None
 
 
 def test_gradients_reach_a_learned_table() -> None:
-    module, x, where = Learned(5, offset=1).build(3, 1).double(), random(1, 4, 3).requires_grad_(), at(3, 0, 0, 4)
+    module, x, where = Learned(5, offset=1).build(3, 1).double(), random(1, 4, 3).requires_grad_(), layout(3, 0, 0, 4)
     module.embed(x, where).sum().backward()
     assert module.table.weight.grad[:, 0].tolist() == [0, 2, 0, 0, 1, 1]
 
 
 def test_no_position_is_the_identity() -> None:
-    module, x, where = NoPosition().build(4, 1), random(1, 1, 2, 4), at(0, 1)
+    module, x, where = NoPosition().build(4, 1), random(1, 1, 2, 4), layout(0, 1)
     assert module.embed(x, where) is x
     assert module.share(where) is where
     assert module.rotate(x, x, where) == (x, x)
@@ -212,7 +212,7 @@ def test_no_position_is_the_identity() -> None:
 def test_schemes_say_where_they_and_their_caches_end(
     position: Position, reach: int | None, remembered: int | None
 ) -> None:
-    assert (position.reach, position.remembered) == (reach, remembered)
+    assert (position.reach, position.max_exact_cache) == (reach, remembered)
 
 
 @pytest.mark.parametrize("spec", SCHEMES.values(), ids=SCHEMES)
@@ -230,7 +230,7 @@ def test_schemes_survive_json_and_toml(spec: Position) -> None:
         (lambda: Rope2D(0), "columns=0 must be positive"),
         (lambda: Rope2D(4, prefix=-1), "prefix=-1 must not be negative"),
         (lambda: Rope2D(4).build(6, 1), "head_dim=6 must be divisible by 4"),
-        (lambda: Linear(0.5), "linear: factor=0.5 must be at least 1"),
+        (lambda: LinearScaling(0.5), "linear: factor=0.5 must be at least 1"),
         (lambda: DynamicNTK(2.0, 1), "dynamic_ntk: length=1 must be above 1"),
         (lambda: Rope(scaling=NTK(2.0)).build(2, 1), "ntk: 2 coordinates turn"),
         (lambda: Rope(scaling=DynamicNTK(2.0, 8)).build(2, 1), "dynamic_ntk: 2 coordinates turn"),

@@ -12,16 +12,16 @@ from transformers.models.falcon.modeling_falcon import build_alibi_tensor as fal
 from transformers.models.mpt.modeling_mpt import build_mpt_alibi_tensor
 from transformers.models.t5.modeling_t5 import T5Attention
 
-from regard.at import At
 from regard.kernels.attention.bias import Bias, Buckets, Slopes
 from regard.kernels.attention.mask import Causal, Full, Mask
+from regard.layout import TokenLayout
 from regard.parts.attention import Attention
 from regard.parts.position.alibi import Alibi, slopes
 from regard.parts.position.t5 import T5Buckets
 
 
-def at(*positions: int) -> At:
-    return At(torch.tensor([positions]))
+def layout(*positions: int) -> TokenLayout:
+    return TokenLayout(torch.tensor([positions]))
 
 
 def random(*shape: int, seed: int = 0) -> Tensor:
@@ -40,7 +40,7 @@ def test_tiles_are_the_whole(name: str) -> None:
     """Any queries and keys, in any order, gathered into any shape."""
     generator = torch.Generator().manual_seed(0)
     bias, q, k = BIASES[name], *(torch.randint(0, 90, (2, n), generator=generator) for n in (7, 9))
-    whole = bias.values(At(q).with_keys(k), torch.float64)  # (B, H, L, S)
+    whole = bias.values(TokenLayout(q).with_keys(k), torch.float64)  # (B, H, L, S)
     assert whole.shape == (2, 3, 7, 9)
     for b in range(2):
         for i in range(7):
@@ -91,7 +91,9 @@ def causal_weights(scores: Tensor, bias: Tensor) -> Tensor:
 def test_weights_are_those_of_bloom_and_mpt(heads: int) -> None:
     """Their biases count keys from the start or the end of the row; after the softmax that is the same."""
     scores, length = random(1, heads, 20, 20).float(), 20
-    ours = causal_weights(scores, Alibi().build(8, heads).bias(at(0)).values(At.whole(1, length), torch.float32))
+    ours = causal_weights(
+        scores, Alibi().build(8, heads).bias(layout(0)).values(TokenLayout.whole(1, length), torch.float32)
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         bloom = bloom_alibi(torch.ones(1, length), heads, torch.float32).view(1, heads, 1, length)
@@ -102,7 +104,7 @@ def test_weights_are_those_of_bloom_and_mpt(heads: int) -> None:
 @pytest.mark.ledger("pos.alibi")
 def test_alibi_counts_true_distances_and_leaves_queries_keys_and_embeddings_alone() -> None:
     module = Alibi().build(8, 2)
-    where = At(torch.tensor([[9]])).with_keys(torch.tensor([[0, 8, 9]]))
+    where = TokenLayout(torch.tensor([[9]])).with_keys(torch.tensor([[0, 8, 9]]))
     expected = -torch.tensor([1 / 16, 1 / 256]).view(2, 1) * torch.tensor([9.0, 1.0, 0.0])
     assert torch.equal(module.bias(where).values(where, torch.float32)[0, :, 0], expected)
     x = random(1, 1, 1, 8)
@@ -123,7 +125,7 @@ def test_the_bias_is_added_after_the_scaling_and_not_scaled_itself(mask: Mask) -
         z = scores.masked_fill(~seen, float("-inf")).softmax(-1) @ v
         return module.o_proj(z.transpose(0, 1).flatten(1))
 
-    found = module(x, At.whole(1, 6))[0]
+    found = module(x, TokenLayout.whole(1, 6))[0]
     assert (found - out(products / math.sqrt(4) - m * ahead.abs())).abs().max() < 1e-12
     assert (found - out(products - m * ahead.abs())).abs().max() > 1e-3  # without 1/√E
     assert (found - out((products - m * ahead.abs()) / math.sqrt(4))).abs().max() > 1e-3  # bias scaled as well
@@ -132,14 +134,14 @@ def test_the_bias_is_added_after_the_scaling_and_not_scaled_itself(mask: Mask) -
 
 
 def test_falcon_scales_the_bias_with_the_scores() -> None:
-    where = At.whole(1, 5)
+    where = TokenLayout.whole(1, 5)
     plain, scaled = (Alibi(scaled).build(16, 3).bias(where).values(where, torch.float64) for scaled in (False, True))
     assert torch.equal(scaled, plain / 4)
 
 
 def test_alibi_keeps_its_precision_in_a_half_precision_model() -> None:
     """bfloat16 has eight bits: a slope of 2^-0.5 is off by a thousandth, a distance of 1001 becomes 1000."""
-    where = At(torch.tensor([[1001]])).with_keys(torch.tensor([[0, 1, 600]]))
+    where = TokenLayout(torch.tensor([[1001]])).with_keys(torch.tensor([[0, 1, 600]]))
     values = Alibi().build(8, 16).bfloat16().bias(where).values(where, torch.bfloat16)
     exact = -slopes(16).view(16, 1) * torch.tensor([1001.0, 1000.0, 401.0], dtype=torch.float64)
     assert torch.equal(values[0, :, 0], exact.bfloat16())
@@ -182,7 +184,7 @@ def test_bias_and_gradients_are_those_of_t5(bidirectional: bool) -> None:
     theirs = T5Attention(config, has_relative_attention_bias=True, layer_idx=0)
     ours = T5Buckets(bidirectional=bidirectional).build(4, 4)
     ours.table.weight.data = theirs.relative_attention_bias.weight.detach().clone()
-    where = At.whole(1, 300)
+    where = TokenLayout.whole(1, 300)
     found, expected = ours.bias(where).values(where, torch.float32), theirs.compute_bias(300, 300)
     assert torch.equal(found, expected)
     weights = random(1, 4, 300, 300).float()
@@ -195,14 +197,14 @@ def test_bias_and_gradients_are_those_of_t5(bidirectional: bool) -> None:
 @pytest.mark.ledger("pos.t5")
 def test_everything_past_the_last_bucket_is_alike_also_at_decode_time() -> None:
     module = T5Buckets().build(4, 3)
-    where = at(2500).with_keys(torch.tensor([[500, 2300, 2372, 2499, 2500]]))  # 2000, 200, 128, 1 and 0 behind
+    where = layout(2500).with_keys(torch.tensor([[500, 2300, 2372, 2499, 2500]]))  # 2000, 200, 128, 1 and 0 behind
     values = module.bias(where).values(where, torch.float32)[0, :, 0]  # (H, 5)
     assert torch.equal(values[:, 0], values[:, 1]) and torch.equal(values[:, 1], values[:, 2])
     assert torch.equal(values, module.table.weight[[31, 31, 31, 1, 0]].T)
 
 
 def test_a_table_of_the_stack_is_shared_through_at_and_one_of_an_attention_is_its_own() -> None:
-    shared, where = T5Buckets(heads=4).build(16, 1), At.whole(1, 5)
+    shared, where = T5Buckets(heads=4).build(16, 1), TokenLayout.whole(1, 5)
     inside = shared.share(where)
     bias = inside.bias
     assert bias.table is shared.table.weight and bias.table.shape == (32, 4)

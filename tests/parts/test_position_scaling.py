@@ -9,19 +9,28 @@ from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from regard.at import At
 from regard.engine.stores.contiguous import Contiguous
+from regard.layout import TokenLayout
 from regard.parts.attention import Attention
 from regard.parts.position.rope import Rope
-from regard.parts.position.scaling import NTK, DynamicNTK, Linear, Llama3, LongRope, Scaling, Yarn, document_lengths
+from regard.parts.position.rope_scaling import (
+    NTK,
+    DynamicNTK,
+    LinearScaling,
+    Llama3,
+    LongRope,
+    Scaling,
+    Yarn,
+    document_lengths,
+)
 from tests.laws import block, build, decoder, error, places, text
 
 LENGTH = 256  # trained on
 SHORT, LONG = tuple(1 + i / 10 for i in range(16)), tuple(2.0 + i for i in range(16))
 
 
-def at(length: int) -> At:
-    return At.whole(1, length)
+def layout(length: int) -> TokenLayout:
+    return TokenLayout.whole(1, length)
 
 
 def theta(base: float, dim: int) -> list[float]:
@@ -57,7 +66,7 @@ def llama3(base: float, dim: int, spec: Llama3) -> list[float]:
 def formula(spec: Scaling, base: float, dim: int, length: int) -> list[float]:
     """The frequencies in Python's own floats, one pair at a time."""
     match spec:
-        case Linear():
+        case LinearScaling():
             return [t / spec.factor for t in theta(base, dim)]
         case NTK():
             return theta(base * spec.factor ** (dim / (dim - 2)), dim)
@@ -75,7 +84,7 @@ def formula(spec: Scaling, base: float, dim: int, length: int) -> list[float]:
 
 
 SCALINGS: dict[str, tuple[Scaling, dict | None]] = {  # and what transformers calls it
-    "linear": (Linear(8.0), {"rope_type": "linear", "factor": 8.0}),
+    "linear": (LinearScaling(8.0), {"rope_type": "linear", "factor": 8.0}),
     "ntk": (NTK(8.0), None),
     "dynamic": (DynamicNTK(4.0, LENGTH), {"rope_type": "dynamic", "factor": 4.0}),
     "yarn": (Yarn(8.0, LENGTH), {"rope_type": "yarn", "factor": 8.0}),
@@ -122,7 +131,7 @@ def config(parameters: dict, base: float) -> LlamaConfig:
 @pytest.mark.parametrize("name", SCALINGS)
 def test_frequencies_are_their_formula(name: str, length: int, base: float) -> None:
     spec, expected = SCALINGS[name][0], formula(SCALINGS[name][0], base, 32, length)
-    found = spec.frequencies(base, 32, at(length))
+    found = spec.frequencies(base, 32, layout(length))
     assert found.dtype == torch.float64
     for row in found.reshape(-1, 16)[[0, -1]].tolist():
         assert row == pytest.approx(expected, rel=1e-14)
@@ -136,7 +145,7 @@ def test_frequencies_are_those_of_transformers(name: str, length: int, base: flo
     """They compute in float32: a few of its last places."""
     spec, parameters = SCALINGS[name]
     theirs, amplitude = ROPE_INIT_FUNCTIONS[parameters["rope_type"]](config(parameters, base), "cpu", seq_len=length)
-    found = spec.frequencies(base, 32, at(length)).reshape(-1, 16)[-1]
+    found = spec.frequencies(base, 32, layout(length)).reshape(-1, 16)[-1]
     assert ((found - theirs).abs() / found).max() < 12 * torch.finfo(torch.float32).eps
     assert spec.amplitude == pytest.approx(amplitude, rel=1e-15)
 
@@ -146,7 +155,7 @@ def test_frequencies_are_those_of_transformers(name: str, length: int, base: flo
 def test_waves_are_those_of_transformers(name: str) -> None:
     """The whole module at three times the trained length, attention temperature and all."""
     spec, parameters = SCALINGS[name]
-    where = at(3 * LENGTH)
+    where = layout(3 * LENGTH)
     expected = LlamaRotaryEmbedding(config(parameters, 10000.0))(torch.zeros(1), where.positions)
     waves = Rope(scaling=spec).build(32, 2).waves(where, torch.float32)
     for found, theirs in zip(waves, expected, strict=True):
@@ -155,16 +164,16 @@ def test_waves_are_those_of_transformers(name: str) -> None:
 
 @pytest.mark.ledger("pos.rope.pi")
 def test_interpolated_angles_stay_within_the_trained_ones() -> None:
-    trained = (LENGTH - 1) * Rope().frequencies(32, at(1))
-    stretched = (8 * (LENGTH - 1)) * Rope(scaling=Linear(8.0)).frequencies(32, at(1))
+    trained = (LENGTH - 1) * Rope().frequencies(32, layout(1))
+    stretched = (8 * (LENGTH - 1)) * Rope(scaling=LinearScaling(8.0)).frequencies(32, layout(1))
     assert (stretched <= trained * (1 + 1e-15)).all()
-    assert ((8 * (LENGTH - 1)) * Rope().frequencies(32, at(1)) > trained).all()
+    assert ((8 * (LENGTH - 1)) * Rope().frequencies(32, layout(1)) > trained).all()
 
 
 @pytest.mark.ledger("pos.rope.ntk")
 @pytest.mark.parametrize("dim", [4, 32, 128])
 def test_ntk_leaves_the_fastest_pair_and_stretches_the_slowest(dim: int) -> None:
-    ratio = Rope().frequencies(dim, at(1)) / Rope(scaling=NTK(8.0)).frequencies(dim, at(1))
+    ratio = Rope().frequencies(dim, layout(1)) / Rope(scaling=NTK(8.0)).frequencies(dim, layout(1))
     assert ratio[0] == 1
     assert ratio[-1].item() == pytest.approx(8.0, rel=1e-13)
     assert (ratio.diff() > 0).all()
@@ -173,19 +182,19 @@ def test_ntk_leaves_the_fastest_pair_and_stretches_the_slowest(dim: int) -> None
 @pytest.mark.ledger("pos.rope.yarn")
 def test_yarn_leaves_fast_pairs_interpolates_slow_ones_and_sharpens_attention() -> None:
     spec = Yarn(16.0, 4096)
-    ratio = Rope().frequencies(128, at(1)) / Rope(scaling=spec).frequencies(128, at(1))
-    turns = 4096 * Rope().frequencies(128, at(1)) / (2 * math.pi)  # within the trained length
+    ratio = Rope().frequencies(128, layout(1)) / Rope(scaling=spec).frequencies(128, layout(1))
+    turns = 4096 * Rope().frequencies(128, layout(1)) / (2 * math.pi)  # within the trained length
     assert (ratio[turns > 40] == 1).all()
     assert torch.allclose(ratio[turns < 0.8], torch.tensor(16.0).double())
     assert spec.amplitude == pytest.approx(0.1 * math.log(16) + 1)
     q = torch.randn(1, 1, 1, 128, generator=torch.Generator().manual_seed(0)).double()
-    turned = Rope(scaling=spec).build(128, 1).rotate(q, q, at(1))
+    turned = Rope(scaling=spec).build(128, 1).rotate(q, q, layout(1))
     assert ((turned[0] * turned[1]).sum() / (q * q).sum()).item() == pytest.approx(spec.amplitude**2, rel=1e-12)
 
 
 def test_only_turned_coordinates_are_scaled() -> None:
     q = torch.ones(1, 1, 3, 16).double()
-    turned, _ = Rope(share=0.5, scaling=Yarn(8.0, LENGTH)).build(16, 1).rotate(q, q, at(3))
+    turned, _ = Rope(share=0.5, scaling=Yarn(8.0, LENGTH)).build(16, 1).rotate(q, q, layout(3))
     assert torch.equal(turned[..., 8:], q[..., 8:])
     assert (turned[:, :, 0, :8] == Yarn(8.0, LENGTH).amplitude).all()
 
@@ -195,10 +204,10 @@ def test_a_token_knows_the_length_of_its_own_document() -> None:
     positions = torch.tensor([[0, 1, 2, 0, 1, 0, 1, 2, 3, 40], [0, 1, 2, 3, 4, 5, 6, 7, 0, 1]])
     valid = torch.ones_like(segments, dtype=torch.bool)
     valid[0, -1] = False
-    found = document_lengths(At(positions, segments, valid))
+    found = document_lengths(TokenLayout(positions, segments, valid))
     assert found.tolist() == [[3, 3, 3, 2, 2, 4, 4, 4, 4, 1], [8] * 8 + [2] * 2]
     assert document_lengths(places([3, 5], 6, left=True)).tolist() == [[3] * 6, [5] * 6]
-    assert document_lengths(At(torch.tensor([[9], [4]]))).tolist() == [[10], [5]]
+    assert document_lengths(TokenLayout(torch.tensor([[9], [4]]))).tolist() == [[10], [5]]
 
 
 DYNAMIC = {"dynamic ntk": DynamicNTK(4.0, 8), "longrope": LongRope((1, 2, 3), (2, 4, 8), 4.0, 8)}
@@ -221,7 +230,7 @@ def test_long_documents_of_a_packed_row_do_not_change_short_ones(name: str) -> N
     documents = [text(1, length, seed=length) for length in lengths]
     positions = torch.cat([torch.arange(length) for length in lengths]).unsqueeze(0)
     segments = torch.repeat_interleave(torch.tensor([4, 0, 9, 2]), torch.tensor(lengths)).unsqueeze(0)
-    packed = model(torch.cat(documents, 1), At(positions, segments))
+    packed = model(torch.cat(documents, 1), TokenLayout(positions, segments))
     assert error(packed, torch.cat([model(document) for document in documents], 1)) < 1e-9
 
 
@@ -234,8 +243,8 @@ def test_no_cache_is_exact_past_the_trained_length(name: str) -> None:
     model, tokens = build(decoder(block(Attention(4, position=position)))), text(1, 9)
     store = Contiguous(model.spec.memory(), 1, 16, torch.float64)
     assert store.reserve(0, 9)
-    steps = [model(tokens[:, t : t + 1], At(torch.tensor([[t]])), store.states) for t in range(9)]
-    assert position.remembered == 8
+    steps = [model(tokens[:, t : t + 1], TokenLayout(torch.tensor([[t]])), store.states) for t in range(9)]
+    assert position.max_exact_cache == 8
     assert error(torch.cat(steps[:8], 1), model(tokens[:, :8])) < 1e-9
     assert error(steps[8], model(tokens)[:, 8:]) > 1e-4
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from transformers.models.marian.modeling_marian import MarianSinusoidalPositionalEmbedding
 
-from regard.at import At
+from regard.layout import TokenLayout
 from regard.parts.position.sinusoidal import Sinusoidal
 
 PLACES = [0, 1, 255, 256, 257, 2047, 2048, 2049, 131071]
@@ -15,7 +15,7 @@ PLACES = [0, 1, 255, 256, 257, 2047, 2048, 2049, 131071]
 
 def codes(positions: list[int] | Tensor, width: int, layout: str = "interleaved", dtype=torch.float64) -> Tensor:
     """(L, D): what is added at these positions."""
-    where = At(torch.as_tensor(positions).unsqueeze(0))
+    where = TokenLayout(torch.as_tensor(positions).unsqueeze(0))
     return Sinusoidal(layout=layout).build(width, 1).embed(torch.zeros(1, len(positions), width, dtype=dtype), where)[0]
 
 

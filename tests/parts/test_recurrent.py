@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 from regard.adapt.lora import LoRA, add_lora
-from regard.at import At
 from regard.data.batch import Batch
+from regard.layout import TokenLayout
 from regard.models.decoder import Decoder
 from regard.models.stack import Repeat, Stack
 from regard.objectives.next_token import next_token
@@ -20,7 +20,7 @@ from regard.parts.lstm import LSTM
 from regard.parts.norm import NoNorm
 from regard.parts.recurrent import Recurrence, Recurrent
 from regard.parts.rnn import RNN
-from regard.parts.state import Ended
+from regard.parts.state import FinalState
 from regard.plan.parameters import count_parameters
 from regard.spec import Spec, SpecError
 from regard.training.step import take_step
@@ -67,8 +67,8 @@ def test_a_stack_equals_torch(name: str) -> None:
     for i, block in enumerate(stack.blocks):
         copy(block.sublayers[0].body.recurrence, theirs, f"l{i}")
     x = torch.randn(2, 9, WIDTH, dtype=torch.float64)
-    ends = tuple((Ended(),) for _ in range(3))
-    said, _ = stack(x, At.whole(2, 9), ends)
+    ends = tuple((FinalState(),) for _ in range(3))
+    said, _ = stack(x, TokenLayout.whole(2, 9), ends)
     expected, last = theirs(x)
     assert error(said, expected) <= 1e-14
     for i, (end,) in enumerate(ends):
@@ -86,16 +86,16 @@ def test_both_ways_equals_torch(name: str) -> None:
     ours = Bidirectional(spec).build(WIDTH).double()
     copy(ours.ahead, theirs, "l0")
     copy(ours.back, theirs, "l0_reverse")
-    x, end = torch.randn(2, 7, WIDTH, dtype=torch.float64), Ended()
+    x, end = torch.randn(2, 7, WIDTH, dtype=torch.float64), FinalState()
     expected, last = theirs(x)
-    assert error(ours(x, At.whole(2, 7), end), expected) <= 1e-14
+    assert error(ours(x, TokenLayout.whole(2, 7), end), expected) <= 1e-14
     for state, other in zip(end.arrays.values(), last if isinstance(last, tuple) else (last,), strict=True):
         assert error(state, torch.cat([other[0], other[1]], -1)) <= 1e-14
     for left in (False, True):
-        at = places([7, 3], 7, left)
+        layout = places([7, 3], 7, left)
         moved = x.clone()
-        moved[1, at.valid[1]] = x[1, :3]
-        assert error(ours(moved, at)[1, at.valid[1]], theirs(x[1:, :3])[0][0]) <= 1e-14
+        moved[1, layout.valid[1]] = x[1, :3]
+        assert error(ours(moved, layout)[1, layout.valid[1]], theirs(x[1:, :3])[0][0]) <= 1e-14
 
 
 @pytest.mark.ledger("anc.rnn.shared")
@@ -109,11 +109,11 @@ def test_any_length_by_the_same_weights() -> None:
         assert error(model(tokens[:, :length]), whole[:, :length]) <= 1e-12
         assert parameters == count_parameters(spec).total == sum(p.numel() for p in model.parameters())
     cell = model.stack.blocks[0].sublayers[0].body.recurrence
-    words = model.embed(tokens[:, :3], At.whole(1, 3))  # the cat sat
+    words = model.embed(tokens[:, :3], TokenLayout.whole(1, 3))  # the cat sat
     (h,) = (torch.zeros(1, WIDTH, dtype=torch.float64),)
     for t in range(3):  # three applications of one step give h1, h2, h3
         (h,) = cell.step(cell.enter(words[:, t]), h)
-        assert error(cell(words, At.whole(1, 3))[:, t], h) <= 1e-14
+        assert error(cell(words, TokenLayout.whole(1, 3))[:, t], h) <= 1e-14
 
 
 @pytest.mark.ledger("anc.gru.params")
@@ -138,12 +138,12 @@ def test_adapted_projections_are_felt(spec: Recurrent) -> None:
     for target in [name for name, module in spec.build(WIDTH).recurrence.named_children()]:
         torch.manual_seed(0)
         module = spec.build(WIDTH)
-        plain = module(x, At.whole(1, 5))
+        plain = module(x, TokenLayout.whole(1, 5))
         add_lora(module, LoRA(rank=2, targets=(target,)))
-        assert error(module(x, At.whole(1, 5)), plain) <= 1e-6
+        assert error(module(x, TokenLayout.whole(1, 5)), plain) <= 1e-6
         with torch.no_grad():
             getattr(module.recurrence, target).lora_B.weight.normal_()
-        assert error(module(x, At.whole(1, 5)), plain) > 1e-2
+        assert error(module(x, TokenLayout.whole(1, 5)), plain) > 1e-2
 
 
 @pytest.mark.parametrize("wrong", [lambda: LSTM(0), lambda: RNN(activation="gelu"), lambda: GRU(reset="never")])
@@ -173,10 +173,10 @@ def test_a_gradient_that_explodes_is_cut_to_length_in_its_direction() -> None:
     with torch.no_grad():
         model.stack.blocks[0].sublayers[0].body.recurrence.h_proj.weight.copy_(1.2 * torch.eye(WIDTH))
     tokens = torch.randint(11, (4, 41), generator=torch.Generator().manual_seed(0))
-    at = At.whole(4, 40)
+    layout = TokenLayout.whole(4, 40)
     batch = Batch(
         tokens=tokens[:, :-1], targets=tokens[:, 1:], weights=torch.ones(4, 40, dtype=torch.float64),
-        positions=at.positions, segments=torch.zeros_like(at.positions),
+        positions=layout.positions, segments=torch.zeros_like(layout.positions),
     )  # fmt: skip
 
     def moved(clip: float) -> tuple[torch.Tensor, dict[str, float]]:

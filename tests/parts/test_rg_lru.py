@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from transformers import RecurrentGemmaConfig
 from transformers.models.recurrent_gemma.modeling_recurrent_gemma import RecurrentGemmaRecurrentBlock
 
-from regard.at import At
+from regard.layout import TokenLayout
 from regard.parts.rg_lru import RGLRU
 from regard.spec import SpecError
 from regard.verify.draw import draw_wide
@@ -54,7 +54,7 @@ def test_against_the_loop(length: int) -> None:
     module = built(RGLRU(3, HIDDEN))
     x = torch.randn(2, length, WIDTH, dtype=torch.float64)
     expected = loop(module, x)
-    assert (module(x, At.whole(2, length)) - expected).abs().max() < 1e-12 * max(1, expected.abs().max())
+    assert (module(x, TokenLayout.whole(2, length)) - expected).abs().max() < 1e-12 * max(1, expected.abs().max())
 
 
 def test_against_transformers() -> None:
@@ -69,15 +69,15 @@ def test_against_transformers() -> None:
     weights["conv.weight"] = weights["conv.weight"].squeeze(1).t().flip(0)
     ours = RGLRU(3, HIDDEN, 3).build(WIDTH)
     ours.load_state_dict(weights)
-    x, at = torch.randn(2, 30, WIDTH), At.whole(2, 30)
-    expected, _ = theirs(x, at.positions, None, use_cache=False)
-    assert (ours(x, at) - expected).abs().max() < 1e-5 * max(1, expected.abs().max())
+    x, layout = torch.randn(2, 30, WIDTH), TokenLayout.whole(2, 30)
+    expected, _ = theirs(x, layout.positions, None, use_cache=False)
+    assert (ours(x, layout) - expected).abs().max() < 1e-5 * max(1, expected.abs().max())
 
 
 def test_a_closed_gate_has_finite_gradients() -> None:
     module = RGLRU(3).build(WIDTH)
     nn.init.constant_(module.r_proj.bias, -200.0)  # r = 0: nothing fades, and nothing is written but the first token
-    module(torch.randn(1, 5, WIDTH), At.whole(1, 5)).sum().backward()
+    module(torch.randn(1, 5, WIDTH), TokenLayout.whole(1, 5)).sum().backward()
     assert all(parameter.grad.isfinite().all() for parameter in module.parameters())
 
 

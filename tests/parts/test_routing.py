@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from regard.parts.routing import Router, RouterModule, Routing, balance_loss, within_capacity, z_loss
+from regard.parts.router import Router, RouterModule, Routing, balance_loss, within_capacity, z_loss
 from regard.spec import SpecError
 
 WIDTH, COUNT, TOKENS = 10, 8, 40

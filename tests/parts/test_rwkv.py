@@ -6,8 +6,8 @@ from torch import Tensor, nn
 from transformers import RwkvConfig
 from transformers.models.rwkv.modeling_rwkv import RwkvFeedForward, RwkvSelfAttention
 
-from regard.at import At
 from regard.engine.stores.contiguous import Contiguous
+from regard.layout import TokenLayout
 from regard.parts.rwkv import ChannelMixing, TimeMixing
 from regard.spec import SpecError
 
@@ -47,7 +47,7 @@ def close(found: Tensor, expected: Tensor) -> bool:
 def test_whole_texts(pair: tuple, length: int) -> None:
     _, ours, theirs = pair
     x = torch.randn(2, length, WIDTH)
-    assert close(ours(x, At.whole(2, length)), theirs(x)[0])
+    assert close(ours(x, TokenLayout.whole(2, length)), theirs(x)[0])
 
 
 def test_step_by_step_with_their_state(pair: tuple) -> None:
@@ -56,13 +56,13 @@ def test_step_by_step_with_their_state(pair: tuple) -> None:
     store = Contiguous(((spec.memory(WIDTH),),), 1, 9, torch.float32)
     state = [torch.zeros(1, size, 1) for size in (WIDTH, WIDTH, HIDDEN, HIDDEN, HIDDEN)]
     state[4] -= 1e30
-    at = 0
+    layout = 0
     for size in (4, 1, 1, 3):
-        piece = x[:, at : at + size]
+        piece = x[:, layout : layout + size]
         expected, state = theirs(piece, state=state)
-        found = ours(piece, At(torch.arange(at, at + size)[None]), store.states[0][0])
+        found = ours(piece, TokenLayout(torch.arange(layout, layout + size)[None]), store.states[0][0])
         assert close(found, expected)
-        at += size
+        layout += size
 
 
 def test_sizes() -> None:

@@ -8,23 +8,23 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from regard.at import At
 from regard.engine.stores.contiguous import Contiguous
-from regard.kernels.state_space.discretise import bilinear
-from regard.kernels.state_space.hippo import legs
+from regard.kernels.recurrent.state_space.discretise import bilinear
+from regard.kernels.recurrent.state_space.hippo import legs
+from regard.layout import TokenLayout
 from regard.models.decoder import Decoder
 from regard.models.stack import Repeat
 from regard.parts.block import Block, Sublayer
-from regard.parts.ssm.filter import Filter, FilterModule
 from regard.parts.ssm.s4 import S4
 from regard.parts.ssm.s4d import S4D
+from regard.parts.ssm.time_invariant import TimeInvariantSSM, TimeInvariantSSMModule
 from regard.spec import SpecError
 from regard.training.optimizer import decay_groups
 from regard.verify.draw import draw_wide
 from tests.laws import error
 
 WIDTH = 6
-FILTERS: dict[str, Filter] = {
+FILTERS: dict[str, TimeInvariantSSM] = {
     "s4": S4(8),
     "s4d-lin": S4D(8),
     "s4d-inv, bilinear": S4D(8, initial="inv", rule="bilinear"),
@@ -37,14 +37,14 @@ def random(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def built(spec: Filter, width: int = WIDTH) -> FilterModule:
+def built(spec: TimeInvariantSSM, width: int = WIDTH) -> TimeInvariantSSMModule:
     torch.manual_seed(0)
     module = spec.build(width).double().eval().requires_grad_(False)
-    assert isinstance(module, FilterModule)
+    assert isinstance(module, TimeInvariantSSMModule)
     return module
 
 
-def papers(module: FilterModule, spec: Filter, u: Tensor) -> Tensor:
+def papers(module: TimeInvariantSSMModule, spec: TimeInvariantSSM, u: Tensor) -> Tensor:
     """u (L, D) -> y (L, D): full complex matrices with both of every conjugate pair, one number after another."""
     y = torch.zeros_like(u)
     for channel in range(u.shape[1]):
@@ -86,26 +86,30 @@ def test_a_filter_is_its_papers_equation(name: str, wide: bool) -> None:
     y = F.gelu(papers(module, spec, u[0]))
     assert module.gate_proj is not None
     expected = module.o_proj(y) * torch.sigmoid(module.gate_proj(y))
-    assert error(module(u, At.whole(1, 21))[0], expected) < 1e-10
+    assert error(module(u, TokenLayout.whole(1, 21))[0], expected) < 1e-10
 
 
 def test_what_is_left_out_is_left_out() -> None:
     plain = built(S4D(8, activation="identity", gate=False))
     assert plain.gate_proj is None and plain.C_back is None
     u = random(1, 9, WIDTH)
-    assert error(plain(u, At.whole(1, 9))[0], plain.o_proj(papers(plain, S4D(8), u[0]))) < 1e-10
+    assert error(plain(u, TokenLayout.whole(1, 9))[0], plain.o_proj(papers(plain, S4D(8), u[0]))) < 1e-10
 
 
 @pytest.mark.parametrize("spec", [S4(8, bidirectional=True), S4D(8, bidirectional=True)], ids=["s4", "s4d"])
-def test_both_ways_is_one_filter_from_each_end(spec: Filter) -> None:
-    module, u, at = built(replace(spec, activation="identity", gate=False)), random(2, 13, WIDTH), At.whole(2, 13)
+def test_both_ways_is_one_filter_from_each_end(spec: TimeInvariantSSM) -> None:
+    module, u, layout = (
+        built(replace(spec, activation="identity", gate=False)),
+        random(2, 13, WIDTH),
+        TokenLayout.whole(2, 13),
+    )
     one, other = (built(replace(spec, bidirectional=False, activation="identity", gate=False)) for _ in range(2))
     weights = module.state_dict()
     back = weights.pop("C_back")
     one.load_state_dict(weights)
     other.load_state_dict(weights | {"C": back, "skip": torch.zeros(WIDTH)})
-    expected = one(u, at) + other(u.flip(1), at).flip(1)
-    assert error(module(u, at), expected) < 1e-10
+    expected = one(u, layout) + other(u.flip(1), layout).flip(1)
+    assert error(module(u, layout), expected) < 1e-10
     assert not spec.causal and spec.memory(WIDTH) is None
     with pytest.raises(SpecError, match="later ones"):
         Decoder(5, WIDTH, (Repeat((Block((Sublayer(spec),)),)),))
@@ -116,35 +120,37 @@ def test_both_ways_is_one_filter_from_each_end(spec: Filter) -> None:
 def test_a_shifted_input_gives_a_shifted_output(name: str) -> None:
     module, u = built(FILTERS[name]), random(1, 30, WIDTH)
     later = torch.cat([torch.zeros(1, 7, WIDTH, dtype=torch.float64), u], 1)
-    y, shifted = module(u, At.whole(1, 30)), module(later, At.whole(1, 37))
+    y, shifted = module(u, TokenLayout.whole(1, 30)), module(later, TokenLayout.whole(1, 37))
     assert error(shifted[:, 7:], y) < 1e-12
     assert error(shifted[:, 6:-1], y) > 1e-3
 
 
 @pytest.mark.parametrize("spec", [S4(16), S4D(16), S4D(16, initial="inv")], ids=["s4", "s4d-lin", "s4d-inv"])
-def test_float32_is_stable_over_long_texts(spec: Filter) -> None:
+def test_float32_is_stable_over_long_texts(spec: TimeInvariantSSM) -> None:
     """At once, in uneven chunks from state to state, and the last tokens in steps."""
     length, module = 16384, built(spec)
     x = random(1, length, WIDTH)
-    expected = module(x, At.whole(1, length))
+    expected = module(x, TokenLayout.whole(1, length))
     narrow = module.float()
-    assert error(narrow(x.float(), At.whole(1, length)).double(), expected) < 1e-5
+    assert error(narrow(x.float(), TokenLayout.whole(1, length)).double(), expected) < 1e-5
     store, found = Contiguous(((spec.memory(WIDTH),),), 1, length, torch.float32), []
     cuts = [0, 1, 5000, 5001, 12000, *range(16300, length + 1)]
     for start, stop in zip(cuts, cuts[1:], strict=False):
-        at = At(torch.arange(start, stop)[None])
-        found.append(narrow(x[:, start:stop].float(), at, store.states[0][0]))
+        layout = TokenLayout(torch.arange(start, stop)[None])
+        found.append(narrow(x[:, start:stop].float(), layout, store.states[0][0]))
     assert error(torch.cat(found, 1).double(), expected) < 1e-5
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("spec", [S4(64), S4D(64)], ids=["s4", "s4d"])
-def test_float32_is_stable_step_by_step(spec: Filter) -> None:
+def test_float32_is_stable_step_by_step(spec: TimeInvariantSSM) -> None:
     length, module = 16384, built(spec)
     x = random(1, length, WIDTH)
-    expected, narrow = module(x, At.whole(1, length)), module.float()
+    expected, narrow = module(x, TokenLayout.whole(1, length)), module.float()
     store = Contiguous(((spec.memory(WIDTH),),), 1, length, torch.float32)
-    steps = [narrow(x[:, t : t + 1].float(), At(torch.tensor([[t]])), store.states[0][0]) for t in range(length)]
+    steps = [
+        narrow(x[:, t : t + 1].float(), TokenLayout(torch.tensor([[t]])), store.states[0][0]) for t in range(length)
+    ]
     assert error(torch.cat(steps, 1).double(), expected) < 2e-5
 
 
@@ -154,23 +160,23 @@ def test_no_weights_make_it_explode(name: str) -> None:
     module, x = built(spec), torch.ones(1, 2000, WIDTH, dtype=torch.float64)
     for parameter in (module.log_decay, module.turn, module.log_step, getattr(module, "P", module.turn)):
         parameter.copy_(3 * random(*parameter.shape, seed=5))
-    y = module(x, At.whole(1, 2000))
+    y = module(x, TokenLayout.whole(1, 2000))
     assert y.isfinite().all() and y[:, 1000:].abs().max() < 2 * y[:, :1000].abs().max() + 1
 
 
 @pytest.mark.parametrize("spec", [S4(8), S4D(8)], ids=["s4", "s4d"])
-def test_half_precision_keeps_its_state_wide(spec: Filter) -> None:
+def test_half_precision_keeps_its_state_wide(spec: TimeInvariantSSM) -> None:
     module = built(spec)
-    x, at = random(1, 40, WIDTH), At.whole(1, 40)
+    x, layout = random(1, 40, WIDTH), TokenLayout.whole(1, 40)
     store = Contiguous(((spec.memory(WIDTH),),), 1, 64, torch.bfloat16)
     half = built(spec).bfloat16()
     rounded = built(spec)
     rounded.load_state_dict({name: tensor.double() for name, tensor in half.state_dict().items()})
-    found = half(x.bfloat16(), At(at.positions), store.states[0][0])
+    found = half(x.bfloat16(), TokenLayout(layout.positions), store.states[0][0])
     assert found.dtype == torch.bfloat16
     assert store.states[0][0].arrays["x"].dtype == torch.float32
-    assert error(found.double(), rounded(x.bfloat16().double(), at)) < 0.03
-    assert error(found.double(), module(x, at)) < 0.3
+    assert error(found.double(), rounded(x.bfloat16().double(), layout)) < 0.03
+    assert error(found.double(), module(x, layout)) < 0.3
 
 
 def test_speeds_begin_spread_over_what_was_asked() -> None:
@@ -186,7 +192,7 @@ def test_speeds_begin_spread_over_what_was_asked() -> None:
 
 
 @pytest.mark.parametrize("spec", [S4(8), S4D(8)], ids=["s4", "s4d"])
-def test_rates_and_speeds_do_not_decay(spec: Filter) -> None:
+def test_rates_and_speeds_do_not_decay(spec: TimeInvariantSSM) -> None:
     model = Decoder(5, WIDTH, (Repeat((Block((Sublayer(spec),)),)),)).build()
     spared = {name.rpartition("body.")[2] for name, _ in decay_groups(model)[1]}
     assert {"log_step", "log_decay", "turn", "skip"} <= spared and "C" not in spared

@@ -9,12 +9,12 @@ from torch import Tensor
 from torch.autograd import gradcheck
 from torch.utils.flop_counter import FlopCounterMode
 
-from regard.at import At, Source
 from regard.engine.stores.contiguous import Contiguous
 from regard.engine.stores.paged import Paged
 from regard.kernels.attention.mask import Causal, Full
+from regard.layout import Source, TokenLayout
 from regard.parts.attention import use_backend
-from regard.parts.scored import ScoredAttention, ScoredAttentionModule
+from regard.parts.scored_attention import ScoredAttention, ScoredAttentionModule
 from regard.spec import SpecError
 from tests.parts.attention_layer import random
 
@@ -39,21 +39,21 @@ def build(spec: ScoredAttention) -> ScoredAttentionModule:
     return module
 
 
-def at_of(spec: ScoredAttention, batch: int = 2) -> At:
+def at_of(spec: ScoredAttention, batch: int = 2) -> TokenLayout:
     """Two rows; the second row's source is two tokens shorter."""
     if not spec.source:
-        return At.whole(batch, LENGTH)
+        return TokenLayout.whole(batch, LENGTH)
     valid = torch.tensor([[True] * SOURCE, [True] * (SOURCE - 2) + [False] * 2])[:batch]
     states = random(2, SOURCE, spec.source_width or WIDTH, seed=7)[:batch]
-    return At(
+    return TokenLayout(
         torch.arange(LENGTH).expand(batch, -1),
-        source=Source(states, At(torch.arange(SOURCE).expand(batch, -1), valid=valid)),
+        source=Source(states, TokenLayout(torch.arange(SOURCE).expand(batch, -1), valid=valid)),
     )
 
 
-def plain_loop(module: ScoredAttentionModule, spec: ScoredAttention, x: Tensor, at: At) -> Tensor:
+def plain_loop(module: ScoredAttentionModule, spec: ScoredAttention, x: Tensor, layout: TokenLayout) -> Tensor:
     weight = module.state_dict()
-    states = x if at.source is None else at.source.x
+    states = x if layout.source is None else layout.source.x
     slices = states.unflatten(-1, (spec.heads, -1))
     size = slices.shape[-1]
 
@@ -69,10 +69,10 @@ def plain_loop(module: ScoredAttentionModule, spec: ScoredAttention, x: Tensor, 
 
     context = torch.zeros(*x.shape[:2], spec.heads, size, dtype=x.dtype)
     for b, i, head in torch.cartesian_prod(*map(torch.arange, context.shape[:3])).tolist():
-        if at.source is None:
+        if layout.source is None:
             seen = list(range(states.shape[1] if spec.mask == Full() else i + 1))
         else:
-            seen = at.source.at.valid[b].nonzero().flatten().tolist()
+            seen = layout.source.layout.valid[b].nonzero().flatten().tolist()
         weights = [math.exp(score(b, i, j, head)) for j in seen]
         for w, j in zip(weights, seen, strict=True):
             context[b, i, head] += w / sum(weights) * slices[b, j, head]
@@ -82,10 +82,10 @@ def plain_loop(module: ScoredAttentionModule, spec: ScoredAttention, x: Tensor, 
 @pytest.mark.parametrize("name", SPECS)
 def test_the_equation_written_out(name: str) -> None:
     spec, x = SPECS[name], random(2, LENGTH, WIDTH, seed=99) * 0.5
-    module, at = build(spec), at_of(spec)
-    found = module(x, at)
+    module, layout = build(spec), at_of(spec)
+    found = module(x, layout)
     assert found.shape == x.shape
-    assert (found - plain_loop(module, spec, x, at)).abs().max() < 1e-12
+    assert (found - plain_loop(module, spec, x, layout)).abs().max() < 1e-12
 
 
 @pytest.mark.parametrize("name", SPECS)
@@ -109,16 +109,16 @@ def test_general_with_the_identity_is_dot(heads: int) -> None:
     )
     general.q_proj.weight.data = torch.eye(WIDTH, dtype=torch.float64)
     general.o_proj.load_state_dict(dot.o_proj.state_dict())
-    assert torch.equal(general(x, At.whole(2, 5)), dot(x, At.whole(2, 5)))
+    assert torch.equal(general(x, TokenLayout.whole(2, 5)), dot(x, TokenLayout.whole(2, 5)))
 
 
 def test_additive_weights_are_shares() -> None:
-    module, at = build(SPECS["additive, heads, own size"]), At.whole(1, LENGTH)
+    module, layout = build(SPECS["additive, heads, own size"]), TokenLayout.whole(1, LENGTH)
     q, k = random(1, 3, LENGTH, 5), random(1, 3, LENGTH, 5, seed=1)
-    weights = module.weights(q, k, at)
+    weights = module.weights(q, k, layout)
     assert torch.allclose(weights.sum(-1), torch.ones(1, 3, LENGTH, dtype=torch.float64))
     assert torch.equal(weights, weights.tril())
-    hidden = At(at.positions, valid=torch.zeros(1, LENGTH, dtype=torch.bool))
+    hidden = TokenLayout(layout.positions, valid=torch.zeros(1, LENGTH, dtype=torch.bool))
     assert torch.equal(module.weights(q, k, hidden), torch.zeros_like(weights))
 
 
@@ -126,12 +126,12 @@ def test_additive_weights_are_shares() -> None:
 @pytest.mark.parametrize("name", [name for name in SPECS if SPECS[name].source])
 def test_a_source_is_read_once_and_remembered(name: str, store: type) -> None:
     spec, x = SPECS[name], random(2, LENGTH, WIDTH, seed=99)
-    module, at, memory = build(spec), at_of(spec), ((SPECS[name].memory(WIDTH),),)
+    module, layout, memory = build(spec), at_of(spec), ((SPECS[name].memory(WIDTH),),)
     size = {"blocks": 8} if store is Paged else {}
     state = store(memory, 2, 8, dtype=torch.float64, source=9, **size).states[0][0]
-    whole = module(x, at)
+    whole = module(x, layout)
     for t in range(LENGTH):
-        step = At(at.positions[:, t : t + 1], source=at.source if t == 0 else None)
+        step = TokenLayout(layout.positions[:, t : t + 1], source=layout.source if t == 0 else None)
         assert (module(x[:, t : t + 1], step, state) - whole[:, t : t + 1]).abs().max() < 1e-12
 
 

@@ -8,9 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard.at import At
 from regard.checkpoint import load, save
-from regard.checkpoint.model import parameters
+from regard.checkpoint.model_folder import parameters
+from regard.layout import TokenLayout
 from regard.models.decoder import Decoder
 from regard.models.stack import Repeat
 from regard.parts.attention import Attention
@@ -18,7 +18,7 @@ from regard.parts.block import Block, Sublayer
 from regard.parts.feedforward import Gated
 from regard.parts.norm import NoNorm, RMSNorm
 from regard.parts.position.rope import Rope
-from regard.parts.shared import SharedBlock
+from regard.parts.shared_block import SharedBlock
 from regard.parts.ssm.mamba2 import Mamba2
 from regard.spec import SpecError
 from regard.verify.draw import draw_wide
@@ -60,14 +60,14 @@ def by_hand(module: nn.Module, x: Tensor, foot: Tensor) -> Tensor:
         for proj in (block.feedforward.gate_proj, block.feedforward.up_proj)
     )
     z = (F.gelu(gate) * up) @ block.feedforward.down_proj.weight.T
-    return module.mixer(rms(x + z @ module.o_proj.weight.T, module.norm.weight), At.whole(*x.shape[:2]))
+    return module.mixer(rms(x + z @ module.o_proj.weight.T, module.norm.weight), TokenLayout.whole(*x.shape[:2]))
 
 
 def test_against_the_equation() -> None:
     module = replace(SHARED, attention=Attention(3)).build(WIDTH).double().requires_grad_(False)
     draw_wide(module)
     x, foot = torch.randn(2, 2, 9, WIDTH, dtype=torch.float64)
-    found = module(x, replace(At.whole(2, 9), foot=foot))
+    found = module(x, replace(TokenLayout.whole(2, 9), foot=foot))
     assert torch.allclose(found, by_hand(module, x, foot), rtol=1e-10, atol=1e-10)
 
 

@@ -11,20 +11,21 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from regard.at import At
 from regard.engine.stores.contiguous import Contiguous
-from regard.engine.stores.fixed import RowState
+from regard.engine.stores.fixed_size import RowState
 from regard.engine.stores.paged import Paged
+from regard.layout import TokenLayout
 from regard.models.decoder import Decoder
+from regard.models.outputs import materialize
 from regard.models.stack import Repeat
 from regard.parts.attention import Attention, use_backend
 from regard.parts.block import Block, Sublayer
-from regard.parts.convolution import ShortConvolution
 from regard.parts.feedforward import FeedForward, SwiGLU
 from regard.parts.linear_attention import LinearAttention
 from regard.parts.position.learned import Learned
 from regard.parts.position.rope import Rope
 from regard.parts.recurrent import Recurrence
+from regard.parts.short_convolution import ShortConvolution
 from regard.plan import Plan, groups, plan, rows
 from regard.plan.parts import all_bodies, window
 from regard.plan.units import amount, size
@@ -122,7 +123,7 @@ def test_flops_of_a_decoding_step(name):
     use_backend(model, "reference")
     store = Contiguous(spec.memory(), rows=1, capacity=context, dtype=torch.float32)
     with FlopCounterMode(display=False) as counter:
-        model(torch.zeros(1, 1, dtype=torch.long), At(torch.tensor([[context - 1]])), store.states)
+        model(torch.zeros(1, 1, dtype=torch.long), TokenLayout(torch.tensor([[context - 1]])), store.states)
     assert plan(spec, context).decode_flops == counter.get_total_flops()
 
 
@@ -141,7 +142,7 @@ def test_guessing_further_ahead_costs_training_and_not_decoding():
     use_backend(model, "reference")
     with FlopCounterMode(display=False) as counter:
         out = model(torch.zeros(1, tokens, dtype=torch.long), outputs=True)
-        (out.logits.sum() + out.ahead[0].sum()).backward()
+        (materialize(out.logits).sum() + materialize(out.ahead_logits[0]).sum()).backward()
     planned, plain = plan(further), plan(SPECS["gqa-tied"])
     assert planned.training_flops == counter.get_total_flops() // tokens
     assert planned.decode_flops == plain.decode_flops and planned.weights_read == plain.weights_read

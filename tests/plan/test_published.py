@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from regard.models.blank import weightless
 from regard.models.decoder import Decoder
+from regard.models.meta_device import meta_device
 from regard.models.presets import vit
 from regard.models.stack import Repeat
 from regard.parts.attention import Attention
@@ -39,7 +39,7 @@ def published(name: str, **changes):
 def test_every_published_model_can_be_planned(name):
     spec = published(name)
     planned = plan(spec, context=512, dtype="bfloat16")
-    with weightless():
+    with meta_device():
         assert planned.parameters == sum(parameter.numel() for parameter in spec.build().parameters())
     assert all(isinstance(cell, str) for row in rows(groups(planned)) for cell in row)
 

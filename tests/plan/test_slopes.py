@@ -6,11 +6,11 @@ from itertools import pairwise
 import pytest
 import torch
 
-from regard.at import At
 from regard.kernels.attention.mask import Causal, Full
 from regard.kernels.attention.patterns.sinks import SinksAndWindow
-from regard.kernels.attention.patterns.sparse_transformer import Strided
+from regard.kernels.attention.patterns.sparse_transformer import StridedPattern
 from regard.kernels.attention.patterns.window import Window
+from regard.layout import TokenLayout
 from regard.models.decoder import Decoder
 from regard.models.stack import Repeat
 from regard.parts.attention import Attention, use_backend
@@ -41,7 +41,7 @@ def test_every_kind_of_attention_grows_as_the_table_says():
     assert slope(lambda n: mask_pairs(Full(), n)) == 2
     assert slope(lambda n: mask_pairs(Causal(), n)) == pytest.approx(2, abs=0.01)
     assert slope(lambda n: mask_pairs(Window(window), n)) == pytest.approx(1, abs=0.05)
-    assert slope(lambda n: mask_pairs(Strided(math.isqrt(n)), n), (1024, 4096)) == pytest.approx(1.5, abs=0.05)
+    assert slope(lambda n: mask_pairs(StridedPattern(math.isqrt(n)), n), (1024, 4096)) == pytest.approx(1.5, abs=0.05)
     linear = LinearAttention(heads=8)
     assert slope(lambda n: linear.flops(512, n, n)) == pytest.approx(1, abs=0.01)
     assert slope(lambda n: standard_traffic(n, head_dim)) == pytest.approx(2, abs=0.1)
@@ -101,7 +101,7 @@ def test_influence_reaches_as_far_as_stacked_windows_and_no_further(layers, size
     block = Block((Sublayer(Attention(2, mask=Window(size))),))
     model = Decoder(8, 16, (Repeat((block,), layers),), context=length).build(seed=0).double()
     x = torch.randn(1, length, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(0), requires_grad=True)
-    model.run(x, At.whole(1, length))[0][0, -1].sum().backward()
+    model.stack(x, TokenLayout.whole(1, length))[0][0, -1].sum().backward()
     reached = x.grad[0].abs().sum(-1) > 0
     assert reached.nonzero().flatten().tolist() == list(range(length - window_reach(layers, size), length))
 

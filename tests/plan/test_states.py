@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from regard.at import At
+from regard.layout import TokenLayout
 from regard.models.decoder import Decoder
 from regard.models.stack import Repeat
 from regard.parts.attention import Attention
@@ -74,6 +74,6 @@ def test_a_filter_is_trained_in_n_log_n(monkeypatch: pytest.MonkeyPatch) -> None
         monkeypatch.setattr(torch.fft, name, counted(getattr(torch.fft, name)))
     module = S4D(2).build(4)
     for length in work:
-        module(torch.zeros(1, length, 4), At.whole(1, length))
+        module(torch.zeros(1, length, 4), TokenLayout.whole(1, length))
         assert work[length] == 3 * 4 * 2 * length * math.log2(2 * length)
     assert work[16384] / work[1024] == pytest.approx(16 * 15 / 11)  # more than linear, far from quadratic

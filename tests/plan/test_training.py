@@ -8,7 +8,7 @@ from torch import nn
 
 from regard.adapt.lora import LoRA, adapters, add_lora
 from regard.adapt.peft import save_adapter
-from regard.checkpoint.model import save
+from regard.checkpoint.model_folder import save
 from regard.plan import plan
 from regard.plan.activations import activation_bytes, kept_bytes
 from regard.plan.adapters import (

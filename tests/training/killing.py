@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from regard.checkpoint import tensors
+from regard.checkpoint import weight_files
 from regard.training import state
 from regard.training.loop import Trainer
 from tests.training.tiny import trainer
@@ -85,17 +85,17 @@ def half_a_file(moment: int) -> Callable[[], int]:
     count = 0
 
     def torn(save_file):
-        def write(tensors, path, **options):
+        def write(weight_files, path, **options):
             nonlocal count
             count += 1
-            save_file(tensors, path, **options)
+            save_file(weight_files, path, **options)
             if count == moment:
                 os.truncate(path, os.path.getsize(path) // 2)
                 die()
 
         return write
 
-    state.save_file, tensors.save_file = torn(state.save_file), torn(tensors.save_file)
+    state.save_file, weight_files.save_file = torn(state.save_file), torn(weight_files.save_file)
     return lambda: count
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from regard.checkpoint.folder import CheckpointError, check_folder
-from regard.cli.model import open_model
+from regard.cli.open_model import open_model
 from regard.models.decoder import Decoder
 from regard.training.run import Run
 from tests.training.tiny import SETTINGS, SPEC, TOKENIZER, curve, outcome, trainer

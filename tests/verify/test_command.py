@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from regard.checkpoint.model import save
+from regard.checkpoint.model_folder import save
 from regard.kernels.attention.mask import Full
 from regard.kernels.attention.patterns.window import Window
 from regard.parts.attention import Attention
@@ -42,7 +42,9 @@ def test_a_checkpoint_that_keeps_every_law(checkpoint: Path) -> None:
 
 def test_a_broken_law_is_exit_code_one(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     right = AlibiModule.bias
-    monkeypatch.setattr(AlibiModule, "bias", lambda self, at: None if at.positions.shape[1] == 1 else right(self, at))
+    monkeypatch.setattr(
+        AlibiModule, "bias", lambda self, layout: None if layout.positions.shape[1] == 1 else right(self, layout)
+    )
     done = regard("verify", checkpoint, "--length", 8)
     assert done.exit_code == 1 and "FAIL" in done.output and "laws are broken" in done.output
 

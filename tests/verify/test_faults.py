@@ -9,14 +9,14 @@ from dataclasses import replace
 import pytest
 import torch
 
-from regard.at import At
-from regard.engine.stores import fixed
+from regard.engine.stores import fixed_size
 from regard.engine.stores.contiguous import ContiguousState
 from regard.engine.stores.paged import Paged
-from regard.engine.stores.ring import Ring
-from regard.engine.stores.rows import Rows, rows_of
+from regard.engine.stores.ring import RingBuffer
+from regard.engine.stores.row_table import RowTable, rows_of
 from regard.kernels.attention import mask as masks
 from regard.kernels.attention.patterns.window import Window
+from regard.layout import TokenLayout
 from regard.parts.attention import Attention
 from regard.parts.linear_attention import LinearAttention
 from regard.parts.position.alibi import Alibi, AlibiModule
@@ -53,16 +53,18 @@ def test_a_window_that_is_one_longer_when_decoding(monkeypatch: pytest.MonkeyPat
 
 def test_a_bias_that_is_zero_when_decoding(monkeypatch: pytest.MonkeyPatch) -> None:
     right = AlibiModule.bias
-    monkeypatch.setattr(AlibiModule, "bias", lambda self, at: None if at.positions.shape[1] == 1 else right(self, at))
+    monkeypatch.setattr(
+        AlibiModule, "bias", lambda self, layout: None if layout.positions.shape[1] == 1 else right(self, layout)
+    )
     assert {"cached = whole", "ragged decode = alone"} <= broken_laws(ALIBI)
 
 
 def test_positions_by_slot_instead_of_by_text(monkeypatch: pytest.MonkeyPatch) -> None:
     right = RopeModule.waves
 
-    def by_slot(self, at: At, dtype: torch.dtype):
-        slots = torch.arange(at.positions.shape[1]).expand_as(at.positions)
-        return right(self, replace(at, positions=slots, shared={}), dtype)
+    def by_slot(self, layout: TokenLayout, dtype: torch.dtype):
+        slots = torch.arange(layout.positions.shape[1]).expand_as(layout.positions)
+        return right(self, replace(layout, positions=slots, shared={}), dtype)
 
     monkeypatch.setattr(RopeModule, "waves", by_slot)
     assert "cached = whole" in broken_laws(ROPE)
@@ -71,7 +73,7 @@ def test_positions_by_slot_instead_of_by_text(monkeypatch: pytest.MonkeyPatch) -
 def test_learned_positions_by_slot(monkeypatch: pytest.MonkeyPatch) -> None:
     """Padding on the left then moves a text, and a packed document begins where the one before ended."""
 
-    def by_slot(self, x, at):
+    def by_slot(self, x, layout):
         return x + self.table(torch.arange(x.shape[1])).expand_as(x)
 
     monkeypatch.setattr(LearnedModule, "embed", by_slot)
@@ -79,59 +81,59 @@ def test_learned_positions_by_slot(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_state_that_is_not_emptied(monkeypatch: pytest.MonkeyPatch) -> None:
-    def read(self, at, **empty):
-        at.refuse_packed()
-        return tuple(self.arrays[name][rows_of(at)] for name in empty)
+    def read(self, layout, **empty):
+        layout.refuse_packed()
+        return tuple(self.arrays[name][rows_of(layout)] for name in empty)
 
-    monkeypatch.setattr(fixed.RowState, "read", read)
+    monkeypatch.setattr(fixed_size.RowState, "read", read)
     assert {"used row = fresh row", "cached = whole"} <= broken_laws(LINEAR)
 
 
 def test_padding_that_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     right = masks.join
-    monkeypatch.setattr(masks, "join", lambda mask, at: right(mask, replace(at, valid=None, k_valid=None)))
+    monkeypatch.setattr(masks, "join", lambda mask, layout: right(mask, replace(layout, valid=None, k_valid=None)))
     assert "padded left = right = alone" in broken_laws(ROPE)
 
 
 def test_documents_that_see_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
     right = masks.join
-    monkeypatch.setattr(masks, "join", lambda mask, at: right(mask, replace(at, segments=None)))
+    monkeypatch.setattr(masks, "join", lambda mask, layout: right(mask, replace(layout, segments=None)))
     assert "packed = separate" in broken_laws(ROPE)
 
 
 def test_packed_documents_that_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(At, "refuse_packed", lambda self: None)
+    monkeypatch.setattr(TokenLayout, "refuse_packed", lambda self: None)
     assert "packed is not remembered" in broken_laws(ROPE)
 
 
 def test_a_recurrence_that_says_it_can_go_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fixed.RowState, "lost", lambda self, row, length: None)
+    monkeypatch.setattr(fixed_size.RowState, "lost", lambda self, row, length: None)
     assert "rewound = never read" in broken_laws(LINEAR)
 
 
 def test_a_snapshot_that_is_no_copy(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = Rows.snapshot
+    right = RowTable.snapshot
 
     def alias(self, row: int):
         return replace(right(self, row), held=[carrier.held(row) for carrier in self.carriers])
 
-    monkeypatch.setattr(Rows, "snapshot", alias)
+    monkeypatch.setattr(RowTable, "snapshot", alias)
     assert "rewound = never read" in broken_laws(LINEAR)
 
 
 def test_a_ring_that_is_one_too_short(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = Ring.__init__
+    right = RingBuffer.__init__
 
     def shorter(self, window: int, first: int, slack: int, rows) -> None:
         right(self, window - 2, first, slack, rows)  # with its slack of one token
 
-    monkeypatch.setattr(Ring, "__init__", shorter)
+    monkeypatch.setattr(RingBuffer, "__init__", shorter)
     assert {"ring = all tokens", "cached = whole", "chunked = whole"} <= broken_laws(WINDOW)
 
 
 def test_a_ring_that_goes_back_too_far(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Ring, "lost", lambda self, row, length: None)
-    monkeypatch.setattr(Rows, "put", lambda self, row, snapshot: None)
+    monkeypatch.setattr(RingBuffer, "lost", lambda self, row, length: None)
+    monkeypatch.setattr(RowTable, "put", lambda self, row, snapshot: None)
     assert "rewound = never read" in broken_laws(WINDOW)
 
 
@@ -155,8 +157,8 @@ def test_a_common_block_that_is_given_away(monkeypatch: pytest.MonkeyPatch) -> N
 def test_tokens_kept_in_the_wrong_place(monkeypatch: pytest.MonkeyPatch) -> None:
     right = ContiguousState.place
 
-    def shifted(self, at):
-        rows, slots = right(self, at)
+    def shifted(self, layout):
+        rows, slots = right(self, layout)
         return rows, (slots + 1) % self.store.capacity
 
     monkeypatch.setattr(ContiguousState, "place", shifted)
@@ -176,7 +178,7 @@ def test_blocks_that_two_rows_own(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_model_that_cannot_be_run_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(self, at):
+    def fail(self, layout):
         raise RuntimeError("no such slot")
 
     monkeypatch.setattr(ContiguousState, "place", fail)

@@ -5,8 +5,8 @@ import torch
 from torch import Tensor
 
 from regard.weights.chain import Chain
-from regard.weights.ops import Interleaved, Split, Transpose, joined
-from regard.weights.table import Found, Link, Table, WeightsError
+from regard.weights.ops import InterleavePairs, Split, Transpose, joined
+from regard.weights.table import Link, StoredTensor, Table, WeightsError
 
 INNER = Table(
     Link("h.{i}.qkv.{leaf}", ("blocks.{i}.q.{leaf}", "blocks.{i}.k.{leaf}"), Split()),
@@ -22,12 +22,12 @@ def ours() -> dict[str, Tensor]:
     return {name: torch.randn(shape, generator=draws) for name, shape in shapes.items()}
 
 
-def found(tensors: dict[str, Tensor], read: list[str]) -> dict[str, Found]:
+def found(tensors: dict[str, Tensor], read: list[str]) -> dict[str, StoredTensor]:
     def reader(name: str, tensor: Tensor) -> Tensor:
         read.append(name)
         return tensor
 
-    return {n: Found("file", tuple(t.shape), "F32", lambda n=n, t=t: reader(n, t)) for n, t in tensors.items()}
+    return {n: StoredTensor("file", tuple(t.shape), "F32", lambda n=n, t=t: reader(n, t)) for n, t in tensors.items()}
 
 
 def meta() -> dict[str, Tensor]:
@@ -64,7 +64,7 @@ def test_faults_are_named_as_the_file_names_them(change: dict[str, Tensor | None
 
 @pytest.mark.parametrize("shape", [(12, 5), (12,)])
 def test_interleaved_rows_are_pairs_of_halves(shape: tuple[int, ...]) -> None:
-    ours, step = torch.arange(12).reshape(12, *[1] * (len(shape) - 1)).expand(shape), Interleaved(heads=2)
+    ours, step = torch.arange(12).reshape(12, *[1] * (len(shape) - 1)).expand(shape), InterleavePairs(heads=2)
     (theirs,) = step.write([ours])
     assert theirs.reshape(12, -1)[:, 0].tolist() == [0, 3, 1, 4, 2, 5, 6, 9, 7, 10, 8, 11]
     assert torch.equal(step.read([theirs], [])[0], ours)

@@ -6,14 +6,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from regard.weights.ops import Shape, Split, Stack, Taps, Transpose
-from regard.weights.table import IDENTITY, Found, Link, Table, WeightsError, placeholders
+from regard.weights.ops import ConvTaps, Shape, Split, StackTensors, Transpose
+from regard.weights.table import IDENTITY, Link, StoredTensor, Table, WeightsError, placeholders
 
 TABLE = Table(
     Link("base.embed.weight", "embedding.weight"),
     Link("base.h.{i}.attn.{leaf}", ("blocks.{i}.q.{leaf}", "blocks.{i}.k.{leaf}"), Transpose(), Split()),
     Link("base.h.{i}.gate_up.weight", ("blocks.{i}.gate.weight", "blocks.{i}.up.weight"), Split(dim=1)),
-    Link("base.h.{i}.experts.{each}.{leaf}", "blocks.{i}.experts.{leaf}", Stack()),
+    Link("base.h.{i}.experts.{each}.{leaf}", "blocks.{i}.experts.{leaf}", StackTensors()),
     prefix="base.",
     ignored=("base.h.{i}.mask",),
 )
@@ -29,11 +29,11 @@ def ours() -> dict[str, Tensor]:
     return {name: torch.randn(shape, generator=generator) for name, shape in shapes.items()}
 
 
-def found(tensors: dict[str, Tensor]) -> dict[str, Found]:
-    return {n: Found("file", tuple(t.shape), "F32", lambda t=t: t) for n, t in tensors.items()}
+def found(tensors: dict[str, Tensor]) -> dict[str, StoredTensor]:
+    return {n: StoredTensor("file", tuple(t.shape), "F32", lambda t=t: t) for n, t in tensors.items()}
 
 
-def read(tensors: dict[str, Found]) -> dict[str, Tensor]:
+def read(tensors: dict[str, StoredTensor]) -> dict[str, Tensor]:
     return dict(TABLE.read(tensors, {name: tensor.to("meta") for name, tensor in ours().items()}))
 
 
@@ -53,7 +53,7 @@ def test_there_and_back_bit_for_bit() -> None:
 
 def test_a_prefix_may_be_missing_and_what_is_ignored_may_be_there() -> None:
     theirs = found({name.removeprefix("base."): t for name, t in TABLE.write(ours())})
-    theirs["h.0.mask"] = Found("file", (1, 1), "BOOL", lambda: torch.ones(1, 1))
+    theirs["h.0.mask"] = StoredTensor("file", (1, 1), "BOOL", lambda: torch.ones(1, 1))
     assert read(theirs).keys() == ours().keys()
 
 
@@ -105,7 +105,7 @@ def test_the_same_numbers_in_another_shape(ours: tuple, sides: tuple, theirs: tu
 
 
 def test_taps_of_a_convolution_turn_round() -> None:
-    link, tensor = Link("conv1d.weight", "conv.weight", Taps()), torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]])
+    link, tensor = Link("conv1d.weight", "conv.weight", ConvTaps()), torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]])
     (written,) = link.write([tensor])  # three taps, the newest first, of two channels
     assert torch.equal(written, torch.tensor([[[5.0, 3.0, 1.0]], [[6.0, 4.0, 2.0]]]))
     assert torch.equal(link.read([written], link.shapes([tensor.to("meta")]))[0], tensor)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from regard.adapt.surgery import swap
 
-M = TypeVar("M", bound=nn.Module)
+ModuleType_ = TypeVar("ModuleType_", bound=nn.Module)
 
 
 class TransposedLinear(nn.Module):
@@ -44,7 +44,7 @@ class TwoStreamLinear(nn.Module):
         return y if self.bias is None else y + self.bias
 
 
-def streamed(model: M) -> M:
+def streamed(model: ModuleType_) -> ModuleType_:
     """A copy of the modules with the linears that it now has made so; all other weights are the original's own."""
     copy = deepcopy(model, {id(tensor): tensor for tensor in [*model.parameters(), *model.buffers()]})
     kind = TwoStreamLinear if platform.machine() in ("aarch64", "arm64") else TransposedLinear

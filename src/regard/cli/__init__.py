@@ -9,7 +9,7 @@ import sys
 import typer
 
 from regard import __version__
-from regard.cli import chat, demo, doctor, export, generate, importing, lab, lens, models, plan, serve, train, verify
+from regard.cli import chat, demo, doctor, export, generate, import_model, lab, lens, models, plan, serve, train, verify
 
 app = typer.Typer(
     name="regard",
@@ -32,7 +32,7 @@ app.command("lab")(lab.lab)
 app.command("plan", context_settings=OVERRIDES)(plan.plan)
 app.command("verify", context_settings=OVERRIDES)(verify.verify)
 app.command("models")(models.models)
-app.command("import")(importing.import_)
+app.command("import")(import_model.import_)
 app.command("export")(export.export)
 app.command("doctor")(doctor.doctor)
 

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from regard.cli.model import Context, Device, ModelFolder
+from regard.cli.open_model import Context, DeviceOption, ModelFolder
 
 
 def chat(
@@ -15,7 +15,7 @@ def chat(
     top_p: Annotated[float, typer.Option(help="Only among the likeliest that make up this share.")] = 1.0,
     seed: Annotated[int | None, typer.Option(help="The same seed draws the same answers.")] = None,
     context: Context = None,
-    device: Device = "auto",
+    device: DeviceOption = "auto",
 ) -> None:
     """Talk with a model. An empty line or Ctrl-D ends the conversation; /new begins another.
 
@@ -25,7 +25,7 @@ def chat(
     """
     from rich.console import Console
 
-    from regard.cli.model import open_model, speak
+    from regard.cli.open_model import open_model, speak
     from regard.engine.engine import Engine
     from regard.engine.request import Sampling
     from regard.text.chat import encode_chat

@@ -9,17 +9,17 @@ from rich.markup import escape
 from rich.progress import Progress
 from rich.table import Table
 
-from regard.cli.model import open_model
+from regard.cli.open_model import open_model
 from regard.cli.runs import begin, go_on
 from regard.engine.engine import Engine
-from regard.evals.world import Answer, by_kind, exact_match, examine
+from regard.evals.world import GradedAnswer, by_kind, exact_match, examine
 from regard.lens import attention_maps
 from regard.models.decoder import DecoderModule
 from regard.report.page import Page
 from regard.report.pictures import attention_grid, loss_curve
 from regard.text.chat import encode_chat
 from regard.text.tokenizer import Tokenizer
-from regard.training.loop import Result
+from regard.training.loop import TrainingResult
 from regard.training.recipe import find_recipe, read_recipe, resolve
 
 QUESTIONS = 500
@@ -63,7 +63,7 @@ def demonstrate(out: Path, steps: int | None, questions: int | None) -> int:
     return 0
 
 
-def train(out: Path, steps: int | None, console: Console) -> Result:
+def train(out: Path, steps: int | None, console: Console) -> TrainingResult:
     if (out / "config.json").is_file():
         console.print(f"going on with {out}" + (", as it was begun: --steps changes nothing now" if steps else ""))
         return go_on(out, "cpu", console)
@@ -75,7 +75,7 @@ def train(out: Path, steps: int | None, console: Console) -> Result:
     return begin(out, recipe, tokenizer, "cpu", console)
 
 
-def show(console: Console, answers: list[Answer], result: dict[str, Any]) -> None:
+def show(console: Console, answers: list[GradedAnswer], result: dict[str, Any]) -> None:
     console.print(f"\n[bold]{answers[0].story.text}[/]\n")
     table = Table("question", "it says", "right answer", title="about stories it has never seen", title_justify="left")
     for answer in answers[:SHOWN]:
@@ -87,7 +87,7 @@ def show(console: Console, answers: list[Answer], result: dict[str, Any]) -> Non
 
 
 def report(
-    out: Path, answers: list[Answer], result: dict[str, Any], model: DecoderModule, tokenizer: Tokenizer
+    out: Path, answers: list[GradedAnswer], result: dict[str, Any], model: DecoderModule, tokenizer: Tokenizer
 ) -> None:
     """The same as a page with pictures."""
     page = Page("A small model of a small world")

@@ -63,17 +63,17 @@ def attention(device: str) -> dict[str, str]:
     """Each backend, tried on a small input and held against the reference in float64."""
     import torch
 
-    from regard.at import At
     from regard.kernels.attention import BACKENDS, backend
     from regard.kernels.attention.patterns.window import Window
-    from regard.kernels.attention.scores import Scores
+    from regard.kernels.attention.score_options import ScoreOptions
+    from regard.layout import TokenLayout
 
     q, k, v = (torch.randn(1, heads, 8, 16, device=device, dtype=torch.float64) for heads in (4, 2, 2))
-    at = At.whole(1, 8, device)
-    oracle = backend("reference")(q, k, v, at, Scores(Window(4), 0.25))
+    layout = TokenLayout.whole(1, 8, device)
+    oracle = backend("reference")(q, k, v, layout, ScoreOptions(Window(4), 0.25))
     result = {}
     for name, module in BACKENDS.items():
-        case = (q.float(), k.float(), v.float(), at, Scores(Window(4), 0.25))
+        case = (q.float(), k.float(), v.float(), layout, ScoreOptions(Window(4), 0.25))
         if (reason := module.refuses(*case)) is not None:
             result[name] = f"not here: {reason}"
             continue

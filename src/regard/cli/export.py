@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from regard.cli.model import ModelFolder
+from regard.cli.open_model import ModelFolder
 
 
 def export(
@@ -29,13 +29,13 @@ def export(
     from rich.console import Console
 
     from regard.checkpoint.gguf import export_gguf
-    from regard.checkpoint.model import along_of, load
-    from regard.checkpoint.model import export as write
+    from regard.checkpoint.model_folder import along_of, load
+    from regard.checkpoint.model_folder import export as write
     from regard.cli.bar import bar
-    from regard.cli.model import model_folder
-    from regard.families.fitting import fitting
+    from regard.cli.open_model import model_folder
+    from regard.families.common.detect import fitting
+    from regard.models.base import Model
     from regard.models.decoder import Decoder
-    from regard.models.model import Model
     from regard.text.folder import has_tokenizer
     from regard.text.gguf_metadata import metadata
     from regard.text.tokenizer import Tokenizer

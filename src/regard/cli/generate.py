@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from regard.cli.model import Context, Device, ModelFolder
+from regard.cli.open_model import Context, DeviceOption, ModelFolder
 
 
 def generate(
@@ -22,7 +22,7 @@ def generate(
     stop: Annotated[list[str] | None, typer.Option(help="End before this text; may be given again.")] = None,
     special: Annotated[bool, typer.Option(help="Read markers such as <|user|> in the prompt as tokens.")] = True,
     context: Context = None,
-    device: Device = "auto",
+    device: DeviceOption = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print one object with ids, text and logprobs.")] = False,
 ) -> None:
     """Continue a text.
@@ -32,7 +32,7 @@ def generate(
       regard generate runs/demo --prompt "Anna went to the" --max-new 40
       regard generate runs/demo --prompt "Anna went to the" --temperature 0 --json
     """
-    from regard.cli.model import open_model, speak
+    from regard.cli.open_model import open_model, speak
     from regard.engine.engine import Engine
     from regard.engine.request import Sampling
 

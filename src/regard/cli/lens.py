@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from regard.cli.model import Device, ModelFolder
+from regard.cli.open_model import DeviceOption, ModelFolder
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -21,7 +21,7 @@ def lens(
         bool, typer.Option("--states", help="What recurrent layers carry, instead of attention.")
     ] = False,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="Draw the maps into this PNG or SVG.")] = None,
-    device: Device = "auto",
+    device: DeviceOption = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print tokens, maps and entropies as one object.")] = False,
 ) -> None:
     """Show where every head looks in a text.
@@ -34,9 +34,9 @@ def lens(
       regard lens runs/demo --text "Anna is in the barn." --layer 1 --out attention.png
       regard lens runs/demo --text "Anna is in the barn." --states
     """
-    from regard.cli.model import open_model
+    from regard.cli.open_model import open_model
     from regard.lens import attention_maps
-    from regard.lens.state import states as carried
+    from regard.lens.state_maps import states as carried
 
     network, tokenizer = open_model(model, device)
     ids = [*tokenizer.opening, *tokenizer.encode(text, special=True)]

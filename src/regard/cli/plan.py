@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from regard.cli.model import Pattern
+from regard.cli.open_model import Pattern
 
 if TYPE_CHECKING:
     from regard.plan.parts import Planned
@@ -88,7 +88,7 @@ def plan(
 
 def planned(name: str, overrides: list[str]) -> "Planned":
     """The spec that a name, a size or a file stands for."""
-    from regard.cli.model import read_spec
+    from regard.cli.open_model import read_spec
     from regard.plan.dial import depth_of, dial
     from regard.plan.published import PUBLISHED
     from regard.training.recipe import dotted, override

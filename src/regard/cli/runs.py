@@ -6,26 +6,26 @@ from rich.console import Console
 
 from regard.cli.device import chosen
 from regard.data.packing import tokenize
-from regard.data.sources import Source
+from regard.data.sources import DataSource
 from regard.engine.engine import Engine
 from regard.engine.request import Sampling
 from regard.models.decoder import DecoderModule
 from regard.objectives.next_token import next_token
 from regard.text.tokenizer import Tokenizer
-from regard.training.loop import Result, Trainer
+from regard.training.loop import Trainer, TrainingResult
 from regard.training.progress import Listener, watch
 from regard.training.recipe import Recipe
 from regard.training.run import Run
 
 
-def begin(path: Path, recipe: Recipe, tokenizer: Tokenizer, device: str, console: Console) -> Result:
+def begin(path: Path, recipe: Recipe, tokenizer: Tokenizer, device: str, console: Console) -> TrainingResult:
     # Before the directory: a model that cannot be leaves nothing behind.
     model = recipe.model.build(recipe.train.seed, recipe.train.initialize)
     run = Run.create(path, recipe.to_dict(), tokenizer)
     return train(run, recipe, model, tokenizer, device, watch(console))
 
 
-def go_on(path: Path, device: str, console: Console) -> Result:
+def go_on(path: Path, device: str, console: Console) -> TrainingResult:
     run = Run.open(path)
     recipe = Recipe.from_dict(run.config)
     model = recipe.model.build(recipe.train.seed, recipe.train.initialize)
@@ -34,7 +34,7 @@ def go_on(path: Path, device: str, console: Console) -> Result:
 
 def train(
     run: Run, recipe: Recipe, model: DecoderModule, tokenizer: Tokenizer, device: str, listener: Listener
-) -> Result:
+) -> TrainingResult:
     held_out = recipe.data.open("held-out")
     trainer = Trainer(
         model.to(chosen(device)),
@@ -50,7 +50,7 @@ def train(
     return trainer.train()
 
 
-def continuation(model: DecoderModule, tokenizer: Tokenizer, source: Source, given: int = 32, new: int = 48) -> str:
+def continuation(model: DecoderModule, tokenizer: Tokenizer, source: DataSource, given: int = 32, new: int = 48) -> str:
     """What the model makes of the beginning of the first held-out document, taking the likeliest tokens."""
     given = min(given, (model.spec.context or 2 * given) // 2)
     ids = list(tokenize(source.document(0), tokenizer).ids[:given])

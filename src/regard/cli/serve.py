@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from regard.cli.model import Context, Device, ModelFolder
+from regard.cli.open_model import Context, DeviceOption, ModelFolder
 
 
 def serve(
@@ -18,7 +18,7 @@ def serve(
     name: Annotated[str | None, typer.Option(help="The model's name in the API; by default the folder's.")] = None,
     rows: Annotated[int, typer.Option(min=1, help="Requests that run at once.")] = 8,
     context: Context = None,
-    device: Device = "auto",
+    device: DeviceOption = "auto",
 ) -> None:
     """Serve a model to programs and browsers.
 
@@ -37,7 +37,7 @@ def serve(
 
     from rich.console import Console
 
-    from regard.cli.model import open_model
+    from regard.cli.open_model import open_model
     from regard.engine.engine import Engine
     from regard.lens import attention_heads, attention_maps
     from regard.server.run import serve as run

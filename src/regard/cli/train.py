@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from regard.cli.model import Device, Pattern
+from regard.cli.open_model import DeviceOption, Pattern
 
 
 def train(
@@ -17,7 +17,7 @@ def train(
     out: Annotated[Path | None, typer.Option("--out", "-o", help="The run's directory; runs/NAME by default.")] = None,
     pattern: Pattern = None,
     resume: Annotated[Path | None, typer.Option(help="Go on with this run, exactly where it was.")] = None,
-    device: Device = "auto",
+    device: DeviceOption = "auto",
 ) -> None:
     """Train a model as a recipe says. Anything in the recipe can be overridden by its dotted name.
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from regard.cli.model import Device, Pattern
+from regard.cli.open_model import DeviceOption, Pattern
 
 if TYPE_CHECKING:
     from torch import nn
@@ -26,7 +26,7 @@ def verify(
         int | None, typer.Option(min=4, help="Tokens of a text; by default as many as masks need to be felt.")
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of the texts, and of weights where there are none.")] = 0,
-    device: Device = "auto",
+    device: DeviceOption = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Try the laws: cached = whole, batched = alone, packed = separate … on your own model.
@@ -59,9 +59,9 @@ def verify(
 
 def opened(name: str, overrides: list[str], pattern: str | None, seed: int, device: str) -> "nn.Module":
     """The model of a folder, or one with wide random weights."""
-    from regard.checkpoint.model import load
+    from regard.checkpoint.model_folder import load
     from regard.cli.device import chosen
-    from regard.cli.model import is_stored, model_folder, read_model
+    from regard.cli.open_model import is_stored, model_folder, read_model
     from regard.verify.draw import draw_wide
 
     device = chosen(device)

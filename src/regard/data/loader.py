@@ -8,10 +8,10 @@ the batches of a run do not depend on how many ranks share them, and one state s
 from collections.abc import Iterator
 from typing import Any
 
-from ..text.tokenizer import Tokenizer
-from .batch import Batch
-from .packing import Piece, choose, collate, cut, tokenize
-from .sources import Source
+from regard.data.batch import Batch
+from regard.data.packing import DocumentSlice, choose, collate, cut, tokenize
+from regard.data.sources import DataSource
+from regard.text.tokenizer import Tokenizer
 
 BARREN = 10_000  # documents without a pair to learn from, after which none is expected
 WAITING = 32  # pieces to choose from; more fill rows better and mix neighbours further apart
@@ -20,7 +20,7 @@ WAITING = 32  # pieces to choose from; more fill rows better and mix neighbours 
 class Loader:
     """Batches without end. `rows` counts the whole batch over all ranks; each gets `rows / ranks`."""
 
-    def __init__(self, source: Source, tokenizer: Tokenizer, rows: int, length: int, rank: int = 0, ranks: int = 1):
+    def __init__(self, source: DataSource, tokenizer: Tokenizer, rows: int, length: int, rank: int = 0, ranks: int = 1):
         if rows < 1 or length < 1:
             raise ValueError(f"rows={rows} and length={length} must be at least 1")
         if rows % ranks or not 0 <= rank < ranks:
@@ -28,7 +28,7 @@ class Loader:
         self.source, self.tokenizer, self.rows, self.length = source, tokenizer, rows, length
         self.rank, self.ranks = rank, ranks
         self._next = 0
-        self._waiting: list[tuple[int, int, Piece]] = []  # (document, which piece of it, the piece)
+        self._waiting: list[tuple[int, int, DocumentSlice]] = []  # (document, which piece of it, the piece)
 
     def __iter__(self) -> Iterator[Batch]:
         return self
@@ -52,7 +52,7 @@ class Loader:
         self._next = state["next"]
         self._waiting = [(document, number, self._pieces(document)[number]) for document, number in state["waiting"]]
 
-    def _row(self) -> list[Piece]:
+    def _row(self) -> list[DocumentSlice]:
         barren = 0
         while len(self._waiting) < WAITING:
             new = self._pieces(self._next)
@@ -69,5 +69,5 @@ class Loader:
         self._waiting = [entry for index, entry in enumerate(self._waiting) if index not in taken]
         return row
 
-    def _pieces(self, document: int) -> list[Piece]:
+    def _pieces(self, document: int) -> list[DocumentSlice]:
         return cut(tokenize(self.source.document(document), self.tokenizer), self.length)

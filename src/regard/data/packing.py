@@ -13,16 +13,16 @@ from dataclasses import dataclass
 
 import torch
 
-from ..text.chat import END
-from ..text.tokenizer import Tokenizer
-from .batch import Batch
-from .sources import Document
+from regard.data.batch import Batch
+from regard.data.sources import Document
+from regard.text.chat import END
+from regard.text.tokenizer import Tokenizer
 
 PADDING = -1
 
 
 @dataclass(frozen=True)
-class Piece:
+class DocumentSlice:
     """`ids[i + 1]` is to be predicted from `ids[: i + 1]`, its loss counted `weights[i + 1]` times."""
 
     ids: Sequence[int]
@@ -32,14 +32,14 @@ class Piece:
         return max(0, len(self.ids) - 1)
 
 
-def tokenize(document: Document, tokenizer: Tokenizer) -> Piece:
+def tokenize(document: Document, tokenizer: Tokenizer) -> DocumentSlice:
     ids: list[int] = []
     weights: list[float] = []
     for span in document:
         new = [marker(span.text, tokenizer)] if span.marker else tokenizer.encode(span.text)
         ids += new
         weights += [span.weight] * len(new)
-    return Piece(ids, weights)
+    return DocumentSlice(ids, weights)
 
 
 def marker(text: str, tokenizer: Tokenizer) -> int:
@@ -53,10 +53,10 @@ def marker(text: str, tokenizer: Tokenizer) -> int:
     return id
 
 
-def cut(document: Piece, length: int) -> list[Piece]:
+def cut(document: DocumentSlice, length: int) -> list[DocumentSlice]:
     """Pieces of at most `length` pairs; the last target of one is the first input of the next, so no pair is lost."""
     starts = range(0, len(document), length)
-    return [Piece(document.ids[at : at + length + 1], document.weights[at : at + length + 1]) for at in starts]
+    return [DocumentSlice(document.ids[at : at + length + 1], document.weights[at : at + length + 1]) for at in starts]
 
 
 def choose(lengths: Sequence[int], room: int) -> list[int]:
@@ -70,7 +70,7 @@ def choose(lengths: Sequence[int], room: int) -> list[int]:
     return chosen
 
 
-def collate(rows: Sequence[Sequence[Piece]], length: int, pad: int = 0) -> Batch:
+def collate(rows: Sequence[Sequence[DocumentSlice]], length: int, pad: int = 0) -> Batch:
     """Rows of pieces to a batch of (B, L) tensors."""
     return Batch(
         tokens=_tensor(rows, lambda piece, segment: piece.ids[:-1], length, pad, torch.long),

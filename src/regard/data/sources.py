@@ -14,8 +14,8 @@ from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple, Protocol
 
-from ..text.chat import ASSISTANT, END, SYSTEM, USER
-from .world import SPLITS, Story, story
+from regard.data.world import SPLITS, Story, story
+from regard.text.chat import ASSISTANT, END, SYSTEM, USER
 
 MARKERS = {"user": USER, "assistant": ASSISTANT, "system": SYSTEM}
 PIECE = 4000  # characters; a text file is cut near here, at the end of a line
@@ -30,7 +30,7 @@ class Span(NamedTuple):
 Document = tuple[Span, ...]
 
 
-class Source(Protocol):
+class DataSource(Protocol):
     @property
     def name(self) -> str: ...
 
@@ -38,7 +38,7 @@ class Source(Protocol):
 
 
 @dataclass(frozen=True)
-class Stories:
+class WorldSource:
     """Stories of the small world, each told to an assistant that is then asked about it, turn by turn.
 
     A model that must predict everything spends its capacity on what cannot be known (what happens next) long before it
@@ -73,7 +73,7 @@ class Stories:
 
 
 @dataclass(frozen=True)
-class Shuffled:
+class ShuffledSource:
     """A finite collection, over and over, in an order that is drawn anew for each epoch."""
 
     name: str
@@ -91,23 +91,23 @@ class Shuffled:
         return self.documents[self._orders[epoch][place]]
 
 
-def world(level: int = 1, split: str = "train", seed: int = 0) -> Stories:
-    return Stories(level, split, seed)
+def world(level: int = 1, split: str = "train", seed: int = 0) -> WorldSource:
+    return WorldSource(level, split, seed)
 
 
-def pydoc(split: str = "train", seed: int = 0) -> Shuffled:
+def pydoc(split: str = "train", seed: int = 0) -> ShuffledSource:
     """The prose of Python's own manual, which every Python carries."""
     from pydoc_data.topics import topics
 
     return _collection("pydoc", (_plain(topics[name]) for name in sorted(topics)), split, seed)
 
 
-def text_file(path: str | Path, split: str = "train", seed: int = 0) -> Shuffled:
+def text_file(path: str | Path, split: str = "train", seed: int = 0) -> ShuffledSource:
     """One text file, cut into pieces at ends of lines."""
     return _collection(f"text file {path}", ((Span(piece),) for piece in pieces(_read(Path(path)))), split, seed)
 
 
-def folder(path: str | Path, split: str = "train", seed: int = 0, pattern: str = "**/*.txt") -> Shuffled:
+def folder(path: str | Path, split: str = "train", seed: int = 0, pattern: str = "**/*.txt") -> ShuffledSource:
     """Every matching file of a folder is a document."""
     files = sorted(file for file in Path(path).glob(pattern) if file.is_file())
     if not files:
@@ -115,7 +115,7 @@ def folder(path: str | Path, split: str = "train", seed: int = 0, pattern: str =
     return _collection(f"folder {path}", (_plain(_read(file)) for file in files), split, seed)
 
 
-def jsonl(path: str | Path, split: str = "train", seed: int = 0) -> Shuffled:
+def jsonl(path: str | Path, split: str = "train", seed: int = 0) -> ShuffledSource:
     """A JSON object per line, with `text`, or with `messages` of which what the assistant says is learned."""
     lines = enumerate(_read(Path(path)).split("\n"), start=1)
     documents = (_parse(line, f"{path}, line {number}") for number, line in lines if line.strip())
@@ -136,14 +136,14 @@ def _plain(text: str) -> Document:
     return (Span(text), Span(END, marker=True))
 
 
-def _collection(name: str, documents: Iterable[Document], split: str, seed: int) -> Shuffled:
+def _collection(name: str, documents: Iterable[Document], split: str, seed: int) -> ShuffledSource:
     if split not in SPLITS:
         raise ValueError(f"split={split!r} is not a split; choose one of {', '.join(SPLITS)}")
     everything = [document for document in documents if any(span.text for span in document if not span.marker)]
     chosen = [document for document in everything if _split_of(document) == split]
     if not chosen:
         raise ValueError(f"{name}: none of its {len(everything)} documents is in the {split} split; give it more text")
-    return Shuffled(f"{name}, {split}, seed {seed}", chosen, seed)
+    return ShuffledSource(f"{name}, {split}, seed {seed}", chosen, seed)
 
 
 def _split_of(document: Document) -> str:

@@ -19,14 +19,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.at import At
 from regard.compat import APART, cannot_compile
 from regard.engine.history import History
 from regard.engine.request import QueueFull, Request, Sampling, Token
 from regard.engine.sampling import sample
-from regard.engine.scheduler import Batch, Scheduler
+from regard.engine.scheduler import ScheduledBatch, Scheduler
 from regard.engine.stores.contiguous import Contiguous
 from regard.engine.stores.paged import Paged
+from regard.layout import TokenLayout
 from regard.models.decoder import DecoderModule
 from regard.parts.state import PerSource, each
 from regard.spec import nearest
@@ -69,10 +69,11 @@ class Engine:
         for body in (sublayer.body for layer in model.spec.blocks for sublayer in layer.sublayers):
             if any(isinstance(declared, PerSource) for declared in each(body.memory(model.spec.width))):
                 raise ValueError(f"engine: {body.kind} reads a source, which no request brings; step the model itself")
-            if body.remembered is not None and capacity > body.remembered:
+            if body.max_exact_cache is not None and capacity > body.max_exact_cache:
                 raise ValueError(
-                    f"engine: capacity={capacity}, but {body.kind} cannot be cached exactly past {body.remembered} "
-                    "tokens: its position scheme changes with the length of the text; choose at most that"
+                    f"engine: capacity={capacity}, but {body.kind} cannot be cached exactly past "
+                    f"{body.max_exact_cache} tokens: its position scheme changes with the length of the sequence; "
+                    "choose at most that"
                 )
         weight = model.embedding.weight
         self.device = weight.device
@@ -166,13 +167,13 @@ class Engine:
             numbers |= {"blocks": self.store.blocks, "free_blocks": len(self.store.free)}
         return numbers | {"preemptions": self.scheduler.preemptions}
 
-    def forward(self, batch: Batch) -> Tensor:
+    def forward(self, batch: ScheduledBatch) -> Tensor:
         """Let the model read these tokens; (N, V) logits of the N requests that have then read all of theirs."""
         batch.sort(key=lambda pair: pair[0].row)
         if self.compiled is not None and all(length == 1 for _, length in batch):
             return self.decode(batch, self.compiled)
-        tokens, at, self.store.span = place(batch, self.store, self.device)
-        hidden = self.model.hidden(tokens, at, self.store.states)  # (B, L, D)
+        tokens, layout, self.store.span = place(batch, self.store, self.device)
+        hidden = self.model.hidden(tokens, layout, self.store.states)  # (B, L, D)
         ends = [(b, length - 1) for b, (request, length) in enumerate(batch) if request.pending == length]
         if tokens.shape[1] > 1:
             hidden = hidden[tuple(zip(*ends, strict=True))] if ends else hidden[:0, 0]  # (N, D)
@@ -180,7 +181,7 @@ class Engine:
             hidden = hidden[:, 0]  # (N, D)
         return self.model.logits(hidden)
 
-    def decode(self, batch: Batch, read_one: Callable[..., Tensor]) -> Tensor:
+    def decode(self, batch: ScheduledBatch, read_one: Callable[..., Tensor]) -> Tensor:
         """One token each through the compiled step. Its shapes hardly ever change: rows that nobody has are invalid."""
         numbers = [(request.row, request.tokens[request.done], request.done) for request, _ in batch]
         rows, last, done = torch.tensor(numbers, dtype=torch.long, device=self.device).view(-1, 3).unbind(1)
@@ -193,9 +194,11 @@ class Engine:
 
     def read_one(self, tokens: Tensor, positions: Tensor, valid: Tensor) -> Tensor:
         """(B, 1) a token for every row of the store -> (B, V) logits"""
-        return self.model.logits(self.model.hidden(tokens, At(positions, valid=valid), self.store.states)[:, 0])
+        return self.model.logits(
+            self.model.hidden(tokens, TokenLayout(positions, valid=valid), self.store.states)[:, 0]
+        )
 
-    def advance(self, batch: Batch, logits: Tensor) -> list[tuple[Request, Token]]:
+    def advance(self, batch: ScheduledBatch, logits: Tensor) -> list[tuple[Request, Token]]:
         for request, length in batch:
             request.done += length
         ready = [request for request, _ in batch if request.pending == 0]
@@ -219,7 +222,7 @@ class Engine:
         full = len(request.tokens) + 1 >= self.capacity or len(request.new) + 1 >= request.sampling.max_new
         return "length" if full else None
 
-    def isolate(self, batch: Batch, error: Exception) -> None:
+    def isolate(self, batch: ScheduledBatch, error: Exception) -> None:
         """A forward failed. Who was alone in it is the cause; of several, each must read everything again, alone."""
         if len(batch) == 1:
             return self.end(batch[0][0], "error", f"the model failed on this request: {str(error).splitlines()[0]}")
@@ -248,7 +251,7 @@ class Engine:
         return ids
 
 
-def place(batch: Batch, store: Contiguous | Paged, device: torch.device) -> tuple[Tensor, At, int]:
+def place(batch: ScheduledBatch, store: Contiguous | Paged, device: torch.device) -> tuple[Tensor, TokenLayout, int]:
     """Tokens (B, L), where they stand, and how far the store must be read.
 
     Padding repeats a row's first token, so it brings nothing in (a NaN, a far position) that the row does not have.
@@ -261,12 +264,12 @@ def place(batch: Batch, store: Contiguous | Paged, device: torch.device) -> tupl
     places = [padded(list(range(request.done, request.done + n)), longest) for request, n in batch]
     tokens, positions = torch.tensor([ids, places], device=device).unbind()  # (B, L) each, by one copy to the device
     valid = [[True] * n + [False] * (longest - n) for n in lengths] if min(lengths) < longest else None
-    at = At(
+    layout = TokenLayout(
         positions,
         valid=None if valid is None else torch.tensor(valid, device=device),
         rows=None if rows == list(range(len(rows))) else torch.tensor(rows, device=device),
     )
-    return tokens, at, min(-(-reach // SPAN) * SPAN, store.capacity)
+    return tokens, layout, min(-(-reach // SPAN) * SPAN, store.capacity)
 
 
 def padded(row: list[int], length: int) -> list[int]:

@@ -17,7 +17,7 @@ from regard.engine.request import Request
 from regard.engine.stores.contiguous import Contiguous
 from regard.engine.stores.paged import Paged
 
-Batch = list[tuple[Request, int]]  # who runs, and how many of its tokens
+ScheduledBatch = list[tuple[Request, int]]  # who runs, and how many of its tokens
 
 
 class Scheduler:
@@ -28,7 +28,7 @@ class Scheduler:
         self.free_rows = set(range(store.rows))
         self.preemptions = 0
 
-    def plan(self) -> list[Batch]:
+    def plan(self) -> list[ScheduledBatch]:
         """The batches of the next step; no request is in two of them."""
         self.grow()
         self.admit()
@@ -51,12 +51,12 @@ class Scheduler:
             request.row = row
             insort(self.running, request, key=age)
 
-    def decode(self) -> Batch:
+    def decode(self) -> ScheduledBatch:
         return apart([(r, 1) for r in self.running if r.pending == 1])
 
-    def prefill(self) -> Batch:
+    def prefill(self) -> ScheduledBatch:
         """The oldest that have a prompt to read, as many as fit into `chunk` tokens with padding."""
-        batch: Batch = []
+        batch: ScheduledBatch = []
         longest = 0
         for request in self.running:
             if request.pending > 1:
@@ -89,6 +89,6 @@ def age(request: Request) -> int:
     return request.number
 
 
-def apart(batch: Batch) -> Batch:
+def apart(batch: ScheduledBatch) -> ScheduledBatch:
     """Suspects run one at a time, and without the others."""
     return next(([pair] for pair in batch if pair[0].alone), batch)

@@ -14,7 +14,7 @@ from regard.text.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True)
-class Answer:
+class GradedAnswer:
     story: Story
     question: Question
     said: str
@@ -31,7 +31,7 @@ def examine(
     level: int = 1,
     first: int = 0,
     told: Callable[[int], None] = lambda n: None,
-) -> list[Answer]:
+) -> list[GradedAnswer]:
     """Ask `count` questions about as many held-out stories; `told` hears how many answers there are."""
     asked, requests = [], []
     for number in range(first, first + count):
@@ -40,23 +40,23 @@ def examine(
         ids = encode_chat(tokenizer, [{"role": "user", "content": f"{tale.text} {question.text}"}])
         asked.append((tale, question))
         requests.append((ids, Sampling(max_new=24, temperature=0, stop_ids=tokenizer.stops)))
-    answers: list[Answer] = []
+    answers: list[GradedAnswer] = []
     for start in range(0, count, engine.store.rows):
         batch = [engine.submit(*request) for request in requests[start : start + engine.store.rows]]
         while not engine.idle:
             engine.step()
         for request, (tale, question) in zip(batch, asked[start:], strict=False):
             said = [token.id for token in request.new if token.finish != "stop"]
-            answers.append(Answer(tale, question, tokenizer.decode(said).strip()))
+            answers.append(GradedAnswer(tale, question, tokenizer.decode(said).strip()))
         told(len(answers))
     return answers
 
 
-def exact_match(answers: list[Answer]) -> float:
+def exact_match(answers: list[GradedAnswer]) -> float:
     return sum(answer.correct for answer in answers) / len(answers)
 
 
-def by_kind(answers: list[Answer]) -> dict[str, tuple[int, int]]:
+def by_kind(answers: list[GradedAnswer]) -> dict[str, tuple[int, int]]:
     """(correct, asked) for every kind of question."""
     kinds = sorted({answer.question.kind for answer in answers})
     return {

@@ -9,7 +9,7 @@ foreign class cannot say on the way out.
 from importlib import import_module
 from types import ModuleType
 
-from regard.families.foreign import FamilyError
+from regard.families.common.config_reader import FamilyError
 from regard.spec import nearest
 
 FAMILIES = {

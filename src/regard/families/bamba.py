@@ -5,12 +5,12 @@ Half of each head is turned by RoPE. Dropout and the z loss are choices of the t
 
 from typing import Any
 
-from regard.families.expressed import bodies, expressed
-from regard.families.foreign import Config, FamilyError
-from regard.families.hybrid import first, last, sizes
+from regard.families.common.config_reader import Config, FamilyError
+from regard.families.common.hybrid import first, last, sizes
+from regard.families.common.rope_config import rope, rope_parameters
+from regard.families.common.roundtrip import bodies, expressed
 from regard.families.jamba import IGNORED, LINKS, MIXER
 from regard.families.mamba2 import limits, mixer, time_step_limit
-from regard.families.rope import rope, rope_parameters
 from regard.models.decoder import Decoder
 from regard.models.stack import Repeat
 from regard.parts.attention import Attention

@@ -9,9 +9,9 @@ from typing import Any, Literal
 
 import torch
 
-from regard.families.activation import OURS, THEIRS
-from regard.families.expressed import bodies, expressed, of_kind
-from regard.families.foreign import Config
+from regard.families.common.activations import OURS, THEIRS
+from regard.families.common.config_reader import Config
+from regard.families.common.roundtrip import bodies, expressed, of_kind
 from regard.kernels.attention.mask import Full
 from regard.models.decoder import Decoder
 from regard.models.encoder import Encoder
@@ -20,7 +20,7 @@ from regard.models.stack import Repeat, tiled
 from regard.parts.attention import Attention
 from regard.parts.block import Block, Sublayer
 from regard.parts.body import Body
-from regard.parts.cross import CrossAttention
+from regard.parts.cross_attention import CrossAttention
 from regard.parts.feedforward import FeedForward
 from regard.parts.input import Tokens
 from regard.parts.norm import LayerNorm, NoNorm

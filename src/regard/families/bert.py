@@ -7,10 +7,10 @@ use for one. Dropout is a choice of the training run. The first files spell a no
 
 from typing import Any
 
-from regard.families.activation import OLDER, OURS
-from regard.families.expressed import bodies, expressed
-from regard.families.foreign import Config
-from regard.families.heads import LABELS, Heads, architecture, copies, ends, predictions, pretraining
+from regard.families.common.activations import OLDER, OURS
+from regard.families.common.config_reader import Config
+from regard.families.common.encoder_heads import LABELS, Heads, architecture, copies, ends, predictions, pretraining
+from regard.families.common.roundtrip import bodies, expressed
 from regard.kernels.attention.mask import Full
 from regard.models.encoder import Encoder
 from regard.models.heads import Classification, Dense, Head, MaskedLM, PreTraining
@@ -20,8 +20,8 @@ from regard.parts.block import Block, Sublayer
 from regard.parts.feedforward import Activation, FeedForward
 from regard.parts.input import Tokens
 from regard.parts.norm import LayerNorm
+from regard.parts.position.base import Position
 from regard.parts.position.learned import Learned
-from regard.parts.position.none import Position
 from regard.weights.table import Link, Table
 
 ATTENTION, FEEDFORWARD = "stack.blocks.{i}.sublayers.0", "stack.blocks.{i}.sublayers.1"

@@ -1,23 +1,31 @@
 """BigBird (Zaheer et al. 2020): BERT over blocks that see their neighbours and both ends of the text.
 
 `original_full` is BERT's attention. `block_sparse` is read as it is evaluated; the blocks that are drawn at random in
-training, anew for every head and length, are not (parts/big_bird.py).
+training, anew for every head and length, are not (parts/big_bird_attention.py).
 """
 
 from dataclasses import replace
 from typing import Any
 
 from regard.families import bert
-from regard.families.activation import OURS
-from regard.families.expressed import bodies, expressed
-from regard.families.foreign import Config
-from regard.families.heads import DENSE_AND_LABELS, LABELS, Heads, architecture, copies, predictions, pretraining
+from regard.families.common.activations import OURS
+from regard.families.common.config_reader import Config
+from regard.families.common.encoder_heads import (
+    DENSE_AND_LABELS,
+    LABELS,
+    Heads,
+    architecture,
+    copies,
+    predictions,
+    pretraining,
+)
+from regard.families.common.roundtrip import bodies, expressed
 from regard.kernels.attention.mask import Full
 from regard.models.encoder import Encoder
 from regard.models.heads import Classification, Dense, Head, MaskedLM, PreTraining
 from regard.models.stack import tiled
 from regard.parts.attention import Attention
-from regard.parts.big_bird import BigBirdAttention
+from regard.parts.big_bird_attention import BigBirdAttention
 from regard.parts.feedforward import FeedForward
 from regard.parts.input import Tokens
 from regard.parts.position.learned import Learned

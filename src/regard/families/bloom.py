@@ -6,8 +6,8 @@ long the texts were in training (`seq_length`). Published files often lack the p
 
 from typing import Any
 
-from regard.families.expressed import bodies, expressed
-from regard.families.foreign import Config
+from regard.families.common.config_reader import Config
+from regard.families.common.roundtrip import bodies, expressed
 from regard.families.gpt2 import ATTENTION, FEEDFORWARD, PACKED
 from regard.models.decoder import Decoder
 from regard.models.stack import Repeat

@@ -5,10 +5,19 @@ A text is read at its end token, wherever that stands. The first configs said 2 
 
 from typing import Any
 
-from regard.families.expressed import expressed, of_kind
-from regard.families.foreign import Config, FamilyError
-from regard.families.images import only_squares, patches
-from regard.families.towers import IGNORED, TEXT_LINKS, half, norm, of_images, of_texts, vision_links, written
+from regard.families.common.config_reader import Config, FamilyError
+from regard.families.common.dual_tower import (
+    IGNORED,
+    TEXT_LINKS,
+    half,
+    norm,
+    of_images,
+    of_texts,
+    vision_links,
+    written,
+)
+from regard.families.common.images import only_squares, patches
+from regard.families.common.roundtrip import expressed, of_kind
 from regard.kernels.attention.mask import Causal
 from regard.models.dual_encoder import DualEncoder
 from regard.models.encoder import Encoder

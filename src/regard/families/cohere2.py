@@ -7,17 +7,17 @@ is always width / heads wide.
 from dataclasses import replace
 from typing import Any
 
-from regard.families.expressed import bodies, expressed
-from regard.families.foreign import Config
-from regard.families.layers import FULL, SLIDING, arranged, by_window, every, layer_types, listed, window
+from regard.families.common.config_reader import Config
+from regard.families.common.layer_types import FULL, SLIDING, arranged, by_window, every, layer_types, listed, window
+from regard.families.common.rope_config import rope
+from regard.families.common.roundtrip import bodies, expressed
 from regard.families.llama import ENDS, IGNORED, LAYER, PROJECTIONS, attention, decoder, feedforward, written
-from regard.families.rope import rope
 from regard.models.decoder import Decoder
 from regard.parts.attention import Attention
 from regard.parts.block import Block, Sublayer
 from regard.parts.feedforward import SwiGLU
 from regard.parts.norm import LayerNorm, NoNorm
-from regard.parts.position.none import NoPosition
+from regard.parts.position.base import NoPosition
 from regard.weights.table import Link, Table
 
 DEFAULTS = {

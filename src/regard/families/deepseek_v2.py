@@ -6,17 +6,17 @@ only the published value is read.
 
 from typing import Any
 
-from regard.families import deepseek
-from regard.families.deepseek import latent_decoder, latent_table, written
-from regard.families.experts import sparse
-from regard.families.expressed import expressed
-from regard.families.foreign import Config, FamilyError
+from regard.families.common.config_reader import Config, FamilyError
+from regard.families.common.latent_decoder import DEFAULTS as LATENT_DEFAULTS
+from regard.families.common.latent_decoder import latent_decoder, latent_table, written
+from regard.families.common.moe import sparse
+from regard.families.common.roundtrip import expressed
 from regard.models.decoder import Decoder
-from regard.parts.latent import LatentAttention
-from regard.parts.routing import Router
+from regard.parts.latent_attention import LatentAttention
+from regard.parts.router import Router
 from regard.weights.table import Table
 
-DEFAULTS = deepseek.DEFAULTS | {
+DEFAULTS = LATENT_DEFAULTS | {
     "first_k_dense_replace": 0,
     "n_routed_experts": 64,
     "n_shared_experts": 2,

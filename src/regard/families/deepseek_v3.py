@@ -5,17 +5,17 @@ The layer that looks a token further ahead is for training and speculation; here
 
 from typing import Any
 
-from regard.families import deepseek
-from regard.families.deepseek import latent_decoder, latent_table, written
-from regard.families.experts import sparse
-from regard.families.expressed import expressed
-from regard.families.foreign import Config
+from regard.families.common.config_reader import Config
+from regard.families.common.latent_decoder import DEFAULTS as LATENT_DEFAULTS
+from regard.families.common.latent_decoder import latent_decoder, latent_table, written
+from regard.families.common.moe import sparse
+from regard.families.common.roundtrip import expressed
 from regard.models.decoder import Decoder
-from regard.parts.latent import LatentAttention
-from regard.parts.routing import Router
+from regard.parts.latent_attention import LatentAttention
+from regard.parts.router import Router
 from regard.weights.table import Table
 
-DEFAULTS = deepseek.DEFAULTS | {
+DEFAULTS = LATENT_DEFAULTS | {
     "max_position_embeddings": 4096,
     "first_k_dense_replace": 3,
     "n_routed_experts": 256,

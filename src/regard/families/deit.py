@@ -5,10 +5,10 @@ The token stands behind [CLS]. One class reads [CLS] alone, another has a classi
 
 from typing import Any
 
-from regard.families.expressed import expressed
-from regard.families.foreign import Config
-from regard.families.heads import LABELS, Heads, architecture
-from regard.families.images import patches
+from regard.families.common.config_reader import Config
+from regard.families.common.encoder_heads import LABELS, Heads, architecture
+from regard.families.common.images import patches
+from regard.families.common.roundtrip import expressed
 from regard.families.vit import LAYER, POOLER, encoder, layer, links, pooler, settings
 from regard.models.distilled import Distilled
 from regard.models.encoder import Encoder

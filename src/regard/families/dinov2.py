@@ -6,11 +6,11 @@ Its largest has a gated feed-forward of two thirds of the width that the plain o
 
 from typing import Any
 
-from regard.families.activation import OURS, THEIRS
-from regard.families.expressed import bodies, expressed
-from regard.families.foreign import Config
-from regard.families.heads import LABELS, Heads, architecture, ends
-from regard.families.images import only_squares, patches
+from regard.families.common.activations import OURS, THEIRS
+from regard.families.common.config_reader import Config
+from regard.families.common.encoder_heads import LABELS, Heads, architecture, ends
+from regard.families.common.images import only_squares, patches
+from regard.families.common.roundtrip import bodies, expressed
 from regard.families.vit import ATTENTION, FEEDFORWARD, LOOK, attention, encoder, links, looks
 from regard.models.encoder import Encoder
 from regard.models.heads import Classification, Pooled

@@ -5,11 +5,11 @@
 
 from typing import Any
 
-from regard.families.activation import OLDER, OURS
 from regard.families.bert import ATTENTION, FEEDFORWARD, base_of
-from regard.families.expressed import bodies, expressed
-from regard.families.foreign import Config
-from regard.families.heads import LABELS, Heads, architecture, ends
+from regard.families.common.activations import OLDER, OURS
+from regard.families.common.config_reader import Config
+from regard.families.common.encoder_heads import LABELS, Heads, architecture, ends
+from regard.families.common.roundtrip import bodies, expressed
 from regard.kernels.attention.mask import Full
 from regard.models.encoder import Encoder
 from regard.models.heads import Classification, Dense, MaskedLM

@@ -7,10 +7,10 @@ which is a label for every token. Either is a model of its own.
 from typing import Any
 
 from regard.families import bert
-from regard.families.activation import OURS
-from regard.families.expressed import expressed
-from regard.families.foreign import Config
-from regard.families.heads import DENSE_AND_LABELS, LABELS, Heads, architecture
+from regard.families.common.activations import OURS
+from regard.families.common.config_reader import Config
+from regard.families.common.encoder_heads import DENSE_AND_LABELS, LABELS, Heads, architecture
+from regard.families.common.roundtrip import expressed
 from regard.kernels.attention.mask import Full
 from regard.models.encoder import Encoder
 from regard.models.heads import Classification, Dense, Head, MaskedLM

@@ -9,11 +9,11 @@ whatever the model's dtype; ours does not, and from 16 heads on, where slopes ar
 
 from typing import Any
 
-from regard.families.activation import OURS, THEIRS
-from regard.families.expressed import bodies, expressed
-from regard.families.foreign import Config, FamilyError
+from regard.families.common.activations import OURS, THEIRS
+from regard.families.common.config_reader import Config, FamilyError
+from regard.families.common.rope_config import rope, rope_parameters
+from regard.families.common.roundtrip import bodies, expressed
 from regard.families.gpt2 import ATTENTION, FEEDFORWARD, PACKED
-from regard.families.rope import rope, rope_parameters
 from regard.models.decoder import Decoder
 from regard.models.stack import Repeat
 from regard.parts.attention import Attention

@@ -3,8 +3,8 @@
 from typing import Any
 
 from regard.families import mamba
-from regard.families.expressed import bodies, expressed
-from regard.families.foreign import Config
+from regard.families.common.config_reader import Config
+from regard.families.common.roundtrip import bodies, expressed
 from regard.models.decoder import Decoder
 from regard.parts.norm import RMSNorm
 from regard.parts.ssm.mamba import Mamba

@@ -8,10 +8,10 @@ from dataclasses import replace
 from typing import Any
 
 from regard.families import llama
-from regard.families.activation import OURS, THEIRS
-from regard.families.expressed import bodies, expressed
-from regard.families.foreign import Config, FamilyError
-from regard.families.layers import FULL, SLIDING, arranged, by_window, layer_types, listed, window
+from regard.families.common.activations import OURS, THEIRS
+from regard.families.common.config_reader import Config, FamilyError
+from regard.families.common.layer_types import FULL, SLIDING, arranged, by_window, layer_types, listed, window
+from regard.families.common.roundtrip import bodies, expressed
 from regard.families.llama import ATTENTION, FEEDFORWARD, LAYER, attention, decoder
 from regard.models.decoder import Decoder
 from regard.parts.attention import Attention

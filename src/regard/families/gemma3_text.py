@@ -8,11 +8,11 @@ from dataclasses import replace
 from typing import Any
 
 from regard.families import gemma2
-from regard.families.expressed import expressed
-from regard.families.foreign import Config
-from regard.families.layers import FULL, SLIDING, by_window, every
+from regard.families.common.config_reader import Config
+from regard.families.common.layer_types import FULL, SLIDING, by_window, every
+from regard.families.common.rope_config import rope_of, rope_parameters
+from regard.families.common.roundtrip import expressed
 from regard.families.llama import ENDS, IGNORED, PROJECTIONS, QK_NORMS, attention
-from regard.families.rope import rope_of, rope_parameters
 from regard.models.decoder import Decoder
 from regard.weights.table import Table
 

@@ -6,9 +6,9 @@ and is not taken over. Published files often lack the prefix `transformer.` and 
 
 from typing import Any
 
-from regard.families.activation import OLDER, OURS
-from regard.families.expressed import bodies, expressed
-from regard.families.foreign import Config
+from regard.families.common.activations import OLDER, OURS
+from regard.families.common.config_reader import Config
+from regard.families.common.roundtrip import bodies, expressed
 from regard.models.decoder import Decoder
 from regard.models.stack import Repeat
 from regard.parts.attention import Attention

@@ -6,9 +6,9 @@ Its linears are stored as (out, in). With a key for every head, queries, keys an
 from typing import Any
 
 from regard.families import gpt2
-from regard.families.activation import THEIRS
-from regard.families.expressed import bodies, expressed
-from regard.families.foreign import Config
+from regard.families.common.activations import THEIRS
+from regard.families.common.config_reader import Config
+from regard.families.common.roundtrip import bodies, expressed
 from regard.families.gpt2 import ATTENTION, FEEDFORWARD, PACKED
 from regard.models.decoder import Decoder
 from regard.parts.attention import Attention

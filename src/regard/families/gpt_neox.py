@@ -6,11 +6,11 @@ RoPE turns the first quarter of every head. Queries, keys and values are packed 
 
 from typing import Any
 
-from regard.families.activation import OURS, THEIRS
-from regard.families.expressed import bodies, expressed
-from regard.families.foreign import Config
+from regard.families.common.activations import OURS, THEIRS
+from regard.families.common.config_reader import Config
+from regard.families.common.rope_config import rope, rope_parameters
+from regard.families.common.roundtrip import bodies, expressed
 from regard.families.gpt2 import ATTENTION, FEEDFORWARD, PACKED
-from regard.families.rope import rope, rope_parameters
 from regard.models.decoder import Decoder
 from regard.models.stack import Repeat
 from regard.parts.attention import Attention

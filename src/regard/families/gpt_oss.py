@@ -8,17 +8,17 @@ from dataclasses import replace
 from typing import Any
 
 from regard.families import llama
-from regard.families.experts import balance, routed, sparse
-from regard.families.expressed import bodies, expressed
-from regard.families.foreign import Config
-from regard.families.layers import FULL, SLIDING, arranged, by_window, layer_types, listed, window
+from regard.families.common.config_reader import Config
+from regard.families.common.layer_types import FULL, SLIDING, arranged, by_window, layer_types, listed, window
+from regard.families.common.moe import balance, routed, sparse
+from regard.families.common.roundtrip import bodies, expressed
 from regard.families.llama import ATTENTION, ENDS, FEEDFORWARD, IGNORED, LAYER, NORMS, PROJECTIONS
 from regard.models.decoder import Decoder
 from regard.parts.attention import Attention
 from regard.parts.body import Body
 from regard.parts.experts import Experts
 from regard.parts.feedforward import Gated
-from regard.parts.routing import Router
+from regard.parts.router import Router
 from regard.weights.ops import Split, Transpose
 from regard.weights.table import Link, Table
 

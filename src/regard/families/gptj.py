@@ -5,9 +5,9 @@ Only the first `rotary_dim` coordinates of a head turn. Attention has no biases;
 
 from typing import Any
 
-from regard.families.activation import OLDER, OURS
-from regard.families.expressed import bodies, expressed
-from regard.families.foreign import Config, FamilyError
+from regard.families.common.activations import OLDER, OURS
+from regard.families.common.config_reader import Config, FamilyError
+from regard.families.common.roundtrip import bodies, expressed
 from regard.models.decoder import Decoder
 from regard.models.stack import Repeat
 from regard.parts.attention import Attention

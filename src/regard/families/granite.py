@@ -3,8 +3,8 @@
 from dataclasses import replace
 from typing import Any
 
-from regard.families.expressed import bodies, expressed
-from regard.families.foreign import Config
+from regard.families.common.config_reader import Config
+from regard.families.common.roundtrip import bodies, expressed
 from regard.families.llama import TABLE, attention, decoder, feedforward, pre, written
 from regard.models.decoder import Decoder
 from regard.parts.attention import Attention

@@ -7,9 +7,9 @@ training run and is not taken over.
 import math
 from typing import Any
 
-from regard.families.expressed import bodies, expressed
-from regard.families.foreign import Config, FamilyError
-from regard.families.hybrid import first, last, sizes
+from regard.families.common.config_reader import Config, FamilyError
+from regard.families.common.hybrid import first, last, sizes
+from regard.families.common.roundtrip import bodies, expressed
 from regard.families.mamba import mixer, rank
 from regard.models.decoder import Decoder
 from regard.models.stack import tiled
@@ -19,9 +19,9 @@ from regard.parts.body import Body
 from regard.parts.experts import Experts
 from regard.parts.feedforward import SwiGLU
 from regard.parts.norm import RMSNorm
-from regard.parts.routing import Router
+from regard.parts.router import Router
 from regard.parts.ssm.mamba import Mamba
-from regard.weights.ops import Stack
+from regard.weights.ops import StackTensors
 from regard.weights.table import Link, Table
 
 MIXER, FEEDFORWARD = "stack.blocks.{i}.sublayers.0", "stack.blocks.{i}.sublayers.1"
@@ -46,7 +46,7 @@ EXPERTS = (
     Link(
         "model.layers.{i}.feed_forward.experts.{each}.{proj}.weight",
         f"{FEEDFORWARD}.body.experts.{{proj}}.weight",
-        Stack(),
+        StackTensors(),
     ),
 )
 

@@ -7,8 +7,8 @@ here; a spec with `Longformer(window, globals)` in the place of its windows has 
 from typing import Any
 
 from regard.families import bart, longformer
-from regard.families.expressed import expressed, of_kind
-from regard.families.foreign import Config
+from regard.families.common.config_reader import Config
+from regard.families.common.roundtrip import expressed, of_kind
 from regard.kernels.attention.patterns.window import Window
 from regard.models.decoder import Decoder
 from regard.models.encoder import Encoder

@@ -6,10 +6,10 @@ family's class takes for keys that its config leaves out. Dropout is a choice of
 
 from typing import Any
 
-from regard.families.activation import THEIRS
-from regard.families.expressed import bodies, expressed
-from regard.families.foreign import Config, FamilyError
-from regard.families.rope import rope, rope_parameters
+from regard.families.common.activations import THEIRS
+from regard.families.common.config_reader import Config, FamilyError
+from regard.families.common.rope_config import rope, rope_parameters
+from regard.families.common.roundtrip import bodies, expressed
 from regard.models.decoder import Decoder
 from regard.models.stack import Repeat, tiled
 from regard.parts.attention import Attention

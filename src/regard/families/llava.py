@@ -8,10 +8,10 @@ have one more word in the names of the vision tower.
 from typing import Any
 
 from regard.families import clip, family, llama
-from regard.families.activation import OURS, THEIRS
-from regard.families.expressed import expressed, of_kind
-from regard.families.foreign import Config, FamilyError
-from regard.families.towers import vision_links, written
+from regard.families.common.activations import OURS, THEIRS
+from regard.families.common.config_reader import Config, FamilyError
+from regard.families.common.dual_tower import vision_links, written
+from regard.families.common.roundtrip import expressed, of_kind
 from regard.models.decoder import Decoder
 from regard.models.interleaved import Interleaved, Projector
 from regard.weights.table import Link, Table

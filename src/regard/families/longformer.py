@@ -9,9 +9,9 @@ from itertools import groupby
 from typing import Any
 
 from regard.families import bert, roberta
-from regard.families.expressed import bodies, expressed
-from regard.families.foreign import Config, FamilyError
-from regard.families.heads import architecture, copies
+from regard.families.common.config_reader import Config, FamilyError
+from regard.families.common.encoder_heads import architecture, copies
+from regard.families.common.roundtrip import bodies, expressed
 from regard.kernels.attention.patterns.longformer import Longformer
 from regard.kernels.attention.patterns.window import Window
 from regard.models.encoder import Encoder

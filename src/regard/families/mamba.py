@@ -6,14 +6,14 @@ choice of training and is not taken over.
 
 from typing import Any
 
-from regard.families.expressed import bodies, expressed
-from regard.families.foreign import Config, FamilyError
+from regard.families.common.config_reader import Config, FamilyError
+from regard.families.common.roundtrip import bodies, expressed
 from regard.models.decoder import Decoder
 from regard.models.stack import Repeat
 from regard.parts.block import Block, Sublayer
 from regard.parts.norm import NoNorm, Norm, RMSNorm
 from regard.parts.ssm.mamba import Mamba
-from regard.weights.ops import Split, Taps
+from regard.weights.ops import ConvTaps, Split
 from regard.weights.table import Link, Table
 
 LAYER = "stack.blocks.{i}.sublayers.0"
@@ -23,7 +23,7 @@ def mixer(theirs: str, ours: str) -> tuple[Link, ...]:
     """The weights of one Mamba mixer but its last matrix, which every mixer has, so hybrids must say whose it is."""
     return (
         Link(f"{theirs}.in_proj.{{leaf}}", (f"{ours}.in_proj.{{leaf}}", f"{ours}.gate_proj.{{leaf}}"), Split()),
-        Link(f"{theirs}.conv1d.weight", f"{ours}.conv.weight", Taps()),
+        Link(f"{theirs}.conv1d.weight", f"{ours}.conv.weight", ConvTaps()),
         Link(f"{theirs}.conv1d.bias", f"{ours}.conv.bias"),
         Link(f"{theirs}.x_proj.weight", tuple(f"{ours}.{proj}_proj.weight" for proj in ("rank", "b", "c")), Split()),
         Link(f"{theirs}.dt_proj.weight", f"{ours}.step_proj.weight"),

@@ -7,15 +7,15 @@ is not taken over.
 import math
 from typing import Any
 
-from regard.families.expressed import bodies, expressed
-from regard.families.foreign import Config, FamilyError
+from regard.families.common.config_reader import Config, FamilyError
+from regard.families.common.roundtrip import bodies, expressed
 from regard.families.mamba import LAYER, around
 from regard.models.decoder import Decoder
 from regard.models.stack import Repeat
 from regard.parts.block import Block, Sublayer
 from regard.parts.norm import RMSNorm
 from regard.parts.ssm.mamba2 import Mamba2
-from regard.weights.ops import Split, Taps
+from regard.weights.ops import ConvTaps, Split
 from regard.weights.table import Link, Table
 
 PACKED = ("gate", "in", "b", "c", "step")
@@ -26,7 +26,7 @@ def mixer(theirs: str, ours: str, parts: int = 1) -> tuple[Link, ...]:
     """The weights of one Mamba-2 mixer but its last matrix; its output is normalized in so many parts."""
     return (
         Link(f"{theirs}.in_proj.{{leaf}}", tuple(f"{ours}.{proj}_proj.{{leaf}}" for proj in PACKED), Split()),
-        Link(f"{theirs}.conv1d.weight", f"{ours}.conv.weight", Taps()),
+        Link(f"{theirs}.conv1d.weight", f"{ours}.conv.weight", ConvTaps()),
         Link(f"{theirs}.conv1d.bias", f"{ours}.conv.bias"),
         Link(f"{theirs}.dt_bias", f"{ours}.step_bias"),
         Link(f"{theirs}.A_log", f"{ours}.A_log"),

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from regard.families import bart
-from regard.families.expressed import expressed, of_kind
-from regard.families.foreign import Config
+from regard.families.common.config_reader import Config
+from regard.families.common.roundtrip import expressed, of_kind
 from regard.models.decoder import Decoder
 from regard.models.encoder import Encoder
 from regard.models.encoder_decoder import EncoderDecoder

@@ -4,16 +4,16 @@ from dataclasses import replace
 from typing import Any
 
 from regard.families import llama
-from regard.families.experts import balance, routed, sparse
-from regard.families.expressed import expressed
-from regard.families.foreign import Config
-from regard.families.layers import SLIDING, by_window, window
+from regard.families.common.config_reader import Config
+from regard.families.common.layer_types import SLIDING, by_window, window
+from regard.families.common.moe import balance, routed, sparse
+from regard.families.common.roundtrip import expressed
 from regard.families.llama import ENDS, FEEDFORWARD, IGNORED, LAYER, NORMS, PROJECTIONS
 from regard.models.decoder import Decoder
 from regard.parts.attention import Attention
 from regard.parts.experts import Experts
-from regard.parts.routing import Router
-from regard.weights.ops import Stack
+from regard.parts.router import Router
+from regard.weights.ops import StackTensors
 from regard.weights.table import Link, Table
 
 DEFAULTS = {
@@ -33,7 +33,7 @@ TABLE = Table(
     *NORMS,
     Link(f"{MOE}.gate.weight", f"{FEEDFORWARD}.body.router.proj.weight"),
     *(
-        Link(f"{MOE}.experts.{{each}}.{theirs}.weight", f"{FEEDFORWARD}.body.experts.{ours}.weight", Stack())
+        Link(f"{MOE}.experts.{{each}}.{theirs}.weight", f"{FEEDFORWARD}.body.experts.{ours}.weight", StackTensors())
         for theirs, ours in NAMES.items()
     ),
     ignored=IGNORED,

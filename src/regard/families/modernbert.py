@@ -6,13 +6,13 @@ Version 4 says every how many layers one is full; version 5 lists them.
 
 from typing import Any
 
-from regard.families.activation import OURS, THEIRS
 from regard.families.bert import ATTENTION, FEEDFORWARD, base_of
-from regard.families.expressed import bodies, expressed
-from regard.families.foreign import Config, FamilyError
-from regard.families.heads import LABELS, Heads, architecture, ends
-from regard.families.layers import FULL, SLIDING, every, listed, shortest
-from regard.families.rope import rope_of, rope_parameters
+from regard.families.common.activations import OURS, THEIRS
+from regard.families.common.config_reader import Config, FamilyError
+from regard.families.common.encoder_heads import LABELS, Heads, architecture, ends
+from regard.families.common.layer_types import FULL, SLIDING, every, listed, shortest
+from regard.families.common.rope_config import rope_of, rope_parameters
+from regard.families.common.roundtrip import bodies, expressed
 from regard.kernels.attention.mask import Full
 from regard.kernels.attention.patterns.window import Window
 from regard.models.encoder import Encoder

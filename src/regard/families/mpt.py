@@ -6,8 +6,8 @@ norms, scaled logits, biases (refused), and flatter slopes, which are read (Stor
 
 from typing import Any
 
-from regard.families.expressed import bodies, expressed
-from regard.families.foreign import Config, FamilyError
+from regard.families.common.config_reader import Config, FamilyError
+from regard.families.common.roundtrip import bodies, expressed
 from regard.families.gpt2 import ATTENTION, FEEDFORWARD, PACKED
 from regard.models.decoder import Decoder
 from regard.models.stack import Repeat

@@ -3,8 +3,8 @@
 from typing import Any
 
 from regard.families import t5
-from regard.families.expressed import expressed
-from regard.families.foreign import Config
+from regard.families.common.config_reader import Config
+from regard.families.common.roundtrip import expressed
 from regard.models.encoder_decoder import EncoderDecoder
 from regard.weights.table import Table
 

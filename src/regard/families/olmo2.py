@@ -4,8 +4,8 @@ from dataclasses import replace
 from typing import Any
 
 from regard.families import llama
-from regard.families.expressed import bodies, expressed
-from regard.families.foreign import Config
+from regard.families.common.config_reader import Config
+from regard.families.common.roundtrip import bodies, expressed
 from regard.families.llama import ATTENTION, FEEDFORWARD, LAYER, attention, decoder, feedforward, norm, written
 from regard.models.decoder import Decoder
 from regard.parts.attention import Attention

@@ -4,14 +4,14 @@ from dataclasses import replace
 from typing import Any
 
 from regard.families import llama
-from regard.families.experts import EXPERTS, balance, routed, sparse
-from regard.families.expressed import expressed
-from regard.families.foreign import Config, FamilyError
+from regard.families.common.config_reader import Config, FamilyError
+from regard.families.common.moe import EXPERTS, balance, routed, sparse
+from regard.families.common.roundtrip import expressed
 from regard.families.llama import ENDS, IGNORED, NORMS, PROJECTIONS, QK_NORMS
 from regard.models.decoder import Decoder
 from regard.parts.attention import Attention
 from regard.parts.experts import Experts
-from regard.parts.routing import Router
+from regard.parts.router import Router
 from regard.weights.table import Table
 
 DEFAULTS = {

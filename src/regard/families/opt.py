@@ -6,9 +6,9 @@ which a matrix widens on the way in and another narrows on the way out. Dropout 
 
 from typing import Any
 
-from regard.families.activation import OURS, THEIRS
-from regard.families.expressed import bodies, expressed
-from regard.families.foreign import Config
+from regard.families.common.activations import OURS, THEIRS
+from regard.families.common.config_reader import Config
+from regard.families.common.roundtrip import bodies, expressed
 from regard.families.gpt2 import ATTENTION, FEEDFORWARD
 from regard.models.decoder import Decoder
 from regard.models.stack import Repeat

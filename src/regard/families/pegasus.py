@@ -6,8 +6,8 @@ Its files hold the sinusoids: they are held against ours and not taken, and an e
 from typing import Any
 
 from regard.families import bart
-from regard.families.expressed import expressed
-from regard.families.foreign import Config
+from regard.families.common.config_reader import Config
+from regard.families.common.roundtrip import expressed
 from regard.families.marian import POSITION, SINUSOIDS
 from regard.models.decoder import Decoder
 from regard.models.encoder import Encoder

@@ -5,11 +5,11 @@ RoPE turns the first half of every head. Biases everywhere, in the head too; que
 
 from typing import Any
 
-from regard.families.activation import OLDER, OURS
-from regard.families.expressed import bodies, expressed
-from regard.families.foreign import Config
+from regard.families.common.activations import OLDER, OURS
+from regard.families.common.config_reader import Config
+from regard.families.common.rope_config import rope, rope_parameters
+from regard.families.common.roundtrip import bodies, expressed
 from regard.families.gptj import ATTENTION, BLOCK, FEEDFORWARD
-from regard.families.rope import rope, rope_parameters
 from regard.models.decoder import Decoder
 from regard.models.stack import Repeat
 from regard.parts.attention import Attention

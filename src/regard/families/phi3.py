@@ -8,15 +8,15 @@ from dataclasses import replace
 from typing import Any
 
 from regard.families import llama
-from regard.families.expressed import bodies, expressed
-from regard.families.foreign import Config, FamilyError
-from regard.families.layers import SLIDING, by_window, window
+from regard.families.common.config_reader import Config, FamilyError
+from regard.families.common.layer_types import SLIDING, by_window, window
+from regard.families.common.rope_config import rope
+from regard.families.common.roundtrip import bodies, expressed
 from regard.families.llama import ATTENTION, FEEDFORWARD, LAYER, attention, decoder, feedforward, pre, written
-from regard.families.rope import rope
 from regard.models.decoder import Decoder
 from regard.parts.attention import Attention
 from regard.parts.feedforward import SwiGLU
-from regard.parts.position.scaling import LongRope
+from regard.parts.position.rope_scaling import LongRope
 from regard.weights.ops import Split
 from regard.weights.table import Link, Table
 

@@ -8,10 +8,10 @@ from dataclasses import replace
 from typing import Any
 
 from regard.families import llama
-from regard.families.experts import EXPERTS, balance, dense, routed, sparse
-from regard.families.expressed import bodies, expressed
-from regard.families.foreign import Config, FamilyError
-from regard.families.layers import FULL, SLIDING, arranged, by_window, every, layer_types, listed, window
+from regard.families.common.config_reader import Config, FamilyError
+from regard.families.common.layer_types import FULL, SLIDING, arranged, by_window, every, layer_types, listed, window
+from regard.families.common.moe import EXPERTS, balance, dense, routed, sparse
+from regard.families.common.roundtrip import bodies, expressed
 from regard.families.llama import ENDS, FEEDFORWARD, IGNORED, LAYER, NORMS, PROJECTIONS
 from regard.models.decoder import Decoder
 from regard.models.stack import Repeat
@@ -19,7 +19,7 @@ from regard.parts.attention import Attention
 from regard.parts.body import Body
 from regard.parts.experts import Experts
 from regard.parts.feedforward import SwiGLU
-from regard.parts.routing import Router
+from regard.parts.router import Router
 from regard.weights.table import Link, Table
 
 DEFAULTS = {

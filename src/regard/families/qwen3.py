@@ -4,8 +4,8 @@ from dataclasses import replace
 from typing import Any
 
 from regard.families import qwen2
-from regard.families.expressed import bodies, expressed
-from regard.families.foreign import Config
+from regard.families.common.config_reader import Config
+from regard.families.common.roundtrip import bodies, expressed
 from regard.families.llama import ENDS, IGNORED, NORMS, PROJECTIONS, QK_NORMS, attention, decoder, norm
 from regard.models.decoder import Decoder
 from regard.parts.attention import Attention

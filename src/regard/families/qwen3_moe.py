@@ -4,10 +4,10 @@ from dataclasses import replace
 from typing import Any
 
 from regard.families import llama, qwen2_moe
-from regard.families.experts import EXPERTS, sparse
-from regard.families.expressed import expressed
-from regard.families.foreign import Config
-from regard.families.layers import FULL, SLIDING, by_window, window
+from regard.families.common.config_reader import Config
+from regard.families.common.layer_types import FULL, SLIDING, by_window, window
+from regard.families.common.moe import EXPERTS, sparse
+from regard.families.common.roundtrip import expressed
 from regard.families.llama import ENDS, IGNORED, NORMS, PROJECTIONS, QK_NORMS
 from regard.families.qwen2_moe import depth, experts, layers, written
 from regard.models.decoder import Decoder

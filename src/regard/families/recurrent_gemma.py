@@ -8,11 +8,11 @@ from typing import Any
 
 import torch
 
-from regard.families.activation import OURS, THEIRS
-from regard.families.expressed import bodies, expressed
-from regard.families.foreign import Config, FamilyError
-from regard.families.hybrid import first, last, repeating
-from regard.families.rope import rope, rope_parameters
+from regard.families.common.activations import OURS, THEIRS
+from regard.families.common.config_reader import Config, FamilyError
+from regard.families.common.hybrid import first, last, repeating
+from regard.families.common.rope_config import rope, rope_parameters
+from regard.families.common.roundtrip import bodies, expressed
 from regard.kernels.attention.patterns.window import Window
 from regard.models.decoder import Decoder
 from regard.models.stack import tiled
@@ -23,7 +23,7 @@ from regard.parts.feedforward import Gated
 from regard.parts.norm import RMSNorm
 from regard.parts.position.rope import Rope
 from regard.parts.rg_lru import RGLRU
-from regard.weights.ops import Taps
+from regard.weights.ops import ConvTaps
 from regard.weights.table import Link, Table
 
 MIXER, FEEDFORWARD = "stack.blocks.{i}.sublayers.0", "stack.blocks.{i}.sublayers.1"
@@ -35,7 +35,7 @@ LINKS = (
     *(Link(f"{TEMPORAL}.{p}_proj.{{leaf}}", f"{MIXER}.body.{p}_proj.{{leaf}}") for p in "qkv"),
     Link(f"{TEMPORAL}.linear_x.{{leaf}}", f"{MIXER}.body.in_proj.{{leaf}}"),
     Link(f"{TEMPORAL}.linear_y.{{leaf}}", f"{MIXER}.body.gate_proj.{{leaf}}"),
-    Link(f"{TEMPORAL}.conv_1d.weight", f"{MIXER}.body.conv.weight", Taps()),
+    Link(f"{TEMPORAL}.conv_1d.weight", f"{MIXER}.body.conv.weight", ConvTaps()),
     Link(f"{TEMPORAL}.conv_1d.bias", f"{MIXER}.body.conv.bias"),
     Link(f"{UNIT}.input_gate_{{leaf}}", f"{MIXER}.body.i_proj.{{leaf}}"),
     Link(f"{UNIT}.recurrent_gate_{{leaf}}", f"{MIXER}.body.r_proj.{{leaf}}"),

@@ -6,9 +6,9 @@ Token t of a text has row t + 1 + pad_token_id of the table: padding itself has 
 from typing import Any
 
 from regard.families import bert
-from regard.families.expressed import expressed
-from regard.families.foreign import Config, FamilyError
-from regard.families.heads import DENSE_AND_LABELS, LABELS, Heads, architecture, copies
+from regard.families.common.config_reader import Config, FamilyError
+from regard.families.common.encoder_heads import DENSE_AND_LABELS, LABELS, Heads, architecture, copies
+from regard.families.common.roundtrip import expressed
 from regard.kernels.attention.mask import Full
 from regard.models.encoder import Encoder
 from regard.models.heads import Classification, Dense, Head, MaskedLM

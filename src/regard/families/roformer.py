@@ -9,16 +9,16 @@ import torch
 from torch import Tensor
 
 from regard.families import bert
-from regard.families.activation import OURS
-from regard.families.expressed import expressed
-from regard.families.foreign import Config
-from regard.families.heads import DENSE_AND_LABELS, LABELS, Heads, architecture, copies, predictions
+from regard.families.common.activations import OURS
+from regard.families.common.config_reader import Config
+from regard.families.common.encoder_heads import DENSE_AND_LABELS, LABELS, Heads, architecture, copies, predictions
+from regard.families.common.roundtrip import expressed
 from regard.kernels.attention.mask import Full
 from regard.models.encoder import Encoder
 from regard.models.heads import Classification, Dense, Head, MaskedLM
 from regard.models.stack import tiled
 from regard.parts.attention import Attention
-from regard.parts.position.none import NoPosition
+from regard.parts.position.base import NoPosition
 from regard.parts.position.rope import Rope
 from regard.parts.position.sinusoidal import Sinusoidal, waves
 from regard.weights.table import Link, Table, WeightsError

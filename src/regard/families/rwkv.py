@@ -6,8 +6,8 @@ not taken over. The last norm has the usual epsilon, whatever the config says.
 
 from typing import Any
 
-from regard.families.expressed import bodies, expressed
-from regard.families.foreign import Config
+from regard.families.common.config_reader import Config
+from regard.families.common.roundtrip import bodies, expressed
 from regard.models.decoder import Decoder
 from regard.models.stack import Repeat
 from regard.parts.block import Block, Sublayer

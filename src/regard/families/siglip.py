@@ -6,10 +6,8 @@ length, and so must be given here, padding and all.
 
 from typing import Any
 
-from regard.families.expressed import expressed, of_kind
-from regard.families.foreign import Config
-from regard.families.images import only_squares, patches
-from regard.families.towers import (
+from regard.families.common.config_reader import Config
+from regard.families.common.dual_tower import (
     IGNORED,
     TEXT_LINKS,
     feedforward,
@@ -20,11 +18,13 @@ from regard.families.towers import (
     vision_links,
     written,
 )
+from regard.families.common.images import only_squares, patches
+from regard.families.common.roundtrip import expressed, of_kind
 from regard.kernels.attention.mask import Full
 from regard.models.dual_encoder import DualEncoder
 from regard.models.heads import Pooled
-from regard.parts.cross import CrossAttention
-from regard.parts.probe import Probe
+from regard.parts.attention_pooling import AttentionPooling
+from regard.parts.cross_attention import CrossAttention
 from regard.weights.ops import Shape, Split
 from regard.weights.table import Link, Table
 
@@ -52,7 +52,7 @@ def spec(config: dict[str, Any]) -> DualEncoder:
     vision, text = half(theirs, "vision_config", VISION), half(theirs, "text_config", TEXT)
     vision.only("vision_use_head", True)
     attention = CrossAttention(vision.integer("num_attention_heads"), bias=True)
-    probe = Probe(attention, feedforward(vision), norm(vision))
+    probe = AttentionPooling(attention, feedforward(vision), norm(vision))
     squares = only_squares(patches(vision, 16, cls=False), vision.model_type)
     dim = text.integer("projection_size", text.integer("hidden_size"))
     return DualEncoder(

@@ -4,14 +4,14 @@ from dataclasses import replace
 from itertools import cycle
 from typing import Any
 
-from regard.families.expressed import bodies, expressed
-from regard.families.foreign import Config
-from regard.families.layers import FULL, SLIDING, arranged, by_window, every, layer_types, listed, window
+from regard.families.common.config_reader import Config
+from regard.families.common.layer_types import FULL, SLIDING, arranged, by_window, every, layer_types, listed, window
+from regard.families.common.roundtrip import bodies, expressed
 from regard.families.llama import TABLE, attention, decoder, feedforward, pre, written
 from regard.models.decoder import Decoder
 from regard.parts.attention import Attention
 from regard.parts.feedforward import SwiGLU
-from regard.parts.position.none import NoPosition
+from regard.parts.position.base import NoPosition
 from regard.weights.table import Table
 
 DEFAULTS = {

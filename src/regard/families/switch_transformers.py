@@ -8,15 +8,15 @@ import sys
 from typing import Any
 
 from regard.families import t5
-from regard.families.activation import OURS, THEIRS
-from regard.families.expressed import expressed, of_kind
-from regard.families.foreign import Config, FamilyError
+from regard.families.common.activations import OURS, THEIRS
+from regard.families.common.config_reader import Config, FamilyError
+from regard.families.common.roundtrip import expressed, of_kind
 from regard.models.encoder_decoder import EncoderDecoder
 from regard.parts.block import Block
 from regard.parts.experts import Experts
 from regard.parts.feedforward import FeedForward
-from regard.parts.routing import Router
-from regard.weights.ops import Stack
+from regard.parts.router import Router
+from regard.weights.ops import StackTensors
 from regard.weights.table import Link, Table
 
 DEFAULTS = t5.DEFAULTS | {
@@ -104,6 +104,6 @@ def experts(theirs: str, ours: str) -> list[Link]:
     block, sublayers = f"{theirs}.block.{{i}}.layer.{{n}}.mlp", f"{ours}.stack.blocks.{{i}}.sublayers.{{n}}.body"
     return [
         Link(f"{block}.router.classifier.{{leaf}}", f"{sublayers}.router.proj.{{leaf}}"),
-        Link(f"{block}.experts.expert_{{each}}.wi.weight", f"{sublayers}.experts.up_proj.weight", Stack()),
-        Link(f"{block}.experts.expert_{{each}}.wo.weight", f"{sublayers}.experts.down_proj.weight", Stack()),
+        Link(f"{block}.experts.expert_{{each}}.wi.weight", f"{sublayers}.experts.up_proj.weight", StackTensors()),
+        Link(f"{block}.experts.expert_{{each}}.wo.weight", f"{sublayers}.experts.down_proj.weight", StackTensors()),
     ]

@@ -8,9 +8,9 @@ the training run and is not taken over.
 
 from typing import Any
 
-from regard.families.activation import OURS, THEIRS
-from regard.families.expressed import bodies, expressed, of_kind
-from regard.families.foreign import Config
+from regard.families.common.activations import OURS, THEIRS
+from regard.families.common.config_reader import Config
+from regard.families.common.roundtrip import bodies, expressed, of_kind
 from regard.kernels.attention.mask import Full
 from regard.models.decoder import Decoder
 from regard.models.encoder import Encoder
@@ -19,7 +19,7 @@ from regard.models.stack import tiled
 from regard.parts.attention import Attention
 from regard.parts.block import Block, Sublayer
 from regard.parts.body import Body
-from regard.parts.cross import CrossAttention
+from regard.parts.cross_attention import CrossAttention
 from regard.parts.feedforward import FeedForward, Gated, PositionWise
 from regard.parts.input import Tokens
 from regard.parts.norm import RMSNorm

@@ -6,11 +6,11 @@ Dropout is a choice of the training run.
 
 from typing import Any
 
-from regard.families.activation import OURS, THEIRS
-from regard.families.expressed import bodies, expressed
-from regard.families.foreign import Config
-from regard.families.heads import LABELS, Heads, architecture, ends
-from regard.families.images import cut, kernel, patches
+from regard.families.common.activations import OURS, THEIRS
+from regard.families.common.config_reader import Config
+from regard.families.common.encoder_heads import LABELS, Heads, architecture, ends
+from regard.families.common.images import cut, kernel, patches
+from regard.families.common.roundtrip import bodies, expressed
 from regard.kernels.attention.mask import Full
 from regard.models.encoder import Encoder
 from regard.models.heads import Classification, Dense, Head, Pooled

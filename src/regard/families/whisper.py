@@ -8,8 +8,8 @@ SpecAugment are choices of the training run and are not taken over.
 from typing import Any
 
 from regard.families import bart
-from regard.families.expressed import expressed, of_kind
-from regard.families.foreign import Config
+from regard.families.common.config_reader import Config
+from regard.families.common.roundtrip import expressed, of_kind
 from regard.families.pegasus import NORMS
 from regard.models.decoder import Decoder
 from regard.models.encoder import Encoder

@@ -8,20 +8,20 @@ from dataclasses import replace
 from itertools import count, groupby
 from typing import Any
 
-from regard.families.activation import OURS, THEIRS
-from regard.families.expressed import bodies, expressed, of_kind
-from regard.families.foreign import Config, FamilyError
-from regard.families.hybrid import last, sizes
+from regard.families.common.activations import OURS, THEIRS
+from regard.families.common.config_reader import Config, FamilyError
+from regard.families.common.hybrid import last, sizes
+from regard.families.common.rope_config import rope, rope_parameters
+from regard.families.common.roundtrip import bodies, expressed, of_kind
 from regard.families.mamba2 import mixer
-from regard.families.rope import rope, rope_parameters
 from regard.models.decoder import Decoder
 from regard.models.stack import Repeat
 from regard.parts.attention import Attention
 from regard.parts.block import Block, Sublayer
 from regard.parts.feedforward import Gated
 from regard.parts.norm import NoNorm, RMSNorm
-from regard.parts.position.none import NoPosition
-from regard.parts.shared import SharedBlock
+from regard.parts.position.base import NoPosition
+from regard.parts.shared_block import SharedBlock
 from regard.parts.ssm.mamba2 import Mamba2
 from regard.weights.ops import Split
 from regard.weights.table import Link, Table

@@ -12,26 +12,28 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from regard.at import At
 from regard.compat import cannot_triton
+from regard.layout import TokenLayout
 
 MOST_TAPS = 8  # that the kernel unrolls
 
 
-def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, tail: Tensor, at: At) -> tuple[Tensor, Tensor]:
+def convolve(
+    x: Tensor, weight: Tensor, bias: Tensor | None, tail: Tensor, layout: TokenLayout
+) -> tuple[Tensor, Tensor]:
     """x (B, L, D), weight (k, D), the newest token's tap first, tail (B, k - 1, D) -> y (B, L, D), the next tail."""
-    order = at.once("valid first", lambda: valid_first(at))
-    segments = None if at.segments is None else pick(at.segments, order)
+    order = layout.once("valid first", lambda: valid_first(layout))
+    segments = None if layout.segments is None else pick(layout.segments, order)
     dtype, behind = torch.promote_types(x.dtype, weight.dtype), len(weight) - 1
     x, tail = pick(x, order).to(dtype), tail.to(dtype)
     if fused(x, weight):
         y = by_kernel(x, weight, bias, tail, segments)
-        line = torch.cat([tail, x if at.valid is not None else x[:, max(x.shape[1] - behind, 0) :]], 1)
+        line = torch.cat([tail, x if layout.valid is not None else x[:, max(x.shape[1] - behind, 0) :]], 1)
     else:
         line = torch.cat([tail, x], 1)  # (B, k - 1 + L, D)
         y = shifted(line, weight, bias, segments)
     y = y if order is None else pick(y, order.argsort(1))  # each token back to its place
-    return y, latest(line, behind, at.valid)
+    return y, latest(line, behind, layout.valid)
 
 
 def fused(x: Tensor, weight: Tensor) -> bool:
@@ -65,9 +67,9 @@ def latest(line: Tensor, behind: int, valid: Tensor | None) -> Tensor:
     return pick(line, ends)
 
 
-def valid_first(at: At) -> Tensor | None:
+def valid_first(layout: TokenLayout) -> Tensor | None:
     """(B, L) an order in which no invalid token stands between valid ones; None when all are valid."""
-    return None if at.valid is None else (~at.valid).to(torch.uint8).argsort(dim=1, stable=True)
+    return None if layout.valid is None else (~layout.valid).to(torch.uint8).argsort(dim=1, stable=True)
 
 
 def pick(x: Tensor, order: Tensor | None) -> Tensor:

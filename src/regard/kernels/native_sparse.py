@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
-from regard.at import At
 from regard.kernels.attention.bias import Bias
 from regard.kernels.attention.reference import normalize
 from regard.kernels.autocast import without_autocast
+from regard.layout import TokenLayout
 
 CHUNK = 64  # queries whose chosen keys are laid out at once: each has its own, so all at once would be too many
 
@@ -33,11 +33,13 @@ class Line:
     own: Tensor  # (B, L) how far in it the query stands
 
     @classmethod
-    def of(cls, at: At) -> "Line":
-        segments, valid = at.key_segments, at.key_valid
-        ranks = torch.arange(at.key_positions.shape[1], device=at.positions.device).expand_as(at.key_positions)
+    def of(cls, layout: TokenLayout) -> "Line":
+        segments, valid = layout.key_segments, layout.key_valid
+        ranks = torch.arange(layout.key_positions.shape[1], device=layout.positions.device).expand_as(
+            layout.key_positions
+        )
         slots = ranks
-        for key in (at.key_positions, segments, None if valid is None else (~valid).byte()):  # the last counts most
+        for key in (layout.key_positions, segments, None if valid is None else (~valid).byte()):  # the last counts most
             if key is not None:
                 slots = slots.gather(1, key.gather(1, slots).argsort(dim=1, stable=True))
         begins = torch.zeros_like(ranks, dtype=torch.bool)
@@ -46,11 +48,11 @@ class Line:
                 key = key.gather(1, slots)
                 begins[:, 1:] |= key[:, 1:] != key[:, :-1]
         starts = ranks.where(begins, 0).cummax(1).values  # (B, S)
-        if at.k_positions is None:  # the queries are the keys
+        if layout.k_positions is None:  # the queries are the keys
             back = slots.argsort(1)
             return cls(slots, ranks - starts, starts.gather(1, back), (ranks - starts).gather(1, back))
-        first = at.k_positions.gather(1, slots[:, :1])  # of the one document that a state remembers
-        return cls(slots, ranks - starts, torch.zeros_like(at.positions), at.positions - first)
+        first = layout.k_positions.gather(1, slots[:, :1])  # of the one document that a state remembers
+        return cls(slots, ranks - starts, torch.zeros_like(layout.positions), layout.positions - first)
 
 
 def ends(places: Tensor, valid: Tensor | None, length: int, stride: int) -> tuple[Tensor, Tensor]:
@@ -91,7 +93,15 @@ def choose(scores: Tensor, own: Tensor, block: int, select: int) -> Tensor:
 
 
 def attend_chosen(
-    q: Tensor, k: Tensor, v: Tensor, at: At, line: Line, chosen: Tensor, block: int, scale: float, bias: Bias | None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    layout: TokenLayout,
+    line: Line,
+    chosen: Tensor,
+    block: int,
+    scale: float,
+    bias: Bias | None,
 ) -> Tensor:
     """Attention of q (B, H, L, E) over the tokens of its chosen blocks (B, K, L, n), of k and v (B, K, S, E).
 
@@ -109,8 +119,8 @@ def attend_chosen(
         with without_autocast(q.device):
             s = q_groups.to(wide) @ k.to(wide).transpose(-1, -2) * scale  # (B, K, C, G, T)
             if bias is not None:
-                positions = at.key_positions.unsqueeze(1).expand(-1, k.shape[1], -1).gather(2, slots).view_as(ranks)
-                s = s + tiles(bias, at.positions[:, rows], positions, s)
+                positions = layout.key_positions.unsqueeze(1).expand(-1, k.shape[1], -1).gather(2, slots).view_as(ranks)
+                s = s + tiles(bias, layout.positions[:, rows], positions, s)
             out = normalize(s, seen.unsqueeze(3)) @ v.to(wide)
         return out.to(q.dtype).transpose(2, 3).flatten(1, 2)  # (B, H, C, E)
 

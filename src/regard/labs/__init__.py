@@ -12,35 +12,39 @@ from types import ModuleType
 
 from regard.spec import nearest
 
-LABS = {  # name: module in this room
-    "gradients-through-time": "gradients",
-    "universal-approximation": "universal",
-    "words-by-place": "slots",
-    "serial-time": "serial",
-    "memory-span": "span",
-    "state-capacity": "squeeze",
-    "gru-or-lstm": "gates",
-    "one-vector-translation": "translation",
-    "attention-scores": "scores",
-    "ladder": "ladder",
-    "long-range": "long_range",
-    "selective-copying": "selective",
-    "mamba-language": "language",
-    "recall-budget": "budget",
-    "streaming": "streaming",
-    "hybrids": "hybrids",
-}
+LABS = (
+    "gradients-through-time",
+    "universal-approximation",
+    "words-by-place",
+    "serial-time",
+    "memory-span",
+    "state-capacity",
+    "gru-or-lstm",
+    "one-vector-translation",
+    "attention-scores",
+    "ladder",
+    "long-range",
+    "selective-copying",
+    "mamba-language",
+    "recall-budget",
+    "streaming",
+    "hybrids",
+)
 
 
 def module_of(name: str) -> ModuleType:
     if name not in LABS:
         raise ValueError(f"no lab is called {name!r}; {nearest(name, LABS)}; regard lab --list says what they claim")
-    return importlib.import_module(f"regard.labs.{LABS[name]}")
+    return importlib.import_module(module_name(name))
+
+
+def module_name(name: str) -> str:
+    return f"regard.labs.{name.replace('-', '_')}"
 
 
 def documentation(name: str) -> str:
     """A lab's docstring, read without running its imports."""
-    found = importlib.util.find_spec(f"regard.labs.{LABS[name]}")
+    found = importlib.util.find_spec(module_name(name))
     assert found is not None and found.origin is not None, f"the lab {name} has no module"
     return ast.get_docstring(ast.parse(Path(found.origin).read_text(encoding="utf-8"))) or ""
 

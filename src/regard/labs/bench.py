@@ -6,7 +6,7 @@ from typing import TypeVar
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-T = TypeVar("T")
+ChoiceType = TypeVar("ChoiceType")
 
 
 class Bench:
@@ -17,11 +17,11 @@ class Bench:
             TimeElapsedColumn(), TimeRemainingColumn(compact=True), console=console or Console(quiet=True),
         )  # fmt: skip
 
-    def pick(self, thorough: T, quick: T) -> T:
+    def pick(self, thorough: ChoiceType, quick: ChoiceType) -> ChoiceType:
         """A size: the one whose findings mean something, or the one that only shows that the lab runs."""
         return quick if self.quick else thorough
 
-    def each(self, what: str, items: Iterable[T]) -> Iterator[T]:
+    def each(self, what: str, items: Iterable[ChoiceType]) -> Iterator[ChoiceType]:
         """The items, one after another, with a bar."""
         items = list(items)
         task = self.bar.add_task(what, total=len(items), told="")

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from regard.data.batch import Batch
 from regard.labs.bench import Bench
-from regard.objectives.next_token import Objective, next_token, where
+from regard.objectives.next_token import Objective, layout_of, next_token
 from regard.training.step import take_step
 
 Make = Callable[[torch.Generator], Batch]  # a fresh batch of a task
@@ -62,7 +62,7 @@ def fit(
 def right(model: nn.Module, batch: Batch) -> Tensor:
     """(B, L): is the likeliest prediction right, or does it not count? A source is for an encoder-decoder."""
     source = (batch.source,) if "source" in batch.fields else ()
-    said = model(*source, batch.tokens, at=where(batch))
+    said = model(*source, batch.tokens, layout=layout_of(batch))
     return (said.argmax(-1) == batch.targets) | (batch.weights == 0)
 
 

@@ -29,17 +29,17 @@ from regard.labs.contenders import MIXERS, parameters, spec
 from regard.labs.findings import Check, Findings, Plot
 from regard.labs.fit import exact, fit, generator, interleaved
 from regard.labs.tasks import ASK, FIRST, draw, of_source, while_reading
+from regard.models.base import Model
 from regard.models.decoder import Decoder
 from regard.models.encoder import Encoder
 from regard.models.encoder_decoder import EncoderDecoder
-from regard.models.model import Model
 from regard.models.seq2seq import seq2seq
 from regard.models.stack import Repeat
-from regard.objectives.next_token import Result, next_token
+from regard.objectives.next_token import LossResult, next_token
 from regard.objectives.translation import translation
 from regard.parts.attention import Attention
 from regard.parts.block import Block, Sublayer
-from regard.parts.cross import CrossAttention
+from regard.parts.cross_attention import CrossAttention
 from regard.parts.feedforward import SwiGLU
 from regard.parts.input import Tokens
 from regard.parts.norm import RMSNorm
@@ -140,7 +140,7 @@ def posed(model: nn.Module, texts: tuple[Tensor, Tensor]) -> Batch:
     return (of_source if reads_first(model) else while_reading)(*texts)
 
 
-def objective(model: nn.Module, batch: Batch) -> Result:
+def objective(model: nn.Module, batch: Batch) -> LossResult:
     return (translation if reads_first(model) else next_token)(model, batch)
 
 

@@ -9,19 +9,18 @@ stack, with a matrix on the way in and one on the way out (`embedding_dim`: Lan 
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard.at import At
+from regard.layout import TokenLayout
+from regard.models.base import Model
 from regard.models.initialize import Scheme, initialize
-from regard.models.model import Model
+from regard.models.outputs import LazyLogits, Outputs, scale_and_cap
 from regard.models.stack import Repeat, Stack, States, check_shared_bias, memories, unroll
-from regard.models.unembedded import Unembedded, finished
 from regard.parts.block import Block, Losses, add, build
 from regard.parts.norm import Norm, RMSNorm
-from regard.parts.position.none import NoPosition, Position
+from regard.parts.position.base import NoPosition, Position
 from regard.parts.state import Memory
 from regard.spec import require
 
@@ -84,24 +83,6 @@ class Decoder(Model["DecoderModule"]):
         return DecoderModule(self, scheme)
 
 
-class Outputs(NamedTuple):
-    said: Tensor | Unembedded  # logits (B, L, V), or what they are made of
-    further: tuple[Tensor | Unembedded, ...]  # the same of the heads that look ahead
-    losses: Losses  # of the bodies, in training
-
-    @property
-    def logits(self) -> Tensor:
-        return made(self.said)
-
-    @property
-    def ahead(self) -> tuple[Tensor, ...]:
-        return tuple(map(made, self.further))
-
-
-def made(said: Tensor | Unembedded) -> Tensor:
-    return said.logits() if isinstance(said, Unembedded) else said
-
-
 class DecoderModule(nn.Module):
     def __init__(self, spec: Decoder, scheme: Scheme = "fan_in"):
         super().__init__()
@@ -120,51 +101,56 @@ class DecoderModule(nn.Module):
             self.head.weight = self.embedding.weight
 
     def forward(
-        self, tokens: Tensor, at: At | None = None, states: States | None = None, outputs: bool = False
+        self,
+        tokens: Tensor,
+        layout: TokenLayout | None = None,
+        states: States | None = None,
+        outputs: bool = False,
+        embeddings: Tensor | None = None,
     ) -> Tensor | Outputs:
-        """tokens (B, L) -> logits (B, L, V), or all `outputs` that training wants."""
-        at = At.whole(*tokens.shape, tokens.device) if at is None else at
-        x, losses = self.run(self.embed(tokens, at), at, states)
-        return self.outputs(x, at, losses) if outputs else self.logits(self.top(x))
+        """tokens (B, L) -> logits (B, L, V), or all `outputs` that an objective needs.
 
-    def outputs(self, x: Tensor, at: At, losses: Losses) -> Outputs:
-        """All that training wants, from the top of the stack (B, L, D)."""
-        further = []
+        `embeddings` (B, L, D) stand in for those of the tokens, for example where some are patches of an image.
+        """
+        layout = TokenLayout.whole(*tokens.shape, tokens.device) if layout is None else layout
+        x, losses = self.residual_stream(tokens, layout, states, embeddings)
+        if not outputs:
+            return self.logits(self.final_norm(x))
+        ahead = []
         for block in self.ahead:
-            y, more = block(x, self.position.share(at))
-            further.append(self.unembed(self.top(y)))
+            y, more = block(x, self.position.share(layout))
+            ahead.append(self.lazy_logits(self.final_norm(y)))
             losses = add(losses, more)
-        return Outputs(self.unembed(self.top(x)), tuple(further), losses)
+        return Outputs(self.lazy_logits(self.final_norm(x)), tuple(ahead), losses)
 
-    def hidden(self, tokens: Tensor, at: At | None = None, states: States | None = None) -> Tensor:
-        """tokens (B, L) -> what the head reads (B, L, D)"""
-        at = At.whole(*tokens.shape, tokens.device) if at is None else at
-        return self.top(self.run(self.embed(tokens, at), at, states)[0])
+    def hidden(self, tokens: Tensor, layout: TokenLayout | None = None, states: States | None = None) -> Tensor:
+        """tokens (B, L) -> the hidden states that the head projects to logits (B, L, D)"""
+        layout = TokenLayout.whole(*tokens.shape, tokens.device) if layout is None else layout
+        return self.final_norm(self.residual_stream(tokens, layout, states)[0])
 
-    def top(self, x: Tensor) -> Tensor:
-        """The top of the stack -> what the head reads"""
+    def residual_stream(
+        self, tokens: Tensor, layout: TokenLayout, states: States | None = None, embeddings: Tensor | None = None
+    ) -> tuple[Tensor, Losses]:
+        """tokens (B, L) -> the residual stream after the last block (B, L, D), and auxiliary losses of the bodies"""
+        x = self.embed(tokens) if embeddings is None else embeddings
+        x = F.dropout(self.embedding_norm(self.position.embed(x, layout)), self.spec.dropout, self.training)
+        return self.stack(x, self.position.share(layout), states)
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """tokens (B, L) -> their embeddings (B, L, D), without positions"""
+        return scaled(self.widen(self.embedding(tokens)), self.spec.embedding_scale)
+
+    def final_norm(self, x: Tensor) -> Tensor:
         return self.narrow(self.norm(x))
 
-    def embed(self, tokens: Tensor, at: At) -> Tensor:
-        """tokens (B, L) -> the foot of the stack (B, L, D)"""
-        return self.enter(scaled(self.widen(self.embedding(tokens)), self.spec.embedding_scale), at)
-
-    def enter(self, x: Tensor, at: At) -> Tensor:
-        """Vectors of tokens, or of anything that stands among them -> the foot of the stack (B, L, D)"""
-        return F.dropout(self.embedding_norm(self.position.embed(x, at)), self.spec.dropout, self.training)
-
-    def run(self, x: Tensor, at: At, states: States | None = None) -> tuple[Tensor, Losses]:
-        """The foot of the stack -> its top, and what bodies add to the loss in training (experts: balance)."""
-        return self.stack(x, self.position.share(at), states)
-
     def logits(self, hidden: Tensor) -> Tensor:
-        return finished(self.head(hidden), self.spec.logit_scale, self.spec.softcap)
+        return scale_and_cap(self.head(hidden), self.spec.logit_scale, self.spec.softcap)
 
-    def unembed(self, hidden: Tensor) -> Tensor | Unembedded:
-        """What a loss reads; the logits themselves where the head is more than a matrix (an adapter, packed numbers)"""
+    def lazy_logits(self, hidden: Tensor) -> Tensor | LazyLogits:
+        """Lazy where the head is a plain linear layer; computed at once where it is adapted or quantized."""
         if type(self.head) is not nn.Linear:
             return self.logits(hidden)
-        return Unembedded(hidden, self.head.weight, self.head.bias, self.spec.logit_scale, self.spec.softcap)
+        return LazyLogits(hidden, self.head.weight, self.head.bias, self.spec.logit_scale, self.spec.softcap)
 
 
 def projection(columns: int | None, rows: int | None) -> nn.Module:

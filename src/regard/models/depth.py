@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 from regard.models.stack import Repeat
 from regard.spec import Spec
 
-S = TypeVar("S", bound=Spec)
+StackSpec = TypeVar("StackSpec", bound=Spec)
 
 
 def stacks(spec: Spec) -> Iterator[tuple[tuple[Repeat, ...], int]]:
@@ -19,7 +19,7 @@ def stacks(spec: Spec) -> Iterator[tuple[tuple[Repeat, ...], int]]:
             yield from stacks(value)
 
 
-def once(spec: S) -> S:
+def once(spec: StackSpec) -> StackSpec:
     """The same model with every run of layers there once."""
     changed: dict[str, Any] = {name: once(value) for name, value in values(spec).items() if isinstance(value, Spec)}
     if "layers" in values(spec):

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from regard.at import At
+from regard.layout import TokenLayout
 from regard.models.heads import Head
 from regard.parts.input import Input
 from regard.parts.patches import Patches
@@ -38,5 +38,5 @@ class DistilledModule(nn.Module):
         super().__init__()
         self.labels, self.teacher = nn.Linear(width, spec.labels), nn.Linear(width, spec.labels)
 
-    def forward(self, x: Tensor, at: At) -> Tensor:
+    def forward(self, x: Tensor, layout: TokenLayout) -> Tensor:
         return (self.labels(x[:, 0]) + self.teacher(x[:, 1])) / 2  # (B, labels)

@@ -11,12 +11,12 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from regard.at import At
-from regard.models.decoder import Outputs
+from regard.layout import TokenLayout
+from regard.models.base import Model
 from regard.models.encoder import Encoder, EncoderModule
 from regard.models.heads import Pooled
 from regard.models.initialize import Scheme
-from regard.models.model import Model
+from regard.models.outputs import Outputs
 from regard.parts.block import add
 from regard.spec import SpecError, require
 
@@ -57,18 +57,22 @@ class DualEncoderModule(nn.Module):
         self.scale = nn.Parameter(torch.tensor(-math.log(spec.temperature)))
         self.bias = None if spec.bias is None else nn.Parameter(torch.tensor(spec.bias))
 
-    def forward(self, images: Tensor, tokens: Tensor, at: At | None = None, outputs: bool = False) -> Tensor | Outputs:
+    def forward(
+        self, images: Tensor, tokens: Tensor, layout: TokenLayout | None = None, outputs: bool = False
+    ) -> Tensor | Outputs:
         """n images and m texts -> (n, m) logits of belonging together; or all `outputs` that training wants."""
-        image, text = self.image(images, outputs=True), self.text(tokens, self.until_end(tokens, at), outputs=True)
+        image, text = self.image(images, outputs=True), self.text(tokens, self.until_end(tokens, layout), outputs=True)
         logits = self.scale.exp() * image.logits @ text.logits.T  # (n, m)
         logits = logits if self.bias is None else logits + self.bias
         return Outputs(logits, (), add(image.losses, text.losses)) if outputs else logits
 
-    def until_end(self, tokens: Tensor, at: At | None) -> At | None:
+    def until_end(self, tokens: Tensor, layout: TokenLayout | None) -> TokenLayout | None:
         """Where texts stand that are padded behind their end; CLIP's are padded with ends."""
         if self.spec.end is None:
-            return at
-        at = At.whole(*tokens.shape, tokens.device) if at is None else at
-        valid = torch.ones_like(tokens, dtype=torch.bool) if at.valid is None else at.valid
+            return layout
+        layout = TokenLayout.whole(*tokens.shape, tokens.device) if layout is None else layout
+        valid = torch.ones_like(tokens, dtype=torch.bool) if layout.valid is None else layout.valid
         ends = ((tokens == self.spec.end) & valid).long()
-        return replace(at, valid=valid & (ends.cumsum(-1) == ends), ordered=False, shared={})  # no end, or the first
+        return replace(
+            layout, valid=valid & (ends.cumsum(-1) == ends), ordered=False, shared={}
+        )  # no end, or the first

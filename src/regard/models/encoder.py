@@ -15,16 +15,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard.at import At, Source
-from regard.models.decoder import Outputs
+from regard.layout import Source, TokenLayout
+from regard.models.base import Model
 from regard.models.heads import Head, Hidden
 from regard.models.initialize import Scheme, initialize
-from regard.models.model import Model
+from regard.models.outputs import Outputs
 from regard.models.stack import Repeat, Stack, States, check_shared_bias, unroll
 from regard.parts.block import Block, Losses, add, build
 from regard.parts.input import Input
 from regard.parts.norm import Norm
-from regard.parts.position.none import NoPosition, Position
+from regard.parts.position.base import NoPosition, Position
 from regard.spec import require
 
 
@@ -86,39 +86,41 @@ class EncoderModule(nn.Module):
         initialize(self, len(self.stack.blocks), scheme)
 
     def forward(
-        self, data: Tensor, at: At | None = None, types: Tensor | None = None, outputs: bool = False
+        self, data: Tensor, layout: TokenLayout | None = None, types: Tensor | None = None, outputs: bool = False
     ) -> Tensor | tuple[Tensor, Tensor] | Outputs:
         """tokens (B, L) or images (B, C, …) -> what the head says; or all `outputs` that training wants."""
-        read, losses = self.read(data, at, types)
-        said = self.head(read.x, read.at)
-        if outputs and isinstance(said, tuple):
+        read, losses = self.read(data, layout, types)
+        out = self.head(read.x, read.layout)
+        if outputs and isinstance(out, tuple):
             raise ValueError(
                 f"{self.spec.head} says two things, and an objective reads one; train with either head alone"
             )
-        return Outputs(said, (), losses) if outputs else said
+        return Outputs(out, (), losses) if outputs else out
 
     def read(
-        self, data: Tensor, at: At | None = None, types: Tensor | None = None, states: States | None = None
+        self, data: Tensor, layout: TokenLayout | None = None, types: Tensor | None = None, states: States | None = None
     ) -> tuple[Source, Losses]:
         """Every token's vector (B, L, D) and where it stands; and what bodies add to the loss in training."""
-        x, at = self.foot(data, at, types)
-        x, losses = self.stack(x, self.position.share(at), states)
-        return Source(self.norm(x), at), losses
+        x, layout = self.foot(data, layout, types)
+        x, losses = self.stack(x, self.position.share(layout), states)
+        return Source(self.norm(x), layout), losses
 
-    def foot(self, data: Tensor, at: At | None = None, types: Tensor | None = None) -> tuple[Tensor, At]:
+    def foot(
+        self, data: Tensor, layout: TokenLayout | None = None, types: Tensor | None = None
+    ) -> tuple[Tensor, TokenLayout]:
         """What the stack reads, and where it stands."""
         x = self.input(data, types)  # (B, L, table_dim)
-        at = At.whole(*x.shape[:2], x.device) if at is None else at
-        x = F.dropout(self.embedding_norm(self.position.embed(x, at)), self.spec.dropout, self.training)
-        return self.widen(x), at  # (B, L, D)
+        layout = TokenLayout.whole(*x.shape[:2], x.device) if layout is None else layout
+        x = F.dropout(self.embedding_norm(self.position.embed(x, layout)), self.spec.dropout, self.training)
+        return self.widen(x), layout  # (B, L, D)
 
     def between(self, data: Tensor, depths: Sequence[int]) -> tuple[Tensor, Losses]:
         """Vectors from inside the stack, behind so many blocks and not normed; several depths side by side."""
-        x, at = self.foot(data)
-        at = replace(self.position.share(at), foot=x)
+        x, layout = self.foot(data)
+        layout = replace(self.position.share(layout), foot=x)
         seen, losses = [x], {}
         for block in self.stack.blocks[: max(depths)]:
-            x, more = block(x, at)
+            x, more = block(x, layout)
             seen.append(x)
             losses = add(losses, more)
         return torch.cat([seen[depth] for depth in depths], -1), losses  # (B, L, len(depths)·D)

@@ -12,18 +12,19 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
-from regard.at import At
-from regard.models.decoder import Decoder, DecoderModule, Outputs
+from regard.layout import TokenLayout
+from regard.models.base import Model
+from regard.models.decoder import Decoder, DecoderModule
 from regard.models.encoder import Encoder, EncoderModule
 from regard.models.initialize import Scheme
-from regard.models.model import Model
+from regard.models.outputs import Outputs, materialize
 from regard.models.stack import States
-from regard.parts.attentive import AttentiveRecurrence
+from regard.parts.attention_rnn import AttentionRNN
 from regard.parts.block import add
 from regard.parts.body import Body
-from regard.parts.cross import CrossAttention
+from regard.parts.cross_attention import CrossAttention
 from regard.parts.input import Tokens, TokensModule
-from regard.parts.scored import ScoredAttention
+from regard.parts.scored_attention import ScoredAttention
 from regard.parts.state import Memory
 from regard.spec import SpecError, require
 
@@ -70,7 +71,7 @@ class EncoderDecoder(Model["EncoderDecoderModule"]):
 
 def reader_of(body: Body) -> CrossAttention | ScoredAttention | None:
     """The attention with which a body reads the source; None: it reads none."""
-    body = body.attention if isinstance(body, AttentiveRecurrence) else body
+    body = body.attention if isinstance(body, AttentionRNN) else body
     reads = isinstance(body, CrossAttention) or isinstance(body, ScoredAttention) and body.source
     return body if reads else None
 
@@ -89,15 +90,15 @@ class EncoderDecoderModule(nn.Module):
         self,
         source: Tensor | None,
         tokens: Tensor,
-        source_at: At | None = None,
-        at: At | None = None,
+        source_layout: TokenLayout | None = None,
+        layout: TokenLayout | None = None,
         states: States | None = None,
         outputs: bool = False,
     ) -> Tensor | Outputs:
         """tokens (B, L) -> logits (B, L, V). The source goes with a row's first tokens; then its state remembers it."""
         if source is None:
-            return self.target(tokens, at, states, outputs)
-        read, losses = self.source.read(source, source_at)
-        at = At.whole(*tokens.shape, tokens.device) if at is None else at
-        out = self.target(tokens, replace(at, source=read), states, outputs=True)
-        return out._replace(losses=add(losses, out.losses)) if outputs else out.logits
+            return self.target(tokens, layout, states, outputs)
+        read, losses = self.source.read(source, source_layout)
+        layout = TokenLayout.whole(*tokens.shape, tokens.device) if layout is None else layout
+        out = self.target(tokens, replace(layout, source=read), states, outputs=True)
+        return out._replace(losses=add(losses, out.losses)) if outputs else materialize(out.logits)

@@ -14,13 +14,13 @@ from typing import Literal
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard.at import At
+from regard.layout import TokenLayout
+from regard.parts.attention_pooling import AttentionPooling
 from regard.parts.block import build
 from regard.parts.feedforward import ACTIVATIONS, Activation
 from regard.parts.input import Input, Tokens, TokensModule
 from regard.parts.norm import Norm
 from regard.parts.pooling import Pool, Pooling, pool, pooled_dim
-from regard.parts.probe import Probe
 from regard.spec import Spec, require
 
 
@@ -60,7 +60,7 @@ class Head(Spec):
 class Hidden(nn.Module):
     """No head: every token's vector as it is."""
 
-    def forward(self, x: Tensor, at: At) -> Tensor:
+    def forward(self, x: Tensor, layout: TokenLayout) -> Tensor:
         return x
 
 
@@ -91,7 +91,7 @@ class MaskedLMModule(nn.Module):
         if spec.tied:
             self.vocab.weight = table.weight
 
-    def forward(self, x: Tensor, at: At) -> Tensor:
+    def forward(self, x: Tensor, layout: TokenLayout) -> Tensor:
         return self.vocab(self.dense(x))  # (B, L, V)
 
 
@@ -118,8 +118,8 @@ class ClassificationModule(nn.Module):
         self.labels = nn.Linear(width, spec.labels)
         self.pool, self.dropout = spec.pool, spec.dropout
 
-    def forward(self, x: Tensor, at: At) -> Tensor:
-        x = x if self.pool == "none" else pool(x, at, self.pool)  # (B, D)
+    def forward(self, x: Tensor, layout: TokenLayout) -> Tensor:
+        x = x if self.pool == "none" else pool(x, layout, self.pool)  # (B, D)
         return self.labels(F.dropout(self.dense(x), self.dropout, self.training))  # (B, labels)
 
 
@@ -140,8 +140,8 @@ class PreTrainingModule(nn.Module):
         super().__init__()
         self.words, self.pair = spec.words.build(width, input), spec.pair.build(width, input)
 
-    def forward(self, x: Tensor, at: At) -> tuple[Tensor, Tensor]:
-        return self.words(x, at), self.pair(x, at)  # (B, L, V), (B, labels)
+    def forward(self, x: Tensor, layout: TokenLayout) -> tuple[Tensor, Tensor]:
+        return self.words(x, layout), self.pair(x, layout)  # (B, L, V), (B, labels)
 
 
 @dataclass(frozen=True)
@@ -151,7 +151,7 @@ class Pooled(Head):
     dense: Dense | None = None
     normalize: bool = True
     bias: bool = False  # of the projection
-    probe: Probe | None = None  # a learned query, which reads the tokens in the pool's place
+    probe: AttentionPooling | None = None  # a learned query, which reads the tokens in the pool's place
 
     def check(self) -> None:
         require(self.dim is None or self.dim > 0, f"pooled: dim={self.dim} must be positive")
@@ -173,6 +173,6 @@ class PooledModule(nn.Module):
         self.proj = nn.Identity() if spec.dim is None else nn.Linear(width, spec.dim, bias=spec.bias)
         self.normalize = spec.normalize
 
-    def forward(self, x: Tensor, at: At) -> Tensor:
-        z = self.proj(self.dense(self.pool(x, at)))  # (B, dim)
+    def forward(self, x: Tensor, layout: TokenLayout) -> Tensor:
+        z = self.proj(self.dense(self.pool(x, layout)))  # (B, dim)
         return F.normalize(z, dim=-1) if self.normalize else z

@@ -13,11 +13,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from regard.at import At
-from regard.models.decoder import Decoder, DecoderModule, Outputs
+from regard.layout import TokenLayout
+from regard.models.base import Model
+from regard.models.decoder import Decoder, DecoderModule
 from regard.models.encoder import Encoder, EncoderModule
 from regard.models.initialize import Scheme, initialize
-from regard.models.model import Model
+from regard.models.outputs import Outputs
 from regard.models.stack import States
 from regard.parts.block import Losses, add
 from regard.parts.feedforward import ACTIVATIONS, Activation
@@ -111,30 +112,27 @@ class InterleavedModule(nn.Module):
     def forward(
         self,
         tokens: Tensor,
-        at: At | None = None,
+        layout: TokenLayout | None = None,
         states: States | None = None,
         images: Tensor | None = None,
         outputs: bool = False,
     ) -> Tensor | Outputs:
         """tokens (B, L) and images (n, C, height, width), in the order of their places -> logits (B, L, V)"""
-        at = At.whole(*tokens.shape, tokens.device) if at is None else at
-        decoder = self.decoder
-        foot, seen = self.embed(tokens, at, images)
-        x, losses = decoder.run(foot, at, states)
-        return decoder.outputs(x, at, add(seen, losses)) if outputs else decoder.logits(decoder.top(x))
+        layout = TokenLayout.whole(*tokens.shape, tokens.device) if layout is None else layout
+        embeddings, losses = self.embed(tokens, images)
+        out = self.decoder(tokens, layout, states, outputs, embeddings)
+        return out._replace(losses=add(losses, out.losses)) if outputs else out
 
-    def embed(self, tokens: Tensor, at: At, images: Tensor | None) -> tuple[Tensor, Losses]:
-        """The foot of the decoder's stack (B, L, D), with patches at the markers' places; and the seeing's losses."""
-        x, marked = self.decoder.embed(tokens, at), tokens == self.spec.marker
+    def embed(self, tokens: Tensor, images: Tensor | None) -> tuple[Tensor, Losses]:
+        """Embeddings (B, L, D) with projected patches in place of the markers; and the vision encoder's losses."""
+        x, marked = self.decoder.embed(tokens), tokens == self.spec.marker
         if images is None:
             self.refuse_other(marked, 0)
             return x, {}
         self.refuse_other(marked, len(images))
         seen, losses = self.look(images)
         patches = self.projector(seen[:, -self.spec.patches :])  # (n, P, D)
-        marked = marked.unsqueeze(-1)
-        placed = torch.zeros_like(x).masked_scatter(marked, patches.to(x.dtype))
-        return self.decoder.enter(placed, at).where(marked, x), losses
+        return x.masked_scatter(marked.unsqueeze(-1), patches.to(x.dtype)), losses
 
     def look(self, images: Tensor) -> tuple[Tensor, Losses]:
         """What the vision encoder says of each image's tokens."""

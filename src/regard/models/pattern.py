@@ -16,16 +16,16 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from regard.kernels.attention.mask import Mask
+from regard.models.pattern_parser import LayerTerms, Term, parse
 from regard.models.stack import Repeat, tiled
-from regard.models.words import Layer, Word, parse
 from regard.parts.block import Block, Sublayer
 from regard.parts.body import Body
-from regard.parts.cross import CrossAttention
-from regard.parts.position.none import Position
+from regard.parts.cross_attention import CrossAttention
+from regard.parts.position.base import Position
 from regard.spec import KINDS, Spec, SpecError, class_of, hints, kind_of, nearest, plain, read, require
 
 SHORT = {"sinks": "sinks_and_window", "linear": "linear_attention", "convolution": "short_convolution"}
-S = TypeVar("S", bound=Spec)
+ModelSpec = TypeVar("ModelSpec", bound=Spec)
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ def tile(block: Block, pattern: str, depth: int) -> tuple[Repeat, ...]:
     return tiled(blocks, depth)
 
 
-def retile(spec: S, pattern: str) -> S:
+def retile(spec: ModelSpec, pattern: str) -> ModelSpec:
     """The same model with this pattern in place of its layers, over its first block with attention, as deep."""
     layers: tuple[Repeat, ...] = getattr(spec, "layers", ())
     require(len(layers) > 0, f"{spec.kind} has no layers of its own to be tiled; write patterns into its stacks")
@@ -60,7 +60,7 @@ def retile(spec: S, pattern: str) -> S:
     return dataclasses.replace(spec, layers=tile(base, pattern, depth))
 
 
-def changed(block: Block, layer: Layer, pattern: str) -> Block:
+def changed(block: Block, layer: LayerTerms, pattern: str) -> Block:
     try:
         for word in layer.words:
             block = change(block, word)
@@ -69,7 +69,7 @@ def changed(block: Block, layer: Layer, pattern: str) -> Block:
     return block
 
 
-def change(block: Block, word: Word) -> Block:
+def change(block: Block, word: Term) -> Block:
     """The block with this word's mask, position, mixer or feed-forward instead of its own."""
     cls = layer_class(word.name)
     place = seat(block, cls)
@@ -105,13 +105,13 @@ def seat(block: Block, cls: type[Spec]) -> int:
     return found[0]
 
 
-def masked(body: Body, word: Word, cls: type[Spec]) -> Body:
+def masked(body: Body, word: Term, cls: type[Spec]) -> Body:
     """The attention with this mask or position, and with what else the word says of it."""
     field = "mask" if issubclass(cls, Mask) else "position"
     mine, theirs = hints(cls), hints(type(body))
-    own = Word(word.name, [a for a in word.places if not isinstance(a, Word)], {})
+    own = Term(word.name, [a for a in word.places if not isinstance(a, Term)], {})
     other: dict[str, Any] = {}
-    for argument in (a for a in word.places if isinstance(a, Word)):
+    for argument in (a for a in word.places if isinstance(a, Term)):
         require(issubclass(class_of(argument.name, word.name), Position), f"{word.name}: give {argument.name} a name")
         other["position"] = argument
     for name, value in word.named.items():
@@ -128,7 +128,7 @@ def masked(body: Body, word: Word, cls: type[Spec]) -> Body:
     return read(new, word.name)  # ty: ignore[invalid-return-type]
 
 
-def mixed(body: Body, word: Word, cls: type[Spec]) -> Body:
+def mixed(body: Body, word: Term, cls: type[Spec]) -> Body:
     """Another body, with what it has in common with the old one; experts are made of the old one."""
     common = {name: plain(getattr(body, name)) for name in hints(type(body)) if name in hints(cls)}
     common = {name: value for name, value in common.items() if value is not None} | {"expert": body.to_dict()}
@@ -136,7 +136,7 @@ def mixed(body: Body, word: Word, cls: type[Spec]) -> Body:
     return read({name: v for name, v in common.items() if name in hints(cls)} | given, word.name)  # ty: ignore
 
 
-def data(word: Word, cls: type[Spec]) -> dict[str, Any]:
+def data(word: Term, cls: type[Spec]) -> dict[str, Any]:
     """What the word says as a spec's plain data: fields by place come in their order."""
     expected = hints(cls)
     require(
@@ -154,7 +154,7 @@ def settled(value: Any, hint: Any) -> Any:
     """A word is the name of a choice where the field is one, else a spec of its own."""
     if isinstance(value, list):
         return [settled(v, hint) for v in value]
-    if not isinstance(value, Word):
+    if not isinstance(value, Term):
         return value
     choices = [hint, *typing.get_args(hint)]
     if any(h is str or typing.get_origin(h) is typing.Literal for h in choices):

@@ -13,7 +13,7 @@ from regard.models.heads import Classification, Dense, Head, Pooled
 from regard.models.stack import Repeat
 from regard.parts.attention import Attention
 from regard.parts.block import Block, Sublayer
-from regard.parts.cross import CrossAttention
+from regard.parts.cross_attention import CrossAttention
 from regard.parts.feedforward import Activation, FeedForward
 from regard.parts.input import Tokens
 from regard.parts.norm import LayerNorm, NoNorm

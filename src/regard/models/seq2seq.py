@@ -14,14 +14,15 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from regard.at import At
-from regard.kernels.recurrence.documents import apart
-from regard.models.decoder import Decoder, Outputs
+from regard.kernels.recurrent.cells.documents import apart
+from regard.layout import TokenLayout
+from regard.models.decoder import Decoder
 from regard.models.encoder import Encoder
 from regard.models.encoder_decoder import EncoderDecoder, EncoderDecoderModule
 from regard.models.initialize import Scheme
-from regard.models.stack import Repeat, States, memories, watched
-from regard.parts.attentive import AttentiveRecurrence
+from regard.models.outputs import Outputs, materialize
+from regard.models.stack import Repeat, States, final_states, memories
+from regard.parts.attention_rnn import AttentionRNN
 from regard.parts.bidirectional import Bidirectional
 from regard.parts.block import Block, Sublayer, add
 from regard.parts.body import Body
@@ -29,8 +30,8 @@ from regard.parts.input import Tokens
 from regard.parts.lstm import LSTM
 from regard.parts.norm import NoNorm
 from regard.parts.recurrent import Recurrent
-from regard.parts.scored import ScoredAttention
-from regard.parts.state import FRESH, Ended, Fixed, Memory, State, each
+from regard.parts.scored_attention import ScoredAttention
+from regard.parts.state import STATELESS, FinalState, FixedSize, Memory, State, each
 from regard.spec import require
 
 
@@ -56,9 +57,9 @@ class Seq2Seq(EncoderDecoder):
         return Seq2SeqModule(self, scheme)
 
 
-def fixed(memory: Memory) -> Fixed | None:
+def fixed(memory: Memory) -> FixedSize | None:
     """What is carried along, of all that a body remembers."""
-    return next((declared for declared in each(memory) if isinstance(declared, Fixed)), None)
+    return next((declared for declared in each(memory) if isinstance(declared, FixedSize)), None)
 
 
 class Seq2SeqModule(EncoderDecoderModule):
@@ -66,31 +67,31 @@ class Seq2SeqModule(EncoderDecoderModule):
         self,
         source: Tensor | None,
         tokens: Tensor,
-        source_at: At | None = None,
-        at: At | None = None,
+        source_layout: TokenLayout | None = None,
+        layout: TokenLayout | None = None,
         states: States | None = None,
         outputs: bool = False,
     ) -> Tensor | Outputs:
-        at = At.whole(*tokens.shape, tokens.device) if at is None else at
+        layout = TokenLayout.whole(*tokens.shape, tokens.device) if layout is None else layout
         if source is None:
-            refuse_beginnings(at)
-            return self.target(tokens, at, states, outputs)
-        if at.segments is not None and states is None:
-            out = self.of_documents(source, tokens, source_at, at)
-            return out if outputs else out.logits
-        if source_at is not None and source_at.segments is not None:
+            refuse_beginnings(layout)
+            return self.target(tokens, layout, states, outputs)
+        if layout.segments is not None and states is None:
+            out = self.of_documents(source, tokens, source_layout, layout)
+            return out if outputs else materialize(out.logits)
+        if source_layout is not None and source_layout.segments is not None:
             raise ValueError("the source is packed and the target is not; say the target's documents, or unpack both")
-        ends = watched(self.spec.source.layers)
-        read, losses = self.source.read(source, source_at, states=ends)
-        out = self.target(tokens, replace(at, source=read), self.hand_over(ends, states), outputs=True)
-        return out._replace(losses=add(losses, out.losses)) if outputs else out.logits
+        ends = final_states(self.spec.source.layers)
+        read, losses = self.source.read(source, source_layout, states=ends)
+        out = self.target(tokens, replace(layout, source=read), self.hand_over(ends, states), outputs=True)
+        return out._replace(losses=add(losses, out.losses)) if outputs else materialize(out.logits)
 
-    def hand_over(self, ends: tuple[tuple[Ended, ...], ...], states: States | None) -> States:
+    def hand_over(self, ends: tuple[tuple[FinalState, ...], ...], states: States | None) -> States:
         """The target's states, which begin as the source's ended, in their order; its last serves all further ones."""
         ended = [end.arrays for end in chain(*ends) if end.arrays]
         given = chain(ended, repeat(ended[-1]))
         memory = self.spec.target.memory()
-        own = states or tuple(tuple(FRESH for _ in block) for block in memory)
+        own = states or tuple(tuple(STATELESS for _ in block) for block in memory)
         return tuple(
             tuple(
                 state if fixed(declared) is None else Begun(state, next(given))
@@ -99,25 +100,31 @@ class Seq2SeqModule(EncoderDecoderModule):
             for block, declares in zip(own, memory, strict=True)
         )
 
-    def of_documents(self, source: Tensor, tokens: Tensor, source_at: At | None, at: At) -> Outputs:
+    def of_documents(
+        self, source: Tensor, tokens: Tensor, source_layout: TokenLayout | None, layout: TokenLayout
+    ) -> Outputs:
         """Packed rows: each document in a row of its own, and back."""
         rows = torch.arange(len(source), device=source.device)
-        if source_at is not None and source_at.segments is not None:
-            reads, source_at = apart(source_at)
+        if source_layout is not None and source_layout.segments is not None:
+            reads, source_layout = apart(source_layout)
             source, rows = reads.take(source), reads.rows
-        writes, apart_at = apart(at)
+        writes, apart_layout = apart(layout)
         if not torch.equal(rows, writes.rows):
             raise ValueError(
                 f"the source has {len(rows)} documents, the target {len(writes.rows)}; give each document of the "
                 "target its own of the source, in the same row and order"
             )
-        out = self(source, writes.take(tokens), source_at, apart_at, outputs=True)
-        return Outputs(writes.put(out.logits), tuple(map(writes.put, out.ahead)), out.losses)
+        out = self(source, writes.take(tokens), source_layout, apart_layout, outputs=True)
+        return Outputs(
+            writes.put(materialize(out.logits)),
+            tuple(writes.put(materialize(logits)) for logits in out.ahead_logits),
+            out.losses,
+        )
 
 
-def refuse_beginnings(at: At) -> None:
+def refuse_beginnings(layout: TokenLayout) -> None:
     """A row begins as its source ended, so it cannot begin where there is none."""
-    first = at.positions == 0 if at.valid is None else (at.positions == 0) & at.valid  # (B, L)
+    first = layout.positions == 0 if layout.valid is None else (layout.positions == 0) & layout.valid  # (B, L)
     if first.any():
         rows = first.any(1).nonzero().flatten().tolist()
         raise ValueError(
@@ -131,14 +138,14 @@ class Begun:
     def __init__(self, state: State, arrays: dict[str, Tensor]):
         self.state, self.arrays = state, arrays
 
-    def read(self, at: At, **empty: Tensor) -> tuple[Tensor, ...]:
-        return self.state.read(at, **{name: self.arrays[name].to(array) for name, array in empty.items()})
+    def read(self, layout: TokenLayout, **empty: Tensor) -> tuple[Tensor, ...]:
+        return self.state.read(layout, **{name: self.arrays[name].to(array) for name, array in empty.items()})
 
-    def write(self, at: At, **arrays: Tensor) -> None:
-        self.state.write(at, **arrays)
+    def write(self, layout: TokenLayout, **arrays: Tensor) -> None:
+        self.state.write(layout, **arrays)
 
-    def recall(self, at: At, read) -> tuple:
-        return self.state.recall(at, read)
+    def recall(self, layout: TokenLayout, read) -> tuple:
+        return self.state.recall(layout, read)
 
 
 def seq2seq(
@@ -160,7 +167,7 @@ def seq2seq(
     reads, writes = layer(Bidirectional(recurrence) if bidirectional else recurrence), layer(recurrence)
     target = (Repeat((writes,), layers),)
     if attention == "additive":
-        first = layer(AttentiveRecurrence(recurrence, ScoredAttention(source=True)))
+        first = layer(AttentionRNN(recurrence, ScoredAttention(source=True)))
         target = (Repeat((first,)), *((Repeat((writes,), layers - 1),) if layers > 1 else ()))
     elif attention != "none":
         target = (*target, Repeat((layer(ScoredAttention(score=attention, source=True, combine=True)),)))

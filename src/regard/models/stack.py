@@ -4,11 +4,11 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor, nn
 
-from regard.at import At
+from regard.layout import TokenLayout
 from regard.parts.block import Block, Losses, add
-from regard.parts.position.none import Position
-from regard.parts.shared import tie
-from regard.parts.state import Ended, Memory, State
+from regard.parts.position.base import Position
+from regard.parts.shared_block import tie
+from regard.parts.state import FinalState, Memory, State
 from regard.parts.tap import Tap
 from regard.spec import Spec, require
 
@@ -42,9 +42,9 @@ def memories(layers: tuple[Repeat, ...], width: int) -> tuple[tuple[Memory, ...]
     return tuple(block.memory(width) for block in unroll(layers))
 
 
-def watched(layers: tuple[Repeat, ...]) -> tuple[tuple[Ended, ...], ...]:
+def final_states(layers: tuple[Repeat, ...]) -> tuple[tuple[FinalState, ...], ...]:
     """Fresh states for every sublayer, which keep how recurrences end."""
-    return tuple(tuple(Ended() for _ in block.sublayers) for block in unroll(layers))
+    return tuple(tuple(FinalState() for _ in block.sublayers) for block in unroll(layers))
 
 
 class Stack(nn.Module):
@@ -54,11 +54,11 @@ class Stack(nn.Module):
         self.blocks = nn.ModuleList(block.build(width) for block in unroll(layers))
         tie(self.blocks)
 
-    def forward(self, x: Tensor, at: At, states: States | None = None) -> tuple[Tensor, Losses]:
+    def forward(self, x: Tensor, layout: TokenLayout, states: States | None = None) -> tuple[Tensor, Losses]:
         x, total = self.foot(x), {}
-        at = replace(at, foot=x)
+        layout = replace(layout, foot=x)
         for block, state in zip(self.blocks, states or [None] * len(self.blocks), strict=True):
-            x, losses = block(x, at, state)
+            x, losses = block(x, layout, state)
             total = add(total, losses)
         return x, total
 
@@ -69,6 +69,6 @@ def check_shared_bias(position: Position, layers: tuple[Repeat, ...], ahead: tup
     blocks = [block for run in layers for block in run.blocks]
     for body in (sublayer.body for block in (*blocks, *ahead) for sublayer in block.sublayers):
         require(
-            shared is None or body.biased in (None, shared),
-            f"{position.kind}: its table has heads={shared}, but {body.kind} has heads={body.biased}",
+            shared is None or body.bias_heads in (None, shared),
+            f"{position.kind}: its table has heads={shared}, but {body.kind} has heads={body.bias_heads}",
         )

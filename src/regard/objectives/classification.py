@@ -10,13 +10,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard.at import At
 from regard.data.batch import Batch
-from regard.objectives.next_token import Result, counted
+from regard.layout import TokenLayout
+from regard.objectives.next_token import LossResult, counted
 from regard.parts.block import Losses
 
 
-def classification(model: nn.Module, batch: Batch) -> Result:
+def classification(model: nn.Module, batch: Batch) -> LossResult:
     """Needs labels (B,), and images (sounds, films) or tokens; or labels and weights (B, L), and tokens."""
     logits, losses = read(model, batch)  # (…, labels)
     labels, weights = batch.labels.flatten(), batch.get("weights", torch.ones_like(batch.labels)).flatten()
@@ -26,7 +26,7 @@ def classification(model: nn.Module, batch: Batch) -> Result:
     return counted(loss, weights.sum(), losses, {"accuracy": correct})
 
 
-def relevance(model: nn.Module, batch: Batch) -> Result:
+def relevance(model: nn.Module, batch: Batch) -> LossResult:
     """Needs labels (B,) between 0 and 1, and tokens."""
     logits, losses = read(model, batch)  # (B, 1)
     labels = batch.labels.to(logits.dtype)
@@ -44,6 +44,6 @@ def read(model: nn.Module, batch: Batch) -> tuple[Tensor, Losses]:
     return out.logits.to(torch.promote_types(out.logits.dtype, torch.float32)), out.losses
 
 
-def padded(valid: Tensor | None) -> At | None:
+def padded(valid: Tensor | None) -> TokenLayout | None:
     """Rows of one text each, padded on either side."""
-    return None if valid is None else At((valid.cumsum(-1) - 1).clamp_min(0), valid=valid, consecutive=True)
+    return None if valid is None else TokenLayout((valid.cumsum(-1) - 1).clamp_min(0), valid=valid, consecutive=True)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from regard.data.batch import Batch
 from regard.objectives.classification import padded
-from regard.objectives.next_token import Result, counted
+from regard.objectives.next_token import LossResult, counted
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Contrastive:
 
     loss: Literal["softmax", "sigmoid"] = "softmax"
 
-    def __call__(self, model: nn.Module, batch: Batch) -> Result:
+    def __call__(self, model: nn.Module, batch: Batch) -> LossResult:
         """Needs images and tokens, row by row a pair; `valid` where texts are padded."""
         out = model(batch.images, batch.tokens, padded(batch.get("valid")), outputs=True)
         logits = out.logits.to(torch.promote_types(out.logits.dtype, torch.float32))  # (B, B)

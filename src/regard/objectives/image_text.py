@@ -3,9 +3,9 @@
 from torch import nn
 
 from regard.data.batch import Batch
-from regard.objectives.next_token import Result, token_loss, where
+from regard.objectives.next_token import LossResult, layout_of, token_loss
 
 
-def image_text(model: nn.Module, batch: Batch) -> Result:
+def image_text(model: nn.Module, batch: Batch) -> LossResult:
     """Needs images (B, n, C, height, width), n a row in the order of their places, and what next_token needs."""
-    return token_loss(model(batch.tokens, where(batch), images=batch.images.flatten(0, 1), outputs=True), batch)
+    return token_loss(model(batch.tokens, layout_of(batch), images=batch.images.flatten(0, 1), outputs=True), batch)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.data.batch import Batch
-from regard.objectives.next_token import Result, token_loss, where
+from regard.objectives.next_token import LossResult, layout_of, token_loss
 
 
 @dataclass(frozen=True)
@@ -38,6 +38,6 @@ def draw(like: Tensor, generator: torch.Generator) -> Tensor:
     return torch.rand(like.shape, generator=generator)
 
 
-def masked(model: nn.Module, batch: Batch) -> Result:
+def masked(model: nn.Module, batch: Batch) -> LossResult:
     """Needs tokens, targets, weights, positions and segments, all (B, L); of pairs, types."""
-    return token_loss(model(batch.tokens, where(batch), batch.get("types"), outputs=True), batch)
+    return token_loss(model(batch.tokens, layout_of(batch), batch.get("types"), outputs=True), batch)

@@ -16,49 +16,48 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard.at import At
 from regard.data.batch import Batch
-from regard.models.decoder import Outputs
-from regard.models.unembedded import Unembedded
+from regard.layout import TokenLayout
+from regard.models.outputs import LazyLogits, Outputs
 from regard.parts.block import Losses
 
 Objective = Callable[[nn.Module, Batch], tuple[Tensor, Tensor, Mapping[str, Tensor]]]
-Result = tuple[Tensor, Tensor, dict[str, Tensor]]
+LossResult = tuple[Tensor, Tensor, dict[str, Tensor]]
 
 
-def next_token(model: nn.Module, batch: Batch) -> Result:
+def next_token(model: nn.Module, batch: Batch) -> LossResult:
     """Needs tokens, targets, weights, positions and segments, all (B, L)."""
-    return token_loss(model(batch.tokens, where(batch), outputs=True), batch)
+    return token_loss(model(batch.tokens, layout_of(batch), outputs=True), batch)
 
 
-def token_loss(out: Outputs, batch: Batch) -> Result:
+def token_loss(out: Outputs, batch: Batch) -> LossResult:
     """The losses of what a model has put out for every token, against targets and weights."""
-    weights = batch.weights.to(torch.promote_types(out.said.dtype, torch.float32))
+    weights = batch.weights.to(torch.promote_types(out.logits.dtype, torch.float32))
     count = weights.sum()
-    loss, correct = cross_entropy(out.said, batch.targets, weights)
+    loss, correct = cross_entropy(out.logits, batch.targets, weights)
     metrics = {"accuracy": correct}
-    for i, said in enumerate(out.further, start=1):
-        further, _ = cross_entropy(said, *shifted(batch, weights, i))
-        metrics[f"ahead_{i}"] = further.detach()
-        loss = loss + further
+    for i, logits in enumerate(out.ahead_logits, start=1):
+        ahead, _ = cross_entropy(logits, *shifted(batch, weights, i))
+        metrics[f"ahead_{i}"] = ahead.detach()
+        loss = loss + ahead
     return counted(loss, count, out.losses, metrics)
 
 
-def counted(loss: Tensor, count: Tensor, losses: Losses, metrics: dict[str, Tensor]) -> Result:
+def counted(loss: Tensor, count: Tensor, losses: Losses, metrics: dict[str, Tensor]) -> LossResult:
     """With what bodies add: each a mean over this part of the batch, so it weighs as much as any of what is counted."""
     extras = {name: extra * count for name, extra in losses.items()}
     return loss + sum(extras.values()), count, metrics | {name: extra.detach() for name, extra in extras.items()}
 
 
-def cross_entropy(said: Tensor | Unembedded, targets: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
-    """Σ w · -log p(target), and Σ w where the target is the likeliest, of what is said in all places (B, L)."""
+def cross_entropy(logits: Tensor | LazyLogits, targets: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    """Σ w · -log p(target), and Σ w where the target is the likeliest, of what is logits in all places (B, L)."""
     targets = targets.where(weights > 0, 0)  # what does not count may be any number
-    if isinstance(said, Unembedded):
-        return said.cross_entropy(targets, weights)
-    wide = said.flatten(0, 1).to(weights.dtype)  # (B·L, V): half precision would lose the tail of a sum over V
+    if isinstance(logits, LazyLogits):
+        return logits.cross_entropy(targets, weights)
+    wide = logits.flatten(0, 1).to(weights.dtype)  # (B·L, V): half precision would lose the tail of a sum over V
     # Products and sums instead of a dot product, which autocast would do in half precision.
     loss = (F.cross_entropy(wide, targets.flatten(), reduction="none") * weights.flatten()).sum()
-    return loss, ((said.detach().argmax(-1) == targets) * weights).sum()
+    return loss, ((logits.detach().argmax(-1) == targets) * weights).sum()
 
 
 def shifted(batch: Batch, weights: Tensor, by: int) -> tuple[Tensor, Tensor]:
@@ -69,9 +68,9 @@ def shifted(batch: Batch, weights: Tensor, by: int) -> tuple[Tensor, Tensor]:
     return targets, weights * same
 
 
-def where(batch: Batch) -> At:
+def layout_of(batch: Batch) -> TokenLayout:
     """Where a batch's tokens stand. Rows that are one unpadded document each take attention's causal fast path."""
     length = batch.tokens.shape[1]
     if (batch.positions[:, -1] == length - 1).all():  # positions restart with every document, so each row is one
-        return At.whole(*batch.tokens.shape, batch.tokens.device)
-    return At(batch.positions, batch.segments, valid=batch.segments >= 0, consecutive=True)
+        return TokenLayout.whole(*batch.tokens.shape, batch.tokens.device)
+    return TokenLayout(batch.positions, batch.segments, valid=batch.segments >= 0, consecutive=True)

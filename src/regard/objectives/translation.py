@@ -13,12 +13,12 @@ from torch import Tensor, nn
 
 from regard.data.batch import Batch
 from regard.objectives.classification import padded
-from regard.objectives.next_token import Result, token_loss, where
+from regard.objectives.next_token import LossResult, layout_of, token_loss
 
 
-def translation(model: nn.Module, batch: Batch) -> Result:
+def translation(model: nn.Module, batch: Batch) -> LossResult:
     """Needs source and source_valid (B, S), and what next_token needs."""
-    out = model(batch.source, batch.tokens, padded(batch.get("source_valid")), where(batch), outputs=True)
+    out = model(batch.source, batch.tokens, padded(batch.get("source_valid")), layout_of(batch), outputs=True)
     return token_loss(out, batch)
 
 

@@ -4,9 +4,9 @@
 
 H query heads share K key/value heads, H / K to each: K = H is multi-head (Vaswani et al. 2017), K = 1 multi-query
 (Shazeer 2019), in between grouped-query attention (Ainslie et al. 2023). What may be added: a norm of queries and keys
-(Henry et al. 2020; over each head, or over all at once as in OLMo 2), a bound on queries, keys and values (MPT,
-OLMoE), a cap on the scores, a learned sink a head (kernels/attention/scores.py), and a gate on what the heads read,
-z ⊙ σ(W_g x) (Qiu et al. 2025).
+(Henry et al. 2020; over each head, or over all at once as in OLMo 2), a bound on queries, keys and values (MPT, OLMoE),
+a cap on the scores, one learned sink per head (kernels/attention/score_options.py), and a gate on the heads' outputs, z
+⊙ σ(W_g x) (Qiu et al. 2025).
 """
 
 from dataclasses import dataclass
@@ -15,14 +15,14 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from regard.at import At
 from regard.kernels.attention import backend
 from regard.kernels.attention.mask import Causal, Mask
-from regard.kernels.attention.scores import Scores
+from regard.kernels.attention.score_options import ScoreOptions
+from regard.layout import TokenLayout
 from regard.parts.body import Body
 from regard.parts.norm import Norm
-from regard.parts.position.none import NoPosition, Position
-from regard.parts.state import FRESH, Memory, PerToken, State
+from regard.parts.position.base import NoPosition, Position
+from regard.parts.state import STATELESS, Memory, PerToken, State
 from regard.parts.tap import Tap
 from regard.spec import SpecError, require
 
@@ -76,7 +76,7 @@ class Attention(Body):
         return self.mask.causal
 
     @property
-    def biased(self) -> int | None:
+    def bias_heads(self) -> int | None:
         return self.heads
 
     def build(self, width: int) -> nn.Module:
@@ -120,19 +120,19 @@ class AttentionModule(nn.Module):
         self.scale = head_dim**-0.5 if spec.scale is None else spec.scale
         self.attend = backend("auto")
 
-    def forward(self, x: Tensor, at: At, state: State = FRESH) -> Tensor:
+    def forward(self, x: Tensor, layout: TokenLayout, state: State = STATELESS) -> Tensor:
         q = self.clip(self.q_norm(split(self.q_proj(x), self.heads)))  # (B, H, L, E)
         k = self.clip(self.k_norm(split(self.k_proj(x), self.kv_heads)))  # (B, K, L, E)
         v = self.clip(split(self.v_proj(x), self.kv_heads))  # (B, K, L, E)
-        q, k = self.position.rotate(q, k, at)
-        k, v, at = state.extend(at, k=k, v=v)  # (B, K, S, E)
+        q, k = self.position.rotate(q, k, layout)
+        k, v, layout = state.extend(layout, k=k, v=v)  # (B, K, S, E)
         q, k, v = self.q(q), self.k(k), self.v(v)
-        z = self.attend(q, k, v, at, self.scores(at))  # (B, H, L, E)
+        z = self.attend(q, k, v, layout, self.scores(layout))  # (B, H, L, E)
         return self.o_proj(merge(self.gate(self.z(z), x)))
 
-    def scores(self, at: At) -> Scores:
+    def scores(self, layout: TokenLayout) -> ScoreOptions:
         dropout = self.dropout if self.training else 0.0
-        return Scores(self.mask, self.scale, self.position.bias(at), self.softcap, self.sinks, dropout)
+        return ScoreOptions(self.mask, self.scale, self.position.bias(layout), self.softcap, self.sinks, dropout)
 
 
 class HeadNorm(nn.Module):

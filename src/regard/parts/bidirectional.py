@@ -12,10 +12,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from regard.at import At
+from regard.layout import TokenLayout
 from regard.parts.body import Body
 from regard.parts.recurrent import Recurrent
-from regard.parts.state import FRESH, Ended, Fixed, FixedState
+from regard.parts.state import STATELESS, FinalState, FixedSize, FixedState
 from regard.spec import require
 
 
@@ -40,9 +40,9 @@ class Bidirectional(Body):
     def build(self, width: int) -> nn.Module:
         return BidirectionalModule(width, self)
 
-    def memory(self, width: int) -> Fixed:
+    def memory(self, width: int) -> FixedSize:
         """What it leaves behind; it cannot go on from there."""
-        return Fixed({name: (2 * self.size(width),) for name in self.recurrence.states})
+        return FixedSize({name: (2 * self.size(width),) for name in self.recurrence.states})
 
     def flops(self, width: int, tokens: int, seen: int) -> int:
         size = self.size(width)
@@ -58,21 +58,21 @@ class BidirectionalModule(nn.Module):
         self.back = spec.recurrence.recurrence(width, size)
         self.o_proj = nn.Identity() if 2 * size == width else nn.Linear(2 * size, width, bias=False)
 
-    def forward(self, x: Tensor, at: At, state: FixedState = FRESH) -> Tensor:
-        ends = Ended(), Ended()
-        ahead = self.ahead(x, at, ends[0])  # (B, L, N)
-        back = self.back(x.flip(1), at.once("reversed", lambda: reverse(at)), ends[1]).flip(1)  # (B, L, N)
-        state.write(at, **{name: torch.cat([end.arrays[name] for end in ends], -1) for name in ends[0].arrays})
+    def forward(self, x: Tensor, layout: TokenLayout, state: FixedState = STATELESS) -> Tensor:
+        ends = FinalState(), FinalState()
+        ahead = self.ahead(x, layout, ends[0])  # (B, L, N)
+        back = self.back(x.flip(1), layout.once("reversed", lambda: reverse(layout)), ends[1]).flip(1)  # (B, L, N)
+        state.write(layout, **{name: torch.cat([end.arrays[name] for end in ends], -1) for name in ends[0].arrays})
         return self.o_proj(torch.cat([ahead, back], -1))
 
 
-def reverse(at: At) -> At:
+def reverse(layout: TokenLayout) -> TokenLayout:
     """The same tokens from right to left."""
     return replace(
-        at,
-        positions=at.positions.flip(1),
-        segments=None if at.segments is None else at.segments.flip(1),
-        valid=None if at.valid is None else at.valid.flip(1),
+        layout,
+        positions=layout.positions.flip(1),
+        segments=None if layout.segments is None else layout.segments.flip(1),
+        valid=None if layout.valid is None else layout.valid.flip(1),
         ordered=False,
         consecutive=False,
         shared={},

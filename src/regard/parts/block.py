@@ -16,10 +16,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard.at import At
+from regard.layout import TokenLayout
 from regard.parts.body import Body
 from regard.parts.norm import NoNorm, Norm, RMSNorm
-from regard.parts.state import FRESH, Memory, State
+from regard.parts.state import STATELESS, Memory, State
 from regard.spec import Spec, require
 
 Losses = dict[str, Tensor]  # what bodies add to the loss in training, by name
@@ -75,14 +75,14 @@ class SublayerModule(nn.Module):
         self.pre = block.style == "pre"
         self.keep, self.share, self.dropout = block.keep, block.share, block.dropout
 
-    def forward(self, x: Tensor, at: At, state: State) -> tuple[Tensor, Losses]:
-        y, losses = self.branch(self.norm(x) if self.pre else x, at, state)
+    def forward(self, x: Tensor, layout: TokenLayout, state: State) -> tuple[Tensor, Losses]:
+        y, losses = self.branch(self.norm(x) if self.pre else x, layout, state)
         x = x + y if self.keep == 1.0 else self.keep * x + y if self.keep else y
         return x if self.pre else self.norm(x), losses
 
-    def branch(self, x: Tensor, at: At, state: State) -> tuple[Tensor, Losses]:
+    def branch(self, x: Tensor, layout: TokenLayout, state: State) -> tuple[Tensor, Losses]:
         """What is added to the stream."""
-        y = self.body(*(x, at, state)[: self.takes])
+        y = self.body(*(x, layout, state)[: self.takes])
         y, losses = y if isinstance(y, tuple) else (y, {})
         y = self.after(y)
         y = y if self.scale is None else y * self.scale
@@ -95,10 +95,10 @@ class BlockModule(nn.Module):
         super().__init__()
         self.sublayers = nn.ModuleList(s.build(width, spec) for s in spec.sublayers)
 
-    def forward(self, x: Tensor, at: At, states: tuple[State, ...] | None = None) -> tuple[Tensor, Losses]:
+    def forward(self, x: Tensor, layout: TokenLayout, states: tuple[State, ...] | None = None) -> tuple[Tensor, Losses]:
         total: Losses = {}
-        for sublayer, state in zip(self.sublayers, states or [FRESH] * len(self.sublayers), strict=True):
-            x, losses = sublayer(x, at, state)
+        for sublayer, state in zip(self.sublayers, states or [STATELESS] * len(self.sublayers), strict=True):
+            x, losses = sublayer(x, layout, state)
             total = add(total, losses)
         return x, total
 
@@ -110,12 +110,12 @@ class ParallelBlockModule(nn.Module):
         self.sublayers = nn.ModuleList(s.build(width, spec) for s in spec.sublayers)
         self.keep = spec.keep
 
-    def forward(self, x: Tensor, at: At, states: tuple[State, ...] | None = None) -> tuple[Tensor, Losses]:
+    def forward(self, x: Tensor, layout: TokenLayout, states: tuple[State, ...] | None = None) -> tuple[Tensor, Losses]:
         inner, total = self.norm(x), {}
         x = x if self.keep == 1.0 else self.keep * x
-        for sublayer, state in zip(self.sublayers, states or [FRESH] * len(self.sublayers), strict=True):
+        for sublayer, state in zip(self.sublayers, states or [STATELESS] * len(self.sublayers), strict=True):
             assert isinstance(sublayer, SublayerModule)
-            y, losses = sublayer.branch(sublayer.norm(inner), at, state)
+            y, losses = sublayer.branch(sublayer.norm(inner), layout, state)
             x, total = x + y, add(total, losses)
         return x, total
 

@@ -30,15 +30,15 @@ class Body(Spec):
         return True
 
     @property
-    def biased(self) -> int | None:
+    def bias_heads(self) -> int | None:
         """For how many heads a stack's bias must have a number; None: it reads none."""
         return None
 
     @property
-    def remembered(self) -> int | None:
+    def max_exact_cache(self) -> int | None:
         """How many tokens a cache may hold and still be exact: what its positions say, if it has any; None: no end."""
         position = getattr(self, "position", None)
-        return None if position is None else position.remembered
+        return None if position is None else position.max_exact_cache
 
     def build(self, width: int) -> nn.Module:
         raise NotImplementedError
@@ -54,6 +54,6 @@ class Body(Spec):
         """
         raise NotImplementedError
 
-    def idle(self, width: int) -> int:
+    def inactive_params(self, width: int) -> int:
         """Parameters that one token does not use: those of the experts that it did not choose."""
         return 0

@@ -1,11 +1,11 @@
 """Mixture of experts: many feed-forward layers, of which each token passes through a few.
 
-    y = Σ_{i in chosen(x)} w_i(x) · expert_i(x)  +  shared(x)          parts/routing.py chooses and weighs
+    y = Σ_{i in chosen(x)} w_i(x) · expert_i(x)  +  shared(x)          parts/router.py chooses and weighs
 
 Shazeer et al. 2017, Fedus et al. 2021 (Switch), Jiang et al. 2024 (Mixtral); shared experts, which every token passes:
 Dai et al. 2024 (DeepSeekMoE). The tokens are sorted by expert, so that each expert multiplies one stretch of rows
-(kernels/experts.py). Capacity, noise and losses belong to training: at inference nothing is dropped, and a token's
-result does not depend on the tokens beside it.
+(kernels/grouped_matmul.py). Capacity, noise and losses belong to training: at inference nothing is dropped, and
+a token's result does not depend on the tokens beside it.
 """
 
 from dataclasses import dataclass
@@ -15,11 +15,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from regard.at import At
-from regard.kernels.experts import by_expert, grouped_linear
+from regard.kernels.grouped_matmul import by_expert, grouped_linear
+from regard.layout import TokenLayout
 from regard.parts.body import Body
 from regard.parts.feedforward import PositionWise
-from regard.parts.routing import Router, Routing, balance_loss, within_capacity, z_loss
+from regard.parts.router import Router, Routing, balance_loss, within_capacity, z_loss
 from regard.parts.tap import Tap
 from regard.spec import require
 
@@ -55,7 +55,7 @@ class Experts(Body):
         columns = self.count + self.shared_gate  # of the router, and of the gate
         return tokens * 2 * width * columns + self.top_k * self.expert.flops(width, tokens, seen) + shared
 
-    def idle(self, width: int) -> int:
+    def inactive_params(self, width: int) -> int:
         with torch.device("meta"):
             one = self.expert.build(width)
         return (self.count - self.top_k) * sum(parameter.numel() for parameter in one.parameters())
@@ -71,9 +71,9 @@ class ExpertsModule(nn.Module):
         self.shared_gate = nn.Linear(width, 1, bias=False) if spec.shared_gate else None
         self.kept = Tap()  # (T, k) which choices found a seat, where there is a capacity
 
-    def forward(self, x: Tensor, at: At) -> Tensor | tuple[Tensor, dict[str, Tensor]]:
+    def forward(self, x: Tensor, layout: TokenLayout) -> Tensor | tuple[Tensor, dict[str, Tensor]]:
         tokens = x.flatten(0, 1)  # (T, D)
-        valid = None if at.valid is None else at.valid.flatten()  # (T,)
+        valid = None if layout.valid is None else layout.valid.flatten()  # (T,)
         routing = self.router(tokens)
         y = self.chosen(tokens, routing, valid).to(x.dtype).view_as(x)  # (B, L, D)
         if self.shared is not None:

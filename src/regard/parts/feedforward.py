@@ -32,7 +32,7 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "tanh": torch.tanh,
     "identity": lambda x: x,
 }
-Linear = Callable[..., nn.Module]  # makes a projection: (columns, rows, bias) -> module
+LinearFactory = Callable[..., nn.Module]  # makes a projection: (columns, rows, bias) -> module
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class PositionWise(Body):
         """Channels inside, in a stack this wide."""
         raise NotImplementedError
 
-    def build(self, width: int, linear: Linear = nn.Linear) -> nn.Module:
+    def build(self, width: int, linear: LinearFactory = nn.Linear) -> nn.Module:
         """`linear` makes the projections; experts put in one that holds a matrix for each of them."""
         raise NotImplementedError
 
@@ -62,7 +62,7 @@ class FeedForward(PositionWise):
     def hidden_dim(self, width: int) -> int:
         return self.hidden or 4 * width
 
-    def build(self, width: int, linear: Linear = nn.Linear) -> nn.Module:
+    def build(self, width: int, linear: LinearFactory = nn.Linear) -> nn.Module:
         return FeedForwardModule(width, self, linear)
 
     def flops(self, width: int, tokens: int, seen: int) -> int:
@@ -85,7 +85,7 @@ class Gated(PositionWise):
     def hidden_dim(self, width: int) -> int:
         return self.hidden or eight_thirds(width, self.multiple_of)
 
-    def build(self, width: int, linear: Linear = nn.Linear) -> nn.Module:
+    def build(self, width: int, linear: LinearFactory = nn.Linear) -> nn.Module:
         return GatedModule(width, self, linear)
 
     def flops(self, width: int, tokens: int, seen: int) -> int:
@@ -108,7 +108,7 @@ def eight_thirds(width: int, multiple_of: int = 256) -> int:
 
 
 class FeedForwardModule(nn.Module):
-    def __init__(self, width: int, spec: FeedForward, linear: Linear):
+    def __init__(self, width: int, spec: FeedForward, linear: LinearFactory):
         super().__init__()
         hidden = spec.hidden_dim(width)
         self.up_proj = linear(width, hidden, bias=spec.bias)
@@ -122,7 +122,7 @@ class FeedForwardModule(nn.Module):
 
 
 class GatedModule(nn.Module):
-    def __init__(self, width: int, spec: Gated, linear: Linear):
+    def __init__(self, width: int, spec: Gated, linear: LinearFactory):
         super().__init__()
         hidden = spec.hidden_dim(width)
         self.gate_proj = linear(width, hidden, bias=spec.bias)

@@ -14,12 +14,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.parts.attention import split
-from regard.parts.fading import Fading, FadingModule
+from regard.parts.decayed_linear_attention import DecayedLinearAttention, DecayedLinearAttentionModule
 from regard.spec import require
 
 
 @dataclass(frozen=True)
-class GatedLinear(Fading):
+class GatedLinear(DecayedLinearAttention):
     decay: Literal["channel", "head"] = "channel"
     rank: int = 16
     temperature: float = 16.0
@@ -46,7 +46,7 @@ class GatedLinear(Fading):
         return 2 * tokens * made + self.products(width, tokens, channels)
 
 
-class GatedLinearModule(FadingModule):
+class GatedLinearModule(DecayedLinearAttentionModule):
     def __init__(self, width: int, spec: GatedLinear):
         super().__init__(width, spec)
         self.channels, self.temperature = spec.decay == "channel", spec.temperature

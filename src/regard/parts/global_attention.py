@@ -12,11 +12,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from regard.at import At
 from regard.kernels.attention.mask import Mask
 from regard.kernels.attention.patterns.longformer import Longformer
+from regard.layout import TokenLayout
 from regard.parts.attention import Attention, AttentionModule
-from regard.parts.state import FRESH, State
+from regard.parts.state import STATELESS, State
 from regard.spec import require
 
 
@@ -43,9 +43,9 @@ class GlobalAttentionModule(AttentionModule):
         self.of_globals.add_module("o_proj", nn.Identity())  # they go through ours
         self.first = spec.mask.first
 
-    def forward(self, x: Tensor, at: At, state: State = FRESH) -> Tensor:
-        out = super().forward(x, at, state)  # (B, L, D)
+    def forward(self, x: Tensor, layout: TokenLayout, state: State = STATELESS) -> Tensor:
+        out = super().forward(x, layout, state)  # (B, L, D)
         if not self.first:
             return out
-        globally = self.o_proj(self.of_globals(x, at))  # (B, L, D); the others' rows cost what a window costs
-        return torch.where((at.positions < self.first).unsqueeze(-1), globally, out)
+        globally = self.o_proj(self.of_globals(x, layout))  # (B, L, D); the others' rows cost what a window costs
+        return torch.where((layout.positions < self.first).unsqueeze(-1), globally, out)

@@ -1,6 +1,6 @@
 """The gated recurrent unit as a mixer: three quarters of an LSTM's weights, and one state. Cho et al. 2014.
 
-The equations, with the reset gate before or after the product, stand in kernels/recurrence/gru.py.
+The equations, with the reset gate before or after the product, stand in kernels/recurrent/cells/gru.py.
 """
 
 from dataclasses import dataclass
@@ -8,8 +8,8 @@ from typing import ClassVar, Literal
 
 from torch import Tensor, nn
 
-from regard.kernels.recurrence import gru
-from regard.kernels.recurrence.loop import States
+from regard.kernels.recurrent.cells import gru
+from regard.kernels.recurrent.cells.loop import CellStates
 from regard.parts.recurrent import Recurrence, Recurrent
 
 
@@ -30,9 +30,9 @@ class GRUModule(Recurrence):
         self.h_proj = nn.Linear(size, 2 * size, bias=False)
         self.n_proj = nn.Linear(size, size, bias=spec.bias and self.can_fuse)
 
-    def step(self, x: Tensor, *past: Tensor) -> States:
+    def step(self, x: Tensor, *past: Tensor) -> CellStates:
         return gru.step(x, *past, self.h_proj, self.n_proj, self.reset)
 
-    def fused(self, x: Tensor, sizes: Tensor | None, past: States) -> tuple[Tensor, States]:
+    def fused(self, x: Tensor, sizes: Tensor | None, past: CellStates) -> tuple[Tensor, CellStates]:
         weights = (self.x_proj.weight, self.h_proj.weight, self.n_proj.weight, self.bias, self.n_proj.bias)
         return gru.fused(x, past, *weights, sizes)

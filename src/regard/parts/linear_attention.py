@@ -2,8 +2,8 @@
 
     out_t = S_tᵀ φ(q_t) / z_tᵀ φ(q_t)          S_t = Σ φ(k_j) v_jᵀ      z_t = Σ φ(k_j)      over j ≤ t, or all j
 
-The feature map φ is chosen (parts/features.py); the sums are the scan of kernels/scan. Without `normalize` the divisor
-is left out, and the output's scale is the next layer's matter. Katharopoulos et al. 2020; Choromanski et al. 2020.
+The feature map φ is chosen (parts/feature_maps.py); the sums are a linear scan. Without `normalize` the divisor is left
+out, and the output's scale is the next layer's matter. Katharopoulos et al. 2020; Choromanski et al. 2020.
 """
 
 from dataclasses import dataclass
@@ -13,14 +13,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard.at import At
-from regard.kernels.linear_attention import both_ways, linear_attention
 from regard.kernels.random_features import document_peak, draw_directions, log_features, running_peak
-from regard.kernels.scan import flops
+from regard.kernels.recurrent.linear_attention import both_ways, linear_attention
+from regard.kernels.recurrent.linear_scan import flops
+from regard.layout import TokenLayout
 from regard.parts.attention import merge, split
 from regard.parts.body import Body
-from regard.parts.features import Elu, Features, Performer
-from regard.parts.state import FRESH, Fixed, FixedState
+from regard.parts.feature_maps import EluFeatures, FeatureMap, PerformerFeatures
+from regard.parts.state import STATELESS, FixedSize, FixedState
 from regard.spec import require
 
 
@@ -30,7 +30,7 @@ class LinearAttention(Body):
 
     heads: int
     bias: bool = False
-    features: Features = Elu()
+    features: FeatureMap = EluFeatures()
     normalize: bool = True
     bidirectional: bool = False  # does a token see later ones too?
 
@@ -49,18 +49,20 @@ class LinearAttention(Body):
         return head_dim, self.features.size(head_dim), head_dim + self.normalize
 
     def build(self, width: int) -> nn.Module:
-        return PerformerModule(width, self) if isinstance(self.features, Performer) else LinearModule(width, self)
+        return (
+            PerformerModule(width, self) if isinstance(self.features, PerformerFeatures) else LinearModule(width, self)
+        )
 
-    def memory(self, width: int) -> Fixed | None:
+    def memory(self, width: int) -> FixedSize | None:
         if self.bidirectional:
             return None
         _, features, columns = self.sizes(width)
-        peak = {"peak": (self.heads,)} if isinstance(self.features, Performer) else {}
-        return Fixed({"sums": (self.heads, features, columns)} | peak)
+        peak = {"peak": (self.heads,)} if isinstance(self.features, PerformerFeatures) else {}
+        return FixedSize({"sums": (self.heads, features, columns)} | peak)
 
     def flops(self, width: int, tokens: int, seen: int) -> int:
         head_dim, features, columns = self.sizes(width)
-        drawn = 4 * tokens * width * features if isinstance(self.features, Performer) else 0
+        drawn = 4 * tokens * width * features if isinstance(self.features, PerformerFeatures) else 0
         if self.bidirectional:
             summed = 4 * tokens * self.heads * features * columns
         else:
@@ -79,13 +81,13 @@ class LinearAttentionModule(nn.Module):
         self.v_proj = nn.Linear(width, width, bias=spec.bias)
         self.o_proj = nn.Linear(width, width, bias=spec.bias)
 
-    def forward(self, x: Tensor, at: At, state: FixedState = FRESH) -> Tensor:
+    def forward(self, x: Tensor, layout: TokenLayout, state: FixedState = STATELESS) -> Tensor:
         q = split(self.q_proj(x), self.heads)  # (B, H, L, E)
         k = split(self.k_proj(x), self.heads)  # (B, H, L, E)
         v = split(self.v_proj(x), self.heads)  # (B, H, L, E)
-        return self.o_proj(merge(self.read(q, k, v, at, state).to(x.dtype)))
+        return self.o_proj(merge(self.read(q, k, v, layout, state).to(x.dtype)))
 
-    def read(self, q: Tensor, k: Tensor, v: Tensor, at: At, state: FixedState) -> Tensor:
+    def read(self, q: Tensor, k: Tensor, v: Tensor, layout: TokenLayout, state: FixedState) -> Tensor:
         """(B, H, L, E) what the queries find in the sums"""
         raise NotImplementedError
 
@@ -93,15 +95,15 @@ class LinearAttentionModule(nn.Module):
 class LinearModule(LinearAttentionModule):
     def __init__(self, width: int, spec: LinearAttention):
         super().__init__(width, spec)
-        self.elu = isinstance(spec.features, Elu)
+        self.elu = isinstance(spec.features, EluFeatures)
 
-    def read(self, q: Tensor, k: Tensor, v: Tensor, at: At, state: FixedState) -> Tensor:
+    def read(self, q: Tensor, k: Tensor, v: Tensor, layout: TokenLayout, state: FixedState) -> Tensor:
         q, k = self.map(q), self.map(k)
         if self.memory is None:
-            return both_ways(q, k, v, at.documents, at.valid, self.normalize)
-        (sums,) = state.read(at, **self.memory.zeros(v))  # (B, H, E, columns)
-        out, sums = linear_attention(q, k, v, sums, at.documents, at.valid, normalize=self.normalize)
-        state.write(at, sums=sums)
+            return both_ways(q, k, v, layout.documents, layout.valid, self.normalize)
+        (sums,) = state.read(layout, **self.memory.zeros(v))  # (B, H, E, columns)
+        out, sums = linear_attention(q, k, v, sums, layout.documents, layout.valid, normalize=self.normalize)
+        state.write(layout, sums=sums)
         return out
 
     def map(self, x: Tensor) -> Tensor:
@@ -116,16 +118,18 @@ class PerformerModule(LinearAttentionModule):
         head_dim, features, _ = spec.sizes(width)
         self.directions = nn.Parameter(draw_directions(features, head_dim), requires_grad=False)  # (R, E)
 
-    def read(self, q: Tensor, k: Tensor, v: Tensor, at: At, state: FixedState) -> Tensor:
+    def read(self, q: Tensor, k: Tensor, v: Tensor, layout: TokenLayout, state: FixedState) -> Tensor:
         q, k = log_features(q, self.directions), log_features(k, self.directions)  # (B, H, L, R)
         q = (q - q.amax(-1, keepdim=True).detach()).exp()
-        k = k if at.valid is None else k.masked_fill(~at.valid[:, None, :, None], -torch.inf)
+        k = k if layout.valid is None else k.masked_fill(~layout.valid[:, None, :, None], -torch.inf)
         if self.memory is None:
-            return both_ways(q, (k - document_peak(k, at.documents).unsqueeze(-1)).exp(), v, at.documents)
+            return both_ways(q, (k - document_peak(k, layout.documents).unsqueeze(-1)).exp(), v, layout.documents)
         zeros = self.memory.zeros(v)
-        sums, peak = state.read(at, sums=zeros["sums"], peak=zeros["peak"] - torch.inf)  # (B, H, R, columns), (B, H)
-        peaks, decay, peak = running_peak(k, peak, at.documents)
+        sums, peak = state.read(
+            layout, sums=zeros["sums"], peak=zeros["peak"] - torch.inf
+        )  # (B, H, R, columns), (B, H)
+        peaks, decay, peak = running_peak(k, peak, layout.documents)
         k = (k - peaks.unsqueeze(-1)).exp()
-        out, sums = linear_attention(q, k, v, sums, at.documents, at.valid, decay)
-        state.write(at, sums=sums, peak=peak)
+        out, sums = linear_attention(q, k, v, sums, layout.documents, layout.valid, decay)
+        state.write(layout, sums=sums, peak=peak)
         return out

@@ -13,14 +13,14 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from regard.at import At
 from regard.kernels.attention import backend
 from regard.kernels.attention.mask import Full
-from regard.kernels.attention.scores import Scores
+from regard.kernels.attention.score_options import ScoreOptions
 from regard.kernels.segments import numbered
+from regard.layout import TokenLayout
 from regard.parts.attention import merge, split
 from regard.parts.body import Body
-from regard.parts.state import FRESH, State
+from regard.parts.state import STATELESS, State
 from regard.spec import require
 
 
@@ -47,7 +47,7 @@ class Linformer(Body):
         return False
 
     @property
-    def remembered(self) -> int:
+    def max_exact_cache(self) -> int:
         return self.length
 
     def build(self, width: int) -> nn.Module:
@@ -70,40 +70,42 @@ class LinformerModule(nn.Module):
         self.v_length = None if spec.shared else along_length(spec)  # F
         self.attend = backend("auto")
 
-    def forward(self, x: Tensor, at: At, state: State = FRESH) -> Tensor:
+    def forward(self, x: Tensor, layout: TokenLayout, state: State = STATELESS) -> Tensor:
         q, k, v = (split(p(x), self.heads) for p in (self.q_proj, self.k_proj, self.v_proj))  # (B, H, L, E)
-        where = self.documents(at)  # (B, docs, L)
-        k = self.mixtures(self.k_length, at, where) @ k  # (B, H, docs · k, E)
-        v = self.mixtures(self.k_length if self.v_length is None else self.v_length, at, where) @ v
-        z = self.attend(q, k, v, self.before_mixtures(at, where.shape[1], k.shape[2]), Scores(Full(), self.scale))
+        where = self.documents(layout)  # (B, docs, L)
+        k = self.mixtures(self.k_length, layout, where) @ k  # (B, H, docs · k, E)
+        v = self.mixtures(self.k_length if self.v_length is None else self.v_length, layout, where) @ v
+        z = self.attend(
+            q, k, v, self.before_mixtures(layout, where.shape[1], k.shape[2]), ScoreOptions(Full(), self.scale)
+        )
         return self.o_proj(merge(z))
 
-    def documents(self, at: At) -> Tensor:
+    def documents(self, layout: TokenLayout) -> Tensor:
         """(B, docs, L): which tokens are in each document; padding is in none."""
-        documents = at.documents
-        own = torch.zeros_like(at.positions) if documents is None else numbered(documents)
+        documents = layout.documents
+        own = torch.zeros_like(layout.positions) if documents is None else numbered(documents)
         count = 1 if documents is None else int(own.max()) + 1
         where = own.unsqueeze(1) == torch.arange(count, device=own.device).unsqueeze(-1)
-        return where if at.valid is None else where & at.valid.unsqueeze(1)
+        return where if layout.valid is None else where & layout.valid.unsqueeze(1)
 
-    def mixtures(self, along: Tensor, at: At, where: Tensor) -> Tensor:
+    def mixtures(self, along: Tensor, layout: TokenLayout, where: Tensor) -> Tensor:
         """(B, 1, docs · k, L): every token's share in the mixtures of its document."""
-        if at.positions.device.type == "cpu" and int(at.positions.max()) >= self.length:
+        if layout.positions.device.type == "cpu" and int(layout.positions.max()) >= self.length:
             raise ValueError(
-                f"a text of {int(at.positions.max()) + 1} tokens is longer than the {self.length} that linformer "
+                f"a text of {int(layout.positions.max()) + 1} tokens is longer than the {self.length} that linformer "
                 "projects; shorten it"
             )
-        columns = along.T[at.positions]  # (B, L, k)
+        columns = along.T[layout.positions]  # (B, L, k)
         return (where.unsqueeze(2) * columns.mT.unsqueeze(1)).flatten(1, 2).unsqueeze(1)
 
-    def before_mixtures(self, at: At, documents: int, keys: int) -> At:
+    def before_mixtures(self, layout: TokenLayout, documents: int, keys: int) -> TokenLayout:
         """The same queries before the mixtures of their documents."""
-        places = torch.zeros_like(at.positions[:, :1]).expand(-1, keys)
-        if (segments := at.documents) is None:
-            return replace(at, k_positions=places, ordered=False, consecutive=False, shared={})
+        places = torch.zeros_like(layout.positions[:, :1]).expand(-1, keys)
+        if (segments := layout.documents) is None:
+            return replace(layout, k_positions=places, ordered=False, consecutive=False, shared={})
         own = torch.arange(documents, device=places.device).repeat_interleave(keys // documents).expand_as(places)
         return replace(
-            at, segments=numbered(segments), k_positions=places, k_segments=own,
+            layout, segments=numbered(segments), k_positions=places, k_segments=own,
             ordered=False, consecutive=False, shared={},
         )  # fmt: skip
 

@@ -1,6 +1,6 @@
 """Long short-term memory as a mixer: beside what it says, h, it carries a cell, c, that only gates change.
 
-The equations, step by step and fused, stand in kernels/recurrence/lstm.py. Hochreiter & Schmidhuber 1997. The forget
+The equations, step by step and fused, are in kernels/recurrent/cells/lstm.py. Hochreiter & Schmidhuber 1997. The forget
 gate begins with a bias of 1, so that a fresh cell keeps more than it loses (Gers et al. 2000, Jozefowicz et al. 2015).
 """
 
@@ -10,8 +10,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from regard.kernels.recurrence import lstm
-from regard.kernels.recurrence.loop import States
+from regard.kernels.recurrent.cells import lstm
+from regard.kernels.recurrent.cells.loop import CellStates
 from regard.parts.recurrent import Recurrence, Recurrent
 
 
@@ -31,8 +31,8 @@ class LSTMModule(Recurrence):
             with torch.no_grad():
                 self.bias[size : 2 * size] = 1.0
 
-    def step(self, x: Tensor, *past: Tensor) -> States:
+    def step(self, x: Tensor, *past: Tensor) -> CellStates:
         return lstm.step(x, *past, self.h_proj)
 
-    def fused(self, x: Tensor, sizes: Tensor | None, past: States) -> tuple[Tensor, States]:
+    def fused(self, x: Tensor, sizes: Tensor | None, past: CellStates) -> tuple[Tensor, CellStates]:
         return lstm.fused(x, past, self.x_proj.weight, self.h_proj.weight, self.bias, sizes)

@@ -14,7 +14,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from regard.at import At
+from regard.layout import TokenLayout
 
 Pool = Literal["cls", "mean", "last", "cls_mean"]
 
@@ -24,36 +24,38 @@ class Pooling(nn.Module):
         super().__init__()
         self.how: Pool = how
 
-    def forward(self, x: Tensor, at: At) -> Tensor:
-        return pool(x, at, self.how)
+    def forward(self, x: Tensor, layout: TokenLayout) -> Tensor:
+        return pool(x, layout, self.how)
 
 
 def pooled_dim(width: int, how: Pool) -> int:
     return 2 * width if how == "cls_mean" else width
 
 
-def pool(x: Tensor, at: At, how: Pool) -> Tensor:
+def pool(x: Tensor, layout: TokenLayout, how: Pool) -> Tensor:
     """(B, L, D) -> (B, D); of packed rows (B, N, D), one vector a document, zeros where a row has fewer than N."""
     parts = ("cls", "rest") if how == "cls_mean" else (how,)
-    return torch.cat([mean(x, at, choose(members(at), at.positions.unsqueeze(1), part)) for part in parts], -1)
+    return torch.cat(
+        [mean(x, layout, choose(members(layout), layout.positions.unsqueeze(1), part)) for part in parts], -1
+    )
 
 
-def mean(x: Tensor, at: At, chosen: Tensor) -> Tensor:
+def mean(x: Tensor, layout: TokenLayout, chosen: Tensor) -> Tensor:
     """Of the tokens chosen (B, N, L) for each document."""
     wide = torch.promote_types(x.dtype, torch.float32)
     chosen = chosen.to(wide)
     weights = chosen / chosen.sum(-1, keepdim=True).clamp_min(1)
     y = (weights @ x.to(wide)).to(x.dtype)  # (B, N, D)
-    return y.squeeze(1) if at.segments is None else y
+    return y.squeeze(1) if layout.segments is None else y
 
 
-def members(at: At) -> Tensor:
+def members(layout: TokenLayout) -> Tensor:
     """(B, N, L) True where a valid token belongs to the document."""
-    valid = torch.ones_like(at.positions, dtype=torch.bool) if at.valid is None else at.valid
-    if at.segments is None:
+    valid = torch.ones_like(layout.positions, dtype=torch.bool) if layout.valid is None else layout.valid
+    if layout.segments is None:
         return valid.unsqueeze(1)
-    documents = torch.arange(int(at.segments.where(valid, -1).max()) + 1, device=valid.device)
-    return (at.segments.unsqueeze(1) == documents.view(1, -1, 1)) & valid.unsqueeze(1)
+    documents = torch.arange(int(layout.segments.where(valid, -1).max()) + 1, device=valid.device)
+    return (layout.segments.unsqueeze(1) == documents.view(1, -1, 1)) & valid.unsqueeze(1)
 
 
 def choose(members: Tensor, positions: Tensor, how: Pool | Literal["rest"]) -> Tensor:

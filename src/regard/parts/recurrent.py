@@ -12,11 +12,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from regard.at import At
-from regard.kernels.recurrence.documents import by_document, find
-from regard.kernels.recurrence.loop import States, unroll
+from regard.kernels.recurrent.cells.documents import by_document, find
+from regard.kernels.recurrent.cells.loop import CellStates, unroll
+from regard.layout import TokenLayout
 from regard.parts.body import Body
-from regard.parts.state import FRESH, Fixed, FixedState
+from regard.parts.state import STATELESS, FixedSize, FixedState
 from regard.spec import require
 
 
@@ -42,8 +42,8 @@ class Recurrent(Body):
     def build(self, width: int) -> nn.Module:
         return RecurrentModule(width, self)
 
-    def memory(self, width: int) -> Fixed:
-        return Fixed({name: (self.size(width),) for name in self.states})
+    def memory(self, width: int) -> FixedSize:
+        return FixedSize({name: (self.size(width),) for name in self.states})
 
     def flops(self, width: int, tokens: int, seen: int) -> int:
         size = self.size(width)
@@ -58,8 +58,8 @@ class RecurrentModule(nn.Module):
         self.recurrence = spec.recurrence(width, size)
         self.o_proj = nn.Identity() if size == width else nn.Linear(size, width, bias=False)
 
-    def forward(self, x: Tensor, at: At, state: FixedState = FRESH) -> Tensor:
-        return self.o_proj(self.recurrence(x, at, state))
+    def forward(self, x: Tensor, layout: TokenLayout, state: FixedState = STATELESS) -> Tensor:
+        return self.o_proj(self.recurrence(x, layout, state))
 
 
 class Recurrence(nn.Module):
@@ -74,37 +74,37 @@ class Recurrence(nn.Module):
         self.h_proj = nn.Linear(size, spec.gates * size, bias=False)
         self.bias = nn.Parameter(torch.zeros(spec.gates * size)) if spec.bias else None
 
-    def forward(self, x: Tensor, at: At, state: FixedState = FRESH) -> Tensor:
+    def forward(self, x: Tensor, layout: TokenLayout, state: FixedState = STATELESS) -> Tensor:
         """(B, L, D) -> the states that are said (B, L, N)"""
-        said, past = self.run(x, self.begin(x, at, state), at)
-        self.end(past, at, state)
+        said, past = self.run(x, self.begin(x, layout, state), layout)
+        self.end(past, layout, state)
         return said
 
-    def begin(self, x: Tensor, at: At, state: FixedState) -> States:
+    def begin(self, x: Tensor, layout: TokenLayout, state: FixedState) -> CellStates:
         empty = x.new_zeros(len(x), self.size)
-        return tuple(array.to(x.dtype) for array in state.read(at, **dict.fromkeys(self.states, empty)))
+        return tuple(array.to(x.dtype) for array in state.read(layout, **dict.fromkeys(self.states, empty)))
 
-    def end(self, past: States, at: At, state: FixedState) -> None:
-        state.write(at, **dict(zip(self.states, past, strict=True)))
+    def end(self, past: CellStates, layout: TokenLayout, state: FixedState) -> None:
+        state.write(layout, **dict(zip(self.states, past, strict=True)))
 
-    def run(self, x: Tensor, past: States, at: At) -> tuple[Tensor, States]:
+    def run(self, x: Tensor, past: CellStates, layout: TokenLayout) -> tuple[Tensor, CellStates]:
         """Through the fused operation where there is one: it reads weights, which an adapted projection has not."""
         plain = all(type(module) is nn.Linear and not hooked(module) for module in self.children())
         cast = x.device.type == "cpu" and torch.is_autocast_enabled("cpu")  # some kinds are missing in half precision
         if not self.can_fuse or not plain or cast or x.shape[1] == 1:
-            return unroll(self.step, self.enter(x), past, at.segments, at.valid)
-        if at.segments is None and at.valid is None:
+            return unroll(self.step, self.enter(x), past, layout.segments, layout.valid)
+        if layout.segments is None and layout.valid is None:
             return self.fused(x, None, past)
-        return by_document(self.fused, x, past, at.once("documents", lambda: find(at)))
+        return by_document(self.fused, x, past, layout.once("documents", lambda: find(layout)))
 
     def enter(self, x: Tensor) -> Tensor:
         """What a step is given of the tokens: W_x x + b, in one product for all."""
         return self.x_proj(x) if self.bias is None else self.x_proj(x) + self.bias
 
-    def step(self, x: Tensor, *past: Tensor) -> States:
+    def step(self, x: Tensor, *past: Tensor) -> CellStates:
         raise NotImplementedError
 
-    def fused(self, x: Tensor, sizes: Tensor | None, past: States) -> tuple[Tensor, States]:
+    def fused(self, x: Tensor, sizes: Tensor | None, past: CellStates) -> tuple[Tensor, CellStates]:
         raise NotImplementedError
 
 

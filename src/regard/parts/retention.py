@@ -11,14 +11,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from regard.at import At
-from regard.parts.fading import Fading, FadingModule
+from regard.layout import TokenLayout
+from regard.parts.decayed_linear_attention import DecayedLinearAttention, DecayedLinearAttentionModule
 from regard.parts.position.rope import Rope
 from regard.spec import require
 
 
 @dataclass(frozen=True)
-class Retention(Fading):
+class Retention(DecayedLinearAttention):
     rotation: bool = True
     base: float = 10000.0  # of the rotation
 
@@ -33,13 +33,13 @@ class Retention(Fading):
         return self.products(width, tokens)
 
 
-class RetentionModule(FadingModule):
+class RetentionModule(DecayedLinearAttentionModule):
     def __init__(self, width: int, spec: Retention):
         super().__init__(width, spec)
         self.position = Rope(spec.base).build(self.key_dim, self.heads) if spec.rotation else None
 
-    def placed(self, q: Tensor, k: Tensor, at: At) -> tuple[Tensor, Tensor]:
-        return (q, k) if self.position is None else self.position.rotate(q, k, at)
+    def placed(self, q: Tensor, k: Tensor, layout: TokenLayout) -> tuple[Tensor, Tensor]:
+        return (q, k) if self.position is None else self.position.rotate(q, k, layout)
 
     def decay(self, x: Tensor) -> Tensor:
         h = torch.arange(self.heads, dtype=torch.float64, device=x.device)

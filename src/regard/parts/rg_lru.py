@@ -15,14 +15,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard.at import At
 from regard.kernels.convolution import convolve
-from regard.kernels.linear_recurrence import linear_recurrence
+from regard.kernels.recurrent.linear_recurrence import linear_recurrence
+from regard.layout import TokenLayout
 from regard.parts.body import Body
+from regard.parts.chunked_forward import chunked_forward
 from regard.parts.feedforward import ACTIVATIONS, Activation
-from regard.parts.spans import in_spans
-from regard.parts.ssm.fresh import Taps, filled
-from regard.parts.state import FRESH, Fixed, FixedState
+from regard.parts.ssm.initialization import ConvWeights, filled
+from regard.parts.state import STATELESS, FixedSize, FixedState
 from regard.spec import require
 
 FASTEST = 8.0  # how often the slowest decay is taken where r = 1
@@ -52,9 +52,9 @@ class RGLRU(Body):
     def build(self, width: int) -> nn.Module:
         return RGLRUModule(width, self)
 
-    def memory(self, width: int) -> Fixed:
+    def memory(self, width: int) -> FixedSize:
         size = self.size(width)
-        return Fixed({"conv": (self.taps - 1, size), "h": (size,)})
+        return FixedSize({"conv": (self.taps - 1, size), "h": (size,)})
 
     def flops(self, width: int, tokens: int, seen: int) -> int:
         size = self.size(width)
@@ -68,26 +68,26 @@ class RGLRUModule(nn.Module):
         self.memory = spec.memory(width)
         self.in_proj = nn.Linear(width, size)
         self.gate_proj = nn.Linear(width, size)
-        self.conv = Taps(spec.taps, size, bias=True)
+        self.conv = ConvWeights(spec.taps, size, bias=True)
         self.r_proj = BlockDiagonal(spec.heads, size // spec.heads)
         self.i_proj = BlockDiagonal(spec.heads, size // spec.heads)
         self.rate = rates(size)
         self.o_proj = nn.Linear(size, width)
         self.activation = ACTIVATIONS[spec.activation]
 
-    def forward(self, x: Tensor, at: At, state: FixedState = FRESH) -> Tensor:
-        out, tail, h = in_spans(self.read, x, at, state.read(at, **self.memory.zeros(x)))
-        state.write(at, conv=tail, h=h)
+    def forward(self, x: Tensor, layout: TokenLayout, state: FixedState = STATELESS) -> Tensor:
+        out, tail, h = chunked_forward(self.read, x, layout, state.read(layout, **self.memory.zeros(x)))
+        state.write(layout, conv=tail, h=h)
         return out
 
-    def read(self, x: Tensor, at: At, tail: Tensor, h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def read(self, x: Tensor, layout: TokenLayout, tail: Tensor, h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """x (B, L, D), the convolution's tail (B, k - 1, F) and the state (B, F) -> out (B, L, D) and both after."""
-        u, tail = convolve(self.in_proj(x), self.conv.weight, self.conv.bias, tail, at)  # (B, L, F)
+        u, tail = convolve(self.in_proj(x), self.conv.weight, self.conv.bias, tail, layout)  # (B, L, F)
         r, i = (gate(u).to(h.dtype).sigmoid() for gate in (self.r_proj, self.i_proj))
         decay = -FASTEST * r * F.softplus(self.rate.to(h.dtype))  # log a
         written = (-torch.expm1(2 * decay)).clamp_min(torch.finfo(h.dtype).tiny).sqrt()  # of 0 a root has no slope
-        written = written.where(at.positions.unsqueeze(-1) > 0, 1.0)
-        hs = linear_recurrence(decay.exp(), written * i * u, h, at.documents, at.valid)  # (B, L, F)
+        written = written.where(layout.positions.unsqueeze(-1) > 0, 1.0)
+        hs = linear_recurrence(decay.exp(), written * i * u, h, layout.documents, layout.valid)  # (B, L, F)
         return self.o_proj(hs.to(x.dtype) * self.activation(self.gate_proj(x))), tail, hs[:, -1]
 
 

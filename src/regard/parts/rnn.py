@@ -1,6 +1,6 @@
 """The simple recurrent network as a mixer: h_t = tanh(W_x x_t + W_h h_{t-1} + b). Elman 1990.
 
-The equation, step by step and fused, stands in kernels/recurrence/rnn.py.
+The equation, step by step and fused, stands in kernels/recurrent/cells/rnn.py.
 """
 
 from dataclasses import dataclass
@@ -8,8 +8,8 @@ from typing import Literal
 
 from torch import Tensor
 
-from regard.kernels.recurrence import rnn
-from regard.kernels.recurrence.loop import States
+from regard.kernels.recurrent.cells import rnn
+from regard.kernels.recurrent.cells.loop import CellStates
 from regard.parts.recurrent import Recurrence, Recurrent
 
 
@@ -26,8 +26,8 @@ class RNNModule(Recurrence):
         super().__init__(width, size, spec)
         self.activation = spec.activation
 
-    def step(self, x: Tensor, *past: Tensor) -> States:
+    def step(self, x: Tensor, *past: Tensor) -> CellStates:
         return rnn.step(x, *past, self.h_proj, self.activation)
 
-    def fused(self, x: Tensor, sizes: Tensor | None, past: States) -> tuple[Tensor, States]:
+    def fused(self, x: Tensor, sizes: Tensor | None, past: CellStates) -> tuple[Tensor, CellStates]:
         return rnn.fused(x, past, self.x_proj.weight, self.h_proj.weight, self.bias, sizes, self.activation)

@@ -16,12 +16,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard.at import At
 from regard.kernels.convolution import convolve
-from regard.kernels.rwkv import wkv
-from regard.kernels.rwkv.sums import EMPTY, Sums
+from regard.kernels.recurrent.wkv import wkv
+from regard.kernels.recurrent.wkv.sums import EMPTY, Sums
+from regard.layout import TokenLayout
 from regard.parts.body import Body
-from regard.parts.state import FRESH, Fixed, FixedState
+from regard.parts.state import STATELESS, FixedSize, FixedState
 from regard.spec import require
 
 
@@ -37,9 +37,9 @@ class TimeMixing(Body):
     def build(self, width: int) -> nn.Module:
         return TimeMixingModule(width, self)
 
-    def memory(self, width: int) -> Fixed:
+    def memory(self, width: int) -> FixedSize:
         hidden = self.hidden or width
-        return Fixed({"last": (1, width), "value": (hidden,), "weight": (hidden,), "peak": (hidden,)})
+        return FixedSize({"last": (1, width), "value": (hidden,), "weight": (hidden,), "peak": (hidden,)})
 
     def flops(self, width: int, tokens: int, seen: int) -> int:
         return 8 * tokens * width * (self.hidden or width)
@@ -59,13 +59,13 @@ class TimeMixingModule(nn.Module):
         self.log_decay = nn.Parameter(torch.linspace(-5, 3, hidden))
         self.bonus = nn.Parameter(torch.full((hidden,), math.log(0.3)))
 
-    def forward(self, x: Tensor, at: At, state: FixedState = FRESH) -> Tensor:
+    def forward(self, x: Tensor, layout: TokenLayout, state: FixedState = STATELESS) -> Tensor:
         zeros = self.memory.zeros(x)
-        last, *past = state.read(at, **zeros | {"peak": torch.full_like(zeros["peak"], EMPTY)})
-        (k, now), (v, _), (r, _) = (mix(x, last, at) for mix in (self.k_mix, self.v_mix, self.r_mix))
+        last, *past = state.read(layout, **zeros | {"peak": torch.full_like(zeros["peak"], EMPTY)})
+        (k, now), (v, _), (r, _) = (mix(x, last, layout) for mix in (self.k_mix, self.v_mix, self.r_mix))
         decay = -self.log_decay.to(last.dtype).exp()
-        out, past = wkv(self.k_proj(k), self.v_proj(v), decay, self.bonus, Sums(*past), at.documents, at.valid)
-        state.write(at, last=now, **past._asdict())
+        out, past = wkv(self.k_proj(k), self.v_proj(v), decay, self.bonus, Sums(*past), layout.documents, layout.valid)
+        state.write(layout, last=now, **past._asdict())
         return self.o_proj(self.r_proj(r).sigmoid() * out.to(x.dtype))
 
 
@@ -81,8 +81,8 @@ class ChannelMixing(Body):
     def build(self, width: int) -> nn.Module:
         return ChannelMixingModule(width, self.hidden or 4 * width)
 
-    def memory(self, width: int) -> Fixed:
-        return Fixed({"last": (1, width)})
+    def memory(self, width: int) -> FixedSize:
+        return FixedSize({"last": (1, width)})
 
     def flops(self, width: int, tokens: int, seen: int) -> int:
         return 2 * tokens * width * (2 * (self.hidden or 4 * width) + width)
@@ -96,10 +96,10 @@ class ChannelMixingModule(nn.Module):
         self.r_proj = nn.Linear(width, width, bias=False)
         self.down_proj = nn.Linear(hidden, width, bias=False)
 
-    def forward(self, x: Tensor, at: At, state: FixedState = FRESH) -> Tensor:
-        (last,) = state.read(at, last=torch.zeros_like(x[:, :1]))  # (B, 1, D)
-        (k, now), (r, _) = self.k_mix(x, last, at), self.r_mix(x, last, at)
-        state.write(at, last=now)
+    def forward(self, x: Tensor, layout: TokenLayout, state: FixedState = STATELESS) -> Tensor:
+        (last,) = state.read(layout, last=torch.zeros_like(x[:, :1]))  # (B, 1, D)
+        (k, now), (r, _) = self.k_mix(x, last, layout), self.r_mix(x, last, layout)
+        state.write(layout, last=now)
         return self.r_proj(r).sigmoid() * self.down_proj(F.relu(self.up_proj(k)).square())
 
 
@@ -110,6 +110,6 @@ class Mix(nn.Module):
         super().__init__()
         self.share = nn.Parameter(torch.linspace(0, 1 - 1 / width, width))
 
-    def forward(self, x: Tensor, last: Tensor, at: At) -> tuple[Tensor, Tensor]:
+    def forward(self, x: Tensor, last: Tensor, layout: TokenLayout) -> tuple[Tensor, Tensor]:
         """What is mixed (B, L, D), and the last token (B, 1, D) for those that follow."""
-        return convolve(x, torch.stack([self.share, 1 - self.share]), None, last, at)
+        return convolve(x, torch.stack([self.share, 1 - self.share]), None, last, layout)

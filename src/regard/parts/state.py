@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from regard.at import At
+from regard.layout import TokenLayout
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class PerToken:
 
 
 @dataclass(frozen=True)
-class Fixed:
+class FixedSize:
     """Arrays for a whole sequence, however long: name -> shape, kept in at least float32."""
 
     arrays: dict[str, tuple[int, ...]]
@@ -48,7 +48,7 @@ class PerSource:
     arrays: dict[str, tuple[int, int]]
 
 
-Declared = PerToken | Fixed | PerSource | None
+Declared = PerToken | FixedSize | PerSource | None
 Memory = Declared | tuple[Declared, ...]  # a tuple: of several kinds, and its state has the methods of all
 
 
@@ -58,54 +58,54 @@ def each(memory: Memory) -> tuple[Declared, ...]:
 
 
 class TokenState(Protocol):
-    def extend(self, at: At, **arrays: Tensor) -> tuple:
-        """Remember (B, heads, L, dim) arrays at `at`; -> all of them (B, heads, S, dim), and `at` with keys."""
+    def extend(self, layout: TokenLayout, **arrays: Tensor) -> tuple:
+        """Remember (B, heads, L, dim) arrays at `layout`; -> all of them (B, heads, S, dim), and `layout` with keys."""
         ...
 
 
 class FixedState(Protocol):
-    def read(self, at: At, **empty: Tensor) -> tuple[Tensor, ...]:
+    def read(self, layout: TokenLayout, **empty: Tensor) -> tuple[Tensor, ...]:
         """The fixed arrays of these rows, or what is given as `empty` where a row begins (position 0)."""
         ...
 
-    def write(self, at: At, **arrays: Tensor) -> None:
+    def write(self, layout: TokenLayout, **arrays: Tensor) -> None:
         """Remember the fixed arrays of these rows."""
         ...
 
 
 class SourceState(Protocol):
-    def recall(self, at: At, read: Callable[[Tensor], dict[str, Tensor]]) -> tuple:
-        """The arrays (B, heads, S, dim) of the source, read now if `at` has it; and `at` before its tokens."""
+    def recall(self, layout: TokenLayout, read: Callable[[Tensor], dict[str, Tensor]]) -> tuple:
+        """The arrays (B, heads, S, dim) of the source, read now if `layout` has it; and `layout` before its tokens."""
         ...
 
 
 State = Any  # a TokenState, FixedState or SourceState, as the mixer declared
 
 
-class Fresh:
-    def extend(self, at: At, **arrays: Tensor) -> tuple:
-        return (*arrays.values(), at)
+class Stateless:
+    def extend(self, layout: TokenLayout, **arrays: Tensor) -> tuple:
+        return (*arrays.values(), layout)
 
-    def read(self, at: At, **empty: Tensor) -> tuple[Tensor, ...]:
+    def read(self, layout: TokenLayout, **empty: Tensor) -> tuple[Tensor, ...]:
         return tuple(empty.values())
 
-    def write(self, at: At, **arrays: Tensor) -> None:
+    def write(self, layout: TokenLayout, **arrays: Tensor) -> None:
         pass
 
-    def recall(self, at: At, read: Callable[[Tensor], dict[str, Tensor]]) -> tuple:
-        if at.source is None:
+    def recall(self, layout: TokenLayout, read: Callable[[Tensor], dict[str, Tensor]]) -> tuple:
+        if layout.source is None:
             raise ValueError("cross-attention has no source to read and remembers none; give at.source, or a state")
-        return (*read(at.source.x).values(), at.before_source(at.source.at))
+        return (*read(layout.source.x).values(), layout.before_source(layout.source.layout))
 
 
-FRESH = Fresh()
+STATELESS = Stateless()
 
 
-class Ended(Fresh):
+class FinalState(Stateless):
     """Fresh too, but it keeps the fixed arrays that are written last: how a recurrence ended."""
 
     def __init__(self) -> None:
         self.arrays: dict[str, Tensor] = {}
 
-    def write(self, at: At, **arrays: Tensor) -> None:
+    def write(self, layout: TokenLayout, **arrays: Tensor) -> None:
         self.arrays = arrays

@@ -8,10 +8,10 @@ float32.
 import torch
 from torch import Tensor
 
-from regard.at import At
-from regard.kernels.attention.scores import Scores
-from regard.models.blank import blank, weightless
+from regard.kernels.attention.score_options import ScoreOptions
+from regard.layout import TokenLayout
 from regard.models.decoder import Decoder, DecoderModule
+from regard.models.meta_device import build_on_meta, meta_device
 from regard.plan.parts import Planned
 
 
@@ -21,11 +21,11 @@ def activation_bytes(spec: Planned, batch: int, tokens: int) -> int:
         raise ValueError(
             f"activations are counted for decoders, and this is of kind {spec.kind!r}; plan it without them"
         )
-    model = blank(spec)
+    model = build_on_meta(spec)
     for module in model.modules():
         if "attend" in vars(module):
             vars(module)["attend"] = tiled
-    with weightless():
+    with meta_device():
         return kept_bytes(model, torch.zeros(batch, tokens, dtype=torch.long))
 
 
@@ -44,7 +44,7 @@ def kept_bytes(model: DecoderModule, ids: Tensor) -> int:
     return hidden.nbytes + sum(storage.nbytes() for key, storage in kept.items() if key not in weights)
 
 
-class Tiled(torch.autograd.Function):
+class TiledActivations(torch.autograd.Function):
     @staticmethod
     def forward(ctx, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         batch, heads, length, _ = q.shape
@@ -54,5 +54,5 @@ class Tiled(torch.autograd.Function):
         return out
 
 
-def tiled(q: Tensor, k: Tensor, v: Tensor, at: At, scores: Scores) -> Tensor:
-    return Tiled.apply(q, k, v)
+def tiled(q: Tensor, k: Tensor, v: Tensor, layout: TokenLayout, scores: ScoreOptions) -> Tensor:
+    return TiledActivations.apply(q, k, v)

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 
 from torch import nn
 
-from regard.models.blank import weightless
+from regard.models.meta_device import meta_device
 from regard.plan.parts import Planned
 from regard.plan.training import full_bytes, lora_bytes
 from regard.spec import nearest
@@ -29,7 +29,7 @@ def adapter_parameters(rank: int, inputs: int, outputs: int) -> int:
 
 def adapted(spec: Planned, targets: Iterable[str]) -> dict[str, tuple[int, int]]:
     """(in, out) of every linear layer whose name ends in a target."""
-    with weightless():
+    with meta_device():
         linears = {name: m for name, m in spec.build().named_modules() if isinstance(m, nn.Linear)}
     ends = {name.rpartition(".")[2] for name in linears}
     for target in targets:

@@ -17,7 +17,7 @@ from math import prod
 from regard.models.decoder import Decoder
 from regard.models.encoder import Encoder
 from regard.parts.attention import Attention
-from regard.parts.state import Declared, Fixed, PerSource, PerToken, each
+from regard.parts.state import Declared, FixedSize, PerSource, PerToken, each
 from regard.plan.formats import format_of
 from regard.plan.parameters import Parameters, count_parameters
 from regard.plan.parts import Half, Planned, all_bodies, bodies, flops, halves, unread
@@ -103,7 +103,7 @@ class Plan:
     @property
     def state_bytes(self) -> int:
         """Recurrent states, the same for a text of any length; kept in at least float32."""
-        fixed = (memory for memory in self.memories() if isinstance(memory, Fixed))
+        fixed = (memory for memory in self.memories() if isinstance(memory, FixedSize))
         numbers = sum(prod(shape) for memory in fixed for shape in memory.arrays.values())
         return numbers * max(4, format_of(self.dtype).bits // 8) * self.batch
 
@@ -116,8 +116,8 @@ class Plan:
         others = [f"{name} " for name, half in halves(self.spec).items() if half is not writer]
         parts = {part: number for part, number in self.count.parts.items() if not part.startswith((*others, "ahead"))}
         table = 0 if writer.tied else max(0, writer.vocab - self.batch) * writer.table_dim
-        idle = sum(unread(body, writer.width, self.batch) for body in bodies(writer))
-        return format_of(self.weights).bytes(sum(parts.values()) - idle - table)
+        inactive = sum(unread(body, writer.width, self.batch) for body in bodies(writer))
+        return format_of(self.weights).bytes(sum(parts.values()) - inactive - table)
 
     @property
     def memory_read(self) -> int:

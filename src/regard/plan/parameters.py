@@ -1,7 +1,7 @@
 """Parameters by part, counted on the modules themselves, built on the meta device: any size, no memory.
 
 Each tensor is counted once, where it is first used: a tied head has none of its own. Of experts a token uses a few;
-the rest are idle for it, though they must be kept, and so are blocks that only training uses.
+the rest are inactive for it, though they must be kept, and so are blocks that only training uses.
 """
 
 from collections import Counter
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from regard.models.blank import weightless
+from regard.models.meta_device import meta_device
 from regard.parts.block import SublayerModule
 from regard.plan.parts import Planned, all_bodies, bodies, halves
 
@@ -21,7 +21,7 @@ NAMES = {"input": "embedding", "widen": "embedding", "embedding_norm": "norm", "
 @dataclass(frozen=True)
 class Parameters:
     parts: dict[str, int]
-    idle: int  # of these, what one token does not use
+    inactive: int  # of these, what one token does not use
 
     @property
     def total(self) -> int:
@@ -29,11 +29,11 @@ class Parameters:
 
     @property
     def active(self) -> int:
-        return self.total - self.idle
+        return self.total - self.inactive
 
 
 def count_parameters(spec: Planned) -> Parameters:
-    with weightless():
+    with meta_device():
         model = spec.build()
     counts, counted = Counter(), set()
 
@@ -56,5 +56,5 @@ def count_parameters(spec: Planned) -> Parameters:
     for child, module in model.named_children():
         count(child, module.parameters())
     count("rest", model.parameters())
-    idle = sum(body.idle(width) for body, width in all_bodies(spec)) + counts["ahead"]
-    return Parameters({part: number for part, number in counts.items() if number}, idle)
+    inactive = sum(body.inactive_params(width) for body, width in all_bodies(spec)) + counts["ahead"]
+    return Parameters({part: number for part, number in counts.items() if number}, inactive)

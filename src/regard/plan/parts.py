@@ -4,9 +4,9 @@ from dataclasses import fields
 
 from regard.kernels.attention.patterns.sinks import SinksAndWindow
 from regard.kernels.attention.patterns.window import Window
+from regard.models.base import Model
 from regard.models.decoder import Decoder
 from regard.models.encoder import Encoder
-from regard.models.model import Model
 from regard.models.stack import unroll
 from regard.parts.body import Body
 from regard.parts.experts import Experts
@@ -42,7 +42,11 @@ def window(body: Body) -> int | None:
 
 def unread(body: Body, width: int, texts: int) -> int:
     """Weights that a token each of so many texts leave unread, where experts are chosen evenly."""
-    return round(body.idle(width) * (1 - body.top_k / body.count) ** (texts - 1)) if isinstance(body, Experts) else 0
+    return (
+        round(body.inactive_params(width) * (1 - body.top_k / body.count) ** (texts - 1))
+        if isinstance(body, Experts)
+        else 0
+    )
 
 
 def flops(body: Body, width: int, tokens: int, seen: int) -> int:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
-class Law:
+class ScalingLaw:
     floor: float  # E: the loss that neither size nor data removes
     size: float  # A
     size_exponent: float  # α
@@ -40,15 +40,15 @@ class Law:
         return (self.data / left) ** (1 / self.data_exponent)
 
 
-HOFFMANN = Law(1.69, 406.4, 0.34, 410.7, 0.28)
-BESIROGLU = Law(1.8172, 482.01, 0.3478, 2085.43, 0.3658)
+HOFFMANN = ScalingLaw(1.69, 406.4, 0.34, 410.7, 0.28)
+BESIROGLU = ScalingLaw(1.8172, 482.01, 0.3478, 2085.43, 0.3658)
 
 
 def training_flops(parameters: float, tokens: float) -> float:
     return 6 * parameters * tokens
 
 
-def lifetime_flops(law: Law, loss: float, parameters: float, served: float) -> float:
+def lifetime_flops(law: ScalingLaw, loss: float, parameters: float, served: float) -> float:
     """Training a model of this size to this loss, then serving so many tokens, 2 FLOPs a weight each."""
     return training_flops(parameters, law.tokens_for(loss, parameters)) + 2 * parameters * served
 
@@ -68,7 +68,7 @@ def training_plan(parameters: int, tokens: float) -> dict[str, dict[str, float]]
     }
 
 
-def fit(parameters: Sequence[float], tokens: Sequence[float], losses: Sequence[float]) -> Law:
+def fit(parameters: Sequence[float], tokens: Sequence[float], losses: Sequence[float]) -> ScalingLaw:
     """The law of least relative squared error. Needs runs in which size and data vary apart from each other."""
     if not len(parameters) == len(tokens) == len(losses) >= 5:
         raise ValueError(f"the law has five constants; {len(losses)} runs cannot tell them, give at least five")
@@ -81,7 +81,7 @@ def fit(parameters: Sequence[float], tokens: Sequence[float], losses: Sequence[f
         best = int(errors.argmin())
         center, reach = exponents[best], reach / 2
     floor, size, data = constants[best].tolist()
-    return Law(floor, size, center[0].item(), data, center[1].item())
+    return ScalingLaw(floor, size, center[0].item(), data, center[1].item())
 
 
 def solve(exponents: Tensor, n: Tensor, d: Tensor, loss: Tensor) -> tuple[Tensor, Tensor]:

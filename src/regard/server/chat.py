@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from regard.server.generation import Generation, Piece
+from regard.server.generation import GenerationTask, TextDelta
 from regard.server.logprobs import per_token
 from regard.server.schema import ChatBody
 from regard.server.service import Service
@@ -23,13 +23,13 @@ def router(service: Service) -> APIRouter:
         body.max_tokens = body.max_completion_tokens or body.max_tokens
         ids = await service.encode_chat(body.messages, reply=True)
         generation = await service.generate(body, [ids], body.top_logprobs or 0)
-        return await respond(request, body.stream, Answer(body, generation, service))
+        return await respond(request, body.stream, ChatResponse(body, generation, service))
 
     return routes
 
 
-class Answer:
-    def __init__(self, body: ChatBody, generation: Generation, service: Service):
+class ChatResponse:
+    def __init__(self, body: ChatBody, generation: GenerationTask, service: Service):
         self.body, self.generation, self.tokenizer = body, generation, service.tokenizer
         self.head = {
             "id": f"chatcmpl-{secrets.token_hex(12)}",
@@ -38,7 +38,7 @@ class Answer:
             "model": service.name,
         }
 
-    def logprobs(self, pieces: list[Piece]) -> dict | None:
+    def logprobs(self, pieces: list[TextDelta]) -> dict | None:
         return per_token(pieces, self.tokenizer) if self.body.logprobs else None
 
     def whole(self) -> dict:

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from regard.server.generation import Generation, Piece
+from regard.server.generation import GenerationTask, TextDelta
 from regard.server.logprobs import legacy
 from regard.server.schema import CompletionBody
 from regard.server.service import Service
@@ -24,13 +24,13 @@ def router(service: Service) -> APIRouter:
         service.check_model(body.model)
         prompts = [await service.encode(p) if isinstance(p, str) else p for p in body.prompts]
         generation = await service.generate(body, prompts, body.logprobs or 0, UNLESS_ASKED, continues=True)
-        return await respond(request, body.stream, Answer(body, generation, service))
+        return await respond(request, body.stream, CompletionResponse(body, generation, service))
 
     return routes
 
 
-class Answer:
-    def __init__(self, body: CompletionBody, generation: Generation, service: Service):
+class CompletionResponse:
+    def __init__(self, body: CompletionBody, generation: GenerationTask, service: Service):
         self.body, self.generation, self.tokenizer = body, generation, service.tokenizer
         self.head = {
             "id": f"cmpl-{secrets.token_hex(12)}",
@@ -39,7 +39,7 @@ class Answer:
             "model": service.name,
         }
 
-    def choice(self, index: int, text: str, pieces: list[Piece], finish: str | None = None) -> dict:
+    def choice(self, index: int, text: str, pieces: list[TextDelta], finish: str | None = None) -> dict:
         logprobs = None if self.body.logprobs is None else legacy(pieces, self.tokenizer)
         return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish}
 

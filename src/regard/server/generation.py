@@ -22,7 +22,7 @@ from regard.text.tokenizer import Tokenizer
 FILTERS = ("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty")
 
 
-class Piece(NamedTuple):
+class TextDelta(NamedTuple):
     index: int  # of its choice
     offset: int  # where its text begins in the choice's
     text: str
@@ -38,7 +38,7 @@ class Choice:
     detokenizer: Detokenizer
     prompt: list[int]
     text: str = ""
-    pieces: list[Piece] = field(default_factory=list)
+    pieces: list[TextDelta] = field(default_factory=list)
     waiting: list[Token] = field(default_factory=list)  # tokens whose text is still held back
     count: int = 0  # of all tokens; the one that ends the text is in no piece
     finish: str | None = None
@@ -58,7 +58,7 @@ class Choice:
         return text
 
 
-class Generation:
+class GenerationTask:
     """Iterate over it for pieces; call `cancel` in the end, whatever happened.
 
     `continues`: each choice is one text with its prompt, and no answer to it.
@@ -98,7 +98,7 @@ class Generation:
             self.cancel()
             raise
 
-    async def __aiter__(self) -> AsyncIterator[Piece]:
+    async def __aiter__(self) -> AsyncIterator[TextDelta]:
         unfinished = set(range(len(self.choices)))
         while unfinished:
             index, event = await self.events.get()
@@ -109,7 +109,7 @@ class Generation:
                 raise ApiError(500, str(event), code="engine_error")
             text = choice.push(event)
             if text or choice.finish:
-                piece = Piece(index, len(choice.text), text, choice.waiting, choice.finish)
+                piece = TextDelta(index, len(choice.text), text, choice.waiting, choice.finish)
                 choice.text += text
                 choice.pieces.append(piece)
                 choice.waiting = []

@@ -3,7 +3,7 @@
 `-inf` (a token to which the model itself gives no chance) has no form in JSON; OpenAI writes -9999.
 """
 
-from regard.server.generation import Piece
+from regard.server.generation import TextDelta
 from regard.text.tokenizer import Tokenizer
 
 IMPOSSIBLE = -9999.0
@@ -19,7 +19,7 @@ def entry(id: int, logprob: float, tokenizer: Tokenizer) -> dict:
     return {"token": text, "logprob": finite(logprob), "bytes": list(text.encode()) if whole else None}
 
 
-def per_token(pieces: list[Piece], tokenizer: Tokenizer) -> dict:
+def per_token(pieces: list[TextDelta], tokenizer: Tokenizer) -> dict:
     """Chat: `content` holds each token with its alternatives."""
     return {
         "content": [
@@ -31,7 +31,7 @@ def per_token(pieces: list[Piece], tokenizer: Tokenizer) -> dict:
     }
 
 
-def legacy(pieces: list[Piece], tokenizer: Tokenizer) -> dict:
+def legacy(pieces: list[TextDelta], tokenizer: Tokenizer) -> dict:
     """Completions: parallel lists. A part of a character begins, at the latest, where its piece of text ends."""
     texts, offsets = [], []
     for piece in pieces:

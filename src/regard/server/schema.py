@@ -16,22 +16,22 @@ MAX_MESSAGES = 1024
 MAX_PROMPT = 1 << 20  # ids of one prompt, or characters
 
 Text = Annotated[str, StringConstraints(max_length=MAX_PROMPT)]
-Stop = Annotated[str, StringConstraints(min_length=1, max_length=256)]
+StopString = Annotated[str, StringConstraints(min_length=1, max_length=256)]
 Id = Annotated[int, Field(ge=0, lt=1 << 31)]
 Ids = Annotated[list[Id], Field(min_length=1, max_length=MAX_PROMPT)]
 Count = Annotated[int, Field(ge=1, le=MAX_TOKENS)]
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 
 
-class Body(BaseModel):
+class RequestBody(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
 
-class StreamOptions(Body):
+class StreamOptions(RequestBody):
     include_usage: bool = False
 
 
-class SamplingBody(Body):
+class SamplingBody(RequestBody):
     """What /v1/completions and /v1/chat/completions share."""
 
     model: Annotated[str, StringConstraints(max_length=256)]
@@ -45,7 +45,7 @@ class SamplingBody(Body):
     repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = None
     seed: Annotated[int, Field(ge=0, lt=1 << 63)] | None = None
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
-    stop: Stop | Annotated[list[Stop], Field(max_length=MAX_STOPS)] | None = None
+    stop: StopString | Annotated[list[StopString], Field(max_length=MAX_STOPS)] | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
     user: Annotated[str, StringConstraints(max_length=256)] | None = None
@@ -90,12 +90,12 @@ class CompletionBody(SamplingBody):
         return cast("list[str | list[int]]", [self.prompt] if single else self.prompt)
 
 
-class TextPart(Body):
+class TextPart(RequestBody):
     type: Literal["text"]
     text: Text
 
 
-class Message(Body):
+class Message(RequestBody):
     role: Literal["system", "developer", "user", "assistant"]
     content: Text | Annotated[list[TextPart], Field(max_length=MAX_MESSAGES)]
 
@@ -121,7 +121,7 @@ class ChatBody(SamplingBody):
         return self
 
 
-class PassageBody(Body):
+class PassageBody(RequestBody):
     """A text to look at: as it stands, or the messages of a chat as the model's template writes them."""
 
     text: Text | None = None

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from regard.server.errors import ApiError
-from regard.server.generation import Generation, plan
+from regard.server.generation import GenerationTask, plan
 from regard.server.schema import Message, SamplingBody
 from regard.server.worker import Worker
 from regard.text.chat import encode_chat
@@ -74,10 +74,10 @@ class Service:
         top: int,
         unless_asked: int | None = None,
         continues: bool = False,
-    ) -> Generation:
+    ) -> GenerationTask:
         """Submitted to the engine, or refused with an ApiError."""
         jobs = plan(body, prompts, self.capacity, self.tokenizer.stops, top, unless_asked)
-        generation = Generation(self.worker, self.tokenizer, jobs, body.stops, continues)
+        generation = GenerationTask(self.worker, self.tokenizer, jobs, body.stops, continues)
         await generation.start()
         return generation
 

@@ -14,22 +14,22 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from regard.server.errors import ApiError
-from regard.server.generation import Generation
+from regard.server.generation import GenerationTask
 
 GONE = 499  # nobody reads it; it marks the answers that clients did not wait for in the metrics
 
 
-class Answer(Protocol):
+class StreamedResponse(Protocol):
     """One generation in the shape of its route: as chunks while it grows, or whole."""
 
-    generation: Generation
+    generation: GenerationTask
 
     def chunks(self) -> AsyncIterator[dict]: ...
 
     def whole(self) -> dict: ...
 
 
-async def respond(request: Request, stream: bool | None, answer: Answer) -> Response:
+async def respond(request: Request, stream: bool | None, answer: StreamedResponse) -> Response:
     if stream:
         return EventStream(answer.chunks(), on_close=answer.generation.cancel)
     try:

@@ -13,8 +13,8 @@ from typing import Any
 
 from jinja2 import TemplateError
 
-from .sandbox import Sandbox
-from .tokenizer import Tokenizer
+from regard.text.sandbox import Sandbox
+from regard.text.tokenizer import Tokenizer
 
 PRIVATE = range(0xF0000, 0x110000)  # characters without a meaning of their own
 USER, ASSISTANT, SYSTEM, END, PAD = "<|user|>", "<|assistant|>", "<|system|>", "<|end|>", "<|pad|>"

@@ -12,12 +12,12 @@ from typing import Any
 import tokenizers
 from tokenizers import models
 
-from .files import read_json, read_text
-from .kinds import Made
-from .library import faults
-from .markers import CONFIG, Markers, read_settings
-from .sentencepiece import read_pieces
-from .vocabulary import read_vocabulary
+from regard.text.files import read_json, read_text
+from regard.text.kinds import Made
+from regard.text.library import faults
+from regard.text.markers import CONFIG, Markers, read_settings
+from regard.text.sentencepiece import read_pieces
+from regard.text.vocabulary import read_vocabulary
 
 TOKENIZER, TEMPLATE, TEMPLATES = "tokenizer.json", "chat_template.jinja", "additional_chat_templates"
 GENERATION, MODEL = "generation_config.json", "config.json"
@@ -31,7 +31,7 @@ BARE = {
 
 
 @dataclass(frozen=True)
-class Found:
+class TokenizerFiles:
     core: tokenizers.Tokenizer
     names: dict[str, str]
     chat_template: str | None
@@ -43,7 +43,7 @@ def has_tokenizer(folder: Path) -> bool:
     return any((folder / name).is_file() for name in (TOKENIZER, *BARE))
 
 
-def read_folder(folder: Path) -> Found:
+def read_folder(folder: Path) -> TokenizerFiles:
     config, model = read_settings(folder), read_json(folder / MODEL)
     core, defaults = _read_core(folder, config, model)
     if not core.get_vocab_size(with_added_tokens=True):
@@ -58,7 +58,7 @@ def read_folder(folder: Path) -> Found:
         if ids:
             names.setdefault(f"{name}_token", pieces[ids[0]])
     tidy = config.get("clean_up_tokenization_spaces") is True and not isinstance(core.model, models.BPE)
-    return Found(core, names, _read_template(folder, config), stops, tidy)
+    return TokenizerFiles(core, names, _read_template(folder, config), stops, tidy)
 
 
 def _read_core(folder: Path, config: dict[str, Any], model: dict[str, Any]) -> Made:

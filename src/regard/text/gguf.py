@@ -13,15 +13,14 @@ import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers, processors
 
 from regard.gguf_header import GGUFError, Header, read_header
-
-from .folder import Found
-from .sentencepiece import CONTROL, NORMAL, OWN, merges
-from .splits import BEGINS, WHOLE, split
+from regard.text.folder import TokenizerFiles
+from regard.text.sentencepiece import CONTROL, NORMAL, OWN, merges
+from regard.text.splits import BEGINS, WHOLE, split
 
 PREFIX = "tokenizer.ggml."
 
 
-def read_gguf(file: Path) -> Found:
+def read_gguf(file: Path) -> TokenizerFiles:
     """Marker tokens, template and what ends a generation come along."""
     words = Words(read_header(file))
     kind = words.get("model", str)
@@ -37,7 +36,7 @@ def read_gguf(file: Path) -> Found:
         )
     stops = () if end is None else (words.ids[end],)
     names = {f"{name}_token": piece for name, piece in (("bos", bos), ("eos", eos), ("pad", pad)) if piece is not None}
-    return Found(core, names, words.header.get("tokenizer.chat_template", str), stops, tidy=False)
+    return TokenizerFiles(core, names, words.header.get("tokenizer.chat_template", str), stops, tidy=False)
 
 
 class Words:

@@ -4,11 +4,10 @@ import json
 from typing import Any
 
 from regard.gguf_header import GGUFError
-
-from .gguf import PREFIX
-from .sentencepiece import BYTE, CONTROL, NORMAL, OWN, UNUSED
-from .splits import split_name
-from .tokenizer import Tokenizer
+from regard.text.gguf import PREFIX
+from regard.text.sentencepiece import BYTE, CONTROL, NORMAL, OWN, UNUSED
+from regard.text.splits import split_name
+from regard.text.tokenizer import Tokenizer
 
 LOWEST = -1e9  # the score of a piece that no join makes
 BYTES = frozenset(f"<0x{byte:02X}>" for byte in range(256))

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 import tokenizers
 from tokenizers import processors
 
-Reader = TypeVar("Reader")
+ReaderType = TypeVar("ReaderType")
 Made = tuple[tokenizers.Tokenizer, dict[str, str]]  # the rules, and the names of markers where nobody says otherwise
 
 SAME = {  # classes with the same rules, and the models that use them where the folder names no class
@@ -30,7 +30,9 @@ SAME = {  # classes with the same rules, and the models that use them where the 
 RULES = {name: rules for rules, names in SAME.items() for name in (rules, *names)}
 
 
-def kind_of(file: Path, readers: Mapping[str, Reader], config: Mapping[str, Any], model: Mapping[str, Any]) -> Reader:
+def kind_of(
+    file: Path, readers: Mapping[str, ReaderType], config: Mapping[str, Any], model: Mapping[str, Any]
+) -> ReaderType:
     """The reader for the class that `tokenizer_config.json` names, else the one that the model's type has."""
     named = config.get("tokenizer_class") or model.get("tokenizer_class") or model.get("model_type")
     rules = RULES.get(str(named).removesuffix("Fast"), "")

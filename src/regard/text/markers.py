@@ -12,7 +12,7 @@ from typing import Any
 import tokenizers
 from tokenizers import AddedToken
 
-from .files import read_json
+from regard.text.files import read_json
 
 CONFIG, OLD_NAMES, OLD_IDS = "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"
 LIST = "added_tokens_decoder"

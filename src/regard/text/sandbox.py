@@ -34,7 +34,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
     def __init__(self) -> None:
         super().__init__(
-            trim_blocks=True, lstrip_blocks=True, extensions=[LoopControlExtension, Generation], finalize=self._sized
+            trim_blocks=True, lstrip_blocks=True, extensions=[LoopControlExtension, GenerationTag], finalize=self._sized
         )
         self.deadline = time.monotonic() + SECONDS
         del self.filters["format"], self.globals["lipsum"]  # "%999999999d"|format(1): the cost hides inside a text
@@ -143,7 +143,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
             raise SecurityError(f"the template ran for more than {SECONDS} seconds")
 
 
-class Generation(Extension):
+class GenerationTag(Extension):
     """`{% generation %}`: templates mark what the model itself said, for training; rendered as if it were not there."""
 
     tags = {"generation"}

@@ -15,9 +15,9 @@ from typing import Any
 import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors
 
-from .files import read_bytes
-from .kinds import Made, frame, kind_of, placed
-from .library import faults
+from regard.text.files import read_bytes
+from regard.text.kinds import Made, frame, kind_of, placed
+from regard.text.library import faults
 
 NORMAL, UNKNOWN, CONTROL, OWN, UNUSED, BYTE = 1, 2, 3, 4, 5, 6  # types of pieces
 UNIGRAM, BPE = 1, 2
@@ -26,7 +26,7 @@ SENTINELS = 100  # of T5: <extra_id_0> … stand for the spans that are left out
 
 
 @dataclass(frozen=True)
-class Pieces:
+class SentencePieceModel:
     file: Path
     texts: list[str]
     scores: list[float]
@@ -42,7 +42,7 @@ def read_pieces(file: Path, config: Mapping[str, Any], model: Mapping[str, Any])
     return kind_of(file, KINDS, config, model)(parse(file), config)
 
 
-def llama(pieces: Pieces, config: Mapping[str, Any]) -> Made:
+def llama(pieces: SentencePieceModel, config: Mapping[str, Any]) -> Made:
     names = {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>"}
     core = tokenizers.Tokenizer(joined(pieces))
     leading = config.get("add_prefix_space") is not False
@@ -53,7 +53,7 @@ def llama(pieces: Pieces, config: Mapping[str, Any]) -> Made:
     return framed(core, pieces, config, names)
 
 
-def gemma(pieces: Pieces, config: Mapping[str, Any]) -> Made:
+def gemma(pieces: SentencePieceModel, config: Mapping[str, Any]) -> Made:
     names = {f"{name}_token": f"<{name}>" for name in ("bos", "eos", "unk", "pad", "mask")}
     core = tokenizers.Tokenizer(joined(pieces))
     core.normalizer = normalizers.Replace(" ", "▁")
@@ -61,7 +61,7 @@ def gemma(pieces: Pieces, config: Mapping[str, Any]) -> Made:
     return framed(core, pieces, config, names)
 
 
-def t5(pieces: Pieces, config: Mapping[str, Any]) -> Made:
+def t5(pieces: SentencePieceModel, config: Mapping[str, Any]) -> Made:
     names = {"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
     if pieces.kind != UNIGRAM or pieces.bytes:
         raise ValueError(f"{pieces.file}: T5's model is Unigram without bytes; this is another one")
@@ -81,25 +81,27 @@ def t5(pieces: Pieces, config: Mapping[str, Any]) -> Made:
     return marked(core, pieces), names
 
 
-KINDS: dict[str, Callable[[Pieces, Mapping[str, Any]], Made]] = {
+KINDS: dict[str, Callable[[SentencePieceModel, Mapping[str, Any]], Made]] = {
     "LlamaTokenizer": llama,
     "GemmaTokenizer": gemma,
     "T5Tokenizer": t5,
 }
 
 
-def framed(core: tokenizers.Tokenizer, pieces: Pieces, config: Mapping[str, Any], names: dict[str, str]) -> Made:
+def framed(
+    core: tokenizers.Tokenizer, pieces: SentencePieceModel, config: Mapping[str, Any], names: dict[str, str]
+) -> Made:
     core.post_processor = frame(marked(core, pieces), pieces.file, config, names)
     return core, names
 
 
-def marked(core: tokenizers.Tokenizer, pieces: Pieces) -> tokenizers.Tokenizer:
+def marked(core: tokenizers.Tokenizer, pieces: SentencePieceModel) -> tokenizers.Tokenizer:
     kept = [(text, type) for text, type in zip(pieces.texts, pieces.types, strict=True) if type in (CONTROL, OWN)]
     core.add_tokens([AddedToken(text, normalized=False, special=type == CONTROL) for text, type in kept])
     return core
 
 
-def joined(pieces: Pieces) -> models.BPE:
+def joined(pieces: SentencePieceModel) -> models.BPE:
     """Scores as merges: what the best piece is made of is joined first."""
     if pieces.kind != BPE or pieces.normal_form or pieces.single_spaces:
         raise ValueError(f"{pieces.file}: expected byte-pair encoding of a text as it is; this model has another rule")
@@ -122,7 +124,7 @@ def merges(file: Path, texts: Sequence[str], scores: Sequence[float], types: Seq
     return found
 
 
-def parse(file: Path) -> Pieces:
+def parse(file: Path) -> SentencePieceModel:
     """The message `ModelProto`: pieces, how they were trained, and the normal form."""
     texts, scores, types = [], [], []
     trainer: dict[int, Any] = {}
@@ -143,7 +145,7 @@ def parse(file: Path) -> Pieces:
             raise ValueError(f"{len(texts)} pieces, {len(set(texts))} of them different; the unknown one is {unknown}")
         form = normalizer.get(2, b"")
         bytes, single = bool(trainer.get(35)), bool(normalizer.get(4, True))
-        return Pieces(file, texts, scores, types, trainer.get(3, UNIGRAM), unknown, bytes, form, single)
+        return SentencePieceModel(file, texts, scores, types, trainer.get(3, UNIGRAM), unknown, bytes, form, single)
     except (ValueError, TypeError, AttributeError, IndexError, struct.error) as error:
         raise ValueError(f"{file} is damaged or no SentencePiece model ({error}); fetch it again") from error
 

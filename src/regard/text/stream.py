@@ -8,8 +8,8 @@ could begin a stop string.
 
 from collections.abc import Sequence
 
-from .tidy import settled, tidied
-from .tokenizer import Tokenizer
+from regard.text.tidy import settled, tidied
+from regard.text.tokenizer import Tokenizer
 
 UNFINISHED = "\ufffd"  # what the decoder writes for bytes that are no character, or none yet
 NEIGHBOURS = 8

@@ -14,12 +14,11 @@ from pathlib import Path
 import tokenizers
 
 from regard.packaged import locate
-
-from .folder import GENERATION, TEMPLATE, TOKENIZER, read_folder
-from .gguf import read_gguf
-from .library import faults
-from .markers import CONFIG
-from .tidy import tidied
+from regard.text.folder import GENERATION, TEMPLATE, TOKENIZER, read_folder
+from regard.text.gguf import read_gguf
+from regard.text.library import faults
+from regard.text.markers import CONFIG
+from regard.text.tidy import tidied
 
 HALF = re.compile("[\ud800-\udfff]")
 

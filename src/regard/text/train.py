@@ -10,8 +10,8 @@ from collections.abc import Iterable
 import tokenizers
 from tokenizers import decoders, models, pre_tokenizers, trainers
 
-from .chat import ASSISTANT, DEFAULT_TEMPLATE, END, PAD, SYSTEM, USER
-from .tokenizer import Tokenizer
+from regard.text.chat import ASSISTANT, DEFAULT_TEMPLATE, END, PAD, SYSTEM, USER
+from regard.text.tokenizer import Tokenizer
 
 MARKERS = [PAD, END, USER, ASSISTANT, SYSTEM]
 

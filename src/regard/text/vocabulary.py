@@ -12,10 +12,10 @@ from typing import Any
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
-from .files import read_bytes, read_text
-from .kinds import Made, frame, kind_of, placed, text_of
-from .library import faults
-from .splits import rule
+from regard.text.files import read_bytes, read_text
+from regard.text.kinds import Made, frame, kind_of, placed, text_of
+from regard.text.library import faults
+from regard.text.splits import rule
 
 
 def read_vocabulary(file: Path, config: Mapping[str, Any], model: Mapping[str, Any]) -> Made:

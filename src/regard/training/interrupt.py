@@ -6,7 +6,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 
 
-class Stop:
+class StopSignal:
     """`asked` turns true with the first signal."""
 
     def __init__(self) -> None:
@@ -19,8 +19,8 @@ class Stop:
 
 
 @contextmanager
-def stop_on_signals() -> Generator[Stop]:
-    stop = Stop()
+def stop_on_signals() -> Generator[StopSignal]:
+    stop = StopSignal()
     if threading.current_thread() is not threading.main_thread():  # Python delivers signals to the main thread only
         yield stop
         return

@@ -13,23 +13,23 @@ from typing import Any
 import torch
 from torch import nn
 
-from regard.checkpoint.model import Saves
+from regard.checkpoint.model_folder import Saves
 from regard.data.batch import Batch
 from regard.models.decoder import DecoderModule
 from regard.objectives.next_token import Objective
 from regard.training.config import Training
 from regard.training.evaluate import evaluate
-from regard.training.interrupt import Stop, stop_on_signals
+from regard.training.interrupt import StopSignal, stop_on_signals
 from regard.training.log import Log
 from regard.training.progress import Listener
 from regard.training.run import Run
 from regard.training.runtime import autocast, compiled
-from regard.training.state import Loader, Place, load_state, write_state
+from regard.training.state import StatefulLoader, TrainingPosition, load_state, write_state
 from regard.training.step import NonFinite, take_step
 
 
 @dataclass(frozen=True)
-class Result:
+class TrainingResult:
     step: int
     finished: bool  # False: a signal ended it before its time
     record: dict[str, Any]  # of the last step, as in metrics.jsonl; empty if none was left to take
@@ -46,7 +46,7 @@ class Trainer:
     then; the tokenizer is saved with the model."""
 
     model: DecoderModule
-    loader: Loader
+    loader: StatefulLoader
     objective: Objective
     settings: Training
     run: Run
@@ -55,7 +55,7 @@ class Trainer:
     tokenizer: Saves | None = None
     listener: Listener = field(default_factory=Listener)
 
-    def train(self) -> Result:
+    def train(self) -> TrainingResult:
         """Train, or go on training, until `settings.steps` or a signal. Seeds torch's global generator."""
         with self.run.locked():
             self.prepare()
@@ -72,7 +72,7 @@ class Trainer:
             )
         return result
 
-    def loop(self, place: Place, log: Log, stop: Stop) -> Result:
+    def loop(self, place: TrainingPosition, log: Log, stop: StopSignal) -> TrainingResult:
         steps, saved = self.settings.steps, place
         record, evaluation = {}, {}
         batches = iter(self.loader)
@@ -86,7 +86,7 @@ class Trainer:
                 saved = self.save(place, log)
         if saved != place:
             self.save(place, log)
-        return Result(place.step, place.step >= steps, record, evaluation)
+        return TrainingResult(place.step, place.step >= steps, record, evaluation)
 
     def prepare(self) -> None:
         settings = self.settings
@@ -97,7 +97,7 @@ class Trainer:
         self.fast = compiled(self.model, self.device, self.listener.note) if settings.compile else self.model
         self.model.train()
 
-    def step(self, batches: Iterator[Batch], place: Place) -> tuple[Place, dict[str, Any]]:
+    def step(self, batches: Iterator[Batch], place: TrainingPosition) -> tuple[TrainingPosition, dict[str, Any]]:
         """One step: the place after it, and its record."""
         start, settings = time.perf_counter(), self.settings
         batch = next(batches)
@@ -105,7 +105,7 @@ class Trainer:
         lr = settings.lr * settings.schedule.factor(place.step, settings.steps)
         for group in self.optimizer.param_groups:
             group["lr"] = lr
-        place = Place(place.step + 1, place.tokens + tokens)
+        place = TrainingPosition(place.step + 1, place.tokens + tokens)
         batch = batch.to(self.device)
         try:
             values = take_step(
@@ -117,7 +117,7 @@ class Trainer:
         record = {"step": place.step, **values, "lr": lr, "tokens": place.tokens}
         return place, record | {"seconds": seconds, "tokens_per_second": tokens / seconds}
 
-    def skip(self, place: Place, fault: NonFinite) -> str:
+    def skip(self, place: TrainingPosition, fault: NonFinite) -> str:
         """Obey the policy about a batch that gives no number."""
         what = f"step {place.step}, batch {place.step} of the loader: {fault}"
         if self.settings.nonfinite == "stop":
@@ -126,7 +126,7 @@ class Trainer:
         self.listener.note(f"{what}. The step is skipped, the weights stay")
         return str(fault)
 
-    def evaluate(self, place: Place, log: Log) -> dict[str, Any]:
+    def evaluate(self, place: TrainingPosition, log: Log) -> dict[str, Any]:
         """Look at held-out batches and write a sample, leaving no trace in the generators."""
         record: dict[str, Any] = {"step": place.step}
         with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
@@ -141,17 +141,17 @@ class Trainer:
                 self.model.train()
         return record
 
-    def save(self, place: Place, log: Log) -> Place:
+    def save(self, place: TrainingPosition, log: Log) -> TrainingPosition:
         log.sync()
         with self.run.saving(place.step, self.settings.keep) as folder:
             write_state(folder, place, self.model, self.optimizer, self.loader, self.tokenizer)
         self.listener.saved(self.run.checkpoint(place.step))
         return place
 
-    def restore(self) -> Place:
+    def restore(self) -> TrainingPosition:
         """The place to go on from: that of the newest whole checkpoint, or the beginning."""
         folder = self.run.latest(self.listener.note)
-        place = load_state(folder, self.model, self.optimizer, self.loader) if folder else Place()
+        place = load_state(folder, self.model, self.optimizer, self.loader) if folder else TrainingPosition()
         self.run.forget_after(place.step)
         return place
 

@@ -20,7 +20,7 @@ from typing import Any, Literal
 from regard.data import sources
 from regard.data.batch import Batch
 from regard.data.loader import Loader
-from regard.data.sources import Document, Shuffled, Source
+from regard.data.sources import DataSource, Document, ShuffledSource
 from regard.data.world import SPLITS
 from regard.models.decoder import Decoder
 from regard.spec import Spec, SpecError, nearest, read, require
@@ -47,7 +47,7 @@ class Data(Spec):
         for name in ("rows", "length", "held_out"):
             require(getattr(self, name) > 0, f"data: {name}={getattr(self, name)} must be positive")
 
-    def open(self, split: str = "train") -> Source:
+    def open(self, split: str = "train") -> DataSource:
         if self.source == "world":
             return sources.world(self.level, split, self.seed)
         if self.source == "pydoc":
@@ -90,7 +90,7 @@ class Vocabulary(Spec):
             return tokenizers.bpe(texts(map(data.open().document, range(self.documents))), self.size)
         splits = map(data.open, SPLITS)  # a character that is only held out must be known too
         documents = (
-            split.documents if isinstance(split, Shuffled) else map(split.document, range(self.documents))
+            split.documents if isinstance(split, ShuffledSource) else map(split.document, range(self.documents))
             for split in splits
         )
         return tokenizers.character(texts(chain.from_iterable(documents)))

@@ -21,13 +21,13 @@ from torch import Tensor
 from regard.adapt.lora import adapters
 from regard.adapt.peft import save_adapter
 from regard.checkpoint.folder import CheckpointError
-from regard.checkpoint.model import Saves, write_files
+from regard.checkpoint.model_folder import Saves, write_files
 from regard.data.batch import Batch
 from regard.models.decoder import DecoderModule
 from regard.training.optimizer import load_optimizer_state, optimizer_state
 
 
-class Loader(Protocol):
+class StatefulLoader(Protocol):
     """Batches without end, whose place can be told as plain data that JSON can hold."""
 
     def __iter__(self) -> Iterator[Batch]: ...
@@ -38,7 +38,7 @@ class Loader(Protocol):
 
 
 @dataclass(frozen=True)
-class Place:
+class TrainingPosition:
     """How far a run has come."""
 
     step: int = 0
@@ -47,10 +47,10 @@ class Place:
 
 def write_state(
     folder: Path,
-    place: Place,
+    place: TrainingPosition,
     model: DecoderModule,
     optimizer: torch.optim.Optimizer,
-    loader: Loader,
+    loader: StatefulLoader,
     tokenizer: Saves | None = None,
 ) -> None:
     write_weights(folder, model, tokenizer)
@@ -60,7 +60,9 @@ def write_state(
     (folder / "training.json").write_text(json.dumps(place_and_loader), encoding="utf-8")
 
 
-def load_state(folder: Path, model: DecoderModule, optimizer: torch.optim.Optimizer, loader: Loader) -> Place:
+def load_state(
+    folder: Path, model: DecoderModule, optimizer: torch.optim.Optimizer, loader: StatefulLoader
+) -> TrainingPosition:
     """Bring everything to where it was; the folder has been checked."""
     load_weights(folder, model)
     # Copies: what is loaded is a view into the file.
@@ -69,7 +71,7 @@ def load_state(folder: Path, model: DecoderModule, optimizer: torch.optim.Optimi
     saved = read_json(folder / "training.json")
     loader.load_state_dict(saved["loader"])
     set_generators(load_file(folder / "rng.safetensors"))
-    return Place(saved["step"], saved["tokens"])
+    return TrainingPosition(saved["step"], saved["tokens"])
 
 
 def write_weights(folder: Path, model: DecoderModule, tokenizer: Saves | None) -> None:

@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
-from regard.at import At
+from regard.layout import TokenLayout
 from regard.models.decoder import Decoder
 from regard.models.dual_encoder import DualEncoder
 from regard.models.encoder import Encoder
@@ -41,19 +41,19 @@ class EncoderTrial(Trial):
         assert isinstance(self.spec.input, Tokens)
         return torch.randint(self.spec.input.vocab, shape, generator=self.generator(seed)).to(self.device)
 
-    def whole(self, tokens: Tensor, at: At | None = None) -> Tensor:
+    def whole(self, tokens: Tensor, layout: TokenLayout | None = None) -> Tensor:
         """What the head says of each token; where it says one thing of a text, each token's vector, and that."""
-        read, _ = self.model.read(tokens, at)
-        x, at = read.x, read.at
-        said = self.model.head(x, at)
+        read, _ = self.model.read(tokens, layout)
+        x, layout = read.x, read.layout
+        said = self.model.head(x, layout)
         if isinstance(said, tuple):  # of every word, and of the whole
             x, said = said
         if said.shape[:-1] == x.shape[:-1]:
             return said
-        if at.segments is None:
+        if layout.segments is None:
             said = said.unsqueeze(1).expand(-1, x.shape[1], -1)
         else:
-            said = said[:, at.segments[0].clamp_max(said.shape[1] - 1)]  # of each token's own document
+            said = said[:, layout.segments[0].clamp_max(said.shape[1] - 1)]  # of each token's own document
         return torch.cat([x, said], -1)
 
 
@@ -89,28 +89,28 @@ class EncoderDecoderTrial(Trial):
     def text(self, *shape: int, seed: int = 1) -> Tensor:
         return torch.randint(self.spec.target.vocab, shape, generator=self.generator(seed)).to(self.device)
 
-    def whole(self, tokens: Tensor, at: At | None = None) -> Tensor:
-        at = At.whole(*tokens.shape, tokens.device) if at is None else at
-        begins = beginnings(at)
-        source, source_at = self.sources(tokens[begins].tolist())
-        if at.segments is not None:
-            source, source_at = pack(source, source_at, at.segments[begins])
-        return self.model(source, tokens, source_at, at)
+    def whole(self, tokens: Tensor, layout: TokenLayout | None = None) -> Tensor:
+        layout = TokenLayout.whole(*tokens.shape, tokens.device) if layout is None else layout
+        begins = beginnings(layout)
+        source, source_layout = self.sources(tokens[begins].tolist())
+        if layout.segments is not None:
+            source, source_layout = pack(source, source_layout, layout.segments[begins])
+        return self.model(source, tokens, source_layout, layout)
 
-    def read(self, tokens: Tensor, at: At, store: Store) -> Tensor:
+    def read(self, tokens: Tensor, layout: TokenLayout, store: Store) -> Tensor:
         """The source goes with a row's first tokens, and again with rows that have theirs if another begins."""
-        begins = beginnings(at)
-        rows = list(range(len(tokens))) if at.rows is None else at.rows.tolist()
+        begins = beginnings(layout)
+        rows = list(range(len(tokens))) if layout.rows is None else layout.rows.tolist()
         firsts = self.firsts.setdefault(store, {})
         for row, text, first in zip(rows, tokens, begins, strict=True):
             if first.any():
                 firsts[row] = int(text[first][0])
         if not begins.any():
-            return self.model(None, tokens, None, at, store.states)
-        source, source_at = self.sources([firsts.get(row, 0) for row in rows])
-        return self.model(source, tokens, source_at, at, store.states)
+            return self.model(None, tokens, None, layout, store.states)
+        source, source_layout = self.sources([firsts.get(row, 0) for row in rows])
+        return self.model(source, tokens, source_layout, layout, store.states)
 
-    def sources(self, firsts: list[int]) -> tuple[Tensor, At | None]:
+    def sources(self, firsts: list[int]) -> tuple[Tensor, TokenLayout | None]:
         """A source for each text, by its first token: signals, or words padded to one length."""
         kind = self.spec.source.input
         if not isinstance(kind, Tokens):
@@ -154,16 +154,16 @@ def trials(model: nn.Module, length: int, cuts: tuple[int, ...] | None = None, s
     return found
 
 
-def beginnings(at: At) -> Tensor:
+def beginnings(layout: TokenLayout) -> Tensor:
     """(B, L) True where a text begins."""
-    return at.positions == 0 if at.valid is None else (at.positions == 0) & at.valid
+    return layout.positions == 0 if layout.valid is None else (layout.positions == 0) & layout.valid
 
 
-def pack(source: Tensor, at: At | None, segments: Tensor) -> tuple[Tensor, At]:
+def pack(source: Tensor, layout: TokenLayout | None, segments: Tensor) -> tuple[Tensor, TokenLayout]:
     """Sources side by side in one row, each of the document of its text."""
-    assert at is not None and at.valid is not None
+    assert layout is not None and layout.valid is not None
     documents = segments.unsqueeze(-1).expand_as(source)
-    return source[at.valid][None], At(at.positions[at.valid][None], documents[at.valid][None])
+    return source[layout.valid][None], TokenLayout(layout.positions[layout.valid][None], documents[layout.valid][None])
 
 
 def signals(spec: Encoder, count: int, generator: torch.Generator) -> Tensor:

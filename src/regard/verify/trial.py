@@ -13,10 +13,10 @@ from typing import Any, Literal, Self
 import torch
 from torch import Tensor, nn
 
-from regard.at import At
 from regard.engine.stores.contiguous import Contiguous
 from regard.engine.stores.paged import Paged
 from regard.engine.stores.states import leaves
+from regard.layout import TokenLayout
 from regard.models.decoder import Decoder
 from regard.models.encoder import Encoder
 from regard.parts.state import PerToken, each
@@ -72,13 +72,13 @@ class Trial:
     def generator(self, seed: int) -> torch.Generator:
         return torch.Generator().manual_seed(1000 * self.seed + seed)
 
-    def whole(self, tokens: Tensor, at: At | None = None) -> Tensor:
+    def whole(self, tokens: Tensor, layout: TokenLayout | None = None) -> Tensor:
         """(B, L, V) by one forward that remembers nothing."""
-        return self.model(tokens, at)
+        return self.model(tokens, layout)
 
-    def read(self, tokens: Tensor, at: At, store: Store) -> Tensor:
+    def read(self, tokens: Tensor, layout: TokenLayout, store: Store) -> Tensor:
         """(B, L, V) of tokens that come behind what the store has of these rows."""
-        return self.model(tokens, at, store.states)
+        return self.model(tokens, layout, store.states)
 
     def memory(self) -> tuple:
         return self.spec.memory()
@@ -109,27 +109,29 @@ class Trial:
                         array.fill_(JUNK)
         return store
 
-    def span(self, start: int, stop: int, batch: int = 1) -> At:
-        return At(torch.arange(start, stop, device=self.device).expand(batch, stop - start))
+    def span(self, start: int, stop: int, batch: int = 1) -> TokenLayout:
+        return TokenLayout(torch.arange(start, stop, device=self.device).expand(batch, stop - start))
 
-    def padded(self, lengths: list[int], width: int, left: bool = False, close: bool = False) -> tuple[At, Tensor]:
+    def padded(
+        self, lengths: list[int], width: int, left: bool = False, close: bool = False
+    ) -> tuple[TokenLayout, Tensor]:
         """Where such a batch stands (`close`: said to stand side by side), and what is valid of it (B, L)."""
-        at = padded(lengths, width, left)
-        assert at.valid is not None
-        valid = at.valid.to(self.device)
-        return At(at.positions.to(self.device), valid=valid, consecutive=close), valid
+        layout = padded(lengths, width, left)
+        assert layout.valid is not None
+        valid = layout.valid.to(self.device)
+        return TokenLayout(layout.positions.to(self.device), valid=valid, consecutive=close), valid
 
 
-def padded(lengths: list[int], width: int, left: bool = False) -> At:
+def padded(lengths: list[int], width: int, left: bool = False) -> TokenLayout:
     """Row b holds lengths[b] tokens, flush with the left or (padding on the left) with the right."""
     steps = torch.arange(width).expand(len(lengths), width)
     sizes = torch.tensor(lengths).unsqueeze(-1)
     positions = steps - (width - sizes) if left else steps
     valid = (positions >= 0) & (positions < sizes)
-    return At(positions.where(valid, 0), valid=valid)
+    return TokenLayout(positions.where(valid, 0), valid=valid)
 
 
 def longest(spec: Decoder | Encoder) -> int:
     bodies = (sublayer.body for run in spec.layers for block in run.blocks for sublayer in block.sublayers)
-    limits = [getattr(spec, "context", None), *(body.remembered for body in bodies)]
+    limits = [getattr(spec, "context", None), *(body.max_exact_cache for body in bodies)]
     return min([n for n in limits if n is not None], default=sys.maxsize)

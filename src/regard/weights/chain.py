@@ -10,21 +10,21 @@ from functools import partial
 
 from torch import Tensor
 
-from regard.weights.table import Found, Link, Table, check
+from regard.weights.table import Link, StoredTensor, Table, check
 
 
 class Chain:
     def __init__(self, outer: Table, inner: Table):
         self.outer, self.inner = outer, inner
 
-    def read(self, found: Mapping[str, Found], ours: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+    def read(self, found: Mapping[str, StoredTensor], ours: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
         return self.inner.read(renamed(self.outer, found, dict(self.inner.write(ours))), ours)
 
     def write(self, ours: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
         return self.outer.write(dict(self.inner.write(ours)))
 
 
-def renamed(table: Table, found: Mapping[str, Found], like: Mapping[str, Tensor]) -> dict[str, Found]:
+def renamed(table: Table, found: Mapping[str, StoredTensor], like: Mapping[str, Tensor]) -> dict[str, StoredTensor]:
     """The same tensors under the names of `like`, unread; names and shapes are checked now, in the file's own terms."""
     links = {name: (link, values, link.shapes([like[name]])) for link, values, (name,) in table.walk(like)}
     theirs = {name: link.names(values, chain[0])[0] for name, (link, values, chain) in links.items()}
@@ -35,6 +35,6 @@ def renamed(table: Table, found: Mapping[str, Found], like: Mapping[str, Tensor]
     }
 
 
-def step(link: Link, tensor: Found) -> Tensor:
+def step(link: Link, tensor: StoredTensor) -> Tensor:
     (read,) = link.read([tensor.read()], [[]] * (len(link.ops) + 1))  # one to one: no step asks what it must give
     return read

@@ -81,7 +81,7 @@ class Shape:
 
 
 @dataclass(frozen=True)
-class Stack:
+class StackTensors:
     """Many tensors of theirs are one of ours: experts, each with matrices of its own."""
 
     def read(self, theirs: Sequence[Tensor], like: Sequence[Tensor]) -> Sequence[Tensor]:
@@ -93,7 +93,7 @@ class Stack:
 
 
 @dataclass(frozen=True)
-class Taps:
+class ConvTaps:
     """The weights of a short convolution as torch.nn.Conv1d keeps them: (channels, 1, k), the oldest tap first."""
 
     def read(self, theirs: Sequence[Tensor], like: Sequence[Tensor]) -> Sequence[Tensor]:
@@ -104,7 +104,7 @@ class Taps:
 
 
 @dataclass(frozen=True)
-class Interleaved:
+class InterleavePairs:
     """Rows of every head in RoPE's other layout: theirs are the pairs (0, h), (1, h + 1) … of a head's two halves."""
 
     heads: int

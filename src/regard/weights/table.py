@@ -28,7 +28,7 @@ class WeightsError(ValueError):
 
 
 @dataclass(frozen=True)
-class Found:
+class StoredTensor:
     """A tensor in a file, not yet read."""
 
     file: str
@@ -104,7 +104,7 @@ class Table:
         if left:
             raise WeightsError(f"{left[0]} has no place in this weight table (and {len(left) - 1} more)")
 
-    def read(self, found: Mapping[str, Found], ours: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+    def read(self, found: Mapping[str, StoredTensor], ours: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
         """Their tensors as ours, one after the other; `ours` are meta tensors. Names and shapes are checked first."""
         found = self.respelled(found)
         if self.prefix and not any(name.startswith(self.prefix) for name in found):
@@ -131,7 +131,7 @@ class Table:
             theirs = [found[name].read() for name in link.names(values, chain[0])]
             yield from zip(names, link.read(theirs, chain), strict=True)
 
-    def respelled(self, found: Mapping[str, Found]) -> dict[str, Found]:
+    def respelled(self, found: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
         """By the names that the links have."""
         spelled: dict[str, str] = {}
         for theirs, tensor in found.items():
@@ -148,10 +148,10 @@ class Table:
         path, dot, last = name.rpartition(".")
         return path + dot + self.endings.get(last, last)
 
-    def known_of(self, name: str, shape: tuple[int, ...], found: Mapping[str, Found]) -> Found | None:
+    def known_of(self, name: str, shape: tuple[int, ...], found: Mapping[str, StoredTensor]) -> StoredTensor | None:
         """What a known name holds; None where it would be a copy of what the file lacks too."""
         known = self.known[name]
-        return found.get(known) if isinstance(known, str) else Found("", shape, "F32", lambda: known(shape))
+        return found.get(known) if isinstance(known, str) else StoredTensor("", shape, "F32", lambda: known(shape))
 
     def write(self, ours: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
         """Our tensors as theirs."""
@@ -163,7 +163,7 @@ class Table:
 IDENTITY = Table(Link("{path}", "{path}"))
 
 
-def same(some: Found, other: Found | None) -> bool:
+def same(some: StoredTensor, other: StoredTensor | None) -> bool:
     """The same numbers, but for the rounding of the dtype that they are stored in."""
     if other is None or some.shape != other.shape or some.dtype not in FLOATS:
         return False
@@ -172,7 +172,7 @@ def same(some: Found, other: Found | None) -> bool:
     return one.shape == two.shape and bool(torch.isclose(one.double(), two.double(), rounding, 1e-6).all())
 
 
-def check(found: Mapping[str, Found], wanted: Mapping[str, tuple[int, ...]], ignored: tuple[str, ...]) -> None:
+def check(found: Mapping[str, StoredTensor], wanted: Mapping[str, tuple[int, ...]], ignored: tuple[str, ...]) -> None:
     files = ", ".join(sorted({tensor.file for tensor in found.values() if tensor.file}))
     missing = [name for name in wanted if name not in found]
     if missing:

@@ -5,6 +5,6 @@ there. `reading` dequantizes on the way in, `writing` stores float32, float16 or
 """
 
 from regard.checkpoint.gguf.reading import open_gguf
-from regard.checkpoint.gguf.writing import FORMS, Form, export_gguf
+from regard.checkpoint.gguf.writing import FORMS, GGUFFormat, export_gguf
 
-__all__ = ["FORMS", "Form", "export_gguf", "open_gguf"]
+__all__ = ["FORMS", "GGUFFormat", "export_gguf", "open_gguf"]

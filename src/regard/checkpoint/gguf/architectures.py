@@ -10,7 +10,7 @@ from typing import Any
 
 from regard.families import FamilyError
 from regard.spec import nearest
-from regard.weights.ops import Interleaved, Op, Transpose
+from regard.weights.ops import InterleavePairs, Op, Transpose
 from regard.weights.table import Link, Table
 
 SIZES = {
@@ -87,7 +87,7 @@ def layers(inside: Mapping[str, str]) -> dict[str, str]:
 
 def llama(config: Mapping[str, Any]) -> Table:
     heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
-    turned = {"blk.{i}.attn_q": Interleaved(heads), "blk.{i}.attn_k": Interleaved(kv_heads)}
+    turned = {"blk.{i}.attn_q": InterleavePairs(heads), "blk.{i}.attn_k": InterleavePairs(kv_heads)}
     return renamed(layers(INSIDE), turned, ignored=("rope_freqs.weight",))  # read with the config
 
 

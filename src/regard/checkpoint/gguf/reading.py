@@ -20,12 +20,12 @@ from torch import Tensor
 
 from regard.checkpoint.folder import CheckpointError
 from regard.checkpoint.gguf.architectures import architecture
-from regard.checkpoint.gguf.rope import DIVISORS, KEYS, settings
+from regard.checkpoint.gguf.rope_metadata import DIVISORS, KEYS, settings
 from regard.families import FamilyError, family
-from regard.gguf_header import GGUFError, Header, Place, read_header
-from regard.models.model import Model
+from regard.gguf_header import GGUFError, Header, TensorInfo, read_header
+from regard.models.base import Model
 from regard.weights.chain import Chain
-from regard.weights.table import Found
+from regard.weights.table import StoredTensor
 
 PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 BLOCKS = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS")
@@ -40,7 +40,7 @@ def library() -> Any:
     return gguf
 
 
-def open_gguf(file: str | Path) -> tuple[Model, Chain, dict[str, Found]]:
+def open_gguf(file: str | Path) -> tuple[Model, Chain, dict[str, StoredTensor]]:
     """The spec, how its tensors are named, and the tensors themselves, unread."""
     try:
         header = read_header(file)
@@ -96,7 +96,7 @@ def configure(header: Header, divisors: list[float] | None) -> dict[str, Any]:
     return config
 
 
-def divisors(found: dict[str, Found]) -> list[float] | None:
+def divisors(found: dict[str, StoredTensor]) -> list[float] | None:
     """RoPE's, where the file has them: a tensor that is really a setting."""
     if DIVISORS not in found:
         return None
@@ -105,7 +105,7 @@ def divisors(found: dict[str, Found]) -> list[float] | None:
     return found[DIVISORS].read().flatten().tolist()
 
 
-def find(header: Header) -> dict[str, Found]:
+def find(header: Header) -> dict[str, StoredTensor]:
     """Every tensor of the file, if all of them lie in it, apart from each other."""
     gguf = library()
     names = {kind.value: kind.name for kind in gguf.GGMLQuantizationType if kind.name in (*PLAIN, *BLOCKS)}
@@ -128,14 +128,14 @@ def find(header: Header) -> dict[str, Found]:
         else:
             dequantize = partial(gguf.dequantize, qtype=gguf.GGMLQuantizationType[kind])
             read = partial(dequantized, header.file, place, place.shape[-1] // block * size, dequantize)
-        found[name] = Found(str(header.file), place.shape, kind if kind in PLAIN else "F32", read)
+        found[name] = StoredTensor(str(header.file), place.shape, kind if kind in PLAIN else "F32", read)
     for (_, end, name), (start, _, other) in pairwise(sorted(spans)):
         if start < end:
             raise CheckpointError(f"{header.file}: {name} and {other} overlap at byte {start}")
     return found
 
 
-def plain(file: Path, place: Place, dtype: torch.dtype) -> Tensor:
+def plain(file: Path, place: TensorInfo, dtype: torch.dtype) -> Tensor:
     out = mapped(place.shape, dtype)
     with file.open("rb") as stream:
         stream.seek(place.start)
@@ -144,7 +144,7 @@ def plain(file: Path, place: Place, dtype: torch.dtype) -> Tensor:
     return out
 
 
-def dequantized(file: Path, place: Place, row: int, dequantize: Callable[[np.ndarray], np.ndarray]) -> Tensor:
+def dequantized(file: Path, place: TensorInfo, row: int, dequantize: Callable[[np.ndarray], np.ndarray]) -> Tensor:
     """`row` is the length of a row in bytes."""
     out = mapped(place.shape, torch.float32)
     with file.open("rb") as stream, np.errstate(all="ignore"):  # a scale may be infinite; so is its weight then

@@ -16,20 +16,24 @@ from torch import Tensor, nn
 from regard.checkpoint.folder import CheckpointError, sync
 from regard.checkpoint.gguf.architectures import ARCHITECTURES, Architecture, architecture
 from regard.checkpoint.gguf.reading import configure, library, understand
-from regard.checkpoint.gguf.rope import DIVISORS, divided, metadata
+from regard.checkpoint.gguf.rope_metadata import DIVISORS, divided, metadata
 from regard.families import FamilyError, family
-from regard.families.expressed import expressed
-from regard.gguf_header import Header, Place
-from regard.models.model import Model
+from regard.families.common.roundtrip import expressed
+from regard.gguf_header import Header, TensorInfo
+from regard.models.base import Model
 
-Form = Literal["f32", "f16", "q8_0"]
-FORMS = get_args(Form)
+GGUFFormat = Literal["f32", "f16", "q8_0"]
+FORMS = get_args(GGUFFormat)
 FILE_TYPES = {"f32": 0, "f16": 1, "q8_0": 7}
 LARGEST_HALF = 65504.0
 
 
 def export_gguf(
-    model: nn.Module, file: str | Path, model_type: str, form: Form = "f16", words: Mapping[str, Any] | None = None
+    model: nn.Module,
+    file: str | Path,
+    model_type: str,
+    form: GGUFFormat = "f16",
+    words: Mapping[str, Any] | None = None,
 ) -> None:
     """`words` is the metadata of the vocabulary, from `regard.text.gguf.metadata`."""
     if form not in FORMS:
@@ -70,10 +74,10 @@ def header(name: str, pairs: Mapping[str, Any], config: Mapping[str, Any]) -> He
     flags = [tensor for flag, tensor in ARCHITECTURES[name].flags.items() if config[flag]]
     there = ["token_embd.weight", *flags, *(() if config["tie_word_embeddings"] else ("output.weight",))]
     shape = (config["vocab_size"], 1)
-    return Header(Path(), 0, {"general.architecture": name, **pairs}, dict.fromkeys(there, Place(shape, 0, 0)))
+    return Header(Path(), 0, {"general.architecture": name, **pairs}, dict.fromkeys(there, TensorInfo(shape, 0, 0)))
 
 
-def write(file: Path, name: str, pairs: Mapping[str, Any], tensors: Mapping[str, Tensor], form: Form) -> None:
+def write(file: Path, name: str, pairs: Mapping[str, Any], tensors: Mapping[str, Tensor], form: GGUFFormat) -> None:
     """All or nothing, and one tensor at a time."""
     gguf = library()
     partial = file.with_name(f".{file.name}.partial")
@@ -104,7 +108,7 @@ def write(file: Path, name: str, pairs: Mapping[str, Any], tensors: Mapping[str,
         partial.unlink(missing_ok=True)
 
 
-def stored(name: str, tensor: Tensor, form: Form) -> str:
+def stored(name: str, tensor: Tensor, form: GGUFFormat) -> str:
     """The type of a tensor in the file: vectors and what llama.cpp adds to a sum stay exact."""
     if form == "f32" or tensor.dim() == 1 or name.startswith("position_embd"):
         return "F32"

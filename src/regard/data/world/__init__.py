@@ -11,10 +11,10 @@ from hashlib import blake2b
 from itertools import count
 from random import Random
 
-from .ask import Question, ask
-from .levels import LEVELS
-from .simulate import Event, simulate
-from .tell import tell
+from regard.data.world.ask import Question, ask
+from regard.data.world.levels import LEVELS
+from regard.data.world.simulate import Event, simulate
+from regard.data.world.tell import tell
 
 __all__ = ["LEVELS", "SPLITS", "Event", "Question", "Story", "split_of", "stories", "story"]
 

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 from random import Random
 from typing import NamedTuple
 
-from .levels import Level
-from .names import FEELINGS, NUMBERS, OUTDOORS
-from .simulate import World
+from regard.data.world.levels import Level
+from regard.data.world.names import FEELINGS, NUMBERS, OUTDOORS
+from regard.data.world.simulate import World
 
 
 class Question(NamedTuple):

@@ -8,8 +8,8 @@ something, in the order in which it came there, is read from the map's order.
 from random import Random
 from typing import NamedTuple
 
-from .levels import Level
-from .names import CONTAINERS, FEELINGS, FOOD, OUTDOORS, PEOPLE, PLACES, THINGS
+from regard.data.world.levels import Level
+from regard.data.world.names import CONTAINERS, FEELINGS, FOOD, OUTDOORS, PEOPLE, PLACES, THINGS
 
 
 class Event(NamedTuple):

@@ -2,8 +2,8 @@
 
 from random import Random
 
-from .names import PRONOUN, article
-from .simulate import Event
+from regard.data.world.names import PRONOUN, article
+from regard.data.world.simulate import Event
 
 WORDINGS = {
     "be": ("{who} is in the {where}.", "{who} was in the {where}.", "{who} starts in the {where}."),

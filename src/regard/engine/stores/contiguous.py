@@ -3,11 +3,11 @@
 import torch
 from torch import Tensor
 
-from regard.at import At
 from regard.engine.stores.ring import SLACK
-from regard.engine.stores.rows import Rows, rows_of
+from regard.engine.stores.row_table import RowTable, rows_of
 from regard.engine.stores.snapshot import Snapshot
 from regard.engine.stores.states import build_states, leaves
+from regard.layout import TokenLayout
 from regard.parts.state import PerToken
 
 
@@ -17,7 +17,7 @@ class Contiguous:
         source: int = 0, slack: int = SLACK,
     ):  # fmt: skip
         self.rows, self.capacity, self.span = rows, capacity, capacity
-        self.past = Rows(rows, device)
+        self.past = RowTable(rows, device)
         self.states = build_states(
             memory, self.past, capacity, slack, source, dtype, lambda declared: ContiguousState(declared, self, dtype)
         )
@@ -62,17 +62,18 @@ class ContiguousState:
             for name, (heads, dim) in declared.arrays.items()
         }
 
-    def extend(self, at: At, **arrays: Tensor) -> tuple:
-        self.store.past.note(at)
-        rows, slots = at.once((self.store, "place"), lambda: self.place(at))
+    def extend(self, layout: TokenLayout, **arrays: Tensor) -> tuple:
+        self.store.past.note(layout)
+        rows, slots = layout.once((self.store, "place"), lambda: self.place(layout))
         span = self.store.span
         kept = []
         for name, new in arrays.items():
             array = self.arrays[name]  # (rows, heads, capacity + 1, dim)
             array[rows, :, slots] = new.transpose(1, 2)
-            kept.append(array[rows_of(at), :, :span])
-        keys = at.once(
-            (self.store, "keys"), lambda: at.with_keys(torch.arange(span, device=rows.device).expand(len(rows), span))
+            kept.append(array[rows_of(layout), :, :span])
+        keys = layout.once(
+            (self.store, "keys"),
+            lambda: layout.with_keys(torch.arange(span, device=rows.device).expand(len(rows), span)),
         )
         return (*kept, keys)
 
@@ -84,8 +85,8 @@ class ContiguousState:
         for array in self.arrays.values():
             array[row, :, start:stop] = 0
 
-    def place(self, at: At) -> tuple[Tensor, Tensor]:
-        batch = len(at.positions)
-        rows = torch.arange(batch, device=at.positions.device) if at.rows is None else at.rows
-        slots = at.positions if at.valid is None else at.positions.where(at.valid, self.store.capacity)
+    def place(self, layout: TokenLayout) -> tuple[Tensor, Tensor]:
+        batch = len(layout.positions)
+        rows = torch.arange(batch, device=layout.positions.device) if layout.rows is None else layout.rows
+        slots = layout.positions if layout.valid is None else layout.positions.where(layout.valid, self.store.capacity)
         return rows.unsqueeze(-1), slots  # (B, 1), (B, L)

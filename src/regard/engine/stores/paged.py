@@ -9,12 +9,12 @@ by rows times capacity. Block 0 belongs to nobody: invalid tokens are written th
 import torch
 from torch import Tensor
 
-from regard.at import At
 from regard.engine.stores.ring import SLACK
-from regard.engine.stores.rows import Rows
+from regard.engine.stores.row_table import RowTable
 from regard.engine.stores.snapshot import CannotRewind, Snapshot
 from regard.engine.stores.states import build_states, leaves
 from regard.kernels.attention.pages import Pages, gathered
+from regard.layout import TokenLayout
 from regard.parts.state import PerToken
 
 
@@ -31,7 +31,7 @@ class Paged:
         self.free = list(range(blocks, 0, -1))  # block 0 is nobody's
         self.owned: list[list[int]] = [[] for _ in range(rows)]
         self.owners = [0] * (blocks + 1)  # rows that own a block: more than one share a prefix
-        self.past = Rows(rows, device)
+        self.past = RowTable(rows, device)
         self.states = build_states(
             memory, self.past, self.capacity, slack, source, dtype, lambda declared: PagedState(declared, self, dtype)
         )
@@ -135,19 +135,20 @@ class PagedState:
             for name, (heads, dim) in declared.arrays.items()
         }
 
-    def extend(self, at: At, **arrays: Tensor) -> tuple:
-        self.store.past.note(at)
-        slots, table = at.once((self.store, "place"), lambda: self.place(at))
+    def extend(self, layout: TokenLayout, **arrays: Tensor) -> tuple:
+        self.store.past.note(layout)
+        slots, table = layout.once((self.store, "place"), lambda: self.place(layout))
         kept = []
         for name, new in arrays.items():
             pages = self.pages[name]  # (slots, heads, dim)
-            if at.valid is not None:  # rows read the slot of invalid tokens too, unseen: it must stay finite
-                new = new.masked_fill(~at.valid[:, None, :, None], 0)
+            if layout.valid is not None:  # rows read the slot of invalid tokens too, unseen: it must stay finite
+                new = new.masked_fill(~layout.valid[:, None, :, None], 0)
             pages[slots] = new.transpose(1, 2)
             kept.append(Pages(pages, table, self.store.block))  # (B, heads, S, dim)
         span = table.shape[1] * self.store.block
-        keys = at.once(
-            (self.store, "keys"), lambda: at.with_keys(torch.arange(span, device=slots.device).expand(len(slots), span))
+        keys = layout.once(
+            (self.store, "keys"),
+            lambda: layout.with_keys(torch.arange(span, device=slots.device).expand(len(slots), span)),
         )
         return (*(kept if self.as_pages else map(gathered, kept)), keys)
 
@@ -159,11 +160,13 @@ class PagedState:
         for pages in self.pages.values():
             pages[to] = pages[some]
 
-    def place(self, at: At) -> tuple[Tensor, Tensor]:
+    def place(self, layout: TokenLayout) -> tuple[Tensor, Tensor]:
         """(B, L) where the new tokens go, (B, n) the blocks of all that may be read."""
         block = self.store.block
-        table = self.store.table[: len(at.positions)] if at.rows is None else self.store.table[at.rows]  # (B, blocks)
-        slots = table.gather(1, at.positions // block) * block + at.positions % block
-        if at.valid is not None:
-            slots = slots.where(at.valid, 0)
+        table = (
+            self.store.table[: len(layout.positions)] if layout.rows is None else self.store.table[layout.rows]
+        )  # (B, blocks)
+        slots = table.gather(1, layout.positions // block) * block + layout.positions % block
+        if layout.valid is not None:
+            slots = slots.where(layout.valid, 0)
         return slots, table[:, : -(-self.store.span // block)]

@@ -13,18 +13,18 @@ Jiang et al. 2023 (Mistral 7B); with first tokens, Xiao et al. 2023.
 import torch
 from torch import Tensor
 
-from regard.at import At
-from regard.engine.stores.rows import Rows, rows_of
+from regard.engine.stores.row_table import RowTable, rows_of
+from regard.layout import TokenLayout
 from regard.parts.state import PerToken
 
 SLACK = 16  # tokens that every ring can take back: speculation drafts fewer
 EMPTY = -1
 
 
-class Ring:
+class RingBuffer:
     """Which tokens lie in the slots, of all layers that see equally far; and what these layers keep there."""
 
-    def __init__(self, window: int, first: int, slack: int, rows: Rows):
+    def __init__(self, window: int, first: int, slack: int, rows: RowTable):
         self.window, self.first, self.slack, self.rows = window, first, slack, rows
         self.size = first + window + slack
         # One slot more: invalid tokens are written there, and those that this very forward would write over.
@@ -36,27 +36,30 @@ class Ring:
         turned = self.first + (positions - self.first) % (self.window + self.slack)
         return positions.where(positions < self.first, turned)
 
-    def place(self, at: At) -> tuple[Tensor, Tensor, At]:
-        """(B, 1) rows and (B, L) slots of the new tokens, and `at` before all that they may see."""
-        new, valid = at.positions, torch.ones_like(at.positions, dtype=torch.bool) if at.valid is None else at.valid
+    def place(self, layout: TokenLayout) -> tuple[Tensor, Tensor, TokenLayout]:
+        """(B, 1) rows and (B, L) slots of the new tokens, and `layout` before all that they may see."""
+        new, valid = (
+            layout.positions,
+            torch.ones_like(layout.positions, dtype=torch.bool) if layout.valid is None else layout.valid,
+        )
         last = new.where(valid, EMPTY).amax(1, keepdim=True)  # (B, 1)
         stays = valid & ((new < self.first) | (new > last - self.window - self.slack))
         slots = self.slots(new).where(stays, self.size)
-        rows = torch.arange(len(new), device=new.device) if at.rows is None else at.rows
+        rows = torch.arange(len(new), device=new.device) if layout.rows is None else layout.rows
         before = self.positions[rows, : self.size]  # (B, size), a copy
         self.positions[rows.unsqueeze(-1), slots] = new
-        if self.joins(at):
+        if self.joins(layout):
             start = new.where(valid, last).amin(1, keepdim=True)  # (B, 1)
             seen = (before != EMPTY) & (before < start)  # a row that begins again may still hold its old tokens
-            keys = at.with_keys(torch.cat([before, new], 1), torch.cat([seen, valid], 1))
+            keys = layout.with_keys(torch.cat([before, new], 1), torch.cat([seen, valid], 1))
         else:
             after = self.positions[rows, : self.size]
-            keys = at.with_keys(after, after != EMPTY)
+            keys = layout.with_keys(after, after != EMPTY)
         return rows.unsqueeze(-1), slots, keys
 
-    def joins(self, at: At) -> bool:
+    def joins(self, layout: TokenLayout) -> bool:
         """Are there more new tokens than can be written before they are read?"""
-        return at.positions.shape[1] > self.slack + 1
+        return layout.positions.shape[1] > self.slack + 1
 
     def held(self, row: int) -> list[Tensor]:
         return [self.positions[row], *(array[row] for array in self.arrays)]
@@ -77,7 +80,7 @@ class Ring:
 
 
 class RingState:
-    def __init__(self, declared: PerToken, ring: Ring, dtype: torch.dtype):
+    def __init__(self, declared: PerToken, ring: RingBuffer, dtype: torch.dtype):
         self.ring = ring
         self.arrays = {
             name: torch.zeros(len(ring.rows), heads, ring.size + 1, dim, dtype=dtype, device=ring.rows.device)
@@ -85,17 +88,17 @@ class RingState:
         }
         ring.arrays += self.arrays.values()
 
-    def extend(self, at: At, **arrays: Tensor) -> tuple:
+    def extend(self, layout: TokenLayout, **arrays: Tensor) -> tuple:
         ring = self.ring
-        ring.rows.note(at)
-        rows, slots, keys = at.once(ring, lambda: ring.place(at))
+        ring.rows.note(layout)
+        rows, slots, keys = layout.once(ring, lambda: ring.place(layout))
         kept = []
         for name, new in arrays.items():
             array = self.arrays[name]  # (rows, heads, size + 1, dim)
-            if ring.joins(at):
-                kept.append(torch.cat([array[rows_of(at), :, : ring.size], new], 2))  # (B, heads, size + L, dim)
+            if ring.joins(layout):
+                kept.append(torch.cat([array[rows_of(layout), :, : ring.size], new], 2))  # (B, heads, size + L, dim)
                 array[rows, :, slots] = new.transpose(1, 2)
             else:
                 array[rows, :, slots] = new.transpose(1, 2)
-                kept.append(array[rows_of(at), :, : ring.size])  # (B, heads, size, dim)
+                kept.append(array[rows_of(layout), :, : ring.size])  # (B, heads, size, dim)
         return (*kept, keys)

@@ -4,16 +4,16 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from regard.engine.stores.fixed import RowState
-from regard.engine.stores.ring import Ring, RingState
-from regard.engine.stores.rows import Rows
-from regard.engine.stores.source import SourceRows
-from regard.parts.state import FRESH, Declared, Fixed, PerSource, PerToken, State, each
+from regard.engine.stores.fixed_size import RowState
+from regard.engine.stores.ring import RingBuffer, RingState
+from regard.engine.stores.row_table import RowTable
+from regard.engine.stores.source_keys import SourceRows
+from regard.parts.state import STATELESS, Declared, FixedSize, PerSource, PerToken, State, each
 
 
 def build_states(
     memory,
-    rows: Rows,
+    rows: RowTable,
     capacity: int,
     slack: int,
     source: int,
@@ -21,21 +21,21 @@ def build_states(
     per_token: Callable[[PerToken], State],
 ) -> tuple[tuple[State, ...], ...]:
     """What is seen only from near goes into a ring, where that is smaller; what remembers nothing gets FRESH."""
-    rings: dict[tuple[int, int], Ring] = {}
+    rings: dict[tuple[int, int], RingBuffer] = {}
 
     def make(declared: Declared) -> State:
         match declared:
             case PerToken(window=int(window), first=first) if first + window + slack < capacity:
                 if (window, first) not in rings:
-                    rings[window, first] = Ring(window, first, slack, rows)
+                    rings[window, first] = RingBuffer(window, first, slack, rows)
                 return RingState(declared, rings[window, first], dtype)
             case PerToken():
                 return per_token(declared)
-            case Fixed():
+            case FixedSize():
                 return RowState(declared, rows, dtype)
             case PerSource():
                 return SourceRows(declared, rows, source, dtype)
-        return FRESH
+        return STATELESS
 
     def together(made: list[State]) -> State:
         return made[0] if len(made) == 1 else Together(*made)

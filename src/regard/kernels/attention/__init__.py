@@ -13,41 +13,41 @@ from types import ModuleType
 
 from torch import Tensor
 
-from regard.at import At
-from regard.kernels.attention import decode, folded, reference, sdpa, tiled, triton
+from regard.kernels.attention import block_sparse, decode, reference, sdpa, tiled, triton
 from regard.kernels.attention.pages import Pages, gathered
-from regard.kernels.attention.scores import Scores
-from regard.kernels.choice import first, named
+from regard.kernels.attention.score_options import ScoreOptions
+from regard.kernels.dispatch import first, named
+from regard.layout import TokenLayout
 
 Keys = Tensor | Pages
-Attend = Callable[[Tensor, Keys, Keys, At, Scores], Tensor]
+Attend = Callable[[Tensor, Keys, Keys, TokenLayout, ScoreOptions], Tensor]
 BACKENDS: dict[str, ModuleType] = {
     "decode": decode,
     "triton": triton,
-    "folded": folded,
+    "block_sparse": block_sparse,
     "sdpa": sdpa,
     "tiled": tiled,
     "reference": reference,
 }
 
 
-def why(q: Tensor, k: Keys, v: Keys, at: At, scores: Scores) -> tuple[str, str]:
+def why(q: Tensor, k: Keys, v: Keys, layout: TokenLayout, scores: ScoreOptions) -> tuple[str, str]:
     """The backend that `auto` takes for this case, and why those before it were passed over."""
-    return first(BACKENDS, q, k, v, at, scores, against=objection)
+    return first(BACKENDS, q, k, v, layout, scores, against=objection)
 
 
-def objection(module: ModuleType, q: Tensor, k: Keys, v: Keys, at: At, scores: Scores) -> str | None:
-    return module.refuses(q, k, v, at, scores) or module.slower(q, k, v, at, scores)
+def objection(module: ModuleType, q: Tensor, k: Keys, v: Keys, layout: TokenLayout, scores: ScoreOptions) -> str | None:
+    return module.refuses(q, k, v, layout, scores) or module.slower(q, k, v, layout, scores)
 
 
-def auto(q: Tensor, k: Keys, v: Keys, at: At, scores: Scores) -> Tensor:
-    return attend_by(why(q, k, v, at, scores)[0], q, k, v, at, scores)
+def auto(q: Tensor, k: Keys, v: Keys, layout: TokenLayout, scores: ScoreOptions) -> Tensor:
+    return attend_by(why(q, k, v, layout, scores)[0], q, k, v, layout, scores)
 
 
-def attend_by(name: str, q: Tensor, k: Keys, v: Keys, at: At, scores: Scores) -> Tensor:
+def attend_by(name: str, q: Tensor, k: Keys, v: Keys, layout: TokenLayout, scores: ScoreOptions) -> Tensor:
     if name != "decode":  # which alone reads pages where they lie
         k, v = gathered(k), gathered(v)
-    return BACKENDS[name].attend(q, k, v, at, scores)
+    return BACKENDS[name].attend(q, k, v, layout, scores)
 
 
 def backend(name: str) -> Attend:

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from regard.at import At
+from regard.layout import TokenLayout
 
 
 class Bias:
@@ -21,9 +21,9 @@ class Bias:
         """Positions (…, l) and (…, s) -> (…, H, l, s) to be added to their scores; computed in at least float32."""
         raise NotImplementedError
 
-    def values(self, at: At, dtype: torch.dtype) -> Tensor:
+    def values(self, layout: TokenLayout, dtype: torch.dtype) -> Tensor:
         """(B, H, L, S) for all queries and keys, or (B, 1, L, S) where heads do not differ."""
-        return self.tile(at.positions, at.key_positions, dtype)
+        return self.tile(layout.positions, layout.key_positions, dtype)
 
 
 @dataclass(frozen=True, eq=False)

@@ -3,14 +3,14 @@
 import torch
 from torch import Tensor
 
-from regard.at import At
 from regard.compat import cannot_triton
 from regard.kernels.attention.bias import Bias, Buckets, Slopes
 from regard.kernels.attention.mask import Causal, Full, Mask
 from regard.kernels.attention.pages import Pages
 from regard.kernels.attention.patterns.sinks import SinksAndWindow
 from regard.kernels.attention.patterns.window import Window
-from regard.kernels.attention.scores import Scores
+from regard.kernels.attention.score_options import ScoreOptions
+from regard.layout import TokenLayout
 
 MOST = 16  # queries of a row; and of a kv head, with all its heads
 TILE = 128
@@ -18,12 +18,12 @@ DIMS = (16, 32, 64, 128, 256)
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
-def refuses(q: Tensor, k: Tensor | Pages, v: Tensor | Pages, at: At, scores: Scores) -> str | None:
+def refuses(q: Tensor, k: Tensor | Pages, v: Tensor | Pages, layout: TokenLayout, scores: ScoreOptions) -> str | None:
     reason = cannot_triton(q.device)
-    return f"decode {reason}" if reason else cannot(q, k, v, at, scores)
+    return f"decode {reason}" if reason else cannot(q, k, v, layout, scores)
 
 
-def cannot(q: Tensor, k: Tensor | Pages, v: Tensor | Pages, at: At, scores: Scores) -> str | None:
+def cannot(q: Tensor, k: Tensor | Pages, v: Tensor | Pages, layout: TokenLayout, scores: ScoreOptions) -> str | None:
     """Why the kernel cannot do this case, on whatever device."""
     queries, group = q.shape[2], q.shape[1] // k.shape[1]
     if queries > MOST or queries * group > TILE:
@@ -36,7 +36,7 @@ def cannot(q: Tensor, k: Tensor | Pages, v: Tensor | Pages, at: At, scores: Scor
         return f"decode does not know the mask {type(scores.mask).__name__}"
     if not isinstance(scores.bias, Slopes | Buckets | None):
         return f"decode does not know the bias {type(scores.bias).__name__}"
-    if at.segments is not None and at.key_segments is not None:
+    if layout.segments is not None and layout.key_segments is not None:
         return "decode keeps no documents apart"
     if scores.dropout:
         return "decode cannot drop weights"
@@ -44,12 +44,12 @@ def cannot(q: Tensor, k: Tensor | Pages, v: Tensor | Pages, at: At, scores: Scor
     return "decode has no gradients" if torch.is_grad_enabled() and any(wanted) else None
 
 
-def slower(q: Tensor, k: Tensor | Pages, v: Tensor | Pages, at: At, scores: Scores) -> str | None:
-    return "decode is for remembered keys" if at.k_positions is None else None
+def slower(q: Tensor, k: Tensor | Pages, v: Tensor | Pages, layout: TokenLayout, scores: ScoreOptions) -> str | None:
+    return "decode is for remembered keys" if layout.k_positions is None else None
 
 
-def attend(q: Tensor, k: Tensor | Pages, v: Tensor | Pages, at: At, scores: Scores) -> Tensor:
-    from regard.kernels.attention.triton.decode import decode, launch
+def attend(q: Tensor, k: Tensor | Pages, v: Tensor | Pages, layout: TokenLayout, scores: ScoreOptions) -> Tensor:
+    from regard.kernels.attention.triton.decode_kernels import decode, launch
 
     where = bounds(scores.mask)
     assert where is not None, "refused"
@@ -57,7 +57,8 @@ def attend(q: Tensor, k: Tensor | Pages, v: Tensor | Pages, at: At, scores: Scor
     k, v = (x.pool if isinstance(x, Pages) else x for x in (k, v))
     run = decode if torch.compiler.is_compiling() else launch  # an operator is for graphs, and takes its time
     return run(
-        q, k, v, table, page, at.positions, at.key_positions, at.key_valid, *where, scores.scale, scores.softcap,
+        q, k, v, table, page, layout.positions, layout.key_positions, layout.key_valid, *where,
+        scores.scale, scores.softcap,
         *numbers_of(scores.bias), scores.sinks,
     )  # fmt: skip
 

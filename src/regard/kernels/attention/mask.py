@@ -8,8 +8,8 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from regard.at import At
-from regard.kernels.attention.fold import Fold
+from regard.kernels.attention.block_layout import BlockLayout
+from regard.layout import TokenLayout
 from regard.spec import Spec
 
 
@@ -36,7 +36,7 @@ class Mask(Spec):
         """Positions (…, L, 1) and (…, 1, S) -> (…, L, S), or None when everything is seen."""
         raise NotImplementedError
 
-    def folds(self, length: int) -> tuple[Fold, ...]:
+    def folds(self, length: int) -> tuple[BlockLayout, ...]:
         """Where in a text this long the few keys stand that are seen (fold.py); empty: all are needed."""
         return ()
 
@@ -63,17 +63,17 @@ class Full(Mask):
         return None
 
 
-def visible(mask: Mask, at: At) -> Tensor | None:
+def visible(mask: Mask, layout: TokenLayout) -> Tensor | None:
     """(B, 1, L, S) True where the query sees the key; None when all see all. Computed once for all layers alike."""
-    return at.once(mask, lambda: join(mask, at))
+    return layout.once(mask, lambda: join(mask, layout))
 
 
-def join(mask: Mask, at: At) -> Tensor | None:
-    seen = mask.allows(at.positions.unsqueeze(-1), at.key_positions.unsqueeze(-2))  # (B, L, S)
-    if at.segments is not None and at.key_segments is not None:
-        seen = both(seen, at.segments.unsqueeze(-1) == at.key_segments.unsqueeze(-2))
-    if at.key_valid is not None:
-        seen = both(seen, at.key_valid.unsqueeze(-2))
+def join(mask: Mask, layout: TokenLayout) -> Tensor | None:
+    seen = mask.allows(layout.positions.unsqueeze(-1), layout.key_positions.unsqueeze(-2))  # (B, L, S)
+    if layout.segments is not None and layout.key_segments is not None:
+        seen = both(seen, layout.segments.unsqueeze(-1) == layout.key_segments.unsqueeze(-2))
+    if layout.key_valid is not None:
+        seen = both(seen, layout.key_valid.unsqueeze(-2))
     return None if seen is None else seen.unsqueeze(1)  # (B, 1, L, S)
 
 

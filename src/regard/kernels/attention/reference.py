@@ -9,27 +9,27 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from regard.at import At
 from regard.kernels.attention.mask import visible
-from regard.kernels.attention.scores import Scores
+from regard.kernels.attention.score_options import ScoreOptions
 from regard.kernels.autocast import without_autocast
+from regard.layout import TokenLayout
 
 
-def refuses(q: Tensor, k: Tensor, v: Tensor, at: At, scores: Scores) -> str | None:
+def refuses(q: Tensor, k: Tensor, v: Tensor, layout: TokenLayout, scores: ScoreOptions) -> str | None:
     return None
 
 
-def slower(q: Tensor, k: Tensor, v: Tensor, at: At, scores: Scores) -> str | None:
+def slower(q: Tensor, k: Tensor, v: Tensor, layout: TokenLayout, scores: ScoreOptions) -> str | None:
     return None
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, at: At, scores: Scores) -> Tensor:
-    weights = F.dropout(attention_weights(q, k, at, scores), scores.dropout)  # (B, H, L, S)
+def attend(q: Tensor, k: Tensor, v: Tensor, layout: TokenLayout, scores: ScoreOptions) -> Tensor:
+    weights = F.dropout(attention_weights(q, k, layout, scores), scores.dropout)  # (B, H, L, S)
     with without_autocast(q.device):
         return (weights @ per_head(v, q).to(weights.dtype)).to(q.dtype)  # (B, H, L, E)
 
 
-def attention_weights(q: Tensor, k: Tensor, at: At, scores: Scores) -> Tensor:
+def attention_weights(q: Tensor, k: Tensor, layout: TokenLayout, scores: ScoreOptions) -> Tensor:
     """(B, H, L, S): how much each query takes from each key."""
     wide = torch.promote_types(q.dtype, torch.float32)
     with without_autocast(q.device):
@@ -37,8 +37,8 @@ def attention_weights(q: Tensor, k: Tensor, at: At, scores: Scores) -> Tensor:
     if scores.softcap is not None:
         s = scores.softcap * torch.tanh(s / scores.softcap)
     if scores.bias is not None:
-        s = s + scores.bias.values(at, wide)
-    return normalize(s, visible(scores.mask, at), scores.sinks)
+        s = s + scores.bias.values(layout, wide)
+    return normalize(s, visible(scores.mask, layout), scores.sinks)
 
 
 def normalize(s: Tensor, seen: Tensor | None, sinks: Tensor | None = None) -> Tensor:

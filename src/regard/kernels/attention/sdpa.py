@@ -8,27 +8,27 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from regard.at import At
 from regard.kernels.attention.mask import Causal, visible
-from regard.kernels.attention.scores import Scores
+from regard.kernels.attention.score_options import ScoreOptions
+from regard.layout import TokenLayout
 
 
-def refuses(q: Tensor, k: Tensor, v: Tensor, at: At, scores: Scores) -> str | None:
+def refuses(q: Tensor, k: Tensor, v: Tensor, layout: TokenLayout, scores: ScoreOptions) -> str | None:
     return None if scores.softcap is None else "sdpa cannot cap scores"
 
 
-def slower(q: Tensor, k: Tensor, v: Tensor, at: At, scores: Scores) -> str | None:
+def slower(q: Tensor, k: Tensor, v: Tensor, layout: TokenLayout, scores: ScoreOptions) -> str | None:
     return None
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, at: At, scores: Scores) -> Tensor:
+def attend(q: Tensor, k: Tensor, v: Tensor, layout: TokenLayout, scores: ScoreOptions) -> Tensor:
     groups, bias, scale, dropout = q.shape[1] // k.shape[1], scores.bias, scores.scale, scores.dropout
-    if at.ordered and bias is None and scores.sinks is None and type(scores.mask) is Causal:
+    if layout.ordered and bias is None and scores.sinks is None and type(scores.mask) is Causal:
         return F.scaled_dot_product_attention(
             q, k, v, dropout_p=dropout, is_causal=True, scale=scale, enable_gqa=groups > 1
         )
-    seen, width = visible(scores.mask, at), v.shape[-1]
-    extra = seen if bias is None else additive(bias.values(at, q.dtype), seen)
+    seen, width = visible(scores.mask, layout), v.shape[-1]
+    extra = seen if bias is None else additive(bias.values(layout, q.dtype), seen)
     if scores.sinks is not None:
         q, k, v = with_sinks(q, k, v, scores.sinks / scale)
         extra = None if extra is None else F.pad(extra, (0, 1), value=extra.dtype == torch.bool)  # seen, without bias
@@ -37,16 +37,16 @@ def attend(q: Tensor, k: Tensor, v: Tensor, at: At, scores: Scores) -> Tensor:
         # On a CPU the product of two or three heads is too thin to be faster.
         q = q.unflatten(1, (k.shape[1], groups)).squeeze(3)  # (B, K, G, E)
         out = F.scaled_dot_product_attention(q, k, v, attn_mask=extra, dropout_p=dropout, scale=scale)
-        return without_blind(out.flatten(1, 2).unsqueeze(2)[..., :width], seen, at)  # (B, H, 1, Ev)
+        return without_blind(out.flatten(1, 2).unsqueeze(2)[..., :width], seen, layout)  # (B, H, 1, Ev)
     out = F.scaled_dot_product_attention(
         q, k, v, attn_mask=extra, dropout_p=dropout, scale=scale, enable_gqa=groups > 1
     )
-    return without_blind(out[..., :width], seen, at)  # (B, H, L, Ev)
+    return without_blind(out[..., :width], seen, layout)  # (B, H, L, Ev)
 
 
-def without_blind(out: Tensor, seen: Tensor | None, at: At) -> Tensor:
+def without_blind(out: Tensor, seen: Tensor | None, layout: TokenLayout) -> Tensor:
     """Zeros for queries that see no key: cuDNN's kernel, on GPUs, gives them a mean of what they do not see."""
-    if seen is None or at.key_valid is None or not out.is_cuda:
+    if seen is None or layout.key_valid is None or not out.is_cuda:
         return out
     return out.masked_fill(~seen.any(-1, keepdim=True), 0.0)
 

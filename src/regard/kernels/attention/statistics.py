@@ -15,13 +15,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from regard.at import At
-from regard.kernels.attention.highest import Highest
-from regard.kernels.attention.online import Part, nothing
+from regard.kernels.attention.online_softmax import PartialSoftmax, nothing
 from regard.kernels.attention.reference import per_head
-from regard.kernels.attention.scores import Scores
+from regard.kernels.attention.running_argmax import RunningArgmax
+from regard.kernels.attention.score_options import ScoreOptions
 from regard.kernels.attention.tiled import TILE, score, spans, tiles_seen
 from regard.kernels.autocast import without_autocast
+from regard.layout import TokenLayout
 
 PIECES = 8  # of a tile of scores, in which the highest is looked for (highest.py)
 
@@ -39,12 +39,18 @@ class Statistics:
 
 @torch.no_grad()
 def attend_with_statistics(
-    q: Tensor, k: Tensor, v: Tensor, at: At, scores: Scores, first: int = 1, tile: tuple[int, int] = TILE
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    layout: TokenLayout,
+    scores: ScoreOptions,
+    first: int = 1,
+    tile: tuple[int, int] = TILE,
 ) -> tuple[Tensor, Statistics]:
     """The output (B, H, L, Ev) and its statistics; `first` is how many tokens count as first."""
     wide = torch.promote_types(q.dtype, torch.float32)
     k, v = per_head(k, q), per_head(v, q)
-    early = (at.key_positions < first).view(-1, 1, 1, k.shape[2])  # (B, 1, 1, S)
+    early = (layout.key_positions < first).view(-1, 1, 1, k.shape[2])  # (B, 1, 1, S)
     places = early.flatten(0, -2).any(0).nonzero().squeeze(-1).tolist()  # few columns are any row's first keys
     outs, found, tops = [], [], []
     with without_autocast(q.device):
@@ -52,10 +58,12 @@ def attend_with_statistics(
             q_i = q[:, :, rows].to(wide)
             part = nothing(q_i, v.shape[-1], scores.sinks)
             none, one = torch.zeros_like(part.l), torch.ones_like(part.l)
-            part = Part(part.m, torch.stack([part.l, none, none]), part.o)  # Σ p, Σ p s, Σ_first p for p = exp(s - m)
-            highest = Highest(q_i, max(1, tile[1] // PIECES))
-            for columns, seen in tiles_seen(at, scores, rows, k.shape[2], tile[1]):
-                s, _ = score(q_i, k[:, :, columns].to(wide), at, scores, rows, columns, seen)
+            part = PartialSoftmax(
+                part.m, torch.stack([part.l, none, none]), part.o
+            )  # Σ p, Σ p s, Σ_first p for p = exp(s - m)
+            highest = RunningArgmax(q_i, max(1, tile[1] // PIECES))
+            for columns, seen in tiles_seen(layout, scores, rows, k.shape[2], tile[1]):
+                s, _ = score(q_i, k[:, :, columns].to(wide), layout, scores, rows, columns, seen)
                 peak, p = highest.look(s, columns.start), s.softmax(-1)
                 on_first = none
                 if here := [place for place in places if columns.start <= place < columns.stop]:
@@ -66,10 +74,10 @@ def attend_with_statistics(
                 if seen is not None:  # a query may have seen none of these keys
                     lowest = torch.finfo(wide).min / 2
                     some = (x.where(peak > lowest, empty) for x, empty in zip(some, (lowest, 0.0, 0.0), strict=True))
-                part = part.join(Part(*some))
+                part = part.join(PartialSoftmax(*some))
                 del s, p, some  # the next tile takes their place in the cache
             total, energy, on_first = part.l
-            part = Part(part.m, total, part.o)
+            part = PartialSoftmax(part.m, total, part.o)
             log_sum, top = part.log_sum(), highest.key()
             mass = (top >= 0).to(wide)  # of all keys together
             if scores.sinks is not None:

@@ -22,52 +22,54 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from regard.at import At
 from regard.kernels.attention.bias import Bias
 from regard.kernels.attention.mask import both
-from regard.kernels.attention.online import Part, exponential, nothing, part_of
+from regard.kernels.attention.online_softmax import PartialSoftmax, exponential, nothing, part_of
 from regard.kernels.attention.reference import per_head
-from regard.kernels.attention.scores import Scores
+from regard.kernels.attention.score_options import ScoreOptions
 from regard.kernels.autocast import without_autocast
+from regard.layout import TokenLayout
 
 TILE = (256, 512)  # queries, keys
 WORTH = 1 << 22  # scores a head, from which a matrix of them costs more than going through tiles
 
 
-def refuses(q: Tensor, k: Tensor, v: Tensor, at: At, scores: Scores) -> str | None:
+def refuses(q: Tensor, k: Tensor, v: Tensor, layout: TokenLayout, scores: ScoreOptions) -> str | None:
     if scores.bias is not None and not scores.bias.tiles:
         return "tiled needs a bias that positions alone decide"
     return "tiled cannot drop weights" if scores.dropout else None
 
 
-def slower(q: Tensor, k: Tensor, v: Tensor, at: At, scores: Scores) -> str | None:
+def slower(q: Tensor, k: Tensor, v: Tensor, layout: TokenLayout, scores: ScoreOptions) -> str | None:
     few = q.shape[2] * k.shape[2] < WORTH
     return f"tiled would save little: {q.shape[2]} × {k.shape[2]} scores a head are few" if few else None
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, at: At, scores: Scores, tile: tuple[int, int] = TILE) -> Tensor:
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, layout: TokenLayout, scores: ScoreOptions, tile: tuple[int, int] = TILE
+) -> Tensor:
     learned = learned_of(scores.bias).values()
     with without_autocast(q.device):
-        return Tiled.apply(q, per_head(k, q), per_head(v, q), at, scores, tile, scores.sinks, *learned)
+        return TiledAttention.apply(q, per_head(k, q), per_head(v, q), layout, scores, tile, scores.sinks, *learned)
 
 
-class Tiled(torch.autograd.Function):
+class TiledAttention(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
         q: Tensor,
         k: Tensor,
         v: Tensor,
-        at: At,
-        scores: Scores,
+        layout: TokenLayout,
+        scores: ScoreOptions,
         tile: tuple[int, int],
         sinks: Tensor | None,
         *learned: Tensor,
     ) -> Tensor:
-        part = read(nothing(wide(q), v.shape[-1], sinks), q, k, v, at, scores, tile)
+        part = read(nothing(wide(q), v.shape[-1], sinks), q, k, v, layout, scores, tile)
         out = part.out()
         ctx.save_for_backward(q, k, v, out, part.log_sum(), sinks, *learned)
-        ctx.at, ctx.scores, ctx.tile = at, scores, tile
+        ctx.layout, ctx.scores, ctx.tile = layout, scores, tile
         return out.to(q.dtype)
 
     @staticmethod
@@ -76,7 +78,7 @@ class Tiled(torch.autograd.Function):
         q, k, v, out, log_sum, sinks, *learned = ctx.saved_tensors
         dq, dk, dv, *d_learned = (torch.zeros_like(x, dtype=out.dtype) for x in (q, k, v, *learned))
         given = Given(d_out.to(out.dtype), (d_out * out).sum(-1, keepdim=True), log_sum)
-        add_gradients(dq, dk, dv, d_learned, given, q, k, v, ctx.at, ctx.scores, ctx.tile)
+        add_gradients(dq, dk, dv, d_learned, given, q, k, v, ctx.layout, ctx.scores, ctx.tile)
         d_inputs = [d.to(x.dtype) for d, x in zip((dq, dk, dv, *d_learned), (q, k, v, *learned), strict=True)]
         return *d_inputs[:3], None, None, None, given.of_sinks(sinks), *d_inputs[3:]
 
@@ -85,16 +87,24 @@ def wide(x: Tensor) -> Tensor:
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
-def read(before: Part, q: Tensor, k: Tensor, v: Tensor, at: At, scores: Scores, tile: tuple[int, int] = TILE) -> Part:
+def read(
+    before: PartialSoftmax,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    layout: TokenLayout,
+    scores: ScoreOptions,
+    tile: tuple[int, int] = TILE,
+) -> PartialSoftmax:
     """What all queries have read, behind what they had before these keys."""
     parts = []
     for rows in spans(q.shape[2], tile[0]):
         q_i, part = wide(q[:, :, rows]), before.of(rows)
-        for columns, seen in tiles_seen(at, scores, rows, k.shape[2], tile[1]):
-            s, _ = score(q_i, wide(k[:, :, columns]), at, scores, rows, columns, seen)
+        for columns, seen in tiles_seen(layout, scores, rows, k.shape[2], tile[1]):
+            s, _ = score(q_i, wide(k[:, :, columns]), layout, scores, rows, columns, seen)
             part = part.join(part_of(s, wide(v[:, :, columns])))
         parts.append(part)
-    return Part(*(torch.cat([getattr(part, name) for part in parts], 2) for name in ("m", "l", "o")))
+    return PartialSoftmax(*(torch.cat([getattr(part, name) for part in parts], 2) for name in ("m", "l", "o")))
 
 
 class Given(NamedTuple):
@@ -121,21 +131,21 @@ def add_gradients(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    at: At,
-    scores: Scores,
+    layout: TokenLayout,
+    scores: ScoreOptions,
     tile: tuple[int, int] = TILE,
 ) -> None:
     """Add to them what these queries and these keys have to do with each other."""
     d_out, dots, log_sum = given
     for rows in spans(q.shape[2], tile[0]):
         q_i, g_i = wide(q[:, :, rows]), d_out[:, :, rows]
-        for columns, seen in tiles_seen(at, scores, rows, k.shape[2], tile[1]):
+        for columns, seen in tiles_seen(layout, scores, rows, k.shape[2], tile[1]):
             k_j, v_j = wide(k[:, :, columns]), wide(v[:, :, columns])
-            s, slope = score(q_i, k_j, at, scores, rows, columns, seen)
+            s, slope = score(q_i, k_j, layout, scores, rows, columns, seen)
             p = exponential(s - log_sum[:, :, rows])  # (B, H, l, s)
             ds = p * (g_i @ v_j.transpose(-1, -2) - dots[:, :, rows])
             dv[:, :, columns] += p.transpose(-1, -2) @ g_i
-            for total, d in zip(d_learned, bias_gradients(ds, at, scores.bias, rows, columns), strict=True):
+            for total, d in zip(d_learned, bias_gradients(ds, layout, scores.bias, rows, columns), strict=True):
                 total += d
             ds = ds * scores.scale if slope is None else ds * slope * scores.scale
             dq[:, :, rows] += ds @ k_j
@@ -146,16 +156,18 @@ def spans(length: int, size: int) -> Iterator[slice]:
     return (slice(start, min(start + size, length)) for start in range(0, length, size))
 
 
-def tiles_seen(at: At, scores: Scores, rows: slice, length: int, size: int) -> Iterator[tuple[slice, Tensor | None]]:
+def tiles_seen(
+    layout: TokenLayout, scores: ScoreOptions, rows: slice, length: int, size: int
+) -> Iterator[tuple[slice, Tensor | None]]:
     """The spans of keys of which these queries see any, and which pairs (B or 1, 1, l, s) are seen; None: all."""
-    few = slice(0, 1) if at.ordered else slice(None)  # whole texts are alike
-    q_at, k_at = at.positions[few, rows].unsqueeze(-1), at.key_positions[few].unsqueeze(-2)
+    few = slice(0, 1) if layout.ordered else slice(None)  # whole texts are alike
+    q_at, k_at = layout.positions[few, rows].unsqueeze(-1), layout.key_positions[few].unsqueeze(-2)
     for columns in spans(length, size):
         seen = scores.mask.allows(q_at, k_at[..., columns])
-        if at.segments is not None and at.key_segments is not None:
-            seen = both(seen, at.segments[:, rows].unsqueeze(-1) == at.key_segments[:, columns].unsqueeze(-2))
-        if at.key_valid is not None:
-            seen = both(seen, at.key_valid[:, columns].unsqueeze(-2))
+        if layout.segments is not None and layout.key_segments is not None:
+            seen = both(seen, layout.segments[:, rows].unsqueeze(-1) == layout.key_segments[:, columns].unsqueeze(-2))
+        if layout.key_valid is not None:
+            seen = both(seen, layout.key_valid[:, columns].unsqueeze(-2))
         if seen is None or seen.all():
             yield columns, None
         elif seen.any():
@@ -163,7 +175,7 @@ def tiles_seen(at: At, scores: Scores, rows: slice, length: int, size: int) -> I
 
 
 def score(
-    q: Tensor, k: Tensor, at: At, scores: Scores, rows: slice, columns: slice, seen: Tensor | None
+    q: Tensor, k: Tensor, layout: TokenLayout, scores: ScoreOptions, rows: slice, columns: slice, seen: Tensor | None
 ) -> tuple[Tensor, Tensor | None]:
     """One tile of scores (B, H, l, s), and the cap's derivative there."""
     s, slope = (q * scores.scale) @ k.transpose(-1, -2), None
@@ -171,7 +183,7 @@ def score(
         tanh = torch.tanh(s / scores.softcap)
         s, slope = scores.softcap * tanh, 1 - tanh * tanh
     if scores.bias is not None:
-        s = s + scores.bias.tile(at.positions[:, rows], at.key_positions[:, columns], s.dtype)
+        s = s + scores.bias.tile(layout.positions[:, rows], layout.key_positions[:, columns], s.dtype)
     return s if seen is None else s.masked_fill(~seen, torch.finfo(s.dtype).min), slope
 
 
@@ -181,7 +193,9 @@ def learned_of(bias: Bias | None) -> dict[str, Tensor]:
     return {name: x for name, x in held.items() if isinstance(x, Tensor) and x.requires_grad}
 
 
-def bias_gradients(ds: Tensor, at: At, bias: Bias | None, rows: slice, columns: slice) -> tuple[Tensor, ...]:
+def bias_gradients(
+    ds: Tensor, layout: TokenLayout, bias: Bias | None, rows: slice, columns: slice
+) -> tuple[Tensor, ...]:
     """What a tile's dS gives to each learned tensor of the bias: the tile is made once more and differentiated."""
     learned = {name: x.detach().requires_grad_() for name, x in learned_of(bias).items()}
     if bias is None or not learned:
@@ -189,5 +203,5 @@ def bias_gradients(ds: Tensor, at: At, bias: Bias | None, rows: slice, columns: 
     again = copy(bias)
     vars(again).update(learned)
     with torch.enable_grad():
-        tile = again.tile(at.positions[:, rows], at.key_positions[:, columns], ds.dtype)
+        tile = again.tile(layout.positions[:, rows], layout.key_positions[:, columns], ds.dtype)
         return torch.autograd.grad(tile, list(learned.values()), ds.sum_to_size(tile.shape))

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from regard.at import At
 from regard.kernels.attention.bias import Bias, Slopes
-from regard.parts.position.none import Position, PositionModule
+from regard.layout import TokenLayout
+from regard.parts.position.base import Position, PositionModule
 from regard.spec import require
 
 
@@ -46,5 +46,5 @@ class AlibiModule(PositionModule):
         super().__init__()
         self.heads, self.scale, self.exponent = heads, scale, exponent
 
-    def bias(self, at: At) -> Bias:
-        return Slopes(slopes(self.heads, at.positions.device, self.exponent) * self.scale)
+    def bias(self, layout: TokenLayout) -> Bias:
+        return Slopes(slopes(self.heads, layout.positions.device, self.exponent) * self.scale)

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from regard.at import At
-from regard.parts.position.none import Position, PositionModule
+from regard.layout import TokenLayout
+from regard.parts.position.base import Position, PositionModule
 from regard.spec import require
 
 
@@ -42,12 +42,12 @@ class LearnedModule(PositionModule):
         self.spec = spec
         self.table = nn.Embedding(spec.length + spec.offset, width).requires_grad_(not spec.frozen)
 
-    def embed(self, x: Tensor, at: At) -> Tensor:
+    def embed(self, x: Tensor, layout: TokenLayout) -> Tensor:
         # Elsewhere the question would wait for the device; its own look-up refuses too, if less clearly.
-        if at.positions.device.type == "cpu" and not torch.compiler.is_compiling():
-            last = int(at.positions.max())
+        if layout.positions.device.type == "cpu" and not torch.compiler.is_compiling():
+            last = int(layout.positions.max())
             if last >= self.spec.length:
                 raise ValueError(
                     f"position {last} is beyond the {self.spec.length} that were learned; shorten the text"
                 )
-        return x + self.table(at.positions + self.spec.offset)
+        return x + self.table(layout.positions + self.spec.offset)

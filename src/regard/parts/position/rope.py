@@ -13,13 +13,13 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from regard.at import At
 from regard.compat import cannot_triton
-from regard.parts.position.none import Position, PositionModule
-from regard.parts.position.scaling import Scaling, plain
+from regard.layout import TokenLayout
+from regard.parts.position.base import Position, PositionModule
+from regard.parts.position.rope_scaling import Scaling, plain
 from regard.spec import require
 
-Layout = Literal["half", "interleaved"]
+PairLayout = Literal["half", "interleaved"]
 FEW = 64  # tokens a row, for which launching a kernel takes longer than turning
 
 
@@ -29,7 +29,7 @@ class Rope(Position):
 
     base: float = 10000.0
     share: float = 1.0
-    layout: Layout = "half"
+    layout: PairLayout = "half"
     scaling: Scaling | None = None
 
     def check(self) -> None:
@@ -37,8 +37,8 @@ class Rope(Position):
         require(0 < self.share <= 1, f"rope: share={self.share} must be above 0 and at most 1")
 
     @property
-    def remembered(self) -> int | None:
-        return None if self.scaling is None else self.scaling.remembered
+    def max_exact_cache(self) -> int | None:
+        return None if self.scaling is None else self.scaling.max_exact_cache
 
     def turned(self, head_dim: int) -> int:
         """How many coordinates of a head turn."""
@@ -48,9 +48,11 @@ class Rope(Position):
         require(whole and dim % 2 == 0, f"rope: {what} must be even, coordinates turn in pairs")
         return dim
 
-    def frequencies(self, dim: int, at: At) -> Tensor:
+    def frequencies(self, dim: int, layout: TokenLayout) -> Tensor:
         """(dim/2,), or (B, L, dim/2) where tokens differ"""
-        return plain(self.base, dim, at) if self.scaling is None else self.scaling.frequencies(self.base, dim, at)
+        return (
+            plain(self.base, dim, layout) if self.scaling is None else self.scaling.frequencies(self.base, dim, layout)
+        )
 
     def build(self, width: int, heads: int) -> PositionModule:
         return RopeModule(width, self)
@@ -65,12 +67,12 @@ class RopeModule(PositionModule):
         self.amplitude = 1.0 if spec.scaling is None else spec.scaling.amplitude
         self.key = f"{spec} {self.dim}"
 
-    def rotate(self, q: Tensor, k: Tensor, at: At) -> tuple[Tensor, Tensor]:
-        cos, sin = at.once(f"{self.key} {q.dtype}", lambda: self.waves(at, q.dtype))
+    def rotate(self, q: Tensor, k: Tensor, layout: TokenLayout) -> tuple[Tensor, Tensor]:
+        cos, sin = layout.once(f"{self.key} {q.dtype}", lambda: self.waves(layout, q.dtype))
         return self.turn(q, cos, sin), self.turn(k, cos, sin)
 
-    def waves(self, at: At, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        angles = at.positions.unsqueeze(-1) * self.spec.frequencies(self.dim, at)  # (B, L, d/2)
+    def waves(self, layout: TokenLayout, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        angles = layout.positions.unsqueeze(-1) * self.spec.frequencies(self.dim, layout)  # (B, L, d/2)
         angles = angles.unsqueeze(1)  # (B, 1, L, d/2)
         return (angles.cos() * self.amplitude).to(dtype), (angles.sin() * self.amplitude).to(dtype)
 
@@ -81,7 +83,7 @@ class RopeModule(PositionModule):
         return torch.cat([turn(turning, cos, sin, self.spec.layout), still], -1)
 
 
-def turn(x: Tensor, cos: Tensor, sin: Tensor, layout: Layout) -> Tensor:
+def turn(x: Tensor, cos: Tensor, sin: Tensor, layout: PairLayout) -> Tensor:
     """Turn the pairs of x (…, d) by angles whose cosines and sines are (…, d/2)."""
     if layout == "half" and pays_a_kernel(x):
         from regard.kernels.triton_rope import turn as kernel

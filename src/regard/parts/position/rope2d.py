@@ -12,10 +12,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from regard.at import At
-from regard.parts.position.none import Position, PositionModule
+from regard.layout import TokenLayout
+from regard.parts.position.base import Position, PositionModule
 from regard.parts.position.rope import turn
-from regard.parts.position.scaling import plain
+from regard.parts.position.rope_scaling import plain
 from regard.spec import require
 
 
@@ -43,13 +43,13 @@ class Rope2DModule(PositionModule):
         self.spec, self.head_dim = spec, head_dim
         self.key = f"{spec} {head_dim}"
 
-    def rotate(self, q: Tensor, k: Tensor, at: At) -> tuple[Tensor, Tensor]:
-        cos, sin = at.once(f"{self.key} {q.dtype}", lambda: self.waves(at, q.dtype))
+    def rotate(self, q: Tensor, k: Tensor, layout: TokenLayout) -> tuple[Tensor, Tensor]:
+        cos, sin = layout.once(f"{self.key} {q.dtype}", lambda: self.waves(layout, q.dtype))
         return turn(q, cos, sin, "half"), turn(k, cos, sin, "half")
 
-    def waves(self, at: At, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        patch = (at.positions - self.spec.prefix).clamp_min(0)  # the prefix stands at the origin, which is no turn
+    def waves(self, layout: TokenLayout, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        patch = (layout.positions - self.spec.prefix).clamp_min(0)  # the prefix stands at the origin, which is no turn
         places = torch.stack([patch // self.spec.columns, patch % self.spec.columns], -1)  # (B, L, 2)
-        angles = places.unsqueeze(-1) * plain(self.spec.base, self.head_dim // 2, at)  # (B, L, 2, E/4)
+        angles = places.unsqueeze(-1) * plain(self.spec.base, self.head_dim // 2, layout)  # (B, L, 2, E/4)
         angles = angles.flatten(-2).unsqueeze(1)  # (B, 1, L, E/2)
         return angles.cos().to(dtype), angles.sin().to(dtype)

@@ -11,11 +11,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from regard.at import At
-from regard.parts.position.none import Position, PositionModule
+from regard.layout import TokenLayout
+from regard.parts.position.base import Position, PositionModule
 from regard.spec import require
 
-Layout = Literal["interleaved", "half"]
+SinusoidLayout = Literal["interleaved", "half"]
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Sinusoidal(Position):
     places = ("stack",)
 
     base: float = 10000.0
-    layout: Layout = "interleaved"
+    layout: SinusoidLayout = "interleaved"
 
     def check(self) -> None:
         require(self.base > 0, f"sinusoidal: base={self.base} must be positive")
@@ -37,8 +37,8 @@ class SinusoidalModule(PositionModule):
         super().__init__()
         self.width, self.spec = width, spec
 
-    def embed(self, x: Tensor, at: At) -> Tensor:
-        return x + waves(at.positions, self.width, self.spec).to(x.dtype)  # (B, L, D)
+    def embed(self, x: Tensor, layout: TokenLayout) -> Tensor:
+        return x + waves(layout.positions, self.width, self.spec).to(x.dtype)  # (B, L, D)
 
 
 def waves(positions: Tensor, width: int, spec: Sinusoidal) -> Tensor:

@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 
 from torch import nn
 
-from regard.at import At
 from regard.kernels.attention.bias import Bias, Buckets
-from regard.parts.position.none import Place, Position, PositionModule
+from regard.layout import TokenLayout
+from regard.parts.position.base import Position, PositionModule, PositionPlace
 from regard.spec import require
 
 
@@ -40,7 +40,7 @@ class T5Buckets(Position):
         )
         require(self.heads is None or self.heads > 0, f"t5_buckets: heads={self.heads} must be positive")
 
-    def check_place(self, place: Place) -> None:
+    def check_place(self, place: PositionPlace) -> None:
         if place == "stack":
             require(self.heads is not None, "t5_buckets: a stack's table needs heads, the number its attentions have")
         else:
@@ -56,8 +56,8 @@ class T5BucketsModule(PositionModule):
         self.spec = spec
         self.table = nn.Embedding(spec.buckets, heads)
 
-    def share(self, at: At) -> At:
-        return replace(at, bias=self.bias(at))
+    def share(self, layout: TokenLayout) -> TokenLayout:
+        return replace(layout, bias=self.bias(layout))
 
-    def bias(self, at: At) -> Bias:
+    def bias(self, layout: TokenLayout) -> Bias:
         return Buckets(self.table.weight, self.spec.distance, self.spec.bidirectional)

@@ -14,14 +14,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard.at import At
 from regard.kernels.convolution import convolve
-from regard.kernels.selective_scan import backend, flops
+from regard.kernels.recurrent.selective_scan import backend, flops
+from regard.layout import TokenLayout
 from regard.parts.body import Body
+from regard.parts.chunked_forward import chunked_forward
 from regard.parts.norm import NoNorm, Norm
-from regard.parts.spans import in_spans
-from regard.parts.ssm.fresh import Taps, log_rates, step_bias
-from regard.parts.state import FRESH, Fixed, FixedState
+from regard.parts.ssm.initialization import ConvWeights, log_rates, step_bias
+from regard.parts.state import STATELESS, FixedSize, FixedState
 from regard.spec import require
 
 
@@ -49,9 +49,9 @@ class Mamba(Body):
     def build(self, width: int) -> nn.Module:
         return MambaModule(width, self)
 
-    def memory(self, width: int) -> Fixed:
+    def memory(self, width: int) -> FixedSize:
         channels, _ = self.sizes(width)
-        return Fixed({"conv": (self.taps - 1, channels), "ssm": (channels, self.state)})
+        return FixedSize({"conv": (self.taps - 1, channels), "ssm": (channels, self.state)})
 
     def flops(self, width: int, tokens: int, seen: int) -> int:
         channels, rank = self.sizes(width)
@@ -66,7 +66,7 @@ class MambaModule(nn.Module):
         self.memory = spec.memory(width)
         self.in_proj = nn.Linear(width, channels, bias=spec.bias)
         self.gate_proj = nn.Linear(width, channels, bias=spec.bias)
-        self.conv = Taps(spec.taps, channels, spec.conv_bias)
+        self.conv = ConvWeights(spec.taps, channels, spec.conv_bias)
         self.rank_proj = nn.Linear(channels, rank, bias=False)
         self.b_proj = nn.Linear(channels, spec.state, bias=False)
         self.c_proj = nn.Linear(channels, spec.state, bias=False)
@@ -78,17 +78,17 @@ class MambaModule(nn.Module):
         self.o_proj = nn.Linear(channels, width, bias=spec.bias)
         self.scan = backend("auto")
 
-    def forward(self, x: Tensor, at: At, state: FixedState = FRESH) -> Tensor:
-        out, tail, h = in_spans(self.read, x, at, state.read(at, **self.memory.zeros(x)))
-        state.write(at, conv=tail, ssm=h)
+    def forward(self, x: Tensor, layout: TokenLayout, state: FixedState = STATELESS) -> Tensor:
+        out, tail, h = chunked_forward(self.read, x, layout, state.read(layout, **self.memory.zeros(x)))
+        state.write(layout, conv=tail, ssm=h)
         return out
 
-    def read(self, x: Tensor, at: At, tail: Tensor, h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def read(self, x: Tensor, layout: TokenLayout, tail: Tensor, h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """x (B, L, D), the convolution's tail (B, k - 1, F) and the state (B, F, N) -> out (B, L, D) and both after."""
-        u, tail = convolve(self.in_proj(x), self.conv.weight, self.conv.bias, tail, at)
+        u, tail = convolve(self.in_proj(x), self.conv.weight, self.conv.bias, tail, layout)
         u = F.silu(u)  # (B, L, F)
         delta = self.step_proj(self.rank_norm(self.rank_proj(u)))  # (B, L, F) before bias and softplus
         B, C = self.b_norm(self.b_proj(u)), self.c_norm(self.c_proj(u))  # (B, L, N)
         A = -self.A_log.to(h.dtype).exp()  # (F, N)
-        y, h = self.scan(u, delta, A, B, C, self.D, h, at.documents, at.valid, self.step_bias)
+        y, h = self.scan(u, delta, A, B, C, self.D, h, layout.documents, layout.valid, self.step_bias)
         return self.o_proj(y.to(x.dtype) * F.silu(self.gate_proj(x))), tail, h

@@ -14,15 +14,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard.at import At
 from regard.kernels.convolution import convolve
-from regard.kernels.scan import backend, flops
+from regard.kernels.recurrent.linear_scan import backend, flops
+from regard.layout import TokenLayout
 from regard.parts.attention import merge, split
 from regard.parts.body import Body
+from regard.parts.chunked_forward import chunked_forward
 from regard.parts.norm import Norm, RMSNorm
-from regard.parts.spans import in_spans
-from regard.parts.ssm.fresh import Taps, log_rates, step_bias
-from regard.parts.state import FRESH, Fixed, FixedState
+from regard.parts.ssm.initialization import ConvWeights, log_rates, step_bias
+from regard.parts.state import STATELESS, FixedSize, FixedState
 from regard.spec import require
 
 
@@ -66,10 +66,10 @@ class Mamba2(Body):
     def build(self, width: int) -> nn.Module:
         return Mamba2Module(width, self)
 
-    def memory(self, width: int) -> Fixed:
+    def memory(self, width: int) -> FixedSize:
         heads, channels = self.sizes(width)
         convolved = channels + 2 * self.groups * self.state
-        return Fixed({"conv": (self.taps - 1, convolved), "ssm": (heads, self.state, self.head_dim)})
+        return FixedSize({"conv": (self.taps - 1, convolved), "ssm": (heads, self.state, self.head_dim)})
 
     def flops(self, width: int, tokens: int, seen: int) -> int:
         heads, channels = self.sizes(width)
@@ -87,7 +87,7 @@ class Mamba2Module(nn.Module):
         self.gate_proj = nn.Linear(width, channels, bias=spec.bias)
         self.b_proj = nn.Linear(width, shared, bias=spec.bias)
         self.c_proj = nn.Linear(width, shared, bias=spec.bias)
-        self.conv = Taps(spec.taps, channels + 2 * shared, spec.conv_bias)
+        self.conv = ConvWeights(spec.taps, channels + 2 * shared, spec.conv_bias)
         self.step_proj = nn.Linear(width, self.heads, bias=spec.bias)
         self.step_bias = step_bias(self.heads)
         self.A_log = log_rates(self.heads)
@@ -97,21 +97,21 @@ class Mamba2Module(nn.Module):
         self.o_proj = nn.Linear(channels, width, bias=spec.bias)
         self.scan = backend("auto")
 
-    def forward(self, x: Tensor, at: At, state: FixedState = FRESH) -> Tensor:
-        out, tail, past = in_spans(self.read, x, at, state.read(at, **self.memory.zeros(x)))
-        state.write(at, conv=tail, ssm=past)
+    def forward(self, x: Tensor, layout: TokenLayout, state: FixedState = STATELESS) -> Tensor:
+        out, tail, past = chunked_forward(self.read, x, layout, state.read(layout, **self.memory.zeros(x)))
+        state.write(layout, conv=tail, ssm=past)
         return out
 
-    def read(self, x: Tensor, at: At, tail: Tensor, past: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def read(self, x: Tensor, layout: TokenLayout, tail: Tensor, past: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """x (B, L, D), tail (B, k - 1, F + 2 G N) and state (B, H, N, P) -> out (B, L, D) and both after."""
         columns = [self.in_proj(x), self.b_proj(x), self.c_proj(x)]
-        mixed, tail = convolve(torch.cat(columns, -1), self.conv.weight, self.conv.bias, tail, at)
+        mixed, tail = convolve(torch.cat(columns, -1), self.conv.weight, self.conv.bias, tail, layout)
         u, B, C = F.silu(mixed).split([column.shape[-1] for column in columns], -1)
         u, B, C = split(u, self.heads), split(B, self.groups), split(C, self.groups)  # (B, H, L, P), (B, G, L, N)
         step = self.step_proj(x).to(past.dtype) + self.step_bias
         delta = self.limited(F.softplus(step)).transpose(1, 2)  # (B, H, L)
         decay = delta * -self.A_log.to(past.dtype).exp().unsqueeze(-1)
-        y, past = self.scan(C, B, u * delta.unsqueeze(-1), decay, past, at.documents, at.valid)
+        y, past = self.scan(C, B, u * delta.unsqueeze(-1), decay, past, layout.documents, layout.valid)
         y = merge(y + u * self.D.view(-1, 1, 1))  # (B, L, F)
         return self.o_proj(self.normed(y * F.silu(self.gate_proj(x)).to(y.dtype)).to(x.dtype)), tail, past
 

@@ -15,21 +15,21 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from regard.kernels.state_space.discretise import bilinear_low_rank
-from regard.kernels.state_space.hippo import normal_plus_low_rank
-from regard.kernels.state_space.transition import LowRank
-from regard.parts.ssm.filter import Filter, FilterModule
+from regard.kernels.recurrent.state_space.discretise import bilinear_low_rank
+from regard.kernels.recurrent.state_space.hippo import normal_plus_low_rank
+from regard.kernels.recurrent.state_space.transition import LowRankTransition
+from regard.parts.ssm.time_invariant import TimeInvariantSSM, TimeInvariantSSMModule
 
 
 @dataclass(frozen=True)
-class S4(Filter):
+class S4(TimeInvariantSSM):
     dense: ClassVar[bool] = True
 
     def build(self, width: int) -> nn.Module:
         return S4Module(width, self)
 
 
-class S4Module(FilterModule):
+class S4Module(TimeInvariantSSMModule):
     def __init__(self, width: int, spec: S4):
         super().__init__(width, spec)
         self.P = nn.Parameter(torch.empty(width, spec.state))
@@ -40,5 +40,5 @@ class S4Module(FilterModule):
             self.P.data.copy_(P)
             self.B.data.copy_(B)
 
-    def discretised(self) -> tuple[LowRank, Tensor]:
+    def discretised(self) -> tuple[LowRankTransition, Tensor]:
         return bilinear_low_rank(self.eigenvalues, self.P.double(), self.B.double(), self.step)

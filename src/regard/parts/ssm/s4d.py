@@ -14,14 +14,14 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from regard.kernels.state_space.discretise import RULES
-from regard.kernels.state_space.hippo import DIAGONALS
-from regard.kernels.state_space.transition import Diagonal, real
-from regard.parts.ssm.filter import Filter, FilterModule
+from regard.kernels.recurrent.state_space.discretise import RULES
+from regard.kernels.recurrent.state_space.hippo import DIAGONALS
+from regard.kernels.recurrent.state_space.transition import DiagonalTransition, real
+from regard.parts.ssm.time_invariant import TimeInvariantSSM, TimeInvariantSSMModule
 
 
 @dataclass(frozen=True)
-class S4D(Filter):
+class S4D(TimeInvariantSSM):
     initial: Literal["lin", "inv", "legs", "real"] = "lin"
     rule: Literal["zoh", "bilinear"] = "zoh"
 
@@ -29,14 +29,14 @@ class S4D(Filter):
         return S4DModule(width, self)
 
 
-class S4DModule(FilterModule):
+class S4DModule(TimeInvariantSSMModule):
     def __init__(self, width: int, spec: S4D):
         super().__init__(width, spec)
         self.rule = RULES[spec.rule]
         if not self.C.is_meta:
             self.begin(spec, DIAGONALS[spec.initial](spec.state))
 
-    def discretised(self) -> tuple[Diagonal, Tensor]:
+    def discretised(self) -> tuple[DiagonalTransition, Tensor]:
         values = self.eigenvalues
         values, b = self.rule(values, torch.ones_like(values), self.step)
-        return Diagonal(values), real(b)
+        return DiagonalTransition(values), real(b)

@@ -6,9 +6,9 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from regard.at import At
 from regard.kernels.attention import BACKENDS
-from regard.kernels.attention.scores import Scores
+from regard.kernels.attention.score_options import ScoreOptions
+from regard.layout import TokenLayout
 from regard.verify.laws.batch import flush
 from regard.verify.laws.memory import pieces
 from regard.verify.outcome import Outcome, compared, difference, not_applicable
@@ -38,8 +38,8 @@ def outputs(trial: Trial) -> Tensor:
     inputs = trial.text(2, length)
     found = [trial.whole(inputs).flatten(0, 1)]
     if "padding" not in trial.lacks:
-        at, valid = trial.padded([length, length // 2], length, left=True, close=True)
-        found.append(trial.whole(flush(inputs, valid), at)[valid])
+        layout, valid = trial.padded([length, length // 2], length, left=True, close=True)
+        found.append(trial.whole(flush(inputs, valid), layout)[valid])
     if "memory" not in trial.lacks:
         chunks = pieces(trial, inputs, trial.open("contiguous", 2), [0, length // 2, length - 1, length])
         found.append(chunks.flatten(0, 1))
@@ -62,8 +62,8 @@ def where_it_can(name: str, taken: list[bool]) -> Callable[..., Tensor]:
     """The backend where it takes the case, else the reference; notes which it was."""
     backend, reference = BACKENDS[name], BACKENDS["reference"]
 
-    def attend(q: Tensor, k: Tensor, v: Tensor, at: At, scores: Scores) -> Tensor:
-        taken.append(backend.refuses(q, k, v, at, scores) is None)
-        return (backend if taken[-1] else reference).attend(q, k, v, at, scores)
+    def attend(q: Tensor, k: Tensor, v: Tensor, layout: TokenLayout, scores: ScoreOptions) -> Tensor:
+        taken.append(backend.refuses(q, k, v, layout, scores) is None)
+        return (backend if taken[-1] else reference).attend(q, k, v, layout, scores)
 
     return attend

@@ -2,7 +2,7 @@
 
 import torch
 
-from regard.at import At
+from regard.layout import TokenLayout
 from regard.verify.laws.memory import LONG
 from regard.verify.outcome import Outcome, broken, compared, difference, refused
 from regard.verify.trial import Trial
@@ -16,8 +16,8 @@ def padded(trial: Trial) -> Outcome:
     errors = []
     for left in (False, True):
         for close in (False, True):
-            at, valid = trial.padded(lengths, length, left, close)
-            logits = trial.whole(flush(tokens, valid), at)
+            layout, valid = trial.padded(lengths, length, left, close)
+            logits = trial.whole(flush(tokens, valid), layout)
             errors += [difference(logits[row, seen], alone[row]) for row, seen in enumerate(valid)]
     return compared(f"lengths {', '.join(map(str, lengths))}, padded left and right", *errors)
 
@@ -49,11 +49,11 @@ def ragged(trial: Trial) -> Outcome:
     errors = []
     for kind in trial.stores:
         for left in (False, True):
-            store, (at, valid) = trial.open(kind, 5), trial.padded(lengths, longest, left)
-            trial.read(flush(tokens, valid), At(at.positions, valid=valid, rows=rows), store)
+            store, (layout, valid) = trial.open(kind, 5), trial.padded(lengths, longest, left)
+            trial.read(flush(tokens, valid), TokenLayout(layout.positions, valid=valid, rows=rows), store)
             for step in range(steps):
                 where = torch.tensor(lengths, device=trial.device).unsqueeze(-1) + step
-                logits = trial.read(tokens.gather(1, where), At(where, rows=rows), store)[:, 0]
+                logits = trial.read(tokens.gather(1, where), TokenLayout(where, rows=rows), store)[:, 0]
                 expected = torch.stack([alone[row][size + step] for row, size in enumerate(lengths)])
                 errors.append(difference(logits, expected))
     return compared(f"prompts of {', '.join(map(str, lengths))}, {steps} steps each", *errors)
@@ -68,10 +68,10 @@ def uneven(trial: Trial) -> Outcome:
         for left in (False, True):
             store, done = trial.open(kind, 2), [0, 0]
             for sizes in ([length // 3, 0], [0, length // 4], [length // 6, length // 3]):
-                at, valid = trial.padded(sizes, max(sizes), left)
+                layout, valid = trial.padded(sizes, max(sizes), left)
                 starts = torch.tensor(done, device=trial.device).unsqueeze(-1)
-                positions = torch.where(valid, at.positions + starts, 0)
-                logits = trial.read(tokens.gather(1, positions), At(positions, valid=valid), store)
+                positions = torch.where(valid, layout.positions + starts, 0)
+                logits = trial.read(tokens.gather(1, positions), TokenLayout(positions, valid=valid), store)
                 for row, seen in enumerate(valid):
                     errors.append(difference(logits[row, seen], whole[row, done[row] : done[row] + sizes[row]]))
                     done[row] += sizes[row]
@@ -89,19 +89,19 @@ def packed(trial: Trial) -> Outcome:
     separate = torch.cat([trial.whole(document) for document in documents], 1)
     errors = []
     for consecutive in (False, True):
-        at = At(positions, segments, valid=segments < 5, consecutive=consecutive)
-        errors.append(difference(trial.whole(tokens, at)[:, :-pads], separate))
+        layout = TokenLayout(positions, segments, valid=segments < 5, consecutive=consecutive)
+        errors.append(difference(trial.whole(tokens, layout)[:, :-pads], separate))
     return compared(f"documents of {', '.join(map(str, lengths))} in one row", *errors)
 
 
 def packed_memory(trial: Trial) -> Outcome:
     """A store keeps one document a row: several must be refused, never mixed."""
     positions, segments = torch.tensor([[0, 1, 0, 1]]), torch.tensor([[0, 0, 1, 1]])
-    at = At(positions.to(trial.device), segments.to(trial.device))
+    layout = TokenLayout(positions.to(trial.device), segments.to(trial.device))
     refusals = []
     for kind in trial.stores:
         try:
-            trial.read(trial.text(1, 4), at, trial.open(kind, 1))
+            trial.read(trial.text(1, 4), layout, trial.open(kind, 1))
         except ValueError as error:
             refusals.append(error)
     due = len(refusals) == len(trial.stores) and all("packed documents" in str(error) for error in refusals)

@@ -5,7 +5,7 @@ from dataclasses import replace
 import torch
 
 from regard.engine.stores.snapshot import CannotRewind
-from regard.parts.state import Fixed
+from regard.parts.state import FixedSize
 from regard.verify.outcome import Outcome, broken, compared, difference, not_applicable
 from regard.verify.trial import BLOCK, STORES, Store, Trial
 
@@ -34,7 +34,7 @@ def pieces(trial: Trial, tokens: torch.Tensor, store: Store, cuts: list[int]) ->
 
 def recurrent(trial: Trial) -> Outcome:
     """A recurrence step by step, over more than one chunk of its parallel form."""
-    if not trial.remembers(Fixed):
+    if not trial.remembers(FixedSize):
         return not_applicable("no layer is a recurrence")
     tokens = trial.text(1, min(LONG, trial.limit), seed=2)
     length = tokens.shape[1]
@@ -100,9 +100,9 @@ def rewound(trial: Trial) -> Outcome:
             store.rewind(row, cut, snapshot)
             assert store.reserve(row, length)
         errors.append(difference(trial.read(other[:, cut:], trial.span(cut, length, 2), store), whole[:, cut:]))
-    if trial.remembers(Fixed) and len(refusals) < len(trial.stores):
+    if trial.remembers(FixedSize) and len(refusals) < len(trial.stores):
         return broken("a recurrence said that it could be rewound without a snapshot")
-    if refusals and not trial.remembers(Fixed) and not trial.windows():
+    if refusals and not trial.remembers(FixedSize) and not trial.windows():
         return broken(f"refused: {refusals[0]}")
     return compared(f"back to {cut} of {length}{', by a snapshot' if refusals else ''}", *errors)
 
@@ -121,13 +121,13 @@ def taken_over(trial: Trial) -> Outcome:
         store.release(2)
         trial.read(tokens[:, :cut], trial.span(0, cut), store)
         assert store.fork(0, 2, store.snapshot(0)) and store.reserve(2, length)
-        at = replace(trial.span(cut, middle, 2), rows=rows)
-        errors.append(difference(trial.read(both[:, cut:middle], at, store), whole[:, cut:middle]))
+        layout = replace(trial.span(cut, middle, 2), rows=rows)
+        errors.append(difference(trial.read(both[:, cut:middle], layout, store), whole[:, cut:middle]))
         store.release(0)
         assert store.reserve(0, cut)
         trial.read(trial.text(1, cut, seed=5), trial.span(0, cut), store)
-        at = replace(trial.span(middle, length), rows=rows[1:])
-        errors.append(difference(trial.read(other[:, middle:], at, store), whole[1:, middle:]))
+        layout = replace(trial.span(middle, length), rows=rows[1:])
+        errors.append(difference(trial.read(other[:, middle:], layout, store), whole[1:, middle:]))
     return compared(f"the first {cut} of {length}", *errors)
 
 

@@ -10,10 +10,10 @@ import torch
 from torch import nn
 
 from regard.adapt.lora import LoRA, adapters, add_lora, merge_lora
-from regard.checkpoint.model import export, load, save
+from regard.checkpoint.model_folder import export, load, save
 from regard.families import FAMILIES, family
-from regard.families.foreign import FamilyError
-from regard.models.model import Model
+from regard.families.common.config_reader import FamilyError
+from regard.models.base import Model
 from regard.verify.outcome import Outcome, broken, compared, difference, not_applicable
 from regard.verify.trial import Trial
 

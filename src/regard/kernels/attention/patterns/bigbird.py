@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from regard.kernels.attention.fold import Fold
+from regard.kernels.attention.block_layout import BlockLayout
 from regard.kernels.attention.mask import Mask
 from regard.spec import require
 
@@ -53,14 +53,14 @@ class BigBird(Mask):
         drawn = torch.where(drawn >= low.clamp_min(self.globals), drawn + skipped, drawn)
         return torch.where(stop > start, drawn, -1)
 
-    def folds(self, length: int) -> tuple[Fold, ...]:
+    def folds(self, length: int) -> tuple[BlockLayout, ...]:
         count = -(-length // self.block)
         rows = torch.arange(count)
         drawn = torch.stack([self.link(rows, n) for n in range(self.random)], -1).tolist()
         reach = self.window // 2 * self.block
         first = min(self.globals * self.block, length)
         return (
-            Fold(
+            BlockLayout(
                 self.block,
                 reach,
                 0 if self.causal else reach,

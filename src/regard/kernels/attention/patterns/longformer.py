@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from regard.kernels.attention.fold import Fold, block_for
+from regard.kernels.attention.block_layout import BlockLayout, block_for
 from regard.kernels.attention.mask import Mask
 from regard.spec import require
 
@@ -37,11 +37,11 @@ class Longformer(Mask):
         seen = ((q - k).abs() <= self.window) | (q < self.globals) | (k < self.globals)
         return seen & (k <= q) if self.causal else seen
 
-    def folds(self, length: int) -> tuple[Fold, ...]:
+    def folds(self, length: int) -> tuple[BlockLayout, ...]:
         first = min(self.globals, length)
         after = 0 if self.causal else self.window
         return (
-            Fold(
+            BlockLayout(
                 block_for(self.window + after),
                 self.window,
                 after,

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from regard.kernels.attention.fold import Fold, block_for
+from regard.kernels.attention.block_layout import BlockLayout, block_for
 from regard.kernels.attention.mask import Mask
 from regard.spec import require
 
@@ -37,5 +37,5 @@ class SinksAndWindow(Mask):
     def allows(self, q: Tensor, k: Tensor) -> Tensor:
         return (k <= q) & ((q - k < self.size) | (k < self.sinks))
 
-    def folds(self, length: int) -> tuple[Fold, ...]:
-        return (Fold(block_for(self.size), before=self.size - 1, shared=tuple(range(min(self.sinks, length)))),)
+    def folds(self, length: int) -> tuple[BlockLayout, ...]:
+        return (BlockLayout(block_for(self.size), before=self.size - 1, shared=tuple(range(min(self.sinks, length)))),)

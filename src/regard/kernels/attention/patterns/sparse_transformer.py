@@ -11,13 +11,13 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from regard.kernels.attention.fold import Fold, block_for
+from regard.kernels.attention.block_layout import BlockLayout, block_for
 from regard.kernels.attention.mask import Mask
 from regard.spec import require
 
 
 @dataclass(frozen=True)
-class Strided(Mask):
+class StridedPattern(Mask):
     causal = True
     relative = True
 
@@ -29,13 +29,13 @@ class Strided(Mask):
     def allows(self, q: Tensor, k: Tensor) -> Tensor:
         return (k <= q) & ((q - k < self.stride) | ((q - k) % self.stride == 0))
 
-    def folds(self, length: int) -> tuple[Fold, ...]:
-        near = Fold(block_for(self.stride), before=self.stride - 1)
-        return near, Fold(-(-length // self.stride), step=self.stride)
+    def folds(self, length: int) -> tuple[BlockLayout, ...]:
+        near = BlockLayout(block_for(self.stride), before=self.stride - 1)
+        return near, BlockLayout(-(-length // self.stride), step=self.stride)
 
 
 @dataclass(frozen=True)
-class Fixed(Mask):
+class FixedPattern(Mask):
     causal = True
 
     block: int
@@ -51,6 +51,6 @@ class Fixed(Mask):
         same = q // self.block == k // self.block
         return (k <= q) & (same | (k % self.block >= self.block - self.summary))
 
-    def folds(self, length: int) -> tuple[Fold, ...]:
+    def folds(self, length: int) -> tuple[BlockLayout, ...]:
         columns = tuple(j for j in range(length) if j % self.block >= self.block - self.summary)
-        return (Fold(self.block, shared=columns),)
+        return (BlockLayout(self.block, shared=columns),)

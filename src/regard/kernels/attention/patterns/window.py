@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from regard.kernels.attention.fold import Fold, block_for
+from regard.kernels.attention.block_layout import BlockLayout, block_for
 from regard.kernels.attention.mask import Mask
 from regard.spec import require
 
@@ -36,10 +36,10 @@ class Window(Mask):
             return (k <= q) & (q - k < self.size)
         return (q - k).abs() <= self.size
 
-    def folds(self, length: int) -> tuple[Fold, ...]:
+    def folds(self, length: int) -> tuple[BlockLayout, ...]:
         before = min(self.size - 1 if self.causal else self.size, length)
         after = 0 if self.causal else before
-        return (Fold(block_for(before + after), before, after),)
+        return (BlockLayout(block_for(before + after), before, after),)
 
 
 @dataclass(frozen=True)
@@ -63,10 +63,10 @@ class Dilated(Mask):
         near = ahead < self.size * self.step if self.causal else ahead <= self.size * self.step
         return (ahead >= 0) & near & (ahead % self.step == 0)
 
-    def folds(self, length: int) -> tuple[Fold, ...]:
+    def folds(self, length: int) -> tuple[BlockLayout, ...]:
         gathered = -(-length // self.step)
         if self.size >= gathered:
-            return (Fold(gathered, step=self.step),)
+            return (BlockLayout(gathered, step=self.step),)
         before = self.size - 1 if self.causal else self.size
         after = 0 if self.causal else before
-        return (Fold(block_for(before + after), before, after, step=self.step),)
+        return (BlockLayout(block_for(before + after), before, after, step=self.step),)

@@ -10,14 +10,14 @@ import math
 import torch
 from torch import Tensor
 
-from regard.at import At
 from regard.compat import cannot_triton
 from regard.kernels.attention.bias import Buckets, Slopes
 from regard.kernels.attention.decode import bounds as reach
 from regard.kernels.attention.mask import Causal, Full
-from regard.kernels.attention.scores import Scores
+from regard.kernels.attention.score_options import ScoreOptions
 from regard.kernels.attention.statistics import Statistics
 from regard.kernels.autocast import autocast_like_linear
+from regard.layout import TokenLayout
 
 LOG2 = math.log(2)
 DTYPES = {torch.bfloat16, torch.float16, torch.float32}
@@ -25,15 +25,15 @@ ROW, PITCH = 512, 16  # bytes of a head: more do not fit beside each other, and 
 FEW = 16  # queries: with fewer most of each tile would be empty
 
 
-def refuses(q: Tensor, k: Tensor, v: Tensor, at: At, scores: Scores) -> str | None:
+def refuses(q: Tensor, k: Tensor, v: Tensor, layout: TokenLayout, scores: ScoreOptions) -> str | None:
     if reason := cannot_triton(q.device):
         return f"triton {reason}"
     if q.dtype == torch.float32 and not torch.is_autocast_enabled(q.device.type):
         return "triton is less exact than PyTorch in float32, because a GPU's own powers of two are, and no faster"
-    return cannot(q, k, v, at, scores)
+    return cannot(q, k, v, layout, scores)
 
 
-def cannot(q: Tensor, k: Tensor, v: Tensor, at: At, scores: Scores) -> str | None:
+def cannot(q: Tensor, k: Tensor, v: Tensor, layout: TokenLayout, scores: ScoreOptions) -> str | None:
     """Why the kernels cannot do this case, on whatever device."""
     cast = torch.is_autocast_enabled(q.device.type)
     dtypes = {torch.get_autocast_dtype(q.device.type)} if cast else {q.dtype, k.dtype, v.dtype}
@@ -53,35 +53,35 @@ def cannot(q: Tensor, k: Tensor, v: Tensor, at: At, scores: Scores) -> str | Non
     return "triton cannot drop weights" if scores.dropout else None
 
 
-def slower(q: Tensor, k: Tensor, v: Tensor, at: At, scores: Scores) -> str | None:
+def slower(q: Tensor, k: Tensor, v: Tensor, layout: TokenLayout, scores: ScoreOptions) -> str | None:
     if q.shape[2] < FEW:
         return f"triton would leave its tiles empty: {q.shape[2]} queries a row are few"
     plain = scores.bias is None and scores.softcap is None and scores.sinks is None
-    if plain and at.ordered and type(scores.mask) in (Causal, Full):
+    if plain and layout.ordered and type(scores.mask) in (Causal, Full):
         return "PyTorch's own kernels are faster than triton's for whole texts with nothing added"
     return None
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, at: At, scores: Scores) -> Tensor:
-    from regard.kernels.attention.triton.flash import flash
+def attend(q: Tensor, k: Tensor, v: Tensor, layout: TokenLayout, scores: ScoreOptions) -> Tensor:
+    from regard.kernels.attention.triton.autograd import flash
 
     q, k, v = with_whole_rows(q, k, v)
-    return flash(q, k, v, scores.sinks, *given(at, scores))[0]
+    return flash(q, k, v, scores.sinks, *given(layout, scores))[0]
 
 
 @torch.no_grad()
 def attend_with_statistics(
-    q: Tensor, k: Tensor, v: Tensor, at: At, scores: Scores, first: int = 1
+    q: Tensor, k: Tensor, v: Tensor, layout: TokenLayout, scores: ScoreOptions, first: int = 1
 ) -> tuple[Tensor, Statistics]:
     """As kernels/attention/statistics.py has it, out of the tiles of this forward.
 
     Of keys whose scores differ by less than 10⁻⁵ of them either may be the top key.
     """
-    from regard.kernels.attention.triton.launch import Recipe, run_forward
+    from regard.kernels.attention.triton.launch import LaunchConfig, run_forward
 
     q, k, v = with_whole_rows(q, k, v)
-    bias, where, *numbers = given(at, scores)
-    out, log_sum, found, top = run_forward(q, k, v, scores.sinks, bias, where, Recipe(*numbers), first)
+    bias, where, *numbers = given(layout, scores)
+    out, log_sum, found, top = run_forward(q, k, v, scores.sinks, bias, where, LaunchConfig(*numbers), first)
     return out, Statistics(found[0], found[1], top.long(), found[2], log_sum * LOG2)
 
 
@@ -90,7 +90,7 @@ def with_whole_rows(*tensors: Tensor) -> list[Tensor]:
     return [x if x.stride(-1) == 1 else x.contiguous() for x in autocast_like_linear(*tensors)]
 
 
-def given(at: At, scores: Scores) -> tuple:
+def given(layout: TokenLayout, scores: ScoreOptions) -> tuple:
     """Mask, bias and places as the operator takes them."""
     bias, kind, far = None, "none", 0
     if isinstance(scores.bias, Slopes):
@@ -99,20 +99,20 @@ def given(at: At, scores: Scores) -> tuple:
         bias, kind, far = scores.bias.line(torch.float32).T.contiguous(), "line", scores.bias.reach
     numbers = reach(scores.mask)
     assert numbers is not None, "refused"
-    where = [] if at.ordered else at.once(("triton", numbers), lambda: placed(at, numbers))
+    where = [] if layout.ordered else layout.once(("triton", numbers), lambda: placed(layout, numbers))
     return bias, where, scores.scale, scores.softcap or 0.0, *numbers, kind, far
 
 
-def placed(at: At, numbers: tuple[int, int, int]) -> list[Tensor]:
+def placed(layout: TokenLayout, numbers: tuple[int, int, int]) -> list[Tensor]:
     """Position and document of queries and keys, (B, L) and (B, S), and the bounds of what their tiles see."""
     from regard.kernels.attention.triton.bounds import NOWHERE, bounds
     from regard.kernels.attention.triton.launch import GRAIN
 
-    q_at, k_at = at.positions.int().contiguous(), at.key_positions.int().contiguous()
+    q_at, k_at = layout.positions.int().contiguous(), layout.key_positions.int().contiguous()
     q_document, k_document = torch.zeros_like(q_at), torch.zeros_like(k_at)
-    if at.segments is not None and at.key_segments is not None:
-        q_document, k_document = at.segments.int().contiguous(), at.key_segments.int().contiguous()
-    if at.key_valid is not None:
-        k_document = k_document.where(at.key_valid, NOWHERE)
+    if layout.segments is not None and layout.key_segments is not None:
+        q_document, k_document = layout.segments.int().contiguous(), layout.key_segments.int().contiguous()
+    if layout.key_valid is not None:
+        k_document = k_document.where(layout.key_valid, NOWHERE)
     places = q_at, k_at, q_document, k_document
-    return [*places, *bounds(*places, numbers, GRAIN, at.consecutive)]
+    return [*places, *bounds(*places, numbers, GRAIN, layout.consecutive)]

@@ -47,12 +47,12 @@ def bounds(
 class Ranges:
     """The lowest and highest position and document of each tile, among the tokens that count; is all of it counted?"""
 
-    def __init__(self, at: Tensor, document: Tensor, counts: Tensor, grain: int, axis: int):
+    def __init__(self, layout: Tensor, document: Tensor, counts: Tensor, grain: int, axis: int):
         def tiles(x: Tensor, fill: int) -> Tensor:
             padded = torch.nn.functional.pad(x.where(counts, fill), (0, -x.shape[1] % grain), value=fill)
             return padded.long().unflatten(1, (-1, grain))
 
-        self.low, self.high = (f.unsqueeze(axis) for f in (tiles(at, FAR).amin(-1), tiles(at, -FAR).amax(-1)))
+        self.low, self.high = (f.unsqueeze(axis) for f in (tiles(layout, FAR).amin(-1), tiles(layout, -FAR).amax(-1)))
         self.low_document, self.high_document = (
             f.unsqueeze(axis) for f in (tiles(document, FAR).amin(-1), tiles(document, -FAR).amax(-1))
         )

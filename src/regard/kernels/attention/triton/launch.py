@@ -9,12 +9,12 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from regard.kernels.attention.triton.backward import dots, for_keys, for_queries
 from regard.kernels.attention.triton.forward import forward
-from regard.kernels.attention.triton.tile import LOG2E, Form
+from regard.kernels.attention.triton.tile import LOG2E, TileConfig
 
 GRAIN = 128  # tokens of a tile for which bounds are found; a kernel's own tiles divide it
 
 
-class Size(NamedTuple):
+class TileSize(NamedTuple):
     """Of a tile and of the programs that work on it."""
 
     queries: int
@@ -23,7 +23,7 @@ class Size(NamedTuple):
     stages: int
 
 
-class Recipe(NamedTuple):
+class LaunchConfig(NamedTuple):
     """What is done to scores, as plain numbers."""
 
     scale: float
@@ -43,14 +43,18 @@ class Recipe(NamedTuple):
 
 # The fastest on an H200 for bf16 and heads of 128, and what fits where there is more to hold: longer rows, a line of
 # which every pair of the tile takes its number.
-SIZES = {"forward": Size(128, 128, 8, 3), "for_queries": Size(128, 64, 8, 3), "for_keys": Size(64, 64, 4, 2)}
-SMALL = {"forward": Size(64, 32, 4, 2), "for_queries": Size(64, 32, 8, 2), "for_keys": Size(32, 64, 8, 2)}
+SIZES = {
+    "forward": TileSize(128, 128, 8, 3),
+    "for_queries": TileSize(128, 64, 8, 3),
+    "for_keys": TileSize(64, 64, 4, 2),
+}
+SMALL = {"forward": TileSize(64, 32, 4, 2), "for_queries": TileSize(64, 32, 8, 2), "for_keys": TileSize(32, 64, 8, 2)}
 
 
-def size_of(kernel: str, q: Tensor, k: Tensor, v: Tensor, recipe: Recipe, ordered: bool) -> Size:
+def size_of(kernel: str, q: Tensor, k: Tensor, v: Tensor, recipe: LaunchConfig, ordered: bool) -> TileSize:
     row = q.element_size() * max(q.shape[-1], v.shape[-1])
     size = SMALL[kernel] if row > 256 or recipe.bias == "line" else SIZES[kernel]
-    return Size(
+    return TileSize(
         min(size.queries, power(q.shape[2])),
         min(size.keys, power(k.shape[2])),
         size.warps,
@@ -58,9 +62,9 @@ def size_of(kernel: str, q: Tensor, k: Tensor, v: Tensor, recipe: Recipe, ordere
     )
 
 
-def form_of(size: Size, q: Tensor, v: Tensor, recipe: Recipe, ordered: bool) -> Form:
+def form_of(size: TileSize, q: Tensor, v: Tensor, recipe: LaunchConfig, ordered: bool) -> TileConfig:
     length = q.shape[2]
-    return Form(
+    return TileConfig(
         queries=size.queries,
         keys=size.keys,
         wide=power(q.shape[-1]),
@@ -97,7 +101,8 @@ def aligned(x: Tensor) -> Tensor:
 
 
 def run_forward(
-    q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, bias: Tensor | None, where: list[Tensor], recipe: Recipe,
+    q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, bias: Tensor | None, where: list[Tensor],
+    recipe: LaunchConfig,
     early: int | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """out, log₂ Σ 2^s (B, H, L); and with `early` entropy, weights on early and on top keys (3, B, H, L), top keys."""
@@ -124,7 +129,7 @@ def run_forward(
 
 def run_backward(
     d_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, log_sum: Tensor, bias: Tensor | None,
-    where: list[Tensor], recipe: Recipe, learned: bool,
+    where: list[Tensor], recipe: LaunchConfig, learned: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """dq, dk, dv, the gradient of a line (H, 2 · reach + 1) or nothing, and D (B, H, L)."""
     (batch, heads, length, _), keys, kv_heads = q.shape, k.shape[2], k.shape[1]

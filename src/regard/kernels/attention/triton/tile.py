@@ -18,7 +18,7 @@ EMPTY = tl.constexpr(-1e20)  # the highest score of a row before any key: far ab
 NOWHERE = tl.constexpr(-(2**31))  # the document of a key that nobody sees
 
 
-class Form(NamedTuple):
+class TileConfig(NamedTuple):
     """What a kernel is compiled for."""
 
     queries: int  # tokens of a tile

@@ -1,0 +1,47 @@
+"""Block-sparse attention: dense within blocks, and a layout says which blocks see which.
+
+    row r of the layout lists the key blocks that query block r sees, r = ⌊i/b⌋          causal: and j <= i
+
+A block behind the last row sees itself. Child et al. 2019 computed their patterns so.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from regard.kernels.attention.block_layout import BlockLayout
+from regard.kernels.attention.mask import Mask
+from regard.spec import require
+
+
+@dataclass(frozen=True)
+class BlockSparse(Mask):
+    block: int
+    layout: tuple[tuple[int, ...], ...]
+    causal: bool = True
+
+    def check(self) -> None:
+        require(self.block > 0, f"block_sparse: block={self.block} must be positive")
+        require(len(self.layout) > 0, "block_sparse: layout is empty; list the key blocks of each query block")
+        for row, blocks in enumerate(self.layout):
+            require(
+                all(b >= 0 for b in blocks) and len(set(blocks)) == len(blocks),
+                f"block_sparse: row {row} of the layout is {list(blocks)}; list each block once, from 0",
+            )
+
+    def allows(self, q: Tensor, k: Tensor) -> Tensor:
+        row, column, rows = q // self.block, k // self.block, len(self.layout)
+        columns = max((b for blocks in self.layout for b in blocks), default=0) + 1
+        table = torch.zeros(rows + 1, columns + 1, dtype=torch.bool, device=q.device)  # the last ones see nothing
+        for r, blocks in enumerate(self.layout):
+            table[r, list(blocks)] = True
+        seen = table[row.clamp_max(rows), column.clamp_max(columns)] | ((row >= rows) & (row == column))
+        return seen & (k <= q) if self.causal else seen
+
+    def folds(self, length: int) -> tuple[BlockLayout, ...]:
+        count = -(-length // self.block)
+        links = tuple(
+            tuple(b for b in blocks if b != row and b < count) for row, blocks in enumerate(self.layout[:count])
+        )
+        return (BlockLayout(self.block, links=links),)

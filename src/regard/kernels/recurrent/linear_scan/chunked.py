@@ -1,0 +1,189 @@
+"""The scan in chunks: the pairs of tokens inside a chunk as one masked product, chunk to chunk through the state.
+
+With c_i = Σ_{s≤i} decay_s summed from the chunk's first token, and S the state before the chunk,
+
+    out_i = Sᵀ (exp(c_i) q_i) + Σ_{j≤i} (q_i · exp(c_i - c_j) k_j) v_j
+    S' = exp(c_C) S + Σ_j exp(c_C - c_j) k_j v_jᵀ
+
+Every exponent is a sum of decays, so none is positive. Where decays differ by key channel the pairs are no single
+product: a chunk is halved, the late half reads the early one through the border between them (what faded up to it, and
+from it on), and each half is halved again. The products of all chunks are taken at once, of as many as memory allows;
+only the states are a loop. The chunk size changes the cost, not the result. Yang et al. 2023; Dao & Gu 2024.
+"""
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from regard.kernels.autocast import without_autocast
+from regard.kernels.recurrent.linear_scan.sequential import per_head
+from regard.kernels.segments import numbered
+
+CHUNK = 64  # pairs cost CHUNK a token, the state N: about even for usual sizes
+HELD = 1 << 22  # numbers of one kind that are held at once
+LOWEST = -1e3  # of a decay: exp of it is 0 in float64 too, and a sum keeps the digits of the others
+
+
+def refuses(*case: Tensor | None) -> str | None:
+    return None
+
+
+def scan(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    decay: Tensor | None,
+    state: Tensor,
+    segments: Tensor | None = None,
+    valid: Tensor | None = None,
+    chunk: int = CHUNK,
+) -> tuple[Tensor, Tensor]:
+    batch, heads, length, _ = v.shape
+    if decay is not None and decay.dim() == 4:
+        q, k = per_head(q, v), per_head(k, v)
+    groups = q.shape[1]
+    q, k, v = (x.to(state.dtype) for x in (q, k, v))
+    if valid is not None:
+        k = k * valid[:, None, :, None]
+    steps = None if decay is None else grouped(per_token(decay, length, valid), groups)
+    alike = decay is not None and decay.dim() == 1 and valid is None  # every chunk fades alike
+    documents = None if segments is None else numbered(segments)
+    q, k, v, state = (grouped(x, groups) for x in (q, k, v, state))  # (B, G, R, …), of q and k R = 1
+    outs = []
+    cuts = pieces(length, chunk, HELD // max(1, batch * heads * chunk))
+    parts = zip(cuts, *(in_chunks(x, cuts) for x in (q, k, v, steps)), strict=True)
+    with without_autocast(q.device):
+        for (start, stop, size), q_p, k_p, v_p, step in parts:
+            c = None if step is None else step.cumsum(-2)  # (B or 1, G, R, n, C, 1 or N)
+            c = c[:, :, :, :1] if c is not None and alike else c
+            same = None if documents is None else Same(documents, start, stop, size)
+            out, state = piece(q_p, k_p, v_p, c, state, same)
+            outs.append(out.flatten(3, 4))  # (B, G, R, L, P)
+    return torch.cat(outs, 3).flatten(1, 2), state.flatten(1, 2)
+
+
+def pieces(length: int, chunk: int, chunks: int) -> list[tuple[int, int, int]]:
+    """(start, stop, chunk size): at most so many whole chunks at a time, and what is left as a chunk of its own."""
+    whole, step = length // chunk * chunk, max(1, chunks) * chunk
+    cuts = [(start, min(start + step, whole), chunk) for start in range(0, whole, step)]
+    return [*cuts, (whole, length, length - whole)] if whole < length else cuts
+
+
+def in_chunks(x: Tensor | None, cuts: list[tuple[int, int, int]]) -> Sequence[Tensor | None]:
+    """(B, G, R, L, ·) in pieces (B, G, R, n, C, ·)."""
+    if x is None:
+        return [None] * len(cuts)
+    parts = x.split([stop - start for start, stop, _ in cuts], 3)  # not sliced: a slice's gradient is as long as x
+    return [part.unflatten(3, (-1, size)) for part, (_, _, size) in zip(parts, cuts, strict=True)]
+
+
+def piece(
+    q: Tensor, k: Tensor, v: Tensor, c: Tensor | None, state: Tensor, same: "Same | None"
+) -> tuple[Tensor, Tensor]:
+    """q, k (B, G, 1, n, C, N), v (B, G, R, n, C, P), c (…, n or 1, C, 1 or N), state (B, G, R, N, P)."""
+    channels = c is not None and c.shape[-1] > 1
+    if channels:
+        out = by_halves(q, k, v, c, same)
+    else:
+        scores = (q @ k.mT).tril() if c is None else (q @ k.mT) * pairs(c, v.dtype)  # (B, G, R or 1, n, C, C)
+        out = (scores if same is None else scores * same.pairs) @ v
+    reads = writes = keeps = None
+    if c is not None:
+        end = c[..., -1:, :]
+        reads, writes, keeps = (x.to(v.dtype).exp() for x in (c, end - c, end.mT))  # (…, C, ·), (…, ·, 1)
+    if same is not None:
+        reads, writes, keeps = times(same.reads, reads), times(same.writes, writes), times(same.keeps, keeps)
+    if channels:
+        k, q = times(k, writes), times(q, reads)
+    else:  # the factors go with values and outputs, so that heads of a group share one product
+        v = times(v, writes)
+    new = torch.einsum("bgncm,bgrncp->bgrnmp", k.squeeze(2), v)  # (B, G, R, n, N, P)
+    before = []
+    for keep, more in zip(per_chunk(keeps, new.shape[3]), new.unbind(3), strict=True):
+        before.append(state)
+        state = times(state, keep) + more
+    read = torch.einsum("bgncm,bgrnmp->bgrncp", q.squeeze(2), torch.stack(before, 3))  # (B, G, R, n, C, P)
+    return out + (read if channels else times(read, reads)), state
+
+
+def pairs(c: Tensor, dtype: torch.dtype) -> Tensor:
+    """exp(c_i - c_j) where j ≤ i, else 0: (…, C, 1) -> (…, C, C)."""
+    later = torch.ones(c.shape[-2], c.shape[-2], dtype=torch.bool, device=c.device).triu(1)
+    return (c - c.mT).to(dtype).masked_fill(later, -torch.inf).exp()
+
+
+def by_halves(q: Tensor, k: Tensor, v: Tensor, c: Tensor, same: "Same | None") -> Tensor:
+    """Σ_{j≤i} (q_i · exp(c_i - c_j) k_j) v_j with c (…, C, N); chunks are filled up to a power of two."""
+    size = c.shape[-2]
+    fill = (1 << (size - 1).bit_length()) - size
+    q, k, v = (F.pad(x, (0, 0, 0, fill)) for x in (q, k, v))
+    c = torch.cat([c, c[..., -1:, :].expand(*c.shape[:-2], fill, -1)], -2)
+    out = (q * k).sum(-1, keepdim=True) * v  # each token with itself
+    half = 1
+    while half < size:
+        (_, q_late), (k_early, _), (v_early, _), (c_early, c_late) = (
+            x.unflatten(-2, (-1, 2, half)).unbind(-3) for x in (q, k, v, c)
+        )  # (…, C / 2h, h, ·)
+        border = c_early[..., -1:, :]
+        late = q_late * (c_late - border).to(q.dtype).exp()
+        early = k_early * (border - c_early).to(k.dtype).exp()
+        scores = late @ early.mT  # (…, C / 2h, h, h)
+        if same is not None:
+            scores = scores * same.halves(half, fill)
+        more = scores @ v_early
+        out = out + torch.stack([torch.zeros_like(more), more], -3).flatten(-4, -2)
+        half *= 2
+    return out[..., :size, :]
+
+
+class Same:
+    """Which tokens of a piece are of one document: with each other, with the state before and the state after."""
+
+    def __init__(self, documents: Tensor, start: int, stop: int, size: int):
+        before = documents[:, max(start - 1, 0)].view(-1, 1, 1, 1, 1, 1)
+        self.own = documents[:, start:stop].unflatten(1, (-1, size))[:, None, None, :, :, None]  # (B, 1, 1, n, C, 1)
+        last = self.own[..., -1:, :]  # (B, 1, 1, n, 1, 1)
+        before = torch.cat([before, last[:, :, :, :-1]], 3)
+        self.reads, self.writes, self.keeps = self.own == before, self.own == last, last == before
+        self.pairs = self.own == self.own.mT  # (B, 1, 1, n, C, C)
+
+    def halves(self, half: int, fill: int) -> Tensor:
+        """Late with early, for every two halves of this size: (B, 1, 1, n, C / 2h, h, h)."""
+        early, late = F.pad(self.own, (0, 0, 0, fill)).unflatten(-2, (-1, 2, half)).unbind(-3)
+        return late == early.mT
+
+
+def per_token(decay: Tensor, length: int, valid: Tensor | None) -> Tensor:
+    """(B or 1, H, L, 1 or N), none where invalid; in float64: differences are taken of long sums."""
+    decay = decay.double().clamp_min(LOWEST)
+    if decay.dim() < 4:
+        decay = (decay.view(1, -1, 1).expand(1, -1, length) if decay.dim() == 1 else decay).unsqueeze(-1)
+    return decay if valid is None else decay * valid[:, None, :, None]
+
+
+def per_chunk(keeps: Tensor | None, chunks: int) -> Sequence[Tensor | None]:
+    return [None] * chunks if keeps is None else keeps.expand(-1, -1, -1, chunks, -1, -1).unbind(3)
+
+
+def grouped(x: Tensor, groups: int) -> Tensor:
+    return x.unflatten(1, (groups, -1))
+
+
+def times(x: Tensor, factor: Tensor | None) -> Tensor:
+    return x if factor is None else x * factor
+
+
+def flops(key_dim: int, value_dim: int, tokens: int, heads: int, groups: int, channels: bool) -> int:
+    """Of the matrix products: between the tokens of chunks, and with the state (once added to, once read)."""
+    total = 4 * tokens * heads * key_dim * value_dim
+    for _, _, size in pieces(tokens, CHUNK, 1):
+        if channels:
+            half, filled = 1, 1 << (size - 1).bit_length()
+            while half < size:
+                total += filled * half * heads * (key_dim + value_dim)
+                half *= 2
+        else:
+            total += 2 * size * size * (groups * key_dim + heads * value_dim)
+    return total

@@ -1,0 +1,168 @@
+"""Mamba's scan on GPUs, in Triton: chunks of tokens and blocks of channels in parallel, in O(L · F) memory.
+
+Forward: what every chunk adds to the states (add), the states at the borders of chunks (carry.py), the outputs
+(read). Backward: the gradients at the borders by the adjoint scan from the end (add and carry once more), and all
+gradients in one pass over the chunks (grad), which makes the states inside again. What is kept are the states at the
+borders, one number a channel and token if N = CHUNK. The kernels stand in passes.py. Gu & Dao 2023.
+"""
+
+from typing import Any, NamedTuple
+
+import torch
+import triton
+from torch import Tensor
+
+from regard.kernels.recurrent.selective_scan.triton.carry import carry
+from regard.kernels.recurrent.selective_scan.triton.kernels import add_kernel, grad_kernel, read_kernel
+from regard.kernels.segments import numbered
+
+CHUNK, BLOCK = 16, 32  # tokens and channels of a program, which is one warp
+
+
+def selective_scan(
+    u: Tensor,
+    delta: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None,
+    state: Tensor,
+    segments: Tensor | None = None,
+    valid: Tensor | None = None,
+    bias: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """As kernels/selective_scan says; y has the dtype of u."""
+    if valid is not None:
+        delta = delta.masked_fill(~valid.unsqueeze(-1), 0.0 if bias is None else float("-inf"))
+    docs = None if segments is None else numbered(segments).int()
+    A, B, C = A.float().mT, B.float().mT, C.float().mT  # (N, F), (B, N, L)
+    D, bias = (None if x is None else x.float() for x in (D, bias))
+    y, last, _ = selective_scan_op(u, delta, bias, A, B, C, D, state.mT, docs)
+    return y, last.mT
+
+
+@torch.library.custom_op("regard::selective_scan", mutates_args=())
+def selective_scan_op(
+    u: Tensor,
+    delta: Tensor,
+    bias: Tensor | None,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None,
+    state: Tensor,
+    docs: Tensor | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """y (B, L, F), the last state (B, N, F), and for the backward the states at the borders (B, chunks + 1, N · F)."""
+    case = SelectiveScanLaunch.of(u, A, docs)
+    u, delta, A, B, C, state = (x.contiguous() for x in (u, delta, A, B, C, state))
+    borders = case.borders(u, delta, bias, A, B, state)
+    y = torch.empty(u.shape, dtype=u.dtype, device=u.device)
+    strides = (x.stride()[:2] for x in (u, delta, y))
+    read_kernel[case.grid](u, delta, bias, A, B, C, D, case.docs, borders, y, *strides, 0, *case.sizes, num_warps=1)
+    return y, borders[:, -1].view_as(state).clone(), borders
+
+
+@selective_scan_op.register_fake
+def _(u, delta, bias, A, B, C, D, state, docs):
+    y, last = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (u, state))
+    return y, last, u.new_empty(len(u), -(-u.shape[1] // CHUNK) + 1, A.numel(), dtype=torch.float32)
+
+
+@torch.library.custom_op("regard::selective_scan_backward", mutates_args=())
+def selective_scan_backward(
+    u: Tensor,
+    delta: Tensor,
+    bias: Tensor | None,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None,
+    docs: Tensor | None,
+    borders: Tensor,
+    dy: Tensor,
+    d_last: Tensor,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    case = SelectiveScanLaunch.of(u, A, docs)
+    u, delta, A, B, C, dy, d_last = (x.contiguous() for x in (u, delta, A, B, C, dy, d_last))
+    d_borders = case.borders(dy, delta, bias, A, C, d_last, reverse=True)
+    du, d_delta = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (u, delta))
+    dA = torch.empty(case.grid[0], *A.shape, dtype=torch.float32, device=u.device)
+    dB, dC = torch.empty(2, case.grid[1], case.batch, case.state, case.length, dtype=torch.float32, device=u.device)
+    dD, d_bias = torch.empty(2, case.grid[0], case.channels, dtype=torch.float32, device=u.device)
+    strides = (x.stride()[:2] for x in (u, delta, dy, du))
+    grad_kernel[case.grid](
+        u, delta, bias, A, B, C, D, case.docs, borders, dy, d_borders, du, d_delta, dA, dB, dC, dD, d_bias, *strides, 0,
+        *case.sizes, max(16, case.state), num_warps=1, num_stages=1,
+    )  # fmt: skip
+    d_first = d_borders[:, 0].view_as(d_last).clone()
+    dD, d_bias = (dA.new_empty(0) if x is None else dx.sum(0) for x, dx in ((D, dD), (bias, d_bias)))
+    return du, d_delta, d_bias, dA.sum(0), dB.sum(0), dC.sum(0), dD, d_first
+
+
+@selective_scan_backward.register_fake
+def _(u, delta, bias, A, B, C, D, docs, borders, dy, d_last):
+    none = A.new_empty(0)
+    like = (u, delta, none if bias is None else bias, A, B, C, none if D is None else D, d_last)
+    return tuple(torch.empty_like(x, memory_format=torch.contiguous_format) for x in like)
+
+
+def remember(ctx: Any, inputs: tuple, output: tuple) -> None:
+    *case, state, docs = inputs
+    ctx.save_for_backward(*case, docs, output[2])
+    ctx.set_materialize_grads(False)  # zeros for the borders would be as large as they are
+
+
+def backward(ctx: Any, dy: Tensor | None, d_last: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
+    saved = ctx.saved_tensors  # once: activation checkpointing makes them anew each time
+    u, _, bias, A, _, _, D, _, _ = saved
+    dy = torch.zeros_like(u) if dy is None else dy.to(u.dtype)
+    d_last = A.new_zeros(len(u), *A.shape) if d_last is None else d_last
+    du, d_delta, d_bias, dA, dB, dC, dD, d_state = selective_scan_backward(*saved, dy, d_last)
+    return du, d_delta, None if bias is None else d_bias, dA, dB, dC, None if D is None else dD, d_state, None
+
+
+selective_scan_op.register_autograd(backward, setup_context=remember)
+
+
+class SelectiveScanLaunch(NamedTuple):
+    docs: Tensor | None
+    batch: int
+    length: int
+    channels: int
+    state: int
+
+    @classmethod
+    def of(cls, u: Tensor, A: Tensor, docs: Tensor | None) -> "SelectiveScanLaunch":
+        return cls(None if docs is None else docs.contiguous(), *u.shape, len(A))
+
+    @property
+    def chunks(self) -> int:
+        return triton.cdiv(self.length, CHUNK)
+
+    @property
+    def grid(self) -> tuple[int, int]:
+        return self.batch * self.chunks, triton.cdiv(self.channels, BLOCK)
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        return self.length, self.chunks, self.channels, self.state, CHUNK, BLOCK
+
+    def borders(
+        self,
+        x: Tensor,
+        delta: Tensor,
+        bias: Tensor | None,
+        A: Tensor,
+        B: Tensor,
+        first: Tensor,
+        reverse: bool = False,
+    ) -> Tensor:
+        """(B, chunks + 1, N · F): the states between chunks, or their gradients from the end."""
+        added = torch.empty(self.batch, self.chunks, A.numel(), dtype=torch.float32, device=x.device)
+        faded = torch.empty(self.batch, self.chunks, self.channels, dtype=torch.float32, device=x.device)
+        strides = (tensor.stride()[:2] for tensor in (x, delta))
+        add_kernel[self.grid](
+            x, delta, bias, A, B, self.docs, added, faded, *strides, 0, *self.sizes, reverse, num_warps=1
+        )  # fmt: skip
+        return carry(added, faded, A.view(-1), first.view(self.batch, -1), reverse)

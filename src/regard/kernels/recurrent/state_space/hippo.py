@@ -1,0 +1,77 @@
+"""HiPPO: which A lets a state of N numbers remember the most of what it has read. Gu et al. 2020.
+
+    A_nk = -√(2n+1)√(2k+1)  for n > k,   -(n+1)  for n = k,   0  for n < k          B_n = √(2n+1)          LegS
+
+Driven by u, the state holds the best polynomial of degree N - 1 in e^-age, by weights e^-age: the recent past in
+detail, the far past in outline. Legendre's polynomials ℓ_n, shifted to [0, 1], are its basis, so that `rebuild` reads
+the past out of the state again:        u(now - age) ≈ Σ_n x_n ℓ_n(e^-age)
+
+A is no normal matrix, and its own eigenvectors are useless (their condition grows like 2^(4N/3)); but A + PPᵀ, with
+P_n = √(n + ½), is -½ I plus a skew matrix, and has orthonormal ones: A = V (Λ - PPᵀ) V*. S4 keeps P (Gu et al. 2021);
+S4D leaves it out (Gu, Gupta et al. 2022), and begins with that Λ, or with one that is easier to write down:
+
+    lin    λ_n = -½ + iπn            inv    λ_n = -½ + i (N/π)(N/(2n+1) - 1)            real    λ_n = -(n+1)
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from regard.kernels.recurrent.state_space.transition import real
+
+
+def legs(size: int) -> tuple[Tensor, Tensor]:
+    """A (N, N), B (N,)"""
+    n = torch.arange(size, dtype=torch.float64)
+    B = (2 * n + 1).sqrt()
+    return -(torch.outer(B, B).tril(-1) + torch.diag(n + 1)), B
+
+
+def normal_plus_low_rank(size: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Λ (N/2,) complex, one of each conjugate pair, slow to fast; P and B (N,) in pairs."""
+    A, B = legs(size)
+    P = B / 2**0.5
+    skew = A + torch.outer(P, P) + 0.5 * torch.eye(size, dtype=A.dtype)
+    turns, V = torch.linalg.eigh(-1j * skew)  # of a Hermitian matrix: real, in ascending order
+    turns, V = turns[size // 2 :], V[:, size // 2 :]
+
+    def turned(x: Tensor) -> Tensor:
+        """A real vector in the basis √2 Re v, √2 Im v, which is orthonormal."""
+        return real(2**0.5 * (V.mH @ x.to(V.dtype)))
+
+    return torch.complex(torch.full_like(turns, -0.5), turns), turned(P), turned(B)
+
+
+def line(size: int) -> Tensor:
+    n = torch.arange(size // 2, dtype=torch.float64)
+    return torch.complex(torch.full_like(n, -0.5), torch.pi * n)
+
+
+def inverse(size: int) -> Tensor:
+    n = torch.arange(size // 2, dtype=torch.float64)
+    return torch.complex(torch.full_like(n, -0.5), size / torch.pi * (size / (2 * n + 1) - 1))
+
+
+def decays(size: int) -> Tensor:
+    n = torch.arange(size // 2, dtype=torch.float64)
+    return torch.complex(-(n + 1), torch.zeros_like(n))
+
+
+DIAGONALS: dict[str, Callable[[int], Tensor]] = {  # N -> Λ (N/2,) complex
+    "lin": line,
+    "inv": inverse,
+    "legs": lambda size: normal_plus_low_rank(size)[0],
+    "real": decays,
+}
+
+
+def rebuild(state: Tensor, ages: Tensor) -> Tensor:
+    """The past that a LegS state (…, N) tells of: (…, M) for ages (M,), in units of time."""
+    place = 2 * (-ages.to(state.dtype)).exp() - 1
+    before, basis = torch.zeros_like(place), [torch.ones_like(place)]
+    for n in range(state.shape[-1] - 1):  # Bonnet's recursion
+        before, now = basis[-1], ((2 * n + 1) * place * basis[-1] - n * before) / (n + 1)
+        basis.append(now)
+    scale = (2 * torch.arange(state.shape[-1], dtype=state.dtype) + 1).sqrt()
+    return (state * scale) @ torch.stack(basis)

@@ -1,0 +1,154 @@
+"""RWKV's recurrence on GPUs, in Triton: spans of tokens and blocks of channels in parallel.
+
+Forward: what each span adds to the sums and how much it fades them (add), the sums at the borders of spans (carry), the
+outputs (read). Backward: outputs and divisors made again, then the same from the end, for gradients of the sums: add,
+carry, and all gradients of each span (grad). The kernels stand in passes.py; a text of one span needs no borders.
+"""
+
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+
+from regard.kernels.recurrent.wkv.sums import EMPTY, Sums
+from regard.kernels.recurrent.wkv.triton.kernels import add_kernel, carry_kernel, grad_kernel, read_kernel
+from regard.kernels.segments import numbered
+
+T, BLOCK = 16, 32  # tokens and channels of a tile, which one warp has in its registers
+SPAN = 256  # tokens that a program walks through
+
+
+def wkv(
+    k: Tensor,
+    v: Tensor,
+    decay: Tensor,
+    bonus: Tensor,
+    state: Sums,
+    segments: Tensor | None = None,
+    valid: Tensor | None = None,
+) -> tuple[Tensor, Sums]:
+    """As kernels/rwkv says, with sums in float32; out has the dtype of v."""
+    documents = None if segments is None else numbered(segments).int()
+    counted = None if valid is None else valid.to(torch.int8)
+    first = torch.stack(state, 1)  # (B, 3, F)
+    out, last = wkv_op(k.to(v.dtype), v, decay.float(), bonus.float(), first, documents, counted)
+    return out, Sums(*last.unbind(1))
+
+
+@torch.library.custom_op("regard::wkv", mutates_args=())
+def wkv_op(
+    k: Tensor,
+    v: Tensor,
+    decay: Tensor,
+    bonus: Tensor,
+    first: Tensor,
+    documents: Tensor | None,
+    counted: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """out (B, L, F), and the last value, weight and peak (B, 3, F)."""
+    out, _, _, last = run_forward(k, v, decay, bonus, first, documents, counted, v.dtype)
+    return out, last
+
+
+@wkv_op.register_fake
+def _(k, v, decay, bonus, first, documents, counted):
+    return torch.empty_like(v, memory_format=torch.contiguous_format), torch.empty_like(first)
+
+
+def run_forward(
+    k: Tensor,
+    v: Tensor,
+    decay: Tensor,
+    bonus: Tensor,
+    first: Tensor,
+    documents: Tensor | None,
+    counted: Tensor | None,
+    dtype: torch.dtype,
+    kept: bool = False,
+) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor]:
+    """out (B, L, F); if `kept` what it has of the past, and the logarithm of its divisor; the last state (B, 3, F)."""
+    (batch, length, channels), device = v.shape, v.device
+    k, v, spans = k.contiguous(), v.contiguous(), triton.cdiv(length + 1, SPAN)  # the state behind the text is one more
+    out, last = torch.empty(v.shape, dtype=dtype, device=device), torch.empty(batch, 3, channels, device=device)
+    past, log_sum = (torch.empty(v.shape, device=device) if kept else None for _ in range(2))
+    borders = at_borders((k, v, None), decay, documents, counted, first, spans)
+    read_kernel[batch * spans, triton.cdiv(channels, BLOCK)](
+        k, v, decay, bonus, documents, counted, borders, out, past, log_sum, last,
+        0, length, channels, spans, SPAN, T, BLOCK, num_warps=1,
+    )  # fmt: skip
+    return out, past, log_sum, last
+
+
+def at_borders(
+    tokens: tuple[Tensor, Tensor, Tensor | None],
+    decay: Tensor,
+    documents: Tensor | None,
+    counted: Tensor | None,
+    first: Tensor,
+    spans: int,
+    reverse: bool = False,
+) -> Tensor:
+    """(B, spans, 3, F): the sums with which the walk through each span begins. Tokens are k, v; or dout, out, l."""
+    first, (batch, length, channels) = first.contiguous(), tokens[0].shape
+    if spans == 1:
+        return first
+    added, blocks = first.new_empty(batch, spans, 4, channels), triton.cdiv(channels, BLOCK)
+    borders = first.new_empty(batch, spans, 3, channels)
+    add_kernel[batch * spans, blocks](
+        *tokens, decay, documents, counted, added, 0, length, channels, spans, SPAN, T, BLOCK, reverse, num_warps=1
+    )
+    carry_kernel[batch, blocks](added, first, borders, channels, spans, BLOCK, reverse, num_warps=1)
+    return borders
+
+
+@torch.library.custom_op("regard::wkv_backward", mutates_args=())
+def wkv_backward(
+    k: Tensor,
+    v: Tensor,
+    decay: Tensor,
+    bonus: Tensor,
+    first: Tensor,
+    documents: Tensor | None,
+    counted: Tensor | None,
+    d_out: Tensor,
+    d_last: Tensor,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    # float32: gradients hold v - out, of which bf16 would leave little
+    out, past, log_sum, last = run_forward(k, v, decay, bonus, first, documents, counted, torch.float32, kept=True)
+    (batch, length, channels), d_out, spans = v.shape, d_out.contiguous(), triton.cdiv(v.shape[1], SPAN)
+    dk, dv = (torch.empty(v.shape, dtype=v.dtype, device=v.device) for _ in range(2))
+    sums = last.new_empty(batch * spans, 2, channels)  # of decay and bonus
+    d_first = torch.empty_like(last)
+    borders = at_borders((d_out, out, log_sum), decay, documents, counted, from_the_end(last, d_last), spans, True)
+    grad_kernel[batch * spans, triton.cdiv(channels, BLOCK)](
+        k.contiguous(), v.contiguous(), decay, bonus, documents, counted, out, past, log_sum, first.contiguous(),
+        borders, d_out, dk, dv, sums, d_first, 0, length, channels, spans, SPAN, T, BLOCK, num_warps=1,
+    )  # fmt: skip
+    return dk, dv, sums[:, 0].sum(0), sums[:, 1].sum(0), d_first
+
+
+def from_the_end(last: Tensor, d_last: Tensor) -> Tensor:
+    """(B, 3, F): ∂loss/∂state behind the text, as sums relative to a peak as well.
+
+    The gradient of the last peak is not read: the numbers are value · e^peak and weight · e^peak, so it says nothing
+    that theirs do not.
+    """
+    known = last[:, 2:] > EMPTY / 2
+    return torch.cat([d_last[:, :2].where(known, 0.0), (-last[:, 2:]).where(known, EMPTY)], 1)
+
+
+@wkv_backward.register_fake
+def _(k, v, decay, bonus, first, documents, counted, d_out, d_last):
+    return tuple(torch.empty_like(x, memory_format=torch.contiguous_format) for x in (k, v, decay, bonus, first))
+
+
+def remember(ctx: Any, inputs: tuple, output: tuple) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+def backward(ctx: Any, d_out: Tensor, d_last: Tensor) -> tuple[Tensor | None, ...]:
+    return *wkv_backward(*ctx.saved_tensors, d_out, d_last), None, None
+
+
+wkv_op.register_autograd(backward, setup_context=remember)

@@ -1,0 +1,55 @@
+"""The outputs of a model that a training objective needs.
+
+Logits may be lazy: the hidden states and the head's weight, before the matrix product
+
+    logits = cap(scale · (W h + b))          (…, V)
+
+Generation needs the logits of one token. A loss needs the logits of all tokens, but never all at once: it computes them
+chunk by chunk (kernels/linear_cross_entropy.py).
+"""
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from regard.kernels.linear_cross_entropy import linear_cross_entropy
+from regard.parts.block import Losses
+
+
+class LazyLogits(NamedTuple):
+    hidden: Tensor  # (…, D)
+    weight: Tensor  # (V, D)
+    bias: Tensor | None
+    scale: float
+    softcap: float | None
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.hidden.dtype
+
+    def materialize(self) -> Tensor:
+        return scale_and_cap(F.linear(self.hidden, self.weight, self.bias), self.scale, self.softcap)  # (…, V)
+
+    def cross_entropy(self, targets: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+        """Targets and weights (…) -> Σ w · -log p(target), and Σ w over tokens whose target has the largest logit."""
+        return linear_cross_entropy(
+            self.hidden.flatten(0, -2), self.weight, targets.flatten(), weights.flatten(),
+            self.bias, self.scale, self.softcap,
+        )  # fmt: skip
+
+
+class Outputs(NamedTuple):
+    logits: Tensor | LazyLogits  # (B, L, V)
+    ahead_logits: tuple[Tensor | LazyLogits, ...]  # of the look-ahead heads, (B, L, V) each
+    losses: Losses  # auxiliary losses of the bodies, in training
+
+
+def materialize(logits: Tensor | LazyLogits) -> Tensor:
+    return logits.materialize() if isinstance(logits, LazyLogits) else logits
+
+
+def scale_and_cap(logits: Tensor, scale: float, softcap: float | None) -> Tensor:
+    logits = logits if scale == 1.0 else logits * scale
+    return logits if softcap is None else softcap * torch.tanh(logits / softcap)

@@ -1,0 +1,91 @@
+"""BigBird's attention as its published models are evaluated (Zaheer et al. 2020): neighbours and both ends of a text.
+
+    block r sees   |r - c| <= 1,   the first c,   the last c          the first and the last r see all
+
+In training `links` further blocks are drawn for each row; in evaluation `transformers` lets them all fall on the first
+block, which then counts 1 + links times: its scores gain log(1 + links). A text of at most 5 + 2·links blocks is seen
+whole. Where a text ends decides who sees whom, so scores are made for all pairs at once. The mask `BigBird` is for
+models of one's own: its links are drawn once, and it costs what it sees.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from regard.kernels.attention.bias import Bias
+from regard.kernels.attention.mask import Full, Mask
+from regard.kernels.attention.score_options import ScoreOptions
+from regard.layout import TokenLayout
+from regard.parts.attention import Attention, AttentionModule
+from regard.parts.position.base import NoPosition
+from regard.spec import require
+
+
+@dataclass(frozen=True)
+class BigBirdAttention(Attention):
+    mask: Mask = Full()
+    block: int = 64
+    links: int = 3
+
+    def check(self) -> None:
+        super().check()
+        require(
+            self.mask == Full(), f"big_bird_attention: its blocks are its mask; found mask={self.mask}, leave it out"
+        )
+        require(
+            self.position == NoPosition(),
+            f"big_bird_attention: found position={self.position}, give a position to the stack",
+        )
+        require(self.block > 0, f"big_bird_attention: block={self.block} must be positive")
+        require(self.links >= 0, f"big_bird_attention: links={self.links} must not be negative")
+
+    @property
+    def bias_heads(self) -> int | None:
+        return None
+
+    def build(self, width: int) -> nn.Module:
+        return BigBirdAttentionModule(width, self)
+
+
+class BigBirdAttentionModule(AttentionModule):
+    def __init__(self, width: int, spec: BigBirdAttention):
+        super().__init__(width, spec)
+        self.blocks = Blocks(spec.block, spec.links)
+
+    def scores(self, layout: TokenLayout) -> ScoreOptions:
+        dropout = self.dropout if self.training else 0.0
+        return ScoreOptions(self.mask, self.scale, self.blocks, self.softcap, self.sinks, dropout)
+
+
+@dataclass(frozen=True)
+class Blocks(Bias):
+    """0 for a pair that is seen, log(1 + links) for one that counts more, -∞ for one that is not."""
+
+    tiles = False
+    block: int
+    links: int
+
+    def values(self, layout: TokenLayout, dtype: torch.dtype) -> Tensor:
+        return layout.once((self, dtype), lambda: self.between(layout, dtype))
+
+    def between(self, layout: TokenLayout, dtype: torch.dtype) -> Tensor:
+        """(B, 1, L, S)"""
+        lengths = lengths_of(layout).unsqueeze(-1)  # (B, L, 1)
+        row, column = layout.positions.unsqueeze(-1) // self.block, layout.key_positions.unsqueeze(-2) // self.block
+        last = (lengths - 1) // self.block
+        whole = (row == 0) | (row == last) | (lengths <= (5 + 2 * self.links) * self.block)
+        seen = whole | ((row - column).abs() <= 1) | (column == 0) | (column == last)  # (B, L, S)
+        bias = torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill(~seen, float("-inf"))
+        return bias.masked_fill(~whole & (column == 0), math.log1p(self.links)).unsqueeze(1)
+
+
+def lengths_of(layout: TokenLayout) -> Tensor:
+    """(B, L): how many tokens the document of each token has."""
+    ends = layout.key_positions.unsqueeze(-2) + 1  # (B, 1, S)
+    if layout.key_valid is not None:
+        ends = ends.where(layout.key_valid.unsqueeze(-2), 0)
+    if layout.segments is not None and layout.key_segments is not None:
+        ends = ends.where(layout.segments.unsqueeze(-1) == layout.key_segments.unsqueeze(-2), 0)  # (B, L, S)
+    return ends.amax(-1).expand_as(layout.positions)

@@ -1,0 +1,60 @@
+"""Cross-attention: queries of one sequence, keys and values of another, the source (an encoder's output).
+
+    head_h = softmax(q_h(x) k_g(source)ᵀ · scale) v_g(source)          Vaswani et al. 2017
+
+Keys and values of the source are computed when it is given (`layout.source`) and cached for later steps. A source is
+seen whole, and its order is not this sequence's: no mask, no positions.
+"""
+
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from regard.kernels.attention.mask import Full, Mask
+from regard.layout import TokenLayout
+from regard.parts.attention import Attention, AttentionModule, merge, split
+from regard.parts.position.base import NoPosition
+from regard.parts.state import STATELESS, PerSource, State
+from regard.spec import require
+
+
+@dataclass(frozen=True)
+class CrossAttention(Attention):
+    mask: Mask = Full()
+    source_width: int | None = None  # None: as wide as this stack
+
+    def check(self) -> None:
+        super().check()
+        require(self.mask == Full(), f"cross_attention: a source is seen whole; found mask={self.mask}, leave it out")
+        require(
+            self.position == NoPosition(),
+            f"cross_attention: a source has an order of its own; found position={self.position}, leave it out",
+        )
+
+    @property
+    def causal(self) -> bool:
+        return True  # it sees no later token of its own sequence
+
+    @property
+    def bias_heads(self) -> int | None:
+        return None
+
+    def build(self, width: int) -> nn.Module:
+        return CrossAttentionModule(width, self, self.source_width)
+
+    def memory(self, width: int) -> PerSource:
+        return PerSource(self.arrays(width))
+
+
+class CrossAttentionModule(AttentionModule):
+    def forward(self, x: Tensor, layout: TokenLayout, state: State = STATELESS) -> Tensor:
+        q = self.clip(self.q_norm(split(self.q_proj(x), self.heads)))  # (B, H, L, E)
+        k, v, layout = state.recall(layout, self.read)  # (B, K, S, E)
+        q, k, v = self.q(q), self.k(k), self.v(v)
+        z = self.attend(q, k, v, layout, self.scores(layout))  # (B, H, L, E)
+        return self.o_proj(merge(self.gate(self.z(z), x)))
+
+    def read(self, source: Tensor) -> dict[str, Tensor]:
+        """Keys and values (B, K, S, E) of a source (B, S, D)."""
+        k = self.clip(self.k_norm(split(self.k_proj(source), self.kv_heads)))
+        return {"k": k, "v": self.clip(split(self.v_proj(source), self.kv_heads))}

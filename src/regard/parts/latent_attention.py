@@ -1,0 +1,145 @@
+"""Latent attention (MLA): all heads' keys and values are made from one short latent a token, and only it is remembered.
+
+    c_t = norm(W_c x_t)        k_h,t = [U_h c_t ; RoPE(W_r x_t)]        v_h,t = V_h c_t        DeepSeek-V2, 2024
+
+A token costs rank + rope_dim numbers of cache, whatever the number of heads. Rotation would stand between queries and
+U_h, so a part of the key that turns is kept beside the latent, one for all heads. Two forms of the same product:
+
+    expanded    q_h · U_h c        keys and values are made from the latents, then ordinary multi-head attention
+    absorbed    U_hᵀ q_h · c       queries go to the latents: multi-query attention over what is remembered
+
+The one with fewer products is taken: expanded where many tokens are read, absorbed where few look at many.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from regard.kernels.attention import backend
+from regard.kernels.attention.mask import Causal, Mask
+from regard.kernels.attention.score_options import ScoreOptions
+from regard.layout import TokenLayout
+from regard.parts.attention import merge, split
+from regard.parts.body import Body
+from regard.parts.norm import Norm, RMSNorm
+from regard.parts.position.base import Position
+from regard.parts.position.rope import Rope
+from regard.parts.state import STATELESS, PerToken, State
+from regard.parts.tap import Tap
+from regard.spec import require
+
+
+@dataclass(frozen=True)
+class LatentAttention(Body):
+    mixes: ClassVar[bool] = True
+
+    heads: int
+    rank: int  # of the latent that keys and values are made from
+    nope_dim: int  # of a head's queries and keys, the part made from the latent
+    rope_dim: int  # and the part that turns
+    v_dim: int | None = None  # None: nope_dim
+    query_rank: int | None = None  # None: queries come from x itself
+    position: Position = Rope(layout="interleaved")
+    mask: Mask = Causal()
+    norm: Norm = RMSNorm()  # of the latents
+    bias: bool = False  # of the projections to the latents and of the output
+    scale: float | None = None  # None: 1 / √(nope_dim + rope_dim)
+    dropout: float = 0.0  # on the weights, in training
+
+    def check(self) -> None:
+        for name in ("heads", "rank", "nope_dim", "rope_dim", "v_dim", "query_rank"):
+            size = getattr(self, name)
+            require(size is None or size > 0, f"latent_attention: {name}={size} must be positive")
+        require(0 <= self.dropout < 1, f"latent_attention: dropout={self.dropout} must be in [0, 1)")
+        self.position.check_place("attention")
+
+    @property
+    def value_dim(self) -> int:
+        return self.v_dim or self.nope_dim
+
+    @property
+    def causal(self) -> bool:
+        return self.mask.causal
+
+    @property
+    def bias_heads(self) -> int | None:
+        return self.heads
+
+    def build(self, width: int) -> nn.Module:
+        return LatentAttentionModule(width, self)
+
+    def memory(self, width: int) -> PerToken:
+        arrays = {"latent": (1, self.rank), "k_rope": (1, self.rope_dim)}
+        return PerToken(arrays, self.mask.near, self.mask.first)
+
+    def products(self, tokens: int, seen: int) -> dict[str, int]:
+        """Multiplications a head between what is remembered and what is asked, in each form."""
+        up, both = self.rank * (self.nope_dim + self.value_dim), tokens * seen
+        return {
+            "expanded": seen * up + both * (self.nope_dim + self.rope_dim + self.value_dim),
+            "absorbed": tokens * up + both * (self.rank + self.rope_dim + self.rank),
+        }
+
+    def absorbs(self, tokens: int, seen: int) -> bool:
+        products = self.products(tokens, seen)
+        return products["absorbed"] < products["expanded"]
+
+    def flops(self, width: int, tokens: int, seen: int) -> int:
+        q_dim = self.heads * (self.nope_dim + self.rope_dim)
+        queries = self.query_rank * (width + q_dim) if self.query_rank else width * q_dim
+        others = width * (self.rank + self.rope_dim + self.heads * self.value_dim)
+        return 2 * (tokens * (queries + others) + self.heads * min(self.products(tokens, seen).values()))
+
+
+class LatentAttentionModule(nn.Module):
+    def __init__(self, width: int, spec: LatentAttention):
+        super().__init__()
+        self.spec, self.heads = spec, spec.heads
+        self.dims = [spec.nope_dim, spec.rope_dim]
+        self.q_latent_proj: nn.Module = nn.Identity()
+        self.q_latent_norm: nn.Module = nn.Identity()
+        if spec.query_rank:
+            self.q_latent_proj = nn.Linear(width, spec.query_rank, bias=spec.bias)
+            self.q_latent_norm = spec.norm.build(spec.query_rank)
+        self.q_proj = nn.Linear(spec.query_rank or width, spec.heads * sum(self.dims), bias=False)
+        self.latent_proj = nn.Linear(width, spec.rank, bias=spec.bias)
+        self.latent_norm = spec.norm.build(spec.rank)
+        self.k_rope_proj = nn.Linear(width, spec.rope_dim, bias=spec.bias)
+        # No linear layers: the absorbed form goes through them backwards, which adapters and packing would not follow.
+        self.k_up = nn.Parameter(torch.empty(spec.heads, spec.nope_dim, spec.rank).normal_(std=spec.rank**-0.5))
+        self.v_up = nn.Parameter(torch.empty(spec.heads, spec.value_dim, spec.rank).normal_(std=spec.rank**-0.5))
+        self.o_proj = nn.Linear(spec.heads * spec.value_dim, width, bias=spec.bias)
+        self.position = spec.position.build(spec.rope_dim, spec.heads)
+        self.q, self.k, self.v, self.z = Tap(), Tap(), Tap(), Tap()
+        self.scale = sum(self.dims) ** -0.5 if spec.scale is None else spec.scale
+        self.attend = backend("auto")
+
+    def forward(self, x: Tensor, layout: TokenLayout, state: State = STATELESS) -> Tensor:
+        q = split(self.q_proj(self.q_latent_norm(self.q_latent_proj(x))), self.heads)  # (B, H, L, nope + rope)
+        q, q_rope = q.split(self.dims, -1)
+        latent = self.latent_norm(self.latent_proj(x)).unsqueeze(1)  # (B, 1, L, rank)
+        q_rope, k_rope = self.position.rotate(q_rope, self.k_rope_proj(x).unsqueeze(1), layout)
+        latent, k_rope, layout = state.extend(layout, latent=latent, k_rope=k_rope)  # (B, 1, S, rank), (B, 1, S, rope)
+        form = self.absorbed if self.spec.absorbs(q.shape[2], latent.shape[2]) else self.expanded
+        return self.o_proj(merge(self.z(form(q, q_rope, latent, k_rope, layout))))
+
+    def expanded(self, q: Tensor, q_rope: Tensor, latent: Tensor, k_rope: Tensor, layout: TokenLayout) -> Tensor:
+        """(B, H, L, V), by keys and values of every head."""
+        k, v = (split(F.linear(latent[:, 0], up.flatten(0, 1)), self.heads) for up in (self.k_up, self.v_up))
+        k = torch.cat([k, k_rope.expand(-1, self.heads, -1, -1)], -1)  # (B, H, S, nope + rope)
+        q = torch.cat([q, q_rope], -1)
+        return self.attend(self.q(q), self.k(k), self.v(v), layout, self.scores(layout))
+
+    def absorbed(self, q: Tensor, q_rope: Tensor, latent: Tensor, k_rope: Tensor, layout: TokenLayout) -> Tensor:
+        """The same, by the latents alone."""
+        q = torch.cat([torch.einsum("bhln,hnr->bhlr", q, self.k_up), q_rope], -1)  # (B, H, L, rank + rope)
+        k = torch.cat([latent, k_rope], -1)  # (B, 1, S, rank + rope)
+        z = self.attend(self.q(q), self.k(k), self.v(latent), layout, self.scores(layout))  # (B, H, L, rank)
+        return torch.einsum("bhlr,hvr->bhlv", z, self.v_up)
+
+    def scores(self, layout: TokenLayout) -> ScoreOptions:
+        dropout = self.spec.dropout if self.training else 0.0
+        return ScoreOptions(self.spec.mask, self.scale, self.position.bias(layout), dropout=dropout)

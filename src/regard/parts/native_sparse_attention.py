@@ -1,0 +1,185 @@
+"""Native sparse attention: three views of the past, of which none is the whole of it, weighed by gates.
+
+    out = W_o Σ_c σ(W_g x)_c ⊙ attention_c(q, k_c, v_c)        c: compressed, selected, window        Yuan et al. 2025
+
+    compressed   every `stride` tokens, `length` of them as one: k̃ = W₂ gelu(W₁ [k_1 + p_1; …; k_length + p_length])
+    selected     every token of the blocks that the compressed view finds important (kernels/native_sparse.py)
+    window       the last tokens
+
+Each view has keys and values of its own, so that the window, which learns fastest, does not shape the others'. Blocks
+have no rotation: p tells where in a block a token stands, and a bias sees a block at its last token. What a block came
+to is remembered with that token: a step reads S/stride of them and select·block + window tokens.
+"""
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from regard.kernels.attention import backend
+from regard.kernels.attention.bias import Bias
+from regard.kernels.attention.mask import Causal
+from regard.kernels.attention.patterns.window import Window
+from regard.kernels.attention.reference import attention_weights, per_head
+from regard.kernels.attention.score_options import ScoreOptions
+from regard.kernels.native_sparse import Line, attend_chosen, choose, ends, importance, pick
+from regard.layout import TokenLayout
+from regard.parts.attention import Attention, merge, split
+from regard.parts.body import Body
+from regard.parts.position.base import NoPosition, Position
+from regard.parts.state import STATELESS, PerToken, State
+from regard.parts.tap import Tap
+from regard.spec import require
+
+
+@dataclass(frozen=True)
+class NativeSparse(Body):
+    mixes: ClassVar[bool] = True
+
+    heads: int
+    kv_heads: int | None = None  # of each view; None: as many as heads
+    head_dim: int | None = None  # None: width / heads
+    length: int = 32  # tokens of a compressed block
+    stride: int = 16  # from one to the next
+    block: int = 64  # tokens of a block that is selected
+    select: int = 16  # blocks, the first one and the last two among them
+    window: int = 512
+    position: Position = NoPosition()
+
+    def check(self) -> None:
+        require(self.stride > 0, f"native_sparse: stride={self.stride} must be positive")
+        for name in ("length", "block"):
+            size = getattr(self, name)
+            require(
+                size > 0 and size % self.stride == 0,
+                f"native_sparse: {name}={size} must be a multiple of stride={self.stride}",
+            )
+        require(self.select > 2, f"native_sparse: select={self.select} must be at least 3: the first and the last two")
+        require(self.window > 0, f"native_sparse: window={self.window} must be positive")
+        self.attention.check()
+
+    @property
+    def attention(self) -> Attention:
+        """Of the shape of one view."""
+        return Attention(self.heads, self.kv_heads, self.head_dim, self.position)
+
+    @property
+    def bias_heads(self) -> int | None:
+        return self.heads
+
+    def build(self, width: int) -> nn.Module:
+        return NativeSparseModule(width, self)
+
+    def memory(self, width: int) -> PerToken:
+        _, kv_heads, head_dim = self.attention.sizes(width)
+        views, summaries = (3 * kv_heads, head_dim), (kv_heads, head_dim)
+        return PerToken({"k": views, "v": views, "k_block": summaries, "v_block": summaries})
+
+    def flops(self, width: int, tokens: int, seen: int) -> int:
+        """The window's share as a backend that folds would have it at best."""
+        heads, kv_heads, head_dim = self.attention.sizes(width)
+        compressed, blocks = -(-seen // self.stride), -(-seen // self.block)
+        projections = width * (2 * heads * head_dim + 6 * kv_heads * head_dim + 3 * heads)
+        summaries = -(-tokens // self.stride) * 2 * kv_heads * head_dim * head_dim * (self.length + 1)
+        keys = compressed + min(self.select, blocks) * self.block + min(self.window, seen)
+        pairs = 2 * heads * head_dim * keys + kv_heads * compressed * blocks
+        return 2 * (tokens * (projections + pairs) + summaries)
+
+
+class NativeSparseModule(nn.Module):
+    def __init__(self, width: int, spec: NativeSparse):
+        super().__init__()
+        self.spec = spec
+        self.heads, self.kv_heads, head_dim = spec.attention.sizes(width)
+        self.q_proj = nn.Linear(width, self.heads * head_dim, bias=False)
+        self.k_proj = nn.Linear(width, 3 * self.kv_heads * head_dim, bias=False)
+        self.v_proj = nn.Linear(width, 3 * self.kv_heads * head_dim, bias=False)
+        self.branch_proj = nn.Linear(width, 3 * self.heads, bias=False)
+        self.o_proj = nn.Linear(self.heads * head_dim, width, bias=False)
+        self.k_summary = Summary(spec.length, head_dim)
+        self.v_summary = Summary(spec.length, head_dim)
+        self.position = spec.position.build(head_dim, self.heads)
+        self.past, self.window = Causal(), Window(spec.window)
+        self.z = Tap()
+        self.scale = head_dim**-0.5
+        self.attend = backend("auto")
+
+    def forward(self, x: Tensor, layout: TokenLayout, state: State = STATELESS) -> Tensor:
+        q = split(self.q_proj(x), self.heads)  # (B, H, L, E)
+        k, v = (split(proj(x), 3 * self.kv_heads) for proj in (self.k_proj, self.v_proj))  # (B, 3K, L, E)
+        still, turning = k.split([self.kv_heads, 2 * self.kv_heads], 1)
+        q_turned, turned = self.position.rotate(q, turning, layout)
+        k, v, keys = state.extend(layout, k=torch.cat([still, turned], 1), v=v)  # (B, 3K, S, E)
+        line, bias = keys.once("line", lambda: Line.of(keys)), self.position.bias(keys)
+        (k_raw, k_far, k_near), (v_raw, v_far, v_near) = k.chunk(3, 1), v.chunk(3, 1)  # (B, K, S, E) each
+        blocks = self.summarize(k_raw, v_raw, layout.valid, line)
+        k_block, v_block, _ = state.extend(layout, k_block=blocks[0], v_block=blocks[1])  # (B, K, S, E)
+
+        compressed, chosen = self.compressed(q, k_block, v_block, keys, line, bias)
+        selected = attend_chosen(q_turned, k_far, v_far, keys, line, chosen, self.spec.block, self.scale, bias)
+        near = self.attend(q_turned, k_near, v_near, keys, ScoreOptions(self.window, self.scale, bias))
+        gates = split(self.branch_proj(x).sigmoid(), 3 * self.heads).chunk(3, 1)  # (B, H, L, 1) each
+        z = sum(gate * view for gate, view in zip(gates, (compressed, selected, near), strict=True))
+        return self.o_proj(merge(self.z(z)))
+
+    def summarize(self, k: Tensor, v: Tensor, valid: Tensor | None, line: Line) -> list[Tensor]:
+        """Keys and values of compressed blocks, each with the new token that completes it: (B, K, L, E), else zeros."""
+        found, real = ends(line.own, valid, self.spec.length, self.spec.stride)  # (B, N) among the new tokens
+        last = (line.starts + line.own).gather(1, found).unsqueeze(-1)
+        ranks = (last + torch.arange(1 - self.spec.length, 1, device=last.device)).clamp_min(0)  # (B, N, length)
+        slots = line.slots.gather(1, ranks.flatten(1))
+        out = []
+        for x, summary in ((k, self.k_summary), (v, self.v_summary)):
+            blocks = (
+                summary(pick(x, slots.unsqueeze(1)).unflatten(2, ranks.shape[1:])) * real[:, None, :, None]
+            )  # (B, K, N, E)
+            where = found[:, None, :, None].expand_as(blocks)
+            empty = blocks.new_zeros(*blocks.shape[:2], line.own.shape[1], blocks.shape[3])
+            out.append(empty.scatter(2, where, blocks))
+        return out
+
+    def compressed(
+        self, q: Tensor, k: Tensor, v: Tensor, layout: TokenLayout, line: Line, bias: Bias | None
+    ) -> tuple[Tensor, Tensor]:
+        """What the compressed view reads (B, H, L, E), and the blocks that it finds important (B, K, L, select)."""
+        spec = self.spec
+        slots, begins, blocks_at = layout.once(("blocks", spec.length, spec.stride), lambda: self.blocks(layout, line))
+        k, v = (pick(x, slots.unsqueeze(1)) for x in (k, v))  # (B, K, N, E)
+        weights = attention_weights(q, k, blocks_at, ScoreOptions(self.past, self.scale, bias))  # (B, H, L, N)
+        with torch.no_grad():
+            group = weights.unflatten(1, (self.kv_heads, -1)).sum(2)  # (B, K, L, N)
+            count = -(-line.slots.shape[1] // spec.block)
+            scores = importance(group, begins, spec.length, spec.stride, spec.block, count)
+            chosen = choose(scores, line.own, spec.block, spec.select)
+        return weights.to(q.dtype) @ per_head(v, q), chosen
+
+    def blocks(self, layout: TokenLayout, line: Line) -> tuple[Tensor, Tensor, TokenLayout]:
+        """Slots of the tokens that complete compressed blocks (B, N), positions where those begin, and their layout."""
+        valid = None if layout.key_valid is None else layout.key_valid.gather(1, line.slots)
+        found, real = ends(line.places, valid, self.spec.length, self.spec.stride)
+        slots = line.slots.gather(1, found)
+        before_blocks = replace(
+            layout,
+            k_positions=layout.key_positions.gather(1, slots),
+            k_segments=None if layout.key_segments is None else layout.key_segments.gather(1, slots),
+            k_valid=real,
+            ordered=False,
+            consecutive=False,
+            shared={},
+        )
+        return slots, line.places.gather(1, found) + 1 - self.spec.length, before_blocks
+
+
+class Summary(nn.Module):
+    """Tokens of a block (…, length, E) as one (…, E)."""
+
+    def __init__(self, length: int, head_dim: int):
+        super().__init__()
+        self.places = nn.Parameter(torch.empty(length, head_dim).normal_(std=head_dim**-0.5))
+        self.inner = nn.Linear(length * head_dim, head_dim, bias=False)
+        self.outer = nn.Linear(head_dim, head_dim, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.outer(F.gelu(self.inner((x + self.places).flatten(-2))))

@@ -1,0 +1,172 @@
+"""Attention as it was before transformers: a score compares a state with states, whose mean by these weights is read.
+
+    additive   vᵀ tanh(W_q s_i + W_k h_j)        Bahdanau et al. 2014
+    dot        s_iᵀ h_j                          Luong et al. 2015
+    general    s_iᵀ W h_j                        Luong et al. 2015
+    scaled     s_iᵀ h_j / √E                     Vaswani et al. 2017
+
+    α_ij = softmax_j(score)        c_i = Σ_j α_ij h_j        out = W_o c
+
+Keys and values are the states themselves, h, in as many slices as there are heads: of this sequence, or of a source (an
+encoder's states). W_k h is computed once for each state and remembered beside it. With `combine` the state that looked
+stays in what is given: out = tanh(W_o c + W_s s), Luong's attentional state.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor, nn
+
+from regard.kernels.attention import backend
+from regard.kernels.attention.mask import Causal, Full, Mask, visible
+from regard.kernels.attention.reference import normalize
+from regard.kernels.attention.score_options import ScoreOptions
+from regard.layout import TokenLayout
+from regard.parts.attention import merge, split
+from regard.parts.body import Body
+from regard.parts.state import STATELESS, PerSource, PerToken, State
+from regard.spec import require
+
+
+@dataclass(frozen=True)
+class ScoredAttention(Body):
+    mixes: ClassVar[bool] = True
+
+    heads: int = 1
+    score: Literal["additive", "dot", "general", "scaled"] = "additive"
+    score_dim: int | None = None  # of additive's hidden layer, a head; None: as a head of h
+    source: bool = False  # does it read a source, instead of its own sequence?
+    source_width: int | None = None  # None: as wide as this stack
+    mask: Mask | None = None  # None: causal in its own sequence, full before a source
+    combine: bool = False
+
+    def check(self) -> None:
+        require(self.heads > 0, f"scored_attention: heads={self.heads} must be positive")
+        require(
+            self.score_dim is None or self.score_dim > 0,
+            f"scored_attention: score_dim={self.score_dim} must be positive",
+        )
+        require(
+            self.score_dim is None or self.score == "additive",
+            f"scored_attention: score={self.score!r} has no hidden layer; leave score_dim={self.score_dim} out",
+        )
+        require(
+            self.source or self.source_width is None,
+            f"scored_attention: source_width={self.source_width} is of a source; set source=True, or leave it out",
+        )
+        require(
+            not self.source or self.mask in (None, Full()),
+            f"scored_attention: a source is seen whole; found mask={self.mask}, leave it out",
+        )
+
+    @property
+    def causal(self) -> bool:
+        return self.source or self.mask is None or self.mask.causal
+
+    @property
+    def bias_heads(self) -> int | None:
+        return None if self.source else self.heads
+
+    def sizes(self, width: int) -> tuple[int, int, int]:
+        """Widths of h, of a head of it, and of a head's score."""
+        read = self.source_width or width
+        require(
+            read % self.heads == 0,
+            f"scored_attention: states of width {read} are not divisible by heads={self.heads}; choose another",
+        )
+        require(
+            read == width or self.score in ("additive", "general"),
+            f"scored_attention: score={self.score!r} multiplies states of widths {width} and {read}; choose 'general'",
+        )
+        return read, read // self.heads, self.score_dim or read // self.heads
+
+    def build(self, width: int) -> nn.Module:
+        return self.module(width, width)
+
+    def module(self, width: int, out: int) -> "ScoredAttentionModule":
+        """Of states of one width, giving vectors of another."""
+        return (AdditiveModule if self.score == "additive" else MultiplicativeModule)(width, self, out)
+
+    def memory(self, width: int) -> PerSource | PerToken:
+        _, head_dim, score_dim = self.sizes(width)
+        arrays = {"h": (self.heads, head_dim)}
+        if self.score == "additive":
+            arrays["k"] = (self.heads, score_dim)
+        mask = self.mask or Causal()
+        return PerSource(arrays) if self.source else PerToken(arrays, mask.near, mask.first)
+
+    def flops(self, width: int, tokens: int, seen: int) -> int:
+        read, _, score_dim = self.sizes(width)
+        hidden = self.heads * score_dim
+        q = {"additive": width * hidden, "general": width * read}.get(self.score, 0)
+        k = read * hidden if self.score == "additive" else 0
+        pair = (hidden if self.score == "additive" else read) + read
+        out = (read + width if self.combine else read) * width
+        return 2 * (tokens * (q + out + seen * pair) + (seen if self.source else tokens) * k)
+
+
+class ScoredAttentionModule(nn.Module):
+    """What all scores share: states are read and remembered, and what was found is brought to the stream's width."""
+
+    def __init__(self, width: int, spec: ScoredAttention, out: int):
+        super().__init__()
+        self.heads, self.source = spec.heads, spec.source
+        self.read_dim, self.head_dim, self.score_dim = spec.sizes(width)
+        self.mask = spec.mask or (Full() if spec.source else Causal())
+        self.o_proj = nn.Linear(self.read_dim, out, bias=False)
+        self.s_proj = nn.Linear(width, out, bias=False) if spec.combine else None
+
+    def forward(self, x: Tensor, layout: TokenLayout, state: State = STATELESS) -> Tensor:
+        *states, layout = state.recall(layout, self.read) if self.source else state.extend(layout, **self.read(x))
+        return self.look(x, layout, *states)
+
+    def look(self, x: Tensor, layout: TokenLayout, *states: Tensor) -> Tensor:
+        """(B, L, D) and what was remembered -> (B, L, out)"""
+        c = self.o_proj(merge(self.context(x, layout, *states)))
+        return c if self.s_proj is None else torch.tanh(c + self.s_proj(x))
+
+    def read(self, h: Tensor) -> dict[str, Tensor]:
+        """What is remembered of states (B, S, D): arrays (B, H, S, …)."""
+        return {"h": split(h, self.heads)}
+
+    def context(self, x: Tensor, layout: TokenLayout, *states: Tensor) -> Tensor:
+        """(B, L, D) and what was remembered -> (B, H, L, E)"""
+        raise NotImplementedError
+
+
+class MultiplicativeModule(ScoredAttentionModule):
+    def __init__(self, width: int, spec: ScoredAttention, out: int):
+        super().__init__(width, spec, out)
+        self.q_proj = nn.Linear(width, self.read_dim, bias=False) if spec.score == "general" else None
+        self.scale = self.head_dim**-0.5 if spec.score == "scaled" else 1.0
+        self.attend = backend("auto")
+
+    def context(self, x: Tensor, layout: TokenLayout, *states: Tensor) -> Tensor:
+        s, (h,) = x if self.q_proj is None else self.q_proj(x), states
+        return self.attend(
+            split(s, self.heads), h, h, layout, ScoreOptions(self.mask, self.scale, layout.bias)
+        )  # (B, H, L, E)
+
+
+class AdditiveModule(ScoredAttentionModule):
+    def __init__(self, width: int, spec: ScoredAttention, out: int):
+        super().__init__(width, spec, out)
+        self.q_proj = nn.Linear(width, self.heads * self.score_dim, bias=False)
+        self.k_proj = nn.Linear(self.read_dim, self.heads * self.score_dim, bias=False)
+        self.v = nn.Parameter(torch.empty(self.heads, self.score_dim).normal_(std=self.score_dim**-0.5))
+
+    def read(self, h: Tensor) -> dict[str, Tensor]:
+        return super().read(h) | {"k": split(self.k_proj(h), self.heads)}
+
+    def context(self, x: Tensor, layout: TokenLayout, *states: Tensor) -> Tensor:
+        q, (h, k) = split(self.q_proj(x), self.heads), states  # (B, H, L, A), (B, H, S, E), (B, H, S, A)
+        return self.weights(q, k, layout).to(h.dtype) @ h
+
+    def weights(self, q: Tensor, k: Tensor, layout: TokenLayout) -> Tensor:
+        """(B, H, L, S): every pair goes through the hidden layer, so this takes L · S · A of memory."""
+        s = torch.einsum("bhlsa,ha->bhls", torch.tanh(q.unsqueeze(3) + k.unsqueeze(2)), self.v)
+        s = s.to(torch.promote_types(s.dtype, torch.float32))
+        return normalize(
+            s if layout.bias is None else s + layout.bias.values(layout, s.dtype), visible(self.mask, layout)
+        )

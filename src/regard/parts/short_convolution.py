@@ -1,0 +1,51 @@
+"""Short convolution: every channel mixes its last few values; the cheapest way for a token to know its neighbours.
+
+    y_t = Σ_{i<k} w_i ⊙ x_{t-i}          over tokens of the same document
+
+Attention must learn to look one token back before it can match patterns; a convolution of a few taps gives it that
+from the first step. In front of state-space and linear mixers since H3 (Fu et al. 2023), in front of attention as
+"canon layers" (Allen-Zhu 2025).
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from regard.kernels.convolution import convolve
+from regard.layout import TokenLayout
+from regard.parts.body import Body
+from regard.parts.state import STATELESS, FixedSize, FixedState
+from regard.spec import require
+
+
+@dataclass(frozen=True)
+class ShortConvolution(Body):
+    mixes: ClassVar[bool] = True
+
+    taps: int = 4
+
+    def check(self) -> None:
+        require(self.taps > 1, f"short_convolution: taps={self.taps} must be at least 2, a token and the one before")
+
+    def build(self, width: int) -> nn.Module:
+        return ShortConvolutionModule(width, self.taps)
+
+    def memory(self, width: int) -> FixedSize:
+        return FixedSize({"tail": (self.taps - 1, width)})
+
+    def flops(self, width: int, tokens: int, seen: int) -> int:
+        return 0  # no matrix product
+
+
+class ShortConvolutionModule(nn.Module):
+    def __init__(self, width: int, taps: int):
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(taps, width).normal_())
+
+    def forward(self, x: Tensor, layout: TokenLayout, state: FixedState = STATELESS) -> Tensor:
+        (tail,) = state.read(layout, tail=x.new_zeros(len(x), len(self.weight) - 1, x.shape[2]))  # (B, k - 1, D)
+        y, tail = convolve(x, self.weight, None, tail, layout)
+        state.write(layout, tail=tail)
+        return y

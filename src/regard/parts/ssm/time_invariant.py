@@ -1,0 +1,117 @@
+"""A fixed filter as a mixer: every channel is a linear system of its own, which remembers N numbers.
+
+    x_t = Ā x_{t-1} + B̄ u_t        y_t = C x_t + d u_t        out = W_o σ(y)   or   W_o σ(y) ⊙ sigmoid(W_g σ(y))
+
+What A looks like is what the kinds of filter differ in (s4.py, s4d.py); how it is computed stands in
+kernels/state_space: whole texts as a convolution, a token as a step of the recurrence. Steps Δ begin spread evenly by
+their logarithm, so that there are channels for every speed of change. Filters know no nonlinearity between tokens, and
+channels meet only in W_o. An encoder's filter may read both ways: the same system once more from the end, with a C of
+its own.
+"""
+
+import math
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from regard.kernels.recurrent.state_space import state_space
+from regard.kernels.recurrent.state_space.kernel import System, flops
+from regard.kernels.recurrent.state_space.transition import Transition
+from regard.layout import TokenLayout
+from regard.parts.body import Body
+from regard.parts.feedforward import ACTIVATIONS, Activation
+from regard.parts.state import STATELESS, FixedSize, FixedState, Memory
+from regard.spec import require
+
+
+@dataclass(frozen=True)
+class TimeInvariantSSM(Body):
+    mixes: ClassVar[bool] = True
+    dense: ClassVar[bool] = False  # are powers of Ā full matrices?
+
+    state: int = 64  # N, numbers that a channel remembers: half as many pairs of eigenvalues
+    min_step: float = 0.001
+    max_step: float = 0.1
+    activation: Activation = "gelu"
+    gate: bool = True
+    bias: bool = False
+    bidirectional: bool = False
+
+    def check(self) -> None:
+        require(
+            self.state > 0 and self.state % 2 == 0,
+            f"{self.kind}: state={self.state} must be even and positive, for its eigenvalues come in pairs",
+        )
+        require(
+            0 < self.min_step <= self.max_step,
+            f"{self.kind}: steps from {self.min_step} to {self.max_step} must be positive and ascend",
+        )
+
+    @property
+    def causal(self) -> bool:
+        return not self.bidirectional
+
+    def memory(self, width: int) -> Memory:
+        return None if self.bidirectional else FixedSize({"x": (width, self.state)})
+
+    def flops(self, width: int, tokens: int, seen: int) -> int:
+        kernels = flops(width, self.state, tokens, self.dense, ways=1 + self.bidirectional)
+        return kernels + 2 * tokens * width * width * (1 + self.gate)
+
+
+class TimeInvariantSSMModule(nn.Module):
+    def __init__(self, width: int, spec: TimeInvariantSSM):
+        super().__init__()
+        self.log_step = nn.Parameter(torch.empty(width, 1))  # log Δ
+        self.log_decay = nn.Parameter(torch.empty(width, spec.state // 2))  # log -Re λ
+        self.turn = nn.Parameter(torch.empty(width, spec.state // 2))  # Im λ
+        self.C = nn.Parameter(torch.empty(width, spec.state).normal_())
+        self.C_back = nn.Parameter(torch.empty(width, spec.state).normal_()) if spec.bidirectional else None
+        self.skip = nn.Parameter(torch.ones(width))
+        self.activation = ACTIVATIONS[spec.activation]
+        self.o_proj = nn.Linear(width, width, bias=spec.bias)
+        self.gate_proj = nn.Linear(width, width, bias=spec.bias) if spec.gate else None
+
+    @torch.no_grad()
+    def begin(self, spec: TimeInvariantSSM, eigenvalues: Tensor) -> None:
+        """Every channel with the same eigenvalues (N/2,), at a speed of its own."""
+        logs = torch.linspace(math.log(spec.min_step), math.log(spec.max_step), len(self.log_step))
+        self.log_step.copy_(logs.unsqueeze(-1))
+        self.log_decay.copy_((-eigenvalues.real).log())
+        self.turn.copy_(eigenvalues.imag)
+
+    @property
+    def step(self) -> Tensor:
+        """Δ (D, 1), in float64"""
+        return self.log_step.double().exp()
+
+    @property
+    def eigenvalues(self) -> Tensor:
+        """λ (D, N/2), in complex128"""
+        return torch.complex(-self.log_decay.double().exp(), self.turn.double())
+
+    def discretised(self) -> tuple[Transition, Tensor]:
+        """Ā, and B̄ (D, N), in float64"""
+        raise NotImplementedError
+
+    def forward(self, x: Tensor, layout: TokenLayout, state: FixedState = STATELESS) -> Tensor:
+        y = self.activation(self.filtered(x, layout, state))  # (B, L, D)
+        out = self.o_proj(y)
+        return out if self.gate_proj is None else out * torch.sigmoid(self.gate_proj(y))
+
+    def filtered(self, x: Tensor, layout: TokenLayout, state: FixedState) -> Tensor:
+        u = x.to(torch.promote_types(x.dtype, torch.float32))
+        system = System(*self.discretised(), self.C.double())
+        past = None  # a text that nothing remembers is a convolution and nothing else
+        if state is not STATELESS:
+            (past,) = state.read(layout, x=u.new_zeros(len(u), *self.C.shape))  # (B, D, N)
+        y, past = state_space(system, u, past, layout.segments, layout.valid)
+        if past is not None:
+            state.write(layout, x=past)
+        if self.C_back is not None:
+            segments, valid = (None if marks is None else marks.flip(1) for marks in (layout.segments, layout.valid))
+            back = replace(system, c=self.C_back.double())
+            y = y + state_space(back, u.flip(1), None, segments, valid)[0].flip(1)
+        return (y + self.skip * u).to(x.dtype)

@@ -1,0 +1,64 @@
+"""The mixer of the first neural language model: the last n tokens side by side, through one hidden layer.
+
+    out_t = W_2 tanh(W_1 [x_t ; x_{t-1} ; … ; x_{t-n+1}] + b_1) + b_2
+
+Every place in the window has weights of its own, so what was learned of a word in one place is not known in another,
+and a token further back has no influence at all. Before a text begins there are zeros. Bengio et al. 2003.
+"""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from regard.kernels.convolution import latest, pick, valid_first
+from regard.layout import TokenLayout
+from regard.parts.body import Body
+from regard.parts.state import STATELESS, FixedSize, FixedState
+from regard.spec import require
+
+
+@dataclass(frozen=True)
+class WindowMLP(Body):
+    mixes: ClassVar[bool] = True
+
+    size: int = 5  # tokens that are seen, the newest counted
+    hidden: int | None = None  # None: as the stream
+
+    def check(self) -> None:
+        require(self.size > 0, f"fixed_window: size={self.size} must be positive")
+        require(self.hidden is None or self.hidden > 0, f"fixed_window: hidden={self.hidden} must be positive")
+
+    def build(self, width: int) -> nn.Module:
+        return WindowMLPModule(width, self)
+
+    def memory(self, width: int) -> FixedSize:
+        return FixedSize({"tail": (self.size - 1, width)})
+
+    def flops(self, width: int, tokens: int, seen: int) -> int:
+        return 2 * tokens * (self.size + 1) * width * (self.hidden or width)
+
+
+class WindowMLPModule(nn.Module):
+    def __init__(self, width: int, spec: WindowMLP):
+        super().__init__()
+        self.size = spec.size
+        hidden = spec.hidden or width
+        self.up_proj = nn.Linear(spec.size * width, hidden)
+        self.down_proj = nn.Linear(hidden, width)
+
+    def forward(self, x: Tensor, layout: TokenLayout, state: FixedState = STATELESS) -> Tensor:
+        order = layout.once("valid first", lambda: valid_first(layout))
+        segments = None if layout.segments is None else pick(layout.segments, order)
+        behind, length = self.size - 1, x.shape[1]
+        (tail,) = state.read(layout, tail=x.new_zeros(len(x), behind, x.shape[2]))
+        line = torch.cat([tail.to(x.dtype), pick(x, order)], 1)  # (B, n - 1 + L, D)
+        places = [line[:, behind - i : behind - i + length] for i in range(self.size)]  # each (B, L, D)
+        if segments is not None:
+            same = [segments == F.pad(segments, (i, 0))[:, :length] for i in range(self.size)]
+            places = [place.where(here.unsqueeze(-1), 0.0) for place, here in zip(places, same, strict=True)]
+        state.write(layout, tail=latest(line, behind, layout.valid))
+        y = self.down_proj(torch.tanh(self.up_proj(torch.cat(places, -1))))  # (B, L, D)
+        return y if order is None else pick(y, order.argsort(1))  # each token back to its place
