@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from regard.checkpoint.gguf import Form, export_gguf
+from regard.checkpoint.gguf import GGUFFormat, export_gguf
 from regard.families import family
 from tests.laws import build
 
@@ -51,7 +51,7 @@ def tiny(config: dict[str, Any]) -> nn.Module:
     return build(family(config["model_type"]).spec(config), torch.float32)
 
 
-def written(config: dict[str, Any], folder: Path, form: Form = "f32") -> tuple[nn.Module, Path]:
+def written(config: dict[str, Any], folder: Path, form: GGUFFormat = "f32") -> tuple[nn.Module, Path]:
     model = tiny(config)
     export_gguf(model, folder / "model.gguf", config["model_type"], form)
     return model, folder / "model.gguf"
