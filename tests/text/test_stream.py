@@ -1,12 +1,14 @@
 """The stream gives the same text as decoding everything at once, in whole characters, and cuts at stop strings."""
 
+from typing import NamedTuple
+
 import pytest
 import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import decoders, models, pre_tokenizers
 
-from regard.text.stream import Detokenizer
+from regard.text.stream import Detokenizer, TextStream
 from regard.text.tidy import settled, tidied
 from regard.text.tokenizer import Tokenizer
 from regard.text.train import bpe, byte, character
@@ -98,6 +100,38 @@ def test_a_continuation_keeps_the_space_before_its_first_word():
 def test_empty_stop_is_refused():
     with pytest.raises(ValueError, match="empty"):
         Detokenizer(BYTE, [""])
+
+
+class Generated(NamedTuple):
+    id: int
+    finish: str | None = None
+
+
+@pytest.mark.parametrize(
+    ("ending", "stops", "text", "finish"),
+    [
+        ("stop", (), "a STO", "stop"),  # by a stop id, which has no text
+        ("length", (), "a STOP", "length"),
+        ("length", ("STOP",), "a ", "stop"),  # by a stop string, on the last token
+        ("length", ("STOPS",), "a STOP", "length"),  # the beginning of a stop string is returned after all
+    ],
+)
+def test_generated_tokens_become_text_and_a_reason(ending, stops, text, finish):
+    *ids, last = BYTE.encode("a STOP")
+    stream = TextStream(BYTE, stops)
+    deltas = [stream.push(Generated(id)) for id in ids]
+    assert stream.finish is None
+    deltas.append(stream.push(Generated(last, ending)))
+    assert ("".join(deltas), stream.finish) == (text, finish)
+
+
+def test_a_stop_string_finishes_a_generation_early():
+    stream = TextStream(BYTE, ["ST"])
+    for id in BYTE.encode("a STOP"):
+        stream.push(Generated(id))
+        if stream.finish:
+            break
+    assert stream.finish == "stop" and id == BYTE.encode("T")[0]
 
 
 def test_cost_per_token_does_not_grow(monkeypatch):

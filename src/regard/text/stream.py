@@ -7,6 +7,7 @@ could begin a stop string.
 """
 
 from collections.abc import Sequence
+from typing import Protocol
 
 from regard.text.tidy import settled, tidied
 from regard.text.tokenizer import Tokenizer
@@ -74,6 +75,36 @@ class Detokenizer:
         keep = max((overlap(text, stop) for stop in self.stops), default=0)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep]
+
+
+class GeneratedToken(Protocol):
+    """A token as an engine returns it. `finish` is set on the last one: "stop" for a stop id, else another reason."""
+
+    @property
+    def id(self) -> int: ...
+
+    @property
+    def finish(self) -> str | None: ...
+
+
+class TextStream:
+    """The text of one generated sequence, from its tokens.
+
+    `finish` is None while the sequence grows, then "stop" after a stop id or a stop string, or the last token's reason.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, stops: Sequence[str] = (), after: Sequence[int] = ()):
+        """`after`: the ids of the prompt, if the new text continues its text and is no answer to it."""
+        self._detokenizer = Detokenizer(tokenizer, stops, after)
+        self.finish: str | None = None
+
+    def push(self, token: GeneratedToken) -> str:
+        """The text that is certain with this token. The text of a stop id is left out; the last token returns the rest."""
+        text = "" if token.finish == "stop" else self._detokenizer.push(token.id)
+        if token.finish is not None:
+            text += self._detokenizer.finish()
+        self.finish = "stop" if self._detokenizer.stopped is not None else token.finish
+        return text
 
 
 def overlap(text: str, stop: str) -> int:
