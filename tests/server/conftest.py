@@ -11,10 +11,10 @@ import pytest
 import uvicorn
 
 from regard.server.app import create_app
-from regard.server.service import Lens
+from regard.server.served_model import Lens
 from regard.text.tokenizer import Tokenizer
 from regard.text.train import bpe
-from tests.server.fake import HEADS, FakeEngine, fake_maps
+from tests.server.fake_engine import HEADS, FakeEngine, fake_maps
 
 STORY = (
     "Mira put the red lamp into the wooden box. Then she carried the box to the garden, because the kitchen was dark. "

@@ -7,7 +7,7 @@ import pytest
 
 from regard.server.app import create_app
 from tests.server.conftest import REPLY, running, wait_until
-from tests.server.fake import FakeEngine
+from tests.server.fake_engine import FakeEngine
 from tests.text.test_stream import fallback
 
 
@@ -62,7 +62,7 @@ def test_sampling_reaches_the_engine(live, tokenizer):
 
 def test_a_text_opens_as_the_tokenizers_rules_say(live, tokenizer):
     server = live()
-    words = server.app.state.service.tokenizer
+    words = server.app.state.served.tokenizer
     words.bos = 2  # it has a name, but no rule puts it anywhere
     post(server)
     assert server.engine.submitted[-1].ids == tuple(tokenizer.encode("Mira"))

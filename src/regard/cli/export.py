@@ -5,11 +5,11 @@ from typing import Annotated, Literal
 
 import typer
 
-from regard.cli.open_model import ModelFolder
+from regard.cli.open_model import ModelArgument
 
 
 def export(
-    model: ModelFolder,
+    model: ModelArgument,
     out: Annotated[Path, typer.Argument(help="Where to write the folder, or a file.gguf; must not exist.")],
     family: Annotated[
         str | None, typer.Option(help="The foreign family to write, by its model_type; by default one that fits.")

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from regard.cli.open_model import DeviceOption, ModelFolder
+from regard.cli.open_model import DeviceOption, ModelArgument
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
 def lens(
-    model: ModelFolder,
+    model: ModelArgument,
     text: Annotated[str, typer.Option("--text", "-t", help="The text to look at.")],
     layer: Annotated[int | None, typer.Option(help="Only this layer, from 0.")] = None,
     head: Annotated[int | None, typer.Option(help="Only this head, from 0.")] = None,
@@ -82,7 +82,7 @@ def show_attention(
         ]
         print(json.dumps({"tokens": tokens, "maps": found}))
     elif out is not None:
-        from regard.report.pictures import attention_grid
+        from regard.report.plots import attention_grid
 
         attention_grid(maps, tokens, out)
         Console(stderr=True).print(f"drawn into {out}")
@@ -107,7 +107,7 @@ def show_states(found: "dict[str, Tensor]", tokens: list[str], out: Path | None,
     if as_json:
         print(json.dumps({"tokens": tokens, "norms": norms}))
     elif out is not None:
-        from regard.report.pictures import state_grid
+        from regard.report.plots import state_grid
 
         state_grid(found, tokens, out)
         Console(stderr=True).print(f"drawn into {out}")

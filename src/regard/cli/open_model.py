@@ -1,7 +1,7 @@
 """What most commands begin with: a model and its tokenizer from a folder, and text out of an engine."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,13 +10,11 @@ import typer
 from regard.packaged import locate
 
 if TYPE_CHECKING:
-    from regard.engine.engine import Engine
-    from regard.engine.request import Sampling, Token
     from regard.models.base import Model
     from regard.models.decoder import Decoder, DecoderModule
     from regard.text.tokenizer import Tokenizer
 
-ModelFolder = Annotated[
+ModelArgument = Annotated[
     Path,
     typer.Argument(
         metavar="MODEL",
@@ -107,33 +105,3 @@ def tables_of(name: str, overrides: list[str]) -> "Mapping[str, Any]":
         assert isinstance(vocabulary, Vocabulary)
         model = {"vocab": vocabulary.expected, **model}
     return model
-
-
-def speak(
-    engine: "Engine",
-    tokenizer: "Tokenizer",
-    ids: list[int],
-    sampling: "Sampling",
-    stops: tuple[str, ...] = (),
-    continues: bool = False,
-) -> "Iterator[tuple[Token, str]]":
-    """Each new token with the text that is now certain; ends at a stop string, which is not said.
-
-    `continues`: what comes is one text with the prompt, and no answer to it.
-    """
-    from regard.text.stream import Detokenizer
-
-    text = Detokenizer(tokenizer, stops, after=ids if continues else ())
-    request = engine.submit(ids, sampling)
-    try:
-        while request.finish is None:
-            for owner, token in engine.step():
-                if owner is request:
-                    piece = text.push(token.id) if token.finish != "stop" else ""
-                    yield token, piece + (text.finish() if token.finish and not text.stopped else "")
-            if text.stopped:
-                return
-    finally:
-        engine.cancel(request)
-    if request.error:
-        raise ValueError(request.error)

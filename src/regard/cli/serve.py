@@ -5,11 +5,11 @@ from typing import Annotated
 
 import typer
 
-from regard.cli.open_model import Context, DeviceOption, ModelFolder
+from regard.cli.open_model import Context, DeviceOption, ModelArgument
 
 
 def serve(
-    model: ModelFolder,
+    model: ModelArgument,
     host: Annotated[str, typer.Option(help="Any other address than 127.0.0.1 needs a key.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8000,
     key: Annotated[
@@ -41,13 +41,16 @@ def serve(
     from regard.engine.engine import Engine
     from regard.lens import attention_heads, attention_maps
     from regard.server.run import serve as run
-    from regard.server.service import Lens
+    from regard.server.served_model import Lens
 
     network, tokenizer = open_model(model, device)
     name = name or os.path.basename(os.path.abspath(model))
     console = Console(stderr=True)
+
+    def announce(url: str) -> None:
+        console.print(f"serving [bold]{name}[/] on {url}  (Ctrl-C to stop)", highlight=False)
+
     run(
         Engine(network, rows=rows, capacity=context), tokenizer, name, host=host, port=port, key=key,
-        lens=Lens(partial(attention_maps, network), attention_heads(network)),
-        ready=lambda address: console.print(f"serving [bold]{name}[/] on {address}  (Ctrl-C to stop)", highlight=False),
+        lens=Lens(partial(attention_maps, network), attention_heads(network)), on_ready=announce,
     )  # fmt: skip

@@ -1,5 +1,5 @@
-"""The HTTP service: OpenAI's API, the routes that look inside a model, and the page.
+"""The HTTP server: OpenAI's API, routes for inspecting a model, and the web page.
 
-`app.create_app` wires the routes, `run.serve` binds a port. The engine is synchronous and lives in one thread
-(`worker`); everything else is asyncio. Imports: engine, text and lens below; nothing here is imported by them.
+`app.create_app` wires the routes and `run.serve` binds a port. The engine is synchronous and runs in one thread
+(`async_engine`); everything else is asyncio.
 """

@@ -1,4 +1,4 @@
-"""The application: limits around, routes inside, the page at `/`."""
+"""The FastAPI application: middleware, routes, and the web page at `/`."""
 
 import time
 from collections import Counter
@@ -12,13 +12,21 @@ from starlette.responses import FileResponse
 from starlette.staticfiles import StaticFiles
 
 from regard.engine.engine import Engine
-from regard.server import chat, completions, errors, look, status
-from regard.server.limits import LOCAL_HOSTS, MAX_BODY, BodyCap, HostCheck, KeyCheck, SecurityHeaders
-from regard.server.service import Lens, Service
-from regard.server.worker import Worker
+from regard.server import chat, completions, errors, inspection, monitoring
+from regard.server.async_engine import AsyncEngine
+from regard.server.middleware import (
+    LOCAL_HOSTS,
+    MAX_BODY,
+    BodyLimit,
+    HostCheck,
+    KeyCheck,
+    ResponseCounter,
+    SecurityHeaders,
+)
+from regard.server.served_model import Lens, ServedModel
 from regard.text.tokenizer import Tokenizer
 
-PAGE = Path(__file__).parent.parent / "web"
+WEB = Path(__file__).parent.parent / "web"
 
 
 def create_app(
@@ -31,46 +39,42 @@ def create_app(
     hosts: tuple[str, ...] = LOCAL_HOSTS,
     max_body: int = MAX_BODY,
 ) -> FastAPI:
-    """`hosts` are the names under which the server may be addressed; empty allows any, which needs a key."""
+    """`hosts` are the names by which the server may be addressed. An empty tuple allows all and requires a key."""
     if not hosts and key is None:
-        raise ValueError("hosts=() lets any site reach the server; set a key or name the hosts")
-    service = Service(name, int(time.time()), Worker(engine), tokenizer, lens)
-    counts: Counter = Counter()
+        raise ValueError("hosts=() lets any site call the server; set a key or name the hosts")
+    served = ServedModel(name, int(time.time()), AsyncEngine(engine), tokenizer, lens)
+    response_counts: Counter = Counter()
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncGenerator[None, None]:
-        await service.start()
+        await served.start()
         yield
-        await service.stop()
+        await served.stop()
 
-    limits = [
-        Middleware(status.Answers, counts=counts),
+    middleware = [
+        Middleware(ResponseCounter, counts=response_counts),
         Middleware(SecurityHeaders),
         Middleware(HostCheck, hosts=hosts),
         Middleware(KeyCheck, key=key),
-        Middleware(BodyCap, max_body=max_body),
+        Middleware(BodyLimit, max_body=max_body),
     ]
     app = FastAPI(
         title="regard",
-        middleware=limits,
+        middleware=middleware,
         lifespan=lifespan,
         responses={"4XX": {"model": errors.ErrorBody}, "5XX": {"model": errors.ErrorBody}},
-        docs_url=None,  # the documentation pages would load scripts from other hosts
+        docs_url=None,  # FastAPI's documentation pages load scripts from other hosts
         redoc_url=None,
     )
-    app.state.service = service
-    errors.install(app)
-    for routes in (
-        status.router(service, counts),
-        completions.router(service),
-        chat.router(service),
-        look.router(service),
-    ):
-        app.include_router(routes)
+    app.state.served = served
+    errors.install_handlers(app)
+    app.include_router(monitoring.router(served, response_counts))
+    for routes in (completions, chat, inspection):
+        app.include_router(routes.router(served))
 
     @app.get("/", include_in_schema=False)
     async def page() -> FileResponse:
-        return FileResponse(PAGE / "index.html")
+        return FileResponse(WEB / "index.html")
 
-    app.mount("/web", StaticFiles(directory=PAGE))
+    app.mount("/web", StaticFiles(directory=WEB))
     return app

@@ -1,4 +1,4 @@
-"""POST /v1/chat/completions: the messages written out by the model's own template, then continued."""
+"""POST /v1/chat/completions: the answer to a conversation, written as a prompt by the model's chat template."""
 
 import secrets
 import time
@@ -8,63 +8,63 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from regard.server.generation import GenerationTask, TextDelta
-from regard.server.logprobs import per_token
+from regard.server.logprobs import chat_logprobs
+from regard.server.responses import respond
 from regard.server.schema import ChatBody
-from regard.server.service import Service
-from regard.server.stream import respond
+from regard.server.served_model import ServedModel
 
 
-def router(service: Service) -> APIRouter:
+def router(served: ServedModel) -> APIRouter:
     routes = APIRouter()
 
     @routes.post("/v1/chat/completions")
     async def chat_completions(body: ChatBody, request: Request) -> Response:
-        service.check_model(body.model)
+        served.check_name(body.model)
         body.max_tokens = body.max_completion_tokens or body.max_tokens
-        ids = await service.encode_chat(body.messages, reply=True)
-        generation = await service.generate(body, [ids], body.top_logprobs or 0)
-        return await respond(request, body.stream, ChatResponse(body, generation, service))
+        ids = await served.encode_chat(body.messages, reply=True)
+        generation = await served.generate(body, [ids], body.top_logprobs or 0)
+        return await respond(request, body.stream, ChatResponse(body, generation, served))
 
     return routes
 
 
 class ChatResponse:
-    def __init__(self, body: ChatBody, generation: GenerationTask, service: Service):
-        self.body, self.generation, self.tokenizer = body, generation, service.tokenizer
-        self.head = {
+    def __init__(self, body: ChatBody, generation: GenerationTask, served: ServedModel):
+        self.request, self.generation, self.tokenizer = body, generation, served.tokenizer
+        self.header = {
             "id": f"chatcmpl-{secrets.token_hex(12)}",
             "object": "chat.completion.chunk" if body.stream else "chat.completion",
             "created": int(time.time()),
-            "model": service.name,
+            "model": served.name,
         }
 
-    def logprobs(self, pieces: list[TextDelta]) -> dict | None:
-        return per_token(pieces, self.tokenizer) if self.body.logprobs else None
+    def logprobs(self, deltas: list[TextDelta]) -> dict | None:
+        return chat_logprobs(deltas, self.tokenizer) if self.request.logprobs else None
 
-    def whole(self) -> dict:
+    def body(self) -> dict:
         choices = [
             {
-                "index": index,
+                "index": choice.index,
                 "message": {"role": "assistant", "content": choice.text, "refusal": None},
-                "logprobs": self.logprobs(choice.pieces),
+                "logprobs": self.logprobs(choice.deltas),
                 "finish_reason": choice.finish,
             }
-            for index, choice in enumerate(self.generation.choices)
+            for choice in self.generation.choices
         ]
-        return self.head | {"choices": choices, "usage": self.generation.usage()}
+        return self.header | {"choices": choices, "usage": self.generation.usage()}
 
     async def chunks(self) -> AsyncIterator[dict]:
-        for index in range(len(self.generation.choices)):
-            yield self.chunk(index, {"role": "assistant", "content": ""})
-        async for piece in self.generation:
-            if piece.tokens:
-                yield self.chunk(piece.index, {"content": piece.text}, self.logprobs([piece]))
-            if piece.finish:
-                yield self.chunk(piece.index, {}, finish=piece.finish)
-        if self.body.include_usage:
-            yield self.head | {"choices": [], "usage": self.generation.usage()}
+        for choice in self.generation.choices:
+            yield self.chunk(choice.index, {"role": "assistant", "content": ""})
+        async for delta in self.generation:
+            if delta.tokens:
+                yield self.chunk(delta.index, {"content": delta.text}, self.logprobs([delta]))
+            if delta.finish:
+                yield self.chunk(delta.index, {}, finish=delta.finish)
+        if self.request.include_usage:
+            yield self.header | {"choices": [], "usage": self.generation.usage()}
 
     def chunk(self, index: int, delta: dict, logprobs: dict | None = None, finish: str | None = None) -> dict:
-        return self.head | {
+        return self.header | {
             "choices": [{"index": index, "delta": delta, "logprobs": logprobs, "finish_reason": finish}]
         }

@@ -1,4 +1,4 @@
-"""POST /v1/completions: plain continuation, with log-probabilities in the legacy lists (`tokens`, `text_offset`, …)."""
+"""POST /v1/completions: the continuation of a prompt, with log-probabilities as parallel lists (`tokens`, …)."""
 
 import secrets
 import time
@@ -8,56 +8,56 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from regard.server.generation import GenerationTask, TextDelta
-from regard.server.logprobs import legacy
+from regard.server.logprobs import completion_logprobs
+from regard.server.responses import respond
 from regard.server.schema import CompletionBody
-from regard.server.service import Service
-from regard.server.stream import respond
+from regard.server.served_model import ServedModel
 
-UNLESS_ASKED = 16  # OpenAI's default for max_tokens here
+DEFAULT_MAX_TOKENS = 16  # OpenAI's
 
 
-def router(service: Service) -> APIRouter:
+def router(served: ServedModel) -> APIRouter:
     routes = APIRouter()
 
     @routes.post("/v1/completions")
     async def completions(body: CompletionBody, request: Request) -> Response:
-        service.check_model(body.model)
-        prompts = [await service.encode(p) if isinstance(p, str) else p for p in body.prompts]
-        generation = await service.generate(body, prompts, body.logprobs or 0, UNLESS_ASKED, continues=True)
-        return await respond(request, body.stream, CompletionResponse(body, generation, service))
+        served.check_name(body.model)
+        prompts = [await served.encode(p) if isinstance(p, str) else p for p in body.prompts]
+        generation = await served.generate(body, prompts, body.logprobs or 0, DEFAULT_MAX_TOKENS, continues_prompt=True)
+        return await respond(request, body.stream, CompletionResponse(body, generation, served))
 
     return routes
 
 
 class CompletionResponse:
-    def __init__(self, body: CompletionBody, generation: GenerationTask, service: Service):
-        self.body, self.generation, self.tokenizer = body, generation, service.tokenizer
-        self.head = {
+    def __init__(self, body: CompletionBody, generation: GenerationTask, served: ServedModel):
+        self.request, self.generation, self.tokenizer = body, generation, served.tokenizer
+        self.header = {
             "id": f"cmpl-{secrets.token_hex(12)}",
             "object": "text_completion",
             "created": int(time.time()),
-            "model": service.name,
+            "model": served.name,
         }
 
-    def choice(self, index: int, text: str, pieces: list[TextDelta], finish: str | None = None) -> dict:
-        logprobs = None if self.body.logprobs is None else legacy(pieces, self.tokenizer)
+    def choice(self, index: int, text: str, deltas: list[TextDelta], finish: str | None = None) -> dict:
+        logprobs = None if self.request.logprobs is None else completion_logprobs(deltas, self.tokenizer)
         return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": finish}
 
-    def echo(self, index: int) -> str:
-        return self.tokenizer.decode(self.generation.choices[index].prompt) if self.body.echo else ""
+    def echo(self, prompt: list[int]) -> str:
+        return self.tokenizer.decode(prompt) if self.request.echo else ""
 
-    def whole(self) -> dict:
+    def body(self) -> dict:
         choices = [
-            self.choice(index, self.echo(index) + choice.text, choice.pieces, choice.finish)
-            for index, choice in enumerate(self.generation.choices)
+            self.choice(choice.index, self.echo(choice.prompt) + choice.text, choice.deltas, choice.finish)
+            for choice in self.generation.choices
         ]
-        return self.head | {"choices": choices, "usage": self.generation.usage()}
+        return self.header | {"choices": choices, "usage": self.generation.usage()}
 
     async def chunks(self) -> AsyncIterator[dict]:
-        if self.body.echo:
-            for index in range(len(self.generation.choices)):
-                yield self.head | {"choices": [self.choice(index, self.echo(index), [])]}
-        async for piece in self.generation:
-            yield self.head | {"choices": [self.choice(piece.index, piece.text, [piece], piece.finish)]}
-        if self.body.include_usage:
-            yield self.head | {"choices": [], "usage": self.generation.usage()}
+        if self.request.echo:
+            for choice in self.generation.choices:
+                yield self.header | {"choices": [self.choice(choice.index, self.echo(choice.prompt), [])]}
+        async for delta in self.generation:
+            yield self.header | {"choices": [self.choice(delta.index, delta.text, [delta], delta.finish)]}
+        if self.request.include_usage:
+            yield self.header | {"choices": [], "usage": self.generation.usage()}

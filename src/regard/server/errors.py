@@ -1,7 +1,7 @@
-"""Errors as OpenAI's clients expect them: `{"error": {"message", "type", "param", "code"}}`.
+"""Errors in OpenAI's format: `{"error": {"message", "type", "param", "code"}}`.
 
-A route raises `ApiError`; everything that FastAPI or Starlette raises is put into the same body. A client's mistake is
-400 with the offending field as `param`; an unforeseen fault is 500 with a fixed sentence; its trace goes to the log.
+Routes raise `ApiError`; exceptions of FastAPI and Starlette are converted to the same body. An invalid request is a 400
+with the field as `param`. An unexpected exception is a 500 with a fixed message; its traceback goes to the log.
 """
 
 from collections.abc import Mapping
@@ -12,11 +12,11 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
-LONGEST_MESSAGE = 400  # a message may quote the client's own field names
-KINDS = {400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
-STANDARD = {
-    404: "there is nothing at this path; GET /openapi.json lists the routes",
-    405: "this path does not take that method; GET /openapi.json lists the routes",
+MAX_MESSAGE = 400  # characters; a message may quote field names of the client, of any length
+TYPES = {400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+STANDARD_MESSAGES = {
+    404: "there is no route at this path; GET /openapi.json lists the routes",
+    405: "this route does not accept that method; GET /openapi.json lists the routes",
 }
 
 
@@ -32,7 +32,7 @@ class ErrorBody(BaseModel):
 
 
 class ApiError(Exception):
-    """An answer that ends the request: status, sentence for the reader, code for the program."""
+    """The response to a failed request: its status, a message to read, a code for programs."""
 
     def __init__(
         self,
@@ -47,29 +47,29 @@ class ApiError(Exception):
         self.status, self.code, self.param, self.headers = status, code, param, headers
 
     def body(self) -> dict:
-        kind = KINDS.get(self.status, "server_error" if self.status >= 500 else "invalid_request_error")
-        return {"error": {"message": clean(str(self)), "type": kind, "param": self.param, "code": self.code}}
+        type = TYPES.get(self.status, "server_error" if self.status >= 500 else "invalid_request_error")
+        return {"error": {"message": clean(str(self)), "type": type, "param": self.param, "code": self.code}}
 
     def response(self) -> JSONResponse:
         return JSONResponse(self.body(), self.status, headers=self.headers)
 
 
 def clean(text: str) -> str:
-    """Bounded, and free of the lone surrogates that JSON allows and UTF-8 does not."""
-    text = text if len(text) <= LONGEST_MESSAGE else text[:LONGEST_MESSAGE] + " …"
+    """The text with a bounded length and without lone surrogates, which JSON allows and UTF-8 does not."""
+    text = text if len(text) <= MAX_MESSAGE else text[:MAX_MESSAGE] + " …"
     return text.encode("utf-8", "replace").decode()
 
 
-def describe(error: RequestValidationError) -> ApiError:
-    """One broken rule, named by its field; of a field with several types, the rule of the one that was meant."""
-    first = min(error.errors(), key=lambda broken: broken["type"].endswith("_type"))
+def validation_error(error: RequestValidationError) -> ApiError:
+    """The first violated rule, with its field. For a field of a union type, a violation other than "wrong type"."""
+    first = min(error.errors(), key=lambda violation: violation["type"].endswith("_type"))
     path = ".".join(str(step) for step in first["loc"][1:] if is_field(step))
     if first["type"] == "extra_forbidden":
         path = str(first["loc"][-1])
         message = f"unknown or unsupported parameter {path!r}; remove it"
     elif first["type"] == "json_invalid":
         path, message = "", "the body is not valid JSON"
-    elif first["type"] == "value_error":  # one of schema.py's own sentences
+    elif first["type"] == "value_error":  # raised by a validator of schema.py
         message = str(first["ctx"]["error"])
     elif not path:
         message = "the body cannot be read; send a JSON object, with Content-Type: application/json"
@@ -79,12 +79,12 @@ def describe(error: RequestValidationError) -> ApiError:
 
 
 def is_field(step: str | int) -> bool:
-    """Pydantic's paths also name the types of a union: `prompt`, `list[constrained-str]`, 3."""
+    """Pydantic's paths also contain the types of a union: `prompt`, `list[constrained-str]`, 3."""
     return isinstance(step, int) or (step.isidentifier() and step != "str")
 
 
-def install(app: FastAPI) -> None:
-    """Answer every exception in OpenAI's form."""
+def install_handlers(app: FastAPI) -> None:
+    """Convert every exception to OpenAI's format."""
 
     @app.exception_handler(ApiError)
     async def api_error(request: Request, error: ApiError) -> JSONResponse:
@@ -92,13 +92,13 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def invalid(request: Request, error: RequestValidationError) -> JSONResponse:
-        return describe(error).response()
+        return validation_error(error).response()
 
     @app.exception_handler(HTTPException)
     async def http_error(request: Request, error: HTTPException) -> JSONResponse:
-        message = STANDARD.get(error.status_code, error.detail)
+        message = STANDARD_MESSAGES.get(error.status_code, error.detail)
         return ApiError(error.status_code, message, headers=error.headers).response()
 
     @app.exception_handler(Exception)
-    async def unforeseen(request: Request, error: Exception) -> JSONResponse:
+    async def unexpected(request: Request, error: Exception) -> JSONResponse:
         return ApiError(500, "the server failed on this request; its log has the details", code="internal").response()

@@ -1,9 +1,9 @@
-"""From prompts to pieces of text: the choices of one HTTP request, decoded side by side.
+"""The generation of one HTTP request: its choices, decoded in one batch, as a stream of text deltas.
 
-    body ─ plan ─▶ [(ids, Sampling)] ─ start ─▶ worker ─ tokens ─▶ Detokenizer ─▶ Piece
+    body ─ engine_requests ─▶ [(ids, Sampling)] ─ submit ─▶ AsyncEngine ─ Token ─▶ TextStream ─▶ TextDelta
 
-A token may yield no text yet (half a character, the beginning of a stop string), so a piece carries all the tokens that
-its text came from. A stop string found in the text ends its choice and cancels the request behind it.
+A token may release no text yet (a part of a character, the beginning of a stop string), so a delta holds all the tokens
+that its text comes from. A stop string ends its choice and cancels the engine's request.
 """
 
 import asyncio
@@ -13,18 +13,20 @@ from functools import partial
 from typing import NamedTuple
 
 from regard.engine.request import QueueFull, Sampling, Token
+from regard.server.async_engine import AsyncEngine, Failure, RequestHandle
 from regard.server.errors import ApiError
 from regard.server.schema import SamplingBody
-from regard.server.worker import Failure, Ticket, Worker
-from regard.text.stream import Detokenizer
+from regard.text.stream import TextStream
 from regard.text.tokenizer import Tokenizer
 
-FILTERS = ("temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty")
+SAMPLING_FIELDS = (
+    "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty",
+)  # fmt: skip
 
 
 class TextDelta(NamedTuple):
-    index: int  # of its choice
-    offset: int  # where its text begins in the choice's
+    index: int  # of the choice
+    offset: int  # of the text in the choice's text
     text: str
     tokens: list[Token]
     finish: str | None
@@ -32,69 +34,73 @@ class TextDelta(NamedTuple):
 
 @dataclass
 class Choice:
-    """One continuation while it grows."""
+    """One continuation while it is generated."""
 
-    ticket: Ticket
-    detokenizer: Detokenizer
+    index: int
+    handle: RequestHandle
     prompt: list[int]
+    stream: TextStream
     text: str = ""
-    pieces: list[TextDelta] = field(default_factory=list)
-    waiting: list[Token] = field(default_factory=list)  # tokens whose text is still held back
-    count: int = 0  # of all tokens; the one that ends the text is in no piece
-    finish: str | None = None
+    deltas: list[TextDelta] = field(default_factory=list)
+    token_count: int = 0  # includes the stop token, which is in no delta
+    _pending: list[Token] = field(default_factory=list)  # tokens whose text is held back
 
-    def push(self, token: Token) -> str:
-        """The text that this token releases; sets `finish` when it is the last."""
-        self.count += 1
-        text = ""
-        if token.id not in self.ticket.sampling.stop_ids:
-            self.waiting.append(token)
-            text = self.detokenizer.push(token.id)
-        if self.detokenizer.stopped:
-            self.finish = "stop"
-        elif token.finish is not None:
-            text += self.detokenizer.finish()
-            self.finish = "stop" if self.detokenizer.stopped else token.finish
-        return text
+    @property
+    def finish(self) -> str | None:
+        return self.stream.finish
+
+    def push(self, token: Token) -> TextDelta | None:
+        """The delta that this token completes, or None while its text is held back."""
+        self.token_count += 1
+        if token.finish != "stop":
+            self._pending.append(token)
+        text = self.stream.push(token)
+        if not text and not self.finish:
+            return None
+        delta = TextDelta(self.index, len(self.text), text, self._pending, self.finish)
+        self.text, self._pending = self.text + text, []
+        self.deltas.append(delta)
+        return delta
 
 
 class GenerationTask:
-    """Iterate over it for pieces; call `cancel` in the end, whatever happened.
+    """Iterate over it for the text deltas; always call `cancel` at the end.
 
-    `continues`: each choice is one text with its prompt, and no answer to it.
+    `continues_prompt`: the text of a choice continues the text of its prompt, in contrast to an answer in a chat.
     """
 
     def __init__(
         self,
-        worker: Worker,
+        engine: AsyncEngine,
         tokenizer: Tokenizer,
-        jobs: list[tuple[list[int], Sampling]],
+        requests: list[tuple[list[int], Sampling]],
         stops: list[str],
-        continues: bool,
+        continues_prompt: bool,
     ):
-        self.worker = worker
+        self.engine = engine
         self.events: asyncio.Queue[tuple[int, Token | Failure]] = asyncio.Queue()
         self.choices = [
             Choice(
-                Ticket(ids, sampling, partial(self._arrived, index)),
-                Detokenizer(tokenizer, stops, after=ids if continues else ()),
+                index,
+                RequestHandle(ids, sampling, on_token=partial(self._enqueue, index)),
                 ids,
+                TextStream(tokenizer, stops, after=ids if continues_prompt else ()),
             )
-            for index, (ids, sampling) in enumerate(jobs)
+            for index, (ids, sampling) in enumerate(requests)
         ]
 
-    def _arrived(self, index: int, event: Token | Failure) -> None:
+    def _enqueue(self, index: int, event: Token | Failure) -> None:
         self.events.put_nowait((index, event))
 
-    async def start(self) -> None:
-        """Hand all choices to the engine, or none."""
+    async def submit(self) -> None:
+        """Submit the requests of all choices to the engine, or none."""
         try:
-            await self.worker.submit([choice.ticket for choice in self.choices])
+            await self.engine.submit([choice.handle for choice in self.choices])
         except QueueFull as error:
             raise ApiError(429, str(error), code="queue_full", headers={"retry-after": "1"}) from error
         except ValueError as error:
             raise ApiError(400, str(error), code="invalid_value") from error
-        except asyncio.CancelledError:  # the client left while the engine was taking it in
+        except asyncio.CancelledError:  # the client disconnected while the requests were being submitted
             self.cancel()
             raise
 
@@ -103,63 +109,58 @@ class GenerationTask:
         while unfinished:
             index, event = await self.events.get()
             choice = self.choices[index]
-            if index not in unfinished:  # tokens that were under way when a stop string was found
+            if index not in unfinished:  # tokens that the engine produced after a stop string was found
                 continue
             if isinstance(event, Failure):
                 raise ApiError(500, str(event), code="engine_error")
-            text = choice.push(event)
-            if text or choice.finish:
-                piece = TextDelta(index, len(choice.text), text, choice.waiting, choice.finish)
-                choice.text += text
-                choice.pieces.append(piece)
-                choice.waiting = []
-                yield piece
+            if (delta := choice.push(event)) is not None:
+                yield delta
             if choice.finish:
                 unfinished.remove(index)
-                self.worker.cancel(choice.ticket)
+                self.engine.cancel(choice.handle)
 
-    async def finish(self) -> None:
+    async def wait(self) -> None:
         async for _ in self:
             pass
 
     def cancel(self) -> None:
         for choice in self.choices:
-            self.worker.cancel(choice.ticket)
+            self.engine.cancel(choice.handle)
 
     def usage(self) -> dict[str, int]:
         prompts = {id(choice.prompt): len(choice.prompt) for choice in self.choices}  # n choices share their prompt
-        prompt, completion = sum(prompts.values()), sum(choice.count for choice in self.choices)
+        prompt, completion = sum(prompts.values()), sum(choice.token_count for choice in self.choices)
         return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
 
 
-def plan(
+def engine_requests(
     body: SamplingBody,
     prompts: list[list[int]],
     capacity: int,
     stop_ids: tuple[int, ...],
-    top: int,
-    unless_asked: int | None,
+    top_logprobs: int,
+    default_max_tokens: int | None,
 ) -> list[tuple[list[int], Sampling]]:
-    """The engine's jobs: `n` of each prompt; `unless_asked` new tokens by default (None: as many as fit)."""
-    asked = {key: value for key in FILTERS if (value := getattr(body, key)) is not None}
-    jobs = []
+    """The ids and sampling of `n` requests per prompt. Without a default for max_tokens it is all that fit."""
+    fields = {name: value for name in SAMPLING_FIELDS if (value := getattr(body, name)) is not None}
+    requests = []
     for ids in prompts:
-        max_new = fit(len(ids), body.max_tokens, capacity, unless_asked)
+        max_new = max_new_tokens(len(ids), body.max_tokens, capacity, default_max_tokens)
         for i in range(body.n or 1):
-            seed = None if body.seed is None else (body.seed + i) % (1 << 63)  # one seed, yet n different choices
+            seed = None if body.seed is None else (body.seed + i) % (1 << 63)  # n different choices from one seed
             try:
-                jobs.append((ids, Sampling(**asked, max_new=max_new, seed=seed, stop_ids=stop_ids, top=top)))
+                sampling = Sampling(**fields, max_new=max_new, seed=seed, stop_ids=stop_ids, top=top_logprobs)
             except ValueError as error:
                 raise ApiError(400, str(error), code="invalid_value") from error
-    return jobs
+            requests.append((ids, sampling))
+    return requests
 
 
-def fit(length: int, asked: int | None, capacity: int, unless_asked: int | None) -> int:
-    """How many new tokens a prompt of `length` gets, in a model that holds `capacity`."""
-    left = capacity - length
-    if length == 0:
+def max_new_tokens(prompt_length: int, max_tokens: int | None, capacity: int, default: int | None) -> int:
+    if prompt_length == 0:
         raise ApiError(400, "the prompt has no tokens; send some text", code="empty_prompt", param="prompt")
-    if left < (asked or 1):
-        message = f"this model holds {capacity} tokens, but the prompt has {length} and {asked or 1} are to follow"
+    left, needed = capacity - prompt_length, max_tokens or 1
+    if left < needed:
+        message = f"{prompt_length} prompt tokens and {needed} new ones exceed this model's {capacity} tokens"
         raise ApiError(400, f"{message}; shorten the prompt or lower max_tokens", code="context_length_exceeded")
-    return asked or min(left, unless_asked or left)
+    return max_tokens or min(left, default or left)

@@ -1,46 +1,46 @@
-"""Log-probabilities in OpenAI's two shapes: one entry per token for chat, parallel lists for completions.
+"""Log-probabilities in OpenAI's two formats: an entry per token for chat, parallel lists for completions.
 
-`-inf` (a token to which the model itself gives no chance) has no form in JSON; OpenAI writes -9999.
+JSON has no `-inf`, the log-probability of a token with probability 0; OpenAI writes -9999.
 """
 
 from regard.server.generation import TextDelta
 from regard.text.tokenizer import Tokenizer
 
-IMPOSSIBLE = -9999.0
+LOWEST_LOGPROB = -9999.0
 
 
 def finite(logprob: float) -> float:
-    return logprob if logprob > IMPOSSIBLE else IMPOSSIBLE
+    return logprob if logprob > LOWEST_LOGPROB else LOWEST_LOGPROB
 
 
 def entry(id: int, logprob: float, tokenizer: Tokenizer) -> dict:
     text = tokenizer.token(id)
-    whole = text == tokenizer.decode([id], special=True)  # else a part of a character, shown by its raw name
-    return {"token": text, "logprob": finite(logprob), "bytes": list(text.encode()) if whole else None}
+    is_text = text == tokenizer.decode([id], special=True)  # else a part of a character, shown by its vocabulary entry
+    return {"token": text, "logprob": finite(logprob), "bytes": list(text.encode()) if is_text else None}
 
 
-def per_token(pieces: list[TextDelta], tokenizer: Tokenizer) -> dict:
-    """Chat: `content` holds each token with its alternatives."""
+def chat_logprobs(deltas: list[TextDelta], tokenizer: Tokenizer) -> dict:
+    """`content`: every token with its alternatives."""
     return {
         "content": [
             entry(token.id, token.logprob, tokenizer)
             | {"top_logprobs": [entry(id, logprob, tokenizer) for id, logprob in token.top]}
-            for piece in pieces
-            for token in piece.tokens
+            for delta in deltas
+            for token in delta.tokens
         ]
     }
 
 
-def legacy(pieces: list[TextDelta], tokenizer: Tokenizer) -> dict:
-    """Completions: parallel lists. A part of a character begins, at the latest, where its piece of text ends."""
+def completion_logprobs(deltas: list[TextDelta], tokenizer: Tokenizer) -> dict:
+    """Parallel lists over tokens. A token that is part of a character has an offset inside its delta, or at its end."""
     texts, offsets = [], []
-    for piece in pieces:
-        at = piece.offset
-        for token in piece.tokens:
+    for delta in deltas:
+        offset = delta.offset
+        for token in delta.tokens:
             texts.append(tokenizer.token(token.id))
-            offsets.append(min(at, piece.offset + len(piece.text)))
-            at += len(texts[-1])
-    tokens = [token for piece in pieces for token in piece.tokens]
+            offsets.append(min(offset, delta.offset + len(delta.text)))
+            offset += len(texts[-1])
+    tokens = [token for delta in deltas for token in delta.tokens]
     return {
         "tokens": texts,
         "token_logprobs": [finite(token.logprob) for token in tokens],

@@ -1,7 +1,8 @@
-"""Binding a port and leaving it well.
+"""Binding a port, and shutting down without cutting answers off.
 
-127.0.0.1 unless told otherwise; any other address needs a key. On SIGTERM or Ctrl-C the server takes no new connections
-and lets running answers finish for `drain` seconds, then ends them with a last event; a second signal leaves at once.
+The address is 127.0.0.1 by default; any other one requires a key. On SIGTERM or Ctrl-C the server accepts no new
+connections and lets unfinished answers run for `drain` seconds, then ends them with an error event. A second signal
+exits at once.
 """
 
 import asyncio
@@ -14,12 +15,12 @@ from fastapi import FastAPI
 
 from regard.engine.engine import Engine
 from regard.server.app import create_app
-from regard.server.limits import LOCAL_HOSTS
-from regard.server.service import Lens
-from regard.server.worker import STOPPING
+from regard.server.async_engine import SHUTTING_DOWN
+from regard.server.middleware import LOCAL_HOSTS
+from regard.server.served_model import Lens
 from regard.text.tokenizer import Tokenizer
 
-GRACE = 5.0  # seconds for the last events to be sent once the drain is over
+GRACE = 5.0  # seconds after the drain, for sending the last events
 
 
 def serve(
@@ -32,16 +33,19 @@ def serve(
     key: str | None = None,
     lens: Lens | None = None,
     drain: float = 30.0,
-    ready: Callable[[str], None] = lambda url: None,
+    on_ready: Callable[[str], None] = lambda url: None,
 ) -> None:
-    """Serve until a signal comes. `ready` is told the address once it answers; with port 0 a free one is taken."""
-    local = check_address(host, key)
+    """Serve until a signal arrives. `on_ready` is called with the URL once the server accepts connections.
+
+    Port 0 selects a free port.
+    """
+    local = is_local(host, key)
     app = create_app(engine, tokenizer, name, key=key, lens=lens, hosts=LOCAL_HOSTS if local else ())
-    Server(app, host, port, drain, ready).run()
+    Server(app, host, port, drain, on_ready).run()
 
 
-def check_address(host: str, key: str | None) -> bool:
-    """Whether `host` is this machine only; if it is not, a key is required."""
+def is_local(host: str, key: str | None) -> bool:
+    """Whether only this machine can reach `host`. Raises ValueError if others can and there is no key."""
     if host in LOCAL_HOSTS:
         return True
     if not key:
@@ -50,24 +54,24 @@ def check_address(host: str, key: str | None) -> bool:
 
 
 class Server(uvicorn.Server):
-    def __init__(self, app: FastAPI, host: str, port: int, drain: float, ready: Callable[[str], None]):
-        settings = uvicorn.Config(
+    def __init__(self, app: FastAPI, host: str, port: int, drain: float, on_ready: Callable[[str], None]):
+        config = uvicorn.Config(
             app, host, port, log_level="warning", server_header=False, timeout_graceful_shutdown=int(drain + GRACE)
         )
-        super().__init__(settings)
-        self.worker, self.drain, self.ready = app.state.service.worker, drain, ready
+        super().__init__(config)
+        self.engine, self.drain, self.on_ready = app.state.served.engine, drain, on_ready
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         if self.started:
             host, port = self.servers[0].sockets[0].getsockname()[:2]
-            self.ready(f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}")
+            self.on_ready(f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}")
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        self.force_exit = self.should_exit  # uvicorn itself lets only a second SIGINT force the exit
+        self.force_exit = self.should_exit  # in uvicorn only a second SIGINT forces the exit; here also SIGTERM
         super().handle_exit(sig, frame)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        end = asyncio.get_running_loop().call_later(self.drain, self.worker.cancel_all, STOPPING)
+        timer = asyncio.get_running_loop().call_later(self.drain, self.engine.cancel_all, SHUTTING_DOWN)
         await super().shutdown(sockets)
-        end.cancel()
+        timer.cancel()

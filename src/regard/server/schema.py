@@ -1,7 +1,7 @@
-"""The bodies that clients send, with every bound written out.
+"""The JSON bodies of requests, with all their limits.
 
-Strict: a string is no number, NaN is no temperature, and an unknown key is refused by name rather than ignored.
-Names and defaults are OpenAI's; `top_k`, `min_p` and `repetition_penalty` are the usual additions.
+Validation is strict: a string is not converted to a number, NaN and infinity are refused, and an unknown field is an
+error. Names and defaults are OpenAI's; `top_k`, `min_p` and `repetition_penalty` are common additions.
 """
 
 from typing import Annotated, Literal, cast
@@ -9,11 +9,11 @@ from typing import Annotated, Literal, cast
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints, model_validator
 
 MAX_TOKENS = 1 << 20
-MAX_CHOICES = 16  # n, times the number of prompts
+MAX_CHOICES = 16  # n times the number of prompts
 MAX_STOPS = 16
 MAX_LOGPROBS = 20
 MAX_MESSAGES = 1024
-MAX_PROMPT = 1 << 20  # ids of one prompt, or characters
+MAX_PROMPT = 1 << 20  # ids or characters
 
 Text = Annotated[str, StringConstraints(max_length=MAX_PROMPT)]
 StopString = Annotated[str, StringConstraints(min_length=1, max_length=256)]
@@ -32,7 +32,7 @@ class StreamOptions(RequestBody):
 
 
 class SamplingBody(RequestBody):
-    """What /v1/completions and /v1/chat/completions share."""
+    """The fields that /v1/completions and /v1/chat/completions share."""
 
     model: Annotated[str, StringConstraints(max_length=256)]
     max_tokens: Count | None = None
@@ -51,9 +51,9 @@ class SamplingBody(RequestBody):
     user: Annotated[str, StringConstraints(max_length=256)] | None = None
 
     @model_validator(mode="after")
-    def streamed(self) -> "SamplingBody":
+    def check_stream_options(self) -> "SamplingBody":
         if self.stream_options is not None and not self.stream:
-            raise ValueError("stream_options needs stream=true; set it, or leave them out")
+            raise ValueError("stream_options requires stream=true; set it, or omit stream_options")
         return self
 
     @property
@@ -76,16 +76,16 @@ class CompletionBody(SamplingBody):
     echo: bool | None = None
 
     @model_validator(mode="after")
-    def supported(self) -> "CompletionBody":
+    def check_combinations(self) -> "CompletionBody":
         if self.echo and self.logprobs is not None:
-            raise ValueError("echo together with logprobs is not supported; leave one of them out")
+            raise ValueError("echo together with logprobs is not supported; omit one of them")
         if (self.n or 1) * len(self.prompts) > MAX_CHOICES:
             raise ValueError(f"n times the number of prompts may be at most {MAX_CHOICES}; send fewer at once")
         return self
 
     @property
     def prompts(self) -> list[str | list[int]]:
-        """One prompt or many, always as a list."""
+        """The prompts as a list, also if there is only one."""
         single = isinstance(self.prompt, str) or isinstance(self.prompt[0], int)
         return cast("list[str | list[int]]", [self.prompt] if single else self.prompt)
 
@@ -100,7 +100,7 @@ class Message(RequestBody):
     content: Text | Annotated[list[TextPart], Field(max_length=MAX_MESSAGES)]
 
     def plain(self) -> dict[str, str]:
-        """As chat templates read it: parts joined, `developer` (OpenAI's newer word) as `system`."""
+        """The message for a chat template: text parts joined; the role `developer`, OpenAI's new name, as `system`."""
         content = self.content if isinstance(self.content, str) else "".join(part.text for part in self.content)
         return {"role": "system" if self.role == "developer" else self.role, "content": content}
 
@@ -115,33 +115,33 @@ class ChatBody(SamplingBody):
     top_logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
 
     @model_validator(mode="after")
-    def consistent(self) -> "ChatBody":
+    def check_logprobs(self) -> "ChatBody":
         if self.top_logprobs and not self.logprobs:
-            raise ValueError("top_logprobs needs logprobs=true; set it")
+            raise ValueError("top_logprobs requires logprobs=true; set it, or omit top_logprobs")
         return self
 
 
 class PassageBody(RequestBody):
-    """A text to look at: as it stands, or the messages of a chat as the model's template writes them."""
+    """A text to inspect: a plain string, or the messages of a chat, formatted with the model's chat template."""
 
     text: Text | None = None
     messages: Messages | None = None
 
     @model_validator(mode="after")
-    def one_of_both(self) -> "PassageBody":
+    def check_one_given(self) -> "PassageBody":
         if (self.text is None) == (self.messages is None):
             raise ValueError("give either text or messages")
         return self
 
 
 class AttentionBody(PassageBody):
-    """With `layer` and `head` one map in full; without them an overview of all heads."""
+    """With `layer` and `head` the full map of one head; without them an overview of all heads."""
 
     layer: Annotated[int, Field(ge=0, lt=1 << 16)] | None = None
     head: Annotated[int, Field(ge=0, lt=1 << 16)] | None = None
 
     @model_validator(mode="after")
-    def both_or_neither(self) -> "AttentionBody":
+    def check_head(self) -> "AttentionBody":
         if (self.layer is None) != (self.head is None):
             raise ValueError("give both layer and head for one map, or neither for the overview")
         return self

@@ -10,9 +10,9 @@ import httpx
 import pytest
 
 from regard.server.app import create_app
-from regard.server.run import Server, check_address
+from regard.server.run import Server, is_local
 from tests.server.conftest import Live, wait_until
-from tests.server.fake import FakeEngine
+from tests.server.fake_engine import FakeEngine
 
 LONG = {"model": "tiny", "prompt": "Mira", "max_tokens": 4000}
 
@@ -68,7 +68,7 @@ def test_many_streams_half_of_them_cut(live):
         thread.start()
     for thread in threads:
         thread.join()
-    wait_until(lambda: server.engine.idle and not server.app.state.service.worker._tickets)
+    wait_until(lambda: server.engine.idle and not server.app.state.served.engine._running)
     wait_until(lambda: (threading.active_count(), len(os.listdir("/dev/fd"))) <= before)
     assert len(server.engine.submitted) == 33
 
@@ -80,7 +80,7 @@ def test_a_full_queue_answers_at_once(live):
     first = ask(server, answers)
     wait_until(lambda: server.engine.submitted)
     waiting = [ask(server, answers) for _ in range(3)]
-    wait_until(lambda: len(server.app.state.service.worker._inbox) == 3)  # the thread is inside its step
+    wait_until(lambda: len(server.app.state.served.engine._inbox) == 3)  # the thread is inside its step
     server.engine.hold.set()
     for thread in [first, *waiting]:
         thread.join()
@@ -133,7 +133,7 @@ def test_a_signal_drains_and_every_stream_gets_its_end(tokenizer, drain):
     engine = FakeEngine(tokenizer, "again and again", endless=True)
     engine.pace = 0.001
     address: Queue[str] = Queue()
-    server = Server(create_app(engine, tokenizer, "tiny"), "127.0.0.1", 0, drain, ready=address.put)
+    server = Server(create_app(engine, tokenizer, "tiny"), "127.0.0.1", 0, drain, on_ready=address.put)
     thread = threading.Thread(target=server.run)
     thread.start()
     url = address.get(timeout=10)
@@ -149,7 +149,7 @@ def test_a_signal_drains_and_every_stream_gets_its_end(tokenizer, drain):
 
 
 def test_a_second_signal_leaves_at_once(tokenizer):
-    server = Server(create_app(FakeEngine(tokenizer, "x"), tokenizer, "tiny"), "127.0.0.1", 0, drain=20, ready=print)
+    server = Server(create_app(FakeEngine(tokenizer, "x"), tokenizer, "tiny"), "127.0.0.1", 0, drain=20, on_ready=print)
     server.handle_exit(signal.SIGTERM, None)
     assert server.should_exit and not server.force_exit
     server.handle_exit(signal.SIGTERM, None)
@@ -157,8 +157,8 @@ def test_a_second_signal_leaves_at_once(tokenizer):
 
 
 def test_other_addresses_need_a_key():
-    assert check_address("127.0.0.1", None) and check_address("localhost", None)
-    assert check_address("0.0.0.0", "key") is False
+    assert is_local("127.0.0.1", None) and is_local("localhost", None)
+    assert is_local("0.0.0.0", "key") is False
     for key in (None, ""):
         with pytest.raises(ValueError, match="set a key, or bind 127.0.0.1"):
-            check_address("0.0.0.0", key)
+            is_local("0.0.0.0", key)

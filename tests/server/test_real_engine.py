@@ -18,7 +18,7 @@ from regard.parts.feedforward import SwiGLU
 from regard.parts.linear_attention import LinearAttention
 from regard.parts.position.rope import Rope
 from regard.server.app import create_app
-from regard.server.service import Lens
+from regard.server.served_model import Lens
 from regard.text.train import byte
 from tests.server.conftest import running
 

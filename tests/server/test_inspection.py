@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from tests.server.fake import HEADS, fake_maps
+from tests.server.fake_engine import HEADS, fake_maps
 
 
 def test_model(live):

@@ -7,8 +7,8 @@ import httpx
 import pytest
 
 from regard.server.app import create_app
-from regard.server.limits import MAX_BODY, BodyCap
-from tests.server.fake import FakeEngine
+from regard.server.middleware import MAX_BODY, BodyLimit
+from tests.server.fake_engine import FakeEngine
 
 PATHS = [("GET", "/v1/models"), ("POST", "/v1/completions"), ("POST", "/v1/chat/completions"), ("GET", "/regard/model")]
 PATHS += [("POST", "/regard/tokenize"), ("POST", "/regard/attention"), ("GET", "/metrics"), ("GET", "/openapi.json")]
@@ -70,7 +70,7 @@ def test_a_length_that_is_no_number_is_refused(length):
         answer.append(message)
 
     scope = {"type": "http", "headers": [(b"content-length", length.encode("latin-1"))]}
-    asyncio.run(BodyCap(None, MAX_BODY)(scope, None, send))
+    asyncio.run(BodyLimit(None, MAX_BODY)(scope, None, send))
     assert answer[0]["status"] == 413
 
 

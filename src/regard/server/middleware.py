@@ -1,13 +1,14 @@
-"""What is checked before a route sees a request: where it came from, its key, its size.
+"""ASGI middleware around all routes, outermost first:
 
-Plain ASGI middlewares, outermost first:
-- `SecurityHeaders`  the page may load and reach nothing but this server, and nothing may frame it;
+- `ResponseCounter`  counts responses per route and status, for the metrics;
+- `SecurityHeaders`  the page may load from and connect to this server only, and no other page may frame it;
 - `HostCheck`        against DNS rebinding (a foreign name that resolves to 127.0.0.1) and cross-site posts;
-- `KeyCheck`         a bearer token in constant time, on every path that is not listed as open;
-- `BodyCap`          refuses a body that is too long before any of it is parsed.
+- `KeyCheck`         compares the bearer token in constant time, on every path that is not public;
+- `BodyLimit`        refuses a body that is too long before any of it is parsed.
 """
 
 import hmac
+from collections import Counter
 from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -17,8 +18,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from regard.server.errors import ApiError
 
 LOCAL_HOSTS = ("127.0.0.1", "localhost", "::1")
-OPEN_PATHS = ("/", "/health")  # and the page's files
-OPEN_FOLDER = "/web/"
+PUBLIC_PATHS = ("/", "/health")
+PUBLIC_FOLDER = "/web/"
 MAX_BODY = 1 << 20
 
 SECURITY_HEADERS = {
@@ -32,23 +33,38 @@ SECURITY_HEADERS = {
 }
 
 
+class ResponseCounter:
+    """A path without a route is counted as `other`, so that clients cannot grow the table."""
+
+    def __init__(self, app: ASGIApp, counts: Counter):
+        self.app, self.counts = app, counts
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def counted_send(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                self.counts[getattr(scope.get("route"), "path", "other"), message["status"]] += 1
+            await send(message)
+
+        await self.app(scope, receive, counted_send)
+
+
 class SecurityHeaders:
     def __init__(self, app: ASGIApp):
         self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        async def with_headers(message: Message) -> None:
+        async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
                 headers.update(SECURITY_HEADERS)
                 headers.setdefault("cache-control", "no-cache")
             await send(message)
 
-        await self.app(scope, receive, with_headers)
+        await self.app(scope, receive, send_with_headers)
 
 
 class HostCheck:
-    """The Host must be one of `hosts` (any, when empty); an Origin, where a browser sends one, must be that Host."""
+    """The Host header must be one of `hosts` (any, if empty); an Origin header, if present, must equal the Host."""
 
     def __init__(self, app: ASGIApp, hosts: tuple[str, ...]):
         self.app, self.hosts = app, hosts
@@ -56,7 +72,7 @@ class HostCheck:
     def refusal(self, headers: Headers) -> str | None:
         host, origin = headers.get("host", ""), headers.get("origin")
         if self.hosts and hostname(host) not in self.hosts:
-            return f"the Host header {host!r} is not this server; use one of {', '.join(self.hosts)}"
+            return f"the Host header {host!r} is not a name of this server; use one of {', '.join(self.hosts)}"
         if origin is not None and origin.partition("://")[2] != host:
             return f"a page from {origin!r} may not call this server; open the server's own page"
         return None
@@ -80,20 +96,20 @@ class KeyCheck:
 
     def admits(self, scope: Scope) -> bool:
         path = scope["path"]
-        if self.key is None or path in OPEN_PATHS or path.startswith(OPEN_FOLDER):
+        if self.key is None or path in PUBLIC_PATHS or path.startswith(PUBLIC_FOLDER):
             return True
         scheme, _, given = Headers(scope=scope).get("authorization", "").partition(" ")
         return hmac.compare_digest(given.strip().encode(), self.key) and scheme.lower() == "bearer"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and not self.admits(scope):
-            message = "this server needs its key; send the header Authorization: Bearer KEY"
+            message = "the API key is missing or wrong; send the header Authorization: Bearer KEY"
             error = ApiError(401, message, code="invalid_api_key", headers={"www-authenticate": "Bearer"})
             return await error.response()(scope, receive, send)
         await self.app(scope, receive, send)
 
 
-class BodyCap:
+class BodyLimit:
     def __init__(self, app: ASGIApp, max_body: int):
         self.app, self.max_body = app, max_body
 
@@ -104,14 +120,14 @@ class BodyCap:
         declared = Headers(scope=scope).get("content-length", "0")
         if not declared.isdecimal() or int(declared[:20]) > self.max_body:
             return await ApiError(413, message, code="body_too_large").response()(scope, receive, send)
-        taken = 0
+        received = 0
 
-        async def counted() -> Message:
-            nonlocal taken
+        async def limited_receive() -> Message:
+            nonlocal received
             part = await receive()
-            taken += len(part.get("body", b""))
-            if taken > self.max_body:
+            received += len(part.get("body", b""))
+            if received > self.max_body:
                 raise HTTPException(413, message)
             return part
 
-        await self.app(scope, counted, send)
+        await self.app(scope, limited_receive, send)

@@ -23,7 +23,7 @@ def test_metrics_are_prometheus_text(live):
 def test_health_tells_of_a_stopped_engine(live):
     server = live()
     assert server.client.get("/health").json() == {"status": "ok"}
-    server.app.state.service.worker._stopping = True
+    server.app.state.served.engine._stopping = True
     assert server.client.get("/health").status_code == 503
     assert server.client.get("/metrics").status_code == 503
     answer = server.client.post("/v1/completions", json={"model": "tiny", "prompt": "Mira"})

@@ -1,0 +1,92 @@
+"""The response to a generation request: one JSON body, or server-sent events.
+
+A stream is a series of `data: JSON` events that ends with `data: [DONE]`. A failure after the first event is sent as an
+event with an `error`, because the status 200 has already been sent. If the client disconnects, its generation is
+cancelled.
+"""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import Any, Protocol
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from regard.server.errors import ApiError
+from regard.server.generation import GenerationTask
+
+CLIENT_CLOSED_REQUEST = 499  # never sent; counts disconnected clients in the metrics
+
+
+class ResponseFormat(Protocol):
+    """A generation in the JSON format of its route."""
+
+    generation: GenerationTask
+
+    def chunks(self) -> AsyncIterator[dict]:
+        """The events of a stream."""
+        ...
+
+    def body(self) -> dict:
+        """The JSON body of a finished generation."""
+        ...
+
+
+async def respond(request: Request, stream: bool | None, response: ResponseFormat) -> Response:
+    if stream:
+        return EventStream(response.chunks(), on_close=response.generation.cancel)
+    try:
+        finished = await unless_disconnected(request, response.generation.wait())
+    finally:
+        response.generation.cancel()
+    return JSONResponse(response.body()) if finished else Response(status_code=CLIENT_CLOSED_REQUEST)
+
+
+class EventStream(StreamingResponse):
+    """`on_close` is called once the stream has ended, failed or was disconnected."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, chunks: AsyncIterator[dict], on_close: Callable[[], None]):
+        super().__init__(events(chunks), headers={"cache-control": "no-store", "x-accel-buffering": "no"})
+        self.on_close = on_close
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self.on_close()
+
+
+async def events(chunks: AsyncIterator[dict]) -> AsyncIterator[str]:
+    try:
+        async for chunk in chunks:
+            yield event(chunk)
+            await asyncio.sleep(0)  # with a full queue the event loop would otherwise never notice a disconnect
+    except ApiError as error:
+        yield event(error.body())
+    yield "data: [DONE]\n\n"
+
+
+def event(data: dict) -> str:
+    return f"data: {json.dumps(data, separators=(',', ':'), allow_nan=False)}\n\n"
+
+
+async def unless_disconnected(request: Request, work: Coroutine[Any, Any, None]) -> bool:
+    """Await `work`, but abandon it if the client disconnects. Returns whether it finished."""
+    task, disconnected = asyncio.ensure_future(work), asyncio.ensure_future(wait_for_disconnect(request))
+    try:
+        await asyncio.wait({task, disconnected}, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            task.result()
+        return task.done()
+    finally:
+        task.cancel()
+        disconnected.cancel()
+
+
+async def wait_for_disconnect(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

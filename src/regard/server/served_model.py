@@ -1,0 +1,91 @@
+"""The model that the routes serve: its name, its engine in a thread, its tokenizer, and optionally a lens."""
+
+import asyncio
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from regard.server.async_engine import AsyncEngine
+from regard.server.errors import ApiError
+from regard.server.generation import GenerationTask, engine_requests
+from regard.server.schema import Message, SamplingBody
+from regard.text.chat import encode_chat
+from regard.text.tokenizer import Tokenizer
+
+
+class Lens(NamedTuple):
+    """`maps(ids, layer=None)` returns the (H, L, L) attention weights of every layer, or of one; None for a layer
+    without attention. `heads` is the number of heads per layer."""
+
+    maps: Callable[..., list]
+    heads: tuple[int, ...]
+
+
+@dataclass
+class ServedModel:
+    name: str
+    created: int
+    engine: AsyncEngine
+    tokenizer: Tokenizer
+    lens: Lens | None
+    # One thread for tokenizing: a long prompt must not block the event loop, and a tokenizer is not thread-safe.
+    _tokenizer_thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "regard-tokenizer"))
+
+    @property
+    def capacity(self) -> int:
+        return self.engine.engine.capacity
+
+    async def start(self) -> None:
+        self.engine.start()
+
+    async def stop(self) -> None:
+        await self.engine.stop()
+        self._tokenizer_thread.shutdown()
+
+    def check_name(self, name: str) -> None:
+        if name != self.name:
+            message = f"there is no model {name!r} on this server; use {self.name!r}"
+            raise ApiError(404, message, code="model_not_found", param="model")
+
+    def check_length(self, characters: int) -> None:
+        """Refuse a text before it is tokenized if it is too long even when every token is the longest one."""
+        if characters > self.capacity * self.tokenizer.longest:
+            message = f"{characters} characters cannot fit into the {self.capacity} tokens of this model; shorten them"
+            raise ApiError(400, message, code="context_length_exceeded")
+
+    async def encode(self, text: str) -> list[int]:
+        self.check_length(len(text))
+        return await self._in_tokenizer_thread(self._encode, text)
+
+    async def encode_chat(self, messages: list[Message], reply: bool) -> list[int]:
+        """The ids of the conversation in the model's chat template; with `reply`, the prompt for an answer to it."""
+        if self.tokenizer.chat_template is None:
+            message = "this model has no chat template; use /v1/completions"
+            raise ApiError(400, message, code="no_chat_template", param="messages")
+        plain = [message.plain() for message in messages]
+        self.check_length(sum(len(message["content"]) for message in plain))
+        return await self._in_tokenizer_thread(encode_chat, self.tokenizer, plain, reply)
+
+    async def generate(
+        self,
+        body: SamplingBody,
+        prompts: list[list[int]],
+        top_logprobs: int,
+        default_max_tokens: int | None = None,
+        continues_prompt: bool = False,
+    ) -> GenerationTask:
+        """A generation that the engine has accepted. Raises ApiError if it was refused."""
+        requests = engine_requests(body, prompts, self.capacity, self.tokenizer.stops, top_logprobs, default_max_tokens)
+        generation = GenerationTask(self.engine, self.tokenizer, requests, body.stops, continues_prompt)
+        await generation.submit()
+        return generation
+
+    def _encode(self, text: str) -> list[int]:
+        return [*self.tokenizer.opening, *self.tokenizer.encode(text)]
+
+    async def _in_tokenizer_thread(self, function: Callable[..., list[int]], *args: Any) -> list[int]:
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._tokenizer_thread, function, *args)
+        except ValueError as error:  # a character outside the vocabulary, or messages that the template refuses
+            raise ApiError(400, str(error), code="invalid_text") from error
