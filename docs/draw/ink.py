@@ -5,7 +5,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.report.pictures import pyplot
+from regard.report.plots import pyplot
 
 INK, FAINT = "#80868f", "#80868f40"
 BLUE, ORANGE, GREEN, RED, PURPLE = "#4a86c9", "#d9822b", "#3f9b6c", "#cf5c5c", "#8e6bbf"

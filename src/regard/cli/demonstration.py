@@ -10,13 +10,13 @@ from rich.progress import Progress
 from rich.table import Table
 
 from regard.cli.open_model import open_model
-from regard.cli.runs import begin, go_on
+from regard.cli.training_run import begin, go_on
 from regard.engine.engine import Engine
 from regard.evals.world import GradedAnswer, by_kind, exact_match, examine
 from regard.lens import attention_maps
 from regard.models.decoder import DecoderModule
 from regard.report.page import Page
-from regard.report.pictures import attention_grid, loss_curve
+from regard.report.plots import attention_grid, loss_curve
 from regard.text.chat import encode_chat
 from regard.text.tokenizer import Tokenizer
 from regard.training.loop import TrainingResult

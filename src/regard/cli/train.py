@@ -29,7 +29,7 @@ def train(
     """
     from rich.console import Console
 
-    from regard.cli.runs import begin, go_on
+    from regard.cli.training_run import begin, go_on
     from regard.models.pattern import retile
     from regard.training.recipe import dotted, find_recipe, read_recipe, resolve
 

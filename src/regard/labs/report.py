@@ -10,7 +10,7 @@ import torch
 from regard import __version__
 from regard.labs.findings import Findings, Plot
 from regard.report.page import Page
-from regard.report.pictures import ACCENT, GRID, SECOND, pyplot
+from regard.report.plots import ACCENT, GRID, SECOND, pyplot
 
 COLOURS = (ACCENT, SECOND, "#3f9b6c", "#cf5c5c", "#8e6bbf", "#7b8794", "#b58900")
 MARKS = "os^vDPX"
