@@ -99,7 +99,7 @@ class TextStream:
         self.finish: str | None = None
 
     def push(self, token: GeneratedToken) -> str:
-        """The text that is certain with this token. The text of a stop id is left out; the last token returns the rest."""
+        """The text that is certain with this token; with the last one, all the rest. A stop id has no text."""
         text = "" if token.finish == "stop" else self._detokenizer.push(token.id)
         if token.finish is not None:
             text += self._detokenizer.finish()
