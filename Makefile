@@ -5,13 +5,15 @@ UV := $(or $(shell command -v uv 2>/dev/null),.venv/bin/uv)
 BIN := .venv/bin
 READY := .venv/ready
 OLDEST_READY := .venv-oldest/ready
-# Tests run side by side, each on one thread: most are too small to share among threads.
-PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses auto --maxprocesses 4 --dist worksteal
+# Tests run in parallel processes of one thread each: most are too small for more threads.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses auto --maxprocesses 4 --dist worksteal --durations 30
+# The tests start Python many times; without its bytecode files every start compiles torch's sources again.
+unexport PYTHONDONTWRITEBYTECODE
 COMPILE := $(UV) pip compile --quiet --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
 	--custom-compile-command "make lock"
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-oldest serve lint bench docs ledger lock clean
+.PHONY: help demo test test-slow test-oldest test-all serve lint bench docs ledger lock clean
 
 help:  ## list the targets
 	@sed -nE 's/^([a-z-]+):.*  ## (.*)/  make \1\t\2/p' Makefile | expand -t 20
@@ -22,12 +24,16 @@ demo: $(READY)  ## train a small model in minutes, question it, leave a report i
 test: $(READY)  ## prove it: the tests, in minutes on two CPU cores
 	@$(PYTEST) -m "not slow and not gpu"
 
-test-all: $(READY)  ## prove all of it: slow tests, hundreds of random specs, the oldest torch
-	@$(PYTEST) -m "not gpu" --hypothesis-profile=thorough
-	@$(MAKE) --no-print-directory test-oldest
+test-slow: $(READY)  ## what make test leaves out: slow tests, and ten times the random examples
+	@$(PYTEST) -m "(slow or hypothesis) and not gpu" --hypothesis-profile=thorough
 
-test-oldest: $(OLDEST_READY)  ## make test with the oldest torch that is supported
-	@$(PYTEST:.venv/%=.venv-oldest/%) -m "not slow and not gpu"
+test-oldest: $(OLDEST_READY)  ## the tests marked oldest, on the oldest torch that is supported
+	@$(PYTEST:.venv/%=.venv-oldest/%) -m "oldest and not gpu"
+
+test-all:  ## prove all of it: make test, test-slow and test-oldest
+	@$(MAKE) --no-print-directory test
+	@$(MAKE) --no-print-directory test-slow
+	@$(MAKE) --no-print-directory test-oldest
 
 serve: $(READY)  ## serve the demo's model and its page on this machine
 	@$(BIN)/regard serve runs/demo

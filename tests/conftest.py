@@ -18,7 +18,17 @@ if not Path(
 ).exists():  # no GPU: triton runs its kernels interpreted; it asks when it is first imported
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
+# The quick tests of these folders run on the oldest torch too: their code depends most on the version of torch. Other
+# tests have the mark `oldest` themselves: laws in float32, one family per shape, compiled models.
+OLDEST = ("tests/engine/", "tests/kernels/", "tests/training/")
+
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.nodeid.startswith(OLDEST) and not item.get_closest_marker("slow"):
+            item.add_marker("oldest")
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

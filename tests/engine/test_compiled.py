@@ -16,7 +16,7 @@ from tests.laws import MODELS, build, text
 @pytest.mark.parametrize(
     "name",
     [
-        "grouped-query",
+        pytest.param("grouped-query", marks=pytest.mark.oldest),
         "hybrid",
         "short convolution",
         "mamba",

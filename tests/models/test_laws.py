@@ -23,10 +23,10 @@ def made(name: str, dtype: torch.dtype) -> dict[str, Trial]:
 
 
 def cases() -> Iterator[Any]:
-    """In float32, what depends on dtype least is left to `make test-all`."""
+    """In float32 the laws that depend on the dtype least are slow; the others run on the oldest torch too."""
     for law, name, dtype in product(LAWS, [*MODELS, *OTHERS], TOLERANCE):
-        seldom = LAWS[law].needs in ("engine", "weights", "inputs") and dtype == torch.float32
-        marks = [pytest.mark.slow] if seldom else []
+        seldom = LAWS[law].needs in ("engine", "weights", "inputs")
+        marks = [pytest.mark.slow if seldom else pytest.mark.oldest] if dtype == torch.float32 else []
         yield pytest.param(law, name, dtype, marks=marks, id=f"{law}-{name}-{name_of(dtype)}")
 
 

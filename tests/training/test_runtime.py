@@ -34,6 +34,7 @@ def test_without_a_compiler_it_goes_on_and_says_so_once(monkeypatch) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.oldest
 @pytest.mark.skipif(not shutil.which("g++"), reason="needs a C++ compiler")
 @pytest.mark.filterwarnings("default")  # what torch's own compiler says about itself
 def test_compiled_learns_the_same(tmp_path: Path) -> None:

@@ -8,13 +8,27 @@ VOCAB = 97
 WIDE = {"initializer_range": 0.2}  # attention far from uniform, greedy choices far from ties
 NO_MARKS = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
 
+OLDEST = {  # one class per shape of model, on the oldest torch too
+    "LlamaForCausalLM",
+    "GptOssForCausalLM",
+    "JambaForCausalLM",
+    "RwkvForCausalLM",
+    "BertForMaskedLM",
+    "T5ForConditionalGeneration",
+    "ViTForImageClassification",
+    "LlavaForConditionalGeneration",
+}
+
 Cases = dict[str, tuple[str, dict[str, Any]]]
 
 
 def params(cases: Cases) -> list[Any]:
-    """One case of every class in the quick tests, the others in the thorough ones."""
+    """The first case of every class is quick, the others are slow."""
     first = {model: name for name, (model, _) in reversed(cases.items())}
-    return [
-        pytest.param(case, id=name, marks=() if first[case[0]] == name else pytest.mark.slow)
-        for name, case in cases.items()
-    ]
+
+    def marks(name: str, model: str) -> list[pytest.MarkDecorator]:
+        if first[model] != name:
+            return [pytest.mark.slow]
+        return [pytest.mark.oldest] if model in OLDEST else []
+
+    return [pytest.param(case, id=name, marks=marks(name, case[0])) for name, case in cases.items()]
