@@ -71,6 +71,9 @@ class Attention(Body):
             )
         return self.heads, self.kv_heads or self.heads, self.head_dim or width // self.heads
 
+    def attention_sizes(self, width: int) -> tuple[int, int, int]:
+        return self.sizes(width)
+
     @property
     def causal(self) -> bool:
         return self.mask.causal

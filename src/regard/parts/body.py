@@ -40,6 +40,16 @@ class Body(Spec):
         position = getattr(self, "position", None)
         return None if position is None else position.max_exact_cache
 
+    @property
+    def max_keys(self) -> int | None:
+        """The most keys that a query attends to, by default those of its mask; None: no bound."""
+        mask = getattr(self, "mask", None)
+        return None if mask is None else mask.max_keys
+
+    def attention_sizes(self, width: int) -> tuple[int, int, int] | None:
+        """(heads, kv_heads, head_dim) of its softmax attention; None: it has none."""
+        return None
+
     def build(self, width: int) -> nn.Module:
         raise NotImplementedError
 
@@ -52,8 +62,11 @@ class Body(Spec):
 
         A multiply and an add are two. A masked product counts in full, as flop counters count it.
         """
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} does not count its FLOPs; define flops() to plan it")
 
-    def inactive_params(self, width: int) -> int:
-        """Parameters that one token does not use: those of the experts that it did not choose."""
+    def inactive_params(self, width: int, tokens: int = 1) -> int:
+        """Parameters that none of this many tokens uses: those of experts that no token is routed to.
+
+        For several tokens it is the expected number when all experts are chosen equally often.
+        """
         return 0

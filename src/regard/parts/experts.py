@@ -55,10 +55,11 @@ class Experts(Body):
         columns = self.count + self.shared_gate  # of the router, and of the gate
         return tokens * 2 * width * columns + self.top_k * self.expert.flops(width, tokens, seen) + shared
 
-    def inactive_params(self, width: int) -> int:
+    def inactive_params(self, width: int, tokens: int = 1) -> int:
         with torch.device("meta"):
             one = self.expert.build(width)
-        return (self.count - self.top_k) * sum(parameter.numel() for parameter in one.parameters())
+        unused = (self.count - self.top_k) * sum(parameter.numel() for parameter in one.parameters())
+        return round(unused * (1 - self.top_k / self.count) ** (tokens - 1))
 
 
 class ExpertsModule(nn.Module):

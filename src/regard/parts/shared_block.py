@@ -53,6 +53,13 @@ class SharedBlock(Body):
     def max_exact_cache(self) -> int | None:
         return self.attention.max_exact_cache
 
+    @property
+    def max_keys(self) -> int | None:
+        return self.attention.max_keys
+
+    def attention_sizes(self, width: int) -> tuple[int, int, int]:
+        return self.attention.sizes(2 * width)
+
     def build(self, width: int) -> nn.Module:
         self.memory(width)  # refuses a mixer that remembers tokens
         return SharedBlockModule(width, self)

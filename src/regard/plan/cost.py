@@ -16,11 +16,10 @@ from math import prod
 
 from regard.models.decoder import Decoder
 from regard.models.encoder import Encoder
-from regard.parts.attention import Attention
 from regard.parts.state import Declared, FixedSize, PerSource, PerToken, each
 from regard.plan.formats import format_of
 from regard.plan.parameters import Parameters, count_parameters
-from regard.plan.parts import Half, Planned, all_bodies, bodies, flops, halves, unread
+from regard.plan.parts import Half, Planned, all_bodies, bodies, flops, halves
 from regard.plan.training import full_bytes
 
 
@@ -50,7 +49,8 @@ class Plan:
     @property
     def attentions(self) -> Counter[tuple[int, int, int]]:
         """How many layers have attention of (heads, kv_heads, head_dim)."""
-        return Counter(body.sizes(width) for body, width in all_bodies(self.spec) if isinstance(body, Attention))
+        sizes = (body.attention_sizes(width) for body, width in all_bodies(self.spec))
+        return Counter(found for found in sizes if found is not None)
 
     def flops(self, tokens: int, seen: int) -> int:
         """Of one forward of this many tokens, each before `seen` keys; of two halves, each reads as many."""
@@ -116,7 +116,7 @@ class Plan:
         others = [f"{name} " for name, half in halves(self.spec).items() if half is not writer]
         parts = {part: number for part, number in self.count.parts.items() if not part.startswith((*others, "ahead"))}
         table = 0 if writer.tied else max(0, writer.vocab - self.batch) * writer.table_dim
-        inactive = sum(unread(body, writer.width, self.batch) for body in bodies(writer))
+        inactive = sum(body.inactive_params(writer.width, self.batch) for body in bodies(writer))
         return format_of(self.weights).bytes(sum(parts.values()) - inactive - table)
 
     @property

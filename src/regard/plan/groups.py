@@ -3,13 +3,15 @@
 A group's name says what its numbers are: bytes carry both their units in a row, FLOPs theirs, all else is a count.
 """
 
+from collections import Counter
 from typing import Any
 
+from regard.parts.state import PerToken, each
 from regard.plan.attention import causal_pairs, full_pairs, score_bytes, window_pairs, window_reach
 from regard.plan.cost import Plan, flops_by_part
 from regard.plan.crossover import attention_equals_rest, texts_as_heavy, tokens_as_heavy
 from regard.plan.formats import FORMATS, format_of
-from regard.plan.parts import all_bodies, window
+from regard.plan.parts import all_bodies
 from regard.plan.units import amount, size
 
 Groups = dict[str, Any]
@@ -48,16 +50,22 @@ def attention(plan: Plan) -> Groups:
 
 
 def windows(plan: Plan) -> Groups:
-    sizes = [size for body, _ in all_bodies(plan.spec) if (size := window(body)) is not None]
+    """Causal windows of consecutive keys. The first tokens, which some attend to as well, count as pairs."""
+    found = Counter(
+        (declared.window, body.max_keys)
+        for body, width in all_bodies(plan.spec)
+        for declared in each(body.memory(width))
+        if isinstance(declared, PerToken) and declared.window and declared.window + declared.first == body.max_keys
+    )
     return {
-        f"window_of_{size}": {
-            "layers": sizes.count(size),
-            "reach": window_reach(sizes.count(size), size),
-            "pairs": window_pairs(plan.context, size),
-            "times_fewer_than_full": full_pairs(plan.context) / window_pairs(plan.context, size),
-            "times_fewer_than_causal": causal_pairs(plan.context) / window_pairs(plan.context, size),
+        f"window_of_{window}": {
+            "layers": layers,
+            "reach": window_reach(layers, window),
+            "pairs": window_pairs(plan.context, keys),
+            "times_fewer_than_full": full_pairs(plan.context) / window_pairs(plan.context, keys),
+            "times_fewer_than_causal": causal_pairs(plan.context) / window_pairs(plan.context, keys),
         }
-        for size in sorted(set(sizes))
+        for (window, keys), layers in sorted(found.items())
     }
 
 

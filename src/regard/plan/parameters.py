@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from regard.models.meta_device import meta_device
-from regard.parts.block import SublayerModule
+from regard.models.stack import Stack
 from regard.plan.parts import Planned, all_bodies, bodies, halves
 
 # What a child is, its bodies aside.
@@ -48,9 +48,10 @@ def count_parameters(spec: Planned) -> Parameters:
     count("embedding", [parameter for parameter, times in uses.items() if times > 1])  # one table for both halves
     for name, half in halves(spec).items():
         stack = modules[name].get_submodule("stack")
-        sublayers = [module for module in stack.modules() if isinstance(module, SublayerModule)]
+        assert isinstance(stack, Stack)
+        sublayers = [sublayer for block in stack.blocks for sublayer in block.get_submodule("sublayers").children()]
         for body, sublayer in zip(bodies(half), sublayers, strict=True):
-            count(f"{name} {body.kind}", sublayer.body.parameters())
+            count(f"{name} {body.kind}", sublayer.get_submodule("body").parameters())
         for child, module in modules[name].named_children():
             count(f"{name} {NAMES.get(child, child)}", module.parameters())
     for child, module in model.named_children():

@@ -32,6 +32,11 @@ class Mask(Spec):
         """How many tokens at the beginning are seen from everywhere."""
         return 0
 
+    @property
+    def max_keys(self) -> int | None:
+        """The most keys that a query attends to; None: it grows with the sequence."""
+        return None if self.near is None else self.near + self.first
+
     def allows(self, q: Tensor, k: Tensor) -> Tensor | None:
         """Positions (…, L, 1) and (…, 1, S) -> (…, L, S), or None when everything is seen."""
         raise NotImplementedError

@@ -31,6 +31,10 @@ class Window(Mask):
     def near(self) -> int | None:
         return self.size if self.causal else None
 
+    @property
+    def max_keys(self) -> int:
+        return self.size if self.causal else 2 * self.size + 1
+
     def allows(self, q: Tensor, k: Tensor) -> Tensor:
         if self.causal:
             return (k <= q) & (q - k < self.size)
@@ -57,6 +61,10 @@ class Dilated(Mask):
     @property
     def near(self) -> int | None:
         return (self.size - 1) * self.step + 1 if self.causal else None
+
+    @property
+    def max_keys(self) -> int:
+        return self.size if self.causal else 2 * self.size + 1
 
     def allows(self, q: Tensor, k: Tensor) -> Tensor:
         ahead = q - k if self.causal else (q - k).abs()
