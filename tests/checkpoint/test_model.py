@@ -118,7 +118,7 @@ def test_a_model_that_is_not_its_spec_is_not_saved(model: DecoderModule, tmp_pat
     model.stack.blocks[0].adapter = torch.nn.Linear(2, 2)
     with pytest.raises(CheckpointError, match=r"stack\.blocks\.0\.adapter\.bias does not go with the spec"):
         save(model, tmp_path / "own")
-    with pytest.raises(WeightsError, match=r"stack\.blocks\.0\.adapter\.bias has no place"):
+    with pytest.raises(WeightsError, match=r"stack\.blocks\.0\.adapter\.bias has no link"):
         export(model, tmp_path / "theirs", "llama")
     assert not list(tmp_path.iterdir())
 

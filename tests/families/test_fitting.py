@@ -3,7 +3,7 @@
 import pytest
 
 from regard.families import FamilyError, family
-from regard.families.common.detect import config_of, fitting
+from regard.families.common.detect import detect_family, family_config
 from tests.checkpoint.mutations import configs
 from tests.laws import MODELS
 
@@ -13,7 +13,7 @@ ALSO = {"phi3": "llama", "mt5": "t5", "distilbert": "bert"}  # where the tiny co
 
 @pytest.mark.parametrize("model_type", CONFIGS)
 def test_every_family_is_found_by_its_own_models(model_type: str) -> None:
-    found = fitting(family(model_type).spec(CONFIGS[model_type]))
+    found = detect_family(family(model_type).spec(CONFIGS[model_type]))
     assert found in (model_type, ALSO.get(model_type))
 
 
@@ -27,9 +27,9 @@ def test_every_family_is_found_by_its_own_models(model_type: str) -> None:
 )
 def test_the_nearest_family_says_what_it_lacks(name: str, message: str) -> None:
     with pytest.raises(FamilyError, match=message):
-        fitting(MODELS[name])
+        detect_family(MODELS[name])
 
 
 def test_another_kind_of_model_is_refused_by_name() -> None:
     with pytest.raises(FamilyError, match="a llama model is a decoder, and this is an encoder"):
-        config_of("llama", family("bert").spec(CONFIGS["bert"]))
+        family_config("llama", family("bert").spec(CONFIGS["bert"]))

@@ -25,7 +25,7 @@ from regard.checkpoint.gguf import open_gguf
 from regard.checkpoint.sentence_transformers import sentence_head
 from regard.checkpoint.weight_files import find, read_json, write
 from regard.families import family
-from regard.families.common.detect import config_of
+from regard.families.common.detect import family_config
 from regard.models.base import Model
 from regard.models.decoder import Decoder
 from regard.models.depth import once, stacks
@@ -34,8 +34,7 @@ from regard.models.meta_device import build_on_meta, meta_device
 from regard.models.stack import Repeat, Stack
 from regard.packaged import locate
 from regard.spec import SpecError, read
-from regard.weights.chain import Chain
-from regard.weights.table import IDENTITY, Table
+from regard.weights.table import IDENTITY, Chain, Table
 
 OURS = "regard"
 REFUSED = {
@@ -81,7 +80,9 @@ def export(
     foreign, spec = family(model_type), model.spec
     assert isinstance(spec, Model), f"a model keeps its spec; found {spec!r:.80}"
     marks = {f"{name}_token_id": getattr(tokenizer, name, None) for name in ("bos", "eos", "pad")}
-    config = marks | config_of(model_type, spec) | {"dtype": str(next(model.parameters()).dtype).removeprefix("torch.")}
+    config = (
+        marks | family_config(model_type, spec) | {"dtype": str(next(model.parameters()).dtype).removeprefix("torch.")}
+    )
     with write_folder(folder) as partial:
         write_model(partial, config, dict(foreign.table(spec).write(weights(model))), tokenizer)
         write_along(partial, along)

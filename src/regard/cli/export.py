@@ -33,7 +33,7 @@ def export(
     from regard.checkpoint.model_folder import export as write
     from regard.cli.bar import bar
     from regard.cli.open_model import model_folder
-    from regard.families.common.detect import fitting
+    from regard.families.common.detect import detect_family
     from regard.models.base import Model
     from regard.models.decoder import Decoder
     from regard.text.folder import has_tokenizer
@@ -51,7 +51,7 @@ def export(
     tokenizer = Tokenizer.load(folder) if spoken else None
     spec = network.spec
     assert isinstance(spec, Model), f"a model keeps its spec; found {spec!r:.80}"
-    family = family or fitting(spec)
+    family = family or detect_family(spec)
     if out.suffix == ".gguf":
         words = metadata(tokenizer, spec.vocab) if tokenizer and isinstance(spec, Decoder) else None
         export_gguf(network, out, family, gguf or "f16", words)

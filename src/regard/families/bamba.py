@@ -8,7 +8,7 @@ from typing import Any
 from regard.families.common.config_reader import Config, FamilyError
 from regard.families.common.hybrid import first, last, sizes
 from regard.families.common.rope_config import rope, rope_parameters
-from regard.families.common.roundtrip import bodies, expressed
+from regard.families.common.roundtrip import bodies, check_roundtrip
 from regard.families.jamba import IGNORED, LINKS, MIXER
 from regard.families.mamba2 import limits, mixer, time_step_limit
 from regard.models.decoder import Decoder
@@ -106,7 +106,7 @@ def config(model: Decoder) -> dict[str, Any]:
         "rms_norm_eps": getattr(model.norm, "eps", None),
         "tie_word_embeddings": model.tied,
     }
-    return expressed("bamba", model, written, spec)
+    return check_roundtrip("bamba", model, written, spec)
 
 
 def table(model: Decoder) -> Table:

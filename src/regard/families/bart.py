@@ -11,7 +11,7 @@ import torch
 
 from regard.families.common.activations import OURS, THEIRS
 from regard.families.common.config_reader import Config
-from regard.families.common.roundtrip import bodies, expressed, of_kind
+from regard.families.common.roundtrip import bodies, check_roundtrip, require_type
 from regard.kernels.attention.mask import Full
 from regard.models.decoder import Decoder
 from regard.models.encoder import Encoder
@@ -25,8 +25,8 @@ from regard.parts.feedforward import FeedForward
 from regard.parts.input import Tokens
 from regard.parts.norm import LayerNorm, NoNorm
 from regard.parts.position.learned import Learned
-from regard.weights.ops import Shape
-from regard.weights.table import Known, Link, Table
+from regard.weights.ops import Reshape
+from regard.weights.table import Derivation, Link, Table
 
 DEFAULTS = {
     "vocab_size": 50265, "max_position_embeddings": 1024, "d_model": 1024,
@@ -79,12 +79,12 @@ def block(theirs: Config, stack: str, style: Style, *mixers: Body) -> Block:
 def config(model: EncoderDecoder) -> dict[str, Any]:
     names = {"model_type": "bart", "architectures": ["BartForConditionalGeneration"]}
     places = {"max_position_embeddings": getattr(model.target.position, "length", None)}
-    return expressed("bart", model, names | settings(model) | places, spec)
+    return check_roundtrip("bart", model, names | settings(model) | places, spec)
 
 
 def settings(model: EncoderDecoder) -> dict[str, Any]:
     """What all variations read alike."""
-    source, target = of_kind(model, EncoderDecoder).source, model.target
+    source, target = require_type(model, EncoderDecoder).source, model.target
     read, up = bodies(source.blocks[0], Attention, FeedForward)
     write, _, down = bodies(target.blocks[0], Attention, CrossAttention, FeedForward)
     return {
@@ -114,7 +114,11 @@ def feet(base: str) -> list[Link]:
 
 
 def tables(
-    model: EncoderDecoder, base: str, *more: Link, known: Mapping[str, Known] | None = None, reading: Names = ATTENTION
+    model: EncoderDecoder,
+    base: str,
+    *more: Link,
+    derived: Mapping[str, Derivation] | None = None,
+    reading: Names = ATTENTION,
 ) -> Table:
     """The stacks, the tables of words and the head, and what a variation has beside; `reading`: of the encoder."""
     shared, *own = (f"{base}.{name}.weight" for name in ("shared", "encoder.embed_tokens", "decoder.embed_tokens"))
@@ -128,9 +132,9 @@ def tables(
         *attention(f"{base}.decoder.layers.{{i}}.encoder_attn", "target.stack.blocks.{i}.sublayers.1"),
         *more,
         Link("lm_head.weight", "target.head.weight"),
-        Link("final_logits_bias", "target.head.bias", Shape((1, -1))),
+        Link("final_logits_bias", "target.head.bias", Reshape((1, -1))),
         prefix=f"{base}.",
-        known={"final_logits_bias": torch.zeros, **copies, **(known or {})},
+        derived={"final_logits_bias": torch.zeros, **copies, **(derived or {})},
         ignored=(f"{base}.encoder.version", f"{base}.decoder.version", *(() if model.shared else (shared,))),
     )
 

@@ -10,7 +10,7 @@ from typing import Any
 from regard.families.common.activations import OLDER, OURS
 from regard.families.common.config_reader import Config
 from regard.families.common.encoder_heads import LABELS, Heads, architecture, copies, ends, predictions, pretraining
-from regard.families.common.roundtrip import bodies, expressed
+from regard.families.common.roundtrip import bodies, check_roundtrip
 from regard.kernels.attention.mask import Full
 from regard.models.encoder import Encoder
 from regard.models.heads import Classification, Dense, Head, MaskedLM, PreTraining
@@ -48,7 +48,7 @@ def spec(config: dict[str, Any]) -> Encoder:
 def config(model: Encoder) -> dict[str, Any]:
     written = {"model_type": "bert", **settings(model)}
     theirs = Config("bert", written)
-    return expressed(
+    return check_roundtrip(
         "bert", model, written | {"architectures": [architecture(model.head, theirs, heads(theirs))]}, spec
     )
 
@@ -58,7 +58,7 @@ def table(model: Encoder) -> Table:
     pooler = f"{base}pooler.dense.{{leaf}}"
     ignored = (pooler, f"{base}embeddings.position_ids", "cls.seq_relationship.{leaf}", "cls.predictions.bias")
     known = copies(base, "cls.predictions")
-    return Table(*links(base), *head_links(model.head, pooler), ignored=ignored, known=known, endings=OLD)
+    return Table(*links(base), *head_links(model.head, pooler), ignored=ignored, derived=known, leaf_aliases=OLD)
 
 
 def heads(theirs: Config) -> Heads:

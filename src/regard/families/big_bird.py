@@ -19,7 +19,7 @@ from regard.families.common.encoder_heads import (
     predictions,
     pretraining,
 )
-from regard.families.common.roundtrip import bodies, expressed
+from regard.families.common.roundtrip import bodies, check_roundtrip
 from regard.kernels.attention.mask import Full
 from regard.models.encoder import Encoder
 from regard.models.heads import Classification, Dense, Head, MaskedLM, PreTraining
@@ -61,7 +61,7 @@ def config(model: Encoder) -> dict[str, Any]:
     }
     theirs = Config("big_bird", written)
     written["architectures"] = [architecture(model.head, theirs, heads(theirs))]
-    return expressed("big_bird", model, written, spec)
+    return check_roundtrip("big_bird", model, written, spec)
 
 
 def table(model: Encoder) -> Table:
@@ -69,7 +69,7 @@ def table(model: Encoder) -> Table:
     pooler = f"{base}pooler.{{leaf}}"
     ignored = (pooler, f"{base}embeddings.position_ids", "cls.seq_relationship.{leaf}", "cls.predictions.bias")
     known = copies(base, "cls.predictions")
-    return Table(*bert.links(base), *head_links(model.head, pooler), ignored=ignored, known=known)
+    return Table(*bert.links(base), *head_links(model.head, pooler), ignored=ignored, derived=known)
 
 
 def heads(theirs: Config) -> Heads:

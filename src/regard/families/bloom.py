@@ -7,7 +7,7 @@ long the texts were in training (`seq_length`). Published files often lack the p
 from typing import Any
 
 from regard.families.common.config_reader import Config
-from regard.families.common.roundtrip import bodies, expressed
+from regard.families.common.roundtrip import bodies, check_roundtrip
 from regard.families.gpt2 import ATTENTION, FEEDFORWARD, PACKED
 from regard.models.decoder import Decoder
 from regard.models.stack import Repeat
@@ -53,7 +53,7 @@ def config(model: Decoder) -> dict[str, Any]:
         "seq_length": model.context,
         "tie_word_embeddings": model.tied,
     }
-    return expressed("bloom", model, written, spec)
+    return check_roundtrip("bloom", model, written, spec)
 
 
 def table(model: Decoder) -> Table:

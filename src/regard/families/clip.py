@@ -17,7 +17,7 @@ from regard.families.common.dual_tower import (
     written,
 )
 from regard.families.common.images import only_squares, patches
-from regard.families.common.roundtrip import expressed, of_kind
+from regard.families.common.roundtrip import check_roundtrip, require_type
 from regard.kernels.attention.mask import Causal
 from regard.models.dual_encoder import DualEncoder
 from regard.models.encoder import Encoder
@@ -48,7 +48,7 @@ def spec(config: dict[str, Any]) -> DualEncoder:
 
 
 def config(model: DualEncoder) -> dict[str, Any]:
-    model = of_kind(model, DualEncoder)
+    model = require_type(model, DualEncoder)
     if model.end is None:
         raise FamilyError("transformers' clip finds where a text ends by a token; give the dual encoder its end")
     found = {
@@ -58,15 +58,15 @@ def config(model: DualEncoder) -> dict[str, Any]:
         "text_config": {"model_type": "clip_text_model", **written(model.text), "eos_token_id": model.end},
         "vision_config": {"model_type": "clip_vision_model", **written(model.image)},
     }
-    return expressed("clip", model, found, spec)
+    return check_roundtrip("clip", model, found, spec)
 
 
 def table(model: DualEncoder) -> Table:
     return Table(
         Link("logit_scale", "scale"),
-        *(link.inside("text_model.", "text.") for link in TEXT_LINKS),
+        *(link.prefixed("text_model.", "text.") for link in TEXT_LINKS),
         Link("text_projection.weight", "text.head.proj.weight"),
-        *(link.inside("vision_model.", "image.") for link in vision_links(model.image)),
+        *(link.prefixed("vision_model.", "image.") for link in vision_links(model.image)),
         Link("visual_projection.weight", "image.head.proj.weight"),
         ignored=IGNORED,
     )

@@ -10,7 +10,7 @@ from typing import Any
 from regard.families.common.config_reader import Config
 from regard.families.common.layer_types import FULL, SLIDING, arranged, by_window, every, layer_types, listed, window
 from regard.families.common.rope_config import rope
-from regard.families.common.roundtrip import bodies, expressed
+from regard.families.common.roundtrip import bodies, check_roundtrip
 from regard.families.llama import ENDS, IGNORED, LAYER, PROJECTIONS, attention, decoder, feedforward, written
 from regard.models.decoder import Decoder
 from regard.parts.attention import Attention
@@ -57,7 +57,7 @@ def config(model: Decoder) -> dict[str, Any]:
         "sliding_window": window(mixers) or DEFAULTS["sliding_window"],
         "layer_types": layer_types(mixers),
     }
-    return expressed("cohere2", model, common | own, spec)
+    return check_roundtrip("cohere2", model, common | own, spec)
 
 
 def table(model: Decoder) -> Table:

@@ -10,7 +10,7 @@ from regard.families.common.config_reader import Config, FamilyError
 from regard.families.common.latent_decoder import DEFAULTS as LATENT_DEFAULTS
 from regard.families.common.latent_decoder import latent_decoder, latent_table, written
 from regard.families.common.moe import sparse
-from regard.families.common.roundtrip import expressed
+from regard.families.common.roundtrip import check_roundtrip
 from regard.models.decoder import Decoder
 from regard.parts.latent_attention import LatentAttention
 from regard.parts.router import Router
@@ -46,7 +46,7 @@ def config(model: Decoder) -> dict[str, Any]:
         "topk_method": "greedy" if experts.router.groups == 1 else "group_limited_greedy",
         "mlp_bias": getattr(experts.shared, "bias", False),
     }
-    return expressed("deepseek_v2", model, written("DeepseekV2ForCausalLM", "deepseek_v2", model) | own, spec)
+    return check_roundtrip("deepseek_v2", model, written("DeepseekV2ForCausalLM", "deepseek_v2", model) | own, spec)
 
 
 def table(model: Decoder) -> Table:

@@ -9,7 +9,7 @@ from regard.families.common.config_reader import Config
 from regard.families.common.latent_decoder import DEFAULTS as LATENT_DEFAULTS
 from regard.families.common.latent_decoder import latent_decoder, latent_table, written
 from regard.families.common.moe import sparse
-from regard.families.common.roundtrip import expressed
+from regard.families.common.roundtrip import check_roundtrip
 from regard.models.decoder import Decoder
 from regard.parts.latent_attention import LatentAttention
 from regard.parts.router import Router
@@ -52,7 +52,7 @@ def config(model: Decoder) -> dict[str, Any]:
         "norm_topk_prob": experts.router.renormalizes(experts.top_k),
         "rope_interleave": getattr(mixer.position, "layout", None) == "interleaved",
     }
-    return expressed("deepseek_v3", model, written("DeepseekV3ForCausalLM", "deepseek_v3", model) | own, spec)
+    return check_roundtrip("deepseek_v3", model, written("DeepseekV3ForCausalLM", "deepseek_v3", model) | own, spec)
 
 
 def table(model: Decoder) -> Table:

@@ -8,12 +8,12 @@ from typing import Any
 from regard.families.common.config_reader import Config
 from regard.families.common.encoder_heads import LABELS, Heads, architecture
 from regard.families.common.images import patches
-from regard.families.common.roundtrip import expressed
+from regard.families.common.roundtrip import check_roundtrip
 from regard.families.vit import LAYER, POOLER, encoder, layer, links, pooler, settings
 from regard.models.distilled import Distilled
 from regard.models.encoder import Encoder
 from regard.models.heads import Classification
-from regard.weights.ops import Shape
+from regard.weights.ops import Reshape
 from regard.weights.table import Link, Table
 
 
@@ -26,11 +26,11 @@ def config(model: Encoder) -> dict[str, Any]:
     written = {"model_type": "deit", **settings(model)}
     theirs = Config("deit", written)
     written["architectures"] = [architecture(model.head, theirs, heads(theirs))]
-    return expressed("deit", model, written, spec)
+    return check_roundtrip("deit", model, written, spec)
 
 
 def table(model: Encoder) -> Table:
-    token = Link("embeddings.distillation_token", "input.registers", Shape((1, 1, -1)))
+    token = Link("embeddings.distillation_token", "input.registers", Reshape((1, 1, -1)))
     both = (
         Link("cls_classifier.{leaf}", "head.labels.{leaf}"),
         Link("distillation_classifier.{leaf}", "head.teacher.{leaf}"),

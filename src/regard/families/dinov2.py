@@ -10,7 +10,7 @@ from regard.families.common.activations import OURS, THEIRS
 from regard.families.common.config_reader import Config
 from regard.families.common.encoder_heads import LABELS, Heads, architecture, ends
 from regard.families.common.images import only_squares, patches
-from regard.families.common.roundtrip import bodies, expressed
+from regard.families.common.roundtrip import bodies, check_roundtrip
 from regard.families.vit import ATTENTION, FEEDFORWARD, LOOK, attention, encoder, links, looks
 from regard.models.encoder import Encoder
 from regard.models.heads import Classification, Pooled
@@ -58,7 +58,7 @@ def config(model: Encoder) -> dict[str, Any]:
     }
     theirs = Config("dinov2", written)
     written["architectures"] = [architecture(model.head, theirs, heads(theirs))]
-    return expressed("dinov2", model, written, spec)
+    return check_roundtrip("dinov2", model, written, spec)
 
 
 def table(model: Encoder) -> Table:

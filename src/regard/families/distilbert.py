@@ -9,7 +9,7 @@ from regard.families.bert import ATTENTION, FEEDFORWARD, base_of
 from regard.families.common.activations import OLDER, OURS
 from regard.families.common.config_reader import Config
 from regard.families.common.encoder_heads import LABELS, Heads, architecture, ends
-from regard.families.common.roundtrip import bodies, expressed
+from regard.families.common.roundtrip import bodies, check_roundtrip
 from regard.kernels.attention.mask import Full
 from regard.models.encoder import Encoder
 from regard.models.heads import Classification, Dense, MaskedLM
@@ -84,7 +84,7 @@ def config(model: Encoder) -> dict[str, Any]:
     }
     theirs = Config("distilbert", written)
     written["architectures"] = [architecture(model.head, theirs, heads(theirs))]
-    return expressed("distilbert", model, written, spec)
+    return check_roundtrip("distilbert", model, written, spec)
 
 
 def table(model: Encoder) -> Table:
@@ -97,5 +97,5 @@ def table(model: Encoder) -> Table:
         *(Link(f"{base}transformer.layer.{{i}}.{t}.{{leaf}}", f"{ours}.{{leaf}}") for t, ours in LAYER.items()),
         *(MASKED if isinstance(model.head, MaskedLM) else CLASSIFIER),
         ignored=(f"{embeddings}position_ids",),
-        known={"vocab_projector.weight": f"{embeddings}word_embeddings.weight"},
+        derived={"vocab_projector.weight": f"{embeddings}word_embeddings.weight"},
     )

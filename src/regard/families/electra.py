@@ -10,7 +10,7 @@ from regard.families import bert
 from regard.families.common.activations import OURS
 from regard.families.common.config_reader import Config
 from regard.families.common.encoder_heads import DENSE_AND_LABELS, LABELS, Heads, architecture
-from regard.families.common.roundtrip import expressed
+from regard.families.common.roundtrip import check_roundtrip
 from regard.kernels.attention.mask import Full
 from regard.models.encoder import Encoder
 from regard.models.heads import Classification, Dense, Head, MaskedLM
@@ -41,7 +41,7 @@ def config(model: Encoder) -> dict[str, Any]:
     written = {"model_type": "electra", "embedding_size": model.table_dim, **bert.settings(model)}
     theirs = Config("electra", written)
     written["architectures"] = [architecture(model.head, theirs, heads(theirs))]
-    return expressed("electra", model, written, spec)
+    return check_roundtrip("electra", model, written, spec)
 
 
 def table(model: Encoder) -> Table:
@@ -49,7 +49,7 @@ def table(model: Encoder) -> Table:
     tables = f"{base}embeddings.word_embeddings.weight"
     ignored = (f"{base}embeddings.position_ids",)
     return Table(
-        *bert.links(base), *head_links(model.head), ignored=ignored, known={"generator_lm_head.weight": tables}
+        *bert.links(base), *head_links(model.head), ignored=ignored, derived={"generator_lm_head.weight": tables}
     )
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from regard.families.common.activations import OURS, THEIRS
 from regard.families.common.config_reader import Config, FamilyError
 from regard.families.common.rope_config import rope, rope_parameters
-from regard.families.common.roundtrip import bodies, expressed
+from regard.families.common.roundtrip import bodies, check_roundtrip
 from regard.families.gpt2 import ATTENTION, FEEDFORWARD, PACKED
 from regard.models.decoder import Decoder
 from regard.models.stack import Repeat
@@ -94,7 +94,7 @@ def config(model: Decoder) -> dict[str, Any]:
         "layer_norm_epsilon": getattr(model.norm, "eps", None),
         "tie_word_embeddings": model.tied,
     }
-    return expressed("falcon", model, written, spec)
+    return check_roundtrip("falcon", model, written, spec)
 
 
 def table(model: Decoder) -> Table:

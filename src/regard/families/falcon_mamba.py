@@ -4,7 +4,7 @@ from typing import Any
 
 from regard.families import mamba
 from regard.families.common.config_reader import Config
-from regard.families.common.roundtrip import bodies, expressed
+from regard.families.common.roundtrip import bodies, check_roundtrip
 from regard.models.decoder import Decoder
 from regard.parts.norm import RMSNorm
 from regard.parts.ssm.mamba import Mamba
@@ -19,7 +19,7 @@ def spec(config: dict[str, Any]) -> Decoder:
 def config(model: Decoder) -> dict[str, Any]:
     (body,) = bodies(model.blocks[0], Mamba)
     written = mamba.written("falcon_mamba", "FalconMambaForCausalLM", model)
-    return expressed("falcon_mamba", model, written | {"mixer_rms_eps": getattr(body.norm, "eps", None)}, spec)
+    return check_roundtrip("falcon_mamba", model, written | {"mixer_rms_eps": getattr(body.norm, "eps", None)}, spec)
 
 
 def table(model: Decoder) -> Table:

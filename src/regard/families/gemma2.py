@@ -11,7 +11,7 @@ from regard.families import llama
 from regard.families.common.activations import OURS, THEIRS
 from regard.families.common.config_reader import Config, FamilyError
 from regard.families.common.layer_types import FULL, SLIDING, arranged, by_window, layer_types, listed, window
-from regard.families.common.roundtrip import bodies, expressed
+from regard.families.common.roundtrip import bodies, check_roundtrip
 from regard.families.llama import ATTENTION, FEEDFORWARD, LAYER, attention, decoder
 from regard.models.decoder import Decoder
 from regard.parts.attention import Attention
@@ -47,7 +47,7 @@ def spec(config: dict[str, Any]) -> Decoder:
 
 def config(model: Decoder) -> dict[str, Any]:
     mixers, written = described("Gemma2ForCausalLM", "gemma2", model)
-    return expressed("gemma2", model, written | {"attn_logit_softcapping": mixers[0].softcap}, spec)
+    return check_roundtrip("gemma2", model, written | {"attn_logit_softcapping": mixers[0].softcap}, spec)
 
 
 def table(model: Decoder) -> Table:

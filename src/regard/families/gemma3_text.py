@@ -11,7 +11,7 @@ from regard.families import gemma2
 from regard.families.common.config_reader import Config
 from regard.families.common.layer_types import FULL, SLIDING, by_window, every
 from regard.families.common.rope_config import rope_of, rope_parameters
-from regard.families.common.roundtrip import expressed
+from regard.families.common.roundtrip import check_roundtrip
 from regard.families.llama import ENDS, IGNORED, PROJECTIONS, QK_NORMS, attention
 from regard.models.decoder import Decoder
 from regard.weights.table import Table
@@ -41,7 +41,7 @@ def spec(config: dict[str, Any]) -> Decoder:
 def config(model: Decoder) -> dict[str, Any]:
     mixers, written = gemma2.described("Gemma3ForCausalLM", "gemma3_text", model)
     ropes = {kind: rope_parameters(m.position) for kind, m in zip(written["layer_types"], mixers, strict=True)}
-    return expressed("gemma3_text", model, written | {"rope_parameters": ropes}, spec)
+    return check_roundtrip("gemma3_text", model, written | {"rope_parameters": ropes}, spec)
 
 
 def table(model: Decoder) -> Table:

@@ -8,7 +8,7 @@ from typing import Any
 
 from regard.families.common.activations import OLDER, OURS
 from regard.families.common.config_reader import Config
-from regard.families.common.roundtrip import bodies, expressed
+from regard.families.common.roundtrip import bodies, check_roundtrip
 from regard.models.decoder import Decoder
 from regard.models.stack import Repeat
 from regard.parts.attention import Attention
@@ -67,7 +67,7 @@ def decoder(theirs: Config, kv_heads: int | None, activation: str) -> Decoder:
 
 def config(model: Decoder) -> dict[str, Any]:
     written = {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], **settings(model, OLDER)}
-    return expressed("gpt2", model, written, spec)
+    return check_roundtrip("gpt2", model, written, spec)
 
 
 def settings(model: Decoder, names: dict[Activation, str]) -> dict[str, Any]:

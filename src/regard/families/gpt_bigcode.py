@@ -8,7 +8,7 @@ from typing import Any
 from regard.families import gpt2
 from regard.families.common.activations import THEIRS
 from regard.families.common.config_reader import Config
-from regard.families.common.roundtrip import bodies, expressed
+from regard.families.common.roundtrip import bodies, check_roundtrip
 from regard.families.gpt2 import ATTENTION, FEEDFORWARD, PACKED
 from regard.models.decoder import Decoder
 from regard.parts.attention import Attention
@@ -25,7 +25,7 @@ def spec(config: dict[str, Any]) -> Decoder:
 def config(model: Decoder) -> dict[str, Any]:
     written = {"model_type": "gpt_bigcode", "architectures": ["GPTBigCodeForCausalLM"], **gpt2.settings(model, THEIRS)}
     written["multi_query"] = key_heads(model) == 1
-    return expressed("gpt_bigcode", model, written, spec)
+    return check_roundtrip("gpt_bigcode", model, written, spec)
 
 
 def key_heads(model: Decoder) -> int:

@@ -9,7 +9,7 @@ from typing import Any
 from regard.families.common.activations import OURS, THEIRS
 from regard.families.common.config_reader import Config
 from regard.families.common.rope_config import rope, rope_parameters
-from regard.families.common.roundtrip import bodies, expressed
+from regard.families.common.roundtrip import bodies, check_roundtrip
 from regard.families.gpt2 import ATTENTION, FEEDFORWARD, PACKED
 from regard.models.decoder import Decoder
 from regard.models.stack import Repeat
@@ -63,7 +63,7 @@ def config(model: Decoder) -> dict[str, Any]:
         "use_parallel_residual": model.blocks[0].style == "parallel",
         "tie_word_embeddings": model.tied,
     }
-    return expressed("gpt_neox", model, written, spec)
+    return check_roundtrip("gpt_neox", model, written, spec)
 
 
 def table(model: Decoder) -> Table:

@@ -11,7 +11,7 @@ from regard.families import llama
 from regard.families.common.config_reader import Config
 from regard.families.common.layer_types import FULL, SLIDING, arranged, by_window, layer_types, listed, window
 from regard.families.common.moe import balance, routed, sparse
-from regard.families.common.roundtrip import bodies, expressed
+from regard.families.common.roundtrip import bodies, check_roundtrip
 from regard.families.llama import ATTENTION, ENDS, FEEDFORWARD, IGNORED, LAYER, NORMS, PROJECTIONS
 from regard.models.decoder import Decoder
 from regard.parts.attention import Attention
@@ -70,7 +70,7 @@ def config(model: Decoder) -> dict[str, Any]:
         **routed(model, experts),
     }
     written = llama.written("GptOssForCausalLM", "gpt_oss", model, mixer, experts.expert) | own
-    return expressed("gpt_oss", model, written, spec)
+    return check_roundtrip("gpt_oss", model, written, spec)
 
 
 def table(model: Decoder) -> Table:

@@ -7,7 +7,7 @@ from typing import Any
 
 from regard.families.common.activations import OLDER, OURS
 from regard.families.common.config_reader import Config, FamilyError
-from regard.families.common.roundtrip import bodies, expressed
+from regard.families.common.roundtrip import bodies, check_roundtrip
 from regard.models.decoder import Decoder
 from regard.models.stack import Repeat
 from regard.parts.attention import Attention
@@ -73,7 +73,7 @@ def config(model: Decoder) -> dict[str, Any]:
         "layer_norm_epsilon": getattr(model.norm, "eps", None),
         "tie_word_embeddings": model.tied,
     }
-    return expressed("gptj", model, written, spec)
+    return check_roundtrip("gptj", model, written, spec)
 
 
 def table(model: Decoder) -> Table:

@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from regard.families.common.config_reader import Config
-from regard.families.common.roundtrip import bodies, expressed
+from regard.families.common.roundtrip import bodies, check_roundtrip
 from regard.families.llama import TABLE, attention, decoder, feedforward, pre, written
 from regard.models.decoder import Decoder
 from regard.parts.attention import Attention
@@ -33,7 +33,7 @@ def config(model: Decoder) -> dict[str, Any]:
         "embedding_multiplier": model.embedding_scale,
         "logits_scaling": 1 / (model.logit_scale or 1.0),
     }
-    return expressed("granite", model, written("GraniteForCausalLM", "granite", model, mixer, inner) | own, spec)
+    return check_roundtrip("granite", model, written("GraniteForCausalLM", "granite", model, mixer, inner) | own, spec)
 
 
 def table(model: Decoder) -> Table:

@@ -9,7 +9,7 @@ from typing import Any
 
 from regard.families.common.config_reader import Config, FamilyError
 from regard.families.common.hybrid import first, last, sizes
-from regard.families.common.roundtrip import bodies, expressed
+from regard.families.common.roundtrip import bodies, check_roundtrip
 from regard.families.mamba import mixer, rank
 from regard.models.decoder import Decoder
 from regard.models.stack import tiled
@@ -121,7 +121,7 @@ def config(model: Decoder) -> dict[str, Any]:
         "rms_norm_eps": getattr(model.norm, "eps", None),
         "tie_word_embeddings": model.tied,
     }
-    return expressed("jamba", model, written, spec)
+    return check_roundtrip("jamba", model, written, spec)
 
 
 def places(key: str, there: list[bool]) -> dict[str, int]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from regard.families import bart, longformer
 from regard.families.common.config_reader import Config
-from regard.families.common.roundtrip import expressed, of_kind
+from regard.families.common.roundtrip import check_roundtrip, require_type
 from regard.kernels.attention.patterns.window import Window
 from regard.models.decoder import Decoder
 from regard.models.encoder import Encoder
@@ -45,15 +45,15 @@ def layers(theirs: Config) -> bart.Layers:
 
 def config(model: EncoderDecoder) -> dict[str, Any]:
     settings = bart.settings(model)
-    mixers = [of_kind(block.sublayers[0].body, GlobalAttention) for block in model.source.blocks]
+    mixers = [require_type(block.sublayers[0].body, GlobalAttention) for block in model.source.blocks]
     written = settings | {
         "model_type": "led",
         "architectures": ["LEDForConditionalGeneration"],
-        "attention_window": [2 * of_kind(mixer.mask, Window).size for mixer in mixers],
-        "max_encoder_position_embeddings": of_kind(model.source.position, Learned).length,
-        "max_decoder_position_embeddings": of_kind(model.target.position, Learned).length,
+        "attention_window": [2 * require_type(mixer.mask, Window).size for mixer in mixers],
+        "max_encoder_position_embeddings": require_type(model.source.position, Learned).length,
+        "max_decoder_position_embeddings": require_type(model.target.position, Learned).length,
     }
-    return expressed("led", model, written, spec)
+    return check_roundtrip("led", model, written, spec)
 
 
 def table(model: EncoderDecoder) -> Table:

@@ -9,7 +9,7 @@ from typing import Any
 from regard.families.common.activations import THEIRS
 from regard.families.common.config_reader import Config, FamilyError
 from regard.families.common.rope_config import rope, rope_parameters
-from regard.families.common.roundtrip import bodies, expressed
+from regard.families.common.roundtrip import bodies, check_roundtrip
 from regard.models.decoder import Decoder
 from regard.models.stack import Repeat, tiled
 from regard.parts.attention import Attention
@@ -50,7 +50,7 @@ def config(model: Decoder) -> dict[str, Any]:
     if model.width % mixer.heads:
         raise FamilyError(f"transformers' llama wants width={model.width} to be divisible by heads={mixer.heads}")
     own = {"attention_bias": mixer.bias, "mlp_bias": inner.bias}
-    return expressed("llama", model, written("LlamaForCausalLM", "llama", model, mixer, inner) | own, spec)
+    return check_roundtrip("llama", model, written("LlamaForCausalLM", "llama", model, mixer, inner) | own, spec)
 
 
 def table(model: Decoder) -> Table:

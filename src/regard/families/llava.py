@@ -11,7 +11,7 @@ from regard.families import clip, family, llama
 from regard.families.common.activations import OURS, THEIRS
 from regard.families.common.config_reader import Config, FamilyError
 from regard.families.common.dual_tower import vision_links, written
-from regard.families.common.roundtrip import expressed, of_kind
+from regard.families.common.roundtrip import check_roundtrip, require_type
 from regard.models.decoder import Decoder
 from regard.models.interleaved import Interleaved, Projector
 from regard.weights.table import Link, Table
@@ -51,7 +51,7 @@ def spec(config: dict[str, Any]) -> Interleaved:
 
 
 def config(model: Interleaved) -> dict[str, Any]:
-    model = of_kind(model, Interleaved)
+    model = require_type(model, Interleaved)
     features = model.features or (-1,)
     found = {
         "model_type": "llava",
@@ -66,17 +66,17 @@ def config(model: Interleaved) -> dict[str, Any]:
         "vision_feature_select_strategy": "full" if model.whole else "default",
         "tie_word_embeddings": model.decoder.tied,
     }
-    return expressed("llava", model, found, spec)
+    return check_roundtrip("llava", model, found, spec)
 
 
 def table(model: Interleaved) -> Table:
     return Table(
-        *(link.inside("vision_tower.", "vision.") for link in vision_links(model.vision)),
+        *(link.prefixed("vision_tower.", "vision.") for link in vision_links(model.vision)),
         Link("multi_modal_projector.linear_1.{leaf}", "projector.up.{leaf}"),
         Link("multi_modal_projector.linear_2.{leaf}", "projector.down.{leaf}"),
-        *(link.inside("language_model.", "decoder.") for link in llama.TABLE.links),
+        *(link.prefixed("language_model.", "decoder.") for link in llama.TABLE.links),
         ignored=("vision_tower.embeddings.position_ids", *(f"language_model.{name}" for name in llama.TABLE.ignored)),
-        beginnings={"vision_tower.vision_model.": "vision_tower."},
+        prefix_aliases={"vision_tower.vision_model.": "vision_tower."},
     )
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from regard.families import bert, roberta
 from regard.families.common.config_reader import Config, FamilyError
 from regard.families.common.encoder_heads import architecture, copies
-from regard.families.common.roundtrip import bodies, expressed
+from regard.families.common.roundtrip import bodies, check_roundtrip
 from regard.kernels.attention.patterns.longformer import Longformer
 from regard.kernels.attention.patterns.window import Window
 from regard.models.encoder import Encoder
@@ -64,7 +64,7 @@ def config(model: Encoder) -> dict[str, Any]:
     written = {"model_type": "longformer", **roberta.settings(model), **windows}
     theirs = Config("longformer", written)
     written["architectures"] = [architecture(model.head, theirs, roberta.heads(theirs, "Longformer"))]
-    return expressed("longformer", model, written, spec)
+    return check_roundtrip("longformer", model, written, spec)
 
 
 def table(model: Encoder) -> Table:
@@ -75,5 +75,5 @@ def table(model: Encoder) -> Table:
         *(Link(f"{theirs}.{name}.{{leaf}}", f"{ours}.{proj}.{{leaf}}") for name, proj in PROJECTIONS.items()),
         *roberta.head_links(model.head),
         ignored=roberta.ignored(base),
-        known=copies(base, "lm_head"),
+        derived=copies(base, "lm_head"),
     )

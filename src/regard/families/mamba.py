@@ -7,7 +7,7 @@ choice of training and is not taken over.
 from typing import Any
 
 from regard.families.common.config_reader import Config, FamilyError
-from regard.families.common.roundtrip import bodies, expressed
+from regard.families.common.roundtrip import bodies, check_roundtrip
 from regard.models.decoder import Decoder
 from regard.models.stack import Repeat
 from regard.parts.block import Block, Sublayer
@@ -44,7 +44,7 @@ def around(*mixer: Link) -> Table:
         Link("lm_head.weight", "head.weight"),
         prefix="backbone.",
         ignored=("lm_head.weight",),
-        beginnings={"backbone.embedding.": "backbone.embeddings."},  # as its authors name it
+        prefix_aliases={"backbone.embedding.": "backbone.embeddings."},  # as its authors name it
     )
 
 
@@ -98,7 +98,7 @@ def rank(theirs: Config, key: str) -> int | None:
 
 
 def config(model: Decoder) -> dict[str, Any]:
-    return expressed("mamba", model, written("mamba", "MambaForCausalLM", model), spec)
+    return check_roundtrip("mamba", model, written("mamba", "MambaForCausalLM", model), spec)
 
 
 def written(model_type: str, architecture: str, model: Decoder) -> dict[str, Any]:

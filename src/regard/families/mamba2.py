@@ -8,7 +8,7 @@ import math
 from typing import Any
 
 from regard.families.common.config_reader import Config, FamilyError
-from regard.families.common.roundtrip import bodies, expressed
+from regard.families.common.roundtrip import bodies, check_roundtrip
 from regard.families.mamba import LAYER, around
 from regard.models.decoder import Decoder
 from regard.models.stack import Repeat
@@ -102,7 +102,7 @@ def config(model: Decoder) -> dict[str, Any]:
         "layer_norm_epsilon": getattr(model.norm, "eps", None),
         "tie_word_embeddings": model.tied,
     }
-    return expressed("mamba2", model, written, spec)
+    return check_roundtrip("mamba2", model, written, spec)
 
 
 def table(model: Decoder) -> Table:

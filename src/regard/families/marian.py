@@ -11,7 +11,7 @@ from torch import Tensor
 
 from regard.families import bart
 from regard.families.common.config_reader import Config
-from regard.families.common.roundtrip import expressed, of_kind
+from regard.families.common.roundtrip import check_roundtrip, require_type
 from regard.models.decoder import Decoder
 from regard.models.encoder import Encoder
 from regard.models.encoder_decoder import EncoderDecoder
@@ -51,16 +51,16 @@ def config(model: EncoderDecoder) -> dict[str, Any]:
     written = settings | {
         "model_type": "marian",
         "architectures": ["MarianMTModel"],
-        "vocab_size": of_kind(model.source.input, Tokens).vocab,
+        "vocab_size": require_type(model.source.input, Tokens).vocab,
         "decoder_vocab_size": model.target.vocab,
         "share_encoder_decoder_embeddings": model.shared,
         "max_position_embeddings": model.target.context,
     }
-    return expressed("marian", model, written, spec)
+    return check_roundtrip("marian", model, written, spec)
 
 
 def table(model: EncoderDecoder) -> Table:
-    return bart.tables(model, "model", known=SINUSOIDS)
+    return bart.tables(model, "model", derived=SINUSOIDS)
 
 
 def sinusoids(shape: tuple[int, ...]) -> Tensor:

@@ -5,7 +5,7 @@ from typing import Any
 
 from regard.families.common.config_reader import Config
 from regard.families.common.layer_types import SLIDING, by_window, window
-from regard.families.common.roundtrip import bodies, expressed
+from regard.families.common.roundtrip import bodies, check_roundtrip
 from regard.families.llama import TABLE, attention, decoder, feedforward, pre, written
 from regard.models.decoder import Decoder
 from regard.parts.attention import Attention
@@ -25,7 +25,7 @@ def spec(config: dict[str, Any]) -> Decoder:
 def config(model: Decoder) -> dict[str, Any]:
     mixer, inner = bodies(model.blocks[0], Attention, SwiGLU)
     own = {"sliding_window": window([mixer])}
-    return expressed("mistral", model, written("MistralForCausalLM", "mistral", model, mixer, inner) | own, spec)
+    return check_roundtrip("mistral", model, written("MistralForCausalLM", "mistral", model, mixer, inner) | own, spec)
 
 
 def table(model: Decoder) -> Table:

@@ -7,7 +7,7 @@ from regard.families import llama
 from regard.families.common.config_reader import Config
 from regard.families.common.layer_types import SLIDING, by_window, window
 from regard.families.common.moe import balance, routed, sparse
-from regard.families.common.roundtrip import expressed
+from regard.families.common.roundtrip import check_roundtrip
 from regard.families.llama import ENDS, FEEDFORWARD, IGNORED, LAYER, NORMS, PROJECTIONS
 from regard.models.decoder import Decoder
 from regard.parts.attention import Attention
@@ -58,7 +58,7 @@ def config(model: Decoder) -> dict[str, Any]:
     mixer, experts = sparse(model, Attention)
     own = {"num_local_experts": experts.count, "sliding_window": window([mixer]), **routed(model, experts)}
     written = llama.written("MixtralForCausalLM", "mixtral", model, mixer, experts.expert) | own
-    return expressed("mixtral", model, written, spec)
+    return check_roundtrip("mixtral", model, written, spec)
 
 
 def table(model: Decoder) -> Table:

@@ -12,7 +12,7 @@ from regard.families.common.config_reader import Config, FamilyError
 from regard.families.common.encoder_heads import LABELS, Heads, architecture, ends
 from regard.families.common.layer_types import FULL, SLIDING, every, listed, shortest
 from regard.families.common.rope_config import rope_of, rope_parameters
-from regard.families.common.roundtrip import bodies, expressed
+from regard.families.common.roundtrip import bodies, check_roundtrip
 from regard.kernels.attention.mask import Full
 from regard.kernels.attention.patterns.window import Window
 from regard.models.encoder import Encoder
@@ -124,7 +124,7 @@ def config(model: Encoder) -> dict[str, Any]:
     }
     theirs = Config("modernbert", written)
     written["architectures"] = [architecture(head, theirs, heads(theirs))]
-    return expressed("modernbert", model, written, spec)
+    return check_roundtrip("modernbert", model, written, spec)
 
 
 def table(model: Encoder) -> Table:
@@ -143,5 +143,5 @@ def table(model: Encoder) -> Table:
         Link("head.{part}.{leaf}", "head.dense.{part}.{leaf}"),
         Link("decoder.{leaf}", "head.vocab.{leaf}"),
         *LABELS,
-        known={"decoder.weight": embeddings},
+        derived={"decoder.weight": embeddings},
     )

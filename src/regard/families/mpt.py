@@ -7,7 +7,7 @@ norms, scaled logits, biases (refused), and flatter slopes, which are read (Stor
 from typing import Any
 
 from regard.families.common.config_reader import Config, FamilyError
-from regard.families.common.roundtrip import bodies, expressed
+from regard.families.common.roundtrip import bodies, check_roundtrip
 from regard.families.gpt2 import ATTENTION, FEEDFORWARD, PACKED
 from regard.models.decoder import Decoder
 from regard.models.stack import Repeat
@@ -80,7 +80,7 @@ def config(model: Decoder) -> dict[str, Any]:
         "attn_config": {"clip_qkv": attention.clip, "softmax_scale": attention.scale},
         "tie_word_embeddings": model.tied,
     }
-    return expressed("mpt", model, written, spec)
+    return check_roundtrip("mpt", model, written, spec)
 
 
 def table(model: Decoder) -> Table:

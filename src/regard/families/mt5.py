@@ -4,7 +4,7 @@ from typing import Any
 
 from regard.families import t5
 from regard.families.common.config_reader import Config
-from regard.families.common.roundtrip import expressed
+from regard.families.common.roundtrip import check_roundtrip
 from regard.models.encoder_decoder import EncoderDecoder
 from regard.weights.table import Table
 
@@ -21,7 +21,7 @@ def spec(config: dict[str, Any]) -> EncoderDecoder:
 
 def config(model: EncoderDecoder) -> dict[str, Any]:
     names = {"model_type": "mt5", "architectures": ["MT5ForConditionalGeneration"]}
-    return expressed("mt5", model, names | t5.settings(model) | t5.body(model), spec)
+    return check_roundtrip("mt5", model, names | t5.settings(model) | t5.body(model), spec)
 
 
 def table(model: EncoderDecoder) -> Table:

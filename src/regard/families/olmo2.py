@@ -5,7 +5,7 @@ from typing import Any
 
 from regard.families import llama
 from regard.families.common.config_reader import Config
-from regard.families.common.roundtrip import bodies, expressed
+from regard.families.common.roundtrip import bodies, check_roundtrip
 from regard.families.llama import ATTENTION, FEEDFORWARD, LAYER, attention, decoder, feedforward, norm, written
 from regard.models.decoder import Decoder
 from regard.parts.attention import Attention
@@ -35,7 +35,7 @@ def spec(config: dict[str, Any]) -> Decoder:
 def config(model: Decoder) -> dict[str, Any]:
     mixer, inner = bodies(model.blocks[0], Attention, SwiGLU)
     own = {"attention_bias": mixer.bias}
-    return expressed("olmo2", model, written("Olmo2ForCausalLM", "olmo2", model, mixer, inner) | own, spec)
+    return check_roundtrip("olmo2", model, written("Olmo2ForCausalLM", "olmo2", model, mixer, inner) | own, spec)
 
 
 def table(model: Decoder) -> Table:

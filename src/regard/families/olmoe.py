@@ -6,7 +6,7 @@ from typing import Any
 from regard.families import llama
 from regard.families.common.config_reader import Config, FamilyError
 from regard.families.common.moe import EXPERTS, balance, routed, sparse
-from regard.families.common.roundtrip import expressed
+from regard.families.common.roundtrip import check_roundtrip
 from regard.families.llama import ENDS, IGNORED, NORMS, PROJECTIONS, QK_NORMS
 from regard.models.decoder import Decoder
 from regard.parts.attention import Attention
@@ -52,7 +52,7 @@ def config(model: Decoder) -> dict[str, Any]:
         **routed(model, experts),
     }
     written = llama.written("OlmoeForCausalLM", "olmoe", model, mixer, experts.expert) | own
-    return expressed("olmoe", model, written, spec)
+    return check_roundtrip("olmoe", model, written, spec)
 
 
 def table(model: Decoder) -> Table:

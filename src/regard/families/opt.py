@@ -8,7 +8,7 @@ from typing import Any
 
 from regard.families.common.activations import OURS, THEIRS
 from regard.families.common.config_reader import Config
-from regard.families.common.roundtrip import bodies, expressed
+from regard.families.common.roundtrip import bodies, check_roundtrip
 from regard.families.gpt2 import ATTENTION, FEEDFORWARD
 from regard.models.decoder import Decoder
 from regard.models.stack import Repeat
@@ -83,7 +83,7 @@ def config(model: Decoder) -> dict[str, Any]:
         "enable_bias": attention.bias,
         "tie_word_embeddings": model.tied,
     }
-    return expressed("opt", model, written, spec)
+    return check_roundtrip("opt", model, written, spec)
 
 
 def table(model: Decoder) -> Table:

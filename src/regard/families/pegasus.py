@@ -7,7 +7,7 @@ from typing import Any
 
 from regard.families import bart
 from regard.families.common.config_reader import Config
-from regard.families.common.roundtrip import expressed
+from regard.families.common.roundtrip import check_roundtrip
 from regard.families.marian import POSITION, SINUSOIDS
 from regard.models.decoder import Decoder
 from regard.models.encoder import Encoder
@@ -37,8 +37,8 @@ def spec(config: dict[str, Any]) -> EncoderDecoder:
 def config(model: EncoderDecoder) -> dict[str, Any]:
     names = {"model_type": "pegasus", "architectures": ["PegasusForConditionalGeneration"]}
     written = names | bart.settings(model) | {"max_position_embeddings": model.target.context}
-    return expressed("pegasus", model, written, spec)
+    return check_roundtrip("pegasus", model, written, spec)
 
 
 def table(model: EncoderDecoder) -> Table:
-    return bart.tables(model, "model", *NORMS, known=SINUSOIDS)
+    return bart.tables(model, "model", *NORMS, derived=SINUSOIDS)

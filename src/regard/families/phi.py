@@ -8,7 +8,7 @@ from typing import Any
 from regard.families.common.activations import OLDER, OURS
 from regard.families.common.config_reader import Config
 from regard.families.common.rope_config import rope, rope_parameters
-from regard.families.common.roundtrip import bodies, expressed
+from regard.families.common.roundtrip import bodies, check_roundtrip
 from regard.families.gptj import ATTENTION, BLOCK, FEEDFORWARD
 from regard.models.decoder import Decoder
 from regard.models.stack import Repeat
@@ -85,7 +85,7 @@ def config(model: Decoder) -> dict[str, Any]:
         "qk_layernorm": attention.qk_norm is not None,
         "tie_word_embeddings": model.tied,
     }
-    return expressed("phi", model, written, spec)
+    return check_roundtrip("phi", model, written, spec)
 
 
 def table(model: Decoder) -> Table:

@@ -11,7 +11,7 @@ from regard.families import llama
 from regard.families.common.config_reader import Config, FamilyError
 from regard.families.common.layer_types import SLIDING, by_window, window
 from regard.families.common.rope_config import rope
-from regard.families.common.roundtrip import bodies, expressed
+from regard.families.common.roundtrip import bodies, check_roundtrip
 from regard.families.llama import ATTENTION, FEEDFORWARD, LAYER, attention, decoder, feedforward, pre, written
 from regard.models.decoder import Decoder
 from regard.parts.attention import Attention
@@ -50,7 +50,7 @@ def config(model: Decoder) -> dict[str, Any]:
     scaling = getattr(mixer.position, "scaling", None)
     if isinstance(scaling, LongRope):
         own["original_max_position_embeddings"] = scaling.length
-    return expressed("phi3", model, written("Phi3ForCausalLM", "phi3", model, mixer, inner) | own, spec)
+    return check_roundtrip("phi3", model, written("Phi3ForCausalLM", "phi3", model, mixer, inner) | own, spec)
 
 
 def table(model: Decoder) -> Table:

@@ -5,7 +5,7 @@ from typing import Any
 
 from regard.families.common.config_reader import Config
 from regard.families.common.layer_types import FULL, SLIDING, arranged, by_window, layer_types, listed, window
-from regard.families.common.roundtrip import bodies, expressed
+from regard.families.common.roundtrip import bodies, check_roundtrip
 from regard.families.llama import TABLE, attention, decoder, feedforward, pre, written
 from regard.models.decoder import Decoder
 from regard.models.stack import Repeat
@@ -28,7 +28,7 @@ def spec(config: dict[str, Any]) -> Decoder:
 
 
 def config(model: Decoder) -> dict[str, Any]:
-    return expressed("qwen2", model, windowed("Qwen2ForCausalLM", "qwen2", model), spec)
+    return check_roundtrip("qwen2", model, windowed("Qwen2ForCausalLM", "qwen2", model), spec)
 
 
 def table(model: Decoder) -> Table:

@@ -11,7 +11,7 @@ from regard.families import llama
 from regard.families.common.config_reader import Config, FamilyError
 from regard.families.common.layer_types import FULL, SLIDING, arranged, by_window, every, layer_types, listed, window
 from regard.families.common.moe import EXPERTS, balance, dense, routed, sparse
-from regard.families.common.roundtrip import bodies, expressed
+from regard.families.common.roundtrip import bodies, check_roundtrip
 from regard.families.llama import ENDS, FEEDFORWARD, IGNORED, LAYER, NORMS, PROJECTIONS
 from regard.models.decoder import Decoder
 from regard.models.stack import Repeat
@@ -66,7 +66,7 @@ def config(model: Decoder) -> dict[str, Any]:
         "qkv_bias": mixer.bias,
         "shared_expert_intermediate_size": inner.shared.hidden_dim(model.width) if inner.shared else 0,
     }
-    return expressed("qwen2_moe", model, written("Qwen2MoeForCausalLM", "qwen2_moe", model) | own, spec)
+    return check_roundtrip("qwen2_moe", model, written("Qwen2MoeForCausalLM", "qwen2_moe", model) | own, spec)
 
 
 def table(model: Decoder) -> Table:

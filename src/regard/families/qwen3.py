@@ -5,7 +5,7 @@ from typing import Any
 
 from regard.families import qwen2
 from regard.families.common.config_reader import Config
-from regard.families.common.roundtrip import bodies, expressed
+from regard.families.common.roundtrip import bodies, check_roundtrip
 from regard.families.llama import ENDS, IGNORED, NORMS, PROJECTIONS, QK_NORMS, attention, decoder, norm
 from regard.models.decoder import Decoder
 from regard.parts.attention import Attention
@@ -24,7 +24,7 @@ def spec(config: dict[str, Any]) -> Decoder:
 def config(model: Decoder) -> dict[str, Any]:
     mixer, _ = bodies(model.blocks[0], Attention, SwiGLU)
     own = {"attention_bias": mixer.bias}
-    return expressed("qwen3", model, qwen2.windowed("Qwen3ForCausalLM", "qwen3", model) | own, spec)
+    return check_roundtrip("qwen3", model, qwen2.windowed("Qwen3ForCausalLM", "qwen3", model) | own, spec)
 
 
 def table(model: Decoder) -> Table:

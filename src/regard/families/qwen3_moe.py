@@ -7,7 +7,7 @@ from regard.families import llama, qwen2_moe
 from regard.families.common.config_reader import Config
 from regard.families.common.layer_types import FULL, SLIDING, by_window, window
 from regard.families.common.moe import EXPERTS, sparse
-from regard.families.common.roundtrip import expressed
+from regard.families.common.roundtrip import check_roundtrip
 from regard.families.llama import ENDS, IGNORED, NORMS, PROJECTIONS, QK_NORMS
 from regard.families.qwen2_moe import depth, experts, layers, written
 from regard.models.decoder import Decoder
@@ -38,7 +38,7 @@ def config(model: Decoder) -> dict[str, Any]:
         "use_sliding_window": window([mixer]) is not None,
         "sliding_window": window([mixer]),
     }
-    return expressed("qwen3_moe", model, written("Qwen3MoeForCausalLM", "qwen3_moe", model) | own, spec)
+    return check_roundtrip("qwen3_moe", model, written("Qwen3MoeForCausalLM", "qwen3_moe", model) | own, spec)
 
 
 def table(model: Decoder) -> Table:

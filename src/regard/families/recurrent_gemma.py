@@ -12,7 +12,7 @@ from regard.families.common.activations import OURS, THEIRS
 from regard.families.common.config_reader import Config, FamilyError
 from regard.families.common.hybrid import first, last, repeating
 from regard.families.common.rope_config import rope, rope_parameters
-from regard.families.common.roundtrip import bodies, expressed
+from regard.families.common.roundtrip import bodies, check_roundtrip
 from regard.kernels.attention.patterns.window import Window
 from regard.models.decoder import Decoder
 from regard.models.stack import tiled
@@ -112,7 +112,7 @@ def config(model: Decoder) -> dict[str, Any]:
         "rms_norm_eps": getattr(model.norm, "eps", None),
         "tie_word_embeddings": model.tied,
     }
-    return expressed("recurrent_gemma", model, written, spec)
+    return check_roundtrip("recurrent_gemma", model, written, spec)
 
 
 def table(model: Decoder) -> Table:

@@ -8,7 +8,7 @@ from typing import Any
 from regard.families import bert
 from regard.families.common.config_reader import Config, FamilyError
 from regard.families.common.encoder_heads import DENSE_AND_LABELS, LABELS, Heads, architecture, copies
-from regard.families.common.roundtrip import expressed
+from regard.families.common.roundtrip import check_roundtrip
 from regard.kernels.attention.mask import Full
 from regard.models.encoder import Encoder
 from regard.models.heads import Classification, Dense, Head, MaskedLM
@@ -29,12 +29,12 @@ def config(model: Encoder) -> dict[str, Any]:
     written = {"model_type": "roberta", **settings(model)}
     theirs = Config("roberta", written)
     written["architectures"] = [architecture(model.head, theirs, heads(theirs, "Roberta"))]
-    return expressed("roberta", model, written, spec)
+    return check_roundtrip("roberta", model, written, spec)
 
 
 def table(model: Encoder) -> Table:
     base = bert.base_of(model, "roberta.")
-    return Table(*bert.links(base), *head_links(model.head), ignored=ignored(base), known=copies(base, "lm_head"))
+    return Table(*bert.links(base), *head_links(model.head), ignored=ignored(base), derived=copies(base, "lm_head"))
 
 
 def position(theirs: Config) -> Learned:

@@ -12,7 +12,7 @@ from regard.families import bert
 from regard.families.common.activations import OURS
 from regard.families.common.config_reader import Config
 from regard.families.common.encoder_heads import DENSE_AND_LABELS, LABELS, Heads, architecture, copies, predictions
-from regard.families.common.roundtrip import expressed
+from regard.families.common.roundtrip import check_roundtrip
 from regard.kernels.attention.mask import Full
 from regard.models.encoder import Encoder
 from regard.models.heads import Classification, Dense, Head, MaskedLM
@@ -37,13 +37,13 @@ def config(model: Encoder) -> dict[str, Any]:
     written = {"model_type": "roformer", "embedding_size": model.table_dim, **bert.settings(model)}
     theirs = Config("roformer", written)
     written["architectures"] = [architecture(model.head, theirs, heads(theirs))]
-    return expressed("roformer", model, written, spec)
+    return check_roundtrip("roformer", model, written, spec)
 
 
 def table(model: Encoder) -> Table:
     base = bert.base_of(model, "roformer.")
     known = {**copies(base, "cls.predictions"), f"{base}encoder.embed_positions.weight": turns}
-    return Table(*bert.links(base), *head_links(model.head), ignored=("cls.predictions.bias",), known=known)
+    return Table(*bert.links(base), *head_links(model.head), ignored=("cls.predictions.bias",), derived=known)
 
 
 def heads(theirs: Config) -> Heads:

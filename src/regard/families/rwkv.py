@@ -7,17 +7,17 @@ not taken over. The last norm has the usual epsilon, whatever the config says.
 from typing import Any
 
 from regard.families.common.config_reader import Config
-from regard.families.common.roundtrip import bodies, expressed
+from regard.families.common.roundtrip import bodies, check_roundtrip
 from regard.models.decoder import Decoder
 from regard.models.stack import Repeat
 from regard.parts.block import Block, Sublayer
 from regard.parts.norm import LayerNorm
 from regard.parts.rwkv import ChannelMixing, TimeMixing
-from regard.weights.ops import Shape
+from regard.weights.ops import Reshape
 from regard.weights.table import Link, Table
 
 TIME, CHANNEL = "stack.blocks.{i}.sublayers.0", "stack.blocks.{i}.sublayers.1"
-MIXING = Shape((1, 1, -1))
+MIXING = Reshape((1, 1, -1))
 
 TABLE = Table(
     Link("rwkv.embeddings.weight", "embedding.weight"),
@@ -76,7 +76,7 @@ def config(model: Decoder) -> dict[str, Any]:
         "rescale_every": 0,
         "tie_word_embeddings": model.tied,
     }
-    return expressed("rwkv", model, written, spec)
+    return check_roundtrip("rwkv", model, written, spec)
 
 
 def table(model: Decoder) -> Table:

@@ -19,13 +19,13 @@ from regard.families.common.dual_tower import (
     written,
 )
 from regard.families.common.images import only_squares, patches
-from regard.families.common.roundtrip import expressed, of_kind
+from regard.families.common.roundtrip import check_roundtrip, require_type
 from regard.kernels.attention.mask import Full
 from regard.models.dual_encoder import DualEncoder
 from regard.models.heads import Pooled
 from regard.parts.attention_pooling import AttentionPooling
 from regard.parts.cross_attention import CrossAttention
-from regard.weights.ops import Shape, Split
+from regard.weights.ops import Reshape, Split
 from regard.weights.table import Link, Table
 
 VISION = {
@@ -38,7 +38,7 @@ VISION = {
 }
 TEXT = VISION | {"vocab_size": 32000, "max_position_embeddings": 64}
 PROBE = (
-    Link("head.probe", "head.pool.query", Shape((1, 1, -1))),
+    Link("head.probe", "head.pool.query", Reshape((1, 1, -1))),
     Link("head.attention.in_proj_{leaf}", tuple(f"head.pool.attention.{p}_proj.{{leaf}}" for p in "qkv"), Split()),
     Link("head.attention.out_proj.{leaf}", "head.pool.attention.o_proj.{leaf}"),
     Link("head.layernorm.{leaf}", "head.pool.norm.{leaf}"),
@@ -63,7 +63,7 @@ def spec(config: dict[str, Any]) -> DualEncoder:
 
 
 def config(model: DualEncoder) -> dict[str, Any]:
-    model = of_kind(model, DualEncoder)
+    model = require_type(model, DualEncoder)
     dim = getattr(model.text.head, "dim", None)
     found = {
         "model_type": "siglip",
@@ -71,15 +71,15 @@ def config(model: DualEncoder) -> dict[str, Any]:
         "text_config": {"model_type": "siglip_text_model", **written(model.text), "projection_size": dim},
         "vision_config": {"model_type": "siglip_vision_model", **written(model.image)},
     }
-    return expressed("siglip", model, found, spec)
+    return check_roundtrip("siglip", model, found, spec)
 
 
 def table(model: DualEncoder) -> Table:
     return Table(
-        Link("logit_scale", "scale", Shape((1,))),
-        Link("logit_bias", "bias", Shape((1,))),
-        *(link.inside("text_model.", "text.") for link in TEXT_LINKS),
+        Link("logit_scale", "scale", Reshape((1,))),
+        Link("logit_bias", "bias", Reshape((1,))),
+        *(link.prefixed("text_model.", "text.") for link in TEXT_LINKS),
         Link("text_model.head.{leaf}", "text.head.proj.{leaf}"),
-        *(link.inside("vision_model.", "image.") for link in (*vision_links(model.image), *PROBE)),
+        *(link.prefixed("vision_model.", "image.") for link in (*vision_links(model.image), *PROBE)),
         ignored=IGNORED,
     )

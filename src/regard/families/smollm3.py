@@ -6,7 +6,7 @@ from typing import Any
 
 from regard.families.common.config_reader import Config
 from regard.families.common.layer_types import FULL, SLIDING, arranged, by_window, every, layer_types, listed, window
-from regard.families.common.roundtrip import bodies, expressed
+from regard.families.common.roundtrip import bodies, check_roundtrip
 from regard.families.llama import TABLE, attention, decoder, feedforward, pre, written
 from regard.models.decoder import Decoder
 from regard.parts.attention import Attention
@@ -48,7 +48,7 @@ def config(model: Decoder) -> dict[str, Any]:
         "sliding_window": window(mixers),
         "layer_types": layer_types(mixers),
     }
-    return expressed("smollm3", model, written("SmolLM3ForCausalLM", "smollm3", model, mixer, inner) | own, spec)
+    return check_roundtrip("smollm3", model, written("SmolLM3ForCausalLM", "smollm3", model, mixer, inner) | own, spec)
 
 
 def table(model: Decoder) -> Table:

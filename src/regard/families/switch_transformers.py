@@ -10,7 +10,7 @@ from typing import Any
 from regard.families import t5
 from regard.families.common.activations import OURS, THEIRS
 from regard.families.common.config_reader import Config, FamilyError
-from regard.families.common.roundtrip import expressed, of_kind
+from regard.families.common.roundtrip import check_roundtrip, require_type
 from regard.models.encoder_decoder import EncoderDecoder
 from regard.parts.block import Block
 from regard.parts.experts import Experts
@@ -56,7 +56,7 @@ def config(model: EncoderDecoder) -> dict[str, Any]:
     stacks = {"encoder": model.source.blocks, "decoder": model.target.blocks}
     last = [block.sublayers[-1].body for blocks in stacks.values() for block in blocks]
     sparse = next((body for body in last if isinstance(body, Experts)), NONE)
-    dense = of_kind(sparse.expert if sparse in last else last[0], FeedForward)
+    dense = require_type(sparse.expert if sparse in last else last[0], FeedForward)
     written = {
         "model_type": "switch_transformers",
         "architectures": ["SwitchTransformersForConditionalGeneration"],
@@ -73,7 +73,7 @@ def config(model: EncoderDecoder) -> dict[str, Any]:
     for name, blocks in stacks.items():
         written[f"{name}_sparse_step"] = step = step_of(blocks)
         written[f"num_sparse_{name}_layers"] = len(blocks) // step if step else 0
-    return expressed("switch_transformers", model, written, spec)
+    return check_roundtrip("switch_transformers", model, written, spec)
 
 
 def step_of(blocks: list[Block]) -> int:
@@ -95,7 +95,7 @@ def table(model: EncoderDecoder) -> Table:
         *experts("encoder", "source"),
         *experts("decoder", "target"),
         Link("lm_head.weight", "target.head.weight"),
-        known=dict.fromkeys((*t5.TABLES, "lm_head.weight") if model.shared else t5.TABLES, "shared.weight"),
+        derived=dict.fromkeys((*t5.TABLES, "lm_head.weight") if model.shared else t5.TABLES, "shared.weight"),
         ignored=() if model.shared else ("shared.weight",),
     )
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from regard.families.common.activations import OURS, THEIRS
 from regard.families.common.config_reader import Config
-from regard.families.common.roundtrip import bodies, expressed, of_kind
+from regard.families.common.roundtrip import bodies, check_roundtrip, require_type
 from regard.kernels.attention.mask import Full
 from regard.models.decoder import Decoder
 from regard.models.encoder import Encoder
@@ -90,14 +90,14 @@ def config(model: EncoderDecoder) -> dict[str, Any]:
     written = {"model_type": "t5", "architectures": ["T5ForConditionalGeneration"], **settings(model), **body(model)}
     if model.target.tied:
         written["scale_decoder_outputs"] = model.target.logit_scale != 1.0
-    return expressed("t5", model, written, spec)
+    return check_roundtrip("t5", model, written, spec)
 
 
 def settings(model: EncoderDecoder) -> dict[str, Any]:
     """What `stacks` reads."""
-    source, target = of_kind(model, EncoderDecoder).source, model.target
+    source, target = require_type(model, EncoderDecoder).source, model.target
     attention, _ = bodies(source.blocks[0], Attention, Body)
-    position = of_kind(source.position, T5Buckets)
+    position = require_type(source.position, T5Buckets)
     return {
         "vocab_size": target.vocab,
         "d_model": target.width,
@@ -107,7 +107,7 @@ def settings(model: EncoderDecoder) -> dict[str, Any]:
         "num_decoder_layers": len(target.blocks),
         "relative_attention_num_buckets": position.buckets,
         "relative_attention_max_distance": position.distance,
-        "layer_norm_epsilon": of_kind(target.norm, RMSNorm).eps,
+        "layer_norm_epsilon": require_type(target.norm, RMSNorm).eps,
         "tie_word_embeddings": target.tied,
     }
 
@@ -129,7 +129,7 @@ def table(model: EncoderDecoder) -> Table:
         *links("decoder", "target", "DenseReluDense", names),
         CROSS,
         Link("lm_head.weight", "target.head.weight"),
-        known=dict.fromkeys((*TABLES, "lm_head.weight"), "shared.weight"),
+        derived=dict.fromkeys((*TABLES, "lm_head.weight"), "shared.weight"),
         ignored=("decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight",),
     )
 

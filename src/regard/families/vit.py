@@ -10,7 +10,7 @@ from regard.families.common.activations import OURS, THEIRS
 from regard.families.common.config_reader import Config
 from regard.families.common.encoder_heads import LABELS, Heads, architecture, ends
 from regard.families.common.images import cut, kernel, patches
-from regard.families.common.roundtrip import bodies, expressed
+from regard.families.common.roundtrip import bodies, check_roundtrip
 from regard.kernels.attention.mask import Full
 from regard.models.encoder import Encoder
 from regard.models.heads import Classification, Dense, Head, Pooled
@@ -21,7 +21,7 @@ from regard.parts.feedforward import FeedForward
 from regard.parts.norm import LayerNorm
 from regard.parts.patches import Patches
 from regard.parts.position.learned import Learned
-from regard.weights.ops import Shape
+from regard.weights.ops import Reshape
 from regard.weights.table import Link, Table
 
 ATTENTION, FEEDFORWARD = "stack.blocks.{i}.sublayers.0", "stack.blocks.{i}.sublayers.1"
@@ -48,7 +48,9 @@ def spec(config: dict[str, Any]) -> Encoder:
 def config(model: Encoder) -> dict[str, Any]:
     written = {"model_type": "vit", **settings(model)}
     theirs = Config("vit", written)
-    return expressed("vit", model, written | {"architectures": [architecture(model.head, theirs, heads(theirs))]}, spec)
+    return check_roundtrip(
+        "vit", model, written | {"architectures": [architecture(model.head, theirs, heads(theirs))]}, spec
+    )
 
 
 def table(model: Encoder) -> Table:
@@ -120,12 +122,12 @@ def pooled(head: Head | None) -> dict[str, Any]:
 def links(model: Encoder, base: str, layer: dict[str, str], *more: Link) -> tuple[Link, ...]:
     """The encoder's names, which `base` stands before where it has a head of its own; `more` of them, if there are."""
     found = (
-        Link("embeddings.cls_token", "input.cls", Shape((1, 1, -1))),
-        Link("embeddings.position_embeddings", "position.table.weight", Shape((1, -1, model.width))),
+        Link("embeddings.cls_token", "input.cls", Reshape((1, 1, -1))),
+        Link("embeddings.position_embeddings", "position.table.weight", Reshape((1, -1, model.width))),
         Link("embeddings.patch_embeddings.projection.weight", "input.proj.weight", kernel(model.input)),
         Link("embeddings.patch_embeddings.projection.bias", "input.proj.bias"),
         *(Link(f"encoder.layer.{{i}}.{theirs}.{{leaf}}", f"{ours}.{{leaf}}") for theirs, ours in layer.items()),
         Link("layernorm.{leaf}", "norm.{leaf}"),
         *more,
     )
-    return tuple(link.inside("" if isinstance(model.head, Pooled) else base, "") for link in found)
+    return tuple(link.prefixed("" if isinstance(model.head, Pooled) else base, "") for link in found)

@@ -9,7 +9,7 @@ from typing import Any
 
 from regard.families import bart
 from regard.families.common.config_reader import Config
-from regard.families.common.roundtrip import expressed, of_kind
+from regard.families.common.roundtrip import check_roundtrip, require_type
 from regard.families.pegasus import NORMS
 from regard.models.decoder import Decoder
 from regard.models.encoder import Encoder
@@ -43,11 +43,11 @@ def config(model: EncoderDecoder) -> dict[str, Any]:
     written = bart.settings(model) | {
         "model_type": "whisper",
         "architectures": ["WhisperForConditionalGeneration"],
-        "num_mel_bins": of_kind(model.source.input, Frames).channels,
-        "max_source_positions": of_kind(model.source.position, Learned).length,
-        "max_target_positions": of_kind(model.target.position, Learned).length,
+        "num_mel_bins": require_type(model.source.input, Frames).channels,
+        "max_source_positions": require_type(model.source.position, Learned).length,
+        "max_target_positions": require_type(model.target.position, Learned).length,
     }
-    return expressed("whisper", model, written, spec)
+    return check_roundtrip("whisper", model, written, spec)
 
 
 def table(model: EncoderDecoder) -> Table:
@@ -63,5 +63,5 @@ def table(model: EncoderDecoder) -> Table:
         *NORMS,
         Link("proj_out.weight", "target.head.weight"),
         prefix="model.",
-        known={"proj_out.weight": WORDS} if model.target.tied else {},
+        derived={"proj_out.weight": WORDS} if model.target.tied else {},
     )

@@ -12,7 +12,7 @@ from regard.families.common.activations import OURS, THEIRS
 from regard.families.common.config_reader import Config, FamilyError
 from regard.families.common.hybrid import last, sizes
 from regard.families.common.rope_config import rope, rope_parameters
-from regard.families.common.roundtrip import bodies, expressed, of_kind
+from regard.families.common.roundtrip import bodies, check_roundtrip, require_type
 from regard.families.mamba2 import mixer
 from regard.models.decoder import Decoder
 from regard.models.stack import Repeat
@@ -96,8 +96,8 @@ def spec(config: dict[str, Any]) -> Decoder:
 
 def config(model: Decoder) -> dict[str, Any]:
     mixers = [bodies(block, object)[0] for block in model.blocks]
-    shared = of_kind(next((body for body in mixers if isinstance(body, SharedBlock)), mixers[0]), SharedBlock)
-    attention, mamba = shared.attention, of_kind(shared.mixer, Mamba2)
+    shared = require_type(next((body for body in mixers if isinstance(body, SharedBlock)), mixers[0]), SharedBlock)
+    attention, mamba = shared.attention, require_type(shared.mixer, Mamba2)
     written = {
         "model_type": "zamba2",
         "architectures": ["Zamba2ForCausalLM"],
@@ -123,7 +123,7 @@ def config(model: Decoder) -> dict[str, Any]:
         "rms_norm_eps": getattr(model.norm, "eps", None),
         "tie_word_embeddings": True,
     }
-    return expressed("zamba2", model, written, spec)
+    return check_roundtrip("zamba2", model, written, spec)
 
 
 def table(model: Decoder) -> Table:
@@ -131,7 +131,7 @@ def table(model: Decoder) -> Table:
     shared = {i: body for i, body in enumerate(mixers) if isinstance(body, SharedBlock)}
     homes = {body.number: i for i, body in reversed(shared.items())}  # the first layer of each number
     adapters = [link for use, (i, body) in enumerate(shared.items()) for link in adapter(i, homes[body.number], use)]
-    groups = of_kind(shared[homes[0]].mixer, Mamba2).groups
+    groups = require_type(shared[homes[0]].mixer, Mamba2).groups
     places = {"model.layers.{i}.mamba": f"{LAYER}.body", "model.layers.{i}.mamba_decoder.mamba": f"{LAYER}.body.mixer"}
     inner = [link for theirs, ours in places.items() for link in mixer(theirs, ours, groups)]
     outs = last(model, {Mamba2: "mamba.out_proj", SharedBlock: "linear"})

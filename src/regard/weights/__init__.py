@@ -1,1 +1,1 @@
-"""How another library's tensors become ours and ours theirs: `ops` are the steps, a `table` of links the whole map."""
+"""Conversion of weights between two libraries: `ops` are the steps of one tensor, a `table` maps the whole model."""

@@ -1,9 +1,9 @@
-"""The steps that a weight takes between two libraries, each with its inverse.
+"""The steps that convert a weight between two libraries, each with its inverse.
 
     read:  their tensors -> ours        write:  our tensors -> theirs        read(write(x)) = x, bit for bit
 
-A step maps a list of tensors to a list of tensors, so that steps chain. `like` holds tensors of the shapes that a read
-must give: where a fused tensor is to be cut is known only from them.
+A step maps a list of tensors to a list of tensors, so steps can be chained. `like` holds tensors of the shapes that a
+read returns; only these shapes tell at which rows a fused tensor is split.
 """
 
 from collections.abc import Sequence
@@ -20,23 +20,23 @@ class Op(Protocol):
     def write(self, ours: Sequence[Tensor]) -> Sequence[Tensor]: ...
 
 
-def joined(parts: Sequence[Tensor], dim: int) -> Tensor:
-    """torch.cat, but of meta tensors the shape alone: torch would import its compiler for it, which takes seconds."""
-    if not parts[0].is_meta:
-        return torch.cat(list(parts), dim)
-    shape = list(parts[0].shape)
-    shape[dim] = sum(part.shape[dim] for part in parts)
-    return parts[0].new_empty(shape)
+def concatenate(tensors: Sequence[Tensor], dim: int) -> Tensor:
+    """torch.cat; of meta tensors only the shape is computed, because torch.cat would import torch's compiler."""
+    if not tensors[0].is_meta:
+        return torch.cat(list(tensors), dim)
+    shape = list(tensors[0].shape)
+    shape[dim] = sum(tensor.shape[dim] for tensor in tensors)
+    return tensors[0].new_empty(shape)
 
 
-def turned(x: Tensor) -> Tensor:
-    """The last row first; meta tensors as they are, for the same reason."""
+def reverse_rows(x: Tensor) -> Tensor:
+    """x.flip(0); meta tensors are returned unchanged, for the same reason as in `concatenate`."""
     return x if x.is_meta else x.flip(0)
 
 
 @dataclass(frozen=True)
 class Transpose:
-    """Matrices stored as (in, out), like GPT-2's Conv1D, also those of many experts; vectors stay as they are."""
+    """Matrices stored as (in, out), like GPT-2's Conv1D, or as (experts, in, out); vectors are not changed."""
 
     def read(self, theirs: Sequence[Tensor], like: Sequence[Tensor]) -> Sequence[Tensor]:
         return [x if x.dim() < 2 else x.mT for x in theirs]
@@ -47,10 +47,10 @@ class Transpose:
 
 @dataclass(frozen=True)
 class Split:
-    """One tensor of theirs holds several of ours one after the other: packed q, k and v; packed gate and up.
+    """One tensor of theirs is several of ours, concatenated along `dim`: fused q, k and v; fused gate and up.
 
-    With `groups` it does so group after group: each key head behind its queries and before its values (GPT-NeoX,
-    Falcon). The first group of all of ours comes first, then the second.
+    With `groups` > 1 the fused tensor holds the first group of each of ours, then the second group of each, and so on:
+    in GPT-NeoX and Falcon the queries of a key/value head, its key, its value, then those of the next head.
     """
 
     dim: int = 0
@@ -64,25 +64,25 @@ class Split:
 
     def write(self, ours: Sequence[Tensor]) -> Sequence[Tensor]:
         parts = [x.unflatten(self.dim, (self.groups, -1)) for x in ours]
-        return [joined(parts, self.dim + 1).flatten(self.dim, self.dim + 1)]
+        return [concatenate(parts, self.dim + 1).flatten(self.dim, self.dim + 1)]
 
 
 @dataclass(frozen=True)
-class Shape:
-    """The same numbers in another shape of theirs, one of whose sides may be -1: a kernel that is a matrix here."""
+class Reshape:
+    """The same numbers; `shape` is their shape, with at most one -1. Example: a convolution kernel as our matrix."""
 
-    sides: tuple[int, ...]
+    shape: tuple[int, ...]
 
     def read(self, theirs: Sequence[Tensor], like: Sequence[Tensor]) -> Sequence[Tensor]:
         return [x.reshape(y.shape) for x, y in zip(theirs, like, strict=True)]
 
     def write(self, ours: Sequence[Tensor]) -> Sequence[Tensor]:
-        return [x.reshape(self.sides) for x in ours]
+        return [x.reshape(self.shape) for x in ours]
 
 
 @dataclass(frozen=True)
 class StackTensors:
-    """Many tensors of theirs are one of ours: experts, each with matrices of its own."""
+    """Many tensors of theirs are one of ours, stacked along dim 0: the matrices of experts."""
 
     def read(self, theirs: Sequence[Tensor], like: Sequence[Tensor]) -> Sequence[Tensor]:
         return [torch.stack(list(theirs))]
@@ -94,18 +94,21 @@ class StackTensors:
 
 @dataclass(frozen=True)
 class ConvTaps:
-    """The weights of a short convolution as torch.nn.Conv1d keeps them: (channels, 1, k), the oldest tap first."""
+    """Theirs is the (channels, 1, k) of a depthwise Conv1d, oldest tap first; ours is (k, channels), newest first."""
 
     def read(self, theirs: Sequence[Tensor], like: Sequence[Tensor]) -> Sequence[Tensor]:
-        return [turned(x.squeeze(1).t()) for x in theirs]
+        return [reverse_rows(x.squeeze(1).t()) for x in theirs]
 
     def write(self, ours: Sequence[Tensor]) -> Sequence[Tensor]:
-        return [turned(x).t().unsqueeze(1) for x in ours]
+        return [reverse_rows(x).t().unsqueeze(1) for x in ours]
 
 
 @dataclass(frozen=True)
 class InterleavePairs:
-    """Rows of every head in RoPE's other layout: theirs are the pairs (0, h), (1, h + 1) … of a head's two halves."""
+    """The rows of each head in RoPE's interleaved layout; ours are in the half layout.
+
+    In a head of 2h rows, their rows 2i and 2i + 1 are our rows i and h + i.
+    """
 
     heads: int
 

@@ -24,8 +24,7 @@ from regard.checkpoint.gguf.rope_metadata import DIVISORS, KEYS, settings
 from regard.families import FamilyError, family
 from regard.gguf_header import GGUFError, Header, TensorInfo, read_header
 from regard.models.base import Model
-from regard.weights.chain import Chain
-from regard.weights.table import StoredTensor
+from regard.weights.table import Chain, StoredTensor
 
 PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 BLOCKS = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS")

@@ -18,7 +18,7 @@ from regard.checkpoint.gguf.architectures import ARCHITECTURES, Architecture, ar
 from regard.checkpoint.gguf.reading import configure, library, understand
 from regard.checkpoint.gguf.rope_metadata import DIVISORS, divided, metadata
 from regard.families import FamilyError, family
-from regard.families.common.roundtrip import expressed
+from regard.families.common.roundtrip import check_roundtrip
 from regard.gguf_header import Header, TensorInfo
 from regard.models.base import Model
 
@@ -65,7 +65,7 @@ def describe(spec: Model, name: str, kind: Architecture) -> tuple[dict[str, Any]
     pairs |= {key: config[ours] for key, ours in {**kind.sizes, **kind.more}.items() if config.get(ours) is not None}
     pairs = {f"{name}.{key}": value for key, value in pairs.items()}
     found = header(name, pairs, config)
-    expressed(f"GGUF {name}", foreign.spec(config), pairs, lambda _: foreign.spec(configure(found, divisors)))
+    check_roundtrip(f"GGUF {name}", foreign.spec(config), pairs, lambda _: foreign.spec(configure(found, divisors)))
     return config, pairs, divisors
 
 

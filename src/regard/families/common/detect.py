@@ -9,7 +9,7 @@ from regard.models.base import Model
 FIRST = ("llama", "mistral", "gpt2", "bert", "t5")  # where several can: what most readers know
 
 
-def config_of(model_type: str, model: Model) -> dict[str, typing.Any]:
+def family_config(model_type: str, model: Model) -> dict[str, typing.Any]:
     """The family's config of this model, or a FamilyError."""
     write = family(model_type).config
     kind = typing.get_type_hints(write)["model"]
@@ -18,12 +18,12 @@ def config_of(model_type: str, model: Model) -> dict[str, typing.Any]:
     return write(model)
 
 
-def fitting(model: Model) -> str:
+def detect_family(model: Model) -> str:
     """The `model_type` of a family that can say this model."""
     refusals: list[tuple[float, str, FamilyError]] = []
     for model_type in dict.fromkeys((*FIRST, *FAMILIES)):
         try:
-            config_of(model_type, model)
+            family_config(model_type, model)
         except FamilyError as error:
             refusals.append((error.differences, model_type, error))
         else:

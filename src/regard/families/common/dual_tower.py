@@ -9,7 +9,7 @@ from typing import Any
 from regard.families.common.activations import OURS, THEIRS
 from regard.families.common.config_reader import Config
 from regard.families.common.images import cut, kernel
-from regard.families.common.roundtrip import bodies, of_kind
+from regard.families.common.roundtrip import bodies, require_type
 from regard.kernels.attention.mask import Full, Mask
 from regard.models.encoder import Encoder
 from regard.models.heads import Pooled
@@ -21,7 +21,7 @@ from regard.parts.input import Tokens
 from regard.parts.norm import LayerNorm
 from regard.parts.patches import Patches
 from regard.parts.position.learned import Learned
-from regard.weights.ops import Shape
+from regard.weights.ops import Reshape
 from regard.weights.table import Link
 
 ATTENTION, FEEDFORWARD = "stack.blocks.{i}.sublayers.0", "stack.blocks.{i}.sublayers.1"
@@ -47,7 +47,7 @@ IGNORED = ("text_model.embeddings.position_ids", "vision_model.embeddings.positi
 
 def vision_links(model: Encoder) -> tuple[Link, ...]:
     return (
-        Link("embeddings.class_embedding", "input.cls", Shape((-1,))),
+        Link("embeddings.class_embedding", "input.cls", Reshape((-1,))),
         Link("embeddings.patch_embedding.weight", "input.proj.weight", kernel(model.input)),
         Link("embeddings.patch_embedding.bias", "input.proj.bias"),
         Link("embeddings.position_embedding.weight", "position.table.weight"),
@@ -106,7 +106,7 @@ def written(model: Encoder) -> dict[str, Any]:
     if isinstance(model.input, Patches):
         reads = cut(model.input)
     else:
-        vocab = of_kind(model.input, Tokens).vocab
+        vocab = require_type(model.input, Tokens).vocab
         reads = {"vocab_size": vocab, "max_position_embeddings": model.position.reach}
     return reads | {
         "hidden_size": model.width,

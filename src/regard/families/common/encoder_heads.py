@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from regard.families.common.config_reader import Config, FamilyError
-from regard.families.common.roundtrip import spelled_out
+from regard.families.common.roundtrip import canonical
 from regard.models.heads import Head, MaskedLM, PreTraining
 from regard.weights.table import Link
 
@@ -23,7 +23,7 @@ DENSE_AND_LABELS = (
 
 def architecture(head: Head | None, theirs: Config, heads: Heads) -> str:
     """The class that has this head."""
-    found = [name for name, known in heads.items() if spelled_out(known) == spelled_out(head)]
+    found = [name for name, known in heads.items() if canonical(known) == canonical(head)]
     if not found:
         raise FamilyError(f"no {theirs.model_type} class has the head {head!r:.160}; there are {', '.join(heads)}")
     return found[0]

@@ -6,10 +6,10 @@ A side that is no multiple of a patch has a rest that is not read (SigLIP: patch
 from typing import Any
 
 from regard.families.common.config_reader import Config, FamilyError
-from regard.families.common.roundtrip import of_kind
+from regard.families.common.roundtrip import require_type
 from regard.parts.input import Input
 from regard.parts.patches import Patches
-from regard.weights.ops import Shape
+from regard.weights.ops import Reshape
 
 
 def patches(theirs: Config, size: int, registers: int = 0, cls: bool = True, bias: bool = True) -> Patches:
@@ -38,13 +38,13 @@ def only_squares(patches: Patches, model_type: str) -> Patches:
 
 def cut(input: Input) -> dict[str, Any]:
     """What `patches` reads."""
-    found = of_kind(input, Patches)
+    found = require_type(input, Patches)
     written = {"image_size": found.image, "patch_size": found.size}
     plain = {key: sides[0] if len({*sides}) == 1 else list(sides) for key, sides in written.items()}
     return plain | {"num_channels": found.channels}
 
 
-def kernel(input: Input) -> Shape:
+def kernel(input: Input) -> Reshape:
     """The matrix that a patch goes through, as the kernel of a convolution."""
-    found = of_kind(input, Patches)
-    return Shape((-1, found.channels, *found.size))
+    found = require_type(input, Patches)
+    return Reshape((-1, found.channels, *found.size))

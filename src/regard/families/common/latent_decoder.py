@@ -22,7 +22,7 @@ from regard.parts.norm import RMSNorm
 from regard.parts.position.rope import PairLayout
 from regard.parts.position.rope_scaling import Yarn
 from regard.parts.router import Router
-from regard.weights.ops import Shape, Split
+from regard.weights.ops import Reshape, Split
 from regard.weights.table import Link, Table
 
 DEFAULTS = {
@@ -133,7 +133,7 @@ def latent_table(model: Decoder) -> Table:
             f"{theirs}.kv_b_proj.weight",
             (f"{ours}.k_up", f"{ours}.v_up"),
             Split(groups=mixer.heads),
-            Shape((-1, mixer.rank)),
+            Reshape((-1, mixer.rank)),
         ),
         Link(f"{theirs}.o_proj.{{leaf}}", f"{ours}.o_proj.{{leaf}}"),
         ignored=(*IGNORED, f"model.layers.{len(model.blocks)}.{{path}}"),  # it looks a token further ahead, in training

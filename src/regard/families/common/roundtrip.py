@@ -22,16 +22,16 @@ ModelType = TypeVar("ModelType", bound=Model)
 SpecType = TypeVar("SpecType", bound=Spec)
 
 
-def expressed(
+def check_roundtrip(
     model_type: str, model: ModelType, config: dict[str, Any], read: Callable[[dict], ModelType]
 ) -> dict[str, Any]:
     """The config, if reading it gives this spec back; otherwise the difference by name."""
     try:
-        back = spelled_out(read(config))
+        back = canonical(read(config))
     except SpecError as error:  # a word of theirs stands for another part than ours, which then cannot be
         raise FamilyError(f"a {model_type} model cannot express this spec ({error})") from error
-    if back != spelled_out(model):
-        found = list(differences(spelled_out(model), back, model.kind))
+    if back != canonical(model):
+        found = list(differences(canonical(model), back, model.kind))
         where, ours, theirs = found[0]
         refusal = FamilyError(
             f"a {model_type} model cannot express {where}={ours!r:.120}, only {theirs!r:.120}; "
@@ -51,20 +51,20 @@ def bodies(block: Block, *kinds: type) -> tuple[Any, ...]:
     return found
 
 
-def of_kind(part: Any, kind: type[SpecType]) -> SpecType:
+def require_type(part: Any, kind: type[SpecType]) -> SpecType:
     """The part, if it is of the one kind that a family has there."""
     if not isinstance(part, kind):
         raise FamilyError(f"it has {part!r:.80}; this family has {kind.__name__}")
     return part
 
 
-def spelled_out(spec: Any, width: int = 0) -> Any:
+def canonical(spec: Any, width: int = 0) -> Any:
     """The same model in one spelling: defaults filled in, each block a run, no choices of training (dropout, losses).
 
     Of a part alone, whose width is not known, sizes stay as they are said.
     """
     if isinstance(spec, tuple):
-        return tuple(spelled_out(s, width) for s in spec)
+        return tuple(canonical(s, width) for s in spec)
     if not isinstance(spec, Spec):
         return spec
     width = getattr(spec, "width", width)
@@ -91,7 +91,7 @@ def spelled_out(spec: Any, width: int = 0) -> Any:
         values |= {"balance": 0.0, "z": 0.0, "capacity": None}
     if isinstance(spec, PositionWise) and width:
         values["hidden"] = spec.hidden_dim(width)
-    return dataclasses.replace(spec, **{name: spelled_out(value, width) for name, value in values.items()})
+    return dataclasses.replace(spec, **{name: canonical(value, width) for name, value in values.items()})
 
 
 def differences(ours: Any, theirs: Any, where: str) -> Iterator[tuple[str, Any, Any]]:
