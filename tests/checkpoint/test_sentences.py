@@ -32,7 +32,7 @@ def test_minilm_gives_the_same_points(tmp_path: Path) -> None:
     mask = batch["attention_mask"].unsqueeze(-1)
     expected = F.normalize((hidden * mask).sum(1) / mask.sum(1), dim=-1)
 
-    ids = [words.framed(sentence) for sentence in SENTENCES]
+    ids = [words.encode_with_special_tokens(sentence) for sentence in SENTENCES]
     assert ids == [row[: len(own)] for row, own in zip(batch["input_ids"].tolist(), ids, strict=True)]
     at = places([len(row) for row in ids], batch["input_ids"].shape[1], left=False)
     assert error(ours(batch["input_ids"], at), expected) < 1e-5

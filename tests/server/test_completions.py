@@ -8,7 +8,7 @@ import pytest
 from regard.server.app import create_app
 from tests.server.conftest import REPLY, running, wait_until
 from tests.server.fake_engine import FakeEngine
-from tests.text.test_stream import fallback
+from tests.text.test_detokenizer import byte_fallback_tokenizer
 
 
 def post(server, **body) -> dict:
@@ -66,13 +66,13 @@ def test_a_text_opens_as_the_tokenizers_rules_say(live, tokenizer):
     words.bos = 2  # it has a name, but no rule puts it anywhere
     post(server)
     assert server.engine.submitted[-1].ids == tuple(tokenizer.encode("Mira"))
-    words.opening = (3,)
+    words.prefix_ids = (3,)
     post(server)
     assert server.engine.submitted[-1].ids == (3, *tokenizer.encode("Mira"))
 
 
 def test_a_continuation_begins_with_its_space():
-    words = fallback()
+    words = byte_fallback_tokenizer()
     app = create_app(FakeEngine(words, "a", endless=True), words, "tiny")
     with running(app) as port:
         body = {"model": "tiny", "prompt": "a a", "max_tokens": 2}

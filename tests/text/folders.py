@@ -1,4 +1,4 @@
-"""Tokenizer folders of every kind that published models have, trained here on a few lines."""
+"""Tokenizer folders of every kind that published models use, trained on a few lines."""
 
 import json
 from collections.abc import Callable
@@ -7,7 +7,7 @@ from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from regard.text.splits import LLAMA3, QWEN2
+from regard.text.pre_tokenization import LLAMA3, QWEN2
 
 TEXTS = [
     "The cat sat on the mat; the dog didn't sit, it ran. We'll see what they've done: 12 or 345?",
@@ -18,97 +18,97 @@ TEXTS = [
 BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
 
 
-def trained(model: Any, trainer: Any, **parts: Any) -> Tokenizer:
+def train(model: Any, trainer: Any, **components: Any) -> Tokenizer:
     core = Tokenizer(model)
-    for name, part in parts.items():
-        setattr(core, name, part)
+    for name, component in components.items():
+        setattr(core, name, component)
     core.train_from_iterator(TEXTS, trainer)
     return core
 
 
-def bytewise(split: Any, special: list[str], normalizer: Any = None) -> Tokenizer:
+def byte_level(pre_tokenizer: Any, special_tokens: list[str], normalizer: Any = None) -> Tokenizer:
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(
-        vocab_size=420, special_tokens=special, initial_alphabet=alphabet, show_progress=False
+        vocab_size=420, special_tokens=special_tokens, initial_alphabet=alphabet, show_progress=False
     )
-    parts = {"pre_tokenizer": split, "decoder": decoders.ByteLevel()}
-    return trained(models.BPE(), trainer, **parts, **({"normalizer": normalizer} if normalizer else {}))
+    components = {"pre_tokenizer": pre_tokenizer, "decoder": decoders.ByteLevel()}
+    return train(models.BPE(), trainer, **components, **({"normalizer": normalizer} if normalizer else {}))
 
 
-def cut(pattern: str) -> Any:
-    rest = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    return pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(pattern), "isolated"), rest])
+def split_by(pattern: str) -> Any:
+    without_regex = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    return pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(pattern), "isolated"), without_regex])
 
 
-def around(core: Tokenizer, single: str, pair: str, *pieces: str) -> None:
-    ids = [(piece, core.token_to_id(piece)) for piece in pieces]
+def set_post_processor(core: Tokenizer, single: str, pair: str, *tokens: str) -> None:
+    ids = [(token, core.token_to_id(token)) for token in tokens]
     core.post_processor = processors.TemplateProcessing(single=single, pair=pair, special_tokens=ids)
 
 
 def gpt2() -> Tokenizer:
-    return bytewise(pre_tokenizers.ByteLevel(add_prefix_space=False), ["<|endoftext|>"])
+    return byte_level(pre_tokenizers.ByteLevel(add_prefix_space=False), ["<|endoftext|>"])
 
 
 def llama3() -> Tokenizer:
-    core = bytewise(cut(LLAMA3), ["<|begin|>", "<|eot|>"])
-    around(core, "<|begin|> $A", "<|begin|> $A <|begin|>:1 $B:1", "<|begin|>")
+    core = byte_level(split_by(LLAMA3), ["<|begin|>", "<|eot|>"])
+    set_post_processor(core, "<|begin|> $A", "<|begin|> $A <|begin|>:1 $B:1", "<|begin|>")
     return core
 
 
 def qwen2() -> Tokenizer:
-    return bytewise(cut(QWEN2), ["<|endoftext|>", "<|im_start|>", "<|im_end|>"], normalizers.NFC())
+    return byte_level(split_by(QWEN2), ["<|endoftext|>", "<|im_start|>", "<|im_end|>"], normalizers.NFC())
 
 
 def roberta() -> Tokenizer:
-    core = bytewise(pre_tokenizers.ByteLevel(add_prefix_space=False), ["<s>", "<pad>", "</s>", "<unk>"])
+    core = byte_level(pre_tokenizers.ByteLevel(add_prefix_space=False), ["<s>", "<pad>", "</s>", "<unk>"])
     core.post_processor = processors.RobertaProcessing(("</s>", 2), ("<s>", 0), add_prefix_space=False)
     core.add_special_tokens([AddedToken("<mask>", lstrip=True, normalized=False)])
     return core
 
 
-def sentence_pairs(**parts: Any) -> Tokenizer:
-    """Llama 2's kind: byte-pair encoding of characters with ▁ for spaces, and bytes for the rest."""
+def sentencepiece_bpe(**components: Any) -> Tokenizer:
+    """As in Llama 2: byte-pair encoding of characters, ▁ for spaces, byte fallback."""
     model = models.BPE(unk_token="<unk>", fuse_unk=True, byte_fallback=True)
-    marks = ["<unk>", "<s>", "</s>", *BYTES]
-    core = trained(model, trainers.BpeTrainer(vocab_size=420, special_tokens=marks, show_progress=False), **parts)
+    special = ["<unk>", "<s>", "</s>", *BYTES]
+    trainer = trainers.BpeTrainer(vocab_size=420, special_tokens=special, show_progress=False)
+    core = train(model, trainer, **components)
     state = json.loads(core.to_str())
-    state["added_tokens"] = state["added_tokens"][:3]  # bytes are pieces, not markers
+    state["added_tokens"] = state["added_tokens"][:3]  # bytes are pieces, not special tokens
     core = Tokenizer.from_str(json.dumps(state))
-    around(core, "<s> $A", "<s> $A <s>:1 $B:1", "<s>")
+    set_post_processor(core, "<s> $A", "<s> $A <s>:1 $B:1", "<s>")
     return core
 
 
 def llama2() -> Tokenizer:
     steps = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
     back = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
-    return sentence_pairs(normalizer=steps, decoder=decoders.Sequence(back))
+    return sentencepiece_bpe(normalizer=steps, decoder=decoders.Sequence(back))
 
 
 def llama2_first() -> Tokenizer:
-    """The later form, where only the first word of a text gets a space before it."""
+    """The later form, in which only the first word of a string gets a space before it."""
     back = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
-    space = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
-    return sentence_pairs(pre_tokenizer=space, decoder=decoders.Sequence(back))
+    metaspace = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
+    return sentencepiece_bpe(pre_tokenizer=metaspace, decoder=decoders.Sequence(back))
 
 
 def t5() -> Tokenizer:
-    marks = ["<pad>", "</s>", "<unk>"]
-    trainer = trainers.UnigramTrainer(vocab_size=150, special_tokens=marks, unk_token="<unk>", show_progress=False)
-    space = pre_tokenizers.Metaspace(prepend_scheme="always")
-    split = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), space])
-    core = trained(models.Unigram(), trainer, normalizer=normalizers.NFKC(), pre_tokenizer=split)
+    special = ["<pad>", "</s>", "<unk>"]
+    trainer = trainers.UnigramTrainer(vocab_size=150, special_tokens=special, unk_token="<unk>", show_progress=False)
+    metaspace = pre_tokenizers.Metaspace(prepend_scheme="always")
+    words = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), metaspace])
+    core = train(models.Unigram(), trainer, normalizer=normalizers.NFKC(), pre_tokenizer=words)
     core.decoder = decoders.Metaspace(prepend_scheme="always")
-    around(core, "$A </s>", "$A </s> $B </s>", "</s>")
+    set_post_processor(core, "$A </s>", "$A </s> $B </s>", "</s>")
     core.add_special_tokens([f"<extra_id_{n}>" for n in range(3)])
     return core
 
 
 def unigram_bytes() -> Tokenizer:
-    marks = ["<unk>", "<s>", "</s>"]
-    trainer = trainers.UnigramTrainer(vocab_size=150, special_tokens=marks, unk_token="<unk>", show_progress=False)
-    core = trained(
-        models.Unigram(), trainer, pre_tokenizer=pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
-    )
+    special = ["<unk>", "<s>", "</s>"]
+    trainer = trainers.UnigramTrainer(vocab_size=150, special_tokens=special, unk_token="<unk>", show_progress=False)
+    metaspace = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
+    core = train(models.Unigram(), trainer, pre_tokenizer=metaspace)
     state = json.loads(core.to_str())
     state["model"]["vocab"] += [[piece, -20.0] for piece in BYTES]
     state["model"]["byte_fallback"] = True
@@ -118,13 +118,16 @@ def unigram_bytes() -> Tokenizer:
 
 
 def bert(lowercase: bool = True) -> Tokenizer:
-    marks = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-    trainer = trainers.WordPieceTrainer(vocab_size=300, special_tokens=marks, show_progress=False)
-    parts = {"normalizer": normalizers.BertNormalizer(lowercase=lowercase), "decoder": decoders.WordPiece()}
-    core = trained(
-        models.WordPiece(unk_token="[UNK]"), trainer, pre_tokenizer=pre_tokenizers.BertPreTokenizer(), **parts
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    trainer = trainers.WordPieceTrainer(vocab_size=300, special_tokens=special, show_progress=False)
+    core = train(
+        models.WordPiece(unk_token="[UNK]"),
+        trainer,
+        normalizer=normalizers.BertNormalizer(lowercase=lowercase),
+        pre_tokenizer=pre_tokenizers.BertPreTokenizer(),
+        decoder=decoders.WordPiece(),
     )
-    around(core, "[CLS] $A [SEP]", "[CLS] $A [SEP] $B:1 [SEP]:1", "[CLS]", "[SEP]")
+    set_post_processor(core, "[CLS] $A [SEP]", "[CLS] $A [SEP] $B:1 [SEP]:1", "[CLS]", "[SEP]")
     return core
 
 
@@ -143,7 +146,7 @@ KINDS: dict[str, tuple[Callable[[], Tokenizer], dict[str, Any]]] = {
     ),
     "roberta": (roberta, ROBERTA),
     "llama2": (llama2, LLAMA),
-    "llama2, a space at the start": (llama2_first, LLAMA),
+    "llama2, prefix space": (llama2_first, LLAMA),
     "t5": (t5, T5 | {"clean_up_tokenization_spaces": True}),
     "unigram with bytes": (unigram_bytes, LLAMA),
     "bert": (bert, BERT | {"clean_up_tokenization_spaces": True}),
@@ -152,7 +155,7 @@ KINDS: dict[str, tuple[Callable[[], Tokenizer], dict[str, Any]]] = {
 
 
 def write(folder: Path, core: Tokenizer | None = None, **files: Any) -> Path:
-    """`tokenizer_config={…}` becomes tokenizer_config.json."""
+    """Write a folder; `tokenizer_config={…}` becomes tokenizer_config.json."""
     folder.mkdir(parents=True, exist_ok=True)
     if core is not None:
         core.save(str(folder / "tokenizer.json"))

@@ -1,4 +1,4 @@
-"""Tokenizer files with something changed at random: a typed error or a valid reading, and soon."""
+"""Tokenizer files with random changes are read or refused with a typed error, within two seconds."""
 
 import shutil
 import time
@@ -11,17 +11,35 @@ from regard.text.chat import ChatError, encode_chat
 from regard.text.tokenizer import Tokenizer
 from tests.checkpoint.mutations import change_a_value, change_bytes
 from tests.text.folders import BYTES, KINDS, ROBERTA, make, write
-from tests.text.mixed import MIXED
-from tests.text.test_sentencepiece import BPE, BYTE, NORMAL, PIECES, UNIGRAM, model
-from tests.text.test_templates import CHATML, CHATS
-from tests.text.test_vocabularies import bare
+from tests.text.sample_texts import MIXED
+from tests.text.test_chat import CHATML, CHATS
+from tests.text.test_sentencepiece import BPE, BYTE, NORMAL, PIECES, UNIGRAM, serialize
+from tests.text.test_slow_tokenizers import write_slow
 
-MODEL = {"vocab_size": 600, "eos_token_id": 2, "bos_token_id": None, "pad_token_id": [0], "tokenizer_class": None}
+MODEL_CONFIG = {
+    "vocab_size": 600,
+    "eos_token_id": 2,
+    "bos_token_id": None,
+    "pad_token_id": [0],
+    "tokenizer_class": None,
+}
 TEXTS = [*MIXED, "x" * 2000, "<tool> NOTE </s>"]
-WORDS = {"chat_template": CHATML, "do_lower_case": True, "strip_accents": None, "cls_token": "[CLS]", "mask_token": "a"}
-LISTED = {"added_tokens_decoder": {"0": {"content": "<s>", "special": True, "lstrip": False}}}
-FRAMED = {"add_bos_token": True, "bos_token": "<s>", "add_eos_token": True, "legacy": False, "add_prefix_space": True}
-BESIDE = {
+BERT_CONFIG = {
+    "chat_template": CHATML,
+    "do_lower_case": True,
+    "strip_accents": None,
+    "cls_token": "[CLS]",
+    "mask_token": "a",
+}
+ADDED = {"added_tokens_decoder": {"0": {"content": "<s>", "special": True, "lstrip": False}}}
+LLAMA_CONFIG = {
+    "add_bos_token": True,
+    "bos_token": "<s>",
+    "add_eos_token": True,
+    "legacy": False,
+    "add_prefix_space": True,
+}
+OTHER_FILES = {
     "special_tokens_map": {"eos_token": {"content": "NOTE", "lstrip": True}, "additional_special_tokens": ["<tool>"]},
     "generation_config": {"eos_token_id": [1, 2], "pad_token_id": 0},
 }
@@ -29,34 +47,36 @@ BESIDE = {
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    base = tmp_path_factory.mktemp("good")
+    base = tmp_path_factory.mktemp("valid")
     for kind in KINDS:
-        made = make(kind, base / kind)
-        (made / "chat_template.jinja").write_text(CHATML)
-        size = Tokenizer.load(made).vocab_size
-        write(made, added_tokens={"NOTE": size, "<tool>": size + 1}, config=MODEL, **BESIDE)
-    bare("bert", base / "words", config=MODEL | {"model_type": "bert"}, tokenizer_config=WORDS)
-    bare("roberta", base / "bytes", config=MODEL | {"model_type": "roberta"}, tokenizer_config=ROBERTA | LISTED)
-    for name, kind, content in (
-        ("llama", "llama", model([*PIECES, *((text, 0.0, BYTE) for text in BYTES)], BPE, bytes=True)),
-        ("t5", "t5", model([*PIECES, ("<pad>", 0.0, NORMAL)], UNIGRAM)),
+        folder = make(kind, base / kind)
+        (folder / "chat_template.jinja").write_text(CHATML)
+        size = Tokenizer.load(folder).vocab_size
+        write(folder, added_tokens={"NOTE": size, "<tool>": size + 1}, config=MODEL_CONFIG, **OTHER_FILES)
+    for kind, config in (("bert", BERT_CONFIG), ("roberta", ROBERTA | ADDED)):
+        model_config = MODEL_CONFIG | {"model_type": kind}
+        write_slow(kind, base / f"slow {kind}", config=model_config, tokenizer_config=config)
+    for kind, content in (
+        ("llama", serialize([*PIECES, *((text, 0.0, BYTE) for text in BYTES)], BPE, byte_fallback=True)),
+        ("t5", serialize([*PIECES, ("<pad>", 0.0, NORMAL)], UNIGRAM)),
     ):
-        folder = write(base / f"pieces of {name}", config=MODEL | {"model_type": kind}, tokenizer_config=FRAMED)
+        model_config = MODEL_CONFIG | {"model_type": kind}
+        folder = write(base / f"sentencepiece {kind}", config=model_config, tokenizer_config=LLAMA_CONFIG)
         (folder / "tokenizer.model").write_bytes(content)
     return sorted(base.iterdir())
 
 
-def used(folder: Path) -> None:
+def load_and_use(folder: Path) -> None:
     tokenizer = Tokenizer.load(folder)
     for text in TEXTS:
         tokenizer.decode(tokenizer.encode(text, special=True))
-        tokenizer.decode(tokenizer.framed(text, "b"), special=True)
+        tokenizer.decode(tokenizer.encode_with_special_tokens(text, "b"), special=True)
     if tokenizer.chat_template is not None:
         encode_chat(tokenizer, CHATS[-1])
 
 
 @pytest.mark.parametrize("trials", [300, pytest.param(2500, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])])
-def test_every_change_is_understood_or_refused(trials: int, folders: list[Path], tmp_path: Path) -> None:
+def test_every_mutation_is_read_or_refused(trials: int, folders: list[Path], tmp_path: Path) -> None:
     random, refused = Random(0), 0
     for trial in range(trials):
         folder = tmp_path / str(trial)
@@ -66,7 +86,7 @@ def test_every_change_is_understood_or_refused(trials: int, folders: list[Path],
         file.write_bytes(change(file.read_bytes(), random))
         start = time.process_time()
         try:
-            used(folder)
+            load_and_use(folder)
         except (ValueError, FileNotFoundError, ChatError) as error:
             assert str(error)
             refused += 1

@@ -1,4 +1,4 @@
-"""Tokenizers: every text survives the round trip, markers are only markers when asked, folders are read strictly."""
+"""Tokenizers: strings round-trip, special tokens are parsed only on request, damaged folders are refused."""
 
 import json
 
@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import models, normalizers, pre_tokenizers, processors
 
+from regard.text.chat import render
 from regard.text.tokenizer import Tokenizer
-from regard.text.train import MARKERS, bpe, byte, character
+from regard.text.train import SPECIAL_TOKENS, bpe, byte, character
 
 PROSE = ["Tom went to the kitchen. Mary took the ball.", "Where is Tom? In the kitchen, naïve 🙂."] * 20
 BYTE, BPE, CHARACTER = byte(), bpe(PROSE, vocab=320), character(PROSE)
@@ -18,25 +19,25 @@ BYTE, BPE, CHARACTER = byte(), bpe(PROSE, vocab=320), character(PROSE)
 @pytest.mark.ledger("tok.total")
 @pytest.mark.parametrize("tokenizer", [BYTE, BPE], ids=["byte", "bpe"])
 @settings(derandomize=True, max_examples=200, deadline=None)
-@given(text=st.text() | st.sampled_from(MARKERS) | st.text(alphabet=" \n\tTom<|end>👩‍👧é"))
-def test_any_text_survives(tokenizer, text):
+@given(text=st.text() | st.sampled_from(SPECIAL_TOKENS) | st.text(alphabet=" \n\tTom<|end>👩‍👧é"))
+def test_every_string_round_trips(tokenizer, text):
     assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
 @settings(derandomize=True, max_examples=100, deadline=None)
 @given(text=st.text(alphabet=sorted(set("".join(PROSE)))))
-def test_character_round_trip(text):
+def test_characters_round_trip(text):
     assert CHARACTER.decode(CHARACTER.encode(text)) == text
     assert len(CHARACTER.encode(text)) == len(text)
 
 
-def test_character_names_what_it_does_not_know():
+def test_an_unknown_character_is_named():
     with pytest.raises(ValueError, match="Ж"):
         CHARACTER.encode("Tom Ж")
 
 
 @pytest.mark.parametrize("tokenizer", [BYTE, BPE, CHARACTER], ids=["byte", "bpe", "character"])
-def test_markers_are_single_tokens_only_when_special(tokenizer):
+def test_special_tokens_are_parsed_only_with_special(tokenizer):
     assert tokenizer.encode("<|end|>", special=True) == [tokenizer.eos]
     if tokenizer is not CHARACTER:
         plain = tokenizer.encode("a<|end|>")
@@ -47,16 +48,16 @@ def test_markers_are_single_tokens_only_when_special(tokenizer):
     assert tokenizer.decode(ids, special=True) == "<|user|>Tom<|end|>"
 
 
-def test_sizes_and_readable_tokens():
-    assert BYTE.vocab_size == 256 + len(MARKERS)
+def test_vocabulary_sizes_and_token_strings():
+    assert BYTE.vocab_size == 256 + len(SPECIAL_TOKENS)
     assert BPE.vocab_size <= 320
     assert (BYTE.bos, BYTE.pad, BYTE.eos) == (None, 0, 1)
-    assert BPE.token(BPE.eos) == "<|end|>"
-    assert BPE.token(BPE.encode(" the")[0]) == " the"
-    assert BYTE.token(BYTE.encode("🙂")[0]) not in ("", "\ufffd")
+    assert BPE.decode_token(BPE.eos) == "<|end|>"
+    assert BPE.decode_token(BPE.encode(" the")[0]) == " the"
+    assert BYTE.decode_token(BYTE.encode("🙂")[0]) not in ("", "\ufffd")
 
 
-def test_bpe_refuses_a_vocabulary_smaller_than_its_alphabet():
+def test_bpe_refuses_a_vocabulary_below_the_alphabet():
     with pytest.raises(ValueError, match="vocab=100"):
         bpe(PROSE, vocab=100)
 
@@ -78,8 +79,6 @@ def test_transformers_loads_our_folder(tmp_path):
     assert theirs.encode(PROSE[1], add_special_tokens=False) == BPE.encode(PROSE[1])
     assert theirs.decode(BPE.encode(PROSE[1])) == PROSE[1]
     assert (theirs.eos_token_id, theirs.pad_token_id) == (BPE.eos, BPE.pad)
-    from regard.text.chat import render
-
     messages = [{"role": "user", "content": "Where is Tom?"}]
     assert theirs.apply_chat_template(messages, tokenize=False, add_generation_prompt=True) == render(
         BPE.chat_template, messages
@@ -92,7 +91,7 @@ def edit(folder, name, **changes):
     path.write_text(json.dumps(settings | changes))
 
 
-def test_foreign_spellings(tmp_path):
+def test_all_forms_of_a_config_are_read(tmp_path):
     BPE.save(tmp_path)
     (tmp_path / "chat_template.jinja").unlink()
     edit(
@@ -105,21 +104,21 @@ def test_foreign_spellings(tmp_path):
     edit(tmp_path, "config.json", eos_token_id=[1, 2])
     loaded = Tokenizer.load(tmp_path)
     assert loaded.eos == BPE.eos
-    assert loaded.token(loaded.bos) == "<|system|>"
-    assert loaded.stops == (1, 2)
+    assert loaded.decode_token(loaded.bos) == "<|system|>"
+    assert loaded.stop_ids == (1, 2)
     assert loaded.chat_template == "yes"
 
 
-def test_eos_may_come_from_the_model_alone(tmp_path):
+def test_eos_of_the_model_config_is_used(tmp_path):
     BPE.save(tmp_path)
     (tmp_path / "tokenizer_config.json").unlink()
     edit(tmp_path, "config.json", eos_token_id=3)
-    assert Tokenizer.load(tmp_path).stops == (3,)
+    assert Tokenizer.load(tmp_path).stop_ids == (3,)
     assert Tokenizer.load(tmp_path).eos == 3
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "words"),
+    ("name", "content", "message"),
     [
         ("tokenizer.json", "{", "tokenizer.json is damaged"),
         ("tokenizer.json", "[1, 2]", "tokenizer.json is damaged"),
@@ -127,14 +126,14 @@ def test_eos_may_come_from_the_model_alone(tmp_path):
         ("tokenizer.json", None, "tokenizer.json is missing"),
         ("tokenizer_config.json", "{", "not valid JSON"),
         ("tokenizer_config.json", "[]", "not a JSON object"),
-        ("tokenizer_config.json", '{"eos_token": "</s>"}', "'</s>' is not in the vocabulary, nor has the model a row"),
+        ("tokenizer_config.json", '{"eos_token": "</s>"}', "'</s>' is not in the vocabulary, and the model has no"),
         ("tokenizer_config.json", '{"eos_token": 7}', "expected a string"),
         ("config.json", '{"eos_token_id": "x"}', "expected an id"),
         ("tokenizer_config.json", '{"chat_template": ["x"]}', "chat_template is list"),
         ("tokenizer_config.json", '{"chat_template": [{"name": "default", "template": 1}]}', "chat_template is int"),
     ],
 )
-def test_damage_is_named(tmp_path, name, content, words):
+def test_a_damaged_folder_is_refused(tmp_path, name, content, message):
     BPE.save(tmp_path)
     if content is None:
         (tmp_path / name).unlink()
@@ -142,21 +141,21 @@ def test_damage_is_named(tmp_path, name, content, words):
         (tmp_path / name).write_text(content)
     if name != "tokenizer.json":
         (tmp_path / "chat_template.jinja").unlink()
-    with pytest.raises((ValueError, FileNotFoundError), match=words):
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
         Tokenizer.load(tmp_path)
 
 
-def test_a_name_of_any_type_is_only_not_the_default(tmp_path):
+def test_a_template_without_the_name_default_is_ignored(tmp_path):
     BPE.save(tmp_path)
     (tmp_path / "chat_template.jinja").unlink()
     edit(tmp_path, "tokenizer_config.json", chat_template=[{"name": ["x"], "template": "no"}])
     assert Tokenizer.load(tmp_path).chat_template is None
 
 
-def test_files_past_all_measure_are_not_read(tmp_path, monkeypatch):
+def test_files_above_the_size_limit_are_refused(tmp_path, monkeypatch):
     BPE.save(tmp_path)
-    monkeypatch.setattr("regard.text.files.LARGEST_FILE", 100)
-    with pytest.raises(ValueError, match="more than 100 are not read"):
+    monkeypatch.setattr("regard.text.untrusted_input.MAX_FILE_BYTES", 100)
+    with pytest.raises(ValueError, match="more than 100 bytes are not read"):
         Tokenizer.load(tmp_path)
 
 
@@ -164,45 +163,45 @@ def test_files_past_all_measure_are_not_read(tmp_path, monkeypatch):
 def test_stop_ids_outside_the_vocabulary_are_dropped(tmp_path, id):
     BPE.save(tmp_path)
     edit(tmp_path, "config.json", eos_token_id=[id, 2])
-    assert Tokenizer.load(tmp_path).stops == (1, 2)
+    assert Tokenizer.load(tmp_path).stop_ids == (1, 2)
 
 
-def test_a_panic_of_the_library_is_an_error():
-    core = words("?", "a")
-    core.pre_tokenizer = pre_tokenizers.Split(tokenizers.Regex("(a+)+$"), "isolated")  # tries 2^40 ways, or gives up
+def test_a_panic_of_the_library_is_a_value_error():
+    core = word_level("?", "a")
+    core.pre_tokenizer = pre_tokenizers.Split(tokenizers.Regex("(a+)+$"), "isolated")  # exponential backtracking
     with pytest.raises(ValueError, match="cannot be encoded .*retry-limit"):
         Tokenizer(core).encode("a" * 40 + "b")
-    core = words("?", "a")
+    core = word_level("?", "a")
     core.normalizer = normalizers.Precompiled(b"\x04\0\0\0abcdzz\0")
     with pytest.raises(ValueError, match="cannot be encoded .*out of bounds"):
         Tokenizer(core).encode("a")
 
 
 def test_all_stop_ids_are_saved(tmp_path):
-    Tokenizer(BPE.core, eos="<|end|>", stops=(3, 2)).save(tmp_path / "several")
-    assert Tokenizer.load(tmp_path / "several").stops == (1, 3, 2)
+    Tokenizer(BPE.core, eos="<|end|>", stop_ids=(3, 2)).save(tmp_path / "several")
+    assert Tokenizer.load(tmp_path / "several").stop_ids == (1, 3, 2)
     BPE.save(tmp_path / "one")
-    assert Tokenizer.load(tmp_path / "one").stops == (1,)
+    assert Tokenizer.load(tmp_path / "one").stop_ids == (1,)
 
 
-def words(*pieces):
-    core = tokenizers.Tokenizer(models.WordLevel({piece: id for id, piece in enumerate(pieces)}, unk_token=pieces[0]))
+def word_level(*words):
+    core = tokenizers.Tokenizer(models.WordLevel({word: id for id, word in enumerate(words)}, unk_token=words[0]))
     core.pre_tokenizer = pre_tokenizers.Whitespace()
     core.add_special_tokens(["<s>", "</s>"])
     return core
 
 
-def test_the_opening_is_what_the_rules_of_the_file_say():
-    core = words("?", "a", "b", "<s>", "</s>")
-    assert Tokenizer(core, bos="<s>").opening == ()
+def test_prefix_ids_are_those_that_the_post_processor_adds():
+    core = word_level("?", "a", "b", "<s>", "</s>")
+    assert Tokenizer(core, bos="<s>").prefix_ids == ()
     core.post_processor = processors.TemplateProcessing(single="<s> $A </s>", special_tokens=[("<s>", 3), ("</s>", 4)])
-    assert Tokenizer(core).opening == (3,)
+    assert Tokenizer(core).prefix_ids == (3,)
     core.post_processor = processors.TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 4)])
-    assert Tokenizer(core).opening == ()
+    assert Tokenizer(core).prefix_ids == ()
 
 
 def test_truncation_and_padding_of_a_file_are_ignored(tmp_path):
-    core = words("?", "a", "b")
+    core = word_level("?", "a", "b")
     core.enable_truncation(2)
     core.enable_padding(length=4)
     Tokenizer(core).save(tmp_path)

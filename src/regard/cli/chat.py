@@ -38,7 +38,7 @@ def chat(
     if tokenizer.chat_template is None:
         raise ValueError(f"{model} has no chat template, so it cannot chat; use `regard generate`")
     engine = Engine(network, rows=1, capacity=context)
-    sampling = Sampling(max_new=max_new, temperature=temperature, top_p=top_p, seed=seed, stop_ids=tokenizer.stops)
+    sampling = Sampling(max_new=max_new, temperature=temperature, top_p=top_p, seed=seed, stop_ids=tokenizer.stop_ids)
     console = Console()
     first_messages = [{"role": "system", "content": system}] if system else []
     messages = list(first_messages)

@@ -116,10 +116,10 @@ def report(
     ids = encode_chat(tokenizer, [{"role": "user", "content": f"{asked.story.text} {asked.question.text}"}])
     layers = enumerate(attention_maps(model, ids))
     maps = {(i, h): weights[h] for i, weights in layers if weights is not None for h in range(len(weights))}
-    attention_grid(maps, [tokenizer.token(id) for id in ids], out / "attention.png")
+    attention_grid(maps, [tokenizer.decode_token(id) for id in ids], out / "attention.png")
     page.picture(out / "attention.png", f"Every head reading: {asked.story.text} {asked.question.text}")
     sharp = max(maps, key=lambda place: float(maps[place][-1].max()))
-    attention_grid({sharp: maps[sharp]}, [tokenizer.token(id) for id in ids], out / "head.png")
+    attention_grid({sharp: maps[sharp]}, [tokenizer.decode_token(id) for id in ids], out / "head.png")
     page.picture(
         out / "head.png",
         f"The head whose last token is surest of where to look; the answer is {asked.question.answer!r}.",

@@ -36,9 +36,9 @@ def export(
     from regard.families.common.detect import detect_family
     from regard.models.base import Model
     from regard.models.decoder import Decoder
-    from regard.text.folder import has_tokenizer
-    from regard.text.gguf_metadata import metadata
+    from regard.text.gguf import gguf_metadata
     from regard.text.tokenizer import Tokenizer
+    from regard.text.tokenizer_folder import has_tokenizer
 
     if out.exists():
         raise ValueError(f"{out} exists; choose a new name")
@@ -53,7 +53,7 @@ def export(
     assert isinstance(spec, Model), f"a model keeps its spec; found {spec!r:.80}"
     family = family or detect_family(spec)
     if out.suffix == ".gguf":
-        words = metadata(tokenizer, spec.vocab) if tokenizer and isinstance(spec, Decoder) else None
+        words = gguf_metadata(tokenizer, spec.vocab) if tokenizer and isinstance(spec, Decoder) else None
         export_gguf(network, out, family, gguf or "f16", words)
         reader = "llama.cpp"
     else:

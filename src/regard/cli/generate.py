@@ -50,10 +50,10 @@ def generate(
 
     text = sys.stdin.read() if prompt == "-" else prompt
     network, tokenizer = open_model(model, device)
-    ids = [*tokenizer.opening, *tokenizer.encode(text, special=special)]
+    ids = [*tokenizer.prefix_ids, *tokenizer.encode(text, special=special)]
     sampling = Sampling(
         max_new=max_new, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p,
-        repetition_penalty=repetition_penalty, seed=seed, stop_ids=tokenizer.stops,
+        repetition_penalty=repetition_penalty, seed=seed, stop_ids=tokenizer.stop_ids,
     )  # fmt: skip
     engine = Engine(network, rows=1, capacity=context)
     deltas = stream_text(engine, tokenizer, ids, sampling, tuple(stop or ()), continues_prompt=True)
@@ -80,9 +80,9 @@ def stream_text(
 
     `continues_prompt`: the text continues the text of the prompt, in contrast to an answer in a chat.
     """
-    from regard.text.stream import TextStream
+    from regard.text.detokenizer import TextStream
 
-    stream = TextStream(tokenizer, stops, after=ids if continues_prompt else ())
+    stream = TextStream(tokenizer, stops, prompt_ids=ids if continues_prompt else ())
     request = engine.submit(ids, sampling)
     try:
         while request.finish is None and stream.finish is None:

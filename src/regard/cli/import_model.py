@@ -36,8 +36,8 @@ def import_(
     from regard.cli.device import chosen
     from regard.models.decoder import DecoderModule
     from regard.packaged import locate
-    from regard.text.folder import has_tokenizer
     from regard.text.tokenizer import Tokenizer
+    from regard.text.tokenizer_folder import has_tokenizer
 
     if out.exists():
         raise ValueError(f"{out} exists; choose a new folder")

@@ -39,12 +39,12 @@ def lens(
     from regard.lens.state_maps import states as carried
 
     network, tokenizer = open_model(model, device)
-    ids = [*tokenizer.opening, *tokenizer.encode(text, special=True)]
+    ids = [*tokenizer.prefix_ids, *tokenizer.encode(text, special=True)]
     if not ids:
         raise ValueError("the text has no tokens; give --text some words to look at")
     if len(ids) > (network.spec.context or len(ids)):
         raise ValueError(f"the text has {len(ids)} tokens, {model} reads {network.spec.context}; shorten it")
-    tokens = [tokenizer.token(id) for id in ids]
+    tokens = [tokenizer.decode_token(id) for id in ids]
     if states:
         found = {
             name: array for name, array in carried(network, ids).items() if layer in (None, int(name.split(".")[2]))

@@ -39,7 +39,7 @@ def examine(
         question = tale.questions[number % len(tale.questions)]
         ids = encode_chat(tokenizer, [{"role": "user", "content": f"{tale.text} {question.text}"}])
         asked.append((tale, question))
-        requests.append((ids, Sampling(max_new=24, temperature=0, stop_ids=tokenizer.stops)))
+        requests.append((ids, Sampling(max_new=24, temperature=0, stop_ids=tokenizer.stop_ids)))
     answers: list[GradedAnswer] = []
     for start in range(0, count, engine.store.rows):
         batch = [engine.submit(*request) for request in requests[start : start + engine.store.rows]]

@@ -16,7 +16,7 @@ from regard.engine.request import QueueFull, Sampling, Token
 from regard.server.async_engine import AsyncEngine, Failure, RequestHandle
 from regard.server.errors import ApiError
 from regard.server.schema import SamplingBody
-from regard.text.stream import TextStream
+from regard.text.detokenizer import TextStream
 from regard.text.tokenizer import Tokenizer
 
 SAMPLING_FIELDS = (
@@ -84,7 +84,7 @@ class GenerationTask:
                 index,
                 RequestHandle(ids, sampling, on_token=partial(self._enqueue, index)),
                 ids,
-                TextStream(tokenizer, stops, after=ids if continues_prompt else ()),
+                TextStream(tokenizer, stops, prompt_ids=ids if continues_prompt else ()),
             )
             for index, (ids, sampling) in enumerate(requests)
         ]

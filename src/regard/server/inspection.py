@@ -60,7 +60,7 @@ async def encode_passage(served: ServedModel, body: PassageBody, reply: bool) ->
 
 
 def token_list(served: ServedModel, ids: list[int]) -> dict:
-    return {"ids": ids, "tokens": [served.tokenizer.token(id) for id in ids]}
+    return {"ids": ids, "tokens": [served.tokenizer.decode_token(id) for id in ids]}
 
 
 def check_head(lens: Lens, body: AttentionBody) -> None:

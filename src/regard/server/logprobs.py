@@ -14,7 +14,7 @@ def finite(logprob: float) -> float:
 
 
 def entry(id: int, logprob: float, tokenizer: Tokenizer) -> dict:
-    text = tokenizer.token(id)
+    text = tokenizer.decode_token(id)
     is_text = text == tokenizer.decode([id], special=True)  # else a part of a character, shown by its vocabulary entry
     return {"token": text, "logprob": finite(logprob), "bytes": list(text.encode()) if is_text else None}
 
@@ -37,13 +37,15 @@ def completion_logprobs(deltas: list[TextDelta], tokenizer: Tokenizer) -> dict:
     for delta in deltas:
         offset = delta.offset
         for token in delta.tokens:
-            texts.append(tokenizer.token(token.id))
+            texts.append(tokenizer.decode_token(token.id))
             offsets.append(min(offset, delta.offset + len(delta.text)))
             offset += len(texts[-1])
     tokens = [token for delta in deltas for token in delta.tokens]
     return {
         "tokens": texts,
         "token_logprobs": [finite(token.logprob) for token in tokens],
-        "top_logprobs": [{tokenizer.token(id): finite(logprob) for id, logprob in token.top} for token in tokens],
+        "top_logprobs": [
+            {tokenizer.decode_token(id): finite(logprob) for id, logprob in token.top} for token in tokens
+        ],
         "text_offset": offsets,
     }

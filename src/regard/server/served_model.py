@@ -50,7 +50,7 @@ class ServedModel:
 
     def check_length(self, characters: int) -> None:
         """Refuse a text before it is tokenized if it is too long even when every token is the longest one."""
-        if characters > self.capacity * self.tokenizer.longest:
+        if characters > self.capacity * self.tokenizer.max_token_length:
             message = f"{characters} characters cannot fit into the {self.capacity} tokens of this model; shorten them"
             raise ApiError(400, message, code="context_length_exceeded")
 
@@ -76,13 +76,15 @@ class ServedModel:
         continues_prompt: bool = False,
     ) -> GenerationTask:
         """A generation that the engine has accepted. Raises ApiError if it was refused."""
-        requests = engine_requests(body, prompts, self.capacity, self.tokenizer.stops, top_logprobs, default_max_tokens)
+        requests = engine_requests(
+            body, prompts, self.capacity, self.tokenizer.stop_ids, top_logprobs, default_max_tokens
+        )
         generation = GenerationTask(self.engine, self.tokenizer, requests, body.stops, continues_prompt)
         await generation.submit()
         return generation
 
     def _encode(self, text: str) -> list[int]:
-        return [*self.tokenizer.opening, *self.tokenizer.encode(text)]
+        return [*self.tokenizer.prefix_ids, *self.tokenizer.encode(text)]
 
     async def _in_tokenizer_thread(self, function: Callable[..., list[int]], *args: Any) -> list[int]:
         try:

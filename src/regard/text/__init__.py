@@ -1,1 +1,1 @@
-"""Text to ids and back: tokenizers, chat templates, text as it streams. Knows nothing of models."""
+"""Strings to token ids and back: tokenizers, chat templates, streaming detokenization. Independent of models."""

@@ -1,8 +1,9 @@
-"""Chat templates: messages to the one text that a model was trained on.
+"""Chat templates: a list of messages as the string that the model was trained on.
 
-A template comes with the model, never with a request, and is rendered in a bounded sandbox (sandbox.py). The default
-one writes each turn after the marker of its role and a space, so that its first word is the same token as inside a
-text, and closes what the assistant says with `<|end|>`. What the model answers therefore begins with that space.
+A template comes with the model, never with a request, and runs in a bounded sandbox (jinja_sandbox.py). The default
+template writes each message as the special token of its role, a space and the content, and ends assistant messages
+with `<|end|>`. With the space, the first word has the same token as inside a sentence; a reply of the model therefore
+starts with a space.
 """
 
 import re
@@ -13,10 +14,10 @@ from typing import Any
 
 from jinja2 import TemplateError
 
-from regard.text.sandbox import Sandbox
+from regard.text.jinja_sandbox import BoundedEnvironment
 from regard.text.tokenizer import Tokenizer
 
-PRIVATE = range(0xF0000, 0x110000)  # characters without a meaning of their own
+PRIVATE_USE = range(0xF0000, 0x110000)  # Unicode code points without an assigned meaning
 USER, ASSISTANT, SYSTEM, END, PAD = "<|user|>", "<|assistant|>", "<|system|>", "<|end|>", "<|pad|>"
 
 DEFAULT_TEMPLATE = """\
@@ -30,81 +31,84 @@ DEFAULT_TEMPLATE = """\
 {%- if add_generation_prompt %}{{ "<|assistant|>" }}{% endif -%}
 """
 
-REASONING = ("reasoning_content", "thinking", "reasoning")
+REASONING_KEYS = ("reasoning_content", "thinking", "reasoning")
 
-# what a template's own mistakes raise; SyntaxError: Python cannot nest the loops that Jinja compiled for it
-FAULTS = (TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RecursionError, MemoryError, SyntaxError)
+# Errors in a template itself. SyntaxError: Jinja compiles nested loops to Python, which limits their depth.
+TEMPLATE_FAULTS = (
+    TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RecursionError, MemoryError, SyntaxError,
+)  # fmt: skip
 
 
 class ChatError(ValueError):
-    """The template refused the messages, or was refused itself."""
+    """The template failed on the messages, or exceeded a limit of the sandbox."""
 
 
 def render(
     template: str,
     messages: list[dict[str, Any]],
     add_generation_prompt: bool = True,
-    names: Mapping[str, str] | None = None,
+    special_tokens_map: Mapping[str, str] | None = None,
 ) -> str:
-    """The text of a conversation, ready for `Tokenizer.encode(text, special=True)`; `names` as `bos_token`."""
-    sandbox = Sandbox()
+    """The conversation as a string for `Tokenizer.encode(text, special=True)`."""
     variables: dict[str, Any] = {
-        **(names or {}),
-        "messages": [_reasoned(message) for message in messages],
+        **(special_tokens_map or {}),
+        "messages": [_with_reasoning(message) for message in messages],
         "add_generation_prompt": add_generation_prompt,
         "tools": None,
         "documents": None,
-        "raise_exception": _raise,
-        "strftime_now": _now,
+        "raise_exception": _raise_exception,
+        "strftime_now": _strftime_now,
     }
     try:
-        return sandbox.generate_bounded(template, variables)
+        return BoundedEnvironment().render_bounded(template, variables)
     except TemplateError as error:
         raise ChatError(f"the chat template failed: {error.message}") from error
-    except FAULTS as error:
+    except TEMPLATE_FAULTS as error:
         raise ChatError(f"the chat template failed on these messages: {error}") from error
 
 
-def encode_chat(tokenizer: Tokenizer, messages: list[dict[str, Any]], reply: bool = True) -> list[int]:
-    """The ids of a conversation; with `reply`, up to where the model speaks.
+def encode_chat(tokenizer: Tokenizer, messages: list[dict[str, Any]], add_generation_prompt: bool = True) -> list[int]:
+    """The ids of a conversation; the generation prompt starts the assistant's next message.
 
-    A marker written in a message is only characters: private characters stand in for it while the template is rendered.
+    A special token typed in a message is encoded as its characters: while the template is rendered, a private-use
+    character replaces it.
     """
     if tokenizer.chat_template is None:
-        raise ChatError("this model has no chat template, so it was not made for conversation; continue a text instead")
-    said = "\n".join(value for message in messages for value in message.values() if isinstance(value, str))
-    found = [marker for marker in tokenizer.markers if marker in said]
-    used = frozenset(said)
-    unused = (char for char in map(chr, PRIVATE) if char not in used)
-    markers = dict(zip(islice(unused, len(found)), found, strict=True))
-    for char, marker in markers.items():
-        messages = [{key: _replaced(value, marker, char) for key, value in message.items()} for message in messages]
-    text = render(tokenizer.chat_template, messages, reply, tokenizer.names)
+        raise ChatError("this model has no chat template; it completes text instead of answering messages")
+    content = "\n".join(value for message in messages for value in message.values() if isinstance(value, str))
+    typed = [token for token in tokenizer.all_special_tokens if token in content]
+    characters = frozenset(content)
+    unused = (char for char in map(chr, PRIVATE_USE) if char not in characters)
+    placeholders = dict(zip(islice(unused, len(typed)), typed, strict=True))
+    for char, token in placeholders.items():
+        messages = [{key: _replace(value, token, char) for key, value in message.items()} for message in messages]
+    text = render(tokenizer.chat_template, messages, add_generation_prompt, tokenizer.special_tokens_map)
     ids: list[int] = []
-    for part in re.split(f"([{''.join(markers)}])", text) if markers else [text]:
-        ids += _continued(tokenizer, markers.get(part, part), part not in markers, ids)
+    for part in re.split(f"([{''.join(placeholders)}])", text) if placeholders else [text]:
+        ids += _encode_part(tokenizer, placeholders.get(part, part), special=part not in placeholders, first=not ids)
     return ids
 
 
-def _continued(tokenizer: Tokenizer, text: str, special: bool, before: list[int]) -> list[int]:
-    """Ids of a text inside another: SentencePiece's kind would put a space before it if it stood alone."""
-    ids, line = tokenizer.encode("\n" + text, special), tokenizer.encode("\n")
-    return ids[len(line) :] if before and ids[: len(line)] == line else tokenizer.encode(text, special)
+def _encode_part(tokenizer: Tokenizer, text: str, special: bool, first: bool) -> list[int]:
+    """Ids of a part of a longer string: alone, a SentencePiece tokenizer would put a space before it."""
+    ids, newline = tokenizer.encode("\n" + text, special), tokenizer.encode("\n")
+    continues = not first and ids[: len(newline)] == newline
+    return ids[len(newline) :] if continues else tokenizer.encode(text, special)
 
 
-def _replaced(value: Any, old: str, new: str) -> Any:
+def _replace(value: Any, old: str, new: str) -> Any:
     return value.replace(old, new) if isinstance(value, str) else value
 
 
-def _raise(message: str) -> None:
+def _raise_exception(message: str) -> None:
     raise TemplateError(message)
 
 
-def _now(form: str) -> str:
-    return datetime.now().strftime(form)
+def _strftime_now(format: str) -> str:
+    return datetime.now().strftime(format)
 
 
-def _reasoned(message: dict[str, Any]) -> dict[str, Any]:
-    """What was thought before an answer is found under both of the names that templates have for it."""
-    thought = next((message[name] for name in REASONING if message.get(name) is not None), None)
-    return message if thought is None else {"thinking": thought, **message, "reasoning_content": thought}
+def _with_reasoning(message: dict[str, Any]) -> dict[str, Any]:
+    """The message with its reasoning, if it has one, under both keys that templates use."""
+    reasoning = next((message[key] for key in REASONING_KEYS if message.get(key) is not None), None)
+    return message if reasoning is None else {"thinking": reasoning, **message, "reasoning_content": reasoning}

@@ -1,46 +1,58 @@
-"""The vocabulary in a GGUF file as a tokenizer; gguf_metadata.py is the way back.
+"""Tokenizers in GGUF files: read from the metadata, and written as metadata.
 
-Two kinds are known there: "gpt2", byte-pair encoding over bytes, with its merges and a name for how text is cut into
-words before; and "llama", SentencePiece's, where a score for each piece says what is joined first, a space is written ▁
-and what no piece covers falls back to bytes. The second is read as merges: a piece's joins, best piece first.
+GGUF has two kinds. "gpt2" is byte-level BPE with its merges and llama.cpp's name for the pre-tokenizer. "llama" is
+SentencePiece: each piece has a score, a space is written as ▁, and characters that no piece covers fall back to bytes.
+SentencePiece scores are converted to merges.
 """
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers, processors
 
 from regard.gguf_header import GGUFError, Header, read_header
-from regard.text.folder import TokenizerFiles
-from regard.text.sentencepiece import CONTROL, NORMAL, OWN, merges
-from regard.text.splits import BEGINS, WHOLE, split
+from regard.text.pre_tokenization import LLAMA3_NAMES, gguf_name, pre_tokenizer_from_gguf
+from regard.text.sentencepiece import BYTE, CONTROL, NORMAL, UNUSED, USER_DEFINED, build_decoder, merges_from_scores
+from regard.text.tokenizer_folder import TokenizerFiles
+
+if TYPE_CHECKING:
+    from regard.text.tokenizer import Tokenizer
 
 PREFIX = "tokenizer.ggml."
+UNMERGED_SCORE = -1e9  # for pieces that no merge produces
+BYTE_PIECES = frozenset(f"<0x{byte:02X}>" for byte in range(256))
 
 
 def read_gguf(file: Path) -> TokenizerFiles:
-    """Marker tokens, template and what ends a generation come along."""
-    words = Words(read_header(file))
-    kind = words.get("model", str)
+    vocabulary = Vocabulary(read_header(file))
+    kind = vocabulary.get("model", str)
     if kind not in ("gpt2", "llama"):
-        raise GGUFError(f"{file}: {PREFIX}model={kind!r} is no vocabulary that is read; gpt2 and llama are")
-    core = byte_level(words) if kind == "gpt2" else sentence_pieces(words)
-    for type, special in ((CONTROL, True), (OWN, False)):
-        core.add_tokens([AddedToken(p, special=special, normalized=False) for p in words.of_type(type)])
-    bos, eos, pad, end = (words.marker(name) for name in ("bos", "eos", "padding", "eot"))
-    if bos is not None and words.get("add_bos_token", bool, kind == "llama" or words.get("pre", str) in BEGINS):
+        raise GGUFError(f"{file}: {PREFIX}model={kind!r} is not supported; supported are gpt2 and llama")
+    core = build_byte_level(vocabulary) if kind == "gpt2" else build_sentencepiece(vocabulary)
+    for type, special in ((CONTROL, True), (USER_DEFINED, False)):
+        core.add_tokens([AddedToken(p, special=special, normalized=False) for p in vocabulary.of_type(type)])
+    bos, eos, pad, eot = (vocabulary.special_token(name) for name in ("bos", "eos", "padding", "eot"))
+    bos_by_default = kind == "llama" or vocabulary.get("pre", str) in LLAMA3_NAMES
+    if bos is not None and vocabulary.get("add_bos_token", bool, bos_by_default):
         core.post_processor = processors.TemplateProcessing(
-            single=f"{bos} $A", pair=f"{bos} $A $B", special_tokens=[(bos, words.ids[bos])]
+            single=f"{bos} $A", pair=f"{bos} $A $B", special_tokens=[(bos, vocabulary.ids[bos])]
         )
-    stops = () if end is None else (words.ids[end],)
-    names = {f"{name}_token": piece for name, piece in (("bos", bos), ("eos", eos), ("pad", pad)) if piece is not None}
-    return TokenizerFiles(core, names, words.header.get("tokenizer.chat_template", str), stops, tidy=False)
+    stop_ids = () if eot is None else (vocabulary.ids[eot],)
+    named = {"bos_token": bos, "eos_token": eos, "pad_token": pad}
+    return TokenizerFiles(
+        core,
+        special_tokens_map={name: token for name, token in named.items() if token is not None},
+        chat_template=vocabulary.header.get("tokenizer.chat_template", str),
+        stop_ids=stop_ids,
+        clean_up_tokenization_spaces=False,
+    )
 
 
-class Words:
-    """The vocabulary's part of the metadata."""
+class Vocabulary:
+    """The metadata under `tokenizer.ggml.`, checked."""
 
     def __init__(self, header: Header):
         self.header = header
@@ -49,23 +61,24 @@ class Words:
         self.ids = {piece: id for id, piece in enumerate(self.pieces)}
         if not self.pieces or len(self.ids) < len(self.pieces) or len(self.types) != len(self.pieces):
             raise GGUFError(
-                f"{header.file}: {PREFIX}tokens has {len(self.pieces)} pieces, {len(self.ids)} of them different, and "
-                f"{PREFIX}token_type {len(self.types)} entries; they should be as many"
+                f"{header.file}: {PREFIX}tokens has {len(self.pieces)} pieces, {len(self.ids)} of them distinct, and "
+                f"{PREFIX}token_type has {len(self.types)} entries; the three numbers must be equal and positive"
             )
 
     def get(self, key: str, kind: type, default: Any = None) -> Any:
         return self.header.get(PREFIX + key, kind, default)
 
     def of_type(self, type: int) -> list[str]:
-        return [piece for piece, its in zip(self.pieces, self.types, strict=True) if its == type and piece]
+        return [piece for piece, own in zip(self.pieces, self.types, strict=True) if own == type and piece]
 
-    def marker(self, name: str) -> str | None:
+    def special_token(self, name: str) -> str | None:
         id = self.get(f"{name}_token_id", int)
         if id is None:
             return None
         if id >= len(self.pieces):
             raise GGUFError(
-                f"{self.header.file}: {PREFIX}{name}_token_id={id}, but there are {len(self.pieces)} tokens"
+                f"{self.header.file}: {PREFIX}{name}_token_id={id} is not below the number of tokens, "
+                f"{len(self.pieces)}"
             )
         return self.pieces[id]
 
@@ -73,38 +86,72 @@ class Words:
         pairs = [tuple(merge.split(" ")) for merge in self.get("merges", list, [])]
         for pair in pairs:
             if len(pair) != 2 or not {*pair, "".join(pair)} <= self.ids.keys():
-                raise GGUFError(f"{self.header.file}: {PREFIX}merges has {' '.join(pair)!r:.80}; expected two tokens "
-                                "that join to one")  # fmt: skip
+                raise GGUFError(
+                    f"{self.header.file}: {PREFIX}merges has {' '.join(pair)!r:.80}; expected two tokens whose "
+                    "concatenation is a token"
+                )
         return pairs
 
-    def joins(self) -> list[tuple[str, str]]:
-        """Every way to make a piece of two others; the piece with the highest score first."""
+    def merges_from_scores(self) -> list[tuple[str, str]]:
         scores = self.header.metadata.get(f"{PREFIX}scores")
         if scores is None or len(scores) != len(self.pieces):
             raise GGUFError(
-                f"{self.header.file}: {PREFIX}scores should have a number for each of {len(self.ids)} tokens"
+                f"{self.header.file}: {PREFIX}scores must have one number for each of {len(self.ids)} tokens"
             )
         try:
-            return merges(self.header.file, self.pieces, scores, self.types)
+            return merges_from_scores(self.header.file, self.pieces, scores, self.types)
         except ValueError as error:
             raise GGUFError(str(error)) from error
 
 
-def byte_level(words: Words) -> tokenizers.Tokenizer:
-    name = words.get("pre", str, "gpt-2")
-    core = tokenizers.Tokenizer(models.BPE(words.ids, words.merges(), ignore_merges=name in WHOLE))
-    core.pre_tokenizer = split(name, words.header.file)
+def build_byte_level(vocabulary: Vocabulary) -> tokenizers.Tokenizer:
+    name = vocabulary.get("pre", str, "gpt-2")
+    model = models.BPE(vocabulary.ids, vocabulary.merges(), ignore_merges=name in LLAMA3_NAMES)
+    core = tokenizers.Tokenizer(model)
+    core.pre_tokenizer = pre_tokenizer_from_gguf(name, vocabulary.header.file)
     core.decoder = decoders.ByteLevel()
     return core
 
 
-def sentence_pieces(words: Words) -> tokenizers.Tokenizer:
-    unknown = words.marker("unknown")
-    model = models.BPE(words.ids, words.joins(), unk_token=unknown, fuse_unk=True, byte_fallback=True)
+def build_sentencepiece(vocabulary: Vocabulary) -> tokenizers.Tokenizer:
+    unk, merges = vocabulary.special_token("unknown"), vocabulary.merges_from_scores()
+    model = models.BPE(vocabulary.ids, merges, unk_token=unk, fuse_unk=True, byte_fallback=True)
     core = tokenizers.Tokenizer(model)
-    leading = words.get("add_space_prefix", bool, True)
-    steps = [normalizers.Prepend("▁")] if leading else []
-    core.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", "▁")])
-    strip = [decoders.Strip(" ", 1, 0)] if leading else []
-    core.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), *strip])
+    prefix_space = vocabulary.get("add_space_prefix", bool, True)
+    prepend = [normalizers.Prepend("▁")] if prefix_space else []
+    core.normalizer = normalizers.Sequence([*prepend, normalizers.Replace(" ", "▁")])
+    core.decoder = build_decoder(prefix_space)
     return core
+
+
+def gguf_metadata(tokenizer: "Tokenizer", vocab: int) -> dict[str, Any]:
+    """The tokenizer as metadata, padded with unused tokens to the model's `vocab` embeddings."""
+    state = json.loads(tokenizer.core.to_str())
+    model = state["model"]
+    if model["type"] != "BPE" or tokenizer.vocab_size > vocab:
+        fault = f"a {model['type']} vocabulary" if model["type"] != "BPE" else f"{tokenizer.vocab_size} tokens"
+        raise GGUFError(
+            f"GGUF cannot hold {fault} for a model with vocab={vocab}; write the file without a tokenizer, or train a "
+            "bpe or byte tokenizer"
+        )
+    pieces = {id: piece for piece, id in tokenizer.core.get_vocab(with_added_tokens=True).items()}
+    types = [NORMAL if id in pieces else UNUSED for id in range(vocab)]
+    for token in state["added_tokens"]:
+        types[token["id"]] = CONTROL if token["special"] else USER_DEFINED
+    merges = [" ".join(merge) if isinstance(merge, list) else merge for merge in model["merges"]]
+    values: dict[str, Any] = {"tokens": [pieces.get(id, f"[PAD{id}]") for id in range(vocab)]}
+    if model["byte_fallback"]:
+        ranks = {merge.replace(" ", ""): -float(rank) for rank, merge in reversed([*enumerate(merges)])}
+        values |= {"model": "llama", "scores": [ranks.get(piece, UNMERGED_SCORE) for piece in values["tokens"]]}
+        types = [BYTE if piece in BYTE_PIECES else type for piece, type in zip(values["tokens"], types, strict=True)]
+        values["add_space_prefix"] = "▁" in json.dumps(state["normalizer"], ensure_ascii=False).partition("Prepend")[2]
+    else:
+        values |= {"model": "gpt2", "pre": gguf_name(state["pre_tokenizer"], state["normalizer"]), "merges": merges}
+    values["token_type"] = types
+    ids = {"bos": tokenizer.bos, "eos": tokenizer.eos, "padding": tokenizer.pad}
+    values |= {f"{name}_token_id": id for name, id in ids.items() if id is not None}
+    other_stops = [id for id in tokenizer.stop_ids if id != tokenizer.eos]
+    values |= {"eot_token_id": other_stops[0]} if other_stops else {}
+    values["add_bos_token"] = tokenizer.bos is not None and tokenizer.prefix_ids == (tokenizer.bos,)
+    template = {} if tokenizer.chat_template is None else {"tokenizer.chat_template": tokenizer.chat_template}
+    return {f"{PREFIX}{key}": value for key, value in values.items()} | template

@@ -1,7 +1,7 @@
-"""Text to ids and back: a thin wrapper over the `tokenizers` library that reads and writes Hugging Face folders.
+"""Strings to token ids and back: a thin wrapper over the `tokenizers` library for Hugging Face folders and GGUF files.
 
-Marker tokens (`<|end|>`, `<|user|>` …) are read from text only when `special=True`: text that merely looks like a
-marker, typed by a user or found in a file, is encoded as the characters it is.
+Special tokens (`<|end|>`, `<|user|>` …) are parsed from a string only with `special=True`. Otherwise a special token
+that a user typed, or that occurs in a document, is encoded as its characters.
 """
 
 import json
@@ -14,19 +14,27 @@ from pathlib import Path
 import tokenizers
 
 from regard.packaged import locate
-from regard.text.folder import GENERATION, TEMPLATE, TOKENIZER, read_folder
 from regard.text.gguf import read_gguf
-from regard.text.library import faults
-from regard.text.markers import CONFIG
-from regard.text.tidy import tidied
+from regard.text.special_tokens import TOKENIZER_CONFIG
+from regard.text.tokenizer_folder import CHAT_TEMPLATE, GENERATION_CONFIG, TOKENIZER, read_folder
+from regard.text.untrusted_input import library_errors
 
-HALF = re.compile("[\ud800-\udfff]")
+SURROGATE = re.compile("[\ud800-\udfff]")
+CLEAN_UP = {f" {end}": end for end in (".", "?", "!", ",")}
+CLEAN_UP |= {" ' ": "'"} | {f" {end}": end for end in ("n't", "'m", "'s", "'ve", "'re")}
+
+
+def clean_up_tokenization(text: str) -> str:
+    """Remove the spaces that WordPiece decoding leaves before punctuation and contractions, as `transformers` does."""
+    for spaced, attached in CLEAN_UP.items():
+        text = text.replace(spaced, attached)
+    return text
 
 
 class Tokenizer:
-    """`bos`, `eos` and `pad` are ids or None; `stops` are all ids that end a generation.
+    """`bos`, `eos` and `pad` are ids or None; `stop_ids` are all ids that end a generation, eos first.
 
-    `names` are the texts of all markers that have a name (`cls_token`); `tidy` takes spaces before punctuation out.
+    `special_tokens_map` maps names to special tokens (`cls_token`), as in `transformers`.
     """
 
     def __init__(
@@ -36,95 +44,69 @@ class Tokenizer:
         eos: str | None = None,
         pad: str | None = None,
         chat_template: str | None = None,
-        stops: tuple[int, ...] = (),
-        names: Mapping[str, str] | None = None,
-        tidy: bool = False,
+        stop_ids: tuple[int, ...] = (),
+        special_tokens_map: Mapping[str, str] | None = None,
+        clean_up_tokenization_spaces: bool = False,
     ):
         self.core = core
-        self.bos, self.eos, self.pad = (self._id(piece) for piece in (bos, eos, pad))
-        given = {"bos_token": bos, "eos_token": eos, "pad_token": pad}
-        self.names = {**(names or {}), **{name: piece for name, piece in given.items() if piece is not None}}
+        self.bos, self.eos, self.pad = (self._id(token) for token in (bos, eos, pad))
+        named = {"bos_token": bos, "eos_token": eos, "pad_token": pad}
+        self.special_tokens_map = dict(special_tokens_map or {})
+        self.special_tokens_map |= {name: token for name, token in named.items() if token is not None}
         self.chat_template = chat_template
-        self.stops = tuple(dict.fromkeys((*(() if self.eos is None else (self.eos,)), *stops)))
-        self.tidy = tidy
+        self.stop_ids = tuple(dict.fromkeys((*(() if self.eos is None else (self.eos,)), *stop_ids)))
+        self.clean_up_tokenization_spaces = clean_up_tokenization_spaces
 
     def encode(self, text: str, special: bool = False) -> list[int]:
-        """Ids of a text, without bos or eos. With `special`, markers written in the text become their tokens."""
-        ids = self._encoded(text, special, frame=False).ids
-        if special or self._marker_ids.keys().isdisjoint(ids):
+        """Ids of a string, without bos or eos. With `special`, special tokens in the string become their ids."""
+        ids = self._encode(text, special, post_process=False).ids
+        if special or self._special_ids.keys().isdisjoint(ids):
             return ids
-        # a model whose vocabulary holds its markers like any piece makes them of plain text too
-        typed = {id for id, marker in self._marker_ids.items() if marker in text}
-        return [part for id in ids for part in (self._characters(id) if id in typed else (id,))]
+        # a vocabulary that lists its special tokens as ordinary pieces matches them in plain text too
+        typed = {id for id, token in self._special_ids.items() if token in text}
+        return [part for id in ids for part in (self._character_ids(id) if id in typed else (id,))]
 
-    def framed(self, text: str, second: str | None = None) -> list[int]:
-        """Ids of a text, or of two, with the markers that the tokenizer's own rules put around: [CLS] … [SEP]."""
-        return self._encoded(text if second is None else (text, second), special=False, frame=True).ids
+    def encode_with_special_tokens(self, text: str, pair: str | None = None) -> list[int]:
+        """Ids of a string or a pair with the special tokens that the post-processor adds, as in [CLS] … [SEP]."""
+        return self._encode(text if pair is None else (text, pair), special=False, post_process=True).ids
 
-    def sides(self, text: str, second: str) -> list[int]:
-        """For each id of the two texts framed, which of them it belongs to: 0 or 1, as BERT was taught."""
-        encoding = self._encoded((text, second), special=False, frame=True)
+    def token_type_ids(self, text: str, pair: str) -> list[int]:
+        """For each id of `encode_with_special_tokens(text, pair)`, 0 if it belongs to `text` and 1 to `pair` (BERT)."""
+        encoding = self._encode((text, pair), special=False, post_process=True)
         return encoding.type_ids if self.core.post_processor else [side or 0 for side in encoding.sequence_ids]
 
-    def decode(self, ids: list[int], special: bool = False) -> str:
-        """The text of ids; marker tokens are left out unless `special`."""
-        text = self.rough(ids, special)
-        return tidied(text) if self.tidy else text
+    def decode(self, ids: list[int], special: bool = False, clean_up: bool = True) -> str:
+        """The text of ids, without special tokens unless `special`.
 
-    def rough(self, ids: list[int], special: bool = False) -> str:
-        """The text of ids as the pieces have it, before spaces are tidied."""
-        with faults("these ids are no text of this vocabulary"):
-            return self.core.decode(ids, skip_special_tokens=not special)
+        `clean_up=False` skips the clean-up of tokenization spaces, which otherwise applies if the tokenizer sets it.
+        """
+        with library_errors("these ids cannot be decoded with this vocabulary"):
+            text = self.core.decode(ids, skip_special_tokens=not special)
+        return clean_up_tokenization(text) if clean_up and self.clean_up_tokenization_spaces else text
 
-    def _encoded(self, text: str | tuple[str, str], special: bool, frame: bool) -> tokenizers.Encoding:
-        self.core.encode_special_tokens = not special
-        try:
-            with faults("this text cannot be encoded"):
-                return self.core.encode_batch_fast([text], add_special_tokens=frame)[0]  # frees the GIL
-        except ValueError as error:
-            whole = text if isinstance(text, str) else "".join(text)
-            half = HALF.search(whole)
-            if half:
-                raise ValueError(
-                    f"the text holds {half[0]!r} at {half.start()}: half of a surrogate pair, which is no character; "
-                    'put such text right with text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")'
-                ) from error
-            strange = sorted(set(whole) - set(self.core.get_vocab()))[:20]
-            raise ValueError(
-                f"{error}: {strange} are not in this vocabulary; train it on text that has them, or use bytes or BPE"
-            ) from error
-
-    @cached_property
-    def _marker_ids(self) -> dict[int, str]:
-        tokens, unknown = self.core.get_added_tokens_decoder().items(), self.names.get("unk_token")
-        return {id: token.content for id, token in tokens if token.special and token.content != unknown}
-
-    def _characters(self, marker: int) -> list[int]:
-        return [token.id for char in self._marker_ids[marker] for token in self.core.model.tokenize(char)]
-
-    def token(self, id: int) -> str:
-        """A readable piece for one id: its text, or its raw name where it is only part of a character."""
+    def decode_token(self, id: int) -> str:
+        """A readable string for one id: its text, or its name in the vocabulary if it is only part of a character."""
         text = self.decode([id], special=True)
         return self.core.id_to_token(id) or "" if not text or "\ufffd" in text else text
 
     @cached_property
-    def opening(self) -> tuple[int, ...]:
-        """The ids that the tokenizer's own rules put before every text, such as <s>; often none."""
-        if not self._encoded("", special=False, frame=True).ids:
+    def prefix_ids(self) -> tuple[int, ...]:
+        """The ids that the post-processor adds before every string, such as <s>; often none."""
+        if not self._encode("", special=False, post_process=True).ids:
             return ()
-        probe = self._encoded("a", special=False, frame=True)
-        marked = zip(probe.ids, probe.special_tokens_mask, strict=True)
-        return tuple(id for id, _ in takewhile(lambda pair: pair[1], marked))
+        encoding = self._encode("a", special=False, post_process=True)
+        special = zip(encoding.ids, encoding.special_tokens_mask, strict=True)
+        return tuple(id for id, _ in takewhile(lambda pair: pair[1], special))
 
     @cached_property
-    def markers(self) -> tuple[str, ...]:
-        """The texts that `special` reads as tokens, longest first."""
-        texts = [token.content for token in self.core.get_added_tokens_decoder().values() if token.special]
-        return tuple(sorted(texts, key=len, reverse=True))
+    def all_special_tokens(self) -> tuple[str, ...]:
+        """The tokens that `special=True` parses, longest first."""
+        tokens = [token.content for token in self.core.get_added_tokens_decoder().values() if token.special]
+        return tuple(sorted(tokens, key=len, reverse=True))
 
     @cached_property
-    def longest(self) -> int:
-        """No token stands for more characters than this."""
+    def max_token_length(self) -> int:
+        """The number of characters of the longest token."""
         return max(map(len, self.core.get_vocab(with_added_tokens=True)))
 
     @property
@@ -137,30 +119,60 @@ class Tokenizer:
         self.core.save(str(folder / TOKENIZER))
         config: dict[str, object] = {
             "tokenizer_class": "PreTrainedTokenizerFast",
-            "clean_up_tokenization_spaces": self.tidy,
-            **self.names,
+            "clean_up_tokenization_spaces": self.clean_up_tokenization_spaces,
+            **self.special_tokens_map,
         }
-        (folder / CONFIG).write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-        if self.stops not in ((), (self.eos,)):
-            ends = {"eos_token_id": list(self.stops)}
-            (folder / GENERATION).write_text(json.dumps(ends) + "\n", encoding="utf-8")
+        (folder / TOKENIZER_CONFIG).write_text(json.dumps(config, indent=2, ensure_ascii=False) + "\n", "utf-8")
+        if self.stop_ids not in ((), (self.eos,)):
+            generation = {"eos_token_id": list(self.stop_ids)}
+            (folder / GENERATION_CONFIG).write_text(json.dumps(generation) + "\n", "utf-8")
         if self.chat_template is not None:
-            (folder / TEMPLATE).write_text(self.chat_template, encoding="utf-8")
+            (folder / CHAT_TEMPLATE).write_text(self.chat_template, "utf-8")
 
     @classmethod
     def load(cls, folder: str | Path) -> "Tokenizer":
-        """Read a folder with `tokenizer.json` or an older vocabulary, and what is said beside it, or a GGUF file."""
+        """The tokenizer of a Hugging Face folder, a GGUF file or an installed model (`regard.packaged`)."""
         folder = locate(folder)
-        found = read_gguf(folder) if folder.suffix == ".gguf" else read_folder(folder)
-        bos, eos, pad = (found.names.get(f"{name}_token") for name in ("bos", "eos", "pad"))
-        return cls(found.core, bos, eos, pad, found.chat_template, found.stops, found.names, found.tidy)
+        files = read_gguf(folder) if folder.suffix == ".gguf" else read_folder(folder)
+        bos, eos, pad = (files.special_tokens_map.get(f"{name}_token") for name in ("bos", "eos", "pad"))
+        return cls(
+            files.core, bos, eos, pad, files.chat_template,
+            files.stop_ids, files.special_tokens_map, files.clean_up_tokenization_spaces,
+        )  # fmt: skip
 
-    def _id(self, piece: str | None) -> int | None:
-        if piece is None:
+    def _encode(self, text: str | tuple[str, str], special: bool, post_process: bool) -> tokenizers.Encoding:
+        self.core.encode_special_tokens = not special
+        try:
+            with library_errors("this text cannot be encoded"):
+                return self.core.encode_batch_fast([text], add_special_tokens=post_process)[0]  # releases the GIL
+        except ValueError as error:
+            whole = text if isinstance(text, str) else "".join(text)
+            surrogate = SURROGATE.search(whole)
+            if surrogate:
+                raise ValueError(
+                    f"the text has {surrogate[0]!r} at index {surrogate.start()}, an unpaired surrogate, which is not "
+                    'a character; repair it with text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")'
+                ) from error
+            unknown = sorted(set(whole) - set(self.core.get_vocab()))[:20]
+            raise ValueError(
+                f"{error}: {unknown} are not in this vocabulary; train it on text that has them, or use byte or bpe"
+            ) from error
+
+    @cached_property
+    def _special_ids(self) -> dict[int, str]:
+        tokens, unk = self.core.get_added_tokens_decoder().items(), self.special_tokens_map.get("unk_token")
+        return {id: token.content for id, token in tokens if token.special and token.content != unk}
+
+    def _character_ids(self, id: int) -> list[int]:
+        """Ids of the characters of a special token."""
+        return [token.id for char in self._special_ids[id] for token in self.core.model.tokenize(char)]
+
+    def _id(self, token: str | None) -> int | None:
+        if token is None:
             return None
-        id = self.core.token_to_id(piece)
+        id = self.core.token_to_id(token)
         if id is None:
             raise ValueError(
-                f"{piece!r} is not a token of this vocabulary; train the tokenizer with it, or name another"
+                f"{token!r} is not a token of this vocabulary; train the tokenizer with it, or choose another token"
             )
         return id

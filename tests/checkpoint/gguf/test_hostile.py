@@ -17,7 +17,7 @@ from regard.checkpoint.gguf import export_gguf
 from regard.families import FamilyError
 from regard.gguf_header import MOST, MOST_TEXTS, GGUFError, read_header
 from regard.spec import SpecError
-from regard.text.gguf_metadata import metadata
+from regard.text.gguf import gguf_metadata
 from regard.text.tokenizer import Tokenizer
 from regard.text.train import bpe
 from regard.weights.table import WeightsError
@@ -30,7 +30,7 @@ TYPED = (CheckpointError, WeightsError, FamilyError, SpecError)
 def good(tmp_path_factory: pytest.TempPathFactory) -> list[bytes]:
     """A Llama in Q8_0 with a vocabulary, a Llama with divisors, and a GPT-2 in float16."""
     folder = tmp_path_factory.mktemp("good")
-    words = metadata(bpe(["a text of some words, some of them again"], 280), 300)
+    words = gguf_metadata(bpe(["a text of some words, some of them again"], 280), 300)
     export_gguf(tiny(LLAMA | {"vocab_size": 300}), folder / "0.gguf", "llama", "q8_0", words)
     export_gguf(tiny(MODELS["llama, llama3 rope"]), folder / "1.gguf", "llama", "f16")
     export_gguf(tiny(MODELS["gpt2"]), folder / "2.gguf", "gpt2", "f16")

@@ -12,12 +12,12 @@ import torch
 from regard.checkpoint import load
 from regard.checkpoint.gguf import export_gguf
 from regard.packaged import locate
-from regard.text.gguf_metadata import metadata
+from regard.text.gguf import gguf_metadata
 from regard.text.tokenizer import Tokenizer
 from regard.text.train import bpe
 from tests.checkpoint.gguf.files import MODELS, tiny
-from tests.text.mixed import MIXED
-from tests.text.test_gguf import MADE, written
+from tests.text.sample_texts import MIXED
+from tests.text.test_gguf import TOKENIZERS, write_gguf
 
 xllamacpp = pytest.importorskip("xllamacpp", reason="llama.cpp is not here (no wheel of xllamacpp for this machine)")
 pytestmark = pytest.mark.slow
@@ -49,7 +49,7 @@ def test_the_same_numbers(name: str, form: str, tmp_path: Path) -> None:
     words = bpe(["a text of some words, some of them again"], 288)
     model = tiny(MODELS[name] | {"vocab_size": words.vocab_size})
     file = tmp_path / "model.gguf"
-    export_gguf(model, file, MODELS[name]["model_type"], form, metadata(words, words.vocab_size))
+    export_gguf(model, file, MODELS[name]["model_type"], form, gguf_metadata(words, words.vocab_size))
     server, ours = serve(file), load(file)
     draws = torch.Generator().manual_seed(0)
     for length in (1, 2, 5, 17, 40):
@@ -61,9 +61,9 @@ def test_the_same_numbers(name: str, form: str, tmp_path: Path) -> None:
         assert len(theirs) > 200 and worst < {"f32": 5e-3 if "gpt2" in name else 5e-5, "f16": 2e-2, "q8_0": 0.2}[form]
 
 
-@pytest.mark.parametrize("name", ["smollm2", *MADE])
+@pytest.mark.parametrize("name", ["smollm2", *TOKENIZERS])
 def test_the_same_tokens(name: str, tmp_path: Path) -> None:
-    file = written(MADE[name](), tmp_path) if name in MADE else locate(name)
+    file = write_gguf(TOKENIZERS[name](), tmp_path) if name in TOKENIZERS else locate(name)
     server, ours = serve(file), Tokenizer.load(file)
     for text in MIXED:
         for special in (True, False):

@@ -15,11 +15,11 @@ from regard.engine.engine import Engine
 from regard.engine.request import Sampling
 from regard.packaged import PACKAGED, locate
 from regard.text.chat import encode_chat, render
-from regard.text.gguf_metadata import metadata
+from regard.text.gguf import gguf_metadata
 from regard.text.tokenizer import Tokenizer
 from tests.cli.conftest import regard as run
 from tests.laws import error
-from tests.text.mixed import MIXED
+from tests.text.sample_texts import MIXED
 
 pytestmark = pytest.mark.skipif(PACKAGED["smollm2"].path is None, reason=PACKAGED["smollm2"].remedy)
 CHAT = [{"role": "user", "content": "What is the capital of France?"}]
@@ -70,7 +70,7 @@ def test_the_same_words(words: Tokenizer) -> None:
 
 def test_it_answers(model: nn.Module, words: Tokenizer) -> None:
     said = Engine(model, rows=1, capacity=64).generate(  # ty: ignore
-        encode_chat(words, CHAT), Sampling(max_new=8, temperature=0, stop_ids=words.stops)
+        encode_chat(words, CHAT), Sampling(max_new=8, temperature=0, stop_ids=words.stop_ids)
     )
     assert "Paris" in words.decode([token.id for token in said])
 
@@ -87,7 +87,7 @@ def test_forty_greedy_tokens(model: nn.Module, theirs: Any, words: Tokenizer) ->
 @pytest.mark.slow
 @torch.no_grad()
 def test_it_is_written_again(model: nn.Module, words: Tokenizer, tmp_path: Path) -> None:
-    export_gguf(model, tmp_path / "again.gguf", "llama", "f32", metadata(words, 49152))
+    export_gguf(model, tmp_path / "again.gguf", "llama", "f32", gguf_metadata(words, 49152))
     again = load(tmp_path / "again.gguf")
     assert again.spec == model.spec
     assert all(map(torch.equal, again.parameters(), model.parameters()))

@@ -1,4 +1,4 @@
-"""The stream gives the same text as decoding everything at once, in whole characters, and cuts at stop strings."""
+"""Streamed text equals the text of all ids decoded at once, in complete characters, and ends at stop strings."""
 
 from typing import NamedTuple
 
@@ -8,9 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import decoders, models, pre_tokenizers
 
-from regard.text.stream import Detokenizer, TextStream
-from regard.text.tidy import settled, tidied
-from regard.text.tokenizer import Tokenizer
+from regard.text.detokenizer import Detokenizer, TextStream, clean_up_boundary
+from regard.text.tokenizer import Tokenizer, clean_up_tokenization
 from regard.text.train import bpe, byte, character
 
 BYTE = byte()
@@ -18,23 +17,23 @@ TOKENIZERS = [BYTE, bpe(["the cat sat on the mat 🙂 né"] * 9, vocab=300), cha
 EMOJI = "a👩‍👩‍👧é€🙂"
 
 
-def run(tokenizer, ids, stops=(), after=()):
-    stream = Detokenizer(tokenizer, stops, after)
+def run(tokenizer, ids, stop_strings=(), prompt_ids=()):
+    stream = Detokenizer(tokenizer, stop_strings, prompt_ids)
     return [stream.push(id) for id in ids] + [stream.finish()], stream
 
 
-def test_an_emoji_comes_whole():
-    pieces, _ = run(BYTE, BYTE.encode("x🙂y"))
-    assert pieces == ["x", "", "", "", "🙂", "y", ""]
+def test_an_emoji_is_released_as_one_character():
+    chunks, _ = run(BYTE, BYTE.encode("x🙂y"))
+    assert chunks == ["x", "", "", "", "🙂", "y", ""]
 
 
 @pytest.mark.parametrize("tokenizer", TOKENIZERS, ids=["byte", "bpe", "character"])
 @settings(derandomize=True, max_examples=200, deadline=None)
 @given(data=st.data())
-def test_any_ids_stream_to_their_decoding(tokenizer, data):
+def test_streamed_text_equals_decoded_text(tokenizer, data):
     ids = data.draw(st.lists(st.integers(0, tokenizer.vocab_size - 1), max_size=40))
-    pieces, _ = run(tokenizer, ids)
-    assert "".join(pieces) == tokenizer.decode(ids)
+    chunks, _ = run(tokenizer, ids)
+    assert "".join(chunks) == tokenizer.decode(ids)
 
 
 @settings(derandomize=True, max_examples=300, deadline=None)
@@ -42,62 +41,62 @@ def test_any_ids_stream_to_their_decoding(tokenizer, data):
     text=st.text(alphabet="ab🙂", max_size=24),
     stops=st.lists(st.text(alphabet="ab🙂", min_size=1, max_size=4), max_size=3),
 )
-def test_stop_strings_cut_where_a_search_would(text, stops):
-    pieces, stream = run(BYTE, BYTE.encode(text), stops)
+def test_text_ends_at_the_first_stop_string(text, stops):
+    chunks, stream = run(BYTE, BYTE.encode(text), stops)
     found = [(text.find(stop) + len(stop), text.find(stop), stop) for stop in stops if stop in text]
     if not found:
-        assert "".join(pieces) == text
-        assert stream.stopped is None
+        assert "".join(chunks) == text
+        assert stream.matched_stop is None
         return
-    end = min(found)[0]  # the earliest end is seen first; of those that end there, the longest starts first
+    end = min(found)[0]  # of several matches, the one that ends first; of those with the same end, the longest
     start = min(start for stop_end, start, _ in found if stop_end == end)
-    assert "".join(pieces) == text[:start]
-    assert text[start:].startswith(stream.stopped)
+    assert "".join(chunks) == text[:start]
+    assert text[start:].startswith(stream.matched_stop)
 
 
-def test_nothing_of_a_stop_string_leaks():
-    pieces, stream = run(BYTE, BYTE.encode("go STOP on"), ["STOP", "ON"])
-    assert "".join(pieces) == "go "
-    assert stream.stopped == "STOP"
-    assert all("S" not in piece for piece in pieces)
+def test_no_part_of_a_stop_string_is_released():
+    chunks, stream = run(BYTE, BYTE.encode("go STOP on"), ["STOP", "ON"])
+    assert "".join(chunks) == "go "
+    assert stream.matched_stop == "STOP"
+    assert all("S" not in chunk for chunk in chunks)
 
 
-def test_a_beginning_that_came_to_nothing_is_given_back():
-    pieces, stream = run(BYTE, BYTE.encode("a STO"), ["STOP"])
-    assert pieces[-1] == "STO"
-    assert stream.stopped is None
+def test_an_incomplete_stop_string_is_released_at_the_end():
+    chunks, stream = run(BYTE, BYTE.encode("a STO"), ["STOP"])
+    assert chunks[-1] == "STO"
+    assert stream.matched_stop is None
 
 
-def fallback():
-    """As SentencePiece makes them: words begin with ▁, and what is no piece is written as its bytes."""
+def byte_fallback_tokenizer():
+    """As in SentencePiece: words begin with ▁, and characters without a piece are encoded as bytes."""
     pieces = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "a", "▁a"]
     vocab = {piece: id for id, piece in enumerate(pieces)}
     core = tokenizers.Tokenizer(models.BPE(vocab, [("▁", "a")], unk_token="<unk>", byte_fallback=True))
     core.pre_tokenizer = pre_tokenizers.Metaspace()
-    spaces = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
-    core.decoder = decoders.Sequence(spaces)
+    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    core.decoder = decoders.Sequence(steps)
     return Tokenizer(core)
 
 
 @pytest.mark.parametrize("text", ["€", "😀€", "a€ a😀a"])
-def test_bytes_of_a_fallback_come_as_whole_characters(text):
-    tokenizer = fallback()
+def test_byte_fallback_releases_complete_characters(text):
+    tokenizer = byte_fallback_tokenizer()
     ids = tokenizer.encode(text)
-    pieces, _ = run(tokenizer, ids)
-    assert "".join(pieces) == tokenizer.decode(ids) == text
-    assert not any("\ufffd" in piece for piece in pieces)
+    chunks, _ = run(tokenizer, ids)
+    assert "".join(chunks) == tokenizer.decode(ids) == text
+    assert not any("\ufffd" in chunk for chunk in chunks)
 
 
 def test_a_continuation_keeps_the_space_before_its_first_word():
-    tokenizer = fallback()
+    tokenizer = byte_fallback_tokenizer()
     prompt, new = tokenizer.encode("a a"), tokenizer.encode("a")
-    assert "".join(run(tokenizer, new, after=prompt)[0]) == " a"
+    assert "".join(run(tokenizer, new, prompt_ids=prompt)[0]) == " a"
     assert "".join(run(tokenizer, new)[0]) == "a"
-    half = BYTE.encode("x🙂")
-    assert "".join(run(BYTE, half[3:], after=half[:3])[0]) == BYTE.decode(half[3:])  # cut in a character
+    ids = BYTE.encode("x🙂")  # the prompt ends inside a character
+    assert "".join(run(BYTE, ids[3:], prompt_ids=ids[:3])[0]) == BYTE.decode(ids[3:])
 
 
-def test_empty_stop_is_refused():
+def test_an_empty_stop_string_is_refused():
     with pytest.raises(ValueError, match="empty"):
         Detokenizer(BYTE, [""])
 
@@ -134,31 +133,30 @@ def test_a_stop_string_finishes_a_generation_early():
     assert stream.finish == "stop" and id == BYTE.encode("T")[0]
 
 
-def test_cost_per_token_does_not_grow(monkeypatch):
-    seen = []
-    decode = BYTE.rough
-    monkeypatch.setattr(BYTE, "rough", lambda ids, special=False: (seen.append(len(ids)), decode(ids, special))[1])
+def test_the_cost_of_a_token_does_not_grow(monkeypatch):
+    lengths = []
+    decode = BYTE.decode
+    monkeypatch.setattr(BYTE, "decode", lambda ids, **options: (lengths.append(len(ids)), decode(ids, **options))[1])
     run(BYTE, BYTE.encode(EMOJI * 50))
-    assert max(seen) < 20
+    assert max(lengths) < 20
 
 
 @settings(derandomize=True, max_examples=500, deadline=None)
 @given(text=st.text(alphabet="  '.?ntmsverx", max_size=40), cut=st.integers(0, 40))
-def test_text_is_tidied_alike_in_parts(text, cut):
-    seen = text[:cut]
-    at = settled(seen)
-    assert tidied(seen[:at]) + tidied(text[at:]) == tidied(text)
+def test_clean_up_in_two_parts_equals_clean_up_of_the_whole(text, cut):
+    at = clean_up_boundary(text[:cut])
+    assert clean_up_tokenization(text[:at]) + clean_up_tokenization(text[at:]) == clean_up_tokenization(text)
 
 
 @settings(derandomize=True, max_examples=100, deadline=None)
 @given(
     words=st.lists(st.sampled_from(["It", "'", "s", "was", "n't", ".", ",", "we", "'ve", "n", "t", "seen", "!", "m"]))
 )
-def test_a_tidy_stream_gives_what_decoding_gives(words):
+def test_cleaned_up_stream_equals_decoded_text(words):
     vocab = {word: id for id, word in enumerate(sorted({"?", *words}))}
     core = tokenizers.Tokenizer(models.WordLevel(vocab, unk_token="?"))
     core.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer = Tokenizer(core, tidy=True)
+    tokenizer = Tokenizer(core, clean_up_tokenization_spaces=True)
     ids = tokenizer.encode(" ".join(words))
-    pieces, _ = run(tokenizer, ids)
-    assert "".join(pieces) == tokenizer.decode(ids) == tidied(" ".join(words))
+    chunks, _ = run(tokenizer, ids)
+    assert "".join(chunks) == tokenizer.decode(ids) == clean_up_tokenization(" ".join(words))

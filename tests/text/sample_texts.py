@@ -1,4 +1,4 @@
-"""Texts on which tokenizers differ: code, other scripts, emoji, marks that combine, controls, numbers, long words."""
+"""Strings on which tokenizers differ: code, scripts, emoji, combining marks, controls, numbers, long words."""
 
 MIXED = [
     "Hello, world! It's 12345 and 3.14; we'll see, I'M sure.",

@@ -1,0 +1,128 @@
+"""Streaming detokenization: token ids in, text out, never part of a character or of a stop string.
+
+A token may hold part of a character (an emoji has four bytes), and its text may depend on the previous token. So a
+short window of ids is decoded with and without the newest ids; the difference is the new text, and it is released once
+it ends in a complete character. Text that clean-up could still change is held back, and so is the longest suffix that
+could start a stop string.
+"""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from regard.text.tokenizer import CLEAN_UP, Tokenizer, clean_up_tokenization
+
+REPLACEMENT = "\ufffd"  # decoded from bytes that are not, or not yet, a character
+CONTEXT = 8  # ids
+CLEAN_UP_REACH = max(map(len, CLEAN_UP)) - 1  # characters that a replacement matches after its space
+
+
+class Detokenizer:
+    """`matched_stop` is the stop string that ended the text, or None; the text ends before it."""
+
+    def __init__(self, tokenizer: Tokenizer, stop_strings: Sequence[str] = (), prompt_ids: Sequence[int] = ()):
+        """`prompt_ids`: ids that the text continues, so that a space at the seam is kept."""
+        if "" in stop_strings:
+            raise ValueError("a stop string is empty; remove it, or give the string to stop at")
+        self.tokenizer, self.stop_strings = tokenizer, tuple(stop_strings)
+        self.matched_stop: str | None = None
+        context = list(prompt_ids[-CONTEXT:])
+        complete = not self._decode(context).endswith(REPLACEMENT)
+        self._context = context if complete else []  # ids whose text was released
+        self._pending: list[int] = []  # ids whose text ends in an incomplete character
+        self._released = 0  # characters of the pending ids' text that were released already
+        self._raw = ""  # text before clean-up
+        self._held = ""  # text that could start a stop string
+
+    def push(self, id: int) -> str:
+        """Append an id; returns the text that is now final."""
+        if self.matched_stop is not None:
+            return ""
+        self._pending.append(id)
+        text = self._pending_text()
+        complete = text.rstrip(REPLACEMENT)  # byte fallback decodes to one per incomplete byte
+        new, self._released = complete[self._released :], len(complete)
+        if complete == text:
+            self._context, self._pending, self._released = (self._context + self._pending)[-CONTEXT:], [], 0
+        return self._stop(self._clean_up(new))
+
+    def finish(self) -> str:
+        """End the stream; returns the text that was held back."""
+        if self.matched_stop is not None:
+            return ""
+        text = self._stop(self._clean_up(self._pending_text()[self._released :], last=True))
+        rest = self._held if self.matched_stop is None else ""
+        self._held, self._pending, self._released = "", [], 0
+        return text + rest
+
+    def _decode(self, ids: list[int]) -> str:
+        return self.tokenizer.decode(ids, clean_up=False)
+
+    def _pending_text(self) -> str:
+        return self._decode(self._context + self._pending)[len(self._decode(self._context)) :]
+
+    def _clean_up(self, text: str, last: bool = False) -> str:
+        if not self.tokenizer.clean_up_tokenization_spaces:
+            return text
+        text = self._raw + text
+        end = len(text) if last else clean_up_boundary(text)
+        self._raw = text[end:]
+        return clean_up_tokenization(text[:end])
+
+    def _stop(self, text: str) -> str:
+        text = self._held + text
+        matches = [(at, stop) for stop in self.stop_strings if (at := text.find(stop)) >= 0]
+        if matches:
+            at, self.matched_stop = min(matches, key=lambda match: match[0])
+            self._held = ""
+            return text[:at]
+        held = max((overlap(text, stop) for stop in self.stop_strings), default=0)
+        self._held = text[len(text) - held :]
+        return text[: len(text) - held]
+
+
+class GeneratedToken(Protocol):
+    """A token as an engine returns it. `finish` is set on the last one: "stop" for a stop id, else another reason."""
+
+    @property
+    def id(self) -> int: ...
+
+    @property
+    def finish(self) -> str | None: ...
+
+
+class TextStream:
+    """The text of one generated sequence, from its tokens.
+
+    `finish` is None while the sequence grows, then "stop" after a stop id or a stop string, or the last token's reason.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, stop_strings: Sequence[str] = (), prompt_ids: Sequence[int] = ()):
+        """`prompt_ids`: the prompt, if the new text continues its text and is no answer to it."""
+        self._detokenizer = Detokenizer(tokenizer, stop_strings, prompt_ids)
+        self.finish: str | None = None
+
+    def push(self, token: GeneratedToken) -> str:
+        """The text that is final with this token; with the last one, all the rest. A stop id has no text."""
+        text = "" if token.finish == "stop" else self._detokenizer.push(token.id)
+        if token.finish is not None:
+            text += self._detokenizer.finish()
+        self.finish = "stop" if self._detokenizer.matched_stop is not None else token.finish
+        return text
+
+
+def overlap(text: str, stop: str) -> int:
+    """Length of the longest suffix of `text` that is a proper prefix of `stop`."""
+    longest = min(len(text), len(stop) - 1)
+    return next((size for size in range(longest, 0, -1) if text.endswith(stop[:size])), 0)
+
+
+def clean_up_boundary(text: str) -> int:
+    """An index at which `text` can be split so that cleaning up both parts equals cleaning up the whole.
+
+    It is the last space with no other space within reach before it: every replacement begins with a space, so none
+    that begins earlier extends past the index.
+    """
+    at = text.rfind(" ")
+    while at > 0 and " " in text[max(0, at - CLEAN_UP_REACH) : at]:
+        at = text.rfind(" ", 0, at)
+    return max(at, 0)
