@@ -23,8 +23,8 @@ def test_demo_leaves_a_summary_and_a_report(demo_run: Path) -> None:
 def test_a_second_demo_does_not_train_again(demo_run: Path) -> None:
     before = sorted((path, path.stat().st_mtime_ns) for path in demo_run.rglob("*"))
     again = regard("demo", "--out", demo_run)
-    assert again.exit_code == 0 and "the model is there" in again.output and "change nothing" not in again.output
-    assert "change nothing" in regard("demo", "--out", demo_run, "--questions", 7).output
+    assert again.exit_code == 0 and "is trained (exact match" in again.output and "no effect" not in again.output
+    assert "no effect" in regard("demo", "--out", demo_run, "--questions", 7).output
     assert sorted((path, path.stat().st_mtime_ns) for path in demo_run.rglob("*")) == before
 
 
@@ -77,7 +77,7 @@ def test_lens_shows_and_draws(demo_run: Path, tmp_path: Path) -> None:
 def test_lens_shows_what_recurrences_carry(demo_run: Path, tmp_path: Path) -> None:
     found = json.loads(regard("lens", demo_run, "--text", "Anna is in the barn.", "--states", "--json").stdout)
     assert found["norms"] and all(len(norms) == len(found["tokens"]) for norms in found["norms"].values())
-    assert "norm of what is carried" in regard("lens", demo_run, "-t", "Anna is", "--states").stdout
+    assert "norm of the state" in regard("lens", demo_run, "-t", "Anna is", "--states").stdout
     picture = tmp_path / "states.png"
     assert regard("lens", demo_run, "-t", "Anna is", "--states", "-o", picture).exit_code == 0
     assert picture.stat().st_size > 1000
@@ -128,7 +128,7 @@ def test_doctor_says_what_works() -> None:
         "tiled",
         "reference",
     }
-    assert states["decode"] == "not here: decode needs a CUDA GPU, not cpu"
+    assert states["decode"] == "unavailable: decode needs a CUDA GPU, not cpu"
     assert found["packages"]["torch"]
     assert regard("doctor").exit_code == 0
 

@@ -1,6 +1,6 @@
-"""The command line: one file a command, each importing what it needs when it runs, so that `--help` is instant.
+"""The command line: one file per command. Each imports what it needs when it runs, so that `--help` starts at once.
 
-Exit codes: 0 done, 1 something is wrong with what was given, 2 wrong usage, 130 interrupted.
+Exit codes: 0 success, 1 failure (an invalid value, a missing file), 2 wrong usage, 130 interrupted by Ctrl-C.
 """
 
 import os
@@ -11,26 +11,39 @@ import typer
 from regard import __version__
 from regard.cli import chat, demo, doctor, export, generate, import_model, lab, lens, models, plan, serve, train, verify
 
+HELP = """Build, train, adapt, serve and inspect transformers.
+
+\b
+Examples:
+  regard demo                                    train a small model in minutes
+  regard chat runs/demo --temperature 0          chat with it
+  regard serve runs/demo                         serve it, with a web page on 127.0.0.1:8000
+  regard plan llama-3.1-8b --context 8192        count parameters, FLOPs and bytes
+  regard train llama --out runs/mine             train a model from a recipe
+
+`regard COMMAND --help` shows the options and examples of a command.
+"""
+
 app = typer.Typer(
     name="regard",
-    help="Build, train, adapt, serve and look into transformers: one set of parts for all of them.",
+    help=HELP,
     no_args_is_help=True,
     add_completion=False,
-    rich_markup_mode=None,  # drawing the help with rich takes longer than all the rest of starting
+    rich_markup_mode=None,  # formatting the help with rich takes longer than everything else at start
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-OVERRIDES = {"allow_extra_args": True, "ignore_unknown_options": True}
+ACCEPT_OVERRIDES = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 app.command("demo")(demo.demo)
-app.command("train", context_settings=OVERRIDES)(train.train)
+app.command("train", context_settings=ACCEPT_OVERRIDES)(train.train)
 app.command("generate")(generate.generate)
 app.command("chat")(chat.chat)
 app.command("serve")(serve.serve)
 app.command("lens")(lens.lens)
 app.command("lab")(lab.lab)
-app.command("plan", context_settings=OVERRIDES)(plan.plan)
-app.command("verify", context_settings=OVERRIDES)(verify.verify)
+app.command("plan", context_settings=ACCEPT_OVERRIDES)(plan.plan)
+app.command("verify", context_settings=ACCEPT_OVERRIDES)(verify.verify)
 app.command("models")(models.models)
 app.command("import")(import_model.import_)
 app.command("export")(export.export)
@@ -38,7 +51,7 @@ app.command("doctor")(doctor.doctor)
 
 
 @app.callback(invoke_without_command=True)
-def options(version: bool = typer.Option(False, "--version", help="Print the version and leave.")) -> None:
+def options(version: bool = typer.Option(False, "--version", help="Print the version and exit.")) -> None:
     if version:
         print(__version__)
         raise typer.Exit
@@ -47,7 +60,7 @@ def options(version: bool = typer.Option(False, "--version", help="Print the ver
 def main() -> None:
     try:
         app()
-    except (ValueError, OSError) as error:  # the user's mistakes; ours keep their traceback
+    except (ValueError, OSError) as error:  # the user's mistakes; other exceptions keep their traceback
         if os.environ.get("REGARD_TRACEBACK"):
             raise
         print(f"regard: {error}", file=sys.stderr)

@@ -4,7 +4,7 @@ from typing import Annotated
 
 import typer
 
-from regard.cli.open_model import Context, DeviceOption, ModelArgument
+from regard.cli.open_model import ContextOption, DeviceOption, ModelArgument
 
 
 def chat(
@@ -14,7 +14,7 @@ def chat(
     temperature: Annotated[float, typer.Option(help="0 always takes the most likely token.")] = 0.7,
     top_p: Annotated[float, typer.Option(help="Sample from the most likely tokens with this total probability.")] = 1.0,
     seed: Annotated[int | None, typer.Option(help="With the same seed the answers are the same.")] = None,
-    context: Context = None,
+    context: ContextOption = None,
     device: DeviceOption = "auto",
 ) -> None:
     """Chat with a model in the terminal.

@@ -1,4 +1,4 @@
-"""`regard doctor`: what is installed, what works, what is missing and how to get it."""
+"""`regard doctor`: installed packages, devices and backends, and how to install what is missing."""
 
 import importlib.metadata
 import json
@@ -14,33 +14,34 @@ EXTRAS = {"serve": ("fastapi", "uvicorn"), "plots": ("matplotlib",), "logs": ("t
 
 
 def doctor(as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False) -> None:
-    """Say what is installed, what works, what is missing.
+    """Show what is installed, what works and what is missing.
 
-    Every attention backend is tried on every device and held against the reference.
+    Every attention backend is run on every device and compared with the reference.
 
     \b
-    Example:
+    Examples:
+      regard doctor
       regard doctor --json
     """
-    found = examine()
+    report = diagnose()
     if as_json:
-        print(json.dumps(found, indent=2))
+        print(json.dumps(report, indent=2))
         return
     from rich.console import Console
     from rich.table import Table
 
-    table = Table("what", "state", "remedy", title="regard doctor", title_justify="left")
-    for name, state, remedy in rows(found):
+    table = Table("component", "state", "remedy", title="regard doctor", title_justify="left")
+    for name, state, remedy in table_rows(report):
         table.add_row(name, f"[green]{state}[/]" if not remedy else f"[yellow]{state}[/]", remedy)
     Console().print(table)
 
 
-def examine() -> dict[str, Any]:
+def diagnose() -> dict[str, Any]:
     return {
         "python": platform.python_version(),
         "packages": {name: version(name) for name in CORE + sum(EXTRAS.values(), ())},
         "devices": devices(),
-        "attention": {device: attention(device) for device in devices()},
+        "attention": {device: attention_backends(device) for device in devices()},
         "compiler": shutil.which(os.environ.get("CXX", "g++")) or shutil.which("clang++"),
     }
 
@@ -59,8 +60,8 @@ def devices() -> dict[str, str]:
     return {"cpu": f"{torch.get_num_threads()} threads, {torch.backends.cpu.get_cpu_capability()}", **gpus}
 
 
-def attention(device: str) -> dict[str, str]:
-    """Each backend, tried on a small input and held against the reference in float64."""
+def attention_backends(device: str) -> dict[str, str]:
+    """The state of every backend: its float32 output on a small input, compared with the reference in float64."""
     import torch
 
     from regard.kernels.attention import BACKENDS, backend
@@ -70,33 +71,34 @@ def attention(device: str) -> dict[str, str]:
 
     q, k, v = (torch.randn(1, heads, 8, 16, device=device, dtype=torch.float64) for heads in (4, 2, 2))
     layout = TokenLayout.whole(1, 8, device)
-    oracle = backend("reference")(q, k, v, layout, ScoreOptions(Window(4), 0.25))
-    result = {}
+    expected = backend("reference")(q, k, v, layout, ScoreOptions(Window(4), 0.25))
+    states = {}
     for name, module in BACKENDS.items():
-        case = (q.float(), k.float(), v.float(), layout, ScoreOptions(Window(4), 0.25))
-        if (reason := module.refuses(*case)) is not None:
-            result[name] = f"not here: {reason}"
+        inputs = (q.float(), k.float(), v.float(), layout, ScoreOptions(Window(4), 0.25))
+        if (reason := module.refuses(*inputs)) is not None:
+            states[name] = f"unavailable: {reason}"
             continue
         try:
-            out = backend(name)(*case)
-            result[name] = "works" if (out - oracle).abs().max() < 1e-5 else "gives wrong numbers"
+            output = backend(name)(*inputs)
+            states[name] = "works" if (output - expected).abs().max() < 1e-5 else "wrong output"
         except RuntimeError as error:
-            result[name] = f"fails: {error}"
-    return result
+            states[name] = f"fails: {error}"
+    return states
 
 
-def rows(found: dict[str, Any]) -> list[tuple[str, str, str]]:
-    remedy = {package: f"pip install 'regard[{extra}]'" for extra, names in EXTRAS.items() for package in names}
-    lines = [("python", found["python"], "")]
-    for name, have in found["packages"].items():
-        lines.append((name, have or "missing", "" if have else remedy.get(name, f"pip install {name}")))
-    lines += [(device, what, "") for device, what in found["devices"].items()]
-    for device, backends in found["attention"].items():
+def table_rows(report: dict[str, Any]) -> list[tuple[str, str, str]]:
+    """(component, state, remedy); the remedy is empty where none is needed."""
+    remedies = {package: f"pip install 'regard[{extra}]'" for extra, names in EXTRAS.items() for package in names}
+    rows = [("python", report["python"], "")]
+    for name, installed in report["packages"].items():
+        rows.append((name, installed or "missing", "" if installed else remedies.get(name, f"pip install {name}")))
+    rows += [(device, description, "") for device, description in report["devices"].items()]
+    for device, backends in report["attention"].items():
         for name, state in backends.items():
-            remedy = "use another backend" if state.startswith(("fails", "gives")) else ""
-            lines.append((f"attention {name} on {device}", state, remedy))
-    compiler = found["compiler"]
-    lines.append(
+            remedy = "use another backend" if state.startswith(("fails", "wrong")) else ""
+            rows.append((f"attention {name} on {device}", state, remedy))
+    compiler = report["compiler"]
+    rows.append(
         ("C++ compiler (for --train.compile on CPUs)", compiler or "missing", "" if compiler else "install g++")
     )
-    return lines
+    return rows

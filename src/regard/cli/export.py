@@ -1,4 +1,4 @@
-"""`regard export`: a model as a Hugging Face folder that `transformers` loads, or a GGUF file that llama.cpp runs."""
+"""`regard export`: write a model as a Hugging Face folder for `transformers` or a GGUF file for llama.cpp."""
 
 from pathlib import Path
 from typing import Annotated, Literal
@@ -10,16 +10,16 @@ from regard.cli.open_model import ModelArgument
 
 def export(
     model: ModelArgument,
-    out: Annotated[Path, typer.Argument(help="Where to write the folder, or a file.gguf; must not exist.")],
+    out: Annotated[Path, typer.Argument(help="The folder or FILE.gguf to write; must not exist.")],
     family: Annotated[
-        str | None, typer.Option(help="The foreign family to write, by its model_type; by default one that fits.")
+        str | None, typer.Option(help="The family to write, by its model_type; by default one that fits the model.")
     ] = None,
     gguf: Annotated[
         Literal["f32", "f16", "q8_0"] | None,
-        typer.Option(help="How a GGUF file keeps its matrices: f16 by default; q8_0: 8.5 bits a weight."),
+        typer.Option(help="Number format of the matrices in a GGUF file; f16 by default, q8_0: 8.5 bits per weight."),
     ] = None,
 ) -> None:
-    """Write a folder that transformers loads, or a GGUF file.
+    """Write a model as a Hugging Face folder or a GGUF file.
 
     \b
     Examples:
@@ -31,8 +31,7 @@ def export(
     from regard.checkpoint.gguf import export_gguf
     from regard.checkpoint.model_folder import along_of, load
     from regard.checkpoint.model_folder import export as write
-    from regard.cli.bar import bar
-    from regard.cli.open_model import model_folder
+    from regard.cli.open_model import loading_bar, model_folder
     from regard.families.common.detect import detect_family
     from regard.models.base import Model
     from regard.models.decoder import Decoder
@@ -41,22 +40,21 @@ def export(
     from regard.text.tokenizer_folder import has_tokenizer
 
     if out.exists():
-        raise ValueError(f"{out} exists; choose a new name")
+        raise ValueError(f"{out} exists; choose another name")
     if gguf and out.suffix != ".gguf":
-        raise ValueError(f"--gguf {gguf} is for a GGUF file, and {out} would be a folder; name it {out}.gguf")
+        raise ValueError(f"--gguf {gguf} is for GGUF files, and {out} is the name of a folder; name it {out}.gguf")
     console, folder = Console(stderr=True), model_folder(model)
-    with bar(console, f"reading {folder}") as progress:
+    with loading_bar(console, f"reading {folder}") as progress:
         network = load(folder, checked=folder != model, progress=progress)
-    spoken = folder.suffix == ".gguf" or has_tokenizer(folder)
-    tokenizer = Tokenizer.load(folder) if spoken else None
+    tokenizer = Tokenizer.load(folder) if folder.suffix == ".gguf" or has_tokenizer(folder) else None
     spec = network.spec
-    assert isinstance(spec, Model), f"a model keeps its spec; found {spec!r:.80}"
+    assert isinstance(spec, Model), f"a model has a spec; found {spec!r:.80}"
     family = family or detect_family(spec)
     if out.suffix == ".gguf":
-        words = gguf_metadata(tokenizer, spec.vocab) if tokenizer and isinstance(spec, Decoder) else None
-        export_gguf(network, out, family, gguf or "f16", words)
+        vocabulary = gguf_metadata(tokenizer, spec.vocab) if tokenizer and isinstance(spec, Decoder) else None
+        export_gguf(network, out, family, gguf or "f16", vocabulary)
         reader = "llama.cpp"
     else:
         write(network, out, family, tokenizer, along_of(folder))
         reader = "transformers"
-    console.print(f"{out} holds a {family} model; {reader} reads it", soft_wrap=True)
+    console.print(f"{out} is a {family} model for {reader}", soft_wrap=True)

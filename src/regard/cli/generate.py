@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from regard.cli.open_model import Context, DeviceOption, ModelArgument
+from regard.cli.open_model import ContextOption, DeviceOption, ModelArgument
 
 if TYPE_CHECKING:
     from regard.engine.engine import Engine
@@ -33,7 +33,7 @@ def generate(
         list[str] | None, typer.Option(help="Stop before this string; repeat the option for more than one.")
     ] = None,
     special: Annotated[bool, typer.Option(help="Read markers such as <|user|> in the prompt as tokens.")] = True,
-    context: Context = None,
+    context: ContextOption = None,
     device: DeviceOption = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object with ids, text and logprobs.")] = False,
 ) -> None:

@@ -1,22 +1,28 @@
-"""`regard lab`: a claim tried out in minutes, with a plot and a verdict."""
+"""`regard lab`: test a claim with a short experiment; writes a plot and a verdict."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+if TYPE_CHECKING:
+    from regard.labs.findings import Findings
+
 
 def lab(
-    name: Annotated[str | None, typer.Argument(help="Which lab; --list names them all.")] = None,
-    listed: Annotated[bool, typer.Option("--list", help="Name all labs and what they claim.")] = False,
-    out: Annotated[Path, typer.Option(help="Folder in which each lab has its own.")] = Path("runs/labs"),
-    seed: Annotated[int, typer.Option(min=0, help="Of weights and texts.")] = 0,
-    quick: Annotated[bool, typer.Option(help="Only show that it runs: sizes too small to mean anything.")] = False,
+    name: Annotated[str | None, typer.Argument(help="The lab's name; --list shows all.")] = None,
+    listed: Annotated[bool, typer.Option("--list", help="List all labs and their claims.")] = False,
+    out: Annotated[Path, typer.Option(help="Write results to a folder per lab in this one.")] = Path("runs/labs"),
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the weights and the data.")] = 0,
+    quick: Annotated[
+        bool, typer.Option(help="Only check that the lab runs: sizes too small for a meaningful result.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print result.json instead of tables.")] = False,
 ) -> None:
-    """Try out a claim about transformers or their ancestors on this machine.
+    """Test a claim about transformers or earlier models on this machine.
 
-    Writes result.json, plot.png and report.html. The verdict is read off the numbers and may contradict the claim.
+    Writes result.json, plot.png and report.html. The verdict follows from the measured numbers and may contradict the
+    claim.
 
     \b
     Examples:
@@ -30,12 +36,12 @@ def lab(
         width = max(map(len, LABS))
         print("\n".join(f"{each:<{width}}  {claim(each)}" for each in LABS))
     elif name is None:
-        raise typer.BadParameter("name a lab, or give --list")
+        raise typer.BadParameter("give the name of a lab, or --list")
     else:
-        show(name, out, seed, quick, as_json)
+        run_lab(name, out, seed, quick, as_json)
 
 
-def show(name: str, out: Path, seed: int, quick: bool, as_json: bool) -> None:
+def run_lab(name: str, out: Path, seed: int, quick: bool, as_json: bool) -> None:
     import time
 
     import torch
@@ -57,10 +63,10 @@ def show(name: str, out: Path, seed: int, quick: bool, as_json: bool) -> None:
     if as_json:
         print((folder / "result.json").read_text(encoding="utf-8"), end="")
     else:
-        tell(findings, folder, quick)
+        print_findings(findings, folder, quick)
 
 
-def tell(findings, folder: Path, quick: bool) -> None:
+def print_findings(findings: "Findings", folder: Path, quick: bool) -> None:
     from rich.console import Console
     from rich.table import Table
 
@@ -74,7 +80,7 @@ def tell(findings, folder: Path, quick: bool) -> None:
     console.print(table)
     for check in findings.checks:
         console.print(f"{'yes' if check.holds else 'no ':<3}  {check.expected}: {check.seen}", highlight=False)
-    console.print(f"{findings.verdict}{' (quick: this means nothing)' if quick else ''}", style="bold")
+    console.print(f"{findings.verdict}{' (not meaningful: --quick)' if quick else ''}", style="bold")
     if findings.remark:
         console.print(findings.remark, highlight=False)
-    console.print(f"written: {folder / 'report.html'}", highlight=False)
+    console.print(f"report: {folder / 'report.html'}", highlight=False)

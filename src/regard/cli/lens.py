@@ -1,4 +1,4 @@
-"""`regard lens`: where attention goes, and what recurrences carry, for a text of yours."""
+"""`regard lens`: the attention weights, or the states of recurrent layers, on a text."""
 
 import json
 from pathlib import Path
@@ -14,19 +14,22 @@ if TYPE_CHECKING:
 
 def lens(
     model: ModelArgument,
-    text: Annotated[str, typer.Option("--text", "-t", help="The text to look at.")],
-    layer: Annotated[int | None, typer.Option(help="Only this layer, from 0.")] = None,
-    head: Annotated[int | None, typer.Option(help="Only this head, from 0.")] = None,
+    text: Annotated[str, typer.Option("--text", "-t", help="The text that the model reads.")],
+    layer: Annotated[int | None, typer.Option(help="Show only this layer, counted from 0.")] = None,
+    head: Annotated[int | None, typer.Option(help="Show only this head, counted from 0.")] = None,
     states: Annotated[
-        bool, typer.Option("--states", help="What recurrent layers carry, instead of attention.")
+        bool, typer.Option("--states", help="Show the states of recurrent layers instead of attention.")
     ] = False,
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="Draw the maps into this PNG or SVG.")] = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Draw the maps into this PNG or SVG file.")] = None,
     device: DeviceOption = "auto",
-    as_json: Annotated[bool, typer.Option("--json", help="Print tokens, maps and entropies as one object.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print one JSON object with tokens, maps and entropies.")
+    ] = False,
 ) -> None:
-    """Show where every head looks in a text.
+    """Show the attention weights of every head on a text.
 
-    The table has what the last token looks at, and how spread out each head's attention is (entropy, in nats).
+    The table lists, per head, the tokens that the last token attends to most, and the mean entropy of the attention in
+    nats: 0 for a single key, log n for n equal ones.
 
     \b
     Examples:
@@ -36,83 +39,82 @@ def lens(
     """
     from regard.cli.open_model import open_model
     from regard.lens import attention_maps
-    from regard.lens.state_maps import states as carried
+    from regard.lens.state_maps import states as recurrent_states
 
     network, tokenizer = open_model(model, device)
     ids = [*tokenizer.prefix_ids, *tokenizer.encode(text, special=True)]
     if not ids:
-        raise ValueError("the text has no tokens; give --text some words to look at")
+        raise ValueError("the text has no tokens; give a longer --text")
     if len(ids) > (network.spec.context or len(ids)):
-        raise ValueError(f"the text has {len(ids)} tokens, {model} reads {network.spec.context}; shorten it")
+        raise ValueError(f"the text has {len(ids)} tokens, but {model} reads {network.spec.context}; shorten it")
     tokens = [tokenizer.decode_token(id) for id in ids]
     if states:
-        found = {
-            name: array for name, array in carried(network, ids).items() if layer in (None, int(name.split(".")[2]))
-        }
-        show_states(found, tokens, out, as_json)
+        found = recurrent_states(network, ids)
+        selected = {name: array for name, array in found.items() if layer in (None, int(name.split(".")[2]))}
+        show_states(selected, tokens, out, as_json)
         return
     maps = {i: weights for i, weights in enumerate(attention_maps(network, ids)) if weights is not None}
     if not maps:
-        raise ValueError(f"{model} has no attention layer to look at; what recurrent layers carry is shown by --states")
-    chosen = {
+        raise ValueError(f"{model} has no attention layer; --states shows the states of its recurrent layers")
+    selected = {
         (i, h): weights[h]
         for i, weights in maps.items()
         for h in range(len(weights))
         if layer in (None, i) and head in (None, h)
     }
-    if not chosen:
+    if not selected:
         raise ValueError(f"there is no layer {layer}, head {head}; attention layers: {', '.join(map(str, maps))}")
-    show_attention(chosen, tokens, text, out, as_json)
+    show_attention(selected, tokens, text, out, as_json)
 
 
 def show_attention(
     maps: "dict[tuple[int, int], Tensor]", tokens: list[str], text: str, out: Path | None, as_json: bool
 ) -> None:
-    """Of each layer and head: what the last token looks at; drawn, what every token does."""
+    """The (L, L) maps by (layer, head): as JSON, as a picture, or the largest weights of the last row as a table."""
     from rich.console import Console
     from rich.table import Table
 
     from regard.lens import entropy
 
-    spread = {where: float(entropy(weights[None])[0]) for where, weights in maps.items()}
+    entropies = {key: float(entropy(weights[None])[0]) for key, weights in maps.items()}
     if as_json:
-        found = [
-            {"layer": layer, "head": head, "entropy": spread[layer, head], "weights": weights.tolist()}
+        entries = [
+            {"layer": layer, "head": head, "entropy": entropies[layer, head], "weights": weights.tolist()}
             for (layer, head), weights in maps.items()
         ]
-        print(json.dumps({"tokens": tokens, "maps": found}))
+        print(json.dumps({"tokens": tokens, "maps": entries}))
     elif out is not None:
         from regard.report.plots import attention_grid
 
         attention_grid(maps, tokens, out)
-        Console(stderr=True).print(f"drawn into {out}")
+        Console(stderr=True).print(f"written: {out}")
     else:
-        table = Table("layer", "head", "entropy", "the last token looks at", title=repr(text), title_justify="left")
+        table = Table("layer", "head", "entropy", "the last token attends to", title=repr(text), title_justify="left")
         for (layer, head), weights in maps.items():
-            best = weights[-1].topk(min(3, len(tokens)))
-            looks = zip(best.values.tolist(), best.indices.tolist(), strict=True)
-            told = ", ".join(f"{tokens[j]!r} {weight:.2f}" for weight, j in looks)
-            table.add_row(str(layer), str(head), f"{spread[layer, head]:.2f}", told)
+            largest = weights[-1].topk(min(3, len(tokens)))
+            pairs = zip(largest.values.tolist(), largest.indices.tolist(), strict=True)
+            keys = ", ".join(f"{tokens[j]!r} {weight:.2f}" for weight, j in pairs)
+            table.add_row(str(layer), str(head), f"{entropies[layer, head]:.2f}", keys)
         Console().print(table)
 
 
-def show_states(found: "dict[str, Tensor]", tokens: list[str], out: Path | None, as_json: bool) -> None:
-    """The norm of what is carried after each token; drawn, every number of it."""
+def show_states(states: "dict[str, Tensor]", tokens: list[str], out: Path | None, as_json: bool) -> None:
+    """The states after each token: their norms as JSON or as a table, or all their numbers as a picture."""
     from rich.console import Console
     from rich.table import Table
 
-    if not found:
-        raise ValueError("there is no recurrent layer to look at; where attention goes is shown without --states")
-    norms = {name: array.flatten(1).norm(dim=1).tolist() for name, array in found.items()}
+    if not states:
+        raise ValueError("there is no recurrent layer to show; leave --states out to see the attention")
+    norms = {name: array.flatten(1).norm(dim=1).tolist() for name, array in states.items()}
     if as_json:
         print(json.dumps({"tokens": tokens, "norms": norms}))
     elif out is not None:
         from regard.report.plots import state_grid
 
-        state_grid(found, tokens, out)
-        Console(stderr=True).print(f"drawn into {out}")
+        state_grid(states, tokens, out)
+        Console(stderr=True).print(f"written: {out}")
     else:
-        table = Table("token", *norms, title="norm of what is carried after each token", title_justify="left")
+        table = Table("token", *norms, title="norm of the state after each token", title_justify="left")
         for token, *row in zip(tokens, *norms.values(), strict=True):
             table.add_row(repr(token), *(f"{norm:.2f}" for norm in row))
         Console().print(table)

@@ -1,7 +1,7 @@
-"""`regard models`: what there is to talk to, open and compare."""
+"""`regard models`: the models on this machine."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -9,44 +9,48 @@ import typer
 
 from regard.packaged import PACKAGED
 
+DEFAULT_FOLDERS = (Path("runs"), Path("models"))
+
 
 def models(
     folders: Annotated[
-        list[Path] | None, typer.Argument(metavar="[FOLDER]…", help="Where to look; by default runs and models here.")
+        list[Path] | None,
+        typer.Argument(metavar="[FOLDER]…", help="Folders to search; by default ./runs and ./models."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON array.")] = False,
 ) -> None:
-    """List the models at hand: your runs, folders, GGUF files, and pretrained ones that packages carry.
+    """List the models on this machine: runs, model folders, GGUF files, and pretrained models from packages.
 
     \b
     Examples:
       regard models
       regard models ~/models --json
     """
-    found = [*at_hand(folders or [Path("runs"), Path("models")]), *packaged()]
+    entries = [*stored_models(folders or DEFAULT_FOLDERS), *packaged_models()]
     if as_json:
-        print(json.dumps(found, indent=2))
+        print(json.dumps(entries, indent=2))
         return
-    for entry in found:
+    for entry in entries:
         print(f"{entry['name']}: {entry['what']}")
         print(f"    {entry['where']}" if entry["where"] else f"    not installed; get it with: {entry['remedy']}")
 
 
-def packaged() -> Iterator[dict[str, str | None]]:
+def packaged_models() -> Iterator[dict[str, str | None]]:
     for name, model in PACKAGED.items():
         remedy = None if model.path else model.remedy
         yield {"name": name, "what": model.what, "where": str(model.path) if model.path else None, "remedy": remedy}
 
 
-def at_hand(folders: list[Path]) -> Iterator[dict[str, str | None]]:
-    """Models in these folders or right below them."""
+def stored_models(folders: Iterable[Path]) -> Iterator[dict[str, str | None]]:
+    """The models in these folders, and the folders themselves if they are models."""
     for folder in folders:
         for path in [folder, *(sorted(folder.iterdir()) if folder.is_dir() else ())]:
-            if (what := kind_of(path)) is not None:
-                yield {"name": str(path), "what": what, "where": str(path.absolute()), "remedy": None}
+            if (description := describe(path)) is not None:
+                yield {"name": str(path), "what": description, "where": str(path.absolute()), "remedy": None}
 
 
-def kind_of(path: Path) -> str | None:
+def describe(path: Path) -> str | None:
+    """The kind of model at a path, or None if there is no model."""
     if path.name.startswith("."):
         return None
     if (path / "checkpoints").is_dir():
@@ -58,4 +62,4 @@ def kind_of(path: Path) -> str | None:
     except (OSError, ValueError, RecursionError):
         return None
     kind = config.get("model_type") if isinstance(config, dict) else None
-    return "a model of ours" if kind == "regard" else f"a Hugging Face folder ({kind})" if kind else None
+    return "a regard model folder" if kind == "regard" else f"a Hugging Face folder ({kind})" if kind else None

@@ -1,7 +1,12 @@
-"""What most commands begin with: a model and its tokenizer from a folder, and text out of an engine."""
+"""Options that several commands share, and opening the model that a command names.
+
+A model with weights is a run, a model folder, a GGUF file or the name of an installed model. A spec without weights is
+read from a recipe or a file.
+"""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,41 +15,43 @@ import typer
 from regard.packaged import locate
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from regard.models.base import Model
-    from regard.models.decoder import Decoder, DecoderModule
+    from regard.models.decoder import DecoderModule
     from regard.text.tokenizer import Tokenizer
 
 ModelArgument = Annotated[
     Path,
     typer.Argument(
         metavar="MODEL",
-        help="A run, a model folder (ours or Hugging Face's), a GGUF file, or a name that `regard models` lists.",
+        help="A run, a model folder (regard or Hugging Face), a GGUF file, or a name that `regard models` lists.",
     ),
 ]
-Context = Annotated[
-    int | None, typer.Option(min=2, help="Longest text, prompt and answer together; by default the model's own.")
+ContextOption = Annotated[
+    int | None, typer.Option(min=2, help="Maximum tokens of prompt and answer; by default the model's context.")
 ]
-Pattern = Annotated[
-    str | None, typer.Option(help='Layers in one line, in place of the recipe\'s: "3*window(256), full(no_position)".')
+PatternOption = Annotated[
+    str | None,
+    typer.Option(help='The layers in one line, instead of the recipe\'s: "3*window(256), full(no_position)".'),
 ]
-DeviceOption = Annotated[str, typer.Option(help="cpu, cuda, cuda:1 …; auto takes a GPU when there is one.")]
+DeviceOption = Annotated[str, typer.Option(help="cpu, cuda, cuda:1 …; auto: a GPU if there is one.")]
 
 
 def open_model(folder: Path, device: str = "auto") -> "tuple[DecoderModule, Tokenizer]":
     from regard.checkpoint.model_folder import load
-    from regard.cli.device import chosen
     from regard.models.decoder import DecoderModule
     from regard.text.tokenizer import Tokenizer
 
     found = model_folder(folder)
-    model = load(found, chosen(device), checked=found != folder)
+    model = load(found, resolve_device(device), checked=found != folder)
     if not isinstance(model, DecoderModule):
-        raise ValueError(f"{folder} holds no decoder; this command continues texts and needs one")
+        raise ValueError(f"{folder} is no decoder; this command needs a model that generates text")
     return model, Tokenizer.load(found)
 
 
 def model_folder(path: Path) -> Path:
-    """A run stands for its newest whole checkpoint, a name for the installed model."""
+    """The folder or GGUF file of a model; for a run, its newest complete checkpoint."""
     path = locate(path)
     if not (path / "checkpoints").is_dir():
         return path
@@ -52,48 +59,70 @@ def model_folder(path: Path) -> Path:
 
     newest = Run.open(path).latest()
     if newest is None:
-        raise ValueError(f"{path} has no checkpoint yet; train on with: regard train --resume {path}")
+        raise ValueError(f"{path} has no checkpoint yet; continue its training with: regard train --resume {path}")
     return newest
 
 
-def is_stored(name: str) -> bool:
-    """Whether this is a model with its weights, and not a recipe."""
-    found = locate(name)
-    return found.is_dir() or found.suffix == ".gguf"
+def resolve_device(name: str) -> str:
+    """The device's name; `auto` is the GPU if there is one.
+
+    Turns TF32 off in cuDNN, where it is on by default, so that float32 convolutions are computed in float32.
+    """
+    import torch
+
+    torch.backends.cudnn.allow_tf32 = False
+    if name != "auto":
+        return name
+    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def read_spec(name: str, overrides: list[str], pattern: str | None = None) -> "Decoder":
-    """The decoder in a recipe, in a file of its own, or in a model's folder."""
-    from regard.models.decoder import Decoder
+@contextmanager
+def loading_bar(console: "Console", description: str) -> Generator[Callable[[int, int], None]]:
+    """A progress bar on a terminal; yields the function that updates it, `update(parameters_done, total)`."""
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-    spec = read_model(name, overrides, pattern)
-    if not isinstance(spec, Decoder):
-        raise ValueError(f"{name} holds a model of kind {spec.kind}; this command reads decoders")
-    return spec
+    percentage = TextColumn("{task.percentage:3.0f}% {task.fields[rate]}")
+    with Progress(
+        TextColumn("{task.description}"), BarColumn(), percentage, TimeRemainingColumn(compact=True),
+        console=console, transient=True, disable=not console.is_terminal,
+    ) as progress:  # fmt: skip
+        task = progress.add_task(description, total=None, rate="")
+
+        def update(done: int, total: int) -> None:
+            speed = progress.tasks[0].speed
+            progress.update(task, completed=done, total=total, rate=f"{speed / 1e6:,.0f} M/s" if speed else "")
+
+        yield update
 
 
-def read_model(name: str, overrides: list[str], pattern: str | None = None) -> "Model":
-    """The same of any kind of model, with a pattern in place of its layers, if one is given."""
+def has_weights(name: str) -> bool:
+    """Whether `name` is a model with weights and not a recipe or a spec."""
+    path = locate(name)
+    return path.is_dir() or path.suffix == ".gguf"
+
+
+def read_spec(name: str, overrides: list[str], pattern: str | None = None) -> "Model":
+    """The spec of a model, a recipe or a file, with the layers of `pattern` if one is given."""
     from regard.models.base import Model
     from regard.models.decoder import Decoder
     from regard.models.pattern import retile
     from regard.spec import SpecError, read
 
-    spec = read(tables_of(name, overrides), "model", Decoder)
+    spec = read(spec_tables(name, overrides), "model", Decoder)
     if not isinstance(spec, Model):
-        raise SpecError(f"{name} holds no model, but a {spec.kind}")
+        raise SpecError(f"{name} is a spec of kind {spec.kind}, not of a model; give the spec of a whole model")
     return spec if pattern is None else retile(spec, pattern)
 
 
-def tables_of(name: str, overrides: list[str]) -> "Mapping[str, Any]":
+def spec_tables(name: str, overrides: list[str]) -> "Mapping[str, Any]":
     """A model's spec as plain data."""
     from regard.checkpoint.model_folder import understand
     from regard.spec import read
     from regard.training.recipe import Vocabulary, dotted, find_recipe, override, read_recipe
 
-    if is_stored(name):
+    if has_weights(name):
         if overrides:
-            raise ValueError(f"{name} is a model as it is; {overrides[0]} cannot change it. Override a recipe instead")
+            raise ValueError(f"{name} has weights, so {overrides[0]} cannot change it; override a recipe instead")
         return understand(model_folder(Path(name)))[0].to_dict()
     path = find_recipe(name)
     if path.suffix == ".json":

@@ -1,4 +1,4 @@
-"""`regard plan`: what a model costs before it is built."""
+"""`regard plan`: the parameters, FLOPs and bytes of a model, counted from its spec."""
 
 import json
 import re
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from regard.cli.open_model import Pattern
+from regard.cli.open_model import PatternOption
 
 if TYPE_CHECKING:
     from regard.plan.parts import Planned
@@ -19,29 +19,39 @@ def plan(
     model: Annotated[
         str,
         typer.Argument(
-            help="A recipe (by name or file), a spec (TOML, JSON), a model folder, a run, a published model "
+            help="A recipe (name or file), a spec (TOML, JSON), a model folder, a run, a published model "
             "(llama-3.1-8b), or a size (7B)."
         ),
     ],
-    pattern: Pattern = None,
+    pattern: PatternOption = None,
     context: Annotated[
-        int | None, typer.Option(min=1, help="Tokens of a text; by default the model's context.")
+        int | None, typer.Option(min=1, help="Tokens per sequence; by default the model's context.")
     ] = None,
-    batch: Annotated[int, typer.Option(min=1, help="Texts at a time.")] = 1,
-    dtype: Annotated[str, typer.Option(help="Of the cache, and of weights: float32, bfloat16, int8 …")] = "float32",
-    weights: Annotated[str | None, typer.Option(help="Format of the weights, if another: int8, int4/128 …")] = None,
-    lora: Annotated[int | None, typer.Option(min=1, metavar="RANK", help="Count adapters of this rank.")] = None,
-    targets: Annotated[str, typer.Option(help="Linear layers that they adapt.")] = "q_proj,v_proj",
-    device: Annotated[str | None, typer.Option(help="What fits and how fast: h100, a100, rtx4090 …")] = None,
-    draft: Annotated[str | None, typer.Option(metavar="MODEL", help="A small model that drafts for this one.")] = None,
-    acceptance: Annotated[float, typer.Option(min=0, max=1, help="Share of its drafts that are accepted.")] = 0.8,
-    tokens: Annotated[float | None, typer.Option(help="Train on so many; a published model's own by default.")] = None,
-    activations: Annotated[bool, typer.Option(help="Count what training keeps for its backward, too.")] = False,
+    batch: Annotated[int, typer.Option(min=1, help="Sequences per batch.")] = 1,
+    dtype: Annotated[str, typer.Option(help="Format of cache and weights: float32, bfloat16, int8 …")] = "float32",
+    weights: Annotated[
+        str | None, typer.Option(help="Format of the weights, if not that of the cache: int8, int4/128 …")
+    ] = None,
+    lora: Annotated[int | None, typer.Option(min=1, metavar="RANK", help="Count LoRA adapters of this rank.")] = None,
+    targets: Annotated[str, typer.Option(help="Linear layers with adapters, separated by commas.")] = "q_proj,v_proj",
+    device: Annotated[
+        str | None, typer.Option(help="Estimate capacity and speed on this device: h100, a100, rtx4090 …")
+    ] = None,
+    draft: Annotated[
+        str | None, typer.Option(metavar="MODEL", help="A smaller model for speculative decoding.")
+    ] = None,
+    acceptance: Annotated[float, typer.Option(min=0, max=1, help="Share of draft tokens that are accepted.")] = 0.8,
+    tokens: Annotated[
+        float | None, typer.Option(help="Number of training tokens; by default a published model's own.")
+    ] = None,
+    activations: Annotated[
+        bool, typer.Option(help="Also count the activations that training keeps for the backward pass.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Count parameters, FLOPs and bytes of a model.
+    """Count the parameters, FLOPs and bytes of a model.
 
-    Nothing is built or loaded, so any size can be planned. Sizes are printed in GB (10^9) and GiB (2^30).
+    Nothing is built or loaded, so models of any size can be planned. Sizes are printed in GB (10^9) and GiB (2^30).
 
     \b
     Examples:
@@ -61,7 +71,7 @@ def plan(
     from regard.plan.scaling import training_plan
     from regard.plan.speculation import speculation_plan
 
-    spec = planned(model, context_.args)
+    spec = find_spec(model, context_.args)
     if pattern is not None:
         spec = retile(spec, pattern)
     numbers = count(spec, context, batch, dtype, weights)
@@ -75,19 +85,19 @@ def plan(
     if device is not None:
         data |= device_plan(device, numbers)
     if draft is not None:
-        small = count(planned(draft, []), numbers.context, batch, dtype, weights)
-        read, target = (n.weights_read + n.memory_read for n in (small, numbers))
-        data |= speculation_plan(acceptance, read / target)
+        small = count(find_spec(draft, []), numbers.context, batch, dtype, weights)
+        draft_bytes, target_bytes = (n.weights_read + n.memory_read for n in (small, numbers))
+        data |= speculation_plan(acceptance, draft_bytes / target_bytes)
     if activations:
         data["training_bytes"]["activations"] = activation_bytes(spec, batch, numbers.context)
     if as_json:
         print(json.dumps(data, indent=2))
     else:
-        draw(model, data)
+        print_table(model, data)
 
 
-def planned(name: str, overrides: list[str]) -> "Planned":
-    """The spec that a name, a size or a file stands for."""
+def find_spec(name: str, overrides: list[str]) -> "Planned":
+    """The spec of a published model, of a size such as 7B, or of whatever `read_spec` finds."""
     from regard.cli.open_model import read_spec
     from regard.plan.dial import depth_of, dial
     from regard.plan.published import PUBLISHED
@@ -96,12 +106,12 @@ def planned(name: str, overrides: list[str]) -> "Planned":
     if name in PUBLISHED:
         spec = PUBLISHED[name].spec()
         return type(spec).from_dict(override({"model": spec.to_dict()}, dotted(overrides))["model"])
-    if asked := re.fullmatch(r"(\d+(?:\.\d+)?)([MBT])", name):
-        return dial(depth_of(float(asked[1]) * UNITS[asked[2]]))
+    if size := re.fullmatch(r"(\d+(?:\.\d+)?)([MBT])", name):
+        return dial(depth_of(float(size[1]) * UNITS[size[2]]))
     return read_spec(name, overrides)
 
 
-def draw(name: str, data: dict) -> None:
+def print_table(name: str, data: dict) -> None:
     from rich.console import Console
     from rich.table import Table
 

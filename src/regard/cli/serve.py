@@ -1,28 +1,32 @@
-"""`regard serve`: the model behind an OpenAI-compatible API, and a page to talk to it and look inside."""
+"""`regard serve`: a model behind an OpenAI-compatible API, with a web page to chat with it and inspect it."""
 
 import os
 from typing import Annotated
 
 import typer
 
-from regard.cli.open_model import Context, DeviceOption, ModelArgument
+from regard.cli.open_model import ContextOption, DeviceOption, ModelArgument
 
 
 def serve(
     model: ModelArgument,
-    host: Annotated[str, typer.Option(help="Any other address than 127.0.0.1 needs a key.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes a free one.")] = 8000,
+    host: Annotated[
+        str, typer.Option(help="Address to listen on; any other than 127.0.0.1 requires a key.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0 selects a free port.")] = 8000,
     key: Annotated[
-        str | None, typer.Option(envvar="REGARD_KEY", help="What clients must present; better in REGARD_KEY.")
+        str | None,
+        typer.Option(envvar="REGARD_KEY", help="API key that clients must send; safer in REGARD_KEY than here."),
     ] = None,
     name: Annotated[str | None, typer.Option(help="The model's name in the API; by default the folder's.")] = None,
-    rows: Annotated[int, typer.Option(min=1, help="Requests that run at once.")] = 8,
-    context: Context = None,
+    rows: Annotated[int, typer.Option(min=1, help="Requests that are decoded at once.")] = 8,
+    context: ContextOption = None,
     device: DeviceOption = "auto",
 ) -> None:
-    """Serve a model to programs and browsers.
+    """Serve a model over HTTP, with a web page at /.
 
-    Routes: /v1/chat/completions, /v1/completions, /v1/models, /health, /metrics, and the page at /.
+    Routes: /v1/chat/completions, /v1/completions, /v1/models, /health, /metrics, and for inspection
+    /regard/model, /regard/tokenize, /regard/attention.
 
     \b
     Examples:

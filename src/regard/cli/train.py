@@ -1,4 +1,4 @@
-"""`regard train`: a recipe in, a run directory out."""
+"""`regard train`: train a model from a recipe, or resume a run."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -6,20 +6,20 @@ from typing import Annotated
 
 import typer
 
-from regard.cli.open_model import DeviceOption, Pattern
+from regard.cli.open_model import DeviceOption, PatternOption
 
 
 def train(
     context: typer.Context,
     recipe: Annotated[
-        str | None, typer.Argument(help="A recipe by name (demo, gpt, hybrid …), or a TOML file.")
+        str | None, typer.Argument(help="The name of a recipe (demo, gpt, hybrid …), or a TOML file.")
     ] = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="The run's directory; runs/NAME by default.")] = None,
-    pattern: Pattern = None,
-    resume: Annotated[Path | None, typer.Option(help="Go on with this run, exactly where it was.")] = None,
+    pattern: PatternOption = None,
+    resume: Annotated[Path | None, typer.Option(help="Continue this run from its last checkpoint.")] = None,
     device: DeviceOption = "auto",
 ) -> None:
-    """Train a model as a recipe says. Anything in the recipe can be overridden by its dotted name.
+    """Train a model from a recipe. Every value of the recipe can be overridden by its dotted name.
 
     \b
     Examples:
@@ -29,7 +29,7 @@ def train(
     """
     from rich.console import Console
 
-    from regard.cli.training_run import begin, go_on
+    from regard.cli.training_run import resume_run, start_run
     from regard.models.pattern import retile
     from regard.training.recipe import dotted, find_recipe, read_recipe, resolve
 
@@ -38,12 +38,12 @@ def train(
         raise typer.BadParameter("give either a recipe or --resume RUN")
     if resume is not None:
         if out is not None:
-            raise typer.BadParameter("a run is resumed where it is; leave --out away")
+            raise typer.BadParameter("a run is resumed in its own directory; leave --out out")
         if context.args:
-            raise typer.BadParameter(f"a run is resumed as it was begun; {context.args[0]} cannot change it now")
+            raise typer.BadParameter(f"a run is resumed with its own recipe; leave {context.args[0]} out")
         if pattern is not None:
-            raise typer.BadParameter("a run is resumed as it was begun; leave --pattern away")
-        result = go_on(resume, device, console)
+            raise typer.BadParameter("a run is resumed with its own recipe; leave --pattern out")
+        result = resume_run(resume, device, console)
     else:
         assert recipe is not None
         file = find_recipe(recipe)
@@ -51,5 +51,5 @@ def train(
         if pattern is not None:
             resolved = replace(resolved, model=retile(resolved.model, pattern))
         console.print(resolved.to_toml(), highlight=False, markup=False)
-        result = begin(out or Path("runs") / file.stem, resolved, tokenizer, device, console)
+        result = start_run(out or Path("runs") / file.stem, resolved, tokenizer, device, console)
     raise typer.Exit(result.exit_code)

@@ -1,10 +1,10 @@
-"""Beginning and resuming a training run from the command line: the recipe's parts put into the one loop."""
+"""Starting and resuming a training run: the parts of a recipe, put into the training loop."""
 
 from pathlib import Path
 
 from rich.console import Console
 
-from regard.cli.device import chosen
+from regard.cli.open_model import resolve_device
 from regard.data.packing import tokenize
 from regard.data.sources import DataSource
 from regard.engine.engine import Engine
@@ -18,14 +18,14 @@ from regard.training.recipe import Recipe
 from regard.training.run import Run
 
 
-def begin(path: Path, recipe: Recipe, tokenizer: Tokenizer, device: str, console: Console) -> TrainingResult:
-    # Before the directory: a model that cannot be leaves nothing behind.
+def start_run(path: Path, recipe: Recipe, tokenizer: Tokenizer, device: str, console: Console) -> TrainingResult:
+    # Built before the directory is created: an impossible model leaves no directory.
     model = recipe.model.build(recipe.train.seed, recipe.train.initialize)
     run = Run.create(path, recipe.to_dict(), tokenizer)
     return train(run, recipe, model, tokenizer, device, watch(console))
 
 
-def go_on(path: Path, device: str, console: Console) -> TrainingResult:
+def resume_run(path: Path, device: str, console: Console) -> TrainingResult:
     run = Run.open(path)
     recipe = Recipe.from_dict(run.config)
     model = recipe.model.build(recipe.train.seed, recipe.train.initialize)
@@ -37,22 +37,24 @@ def train(
 ) -> TrainingResult:
     held_out = recipe.data.open("held-out")
     trainer = Trainer(
-        model.to(chosen(device)),
+        model.to(resolve_device(device)),
         recipe.data.loader(tokenizer),
         next_token,
         recipe.train,
         run,
         held_out=recipe.data.evaluation(tokenizer),
-        sample=lambda _: continuation(model, tokenizer, held_out),
+        sample=lambda _: sample_text(model, tokenizer, held_out),
         tokenizer=tokenizer,
         listener=listener,
     )
     return trainer.train()
 
 
-def continuation(model: DecoderModule, tokenizer: Tokenizer, source: DataSource, given: int = 32, new: int = 48) -> str:
-    """What the model makes of the beginning of the first held-out document, taking the likeliest tokens."""
-    given = min(given, (model.spec.context or 2 * given) // 2)
-    ids = list(tokenize(source.document(0), tokenizer).ids[:given])
-    tokens = Engine(model, rows=1).generate(ids, Sampling(max_new=new, temperature=0))
+def sample_text(
+    model: DecoderModule, tokenizer: Tokenizer, source: DataSource, prompt_length: int = 32, max_new: int = 48
+) -> str:
+    """The beginning of the first held-out document and the model's greedy continuation."""
+    prompt_length = min(prompt_length, (model.spec.context or 2 * prompt_length) // 2)
+    ids = list(tokenize(source.document(0), tokenizer).ids[:prompt_length])
+    tokens = Engine(model, rows=1).generate(ids, Sampling(max_new=max_new, temperature=0))
     return tokenizer.decode(ids + [token.id for token in tokens], special=True)

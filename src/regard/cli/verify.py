@@ -1,4 +1,4 @@
-"""`regard verify`: does the model keep the laws that hold where features cross?"""
+"""`regard verify`: check on any model that cached = whole, batched = alone, packed = separate …"""
 
 import json
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from regard.cli.open_model import DeviceOption, Pattern
+from regard.cli.open_model import DeviceOption, PatternOption
 
 if TYPE_CHECKING:
     from torch import nn
@@ -19,20 +19,21 @@ COLOURS = {"pass": "green", "refused": "yellow", "not applicable": "dim", "FAIL"
 def verify(
     context: typer.Context,
     model: Annotated[
-        str, typer.Argument(help="A model folder, a run, a recipe (by name or file), or a spec (TOML, JSON).")
+        str, typer.Argument(help="A model folder, a run, a recipe (name or file), or a spec (TOML, JSON).")
     ],
-    pattern: Pattern = None,
+    pattern: PatternOption = None,
     length: Annotated[
-        int | None, typer.Option(min=4, help="Tokens of a text; by default as many as masks need to be felt.")
+        int | None,
+        typer.Option(min=4, help="Tokens per sequence; by default enough for every mask to have an effect."),
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of the texts, and of weights where there are none.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the token ids, and of weights if there are none.")] = 0,
     device: DeviceOption = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Try the laws: cached = whole, batched = alone, packed = separate … on your own model.
+    """Check the laws that every model must satisfy: cached = whole, batched = alone, packed = separate …
 
-    A checkpoint is tried with its own weights, in float64 (where only a mistake is larger than 1e-9) and in float32
-    (1e-5); a recipe or spec with random ones. Exit code 1 when a law is broken.
+    A model with weights is checked with its own, a recipe or spec with random ones. The bounds are 1e-9 in float64 and
+    1e-5 in float32. The exit code is 1 if a law does not hold.
 
     \b
     Examples:
@@ -42,42 +43,42 @@ def verify(
     """
     from regard.verify.length import enough, unfelt
 
-    module = opened(model, context.args, pattern, seed, device)
+    module = load_or_build(model, context.args, pattern, seed, device)
     size = length or enough(module, module.spec)  # ty: ignore[invalid-argument-type]
-    verdicts = tried(module, size, seed)
+    verdicts = check_laws(module, size, seed)
     failed = sum(verdict.result == "FAIL" for verdict in verdicts)
     if as_json:
         laws = [verdict.to_dict() for verdict in verdicts]
         print(json.dumps({"model": model, "length": size, "seed": seed, "failed": failed, "laws": laws}, indent=2))
     else:
-        draw(f"laws of {model}, on texts of {size} tokens", verdicts)
+        print_table(f"laws of {model}, sequences of {size} tokens", verdicts)
         for mask, needed in unfelt(module.spec, size).items():  # ty: ignore[invalid-argument-type]
-            print(f"{mask} hides nothing from texts of {size} tokens; --length {needed} would show it")
-        print(f"{failed} laws are broken" if failed else "every law that applies is kept")
+            print(f"{mask} masks nothing in sequences of {size} tokens; --length {needed} would test it")
+        print(f"{failed} laws do not hold" if failed else "all laws that apply hold")
     raise typer.Exit(int(failed > 0))
 
 
-def opened(name: str, overrides: list[str], pattern: str | None, seed: int, device: str) -> "nn.Module":
-    """The model of a folder, or one with wide random weights."""
+def load_or_build(name: str, overrides: list[str], pattern: str | None, seed: int, device: str) -> "nn.Module":
+    """A stored model with its weights, or a spec's model with wide random weights."""
     from regard.checkpoint.model_folder import load
-    from regard.cli.device import chosen
-    from regard.cli.open_model import is_stored, model_folder, read_model
+    from regard.cli.open_model import has_weights, model_folder, read_spec, resolve_device
     from regard.verify.draw import draw_wide
 
-    device = chosen(device)
+    device = resolve_device(device)
     folder = Path(name)
-    if is_stored(name):
+    if has_weights(name):
         if overrides or pattern is not None:
-            raise ValueError(f"{name} is a model as it is; {[*overrides, '--pattern'][0]} cannot change it")
+            option = [*overrides, "--pattern"][0]
+            raise ValueError(f"{name} has weights, so {option} cannot change it; give a recipe or a spec instead")
         found = model_folder(folder)
         return load(found, device, checked=found != folder)
-    module = read_model(name, overrides, pattern).build(seed)
+    module = read_spec(name, overrides, pattern).build(seed)
     draw_wide(module, seed)
     return module.to(device)
 
 
-def tried(model: "nn.Module", length: int, seed: int) -> "list[Verdict]":
-    """The verdicts, with a bar while they are found."""
+def check_laws(model: "nn.Module", length: int, seed: int) -> "list[Verdict]":
+    """The verdicts; shows a progress bar meanwhile."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -87,22 +88,22 @@ def tried(model: "nn.Module", length: int, seed: int) -> "list[Verdict]":
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task("", total=count(model))
 
-        def begun(law: str, dtype: str) -> None:
+        def on_law(law: str, dtype: str) -> None:
             progress.update(task, advance=1, description=f"{law} ({dtype})")
 
-        return verify(model, length, seed, begun)
+        return verify(model, length, seed, on_law)
 
 
-def draw(title: str, verdicts: "list[Verdict]") -> None:
+def print_table(title: str, verdicts: "list[Verdict]") -> None:
     from rich.box import SIMPLE_HEAD
     from rich.console import Console
     from rich.table import Table
 
-    table = Table("law", "result", "float64", "float32", "what", title=title, title_justify="left", box=SIMPLE_HEAD)
+    table = Table("law", "result", "float64", "float32", "note", title=title, title_justify="left", box=SIMPLE_HEAD)
     table.columns[1].no_wrap = True
     for verdict in verdicts:
         colour = COLOURS[verdict.result]
-        result = "refused, as it must" if verdict.result == "refused" else verdict.result
+        result = "refused, as expected" if verdict.result == "refused" else verdict.result
         columns = [f"{verdict.differences[d]:.1e}" if d in verdict.differences else "" for d in ("float64", "float32")]
         table.add_row(verdict.law, f"[{colour}]{result}[/]", *columns, verdict.note)
     Console().print(table)

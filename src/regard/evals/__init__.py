@@ -1,1 +1,1 @@
-"""Measuring what a model can do, by tasks whose answers are known."""
+"""Evaluations: tasks with known answers."""

@@ -1,6 +1,6 @@
-"""Exact match on the small world: held-out stories, one question each, answered greedily; only the whole answer counts.
+"""Exact match on the small world: one question about each held-out story, answered greedily.
 
-The model is asked as a user of the chat API would ask it, so what is measured is what is served.
+The prompt is written by the chat template, as the server does it. An answer is correct only as a whole.
 """
 
 from collections.abc import Callable
@@ -17,38 +17,40 @@ from regard.text.tokenizer import Tokenizer
 class GradedAnswer:
     story: Story
     question: Question
-    said: str
+    answer: str  # the model's
 
     @property
     def correct(self) -> bool:
-        return self.said == self.question.answer
+        return self.answer == self.question.answer
 
 
-def examine(
+def answer_questions(
     engine: Engine,
     tokenizer: Tokenizer,
     count: int,
     level: int = 1,
     first: int = 0,
-    told: Callable[[int], None] = lambda n: None,
+    on_progress: Callable[[int], None] = lambda done: None,
 ) -> list[GradedAnswer]:
-    """Ask `count` questions about as many held-out stories; `told` hears how many answers there are."""
-    asked, requests = [], []
-    for number in range(first, first + count):
-        tale = story(number, level, "held-out")
-        question = tale.questions[number % len(tale.questions)]
-        ids = encode_chat(tokenizer, [{"role": "user", "content": f"{tale.text} {question.text}"}])
-        asked.append((tale, question))
-        requests.append((ids, Sampling(max_new=24, temperature=0, stop_ids=tokenizer.stop_ids)))
+    """Answer one question about each of `count` held-out stories, from story number `first` on.
+
+    `on_progress` is called with the number of answers after every batch.
+    """
+    sampling = Sampling(max_new=24, temperature=0, stop_ids=tokenizer.stop_ids)
     answers: list[GradedAnswer] = []
-    for start in range(0, count, engine.store.rows):
-        batch = [engine.submit(*request) for request in requests[start : start + engine.store.rows]]
+    for start in range(first, first + count, engine.store.rows):
+        batch = []
+        for number in range(start, min(start + engine.store.rows, first + count)):
+            held_out = story(number, level, "held-out")
+            question = held_out.questions[number % len(held_out.questions)]
+            prompt = encode_chat(tokenizer, [{"role": "user", "content": f"{held_out.text} {question.text}"}])
+            batch.append((held_out, question, engine.submit(prompt, sampling)))
         while not engine.idle:
             engine.step()
-        for request, (tale, question) in zip(batch, asked[start:], strict=False):
-            said = [token.id for token in request.new if token.finish != "stop"]
-            answers.append(GradedAnswer(tale, question, tokenizer.decode(said).strip()))
-        told(len(answers))
+        for held_out, question, request in batch:
+            ids = [token.id for token in request.new if token.finish != "stop"]
+            answers.append(GradedAnswer(held_out, question, tokenizer.decode(ids).strip()))
+        on_progress(len(answers))
     return answers
 
 
@@ -56,8 +58,8 @@ def exact_match(answers: list[GradedAnswer]) -> float:
     return sum(answer.correct for answer in answers) / len(answers)
 
 
-def by_kind(answers: list[GradedAnswer]) -> dict[str, tuple[int, int]]:
-    """(correct, asked) for every kind of question."""
+def counts_by_kind(answers: list[GradedAnswer]) -> dict[str, tuple[int, int]]:
+    """(correct, asked) per kind of question."""
     kinds = sorted({answer.question.kind for answer in answers})
     return {
         kind: (

@@ -1,1 +1,1 @@
-"""What a run leaves for people to look at: pictures, and a page that holds them."""
+"""Reports of runs and labs: plots, and HTML pages that contain them."""

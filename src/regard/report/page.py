@@ -1,4 +1,4 @@
-"""One HTML file with its pictures inside, that can be opened, mailed and kept. All text is escaped."""
+"""A self-contained HTML page: headings, paragraphs, tables and embedded pictures. All text is escaped."""
 
 import base64
 from collections.abc import Iterable
@@ -32,7 +32,7 @@ class Page:
         self.parts.append(f"<figure>{image}<figcaption>{escape(caption)}</figcaption></figure>")
 
     def table(self, header: Iterable[str], rows: Iterable[tuple[Iterable[str], str]]) -> None:
-        """Each row is its cells and the style of all of them."""
+        """Each row is (cells, CSS class)."""
         head = "".join(f"<th>{escape(cell)}</th>" for cell in header)
         body = "".join(
             f'<tr class="{escape(style)}">' + "".join(f"<td>{escape(cell)}</td>" for cell in cells) + "</tr>"

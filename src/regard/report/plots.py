@@ -1,4 +1,4 @@
-"""Plots of a run: the loss as it fell, attention as it is. Drawn with matplotlib, the extra `plots`."""
+"""Plots of a run: loss curve, attention maps, recurrent states. Needs matplotlib, the extra `plots`."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ def pyplot() -> Any:
     try:
         import matplotlib
     except ModuleNotFoundError:
-        raise ValueError("drawing needs matplotlib: pip install 'regard[plots]'") from None
+        raise ValueError("plots need matplotlib: pip install 'regard[plots]'") from None
     matplotlib.use("agg")
     import matplotlib.pyplot as plt
 
@@ -27,7 +27,7 @@ def pyplot() -> Any:
 
 
 def loss_curve(metrics: Path, out: Path) -> None:
-    """Loss over tokens, each step faint, their running mean strong, evaluations as points."""
+    """Loss over steps: every step in a faint line, the moving average in a strong one, held-out losses as points."""
     records = [json.loads(line) for line in metrics.read_text(encoding="utf-8").splitlines()]
     steps = [r for r in records if r.get("loss") is not None]
     held_out = [r for r in records if "held_out_loss" in r]
@@ -51,22 +51,22 @@ def loss_curve(metrics: Path, out: Path) -> None:
     plt.close(figure)
 
 
-def smooth(values: Sequence[float], keep: float = 0.9) -> list[float]:
-    """A running mean that forgets, corrected for its start."""
+def smooth(values: Sequence[float], decay: float = 0.9) -> list[float]:
+    """An exponential moving average with bias correction."""
     means, total, weight = [], 0.0, 0.0
     for value in values:
-        total, weight = keep * total + (1 - keep) * value, keep * weight + (1 - keep)
+        total, weight = decay * total + (1 - decay) * value, decay * weight + (1 - decay)
         means.append(total / weight)
     return means
 
 
 def attention_grid(maps: Mapping[tuple[int, int], Tensor], tokens: Sequence[str], out: Path) -> None:
-    """A heat map for each (layer, head): rows are the tokens that look, columns those that are looked at."""
+    """A heat map per (layer, head): rows are queries, columns are keys."""
     plt = pyplot()
     layers = sorted({layer for layer, _ in maps})
     heads = sorted({head for _, head in maps})
-    alone = len(maps) == 1
-    size = max(4.0, 0.22 * len(tokens)) if alone else 2.2
+    single = len(maps) == 1  # large enough for the tokens' labels
+    size = max(4.0, 0.22 * len(tokens)) if single else 2.2
     figure, grid = plt.subplots(
         len(layers), len(heads), figsize=(size * len(heads) + 0.6, size * len(layers) + 0.6), squeeze=False,
         layout="constrained",
@@ -83,9 +83,9 @@ def attention_grid(maps: Mapping[tuple[int, int], Tensor], tokens: Sequence[str]
             )
             axes.set_title(f"layer {layer}, head {head}", fontsize=9)
             axes.set_xticks(
-                range(len(tokens)) if alone else [], labels=tokens if alone else [], rotation=90, fontsize=7
+                range(len(tokens)) if single else [], labels=tokens if single else [], rotation=90, fontsize=7
             )
-            axes.set_yticks(range(len(tokens)) if alone else [], labels=tokens if alone else [], fontsize=7)
+            axes.set_yticks(range(len(tokens)) if single else [], labels=tokens if single else [], fontsize=7)
             for spine in axes.spines.values():
                 spine.set_visible(True)
     figure.savefig(out)
@@ -93,7 +93,7 @@ def attention_grid(maps: Mapping[tuple[int, int], Tensor], tokens: Sequence[str]
 
 
 def state_grid(states: Mapping[str, Tensor], tokens: Sequence[str], out: Path) -> None:
-    """A heat map for each state: columns are tokens, rows the numbers that are carried after them."""
+    """A heat map per state: columns are tokens, rows the elements of the state after each token."""
     plt = pyplot()
     figure, grid = plt.subplots(
         len(states), 1, figsize=(max(4.0, 0.22 * len(tokens)), 2.0 * len(states) + 0.8), squeeze=False, sharex=True,
@@ -101,9 +101,9 @@ def state_grid(states: Mapping[str, Tensor], tokens: Sequence[str], out: Path) -
     )  # fmt: skip
     for axes, (name, array) in zip(grid[:, 0], states.items(), strict=True):
         numbers = array.flatten(1).T.float().cpu()  # (F, L)
-        most = float(numbers.abs().max()) or 1.0
-        axes.imshow(numbers.numpy(), cmap="RdBu", vmin=-most, vmax=most, aspect="auto", interpolation="nearest")
-        axes.set_title(f"{name}, up to {most:.2g}", fontsize=9)
+        limit = float(numbers.abs().max()) or 1.0
+        axes.imshow(numbers.numpy(), cmap="RdBu", vmin=-limit, vmax=limit, aspect="auto", interpolation="nearest")
+        axes.set_title(f"{name}, up to {limit:.2g}", fontsize=9)
         axes.set_yticks([])
     grid[-1, 0].set_xticks(range(len(tokens)), labels=tokens, rotation=90, fontsize=7)
     figure.savefig(out)
