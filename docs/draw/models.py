@@ -17,7 +17,8 @@ from regard.parts.experts import Experts
 from regard.parts.feedforward import FeedForward, SwiGLU
 from regard.parts.norm import LayerNorm
 from regard.plan import plan
-from regard.plan.parts import all_bodies, flops
+from regard.plan.flops import body_flops
+from regard.plan.parameters import all_bodies
 from regard.plan.published import PUBLISHED
 from regard.training.schedule import Constant, Cosine, WarmupStableDecay
 
@@ -82,8 +83,8 @@ def crossover() -> Any:
     spec = PUBLISHED["llama-3.1-8b"].spec()
     lengths = [2**n for n in range(8, 18)]
     bodies = all_bodies(spec)
-    rest = sum(flops(body, width, 1, 0) for body, width in bodies)
-    pairs = [sum(flops(body, width, 1, n) for body, width in bodies) - rest for n in lengths]
+    rest = sum(body_flops(body, width, 1, 0) for body, width in bodies)
+    pairs = [sum(body_flops(body, width, 1, n) for body, width in bodies) - rest for n in lengths]
     figure, (axes,) = canvas(height=2.6)
     axes.plot(lengths, [rest] * len(lengths), color=BLUE, linewidth=2)
     axes.plot(lengths, pairs, color=ORANGE, linewidth=2)

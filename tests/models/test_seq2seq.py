@@ -21,7 +21,7 @@ from regard.parts.lstm import LSTM
 from regard.parts.recurrent import Recurrence
 from regard.parts.rnn import RNN
 from regard.parts.scored_attention import AdditiveModule, ScoredAttention
-from regard.plan.cost import plan
+from regard.plan import plan
 from regard.spec import SpecError
 from regard.training.optimizer import AdamW
 from regard.training.step import take_step

@@ -1,4 +1,4 @@
-"""`regard plan`: names, sizes and options, printed for people and as JSON."""
+"""`regard plan`: names, sizes and options, printed as a table and as JSON."""
 
 import json
 
@@ -15,7 +15,7 @@ def run(*arguments: str) -> str:
     return result.stdout
 
 
-def test_a_published_model_with_all_that_can_be_asked():
+def test_a_published_model_with_all_options():
     data = json.loads(
         run(
             "llama-3.1-8b",
@@ -35,35 +35,35 @@ def test_a_published_model_with_all_that_can_be_asked():
         )  # fmt: skip
     )
     assert data["parameters"]["total"] == 8_030_261_248
-    assert data["memory_bytes"]["kv_per_token"] == 131_072
+    assert data["cache_bytes"]["kv_per_token"] == 131_072
     assert data["lora"]["parameters"] == 6_815_744 and data["lora_bytes"]["adapter_in_float16"] == 13_631_488
-    assert data["on_rtx4090"]["tokens_of_cache_that_fit"] == (24 * 10**9 - 8_030_261_248 // 2) // 131_072
+    assert data["on_rtx4090"]["cached_tokens_that_fit"] == (24 * 10**9 - 8_030_261_248 // 2) // 131_072
     assert data["on_rtx4090"]["decode_tokens_per_second"] > 100
-    assert data["training_run"]["tokens_per_weight"] > 1000
-    traffic = data["traffic_bytes_128_wide"]
-    assert traffic["scores_written_down"] == 2 * (4 * 8192 * 128 + 4 * 8192**2) > traffic["tiled"]
-    assert 1 < data["speculation"]["speedup"] < data["speculation"]["tokens_a_pass"]
+    assert data["training_run"]["tokens_per_parameter"] > 1000
+    traffic = data["traffic_bytes_head_dim_128"]
+    assert traffic["materialized_scores"] == 2 * (4 * 8192 * 128 + 4 * 8192**2) > traffic["tiled"]
+    assert 1 < data["speculation"]["speedup"] < data["speculation"]["tokens_per_pass"]
 
 
-def test_a_size_becomes_a_model_of_about_that_size():
+def test_a_size_is_planned_as_a_model_of_about_that_size():
     for name, size in (("7B", 7e9), ("2T", 2e12)):
         assert json.loads(run(name, "--json"))["parameters"]["total"] == pytest.approx(size, rel=0.1)
 
 
-def test_a_published_model_can_be_changed():
+def test_a_published_model_can_be_overridden():
     tied = json.loads(run("llama-7b", "--model.tied=true", "--json"))["parameters"]
     assert tied["total"] == 6_607_343_616 and "head" not in tied
 
 
-def test_experts_and_windows_are_told_to_people():
+def test_the_table_shows_active_parameters_and_the_reach_of_windows():
     text = run("mixtral-8x7b", "--dtype", "float16")
     assert "12.9 G (27.6%)" in text and "93.4 GB (87 GiB)" in text
     assert "131,041" in run("mistral-7b")
 
 
-def test_activations_are_counted_when_asked_for():
+def test_activations_are_counted_on_request():
     assert json.loads(run("gpt2", "--context", "64", "--activations", "--json"))["training_bytes"]["activations"] > 0
-    with pytest.raises(ValueError, match="activations are counted for decoders, and this is of kind 'encoder'"):
+    with pytest.raises(ValueError, match="activations are counted for decoders, not for kind 'encoder'"):
         run("vit-b16", "--activations")
 
 
@@ -77,6 +77,6 @@ def test_activations_are_counted_when_asked_for():
         (["llama-8b"], "no recipe llama-8b"),
     ],
 )
-def test_what_cannot_be_planned(arguments, message):
+def test_wrong_arguments_are_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
         run(*arguments)

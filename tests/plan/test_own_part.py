@@ -83,5 +83,5 @@ def test_the_cache_and_the_window_are_those_declared(spec):
     planned = plan(spec, batch=3)
     assert planned.kv_bytes() == 3 * 2 * KEYS * WIDTH * 4
     data = groups(planned)
-    assert data["attention_1x16_on_1"]["layers"] == data["window_of_4"]["layers"] == 2
+    assert data["attention_1x16_kv_1"]["layers"] == data["window_of_4"]["layers"] == 2
     assert "neighbour mean" in [quantity for _, quantity, _ in rows(data)]

@@ -1,4 +1,4 @@
-"""Published models by name: exact counts of weights and bytes, and what follows from them."""
+"""Published models by name: exact counts of weights and bytes, and the figures that follow from them."""
 
 import dataclasses
 
@@ -16,14 +16,18 @@ from regard.parts.feedforward import FeedForward, SwiGLU, eight_thirds
 from regard.parts.norm import LayerNorm, RMSNorm
 from regard.parts.position.learned import Learned
 from regard.plan import groups, plan, rows
-from regard.plan.crossover import attention_equals_rest, texts_as_heavy, tokens_as_heavy
-from regard.plan.dial import block_weights, depth_of, dial
-from regard.plan.experts import against_dense, split_of
-from regard.plan.formats import format_of, room
-from regard.plan.published import PUBLISHED
+from regard.plan.flops import attention_equals_rest
+from regard.plan.memory import (
+    cached_tokens_that_fit,
+    format_of,
+    sequences_to_exceed_weights,
+    tokens_to_match_weights,
+)
+from regard.plan.parameters import relative_to_dense, shared_and_expert_params
+from regard.plan.published import PUBLISHED, block_weights, depth_for, scaled_llama
 
 SEVENTY = 70 * 10**9
-CACHE = 327_680  # bytes a token of 80 layers, 8 heads of 128, 16 bits
+CACHE = 327_680  # bytes per token of 80 layers, 8 heads of 128, 16 bits
 
 
 def weights_of(body, width: int) -> int:
@@ -71,7 +75,7 @@ def test_llama_7b():
 
 
 @pytest.mark.ledger("model.llama7b")
-def test_llama_7b_is_transformers_llama():
+def test_llama_7b_has_the_parameters_of_transformers():
     from transformers import LlamaConfig, LlamaForCausalLM
 
     with torch.device("meta"):
@@ -108,7 +112,7 @@ def test_gpt_lite():
 
 
 @pytest.mark.ledger("mha.headdim")
-def test_heads_have_not_become_narrower():
+def test_head_dims_of_published_models():
     widths = {name: plan(published(name)).attentions for name in ("gpt2", "gpt3", "llama-7b", "llama-2-70b")}
     assert [next(iter(found)) for found in widths.values()] == [
         (12, 12, 64),
@@ -117,19 +121,19 @@ def test_heads_have_not_become_narrower():
         (64, 8, 128),
     ]
     numbers = groups(plan(published("llama-2-70b")))
-    assert numbers["attention_64x128_on_8"] == {"layers": 80, "head_dim": 128}
+    assert numbers["attention_64x128_kv_8"] == {"layers": 80, "head_dim": 128}
 
 
 @pytest.mark.ledger("blk.dials", "ffn.parity")
-def test_one_dial_sets_the_rest():
+def test_depth_determines_a_scaled_llama():
     assert block_weights(32) == 12 * 32 * 4096**2 == 6_442_450_944
-    assert dial(32) == published("llama-7b") and depth_of(6.7e9) == 32
+    assert scaled_llama(32) == published("llama-7b") and depth_for(6.7e9) == 32
     assert eight_thirds(4096) == 11008 and 3 * 4096 * (8 / 3 * 4096) == 8 * 4096**2
     assert weights_of(SwiGLU(3072), 1152) == weights_of(FeedForward(4608, bias=False), 1152)  # 8/3 without rounding
-    sizes = [plan(dial(depth)).parameters for depth in (6, 12, 24, 48)]
+    sizes = [plan(scaled_llama(depth)).parameters for depth in (6, 12, 24, 48)]
     assert all(6 < larger / smaller < 9 for smaller, larger in zip(sizes[1:], sizes[2:], strict=False))
     with pytest.raises(ValueError, match="depth=0"):
-        dial(0)
+        scaled_llama(0)
 
 
 @pytest.mark.ledger("kv.70b", "kv.formula", "kv.heads", "calc.kv")
@@ -140,8 +144,8 @@ def test_the_cache_of_a_70b_model():
     assert cache == {4096: 1_342_177_280, 128_000: 41_943_040_000, 131_072: 40 * 2**30, 10**6: 327_680_000_000}
     block = Block((Sublayer(Attention(64)), Sublayer(SwiGLU(28672))))
     own = plan(Decoder(32000, 8192, (Repeat((block,), 80),)), context=4096, dtype="float16")
-    assert own.kv_bytes() == 8 * 1_342_177_280  # a key and a value head for every query head
-    assert own.kv_bytes_per_token == 2 * 8192 * 80 * 2  # 2D a layer holds only then
+    assert own.kv_bytes() == 8 * 1_342_177_280  # one key/value head per query head
+    assert own.kv_bytes_per_token == 2 * 8192 * 80 * 2  # 2D per layer, because every query head has its own
 
 
 @pytest.mark.ledger("kv.70b.100k")
@@ -159,66 +163,68 @@ def test_70b_weights_by_format():
     assert found == [280, 140, 70, 35]
     assert format_of("int4/128").bytes(SEVENTY) == SEVENTY * 4.125 / 8
     assert round(format_of("int4/128").bytes(SEVENTY) / 1e9, 1) == 36.1
-    assert format_of("int4/128").bytes(129) == 65 + 2 * 2  # halves and groups are rounded up
+    assert format_of("int4/128").bytes(129) == 65 + 2 * 2  # bytes and groups are rounded up
     with pytest.raises(ValueError, match="did you mean 'int8'"):
         format_of("int88")
 
 
 @pytest.mark.ledger("q.consumer", "calc.quant")
-def test_what_fits_beside_70b_in_four_bits():
+def test_cached_tokens_that_fit_beside_70b_in_four_bits():
     int4 = format_of("int4").bytes(SEVENTY)
-    assert room(48 * 10**9, int4, CACHE) == 39_672
-    assert room(24 * 10**9, int4, CACHE) == room(32 * 10**9, int4, CACHE) == 0  # consumers' cards
-    assert room(48 * 10**9, int4, 0) is None
+    assert cached_tokens_that_fit(48 * 10**9, int4, CACHE) == 39_672
+    assert (
+        cached_tokens_that_fit(24 * 10**9, int4, CACHE) == cached_tokens_that_fit(32 * 10**9, int4, CACHE) == 0
+    )  # consumer GPUs
+    assert cached_tokens_that_fit(48 * 10**9, int4, 0) is None
 
 
 @pytest.mark.ledger("kv.exceeds", "calc.crossover")
-def test_where_the_cache_outweighs_the_weights():
+def test_lengths_at_which_the_cache_is_as_large_as_the_weights():
     half, int4 = 2 * SEVENTY, SEVENTY // 2
     assert half > 131_072 * CACHE
-    assert texts_as_heavy(half, CACHE, 131_072) == 4 and 3 * 131_072 * CACHE < half < 4 * 131_072 * CACHE
-    assert tokens_as_heavy(half, CACHE) == 427_246 and tokens_as_heavy(int4, CACHE) == 106_811
-    assert tokens_as_heavy(half, 0) is None and texts_as_heavy(half, 0, 9) is None
+    assert sequences_to_exceed_weights(half, CACHE, 131_072) == 4 and 3 * 131_072 * CACHE < half < 4 * 131_072 * CACHE
+    assert tokens_to_match_weights(half, CACHE) == 427_246 and tokens_to_match_weights(int4, CACHE) == 106_811
+    assert tokens_to_match_weights(half, 0) is None and sequences_to_exceed_weights(half, 0, 9) is None
 
 
 @pytest.mark.ledger("inf.reads")
-def test_what_a_decoding_step_reads():
+def test_bytes_read_by_a_decoding_step():
     planned = plan(published("llama-2-70b"), context=4096, dtype="float16")
-    assert round(2 * SEVENTY / planned.memory_read) == 104
-    assert planned.weights_read == planned.weight_bytes() - 2 * (32000 - 1) * 8192  # of the embedding a row
-    assert planned.weights_read > 100 * planned.memory_read
+    assert round(2 * SEVENTY / planned.cache_read) == 104
+    assert planned.weights_read == planned.weight_bytes() - 2 * (32000 - 1) * 8192  # one row of the embedding
+    assert planned.weights_read > 100 * planned.cache_read
     busy = dataclasses.replace(planned, context=131_072, batch=8)
-    assert busy.memory_read > 2 * busy.weights_read
+    assert busy.cache_read > 2 * busy.weights_read
 
 
-def test_one_text_is_read_faster_than_it_is_computed():
+def test_intensity_is_about_the_batch_size_in_16_bits():
     planned = plan(published("llama-7b"), context=1, dtype="float16")
     assert planned.intensity == pytest.approx(1, rel=0.01)
     assert dataclasses.replace(planned, batch=64).intensity == pytest.approx(64, rel=0.02)
 
 
 @pytest.mark.ledger("eff.crossover", "calc.crossover")
-def test_where_attention_costs_as_much_as_the_rest():
+def test_length_at_which_attention_costs_as_much_as_the_rest():
     block = Block((Sublayer(Attention(32)), Sublayer(FeedForward(4 * 4096))))
     plain = Decoder(32000, 4096, (Repeat((block,), 4),), context=4096)
     assert attention_equals_rest(plain) == 6 * 4096 == 24_576
     alone = Decoder(32000, 4096, (Repeat((Block((Sublayer(Attention(32)),)),), 4),), context=4096)
     assert attention_equals_rest(alone) == 2 * 4096
     assert attention_equals_rest(published("llama-7b")) == 24_704
-    assert groups(plan(published("llama-7b")))["crossovers"]["in_a_causal_text"] == 2 * 24_704
+    assert groups(plan(published("llama-7b")))["crossovers"]["if_causal"] == 2 * 24_704
     without = Decoder(32, 8, (Repeat((Block((Sublayer(FeedForward(16)),)),), 2),), context=8)
     assert attention_equals_rest(without) is None
 
 
 @pytest.mark.ledger("moe.2of8", "moe.fig", "calc.moe")
-def test_experts_by_their_sums():
-    assert against_dense(8, 2) == (8, 2)  # experts of full size: eight times the weights, twice the work
-    assert against_dense(8, 2, share=0.5) == (4, 1)
-    shared, expert = split_of(7.5, 2.1, experts=8, chosen=2)
+def test_expert_size_from_total_and_active_parameters():
+    assert relative_to_dense(8, 2) == (8, 2)  # full-size experts: eight times the weights, twice the work
+    assert relative_to_dense(8, 2, expert_size=0.5) == (4, 1)
+    shared, expert = shared_and_expert_params(7.5, 2.1, experts=8, top_k=2)
     assert (shared, expert) == (pytest.approx(0.3), pytest.approx(0.9))
     assert round(2.1 / 7.5, 2) == 0.28 and 0.38 + 0.62 == 1.0
-    with pytest.raises(ValueError, match="chosen=8 of experts=8"):
-        split_of(7.5, 7.5, 8, 8)
+    with pytest.raises(ValueError, match="top_k=8 must be from 1 to 7"):
+        shared_and_expert_params(7.5, 7.5, 8, 8)
 
 
 @pytest.mark.ledger("moe.mixtral", "moe.2of8", "calc.moe")
@@ -226,21 +232,21 @@ def test_mixtral():
     planned = plan(published("mixtral-8x7b"), dtype="float16")
     assert (planned.parameters, planned.count.active) == (46_702_792_704, 12_879_925_248)
     assert round(100 * planned.count.active / planned.parameters, 1) == 27.6
-    assert round(planned.weight_bytes() / 1e9, 1) == 93.4  # all experts are kept
+    assert round(planned.weight_bytes() / 1e9, 1) == 93.4  # with all experts
     table = (32000 - 1) * 4096
     assert planned.weights_read == 2 * (planned.count.active - table)
-    busy = dataclasses.replace(planned, batch=64)  # nearly every expert is chosen by someone
+    busy = dataclasses.replace(planned, batch=64)  # nearly every expert is chosen by some token
     assert 0.999 < busy.weights_read / (2 * (planned.parameters - table)) < 1.0001
     expert, experts = SwiGLU(14336), published("mixtral-8x7b").blocks[0].sublayers[1].body
     router = 4096 * 8
     assert weights_of(experts, 4096) == 8 * weights_of(expert, 4096) + router
-    assert experts.flops(4096, 1, 0) == 2 * expert.flops(4096, 1, 0) + 2 * router  # of full size: twice the work
+    assert experts.flops(4096, 1, 0) == 2 * expert.flops(4096, 1, 0) + 2 * router  # full-size experts: twice the work
     smaller = dataclasses.replace(experts, expert=SwiGLU(7168))
     assert smaller.flops(4096, 1, 0) == expert.flops(4096, 1, 0) + 2 * router
 
 
 @pytest.mark.ledger("moe.mixtral")
-def test_mixtral_is_transformers_mixtral():
+def test_mixtral_has_the_parameters_of_transformers():
     from transformers import MixtralConfig, MixtralForCausalLM
 
     with torch.device("meta"):
@@ -253,14 +259,14 @@ def test_the_transformer_of_2017():
     planned = plan(published("transformer-2017"), context=512)
     parts = planned.count.parts
 
-    def half(name: str) -> int:
+    def stack(name: str) -> int:
         return sum(number for part, number in parts.items() if part.startswith(name))
 
     assert parts["embedding"] == 37_000 * 512
-    assert [round(n / 1e6, 1) for n in (half("source"), half("target"), parts["embedding"])] == [18.9, 25.2, 18.9]
+    assert [round(n / 1e6, 1) for n in (stack("source"), stack("target"), parts["embedding"])] == [18.9, 25.2, 18.9]
     assert round(planned.parameters / 1e6, 1) == 63.0
     assert planned.attentions == {(8, 8, 64): 18}
-    assert parts["target feedforward"] / half("target") == pytest.approx(0.5, abs=0.001)
+    assert parts["target feedforward"] / stack("target") == pytest.approx(0.5, abs=0.001)
 
 
 @pytest.mark.ledger("model.bertbase")
@@ -284,20 +290,20 @@ def test_vit_b16():
     assert spec.input.channels * 16 * 16 == 768
     larger = vit(image=384)
     assert plan(larger).context == 577
-    assert plan(larger).parameters - plan(spec).parameters == (577 - 197) * 768  # positions alone
+    assert plan(larger).parameters - plan(spec).parameters == (577 - 197) * 768  # the positions only
     with pytest.raises(ValueError, match="225 is no multiple of 16; resize or crop to 224 or 240"):
         vit(image=225)
 
 
-def test_an_encoder_remembers_nothing_and_writes_nothing():
+def test_an_encoder_has_no_cache_and_does_not_decode():
     planned = plan(published("vit-b16"))
-    assert planned.writer is None and planned.kv_bytes() == planned.state_bytes == planned.weights_read == 0
-    assert "memory_bytes" not in groups(planned)
+    assert planned.decoder is None and planned.kv_bytes() == planned.state_bytes == planned.weights_read == 0
+    assert "cache_bytes" not in groups(planned)
 
 
-def test_a_translator_reads_its_source_once():
+def test_an_encoder_decoder_caches_its_source():
     planned = plan(published("transformer-2017"), context=100)
-    assert planned.kv_bytes_per_token == 2 * 6 * 2 * 512 * 4  # its own keys and values, and those of the source
+    assert planned.kv_bytes_per_token == 2 * 6 * 2 * 512 * 4  # keys and values of the target and of the source
     source = sum(number for part, number in planned.count.parts.items() if part.startswith("source"))
     assert planned.weights_read == 4 * (planned.parameters - source)
 

@@ -1,4 +1,4 @@
-"""Scaling laws: planted constants are found again, optima are optima, training costs 6 FLOPs a weight and token."""
+"""Scaling laws: the fit recovers known constants, optima are minima, training takes 6 FLOPs per weight and token."""
 
 import dataclasses
 
@@ -9,9 +9,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from regard.parts.attention import use_backend
 from regard.parts.feedforward import SwiGLU
 from regard.plan import plan
-from regard.plan.cost import flops_by_part
+from regard.plan.flops import flops_by_part
 from regard.plan.published import PUBLISHED, llama, rotary
-from regard.plan.scaling import BESIROGLU, HOFFMANN, fit, lifetime_flops, training_flops
+from regard.plan.scaling import BESIROGLU, HOFFMANN, fit, flops_6nd, lifetime_flops
 
 SIZES, DATA = [1e6, 3e6, 1e7, 3e7, 1e8, 1e9], [1e7, 1e8, 1e9, 1e10, 1e11]
 RUNS = [(n, d) for n in SIZES for d in DATA]
@@ -20,39 +20,41 @@ RUNS = [(n, d) for n in SIZES for d in DATA]
 @pytest.mark.ledger("calc.scaling")
 @pytest.mark.parametrize("law", [HOFFMANN, BESIROGLU])
 @pytest.mark.parametrize("noise, tolerance", [(0.0, 0.01), (0.001, 0.05)])
-def test_planted_constants_are_found_again(law, noise, tolerance):
+def test_fit_recovers_known_constants(law, noise, tolerance):
     errors = 1 + noise * torch.randn(len(RUNS), generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     losses = [law.loss(n, d) * error for (n, d), error in zip(RUNS, errors.tolist(), strict=True)]
     found = fit([n for n, _ in RUNS], [d for _, d in RUNS], losses)
-    for name, planted in dataclasses.asdict(law).items():
-        allowed = 4 * tolerance if name in ("size", "data") else tolerance  # an exponent's error is magnified in them
-        assert getattr(found, name) == pytest.approx(planted, rel=allowed), name
+    for name, known in dataclasses.asdict(law).items():
+        allowed = (
+            4 * tolerance if name in ("size", "data") else tolerance
+        )  # errors of the exponents are magnified in these
+        assert getattr(found, name) == pytest.approx(known, rel=allowed), name
 
 
 @pytest.mark.ledger("calc.scaling")
 @pytest.mark.parametrize("compute", [1e18, 1e21, 5.76e23])
-def test_the_optimum_is_one(compute):
+def test_the_optimum_is_a_minimum(compute):
     parameters, tokens = BESIROGLU.optimum(compute)
-    assert training_flops(parameters, tokens) == pytest.approx(compute)
+    assert flops_6nd(parameters, tokens) == pytest.approx(compute)
     best = BESIROGLU.loss(parameters, tokens)
     for factor in (0.5, 0.9, 1.1, 2.0):
         assert BESIROGLU.loss(parameters * factor, tokens / factor) > best
 
 
-def test_size_and_data_grow_together():
-    parameters, tokens = BESIROGLU.optimum(5.76e23)  # what the 70B model of Hoffmann et al. was trained with
+def test_optimal_size_and_data_grow_alike():
+    parameters, tokens = BESIROGLU.optimum(5.76e23)  # the compute of the 70B model of Hoffmann et al.
     assert parameters == pytest.approx(70e9, rel=0.1) and tokens == pytest.approx(1.4e12, rel=0.1)
     more = BESIROGLU.optimum(100 * 5.76e23)
     assert all(8 < later / earlier < 12 for earlier, later in zip((parameters, tokens), more, strict=True))
 
 
-def test_serving_makes_smaller_models_on_more_tokens_cheaper():
+def test_the_cheapest_model_is_smaller_the_more_tokens_it_serves():
     loss = BESIROGLU.loss(*BESIROGLU.optimum(1e23))
     sizes = [10 ** (9.5 + step / 20) for step in range(40)]
 
     def cheapest(served: float) -> float:
-        able = [n for n in sizes if loss - BESIROGLU.floor > BESIROGLU.size / n**BESIROGLU.size_exponent]
-        return min(able, key=lambda n: lifetime_flops(BESIROGLU, loss, n, served))
+        sufficient = [n for n in sizes if loss - BESIROGLU.floor > BESIROGLU.size / n**BESIROGLU.size_exponent]
+        return min(sufficient, key=lambda n: lifetime_flops(BESIROGLU, loss, n, served))
 
     assert cheapest(0) == pytest.approx(BESIROGLU.optimum(1e23)[0], rel=0.15)
     assert cheapest(1e12) > cheapest(1e13) > cheapest(1e14)
@@ -60,25 +62,25 @@ def test_serving_makes_smaller_models_on_more_tokens_cheaper():
         BESIROGLU.tokens_for(loss, 1e6)
 
 
-def test_five_constants_need_five_runs():
+def test_a_fit_needs_five_runs():
     with pytest.raises(ValueError, match="at least five"):
         fit([1e6] * 4, [1e7] * 4, [3.0] * 4)
 
 
 @pytest.mark.ledger("scale.gpt3")
-def test_gpt3_saw_few_tokens_for_its_size():
-    def tokens_per_weight(name: str) -> float:
+def test_tokens_per_parameter_of_gpt3_and_llama():
+    def tokens_per_parameter(name: str) -> float:
         return PUBLISHED[name].tokens / plan(PUBLISHED[name].spec()).parameters
 
     assert plan(PUBLISHED["gpt3"].spec()).parameters == 174_604_259_328
-    assert tokens_per_weight("gpt3") == pytest.approx(1.7, abs=0.05)
-    parameters, tokens = BESIROGLU.optimum(training_flops(175e9, 300e9))
+    assert tokens_per_parameter("gpt3") == pytest.approx(1.7, abs=0.05)
+    parameters, tokens = BESIROGLU.optimum(flops_6nd(175e9, 300e9))
     assert 15 < tokens / parameters < 25
-    assert tokens_per_weight("llama-3.1-8b") > 1000
+    assert tokens_per_parameter("llama-3.1-8b") > 1000
 
 
 @pytest.mark.ledger("scale.flops")
-def test_a_training_step_costs_six_flops_a_weight_and_token():
+def test_a_training_step_takes_six_flops_per_weight_and_token():
     spec, tokens = llama(2, 128, rotary(4), SwiGLU(384), vocab=64, context=32), 32
     model = spec.build(seed=0)
     use_backend(model, "reference")
@@ -87,5 +89,5 @@ def test_a_training_step_costs_six_flops_a_weight_and_token():
     planned = plan(spec)
     products = planned.parameters - planned.count.parts["embedding"] - planned.count.parts["norm"]
     pairs = flops_by_part(spec, tokens, tokens)["attention, pairs"]
-    assert counter.get_total_flops() == training_flops(products, tokens) + 3 * pairs
-    assert counter.get_total_flops() == pytest.approx(training_flops(planned.parameters, tokens), rel=0.05)
+    assert counter.get_total_flops() == flops_6nd(products, tokens) + 3 * pairs
+    assert counter.get_total_flops() == pytest.approx(flops_6nd(planned.parameters, tokens), rel=0.05)

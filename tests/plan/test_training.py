@@ -1,4 +1,4 @@
-"""Memory of training, LoRA included, against bytes that are really held."""
+"""Memory of training, LoRA included, against the bytes of real tensors and files."""
 
 from pathlib import Path
 
@@ -10,27 +10,28 @@ from regard.adapt.lora import LoRA, adapters, add_lora
 from regard.adapt.peft import save_adapter
 from regard.checkpoint.model_folder import save
 from regard.plan import plan
-from regard.plan.activations import activation_bytes, kept_bytes
-from regard.plan.adapters import (
+from regard.plan.groups import lora_groups
+from regard.plan.published import PUBLISHED
+from regard.plan.training import (
     ATTENTION,
-    BITS_PER_WEIGHT,
+    BITS_PER_PARAMETER,
     FEEDFORWARD,
-    adapted,
+    activation_bytes,
     adapter_parameters,
     episode_bits,
+    full_training_bytes,
+    linear_shapes,
     lora_parameters,
-    lora_plan,
+    lora_training_bytes,
+    saved_bytes,
 )
-from regard.plan.published import PUBLISHED
-from regard.plan.training import full_bytes, lora_bytes
-from tests.plan.test_plan import SPECS
+from tests.plan.test_cost import SPECS
 
 EIGHT = PUBLISHED["llama-3.1-8b"].spec()
-MILLION = 10**6
 
 
-def held(model: nn.Module) -> dict[str, int]:
-    """Bytes of weights, gradients and AdamW's moments after a step of training."""
+def training_bytes(model: nn.Module) -> dict[str, int]:
+    """Bytes of weights, gradients and AdamW's moments after a training step."""
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(trained)
     model(torch.zeros(1, 8, dtype=torch.long)).sum().backward()
@@ -45,46 +46,46 @@ def held(model: nn.Module) -> dict[str, int]:
 
 @pytest.mark.ledger("tr.optimizer", "calc.train")
 @pytest.mark.parametrize("name", ["gqa-tied", "hybrid"])
-def test_a_full_step_holds_sixteen_bytes_a_weight(name):
+def test_full_training_holds_sixteen_bytes_per_parameter(name):
     planned = plan(SPECS[name])
-    assert held(SPECS[name].build(seed=0)) == planned.training_bytes
+    assert training_bytes(SPECS[name].build(seed=0)) == planned.training_bytes
     assert sum(planned.training_bytes.values()) == 16 * planned.parameters
 
 
 @pytest.mark.ledger("tr.optimizer", "lora.footprint")
 def test_training_8b_takes_eight_times_the_memory_of_sampling():
-    mixed = full_bytes(8 * 10**9, mixed=True)
+    mixed = full_training_bytes(8 * 10**9, mixed=True)
     assert mixed == {"weights": 16e9, "gradients": 16e9, "float32 copy": 32e9, "moments": 64e9}
     assert sum(mixed.values()) == 128 * 10**9
     base, adapter = plan(EIGHT).parameters, lora_parameters(EIGHT, 16)
-    more = sum(lora_bytes(base, adapter).values()) - 2 * base
+    more = sum(lora_training_bytes(base, adapter).values()) - 2 * base
     assert round(more / 1e9, 2) == 0.11
-    assert sum(lora_bytes(base, adapter, "nf4").values()) == -(-base * 4 // 8) + base // 64 * 4 + more
+    assert sum(lora_training_bytes(base, adapter, "nf4").values()) == -(-base * 4 // 8) + base // 64 * 4 + more
 
 
 @pytest.mark.ledger("lora.footprint", "calc.lora", "calc.train")
 @pytest.mark.parametrize("targets", [("q_proj", "v_proj"), ATTENTION, FEEDFORWARD, (*ATTENTION, *FEEDFORWARD)])
-def test_adapters_are_as_large_as_planned(targets):
+def test_training_of_adapters_holds_the_planned_bytes(targets):
     spec = SPECS["gqa-tied"]
     model = spec.build(seed=0)
     base = plan(spec).parameters
     add_lora(model, LoRA(rank=4, targets=targets), seed=0)
     count = sum(p.numel() for m in adapters(model).values() for p in (m.lora_A.weight, m.lora_B.weight))
     assert count == lora_parameters(spec, 4, targets)
-    planned = lora_bytes(base, count, "float32")
-    found = held(model)
+    planned = lora_training_bytes(base, count, "float32")
+    found = training_bytes(model)
     assert sum(found.values()) == sum(planned.values())
     assert found["weights"] == planned["frozen base"] + planned["adapters' weights"]
 
 
 def tensor_bytes(file: Path) -> int:
-    """Of a safetensors file, its header left out."""
+    """Bytes of the tensors in a safetensors file, without its header."""
     return file.stat().st_size - 8 - int.from_bytes(file.read_bytes()[:8], "little")
 
 
 @pytest.mark.ledger("calc.lora", "calc.quant")
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_saved_files_are_as_large_as_planned(tmp_path, dtype):
+def test_saved_tensors_have_the_planned_bytes(tmp_path, dtype):
     spec = SPECS["gqa-untied"]
     model = spec.build(seed=0).to(getattr(torch, dtype))
     save(model, tmp_path / "model")
@@ -96,20 +97,20 @@ def test_saved_files_are_as_large_as_planned(tmp_path, dtype):
 
 
 @pytest.mark.ledger("lora.2048", "calc.lora")
-def test_a_square_layer_of_2048():
+def test_adapter_of_a_square_layer_of_2048():
     assert 2048**2 == 4_194_304 and adapter_parameters(16, 2048, 2048) == 65_536
     assert round(100 * 65_536 / 4_194_304, 2) == 1.56
 
 
 @pytest.mark.ledger("lora.8b", "lora.8b.naive", "lora.ratio", "calc.lora")
 def test_rank_16_on_queries_and_values_of_8b():
-    shapes = adapted(EIGHT, ("q_proj", "v_proj"))
+    shapes = linear_shapes(EIGHT, ("q_proj", "v_proj"))
     assert len(shapes) == 64 and set(shapes.values()) == {(4096, 4096), (4096, 1024)}
     assert adapter_parameters(16, 4096, 4096) == 131_072 and adapter_parameters(16, 4096, 1024) == 81_920
     assert lora_parameters(EIGHT, 16) == 6_815_744
-    numbers = lora_plan(EIGHT, plan(EIGHT).parameters, 16, ("q_proj", "v_proj"))
+    numbers = lora_groups(EIGHT, plan(EIGHT).parameters, 16, ("q_proj", "v_proj"))
     assert numbers["lora_bytes"]["adapter_in_float16"] == 13_631_488 == 13 * 2**20
-    naive = 64 * adapter_parameters(16, 4096, 4096)  # as if values had as many heads as queries
+    naive = 64 * adapter_parameters(16, 4096, 4096)  # if values had as many heads as queries
     assert naive == 8_388_608 and 2 * naive == 16 * 2**20 and 4 * naive == 32 * 2**20
     assert plan(EIGHT).weight_bytes("float16") == 16_060_522_496
     assert numbers["lora"]["times_smaller"] == pytest.approx(1178, abs=1)
@@ -124,19 +125,19 @@ def test_counts_of_lora_without_regret():
     one = lora_parameters(EIGHT, 1, (*ATTENTION, *FEEDFORWARD))
     assert one == 2_621_440 and one + lora_parameters(EIGHT, 1, ("head",)) == 2_753_792
     bits = episode_bits(problems=10_000, samples=32)
-    assert bits == 320_000 and 8 < one / bits < 9 and BITS_PER_WEIGHT * one > bits
+    assert bits == 320_000 and 8 < one / bits < 9 and BITS_PER_PARAMETER * one > bits
 
 
-def test_a_target_that_is_not_there():
+def test_an_unknown_target_is_refused():
     with pytest.raises(ValueError, match="no linear layer is named 'q_pro'; did you mean 'q_proj'"):
-        adapted(EIGHT, ("q_pro",))
+        linear_shapes(EIGHT, ("q_pro",))
 
 
 @pytest.mark.ledger("calc.train")
 @pytest.mark.parametrize("name", [name for name in SPECS if name.endswith("tied")])
-def test_activations_are_those_that_autograd_keeps(name):
+def test_activation_bytes_equal_those_that_autograd_saves(name):
     spec, batch, tokens = SPECS[name], 2, 96
-    live = kept_bytes(spec.build(seed=0), torch.zeros(batch, tokens, dtype=torch.long))
-    if name.startswith("gqa"):  # PyTorch's kernel for CPUs copies shared keys and values for every head
-        live -= 2 * 2 * batch * tokens * (4 - 2) * 8 * 4  # layers, keys and values; 4 heads of 8 instead of 2
-    assert activation_bytes(spec, batch, tokens) == live
+    saved = saved_bytes(spec.build(seed=0), torch.zeros(batch, tokens, dtype=torch.long))
+    if name.startswith("gqa"):  # PyTorch's CPU kernel copies shared keys and values for every query head
+        saved -= 2 * 2 * batch * tokens * (4 - 2) * 8 * 4  # layers, keys and values; 4 heads of 8 instead of 2
+    assert activation_bytes(spec, batch, tokens) == saved

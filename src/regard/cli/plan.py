@@ -9,7 +9,7 @@ import typer
 from regard.cli.open_model import PatternOption
 
 if TYPE_CHECKING:
-    from regard.plan.parts import Planned
+    from regard.models.base import Model
 
 UNITS = {"M": 1e6, "B": 1e9, "T": 1e12}
 
@@ -62,14 +62,10 @@ def plan(
       regard plan 7B --draft 100M --acceptance 0.7 --tokens 2e12
     """
     from regard.models.pattern import retile
-    from regard.plan import groups
     from regard.plan import plan as count
-    from regard.plan.activations import activation_bytes
-    from regard.plan.adapters import lora_plan
-    from regard.plan.devices import device_plan
+    from regard.plan.groups import device_groups, groups, lora_groups, speculation_groups, training_run_groups
     from regard.plan.published import PUBLISHED
-    from regard.plan.scaling import training_plan
-    from regard.plan.speculation import speculation_plan
+    from regard.plan.training import activation_bytes
 
     spec = find_spec(model, context_.args)
     if pattern is not None:
@@ -79,15 +75,15 @@ def plan(
     if tokens is None and model in PUBLISHED:
         tokens = PUBLISHED[model].tokens
     if tokens is not None:
-        data |= training_plan(numbers.count.active, tokens)
+        data |= training_run_groups(numbers, tokens)
     if lora is not None:
-        data |= lora_plan(spec, numbers.parameters, lora, tuple(targets.split(",")))
+        data |= lora_groups(spec, numbers.parameters, lora, tuple(targets.split(",")))
     if device is not None:
-        data |= device_plan(device, numbers)
+        data |= device_groups(device, numbers)
     if draft is not None:
         small = count(find_spec(draft, []), numbers.context, batch, dtype, weights)
-        draft_bytes, target_bytes = (n.weights_read + n.memory_read for n in (small, numbers))
-        data |= speculation_plan(acceptance, draft_bytes / target_bytes)
+        draft_bytes, target_bytes = (n.weights_read + n.cache_read for n in (small, numbers))
+        data |= speculation_groups(acceptance, draft_bytes / target_bytes)
     if activations:
         data["training_bytes"]["activations"] = activation_bytes(spec, batch, numbers.context)
     if as_json:
@@ -96,18 +92,17 @@ def plan(
         print_table(model, data)
 
 
-def find_spec(name: str, overrides: list[str]) -> "Planned":
+def find_spec(name: str, overrides: list[str]) -> "Model":
     """The spec of a published model, of a size such as 7B, or of whatever `read_spec` finds."""
     from regard.cli.open_model import read_spec
-    from regard.plan.dial import depth_of, dial
-    from regard.plan.published import PUBLISHED
+    from regard.plan.published import PUBLISHED, depth_for, scaled_llama
     from regard.training.recipe import dotted, override
 
     if name in PUBLISHED:
         spec = PUBLISHED[name].spec()
         return type(spec).from_dict(override({"model": spec.to_dict()}, dotted(overrides))["model"])
     if size := re.fullmatch(r"(\d+(?:\.\d+)?)([MBT])", name):
-        return dial(depth_of(float(size[1]) * UNITS[size[2]]))
+        return scaled_llama(depth_for(float(size[1]) * UNITS[size[2]]))
     return read_spec(name, overrides)
 
 

@@ -1,4 +1,9 @@
-"""The calculator: what a spec costs before anything is built, and closed forms for what needs no spec."""
+"""What a model costs before it is built: parameters, FLOPs, cache, memory of training, speed on a device.
+
+`plan(spec)` returns the numbers of any spec. The parts declare their own costs (parts/body.py), so a part that is
+written outside the package is planned as well. Closed forms that need no spec are in flops.py, memory.py, training.py,
+speed.py and scaling.py.
+"""
 
 from regard.plan.cost import Plan, plan
 from regard.plan.groups import groups, rows

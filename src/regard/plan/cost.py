@@ -1,36 +1,35 @@
 """What a spec costs, in numbers, without a single weight.
 
-    FLOPs        2 for each multiply-add of a matrix product; training 3 times the forward (the backward is two of them)
-    cache        Σ over layers of heads · dim, of keys and of values, for each token (a window's layers: for those in
-                 it, in a ring); recurrent states once a text
-    a step       reads every weight that a token uses and the whole cache, to write one token a text
-    intensity    FLOPs for each byte read: about 1 for one text in 16 bits, so memory sets the pace; texts share weights
-
-A masked product counts in full, as flop counters count it, except that a window's layers see no more than the window.
-Of an encoder the blocks are counted, not its input and head.
+FLOPs        2 per multiply-add of a matrix product; training is 3 forwards (backward has two products for each)
+cache        Σ over layers of heads · dim, of keys and of values, per token (of a windowed layer, for the tokens in
+             its window); recurrent states once per sequence
+a step       reads every weight that its tokens use and the whole cache, and generates one token per sequence
+intensity    FLOPs per byte read: about 1 for one sequence in 16 bits, so decoding is memory-bound; a batch shares
+             the weights
 """
 
 from collections import Counter
 from dataclasses import dataclass
 from math import prod
 
+from regard.models.base import Model
 from regard.models.decoder import Decoder
 from regard.models.encoder import Encoder
 from regard.parts.state import Declared, FixedSize, PerSource, PerToken, each
-from regard.plan.formats import format_of
-from regard.plan.parameters import Parameters, count_parameters
-from regard.plan.parts import Half, Planned, all_bodies, bodies, flops, halves
-from regard.plan.training import full_bytes
+from regard.plan.flops import ahead_flops, flops_by_part
+from regard.plan.memory import format_of
+from regard.plan.parameters import Parameters, all_bodies, bodies, count_parameters, stacks
+from regard.plan.training import full_training_bytes
 
 
 @dataclass(frozen=True)
 class Plan:
-    """The numbers of one spec for `batch` texts of `context` tokens."""
+    """The numbers of one spec for a batch of sequences of `context` tokens."""
 
-    spec: Planned
+    spec: Model
     context: int
     batch: int
-    dtype: str  # of what is remembered
+    dtype: str  # of the cache
     weights: str  # format of the weights
     count: Parameters
 
@@ -39,147 +38,124 @@ class Plan:
         return self.count.total
 
     def weight_bytes(self, name: str | None = None) -> int:
+        """Bytes of all weights in the format of this name, by default the plan's."""
         return format_of(name or self.weights).bytes(self.parameters)
 
     @property
-    def writer(self) -> Decoder | None:
-        """The half that writes token by token; None: it only reads."""
-        return next((half for half in halves(self.spec).values() if isinstance(half, Decoder)), None)
+    def decoder(self) -> Decoder | None:
+        """The stack that generates tokens; None: the model is an encoder."""
+        return next((stack for stack in stacks(self.spec).values() if isinstance(stack, Decoder)), None)
 
     @property
     def attentions(self) -> Counter[tuple[int, int, int]]:
-        """How many layers have attention of (heads, kv_heads, head_dim)."""
+        """The number of layers per shape (heads, kv_heads, head_dim) of attention."""
         sizes = (body.attention_sizes(width) for body, width in all_bodies(self.spec))
         return Counter(found for found in sizes if found is not None)
 
-    def flops(self, tokens: int, seen: int) -> int:
-        """Of one forward of this many tokens, each before `seen` keys; of two halves, each reads as many."""
-        return sum(sum(flops_by_part(half, tokens, seen).values()) for half in halves(self.spec).values())
+    def flops(self, tokens: int, keys: int) -> int:
+        """FLOPs of one forward of `tokens` queries with `keys` keys each, in every stack."""
+        return sum(sum(flops_by_part(stack, tokens, keys).values()) for stack in stacks(self.spec).values())
 
     @property
     def forward_flops(self) -> int:
-        """A token, when a whole text of `context` is read at once."""
+        """Per token, when a whole sequence is computed at once."""
         return self.flops(self.context, self.context) // self.context
 
     @property
     def decode_flops(self) -> int:
-        """A token, the last of a text of `context`, when the others are remembered."""
-        return sum(flops_by_part(self.writer, 1, self.context).values()) if self.writer else 0
+        """Of the last token of a sequence whose other tokens are cached."""
+        return sum(flops_by_part(self.decoder, 1, self.context).values()) if self.decoder else 0
 
     @property
     def training_flops(self) -> int:
-        """A token, forward and backward, with the blocks that guess further ahead."""
-        ahead = ahead_flops(self.writer, self.context, self.context) if self.writer else 0
+        """Per token: forward and backward of the matrix products, with those of the `ahead` blocks."""
+        ahead = ahead_flops(self.decoder, self.context, self.context) if self.decoder else 0
         return 3 * (self.flops(self.context, self.context) + ahead) // self.context
 
     @property
     def kv_bytes_per_token(self) -> int:
-        """Of the text, and of the source where there is one: both are taken to be `context` long."""
-        return sum(number for number, _ in self.remembered())
+        """Bytes per token of the sequence, and of the source if there is one: both are taken to be `context` long."""
+        return sum(size for size, _ in self.cached_per_token())
 
     def kv_bytes(self, block: int = 1, ring: bool = True, slack: int = 0) -> int:
-        """Of the whole batch: rounded up to the blocks of a paged store; of a layer with a window what it can see.
+        """Bytes of the batch's keys and values.
 
-        `slack`: as many tokens more, which a store's rings can take back.
+        `block`: tokens per block of a paged store, to which the length is rounded up. `ring`: a windowed layer keeps
+        its window only, and `slack` tokens more, by which its ring buffer can rewind.
         """
         tokens = -(-self.context // block) * block
-        kept = [(number, min(tokens, most + slack) if ring and most else tokens) for number, most in self.remembered()]
-        return self.batch * sum(number * tokens for number, tokens in kept)
+        return self.batch * sum(
+            size * (min(tokens, limit + slack) if ring and limit else tokens) for size, limit in self.cached_per_token()
+        )
 
-    def remembered(self) -> list[tuple[int, int | None]]:
-        """Bytes a token of every mixer of the writer, and how many tokens are ever seen again; None: all."""
+    def cached_per_token(self) -> list[tuple[int, int | None]]:
+        """Bytes per token and the most tokens kept (None: all), of every mixer that caches tokens."""
         return [
-            (format_of(self.dtype).bytes(sum(prod(size) for size in memory.arrays.values())), most_kept(memory))
-            for memory in self.memories()
-            if isinstance(memory, PerToken | PerSource)
+            (format_of(self.dtype).bytes(sum(prod(shape) for shape in state.arrays.values())), max_tokens(state))
+            for state in self.declared_states()
+            if isinstance(state, PerToken | PerSource)
         ]
 
-    def memories(self) -> list[Declared]:
-        writer = self.writer
-        if writer is None:
+    def declared_states(self) -> list[Declared]:
+        decoder = self.decoder
+        if decoder is None:
             return []
-        return [declared for body in bodies(writer) for declared in each(body.memory(writer.width))]
+        return [state for body in bodies(decoder) for state in each(body.memory(decoder.width))]
 
     @property
     def state_bytes(self) -> int:
-        """Recurrent states, the same for a text of any length; kept in at least float32."""
-        fixed = (memory for memory in self.memories() if isinstance(memory, FixedSize))
-        numbers = sum(prod(shape) for memory in fixed for shape in memory.arrays.values())
+        """Bytes of the batch's recurrent states, whatever the context; kept in at least float32."""
+        fixed = (state for state in self.declared_states() if isinstance(state, FixedSize))
+        numbers = sum(prod(shape) for state in fixed for shape in state.arrays.values())
         return numbers * max(4, format_of(self.dtype).bits // 8) * self.batch
 
     @property
     def weights_read(self) -> int:
-        """Bytes of a decoding step: all that its tokens use, of an untied embedding a row a text."""
-        writer = self.writer
-        if writer is None:
+        """Bytes of the weights that a decoding step reads: of an untied embedding, one row per sequence."""
+        decoder = self.decoder
+        if decoder is None:
             return 0
-        others = [f"{name} " for name, half in halves(self.spec).items() if half is not writer]
+        others = [f"{name} " for name, stack in stacks(self.spec).items() if stack is not decoder]
         parts = {part: number for part, number in self.count.parts.items() if not part.startswith((*others, "ahead"))}
-        table = 0 if writer.tied else max(0, writer.vocab - self.batch) * writer.table_dim
-        inactive = sum(body.inactive_params(writer.width, self.batch) for body in bodies(writer))
+        table = 0 if decoder.tied else max(0, decoder.vocab - self.batch) * decoder.table_dim
+        inactive = sum(body.inactive_params(decoder.width, self.batch) for body in bodies(decoder))
         return format_of(self.weights).bytes(sum(parts.values()) - inactive - table)
 
     @property
-    def memory_read(self) -> int:
+    def cache_read(self) -> int:
+        """Bytes of the keys, values and states that a decoding step reads."""
         return self.kv_bytes() + self.state_bytes
 
     @property
     def intensity(self) -> float:
-        return self.batch * self.decode_flops / (self.weights_read + self.memory_read)
+        return self.batch * self.decode_flops / (self.weights_read + self.cache_read)
 
     @property
     def training_bytes(self) -> dict[str, int]:
-        return full_bytes(self.parameters)
+        return full_training_bytes(self.parameters)
 
 
-def most_kept(memory: PerToken | PerSource) -> int | None:
-    bounded = isinstance(memory, PerToken) and memory.window is not None
-    return memory.first + memory.window if bounded else None
+def max_tokens(state: PerToken | PerSource) -> int | None:
+    windowed = isinstance(state, PerToken) and state.window is not None
+    return state.first + state.window if windowed else None
 
 
-def flops_by_part(half: Half, tokens: int, seen: int) -> dict[str, int]:
-    """What grows with the keys that a token sees is told apart from what every token costs."""
-    counts = Counter()
-    for body in bodies(half):
-        alone = flops(body, half.width, tokens, 0)
-        counts[body.kind] += alone
-        counts[f"{body.kind}, pairs"] += flops(body, half.width, tokens, seen) - alone
-    counts["embedding"] = 2 * tokens * between(half)
-    if isinstance(half, Decoder):
-        counts["head"] = head_flops(half, tokens)
-    return {part: number for part, number in counts.items() if number}
-
-
-def head_flops(half: Decoder, tokens: int) -> int:
-    return 2 * tokens * (half.table_dim * half.vocab + between(half))
-
-
-def between(half: Half) -> int:
-    """Weights of the matrix between the table and the stack, where they differ in width."""
-    return 0 if half.embedding_dim is None else half.embedding_dim * half.width
-
-
-def ahead_flops(half: Decoder, tokens: int, seen: int) -> int:
-    extra = [flops(s.body, half.width, tokens, seen) for block in half.ahead for s in block.sublayers]
-    return sum(extra) + len(half.ahead) * head_flops(half, tokens)
-
-
-def own_context(spec: Planned) -> int | None:
-    """How long its texts are: as it says, as its input makes them, or as far as its positions reach."""
-    for half in reversed(halves(spec).values()):
-        known = half.input.length or half.position.reach if isinstance(half, Encoder) else half.context
-        if known is not None:
-            return known
+def own_context(spec: Model) -> int | None:
+    """The length of the model's sequences: its context, the tokens of its input, or the reach of its positions."""
+    for stack in reversed(stacks(spec).values()):
+        found = stack.input.length or stack.position.reach if isinstance(stack, Encoder) else stack.context
+        if found is not None:
+            return found
     return None
 
 
 def plan(
-    spec: Planned, context: int | None = None, batch: int = 1, dtype: str = "float32", weights: str | None = None
+    spec: Model, context: int | None = None, batch: int = 1, dtype: str = "float32", weights: str | None = None
 ) -> Plan:
-    """The numbers of a spec; `context` is the spec's own unless given, the weights' format that of the cache."""
+    """The numbers of a spec. Defaults: the spec's own context; weights in the format of the cache."""
     context = own_context(spec) if context is None else context
     if context is None:
-        raise ValueError("this spec names no context; say for which length to plan, for example context=2048")
+        raise ValueError("this spec names no context; give the length to plan for, for example context=2048")
     for name, count in (("context", context), ("batch", batch)):
         if count < 1:
             raise ValueError(f"{name}={count} must be at least 1")

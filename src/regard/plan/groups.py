@@ -1,24 +1,50 @@
-"""A plan as groups of numbers: plain data for JSON, and rows of text for people.
+"""A plan as groups of numbers: plain data for JSON, and rows of formatted numbers for a table.
 
-A group's name says what its numbers are: bytes carry both their units in a row, FLOPs theirs, all else is a count.
+The name of a group determines the unit of its numbers: bytes if it contains "bytes" (a row shows GB = 10⁹ and
+GiB = 2³⁰, because papers and vendors mix them), FLOPs if it contains "flops", otherwise a count.
 """
 
 from collections import Counter
 from typing import Any
 
+from regard.models.base import Model
 from regard.parts.state import PerToken, each
-from regard.plan.attention import causal_pairs, full_pairs, score_bytes, window_pairs, window_reach
-from regard.plan.cost import Plan, flops_by_part
-from regard.plan.crossover import attention_equals_rest, texts_as_heavy, tokens_as_heavy
-from regard.plan.formats import FORMATS, format_of
-from regard.plan.parts import all_bodies
-from regard.plan.units import amount, size
+from regard.plan.cost import Plan
+from regard.plan.flops import (
+    attention_equals_rest,
+    causal_pairs,
+    flops_by_part,
+    full_pairs,
+    window_pairs,
+    window_reach,
+)
+from regard.plan.memory import (
+    FORMATS,
+    cached_tokens_that_fit,
+    format_of,
+    score_bytes,
+    sequences_to_exceed_weights,
+    standard_traffic,
+    tiled_traffic,
+    tokens_to_match_weights,
+)
+from regard.plan.parameters import all_bodies
+from regard.plan.scaling import BESIROGLU, flops_6nd
+from regard.plan.speed import best_drafts, device_of, expected_tokens, speedup
+from regard.plan.training import (
+    BITS_PER_PARAMETER,
+    adapter_parameters,
+    full_training_bytes,
+    linear_shapes,
+    lora_training_bytes,
+)
 
 Groups = dict[str, Any]
+PREFIXES = {1000: ["", *"kMGTPEZY"], 1024: ["", *(f"{prefix}i" for prefix in "KMGTPEZY")]}
 
 
 def groups(plan: Plan) -> Groups:
-    """Sizes are in bytes; what never happens is None."""
+    """The numbers of a plan; None: never."""
     crossing = attention_equals_rest(plan.spec)
     return {
         "context": plan.context,
@@ -27,35 +53,38 @@ def groups(plan: Plan) -> Groups:
         "weights": plan.weights,
         "parameters": {"total": plan.parameters, "active": plan.count.active} | plan.count.parts,
         "weight_bytes": {name: plan.weight_bytes(name) for name in FORMATS},
-        **attention(plan),
-        "flops_per_token": {"forward": plan.forward_flops, "training": plan.training_flops},
-        "crossovers": {"attention_equals_rest": crossing, "in_a_causal_text": crossing and 2 * crossing},
-        **(decoding(plan) if plan.writer else {}),
+        **attention_groups(plan),
+        "flops_per_token": {
+            "forward": plan.forward_flops,
+            "training": plan.training_flops,
+        },
+        "crossovers": {"attention_equals_rest": crossing, "if_causal": crossing and 2 * crossing},
+        **(decoding_groups(plan) if plan.decoder else {}),
         "training_bytes": {"total": sum(plan.training_bytes.values())} | plan.training_bytes,
     }
 
 
-def attention(plan: Plan) -> Groups:
-    """The shapes of attention, and what n² means here: pairs, and bytes if the scores were written down."""
+def attention_groups(plan: Plan) -> Groups:
+    """The shapes of attention, the pairs of a query and a key, and the bytes of materialized scores."""
     if not plan.attentions:
         return {}
     shapes = {
-        f"attention_{heads}x{head_dim}_on_{kv_heads}": {"layers": layers, "head_dim": head_dim}
+        f"attention_{heads}x{head_dim}_kv_{kv_heads}": {"layers": layers, "head_dim": head_dim}
         for (heads, kv_heads, head_dim), layers in plan.attentions.items()
     }
     heads, itemsize = max(heads for heads, _, _ in plan.attentions), max(16, format_of(plan.dtype).bits) // 8
-    scores = {name: score_bytes(plan.context, n, itemsize) for name, n in (("of_a_head", 1), ("of_a_layer", heads))}
+    scores = {name: score_bytes(plan.context, n, itemsize) for name, n in (("per_head", 1), ("per_layer", heads))}
     pairs = {"full": full_pairs(plan.context), "causal": causal_pairs(plan.context)}
-    return shapes | {"pairs": pairs} | windows(plan) | {"score_bytes": scores}
+    return shapes | {"pairs": pairs} | window_groups(plan) | {"score_bytes": scores}
 
 
-def windows(plan: Plan) -> Groups:
-    """Causal windows of consecutive keys. The first tokens, which some attend to as well, count as pairs."""
+def window_groups(plan: Plan) -> Groups:
+    """Causal windows of consecutive keys; pairs include those with the first tokens, where a mask has such sinks."""
     found = Counter(
-        (declared.window, body.max_keys)
+        (state.window, state.window + state.first)
         for body, width in all_bodies(plan.spec)
-        for declared in each(body.memory(width))
-        if isinstance(declared, PerToken) and declared.window and declared.window + declared.first == body.max_keys
+        for state in each(body.memory(width))
+        if isinstance(state, PerToken) and state.window and state.window + state.first == body.max_keys
     )
     return {
         f"window_of_{window}": {
@@ -69,44 +98,132 @@ def windows(plan: Plan) -> Groups:
     }
 
 
-def decoding(plan: Plan) -> Groups:
-    """What writing a token costs."""
-    assert plan.writer is not None
+def decoding_groups(plan: Plan) -> Groups:
+    assert plan.decoder is not None
     weights, kv = plan.weight_bytes(), plan.kv_bytes_per_token
     return {
-        "decode_flops": {"total": plan.decode_flops} | flops_by_part(plan.writer, 1, plan.context),
-        "memory_bytes": {
+        "decode_flops": {"total": plan.decode_flops} | flops_by_part(plan.decoder, 1, plan.context),
+        "cache_bytes": {
             "kv_per_token": kv,
             "kv": plan.kv_bytes(),
-            "kv_without_rings": plan.kv_bytes(ring=False),
+            "kv_without_ring_buffers": plan.kv_bytes(ring=False),
             "states": plan.state_bytes,
         },
-        "bytes_read_in_a_step": {"weights": plan.weights_read, "memory": plan.memory_read},
+        "bytes_read_per_step": {"weights": plan.weights_read, "cache": plan.cache_read},
         "intensity": {"decode": round(plan.intensity, 3)},
         "cache_equals_weights": {
-            "tokens": tokens_as_heavy(weights, kv),
-            "texts_of_this_context": texts_as_heavy(weights, kv, plan.context),
+            "tokens": tokens_to_match_weights(weights, kv),
+            "sequences_of_this_context": sequences_to_exceed_weights(weights, kv, plan.context),
         },
     }
 
 
+def training_run_groups(plan: Plan, tokens: float) -> Groups:
+    """Training on this many tokens in sequences of `context`, and the optimal use of 6ND FLOPs."""
+    compute = flops_6nd(plan.count.active, tokens)
+    best_parameters, best_tokens = BESIROGLU.optimum(compute)
+    return {
+        "training_run_flops": {"total": compute},
+        "training_run": {
+            "tokens": tokens,
+            "tokens_per_parameter": tokens / plan.count.active,
+            "optimal_parameters_for_6ND": best_parameters,
+            "optimal_tokens_for_6ND": best_tokens,
+        },
+    }
+
+
+def lora_groups(spec: Model, parameters: int, rank: int, targets: tuple[str, ...]) -> Groups:
+    """The size of an adapter, and the memory of training it or all parameters."""
+    shapes = linear_shapes(spec, targets)
+    adapters = sum(adapter_parameters(rank, *shape) for shape in shapes.values())
+    return {
+        "lora": {
+            "rank": rank,
+            "layers": len(shapes),
+            "parameters": adapters,
+            "times_smaller": parameters / adapters,
+            "capacity_bits": BITS_PER_PARAMETER * adapters,
+        },
+        "lora_bytes": {
+            "adapter_in_float16": 2 * adapters,
+            "full_training": sum(full_training_bytes(parameters).values()),
+            "lora_training": sum(lora_training_bytes(parameters, adapters).values()),
+            "qlora_training": sum(lora_training_bytes(parameters, adapters, "nf4").values()),
+        },
+    }
+
+
+def device_groups(name: str, plan: Plan) -> Groups:
+    """What fits on a device, and the speed that it cannot exceed."""
+    device = device_of(name)
+    step = device.seconds(plan.batch * plan.decode_flops, plan.weights_read + plan.cache_read)
+    prompt = device.seconds(plan.batch * plan.flops(plan.context, plan.context), plan.weights_read)
+    held, fast = plan.weight_bytes() + plan.state_bytes, device.usable // 2  # numbers of 16 bits
+    traffic = {
+        f"traffic_bytes_head_dim_{head_dim}": {
+            "materialized_scores": 2 * standard_traffic(plan.context, head_dim),
+            "tiled": 2 * tiled_traffic(plan.context, head_dim, fast),
+        }
+        for _, _, head_dim in plan.attentions
+    }
+    return traffic | {
+        f"{name}_bytes": {"memory": device.memory, "free_beside_weights": device.memory - held},
+        f"on_{name}": {
+            "cached_tokens_that_fit": cached_tokens_that_fit(device.memory, held, plan.kv_bytes_per_token),
+            "seconds_to_first_token": prompt,
+            "decode_tokens_per_second": plan.batch / step,
+        },
+    }
+
+
+def speculation_groups(acceptance: float, cost: float) -> Groups:
+    """The best number of drafts and its gain."""
+    drafts = best_drafts(acceptance, cost)
+    return {
+        "speculation": {
+            "acceptance": acceptance,
+            "draft_step_cost": cost,
+            "best_drafts": drafts,
+            "tokens_per_pass": expected_tokens(acceptance, drafts),
+            "speedup": speedup(acceptance, drafts, cost),
+        }
+    }
+
+
 def rows(data: Groups) -> list[tuple[str, str, str]]:
-    """(group, quantity, amount)"""
+    """(group, quantity, formatted number)"""
     return [
-        (group.replace("_", " "), quantity.replace("_", " "), written(group, number, values))
+        (group.replace("_", " "), quantity.replace("_", " "), formatted(group, number, values))
         for group, values in data.items()
         if isinstance(values, dict)
         for quantity, number in values.items()
     ]
 
 
-def written(group: str, number: float | None, values: dict[str, Any]) -> str:
+def formatted(group: str, number: float | None, values: dict[str, Any]) -> str:
     if number is None:
         return "never"
     if group == "parameters":
-        return f"{amount(number)} ({number / values['total']:.1%})"
+        return f"{format_number(number)} ({number / values['total']:.1%})"
     if "bytes" in group:
-        return size(number)
+        return format_bytes(number)
     if "flops" in group:
-        return amount(number, "FLOP")
-    return f"{number:,}" if isinstance(number, int) else amount(number)
+        return format_number(number, "FLOP")
+    return f"{number:,}" if isinstance(number, int) else format_number(number)
+
+
+def format_number(number: float, unit: str = "", step: int = 1000) -> str:
+    """12_345_678, "B", 1024 -> '11.8 MiB'"""
+    scaled, prefixes = float(number), PREFIXES[step]
+    while scaled >= step and len(prefixes) > 1:
+        scaled, prefixes = scaled / step, prefixes[1:]
+    digits = f"{scaled:.3g}" if scaled < 999.5 else f"{scaled:.0f}"
+    return f"{digits} {prefixes[0]}{unit}".rstrip()
+
+
+def format_bytes(number: float) -> str:
+    """1_342_177_280 -> '1.34 GB (1.25 GiB)'"""
+    if number < 1000:
+        return format_number(number, "B")
+    return f"{format_number(number, 'B')} ({format_number(number, 'B', 1024)})"

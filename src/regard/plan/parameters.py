@@ -1,27 +1,55 @@
 """Parameters by part, counted on the modules themselves, built on the meta device: any size, no memory.
 
-Each tensor is counted once, where it is first used: a tied head has none of its own. Of experts a token uses a few;
-the rest are inactive for it, though they must be kept, and so are blocks that only training uses.
+Each tensor is counted once, at its first use: a tied head has none of its own. A token is routed to few of the experts;
+the parameters of the others are inactive for it, and so are those of the `ahead` blocks, which only training uses.
+
+    total = shared + X · expert          active = shared + k · expert
 """
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from torch import nn
 
-from regard.models.meta_device import meta_device
-from regard.models.stack import Stack
-from regard.plan.parts import Planned, all_bodies, bodies, halves
+from regard.models.base import Model
+from regard.models.decoder import Decoder
+from regard.models.encoder import Encoder
+from regard.models.meta_device import build_on_meta
+from regard.models.stack import Stack, unroll
+from regard.parts.body import Body
 
-# What a child is, its bodies aside.
-NAMES = {"input": "embedding", "widen": "embedding", "embedding_norm": "norm", "stack": "norm", "narrow": "head"}
+# The part under which a child of a decoder or encoder is counted, once its bodies have been.
+PART_OF_CHILD = {
+    "input": "embedding",
+    "widen": "embedding",
+    "embedding_norm": "norm",
+    "stack": "norm",
+    "narrow": "head",
+}
+
+
+def stacks(spec: Model) -> dict[str, Decoder | Encoder]:
+    """The decoders and encoders of a model by the name of their module; "" if the model is one itself."""
+    if isinstance(spec, Decoder | Encoder):
+        return {"": spec}
+    children = {field.name: getattr(spec, field.name) for field in fields(spec)}
+    return {name: child for name, child in children.items() if isinstance(child, Decoder | Encoder)}
+
+
+def bodies(stack: Decoder | Encoder) -> list[Body]:
+    return [sublayer.body for block in unroll(stack.layers) for sublayer in block.sublayers]
+
+
+def all_bodies(spec: Model) -> list[tuple[Body, int]]:
+    """Every body with the width of its stack."""
+    return [(body, stack.width) for stack in stacks(spec).values() for body in bodies(stack)]
 
 
 @dataclass(frozen=True)
 class Parameters:
     parts: dict[str, int]
-    inactive: int  # of these, what one token does not use
+    inactive: int  # those of `parts` that one token does not use
 
     @property
     def total(self) -> int:
@@ -32,9 +60,8 @@ class Parameters:
         return self.total - self.inactive
 
 
-def count_parameters(spec: Planned) -> Parameters:
-    with meta_device():
-        model = spec.build()
+def count_parameters(spec: Model) -> Parameters:
+    model = build_on_meta(spec)
     counts, counted = Counter(), set()
 
     def count(part: str, parameters: Iterable[nn.Parameter]) -> None:
@@ -43,19 +70,32 @@ def count_parameters(spec: Planned) -> Parameters:
                 counted.add(parameter)
                 counts[part.strip()] += parameter.numel()
 
-    modules = {name: model.get_submodule(name) for name in halves(spec)}
+    modules = {name: model.get_submodule(name) for name in stacks(spec)}
     uses = Counter(parameter for module in modules.values() for parameter in module.parameters())
-    count("embedding", [parameter for parameter, times in uses.items() if times > 1])  # one table for both halves
-    for name, half in halves(spec).items():
+    count("embedding", [parameter for parameter, times in uses.items() if times > 1])  # one table for both stacks
+    for name, spec_of_stack in stacks(spec).items():
         stack = modules[name].get_submodule("stack")
         assert isinstance(stack, Stack)
         sublayers = [sublayer for block in stack.blocks for sublayer in block.get_submodule("sublayers").children()]
-        for body, sublayer in zip(bodies(half), sublayers, strict=True):
+        for body, sublayer in zip(bodies(spec_of_stack), sublayers, strict=True):
             count(f"{name} {body.kind}", sublayer.get_submodule("body").parameters())
         for child, module in modules[name].named_children():
-            count(f"{name} {NAMES.get(child, child)}", module.parameters())
+            count(f"{name} {PART_OF_CHILD.get(child, child)}", module.parameters())
     for child, module in model.named_children():
         count(child, module.parameters())
     count("rest", model.parameters())
     inactive = sum(body.inactive_params(width) for body, width in all_bodies(spec)) + counts["ahead"]
     return Parameters({part: number for part, number in counts.items() if number}, inactive)
+
+
+def shared_and_expert_params(total: float, active: float, experts: int, top_k: int) -> tuple[float, float]:
+    """(shared, one expert) of a mixture of experts, from its total and active parameters."""
+    if not 0 < top_k < experts:
+        raise ValueError(f"top_k={top_k} must be from 1 to {experts - 1}, fewer than experts={experts}")
+    expert = (total - active) / (experts - top_k)
+    return total - experts * expert, expert
+
+
+def relative_to_dense(experts: int, top_k: int, expert_size: float = 1.0) -> tuple[float, float]:
+    """(parameters, FLOPs) of a mixture in units of one dense feed-forward layer, as is `expert_size`."""
+    return experts * expert_size, top_k * expert_size

@@ -1,12 +1,17 @@
-"""Published models as specs, so that they can be planned by name: shapes from their papers and configs, no weights.
+"""Published models as specs, to be planned by name: shapes from their papers and configs, without weights.
 
-`tokens` is what the paper says it was trained on, for tokens per weight.
+`scaled_llama(depth)` is a model of any size in the proportions of LLaMA (Touvron et al. 2023), of which 32 layers are
+the 7B:
+
+    width = 128 · depth          depth heads of 128          hidden = 8/3 width, rounded up to a multiple of 256
+    a block has about 4D² + 8D² = 12D² weights, a model 12 · depth · width²
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from regard.kernels.attention.patterns.window import Window
+from regard.models.base import Model
 from regard.models.decoder import Decoder
 from regard.models.heads import Dense, Pooled
 from regard.models.presets import bert, clip, transformer_2017, vit
@@ -15,18 +20,19 @@ from regard.parts.attention import Attention
 from regard.parts.block import Block, Sublayer
 from regard.parts.body import Body
 from regard.parts.experts import Experts
-from regard.parts.feedforward import FeedForward, SwiGLU
+from regard.parts.feedforward import FeedForward, SwiGLU, eight_thirds
 from regard.parts.norm import LayerNorm
 from regard.parts.position.learned import Learned
 from regard.parts.position.rope import Rope
-from regard.plan.parts import Planned
+
+HEAD_DIM = 128
 
 
 @dataclass(frozen=True)
 class Published:
     paper: str
-    spec: Callable[[], Planned]
-    tokens: float | None = None
+    spec: Callable[[], Model]
+    tokens: float | None = None  # of training, where the paper states them
 
 
 def llama(layers: int, width: int, mixer: Attention, body: Body, vocab: int, context: int) -> Decoder:
@@ -36,6 +42,23 @@ def llama(layers: int, width: int, mixer: Attention, body: Body, vocab: int, con
 
 def rotary(heads: int, kv_heads: int | None = None) -> Attention:
     return Attention(heads, kv_heads, position=Rope())
+
+
+def scaled_llama(depth: int, vocab: int = 32000, context: int = 2048) -> Decoder:
+    if depth < 1:
+        raise ValueError(f"depth={depth} must be at least 1")
+    width = HEAD_DIM * depth
+    return llama(depth, width, rotary(depth), SwiGLU(eight_thirds(width)), vocab, context)
+
+
+def depth_for(parameters: float) -> int:
+    """The depth at which the blocks of a scaled LLaMA have about this many weights."""
+    return max(1, round((parameters / block_weights(1)) ** (1 / 3)))
+
+
+def block_weights(depth: int) -> int:
+    """The weights of all blocks of a scaled LLaMA, approximately."""
+    return 12 * depth * (HEAD_DIM * depth) ** 2
 
 
 def gpt(layers: int, width: int, heads: int, context: int, vocab: int = 50257) -> Decoder:

@@ -1,15 +1,33 @@
-"""Memory of training, in bytes a weight, activations aside (they are counted in activations.py).
+"""Memory of training: bytes per parameter, adapters, and the activations that backward needs.
 
-full, float32          4 weights + 4 gradients + 8 moments of AdamW                    = 16
-full, mixed            2 weights + 2 gradients + 4 float32 copy + 8 moments            = 16    (2 to sample)
-LoRA                   the frozen base in its format, 16 for each weight of the adapters
-QLoRA                  the same with the base in 4 bits        Dettmers et al. 2023
+full, float32     4 weights + 4 gradients + 8 moments of AdamW                     = 16
+full, mixed       2 weights + 2 gradients + 4 float32 copy + 8 moments             = 16    (2 to sample)
+LoRA              the frozen base in its format, and 16 per parameter of the adapters; r·(in + out) for a linear layer
+QLoRA             the same with the base in 4 bits        Dettmers et al. 2023
+
+An adapter can store about 2 bits per parameter (Allen-Zhu & Li 2024), and reinforcement learning provides about one bit
+per episode, so a small adapter suffices for it (Schulman et al. 2025, "LoRA without regret").
 """
 
-from regard.plan.formats import format_of
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+
+from regard.kernels.attention.score_options import ScoreOptions
+from regard.layout import TokenLayout
+from regard.models.base import Model
+from regard.models.decoder import Decoder, DecoderModule
+from regard.models.meta_device import build_on_meta, meta_device
+from regard.plan.memory import format_of
+from regard.spec import nearest
+
+ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
+FEEDFORWARD = ("gate_proj", "up_proj", "down_proj")
+BITS_PER_PARAMETER = 2
 
 
-def full_bytes(parameters: int, mixed: bool = False) -> dict[str, int]:
+def full_training_bytes(parameters: int, mixed: bool = False) -> dict[str, int]:
     if mixed:
         copies = {"weights": 2, "gradients": 2, "float32 copy": 4, "moments": 8}
     else:
@@ -17,8 +35,80 @@ def full_bytes(parameters: int, mixed: bool = False) -> dict[str, int]:
     return {name: size * parameters for name, size in copies.items()}
 
 
-def lora_bytes(parameters: int, adapters: int, base: str = "bfloat16") -> dict[str, int]:
-    """`base="nf4"` is QLoRA."""
+def lora_training_bytes(parameters: int, adapters: int, base: str = "bfloat16") -> dict[str, int]:
+    """`base` is the format of the frozen weights: "nf4" for QLoRA."""
     return {"frozen base": format_of(base).bytes(parameters)} | {
-        f"adapters' {name}": size for name, size in full_bytes(adapters).items()
+        f"adapters' {name}": size for name, size in full_training_bytes(adapters).items()
     }
+
+
+def lora_parameters(spec: Model, rank: int, targets: Iterable[str] = ("q_proj", "v_proj")) -> int:
+    return sum(adapter_parameters(rank, *shape) for shape in linear_shapes(spec, targets).values())
+
+
+def adapter_parameters(rank: int, inputs: int, outputs: int) -> int:
+    return rank * (inputs + outputs)
+
+
+def linear_shapes(spec: Model, targets: Iterable[str]) -> dict[str, tuple[int, int]]:
+    """(in, out) of every linear layer whose name ends in a target."""
+    targets = set(targets)
+    linears = {name: m for name, m in build_on_meta(spec).named_modules() if isinstance(m, nn.Linear)}
+    ends = {name.rpartition(".")[2] for name in linears}
+    if missing := sorted(targets - ends):
+        raise ValueError(f"no linear layer is named {missing[0]!r}; {nearest(missing[0], ends)}")
+    chosen = {name: m for name, m in linears.items() if name.rpartition(".")[2] in targets}
+    return {name: (m.in_features, m.out_features) for name, m in chosen.items()}
+
+
+def episode_bits(problems: int, samples: int, bits: float = 1.0) -> float:
+    """The most bits that reinforcement learning provides: `bits` of reward per sample of each problem."""
+    return problems * samples * bits
+
+
+def activation_bytes(spec: Model, batch: int, tokens: int) -> int:
+    """Bytes that a forward and its loss keep for backward, in float32 and without recomputation.
+
+    The modules run on the meta device and their saved tensors are counted. Attention is taken to be tiled: it keeps
+    its inputs, its output and one number per row, never the scores. The loss keeps the gradient of the hidden states;
+    its logits are computed in chunks.
+    """
+    if not isinstance(spec, Decoder):
+        raise ValueError(f"activations are counted for decoders, not for kind {spec.kind!r}; plan without them")
+    model = build_on_meta(spec)
+    for module in model.modules():
+        if "attend" in vars(module):
+            vars(module)["attend"] = tiled_attention
+    with meta_device():
+        return saved_bytes(model, torch.zeros(batch, tokens, dtype=torch.long))
+
+
+def saved_bytes(model: DecoderModule, ids: Tensor) -> int:
+    """Bytes that autograd saves in next-token training on these ids, without the weights; each storage once."""
+    storages: dict[int, torch.UntypedStorage] = {}
+
+    def save(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        storages[storage._cdata] = storage
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor):
+        hidden = model.hidden(ids)  # (B, L, D)
+    weights = {parameter.untyped_storage()._cdata for parameter in model.parameters()}
+    return hidden.nbytes + sum(storage.nbytes() for key, storage in storages.items() if key not in weights)
+
+
+class TiledAttention(torch.autograd.Function):
+    """Saves the tensors that a tiled kernel saves, and computes nothing."""
+
+    @staticmethod
+    def forward(ctx, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        batch, heads, length, _ = q.shape
+        out = torch.empty(batch, length, heads, v.shape[-1], dtype=q.dtype).transpose(1, 2)  # (B, H, L, Ev)
+        rows = torch.empty(batch, heads, length, dtype=torch.float32)
+        ctx.save_for_backward(q, k, v, out, rows)
+        return out
+
+
+def tiled_attention(q: Tensor, k: Tensor, v: Tensor, layout: TokenLayout, scores: ScoreOptions) -> Tensor:
+    return TiledAttention.apply(q, k, v)

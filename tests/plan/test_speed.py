@@ -1,10 +1,11 @@
-"""Speculation's arithmetic against a simulation of it."""
+"""Devices, and the expected gain of speculative decoding against a simulation."""
 
 import random
 
 import pytest
 
-from regard.plan.speculation import best_drafts, expected_tokens, speculation_plan, speedup
+from regard.plan.groups import speculation_groups
+from regard.plan.speed import DEVICES, best_drafts, device_of, expected_tokens, speedup
 
 
 @pytest.mark.ledger("spec.expected", "calc.spec")
@@ -17,7 +18,7 @@ def test_expected_tokens_of_five_drafts(acceptance, tokens):
 
 @pytest.mark.ledger("spec.expected", "calc.spec")
 @pytest.mark.parametrize("acceptance", [0.3, 0.8])
-def test_a_simulation_accepts_as_many(acceptance):
+def test_expected_tokens_equal_a_simulation(acceptance):
     draw = random.Random(0)
 
     def one_pass(drafts: int) -> int:
@@ -32,20 +33,28 @@ def test_a_simulation_accepts_as_many(acceptance):
 
 
 @pytest.mark.ledger("calc.spec")
-def test_drafting_costs_something():
-    assert speedup(1.0, 5, 0.1) == pytest.approx(4.0)  # not 5: drafts take time, and a token more comes out
+def test_speedup_accounts_for_the_cost_of_drafts():
+    assert speedup(1.0, 5, 0.1) == pytest.approx(4.0)  # 6 tokens in the time of 1.5 passes
     assert speedup(0.8, 0, 0.1) == 1.0
-    assert best_drafts(0.8, 0.0, most=64) == 64  # free drafts: as many as allowed
-    assert best_drafts(0.2, 0.5) == 0  # dear and wrong: none
+    assert best_drafts(0.8, 0.0, most=64) == 64  # free drafts
+    assert best_drafts(0.2, 0.5) == 0  # drafts that are expensive and rarely accepted
     best = best_drafts(0.8, 0.05)
     assert speedup(0.8, best, 0.05) == max(speedup(0.8, drafts, 0.05) for drafts in range(30))
-    assert speculation_plan(0.8, 0.05)["speculation"]["best_drafts"] == best
+    assert speculation_groups(0.8, 0.05)["speculation"]["best_drafts"] == best
 
 
 @pytest.mark.parametrize(
     "arguments, message",
     [((1.2, 3, 0), "acceptance=1.2"), ((0.5, -1, 0), "drafts=-1"), ((0.5, 1, -1), "cost=-1")],
 )
-def test_what_cannot_be(arguments, message):
+def test_wrong_arguments_are_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
         speedup(*arguments)
+
+
+@pytest.mark.ledger("flash.sram")
+def test_fast_memory_of_a_multiprocessor():
+    assert DEVICES["a100"].fast == 192 * 1024
+    assert (DEVICES["h100"].fast, DEVICES["h100"].usable) == (256 * 1024, 227 * 1024)
+    with pytest.raises(ValueError, match="did you mean 'h100'"):
+        device_of("h10")

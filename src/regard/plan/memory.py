@@ -1,0 +1,85 @@
+"""Bytes: of numbers in each format, of a cache beside the weights, and moved by attention through slow memory.
+
+    a number     bits + scale bits / group: a group of numbers shares one scale
+    scores       n² per head if they are materialized
+    traffic      standard: read Q, K, write S, read S, write P, read P, V, write O         4·n·E + 4·n²  numbers
+                 tiled: read Q and write O once, read K, V per block of B queries          2·n·E + 2·n·E·⌈n / B⌉
+
+INT4 in groups of 128 with FP16 scales takes 4.125 bits per weight (GPTQ, Frantar et al. 2022), NF4 in blocks of 64 with
+FP32 scales 4.5 (QLoRA, Dettmers et al. 2023, before its scales are quantized). Four tiles of B rows (Q, K, V, O) share
+a fast memory of M numbers, B = M / 4E, so tiling saves a factor of M / 2E², and nothing once E² > M / 2. It changes the
+bytes, not the FLOPs (Dao et al. 2022, in the loop order of FlashAttention-2, Dao 2023).
+"""
+
+from dataclasses import dataclass
+
+from regard.spec import nearest
+
+
+@dataclass(frozen=True)
+class Format:
+    bits: int
+    group: int | None = None  # numbers that share a scale; None: no scales, or too few to count
+    scale_bits: int = 16
+
+    def bytes(self, numbers: int) -> int:
+        scales = 0 if self.group is None else -(-numbers // self.group) * self.scale_bits
+        return -(-(numbers * self.bits + scales) // 8)
+
+
+FORMATS = {
+    "float64": Format(64),
+    "float32": Format(32),
+    "float16": Format(16),
+    "bfloat16": Format(16),
+    "float8": Format(8),
+    "int8": Format(8),
+    "int4": Format(4),
+    "int4/128": Format(4, 128),
+    "nf4": Format(4, 64, 32),
+}
+
+
+def format_of(name: str) -> Format:
+    if name not in FORMATS:
+        raise ValueError(f"there is no format {name!r}; {nearest(name, FORMATS)}")
+    return FORMATS[name]
+
+
+def cached_tokens_that_fit(memory: int, weights: int, bytes_per_token: int) -> int | None:
+    """Tokens whose cache fits into `memory` bytes beside the weights; None: a token needs no cache."""
+    return max(0, memory - weights) // bytes_per_token if bytes_per_token else None
+
+
+def tokens_to_match_weights(weights: int, bytes_per_token: int) -> int | None:
+    """The most tokens whose cache is no larger than the weights; None: a token needs no cache."""
+    return weights // bytes_per_token if bytes_per_token else None
+
+
+def sequences_to_exceed_weights(weights: int, bytes_per_token: int, context: int) -> int | None:
+    """The fewest sequences of `context` tokens whose cache is larger than the weights."""
+    return weights // (bytes_per_token * context) + 1 if bytes_per_token else None
+
+
+def score_bytes(length: int, heads: int = 1, itemsize: int = 2) -> int:
+    """Bytes of one layer's scores if they are materialized."""
+    return heads * length * length * itemsize
+
+
+def tile_rows(fast: int, head_dim: int) -> int:
+    """Rows of a tile when four of them fill a fast memory of `fast` numbers."""
+    rows = fast // (4 * head_dim)
+    if rows < 1:
+        raise ValueError(f"fast={fast} numbers hold no tile of head_dim={head_dim}; give at least {4 * head_dim}")
+    return rows
+
+
+def standard_traffic(length: int, head_dim: int) -> int:
+    """Numbers moved by one head that materializes its scores."""
+    return 4 * length * head_dim + 4 * length * length
+
+
+def tiled_traffic(length: int, head_dim: int, fast: int) -> int:
+    """Numbers moved by one head whose tiles stay in a fast memory of `fast` numbers."""
+    blocks = -(-length // tile_rows(fast, head_dim))
+    return 2 * length * head_dim * (1 + blocks)

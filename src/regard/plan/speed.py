@@ -1,0 +1,66 @@
+"""Speed of decoding: the limits of a device, and the gain of speculative decoding.
+
+    a step               max(FLOPs / FLOP/s, bytes read / bandwidth)
+    tokens per pass      E = Σ_{i=0..k} αⁱ = (1 - α^{k+1}) / (1 - α)      α: probability that a draft is accepted
+    speed-up             E / (1 + k·c)                                    c: cost of a draft step, in target passes
+
+Speculation (Leviathan et al. 2023) verifies k drafted tokens in one pass of the target, which adds one of its own. The
+speed-up assumes that a pass over k + 1 tokens costs as much as over one, which holds while decoding is memory-bound.
+Devices: NVIDIA's architecture whitepapers (A100 2020, H100 2022, Ada 2023, Blackwell RTX 2025), data sheets, and the
+CUDA C++ Programming Guide's table of compute capabilities. FLOP/s are of dense bfloat16 matrix products.
+"""
+
+from dataclasses import dataclass
+
+from regard.spec import nearest
+
+KIB, GB = 2**10, 10**9
+
+
+@dataclass(frozen=True)
+class Device:
+    memory: int  # bytes
+    bandwidth: int  # bytes per second
+    flops: int  # per second
+    fast: int  # bytes of L1 and shared memory per multiprocessor
+    usable: int  # bytes of these that a block of threads can use
+
+    def seconds(self, flops: float, bytes_read: float) -> float:
+        """The least time that this work takes: that of computing or of reading, whichever is longer."""
+        return max(flops / self.flops, bytes_read / self.bandwidth)
+
+
+DEVICES = {
+    "a100": Device(80 * GB, 2039 * GB, 312_000 * GB, 192 * KIB, 163 * KIB),
+    "h100": Device(80 * GB, 3350 * GB, 989_000 * GB, 256 * KIB, 227 * KIB),
+    "h200": Device(141 * GB, 4800 * GB, 989_000 * GB, 256 * KIB, 227 * KIB),
+    "rtx4090": Device(24 * GB, 1008 * GB, 165_000 * GB, 128 * KIB, 99 * KIB),
+    "rtx5090": Device(32 * GB, 1792 * GB, 209_000 * GB, 128 * KIB, 99 * KIB),
+    "rtx6000ada": Device(48 * GB, 960 * GB, 364_000 * GB, 128 * KIB, 99 * KIB),
+}
+
+
+def device_of(name: str) -> Device:
+    if name not in DEVICES:
+        raise ValueError(f"there is no device {name!r}; {nearest(name, DEVICES)}")
+    return DEVICES[name]
+
+
+def expected_tokens(acceptance: float, drafts: int) -> float:
+    """Tokens per pass of the target."""
+    if not 0 <= acceptance <= 1:
+        raise ValueError(f"acceptance={acceptance} is a probability; give a number from 0 to 1")
+    if drafts < 0:
+        raise ValueError(f"drafts={drafts} must not be negative")
+    return sum(acceptance**i for i in range(drafts + 1))
+
+
+def speedup(acceptance: float, drafts: int, cost: float) -> float:
+    if cost < 0:
+        raise ValueError(f"cost={cost} of a draft step, in passes of the target, must not be negative")
+    return expected_tokens(acceptance, drafts) / (1 + drafts * cost)
+
+
+def best_drafts(acceptance: float, cost: float, most: int = 64) -> int:
+    """The number of tokens to draft at a time, at most `most`; 0 if speculation does not pay."""
+    return max(range(most + 1), key=lambda drafts: speedup(acceptance, drafts, cost))

@@ -1,0 +1,184 @@
+"""Pairs and FLOPs as functions of length: closed forms against plain counts, their growth, and the reach of windows."""
+
+import math
+from itertools import pairwise
+
+import pytest
+import torch
+
+from regard.kernels.attention.mask import Causal, Full
+from regard.kernels.attention.patterns.longformer import Longformer
+from regard.kernels.attention.patterns.sinks import SinksAndWindow
+from regard.kernels.attention.patterns.sparse_transformer import StridedPattern
+from regard.kernels.attention.patterns.window import Dilated, Window
+from regard.layout import TokenLayout
+from regard.models.decoder import Decoder
+from regard.models.stack import Repeat
+from regard.parts.attention import Attention
+from regard.parts.block import Block, Sublayer
+from regard.parts.feedforward import SwiGLU
+from regard.parts.linear_attention import LinearAttention
+from regard.plan import groups, plan
+from regard.plan.flops import (
+    cached_pairs,
+    causal_pairs,
+    decode_pairs,
+    full_pairs,
+    linear_crossover,
+    mask_pairs,
+    pair_flops,
+    uncached_pairs,
+    uncached_projections,
+    window_pairs,
+    window_reach,
+)
+from regard.plan.memory import standard_traffic, tiled_traffic
+
+LENGTHS = (1024, 2048, 4096)
+
+
+def slope(cost, lengths=LENGTHS) -> float:
+    """The exponent of a cost, from its last doubling."""
+    shorter, longer = lengths[-2:]
+    return math.log(cost(longer) / cost(shorter)) / math.log(longer / shorter)
+
+
+def decoder(mixer, context: int = 4096) -> Decoder:
+    return Decoder(32, 64, (Repeat((Block((Sublayer(mixer),)),), 2),), context=context)
+
+
+@pytest.mark.ledger("calc.window")
+@pytest.mark.parametrize("length", [1, 2, 7, 16])
+@pytest.mark.parametrize("window", [1, 2, 7, 40])
+def test_pairs_equal_a_plain_count(length, window):
+    pairs = [(i, j) for i in range(length) for j in range(length)]
+    assert full_pairs(length) == len(pairs)
+    assert causal_pairs(length) == sum(j <= i for i, j in pairs)
+    assert window_pairs(length, window) == sum(0 <= i - j < window for i, j in pairs)
+
+
+@pytest.mark.ledger("sp.window.cost", "calc.window")
+def test_pairs_of_a_window_of_4096_in_100_000_tokens():
+    length, window = 100_000, 4096
+    assert full_pairs(length) == 10**10 and length * window == 409_600_000
+    assert round(full_pairs(length) / (length * window), 1) == 24.4
+    assert round(causal_pairs(length) / window_pairs(length, window), 1) == 12.5  # relative to causal attention
+
+
+@pytest.mark.ledger("calc.window")
+def test_reach_of_stacked_windows_counts_the_token_itself():
+    assert window_reach(32, 4096) == 131_041
+    assert window_reach(1, 4096) == 4096 and window_reach(4, 1) == 1
+    reached = {0}  # counted layer by layer
+    for _ in range(4):
+        reached = {i + j for i in reached for j in range(3)}
+    assert len(reached) == window_reach(4, 3) == 9
+
+
+@pytest.mark.ledger("sp.sizes")
+def test_pairs_and_flops_of_a_million_tokens():
+    assert full_pairs(10**6) == 10**12
+    assert pair_flops(full_pairs(10**6), 128) == 512 * 10**12
+    assert pair_flops(causal_pairs(10**6), 128) == pytest.approx(256e12, rel=1e-5)
+    assert pair_flops(10, head_dim=3, value_dim=5) == 10 * 2 * (3 + 5)
+
+
+@pytest.mark.ledger("lin.cost")
+@pytest.mark.parametrize("features", [64, 128])
+def test_linear_attention_is_cheaper_when_longer_than_its_features(features):
+    assert linear_crossover(features, head_dim=128) == features
+    length = features + 1
+    assert pair_flops(length, 128) > 4 * features * 128 >= pair_flops(features, 128)
+
+
+@pytest.mark.ledger("kv.total")
+@pytest.mark.parametrize("length", [1, 2, 10, 1000])
+def test_pairs_of_generation_equal_the_sum_over_steps(length):
+    steps = range(1, length + 1)
+    assert cached_pairs(length) == sum(steps)
+    assert uncached_pairs(length) == sum(step * step for step in steps)
+    assert uncached_projections(length) == sum(steps)
+
+
+@pytest.mark.ledger("kv.total", "inf.total")
+def test_pairs_of_long_generations():
+    assert (uncached_pairs(1000), cached_pairs(1000)) == (333_833_500, 500_500)
+    assert decode_pairs(1000, 10_000) == 60_005_000 == sum(1000 + t for t in range(1, 10_001))
+    assert cached_pairs(11_000) - cached_pairs(1000) == decode_pairs(1000, 10_000)
+
+
+@pytest.mark.ledger("eff.table")
+def test_costs_of_attention_grow_with_the_stated_exponents():
+    head_dim, window = 64, 128
+    assert slope(lambda n: mask_pairs(Full(), n)) == 2
+    assert slope(lambda n: mask_pairs(Causal(), n)) == pytest.approx(2, abs=0.01)
+    assert slope(lambda n: mask_pairs(Window(window), n)) == pytest.approx(1, abs=0.05)
+    assert slope(lambda n: mask_pairs(StridedPattern(math.isqrt(n)), n), (1024, 4096)) == pytest.approx(1.5, abs=0.05)
+    linear = LinearAttention(heads=8)
+    assert slope(lambda n: linear.flops(512, n, n)) == pytest.approx(1, abs=0.01)
+    assert slope(lambda n: standard_traffic(n, head_dim)) == pytest.approx(2, abs=0.1)
+    assert slope(lambda n: tiled_traffic(n, head_dim, 2**16)) == pytest.approx(2, abs=0.1)
+    per_device = [pair_flops(4096**2, head_dim) / devices for devices in (1, 2, 4)]  # ring attention divides the work
+    assert all(more == 2 * fewer for more, fewer in pairwise(per_device))
+
+
+@pytest.mark.parametrize(
+    "mask",
+    [Window(3), Window(3, causal=False), Dilated(3, 2), Dilated(3, 2, causal=False), SinksAndWindow(2, 3),
+     Longformer(3, 2, causal=True), Causal(), Full(), Longformer(3, 2)],
+)  # fmt: skip
+def test_max_keys_is_the_most_keys_that_any_query_attends_to(mask):
+    positions = torch.arange(50)
+    allowed = mask.allows(positions.unsqueeze(-1), positions)
+    most = 50 if allowed is None else int(allowed.sum(-1).max())
+    assert most == (50 if mask.max_keys is None else mask.max_keys)
+
+
+@pytest.mark.ledger("calc.window", "sp.window.cost")
+def test_a_window_bounds_pairs_flops_and_cache():
+    context, size = 4096, 256
+    windowed, full = plan(decoder(Attention(2, mask=Window(size)))), plan(decoder(Attention(2)))
+    numbers = groups(windowed)["window_of_256"]
+    assert numbers["pairs"] == window_pairs(context, size) == mask_pairs(Window(size), context)
+    assert numbers["reach"] == 2 * (size - 1) + 1
+    assert numbers["times_fewer_than_causal"] == causal_pairs(context) / window_pairs(context, size)
+    assert full.decode_flops - windowed.decode_flops == 2 * 4 * 64 * (context - size)
+    assert windowed.kv_bytes() * context == full.kv_bytes() * size
+    assert full.kv_bytes() == full.kv_bytes(ring=False) == windowed.kv_bytes(ring=False)
+    sinks = plan(decoder(Attention(2, mask=SinksAndWindow(4, size))))
+    assert sinks.kv_bytes() * size == windowed.kv_bytes() * (size + 4)
+
+
+@pytest.mark.ledger("calc.crossover", "lin.cost")
+def test_linear_attention_decodes_cheaper_when_longer_than_its_head_dim():
+    width, heads = 512, 4  # the state has one column more, for the sum, and a token one pair with itself
+
+    def costs(length: int) -> tuple[int, int]:
+        return tuple(mixer(heads).flops(width, 1, length) for mixer in (Attention, LinearAttention))
+
+    full, linear = costs(128)
+    assert full < linear
+    full, linear = costs(128 + 3)
+    assert full > linear
+
+
+@pytest.mark.ledger("sp.window.depth")
+@pytest.mark.parametrize("layers, size", [(1, 3), (2, 3), (4, 3), (3, 5)])
+def test_gradients_reach_exactly_as_far_as_stacked_windows(layers, size):
+    length = 24
+    block = Block((Sublayer(Attention(2, mask=Window(size))),))
+    model = Decoder(8, 16, (Repeat((block,), layers),), context=length).build(seed=0).double()
+    x = torch.randn(1, length, 16, dtype=torch.float64, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    model.stack(x, TokenLayout.whole(1, length))[0][0, -1].sum().backward()
+    reached = x.grad[0].abs().sum(-1) > 0
+    assert reached.nonzero().flatten().tolist() == list(range(length - window_reach(layers, size), length))
+
+
+@pytest.mark.ledger("sp.window.depth")
+def test_reach_of_32_windowed_layers():
+    assert window_reach(32, 4096) == 131_041 < 32 * 4096
+    assert window_reach(32, 4097) == 32 * 4096 + 1  # a window of 4096 tokens beside the token itself
+
+
+def test_bodies_without_a_mask_have_no_window():
+    assert "window" not in " ".join(groups(plan(decoder(SwiGLU(40)))))

@@ -1,0 +1,52 @@
+"""Groups of numbers: plain data, formatted rows, and totals that agree with each other."""
+
+import dataclasses
+import json
+import re
+
+import pytest
+
+from regard.plan import Plan, groups, plan, rows
+from regard.plan.groups import format_bytes, format_number
+from tests.plan.test_cost import SPECS
+
+
+@pytest.fixture(params=SPECS)
+def spec(request):
+    return SPECS[request.param]
+
+
+def test_groups_are_plain_data():
+    planned = plan(SPECS["hybrid"])
+    data = json.loads(json.dumps(groups(planned)))
+    assert data["parameters"]["total"] == planned.parameters
+    assert ("parameters", "swiglu", "23 k (49.1%)") in rows(data)
+    assert isinstance(planned, Plan) and dataclasses.replace(planned, batch=2).kv_bytes() == 2 * planned.kv_bytes()
+
+
+@pytest.mark.ledger("calc.units")
+def test_every_number_of_bytes_is_shown_in_both_units(spec):
+    sizes = [text for group, _, text in rows(groups(plan(spec))) if "bytes" in group]
+    assert len(sizes) > 15
+    assert all(re.fullmatch(r"[\d.]+ B|[\d.]+ [kMGT]B \([\d.]+ ([KMGT]i)?B\)", text) for text in sizes), sizes
+
+
+@pytest.mark.ledger("calc.units")
+@pytest.mark.parametrize(
+    "number, text",
+    [(1_342_177_280, "1.34 GB (1.25 GiB)"), (32_768_000_000, "32.8 GB (30.5 GiB)"), (2**35, "34.4 GB (32 GiB)"),
+     (2_684_354_560, "2.68 GB (2.5 GiB)"), (6_815_744 * 2, "13.6 MB (13 MiB)"), (8_388_608 * 4, "33.6 MB (32 MiB)"),
+     (999, "999 B"), (1000, "1 kB (1000 B)")],
+)  # fmt: skip
+def test_bytes_are_formatted_in_gb_and_gib(number, text):
+    assert format_bytes(number) == text
+
+
+@pytest.mark.parametrize(
+    "number, unit, step, text",
+    [(0, "B", 1024, "0 B"), (999, "", 1000, "999"), (1536, "B", 1024, "1.5 KiB"), (12_345_678, "B", 1024, "11.8 MiB"),
+     (1023 * 1024, "B", 1024, "1023 KiB"), (999_700, "", 1000, "1000 k"), (70_553_706_496, "", 1000, "70.6 G"),
+     (10**19, "FLOP", 1000, "10 EFLOP")],
+)  # fmt: skip
+def test_numbers_are_formatted_with_prefixes(number, unit, step, text):
+    assert format_number(number, unit, step) == text
