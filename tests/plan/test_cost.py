@@ -14,11 +14,13 @@ from regard.engine.stores.fixed_size import RowState
 from regard.engine.stores.paged import Paged
 from regard.layout import TokenLayout
 from regard.models.decoder import Decoder
+from regard.models.encoder import Encoder
 from regard.models.outputs import materialize
 from regard.models.stack import Repeat
 from regard.parts.attention import Attention, use_backend
 from regard.parts.block import Block, Sublayer
 from regard.parts.feedforward import FeedForward, SwiGLU
+from regard.parts.input import Tokens
 from regard.parts.linear_attention import LinearAttention
 from regard.parts.position.learned import Learned
 from regard.parts.position.rope import Rope
@@ -208,3 +210,5 @@ def test_a_spec_without_a_context_needs_one():
     with pytest.raises(ValueError, match="names no context"):
         plan(endless)
     assert plan(endless, context=8).context == 8
+    encoder = Encoder(Tokens(51), 32, endless.layers, context=77)
+    assert plan(encoder).context == 77

@@ -6,8 +6,10 @@ import re
 
 import pytest
 
+from regard.parts.feedforward import SwiGLU
 from regard.plan import Plan, groups, plan, rows
-from regard.plan.groups import format_bytes, format_number
+from regard.plan.groups import format_bytes, format_number, training_run_groups
+from regard.plan.published import llama, rotary
 from tests.plan.test_cost import SPECS
 
 
@@ -36,7 +38,7 @@ def test_every_number_of_bytes_is_shown_in_both_units(spec):
     "number, text",
     [(1_342_177_280, "1.34 GB (1.25 GiB)"), (32_768_000_000, "32.8 GB (30.5 GiB)"), (2**35, "34.4 GB (32 GiB)"),
      (2_684_354_560, "2.68 GB (2.5 GiB)"), (6_815_744 * 2, "13.6 MB (13 MiB)"), (8_388_608 * 4, "33.6 MB (32 MiB)"),
-     (999, "999 B"), (1000, "1 kB (1000 B)")],
+     (999, "999 B"), (1000, "1 kB (1000 B)"), (-13_400_000_000, "-13.4 GB (-12.5 GiB)")],
 )  # fmt: skip
 def test_bytes_are_formatted_in_gb_and_gib(number, text):
     assert format_bytes(number) == text
@@ -50,3 +52,16 @@ def test_bytes_are_formatted_in_gb_and_gib(number, text):
 )  # fmt: skip
 def test_numbers_are_formatted_with_prefixes(number, unit, step, text):
     assert format_number(number, unit, step) == text
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_training_run_agrees_with_flops_per_token_and_differs_from_6nd_by_named_terms(tied):
+    """6N misses the products of queries with keys and values; it includes weights that no product uses."""
+    spec = dataclasses.replace(llama(3, 64, rotary(4, 2), SwiGLU(96), vocab=100, context=32), tied=tied)
+    planned, tokens = plan(spec), 10**6
+    per_token, run = groups(planned)["flops_per_token"], training_run_groups(planned, tokens)["training_run_flops"]
+    assert run["total"] == tokens * per_token["training"] and run["6ND"] == tokens * per_token["6N"]
+    pairs = 3 * 4 * 32 * 4 * 16  # layers, scores and values, keys, heads, head_dim
+    parts = planned.count.parts
+    unused = parts["norm"] + (0 if tied else parts["embedding"])  # a tied embedding is the matrix of the head
+    assert per_token["training"] - per_token["6N"] == 3 * pairs - 6 * unused

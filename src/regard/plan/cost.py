@@ -1,11 +1,15 @@
 """What a spec costs, in numbers, without a single weight.
 
-FLOPs        2 per multiply-add of a matrix product; training is 3 forwards (backward has two products for each)
-cache        Σ over layers of heads · dim, of keys and of values, per token (of a windowed layer, for the tokens in
-             its window); recurrent states once per sequence
-a step       reads every weight that its tokens use and the whole cache, and generates one token per sequence
-intensity    FLOPs per byte read: about 1 for one sequence in 16 bits, so decoding is memory-bound; a batch shares
-             the weights
+    FLOPs        2 per multiply-add of a matrix product; training is 3 forwards (backward has two products for each)
+    cache        Σ over layers of heads · dim, of keys and of values, per token (of a windowed layer, for the tokens in
+                 its window); recurrent states once per sequence
+    a step       reads every weight that its tokens use and the whole cache, and generates one token per sequence
+    intensity    FLOPs per byte read: about 1 for one sequence in 16 bits, so decoding is memory-bound; a batch shares
+                 the weights
+
+`training_flops` counts the products of the modules. The usual estimate 6N, for N active parameters, counts each of them
+as if it were multiplied once per token: it includes embeddings that are only looked up, norms and biases, and leaves
+out the products of queries with keys and values, those of `ahead` blocks, and further uses of shared weights.
 """
 
 from collections import Counter
@@ -143,7 +147,7 @@ def max_tokens(state: PerToken | PerSource) -> int | None:
 def own_context(spec: Model) -> int | None:
     """The length of the model's sequences: its context, the tokens of its input, or the reach of its positions."""
     for stack in reversed(stacks(spec).values()):
-        found = stack.input.length or stack.position.reach if isinstance(stack, Encoder) else stack.context
+        found = stack.context or (stack.input.length or stack.position.reach if isinstance(stack, Encoder) else None)
         if found is not None:
             return found
     return None

@@ -57,6 +57,7 @@ def groups(plan: Plan) -> Groups:
         "flops_per_token": {
             "forward": plan.forward_flops,
             "training": plan.training_flops,
+            "6N": flops_6nd(plan.count.active, 1),
         },
         "crossovers": {"attention_equals_rest": crossing, "if_causal": crossing and 2 * crossing},
         **(decoding_groups(plan) if plan.decoder else {}),
@@ -123,7 +124,7 @@ def training_run_groups(plan: Plan, tokens: float) -> Groups:
     compute = flops_6nd(plan.count.active, tokens)
     best_parameters, best_tokens = BESIROGLU.optimum(compute)
     return {
-        "training_run_flops": {"total": compute},
+        "training_run_flops": {"total": plan.training_flops * tokens, "6ND": compute},
         "training_run": {
             "tokens": tokens,
             "tokens_per_parameter": tokens / plan.count.active,
@@ -216,14 +217,14 @@ def formatted(group: str, number: float | None, values: dict[str, Any]) -> str:
 def format_number(number: float, unit: str = "", step: int = 1000) -> str:
     """12_345_678, "B", 1024 -> '11.8 MiB'"""
     scaled, prefixes = float(number), PREFIXES[step]
-    while scaled >= step and len(prefixes) > 1:
+    while abs(scaled) >= step and len(prefixes) > 1:
         scaled, prefixes = scaled / step, prefixes[1:]
-    digits = f"{scaled:.3g}" if scaled < 999.5 else f"{scaled:.0f}"
+    digits = f"{scaled:.3g}" if abs(scaled) < 999.5 else f"{scaled:.0f}"
     return f"{digits} {prefixes[0]}{unit}".rstrip()
 
 
 def format_bytes(number: float) -> str:
     """1_342_177_280 -> '1.34 GB (1.25 GiB)'"""
-    if number < 1000:
+    if abs(number) < 1000:
         return format_number(number, "B")
     return f"{format_number(number, 'B')} ({format_number(number, 'B', 1024)})"
