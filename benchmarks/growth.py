@@ -116,13 +116,19 @@ def decoding(name: str, rounds: int) -> dict[str, float]:
 
     def steps(store: Contiguous, behind: int) -> None:
         for t in range(behind, behind + STEPS):
-            stack(torch.randn(1, 1, WIDTH), TokenLayout(torch.tensor([[t]])), store.states)
+            stack(
+                torch.randn(1, 1, WIDTH), now := TokenLayout(torch.tensor([[t]])), store.begin_forward(now, check=False)
+            )
 
     runs = layers(MIXERS[name])
     stack, works = Stack(runs, WIDTH).eval(), {}
     for behind in (EARLY, LATE):
         store = Contiguous(memories(runs, WIDTH), 1, LATE + STEPS, torch.float32)
-        stack(torch.randn(1, behind, WIDTH), TokenLayout(torch.arange(behind).unsqueeze(0)), store.states)
+        stack(
+            torch.randn(1, behind, WIDTH),
+            now := TokenLayout(torch.arange(behind).unsqueeze(0)),
+            store.begin_forward(now, check=False),
+        )
         works[f"behind {behind}"] = partial(steps, store, behind)
     return {behind: round(1000 / rate, 3) for behind, rate in interleave(works, rounds, STEPS).items()}
 

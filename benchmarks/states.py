@@ -51,7 +51,7 @@ def stepper(model: DecoderModule, store: Contiguous | Paged, way: str) -> Step:
     """A greedy step that puts the next id and position in place."""
 
     def step(ids: Tensor, positions: Tensor) -> Tensor:
-        logits = model(ids, TokenLayout(positions), store.states)[:, -1]
+        logits = model(ids, now := TokenLayout(positions), store.begin_forward(now, check=False))[:, -1]
         ids.copy_(logits.argmax(-1, keepdim=True))
         positions.add_(1)
         return logits
@@ -84,7 +84,11 @@ def measure(model: DecoderModule, kind: str, way: str) -> str:
         step(ids, positions)
     if way == "graph":
         step = captured(step, ids, positions)
-    first = model(prompt, TokenLayout(torch.arange(PROMPT, device=DEVICE).expand(1, PROMPT)), store.states)[:, -1]
+    first = model(
+        prompt,
+        now := TokenLayout(torch.arange(PROMPT, device=DEVICE).expand(1, PROMPT)),
+        store.begin_forward(now, check=False),
+    )[:, -1]
     ids.copy_(first.argmax(-1, keepdim=True))
     positions.fill_(PROMPT)
     said, logits = [ids.clone()], []

@@ -210,15 +210,17 @@ def whole_step() -> None:
     }
     for kind, store in stores.items():
         assert all(store.reserve(row, keys) for row in range(rows))
-        for state in (states[0] for states in store.states):
-            for array in (state.pages if kind == "paged" else state.arrays).values():
+        for storage in store.storages:
+            for array in storage.arrays.values():
                 array.normal_()
         for name in ("auto", "sdpa"):
             use_backend(model, name)
             torch._dynamo.reset()
 
             def step(store=store) -> Tensor:
-                return model.logits(model.hidden(ids, TokenLayout(layout), store.states)[:, 0])
+                return model.logits(
+                    model.hidden(ids, now := TokenLayout(layout), store.begin_forward(now, check=False))[:, 0]
+                )
 
             with torch.no_grad():
                 compiled = torch.compile(step, fullgraph=True)

@@ -1,114 +1,135 @@
-"""At: where the tokens of one forward stand.
+"""TokenLayout: position, document and validity of every token of a forward.
 
-A position is a token's place in its own document, so it means the same in a packed training row, a padded batch and a
-cached decode. Attention compares the queries' side with the keys' side; they are one and the same until a state puts
-remembered keys in front, and then only the keys' side changes. Everything is data: no module guesses an offset.
+A position counts from the start of the token's own document, so it means the same in a packed training row, a padded
+batch and a cached decode step. Attention compares the queries with the keys. Keys are the queries' own tokens unless
+`keys` says otherwise: with a cache, or in cross-attention. All of this is data; no module guesses an offset.
+
+A layout is immutable. What several layers compute from it alone (masks, rotation angles) is computed once by `derived`.
 """
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+if TYPE_CHECKING:
+    from regard.kernels.attention.bias import Bias
+
 
 @dataclass(frozen=True, eq=False)
 class TokenLayout:
-    positions: Tensor  # (B, L) place of each token in its document, from 0
-    segments: Tensor | None = None  # (B, L) document of each token; a token sees its own document only
+    positions: Tensor  # (B, L) position of each token in its document, from 0
+    segments: Tensor | None = None  # (B, L) document of each token; tokens attend within their document
     valid: Tensor | None = None  # (B, L) False where the token is padding
-    rows: Tensor | None = None  # (B,) each batch row's row in the store; None: row b is row b
-    k_positions: Tensor | None = None  # (B, S) the same three for the keys; None: the keys are the queries
-    k_segments: Tensor | None = None
-    k_valid: Tensor | None = None
+    rows: Tensor | None = None  # (B,) row of the store for each batch row; None: batch row b is row b of the store
+    keys: "TokenLayout | None" = None  # (B, S) layout of the keys; None: the keys are the queries' own tokens
     ordered: bool = False  # keys are the queries, positions 0 … L-1, one document, nothing invalid
-    consecutive: bool = False  # keys are the queries; a document's valid tokens stand side by side, in their order
-    bias: Any = None  # a Bias (kernels/attention) on the scores of every attention of the stack
-    foot: Tensor | None = None  # (B, L, D) what entered the stack, for bodies that read it at every depth
-    source: "Source | None" = None  # what cross-attention reads; None: what its state remembers
-    shared: dict[Hashable, Any] = field(default_factory=dict, repr=False)
+    consecutive: bool = False  # keys are the queries; valid tokens of a document are adjacent and in order
+    inputs: "StackInputs" = field(default_factory=lambda: NO_INPUTS)
+    _derived: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False)
 
     @classmethod
     def whole(cls, batch: int, length: int, device: torch.device | str | None = None) -> "TokenLayout":
-        """Rows of one whole document each, nothing padded, nothing remembered."""
+        """Every row is one whole document, without padding and without cached keys."""
         return cls(torch.arange(length, device=device).expand(batch, length), ordered=True, consecutive=True)
 
-    def once(self, key: Hashable, make: Callable[[], Any]) -> Any:
-        """What every layer would compute alike (angles, masks) is computed by the first and kept for this forward."""
-        if key not in self.shared:
-            self.shared[key] = make()
-        return self.shared[key]
+    def derived(self, function: Callable[..., Any], *args: Hashable) -> Any:
+        """function(self, *args), computed once per layout and shared by all layers."""
+        key = (function, *args)
+        if key not in self._derived:
+            self._derived[key] = function(self, *args)
+        return self._derived[key]
 
-    def with_keys(self, positions: Tensor, valid: Tensor | None = None) -> "TokenLayout":
-        """The same queries before other keys: those that a state remembers of one document a row."""
-        self.refuse_packed()
-        return replace(self, k_positions=positions, k_valid=valid, ordered=False, consecutive=False, shared={})
+    def with_keys(
+        self, positions: Tensor, valid: Tensor | None = None, segments: Tensor | None = None
+    ) -> "TokenLayout":
+        """The same queries with other keys, (B, S) each."""
+        return set_keys(self, TokenLayout(positions, segments, valid))
 
-    def refuse_packed(self) -> None:
-        """Raise where rows hold several documents: a state remembers one."""
-        if self.segments is not None:
-            raise ValueError("packed documents cannot be remembered: a store keeps one document a row; give each a row")
+    def with_cached_keys(self, keys: "TokenLayout") -> "TokenLayout":
+        """The same queries with the keys of a store; one layout for all layers."""
+        return self.derived(set_keys, keys)
 
-    def before_source(self, source: "TokenLayout") -> "TokenLayout":
-        """The same queries before the tokens of the source that cross-attention reads."""
-        return TokenLayout(
-            self.positions,
-            self.segments,
-            self.valid,
-            self.rows,
-            k_positions=source.positions,
-            k_segments=source.segments,
-            k_valid=source.valid,
-        )
+    def cross(self, source: "TokenLayout") -> "TokenLayout":
+        """The same queries with the tokens of a source as keys; the stack's inputs do not apply to it."""
+        return TokenLayout(self.positions, self.segments, self.valid, self.rows, keys=source)
 
-    def of_rows(self, rows: slice) -> "TokenLayout":
-        """Only these queries, before the same keys."""
+    def with_source(self, source: "Source") -> "TokenLayout":
+        """The same tokens with a source for cross-attention."""
+        return replace(self, inputs=replace(self.inputs, source=source))
+
+    def with_embeddings(self, embeddings: Tensor) -> "TokenLayout":
+        return replace(self, inputs=replace(self.inputs, embeddings=embeddings))
+
+    def with_bias(self, bias: "Bias") -> "TokenLayout":
+        return replace(self, inputs=replace(self.inputs, bias=bias))
+
+    def tokens(self, index: slice) -> "TokenLayout":
+        """Only these tokens of each row; where the layout has keys of its own, all of its keys."""
         return replace(
             self,
-            positions=self.positions[:, rows],
-            segments=None if self.segments is None else self.segments[:, rows],
-            valid=None if self.valid is None else self.valid[:, rows],
-            k_positions=self.key_positions,
-            k_segments=self.key_segments,
-            k_valid=self.key_valid,
+            positions=self.positions[:, index],
+            segments=None if self.segments is None else self.segments[:, index],
+            valid=None if self.valid is None else self.valid[:, index],
             ordered=False,
             consecutive=False,
-            shared={},
         )
+
+    def queries(self, index: slice) -> "TokenLayout":
+        """Only these queries of each row, with all keys."""
+        return self.with_keys(self.key_positions, self.key_valid, self.key_segments).tokens(index)
 
     @property
     def documents(self) -> Tensor | None:
-        """Segments as a recurrence wants them: a token that is not valid belongs to the document that it stands in."""
-        segments, valid = self.segments, self.valid
-        if segments is None or valid is None:
-            return segments
-        return self.once("documents, padding inside", lambda: carry_segments(segments, valid))
+        """(B, L) segments in which a padding token belongs to the document of the last valid token before it."""
+        if self.segments is None or self.valid is None:
+            return self.segments
+        return self.derived(carry_segments)
 
     @property
     def key_positions(self) -> Tensor:
-        return self.positions if self.k_positions is None else self.k_positions
+        return self.positions if self.keys is None else self.keys.positions
 
     @property
     def key_segments(self) -> Tensor | None:
-        return self.segments if self.k_positions is None else self.k_segments
+        return self.segments if self.keys is None else self.keys.segments
 
     @property
     def key_valid(self) -> Tensor | None:
-        return self.valid if self.k_positions is None else self.k_valid
-
-
-def carry_segments(segments: Tensor, valid: Tensor) -> Tensor:
-    """(B, L): each token has the segment of the last valid one up to it; those before any, of the first."""
-    places = torch.arange(segments.shape[1], device=segments.device).expand_as(segments)
-    latest = places.where(valid, -1).cummax(1).values
-    first = valid.to(torch.uint8).argmax(1, keepdim=True)
-    return segments.gather(1, latest.where(latest >= 0, first))
+        return self.valid if self.keys is None else self.keys.valid
 
 
 @dataclass(frozen=True, eq=False)
 class Source:
-    """Another sequence that the tokens look at: an encoder's output, and where its tokens stand."""
+    """A sequence that cross-attention attends to, such as an encoder's output."""
 
     x: Tensor  # (B, S, D)
     layout: TokenLayout
+
+
+@dataclass(frozen=True, eq=False)
+class StackInputs:
+    """Inputs that every block of a stack can read beside the residual stream."""
+
+    bias: "Bias | None" = None  # added to the scores of every attention of the stack
+    embeddings: Tensor | None = None  # (B, L, D) input of the first block
+    source: Source | None = None  # for cross-attention; None: its keys and values come from its state
+
+
+NO_INPUTS = StackInputs()
+
+
+def set_keys(layout: TokenLayout, keys: TokenLayout) -> TokenLayout:
+    return replace(layout, keys=keys, ordered=False, consecutive=False)
+
+
+def carry_segments(layout: TokenLayout) -> Tensor:
+    """(B, L) segment of the last valid token up to each token; tokens before any valid one take the first's."""
+    segments, valid = layout.segments, layout.valid
+    assert segments is not None and valid is not None
+    indices = torch.arange(segments.shape[1], device=segments.device).expand_as(segments)
+    latest = indices.where(valid, -1).cummax(1).values
+    first = valid.to(torch.uint8).argmax(1, keepdim=True)
+    return segments.gather(1, latest.where(latest >= 0, first))

@@ -77,7 +77,7 @@ def check_nothing_is_left(engine: Engine, jobs=JOBS) -> None:
     assert engine.idle and len(engine.scheduler.free_rows) == engine.store.rows
     if isinstance(engine.store, Paged):
         assert sorted(engine.store.free) == list(range(1, engine.store.blocks + 1))
-        assert not engine.store.table.any() and not any(engine.store.owned)
+        assert not engine.store.block_table.any() and not any(engine.store.owned)
     numbers = engine.metrics()
     assert numbers["running"] == numbers["waiting"] == numbers["error"] == 0
     assert numbers["stop"] + numbers["length"] + numbers["cancelled"] == len(jobs)

@@ -5,11 +5,10 @@ import torch
 
 from regard.engine.engine import Engine
 from regard.engine.request import Sampling
-from regard.engine.stores.contiguous import Contiguous, ContiguousState
-from regard.engine.stores.paged import Paged, PagedState
-from regard.engine.stores.ring import SLACK, RingState
-from regard.engine.stores.snapshot import CannotRewind
-from regard.engine.stores.states import leaves
+from regard.engine.stores.base import CannotRewind
+from regard.engine.stores.contiguous import Contiguous, ContiguousStorage
+from regard.engine.stores.paged import Paged, PagedStorage
+from regard.engine.stores.ring import SLACK, RingStorage
 from regard.kernels.attention.mask import Mask
 from regard.kernels.attention.patterns.longformer import Longformer
 from regard.kernels.attention.patterns.sinks import SinksAndWindow
@@ -38,7 +37,9 @@ def opened(kind: str, spec: Decoder, slack: int = 1, capacity: int = 64, rows: i
 
 def read(model, store, tokens: torch.Tensor, start: int, stop: int) -> torch.Tensor:
     assert store.reserve(0, stop)
-    return model(tokens[:, start:stop], TokenLayout(torch.arange(start, stop).unsqueeze(0)), store.states)
+    return model(
+        tokens[:, start:stop], now := TokenLayout(torch.arange(start, stop).unsqueeze(0)), store.begin_forward(now)
+    )
 
 
 def layer(mask: Mask) -> Decoder:
@@ -75,7 +76,7 @@ def test_in_pieces_of_any_size(mask: Mask, kind: str, slack: int) -> None:
         cuts = [*range(0, LENGTH, size), LENGTH]
         pieces = [read(model, store, tokens, a, b) for a, b in zip(cuts, cuts[1:], strict=False)]
         assert error(torch.cat(pieces, 1), whole) < 1e-12
-        assert all(isinstance(state, RingState) for state in leaves(store.states) if hasattr(state, "arrays"))
+        assert all(isinstance(state, RingStorage) for state in store.storages if state.arrays)
 
 
 @pytest.mark.parametrize(
@@ -93,7 +94,7 @@ def test_whatever_has_a_window(mixer) -> None:
     model, tokens, store = build(spec), text(1, LENGTH), opened("contiguous", spec)
     pieces = [read(model, store, tokens, a, b) for a, b in [(0, 7), (7, 8), (8, 9), (9, 19), (19, 24)]]
     assert error(torch.cat(pieces, 1), model(tokens)) < 1e-12
-    assert isinstance(store.states[0][0], RingState)
+    assert isinstance(next(iter(store.storages)), RingStorage)
 
 
 @torch.inference_mode()
@@ -120,7 +121,7 @@ def test_as_far_back_as_the_slack_and_no_further(kind: str) -> None:
     store.rewind(0, 20 - slack)  # in two goes: what counts is how far it had written
     mixed = torch.cat([tokens[:, :17], other[:, 17:]], 1)
     assert error(read(model, store, mixed, 17, 18), model(mixed[:, :18])[:, 17:]) < 1e-12
-    with pytest.raises(CannotRewind, match="a window of 5 has written over"):
+    with pytest.raises(CannotRewind, match="a window of 5 has overwritten"):
         store.rewind(0, 12)
     assert error(read(model, store, mixed, 18, 24), model(mixed)[:, 18:]) < 1e-12  # nothing was forgotten
     store.rewind(0, 0)
@@ -135,12 +136,13 @@ def test_every_layer_has_a_cache_of_its_own_kind(kind: str) -> None:
     full = block(Attention(4, 2))
     spec = decoder(near, near, far, full)
     store = opened(kind, spec, capacity=48, rows=3)
-    whole = {"contiguous": ContiguousState, "paged": PagedState}[kind]
-    assert [type(states[0]) for states in store.states] == 2 * [RingState, RingState, RingState, whole]
-    rings = [state for state in leaves(store.states) if isinstance(state, RingState)]
+    whole = {"contiguous": ContiguousStorage, "paged": PagedStorage}[kind]
+    ring = RingStorage
+    assert [type(storage) for storage in store.storages if storage.arrays] == 2 * [ring, ring, ring, whole]
+    rings = [storage for storage in store.storages if isinstance(storage, RingStorage)]
     planned = plan(spec, context=48, batch=3, dtype="float64")
     whole_bytes = 2 * 48 * 3 * planned.kv_bytes_per_token // 8  # two of eight layers
-    more = store.states[0][0].ring.slack + 1  # and the slot of invalid tokens
+    more = rings[0].ring.slack + 1  # and the slot of invalid tokens
     assert sum(a.nbytes for ring in rings for a in ring.arrays.values()) == planned.kv_bytes(slack=more) - whole_bytes
     assert planned.kv_bytes(ring=False) == 4 * whole_bytes > planned.kv_bytes()
 
@@ -160,7 +162,7 @@ def test_memory_does_not_know_the_length_of_the_text() -> None:
     def bytes_for(capacity: int, size: int) -> int:
         memory = layer(Window(size)).memory()
         store = Contiguous(memory, 2, capacity, torch.float32)
-        return sum(array.nbytes for state in leaves(store.states) for array in getattr(state, "arrays", {}).values())
+        return sum(array.nbytes for storage in store.storages for array in storage.arrays.values())
 
     assert bytes_for(10**9, 64) == bytes_for(1000, 64)
     assert bytes_for(1000, 128) * (64 + SLACK + 1) == bytes_for(1000, 64) * (128 + SLACK + 1)
@@ -176,13 +178,15 @@ def test_a_text_without_end() -> None:
     read(model, store, tokens, 0, 2)
     steps = []
     for t in range(2, 16):
-        steps.append(model(tokens[:, t : t + 1], TokenLayout(torch.tensor([[start + t]])), store.states))
+        layout = TokenLayout(torch.tensor([[start + t]]))
+        steps.append(model(tokens[:, t : t + 1], layout, store.begin_forward(layout, check=False)))
     positions = torch.cat([torch.arange(2), start + torch.arange(2, 16)]).unsqueeze(0)
     assert error(torch.cat(steps, 1), model(tokens, TokenLayout(positions))[:, 2:]) < 1e-9
 
 
 def test_layers_that_see_equally_far_share_the_places_of_their_tokens() -> None:
     spec = decoder(block(Attention(2, mask=Window(5)), SwiGLU(8)), block(Attention(4, mask=Window(5))))
-    rings = [state.ring for state in leaves(opened("contiguous", spec).states) if isinstance(state, RingState)]
+    storages = opened("contiguous", spec).storages
+    rings = [storage.ring for storage in storages if isinstance(storage, RingStorage)]
     assert len(rings) == 4 and len(set(rings)) == 1
     assert isinstance(spec.memory()[0][0], PerToken) and spec.memory()[0][0].window == 5

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from regard.engine.stores.base import CannotRewind
 from regard.engine.stores.contiguous import Contiguous
 from regard.engine.stores.paged import Paged
-from regard.engine.stores.snapshot import CannotRewind
 from regard.kernels.attention.patterns.sinks import SinksAndWindow
 from regard.kernels.attention.patterns.window import Window
 from regard.layout import TokenLayout
@@ -47,7 +47,7 @@ def read(model, store, row: int, tokens: torch.Tensor, start: int) -> torch.Tens
     """Tokens (L,) of a row from this position on -> (L, V)"""
     assert store.reserve(row, start + len(tokens))
     layout = TokenLayout(torch.arange(start, start + len(tokens)).unsqueeze(0), rows=torch.tensor([row]))
-    return model(tokens.unsqueeze(0), layout, store.states)[0]
+    return model(tokens.unsqueeze(0), layout, store.begin_forward(layout))[0]
 
 
 @torch.inference_mode()
@@ -95,7 +95,7 @@ def test_three_rows_go_on_from_one_prefix(name: str, length: int, kind: str) -> 
         store.release(row)
     if kind == "paged":
         assert sorted(store.free) == list(range(1, 41)) and not any(store.owners)
-        assert all(not pages.any() for state in store.in_pages for pages in state.pages.values())
+        assert all(not pages.any() for state in store.per_token for pages in state.arrays.values())
 
 
 @torch.inference_mode()
@@ -142,7 +142,7 @@ def test_what_cannot_be_is_refused(kind: str) -> None:
     read(model, store, 0, tokens[8:], 8)
     read(model, store, 1, tokens, 0)
     for length, snapshot, message in [
-        (6, None, "from 12 to 6 tokens: a recurrence carries only a sum"),
+        (6, None, "from 12 to 6 tokens: a recurrent state is a sum"),
         (6, eight, "of row 0 with 8 tokens, not of row 0 with 6"),
         (6, store.snapshot(1), "of row 1 with 12 tokens"),
     ]:
@@ -184,12 +184,11 @@ def test_a_step_of_two_rows_does_not_feel_the_others(rows: list[int] | None, kin
     model, made = build(spec), []
     for count in (4, 4000):
         store = opened(kind, spec, rows=count, blocks=40)
-        store.span = 16
         for row in range(4):
             store.reserve(row, 10)
         layout = TokenLayout(torch.tensor([[9], [3]]), rows=None if rows is None else torch.tensor(rows))
         with Largest() as largest:
-            model(text(2, 1), layout, store.states)
+            model(text(2, 1), layout, store.begin_forward(layout, span=16, check=False))
         made.append(largest.numbers)
     assert made[0] == made[1]
 
@@ -217,4 +216,4 @@ def test_two_stores_may_be_told_of_the_same_places(name: str) -> None:
     assert stores[0].reserve(1, 9) and all(store.reserve(0, 6) for store in stores)  # so that their tables differ
     layout = TokenLayout(torch.arange(6).unsqueeze(0))
     for store in stores:
-        assert error(model(tokens, layout, store.states), model(tokens)) < 1e-9
+        assert error(model(tokens, layout, store.begin_forward(layout)), model(tokens)) < 1e-9

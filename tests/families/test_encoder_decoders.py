@@ -116,12 +116,19 @@ def test_forty_greedy_tokens_with_both_caches(pair: Pair) -> None:
     )
     for store in stores:
         assert all(store.reserve(row, 48) for row in range(4))
-        logits = pair.ours(data, prompt, layout=TokenLayout(torch.arange(7).expand(4, 7)), states=store.states)
+        logits = pair.ours(
+            data, prompt, layout=(now := TokenLayout(torch.arange(7).expand(4, 7))), states=store.begin_forward(now)
+        )
         text = prompt
         for step, wanted in enumerate(expected.logits, 7):
             assert error(logits[:, -1], wanted) <= LIMIT  # small models soon repeat themselves: ids alone prove little
             text = torch.cat([text, logits[:, -1:].argmax(-1)], 1)
-            logits = pair.ours(None, text[:, -1:], layout=TokenLayout(torch.full((4, 1), step)), states=store.states)
+            logits = pair.ours(
+                None,
+                text[:, -1:],
+                layout=(now := TokenLayout(torch.full((4, 1), step))),
+                states=store.begin_forward(now),
+            )
         assert torch.equal(text, expected.sequences) and text.shape == (4, 47)
 
 

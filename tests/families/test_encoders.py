@@ -89,7 +89,7 @@ def ours_said(
 def recorded(pair: Pair, text: Tensor, layout: TokenLayout | None, types: Tensor | None) -> list[Tensor]:
     """What goes into our first block, and what comes out of each."""
     seen, stack = [], pair.ours.stack
-    hooks = [stack.foot.register_forward_hook(lambda _, __, out: seen.append(out))]
+    hooks = [stack.input.register_forward_hook(lambda _, __, out: seen.append(out))]
     hooks += [block.register_forward_hook(lambda _, __, out: seen.append(out[0])) for block in stack.blocks]
     read, _ = pair.ours.read(text, layout, types)
     for hook in hooks:

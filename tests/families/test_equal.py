@@ -71,7 +71,7 @@ def test_forty_greedy_tokens_with_a_cache(pair: Pair) -> None:
     text, new = prompt, prompt
     for _ in range(40):
         where = torch.arange(text.shape[1] - new.shape[1], text.shape[1]).expand(2, -1)
-        new = pair.ours(new, TokenLayout(where), store.states)[:, -1:].argmax(-1)
+        new = pair.ours(new, now := TokenLayout(where), store.begin_forward(now))[:, -1:].argmax(-1)
         text = torch.cat([text, new], 1)
     assert torch.equal(text, expected)
     assert len(text[:, 7:].unique()) > 5, "a model that repeats itself proves little"

@@ -105,7 +105,7 @@ def losses(pair: Pair, given: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
 def watched(encoder: nn.Module) -> Iterator[list[Tensor]]:
     """What stands at the foot of a stack, and behind each block of it."""
     seen: list[Tensor] = []
-    hooks = [encoder.stack.foot.register_forward_hook(lambda _, __, out: seen.append(out))]
+    hooks = [encoder.stack.input.register_forward_hook(lambda _, __, out: seen.append(out))]
     hooks += [block.register_forward_hook(lambda _, __, out: seen.append(out[0])) for block in encoder.stack.blocks]
     yield seen
     for hook in hooks:
@@ -244,12 +244,14 @@ def test_forty_greedy_tokens_about_an_image_with_a_cache(reader: Pair) -> None:
     mask = torch.ones_like(prompt)
     expected = reader.theirs.generate(**given, attention_mask=mask, max_new_tokens=40, do_sample=False)
     store = Contiguous(reader.ours.spec.memory(), 3, length + 40, torch.float32)
-    said = reader.ours(prompt, TokenLayout(torch.arange(length).expand(3, -1)), store.states, given["pixel_values"])
+    said = reader.ours(
+        prompt, now := TokenLayout(torch.arange(length).expand(3, -1)), store.begin_forward(now), given["pixel_values"]
+    )
     text = prompt
     for place in range(length, length + 40):
         new = said[:, -1:].argmax(-1)
         text = torch.cat([text, new], 1)
-        said = reader.ours.decoder(new, TokenLayout(torch.full((3, 1), place)), store.states)
+        said = reader.ours.decoder(new, now := TokenLayout(torch.full((3, 1), place)), store.begin_forward(now))
     assert torch.equal(text, expected)
     assert len(text[:, length:].unique()) > 5, "a model that repeats itself proves little"
     assert not torch.equal(text[0, length:], text[1, length:]), "every image should be told of by itself"

@@ -144,7 +144,8 @@ def test_the_paged_store_hands_out_pages_to_attention_alone() -> None:
     for memory, kind in ((Attention(4, 2).memory(32), Pages), (PerToken({"k": (2, 8), "v": (2, 8)}), Tensor)):
         store = Paged(((memory,),), 1, 32, 8, torch.float32, block=4)
         store.reserve(0, 5)
-        k, _, layout = store.states[0][0].extend(TokenLayout.whole(1, 5), k=x, v=x)
+        layout = TokenLayout.whole(1, 5)
+        k, _, layout = store.begin_forward(layout)[0][0].extend(layout, k=x, v=x)
         assert isinstance(k, kind)
         assert torch.equal(gathered(k)[:, :, :5], x)
         assert layout.key_positions.shape == (1, k.shape[2])
@@ -185,7 +186,7 @@ def steps_and_whole(kind: str, compile: bool) -> tuple[Tensor, Tensor]:
     tokens = torch.randint(50, (2, length), device=DEVICE)
 
     def step(token: Tensor, positions: Tensor) -> Tensor:
-        return model(token, TokenLayout(positions), store.states)
+        return model(token, now := TokenLayout(positions), store.begin_forward(now))
 
     read = torch.compile(step, fullgraph=True) if compile else step
     found = [read(tokens[:, t : t + 1], torch.full((2, 1), t, device=DEVICE)) for t in range(length)]

@@ -115,7 +115,7 @@ def blockwise_here(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
 @pytest.mark.parametrize("name", [name for name, mask in MASKS.items() if len(mask.folds(37)) == 1])
 def test_block_by_block_is_the_reference(name: str, heads: str, blockwise_here: list[bool]) -> None:
     for layout in AT.values():
-        layout = replace(layout, shared={})
+        layout = replace(layout)
         tensors = inputs(heads, layout, torch.float64, value=DIM)
         scores = scores_of(MASKS[name], None, "", torch.float64)
         if block_sparse.refuses(*tensors, layout, scores) is None:

@@ -79,7 +79,7 @@ def inputs(
 
 def with_gradients(attend, tensors: list[Tensor], layout: TokenLayout, scores: ScoreOptions) -> list[Tensor]:
     """The output at valid tokens (what stands at padding is nobody's), and the gradients of all that can learn."""
-    out = attend(*tensors, replace(layout, shared={}), scores)
+    out = attend(*tensors, replace(layout), scores)
     if layout.valid is not None:
         out = out.where(layout.valid.view(len(out), 1, -1, 1), 0)
     weights = torch.linspace(-1, 1, out.numel(), dtype=out.dtype, device=DEVICE).view_as(out)

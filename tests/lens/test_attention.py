@@ -95,11 +95,11 @@ def test_weights_of_a_cached_step(make, ids):
     """The last token alone, before remembered keys, attends as it does in the whole text."""
     model = make(position="alibi")
     store = Contiguous(model.spec.memory(), rows=1, capacity=12, dtype=torch.float64)
-    last = TokenLayout(torch.tensor([[11]]))
+    first, last = TokenLayout.whole(1, 11), TokenLayout(torch.tensor([[11]]))
     with torch.no_grad():
-        model(ids[:, :11], states=store.states)
+        model(ids[:, :11], first, store.begin_forward(first))
         with record(model, [f"{BODY}.q", f"{BODY}.k"]) as seen:
-            model(ids[:, 11:], last, store.states)
+            model(ids[:, 11:], last, store.begin_forward(last))
     layout = last.with_keys(torch.arange(12).expand(1, 12))
     weights = attention_weights(model.get_submodule(BODY), seen[f"{BODY}.q"], seen[f"{BODY}.k"], layout)
     assert (weights[0, :, 0] - attention_maps(model, ids[0])[0][:, -1]).abs().max() <= 1e-12
@@ -114,7 +114,7 @@ def test_one_layer_alone_is_as_among_all(make, ids, monkeypatch):
     model, asked = make(), []
     every = attention_maps(model, ids[0])
     monkeypatch.setattr(
-        "regard.lens.attention_maps.record", lambda model, taps: asked.extend(taps) or record(model, taps)
+        "regard.lens.attention_patterns.record", lambda model, taps: asked.extend(taps) or record(model, taps)
     )
     assert torch.equal(*attention_maps(model, ids[0], layer=2), every[2])
     assert attention_maps(model, ids[0], layer=1) == [None]

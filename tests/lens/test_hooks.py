@@ -17,10 +17,10 @@ def hooks(model) -> int:
 
 def test_records_the_residual_stream(make, ids):
     model = make()
-    with record(model, ["stack.foot", "stack.blocks.?", "norm"]) as seen:
+    with record(model, ["stack.input", "stack.blocks.?", "norm"]) as seen:
         logits = model(ids)
-    assert list(seen) == ["stack.foot", "stack.blocks.0", "stack.blocks.1", "stack.blocks.2", "norm"]
-    assert torch.equal(seen["stack.foot"], model.embedding(ids))
+    assert list(seen) == ["stack.input", "stack.blocks.0", "stack.blocks.1", "stack.blocks.2", "norm"]
+    assert torch.equal(seen["stack.input"], model.embedding(ids))
     assert torch.equal(model.head(model.norm(seen["stack.blocks.2"])), logits)
 
 
@@ -37,11 +37,12 @@ def test_records_copies_unless_gradients_are_wanted(make, ids):
 def test_recorded_keys_outlive_the_store(make, ids):
     model = make()
     store = Contiguous(model.spec.memory(), rows=1, capacity=16, dtype=torch.float64)
+    layout = TokenLayout.whole(*ids.shape)
     with torch.no_grad(), record(model, "*.body.k") as seen:
-        model(ids, states=store.states)
+        model(ids, layout, store.begin_forward(layout))
     before = {name: keys.clone() for name, keys in seen.items()}
     with torch.no_grad():
-        model(ids.flip(1), states=store.states)
+        model(ids.flip(1), layout, store.begin_forward(layout))
     assert before and all(torch.equal(seen[name], keys) for name, keys in before.items())
 
 
@@ -132,7 +133,7 @@ def test_keys_that_lie_in_pages_are_seen_as_a_tensor(make, ids):
     store = Paged(model.spec.memory(), 1, 16, 4, torch.float64, block=4)
     store.reserve(0, 12)
     with record(model, "stack.blocks.0.sublayers.0.body.k") as seen:
-        model(ids, TokenLayout.whole(1, 12), store.states)
+        model(ids, now := TokenLayout.whole(1, 12), store.begin_forward(now))
         (paged,) = seen.values()
         model(ids)
         (whole,) = seen.values()

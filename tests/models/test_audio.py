@@ -140,7 +140,9 @@ def test_equal_to_whisper() -> None:
     with torch.no_grad():
         for t in range(9):
             layout = TokenLayout(torch.full((2, 1), t))
-            step = ours(signal if t == 0 else None, tokens[:, t : t + 1], layout=layout, states=store.states)
+            step = ours(
+                signal if t == 0 else None, tokens[:, t : t + 1], layout=layout, states=store.begin_forward(layout)
+            )
             assert error(step[:, 0], expected[:, t]) <= 1e-9
 
 

@@ -95,8 +95,8 @@ def test_t5() -> None:
                 source if t == 0 else None,
                 tokens[:, t : t + 1],
                 layout,
-                TokenLayout(torch.full((2, 1), t)),
-                store.states,
+                now := TokenLayout(torch.full((2, 1), t)),
+                store.begin_forward(now),
             )
             assert error(step[:, 0], found[:, t]) <= 1e-9
 

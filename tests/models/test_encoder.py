@@ -284,7 +284,7 @@ def test_narrow_embeddings_are_widened() -> None:
     x = F.layer_norm(x, (7,), model.embedding_norm.weight, model.embedding_norm.bias, 1e-12)
     foot = x @ model.widen.weight.T + model.widen.bias
     seen = []
-    hook = model.stack.foot.register_forward_hook(lambda _, __, out: seen.append(out))
+    hook = model.stack.input.register_forward_hook(lambda _, __, out: seen.append(out))
     logits = model(tokens)
     hook.remove()
     assert error(seen[0], foot) <= 1e-12

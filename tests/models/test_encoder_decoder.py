@@ -99,9 +99,9 @@ def test_cached_and_chunked_is_whole(name: str, dtype: torch.dtype, kind: str, c
     """A prefill of `cut` tokens with the source, then step by step without it."""
     model, source, tokens = build(MODELS[name], dtype), text(2, SOURCE, seed=5), text(2, LENGTH)
     store = open_store(kind, model.spec, dtype)
-    found = [model(source, tokens[:, :cut], layout=span(0, cut), states=store.states)]
+    found = [model(source, tokens[:, :cut], layout=(now := span(0, cut)), states=store.begin_forward(now))]
     for t in range(cut, LENGTH):
-        found.append(model(None, tokens[:, t : t + 1], layout=span(t, t + 1), states=store.states))
+        found.append(model(None, tokens[:, t : t + 1], layout=(now := span(t, t + 1)), states=store.begin_forward(now)))
     assert error(torch.cat(found, 1), model(source, tokens)) <= TOLERANCE[dtype]
 
 
@@ -111,7 +111,13 @@ def test_paged_is_contiguous(name: str) -> None:
     stores = [open_store(kind, model.spec, torch.float32) for kind in STORES]
     for low, high in ((0, 4), (4, 5), (5, LENGTH)):
         one, other = (
-            model(None if low else source, tokens[:, low:high], layout=span(low, high), states=s.states) for s in stores
+            model(
+                None if low else source,
+                tokens[:, low:high],
+                layout=(now := span(low, high)),
+                states=s.begin_forward(now),
+            )
+            for s in stores
         )
         assert torch.equal(one, other)
 
@@ -139,11 +145,16 @@ def test_ragged_rows_decode_as_each_alone(kind: str, left: bool) -> None:
     store, rows, lengths = open_store(kind, model.spec, torch.float64), torch.tensor([2, 0]), [2, 5]
     source_layout, layout = places([3, SOURCE], SOURCE, left), places(lengths, 5, left)
     prompt = tokens.gather(1, layout.positions)
-    model(source, prompt, source_layout, replace(layout, rows=rows), store.states)
+    model(source, prompt, source_layout, now := replace(layout, rows=rows), store.begin_forward(now))
     alone = [model(source[r : r + 1, source_layout.valid[r]], tokens[r : r + 1])[0] for r in range(2)]
     for step in range(3):
         where = torch.tensor(lengths).unsqueeze(-1) + step
-        logits = model(None, tokens.gather(1, where), layout=TokenLayout(where, rows=rows), states=store.states)[:, 0]
+        logits = model(
+            None,
+            tokens.gather(1, where),
+            layout=(now := TokenLayout(where, rows=rows)),
+            states=store.begin_forward(now),
+        )[:, 0]
         assert error(logits, torch.stack([alone[r][lengths[r] + step] for r in range(2)])) <= 1e-9
 
 
@@ -172,9 +183,9 @@ def test_a_source_is_projected_once() -> None:
             module.k_proj.register_forward_hook(lambda *_, name=name: calls.update([name]))
     model.source.register_forward_hook(lambda *_: calls.update(["source"]))
     store, tokens = open_store("contiguous", model.spec, torch.float64), text(2, LENGTH)
-    model(text(2, SOURCE), tokens[:, :1], layout=span(0, 1), states=store.states)
+    model(text(2, SOURCE), tokens[:, :1], layout=(now := span(0, 1)), states=store.begin_forward(now))
     for t in range(1, LENGTH):
-        model(None, tokens[:, t : t + 1], layout=span(t, t + 1), states=store.states)
+        model(None, tokens[:, t : t + 1], layout=(now := span(t, t + 1)), states=store.begin_forward(now))
     assert len(calls) == 2 and set(calls.values()) == {1}
 
 
@@ -187,7 +198,9 @@ def test_greedy_generation_is_the_same_with_and_without_a_cache(kind: str) -> No
     fast = slow
     for t in range(LENGTH):
         slow = torch.cat([slow, model(source, slow)[:, -1:].argmax(-1)], 1)
-        step = model(None if t else source, fast[:, -1:], layout=span(t, t + 1), states=store.states)
+        step = model(
+            None if t else source, fast[:, -1:], layout=(now := span(t, t + 1)), states=store.begin_forward(now)
+        )
         fast = torch.cat([fast, step.argmax(-1)], 1)
     assert torch.equal(fast, slow)
     assert len(slow.unique()) > 3
@@ -272,7 +285,7 @@ def test_equal_to_the_attention_of_torch_over_two_sequences() -> None:
     x, source = torch.randn(2, 3, WIDTH).double(), torch.randn(2, SOURCE, 12).double()
     layout = places([4, SOURCE], SOURCE)
     expected, _ = theirs(x, source, source, key_padding_mask=~layout.valid)
-    assert error(ours(x, replace(TokenLayout.whole(2, 3), source=Source(source, layout))), expected) <= 1e-12
+    assert error(ours(x, TokenLayout.whole(2, 3).with_source(Source(source, layout))), expected) <= 1e-12
 
 
 def cross_by_hand(module: CrossAttentionModule, x: Tensor, source: Tensor) -> Tensor:
@@ -302,12 +315,12 @@ def test_queries_of_one_sequence_read_another() -> None:
     words = torch.randn(1, 5, 12, dtype=torch.float64)
     x = torch.randn(1, 3, WIDTH, dtype=torch.float64, requires_grad=True)
     for source in (patches, Source(words, TokenLayout.whole(1, 5))):
-        layout = replace(TokenLayout.whole(1, 3), source=source)
+        layout = TokenLayout.whole(1, 3).with_source(source)
         assert error(module(x, layout)[0], cross_by_hand(module, x[0], source.x[0])) <= 1e-12
     words.requires_grad_()
 
     def run(x: Tensor, words: Tensor) -> Tensor:
-        return module(x, replace(TokenLayout.whole(1, 3), source=Source(words, TokenLayout.whole(1, 5))))
+        return module(x, TokenLayout.whole(1, 3).with_source(Source(words, TokenLayout.whole(1, 5))))
 
     assert torch.autograd.gradcheck(run, (x, words), fast_mode=True)
 
@@ -318,8 +331,8 @@ def test_a_decoder_reads_an_image() -> None:
     model = build(translator(IMAGE, block))
     images, tokens = torch.randn(2, 3, 4, 4, dtype=torch.float64), text(2, 5)
     store = open_store("paged", model.spec, torch.float64)
-    first = model(images, tokens[:, :3], layout=span(0, 3), states=store.states)
-    rest = model(None, tokens[:, 3:], layout=span(3, 5), states=store.states)
+    first = model(images, tokens[:, :3], layout=(now := span(0, 3)), states=store.begin_forward(now))
+    rest = model(None, tokens[:, 3:], layout=(now := span(3, 5)), states=store.begin_forward(now))
     assert error(torch.cat([first, rest], 1), model(images, tokens)) <= 1e-9
     assert not torch.allclose(model(images, tokens), model(images.flip(0), tokens))
 

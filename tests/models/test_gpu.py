@@ -57,7 +57,7 @@ def test_cached_is_whole(name: str, kind: str) -> None:
     )
     assert all(store.reserve(row, LENGTH) for row in range(2))
     steps = [
-        model(token, TokenLayout(torch.full((2, 1), t, device="cuda")), store.states)
+        model(token, now := TokenLayout(torch.full((2, 1), t, device="cuda")), store.begin_forward(now, check=False))
         for t, token in enumerate(tokens.split(1, 1))
     ]
     assert error(torch.cat(steps, 1), model(tokens)) < 1e-4

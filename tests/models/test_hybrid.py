@@ -41,7 +41,7 @@ def test_both_kinds_of_memory_live_in_one_store(kind: str) -> None:
     model, tokens = build(HYBRID), text(1, 20)
     cuts = [0, 7, 8, 9, 20]
     parts = [
-        model(tokens[:, a:b], TokenLayout(torch.arange(a, b).unsqueeze(0)), store.states)
+        model(tokens[:, a:b], now := TokenLayout(torch.arange(a, b).unsqueeze(0)), store.begin_forward(now))
         for a, b in zip(cuts[:-1], cuts[1:], strict=True)
     ]
     assert (torch.cat(parts, 1) - model(tokens)).abs().max() < 1e-9

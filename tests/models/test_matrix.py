@@ -1,7 +1,6 @@
 """No cell of the matrix is empty: each pair of parts works in every store, or is refused as expected."""
 
 import dataclasses
-from dataclasses import replace
 
 import pytest
 import torch
@@ -44,7 +43,7 @@ def test_shape_and_gradients(body: Body) -> None:
     weights = dict(module.named_parameters())
     layout = TokenLayout(torch.tensor([[0, 0, 1, 2, 3]]), valid=torch.tensor([[False, True, True, True, True]]))
     x, source = torch.randn(2, 1, 5, WIDTH, dtype=torch.float64).unbind()
-    layout = replace(layout, source=Source(source, TokenLayout.whole(1, 5)))
+    layout = layout.with_source(Source(source, TokenLayout.whole(1, 5)))
 
     def forward(x: torch.Tensor, *values: torch.Tensor) -> torch.Tensor:
         given = (x, layout, STATELESS)[: body.takes]

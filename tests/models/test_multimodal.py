@@ -192,9 +192,11 @@ def test_cached_is_whole(name: str, kind: str) -> None:
     tokens = torch.cat([torch.full((2, 4), 5), words], 1)
     store = STORES[kind](model.spec)
     assert all(store.reserve(row, 32) for row in range(2))
-    found = [model(tokens[:, :5], TokenLayout(torch.arange(5).expand(2, 5)), store.states, images)]
+    found = [model(tokens[:, :5], now := TokenLayout(torch.arange(5).expand(2, 5)), store.begin_forward(now), images)]
     for t in range(5, 10):
-        found.append(model(tokens[:, t : t + 1], TokenLayout(torch.tensor([[t], [t]])), store.states))
+        found.append(
+            model(tokens[:, t : t + 1], now := TokenLayout(torch.tensor([[t], [t]])), store.begin_forward(now))
+        )
     assert error(torch.cat(found, 1), model(tokens, images=images)) <= 1e-9
 
 
@@ -232,7 +234,7 @@ def test_features_are_read_from_inside_the_vision() -> None:
     model, images = build(spec), pictures(2)
     seen: list[Tensor] = []
     vision = model.vision
-    hooks = [vision.stack.foot.register_forward_hook(lambda _, __, out: seen.append(out))]
+    hooks = [vision.stack.input.register_forward_hook(lambda _, __, out: seen.append(out))]
     hooks += [block.register_forward_hook(lambda _, __, out: seen.append(out[0])) for block in vision.stack.blocks]
     vision.read(images)
     for hook in hooks:

@@ -94,7 +94,7 @@ def test_weights_of_additive_attention_sum_to_one_and_its_gradients_are_right() 
     attention = ScoredAttention(score_dim=3, source=True).build(WIDTH).double()
     assert isinstance(attention, AdditiveModule)
     s, h = torch.randn(2, 1, 4, WIDTH, generator=torch.Generator().manual_seed(0), dtype=torch.float64).unbind()
-    before = TokenLayout.whole(1, 4).before_source(
+    before = TokenLayout.whole(1, 4).cross(
         TokenLayout(torch.arange(4)[None], valid=torch.tensor([[True, True, True, False]]))
     )
     arrays = attention.read(h)
@@ -163,7 +163,9 @@ def written(model: Seq2SeqModule, source: list[int], most: int = 8) -> list[int]
     while said[-1] != END and len(said) < most:
         layout = TokenLayout(torch.tensor([[len(said) - 1]]))
         first = torch.tensor([source]) if len(said) == 1 else None
-        said.append(int(model(first, torch.tensor([said[-1:]]), None, layout, store.states)[0, -1].argmax()))
+        said.append(
+            int(model(first, torch.tensor([said[-1:]]), None, layout, store.begin_forward(layout))[0, -1].argmax())
+        )
     return said
 
 
@@ -235,9 +237,9 @@ def test_a_row_cannot_begin_without_its_source():
     model = wide(seq2seq(VOCAB, WIDTH))
     store = Contiguous(model.spec.memory(), 2, 8, torch.float64, source=8)
     late = TokenLayout(torch.tensor([[0, 1], [0, 0]]), valid=torch.tensor([[True, True], [False, False]]))
-    model(SOURCE, TARGET[:, :2], None, late, store.states)
+    model(SOURCE, TARGET[:, :2], None, late, store.begin_forward(late))
     with pytest.raises(ValueError, match=r"rows \[1\] begin here, but there is no source"):
-        model(None, TARGET[:, :2], None, TokenLayout(torch.tensor([[2, 3], [0, 1]])), store.states)
+        model(None, TARGET[:, :2], None, now := TokenLayout(torch.tensor([[2, 3], [0, 1]])), store.begin_forward(now))
 
 
 def test_a_packed_source_needs_a_packed_target():

@@ -9,7 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from regard.engine.stores.contiguous import Contiguous
 from regard.kernels.attention.mask import Full
 from regard.layout import TokenLayout
-from regard.lens.attention_maps import attention_weights
+from regard.lens.attention_patterns import attention_weights
 from regard.parts.attention import Attention, AttentionModule
 
 WIDTH, LENGTH = 16, 7
@@ -62,4 +62,4 @@ def saved_bytes(run: Callable[[], object]) -> int:
 
 
 def bytes_of(store: Contiguous) -> int:
-    return sum(array.nbytes for states in store.states for state in states for array in state.arrays.values())
+    return sum(array.nbytes for storage in store.storages for array in storage.arrays.values())

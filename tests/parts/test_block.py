@@ -1,7 +1,5 @@
 """Blocks: torch's own layers, the steps written out, residuals, and what depth does to the stream."""
 
-import dataclasses
-
 import pytest
 import torch
 from torch import Tensor, nn
@@ -138,7 +136,7 @@ def test_a_decoder_layer_is_torchs(style: str) -> None:
     ):
         part.load_state_dict(ours.state_dict())
     x, source = random(2, 5, WIDTH), random(2, 7, WIDTH, seed=8)
-    layout = dataclasses.replace(TokenLayout.whole(2, 5), source=Source(source, TokenLayout.whole(2, 7)))
+    layout = TokenLayout.whole(2, 5).with_source(Source(source, TokenLayout.whole(2, 7)))
     later = torch.ones(5, 5, dtype=torch.bool).triu(1)
     assert torch.allclose(block(x, layout)[0], theirs(x, source, tgt_mask=later), atol=1e-9)
 

@@ -43,7 +43,8 @@ def source(valid: Tensor = VALID) -> Source:
 
 
 def before(source: Source | None, start: int = 0, stop: int = LENGTH, rows: Tensor | None = None) -> TokenLayout:
-    return TokenLayout(torch.arange(start, stop).expand(2, -1), rows=rows, source=source)
+    layout = TokenLayout(torch.arange(start, stop).expand(2, -1), rows=rows)
+    return layout if source is None else layout.with_source(source)
 
 
 def plain_loop(module: CrossAttentionModule, spec: CrossAttention, x: Tensor, source: Source) -> Tensor:
@@ -123,12 +124,13 @@ def test_a_source_is_read_once_and_remembered(name: str, store: type) -> None:
     """Steps give what the whole gives, in rows of the store that are not the batch's, and project the source once."""
     spec, x, rows = SPECS[name], random(2, LENGTH, WIDTH), torch.tensor([2, 0])
     module, size = build(spec), {"blocks": 12} if store is Paged else {}
-    state = store(((spec.memory(WIDTH),),), 3, 8, dtype=torch.float64, source=9, **size).states[0][0]
+    kept = store(((spec.memory(WIDTH),),), 3, 8, dtype=torch.float64, source=9, **size)
     whole = module(x, before(source()))
     calls: list[int] = []
     module.k_proj.register_forward_hook(lambda *_: calls.append(1))
     for t in range(LENGTH):
         layout = before(source() if t == 0 else None, t, t + 1, rows)
+        (state,) = kept.begin_forward(layout)[0]
         assert (module(x[:, t : t + 1], layout, state) - whole[:, t : t + 1]).abs().max() < 1e-12
     assert len(calls) == 1
 
@@ -139,12 +141,15 @@ def test_a_row_that_is_given_back_forgets_its_source(kind: type) -> None:
     spec, x = SPECS["plain"], random(2, LENGTH, WIDTH)
     module, size = build(spec), {"blocks": 12} if kind is Paged else {}
     store = kind(((spec.memory(WIDTH),),), 2, 8, dtype=torch.float64, source=9, **size)
-    state = store.states[0][0]
-    whole = module(x, before(source()), state)
+
+    def attend(layout: TokenLayout) -> Tensor:
+        return module(x, layout, store.begin_forward(layout)[0][0])
+
+    whole = attend(before(source()))
     store.rewind(0, 0)
-    assert torch.equal(module(x, before(None), state), whole)
+    assert torch.equal(attend(before(None)), whole)
     store.release(0)
-    after = module(x, before(None), state)
+    after = attend(before(None))
     assert after[0].count_nonzero() == 0  # of a source without tokens
     assert torch.equal(after[1], whole[1])
 
@@ -169,11 +174,13 @@ def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(SpecError, match="a source has an order of its own"):
         CrossAttention(2, position=Rope())
     memory = ((SPECS["plain"].memory(WIDTH),),)
-    with pytest.raises(ValueError, match="say how long one may be"):
+    with pytest.raises(ValueError, match="give the longest source's length"):
         Contiguous(memory, 1, 8, torch.float64)
-    state = Contiguous(memory, 2, 8, torch.float64, source=SOURCE - 1).states[0][0]
-    with pytest.raises(ValueError, match="a source of 5 tokens is longer than the 4"):
-        module(x, before(source()), state)
-    packed = TokenLayout(torch.zeros(2, LENGTH).long(), segments=torch.zeros(2, LENGTH).long(), source=source())
-    with pytest.raises(ValueError, match="packed documents cannot be remembered"):
-        module(x, packed, state)
+    store = Contiguous(memory, 2, 8, torch.float64, source=SOURCE - 1)
+    layout = before(source())
+    (state,) = store.begin_forward(layout)[0]
+    with pytest.raises(ValueError, match="the source has 5 tokens, but the store keeps 4"):
+        module(x, layout, state)
+    packed = TokenLayout(torch.zeros(2, LENGTH).long(), segments=torch.zeros(2, LENGTH).long()).with_source(source())
+    with pytest.raises(ValueError, match="packed documents cannot be cached"):
+        store.begin_forward(packed)

@@ -152,7 +152,7 @@ def test_a_step_makes_no_keys_and_no_values() -> None:
     assert shapes == {"k": (1, 2, LENGTH, 5 + 2), "v": (1, 2, LENGTH, 3)}
     store = Contiguous(((spec.memory(WIDTH),),), 1, 16, torch.float64)
     for t in range(LENGTH):
-        step = module(x[:, t : t + 1], TokenLayout(torch.tensor([[t]])), store.states[0][0])
+        step = module(x[:, t : t + 1], now := TokenLayout(torch.tensor([[t]])), store.begin_forward(now)[0][0])
         assert shapes == {"k": (1, 1, 16, 7 + 2), "v": (1, 1, 16, 7)}
         assert (step - whole[:, t : t + 1]).abs().max() < 1e-12
 
@@ -175,7 +175,11 @@ def test_flops_are_those_counted(name: str, tokens: int) -> None:
     module, store = build(spec), Contiguous(((spec.memory(WIDTH),),), 1, 20, torch.float64)
     use_backend(module, "reference")
     with FlopCounterMode(display=False) as counter:
-        module(random(1, tokens, WIDTH), TokenLayout(torch.arange(tokens).unsqueeze(0)), store.states[0][0])
+        module(
+            random(1, tokens, WIDTH),
+            now := TokenLayout(torch.arange(tokens).unsqueeze(0)),
+            store.begin_forward(now)[0][0],
+        )
     assert counter.get_total_flops() == spec.flops(WIDTH, tokens, 20)
 
 

@@ -243,7 +243,9 @@ def test_no_cache_is_exact_past_the_trained_length(name: str) -> None:
     model, tokens = build(decoder(block(Attention(4, position=position)))), text(1, 9)
     store = Contiguous(model.spec.memory(), 1, 16, torch.float64)
     assert store.reserve(0, 9)
-    steps = [model(tokens[:, t : t + 1], TokenLayout(torch.tensor([[t]])), store.states) for t in range(9)]
+    steps = [
+        model(tokens[:, t : t + 1], now := TokenLayout(torch.tensor([[t]])), store.begin_forward(now)) for t in range(9)
+    ]
     assert position.max_exact_cache == 8
     assert error(torch.cat(steps[:8], 1), model(tokens[:, :8])) < 1e-9
     assert error(steps[8], model(tokens)[:, 8:]) > 1e-4

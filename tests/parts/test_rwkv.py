@@ -60,7 +60,9 @@ def test_step_by_step_with_their_state(pair: tuple) -> None:
     for size in (4, 1, 1, 3):
         piece = x[:, layout : layout + size]
         expected, state = theirs(piece, state=state)
-        found = ours(piece, TokenLayout(torch.arange(layout, layout + size)[None]), store.states[0][0])
+        found = ours(
+            piece, now := TokenLayout(torch.arange(layout, layout + size)[None]), store.begin_forward(now)[0][0]
+        )
         assert close(found, expected)
         layout += size
 

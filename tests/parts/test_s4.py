@@ -137,7 +137,7 @@ def test_float32_is_stable_over_long_texts(spec: TimeInvariantSSM) -> None:
     cuts = [0, 1, 5000, 5001, 12000, *range(16300, length + 1)]
     for start, stop in zip(cuts, cuts[1:], strict=False):
         layout = TokenLayout(torch.arange(start, stop)[None])
-        found.append(narrow(x[:, start:stop].float(), layout, store.states[0][0]))
+        found.append(narrow(x[:, start:stop].float(), layout, store.begin_forward(layout)[0][0]))
     assert error(torch.cat(found, 1).double(), expected) < 1e-5
 
 
@@ -149,7 +149,8 @@ def test_float32_is_stable_step_by_step(spec: TimeInvariantSSM) -> None:
     expected, narrow = module(x, TokenLayout.whole(1, length)), module.float()
     store = Contiguous(((spec.memory(WIDTH),),), 1, length, torch.float32)
     steps = [
-        narrow(x[:, t : t + 1].float(), TokenLayout(torch.tensor([[t]])), store.states[0][0]) for t in range(length)
+        narrow(x[:, t : t + 1].float(), now := TokenLayout(torch.tensor([[t]])), store.begin_forward(now)[0][0])
+        for t in range(length)
     ]
     assert error(torch.cat(steps, 1).double(), expected) < 2e-5
 
@@ -172,9 +173,9 @@ def test_half_precision_keeps_its_state_wide(spec: TimeInvariantSSM) -> None:
     half = built(spec).bfloat16()
     rounded = built(spec)
     rounded.load_state_dict({name: tensor.double() for name, tensor in half.state_dict().items()})
-    found = half(x.bfloat16(), TokenLayout(layout.positions), store.states[0][0])
+    found = half(x.bfloat16(), now := TokenLayout(layout.positions), store.begin_forward(now)[0][0])
     assert found.dtype == torch.bfloat16
-    assert store.states[0][0].arrays["x"].dtype == torch.float32
+    assert next(iter(store.storages)).arrays["x"].dtype == torch.float32
     assert error(found.double(), rounded(x.bfloat16().double(), layout)) < 0.03
     assert error(found.double(), module(x, layout)) < 0.3
 

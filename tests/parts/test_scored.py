@@ -45,15 +45,13 @@ def at_of(spec: ScoredAttention, batch: int = 2) -> TokenLayout:
         return TokenLayout.whole(batch, LENGTH)
     valid = torch.tensor([[True] * SOURCE, [True] * (SOURCE - 2) + [False] * 2])[:batch]
     states = random(2, SOURCE, spec.source_width or WIDTH, seed=7)[:batch]
-    return TokenLayout(
-        torch.arange(LENGTH).expand(batch, -1),
-        source=Source(states, TokenLayout(torch.arange(SOURCE).expand(batch, -1), valid=valid)),
-    )
+    source = Source(states, TokenLayout(torch.arange(SOURCE).expand(batch, -1), valid=valid))
+    return TokenLayout(torch.arange(LENGTH).expand(batch, -1)).with_source(source)
 
 
 def plain_loop(module: ScoredAttentionModule, spec: ScoredAttention, x: Tensor, layout: TokenLayout) -> Tensor:
     weight = module.state_dict()
-    states = x if layout.source is None else layout.source.x
+    states = x if layout.inputs.source is None else layout.inputs.source.x
     slices = states.unflatten(-1, (spec.heads, -1))
     size = slices.shape[-1]
 
@@ -69,10 +67,10 @@ def plain_loop(module: ScoredAttentionModule, spec: ScoredAttention, x: Tensor, 
 
     context = torch.zeros(*x.shape[:2], spec.heads, size, dtype=x.dtype)
     for b, i, head in torch.cartesian_prod(*map(torch.arange, context.shape[:3])).tolist():
-        if layout.source is None:
+        if layout.inputs.source is None:
             seen = list(range(states.shape[1] if spec.mask == Full() else i + 1))
         else:
-            seen = layout.source.layout.valid[b].nonzero().flatten().tolist()
+            seen = layout.inputs.source.layout.valid[b].nonzero().flatten().tolist()
         weights = [math.exp(score(b, i, j, head)) for j in seen]
         for w, j in zip(weights, seen, strict=True):
             context[b, i, head] += w / sum(weights) * slices[b, j, head]
@@ -128,10 +126,12 @@ def test_a_source_is_read_once_and_remembered(name: str, store: type) -> None:
     spec, x = SPECS[name], random(2, LENGTH, WIDTH, seed=99)
     module, layout, memory = build(spec), at_of(spec), ((SPECS[name].memory(WIDTH),),)
     size = {"blocks": 8} if store is Paged else {}
-    state = store(memory, 2, 8, dtype=torch.float64, source=9, **size).states[0][0]
+    kept = store(memory, 2, 8, dtype=torch.float64, source=9, **size)
     whole = module(x, layout)
     for t in range(LENGTH):
-        step = TokenLayout(layout.positions[:, t : t + 1], source=layout.source if t == 0 else None)
+        step = TokenLayout(layout.positions[:, t : t + 1])
+        step = step.with_source(layout.inputs.source) if t == 0 else step
+        (state,) = kept.begin_forward(step)[0]
         assert (module(x[:, t : t + 1], step, state) - whole[:, t : t + 1]).abs().max() < 1e-12
 
 

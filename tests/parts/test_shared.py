@@ -42,10 +42,10 @@ def rms(x: Tensor, weight: Tensor) -> Tensor:
     return x / (x.square().mean(-1, keepdim=True) + 1e-5).sqrt() * weight
 
 
-def by_hand(module: nn.Module, x: Tensor, foot: Tensor) -> Tensor:
+def by_hand(module: nn.Module, x: Tensor, embeddings: Tensor) -> Tensor:
     """The equation with three heads of eight, one token's attention after the other."""
     block = module.block
-    z = rms(torch.cat([x, foot], -1), block.attention_norm.weight)
+    z = rms(torch.cat([x, embeddings], -1), block.attention_norm.weight)
     q, k, v = (
         (z @ (proj.base.weight + proj.adapter[1].weight @ proj.adapter[0].weight).T).unflatten(-1, (3, 8))
         for proj in (block.attention.q_proj, block.attention.k_proj, block.attention.v_proj)
@@ -66,20 +66,20 @@ def by_hand(module: nn.Module, x: Tensor, foot: Tensor) -> Tensor:
 def test_against_the_equation() -> None:
     module = replace(SHARED, attention=Attention(3)).build(WIDTH).double().requires_grad_(False)
     draw_wide(module)
-    x, foot = torch.randn(2, 2, 9, WIDTH, dtype=torch.float64)
-    found = module(x, replace(TokenLayout.whole(2, 9), foot=foot))
-    assert torch.allclose(found, by_hand(module, x, foot), rtol=1e-10, atol=1e-10)
+    x, embeddings = torch.randn(2, 2, 9, WIDTH, dtype=torch.float64)
+    found = module(x, TokenLayout.whole(2, 9).with_embeddings(embeddings))
+    assert torch.allclose(found, by_hand(module, x, embeddings), rtol=1e-10, atol=1e-10)
 
 
 def test_a_stack_hands_down_what_entered_it() -> None:
     model = decoder(SHARED, SHARED).build(seed=0).eval()
     seen = []
     for body in bodies(model):
-        body.block.register_forward_pre_hook(lambda _, given: seen.append(given[1].foot))
+        body.block.register_forward_pre_hook(lambda _, given: seen.append(given[1].inputs.embeddings))
     tokens = torch.arange(8)[None]
     model(tokens)
     assert len(seen) == 2
-    assert all(torch.equal(foot, model.embedding(tokens)) for foot in seen)
+    assert all(torch.equal(embeddings, model.embedding(tokens)) for embeddings in seen)
 
 
 def test_one_block_between_layers_and_adapters_of_each() -> None:

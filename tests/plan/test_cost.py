@@ -10,7 +10,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from regard.engine.stores.contiguous import Contiguous
-from regard.engine.stores.fixed_size import RowState
+from regard.engine.stores.fixed_size import FixedStorage
 from regard.engine.stores.paged import Paged
 from regard.layout import TokenLayout
 from regard.models.decoder import Decoder
@@ -124,7 +124,8 @@ def test_flops_of_a_decoding_step(name):
     use_backend(model, "reference")
     store = Contiguous(spec.memory(), rows=1, capacity=context, dtype=torch.float32)
     with FlopCounterMode(display=False) as counter:
-        model(torch.zeros(1, 1, dtype=torch.long), TokenLayout(torch.tensor([[context - 1]])), store.states)
+        layout = TokenLayout(torch.tensor([[context - 1]]))
+        model(torch.zeros(1, 1, dtype=torch.long), layout, store.begin_forward(layout, check=False))
     assert plan(spec, context).decode_flops == counter.get_total_flops()
 
 
@@ -155,14 +156,12 @@ def test_ahead_blocks_add_flops_to_training_and_none_to_decoding():
 @pytest.mark.parametrize("store", ["contiguous", "paged"])
 def test_cache_bytes_equal_those_of_the_stores(spec, store, dtype):
     planned = plan(spec, context=48, batch=3, dtype=dtype)
-    if store == "contiguous":  # it has one slot more, for invalid tokens
-        states = Contiguous(spec.memory(), rows=3, capacity=47, dtype=getattr(torch, dtype)).states
-    else:  # it has one block of 16 more
-        states = Paged(spec.memory(), rows=3, capacity=48, blocks=8, dtype=getattr(torch, dtype)).states
-    flat = [state for block in states for state in block]
-    fixed = [t for state in flat if isinstance(state, RowState) for t in state.arrays.values()]
-    others = [state for state in flat if not isinstance(state, RowState)]
-    growing = [t for state in others for t in getattr(state, "arrays", getattr(state, "pages", {})).values()]
+    if store == "contiguous":  # it keeps one slot more, for invalid tokens
+        kept = Contiguous(spec.memory(), rows=3, capacity=47, dtype=getattr(torch, dtype)).storages
+    else:  # it keeps one block of 16 more
+        kept = Paged(spec.memory(), rows=3, capacity=48, blocks=8, dtype=getattr(torch, dtype)).storages
+    fixed = [t for storage in kept if isinstance(storage, FixedStorage) for t in storage.arrays.values()]
+    growing = [t for storage in kept if not isinstance(storage, FixedStorage) for t in storage.arrays.values()]
     assert planned.state_bytes == sum(tensor.nbytes for tensor in fixed)
     assert planned.kv_bytes() == sum(tensor.nbytes for tensor in growing)
     assert planned.kv_bytes_per_token * 48 * 3 == planned.kv_bytes()

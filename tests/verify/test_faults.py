@@ -9,19 +9,20 @@ from dataclasses import replace
 import pytest
 import torch
 
-from regard.engine.stores import fixed_size
-from regard.engine.stores.contiguous import ContiguousState
+from regard.engine.stores.contiguous import Contiguous
+from regard.engine.stores.fixed_size import FixedStorage
 from regard.engine.stores.paged import Paged
 from regard.engine.stores.ring import RingBuffer
-from regard.engine.stores.row_table import RowTable, rows_of
+from regard.engine.stores.rows import RowTable, rows_of
 from regard.kernels.attention import mask as masks
 from regard.kernels.attention.patterns.window import Window
 from regard.layout import TokenLayout
 from regard.parts.attention import Attention
 from regard.parts.linear_attention import LinearAttention
+from regard.parts.position import rope
 from regard.parts.position.alibi import Alibi, AlibiModule
 from regard.parts.position.learned import Learned, LearnedModule
-from regard.parts.position.rope import Rope, RopeModule
+from regard.parts.position.rope import Rope
 from regard.verify.laws import LAWS, weights
 from regard.verify.subjects import trials
 from regard.verify.verdict import attempt, kept
@@ -60,13 +61,13 @@ def test_a_bias_that_is_zero_when_decoding(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_positions_by_slot_instead_of_by_text(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = RopeModule.waves
+    right = rope.rotations
 
-    def by_slot(self, layout: TokenLayout, dtype: torch.dtype):
+    def by_slot(layout: TokenLayout, *args):
         slots = torch.arange(layout.positions.shape[1]).expand_as(layout.positions)
-        return right(self, replace(layout, positions=slots, shared={}), dtype)
+        return right(replace(layout, positions=slots), *args)
 
-    monkeypatch.setattr(RopeModule, "waves", by_slot)
+    monkeypatch.setattr(rope, "rotations", by_slot)
     assert "cached = whole" in broken_laws(ROPE)
 
 
@@ -82,32 +83,31 @@ def test_learned_positions_by_slot(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_state_that_is_not_emptied(monkeypatch: pytest.MonkeyPatch) -> None:
     def read(self, layout, **empty):
-        layout.refuse_packed()
         return tuple(self.arrays[name][rows_of(layout)] for name in empty)
 
-    monkeypatch.setattr(fixed_size.RowState, "read", read)
+    monkeypatch.setattr(FixedStorage, "read", read)
     assert {"used row = fresh row", "cached = whole"} <= broken_laws(LINEAR)
 
 
 def test_padding_that_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     right = masks.join
-    monkeypatch.setattr(masks, "join", lambda mask, layout: right(mask, replace(layout, valid=None, k_valid=None)))
+    monkeypatch.setattr(masks, "join", lambda layout, mask: right(replace(layout, valid=None), mask))
     assert "padded left = right = alone" in broken_laws(ROPE)
 
 
 def test_documents_that_see_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
     right = masks.join
-    monkeypatch.setattr(masks, "join", lambda mask, layout: right(mask, replace(layout, segments=None)))
+    monkeypatch.setattr(masks, "join", lambda layout, mask: right(replace(layout, segments=None), mask))
     assert "packed = separate" in broken_laws(ROPE)
 
 
 def test_packed_documents_that_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(TokenLayout, "refuse_packed", lambda self: None)
+    monkeypatch.setattr(RowTable, "check", lambda self, layout, capacity: None)
     assert "packed is not remembered" in broken_laws(ROPE)
 
 
 def test_a_recurrence_that_says_it_can_go_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fixed_size.RowState, "lost", lambda self, row, length: None)
+    monkeypatch.setattr(FixedStorage, "why_not_rewind", lambda self, row, length: None)
     assert "rewound = never read" in broken_laws(LINEAR)
 
 
@@ -115,7 +115,7 @@ def test_a_snapshot_that_is_no_copy(monkeypatch: pytest.MonkeyPatch) -> None:
     right = RowTable.snapshot
 
     def alias(self, row: int):
-        return replace(right(self, row), held=[carrier.held(row) for carrier in self.carriers])
+        return replace(right(self, row), arrays=[state.row_arrays(row) for state in self.overwriting])
 
     monkeypatch.setattr(RowTable, "snapshot", alias)
     assert "rewound = never read" in broken_laws(LINEAR)
@@ -132,8 +132,8 @@ def test_a_ring_that_is_one_too_short(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_ring_that_goes_back_too_far(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(RingBuffer, "lost", lambda self, row, length: None)
-    monkeypatch.setattr(RowTable, "put", lambda self, row, snapshot: None)
+    monkeypatch.setattr(RingBuffer, "why_not_rewind", lambda self, row, length: None)
+    monkeypatch.setattr(RowTable, "restore", lambda self, row, snapshot: None)
     assert "rewound = never read" in broken_laws(WINDOW)
 
 
@@ -143,25 +143,25 @@ def test_a_common_block_that_is_written_to(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_common_block_that_is_given_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = Paged.give_back
+    right = Paged.free_blocks
 
     def alone(self, row: int, keep: int) -> None:
         for owned in self.owned[row][keep:]:
             self.owners[owned] = 1
         right(self, row, keep)
 
-    monkeypatch.setattr(Paged, "give_back", alone)
+    monkeypatch.setattr(Paged, "free_blocks", alone)
     assert "taken over = read anew" in broken_laws(ROPE)
 
 
 def test_tokens_kept_in_the_wrong_place(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = ContiguousState.place
+    right = Contiguous.place
 
-    def shifted(self, layout):
-        rows, slots = right(self, layout)
-        return rows, (slots + 1) % self.store.capacity
+    def shifted(self, layout, span):
+        placement = right(self, layout, span)
+        return placement._replace(slots=(placement.slots + 1) % self.capacity)
 
-    monkeypatch.setattr(ContiguousState, "place", shifted)
+    monkeypatch.setattr(Contiguous, "place", shifted)
     assert {"cached = whole", "paged = contiguous"} <= broken_laws(ROPE)
 
 
@@ -170,7 +170,7 @@ def test_blocks_that_two_rows_own(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def shared(self, row: int, length: int) -> bool:
         done = right(self, row, length)
-        self.table[row] = self.table[0]
+        self.block_table[row] = self.block_table[0]
         return done
 
     monkeypatch.setattr(Paged, "reserve", shared)
@@ -178,10 +178,10 @@ def test_blocks_that_two_rows_own(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_model_that_cannot_be_run_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(self, layout):
+    def fail(self, layout, span):
         raise RuntimeError("no such slot")
 
-    monkeypatch.setattr(ContiguousState, "place", fail)
+    monkeypatch.setattr(Contiguous, "place", fail)
     outcome = attempt("cached = whole", trials(build(ROPE), 12)[""])
     assert outcome.note == "RuntimeError: no such slot" and not kept(outcome, torch.float64)
 

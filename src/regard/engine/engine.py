@@ -24,8 +24,8 @@ from regard.engine.history import History
 from regard.engine.request import QueueFull, Request, Sampling, Token
 from regard.engine.sampling import sample
 from regard.engine.scheduler import ScheduledBatch, Scheduler
-from regard.engine.stores.contiguous import Contiguous
-from regard.engine.stores.paged import Paged
+from regard.engine.stores import STORES
+from regard.engine.stores.base import Store
 from regard.layout import TokenLayout
 from regard.models.decoder import DecoderModule
 from regard.parts.state import PerSource, each
@@ -56,12 +56,7 @@ class Engine:
             raise ValueError(f"engine: it continues texts and needs a decoder; this model is a {model.spec.kind}")
         context = model.spec.context
         capacity = (context or CAPACITY) if capacity is None else capacity
-        if store == "contiguous" and not (blocks is None and block is None):
-            raise ValueError(f"engine: the contiguous store has no blocks; leave out {blocks=} and {block=}")
-        block = 16 if block is None else block
-        blocks = rows * -(-capacity // max(block, 1)) if blocks is None else blocks
-        sizes = {"rows": rows, "capacity": capacity, "blocks": blocks, "block": block, "chunk": chunk, "queue": queue}
-        for name, size in sizes.items():
+        for name, size in {"rows": rows, "capacity": capacity, "chunk": chunk, "queue": queue}.items():
             if size < 1:
                 raise ValueError(f"engine: {name}={size} must be positive")
         if context is not None and capacity > context:
@@ -77,14 +72,12 @@ class Engine:
                 )
         weight = model.embedding.weight
         self.device = weight.device
-        if store == "paged":
-            self.store = Paged(model.spec.memory(), rows, capacity, blocks, weight.dtype, self.device, block)
-            capacity = min(capacity, blocks * block)  # the oldest request always fits
-        elif store == "contiguous":
-            self.store = Contiguous(model.spec.memory(), rows, capacity, weight.dtype, self.device)
-        else:
-            raise ValueError(f"there is no store {store!r}; {nearest(store, ['paged', 'contiguous'])}")
-        self.model, self.capacity, self.queue = model.eval(), capacity, queue
+        if store not in STORES:
+            raise ValueError(f"there is no store {store!r}; {nearest(store, STORES)}")
+        self.store = STORES[store].for_engine(
+            model.spec.memory(), rows, capacity, weight.dtype, self.device, blocks, block
+        )
+        self.model, self.capacity, self.queue = model.eval(), self.store.max_tokens, queue
         self.scheduler = Scheduler(self.store, chunk)
         self.compiled = None
         if compile:
@@ -163,17 +156,16 @@ class Engine:
     def metrics(self) -> dict[str, int]:
         running, waiting = len(self.scheduler.running), len(self.scheduler.waiting)
         numbers = {"rows": self.store.rows, "running": running, "waiting": waiting, **self.counts}
-        if isinstance(self.store, Paged):
-            numbers |= {"blocks": self.store.blocks, "free_blocks": len(self.store.free)}
-        return numbers | {"preemptions": self.scheduler.preemptions}
+        return numbers | self.store.metrics() | {"preemptions": self.scheduler.preemptions}
 
     def forward(self, batch: ScheduledBatch) -> Tensor:
         """Let the model read these tokens; (N, V) logits of the N requests that have then read all of theirs."""
         batch.sort(key=lambda pair: pair[0].row)
         if self.compiled is not None and all(length == 1 for _, length in batch):
             return self.decode(batch, self.compiled)
-        tokens, layout, self.store.span = place(batch, self.store, self.device)
-        hidden = self.model.hidden(tokens, layout, self.store.states)  # (B, L, D)
+        tokens, layout, span = place(batch, self.store, self.device)
+        states = self.store.begin_forward(layout, span, check=False)  # the scheduler has reserved the space
+        hidden = self.model.hidden(tokens, layout, states)  # (B, L, D)
         ends = [(b, length - 1) for b, (request, length) in enumerate(batch) if request.pending == length]
         if tokens.shape[1] > 1:
             hidden = hidden[tuple(zip(*ends, strict=True))] if ends else hidden[:0, 0]  # (N, D)
@@ -189,14 +181,14 @@ class Engine:
         tokens[rows, 0], positions[rows, 0] = last, done
         valid = torch.zeros_like(tokens, dtype=torch.bool).index_fill_(0, rows, True)
         reach = max((request.done for request, _ in batch), default=0) + 1
-        self.store.span = min(max(256, 1 << (reach - 1).bit_length()), self.store.capacity)
-        return read_one(tokens, positions, valid)[rows]
+        span = min(max(256, 1 << (reach - 1).bit_length()), self.store.capacity)
+        return read_one(tokens, positions, valid, span)[rows]
 
-    def read_one(self, tokens: Tensor, positions: Tensor, valid: Tensor) -> Tensor:
-        """(B, 1) a token for every row of the store -> (B, V) logits"""
-        return self.model.logits(
-            self.model.hidden(tokens, TokenLayout(positions, valid=valid), self.store.states)[:, 0]
-        )
+    def read_one(self, tokens: Tensor, positions: Tensor, valid: Tensor, span: int) -> Tensor:
+        """(B, 1) one token for every row of the store -> (B, V) logits"""
+        layout = TokenLayout(positions, valid=valid)
+        states = self.store.begin_forward(layout, span, check=False)
+        return self.model.logits(self.model.hidden(tokens, layout, states)[:, 0])
 
     def advance(self, batch: ScheduledBatch, logits: Tensor) -> list[tuple[Request, Token]]:
         for request, length in batch:
@@ -251,7 +243,7 @@ class Engine:
         return ids
 
 
-def place(batch: ScheduledBatch, store: Contiguous | Paged, device: torch.device) -> tuple[Tensor, TokenLayout, int]:
+def place(batch: ScheduledBatch, store: Store, device: torch.device) -> tuple[Tensor, TokenLayout, int]:
     """Tokens (B, L), where they stand, and how far the store must be read.
 
     Padding repeats a row's first token, so it brings nothing in (a NaN, a far position) that the row does not have.

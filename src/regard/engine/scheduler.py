@@ -14,14 +14,13 @@ from bisect import insort
 from collections import deque
 
 from regard.engine.request import Request
-from regard.engine.stores.contiguous import Contiguous
-from regard.engine.stores.paged import Paged
+from regard.engine.stores.base import Store
 
 ScheduledBatch = list[tuple[Request, int]]  # who runs, and how many of its tokens
 
 
 class Scheduler:
-    def __init__(self, store: Contiguous | Paged, chunk: int):
+    def __init__(self, store: Store, chunk: int):
         self.store, self.chunk = store, chunk
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []  # both by age, the oldest first

@@ -22,7 +22,7 @@ def convolve(
     x: Tensor, weight: Tensor, bias: Tensor | None, tail: Tensor, layout: TokenLayout
 ) -> tuple[Tensor, Tensor]:
     """x (B, L, D), weight (k, D), the newest token's tap first, tail (B, k - 1, D) -> y (B, L, D), the next tail."""
-    order = layout.once("valid first", lambda: valid_first(layout))
+    order = layout.derived(valid_first)
     segments = None if layout.segments is None else pick(layout.segments, order)
     dtype, behind = torch.promote_types(x.dtype, weight.dtype), len(weight) - 1
     x, tail = pick(x, order).to(dtype), tail.to(dtype)

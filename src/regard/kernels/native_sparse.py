@@ -32,27 +32,25 @@ class Line:
     starts: Tensor  # (B, L) where the document of each query begins in the line
     own: Tensor  # (B, L) how far in it the query stands
 
-    @classmethod
-    def of(cls, layout: TokenLayout) -> "Line":
-        segments, valid = layout.key_segments, layout.key_valid
-        ranks = torch.arange(layout.key_positions.shape[1], device=layout.positions.device).expand_as(
-            layout.key_positions
-        )
-        slots = ranks
-        for key in (layout.key_positions, segments, None if valid is None else (~valid).byte()):  # the last counts most
-            if key is not None:
-                slots = slots.gather(1, key.gather(1, slots).argsort(dim=1, stable=True))
-        begins = torch.zeros_like(ranks, dtype=torch.bool)
-        for key in (segments, valid):
-            if key is not None:
-                key = key.gather(1, slots)
-                begins[:, 1:] |= key[:, 1:] != key[:, :-1]
-        starts = ranks.where(begins, 0).cummax(1).values  # (B, S)
-        if layout.k_positions is None:  # the queries are the keys
-            back = slots.argsort(1)
-            return cls(slots, ranks - starts, starts.gather(1, back), (ranks - starts).gather(1, back))
-        first = layout.k_positions.gather(1, slots[:, :1])  # of the one document that a state remembers
-        return cls(slots, ranks - starts, torch.zeros_like(layout.positions), layout.positions - first)
+
+def line_of(layout: TokenLayout) -> Line:
+    segments, valid = layout.key_segments, layout.key_valid
+    ranks = torch.arange(layout.key_positions.shape[1], device=layout.positions.device).expand_as(layout.key_positions)
+    slots = ranks
+    for key in (layout.key_positions, segments, None if valid is None else (~valid).byte()):  # the last counts most
+        if key is not None:
+            slots = slots.gather(1, key.gather(1, slots).argsort(dim=1, stable=True))
+    begins = torch.zeros_like(ranks, dtype=torch.bool)
+    for key in (segments, valid):
+        if key is not None:
+            key = key.gather(1, slots)
+            begins[:, 1:] |= key[:, 1:] != key[:, :-1]
+    starts = ranks.where(begins, 0).cummax(1).values  # (B, S)
+    if layout.keys is None:  # the queries are the keys
+        back = slots.argsort(1)
+        return Line(slots, ranks - starts, starts.gather(1, back), (ranks - starts).gather(1, back))
+    first = layout.keys.positions.gather(1, slots[:, :1])  # of the one document that a state remembers
+    return Line(slots, ranks - starts, torch.zeros_like(layout.positions), layout.positions - first)
 
 
 def ends(places: Tensor, valid: Tensor | None, length: int, stride: int) -> tuple[Tensor, Tensor]:

@@ -14,13 +14,11 @@ import time
 import torch
 
 from regard.engine.stores.contiguous import Contiguous
-from regard.engine.stores.states import leaves
 from regard.labs.bench import Bench
 from regard.labs.contenders import contender
 from regard.labs.findings import Check, Findings, Plot
 from regard.layout import TokenLayout
 from regard.models.decoder import DecoderModule
-from regard.parts.state import STATELESS
 
 NAMES = ("attention", "S4D", "Mamba", "Mamba-2")
 WIDTH, VOCAB = 256, 256
@@ -32,7 +30,7 @@ class Stream:
     def __init__(self, model: DecoderModule, n: int):
         self.model, self.last = model, torch.full((1, 1), n - 1)
         self.store = Contiguous(model.spec.memory(), 1, n, torch.float32)
-        self.arrays = [a for s in leaves(self.store.states) if s is not STATELESS for a in s.arrays.values()]
+        self.arrays = [array for storage in self.store.storages for array in storage.arrays.values()]
         for array in self.arrays:
             array.normal_()
 
@@ -45,7 +43,8 @@ class Stream:
     def step(self) -> float:
         """Seconds of one token."""
         start = time.perf_counter()
-        self.model(torch.zeros(1, 1, dtype=torch.int64), TokenLayout(self.last), self.store.states)
+        layout = TokenLayout(self.last)
+        self.model(torch.zeros(1, 1, dtype=torch.int64), layout, self.store.begin_forward(layout, check=False))
         return time.perf_counter() - start
 
 

@@ -3,7 +3,7 @@
 Everything is an ordinary hook on the model that trains and serves; there is no second one.
 """
 
-from regard.lens.attention_maps import attention_heads, attention_maps, attention_weights, entropy, row_entropy
+from regard.lens.attention_patterns import attention_heads, attention_maps, attention_weights, entropy, row_entropy
 from regard.lens.patching import patch
 from regard.lens.recording import record
 

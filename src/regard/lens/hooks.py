@@ -1,7 +1,7 @@
 """Hooks by name: which modules a pattern means, and hooks that are gone when their block ends, however it ends.
 
 Names are those of `model.named_modules()`; a `*` stands for any run of characters, dots too. Between blocks the
-residual stream is `stack.foot`, `stack.blocks.0`, `stack.blocks.1` …; inside attention `…body.q` and `…body.k` are
+residual stream is `stack.input`, `stack.blocks.0`, `stack.blocks.1` …; inside attention `…body.q` and `…body.k` are
 queries and keys as they are compared (rotated), `…body.v` the values, `…body.z` what each head read.
 """
 

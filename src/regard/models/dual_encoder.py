@@ -73,6 +73,4 @@ class DualEncoderModule(nn.Module):
         layout = TokenLayout.whole(*tokens.shape, tokens.device) if layout is None else layout
         valid = torch.ones_like(tokens, dtype=torch.bool) if layout.valid is None else layout.valid
         ends = ((tokens == self.spec.end) & valid).long()
-        return replace(
-            layout, valid=valid & (ends.cumsum(-1) == ends), ordered=False, shared={}
-        )  # no end, or the first
+        return replace(layout, valid=valid & (ends.cumsum(-1) == ends), ordered=False)  # no end, or the first

@@ -9,7 +9,7 @@ between them (`embedding_dim`: ELECTRA, Clark et al. 2020).
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -101,11 +101,11 @@ class EncoderModule(nn.Module):
         self, data: Tensor, layout: TokenLayout | None = None, types: Tensor | None = None, states: States | None = None
     ) -> tuple[Source, Losses]:
         """Every token's vector (B, L, D) and where it stands; and what bodies add to the loss in training."""
-        x, layout = self.foot(data, layout, types)
+        x, layout = self.embed(data, layout, types)
         x, losses = self.stack(x, self.position.share(layout), states)
         return Source(self.norm(x), layout), losses
 
-    def foot(
+    def embed(
         self, data: Tensor, layout: TokenLayout | None = None, types: Tensor | None = None
     ) -> tuple[Tensor, TokenLayout]:
         """What the stack reads, and where it stands."""
@@ -116,8 +116,8 @@ class EncoderModule(nn.Module):
 
     def between(self, data: Tensor, depths: Sequence[int]) -> tuple[Tensor, Losses]:
         """Vectors from inside the stack, behind so many blocks and not normed; several depths side by side."""
-        x, layout = self.foot(data)
-        layout = replace(self.position.share(layout), foot=x)
+        x, layout = self.embed(data)
+        layout = self.position.share(layout).with_embeddings(x)
         seen, losses = [x], {}
         for block in self.stack.blocks[: max(depths)]:
             x, more = block(x, layout)

@@ -7,7 +7,7 @@ an image in patches. Its keys and values are computed once and remembered beside
 the source no more.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 from torch import Tensor, nn
@@ -100,5 +100,5 @@ class EncoderDecoderModule(nn.Module):
             return self.target(tokens, layout, states, outputs)
         read, losses = self.source.read(source, source_layout)
         layout = TokenLayout.whole(*tokens.shape, tokens.device) if layout is None else layout
-        out = self.target(tokens, replace(layout, source=read), states, outputs=True)
+        out = self.target(tokens, layout.with_source(read), states, outputs=True)
         return out._replace(losses=add(losses, out.losses)) if outputs else materialize(out.logits)

@@ -7,7 +7,7 @@ back at every token: before each step (additive, Bahdanau et al. 2014) or after 
 It is an encoder-decoder with recurrent layers, and states that are handed over.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain, repeat
 from typing import ClassVar, Literal
 
@@ -83,7 +83,7 @@ class Seq2SeqModule(EncoderDecoderModule):
             raise ValueError("the source is packed and the target is not; say the target's documents, or unpack both")
         ends = final_states(self.spec.source.layers)
         read, losses = self.source.read(source, source_layout, states=ends)
-        out = self.target(tokens, replace(layout, source=read), self.hand_over(ends, states), outputs=True)
+        out = self.target(tokens, layout.with_source(read), self.hand_over(ends, states), outputs=True)
         return out._replace(losses=add(losses, out.losses)) if outputs else materialize(out.logits)
 
     def hand_over(self, ends: tuple[tuple[FinalState, ...], ...], states: States | None) -> States:

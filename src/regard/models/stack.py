@@ -1,6 +1,6 @@
 """A stack of blocks, written as runs: `Repeat((window, window, full), times=4)` tiles three over twelve layers."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from torch import Tensor, nn
 
@@ -50,13 +50,13 @@ def final_states(layers: tuple[Repeat, ...]) -> tuple[tuple[FinalState, ...], ..
 class Stack(nn.Module):
     def __init__(self, layers: tuple[Repeat, ...], width: int):
         super().__init__()
-        self.foot = Tap()
+        self.input = Tap()
         self.blocks = nn.ModuleList(block.build(width) for block in unroll(layers))
         tie(self.blocks)
 
     def forward(self, x: Tensor, layout: TokenLayout, states: States | None = None) -> tuple[Tensor, Losses]:
-        x, total = self.foot(x), {}
-        layout = replace(layout, foot=x)
+        x, total = self.input(x), {}
+        layout = layout.with_embeddings(x)
         for block, state in zip(self.blocks, states or [None] * len(self.blocks), strict=True):
             x, losses = block(x, layout, state)
             total = add(total, losses)

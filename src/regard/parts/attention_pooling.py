@@ -43,7 +43,7 @@ class AttentionPoolingModule(nn.Module):
         query = self.query.expand(len(x), documents, -1)  # (B, N, D)
         numbers = torch.arange(documents, device=x.device).expand(len(x), -1)
         packed = layout.segments is not None
-        asking = TokenLayout(torch.zeros_like(numbers), numbers if packed else None, source=Source(x, layout))
+        asking = TokenLayout(torch.zeros_like(numbers), numbers if packed else None).with_source(Source(x, layout))
         z = self.attention(query, asking)  # (B, N, D)
         z = z + self.feedforward(self.norm(z))
         return z if packed else z.squeeze(1)

@@ -78,4 +78,4 @@ class AttentionRNNModule(nn.Module):
 
 def each_token(layout: TokenLayout) -> Iterator[TokenLayout]:
     """One query after another, before the same keys."""
-    return (layout.of_rows(slice(t, t + 1)) for t in range(layout.positions.shape[1]))
+    return (layout.tokens(slice(t, t + 1)) for t in range(layout.positions.shape[1]))

@@ -61,7 +61,7 @@ class BidirectionalModule(nn.Module):
     def forward(self, x: Tensor, layout: TokenLayout, state: FixedState = STATELESS) -> Tensor:
         ends = FinalState(), FinalState()
         ahead = self.ahead(x, layout, ends[0])  # (B, L, N)
-        back = self.back(x.flip(1), layout.once("reversed", lambda: reverse(layout)), ends[1]).flip(1)  # (B, L, N)
+        back = self.back(x.flip(1), layout.derived(reverse), ends[1]).flip(1)  # (B, L, N)
         state.write(layout, **{name: torch.cat([end.arrays[name] for end in ends], -1) for name in ends[0].arrays})
         return self.o_proj(torch.cat([ahead, back], -1))
 
@@ -75,5 +75,4 @@ def reverse(layout: TokenLayout) -> TokenLayout:
         valid=None if layout.valid is None else layout.valid.flip(1),
         ordered=False,
         consecutive=False,
-        shared={},
     )

@@ -68,17 +68,18 @@ class Blocks(Bias):
     links: int
 
     def values(self, layout: TokenLayout, dtype: torch.dtype) -> Tensor:
-        return layout.once((self, dtype), lambda: self.between(layout, dtype))
+        return layout.derived(block_bias, self.block, self.links, dtype)
 
-    def between(self, layout: TokenLayout, dtype: torch.dtype) -> Tensor:
-        """(B, 1, L, S)"""
-        lengths = lengths_of(layout).unsqueeze(-1)  # (B, L, 1)
-        row, column = layout.positions.unsqueeze(-1) // self.block, layout.key_positions.unsqueeze(-2) // self.block
-        last = (lengths - 1) // self.block
-        whole = (row == 0) | (row == last) | (lengths <= (5 + 2 * self.links) * self.block)
-        seen = whole | ((row - column).abs() <= 1) | (column == 0) | (column == last)  # (B, L, S)
-        bias = torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill(~seen, float("-inf"))
-        return bias.masked_fill(~whole & (column == 0), math.log1p(self.links)).unsqueeze(1)
+
+def block_bias(layout: TokenLayout, block: int, links: int, dtype: torch.dtype) -> Tensor:
+    """(B, 1, L, S)"""
+    lengths = lengths_of(layout).unsqueeze(-1)  # (B, L, 1)
+    row, column = layout.positions.unsqueeze(-1) // block, layout.key_positions.unsqueeze(-2) // block
+    last = (lengths - 1) // block
+    whole = (row == 0) | (row == last) | (lengths <= (5 + 2 * links) * block)
+    seen = whole | ((row - column).abs() <= 1) | (column == 0) | (column == last)  # (B, L, S)
+    bias = torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill(~seen, float("-inf"))
+    return bias.masked_fill(~whole & (column == 0), math.log1p(links)).unsqueeze(1)
 
 
 def lengths_of(layout: TokenLayout) -> Tensor:

@@ -6,7 +6,6 @@ then grows with the text and no faster, and memory hardly grows at all. GPUs are
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -24,14 +23,6 @@ def chunked_forward(
         return layer(x, layout, *carried)
     ys = []
     for start in range(0, x.shape[1], SPAN):
-        y, *carried = layer(x[:, start : start + SPAN], part(layout, start, start + SPAN), *carried)
+        y, *carried = layer(x[:, start : start + SPAN], layout.tokens(slice(start, start + SPAN)), *carried)
         ys.append(y)
     return torch.cat(ys, 1), *carried
-
-
-def part(layout: TokenLayout, start: int, stop: int) -> TokenLayout:
-    """The tokens from start to stop."""
-    valid = None if layout.valid is None else layout.valid[:, start:stop]
-    return replace(
-        layout, positions=layout.positions[:, start:stop], valid=valid, ordered=False, consecutive=False, shared={}
-    )

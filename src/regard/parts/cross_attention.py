@@ -2,8 +2,8 @@
 
     head_h = softmax(q_h(x) k_g(source)ᵀ · scale) v_g(source)          Vaswani et al. 2017
 
-Keys and values of the source are computed when it is given (`layout.source`) and cached for later steps. A source is
-seen whole, and its order is not this sequence's: no mask, no positions.
+Keys and values of the source are computed when it is given (`layout.with_source`) and cached for later steps. Queries
+attend to the whole source, whose order is not this sequence's: no mask, no positions.
 """
 
 from dataclasses import dataclass

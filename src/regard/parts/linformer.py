@@ -102,12 +102,9 @@ class LinformerModule(nn.Module):
         """The same queries before the mixtures of their documents."""
         places = torch.zeros_like(layout.positions[:, :1]).expand(-1, keys)
         if (segments := layout.documents) is None:
-            return replace(layout, k_positions=places, ordered=False, consecutive=False, shared={})
+            return layout.with_keys(places)
         own = torch.arange(documents, device=places.device).repeat_interleave(keys // documents).expand_as(places)
-        return replace(
-            layout, segments=numbered(segments), k_positions=places, k_segments=own,
-            ordered=False, consecutive=False, shared={},
-        )  # fmt: skip
+        return replace(layout, segments=numbered(segments)).with_keys(places, segments=own)
 
 
 def along_length(spec: Linformer) -> nn.Parameter:

@@ -11,7 +11,7 @@ have no rotation: p tells where in a block a token stands, and a bias sees a blo
 to is remembered with that token: a step reads S/stride of them and select·block + window tokens.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
@@ -24,7 +24,7 @@ from regard.kernels.attention.mask import Causal
 from regard.kernels.attention.patterns.window import Window
 from regard.kernels.attention.reference import attention_weights, per_head
 from regard.kernels.attention.score_options import ScoreOptions
-from regard.kernels.native_sparse import Line, attend_chosen, choose, ends, importance, pick
+from regard.kernels.native_sparse import Line, attend_chosen, choose, ends, importance, line_of, pick
 from regard.layout import TokenLayout
 from regard.parts.attention import Attention, merge, split
 from regard.parts.body import Body
@@ -112,7 +112,7 @@ class NativeSparseModule(nn.Module):
         still, turning = k.split([self.kv_heads, 2 * self.kv_heads], 1)
         q_turned, turned = self.position.rotate(q, turning, layout)
         k, v, keys = state.extend(layout, k=torch.cat([still, turned], 1), v=v)  # (B, 3K, S, E)
-        line, bias = keys.once("line", lambda: Line.of(keys)), self.position.bias(keys)
+        line, bias = keys.derived(line_of), self.position.bias(keys)
         (k_raw, k_far, k_near), (v_raw, v_far, v_near) = k.chunk(3, 1), v.chunk(3, 1)  # (B, K, S, E) each
         blocks = self.summarize(k_raw, v_raw, layout.valid, line)
         k_block, v_block, _ = state.extend(layout, k_block=blocks[0], v_block=blocks[1])  # (B, K, S, E)
@@ -145,9 +145,9 @@ class NativeSparseModule(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """What the compressed view reads (B, H, L, E), and the blocks that it finds important (B, K, L, select)."""
         spec = self.spec
-        slots, begins, blocks_at = layout.once(("blocks", spec.length, spec.stride), lambda: self.blocks(layout, line))
+        slots, begins, block_layout = layout.derived(compressed_blocks, spec.length, spec.stride)
         k, v = (pick(x, slots.unsqueeze(1)) for x in (k, v))  # (B, K, N, E)
-        weights = attention_weights(q, k, blocks_at, ScoreOptions(self.past, self.scale, bias))  # (B, H, L, N)
+        weights = attention_weights(q, k, block_layout, ScoreOptions(self.past, self.scale, bias))  # (B, H, L, N)
         with torch.no_grad():
             group = weights.unflatten(1, (self.kv_heads, -1)).sum(2)  # (B, K, L, N)
             count = -(-line.slots.shape[1] // spec.block)
@@ -155,21 +155,17 @@ class NativeSparseModule(nn.Module):
             chosen = choose(scores, line.own, spec.block, spec.select)
         return weights.to(q.dtype) @ per_head(v, q), chosen
 
-    def blocks(self, layout: TokenLayout, line: Line) -> tuple[Tensor, Tensor, TokenLayout]:
-        """Slots of the tokens that complete compressed blocks (B, N), positions where those begin, and their layout."""
-        valid = None if layout.key_valid is None else layout.key_valid.gather(1, line.slots)
-        found, real = ends(line.places, valid, self.spec.length, self.spec.stride)
-        slots = line.slots.gather(1, found)
-        before_blocks = replace(
-            layout,
-            k_positions=layout.key_positions.gather(1, slots),
-            k_segments=None if layout.key_segments is None else layout.key_segments.gather(1, slots),
-            k_valid=real,
-            ordered=False,
-            consecutive=False,
-            shared={},
-        )
-        return slots, line.places.gather(1, found) + 1 - self.spec.length, before_blocks
+
+def compressed_blocks(layout: TokenLayout, length: int, stride: int) -> tuple[Tensor, Tensor, TokenLayout]:
+    """Slots of the tokens that complete compressed blocks and those blocks' first positions, (B, N) each; and a layout
+    with the blocks as keys."""
+    line = layout.derived(line_of)
+    valid = None if layout.key_valid is None else layout.key_valid.gather(1, line.slots)
+    found, real = ends(line.places, valid, length, stride)
+    slots = line.slots.gather(1, found)
+    segments = None if layout.key_segments is None else layout.key_segments.gather(1, slots)
+    blocks = layout.with_keys(layout.key_positions.gather(1, slots), real, segments)
+    return slots, line.places.gather(1, found) + 1 - length, blocks
 
 
 class Summary(nn.Module):

@@ -95,7 +95,7 @@ class Recurrence(nn.Module):
             return unroll(self.step, self.enter(x), past, layout.segments, layout.valid)
         if layout.segments is None and layout.valid is None:
             return self.fused(x, None, past)
-        return by_document(self.fused, x, past, layout.once("documents", lambda: find(layout)))
+        return by_document(self.fused, x, past, layout.derived(find))
 
     def enter(self, x: Tensor) -> Tensor:
         """What a step is given of the tokens: W_x x + b, in one product for all."""

@@ -145,7 +145,7 @@ class MultiplicativeModule(ScoredAttentionModule):
     def context(self, x: Tensor, layout: TokenLayout, *states: Tensor) -> Tensor:
         s, (h,) = x if self.q_proj is None else self.q_proj(x), states
         return self.attend(
-            split(s, self.heads), h, h, layout, ScoreOptions(self.mask, self.scale, layout.bias)
+            split(s, self.heads), h, h, layout, ScoreOptions(self.mask, self.scale, layout.inputs.bias)
         )  # (B, H, L, E)
 
 
@@ -166,7 +166,5 @@ class AdditiveModule(ScoredAttentionModule):
     def weights(self, q: Tensor, k: Tensor, layout: TokenLayout) -> Tensor:
         """(B, H, L, S): every pair goes through the hidden layer, so this takes L · S · A of memory."""
         s = torch.einsum("bhlsa,ha->bhls", torch.tanh(q.unsqueeze(3) + k.unsqueeze(2)), self.v)
-        s = s.to(torch.promote_types(s.dtype, torch.float32))
-        return normalize(
-            s if layout.bias is None else s + layout.bias.values(layout, s.dtype), visible(self.mask, layout)
-        )
+        s, bias = s.to(torch.promote_types(s.dtype, torch.float32)), layout.inputs.bias
+        return normalize(s if bias is None else s + bias.values(layout, s.dtype), visible(self.mask, layout))

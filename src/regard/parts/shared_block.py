@@ -112,8 +112,8 @@ class GlobalModule(nn.Module):
                 adapt(self.feedforward, name, down)
 
     def forward(self, x: Tensor, layout: TokenLayout, state: State) -> Tensor:
-        foot = x if layout.foot is None else layout.foot
-        z = self.attention(self.attention_norm(torch.cat([x, foot], -1)), layout, state)  # (B, L, D)
+        embeddings = x if layout.inputs.embeddings is None else layout.inputs.embeddings
+        z = self.attention(self.attention_norm(torch.cat([x, embeddings], -1)), layout, state)  # (B, L, D)
         return self.feedforward(self.feedforward_norm(z))
 
 

@@ -93,9 +93,9 @@ class Stateless:
         pass
 
     def recall(self, layout: TokenLayout, read: Callable[[Tensor], dict[str, Tensor]]) -> tuple:
-        if layout.source is None:
+        if (source := layout.inputs.source) is None:
             raise ValueError("cross-attention has no source to read and remembers none; give at.source, or a state")
-        return (*read(layout.source.x).values(), layout.before_source(layout.source.layout))
+        return (*read(source.x).values(), layout.cross(source.layout))
 
 
 STATELESS = Stateless()

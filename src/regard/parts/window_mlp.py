@@ -50,7 +50,7 @@ class WindowMLPModule(nn.Module):
         self.down_proj = nn.Linear(hidden, width)
 
     def forward(self, x: Tensor, layout: TokenLayout, state: FixedState = STATELESS) -> Tensor:
-        order = layout.once("valid first", lambda: valid_first(layout))
+        order = layout.derived(valid_first)
         segments = None if layout.segments is None else pick(layout.segments, order)
         behind, length = self.size - 1, x.shape[1]
         (tail,) = state.read(layout, tail=x.new_zeros(len(x), behind, x.shape[2]))

@@ -12,6 +12,7 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 
+from regard.engine.stores.base import Store
 from regard.layout import TokenLayout
 from regard.models.decoder import Decoder
 from regard.models.dual_encoder import DualEncoder
@@ -22,7 +23,7 @@ from regard.models.seq2seq import Seq2Seq
 from regard.parts.frames import Frames
 from regard.parts.input import Tokens
 from regard.parts.patches import Patches
-from regard.verify.trial import Need, Store, Trial, longest
+from regard.verify.trial import Need, Trial, longest
 
 NO_ENGINE = "the engine runs decoders"
 NOT_PACKED = "an image or sound is a row of its own"
@@ -97,7 +98,7 @@ class EncoderDecoderTrial(Trial):
             source, source_layout = pack(source, source_layout, layout.segments[begins])
         return self.model(source, tokens, source_layout, layout)
 
-    def read(self, tokens: Tensor, layout: TokenLayout, store: Store) -> Tensor:
+    def read(self, tokens: Tensor, layout: TokenLayout, store: Store, span: int | None = None) -> Tensor:
         """The source goes with a row's first tokens, and again with rows that have theirs if another begins."""
         begins = beginnings(layout)
         rows = list(range(len(tokens))) if layout.rows is None else layout.rows.tolist()
@@ -106,9 +107,9 @@ class EncoderDecoderTrial(Trial):
             if first.any():
                 firsts[row] = int(text[first][0])
         if not begins.any():
-            return self.model(None, tokens, None, layout, store.states)
+            return self.model(None, tokens, None, layout, store.begin_forward(layout, span))
         source, source_layout = self.sources([firsts.get(row, 0) for row in rows])
-        return self.model(source, tokens, source_layout, layout, store.states)
+        return self.model(source, tokens, source_layout, layout, store.begin_forward(layout, span))
 
     def sources(self, firsts: list[int]) -> tuple[Tensor, TokenLayout | None]:
         """A source for each text, by its first token: signals, or words padded to one length."""

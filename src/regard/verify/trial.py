@@ -13,9 +13,9 @@ from typing import Any, Literal, Self
 import torch
 from torch import Tensor, nn
 
+from regard.engine.stores.base import Store
 from regard.engine.stores.contiguous import Contiguous
 from regard.engine.stores.paged import Paged
-from regard.engine.stores.states import leaves
 from regard.layout import TokenLayout
 from regard.models.decoder import Decoder
 from regard.models.encoder import Encoder
@@ -27,7 +27,6 @@ SLACK = 1  # of a window's ring: small, so that texts go round
 JUNK = 7.0
 STEPS = 400_000_000  # parameters times tokens that are read one at a time: a step of a large model takes long
 
-Store = Contiguous | Paged
 Need = Literal["weights", "inputs", "padding", "packing", "memory", "engine"]
 
 
@@ -76,9 +75,9 @@ class Trial:
         """(B, L, V) by one forward that remembers nothing."""
         return self.model(tokens, layout)
 
-    def read(self, tokens: Tensor, layout: TokenLayout, store: Store) -> Tensor:
-        """(B, L, V) of tokens that come behind what the store has of these rows."""
-        return self.model(tokens, layout, store.states)
+    def read(self, tokens: Tensor, layout: TokenLayout, store: Store, span: int | None = None) -> Tensor:
+        """(B, L, V) logits of tokens that continue the store's rows."""
+        return self.model(tokens, layout, store.begin_forward(layout, span))
 
     def memory(self) -> tuple:
         return self.spec.memory()
@@ -102,11 +101,9 @@ class Trial:
             store = Paged(self.memory(), rows, capacity, rows * capacity // BLOCK, block=BLOCK, **place)
         for row in range(rows):
             assert store.reserve(row, capacity)
-        for state in leaves(store.states):
-            for held in vars(state).values():
-                for array in held.values() if isinstance(held, dict) else [held]:
-                    if isinstance(array, Tensor) and array.is_floating_point():
-                        array.fill_(JUNK)
+        for storage in store.storages:
+            for array in getattr(storage, "arrays", {}).values():
+                array.fill_(JUNK)
         return store
 
     def span(self, start: int, stop: int, batch: int = 1) -> TokenLayout:

@@ -1,7 +1,10 @@
-"""Stores keep what mixers remember. The store decides how; a mixer only declares what (parts/state.py).
+"""Stores: how the states of a model's layers are kept between forwards.
 
-A token is kept under its position, so everything a causal query may see has been written. A row goes on where it is,
-is taken back (snapshot.py), or is released and begins anew. What is given back is zeroed: attention multiplies even
-what is masked, and 0 · NaN is NaN. `span` is how many positions a forward reads: set by the caller before each forward,
-so shapes change rarely.
+A new store is one file with a class that follows `Store` (base.py), and one line in STORES.
 """
+
+from regard.engine.stores.base import Store
+from regard.engine.stores.contiguous import Contiguous
+from regard.engine.stores.paged import Paged
+
+STORES: dict[str, type[Store]] = {"paged": Paged, "contiguous": Contiguous}

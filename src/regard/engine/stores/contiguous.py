@@ -1,81 +1,100 @@
 """The contiguous store: every row has its full capacity from the start, position t in slot t."""
 
+from typing import NamedTuple, Self
+
 import torch
 from torch import Tensor
 
+from regard.engine.stores.base import Memory, Snapshot
 from regard.engine.stores.ring import SLACK
-from regard.engine.stores.row_table import RowTable, rows_of
-from regard.engine.stores.snapshot import Snapshot
-from regard.engine.stores.states import build_states, leaves
+from regard.engine.stores.rows import RowTable, row_indices, rows_of
+from regard.engine.stores.states import build_storages
 from regard.layout import TokenLayout
-from regard.parts.state import PerToken
+from regard.parts.state import PerToken, State
+
+
+class Placement(NamedTuple):
+    rows: Tensor  # (B, 1)
+    slots: Tensor  # (B, L) of the new tokens
+    span: int  # slots that are read
+    keys: TokenLayout  # of the slots that are read
 
 
 class Contiguous:
     def __init__(
-        self, memory, rows: int, capacity: int, dtype: torch.dtype, device: torch.device | str = "cpu",
+        self, memory: Memory, rows: int, capacity: int, dtype: torch.dtype, device: torch.device | str = "cpu",
         source: int = 0, slack: int = SLACK,
     ):  # fmt: skip
-        self.rows, self.capacity, self.span = rows, capacity, capacity
-        self.past = RowTable(rows, device)
-        self.states = build_states(
-            memory, self.past, capacity, slack, source, dtype, lambda declared: ContiguousState(declared, self, dtype)
-        )
-        self.in_slots = [state for state in leaves(self.states) if isinstance(state, ContiguousState)]
+        self.rows, self.capacity, self.max_tokens = rows, capacity, capacity
+        self.table = RowTable(rows, device)
+        self.storages = build_storages(
+            memory, self.table, capacity, slack, source, dtype,
+            lambda declared: ContiguousStorage(declared, self.table, capacity, dtype),
+        )  # fmt: skip
+        self.per_token = [storage for storage in self.storages if isinstance(storage, ContiguousStorage)]
+
+    @classmethod
+    def for_engine(
+        cls, memory: Memory, rows: int, capacity: int, dtype: torch.dtype, device: torch.device,
+        blocks: int | None, block: int | None,
+    ) -> Self:  # fmt: skip
+        if not (blocks is None and block is None):
+            raise ValueError(f"engine: the contiguous store has no blocks; leave out {blocks=} and {block=}")
+        return cls(memory, rows, capacity, dtype, device)
+
+    def begin_forward(
+        self, layout: TokenLayout, span: int | None = None, check: bool = True
+    ) -> tuple[tuple[State, ...], ...]:
+        if check:
+            self.table.check(layout, self.capacity)
+        self.table.advance(layout)
+        placement = self.place(layout, span or self.capacity) if self.per_token else None
+        return self.storages.bind(layout, placement)
+
+    def place(self, layout: TokenLayout, span: int) -> Placement:
+        rows = row_indices(layout)
+        slots = layout.positions if layout.valid is None else layout.positions.where(layout.valid, self.capacity)
+        keys = torch.arange(span, device=rows.device).expand(len(rows), span)
+        return Placement(rows.unsqueeze(-1), slots, span, TokenLayout(keys))
 
     def reserve(self, row: int, length: int) -> bool:
-        """Make room for this many tokens of a row; False when there is none."""
         return length <= self.capacity
 
     def snapshot(self, row: int) -> Snapshot:
-        """What rewind and fork need where a layer does not keep all its tokens."""
-        return self.past.snapshot(row)
+        return self.table.snapshot(row)
 
     def rewind(self, row: int, length: int, snapshot: Snapshot | None = None) -> None:
-        """Forget a row's tokens from this position on; CannotRewind where a layer cannot without a snapshot."""
-        stop = int(self.past.read[row])
-        self.past.rewind(row, length, snapshot)
+        stop = int(self.table.lengths[row])
+        self.table.rewind(row, length, snapshot)
         self.clear(row, length, stop)
 
     def fork(self, row: int, to: int, snapshot: Snapshot) -> bool:
-        """Let another row, which has read nothing, go on from a snapshot of this one; False when there is no room."""
-        self.past.fork(row, to, snapshot)
-        for state in self.in_slots:
-            state.copy(row, to, snapshot.length)
+        self.table.fork(row, to, snapshot)
+        for storage in self.per_token:
+            storage.copy(row, to, snapshot.length)
         return True
 
     def release(self, row: int) -> None:
-        """Give a row's room back, and its source."""
-        self.clear(row, 0, int(self.past.read[row]))
-        self.past.release(row)
+        self.clear(row, 0, int(self.table.lengths[row]))
+        self.table.release(row)
 
     def clear(self, row: int, start: int, stop: int) -> None:
-        for state in self.in_slots:
-            state.clear(row, start, stop)
+        for storage in self.per_token:
+            storage.clear(row, start, stop)
+
+    def metrics(self) -> dict[str, int]:
+        return {}
 
 
-class ContiguousState:
-    def __init__(self, declared: PerToken, store: Contiguous, dtype: torch.dtype):
-        self.store = store
-        self.arrays = {  # one slot more than the capacity: invalid tokens are written there
-            name: torch.zeros(store.rows, heads, store.capacity + 1, dim, dtype=dtype, device=store.past.device)
+class ContiguousStorage:
+    def __init__(self, declared: PerToken, table: RowTable, capacity: int, dtype: torch.dtype):
+        self.arrays = {  # one slot more than the capacity, for invalid tokens
+            name: torch.zeros(len(table), heads, capacity + 1, dim, dtype=dtype, device=table.device)
             for name, (heads, dim) in declared.arrays.items()
         }
 
-    def extend(self, layout: TokenLayout, **arrays: Tensor) -> tuple:
-        self.store.past.note(layout)
-        rows, slots = layout.once((self.store, "place"), lambda: self.place(layout))
-        span = self.store.span
-        kept = []
-        for name, new in arrays.items():
-            array = self.arrays[name]  # (rows, heads, capacity + 1, dim)
-            array[rows, :, slots] = new.transpose(1, 2)
-            kept.append(array[rows_of(layout), :, :span])
-        keys = layout.once(
-            (self.store, "keys"),
-            lambda: layout.with_keys(torch.arange(span, device=rows.device).expand(len(rows), span)),
-        )
-        return (*kept, keys)
+    def bind(self, layout: TokenLayout, placement: Placement) -> "ContiguousState":
+        return ContiguousState(self, placement)
 
     def copy(self, row: int, to: int, stop: int) -> None:
         for array in self.arrays.values():
@@ -85,8 +104,16 @@ class ContiguousState:
         for array in self.arrays.values():
             array[row, :, start:stop] = 0
 
-    def place(self, layout: TokenLayout) -> tuple[Tensor, Tensor]:
-        batch = len(layout.positions)
-        rows = torch.arange(batch, device=layout.positions.device) if layout.rows is None else layout.rows
-        slots = layout.positions if layout.valid is None else layout.positions.where(layout.valid, self.store.capacity)
-        return rows.unsqueeze(-1), slots  # (B, 1), (B, L)
+
+class ContiguousState(NamedTuple):
+    storage: ContiguousStorage
+    placement: Placement
+
+    def extend(self, layout: TokenLayout, **arrays: Tensor) -> tuple:
+        rows, slots, span, keys = self.placement
+        kept = []
+        for name, new in arrays.items():
+            array = self.storage.arrays[name]  # (rows, heads, capacity + 1, dim)
+            array[rows, :, slots] = new.transpose(1, 2)
+            kept.append(array[rows_of(layout), :, :span])
+        return (*kept, layout.with_cached_keys(keys))

@@ -1,44 +1,97 @@
-"""The paged store: keys live in blocks of a common pool, and a table says which blocks a row owns.
+"""The paged store: keys and values are kept in blocks of a common pool, and a table lists the blocks of each row.
 
     slot(row, t) = table[row, t // block] · block + t mod block
 
-A row takes blocks as it grows and gives them back when it ends, so memory is bounded by the tokens that are there, not
-by rows times capacity. Block 0 belongs to nobody: invalid tokens are written there. Kwon et al. 2023, PagedAttention.
+A row takes blocks as it grows and frees them when it ends, so memory is bounded by the tokens that are kept, not by
+rows times capacity. Block 0 belongs to no row: invalid tokens are written there. Kwon et al. 2023, PagedAttention.
 """
+
+from typing import NamedTuple, Self
 
 import torch
 from torch import Tensor
 
+from regard.engine.stores.base import CannotRewind, Memory, Snapshot
 from regard.engine.stores.ring import SLACK
-from regard.engine.stores.row_table import RowTable
-from regard.engine.stores.snapshot import CannotRewind, Snapshot
-from regard.engine.stores.states import build_states, leaves
+from regard.engine.stores.rows import RowTable
+from regard.engine.stores.states import build_storages
 from regard.kernels.attention.pages import Pages, gathered
 from regard.layout import TokenLayout
-from regard.parts.state import PerToken
+from regard.parts.state import PerToken, State
+
+BLOCK = 16  # tokens per block
+
+
+class PagedPlacement(NamedTuple):
+    slots: Tensor  # (B, L) of the new tokens
+    blocks: Tensor  # (B, n) blocks that are read
+    keys: TokenLayout  # of the slots of these blocks
 
 
 class Paged:
     def __init__(
-        self, memory, rows: int, capacity: int, blocks: int, dtype: torch.dtype, device: torch.device | str = "cpu",
-        block: int = 16, source: int = 0, slack: int = SLACK,
+        self, memory: Memory, rows: int, capacity: int, blocks: int, dtype: torch.dtype,
+        device: torch.device | str = "cpu", block: int = BLOCK, source: int = 0, slack: int = SLACK,
     ):  # fmt: skip
         self.rows, self.block = rows, block
         self.capacity = -(-capacity // block) * block
-        self.span = self.capacity
-        self.table = torch.zeros(rows, self.capacity // block, dtype=torch.int64, device=device)
+        self.max_tokens = min(capacity, blocks * block)
+        self.block_table = torch.zeros(rows, self.capacity // block, dtype=torch.int64, device=device)
         self.blocks = blocks
-        self.free = list(range(blocks, 0, -1))  # block 0 is nobody's
+        self.free = list(range(blocks, 0, -1))  # block 0 belongs to no row
         self.owned: list[list[int]] = [[] for _ in range(rows)]
         self.owners = [0] * (blocks + 1)  # rows that own a block: more than one share a prefix
-        self.past = RowTable(rows, device)
-        self.states = build_states(
-            memory, self.past, self.capacity, slack, source, dtype, lambda declared: PagedState(declared, self, dtype)
-        )
-        self.in_pages = [state for state in leaves(self.states) if isinstance(state, PagedState)]
+        self.table = RowTable(rows, device)
+        self.storages = build_storages(
+            memory, self.table, self.capacity, slack, source, dtype,
+            lambda declared: PagedStorage(declared, blocks, block, dtype, device),
+        )  # fmt: skip
+        self.per_token = [storage for storage in self.storages if isinstance(storage, PagedStorage)]
+
+    @classmethod
+    def for_engine(
+        cls, memory: Memory, rows: int, capacity: int, dtype: torch.dtype, device: torch.device,
+        blocks: int | None, block: int | None,
+    ) -> Self:  # fmt: skip
+        block = BLOCK if block is None else block
+        blocks = rows * -(-capacity // max(block, 1)) if blocks is None else blocks
+        for name, size in (("blocks", blocks), ("block", block)):
+            if size < 1:
+                raise ValueError(f"engine: {name}={size} must be positive")
+        return cls(memory, rows, capacity, blocks, dtype, device, block)
+
+    def begin_forward(
+        self, layout: TokenLayout, span: int | None = None, check: bool = True
+    ) -> tuple[tuple[State, ...], ...]:
+        if check:
+            self.table.check(layout, self.capacity)
+            self.check_reserved(layout)
+        self.table.advance(layout)
+        placement = self.place(layout, span or self.capacity) if self.per_token else None
+        return self.storages.bind(layout, placement)
+
+    def check_reserved(self, layout: TokenLayout) -> None:
+        valid = torch.ones_like(layout.positions, dtype=torch.bool) if layout.valid is None else layout.valid
+        ends = (layout.positions.where(valid, -1).amax(1) + 1).tolist()
+        rows = range(len(ends)) if layout.rows is None else layout.rows.tolist()
+        for row, end in zip(rows, ends, strict=True):
+            if self.per_token and end > len(self.owned[row]) * self.block:
+                raise ValueError(
+                    f"row {row} has blocks for {len(self.owned[row]) * self.block} tokens, but {end} are needed; "
+                    f"call reserve({row}, {end}) first"
+                )
+
+    def place(self, layout: TokenLayout, span: int) -> PagedPlacement:
+        table = self.block_table[: len(layout.positions)] if layout.rows is None else self.block_table[layout.rows]
+        slots = table.gather(1, layout.positions // self.block) * self.block + layout.positions % self.block
+        if layout.valid is not None:
+            slots = slots.where(layout.valid, 0)
+        blocks = table[:, : -(-span // self.block)]
+        span = blocks.shape[1] * self.block
+        keys = torch.arange(span, device=slots.device).expand(len(slots), span)
+        return PagedPlacement(slots, blocks, TokenLayout(keys))
 
     def reserve(self, row: int, length: int) -> bool:
-        """Make room for this many tokens of a row; False, and nothing taken, when the pool has too few blocks."""
         need = -(-length // self.block) - len(self.owned[row])
         if length > self.capacity or need > len(self.free):
             return False
@@ -46,59 +99,51 @@ class Paged:
         return True
 
     def snapshot(self, row: int) -> Snapshot:
-        """What rewind and fork need where a layer does not keep all its tokens."""
-        return self.past.snapshot(row)
+        return self.table.snapshot(row)
 
     def rewind(self, row: int, length: int, snapshot: Snapshot | None = None) -> None:
-        """Forget a row's tokens from this position on and give back whole blocks.
-
-        CannotRewind where a layer cannot without a snapshot.
-        """
+        """Drop a row's tokens from this position on and free whole blocks."""
         whole, rest = divmod(length, self.block)
         last = self.owned[row][whole : whole + 1] if rest else []
         shared = any(self.owners[block] > 1 for block in last)
         if shared and not self.free:
             raise CannotRewind(f"row {row} shares the block of token {length}, and no block is free for a copy of it")
-        self.past.rewind(row, length, snapshot)
-        if shared:  # it will write where another row reads
-            self.give_back(row, whole)
+        self.table.rewind(row, length, snapshot)
+        if shared:  # the row will write into a block that another row reads
+            self.free_blocks(row, whole)
             self.own(row, [self.copy(*last, rest)])
         else:
-            self.give_back(row, whole + len(last))
+            self.free_blocks(row, whole + len(last))
             self.clear(last, rest)
 
     def fork(self, row: int, to: int, snapshot: Snapshot) -> bool:
-        """Let another row, which has no room yet, go on from a snapshot of this one; False when the pool is empty.
-
-        They share whole blocks; of one that is not full, to which both will write, it gets a copy.
-        """
+        """The rows share the whole blocks of the prefix. Both will write to a last block that is not full: copy it."""
         whole, rest = divmod(snapshot.length, self.block)
         if self.owned[to]:
             raise ValueError(f"row {to} has {len(self.owned[to])} blocks of its own; release it first")
         if rest and not self.free:
             return False
-        self.past.fork(row, to, snapshot)
+        self.table.fork(row, to, snapshot)
         self.own(to, self.owned[row][:whole])
         if rest:
             self.own(to, [self.copy(self.owned[row][whole], rest)])
         return True
 
     def release(self, row: int) -> None:
-        """Give a row's blocks back, and its source."""
-        self.give_back(row, 0)
-        self.past.release(row)
+        self.free_blocks(row, 0)
+        self.table.release(row)
 
     def own(self, row: int, blocks: list[int]) -> None:
-        """Behind those that it has."""
+        """Append blocks to those of a row."""
         if blocks:
             have = len(self.owned[row])
-            self.table[row, have : have + len(blocks)] = torch.tensor(blocks, device=self.table.device)
+            self.block_table[row, have : have + len(blocks)] = torch.tensor(blocks, device=self.block_table.device)
             self.owned[row] += blocks
             for block in blocks:
                 self.owners[block] += 1
 
-    def give_back(self, row: int, keep: int) -> None:
-        """All but the first `keep` blocks; those that nobody else owns are free again."""
+    def free_blocks(self, row: int, keep: int) -> None:
+        """Give up all but the first `keep` blocks; blocks that no other row owns become free."""
         gone = self.owned[row][keep:]
         for block in gone:
             self.owners[block] -= 1
@@ -106,67 +151,61 @@ class Paged:
         self.clear(free)
         self.free += reversed(free)
         self.owned[row] = self.owned[row][:keep]
-        self.table[row, keep:] = 0
+        self.block_table[row, keep:] = 0
 
     def clear(self, blocks: list[int], start: int = 0) -> None:
-        """What is kept in these blocks, from this slot of theirs on."""
-        slots = self.slots(torch.tensor(blocks, dtype=torch.int64, device=self.table.device))[start:]
-        for state in self.in_pages:
-            state.clear(slots)
+        """Zero these blocks from slot `start` of each on."""
+        slots = self.slots(torch.tensor(blocks, dtype=torch.int64, device=self.block_table.device))[start:]
+        for storage in self.per_token:
+            storage.clear(slots)
 
     def copy(self, block: int, tokens: int) -> int:
-        """A free block with what the first tokens of this one left there."""
+        """Copy the first tokens of a block into a free one and return it."""
         new = self.free.pop()
-        some, to = self.slots(torch.tensor([[block], [new]], device=self.table.device))[:, :tokens]
-        for state in self.in_pages:
-            state.copy(some, to)
+        old, to = self.slots(torch.tensor([[block], [new]], device=self.block_table.device))[:, :tokens]
+        for storage in self.per_token:
+            storage.copy(old, to)
         return new
 
     def slots(self, blocks: Tensor) -> Tensor:
         """(…, n) blocks -> (…, n · block) their slots."""
         return (blocks.unsqueeze(-1) * self.block + torch.arange(self.block, device=blocks.device)).flatten(-2)
 
+    def metrics(self) -> dict[str, int]:
+        return {"blocks": self.blocks, "free_blocks": len(self.free)}
 
-class PagedState:
-    def __init__(self, declared: PerToken, store: Paged, dtype: torch.dtype):
-        self.store, self.as_pages = store, declared.pages
-        self.pages = {
-            name: torch.zeros((store.blocks + 1) * store.block, heads, dim, dtype=dtype, device=store.past.device)
+
+class PagedStorage:
+    def __init__(self, declared: PerToken, blocks: int, block: int, dtype: torch.dtype, device: torch.device | str):
+        self.block, self.as_pages = block, declared.pages
+        self.arrays = {
+            name: torch.zeros((blocks + 1) * block, heads, dim, dtype=dtype, device=device)
             for name, (heads, dim) in declared.arrays.items()
         }
 
-    def extend(self, layout: TokenLayout, **arrays: Tensor) -> tuple:
-        self.store.past.note(layout)
-        slots, table = layout.once((self.store, "place"), lambda: self.place(layout))
-        kept = []
-        for name, new in arrays.items():
-            pages = self.pages[name]  # (slots, heads, dim)
-            if layout.valid is not None:  # rows read the slot of invalid tokens too, unseen: it must stay finite
-                new = new.masked_fill(~layout.valid[:, None, :, None], 0)
-            pages[slots] = new.transpose(1, 2)
-            kept.append(Pages(pages, table, self.store.block))  # (B, heads, S, dim)
-        span = table.shape[1] * self.store.block
-        keys = layout.once(
-            (self.store, "keys"),
-            lambda: layout.with_keys(torch.arange(span, device=slots.device).expand(len(slots), span)),
-        )
-        return (*(kept if self.as_pages else map(gathered, kept)), keys)
+    def bind(self, layout: TokenLayout, placement: PagedPlacement) -> "PagedState":
+        return PagedState(self, placement)
 
     def clear(self, slots: Tensor) -> None:
-        for pages in self.pages.values():
-            pages[slots] = 0
+        for array in self.arrays.values():
+            array[slots] = 0
 
-    def copy(self, some: Tensor, to: Tensor) -> None:
-        for pages in self.pages.values():
-            pages[to] = pages[some]
+    def copy(self, slots: Tensor, to: Tensor) -> None:
+        for array in self.arrays.values():
+            array[to] = array[slots]
 
-    def place(self, layout: TokenLayout) -> tuple[Tensor, Tensor]:
-        """(B, L) where the new tokens go, (B, n) the blocks of all that may be read."""
-        block = self.store.block
-        table = (
-            self.store.table[: len(layout.positions)] if layout.rows is None else self.store.table[layout.rows]
-        )  # (B, blocks)
-        slots = table.gather(1, layout.positions // block) * block + layout.positions % block
-        if layout.valid is not None:
-            slots = slots.where(layout.valid, 0)
-        return slots, table[:, : -(-self.store.span // block)]
+
+class PagedState(NamedTuple):
+    storage: PagedStorage
+    placement: PagedPlacement
+
+    def extend(self, layout: TokenLayout, **arrays: Tensor) -> tuple:
+        slots, blocks, keys = self.placement
+        kept = []
+        for name, new in arrays.items():
+            array = self.storage.arrays[name]  # (slots, heads, dim)
+            if layout.valid is not None:  # block 0 is read too, masked: it must stay finite
+                new = new.masked_fill(~layout.valid[:, None, :, None], 0)
+            array[slots] = new.transpose(1, 2)
+            kept.append(Pages(array, blocks, self.storage.block))  # (B, heads, S, dim)
+        return (*(kept if self.storage.as_pages else map(gathered, kept)), layout.with_cached_keys(keys))

@@ -1,76 +1,79 @@
-"""Rings: a layer whose tokens see only the last w before them, and perhaps the first few of a text, keeps only those.
+"""Ring buffers: a layer with an attention window, and perhaps some first tokens, keeps only those tokens.
 
-    slot(t) = t                              for the first, which are seen from everywhere
-              first + (t - first) mod r      for the others, r = w + slack
+    slot(t) = t                              for the first tokens, which all queries attend to
+              first + (t - first) mod r      for the others, r = window + slack
 
-A token is written over the one that stood r before it, which nobody sees any more. Which tokens lie in the slots comes
-out as data, so masks, biases and kernels know nothing of rings. Up to slack + 1 tokens are written, then read with the
-rest; longer pieces read what lay there before and themselves, then their end is written. As many as `slack` tokens can
-be taken back: what they were written over was out of sight there too. Memory is O(w) for a text of any length, as in
-Jiang et al. 2023 (Mistral 7B); with first tokens, Xiao et al. 2023.
+A token overwrites the one r before it, which is outside every window by then. The positions in the slots are returned
+as data, so masks, biases and kernels do not know about rings. Up to slack + 1 new tokens are written first and read
+with the rest; longer chunks read the old slots and themselves, then their end is written. Up to `slack` tokens can be
+rewound: the tokens that they overwrote are outside the window there too. Memory is O(window) for a sequence of any
+length, as in Jiang et al. 2023 (Mistral 7B); with first tokens, Xiao et al. 2023.
 """
+
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from regard.engine.stores.row_table import RowTable, rows_of
+from regard.engine.stores.rows import RowTable, row_indices, rows_of
 from regard.layout import TokenLayout
 from regard.parts.state import PerToken
 
-SLACK = 16  # tokens that every ring can take back: speculation drafts fewer
+SLACK = 16  # tokens that every ring can rewind; speculation drafts fewer
 EMPTY = -1
 
 
+class RingPlacement(NamedTuple):
+    rows: Tensor  # (B, 1)
+    slots: Tensor  # (B, L) of the new tokens
+    keys: TokenLayout  # that the new tokens may attend to
+    appends: bool  # keys are the old slots followed by the new tokens, not the slots after writing
+
+
 class RingBuffer:
-    """Which tokens lie in the slots, of all layers that see equally far; and what these layers keep there."""
+    """The positions in the slots, shared by all layers with the same window; and what these layers keep there."""
 
     def __init__(self, window: int, first: int, slack: int, rows: RowTable):
         self.window, self.first, self.slack, self.rows = window, first, slack, rows
         self.size = first + window + slack
-        # One slot more: invalid tokens are written there, and those that this very forward would write over.
+        # One slot more, for invalid tokens and for those that later tokens of the same forward would overwrite.
         self.positions = torch.full((len(rows), self.size + 1), EMPTY, device=rows.device)
         self.arrays: list[Tensor] = []
-        rows.carriers.append(self)
+        rows.overwriting.append(self)
 
     def slots(self, positions: Tensor) -> Tensor:
-        turned = self.first + (positions - self.first) % (self.window + self.slack)
-        return positions.where(positions < self.first, turned)
+        wrapped = self.first + (positions - self.first) % (self.window + self.slack)
+        return positions.where(positions < self.first, wrapped)
 
-    def place(self, layout: TokenLayout) -> tuple[Tensor, Tensor, TokenLayout]:
-        """(B, 1) rows and (B, L) slots of the new tokens, and `layout` before all that they may see."""
-        new, valid = (
-            layout.positions,
-            torch.ones_like(layout.positions, dtype=torch.bool) if layout.valid is None else layout.valid,
-        )
+    def place(self, layout: TokenLayout) -> RingPlacement:
+        """Assign slots to the new tokens and record their positions."""
+        new = layout.positions
+        valid = torch.ones_like(new, dtype=torch.bool) if layout.valid is None else layout.valid
         last = new.where(valid, EMPTY).amax(1, keepdim=True)  # (B, 1)
         stays = valid & ((new < self.first) | (new > last - self.window - self.slack))
         slots = self.slots(new).where(stays, self.size)
-        rows = torch.arange(len(new), device=new.device) if layout.rows is None else layout.rows
-        before = self.positions[rows, : self.size]  # (B, size), a copy
+        rows = row_indices(layout)
+        old = self.positions[rows, : self.size]  # (B, size), a copy
         self.positions[rows.unsqueeze(-1), slots] = new
-        if self.joins(layout):
+        appends = new.shape[1] > self.slack + 1
+        if appends:
             start = new.where(valid, last).amin(1, keepdim=True)  # (B, 1)
-            seen = (before != EMPTY) & (before < start)  # a row that begins again may still hold its old tokens
-            keys = layout.with_keys(torch.cat([before, new], 1), torch.cat([seen, valid], 1))
+            kept = (old != EMPTY) & (old < start)  # a row that starts again may still hold its old tokens
+            keys = TokenLayout(torch.cat([old, new], 1), valid=torch.cat([kept, valid], 1))
         else:
-            after = self.positions[rows, : self.size]
-            keys = layout.with_keys(after, after != EMPTY)
-        return rows.unsqueeze(-1), slots, keys
+            now = self.positions[rows, : self.size]
+            keys = TokenLayout(now, valid=now != EMPTY)
+        return RingPlacement(rows.unsqueeze(-1), slots, keys, appends)
 
-    def joins(self, layout: TokenLayout) -> bool:
-        """Are there more new tokens than can be written before they are read?"""
-        return layout.positions.shape[1] > self.slack + 1
-
-    def held(self, row: int) -> list[Tensor]:
+    def row_arrays(self, row: int) -> list[Tensor]:
         return [self.positions[row], *(array[row] for array in self.arrays)]
 
-    def lost(self, row: int, length: int) -> str | None:
-        """Why a row cannot go back to this length; None: all that its next token sees is still there."""
+    def why_not_rewind(self, row: int, length: int) -> str | None:
         near = range(max(0, length - self.window + 1), length)
         needed = torch.tensor([*range(min(self.first, length)), *near], dtype=torch.int64, device=self.positions.device)
         if torch.equal(self.positions[row, self.slots(needed)], needed):
             return None
-        return f"a window of {self.window} has written over tokens that it saw there"
+        return f"a window of {self.window} has overwritten tokens that the next one would attend to"
 
     def clear(self, row: int, start: int) -> None:
         gone = self.positions[row] >= start  # (size + 1,)
@@ -79,7 +82,7 @@ class RingBuffer:
         self.positions[row].masked_fill_(gone, EMPTY)
 
 
-class RingState:
+class RingStorage:
     def __init__(self, declared: PerToken, ring: RingBuffer, dtype: torch.dtype):
         self.ring = ring
         self.arrays = {
@@ -88,17 +91,23 @@ class RingState:
         }
         ring.arrays += self.arrays.values()
 
+    def bind(self, layout: TokenLayout, placement: RingPlacement) -> "RingState":
+        return RingState(self, placement)
+
+
+class RingState(NamedTuple):
+    storage: RingStorage
+    placement: RingPlacement
+
     def extend(self, layout: TokenLayout, **arrays: Tensor) -> tuple:
-        ring = self.ring
-        ring.rows.note(layout)
-        rows, slots, keys = layout.once(ring, lambda: ring.place(layout))
+        (rows, slots, keys, appends), size = self.placement, self.storage.ring.size
         kept = []
         for name, new in arrays.items():
-            array = self.arrays[name]  # (rows, heads, size + 1, dim)
-            if ring.joins(layout):
-                kept.append(torch.cat([array[rows_of(layout), :, : ring.size], new], 2))  # (B, heads, size + L, dim)
+            array = self.storage.arrays[name]  # (rows, heads, size + 1, dim)
+            if appends:
+                kept.append(torch.cat([array[rows_of(layout), :, :size], new], 2))  # (B, heads, size + L, dim)
                 array[rows, :, slots] = new.transpose(1, 2)
             else:
                 array[rows, :, slots] = new.transpose(1, 2)
-                kept.append(array[rows_of(layout), :, : ring.size])  # (B, heads, size, dim)
-        return (*kept, keys)
+                kept.append(array[rows_of(layout), :, :size])  # (B, heads, size, dim)
+        return (*kept, layout.with_cached_keys(keys))

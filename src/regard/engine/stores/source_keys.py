@@ -1,55 +1,52 @@
-"""The keys and values of each row's source, read once and kept alike in every store; slots past its end are invalid."""
+"""Keys and values of each row's source for cross-attention: computed once, then kept, the same in every store."""
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from regard.engine.stores.row_table import RowTable, rows_of
+from regard.engine.stores.rows import RowTable, rows_of
 from regard.layout import Source, TokenLayout
 from regard.parts.state import PerSource
 
 
-class SourceRows:
+class SourceStorage:
     def __init__(self, declared: PerSource, rows: RowTable, length: int, dtype: torch.dtype):
         if length < 1:
-            raise ValueError("this model reads a source; say how long one may be, for example source=512")
-        self.rows = rows
+            raise ValueError("this model has cross-attention; give the longest source's length, for example source=512")
         self.arrays = {
             name: torch.zeros(len(rows), heads, length, dim, dtype=dtype, device=rows.device)
             for name, (heads, dim) in declared.arrays.items()
         }
-        self.valid = torch.zeros(len(rows), length, dtype=torch.bool, device=rows.device)
-        self.slots = torch.arange(length, device=rows.device)
+        self.valid = torch.zeros(len(rows), length, dtype=torch.bool, device=rows.device)  # False past a source's end
+        self.positions = torch.arange(length, device=rows.device)
         rows.sources.append(self)
 
-    def recall(self, layout: TokenLayout, read: Callable[[Tensor], dict[str, Tensor]]) -> tuple:
-        layout.refuse_packed()
-        self.rows.note(layout)
-        rows = rows_of(layout)
-        if layout.source is not None:
-            self.keep(rows, layout.source, read(layout.source.x))
-        valid = self.valid[rows]
-        return (
-            *(a[rows] for a in self.arrays.values()),
-            layout.before_source(TokenLayout(self.slots.expand_as(valid), valid=valid)),
-        )
+    def bind(self, layout: TokenLayout, placement: Any) -> "SourceStorage":
+        return self  # rows come with the layout of every call
 
-    def held(self, row: int) -> list[Tensor]:
+    def recall(self, layout: TokenLayout, read: Callable[[Tensor], dict[str, Tensor]]) -> tuple:
+        rows, source = rows_of(layout), layout.inputs.source
+        if source is not None:
+            self.keep(rows, source, read(source.x))
+        valid = self.valid[rows]
+        keys = TokenLayout(self.positions.expand_as(valid), valid=valid)
+        return (*(a[rows] for a in self.arrays.values()), layout.cross(keys))
+
+    def row_arrays(self, row: int) -> list[Tensor]:
         return [self.valid[row], *(array[row] for array in self.arrays.values())]
 
     def keep(self, rows: slice | Tensor, source: Source, arrays: dict[str, Tensor]) -> None:
-        length, room = source.x.shape[1], len(self.slots)
-        if length > room:
-            raise ValueError(f"a source of {length} tokens is longer than the {room} that the store keeps")
-        spare = room - length
-        valid = (
-            torch.ones_like(source.layout.positions, dtype=torch.bool)
-            if source.layout.valid is None
-            else source.layout.valid
-        )
+        length, capacity = source.x.shape[1], len(self.positions)
+        if length > capacity:
+            raise ValueError(
+                f"the source has {length} tokens, but the store keeps {capacity}; open it with a larger source"
+            )
+        valid, spare = source.layout.valid, capacity - length
+        valid = torch.ones_like(source.layout.positions, dtype=torch.bool) if valid is None else valid
         self.valid[rows] = F.pad(valid, (0, spare))
         for name, new in arrays.items():
-            new = new.masked_fill(~valid[:, None, :, None], 0)  # attention multiplies even what is masked
+            new = new.masked_fill(~valid[:, None, :, None], 0)  # attention multiplies masked values too
             self.arrays[name][rows] = F.pad(new, (0, 0, 0, spare))

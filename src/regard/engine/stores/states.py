@@ -1,60 +1,100 @@
-"""A state for all that a model declares to remember (parts/state.py), in the nesting in which forward takes them."""
+"""Storage for every state that a model declares (parts/state.py), and the states of one forward on top of it.
+
+A storage object lives as long as its store. `bind` returns the state that a layer uses in one forward.
+"""
 
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
+from torch import Tensor
 
-from regard.engine.stores.fixed_size import RowState
-from regard.engine.stores.ring import RingBuffer, RingState
-from regard.engine.stores.row_table import RowTable
-from regard.engine.stores.source_keys import SourceRows
+from regard.engine.stores.base import Memory
+from regard.engine.stores.fixed_size import FixedStorage
+from regard.engine.stores.ring import RingBuffer, RingStorage
+from regard.engine.stores.rows import RowTable
+from regard.engine.stores.source_keys import SourceStorage
+from regard.layout import TokenLayout
 from regard.parts.state import STATELESS, Declared, FixedSize, PerSource, PerToken, State, each
 
 
-def build_states(
-    memory,
+class Storage(Protocol):
+    arrays: dict[str, Tensor]
+
+    def bind(self, layout: TokenLayout, placement: Any) -> State:
+        """The state of one forward; `placement` is what the store's `place` returned for these tokens."""
+        ...
+
+
+class NoStorage:
+    """For a body without a state."""
+
+    def __init__(self) -> None:
+        self.arrays: dict[str, Tensor] = {}
+
+    def bind(self, layout: TokenLayout, placement: Any) -> State:
+        return STATELESS
+
+
+@dataclass(frozen=True)
+class Storages:
+    """All storage of a store: nested as forward expects its states."""
+
+    nested: tuple[tuple[tuple[Storage, ...], ...], ...]  # per block, per sublayer, one or several kinds of state
+    rings: tuple[RingBuffer, ...]
+
+    def bind(self, layout: TokenLayout, placement: Any) -> tuple[tuple[State, ...], ...]:
+        rings = {ring: ring.place(layout) for ring in self.rings}
+
+        def one(storage: Storage) -> State:
+            return storage.bind(layout, rings[storage.ring] if isinstance(storage, RingStorage) else placement)
+
+        return tuple(tuple(combine([one(s) for s in kinds]) for kinds in block) for block in self.nested)
+
+    def __iter__(self) -> Iterator[Storage]:
+        return (storage for block in self.nested for kinds in block for storage in kinds)
+
+
+def build_storages(
+    memory: Memory,
     rows: RowTable,
     capacity: int,
     slack: int,
     source: int,
     dtype: torch.dtype,
-    per_token: Callable[[PerToken], State],
-) -> tuple[tuple[State, ...], ...]:
-    """What is seen only from near goes into a ring, where that is smaller; what remembers nothing gets FRESH."""
+    per_token: Callable[[PerToken], Storage],
+) -> Storages:
+    """Layers that attend to a window keep their tokens in a ring buffer if that is smaller; others as `per_token`."""
     rings: dict[tuple[int, int], RingBuffer] = {}
 
-    def make(declared: Declared) -> State:
+    def make(declared: Declared) -> Storage:
         match declared:
             case PerToken(window=int(window), first=first) if first + window + slack < capacity:
                 if (window, first) not in rings:
                     rings[window, first] = RingBuffer(window, first, slack, rows)
-                return RingState(declared, rings[window, first], dtype)
+                return RingStorage(declared, rings[window, first], dtype)
             case PerToken():
                 return per_token(declared)
             case FixedSize():
-                return RowState(declared, rows, dtype)
+                return FixedStorage(declared, rows, dtype)
             case PerSource():
-                return SourceRows(declared, rows, source, dtype)
-        return STATELESS
+                return SourceStorage(declared, rows, source, dtype)
+        return NoStorage()
 
-    def together(made: list[State]) -> State:
-        return made[0] if len(made) == 1 else Together(*made)
-
-    return tuple(tuple(together([make(d) for d in each(one)]) for one in block) for block in memory)
+    nested = tuple(tuple(tuple(make(d) for d in each(one)) for one in block) for block in memory)
+    return Storages(nested, tuple(rings.values()))
 
 
-class Together:
+def combine(states: list[State]) -> State:
+    return states[0] if len(states) == 1 else CombinedState(*states)
+
+
+class CombinedState:
     """The state of a body that declares several kinds: it has the methods of all."""
 
-    def __init__(self, *parts: State):
-        self.parts = parts
-        for part in parts:
+    def __init__(self, *states: State):
+        for state in states:
             for method in ("extend", "read", "write", "recall"):
-                if hasattr(part, method):
-                    setattr(self, method, getattr(part, method))
-
-
-def leaves(states: tuple[tuple[State, ...], ...]) -> Iterator[State]:
-    """All states, kind by kind."""
-    for state in (state for block in states for state in block):
-        yield from state.parts if isinstance(state, Together) else (state,)
+                if hasattr(state, method):
+                    setattr(self, method, getattr(state, method))

@@ -40,7 +40,7 @@ def refuses(q: Tensor, k: Tensor, v: Tensor, layout: TokenLayout, scores: ScoreO
     mask, name = scores.mask, type(scores.mask).__name__
     if type(mask).folds is Mask.folds:
         return f"folded has nothing to fold: {name} sees too much"
-    if layout.k_positions is not None:
+    if layout.keys is not None:
         return "folded needs keys that are the queries; here others stand in front"
     if not (layout.ordered or layout.consecutive and mask.relative):
         return f"folded needs {'consecutive' if mask.relative else 'whole'} texts for {name}"
@@ -89,7 +89,7 @@ def attend_rows(q: Tensor, k: Tensor, v: Tensor, rows: "QueryRows", scores: Scor
             return out
         front, out = q[:, :, :whole], out[:, :, whole:]
     positions = rows.layout.positions[: len(q)]
-    layout = TokenLayout(positions[:, :whole], k_positions=positions)
+    layout = TokenLayout(positions[:, :whole]).with_keys(positions)
     dense = sdpa if sdpa.refuses(q, k, v, layout, scores) is None else reference
     return torch.cat([dense.attend(front, k, v, layout, scores), out], 2)
 
@@ -158,43 +158,20 @@ class QueryRows:
     row: int
     mask: Mask
 
-    def slots(self, fold: BlockLayout, n: int) -> tuple[Tensor, Tensor]:
-        """Of the n-th gathering, the slots of each block's queries (N, c, 1) and keys (N, 1, keys); -1: none."""
-        slots = torch.arange(self.layout.positions.shape[1], dtype=torch.int32, device=self.layout.positions.device)
-        slots = apart(slots.view(1, -1, 1), fold.step, -1)[n]
-        count, band = fold.blocks(slots.shape[1]), fold.band
-        k = key_blocks(with_margins(slots, fold, -1), fold, 0, count, count)[:, 0].transpose(1, 2)
-        start = torch.arange(count, device=k.device).view(-1, 1, 1) * fold.block - fold.before
-        twice = (k[:, :, band:] >= start) & (k[:, :, band:] < start + band)  # it counts in the band
-        k = torch.cat([k[:, :, :band], k[:, :, band:].masked_fill(twice, -1)], 2)
-        return query_blocks(slots, fold, -1)[:, 0], k
-
     def seen(self, q: Tensor, k: Tensor) -> Tensor:
-        """Slots (N, c, 1) and (N, 1, keys) -> (N, c, keys)"""
-        layout, row = self.layout, self.row
-        positions = layout.positions[row].int()
-        allowed = self.mask.allows(positions[q], positions[k])
-        seen = k >= 0 if allowed is None else allowed & (k >= 0)
-        if layout.segments is not None:
-            seen = seen & (layout.segments[row][q] == layout.segments[row][k])
-        return seen if layout.valid is None else seen & layout.valid[row][k]
+        return allowed_pairs(self.layout, self.row, self.mask, q, k)
 
     def additive(
         self, fold: BlockLayout, n: int, first: int, last: int, bias: Bias | None, groups: int, dtype: torch.dtype
     ) -> Tensor:
         """(N, 1 or K, G·c, keys) for these blocks: 0 or the bias where a pair is seen, else -∞."""
-        q, k = self.layout.once(("slots", fold, n), lambda: self.slots(fold, n))
+        q, k = self.layout.derived(block_slots, fold, n)
         start, end = first * fold.block - fold.before, last * fold.block + fold.after
         alike = self.layout.ordered and self.mask.relative
         if alike and start >= 0 and end <= self.layout.positions.shape[1] // fold.step:
             last = first + 1  # in the middle of a text all blocks look alike to a mask of distance
         made = slice(first, last) if alike else slice(0, len(q))  # otherwise all are made at once, for all portions
-
-        def make() -> Tensor:
-            seen = self.seen(q[made], k[made]).repeat(1, groups, 1)
-            return torch.where(seen, 0.0, float("-inf")).to(dtype).unsqueeze(1)
-
-        extra = self.layout.once(("folded", self.mask, self.row, n, made.start, made.stop, groups, dtype), make)
+        extra = self.layout.derived(block_mask, self.row, self.mask, fold, n, made.start, made.stop, groups, dtype)
         extra = extra[first - made.start : last - made.start]
         q, k = q[first:last], k[first:last]
         if bias is None:
@@ -207,17 +184,9 @@ class QueryRows:
         """The same for blocks as they are, not laid out: `heads` key heads that serve `groups` heads each."""
         alike = self.layout.ordered and self.mask.relative
 
-        def make(block: DenseBlock) -> tuple[Tensor | None, Tensor | None]:
-            seen = self.seen(slots_of(block.queries).unsqueeze(1), slots_of(*block.keys)).repeat(groups, 1)
-            if seen.all():
-                return None, None
-            blind = ~seen.any(-1, keepdim=True)
-            extra = torch.where(seen, 0.0, float("-inf")).to(dtype).expand(heads, -1, -1)
-            return extra, blind if blind.any() else None
-
         def find(block: DenseBlock) -> tuple[Tensor | None, Tensor | None]:
-            where = from_first(block) if alike else block  # to a mask of distance most blocks look alike
-            return self.layout.once(("block", self.mask, self.row, where, heads, groups, dtype), lambda: make(block))
+            block = from_first(block) if alike else block  # for a mask of distances most blocks are the same
+            return self.layout.derived(dense_mask, self.row, self.mask, block, heads, groups, dtype)
 
         return find
 
@@ -227,7 +196,7 @@ class QueryRows:
         """Of one fold, scores (A, n, keys) and whether they are seen (1, n, keys), here and in no earlier fold."""
         fold, s, seen = folds[number], [], []
         for n, (q_n, k_n) in enumerate(zip(apart(q, fold.step), apart(k, fold.step), strict=True)):
-            q_slots, k_slots = self.slots(fold, n)
+            q_slots, k_slots = self.layout.derived(block_slots, fold, n)
             tile = query_blocks(q_n, fold) @ all_blocks(k_n, fold).transpose(-1, -2) * scores.scale  # (N, A, c, keys)
             if scores.softcap is not None:
                 tile = scores.softcap * torch.tanh(tile / scores.softcap)
@@ -240,6 +209,60 @@ class QueryRows:
             s.append(unblock(tile, q_n.shape[1]))
             seen.append(unblock(here.unsqueeze(1), q_n.shape[1]))
         return together(s, q.shape[1]), together(seen, q.shape[1])
+
+
+def block_slots(layout: TokenLayout, blocks: BlockLayout, n: int) -> tuple[Tensor, Tensor]:
+    """Slots n, n + step, …: those of each block's queries (N, c, 1) and keys (N, 1, keys); -1: no token."""
+    slots = torch.arange(layout.positions.shape[1], dtype=torch.int32, device=layout.positions.device)
+    slots = apart(slots.view(1, -1, 1), blocks.step, -1)[n]
+    count, band = blocks.blocks(slots.shape[1]), blocks.band
+    k = key_blocks(with_margins(slots, blocks, -1), blocks, 0, count, count)[:, 0].transpose(1, 2)
+    start = torch.arange(count, device=k.device).view(-1, 1, 1) * blocks.block - blocks.before
+    twice = (k[:, :, band:] >= start) & (k[:, :, band:] < start + band)  # these are in the band already
+    k = torch.cat([k[:, :, :band], k[:, :, band:].masked_fill(twice, -1)], 2)
+    return query_blocks(slots, blocks, -1)[:, 0], k
+
+
+def allowed_pairs(layout: TokenLayout, row: int, mask: Mask, q: Tensor, k: Tensor) -> Tensor:
+    """Slots (N, c, 1) and (N, 1, keys) -> (N, c, keys), True where the query attends to the key."""
+    positions = layout.positions[row].int()
+    allowed = mask.allows(positions[q], positions[k])
+    seen = k >= 0 if allowed is None else allowed & (k >= 0)
+    if layout.segments is not None:
+        seen = seen & (layout.segments[row][q] == layout.segments[row][k])
+    return seen if layout.valid is None else seen & layout.valid[row][k]
+
+
+def block_mask(
+    layout: TokenLayout, row: int, mask: Mask, blocks: BlockLayout, n: int, start: int, stop: int, groups: int,
+    dtype: torch.dtype,
+) -> Tensor:  # fmt: skip
+    """(N, 1, G·c, keys) for the blocks from start to stop: 0 where the query attends to the key, else -∞."""
+    q, k = layout.derived(block_slots, blocks, n)
+    seen = allowed_pairs(layout, row, mask, q[start:stop], k[start:stop]).repeat(1, groups, 1)
+    return torch.where(seen, 0.0, float("-inf")).to(dtype).unsqueeze(1)
+
+
+def dense_mask(
+    layout: TokenLayout, row: int, mask: Mask, block: DenseBlock, heads: int, groups: int, dtype: torch.dtype
+) -> tuple[Tensor | None, Tensor | None]:
+    """The additive mask (K, G·c, keys) of a block, and its queries without any key; None: nothing to mask.
+
+    In an ordered layout positions are slots, so a block may be counted from its first query.
+    """
+    q, k = slots_of(block.queries).unsqueeze(1), slots_of(*block.keys)
+    if layout.ordered:
+        seen = mask.allows(q, k)
+        if seen is None:
+            return None, None
+    else:
+        seen = allowed_pairs(layout, row, mask, q, k)
+    seen = seen.repeat(groups, 1)
+    if seen.all():
+        return None, None
+    blind = ~seen.any(-1, keepdim=True)
+    extra = torch.where(seen, 0.0, float("-inf")).to(dtype).expand(heads, -1, -1)
+    return extra, blind if blind.any() else None
 
 
 def slots_of(*runs: range) -> Tensor:

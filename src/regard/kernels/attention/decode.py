@@ -45,7 +45,7 @@ def cannot(q: Tensor, k: Tensor | Pages, v: Tensor | Pages, layout: TokenLayout,
 
 
 def slower(q: Tensor, k: Tensor | Pages, v: Tensor | Pages, layout: TokenLayout, scores: ScoreOptions) -> str | None:
-    return "decode is for remembered keys" if layout.k_positions is None else None
+    return "decode is for remembered keys" if layout.keys is None else None
 
 
 def attend(q: Tensor, k: Tensor | Pages, v: Tensor | Pages, layout: TokenLayout, scores: ScoreOptions) -> Tensor:

@@ -70,10 +70,10 @@ class Full(Mask):
 
 def visible(mask: Mask, layout: TokenLayout) -> Tensor | None:
     """(B, 1, L, S) True where the query sees the key; None when all see all. Computed once for all layers alike."""
-    return layout.once(mask, lambda: join(mask, layout))
+    return layout.derived(join, mask)
 
 
-def join(mask: Mask, layout: TokenLayout) -> Tensor | None:
+def join(layout: TokenLayout, mask: Mask) -> Tensor | None:
     seen = mask.allows(layout.positions.unsqueeze(-1), layout.key_positions.unsqueeze(-2))  # (B, L, S)
     if layout.segments is not None and layout.key_segments is not None:
         seen = both(seen, layout.segments.unsqueeze(-1) == layout.key_segments.unsqueeze(-2))

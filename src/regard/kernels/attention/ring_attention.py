@@ -11,7 +11,6 @@ front and one from the end, so that all have the same number of pairs (Brandon e
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -40,7 +39,7 @@ def attend(
 ) -> Tensor:
     """As kernels/attention says, of this process's tokens before those of all; every process has as many of them."""
     reason = refuses(q, k, v, layout, scores)
-    if layout.k_positions is not None:
+    if layout.keys is not None:
         reason = "its keys are its queries' own tokens; here others stand in front"
     if reason is not None:
         raise ValueError(f"ring attention: {reason}")
@@ -98,9 +97,8 @@ def round_the_ring(
     share = [k, v, *(getattr(layout, name) for name in names)]
     for step in range(dist.get_world_size(group)):
         coming = passed_on(share, group) if step + 1 < dist.get_world_size(group) else None
-        k, v, *places = share
-        where = {f"k_{name}": place for name, place in zip(names, places, strict=True)}
-        yield k, v, replace(layout, **where, ordered=False, consecutive=False, shared={})
+        k, v, *others = share
+        yield k, v, layout.with_keys(**dict(zip(names, others, strict=True)))
         if coming is not None:
             share = arrived(coming)
 

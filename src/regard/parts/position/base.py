@@ -58,4 +58,4 @@ class PositionModule(nn.Module):
         return layout
 
     def bias(self, layout: TokenLayout) -> Bias | None:
-        return layout.bias
+        return layout.inputs.bias

@@ -64,23 +64,24 @@ class RopeModule(PositionModule):
         self.spec, self.dim = spec, spec.turned(head_dim)
         if spec.scaling is not None:
             spec.scaling.check_use(spec.base, self.dim)
-        self.amplitude = 1.0 if spec.scaling is None else spec.scaling.amplitude
-        self.key = f"{spec} {self.dim}"
 
     def rotate(self, q: Tensor, k: Tensor, layout: TokenLayout) -> tuple[Tensor, Tensor]:
-        cos, sin = layout.once(f"{self.key} {q.dtype}", lambda: self.waves(layout, q.dtype))
+        cos, sin = layout.derived(rotations, self.spec, self.dim, q.dtype)
         return self.turn(q, cos, sin), self.turn(k, cos, sin)
-
-    def waves(self, layout: TokenLayout, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        angles = layout.positions.unsqueeze(-1) * self.spec.frequencies(self.dim, layout)  # (B, L, d/2)
-        angles = angles.unsqueeze(1)  # (B, 1, L, d/2)
-        return (angles.cos() * self.amplitude).to(dtype), (angles.sin() * self.amplitude).to(dtype)
 
     def turn(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         if self.dim == x.shape[-1]:
             return turn(x, cos, sin, self.spec.layout)
         turning, still = x[..., : self.dim], x[..., self.dim :]
         return torch.cat([turn(turning, cos, sin, self.spec.layout), still], -1)
+
+
+def rotations(layout: TokenLayout, spec: Rope, dim: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Cosines and sines (B, 1, L, d/2) of the angles by which the pairs of each token are rotated."""
+    amplitude = 1.0 if spec.scaling is None else spec.scaling.amplitude
+    angles = layout.positions.unsqueeze(-1) * spec.frequencies(dim, layout)  # (B, L, d/2)
+    angles = angles.unsqueeze(1)  # (B, 1, L, d/2)
+    return (angles.cos() * amplitude).to(dtype), (angles.sin() * amplitude).to(dtype)
 
 
 def turn(x: Tensor, cos: Tensor, sin: Tensor, layout: PairLayout) -> Tensor:

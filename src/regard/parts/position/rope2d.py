@@ -41,15 +41,16 @@ class Rope2DModule(PositionModule):
     def __init__(self, head_dim: int, spec: Rope2D):
         super().__init__()
         self.spec, self.head_dim = spec, head_dim
-        self.key = f"{spec} {head_dim}"
 
     def rotate(self, q: Tensor, k: Tensor, layout: TokenLayout) -> tuple[Tensor, Tensor]:
-        cos, sin = layout.once(f"{self.key} {q.dtype}", lambda: self.waves(layout, q.dtype))
+        cos, sin = layout.derived(rotations_2d, self.spec, self.head_dim, q.dtype)
         return turn(q, cos, sin, "half"), turn(k, cos, sin, "half")
 
-    def waves(self, layout: TokenLayout, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        patch = (layout.positions - self.spec.prefix).clamp_min(0)  # the prefix stands at the origin, which is no turn
-        places = torch.stack([patch // self.spec.columns, patch % self.spec.columns], -1)  # (B, L, 2)
-        angles = places.unsqueeze(-1) * plain(self.spec.base, self.head_dim // 2, layout)  # (B, L, 2, E/4)
-        angles = angles.flatten(-2).unsqueeze(1)  # (B, 1, L, E/2)
-        return angles.cos().to(dtype), angles.sin().to(dtype)
+
+def rotations_2d(layout: TokenLayout, spec: Rope2D, head_dim: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Cosines and sines of the rotation angles (B, 1, L, E/2)."""
+    patch = (layout.positions - spec.prefix).clamp_min(0)  # prefix tokens get angle 0: no rotation
+    places = torch.stack([patch // spec.columns, patch % spec.columns], -1)  # (B, L, 2)
+    angles = places.unsqueeze(-1) * plain(spec.base, head_dim // 2, layout)  # (B, L, 2, E/4)
+    angles = angles.flatten(-2).unsqueeze(1)  # (B, 1, L, E/2)
+    return angles.cos().to(dtype), angles.sin().to(dtype)

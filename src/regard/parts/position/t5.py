@@ -7,7 +7,7 @@ shares the last: nothing new can happen out there. T5 has one table for a whole 
 `heads`); an attention may also have its own.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from torch import nn
 
@@ -57,7 +57,7 @@ class T5BucketsModule(PositionModule):
         self.table = nn.Embedding(spec.buckets, heads)
 
     def share(self, layout: TokenLayout) -> TokenLayout:
-        return replace(layout, bias=self.bias(layout))
+        return layout.with_bias(self.bias(layout))
 
     def bias(self, layout: TokenLayout) -> Bias:
         return Buckets(self.table.weight, self.spec.distance, self.spec.bidirectional)

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import torch
 
-from regard.engine.stores.snapshot import CannotRewind
+from regard.engine.stores.base import CannotRewind, Store
 from regard.parts.state import FixedSize
 from regard.verify.outcome import Outcome, broken, compared, difference, not_applicable
-from regard.verify.trial import BLOCK, STORES, Store, Trial
+from regard.verify.trial import BLOCK, STORES, Trial
 
 LONG = 80  # more than a chunk of any recurrence
 
@@ -72,8 +72,8 @@ def used_row(trial: Trial) -> Outcome:
         trial.read(old, trial.span(0, trial.length), store)
         store.release(0)
         assert store.reserve(0, size)
-        store.span = -(-size // BLOCK) * BLOCK
-        errors.append(difference(trial.read(new, trial.span(0, size), store), trial.whole(new)))
+        span = -(-size // BLOCK) * BLOCK
+        errors.append(difference(trial.read(new, trial.span(0, size), store, span), trial.whole(new)))
     return compared("a row given back and taken again", *errors)
 
 

@@ -99,7 +99,7 @@ def given(layout: TokenLayout, scores: ScoreOptions) -> tuple:
         bias, kind, far = scores.bias.line(torch.float32).T.contiguous(), "line", scores.bias.reach
     numbers = reach(scores.mask)
     assert numbers is not None, "refused"
-    where = [] if layout.ordered else layout.once(("triton", numbers), lambda: placed(layout, numbers))
+    where = [] if layout.ordered else layout.derived(placed, numbers)
     return bias, where, scores.scale, scores.softcap or 0.0, *numbers, kind, far
 
 

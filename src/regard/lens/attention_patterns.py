@@ -85,7 +85,7 @@ def attention_weights(
         sinks=None if scores.sinks is None else scores.sinks[heads],
     )
     return reference.attention_weights(
-        q[:, heads, rows], reference.per_head(k, q)[:, heads], layout.of_rows(rows), some
+        q[:, heads, rows], reference.per_head(k, q)[:, heads], layout.queries(rows), some
     )
 
 

@@ -1,0 +1,85 @@
+"""The interface of a store: it keeps the states of a model's layers for a fixed number of rows, one sequence per row.
+
+    states = store.begin_forward(layout)           where the new tokens go, which keys they attend to
+    logits = model(tokens, layout, states)         each layer appends to its state and reads it
+
+Every forward begins with `begin_forward`; its states serve that forward only. A row can return to an earlier length:
+
+    snapshot = store.snapshot(row)                 after n tokens
+    store.rewind(row, n, snapshot)                 drop the tokens since then: speculation
+    store.fork(row, to, snapshot)                  continue the same prefix in another row
+
+Per-token arrays rewind without a snapshot. A recurrent state is a sum over its tokens and a ring buffer overwrites old
+ones: these are copied into the snapshot, and their size does not depend on the length of the sequence.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Protocol, Self
+
+import torch
+from torch import Tensor
+
+from regard.layout import TokenLayout
+from regard.parts.state import State
+
+Memory = Any  # what Model.memory() declares: per block, per sublayer (parts/state.py)
+
+
+@dataclass(eq=False)
+class Snapshot:
+    row: int
+    length: int
+    arrays: list[list[Tensor]]  # of every state that cannot rewind by itself
+    stale: bool = False  # the row has been rewound further since, so its tokens may differ
+
+
+class CannotRewind(ValueError):
+    """A state no longer holds what the earlier length needs."""
+
+
+class Store(Protocol):
+    rows: int  # sequences kept at once
+    capacity: int  # tokens per row
+    max_tokens: int  # tokens that one row can always get, if all others give theirs up
+
+    @classmethod
+    def for_engine(
+        cls, memory: Memory, rows: int, capacity: int, dtype: torch.dtype, device: torch.device,
+        blocks: int | None, block: int | None,
+    ) -> Self:  # fmt: skip
+        """A store with the engine's options; ValueError for an option that this store does not have."""
+        ...
+
+    def begin_forward(
+        self, layout: TokenLayout, span: int | None = None, check: bool = True
+    ) -> tuple[tuple[State, ...], ...]:
+        """States for one forward of these tokens, in the nesting that Model.forward expects.
+
+        span: how many slots of each row are read; None: all. check: raise ValueError if the tokens do not continue
+        their rows' sequences; costs a synchronization on a GPU.
+        """
+        ...
+
+    def reserve(self, row: int, length: int) -> bool:
+        """Allocate space for this many tokens of a row; False, and nothing allocated, if there is too little."""
+        ...
+
+    def snapshot(self, row: int) -> Snapshot:
+        """What rewind and fork need for layers that do not keep all tokens."""
+        ...
+
+    def rewind(self, row: int, length: int, snapshot: Snapshot | None = None) -> None:
+        """Drop a row's tokens from this position on; CannotRewind if a layer cannot without a snapshot."""
+        ...
+
+    def fork(self, row: int, to: int, snapshot: Snapshot) -> bool:
+        """Continue from a snapshot of `row` in the empty row `to`; False if there is too little space."""
+        ...
+
+    def release(self, row: int) -> None:
+        """Empty a row and free its space."""
+        ...
+
+    def metrics(self) -> dict[str, int]:
+        """Counters for monitoring."""
+        ...

@@ -1,0 +1,145 @@
+"""The rows of a store: their lengths, and what all stores do alike with a row."""
+
+from typing import Protocol
+from weakref import WeakSet
+
+import torch
+from torch import Tensor
+
+from regard.engine.stores.base import CannotRewind, Snapshot
+from regard.layout import TokenLayout
+
+
+class RowArrays(Protocol):
+    def row_arrays(self, row: int) -> list[Tensor]:
+        """Views of everything kept for a row."""
+        ...
+
+
+class Overwriting(RowArrays, Protocol):
+    """A state that does not keep all tokens, so it cannot always rewind by itself."""
+
+    def why_not_rewind(self, row: int, length: int) -> str | None:
+        """Why the row cannot return to this length without a snapshot; None: it can."""
+        ...
+
+    def clear(self, row: int, start: int) -> None:
+        """Drop a row's tokens from this position on."""
+        ...
+
+
+class RowTable:
+    def __init__(self, count: int, device: torch.device | str):
+        self.device = device
+        self.lengths = torch.zeros(count, dtype=torch.int64, device=device)
+        self.overwriting: list[Overwriting] = []
+        self.sources: list[RowArrays] = []
+        self.snapshots: WeakSet[Snapshot] = WeakSet()
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def advance(self, layout: TokenLayout) -> None:
+        """Set the lengths to what they are after these tokens."""
+        rows = rows_of(layout)
+        ends = layout.positions + 1 if layout.valid is None else (layout.positions + 1) * layout.valid  # (B, L)
+        last = ends.amax(1)  # (B,) zero where no token is valid
+        self.lengths[rows] = last.where(last > 0, self.lengths[rows])
+
+    def check(self, layout: TokenLayout, capacity: int) -> None:
+        """Raise ValueError where tokens do not continue the sequences of their rows."""
+        if layout.segments is not None:
+            raise ValueError(
+                "packed documents cannot be cached: a store keeps one per row; give each its own row"
+            )
+        positions, valid = layout.positions, layout.valid
+        rows = list(range(len(positions))) if layout.rows is None else layout.rows.tolist()
+        if len(rows) != len(positions) or len(set(rows)) < len(rows) or min(rows) < 0 or max(rows) >= len(self):
+            raise ValueError(f"rows {rows} must be {len(positions)} different rows of the store's {len(self)}")
+        valid = torch.ones_like(positions, dtype=torch.bool) if valid is None else valid
+        first = positions.where(valid, capacity + 1).amin(1)
+        last = positions.where(valid, -1).amax(1)
+        counts = valid.sum(1)
+        numbers = torch.stack([first, last, counts, self.lengths[rows_of(layout)]], 1).tolist()
+        for row, (start, end, count, length) in zip(rows, numbers, strict=True):
+            if count == 0:
+                continue
+            if start < 0 or end - start + 1 != count:
+                raise ValueError(f"row {row}: its {count} positions {start} to {end} are not consecutive")
+            if start > length:
+                raise ValueError(f"row {row} has {length} tokens, so the next position is {length}, not {start}")
+            if end >= capacity:
+                raise ValueError(f"row {row}: position {end} does not fit into the store's capacity={capacity}")
+
+    def snapshot(self, row: int) -> Snapshot:
+        arrays = [[array.clone() for array in state.row_arrays(row)] for state in self.overwriting]
+        snapshot = Snapshot(row, int(self.lengths[row]), arrays)
+        self.snapshots.add(snapshot)
+        return snapshot
+
+    def rewind(self, row: int, length: int, snapshot: Snapshot | None) -> None:
+        now = int(self.lengths[row])
+        if not 0 <= length <= now:
+            raise ValueError(f"row {row} has {now} tokens; it can be rewound to one of 0 to {now}, not {length}")
+        if snapshot is not None:
+            check_snapshot(row, length, snapshot)
+            self.restore(row, snapshot)
+        elif 0 < length < now:  # an empty row needs nothing
+            for why in filter(None, (state.why_not_rewind(row, length) for state in self.overwriting)):
+                raise CannotRewind(
+                    f"row {row} cannot return from {now} to {length} tokens: {why}; "
+                    "rewind with a snapshot that was taken there, or read the sequence again"
+                )
+        self.truncate(row, length)
+
+    def fork(self, row: int, to: int, snapshot: Snapshot) -> None:
+        check_snapshot(row, snapshot.length, snapshot)
+        if int(self.lengths[to]) > 0:
+            raise ValueError(f"row {to} has {int(self.lengths[to])} tokens of its own; release it first")
+        self.restore(to, snapshot)
+        for source in self.sources:
+            copy(source.row_arrays(row), source.row_arrays(to))
+        self.lengths[to] = snapshot.length
+
+    def release(self, row: int) -> None:
+        self.truncate(row, 0)
+        for source in self.sources:
+            for array in source.row_arrays(row):
+                array.zero_()
+
+    def truncate(self, row: int, length: int) -> None:
+        for state in self.overwriting:
+            state.clear(row, length)
+        self.lengths[row] = length
+        for snapshot in self.snapshots:
+            snapshot.stale |= snapshot.row == row and snapshot.length > length
+
+    def restore(self, row: int, snapshot: Snapshot) -> None:
+        for state, arrays in zip(self.overwriting, snapshot.arrays, strict=True):
+            copy(arrays, state.row_arrays(row))
+
+
+def check_snapshot(row: int, length: int, snapshot: Snapshot) -> None:
+    if (snapshot.row, snapshot.length) != (row, length):
+        raise CannotRewind(
+            f"the snapshot is of row {snapshot.row} with {snapshot.length} tokens, not of row {row} with {length}"
+        )
+    if snapshot.stale:
+        raise CannotRewind(
+            f"row {row} was rewound to before this snapshot of {length} tokens was taken; take a new snapshot"
+        )
+
+
+def copy(arrays: list[Tensor], to: list[Tensor]) -> None:
+    for old, new in zip(arrays, to, strict=True):
+        new.copy_(old)
+
+
+def rows_of(layout: TokenLayout) -> slice | Tensor:
+    """The rows of the store that belong to the batch rows."""
+    return slice(len(layout.positions)) if layout.rows is None else layout.rows
+
+
+def row_indices(layout: TokenLayout) -> Tensor:
+    """(B,)"""
+    return torch.arange(len(layout.positions), device=layout.positions.device) if layout.rows is None else layout.rows
