@@ -21,7 +21,7 @@ def expected_refusal(name: str, mask: str, layout: str, extra: str) -> str | Non
         return None
     if mask not in FOLDED:
         return "has nothing to fold"
-    if AT[layout].k_positions is not None:
+    if AT[layout].keys is not None:
         return "needs keys that are the queries"
     if layout != "ordered" and not (AT[layout].consecutive and MASKS[mask].relative):
         return "needs (consecutive|whole) texts"

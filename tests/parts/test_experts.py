@@ -47,7 +47,7 @@ def drawn(spec: Experts, dtype: torch.dtype = torch.float64) -> nn.Module:
     return module
 
 
-def layout(x: Tensor, valid: Tensor | None = None) -> TokenLayout:
+def layout_of(x: Tensor, valid: Tensor | None = None) -> TokenLayout:
     return (
         TokenLayout.whole(*x.shape[:2])
         if valid is None
@@ -82,7 +82,7 @@ def token_by_token(module: nn.Module, spec: Experts, x: Tensor, kept: Tensor | N
 def test_experts_are_the_loop_over_tokens(name: str) -> None:
     spec, x = SPECS[name], random(3, 7, WIDTH)
     module = drawn(spec)
-    assert torch.allclose(module(x, layout(x)), token_by_token(module, spec, x), atol=1e-12)
+    assert torch.allclose(module(x, layout_of(x)), token_by_token(module, spec, x), atol=1e-12)
 
 
 @pytest.mark.ledger("moe.stabilise")
@@ -94,7 +94,7 @@ def test_gradients(name: str) -> None:
     weights = {name: p for name, p in module.named_parameters() if p.requires_grad}
 
     def as_function(x: Tensor, *values: Tensor) -> tuple[Tensor, ...]:
-        y, losses = torch.func.functional_call(module, dict(zip(weights, values, strict=True)), (x, layout(x)))
+        y, losses = torch.func.functional_call(module, dict(zip(weights, values, strict=True)), (x, layout_of(x)))
         return (y, *losses.values())
 
     assert gradcheck(as_function, (x, *weights.values()), fast_mode=True)
@@ -107,7 +107,7 @@ def test_identical_experts_are_one_feedforward(name: str) -> None:
     module = drawn(spec)
     for parameter in module.experts.parameters():
         parameter.data[:] = parameter.data[:1].clone()
-    assert torch.allclose(module(x, layout(x)), expert_alone(module, spec, 0)(x), atol=1e-12)
+    assert torch.allclose(module(x, layout_of(x)), expert_alone(module, spec, 0)(x), atol=1e-12)
 
 
 @pytest.mark.ledger("moe.layer")
@@ -115,20 +115,20 @@ def test_only_the_chosen_work() -> None:
     """What an expert would say of tokens that did not choose it never matters, not even if it were no number."""
     spec, x = Experts(4, 2, SwiGLU(12)), random(1, 1, WIDTH)
     module = drawn(spec)
-    before, chosen = module(x, layout(x)), module.router(x[0]).chosen[0]
+    before, chosen = module(x, layout_of(x)), module.router(x[0]).chosen[0]
     for index in set(range(4)) - set(chosen.tolist()):
         module.experts.up_proj.weight.data[index] = torch.nan
-    assert torch.equal(module(x, layout(x)), before)
+    assert torch.equal(module(x, layout_of(x)), before)
     module.zero_grad()
-    module(x, layout(x)).sum().backward()
+    module(x, layout_of(x)).sum().backward()
     assert ((module.experts.down_proj.weight.grad != 0).flatten(1).any(1).nonzero()[:, 0] == chosen.sort().values).all()
 
 
 @pytest.mark.parametrize("name", SPECS)
 def test_a_token_does_not_depend_on_its_batch(name: str) -> None:
     module, x = drawn(SPECS[name]), random(3, 7, WIDTH)
-    alone = torch.cat([module(token.view(1, 1, -1), layout(token.view(1, 1, -1))) for token in x.flatten(0, 1)])
-    assert torch.allclose(module(x, layout(x)).flatten(0, 1), alone[:, 0], atol=1e-12)
+    alone = torch.cat([module(token.view(1, 1, -1), layout_of(token.view(1, 1, -1))) for token in x.flatten(0, 1)])
+    assert torch.allclose(module(x, layout_of(x)).flatten(0, 1), alone[:, 0], atol=1e-12)
 
 
 def copy_from(theirs: nn.Module, ours: nn.Module, router: str = "gate") -> None:
@@ -196,7 +196,7 @@ def test_experts_are_those_of_transformers(name: str) -> None:
         theirs.shared_experts.load_state_dict(ours.shared.state_dict())
         theirs.gate.e_score_correction_bias.copy_(ours.router.correction)
     x.requires_grad_()
-    found, expected = ours(x, layout(x)), theirs(x.clone())
+    found, expected = ours(x, layout_of(x)), theirs(x.clone())
     assert torch.allclose(found, expected, atol=1e-5)
     grad = random(3, 7, WIDTH, seed=5).float()
     to_x = [torch.autograd.grad(y, x, grad)[0] for y in (found, expected)]
@@ -221,7 +221,7 @@ def test_switch_with_and_without_dropping(capacity: int) -> None:
         expert = theirs.experts[f"expert_{index}"]
         expert.wi.weight.data = ours.experts.up_proj.weight[index].detach()
         expert.wo.weight.data = ours.experts.down_proj.weight[index].detach()
-    y, losses = ours.train()(x, layout(x))
+    y, losses = ours.train()(x, layout_of(x))
     assert torch.allclose(y, theirs(x), atol=1e-5) and losses == {}
     dropped = (y == 0).all(-1).sum()
     assert (dropped > 0) == (capacity == 2)
@@ -232,11 +232,11 @@ def test_the_dropped_pass_by_and_are_counted() -> None:
     spec, x = Experts(4, 2, SwiGLU(12), capacity=0.75), random(3, 7, WIDTH)
     module, seen = drawn(spec).train(), []
     module.kept.register_forward_hook(lambda _, __, kept: seen.append(kept))
-    y, _ = module(x, layout(x))
+    y, _ = module(x, layout_of(x))
     (kept,) = seen
     assert kept.shape == (TOKENS, 2) and 0 < (~kept).sum() < TOKENS
     assert torch.allclose(y, token_by_token(module.eval(), spec, x, kept), atol=1e-12)
-    module(x, layout(x))
+    module(x, layout_of(x))
     assert len(seen) == 1  # at inference nobody is turned away, and nobody asked
 
 
@@ -245,7 +245,7 @@ def test_the_dropped_pass_by_and_are_counted() -> None:
 def test_capacity_for_all_is_no_capacity(name: str) -> None:
     spec, x = SPECS[name], random(3, 7, WIDTH)
     roomy = dataclasses.replace(spec, capacity=spec.count / spec.top_k)
-    free, limited = drawn(spec).train()(x, layout(x)), drawn(roomy).train()(x, layout(x))
+    free, limited = drawn(spec).train()(x, layout_of(x)), drawn(roomy).train()(x, layout_of(x))
     assert torch.equal(free[0], limited[0]) and free[1] == limited[1]
 
 
@@ -253,9 +253,9 @@ def test_padding_takes_no_seat_and_counts_in_no_loss() -> None:
     spec = Experts(4, 2, SwiGLU(12), capacity=0.5, z=0.1)
     module, x = drawn(spec).train(), random(2, 9, WIDTH)
     valid = torch.tensor([[True] * 9, [False] * 4 + [True] * 5])
-    y, losses = module(x, layout(x, valid))
+    y, losses = module(x, layout_of(x, valid))
     packed = x[valid].unsqueeze(0)
-    alone, expected = module(packed, layout(packed))
+    alone, expected = module(packed, layout_of(packed))
     assert torch.allclose(y[valid], alone[0], atol=1e-12) and (y[~valid] == 0).all()
     assert set(losses) == {"balance", "z"}
     assert all(torch.allclose(losses[name], expected[name], atol=1e-14) for name in losses)
@@ -269,12 +269,12 @@ def test_losses_come_with_the_output_in_training_only() -> None:
         (SPECS["grouped"], set()),
     ):
         module = drawn(spec)
-        assert isinstance(module(x, layout(x)), Tensor)
-        y, losses = module.train()(x, layout(x))
-        assert set(losses) == names and torch.equal(y, module.eval()(x, layout(x)))
+        assert isinstance(module(x, layout_of(x)), Tensor)
+        y, losses = module.train()(x, layout_of(x))
+        assert set(losses) == names and torch.equal(y, module.eval()(x, layout_of(x)))
         assert all(loss.dim() == 0 and loss > 0 for loss in losses.values())
-    twice = drawn(Experts(4, 2, SwiGLU(12), balance=0.02)).train()(x, layout(x))[1]
-    once = drawn(Experts(4, 2, SwiGLU(12), balance=0.01)).train()(x, layout(x))[1]
+    twice = drawn(Experts(4, 2, SwiGLU(12), balance=0.02)).train()(x, layout_of(x))[1]
+    once = drawn(Experts(4, 2, SwiGLU(12), balance=0.01)).train()(x, layout_of(x))[1]
     assert torch.allclose(twice["balance"], 2 * once["balance"])
 
 
@@ -297,7 +297,7 @@ def test_flops_are_those_of_the_chosen(name: str) -> None:
     spec, x = SPECS[name], random(3, 7, WIDTH)
     counted = {torch.ops.regard.slices: lambda x, weight, ends, **_: 2 * x[0] * weight[1] * weight[2]}
     with FlopCounterMode(display=False, custom_mapping=counted) as counter:
-        drawn(spec)(x, layout(x))
+        drawn(spec)(x, layout_of(x))
     assert spec.flops(WIDTH, TOKENS, TOKENS) == counter.get_total_flops()
 
 

@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from regard.kernels.attention import reference
 from regard.kernels.attention.mask import Causal
 from regard.kernels.attention.score_options import ScoreOptions
-from regard.kernels.native_sparse import CHUNK, Line, attend_chosen, choose, importance
+from regard.kernels.native_sparse import CHUNK, attend_chosen, choose, importance, line_of
 from regard.layout import TokenLayout
 from regard.parts.attention import Attention, use_backend
 from regard.parts.native_sparse_attention import NativeSparse, NativeSparseModule
@@ -153,12 +153,12 @@ def test_tokens_may_stand_in_any_order() -> None:
 
 
 def test_a_line_holds_each_document_in_its_order() -> None:
-    line = Line.of(packed())
+    line = line_of(packed())
     assert line.starts[0].tolist() == [0] * 9 + [9] + [10] * 13
     assert line.own[0].tolist() == [*range(9), 0, *range(13)]
     assert line.slots[1].tolist() == [*range(4, LENGTH), *range(4)]  # padding goes behind
     assert line.own[1, 4:].tolist() == [*range(LENGTH - 4)]
-    remembered = Line.of(TokenLayout(torch.tensor([[5], [2]])).with_keys(torch.arange(8).expand(2, 8)))
+    remembered = line_of(TokenLayout(torch.tensor([[5], [2]])).with_keys(torch.arange(8).expand(2, 8)))
     assert (remembered.starts.tolist(), remembered.own.tolist()) == ([[0], [0]], [[5], [2]])
 
 
@@ -196,7 +196,7 @@ def test_all_blocks_chosen_is_full_attention(length: int) -> None:
     q, k, v = random(2, 4, length, 6), random(2, 2, length, 6, seed=1), random(2, 2, length, 5, seed=2)
     tensors = [x.requires_grad_() for x in (q, k, v)]
     chosen = torch.arange(count).expand(2, 2, length, count)
-    found = attend_chosen(q, k, v, layout, Line.of(layout), chosen, block, 0.4, None)
+    found = attend_chosen(q, k, v, layout, line_of(layout), chosen, block, 0.4, None)
     expected = reference.attend(q, k, v, layout, ScoreOptions(Causal(), 0.4))
     assert (found - expected).abs().max() < 1e-12
     for f, e in zip(*(torch.autograd.grad(y.sin().sum(), tensors) for y in (found, expected)), strict=True):
@@ -222,7 +222,7 @@ def test_chosen_blocks_are_laid_out_a_chunk_at_a_time() -> None:
         layout, chosen = TokenLayout.whole(1, length), torch.arange(3).expand(1, 1, length, 3)
         q, k, v = (random(1, heads, length, 4).requires_grad_() for heads in (2, 1, 1))
         with Largest() as largest:
-            attend_chosen(q, k, v, layout, Line.of(layout), chosen, 8, 0.5, None).sum().backward()
+            attend_chosen(q, k, v, layout, line_of(layout), chosen, 8, 0.5, None).sum().backward()
         sizes.append(largest.size)
     assert sizes[1] <= 2 * sizes[0]
     assert sizes[1] < 1024 * 1024 / 16

@@ -50,7 +50,7 @@ AT_ATTENTION = RELATIVE | {
 SCHEMES = AT_STACK | AT_ATTENTION
 
 
-def layout(*positions: int) -> TokenLayout:
+def layout_at(*positions: int) -> TokenLayout:
     return TokenLayout(torch.tensor([positions]))
 
 
@@ -109,14 +109,14 @@ def test_a_causal_mask_alone_gives_order() -> None:
 @pytest.mark.parametrize("position", [Sinusoidal(), Sinusoidal(layout="half"), Learned(8)], ids=str)
 def test_positions_are_added_and_the_width_stays(position: Position) -> None:
     module, x = fill(position.build(6, 1)), random(1, 3, 6)
-    found = module.embed(x, layout(0, 1, 2))
+    found = module.embed(x, layout_at(0, 1, 2))
     assert found.shape == x.shape
-    assert torch.allclose(found - x, module.embed(torch.zeros_like(x), layout(0, 1, 2)), atol=1e-15)
+    assert torch.allclose(found - x, module.embed(torch.zeros_like(x), layout_at(0, 1, 2)), atol=1e-15)
 
 
 def scores(position: Position, offset: int, dtype: torch.dtype) -> Tensor:
     """q kᵀ plus bias at positions offset … offset + 7, as an attention with this scheme has it."""
-    module, where = fill(position.build(8, HEADS)).to(dtype), layout(*range(offset, offset + 8))
+    module, where = fill(position.build(8, HEADS)).to(dtype), layout_at(*range(offset, offset + 8))
     q, k = module.rotate(random(1, HEADS, 8, 8, dtype=dtype), random(1, HEADS, 8, 8, dtype=dtype, seed=1), where)
     bias = module.bias(where)
     return q @ k.transpose(-1, -2) + (0 if bias is None else bias.values(where, dtype))
@@ -136,23 +136,23 @@ def test_moving_everything_leaves_relative_scores_as_they_were(name: str, offset
 @pytest.mark.parametrize("position", [Sinusoidal(), Learned(100_008)], ids=["sinusoidal", "learned"])
 def test_moving_everything_changes_scores_of_absolute_positions(position: Position, offset: int) -> None:
     module, x = fill(position.build(8, 1)), random(1, 8, 8)
-    before, after = (module.embed(x, layout(*range(start, start + 8))) for start in (0, offset))
+    before, after = (module.embed(x, layout_at(*range(start, start + 8))) for start in (0, offset))
     assert (before @ before.mT - after @ after.mT).abs().max() > 1e-2
 
 
 @pytest.mark.ledger("pos.learned")
 def test_learned_adds_the_row_of_its_position() -> None:
     module, x = Learned(10).build(4, 1), torch.ones(1, 3, 4)
-    assert torch.equal(module.embed(x, layout(7, 0, 9)), x + module.table.weight[[7, 0, 9]])
+    assert torch.equal(module.embed(x, layout_at(7, 0, 9)), x + module.table.weight[[7, 0, 9]])
 
 
 @pytest.mark.ledger("pos.learned")
 @pytest.mark.parametrize("offset", [0, 2])
 def test_learned_positions_end_where_their_table_ends(offset: int) -> None:
     module, x = Learned(2048, offset=offset).build(4, 1), torch.zeros(1, 1, 4)
-    assert torch.equal(module.embed(x, layout(2047))[0, 0], module.table.weight[-1])
+    assert torch.equal(module.embed(x, layout_at(2047))[0, 0], module.table.weight[-1])
     with pytest.raises(ValueError, match="position 2048 is beyond the 2048 that were learned; shorten the text"):
-        module.embed(x, layout(2048))
+        module.embed(x, layout_at(2048))
 
 
 @pytest.mark.ledger("pos.learned")
@@ -175,20 +175,24 @@ def test_learned_positions_with_an_offset_are_those_of_opt() -> None:
 
 def test_a_frozen_table_is_used_and_not_trained() -> None:
     module, x = Learned(5, frozen=True).build(3, 1).double(), random(1, 4, 3).requires_grad_()
-    y = module.embed(x, layout(3, 0, 0, 4))
+    y = module.embed(x, layout_at(3, 0, 0, 4))
     y.sum().backward()
     assert torch.equal(y, x + module.table.weight[[3, 0, 0, 4]]) and x.grad is not None
     assert module.table.weight.grad is None
 
 
 def test_gradients_reach_a_learned_table() -> None:
-    module, x, where = Learned(5, offset=1).build(3, 1).double(), random(1, 4, 3).requires_grad_(), layout(3, 0, 0, 4)
+    module, x, where = (
+        Learned(5, offset=1).build(3, 1).double(),
+        random(1, 4, 3).requires_grad_(),
+        layout_at(3, 0, 0, 4),
+    )
     module.embed(x, where).sum().backward()
     assert module.table.weight.grad[:, 0].tolist() == [0, 2, 0, 0, 1, 1]
 
 
 def test_no_position_is_the_identity() -> None:
-    module, x, where = NoPosition().build(4, 1), random(1, 1, 2, 4), layout(0, 1)
+    module, x, where = NoPosition().build(4, 1), random(1, 1, 2, 4), layout_at(0, 1)
     assert module.embed(x, where) is x
     assert module.share(where) is where
     assert module.rotate(x, x, where) == (x, x)

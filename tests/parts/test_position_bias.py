@@ -20,7 +20,7 @@ from regard.parts.position.alibi import Alibi, slopes
 from regard.parts.position.t5 import T5Buckets
 
 
-def layout(*positions: int) -> TokenLayout:
+def layout_at(*positions: int) -> TokenLayout:
     return TokenLayout(torch.tensor([positions]))
 
 
@@ -92,7 +92,7 @@ def test_weights_are_those_of_bloom_and_mpt(heads: int) -> None:
     """Their biases count keys from the start or the end of the row; after the softmax that is the same."""
     scores, length = random(1, heads, 20, 20).float(), 20
     ours = causal_weights(
-        scores, Alibi().build(8, heads).bias(layout(0)).values(TokenLayout.whole(1, length), torch.float32)
+        scores, Alibi().build(8, heads).bias(layout_at(0)).values(TokenLayout.whole(1, length), torch.float32)
     )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -197,7 +197,7 @@ def test_bias_and_gradients_are_those_of_t5(bidirectional: bool) -> None:
 @pytest.mark.ledger("pos.t5")
 def test_everything_past_the_last_bucket_is_alike_also_at_decode_time() -> None:
     module = T5Buckets().build(4, 3)
-    where = layout(2500).with_keys(torch.tensor([[500, 2300, 2372, 2499, 2500]]))  # 2000, 200, 128, 1 and 0 behind
+    where = layout_at(2500).with_keys(torch.tensor([[500, 2300, 2372, 2499, 2500]]))  # 2000, 200, 128, 1 and 0 behind
     values = module.bias(where).values(where, torch.float32)[0, :, 0]  # (H, 5)
     assert torch.equal(values[:, 0], values[:, 1]) and torch.equal(values[:, 1], values[:, 2])
     assert torch.equal(values, module.table.weight[[31, 31, 31, 1, 0]].T)
@@ -206,7 +206,7 @@ def test_everything_past_the_last_bucket_is_alike_also_at_decode_time() -> None:
 def test_a_table_of_the_stack_is_shared_through_at_and_one_of_an_attention_is_its_own() -> None:
     shared, where = T5Buckets(heads=4).build(16, 1), TokenLayout.whole(1, 5)
     inside = shared.share(where)
-    bias = inside.bias
+    bias = inside.inputs.bias
     assert bias.table is shared.table.weight and bias.table.shape == (32, 4)
     assert Alibi().build(4, 4).bias(inside) is not bias
     assert Attention(4).build(16).position.bias(inside) is bias

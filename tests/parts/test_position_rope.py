@@ -23,7 +23,7 @@ DTYPES = [torch.float64, torch.float32]
 LAYOUTS = ["half", "interleaved"]
 
 
-def layout(*positions: int) -> TokenLayout:
+def layout_at(*positions: int) -> TokenLayout:
     return TokenLayout(torch.tensor([positions]))
 
 
@@ -44,7 +44,7 @@ def test_each_pair_turns_by_its_angle(dtype: torch.dtype, base: float, layout: s
     """Against the formula with Python's own sine and cosine, one pair at a time."""
     head_dim, dim = 8, int(8 * share)
     q, k = random(1, 2, len(PLACES), head_dim, dtype=dtype), random(1, 1, len(PLACES), head_dim, dtype=dtype) * 2
-    turned = Rope(base, share, layout).build(head_dim, 2).rotate(q, k, layout(*PLACES))
+    turned = Rope(base, share, layout).build(head_dim, 2).rotate(q, k, layout_at(*PLACES))
     limit = 1e-9 if dtype == torch.float64 else 1e-6
     for x, found in zip((q, k), turned, strict=True):
         assert found.dtype == dtype
@@ -64,19 +64,19 @@ def test_each_pair_turns_by_its_angle(dtype: torch.dtype, base: float, layout: s
 def test_turning_is_multiplying_by_a_complex_number() -> None:
     """z_i e^{i m θ_i}; norms are kept, position 0 is the identity, and later pairs turn more slowly."""
     q = random(1, 1, len(PLACES), 8)
-    found = Rope(layout="interleaved").build(8, 1).rotate(q, q, layout(*PLACES))[0]
+    found = Rope(layout="interleaved").build(8, 1).rotate(q, q, layout_at(*PLACES))[0]
     theta = 10000.0 ** -(torch.arange(4, dtype=torch.float64) / 4)
     spin = torch.polar(torch.ones(()).double(), torch.tensor(PLACES).unsqueeze(-1) * theta)  # (L, 4)
     z = torch.view_as_complex(q.unflatten(-1, (4, 2))) * spin
     assert (found - torch.view_as_real(z).flatten(-2)).abs().max() < 1e-12
     assert torch.allclose(found.norm(dim=-1), q.norm(dim=-1), atol=1e-12)
     assert torch.equal(found[:, :, 0], q[:, :, 0])
-    assert (Rope().frequencies(8, layout(0)).diff() < 0).all()
+    assert (Rope().frequencies(8, layout_at(0)).diff() < 0).all()
 
 
 def test_values_and_queries_at_other_places_are_not_touched() -> None:
     x = random(1, 1, 3, 8)
-    one, other = (Rope().build(8, 1).rotate(x, x, layout(4, middle, 9))[0] for middle in (5, 500))
+    one, other = (Rope().build(8, 1).rotate(x, x, layout_at(4, middle, 9))[0] for middle in (5, 500))
     assert torch.equal(one[:, :, [0, 2]], other[:, :, [0, 2]])
 
 
@@ -88,7 +88,7 @@ def test_only_the_gap_counts(layout: str, place: int) -> None:
     rope, q, k = Rope(layout=layout).build(8, 1), random(1, 1, 1, 8), random(1, 1, 1, 8, seed=1)
 
     def score(m: int, n: int) -> float:
-        return (rope.rotate(q, q, layout(m))[0] * rope.rotate(k, k, layout(n))[1]).sum().item()
+        return (rope.rotate(q, q, layout_at(m))[0] * rope.rotate(k, k, layout_at(n))[1]).sum().item()
 
     assert score(2, 5) == pytest.approx(score(100, 103), abs=1e-12)
     assert score(place, place + 3) == pytest.approx(score(2, 5), abs=1e-9)
@@ -102,9 +102,9 @@ def test_the_matrix_between_is_that_of_key_minus_query() -> None:
     rope, columns = Rope().build(8, 1), torch.eye(8).double().view(1, 8, 1, 8)
 
     def matrix(t: int) -> Tensor:
-        return rope.rotate(columns, columns, layout(t))[0].view(8, 8).T
+        return rope.rotate(columns, columns, layout_at(t))[0].view(8, 8).T
 
-    score = (rope.rotate(q, q, layout(m))[0] * rope.rotate(k, k, layout(n))[0]).sum()
+    score = (rope.rotate(q, q, layout_at(m))[0] * rope.rotate(k, k, layout_at(n))[0]).sum()
     q, k = q.view(8), k.view(8)
     assert (score - q @ matrix(n - m) @ k).abs() < 1e-12
     assert (score - q @ matrix(m - n) @ k).abs() > 0.1
@@ -116,7 +116,7 @@ def test_two_unit_vectors_three_apart() -> None:
     """m = 2, n = 5, θ₀ = 0.5: angles 1.00 and 2.50, difference -1.50, score cos 1.5 = 0.07."""
     unit = torch.tensor([1.0, 0.0]).double().view(1, 1, 1, 2)
     rope = Rope(scaling=LinearScaling(2.0)).build(2, 1)  # one pair turns by 1 a position: half of it is 0.5
-    q, k = (rope.rotate(unit, unit, layout(place))[0].flatten() for place in (2, 5))
+    q, k = (rope.rotate(unit, unit, layout_at(place))[0].flatten() for place in (2, 5))
     angles = [math.atan2(x[1], x[0]) for x in (q, k)]
     assert angles == pytest.approx([1.0, 2.5], abs=1e-12)
     assert angles[0] - angles[1] == pytest.approx(-1.5, abs=1e-12)
@@ -128,12 +128,12 @@ def test_two_unit_vectors_three_apart() -> None:
 def test_aligned_pairs_decay_with_distance_but_random_ones_do_not() -> None:
     rope, distances = Rope().build(128, 1), [0, 10, 100, 1000, 4000]
     aligned = torch.ones(1, 1, 1, 128).double()
-    start = rope.rotate(aligned, aligned, layout(0))[0]
-    curve = [(start * rope.rotate(aligned, aligned, layout(d))[0]).mean().item() for d in distances]
+    start = rope.rotate(aligned, aligned, layout_at(0))[0]
+    curve = [(start * rope.rotate(aligned, aligned, layout_at(d))[0]).mean().item() for d in distances]
     assert [f"{mean:.2f}" for mean in curve] == ["1.00", "0.67", "0.48", "0.16", "0.01"]
     q, k = random(1, 20_000, 1, 128), random(1, 20_000, 1, 128, seed=1)
     for d in distances:
-        products = (q * rope.rotate(k, k, layout(d))[0]).sum(-1)
+        products = (q * rope.rotate(k, k, layout_at(d))[0]).sum(-1)
         assert products.abs().mean().item() == pytest.approx(9.0, abs=0.15)  # √(2/π) · √128 = 9.03
         assert abs(products.mean().item()) < 0.3
 
@@ -153,10 +153,10 @@ def test_the_two_layouts_are_one_up_to_the_order_of_rows() -> None:
 
 def test_two_ropes_in_one_model_do_not_share_angles() -> None:
     """Waves are computed once a forward for all layers alike; layers that differ must not meet there."""
-    q, where = random(1, 1, 3, 8), layout(0, 3, 9)
+    q, where = random(1, 1, 3, 8), layout_at(0, 3, 9)
     specs = [Rope(), Rope(100.0), Rope(share=0.5), Rope(scaling=LinearScaling(2.0)), Rope2D(2), Rope2D(3), Rope2D(2, 1)]
     for spec in specs + [Rope(layout="interleaved")]:
-        fresh = spec.build(8, 1).rotate(q, q, layout(0, 3, 9))[0]
+        fresh = spec.build(8, 1).rotate(q, q, layout_at(0, 3, 9))[0]
         assert torch.equal(spec.build(8, 1).rotate(q, q, where)[0], fresh)
     narrow = random(1, 1, 3, 4)
     assert Rope().build(4, 1).rotate(narrow, narrow, where)[0].shape == narrow.shape
@@ -165,7 +165,7 @@ def test_two_ropes_in_one_model_do_not_share_angles() -> None:
 @pytest.mark.parametrize("spec", [Rope(), Rope(share=0.5, layout="interleaved"), Rope2D(2, prefix=1)], ids=str)
 def test_gradients(spec: Rope | Rope2D) -> None:
     q, k, module = random(1, 2, 3, 8).requires_grad_(), random(1, 1, 3, 8, seed=1).requires_grad_(), spec.build(8, 2)
-    assert torch.autograd.gradcheck(lambda q, k: module.rotate(q, k, layout(0, 5, 300)), (q, k), fast_mode=True)
+    assert torch.autograd.gradcheck(lambda q, k: module.rotate(q, k, layout_at(0, 5, 300)), (q, k), fast_mode=True)
 
 
 @pytest.mark.ledger("pos.rope")
@@ -185,7 +185,7 @@ def test_interleaved_is_the_turn_of_gpt_j() -> None:
     ours = (
         Rope(share=0.5, layout="interleaved")
         .build(16, 2)
-        .rotate(q.transpose(1, 2), q.transpose(1, 2), layout(*range(9)))
+        .rotate(q.transpose(1, 2), q.transpose(1, 2), layout_at(*range(9)))
     )
     assert (ours[0] - theirs).abs().max() < 2e-6
 
@@ -193,7 +193,7 @@ def test_interleaved_is_the_turn_of_gpt_j() -> None:
 def test_partial_is_the_turn_of_gpt_neox() -> None:
     rotary = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25}
     config = GPTNeoXConfig(hidden_size=64, num_attention_heads=2, rope_parameters=rotary)
-    q, k, where = random(1, 2, 9, 32).float(), random(1, 2, 9, 32, seed=1).float(), layout(*range(100, 109))
+    q, k, where = random(1, 2, 9, 32).float(), random(1, 2, 9, 32, seed=1).float(), layout_at(*range(100, 109))
     cos, sin = neox.GPTNeoXRotaryEmbedding(config)(q, where.positions)
     expected = neox.apply_rotary_pos_emb(q, k, cos, sin)
     for found, theirs in zip(Rope(share=0.25).build(32, 2).rotate(q, k, where), expected, strict=True):
@@ -202,7 +202,7 @@ def test_partial_is_the_turn_of_gpt_neox() -> None:
 
 def test_patches_turn_by_row_and_by_column() -> None:
     """A grid of 5 columns behind one [CLS]: patch 0 at the origin; half of the pairs know rows, half columns."""
-    x, where = random(1, 1, 16, 16), layout(*range(16))
+    x, where = random(1, 1, 16, 16), layout_at(*range(16))
     found = Rope2D(columns=5, prefix=1, base=100.0).build(16, 1).rotate(x, x, where)[0]
     assert torch.equal(found[:, :, :2], x[:, :, :2])  # [CLS] is not turned, and the first patch by nothing
     for t in range(1, 16):
@@ -217,7 +217,7 @@ def test_scores_of_patches_depend_on_both_distances() -> None:
     rope, q, k = Rope2D(columns=7).build(16, 1), random(1, 1, 1, 16), random(1, 1, 1, 16, seed=1)
 
     def score(a: tuple[int, int], b: tuple[int, int]) -> float:
-        turned = [rope.rotate(x, x, layout(7 * row + column))[0] for x, (row, column) in ((q, a), (k, b))]
+        turned = [rope.rotate(x, x, layout_at(7 * row + column))[0] for x, (row, column) in ((q, a), (k, b))]
         return (turned[0] * turned[1]).sum().item()
 
     assert score((0, 0), (2, 1)) == pytest.approx(score((3, 5), (5, 6)), abs=1e-12)
@@ -231,5 +231,5 @@ def test_patches_turn_as_in_qwen2_vl() -> None:
     grid = torch.tensor([divmod(t, 4) for t in range(12)])
     cos, sin = qwen.Qwen2VLVisionRotaryEmbedding(config)(q, grid)
     theirs = qwen.apply_rotary_pos_emb_vision(q, q, cos, sin)[0].transpose(0, 1)
-    ours = Rope2D(columns=4).build(head_dim, 2).rotate(*[q.transpose(0, 1)[None]] * 2, layout(*range(12)))[0][0]
+    ours = Rope2D(columns=4).build(head_dim, 2).rotate(*[q.transpose(0, 1)[None]] * 2, layout_at(*range(12)))[0][0]
     assert (ours - theirs).abs().max() < 2e-6

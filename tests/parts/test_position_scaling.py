@@ -12,7 +12,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from regard.engine.stores.contiguous import Contiguous
 from regard.layout import TokenLayout
 from regard.parts.attention import Attention
-from regard.parts.position.rope import Rope
+from regard.parts.position.rope import Rope, rotations
 from regard.parts.position.rope_scaling import (
     NTK,
     DynamicNTK,
@@ -157,7 +157,7 @@ def test_waves_are_those_of_transformers(name: str) -> None:
     spec, parameters = SCALINGS[name]
     where = layout(3 * LENGTH)
     expected = LlamaRotaryEmbedding(config(parameters, 10000.0))(torch.zeros(1), where.positions)
-    waves = Rope(scaling=spec).build(32, 2).waves(where, torch.float32)
+    waves = rotations(where, Rope(scaling=spec), 32, torch.float32)
     for found, theirs in zip(waves, expected, strict=True):
         assert (found[:, 0] - theirs[..., :16]).abs().max() < 768 * 12 * torch.finfo(torch.float32).eps
 

@@ -49,9 +49,7 @@ class RowTable:
     def check(self, layout: TokenLayout, capacity: int) -> None:
         """Raise ValueError where tokens do not continue the sequences of their rows."""
         if layout.segments is not None:
-            raise ValueError(
-                "packed documents cannot be cached: a store keeps one per row; give each its own row"
-            )
+            raise ValueError("packed documents cannot be cached: a store keeps one per row; give each its own row")
         positions, valid = layout.positions, layout.valid
         rows = list(range(len(positions))) if layout.rows is None else layout.rows.tolist()
         if len(rows) != len(positions) or len(set(rows)) < len(rows) or min(rows) < 0 or max(rows) >= len(self):
