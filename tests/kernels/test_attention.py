@@ -42,7 +42,7 @@ def plain_loops(q: Tensor, k: Tensor, v: Tensor, layout: TokenLayout, scores: Sc
 
 
 @pytest.mark.parametrize("extra", EXTRAS)
-@pytest.mark.parametrize("at", ["ordered", "packed and padded", "one query"])
+@pytest.mark.parametrize("layout", ["ordered", "packed and padded", "one query"])
 @pytest.mark.parametrize(("mask", "heads", "bias"), [
     ("causal", "multi-head", "slopes"), ("full", "grouped-query", None), ("window", "multi-query", "slopes"),
 ])  # fmt: skip

@@ -34,7 +34,7 @@ CASES += [(torch.float32, "grouped-query", "plain", extra) for extra in EXTRAS]
 
 
 @pytest.mark.parametrize("mask", MASKS)
-@pytest.mark.parametrize("at", AT)
+@pytest.mark.parametrize("layout", AT)
 def test_a_backend_is_the_reference_or_refuses(layout: str, mask: str) -> None:
     for dtype, heads, bias, extra in CASES:
         tensors = inputs(heads, AT[layout], dtype)

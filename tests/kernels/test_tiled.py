@@ -126,7 +126,7 @@ def test_tiles_that_see_nothing_are_skipped(monkeypatch: pytest.MonkeyPatch) -> 
 
 @pytest.mark.parametrize("extra", EXTRAS)
 @pytest.mark.parametrize("mask", ["causal", "full", "window", "bigbird"])
-@pytest.mark.parametrize("at", ["ordered", "packed and padded", "one query"])
+@pytest.mark.parametrize("layout", ["ordered", "packed and padded", "one query"])
 def test_statistics_are_those_of_the_whole_weights(layout: str, mask: str, extra: str) -> None:
     q, k, v = inputs("grouped-query", AT[layout], torch.float64)
     scores = scores_of(MASKS[mask], "slopes", extra, torch.float64)

@@ -110,14 +110,14 @@ CASES = [
 
 
 @pytest.mark.ledger("flash.tiled", "flash.exact", "flash.backward")
-@pytest.mark.parametrize(("mask", "at", "bias", "extra", "sizes"), CASES)
+@pytest.mark.parametrize(("mask", "layout", "bias", "extra", "sizes"), CASES)
 def test_it_is_the_reference(mask: str, layout: str, bias: str, extra: str, sizes: dict[str, int]) -> None:
     where = where_tokens_stand(layout)
     assert largest_error(inputs(where, **sizes), where, scores_of(mask, bias, extra)) < 3e-6
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("at", ["ordered", "packed", "padded left", "keys"])
+@pytest.mark.parametrize("layout", ["ordered", "packed", "padded left", "keys"])
 @pytest.mark.parametrize("mask", MASKS)
 def test_every_mask_everywhere_is_the_reference(mask: str, layout: str) -> None:
     draw = random.Random(f"{mask} {layout}")
@@ -148,7 +148,7 @@ def test_a_row_that_sees_nothing_is_zero_with_finite_gradients(extra: str) -> No
 
 
 @pytest.mark.parametrize(
-    ("mask", "at", "bias", "extra"),
+    ("mask", "layout", "bias", "extra"),
     [("causal", "ordered", "slopes", "sinks"), ("window", "packed", "none", "cap"), ("full", "keys", "none", "")],
 )
 def test_statistics_are_those_of_the_plain_tiles(mask: str, layout: str, bias: str, extra: str) -> None:
