@@ -9,7 +9,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from benchmarks.timing import interleave
-from regard.adapt.streamed import streamed
+from regard.adapt.cpu_decode import optimize_for_cpu_decode
 from regard.engine.engine import Engine
 from regard.engine.request import Sampling
 from regard.families import llama
@@ -24,7 +24,7 @@ CONFIG = LlamaConfig(
 
 def ours(prompt: torch.Tensor) -> Callable[[], object]:
     spec: Decoder = llama.spec(CONFIG.to_dict())
-    engine = Engine(streamed(spec.build(seed=0)), rows=1, capacity=PROMPT + NEW, compile=True)
+    engine = Engine(optimize_for_cpu_decode(spec.build(seed=0)), rows=1, capacity=PROMPT + NEW, compile=True)
     sampling = Sampling(max_new=NEW, temperature=0)
     return lambda: engine.generate(prompt[0].tolist(), sampling)
 

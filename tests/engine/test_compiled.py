@@ -5,7 +5,7 @@ import warnings
 import pytest
 import torch
 
-from regard.adapt.streamed import streamed
+from regard.adapt.cpu_decode import optimize_for_cpu_decode
 from regard.engine.engine import Engine
 from regard.engine.request import Sampling
 from tests.laws import MODELS, build, text
@@ -34,7 +34,7 @@ def test_compiled_is_eager(name: str, store: str, rows: int) -> None:
     alone = Engine(model, rows=1, capacity=64)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's own, on its first compile
-        engine = Engine(streamed(model), rows=rows, capacity=64, store=store, compile=True)
+        engine = Engine(optimize_for_cpu_decode(model), rows=rows, capacity=64, store=store, compile=True)
         running = [engine.submit(*request) for request in requests]
         while not engine.idle:
             engine.step()

@@ -22,7 +22,7 @@ SETTINGS = [
     {"temperature": 0.0},
     {"temperature": 0.9, "seed": 5},
     {"temperature": 1.3, "top_k": 7, "top_p": 0.9, "seed": 6},
-    {"temperature": 0.7, "min_p": 0.05, "seed": 7, "top": 3},
+    {"temperature": 0.7, "min_p": 0.05, "seed": 7, "top_logprobs": 3},
     {"temperature": 0.0, "repetition_penalty": 1.3, "frequency_penalty": 0.4},
     {"temperature": 1.0, "presence_penalty": 1.5, "seed": 8},
 ]

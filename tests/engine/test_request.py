@@ -32,8 +32,8 @@ WRONG = [
     {"stop_ids": [1]},
     {"stop_ids": (-1,)},
     {"stop_ids": ("a",)},
-    {"top": -1},
-    {"top": None},
+    {"top_logprobs": -1},
+    {"top_logprobs": None},
 ]
 
 
@@ -45,7 +45,7 @@ def test_wrong_settings_are_refused(settings) -> None:
 
 
 def test_right_settings_pass() -> None:
-    Sampling(max_new=1, temperature=0, top_k=1, top_p=1, min_p=1, seed=2**64 - 1, stop_ids=(0, 5), top=20)
+    Sampling(max_new=1, temperature=0, top_k=1, top_p=1, min_p=1, seed=2**64 - 1, stop_ids=(0, 5), top_logprobs=20)
     Sampling(repetition_penalty=0.5, presence_penalty=-2, frequency_penalty=2)
 
 

@@ -136,18 +136,23 @@ def test_greedy_and_extreme_temperatures() -> None:
 
 def test_logprobs_are_the_models_own() -> None:
     logits = torch.randn(2, 500)
-    asked = [request(temperature=0, top=3), request([4], temperature=0.5, top_k=1, frequency_penalty=1.0, seed=1)]
+    asked = [
+        request(temperature=0, top_logprobs=3),
+        request([4], temperature=0.5, top_k=1, frequency_penalty=1.0, seed=1),
+    ]
     tokens = sample(logits, asked)
     logprobs = logits.log_softmax(-1)
     for row, token in zip(logprobs, tokens, strict=True):
         assert token.logprob == pytest.approx(row[token.id].item(), abs=1e-5)
     best = logprobs[0].topk(3)
-    assert [id for id, _ in tokens[0].top] == best.indices.tolist()
-    assert [logprob for _, logprob in tokens[0].top] == pytest.approx(best.values.tolist(), abs=1e-5)
-    assert tokens[1].top == ()
+    assert [id for id, _ in tokens[0].top_logprobs] == best.indices.tolist()
+    assert [logprob for _, logprob in tokens[0].top_logprobs] == pytest.approx(best.values.tolist(), abs=1e-5)
+    assert tokens[1].top_logprobs == ()
 
 
-@pytest.mark.parametrize("settings", [*FILTERS, {"temperature": 0}, {"frequency_penalty": 1.0, "top": 4}], ids=str)
+@pytest.mark.parametrize(
+    "settings", [*FILTERS, {"temperature": 0}, {"frequency_penalty": 1.0, "top_logprobs": 4}], ids=str
+)
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_what_is_not_finite_is_nobodys_token(value, settings) -> None:
     logits = torch.randn(3, 500)

@@ -10,7 +10,8 @@ from regard.models.encoder import Encoder
 from regard.models.heads import Classification
 from regard.models.presets import bert, vit
 from regard.models.stack import Repeat
-from regard.objectives.classification import classification, padded, relevance
+from regard.objectives.base import padded_layout
+from regard.objectives.classification import classification, relevance
 from regard.parts.attention import Attention
 from regard.parts.block import Block, Sublayer
 from regard.parts.experts import Experts
@@ -67,10 +68,10 @@ def test_pairs_by_hand() -> None:
 @pytest.mark.parametrize("left", [False, True], ids=["right", "left"])
 def test_where_padded_rows_stand(left: bool) -> None:
     valid = torch.tensor([[True, True, False], [True, False, False]])
-    layout = padded(valid.flip(-1) if left else valid)
+    layout = padded_layout(valid.flip(-1) if left else valid)
     for row, count in enumerate((2, 1)):
         assert layout.positions[row, layout.valid[row]].tolist() == list(range(count))
-    assert padded(None) is None
+    assert padded_layout(None) is None
 
 
 def test_parts_do_not_change_the_loss_and_experts_add_theirs() -> None:

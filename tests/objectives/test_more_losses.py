@@ -6,7 +6,8 @@ from regard.data.batch import Batch
 from regard.models.decoder import Decoder
 from regard.models.outputs import materialize
 from regard.models.stack import Repeat
-from regard.objectives.next_token import layout_of, next_token
+from regard.objectives.base import layout_of
+from regard.objectives.next_token import next_token
 from regard.parts.attention import Attention
 from regard.parts.block import Block, Sublayer
 from regard.parts.feedforward import SwiGLU

@@ -11,7 +11,8 @@ from regard.data.packing import DocumentSlice, collate
 from regard.kernels.attention.mask import Causal
 from regard.models.decoder import Decoder
 from regard.models.stack import Repeat
-from regard.objectives.next_token import cross_entropy, layout_of, next_token
+from regard.objectives.base import cross_entropy, layout_of
+from regard.objectives.next_token import next_token
 from regard.parts.attention import Attention
 from regard.parts.block import Block, Sublayer
 from regard.parts.body import Body

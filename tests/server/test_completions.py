@@ -57,7 +57,7 @@ def test_sampling_reaches_the_engine(live, tokenizer):
     post(server, **asked, max_tokens=4, logprobs=3)
     sampling = server.engine.submitted[-1].sampling
     assert {key: getattr(sampling, key) for key in asked} == asked
-    assert (sampling.max_new, sampling.top, sampling.stop_ids) == (4, 3, (tokenizer.eos,))
+    assert (sampling.max_new, sampling.top_logprobs, sampling.stop_ids) == (4, 3, (tokenizer.eos,))
 
 
 def test_a_text_opens_as_the_tokenizers_rules_say(live, tokenizer):

@@ -44,7 +44,7 @@ def test_greedy_text_over_http_is_the_engines_own(client, model):
     body = {"model": "small", "prompt": prompts, "max_tokens": 12, "temperature": 0, "logprobs": 3}
     choices = client.post("/v1/completions", json=body).json()["choices"]
     for prompt, choice in zip(prompts, choices, strict=True):
-        sampling = Sampling(max_new=12, temperature=0, stop_ids=tokenizer.stop_ids, top=3)
+        sampling = Sampling(max_new=12, temperature=0, stop_ids=tokenizer.stop_ids, top_logprobs=3)
         alone = Engine(model).generate(tokenizer.encode(prompt), sampling)
         shown = [token for token in alone if token.id not in tokenizer.stop_ids]
         assert choice["text"] == tokenizer.decode([token.id for token in shown])

@@ -1,8 +1,8 @@
-"""Changing a model after it was built: modules swapped for others, LoRA adapters added, merged, saved and loaded."""
+"""Changing a built model: replacing modules; adding, merging, saving and loading LoRA adapters."""
 
 from regard.adapt.lora import AdapterError, LoRA, add_lora, merge_lora, unmerge_lora
 from regard.adapt.peft import load_adapter, save_adapter
-from regard.adapt.surgery import swap
+from regard.adapt.replace_modules import replace_modules
 
 __all__ = [
     "AdapterError",
@@ -10,7 +10,7 @@ __all__ = [
     "add_lora",
     "load_adapter",
     "merge_lora",
+    "replace_modules",
     "save_adapter",
-    "swap",
     "unmerge_lora",
 ]

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard.adapt.surgery import swap
+from regard.adapt.replace_modules import replace_modules
 from regard.spec import Spec, nearest, require
 
 
@@ -70,7 +70,7 @@ def add_lora(model: nn.Module, lora: LoRA, seed: int | None = None) -> list[str]
     with torch.random.fork_rng(devices=[], enabled=seed is not None):
         if seed is not None:
             torch.manual_seed(seed)
-        return swap(model, lambda name, _: name in chosen, lambda name, _: LoRALinear(chosen[name], lora))
+        return replace_modules(model, lambda name, _: name in chosen, lambda name, _: LoRALinear(chosen[name], lora))
 
 
 def targeted(model: nn.Module, targets: tuple[str, ...]) -> dict[str, nn.Linear]:
@@ -113,10 +113,10 @@ def merge_lora(model: nn.Module) -> dict[str, LoRALinear]:
                 f"{name} cannot be merged: its weight is tied ({' = '.join(tied)}) and the adapter is not; "
                 "build the model with tied=False, or leave this layer out of the targets"
             )
-    swap(model, lambda name, _: name in found, lambda name, _: found[name].merged())
+    replace_modules(model, lambda name, _: name in found, lambda name, _: found[name].merged())
     return found
 
 
 def unmerge_lora(model: nn.Module, merged: dict[str, LoRALinear]) -> None:
     """Put the adapters back that `merge_lora` took out; their weights were never touched, so this is exact."""
-    swap(model, lambda name, _: name in merged, lambda name, _: merged[name])
+    replace_modules(model, lambda name, _: name in merged, lambda name, _: merged[name])

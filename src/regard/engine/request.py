@@ -19,7 +19,7 @@ RULES = {  # setting: (type, lowest, highest, how the rule reads); NaN is in no 
     "repetition_penalty": (float, 0.01, 100, "from 0.01 to 100; 1 changes nothing"),
     "presence_penalty": (float, -2, 2, "from -2 to 2; 0 changes nothing"),
     "frequency_penalty": (float, -2, 2, "from -2 to 2; 0 changes nothing"),
-    "top": (int, 0, 2**31, "an integer of at least 0"),
+    "top_logprobs": (int, 0, 2**31, "an integer of at least 0"),
 }
 
 
@@ -39,7 +39,7 @@ class Sampling:
     frequency_penalty: float = 0.0
     seed: int | None = None  # None: drawn from the operating system, once for the request
     stop_ids: tuple[int, ...] = ()
-    top: int = 0  # how many alternatives are reported with each token
+    top_logprobs: int = 0  # how many of the most likely tokens are returned with each token
 
     def __post_init__(self) -> None:
         for name, (kind, lowest, highest, rule) in RULES.items():
@@ -60,7 +60,7 @@ class Sampling:
 class Token(NamedTuple):
     id: int
     logprob: float
-    top: tuple[tuple[int, float], ...]  # the likeliest (id, logprob), best first
+    top_logprobs: tuple[tuple[int, float], ...]  # the most likely (id, logprob), in descending order
     finish: str | None  # with the last token: "stop" or "length"
 
 

@@ -23,7 +23,7 @@ def sample(logits: Tensor, requests: Sequence[Request]) -> list[Token | None]:
     logprobs = logits.log_softmax(-1)  # one NaN or infinity makes a row NaN from end to end
     ids = choose(logits, requests)
     chosen = logprobs.gather(-1, ids.unsqueeze(-1)).squeeze(-1)  # (B,)
-    tops = alternatives(logprobs, [r.sampling.top for r in requests])
+    tops = alternatives(logprobs, [r.sampling.top_logprobs for r in requests])
     fields = zip(ids.tolist(), chosen.tolist(), tops, strict=True)
     return [None if math.isnan(logprob) else Token(id, logprob, top, None) for id, logprob, top in fields]
 

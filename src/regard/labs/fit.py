@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from regard.data.batch import Batch
 from regard.labs.bench import Bench
-from regard.objectives.next_token import Objective, layout_of, next_token
+from regard.objectives.base import Objective, layout_of
+from regard.objectives.next_token import next_token
 from regard.training.step import take_step
 
 Make = Callable[[torch.Generator], Batch]  # a fresh batch of a task

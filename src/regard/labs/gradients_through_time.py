@@ -22,7 +22,7 @@ from regard.data.batch import Batch
 from regard.labs.bench import Bench
 from regard.labs.findings import Check, Findings, Plot
 from regard.layout import TokenLayout
-from regard.objectives.next_token import LossResult
+from regard.objectives.base import LossResult
 from regard.parts.recurrent import Recurrence
 from regard.parts.rnn import RNN
 from regard.training.step import NonFinite, take_step

@@ -1,1 +1,1 @@
-"""What a model is trained for: each objective is a function `(model, batch) -> (loss_sum, count, metrics)`."""
+"""Training objectives: each is a function `(model, batch) -> (loss_sum, count, metrics)`; base.py has the interface."""

@@ -1,9 +1,9 @@
-"""Bring pairs together and keep all other combinations of a batch apart.
+"""Contrastive learning: matching pairs score higher than all other combinations in the batch.
 
     softmax   loss = ½ Σ_i -log softmax_j(s_ij)[i] + ½ Σ_j -log softmax_i(s_ij)[j]       Radford et al. 2021 (CLIP)
     sigmoid   loss = Σ_ij -log σ(± s_ij)          + where i = j, - elsewhere             Zhai et al. 2023 (SigLIP)
 
-Every row is an example against all others, so the loss is that of a whole batch and cannot be cut into parts.
+Every row is compared with all others, so a batch cannot be split for gradient accumulation.
 """
 
 from dataclasses import dataclass
@@ -14,8 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.data.batch import Batch
-from regard.objectives.classification import padded
-from regard.objectives.next_token import LossResult, counted
+from regard.objectives.base import LossResult, add_losses, padded_layout
 
 
 @dataclass(frozen=True)
@@ -25,23 +24,23 @@ class Contrastive:
     loss: Literal["softmax", "sigmoid"] = "softmax"
 
     def __call__(self, model: nn.Module, batch: Batch) -> LossResult:
-        """Needs images and tokens, row by row a pair; `valid` where texts are padded."""
-        out = model(batch.images, batch.tokens, padded(batch.get("valid")), outputs=True)
-        logits = out.logits.to(torch.promote_types(out.logits.dtype, torch.float32))  # (B, B)
+        """Needs images and tokens, one pair per row; `valid` if sequences are padded."""
+        outputs = model(batch.images, batch.tokens, padded_layout(batch.get("valid")), outputs=True)
+        logits = outputs.logits.to(torch.promote_types(outputs.logits.dtype, torch.float32))  # (B, B)
         pairs = torch.arange(len(logits), device=logits.device)
-        found = (logits.detach().argmax(-1) == pairs).sum()
+        correct = (logits.detach().argmax(-1) == pairs).sum()
         count = torch.ones_like(logits[0]).sum()
-        return counted(LOSSES[self.loss](logits, pairs), count, out.losses, {"accuracy": found})
+        return add_losses(LOSSES[self.loss](logits, pairs), count, outputs.losses, {"accuracy": correct})
 
 
-def softmax(logits: Tensor, pairs: Tensor) -> Tensor:
-    by_row, by_column = (F.cross_entropy(one, pairs, reduction="sum") for one in (logits, logits.T))
+def softmax_loss(logits: Tensor, pairs: Tensor) -> Tensor:
+    by_row, by_column = (F.cross_entropy(scores, pairs, reduction="sum") for scores in (logits, logits.T))
     return (by_row + by_column) / 2
 
 
-def sigmoid(logits: Tensor, pairs: Tensor) -> Tensor:
+def sigmoid_loss(logits: Tensor, pairs: Tensor) -> Tensor:
     signs = 2 * torch.eye(len(pairs), dtype=logits.dtype, device=logits.device) - 1
     return -F.logsigmoid(signs * logits).sum()
 
 
-LOSSES = {"softmax": softmax, "sigmoid": sigmoid}
+LOSSES = {"softmax": softmax_loss, "sigmoid": sigmoid_loss}

@@ -1,16 +1,16 @@
-"""Masked language modelling: hide some tokens and guess them from both sides. Devlin et al. 2018.
+"""Masked language modelling: predict masked tokens from both sides. Devlin et al. 2018 (BERT).
 
-Of the tokens 15 % are chosen. Of these 80 % become [MASK], 10 % a random token, and 10 % stay: [MASK] never occurs in
-use, so a model must not learn that only it is to be predicted. The loss is over the chosen ones alone.
+15 % of the tokens are chosen. Of these 80 % are replaced by [MASK], 10 % by a random token, and 10 % are kept, because
+[MASK] does not occur after pretraining. The loss is over the chosen tokens only.
 """
 
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from regard.data.batch import Batch
-from regard.objectives.next_token import LossResult, layout_of, token_loss
+from regard.objectives.base import LossResult, layout_of, token_loss
 
 
 @dataclass(frozen=True)
@@ -18,26 +18,22 @@ class Masking:
     vocab: int
     mask: int  # the token [MASK]
     specials: tuple[int, ...] = ()  # never chosen: [CLS], [SEP], padding …
-    share: float = 0.15
-    hidden: float = 0.8  # of the chosen
-    random: float = 0.1
+    share: float = 0.15  # of all tokens: chosen
+    hidden: float = 0.8  # of the chosen: replaced by [MASK]
+    random: float = 0.1  # of the chosen: replaced by a random token
 
     def apply(self, batch: Batch, generator: torch.Generator) -> Batch:
-        """A batch of whole texts (tokens, positions, segments; more may be there) with targets and weights for them."""
-        tokens, free = batch.tokens, batch.segments >= 0
-        free &= ~torch.isin(batch.tokens, torch.tensor(self.specials, dtype=tokens.dtype))
-        chosen = free & (draw(tokens, generator) < self.share)
-        fate = draw(tokens, generator)
-        other = torch.randint(self.vocab, tokens.shape, generator=generator)
-        shown = tokens.where(fate >= self.hidden + self.random, other).where(fate >= self.hidden, self.mask)
-        changed = {"tokens": shown.where(chosen, tokens), "targets": tokens, "weights": chosen.float()}
+        """Mask a batch of unmasked tokens (with positions and segments), and add its targets and weights."""
+        tokens, candidates = batch.tokens, batch.segments >= 0
+        candidates &= ~torch.isin(batch.tokens, torch.tensor(self.specials, dtype=tokens.dtype))
+        chosen = candidates & (torch.rand(tokens.shape, generator=generator) < self.share)
+        u = torch.rand(tokens.shape, generator=generator)
+        random = torch.randint(self.vocab, tokens.shape, generator=generator)
+        masked = tokens.where(u >= self.hidden + self.random, random).where(u >= self.hidden, self.mask)
+        changed = {"tokens": masked.where(chosen, tokens), "targets": tokens, "weights": chosen.float()}
         return Batch(**(dict(batch) | changed))
 
 
-def draw(like: Tensor, generator: torch.Generator) -> Tensor:
-    return torch.rand(like.shape, generator=generator)
-
-
 def masked(model: nn.Module, batch: Batch) -> LossResult:
-    """Needs tokens, targets, weights, positions and segments, all (B, L); of pairs, types."""
+    """Needs tokens, targets, weights, positions and segments, all (B, L); for pairs of sequences also types."""
     return token_loss(model(batch.tokens, layout_of(batch), batch.get("types"), outputs=True), batch)

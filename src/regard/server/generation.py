@@ -149,7 +149,7 @@ def engine_requests(
         for i in range(body.n or 1):
             seed = None if body.seed is None else (body.seed + i) % (1 << 63)  # n different choices from one seed
             try:
-                sampling = Sampling(**fields, max_new=max_new, seed=seed, stop_ids=stop_ids, top=top_logprobs)
+                sampling = Sampling(**fields, max_new=max_new, seed=seed, stop_ids=stop_ids, top_logprobs=top_logprobs)
             except ValueError as error:
                 raise ApiError(400, str(error), code="invalid_value") from error
             requests.append((ids, sampling))

@@ -24,7 +24,7 @@ def chat_logprobs(deltas: list[TextDelta], tokenizer: Tokenizer) -> dict:
     return {
         "content": [
             entry(token.id, token.logprob, tokenizer)
-            | {"top_logprobs": [entry(id, logprob, tokenizer) for id, logprob in token.top]}
+            | {"top_logprobs": [entry(id, logprob, tokenizer) for id, logprob in token.top_logprobs]}
             for delta in deltas
             for token in delta.tokens
         ]
@@ -45,7 +45,7 @@ def completion_logprobs(deltas: list[TextDelta], tokenizer: Tokenizer) -> dict:
         "tokens": texts,
         "token_logprobs": [finite(token.logprob) for token in tokens],
         "top_logprobs": [
-            {tokenizer.decode_token(id): finite(logprob) for id, logprob in token.top} for token in tokens
+            {tokenizer.decode_token(id): finite(logprob) for id, logprob in token.top_logprobs} for token in tokens
         ],
         "text_offset": offsets,
     }

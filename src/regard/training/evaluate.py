@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from regard.data.batch import Batch
-from regard.objectives.next_token import Objective
+from regard.objectives.base import Objective
 from regard.training.runtime import Precision
 
 

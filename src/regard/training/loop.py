@@ -16,7 +16,7 @@ from torch import nn
 from regard.checkpoint.model_folder import Saves
 from regard.data.batch import Batch
 from regard.models.decoder import DecoderModule
-from regard.objectives.next_token import Objective
+from regard.objectives.base import Objective
 from regard.training.config import Training
 from regard.training.evaluate import evaluate
 from regard.training.interrupt import StopSignal, stop_on_signals

@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn.utils import get_total_norm
 
 from regard.data.batch import Batch
-from regard.objectives.next_token import Objective
+from regard.objectives.base import Objective
 from regard.training.runtime import Precision
 
 

@@ -1,11 +1,11 @@
-"""Linear layers for decoding one row on a CPU: what a token costs there is the reading of the weights.
+"""Linear layers for decoding one sequence on a CPU, where reading the weights takes most of the time.
 
-    y = x Wᵀ                  the transposed weight, read along its rows: fastest on x86
-    y = [W₁ x; W₂ x]          the upper and the lower half of W's rows, side by side in one loop: fastest on ARM
+    y = x Wᵀ                  the weight stored transposed, read along its rows: fastest on x86
+    y = [W₁ x; W₂ x]          the upper and the lower half of W in one loop: fastest on ARM
 
-A product with one row reads memory more slowly than a plain sum does. Two streams of sums written out read it as fast,
-where torch.compile makes a loop of them; eager, and for several rows, they are the product that they were. This is for
-inference: it is done on a copy of the modules, as they are now, and no checkpoint ever sees it.
+A matrix-vector product reads memory more slowly than a plain sum. Two interleaved streams of sums read it at full speed
+if torch.compile turns them into one loop; eager mode and batches of several rows use the ordinary product. This is for
+inference only: it works on a copy of the modules, and checkpoints are not affected.
 """
 
 import platform
@@ -16,9 +16,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard.adapt.surgery import swap
+from regard.adapt.replace_modules import replace_modules
 
-ModuleType_ = TypeVar("ModuleType_", bound=nn.Module)
+AnyModule = TypeVar("AnyModule", bound=nn.Module)
 
 
 class TransposedLinear(nn.Module):
@@ -44,14 +44,14 @@ class TwoStreamLinear(nn.Module):
         return y if self.bias is None else y + self.bias
 
 
-def streamed(model: ModuleType_) -> ModuleType_:
-    """A copy of the modules with the linears that it now has made so; all other weights are the original's own."""
+def optimize_for_cpu_decode(model: AnyModule) -> AnyModule:
+    """A copy of the modules with other linear layers; all other weights are shared with the original."""
     copy = deepcopy(model, {id(tensor): tensor for tensor in [*model.parameters(), *model.buffers()]})
-    kind = TwoStreamLinear if platform.machine() in ("aarch64", "arm64") else TransposedLinear
+    linear_type = TwoStreamLinear if platform.machine() in ("aarch64", "arm64") else TransposedLinear
 
     def make(_: str, module: nn.Module) -> nn.Module:
         assert isinstance(module, nn.Linear)
-        return kind(module)
+        return linear_type(module)
 
-    swap(copy, lambda _, module: type(module) is nn.Linear, make)
+    replace_modules(copy, lambda _, module: type(module) is nn.Linear, make)
     return copy

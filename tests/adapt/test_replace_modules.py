@@ -3,7 +3,7 @@
 import torch
 from torch import nn
 
-from regard.adapt import swap
+from regard.adapt import replace_modules
 
 
 class Doubled(nn.Module):
@@ -22,7 +22,7 @@ def linear(name: str, module: nn.Module) -> bool:
 def test_swaps_what_matches_and_names_it(make, ids):
     model = make()
     plain = model(ids)
-    names = swap(model, lambda name, module: name == "head", lambda name, module: Doubled(module))
+    names = replace_modules(model, lambda name, module: name == "head", lambda name, module: Doubled(module))
     assert names == ["head"]
     assert torch.equal(model(ids), 2 * plain)
     assert model.head.inner.weight is model.embedding.weight
@@ -30,25 +30,25 @@ def test_swaps_what_matches_and_names_it(make, ids):
 
 def test_swaps_stack(make):
     model = make()
-    first = swap(model, linear, lambda name, module: Doubled(module))
+    first = replace_modules(model, linear, lambda name, module: Doubled(module))
     assert len(first) == 2 * 7 + 1
-    second = swap(model, linear, lambda name, module: Doubled(module))
+    second = replace_modules(model, linear, lambda name, module: Doubled(module))
     assert second == [f"{name}.inner" for name in first]
 
 
 def test_does_not_look_inside_what_it_replaced():
     model = nn.Sequential(nn.Sequential(nn.Linear(2, 2)), nn.Linear(2, 2))
-    assert swap(model, lambda name, module: True, lambda name, module: nn.Identity()) == ["0", "1"]
+    assert replace_modules(model, lambda name, module: True, lambda name, module: nn.Identity()) == ["0", "1"]
 
 
 def test_a_shared_module_stays_shared():
     shared = nn.Linear(2, 2)
     model = nn.Sequential(shared, nn.ReLU(), shared)
-    assert swap(model, linear, lambda name, module: Doubled(module)) == ["0", "2"]
+    assert replace_modules(model, linear, lambda name, module: Doubled(module)) == ["0", "2"]
     assert model[0] is model[2]
 
 
 def test_the_mode_is_kept():
     model = nn.Sequential(nn.Linear(2, 2)).eval()
-    swap(model, linear, lambda name, module: Doubled(module))
+    replace_modules(model, linear, lambda name, module: Doubled(module))
     assert not model[0].training

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from regard.adapt.streamed import TransposedLinear, TwoStreamLinear, streamed
+from regard.adapt.cpu_decode import TransposedLinear, TwoStreamLinear, optimize_for_cpu_decode
 from regard.lens import attention_maps
 from tests.laws import MODELS, build, error, text
 
@@ -24,7 +24,7 @@ def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> typ
 def test_the_same_logits(name: str, kind: type[nn.Module]) -> None:
     model = build(MODELS[name])
     before = {key: value.clone() for key, value in model.state_dict().items()}
-    copy = streamed(model)
+    copy = optimize_for_cpu_decode(model)
     assert any(isinstance(module, kind) for module in copy.modules())
     assert not any(isinstance(module, kind) for module in model.modules())
     tokens = text(2, 12)
@@ -34,7 +34,7 @@ def test_the_same_logits(name: str, kind: type[nn.Module]) -> None:
 
 def test_what_is_not_made_anew_is_shared(kind: type[nn.Module]) -> None:
     model = build(MODELS["multi-head"])
-    copy = streamed(model)
+    copy = optimize_for_cpu_decode(model)
     assert copy.embedding.weight is model.embedding.weight and copy.norm.weight is model.norm.weight
     if kind is TwoStreamLinear:
         ours, theirs = dict(copy.named_parameters()), dict(model.named_parameters())
@@ -73,5 +73,7 @@ def test_compiled(kind: type[nn.Module], bias: bool) -> None:
 def test_the_lens_looks_into_such_a_model_too(kind: type[nn.Module]) -> None:
     model = build(MODELS["grouped-query"])
     ids = text(9)
-    for ours, theirs in zip(attention_maps(streamed(model), ids), attention_maps(model, ids), strict=True):
+    for ours, theirs in zip(
+        attention_maps(optimize_for_cpu_decode(model), ids), attention_maps(model, ids), strict=True
+    ):
         assert ours is not None and theirs is not None and error(ours, theirs) < 1e-12
