@@ -53,3 +53,14 @@ def chromium() -> str:
     """The path of the browser, for `playwright.chromium.launch(executable_path=…, args=["--no-sandbox"])`."""
     assert CHROMIUM, "only tests marked `browser` may ask for it"
     return CHROMIUM
+
+
+@pytest.fixture(scope="session")
+def demo_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a demo that was trained for three steps; do not change it."""
+    from tests.cli.conftest import regard
+
+    out = tmp_path_factory.mktemp("runs") / "demo"
+    done = regard("demo", "--out", out, "--steps", 3, "--questions", 5)
+    assert done.exit_code == 0, done.output
+    return out

@@ -36,16 +36,19 @@ def test_links_lead_somewhere() -> None:
         assert target.startswith("http") or (ROOT / target).exists(), target
 
 
-def test_commands_run(tmp_path: Path) -> None:
-    """In the order in which they stand, as a reader would; `serve` and `chat` have tests of their own."""
+def test_commands_run(tmp_path: Path, demo_run: Path) -> None:
+    """In their order in the README, with a smaller model or less data; `serve` and `chat` have tests of their own."""
     from tests.cli.conftest import regard
 
-    places = {"runs/demo": "demo", "runs/mine": "mine", "exported": "exported", "models/mine": "imported"}
-    assert regard("demo", "--out", tmp_path / "demo", "--steps", 2, "--questions", 2).exit_code == 0
+    places = {"runs/mine": "mine", "exported": "exported", "models/mine": "imported"}
+    folders = {"runs/demo": str(demo_run), **{word: str(tmp_path / name) for word, name in places.items()}}
+    smaller = {
+        "train": ("--train.steps=2", "--data.rows=2", "--data.length=64", "--tokenizer.documents=50"),
+        "verify": ("--model.width=48", "--tokenizer.by=byte", "--length=24"),
+    }
     for words in map(shlex.split, COMMANDS):
         if words[1] in ("serve", "chat"):
             continue
-        words = [str(tmp_path / places[word]) if word in places else word for word in words]
-        words = [re.sub(r"--train.steps=\d+", "--train.steps=2", word) for word in words]
-        done = regard(*words[1:])
+        options = () if "--resume" in words else smaller.get(words[1], ())
+        done = regard(*(folders.get(word, word) for word in words[1:]), *options)
         assert done.exit_code == 0, f"{shlex.join(words)}: {done.output} {done.exception}"

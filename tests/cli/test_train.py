@@ -10,12 +10,13 @@ from regard.text.tokenizer import Tokenizer
 from regard.training.recipe import RECIPES, Data, Vocabulary
 from tests.cli.conftest import regard
 
-SMALL = ("--data.rows=2", "--data.length=64", "--data.held_out=1", "--tokenizer.documents=50", "--model.width=24")
+FEW = ("--data.rows=2", "--data.length=64", "--data.held_out=1", "--tokenizer.documents=50")
+SMALL = (*FEW, "--model.width=24")
 
 
 @pytest.mark.parametrize("recipe", sorted(path.stem for path in RECIPES.glob("*.toml")))
 def test_every_recipe_trains_a_few_steps(recipe: str, tmp_path: Path) -> None:
-    done = regard("train", recipe, "--out", tmp_path / "run", "--train.steps=2", "--data.rows=2", "--data.length=64")
+    done = regard("train", recipe, "--out", tmp_path / "run", "--train.steps=2", *FEW)
     assert done.exit_code == 0, done.output
     records = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [r["step"] for r in records if "loss" in r] == [1, 2]
@@ -47,7 +48,7 @@ def test_overrides_reach_the_saved_config(tmp_path: Path) -> None:
     ],
 )
 def test_wrong_keys_and_values_are_answered(wrong: str, said: str, tmp_path: Path) -> None:
-    done = regard("train", "demo", "--out", tmp_path / "run", wrong)
+    done = regard("train", "demo", "--out", tmp_path / "run", "--tokenizer.documents=50", wrong)
     assert isinstance(done.exception, ValueError) and said in str(done.exception)
     assert not (tmp_path / "run").exists()
 

@@ -1,7 +1,8 @@
 """What a request says depends on the request alone.
 
-200 requests with ragged prompts join, leave, are cancelled and preempted, for every kind of memory, both stores and
-several chunk sizes; each is held against itself alone, and that against the model without any cache.
+Requests with ragged prompts join, leave, are cancelled and preempted, for every kind of memory, both stores and several
+chunk sizes; each is compared with itself alone, and that with the model without any cache. There are 200 of them for a
+model with every kind of memory and 80 for the other models; the slow tests have 200 for these too.
 """
 
 import random
@@ -16,7 +17,8 @@ from regard.engine.sampling import sample
 from regard.engine.stores.paged import Paged
 from tests.engine.pools import pool
 
-KINDS = ["attention", "linear", "hybrid", "convolution"]
+QUICK = {"attention": 80, "linear": 80, "hybrid": 200, "convolution": 80}  # requests by kind
+SLOW = [pytest.param(kind, 200, marks=pytest.mark.slow) for kind, count in QUICK.items() if count < 200]
 SETTINGS = [
     {"temperature": 0.0},
     {"temperature": 0.0},
@@ -44,14 +46,14 @@ JOBS = make_jobs()
 
 @pytest.fixture(scope="module")
 def alone(tiny):
-    """alone(kind, dtype): the ids of every job by an engine that has nothing else to do."""
+    """alone(kind, count): the ids of the first jobs by an engine that runs one at a time, in float64."""
     known = {}
 
-    def get(kind: str, dtype: torch.dtype) -> list[list[int]]:
-        if (kind, dtype) not in known:
-            engine = Engine(tiny(kind, dtype), rows=1, store="contiguous")
-            known[kind, dtype] = [[token.id for token in engine.generate(*job)] for job in JOBS]
-        return known[kind, dtype]
+    def get(kind: str, count: int) -> list[list[int]]:
+        engine = Engine(tiny(kind, torch.float64), rows=1, store="contiguous")
+        done = known.setdefault(kind, [])
+        done += [[token.id for token in engine.generate(*job)] for job in JOBS[len(done) : count]]
+        return done[:count]
 
     return get
 
@@ -84,10 +86,10 @@ def check_nothing_is_left(engine: Engine, jobs=JOBS) -> None:
 
 
 @pytest.mark.ledger("kv.cache", "model.autoregressive")
-@pytest.mark.parametrize("kind", KINDS)
-def test_alone_is_what_the_model_says_without_a_cache(tiny, alone, kind) -> None:
+@pytest.mark.parametrize(("kind", "count"), [*QUICK.items(), *SLOW])
+def test_alone_is_what_the_model_says_without_a_cache(tiny, alone, kind, count) -> None:
     model = tiny(kind, torch.float64)
-    for (ids, sampling), new in zip(JOBS, alone(kind, torch.float64), strict=True):
+    for (ids, sampling), new in zip(JOBS[:count], alone(kind, count), strict=True):
         with torch.inference_mode():
             logits = model(torch.tensor([ids + new]))[0, len(ids) - 1 : -1]  # (new, V)
         request = Request(tuple(ids), sampling)
@@ -99,16 +101,20 @@ def test_alone_is_what_the_model_says_without_a_cache(tiny, alone, kind) -> None
 
 
 @pytest.mark.ledger("eng.continuous", "kv.paged", "inf.prefill")
-@pytest.mark.parametrize(
-    ("chunk", "count"),
-    [pytest.param(1, 50, marks=pytest.mark.slow), pytest.param(7, 70, marks=pytest.mark.slow), (64, 200)],
-)
 @pytest.mark.parametrize("store", ["contiguous", "paged"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "chunk", "count"),
+    [
+        *((kind, 64, count) for kind, count in QUICK.items()),
+        *(pytest.param(kind, 64, 200, marks=pytest.mark.slow) for kind, count in QUICK.items() if count < 200),
+        *(pytest.param(kind, 7, 70, marks=pytest.mark.slow) for kind in QUICK),
+        *(pytest.param(kind, 1, 50, marks=pytest.mark.slow) for kind in QUICK),
+    ],
+)
 def test_in_any_mix_as_alone(tiny, alone, kind, store, chunk, count) -> None:
     engine = Engine(tiny(kind, torch.float64), rows=6, store=store, **pool(store, 18), chunk=chunk, queue=500)
     requests = run_mixed(engine, JOBS[:count])
-    for request, expected in zip(requests, alone(kind, torch.float64)[:count], strict=True):
+    for request, expected in zip(requests, alone(kind, count), strict=True):
         ids = [token.id for token in request.new]
         assert ids == (expected[: len(ids)] if request.finish == "cancelled" else expected)
     check_nothing_is_left(engine, JOBS[:count])
@@ -117,14 +123,14 @@ def test_in_any_mix_as_alone(tiny, alone, kind, store, chunk, count) -> None:
 
 
 @pytest.mark.parametrize("store", ["contiguous", "paged"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", QUICK)
 def test_in_float32_the_likeliest_but_for_near_ties(tiny, kind, store) -> None:
-    model = tiny(kind, torch.float32)
+    model, jobs = tiny(kind, torch.float32), JOBS[:80]
     engine = Engine(model, rows=6, store=store, **pool(store, 18), chunk=16, queue=500)
-    for request in run_mixed(engine, [(ids, Sampling(max_new=12, temperature=0)) for ids, _ in JOBS]):
+    for request in run_mixed(engine, [(ids, Sampling(max_new=12, temperature=0)) for ids, _ in jobs]):
         if request.new:
             with torch.inference_mode():
                 logits = model(torch.tensor([request.tokens[:-1]]))[0, len(request.ids) - 1 :]  # (new, V)
             said = logits.gather(-1, torch.tensor(request.tokens[len(request.ids) :]).unsqueeze(-1)).squeeze(-1)
             assert (logits.amax(-1) - said).max() < 1e-4
-    check_nothing_is_left(engine)
+    check_nothing_is_left(engine, jobs)

@@ -1,4 +1,4 @@
-"""Every law of `regard verify` on every model of the table, in both dtypes, with every cut."""
+"""Every law of `regard verify` on every model of the table, in both dtypes; in float64 with every cut."""
 
 from collections.abc import Iterator
 from functools import cache
@@ -19,7 +19,8 @@ LENGTH = 12
 
 @cache
 def made(name: str, dtype: torch.dtype) -> dict[str, Trial]:
-    return trials(build((MODELS | OTHERS)[name], dtype), LENGTH, cuts=tuple(range(1, LENGTH)))
+    cuts = tuple(range(1, LENGTH)) if dtype == torch.float64 else None
+    return trials(build((MODELS | OTHERS)[name], dtype), LENGTH, cuts)
 
 
 def cases() -> Iterator[Any]:

@@ -15,6 +15,7 @@ from regard.parts.block import Block, Sublayer
 from regard.parts.feedforward import FeedForward, SwiGLU, eight_thirds
 from regard.parts.norm import LayerNorm, RMSNorm
 from regard.parts.position.learned import Learned
+from regard.parts.router import Router
 from regard.plan import groups, plan, rows
 from regard.plan.flops import attention_equals_rest
 from regard.plan.memory import (
@@ -222,7 +223,10 @@ def test_expert_size_from_total_and_active_parameters():
     assert relative_to_dense(8, 2, expert_size=0.5) == (4, 1)
     shared, expert = shared_and_expert_params(7.5, 2.1, experts=8, top_k=2)
     assert (shared, expert) == (pytest.approx(0.3), pytest.approx(0.9))
-    assert round(2.1 / 7.5, 2) == 0.28 and 0.38 + 0.62 == 1.0
+    assert round((shared + 2 * expert) / (shared + 8 * expert), 2) == 0.28
+    router = Router().build(1, 8, 2)
+    router.proj.weight.data = torch.tensor([[0.38], *[[0.1]] * 6, [0.62]]).log()
+    assert router(torch.ones(1, 1)).weights.tolist() == [pytest.approx([0.62, 0.38])]  # of the two, not of all eight
     with pytest.raises(ValueError, match="top_k=8 must be from 1 to 7"):
         shared_and_expert_params(7.5, 7.5, 8, 8)
 
