@@ -49,7 +49,9 @@ PACKAGES = {  # package: the rooms it may import, beside itself
     "report": STORED | {"lens", "plan", "evals", "text", "data"},
     "labs": STORED | {"lens", "plan", "evals", "text", "data", "adapt", "objectives", "training", "engine", "report"},
 }
-PACKAGES |= {"cli": set(PACKAGES), "__main__": {"cli"}, "__init__": set()}
+PACKAGES["language_model"] = STORED | {"engine", "text", "training", "packaged"}
+PACKAGES["training_run"] = PACKAGES["language_model"] | {"language_model", "data", "objectives"}
+PACKAGES |= {"cli": set(PACKAGES), "__main__": {"cli"}, "__init__": {"spec"}}
 
 
 def package_of(path: Path) -> str:
@@ -59,7 +61,12 @@ def package_of(path: Path) -> str:
 def imports_of(path: Path) -> Iterator[str]:
     """Absolute names of the modules that a file imports, also inside its functions."""
     package = ("regard", *path.relative_to(SOURCE).parent.parts)
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    typing_only = [n for n in ast.walk(tree) if isinstance(n, ast.If) and ast.unparse(n.test) == "TYPE_CHECKING"]
+    skipped = {id(n) for block in typing_only for n in ast.walk(block)}
+    for node in ast.walk(tree):
+        if id(node) in skipped:  # annotations may name a type of a package above
+            continue
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):

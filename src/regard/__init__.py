@@ -1,73 +1,72 @@
-"""regard: one set of parts from which every transformer is built, trained, looked into, adapted and served.
+"""regard: one set of parts from which every transformer is built, trained, adapted, served and inspected.
 
-The names below are imported on first use, so that `import regard` costs milliseconds and no torch.
+    llm = regard.load("smollm2")                    a model with its tokenizer: generate, chat, stream, embed
+    spec = regard.Decoder(...); spec.build(seed=0)  a model of your own from parts
+
+Every public name is imported on first use, so that `import regard` takes milliseconds and does not import torch.
 """
 
 from importlib import import_module
 
+from regard.spec import KINDS
+
 __version__ = "0.1.0"
 
-_HOME = {
-    "load": "regard.checkpoint.model_folder",
-    "Decoder": "regard.models.decoder",
-    "Block": "regard.parts.block",
-    "Sublayer": "regard.parts.block",
-    "Repeat": "regard.models.stack",
+# Every spec class is public under its own name: Decoder, Block, Attention, Rope, Window, AdamW, LoRA ...
+_PLACES = {name: module for module, _, name in (place.partition(":") for place in KINDS.values())} | {
+    # load, use and write models
+    "load": "regard.language_model",
+    "LanguageModel": "regard.language_model",
+    "save": "regard.checkpoint",
+    "export": "regard.checkpoint",
+    "Tokenizer": "regard.text.tokenizer",
+    # write specs
     "tile": "regard.models.pattern",
-    "Encoder": "regard.models.encoder",
-    "EncoderDecoder": "regard.models.encoder_decoder",
-    "Seq2Seq": "regard.models.seq2seq",
-    "DualEncoder": "regard.models.dual_encoder",
-    "Interleaved": "regard.models.interleaved",
-    "Attention": "regard.parts.attention",
-    "CrossAttention": "regard.parts.cross_attention",
-    "LatentAttention": "regard.parts.latent_attention",
-    "NativeSparse": "regard.parts.native_sparse_attention",
+    "register": "regard.spec",
+    "Spec": "regard.spec",
+    "SpecError": "regard.spec",
+    "Body": "regard.parts.body",
+    "Position": "regard.parts.position.base",
+    "Mask": "regard.kernels.attention.mask",
+    "PerToken": "regard.parts.state",
+    "FixedSize": "regard.parts.state",
+    "State": "regard.parts.state",
+    "STATELESS": "regard.parts.state",
+    # run a model yourself
+    "TokenLayout": "regard.layout",
+    "Source": "regard.layout",
     "use_backend": "regard.parts.attention",
-    "LinearAttention": "regard.parts.linear_attention",
-    "PerformerFeatures": "regard.parts.feature_maps",
-    "Retention": "regard.parts.retention",
-    "GatedLinear": "regard.parts.gated_linear",
-    "Linformer": "regard.parts.linformer",
-    "TimeMixing": "regard.parts.rwkv",
-    "ChannelMixing": "regard.parts.rwkv",
-    "RGLRU": "regard.parts.rg_lru",
-    "SharedBlock": "regard.parts.shared_block",
-    "ShortConvolution": "regard.parts.short_convolution",
-    "RNN": "regard.parts.rnn",
-    "LSTM": "regard.parts.lstm",
-    "GRU": "regard.parts.gru",
-    "WindowMLP": "regard.parts.window_mlp",
-    "Mamba": "regard.parts.ssm.mamba",
-    "Mamba2": "regard.parts.ssm.mamba2",
-    "Rope": "regard.parts.position.rope",
-    "Learned": "regard.parts.position.learned",
-    "Sinusoidal": "regard.parts.position.sinusoidal",
-    "Alibi": "regard.parts.position.alibi",
-    "T5Buckets": "regard.parts.position.t5",
-    "NoPosition": "regard.parts.position.base",
-    "LayerNorm": "regard.parts.norm",
-    "RMSNorm": "regard.parts.norm",
-    "FeedForward": "regard.parts.feedforward",
-    "SwiGLU": "regard.parts.feedforward",
-    "Gated": "regard.parts.feedforward",
-    "Experts": "regard.parts.experts",
-    "Router": "regard.parts.router",
-    "Window": "regard.kernels.attention.patterns.window",
-    "Full": "regard.kernels.attention.mask",
-    "Causal": "regard.kernels.attention.mask",
+    "Contiguous": "regard.engine.stores.contiguous",
+    "Paged": "regard.engine.stores.paged",
+    # train and adapt
+    "train": "regard.training_run",
+    "Trainer": "regard.training.loop",
+    "next_token": "regard.objectives.next_token",
+    "add_lora": "regard.adapt",
+    "merge_lora": "regard.adapt",
+    "unmerge_lora": "regard.adapt",
+    "save_adapter": "regard.adapt",
+    "load_adapter": "regard.adapt",
+    # generate
     "Engine": "regard.engine.engine",
     "Sampling": "regard.engine.request",
-    "Tokenizer": "regard.text.tokenizer",
+    # look inside
+    "record": "regard.lens",
+    "patch": "regard.lens",
+    "attention_maps": "regard.lens",
 }
 
-__all__ = ["__version__", *_HOME]
+__all__ = ["__version__", *_PLACES]
 
 
 def __getattr__(name: str) -> object:
-    if name not in _HOME:
-        raise AttributeError(f"module 'regard' has no attribute {name!r}; it offers {', '.join(_HOME)}")
-    return getattr(import_module(_HOME[name]), name)
+    if name in _PLACES:
+        return getattr(import_module(_PLACES[name]), name)
+    if name.startswith("__"):
+        raise AttributeError(name)
+    from regard.spec import nearest
+
+    raise AttributeError(f"module 'regard' has no attribute {name!r}; {nearest(name, _PLACES)}")
 
 
 def __dir__() -> list[str]:

@@ -14,9 +14,9 @@ import math
 import tomllib
 import types
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
-from typing import Any, Literal, Self, Union
+from typing import Any, Literal, Self, TypeVar, Union
 
 KINDS = {
     "decoder": "regard.models.decoder:Decoder",
@@ -113,6 +113,10 @@ KINDS = {
 }
 
 
+SpecClass = TypeVar("SpecClass", bound="Spec")
+REGISTERED: dict[str, type["Spec"]] = {}  # kinds of classes outside the package
+
+
 class SpecError(ValueError):
     """A spec that cannot be: the message says where, what was found, what was expected."""
 
@@ -146,8 +150,9 @@ class Spec:
     def to_json(self) -> str:
         return json.dumps(self.to_dict(), indent=2, allow_nan=False)
 
-    def to_toml(self) -> str:
-        return "\n".join(toml_lines(self.to_dict())) + "\n"
+    def to_toml(self, defaults: bool = False) -> str:
+        """As a file for people: fields at their default are left out unless `defaults`."""
+        return "\n".join(toml_lines(self.to_dict() if defaults else without_defaults(self))) + "\n"
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
@@ -177,6 +182,30 @@ def require(condition: bool, message: str) -> None:
         raise SpecError(message)
 
 
+def register(kind: str) -> Callable[[type[SpecClass]], type[SpecClass]]:
+    """A class decorator that gives a spec class of your own a kind, so that files can hold it.
+
+        @regard.register("my_mixer")
+        @dataclass(frozen=True)
+        class MyMixer(regard.Body): ...
+
+    A folder or file with this kind can be read once the module with the class was imported.
+    """
+
+    def add(cls: type[SpecClass]) -> type[SpecClass]:
+        known = REGISTERED.get(kind)
+        owner = KINDS.get(kind, None if known is None else place_of(known))
+        if owner not in (None, place_of(cls)):
+            raise ValueError(f"kind {kind!r} is taken by {owner}; choose another name")
+        if not (isinstance(cls, type) and issubclass(cls, Spec) and dataclasses.is_dataclass(cls)):
+            raise TypeError(f"{cls!r} must be a frozen dataclass that derives from Spec, for example from regard.Body")
+        REGISTERED[kind] = cls
+        kind_of.cache_clear()
+        return cls
+
+    return add
+
+
 @cache
 def hints(cls: "type[Spec]") -> dict[str, Any]:
     known = typing.get_type_hints(cls)
@@ -186,8 +215,14 @@ def hints(cls: "type[Spec]") -> dict[str, Any]:
 @cache
 def kind_of(cls: type) -> str:
     found = [kind for kind, place in KINDS.items() if place == place_of(cls)]
-    assert found, f"{place_of(cls)} is not in the table of kinds"
+    found += [kind for kind, own in REGISTERED.items() if own is cls]
+    if not found:
+        raise SpecError(f"{place_of(cls)} has no kind; decorate the class with @regard.register('a_name')")
     return found[0]
+
+
+def has_kind(cls: type) -> bool:
+    return place_of(cls) in KINDS.values() or cls in REGISTERED.values()
 
 
 def place_of(cls: type) -> str:
@@ -195,8 +230,13 @@ def place_of(cls: type) -> str:
 
 
 def class_of(kind: str, where: str) -> type[Spec]:
+    if isinstance(kind, str) and kind in REGISTERED:
+        return REGISTERED[kind]
     if not isinstance(kind, str) or kind not in KINDS:
-        raise SpecError(f"{where}: there is no kind {kind!r}; {nearest(str(kind), KINDS)}")
+        raise SpecError(
+            f"{where}: there is no kind {kind!r}; {nearest(str(kind), {**KINDS, **REGISTERED})} "
+            "A part of your own is known once the module that registers it was imported."
+        )
     module, name = KINDS[kind].split(":")
     return getattr(importlib.import_module(module), name)
 
@@ -205,7 +245,7 @@ def read(data: Any, where: str, hint: Any = None) -> Spec:
     """A spec from plain data; `where` is its path, for messages. Where only one kind can stand, it need not be said."""
     if not isinstance(data, Mapping):
         raise SpecError(f"{where}: expected a table with a 'kind', found {data!r:.80}")
-    if "kind" not in data and not (isinstance(hint, type) and place_of(hint) in KINDS.values()):
+    if "kind" not in data and not (isinstance(hint, type) and has_kind(hint)):
         raise SpecError(f"{where}: expected a table with a 'kind', found only {', '.join(map(str, data)) or 'nothing'}")
     cls = class_of(data["kind"], where) if "kind" in data else hint
     expected = hints(cls)
@@ -232,10 +272,22 @@ def revive(value: Any, where: str, hint: Any) -> Any:
     return value
 
 
-def plain(value: Any) -> Any:
+def without_defaults(spec: Spec) -> dict[str, Any]:
+    """Plain data of the fields that differ from their defaults."""
+    data: dict[str, Any] = {"kind": spec.kind}
+    for field in dataclasses.fields(spec):
+        value = getattr(spec, field.name)
+        factory = field.default_factory
+        default = field.default if factory is dataclasses.MISSING else factory()
+        if value != default and value is not None:
+            data[field.name] = plain(value, without_defaults)
+    return data
+
+
+def plain(value: Any, of: Callable[[Spec], dict[str, Any]] = Spec.to_dict) -> Any:
     if isinstance(value, Spec):
-        return value.to_dict()
-    return [plain(v) for v in value] if isinstance(value, tuple) else value
+        return of(value)
+    return [plain(v, of) for v in value] if isinstance(value, tuple) else value
 
 
 def settle(value: Any, hint: Any, where: str) -> Any:

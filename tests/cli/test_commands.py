@@ -6,11 +6,7 @@ from pathlib import Path
 import pytest
 
 from regard.cli import app
-from regard.cli.generate import stream_text
-from regard.engine.request import Sampling
 from tests.cli.conftest import regard
-from tests.server.fake_engine import FakeEngine
-from tests.text.test_detokenizer import byte_fallback_tokenizer
 
 
 def test_demo_leaves_a_summary_and_a_report(demo_run: Path) -> None:
@@ -40,14 +36,6 @@ def test_generate_ends_before_a_stop_string(demo_run: Path) -> None:
     text = json.loads(regard(*arguments).stdout)["text"]
     stop = text[len(text) // 2 :][:2]
     assert json.loads(regard(*arguments, "--stop", stop).stdout)["text"] == text[: text.index(stop)]
-
-
-def test_a_continuation_keeps_its_first_space_and_an_answer_does_not() -> None:
-    words = byte_fallback_tokenizer()
-    for continues, text in ((True, " a"), (False, "a")):
-        engine = FakeEngine(words, "a", endless=True)
-        deltas = stream_text(engine, words, words.encode("a a"), Sampling(max_new=1), continues_prompt=continues)
-        assert [delta for _, delta in deltas] == [text]
 
 
 def test_a_smaller_context_holds_less(demo_run: Path) -> None:

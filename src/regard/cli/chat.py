@@ -28,17 +28,11 @@ def chat(
     """
     from rich.console import Console
 
-    from regard.cli.generate import stream_text
     from regard.cli.open_model import open_model
-    from regard.engine.engine import Engine
-    from regard.engine.request import Sampling
-    from regard.text.chat import encode_chat
 
-    network, tokenizer = open_model(model, device)
-    if tokenizer.chat_template is None:
+    llm = open_model(model, device, context)
+    if llm.tokenizer.chat_template is None:
         raise ValueError(f"{model} has no chat template, so it cannot chat; use `regard generate`")
-    engine = Engine(network, rows=1, capacity=context)
-    sampling = Sampling(max_new=max_new, temperature=temperature, top_p=top_p, seed=seed, stop_ids=tokenizer.stop_ids)
     console = Console()
     first_messages = [{"role": "system", "content": system}] if system else []
     messages = list(first_messages)
@@ -55,7 +49,7 @@ def chat(
         messages.append({"role": "user", "content": line})
         console.print("[bold green]model[/]  ", end="")
         answer = ""
-        for _, delta in stream_text(engine, tokenizer, encode_chat(tokenizer, messages), sampling):
+        for delta in llm.stream(messages, max_new=max_new, temperature=temperature, top_p=top_p, seed=seed):
             answer += delta
             print(delta, end="", flush=True)
         print()

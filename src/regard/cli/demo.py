@@ -51,8 +51,8 @@ def demo(
 
 
 def train(out: Path, steps: int | None, console: "Console") -> "TrainingResult":
-    from regard.cli.training_run import resume_run, start_run
     from regard.training.recipe import find_recipe, read_recipe, resolve
+    from regard.training_run import resume_run, start_run
 
     if (out / "config.json").is_file():
         console.print(f"resuming {out}" + ("; --steps has no effect on a run that was started" if steps else ""))
@@ -72,7 +72,8 @@ def evaluate(out: Path, questions: int, console: "Console") -> None:
     from regard.evals.world import answer_questions, exact_match
     from regard.report.demo import write_report
 
-    model, tokenizer = open_model(out, "cpu")
+    llm = open_model(out, "cpu")
+    model, tokenizer = llm.model, llm.tokenizer
     with Progress(console=console, transient=True) as bar:
         task = bar.add_task(f"answering {questions} questions about held-out stories", total=questions)
         answers = answer_questions(

@@ -2,17 +2,11 @@
 
 import json
 import sys
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from regard.cli.open_model import ContextOption, DeviceOption, ModelArgument
-
-if TYPE_CHECKING:
-    from regard.engine.engine import Engine
-    from regard.engine.request import Sampling, Token
-    from regard.text.tokenizer import Tokenizer
 
 
 def generate(
@@ -45,18 +39,14 @@ def generate(
       regard generate runs/demo --prompt "Anna went to the" --temperature 0 --json
     """
     from regard.cli.open_model import open_model
-    from regard.engine.engine import Engine
-    from regard.engine.request import Sampling
 
     text = sys.stdin.read() if prompt == "-" else prompt
-    network, tokenizer = open_model(model, device)
-    ids = [*tokenizer.prefix_ids, *tokenizer.encode(text, special=special)]
-    sampling = Sampling(
-        max_new=max_new, temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p,
-        repetition_penalty=repetition_penalty, seed=seed, stop_ids=tokenizer.stop_ids,
+    llm = open_model(model, device, context)
+    deltas = llm.submit(
+        llm.encode(text, special), stop or (), True,
+        {"max_new": max_new, "temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p,
+         "repetition_penalty": repetition_penalty, "seed": seed},
     )  # fmt: skip
-    engine = Engine(network, rows=1, capacity=context)
-    deltas = stream_text(engine, tokenizer, ids, sampling, tuple(stop or ()), continues_prompt=True)
     if as_json:
         tokens, texts = zip(*deltas, strict=True)
         result = {"ids": [token.id for token in tokens], "text": "".join(texts)}
@@ -66,30 +56,3 @@ def generate(
     for _, delta in deltas:
         print(delta, end="", flush=True)
     print()
-
-
-def stream_text(
-    engine: "Engine",
-    tokenizer: "Tokenizer",
-    ids: list[int],
-    sampling: "Sampling",
-    stops: tuple[str, ...] = (),
-    continues_prompt: bool = False,
-) -> "Iterator[tuple[Token, str]]":
-    """Every new token with the text that it releases; ends before a stop string.
-
-    `continues_prompt`: the text continues the text of the prompt, in contrast to an answer in a chat.
-    """
-    from regard.text.detokenizer import TextStream
-
-    stream = TextStream(tokenizer, stops, prompt_ids=ids if continues_prompt else ())
-    request = engine.submit(ids, sampling)
-    try:
-        while request.finish is None and stream.finish is None:
-            for owner, token in engine.step():
-                if owner is request:
-                    yield token, stream.push(token)
-    finally:
-        engine.cancel(request)
-    if request.error:
-        raise ValueError(request.error)

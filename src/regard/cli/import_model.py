@@ -32,7 +32,8 @@ def import_(
     from rich.console import Console
 
     from regard.checkpoint.model_folder import along_of, load, save
-    from regard.cli.open_model import loading_bar, resolve_device
+    from regard.cli.open_model import loading_bar
+    from regard.language_model import resolve_device
     from regard.models.decoder import DecoderModule
     from regard.packaged import locate
     from regard.text.tokenizer import Tokenizer

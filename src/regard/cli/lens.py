@@ -41,7 +41,8 @@ def lens(
     from regard.lens import attention_maps
     from regard.lens.state_maps import states as recurrent_states
 
-    network, tokenizer = open_model(model, device)
+    llm = open_model(model, device)
+    network, tokenizer = llm.model, llm.tokenizer
     ids = [*tokenizer.prefix_ids, *tokenizer.encode(text, special=True)]
     if not ids:
         raise ValueError("the text has no tokens; give a longer --text")

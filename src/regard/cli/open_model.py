@@ -17,9 +17,8 @@ from regard.packaged import locate
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from regard.language_model import LanguageModel
     from regard.models.base import Model
-    from regard.models.decoder import DecoderModule
-    from regard.text.tokenizer import Tokenizer
 
 ModelArgument = Annotated[
     Path,
@@ -38,42 +37,21 @@ PatternOption = Annotated[
 DeviceOption = Annotated[str, typer.Option(help="cpu, cuda, cuda:1 …; auto: a GPU if there is one.")]
 
 
-def open_model(folder: Path, device: str = "auto") -> "tuple[DecoderModule, Tokenizer]":
-    from regard.checkpoint.model_folder import load
+def open_model(name: Path, device: str = "auto", context: int | None = None) -> "LanguageModel":
+    """A model that generates text."""
+    from regard.language_model import load
     from regard.models.decoder import DecoderModule
-    from regard.text.tokenizer import Tokenizer
 
-    found = model_folder(folder)
-    model = load(found, resolve_device(device), checked=found != folder)
-    if not isinstance(model, DecoderModule):
-        raise ValueError(f"{folder} is no decoder; this command needs a model that generates text")
-    return model, Tokenizer.load(found)
+    llm = load(name, device, context=context)
+    if not isinstance(llm.model, DecoderModule):
+        raise ValueError(f"{name} is no decoder; this command needs a model that generates text")
+    return llm
 
 
-def model_folder(path: Path) -> Path:
-    """The folder or GGUF file of a model; for a run, its newest complete checkpoint."""
-    path = locate(path)
-    if not (path / "checkpoints").is_dir():
-        return path
-    from regard.training.run import Run
+def model_folder(name: Path) -> Path:
+    from regard.language_model import newest_checkpoint
 
-    newest = Run.open(path).latest()
-    if newest is None:
-        raise ValueError(f"{path} has no checkpoint yet; continue its training with: regard train --resume {path}")
-    return newest
-
-
-def resolve_device(name: str) -> str:
-    """The device's name; `auto` is the GPU if there is one.
-
-    Turns TF32 off in cuDNN, where it is on by default, so that float32 convolutions are computed in float32.
-    """
-    import torch
-
-    torch.backends.cudnn.allow_tf32 = False
-    if name != "auto":
-        return name
-    return "cuda" if torch.cuda.is_available() else "cpu"
+    return newest_checkpoint(locate(name))
 
 
 @contextmanager

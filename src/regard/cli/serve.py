@@ -47,7 +47,8 @@ def serve(
     from regard.server.run import serve as run
     from regard.server.served_model import Lens
 
-    network, tokenizer = open_model(model, device)
+    llm = open_model(model, device)
+    network, tokenizer = llm.model, llm.tokenizer
     name = name or os.path.basename(os.path.abspath(model))
     console = Console(stderr=True)
 

@@ -29,9 +29,9 @@ def train(
     """
     from rich.console import Console
 
-    from regard.cli.training_run import resume_run, start_run
     from regard.models.pattern import retile
     from regard.training.recipe import dotted, find_recipe, read_recipe, resolve
+    from regard.training_run import resume_run, start_run
 
     console = Console(stderr=True)
     if (recipe is None) == (resume is None):

@@ -61,7 +61,8 @@ def verify(
 def load_or_build(name: str, overrides: list[str], pattern: str | None, seed: int, device: str) -> "nn.Module":
     """A stored model with its weights, or a spec's model with wide random weights."""
     from regard.checkpoint.model_folder import load
-    from regard.cli.open_model import has_weights, model_folder, read_spec, resolve_device
+    from regard.cli.open_model import has_weights, model_folder, read_spec
+    from regard.language_model import resolve_device
     from regard.verify.draw import draw_wide
 
     device = resolve_device(device)

@@ -64,6 +64,11 @@ class Engine:
         for body in (sublayer.body for layer in model.spec.blocks for sublayer in layer.sublayers):
             if any(isinstance(declared, PerSource) for declared in each(body.memory(model.spec.width))):
                 raise ValueError(f"engine: {body.kind} reads a source, which no request brings; step the model itself")
+            if body.mixes and body.memory(model.spec.width) is None:
+                raise ValueError(
+                    f"engine: {body.kind} mixes tokens but declares no state, so a step would miss "
+                    "the earlier tokens; give it a memory(), or run the model without the engine"
+                )
             if body.max_exact_cache is not None and capacity > body.max_exact_cache:
                 raise ValueError(
                     f"engine: capacity={capacity}, but {body.kind} cannot be cached exactly past "

@@ -22,7 +22,7 @@ from regard.parts.block import Block, Sublayer
 from regard.parts.body import Body
 from regard.parts.cross_attention import CrossAttention
 from regard.parts.position.base import Position
-from regard.spec import KINDS, Spec, SpecError, class_of, hints, kind_of, nearest, plain, read, require
+from regard.spec import KINDS, REGISTERED, Spec, SpecError, class_of, hints, kind_of, nearest, plain, read, require
 
 SHORT = {"sinks": "sinks_and_window", "linear": "linear_attention", "convolution": "short_convolution"}
 ModelSpec = TypeVar("ModelSpec", bound=Spec)
@@ -83,7 +83,9 @@ def change(block: Block, word: Term) -> Block:
 def layer_class(name: str) -> type[Spec]:
     """The class of a word that may stand for a layer."""
     places = {kind: place for kind, place in KINDS.items() if place.startswith(("regard.kernels.", "regard.parts."))}
-    words = {kind: kind for kind in places if issubclass(class_of(kind, ""), Mask | Position | Body)} | SHORT
+    words = {
+        kind: kind for kind in (*places, *REGISTERED) if issubclass(class_of(kind, ""), Mask | Position | Body)
+    } | SHORT
     require(name in words, f"there is no layer {name!r}; {nearest(name, words)}")
     return class_of(words[name], "")
 

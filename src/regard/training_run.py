@@ -1,38 +1,67 @@
-"""Starting and resuming a training run: the parts of a recipe, put into the training loop."""
+"""Training from a recipe: starting a run, resuming it.
 
+regard.train("llama", out="runs/mine", overrides={"train.steps": 500})
+regard.train(resume="runs/mine")
+"""
+
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
-from regard.cli.open_model import resolve_device
 from regard.data.packing import tokenize
 from regard.data.sources import DataSource
 from regard.engine.engine import Engine
 from regard.engine.request import Sampling
+from regard.language_model import resolve_device
 from regard.models.decoder import DecoderModule
 from regard.objectives.next_token import next_token
 from regard.text.tokenizer import Tokenizer
 from regard.training.loop import Trainer, TrainingResult
 from regard.training.progress import Listener, watch
-from regard.training.recipe import Recipe
+from regard.training.recipe import Recipe, find_recipe, read_recipe, resolve
 from regard.training.run import Run
+
+
+def train(
+    recipe: str | Path | None = None,
+    out: str | Path | None = None,
+    overrides: Mapping[str, Any] | None = None,
+    resume: str | Path | None = None,
+    device: str = "auto",
+) -> TrainingResult:
+    """Train a model from a recipe (a name such as "llama", or a TOML file), or resume a run.
+
+    out: the run's directory; runs/NAME by default. overrides: values of the recipe by their dotted names.
+    """
+    if (recipe is None) == (resume is None):
+        raise ValueError("give either a recipe or resume=RUN")
+    if resume is not None:
+        if out is not None or overrides:
+            raise ValueError("a run is resumed in its own directory with its own recipe; leave out and overrides out")
+        return resume_run(Path(resume), device, Console(stderr=True))
+    file = find_recipe(str(recipe))
+    resolved, tokenizer = resolve(read_recipe(file, dict(overrides or {})))
+    path = Path("runs") / file.stem if out is None else Path(out)
+    return start_run(path, resolved, tokenizer, device, Console(stderr=True))
 
 
 def start_run(path: Path, recipe: Recipe, tokenizer: Tokenizer, device: str, console: Console) -> TrainingResult:
     # Built before the directory is created: an impossible model leaves no directory.
     model = recipe.model.build(recipe.train.seed, recipe.train.initialize)
     run = Run.create(path, recipe.to_dict(), tokenizer)
-    return train(run, recipe, model, tokenizer, device, watch(console))
+    return run_training(run, recipe, model, tokenizer, device, watch(console))
 
 
 def resume_run(path: Path, device: str, console: Console) -> TrainingResult:
     run = Run.open(path)
     recipe = Recipe.from_dict(run.config)
     model = recipe.model.build(recipe.train.seed, recipe.train.initialize)
-    return train(run, recipe, model, Tokenizer.load(path / "tokenizer"), device, watch(console))
+    return run_training(run, recipe, model, Tokenizer.load(path / "tokenizer"), device, watch(console))
 
 
-def train(
+def run_training(
     run: Run, recipe: Recipe, model: DecoderModule, tokenizer: Tokenizer, device: str, listener: Listener
 ) -> TrainingResult:
     held_out = recipe.data.open("held-out")
