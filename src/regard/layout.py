@@ -63,6 +63,17 @@ class TokenLayout:
     def with_embeddings(self, embeddings: Tensor) -> "TokenLayout":
         return replace(self, inputs=replace(self.inputs, embeddings=embeddings))
 
+    def with_losses(self, losses: dict[str, Tensor]) -> "TokenLayout":
+        """The same tokens with a dictionary that `add_losses` adds to; everything derived so far is shared."""
+        layout = replace(self, inputs=replace(self.inputs, losses=losses))
+        object.__setattr__(layout, "_derived", self._derived)
+        return layout
+
+    def add_losses(self, losses: dict[str, Tensor]) -> None:
+        """Add a body's auxiliary losses, by name, to those of its sublayer; none are collected outside of one."""
+        if (total := self.inputs.losses) is not None:
+            total |= {name: total[name] + loss if name in total else loss for name, loss in losses.items()}
+
     def with_bias(self, bias: "Bias") -> "TokenLayout":
         return replace(self, inputs=replace(self.inputs, bias=bias))
 
@@ -116,6 +127,7 @@ class StackInputs:
     bias: "Bias | None" = None  # added to the scores of every attention of the stack
     embeddings: Tensor | None = None  # (B, L, D) input of the first block
     source: Source | None = None  # for cross-attention; None: its keys and values come from its state
+    losses: dict[str, Tensor] | None = None  # in training: auxiliary losses of the sublayer that is running
 
 
 NO_INPUTS = StackInputs()

@@ -46,8 +46,7 @@ def test_shape_and_gradients(body: Body) -> None:
     layout = layout.with_source(Source(source, TokenLayout.whole(1, 5)))
 
     def forward(x: torch.Tensor, *values: torch.Tensor) -> torch.Tensor:
-        given = (x, layout, STATELESS)[: body.takes]
-        return functional_call(module, dict(zip(weights, values, strict=True)), given)[:, 1:]
+        return functional_call(module, dict(zip(weights, values, strict=True)), (x, layout, STATELESS))[:, 1:]
 
     assert forward(x, *weights.values()).shape == (1, 4, WIDTH)
     gradcheck(forward, (x.requires_grad_(), *weights.values()), fast_mode=True)

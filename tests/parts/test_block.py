@@ -55,7 +55,7 @@ def written_out(spec: Block, block: nn.Module, x: Tensor, layout: TokenLayout) -
     """Step by step, as the papers' figures have it."""
 
     def adds(part: nn.Module, body: Body, y: Tensor) -> Tensor:
-        y = part.after(part.body(*(y, layout)[: body.takes]))
+        y = part.after(part.body(y, layout))
         return spec.share * (y if part.scale is None else part.scale * y)
 
     parts = [(part, sublayer.body) for part, sublayer in zip(block.sublayers, spec.sublayers, strict=True)]
@@ -225,7 +225,7 @@ def test_the_jacobian_of_a_residual_is_the_identity_and_that_of_its_body(body: F
     def jacobian(function) -> Tensor:
         return torch.autograd.functional.jacobian(function, x).reshape(3 * WIDTH, 3 * WIDTH)
 
-    alone = jacobian(lambda x: part.body(*(part.norm(x), layout)[: body.takes]))
+    alone = jacobian(lambda x: part.body(part.norm(x), layout))
     identity = torch.eye(3 * WIDTH, dtype=torch.float64)
     assert torch.allclose(jacobian(lambda x: block(x, layout)[0]), identity + alone, atol=1e-12)
     for parameter in (part.body.o_proj if body is SEEING else part.body.down_proj).parameters():

@@ -2,14 +2,18 @@
 
 import dataclasses
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.autograd import gradcheck
+from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 from regard.layout import TokenLayout
+from regard.lens.patching import patch
+from regard.lens.recording import record
 from regard.models.decoder import Decoder
 from regard.models.meta_device import build_on_meta
 from regard.models.stack import Repeat, Stack
@@ -55,6 +59,11 @@ def layout_of(x: Tensor, valid: Tensor | None = None) -> TokenLayout:
     )
 
 
+def with_losses(module: nn.Module, x: Tensor, valid: Tensor | None = None) -> tuple[Tensor, dict[str, Tensor]]:
+    losses = {}
+    return module(x, layout_of(x, valid).with_losses(losses)), losses
+
+
 def expert_alone(module: nn.Module, spec: Experts, index: int) -> nn.Module:
     """A plain feed-forward with the weights of one expert."""
     plain = spec.expert.build(WIDTH).double()
@@ -64,7 +73,7 @@ def expert_alone(module: nn.Module, spec: Experts, index: int) -> nn.Module:
 
 def token_by_token(module: nn.Module, spec: Experts, x: Tensor, kept: Tensor | None = None) -> Tensor:
     experts = [expert_alone(module, spec, index) for index in range(spec.count)]
-    routing, rows = module.router(x.flatten(0, 1)), []
+    routing, rows = module.router.route(module.router(x.flatten(0, 1))), []
     for token, vector in enumerate(x.flatten(0, 1)):
         y = torch.zeros_like(vector)
         for rank, (index, weight) in enumerate(zip(routing.chosen[token], routing.weights[token], strict=True)):
@@ -94,7 +103,8 @@ def test_gradients(name: str) -> None:
     weights = {name: p for name, p in module.named_parameters() if p.requires_grad}
 
     def as_function(x: Tensor, *values: Tensor) -> tuple[Tensor, ...]:
-        y, losses = torch.func.functional_call(module, dict(zip(weights, values, strict=True)), (x, layout_of(x)))
+        layout = layout_of(x).with_losses(losses := {})
+        y = torch.func.functional_call(module, dict(zip(weights, values, strict=True)), (x, layout))
         return (y, *losses.values())
 
     assert gradcheck(as_function, (x, *weights.values()), fast_mode=True)
@@ -115,7 +125,7 @@ def test_only_the_chosen_work() -> None:
     """What an expert would say of tokens that did not choose it never matters, not even if it were no number."""
     spec, x = Experts(4, 2, SwiGLU(12)), random(1, 1, WIDTH)
     module = drawn(spec)
-    before, chosen = module(x, layout_of(x)), module.router(x[0]).chosen[0]
+    before, chosen = module(x, layout_of(x)), module.router.route(module.router(x[0])).chosen[0]
     for index in set(range(4)) - set(chosen.tolist()):
         module.experts.up_proj.weight.data[index] = torch.nan
     assert torch.equal(module(x, layout_of(x)), before)
@@ -221,7 +231,7 @@ def test_switch_with_and_without_dropping(capacity: int) -> None:
         expert = theirs.experts[f"expert_{index}"]
         expert.wi.weight.data = ours.experts.up_proj.weight[index].detach()
         expert.wo.weight.data = ours.experts.down_proj.weight[index].detach()
-    y, losses = ours.train()(x, layout_of(x))
+    y, losses = with_losses(ours.train(), x)
     assert torch.allclose(y, theirs(x), atol=1e-5) and losses == {}
     dropped = (y == 0).all(-1).sum()
     assert (dropped > 0) == (capacity == 2)
@@ -232,7 +242,7 @@ def test_the_dropped_pass_by_and_are_counted() -> None:
     spec, x = Experts(4, 2, SwiGLU(12), capacity=0.75), random(3, 7, WIDTH)
     module, seen = drawn(spec).train(), []
     module.kept.register_forward_hook(lambda _, __, kept: seen.append(kept))
-    y, _ = module(x, layout_of(x))
+    y = module(x, layout_of(x))
     (kept,) = seen
     assert kept.shape == (TOKENS, 2) and 0 < (~kept).sum() < TOKENS
     assert torch.allclose(y, token_by_token(module.eval(), spec, x, kept), atol=1e-12)
@@ -245,7 +255,7 @@ def test_the_dropped_pass_by_and_are_counted() -> None:
 def test_capacity_for_all_is_no_capacity(name: str) -> None:
     spec, x = SPECS[name], random(3, 7, WIDTH)
     roomy = dataclasses.replace(spec, capacity=spec.count / spec.top_k)
-    free, limited = drawn(spec).train()(x, layout_of(x)), drawn(roomy).train()(x, layout_of(x))
+    free, limited = with_losses(drawn(spec).train(), x), with_losses(drawn(roomy).train(), x)
     assert torch.equal(free[0], limited[0]) and free[1] == limited[1]
 
 
@@ -253,15 +263,15 @@ def test_padding_takes_no_seat_and_counts_in_no_loss() -> None:
     spec = Experts(4, 2, SwiGLU(12), capacity=0.5, z=0.1)
     module, x = drawn(spec).train(), random(2, 9, WIDTH)
     valid = torch.tensor([[True] * 9, [False] * 4 + [True] * 5])
-    y, losses = module(x, layout_of(x, valid))
+    y, losses = with_losses(module, x, valid)
     packed = x[valid].unsqueeze(0)
-    alone, expected = module(packed, layout_of(packed))
+    alone, expected = with_losses(module, packed)
     assert torch.allclose(y[valid], alone[0], atol=1e-12) and (y[~valid] == 0).all()
     assert set(losses) == {"balance", "z"}
     assert all(torch.allclose(losses[name], expected[name], atol=1e-14) for name in losses)
 
 
-def test_losses_come_with_the_output_in_training_only() -> None:
+def test_losses_are_added_in_training_only() -> None:
     x = random(1, 7, WIDTH)
     for spec, names in (
         (SPECS["two of four"], {"balance", "z"}),
@@ -269,12 +279,12 @@ def test_losses_come_with_the_output_in_training_only() -> None:
         (SPECS["grouped"], set()),
     ):
         module = drawn(spec)
-        assert isinstance(module(x, layout_of(x)), Tensor)
-        y, losses = module.train()(x, layout_of(x))
+        assert with_losses(module, x)[1] == {}
+        y, losses = with_losses(module.train(), x)
         assert set(losses) == names and torch.equal(y, module.eval()(x, layout_of(x)))
         assert all(loss.dim() == 0 and loss > 0 for loss in losses.values())
-    twice = drawn(Experts(4, 2, SwiGLU(12), balance=0.02)).train()(x, layout_of(x))[1]
-    once = drawn(Experts(4, 2, SwiGLU(12), balance=0.01)).train()(x, layout_of(x))[1]
+    twice = with_losses(drawn(Experts(4, 2, SwiGLU(12), balance=0.02)).train(), x)[1]
+    once = with_losses(drawn(Experts(4, 2, SwiGLU(12), balance=0.01)).train(), x)[1]
     assert torch.allclose(twice["balance"], 2 * once["balance"])
 
 
@@ -290,6 +300,36 @@ def test_a_stack_sums_the_losses_of_its_layers() -> None:
     sum(losses.values()).backward()
     assert all(p.grad.abs().max() > 0 for name, p in stack.named_parameters() if name.endswith("router.proj.weight"))
     assert stack.eval()(random(2, 7, WIDTH), TokenLayout.whole(2, 7))[1] == {}
+
+
+def test_losses_survive_activation_checkpointing_and_compilation() -> None:
+    """A recomputed or compiled block adds each loss once, with the same gradients."""
+    block = Block((Sublayer(Attention(2)), Sublayer(Experts(4, 2, SwiGLU(12), z=0.1)))).build(WIDTH).double().train()
+    x, layout = random(2, 7, WIDTH), TokenLayout.whole(2, 7)
+
+    def run(forward: Callable[..., tuple[Tensor, dict[str, Tensor]]]) -> list[Tensor]:
+        block.zero_grad()
+        y, losses = forward(x, layout)
+        assert losses.keys() == {"balance", "z"}
+        (y.sum() + sum(losses.values())).backward()
+        return [*losses.values(), *(parameter.grad.clone() for parameter in block.parameters())]
+
+    expected = run(block)
+    for forward in (partial(checkpoint, block, use_reentrant=False), torch.compile(block, backend="eager")):
+        assert all(torch.allclose(a, b, atol=1e-12) for a, b in zip(run(forward), expected, strict=True))
+
+
+def test_the_lens_records_everything_in_a_layer_of_experts_and_patches_its_router() -> None:
+    block = Block((Sublayer(Attention(2)), Sublayer(Experts(4, 1, SwiGLU(12)))))
+    model, tokens = Decoder(11, WIDTH, (Repeat((block,), 2),)).build(0).eval(), torch.tensor([[1, 2, 3]])
+    with record(model, "stack.*") as seen:
+        before = model(tokens)
+    body = "stack.blocks.0.sublayers.1.body"
+    assert seen[body].shape == (1, 3, WIDTH) and seen[f"{body}.router"].shape == (3, 4)
+    other = seen[f"{body}.router"].roll(1, -1)
+    with patch(model, {f"{body}.router": other}), record(model, f"{body}.router") as patched:
+        assert not torch.equal(model(tokens), before)
+    assert patched.keys() == {f"{body}.router"}
 
 
 @pytest.mark.parametrize("name", SPECS)

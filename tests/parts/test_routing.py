@@ -37,6 +37,10 @@ ROUTERS = {
 }
 
 
+def route(module: RouterModule, x: Tensor) -> Routing:
+    return module.route(module(x))
+
+
 def by_hand(logits: list[float], correction: list[float], spec: Router, top_k: int) -> dict[int, float]:
     """Expert -> weight, of one token."""
     if spec.scores == "softmax":
@@ -61,7 +65,7 @@ def by_hand(logits: list[float], correction: list[float], spec: Router, top_k: i
 def test_choices_and_weights_are_those_by_hand(name: str) -> None:
     spec, top_k = ROUTERS[name]
     module, x = drawn(spec, top_k), random(TOKENS, WIDTH)
-    routing = module(x)
+    routing = route(module, x)
     correction = [0.0] * COUNT if module.correction is None else module.correction.tolist()
     for token, logits in enumerate(module.proj(x).tolist()):
         expected = by_hand(logits, correction, spec, top_k)
@@ -76,7 +80,7 @@ def test_softmax_after_the_choice_is_softmax_before_and_renormalized() -> None:
     from transformers.models.mixtral.modeling_mixtral import MixtralConfig, MixtralTopKRouter
 
     x, module = random(TOKENS, WIDTH).float(), drawn(Router(bias=True), 3, torch.float32)
-    routing = module(x)
+    routing = route(module, x)
     after = routing.logits.gather(-1, routing.chosen).softmax(-1)
     assert torch.allclose(routing.weights, after, atol=1e-6)
     sizes = {"hidden_size": WIDTH, "num_local_experts": COUNT, "num_experts_per_tok": 3}
@@ -88,7 +92,7 @@ def test_softmax_after_the_choice_is_softmax_before_and_renormalized() -> None:
     theirs = MixtralTopKRouter(MixtralConfig(**sizes))  # softmax before
     theirs.weight.data = module.proj.weight.data
     _, weights, chosen = theirs(x)
-    assert torch.equal(module(x).chosen, chosen) and torch.allclose(module(x).weights, weights, atol=1e-6)
+    assert torch.equal(route(module, x).chosen, chosen) and torch.allclose(route(module, x).weights, weights, atol=1e-6)
 
 
 @pytest.mark.parametrize("groups", [1, 4])
@@ -118,7 +122,7 @@ def test_deepseek_routers(groups: int) -> None:
         if ours.correction is not None:
             theirs.e_score_correction_bias.copy_(ours.correction)
         _, weights, chosen = theirs(x)
-        order, routing = chosen.argsort(-1), ours(x)
+        order, routing = chosen.argsort(-1), route(ours, x)
         ranked = routing.chosen.argsort(-1)
         assert torch.equal(routing.chosen.gather(-1, ranked), chosen.gather(-1, order))
         assert torch.allclose(routing.weights.gather(-1, ranked), weights.gather(-1, order), atol=1e-6)
@@ -127,7 +131,7 @@ def test_deepseek_routers(groups: int) -> None:
 def test_a_correction_moves_the_choice_and_not_the_weights() -> None:
     module, x = drawn(Router("sigmoid", correction=True, renormalize=False), 2), random(TOKENS, WIDTH)
     module.correction.data = torch.eye(COUNT)[5] * 10
-    routing = module(x)
+    routing = route(module, x)
     assert (routing.chosen[:, 0] == 5).all()
     assert torch.equal(routing.weights, routing.scores.gather(-1, routing.chosen))
     assert not module.correction.requires_grad
@@ -137,13 +141,13 @@ def test_a_correction_moves_the_choice_and_not_the_weights() -> None:
 @pytest.mark.parametrize("spec", [Router(noise=True), Router(jitter=0.3)], ids=["noise", "jitter"])
 def test_noise_is_in_training_only(spec: Router) -> None:
     module, x = drawn(spec, 2), random(TOKENS, WIDTH)
-    assert torch.equal(module(x).logits, module(x).logits)
-    assert torch.equal(module(x).logits, module.proj(x))
+    assert torch.equal(module(x), module(x))
+    assert torch.equal(module(x), module.proj(x))
     module.train()
     torch.manual_seed(0)
-    one, other = module(x).logits, module(x).logits
+    one, other = module(x), module(x)
     assert (one != other).all() and ((one - module.proj(x)).mean(0).abs() < 1).all()
-    module(x).weights[:, 0].sum().backward()
+    route(module, x).weights[:, 0].sum().backward()
     assert all(p.grad is not None and p.grad.abs().max() > 0 for p in module.parameters())
 
 
@@ -151,7 +155,7 @@ def test_noise_is_in_training_only(spec: Router) -> None:
 def test_noise_deviates_by_what_was_learned() -> None:
     module, x = drawn(Router(noise=True), 2).train(), random(1, WIDTH)
     torch.manual_seed(0)
-    noise = torch.cat([module(x).logits - module.proj(x) for _ in range(4000)])
+    noise = torch.cat([module(x) - module.proj(x) for _ in range(4000)])
     deviation = torch.nn.functional.softplus(module.noise_proj(x))[0]
     assert torch.allclose(noise.std(0), deviation, rtol=0.05)
 
@@ -161,7 +165,7 @@ def test_noise_deviates_by_what_was_learned() -> None:
 def test_gradients_reach_the_router(name: str) -> None:
     spec, top_k = ROUTERS[name]
     module = drawn(spec, top_k)
-    module(random(TOKENS, WIDTH)).weights[:, 0].sum().backward()
+    route(module, random(TOKENS, WIDTH)).weights[:, 0].sum().backward()
     assert module.proj.weight.grad.abs().max() > 1e-3
 
 
@@ -170,7 +174,7 @@ def test_gradients_reach_the_router(name: str) -> None:
 def test_balance_is_that_of_transformers(padded: bool) -> None:
     from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 
-    routing = drawn(Router(), 2, torch.float32)(random(TOKENS, WIDTH).float())
+    routing = route(drawn(Router(), 2, torch.float32), random(TOKENS, WIDTH).float())
     valid = torch.arange(TOKENS) % 5 != 1 if padded else None
     theirs = load_balancing_loss_func((routing.logits,), COUNT, 2, None if valid is None else valid.view(2, -1))
     assert torch.allclose(balance_loss(routing, valid), theirs, atol=1e-6)
@@ -180,7 +184,7 @@ def test_balance_is_that_of_transformers(padded: bool) -> None:
 def test_losses_are_those_of_switch() -> None:
     from transformers.models.switch_transformers import modeling_switch_transformers as switch
 
-    routing = drawn(Router(), 1, torch.float32)(random(TOKENS, WIDTH).float())
+    routing = route(drawn(Router(), 1, torch.float32), random(TOKENS, WIDTH).float())
     theirs = switch.load_balancing_loss_func(routing.scores.unsqueeze(0), routing.chosen.view(1, -1))
     assert torch.allclose(balance_loss(routing, None), theirs, atol=1e-6)
     assert torch.allclose(z_loss(routing, None), switch.router_z_loss_func(routing.logits.unsqueeze(0)), atol=1e-5)
@@ -209,12 +213,12 @@ def test_balance_is_least_where_all_experts_are_used_alike() -> None:
 @pytest.mark.parametrize("spec", [Router(), Router("sigmoid")], ids=["softmax", "sigmoid"])
 def test_descending_the_balance_loss_balances(spec: Router) -> None:
     module, x = drawn(spec, 2).train(), random(400, WIDTH) + 1
-    counts = lambda: torch.bincount(module(x).chosen.flatten(), minlength=COUNT)  # noqa: E731
+    counts = lambda: torch.bincount(route(module, x).chosen.flatten(), minlength=COUNT)  # noqa: E731
     before = counts()
     optimizer = torch.optim.SGD(module.parameters(), lr=0.5)
     for _ in range(200):
         optimizer.zero_grad()
-        balance_loss(module(x), None).backward()
+        balance_loss(route(module, x), None).backward()
         optimizer.step()
     assert before.max() > 2.5 * 100 and counts().max() < 1.6 * 100  # an even share is 100
 
@@ -222,8 +226,8 @@ def test_descending_the_balance_loss_balances(spec: Router) -> None:
 def test_padding_counts_in_no_loss() -> None:
     module, x, valid = drawn(Router(), 2), random(TOKENS, WIDTH), torch.arange(TOKENS) % 3 != 0
     for loss in (balance_loss, z_loss):
-        assert torch.allclose(loss(module(x), valid), loss(module(x[valid]), None), atol=1e-12)
-        assert loss(module(x), torch.zeros_like(valid)).item() == 0
+        assert torch.allclose(loss(route(module, x), valid), loss(route(module, x[valid]), None), atol=1e-12)
+        assert loss(route(module, x), torch.zeros_like(valid)).item() == 0
 
 
 def seats_by_hand(chosen: list[list[int]], valid: list[bool], seats: int) -> list[list[bool]]:
@@ -241,7 +245,7 @@ def seats_by_hand(chosen: list[list[int]], valid: list[bool], seats: int) -> lis
 @pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize("top_k", [1, 2, 3])
 def test_seats_are_given_in_order(factor: float, padded: bool, top_k: int) -> None:
-    chosen = drawn(Router(), top_k)(random(TOKENS, WIDTH)).chosen
+    chosen = route(drawn(Router(), top_k), random(TOKENS, WIDTH)).chosen
     valid = torch.arange(TOKENS) % 4 != 1 if padded else torch.ones(TOKENS, dtype=torch.bool)
     seats = math.ceil(factor * top_k * int(valid.sum()) / COUNT)
     kept = within_capacity(chosen, valid if padded else None, COUNT, factor)

@@ -71,7 +71,6 @@ class SublayerModule(nn.Module):
         self.body = spec.body.build(width)
         self.after = build(spec.after, width)
         self.scale = None if spec.scale is None else nn.Parameter(torch.full((width,), spec.scale))
-        self.takes = spec.body.takes
         self.pre = block.style == "pre"
         self.keep, self.share, self.dropout = block.keep, block.share, block.dropout
 
@@ -82,9 +81,8 @@ class SublayerModule(nn.Module):
 
     def branch(self, x: Tensor, layout: TokenLayout, state: State) -> tuple[Tensor, Losses]:
         """What is added to the stream."""
-        y = self.body(*(x, layout, state)[: self.takes])
-        y, losses = y if isinstance(y, tuple) else (y, {})
-        y = self.after(y)
+        losses: Losses = {}
+        y = self.after(self.body(x, layout.with_losses(losses) if self.training else layout, state))
         y = y if self.scale is None else y * self.scale
         y = y if self.share == 1.0 else y * self.share
         return F.dropout(y, self.dropout, self.training), losses

@@ -10,7 +10,6 @@ a token's result does not depend on the tokens beside it.
 
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -20,14 +19,13 @@ from regard.layout import TokenLayout
 from regard.parts.body import Body
 from regard.parts.feedforward import PositionWise
 from regard.parts.router import Router, Routing, balance_loss, within_capacity, z_loss
+from regard.parts.state import STATELESS, State
 from regard.parts.tap import Tap
 from regard.spec import require
 
 
 @dataclass(frozen=True)
 class Experts(Body):
-    wants_at: ClassVar[bool] = True
-
     count: int
     top_k: int
     expert: PositionWise
@@ -72,15 +70,17 @@ class ExpertsModule(nn.Module):
         self.shared_gate = nn.Linear(width, 1, bias=False) if spec.shared_gate else None
         self.kept = Tap()  # (T, k) which choices found a seat, where there is a capacity
 
-    def forward(self, x: Tensor, layout: TokenLayout) -> Tensor | tuple[Tensor, dict[str, Tensor]]:
+    def forward(self, x: Tensor, layout: TokenLayout, state: State = STATELESS) -> Tensor:
         tokens = x.flatten(0, 1)  # (T, D)
         valid = None if layout.valid is None else layout.valid.flatten()  # (T,)
-        routing = self.router(tokens)
+        routing = self.router.route(self.router(tokens))
         y = self.chosen(tokens, routing, valid).to(x.dtype).view_as(x)  # (B, L, D)
         if self.shared is not None:
             shared = self.shared(x)
             y = y + (shared if self.shared_gate is None else shared * self.shared_gate(x).sigmoid())
-        return (y, self.losses(routing, valid)) if self.training else y
+        if self.training:
+            layout.add_losses(self.losses(routing, valid))
+        return y
 
     def chosen(self, x: Tensor, routing: Routing, valid: Tensor | None) -> Tensor:
         """What the chosen experts say, weighed: (T, D)"""
@@ -92,7 +92,7 @@ class ExpertsModule(nn.Module):
         order, ends = by_expert(seats.flatten(), self.spec.count)  # (T·k,), (X,)
         if limited:
             order = order[: int(ends[-1])]
-        sorted_y = self.experts(x[order // top_k], ends)  # (T·k, D), less what was dropped
+        sorted_y = self.experts(x[order // top_k], ends=(ends,))  # (T·k, D), less what was dropped
         y = sorted_y.new_zeros(len(x) * top_k, x.shape[-1]).index_copy(0, order, sorted_y)
         return (y.unflatten(0, (-1, top_k)) * routing.weights.unsqueeze(-1)).sum(1)  # (T, D)
 

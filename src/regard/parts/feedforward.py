@@ -17,7 +17,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from regard.layout import TokenLayout
 from regard.parts.body import Body
+from regard.parts.state import STATELESS, State
 from regard.spec import require
 
 Activation = Literal["relu", "relu2", "gelu", "gelu_tanh", "quick_gelu", "silu", "sigmoid", "tanh", "identity"]
@@ -115,8 +117,10 @@ class FeedForwardModule(nn.Module):
         self.down_proj = linear(hidden, width, bias=spec.bias)
         self.activation, self.dropout = ACTIVATIONS[spec.activation], spec.dropout
 
-    def forward(self, x: Tensor, *ends: Tensor) -> Tensor:
-        """x (…, D); `ends` is for the linears of experts: where in x each one's tokens end."""
+    def forward(
+        self, x: Tensor, layout: TokenLayout | None = None, state: State = STATELESS, ends: tuple[Tensor, ...] = ()
+    ) -> Tensor:
+        """x (…, D) -> (…, D). Experts pass `ends`, the end of each expert's rows in x, on to their grouped linears."""
         h = self.activation(self.up_proj(x, *ends))  # (…, F)
         return self.down_proj(F.dropout(h, self.dropout, self.training), *ends)  # (…, D)
 
@@ -131,7 +135,9 @@ class GatedModule(nn.Module):
         self.activation, self.dropout = ACTIVATIONS[spec.activation], spec.dropout
         self.limit, self.offset = spec.limit, spec.offset
 
-    def forward(self, x: Tensor, *ends: Tensor) -> Tensor:
+    def forward(
+        self, x: Tensor, layout: TokenLayout | None = None, state: State = STATELESS, ends: tuple[Tensor, ...] = ()
+    ) -> Tensor:
         gate, up = self.gate_proj(x, *ends), self.up_proj(x, *ends)  # (…, F)
         if self.limit is not None:
             gate, up = gate.clamp(max=self.limit), up.clamp(-self.limit, self.limit)

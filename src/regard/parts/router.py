@@ -79,11 +79,14 @@ class RouterModule(nn.Module):
         self.noise_proj = nn.Linear(width, count, bias=False) if spec.noise else None
         self.correction = nn.Parameter(torch.zeros(count), requires_grad=False) if spec.correction else None
 
-    def forward(self, x: Tensor) -> Routing:
-        """x (T, D)"""
+    def forward(self, x: Tensor) -> Tensor:
+        """x (T, D) -> logits (T, X)"""
         with without_autocast(x.device):  # a rounded logit may send a token to another expert
-            logits = self.logits(x)  # (T, X)
-        logits = logits.to(torch.promote_types(x.dtype, torch.float32))
+            logits = self.logits(x)
+        return logits.to(torch.promote_types(x.dtype, torch.float32))
+
+    def route(self, logits: Tensor) -> Routing:
+        """The k experts of every token and their weights."""
         scores = logits.softmax(-1) if self.spec.scores == "softmax" else logits.sigmoid()
         chosen = self.choose(scores.detach())  # (T, k)
         weights = scores.gather(-1, chosen)  # (T, k)
