@@ -32,7 +32,7 @@ def masks() -> Any:
         torch.cat([torch.full((n,), i) for i, n in enumerate(lengths)])[None],
     )
     left = padded([11], size, left=True)
-    source = whole.before_source(TokenLayout.whole(1, 10))
+    source = whole.cross(TokenLayout.whole(1, 10))
     panels = {
         "full": seen(Full(), whole),
         "causal": seen(Causal(), whole),

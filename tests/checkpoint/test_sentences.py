@@ -9,7 +9,6 @@ import torch
 import torch.nn.functional as F
 import transformers
 
-import regard
 from regard.checkpoint import CheckpointError, load, save
 from regard.checkpoint.model_folder import understand
 from regard.models.heads import Pooled
@@ -25,7 +24,7 @@ SENTENCES = ["A man is eating food.", "Someone eats a meal.", "The girl plays th
 @torch.no_grad()
 def test_minilm_gives_the_same_points(tmp_path: Path) -> None:
     transformers.utils.logging.disable_progress_bar()
-    folder, ours, words = locate("minilm"), regard.load("minilm"), Tokenizer.load("minilm")
+    folder, ours, words = locate("minilm"), load("minilm"), Tokenizer.load("minilm")
     assert ours.spec.head == Pooled("mean")
     batch = transformers.AutoTokenizer.from_pretrained(folder)(SENTENCES, padding=True, return_tensors="pt")
     hidden = transformers.BertModel.from_pretrained(folder).eval()(**batch).last_hidden_state

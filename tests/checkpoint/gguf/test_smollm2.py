@@ -8,7 +8,6 @@ import torch
 import transformers
 from torch import nn
 
-import regard
 from regard.checkpoint import load
 from regard.checkpoint.gguf import export_gguf
 from regard.engine.engine import Engine
@@ -32,7 +31,7 @@ def words() -> Tokenizer:
 
 @pytest.fixture(scope="module")
 def model() -> nn.Module:
-    return regard.load("smollm2")
+    return load("smollm2")
 
 
 @pytest.fixture(scope="module")
