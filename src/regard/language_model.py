@@ -205,11 +205,16 @@ def newest_checkpoint(path: Path) -> Path:
 
 
 def resolve_device(name: str) -> str:
-    """The device's name; `auto` is the GPU if there is one.
+    """The device's name; `auto` is the GPU if there is one. Raises ValueError if this machine lacks the device.
 
     Turns TF32 off in cuDNN, where it is on by default, so that float32 convolutions are computed in float32.
     """
     torch.backends.cudnn.allow_tf32 = False
-    if name != "auto":
-        return name
-    return "cuda" if torch.cuda.is_available() else "cpu"
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError, NotImplementedError):  # AssertionError: a torch that was built without CUDA
+        available = ["auto", "cpu", *(f"cuda:{i}" for i in range(torch.cuda.device_count()))]
+        raise ValueError(f"there is no device {name!r} here; choose one of {', '.join(available)}") from None
+    return name

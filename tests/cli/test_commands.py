@@ -122,6 +122,13 @@ def test_doctor_says_what_works() -> None:
     assert regard("doctor").exit_code == 0
 
 
+@pytest.mark.parametrize("device", ["gpu", "cuda:99"])
+def test_a_device_that_is_not_here_is_refused(demo_run: Path, device: str) -> None:
+    refused = regard("generate", demo_run, "--prompt", "Anna", "--device", device)
+    assert isinstance(refused.exception, ValueError)
+    assert f"there is no device {device!r} here; choose one of auto, cpu" in str(refused.exception)
+
+
 def test_version_and_wrong_words() -> None:
     assert regard("--version").stdout.strip()
     assert regard("no-such-command").exit_code == 2

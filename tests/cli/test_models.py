@@ -33,6 +33,25 @@ def test_a_model_that_is_not_installed_is_named_with_its_remedy(monkeypatch: pyt
         load("smollm2")
 
 
+@pytest.mark.parametrize("command", [("chat",), ("generate", "-p", "x"), ("export", "out"), ("verify",), ("plan",)])
+def test_a_mistyped_name_is_not_taken_for_a_folder(command: tuple[str, ...]) -> None:
+    name, *options = command
+    refused = regard(name, "smolm2", *options)
+    assert isinstance(refused.exception, ValueError)
+    expected = "'smolm2' is neither a file or folder nor a known name; did you mean 'smollm2'?"
+    assert str(refused.exception).startswith(expected)
+
+
+def test_the_nearest_name_may_be_a_run_of_this_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "runs" / "mine" / "checkpoints").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    assert "did you mean 'runs/mine'?" in str(regard("import", "runs/mien", "out").exception)
+
+
+def test_a_missing_folder_is_not_listed_as_empty(tmp_path: Path) -> None:
+    assert "there is no folder" in str(regard("models", tmp_path / "nothing").exception)
+
+
 def test_a_folder_of_that_name_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("smollm2").mkdir()

@@ -5,7 +5,10 @@ import json
 import pytest
 from typer.testing import CliRunner
 
+from regard.checkpoint import save
 from regard.cli import app
+from regard.models.presets import bert
+from regard.plan import plan
 
 
 def run(*arguments: str) -> str:
@@ -50,9 +53,20 @@ def test_a_size_is_planned_as_a_model_of_about_that_size():
         assert json.loads(run(name, "--json"))["parameters"]["total"] == pytest.approx(size, rel=0.1)
 
 
-def test_a_published_model_can_be_overridden():
+def test_a_published_model_and_a_size_can_be_overridden():
+    assert json.loads(run("7B", "--model.vocab=100", "--json"))["parameters"]["embedding"] < 1e6
     tied = json.loads(run("llama-7b", "--model.tied=true", "--json"))["parameters"]
     assert tied["total"] == 6_607_343_616 and "head" not in tied
+
+
+def test_whatever_the_calculator_reads_can_be_planned(tmp_path):
+    """An encoder as a spec in a file, and one as a folder of weights."""
+    small = bert(vocab=30, width=8, layers=2, heads=2, hidden=16)
+    (tmp_path / "encoder.json").write_text(small.to_json())
+    save(small.build(seed=0), tmp_path / "encoder")
+    for source in ("encoder.json", "encoder"):
+        data = json.loads(run(str(tmp_path / source), "--json"))
+        assert data["parameters"]["total"] == plan(small).parameters
 
 
 def test_the_table_shows_active_parameters_and_the_reach_of_windows():
@@ -74,7 +88,8 @@ def test_activations_are_counted_on_request():
         (["llama-7b", "--device", "h10"], "there is no device 'h10'; did you mean 'h100'"),
         (["llama-7b", "--weights", "int5"], "there is no format 'int5'"),
         (["transformer-2017"], "names no context"),
-        (["llama-8b"], "no recipe llama-8b"),
+        (["llama-8b"], "'llama-8b' is neither a file or folder nor a known name; did you mean 'llama-7b'"),
+        (["llama-8b"], "published models: bert-base, clip-b32, .*; models: .*minilm.*; recipes: demo, "),
     ],
 )
 def test_wrong_arguments_are_refused(arguments, message):

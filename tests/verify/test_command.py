@@ -78,7 +78,7 @@ def test_any_kind_of_model(tmp_path: Path) -> None:
 
 
 def test_what_is_no_model(tmp_path: Path, checkpoint: Path) -> None:
-    assert "there is no recipe" in str(regard("verify", "nothing").exception)
+    assert "neither a file or folder nor a known name" in str(regard("verify", "nothing").exception)
     assert "cannot change it" in str(regard("verify", checkpoint, "--model.width=8").exception)
     assert "--pattern cannot change it" in str(regard("verify", checkpoint, "--pattern", "full").exception)
     (tmp_path / "rope.toml").write_text(Rope().to_toml())

@@ -32,17 +32,16 @@ def import_(
     from rich.console import Console
 
     from regard.checkpoint.model_folder import along_of, load, save
-    from regard.cli.open_model import loading_bar
+    from regard.cli.open_model import find_model, loading_bar
     from regard.language_model import resolve_device
     from regard.models.decoder import DecoderModule
-    from regard.packaged import locate
     from regard.text.tokenizer import Tokenizer
     from regard.text.tokenizer_folder import has_tokenizer
 
     if out.exists():
         raise ValueError(f"{out} exists; choose another name")
     console = Console(stderr=True)
-    folder = locate(folder)
+    folder = find_model(folder)
     tokenizer = Tokenizer.load(folder) if folder.suffix == ".gguf" or has_tokenizer(folder) else None
     along = along_of(folder)
     with loading_bar(console, f"reading {folder}") as progress:

@@ -26,6 +26,9 @@ def models(
       regard models
       regard models ~/models --json
     """
+    for folder in folders or ():
+        if not folder.exists():
+            raise ValueError(f"there is no folder {folder}; give a folder that holds models")
     entries = [*stored_models(folders or DEFAULT_FOLDERS), *packaged_models()]
     if as_json:
         print(json.dumps(entries, indent=2))

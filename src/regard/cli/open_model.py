@@ -4,15 +4,17 @@ A model with weights is a run, a model folder, a GGUF file or the name of an ins
 read from a recipe or a file.
 """
 
+import difflib
 import json
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from regard.packaged import locate
+from regard.cli.models import DEFAULT_FOLDERS, stored_models
+from regard.packaged import PACKAGED, locate
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -42,16 +44,40 @@ def open_model(name: Path, device: str = "auto", context: int | None = None) -> 
     from regard.language_model import load
     from regard.models.decoder import DecoderModule
 
+    find_model(name)
     llm = load(name, device, context=context)
     if not isinstance(llm.model, DecoderModule):
         raise ValueError(f"{name} is no decoder; this command needs a model that generates text")
     return llm
 
 
-def model_folder(name: Path) -> Path:
+def model_folder(name: str | Path) -> Path:
+    """The folder or GGUF file of a model; for a run, its newest complete checkpoint."""
     from regard.language_model import newest_checkpoint
 
-    return newest_checkpoint(locate(name))
+    return newest_checkpoint(find_model(name))
+
+
+def find_model(name: str | Path) -> Path:
+    """The path of a file or folder, or of the installed model of that name."""
+    path = locate(name)
+    if not path.exists():
+        raise unknown_name(str(name), {"models": known_models()})
+    return path
+
+
+def known_models() -> list[str]:
+    """The names that `regard models` lists."""
+    return [*PACKAGED, *(str(entry["name"]) for entry in stored_models(DEFAULT_FOLDERS))]
+
+
+def unknown_name(name: str, known: Mapping[str, Iterable[str]]) -> ValueError:
+    """The error for a name that is neither a path nor one of the known names, which are listed by their kind."""
+    names = {kind: sorted(of_kind) for kind, of_kind in known.items()}
+    close = difflib.get_close_matches(name, sum(names.values(), []), n=1)
+    hint = f"did you mean {close[0]!r}? " if close else ""
+    listed = "; ".join(f"{kind}: {', '.join(of_kind)}" for kind, of_kind in names.items())
+    return ValueError(f"{name!r} is neither a file or folder nor a known name; {hint}{listed}")
 
 
 @contextmanager
@@ -79,29 +105,37 @@ def has_weights(name: str) -> bool:
     return path.is_dir() or path.suffix == ".gguf"
 
 
-def read_spec(name: str, overrides: list[str], pattern: str | None = None) -> "Model":
-    """The spec of a model, a recipe or a file, with the layers of `pattern` if one is given."""
+def read_spec(
+    name: str, overrides: list[str], pattern: str | None = None, other_names: Mapping[str, Iterable[str]] | None = None
+) -> "Model":
+    """The spec of a model, a recipe or a file, with the layers of `pattern` if one is given.
+
+    `other_names` are listed with the models and recipes if `name` is unknown.
+    """
     from regard.models.base import Model
     from regard.models.decoder import Decoder
     from regard.models.pattern import retile
     from regard.spec import SpecError, read
 
-    spec = read(spec_tables(name, overrides), "model", Decoder)
+    spec = read(spec_tables(name, overrides, other_names or {}), "model", Decoder)
     if not isinstance(spec, Model):
         raise SpecError(f"{name} is a spec of kind {spec.kind}, not of a model; give the spec of a whole model")
     return spec if pattern is None else retile(spec, pattern)
 
 
-def spec_tables(name: str, overrides: list[str]) -> "Mapping[str, Any]":
+def spec_tables(name: str, overrides: list[str], other_names: Mapping[str, Iterable[str]]) -> "Mapping[str, Any]":
     """A model's spec as plain data."""
     from regard.checkpoint.model_folder import understand
     from regard.spec import read
-    from regard.training.recipe import Vocabulary, dotted, find_recipe, override, read_recipe
+    from regard.training.recipe import RECIPES, Vocabulary, dotted, find_recipe, override, read_recipe
 
     if has_weights(name):
         if overrides:
             raise ValueError(f"{name} has weights, so {overrides[0]} cannot change it; override a recipe instead")
         return understand(model_folder(Path(name)))[0].to_dict()
+    recipes = [recipe.stem for recipe in RECIPES.glob("*.toml")]
+    if name not in recipes and not Path(name).exists():
+        raise unknown_name(name, {**other_names, "models": known_models(), "recipes": recipes})
     path = find_recipe(name)
     if path.suffix == ".json":
         return override(json.loads(path.read_text(encoding="utf-8")), dotted(overrides))

@@ -100,10 +100,11 @@ def find_spec(name: str, overrides: list[str]) -> "Model":
 
     if name in PUBLISHED:
         spec = PUBLISHED[name].spec()
-        return type(spec).from_dict(override({"model": spec.to_dict()}, dotted(overrides))["model"])
-    if size := re.fullmatch(r"(\d+(?:\.\d+)?)([MBT])", name):
-        return scaled_llama(depth_for(float(size[1]) * UNITS[size[2]]))
-    return read_spec(name, overrides)
+    elif size := re.fullmatch(r"(\d+(?:\.\d+)?)([MBT])", name):
+        spec = scaled_llama(depth_for(float(size[1]) * UNITS[size[2]]))
+    else:
+        return read_spec(name, overrides, other_names={"published models": PUBLISHED})
+    return type(spec).from_dict(override({"model": spec.to_dict()}, dotted(overrides))["model"])
 
 
 def print_table(name: str, data: dict) -> None:
