@@ -50,12 +50,12 @@ def test_the_page_talks_and_shows_where_it_looks(address: str, chromium: str, tm
         page.evaluate("document.getElementById('temperature').value = 0")  # else it may end its text at once, by chance
         page.fill("#prompt", ASK)
         page.keyboard.press("Enter")
-        page.wait_for_selector(".foot:has-text('per second')")
+        page.wait_for_selector(".stats:has-text('per second')")
         page.locator(".token").first.hover()
         assert "%" in page.locator("#card").inner_text()
-        page.wait_for_selector(".thumb")
-        assert page.locator(".thumb").count() == 12  # three layers of four heads
-        page.locator(".thumb").nth(5).click()
+        page.wait_for_selector(".thumbnail")
+        assert page.locator(".thumbnail").count() == 12  # three layers of four heads
+        page.locator(".thumbnail").nth(5).click()
         page.wait_for_selector("#map")
         assert page.screenshot(path=str(tmp_path / "page.png"))
         browser.close()

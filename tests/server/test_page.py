@@ -53,8 +53,8 @@ def write(page, text: str) -> None:
 
 
 def finished(page):
-    page.wait_for_selector(".foot:has-text('per second')")
-    return page.locator(".turn.model .said").last
+    page.wait_for_selector(".stats:has-text('per second')")
+    return page.locator(".turn.model .content").last
 
 
 def colours(page, canvas: str) -> int:
@@ -76,7 +76,7 @@ def test_chat_streams_and_tokens_show_their_alternatives(live, visit):
     page = visit(server.url)
     server.engine.hold.clear()
     write(page, ASK)
-    page.wait_for_selector(".turn.writing")
+    page.wait_for_selector(".turn.streaming")
     assert page.locator("#stop").is_visible() and page.locator("#send").is_hidden()
     server.engine.hold.set()
     assert finished(page).text_content() == REPLY
@@ -97,23 +97,23 @@ def test_chat_streams_and_tokens_show_their_alternatives(live, visit):
 def test_the_map_is_drawn_read_and_changed(live, visit):
     page = visit(live().url)
     write(page, ASK)
-    page.wait_for_selector(".thumb")
+    page.wait_for_selector(".thumbnail")
     page.wait_for_selector("#map")
-    assert colours(page, "#map") > 50 and colours(page, ".thumb canvas") > 20
-    assert page.locator(".thumb").count() == 12
+    assert colours(page, "#map") > 50 and colours(page, ".thumbnail canvas") > 20
+    assert page.locator(".thumbnail").count() == 12
     assert "no attention" in page.locator(".layer-row").nth(2).inner_text()
     page.locator("#map").hover(position={"x": 92 + 3, "y": 92 + 3})
     assert "100.0 %" in page.inner_text("#readout")
     page.locator("#map").focus()
     page.keyboard.press("ArrowDown")
-    assert "looks at" in page.inner_text("#readout") and "100.0 %" not in page.inner_text("#readout")
-    page.locator(".thumb").nth(5).click()
+    assert "attends to" in page.inner_text("#readout") and "100.0 %" not in page.inner_text("#readout")
+    page.locator(".thumbnail").nth(5).click()
     page.mouse.move(0, 0)
     page.wait_for_selector("#readout:has-text('Layer 1, head 1')")
     assert (page.input_value("#layer"), page.input_value("#head")) == ("1", "1")
     page.select_option("#layer", "3")
     page.wait_for_selector("#readout:has-text('Layer 3, head 0')")
-    assert page.locator(".thumb[aria-pressed=true]").get_attribute("data-layer") == "3"
+    assert page.locator(".thumbnail[aria-pressed=true]").get_attribute("data-layer") == "3"
 
 
 @pytest.mark.parametrize("times", [1, 4, 12])
@@ -123,7 +123,7 @@ def test_the_whole_map_can_be_seen(live, visit, times):
     page.wait_for_selector("#map")
     overflow = "part => [part.scrollWidth - part.clientWidth, part.scrollHeight - part.clientHeight]"
     assert page.locator("#map-frame").evaluate(overflow) == [0, 0]
-    assert page.locator("#look").evaluate(overflow)[0] == 0  # the panel scrolls, and only down
+    assert page.locator("#attention").evaluate(overflow)[0] == 0  # the panel scrolls, and only down
 
 
 def test_continue_mode_carries_a_passage_on(live, visit):
@@ -133,7 +133,7 @@ def test_continue_mode_carries_a_passage_on(live, visit):
     write(page, "Tomas saw")
     assert finished(page).text_content() == "Tomas saw" + REPLY
     page.click("#send")
-    wait_until(lambda: page.locator(".turn .said").text_content() == "Tomas saw" + REPLY + REPLY)
+    wait_until(lambda: page.locator(".turn .content").text_content() == "Tomas saw" + REPLY + REPLY)
     assert page.locator(".turn").count() == 1
 
 
@@ -149,7 +149,7 @@ def test_controls_reach_the_engine_and_stop_stops(live, visit):
     write(page, ASK)
     page.wait_for_selector(".token")
     page.click("#stop")
-    page.wait_for_selector(".foot:has-text('stopped')")
+    page.wait_for_selector(".stats:has-text('stopped')")
     wait_until(lambda: server.engine.idle)
     sampling = server.engine.submitted[0].sampling
     assert (sampling.temperature, sampling.top_p, sampling.max_new, sampling.seed) == (0.3, 0.9, 2000, 42)
@@ -159,7 +159,7 @@ def test_controls_reach_the_engine_and_stop_stops(live, visit):
 def test_an_answer_of_nothing_is_said_to_be_one(live, visit):
     page = visit(live("").url)
     write(page, ASK)
-    page.wait_for_selector(".foot:has-text('ended its text at once')")
+    page.wait_for_selector(".stats:has-text('ended without any text')")
     assert page.locator(".token").count() == 0
 
 
@@ -168,7 +168,7 @@ def test_hostile_text_is_inert(live, visit):
     title = page.title()
     write(page, HOSTILE)
     assert finished(page).text_content() == HOSTILE
-    page.wait_for_selector(".thumb")
+    page.wait_for_selector(".thumbnail")
     for token in page.locator(".token").all()[:3]:
         token.hover()
     page.locator("#map").hover(position={"x": 200, "y": 200})
@@ -207,5 +207,5 @@ def test_phone_width_does_not_overflow(live, visit, scheme):
     page = visit(live().url, viewport={"width": 360, "height": 740}, color_scheme=scheme)
     write(page, ASK)
     finished(page)
-    page.wait_for_selector(".thumb")
+    page.wait_for_selector(".thumbnail")
     assert page.evaluate("document.documentElement.scrollWidth") <= 360

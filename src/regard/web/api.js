@@ -1,7 +1,7 @@
-// Talking to the server: only its public routes. A stream of either kind comes out as {text, tokens, finish, usage},
-// a token as {text, logprob, top: [{text, logprob}, …]} with the likeliest alternative first.
+// The client of the server's public routes. Streams of both generation routes are converted to the same deltas,
+// {text, tokens, finish, usage}; a token is {text, logprob, top: [{text, logprob}, …]}, the most likely one first.
 
-const TOP = 8;
+const TOP_LOGPROBS = 8;
 let key = sessionStorage.getItem("regard-key") ?? "";
 
 export class ApiError extends Error {
@@ -12,12 +12,12 @@ export class ApiError extends Error {
   }
 }
 
-export function useKey(value) {
+export function setKey(value) {
   key = value;
   sessionStorage.setItem("regard-key", value);
 }
 
-async function call(path, body, signal) {
+async function request(path, body, signal) {
   const headers = key ? { authorization: `Bearer ${key}` } : {};
   const options = { headers, signal };
   if (body) {
@@ -37,27 +37,32 @@ async function call(path, body, signal) {
   throw new ApiError(error.message, response.status, error.code);
 }
 
-const answer = async (path, body, signal) => (await call(path, body, signal)).json();
+const requestJson = async (path, body, signal) => (await request(path, body, signal)).json();
 
-export const describeModel = () => answer("/regard/model");
-export const tokenize = (passage, signal) => answer("/regard/tokenize", passage, signal);
-export const attention = (passage, place, signal) => answer("/regard/attention", { ...passage, ...place }, signal);
+// passage: {text} or {messages}; head: {layer, head}, or {} for the overview of all heads
+export const describeModel = () => requestJson("/regard/model");
+export const tokenize = (passage, signal) => requestJson("/regard/tokenize", passage, signal);
+export const attention = (passage, head, signal) => requestJson("/regard/attention", { ...passage, ...head }, signal);
 
-// passage: {text} or {messages}; sampling: OpenAI's fields
+// sampling: OpenAI's fields
 export async function* generate(model, passage, sampling, signal) {
   const shared = { model, ...sampling, stream: true, stream_options: { include_usage: true } };
-  const [path, body, read] = passage.messages
-    ? ["/v1/chat/completions", { ...shared, messages: passage.messages, logprobs: true, top_logprobs: TOP }, readChat]
-    : ["/v1/completions", { ...shared, prompt: passage.text, logprobs: TOP }, readCompletion];
-  const response = await call(path, body, signal);
+  const [path, body, readChoice] = passage.messages
+    ? [
+        "/v1/chat/completions",
+        { ...shared, messages: passage.messages, logprobs: true, top_logprobs: TOP_LOGPROBS },
+        readChatChoice,
+      ]
+    : ["/v1/completions", { ...shared, prompt: passage.text, logprobs: TOP_LOGPROBS }, readCompletionChoice];
+  const response = await request(path, body, signal);
   for await (const chunk of events(response.body)) {
     if (chunk.error) throw new ApiError(chunk.error.message, 200, chunk.error.code);
     const choice = chunk.choices[0];
-    yield choice ? { ...read(choice), finish: choice.finish_reason } : { text: "", tokens: [], usage: chunk.usage };
+    yield choice ? { ...readChoice(choice), finish: choice.finish_reason } : { text: "", tokens: [], usage: chunk.usage };
   }
 }
 
-function readChat({ delta, logprobs }) {
+function readChatChoice({ delta, logprobs }) {
   const tokens = (logprobs?.content ?? []).map((token) => ({
     text: token.token,
     logprob: token.logprob,
@@ -66,9 +71,9 @@ function readChat({ delta, logprobs }) {
   return { text: delta.content ?? "", tokens };
 }
 
-function readCompletion({ text, logprobs }) {
-  const tokens = (logprobs?.tokens ?? []).map((piece, i) => ({
-    text: piece,
+function readCompletionChoice({ text, logprobs }) {
+  const tokens = (logprobs?.tokens ?? []).map((token, i) => ({
+    text: token,
     logprob: logprobs.token_logprobs[i],
     top: Object.entries(logprobs.top_logprobs[i])
       .map(([alternative, logprob]) => ({ text: alternative, logprob }))
@@ -79,8 +84,8 @@ function readCompletion({ text, logprobs }) {
 
 async function* events(body) {
   let rest = "";
-  for await (const bytes of read(body.pipeThrough(new TextDecoderStream()))) {
-    const blocks = (rest + bytes).split("\n\n");
+  for await (const text of read(body.pipeThrough(new TextDecoderStream()))) {
+    const blocks = (rest + text).split("\n\n");
     rest = blocks.pop();
     for (const block of blocks) {
       if (block === "data: [DONE]") return;
@@ -89,7 +94,7 @@ async function* events(body) {
   }
 }
 
-// Safari has no async iteration of streams.
+// Safari cannot iterate over a stream with `for await`.
 async function* read(stream) {
   const reader = stream.getReader();
   for (let part = await reader.read(); !part.done; part = await reader.read()) yield part.value;

@@ -1,16 +1,16 @@
-// The page's wiring: controls, the key dialog, and what happens when text is sent.
+// Connects the controls of the page: prompt, settings, key dialog, conversation and attention panel.
 
 import * as api from "./api.js";
 import { AttentionPanel } from "./attention.js";
 import { Conversation } from "./conversation.js";
-import { element, watch } from "./tokens.js";
+import { element, watchTokens } from "./tokens.js";
 
 const get = (id) => document.getElementById(id);
 const prompt = get("prompt");
 let conversation = new Conversation();
 let model = null;
 let panel = null;
-let running = null;
+let running = null; // AbortController of the generation
 
 const mode = () => (get("mode-chat").checked ? "chat" : "continue");
 
@@ -21,19 +21,19 @@ async function start() {
     if (error.status === 401) return askForKey();
     return notify(error.message);
   }
-  const facts = [`${model.layers} layers`, `${model.context} tokens of context`, `vocabulary ${model.vocabulary}`];
+  const facts = [`${model.layers} layers`, `context ${model.context} tokens`, `vocabulary ${model.vocabulary}`];
   get("facts").replaceChildren(element("b", "", model.name), ` · ${(model.layers ? facts : facts.slice(1)).join(" · ")}`);
   document.title = `${model.name} · regard`;
   get("mode-chat").disabled = !model.chat;
   get(model.chat ? "mode-chat" : "mode-continue").checked = true;
-  get("look").hidden = !model.attention;
+  get("attention").hidden = !model.attention;
   if (model.attention) panel = new AttentionPanel(model);
-  changeMode();
+  reset();
 }
 
 function askForKey() {
   const dialog = get("key-dialog");
-  dialog.addEventListener("close", () => (api.useKey(get("key").value), start()), { once: true });
+  dialog.addEventListener("close", () => (api.setKey(get("key").value), start()), { once: true });
   dialog.showModal();
 }
 
@@ -42,53 +42,54 @@ function notify(message) {
   get("notice").hidden = !message;
 }
 
-function changeMode() {
+// Starts an empty conversation in the selected mode.
+function reset() {
   running?.abort();
   conversation = new Conversation();
   panel?.clear();
   notify("");
   const chat = mode() === "chat";
-  prompt.placeholder = chat ? "Ask the model …" : "Begin a text, or press Continue to carry the last one on …";
+  prompt.placeholder = chat ? "Write a message …" : "Write a prompt; leave it empty to continue the last passage …";
   get("send").textContent = chat ? "Send" : "Continue";
   prompt.focus();
 }
 
 function sampling() {
-  const chosen = {
+  const settings = {
     temperature: get("temperature").valueAsNumber,
     top_p: get("top-p").valueAsNumber,
     max_tokens: get("max-tokens").valueAsNumber || 96,
   };
   const seed = get("seed").valueAsNumber;
-  return Number.isNaN(seed) ? chosen : { ...chosen, seed };
+  return Number.isNaN(seed) ? settings : { ...settings, seed };
 }
 
 async function send() {
-  const typed = prompt.value;
-  if (running || !model || (!typed.trim() && !(mode() === "continue" && conversation.passage("continue")))) return;
+  const text = prompt.value;
+  if (running || !model || (!text.trim() && !(mode() === "continue" && conversation.passage("continue")))) return;
   notify("");
   prompt.value = "";
   get("settings").open = false;
   running = new AbortController();
   const { signal } = running;
-  busy(true);
+  showBusy(true);
   try {
-    await conversation.go(mode(), typed, model, sampling(), signal);
+    await conversation.generate(mode(), text, model, sampling(), signal);
   } catch (error) {
     if (!(error instanceof api.ApiError)) throw error;
     notify(error.message);
-    prompt.value = typed;
+    prompt.value = text;
   } finally {
     running = null;
-    busy(false);
+    showBusy(false);
     prompt.focus();
   }
-  await panel?.look(conversation.passage(mode()));
+  await panel?.show(conversation.passage(mode()));
 }
 
-function busy(yes) {
-  get("stop").hidden = !yes;
-  get("send").hidden = yes;
+function showBusy(busy) {
+  get("stop").hidden = !busy;
+  get("send").hidden = busy;
 }
 
 function showSettings() {
@@ -105,7 +106,7 @@ prompt.addEventListener("keydown", (event) => {
   send();
 });
 get("stop").addEventListener("click", () => running?.abort());
-get("clear").addEventListener("click", changeMode);
+get("clear").addEventListener("click", reset);
 get("settings").addEventListener("input", showSettings);
 addEventListener("pointerdown", (event) => {
   if (!event.target.closest("#settings")) get("settings").open = false;
@@ -113,10 +114,10 @@ addEventListener("pointerdown", (event) => {
 addEventListener("keydown", (event) => {
   if (event.key === "Escape") get("settings").open = false;
 });
-for (const choice of document.getElementsByName("mode")) choice.addEventListener("change", changeMode);
+for (const choice of document.getElementsByName("mode")) choice.addEventListener("change", reset);
 const tint = () => get("turns").classList.toggle("tinted", get("tint").checked);
 get("tint").addEventListener("change", tint);
 tint();
 showSettings();
-watch(get("scroll"));
+watchTokens(get("scroll"));
 start();

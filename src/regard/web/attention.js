@@ -1,4 +1,4 @@
-// The attention panel: all heads as thumbnails, one of them large.
+// The attention panel: thumbnails of all heads, and the full map of the selected one.
 
 import * as api from "./api.js";
 import { HeatMap, paint } from "./heatmap.js";
@@ -10,54 +10,54 @@ const [layers, heads, readout, frame, legend, grid] = ["layer", "head", "readout
 export class AttentionPanel {
   constructor(model) {
     this.model = model;
-    this.place = { layer: Math.max(0, model.heads.findIndex((count) => count > 0)), head: 0 };
-    this.map = new HeatMap(get("map"), (row, column) => this.read(row, column));
+    this.selected = { layer: Math.max(0, model.heads.findIndex((count) => count > 0)), head: 0 };
+    this.map = new HeatMap(get("map"), (row, column) => this.describe(row, column));
     this.running = new AbortController();
-    fill(layers, model.heads.map((count, layer) => [layer, count > 0]));
-    this.fillHeads();
-    layers.addEventListener("change", () => this.choose(Number(layers.value), 0));
-    heads.addEventListener("change", () => this.choose(this.place.layer, Number(heads.value)));
-    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.look(this.passage));
+    fillOptions(layers, model.heads.map((count, layer) => [layer, count > 0]));
+    this.updatePickers();
+    layers.addEventListener("change", () => this.select(Number(layers.value), 0));
+    heads.addEventListener("change", () => this.select(this.selected.layer, Number(heads.value)));
+    matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => this.show(this.passage));
     addEventListener("resize", () => this.view && this.map.show(this.view.tokens, this.view.weights));
   }
 
-  fillHeads() {
-    fill(heads, Array.from({ length: this.model.heads[this.place.layer] }, (_, head) => [head, true]));
-    [layers.value, heads.value] = [this.place.layer, this.place.head];
+  updatePickers() {
+    fillOptions(heads, Array.from({ length: this.model.heads[this.selected.layer] }, (_, head) => [head, true]));
+    [layers.value, heads.value] = [this.selected.layer, this.selected.head];
   }
 
   clear() {
     this.running.abort();
     this.passage = this.view = null;
-    this.reveal(false);
+    this.setVisible(false);
     grid.replaceChildren();
-    readout.textContent = "Generate some text to see where each head looks.";
+    readout.textContent = "Generate some text to see its attention maps.";
   }
 
-  reveal(yes) {
-    for (const part of [frame, legend, get("grid-title")]) part.hidden = !yes;
-    get("empty").hidden = yes;
+  setVisible(shown) {
+    for (const part of [frame, legend, get("grid-title")]) part.hidden = !shown;
+    get("empty").hidden = shown;
   }
 
-  // Looks at a passage; a newer call overtakes an older one.
-  async look(passage) {
+  // Loads the maps of a passage. A later call aborts an earlier one.
+  async show(passage) {
     if (!passage) return this.clear();
     this.passage = passage;
-    await this.attempt(async (signal) => {
+    await this.load(async (signal) => {
       const { layers: rows } = await api.attention(passage, {}, signal);
       this.drawGrid(rows);
-      await this.enlarge(signal);
+      await this.showSelected(signal);
     });
   }
 
-  async choose(layer, head) {
-    this.place = { layer, head };
-    this.fillHeads();
-    this.markChosen();
-    if (this.passage) await this.attempt((signal) => this.enlarge(signal));
+  async select(layer, head) {
+    this.selected = { layer, head };
+    this.updatePickers();
+    this.markSelected();
+    if (this.passage) await this.load((signal) => this.showSelected(signal));
   }
 
-  async attempt(work) {
+  async load(work) {
     this.running.abort();
     this.running = new AbortController();
     try {
@@ -70,25 +70,26 @@ export class AttentionPanel {
     }
   }
 
-  async enlarge(signal) {
-    this.view = await api.attention(this.passage, this.place, signal);
-    this.reveal(true);
+  async showSelected(signal) {
+    this.view = await api.attention(this.passage, this.selected, signal);
+    this.setVisible(true);
     this.map.show(this.view.tokens, this.view.weights);
     paint(get("scale"), [Array.from({ length: 160 }, (_, i) => i / 159)]);
     const mean = this.view.entropy.reduce((sum, h) => sum + h, 0) / this.view.entropy.length;
     get("entropy").textContent = `mean entropy ${(mean / Math.LN2).toFixed(2)} bits`;
-    this.read(-1, -1);
+    this.describe(-1, -1);
   }
 
-  read(row, column) {
+  // Writes the weight of one cell, or what the map shows if row is -1.
+  describe(row, column) {
     const { tokens, weights, layer, head } = this.view;
     if (row < 0) {
-      readout.textContent = `Layer ${layer}, head ${head}: each row is a token, its colours where it looks.`;
+      readout.textContent = `Layer ${layer}, head ${head}: rows are queries, columns are keys.`;
       return;
     }
-    const share = element("b", "", `${(100 * weights[row][column]).toFixed(1)} %`);
-    const [from, to] = [row, column].map((i) => element("code", "", visible(tokens[i])));
-    readout.replaceChildren(from, ` at ${row} looks at `, to, ` at ${column} with `, share);
+    const weight = element("b", "", `${(100 * weights[row][column]).toFixed(1)} %`);
+    const [query, key] = [row, column].map((i) => element("code", "", visible(tokens[i])));
+    readout.replaceChildren(query, ` at ${row} attends to `, key, ` at ${column} with `, weight);
   }
 
   drawGrid(rows) {
@@ -102,11 +103,11 @@ export class AttentionPanel {
         return line;
       }),
     );
-    this.markChosen();
+    this.markSelected();
   }
 
   thumbnail(layer, head, weights, entropy) {
-    const button = element("button", "thumb");
+    const button = element("button", "thumbnail");
     button.type = "button";
     Object.assign(button.dataset, { layer, head });
     const label = `layer ${layer}, head ${head}, mean entropy ${(entropy / Math.LN2).toFixed(2)} bits`;
@@ -115,19 +116,19 @@ export class AttentionPanel {
     const canvas = document.createElement("canvas");
     paint(canvas, weights);
     button.append(canvas);
-    button.addEventListener("click", () => this.choose(layer, head));
+    button.addEventListener("click", () => this.select(layer, head));
     return button;
   }
 
-  markChosen() {
-    for (const button of grid.querySelectorAll(".thumb")) {
+  markSelected() {
+    for (const button of grid.querySelectorAll(".thumbnail")) {
       const { layer, head } = button.dataset;
-      button.setAttribute("aria-pressed", Number(layer) === this.place.layer && Number(head) === this.place.head);
+      button.setAttribute("aria-pressed", Number(layer) === this.selected.layer && Number(head) === this.selected.head);
     }
   }
 }
 
-function fill(select, options) {
+function fillOptions(select, options) {
   select.replaceChildren(
     ...options.map(([value, enabled]) => {
       const option = element("option", "", value);

@@ -1,10 +1,10 @@
-// Attention weights as colour. Shades follow the square root of the weight, so that small weights stay visible.
+// Attention weights as colours, on a square-root scale, so that small weights stay visible.
 
 import { visible } from "./tokens.js";
 
-const LABEL = 92; // pixels for the token labels on each axis
-const LARGEST = 34; // pixels of a cell
-const LEGIBLE = 8; // pixels from one label to the next
+const LABEL = 92; // width of the token labels on each axis, in pixels
+const MAX_CELL = 34; // size of a cell, in pixels
+const MIN_LABEL_SPACING = 8; // pixels
 
 export function palette() {
   const style = getComputedStyle(document.documentElement);
@@ -16,7 +16,7 @@ export function palette() {
   };
 }
 
-// One pixel per cell; whoever shows it scales it up.
+// Draws one pixel per cell; the caller scales the canvas up.
 export function paint(canvas, weights, colour = palette()) {
   canvas.width = weights[0].length;
   canvas.height = weights.length;
@@ -26,16 +26,16 @@ export function paint(canvas, weights, colour = palette()) {
   context.putImageData(image, 0, 0);
 }
 
-// The large map: rows are the tokens that look, columns the tokens looked at.
+// The full map of one head: rows are queries, columns are keys.
 export class HeatMap {
-  constructor(canvas, onPoint) {
+  constructor(canvas, onCell) {
     this.canvas = canvas;
-    this.onPoint = onPoint;
+    this.onCell = onCell;
     this.cells = document.createElement("canvas");
     canvas.addEventListener("pointermove", (event) => this.point(...this.cellAt(event)));
     canvas.addEventListener("pointerdown", (event) => this.point(...this.cellAt(event)));
     canvas.addEventListener("pointerleave", () => this.point(-1, -1));
-    canvas.addEventListener("keydown", (event) => this.walk(event));
+    canvas.addEventListener("keydown", (event) => this.pointByKey(event));
   }
 
   show(tokens, weights) {
@@ -43,7 +43,7 @@ export class HeatMap {
     this.weights = weights;
     [this.row, this.column] = [-1, -1];
     paint(this.cells, weights);
-    this.size = Math.min(LARGEST, (this.canvas.parentElement.clientWidth - LABEL - 2) / tokens.length);
+    this.size = Math.min(MAX_CELL, (this.canvas.parentElement.clientWidth - LABEL - 2) / tokens.length);
     const side = Math.ceil(LABEL + this.size * tokens.length + 1);
     const ratio = window.devicePixelRatio || 1;
     this.canvas.width = this.canvas.height = side * ratio;
@@ -56,22 +56,22 @@ export class HeatMap {
     const { size, tokens, row, column } = this;
     const context = this.canvas.getContext("2d");
     const style = getComputedStyle(document.documentElement);
-    const [ink, soft, accent] = ["--ink", "--soft", "--accent"].map((name) => style.getPropertyValue(name).trim());
+    const [text, muted, accent] = ["--text", "--muted", "--accent"].map((name) => style.getPropertyValue(name).trim());
     const span = size * tokens.length;
     context.clearRect(0, 0, LABEL + span + 1, LABEL + span + 1);
     context.imageSmoothingEnabled = false;
     context.drawImage(this.cells, LABEL, LABEL, span, span);
     context.font = `${Math.max(8, Math.min(size - 2, 12))}px ${style.getPropertyValue("--mono")}`;
     context.textBaseline = "middle";
-    const every = Math.ceil(LEGIBLE / size); // of small cells, not all have room for a label
+    const every = Math.ceil(MIN_LABEL_SPACING / size); // small cells: label every n-th token
     tokens.forEach((token, i) => {
       if (i % every && i !== row && i !== column) return;
       const middle = LABEL + (i + 0.5) * size;
       const label = clip(context, token, LABEL - 10);
-      context.fillStyle = i === row ? accent : soft;
+      context.fillStyle = i === row ? accent : muted;
       context.textAlign = "right";
       context.fillText(label, LABEL - 6, middle);
-      context.fillStyle = i === column ? accent : soft;
+      context.fillStyle = i === column ? accent : muted;
       context.textAlign = "left";
       context.save();
       context.translate(middle, LABEL - 6);
@@ -85,7 +85,7 @@ export class HeatMap {
     context.strokeRect(LABEL + 0.5, LABEL + row * size + 0.5, span, size);
     context.strokeRect(LABEL + column * size + 0.5, LABEL + 0.5, size, span);
     context.globalAlpha = 1;
-    context.strokeStyle = ink;
+    context.strokeStyle = text;
     context.lineWidth = 1.5;
     context.strokeRect(LABEL + column * size, LABEL + row * size, size, size);
   }
@@ -101,10 +101,10 @@ export class HeatMap {
     if (!this.tokens || (row === this.row && column === this.column)) return;
     [this.row, this.column] = [row, column];
     this.draw();
-    this.onPoint(row, column);
+    this.onCell(row, column);
   }
 
-  walk(event) {
+  pointByKey(event) {
     const move = { ArrowUp: [-1, 0], ArrowDown: [1, 0], ArrowLeft: [0, -1], ArrowRight: [0, 1] }[event.key];
     if (!move || !this.tokens) return;
     event.preventDefault();
@@ -114,9 +114,9 @@ export class HeatMap {
   }
 }
 
-function clip(context, text, room) {
-  if (context.measureText(text).width <= room) return text;
+function clip(context, text, width) {
+  if (context.measureText(text).width <= width) return text;
   let end = text.length;
-  while (end > 1 && context.measureText(`${text.slice(0, end)}…`).width > room) end -= 1;
+  while (end > 1 && context.measureText(`${text.slice(0, end)}…`).width > width) end -= 1;
   return `${text.slice(0, end)}…`;
 }

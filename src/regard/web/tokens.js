@@ -1,9 +1,9 @@
-// Generated tokens on the page: tinted by surprise, and each with a card of what else the model considered.
-// Surprise in bits is −log2 p: 0 when the model was sure, 1 for a coin toss.
+// Generated tokens: tinted by surprisal, each with a card that lists its alternatives and their probabilities.
+// The surprisal of a token is −log2 p, in bits: 0 for a certain token, 1 for a probability of one half.
 
-const FULL_TINT = 5; // bits
+const FULL_TINT = 5; // bits of surprisal with the strongest tint
 const card = document.getElementById("card");
-let shown = null;
+let opened = null; // the token with the card
 
 export const bits = (logprob) => -logprob / Math.LN2;
 export const visible = (text) =>
@@ -12,27 +12,28 @@ export const visible = (text) =>
 export function element(tag, className, text) {
   const node = document.createElement(tag);
   if (className) node.className = className;
-  if (text !== undefined) node.textContent = text; // never parsed as HTML, whatever the model wrote
+  if (text !== undefined) node.textContent = text; // never parsed as HTML
   return node;
 }
 
-// A stretch of text with the tokens it came from. Usually one; several where half characters or possible stop strings
-// were held back, and then they are told apart again if their texts add up.
-export function append(parent, text, tokens) {
+// Appends text with the tokens that it comes from: usually one, more if the server held text back. Each token gets its own
+// element if the texts of the tokens add up to the text, which they do not for parts of characters.
+export function appendText(parent, text, tokens) {
   if (!text) return;
   const separate = tokens.map((token) => token.text).join("") === text;
   const parts = separate ? tokens.map((token) => [token.text, [token]]) : [[text, tokens]];
-  for (const [piece, from] of parts) {
-    const span = element("span", "token", piece);
-    const surprise = from.reduce((sum, token) => sum + bits(token.logprob), 0);
-    span.style.setProperty("--surprise", Math.min(surprise / FULL_TINT, 1).toFixed(3));
-    span.tabIndex = parent.querySelector(".token") ? -1 : 0; // one stop for Tab, arrows inside
-    span.tokens = from;
+  for (const [part, partTokens] of parts) {
+    const span = element("span", "token", part);
+    const surprisal = partTokens.reduce((sum, token) => sum + bits(token.logprob), 0);
+    span.style.setProperty("--surprisal", Math.min(surprisal / FULL_TINT, 1).toFixed(3));
+    span.tabIndex = parent.querySelector(".token") ? -1 : 0; // Tab reaches the first token, arrow keys the others
+    span.tokens = partTokens;
     parent.append(span);
   }
 }
 
-export function watch(container) {
+// Opens the card of the token that is pointed at or focused.
+export function watchTokens(container) {
   container.addEventListener("pointerover", (event) => open(event.target.closest(".token")));
   container.addEventListener("pointerleave", close);
   container.addEventListener("focusin", (event) => open(event.target.closest(".token")));
@@ -53,44 +54,44 @@ export function watch(container) {
 }
 
 function close() {
-  shown?.classList.remove("open");
-  shown?.removeAttribute("aria-describedby");
-  shown = null;
+  opened?.classList.remove("open");
+  opened?.removeAttribute("aria-describedby");
+  opened = null;
   card.hidden = true;
 }
 
 function open(span) {
-  if (span === shown) return;
+  if (span === opened) return;
   close();
   if (!span) return;
-  shown = span;
+  opened = span;
   span.classList.add("open");
   span.setAttribute("aria-describedby", "card");
   card.replaceChildren(...span.tokens.flatMap(alternatives));
   card.hidden = false;
-  place(span.getClientRects()[0]);
+  placeCard(span.getClientRects()[0]);
 }
 
 function alternatives(token) {
-  const head = element("p", "surprise");
-  head.append(element("span", "", "considered here"), element("span", "", `surprise ${bits(token.logprob).toFixed(1)} bits`));
+  const header = element("p", "card-header");
+  header.append(element("span", "", "alternatives"), element("span", "", `surprisal ${bits(token.logprob).toFixed(1)} bits`));
   const rows = element("ul", "rows");
-  const taken = token.top.some(({ text }) => text === token.text);
-  for (const choice of taken ? token.top : [...token.top, token]) rows.append(row(choice, choice.text === token.text));
-  return [head, rows];
+  const listed = token.top.some(({ text }) => text === token.text);
+  for (const choice of listed ? token.top : [...token.top, token]) rows.append(row(choice, choice.text === token.text));
+  return [header, rows];
 }
 
 function row({ text, logprob }, chosen) {
-  const share = Math.exp(logprob);
+  const probability = Math.exp(logprob);
   const item = element("li", chosen ? "row chosen" : "row");
   const fill = element("span", "fill");
-  fill.style.width = `${(100 * share).toFixed(2)}%`;
-  const percent = share < 0.0005 ? "<0.1 %" : `${(100 * share).toFixed(1)} %`;
-  item.append(fill, element("span", "piece", visible(text)), element("span", "share", percent));
+  fill.style.width = `${(100 * probability).toFixed(2)}%`;
+  const percent = probability < 0.0005 ? "<0.1 %" : `${(100 * probability).toFixed(1)} %`;
+  item.append(fill, element("span", "alternative", visible(text)), element("span", "probability", percent));
   return item;
 }
 
-function place(rect) {
+function placeCard(rect) {
   const { offsetWidth: width, offsetHeight: height } = card;
   const left = Math.min(Math.max(rect.left, 8), window.innerWidth - width - 8);
   const above = rect.top - height - 8;
