@@ -9,10 +9,10 @@ from regard.kernels.recurrent.linear_attention import with_ones
 from regard.layout import TokenLayout
 from regard.models.decoder import Decoder
 from regard.models.stack import Repeat
-from regard.parts.attention import merge, split
 from regard.parts.block import Block, Sublayer
 from regard.parts.feature_maps import EluFeatures, IdentityFeatures, PerformerFeatures
 from regard.parts.gated_linear import GatedLinear
+from regard.parts.heads import merge_heads, split_heads
 from regard.parts.linear_attention import LinearAttention
 from regard.parts.norm import NoNorm
 from regard.parts.retention import Retention
@@ -33,7 +33,7 @@ def random(*shape: int, seed: int = 0) -> Tensor:
 
 
 def projected(module: nn.Module, x: Tensor, heads: int) -> list[Tensor]:
-    return [split(p(x), heads) for p in (module.q_proj, module.k_proj, module.v_proj)]
+    return [split_heads(p(x), heads) for p in (module.q_proj, module.k_proj, module.v_proj)]
 
 
 @pytest.mark.ledger("lin.elu")
@@ -52,7 +52,7 @@ def test_the_identity_is_not_normalized() -> None:
         LinearAttention(2, features=IdentityFeatures())
     module, x = built(LinearAttention(2, features=IdentityFeatures(), normalize=False)), random(1, LENGTH, WIDTH)
     q, k, v = projected(module, x, 2)
-    assert torch.allclose(module(x, TokenLayout.whole(1, LENGTH)), module.o_proj(merge((q @ k.mT).tril() @ v)))
+    assert torch.allclose(module(x, TokenLayout.whole(1, LENGTH)), module.o_proj(merge_heads((q @ k.mT).tril() @ v)))
 
 
 def test_performer_stands_for_softmax_and_is_normalized() -> None:
@@ -76,7 +76,7 @@ def test_performer_comes_close_to_softmax(both: bool) -> None:
     x = random(1, 40, WIDTH) / 2
     q, k, v = projected(module, x, 2)
     exact = F.scaled_dot_product_attention(q, k, v, is_causal=not both)
-    expected, found = module.o_proj(merge(exact)), module(x, TokenLayout.whole(1, 40))
+    expected, found = module.o_proj(merge_heads(exact)), module(x, TokenLayout.whole(1, 40))
     assert (found - expected).norm() < 0.1 * expected.norm()
     few = LinearAttention(2, features=PerformerFeatures(8), bidirectional=both).build(WIDTH).double()
     few.load_state_dict(module.state_dict() | {"directions": few.directions.data})
@@ -92,7 +92,7 @@ def test_performer_is_safe_where_exp_would_overflow(factor: float) -> None:
     logs = (q @ module.directions.T).unsqueeze(3) + (k @ module.directions.T).unsqueeze(2)  # (B, H, L, L, R)
     logs = logs - k.square().sum(-1)[:, :, None, :, None] / 2
     weights = logs.logsumexp(-1).masked_fill(torch.ones(70, 70).triu(1).bool(), -torch.inf).softmax(-1)
-    expected = module.o_proj(merge(weights @ v))
+    expected = module.o_proj(merge_heads(weights @ v))
     found = module(x, TokenLayout.whole(1, 70))
     assert (found - expected).abs().max() < 1e-9 * factor
     single = module.float()(x.float(), TokenLayout.whole(1, 70))
@@ -120,7 +120,7 @@ def test_retention_is_attention_without_softmax(spec: Retention) -> None:
     scores = (q @ k.conj().mT).real / dim**0.5
     gamma = 1 - 2.0 ** (-5 - torch.arange(spec.heads, dtype=torch.float64)).view(-1, 1, 1)
     decays = gamma ** (steps.unsqueeze(-1) - steps).clamp_min(0)
-    out = merge(module.norm((scores * decays).tril() @ v))
+    out = merge_heads(module.norm((scores * decays).tril() @ v))
     out = out * F.silu(module.gate_proj(x)) if spec.gate else out
     assert torch.allclose(module(x, TokenLayout.whole(2, LENGTH)), module.o_proj(out), atol=1e-11)
 
@@ -171,7 +171,7 @@ def test_a_whole_text_is_summed_in_linear_order() -> None:
     module, x = built(LinearAttention(2, features=EluFeatures(), bidirectional=True)), random(1, LENGTH, WIDTH)
     q, k, v = projected(module, x, 2)
     out = (F.elu(q) + 1) @ ((F.elu(k) + 1).mT @ with_ones(v))
-    expected = module.o_proj(merge(out[..., :-1] / out[..., -1:]))
+    expected = module.o_proj(merge_heads(out[..., :-1] / out[..., -1:]))
     assert torch.allclose(module(x, TokenLayout.whole(1, LENGTH)), expected, atol=1e-12)
 
 

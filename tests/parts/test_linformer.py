@@ -8,8 +8,8 @@ from torch import Tensor
 from regard.layout import TokenLayout
 from regard.models.decoder import Decoder
 from regard.models.stack import Repeat
-from regard.parts.attention import merge, split
 from regard.parts.block import Block, Sublayer
+from regard.parts.heads import merge_heads, split_heads
 from regard.parts.linformer import Linformer, LinformerModule
 from regard.spec import SpecError
 from regard.verify.draw import draw_wide
@@ -24,7 +24,7 @@ def built(spec: Linformer) -> LinformerModule:
 
 
 def projected(module: LinformerModule, x: Tensor) -> list[Tensor]:
-    return [split(p(x), module.heads) for p in (module.q_proj, module.k_proj, module.v_proj)]
+    return [split_heads(p(x), module.heads) for p in (module.q_proj, module.k_proj, module.v_proj)]
 
 
 @pytest.mark.ledger("lin.linformer")
@@ -36,7 +36,9 @@ def test_it_is_attention_to_mixtures(shared: bool) -> None:
     F_ = E if shared else module.v_length[:, :7]
     weights = (q @ (E @ k).mT / 2).softmax(-1)
     assert weights.shape == (2, 3, 7, 4)
-    assert torch.allclose(module(x, TokenLayout.whole(2, 7)), module.o_proj(merge(weights @ (F_ @ v))), atol=1e-12)
+    assert torch.allclose(
+        module(x, TokenLayout.whole(2, 7)), module.o_proj(merge_heads(weights @ (F_ @ v))), atol=1e-12
+    )
 
 
 @pytest.mark.ledger("lin.linformer")
@@ -45,7 +47,7 @@ def test_with_as_many_mixtures_as_tokens_it_can_be_attention_itself() -> None:
     for along in (module.k_length, module.v_length):
         along.copy_(torch.eye(7))
     q, k, v = projected(module, x)
-    expected = module.o_proj(merge(F.scaled_dot_product_attention(q, k, v)))
+    expected = module.o_proj(merge_heads(F.scaled_dot_product_attention(q, k, v)))
     assert torch.allclose(module(x, TokenLayout.whole(2, 7)), expected, atol=1e-12)
 
 

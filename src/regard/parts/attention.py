@@ -20,6 +20,7 @@ from regard.kernels.attention.mask import Causal, Mask
 from regard.kernels.attention.score_options import ScoreOptions
 from regard.layout import TokenLayout
 from regard.parts.body import Body
+from regard.parts.heads import divisors, head_dim_of, merge_heads, split_heads
 from regard.parts.norm import Norm
 from regard.parts.position.base import NoPosition, Position
 from regard.parts.state import STATELESS, Memory, PerToken, State
@@ -64,12 +65,8 @@ class Attention(Body):
 
     def sizes(self, width: int) -> tuple[int, int, int]:
         """(heads, kv_heads, head_dim) in a stack this wide."""
-        if self.head_dim is None and width % self.heads:
-            raise SpecError(
-                f"attention: width={width} is not divisible by heads={self.heads}; "
-                f"choose one of {', '.join(map(str, divisors(width)))}, or give head_dim"
-            )
-        return self.heads, self.kv_heads or self.heads, self.head_dim or width // self.heads
+        head_dim = self.head_dim or head_dim_of("attention", width, self.heads, ", or set head_dim")
+        return self.heads, self.kv_heads or self.heads, head_dim
 
     def attention_sizes(self, width: int) -> tuple[int, int, int]:
         return self.sizes(width)
@@ -124,14 +121,14 @@ class AttentionModule(nn.Module):
         self.attend = backend("auto")
 
     def forward(self, x: Tensor, layout: TokenLayout, state: State = STATELESS) -> Tensor:
-        q = self.clip(self.q_norm(split(self.q_proj(x), self.heads)))  # (B, H, L, E)
-        k = self.clip(self.k_norm(split(self.k_proj(x), self.kv_heads)))  # (B, K, L, E)
-        v = self.clip(split(self.v_proj(x), self.kv_heads))  # (B, K, L, E)
+        q = self.clip(self.q_norm(split_heads(self.q_proj(x), self.heads)))  # (B, H, L, E)
+        k = self.clip(self.k_norm(split_heads(self.k_proj(x), self.kv_heads)))  # (B, K, L, E)
+        v = self.clip(split_heads(self.v_proj(x), self.kv_heads))  # (B, K, L, E)
         q, k = self.position.rotate(q, k, layout)
         k, v, layout = state.extend(layout, k=k, v=v)  # (B, K, S, E)
         q, k, v = self.q(q), self.k(k), self.v(v)
         z = self.attend(q, k, v, layout, self.scores(layout))  # (B, H, L, E)
-        return self.o_proj(merge(self.gate(self.z(z), x)))
+        return self.o_proj(merge_heads(self.gate(self.z(z), x)))
 
     def scores(self, layout: TokenLayout) -> ScoreOptions:
         dropout = self.dropout if self.training else 0.0
@@ -147,7 +144,7 @@ class HeadNorm(nn.Module):
         self.norm = nn.Identity() if norm is None else norm.build(heads * head_dim)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.norm(x) if self.heads == 1 else split(self.norm(merge(x)), self.heads)
+        return self.norm(x) if self.heads == 1 else split_heads(self.norm(merge_heads(x)), self.heads)
 
 
 class NoGate(nn.Module):
@@ -167,7 +164,7 @@ class Gate(nn.Module):
         self.proj = nn.Linear(width, heads * head_dim, bias=False)
 
     def forward(self, z: Tensor, x: Tensor) -> Tensor:
-        return z * split(self.proj(x), self.heads).sigmoid()
+        return z * split_heads(self.proj(x), self.heads).sigmoid()
 
 
 class HeadGate(Gate):
@@ -178,19 +175,6 @@ class HeadGate(Gate):
 
 
 GATES = {"none": NoGate, "head": HeadGate, "element": Gate}
-
-
-def divisors(number: int) -> list[int]:
-    """Those up to 1024."""
-    return [n for n in range(1, min(number, 1024) + 1) if number % n == 0]
-
-
-def split(x: Tensor, heads: int) -> Tensor:
-    return x.unflatten(-1, (heads, -1)).transpose(1, 2)  # (B, H, L, E)
-
-
-def merge(x: Tensor) -> Tensor:
-    return x.transpose(1, 2).flatten(-2)  # (B, L, H·E)
 
 
 def use_backend(model: nn.Module, name: str) -> None:

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from regard.kernels.attention.mask import Full, Mask
 from regard.layout import TokenLayout
-from regard.parts.attention import Attention, AttentionModule, merge, split
+from regard.parts.attention import Attention, AttentionModule
+from regard.parts.heads import merge_heads, split_heads
 from regard.parts.position.base import NoPosition
 from regard.parts.state import STATELESS, PerSource, State
 from regard.spec import require
@@ -48,13 +49,13 @@ class CrossAttention(Attention):
 
 class CrossAttentionModule(AttentionModule):
     def forward(self, x: Tensor, layout: TokenLayout, state: State = STATELESS) -> Tensor:
-        q = self.clip(self.q_norm(split(self.q_proj(x), self.heads)))  # (B, H, L, E)
+        q = self.clip(self.q_norm(split_heads(self.q_proj(x), self.heads)))  # (B, H, L, E)
         k, v, layout = state.recall(layout, self.read)  # (B, K, S, E)
         q, k, v = self.q(q), self.k(k), self.v(v)
         z = self.attend(q, k, v, layout, self.scores(layout))  # (B, H, L, E)
-        return self.o_proj(merge(self.gate(self.z(z), x)))
+        return self.o_proj(merge_heads(self.gate(self.z(z), x)))
 
     def read(self, source: Tensor) -> dict[str, Tensor]:
         """Keys and values (B, K, S, E) of a source (B, S, D)."""
-        k = self.clip(self.k_norm(split(self.k_proj(source), self.kv_heads)))
-        return {"k": k, "v": self.clip(split(self.v_proj(source), self.kv_heads))}
+        k = self.clip(self.k_norm(split_heads(self.k_proj(source), self.kv_heads)))
+        return {"k": k, "v": self.clip(split_heads(self.v_proj(source), self.kv_heads))}

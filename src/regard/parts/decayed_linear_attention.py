@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from regard.kernels.recurrent.linear_scan import backend, flops
 from regard.layout import TokenLayout
-from regard.parts.attention import merge, split
 from regard.parts.body import Body
+from regard.parts.heads import merge_heads, split_heads
 from regard.parts.norm import Norm, RMSNorm
 from regard.parts.state import STATELESS, FixedSize, FixedState
 from regard.spec import require
@@ -69,14 +69,14 @@ class DecayedLinearAttentionModule(nn.Module):
         self.scan = backend("auto")
 
     def forward(self, x: Tensor, layout: TokenLayout, state: FixedState = STATELESS) -> Tensor:
-        q = split(self.q_proj(x), self.heads) * self.key_dim**-0.5  # (B, H, L, N)
-        k = split(self.k_proj(x), self.heads)  # (B, H, L, N)
-        v = split(self.v_proj(x), self.heads)  # (B, H, L, P)
+        q = split_heads(self.q_proj(x), self.heads) * self.key_dim**-0.5  # (B, H, L, N)
+        k = split_heads(self.k_proj(x), self.heads)  # (B, H, L, N)
+        v = split_heads(self.v_proj(x), self.heads)  # (B, H, L, P)
         q, k = self.placed(q, k, layout)
         (sums,) = state.read(layout, **self.memory.zeros(x))  # (B, H, N, P)
         out, sums = self.scan(q, k, v, self.decay(x), sums, layout.documents, layout.valid)
         state.write(layout, sums=sums)
-        out = merge(self.norm(out.to(x.dtype)))  # (B, L, H·P)
+        out = merge_heads(self.norm(out.to(x.dtype)))  # (B, L, H·P)
         return self.o_proj(out if self.gate_proj is None else out * F.silu(self.gate_proj(x)))
 
     def placed(self, q: Tensor, k: Tensor, layout: TokenLayout) -> tuple[Tensor, Tensor]:

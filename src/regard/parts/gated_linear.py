@@ -13,8 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard.parts.attention import split
 from regard.parts.decayed_linear_attention import DecayedLinearAttention, DecayedLinearAttentionModule
+from regard.parts.heads import split_heads
 from regard.spec import require
 
 
@@ -55,6 +55,6 @@ class GatedLinearModule(DecayedLinearAttentionModule):
         self.decay_proj = nn.Linear(rank, rows)
 
     def decay(self, x: Tensor) -> Tensor:
-        logits = split(self.decay_proj(self.low_proj(x)), self.heads)  # (B, H, L, N or 1)
+        logits = split_heads(self.decay_proj(self.low_proj(x)), self.heads)  # (B, H, L, N or 1)
         decay = F.logsigmoid(logits.to(torch.promote_types(x.dtype, torch.float32))) / self.temperature
         return decay if self.channels else decay.squeeze(-1)

@@ -22,8 +22,8 @@ from regard.kernels.attention import backend
 from regard.kernels.attention.mask import Causal, Mask
 from regard.kernels.attention.score_options import ScoreOptions
 from regard.layout import TokenLayout
-from regard.parts.attention import merge, split
 from regard.parts.body import Body
+from regard.parts.heads import merge_heads, split_heads
 from regard.parts.norm import Norm, RMSNorm
 from regard.parts.position.base import Position
 from regard.parts.position.rope import Rope
@@ -118,17 +118,17 @@ class LatentAttentionModule(nn.Module):
         self.attend = backend("auto")
 
     def forward(self, x: Tensor, layout: TokenLayout, state: State = STATELESS) -> Tensor:
-        q = split(self.q_proj(self.q_latent_norm(self.q_latent_proj(x))), self.heads)  # (B, H, L, nope + rope)
+        q = split_heads(self.q_proj(self.q_latent_norm(self.q_latent_proj(x))), self.heads)  # (B, H, L, nope + rope)
         q, q_rope = q.split(self.dims, -1)
         latent = self.latent_norm(self.latent_proj(x)).unsqueeze(1)  # (B, 1, L, rank)
         q_rope, k_rope = self.position.rotate(q_rope, self.k_rope_proj(x).unsqueeze(1), layout)
         latent, k_rope, layout = state.extend(layout, latent=latent, k_rope=k_rope)  # (B, 1, S, rank), (B, 1, S, rope)
         form = self.absorbed if self.spec.absorbs(q.shape[2], latent.shape[2]) else self.expanded
-        return self.o_proj(merge(self.z(form(q, q_rope, latent, k_rope, layout))))
+        return self.o_proj(merge_heads(self.z(form(q, q_rope, latent, k_rope, layout))))
 
     def expanded(self, q: Tensor, q_rope: Tensor, latent: Tensor, k_rope: Tensor, layout: TokenLayout) -> Tensor:
         """(B, H, L, V), by keys and values of every head."""
-        k, v = (split(F.linear(latent[:, 0], up.flatten(0, 1)), self.heads) for up in (self.k_up, self.v_up))
+        k, v = (split_heads(F.linear(latent[:, 0], up.flatten(0, 1)), self.heads) for up in (self.k_up, self.v_up))
         k = torch.cat([k, k_rope.expand(-1, self.heads, -1, -1)], -1)  # (B, H, S, nope + rope)
         q = torch.cat([q, q_rope], -1)
         return self.attend(self.q(q), self.k(k), self.v(v), layout, self.scores(layout))

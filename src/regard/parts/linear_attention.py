@@ -17,9 +17,9 @@ from regard.kernels.random_features import document_peak, draw_directions, log_f
 from regard.kernels.recurrent.linear_attention import both_ways, linear_attention
 from regard.kernels.recurrent.linear_scan import flops
 from regard.layout import TokenLayout
-from regard.parts.attention import merge, split
 from regard.parts.body import Body
 from regard.parts.feature_maps import EluFeatures, FeatureMap, PerformerFeatures
+from regard.parts.heads import merge_heads, split_heads
 from regard.parts.state import STATELESS, FixedSize, FixedState
 from regard.spec import require
 
@@ -82,10 +82,10 @@ class LinearAttentionModule(nn.Module):
         self.o_proj = nn.Linear(width, width, bias=spec.bias)
 
     def forward(self, x: Tensor, layout: TokenLayout, state: FixedState = STATELESS) -> Tensor:
-        q = split(self.q_proj(x), self.heads)  # (B, H, L, E)
-        k = split(self.k_proj(x), self.heads)  # (B, H, L, E)
-        v = split(self.v_proj(x), self.heads)  # (B, H, L, E)
-        return self.o_proj(merge(self.read(q, k, v, layout, state).to(x.dtype)))
+        q = split_heads(self.q_proj(x), self.heads)  # (B, H, L, E)
+        k = split_heads(self.k_proj(x), self.heads)  # (B, H, L, E)
+        v = split_heads(self.v_proj(x), self.heads)  # (B, H, L, E)
+        return self.o_proj(merge_heads(self.read(q, k, v, layout, state).to(x.dtype)))
 
     def read(self, q: Tensor, k: Tensor, v: Tensor, layout: TokenLayout, state: FixedState) -> Tensor:
         """(B, H, L, E) what the queries find in the sums"""

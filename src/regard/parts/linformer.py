@@ -18,8 +18,8 @@ from regard.kernels.attention.mask import Full
 from regard.kernels.attention.score_options import ScoreOptions
 from regard.kernels.segments import numbered
 from regard.layout import TokenLayout
-from regard.parts.attention import merge, split
 from regard.parts.body import Body
+from regard.parts.heads import merge_heads, split_heads
 from regard.parts.state import STATELESS, State
 from regard.spec import require
 
@@ -71,14 +71,14 @@ class LinformerModule(nn.Module):
         self.attend = backend("auto")
 
     def forward(self, x: Tensor, layout: TokenLayout, state: State = STATELESS) -> Tensor:
-        q, k, v = (split(p(x), self.heads) for p in (self.q_proj, self.k_proj, self.v_proj))  # (B, H, L, E)
+        q, k, v = (split_heads(p(x), self.heads) for p in (self.q_proj, self.k_proj, self.v_proj))  # (B, H, L, E)
         where = self.documents(layout)  # (B, docs, L)
         k = self.mixtures(self.k_length, layout, where) @ k  # (B, H, docs · k, E)
         v = self.mixtures(self.k_length if self.v_length is None else self.v_length, layout, where) @ v
         z = self.attend(
             q, k, v, self.before_mixtures(layout, where.shape[1], k.shape[2]), ScoreOptions(Full(), self.scale)
         )
-        return self.o_proj(merge(z))
+        return self.o_proj(merge_heads(z))
 
     def documents(self, layout: TokenLayout) -> Tensor:
         """(B, docs, L): which tokens are in each document; padding is in none."""

@@ -26,8 +26,9 @@ from regard.kernels.attention.reference import attention_weights, per_head
 from regard.kernels.attention.score_options import ScoreOptions
 from regard.kernels.native_sparse import Line, attend_chosen, choose, ends, importance, line_of, pick
 from regard.layout import TokenLayout
-from regard.parts.attention import Attention, merge, split
+from regard.parts.attention import Attention
 from regard.parts.body import Body
+from regard.parts.heads import merge_heads, split_heads
 from regard.parts.position.base import NoPosition, Position
 from regard.parts.state import STATELESS, PerToken, State
 from regard.parts.tap import Tap
@@ -107,8 +108,8 @@ class NativeSparseModule(nn.Module):
         self.attend = backend("auto")
 
     def forward(self, x: Tensor, layout: TokenLayout, state: State = STATELESS) -> Tensor:
-        q = split(self.q_proj(x), self.heads)  # (B, H, L, E)
-        k, v = (split(proj(x), 3 * self.kv_heads) for proj in (self.k_proj, self.v_proj))  # (B, 3K, L, E)
+        q = split_heads(self.q_proj(x), self.heads)  # (B, H, L, E)
+        k, v = (split_heads(proj(x), 3 * self.kv_heads) for proj in (self.k_proj, self.v_proj))  # (B, 3K, L, E)
         still, turning = k.split([self.kv_heads, 2 * self.kv_heads], 1)
         q_turned, turned = self.position.rotate(q, turning, layout)
         k, v, keys = state.extend(layout, k=torch.cat([still, turned], 1), v=v)  # (B, 3K, S, E)
@@ -120,9 +121,9 @@ class NativeSparseModule(nn.Module):
         compressed, chosen = self.compressed(q, k_block, v_block, keys, line, bias)
         selected = attend_chosen(q_turned, k_far, v_far, keys, line, chosen, self.spec.block, self.scale, bias)
         near = self.attend(q_turned, k_near, v_near, keys, ScoreOptions(self.window, self.scale, bias))
-        gates = split(self.branch_proj(x).sigmoid(), 3 * self.heads).chunk(3, 1)  # (B, H, L, 1) each
+        gates = split_heads(self.branch_proj(x).sigmoid(), 3 * self.heads).chunk(3, 1)  # (B, H, L, 1) each
         z = sum(gate * view for gate, view in zip(gates, (compressed, selected, near), strict=True))
-        return self.o_proj(merge(self.z(z)))
+        return self.o_proj(merge_heads(self.z(z)))
 
     def summarize(self, k: Tensor, v: Tensor, valid: Tensor | None, line: Line) -> list[Tensor]:
         """Keys and values of compressed blocks, each with the new token that completes it: (B, K, L, E), else zeros."""

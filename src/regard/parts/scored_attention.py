@@ -23,8 +23,8 @@ from regard.kernels.attention.mask import Causal, Full, Mask, visible
 from regard.kernels.attention.reference import normalize
 from regard.kernels.attention.score_options import ScoreOptions
 from regard.layout import TokenLayout
-from regard.parts.attention import merge, split
 from regard.parts.body import Body
+from regard.parts.heads import merge_heads, split_heads
 from regard.parts.state import STATELESS, PerSource, PerToken, State
 from regard.spec import require
 
@@ -123,12 +123,12 @@ class ScoredAttentionModule(nn.Module):
 
     def look(self, x: Tensor, layout: TokenLayout, *states: Tensor) -> Tensor:
         """(B, L, D) and what was remembered -> (B, L, out)"""
-        c = self.o_proj(merge(self.context(x, layout, *states)))
+        c = self.o_proj(merge_heads(self.context(x, layout, *states)))
         return c if self.s_proj is None else torch.tanh(c + self.s_proj(x))
 
     def read(self, h: Tensor) -> dict[str, Tensor]:
         """What is remembered of states (B, S, D): arrays (B, H, S, …)."""
-        return {"h": split(h, self.heads)}
+        return {"h": split_heads(h, self.heads)}
 
     def context(self, x: Tensor, layout: TokenLayout, *states: Tensor) -> Tensor:
         """(B, L, D) and what was remembered -> (B, H, L, E)"""
@@ -145,7 +145,7 @@ class MultiplicativeModule(ScoredAttentionModule):
     def context(self, x: Tensor, layout: TokenLayout, *states: Tensor) -> Tensor:
         s, (h,) = x if self.q_proj is None else self.q_proj(x), states
         return self.attend(
-            split(s, self.heads), h, h, layout, ScoreOptions(self.mask, self.scale, layout.inputs.bias)
+            split_heads(s, self.heads), h, h, layout, ScoreOptions(self.mask, self.scale, layout.inputs.bias)
         )  # (B, H, L, E)
 
 
@@ -157,10 +157,10 @@ class AdditiveModule(ScoredAttentionModule):
         self.v = nn.Parameter(torch.empty(self.heads, self.score_dim).normal_(std=self.score_dim**-0.5))
 
     def read(self, h: Tensor) -> dict[str, Tensor]:
-        return super().read(h) | {"k": split(self.k_proj(h), self.heads)}
+        return super().read(h) | {"k": split_heads(self.k_proj(h), self.heads)}
 
     def context(self, x: Tensor, layout: TokenLayout, *states: Tensor) -> Tensor:
-        q, (h, k) = split(self.q_proj(x), self.heads), states  # (B, H, L, A), (B, H, S, E), (B, H, S, A)
+        q, (h, k) = split_heads(self.q_proj(x), self.heads), states  # (B, H, L, A), (B, H, S, E), (B, H, S, A)
         return self.weights(q, k, layout).to(h.dtype) @ h
 
     def weights(self, q: Tensor, k: Tensor, layout: TokenLayout) -> Tensor:

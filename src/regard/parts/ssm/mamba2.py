@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from regard.kernels.convolution import convolve
 from regard.kernels.recurrent.linear_scan import backend, flops
 from regard.layout import TokenLayout
-from regard.parts.attention import merge, split
 from regard.parts.body import Body
 from regard.parts.chunked_forward import chunked_forward
+from regard.parts.heads import merge_heads, split_heads
 from regard.parts.norm import Norm, RMSNorm
 from regard.parts.ssm.initialization import ConvWeights, log_rates, step_bias
 from regard.parts.state import STATELESS, FixedSize, FixedState
@@ -107,12 +107,13 @@ class Mamba2Module(nn.Module):
         columns = [self.in_proj(x), self.b_proj(x), self.c_proj(x)]
         mixed, tail = convolve(torch.cat(columns, -1), self.conv.weight, self.conv.bias, tail, layout)
         u, B, C = F.silu(mixed).split([column.shape[-1] for column in columns], -1)
-        u, B, C = split(u, self.heads), split(B, self.groups), split(C, self.groups)  # (B, H, L, P), (B, G, L, N)
+        u = split_heads(u, self.heads)  # (B, H, L, P)
+        B, C = split_heads(B, self.groups), split_heads(C, self.groups)  # (B, G, L, N)
         step = self.step_proj(x).to(past.dtype) + self.step_bias
         delta = self.limited(F.softplus(step)).transpose(1, 2)  # (B, H, L)
         decay = delta * -self.A_log.to(past.dtype).exp().unsqueeze(-1)
         y, past = self.scan(C, B, u * delta.unsqueeze(-1), decay, past, layout.documents, layout.valid)
-        y = merge(y + u * self.D.view(-1, 1, 1))  # (B, L, F)
+        y = merge_heads(y + u * self.D.view(-1, 1, 1))  # (B, L, F)
         return self.o_proj(self.normed(y * F.silu(self.gate_proj(x)).to(y.dtype)).to(x.dtype)), tail, past
 
     def normed(self, y: Tensor) -> Tensor:
