@@ -1,60 +1,66 @@
-"""Tasks can be solved from what they tell, and accuracies count what counts."""
+"""Targets of tasks follow from their inputs, and accuracies count the weighted tokens."""
 
 import torch
 from torch import Tensor, nn
 
-from regard.labs.fit import accuracy, exact, generator
-from regard.labs.mamba_language import power
-from regard.labs.selective_copying import MEMORISED, SYMBOLS, told_by_age
-from regard.labs.tasks import ASK, associative_recall, draw, of_source, selective_copying, while_reading
+from regard.labs.fit import accuracy, exact_match, generator
+from regard.labs.mamba_language import exponent
+from regard.labs.selective_copying import MEMORISED, SYMBOLS, accuracy_by_age
+from regard.labs.tasks import (
+    QUERY,
+    associative_recall,
+    decoder_batch,
+    draw_symbols,
+    encoder_decoder_batch,
+    selective_copying,
+)
 
 
-def test_every_value_asked_for_was_told_after_its_key() -> None:
+def test_every_queried_value_follows_its_key() -> None:
     batch = associative_recall(generator(0), pairs=5, rows=8, symbols=16)
     for tokens, targets, weights in zip(batch.tokens, batch.targets, batch.weights, strict=True):
-        told = dict(zip(tokens[:10:2].tolist(), tokens[1:10:2].tolist(), strict=True))
-        asked = weights.nonzero().flatten().tolist()
-        assert len(asked) == len(told) == 5
-        assert all(told[int(tokens[place])] == int(targets[place]) for place in asked)
+        pairs = dict(zip(tokens[:10:2].tolist(), tokens[1:10:2].tolist(), strict=True))
+        queries = weights.nonzero().flatten().tolist()
+        assert len(queries) == len(pairs) == 5
+        assert all(pairs[int(tokens[i])] == int(targets[i]) for i in queries)
 
 
-def test_a_task_in_both_forms_wants_the_same_said() -> None:
-    source = draw(generator(0), 8, 4, 6)
+def test_both_forms_of_a_task_have_the_same_targets() -> None:
+    source = draw_symbols(generator(0), 8, 4, 6)
     target = source[:, :2]
-    first, beside = of_source(source, target), while_reading(source, target)
-    assert torch.equal(first.source, beside.tokens)
-    assert torch.equal(first.targets[first.weights > 0], beside.targets[beside.weights > 0])
-    assert first.tokens[:, 0].eq(ASK).all() and torch.equal(first.tokens[:, 1:], target[:, :-1])
+    first, second = encoder_decoder_batch(source, target), decoder_batch(source, target)
+    assert torch.equal(first.source, second.tokens)
+    assert torch.equal(first.targets[first.weights > 0], second.targets[second.weights > 0])
+    assert first.tokens[:, 0].eq(QUERY).all() and torch.equal(first.tokens[:, 1:], target[:, :-1])
 
 
-def test_age_tells_all_without_filler_and_not_much_with_it() -> None:
-    told = {
-        n: told_by_age(selective_copying(generator(0), MEMORISED, n, 2048, SYMBOLS), n) for n in (MEMORISED, 5, 8, 64)
-    }
-    assert told[MEMORISED] == 1.0
-    assert 1.0 > told[5] > told[8] > told[64] > 0.7
+def test_age_determines_the_symbol_without_filler_and_less_so_with_it() -> None:
+    batches = {n: selective_copying(generator(0), MEMORISED, n, 2048, SYMBOLS) for n in (MEMORISED, 5, 8, 64)}
+    accuracies = {n: accuracy_by_age(batch, n) for n, batch in batches.items()}
+    assert accuracies[MEMORISED] == 1.0
+    assert 1.0 > accuracies[5] > accuracies[8] > accuracies[64] > 0.7
 
 
-def test_linear_and_quadratic_time_are_powers_1_and_2() -> None:
-    assert power([(256, 1000.0), (1024, 900.0), (4096, 1000.0)]) == 1.0
-    assert power([(256, 1600.0), (1024, 400.0), (4096, 100.0)]) == 2.0
+def test_linear_and_quadratic_time_have_exponents_1_and_2() -> None:
+    assert exponent([(256, 1000.0), (1024, 900.0), (4096, 1000.0)]) == 1.0
+    assert exponent([(256, 1600.0), (1024, 400.0), (4096, 100.0)]) == 2.0
 
 
-class Says(nn.Module):
-    """Says what it was given, whatever it reads."""
+class Constant(nn.Module):
+    """Predicts the given tokens for any input."""
 
-    def __init__(self, said: Tensor):
+    def __init__(self, predicted: Tensor):
         super().__init__()
-        self.said = said
+        self.predicted = predicted
 
     def forward(self, *_: Tensor, layout=None) -> Tensor:
-        return nn.functional.one_hot(self.said, 10).float()
+        return nn.functional.one_hot(self.predicted, 10).float()
 
 
-def test_accuracies_are_of_counted_tokens_and_of_whole_rows() -> None:
+def test_accuracy_counts_weighted_tokens_and_exact_match_whole_rows() -> None:
     source = torch.tensor([[2, 3, 4], [5, 6, 7]])
-    batch = while_reading(source, source[:, :2])  # the first token of each row does not count
-    said = Says(torch.tensor([[9, 2, 3], [9, 5, 9]]))
-    assert accuracy(said, batch) == 3 / 4
-    assert exact(said, batch) == 1 / 2
-    assert exact(Says(source[:, :2]), of_source(source, source[:, :2])) == 1.0
+    batch = decoder_batch(source, source[:, :2])  # the first token of each row has no weight
+    model = Constant(torch.tensor([[9, 2, 3], [9, 5, 9]]))
+    assert accuracy(model, batch) == 3 / 4
+    assert exact_match(model, batch) == 1 / 2
+    assert exact_match(Constant(source[:, :2]), encoder_decoder_batch(source, source[:, :2])) == 1.0

@@ -1,12 +1,16 @@
 """`regard lab`: test a claim with a short experiment; writes a plot and a verdict."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 if TYPE_CHECKING:
+    from regard.labs.bench import Size
     from regard.labs.findings import Findings
+
+
+CAVEATS = {"quick": " (not meaningful: --quick)", "small": " (a preview: a quarter of the training)", "full": ""}
 
 
 def lab(
@@ -14,9 +18,11 @@ def lab(
     listed: Annotated[bool, typer.Option("--list", help="List all labs and their claims.")] = False,
     out: Annotated[Path, typer.Option(help="Write results to a folder per lab in this one.")] = Path("runs/labs"),
     seed: Annotated[int, typer.Option(min=0, help="Seed of the weights and the data.")] = 0,
-    quick: Annotated[
-        bool, typer.Option(help="Only check that the lab runs: sizes too small for a meaningful result.")
-    ] = False,
+    size: Annotated[
+        Literal["quick", "small", "full"],
+        typer.Option(help="full; small: a quarter of the training, a preview; quick: only check that the lab runs."),
+    ] = "full",
+    quick: Annotated[bool, typer.Option(help="The same as --size quick.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print result.json instead of tables.")] = False,
 ) -> None:
     """Test a claim about transformers or earlier models on this machine.
@@ -28,6 +34,7 @@ def lab(
     Examples:
       regard lab --list
       regard lab gradients-through-time
+      regard lab memory-span --size small
       regard lab gradients-through-time --seed 1 --out /tmp/labs --json
     """
     from regard.labs import LABS, claim
@@ -38,10 +45,10 @@ def lab(
     elif name is None:
         raise typer.BadParameter("give the name of a lab, or --list")
     else:
-        run_lab(name, out, seed, quick, as_json)
+        run_lab(name, out, seed, "quick" if quick else size, as_json)
 
 
-def run_lab(name: str, out: Path, seed: int, quick: bool, as_json: bool) -> None:
+def run_lab(name: str, out: Path, seed: int, size: "Size", as_json: bool) -> None:
     import time
 
     import torch
@@ -52,21 +59,21 @@ def run_lab(name: str, out: Path, seed: int, quick: bool, as_json: bool) -> None
     from regard.labs.report import write
 
     module = module_of(name)
-    bench = Bench(seed, quick, Console(stderr=True))
+    bench = Bench(seed, size, Console(stderr=True))
     torch.manual_seed(seed)
     start = time.perf_counter()
     with bench.bar:
         findings = module.run(bench)
-    settings = {"seed": seed, "quick": quick, "seconds": round(time.perf_counter() - start, 1)}
+    settings = {"seed": seed, "size": size, "seconds": round(time.perf_counter() - start, 1)}
     folder = out / name
     write(folder, name, documentation(name), findings, settings)
     if as_json:
         print((folder / "result.json").read_text(encoding="utf-8"), end="")
     else:
-        print_findings(findings, folder, quick)
+        print_findings(findings, folder, size)
 
 
-def print_findings(findings: "Findings", folder: Path, quick: bool) -> None:
+def print_findings(findings: "Findings", folder: Path, size: "Size") -> None:
     from rich.console import Console
     from rich.table import Table
 
@@ -79,8 +86,8 @@ def print_findings(findings: "Findings", folder: Path, quick: bool) -> None:
         table.add_row(*row)
     console.print(table)
     for check in findings.checks:
-        console.print(f"{'yes' if check.holds else 'no ':<3}  {check.expected}: {check.seen}", highlight=False)
-    console.print(f"{findings.verdict}{' (not meaningful: --quick)' if quick else ''}", style="bold")
+        console.print(f"{'yes' if check.holds else 'no ':<3}  {check.expected}: {check.observed}", highlight=False)
+    console.print(f"{findings.verdict}{CAVEATS[size]}", style="bold")
     if findings.remark:
         console.print(findings.remark, highlight=False)
     console.print(f"report: {folder / 'report.html'}", highlight=False)

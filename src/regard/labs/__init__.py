@@ -1,7 +1,7 @@
-"""Labs: a claim about transformers or their ancestors, tried out in minutes on a CPU, with a plot and a verdict.
+"""Labs: short experiments that test claims about transformers and earlier models, each with a plot and a verdict.
 
-A lab is one module here. Its docstring names the claim (first line) and the experiment; `run(bench)` does it and gives
-back Findings. The verdict is read off the numbers and may contradict the claim.
+A lab is one module in this package. The first line of its docstring is the claim, the rest describes the experiment.
+`run(bench)` returns Findings. The verdict follows from the measured numbers and may contradict the claim.
 """
 
 import ast
@@ -34,7 +34,7 @@ LABS = (
 
 def module_of(name: str) -> ModuleType:
     if name not in LABS:
-        raise ValueError(f"no lab is called {name!r}; {nearest(name, LABS)}; regard lab --list says what they claim")
+        raise ValueError(f"there is no lab {name!r}; {nearest(name, LABS)}; regard lab --list shows their claims")
     return importlib.import_module(module_name(name))
 
 
@@ -43,7 +43,7 @@ def module_name(name: str) -> str:
 
 
 def documentation(name: str) -> str:
-    """A lab's docstring, read without running its imports."""
+    """A lab's docstring, read without importing the lab."""
     found = importlib.util.find_spec(module_name(name))
     assert found is not None and found.origin is not None, f"the lab {name} has no module"
     return ast.get_docstring(ast.parse(Path(found.origin).read_text(encoding="utf-8"))) or ""

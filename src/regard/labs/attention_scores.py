@@ -1,11 +1,11 @@
 """Additive and scaled dot-product scores learn alike and the product is faster; unscaled it falls behind when wide.
 
-A dot product of two vectors of d_k independent numbers deviates by √d_k, so that the softmax of wide ones saturates and
-hardly passes gradients on; dividing by √d_k repairs it (Vaswani et al. 2017). The saying "additive and dot product do
-alike, dot wins on speed" is only true with the scale. One layer with one head learns associative recall, by the score
-vᵀtanh(W_q s + W_k h) of d_k hidden units (Bahdanau et al. 2014) or by products of d_k. Each is trained at three rates
-and judged by its best, for a rate that suits one score need not suit another. Measured: loss and accuracy at the end,
-and the time of a step.
+The dot product of two vectors of d_k independent numbers has a standard deviation of √d_k, so the softmax of wide ones
+saturates and passes on little gradient; dividing by √d_k prevents it (Vaswani et al. 2017). "Additive and dot-product
+attention perform alike, dot products are faster" is true only with the scale. One layer with one head learns
+associative recall, with the score vᵀtanh(W_q s + W_k h) of d_k hidden units (Bahdanau et al. 2014) or with products of
+d_k dimensions. Each is trained at three learning rates and judged by its best, because the scores need different rates.
+Measured: the final loss and accuracy, and the time per step.
 """
 
 # ledger: anc.score.compare
@@ -17,65 +17,65 @@ import torch
 
 from regard.data.batch import Batch
 from regard.labs.bench import Bench
-from regard.labs.contenders import spec
 from regard.labs.findings import Check, Findings, Plot
 from regard.labs.fit import accuracy, fit, generator
+from regard.labs.small_models import decoder_spec
 from regard.labs.tasks import FIRST, associative_recall
 from regard.parts.attention import Attention
 from regard.parts.body import Body
 from regard.parts.scored_attention import ScoredAttention
 
 PAIRS, SYMBOLS, WIDTH = 4, 32, 64
-RATES = (1e-3, 3e-3, 1e-2)
+LEARNING_RATES = (1e-3, 3e-3, 1e-2)
 
 
 def run(bench: Bench) -> Findings:
-    dims, steps = bench.pick((16, 128, 512), (4, 8)), bench.pick(300, 2)
-    table, loss, right, time = [], {}, {}, {}
+    dims, steps = bench.pick((16, 128, 512), (4, 8)), bench.training(300, 2)
+    table, loss, recall, time = [], {}, {}, {}
     for dim in dims:
         for name, mixer in scores(dim).items():
-            tried = [trained(bench, f"{name}, {dim}, rate {rate:g}", mixer, steps, rate) for rate in RATES]
-            loss[name, dim], rate, right[name, dim], _ = min(tried)
-            time[name, dim] = 1000 * statistics.median(seconds for *_, seconds in tried)
+            runs = [train(bench, f"{name}, {dim}, rate {rate:g}", mixer, steps, rate) for rate in LEARNING_RATES]
+            loss[name, dim], rate, recall[name, dim], _ = min(runs)
+            time[name, dim] = 1000 * statistics.median(seconds for *_, seconds in runs)
             table.append(
-                {"score": name, "d_k": dim, "best rate": rate, "loss at the end": loss[name, dim]}
-                | {"accuracy": right[name, dim], "ms a step": time[name, dim]}
+                {"score": name, "d_k": dim, "best learning rate": rate, "final loss": loss[name, dim]}
+                | {"accuracy": recall[name, dim], "ms per step": time[name, dim]}
             )
     narrow, wide = dims[0], dims[-1]
 
-    def compared(what: str, name: str, other: str, dim: int, holds: Callable[[float], bool]) -> Check:
-        one, two = right[name, dim], right[other, dim]
-        return Check(f"d_k = {dim}: {what}", f"{name} {one:.2f}, {other} {two:.2f} right", holds(one - two))
+    def compare(expected: str, name: str, other: str, dim: int, holds: Callable[[float], bool]) -> Check:
+        one, two = recall[name, dim], recall[other, dim]
+        return Check(f"d_k = {dim}: {expected}", f"accuracy {one:.2f} ({name}), {two:.2f} ({other})", holds(one - two))
 
     alike, keeps_up = "scaled products and additive scores learn alike, within 0.05", "unscaled products keep up"
     checks = [
-        compared(alike, "scaled dot", "additive", narrow, lambda ahead: abs(ahead) < 0.05),
-        compared(alike, "scaled dot", "additive", wide, lambda ahead: abs(ahead) < 0.05),
-        compared(keeps_up, "dot", "scaled dot", narrow, lambda ahead: ahead > -0.05),
-        compared("unscaled products fall behind", "dot", "scaled dot", wide, lambda ahead: ahead < -0.05),
+        compare(alike, "scaled dot", "additive", narrow, lambda ahead: abs(ahead) < 0.05),
+        compare(alike, "scaled dot", "additive", wide, lambda ahead: abs(ahead) < 0.05),
+        compare(keeps_up, "dot", "scaled dot", narrow, lambda ahead: ahead > -0.05),
+        compare("unscaled products fall behind", "dot", "scaled dot", wide, lambda ahead: ahead < -0.05),
         Check(f"d_k = {wide}: products are faster than additive scores",
-              f"{time['scaled dot', wide]:.0f} against {time['additive', wide]:.0f} ms a step",
+              f"{time['scaled dot', wide]:.0f} and {time['additive', wide]:.0f} ms per step",
               time["scaled dot", wide] < time["additive", wide]),
     ]  # fmt: skip
 
-    def lines(found: dict[tuple[str, int], float]) -> dict[str, list[tuple[float, float]]]:
-        return {name: [(dim, found[name, dim]) for dim in dims] for name in scores(narrow)}
+    def lines(values: dict[tuple[str, int], float]) -> dict[str, list[tuple[float, float]]]:
+        return {name: [(dim, values[name, dim]) for dim in dims] for name in scores(narrow)}
 
     plots = [
-        Plot("d_k", "loss at the end", lines(loss), f"after {steps} steps at the best rate", "xy"),
-        Plot("d_k", "ms a step", lines(time), "time", "xy"),
+        Plot("d_k", "final loss", lines(loss), f"after {steps} steps at the best rate", "xy"),
+        Plot("d_k", "ms per step", lines(time), "time", "xy"),
     ]
-    remark = f"Guessing among the {PAIRS} values that were told: {1 / PAIRS}. Best of {len(RATES)} rates."
+    remark = f"Guessing among the {PAIRS} values of a sequence: {1 / PAIRS}. Best of {len(LEARNING_RATES)} rates."
     return Findings(table, checks, plots, remark)
 
 
-def trained(bench: Bench, what: str, mixer: Body, steps: int, rate: float) -> tuple[float, float, float, float]:
-    """Loss at the end, the rate, accuracy on other texts, seconds a step."""
+def train(bench: Bench, label: str, mixer: Body, steps: int, rate: float) -> tuple[float, float, float, float]:
+    """Final loss, learning rate, accuracy on new sequences, seconds per step."""
     torch.manual_seed(bench.seed)
-    model = spec(mixer, FIRST + SYMBOLS, WIDTH, 1, neighbours=True).build()
-    seen = fit(bench, what, model, recall, steps, rate)
-    right = accuracy(model, recall(generator(bench.seed + 1), bench.pick(256, 8)))
-    return statistics.fmean(seen["loss"][-20:]), rate, right, statistics.median(seen["seconds"])
+    model = decoder_spec(mixer, FIRST + SYMBOLS, WIDTH, 1, convolution=True).build()
+    history = fit(bench, label, model, make_batch, steps, rate)
+    recall = accuracy(model, make_batch(generator(bench.seed + 1), bench.pick(256, 8)))
+    return statistics.fmean(history["loss"][-20:]), rate, recall, statistics.median(history["seconds"])
 
 
 def scores(dim: int) -> dict[str, Body]:
@@ -86,5 +86,5 @@ def scores(dim: int) -> dict[str, Body]:
     }
 
 
-def recall(draws: torch.Generator, rows: int = 32) -> Batch:
+def make_batch(draws: torch.Generator, rows: int = 32) -> Batch:
     return associative_recall(draws, PAIRS, rows, SYMBOLS)

@@ -1,4 +1,4 @@
-"""What a lab found: the numbers, curves to draw, and checks that together are its verdict."""
+"""The findings of a lab: a table of numbers, curves to draw, and the checks that determine its verdict."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -9,16 +9,16 @@ Point = tuple[float, float]
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that the claim says would be seen, with what was seen."""
+    """A prediction of the claim, the observation, and whether the prediction holds."""
 
     expected: str
-    seen: str
+    observed: str
     holds: bool
 
 
 @dataclass(frozen=True)
 class Plot:
-    """One panel: lines of points by name; or bars, where each x is the number of a name in `groups`."""
+    """One panel: a line of points per name; or bars, where x is an index into the names in `groups`."""
 
     x: str
     y: str
@@ -30,13 +30,13 @@ class Plot:
 
 @dataclass(frozen=True)
 class Findings:
-    table: Sequence[Mapping[str, Any]]  # rows of named numbers; all have the same names
+    table: Sequence[Mapping[str, Any]]  # rows with the same keys
     checks: Sequence[Check]
     plots: Sequence[Plot]
-    remark: str = ""  # what a reader should know before believing it
+    remark: str = ""  # limits of the experiment
 
     def __post_init__(self) -> None:
-        assert self.table and self.checks and self.plots, "a lab shows numbers, checks and a plot"
+        assert self.table and self.checks and self.plots, "findings need a table, checks and a plot"
 
     @property
     def verdict(self) -> str:

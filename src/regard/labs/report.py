@@ -1,7 +1,8 @@
-"""A lab's findings on disk: result.json, plot.png and one page that shows both. Kept in runs/labs/<name>."""
+"""A lab's findings as files: result.json, plot.png and report.html, in runs/labs/<name>."""
 
 import json
 import platform
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -39,8 +40,8 @@ def page(name: str, documentation: str, findings: Findings, picture: Path) -> Pa
         page.text(paragraph)
     page.text(findings.verdict, "big")
     page.table(
-        ("expected", "seen"),
-        [((check.expected, check.seen), "right" if check.holds else "wrong") for check in findings.checks],
+        ("expected", "observed"),
+        [((check.expected, check.observed), "right" if check.holds else "wrong") for check in findings.checks],
     )
     page.picture(picture, f"regard lab {name}")
     header, rows = cells(findings)
@@ -51,18 +52,19 @@ def page(name: str, documentation: str, findings: Findings, picture: Path) -> Pa
 
 
 def cells(findings: Findings) -> tuple[list[str], list[list[str]]]:
-    return list(findings.table[0]), [[written(value) for value in row.values()] for row in findings.table]
+    """The header and the formatted rows of the table."""
+    return list(findings.table[0]), [[formatted(value) for value in row.values()] for row in findings.table]
 
 
-def written(value: Any) -> str:
+def formatted(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else f"{value:,}" if type(value) is int else str(value)
 
 
-def draw(plots: tuple[Plot, ...] | list[Plot] | Any, out: Path) -> None:
+def draw(plots: Sequence[Plot], out: Path) -> None:
     plt = pyplot()
-    beside = 1.8 * sum(bool(plot.groups) and len(plot.lines) > 1 for plot in plots)  # bars leave no room for names
+    legends = 1.8 * sum(bool(plot.groups) and len(plot.lines) > 1 for plot in plots)  # bars leave no space inside
     figure, panels = plt.subplots(
-        1, len(plots), figsize=(0.6 + 4.6 * len(plots) + beside, 3.6), layout="constrained", squeeze=False
+        1, len(plots), figsize=(0.6 + 4.6 * len(plots) + legends, 3.6), layout="constrained", squeeze=False
     )
     for axes, plot in zip(panels[0], plots, strict=True):
         (draw_bars if plot.groups else draw_lines)(axes, plot)
@@ -70,8 +72,8 @@ def draw(plots: tuple[Plot, ...] | list[Plot] | Any, out: Path) -> None:
         axes.set_axisbelow(True)
         axes.grid(color=GRID, linewidth=0.8, axis="y" if plot.groups else "both")
         if len(plot.lines) > 1:
-            place = {"loc": "center left", "bbox_to_anchor": (1, 0.5)} if plot.groups else {}
-            axes.legend(frameon=False, fontsize=8, **place)
+            position = {"loc": "center left", "bbox_to_anchor": (1, 0.5)} if plot.groups else {}
+            axes.legend(frameon=False, fontsize=8, **position)
     figure.savefig(out)
     plt.close(figure)
 
@@ -86,14 +88,14 @@ def draw_lines(axes: Any, plot: Plot) -> None:
     if "y" in plot.log:
         axes.set_yscale("log")
         plain_numbers(axes.yaxis)
-    places = sorted({x for points in plot.lines.values() for x, _ in points})
-    if len(places) <= 10:
+    ticks = sorted({x for points in plot.lines.values() for x, _ in points})
+    if len(ticks) <= 10:
         axes.set_xticks([], minor=True)
-        axes.set_xticks(places, [f"{x:,g}" for x in places])
+        axes.set_xticks(ticks, [f"{x:,g}" for x in ticks])
 
 
 def plain_numbers(axis: Any) -> None:
-    """0.5 instead of 5 × 10⁻¹, on a logarithmic axis of a few decades."""
+    """Label a logarithmic axis of a few decades with 0.5 instead of 5 × 10⁻¹."""
     low, high = axis.get_view_interval()
     if high > 1e6 * low:
         return
@@ -103,8 +105,9 @@ def plain_numbers(axis: Any) -> None:
 
 
 def draw_bars(axes: Any, plot: Plot) -> None:
-    wide = 0.8 / len(plot.lines)
+    width = 0.8 / len(plot.lines)
     for i, (label, points) in enumerate(plot.lines.items()):
         x, y = zip(*points, strict=True)
-        axes.bar([at - 0.4 + (i + 0.5) * wide for at in x], y, wide, color=COLOURS[i % len(COLOURS)], label=label)
+        centers = [index - 0.4 + (i + 0.5) * width for index in x]
+        axes.bar(centers, y, width, color=COLOURS[i % len(COLOURS)], label=label)
     axes.set_xticks(range(len(plot.groups)), plot.groups)

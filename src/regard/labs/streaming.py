@@ -1,9 +1,9 @@
-"""A state space decodes with the same memory and time however long the text; attention needs more of both.
+"""A state space decodes with the same memory and time for any sequence length; attention needs more of both.
 
-Measured with the engine's contiguous store: the bytes that the store holds for a text of n tokens, and the seconds that
-its last token takes. Stores are filled with noise instead of reading n tokens first, for the work does not depend on
-the numbers. All mixers at all lengths take turns, so that all see the same machine. A fixed state is not a small one:
-it may be larger than attention's cache of a short text.
+Measured with the engine's contiguous store: the bytes of the store for a sequence of n tokens, and the seconds of its
+last token. Stores are filled with noise instead of the states of n tokens, because the work does not depend on the
+values. All mixers alternate at all lengths, so that the machine's load affects all alike. A fixed state is not
+necessarily small: it may be larger than the cache of attention for a short sequence.
 """
 
 # ledger: ssm.stream
@@ -15,8 +15,8 @@ import torch
 
 from regard.engine.stores.contiguous import Contiguous
 from regard.labs.bench import Bench
-from regard.labs.contenders import contender
 from regard.labs.findings import Check, Findings, Plot
+from regard.labs.small_models import small_decoder
 from regard.layout import TokenLayout
 from regard.models.decoder import DecoderModule
 
@@ -25,7 +25,7 @@ WIDTH, VOCAB = 256, 256
 
 
 class Stream:
-    """A text of n tokens, the last of which is read again and again."""
+    """A sequence of n tokens, whose last token is computed repeatedly."""
 
     def __init__(self, model: DecoderModule, n: int):
         self.model, self.last = model, torch.full((1, 1), n - 1)
@@ -36,7 +36,7 @@ class Stream:
 
     @property
     def size(self) -> int:
-        """Bytes."""
+        """Bytes of the store."""
         return sum(array.nbytes for array in self.arrays)
 
     @torch.inference_mode()
@@ -51,36 +51,37 @@ class Stream:
 def run(bench: Bench) -> Findings:
     torch.manual_seed(bench.seed)
     lengths, rounds = bench.pick((256, 1024, 4096, 16384, 65536), (16, 64)), bench.pick(100, 3)
-    models = {name: contender(name, VOCAB, WIDTH).eval() for name in NAMES}
+    models = {name: small_decoder(name, VOCAB, WIDTH).eval() for name in NAMES}
     streams = {(name, n): Stream(model, n) for name, model in models.items() for n in lengths}
-    taken: dict[tuple[str, int], list[float]] = {key: [] for key in streams}
+    seconds: dict[tuple[str, int], list[float]] = {key: [] for key in streams}
     for _ in bench.each("tokens", range(rounds)):
         for key, stream in streams.items():
-            taken[key].append(stream.step())
-    times = {key: 1000 * statistics.median(seconds) for key, seconds in taken.items()}
+            seconds[key].append(stream.step())
+    times = {key: 1000 * statistics.median(taken) for key, taken in seconds.items()}
     table = [
-        {"mixer": name, "n": n, "memory in MB": stream.size / 1e6, "milliseconds a token": times[name, n]}
+        {"mixer": name, "n": n, "MB": stream.size / 1e6, "ms per token": times[name, n]}
         for (name, n), stream in streams.items()
     ]
     first, last = lengths[0], lengths[-1]
     sizes = {name: [(n, streams[name, n].size / 1e6) for n in lengths] for name in NAMES}
     speeds = {name: [(n, times[name, n]) for n in lengths] for name in NAMES}
-    slower = {name: times[name, last] / times[name, first] for name in NAMES}
-    more = sizes["attention"][-1][1] / sizes["attention"][0][1]
-    flat, told = NAMES[1:], ", ".join(f"{name} {times[name, last]:.2f} ms" for name in NAMES)
+    slowdown = {name: times[name, last] / times[name, first] for name in NAMES}
+    growth = sizes["attention"][-1][1] / sizes["attention"][0][1]
+    state_spaces, observed = NAMES[1:], ", ".join(f"{name} {times[name, last]:.2f} ms" for name in NAMES)
     checks = [
-        Check("state spaces hold the same bytes at every n",
-              ", ".join(f"{name} {1000 * sizes[name][-1][1]:.0f} KB" for name in flat),
-              all(len({size for _, size in sizes[name]}) == 1 for name in flat)),
-        Check("they take no longer at the largest n than at the smallest, within a fifth",
-              ", ".join(f"{name} {slower[name]:.2f}x" for name in flat), all(slower[name] < 1.2 for name in flat)),
-        Check("attention's memory grows as n does", f"{more:.0f}x for {last // first}x", more > 0.5 * last / first),
-        Check("attention's time grows, at least threefold", f"{slower['attention']:.1f}x", slower["attention"] > 3),
-        Check(f"at {last:,} tokens each state space is faster than attention", told,
-              max(times[name, last] for name in flat) < times["attention", last]),
+        Check("state spaces need the same bytes at every n",
+              ", ".join(f"{name} {1000 * sizes[name][-1][1]:.0f} KB" for name in state_spaces),
+              all(len({size for _, size in sizes[name]}) == 1 for name in state_spaces)),
+        Check("they take at most a fifth longer at the largest n than at the smallest",
+              ", ".join(f"{name} {slowdown[name]:.2f}x" for name in state_spaces),
+              all(slowdown[name] < 1.2 for name in state_spaces)),
+        Check("attention's memory grows with n", f"{growth:.0f}x for {last // first}x", growth > 0.5 * last / first),
+        Check("attention's time more than triples", f"{slowdown['attention']:.1f}x", slowdown["attention"] > 3),
+        Check(f"at {last:,} tokens each state space is faster than attention", observed,
+              max(times[name, last] for name in state_spaces) < times["attention", last]),
     ]  # fmt: skip
     plots = [
-        Plot("tokens of the text", "MB", sizes, "memory of one text", "xy"),
-        Plot("tokens of the text", "milliseconds", speeds, "time of the last token", "xy"),
+        Plot("sequence length", "MB", sizes, "memory of one sequence", "xy"),
+        Plot("sequence length", "ms", speeds, "time of the last token", "xy"),
     ]
-    return Findings(table, checks, plots, f"{WIDTH} wide, 2 layers, one text. Medians of {rounds} turns.")
+    return Findings(table, checks, plots, f"Width {WIDTH}, 2 layers, one sequence. Medians of {rounds} rounds.")

@@ -1,6 +1,6 @@
-"""Tasks whose difficulty is one dial. Each gives a batch of fresh random texts; only tokens that can be known count.
+"""Synthetic tasks with one parameter for their difficulty. Each returns a batch of random sequences.
 
-Token 0 is filler, 1 asks; the rest are symbols.
+Token 0 is filler and token 1 a query; the others are symbols. Only tokens that can be predicted have a weight.
 """
 
 import torch
@@ -8,11 +8,11 @@ from torch import Tensor
 
 from regard.data.batch import Batch
 
-FILLER, ASK, FIRST = 0, 1, 2
+FILLER, QUERY, FIRST = 0, 1, 2  # FIRST is the id of the first symbol
 
 
-def texts(tokens: Tensor, targets: Tensor, weights: Tensor) -> Batch:
-    """Whole texts, a row each."""
+def whole_rows(tokens: Tensor, targets: Tensor, weights: Tensor) -> Batch:
+    """A batch in which every row is one sequence; all (B, L)."""
     rows, length = tokens.shape
     return Batch(
         tokens=tokens,
@@ -23,77 +23,76 @@ def texts(tokens: Tensor, targets: Tensor, weights: Tensor) -> Batch:
     )
 
 
-def draw(draws: torch.Generator, high: int, *shape: int) -> Tensor:
-    """Symbols, of which there are `high`."""
-    return torch.randint(FIRST, FIRST + high, shape, generator=draws)
+def draw_symbols(draws: torch.Generator, symbols: int, *shape: int) -> Tensor:
+    return torch.randint(FIRST, FIRST + symbols, shape, generator=draws)
 
 
 def recall_after_gap(draws: torch.Generator, gap: int, rows: int = 32, symbols: int = 16) -> Batch:
-    """A symbol, then `gap` others, then the question which one stood first."""
-    tokens = draw(draws, symbols, rows, gap + 2)
-    tokens[:, -1] = ASK
+    """A symbol, `gap` others, then a query whose target is the first symbol."""
+    tokens = draw_symbols(draws, symbols, rows, gap + 2)
+    tokens[:, -1] = QUERY
     targets = tokens.clone()
     targets[:, -1] = tokens[:, 0]
     weights = torch.zeros(rows, gap + 2)
     weights[:, -1] = 1
-    return texts(tokens, targets, weights)
+    return whole_rows(tokens, targets, weights)
 
 
 def associative_recall(draws: torch.Generator, pairs: int, rows: int = 32, symbols: int = 64) -> Batch:
-    """Key, value, key, value … then every key again in another order; its value is to be known.
+    """Pairs of key and value, then every key again in random order; its value is the target.
 
-    Keys are the first half of the symbols and differ within a text; values are of the other half.
+    Keys are from the first half of the symbols and distinct within a row; values are from the second half.
     """
     half = symbols // 2
     assert pairs <= half, f"{pairs} different keys cannot be drawn from {half}"
     keys = torch.rand(rows, half, generator=draws).argsort(1)[:, :pairs] + FIRST  # (B, pairs)
     values = torch.randint(FIRST + half, FIRST + symbols, (rows, pairs), generator=draws)
     order = torch.rand(rows, pairs, generator=draws).argsort(1)
-    return told_and_asked(keys, values, order)
+    return pairs_and_queries(keys, values, order)
 
 
-def told_and_asked(keys: Tensor, values: Tensor, order: Tensor) -> Batch:
-    """Pairs one after another, then again in another order, where the values are to be known. All (B, pairs)."""
-    told = torch.stack([keys, values], -1).flatten(1)  # (B, 2 · pairs)
-    asked = torch.stack([keys.gather(1, order), values.gather(1, order)], -1).flatten(1)
-    tokens = torch.cat([told, asked], 1)  # (B, 4 · pairs)
+def pairs_and_queries(keys: Tensor, values: Tensor, order: Tensor) -> Batch:
+    """The pairs, then the pairs again in another order, where the values are targets. All (B, pairs)."""
+    first = torch.stack([keys, values], -1).flatten(1)  # (B, 2 · pairs)
+    again = torch.stack([keys.gather(1, order), values.gather(1, order)], -1).flatten(1)
+    tokens = torch.cat([first, again], 1)  # (B, 4 · pairs)
     targets = tokens.roll(-1, 1)
     weights = torch.zeros_like(tokens)
-    weights[:, told.shape[1] :: 2] = 1
-    return texts(tokens, targets, weights)
+    weights[:, first.shape[1] :: 2] = 1
+    return whole_rows(tokens, targets, weights)
 
 
 def selective_copying(draws: torch.Generator, memorised: int, length: int, rows: int = 32, symbols: int = 16) -> Batch:
-    """Symbols at random places among filler, to be said again in their order at the end (Gu & Dao 2023)."""
-    places = torch.rand(rows, length, generator=draws).argsort(1)[:, :memorised].sort(1).values
-    return said_again(draw(draws, symbols, rows, memorised), places, length)
+    """Symbols at random positions among filler, to be repeated in order at the end (Gu & Dao 2023)."""
+    positions = torch.rand(rows, length, generator=draws).argsort(1)[:, :memorised].sort(1).values
+    return copying(draw_symbols(draws, symbols, rows, memorised), positions, length)
 
 
 def plain_copying(draws: torch.Generator, memorised: int, length: int, rows: int = 32, symbols: int = 16) -> Batch:
-    """The same with the symbols in every text at the same places: first, and filler behind them."""
-    places = torch.arange(memorised).expand(rows, memorised)
-    return said_again(draw(draws, symbols, rows, memorised), places, length)
+    """The same with the symbols at fixed positions: first, followed by filler."""
+    positions = torch.arange(memorised).expand(rows, memorised)
+    return copying(draw_symbols(draws, symbols, rows, memorised), positions, length)
 
 
-def said_again(said: Tensor, places: Tensor, length: int) -> Batch:
-    """Symbols (B, memorised) at these places among filler; behind `length` tokens they are asked for."""
-    rows, memorised = said.shape
-    told = torch.full((rows, length), FILLER).scatter(1, places, said)
-    tokens = torch.cat([told, torch.full((rows, memorised), ASK)], 1)
-    targets = torch.cat([told, said], 1)
+def copying(symbols: Tensor, positions: Tensor, length: int) -> Batch:
+    """Symbols (B, memorised) at these positions among `length` tokens, followed by a query for each of them."""
+    rows, memorised = symbols.shape
+    source = torch.full((rows, length), FILLER).scatter(1, positions, symbols)
+    tokens = torch.cat([source, torch.full((rows, memorised), QUERY)], 1)
+    targets = torch.cat([source, symbols], 1)
     weights = torch.cat([torch.zeros(rows, length), torch.ones(rows, memorised)], 1)
-    return texts(tokens, targets, weights)
+    return whole_rows(tokens, targets, weights)
 
 
-def of_source(source: Tensor, target: Tensor) -> Batch:
-    """What is to be written of a source, for a model that reads it whole before it writes."""
-    begun = torch.cat([torch.full_like(target[:, :1], ASK), target[:, :-1]], 1)
-    return Batch(source=source, **texts(begun, target, torch.ones_like(target)))
+def encoder_decoder_batch(source: Tensor, target: Tensor) -> Batch:
+    """For an encoder-decoder, which reads the whole source before it generates the target."""
+    shifted = torch.cat([torch.full_like(target[:, :1], QUERY), target[:, :-1]], 1)
+    return Batch(source=source, **whole_rows(shifted, target, torch.ones_like(target)))
 
 
-def while_reading(source: Tensor, target: Tensor) -> Batch:
-    """The same for a model with one output a token of the source: the target stands at its end."""
-    before = source.shape[1] - target.shape[1]
-    targets = torch.cat([source[:, :before], target], 1)
-    weights = (torch.arange(source.shape[1]) >= before).expand_as(source)
-    return texts(source, targets, weights)
+def decoder_batch(source: Tensor, target: Tensor) -> Batch:
+    """For a decoder, which has one output per token of the source: the last of them are the target."""
+    offset = source.shape[1] - target.shape[1]
+    targets = torch.cat([source[:, :offset], target], 1)
+    weights = (torch.arange(source.shape[1]) >= offset).expand_as(source)
+    return whole_rows(source, targets, weights)

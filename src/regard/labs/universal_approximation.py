@@ -1,9 +1,9 @@
 """One hidden layer fits any continuous function on an interval, the better the wider; outside it promises nothing.
 
-The theorem (Cybenko 1989; Hornik et al. 1989) speaks of continuous functions on a compact set and of enough width, not
-of any function anywhere, and not of what training finds. Measured: the largest error of a tanh layer on
-sin(2x) + |x| over [-3, 3] and over the ring around it, [-6, -3] and [3, 6], by width. The hidden weights are drawn and
-only the output layer is fitted, by least squares, so that training cannot be the reason.
+The theorem (Cybenko 1989; Hornik et al. 1989) is about continuous functions on a compact set and sufficient width. It
+says nothing about other functions, about inputs outside the set, or about the result of training. Measured: the largest
+error of a tanh layer on sin(2x) + |x| over [-3, 3] and over the surrounding [-6, -3] and [3, 6], by width. The hidden
+weights are random and only the output layer is fitted, by least squares, so that training is not the cause.
 """
 
 # ledger: anc.mlp.universal
@@ -27,7 +27,7 @@ def run(bench: Bench) -> Findings:
     first, last = table[0], table[-1]
     checks = [
         Check(
-            "inside, the largest error falls with width to a hundredth",
+            "inside, the largest error falls by more than a factor of 100 with width",
             f"{first['largest error inside']:.3g} -> {last['largest error inside']:.3g}",
             last["largest error inside"] < 0.01 * first["largest error inside"],
         ),
@@ -37,35 +37,35 @@ def run(bench: Bench) -> Findings:
             last["outside"] > 0.5 * first["outside"],
         ),
     ]
-    lines = {where: [(row["width"], row[key]) for row in table] for where, key in KEYS.items()}
+    lines = {label: [(row["width"], row[column]) for row in table] for label, column in COLUMNS.items()}
     plots = [Plot("width of the hidden layer", "largest error", lines, "sin(2x) + |x|", "xy")]
     return Findings(
-        table, checks, plots, "Medians over random hidden layers; fitted on a grid, judged between its points."
+        table, checks, plots, "Medians over random hidden layers; fitted on a grid, evaluated between its points."
     )
 
 
-KEYS = {"inside [-3, 3]": "largest error inside", "outside, up to 6": "outside"}
+COLUMNS = {"inside [-3, 3]": "largest error inside", "outside, up to 6": "outside"}
 
 
-def wanted(x: Tensor) -> Tensor:
+def target(x: Tensor) -> Tensor:
     return torch.sin(2 * x) + x.abs()
 
 
 def largest_errors(width: int, seed: int) -> tuple[float, float]:
-    """Inside and outside, of a layer whose bends lie inside."""
+    """(inside, outside) of a layer whose tanh units are centered inside."""
     torch.manual_seed(seed)
-    steep = max(2.5, width / (2 * INSIDE))  # as bends come closer: a kink cannot be made of gentle ones
-    slopes = steep * torch.randn(width, dtype=torch.float64)
-    places = INSIDE * (2 * torch.rand(width, dtype=torch.float64) - 1)
+    steepness = max(2.5, width / (2 * INSIDE))  # with their density: a kink needs steep units
+    slopes = steepness * torch.randn(width, dtype=torch.float64)
+    centers = INSIDE * (2 * torch.rand(width, dtype=torch.float64) - 1)
 
     def hidden(x: Tensor) -> Tensor:
-        return torch.cat([torch.tanh(slopes * (x.unsqueeze(1) - places)), torch.ones_like(x).unsqueeze(1)], 1)
+        return torch.cat([torch.tanh(slopes * (x.unsqueeze(1) - centers)), torch.ones_like(x).unsqueeze(1)], 1)
 
     grid = torch.linspace(-INSIDE, INSIDE, 2000, dtype=torch.float64)
     ridge = 1e-12 * torch.eye(width + 1, dtype=torch.float64)
     h = hidden(grid)
-    weights = torch.linalg.solve(h.T @ h / len(grid) + ridge, h.T @ wanted(grid) / len(grid))
+    weights = torch.linalg.solve(h.T @ h / len(grid) + ridge, h.T @ target(grid) / len(grid))
     between = (grid[1:] + grid[:-1]) / 2
-    ring = torch.linspace(INSIDE, OUTSIDE, 500, dtype=torch.float64)
-    ring = torch.cat([-ring, ring])
-    return tuple((hidden(x) @ weights - wanted(x)).abs().max().item() for x in (between, ring))
+    positive = torch.linspace(INSIDE, OUTSIDE, 500, dtype=torch.float64)
+    outside = torch.cat([-positive, positive])
+    return tuple((hidden(x) @ weights - target(x)).abs().max().item() for x in (between, outside))

@@ -1,9 +1,10 @@
-"""A fixed window must learn a word anew in every place; recurrence and attention know it in all of them.
+"""A fixed window learns each token separately at every position; recurrence and attention share what they learn.
 
-Four places of random words, one of which is marked by a word before it; the model is to repeat that word at the end.
-In training some words stand in the first two places only, all others anywhere; then these are marked in the fourth. A
-window has weights for every place, so it has never seen these words there; recurrence and attention use the same
-weights for all places. Bengio et al. 2003 named this the window's limit.
+A sequence has four positions of random tokens, one of which is marked by a token before it; the model has to repeat the
+marked one at the end. In training some tokens occur only at the first two positions, all others anywhere; then the
+former are marked at the fourth. A window has separate weights per position, so it has never been trained on these
+tokens there; recurrence and attention use the same weights at all positions. Bengio et al. 2003 named this limit of the
+window.
 """
 
 # ledger: anc.mlp.slots
@@ -12,53 +13,59 @@ import torch
 
 from regard.data.batch import Batch
 from regard.labs.bench import Bench
-from regard.labs.contenders import MIXERS, spec
 from regard.labs.findings import Check, Findings, Plot
 from regard.labs.fit import accuracy, fit, generator
-from regard.labs.tasks import ASK, FIRST, while_reading
+from regard.labs.small_models import MIXERS, decoder_spec
+from regard.labs.tasks import FIRST, QUERY, decoder_batch
 from regard.parts.window_mlp import WindowMLP
 
-PLACES, WORDS, RARE = 4, 24, 6  # the last RARE words stand in the first two places only
-MARK = FIRST + WORDS
+POSITIONS, SYMBOLS, RARE = 4, 24, 6  # in training the last RARE symbols occur only at the first two positions
+MARK = FIRST + SYMBOLS
 NAMES = ("window", "RNN", "LSTM", "attention")
 
 
 def run(bench: Bench) -> Findings:
-    steps = bench.pick(1200, 2)
-    known: dict[str, list[float]] = {}
+    steps = bench.training(1200, 2)
+    accuracies: dict[str, list[float]] = {}
     for name in NAMES:
         torch.manual_seed(bench.seed)
-        mixer = WindowMLP(PLACES + 2, 192) if name == "window" else MIXERS[name]
-        model = spec(mixer, MARK + 1, 48, 1 if name == "window" else 2).build()
+        mixer = WindowMLP(POSITIONS + 2, 192) if name == "window" else MIXERS[name]
+        model = decoder_spec(mixer, MARK + 1, 48, 1 if name == "window" else 2).build()
         fit(bench, name, model, marked, steps, 4e-3)
         test = generator(bench.seed + 1)
-        known[name] = [accuracy(model, marked(test, 256, place)) for place in range(PLACES)]
-    table = [{"mixer": name} | {f"place {i}": r for i, r in enumerate(right, 1)} for name, right in known.items()]
-    first, *_, fourth = known["window"]
-    checks = [
-        Check("the window knows the words where it saw them", f"{first:.2f}", first > 0.9),
-        Check("the window does not know them in the fourth place", f"{fourth:.2f}", fourth < 0.5),
-        *(Check(f"{name} knows them there too", f"{known[name][-1]:.2f}", known[name][-1] > 0.9) for name in NAMES[1:]),
+        accuracies[name] = [accuracy(model, marked(test, 256, position)) for position in range(POSITIONS)]
+    table = [
+        {"mixer": name} | {f"position {i}": share for i, share in enumerate(found, 1)}
+        for name, found in accuracies.items()
     ]
-    lines = {name: list(enumerate(right, 1)) for name, right in known.items()}
-    plots = [Plot("place in which the word stands", "accuracy", lines, "words seen in places 1 and 2 only")]
+    first, *_, fourth = accuracies["window"]
+    checks = [
+        Check("the window repeats the rare symbols at the first position", f"{first:.2f}", first > 0.9),
+        Check("the window does not repeat them at the fourth position", f"{fourth:.2f}", fourth < 0.5),
+        *(
+            Check(f"{name} repeats them there too", f"{accuracies[name][-1]:.2f}", accuracies[name][-1] > 0.9)
+            for name in NAMES[1:]
+        ),
+    ]
+    lines = {name: list(enumerate(found, 1)) for name, found in accuracies.items()}
+    plots = [Plot("position of the symbol", "accuracy", lines, "symbols trained at positions 1 and 2 only")]
     remark = (
-        "The same weights in every place allow a word to be known everywhere, they do not compel it: what a plain RNN "
-        "keeps of a word also depends on what came before. Gates and attention can keep it as it is."
+        "Shared weights allow a symbol to be recognized at every position, they do not ensure it: what a plain RNN "
+        "keeps of a symbol also depends on the symbols before it. Gates and attention can keep it unchanged."
     )
     return Findings(table, checks, plots, remark)
 
 
-def marked(draws: torch.Generator, rows: int = 64, place: int | None = None) -> Batch:
-    """A mark before one of the words, which is to be said at the end. With a place: a rare word is marked, there."""
-    early = torch.randint(FIRST, FIRST + WORDS, (rows, 2), generator=draws)
-    late = torch.randint(FIRST, FIRST + WORDS - RARE, (rows, PLACES - 2), generator=draws)
-    words = torch.cat([early, late], 1)  # (B, places)
-    chosen = torch.randint(0, PLACES, (rows, 1), generator=draws)
-    if place is not None:
-        chosen.fill_(place)
-        words[:, place] = torch.randint(FIRST + WORDS - RARE, FIRST + WORDS, (rows,), generator=draws)
-    slots = torch.arange(PLACES + 1)
-    read = words.gather(1, slots - (slots > chosen).long()).scatter(1, chosen, MARK)
-    source = torch.cat([read, torch.full((rows, 1), ASK)], 1)
-    return while_reading(source, words.gather(1, chosen))
+def marked(draws: torch.Generator, rows: int = 64, position: int | None = None) -> Batch:
+    """A mark before one of the symbols, which is the target at the end; `position`: a rare one is marked there."""
+    early = torch.randint(FIRST, FIRST + SYMBOLS, (rows, 2), generator=draws)
+    late = torch.randint(FIRST, FIRST + SYMBOLS - RARE, (rows, POSITIONS - 2), generator=draws)
+    symbols = torch.cat([early, late], 1)  # (B, positions)
+    chosen = torch.randint(0, POSITIONS, (rows, 1), generator=draws)
+    if position is not None:
+        chosen.fill_(position)
+        symbols[:, position] = torch.randint(FIRST + SYMBOLS - RARE, FIRST + SYMBOLS, (rows,), generator=draws)
+    index = torch.arange(POSITIONS + 1)
+    tokens = symbols.gather(1, index - (index > chosen).long()).scatter(1, chosen, MARK)
+    source = torch.cat([tokens, torch.full((rows, 1), QUERY)], 1)
+    return decoder_batch(source, symbols.gather(1, chosen))
