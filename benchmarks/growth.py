@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from benchmarks.timing import interleave
 from regard.engine.stores.contiguous import Contiguous
 from regard.layout import TokenLayout
-from regard.models.stack import Repeat, Stack, memories
+from regard.models.stack import Repeat, Stack, state_declarations
 from regard.parts.block import Block, Sublayer
 from regard.parts.body import Body
 from regard.parts.linear_attention import LinearAttention
@@ -123,7 +123,7 @@ def decoding(name: str, rounds: int) -> dict[str, float]:
     runs = layers(MIXERS[name])
     stack, works = Stack(runs, WIDTH).eval(), {}
     for behind in (EARLY, LATE):
-        store = Contiguous(memories(runs, WIDTH), 1, LATE + STEPS, torch.float32)
+        store = Contiguous(state_declarations(runs, WIDTH), 1, LATE + STEPS, torch.float32)
         stack(
             torch.randn(1, behind, WIDTH),
             now := TokenLayout(torch.arange(behind).unsqueeze(0)),

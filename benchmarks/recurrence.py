@@ -19,31 +19,31 @@ from regard.parts.block import Block, Sublayer
 from regard.parts.gru import GRU
 from regard.parts.lstm import LSTM
 from regard.parts.norm import NoNorm
-from regard.parts.recurrent import Recurrent
+from regard.parts.recurrent import RecurrentMixer
 from regard.parts.rnn import RNN
 
 WIDTH, LAYERS = 256, 2
 Kind = Callable[..., nn.Module]
-KINDS: dict[str, tuple[Recurrent, Kind]] = {
+KINDS: dict[str, tuple[RecurrentMixer, Kind]] = {
     "rnn": (RNN(), nn.RNN),
     "lstm": (LSTM(), nn.LSTM),
     "gru": (GRU(), nn.GRU),
 }
 
 
-def stack(spec: Recurrent) -> Stack:
+def stack(spec: RecurrentMixer) -> Stack:
     block = Block((Sublayer(spec, NoNorm()),), keep=0.0)
     return Stack((Repeat((block,), LAYERS),), WIDTH)
 
 
-def forward(spec: Recurrent, kind: Kind, length: int, rounds: int) -> dict[str, float]:
+def forward(spec: RecurrentMixer, kind: Kind, length: int, rounds: int) -> dict[str, float]:
     ours, theirs = stack(spec), kind(WIDTH, WIDTH, LAYERS, batch_first=True)
     x, layout = torch.randn(1, length, WIDTH), TokenLayout.whole(1, length)
     with torch.inference_mode():
         return interleave({"regard": lambda: ours(x, layout), "torch": lambda: theirs(x)}, rounds, length)
 
 
-def training(spec: Recurrent, kind: Kind, rounds: int) -> dict[str, float]:
+def training(spec: RecurrentMixer, kind: Kind, rounds: int) -> dict[str, float]:
     ours, theirs = stack(spec), kind(WIDTH, WIDTH, LAYERS, batch_first=True)
     x, length, document = torch.randn(8, 256, WIDTH), 256, 32
     places = torch.arange(length).expand(8, length)

@@ -13,7 +13,7 @@ from torch import Tensor
 from triton.testing import do_bench
 
 from regard.kernels import linear_cross_entropy as plain
-from regard.parts.position.rope import turn
+from regard.parts.position.rope import rotate_pairs
 
 TOKENS, WIDTH, VOCAB = 8192, 4096, 128256
 
@@ -33,7 +33,7 @@ def whole_loss(x: Tensor, weight: Tensor, targets: Tensor, weights: Tensor) -> t
 
 
 def rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    return turn(x.transpose(1, 2), cos, sin, "half").contiguous()  # as attention's kernels want it
+    return rotate_pairs(x.transpose(1, 2), cos, sin, "half").contiguous()  # as attention's kernels want it
 
 
 def turning(rows: int = 32, length: int = 2048) -> None:

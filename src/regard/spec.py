@@ -134,8 +134,8 @@ class Spec:
     def check(self) -> None:
         """Raise SpecError where fields contradict each other."""
 
-    def several(self) -> "tuple[Spec, ...]":
-        """What it stands for where several may stand: most stand for themselves."""
+    def unpack(self) -> "tuple[Spec, ...]":
+        """The specs that replace it in a tuple of specs; by default itself."""
         return (self,)
 
     @property
@@ -307,7 +307,7 @@ def settle(value: Any, hint: Any, where: str) -> Any:
         raise SpecError(f"{where}={value!r}: {nearest(str(value), map(str, inner))}")
     elif origin is tuple and isinstance(value, list | tuple | Spec):
         each = [value] if isinstance(value, Spec) else value
-        parts = [part for v in each for part in (v.several() if isinstance(v, Spec) else (v,))]
+        parts = [part for v in each for part in (v.unpack() if isinstance(v, Spec) else (v,))]
         return tuple(settle(v, inner[0], f"{where}[{i}]") for i, v in enumerate(parts))
     elif hint is float and type(value) in (int, float):
         require(math.isfinite(value), f"{where}={value!r}: must be a finite number")

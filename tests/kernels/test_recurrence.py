@@ -11,7 +11,7 @@ from regard.kernels.recurrent.cells.loop import CellStates, borders, unroll
 from regard.layout import TokenLayout
 from regard.parts.gru import GRU
 from regard.parts.lstm import LSTM
-from regard.parts.recurrent import Recurrence, Recurrent
+from regard.parts.recurrent import RecurrentCell, RecurrentMixer
 from regard.parts.rnn import RNN
 from regard.verify.draw import draw_wide
 from tests.laws import error
@@ -20,17 +20,17 @@ CELLS = {"rnn": RNN(), "relu": RNN(activation="relu"), "lstm": LSTM(), "gru": GR
 WIDTH, SIZE = 5, 7
 
 
-def built(spec: Recurrent, width: int = WIDTH, size: int = SIZE) -> Recurrence:
-    module = spec.recurrence(width, size).double()
+def built(spec: RecurrentMixer, width: int = WIDTH, size: int = SIZE) -> RecurrentCell:
+    module = spec.cell(width, size).double()
     draw_wide(module, seed=3)
     return module
 
 
-def plain(module: Recurrence, x: Tensor, past: CellStates, layout: TokenLayout) -> tuple[Tensor, CellStates]:
-    return unroll(module.step, module.enter(x), past, layout.segments, layout.valid)
+def plain(module: RecurrentCell, x: Tensor, past: CellStates, layout: TokenLayout) -> tuple[Tensor, CellStates]:
+    return unroll(module.step, module.project_inputs(x), past, layout.segments, layout.valid)
 
 
-def drawn(module: Recurrence, batch: int, length: int) -> tuple[Tensor, CellStates]:
+def drawn(module: RecurrentCell, batch: int, length: int) -> tuple[Tensor, CellStates]:
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(batch, length, WIDTH, generator=generator, dtype=torch.float64)
     return x, tuple(torch.rand(batch, SIZE, generator=generator, dtype=torch.float64) for _ in module.states)
@@ -114,7 +114,7 @@ def test_documents_go_apart_and_back() -> None:
     assert torch.equal(documents.put(documents.take(x)), x * (ROWS >= 0).unsqueeze(-1))
 
 
-def copied(module: nn.RNNBase, ours: Recurrence, turn: Callable[[Tensor], Tensor] = lambda w: w) -> None:
+def copied(module: nn.RNNBase, ours: RecurrentCell, turn: Callable[[Tensor], Tensor] = lambda w: w) -> None:
     """Torch's weights of its one layer into ours; it has two biases where one is enough."""
     with torch.no_grad():
         size = ours.size
@@ -204,7 +204,7 @@ def test_the_gradient_through_time_is_a_product_of_jacobians() -> None:
     with torch.no_grad():
         module.h_proj.weight.mul_(0.6)
     x = torch.randn(1, 50, WIDTH, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    entered = module.enter(x)
+    entered = module.project_inputs(x)
     (first,) = module.step(entered[:, 0], torch.zeros(1, SIZE, dtype=torch.float64))
 
     def last(h: Tensor) -> Tensor:
@@ -239,7 +239,7 @@ def test_along_the_cell_the_gradient_is_the_product_of_forget_gates() -> None:
     """With gates that are not differentiated; the whole gradient has further terms, since gates read h."""
     module = built(LSTM())
     x, (h, c) = drawn(module, 1, 20)
-    entered, forgets, cell, said = module.enter(x), [], c.clone().requires_grad_(), h
+    entered, forgets, cell, said = module.project_inputs(x), [], c.clone().requires_grad_(), h
     start = cell
     for t in range(20):
         i, f, g, o = (gate.detach() for gate in (entered[:, t] + module.h_proj(said)).chunk(4, -1))
@@ -261,7 +261,7 @@ def test_a_gru_blends_its_state_with_news() -> None:
     """Likewise: with gates and news that are not differentiated, what is kept of the start is the product of 1 - z."""
     module = built(GRU())
     x, (h,) = drawn(module, 1, 20)
-    entered, kept = module.enter(x), []
+    entered, kept = module.project_inputs(x), []
     start = state = h.clone().requires_grad_()
     for t in range(20):
         gates, news = entered[:, t].tensor_split([2 * SIZE], -1)

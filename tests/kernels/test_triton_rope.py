@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from regard.parts.position.rope import turn
+from regard.parts.position.rope import rotate_pairs
 from tests.kernels.interpreted import DEVICE
 
 
@@ -15,7 +15,7 @@ def test_turned_and_turned_back(heads: int, dim: int, rows: int) -> None:
     part = x[..., :dim].transpose(1, 2)  # as a layer hands it over, with coordinates that stay
     angles = 6 * torch.rand(rows, 1, 5, dim // 2, device=DEVICE)
     cos, sin = angles.cos(), angles.sin()
-    found, expected = kernel(part, cos, sin), turn(part, cos, sin, "half")
+    found, expected = kernel(part, cos, sin), rotate_pairs(part, cos, sin, "half")
     assert (found - expected).abs().max() <= 1e-6
     weights = torch.randn_like(expected)
     gradients = [torch.autograd.grad((out * weights).sum(), x, retain_graph=True)[0] for out in (found, expected)]
@@ -29,9 +29,9 @@ def test_on_a_gpu_whole_texts_take_it(dtype: torch.dtype) -> None:
     x = torch.randn(2, 100, 4, 32, device="cuda", dtype=dtype).transpose(1, 2)
     angles = 6 * torch.rand(2, 1, 100, 16, device="cuda", dtype=torch.float64)
     waves = angles.cos().to(dtype), angles.sin().to(dtype)
-    found = turn(x, *waves, "half")
+    found = rotate_pairs(x, *waves, "half")
     halves = zip(x.split(50, 2), *(w.split(50, 2) for w in waves), strict=True)  # so few tokens do not
-    plain = torch.cat([turn(*half, "half") for half in halves], 2)
-    exact = turn(x.double(), angles.cos(), angles.sin(), "half")
+    plain = torch.cat([rotate_pairs(*half, "half") for half in halves], 2)
+    exact = rotate_pairs(x.double(), angles.cos(), angles.sin(), "half")
     error, theirs = ((out - exact).abs().max() for out in (found, plain))
     assert error <= 2 * theirs + torch.finfo(dtype).eps

@@ -32,7 +32,7 @@ def test_states_are_those_of_a_text_that_ends_there(length: int) -> None:
     x = model.stack.blocks[0].sublayers[0].norm(model.embedding(ids[None]))
     past: tuple[Tensor, ...] = tuple(x.new_zeros(1, 5) for _ in range(2))
     for t in range(length):
-        past = cell.step(cell.enter(x[:, t]), *past)
+        past = cell.step(cell.project_inputs(x[:, t]), *past)
         for name, state in zip("hc", past, strict=True):
             assert (found[f"stack.blocks.0.sublayers.0.{name}"][t] - state[0]).abs().max() <= 1e-12
 

@@ -208,7 +208,7 @@ def test_greedy_generation_is_the_same_with_and_without_a_cache(kind: str) -> No
 
 def test_without_a_source_there_is_nothing_to_read() -> None:
     model = build(MODELS["2017"])
-    with pytest.raises(ValueError, match="no source to read and remembers none"):
+    with pytest.raises(ValueError, match="cross-attention has no source"):
         model(None, text(1, 3))
 
 

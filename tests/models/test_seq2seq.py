@@ -18,7 +18,7 @@ from regard.parts.feedforward import SwiGLU
 from regard.parts.gru import GRU
 from regard.parts.input import Tokens
 from regard.parts.lstm import LSTM
-from regard.parts.recurrent import Recurrence
+from regard.parts.recurrent import RecurrentCell
 from regard.parts.rnn import RNN
 from regard.parts.scored_attention import AdditiveModule, ScoredAttention
 from regard.plan import plan
@@ -38,8 +38,8 @@ def wide(spec: Seq2Seq) -> Seq2SeqModule:
     return model
 
 
-def recurrences(half: nn.Module) -> list[Recurrence]:
-    return [module for module in half.modules() if isinstance(module, Recurrence)]
+def recurrences(half: nn.Module) -> list[RecurrentCell]:
+    return [module for module in half.modules() if isinstance(module, RecurrentCell)]
 
 
 def encoded(model: Seq2SeqModule, source: Tensor) -> Tensor:

@@ -167,7 +167,7 @@ def test_a_padded_source_is_the_same_source() -> None:
 
 def test_what_cannot_be_is_refused() -> None:
     module, x = build(SPECS["plain"]), random(2, LENGTH, WIDTH)
-    with pytest.raises(ValueError, match="no source to read and remembers none"):
+    with pytest.raises(ValueError, match="cross-attention has no source"):
         module(x, before(None))
     with pytest.raises(SpecError, match="a source is seen whole"):
         CrossAttention(2, mask=Causal())

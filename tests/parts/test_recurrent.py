@@ -18,7 +18,7 @@ from regard.parts.body import Body
 from regard.parts.gru import GRU
 from regard.parts.lstm import LSTM
 from regard.parts.norm import NoNorm
-from regard.parts.recurrent import Recurrence, Recurrent
+from regard.parts.recurrent import RecurrentCell, RecurrentMixer
 from regard.parts.rnn import RNN
 from regard.parts.state import FinalState
 from regard.plan.parameters import count_parameters
@@ -36,7 +36,7 @@ def bare(*bodies: Body) -> tuple[Repeat, ...]:
 
 
 @torch.no_grad()
-def copy(ours: Recurrence, theirs: nn.RNNBase, layer: str) -> None:
+def copy(ours: RecurrentCell, theirs: nn.RNNBase, layer: str) -> None:
     w_x, w_h, b_x, b_h = (
         getattr(theirs, f"{what}_{layer}") for what in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
     )
@@ -109,16 +109,16 @@ def test_any_length_by_the_same_weights() -> None:
         assert error(model(tokens[:, :length]), whole[:, :length]) <= 1e-12
         assert parameters == count_parameters(spec).total == sum(p.numel() for p in model.parameters())
     cell = model.stack.blocks[0].sublayers[0].body.recurrence
-    words = model.embed(tokens[:, :3], TokenLayout.whole(1, 3))  # the cat sat
+    embeddings = model.embed(tokens[:, :3])
     (h,) = (torch.zeros(1, WIDTH, dtype=torch.float64),)
     for t in range(3):  # three applications of one step give h1, h2, h3
-        (h,) = cell.step(cell.enter(words[:, t]), h)
-        assert error(cell(words, TokenLayout.whole(1, 3))[:, t], h) <= 1e-14
+        (h,) = cell.step(cell.project_inputs(embeddings[:, t]), h)
+        assert error(cell(embeddings, TokenLayout.whole(1, 3))[:, t], h) <= 1e-14
 
 
 @pytest.mark.ledger("anc.gru.params")
 def test_a_gru_has_three_quarters_of_an_lstm() -> None:
-    def weights(spec: Recurrent) -> int:
+    def weights(spec: RecurrentMixer) -> int:
         return sum(p.numel() for p in spec.build(512).parameters())
 
     assert weights(GRU(bias=False)) == 1_572_864 == sum(p.numel() for p in nn.GRU(512, 512, bias=False).parameters())
@@ -132,7 +132,7 @@ def test_a_fresh_cell_keeps_more_than_it_loses() -> None:
 
 
 @pytest.mark.parametrize("spec", [RNN(), LSTM(), GRU(), GRU(reset="before")], ids=str)
-def test_adapted_projections_are_felt(spec: Recurrent) -> None:
+def test_adapted_projections_are_felt(spec: RecurrentMixer) -> None:
     """LoRA on any of its projections changes what it says, though the fused form reads bare weights."""
     x = torch.randn(1, 5, WIDTH, generator=torch.Generator().manual_seed(0))
     for target in [name for name, module in spec.build(WIDTH).recurrence.named_children()]:

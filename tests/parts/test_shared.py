@@ -104,15 +104,15 @@ def test_saved_once_and_counted_once(tmp_path: Path) -> None:
 
 
 def test_blocks_that_differ_cannot_be_one() -> None:
-    with pytest.raises(SpecError, match="shared_block: number=0 is given to blocks that differ"):
+    with pytest.raises(SpecError, match="shared_block: number=0 is used by blocks that differ"):
         decoder(SHARED, replace(SHARED, rank=None)).build()
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"mixer": Attention(3)}, "attention remembers tokens, as its attention does"),
-        ({"mixer": Gated(4)}, "gated is no mixer"),
+        ({"mixer": Attention(3)}, "attention has no state of fixed size"),
+        ({"mixer": Gated(4)}, "gated does not mix tokens"),
         ({"rank": 0}, "rank=0 must be positive"),
     ],
     ids=str,

@@ -24,7 +24,7 @@ from regard.parts.input import Tokens
 from regard.parts.linear_attention import LinearAttention
 from regard.parts.position.learned import Learned
 from regard.parts.position.rope import Rope
-from regard.parts.recurrent import Recurrence
+from regard.parts.recurrent import RecurrentCell
 from regard.parts.short_convolution import ShortConvolution
 from regard.plan import plan
 from regard.plan.parameters import all_bodies
@@ -65,7 +65,7 @@ def spec(request) -> Decoder:
 def counted(spec: Decoder, tokens: int, backward: bool = False) -> int:
     model = spec.build(seed=0)
     use_backend(model, "reference")
-    for recurrence in (module for module in model.modules() if isinstance(module, Recurrence)):
+    for recurrence in (module for module in model.modules() if isinstance(module, RecurrentCell)):
         recurrence.can_fuse = False  # the counter does not count torch's fused recurrences
     ids = torch.zeros(1, tokens, dtype=torch.long)
     with FlopCounterMode(display=False) as counter:

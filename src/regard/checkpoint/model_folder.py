@@ -28,10 +28,9 @@ from regard.families import family
 from regard.families.common.detect import family_config
 from regard.models.base import Model
 from regard.models.decoder import Decoder
-from regard.models.depth import once, stacks
 from regard.models.encoder import Encoder
 from regard.models.meta_device import build_on_meta, meta_device
-from regard.models.stack import Repeat, Stack
+from regard.models.stack import Repeat, Stack, stacks_of, without_repeats
 from regard.packaged import locate
 from regard.spec import SpecError, read
 from regard.weights.table import IDENTITY, Chain, Table
@@ -111,7 +110,7 @@ def load(
         if table is IDENTITY and (folder / MANIFEST).is_file() and not checked:
             check_folder(folder)
         found = find(folder, partial(kept, device, dtype), mapped)
-    layers = sum(len(run.blocks) for runs, _ in stacks(spec) for run in runs)
+    layers = sum(len(run.blocks) for runs, _ in stacks_of(spec) for run in runs)
     if layers > 1000 + 4 * len(found):  # they are not even counted
         raise CheckpointError(f"{folder}: the config asks for {layers} layers, the files have {len(found)} tensors")
     stored, needed = sum(math.prod(tensor.shape) for tensor in found.values()), parameters(spec)
@@ -170,11 +169,11 @@ def tied(model: nn.Module) -> Iterable[tuple[str, str]]:
 
 def parameters(spec: Model) -> int:
     """How many there will be, from one of every run of layers: a config may claim any depth, and it is not built."""
-    runs = [(run, width) for layers, width in stacks(spec) for run in layers if run.times > 1]
+    runs = [(run, width) for layers, width in stacks_of(spec) for run in layers if run.times > 1]
     try:
         with meta_device():
             more = {(run, width): added(run, width) for run, width in runs}
-        built = count(build_on_meta(once(spec)))
+        built = count(build_on_meta(without_repeats(spec)))
     except (RuntimeError, TypeError) as error:  # what torch raises for a size past 64 bits
         raise CheckpointError(f"the config asks for tensors past all measure ({error})") from error
     return built + sum((run.times - 1) * more[run, width] for run, width in runs)

@@ -28,7 +28,7 @@ from regard.engine.stores import STORES
 from regard.engine.stores.base import Store
 from regard.layout import TokenLayout
 from regard.models.decoder import DecoderModule
-from regard.parts.state import PerSource, each
+from regard.parts.state import PerSource, declarations
 from regard.spec import nearest
 
 CAPACITY = 2048  # tokens a request may have when neither the caller nor the model knows a limit
@@ -62,7 +62,7 @@ class Engine:
         if context is not None and capacity > context:
             raise ValueError(f"engine: capacity={capacity} exceeds the model's context={context}; choose at most that")
         for body in (sublayer.body for layer in model.spec.blocks for sublayer in layer.sublayers):
-            if any(isinstance(declared, PerSource) for declared in each(body.memory(model.spec.width))):
+            if any(isinstance(declared, PerSource) for declared in declarations(body.memory(model.spec.width))):
                 raise ValueError(f"engine: {body.kind} reads a source, which no request brings; step the model itself")
             if body.mixes and body.memory(model.spec.width) is None:
                 raise ValueError(

@@ -23,7 +23,7 @@ from regard.labs.bench import Bench
 from regard.labs.findings import Check, Findings, Plot
 from regard.layout import TokenLayout
 from regard.objectives.base import LossResult
-from regard.parts.recurrent import Recurrence
+from regard.parts.recurrent import RecurrentCell
 from regard.parts.rnn import RNN
 from regard.training.step import NonFinite, take_step
 
@@ -96,9 +96,9 @@ def gradient_norm(radius: float, distance: int, seed: int) -> float:
     return torch.linalg.matrix_norm(jacobian.squeeze(1), 2).item()
 
 
-def orthogonal_network(spec: RNN, radius: float) -> Recurrence:
+def orthogonal_network(spec: RNN, radius: float) -> RecurrentCell:
     """A network whose W_h is a random orthogonal matrix times the radius."""
-    network = spec.recurrence(WIDTH, WIDTH)
+    network = spec.cell(WIDTH, WIDTH)
     with torch.no_grad():
         network.h_proj.weight.copy_(radius * nn.init.orthogonal_(torch.empty(WIDTH, WIDTH)))
     return network

@@ -1,4 +1,4 @@
-"""A model: the spec of something whole, which can be built, trained, saved and loaded by itself."""
+"""Model: the base of specs that can be built, trained, saved and loaded on their own."""
 
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -15,11 +15,11 @@ Built = TypeVar("Built", bound=nn.Module)
 @dataclass(frozen=True)
 class Model(Spec, Generic[Built]):
     def module(self, scheme: Scheme) -> Built:
-        """Its module, which keeps it as `spec`; weights drawn from the global generator."""
+        """The module, with this spec as its `spec`; weights are drawn from the global generator."""
         raise NotImplementedError
 
     def build(self, seed: int | None = None, scheme: Scheme = "fan_in") -> Built:
-        """The module with fresh weights, drawn from this seed (the global generator is left alone)."""
+        """The module with initial weights drawn from `seed`; the global generator stays unchanged."""
         if seed is None:
             return self.module(scheme)
         with torch.random.fork_rng(devices=[]):

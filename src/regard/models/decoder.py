@@ -17,7 +17,7 @@ from regard.layout import TokenLayout
 from regard.models.base import Model
 from regard.models.initialize import Scheme, initialize
 from regard.models.outputs import LazyLogits, Outputs, scale_and_cap
-from regard.models.stack import Repeat, Stack, States, check_shared_bias, memories, unroll
+from regard.models.stack import Repeat, Stack, States, check_shared_bias, state_declarations, unroll
 from regard.parts.block import Block, Losses, add, build
 from regard.parts.norm import Norm, RMSNorm
 from regard.parts.position.base import NoPosition, Position
@@ -77,7 +77,7 @@ class Decoder(Model["DecoderModule"]):
         return unroll(self.layers)
 
     def memory(self) -> tuple[tuple[Memory, ...], ...]:
-        return memories(self.layers, self.width)
+        return state_declarations(self.layers, self.width)
 
     def module(self, scheme: Scheme) -> "DecoderModule":
         return DecoderModule(self, scheme)

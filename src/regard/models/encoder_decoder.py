@@ -31,7 +31,7 @@ from regard.spec import SpecError, require
 
 @dataclass(frozen=True)
 class EncoderDecoder(Model["EncoderDecoderModule"]):
-    hands_over: ClassVar[bool] = False  # do the target's recurrences begin as the source's ended?
+    passes_state: ClassVar[bool] = False  # do the target's recurrences begin as the source's ended?
 
     source: Encoder
     target: Decoder
@@ -42,7 +42,7 @@ class EncoderDecoder(Model["EncoderDecoderModule"]):
         blocks = [block for run in self.target.layers for block in run.blocks]
         across = [reader for block in blocks for s in block.sublayers if (reader := reader_of(s.body)) is not None]
         require(
-            len(across) > 0 or self.hands_over,
+            len(across) > 0 or self.passes_state,
             "encoder_decoder: the target never looks at the source; give its blocks CrossAttention",
         )
         for reader in across:

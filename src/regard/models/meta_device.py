@@ -1,4 +1,4 @@
-"""Modules without memory for their weights, to be counted or filled: any size is built in an instant."""
+"""Building modules on the meta device: parameters with shapes but no storage, to be counted or loaded into."""
 
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -16,7 +16,7 @@ class Builds(Protocol[BuiltModule]):
 
 
 class SkipNormalInit(TorchFunctionMode):
-    """No normal draws in here: on the meta device the first one imports torch's compiler, which takes seconds."""
+    """Skips normal_: on the meta device its first call imports torch's compiler, which takes seconds."""
 
     def __torch_function__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -27,7 +27,7 @@ class SkipNormalInit(TorchFunctionMode):
 
 @contextmanager
 def meta_device() -> Generator[None]:
-    """What is built in here has shapes, but no memory and no draws."""
+    """Modules built in this context have shapes, but no storage and no random initialization."""
     with torch.device("meta"), SkipNormalInit():
         yield
 

@@ -37,9 +37,9 @@ class Tiled(Spec):
     depth: int
 
     def check(self) -> None:
-        self.several()
+        self.unpack()
 
-    def several(self) -> tuple[Repeat, ...]:
+    def unpack(self) -> tuple[Repeat, ...]:
         return tile(self.block, self.pattern, self.depth)
 
 

@@ -21,7 +21,7 @@ from regard.models.encoder import Encoder
 from regard.models.encoder_decoder import EncoderDecoder, EncoderDecoderModule
 from regard.models.initialize import Scheme
 from regard.models.outputs import Outputs, materialize
-from regard.models.stack import Repeat, States, final_states, memories
+from regard.models.stack import Repeat, States, final_states, state_declarations
 from regard.parts.attention_rnn import AttentionRNN
 from regard.parts.bidirectional import Bidirectional
 from regard.parts.block import Block, Sublayer, add
@@ -29,19 +29,19 @@ from regard.parts.body import Body
 from regard.parts.input import Tokens
 from regard.parts.lstm import LSTM
 from regard.parts.norm import NoNorm
-from regard.parts.recurrent import Recurrent
+from regard.parts.recurrent import RecurrentMixer
 from regard.parts.scored_attention import ScoredAttention
-from regard.parts.state import STATELESS, FinalState, FixedSize, Memory, State, each
+from regard.parts.state import STATELESS, FinalState, FixedSize, Memory, State, declarations
 from regard.spec import require
 
 
 @dataclass(frozen=True)
 class Seq2Seq(EncoderDecoder):
-    hands_over: ClassVar[bool] = True
+    passes_state: ClassVar[bool] = True
 
     def check(self) -> None:
         super().check()
-        gives = [fixed(memory) for memory in chain(*memories(self.source.layers, self.source.width))]
+        gives = [fixed(memory) for memory in chain(*state_declarations(self.source.layers, self.source.width))]
         takes = [fixed(memory) for memory in chain(*self.target.memory())]
         gives, takes = ([memory for memory in side if memory is not None] for side in (gives, takes))
         require(len(gives) > 0, "seq2seq: no layer of the source carries a state; give it RNN, LSTM or GRU layers")
@@ -59,7 +59,7 @@ class Seq2Seq(EncoderDecoder):
 
 def fixed(memory: Memory) -> FixedSize | None:
     """What is carried along, of all that a body remembers."""
-    return next((declared for declared in each(memory) if isinstance(declared, FixedSize)), None)
+    return next((declared for declared in declarations(memory) if isinstance(declared, FixedSize)), None)
 
 
 class Seq2SeqModule(EncoderDecoderModule):
@@ -83,10 +83,10 @@ class Seq2SeqModule(EncoderDecoderModule):
             raise ValueError("the source is packed and the target is not; say the target's documents, or unpack both")
         ends = final_states(self.spec.source.layers)
         read, losses = self.source.read(source, source_layout, states=ends)
-        out = self.target(tokens, layout.with_source(read), self.hand_over(ends, states), outputs=True)
+        out = self.target(tokens, layout.with_source(read), self.pass_states(ends, states), outputs=True)
         return out._replace(losses=add(losses, out.losses)) if outputs else materialize(out.logits)
 
-    def hand_over(self, ends: tuple[tuple[FinalState, ...], ...], states: States | None) -> States:
+    def pass_states(self, ends: tuple[tuple[FinalState, ...], ...], states: States | None) -> States:
         """The target's states, which begin as the source's ended, in their order; its last serves all further ones."""
         ended = [end.arrays for end in chain(*ends) if end.arrays]
         given = chain(ended, repeat(ended[-1]))
@@ -94,7 +94,7 @@ class Seq2SeqModule(EncoderDecoderModule):
         own = states or tuple(tuple(STATELESS for _ in block) for block in memory)
         return tuple(
             tuple(
-                state if fixed(declared) is None else Begun(state, next(given))
+                state if fixed(declared) is None else InitialState(state, next(given))
                 for state, declared in zip(block, declares, strict=True)
             )
             for block, declares in zip(own, memory, strict=True)
@@ -132,7 +132,7 @@ def refuse_beginnings(layout: TokenLayout) -> None:
         )
 
 
-class Begun:
+class InitialState:
     """A state that begins not empty but with what is given."""
 
     def __init__(self, state: State, arrays: dict[str, Tensor]):
@@ -151,7 +151,7 @@ class Begun:
 def seq2seq(
     vocab: int,
     width: int,
-    recurrence: Recurrent | None = None,
+    recurrence: RecurrentMixer | None = None,
     attention: Literal["none", "additive", "dot", "general"] = "none",
     layers: int = 1,
     bidirectional: bool = False,

@@ -1,18 +1,21 @@
-"""A stack of blocks, written as runs: `Repeat((window, window, full), times=4)` tiles three over twelve layers."""
+"""A stack of blocks, written as runs: `Repeat((window, window, full), times=4)` is twelve layers."""
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, fields, replace
+from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
 from regard.layout import TokenLayout
 from regard.parts.block import Block, Losses, add
 from regard.parts.position.base import Position
-from regard.parts.shared_block import tie
+from regard.parts.shared_block import tie_shared_blocks
 from regard.parts.state import FinalState, Memory, State
 from regard.parts.tap import Tap
 from regard.spec import Spec, require
 
 States = tuple[tuple[State, ...], ...]
+AnySpec = TypeVar("AnySpec", bound=Spec)
 
 
 @dataclass(frozen=True)
@@ -31,20 +34,45 @@ def unroll(layers: tuple[Repeat, ...]) -> list[Block]:
 
 
 def tiled(blocks: tuple[Block, ...], depth: int) -> tuple[Repeat, ...]:
-    """The blocks over and over, `depth` in all; what does not fit at the end is cut off."""
+    """Runs that repeat the blocks in order up to `depth` layers."""
     times, rest = divmod(depth, len(blocks))
     whole = (Repeat(blocks, times),) if times else ()
     return (*whole, Repeat(blocks[:rest])) if rest else whole
 
 
-def memories(layers: tuple[Repeat, ...], width: int) -> tuple[tuple[Memory, ...], ...]:
-    """What every sublayer of every block remembers, in the nesting in which states are handed to forward."""
+def state_declarations(layers: tuple[Repeat, ...], width: int) -> tuple[tuple[Memory, ...], ...]:
+    """The declared state of every sublayer of every block, nested as forward takes the states."""
     return tuple(block.memory(width) for block in unroll(layers))
 
 
 def final_states(layers: tuple[Repeat, ...]) -> tuple[tuple[FinalState, ...], ...]:
-    """Fresh states for every sublayer, which keep how recurrences end."""
+    """A state per sublayer that keeps the final state of a recurrence."""
     return tuple(tuple(FinalState() for _ in block.sublayers) for block in unroll(layers))
+
+
+def stacks_of(spec: Spec) -> Iterator[tuple[tuple[Repeat, ...], int]]:
+    """Layers and width of every stack in a model's spec, without building it."""
+    values = field_values(spec)
+    if "layers" in values:
+        yield values["layers"], values["width"]
+    for value in values.values():
+        if isinstance(value, Spec):
+            yield from stacks_of(value)
+
+
+def without_repeats(spec: AnySpec) -> AnySpec:
+    """The same model with every run of layers once."""
+    values = field_values(spec)
+    changed: dict[str, Any] = {
+        name: without_repeats(value) for name, value in values.items() if isinstance(value, Spec)
+    }
+    if "layers" in values:
+        changed["layers"] = tuple(replace(run, times=1) for run in values["layers"])
+    return replace(spec, **changed)
+
+
+def field_values(spec: Spec) -> dict[str, Any]:
+    return {field.name: getattr(spec, field.name) for field in fields(spec)}
 
 
 class Stack(nn.Module):
@@ -52,7 +80,7 @@ class Stack(nn.Module):
         super().__init__()
         self.input = Tap()
         self.blocks = nn.ModuleList(block.build(width) for block in unroll(layers))
-        tie(self.blocks)
+        tie_shared_blocks(self.blocks)
 
     def forward(self, x: Tensor, layout: TokenLayout, states: States | None = None) -> tuple[Tensor, Losses]:
         x, total = self.input(x), {}

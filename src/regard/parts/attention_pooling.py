@@ -15,7 +15,7 @@ from regard.layout import Source, TokenLayout
 from regard.parts.cross_attention import CrossAttention
 from regard.parts.feedforward import FeedForward, PositionWise
 from regard.parts.norm import LayerNorm, Norm
-from regard.parts.pooling import members
+from regard.parts.pooling import document_members
 from regard.spec import Spec
 
 
@@ -39,7 +39,7 @@ class AttentionPoolingModule(nn.Module):
 
     def forward(self, x: Tensor, layout: TokenLayout) -> Tensor:
         """(B, L, D) -> (B, D); of packed rows (B, N, D), one vector a document."""
-        documents = members(layout).shape[1]
+        documents = document_members(layout).shape[1]
         query = self.query.expand(len(x), documents, -1)  # (B, N, D)
         numbers = torch.arange(documents, device=x.device).expand(len(x), -1)
         packed = layout.segments is not None

@@ -17,7 +17,7 @@ from regard.kernels.recurrent.cells.loop import CellStates, unroll
 from regard.layout import TokenLayout
 from regard.parts.body import Body
 from regard.parts.gru import GRU
-from regard.parts.recurrent import Recurrent
+from regard.parts.recurrent import RecurrentMixer
 from regard.parts.scored_attention import ScoredAttention
 from regard.parts.state import STATELESS, Memory, State
 from regard.spec import require
@@ -27,7 +27,7 @@ from regard.spec import require
 class AttentionRNN(Body):
     mixes: ClassVar[bool] = True
 
-    recurrence: Recurrent = GRU()
+    recurrence: RecurrentMixer = GRU()
     attention: ScoredAttention = ScoredAttention(source=True)
 
     def check(self) -> None:
@@ -58,7 +58,7 @@ class AttentionRNNModule(nn.Module):
     def __init__(self, width: int, spec: AttentionRNN):
         super().__init__()
         size = spec.recurrence.size(width)
-        self.recurrence = spec.recurrence.recurrence(width, size)
+        self.recurrence = spec.recurrence.cell(width, size)
         self.attention = spec.reading(width).module(size, spec.recurrence.gates * size)  # its o_proj is C
         self.o_proj = nn.Identity() if size == width else nn.Linear(size, width, bias=False)
 
@@ -70,9 +70,9 @@ class AttentionRNNModule(nn.Module):
             c = self.attention.look(past[0].unsqueeze(1), next(places), *source)  # (B, 1, gates · N)
             return self.recurrence.step(x + c.squeeze(1), *past)
 
-        past = self.recurrence.begin(x, layout, state)
-        said, past = unroll(step, self.recurrence.enter(x), past, layout.segments, layout.valid)
-        self.recurrence.end(past, layout, state)
+        past = self.recurrence.read_state(x, layout, state)
+        said, past = unroll(step, self.recurrence.project_inputs(x), past, layout.segments, layout.valid)
+        self.recurrence.write_state(past, layout, state)
         return self.o_proj(said)
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from regard.layout import TokenLayout
 from regard.parts.body import Body
-from regard.parts.recurrent import Recurrent
+from regard.parts.recurrent import RecurrentMixer
 from regard.parts.state import STATELESS, FinalState, FixedSize, FixedState
 from regard.spec import require
 
@@ -23,7 +23,7 @@ from regard.spec import require
 class Bidirectional(Body):
     mixes: ClassVar[bool] = True
 
-    recurrence: Recurrent  # its hidden is that of one direction; None: half of the stream
+    recurrence: RecurrentMixer  # its hidden is that of one direction; None: half of the stream
 
     @property
     def causal(self) -> bool:
@@ -54,8 +54,8 @@ class BidirectionalModule(nn.Module):
     def __init__(self, width: int, spec: Bidirectional):
         super().__init__()
         size = spec.size(width)
-        self.ahead = spec.recurrence.recurrence(width, size)
-        self.back = spec.recurrence.recurrence(width, size)
+        self.ahead = spec.recurrence.cell(width, size)
+        self.back = spec.recurrence.cell(width, size)
         self.o_proj = nn.Identity() if 2 * size == width else nn.Linear(2 * size, width, bias=False)
 
     def forward(self, x: Tensor, layout: TokenLayout, state: FixedState = STATELESS) -> Tensor:

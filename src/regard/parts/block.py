@@ -4,9 +4,9 @@
     post:      x = norm(x + body(x))                    Vaswani et al. 2017
     parallel:  x = x + body_1(norm(x)) + body_2(norm(x)) + …        GPT-J, PaLM: all bodies read the same x
 
-A sublayer's `after` is one more norm behind the body ("sandwich", Gemma 2). The stream may be weighted before a body
-adds to it (`keep`: DeepNorm, Wang et al. 2022), and so may what is added: by a constant (`share`: Granite) or by
-a learned vector (`scale`: LayerScale, Touvron et al. 2021). Architectures differ in what stands inside.
+`after` is a second norm, after the body ("sandwich", Gemma 2). `keep` scales the residual stream (DeepNorm, Wang et al.
+2022). A constant `share` (Granite) or a learned vector `scale` (LayerScale, Touvron et al. 2021) scales the body's
+output.
 """
 
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ from regard.parts.norm import NoNorm, Norm, RMSNorm
 from regard.parts.state import STATELESS, Memory, State
 from regard.spec import Spec, require
 
-Losses = dict[str, Tensor]  # what bodies add to the loss in training, by name
+Losses = dict[str, Tensor]  # auxiliary losses of bodies in training, by name
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Sublayer(Spec):
     body: Body
     norm: Norm = RMSNorm()
     after: Norm | None = None
-    scale: float | None = None  # a learned vector that starts with this everywhere
+    scale: float | None = None  # initial value of a learned vector
 
     def build(self, width: int, block: "Block") -> "SublayerModule":
         return SublayerModule(width, self, block)
@@ -40,8 +40,8 @@ class Sublayer(Spec):
 class Block(Spec):
     sublayers: tuple[Sublayer, ...]
     style: Literal["pre", "post", "parallel"] = "pre"
-    norm: Norm | None = None  # of a parallel block: one for all sublayers
-    keep: float = 1.0  # 0: what a body gives takes the place of the stream
+    norm: Norm | None = None  # of a parallel block, for all sublayers
+    keep: float = 1.0  # 0: the body's output replaces the stream
     share: float = 1.0
     dropout: float = 0.0
 
@@ -50,11 +50,12 @@ class Block(Spec):
         require(0 <= self.dropout < 1, f"block: dropout={self.dropout} must be in [0, 1)")
         parallel = self.style == "parallel"
         require(
-            self.norm is None or parallel, f"block: style={self.style!r} has a norm in each sublayer, not in the block"
+            self.norm is None or parallel,
+            f"block: style={self.style!r} has norms in its sublayers; leave the block's norm out",
         )
         require(
             self.norm is None or all(sublayer.norm == NoNorm() for sublayer in self.sublayers),
-            "block: its norm is for all sublayers, so they would normalize twice; give them norm=NoNorm()",
+            "block: its norm serves all sublayers, so theirs would normalize twice; give them norm=NoNorm()",
         )
 
     def build(self, width: int) -> nn.Module:
@@ -80,7 +81,7 @@ class SublayerModule(nn.Module):
         return x if self.pre else self.norm(x), losses
 
     def branch(self, x: Tensor, layout: TokenLayout, state: State) -> tuple[Tensor, Losses]:
-        """What is added to the stream."""
+        """The body's contribution to the residual stream, and its auxiliary losses."""
         losses: Losses = {}
         y = self.after(self.body(x, layout.with_losses(losses) if self.training else layout, state))
         y = y if self.scale is None else y * self.scale
@@ -123,5 +124,5 @@ def build(norm: Norm | None, width: int) -> nn.Module:
 
 
 def add(a: Losses, b: Losses) -> Losses:
-    """The sums by name."""
+    """Sums by name."""
     return a | {name: a[name] + loss if name in a else loss for name, loss in b.items()}

@@ -1,8 +1,7 @@
-"""A long text read in spans: a recurrent layer goes through one after another, carrying along what it remembers.
+"""Run a recurrent layer over a long sequence chunk by chunk, carrying its state.
 
-Chunked = whole is a law of every recurrence, so this changes no result. It changes where the numbers lie: what a layer
-computes between its projections fits in a processor's cache for a thousand tokens, and not for sixteen thousand. Time
-then grows with the text and no faster, and memory hardly grows at all. GPUs are given everything at once.
+The result is the same as in one pass. On a CPU the activations of a thousand tokens fit in the cache, those of sixteen
+thousand do not: chunks keep time linear in the length and memory almost constant. A GPU runs all tokens at once.
 """
 
 from collections.abc import Callable, Sequence
@@ -12,17 +11,17 @@ from torch import Tensor
 
 from regard.layout import TokenLayout
 
-SPAN = 1024  # tokens
+CHUNK = 1024  # tokens
 
 
 def chunked_forward(
     layer: Callable[..., tuple[Tensor, ...]], x: Tensor, layout: TokenLayout, carried: Sequence[Tensor]
 ) -> tuple[Tensor, ...]:
-    """layer(x, at, *carried) -> (y, *carried), of x (B, L, D) in spans; packed documents are read at once."""
-    if x.device.type != "cpu" or x.shape[1] <= SPAN or layout.segments is not None:
+    """layer(x, layout, *carried) -> (y, *carried) in chunks of x (B, L, D); packed rows run in one pass."""
+    if x.device.type != "cpu" or x.shape[1] <= CHUNK or layout.segments is not None:
         return layer(x, layout, *carried)
     ys = []
-    for start in range(0, x.shape[1], SPAN):
-        y, *carried = layer(x[:, start : start + SPAN], layout.tokens(slice(start, start + SPAN)), *carried)
+    for start in range(0, x.shape[1], CHUNK):
+        y, *carried = layer(x[:, start : start + CHUNK], layout.tokens(slice(start, start + CHUNK)), *carried)
         ys.append(y)
     return torch.cat(ys, 1), *carried

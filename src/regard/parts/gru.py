@@ -10,20 +10,20 @@ from torch import Tensor, nn
 
 from regard.kernels.recurrent.cells import gru
 from regard.kernels.recurrent.cells.loop import CellStates
-from regard.parts.recurrent import Recurrence, Recurrent
+from regard.parts.recurrent import RecurrentCell, RecurrentMixer
 
 
 @dataclass(frozen=True)
-class GRU(Recurrent):
+class GRU(RecurrentMixer):
     gates: ClassVar[int] = 3
 
     reset: Literal["before", "after"] = "after"  # the matrix product; after, as torch.nn.GRU, is faster
 
-    def recurrence(self, width: int, size: int) -> Recurrence:
+    def cell(self, width: int, size: int) -> RecurrentCell:
         return GRUModule(width, size, self)
 
 
-class GRUModule(Recurrence):
+class GRUModule(RecurrentCell):
     def __init__(self, width: int, size: int, spec: GRU):
         super().__init__(width, size, spec)
         self.reset, self.can_fuse = spec.reset, spec.reset == "after"

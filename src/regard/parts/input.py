@@ -47,18 +47,18 @@ class TokensModule(nn.Module):
         self.scale = spec.scale
 
     def forward(self, tokens: Tensor, types: Tensor | None = None) -> Tensor:
-        refuse_unknown("token", tokens, self.table.num_embeddings)
+        check_ids("token", tokens, self.table.num_embeddings)
         x = self.table(tokens) * self.scale  # (B, L, D)
         if self.types is None:
             if types is not None:
                 raise ValueError("types were given, but this model knows none; leave them out, or set Tokens.types")
             return x
         types = torch.zeros_like(tokens) if types is None else types
-        refuse_unknown("type", types, self.types.num_embeddings)
+        check_ids("type", types, self.types.num_embeddings)
         return x + self.types(types)
 
 
-def refuse_unknown(what: str, ids: Tensor, known: int) -> None:
+def check_ids(what: str, ids: Tensor, known: int) -> None:
     """Elsewhere the question would wait for the device; its own look-up refuses too, if less clearly."""
     if ids.device.type == "cpu" and not torch.compiler.is_compiling() and ids.numel():
         low, high = int(ids.min()), int(ids.max())

@@ -12,19 +12,19 @@ from torch import Tensor
 
 from regard.kernels.recurrent.cells import lstm
 from regard.kernels.recurrent.cells.loop import CellStates
-from regard.parts.recurrent import Recurrence, Recurrent
+from regard.parts.recurrent import RecurrentCell, RecurrentMixer
 
 
 @dataclass(frozen=True)
-class LSTM(Recurrent):
+class LSTM(RecurrentMixer):
     states: ClassVar[tuple[str, ...]] = ("h", "c")
     gates: ClassVar[int] = 4
 
-    def recurrence(self, width: int, size: int) -> Recurrence:
+    def cell(self, width: int, size: int) -> RecurrentCell:
         return LSTMModule(width, size, self)
 
 
-class LSTMModule(Recurrence):
+class LSTMModule(RecurrentCell):
     def __init__(self, width: int, size: int, spec: LSTM):
         super().__init__(width, size, spec)
         if self.bias is not None:

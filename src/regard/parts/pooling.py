@@ -36,7 +36,7 @@ def pool(x: Tensor, layout: TokenLayout, how: Pool) -> Tensor:
     """(B, L, D) -> (B, D); of packed rows (B, N, D), one vector a document, zeros where a row has fewer than N."""
     parts = ("cls", "rest") if how == "cls_mean" else (how,)
     return torch.cat(
-        [mean(x, layout, choose(members(layout), layout.positions.unsqueeze(1), part)) for part in parts], -1
+        [mean(x, layout, choose(document_members(layout), layout.positions.unsqueeze(1), part)) for part in parts], -1
     )
 
 
@@ -49,7 +49,7 @@ def mean(x: Tensor, layout: TokenLayout, chosen: Tensor) -> Tensor:
     return y.squeeze(1) if layout.segments is None else y
 
 
-def members(layout: TokenLayout) -> Tensor:
+def document_members(layout: TokenLayout) -> Tensor:
     """(B, N, L) True where a valid token belongs to the document."""
     valid = torch.ones_like(layout.positions, dtype=torch.bool) if layout.valid is None else layout.valid
     if layout.segments is None:

@@ -1,9 +1,9 @@
-"""Recurrent mixers: a token is mixed with one state that has been carried through all tokens before it.
+"""Recurrent mixers: each token updates a hidden state of fixed size.
 
     h_t = f(W_x x_t + b, W_h h_{t-1})          out_t = h_t, or W_o h_t where the state is not as wide as the stream
 
-One W_x and one W_h serve every step, so any length fits. RNN, LSTM and GRU say f (their own files). As the layers of
-torch.nn.LSTM these stand in blocks without norm and stream: Block((Sublayer(LSTM(), NoNorm()),), keep=0.0).
+RNN, LSTM and GRU define f in their own files. A layer of torch.nn.LSTM is a block without norm and residual:
+Block((Sublayer(LSTM(), NoNorm()),), keep=0.0).
 """
 
 from dataclasses import dataclass
@@ -21,10 +21,10 @@ from regard.spec import require
 
 
 @dataclass(frozen=True)
-class Recurrent(Body):
+class RecurrentMixer(Body):
     mixes: ClassVar[bool] = True
     states: ClassVar[tuple[str, ...]] = ("h",)
-    gates: ClassVar[int] = 1  # how many vectors W_x x and W_h h are made of
+    gates: ClassVar[int] = 1  # W_x and W_h each stack this many matrices
 
     hidden: int | None = None  # width of the state; None: as the stream
     bias: bool = True
@@ -35,12 +35,12 @@ class Recurrent(Body):
     def size(self, width: int) -> int:
         return self.hidden or width
 
-    def recurrence(self, width: int, size: int) -> "Recurrence":
-        """What it does, from vectors of this width to states of this size."""
+    def cell(self, width: int, size: int) -> "RecurrentCell":
+        """The module of the recurrence, from inputs of `width` to states of `size`."""
         raise NotImplementedError
 
     def build(self, width: int) -> nn.Module:
-        return RecurrentModule(width, self)
+        return RecurrentMixerModule(width, self)
 
     def memory(self, width: int) -> FixedSize:
         return FixedSize({name: (self.size(width),) for name in self.states})
@@ -51,23 +51,23 @@ class Recurrent(Body):
         return 2 * tokens * (self.gates * size * (width + size) + out)
 
 
-class RecurrentModule(nn.Module):
-    def __init__(self, width: int, spec: Recurrent):
+class RecurrentMixerModule(nn.Module):
+    def __init__(self, width: int, spec: RecurrentMixer):
         super().__init__()
         size = spec.size(width)
-        self.recurrence = spec.recurrence(width, size)
+        self.recurrence = spec.cell(width, size)
         self.o_proj = nn.Identity() if size == width else nn.Linear(size, width, bias=False)
 
     def forward(self, x: Tensor, layout: TokenLayout, state: FixedState = STATELESS) -> Tensor:
         return self.o_proj(self.recurrence(x, layout, state))
 
 
-class Recurrence(nn.Module):
-    """W_x, W_h and b of all gates one under the other; how a step uses them, a subclass says."""
+class RecurrentCell(nn.Module):
+    """W_x, W_h and b of all gates, stacked; a subclass defines the step."""
 
-    can_fuse = True  # has torch an operation for all its steps?
+    can_fuse = True  # does torch have a fused operation for all steps?
 
-    def __init__(self, width: int, size: int, spec: Recurrent):
+    def __init__(self, width: int, size: int, spec: RecurrentMixer):
         super().__init__()
         self.size, self.states = size, spec.states
         self.x_proj = nn.Linear(width, spec.gates * size, bias=False)
@@ -75,30 +75,30 @@ class Recurrence(nn.Module):
         self.bias = nn.Parameter(torch.zeros(spec.gates * size)) if spec.bias else None
 
     def forward(self, x: Tensor, layout: TokenLayout, state: FixedState = STATELESS) -> Tensor:
-        """(B, L, D) -> the states that are said (B, L, N)"""
-        said, past = self.run(x, self.begin(x, layout, state), layout)
-        self.end(past, layout, state)
-        return said
+        """(B, L, D) -> the hidden states (B, L, N)"""
+        hidden, past = self.run(x, self.read_state(x, layout, state), layout)
+        self.write_state(past, layout, state)
+        return hidden
 
-    def begin(self, x: Tensor, layout: TokenLayout, state: FixedState) -> CellStates:
+    def read_state(self, x: Tensor, layout: TokenLayout, state: FixedState) -> CellStates:
         empty = x.new_zeros(len(x), self.size)
         return tuple(array.to(x.dtype) for array in state.read(layout, **dict.fromkeys(self.states, empty)))
 
-    def end(self, past: CellStates, layout: TokenLayout, state: FixedState) -> None:
+    def write_state(self, past: CellStates, layout: TokenLayout, state: FixedState) -> None:
         state.write(layout, **dict(zip(self.states, past, strict=True)))
 
     def run(self, x: Tensor, past: CellStates, layout: TokenLayout) -> tuple[Tensor, CellStates]:
-        """Through the fused operation where there is one: it reads weights, which an adapted projection has not."""
+        """By the fused operation, except where a projection is adapted or hooked: it reads plain weights."""
         plain = all(type(module) is nn.Linear and not hooked(module) for module in self.children())
-        cast = x.device.type == "cpu" and torch.is_autocast_enabled("cpu")  # some kinds are missing in half precision
+        cast = x.device.type == "cpu" and torch.is_autocast_enabled("cpu")  # torch lacks some in half precision
         if not self.can_fuse or not plain or cast or x.shape[1] == 1:
-            return unroll(self.step, self.enter(x), past, layout.segments, layout.valid)
+            return unroll(self.step, self.project_inputs(x), past, layout.segments, layout.valid)
         if layout.segments is None and layout.valid is None:
             return self.fused(x, None, past)
         return by_document(self.fused, x, past, layout.derived(find))
 
-    def enter(self, x: Tensor) -> Tensor:
-        """What a step is given of the tokens: W_x x + b, in one product for all."""
+    def project_inputs(self, x: Tensor) -> Tensor:
+        """W_x x + b for all tokens in one product."""
         return self.x_proj(x) if self.bias is None else self.x_proj(x) + self.bias
 
     def step(self, x: Tensor, *past: Tensor) -> CellStates:
@@ -109,5 +109,5 @@ class Recurrence(nn.Module):
 
 
 def hooked(module: nn.Module) -> bool:
-    """Does somebody watch or patch it? The fused operation would not call it."""
+    """Does it have forward hooks? The fused operation would not call them."""
     return bool(module._forward_hooks or module._forward_pre_hooks)

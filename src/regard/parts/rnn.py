@@ -10,18 +10,18 @@ from torch import Tensor
 
 from regard.kernels.recurrent.cells import rnn
 from regard.kernels.recurrent.cells.loop import CellStates
-from regard.parts.recurrent import Recurrence, Recurrent
+from regard.parts.recurrent import RecurrentCell, RecurrentMixer
 
 
 @dataclass(frozen=True)
-class RNN(Recurrent):
+class RNN(RecurrentMixer):
     activation: Literal["tanh", "relu"] = "tanh"
 
-    def recurrence(self, width: int, size: int) -> Recurrence:
+    def cell(self, width: int, size: int) -> RecurrentCell:
         return RNNModule(width, size, self)
 
 
-class RNNModule(Recurrence):
+class RNNModule(RecurrentCell):
     def __init__(self, width: int, size: int, spec: RNN):
         super().__init__(width, size, spec)
         self.activation = spec.activation

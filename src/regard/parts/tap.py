@@ -1,6 +1,6 @@
-"""A tap: an identity with a name, put where a tensor worth looking at is no module's output.
+"""Tap: a named identity for a tensor that is no module's output.
 
-A hook on it sees the tensor and may replace it (lens/). It has no weights, so no checkpoint knows of it.
+A forward hook on it can record or replace the tensor (lens/). It has no parameters, so it is not in checkpoints.
 """
 
 from torch import Tensor, nn

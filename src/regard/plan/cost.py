@@ -19,7 +19,7 @@ from math import prod
 from regard.models.base import Model
 from regard.models.decoder import Decoder
 from regard.models.encoder import Encoder
-from regard.parts.state import Declared, FixedSize, PerSource, PerToken, each
+from regard.parts.state import Declared, FixedSize, PerSource, PerToken, declarations
 from regard.plan.flops import ahead_flops, flops_by_part
 from regard.plan.memory import format_of
 from regard.plan.parameters import Parameters, all_bodies, bodies, count_parameters, stacks
@@ -104,7 +104,7 @@ class Plan:
         decoder = self.decoder
         if decoder is None:
             return []
-        return [state for body in bodies(decoder) for state in each(body.memory(decoder.width))]
+        return [state for body in bodies(decoder) for state in declarations(body.memory(decoder.width))]
 
     @property
     def state_bytes(self) -> int:

@@ -8,7 +8,7 @@ from collections import Counter
 from typing import Any
 
 from regard.models.base import Model
-from regard.parts.state import PerToken, each
+from regard.parts.state import PerToken, declarations
 from regard.plan.cost import Plan
 from regard.plan.flops import (
     attention_equals_rest,
@@ -84,7 +84,7 @@ def window_groups(plan: Plan) -> Groups:
     found = Counter(
         (state.window, state.window + state.first)
         for body, width in all_bodies(plan.spec)
-        for state in each(body.memory(width))
+        for state in declarations(body.memory(width))
         if isinstance(state, PerToken) and state.window and state.window + state.first == body.max_keys
     )
     return {

@@ -19,7 +19,7 @@ from regard.engine.stores.paged import Paged
 from regard.layout import TokenLayout
 from regard.models.decoder import Decoder
 from regard.models.encoder import Encoder
-from regard.parts.state import PerToken, each
+from regard.parts.state import PerToken, declarations
 
 STORES = ("contiguous", "paged")
 BLOCK = 4  # of the paged store: small, so that every text has several
@@ -84,11 +84,11 @@ class Trial:
 
     def remembers(self, kind: type) -> bool:
         """Does a layer remember in this way (parts/state.py)?"""
-        return any(isinstance(declared, kind) for memory in chain(*self.memory()) for declared in each(memory))
+        return any(isinstance(declared, kind) for memory in chain(*self.memory()) for declared in declarations(memory))
 
     def windows(self) -> set[tuple[int, int]]:
         """(window, first) of the layers whose tokens see no others."""
-        tokens = (d for memory in chain(*self.memory()) for d in each(memory) if isinstance(d, PerToken))
+        tokens = (d for memory in chain(*self.memory()) for d in declarations(memory) if isinstance(d, PerToken))
         return {(declared.window, declared.first) for declared in tokens if declared.window is not None}
 
     def open(self, kind: str, rows: int, length: int = 0, slack: int = SLACK) -> Store:

@@ -16,7 +16,7 @@ from regard.engine.stores.ring import RingBuffer, RingStorage
 from regard.engine.stores.rows import RowTable
 from regard.engine.stores.source_keys import SourceStorage
 from regard.layout import TokenLayout
-from regard.parts.state import STATELESS, Declared, FixedSize, PerSource, PerToken, State, each
+from regard.parts.state import STATELESS, Declared, FixedSize, PerSource, PerToken, State, declarations
 
 
 class Storage(Protocol):
@@ -82,7 +82,7 @@ def build_storages(
                 return SourceStorage(declared, rows, source, dtype)
         return NoStorage()
 
-    nested = tuple(tuple(tuple(make(d) for d in each(one)) for one in block) for block in memory)
+    nested = tuple(tuple(tuple(make(d) for d in declarations(one)) for one in block) for block in memory)
     return Storages(nested, tuple(rings.values()))
 
 

@@ -40,7 +40,7 @@ class Rope(Position):
     def max_exact_cache(self) -> int | None:
         return None if self.scaling is None else self.scaling.max_exact_cache
 
-    def turned(self, head_dim: int) -> int:
+    def rotated_dim(self, head_dim: int) -> int:
         """How many coordinates of a head turn."""
         dim = round(self.share * head_dim)
         what = f"head_dim={head_dim}" if self.share == 1 else f"share={self.share} of head_dim={head_dim}"
@@ -61,19 +61,19 @@ class Rope(Position):
 class RopeModule(PositionModule):
     def __init__(self, head_dim: int, spec: Rope):
         super().__init__()
-        self.spec, self.dim = spec, spec.turned(head_dim)
+        self.spec, self.dim = spec, spec.rotated_dim(head_dim)
         if spec.scaling is not None:
             spec.scaling.check_use(spec.base, self.dim)
 
     def rotate(self, q: Tensor, k: Tensor, layout: TokenLayout) -> tuple[Tensor, Tensor]:
         cos, sin = layout.derived(rotations, self.spec, self.dim, q.dtype)
-        return self.turn(q, cos, sin), self.turn(k, cos, sin)
+        return self.rotate_pairs(q, cos, sin), self.rotate_pairs(k, cos, sin)
 
-    def turn(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    def rotate_pairs(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         if self.dim == x.shape[-1]:
-            return turn(x, cos, sin, self.spec.layout)
+            return rotate_pairs(x, cos, sin, self.spec.layout)
         turning, still = x[..., : self.dim], x[..., self.dim :]
-        return torch.cat([turn(turning, cos, sin, self.spec.layout), still], -1)
+        return torch.cat([rotate_pairs(turning, cos, sin, self.spec.layout), still], -1)
 
 
 def rotations(layout: TokenLayout, spec: Rope, dim: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -84,7 +84,7 @@ def rotations(layout: TokenLayout, spec: Rope, dim: int, dtype: torch.dtype) -> 
     return (angles.cos() * amplitude).to(dtype), (angles.sin() * amplitude).to(dtype)
 
 
-def turn(x: Tensor, cos: Tensor, sin: Tensor, layout: PairLayout) -> Tensor:
+def rotate_pairs(x: Tensor, cos: Tensor, sin: Tensor, layout: PairLayout) -> Tensor:
     """Turn the pairs of x (…, d) by angles whose cosines and sines are (…, d/2)."""
     if layout == "half" and pays_a_kernel(x):
         from regard.kernels.triton_rope import turn as kernel

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from regard.layout import TokenLayout
 from regard.parts.position.base import Position, PositionModule
-from regard.parts.position.rope import turn
+from regard.parts.position.rope import rotate_pairs
 from regard.parts.position.rope_scaling import plain
 from regard.spec import require
 
@@ -44,7 +44,7 @@ class Rope2DModule(PositionModule):
 
     def rotate(self, q: Tensor, k: Tensor, layout: TokenLayout) -> tuple[Tensor, Tensor]:
         cos, sin = layout.derived(rotations_2d, self.spec, self.head_dim, q.dtype)
-        return turn(q, cos, sin, "half"), turn(k, cos, sin, "half")
+        return rotate_pairs(q, cos, sin, "half"), rotate_pairs(k, cos, sin, "half")
 
 
 def rotations_2d(layout: TokenLayout, spec: Rope2D, head_dim: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
