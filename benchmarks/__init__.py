@@ -1,1 +1,1 @@
-"""Speed beside the peers that a user would pick instead: interleaved in one run, medians, ratios."""
+"""Speed relative to the libraries that a user would choose instead: interleaved in one run, medians, ratios."""

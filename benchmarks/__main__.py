@@ -1,4 +1,4 @@
-"""`make bench`: training, decoding and long texts on this CPU beside transformers; one JSON object on standard out."""
+"""`make bench`: training, decoding and long sequences on this CPU, compared with transformers; prints JSON."""
 
 import json
 import platform
@@ -13,7 +13,7 @@ from benchmarks import decode, growth, train
 def main() -> None:
     transformers.logging.set_verbosity_error()
     machine = {"machine": platform.machine(), "threads": torch.get_num_threads(), "torch": torch.__version__}
-    result = {"where": machine | {"transformers": transformers.__version__}}
+    result = {"machine": machine | {"transformers": transformers.__version__}}
     for part in (train, decode, growth):
         print(f"measuring {part.__name__.split('.')[-1]}", file=sys.stderr)
         result |= part.measure()

@@ -1,6 +1,7 @@
-"""Decode tokens/s: 12 layers, 768 wide, 12 heads, 4 kv heads, ffn 2048, vocabulary 32000, tied, float32, batch 1.
+"""Decoding tokens/s: 12 layers, width 768, 12 heads, 4 kv heads, ffn 2048, vocabulary 32000, tied, float32, batch 1.
 
-Prompt 128, 128 new, greedy; beside the best of transformers' generate (dynamic, static and compiled cache).
+A prompt of 128 tokens and 128 new ones, greedy, compared with the fastest of transformers' generate (dynamic, static
+and compiled cache).
 """
 
 from collections.abc import Callable
@@ -55,12 +56,12 @@ def theirs(prompt: torch.Tensor, cache: str | None, compiled: bool) -> Callable[
 
 def measure(rounds: int = 5) -> dict[str, object]:
     prompt = torch.randint(CONFIG.vocab_size, (1, PROMPT), generator=torch.Generator().manual_seed(0))
-    contenders = {
+    candidates = {
         "regard": ours(prompt),
         "transformers dynamic": theirs(prompt, None, compiled=False),
         "transformers static": theirs(prompt, "static", compiled=False),
         "transformers static compiled": theirs(prompt, "static", compiled=True),
     }
-    rates = interleave(contenders, rounds, NEW)
+    rates = interleave(candidates, rounds, NEW)
     best = max(rate for name, rate in rates.items() if name != "regard")
     return {"decode_tokens_per_second": rates, "decode_ratio": round(rates["regard"] / best, 3)}

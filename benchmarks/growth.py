@@ -1,9 +1,10 @@
-"""How time and memory grow with the text: `python -m benchmarks.growth [mixer …]` prints JSON.
+"""Growth of time and memory with sequence length: `python -m benchmarks.growth [mixer …]` prints JSON.
 
-Two layers, 256 wide, one float32 row, forward: mixers whose work is linear in n (the ratio of 16k tokens to 1k is 16,
-of S4, n log n, up to 26) beside transformers' Mamba and Mamba-2 as they run without compiled kernels, and torch's LSTM.
-Times are medians of interleaved rounds. Memory is the peak above an idle process, each in a process of its own.
-Decoding is a token behind 100 others and behind 10,000, which a recurrence does not tell apart.
+Forward of two layers of width 256 on one float32 row. The work of these mixers is linear in n (16k tokens take 16 times
+as long as 1k; S4, n log n, up to 26 times). They are compared with transformers' Mamba and Mamba-2 without compiled
+kernels, and with torch's LSTM. Times are medians of interleaved rounds. Memory is the peak above that of an idle
+process, each in its own process. Decoding is measured after 100 and after 10,000 tokens, which makes no difference to a
+recurrence.
 """
 
 import argparse
@@ -46,24 +47,24 @@ PEERS = {"mamba": "transformers mamba", "mamba2": "transformers mamba2", "lstm":
 
 
 def layers(mixer: Body) -> tuple[Repeat, ...]:
-    if isinstance(mixer, LSTM):  # as torch stacks them: no stream beside, no norm
+    if isinstance(mixer, LSTM):  # as torch stacks them: no residual stream, no norm
         return (Repeat((Block((Sublayer(mixer, NoNorm()),), keep=0.0),), LAYERS),)
     return (Repeat((Block((Sublayer(mixer),)),), LAYERS),)
 
 
 @cache
-def contender(name: str) -> Callable[[Tensor], object]:
-    """What reads x (1, n, 256)."""
+def candidate(name: str) -> Callable[[Tensor], object]:
+    """A function of x (1, n, 256)."""
     torch.manual_seed(0)
     if name in MIXERS:
         stack = Stack(layers(MIXERS[name]), WIDTH).eval()
         return lambda x: stack(x, TokenLayout.whole(*x.shape[:2]))
     if name == "torch lstm":
         return nn.LSTM(WIDTH, WIDTH, LAYERS, batch_first=True).eval()
-    return foreign(name)
+    return from_transformers(name)
 
 
-def foreign(name: str) -> Callable[[Tensor], object]:
+def from_transformers(name: str) -> Callable[[Tensor], object]:
     import transformers
 
     transformers.logging.set_verbosity_error()
@@ -78,12 +79,12 @@ def foreign(name: str) -> Callable[[Tensor], object]:
 
 @torch.inference_mode()
 def times(names: Iterable[str], lengths: tuple[int, ...], rounds: int) -> dict[str, dict[int, float]]:
-    """Seconds of one forward by contender and length."""
+    """Seconds of one forward by candidate and length."""
     found: dict[str, dict[int, float]] = {name: {} for name in names}
     for length in lengths:
         print(f"forward of {length} tokens", file=sys.stderr)
         x = torch.randn(1, length, WIDTH)
-        rates = interleave({name: partial(contender(name), x) for name in found}, rounds, length)
+        rates = interleave({name: partial(candidate(name), x) for name in found}, rounds, length)
         for name, rate in rates.items():
             found[name][length] = round(length / rate, 4)
     return found
@@ -91,46 +92,44 @@ def times(names: Iterable[str], lengths: tuple[int, ...], rounds: int) -> dict[s
 
 @torch.inference_mode()
 def peak(name: str, length: int) -> float:
-    """MB that one forward took above what was in use before."""
-    contender(name)(torch.randn(1, 64, WIDTH))
+    """MB by which one forward raised the peak of memory."""
+    candidate(name)(torch.randn(1, 64, WIDTH))
     x = torch.randn(1, length, WIDTH)
-    idle = most_in_use()
-    contender(name)(x)
-    return round(most_in_use() - idle, 1)
+    idle = peak_resident()
+    candidate(name)(x)
+    return round(peak_resident() - idle, 1)
 
 
-def most_in_use() -> float:
-    """MB, of this process so far; getrusage would count what the process that started it had. On Linux."""
+def peak_resident() -> float:
+    """MB of this process so far, on Linux. (getrusage would include the parent process.)"""
     status = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
     return next(int(line.split()[1]) for line in status if line.startswith("VmHWM")) / 1024
 
 
-def peak_apart(name: str, length: int) -> float:
+def peak_in_own_process(name: str, length: int) -> float:
     command = [sys.executable, "-m", "benchmarks.growth", "--peak", name, "--longest", str(length)]
     return float(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 
 
 @torch.inference_mode()
 def decoding(name: str, rounds: int) -> dict[str, float]:
-    """Milliseconds a token of one row, behind so many others."""
+    """Milliseconds per token of one row, after EARLY and LATE tokens."""
 
-    def steps(store: Contiguous, behind: int) -> None:
-        for t in range(behind, behind + STEPS):
-            stack(
-                torch.randn(1, 1, WIDTH), now := TokenLayout(torch.tensor([[t]])), store.begin_forward(now, check=False)
-            )
+    def forward(store: Contiguous, positions: Tensor) -> None:
+        layout = TokenLayout(positions.unsqueeze(0))
+        stack(torch.randn(1, len(positions), WIDTH), layout, store.begin_forward(layout, check=False))
+
+    def steps(store: Contiguous, cached: int) -> None:
+        for position in range(cached, cached + STEPS):
+            forward(store, torch.tensor([position]))
 
     runs = layers(MIXERS[name])
     stack, works = Stack(runs, WIDTH).eval(), {}
-    for behind in (EARLY, LATE):
+    for cached in (EARLY, LATE):
         store = Contiguous(state_declarations(runs, WIDTH), 1, LATE + STEPS, torch.float32)
-        stack(
-            torch.randn(1, behind, WIDTH),
-            now := TokenLayout(torch.arange(behind).unsqueeze(0)),
-            store.begin_forward(now, check=False),
-        )
-        works[f"behind {behind}"] = partial(steps, store, behind)
-    return {behind: round(1000 / rate, 3) for behind, rate in interleave(works, rounds, STEPS).items()}
+        forward(store, torch.arange(cached))
+        works[f"after {cached}"] = partial(steps, store, cached)
+    return {name: round(1000 / rate, 3) for name, rate in interleave(works, rounds, STEPS).items()}
 
 
 def measure(
@@ -138,14 +137,14 @@ def measure(
 ) -> dict[str, object]:
     first, last = lengths[0], lengths[-1]
     pairs = {name: PEERS[name] for name in mixers if name in PEERS}
-    contenders = (*mixers, *pairs.values())
-    seconds = times(contenders, lengths, rounds)
+    candidates = (*mixers, *pairs.values())
+    seconds = times(candidates, lengths, rounds)
     faster = {name: seconds[peer][last] / seconds[name][last] for name, peer in pairs.items()}
     return {
         "growth_seconds": seconds,
         f"growth_ratio_{last}_to_{first}": {name: round(s[last] / s[first], 1) for name, s in seconds.items()},
         "growth_times_as_fast": {f"{name} as {pairs[name]}": round(times, 2) for name, times in faster.items()},
-        "growth_peak_megabytes": {name: peak_apart(name, last) for name in contenders},
+        "growth_peak_megabytes": {name: peak_in_own_process(name, last) for name in candidates},
         "growth_decode_milliseconds": {name: decoding(name, 5 * rounds) for name in mixers},
     }
 
@@ -155,13 +154,13 @@ def main() -> None:
     parser.add_argument("mixers", nargs="*", default=list(MIXERS), help=", ".join(MIXERS))
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--longest", type=int, default=LENGTHS[-1])
-    parser.add_argument("--peak", help="only the memory of this contender")
-    asked = parser.parse_args()
-    if asked.peak:
-        print(peak(asked.peak, asked.longest))
+    parser.add_argument("--peak", help="print only the memory of this candidate")
+    arguments = parser.parse_args()
+    if arguments.peak:
+        print(peak(arguments.peak, arguments.longest))
     else:
-        lengths = tuple(length for length in LENGTHS if length <= asked.longest)
-        print(json.dumps(measure(asked.rounds, lengths, tuple(asked.mixers)), indent=2))
+        lengths = tuple(length for length in LENGTHS if length <= arguments.longest)
+        print(json.dumps(measure(arguments.rounds, lengths, tuple(arguments.mixers)), indent=2))
 
 
 if __name__ == "__main__":

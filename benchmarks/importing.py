@@ -1,11 +1,11 @@
-"""Loading a Llama folder of a billion parameters beside transformers' from_pretrained: seconds and peak memory.
+"""Loading a Llama folder of a billion parameters, compared with transformers' from_pretrained: time and peak memory.
 
     python -m benchmarks.importing [--layers 2] [--stored float32] [--folder FOLDER] [--rounds 3]
 
-The folder holds bfloat16, as published ones do, or float32; both libraries make float32 of it, what a CPU computes in.
-Each load is a process of its own, in turns. A process first loads a tiny model, so that imports are no part of the
-time; then the peak of its resident memory is reset. transformers maps the file and reads it in the first forward, a
-model of ours owns its memory, so the first forward is part of both figures. The file is in the page cache for both.
+The folder is stored in bfloat16, as published ones are, or in float32; both libraries convert it to float32 for the
+CPU. Each load runs in its own process, alternating. A process first loads a tiny model, so that imports do not count;
+then its peak of resident memory is reset. transformers maps the file and reads it in the first forward, whereas our
+model owns its memory, so the first forward is part of both figures. The file is in the page cache for both.
 """
 
 import argparse
@@ -25,11 +25,11 @@ SIZES = {
 }  # fmt: skip
 TINY = SIZES | {"hidden_size": 64, "intermediate_size": 64, "vocab_size": 64, "num_hidden_layers": 1}
 LAYERS = 15  # 1.04 billion parameters
-CONTENDERS = ("regard", "regard, mapped", "transformers")
+CANDIDATES = ("regard", "regard, mapped", "transformers")
 
 
 def write(folder: Path, sizes: dict[str, int], dtype: torch.dtype) -> None:
-    """A random model as transformers saves it, in one file."""
+    """Save a random model with transformers, in one file."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
@@ -39,7 +39,7 @@ def write(folder: Path, sizes: dict[str, int], dtype: torch.dtype) -> None:
 
 
 def resident(field: str) -> int:
-    """Bytes of resident memory: VmRSS now, VmHWM at most since the last reset."""
+    """Bytes of resident memory: VmRSS is the current value, VmHWM the peak since the last reset."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) << 10 for line in lines if line.startswith(field))
 
@@ -56,21 +56,25 @@ def load(name: str, folder: str) -> torch.nn.Module:
 
 
 def child(name: str, tiny: str, folder: str) -> None:
-    """One load and one forward, as a line of JSON."""
+    """Load the model, run one forward and print the figures as JSON."""
     tokens = torch.arange(8)[None]
     with torch.inference_mode():
         load(name, tiny)(tokens)
         idle = resident("VmRSS")
-        Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+        Path("/proc/self/clear_refs").write_text("5")  # resets the peak
         start, cpu = time.perf_counter(), time.process_time()
         model = load(name, folder)
         loaded = time.perf_counter()
         out = model(tokens)
         done, used = time.perf_counter(), time.process_time() - cpu
     weights = sum(parameter.nbytes for parameter in model.parameters())
-    top = float((out if isinstance(out, torch.Tensor) else out.logits).abs().max())
+    largest = float((out if isinstance(out, torch.Tensor) else out.logits).abs().max())
     result = {"load_s": loaded - start, "forward_s": done - loaded, "total_s": done - start, "cpu_s": used}
-    print(json.dumps(result | {"peak": (resident("VmHWM") - idle) / weights, "weights": weights, "top": top}))
+    print(
+        json.dumps(
+            result | {"peak": (resident("VmHWM") - idle) / weights, "weights": weights, "largest_logit": largest}
+        )
+    )
 
 
 def measure(layers: int = LAYERS, stored: str = "bfloat16", folder: str | None = None, rounds: int = 3) -> dict:
@@ -80,13 +84,13 @@ def measure(layers: int = LAYERS, stored: str = "bfloat16", folder: str | None =
         if folder is None:
             print("writing the folder", file=sys.stderr)
             write(big, SIZES | {"num_hidden_layers": layers}, getattr(torch, stored))
-        runs: dict[str, list[dict[str, float]]] = {name: [] for name in CONTENDERS}
-        for turn in range(rounds + 1):  # the first is not counted: it brings the file into the cache
-            for name in CONTENDERS:
+        runs: dict[str, list[dict[str, float]]] = {name: [] for name in CANDIDATES}
+        for number in range(rounds + 1):  # the first is a warm-up that brings the file into the page cache
+            for name in CANDIDATES:
                 command = [sys.executable, "-m", "benchmarks.importing", "--child", name, str(tiny), str(big)]
                 found = json.loads(subprocess.run(command, capture_output=True, check=True, text=True).stdout)
-                print(f"  round {turn} of {rounds}: {name} {found}", file=sys.stderr)
-                runs[name] += [found] * bool(turn)
+                print(f"  round {number} of {rounds}: {name} {found}", file=sys.stderr)
+                runs[name] += [found] * bool(number)
     medians = {
         name: {key: round(statistics.median(run[key] for run in found), 3) for key in found[0]}
         for name, found in runs.items()
@@ -96,7 +100,7 @@ def measure(layers: int = LAYERS, stored: str = "bfloat16", folder: str | None =
         name: {key: round(found[key] / theirs[key], 3) for key in ("load_s", "total_s", "cpu_s")}
         for name, found in medians.items()
     }
-    return {"stored": stored, "medians": medians, "of transformers": ratios}
+    return {"stored": stored, "medians": medians, "relative_to_transformers": ratios}
 
 
 if __name__ == "__main__":

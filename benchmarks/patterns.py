@@ -1,11 +1,10 @@
-"""Sparse attention against PyTorch's dense kernel on this CPU: `python -m benchmarks.patterns` prints JSON.
+"""Sparse attention compared with PyTorch's dense kernel on this CPU: `python -m benchmarks.patterns` prints JSON.
 
-Float32, 8 heads of 64, one row; forward, and forward with backward, every contender in turn. A window is measured
-beside *causal* attention, patterns with global tokens beside the same kernel with the same mask as a tensor. Masks are
-made before the clock starts on both sides: a model makes them once for all its layers. Memory is what a process needs
-at its peak beyond its inputs, masks included, beside the bytes of one matrix of full scores. Statistics are measured
-beside the tiled forward that they come out of. Short tasks on several threads wait for each other: measure on an idle
-machine.
+Float32, 8 heads of 64, one row; forward, and forward with backward, interleaved. A window is compared with *causal*
+attention, patterns with global tokens with the same kernel and the same mask as a tensor. Masks are computed before the
+timing on both sides, as a model computes them once for all its layers. Memory is the peak of a process beyond its
+inputs, masks included, compared with the bytes of one matrix of full scores. Statistics are compared with the tiled
+forward that computes them. Measure on an idle machine: short tasks on several threads wait for each other.
 """
 
 import argparse
@@ -46,7 +45,7 @@ def inputs(length: int) -> list[Tensor]:
 
 
 def sparse(mask: Mask, length: int) -> Work:
-    layout = TokenLayout.whole(1, length)  # keeps its masks, as for the layers of a model
+    layout = TokenLayout.whole(1, length)  # caches its masks, as for the layers of a model
     return lambda q, k, v: block_sparse.attend(q, k, v, layout, ScoreOptions(mask, DIM**-0.5))
 
 
@@ -54,15 +53,15 @@ def dense(mask: Mask, length: int) -> Work:
     if isinstance(mask, Window):
         return lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True)
     positions = torch.arange(length)
-    seen = mask.allows(positions.unsqueeze(-1), positions)
-    return lambda q, k, v: F.scaled_dot_product_attention(q, k, v, attn_mask=seen)
+    allowed = mask.allows(positions.unsqueeze(-1), positions)
+    return lambda q, k, v: F.scaled_dot_product_attention(q, k, v, attn_mask=allowed)
 
 
 def forward(work: Work, tensors: list[Tensor]) -> Callable[[], object]:
     return torch.no_grad()(lambda: work(*tensors))
 
 
-def both_ways(work: Work, tensors: list[Tensor]) -> Callable[[], object]:
+def forward_backward(work: Work, tensors: list[Tensor]) -> Callable[[], object]:
     weights = torch.randn(1, HEADS, tensors[0].shape[2], DIM)
     return lambda: torch.autograd.grad(work(*tensors), tensors, weights)
 
@@ -70,15 +69,15 @@ def both_ways(work: Work, tensors: list[Tensor]) -> Callable[[], object]:
 def speed(name: str, rounds: int) -> dict[str, object]:
     mask, length = PATTERNS[name]
     tensors, found = inputs(length), {}
-    for direction, run in {"forward": forward, "forward and backward": both_ways}.items():
+    for direction, run in {"forward": forward, "forward and backward": forward_backward}.items():
         works = {"block_sparse": sparse(mask, length), "dense": dense(mask, length)}
-        rates = interleave({who: run(work, tensors) for who, work in works.items()}, rounds, length)
+        rates = interleave({name: run(work, tensors) for name, work in works.items()}, rounds, length)
         found[direction] = {"tokens_per_second": rates, "ratio": round(rates["block_sparse"] / rates["dense"], 2)}
     return found
 
 
 def peak(name: str) -> dict[str, object]:
-    """In a process of its own: the peak resident bytes of forward and backward, beyond the inputs."""
+    """Peak resident bytes of forward and backward beyond the inputs, measured in its own process."""
     command = [sys.executable, "-m", "benchmarks.patterns", "--peak", name]
     extra = int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
     scores = 4 * HEADS * PATTERNS[name][1] ** 2
@@ -87,17 +86,17 @@ def peak(name: str) -> dict[str, object]:
 
 def print_peak(name: str) -> None:
     mask, length = PATTERNS[name]
-    both_ways(sparse(mask, 512), inputs(512))()  # what is loaded on first use
+    forward_backward(sparse(mask, 512), inputs(512))()  # loads what is loaded on first use
     tensors = inputs(length)
-    work, before = both_ways(sparse(mask, length), tensors), resident("VmRSS")
+    work, before = forward_backward(sparse(mask, length), tensors), resident("VmRSS")
     work()
     print(resident("VmHWM") - before)
 
 
-def resident(which: str) -> int:
-    """Bytes of this process in memory, now (VmRSS) or at most (VmHWM), as Linux tells."""
+def resident(field: str) -> int:
+    """Bytes of resident memory on Linux: VmRSS is the current value, VmHWM the peak."""
     lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(which))
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field))
 
 
 def statistics(rounds: int, length: int = 4096) -> dict[str, object]:
@@ -106,7 +105,7 @@ def statistics(rounds: int, length: int = 4096) -> dict[str, object]:
         "tiled": forward(lambda q, k, v: tiled.attend(q, k, v, layout, scores), tensors),
         "with statistics": forward(lambda q, k, v: attend_with_statistics(q, k, v, layout, scores)[0], tensors),
     }
-    rates = interleave(works, 6 * rounds, length)  # two that are nearly alike
+    rates = interleave(works, 6 * rounds, length)  # more rounds: the difference is small
     return {"tokens_per_second": rates, "cost": round(rates["tiled"] / rates["with statistics"] - 1, 3)}
 
 
@@ -119,11 +118,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--peak", choices=PATTERNS, help="print only this pattern's peak bytes")
-    given = parser.parse_args()
-    if given.peak:
-        return print_peak(given.peak)
+    arguments = parser.parse_args()
+    if arguments.peak:
+        return print_peak(arguments.peak)
     machine = {"machine": platform.machine(), "threads": torch.get_num_threads(), "torch": torch.__version__}
-    print(json.dumps({"where": machine, "patterns": measure(given.rounds)}, indent=2))
+    print(json.dumps({"machine": machine, "patterns": measure(arguments.rounds)}, indent=2))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
-"""RNN, LSTM and GRU beside torch's own on this CPU: `python -m benchmarks.recurrence` prints JSON, tokens a second.
+"""RNN, LSTM and GRU compared with torch's on this CPU: `python -m benchmarks.recurrence` prints tokens/s as JSON.
 
-Two layers, 256 wide, in float32: forward of one row of 16k tokens; and forward and backward of eight rows of 256, of
-which each is eight documents to us and one to torch, whose modules know no documents. Measure on an idle machine.
+Two layers of width 256 in float32: forward of one row of 16k tokens; and forward and backward of eight rows of 256.
+Each of these rows is eight packed documents for us and one for torch, whose modules do not support documents. Measure
+on an idle machine.
 """
 
 import argparse
@@ -46,14 +47,14 @@ def forward(spec: RecurrentMixer, kind: Kind, length: int, rounds: int) -> dict[
 def training(spec: RecurrentMixer, kind: Kind, rounds: int) -> dict[str, float]:
     ours, theirs = stack(spec), kind(WIDTH, WIDTH, LAYERS, batch_first=True)
     x, length, document = torch.randn(8, 256, WIDTH), 256, 32
-    places = torch.arange(length).expand(8, length)
+    slots = torch.arange(length).expand(8, length)
 
-    def step(said: Tensor) -> None:
-        said.square().mean().backward()
+    def step(out: Tensor) -> None:
+        out.square().mean().backward()
 
     return interleave(
         {
-            "regard, packed": lambda: step(ours(x, TokenLayout(places % document, places // document))[0]),
+            "regard, packed": lambda: step(ours(x, TokenLayout(slots % document, slots // document))[0]),
             "torch, unpacked": lambda: step(theirs(x)[0]),
         },
         rounds,
@@ -65,13 +66,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--length", type=int, default=16384)
     parser.add_argument("--rounds", type=int, default=3)
-    asked = parser.parse_args()
-    where = {"machine": platform.machine(), "threads": torch.get_num_threads(), "torch": torch.__version__}
+    arguments = parser.parse_args()
+    machine = {"machine": platform.machine(), "threads": torch.get_num_threads(), "torch": torch.__version__}
     found = {
-        name: {"forward": forward(*kind, asked.length, asked.rounds), "training": training(*kind, asked.rounds)}
+        name: {
+            "forward": forward(*kind, arguments.length, arguments.rounds),
+            "training": training(*kind, arguments.rounds),
+        }
         for name, kind in KINDS.items()
     }
-    print(json.dumps({"where": where, "tokens a second": found}, indent=2))
+    print(json.dumps({"machine": machine, "tokens_per_second": found}, indent=2))
 
 
 if __name__ == "__main__":

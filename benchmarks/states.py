@@ -1,7 +1,8 @@
-"""One State interface, three ways to decode: `python -m benchmarks.states` (a GPU gets a Llama-8B shape in bf16).
+"""Decoding steps of two mixers through two stores: `python -m benchmarks.states`.
 
-Two mixers × two stores × eager, compiled without graph breaks and, on a GPU, one captured CUDA graph. On a CPU the
-cached logits are held against the whole forward in float64; in bf16 equal greedy tokens say little more than "close".
+On a GPU the model has the shape of Llama 8B, in bf16. Each step runs eagerly, compiled without graph breaks and, on a
+GPU, as a captured CUDA graph. Cached logits are compared with those of the whole forward: in float64 on a CPU; in bf16,
+equal greedy tokens show little more than closeness.
 """
 
 import sys
@@ -47,16 +48,17 @@ def open_store(kind: str, model: DecoderModule) -> Contiguous | Paged:
     return store
 
 
-def stepper(model: DecoderModule, store: Contiguous | Paged, way: str) -> Step:
-    """A greedy step that puts the next id and position in place."""
+def make_step(model: DecoderModule, store: Contiguous | Paged, mode: str) -> Step:
+    """A greedy step that updates ids and positions in place."""
 
     def step(ids: Tensor, positions: Tensor) -> Tensor:
-        logits = model(ids, now := TokenLayout(positions), store.begin_forward(now, check=False))[:, -1]
+        layout = TokenLayout(positions)
+        logits = model(ids, layout, store.begin_forward(layout, check=False))[:, -1]
         ids.copy_(logits.argmax(-1, keepdim=True))
         positions.add_(1)
         return logits
 
-    if way == "eager":
+    if mode == "eager":
         return step
     torch._dynamo.reset()
     return torch.compile(step, fullgraph=True, mode="max-autotune-no-cudagraphs" if GPU else None)
@@ -75,37 +77,34 @@ def captured(step: Step, ids: Tensor, positions: Tensor) -> Step:
 
 
 @torch.no_grad()
-def measure(model: DecoderModule, kind: str, way: str) -> str:
+def measure(model: DecoderModule, kind: str, mode: str) -> str:
     store = open_store(kind, model)
     prompt = torch.randint(VOCAB, (1, PROMPT), device=DEVICE, generator=torch.Generator(DEVICE).manual_seed(0))
-    step = stepper(model, store, way)
+    step = make_step(model, store, mode)
     ids, positions = torch.zeros(1, 1, dtype=torch.long, device=DEVICE), torch.full((1, 1), PROMPT, device=DEVICE)
-    for _ in range(3):  # compile and warm up; what it leaves in the store is overwritten by the prompt
+    for _ in range(3):  # compile and warm up; the prompt overwrites these entries of the store
         step(ids, positions)
-    if way == "graph":
+    if mode == "graph":
         step = captured(step, ids, positions)
-    first = model(
-        prompt,
-        now := TokenLayout(torch.arange(PROMPT, device=DEVICE).expand(1, PROMPT)),
-        store.begin_forward(now, check=False),
-    )[:, -1]
+    layout = TokenLayout(torch.arange(PROMPT, device=DEVICE).expand(1, PROMPT))
+    first = model(prompt, layout, store.begin_forward(layout, check=False))[:, -1]
     ids.copy_(first.argmax(-1, keepdim=True))
     positions.fill_(PROMPT)
-    said, logits = [ids.clone()], []
+    generated, logits = [ids.clone()], []
     synchronize()
     start = time.perf_counter()
     for _ in range(NEW):
         logits.append(step(ids, positions).clone())
-        said.append(ids.clone())
+        generated.append(ids.clone())
     synchronize()
     seconds = time.perf_counter() - start
-    tokens = torch.cat([prompt, *said[:-1]], 1)
+    tokens = torch.cat([prompt, *generated[:-1]], 1)
     whole = model(tokens)[:, PROMPT:]
-    gap = (whole - torch.stack(logits, 1)).abs().max().item()
-    same = (whole.argmax(-1) == torch.cat(said[1:], 1)).float().mean().item()
+    error = (whole - torch.stack(logits, 1)).abs().max().item()
+    same = (whole.argmax(-1) == torch.cat(generated[1:], 1)).float().mean().item()
     rate = NEW / seconds
     read = sum(p.numel() * p.element_size() for p in model.parameters()) * rate
-    return f"{rate:8.1f} tokens/s  {read / 1e12:6.3f} TB/s of weights  gap {gap:.1e}  same tokens {same:.3f}"
+    return f"{rate:8.1f} tokens/s  {read / 1e12:6.3f} TB/s of weights  error {error:.1e}  same tokens {same:.3f}"
 
 
 def synchronize() -> None:
@@ -114,15 +113,15 @@ def synchronize() -> None:
 
 
 def main() -> None:
-    ways = ("eager", "compiled", "graph") if GPU else ("eager", "compiled")
+    modes = ("eager", "compiled", "graph") if GPU else ("eager", "compiled")
     for name, mixer in {
         "attention": Attention(HEADS, KV_HEADS, position=Rope()),
         "linear": LinearAttention(HEADS),
     }.items():
         model = build(mixer)
         for kind in ("contiguous", "paged"):
-            for way in ways:
-                print(f"{name:10} {kind:11} {way:9} {measure(model, kind, way)}", flush=True)
+            for mode in modes:
+                print(f"{name:10} {kind:11} {mode:9} {measure(model, kind, mode)}", flush=True)
 
 
 if __name__ == "__main__":

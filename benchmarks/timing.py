@@ -1,4 +1,4 @@
-"""Interleaved timing: every contender takes its turn in every round, so that a noisy machine is noisy to all alike."""
+"""Interleaved timing: every candidate runs once per round, so that the machine's load affects all alike."""
 
 import statistics
 import sys
@@ -6,14 +6,14 @@ import time
 from collections.abc import Callable
 
 
-def interleave(contenders: dict[str, Callable[[], object]], rounds: int, amount: int) -> dict[str, float]:
-    """Median amounts (tokens) per second of each; one untimed round first."""
-    seconds: dict[str, list[float]] = {name: [] for name in contenders}
-    for turn in range(rounds + 1):
-        for name, work in contenders.items():
+def interleave(candidates: dict[str, Callable[[], object]], rounds: int, amount: int) -> dict[str, float]:
+    """Median of `amount` (tokens) per second of each candidate; the first round is a warm-up."""
+    seconds: dict[str, list[float]] = {name: [] for name in candidates}
+    for number in range(rounds + 1):
+        for name, work in candidates.items():
             start = time.perf_counter()
             work()
-            if turn:
+            if number:
                 seconds[name].append(time.perf_counter() - start)
-        print(f"  round {turn} of {rounds}", file=sys.stderr)
+        print(f"  round {number} of {rounds}", file=sys.stderr)
     return {name: round(amount / statistics.median(times), 1) for name, times in seconds.items()}

@@ -1,4 +1,7 @@
-"""Training tokens/s: 6 layers, 6 heads, 384 wide, context 256, batch 8, vocabulary 65, float32, AdamW; beside GPT-2."""
+"""Training tokens/s compared with GPT-2 in transformers.
+
+6 layers, 6 heads, width 384, context 256, batch 8, vocabulary 65, float32, AdamW.
+"""
 
 from collections.abc import Callable
 

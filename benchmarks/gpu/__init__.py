@@ -1,1 +1,1 @@
-"""Speed on one GPU, beside the peers that a user would pick instead, in the same run."""
+"""Speed on one GPU relative to the libraries that a user would choose instead, in the same run."""

@@ -1,8 +1,8 @@
-"""Flash attention in Triton beside flex attention and PyTorch's own kernels: `python -m benchmarks.gpu.attention`.
+"""Flash attention in Triton compared with flex attention and PyTorch's kernels: `python -m benchmarks.gpu.attention`.
 
-Bf16, 16 heads × 128, 32k tokens in all. First random cases are checked against the reference in float64; then medians
-of forward, and of forward with backward, in ms and in TFLOP/s of the pairs that are seen (the backward counts 2.5
-times). `--sweep` tries tiles, warps and stages of every kernel; several processes compile them beforehand.
+Bf16, 16 heads of 128, 32k tokens in all. First random cases are checked against the reference in float64; then medians
+of forward, and of forward with backward, in ms and in TFLOP/s of the pairs that the mask allows (backward counts 2.5
+times). `--sweep` tries tiles, warps and stages of every kernel, which several processes compile beforehand.
 """
 
 import argparse
@@ -48,10 +48,10 @@ class Case:
 
     @property
     def flops(self) -> float:
-        n, seen = self.length, min(self.length, WINDOW if self.name == "window" else self.length)
+        n, keys = self.length, min(self.length, WINDOW if self.name == "window" else self.length)
         if self.name == "packed":
-            n = seen = DOCUMENT
-        return 4 * DIM * HEADS * TOKENS / n * (n * seen - seen * (seen - 1) / 2)
+            n = keys = DOCUMENT
+        return 4 * DIM * HEADS * TOKENS / n * (n * keys - keys * (keys - 1) / 2)
 
     def inputs(self, batch: int | None = None) -> list[Tensor]:
         batch, kv_heads = batch or TOKENS // self.length, KV_HEADS if self.name == "grouped" else HEADS
@@ -78,7 +78,7 @@ class Case:
         return lambda q, k, v: triton.attend(q, k, v, layout, scores)
 
     def flex(self) -> Work:
-        def seen(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
+        def allowed(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
             if self.name == "window":
                 return (q >= k) & (q - k < WINDOW)
             return (q >= k) & (q // DOCUMENT == k // DOCUMENT) if self.name == "packed" else q >= k
@@ -91,11 +91,11 @@ class Case:
         def softcap(s: Tensor, b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
             return CAP * torch.tanh(s / CAP)
 
-        change = {"alibi": alibi, "softcap": softcap}.get(self.name)
-        torch._dynamo.reset()  # or after a few variants it would give up compiling
-        mask = create_block_mask(seen, None, None, self.length, self.length, device="cuda")
+        score_mod = {"alibi": alibi, "softcap": softcap}.get(self.name)
+        torch._dynamo.reset()  # otherwise it stops compiling after a few variants
+        mask = create_block_mask(allowed, None, None, self.length, self.length, device="cuda")
         compiled = torch.compile(flex_attention, dynamic=False)
-        return lambda q, k, v: compiled(q, k, v, score_mod=change, block_mask=mask, enable_gqa=True)
+        return lambda q, k, v: compiled(q, k, v, score_mod=score_mod, block_mask=mask, enable_gqa=True)
 
     def fused(self, kernel: SDPBackend) -> Work:
         def work(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -112,7 +112,7 @@ def forward(work: Work, tensors: list[Tensor]) -> Callable[[], object]:
     return torch.no_grad()(lambda: work(*tensors))
 
 
-def both_ways(work: Work, tensors: list[Tensor]) -> Callable[[], object]:
+def forward_backward(work: Work, tensors: list[Tensor]) -> Callable[[], object]:
     d_out = torch.randn_like(tensors[0])
     return lambda: torch.autograd.grad(work(*tensors), tensors, d_out)
 
@@ -122,12 +122,12 @@ def milliseconds(run: Callable[[], object]) -> float:
 
 
 def prepare(job: tuple) -> None:
-    """In a process of its own: compile what will be measured, so that caches have it."""
-    with suppress(OutOfResources):  # a tile that does not fit is told of when it is measured
+    """Compile the kernels of a measurement in another process; Triton caches them on disk."""
+    with suppress(OutOfResources):  # reported when it is measured
         kind, case, *rest = job
         tensors = case.inputs(1 if kind != "flex" else None)
         if kind == "flex":
-            both_ways(case.flex(), tensors)()
+            forward_backward(case.flex(), tensors)()
             forward(case.flex(), tensors)()
             return
         launch.SIZES |= MEASURED | {kernel: launch.TileSize(*size) for kernel, size in rest}
@@ -136,7 +136,7 @@ def prepare(job: tuple) -> None:
         elif kind == "forward":
             forward(case.ours(1), tensors)()
         else:
-            both_ways(case.ours(1), tensors)()
+            forward_backward(case.ours(1), tensors)()
 
 
 def compile_all(jobs: list[tuple]) -> None:
@@ -152,11 +152,11 @@ SWEEP = {
 
 
 def sweep(names: list[str]) -> None:
-    """Times in ms of each kernel's tiles, for 16384 tokens a row."""
+    """Print the ms of each kernel for every tile size, for rows of 16384 tokens."""
     kinds = {"forward": "forward", "for_queries": "both", "for_keys": "both"}
     compile_all([(kinds[k], Case(n, 16384), (k, size)) for n in names for k, sizes in SWEEP.items() for size in sizes])
     for kernel, sizes in SWEEP.items():
-        run = forward if kernel == "forward" else both_ways
+        run = forward if kernel == "forward" else forward_backward
         for size in sizes:
             launch.SIZES[kernel], times = launch.TileSize(*size), []
             for name in names:
@@ -178,28 +178,28 @@ def table(names: list[str]) -> None:
         if case.name == "causal":
             works |= {"flash": case.fused(SDPBackend.FLASH_ATTENTION), "cudnn": case.fused(SDPBackend.CUDNN_ATTENTION)}
         tensors, line = case.inputs(), []
-        for run, count in ((forward, 1.0), (both_ways, 3.5)):
-            took = {name: milliseconds(run(work, tensors)) for name, work in works.items()}
-            rates = "  ".join(f"{name} {ms:.2f} ms {count * case.flops / ms / 1e9:.0f}" for name, ms in took.items())
-            line.append(f"{rates}  ours/flex {took['flex'] / took['ours']:.2f}")
+        for run, count in ((forward, 1.0), (forward_backward, 3.5)):
+            times = {name: milliseconds(run(work, tensors)) for name, work in works.items()}
+            rates = "  ".join(f"{name} {ms:.2f} ms {count * case.flops / ms / 1e9:.0f}" for name, ms in times.items())
+            line.append(f"{rates}  ours/flex {times['flex'] / times['ours']:.2f}")
         print(f"{case.name:8} {case.length:6}  forward: {line[0]}  |  both: {line[1]}", flush=True)
     for n in LENGTHS:
         case = Case("causal", n)
-        plain, with_them = (milliseconds(forward(case.ours(statistics=s), case.inputs())) for s in (False, True))
-        print(f"statistics {n}: {with_them / plain - 1:+.1%}", flush=True)
+        plain, with_statistics = (milliseconds(forward(case.ours(statistics=s), case.inputs())) for s in (False, True))
+        print(f"statistics {n}: {with_statistics / plain - 1:+.1%}", flush=True)
 
 
 def single_precision() -> None:
-    """In float32, where Triton has no matrix units: the backends that `auto` chooses among, in ms."""
+    """Print the ms in float32, for which Triton has no matrix units, of the backends that `auto` chooses among."""
     case = Case("window", 4096)
     tensors, layout = [x.detach().float().requires_grad_() for x in case.inputs(1)], case.layout(1)
     for scores in (ScoreOptions(case.mask, DIM**-0.5), ScoreOptions(Causal(), DIM**-0.5, softcap=CAP)):
-        took = {}
+        times = {}
         for name, module in BACKENDS.items():
             if module.refuses(*tensors, layout, scores) is None:
                 work = partial(module.attend, layout=layout, scores=scores)
-                took[name] = [round(milliseconds(run(work, tensors)), 2) for run in (forward, both_ways)]
-        print(f"float32 {type(scores.mask).__name__}: {took}", flush=True)
+                times[name] = [round(milliseconds(run(work, tensors)), 2) for run in (forward, forward_backward)]
+        print(f"float32 {type(scores.mask).__name__}: {times}", flush=True)
 
 
 def main() -> None:
@@ -207,14 +207,14 @@ def main() -> None:
     parser.add_argument("--cases", nargs="+", choices=NAMES, default=NAMES)
     parser.add_argument("--sweep", nargs="*", choices=NAMES)
     parser.add_argument("--float32", action="store_true", help="measure the backends in float32 instead")
-    parser.add_argument("--check", type=int, default=56, help="how many random cases")
-    given = parser.parse_args()
+    parser.add_argument("--check", type=int, default=56, help="number of random cases")
+    arguments = parser.parse_args()
     torch.manual_seed(0)
-    if given.check:
-        check_all(given.check)
-    if given.sweep is not None:
-        return sweep(given.sweep or ["causal"])
-    return single_precision() if given.float32 else table(given.cases)
+    if arguments.check:
+        check_all(arguments.check)
+    if arguments.sweep is not None:
+        return sweep(arguments.sweep or ["causal"])
+    return single_precision() if arguments.float32 else table(arguments.cases)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Every feature of the Triton attention on a GPU against the reference in float64, in random shapes, gradients too."""
+"""The Triton attention on a GPU against the reference in float64: all features, random shapes, with gradients."""
 
 import multiprocessing
 import os
@@ -22,7 +22,7 @@ MASKS = [Causal(), Full(), Window(100), Window(40, causal=False), SinksAndWindow
 SHAPES = [(4, 4, 16, 16), (4, 2, 64, 64), (4, 1, 80, 48), (2, 2, 128, 128), (2, 2, 192, 128), (2, 1, 256, 256)]
 
 
-def places(kind: str, batch: int, length: int) -> TokenLayout:
+def make_layout(kind: str, batch: int, length: int) -> TokenLayout:
     slots = torch.arange(length, device="cuda").expand(batch, length)
     cuts = torch.sort(torch.randint(1, length, (batch, 4), device="cuda")).values
     documents = torch.searchsorted(cuts, slots.contiguous(), right=True)
@@ -61,7 +61,7 @@ def eager(q: Tensor, k: Tensor, v: Tensor, layout: TokenLayout, scores: ScoreOpt
 
 
 def check(number: int) -> tuple[float, str]:
-    """The largest error, as a multiple of what the rule allows: twice plain PyTorch's in this dtype, and an ulp."""
+    """(error, name) of a random case. The error is relative to the tolerance: twice plain PyTorch's plus one ulp."""
     draw = random.Random(number)
     torch.manual_seed(number)
     mask, kind = draw.choice(MASKS), draw.choice(["ordered", "packed", "left", "decode"])
@@ -69,7 +69,7 @@ def check(number: int) -> tuple[float, str]:
     heads, kv_heads, dim, value_dim = draw.choice(SHAPES)
     batch, length = 2, draw.choice([64, 128, 333, 512])
     bias, cap, sinks = draw.choice(["", "slopes", "line"]), draw.choice([None, 2.0]), draw.choice([False, True])
-    layout = places(kind, batch, length)
+    layout = make_layout(kind, batch, length)
     q, k, v = (
         torch.randn(batch, h, n, d, device="cuda", dtype=dtype, requires_grad=True)
         for h, n, d in [
@@ -81,9 +81,9 @@ def check(number: int) -> tuple[float, str]:
     sink = torch.randn(heads, device="cuda", requires_grad=True) if sinks else None
     scores = ScoreOptions(mask, dim**-0.5, bias_of(bias, heads), cap, sink)
     weights = torch.randn(*q.shape[:3], value_dim, device="cuda", dtype=dtype)
-    told = torch.ones_like(layout.positions, dtype=torch.bool) if layout.valid is None else layout.valid
-    told = told.unsqueeze(1)  # (B, 1, L): what a padding token reads is nobody's
-    weights = weights * told.unsqueeze(-1)
+    valid = torch.ones_like(layout.positions, dtype=torch.bool) if layout.valid is None else layout.valid
+    valid = valid.unsqueeze(1)  # (B, 1, L): outputs of padding are undefined
+    weights = weights * valid.unsqueeze(-1)
     name = " ".join(map(str, (mask, kind, heads, kv_heads, dim, value_dim, length, dtype, bias, cap, sinks)))
     reason = triton.refuses(q, k, v, layout, scores)
     assert reason is None, reason
@@ -97,21 +97,23 @@ def check(number: int) -> tuple[float, str]:
     for f, p, e in zip(found, plain, exact, strict=True):
         assert f.isfinite().all(), name
         if f is found[0]:
-            f, p, e = (x * told.unsqueeze(-1) for x in (f, p, e))
-        rows = 1 if f.dim() == 4 else batch * q.shape[2]  # what is learned for all rows sums their roundings
+            f, p, e = (x * valid.unsqueeze(-1) for x in (f, p, e))
+        rows = (
+            1 if f.dim() == 4 else batch * q.shape[2]
+        )  # gradients of shared parameters sum the rounding errors of all rows
         step = rows**0.5 * torch.finfo(dtype).eps * e.abs().max().item()
         worst = max(worst, (f - e).abs().max().item() / (2 * (p - e).abs().max().item() + step + 1e-30))
     _, a = triton.attend_with_statistics(q, k, v, layout, scores, first=2)
     _, b = attend_with_statistics(q.double(), k.double(), v.double(), layout, scores, first=2)
     for field in ("entropy", "first", "top_weight", "log_sum"):
-        apart = ((getattr(a, field) - getattr(b, field)) * told).abs().max().item()
-        assert apart < 2e-3, (name, field, apart)
-    blind = ((a.top_key < 0) != (b.top_key < 0)) & told
-    assert not blind.any(), name
+        error = ((getattr(a, field) - getattr(b, field)) * valid).abs().max().item()
+        assert error < 2e-3, (name, field, error)
+    differ = ((a.top_key < 0) != (b.top_key < 0)) & valid  # queries without keys have no top key
+    assert not differ.any(), name
     return worst, name
 
 
-def told(number: int) -> str:
+def report(number: int) -> str:
     try:
         worst, name = check(number)
     except (AssertionError, OutOfResources) as error:
@@ -120,9 +122,9 @@ def told(number: int) -> str:
 
 
 def check_all(count: int) -> None:
-    """Prints each error, 1 = twice plain PyTorch's plus an ulp; compiling takes the time, so several go at once."""
+    """Print the error of each case relative to its tolerance. Processes run in parallel, as compiling dominates."""
     with multiprocessing.get_context("spawn").Pool(min(14, os.cpu_count() or 1)) as pool:
-        for line in pool.imap_unordered(told, range(count)):
+        for line in pool.imap_unordered(report, range(count)):
             print(line, flush=True)
 
 

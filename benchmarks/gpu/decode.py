@@ -1,9 +1,9 @@
-"""Decoding steps on a GPU, by split keys and by PyTorch's kernels: `python -m benchmarks.gpu.decode`.
+"""Attention of decoding steps on a GPU, with split keys and with PyTorch's kernels: `python -m benchmarks.gpu.decode`.
 
-Bf16, 32 heads over 8 kv heads × 128, 64 rows of 4096 keys: 1.07 GB of keys and values. Checked against the reference in
-float32 first; then medians, as TB/s of keys and values that are seen and as a share of what a large copy reaches in the
-same run. `--step` times a whole compiled step of two layers through the stores, `--sweep` tries tiles, parts, warps and
-stages. Programs are compiled by several processes beforehand.
+Bf16, 32 heads and 8 kv heads of 128, 64 rows of 4096 keys: 1.07 GB of keys and values. Medians, as TB/s of the keys and
+values attended to and as a share of the bandwidth of a large copy in the same run; then a check against the reference
+in float64. `--step` times a whole compiled step of two layers through the stores, `--sweep` tries tiles, parts, warps
+and stages. Several processes compile the kernels beforehand.
 """
 
 import argparse
@@ -67,14 +67,14 @@ class Case:
         return q, k, v, layout, ScoreOptions(self.mask, DIM**-0.5)
 
     def bytes(self) -> float:
-        """Of keys and values that are seen."""
+        """Bytes of the keys and values that the queries attend to."""
         ends = torch.linspace(self.queries if self.ragged else self.keys, self.keys, self.rows)
         if isinstance(self.mask, Window):
             ends = ends.clamp_max(self.mask.size + self.queries - 1)
         return ends.sum().item() * 2 * KV_HEADS * DIM * self.dtype.itemsize
 
 
-def direct(case: Case, tensors: tuple, **how: int) -> Callable[[], Tensor]:
+def direct(case: Case, tensors: tuple, **tiling: int) -> Callable[[], Tensor]:
     q, k, v, layout, scores = tensors
     before, after, first = bounds(scores.mask)
     table, page = (k.table, k.block) if case.page else (None, 0)
@@ -82,20 +82,20 @@ def direct(case: Case, tensors: tuple, **how: int) -> Callable[[], Tensor]:
     return lambda: launch(
         q, k, v, table, page, layout.positions, layout.key_positions, None,
         before, after, first, scores.scale, None, "none",
-        None, None, **how,
+        None, None, **tiling,
     )  # fmt: skip
 
 
 def median(work: Callable[[], object]) -> float:
-    """Milliseconds in a CUDA graph: without what Python takes to launch."""
+    """Milliseconds in a CUDA graph, which excludes the launch overhead of Python."""
     return do_bench_cudagraph(work, rep=60, return_mode="median")
 
 
 def copy_rate() -> float:
-    """Bytes a second, read and written, of a 2 GB copy."""
+    """Bytes per second, read and written, of a 2 GB copy."""
     source = torch.randn(1 << 29, device="cuda")
     target = torch.empty_like(source)
-    ms = do_bench(lambda: target.copy_(source), warmup=10, rep=60, return_mode="median")  # in a graph it is slower
+    ms = do_bench(lambda: target.copy_(source), warmup=10, rep=60, return_mode="median")  # slower in a graph
     return 2 * source.nbytes / ms * 1e3
 
 
@@ -128,15 +128,15 @@ CASES = {
 }
 
 
-def compile_some(share: int, of: int, sweeping: bool) -> None:
-    for case in list(CASES.values())[share::of]:
+def compile_some(number: int, processes: int, sweeping: bool) -> None:
+    for case in list(CASES.values())[number::processes]:
         backend("decode")(*case.build())
     for page in (0, 16) if sweeping else ():
         case = Case(rows=8, page=page)
         tensors = case.build()
-        for how in CONFIGS[share::of]:
+        for tiling in CONFIGS[number::processes]:
             with suppress(OutOfResources):
-                direct(case, tensors, parts=4, **how)()
+                direct(case, tensors, parts=4, **tiling)()
 
 
 def compile_all(sweeping: bool) -> None:
@@ -153,14 +153,14 @@ def sweep(rate: float) -> None:
     for page in (16, 0):
         case = Case(page=page)
         tensors, found = case.build(), []
-        for how, parts in itertools.product(CONFIGS, (1, 2, 4, 8)):
+        for tiling, parts in itertools.product(CONFIGS, (1, 2, 4, 8)):
             with suppress(OutOfResources):
-                ms = median(direct(case, tensors, parts=parts, **how))
-                found.append((case.bytes() / ms * 1e3 / rate, parts, how))
+                ms = median(direct(case, tensors, parts=parts, **tiling))
+                found.append((case.bytes() / ms * 1e3 / rate, parts, tiling))
         found.sort(key=lambda line: -line[0])
         print(f"page {page}: best and worst of {len(found)}")
-        for share, parts, how in [*found[:9], found[-1]]:
-            print(f"  {share:6.1%}  parts {parts}  {how}", flush=True)
+        for share, parts, tiling in [*found[:9], found[-1]]:
+            print(f"  {share:6.1%}  parts {parts}  {tiling}", flush=True)
 
 
 def line(name: str, case: Case, rate: float) -> None:
@@ -172,10 +172,10 @@ def line(name: str, case: Case, rate: float) -> None:
     elif not case.page:
         works["sdpa, our mask"] = lambda: sdpa.attend(q, k, v, layout, scores)
         works["sdpa, no mask"] = lambda: F.scaled_dot_product_attention(q, k, v, enable_gqa=True)
-    for who, work in works.items():
+    for method, work in works.items():
         ms = median(work)
         tb = case.bytes() / ms / 1e9
-        print(f"{name:34} {who:15} {ms * 1e3:9.1f} us {tb:6.2f} TB/s {tb * 1e12 / rate:6.1%} of copy", flush=True)
+        print(f"{name:34} {method:15} {ms * 1e3:9.1f} us {tb:6.2f} TB/s {tb * 1e12 / rate:6.1%} of copy", flush=True)
 
 
 def check() -> None:
@@ -192,18 +192,18 @@ def check() -> None:
         limit = 2 * theirs + torch.finfo(dtype).eps
         worst = max(worst, error / limit)
         assert error <= limit, (dtype, page, queries, mask, ragged, error, theirs)
-    print(f"checked 16 cases against the reference in float64; the largest error is {worst:.2f} of what is allowed")
+    print(f"checked 16 cases against the reference in float64; the largest error is {worst:.2f} of the tolerance")
 
 
 def whole_step() -> None:
-    """A compiled step of two thin layers, so that most of it is attention through a store."""
+    """Print the time of a compiled step of two narrow layers, most of which is attention through a store."""
     rows, keys = 64, 4096
     block = Block((Sublayer(Attention(HEADS, KV_HEADS, DIM, position=Rope())), Sublayer(SwiGLU(512))))
     with torch.device("cuda"):
         model = Decoder(1024, 1024, (Repeat((block,), 2),)).build(seed=0)
     model = model.bfloat16().eval().requires_grad_(False)
     ids = torch.zeros(rows, 1, dtype=torch.long, device="cuda")
-    layout = torch.full((rows, 1), keys - 1, device="cuda")
+    positions = torch.full((rows, 1), keys - 1, device="cuda")
     stores = {
         "paged": Paged(model.spec.memory(), rows, keys, rows * keys // 16, torch.bfloat16, "cuda"),
         "contiguous": Contiguous(model.spec.memory(), rows, keys, torch.bfloat16, "cuda"),
@@ -218,9 +218,8 @@ def whole_step() -> None:
             torch._dynamo.reset()
 
             def step(store=store) -> Tensor:
-                return model.logits(
-                    model.hidden(ids, now := TokenLayout(layout), store.begin_forward(now, check=False))[:, 0]
-                )
+                layout = TokenLayout(positions)
+                return model.logits(model.hidden(ids, layout, store.begin_forward(layout, check=False))[:, 0])
 
             with torch.no_grad():
                 compiled = torch.compile(step, fullgraph=True)
@@ -233,16 +232,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sweep", action="store_true")
     parser.add_argument("--step", action="store_true")
-    given = parser.parse_args()
+    arguments = parser.parse_args()
     torch.manual_seed(0)
-    if given.step:
+    if arguments.step:
         return whole_step()
-    compile_all(given.sweep)
+    compile_all(arguments.sweep)
     rate = copy_rate()
     print(
         f"{torch.cuda.get_device_name()}, torch {torch.__version__}; a copy reaches {rate / 1e12:.2f} TB/s", flush=True
     )
-    if given.sweep:
+    if arguments.sweep:
         return sweep(rate)
     for name, case in CASES.items():
         line(name, case, rate)

@@ -1,7 +1,8 @@
-"""A head's loss in chunks and whole, and the turning of rotary positions, on a GPU: `python -m benchmarks.gpu.fused`.
+"""The loss of the head in chunks and whole, and rotary positions, on a GPU: `python -m benchmarks.gpu.fused`.
 
-The loss: 4096 wide, 128256 words, bf16; forward with backward, and the peak of memory beyond the inputs. The turning:
-32 heads of 128, 65536 tokens; with fewer, launching would take longer. Beside both, torch.compile of the plain code.
+Loss: width 4096, vocabulary 128256, bf16; forward with backward, and the peak of memory beyond the inputs. Rotation: 32
+heads of 128, 65536 tokens, as the launch overhead dominates with fewer. Both are compared with torch.compile of the
+plain code.
 """
 
 import functools
@@ -33,38 +34,38 @@ def whole_loss(x: Tensor, weight: Tensor, targets: Tensor, weights: Tensor) -> t
 
 
 def rope(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    return rotate_pairs(x.transpose(1, 2), cos, sin, "half").contiguous()  # as attention's kernels want it
+    return rotate_pairs(x.transpose(1, 2), cos, sin, "half").contiguous()  # the layout that attention's kernels need
 
 
-def turning(rows: int = 32, length: int = 2048) -> None:
+def rotation(rows: int = 32, length: int = 2048) -> None:
     x = randn(rows, length, 32, 128)
     angles = 6 * torch.rand(rows, 1, length, 64, device="cuda")
-    waves = angles.cos().bfloat16(), angles.sin().bfloat16()
+    cos_sin = angles.cos().bfloat16(), angles.sin().bfloat16()
     weights = torch.randn(rows, 32, length, 128, device="cuda", dtype=torch.bfloat16)
-    for who, work in {"torch.compile": torch.compile(rope, dynamic=False), "triton": rope}.items():
+    for method, work in {"torch.compile": torch.compile(rope, dynamic=False), "triton": rope}.items():
 
         def both(work=work) -> None:
-            torch.autograd.grad(work(x, *waves), x, weights)
+            torch.autograd.grad(work(x, *cos_sin), x, weights)
 
         with torch.no_grad():
-            forward = median(functools.partial(work, x, *waves))
-        print(f"turning, {who:14} {forward * 1e3:8.1f} us, with backward {median(both) * 1e3:8.1f} us", flush=True)
+            forward = median(functools.partial(work, x, *cos_sin))
+        print(f"rotation, {method:13} {forward * 1e3:8.1f} us, with backward {median(both) * 1e3:8.1f} us", flush=True)
 
 
-def added(total: Tensor, a: Tensor, b: Tensor) -> None:
+def add_plain(total: Tensor, a: Tensor, b: Tensor) -> None:
     total += a @ b
 
 
 def products() -> None:
-    """Adding up the gradient of a table in float32, out of bf16 factors of 2048 tokens."""
+    """Print the ms of accumulating a table's gradient in float32 from bf16 factors of 2048 tokens."""
     total = torch.zeros(VOCAB, WIDTH, device="cuda")
     a, b = torch.randn(2048, VOCAB, device="cuda").bfloat16(), torch.randn(2048, WIDTH, device="cuda").bfloat16()
-    for name, work in {"plain": added, "addmm": plain.add_product}.items():
+    for name, work in {"plain": add_plain, "addmm": plain.add_product}.items():
         print(f"total += a @ b, {name}: {median(lambda work=work: work(total, a.T, b)):.2f} ms")
 
 
 def losses(count: int, sizes: tuple[int, ...]) -> None:
-    """Chunks of these sizes, beside the plain loss."""
+    """Print time, memory and errors of chunks of these sizes, compared with the plain loss."""
     x = (torch.randn(count, WIDTH, device="cuda", dtype=torch.bfloat16) * WIDTH**-0.5).requires_grad_()
     weight = randn(VOCAB, WIDTH)
     targets = torch.randint(VOCAB, (count,), device="cuda")
@@ -112,7 +113,7 @@ def main() -> None:
     torch.manual_seed(0)
     torch._dynamo.config.recompile_limit = 64
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}")
-    turning()
+    rotation()
     products()
     losses(TOKENS, (2048, 4096))
     losses(4 * TOKENS, (4096, 8192))

@@ -1,8 +1,9 @@
-"""Scans on a GPU beside full attention: `python -m benchmarks.gpu.scans [check] [time] [layers] [sweep]`, or all.
+"""Scans on a GPU compared with full attention: `python -m benchmarks.gpu.scans [check] [time] [layers] [sweep]`.
 
-`time` takes the whole scans, forward and backward, beside cuDNN's and flash attention; `layers` whole layers with their
-projections; `sweep` tilings of each kernel; `check` holds every kernel against float64, beside the same torch form in
-the same dtype. Medians of CUDA events, random data, 16 heads of 128 or 2048 wide, 32k tokens in all.
+Without arguments all four run. `time` measures whole scans, forward and backward, and the attention of cuDNN and flash;
+`layers` whole layers with their projections; `sweep` the tilings of each kernel; `check` compares the errors of every
+kernel against float64 with those of the torch form in the same dtype. Medians of CUDA events, random data, 16 heads of
+128 or width 2048, 32k tokens in all.
 """
 
 import sys
@@ -54,17 +55,19 @@ def draw(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
 
 
 def error(ours: list[Tensor], exact: list[Tensor]) -> float:
-    """The largest ‖ours - exact‖ / ‖exact‖; NaN shows."""
-    gaps = [((a.double() - b).norm() / b.norm().clamp_min(1e-30)) for a, b in zip(ours, exact, strict=True)]
-    return torch.stack(gaps).max().item()
+    """The largest ‖ours - exact‖ / ‖exact‖; NaN if any is."""
+    errors = [((a.double() - b).norm() / b.norm().clamp_min(1e-30)) for a, b in zip(ours, exact, strict=True)]
+    return torch.stack(errors).max().item()
 
 
 def results(scan: Callable, case: list[Tensor | None], rest: list, seed: int) -> list[Tensor]:
-    """Outputs and all gradients for one draw of the outputs' gradients."""
+    """Outputs, and the gradients of all inputs for random gradients of the outputs."""
     case = [None if x is None else x.detach().requires_grad_() for x in case]
     outs = scan(*case, *rest)
-    made = torch.Generator(DEVICE).manual_seed(seed)
-    grads = [torch.randn(x.shape, generator=made, device=DEVICE).bfloat16().to(x.dtype) for x in outs]  # alike in all
+    draws = torch.Generator(DEVICE).manual_seed(seed)
+    grads = [
+        torch.randn(x.shape, generator=draws, device=DEVICE).bfloat16().to(x.dtype) for x in outs
+    ]  # equal in all dtypes
     return [*outs, *torch.autograd.grad(outs, [x for x in case if x is not None], grads)]
 
 
@@ -122,8 +125,8 @@ def bias_first(scan: Callable) -> Callable:
     return lambda bias, *case: scan(*case, bias)
 
 
-def nowhere(device: torch.device) -> str:
-    return "the torch form is asked for"
+def refuse_triton(device: torch.device) -> str:
+    return "the torch form is measured"
 
 
 def check_one(trial: tuple[str, str, torch.dtype]) -> str:
@@ -135,16 +138,16 @@ def check_one(trial: tuple[str, str, torch.dtype]) -> str:
         kernel, plain = scan_spans.scan, scan_chunked.scan
     elif kind == "wkv":
         low = [x.to(dtype) for x in case[:2]] + case[2:]
-        kernel, plain = flat_wkv, patch.object(wkv_module, "cannot_triton", nowhere)(flat_wkv)
+        kernel, plain = flat_wkv, patch.object(wkv_module, "cannot_triton", refuse_triton)(flat_wkv)
     else:
         low = [x.to(dtype) if i in (1, 2, 4, 5) else x for i, x in enumerate(case)]
         kernel, plain = bias_first(selective_spans.selective_scan), bias_first(selective_chunked.selective_scan)
     exact = results(plain, [x if x is None else x.double() for x in low], rest, 0)
     first = results(kernel, low, rest, 0)
-    alike = all(torch.equal(a, b) for _ in range(5) for a, b in zip(first, results(kernel, low, rest, 0), strict=True))
+    equal = all(torch.equal(a, b) for _ in range(5) for a, b in zip(first, results(kernel, low, rest, 0), strict=True))
     both = [[error([f], [e]) for f, e in zip(x, exact, strict=True)] for x in (first, results(plain, low, rest, 0))]
-    told = "  ".join(f"{ours:.1e}|{theirs:.1e}" for ours, theirs in zip(*both, strict=True))
-    return f"  {name:16} {str(dtype)[6:]:9} six runs {'alike' if alike else 'DIFFER'}  {told}"
+    errors = "  ".join(f"{ours:.1e}|{theirs:.1e}" for ours, theirs in zip(*both, strict=True))
+    return f"  {name:16} {str(dtype)[6:]:9} six runs {'equal' if equal else 'DIFFER'}  {errors}"
 
 
 CASES = {"scan": scan_cases, "selective": selective_cases, "wkv": wkv_cases}
@@ -167,12 +170,12 @@ LINEAR, MAMBA2 = (8, 16, 16, 4096, 128, 128), (8, 64, 1, 4096, 128, 64)
 
 
 def scan_inputs(B: int, H: int, G: int, L: int, N: int, P: int) -> tuple[Tensor, ...]:
-    """As projections leave them: (B, L, heads, dim) in memory."""
+    """Queries, keys and values in the memory order of projections, (B, L, heads, dim)."""
     return tuple(draw(B, L, h, e).transpose(1, 2) / e**0.5 for h, e in ((G, N), (G, N), (H, P)))
 
 
 def passes(kind: str) -> dict[str, Callable[[], object]]:
-    """The launches of one scan, by name, that tilings are tried on."""
+    """The kernel launches of one scan by name."""
     B, H, G, L, N, P = LINEAR if kind == "linear" else MAMBA2
     q, k, v = scan_inputs(B, H, G, L, N, P)
     d_out, decay = draw(B, H, L, P), None if kind == "linear" else -torch.rand(B, H, L, device=DEVICE)
@@ -229,7 +232,7 @@ def trials() -> list[tuple[str, tuple[int, ...]]]:
 
 
 def run(kind: str, tiles: tuple[int, ...], timed: bool) -> dict[str, float | None]:
-    """Milliseconds of each launch with these tiles; None where the GPU has not the memory for them."""
+    """Milliseconds of each launch with these tiles; None if they need more shared memory than the GPU has."""
     use(kind, tiles)
     works = selective_passes() if kind == "selective" else passes(kind)
     found: dict[str, float | None] = {}
@@ -291,11 +294,11 @@ def wkv_alone(k: Tensor, v: Tensor, decay: Tensor) -> Tensor:
 
 
 def wkv_in_torch(k: Tensor, v: Tensor, decay: Tensor) -> Tensor:
-    with patch.object(wkv_module, "cannot_triton", nowhere):
+    with patch.object(wkv_module, "cannot_triton", refuse_triton):
         return wkv_alone(k, v, decay)
 
 
-def contenders(n: int) -> dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...]]]:
+def candidates(n: int) -> dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...]]]:
     B = TOKENS // n
     heads = tuple(draw(B, n, 16, 128).transpose(1, 2) for _ in range(3))
     small = scan_inputs(B, 64, 1, n, 128, 64)
@@ -313,17 +316,17 @@ def contenders(n: int) -> dict[str, tuple[Callable[..., Tensor], tuple[Tensor, .
     }
 
 
-def compile_contender(name: str) -> None:
-    work, inputs = contenders(4096)[name]
+def compile_candidate(name: str) -> None:
+    work, inputs = candidates(4096)[name]
     forward_backward(work, *inputs)()
 
 
 def time(pool: ProcessPoolExecutor) -> None:
     print("milliseconds, forward | forward and backward; 32768 tokens in all, bf16")
-    list(pool.map(compile_contender, contenders(4096)))
+    list(pool.map(compile_candidate, candidates(4096)))
     for n in (4096, 16384):
         cells = []
-        for name, (work, inputs) in contenders(n).items():
+        for name, (work, inputs) in candidates(n).items():
             with torch.no_grad():
                 forward = milliseconds(lambda work=work, inputs=inputs: work(*inputs))
             cells.append(f"{name} {forward:.2f} | {milliseconds(forward_backward(work, *inputs)):.2f}")
@@ -331,28 +334,28 @@ def time(pool: ProcessPoolExecutor) -> None:
 
 
 def layers(pool: ProcessPoolExecutor) -> None:
-    print("milliseconds of a layer 2048 wide, forward and backward; 32768 tokens in all, bf16: eager | compiled")
+    print("milliseconds of a layer of width 2048, forward and backward; 32768 tokens in all, bf16: eager | compiled")
     for n in (16384,):
         x, layout = draw(TOKENS // n, n, 2048), TokenLayout.whole(TOKENS // n, n, DEVICE)
         cells = []
         for name, spec in {"attention": Attention(16, position=Rope()), "mamba": Mamba(), "mamba-2": Mamba2()}.items():
             with torch.device(DEVICE):
                 layer = spec.build(2048).bfloat16()
-            eager, compiled = (milliseconds(learning(way, x, layout)) for way in (layer, torch.compile(layer)))
+            eager, compiled = (milliseconds(training_step(form, x, layout)) for form in (layer, torch.compile(layer)))
             cells.append(f"{name} {eager:.2f} | {compiled:.2f}")
         print(f"  n = {n:5}   {'   '.join(cells)}", flush=True)
 
 
-def learning(layer: Callable, x: Tensor, layout: TokenLayout) -> Callable[[], object]:
+def training_step(layer: Callable, x: Tensor, layout: TokenLayout) -> Callable[[], object]:
     x, leaves = x.detach().requires_grad_(), list(layer.parameters())
     return lambda: torch.autograd.grad(layer(x, layout), [x, *leaves], x.detach())
 
 
 if __name__ == "__main__":
-    parts = {"check": check, "time": time, "layers": layers, "sweep": sweep}  # sweep last: it leaves tiles behind
+    parts = {"check": check, "time": time, "layers": layers, "sweep": sweep}  # sweep is last: it changes the tiles
     parts["selective"] = partial(sweep, kinds=("selective",))
-    # Compiling takes seconds a kernel: many at a time. What is compiled lies in Triton's cache on disk. Each has its
-    # own process: where a kernel has failed, everything after it fails.
+    # Compiling takes seconds per kernel, so that many run in parallel; Triton caches the results on disk. Each has its
+    # own process, because a failed kernel makes all later ones in its process fail.
     with ProcessPoolExecutor(15, mp_context=get_context("spawn"), max_tasks_per_child=1) as pool:
         for part in sys.argv[1:] or ("check", "time", "layers", "sweep"):
             parts[part](pool)
