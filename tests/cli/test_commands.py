@@ -38,7 +38,7 @@ def test_generate_ends_before_a_stop_string(demo_run: Path) -> None:
     assert json.loads(regard(*arguments, "--stop", stop).stdout)["text"] == text[: text.index(stop)]
 
 
-def test_a_smaller_context_holds_less(demo_run: Path) -> None:
+def test_a_smaller_context_limits_prompt_and_answer(demo_run: Path) -> None:
     done = regard("generate", demo_run, "--prompt", "Anna is in the barn. " * 3, "--context", 8)
     assert isinstance(done.exception, ValueError) and "8 must hold prompt and answer" in str(done.exception)
     short = regard("generate", demo_run, "--prompt", "Anna is", "--context", 8, "--temperature", 0, "--json")
@@ -62,7 +62,7 @@ def test_lens_shows_and_draws(demo_run: Path, tmp_path: Path) -> None:
     assert "no layer 99" in str(regard("lens", demo_run, "-t", "Anna", "--layer", 99).exception)
 
 
-def test_lens_shows_what_recurrences_carry(demo_run: Path, tmp_path: Path) -> None:
+def test_lens_shows_recurrent_states(demo_run: Path, tmp_path: Path) -> None:
     found = json.loads(regard("lens", demo_run, "--text", "Anna is in the barn.", "--states", "--json").stdout)
     assert found["norms"] and all(len(norms) == len(found["tokens"]) for norms in found["norms"].values())
     assert "norm of the state" in regard("lens", demo_run, "-t", "Anna is", "--states").stdout
@@ -72,12 +72,12 @@ def test_lens_shows_what_recurrences_carry(demo_run: Path, tmp_path: Path) -> No
     assert "no recurrent layer" in str(regard("lens", demo_run, "-t", "Anna", "--states", "--layer", 99).exception)
 
 
-def test_lens_refuses_what_it_cannot_read(demo_run: Path) -> None:
+def test_lens_refuses_empty_and_too_long_texts(demo_run: Path) -> None:
     assert "no tokens" in str(regard("lens", demo_run, "--text", "").exception)
     assert "reads 512; shorten" in str(regard("lens", demo_run, "--text", "Anna is in the barn. " * 200).exception)
 
 
-def test_plan_asks_the_tokenizer_for_its_size(demo_run: Path) -> None:
+def test_plan_takes_the_vocabulary_from_the_tokenizer(demo_run: Path) -> None:
     def embedding(*options: str) -> int:
         return json.loads(regard("plan", "demo", "--json", *options).stdout)["parameters"]["total"]
 
@@ -86,7 +86,7 @@ def test_plan_asks_the_tokenizer_for_its_size(demo_run: Path) -> None:
     assert "cannot change it" in str(regard("plan", demo_run, "--model.width=256").exception)
 
 
-def test_plan_of_a_recipe_equals_the_plan_of_its_model(demo_run: Path) -> None:
+def test_plan_reads_recipes_runs_and_overrides(demo_run: Path) -> None:
     of_recipe = json.loads(regard("plan", "demo", "--json").stdout)
     of_model = json.loads(regard("plan", demo_run, "--json").stdout)
     assert of_recipe["parameters"]["total"] >= of_model["parameters"]["total"]
@@ -108,7 +108,7 @@ def test_export_and_import_give_the_same_text(demo_run: Path, tmp_path: Path) ->
     assert "exists" in str(regard("import", tmp_path / "out", tmp_path / "back").exception)
 
 
-def test_doctor_says_what_works() -> None:
+def test_doctor_reports_the_state_of_backends() -> None:
     found = json.loads(regard("doctor", "--json").stdout)
     states = found["attention"]["cpu"]
     assert {name for name, state in states.items() if state == "works"} == {
@@ -129,7 +129,7 @@ def test_a_device_that_is_not_here_is_refused(demo_run: Path, device: str) -> No
     assert f"there is no device {device!r} here; choose one of auto, cpu" in str(refused.exception)
 
 
-def test_version_and_wrong_words() -> None:
+def test_version_and_wrong_usage() -> None:
     assert regard("--version").stdout.strip()
     assert regard("no-such-command").exit_code == 2
     assert regard("generate").exit_code == 2

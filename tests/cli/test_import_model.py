@@ -1,4 +1,4 @@
-"""`regard import` and `regard export`: what comes along, in what dtype, and as which family."""
+"""`regard import` and `regard export`: dtype, generation config, family."""
 
 import json
 from pathlib import Path
@@ -35,7 +35,7 @@ def test_the_dtype_is_chosen(folder: Path, tmp_path: Path, options: tuple[str, .
     assert dtype_of(tmp_path / "ours") == stored
 
 
-def test_the_generation_config_goes_along_both_ways(folder: Path, tmp_path: Path) -> None:
+def test_the_generation_config_is_kept_both_ways(folder: Path, tmp_path: Path) -> None:
     assert regard("import", folder, tmp_path / "ours").exit_code == 0
     done = regard("export", tmp_path / "ours", tmp_path / "back")
     assert done.exit_code == 0 and "is a llama model for transformers" in done.output.replace("\n", "")
@@ -55,7 +55,7 @@ def test_a_broken_generation_config_is_refused_before_anything_is_written(folder
 def test_any_kind_of_model_is_exported_as_the_family_that_fits(tmp_path: Path) -> None:
     export(family("bert").spec(dict(configs())["bert"]).build(0), tmp_path / "theirs", "bert")
     imported = regard("import", tmp_path / "theirs", tmp_path / "ours")
-    assert imported.exit_code == 0 and "generate" not in imported.output  # it writes no text
+    assert imported.exit_code == 0 and "generate" not in imported.output  # an encoder does not generate text
     assert regard("export", tmp_path / "ours", tmp_path / "back").exit_code == 0
     assert json.loads((tmp_path / "back" / "config.json").read_text())["model_type"] == "bert"
     refused = regard("export", tmp_path / "ours", tmp_path / "no", "--family", "llama")

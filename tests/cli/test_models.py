@@ -1,4 +1,4 @@
-"""`regard models`, and names instead of folders."""
+"""`regard models`, and names of installed models in place of folders."""
 
 import json
 from pathlib import Path
@@ -10,7 +10,7 @@ from regard.packaged import PACKAGED, Packaged, locate
 from tests.cli.conftest import regard
 
 
-def test_models_lists_what_is_at_hand(demo_run: Path, tmp_path: Path) -> None:
+def test_models_lists_runs_folders_and_files(demo_run: Path, tmp_path: Path) -> None:
     (tmp_path / "theirs").mkdir()
     (tmp_path / "theirs" / "config.json").write_text('{"model_type": "llama"}')
     (tmp_path / "notes").mkdir()

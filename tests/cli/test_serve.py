@@ -1,4 +1,4 @@
-"""`regard serve` as its own process: the openai client and a browser talk to a model that was trained a moment ago."""
+"""`regard serve` in a process of its own, used by the openai client and by a browser."""
 
 import re
 import signal
@@ -26,7 +26,7 @@ def address(demo_run: Path) -> Iterator[str]:
         assert server.wait(timeout=20) in (0, -signal.SIGTERM)
 
 
-def test_the_openai_client_gets_everything(address: str) -> None:
+def test_the_openai_client_works(address: str) -> None:
     with openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0) as client:
         assert [model.id for model in client.models.list()] == ["demo"]
         text = client.completions.create(model="demo", prompt="Anna is in", max_tokens=4, logprobs=3, temperature=0)
@@ -40,14 +40,14 @@ def test_the_openai_client_gets_everything(address: str) -> None:
 
 
 @pytest.mark.browser
-def test_the_page_talks_and_shows_where_it_looks(address: str, chromium: str, tmp_path: Path) -> None:
+def test_the_page_chats_and_shows_attention(address: str, chromium: str, tmp_path: Path) -> None:
     playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
     with playwright.sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])
         page = browser.new_page(viewport={"width": 1280, "height": 860})
         page.set_default_timeout(20_000)
         page.goto(address)
-        page.evaluate("document.getElementById('temperature').value = 0")  # else it may end its text at once, by chance
+        page.evaluate("document.getElementById('temperature').value = 0")  # sampling may draw a stop token first
         page.fill("#prompt", ASK)
         page.keyboard.press("Enter")
         page.wait_for_selector(".stats:has-text('per second')")

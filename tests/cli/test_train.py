@@ -1,4 +1,4 @@
-"""`regard train`: recipes, overrides, wrong words, and going on."""
+"""`regard train`: recipes, overrides, wrong values, resuming."""
 
 import json
 from pathlib import Path
@@ -35,7 +35,7 @@ def test_overrides_reach_the_saved_config(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "said"),
+    ("option", "message"),
     [
         ("--train.lrr=1", "did you mean 'lr'"),
         ("--model.widht=8", "did you mean 'width'"),
@@ -47,9 +47,9 @@ def test_overrides_reach_the_saved_config(tmp_path: Path) -> None:
         ("--data.length=513", "longer than model.context=512"),
     ],
 )
-def test_wrong_keys_and_values_are_answered(wrong: str, said: str, tmp_path: Path) -> None:
-    done = regard("train", "demo", "--out", tmp_path / "run", "--tokenizer.documents=50", wrong)
-    assert isinstance(done.exception, ValueError) and said in str(done.exception)
+def test_wrong_keys_and_values_are_refused_with_a_hint(option: str, message: str, tmp_path: Path) -> None:
+    done = regard("train", "demo", "--out", tmp_path / "run", "--tokenizer.documents=50", option)
+    assert isinstance(done.exception, ValueError) and message in str(done.exception)
     assert not (tmp_path / "run").exists()
 
 
@@ -60,7 +60,7 @@ def test_a_recipe_or_a_run_but_not_both(tmp_path: Path) -> None:
     assert "no recipe" in str(regard("train", "dmo").exception) and "demo" in str(regard("train", "dmo").exception)
 
 
-def test_a_run_is_whole_before_it_has_a_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_start_leaves_no_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def killed(self: Tokenizer, folder: Path) -> None:
         raise KeyboardInterrupt
 
@@ -78,7 +78,7 @@ def test_a_short_context_is_sampled_too(tmp_path: Path) -> None:
     assert "step 1" in (tmp_path / "run" / "samples.txt").read_text()
 
 
-def test_characters_are_those_of_all_the_data() -> None:
+def test_a_character_vocabulary_covers_all_splits() -> None:
     data = Data(source="pydoc")
     tokenizer = Vocabulary(by="character", documents=1).make(data)
     for split in ("train", "held-out"):
@@ -86,8 +86,8 @@ def test_characters_are_those_of_all_the_data() -> None:
             tokenize(document, tokenizer)
 
 
-def test_resume_goes_on_to_the_same_weights(tmp_path: Path) -> None:
-    """Interrupted after step 2 by taking away what came later: the same bytes as without."""
+def test_resume_reaches_the_same_weights(tmp_path: Path) -> None:
+    """A run without its last checkpoint is resumed; its weights and losses equal those of an uninterrupted run."""
     whole, cut = tmp_path / "whole", tmp_path / "cut"
     for out in (whole, cut):
         assert regard("train", "demo", "--out", out, *SMALL, "--train.steps=4", "--train.save_every=2").exit_code == 0

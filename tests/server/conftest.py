@@ -1,4 +1,4 @@
-"""A real uvicorn on a free port for every test that asks: streams and disconnects are real, not simulated."""
+"""A real uvicorn server on a free port, so that streams and disconnects are not simulated."""
 
 import threading
 import time
@@ -51,23 +51,23 @@ def running(app) -> Iterator[int]:
 def wait_until(condition: Callable[[], bool], seconds: float = 10) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
-        assert time.monotonic() < deadline, "waited in vain"
+        assert time.monotonic() < deadline, f"timed out after {seconds} seconds"
         time.sleep(0.002)
 
 
 @pytest.fixture
 def live(tokenizer) -> Iterator[Callable[..., Live]]:
-    """`live(reply=…, engine options …)` starts a server; all of them end with the test."""
+    """`live(reply, **engine_options)` starts a server, which is stopped after the test."""
     with ExitStack() as stack:
 
         def start(
             reply: str = REPLY, *, key: str | None = None, lens: bool = True, template: bool = True, **engine
         ) -> Live:
             fake = FakeEngine(tokenizer, reply, **engine)
-            words = Tokenizer(
+            served = Tokenizer(
                 tokenizer.core, eos="<|end|>", chat_template=tokenizer.chat_template if template else None
             )
-            app = create_app(fake, words, "tiny", key=key, lens=Lens(fake_maps, HEADS) if lens else None)
+            app = create_app(fake, served, "tiny", key=key, lens=Lens(fake_maps, HEADS) if lens else None)
             url = f"http://127.0.0.1:{stack.enter_context(running(app))}"
             headers = {"authorization": f"Bearer {key}"} if key else {}
             client = stack.enter_context(httpx.Client(base_url=url, headers=headers, timeout=20))

@@ -1,4 +1,4 @@
-"""An engine and a lens with the real interface and no model: every request is answered with the same words."""
+"""An engine and a lens without a model, with the real interface: every request gets the same reply."""
 
 import math
 import threading
@@ -12,7 +12,7 @@ from regard.text.tokenizer import Tokenizer
 
 
 class FakeEngine:
-    """Writes `reply` and ends, or begins again for ever. `poison`: a prompt id on which the step fails."""
+    """Generates `reply` once, or repeats it if `endless`. A step fails if the prompt contains the id `poison`."""
 
     capacity = 4096
 
@@ -23,7 +23,7 @@ class FakeEngine:
         self.active: list[Request] = []
         self.submitted: list[Request] = []
         self.cancelled = 0
-        self.hold = threading.Event()  # cleared: steps wait, as on a slow machine
+        self.hold = threading.Event()  # cleared: steps wait
         self.hold.set()
         self.pace = 0.0  # seconds per step
 

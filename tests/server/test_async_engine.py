@@ -1,4 +1,4 @@
-"""The engine's thread: clients that leave, queues that fill, steps that fail, servers that stop."""
+"""The engine in its thread: disconnected clients, full queues, failed steps, shutdown."""
 
 import json
 import os
@@ -18,7 +18,7 @@ LONG = {"model": "tiny", "prompt": "Mira", "max_tokens": 4000}
 
 
 def ask(server: Live, answers: list, **body) -> threading.Thread:
-    """A request in the background; its response (or why there is none) is appended to `answers`."""
+    """Send a request in the background; its response is appended to `answers`."""
 
     def go() -> None:
         answers.append(httpx.post(f"{server.url}/v1/completions", json=LONG | body, timeout=20))
@@ -28,17 +28,17 @@ def ask(server: Live, answers: list, **body) -> threading.Thread:
     return thread
 
 
-def test_a_client_that_leaves_a_stream_frees_the_engine(live):
+def test_a_disconnect_from_a_stream_frees_the_engine(live):
     server = live(endless=True)
     with server.client.stream("POST", "/v1/completions", json=LONG | {"stream": True, "n": 3}) as response:
         next(response.iter_lines())
-        server.engine.hold.clear()  # so that it cannot finish by itself
+        server.engine.hold.clear()  # so that it cannot finish before the disconnect
     server.engine.hold.set()
     wait_until(lambda: server.engine.idle)
     assert server.engine.cancelled == 3
 
 
-def test_a_client_that_stops_waiting_frees_the_engine(live):
+def test_a_timeout_of_the_client_frees_the_engine(live):
     server = live(endless=True)
     server.engine.hold.clear()
     with pytest.raises(httpx.ReadTimeout):
@@ -50,7 +50,7 @@ def test_a_client_that_stops_waiting_frees_the_engine(live):
     assert len(server.engine.submitted[0].new) < 4000
 
 
-def test_many_streams_half_of_them_cut(live):
+def test_many_streams_of_which_half_disconnect(live):
     server = live(endless=True, queue=64)
     server.client.post("/v1/completions", json=LONG | {"max_tokens": 1})
     before = threading.active_count(), len(os.listdir("/dev/fd"))
@@ -73,7 +73,7 @@ def test_many_streams_half_of_them_cut(live):
     assert len(server.engine.submitted) == 33
 
 
-def test_a_full_queue_answers_at_once(live):
+def test_a_full_queue_refuses_at_once(live):
     server = live(queue=2)
     server.engine.hold.clear()
     answers: list[httpx.Response] = []
@@ -90,7 +90,7 @@ def test_a_full_queue_answers_at_once(live):
     assert [answer.status_code for answer in answers if answer not in refused] == [200] * (4 - len(refused))
 
 
-def test_all_choices_are_taken_or_none(live):
+def test_all_choices_are_submitted_or_none(live):
     server = live(queue=2)
     assert server.client.post("/v1/completions", json=LONG | {"n": 3}).status_code == 429
     wait_until(lambda: server.engine.idle and server.engine.cancelled == 2)
@@ -110,7 +110,7 @@ def test_a_failed_step_ends_its_requests_only(live, tokenizer, caplog):
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_nobody_waits_for_a_thread_that_died(live, monkeypatch):
+def test_requests_fail_if_the_engine_thread_died(live, monkeypatch):
     server = live()
     monkeypatch.setattr(FakeEngine, "idle", property(lambda self: 1 / 0))
     assert server.client.post("/v1/completions", json=LONG).status_code == 500
@@ -118,18 +118,18 @@ def test_nobody_waits_for_a_thread_that_died(live, monkeypatch):
     assert server.client.post("/v1/completions", json=LONG).status_code == 503
 
 
-def test_an_unforeseen_fault_shows_no_trace(live, monkeypatch):
+def test_an_unexpected_exception_shows_no_traceback(live, monkeypatch):
     server = live()
     monkeypatch.setattr(FakeEngine, "metrics", lambda self: 1 / 0)
     response = server.client.get("/metrics")
     assert response.status_code == 500
     assert response.json()["error"]["code"] == "internal" and "division" not in response.text
-    assert httpx.get(f"{server.url}/health").status_code == 200  # anew: uvicorn closes a connection that failed
+    assert httpx.get(f"{server.url}/health").status_code == 200  # a new connection: uvicorn closes one that failed
 
 
 @pytest.mark.parametrize("drain", [0.05, 20.0])
-def test_a_signal_drains_and_every_stream_gets_its_end(tokenizer, drain):
-    """With a short drain a long answer is ended by the server, with a long one a short answer ends by itself."""
+def test_a_signal_drains_and_every_stream_is_ended(tokenizer, drain):
+    """With a short drain the server ends a long answer; with a long drain a short answer finishes."""
     engine = FakeEngine(tokenizer, "again and again", endless=True)
     engine.pace = 0.001
     address: Queue[str] = Queue()
@@ -148,7 +148,7 @@ def test_a_signal_drains_and_every_stream_gets_its_end(tokenizer, drain):
     assert ("shutting down" in rest[-2]) == (drain < 1)
 
 
-def test_a_second_signal_leaves_at_once(tokenizer):
+def test_a_second_signal_exits_at_once(tokenizer):
     server = Server(create_app(FakeEngine(tokenizer, "x"), tokenizer, "tiny"), "127.0.0.1", 0, drain=20, on_ready=print)
     server.handle_exit(signal.SIGTERM, None)
     assert server.should_exit and not server.force_exit

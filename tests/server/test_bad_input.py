@@ -1,4 +1,4 @@
-"""Whatever is sent, the answer is 4xx in OpenAI's form, at once, and the server goes on."""
+"""Invalid requests are answered with 4xx in OpenAI's format, and the server keeps working."""
 
 import json
 
@@ -63,7 +63,7 @@ def refused(response, status: int = 400) -> dict:
     return error
 
 
-def test_each_is_refused_by_name(server):
+def test_each_bad_value_is_refused_with_its_field(server):
     for path, body, param in BAD:
         content = json.dumps(body)
         response = server.client.post(path, content=content, headers={"content-type": "application/json"})
@@ -77,12 +77,12 @@ def test_each_is_refused_by_name(server):
 @pytest.mark.parametrize(
     "content", [b"{", b"\xff\xfe", b"[" * 100_000, b'{"a":' * 50_000, b'{"seed":' + b"9" * 10_000 + b"}", b""]
 )
-def test_what_is_no_json(server, content):
+def test_invalid_json_is_refused(server, content):
     refused(server.client.post("/v1/completions", content=content, headers={"content-type": "application/json"}))
 
 
 def test_other_content_types_are_refused(server):
-    """A form or a text/plain post is what another site could send without asking."""
+    """Other sites can send a form or a text/plain post without a preflight request."""
     refused(server.client.post("/v1/completions", content=json.dumps(TEXT), headers={"content-type": "text/plain"}))
 
 
@@ -96,8 +96,8 @@ def test_unknown_model_path_and_method(server):
         refused(server.client.get(path), 404)
 
 
-def test_the_rule_that_was_broken_is_told(server):
-    """Also where a field may be of several types."""
+def test_the_message_states_the_violated_rule(server):
+    """Also for a field of a union type."""
     for change, rule in [
         ({"stop": ["x"] * 17}, "stop: List should have at most 16 items"),
         ({"prompt": [3, -1]}, "prompt.1: Input should be greater than or equal to 0"),
@@ -107,7 +107,7 @@ def test_the_rule_that_was_broken_is_told(server):
         assert refused(server.client.post("/v1/completions", json=TEXT | change))["message"].startswith(rule)
 
 
-def test_what_can_never_fit_is_refused_before_it_is_tokenized(server, monkeypatch):
+def test_a_prompt_that_can_never_fit_is_refused_before_it_is_tokenized(server, monkeypatch):
     server.engine.capacity = 20
     monkeypatch.setattr("regard.text.tokenizer.Tokenizer.encode", None)
     long = "the lamp " * 1000
@@ -119,6 +119,6 @@ def test_what_can_never_fit_is_refused_before_it_is_tokenized(server, monkeypatc
         assert error["code"] == "context_length_exceeded" and "9000 characters" in error["message"]
 
 
-def test_too_long_for_the_model_says_so(server):
+def test_too_many_tokens_for_the_model_are_refused(server):
     error = refused(server.client.post("/v1/completions", json=TEXT | {"max_tokens": 4096}))
     assert error["code"] == "context_length_exceeded" and "4096" in error["message"]

@@ -20,7 +20,7 @@ def test_the_template_writes_the_prompt(live, tokenizer):
     assert server.engine.submitted[-1].sampling.max_new == server.engine.capacity - len(expected)  # as long as fits
 
 
-def test_logprobs_carry_alternatives(live):
+def test_logprobs_contain_alternatives(live):
     body = {"model": "tiny", "messages": ASK, "logprobs": True, "top_logprobs": 3, "max_completion_tokens": 4}
     choice = live().client.post("/v1/chat/completions", json=body).json()["choices"][0]
     assert choice["finish_reason"] == "length"

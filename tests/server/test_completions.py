@@ -1,4 +1,4 @@
-"""POST /v1/completions: prompts in every form, logprobs in the legacy lists, streams that add up to the whole."""
+"""POST /v1/completions: all forms of prompts, logprobs as parallel lists, streams equal to whole responses."""
 
 import json
 
@@ -25,13 +25,13 @@ def stream(server, path: str, **body) -> list[dict]:
     return [json.loads(block) for block in blocks]
 
 
-def test_ends_by_itself_or_at_the_limit(live):
+def test_a_completion_ends_with_a_stop_token_or_at_the_limit(live):
     server = live()
     whole = post(server, max_tokens=100)
     assert whole["object"] == "text_completion" and whole["model"] == "tiny"
     assert whole["choices"] == [{"index": 0, "text": REPLY, "logprobs": None, "finish_reason": "stop"}]
     usage = whole["usage"]
-    assert usage["completion_tokens"] == len(server.engine.script) + 1  # the end token counts
+    assert usage["completion_tokens"] == len(server.engine.script) + 1  # includes the stop token
     assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
     assert post(server)["usage"]["completion_tokens"] == 16
     cut = post(server, max_tokens=2)["choices"][0]
@@ -60,7 +60,7 @@ def test_sampling_reaches_the_engine(live, tokenizer):
     assert (sampling.max_new, sampling.top_logprobs, sampling.stop_ids) == (4, 3, (tokenizer.eos,))
 
 
-def test_a_text_opens_as_the_tokenizers_rules_say(live, tokenizer):
+def test_the_tokenizers_prefix_ids_come_first(live, tokenizer):
     server = live()
     words = server.app.state.served.tokenizer
     words.bos = 2  # it has a name, but no rule puts it anywhere
@@ -98,11 +98,11 @@ def test_stop_string_is_cut_off_and_frees_the_engine(live):
     server = live(endless=True)
     choice = post(server, stop=["en, sa", "zzz"], max_tokens=1000)["choices"][0]
     assert choice["text"] == " The lamp is in the gard" and choice["finish_reason"] == "stop"
-    wait_until(lambda: server.engine.idle)  # its thread is told, and the answer does not wait for it
+    wait_until(lambda: server.engine.idle)  # the request is cancelled after the answer is sent
 
 
 @pytest.mark.parametrize("reply", [REPLY, "snow ☃ and 🙂 and <b>html</b>\n\n", "\u2028 \r\n data: [DONE]\n\n end"])
-def test_stream_adds_up_to_the_whole(live, reply):
+def test_a_stream_equals_the_whole_response(live, reply):
     server = live(reply)
     whole = post(server, max_tokens=200, logprobs=1)["choices"][0]
     chunks = stream(

@@ -1,4 +1,4 @@
-"""Random JSON in every field of every route: refused or answered, never a fault."""
+"""Random JSON in every field of every route is refused or answered, never an internal error."""
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -31,7 +31,7 @@ def server(live):
 @given(
     path=st.sampled_from(sorted(ROUTES)), changes=st.dictionaries(st.sampled_from(FIELDS), JSON, min_size=1, max_size=3)
 )
-def test_no_body_is_a_fault(server, path, changes):
+def test_no_body_causes_an_internal_error(server, path, changes):
     response = server.client.post(path, json=ROUTES[path] | changes)
     assert response.status_code in (200, 400), response.text
     if response.status_code == 400:

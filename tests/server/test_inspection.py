@@ -1,4 +1,4 @@
-"""The /regard routes."""
+"""The /regard routes: facts about the model, tokenization, attention maps."""
 
 import math
 
@@ -8,7 +8,7 @@ import torch
 from tests.server.fake_engine import HEADS, fake_maps
 
 
-def test_model(live):
+def test_model_facts(live):
     facts = live().client.get("/regard/model").json()
     assert facts["name"] == "tiny" and facts["context"] == 4096 and facts["chat"] and facts["attention"]
     assert facts["heads"] == list(HEADS) and facts["layers"] == len(HEADS)
@@ -38,7 +38,7 @@ def test_overview_of_all_heads(live):
 
 
 @pytest.mark.parametrize(
-    ("place", "word"),
+    ("change", "message"),
     [
         ({"layer": 4, "head": 0}, "layers are 0 to 3"),
         ({"layer": 2, "head": 0}, "no attention"),
@@ -49,12 +49,12 @@ def test_overview_of_all_heads(live):
         ({"messages": []}, "messages"),
     ],
 )
-def test_wrong_places_are_named(live, place, word):
-    response = live().client.post("/regard/attention", json={"text": "Mira"} | place)
-    assert response.status_code == 400 and word in response.json()["error"]["message"]
+def test_wrong_layers_heads_and_lengths_are_refused(live, change, message):
+    response = live().client.post("/regard/attention", json={"text": "Mira"} | change)
+    assert response.status_code == 400 and message in response.json()["error"]["message"]
 
 
-def test_without_a_lens(live):
+def test_without_a_lens_there_are_no_maps(live):
     server = live(lens=False)
     assert server.client.get("/regard/model").json()["attention"] is False
     assert server.client.post("/regard/attention", json={"text": "Mira"}).status_code == 404

@@ -1,4 +1,4 @@
-"""Keys, hosts, origins, sizes, headers."""
+"""API keys, hosts, origins, body sizes, security headers."""
 
 import asyncio
 import json
@@ -14,7 +14,7 @@ PATHS = [("GET", "/v1/models"), ("POST", "/v1/completions"), ("POST", "/v1/chat/
 PATHS += [("POST", "/regard/tokenize"), ("POST", "/regard/attention"), ("GET", "/metrics"), ("GET", "/openapi.json")]
 
 
-def test_every_route_but_the_open_ones_needs_the_key(live):
+def test_every_route_but_the_public_ones_needs_the_key(live):
     server = live(key="s3cret")
     routes = {path for path, methods in server.client.get("/openapi.json").json()["paths"].items()}
     assert routes - {"/health", "/v1/models/{name}"} == {path for _, path in PATHS} - {"/openapi.json"}
@@ -62,8 +62,8 @@ def test_long_bodies_are_refused_before_they_are_read(live):
 
 
 @pytest.mark.parametrize("length", ["²", "-1", "1e3", "9" * 5000])
-def test_a_length_that_is_no_number_is_refused(length):
-    """The HTTP layer may let it pass."""
+def test_an_invalid_content_length_is_refused(length):
+    """Called directly, because an HTTP server may refuse it before the middleware."""
     answer = []
 
     async def send(message):
@@ -74,7 +74,7 @@ def test_a_length_that_is_no_number_is_refused(length):
     assert answer[0]["status"] == 413
 
 
-def test_headers_keep_the_page_at_home(live):
+def test_security_headers_allow_no_other_host(live):
     server = live()
     for path in ("/", "/web/app.js", "/v1/models", "/nothing"):
         headers = server.client.get(path).headers

@@ -1,4 +1,4 @@
-"""GET /v1/models, /health, /metrics, and the frozen list of what the API takes."""
+"""GET /v1/models, /health, /metrics, and the frozen fields of requests."""
 
 
 def test_models(live):
@@ -20,7 +20,7 @@ def test_metrics_are_prometheus_text(live):
     assert 'regard_http_answers_total{route="other",status="404"} 1' in lines
 
 
-def test_health_tells_of_a_stopped_engine(live):
+def test_health_reports_a_stopped_engine(live):
     server = live()
     assert server.client.get("/health").json() == {"status": "ok"}
     server.app.state.served.engine._stopping = True
@@ -30,8 +30,8 @@ def test_health_tells_of_a_stopped_engine(live):
     assert answer.status_code == 503 and "retry-after" in answer.headers
 
 
-def test_the_api_takes_exactly_this(live):
-    """A change here changes what clients may send: note it in the changelog."""
+def test_request_fields_are_frozen(live):
+    """Clients depend on these; note a change in the changelog."""
     schema = live().client.get("/openapi.json").json()["components"]["schemas"]
     shared = "frequency_penalty max_tokens min_p model n presence_penalty repetition_penalty seed stop stream"
     shared += " stream_options temperature top_k top_p user"

@@ -34,13 +34,13 @@ def test_chat_and_streamed_chat(client):
     assert chunks[-1].usage == answer.usage and chunks[-2].choices[0].finish_reason == "stop"
 
 
-def test_additions_go_through_extra_body(client):
+def test_additional_fields_are_accepted_in_extra_body(client):
     client.completions.create(
         model="tiny", prompt="Mira", extra_body={"top_k": 5, "min_p": 0.1, "repetition_penalty": 1.1}
     )
 
 
-def test_errors_are_the_clients_own(client):
+def test_errors_are_raised_as_openai_exceptions(client):
     with pytest.raises(openai.NotFoundError, match="tiny"):
         client.completions.create(model="gpt-9", prompt="Mira")
     with pytest.raises(openai.BadRequestError) as caught:

@@ -1,4 +1,4 @@
-"""The page in a real browser: type, stream, hover, look at the map; hostile text stays text; no other host is asked."""
+"""The web page in a real browser: prompts, streams, token cards, attention maps; no markup from text, no other host."""
 
 from collections.abc import Iterator
 
@@ -24,18 +24,18 @@ def browser(chromium: str) -> Iterator:
 
 @pytest.fixture
 def visit(browser):
-    """Opens the page and, in the end, holds it to silence: no console message, no error, no foreign host."""
-    said: list[str] = []
-    asked: set[str] = set()
+    """Opens the page; after the test there must be no console message, no error, no cookie and no other host."""
+    messages: list[str] = []
+    hosts: set[str] = set()
     contexts = []
 
     def go(url: str, **options):
         contexts.append(context := browser.new_context(**{"viewport": {"width": 1280, "height": 860}} | options))
         page = context.new_page()
         page.set_default_timeout(10_000)
-        page.on("console", lambda message: said.append(message.text))
-        page.on("pageerror", lambda error: said.append(str(error)))
-        page.on("request", lambda request: asked.add(request.url.split("/")[2]))
+        page.on("console", lambda message: messages.append(message.text))
+        page.on("pageerror", lambda error: messages.append(str(error)))
+        page.on("request", lambda request: hosts.add(request.url.split("/")[2]))
         page.goto(url)
         page.wait_for_selector("#facts b", state="attached")
         return page
@@ -44,7 +44,7 @@ def visit(browser):
     for context in contexts:
         assert not context.cookies()
         context.close()
-    assert said == [] and len(asked) == 1
+    assert messages == [] and len(hosts) == 1
 
 
 def write(page, text: str) -> None:
@@ -58,7 +58,7 @@ def finished(page):
 
 
 def colours(page, canvas: str) -> int:
-    """How many different colours a canvas shows."""
+    """The number of different colours on a canvas."""
     return page.evaluate(
         """(selector) => {
             const canvas = document.querySelector(selector);
@@ -94,7 +94,7 @@ def test_chat_streams_and_tokens_show_their_alternatives(live, visit):
     assert card.is_hidden()
 
 
-def test_the_map_is_drawn_read_and_changed(live, visit):
+def test_the_map_is_drawn_described_and_switched(live, visit):
     page = visit(live().url)
     write(page, ASK)
     page.wait_for_selector(".thumbnail")
@@ -117,16 +117,16 @@ def test_the_map_is_drawn_read_and_changed(live, visit):
 
 
 @pytest.mark.parametrize("times", [1, 4, 12])
-def test_the_whole_map_can_be_seen(live, visit, times):
+def test_the_whole_map_is_visible(live, visit, times):
     page = visit(live().url)
     write(page, ASK * times)
     page.wait_for_selector("#map")
     overflow = "part => [part.scrollWidth - part.clientWidth, part.scrollHeight - part.clientHeight]"
     assert page.locator("#map-frame").evaluate(overflow) == [0, 0]
-    assert page.locator("#attention").evaluate(overflow)[0] == 0  # the panel scrolls, and only down
+    assert page.locator("#attention").evaluate(overflow)[0] == 0  # the panel scrolls only vertically
 
 
-def test_continue_mode_carries_a_passage_on(live, visit):
+def test_continue_mode_continues_a_passage(live, visit):
     server = live()
     page = visit(server.url)
     page.locator("#mode-continue").check(force=True)
@@ -156,7 +156,7 @@ def test_controls_reach_the_engine_and_stop_stops(live, visit):
     assert len(server.engine.submitted[0].new) < 2000
 
 
-def test_an_answer_of_nothing_is_said_to_be_one(live, visit):
+def test_an_empty_answer_is_reported(live, visit):
     page = visit(live("").url)
     write(page, ASK)
     page.wait_for_selector(".stats:has-text('ended without any text')")
@@ -187,16 +187,14 @@ def test_the_key_is_asked_for(live, browser):
     page.close()
 
 
-def test_errors_are_shown_in_words(live, visit):
+def test_errors_are_shown_and_the_prompt_is_kept(live, visit):
     server = live(poison=7)
     page = visit(server.url)
     server.engine.poison = server.engine.script[0]
     write(page, REPLY)
     page.wait_for_selector("#notice:not([hidden])")
     assert "engine failed" in page.inner_text("#notice")
-    assert (
-        page.input_value("#prompt") == REPLY and page.locator(".turn").count() == 0
-    )  # nothing is lost, nothing is half done
+    assert page.input_value("#prompt") == REPLY and page.locator(".turn").count() == 0
     server.engine.poison = -1
     page.keyboard.press("Enter")
     assert finished(page).text_content() == REPLY and page.locator("#notice").is_hidden()

@@ -1,4 +1,4 @@
-"""The server over the real engine and lens: a small random model answers over HTTP as it does alone."""
+"""The server with the real engine and lens: text and maps over HTTP equal those of the model without a server."""
 
 import json
 from functools import partial
@@ -38,7 +38,7 @@ def client(model):
         yield client
 
 
-def test_greedy_text_over_http_is_the_engines_own(client, model):
+def test_greedy_text_over_http_equals_the_engines(client, model):
     tokenizer = byte()
     prompts = ["Mira", "the red lamp", "in the garden with Tomas"]
     body = {"model": "small", "prompt": prompts, "max_tokens": 12, "temperature": 0, "logprobs": 3}
@@ -52,7 +52,7 @@ def test_greedy_text_over_http_is_the_engines_own(client, model):
         torch.testing.assert_close(torch.tensor(choice["logprobs"]["token_logprobs"]), expected)
 
 
-def test_a_seeded_stream_repeats(client):
+def test_a_seeded_stream_equals_the_whole_response(client):
     body = {"model": "small", "messages": [{"role": "user", "content": "where?"}], "seed": 5, "max_tokens": 20}
     whole = client.post("/v1/chat/completions", json=body).json()["choices"][0]["message"]["content"]
     with client.stream("POST", "/v1/chat/completions", json=body | {"stream": True}) as response:
@@ -61,7 +61,7 @@ def test_a_seeded_stream_repeats(client):
     assert "".join(deltas) == whole
 
 
-def test_the_maps_are_the_models_own(client, model):
+def test_maps_over_http_equal_the_lens(client, model):
     facts = client.get("/regard/model").json()
     assert facts["heads"] == [4, 0] and facts["context"] == 96
     answer = client.post("/regard/attention", json={"text": "the lamp", "layer": 0, "head": 3}).json()
@@ -71,7 +71,7 @@ def test_the_maps_are_the_models_own(client, model):
     assert len(overview[0]["thumbnails"]) == 4 and overview[1] is None
 
 
-def test_what_does_not_fit_is_refused(client):
+def test_a_prompt_that_does_not_fit_is_refused(client):
     body = {"model": "small", "prompt": "x" * 96, "max_tokens": 1}
     response = client.post("/v1/completions", json=body)
     assert response.status_code == 400 and response.json()["error"]["code"] == "context_length_exceeded"

@@ -23,10 +23,10 @@ def demo(
         int | None, typer.Option(min=1, help=f"Number of held-out questions; {QUESTIONS} by default.")
     ] = None,
 ) -> None:
-    """Train a small model in minutes, ask it questions, write a report.
+    """Train a small model in minutes and write a report.
 
-    The model is trained for a few minutes on stories about a small world of people, places and things. Then it answers
-    questions about stories that were not in its training data.
+    The model is trained on stories about a small world of people, places and things. Then it answers questions about
+    stories that were not in its training data.
 
     \b
     Examples:

@@ -10,7 +10,7 @@ from regard.cli.open_model import ModelArgument
 
 def export(
     model: ModelArgument,
-    out: Annotated[Path, typer.Argument(help="The folder or FILE.gguf to write; must not exist.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="The folder or FILE.gguf to write; must not exist.")],
     family: Annotated[
         str | None, typer.Option(help="The family to write, by its model_type; by default one that fits the model.")
     ] = None,

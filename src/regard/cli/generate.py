@@ -17,7 +17,7 @@ def generate(
     top_k: Annotated[int, typer.Option(help="Sample from the k most likely tokens; 0: from all.")] = 0,
     top_p: Annotated[float, typer.Option(help="Sample from the most likely tokens with this total probability.")] = 1.0,
     min_p: Annotated[
-        float, typer.Option(help="Sample from tokens with at least this share of the highest probability.")
+        float, typer.Option(help="Sample from tokens with at least this fraction of the highest probability.")
     ] = 0.0,
     repetition_penalty: Annotated[
         float, typer.Option(help="Above 1: tokens of the prompt and the answer become less likely.")

@@ -15,13 +15,16 @@ Dtype = Annotated[
 
 def import_(
     folder: Annotated[
-        Path, typer.Argument(help="A folder with config.json, *.safetensors and a tokenizer, or a GGUF file.")
+        Path,
+        typer.Argument(metavar="FOLDER", help="A folder with config.json and *.safetensors, or a GGUF file."),
     ],
-    out: Annotated[Path, typer.Argument(help="The folder to write; must not exist.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="The folder to write; must not exist.")],
     dtype: Dtype = None,
     device: DeviceOption = "cpu",
 ) -> None:
-    """Convert a Hugging Face folder or a GGUF file to a regard model folder.
+    """Convert a Hugging Face folder or a GGUF file.
+
+    The result is a regard model folder, which every command reads.
 
     \b
     Examples:

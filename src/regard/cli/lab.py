@@ -14,7 +14,7 @@ CAVEATS = {"quick": " (not meaningful: --quick)", "small": " (a preview: a quart
 
 
 def lab(
-    name: Annotated[str | None, typer.Argument(help="The lab's name; --list shows all.")] = None,
+    name: Annotated[str | None, typer.Argument(metavar="LAB", help="The lab's name; --list shows all.")] = None,
     listed: Annotated[bool, typer.Option("--list", help="List all labs and their claims.")] = False,
     out: Annotated[Path, typer.Option(help="Write results to a folder per lab in this one.")] = Path("runs/labs"),
     seed: Annotated[int, typer.Option(min=0, help="Seed of the weights and the data.")] = 0,
@@ -25,7 +25,7 @@ def lab(
     quick: Annotated[bool, typer.Option(help="The same as --size quick.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print result.json instead of tables.")] = False,
 ) -> None:
-    """Test a claim about transformers or earlier models on this machine.
+    """Test a claim about transformers with a short experiment.
 
     Writes result.json, plot.png and report.html. The verdict follows from the measured numbers and may contradict the
     claim.

@@ -15,11 +15,11 @@ DEFAULT_FOLDERS = (Path("runs"), Path("models"))
 def models(
     folders: Annotated[
         list[Path] | None,
-        typer.Argument(metavar="[FOLDER]…", help="Folders to search; by default ./runs and ./models."),
+        typer.Argument(metavar="FOLDER", help="Folders to search; by default ./runs and ./models."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON array.")] = False,
 ) -> None:
-    """List the models on this machine: runs, model folders, GGUF files, and pretrained models from packages.
+    """List runs, model folders, GGUF files and pretrained models.
 
     \b
     Examples:

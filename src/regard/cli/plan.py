@@ -19,8 +19,9 @@ def plan(
     model: Annotated[
         str,
         typer.Argument(
+            metavar="MODEL",
             help="A recipe (name or file), a spec (TOML, JSON), a model folder, a run, a published model "
-            "(llama-3.1-8b), or a size (7B)."
+            "(llama-3.1-8b), or a size (7B).",
         ),
     ],
     pattern: PatternOption = None,

@@ -12,7 +12,7 @@ from regard.cli.open_model import DeviceOption, PatternOption
 def train(
     context: typer.Context,
     recipe: Annotated[
-        str | None, typer.Argument(help="The name of a recipe (demo, gpt, hybrid …), or a TOML file.")
+        str | None, typer.Argument(metavar="RECIPE", help="The name of a recipe (demo, gpt, hybrid …), or a TOML file.")
     ] = None,
     out: Annotated[Path | None, typer.Option("--out", "-o", help="The run's directory; runs/NAME by default.")] = None,
     pattern: PatternOption = None,

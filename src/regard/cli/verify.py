@@ -19,7 +19,8 @@ COLOURS = {"pass": "green", "refused": "yellow", "not applicable": "dim", "FAIL"
 def verify(
     context: typer.Context,
     model: Annotated[
-        str, typer.Argument(help="A model folder, a run, a recipe (name or file), or a spec (TOML, JSON).")
+        str,
+        typer.Argument(metavar="MODEL", help="A model folder, a run, a recipe or a spec (TOML, JSON)."),
     ],
     pattern: PatternOption = None,
     length: Annotated[
@@ -30,10 +31,10 @@ def verify(
     device: DeviceOption = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Check the laws that every model must satisfy: cached = whole, batched = alone, packed = separate …
+    """Check that cached = whole, batched = alone, packed = separate …
 
-    A model with weights is checked with its own, a recipe or spec with random ones. The bounds are 1e-9 in float64 and
-    1e-5 in float32. The exit code is 1 if a law does not hold.
+    These laws hold for every model, whatever its parts. A model with weights is checked with its own, a recipe or spec
+    with random ones. The bounds are 1e-9 in float64 and 1e-5 in float32. The exit code is 1 if a law does not hold.
 
     \b
     Examples:
