@@ -15,23 +15,25 @@ ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 PAGES = sorted(DOCS.rglob("*.md"))
 TOPICS = sorted((DOCS / "topics").glob("*.md"))
+GUIDES = [DOCS / "start.md", *sorted((DOCS / "how-to").glob("*.md"))]
 
 
 def name(path: Path) -> str:
     return str(path.relative_to(DOCS))
 
 
-@pytest.mark.parametrize("page", TOPICS, ids=name)
-def test_examples_run(page: Path) -> None:
-    """In order, as a reader would type them, and short: a topic is shown in about ten lines."""
+@pytest.mark.parametrize("page", [*TOPICS, *GUIDES], ids=name)
+def test_examples_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In order, as a reader would type them."""
     blocks = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
-    assert blocks, "a topic has an example"
-    scope: dict = {}
+    assert blocks or page.name == "add-a-family.md", "a page has an example"
+    monkeypatch.chdir(tmp_path)
+    scope: dict = {"__name__": "__main__"}
     for block in blocks:
         exec(compile(block, name(page), "exec"), scope)
 
 
-COMMANDS = [line for page in TOPICS for line in page.read_text(encoding="utf-8").splitlines() if line[:7] == "regard "]
+COMMANDS = [line for page in [*TOPICS, *GUIDES] for line in page.read_text(encoding="utf-8").splitlines() if line[:7] == "regard "]
 
 
 @pytest.mark.parametrize("line", COMMANDS)

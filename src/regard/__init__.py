@@ -42,6 +42,7 @@ _PLACES = {name: module for module, _, name in (place.partition(":") for place i
     "train": "regard.training_run",
     "Trainer": "regard.training.loop",
     "next_token": "regard.objectives.next_token",
+    "Batch": "regard.data.batch",
     "add_lora": "regard.adapt",
     "merge_lora": "regard.adapt",
     "unmerge_lora": "regard.adapt",

@@ -1,0 +1,160 @@
+"""Write docs/api.md from the docstrings of the public names: `python docs/generate_api.py`."""
+
+import ast
+import dataclasses
+import inspect
+import re
+import sys
+import textwrap
+from pathlib import Path
+from types import FunctionType
+
+import regard
+from regard.spec import KINDS, Spec
+
+PAGE = Path(__file__).parent / "api.md"
+INTRODUCTION = """# API reference
+
+Everything here is imported from `regard`, for example `from regard import Decoder`. Specs list their fields with their
+defaults; in JSON and TOML a spec is a table with its `kind`. `python docs/generate_api.py` writes this page.
+"""
+SECTIONS = {  # heading: modules
+    "Load and use models": ("regard.language_model", "regard.checkpoint", "regard.text"),
+    "Generate": ("regard.engine",),
+    "Train": ("regard.training", "regard.training_run", "regard.objectives", "regard.data"),
+    "Adapt": ("regard.adapt",),
+    "Look inside": ("regard.lens",),
+    "Models": ("regard.models",),
+    "Positions": ("regard.parts.position",),
+    "Masks": ("regard.kernels",),
+    "Parts": ("regard.parts",),
+    "Layout and specs": ("regard.layout", "regard.spec"),
+}
+
+
+def main() -> None:
+    PAGE.write_text(page(), encoding="utf-8")
+
+
+def page() -> str:
+    names: dict[str, list[str]] = {heading: [] for heading in SECTIONS}
+    for name in regard.__all__:
+        if not name.startswith("__"):
+            names[section_of(getattr(regard, name))].append(name)
+    parts = [INTRODUCTION]
+    for heading, listed in names.items():
+        parts.append(f"## {heading}\n")
+        parts += [entry(name, getattr(regard, name)) for name in sorted(listed, key=str.lower)]
+    return "\n".join(parts)
+
+
+def section_of(value: object) -> str:
+    module = getattr(value, "__module__", None) or type(value).__module__
+    module = "regard.parts.state" if module == "typing" else module
+    fitting = [
+        (len(place), heading) for heading, places in SECTIONS.items() for place in places if inside(module, place)
+    ]
+    assert fitting, f"{value!r} of {module} has no section; add its module to SECTIONS"
+    return max(fitting)[1]
+
+
+def inside(module: str, package: str) -> bool:
+    return module == package or module.startswith(package + ".")
+
+
+def entry(name: str, value: object) -> str:
+    lines = [f"### `{name}`\n"]
+    if isinstance(value, type) and issubclass(value, Spec) and dataclasses.is_dataclass(value):
+        kinds = [kind for kind, place in KINDS.items() if place == f"{value.__module__}:{value.__qualname__}"]
+        lines += [f"Spec of kind `{kinds[0]}`.\n"] if kinds else []
+        lines += [description(value), fields(value)]
+    elif isinstance(value, type) and issubclass(value, Exception):
+        lines += [description(value)]
+    elif isinstance(value, type):
+        lines += [signature(name, value), description(value), methods(value)]
+    elif isinstance(value, FunctionType):
+        lines += [signature(name, value), description(value)]
+    else:
+        lines += [description(type(value))]
+    return "\n".join(line for line in lines if line) + "\n"
+
+
+def signature(name: str, value: object) -> str:
+    text = f"{name}{inspect.signature(value)}"  # type: ignore[arg-type]
+    text = re.sub(r"<factory>|<function \w+ at 0x\w+>", "…", without_modules(text))
+    return f"```text\n{textwrap.fill(text, 110, subsequent_indent='    ')}\n```\n"
+
+
+def description(value: object) -> str:
+    """The docstring; of a class without one, its module's first paragraph and equation."""
+    own = vars(value).get("__doc__") if isinstance(value, type) else value.__doc__
+    generated = own is None or own.startswith(f"{getattr(value, '__name__', '')}(")
+    if not generated and own:
+        return reflow(own)
+    module = sys.modules[value.__module__].__doc__ if isinstance(value, type) else None
+    return reflow("\n\n".join((module or "").split("\n\n")[:2]), clean=False)
+
+
+def reflow(text: str, clean: bool = True) -> str:
+    """A docstring as Markdown: indented lines (equations, examples) become code."""
+    paragraphs = re.split(r"\n\s*\n", inspect.cleandoc(text) if clean else text)
+    done = [
+        f"```text\n{textwrap.dedent(p)}\n```" if p.startswith("    ") else p.replace("<", "&lt;") for p in paragraphs
+    ]
+    return "\n\n".join(done) + "\n"
+
+
+def fields(cls: type) -> str:
+    """A table of the spec's fields, with the comments beside them in the source."""
+    comments = field_comments(cls)
+    rows = []
+    for field in dataclasses.fields(cls):  # type: ignore[arg-type]
+        kind = str(field.type).replace("|", "\\|") if isinstance(field.type, str) else type_name(field.type)
+        default = "required" if field.default is dataclasses.MISSING else f"`{default_of(field.default)}`"
+        rows.append(
+            f"| `{field.name}` | `{kind}` | {default} | {comments.get(field.name, '').replace('|', chr(92) + '|')} |"
+        )
+    head = ["| field | type | default | |", "| --- | --- | --- | --- |"]
+    return "\n".join(head + rows) + "\n" if rows else ""
+
+
+def default_of(value: object) -> str:
+    return re.sub(r"\(.*\)", "()", repr(value)).replace("|", "\\|") if isinstance(value, Spec) else repr(value)
+
+
+def type_name(hint: object) -> str:
+    text = hint.__name__ if isinstance(hint, type) else str(hint)
+    return without_modules(text).replace("NoneType", "None").replace("|", "\\|")
+
+
+def without_modules(text: str) -> str:
+    return re.sub(r"\b(?:[a-z_0-9]+\.)+(?=[A-Za-z])", "", text)
+
+
+def field_comments(cls: type) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for base in reversed(cls.__mro__):
+        if not (dataclasses.is_dataclass(base) and base.__module__.startswith("regard")):
+            continue
+        source = textwrap.dedent(inspect.getsource(base))
+        lines = source.splitlines()
+        for node in ast.parse(source).body[0].body:  # type: ignore[attr-defined]
+            if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
+                _, _, comment = lines[node.end_lineno - 1].partition("  # ")  # type: ignore[operator]
+                found[node.target.id] = comment.strip()
+    return found
+
+
+def methods(cls: type) -> str:
+    lines = []
+    for name, member in vars(cls).items():
+        function = member.__func__ if isinstance(member, classmethod | staticmethod) else member
+        if name.startswith("_") or not isinstance(function, FunctionType) or not function.__doc__:
+            continue
+        first = inspect.cleandoc(function.__doc__).split("\n\n")[0].replace("\n", " ").replace("<", "&lt;")
+        lines.append(f"- `{name}`: {first}")
+    return "\n".join(lines) + "\n" if lines else ""
+
+
+if __name__ == "__main__":
+    main()
