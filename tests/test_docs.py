@@ -33,7 +33,12 @@ def test_examples_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         exec(compile(block, name(page), "exec"), scope)
 
 
-COMMANDS = [line for page in [*TOPICS, *GUIDES] for line in page.read_text(encoding="utf-8").splitlines() if line[:7] == "regard "]
+COMMANDS = [
+    line
+    for page in [*TOPICS, *GUIDES]
+    for line in page.read_text(encoding="utf-8").splitlines()
+    if line[:7] == "regard "
+]
 
 
 @pytest.mark.parametrize("line", COMMANDS)

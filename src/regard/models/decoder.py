@@ -144,7 +144,10 @@ class DecoderModule(nn.Module):
         return self.narrow(self.norm(x))
 
     def logits(self, hidden: Tensor) -> Tensor:
-        return scale_and_cap(self.head(hidden), self.spec.logit_scale, self.spec.softcap)
+        logits, spec = self.head(hidden), self.spec
+        if spec.logit_scale == 1.0 and spec.softcap is None:
+            return logits
+        return scale_and_cap(logits, spec.logit_scale, spec.softcap)
 
     def lazy_logits(self, hidden: Tensor) -> Tensor | LazyLogits:
         """Lazy where the head is a plain linear layer; computed at once where it is adapted or quantized."""

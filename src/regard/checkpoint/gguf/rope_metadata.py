@@ -10,7 +10,8 @@ import torch
 
 from regard.families import FamilyError
 from regard.layout import TokenLayout
-from regard.parts.position.rope_scaling import Llama3, plain
+from regard.parts.position.base import rope_frequencies
+from regard.parts.position.rope_scaling import Llama3
 
 KEYS = ("rope.freq_base", "rope.scaling.type", "rope.scaling.factor", "rope.scaling.original_context_length")
 DIVISORS = "rope_freqs.weight"
@@ -51,7 +52,7 @@ def divided(parameters: Mapping[str, Any], head_dim: int, context: int) -> dict[
     length, names = parameters["original_max_position_embeddings"], ("low_freq_factor", "high_freq_factor")
     scaling = Llama3(parameters["factor"], length, *(parameters[name] for name in names))
     base, layout = parameters["rope_theta"], TokenLayout.whole(1, 1)
-    divisors = (plain(base, head_dim, layout) / scaling.frequencies(base, head_dim, layout)).to(
+    divisors = (rope_frequencies(base, head_dim, layout) / scaling.frequencies(base, head_dim, layout)).to(
         torch.float32
     )  # as stored
     return settings({"rope.freq_base": base}, divisors.tolist(), context)

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+import torch
 from torch import Tensor, nn
 
 from regard.kernels.attention.bias import Bias
@@ -59,3 +60,8 @@ class PositionModule(nn.Module):
 
     def bias(self, layout: TokenLayout) -> Bias | None:
         return layout.inputs.bias
+
+
+def rope_frequencies(base: float | Tensor, dim: int, layout: TokenLayout) -> Tensor:
+    """θ_i = base^(-2i/dim)"""
+    return base ** (torch.arange(0, dim, 2, dtype=torch.float64, device=layout.positions.device) / -dim)

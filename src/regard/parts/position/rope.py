@@ -15,8 +15,8 @@ from torch import Tensor
 
 from regard.compat import cannot_triton
 from regard.layout import TokenLayout
-from regard.parts.position.base import Position, PositionModule
-from regard.parts.position.rope_scaling import Scaling, plain
+from regard.parts.position.base import Position, PositionModule, rope_frequencies
+from regard.parts.position.rope_scaling import Scaling
 from regard.spec import require
 
 PairLayout = Literal["half", "interleaved"]
@@ -51,7 +51,9 @@ class Rope(Position):
     def frequencies(self, dim: int, layout: TokenLayout) -> Tensor:
         """(dim/2,), or (B, L, dim/2) where tokens differ"""
         return (
-            plain(self.base, dim, layout) if self.scaling is None else self.scaling.frequencies(self.base, dim, layout)
+            rope_frequencies(self.base, dim, layout)
+            if self.scaling is None
+            else self.scaling.frequencies(self.base, dim, layout)
         )
 
     def build(self, width: int, heads: int) -> PositionModule:

@@ -13,9 +13,8 @@ import torch
 from torch import Tensor
 
 from regard.layout import TokenLayout
-from regard.parts.position.base import Position, PositionModule
+from regard.parts.position.base import Position, PositionModule, rope_frequencies
 from regard.parts.position.rope import rotate_pairs
-from regard.parts.position.rope_scaling import plain
 from regard.spec import require
 
 
@@ -51,6 +50,6 @@ def rotations_2d(layout: TokenLayout, spec: Rope2D, head_dim: int, dtype: torch.
     """Cosines and sines of the rotation angles (B, 1, L, E/2)."""
     patch = (layout.positions - spec.prefix).clamp_min(0)  # prefix tokens get angle 0: no rotation
     places = torch.stack([patch // spec.columns, patch % spec.columns], -1)  # (B, L, 2)
-    angles = places.unsqueeze(-1) * plain(spec.base, head_dim // 2, layout)  # (B, L, 2, E/4)
+    angles = places.unsqueeze(-1) * rope_frequencies(spec.base, head_dim // 2, layout)  # (B, L, 2, E/4)
     angles = angles.flatten(-2).unsqueeze(1)  # (B, 1, L, E/2)
     return angles.cos().to(dtype), angles.sin().to(dtype)

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from regard.layout import TokenLayout
+from regard.parts.position.base import rope_frequencies
 from regard.spec import Spec, require
 
 
@@ -47,11 +48,6 @@ class Scaling(Spec):
         require(dim > 2, f"{self.kind}: {dim} coordinates turn, but the fastest pair and the slowest must be two")
 
 
-def plain(base: float | Tensor, dim: int, layout: TokenLayout) -> Tensor:
-    """θ_i = base^(-2i/dim)"""
-    return base ** (torch.arange(0, dim, 2, dtype=torch.float64, device=layout.positions.device) / -dim)
-
-
 @dataclass(frozen=True)
 class LinearScaling(Scaling):
     """Position interpolation: position t counts as t / factor."""
@@ -62,7 +58,7 @@ class LinearScaling(Scaling):
         self.require_longer(self.factor)
 
     def frequencies(self, base: float, dim: int, layout: TokenLayout) -> Tensor:
-        return plain(base, dim, layout) / self.factor
+        return rope_frequencies(base, dim, layout) / self.factor
 
 
 @dataclass(frozen=True)
@@ -73,7 +69,7 @@ class NTK(Scaling):
         self.require_longer(self.factor)
 
     def frequencies(self, base: float, dim: int, layout: TokenLayout) -> Tensor:
-        return plain(base * self.factor ** (dim / (dim - 2)), dim, layout)
+        return rope_frequencies(base * self.factor ** (dim / (dim - 2)), dim, layout)
 
     def check_use(self, base: float, dim: int) -> None:
         self.require_two_pairs(dim)
@@ -96,7 +92,7 @@ class DynamicNTK(Scaling):
     def frequencies(self, base: float, dim: int, layout: TokenLayout) -> Tensor:
         lengths = document_lengths(layout).clamp_min(self.length).double().unsqueeze(-1)  # (B, L, 1)
         growth = 1 + self.factor * (lengths / self.length - 1)
-        return plain(base * growth ** (dim / (dim - 2)), dim, layout)  # (B, L, dim/2)
+        return rope_frequencies(base * growth ** (dim / (dim - 2)), dim, layout)  # (B, L, dim/2)
 
     def check_use(self, base: float, dim: int) -> None:
         self.require_two_pairs(dim)
@@ -133,7 +129,7 @@ class Yarn(Scaling):
         low, high = max(low, 0), min(high, dim - 1)
         pairs = torch.arange(dim // 2, dtype=torch.float64, device=layout.positions.device)
         ramp = ((pairs - low) / (high - low or 0.001)).clamp(0, 1)  # 0: as it was, 1: interpolated
-        theta = plain(base, dim, layout)
+        theta = rope_frequencies(base, dim, layout)
         return theta * (1 - ramp) + theta / self.factor * ramp
 
     def pair_of(self, turns: float, base: float, dim: int) -> float:
@@ -170,7 +166,7 @@ class Llama3(Scaling):
         require(high > low > 0, f"llama3: high_freq_factor={high} must be above low_freq_factor={low}, both above 0")
 
     def frequencies(self, base: float, dim: int, layout: TokenLayout) -> Tensor:
-        theta = plain(base, dim, layout)
+        theta = rope_frequencies(base, dim, layout)
         turns = self.length * theta / (2 * math.pi)  # within the trained length
         keep = ((turns - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor)).clamp(0, 1)
         return theta * keep + theta / self.factor * (1 - keep)
@@ -198,7 +194,7 @@ class LongRope(Scaling):
         )
 
     def frequencies(self, base: float, dim: int, layout: TokenLayout) -> Tensor:
-        theta = plain(base, dim, layout)
+        theta = rope_frequencies(base, dim, layout)
         short, long = (theta / torch.tensor(d, dtype=theta.dtype, device=theta.device) for d in (self.short, self.long))
         return torch.where(document_lengths(layout).unsqueeze(-1) > self.length, long, short)  # (B, L, dim/2)
 
