@@ -138,6 +138,13 @@ class Spec:
         """The specs that replace it in a tuple of specs; by default itself."""
         return (self,)
 
+    def canonical(self, width: int) -> Self:
+        """The same part with its defaults filled in and its training options reset, so that equal parts compare equal.
+
+        `width` is that of the stack; 0: unknown, and the fields that depend on it stay as they are.
+        """
+        return self
+
     @property
     def kind(self) -> str:
         return kind_of(type(self))

@@ -340,7 +340,7 @@ HOSTILE = {
     "integers": (tensors(lambda t: t.update({NORM: torch.ones(16).int()})), "stored as I32"),
     "wider than the files": (config(hidden_size=1 << 20), "the config asks for .* parameters, the files have"),
     "deeper than the files": (config(num_hidden_layers=10**4), "the config asks for .* parameters, the files have"),
-    "deeper than any model": (config(num_hidden_layers=10**9), "num_hidden_layers=1000000000 should be at most 10000"),
+    "deeper than any model": (config(num_hidden_layers=10**9), "num_hidden_layers=1000000000 must be at most 10000"),
     "one layer too many": (config(num_hidden_layers=3), r"model\.layers\.2\..* is missing"),
     "one layer too few": (config(num_hidden_layers=1), r"model\.layers\.1\..* belongs to no part"),
     "past 64 bits": (config(hidden_size=1 << 62, intermediate_size=1 << 62), "past all measure"),

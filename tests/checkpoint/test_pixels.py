@@ -52,9 +52,9 @@ def test_what_is_not_said_is_usual(tmp_path: Path) -> None:
     [
         ({"image_std": [0.0]}, r"image_std=\(0.0,\) should be a positive number for each of 1"),
         ({"image_std": [1, 1]}, "should be a positive number for each of 1"),
-        ({"image_mean": ["a"]}, "image_mean=.* should be a"),
+        ({"image_mean": ["a"]}, "image_mean=.* must be a"),
         ({"image_mean": None}, "the config has no 'image_mean'"),
-        ({"do_rescale": 1}, "do_rescale=1 should be bool"),
+        ({"do_rescale": 1}, "do_rescale=1 must be bool"),
     ],
     ids=str,
 )

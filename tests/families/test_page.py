@@ -1,12 +1,12 @@
-"""The page of families says what is tested, and every family is."""
+"""docs/topics/families.md and the README agree with the families and their test cases."""
 
 from regard.families import FAMILIES
-from tests.families.page import PAGE, ROOT, classes, written
+from tests.families.page import PAGE, ROOT, classes, update
 
 
-def test_the_table_is_made_from_the_families() -> None:
+def test_the_table_is_up_to_date() -> None:
     page = PAGE.read_text(encoding="utf-8")
-    assert page == written(page), "make it anew: python -m tests.families.page"
+    assert page == update(page), "update it: python -m tests.families.page"
 
 
 def test_every_class_has_three_configs() -> None:
@@ -15,7 +15,7 @@ def test_every_class_has_three_configs() -> None:
     assert all(count >= 3 for counts in tested.values() for count in counts.values())
 
 
-def test_the_readme_counts_them_right() -> None:
+def test_the_readme_has_the_right_counts() -> None:
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
     configs = [count for counts in classes().values() for count in counts.values()]
     assert f"[{len(FAMILIES)} families]" in readme
@@ -25,4 +25,4 @@ def test_the_readme_counts_them_right() -> None:
 def test_a_family_is_at_most_150_lines() -> None:
     for path in (ROOT / "src/regard/families").glob("*.py"):
         lines = path.read_text(encoding="utf-8").count("\n")
-        assert lines <= 150, f"{path.name} has {lines} lines; a family says what differs and takes the rest from others"
+        assert lines <= 150, f"{path.name} has {lines} lines; move what it shares with others to families/common/"

@@ -7,7 +7,7 @@ import pytest
 import transformers
 
 from regard.families import FamilyError, family
-from regard.families.common.layer_types import shortest
+from regard.families.common.layer_types import shortest_period
 from regard.kernels.attention.mask import Causal
 from regard.kernels.attention.patterns.window import Window
 from regard.models.decoder import Decoder
@@ -101,9 +101,9 @@ def test_phi3s_longrope_has_had_other_names(kind: str) -> None:
 
 
 def test_layers_are_as_short_as_their_pattern() -> None:
-    assert shortest((1, 2, 1, 2, 1)) == (1, 2)
-    assert shortest((1, 1, 1)) == (1,)
-    assert shortest((1, 2, 3)) == (1, 2, 3)
+    assert shortest_period((1, 2, 1, 2, 1)) == (1, 2)
+    assert shortest_period((1, 1, 1)) == (1,)
+    assert shortest_period((1, 2, 3)) == (1, 2, 3)
     spec = read("gemma2", num_hidden_layers=7, layer_types=[SLIDING, FULL] * 3 + [SLIDING])
     assert [(len(run.blocks), run.times) for run in spec.layers] == [(2, 3), (1, 1)]
 
@@ -113,44 +113,44 @@ def test_depth_is_claimed_at_no_cost_or_refused(model_type: str) -> None:
     """Sizes are held against the files later; until then a config may say any depth that is within reason."""
     spec = read(model_type, num_hidden_layers=10_000)
     assert sum(run.times * len(run.blocks) for run in spec.layers) == 10_000
-    with pytest.raises(FamilyError, match="num_hidden_layers=1000000000000000 should be at most 10000"):
+    with pytest.raises(FamilyError, match="num_hidden_layers=1000000000000000 must be at most 10000"):
         read(model_type, num_hidden_layers=10**15)
 
 
 @pytest.mark.parametrize(
     ("model_type", "changes", "message"),
     [
-        ("llama", {"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5, but here all of a head turns"),
-        ("mistral", {"hidden_act": "gelu"}, "hidden_act='gelu' has no part here; only 'silu' is read"),
-        ("mistral", {"sliding_window": "all"}, "sliding_window='all' should be int"),
+        ("llama", {"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5 is not supported, only 1.0 is"),
+        ("mistral", {"hidden_act": "gelu"}, "hidden_act='gelu' is not supported, only 'silu' is"),
+        ("mistral", {"sliding_window": "all"}, "sliding_window='all' must be int"),
         ("qwen2", {"layer_types": [FULL] * 2}, "layer_types has 2 entries, but num_hidden_layers=3"),
         (
             "qwen2",
             {"layer_types": [SLIDING] * 3},
-            "a layer is 'sliding_attention'; with these settings there are only",
+            "a layer has the type 'sliding_attention'; with these settings it must be",
         ),
-        ("qwen3", {"layer_types": ["chunked_attention"] * 3}, "a layer is 'chunked_attention'"),
-        ("qwen3", {"layer_types": [1, 2, 3]}, "layer_types=.* should be a list of str"),
-        ("phi3", {"rope_scaling": {"type": "linear", "factor": 2.0}}, "stretched by longrope, not by linear"),
+        ("qwen3", {"layer_types": ["chunked_attention"] * 3}, "a layer has the type 'chunked_attention'"),
+        ("qwen3", {"layer_types": [1, 2, 3]}, "layer_types=.* must be a list of str"),
+        ("phi3", {"rope_scaling": {"type": "linear", "factor": 2.0}}, "'linear' is not supported, only 'longrope' is"),
         ("phi3", {"rope_scaling": {"type": "su"}}, "the config has no 'short_factor'"),
-        ("phi3", {"rope_scaling": LONGROPE | {"short_factor": ["1"]}}, "short_factor='1' should be a finite number"),
-        ("granite", {"logits_scaling": 0}, "logits_scaling=0.0 should be above 0"),
-        ("granite", {"embedding_multiplier": 10**400}, "embedding_multiplier=1000.* should be a finite number"),
-        ("olmo2", {"rms_norm_eps": float("inf")}, "rms_norm_eps=inf should be a finite number"),
+        ("phi3", {"rope_scaling": LONGROPE | {"short_factor": ["1"]}}, "short_factor='1' must be a finite number"),
+        ("granite", {"logits_scaling": 0}, "logits_scaling=0.0 must be positive"),
+        ("granite", {"embedding_multiplier": 10**400}, "embedding_multiplier=1000.* must be a finite number"),
+        ("olmo2", {"rms_norm_eps": float("inf")}, "rms_norm_eps=inf must be a finite number"),
         ("gemma2", {"use_bidirectional_attention": True}, "use_bidirectional_attention=True"),
-        ("gemma2", {"sliding_window": None}, "a layer is 'sliding_attention'"),
-        ("gemma2", {"query_pre_attn_scalar": -1}, "query_pre_attn_scalar=-1.0 should be above 0"),
-        ("gemma2", {"hidden_activation": "mish"}, "hidden_activation='mish' has no part here"),
-        ("gemma3_text", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping=50.0 has no part here"),
-        ("gemma3_text", {"sliding_window_pattern": 0}, "sliding_window_pattern=0 should be from 1 to 128"),
-        ("gemma3_text", {"rope_parameters": {FULL: 3}}, "full_attention=3 should be dict"),
+        ("gemma2", {"sliding_window": None}, "a layer has the type 'sliding_attention'"),
+        ("gemma2", {"query_pre_attn_scalar": -1}, "query_pre_attn_scalar=-1.0 must be positive"),
+        ("gemma2", {"hidden_activation": "mish"}, "hidden_activation='mish' is not supported"),
+        ("gemma3_text", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping=50.0 is not supported"),
+        ("gemma3_text", {"sliding_window_pattern": 0}, "sliding_window_pattern=0 must be from 1 to 128"),
+        ("gemma3_text", {"rope_parameters": {FULL: 3}}, "full_attention=3 must be dict"),
         ("smollm3", {"no_rope_layers": [1, 0]}, "no_rope_layers has 2 entries, but num_hidden_layers=3"),
-        ("smollm3", {"no_rope_layers": [1, 0, 7]}, r"a layer is \('full_attention', 7\)"),
-        ("smollm3", {"no_rope_layer_interval": 1000}, "no_rope_layer_interval=1000 should be from 1 to 128"),
+        ("smollm3", {"no_rope_layers": [1, 0, 7]}, r"a layer has the type \('full_attention', 7\)"),
+        ("smollm3", {"no_rope_layer_interval": 1000}, "no_rope_layer_interval=1000 must be from 1 to 128"),
         (
             "cohere2",
             {"layer_types": [FULL, SLIDING, SLIDING], "sliding_window": None},
-            "a layer is 'sliding_attention'",
+            "a layer has the type 'sliding_attention'",
         ),
     ],
     ids=str,

@@ -254,7 +254,7 @@ def test_forty_greedy_tokens_about_an_image_with_a_cache(reader: Pair) -> None:
         said = reader.ours.decoder(new, now := TokenLayout(torch.full((3, 1), place)), store.begin_forward(now))
     assert torch.equal(text, expected)
     assert len(text[:, length:].unique()) > 5, "a model that repeats itself proves little"
-    assert not torch.equal(text[0, length:], text[1, length:]), "every image should be told of by itself"
+    assert not torch.equal(text[0, length:], text[1, length:]), "every image must be told of by itself"
 
 
 @torch.no_grad()

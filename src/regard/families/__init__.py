@@ -1,9 +1,9 @@
-"""Other libraries' models: each family is a function from its config to our spec, the way back, and a weight table.
+"""Models of `transformers`: each family converts its config to a spec, a spec to its config, and the weights both ways.
 
     spec(config) -> Model        config(model) -> dict        table(model) -> Table
 
-A family has no class and no forward of its own. What our parts cannot say is refused by name on the way in, what the
-foreign class cannot say on the way out.
+A family has no class and no forward of its own. A setting that our parts cannot express is refused by its key when a
+config is read; a field that the foreign class cannot express is refused by its path when a config is written.
 """
 
 from importlib import import_module
@@ -74,7 +74,7 @@ FAMILIES = {
 
 
 def family(model_type: object) -> ModuleType:
-    """The module of a family by the `model_type` of its config.json."""
+    """The module of the family whose config.json has this `model_type`."""
     if not isinstance(model_type, str) or model_type not in FAMILIES:
         raise FamilyError(f"there is no family {model_type!r}; {nearest(str(model_type), FAMILIES)}")
     return import_module(FAMILIES[model_type])

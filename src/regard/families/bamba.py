@@ -1,16 +1,18 @@
-"""Bamba (IBM, Princeton, CMU and UIUC 2024): Mamba-2 with attention in the layers that are named, SwiGLU behind each.
+"""Bamba (IBM, Princeton, CMU and UIUC 2024): Mamba-2 layers and a few attention layers, each followed by SwiGLU.
 
-Half of each head is turned by RoPE. Dropout and the z loss are choices of the training run and are not taken over.
+RoPE rotates half of each attention head. Dropout and the z loss are options of training and are not converted.
 """
 
 from typing import Any
 
-from regard.families.common.config_reader import Config, FamilyError
-from regard.families.common.hybrid import first, last, sizes
-from regard.families.common.rope_config import rope, rope_parameters
+from regard.families.common.config_reader import Config
+from regard.families.common.decoder import decoder_config, head_config, read_attention, read_decoder, read_swiglu
+from regard.families.common.layer_types import first_of_type, output_projections
+from regard.families.common.names import ATTENTION
+from regard.families.common.rope_config import read_rope, rope_parameters
 from regard.families.common.roundtrip import bodies, check_roundtrip
-from regard.families.jamba import IGNORED, LINKS, MIXER
-from regard.families.mamba2 import limits, mixer, time_step_limit
+from regard.families.jamba import IGNORED, LINKS, mamba_sizes
+from regard.families.mamba2 import mixer_links, read_step_limits, time_step_limit
 from regard.models.decoder import Decoder
 from regard.models.stack import Repeat
 from regard.parts.attention import Attention
@@ -24,23 +26,22 @@ from regard.weights.table import Table
 
 def spec(config: dict[str, Any]) -> Decoder:
     theirs = Config("bamba", config)
-    theirs.only("hidden_act", "silu")
-    width, depth = theirs.integer("hidden_size"), theirs.integer("num_hidden_layers")
     norm = RMSNorm(theirs.number("rms_norm_eps", 1e-5))
-    heads = theirs.integer("num_attention_heads")
-    attention = Attention(
-        heads=heads,
-        kv_heads=theirs.integer("num_key_value_heads", 8),
-        head_dim=theirs.integer("head_dim", width // max(heads, 1)),
-        position=rope(theirs, share=0.5),
-        bias=theirs.flag("attention_bias", False),
+    feedforward = read_swiglu(theirs, theirs.flag("mlp_bias", False))
+    attention = read_attention(theirs, read_rope(theirs, share=0.5), kv_heads=8)
+    with_attention, with_mamba = (
+        Block((Sublayer(mixer, norm), Sublayer(feedforward, norm))) for mixer in (attention, read_mamba2(theirs, norm))
     )
-    expand, mamba_heads = theirs.integer("mamba_expand", 2), theirs.integer("mamba_n_heads", 128)
-    head_dim = expand * width // max(mamba_heads, 1)
+    return read_decoder(theirs, arrange(theirs, with_mamba, with_attention), norm, context=262144)
+
+
+def read_mamba2(theirs: Config, norm: RMSNorm) -> Mamba2:
+    expand = theirs.integer("mamba_expand", 2)
+    head_dim = expand * theirs.integer("hidden_size") // max(theirs.integer("mamba_n_heads", 128), 1)
     if theirs.values.get("mamba_d_head") != "auto":
-        theirs.only("mamba_d_head", head_dim)
-    shortest, longest = limits(theirs)
-    mamba = Mamba2(
+        theirs.accept_only("mamba_d_head", head_dim)
+    shortest, longest = read_step_limits(theirs)
+    return Mamba2(
         state=theirs.integer("mamba_d_state", 256),
         head_dim=head_dim,
         expand=expand,
@@ -52,51 +53,35 @@ def spec(config: dict[str, Any]) -> Decoder:
         shortest=shortest,
         longest=longest,
     )
-    feedforward = SwiGLU(theirs.integer("intermediate_size"), bias=theirs.flag("mlp_bias", False))
-    attentive, recurrent = (Block((Sublayer(body, norm), Sublayer(feedforward, norm))) for body in (attention, mamba))
-    return Decoder(
-        vocab=theirs.integer("vocab_size"),
-        width=width,
-        layers=among(recurrent, attentive, depth, theirs.each("attn_layer_indices", int, ())),
-        norm=norm,
-        tied=theirs.flag("tie_word_embeddings", False),
-        context=theirs.integer("max_position_embeddings", 262144),
-    )
 
 
-def among(usual: Block, rare: Block, depth: int, places: tuple[int, ...]) -> tuple[Repeat, ...]:
-    """The usual block, with the rare one in these places."""
-    places = tuple(sorted({*places}))
-    if places and not 0 <= places[0] <= places[-1] < depth:
-        raise FamilyError(f"bamba: attn_layer_indices={places!r:.80} should be layers of {depth}")
+def arrange(theirs: Config, default: Block, with_attention: Block) -> tuple[Repeat, ...]:
+    """Runs of the default block, interrupted by the layers of `attn_layer_indices`."""
+    depth = theirs.integer("num_hidden_layers")
+    indices = tuple(sorted({*theirs.list_of(int, "attn_layer_indices", ())}))
+    if indices and not 0 <= indices[0] <= indices[-1] < depth:
+        raise theirs.error("attn_layer_indices", indices, f"must be from 0 to {depth - 1}")
     runs = []
-    for before, place in zip((-1, *places), (*places, depth), strict=True):
-        runs += [Repeat((usual,), place - before - 1)] if place - before > 1 else []
-        runs += [Repeat((rare,))] if place < depth else []
+    for previous, index in zip((-1, *indices), (*indices, depth), strict=True):
+        runs += [Repeat((default,), index - previous - 1)] if index - previous > 1 else []
+        runs += [Repeat((with_attention,))] if index < depth else []
     return tuple(runs)
 
 
 def config(model: Decoder) -> dict[str, Any]:
     mixers, feedforwards = zip(*(bodies(block, Body, SwiGLU) for block in model.blocks), strict=True)
-    attention, mamba = first(mixers, Attention, Attention(1)), first(mixers, Mamba2, Mamba2(head_dim=1))
-    heads, kv_heads, head_dim = attention.sizes(model.width)
-    written = {
-        "model_type": "bamba",
-        "architectures": ["BambaForCausalLM"],
-        "vocab_size": model.vocab,
-        "hidden_size": model.width,
+    attention = first_of_type(mixers, Attention, Attention(1))
+    mamba = first_of_type(mixers, Mamba2, Mamba2(head_dim=1))
+    settings = decoder_config("bamba", "BambaForCausalLM", model) | {
         "intermediate_size": feedforwards[0].hidden_dim(model.width),
-        "num_hidden_layers": len(model.blocks),
-        "num_attention_heads": heads,
-        "num_key_value_heads": kv_heads,
-        "head_dim": head_dim,
+        **head_config(model, attention),
         "attn_layer_indices": [i for i, body in enumerate(mixers) if isinstance(body, Attention)],
         "rope_parameters": rope_parameters(attention.position, share=0.5),
         "attention_bias": attention.bias,
         "mlp_bias": feedforwards[0].bias,
         "mamba_n_heads": mamba.sizes(model.width)[0],
         "mamba_d_head": mamba.head_dim,
-        **sizes(mamba),
+        **mamba_sizes(mamba),
         "mamba_n_groups": mamba.groups,
         "mamba_proj_bias": mamba.bias,
         "mamba_conv_bias": mamba.conv_bias,
@@ -104,11 +89,10 @@ def config(model: Decoder) -> dict[str, Any]:
         "hidden_act": "silu",
         "max_position_embeddings": model.context,
         "rms_norm_eps": getattr(model.norm, "eps", None),
-        "tie_word_embeddings": model.tied,
     }
-    return check_roundtrip("bamba", model, written, spec)
+    return check_roundtrip("bamba", model, settings, spec)
 
 
 def table(model: Decoder) -> Table:
-    links = (*LINKS, *mixer("model.layers.{i}.mamba", f"{MIXER}.body"))
-    return Table(*links, *last(model, {Attention: "self_attn.o_proj", Mamba2: "mamba.out_proj"}), ignored=IGNORED)
+    outputs = output_projections(model, {Attention: "self_attn.o_proj", Mamba2: "mamba.out_proj"})
+    return Table(*LINKS, *mixer_links("model.layers.{i}.mamba", f"{ATTENTION}.body"), *outputs, ignored=IGNORED)

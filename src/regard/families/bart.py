@@ -1,7 +1,7 @@
-"""BART (Lewis et al. 2019): the 2017 encoder-decoder with GELU, learned positions, and a norm behind the embeddings.
+"""BART (Lewis et al. 2019): the 2017 encoder-decoder with GELU, learned positions, and a norm after the embeddings.
 
-Its tables of positions begin with two rows that no token uses, and its logits have a bias, mostly zeros. Marian,
-Pegasus, LED and Whisper are variations. Dropping tokens or layers is a choice of the training run, and not taken over.
+The first two rows of its position tables are unused, and its logits have a bias, which is mostly zero. Marian, Pegasus,
+LED and Whisper are variations. Dropout of tokens and layers is an option of training and is not converted.
 """
 
 from collections.abc import Mapping
@@ -9,8 +9,8 @@ from typing import Any, Literal
 
 import torch
 
-from regard.families.common.activations import OURS, THEIRS
-from regard.families.common.config_reader import Config
+from regard.families.common.config_reader import ACTIVATION_NAMES, Config
+from regard.families.common.names import attention_links, module_links
 from regard.families.common.roundtrip import bodies, check_roundtrip, require_type
 from regard.kernels.attention.mask import Full
 from regard.models.decoder import Decoder
@@ -35,22 +35,23 @@ DEFAULTS = {
     "activation_function": "gelu", "scale_embedding": False, "tie_word_embeddings": True,
 }  # fmt: skip
 Layers = tuple[Repeat, ...]
-Names = Mapping[str, str]
 Style = Literal["pre", "post"]
-ATTENTION = {"q_proj": "q_proj", "k_proj": "k_proj", "v_proj": "v_proj", "out_proj": "o_proj"}
+STACKS = {"encoder": "source", "decoder": "target"}
+PROJECTIONS = ("q_proj", "k_proj", "v_proj", "out_proj")
 
 
 def spec(config: dict[str, Any]) -> EncoderDecoder:
     theirs = Config("bart", DEFAULTS | config)
     width, vocab, norm = theirs.integer("d_model"), theirs.integer("vocab_size"), LayerNorm()
     position, tied = Learned(theirs.integer("max_position_embeddings"), offset=2), theirs.flag("tie_word_embeddings")
-    scale, (read, write) = embedding_scale(theirs), layers(theirs, "post")
+    scale = embedding_scale(theirs)
+    encoder, decoder = encoder_layers(theirs, "post"), decoder_layers(theirs, "post")
     return EncoderDecoder(
-        Encoder(Tokens(vocab, scale=scale), width, read, position, embedding_norm=norm),
+        Encoder(Tokens(vocab, scale=scale), width, encoder, position, embedding_norm=norm),
         Decoder(
-            vocab, width, write, position, NoNorm(), tied, embedding_scale=scale, embedding_norm=norm, head_bias=True
+            vocab, width, decoder, position, NoNorm(), tied, embedding_scale=scale, embedding_norm=norm, head_bias=True
         ),
-        shared=tied,  # untied, theirs has three tables of words
+        shared=tied,  # untied, theirs has three embedding tables
     )
 
 
@@ -58,79 +59,73 @@ def embedding_scale(theirs: Config) -> float:
     return theirs.positive("d_model") ** 0.5 if theirs.flag("scale_embedding") else 1.0
 
 
-def layers(theirs: Config, style: Style, key_bias: bool | None = None) -> tuple[Layers, Layers]:
-    """Those of the encoder and of the decoder."""
+def encoder_layers(theirs: Config, style: Style, key_bias: bool | None = None) -> Layers:
+    attention = Attention(theirs.integer("encoder_attention_heads"), bias=True, key_bias=key_bias, mask=Full())
+    return tiled((read_block(theirs, "encoder", style, attention),), theirs.integer("encoder_layers"))
+
+
+def decoder_layers(theirs: Config, style: Style, key_bias: bool | None = None) -> Layers:
     heads = theirs.integer("decoder_attention_heads")
-    own = Attention(heads, bias=True, key_bias=key_bias)
-    across = CrossAttention(heads, bias=True, key_bias=key_bias)
-    both_ways = Attention(theirs.integer("encoder_attention_heads"), bias=True, key_bias=key_bias, mask=Full())
-    return (
-        tiled((block(theirs, "encoder", style, both_ways),), theirs.integer("encoder_layers")),
-        tiled((block(theirs, "decoder", style, own, across),), theirs.integer("decoder_layers")),
-    )
+    mixers = (mixer(heads, bias=True, key_bias=key_bias) for mixer in (Attention, CrossAttention))
+    return tiled((read_block(theirs, "decoder", style, *mixers),), theirs.integer("decoder_layers"))
 
 
-def block(theirs: Config, stack: str, style: Style, *mixers: Body) -> Block:
+def read_block(theirs: Config, stack: str, style: Style, *mixers: Body) -> Block:
     norm = LayerNorm()
-    last = FeedForward(theirs.integer(f"{stack}_ffn_dim"), theirs.choice("activation_function", OURS))
-    return Block(tuple(Sublayer(body, norm) for body in (*mixers, last)), style)
+    feedforward = FeedForward(theirs.integer(f"{stack}_ffn_dim"), theirs.activation("activation_function"))
+    return Block(tuple(Sublayer(body, norm) for body in (*mixers, feedforward)), style)
 
 
 def config(model: EncoderDecoder) -> dict[str, Any]:
-    names = {"model_type": "bart", "architectures": ["BartForConditionalGeneration"]}
-    places = {"max_position_embeddings": getattr(model.target.position, "length", None)}
-    return check_roundtrip("bart", model, names | settings(model) | places, spec)
+    length = {"max_position_embeddings": getattr(model.target.position, "length", None)}
+    settings = common_config("bart", "BartForConditionalGeneration", model) | length
+    return check_roundtrip("bart", model, settings, spec)
 
 
-def settings(model: EncoderDecoder) -> dict[str, Any]:
-    """What all variations read alike."""
+def common_config(model_type: str, architecture: str, model: EncoderDecoder) -> dict[str, Any]:
+    """The keys that all variations have."""
     source, target = require_type(model, EncoderDecoder).source, model.target
-    read, up = bodies(source.blocks[0], Attention, FeedForward)
-    write, _, down = bodies(target.blocks[0], Attention, CrossAttention, FeedForward)
+    encoder_attention, encoder_feedforward = bodies(source.blocks[0], Attention, FeedForward)
+    decoder_attention, _, decoder_feedforward = bodies(target.blocks[0], Attention, CrossAttention, FeedForward)
     return {
+        "model_type": model_type,
+        "architectures": [architecture],
         "vocab_size": target.vocab,
         "d_model": target.width,
         "encoder_layers": len(source.blocks),
-        "encoder_ffn_dim": up.hidden_dim(source.width),
-        "encoder_attention_heads": read.heads,
+        "encoder_ffn_dim": encoder_feedforward.hidden_dim(source.width),
+        "encoder_attention_heads": encoder_attention.heads,
         "decoder_layers": len(target.blocks),
-        "decoder_ffn_dim": down.hidden_dim(target.width),
-        "decoder_attention_heads": write.heads,
-        "activation_function": THEIRS[down.activation],
+        "decoder_ffn_dim": decoder_feedforward.hidden_dim(target.width),
+        "decoder_attention_heads": decoder_attention.heads,
+        "activation_function": ACTIVATION_NAMES[decoder_feedforward.activation],
         "scale_embedding": target.embedding_scale != 1.0,
         "tie_word_embeddings": target.tied,
     }
 
 
 def table(model: EncoderDecoder) -> Table:
-    return tables(model, "model", *feet("model"))
+    return common_table(model, "model", *embedding_links("model"), *stack_links("model", "encoder", "self_attn"))
 
 
-def feet(base: str) -> list[Link]:
-    """Of both stacks: learned positions, and the norm behind them."""
+def embedding_links(base: str) -> tuple[Link, ...]:
+    """The learned positions and the norm after the embeddings, of both stacks."""
     names = {"embed_positions": "position.table", "layernorm_embedding": "embedding_norm"}
-    sides = {f"{base}.encoder": "source", f"{base}.decoder": "target"}
-    return [Link(f"{a}.{x}.{{leaf}}", f"{b}.{y}.{{leaf}}") for a, b in sides.items() for x, y in names.items()]
+    return module_links(base, {f"{a}.{x}": f"{b}.{y}" for a, b in STACKS.items() for x, y in names.items()})
 
 
-def tables(
-    model: EncoderDecoder,
-    base: str,
-    *more: Link,
-    derived: Mapping[str, Derivation] | None = None,
-    reading: Names = ATTENTION,
+def common_table(
+    model: EncoderDecoder, base: str, *links: Link, derived: Mapping[str, Derivation] | None = None
 ) -> Table:
-    """The stacks, the tables of words and the head, and what a variation has beside; `reading`: of the encoder."""
+    """The table of the decoder, the embeddings and the head; `links` has those of the encoder and all others."""
     shared, *own = (f"{base}.{name}.weight" for name in ("shared", "encoder.embed_tokens", "decoder.embed_tokens"))
-    read, write = (shared, shared) if model.shared else own
-    copies = dict.fromkeys(own, shared) | ({"lm_head.weight": write} if model.target.tied else {})
+    source, target = (shared, shared) if model.shared else own
+    copies = dict.fromkeys(own, shared) | ({"lm_head.weight": target} if model.target.tied else {})
     return Table(
-        Link(read, "source.input.table.weight"),
-        Link(write, "target.embedding.weight"),
-        *links(f"{base}.encoder", "source", 1, reading),
-        *links(f"{base}.decoder", "target", 2),
-        *attention(f"{base}.decoder.layers.{{i}}.encoder_attn", "target.stack.blocks.{i}.sublayers.1"),
-        *more,
+        Link(source, "source.input.table.weight"),
+        Link(target, "target.embedding.weight"),
+        *stack_links(base, "decoder", "self_attn", "encoder_attn"),
+        *links,
         Link("lm_head.weight", "target.head.weight"),
         Link("final_logits_bias", "target.head.bias", Reshape((1, -1))),
         prefix=f"{base}.",
@@ -139,16 +134,16 @@ def tables(
     )
 
 
-def links(theirs: str, ours: str, last: int, names: Names = ATTENTION) -> list[Link]:
-    layer, sublayers = f"{theirs}.layers.{{i}}", f"{ours}.stack.blocks.{{i}}.sublayers"
-    return [
-        *attention(f"{layer}.self_attn", f"{sublayers}.0", names),
-        Link(f"{layer}.fc1.{{leaf}}", f"{sublayers}.{last}.body.up_proj.{{leaf}}"),
-        Link(f"{layer}.fc2.{{leaf}}", f"{sublayers}.{last}.body.down_proj.{{leaf}}"),
-        Link(f"{layer}.final_layer_norm.{{leaf}}", f"{sublayers}.{last}.norm.{{leaf}}"),
-    ]
+def stack_links(base: str, stack: str, *mixers: str) -> list[Link]:
+    """The layers of one stack, whose attentions have these names."""
+    theirs, ours = f"{base}.{stack}.layers.{{i}}", f"{STACKS[stack]}.stack.blocks.{{i}}.sublayers"
+    links = [*feedforward_links(theirs, f"{ours}.{len(mixers)}")]
+    for n, mixer in enumerate(mixers):
+        links += attention_links(f"{theirs}.{mixer}", *PROJECTIONS, ours=f"{ours}.{n}.body")
+        links += module_links(theirs, {f"{mixer}_layer_norm": f"{ours}.{n}.norm"})
+    return links
 
 
-def attention(theirs: str, ours: str, names: Names = ATTENTION) -> list[Link]:
-    projections = [Link(f"{theirs}.{a}.{{leaf}}", f"{ours}.body.{b}.{{leaf}}") for a, b in names.items()]
-    return [*projections, Link(f"{theirs}_layer_norm.{{leaf}}", f"{ours}.norm.{{leaf}}")]
+def feedforward_links(theirs: str, ours: str) -> tuple[Link, ...]:
+    names = {"fc1": "body.up_proj", "fc2": "body.down_proj", "final_layer_norm": "norm"}
+    return module_links(theirs, {name: f"{ours}.{own}" for name, own in names.items()})

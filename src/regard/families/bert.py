@@ -1,19 +1,25 @@
-"""BERT (Devlin et al. 2018): learned positions, types, LayerNorm behind every sublayer, GELU, biases everywhere.
+"""BERT (Devlin et al. 2018): learned positions, token types, LayerNorm after every sublayer, GELU, biases everywhere.
 
-Its relatives say what differs and take the rest from here. The plain `BertModel` is an encoder without a head: the
-pooler in its file is read by nobody (sentence encoders take the mean) and is left out, as in every class that has no
-use for one. Dropout is a choice of the training run. The first files spell a norm's weight and bias gamma and beta.
+Its relatives call these functions with their differences. The plain `BertModel` is an encoder without a head: the
+pooler in its file is not read, here and in every class that does not use it. Dropout is an option of training and is
+not converted. The first files call the weight and bias of a norm gamma and beta.
 """
 
 from typing import Any
 
-from regard.families.common.activations import OLDER, OURS
-from regard.families.common.config_reader import Config
-from regard.families.common.encoder_heads import LABELS, Heads, architecture, copies, ends, predictions, pretraining
-from regard.families.common.roundtrip import bodies, check_roundtrip
+from regard.families.common.config_reader import LEGACY_ACTIVATION_NAMES, Config
+from regard.families.common.encoder_heads import (
+    LABELS,
+    Heads,
+    bert_head_links,
+    check_encoder_roundtrip,
+    tied_copies,
+)
+from regard.families.common.names import ATTENTION, FEEDFORWARD, attention_links, module_links
+from regard.families.common.roundtrip import bodies
 from regard.kernels.attention.mask import Full
 from regard.models.encoder import Encoder
-from regard.models.heads import Classification, Dense, Head, MaskedLM, PreTraining
+from regard.models.heads import Classification, Dense, MaskedLM, PreTraining
 from regard.models.stack import Repeat, tiled
 from regard.parts.attention import Attention
 from regard.parts.block import Block, Sublayer
@@ -24,122 +30,121 @@ from regard.parts.position.base import Position
 from regard.parts.position.learned import Learned
 from regard.weights.table import Link, Table
 
-ATTENTION, FEEDFORWARD = "stack.blocks.{i}.sublayers.0", "stack.blocks.{i}.sublayers.1"
 LAYER = {
-    "attention.self.query": f"{ATTENTION}.body.q_proj",
-    "attention.self.key": f"{ATTENTION}.body.k_proj",
-    "attention.self.value": f"{ATTENTION}.body.v_proj",
-    "attention.output.dense": f"{ATTENTION}.body.o_proj",
     "attention.output.LayerNorm": f"{ATTENTION}.norm",
     "intermediate.dense": f"{FEEDFORWARD}.body.up_proj",
     "output.dense": f"{FEEDFORWARD}.body.down_proj",
     "output.LayerNorm": f"{FEEDFORWARD}.norm",
 }
-OLD = {"gamma": "weight", "beta": "bias"}
+OLD_LEAVES = {"gamma": "weight", "beta": "bias"}
 
 
 def spec(config: dict[str, Any]) -> Encoder:
     theirs = Config("bert", config)
-    attention = Attention(theirs.integer("num_attention_heads"), mask=Full(), bias=True)
-    layers = tiled((block(theirs, attention),), theirs.integer("num_hidden_layers"))
-    return encoder(theirs, layers, Learned(theirs.integer("max_position_embeddings")), heads(theirs))
+    return read_encoder(theirs, uniform_layers(theirs), read_positions(theirs), heads(theirs))
 
 
 def config(model: Encoder) -> dict[str, Any]:
-    written = {"model_type": "bert", **settings(model)}
-    theirs = Config("bert", written)
-    return check_roundtrip(
-        "bert", model, written | {"architectures": [architecture(model.head, theirs, heads(theirs))]}, spec
-    )
+    return check_encoder_roundtrip(model, common_config("bert", model), spec, heads)
 
 
 def table(model: Encoder) -> Table:
-    base = base_of(model, "bert.")
+    base = base_prefix(model, "bert.")
     pooler = f"{base}pooler.dense.{{leaf}}"
-    ignored = (pooler, f"{base}embeddings.position_ids", "cls.seq_relationship.{leaf}", "cls.predictions.bias")
-    known = copies(base, "cls.predictions")
-    return Table(*links(base), *head_links(model.head, pooler), ignored=ignored, derived=known, leaf_aliases=OLD)
+    classifier = (*LABELS, Link(pooler, "head.dense.dense.{leaf}"))
+    links = *encoder_links(base), *bert_head_links(model.head, pooler, classifier)
+    return Table(*links, **exceptions(base, pooler), leaf_aliases=OLD_LEAVES)
+
+
+def exceptions(base: str, pooler: str) -> dict[str, Any]:
+    """The tensors of BERT's heads that a table ignores or derives."""
+    unused = (pooler, f"{base}embeddings.position_ids", "cls.seq_relationship.{leaf}", "cls.predictions.bias")
+    return {"ignored": unused, "derived": tied_copies(base, "cls.predictions")}
 
 
 def heads(theirs: Config) -> Heads:
-    pooler = Dense("tanh")
+    pooler, masked_lm = Dense("tanh"), read_masked_lm(theirs)
     return {
         "BertModel": None,
-        "BertForMaskedLM": words(theirs),
-        "BertForPreTraining": PreTraining(words(theirs), Classification(2, dense=pooler)),
-        "BertForSequenceClassification": Classification(theirs.labels(), dense=pooler),
-        "BertForTokenClassification": Classification(theirs.labels(), "none"),
+        "BertForMaskedLM": masked_lm,
+        "BertForPreTraining": PreTraining(masked_lm, Classification(2, dense=pooler)),
+        "BertForSequenceClassification": Classification(theirs.num_labels(), dense=pooler),
+        "BertForTokenClassification": Classification(theirs.num_labels(), "none"),
     }
 
 
-def head_links(head: Head | None, pooler: str) -> tuple[Link, ...]:
-    match head:
-        case MaskedLM():
-            return predictions(head)
-        case PreTraining():
-            return pretraining(head, pooler)
-    return *LABELS, Link(pooler, "head.dense.dense.{leaf}")
+def read_masked_lm(theirs: Config, activation: Activation | None = None) -> MaskedLM:
+    activation = activation or theirs.activation("hidden_act", "gelu")
+    return MaskedLM(Dense(activation, read_norm(theirs)), tied=theirs.flag("tie_word_embeddings", True))
 
 
-def words(theirs: Config, activation: Activation | None = None) -> MaskedLM:
-    activation = activation or theirs.choice("hidden_act", OURS, "gelu")
-    return MaskedLM(Dense(activation, norm(theirs)), tied=theirs.flag("tie_word_embeddings", True))
-
-
-def norm(theirs: Config) -> LayerNorm:
+def read_norm(theirs: Config) -> LayerNorm:
     return LayerNorm(theirs.number("layer_norm_eps", 1e-12))
 
 
-def block(theirs: Config, attention: Attention) -> Block:
-    feedforward = FeedForward(theirs.integer("intermediate_size"), theirs.choice("hidden_act", OURS, "gelu"))
-    return Block((Sublayer(attention, norm(theirs)), Sublayer(feedforward, norm(theirs))), style="post")
+def read_positions(theirs: Config) -> Learned:
+    return Learned(theirs.integer("max_position_embeddings"))
 
 
-def encoder(theirs: Config, layers: tuple[Repeat, ...], position: Position, heads: Heads) -> Encoder:
-    theirs.only("is_decoder", False)
-    theirs.only("position_embedding_type", "absolute")
+def read_block(theirs: Config, attention: Attention) -> Block:
+    norm = read_norm(theirs)
+    feedforward = FeedForward(theirs.integer("intermediate_size"), theirs.activation("hidden_act", "gelu"))
+    return Block((Sublayer(attention, norm), Sublayer(feedforward, norm)), style="post")
+
+
+def uniform_layers(theirs: Config, attention: Attention | None = None) -> tuple[Repeat, ...]:
+    """The same block in every layer; without an attention, full attention with biases."""
+    attention = attention or Attention(theirs.integer("num_attention_heads"), mask=Full(), bias=True)
+    return tiled((read_block(theirs, attention),), theirs.integer("num_hidden_layers"))
+
+
+def read_encoder(theirs: Config, layers: tuple[Repeat, ...], position: Position, heads: Heads) -> Encoder:
+    theirs.accept_only("is_decoder", False)
+    theirs.accept_only("position_embedding_type", "absolute")
     width = theirs.integer("hidden_size")
-    narrow = theirs.integer("embedding_size", width)
+    embedding_dim = theirs.integer("embedding_size", width)
     return Encoder(
         Tokens(theirs.integer("vocab_size"), types=theirs.integer("type_vocab_size", 2)),
         width,
         layers,
         position,
-        embedding_norm=norm(theirs),
+        embedding_norm=read_norm(theirs),
         head=heads[theirs.architecture(heads)],
-        embedding_dim=None if narrow == width else narrow,
+        embedding_dim=None if embedding_dim == width else embedding_dim,
         context=position.reach or theirs.integer("max_position_embeddings"),
     )
 
 
-def settings(model: Encoder) -> dict[str, Any]:
-    """What BERT and its relatives all say."""
+def common_config(model_type: str, model: Encoder) -> dict[str, Any]:
+    """The keys that BERT and its relatives have."""
     attention, feedforward = bodies(model.blocks[0], Attention, FeedForward)
     return {
+        "model_type": model_type,
         "vocab_size": getattr(model.input, "vocab", None),
         "type_vocab_size": getattr(model.input, "types", None),
         "hidden_size": model.width,
         "num_hidden_layers": len(model.blocks),
         "num_attention_heads": attention.heads,
         "intermediate_size": feedforward.hidden_dim(model.width),
-        "hidden_act": OLDER[feedforward.activation],
+        "hidden_act": LEGACY_ACTIVATION_NAMES[feedforward.activation],
         "max_position_embeddings": model.position.reach or model.context,
         "layer_norm_eps": getattr(model.embedding_norm, "eps", None),
-        **ends(model.head),
     }
 
 
-def base_of(model: Encoder, name: str) -> str:
-    """What stands before every name of the encoder: nothing where it is saved alone."""
+def base_prefix(model: Encoder, name: str) -> str:
+    """The prefix of the encoder's tensors; a model without a head has none."""
     return "" if model.head is None else name
 
 
-def links(base: str) -> tuple[Link, ...]:
+def encoder_links(base: str) -> tuple[Link, ...]:
+    embeddings, layer = f"{base}embeddings", f"{base}encoder.layer.{{i}}"
     return (
-        Link(f"{base}embeddings.word_embeddings.weight", "input.table.weight"),
-        Link(f"{base}embeddings.token_type_embeddings.weight", "input.types.weight"),
-        Link(f"{base}embeddings.position_embeddings.weight", "position.table.weight"),
-        Link(f"{base}embeddings.LayerNorm.{{leaf}}", "embedding_norm.{leaf}"),
+        Link(f"{embeddings}.word_embeddings.weight", "input.table.weight"),
+        Link(f"{embeddings}.token_type_embeddings.weight", "input.types.weight"),
+        Link(f"{embeddings}.position_embeddings.weight", "position.table.weight"),
+        Link(f"{embeddings}.LayerNorm.{{leaf}}", "embedding_norm.{leaf}"),
         Link(f"{base}embeddings_project.{{leaf}}", "widen.{leaf}"),
-        *(Link(f"{base}encoder.layer.{{i}}.{theirs}.{{leaf}}", f"{ours}.{{leaf}}") for theirs, ours in LAYER.items()),
+        *attention_links(f"{layer}.attention", "self.query", "self.key", "self.value", "output.dense"),
+        *module_links(layer, LAYER),
     )

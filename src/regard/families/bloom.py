@@ -1,14 +1,14 @@
-"""BLOOM (Le Scao et al. 2022): ALiBi in place of positions, a norm behind the embedding, biases everywhere.
+"""BLOOM (Le Scao et al. 2022): ALiBi as the only position, a norm after the embeddings, biases everywhere.
 
-Queries, keys and values are packed head by head. Published configs say `n_embed` and `num_attention_heads`, and how
-long the texts were in training (`seq_length`). Published files often lack the prefix `transformer.`.
+Queries, keys and values are fused per head. Published configs have the keys `n_embed` and `num_attention_heads`,
+and the length of the training sequences (`seq_length`). Published files often lack the prefix `transformer.`.
 """
 
 from typing import Any
 
 from regard.families.common.config_reader import Config
 from regard.families.common.roundtrip import bodies, check_roundtrip
-from regard.families.gpt2 import ATTENTION, FEEDFORWARD, PACKED
+from regard.families.gpt_neox import layer_links, norm_links
 from regard.models.decoder import Decoder
 from regard.models.stack import Repeat
 from regard.parts.attention import Attention
@@ -16,13 +16,12 @@ from regard.parts.block import Block, Sublayer
 from regard.parts.feedforward import FeedForward
 from regard.parts.norm import LayerNorm
 from regard.parts.position.alibi import Alibi
-from regard.weights.ops import Split
 from regard.weights.table import Link, Table
 
 
 def spec(config: dict[str, Any]) -> Decoder:
     theirs = Config("bloom", config)
-    theirs.only("apply_residual_connection_post_layernorm", False)
+    theirs.accept_only("apply_residual_connection_post_layernorm", False)
     norm = LayerNorm(theirs.number("layer_norm_epsilon", 1e-5))
     heads = theirs.integer("num_attention_heads" if theirs.has("num_attention_heads") else "n_head")
     width = theirs.integer("n_embed" if theirs.has("n_embed") else "hidden_size")
@@ -35,14 +34,14 @@ def spec(config: dict[str, Any]) -> Decoder:
         layers=(Repeat((block,), depth),),
         norm=norm,
         tied=theirs.flag("tie_word_embeddings", True),
-        context=theirs.integer("seq_length") if theirs.has("seq_length") else None,
+        context=theirs.integer_or_none("seq_length"),
         embedding_norm=norm,
     )
 
 
 def config(model: Decoder) -> dict[str, Any]:
     attention, _ = bodies(model.blocks[0], Attention, FeedForward)
-    written = {
+    settings = {
         "model_type": "bloom",
         "architectures": ["BloomForCausalLM"],
         "vocab_size": model.vocab,
@@ -53,7 +52,7 @@ def config(model: Decoder) -> dict[str, Any]:
         "seq_length": model.context,
         "tie_word_embeddings": model.tied,
     }
-    return check_roundtrip("bloom", model, written, spec)
+    return check_roundtrip("bloom", model, settings, spec)
 
 
 def table(model: Decoder) -> Table:
@@ -61,12 +60,8 @@ def table(model: Decoder) -> Table:
     return Table(
         Link("transformer.word_embeddings.weight", "embedding.weight"),
         Link("transformer.word_embeddings_layernorm.{leaf}", "embedding_norm.{leaf}"),
-        Link("transformer.h.{i}.input_layernorm.{leaf}", f"{ATTENTION}.norm.{{leaf}}"),
-        Link("transformer.h.{i}.self_attention.query_key_value.{leaf}", PACKED, Split(groups=attention.heads)),
-        Link("transformer.h.{i}.self_attention.dense.{leaf}", f"{ATTENTION}.body.o_proj.{{leaf}}"),
-        Link("transformer.h.{i}.post_attention_layernorm.{leaf}", f"{FEEDFORWARD}.norm.{{leaf}}"),
-        Link("transformer.h.{i}.mlp.dense_h_to_4h.{leaf}", f"{FEEDFORWARD}.body.up_proj.{{leaf}}"),
-        Link("transformer.h.{i}.mlp.dense_4h_to_h.{leaf}", f"{FEEDFORWARD}.body.down_proj.{{leaf}}"),
+        *norm_links("transformer.h.{i}"),
+        *layer_links("transformer.h.{i}", "self_attention", attention.heads),
         Link("transformer.ln_f.{leaf}", "norm.{leaf}"),
         Link("lm_head.weight", "head.weight"),
         prefix="transformer.",

@@ -1,6 +1,7 @@
-"""CLIP (Radford et al. 2021): a vision transformer and a causal text transformer that meet in one space.
+"""CLIP (Radford et al. 2021): a vision transformer and a causal text transformer with a common embedding space.
 
-A text is read at its end token, wherever that stands. The first configs said 2 for its id and meant the highest one.
+The embedding of a text is read at its end token. The first configs give 2 as the id of that token, where the highest id
+is meant.
 """
 
 from typing import Any
@@ -9,14 +10,14 @@ from regard.families.common.config_reader import Config, FamilyError
 from regard.families.common.dual_tower import (
     IGNORED,
     TEXT_LINKS,
-    half,
-    norm,
-    of_images,
-    of_texts,
+    read_image_encoder,
+    read_norm,
+    read_text_encoder,
+    read_tower,
+    tower_config,
     vision_links,
-    written,
 )
-from regard.families.common.images import only_squares, patches
+from regard.families.common.images import read_patches, require_squares
 from regard.families.common.roundtrip import check_roundtrip, require_type
 from regard.kernels.attention.mask import Causal
 from regard.models.dual_encoder import DualEncoder
@@ -24,9 +25,9 @@ from regard.models.encoder import Encoder
 from regard.models.heads import Pooled
 from regard.weights.table import Link, Table
 
-BOTH = {"num_hidden_layers": 12, "hidden_act": "quick_gelu", "layer_norm_eps": 1e-5}
-VISION = BOTH | {"hidden_size": 768, "intermediate_size": 3072, "num_attention_heads": 12}
-TEXT = BOTH | {
+BOTH_DEFAULTS = {"num_hidden_layers": 12, "hidden_act": "quick_gelu", "layer_norm_eps": 1e-5}
+VISION_DEFAULTS = BOTH_DEFAULTS | {"hidden_size": 768, "intermediate_size": 3072, "num_attention_heads": 12}
+TEXT_DEFAULTS = BOTH_DEFAULTS | {
     "hidden_size": 512,
     "intermediate_size": 2048,
     "num_attention_heads": 8,
@@ -38,27 +39,34 @@ TEXT = BOTH | {
 
 def spec(config: dict[str, Any]) -> DualEncoder:
     theirs = Config("clip", config)
-    text, dim = half(theirs, "text_config", TEXT), theirs.integer("projection_dim", 512)
-    end = text.integer("eos_token_id")
+    vision = read_tower(theirs, "vision_config", VISION_DEFAULTS)
+    text = read_tower(theirs, "text_config", TEXT_DEFAULTS)
+    dim, end = theirs.integer("projection_dim", 512), text.integer("eos_token_id")
     return DualEncoder(
-        image=seeing(half(theirs, "vision_config", VISION), Pooled("cls", dim)),
-        text=of_texts(text, Causal(), Pooled("last", dim)),
+        image=read_vision(vision, Pooled("cls", dim)),
+        text=read_text_encoder(text, Causal(), Pooled("last", dim)),
         end=text.integer("vocab_size") - 1 if end == 2 else end,
     )
+
+
+def read_vision(theirs: Config, head: Pooled | None = None) -> Encoder:
+    """The vision tower; `theirs` is complete, defaults included."""
+    patches = require_squares(read_patches(theirs, 32, bias=False), theirs.model_type)
+    return read_image_encoder(theirs, patches, head, embedding_norm=read_norm(theirs))
 
 
 def config(model: DualEncoder) -> dict[str, Any]:
     model = require_type(model, DualEncoder)
     if model.end is None:
-        raise FamilyError("transformers' clip finds where a text ends by a token; give the dual encoder its end")
-    found = {
+        raise FamilyError("transformers' clip finds the end of a text by a token; give the dual encoder its end")
+    settings = {
         "model_type": "clip",
         "architectures": ["CLIPModel"],
         "projection_dim": getattr(model.image.head, "dim", None),
-        "text_config": {"model_type": "clip_text_model", **written(model.text), "eos_token_id": model.end},
-        "vision_config": {"model_type": "clip_vision_model", **written(model.image)},
+        "text_config": {"model_type": "clip_text_model", **tower_config(model.text), "eos_token_id": model.end},
+        "vision_config": {"model_type": "clip_vision_model", **tower_config(model.image)},
     }
-    return check_roundtrip("clip", model, found, spec)
+    return check_roundtrip("clip", model, settings, spec)
 
 
 def table(model: DualEncoder) -> Table:
@@ -70,9 +78,3 @@ def table(model: DualEncoder) -> Table:
         Link("visual_projection.weight", "image.head.proj.weight"),
         ignored=IGNORED,
     )
-
-
-def seeing(theirs: Config, head: Pooled | None = None) -> Encoder:
-    """The half that looks; `theirs` says all that its class would."""
-    squares = only_squares(patches(theirs, 32, bias=False), theirs.model_type)
-    return of_images(theirs, squares, head, embedding_norm=norm(theirs))

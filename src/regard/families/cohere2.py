@@ -1,17 +1,36 @@
-"""Command R7B (Cohere 2024): attention and feed-forward side by side under one LayerNorm without a bias.
+"""Command R7B (Cohere 2024): attention and feed-forward in parallel after one LayerNorm without a bias.
 
-Three layers with a window and RoPE (pairs side by side) stand before each that sees all and knows no positions. A head
-is always width / heads wide.
+Three layers with a window and RoPE (interleaved pairs) alternate with one full-attention layer without positions. The
+head dimension is always width / heads.
 """
 
 from dataclasses import replace
 from typing import Any
 
 from regard.families.common.config_reader import Config
-from regard.families.common.layer_types import FULL, SLIDING, arranged, by_window, every, layer_types, listed, window
-from regard.families.common.rope_config import rope
+from regard.families.common.decoder import (
+    EMBEDDING_AND_HEAD,
+    IGNORED,
+    LAYER,
+    PROJECTIONS,
+    llama_config,
+    read_attention,
+    read_decoder,
+    read_swiglu,
+)
+from regard.families.common.layer_types import (
+    FULL,
+    SLIDING,
+    attention_by_type,
+    layer_interval,
+    layer_list,
+    layer_types,
+    tile_blocks,
+    window_size,
+)
+from regard.families.common.names import BLOCK
+from regard.families.common.rope_config import read_rope
 from regard.families.common.roundtrip import bodies, check_roundtrip
-from regard.families.llama import ENDS, IGNORED, LAYER, PROJECTIONS, attention, decoder, feedforward, written
 from regard.models.decoder import Decoder
 from regard.parts.attention import Attention
 from regard.parts.block import Block, Sublayer
@@ -26,38 +45,37 @@ DEFAULTS = {
     "logit_scale": 0.0625,
     "tie_word_embeddings": True,
 }
-TABLE = Table(
-    *ENDS, *PROJECTIONS, Link(f"{LAYER}.input_layernorm.weight", "stack.blocks.{i}.norm.weight"), ignored=IGNORED
-)
+NORM = Link(f"{LAYER}.input_layernorm.weight", f"{BLOCK}.norm.weight")
+TABLE = Table(*EMBEDDING_AND_HEAD, *PROJECTIONS, NORM, ignored=IGNORED)
 
 
 def spec(config: dict[str, Any]) -> Decoder:
     theirs = Config("cohere2", DEFAULTS | config | {"head_dim": None})
-    norm, inner = LayerNorm(theirs.number("layer_norm_eps", 1e-5), bias=False), feedforward(theirs)
-    mixers = by_window(theirs, attention(theirs, rope(theirs, layout="interleaved")))
-    mixers[FULL] = replace(mixers[FULL], position=NoPosition())
+    norm, feedforward = LayerNorm(theirs.number("layer_norm_eps", 1e-5), bias=False), read_swiglu(theirs)
+    attentions = attention_by_type(theirs, read_attention(theirs, read_rope(theirs, layout="interleaved")))
+    attentions[FULL] = replace(attentions[FULL], position=NoPosition())
     blocks = {
-        kind: Block((Sublayer(mixer, NoNorm()), Sublayer(inner, NoNorm())), style="parallel", norm=norm)
-        for kind, mixer in mixers.items()
+        kind: Block((Sublayer(attention, NoNorm()), Sublayer(feedforward, NoNorm())), style="parallel", norm=norm)
+        for kind, attention in attentions.items()
     }
-    pattern = (SLIDING,) * (every(theirs, "sliding_window_pattern", 4) - 1) + (FULL,)
-    layers = arranged(theirs, blocks, listed(theirs, "layer_types", str, pattern))
-    return replace(decoder(theirs, layers, norm), logit_scale=theirs.number("logit_scale"))
+    default = (SLIDING,) * (layer_interval(theirs, "sliding_window_pattern", 4) - 1) + (FULL,)
+    layers = tile_blocks(theirs, blocks, layer_list(theirs, "layer_types", str, default))
+    return replace(read_decoder(theirs, layers, norm), logit_scale=theirs.number("logit_scale"))
 
 
 def config(model: Decoder) -> dict[str, Any]:
     pairs = [bodies(block, Attention, SwiGLU) for block in model.blocks]
-    mixers = [mixer for mixer, _ in pairs]
-    mixer, inner = next((pair for pair in pairs if pair[0].position != NoPosition()), pairs[0])
-    common = written("Cohere2ForCausalLM", "cohere2", model, mixer, inner)
-    own = {
-        "layer_norm_eps": common.pop("rms_norm_eps"),
-        "attention_bias": mixer.bias,
+    attentions = [attention for attention, _ in pairs]
+    rotated = next((pair for pair in pairs if pair[0].position != NoPosition()), pairs[0])
+    settings = llama_config("cohere2", "Cohere2ForCausalLM", model, *rotated)
+    settings |= {
+        "layer_norm_eps": settings.pop("rms_norm_eps"),
+        "attention_bias": rotated[0].bias,
         "logit_scale": model.logit_scale,
-        "sliding_window": window(mixers) or DEFAULTS["sliding_window"],
-        "layer_types": layer_types(mixers),
+        "sliding_window": window_size(attentions) or DEFAULTS["sliding_window"],
+        "layer_types": layer_types(attentions),
     }
-    return check_roundtrip("cohere2", model, common | own, spec)
+    return check_roundtrip("cohere2", model, settings, spec)
 
 
 def table(model: Decoder) -> Table:

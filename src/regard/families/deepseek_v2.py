@@ -1,15 +1,16 @@
-"""DeepSeek-V2 (2024): latent attention; experts by softmax, whose groups are worth their best.
+"""DeepSeek-V2 (2024): latent attention; softmax-routed experts, chosen in the groups with the best single expert.
 
-Whether the chosen experts' weights are brought to a sum of one is a setting that `transformers` passes over, so
-only the published value is read.
+transformers does not use `norm_topk_prob`, which would renormalize the weights of the chosen experts, so only the
+published value is accepted.
 """
 
 from typing import Any
 
-from regard.families.common.config_reader import Config, FamilyError
+from regard.families.common.config_reader import Config
+from regard.families.common.decoder import require_divisible
 from regard.families.common.latent_decoder import DEFAULTS as LATENT_DEFAULTS
-from regard.families.common.latent_decoder import latent_decoder, latent_table, written
-from regard.families.common.moe import sparse
+from regard.families.common.latent_decoder import latent_config, latent_table, read_latent_decoder
+from regard.families.common.moe import mixer_and_experts
 from regard.families.common.roundtrip import check_roundtrip
 from regard.models.decoder import Decoder
 from regard.parts.latent_attention import LatentAttention
@@ -28,25 +29,24 @@ DEFAULTS = LATENT_DEFAULTS | {
 
 def spec(config: dict[str, Any]) -> Decoder:
     theirs = Config("deepseek_v2", DEFAULTS | config)
-    theirs.only("scoring_func", "softmax")
-    theirs.only("norm_topk_prob", False)
+    theirs.accept_only("scoring_func", "softmax")
+    theirs.accept_only("norm_topk_prob", False)
     groups, top_groups = 1, 1
     if theirs.choice("topk_method", {"greedy": False, "group_limited_greedy": True}):
         groups, top_groups = theirs.integer("n_group"), theirs.integer("topk_group")
     scale = theirs.number("routed_scaling_factor")
     router = Router(renormalize=False, scale=scale, groups=groups, top_groups=top_groups, group_best=1)
-    return latent_decoder(theirs, "interleaved", router)
+    return read_latent_decoder(theirs, "interleaved", router)
 
 
 def config(model: Decoder) -> dict[str, Any]:
-    mixer, experts = sparse(model, LatentAttention)
-    if model.width % mixer.heads:
-        raise FamilyError(f"transformers' deepseek_v2 wants width={model.width} divisible by heads={mixer.heads}")
-    own = {
+    attention, experts = mixer_and_experts(model, LatentAttention)
+    require_divisible("deepseek_v2", model, attention.heads)
+    settings = latent_config("deepseek_v2", "DeepseekV2ForCausalLM", model) | {
         "topk_method": "greedy" if experts.router.groups == 1 else "group_limited_greedy",
         "mlp_bias": getattr(experts.shared, "bias", False),
     }
-    return check_roundtrip("deepseek_v2", model, written("DeepseekV2ForCausalLM", "deepseek_v2", model) | own, spec)
+    return check_roundtrip("deepseek_v2", model, settings, spec)
 
 
 def table(model: Decoder) -> Table:

@@ -1,14 +1,14 @@
-"""DeepSeek-V3 (2024): V2 with experts by sigmoid; a correction of each moves the choice, and not the weights.
+"""DeepSeek-V3 (2024): V2 with sigmoid-routed experts; a correction per expert affects the choice, not the weights.
 
-The layer that looks a token further ahead is for training and speculation; here as in `transformers` it is not read.
+The layer of multi-token prediction, which serves training and speculation, is not read, as in `transformers`.
 """
 
 from typing import Any
 
 from regard.families.common.config_reader import Config
 from regard.families.common.latent_decoder import DEFAULTS as LATENT_DEFAULTS
-from regard.families.common.latent_decoder import latent_decoder, latent_table, written
-from regard.families.common.moe import sparse
+from regard.families.common.latent_decoder import latent_config, latent_table, read_latent_decoder
+from regard.families.common.moe import mixer_and_experts
 from regard.families.common.roundtrip import check_roundtrip
 from regard.models.decoder import Decoder
 from regard.parts.latent_attention import LatentAttention
@@ -32,8 +32,8 @@ DEFAULTS = LATENT_DEFAULTS | {
 
 def spec(config: dict[str, Any]) -> Decoder:
     theirs = Config("deepseek_v3", DEFAULTS | config)
-    theirs.only("scoring_func", "sigmoid")
-    theirs.only("topk_method", "noaux_tc")
+    theirs.accept_only("scoring_func", "sigmoid")
+    theirs.accept_only("topk_method", "noaux_tc")
     router = Router(
         scores="sigmoid",
         renormalize=theirs.flag("norm_topk_prob"),
@@ -43,16 +43,16 @@ def spec(config: dict[str, Any]) -> Decoder:
         top_groups=theirs.integer("topk_group"),
         group_best=2,
     )
-    return latent_decoder(theirs, "interleaved" if theirs.flag("rope_interleave") else "half", router)
+    return read_latent_decoder(theirs, "interleaved" if theirs.flag("rope_interleave") else "half", router)
 
 
 def config(model: Decoder) -> dict[str, Any]:
-    mixer, experts = sparse(model, LatentAttention)
-    own = {
+    attention, experts = mixer_and_experts(model, LatentAttention)
+    settings = latent_config("deepseek_v3", "DeepseekV3ForCausalLM", model) | {
         "norm_topk_prob": experts.router.renormalizes(experts.top_k),
-        "rope_interleave": getattr(mixer.position, "layout", None) == "interleaved",
+        "rope_interleave": getattr(attention.position, "layout", None) == "interleaved",
     }
-    return check_roundtrip("deepseek_v3", model, written("DeepseekV3ForCausalLM", "deepseek_v3", model) | own, spec)
+    return check_roundtrip("deepseek_v3", model, settings, spec)
 
 
 def table(model: Decoder) -> Table:

@@ -1,22 +1,16 @@
-"""ELECTRA (Clark et al. 2020): BERT with narrow embeddings, a small generator and a discriminator.
+"""ELECTRA (Clark et al. 2020): BERT with narrow embeddings, as a small generator and as a discriminator.
 
-The generator guesses masked words; the discriminator (`ForPreTraining`) says of every token whether it was replaced,
-which is a label for every token. Either is a model of its own.
+The generator is a masked language model. The discriminator (`ForPreTraining`) predicts for every token whether it was
+replaced: one label per token. Each of the two is a model of its own.
 """
 
 from typing import Any
 
 from regard.families import bert
-from regard.families.common.activations import OURS
 from regard.families.common.config_reader import Config
-from regard.families.common.encoder_heads import DENSE_AND_LABELS, LABELS, Heads, architecture
-from regard.families.common.roundtrip import check_roundtrip
-from regard.kernels.attention.mask import Full
+from regard.families.common.encoder_heads import DENSE_AND_LABELS, LABELS, Heads, check_encoder_roundtrip
 from regard.models.encoder import Encoder
 from regard.models.heads import Classification, Dense, Head, MaskedLM
-from regard.models.stack import tiled
-from regard.parts.attention import Attention
-from regard.parts.position.learned import Learned
 from regard.weights.table import Link, Table
 
 GENERATOR = (
@@ -32,35 +26,32 @@ DISCRIMINATOR = (
 
 def spec(config: dict[str, Any]) -> Encoder:
     theirs = Config("electra", {"embedding_size": 128} | config)
-    attention = Attention(theirs.integer("num_attention_heads"), mask=Full(), bias=True)
-    layers = tiled((bert.block(theirs, attention),), theirs.integer("num_hidden_layers"))
-    return bert.encoder(theirs, layers, Learned(theirs.integer("max_position_embeddings")), heads(theirs))
+    return bert.read_encoder(theirs, bert.uniform_layers(theirs), bert.read_positions(theirs), heads(theirs))
 
 
 def config(model: Encoder) -> dict[str, Any]:
-    written = {"model_type": "electra", "embedding_size": model.table_dim, **bert.settings(model)}
-    theirs = Config("electra", written)
-    written["architectures"] = [architecture(model.head, theirs, heads(theirs))]
-    return check_roundtrip("electra", model, written, spec)
+    settings = bert.common_config("electra", model) | {"embedding_size": model.table_dim}
+    return check_encoder_roundtrip(model, settings, spec, heads)
 
 
 def table(model: Encoder) -> Table:
-    base = bert.base_of(model, "electra.")
-    tables = f"{base}embeddings.word_embeddings.weight"
-    ignored = (f"{base}embeddings.position_ids",)
+    base = bert.base_prefix(model, "electra.")
     return Table(
-        *bert.links(base), *head_links(model.head), ignored=ignored, derived={"generator_lm_head.weight": tables}
+        *bert.encoder_links(base),
+        *head_links(model.head),
+        ignored=(f"{base}embeddings.position_ids",),
+        derived={"generator_lm_head.weight": f"{base}embeddings.word_embeddings.weight"},
     )
 
 
 def heads(theirs: Config) -> Heads:
-    replaced = Dense(theirs.choice("hidden_act", OURS, "gelu"))
+    dense = Dense(theirs.activation("hidden_act", "gelu"))
     return {
         "ElectraModel": None,
-        "ElectraForMaskedLM": bert.words(theirs, "gelu"),
-        "ElectraForPreTraining": Classification(1, "none", replaced),
-        "ElectraForSequenceClassification": Classification(theirs.labels(), dense=Dense("gelu")),
-        "ElectraForTokenClassification": Classification(theirs.labels(), "none"),
+        "ElectraForMaskedLM": bert.read_masked_lm(theirs, "gelu"),
+        "ElectraForPreTraining": Classification(1, "none", dense),
+        "ElectraForSequenceClassification": Classification(theirs.num_labels(), dense=Dense("gelu")),
+        "ElectraForTokenClassification": Classification(theirs.num_labels(), "none"),
     }
 
 

@@ -1,4 +1,4 @@
-"""FalconMamba (Zuo et al. 2024): Mamba with a norm without weights on Δ's low rank, B and C, for steadier training."""
+"""FalconMamba (Zuo et al. 2024): Mamba with RMSNorms without weights on the low rank of Δ, on B and on C."""
 
 from typing import Any
 
@@ -13,13 +13,13 @@ from regard.weights.table import Table
 
 def spec(config: dict[str, Any]) -> Decoder:
     theirs = Config("falcon_mamba", config)
-    return mamba.decoder(theirs, RMSNorm(theirs.number("mixer_rms_eps", 1e-6), weight=False))
+    return mamba.read_mamba_decoder(theirs, RMSNorm(theirs.number("mixer_rms_eps", 1e-6), weight=False))
 
 
 def config(model: Decoder) -> dict[str, Any]:
-    (body,) = bodies(model.blocks[0], Mamba)
-    written = mamba.written("falcon_mamba", "FalconMambaForCausalLM", model)
-    return check_roundtrip("falcon_mamba", model, written | {"mixer_rms_eps": getattr(body.norm, "eps", None)}, spec)
+    (mixer,) = bodies(model.blocks[0], Mamba)
+    settings = mamba.common_config("falcon_mamba", "FalconMambaForCausalLM", model)
+    return check_roundtrip("falcon_mamba", model, settings | {"mixer_rms_eps": getattr(mixer.norm, "eps", None)}, spec)
 
 
 def table(model: Decoder) -> Table:

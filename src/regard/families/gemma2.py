@@ -1,18 +1,34 @@
-"""Gemma 2 (Gemma team 2024): windows in every other layer, norms before and behind sublayers, capped scores and logits.
+"""Gemma 2 (Gemma team 2024): windows in every other layer, norms before and after sublayers, softcapped logits.
 
-Its RMSNorm scales by 1 + w, its embeddings are scaled by √width, its feed-forward is a GEGLU, and the scale of its
-scores is a setting of its own.
+The scores are softcapped too, and their scale is a setting of its own. RMSNorm scales by 1 + w, embeddings are scaled
+by √width, and the feed-forward is GEGLU.
 """
 
 from dataclasses import replace
 from typing import Any
 
-from regard.families import llama
-from regard.families.common.activations import OURS, THEIRS
-from regard.families.common.config_reader import Config, FamilyError
-from regard.families.common.layer_types import FULL, SLIDING, arranged, by_window, layer_types, listed, window
+from regard.families.common.config_reader import ACTIVATION_NAMES, Config
+from regard.families.common.decoder import (
+    EMBEDDING_AND_HEAD,
+    IGNORED,
+    LAYER,
+    PROJECTIONS,
+    llama_config,
+    read_attention,
+    read_decoder,
+    require_divisible,
+)
+from regard.families.common.layer_types import (
+    FULL,
+    SLIDING,
+    attention_by_type,
+    layer_list,
+    layer_types,
+    tile_blocks,
+    window_size,
+)
+from regard.families.common.names import ATTENTION, FEEDFORWARD
 from regard.families.common.roundtrip import bodies, check_roundtrip
-from regard.families.llama import ATTENTION, FEEDFORWARD, LAYER, attention, decoder
 from regard.models.decoder import Decoder
 from regard.parts.attention import Attention
 from regard.parts.block import Block, Sublayer
@@ -36,62 +52,59 @@ NORMS = (
     Link(f"{LAYER}.pre_feedforward_layernorm.weight", f"{FEEDFORWARD}.norm.weight"),
     Link(f"{LAYER}.post_feedforward_layernorm.weight", f"{FEEDFORWARD}.after.weight"),
 )
-TABLE = Table(*llama.ENDS, *llama.PROJECTIONS, *NORMS, ignored=llama.IGNORED)
+TABLE = Table(*EMBEDDING_AND_HEAD, *PROJECTIONS, *NORMS, ignored=IGNORED)
 
 
 def spec(config: dict[str, Any]) -> Decoder:
     theirs = Config("gemma2", DEFAULTS | config)
-    mixer = replace(scaled(theirs, attention(theirs)), softcap=cap(theirs, "attn_logit_softcapping"))
-    return gemma(theirs, by_window(theirs, mixer), (SLIDING, FULL))
+    softcap = theirs.number_or_none("attn_logit_softcapping")
+    attention = replace(read_attention(theirs), scale=read_scale(theirs), softcap=softcap)
+    return read_gemma(theirs, attention_by_type(theirs, attention), (SLIDING, FULL))
 
 
 def config(model: Decoder) -> dict[str, Any]:
-    mixers, written = described("Gemma2ForCausalLM", "gemma2", model)
-    return check_roundtrip("gemma2", model, written | {"attn_logit_softcapping": mixers[0].softcap}, spec)
+    attentions, settings = gemma_config("gemma2", "Gemma2ForCausalLM", model)
+    return check_roundtrip("gemma2", model, settings | {"attn_logit_softcapping": attentions[0].softcap}, spec)
 
 
 def table(model: Decoder) -> Table:
     return TABLE
 
 
-def scaled(theirs: Config, mixer: Attention) -> Attention:
-    theirs.only("use_bidirectional_attention", False)
-    return replace(mixer, scale=theirs.positive("query_pre_attn_scalar") ** -0.5)
+def read_scale(theirs: Config) -> float:
+    theirs.accept_only("use_bidirectional_attention", False)
+    return theirs.positive("query_pre_attn_scalar") ** -0.5
 
 
-def cap(theirs: Config, key: str) -> float | None:
-    return theirs.number(key) if theirs.has(key) else None
-
-
-def norm(theirs: Config) -> RMSNorm:
+def read_norm(theirs: Config) -> RMSNorm:
     return RMSNorm(theirs.number("rms_norm_eps", 1e-6), around_one=True)
 
 
-def gemma(theirs: Config, mixers: dict[str, Attention], pattern: tuple[str, ...]) -> Decoder:
-    """The model whose layers have these attentions, by their kind."""
-    around = norm(theirs)
-    inner = Gated(theirs.integer("intermediate_size"), theirs.choice("hidden_activation", OURS, "gelu_pytorch_tanh"))
+def read_gemma(theirs: Config, attentions: dict[str, Attention], default_types: tuple[str, ...]) -> Decoder:
+    """The model whose layers have the attention of their layer type."""
+    norm = read_norm(theirs)
+    activation = theirs.activation("hidden_activation", "gelu_pytorch_tanh")
+    feedforward = Gated(theirs.integer("intermediate_size"), activation)
     blocks = {
-        kind: Block((Sublayer(mixer, around, after=around), Sublayer(inner, around, after=around)))
-        for kind, mixer in mixers.items()
+        kind: Block((Sublayer(attention, norm, after=norm), Sublayer(feedforward, norm, after=norm)))
+        for kind, attention in attentions.items()
     }
-    layers = arranged(theirs, blocks, listed(theirs, "layer_types", str, pattern))
-    model = decoder(theirs, layers, around)
-    return replace(model, embedding_scale=model.width**0.5, softcap=cap(theirs, "final_logit_softcapping"))
+    layers = tile_blocks(theirs, blocks, layer_list(theirs, "layer_types", str, default_types))
+    model, softcap = read_decoder(theirs, layers, norm), theirs.number_or_none("final_logit_softcapping")
+    return replace(model, embedding_scale=model.width**0.5, softcap=softcap)
 
 
-def described(architecture: str, model_type: str, model: Decoder) -> tuple[list[Attention], dict[str, Any]]:
-    """The attentions of a model, and what Gemmas write of it."""
+def gemma_config(model_type: str, architecture: str, model: Decoder) -> tuple[list[Attention], dict[str, Any]]:
+    """The attention of every layer, and the keys that all Gemmas have."""
     pairs = [bodies(block, Attention, Gated) for block in model.blocks]
-    mixers = [mixer for mixer, _ in pairs]
-    mixer, inner = pairs[0]
-    if model.width % mixer.heads:
-        raise FamilyError(f"transformers' {model_type} wants width={model.width} divisible by heads={mixer.heads}")
-    return mixers, llama.written(architecture, model_type, model, mixer, inner) | {
-        "attention_bias": mixer.bias,
-        "hidden_activation": THEIRS[inner.activation],
-        "query_pre_attn_scalar": round(mixer.scale**-2) if mixer.scale else mixer.sizes(model.width)[2],
-        "sliding_window": window(mixers) or DEFAULTS["sliding_window"],
-        "layer_types": layer_types(mixers),
+    attentions = [attention for attention, _ in pairs]
+    attention, feedforward = pairs[0]
+    require_divisible(model_type, model, attention.heads)
+    return attentions, llama_config(model_type, architecture, model, attention, feedforward) | {
+        "attention_bias": attention.bias,
+        "hidden_activation": ACTIVATION_NAMES[feedforward.activation],
+        "query_pre_attn_scalar": round(attention.scale**-2) if attention.scale else attention.sizes(model.width)[2],
+        "sliding_window": window_size(attentions) or DEFAULTS["sliding_window"],
+        "layer_types": layer_types(attentions),
         "final_logit_softcapping": model.softcap,
     }

@@ -1,47 +1,49 @@
-"""Gemma 3, the text model (Gemma team 2025): Gemma 2 with a norm of queries and keys in place of capped scores.
+"""Gemma 3, the text model (Gemma team 2025): Gemma 2 with norms of queries and keys instead of softcapped scores.
 
-Five layers with a window stand before each that sees all, and each kind has a rope of its own: `rope_parameters` by
-kind (transformers 5), or `rope_local_base_freq` for windows, `rope_theta` and `rope_scaling` for the others (4).
+Five layers with a window precede each full-attention layer. Each layer type has a rope of its own: `rope_parameters`
+per type (transformers 5), or `rope_local_base_freq` for windows, `rope_theta` and `rope_scaling` for the others (4).
 """
 
 from dataclasses import replace
 from typing import Any
 
-from regard.families import gemma2
 from regard.families.common.config_reader import Config
-from regard.families.common.layer_types import FULL, SLIDING, by_window, every
-from regard.families.common.rope_config import rope_of, rope_parameters
+from regard.families.common.decoder import EMBEDDING_AND_HEAD, IGNORED, PROJECTIONS, QK_NORMS, read_attention
+from regard.families.common.layer_types import FULL, SLIDING, attention_by_type, layer_interval
+from regard.families.common.rope_config import read_rope_settings, rope_parameters
 from regard.families.common.roundtrip import check_roundtrip
-from regard.families.llama import ENDS, IGNORED, PROJECTIONS, QK_NORMS, attention
+from regard.families.gemma2 import DEFAULTS as GEMMA2_DEFAULTS
+from regard.families.gemma2 import NORMS, gemma_config, read_gemma, read_norm, read_scale
 from regard.models.decoder import Decoder
 from regard.weights.table import Table
 
-DEFAULTS = gemma2.DEFAULTS | {
+DEFAULTS = GEMMA2_DEFAULTS | {
     "max_position_embeddings": 131072,
     "attn_logit_softcapping": None,
     "final_logit_softcapping": None,
 }
-TABLE = Table(*ENDS, *PROJECTIONS, *gemma2.NORMS, *QK_NORMS, ignored=IGNORED)
+TABLE = Table(*EMBEDDING_AND_HEAD, *PROJECTIONS, *NORMS, *QK_NORMS, ignored=IGNORED)
 
 
 def spec(config: dict[str, Any]) -> Decoder:
     theirs = Config("gemma3_text", DEFAULTS | config)
-    theirs.only("attn_logit_softcapping", None)  # which transformers reads and does not use
-    kinds = theirs.table("rope_parameters")
-    settings = kinds.table(FULL) if theirs.has("rope_parameters") else theirs.table("rope_scaling")
-    far = rope_of(settings, theirs, theirs.number("rope_theta", 1e6))
-    near = rope_of(kinds.table(SLIDING), theirs, theirs.number("rope_local_base_freq", 1e4))
-    mixer = replace(gemma2.scaled(theirs, attention(theirs, far)), qk_norm=gemma2.norm(theirs))
-    mixers = by_window(theirs, mixer)
-    if SLIDING in mixers:
-        mixers[SLIDING] = replace(mixers[SLIDING], position=near)
-    return gemma2.gemma(theirs, mixers, (SLIDING,) * (every(theirs, "sliding_window_pattern", 6) - 1) + (FULL,))
+    theirs.accept_only("attn_logit_softcapping", None)  # transformers reads it and does not use it
+    by_type = theirs.nested("rope_parameters")
+    settings = by_type.nested(FULL) if theirs.has("rope_parameters") else theirs.nested("rope_scaling")
+    full = read_rope_settings(settings, theirs, theirs.number("rope_theta", 1e6))
+    local = read_rope_settings(by_type.nested(SLIDING), theirs, theirs.number("rope_local_base_freq", 1e4))
+    attention = replace(read_attention(theirs, full), scale=read_scale(theirs), qk_norm=read_norm(theirs))
+    attentions = attention_by_type(theirs, attention)
+    if SLIDING in attentions:
+        attentions[SLIDING] = replace(attentions[SLIDING], position=local)
+    default_types = (SLIDING,) * (layer_interval(theirs, "sliding_window_pattern", 6) - 1) + (FULL,)
+    return read_gemma(theirs, attentions, default_types)
 
 
 def config(model: Decoder) -> dict[str, Any]:
-    mixers, written = gemma2.described("Gemma3ForCausalLM", "gemma3_text", model)
-    ropes = {kind: rope_parameters(m.position) for kind, m in zip(written["layer_types"], mixers, strict=True)}
-    return check_roundtrip("gemma3_text", model, written | {"rope_parameters": ropes}, spec)
+    attentions, settings = gemma_config("gemma3_text", "Gemma3ForCausalLM", model)
+    by_type = dict(zip(settings["layer_types"], (rope_parameters(a.position) for a in attentions), strict=True))
+    return check_roundtrip("gemma3_text", model, settings | {"rope_parameters": by_type}, spec)
 
 
 def table(model: Decoder) -> Table:

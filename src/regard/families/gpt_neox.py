@@ -1,18 +1,17 @@
-"""GPT-NeoX (Black et al. 2022; Pythia): attention and feed-forward side by side, each with a norm.
+"""GPT-NeoX (Black et al. 2022; Pythia): attention and feed-forward in parallel, each with its own norm.
 
-RoPE turns the first quarter of every head. Queries, keys and values are packed head by head. Without
-`use_parallel_residual` the sublayers follow each other, as in GPT-2.
+RoPE rotates the first quarter of each head. Queries, keys and values are fused per head. Without
+`use_parallel_residual` the sublayers are sequential, as in GPT-2.
 """
 
 from typing import Any
 
-from regard.families.common.activations import OURS, THEIRS
-from regard.families.common.config_reader import Config
-from regard.families.common.rope_config import rope, rope_parameters
+from regard.families.common.config_reader import ACTIVATION_NAMES, Config
+from regard.families.common.decoder import decoder_config, read_decoder
+from regard.families.common.names import ATTENTION, FEEDFORWARD, QKV, module_links
+from regard.families.common.rope_config import read_rope, rope_parameters
 from regard.families.common.roundtrip import bodies, check_roundtrip
-from regard.families.gpt2 import ATTENTION, FEEDFORWARD, PACKED
 from regard.models.decoder import Decoder
-from regard.models.stack import Repeat
 from regard.parts.attention import Attention
 from regard.parts.block import Block, Sublayer
 from regard.parts.feedforward import FeedForward
@@ -20,7 +19,8 @@ from regard.parts.norm import LayerNorm
 from regard.weights.ops import Split
 from regard.weights.table import Link, Table
 
-NO_WEIGHTS = ("bias", "masked_bias", "rotary_emb.inv_freq")  # masks and angles in older files
+BUFFERS = ("bias", "masked_bias", "rotary_emb.inv_freq")  # masks and angles in older files
+LAYER = "gpt_neox.layers.{i}"
 
 
 def spec(config: dict[str, Any]) -> Decoder:
@@ -29,55 +29,52 @@ def spec(config: dict[str, Any]) -> Decoder:
     base, share = theirs.number("rotary_emb_base", 10000.0), theirs.number("rotary_pct", 0.25)
     attention = Attention(
         theirs.integer("num_attention_heads"),
-        position=rope(theirs, base, share),
+        position=read_rope(theirs, base, share),
         bias=theirs.flag("attention_bias", True),
     )
-    feedforward = FeedForward(theirs.integer("intermediate_size"), theirs.choice("hidden_act", OURS, "gelu"))
+    feedforward = FeedForward(theirs.integer("intermediate_size"), theirs.activation("hidden_act", "gelu"))
     style = "parallel" if theirs.flag("use_parallel_residual", True) else "pre"
-    block = Block((Sublayer(attention, norm), Sublayer(feedforward, norm)), style)
-    return Decoder(
-        vocab=theirs.integer("vocab_size"),
-        width=theirs.integer("hidden_size"),
-        layers=(Repeat((block,), theirs.integer("num_hidden_layers")),),
-        norm=norm,
-        tied=theirs.flag("tie_word_embeddings", False),
-        context=theirs.integer("max_position_embeddings", 2048),
-    )
+    return read_decoder(theirs, Block((Sublayer(attention, norm), Sublayer(feedforward, norm)), style), norm)
 
 
 def config(model: Decoder) -> dict[str, Any]:
     attention, feedforward = bodies(model.blocks[0], Attention, FeedForward)
-    written = {
-        "model_type": "gpt_neox",
-        "architectures": ["GPTNeoXForCausalLM"],
-        "vocab_size": model.vocab,
-        "hidden_size": model.width,
+    settings = decoder_config("gpt_neox", "GPTNeoXForCausalLM", model) | {
         "intermediate_size": feedforward.hidden_dim(model.width),
-        "num_hidden_layers": len(model.blocks),
         "num_attention_heads": attention.heads,
-        "hidden_act": THEIRS[feedforward.activation],
+        "hidden_act": ACTIVATION_NAMES[feedforward.activation],
         "max_position_embeddings": model.context,
         "layer_norm_eps": getattr(model.norm, "eps", None),
         "rope_parameters": rope_parameters(attention.position, share=0.25),
         "attention_bias": attention.bias,
         "use_parallel_residual": model.blocks[0].style == "parallel",
-        "tie_word_embeddings": model.tied,
     }
-    return check_roundtrip("gpt_neox", model, written, spec)
+    return check_roundtrip("gpt_neox", model, settings, spec)
 
 
 def table(model: Decoder) -> Table:
     attention, _ = bodies(model.layers[0].blocks[0], Attention, FeedForward)
     return Table(
         Link("gpt_neox.embed_in.weight", "embedding.weight"),
-        Link("gpt_neox.layers.{i}.input_layernorm.{leaf}", f"{ATTENTION}.norm.{{leaf}}"),
-        Link("gpt_neox.layers.{i}.attention.query_key_value.{leaf}", PACKED, Split(groups=attention.heads)),
-        Link("gpt_neox.layers.{i}.attention.dense.{leaf}", f"{ATTENTION}.body.o_proj.{{leaf}}"),
-        Link("gpt_neox.layers.{i}.post_attention_layernorm.{leaf}", f"{FEEDFORWARD}.norm.{{leaf}}"),
-        Link("gpt_neox.layers.{i}.mlp.dense_h_to_4h.{leaf}", f"{FEEDFORWARD}.body.up_proj.{{leaf}}"),
-        Link("gpt_neox.layers.{i}.mlp.dense_4h_to_h.{leaf}", f"{FEEDFORWARD}.body.down_proj.{{leaf}}"),
+        *norm_links(LAYER),
+        *layer_links(LAYER, "attention", attention.heads),
         Link("gpt_neox.final_layer_norm.{leaf}", "norm.{leaf}"),
         Link("embed_out.weight", "head.weight"),
         prefix="gpt_neox.",
-        ignored=("embed_out.weight", *(f"gpt_neox.layers.{{i}}.attention.{name}" for name in NO_WEIGHTS)),
+        ignored=("embed_out.weight", *(f"{LAYER}.attention.{name}" for name in BUFFERS)),
     )
+
+
+def norm_links(layer: str) -> tuple[Link, ...]:
+    names = {"input_layernorm": f"{ATTENTION}.norm", "post_attention_layernorm": f"{FEEDFORWARD}.norm"}
+    return module_links(layer, names)
+
+
+def layer_links(layer: str, attention: str, groups: int) -> tuple[Link, ...]:
+    """The projections of a layer, as in BLOOM and Falcon too; queries, keys and values are fused per group of heads."""
+    names = {
+        f"{attention}.dense": f"{ATTENTION}.body.o_proj",
+        "mlp.dense_h_to_4h": f"{FEEDFORWARD}.body.up_proj",
+        "mlp.dense_4h_to_h": f"{FEEDFORWARD}.body.down_proj",
+    }
+    return Link(f"{layer}.{attention}.query_key_value.{{leaf}}", QKV, Split(groups=groups)), *module_links(layer, names)

@@ -1,18 +1,36 @@
-"""GPT-OSS (OpenAI 2025): windows in every other layer, a learned sink a head, biases everywhere, and experts.
+"""GPT-OSS (OpenAI 2025): windows in every other layer, one learned sink per head, biases everywhere, and experts.
 
-Gate and up take turns in the columns of one tensor for all experts. Both are kept within a limit, up has one added, and
-the gate's activation is x · sigmoid(1.702 x).
+One tensor holds the gate and up columns of all experts, interleaved. Both products are clamped to a limit, 1 is added
+to up, and the activation of the gate is x · sigmoid(1.702 x).
 """
 
 from dataclasses import replace
 from typing import Any
 
-from regard.families import llama
 from regard.families.common.config_reader import Config
-from regard.families.common.layer_types import FULL, SLIDING, arranged, by_window, layer_types, listed, window
-from regard.families.common.moe import balance, routed, sparse
+from regard.families.common.decoder import (
+    ATTENTION_PROJECTIONS,
+    EMBEDDING_AND_HEAD,
+    IGNORED,
+    LAYER,
+    NORMS,
+    llama_config,
+    pre_norm_block,
+    read_attention,
+    read_decoder,
+)
+from regard.families.common.layer_types import (
+    FULL,
+    SLIDING,
+    attention_by_type,
+    layer_list,
+    layer_types,
+    tile_blocks,
+    window_size,
+)
+from regard.families.common.moe import balance_per_layer, mixer_and_experts, routing_config
+from regard.families.common.names import ATTENTION, FEEDFORWARD
 from regard.families.common.roundtrip import bodies, check_roundtrip
-from regard.families.llama import ATTENTION, ENDS, FEEDFORWARD, IGNORED, LAYER, NORMS, PROJECTIONS
 from regard.models.decoder import Decoder
 from regard.parts.attention import Attention
 from regard.parts.body import Body
@@ -41,51 +59,48 @@ DEFAULTS = {
 
 def spec(config: dict[str, Any]) -> Decoder:
     theirs = Config("gpt_oss", DEFAULTS | config)
-    theirs.only("swiglu_alpha", 1.702)
-    expert = Gated(
-        theirs.integer("intermediate_size"), "quick_gelu", bias=True, limit=theirs.number("swiglu_limit"), offset=1.0
-    )
+    theirs.accept_only("swiglu_alpha", 1.702)
+    hidden, limit = theirs.integer("intermediate_size"), theirs.number("swiglu_limit")
     experts = Experts(
         theirs.integer("num_local_experts"),
         theirs.integer("num_experts_per_tok"),
-        expert,
+        Gated(hidden, "quick_gelu", bias=True, limit=limit, offset=1.0),
         router=Router(renormalize=True, bias=True),
-        balance=balance(theirs, theirs.integer("num_hidden_layers")),
+        balance=balance_per_layer(theirs, theirs.integer("num_hidden_layers")),
     )
-    mixers = by_window(theirs, replace(llama.attention(theirs), sinks=True))
-    blocks = {kind: llama.pre(theirs, mixer, experts) for kind, mixer in mixers.items()}
-    return llama.decoder(theirs, arranged(theirs, blocks, listed(theirs, "layer_types", str, (SLIDING, FULL))))
+    attentions = attention_by_type(theirs, replace(read_attention(theirs), sinks=True))
+    blocks = {kind: pre_norm_block(theirs, attention, experts) for kind, attention in attentions.items()}
+    return read_decoder(theirs, tile_blocks(theirs, blocks, layer_list(theirs, "layer_types", str, (SLIDING, FULL))))
 
 
 def config(model: Decoder) -> dict[str, Any]:
-    mixer, experts = sparse(model, Attention)
-    mixers = [bodies(block, Attention, Body)[0] for block in model.blocks]
-    own = {
-        "attention_bias": mixer.bias,
-        "sliding_window": window(mixers) or DEFAULTS["sliding_window"],
-        "layer_types": layer_types(mixers),
+    attention, experts = mixer_and_experts(model, Attention)
+    attentions = [bodies(block, Attention, Body)[0] for block in model.blocks]
+    settings = llama_config("gpt_oss", "GptOssForCausalLM", model, attention, experts.expert) | {
+        "attention_bias": attention.bias,
+        "sliding_window": window_size(attentions) or DEFAULTS["sliding_window"],
+        "layer_types": layer_types(attentions),
         "num_local_experts": experts.count,
-        "hidden_act": "silu",  # not asked
+        "hidden_act": "silu",  # the class does not use it
         "swiglu_limit": getattr(experts.expert, "limit", None),
-        **routed(model, experts),
+        **routing_config(model, experts),
     }
-    written = llama.written("GptOssForCausalLM", "gpt_oss", model, mixer, experts.expert) | own
-    return check_roundtrip("gpt_oss", model, written, spec)
+    return check_roundtrip("gpt_oss", model, settings, spec)
 
 
 def table(model: Decoder) -> Table:
-    _, experts = sparse(model, Attention)
-    turns = Split(dim=1, groups=experts.expert.hidden_dim(model.width))
+    _, experts = mixer_and_experts(model, Attention)
+    interleaved = Split(dim=1, groups=experts.expert.hidden_dim(model.width))
     theirs, ours = f"{LAYER}.mlp.experts", f"{FEEDFORWARD}.body.experts"
     weights, biases = ((f"{ours}.gate_proj.{leaf}", f"{ours}.up_proj.{leaf}") for leaf in ("weight", "bias"))
     return Table(
-        *ENDS,
-        *PROJECTIONS[:1],
+        *EMBEDDING_AND_HEAD,
+        ATTENTION_PROJECTIONS,
         *NORMS,
         Link(f"{LAYER}.self_attn.sinks", f"{ATTENTION}.body.sinks"),
         Link(f"{LAYER}.mlp.router.{{leaf}}", f"{FEEDFORWARD}.body.router.proj.{{leaf}}"),
-        Link(f"{theirs}.gate_up_proj", weights, Transpose(), turns),
-        Link(f"{theirs}.gate_up_proj_bias", biases, turns),
+        Link(f"{theirs}.gate_up_proj", weights, Transpose(), interleaved),
+        Link(f"{theirs}.gate_up_proj_bias", biases, interleaved),
         Link(f"{theirs}.down_proj", f"{ours}.down_proj.weight", Transpose()),
         Link(f"{theirs}.down_proj_bias", f"{ours}.down_proj.bias"),
         ignored=IGNORED,

@@ -1,13 +1,15 @@
-"""GPT-J (Wang & Komatsuzaki 2021): attention and feed-forward side by side behind one norm; RoPE in adjacent pairs.
+"""GPT-J (Wang & Komatsuzaki 2021): attention and feed-forward in parallel after one norm; RoPE in interleaved pairs.
 
-Only the first `rotary_dim` coordinates of a head turn. Attention has no biases; the feed-forward and the head have.
+Only the first `rotary_dim` coordinates of each head are rotated. Attention has no biases; the feed-forward and the head
+have them.
 """
 
 from typing import Any
 
-from regard.families.common.activations import OLDER, OURS
-from regard.families.common.config_reader import Config, FamilyError
+from regard.families.common.config_reader import LEGACY_ACTIVATION_NAMES, Config
+from regard.families.common.names import BLOCK, FEEDFORWARD, attention_links, module_links
 from regard.families.common.roundtrip import bodies, check_roundtrip
+from regard.families.gpt2 import IGNORED, LAYER, common_config
 from regard.models.decoder import Decoder
 from regard.models.stack import Repeat
 from regard.parts.attention import Attention
@@ -17,20 +19,19 @@ from regard.parts.norm import LayerNorm, NoNorm
 from regard.parts.position.rope import Rope
 from regard.weights.table import Link, Table
 
-BLOCK = "stack.blocks.{i}"
-ATTENTION, FEEDFORWARD = f"{BLOCK}.sublayers.0.body", f"{BLOCK}.sublayers.1.body"
-
+NAMES = {
+    "ln_1": f"{BLOCK}.norm",
+    "mlp.fc_in": f"{FEEDFORWARD}.body.up_proj",
+    "mlp.fc_out": f"{FEEDFORWARD}.body.down_proj",
+}
 TABLE = Table(
     Link("transformer.wte.weight", "embedding.weight"),
-    Link("transformer.h.{i}.ln_1.{leaf}", f"{BLOCK}.norm.{{leaf}}"),
-    Link("transformer.h.{i}.attn.out_proj.weight", f"{ATTENTION}.o_proj.weight"),
-    *(Link(f"transformer.h.{{i}}.attn.{proj}_proj.weight", f"{ATTENTION}.{proj}_proj.weight") for proj in "qkv"),
-    Link("transformer.h.{i}.mlp.fc_in.{leaf}", f"{FEEDFORWARD}.up_proj.{{leaf}}"),
-    Link("transformer.h.{i}.mlp.fc_out.{leaf}", f"{FEEDFORWARD}.down_proj.{{leaf}}"),
+    *attention_links(f"{LAYER}.attn", "q_proj", "k_proj", "v_proj", "out_proj"),
+    *module_links(LAYER, NAMES),
     Link("transformer.ln_f.{leaf}", "norm.{leaf}"),
     Link("lm_head.{leaf}", "head.{leaf}"),
     prefix="transformer.",
-    ignored=("lm_head.weight", "transformer.h.{i}.attn.bias", "transformer.h.{i}.attn.masked_bias"),
+    ignored=IGNORED,
 )
 
 
@@ -38,12 +39,12 @@ def spec(config: dict[str, Any]) -> Decoder:
     theirs = Config("gptj", config)
     width, heads = theirs.integer("n_embd"), theirs.integer("n_head")
     norm = LayerNorm(theirs.number("layer_norm_epsilon", 1e-5))
-    turned, head_dim = theirs.integer("rotary_dim", 64), width // max(heads, 1)
-    if not 0 < turned <= head_dim:
-        raise FamilyError(f"gptj: rotary_dim={turned} should be above 0 and at most the head's {head_dim}")
-    attention = Attention(heads, position=Rope(share=turned / head_dim, layout="interleaved"))
+    rotary_dim, head_dim = theirs.integer("rotary_dim", 64), width // max(heads, 1)
+    if not 0 < rotary_dim <= head_dim:
+        raise theirs.error("rotary_dim", rotary_dim, f"must be from 1 to the head dimension {head_dim}")
+    attention = Attention(heads, position=Rope(share=rotary_dim / head_dim, layout="interleaved"))
     hidden = theirs.integer("n_inner", 4 * width)
-    feedforward = FeedForward(hidden, theirs.choice("activation_function", OURS, "gelu_new"))
+    feedforward = FeedForward(hidden, theirs.activation("activation_function", "gelu_new"))
     block = Block((Sublayer(attention, NoNorm()), Sublayer(feedforward, NoNorm())), "parallel", norm)
     return Decoder(
         vocab=theirs.integer("vocab_size"),
@@ -57,23 +58,10 @@ def spec(config: dict[str, Any]) -> Decoder:
 
 
 def config(model: Decoder) -> dict[str, Any]:
-    attention, feedforward = bodies(model.blocks[0], Attention, FeedForward)
-    heads, _, head_dim = attention.sizes(model.width)
-    written = {
-        "model_type": "gptj",
-        "architectures": ["GPTJForCausalLM"],
-        "vocab_size": model.vocab,
-        "n_embd": model.width,
-        "n_positions": model.context,
-        "n_layer": len(model.blocks),
-        "n_head": heads,
-        "rotary_dim": round(getattr(attention.position, "share", 1.0) * head_dim),
-        "n_inner": feedforward.hidden_dim(model.width),
-        "activation_function": OLDER[feedforward.activation],
-        "layer_norm_epsilon": getattr(model.norm, "eps", None),
-        "tie_word_embeddings": model.tied,
-    }
-    return check_roundtrip("gptj", model, written, spec)
+    attention, _ = bodies(model.blocks[0], Attention, FeedForward)
+    rotary_dim = round(getattr(attention.position, "share", 1.0) * attention.sizes(model.width)[2])
+    settings = common_config("gptj", "GPTJForCausalLM", model, LEGACY_ACTIVATION_NAMES) | {"rotary_dim": rotary_dim}
+    return check_roundtrip("gptj", model, settings, spec)
 
 
 def table(model: Decoder) -> Table:

@@ -1,17 +1,19 @@
-"""Longformer (Beltagy et al. 2020): RoBERTa in windows, whose global tokens have projections of their own.
+"""Longformer (Beltagy et al. 2020): RoBERTa with windows; global tokens have projections of their own.
 
-A config does not say which tokens are global. Every call of theirs may; where none does, the first token is for the
-class that labels texts, and none for the others. So it is here; a spec with another `Longformer(window, globals)` has
-the same weights. `attention_window` counts both sides.
+A config does not define which tokens are global; in transformers each call does. By default the first token is global
+in the class for sequence classification and no token in the others, as here. A spec with another
+`Longformer(window, globals)` has the same weights. `attention_window` counts both sides.
 """
 
+from functools import partial
 from itertools import groupby
 from typing import Any
 
 from regard.families import bert, roberta
-from regard.families.common.config_reader import Config, FamilyError
-from regard.families.common.encoder_heads import architecture, copies
-from regard.families.common.roundtrip import bodies, check_roundtrip
+from regard.families.common.config_reader import Config
+from regard.families.common.encoder_heads import check_encoder_roundtrip, tied_copies
+from regard.families.common.names import ATTENTION, module_links
+from regard.families.common.roundtrip import bodies
 from regard.kernels.attention.patterns.longformer import Longformer
 from regard.kernels.attention.patterns.window import Window
 from regard.models.encoder import Encoder
@@ -19,61 +21,53 @@ from regard.models.stack import Repeat
 from regard.parts.block import Block
 from regard.parts.feedforward import FeedForward
 from regard.parts.global_attention import GlobalAttention
-from regard.weights.table import Link, Table
+from regard.weights.table import Table
 
-PROJECTIONS = {"query_global": "q_proj", "key_global": "k_proj", "value_global": "v_proj"}
+GLOBAL_PROJECTIONS = {"query_global": "q_proj", "key_global": "k_proj", "value_global": "v_proj"}
+heads = partial(roberta.heads, name="Longformer")
 
 
 def spec(config: dict[str, Any]) -> Encoder:
     theirs = Config("longformer", config)
-    heads = roberta.heads(theirs, "Longformer")
-    first = theirs.architecture(heads) == "LongformerForSequenceClassification"
-    return bert.encoder(theirs, layers(theirs, first), roberta.position(theirs), heads)
+    classes = heads(theirs)
+    first_is_global = theirs.architecture(classes) == "LongformerForSequenceClassification"
+    runs = window_runs(theirs, theirs.integer("num_hidden_layers"))
+    layers = tuple(Repeat((read_block(theirs, side, first_is_global),), times) for side, times in runs)
+    return bert.read_encoder(theirs, layers, roberta.read_positions(theirs), classes)
 
 
-def layers(theirs: Config, first: bool) -> tuple[Repeat, ...]:
-    """`first`: is the first token global?"""
-    runs = sides(theirs, theirs.integer("num_hidden_layers"))
-    return tuple(Repeat((block(theirs, side, first),), times) for side, times in runs)
-
-
-def sides(theirs: Config, depth: int) -> list[tuple[int, int]]:
-    """How far runs of layers see to each side, and how long they are: one window for all, or one for each layer."""
+def window_runs(theirs: Config, depth: int) -> list[tuple[int, int]]:
+    """(window on each side, number of layers) of successive layers; the config has one window, or one per layer."""
     found = theirs.value("attention_window", (int, list), 512)
-    windows = None if isinstance(found, int) else theirs.each("attention_window", int)
+    windows = None if isinstance(found, int) else theirs.list_of(int, "attention_window")
     runs = [(found, depth)] if windows is None else [(window, len(list(run))) for window, run in groupby(windows)]
     if windows is not None and len(windows) != depth:
-        raise FamilyError(
-            f"{theirs.model_type}: attention_window={found!r:.80} should have one for each of {depth} layers"
-        )
+        raise theirs.error("attention_window", found, f"must have one entry for each of {depth} layers")
     for window, _ in runs:
         if window < 2 or window % 2:
-            raise FamilyError(f"{theirs.model_type}: attention_window={window} counts both sides, so it should be even")
+            raise theirs.error("attention_window", window, "must be even and positive, because it counts both sides")
     return [(window // 2, times) for window, times in runs]
 
 
-def block(theirs: Config, side: int, first: bool) -> Block:
-    mask = Longformer(side) if first else Window(side, causal=False)
-    return bert.block(theirs, GlobalAttention(theirs.integer("num_attention_heads"), mask=mask, bias=True))
+def read_block(theirs: Config, side: int, first_is_global: bool) -> Block:
+    mask = Longformer(side) if first_is_global else Window(side, causal=False)
+    return bert.read_block(theirs, GlobalAttention(theirs.integer("num_attention_heads"), mask=mask, bias=True))
 
 
 def config(model: Encoder) -> dict[str, Any]:
-    mixers = [bodies(block, GlobalAttention, FeedForward)[0] for block in model.blocks]
-    sides = [getattr(mixer.mask, "window", getattr(mixer.mask, "size", 0)) for mixer in mixers]
-    windows = {"attention_window": [2 * side for side in sides]}
-    written = {"model_type": "longformer", **roberta.settings(model), **windows}
-    theirs = Config("longformer", written)
-    written["architectures"] = [architecture(model.head, theirs, roberta.heads(theirs, "Longformer"))]
-    return check_roundtrip("longformer", model, written, spec)
+    masks = [bodies(block, GlobalAttention, FeedForward)[0].mask for block in model.blocks]
+    sides = [getattr(mask, "window", getattr(mask, "size", 0)) for mask in masks]
+    settings = roberta.common_config("longformer", model) | {"attention_window": [2 * side for side in sides]}
+    return check_encoder_roundtrip(model, settings, spec, heads)
 
 
 def table(model: Encoder) -> Table:
-    base = bert.base_of(model, "longformer.")
-    theirs, ours = f"{base}encoder.layer.{{i}}.attention.self", f"{bert.ATTENTION}.body.of_globals"
+    base = bert.base_prefix(model, "longformer.")
+    names = {name: f"{ATTENTION}.body.of_globals.{proj}" for name, proj in GLOBAL_PROJECTIONS.items()}
     return Table(
-        *bert.links(base),
-        *(Link(f"{theirs}.{name}.{{leaf}}", f"{ours}.{proj}.{{leaf}}") for name, proj in PROJECTIONS.items()),
+        *bert.encoder_links(base),
+        *module_links(f"{base}encoder.layer.{{i}}.attention.self", names),
         *roberta.head_links(model.head),
         ignored=roberta.ignored(base),
-        derived=copies(base, "lm_head"),
+        derived=tied_copies(base, "lm_head"),
     )

@@ -1,123 +1,116 @@
-"""Mamba (Gu & Dao 2023): nothing but selective state spaces, an RMSNorm before each; no attention, no feed-forward.
+"""Mamba (Gu & Dao 2023): selective state spaces only, with an RMSNorm before each; no attention, no feed-forward.
 
-Their projections are packed: what goes in with its gate, and Δ's low rank with B and C. How Δ is drawn at first is a
-choice of training and is not taken over.
+In their files the input and the gate are fused, and so are the low rank of Δ, B and C. The initialization of Δ is an
+option of training and is not converted.
 """
 
 from typing import Any
 
-from regard.families.common.config_reader import Config, FamilyError
+from regard.families.common.config_reader import Config
+from regard.families.common.decoder import decoder_config, read_decoder
+from regard.families.common.names import ATTENTION
 from regard.families.common.roundtrip import bodies, check_roundtrip
 from regard.models.decoder import Decoder
-from regard.models.stack import Repeat
 from regard.parts.block import Block, Sublayer
 from regard.parts.norm import NoNorm, Norm, RMSNorm
 from regard.parts.ssm.mamba import Mamba
 from regard.weights.ops import ConvTaps, Split
 from regard.weights.table import Link, Table
 
-LAYER = "stack.blocks.{i}.sublayers.0"
 
-
-def mixer(theirs: str, ours: str) -> tuple[Link, ...]:
-    """The weights of one Mamba mixer but its last matrix, which every mixer has, so hybrids must say whose it is."""
+def state_space_links(theirs: str, ours: str) -> tuple[Link, ...]:
+    """The weights that Mamba and Mamba-2 have in common."""
     return (
-        Link(f"{theirs}.in_proj.{{leaf}}", (f"{ours}.in_proj.{{leaf}}", f"{ours}.gate_proj.{{leaf}}"), Split()),
         Link(f"{theirs}.conv1d.weight", f"{ours}.conv.weight", ConvTaps()),
         Link(f"{theirs}.conv1d.bias", f"{ours}.conv.bias"),
-        Link(f"{theirs}.x_proj.weight", tuple(f"{ours}.{proj}_proj.weight" for proj in ("rank", "b", "c")), Split()),
-        Link(f"{theirs}.dt_proj.weight", f"{ours}.step_proj.weight"),
-        Link(f"{theirs}.dt_proj.bias", f"{ours}.step_bias"),
         Link(f"{theirs}.A_log", f"{ours}.A_log"),
         Link(f"{theirs}.D", f"{ours}.D"),
     )
 
 
-def around(*mixer: Link) -> Table:
-    """The table of a model of such mixers and nothing else."""
+def mixer_links(theirs: str, ours: str) -> tuple[Link, ...]:
+    """A mixer without its output projection, whose name in hybrids depends on the layer."""
+    return (
+        *state_space_links(theirs, ours),
+        Link(f"{theirs}.in_proj.{{leaf}}", (f"{ours}.in_proj.{{leaf}}", f"{ours}.gate_proj.{{leaf}}"), Split()),
+        Link(f"{theirs}.x_proj.weight", tuple(f"{ours}.{proj}_proj.weight" for proj in ("rank", "b", "c")), Split()),
+        Link(f"{theirs}.dt_proj.weight", f"{ours}.step_proj.weight"),
+        Link(f"{theirs}.dt_proj.bias", f"{ours}.step_bias"),
+    )
+
+
+def common_table(*mixer: Link) -> Table:
+    """The table of a model that has such mixers only."""
     return Table(
         Link("backbone.embeddings.weight", "embedding.weight"),
-        Link("backbone.layers.{i}.norm.weight", f"{LAYER}.norm.weight"),
+        Link("backbone.layers.{i}.norm.weight", f"{ATTENTION}.norm.weight"),
         *mixer,
-        Link("backbone.layers.{i}.mixer.out_proj.{leaf}", f"{LAYER}.body.o_proj.{{leaf}}"),
+        Link("backbone.layers.{i}.mixer.out_proj.{leaf}", f"{ATTENTION}.body.o_proj.{{leaf}}"),
         Link("backbone.norm_f.weight", "norm.weight"),
         Link("lm_head.weight", "head.weight"),
         prefix="backbone.",
         ignored=("lm_head.weight",),
-        prefix_aliases={"backbone.embedding.": "backbone.embeddings."},  # as its authors name it
+        prefix_aliases={"backbone.embedding.": "backbone.embeddings."},  # the name in the authors' files
     )
 
 
-TABLE = around(*mixer("backbone.layers.{i}.mixer", f"{LAYER}.body"))
+TABLE = common_table(*mixer_links("backbone.layers.{i}.mixer", f"{ATTENTION}.body"))
 
 
 def spec(config: dict[str, Any]) -> Decoder:
-    return decoder(Config("mamba", config), NoNorm())
+    return read_mamba_decoder(Config("mamba", config), NoNorm())
 
 
-def decoder(theirs: Config, inner: Norm) -> Decoder:
-    """`inner` is the norm of Δ's low rank, B and C."""
-    theirs.only("hidden_act", "silu")
-    width = theirs.integer("hidden_size")
-    expand = times(theirs, "intermediate_size", width) or theirs.integer("expand", 2)
+def read_mamba_decoder(theirs: Config, inner_norm: Norm) -> Decoder:
+    """`inner_norm` is applied to the low rank of Δ, to B and to C."""
+    theirs.accept_only("hidden_act", "silu")
     norm = RMSNorm(theirs.number("layer_norm_epsilon", 1e-5))
-    body = Mamba(
+    mixer = Mamba(
         state=theirs.integer("state_size", 16),
-        expand=expand,
-        rank=rank(theirs, "time_step_rank"),
+        expand=read_expand(theirs),
+        rank=read_rank(theirs, "time_step_rank"),
         taps=theirs.integer("conv_kernel", 4),
         bias=theirs.flag("use_bias", False),
         conv_bias=theirs.flag("use_conv_bias", True),
-        norm=inner,
+        norm=inner_norm,
     )
-    return Decoder(
-        vocab=theirs.integer("vocab_size"),
-        width=width,
-        layers=(Repeat((Block((Sublayer(body, norm),)),), theirs.integer("num_hidden_layers")),),
-        norm=norm,
-        tied=theirs.flag("tie_word_embeddings", True),
-    )
+    return read_decoder(theirs, Block((Sublayer(mixer, norm),)), norm, tied=True, context=None)
 
 
-def times(theirs: Config, key: str, width: int) -> int | None:
-    """How many times the width this is; None: it is not said. It counts before `expand` (Falcon's says 16, has 2)."""
-    if not theirs.has(key):
-        return None
-    found = theirs.integer(key)
+def read_expand(theirs: Config) -> int:
+    """The inner width in multiples of the width; `intermediate_size` has priority over `expand`, which FalconMamba
+    publishes with another value."""
+    if not theirs.has("intermediate_size"):
+        return theirs.integer("expand", 2)
+    width, found = theirs.integer("hidden_size"), theirs.integer("intermediate_size")
     if width < 1 or found < 1 or found % width:
-        raise FamilyError(f"{theirs.model_type}: {key}={found} should be a multiple of hidden_size={width}")
+        raise theirs.error("intermediate_size", found, f"must be a multiple of hidden_size={width}")
     return found // width
 
 
-def rank(theirs: Config, key: str) -> int | None:
-    """Of Δ's projection; None: a sixteenth of the width."""
+def read_rank(theirs: Config, key: str) -> int | None:
+    """The rank of the projection of Δ; None, the default: width / 16."""
     found = theirs.value(key, (int, str), "auto")
     if isinstance(found, str) and found != "auto":
-        raise FamilyError(f"{theirs.model_type}: {key}={found!r:.80} should be a number or 'auto'")
+        raise theirs.error(key, found, "must be a number or 'auto'")
     return None if isinstance(found, str) else found
 
 
 def config(model: Decoder) -> dict[str, Any]:
-    return check_roundtrip("mamba", model, written("mamba", "MambaForCausalLM", model), spec)
+    return check_roundtrip("mamba", model, common_config("mamba", "MambaForCausalLM", model), spec)
 
 
-def written(model_type: str, architecture: str, model: Decoder) -> dict[str, Any]:
-    (body,) = bodies(model.blocks[0], Mamba)
-    return {
-        "model_type": model_type,
-        "architectures": [architecture],
-        "vocab_size": model.vocab,
-        "hidden_size": model.width,
-        "num_hidden_layers": len(model.blocks),
-        "state_size": body.state,
-        "expand": body.expand,
-        "time_step_rank": body.rank or "auto",
-        "conv_kernel": body.taps,
-        "use_bias": body.bias,
-        "use_conv_bias": body.conv_bias,
+def common_config(model_type: str, architecture: str, model: Decoder) -> dict[str, Any]:
+    (mixer,) = bodies(model.blocks[0], Mamba)
+    return decoder_config(model_type, architecture, model) | {
+        "state_size": mixer.state,
+        "expand": mixer.expand,
+        "time_step_rank": mixer.rank or "auto",
+        "conv_kernel": mixer.taps,
+        "use_bias": mixer.bias,
+        "use_conv_bias": mixer.conv_bias,
         "hidden_act": "silu",
         "layer_norm_epsilon": getattr(model.norm, "eps", None),
-        "tie_word_embeddings": model.tied,
     }
 
 

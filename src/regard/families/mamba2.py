@@ -1,52 +1,51 @@
-"""Mamba-2 (Dao & Gu 2024): nothing but state spaces of one rate a head, an RMSNorm before each.
+"""Mamba-2 (Dao & Gu 2024): state spaces with one decay rate per head only, with an RMSNorm before each.
 
-One projection of theirs holds the gate, what goes in, B, C and Δ. How Δ is drawn at first is a choice of training and
-is not taken over.
+One projection of theirs holds the gate, the input, B, C and Δ. The initialization of Δ is an option of training and is
+not converted.
 """
 
 import math
 from typing import Any
 
-from regard.families.common.config_reader import Config, FamilyError
+from regard.families.common.config_reader import Config
+from regard.families.common.decoder import decoder_config, read_decoder
+from regard.families.common.names import ATTENTION
 from regard.families.common.roundtrip import bodies, check_roundtrip
-from regard.families.mamba import LAYER, around
+from regard.families.mamba import common_table, state_space_links
 from regard.models.decoder import Decoder
-from regard.models.stack import Repeat
 from regard.parts.block import Block, Sublayer
 from regard.parts.norm import RMSNorm
 from regard.parts.ssm.mamba2 import Mamba2
-from regard.weights.ops import ConvTaps, Split
+from regard.weights.ops import Split
 from regard.weights.table import Link, Table
 
-PACKED = ("gate", "in", "b", "c", "step")
-INFINITY = {"__float__": "Infinity"}  # as transformers 5 writes it, for JSON has no word for it
+FUSED = ("gate", "in", "b", "c", "step")
+INFINITY = {"__float__": "Infinity"}  # as transformers 5 writes it: JSON has no infinity
 
 
-def mixer(theirs: str, ours: str, parts: int = 1) -> tuple[Link, ...]:
-    """The weights of one Mamba-2 mixer but its last matrix; its output is normalized in so many parts."""
+def mixer_links(theirs: str, ours: str, norm_groups: int = 1) -> tuple[Link, ...]:
+    """A mixer without its output projection; its output is normalized in `norm_groups` groups."""
+    norms = tuple(f"{ours}.norms.{group}.weight" for group in range(norm_groups))
     return (
-        Link(f"{theirs}.in_proj.{{leaf}}", tuple(f"{ours}.{proj}_proj.{{leaf}}" for proj in PACKED), Split()),
-        Link(f"{theirs}.conv1d.weight", f"{ours}.conv.weight", ConvTaps()),
-        Link(f"{theirs}.conv1d.bias", f"{ours}.conv.bias"),
+        *state_space_links(theirs, ours),
+        Link(f"{theirs}.in_proj.{{leaf}}", tuple(f"{ours}.{proj}_proj.{{leaf}}" for proj in FUSED), Split()),
         Link(f"{theirs}.dt_bias", f"{ours}.step_bias"),
-        Link(f"{theirs}.A_log", f"{ours}.A_log"),
-        Link(f"{theirs}.D", f"{ours}.D"),
-        Link(f"{theirs}.norm.weight", tuple(f"{ours}.norms.{part}.weight" for part in range(parts)), Split()),
+        Link(f"{theirs}.norm.weight", norms, Split()),
     )
 
 
-TABLE = around(*mixer("backbone.layers.{i}.mixer", f"{LAYER}.body"))
+TABLE = common_table(*mixer_links("backbone.layers.{i}.mixer", f"{ATTENTION}.body"))
 
 
 def spec(config: dict[str, Any]) -> Decoder:
     theirs = Config("mamba2", config)
-    theirs.only("hidden_act", "silu")
+    theirs.accept_only("hidden_act", "silu")
     width, expand = theirs.integer("hidden_size"), theirs.integer("expand", 2)
     head_dim = theirs.integer("head_dim", 64)
-    theirs.only("num_heads", expand * width // max(head_dim, 1))
+    theirs.accept_only("num_heads", expand * width // max(head_dim, 1))
     norm = RMSNorm(theirs.number("layer_norm_epsilon", 1e-5))
-    shortest, longest = limits(theirs)
-    body = Mamba2(
+    shortest, longest = read_step_limits(theirs)
+    mixer = Mamba2(
         state=theirs.integer("state_size", 128),
         head_dim=head_dim,
         expand=expand,
@@ -58,51 +57,38 @@ def spec(config: dict[str, Any]) -> Decoder:
         shortest=shortest,
         longest=longest,
     )
-    return Decoder(
-        vocab=theirs.integer("vocab_size"),
-        width=width,
-        layers=(Repeat((Block((Sublayer(body, norm),)),), theirs.integer("num_hidden_layers")),),
-        norm=norm,
-        tied=theirs.flag("tie_word_embeddings", False),
-    )
+    return read_decoder(theirs, Block((Sublayer(mixer, norm),)), norm, context=None)
 
 
-def limits(theirs: Config) -> tuple[float | None, float | None]:
-    """Of Δ; None: there is none."""
+def read_step_limits(theirs: Config) -> tuple[float | None, float | None]:
+    """The lower and upper limit of Δ; None: no limit."""
     found = theirs.value("time_step_limit", (list, tuple), (0.0, math.inf))
-    numbers = [math.inf if entry == INFINITY else entry for entry in found]
-    if len(numbers) != 2 or not all(type(entry) in (int, float) for entry in numbers):
-        raise FamilyError(f"{theirs.model_type}: time_step_limit={found!r:.80} should be two numbers")
-    return numbers[0] or None, None if numbers[1] == math.inf else numbers[1]
+    limits = [math.inf if entry == INFINITY else entry for entry in found]
+    if len(limits) != 2 or not all(type(entry) in (int, float) for entry in limits):
+        raise theirs.error("time_step_limit", found, "must be two numbers")
+    return limits[0] or None, None if limits[1] == math.inf else limits[1]
 
 
-def time_step_limit(body: Mamba2) -> list[Any]:
-    return [body.shortest or 0.0, INFINITY if body.longest is None else body.longest]
+def time_step_limit(mixer: Mamba2) -> list[Any]:
+    return [mixer.shortest or 0.0, INFINITY if mixer.longest is None else mixer.longest]
 
 
 def config(model: Decoder) -> dict[str, Any]:
-    (body,) = bodies(model.blocks[0], Mamba2)
-    heads, _ = body.sizes(model.width)
-    written = {
-        "model_type": "mamba2",
-        "architectures": ["Mamba2ForCausalLM"],
-        "vocab_size": model.vocab,
-        "hidden_size": model.width,
-        "num_hidden_layers": len(model.blocks),
-        "state_size": body.state,
-        "num_heads": heads,
-        "head_dim": body.head_dim,
-        "expand": body.expand,
-        "n_groups": body.groups,
-        "conv_kernel": body.taps,
-        "use_bias": body.bias,
-        "use_conv_bias": body.conv_bias,
-        "time_step_limit": time_step_limit(body),
+    (mixer,) = bodies(model.blocks[0], Mamba2)
+    settings = decoder_config("mamba2", "Mamba2ForCausalLM", model) | {
+        "state_size": mixer.state,
+        "num_heads": mixer.sizes(model.width)[0],
+        "head_dim": mixer.head_dim,
+        "expand": mixer.expand,
+        "n_groups": mixer.groups,
+        "conv_kernel": mixer.taps,
+        "use_bias": mixer.bias,
+        "use_conv_bias": mixer.conv_bias,
+        "time_step_limit": time_step_limit(mixer),
         "hidden_act": "silu",
         "layer_norm_epsilon": getattr(model.norm, "eps", None),
-        "tie_word_embeddings": model.tied,
     }
-    return check_roundtrip("mamba2", model, written, spec)
+    return check_roundtrip("mamba2", model, settings, spec)
 
 
 def table(model: Decoder) -> Table:

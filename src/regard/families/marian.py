@@ -1,7 +1,7 @@
 """Marian (Junczys-Dowmunt et al. 2018), the OPUS translators: the 2017 encoder-decoder, sines before cosines.
 
-The two languages share a table of words, or have one each of different sizes. Its logits have a bias. Published files
-hold its sinusoids too: they are held against ours and not taken.
+The two languages share an embedding table, or each has one of its own size. The logits have a bias. Published files
+contain the sinusoids: they are compared with ours and not loaded.
 """
 
 from typing import Any
@@ -28,13 +28,13 @@ def spec(config: dict[str, Any]) -> EncoderDecoder:
     theirs = Config("marian", DEFAULTS | config)
     width, vocab, tied = theirs.integer("d_model"), theirs.integer("vocab_size"), theirs.flag("tie_word_embeddings")
     shared, scale = theirs.flag("share_encoder_decoder_embeddings"), bart.embedding_scale(theirs)
-    context, (read, write) = theirs.integer("max_position_embeddings"), bart.layers(theirs, "post")
+    context, encoder = theirs.integer("max_position_embeddings"), bart.encoder_layers(theirs, "post")
     return EncoderDecoder(
-        Encoder(Tokens(vocab, scale=scale), width, read, POSITION, context=context),
+        Encoder(Tokens(vocab, scale=scale), width, encoder, POSITION, context=context),
         Decoder(
             vocab if shared else theirs.integer("decoder_vocab_size", vocab),
             width,
-            write,
+            bart.decoder_layers(theirs, "post"),
             POSITION,
             NoNorm(),
             tied,
@@ -42,25 +42,22 @@ def spec(config: dict[str, Any]) -> EncoderDecoder:
             embedding_scale=scale,
             head_bias=True,
         ),
-        shared=shared and tied,  # untied, theirs has three tables of words
+        shared=shared and tied,  # untied, theirs has three embedding tables
     )
 
 
 def config(model: EncoderDecoder) -> dict[str, Any]:
-    settings = bart.settings(model)
-    written = settings | {
-        "model_type": "marian",
-        "architectures": ["MarianMTModel"],
+    settings = bart.common_config("marian", "MarianMTModel", model) | {
         "vocab_size": require_type(model.source.input, Tokens).vocab,
         "decoder_vocab_size": model.target.vocab,
         "share_encoder_decoder_embeddings": model.shared,
         "max_position_embeddings": model.target.context,
     }
-    return check_roundtrip("marian", model, written, spec)
+    return check_roundtrip("marian", model, settings, spec)
 
 
 def table(model: EncoderDecoder) -> Table:
-    return bart.tables(model, "model", derived=SINUSOIDS)
+    return bart.common_table(model, "model", *bart.stack_links("model", "encoder", "self_attn"), derived=SINUSOIDS)
 
 
 def sinusoids(shape: tuple[int, ...]) -> Tensor:

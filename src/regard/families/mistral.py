@@ -1,12 +1,19 @@
-"""Mistral (Jiang et al. 2023): Llama with grouped queries and a window in every layer; later ones have none again."""
+"""Mistral (Jiang et al. 2023): Llama with grouped-query attention and windows in all layers; later models have none."""
 
 from dataclasses import replace
 from typing import Any
 
 from regard.families.common.config_reader import Config
-from regard.families.common.layer_types import SLIDING, by_window, window
+from regard.families.common.decoder import (
+    LLAMA_TABLE,
+    llama_config,
+    pre_norm_block,
+    read_attention,
+    read_decoder,
+    read_swiglu,
+)
+from regard.families.common.layer_types import SLIDING, attention_by_type, window_size
 from regard.families.common.roundtrip import bodies, check_roundtrip
-from regard.families.llama import TABLE, attention, decoder, feedforward, pre, written
 from regard.models.decoder import Decoder
 from regard.parts.attention import Attention
 from regard.parts.feedforward import SwiGLU
@@ -17,16 +24,20 @@ DEFAULTS = {"num_key_value_heads": 8, "max_position_embeddings": 131072, "slidin
 
 def spec(config: dict[str, Any]) -> Decoder:
     theirs = Config("mistral", DEFAULTS | config)
-    mixer = replace(attention(theirs), bias=False)
-    mixer = by_window(theirs, mixer).get(SLIDING, mixer)
-    return decoder(theirs, pre(theirs, mixer, feedforward(theirs)))
+    attention = read_windowed(theirs, replace(read_attention(theirs), bias=False))
+    return read_decoder(theirs, pre_norm_block(theirs, attention, read_swiglu(theirs)))
+
+
+def read_windowed(theirs: Config, attention: Attention) -> Attention:
+    """The attention with the config's window, if it has one."""
+    return attention_by_type(theirs, attention).get(SLIDING, attention)
 
 
 def config(model: Decoder) -> dict[str, Any]:
-    mixer, inner = bodies(model.blocks[0], Attention, SwiGLU)
-    own = {"sliding_window": window([mixer])}
-    return check_roundtrip("mistral", model, written("MistralForCausalLM", "mistral", model, mixer, inner) | own, spec)
+    attention, feedforward = bodies(model.blocks[0], Attention, SwiGLU)
+    settings = llama_config("mistral", "MistralForCausalLM", model, attention, feedforward)
+    return check_roundtrip("mistral", model, settings | {"sliding_window": window_size([attention])}, spec)
 
 
 def table(model: Decoder) -> Table:
-    return TABLE
+    return LLAMA_TABLE

@@ -1,20 +1,30 @@
-"""Mixtral (Jiang et al. 2024): Mistral with eight experts in every layer, two of which a token passes through."""
+"""Mixtral (Jiang et al. 2024): Mistral with eight experts per layer, two of which process each token."""
 
 from dataclasses import replace
 from typing import Any
 
-from regard.families import llama
 from regard.families.common.config_reader import Config
-from regard.families.common.layer_types import SLIDING, by_window, window
-from regard.families.common.moe import balance, routed, sparse
+from regard.families.common.decoder import (
+    ATTENTION_PROJECTIONS,
+    EMBEDDING_AND_HEAD,
+    IGNORED,
+    LAYER,
+    NORMS,
+    llama_config,
+    pre_norm_block,
+    read_attention,
+    read_decoder,
+    read_swiglu,
+)
+from regard.families.common.layer_types import window_size
+from regard.families.common.moe import balance_per_layer, expert_links, mixer_and_experts, routing_config
 from regard.families.common.roundtrip import check_roundtrip
-from regard.families.llama import ENDS, FEEDFORWARD, IGNORED, LAYER, NORMS, PROJECTIONS
+from regard.families.mistral import read_windowed
 from regard.models.decoder import Decoder
 from regard.parts.attention import Attention
 from regard.parts.experts import Experts
 from regard.parts.router import Router
-from regard.weights.ops import StackTensors
-from regard.weights.table import Link, Table
+from regard.weights.table import Table
 
 DEFAULTS = {
     "num_key_value_heads": 8,
@@ -25,40 +35,31 @@ DEFAULTS = {
     "num_experts_per_tok": 2,
     "router_aux_loss_coef": 0.001,
 }
-NAMES = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
-MOE = f"{LAYER}.block_sparse_moe"
-TABLE = Table(
-    *ENDS,
-    *PROJECTIONS,
-    *NORMS,
-    Link(f"{MOE}.gate.weight", f"{FEEDFORWARD}.body.router.proj.weight"),
-    *(
-        Link(f"{MOE}.experts.{{each}}.{theirs}.weight", f"{FEEDFORWARD}.body.experts.{ours}.weight", StackTensors())
-        for theirs, ours in NAMES.items()
-    ),
-    ignored=IGNORED,
-)
+EXPERTS = expert_links(f"{LAYER}.block_sparse_moe", names={"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"})
+TABLE = Table(*EMBEDDING_AND_HEAD, ATTENTION_PROJECTIONS, *NORMS, *EXPERTS, ignored=IGNORED)
 
 
 def spec(config: dict[str, Any]) -> Decoder:
     theirs = Config("mixtral", DEFAULTS | config)
-    mixer = replace(llama.attention(theirs), bias=False)
-    mixer = by_window(theirs, mixer).get(SLIDING, mixer)
+    attention = read_windowed(theirs, replace(read_attention(theirs), bias=False))
     experts = Experts(
         theirs.integer("num_local_experts"),
         theirs.integer("num_experts_per_tok"),
-        llama.feedforward(theirs),
+        read_swiglu(theirs),
         router=Router(renormalize=True),
-        balance=balance(theirs, theirs.integer("num_hidden_layers")),
+        balance=balance_per_layer(theirs, theirs.integer("num_hidden_layers")),
     )
-    return llama.decoder(theirs, llama.pre(theirs, mixer, experts))
+    return read_decoder(theirs, pre_norm_block(theirs, attention, experts))
 
 
 def config(model: Decoder) -> dict[str, Any]:
-    mixer, experts = sparse(model, Attention)
-    own = {"num_local_experts": experts.count, "sliding_window": window([mixer]), **routed(model, experts)}
-    written = llama.written("MixtralForCausalLM", "mixtral", model, mixer, experts.expert) | own
-    return check_roundtrip("mixtral", model, written, spec)
+    attention, experts = mixer_and_experts(model, Attention)
+    settings = llama_config("mixtral", "MixtralForCausalLM", model, attention, experts.expert) | {
+        "num_local_experts": experts.count,
+        "sliding_window": window_size([attention]),
+        **routing_config(model, experts),
+    }
+    return check_roundtrip("mixtral", model, settings, spec)
 
 
 def table(model: Decoder) -> Table:

@@ -1,14 +1,14 @@
-"""MPT (MosaicML 2023): ALiBi in place of positions, LayerNorm before every sublayer, no bias anywhere.
+"""MPT (MosaicML 2023): ALiBi as the only position, LayerNorm before every sublayer, no biases.
 
-`clip_qkv` bounds queries, keys and values. The config has words that the class in `transformers` does not obey: other
-norms, scaled logits, biases (refused), and flatter slopes, which are read (StoryWriter has them) but not written.
+`clip_qkv` bounds queries, keys and values. The class in `transformers` ignores some keys of the config: other norms,
+scaled logits and biases are refused; `alibi_bias_max` (flatter slopes, as in StoryWriter) is read but not written.
 """
 
 from typing import Any
 
 from regard.families.common.config_reader import Config, FamilyError
+from regard.families.common.names import ATTENTION, FEEDFORWARD, QKV
 from regard.families.common.roundtrip import bodies, check_roundtrip
-from regard.families.gpt2 import ATTENTION, FEEDFORWARD, PACKED
 from regard.models.decoder import Decoder
 from regard.models.stack import Repeat
 from regard.parts.attention import Attention
@@ -22,7 +22,7 @@ from regard.weights.table import Link, Table
 TABLE = Table(
     Link("transformer.wte.weight", "embedding.weight"),
     Link("transformer.blocks.{i}.norm_1.weight", f"{ATTENTION}.norm.weight"),
-    Link("transformer.blocks.{i}.attn.Wqkv.{leaf}", PACKED, Split()),
+    Link("transformer.blocks.{i}.attn.Wqkv.{leaf}", QKV, Split()),
     Link("transformer.blocks.{i}.attn.out_proj.weight", f"{ATTENTION}.body.o_proj.weight"),
     Link("transformer.blocks.{i}.norm_2.weight", f"{FEEDFORWARD}.norm.weight"),
     Link("transformer.blocks.{i}.ffn.{proj}.weight", f"{FEEDFORWARD}.body.{{proj}}.weight"),
@@ -31,8 +31,8 @@ TABLE = Table(
     prefix="transformer.",
     ignored=("lm_head.weight",),
 )
-ONLY = {"expansion_ratio": 4, "no_bias": True, "logit_scale": None, "norm_type": "low_precision_layernorm"}
-ATTENTION_ONLY = {
+SUPPORTED = {"expansion_ratio": 4, "no_bias": True, "logit_scale": None, "norm_type": "low_precision_layernorm"}
+SUPPORTED_ATTENTION = {
     "attn_type": "multihead_attention",
     "alibi": True,
     "qk_ln": False,
@@ -43,13 +43,13 @@ ATTENTION_ONLY = {
 
 def spec(config: dict[str, Any]) -> Decoder:
     theirs = Config("mpt", config)
-    settings = theirs.table("attn_config")
-    for key, allowed in ONLY.items():
-        theirs.only(key, allowed)
-    for key, allowed in ATTENTION_ONLY.items():
-        settings.only(key, allowed)
+    settings = theirs.nested("attn_config")
+    for key, value in SUPPORTED.items():
+        theirs.accept_only(key, value)
+    for key, value in SUPPORTED_ATTENTION.items():
+        settings.accept_only(key, value)
     width = theirs.integer("d_model")
-    clip, scale = (settings.number(key) if settings.has(key) else None for key in ("clip_qkv", "softmax_scale"))
+    clip, scale = settings.number_or_none("clip_qkv"), settings.number_or_none("softmax_scale")
     position = Alibi(exponent=settings.number("alibi_bias_max", 8))
     attention = Attention(theirs.integer("n_heads"), position=position, clip=clip or None, scale=scale)
     norm = LayerNorm(theirs.number("layer_norm_epsilon", 1e-5), bias=False)
@@ -67,8 +67,8 @@ def spec(config: dict[str, Any]) -> Decoder:
 def config(model: Decoder) -> dict[str, Any]:
     attention, _ = bodies(model.blocks[0], Attention, FeedForward)
     if isinstance(attention.position, Alibi) and attention.position.exponent != 8:
-        raise FamilyError(f"transformers' mpt takes no ALiBi but that of exponent=8, found {attention.position}")
-    written = {
+        raise FamilyError(f"transformers' mpt supports only ALiBi with exponent=8, found {attention.position}")
+    settings = {
         "model_type": "mpt",
         "architectures": ["MptForCausalLM"],
         "vocab_size": model.vocab,
@@ -80,7 +80,7 @@ def config(model: Decoder) -> dict[str, Any]:
         "attn_config": {"clip_qkv": attention.clip, "softmax_scale": attention.scale},
         "tie_word_embeddings": model.tied,
     }
-    return check_roundtrip("mpt", model, written, spec)
+    return check_roundtrip("mpt", model, settings, spec)
 
 
 def table(model: Decoder) -> Table:

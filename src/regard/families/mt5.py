@@ -1,4 +1,4 @@
-"""mT5 (Xue et al. 2020): T5 version 1.1 for 101 languages. Its head is its own in published files, and never scaled."""
+"""mT5 (Xue et al. 2020): T5 version 1.1 for 101 languages; published models have an untied head without a scale."""
 
 from typing import Any
 
@@ -15,13 +15,13 @@ DEFAULTS = t5.DEFAULTS | {
 
 def spec(config: dict[str, Any]) -> EncoderDecoder:
     theirs = Config("mt5", DEFAULTS | config)
-    body = t5.feedforward(theirs)
-    return t5.stacks(theirs, (body,), (body,), scaled=False)
+    feedforward = t5.read_feedforward(theirs)
+    return t5.read_t5(theirs, (feedforward,), (feedforward,), scaled=False)
 
 
 def config(model: EncoderDecoder) -> dict[str, Any]:
-    names = {"model_type": "mt5", "architectures": ["MT5ForConditionalGeneration"]}
-    return check_roundtrip("mt5", model, names | t5.settings(model) | t5.body(model), spec)
+    settings = t5.common_config("mt5", "MT5ForConditionalGeneration", model) | t5.feedforward_config(model)
+    return check_roundtrip("mt5", model, settings, spec)
 
 
 def table(model: EncoderDecoder) -> Table:

@@ -1,12 +1,23 @@
-"""OLMo 2 (OLMo team 2024): Llama with norms behind its sublayers, and one over all heads' queries or keys at once."""
+"""OLMo 2 (OLMo team 2024): Llama with norms after its sublayers, and norms over the queries and keys of all heads."""
 
 from dataclasses import replace
 from typing import Any
 
-from regard.families import llama
 from regard.families.common.config_reader import Config
+from regard.families.common.decoder import (
+    EMBEDDING_AND_HEAD,
+    IGNORED,
+    LAYER,
+    PROJECTIONS,
+    QK_NORMS,
+    llama_config,
+    read_attention,
+    read_decoder,
+    read_rms_norm,
+    read_swiglu,
+)
+from regard.families.common.names import ATTENTION, FEEDFORWARD
 from regard.families.common.roundtrip import bodies, check_roundtrip
-from regard.families.llama import ATTENTION, FEEDFORWARD, LAYER, attention, decoder, feedforward, norm, written
 from regard.models.decoder import Decoder
 from regard.parts.attention import Attention
 from regard.parts.block import Block, Sublayer
@@ -16,26 +27,27 @@ from regard.weights.table import Link, Table
 
 DEFAULTS = {"rms_norm_eps": 1e-5}
 TABLE = Table(
-    *llama.ENDS,
-    *llama.PROJECTIONS,
-    *llama.QK_NORMS,
+    *EMBEDDING_AND_HEAD,
+    *PROJECTIONS,
+    *QK_NORMS,
     Link(f"{LAYER}.post_attention_layernorm.weight", f"{ATTENTION}.after.weight"),
     Link(f"{LAYER}.post_feedforward_layernorm.weight", f"{FEEDFORWARD}.after.weight"),
-    ignored=llama.IGNORED,
+    ignored=IGNORED,
 )
 
 
 def spec(config: dict[str, Any]) -> Decoder:
     theirs = Config("olmo2", DEFAULTS | config)
-    mixer = replace(attention(theirs), qk_norm=norm(theirs), norm_over="all")
-    parts = mixer, feedforward(theirs)
-    return decoder(theirs, Block(tuple(Sublayer(part, NoNorm(), after=norm(theirs)) for part in parts)))
+    norm = read_rms_norm(theirs)
+    attention = replace(read_attention(theirs), qk_norm=norm, norm_over="all")
+    sublayers = (Sublayer(body, NoNorm(), after=norm) for body in (attention, read_swiglu(theirs)))
+    return read_decoder(theirs, Block(tuple(sublayers)))
 
 
 def config(model: Decoder) -> dict[str, Any]:
-    mixer, inner = bodies(model.blocks[0], Attention, SwiGLU)
-    own = {"attention_bias": mixer.bias}
-    return check_roundtrip("olmo2", model, written("Olmo2ForCausalLM", "olmo2", model, mixer, inner) | own, spec)
+    attention, feedforward = bodies(model.blocks[0], Attention, SwiGLU)
+    settings = llama_config("olmo2", "Olmo2ForCausalLM", model, attention, feedforward)
+    return check_roundtrip("olmo2", model, settings | {"attention_bias": attention.bias}, spec)
 
 
 def table(model: Decoder) -> Table:

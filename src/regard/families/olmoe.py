@@ -1,13 +1,24 @@
-"""OLMoE (Muennighoff et al. 2024): Llama with a norm over all queries and over all keys, and 64 small experts."""
+"""OLMoE (Muennighoff et al. 2024): Llama with norms over the queries and keys of all heads, and 64 small experts."""
 
 from dataclasses import replace
 from typing import Any
 
-from regard.families import llama
 from regard.families.common.config_reader import Config, FamilyError
-from regard.families.common.moe import EXPERTS, balance, routed, sparse
+from regard.families.common.decoder import (
+    EMBEDDING_AND_HEAD,
+    IGNORED,
+    NORMS,
+    PROJECTIONS,
+    QK_NORMS,
+    llama_config,
+    pre_norm_block,
+    read_attention,
+    read_decoder,
+    read_rms_norm,
+    read_swiglu,
+)
+from regard.families.common.moe import EXPERTS, balance_per_layer, mixer_and_experts, routing_config
 from regard.families.common.roundtrip import check_roundtrip
-from regard.families.llama import ENDS, IGNORED, NORMS, PROJECTIONS, QK_NORMS
 from regard.models.decoder import Decoder
 from regard.parts.attention import Attention
 from regard.parts.experts import Experts
@@ -22,37 +33,36 @@ DEFAULTS = {
     "norm_topk_prob": False,
     "router_aux_loss_coef": 0.01,
 }
-TABLE = Table(*ENDS, *PROJECTIONS, *NORMS, *QK_NORMS, *EXPERTS, ignored=IGNORED)
+TABLE = Table(*EMBEDDING_AND_HEAD, *PROJECTIONS, *NORMS, *QK_NORMS, *EXPERTS, ignored=IGNORED)
 
 
 def spec(config: dict[str, Any]) -> Decoder:
     theirs = Config("olmoe", DEFAULTS | config)
-    clip = theirs.number("clip_qkv") if theirs.has("clip_qkv") else None
-    mixer = replace(llama.attention(theirs), qk_norm=llama.norm(theirs), norm_over="all", clip=clip)
+    norm, clip = read_rms_norm(theirs), theirs.number_or_none("clip_qkv")
+    attention = replace(read_attention(theirs), qk_norm=norm, norm_over="all", clip=clip)
     experts = Experts(
         theirs.integer("num_experts"),
         theirs.integer("num_experts_per_tok"),
-        llama.feedforward(theirs),
+        read_swiglu(theirs),
         router=Router(renormalize=theirs.flag("norm_topk_prob")),
-        balance=balance(theirs, theirs.integer("num_hidden_layers")),
+        balance=balance_per_layer(theirs, theirs.integer("num_hidden_layers")),
     )
-    return llama.decoder(theirs, llama.pre(theirs, mixer, experts))
+    return read_decoder(theirs, pre_norm_block(theirs, attention, experts))
 
 
 def config(model: Decoder) -> dict[str, Any]:
-    mixer, experts = sparse(model, Attention)
-    heads, _, head_dim = mixer.sizes(model.width)
+    attention, experts = mixer_and_experts(model, Attention)
+    heads, _, head_dim = attention.sizes(model.width)
     if heads * head_dim != model.width:
-        raise FamilyError(f"an olmoe model has heads · head_dim = width, not {heads} · {head_dim} = {model.width}")
-    own = {
-        "attention_bias": mixer.bias,
-        "clip_qkv": mixer.clip,
+        raise FamilyError(f"transformers' olmoe needs heads={heads} · head_dim={head_dim} to be width={model.width}")
+    settings = llama_config("olmoe", "OlmoeForCausalLM", model, attention, experts.expert) | {
+        "attention_bias": attention.bias,
+        "clip_qkv": attention.clip,
         "num_experts": experts.count,
         "norm_topk_prob": experts.router.renormalizes(experts.top_k),
-        **routed(model, experts),
+        **routing_config(model, experts),
     }
-    written = llama.written("OlmoeForCausalLM", "olmoe", model, mixer, experts.expert) | own
-    return check_roundtrip("olmoe", model, written, spec)
+    return check_roundtrip("olmoe", model, settings, spec)
 
 
 def table(model: Decoder) -> Table:

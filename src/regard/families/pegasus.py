@@ -1,12 +1,13 @@
-"""Pegasus (Zhang et al. 2019): BART with sinusoids, and norms before the sublayers and behind each stack.
+"""Pegasus (Zhang et al. 2019): BART with sinusoidal positions, norms before the sublayers and after each stack.
 
-Its files hold the sinusoids: they are held against ours and not taken, and an export leaves them out.
+Its files contain the sinusoids: they are compared with ours and not loaded, and an export does not write them.
 """
 
 from typing import Any
 
 from regard.families import bart
 from regard.families.common.config_reader import Config
+from regard.families.common.names import module_links
 from regard.families.common.roundtrip import check_roundtrip
 from regard.families.marian import POSITION, SINUSOIDS
 from regard.models.decoder import Decoder
@@ -14,31 +15,28 @@ from regard.models.encoder import Encoder
 from regard.models.encoder_decoder import EncoderDecoder
 from regard.parts.input import Tokens
 from regard.parts.norm import LayerNorm
-from regard.weights.table import Link, Table
+from regard.weights.table import Table
 
-NORMS = (
-    Link("model.encoder.layer_norm.{leaf}", "source.norm.{leaf}"),
-    Link("model.decoder.layer_norm.{leaf}", "target.norm.{leaf}"),
-)
+FINAL_NORMS = module_links("model", {f"{theirs}.layer_norm": f"{ours}.norm" for theirs, ours in bart.STACKS.items()})
 
 
 def spec(config: dict[str, Any]) -> EncoderDecoder:
     theirs = Config("pegasus", bart.DEFAULTS | config)
     width, vocab, tied = theirs.integer("d_model"), theirs.integer("vocab_size"), theirs.flag("tie_word_embeddings")
-    scale, norm, (read, write) = bart.embedding_scale(theirs), LayerNorm(), bart.layers(theirs, "pre")
-    context = theirs.integer("max_position_embeddings")
+    scale, norm, context = bart.embedding_scale(theirs), LayerNorm(), theirs.integer("max_position_embeddings")
+    encoder, decoder = bart.encoder_layers(theirs, "pre"), bart.decoder_layers(theirs, "pre")
     return EncoderDecoder(
-        Encoder(Tokens(vocab, scale=scale), width, read, POSITION, norm=norm, context=context),
-        Decoder(vocab, width, write, POSITION, norm, tied, context, embedding_scale=scale, head_bias=True),
-        shared=tied,  # untied, theirs has three tables of words
+        Encoder(Tokens(vocab, scale=scale), width, encoder, POSITION, norm=norm, context=context),
+        Decoder(vocab, width, decoder, POSITION, norm, tied, context, embedding_scale=scale, head_bias=True),
+        shared=tied,  # untied, theirs has three embedding tables
     )
 
 
 def config(model: EncoderDecoder) -> dict[str, Any]:
-    names = {"model_type": "pegasus", "architectures": ["PegasusForConditionalGeneration"]}
-    written = names | bart.settings(model) | {"max_position_embeddings": model.target.context}
-    return check_roundtrip("pegasus", model, written, spec)
+    settings = bart.common_config("pegasus", "PegasusForConditionalGeneration", model)
+    return check_roundtrip("pegasus", model, settings | {"max_position_embeddings": model.target.context}, spec)
 
 
 def table(model: EncoderDecoder) -> Table:
-    return bart.tables(model, "model", *NORMS, derived=SINUSOIDS)
+    encoder = bart.stack_links("model", "encoder", "self_attn")
+    return bart.common_table(model, "model", *encoder, *FINAL_NORMS, derived=SINUSOIDS)

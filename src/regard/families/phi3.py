@@ -1,18 +1,29 @@
-"""Phi-3 (Abdin et al. 2024): Llama with packed projections, a window in some sizes, and LongRoPE in the long ones.
+"""Phi-3 (Abdin et al. 2024): Llama with fused projections, windows in some sizes, and LongRoPE for long contexts.
 
-The length it was first trained on stands beside the rope's settings and counts before what they say; "su" and "yarn"
-are older names of its LongRoPE.
+The length that it was first trained on is outside the rope's settings and has priority over the value inside them.
+"su" and "yarn" are older names of its LongRoPE.
 """
 
 from dataclasses import replace
 from typing import Any
 
-from regard.families import llama
 from regard.families.common.config_reader import Config, FamilyError
-from regard.families.common.layer_types import SLIDING, by_window, window
-from regard.families.common.rope_config import rope
+from regard.families.common.decoder import (
+    EMBEDDING_AND_HEAD,
+    IGNORED,
+    LAYER,
+    NORMS,
+    llama_config,
+    pre_norm_block,
+    read_attention,
+    read_decoder,
+    read_swiglu,
+)
+from regard.families.common.layer_types import window_size
+from regard.families.common.names import ATTENTION, FEEDFORWARD, GATE_UP, QKV
+from regard.families.common.rope_config import read_rope
 from regard.families.common.roundtrip import bodies, check_roundtrip
-from regard.families.llama import ATTENTION, FEEDFORWARD, LAYER, attention, decoder, feedforward, pre, written
+from regard.families.mistral import read_windowed
 from regard.models.decoder import Decoder
 from regard.parts.attention import Attention
 from regard.parts.feedforward import SwiGLU
@@ -21,43 +32,41 @@ from regard.weights.ops import Split
 from regard.weights.table import Link, Table
 
 DEFAULTS = {"max_position_embeddings": 4096, "original_max_position_embeddings": 4096, "rms_norm_eps": 1e-5}
-PACKED = tuple(f"{ATTENTION}.body.{side}_proj.weight" for side in "qkv")
-GATED = tuple(f"{FEEDFORWARD}.body.{part}_proj.weight" for part in ("gate", "up"))
 TABLE = Table(
-    *llama.ENDS,
-    *llama.NORMS,
-    Link(f"{LAYER}.self_attn.qkv_proj.weight", PACKED, Split()),
+    *EMBEDDING_AND_HEAD,
+    *NORMS,
+    Link(f"{LAYER}.self_attn.qkv_proj.{{leaf}}", QKV, Split()),
     Link(f"{LAYER}.self_attn.o_proj.weight", f"{ATTENTION}.body.o_proj.weight"),
-    Link(f"{LAYER}.mlp.gate_up_proj.weight", GATED, Split()),
+    Link(f"{LAYER}.mlp.gate_up_proj.{{leaf}}", GATE_UP, Split()),
     Link(f"{LAYER}.mlp.down_proj.weight", f"{FEEDFORWARD}.body.down_proj.weight"),
-    ignored=llama.IGNORED,
+    ignored=IGNORED,
 )
 
 
 def spec(config: dict[str, Any]) -> Decoder:
-    theirs = Config("phi3", DEFAULTS | renamed(config))
-    position = rope(theirs, share=1.0)
+    theirs = Config("phi3", DEFAULTS | rename_longrope(config))
+    position = read_rope(theirs, share=1.0)
     if position.scaling is not None and not isinstance(position.scaling, LongRope):
-        raise FamilyError(f"phi3: its rope is stretched by longrope, not by {position.scaling.kind}")
-    mixer = replace(attention(theirs, position), bias=False)
-    mixer = by_window(theirs, mixer).get(SLIDING, mixer)
-    return decoder(theirs, pre(theirs, mixer, feedforward(theirs)))
+        raise FamilyError(f"phi3: rope_type={position.scaling.kind!r} is not supported, only 'longrope' is")
+    attention = read_windowed(theirs, replace(read_attention(theirs, position), bias=False))
+    return read_decoder(theirs, pre_norm_block(theirs, attention, read_swiglu(theirs)))
 
 
 def config(model: Decoder) -> dict[str, Any]:
-    mixer, inner = bodies(model.blocks[0], Attention, SwiGLU)
-    own = {"sliding_window": window([mixer])}
-    scaling = getattr(mixer.position, "scaling", None)
+    attention, feedforward = bodies(model.blocks[0], Attention, SwiGLU)
+    settings = llama_config("phi3", "Phi3ForCausalLM", model, attention, feedforward)
+    settings["sliding_window"] = window_size([attention])
+    scaling = getattr(attention.position, "scaling", None)
     if isinstance(scaling, LongRope):
-        own["original_max_position_embeddings"] = scaling.length
-    return check_roundtrip("phi3", model, written("Phi3ForCausalLM", "phi3", model, mixer, inner) | own, spec)
+        settings["original_max_position_embeddings"] = scaling.length
+    return check_roundtrip("phi3", model, settings, spec)
 
 
 def table(model: Decoder) -> Table:
     return TABLE
 
 
-def renamed(config: dict[str, Any]) -> dict[str, Any]:
+def rename_longrope(config: dict[str, Any]) -> dict[str, Any]:
     for key in ("rope_scaling", "rope_parameters"):
         settings = config.get(key)
         if isinstance(settings, dict) and settings.get("rope_type", settings.get("type")) in ("su", "yarn"):

@@ -1,12 +1,27 @@
-"""Qwen2 (Yang et al. 2024): Llama with biases on queries, keys and values, and windows above some depth."""
+"""Qwen2 (Yang et al. 2024): Llama with biases on queries, keys and values, and windows in the later layers."""
 
 from dataclasses import replace
 from typing import Any
 
 from regard.families.common.config_reader import Config
-from regard.families.common.layer_types import FULL, SLIDING, arranged, by_window, layer_types, listed, window
+from regard.families.common.decoder import (
+    LLAMA_TABLE,
+    llama_config,
+    pre_norm_block,
+    read_attention,
+    read_decoder,
+    read_swiglu,
+)
+from regard.families.common.layer_types import (
+    FULL,
+    SLIDING,
+    attention_by_type,
+    layer_list,
+    layer_types,
+    tile_blocks,
+    window_size,
+)
 from regard.families.common.roundtrip import bodies, check_roundtrip
-from regard.families.llama import TABLE, attention, decoder, feedforward, pre, written
 from regard.models.decoder import Decoder
 from regard.models.stack import Repeat
 from regard.parts.attention import Attention
@@ -18,40 +33,46 @@ DEFAULTS = {
     "max_position_embeddings": 32768,
     "use_sliding_window": False,
     "sliding_window": 4096,
-    "max_window_layers": 28,  # those that have no window
+    "max_window_layers": 28,  # the number of layers without a window, which come first
 }
 
 
 def spec(config: dict[str, Any]) -> Decoder:
     theirs = Config("qwen2", DEFAULTS | config)
-    return decoder(theirs, layers(theirs, replace(attention(theirs), bias=True, out_bias=False)))
+    attention = replace(read_attention(theirs), bias=True, out_bias=False)
+    return read_decoder(theirs, read_layers(theirs, attention))
 
 
 def config(model: Decoder) -> dict[str, Any]:
-    return check_roundtrip("qwen2", model, windowed("Qwen2ForCausalLM", "qwen2", model), spec)
+    return check_roundtrip("qwen2", model, common_config("qwen2", "Qwen2ForCausalLM", model), spec)
 
 
 def table(model: Decoder) -> Table:
-    return TABLE
+    return LLAMA_TABLE
 
 
-def layers(theirs: Config, mixer: Attention) -> tuple[Repeat, ...]:
-    mixers = by_window(theirs, mixer) if theirs.flag("use_sliding_window") else {FULL: mixer}
-    blocks = {kind: pre(theirs, mixer, feedforward(theirs)) for kind, mixer in mixers.items()}
-    if kinds := listed(theirs, "layer_types", str, ()):
-        return arranged(theirs, blocks, kinds)
+def read_optional_windows(theirs: Config, attention: Attention) -> dict[str, Attention]:
+    """The attention of each layer type; windows only with `use_sliding_window`."""
+    return attention_by_type(theirs, attention) if theirs.flag("use_sliding_window") else {FULL: attention}
+
+
+def read_layers(theirs: Config, attention: Attention) -> tuple[Repeat, ...]:
+    feedforward, attentions = read_swiglu(theirs), read_optional_windows(theirs, attention)
+    blocks = {kind: pre_norm_block(theirs, attention, feedforward) for kind, attention in attentions.items()}
+    if kinds := layer_list(theirs, "layer_types", str, ()):
+        return tile_blocks(theirs, blocks, kinds)
     depth = theirs.integer("num_hidden_layers")
-    without = min(max(theirs.integer("max_window_layers"), 0), depth) if SLIDING in blocks else depth
-    runs = {FULL: without, SLIDING: depth - without}
+    full = min(max(theirs.integer("max_window_layers"), 0), depth) if SLIDING in blocks else depth
+    runs = {FULL: full, SLIDING: depth - full}
     return tuple(Repeat((blocks[kind],), times) for kind, times in runs.items() if times)
 
 
-def windowed(architecture: str, model_type: str, model: Decoder) -> dict[str, Any]:
-    """What Qwens write."""
+def common_config(model_type: str, architecture: str, model: Decoder) -> dict[str, Any]:
+    """The keys that Qwen2 and Qwen3 have."""
     pairs = [bodies(block, Attention, SwiGLU) for block in model.blocks]
-    mixers = [mixer for mixer, _ in pairs]
-    return written(architecture, model_type, model, *pairs[0]) | {
-        "use_sliding_window": window(mixers) is not None,
-        "sliding_window": window(mixers),
-        "layer_types": layer_types(mixers),
-    }
+    return llama_config(model_type, architecture, model, *pairs[0]) | window_config([pair[0] for pair in pairs])
+
+
+def window_config(attentions: list[Attention]) -> dict[str, Any]:
+    size = window_size(attentions)
+    return {"use_sliding_window": size is not None, "sliding_window": size, "layer_types": layer_types(attentions)}

@@ -1,18 +1,30 @@
-"""Qwen2-MoE (Yang et al. 2024): Qwen2 with experts, beside one that every token passes, as much as its gate lets it.
+"""Qwen2-MoE (Yang et al. 2024): Qwen2 with routed experts and one gated shared expert.
 
-Some layers may be dense: those that are listed, and all but every so-many-th.
+Some layers may be dense: the listed ones, and all but every n-th.
 """
 
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from regard.families import llama
-from regard.families.common.config_reader import Config, FamilyError
-from regard.families.common.layer_types import FULL, SLIDING, arranged, by_window, every, layer_types, listed, window
-from regard.families.common.moe import EXPERTS, balance, dense, routed, sparse
+from regard.families.common.config_reader import Config
+from regard.families.common.decoder import (
+    EMBEDDING_AND_HEAD,
+    IGNORED,
+    LAYER,
+    NORMS,
+    PROJECTIONS,
+    llama_config,
+    pre_norm_block,
+    read_attention,
+    read_decoder,
+    read_swiglu,
+)
+from regard.families.common.layer_types import FULL, SLIDING, layer_interval, layer_list, tile_blocks
+from regard.families.common.moe import EXPERTS, balance_per_layer, dense_layers, mixer_and_experts, routing_config
+from regard.families.common.names import FEEDFORWARD
 from regard.families.common.roundtrip import bodies, check_roundtrip
-from regard.families.llama import ENDS, FEEDFORWARD, IGNORED, LAYER, NORMS, PROJECTIONS
+from regard.families.qwen2 import read_optional_windows, window_config
 from regard.models.decoder import Decoder
 from regard.models.stack import Repeat
 from regard.parts.attention import Attention
@@ -27,7 +39,7 @@ DEFAULTS = {
     "max_position_embeddings": 32768,
     "use_sliding_window": False,
     "sliding_window": 4096,
-    "max_window_layers": 28,  # above them there is no window
+    "max_window_layers": 28,  # only layers below this index have a window, and of these every second
     "qkv_bias": True,
     "num_experts": 60,
     "num_experts_per_tok": 4,
@@ -36,51 +48,52 @@ DEFAULTS = {
     "norm_topk_prob": False,
     "router_aux_loss_coef": 0.001,
 }
-DEEPEST = 1024  # layers of which each is looked at; a config may claim any number
+MAX_LAYERS = 1024  # each layer is looked up on its own; a config may claim any number
 SHARED = (
     Link(f"{LAYER}.mlp.shared_expert.{{proj}}.weight", f"{FEEDFORWARD}.body.shared.{{proj}}.weight"),
     Link(f"{LAYER}.mlp.shared_expert_gate.weight", f"{FEEDFORWARD}.body.shared_gate.weight"),
 )
-TABLE = Table(*ENDS, *PROJECTIONS, *NORMS, *EXPERTS, *SHARED, ignored=IGNORED)
+TABLE = Table(*EMBEDDING_AND_HEAD, *PROJECTIONS, *NORMS, *EXPERTS, *SHARED, ignored=IGNORED)
 
 
 def spec(config: dict[str, Any]) -> Decoder:
     theirs = Config("qwen2_moe", DEFAULTS | config)
-    mixer = replace(llama.attention(theirs), bias=theirs.flag("qkv_bias"), out_bias=False)
-    mixers = by_window(theirs, mixer) if theirs.flag("use_sliding_window") else {FULL: mixer}
-    windows = theirs.integer("max_window_layers") if SLIDING in mixers else 0
-    usual = tuple(SLIDING if n % 2 == 0 and n < windows else FULL for n in range(depth(theirs)))
-    kinds = listed(theirs, "layer_types", str, usual)
+    attention = replace(read_attention(theirs), bias=theirs.flag("qkv_bias"), out_bias=False)
+    attentions = read_optional_windows(theirs, attention)
+    windows = theirs.integer("max_window_layers") if SLIDING in attentions else 0
+    default = tuple(SLIDING if n % 2 == 0 and n < windows else FULL for n in range(read_depth(theirs)))
+    kinds = layer_list(theirs, "layer_types", str, default)
     shared = SwiGLU(theirs.integer("shared_expert_intermediate_size"))
-    inner = replace(experts(theirs), shared=shared, shared_gate=True)
-    return llama.decoder(theirs, layers(theirs, mixers, kinds, inner))
+    experts = replace(read_experts(theirs), shared=shared, shared_gate=True)
+    return read_decoder(theirs, read_layers(theirs, attentions, kinds, experts))
 
 
 def config(model: Decoder) -> dict[str, Any]:
-    mixer, inner = sparse(model, Attention)
-    mixers = [bodies(block, Attention, Body)[0] for block in model.blocks]
-    own = {
-        "use_sliding_window": window(mixers) is not None,
-        "sliding_window": window(mixers),
-        "layer_types": layer_types(mixers),
-        "qkv_bias": mixer.bias,
-        "shared_expert_intermediate_size": inner.shared.hidden_dim(model.width) if inner.shared else 0,
-    }
-    return check_roundtrip("qwen2_moe", model, written("Qwen2MoeForCausalLM", "qwen2_moe", model) | own, spec)
+    attention, experts = mixer_and_experts(model, Attention)
+    attentions = [bodies(block, Attention, Body)[0] for block in model.blocks]
+    settings = (
+        common_config("qwen2_moe", "Qwen2MoeForCausalLM", model)
+        | window_config(attentions)
+        | {
+            "qkv_bias": attention.bias,
+            "shared_expert_intermediate_size": experts.shared.hidden_dim(model.width) if experts.shared else 0,
+        }
+    )
+    return check_roundtrip("qwen2_moe", model, settings, spec)
 
 
 def table(model: Decoder) -> Table:
     return TABLE
 
 
-def depth(theirs: Config) -> int:
+def read_depth(theirs: Config) -> int:
     found = theirs.integer("num_hidden_layers")
-    if not 0 < found <= DEEPEST:
-        raise FamilyError(f"{theirs.model_type}: num_hidden_layers={found} should be from 1 to {DEEPEST}")
+    if not 0 < found <= MAX_LAYERS:
+        raise theirs.error("num_hidden_layers", found, f"must be from 1 to {MAX_LAYERS}")
     return found
 
 
-def experts(theirs: Config) -> Experts:
+def read_experts(theirs: Config) -> Experts:
     return Experts(
         theirs.integer("num_local_experts", theirs.integer("num_experts")),
         theirs.integer("num_experts_per_tok"),
@@ -89,25 +102,29 @@ def experts(theirs: Config) -> Experts:
     )
 
 
-def layers(
-    theirs: Config, mixers: Mapping[str, Attention], kinds: tuple[str, ...], experts: Experts
+def read_layers(
+    theirs: Config, attentions: Mapping[str, Attention], kinds: tuple[str, ...], experts: Experts
 ) -> tuple[Repeat, ...]:
-    """Attention of these kinds; with experts every so many layers, but for those that are listed."""
-    without, step = {*theirs.each("mlp_only_layers", int, ())}, every(theirs, "decoder_sparse_step", 1)
-    has = [n not in without and (n + 1) % step == 0 for n in range(depth(theirs))]
-    inner = {False: llama.feedforward(theirs), True: replace(experts, balance=balance(theirs, sum(has)))}
-    blocks = {(kind, h): llama.pre(theirs, mixer, inner[h]) for kind, mixer in mixers.items() for h in inner}
-    return arranged(theirs, blocks, tuple(zip(kinds, has, strict=True)))
+    """Layers with attention of these kinds; every n-th has experts, except those in `mlp_only_layers`."""
+    dense, step = {*theirs.list_of(int, "mlp_only_layers", ())}, layer_interval(theirs, "decoder_sparse_step", 1)
+    sparse = [n not in dense and (n + 1) % step == 0 for n in range(read_depth(theirs))]
+    feedforwards = {False: read_swiglu(theirs), True: replace(experts, balance=balance_per_layer(theirs, sum(sparse)))}
+    blocks = {
+        (kind, has_experts): pre_norm_block(theirs, attention, feedforward)
+        for kind, attention in attentions.items()
+        for has_experts, feedforward in feedforwards.items()
+    }
+    return tile_blocks(theirs, blocks, tuple(zip(kinds, sparse, strict=True)))
 
 
-def written(architecture: str, model_type: str, model: Decoder) -> dict[str, Any]:
-    """What both Qwens with experts have words for."""
-    (mixer, experts), without = sparse(model, Attention), dense(model)
-    inner = bodies(model.blocks[without[0]], Attention, SwiGLU)[1] if without else experts.expert
-    return llama.written(architecture, model_type, model, mixer, inner) | {
+def common_config(model_type: str, architecture: str, model: Decoder) -> dict[str, Any]:
+    """The keys that Qwen2-MoE and Qwen3-MoE have."""
+    (attention, experts), dense = mixer_and_experts(model, Attention), dense_layers(model)
+    feedforward = bodies(model.blocks[dense[0]], Attention, SwiGLU)[1] if dense else experts.expert
+    return llama_config(model_type, architecture, model, attention, feedforward) | {
         "num_experts": experts.count,
         "moe_intermediate_size": experts.expert.hidden_dim(model.width),
         "norm_topk_prob": experts.router.renormalizes(experts.top_k),
-        "mlp_only_layers": without,
-        **routed(model, experts),
+        "mlp_only_layers": dense,
+        **routing_config(model, experts),
     }

@@ -1,30 +1,40 @@
-"""Qwen3 (Yang et al. 2025): Qwen2 with a norm of every query and key instead of biases."""
+"""Qwen3 (Yang et al. 2025): Qwen2 with norms of queries and keys per head instead of biases."""
 
 from dataclasses import replace
 from typing import Any
 
 from regard.families import qwen2
 from regard.families.common.config_reader import Config
+from regard.families.common.decoder import (
+    EMBEDDING_AND_HEAD,
+    IGNORED,
+    NORMS,
+    PROJECTIONS,
+    QK_NORMS,
+    read_attention,
+    read_decoder,
+    read_rms_norm,
+)
 from regard.families.common.roundtrip import bodies, check_roundtrip
-from regard.families.llama import ENDS, IGNORED, NORMS, PROJECTIONS, QK_NORMS, attention, decoder, norm
 from regard.models.decoder import Decoder
 from regard.parts.attention import Attention
 from regard.parts.feedforward import SwiGLU
 from regard.weights.table import Table
 
 DEFAULTS = qwen2.DEFAULTS | {"head_dim": 128}
-TABLE = Table(*ENDS, *PROJECTIONS, *NORMS, *QK_NORMS, prefix="model.", ignored=IGNORED)
+TABLE = Table(*EMBEDDING_AND_HEAD, *PROJECTIONS, *NORMS, *QK_NORMS, prefix="model.", ignored=IGNORED)
 
 
 def spec(config: dict[str, Any]) -> Decoder:
     theirs = Config("qwen3", DEFAULTS | config)
-    return decoder(theirs, qwen2.layers(theirs, replace(attention(theirs), qk_norm=norm(theirs))))
+    attention = replace(read_attention(theirs), qk_norm=read_rms_norm(theirs))
+    return read_decoder(theirs, qwen2.read_layers(theirs, attention))
 
 
 def config(model: Decoder) -> dict[str, Any]:
-    mixer, _ = bodies(model.blocks[0], Attention, SwiGLU)
-    own = {"attention_bias": mixer.bias}
-    return check_roundtrip("qwen3", model, qwen2.windowed("Qwen3ForCausalLM", "qwen3", model) | own, spec)
+    attention, _ = bodies(model.blocks[0], Attention, SwiGLU)
+    settings = qwen2.common_config("qwen3", "Qwen3ForCausalLM", model) | {"attention_bias": attention.bias}
+    return check_roundtrip("qwen3", model, settings, spec)
 
 
 def table(model: Decoder) -> Table:

@@ -1,15 +1,25 @@
-"""Qwen3-MoE (Yang et al. 2025): Qwen3 with experts and none that all tokens pass; a window is in all layers or none."""
+"""Qwen3-MoE (Yang et al. 2025): Qwen3 with routed experts and no shared one; all layers have a window, or none."""
 
 from dataclasses import replace
 from typing import Any
 
-from regard.families import llama, qwen2_moe
+from regard.families import qwen2_moe
 from regard.families.common.config_reader import Config
-from regard.families.common.layer_types import FULL, SLIDING, by_window, window
-from regard.families.common.moe import EXPERTS, sparse
+from regard.families.common.decoder import (
+    EMBEDDING_AND_HEAD,
+    IGNORED,
+    NORMS,
+    PROJECTIONS,
+    QK_NORMS,
+    read_attention,
+    read_decoder,
+    read_rms_norm,
+)
+from regard.families.common.layer_types import FULL, SLIDING, window_size
+from regard.families.common.moe import EXPERTS, mixer_and_experts
 from regard.families.common.roundtrip import check_roundtrip
-from regard.families.llama import ENDS, IGNORED, NORMS, PROJECTIONS, QK_NORMS
-from regard.families.qwen2_moe import depth, experts, layers, written
+from regard.families.qwen2 import read_optional_windows
+from regard.families.qwen2_moe import common_config, read_depth, read_experts, read_layers
 from regard.models.decoder import Decoder
 from regard.parts.attention import Attention
 from regard.weights.table import Table
@@ -20,25 +30,26 @@ DEFAULTS = qwen2_moe.DEFAULTS | {
     "num_experts_per_tok": 8,
     "moe_intermediate_size": 768,
 }
-TABLE = Table(*ENDS, *PROJECTIONS, *NORMS, *QK_NORMS, *EXPERTS, ignored=IGNORED)
+TABLE = Table(*EMBEDDING_AND_HEAD, *PROJECTIONS, *NORMS, *QK_NORMS, *EXPERTS, ignored=IGNORED)
 
 
 def spec(config: dict[str, Any]) -> Decoder:
     theirs = Config("qwen3_moe", DEFAULTS | config)
-    mixer = replace(llama.attention(theirs), qk_norm=llama.norm(theirs))
-    mixers = by_window(theirs, mixer) if theirs.flag("use_sliding_window") else {FULL: mixer}
-    kind = SLIDING if SLIDING in mixers else FULL
-    return llama.decoder(theirs, layers(theirs, mixers, (kind,) * depth(theirs), experts(theirs)))
+    attention = replace(read_attention(theirs), qk_norm=read_rms_norm(theirs))
+    attentions = read_optional_windows(theirs, attention)
+    kinds = (SLIDING if SLIDING in attentions else FULL,) * read_depth(theirs)
+    return read_decoder(theirs, read_layers(theirs, attentions, kinds, read_experts(theirs)))
 
 
 def config(model: Decoder) -> dict[str, Any]:
-    mixer, _ = sparse(model, Attention)
-    own = {
-        "attention_bias": mixer.bias,
-        "use_sliding_window": window([mixer]) is not None,
-        "sliding_window": window([mixer]),
+    attention, _ = mixer_and_experts(model, Attention)
+    window = window_size([attention])
+    settings = common_config("qwen3_moe", "Qwen3MoeForCausalLM", model) | {
+        "attention_bias": attention.bias,
+        "use_sliding_window": window is not None,
+        "sliding_window": window,
     }
-    return check_roundtrip("qwen3_moe", model, written("Qwen3MoeForCausalLM", "qwen3_moe", model) | own, spec)
+    return check_roundtrip("qwen3_moe", model, settings, spec)
 
 
 def table(model: Decoder) -> Table:

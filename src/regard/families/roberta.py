@@ -1,64 +1,64 @@
-"""RoBERTa (Liu et al. 2019): BERT whose positions begin behind the id of padding, with heads of its own.
+"""RoBERTa (Liu et al. 2019): BERT with positions that start after the padding id, and with heads of its own.
 
-Token t of a text has row t + 1 + pad_token_id of the table: padding itself has a row, and what stands before is unused.
+Token t of a sequence uses row t + 1 + pad_token_id of the position table; padding has row pad_token_id, and the rows
+below it are unused.
 """
 
+from functools import partial
 from typing import Any
 
 from regard.families import bert
-from regard.families.common.config_reader import Config, FamilyError
-from regard.families.common.encoder_heads import DENSE_AND_LABELS, LABELS, Heads, architecture, copies
-from regard.families.common.roundtrip import check_roundtrip
-from regard.kernels.attention.mask import Full
+from regard.families.common.config_reader import Config
+from regard.families.common.encoder_heads import (
+    DENSE_AND_LABELS,
+    LABELS,
+    Heads,
+    check_encoder_roundtrip,
+    tied_copies,
+)
 from regard.models.encoder import Encoder
 from regard.models.heads import Classification, Dense, Head, MaskedLM
-from regard.models.stack import tiled
-from regard.parts.attention import Attention
 from regard.parts.position.learned import Learned
 from regard.weights.table import Link, Table
 
 
 def spec(config: dict[str, Any]) -> Encoder:
     theirs = Config("roberta", config)
-    attention = Attention(theirs.integer("num_attention_heads"), mask=Full(), bias=True)
-    layers = tiled((bert.block(theirs, attention),), theirs.integer("num_hidden_layers"))
-    return bert.encoder(theirs, layers, position(theirs), heads(theirs, "Roberta"))
+    return bert.read_encoder(theirs, bert.uniform_layers(theirs), read_positions(theirs), heads(theirs, "Roberta"))
 
 
 def config(model: Encoder) -> dict[str, Any]:
-    written = {"model_type": "roberta", **settings(model)}
-    theirs = Config("roberta", written)
-    written["architectures"] = [architecture(model.head, theirs, heads(theirs, "Roberta"))]
-    return check_roundtrip("roberta", model, written, spec)
+    return check_encoder_roundtrip(model, common_config("roberta", model), spec, partial(heads, name="Roberta"))
 
 
 def table(model: Encoder) -> Table:
-    base = bert.base_of(model, "roberta.")
-    return Table(*bert.links(base), *head_links(model.head), ignored=ignored(base), derived=copies(base, "lm_head"))
+    base = bert.base_prefix(model, "roberta.")
+    links = *bert.encoder_links(base), *head_links(model.head)
+    return Table(*links, ignored=ignored(base), derived=tied_copies(base, "lm_head"))
 
 
-def position(theirs: Config) -> Learned:
-    unused = theirs.integer("pad_token_id", 1) + 1
-    if unused < 1:
-        raise FamilyError(
-            f"{theirs.model_type}: pad_token_id={unused - 1}; positions begin behind it, so it cannot be below 0"
-        )
-    return Learned(theirs.integer("max_position_embeddings") - unused, unused)
+def read_positions(theirs: Config) -> Learned:
+    padding = theirs.integer("pad_token_id", 1)
+    if padding < 0:
+        raise theirs.error("pad_token_id", padding, "must be at least 0, because positions start after it")
+    return Learned(theirs.integer("max_position_embeddings") - (padding + 1), offset=padding + 1)
 
 
 def heads(theirs: Config, name: str) -> Heads:
+    """`name` is the beginning of the class names."""
     return {
         f"{name}Model": None,
-        f"{name}ForMaskedLM": bert.words(theirs, "gelu"),
-        f"{name}ForSequenceClassification": Classification(theirs.labels(), dense=Dense("tanh")),
-        f"{name}ForTokenClassification": Classification(theirs.labels(), "none"),
+        f"{name}ForMaskedLM": bert.read_masked_lm(theirs, "gelu"),
+        f"{name}ForSequenceClassification": Classification(theirs.num_labels(), dense=Dense("tanh")),
+        f"{name}ForTokenClassification": Classification(theirs.num_labels(), "none"),
     }
 
 
-def settings(model: Encoder) -> dict[str, Any]:
-    written, unused = bert.settings(model), getattr(model.position, "offset", 0)
-    rows = written["max_position_embeddings"] or 0
-    return written | {"max_position_embeddings": rows + unused, "pad_token_id": unused - 1}
+def common_config(model_type: str, model: Encoder) -> dict[str, Any]:
+    """The keys that RoBERTa and Longformer have."""
+    settings, offset = bert.common_config(model_type, model), getattr(model.position, "offset", 0)
+    positions = settings["max_position_embeddings"] or 0
+    return settings | {"max_position_embeddings": positions + offset, "pad_token_id": offset - 1}
 
 
 def head_links(head: Head | None) -> tuple[Link, ...]:

@@ -1,6 +1,6 @@
-"""RoFormer (Su et al. 2021): BERT without a table of positions; queries and keys turn in pairs of neighbours instead.
+"""RoFormer (Su et al. 2021): BERT with RoPE in interleaved pairs instead of a position table.
 
-Its files hold the sines and cosines of all positions, which are computed here.
+Its files contain the sines and cosines of all positions: they are compared with ours and not loaded.
 """
 
 from typing import Any
@@ -9,61 +9,56 @@ import torch
 from torch import Tensor
 
 from regard.families import bert
-from regard.families.common.activations import OURS
 from regard.families.common.config_reader import Config
-from regard.families.common.encoder_heads import DENSE_AND_LABELS, LABELS, Heads, architecture, copies, predictions
-from regard.families.common.roundtrip import check_roundtrip
+from regard.families.common.encoder_heads import (
+    DENSE_AND_LABELS,
+    Heads,
+    bert_head_links,
+    check_encoder_roundtrip,
+    tied_copies,
+)
 from regard.kernels.attention.mask import Full
 from regard.models.encoder import Encoder
-from regard.models.heads import Classification, Dense, Head, MaskedLM
-from regard.models.stack import tiled
+from regard.models.heads import Classification, Dense
 from regard.parts.attention import Attention
 from regard.parts.position.base import NoPosition
 from regard.parts.position.rope import Rope
 from regard.parts.position.sinusoidal import Sinusoidal, waves
-from regard.weights.table import Link, Table, WeightsError
+from regard.weights.table import Table, WeightsError
 
 
 def spec(config: dict[str, Any]) -> Encoder:
     theirs = Config("roformer", config)
-    theirs.only("rotary_value", False)
+    theirs.accept_only("rotary_value", False)
     rope = Rope(layout="interleaved")
     attention = Attention(theirs.integer("num_attention_heads"), position=rope, mask=Full(), bias=True)
-    layers = tiled((bert.block(theirs, attention),), theirs.integer("num_hidden_layers"))
-    return bert.encoder(theirs, layers, NoPosition(), heads(theirs))
+    return bert.read_encoder(theirs, bert.uniform_layers(theirs, attention), NoPosition(), heads(theirs))
 
 
 def config(model: Encoder) -> dict[str, Any]:
-    written = {"model_type": "roformer", "embedding_size": model.table_dim, **bert.settings(model)}
-    theirs = Config("roformer", written)
-    written["architectures"] = [architecture(model.head, theirs, heads(theirs))]
-    return check_roundtrip("roformer", model, written, spec)
+    settings = bert.common_config("roformer", model) | {"embedding_size": model.table_dim}
+    return check_encoder_roundtrip(model, settings, spec, heads)
 
 
 def table(model: Encoder) -> Table:
-    base = bert.base_of(model, "roformer.")
-    known = {**copies(base, "cls.predictions"), f"{base}encoder.embed_positions.weight": turns}
-    return Table(*bert.links(base), *head_links(model.head), ignored=("cls.predictions.bias",), derived=known)
+    base = bert.base_prefix(model, "roformer.")
+    links = *bert.encoder_links(base), *bert_head_links(model.head, "", DENSE_AND_LABELS)
+    derived = {**tied_copies(base, "cls.predictions"), f"{base}encoder.embed_positions.weight": sines_and_cosines}
+    return Table(*links, ignored=("cls.predictions.bias",), derived=derived)
 
 
 def heads(theirs: Config) -> Heads:
-    dense = Dense(theirs.choice("hidden_act", OURS, "gelu"))
+    dense = Dense(theirs.activation("hidden_act", "gelu"))
     return {
         "RoFormerModel": None,
-        "RoFormerForMaskedLM": bert.words(theirs),
-        "RoFormerForSequenceClassification": Classification(theirs.labels(), dense=dense),
-        "RoFormerForTokenClassification": Classification(theirs.labels(), "none"),
+        "RoFormerForMaskedLM": bert.read_masked_lm(theirs),
+        "RoFormerForSequenceClassification": Classification(theirs.num_labels(), dense=dense),
+        "RoFormerForTokenClassification": Classification(theirs.num_labels(), "none"),
     }
 
 
-def head_links(head: Head | None) -> tuple[Link, ...]:
-    if isinstance(head, MaskedLM):
-        return predictions(head)
-    return DENSE_AND_LABELS if isinstance(head, Classification) and head.dense else LABELS
-
-
-def turns(shape: tuple[int, ...]) -> Tensor:
-    """Of every position the sines of its angles, then the cosines."""
+def sines_and_cosines(shape: tuple[int, ...]) -> Tensor:
+    """(positions, head_dim): the sines of a position's angles, then the cosines."""
     if len(shape) != 2:
-        raise WeightsError(f"embed_positions.weight should be (positions, head_dim), found {shape}")
+        raise WeightsError(f"embed_positions.weight must be (positions, head_dim), found {shape}")
     return waves(torch.arange(shape[0]), shape[1], Sinusoidal(layout="half"))

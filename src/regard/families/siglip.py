@@ -1,7 +1,7 @@
-"""SigLIP (Zhai et al. 2023): images and texts in one space, every pair judged by itself with a learned bias.
+"""SigLIP (Zhai et al. 2023): images and texts in one embedding space; the loss of each pair is a sigmoid with a bias.
 
-An image is read by a learned query, a text (both ways, no mask) at its last token: the tokenizer fills texts up to one
-length, and so must be given here, padding and all.
+Images are pooled by a learned query. A text has full attention without a mask and is read at its last token: the
+tokenizer pads all texts to one length, and the padding must be part of the input.
 """
 
 from typing import Any
@@ -10,15 +10,15 @@ from regard.families.common.config_reader import Config
 from regard.families.common.dual_tower import (
     IGNORED,
     TEXT_LINKS,
-    feedforward,
-    half,
-    norm,
-    of_images,
-    of_texts,
+    read_feedforward,
+    read_image_encoder,
+    read_norm,
+    read_text_encoder,
+    read_tower,
+    tower_config,
     vision_links,
-    written,
 )
-from regard.families.common.images import only_squares, patches
+from regard.families.common.images import read_patches, require_squares
 from regard.families.common.roundtrip import check_roundtrip, require_type
 from regard.kernels.attention.mask import Full
 from regard.models.dual_encoder import DualEncoder
@@ -28,7 +28,7 @@ from regard.parts.cross_attention import CrossAttention
 from regard.weights.ops import Reshape, Split
 from regard.weights.table import Link, Table
 
-VISION = {
+VISION_DEFAULTS = {
     "hidden_size": 768,
     "intermediate_size": 3072,
     "num_hidden_layers": 12,
@@ -36,8 +36,8 @@ VISION = {
     "hidden_act": "gelu_pytorch_tanh",
     "layer_norm_eps": 1e-6,
 }
-TEXT = VISION | {"vocab_size": 32000, "max_position_embeddings": 64}
-PROBE = (
+TEXT_DEFAULTS = VISION_DEFAULTS | {"vocab_size": 32000, "max_position_embeddings": 64}
+POOLING_LINKS = (
     Link("head.probe", "head.pool.query", Reshape((1, 1, -1))),
     Link("head.attention.in_proj_{leaf}", tuple(f"head.pool.attention.{p}_proj.{{leaf}}" for p in "qkv"), Split()),
     Link("head.attention.out_proj.{leaf}", "head.pool.attention.o_proj.{leaf}"),
@@ -49,15 +49,16 @@ PROBE = (
 
 def spec(config: dict[str, Any]) -> DualEncoder:
     theirs = Config("siglip", config)
-    vision, text = half(theirs, "vision_config", VISION), half(theirs, "text_config", TEXT)
-    vision.only("vision_use_head", True)
+    vision = read_tower(theirs, "vision_config", VISION_DEFAULTS)
+    text = read_tower(theirs, "text_config", TEXT_DEFAULTS)
+    vision.accept_only("vision_use_head", True)
     attention = CrossAttention(vision.integer("num_attention_heads"), bias=True)
-    probe = AttentionPooling(attention, feedforward(vision), norm(vision))
-    squares = only_squares(patches(vision, 16, cls=False), vision.model_type)
+    pooling = AttentionPooling(attention, read_feedforward(vision), read_norm(vision))
+    patches = require_squares(read_patches(vision, 16, cls=False), vision.model_type)
     dim = text.integer("projection_size", text.integer("hidden_size"))
     return DualEncoder(
-        image=of_images(vision, squares, Pooled(probe=probe), embedding_norm=None),
-        text=of_texts(text, Full(), Pooled("last", dim, bias=True)),
+        image=read_image_encoder(vision, patches, Pooled(probe=pooling), embedding_norm=None),
+        text=read_text_encoder(text, Full(), Pooled("last", dim, bias=True)),
         bias=0.0,
     )
 
@@ -65,13 +66,13 @@ def spec(config: dict[str, Any]) -> DualEncoder:
 def config(model: DualEncoder) -> dict[str, Any]:
     model = require_type(model, DualEncoder)
     dim = getattr(model.text.head, "dim", None)
-    found = {
+    settings = {
         "model_type": "siglip",
         "architectures": ["SiglipModel"],
-        "text_config": {"model_type": "siglip_text_model", **written(model.text), "projection_size": dim},
-        "vision_config": {"model_type": "siglip_vision_model", **written(model.image)},
+        "text_config": {"model_type": "siglip_text_model", **tower_config(model.text), "projection_size": dim},
+        "vision_config": {"model_type": "siglip_vision_model", **tower_config(model.image)},
     }
-    return check_roundtrip("siglip", model, found, spec)
+    return check_roundtrip("siglip", model, settings, spec)
 
 
 def table(model: DualEncoder) -> Table:
@@ -80,6 +81,6 @@ def table(model: DualEncoder) -> Table:
         Link("logit_bias", "bias", Reshape((1,))),
         *(link.prefixed("text_model.", "text.") for link in TEXT_LINKS),
         Link("text_model.head.{leaf}", "text.head.proj.{leaf}"),
-        *(link.prefixed("vision_model.", "image.") for link in (*vision_links(model.image), *PROBE)),
+        *(link.prefixed("vision_model.", "image.") for link in (*vision_links(model.image), *POOLING_LINKS)),
         ignored=IGNORED,
     )

@@ -1,13 +1,21 @@
-"""SmolLM3 (Bakouch et al. 2025): Llama without positions in every fourth layer; those without may have a window."""
+"""SmolLM3 (Bakouch et al. 2025): Llama with every fourth layer without positions; these layers may have a window."""
 
 from dataclasses import replace
 from itertools import cycle
 from typing import Any
 
 from regard.families.common.config_reader import Config
-from regard.families.common.layer_types import FULL, SLIDING, arranged, by_window, every, layer_types, listed, window
+from regard.families.common.decoder import (
+    LLAMA_TABLE,
+    llama_config,
+    pre_norm_block,
+    read_attention,
+    read_decoder,
+    read_swiglu,
+)
+from regard.families.common.layer_types import FULL, SLIDING, layer_interval, layer_list, tile_blocks
 from regard.families.common.roundtrip import bodies, check_roundtrip
-from regard.families.llama import TABLE, attention, decoder, feedforward, pre, written
+from regard.families.qwen2 import read_optional_windows, window_config
 from regard.models.decoder import Decoder
 from regard.parts.attention import Attention
 from regard.parts.feedforward import SwiGLU
@@ -25,31 +33,31 @@ DEFAULTS = {
 
 def spec(config: dict[str, Any]) -> Decoder:
     theirs = Config("smollm3", DEFAULTS | config)
-    mixer, inner = attention(theirs), feedforward(theirs, theirs.flag("mlp_bias", False))
-    mixers = by_window(theirs, mixer) if theirs.flag("use_sliding_window") else {FULL: mixer}
-    blocks = {(kind, 1): pre(theirs, mixer, inner) for kind, mixer in mixers.items()} | {
-        (kind, 0): pre(theirs, replace(mixer, position=NoPosition()), inner) for kind, mixer in mixers.items()
-    }
-    turns = listed(theirs, "no_rope_layers", int, (1,) * (every(theirs, "no_rope_layer_interval", 4) - 1) + (0,))
-    rule = tuple(SLIDING if SLIDING in mixers and not turn else FULL for turn in turns)
-    kinds = listed(theirs, "layer_types", str, rule)
-    return decoder(theirs, arranged(theirs, blocks, tuple(zip(kinds, cycle(turns), strict=False))))
+    feedforward = read_swiglu(theirs, theirs.flag("mlp_bias", False))
+    attentions = read_optional_windows(theirs, read_attention(theirs))
+    blocks = {}
+    for kind, attention in attentions.items():
+        blocks[kind, 1] = pre_norm_block(theirs, attention, feedforward)
+        blocks[kind, 0] = pre_norm_block(theirs, replace(attention, position=NoPosition()), feedforward)
+    default_rope = (1,) * (layer_interval(theirs, "no_rope_layer_interval", 4) - 1) + (0,)
+    rope = layer_list(theirs, "no_rope_layers", int, default_rope)  # 1: the layer has RoPE
+    default_types = tuple(SLIDING if SLIDING in attentions and not rotated else FULL for rotated in rope)
+    kinds = layer_list(theirs, "layer_types", str, default_types)
+    return read_decoder(theirs, tile_blocks(theirs, blocks, tuple(zip(kinds, cycle(rope), strict=False))))
 
 
 def config(model: Decoder) -> dict[str, Any]:
     pairs = [bodies(block, Attention, SwiGLU) for block in model.blocks]
-    mixers = [mixer for mixer, _ in pairs]
-    mixer, inner = next((pair for pair in pairs if pair[0].position != NoPosition()), pairs[0])
-    own = {
-        "attention_bias": mixer.bias,
-        "mlp_bias": inner.bias,
-        "no_rope_layers": [int(mixer.position != NoPosition()) for mixer in mixers],
-        "use_sliding_window": window(mixers) is not None,
-        "sliding_window": window(mixers),
-        "layer_types": layer_types(mixers),
+    attentions = [attention for attention, _ in pairs]
+    attention, feedforward = next((pair for pair in pairs if pair[0].position != NoPosition()), pairs[0])
+    settings = llama_config("smollm3", "SmolLM3ForCausalLM", model, attention, feedforward) | {
+        "attention_bias": attention.bias,
+        "mlp_bias": feedforward.bias,
+        "no_rope_layers": [int(attention.position != NoPosition()) for attention in attentions],
+        **window_config(attentions),
     }
-    return check_roundtrip("smollm3", model, written("SmolLM3ForCausalLM", "smollm3", model, mixer, inner) | own, spec)
+    return check_roundtrip("smollm3", model, settings, spec)
 
 
 def table(model: Decoder) -> Table:
-    return TABLE
+    return LLAMA_TABLE

@@ -7,6 +7,7 @@ Both encoders end in a `Pooled` head of one dimension. The temperature is learne
 
 import math
 from dataclasses import dataclass, replace
+from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -37,6 +38,9 @@ class DualEncoder(Model["DualEncoderModule"]):
             dims["image"] == dims["text"],
             f"dual_encoder: images have {dims['image']} dimensions and texts {dims['text']}; give both heads one dim",
         )
+
+    def canonical(self, width: int) -> Self:
+        return replace(self, temperature=1.0, bias=None if self.bias is None else 0.0)  # initial values of parameters
 
     def module(self, scheme: Scheme) -> "DualEncoderModule":
         return DualEncoderModule(self, scheme)

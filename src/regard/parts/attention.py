@@ -9,8 +9,8 @@ a cap on the scores, one learned sink per head (kernels/attention/score_options.
 ⊙ σ(W_g x) (Qiu et al. 2025).
 """
 
-from dataclasses import dataclass
-from typing import ClassVar, Literal
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -70,6 +70,19 @@ class Attention(Body):
 
     def attention_sizes(self, width: int) -> tuple[int, int, int]:
         return self.sizes(width)
+
+    def canonical(self, width: int) -> Self:
+        if not width:
+            return self
+        _, kv_heads, head_dim = self.sizes(width)
+        return replace(
+            self,
+            kv_heads=kv_heads,
+            head_dim=head_dim,
+            out_bias=self.bias if self.out_bias is None else self.out_bias,
+            key_bias=self.bias if self.key_bias is None else self.key_bias,
+            scale=head_dim**-0.5 if self.scale is None else self.scale,
+        )
 
     @property
     def causal(self) -> bool:

@@ -8,8 +8,9 @@ Dai et al. 2024 (DeepSeekMoE). The tokens are sorted by expert, so that each exp
 a token's result does not depend on the tokens beside it.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import Self
 
 import torch
 from torch import Tensor, nn
@@ -44,6 +45,11 @@ class Experts(Body):
         require(self.capacity is None or self.capacity > 0, f"experts: capacity={self.capacity} must be positive")
         require(self.shared is not None or not self.shared_gate, "experts: shared_gate=True, but shared is None")
         self.router.check_use(self.count, self.top_k)
+
+    def canonical(self, width: int) -> Self:
+        best = self.router.group_best if self.router.groups > 1 else 1
+        router = replace(self.router, renormalize=self.router.renormalizes(self.top_k), group_best=best, jitter=0.0)
+        return replace(self, router=router, balance=0.0, z=0.0, capacity=None)
 
     def build(self, width: int) -> nn.Module:
         return ExpertsModule(width, self)

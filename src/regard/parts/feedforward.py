@@ -10,8 +10,8 @@ within a limit before σ, and the right one is W_up x + 1.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, replace
+from typing import Literal, Self
 
 import torch
 import torch.nn.functional as F
@@ -53,6 +53,9 @@ class PositionWise(Body):
     def hidden_dim(self, width: int) -> int:
         """Channels inside, in a stack this wide."""
         raise NotImplementedError
+
+    def canonical(self, width: int) -> Self:
+        return replace(self, hidden=self.hidden_dim(width)) if width else self
 
     def build(self, width: int, linear: LinearFactory = nn.Linear) -> nn.Module:
         """`linear` makes the projections; experts put in one that holds a matrix for each of them."""

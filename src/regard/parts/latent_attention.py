@@ -11,8 +11,8 @@ U_h, so a part of the key that turns is kept beside the latent, one for all head
 The one with fewer products is taken: expanded where many tokens are read, absorbed where few look at many.
 """
 
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, replace
+from typing import ClassVar, Self
 
 import torch
 import torch.nn.functional as F
@@ -59,6 +59,10 @@ class LatentAttention(Body):
     @property
     def value_dim(self) -> int:
         return self.v_dim or self.nope_dim
+
+    def canonical(self, width: int) -> Self:
+        scale = (self.nope_dim + self.rope_dim) ** -0.5 if self.scale is None else self.scale
+        return replace(self, v_dim=self.value_dim, scale=scale)
 
     @property
     def causal(self) -> bool:

@@ -1,97 +1,127 @@
-"""Reading a foreign config: every value is typed, and whatever is not understood is refused by name."""
+"""Reading a Hugging Face config: every value is checked for its type, and an unsupported one is refused by its key."""
 
 import math
 from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar
 
+from regard.parts.feedforward import Activation
 from regard.spec import nearest
 
 REQUIRED: Any = object()
-DEEPEST = 10_000  # layers: families may go through them one by one
+MAX_LAYERS = 10_000  # families may iterate over the layers before the sizes of the files are known
 FieldType = TypeVar("FieldType")
+
+ACTIVATION_NAMES: dict[Activation, str] = {
+    "gelu_tanh": "gelu_pytorch_tanh",
+    "gelu": "gelu",
+    "quick_gelu": "quick_gelu",
+    "relu": "relu",
+    "relu2": "relu2",
+    "silu": "silu",
+    "sigmoid": "sigmoid",
+    "tanh": "tanh",
+    "identity": "linear",
+}
+LEGACY_ACTIVATION_NAMES: dict[Activation, str] = ACTIVATION_NAMES | {"gelu_tanh": "gelu_new"}  # in GPT-2, BERT, Phi
+ACTIVATIONS: dict[str, Activation] = {name: activation for activation, name in ACTIVATION_NAMES.items()} | {
+    "gelu_new": "gelu_tanh",
+    "gelu_fast": "gelu_tanh",
+    "gelu_python": "gelu",
+    "swish": "silu",
+}
 
 
 class FamilyError(ValueError):
-    """A foreign config that our parts cannot express, or a spec that a foreign class cannot.
+    """A config that our parts cannot express, or a spec that a foreign class cannot.
 
-    `differences`: in how many places such a spec and what the class can say differ, where it came to that.
+    `differences` counts the fields in which such a spec differs from the nearest one that the class can express.
     """
 
     differences: float = math.inf
 
 
 class Config:
-    """A foreign config.json; a default is what the foreign class itself takes when the key is absent."""
+    """A foreign config.json. A default is the value that the foreign class takes if the key is absent or null."""
 
     def __init__(self, model_type: str, values: Mapping[str, Any]):
         self.model_type, self.values = model_type, values
 
-    def integer(self, key: str, default: Any = REQUIRED) -> int:
-        found = self.value(key, (int,), default)
-        if "layer" in key and found is not None and found > DEEPEST:
-            raise FamilyError(f"{self.model_type}: {key}={found} should be at most {DEEPEST}")
-        return found
-
-    def number(self, key: str, default: Any = REQUIRED) -> float:
-        return self.real(key, self.value(key, (int, float), default))
-
-    def positive(self, key: str, default: Any = REQUIRED) -> float:
-        """What is divided by, or the root is taken of."""
-        found = self.number(key, default)
-        if not found > 0:
-            raise FamilyError(f"{self.model_type}: {key}={found} should be above 0")
-        return found
-
-    def flag(self, key: str, default: Any = REQUIRED) -> bool:
-        return self.value(key, (bool,), default)
+    def error(self, key: str, value: Any, rule: str) -> FamilyError:
+        return FamilyError(f"{self.model_type}: {key}={value!r:.80} {rule}")
 
     def has(self, key: str) -> bool:
         return self.values.get(key) is not None
 
-    def table(self, key: str) -> "Config":
-        """A config inside the config; one that is not there is empty."""
-        return Config(f"{self.model_type}: {key}", self.value(key, (dict,), {}))
+    def integer(self, key: str, default: Any = REQUIRED) -> int:
+        found = self.value(key, (int,), default)
+        if "layer" in key and found > MAX_LAYERS:
+            raise self.error(key, found, f"must be at most {MAX_LAYERS}")
+        return found
 
-    def each(self, key: str, kind: type[FieldType], default: Any = REQUIRED) -> tuple[FieldType, ...]:
-        """A list of which every entry is of this type."""
-        found = self.value(key, (list, tuple), default)
-        if len(found) > DEEPEST:
-            raise FamilyError(f"{self.model_type}: {key} has {len(found)} entries, should have at most {DEEPEST}")
-        if not all(type(entry) is kind for entry in found):
-            raise FamilyError(f"{self.model_type}: {key}={found!r:.80} should be a list of {kind.__name__}")
-        return tuple(found)
+    def integer_or_none(self, key: str) -> int | None:
+        return self.integer(key) if self.has(key) else None
+
+    def number(self, key: str, default: Any = REQUIRED) -> float:
+        return self.finite(key, self.value(key, (int, float), default))
+
+    def number_or_none(self, key: str) -> float | None:
+        return self.number(key) if self.has(key) else None
+
+    def positive(self, key: str, default: Any = REQUIRED) -> float:
+        found = self.number(key, default)
+        if not found > 0:
+            raise self.error(key, found, "must be positive")
+        return found
 
     def numbers(self, key: str) -> tuple[float, ...]:
-        return tuple(self.real(key, entry) for entry in self.value(key, (list, tuple), REQUIRED))
+        return tuple(self.finite(key, entry) for entry in self.value(key, (list, tuple), REQUIRED))
 
-    def choice(self, key: str, words: Mapping[str, FieldType], default: Any = REQUIRED) -> FieldType:
-        """What a word of theirs is called here."""
-        word = self.value(key, (str,), default)
-        if word not in words:
-            raise FamilyError(f"{self.model_type}: {key}={word!r} has no part here; {nearest(word, words)}")
-        return words[word]
+    def flag(self, key: str, default: Any = REQUIRED) -> bool:
+        return self.value(key, (bool,), default)
 
-    def architecture(self, known: Iterable[str]) -> str:
-        """The class that wrote the weights, which says what head they have; where none is named, the first known."""
-        known = list(known)
-        name = next(iter(self.each("architectures", str, [])), known[0])
-        if name not in known:
-            raise FamilyError(f"{self.model_type}: architectures={name!r} has no head here; {nearest(name, known)}")
+    def list_of(self, kind: type[FieldType], key: str, default: Any = REQUIRED) -> tuple[FieldType, ...]:
+        found = self.value(key, (list, tuple), default)
+        if len(found) > MAX_LAYERS:
+            raise FamilyError(f"{self.model_type}: {key} has {len(found)} entries, but may have at most {MAX_LAYERS}")
+        if not all(type(entry) is kind for entry in found):
+            raise self.error(key, found, f"must be a list of {kind.__name__}")
+        return tuple(found)
+
+    def nested(self, key: str) -> "Config":
+        """A config inside the config; an absent one is empty."""
+        return Config(f"{self.model_type}: {key}", self.value(key, (dict,), {}))
+
+    def choice(self, key: str, options: Mapping[str, FieldType], default: Any = REQUIRED) -> FieldType:
+        """What `options` has for the string at this key."""
+        name = self.value(key, (str,), default)
+        if name not in options:
+            raise self.error(key, name, f"is not supported; {nearest(name, options)}")
+        return options[name]
+
+    def activation(self, key: str, default: Any = REQUIRED) -> Activation:
+        return self.choice(key, ACTIVATIONS, default)
+
+    def architecture(self, supported: Iterable[str]) -> str:
+        """The class that wrote the weights, which determines their head; the first supported one if none is named."""
+        supported = list(supported)
+        name = next(iter(self.list_of(str, "architectures", [])), supported[0])
+        if name not in supported:
+            raise self.error("architectures", name, f"is not supported; {nearest(name, supported)}")
         return name
 
-    def labels(self) -> int:
-        """How many labels a classifier has: those that are named, or their number; two, where neither is said."""
-        return len(self.table("id2label").values) or self.integer("num_labels", 2)
+    def num_labels(self) -> int:
+        """The number of labels of a classifier: that of their names, or `num_labels`, which defaults to 2."""
+        return len(self.nested("id2label").values) or self.integer("num_labels", 2)
 
-    def only(self, key: str, allowed: Any) -> None:
-        """Refuse a setting whose other values no part can express."""
+    def accept_only(self, key: str, supported: Any) -> None:
+        """Refuse any other value of a setting; the key may be absent."""
         found = self.values.get(key)
-        if found is not None and found != allowed:
-            raise FamilyError(f"{self.model_type}: {key}={found!r:.80} has no part here; only {allowed!r} is read")
+        if found is not None and found != supported:
+            raise self.error(key, found, f"is not supported, only {supported!r} is")
 
-    def real(self, key: str, found: Any) -> float:
-        if type(found) not in (int, float) or not abs(found) < 1e300:  # a whole number may be past all floats
-            raise FamilyError(f"{self.model_type}: {key}={found!r:.80} should be a finite number")
+    def finite(self, key: str, found: Any) -> float:
+        if type(found) not in (int, float) or not abs(found) < 1e300:  # an integer may exceed every float
+            raise self.error(key, found, "must be a finite number")
         return float(found)
 
     def value(self, key: str, types: tuple[type, ...], default: Any) -> Any:
@@ -99,8 +129,7 @@ class Config:
         if found is None:
             found = default
         if found is REQUIRED:
-            raise FamilyError(f"{self.model_type}: the config has no {key!r}")
+            raise FamilyError(f"{self.model_type}: the config has no {key!r}; add it to config.json")
         if type(found) not in types:
-            names = " or ".join(t.__name__ for t in types)
-            raise FamilyError(f"{self.model_type}: {key}={found!r:.80} should be {names}")
+            raise self.error(key, found, f"must be {' or '.join(t.__name__ for t in types)}")
         return found

@@ -1,18 +1,19 @@
-"""Which head an encoder has: a config names the class in `architectures`, a spec holds the head itself.
+"""Heads of encoders: a config names its class in `architectures`, a spec holds the head itself.
 
-A family says once which class has which head, as a function of the config, and that serves both ways. Labels have names
-there and numbers here: the names are not kept.
+Each family has one function that maps its config to the head of every class; it is used for reading and for writing.
+The names of labels are not kept, only their number.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from regard.families.common.config_reader import Config, FamilyError
-from regard.families.common.roundtrip import canonical
-from regard.models.heads import Head, MaskedLM, PreTraining
+from regard.families.common.roundtrip import canonical, check_roundtrip
+from regard.models.encoder import Encoder
+from regard.models.heads import Classification, Head, MaskedLM, PreTraining
 from regard.weights.table import Link
 
-Heads = Mapping[str, Head | None]  # by class, the plain encoder first
+Heads = Mapping[str, Head | None]  # by class name, the class without a head first
 
 LABELS = (Link("classifier.{leaf}", "head.labels.{leaf}"),)
 DENSE_AND_LABELS = (
@@ -21,27 +22,47 @@ DENSE_AND_LABELS = (
 )
 
 
-def architecture(head: Head | None, theirs: Config, heads: Heads) -> str:
-    """The class that has this head."""
-    found = [name for name, known in heads.items() if canonical(known) == canonical(head)]
-    if not found:
-        raise FamilyError(f"no {theirs.model_type} class has the head {head!r:.160}; there are {', '.join(heads)}")
-    return found[0]
+def check_encoder_roundtrip(
+    model: Encoder, settings: dict[str, Any], read: Callable[[dict], Encoder], heads: Callable[[Config], Heads]
+) -> dict[str, Any]:
+    """The settings with those of the head and its class; raises FamilyError unless `read` gives this model back."""
+    model_type = settings["model_type"]
+    settings |= head_settings(model.head)
+    classes = heads(Config(model_type, settings))
+    names = [name for name, head in classes.items() if canonical(head) == canonical(model.head)]
+    if not names:
+        raise FamilyError(f"no {model_type} class has the head {model.head!r:.160}; choose one of {', '.join(classes)}")
+    return check_roundtrip(model_type, model, settings | {"architectures": names[:1]}, read)
 
 
-def ends(head: Head | None) -> dict[str, Any]:
-    """What a config says of its head beside the class."""
-    words = head.words if isinstance(head, PreTraining) else head
-    count = getattr(head, "labels", 2)
+def head_settings(head: Head | None) -> dict[str, Any]:
+    """The settings of a head apart from its class."""
+    masked_lm = head.words if isinstance(head, PreTraining) else head
+    labels = getattr(head, "labels", 2)
     return {
-        "tie_word_embeddings": words.tied if isinstance(words, MaskedLM) else True,
-        "id2label": {str(n): f"LABEL_{n}" for n in range(count)},
-        "label2id": {f"LABEL_{n}": n for n in range(count)},
+        "tie_word_embeddings": masked_lm.tied if isinstance(masked_lm, MaskedLM) else True,
+        "id2label": {str(n): f"LABEL_{n}" for n in range(labels)},
+        "label2id": {f"LABEL_{n}": n for n in range(labels)},
     }
 
 
-def predictions(head: MaskedLM, ours: str = "head") -> tuple[Link, ...]:
-    """A masked head; untied, its bias has another name."""
+def bert_head_links(head: Head | None, pooler: str, classifier: tuple[Link, ...]) -> tuple[Link, ...]:
+    """Links of heads with BERT's names; `classifier` are those of a classification head with a dense layer."""
+    match head:
+        case MaskedLM():
+            return masked_lm_links(head)
+        case PreTraining():
+            return (
+                *masked_lm_links(head.words, "head.words"),
+                Link(pooler, "head.pair.dense.dense.{leaf}"),
+                Link("cls.seq_relationship.{leaf}", "head.pair.labels.{leaf}"),
+            )
+        case Classification() if head.dense:
+            return classifier
+    return LABELS
+
+
+def masked_lm_links(head: MaskedLM, ours: str = "head") -> tuple[Link, ...]:
     return (
         Link("cls.predictions.transform.dense.{leaf}", f"{ours}.dense.dense.{{leaf}}"),
         Link("cls.predictions.transform.LayerNorm.{leaf}", f"{ours}.dense.norm.{{leaf}}"),
@@ -50,16 +71,8 @@ def predictions(head: MaskedLM, ours: str = "head") -> tuple[Link, ...]:
     )
 
 
-def pretraining(head: PreTraining, pooler: str) -> tuple[Link, ...]:
-    return (
-        *predictions(head.words, "head.words"),
-        Link(pooler, "head.pair.dense.dense.{leaf}"),
-        Link("cls.seq_relationship.{leaf}", "head.pair.labels.{leaf}"),
-    )
-
-
-def copies(base: str, head: str) -> dict[str, str]:
-    """What a tied head's file may hold twice."""
+def tied_copies(base: str, head: str) -> dict[str, str]:
+    """Tensors of a tied head that a file may hold a second time."""
     return {
         f"{head}.decoder.weight": f"{base}embeddings.word_embeddings.weight",
         f"{head}.decoder.bias": f"{head}.bias",

@@ -1,17 +1,27 @@
-"""What both DeepSeeks share: latent attention, and experts, some of them for every token, above a few dense layers.
+"""DeepSeek's decoders: latent attention; a few dense layers, then layers of routed and shared experts.
 
-Where YaRN's settings say so, the scores are sharpened beside its own amplitude. The balance of their experts is not
-learned by a loss in `transformers`, so none is added here.
+YaRN's `mscale_all_dim` also scales the scores, in addition to the amplitude of the rope. transformers has no balance
+loss for these models, so none is added.
 """
 
 from typing import Any
 
-from regard.families import llama
 from regard.families.common.config_reader import Config
-from regard.families.common.moe import EXPERTS, dense, sparse
-from regard.families.common.rope_config import rope, rope_parameters
+from regard.families.common.decoder import (
+    EMBEDDING_AND_HEAD,
+    FEEDFORWARD_PROJECTIONS,
+    IGNORED,
+    LAYER,
+    NORMS,
+    decoder_config,
+    pre_norm_block,
+    read_decoder,
+    read_swiglu,
+)
+from regard.families.common.moe import EXPERTS, dense_layers, mixer_and_experts
+from regard.families.common.names import ATTENTION, FEEDFORWARD
+from regard.families.common.rope_config import read_rope, rope_parameters
 from regard.families.common.roundtrip import bodies
-from regard.families.llama import ATTENTION, ENDS, FEEDFORWARD, IGNORED, LAYER, NORMS, PROJECTIONS
 from regard.models.decoder import Decoder
 from regard.models.stack import Repeat
 from regard.parts.body import Body
@@ -27,15 +37,15 @@ from regard.weights.table import Link, Table
 
 DEFAULTS = {
     "kv_lora_rank": 512,
-    "q_lora_rank": 1536,  # null: none
+    "q_lora_rank": 1536,  # null: queries are projected from the full width
     "qk_nope_head_dim": 128,
     "qk_rope_head_dim": 64,
     "v_head_dim": 128,
 }
 
 
-def latent_decoder(theirs: Config, layout: PairLayout, router: Router) -> Decoder:
-    theirs.only("moe_layer_freq", 1)
+def read_latent_decoder(theirs: Config, layout: PairLayout, router: Router) -> Decoder:
+    theirs.accept_only("moe_layer_freq", 1)
     bias, hidden = theirs.flag("mlp_bias", False), theirs.integer("moe_intermediate_size")
     experts = Experts(
         theirs.integer("n_routed_experts"),
@@ -45,19 +55,18 @@ def latent_decoder(theirs: Config, layout: PairLayout, router: Router) -> Decode
         router=router,
         balance=0.0,
     )
-    mixer, depth = attention(theirs, layout), theirs.integer("num_hidden_layers")
-    foot = min(theirs.integer("first_k_dense_replace"), depth)
-    runs = (llama.feedforward(theirs, bias), foot), (experts, depth - foot)
-    return llama.decoder(
-        theirs, tuple(Repeat((llama.pre(theirs, mixer, inner),), times) for inner, times in runs if times)
-    )
+    attention, depth = read_latent_attention(theirs, layout), theirs.integer("num_hidden_layers")
+    dense = min(theirs.integer("first_k_dense_replace"), depth)
+    runs = (read_swiglu(theirs, bias), dense), (experts, depth - dense)
+    layers = (Repeat((pre_norm_block(theirs, attention, body),), times) for body, times in runs if times)
+    return read_decoder(theirs, tuple(layers))
 
 
-def attention(theirs: Config, layout: PairLayout) -> LatentAttention:
+def read_latent_attention(theirs: Config, layout: PairLayout) -> LatentAttention:
     heads = theirs.integer("num_attention_heads")
-    theirs.only("num_key_value_heads", heads)
+    theirs.accept_only("num_key_value_heads", heads)
     nope_dim, rope_dim = theirs.integer("qk_nope_head_dim"), theirs.integer("qk_rope_head_dim")
-    position, scale = rope(theirs, layout=layout), None
+    position, scale = read_rope(theirs, layout=layout), None
     if isinstance(position.scaling, Yarn) and position.scaling.mscale_all_dim:
         scale = (nope_dim + rope_dim) ** -0.5 * position.scaling.sharpened(position.scaling.mscale_all_dim) ** 2
     return LatentAttention(
@@ -66,36 +75,31 @@ def attention(theirs: Config, layout: PairLayout) -> LatentAttention:
         nope_dim=nope_dim,
         rope_dim=rope_dim,
         v_dim=theirs.integer("v_head_dim"),
-        query_rank=theirs.integer("q_lora_rank") if theirs.has("q_lora_rank") else None,
+        query_rank=theirs.integer_or_none("q_lora_rank"),
         position=position,
-        norm=RMSNorm(1e-6),  # whatever rms_norm_eps is
+        norm=RMSNorm(1e-6),  # transformers does not pass rms_norm_eps to these norms
         bias=theirs.flag("attention_bias", False),
         scale=scale,
     )
 
 
-def written(architecture: str, model_type: str, model: Decoder) -> dict[str, Any]:
-    (mixer, experts), foot = sparse(model, LatentAttention), dense(model)
-    inner = bodies(model.blocks[foot[0]], LatentAttention, SwiGLU)[1] if foot else experts.expert
+def latent_config(model_type: str, architecture: str, model: Decoder) -> dict[str, Any]:
+    (attention, experts), dense = mixer_and_experts(model, LatentAttention), dense_layers(model)
+    feedforward = bodies(model.blocks[dense[0]], LatentAttention, SwiGLU)[1] if dense else experts.expert
     hidden = experts.expert.hidden_dim(model.width)
     shared = 0 if experts.shared is None else experts.shared.hidden_dim(model.width)
-    return {
-        "model_type": model_type,
-        "architectures": [architecture],
-        "vocab_size": model.vocab,
-        "hidden_size": model.width,
-        "intermediate_size": inner.hidden_dim(model.width),
-        "num_hidden_layers": len(model.blocks),
-        "first_k_dense_replace": len(foot),
-        "num_attention_heads": mixer.heads,
-        "num_key_value_heads": mixer.heads,
-        "kv_lora_rank": mixer.rank,
-        "q_lora_rank": mixer.query_rank,
-        "qk_nope_head_dim": mixer.nope_dim,
-        "qk_rope_head_dim": mixer.rope_dim,
-        "v_head_dim": mixer.value_dim,
-        "attention_bias": mixer.bias,
-        "rope_parameters": rope_parameters(mixer.position),
+    return decoder_config(model_type, architecture, model) | {
+        "intermediate_size": feedforward.hidden_dim(model.width),
+        "first_k_dense_replace": len(dense),
+        "num_attention_heads": attention.heads,
+        "num_key_value_heads": attention.heads,
+        "kv_lora_rank": attention.rank,
+        "q_lora_rank": attention.query_rank,
+        "qk_nope_head_dim": attention.nope_dim,
+        "qk_rope_head_dim": attention.rope_dim,
+        "v_head_dim": attention.value_dim,
+        "attention_bias": attention.bias,
+        "rope_parameters": rope_parameters(attention.position),
         "n_routed_experts": experts.count,
         "num_experts_per_tok": experts.top_k,
         "n_shared_experts": shared // hidden,
@@ -106,35 +110,28 @@ def written(architecture: str, model_type: str, model: Decoder) -> dict[str, Any
         "hidden_act": "silu",
         "max_position_embeddings": model.context,
         "rms_norm_eps": getattr(model.norm, "eps", None),
-        "tie_word_embeddings": model.tied,
     }
 
 
 def latent_table(model: Decoder) -> Table:
-    (mixer, _), theirs, ours = bodies(model.blocks[0], LatentAttention, Body), f"{LAYER}.self_attn", f"{ATTENTION}.body"
-    query = "q_b_proj" if mixer.query_rank else "q_proj"
+    attention, _ = bodies(model.blocks[0], LatentAttention, Body)
+    theirs, ours = f"{LAYER}.self_attn", f"{ATTENTION}.body"
+    query = "q_b_proj" if attention.query_rank else "q_proj"
+    latent_and_key = (f"{ours}.latent_proj.{{leaf}}", f"{ours}.k_rope_proj.{{leaf}}")
+    per_head = Split(groups=attention.heads), Reshape((-1, attention.rank))
     return Table(
-        *ENDS,
+        *EMBEDDING_AND_HEAD,
         *NORMS,
-        *PROJECTIONS[1:],
+        FEEDFORWARD_PROJECTIONS,
         *EXPERTS,
         Link(f"{LAYER}.mlp.gate.e_score_correction_bias", f"{FEEDFORWARD}.body.router.correction"),
         Link(f"{LAYER}.mlp.shared_experts.{{proj}}.{{leaf}}", f"{FEEDFORWARD}.body.shared.{{proj}}.{{leaf}}"),
         Link(f"{theirs}.{query}.weight", f"{ours}.q_proj.weight"),
         Link(f"{theirs}.q_a_proj.{{leaf}}", f"{ours}.q_latent_proj.{{leaf}}"),
         Link(f"{theirs}.q_a_layernorm.weight", f"{ours}.q_latent_norm.weight"),
-        Link(
-            f"{theirs}.kv_a_proj_with_mqa.{{leaf}}",
-            (f"{ours}.latent_proj.{{leaf}}", f"{ours}.k_rope_proj.{{leaf}}"),
-            Split(),
-        ),
+        Link(f"{theirs}.kv_a_proj_with_mqa.{{leaf}}", latent_and_key, Split()),
         Link(f"{theirs}.kv_a_layernorm.weight", f"{ours}.latent_norm.weight"),
-        Link(
-            f"{theirs}.kv_b_proj.weight",
-            (f"{ours}.k_up", f"{ours}.v_up"),
-            Split(groups=mixer.heads),
-            Reshape((-1, mixer.rank)),
-        ),
+        Link(f"{theirs}.kv_b_proj.weight", (f"{ours}.k_up", f"{ours}.v_up"), *per_head),
         Link(f"{theirs}.o_proj.{{leaf}}", f"{ours}.o_proj.{{leaf}}"),
-        ignored=(*IGNORED, f"model.layers.{len(model.blocks)}.{{path}}"),  # it looks a token further ahead, in training
+        ignored=(*IGNORED, f"model.layers.{len(model.blocks)}.{{path}}"),  # the layer of multi-token prediction
     )

@@ -1,68 +1,86 @@
-"""Layers of several kinds: a list in the config names the kind of each, or a rule of the family does.
+"""Layers of several kinds: a list in the config names the kind of each layer, or the family has a rule.
 
-    layer_types = ["sliding_attention", "full_attention", …]        or: every sixth sees all
+    layer_types = ["sliding_attention", "full_attention", …]        or: every sixth layer attends to all keys
 
-A list is read as the shortest pattern that gives it when tiled over the depth: then a spec is as short as the rule.
+A list is read as its shortest period, which is tiled over the depth, so that the spec is as short as the rule.
 """
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeVar
 
 from regard.families.common.config_reader import Config, FamilyError
 from regard.kernels.attention.patterns.window import Window
+from regard.models.decoder import Decoder
 from regard.models.stack import Repeat, tiled
 from regard.parts.attention import Attention
 from regard.parts.block import Block
+from regard.parts.body import Body
+from regard.weights.table import Link
 
 FULL, SLIDING = "full_attention", "sliding_attention"
-LONGEST = 128  # layers in a pattern; a config may claim any number
-HashableType = TypeVar("HashableType", bound=Hashable)
+LONGEST_PERIOD = 128  # layers; bounds the work for a config that claims a great depth
+BodyType = TypeVar("BodyType", bound=Body)
+Kind = TypeVar("Kind", bound=Hashable)
 
 
-def listed(
-    theirs: Config, key: str, kind: type[HashableType], pattern: tuple[HashableType, ...]
-) -> tuple[HashableType, ...]:
-    """An entry for every layer, or the family's pattern where the config has no list."""
-    found, depth = theirs.each(key, kind, ()), theirs.integer("num_hidden_layers")
+def layer_list(theirs: Config, key: str, entry: type[Kind], default: tuple[Kind, ...]) -> tuple[Kind, ...]:
+    """The list at this key, with one entry per layer; `default` if the config has none."""
+    found, depth = theirs.list_of(entry, key, ()), theirs.integer("num_hidden_layers")
     if found and len(found) != depth:
         raise FamilyError(f"{theirs.model_type}: {key} has {len(found)} entries, but num_hidden_layers={depth}")
-    return found or pattern
+    return found or default
 
 
-def every(theirs: Config, key: str, usual: int) -> int:
-    """Of how many layers one, the last, is of another kind."""
-    found = theirs.integer(key, usual)
-    if not 0 < found <= LONGEST:
-        raise FamilyError(f"{theirs.model_type}: {key}={found} should be from 1 to {LONGEST}")
+def layer_interval(theirs: Config, key: str, default: int) -> int:
+    """n, where every n-th layer is of another kind."""
+    found = theirs.integer(key, default)
+    if not 0 < found <= LONGEST_PERIOD:
+        raise theirs.error(key, found, f"must be from 1 to {LONGEST_PERIOD}")
     return found
 
 
-def arranged(
-    theirs: Config, blocks: Mapping[HashableType, Block], kinds: tuple[HashableType, ...]
-) -> tuple[Repeat, ...]:
-    """The blocks of these kinds in their order, over and over to the depth of the model."""
+def tile_blocks(theirs: Config, blocks: Mapping[Kind, Block], kinds: tuple[Kind, ...]) -> tuple[Repeat, ...]:
+    """The blocks of these kinds, in this order, tiled over the depth of the model."""
     for kind in set(kinds) - set(blocks):
-        raise FamilyError(f"{theirs.model_type}: a layer is {kind!r}; with these settings there are only {[*blocks]}")
-    return tiled(tuple(blocks[kind] for kind in shortest(kinds)), theirs.integer("num_hidden_layers"))
+        raise FamilyError(
+            f"{theirs.model_type}: a layer has the type {kind!r}; with these settings it must be one of {[*blocks]}"
+        )
+    return tiled(tuple(blocks[kind] for kind in shortest_period(kinds)), theirs.integer("num_hidden_layers"))
 
 
-def shortest(kinds: tuple[HashableType, ...]) -> tuple[HashableType, ...]:
-    """The shortest pattern that gives them when tiled."""
-    return next((kinds[:n] for n in range(1, LONGEST) if kinds[n:] == kinds[:-n]), kinds)
+def shortest_period(kinds: tuple[Kind, ...]) -> tuple[Kind, ...]:
+    """The shortest sequence that gives `kinds` when it is tiled."""
+    return next((kinds[:n] for n in range(1, LONGEST_PERIOD) if kinds[n:] == kinds[:-n]), kinds)
 
 
-def by_window(theirs: Config, mixer: Attention) -> dict[str, Attention]:
-    """The attention of each kind of layer; where the config has no window, there is but one."""
+def attention_by_type(theirs: Config, attention: Attention) -> dict[str, Attention]:
+    """The attention of each layer type; without a `sliding_window` there is the full one only."""
     if not theirs.has("sliding_window"):
-        return {FULL: mixer}
-    return {FULL: mixer, SLIDING: replace(mixer, mask=Window(theirs.integer("sliding_window")))}
+        return {FULL: attention}
+    return {FULL: attention, SLIDING: replace(attention, mask=Window(theirs.integer("sliding_window")))}
 
 
-def window(mixers: list[Attention]) -> int | None:
-    """The window of those that have one."""
-    return next((mixer.mask.size for mixer in mixers if isinstance(mixer.mask, Window)), None)
+def window_size(attentions: Sequence[Attention]) -> int | None:
+    """The size of the first window."""
+    return next((attention.mask.size for attention in attentions if isinstance(attention.mask, Window)), None)
 
 
-def layer_types(mixers: list[Attention]) -> list[str]:
-    return [SLIDING if isinstance(mixer.mask, Window) else FULL for mixer in mixers]
+def layer_types(attentions: Sequence[Attention]) -> list[str]:
+    return [SLIDING if isinstance(attention.mask, Window) else FULL for attention in attentions]
+
+
+def first_of_type(found: Sequence[Body], body_type: type[BodyType], default: BodyType) -> BodyType:
+    return next((body for body in found if isinstance(body, body_type)), default)
+
+
+def output_projections(model: Decoder, theirs: Mapping[type, str]) -> list[Link]:
+    """Links of each mixer's output projection, by the mixer's type.
+
+    All mixers of ours call it o_proj, so only the type of the layer determines its foreign name.
+    """
+    types = [type(block.sublayers[0].body) for block in model.blocks]
+    return [
+        Link(f"model.layers.{i}.{theirs[mixer]}.{{leaf}}", f"stack.blocks.{i}.sublayers.0.body.o_proj.{{leaf}}")
+        for i, mixer in enumerate(types)
+    ]

@@ -1,48 +1,57 @@
-"""Experts as most families spell them: `mlp.gate` chooses, and every expert's matrices are tensors of their own.
+"""Experts in the keys and tensor names of most families: `mlp.gate` is the router, each expert has its own matrices.
 
-Theirs takes one balance loss over the tokens of all layers together, ours takes one a layer and adds them up, so that a
-layer gets its share of theirs. Where all layers choose alike the two are equal.
+transformers computes one balance loss over the tokens of all layers, ours one per layer, which are added up. The
+coefficient is divided by the number of layers, so that both are equal if all layers route alike.
 """
 
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from regard.families.common.config_reader import Config
+from regard.families.common.decoder import LAYER
+from regard.families.common.names import FEEDFORWARD
 from regard.families.common.roundtrip import bodies
-from regard.families.llama import FEEDFORWARD, LAYER
 from regard.models.decoder import Decoder
 from regard.parts.body import Body
 from regard.parts.experts import Experts
 from regard.weights.ops import StackTensors
 from regard.weights.table import Link
 
-BodyType = TypeVar("BodyType", bound=Body)
-
-EXPERTS = (
-    Link(f"{LAYER}.mlp.gate.weight", f"{FEEDFORWARD}.body.router.proj.weight"),
-    Link(
-        f"{LAYER}.mlp.experts.{{each}}.{{proj}}.weight", f"{FEEDFORWARD}.body.experts.{{proj}}.weight", StackTensors()
-    ),
-)
+MixerType = TypeVar("MixerType", bound=Body)
 
 
-def balance(theirs: Config, layers: int) -> float:
-    """Of each of so many layers with experts."""
+def expert_links(theirs: str, router: str = "gate", names: dict[str, str] | None = None) -> tuple[Link, ...]:
+    """The router and the experts' matrices below `theirs`; `names`: their names of gate_proj, up_proj and down_proj."""
+    ours = f"{FEEDFORWARD}.body.experts"
+    names = names or {"{proj}": "{proj}"}
+    return (
+        Link(f"{theirs}.{router}.weight", f"{FEEDFORWARD}.body.router.proj.weight"),
+        *(
+            Link(f"{theirs}.experts.{{each}}.{name}.weight", f"{ours}.{proj}.weight", StackTensors())
+            for name, proj in names.items()
+        ),
+    )
+
+
+EXPERTS = expert_links(f"{LAYER}.mlp")
+
+
+def balance_per_layer(theirs: Config, layers: int) -> float:
+    """The coefficient of the balance loss of each of so many layers with experts."""
     return theirs.number("router_aux_loss_coef") / max(layers, 1)
 
 
-def dense(model: Decoder) -> list[int]:
-    """The layers without experts."""
+def dense_layers(model: Decoder) -> list[int]:
+    """The indices of the layers without experts."""
     return [n for n, block in enumerate(model.blocks) if not isinstance(block.sublayers[-1].body, Experts)]
 
 
-def sparse(model: Decoder, mixer: type[BodyType]) -> tuple[BodyType, Experts]:
-    """Mixer and experts of the first layer that has experts."""
-    without = {*dense(model)}
-    first = next((block for n, block in enumerate(model.blocks) if n not in without), model.blocks[0])
+def mixer_and_experts(model: Decoder, mixer: type[MixerType]) -> tuple[MixerType, Experts]:
+    """The bodies of the first layer with experts."""
+    dense = {*dense_layers(model)}
+    first = next((block for n, block in enumerate(model.blocks) if n not in dense), model.blocks[0])
     return bodies(first, mixer, Experts)
 
 
-def routed(model: Decoder, experts: Experts) -> dict[str, float]:
-    """What all these families have words for."""
-    layers = len(model.blocks) - len(dense(model))
+def routing_config(model: Decoder, experts: Experts) -> dict[str, Any]:
+    layers = len(model.blocks) - len(dense_layers(model))
     return {"num_experts_per_tok": experts.top_k, "router_aux_loss_coef": experts.balance * layers}

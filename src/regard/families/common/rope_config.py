@@ -1,85 +1,96 @@
-"""RoPE's settings both ways: `rope_parameters` (transformers 5), or `rope_theta` beside `rope_scaling` (4)."""
+"""RoPE's settings, read and written: `rope_parameters` (transformers 5), or `rope_theta` and `rope_scaling` (4)."""
 
 from typing import Any
 
-from regard.families.common.config_reader import Config, FamilyError
+from regard.families.common.config_reader import Config
 from regard.parts.position.base import Position
 from regard.parts.position.rope import PairLayout, Rope
 from regard.parts.position.rope_scaling import DynamicNTK, LinearScaling, Llama3, LongRope, Scaling, Yarn
 from regard.spec import nearest
 
-KINDS = ("default", "linear", "dynamic", "yarn", "llama3", "longrope")
+ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "llama3", "longrope")
+YARN_OPTIONS = ("beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim", "truncate")
 
 
-def rope(theirs: Config, base: float = 10000.0, share: float | None = None, layout: PairLayout = "half") -> Rope:
-    """The rope of a whole model; `base` and `share` are the family's own defaults (None: all of a head turns)."""
-    settings = theirs.table("rope_parameters" if theirs.has("rope_parameters") else "rope_scaling")
-    return rope_of(settings, theirs, theirs.number("rope_theta", base), share, layout)
+def read_rope(theirs: Config, base: float = 10000.0, share: float | None = None, layout: PairLayout = "half") -> Rope:
+    """The rope of a model that has one. `base` and `share` are the defaults of the family's class.
+
+    `share` is the fraction of each head that is rotated; with None the family rotates whole heads only.
+    """
+    settings = theirs.nested("rope_parameters" if theirs.has("rope_parameters") else "rope_scaling")
+    return read_rope_settings(settings, theirs, theirs.number("rope_theta", base), share, layout)
 
 
-def rope_of(
+def read_rope_settings(
     settings: Config, theirs: Config, base: float, share: float | None = None, layout: PairLayout = "half"
 ) -> Rope:
-    """The rope that these settings describe; a config may have several."""
-    turning = settings.number("partial_rotary_factor", theirs.number("partial_rotary_factor", share or 1.0))
-    if share is None and turning != 1:
-        raise FamilyError(f"{theirs.model_type}: partial_rotary_factor={turning}, but here all of a head turns")
-    return Rope(settings.number("rope_theta", base), turning, layout, scaling(settings, theirs))
+    """The rope of these settings inside the config `theirs`, which may have several of them."""
+    found = settings.number("partial_rotary_factor", theirs.number("partial_rotary_factor", share or 1.0))
+    if share is None and found != 1:
+        raise theirs.error("partial_rotary_factor", found, "is not supported, only 1.0 is: whole heads are rotated")
+    return Rope(settings.number("rope_theta", base), found, layout, read_scaling(settings, theirs))
 
 
-def scaling(settings: Config, theirs: Config) -> Scaling | None:
-    """How it is stretched past the length it was trained on, which the config around it may have to say."""
-    kind = settings.value("rope_type", (str,), settings.value("type", (str,), "default"))
-    if kind == "default":
+def read_scaling(settings: Config, theirs: Config) -> Scaling | None:
+    """The scaling for contexts beyond the trained length; the lengths may be outside the settings, in `theirs`."""
+    rope_type = settings.value("rope_type", (str,), settings.value("type", (str,), "default"))
+    if rope_type == "default":
         return None
-    if kind == "linear":
+    if rope_type == "linear":
         return LinearScaling(settings.number("factor"))
-    reach = theirs.integer("max_position_embeddings")
-    theirs.real("max_position_embeddings", reach)  # a length that no float holds is refused before it is divided
-    if kind == "dynamic":
-        return DynamicNTK(settings.number("factor"), reach)
-    inside = settings.integer("original_max_position_embeddings", reach)
-    length = theirs.integer("original_max_position_embeddings", inside)  # beside the settings (Phi-3), it counts first
-    factor = settings.number("factor", reach / max(length, 1))
-    given = settings.number("attention_factor") if settings.has("attention_factor") else None
-    match kind:
+    context = theirs.integer("max_position_embeddings")
+    theirs.finite("max_position_embeddings", context)  # an integer may be too large to be divided as a float
+    if rope_type == "dynamic":
+        return DynamicNTK(settings.number("factor"), context)
+    nested = settings.integer("original_max_position_embeddings", context)
+    length = theirs.integer("original_max_position_embeddings", nested)  # outside the settings (Phi-3) it has priority
+    factor = settings.number("factor", context / max(length, 1))
+    attention_factor = settings.number_or_none("attention_factor")
+    match rope_type:
         case "yarn":
-            mscale, all_dim = (settings.number(k) if settings.has(k) else None for k in ("mscale", "mscale_all_dim"))
+            mscale, mscale_all_dim = settings.number_or_none("mscale"), settings.number_or_none("mscale_all_dim")
             fast, slow = settings.number("beta_fast", 32.0), settings.number("beta_slow", 1.0)
-            return Yarn(factor, length, fast, slow, given, mscale, all_dim, settings.flag("truncate", True))
+            truncate = settings.flag("truncate", True)
+            return Yarn(factor, length, fast, slow, attention_factor, mscale, mscale_all_dim, truncate)
         case "llama3":
             low, high = settings.number("low_freq_factor"), settings.number("high_freq_factor")
             return Llama3(factor, length, low, high)
         case "longrope":
             short, long = (settings.numbers(key) for key in ("short_factor", "long_factor"))
-            return LongRope(short, long, factor, length, given)
-    raise FamilyError(f"{settings.model_type}: rope_type={kind!r} has no part here; {nearest(kind, KINDS)}")
+            return LongRope(short, long, factor, length, attention_factor)
+    raise settings.error("rope_type", rope_type, f"is not supported; {nearest(rope_type, ROPE_TYPES)}")
 
 
 def rope_parameters(position: Position, share: float = 1.0) -> dict[str, Any]:
-    """As transformers 5 writes them; `share` is the family's own default."""
+    """The settings as transformers 5 writes them; `share` is the default of the family's class."""
     if not isinstance(position, Rope):
         return {"rope_type": "default"}
-    written: dict[str, Any] = {"rope_theta": position.base}
+    settings: dict[str, Any] = {"rope_theta": position.base}
     if position.share != share:
-        written["partial_rotary_factor"] = position.share
-    found = position.scaling
-    match found:
+        settings["partial_rotary_factor"] = position.share
+    return settings | scaling_settings(position.scaling)
+
+
+def scaling_settings(scaling: Scaling | None) -> dict[str, Any]:
+    match scaling:
         case LinearScaling():
-            written |= {"rope_type": "linear", "factor": found.factor}
+            return {"rope_type": "linear", "factor": scaling.factor}
         case DynamicNTK():
-            written |= {"rope_type": "dynamic", "factor": found.factor}
+            return {"rope_type": "dynamic", "factor": scaling.factor}
         case Yarn():
-            written |= {"rope_type": "yarn", "factor": found.factor, "original_max_position_embeddings": found.length}
-            names = ("beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim", "truncate")
-            written |= {name: getattr(found, name) for name in names if getattr(found, name) is not None}
+            options = {name: getattr(scaling, name) for name in YARN_OPTIONS if getattr(scaling, name) is not None}
+            return {"rope_type": "yarn", **extended(scaling), **options}
         case Llama3():
-            written |= {"rope_type": "llama3", "factor": found.factor, "original_max_position_embeddings": found.length}
-            written |= {name: getattr(found, name) for name in ("low_freq_factor", "high_freq_factor")}
+            frequencies = {name: getattr(scaling, name) for name in ("low_freq_factor", "high_freq_factor")}
+            return {"rope_type": "llama3", **extended(scaling), **frequencies}
         case LongRope():
-            written |= {"rope_type": "longrope", "short_factor": list(found.short), "long_factor": list(found.long)}
-            written |= {"factor": found.factor, "original_max_position_embeddings": found.length}
-            written |= {} if found.attention_factor is None else {"attention_factor": found.attention_factor}
-        case _:
-            written["rope_type"] = "default"
-    return written
+            factors = {"short_factor": list(scaling.short), "long_factor": list(scaling.long)}
+            if scaling.attention_factor is not None:
+                factors["attention_factor"] = scaling.attention_factor
+            return {"rope_type": "longrope", **extended(scaling), **factors}
+    return {"rope_type": "default"}
+
+
+def extended(scaling: Yarn | Llama3 | LongRope) -> dict[str, Any]:
+    """The trained length, and by which factor it is extended."""
+    return {"factor": scaling.factor, "original_max_position_embeddings": scaling.length}
