@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from regard.cli import app
+from regard.cli import app, main
 from tests.cli.conftest import regard
 
 
@@ -127,6 +127,35 @@ def test_a_device_that_is_not_here_is_refused(demo_run: Path, device: str) -> No
     refused = regard("generate", demo_run, "--prompt", "Anna", "--device", device)
     assert isinstance(refused.exception, ValueError)
     assert f"there is no device {device!r} here; choose one of auto, cpu" in str(refused.exception)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "error"),
+    [
+        (("models", "--json"), 0, ""),
+        (("chat", "smolm2"), 1, "regard: 'smolm2' is neither a file or folder nor a known name"),
+        (("chat",), 2, "Missing argument 'MODEL'"),
+    ],
+)
+def test_exit_codes(
+    arguments: tuple[str, ...], code: int, error: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    monkeypatch.setattr("sys.argv", ["regard", *arguments])
+    with pytest.raises(SystemExit) as exited:
+        main()
+    shown = capsys.readouterr().err
+    assert exited.value.code == code and error in shown and "Traceback" not in shown
+
+
+def test_an_interrupt_exits_with_130(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(name: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("regard.cli.open_model.find_model", interrupt)
+    monkeypatch.setattr("sys.argv", ["regard", "chat", "smollm2"])
+    with pytest.raises(SystemExit) as exited:
+        main()
+    assert exited.value.code == 130
 
 
 def test_version_and_wrong_usage() -> None:

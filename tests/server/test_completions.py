@@ -62,18 +62,18 @@ def test_sampling_reaches_the_engine(live, tokenizer):
 
 def test_the_tokenizers_prefix_ids_come_first(live, tokenizer):
     server = live()
-    words = server.app.state.served.tokenizer
-    words.bos = 2  # it has a name, but no rule puts it anywhere
+    served = server.app.state.served.tokenizer
+    served.bos = 2  # a name alone: the tokenizer's rules do not add it to a text
     post(server)
     assert server.engine.submitted[-1].ids == tuple(tokenizer.encode("Mira"))
-    words.prefix_ids = (3,)
+    served.prefix_ids = (3,)
     post(server)
     assert server.engine.submitted[-1].ids == (3, *tokenizer.encode("Mira"))
 
 
 def test_a_continuation_begins_with_its_space():
-    words = byte_fallback_tokenizer()
-    app = create_app(FakeEngine(words, "a", endless=True), words, "tiny")
+    tokenizer = byte_fallback_tokenizer()
+    app = create_app(FakeEngine(tokenizer, "a", endless=True), tokenizer, "tiny")
     with running(app) as port:
         body = {"model": "tiny", "prompt": "a a", "max_tokens": 2}
         answer = httpx.post(f"http://127.0.0.1:{port}/v1/completions", json=body).json()

@@ -41,10 +41,10 @@ DeviceOption = Annotated[str, typer.Option(help="cpu, cuda, cuda:1 …; auto: a 
 
 def open_model(name: Path, device: str = "auto", context: int | None = None) -> "LanguageModel":
     """A model that generates text."""
+    find_model(name)  # before torch is imported: a mistyped name is refused at once
     from regard.language_model import load
     from regard.models.decoder import DecoderModule
 
-    find_model(name)
     llm = load(name, device, context=context)
     if not isinstance(llm.model, DecoderModule):
         raise ValueError(f"{name} is no decoder; this command needs a model that generates text")
@@ -75,9 +75,9 @@ def unknown_name(name: str, known: Mapping[str, Iterable[str]]) -> ValueError:
     """The error for a name that is neither a path nor one of the known names, which are listed by their kind."""
     names = {kind: sorted(of_kind) for kind, of_kind in known.items()}
     close = difflib.get_close_matches(name, sum(names.values(), []), n=1)
-    hint = f"did you mean {close[0]!r}? " if close else ""
+    hint = f"; did you mean {close[0]!r}?" if close else ""
     listed = "; ".join(f"{kind}: {', '.join(of_kind)}" for kind, of_kind in names.items())
-    return ValueError(f"{name!r} is neither a file or folder nor a known name; {hint}{listed}")
+    return ValueError(f"{name!r} is neither a file or folder nor a known name{hint} ({listed})")
 
 
 @contextmanager

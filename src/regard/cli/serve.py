@@ -1,4 +1,4 @@
-"""`regard serve`: a model behind an OpenAI-compatible API, with a web page to chat with it and inspect it."""
+"""`regard serve`: an OpenAI-compatible API for a model, with a web page to chat with it and inspect it."""
 
 import os
 from typing import Annotated
