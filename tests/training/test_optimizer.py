@@ -6,6 +6,9 @@ import pytest
 import torch
 
 from regard.checkpoint.folder import CheckpointError
+from regard.parts.body import Body
+from regard.parts.ssm.mamba import Mamba
+from regard.parts.ssm.s4d import S4D
 from regard.spec import SpecError
 from regard.training.optimizer import AdamW, decay_groups, load_optimizer_state, optimizer_state
 from tests.training.tiny import SPEC
@@ -25,9 +28,36 @@ def test_only_matrices_that_multiply_decay(tied: bool) -> None:
     assert ("head.weight" in decayed) == (not tied)
 
 
+class Rates(torch.nn.Module):
+    """A user's own part with a matrix that weight decay must not change."""
+
+    no_weight_decay = ("rates",)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rates = torch.nn.Parameter(torch.zeros(4, 3))
+        self.proj = torch.nn.Linear(4, 3)
+
+
+def test_a_part_excludes_its_own_parameters_from_decay() -> None:
+    decayed, plain = ([name for name, _ in group] for group in decay_groups(torch.nn.Sequential(Rates())))
+    assert decayed == ["0.proj.weight"] and plain == ["0.rates", "0.proj.bias"]
+    part = Rates()
+    part.no_weight_decay = ("rate",)
+    with pytest.raises(AttributeError, match="names rate; its parameters are rates"):
+        decay_groups(part)
+
+
+@pytest.mark.parametrize("body", [Mamba(), S4D(state=4)])
+def test_rates_of_state_spaces_do_not_decay(body: Body) -> None:
+    decayed, plain = ({name.rpartition(".")[2] for name, _ in group} for group in decay_groups(body.build(8)))
+    rates = {"A_log", "log_step", "log_decay", "turn"}
+    assert plain & rates and not decayed & rates
+
+
 def test_frozen_weights_are_left_out() -> None:
     frozen = model().requires_grad_(False)
-    with pytest.raises(SpecError, match="no parameter to train"):
+    with pytest.raises(SpecError, match="no trainable parameter"):
         decay_groups(frozen)
     frozen.norm.requires_grad_(True)
     assert [[name for name, _ in group] for group in decay_groups(frozen)] == [[], ["norm.weight"]]

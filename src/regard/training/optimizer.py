@@ -1,12 +1,12 @@
-"""AdamW: Adam with weight decay apart from the gradient. Loshchilov & Hutter 2019.
+"""AdamW: Adam with decoupled weight decay. Loshchilov & Hutter 2019.
 
     m = β₁ m + (1 - β₁) g          v = β₂ v + (1 - β₂) g²
-    θ = θ - η (m̂ / (√v̂ + ε) + λ θ)          m̂, v̂ corrected for their start at zero
+    θ = θ - η (m̂ / (√v̂ + ε) + λ θ)          m̂, v̂: bias-corrected
 
-Decay pulls only matrices that multiply: norms and biases have no direction to shrink along, the rates of a state space
-would be pulled to another speed, and embeddings (a tied head with them) are left alone because small embeddings make
-the early layers' gradients large (OLMo 2, 2025).
-State is kept by parameter name, so that it does not depend on the order in which a model lists its weights.
+Weight decay applies to matrices only. Norms and biases are not decayed, nor are embeddings (and a tied head): small
+embeddings make the gradients of the early layers large (OLMo 2, 2025). A module excludes other parameters by the
+attribute `no_weight_decay`, a tuple of their names: the decay rates of a state space are matrices, but no weights of a
+product. State is saved by parameter name, so it does not depend on the order of the parameters.
 """
 
 from collections.abc import Mapping
@@ -17,8 +17,6 @@ from torch import Tensor, nn
 
 from regard.checkpoint.folder import CheckpointError
 from regard.spec import Spec, require
-
-NO_MATRIX = ("bias", "A_log", "log_step", "log_decay", "turn")  # ends of names, whatever their shape
 
 
 @dataclass(frozen=True)
@@ -51,16 +49,28 @@ class AdamW(Spec):
 
 
 def decay_groups(model: nn.Module) -> tuple[list[tuple[str, nn.Parameter]], list[tuple[str, nn.Parameter]]]:
-    """The named parameters to train: those with weight decay, and those without."""
-    embeddings = {module.weight for module in model.modules() if isinstance(module, nn.Embedding)}
+    """The named parameters that are trained: with weight decay, and without."""
     named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-    require(len(named) > 0, "the model has no parameter to train; set requires_grad on some")
-    matrices = {name for name, p in named if p.ndim >= 2 and p not in embeddings and not name.endswith(NO_MATRIX)}
-    return [pair for pair in named if pair[0] in matrices], [pair for pair in named if pair[0] not in matrices]
+    require(len(named) > 0, "the model has no trainable parameter; set requires_grad of some to True")
+    excluded = {parameter for module in model.modules() for parameter in undecayed(module)}
+    decayed = {name for name, p in named if p.ndim >= 2 and p not in excluded}
+    return [pair for pair in named if pair[0] in decayed], [pair for pair in named if pair[0] not in decayed]
+
+
+def undecayed(module: nn.Module) -> list[nn.Parameter]:
+    """The module's own parameters without weight decay, apart from vectors, which never have any."""
+    names = {"bias", *getattr(module, "no_weight_decay", ())}
+    own = dict(module.named_parameters(recurse=False))
+    if unknown := set(getattr(module, "no_weight_decay", ())) - own.keys():
+        raise AttributeError(
+            f"{type(module).__name__}.no_weight_decay names {', '.join(sorted(unknown))}; its parameters are "
+            f"{', '.join(own) or 'none'}"
+        )
+    return [p for name, p in own.items() if name in names or isinstance(module, nn.Embedding)]
 
 
 def optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """What the optimizer remembers, as `parameter/quantity` -> tensor."""
+    """The optimizer's state, as `parameter/quantity` -> tensor."""
     whole = optimizer.state_dict()
     names = [name for group in whole["param_groups"] for name in group["param_names"]]
     return {
@@ -78,7 +88,7 @@ def load_optimizer_state(optimizer: torch.optim.Optimizer, tensors: Mapping[str,
         name, quantity = key.rsplit("/", 1)
         if name not in index:
             raise CheckpointError(
-                f"the saved optimizer knows {name!r}, which this model does not train; use its own config"
+                f"the saved optimizer has a state for {name!r}, which this model does not train; use the run's config"
             )
         state.setdefault(index[name], {})[quantity] = tensor
     optimizer.load_state_dict({"state": state, "param_groups": groups})

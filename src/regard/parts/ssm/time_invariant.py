@@ -62,6 +62,8 @@ class TimeInvariantSSM(Body):
 
 
 class TimeInvariantSSMModule(nn.Module):
+    no_weight_decay = ("log_step", "log_decay", "turn")
+
     def __init__(self, width: int, spec: TimeInvariantSSM):
         super().__init__()
         self.log_step = nn.Parameter(torch.empty(width, 1))  # log Δ
