@@ -27,8 +27,8 @@ from regard.parts.position.rope_scaling import LongRope
 from regard.parts.position.t5 import T5Buckets
 from regard.spec import Spec, SpecError, hints, read
 from regard.verify.length import parts
-from regard.verify.subjects import trials
 from regard.verify.trial import Trial
+from regard.verify.trials import trials
 from regard.verify.verdict import attempt, kept
 from tests.laws import MODELS, OTHERS, READER, build, decoder
 
@@ -38,9 +38,9 @@ STORED = {
     "chunked": "chunked = whole",
     "batched": "uneven chunks = whole",
     "left pad": "ragged decode = alone",
-    "packed": "packed is not remembered",
+    "packed": "packed is refused by a store",
     "rewind": "rewound = never read",
-    "fork": "taken over = read anew",
+    "fork": "forked = read again",
 }
 FRESH = {"batched": "batched = alone", "left pad": "padded left = right = alone", "packed": "packed = separate"}
 COLUMNS = [
@@ -133,7 +133,7 @@ def row(mixer: Body, position: Position) -> Row:
 def cell(column: tuple[str, str], trial: Trial) -> str:
     store, what = column
     law = FRESH[what] if store == "fresh" else STORED[what]
-    outcome = attempt(law, trial if store == "fresh" else trial.only(store))
+    outcome = attempt(law, trial if store == "fresh" else trial.with_store(store))
     if not kept(outcome, torch.float64):
         return f"FAIL: {outcome.note}"
     return {"compared": "pass", "refused": ValueError.__name__, "not applicable": ""}[outcome.result]

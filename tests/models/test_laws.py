@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from regard.verify.laws import LAWS
-from regard.verify.subjects import trials
 from regard.verify.trial import Trial
+from regard.verify.trials import trials
 from regard.verify.verdict import TOLERANCE, kept, name_of
 from tests.laws import MODELS, OTHERS, build
 

@@ -13,7 +13,7 @@ from regard.parts.linear_attention import LinearAttention
 from regard.parts.position.alibi import Alibi, AlibiModule
 from regard.parts.position.rope import Rope
 from regard.verify.laws import LAWS
-from regard.verify.length import LEAST, enough, felt_at, unfelt
+from regard.verify.length import LEAST, first_effect, ineffective_masks, sufficient_length
 from regard.verify.verdict import verify
 from tests.cli.conftest import regard
 from tests.laws import OTHERS, block, build, decoder
@@ -34,7 +34,7 @@ def test_a_checkpoint_that_keeps_every_law(checkpoint: Path) -> None:
     found = json.loads(done.stdout)
     assert found["failed"] == 0 and found["length"] == 8 and [law["law"] for law in found["laws"]] == list(LAWS)
     results = {law["law"]: law["result"] for law in found["laws"]}
-    assert results["packed is not remembered"] == "refused"
+    assert results["packed is refused by a store"] == "refused"
     assert results["recurrent = parallel"] == "not applicable"
     assert all(law["differences"]["float64"] < 1e-9 for law in found["laws"] if law["result"] == "pass")
     assert all(law["differences"]["float32"] < 1e-5 for law in found["laws"] if law["result"] == "pass")
@@ -94,20 +94,20 @@ def test_flags_are_frozen() -> None:
 
 
 def test_texts_are_long_enough_for_the_masks() -> None:
-    assert felt_at(Window(5)) == 6 and felt_at(Window(600)) == 601 and felt_at(Window(5000)) == 4097
+    assert first_effect(Window(5)) == 6 and first_effect(Window(600)) == 601 and first_effect(Window(5000)) == 4097
     near, far = (decoder(block(Attention(4, mask=Window(size)))) for size in (40, 4000))
-    assert enough(build(near), near) == 49 and not unfelt(near, 49)
-    assert enough(build(far), far) == LEAST and unfelt(far, LEAST) == {Window(4000): 4009}
+    assert sufficient_length(build(near), near) == 49 and not ineffective_masks(near, 49)
+    assert sufficient_length(build(far), far) == LEAST and ineffective_masks(far, LEAST) == {Window(4000): 4009}
     full = decoder(block(Attention(4)))
-    assert enough(build(full), full) == LEAST and not unfelt(full, 4)
-    assert Full() not in unfelt(OTHERS["encoder"], 4)
+    assert sufficient_length(build(full), full) == LEAST and not ineffective_masks(full, 4)
+    assert Full() not in ineffective_masks(OTHERS["encoder"], 4)
 
 
 def test_the_model_is_left_as_it_was() -> None:
     model = build(HYBRID)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     begun: list[tuple[str, str]] = []
-    verify(model, 8, begun=lambda law, dtype: begun.append((law, dtype)))
+    verify(model, 8, on_law=lambda law, dtype: begun.append((law, dtype)))
     assert model.state_dict().keys() == before.keys()
     assert all((model.state_dict()[name] == tensor).all() for name, tensor in before.items())
     assert begun == [(law, dtype) for dtype in ("float64", "float32") for law in LAWS]

@@ -42,10 +42,10 @@ def verify(
       regard verify llama --pattern "3*window(16), full(no_position)"
       regard verify ~/models/my-llama --length 300 --json
     """
-    from regard.verify.length import enough, unfelt
+    from regard.verify.length import ineffective_masks, sufficient_length
 
     module = load_or_build(model, context.args, pattern, seed, device)
-    size = length or enough(module, module.spec)  # ty: ignore[invalid-argument-type]
+    size = length or sufficient_length(module, module.spec)  # ty: ignore[invalid-argument-type]
     verdicts = check_laws(module, size, seed)
     failed = sum(verdict.result == "FAIL" for verdict in verdicts)
     if as_json:
@@ -53,7 +53,7 @@ def verify(
         print(json.dumps({"model": model, "length": size, "seed": seed, "failed": failed, "laws": laws}, indent=2))
     else:
         print_table(f"laws of {model}, sequences of {size} tokens", verdicts)
-        for mask, needed in unfelt(module.spec, size).items():  # ty: ignore[invalid-argument-type]
+        for mask, needed in ineffective_masks(module.spec, size).items():  # ty: ignore[invalid-argument-type]
             print(f"{mask} masks nothing in sequences of {size} tokens; --length {needed} would test it")
         print(f"{failed} laws do not hold" if failed else "all laws that apply hold")
     raise typer.Exit(int(failed > 0))

@@ -1,6 +1,6 @@
-"""`verify`: the laws that hold wherever features cross, tried on a model, whatever parts it is made of.
+"""`regard verify`: laws that every combination of features must keep, tested on a model of any parts.
 
     cached = whole, chunked = whole, batched = alone, padded = unpadded, packed = separate, …
 
-`laws` has one function a law, `trial` what they are tried on, `verdict` the two columns of a table.
+`laws` has one function per law, `trial` and `trials` the inputs for each kind of model, `verdict` runs them all.
 """

@@ -1,8 +1,8 @@
-"""Weights for a model that has none yet: drawn wide, so that a wrong mask, position or state cannot hide.
+"""Random weights for tests, wide enough that a wrong mask, position or state changes the output.
 
-Freshly initialized attention is nearly uniform, and its norms and biases do nothing. Here scores spread over several
-units, norms lie around one and biases too. A deep stack of such layers is chaotic, and float32 would show chaos instead
-of mistakes: the deeper, the narrower they are drawn.
+With ordinary initialization attention is nearly uniform, norms are one and biases zero. Here scores spread over several
+units, and norms and biases are random around one. A deep stack of such layers amplifies float32 rounding, so deeper
+stacks get narrower weights.
 """
 
 import torch

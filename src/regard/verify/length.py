@@ -1,4 +1,4 @@
-"""How long texts must be for a model's masks to be felt: a window of 256 hides nothing from a text of 24 tokens."""
+"""How long sequences must be for the masks of a model to matter: a window of 256 masks nothing in 24 tokens."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -10,43 +10,43 @@ from regard.kernels.attention.mask import Causal, Full, Mask
 from regard.spec import Spec
 
 LEAST, MOST = 24, 512
-BEHIND = 8  # tokens that stand where the mask is felt
-WORK = 2_000_000_000  # parameters times tokens of a text: about a minute on two cores
+EXTRA = 8  # tokens after the first one that the mask affects
+WORK = 2_000_000_000  # parameters times tokens: about a minute on two cores
 FAR = 4096
 
 
-def enough(model: nn.Module, spec: Spec) -> int:
-    """A length at which as many masks are felt as can be in about a minute."""
+def sufficient_length(model: nn.Module, spec: Spec) -> int:
+    """The length at which as many masks mask something as can be tested in about a minute."""
     affordable = min(MOST, WORK // sum(parameter.numel() for parameter in model.parameters()))
-    needed = [felt_at(mask) + BEHIND for mask in masks(spec)]
+    needed = [first_effect(mask) + EXTRA for mask in masks(spec)]
     return max([LEAST, *(length for length in needed if length <= affordable)])
 
 
-def unfelt(spec: Spec, length: int) -> dict[Mask, int]:
-    """The masks that hide nothing from texts this long, and how long one would have to be."""
-    return {mask: felt_at(mask) + BEHIND for mask in masks(spec) if felt_at(mask) > length}
+def ineffective_masks(spec: Spec, length: int) -> dict[Mask, int]:
+    """The masks that mask nothing in sequences of this length, and the length that would test each."""
+    return {mask: first_effect(mask) + EXTRA for mask in masks(spec) if first_effect(mask) > length}
 
 
-def felt_at(mask: Mask) -> int:
-    """The shortest text of which it hides something that is not later; past FAR nobody looks."""
+def first_effect(mask: Mask) -> int:
+    """The shortest sequence in which the mask excludes a key that is not later; FAR + 1 if there is none up to FAR."""
     for length in (64, 512, FAR):
-        places = torch.arange(length)
-        q, k = places.unsqueeze(-1), places.unsqueeze(0)
-        seen = mask.allows(q, k)
-        assert seen is not None
-        hidden = (~seen & (k <= q)).any(-1)  # (length,)
-        if hidden.any():
-            return int(hidden.int().argmax()) + 1
+        positions = torch.arange(length)
+        q, k = positions.unsqueeze(-1), positions.unsqueeze(0)
+        allowed = mask.allows(q, k)
+        assert allowed is not None
+        masked = (~allowed & (k <= q)).any(-1)  # (length,)
+        if masked.any():
+            return int(masked.int().argmax()) + 1
     return FAR + 1
 
 
 def masks(spec: Spec) -> set[Mask]:
-    """Those that hide more than what is later."""
+    """The masks other than causal and full."""
     return {part for part in parts(spec) if isinstance(part, Mask) and not isinstance(part, Causal | Full)}
 
 
 def parts(spec: Spec) -> Iterator[Spec]:
-    """The spec and all that it is made of."""
+    """The spec and all specs inside it."""
     yield spec
     for field in dataclasses.fields(spec):
         value = getattr(spec, field.name)

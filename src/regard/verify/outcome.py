@@ -1,4 +1,4 @@
-"""What comes of trying a law once: a largest difference, a refusal that was due, or why the law says nothing here."""
+"""The outcome of one law on one trial: the largest difference, an expected refusal, or why the law does not apply."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -11,7 +11,7 @@ class Outcome:
     result: Literal["compared", "refused", "not applicable"]
     note: str  # what was compared, or the reason
     difference: float = 0.0
-    exact: bool = False  # bit for bit: rounding is no excuse
+    exact: bool = False  # must agree bit for bit
 
 
 def compared(note: str, *differences: float, exact: bool = False) -> Outcome:
@@ -23,7 +23,7 @@ def refused(error: ValueError) -> Outcome:
 
 
 def broken(note: str) -> Outcome:
-    """No difference is small enough: something that must happen did not."""
+    """A failure without a difference: something that must happen did not."""
     return Outcome("compared", note, float("inf"))
 
 
@@ -32,7 +32,7 @@ def not_applicable(why: str) -> Outcome:
 
 
 def difference(found: Tensor, expected: Tensor) -> float:
-    """max|found - expected| / max(1, max|expected|), infinite where something is not a number."""
+    """max|found - expected| / max(1, max|expected|), infinite if a value is NaN."""
     if found.shape != expected.shape:
         return float("inf")
     error = ((found - expected).abs().amax() / expected.abs().amax().clamp_min(1.0)).item() if found.numel() else 0.0

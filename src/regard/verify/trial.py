@@ -1,8 +1,8 @@
-"""A trial: a model and the texts that it is tried on.
+"""A trial: a model, and the inputs on which the laws are tested.
 
-Texts are drawn from the seed, and are as long as the model can remember exactly. Stores are opened full of a number
-that must never be read, so that a hole would be seen. This is a decoder's trial; other models have theirs in
-`subjects`, each of which says what its model lacks.
+Inputs are random functions of the seed, as long as the model can process and cache exactly. Stores are filled with a
+constant before use, so that reading a slot that was never written changes the output. `Trial` is for decoders; other
+models have subclasses in trials.py, which declare what their model lacks.
 """
 
 import sys
@@ -22,18 +22,18 @@ from regard.models.encoder import Encoder
 from regard.parts.state import PerToken, declarations
 
 STORES = ("contiguous", "paged")
-BLOCK = 4  # of the paged store: small, so that every text has several
-SLACK = 1  # of a window's ring: small, so that texts go round
+BLOCK = 4  # tokens per block of the paged store: small, so that every sequence has several blocks
+SLACK = 1  # of ring buffers: small, so that sequences wrap around
 JUNK = 7.0
-STEPS = 400_000_000  # parameters times tokens that are read one at a time: a step of a large model takes long
+STEPS = 400_000_000  # parameters times tokens that are decoded one by one: a step of a large model takes long
 
 Need = Literal["weights", "inputs", "padding", "packing", "memory", "engine"]
 
 
 class Trial:
-    lacks: dict[Need, str] = {}  # what laws may need and this kind of model does not have: why
+    lacks: dict[Need, str] = {}  # features that this kind of model does not have, with the reason
     stores: tuple[str, ...] = STORES
-    source = 0  # tokens of the longest source, for a model that reads one
+    source = 0  # tokens of the longest source, for a model with cross-attention
 
     def __init__(self, model: nn.Module, length: int = 24, cuts: tuple[int, ...] | None = None, seed: int = 0):
         self.model: Any = model
@@ -42,37 +42,40 @@ class Trial:
         self.limit = self.longest()
         self.length = min(length, self.limit)
         if self.length < 4:
-            raise ValueError(f"texts of {self.length} tokens are too short to try a law on; at least 4 are needed")
-        several = {1, self.length // 3, self.length // 2, self.length - 1}
-        self.cuts = tuple(sorted(several)) if cuts is None else cuts
+            raise ValueError(f"sequences of {self.length} tokens are too short for the laws; at least 4 are needed")
+        default_cuts = {1, self.length // 3, self.length // 2, self.length - 1}
+        self.cuts = tuple(sorted(default_cuts)) if cuts is None else cuts
         self.steps = max(4, min(48, STEPS // sum(parameter.numel() for parameter in model.parameters())))
         weight = next(model.parameters())
         self.dtype, self.device = weight.dtype, weight.device
 
     def longest(self) -> int:
-        """How many tokens the model reads, and remembers exactly."""
+        """Tokens that the model can process, and cache exactly."""
         return longest(self.spec)
 
-    def only(self, store: str) -> Self:
-        """The same trial with one of the stores."""
+    def with_store(self, store: str) -> Self:
+        """The same trial with one of the stores only."""
         other = copy(self)
         other.stores = (store,)
         return other
 
-    def of(self, model: nn.Module) -> Self:
-        """The same trial of another model of this spec."""
+    def with_model(self, model: nn.Module) -> Self:
+        """The same trial of another model with the same spec."""
         other = copy(self)
         other.model = model
         return other
 
-    def text(self, *shape: int, seed: int = 1) -> Tensor:
-        return torch.randint(self.spec.vocab, shape, generator=self.generator(seed)).to(self.device)
+    def inputs(self, *shape: int, seed: int = 1) -> Tensor:
+        return self.random_tokens(self.spec.vocab, shape, seed)
+
+    def random_tokens(self, vocab: int, shape: tuple[int, ...], seed: int) -> Tensor:
+        return torch.randint(vocab, shape, generator=self.generator(seed)).to(self.device)
 
     def generator(self, seed: int) -> torch.Generator:
         return torch.Generator().manual_seed(1000 * self.seed + seed)
 
     def whole(self, tokens: Tensor, layout: TokenLayout | None = None) -> Tensor:
-        """(B, L, V) by one forward that remembers nothing."""
+        """(B, L, V) logits by one forward without a cache."""
         return self.model(tokens, layout)
 
     def read(self, tokens: Tensor, layout: TokenLayout, store: Store, span: int | None = None) -> Tensor:
@@ -82,23 +85,23 @@ class Trial:
     def memory(self) -> tuple:
         return self.spec.memory()
 
-    def remembers(self, kind: type) -> bool:
-        """Does a layer remember in this way (parts/state.py)?"""
+    def has_state(self, kind: type) -> bool:
+        """Whether a layer declares a state of this kind (parts/state.py)."""
         return any(isinstance(declared, kind) for memory in chain(*self.memory()) for declared in declarations(memory))
 
     def windows(self) -> set[tuple[int, int]]:
-        """(window, first) of the layers whose tokens see no others."""
+        """(window, first) of the layers with an attention window."""
         tokens = (d for memory in chain(*self.memory()) for d in declarations(memory) if isinstance(d, PerToken))
         return {(declared.window, declared.first) for declared in tokens if declared.window is not None}
 
-    def open(self, kind: str, rows: int, length: int = 0, slack: int = SLACK) -> Store:
-        """A store with room for every row, twice as much as it needs, filled with junk."""
+    def open_store(self, kind: str, rows: int, length: int = 0, slack: int = SLACK) -> Store:
+        """A store with twice the capacity that the rows need, all of it reserved and filled with JUNK."""
         capacity = -(-2 * (length or self.length) // BLOCK) * BLOCK
-        place = {"dtype": self.dtype, "device": self.device, "source": self.source, "slack": slack}
+        options = {"dtype": self.dtype, "device": self.device, "source": self.source, "slack": slack}
         if kind == "contiguous":
-            store = Contiguous(self.memory(), rows, capacity, **place)
+            store = Contiguous(self.memory(), rows, capacity, **options)
         else:
-            store = Paged(self.memory(), rows, capacity, rows * capacity // BLOCK, block=BLOCK, **place)
+            store = Paged(self.memory(), rows, capacity, rows * capacity // BLOCK, block=BLOCK, **options)
         for row in range(rows):
             assert store.reserve(row, capacity)
         for storage in store.storages:
@@ -106,24 +109,25 @@ class Trial:
                 array.fill_(JUNK)
         return store
 
-    def span(self, start: int, stop: int, batch: int = 1) -> TokenLayout:
+    def layout(self, start: int, stop: int, batch: int = 1) -> TokenLayout:
+        """Positions start … stop - 1 in every row."""
         return TokenLayout(torch.arange(start, stop, device=self.device).expand(batch, stop - start))
 
     def padded(
-        self, lengths: list[int], width: int, left: bool = False, close: bool = False
+        self, lengths: list[int], width: int, left: bool = False, consecutive: bool = False
     ) -> tuple[TokenLayout, Tensor]:
-        """Where such a batch stands (`close`: said to stand side by side), and what is valid of it (B, L)."""
+        """The layout of a padded batch, and which of its tokens are valid (B, L)."""
         layout = padded(lengths, width, left)
         assert layout.valid is not None
         valid = layout.valid.to(self.device)
-        return TokenLayout(layout.positions.to(self.device), valid=valid, consecutive=close), valid
+        return TokenLayout(layout.positions.to(self.device), valid=valid, consecutive=consecutive), valid
 
 
 def padded(lengths: list[int], width: int, left: bool = False) -> TokenLayout:
-    """Row b holds lengths[b] tokens, flush with the left or (padding on the left) with the right."""
-    steps = torch.arange(width).expand(len(lengths), width)
+    """Row b has lengths[b] valid tokens, padded on the right, or on the left."""
+    slots = torch.arange(width).expand(len(lengths), width)
     sizes = torch.tensor(lengths).unsqueeze(-1)
-    positions = steps - (width - sizes) if left else steps
+    positions = slots - (width - sizes) if left else slots
     valid = (positions >= 0) & (positions < sizes)
     return TokenLayout(positions.where(valid, 0), valid=valid)
 

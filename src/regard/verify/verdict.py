@@ -1,8 +1,8 @@
-"""All laws tried on a model, in float64 and in float32, and what is to be said of each.
+"""Run all laws on a model, in float64 and in float32, with one verdict per law.
 
-In float64 rounding is far below any real difference, so the bound is tight; float32 shows that nothing falls apart in
-the dtype that is used. Differences are max|Δ| / max(1, max|expected|). A model that magnifies rounding (a stack without
-norms does) shows that in float64 already, and is allowed as many units of rounding in float32.
+In float64 rounding is far smaller than any real difference, so the tolerance is tight; float32 tests the dtype that is
+used. Differences are max|Δ| / max(1, max|expected|). A model that amplifies rounding (a stack without norms) does so in
+float64 too, and is allowed as many units of rounding in float32.
 """
 
 from collections.abc import Callable
@@ -16,8 +16,8 @@ from torch import nn
 from regard.verify.laws import LAWS
 from regard.verify.length import LEAST
 from regard.verify.outcome import Outcome, broken
-from regard.verify.subjects import trials
 from regard.verify.trial import Trial
+from regard.verify.trials import trials
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-5}
 SAME_ROUNDING = 16 * torch.finfo(torch.float32).eps / torch.finfo(torch.float64).eps
@@ -28,7 +28,7 @@ class Verdict:
     law: str
     result: Literal["pass", "refused", "not applicable", "FAIL"]
     note: str
-    differences: dict[str, float]  # by dtype; empty where nothing was compared
+    differences: dict[str, float]  # by dtype; empty if nothing was compared
 
     def to_dict(self) -> dict[str, Any]:
         finite = {dtype: value if value < float("inf") else None for dtype, value in self.differences.items()}
@@ -36,29 +36,29 @@ class Verdict:
 
 
 def verify(
-    model: nn.Module, length: int = LEAST, seed: int = 0, begun: Callable[[str, str], None] = lambda law, dtype: None
+    model: nn.Module, length: int = LEAST, seed: int = 0, on_law: Callable[[str, str], None] = lambda law, dtype: None
 ) -> list[Verdict]:
-    """A verdict for each law; `begun(law, dtype)` is called before each is tried. The model is left as it was."""
+    """A verdict per law; `on_law(law, dtype)` is called before each. The model is not changed."""
     outcomes: dict[tuple[str, str], dict[torch.dtype, Outcome]] = {}
     for dtype in TOLERANCE:
         copy = deepcopy(model).to(dtype).eval().requires_grad_(False)
-        for half, trial in trials(copy, length, seed=seed).items():
+        for part, trial in trials(copy, length, seed=seed).items():
             for law in LAWS:
-                begun(law, name_of(dtype))
-                outcomes.setdefault((half, law), {})[dtype] = attempt(law, trial)
+                on_law(law, name_of(dtype))
+                outcomes.setdefault((part, law), {})[dtype] = attempt(law, trial)
     tight = [found[torch.float64] for found in outcomes.values()]
     rounding = max((outcome.difference for outcome in tight if kept(outcome, torch.float64)), default=0.0)
-    return [judge(f"{half}: {law}" if half else law, found, rounding) for (half, law), found in outcomes.items()]
+    return [judge(f"{part}: {law}" if part else law, found, rounding) for (part, law), found in outcomes.items()]
 
 
 def count(model: nn.Module) -> int:
-    """How often `begun` will be called."""
+    """How often `verify` calls `on_law`."""
     return len(TOLERANCE) * len(LAWS) * len(trials(model, LEAST))
 
 
 @torch.inference_mode()
 def attempt(law: str, trial: Trial) -> Outcome:
-    """What comes of one law. A model that cannot even be run so breaks it, with the reason."""
+    """The outcome of one law. An error of the model is a failure, with its message."""
     try:
         return LAWS[law].attempt(trial)
     except (ValueError, RuntimeError, IndexError) as error:
@@ -70,7 +70,7 @@ def kept(outcome: Outcome, dtype: torch.dtype) -> bool:
 
 
 def judge(law: str, outcomes: dict[torch.dtype, Outcome], rounding: float) -> Verdict:
-    """`rounding`: the largest difference of all laws that are kept in float64."""
+    """`rounding`: the largest difference of all laws that hold in float64."""
     tight, loose = outcomes[torch.float64], outcomes[torch.float32]
     magnified = loose.difference <= SAME_ROUNDING * rounding and not loose.exact
     failed = [] if kept(tight, torch.float64) else [tight]

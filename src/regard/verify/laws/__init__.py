@@ -1,4 +1,4 @@
-"""The table of laws: each a function of a trial, which compares, or finds a refusal that is due, or does not apply."""
+"""The table of laws. A law is a function of a trial: it compares outputs, expects a refusal, or does not apply."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,12 +10,12 @@ from regard.verify.trial import Need, Trial
 
 @dataclass(frozen=True)
 class Law:
-    needs: Need
-    on: Callable[[Trial], Outcome]
+    needs: Need  # not applicable to a trial that lacks it
+    check: Callable[[Trial], Outcome]
 
     def attempt(self, trial: Trial) -> Outcome:
         why = trial.lacks.get(self.needs)
-        return self.on(trial) if why is None else not_applicable(why)
+        return self.check(trial) if why is None else not_applicable(why)
 
 
 LAWS = {
@@ -27,12 +27,12 @@ LAWS = {
     "uneven chunks = whole": Law("memory", batch.uneven),
     "padded left = right = alone": Law("padding", batch.padded),
     "packed = separate": Law("packing", batch.packed),
-    "packed is not remembered": Law("memory", batch.packed_memory),
+    "packed is refused by a store": Law("memory", batch.packed_memory),
     "paged = contiguous": Law("memory", memory.paged),
     "used row = fresh row": Law("memory", memory.used_row),
     "ring = all tokens": Law("memory", memory.rings),
     "rewound = never read": Law("memory", memory.rewound),
-    "taken over = read anew": Law("memory", memory.taken_over),
+    "forked = read again": Law("memory", memory.forked),
     "greedy engine = greedy plain": Law("engine", engine.greedy),
     "preempted = undisturbed": Law("engine", engine.preempted),
     "saved and loaded = as it was": Law("weights", weights.saved),

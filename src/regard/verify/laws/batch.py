@@ -1,4 +1,4 @@
-"""What a text says depends on the text alone: not on its neighbours in a batch, on padding, or on packing."""
+"""The output of a sequence does not depend on the other rows of the batch, on padding, or on packing."""
 
 import torch
 
@@ -9,80 +9,80 @@ from regard.verify.trial import Trial
 
 
 def padded(trial: Trial) -> Outcome:
-    """A batch padded on the left, on the right, and each text alone."""
+    """A batch padded on the left or right, and each sequence alone."""
     length = trial.length
-    tokens, lengths = trial.text(4, length), [1, length // 2 - 1, length - 1, length]
+    tokens, lengths = trial.inputs(4, length), [1, length // 2 - 1, length - 1, length]
     alone = [trial.whole(tokens[row : row + 1, :size])[0] for row, size in enumerate(lengths)]
     errors = []
     for left in (False, True):
-        for close in (False, True):
-            layout, valid = trial.padded(lengths, length, left, close)
+        for consecutive in (False, True):
+            layout, valid = trial.padded(lengths, length, left, consecutive)
             logits = trial.whole(flush(tokens, valid), layout)
-            errors += [difference(logits[row, seen], alone[row]) for row, seen in enumerate(valid)]
+            errors += [difference(logits[row, mask], alone[row]) for row, mask in enumerate(valid)]
     return compared(f"lengths {', '.join(map(str, lengths))}, padded left and right", *errors)
 
 
 def flush(tokens: torch.Tensor, valid: torch.Tensor) -> torch.Tensor:
-    """The first tokens of each row in the places that are valid, zeros in the others."""
+    """The first tokens of each row in its valid slots, zeros in the others."""
     moved = torch.zeros_like(tokens[:, : valid.shape[1]])
-    for row, seen in enumerate(valid):
-        moved[row, seen] = tokens[row, : int(seen.sum())]
+    for row, mask in enumerate(valid):
+        moved[row, mask] = tokens[row, : int(mask.sum())]
     return moved
 
 
 def batched(trial: Trial) -> Outcome:
-    """Texts of one length (or images) together, and each alone."""
-    inputs = trial.text(3, trial.length)
-    together = trial.whole(inputs)
-    errors = [difference(together[row : row + 1], trial.whole(inputs[row : row + 1])) for row in range(3)]
-    return compared("three together, and each alone", *errors)
+    """Sequences of one length (or images) in one batch, and each alone."""
+    inputs = trial.inputs(3, trial.length)
+    batch = trial.whole(inputs)
+    errors = [difference(batch[row : row + 1], trial.whole(inputs[row : row + 1])) for row in range(3)]
+    return compared("three in a batch, and each alone", *errors)
 
 
 def ragged(trial: Trial) -> Outcome:
-    """A padded prefill, then steps at every row's own position, in rows of the store that are not the batch's."""
+    """A padded prefill, then decode steps at different positions, in store rows that differ from the batch rows."""
     length = trial.length
     steps = min(3, length - 1)
     longest = length - steps
     lengths = [1 + longest // 5, 1 + longest // 2, longest]
-    tokens, rows = trial.text(3, length), torch.tensor([4, 0, 2], device=trial.device)
+    tokens, rows = trial.inputs(3, length), torch.tensor([4, 0, 2], device=trial.device)
     alone = [trial.whole(tokens[row : row + 1])[0] for row in range(3)]
     errors = []
     for kind in trial.stores:
         for left in (False, True):
-            store, (layout, valid) = trial.open(kind, 5), trial.padded(lengths, longest, left)
+            store, (layout, valid) = trial.open_store(kind, 5), trial.padded(lengths, longest, left)
             trial.read(flush(tokens, valid), TokenLayout(layout.positions, valid=valid, rows=rows), store)
             for step in range(steps):
-                where = torch.tensor(lengths, device=trial.device).unsqueeze(-1) + step
-                logits = trial.read(tokens.gather(1, where), TokenLayout(where, rows=rows), store)[:, 0]
+                positions = torch.tensor(lengths, device=trial.device).unsqueeze(-1) + step
+                logits = trial.read(tokens.gather(1, positions), TokenLayout(positions, rows=rows), store)[:, 0]
                 expected = torch.stack([alone[row][size + step] for row, size in enumerate(lengths)])
                 errors.append(difference(logits, expected))
     return compared(f"prompts of {', '.join(map(str, lengths))}, {steps} steps each", *errors)
 
 
 def uneven(trial: Trial) -> Outcome:
-    """Chunks of some tokens and none, none and some, some and more: padding changes nothing, wherever it stands."""
+    """Chunks in which one row has fewer tokens than the other, or none, padded on either side."""
     length = trial.length
-    tokens, errors = trial.text(2, length), []
+    tokens, errors = trial.inputs(2, length), []
     whole = trial.whole(tokens)
     for kind in trial.stores:
         for left in (False, True):
-            store, done = trial.open(kind, 2), [0, 0]
+            store, done = trial.open_store(kind, 2), [0, 0]
             for sizes in ([length // 3, 0], [0, length // 4], [length // 6, length // 3]):
                 layout, valid = trial.padded(sizes, max(sizes), left)
                 starts = torch.tensor(done, device=trial.device).unsqueeze(-1)
                 positions = torch.where(valid, layout.positions + starts, 0)
                 logits = trial.read(tokens.gather(1, positions), TokenLayout(positions, valid=valid), store)
-                for row, seen in enumerate(valid):
-                    errors.append(difference(logits[row, seen], whole[row, done[row] : done[row] + sizes[row]]))
+                for row, mask in enumerate(valid):
+                    errors.append(difference(logits[row, mask], whole[row, done[row] : done[row] + sizes[row]]))
                     done[row] += sizes[row]
-    return compared("rows that go on by different lengths", *errors)
+    return compared("rows that continue by different lengths", *errors)
 
 
 def packed(trial: Trial) -> Outcome:
-    """Documents in one row, also longer than a chunk of a recurrence, and padding at the end."""
+    """Documents in one row, one longer than a chunk of a recurrence, with padding at the end."""
     long = min(max(LONG, trial.length), trial.limit)
     lengths, pads = [3, 1, long, trial.length, min(8, trial.length)], 4
-    documents = [trial.text(1, size, seed=10 + i) for i, size in enumerate(lengths)]
+    documents = [trial.inputs(1, size, seed=10 + i) for i, size in enumerate(lengths)]
     tokens = torch.cat([*documents, torch.zeros_like(documents[0][:, :1]).expand(1, pads)], 1)
     positions = torch.cat([torch.arange(size) for size in [*lengths, pads]]).unsqueeze(0).to(trial.device)
     segments = torch.repeat_interleave(torch.arange(6), torch.tensor([*lengths, pads])).unsqueeze(0).to(trial.device)
@@ -95,13 +95,13 @@ def packed(trial: Trial) -> Outcome:
 
 
 def packed_memory(trial: Trial) -> Outcome:
-    """A store keeps one document a row: several must be refused, never mixed."""
+    """A store keeps one document per row, so several must be refused."""
     positions, segments = torch.tensor([[0, 1, 0, 1]]), torch.tensor([[0, 0, 1, 1]])
     layout = TokenLayout(positions.to(trial.device), segments.to(trial.device))
     refusals = []
     for kind in trial.stores:
         try:
-            trial.read(trial.text(1, 4), layout, trial.open(kind, 1))
+            trial.read(trial.inputs(1, 4), layout, trial.open_store(kind, 1))
         except ValueError as error:
             refusals.append(error)
     due = len(refusals) == len(trial.stores) and all("packed documents" in str(error) for error in refusals)

@@ -1,7 +1,7 @@
-"""What the engine says is what the model says: greedy tokens and their log-probabilities, also after preemption.
+"""The engine's greedy tokens and log-probabilities equal those of a plain forward, also after preemption.
 
-The difference is how far a chosen token's logit lies under the best one, and how far its log-probability is off, both
-by one plain forward over what was said. So a tie that rounding breaks otherwise is no difference.
+The difference is the larger of two: how far the logit of the generated token is below the largest logit, and the error
+of its log-probability, both by one forward over the whole sequence. A tie broken the other way is no difference.
 """
 
 import torch
@@ -13,33 +13,33 @@ from regard.verify.trial import BLOCK, STORES, Trial
 
 
 def greedy(trial: Trial) -> Outcome:
-    errors, prompts = [], sizes(trial)
+    errors, prompts = [], prompt_lengths(trial)
     for store in STORES:
         engine = Engine(trial.model, rows=2, capacity=trial.length, store=store, chunk=5)
-        errors += [apart(trial, request) for request in run(engine, trial, prompts)]
+        errors += [error_of(trial, request) for request in run(engine, trial, prompts)]
     return compared(f"prompts of {', '.join(map(str, prompts))}", *errors)
 
 
 def preempted(trial: Trial) -> Outcome:
-    """Blocks for little more than one text: the younger ones lose their memory and read everything again."""
+    """Blocks for little more than one sequence: later requests are preempted and recomputed."""
     blocks = -(-min(trial.length, 3 + trial.steps) // BLOCK) + 1
     engine = Engine(trial.model, rows=3, capacity=trial.length, blocks=blocks, block=BLOCK, chunk=5)
     requests = run(engine, trial, [1, 2, 3])
     times = engine.metrics()["preemptions"]
     if times == 0:
-        return broken("nobody was preempted, though room was short")
-    return compared(f"{times} preemptions", *(apart(trial, request) for request in requests))
+        return broken("no request was preempted, though there were too few blocks")
+    return compared(f"{times} preemptions", *(error_of(trial, request) for request in requests))
 
 
-def sizes(trial: Trial) -> list[int]:
+def prompt_lengths(trial: Trial) -> list[int]:
     return [1, trial.length // 3, trial.length // 2, trial.length - 2]
 
 
 def run(engine: Engine, trial: Trial, prompts: list[int]) -> list[Request]:
-    """Every prompt as far as the trial goes, all at once."""
+    """Generate from all prompts at once."""
     new = min(trial.length, trial.steps)
     requests = [
-        engine.submit(trial.text(size, seed=20 + i).tolist(), Sampling(max_new=new, temperature=0))
+        engine.submit(trial.inputs(size, seed=20 + i).tolist(), Sampling(max_new=new, temperature=0))
         for i, size in enumerate(prompts)
     ]
     while not engine.idle:
@@ -50,11 +50,11 @@ def run(engine: Engine, trial: Trial, prompts: list[int]) -> list[Request]:
     return requests
 
 
-def apart(trial: Trial, request: Request) -> float:
+def error_of(trial: Trial, request: Request) -> float:
     tokens = torch.tensor([request.tokens[:-1]], device=trial.device)
     logits = trial.whole(tokens)[0, len(request.ids) - 1 :]  # (new, V)
-    said = torch.tensor([token.id for token in request.new], device=trial.device).unsqueeze(-1)
-    under = logits.amax(-1) - logits.gather(-1, said).squeeze(-1)  # (new,)
+    generated = torch.tensor([token.id for token in request.new], device=trial.device).unsqueeze(-1)
+    below = logits.amax(-1) - logits.gather(-1, generated).squeeze(-1)  # (new,)
     logprobs = torch.tensor([token.logprob for token in request.new], dtype=logits.dtype, device=trial.device)
-    off = (logits.log_softmax(-1).gather(-1, said).squeeze(-1) - logprobs).abs()
-    return (torch.maximum(under, off).amax() / logits.abs().amax().clamp_min(1.0)).item()
+    off = (logits.log_softmax(-1).gather(-1, generated).squeeze(-1) - logprobs).abs()
+    return (torch.maximum(below, off).amax() / logits.abs().amax().clamp_min(1.0)).item()

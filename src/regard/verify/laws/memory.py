@@ -1,4 +1,4 @@
-"""What a store remembers is what was read: cached, chunked, paged, rewound and forked texts equal the whole text."""
+"""A forward with a store equals one over the whole sequence: cached, chunked, paged, rewound and forked."""
 
 from dataclasses import replace
 
@@ -13,42 +13,42 @@ LONG = 80  # more than a chunk of any recurrence
 
 
 def cached(trial: Trial) -> Outcome:
-    """One token after another: every step reads what the steps before it left."""
-    tokens = trial.text(2, trial.length)
+    """One token per step."""
+    tokens = trial.inputs(2, trial.length)
     whole = trial.whole(tokens)
-    errors = [difference(stepwise(trial, tokens, trial.open(kind, 2)), whole) for kind in trial.stores]
+    errors = [difference(stepwise(trial, tokens, trial.open_store(kind, 2)), whole) for kind in trial.stores]
     return compared(f"{min(trial.steps, trial.length)} steps", *errors)
 
 
 def stepwise(trial: Trial, tokens: torch.Tensor, store: Store) -> torch.Tensor:
-    """The last tokens one at a time, as many as the trial allows; what stands before them in one piece."""
+    """The last tokens one at a time, as many as the trial allows, and the tokens before them in one chunk."""
     length = tokens.shape[1]
     read = max(0, length - trial.steps)
-    return pieces(trial, tokens, store, sorted({0, read, *range(read + 1, length + 1)}))
+    return chunks(trial, tokens, store, sorted({0, read, *range(read + 1, length + 1)}))
 
 
-def pieces(trial: Trial, tokens: torch.Tensor, store: Store, cuts: list[int]) -> torch.Tensor:
+def chunks(trial: Trial, tokens: torch.Tensor, store: Store, cuts: list[int]) -> torch.Tensor:
     spans = zip(cuts, cuts[1:], strict=False)
-    return torch.cat([trial.read(tokens[:, a:b], trial.span(a, b, len(tokens)), store) for a, b in spans], 1)
+    return torch.cat([trial.read(tokens[:, a:b], trial.layout(a, b, len(tokens)), store) for a, b in spans], 1)
 
 
 def recurrent(trial: Trial) -> Outcome:
-    """A recurrence step by step, over more than one chunk of its parallel form."""
-    if not trial.remembers(FixedSize):
+    """A recurrence in single steps, over more than one chunk of its parallel form."""
+    if not trial.has_state(FixedSize):
         return not_applicable("no layer is a recurrence")
-    tokens = trial.text(1, min(LONG, trial.limit), seed=2)
+    tokens = trial.inputs(1, min(LONG, trial.limit), seed=2)
     length = tokens.shape[1]
-    steps = stepwise(trial, tokens, trial.open("contiguous", 1, length))
+    steps = stepwise(trial, tokens, trial.open_store("contiguous", 1, length))
     return compared(
         f"{length} tokens, {min(trial.steps, length)} of them in steps", difference(steps, trial.whole(tokens))
     )
 
 
 def chunked(trial: Trial) -> Outcome:
-    tokens = trial.text(2, trial.length)
+    tokens = trial.inputs(2, trial.length)
     whole = trial.whole(tokens)
     errors = [
-        difference(pieces(trial, tokens, trial.open(kind, 2), [0, cut, trial.length]), whole)
+        difference(chunks(trial, tokens, trial.open_store(kind, 2), [0, cut, trial.length]), whole)
         for kind in trial.stores
         for cut in trial.cuts
     ]
@@ -56,42 +56,42 @@ def chunked(trial: Trial) -> Outcome:
 
 
 def paged(trial: Trial) -> Outcome:
-    """Wherever keys lie, the same numbers meet in the same order; only a product's way through memory may differ."""
-    tokens, length = trial.text(2, trial.length), trial.length
+    """Both stores hold the same keys in the same order; only the memory layout of the products differs."""
+    tokens, length = trial.inputs(2, trial.length), trial.length
     cuts = sorted({0, length // 2 - 1, length // 2, length // 2 + 1, length})
-    one, other = (pieces(trial, tokens, trial.open(kind, 2), cuts) for kind in STORES)
+    one, other = (chunks(trial, tokens, trial.open_store(kind, 2), cuts) for kind in STORES)
     return compared("the same chunks", difference(one, other))
 
 
 def used_row(trial: Trial) -> Outcome:
-    old, new = trial.text(1, trial.length, seed=3), trial.text(1, trial.length // 2 + 1)
+    old, new = trial.inputs(1, trial.length, seed=3), trial.inputs(1, trial.length // 2 + 1)
     size = new.shape[1]
     errors = []
     for kind in trial.stores:
-        store = trial.open(kind, 1)
-        trial.read(old, trial.span(0, trial.length), store)
+        store = trial.open_store(kind, 1)
+        trial.read(old, trial.layout(0, trial.length), store)
         store.release(0)
         assert store.reserve(0, size)
         span = -(-size // BLOCK) * BLOCK
-        errors.append(difference(trial.read(new, trial.span(0, size), store, span), trial.whole(new)))
-    return compared("a row given back and taken again", *errors)
+        errors.append(difference(trial.read(new, trial.layout(0, size), store, span), trial.whole(new)))
+    return compared("a row released and used again", *errors)
 
 
 def rewound(trial: Trial) -> Outcome:
-    """Read a text, forget its second half, read another: as if only the other had been read.
+    """Read a sequence, drop its second half, read another one: the same as reading the other only.
 
-    A row goes back without a snapshot where it can; a recurrence must say that it cannot.
+    A row rewinds without a snapshot if its states can; a recurrence must refuse.
     """
     cut, length = trial.length // 2, trial.length
-    tokens = trial.text(2, length)
-    other = torch.cat([tokens[:, :cut], trial.text(2, length - cut, seed=4)], 1)
+    tokens = trial.inputs(2, length)
+    other = torch.cat([tokens[:, :cut], trial.inputs(2, length - cut, seed=4)], 1)
     whole = trial.whole(other)
     errors, refusals = [], []
     for kind in trial.stores:
-        store = trial.open(kind, 2)
-        trial.read(tokens[:, :cut], trial.span(0, cut, 2), store)
+        store = trial.open_store(kind, 2)
+        trial.read(tokens[:, :cut], trial.layout(0, cut, 2), store)
         snapshots = [store.snapshot(row) for row in range(2)]
-        trial.read(tokens[:, cut:], trial.span(cut, length, 2), store)
+        trial.read(tokens[:, cut:], trial.layout(cut, length, 2), store)
         try:
             store.rewind(0, cut)
         except CannotRewind as error:
@@ -99,48 +99,49 @@ def rewound(trial: Trial) -> Outcome:
         for row, snapshot in enumerate(snapshots):
             store.rewind(row, cut, snapshot)
             assert store.reserve(row, length)
-        errors.append(difference(trial.read(other[:, cut:], trial.span(cut, length, 2), store), whole[:, cut:]))
-    if trial.remembers(FixedSize) and len(refusals) < len(trial.stores):
-        return broken("a recurrence said that it could be rewound without a snapshot")
-    if refusals and not trial.remembers(FixedSize) and not trial.windows():
+        errors.append(difference(trial.read(other[:, cut:], trial.layout(cut, length, 2), store), whole[:, cut:]))
+    if trial.has_state(FixedSize) and len(refusals) < len(trial.stores):
+        return broken("a recurrence was rewound without a snapshot")
+    if refusals and not trial.has_state(FixedSize) and not trial.windows():
         return broken(f"refused: {refusals[0]}")
-    return compared(f"back to {cut} of {length}{', by a snapshot' if refusals else ''}", *errors)
+    return compared(f"to {cut} of {length} tokens{', by a snapshot' if refusals else ''}", *errors)
 
 
-def taken_over(trial: Trial) -> Outcome:
-    """Another row goes on from where the first was, both go on, and the first is given to a third text."""
+def forked(trial: Trial) -> Outcome:
+    """A second row continues the prefix of the first, both continue, and the first row is released and used again."""
     cut, length = trial.length // 2, trial.length
     middle = (cut + length) // 2
-    tokens = trial.text(1, length)
-    other = torch.cat([tokens[:, :cut], trial.text(1, length - cut, seed=4)], 1)
+    tokens = trial.inputs(1, length)
+    other = torch.cat([tokens[:, :cut], trial.inputs(1, length - cut, seed=4)], 1)
     both, rows = torch.cat([tokens, other]), torch.tensor([0, 2], device=trial.device)
     whole = trial.whole(both)
     errors = []
     for kind in trial.stores:
-        store = trial.open(kind, 3)
+        store = trial.open_store(kind, 3)
         store.release(2)
-        trial.read(tokens[:, :cut], trial.span(0, cut), store)
+        trial.read(tokens[:, :cut], trial.layout(0, cut), store)
         assert store.fork(0, 2, store.snapshot(0)) and store.reserve(2, length)
-        layout = replace(trial.span(cut, middle, 2), rows=rows)
+        layout = replace(trial.layout(cut, middle, 2), rows=rows)
         errors.append(difference(trial.read(both[:, cut:middle], layout, store), whole[:, cut:middle]))
         store.release(0)
         assert store.reserve(0, cut)
-        trial.read(trial.text(1, cut, seed=5), trial.span(0, cut), store)
-        layout = replace(trial.span(middle, length), rows=rows[1:])
+        trial.read(trial.inputs(1, cut, seed=5), trial.layout(0, cut), store)
+        layout = replace(trial.layout(middle, length), rows=rows[1:])
         errors.append(difference(trial.read(other[:, middle:], layout, store), whole[1:, middle:]))
-    return compared(f"the first {cut} of {length}", *errors)
+    return compared(f"the first {cut} of {length} tokens", *errors)
 
 
 def rings(trial: Trial) -> Outcome:
-    """What a window keeps in a ring is what it would see of all tokens, around the window and one by one."""
+    """A window over a ring buffer equals a window over all tokens, in chunks around its size and in single steps."""
     sizes = sorted(first + window for window, first in trial.windows())
     if not sizes or sizes[0] >= trial.length:
-        return not_applicable(f"no layer has a window that a text of {trial.length} tokens leaves")
-    tokens, length = trial.text(2, trial.length), trial.length
+        return not_applicable(f"no layer has a window shorter than {trial.length} tokens")
+    tokens, length = trial.inputs(2, trial.length), trial.length
     near = {size + step for size in sizes for step in (-1, 0, 1)}
     cuts = [0, *sorted(cut for cut in near if 0 < cut < length), length]
     errors = []
     for kind in trial.stores:
-        for read in (lambda store: pieces(trial, tokens, store, cuts), lambda store: stepwise(trial, tokens, store)):
-            errors.append(difference(read(trial.open(kind, 2)), read(trial.open(kind, 2, slack=length * 2))))
+        for read in (lambda store: chunks(trial, tokens, store, cuts), lambda store: stepwise(trial, tokens, store)):
+            ring, all_tokens = trial.open_store(kind, 2), trial.open_store(kind, 2, slack=length * 2)
+            errors.append(difference(read(ring), read(all_tokens)))
     return compared(f"windows of {', '.join(map(str, sizes))}", *errors)

@@ -1,4 +1,4 @@
-"""What is done to weights and back changes nothing: saving and loading, merging adapters."""
+"""Saving and loading, exporting and importing, and merging adapters do not change the model."""
 
 from collections import Counter
 from copy import deepcopy
@@ -19,34 +19,34 @@ from regard.verify.trial import Trial
 
 
 def saved(trial: Trial) -> Outcome:
-    """Every tensor bit for bit, and the spec."""
+    """All tensors bit for bit, and the spec."""
     with TemporaryDirectory() as folder:
         save(trial.model, Path(folder) / "model")
         back = load(Path(folder) / "model", trial.device, trial.dtype)
     before, after = trial.model.state_dict(), back.state_dict()
     if back.spec != trial.spec or before.keys() != after.keys():
-        return broken("another spec, or tensors of other names, came back")
+        return broken("the loaded model has another spec or other tensor names")
     wrong = [name for name, tensor in before.items() if not torch.equal(tensor, after[name])]
-    return broken(f"{wrong[0]} came back changed") if wrong else compared(f"{len(before)} tensors", 0.0, exact=True)
+    return broken(f"{wrong[0]} differs after loading") if wrong else compared(f"{len(before)} tensors", 0.0, exact=True)
 
 
 def exported(trial: Trial) -> Outcome:
-    """Through the folder of every foreign family that has such models, and back: the same tensors, bit for bit."""
-    took = [name for name in FAMILIES if taken(name, trial.spec)]
-    if not took:
-        return not_applicable(f"none of {', '.join(FAMILIES)} has such models")
+    """To the checkpoint of every family that can represent the model, and back: the same tensors, bit for bit."""
+    families = [name for name in FAMILIES if can_export(name, trial.spec)]
+    if not families:
+        return not_applicable("no family can represent this spec")
     before = trial.model.state_dict()
-    for name in took:
+    for name in families:
         with TemporaryDirectory() as folder:
             export(trial.model, Path(folder) / name, name)
             after = load(Path(folder) / name, trial.device, trial.dtype).state_dict()
         wrong = [key for key, tensor in before.items() if key not in after or not torch.equal(tensor, after[key])]
         if wrong:
-            return broken(f"{name}: {wrong[0]} came back changed")
-    return compared(f"by way of {', '.join(took)}", 0.0, exact=True)
+            return broken(f"{name}: {wrong[0]} differs after loading")
+    return compared(f"through {', '.join(families)}", 0.0, exact=True)
 
 
-def taken(name: str, spec: Model) -> bool:
+def can_export(name: str, spec: Model) -> bool:
     foreign = family(name)
     if not isinstance(spec, get_type_hints(foreign.config)["model"]):
         return False
@@ -60,25 +60,27 @@ def taken(name: str, spec: Model) -> bool:
 def merged(trial: Trial) -> Outcome:
     targets = untied_linears(trial.model)
     if not targets:
-        return not_applicable("no linear layer could be adapted")
+        return not_applicable("no linear layer can be adapted")
     model = deepcopy(trial.model)
     add_lora(model, LoRA(rank=4, alpha=4.0, targets=targets), seed=trial.seed)
     generator = torch.Generator().manual_seed(trial.seed)
-    for adapter in adapters(model).values():  # B begins with zeros, and then there is nothing to merge
+    for adapter in adapters(model).values():  # B is initialized with zeros, which would leave nothing to merge
         for matrix, wide in ((adapter.lora_A, adapter.lora_A.weight.shape[1] ** -0.5), (adapter.lora_B, 0.2)):
-            drawn = torch.randn(matrix.weight.shape, generator=generator, dtype=torch.float64)  # alike in every dtype
+            drawn = torch.randn(
+                matrix.weight.shape, generator=generator, dtype=torch.float64
+            )  # the same in every dtype
             matrix.weight.data.copy_(wide * drawn)
     model.eval()
-    tokens = trial.text(2, min(trial.length, 24))
-    plain, adapted = trial.whole(tokens), trial.of(model).whole(tokens)
+    tokens = trial.inputs(2, trial.length)
+    plain, adapted = trial.whole(tokens), trial.with_model(model).whole(tokens)
     if difference(adapted, plain) < 1e-3:
-        return broken("the adapters changed nothing, so merging them shows nothing")
+        return broken("the adapters do not change the output, so merging them cannot be tested")
     count = len(merge_lora(model))
-    return compared(f"{count} adapted layers", difference(trial.of(model).whole(tokens), adapted))
+    return compared(f"{count} adapted layers", difference(trial.with_model(model).whole(tokens), adapted))
 
 
 def untied_linears(model: nn.Module) -> tuple[str, ...]:
-    """Names of linear layers; a weight with two names cannot be merged into one of them."""
+    """Names of the linear layers whose weight is not tied; an adapter of a tied weight cannot be merged."""
     owners = Counter(id(parameter) for _, parameter in model.named_parameters(remove_duplicate=False))
     linears = {name: module for name, module in model.named_modules() if type(module) is nn.Linear}
     return tuple(name for name, module in linears.items() if owners[id(module.weight)] == 1)
