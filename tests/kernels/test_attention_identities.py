@@ -15,7 +15,7 @@ from regard.kernels.attention.mask import Causal, Full, Mask
 from regard.kernels.attention.reference import attend, attention_weights
 from regard.kernels.attention.score_options import ScoreOptions
 from regard.layout import TokenLayout
-from regard.lens.attention_patterns import row_entropy
+from regard.lens.attention import row_entropy
 from tests.kernels.cases import ON_GPU
 
 MASKS = {"full": Full(), "causal": Causal()}

@@ -10,7 +10,7 @@ from regard.kernels.attention.mask import Causal, Full, Mask
 from regard.kernels.attention.reference import attend, attention_weights
 from regard.kernels.attention.score_options import ScoreOptions
 from regard.layout import TokenLayout
-from regard.lens.attention_patterns import row_entropy
+from regard.lens.attention import row_entropy
 from regard.parts.position.sinusoidal import Sinusoidal
 from tests.kernels.r_generator import R
 

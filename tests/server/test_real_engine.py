@@ -9,7 +9,7 @@ import torch
 
 from regard.engine.engine import Engine
 from regard.engine.request import Sampling
-from regard.lens.attention_patterns import attention_heads, attention_maps
+from regard.lens.attention import attention_heads, attention_maps
 from regard.models.decoder import Decoder
 from regard.models.stack import Repeat
 from regard.parts.attention import Attention

@@ -39,7 +39,7 @@ def lens(
     """
     from regard.cli.open_model import open_model
     from regard.lens import attention_maps
-    from regard.lens.state_maps import states as recurrent_states
+    from regard.lens.recurrent_states import states as recurrent_states
 
     llm = open_model(model, device)
     network, tokenizer = llm.model, llm.tokenizer

@@ -1,10 +1,25 @@
-"""Looking inside: record what any module gave, put something else in its place, see where attention goes.
+"""Looking into a model: record and replace the output of any module, compute attention maps and recurrent states.
 
-Everything is an ordinary hook on the model that trains and serves; there is no second one.
+All of it uses ordinary hooks on the model that trains and serves; there is no second model.
 """
 
-from regard.lens.attention_patterns import attention_heads, attention_maps, attention_weights, entropy, row_entropy
-from regard.lens.patching import patch
-from regard.lens.recording import record
+from regard.lens.attention import (
+    attention_heads,
+    attention_maps,
+    attention_weights,
+    entropy,
+    named_attention_maps,
+    row_entropy,
+)
+from regard.lens.hooks import patch, record
 
-__all__ = ["attention_heads", "attention_maps", "attention_weights", "entropy", "patch", "record", "row_entropy"]
+__all__ = [
+    "attention_heads",
+    "attention_maps",
+    "attention_weights",
+    "entropy",
+    "named_attention_maps",
+    "patch",
+    "record",
+    "row_entropy",
+]

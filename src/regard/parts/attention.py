@@ -9,6 +9,7 @@ a cap on the scores, one learned sink per head (kernels/attention/score_options.
 ⊙ σ(W_g x) (Qiu et al. 2025).
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar, Literal, Self
 
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 
 from regard.kernels.attention import backend
 from regard.kernels.attention.mask import Causal, Mask
+from regard.kernels.attention.reference import weights_of_heads
 from regard.kernels.attention.score_options import ScoreOptions
 from regard.layout import TokenLayout
 from regard.parts.body import Body
@@ -109,6 +111,9 @@ class Attention(Body):
 
 
 class AttentionModule(nn.Module):
+    attention_taps: tuple[str, ...] = ("q", "k")
+    reads_source = False
+
     def __init__(self, width: int, spec: Attention, source_width: int | None = None, out_width: int | None = None):
         super().__init__()
         source_width, out_width = source_width or width, out_width or width
@@ -146,6 +151,9 @@ class AttentionModule(nn.Module):
     def scores(self, layout: TokenLayout) -> ScoreOptions:
         dropout = self.dropout if self.training else 0.0
         return ScoreOptions(self.mask, self.scale, self.position.bias(layout), self.softcap, self.sinks, dropout)
+
+    def attention_map(self, taps: Mapping[str, Tensor], layout: TokenLayout, heads: slice = slice(None)) -> Tensor:
+        return weights_of_heads(taps["q"], taps["k"], layout, self.scores(layout), heads)
 
 
 class HeadNorm(nn.Module):

@@ -55,6 +55,8 @@ class AttentionRNN(Body):
 
 
 class AttentionRNNModule(nn.Module):
+    no_attention_map = "it attends once per recurrent step, with a query that depends on the step before"
+
     def __init__(self, width: int, spec: AttentionRNN):
         super().__init__()
         size = spec.recurrence.size(width)

@@ -6,6 +6,7 @@ Keys and values of the source are computed when it is given (`layout.with_source
 attend to the whole source, whose order is not this sequence's: no mask, no positions.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from torch import Tensor, nn
@@ -48,12 +49,18 @@ class CrossAttention(Attention):
 
 
 class CrossAttentionModule(AttentionModule):
+    reads_source = True
+
     def forward(self, x: Tensor, layout: TokenLayout, state: State = STATELESS) -> Tensor:
         q = self.clip(self.q_norm(split_heads(self.q_proj(x), self.heads)))  # (B, H, L, E)
         k, v, layout = state.recall(layout, self.read)  # (B, K, S, E)
         q, k, v = self.q(q), self.k(k), self.v(v)
         z = self.attend(q, k, v, layout, self.scores(layout))  # (B, H, L, E)
         return self.o_proj(merge_heads(self.gate(self.z(z), x)))
+
+    def attention_map(self, taps: Mapping[str, Tensor], layout: TokenLayout, heads: slice = slice(None)) -> Tensor:
+        source = layout.inputs.source
+        return super().attention_map(taps, layout if source is None else layout.cross(source.layout), heads)
 
     def read(self, source: Tensor) -> dict[str, Tensor]:
         """Keys and values (B, K, S, E) of a source (B, S, D)."""

@@ -7,6 +7,7 @@ q', k' and v' are a second set of projections of all tokens; both go through one
 says: the first ones (`first`). A mask that has none, a plain window, leaves the second set unused.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -42,6 +43,8 @@ class GlobalAttentionModule(AttentionModule):
         self.of_globals = AttentionModule(width, spec)
         self.of_globals.add_module("o_proj", nn.Identity())  # they go through ours
         self.first = spec.mask.first
+        if self.first:
+            self.attention_taps = ("q", "k", "of_globals.q", "of_globals.k")
 
     def forward(self, x: Tensor, layout: TokenLayout, state: State = STATELESS) -> Tensor:
         out = super().forward(x, layout, state)  # (B, L, D)
@@ -49,3 +52,10 @@ class GlobalAttentionModule(AttentionModule):
             return out
         globally = self.o_proj(self.of_globals(x, layout))  # (B, L, D); the others' rows cost what a window costs
         return torch.where((layout.positions < self.first).unsqueeze(-1), globally, out)
+
+    def attention_map(self, taps: Mapping[str, Tensor], layout: TokenLayout, heads: slice = slice(None)) -> Tensor:
+        weights = super().attention_map(taps, layout, heads)  # (B, heads, L, S)
+        if not self.first:
+            return weights
+        of_globals = self.of_globals.attention_map({name: taps[f"of_globals.{name}"] for name in "qk"}, layout, heads)
+        return torch.where((layout.positions < self.first)[:, None, :, None], of_globals, weights)

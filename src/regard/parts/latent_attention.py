@@ -11,6 +11,7 @@ U_h, so a part of the key that turns is kept beside the latent, one for all head
 The one with fewer products is taken: expanded where many tokens are read, absorbed where few look at many.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar, Self
 
@@ -20,6 +21,7 @@ from torch import Tensor, nn
 
 from regard.kernels.attention import backend
 from regard.kernels.attention.mask import Causal, Mask
+from regard.kernels.attention.reference import weights_of_heads
 from regard.kernels.attention.score_options import ScoreOptions
 from regard.layout import TokenLayout
 from regard.parts.body import Body
@@ -99,6 +101,9 @@ class LatentAttention(Body):
 
 
 class LatentAttentionModule(nn.Module):
+    attention_taps: tuple[str, ...] = ("q", "k")
+    reads_source = False
+
     def __init__(self, width: int, spec: LatentAttention):
         super().__init__()
         self.spec, self.heads = spec, spec.heads
@@ -127,7 +132,9 @@ class LatentAttentionModule(nn.Module):
         latent = self.latent_norm(self.latent_proj(x)).unsqueeze(1)  # (B, 1, L, rank)
         q_rope, k_rope = self.position.rotate(q_rope, self.k_rope_proj(x).unsqueeze(1), layout)
         latent, k_rope, layout = state.extend(layout, latent=latent, k_rope=k_rope)  # (B, 1, S, rank), (B, 1, S, rope)
-        form = self.absorbed if self.spec.absorbs(q.shape[2], latent.shape[2]) else self.expanded
+        hooked = any(tap.hooked for tap in (self.q, self.k, self.v))  # taps have the shapes of the expanded form
+        absorbs = self.spec.absorbs(q.shape[2], latent.shape[2]) and not hooked
+        form = self.absorbed if absorbs else self.expanded
         return self.o_proj(merge_heads(self.z(form(q, q_rope, latent, k_rope, layout))))
 
     def expanded(self, q: Tensor, q_rope: Tensor, latent: Tensor, k_rope: Tensor, layout: TokenLayout) -> Tensor:
@@ -141,9 +148,12 @@ class LatentAttentionModule(nn.Module):
         """The same, by the latents alone."""
         q = torch.cat([torch.einsum("bhln,hnr->bhlr", q, self.k_up), q_rope], -1)  # (B, H, L, rank + rope)
         k = torch.cat([latent, k_rope], -1)  # (B, 1, S, rank + rope)
-        z = self.attend(self.q(q), self.k(k), self.v(latent), layout, self.scores(layout))  # (B, H, L, rank)
+        z = self.attend(q, k, latent, layout, self.scores(layout))  # (B, H, L, rank)
         return torch.einsum("bhlr,hvr->bhlv", z, self.v_up)
 
     def scores(self, layout: TokenLayout) -> ScoreOptions:
         dropout = self.spec.dropout if self.training else 0.0
         return ScoreOptions(self.spec.mask, self.scale, self.position.bias(layout), dropout=dropout)
+
+    def attention_map(self, taps: Mapping[str, Tensor], layout: TokenLayout, heads: slice = slice(None)) -> Tensor:
+        return weights_of_heads(taps["q"], taps["k"], layout, self.scores(layout), heads)

@@ -59,6 +59,8 @@ class Linformer(Body):
 
 
 class LinformerModule(nn.Module):
+    no_attention_map = "its keys are learned mixtures of tokens, not tokens"
+
     def __init__(self, width: int, spec: Linformer):
         super().__init__()
         self.heads, self.length, self.scale = spec.heads, spec.length, (width // spec.heads) ** -0.5

@@ -90,6 +90,8 @@ class NativeSparse(Body):
 
 
 class NativeSparseModule(nn.Module):
+    no_attention_map = "its output is a gated sum of three attentions (compressed, selected, window), not of one map"
+
     def __init__(self, width: int, spec: NativeSparse):
         super().__init__()
         self.spec = spec

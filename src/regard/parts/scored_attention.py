@@ -12,6 +12,7 @@ encoder's states). W_k h is computed once for each state and remembered beside i
 stays in what is given: out = tanh(W_o c + W_s s), Luong's attentional state.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
@@ -20,12 +21,13 @@ from torch import Tensor, nn
 
 from regard.kernels.attention import backend
 from regard.kernels.attention.mask import Causal, Full, Mask, visible
-from regard.kernels.attention.reference import normalize
+from regard.kernels.attention.reference import normalize, weights_of_heads
 from regard.kernels.attention.score_options import ScoreOptions
 from regard.layout import TokenLayout
 from regard.parts.body import Body
 from regard.parts.heads import merge_heads, split_heads
 from regard.parts.state import STATELESS, PerSource, PerToken, State
+from regard.parts.tap import Tap
 from regard.spec import require
 
 
@@ -111,9 +113,11 @@ class ScoredAttentionModule(nn.Module):
 
     def __init__(self, width: int, spec: ScoredAttention, out: int):
         super().__init__()
-        self.heads, self.source = spec.heads, spec.source
+        self.heads, self.source, self.reads_source = spec.heads, spec.source, spec.source
+        self.attention_taps: tuple[str, ...] = ("q", "k")
         self.read_dim, self.head_dim, self.score_dim = spec.sizes(width)
         self.mask = spec.mask or (Full() if spec.source else Causal())
+        self.q, self.k = Tap(), Tap()
         self.o_proj = nn.Linear(self.read_dim, out, bias=False)
         self.s_proj = nn.Linear(width, out, bias=False) if spec.combine else None
 
@@ -134,6 +138,11 @@ class ScoredAttentionModule(nn.Module):
         """(B, L, D) and what was remembered -> (B, H, L, E)"""
         raise NotImplementedError
 
+    def key_layout(self, layout: TokenLayout) -> TokenLayout:
+        """The layout of the scores, from the one that the module was called with."""
+        source = layout.inputs.source
+        return layout.cross(source.layout) if self.source and source is not None else layout
+
 
 class MultiplicativeModule(ScoredAttentionModule):
     def __init__(self, width: int, spec: ScoredAttention, out: int):
@@ -144,9 +153,15 @@ class MultiplicativeModule(ScoredAttentionModule):
 
     def context(self, x: Tensor, layout: TokenLayout, *states: Tensor) -> Tensor:
         s, (h,) = x if self.q_proj is None else self.q_proj(x), states
-        return self.attend(
-            split_heads(s, self.heads), h, h, layout, ScoreOptions(self.mask, self.scale, layout.inputs.bias)
-        )  # (B, H, L, E)
+        q, k = self.q(split_heads(s, self.heads)), self.k(h)
+        return self.attend(q, k, h, layout, self.scores(layout))  # (B, H, L, E)
+
+    def scores(self, layout: TokenLayout) -> ScoreOptions:
+        return ScoreOptions(self.mask, self.scale, layout.inputs.bias)
+
+    def attention_map(self, taps: Mapping[str, Tensor], layout: TokenLayout, heads: slice = slice(None)) -> Tensor:
+        layout = self.key_layout(layout)
+        return weights_of_heads(taps["q"], taps["k"], layout, self.scores(layout), heads)
 
 
 class AdditiveModule(ScoredAttentionModule):
@@ -161,7 +176,10 @@ class AdditiveModule(ScoredAttentionModule):
 
     def context(self, x: Tensor, layout: TokenLayout, *states: Tensor) -> Tensor:
         q, (h, k) = split_heads(self.q_proj(x), self.heads), states  # (B, H, L, A), (B, H, S, E), (B, H, S, A)
-        return self.weights(q, k, layout).to(h.dtype) @ h
+        return self.weights(self.q(q), self.k(k), layout).to(h.dtype) @ h
+
+    def attention_map(self, taps: Mapping[str, Tensor], layout: TokenLayout, heads: slice = slice(None)) -> Tensor:
+        return self.weights(taps["q"], taps["k"], self.key_layout(layout))[:, heads]
 
     def weights(self, q: Tensor, k: Tensor, layout: TokenLayout) -> Tensor:
         """(B, H, L, S): every pair goes through the hidden layer, so this takes L · S · A of memory."""

@@ -5,10 +5,13 @@
 Sums and softmax run in at least float32. A query that sees no key gives zeros, with zero gradients.
 """
 
+from dataclasses import dataclass, replace
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from regard.kernels.attention.bias import Bias
 from regard.kernels.attention.mask import visible
 from regard.kernels.attention.score_options import ScoreOptions
 from regard.kernels.autocast import without_autocast
@@ -39,6 +42,26 @@ def attention_weights(q: Tensor, k: Tensor, layout: TokenLayout, scores: ScoreOp
     if scores.bias is not None:
         s = s + scores.bias.values(layout, wide)
     return normalize(s, visible(scores.mask, layout), scores.sinks)
+
+
+def weights_of_heads(q: Tensor, k: Tensor, layout: TokenLayout, scores: ScoreOptions, heads: slice) -> Tensor:
+    """(B, heads, L, S): the attention weights of some heads, without computing the others."""
+    bias = None if scores.bias is None else HeadsBias(scores.bias, heads)
+    sinks = None if scores.sinks is None else scores.sinks[heads]
+    scores = replace(scores, bias=bias, sinks=sinks)
+    return attention_weights(q[:, heads], per_head(k, q)[:, heads], layout, scores)
+
+
+@dataclass(frozen=True, eq=False)
+class HeadsBias(Bias):
+    """The bias of some heads."""
+
+    bias: Bias
+    heads: slice
+
+    def values(self, layout: TokenLayout, dtype: torch.dtype) -> Tensor:
+        values = self.bias.values(layout, dtype)
+        return values if values.shape[1] == 1 else values[:, self.heads]  # 1: the same for all heads
 
 
 def normalize(s: Tensor, seen: Tensor | None, sinks: Tensor | None = None) -> Tensor:

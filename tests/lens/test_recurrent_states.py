@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from regard.lens.patching import patch
-from regard.lens.state_maps import ROWS, states
+from regard.lens.hooks import patch
+from regard.lens.recurrent_states import ROWS, states
 from regard.models.decoder import Decoder
 from regard.models.stack import Repeat
 from regard.parts.attention import Attention

@@ -1,0 +1,164 @@
+"""Attention maps: the weights, recomputed from recorded queries and keys, so that the model can run with any backend.
+
+    A_h = softmax(q_h k_gᵀ / √E + bias)           (L, S) per head, rows sum to one
+    H_i = -Σ_j A_ij log A_ij                      entropy of row i: 0 for a single key, log S for uniform weights
+
+The entropy of a head is the mean over its rows; entropy collapse in training is a fall towards 0 (Zhai et al. 2023).
+An attention module offers its map by the interface in parts/tap.py, or gives the reason why it has none.
+"""
+
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from regard.layout import TokenLayout
+from regard.lens.hooks import eager_hooks
+from regard.parts.tap import HasAttentionMap
+
+
+class Call(NamedTuple):
+    """One call of an attention module: its layout, and the tensors at its taps."""
+
+    layout: TokenLayout
+    taps: dict[str, Tensor]
+
+
+def attention_maps(
+    model: nn.Module, ids: Sequence[int] | Tensor, layout: TokenLayout | None = None, layer: int | None = None
+) -> list[Tensor | None]:
+    """The weights (H, L, L) of each layer of a decoder or encoder, or of one layer; None for a layer without a map.
+
+    `ids` is one sequence (L,), or one input of another kind (an image) for an encoder that reads those. `layout` has
+    one row. Attention to a source is not included. Layers with attention but without a map cause a warning; if no
+    layer has one, that is a ValueError.
+    """
+    if not hasattr(model, "stack"):
+        parts = ", ".join(f".{name}" for name, part in model.named_children() if hasattr(part, "stack"))
+        raise ValueError(
+            f"{type(model).__name__} has several stacks of layers; call named_attention_maps(model, *inputs), "
+            f"or attention_maps of one of them: {parts or 'none found'}"
+        )
+    inputs = torch.as_tensor(ids, device=next(model.parameters()).device)
+    if not inputs.is_floating_point():
+        if inputs.dim() != 1:
+            raise ValueError(
+                f"attention maps need one sequence (L,), not ids of shape {tuple(inputs.shape)}; give one row"
+            )
+        layout = TokenLayout.whole(1, len(inputs), inputs.device) if layout is None else layout
+    layers = layers_of(model) if layer is None else [layers_of(model)[layer]]
+    names = [name for modules in layers for name in modules]
+    maps = compute_maps(
+        {name: module for modules in layers for name, module in modules.items()},
+        lambda: getattr(model, "hidden", model)(inputs.unsqueeze(0), layout),
+    )
+    missing = [name for name in names if name not in maps]
+    if missing and maps:
+        reasons = {getattr(model.get_submodule(name), "no_attention_map", "it did not run") for name in missing}
+        warnings.warn(f"no attention map of {', '.join(missing)}: {'; '.join(sorted(reasons))}", stacklevel=2)
+    found = [[maps[name][0] for name in modules if name in maps] for modules in layers]
+    return [torch.cat(heads) if heads else None for heads in found]
+
+
+def named_attention_maps(model: nn.Module, *inputs: Any, **options: Any) -> dict[str, Tensor]:
+    """Run `model(*inputs, **options)` and return the weights (B, H, L, S) of every attention in it, by module name.
+
+    Works for any model, also with several stacks; attention to a source is included, with the source's tokens as keys.
+    """
+    return compute_maps(dict(attention_modules(model)), lambda: model(*inputs, **options))
+
+
+def attention_heads(model: nn.Module) -> tuple[int, ...]:
+    """How many maps each layer has, 0 for a layer without one."""
+    return tuple(
+        sum(module.heads for module in modules.values() if isinstance(module, HasAttentionMap))
+        for modules in layers_of(model)
+    )
+
+
+def layers_of(model: Any) -> list[dict[str, nn.Module]]:
+    """Per layer its attention modules by name, without those that attend to a source."""
+    return [
+        {
+            name: module
+            for name, module in attention_modules(block, f"stack.blocks.{i}")
+            if not getattr(module, "reads_source", False)
+        }
+        for i, block in enumerate(model.stack.blocks)
+    ]
+
+
+def attention_modules(module: nn.Module, name: str = "") -> Iterator[tuple[str, nn.Module]]:
+    """The outermost modules that have an attention map, or a reason why they have none."""
+    if isinstance(module, HasAttentionMap) or hasattr(module, "no_attention_map"):
+        yield name, module
+        return
+    for child_name, child in module.named_children():
+        yield from attention_modules(child, f"{name}.{child_name}" if name else child_name)
+
+
+def compute_maps(modules: dict[str, nn.Module], run: Callable[[], Any]) -> dict[str, Tensor]:
+    """(B, H, L, S) of every module that ran and has a map; ValueError if none of them has one."""
+    calls: dict[nn.Module, list[Call]] = {}
+    reasons = {name: reason for name, m in modules.items() if (reason := getattr(m, "no_attention_map", None))}
+    if reasons and len(reasons) == len(modules):
+        name, reason = next(iter(reasons.items()))
+        raise ValueError(f"{name} ({type(modules[name]).__name__}) has no attention map: {reason}; record its taps")
+    with torch.no_grad(), eager_hooks() as stack:
+        for module in dict.fromkeys(modules.values()):
+            if isinstance(module, HasAttentionMap):
+                for handle in record_calls(module, calls.setdefault(module, [])):
+                    stack.callback(handle.remove)
+        run()
+        maps = {}
+        for name, module in modules.items():
+            if calls.get(module):  # a module under several names was called once for each
+                layout, taps = calls[module].pop(0)
+                assert isinstance(module, HasAttentionMap)
+                maps[name] = module.attention_map(taps, layout)
+    return maps
+
+
+def record_calls(module: Any, calls: list[Call]) -> Iterator[Any]:
+    """Hooks that append a Call for every call of the module; returns their handles."""
+
+    def begin(module: nn.Module, args: tuple, kwargs: dict[str, Any]) -> None:
+        layout = next(value for value in (*args, *kwargs.values()) if isinstance(value, TokenLayout))
+        calls.append(Call(layout, {}))
+
+    def keep(name: str) -> Callable[..., None]:
+        def hook(tap: nn.Module, args: tuple, output: Tensor) -> None:
+            calls[-1].taps[name] = output
+
+        return hook
+
+    yield module.register_forward_pre_hook(begin, with_kwargs=True)
+    for name in module.attention_taps:
+        yield module.get_submodule(name).register_forward_hook(keep(name))
+
+
+def attention_weights(
+    attention: HasAttentionMap,
+    q: Tensor,
+    k: Tensor,
+    layout: TokenLayout,
+    rows: slice = slice(None),
+    heads: slice = slice(None),
+) -> Tensor:
+    """(B, heads, rows, S) of an attention module, from recorded q and k and the layout of its keys.
+
+    Other rows and heads are not computed: a head of a long sequence has L² weights.
+    """
+    return attention.attention_map({"q": q[:, :, rows], "k": k}, layout.queries(rows), heads)
+
+
+def row_entropy(weights: Tensor) -> Tensor:
+    """(…, L, S) -> (…, L)"""
+    return torch.special.entr(weights).sum(-1)
+
+
+def entropy(weights: Tensor) -> Tensor:
+    """(…, H, L, S) -> (…, H), in nats: the mean over the rows of each head."""
+    return row_entropy(weights).mean(-1)
