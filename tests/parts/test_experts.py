@@ -12,8 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 from regard.layout import TokenLayout
-from regard.lens.patching import patch
-from regard.lens.recording import record
+from regard.lens.hooks import patch, record
 from regard.models.decoder import Decoder
 from regard.models.meta_device import build_on_meta
 from regard.models.stack import Repeat, Stack

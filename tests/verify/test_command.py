@@ -64,7 +64,7 @@ def test_a_recipe_with_another_pattern(tmp_path: Path) -> None:
     plain = json.loads(regard("verify", "llama", *small).stdout)
     (foreign,) = (law for law in plain["laws"] if law["law"] == "exported and imported = as it was")
     assert plain["failed"] == 0 and foreign["result"] == "pass"
-    assert foreign["note"].startswith("by way of ") and "llama" in foreign["note"]
+    assert foreign["note"].startswith("through ") and "llama" in foreign["note"]
     assert "did you mean 'window'" in str(regard("verify", "llama", "--pattern", "windw(3)").exception)
 
 
