@@ -85,7 +85,7 @@ def test_what_is_no_model(tmp_path: Path, checkpoint: Path) -> None:
     assert "kind rope, not of a model" in str(regard("verify", tmp_path / "rope.toml").exception)
     short = decoder(block(Attention(4)))
     (tmp_path / "short.json").write_text(short.to_json().replace('"width"', '"context": 3, "width"'))
-    assert "too short to try a law on" in str(regard("verify", tmp_path / "short.json").exception)
+    assert "too short for the laws" in str(regard("verify", tmp_path / "short.json").exception)
 
 
 def test_flags_are_frozen() -> None:
@@ -93,7 +93,7 @@ def test_flags_are_frozen() -> None:
     assert all(flag in shown for flag in ("--pattern", "--length", "--seed", "--device", "--json"))
 
 
-def test_texts_are_long_enough_for_the_masks() -> None:
+def test_sequences_are_long_enough_for_the_masks() -> None:
     assert first_effect(Window(5)) == 6 and first_effect(Window(600)) == 601 and first_effect(Window(5000)) == 4097
     near, far = (decoder(block(Attention(4, mask=Window(size)))) for size in (40, 4000))
     assert sufficient_length(build(near), near) == 49 and not ineffective_masks(near, 49)
