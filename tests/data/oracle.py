@@ -1,7 +1,7 @@
-"""An independent reader of stories: answers a question from its text and the list of events alone.
+"""An independent oracle: it answers a question from the question's text and the list of events.
 
-The simulation keeps a state and moves forward; this one keeps nothing and searches backward for the last event that
-matters, so that the two share no code and no way of going wrong.
+The simulation updates a state with every event. The oracle keeps no state and searches backward for the last relevant
+event, so the two share neither code nor method.
 """
 
 import re
@@ -11,7 +11,7 @@ from regard.data.world.names import CONTAINERS, NUMBERS, OUTDOORS, PEOPLE, PLACE
 
 
 def last(events: list[Event], *verbs: str, **fields: str) -> int:
-    """Index of the last event with one of the verbs and these fields; -1 if there is none."""
+    """The index of the last event with one of the verbs and these fields; -1 if there is none."""
     for index in reversed(range(len(events))):
         event = events[index]
         if event.verb in verbs and all(getattr(event, name) == value for name, value in fields.items()):
@@ -24,7 +24,7 @@ def person_place(events: list[Event], person: str) -> str:
 
 
 def holder(events: list[Event], thing: str) -> str:
-    """The person, container or place that the thing is directly at; empty once eaten."""
+    """The person, container or place that directly holds the thing; empty if it was eaten."""
     index = last(events, "lie", "take", "drop", "give", "put", "pull", "eat", what=thing)
     event = events[index]
     if event.verb in ("take", "pull"):
@@ -42,7 +42,7 @@ def thing_place(events: list[Event], thing: str) -> str:
 
 
 def contents(events: list[Event], owner: str) -> list[str]:
-    """In the order of arrival: the time of the last event that moved each thing."""
+    """The things that the owner holds, ordered by the last event that moved each."""
     moved = ("lie", "take", "drop", "give", "put", "pull", "eat")
     things = {event.what for event in events if event.verb in moved}
     return sorted(
@@ -56,7 +56,7 @@ def people(events: list[Event]) -> list[str]:
 
 
 def is_wet(events: list[Event], person: str) -> bool:
-    """Rained upon at some moment since last dry."""
+    """Whether the person was outdoors in the rain since the last time it dried off."""
     for end in range(len(events), 0, -1):
         now = events[:end]
         raining = last(now, "rain") > last(now, "clear")
@@ -82,7 +82,7 @@ def walk(events: list[Event], person: str) -> list[str]:
     return [event.where for event in events if event.verb in ("be", "move") and event.who == person]
 
 
-def spoken(names: list[str]) -> str:
+def enumeration(names: list[str]) -> str:
     if not names:
         return "nothing"
     names = [f"the {name}" for name in names]
@@ -90,48 +90,48 @@ def spoken(names: list[str]) -> str:
 
 
 def answer(question: str, events: list[Event]) -> str:
-    def found(pattern: str) -> tuple[str, ...]:
+    def match_groups(pattern: str) -> tuple[str, ...]:
         match = re.fullmatch(pattern, question)
         return match.groups() if match else ()
 
-    def yes(truth: bool) -> str:
+    def yes_or_no(truth: bool) -> str:
         return "yes" if truth else "no"
 
-    if names := found(r"Where is (the )?(\w+)\?"):
+    if names := match_groups(r"Where is (the )?(\w+)\?"):
         return f"the {thing_place(events, names[1]) if names[0] else person_place(events, names[1])}"
-    if names := found(r"Who has the (\w+)\?"):
+    if names := match_groups(r"Who has the (\w+)\?"):
         return holder(events, names[0]) if holder(events, names[0]) in PEOPLE else "nobody"
-    if names := found(r"What does (\w+) have\?"):
-        return spoken(contents(events, names[0]))
-    if names := found(r"What is in the (\w+)\?"):
-        return spoken(contents(events, names[0]))
-    if names := found(r"How many things does (\w+) have\?"):
+    if names := match_groups(r"What does (\w+) have\?"):
+        return enumeration(contents(events, names[0]))
+    if names := match_groups(r"What is in the (\w+)\?"):
+        return enumeration(contents(events, names[0]))
+    if names := match_groups(r"How many things does (\w+) have\?"):
         return NUMBERS[len(contents(events, names[0]))]
-    if names := found(r"How many people are in the (\w+)\?"):
+    if names := match_groups(r"How many people are in the (\w+)\?"):
         return NUMBERS[sum(person_place(events, person) == names[0] for person in people(events))]
-    if names := found(r"Is (\w+) in the (\w+)\?"):
-        return yes(person_place(events, names[0]) == names[1])
-    if names := found(r"Who is with (\w+)\?"):
+    if names := match_groups(r"Is (\w+) in the (\w+)\?"):
+        return yes_or_no(person_place(events, names[0]) == names[1])
+    if names := match_groups(r"Who is with (\w+)\?"):
         here = person_place(events, names[0])
         others = [who for who in people(events) if who != names[0] and person_place(events, who) == here]
         return " ".join(others) or "nobody"
-    if names := found(r"Where was (\w+) before the (\w+)\?"):
+    if names := match_groups(r"Where was (\w+) before the (\w+)\?"):
         path = walk(events, names[0])
         return f"the {path[path.index(names[1]) - 1]}"
-    if names := found(r"Where did (\w+) go after the (\w+)\?"):
+    if names := match_groups(r"Where did (\w+) go after the (\w+)\?"):
         path = walk(events, names[0])
         return f"the {path[path.index(names[1]) + 1]}"
-    if names := found(r"Is (\w+) wet\?"):
-        return yes(is_wet(events, names[0]))
-    if names := found(r"Why is (\w+) wet\?"):
+    if names := match_groups(r"Is (\w+) wet\?"):
+        return yes_or_no(is_wet(events, names[0]))
+    if names := match_groups(r"Why is (\w+) wet\?"):
         return "because of the rain" if is_wet(events, names[0]) else "not wet"
-    if names := found(r"Is the lamp in the (\w+) on\?"):
-        return yes(last(events, "light", where=names[0]) > last(events, "darken", where=names[0]))
-    if names := found(r"Is (\w+) (\w+)\?"):
-        return yes(feeling(events, names[0]) == names[1])
-    if names := found(r"Why did (\w+) go to the (\w+)\?"):
+    if names := match_groups(r"Is the lamp in the (\w+) on\?"):
+        return yes_or_no(last(events, "light", where=names[0]) > last(events, "darken", where=names[0]))
+    if names := match_groups(r"Is (\w+) (\w+)\?"):
+        return yes_or_no(feeling(events, names[0]) == names[1])
+    if names := match_groups(r"Why did (\w+) go to the (\w+)\?"):
         return f"because {names[0]} was {events[last(events, 'move', who=names[0], where=names[1])].why}"
-    raise AssertionError(f"the oracle cannot read {question!r}")
+    raise AssertionError(f"the oracle does not know the question {question!r}")
 
 
 def mentioned(text: str) -> set[str]:

@@ -1,4 +1,4 @@
-"""The loader: resumable between any two batches, independent of the number of ranks, and tightly packed."""
+"""The loader resumes exactly between any two batches, does not depend on the number of ranks, and packs tightly."""
 
 import json
 
@@ -26,23 +26,23 @@ def same(left, right):
 
 def mixed():
     texts = ["short", "a little longer than that", "x" * 700, "y" * 90, "", "z"]
-    return ShuffledSource("mixed", [(Span(text), Span("<|end|>", marker=True)) for text in texts])
+    return ShuffledSource("mixed", [(Span(text), Span("<|end|>", special=True)) for text in texts])
 
 
 @pytest.mark.parametrize("source", [world(), mixed()], ids=["world", "mixed"])
-@pytest.mark.parametrize("after", [0, 1, 3, 6])
-def test_resume_is_bit_identical(source, after):
-    whole = loader(source, length=64)
-    take(whole, after)
-    state = json.loads(json.dumps(whole.state_dict()))
-    expected = take(whole, 4)
+@pytest.mark.parametrize("batches", [0, 1, 3, 6])
+def test_resume_is_bit_identical(source, batches):
+    uninterrupted = loader(source, length=64)
+    take(uninterrupted, batches)
+    state = json.loads(json.dumps(uninterrupted.state_dict()))
+    expected = take(uninterrupted, 4)
     resumed = loader(source, length=64)
     take(resumed, 2)
     resumed.load_state_dict(state)
     assert all(same(left, right) for left, right in zip(expected, take(resumed, 4), strict=True))
 
 
-def test_ranks_share_the_same_batch():
+def test_the_rows_of_all_ranks_are_the_global_batch():
     whole = take(loader(rows=4), 3)
     parts = [take(loader(rows=4, rank=rank, ranks=2), 3) for rank in range(2)]
     for step in range(3):
@@ -50,27 +50,27 @@ def test_ranks_share_the_same_batch():
             assert torch.equal(whole[step][name], torch.cat([part[step][name] for part in parts]))
 
 
-def test_every_token_of_an_epoch_is_learned_once():
+def test_every_pair_of_an_epoch_occurs_once():
     source = mixed()
     reader = loader(source, rows=1, length=64)
     pairs = sum(int((batch.segments >= 0).sum()) for batch in take(reader, 200))
-    epoch = sum(max(0, sum(len(TOKENIZER.encode(s.text, s.marker)) for s in d) - 1) for d in source.documents)
-    read = reader._next / len(source.documents) * epoch  # pairs of all documents read, the waiting ones included
+    epoch = sum(max(0, sum(len(TOKENIZER.encode(s.text, s.special)) for s in d) - 1) for d in source.documents)
+    read = reader._next_document / len(source.documents) * epoch  # pairs of all documents read, including pending ones
     assert abs(read - pairs) < 3 * epoch
 
 
-def test_little_is_wasted():
+def test_rows_have_little_padding():
     batches = take(loader(rows=8, length=2048), 10)
     assert sum(float((batch.segments >= 0).float().mean()) for batch in batches) / 10 > 0.93
 
 
-def test_a_source_without_two_tokens_in_a_row_is_refused():
+def test_a_source_of_single_tokens_is_refused():
     empty = ShuffledSource("empty", [(Span("a"),), (Span(""),)])
     with pytest.raises(ValueError, match="fewer than two tokens"):
         next(loader(empty))
 
 
-def test_another_source_or_length_is_refused():
+def test_the_state_of_another_source_or_length_is_refused():
     state = loader().state_dict()
     with pytest.raises(ValueError, match="length=512"):
         loader(length=128).load_state_dict(state)
@@ -79,6 +79,6 @@ def test_another_source_or_length_is_refused():
 
 
 @pytest.mark.parametrize("wrong", [{"rows": 3, "ranks": 2}, {"rank": 2, "ranks": 2}, {"rows": 0}])
-def test_impossible_shares_are_refused(wrong):
+def test_invalid_rows_and_ranks_are_refused(wrong):
     with pytest.raises(ValueError, match="rows="):
         loader(**wrong)

@@ -1,46 +1,46 @@
-"""Sources: endless, pure, split by content, and strict about what they read."""
+"""Sources are endless and deterministic, are split by content, and refuse invalid files."""
 
 import json
 from itertools import pairwise
 
 import pytest
 
-from regard.data.sources import WorldSource, folder, jsonl, pieces, pydoc, text_file, world
+from regard.data.sources import WorldSource, folder, jsonl, pydoc, split_lines, text_file, world
 from regard.data.world import story
 from regard.text.chat import DEFAULT_TEMPLATE, render
 
 
-def plain(document):
+def text_of(document):
     return "".join(span.text for span in document)
 
 
 def epoch(source, number=0):
     size = len(source.documents)
-    return [plain(source.document(index)) for index in range(number * size, (number + 1) * size)]
+    return [text_of(source.document(index)) for index in range(number * size, (number + 1) * size)]
 
 
-def test_a_story_is_the_conversation_that_the_chat_template_writes():
-    told = story(0, 1, "held-out")
+def test_a_story_equals_the_conversation_of_the_chat_template():
+    expected = story(0, 1, "held-out")
     document = WorldSource(split="held-out").document(0)
     messages = []
-    for number, question in enumerate(told.questions):
-        asked = f"{told.text} {question.text}" if number == 0 else question.text
-        messages += [{"role": "user", "content": asked}, {"role": "assistant", "content": question.answer}]
-    assert plain(document) == render(DEFAULT_TEMPLATE, messages, add_generation_prompt=False)
+    for number, question in enumerate(expected.questions):
+        content = f"{expected.text} {question.text}" if number == 0 else question.text
+        messages += [{"role": "user", "content": content}, {"role": "assistant", "content": question.answer}]
+    assert text_of(document) == render(DEFAULT_TEMPLATE, messages, add_generation_prompt=False)
 
 
-def test_answers_and_their_ends_carry_the_weight():
+def test_only_answers_and_their_end_tokens_have_weight_one():
     document = world().document(3)
-    for before, span in pairwise(document):
-        assert (span.weight == 1.0) == (before.text == "<|assistant|>" or span.text == "<|end|>")
+    for previous, span in pairwise(document):
+        assert (span.weight == 1.0) == (previous.text == "<|assistant|>" or span.text == "<|end|>")
 
 
-def test_seeds_give_other_stories():
+def test_seeds_give_different_stories():
     assert world(seed=1).document(0) != world(seed=2).document(0)
     assert world(seed=1).document(5) == world(seed=1).document(5)
 
 
-def test_pydoc_splits_into_two_disjoint_parts():
+def test_the_splits_of_pydoc_are_disjoint():
     parts = {split: set(epoch(pydoc(split))) for split in ("train", "held-out")}
     assert not parts["train"] & parts["held-out"]
     assert len(parts["train"]) > 4 * len(parts["held-out"]) > 0
@@ -56,16 +56,16 @@ def test_each_epoch_has_every_document_in_a_new_order():
 
 
 @pytest.mark.parametrize("size", [1, 7, 1000])
-def test_pieces_join_to_the_text_and_end_with_lines(size):
+def test_chunks_concatenate_to_the_text_and_end_with_lines(size):
     text = "one\ntwo three\n\nfour five six seven"
-    cut = list(pieces(text, size))
-    assert "".join(cut) == text
-    assert max(map(len, cut)) <= size
+    chunks = list(split_lines(text, size))
+    assert "".join(chunks) == text
+    assert max(map(len, chunks)) <= size
     if size == 1000:
-        assert cut[0].endswith("\n")
+        assert chunks[0].endswith("\n")
 
 
-def test_text_file_and_folder(tmp_path):
+def test_text_files_and_folders_are_read(tmp_path):
     lines = [f"line {number} of the text\n" * 300 for number in range(40)]
     (tmp_path / "all.txt").write_text("".join(lines))
     whole = epoch(text_file(tmp_path / "all.txt")) + epoch(text_file(tmp_path / "all.txt", "held-out"))
@@ -84,11 +84,11 @@ def test_jsonl_reads_text_and_messages(tmp_path):
     documents = jsonl(path).documents + jsonl(path, "held-out").documents
     assert len(documents) == 23
     chat = next(document for document in documents if document[0].text == "<|user|>")
-    assert [(span.text, span.weight) for span in chat if not span.marker] == [(" hi", 0.0), (" yes", 1.0)]
+    assert [(span.text, span.weight) for span in chat if not span.special] == [(" hi", 0.0), (" yes", 1.0)]
 
 
 @pytest.mark.parametrize(
-    ("line", "words"),
+    ("line", "message"),
     [
         ("{", "line 2: not valid JSON"),
         ("[1]", "line 2: expected an object"),
@@ -96,14 +96,14 @@ def test_jsonl_reads_text_and_messages(tmp_path):
         ('{"messages": [{"role": "wizard", "content": "x"}]}', "line 2: a message needs `role`"),
     ],
 )
-def test_a_bad_line_is_named(tmp_path, line, words):
+def test_an_invalid_line_is_named(tmp_path, line, message):
     path = tmp_path / "rows.jsonl"
     path.write_text(f'{{"text": "good"}}\n{line}\n')
-    with pytest.raises(ValueError, match=words):
+    with pytest.raises(ValueError, match=message):
         jsonl(path)
 
 
-def test_what_cannot_be_read_is_named(tmp_path):
+def test_unreadable_files_and_empty_splits_are_refused(tmp_path):
     (tmp_path / "latin.txt").write_bytes("é".encode("latin-1"))
     with pytest.raises(ValueError, match="not UTF-8"):
         text_file(tmp_path / "latin.txt")

@@ -1,1 +1,1 @@
-"""Documents to batches: sources, the small world, packing, and a loader that knows its place."""
+"""Documents to batches: sources, the simulated world, packing, and a loader whose state can be saved."""

@@ -1,11 +1,11 @@
-"""Packing: documents of any length into rows of one length, none seeing another.
+"""Packing: documents of any length in rows of one length, each attending only to itself.
 
-A document of n tokens gives n-1 pairs (token, next token). A row holds several pieces, each a segment of its own with
-positions from 0; what is left over is padding, with segment -1 and weight 0. A document with more pairs than a row is
-cut into pieces that continue each other's pairs without loss; each piece starts again at position 0 and does not see
-the one before, as if it were a document (so no position ever exceeds the row).
+A document of n tokens gives n-1 pairs (token, next token). A row holds several document slices, each a segment with
+positions from 0; the rest of the row is padding, with segment -1 and weight 0. A document with more pairs than a row
+is sliced; no pair is lost, and each slice is treated like a document: its positions start at 0, and it does not attend
+to the previous slice.
 
-Rows are filled best-fit: the piece that has waited longest goes first, then always the longest that still fits.
+Rows are filled best-fit: first the oldest pending slice, then repeatedly the longest one that fits.
 """
 
 from collections.abc import Sequence
@@ -18,17 +18,18 @@ from regard.data.sources import Document
 from regard.text.chat import END
 from regard.text.tokenizer import Tokenizer
 
-PADDING = -1
+PADDING_SEGMENT = -1
 
 
 @dataclass(frozen=True)
 class DocumentSlice:
-    """`ids[i + 1]` is to be predicted from `ids[: i + 1]`, its loss counted `weights[i + 1]` times."""
+    """`ids[i + 1]` is predicted from `ids[: i + 1]`, and its loss is multiplied by `weights[i + 1]`."""
 
     ids: Sequence[int]
     weights: Sequence[float]
 
     def __len__(self) -> int:
+        """The number of (token, next token) pairs."""
         return max(0, len(self.ids) - 1)
 
 
@@ -36,54 +37,54 @@ def tokenize(document: Document, tokenizer: Tokenizer) -> DocumentSlice:
     ids: list[int] = []
     weights: list[float] = []
     for span in document:
-        new = [marker(span.text, tokenizer)] if span.marker else tokenizer.encode(span.text)
+        new = [special_token_id(span.text, tokenizer)] if span.special else tokenizer.encode(span.text)
         ids += new
         weights += [span.weight] * len(new)
     return DocumentSlice(ids, weights)
 
 
-def marker(text: str, tokenizer: Tokenizer) -> int:
-    """The one token of a marker; the end of a text is whatever the tokenizer calls it."""
-    id = tokenizer.eos if text == END and tokenizer.eos is not None else tokenizer.core.token_to_id(text)
+def special_token_id(token: str, tokenizer: Tokenizer) -> int:
+    """The id of a special token; `<|end|>` is the tokenizer's eos, if it has one."""
+    id = tokenizer.eos if token == END and tokenizer.eos is not None else tokenizer.core.token_to_id(token)
     if id is None:
         raise ValueError(
-            f"the data has the marker {text}, which is no token of this tokenizer; train one (tokenizer.by='bpe'), "
-            f"or use plain texts and a tokenizer with an end token"
+            f"the data has the special token {token}, which is not in this tokenizer's vocabulary; train a tokenizer "
+            "(tokenizer.by='bpe'), or use plain text and a tokenizer with an eos token"
         )
     return id
 
 
-def cut(document: DocumentSlice, length: int) -> list[DocumentSlice]:
-    """Pieces of at most `length` pairs; the last target of one is the first input of the next, so no pair is lost."""
+def slice_document(document: DocumentSlice, length: int) -> list[DocumentSlice]:
+    """Slices of at most `length` pairs. The last target of a slice is the first token of the next one."""
     starts = range(0, len(document), length)
     return [DocumentSlice(document.ids[at : at + length + 1], document.weights[at : at + length + 1]) for at in starts]
 
 
-def choose(lengths: Sequence[int], room: int) -> list[int]:
-    """Which of the waiting pieces (oldest first) go into a row with `room`: the oldest, then the longest that fit."""
-    chosen = [0]
-    room -= lengths[0]
+def best_fit(lengths: Sequence[int], capacity: int) -> list[int]:
+    """Indices of the slices, given oldest first, that fill a row: the oldest, then the longest that fit."""
+    indices = [0]
+    free = capacity - lengths[0]
     for index in sorted(range(1, len(lengths)), key=lambda index: -lengths[index]):  # stable: ties keep their order
-        if lengths[index] <= room:
-            chosen.append(index)
-            room -= lengths[index]
-    return chosen
+        if lengths[index] <= free:
+            indices.append(index)
+            free -= lengths[index]
+    return indices
 
 
 def collate(rows: Sequence[Sequence[DocumentSlice]], length: int, pad: int = 0) -> Batch:
-    """Rows of pieces to a batch of (B, L) tensors."""
+    """A batch of (B, L) tensors from rows of slices."""
     return Batch(
-        tokens=_tensor(rows, lambda piece, segment: piece.ids[:-1], length, pad, torch.long),
-        targets=_tensor(rows, lambda piece, segment: piece.ids[1:], length, pad, torch.long),
-        weights=_tensor(rows, lambda piece, segment: piece.weights[1:], length, 0.0, torch.float32),
-        positions=_tensor(rows, lambda piece, segment: range(len(piece)), length, 0, torch.long),
-        segments=_tensor(rows, lambda piece, segment: [segment] * len(piece), length, PADDING, torch.long),
+        tokens=_tensor(rows, lambda slice, segment: slice.ids[:-1], length, pad, torch.long),
+        targets=_tensor(rows, lambda slice, segment: slice.ids[1:], length, pad, torch.long),
+        weights=_tensor(rows, lambda slice, segment: slice.weights[1:], length, 0.0, torch.float32),
+        positions=_tensor(rows, lambda slice, segment: range(len(slice)), length, 0, torch.long),
+        segments=_tensor(rows, lambda slice, segment: [segment] * len(slice), length, PADDING_SEGMENT, torch.long),
     )
 
 
 def _tensor(rows, values, length: int, padding: float, dtype: torch.dtype) -> torch.Tensor:
-    filled = []
+    padded = []
     for row in rows:
-        line = [value for segment, piece in enumerate(row) for value in values(piece, segment)]
-        filled.append(line + [padding] * (length - len(line)))
-    return torch.tensor(filled, dtype=dtype)  # (B, L)
+        line = [value for segment, slice in enumerate(row) for value in values(slice, segment)]
+        padded.append(line + [padding] * (length - len(line)))
+    return torch.tensor(padded, dtype=dtype)  # (B, L)

@@ -1,9 +1,9 @@
-"""Sources: where documents come from.
+"""Sources of documents.
 
 A source is an endless sequence: `document(i)` is a pure function of its settings and `i`, so a position in it is one
-number, and any process can ask for any document. A document is a list of spans, each with the weight of its tokens in
-the loss. Finite collections are shuffled anew in every epoch. Their held-out part, one document in ten, is chosen by a
-hash of the text: copies of a document fall on the same side.
+integer, and every process can read every document. A document is a tuple of spans, each with a loss weight for its
+tokens. A finite collection is shuffled again for every epoch. One document in ten is held out, selected by a hash of
+its text, so that copies of a document are in the same split.
 """
 
 import json
@@ -17,14 +17,14 @@ from typing import Any, NamedTuple, Protocol
 from regard.data.world import SPLITS, Story, story
 from regard.text.chat import ASSISTANT, END, SYSTEM, USER
 
-MARKERS = {"user": USER, "assistant": ASSISTANT, "system": SYSTEM}
-PIECE = 4000  # characters; a text file is cut near here, at the end of a line
+ROLE_TOKENS = {"user": USER, "assistant": ASSISTANT, "system": SYSTEM}
+CHUNK_CHARACTERS = 4000  # approximate; a text file is split at ends of lines
 
 
 class Span(NamedTuple):
     text: str
     weight: float = 1.0
-    marker: bool = False  # the text is a marker such as <|user|>; elsewhere such text is only characters
+    special: bool = False  # the text is a special token such as <|user|>; in other spans it is encoded as characters
 
 
 Document = tuple[Span, ...]
@@ -39,10 +39,10 @@ class DataSource(Protocol):
 
 @dataclass(frozen=True)
 class WorldSource:
-    """Stories of the small world, each told to an assistant that is then asked about it, turn by turn.
+    """Stories of the simulated world as conversations: the story, then questions and answers in turns.
 
-    A model that must predict everything spends its capacity on what cannot be known (what happens next) long before it
-    learns to look facts up. So the answers weigh 1, and the story and the questions little.
+    Which event comes next in a story is unpredictable. A model trained equally on all tokens spends its capacity on
+    that long before it learns to retrieve facts. Answers therefore have weight 1, story and questions less.
     """
 
     level: int = 1
@@ -58,23 +58,23 @@ class WorldSource:
     def document(self, index: int) -> Document:
         return self.conversation(story((self.seed << 40) + index, self.level, self.split))
 
-    def conversation(self, told: Story) -> Document:
-        spans = [Span(USER, 0.0, marker=True), Span(f" {told.text}", self.story_weight)]
-        for number, question in enumerate(told.questions):
+    def conversation(self, story: Story) -> Document:
+        spans = [Span(USER, 0.0, special=True), Span(f" {story.text}", self.story_weight)]
+        for number, question in enumerate(story.questions):
             if number:
-                spans.append(Span(USER, 0.0, marker=True))
+                spans.append(Span(USER, 0.0, special=True))
             spans += [
                 Span(f" {question.text}", self.question_weight),
-                Span(ASSISTANT, 0.0, marker=True),
+                Span(ASSISTANT, 0.0, special=True),
                 Span(f" {question.answer}"),
-                Span(END, marker=True),
+                Span(END, special=True),
             ]
         return tuple(spans)
 
 
 @dataclass(frozen=True)
 class ShuffledSource:
-    """A finite collection, over and over, in an order that is drawn anew for each epoch."""
+    """A finite collection, repeated, in a new random order for each epoch."""
 
     name: str
     documents: list[Document]
@@ -82,13 +82,13 @@ class ShuffledSource:
     _orders: dict[int, list[int]] = field(default_factory=dict, repr=False)
 
     def document(self, index: int) -> Document:
-        epoch, place = divmod(index, len(self.documents))
+        epoch, position = divmod(index, len(self.documents))
         if epoch not in self._orders:
             order = list(range(len(self.documents)))
             Random(f"{self.seed}/{epoch}").shuffle(order)
             self._orders.clear()
             self._orders[epoch] = order
-        return self.documents[self._orders[epoch][place]]
+        return self.documents[self._orders[epoch][position]]
 
 
 def world(level: int = 1, split: str = "train", seed: int = 0) -> WorldSource:
@@ -96,34 +96,35 @@ def world(level: int = 1, split: str = "train", seed: int = 0) -> WorldSource:
 
 
 def pydoc(split: str = "train", seed: int = 0) -> ShuffledSource:
-    """The prose of Python's own manual, which every Python carries."""
+    """The text of the Python manual that every Python installation contains."""
     from pydoc_data.topics import topics
 
     return _collection("pydoc", (_plain(topics[name]) for name in sorted(topics)), split, seed)
 
 
 def text_file(path: str | Path, split: str = "train", seed: int = 0) -> ShuffledSource:
-    """One text file, cut into pieces at ends of lines."""
-    return _collection(f"text file {path}", ((Span(piece),) for piece in pieces(_read(Path(path)))), split, seed)
+    """One text file, split into documents at ends of lines."""
+    chunks = split_lines(_read(Path(path)))
+    return _collection(f"text file {path}", ((Span(chunk),) for chunk in chunks), split, seed)
 
 
 def folder(path: str | Path, split: str = "train", seed: int = 0, pattern: str = "**/*.txt") -> ShuffledSource:
-    """Every matching file of a folder is a document."""
+    """The matching files of a folder, each a document."""
     files = sorted(file for file in Path(path).glob(pattern) if file.is_file())
     if not files:
-        raise ValueError(f"{path} has no file that matches {pattern!r}; check the folder, or give another pattern")
+        raise ValueError(f"{path} has no file that matches {pattern!r}; check the folder, or use another pattern")
     return _collection(f"folder {path}", (_plain(_read(file)) for file in files), split, seed)
 
 
 def jsonl(path: str | Path, split: str = "train", seed: int = 0) -> ShuffledSource:
-    """A JSON object per line, with `text`, or with `messages` of which what the assistant says is learned."""
+    """One JSON object per line, with `text`, or with `messages`, of which only the assistant's have a loss."""
     lines = enumerate(_read(Path(path)).split("\n"), start=1)
     documents = (_parse(line, f"{path}, line {number}") for number, line in lines if line.strip())
     return _collection(f"jsonl {path}", documents, split, seed)
 
 
-def pieces(text: str, size: int = PIECE) -> Iterator[str]:
-    """The text in order, in pieces of about `size` characters that end where a line does, if lines are not longer."""
+def split_lines(text: str, size: int = CHUNK_CHARACTERS) -> Iterator[str]:
+    """Chunks of at most `size` characters, which end at the end of a line unless the line is longer."""
     start = 0
     while start < len(text):
         line_end = text.rfind("\n", start, start + size) + 1
@@ -133,17 +134,17 @@ def pieces(text: str, size: int = PIECE) -> Iterator[str]:
 
 
 def _plain(text: str) -> Document:
-    return (Span(text), Span(END, marker=True))
+    return (Span(text), Span(END, special=True))
 
 
 def _collection(name: str, documents: Iterable[Document], split: str, seed: int) -> ShuffledSource:
     if split not in SPLITS:
         raise ValueError(f"split={split!r} is not a split; choose one of {', '.join(SPLITS)}")
-    everything = [document for document in documents if any(span.text for span in document if not span.marker)]
-    chosen = [document for document in everything if _split_of(document) == split]
-    if not chosen:
-        raise ValueError(f"{name}: none of its {len(everything)} documents is in the {split} split; give it more text")
-    return ShuffledSource(f"{name}, {split}, seed {seed}", chosen, seed)
+    nonempty = [document for document in documents if any(span.text for span in document if not span.special)]
+    selected = [document for document in nonempty if _split_of(document) == split]
+    if not selected:
+        raise ValueError(f"{name}: none of its {len(nonempty)} documents is in the {split} split; add more text")
+    return ShuffledSource(f"{name}, {split}, seed {seed}", selected, seed)
 
 
 def _split_of(document: Document) -> str:
@@ -166,14 +167,15 @@ def _parse(line: str, origin: str) -> Document:
 def _turn(message: Any, origin: str) -> Document:
     if (
         not isinstance(message, dict)
-        or message.get("role") not in MARKERS
+        or message.get("role") not in ROLE_TOKENS
         or not isinstance(message.get("content"), str)
     ):
-        raise ValueError(f"{origin}: a message needs `role` ({', '.join(MARKERS)}) and `content` (a string)")
-    marker = Span(MARKERS[message["role"]], 0.0, marker=True)
+        raise ValueError(f"{origin}: a message needs `role` ({', '.join(ROLE_TOKENS)}) and `content` (a string)")
+    role = Span(ROLE_TOKENS[message["role"]], 0.0, special=True)
+    content = f" {message['content'].strip()}"
     if message["role"] == "assistant":
-        return (marker, Span(f" {message['content'].strip()}"), Span(END, marker=True))
-    return (marker, Span(f" {message['content'].strip()}", 0.0))
+        return (role, Span(content), Span(END, special=True))
+    return (role, Span(content, 0.0))
 
 
 def _read(path: Path) -> str:

@@ -65,7 +65,7 @@ class Data(Spec):
 @dataclass(frozen=True)
 class Vocabulary(Spec):
     by: Literal["byte", "character", "bpe", "folder"] = "bpe"
-    size: int = 512  # of bpe, markers and bytes included
+    size: int = 512  # of bpe, special tokens and bytes included
     documents: int = 2000  # that bpe is learned from, and character where documents have no end
     path: str | None = None  # of folder, a tokenizer.json in it
 
@@ -97,7 +97,7 @@ class Vocabulary(Spec):
 
 
 def texts(documents: Iterable[Document]) -> Iterator[str]:
-    return (span.text for document in documents for span in document if not span.marker)
+    return (span.text for document in documents for span in document if not span.special)
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
-"""A small world: a seeded simulation that tells short stories and knows the answers to questions about them.
+"""A simulated world: short stories from a seeded simulation, with questions and their correct answers.
 
-`story(seed, level, split)` is a pure function. The split of a story is decided by a hash of its facts (the events,
-whatever the wording): seeds are tried onward until the facts fall on the side asked for, so that no story of the
-held-out split, however told, can occur in training.
+`story(seed, level, split)` is a pure function. The split of a story depends on a hash of its events, not of its
+wording: attempts are drawn until the events belong to the requested split, so that no held-out story can occur in
+training in other words.
 """
 
 from collections.abc import Iterator
@@ -11,10 +11,10 @@ from hashlib import blake2b
 from itertools import count
 from random import Random
 
-from regard.data.world.ask import Question, ask
 from regard.data.world.levels import LEVELS
-from regard.data.world.simulate import Event, simulate
-from regard.data.world.tell import tell
+from regard.data.world.questions import Question, draw_questions
+from regard.data.world.sentences import write_sentences
+from regard.data.world.simulation import Event, simulate
 
 __all__ = ["LEVELS", "SPLITS", "Event", "Question", "Story", "split_of", "stories", "story"]
 
@@ -33,9 +33,9 @@ class Story:
 
 
 def split_of(events: list[Event]) -> str:
-    """One story in eight is held out."""
-    facts = "\n".join("|".join(event) for event in events)
-    return "held-out" if blake2b(facts.encode(), digest_size=1).digest()[0] < 32 else "train"
+    """The split that a story with these events belongs to; one in eight is held out."""
+    lines = "\n".join("|".join(event) for event in events)
+    return "held-out" if blake2b(lines.encode(), digest_size=1).digest()[0] < 32 else "train"
 
 
 def story(seed: int, level: int = 1, split: str = "train") -> Story:
@@ -43,15 +43,16 @@ def story(seed: int, level: int = 1, split: str = "train") -> Story:
         raise ValueError(f"level={level} is not a level of the world; choose one of {', '.join(map(str, LEVELS))}")
     if split not in SPLITS:
         raise ValueError(f"split={split!r} is not a split; choose one of {', '.join(SPLITS)}")
-    settings = LEVELS[level]
+    config = LEVELS[level]
     for attempt in count():
         rng = Random(f"{level}/{seed}/{attempt}")
-        world = simulate(settings, rng)
+        world = simulate(config, rng)
         if split_of(world.events) == split:
-            return Story(tuple(world.events), tuple(tell(world.events, rng)), tuple(ask(world, settings, rng)))
+            sentences = write_sentences(world.events, rng)
+            return Story(tuple(world.events), tuple(sentences), tuple(draw_questions(world, config, rng)))
     raise AssertionError("unreachable: one story in eight is held out")
 
 
 def stories(level: int = 1, split: str = "train", start: int = 0) -> Iterator[Story]:
-    """Stories without end, from seed `start` onward."""
+    """An endless iterator of stories, with the seeds `start`, `start` + 1, …"""
     return (story(seed, level, split) for seed in count(start))

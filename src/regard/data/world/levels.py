@@ -1,8 +1,8 @@
-"""How hard a world is: how many people, things and happenings, and which actions and questions occur.
+"""Levels of difficulty: the numbers of people, things and events, and the actions and questions that occur.
 
-Level 1 is look-up through state: people walk, take and give, and the last word counts. Level 2 adds dropping,
-containers, counting and company; level 3 weather, light, feelings and the order of events; level 4 is longer, and
-containers are carried about with what is in them.
+Level 1 is retrieval of the latest state: people move, take and give things. Level 2 adds dropping, containers, counting
+and company; level 3 weather, lamps, feelings and the order of events; level 4 has longer stories, and containers that
+are carried with their contents.
 """
 
 from dataclasses import dataclass
@@ -10,14 +10,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Level:
-    people: tuple[int, int]  # least and most, as for all pairs here
+    people: tuple[int, int]  # minimum and maximum, as in all pairs here
     places: tuple[int, int]
     things: tuple[int, int]
     containers: tuple[int, int]
-    events: tuple[int, int]  # told after the opening, which says where everyone and everything is
-    hands: int  # the most that one person can carry
+    events: tuple[int, int]  # after the first sentences, which place all people and things
+    hands: int  # the number of things that one person can carry
     questions: int
-    actions: dict[str, int]  # action -> how often, relative to the others
+    actions: dict[str, int]  # relative frequencies
     kinds: tuple[str, ...]  # kinds of question
 
 

@@ -1,7 +1,6 @@
-"""The vocabulary of the small world: who there is, where one can be, what one can carry.
+"""The names of people, places and things in the simulated world.
 
-Every place reads well after "in the", every thing after "the"; names are distinct from all other words, so a story
-never calls two things by one word.
+Places are used after "in the", things after "the". All names are distinct, so that a name in a story is unambiguous.
 """
 
 SHE = (

@@ -1,9 +1,9 @@
-"""Telling: an event becomes an English sentence, in one of several wordings."""
+"""Events as English sentences, each in one of several wordings chosen at random."""
 
 from random import Random
 
 from regard.data.world.names import PRONOUN, article
-from regard.data.world.simulate import Event
+from regard.data.world.simulation import Event
 
 WORDINGS = {
     "be": ("{who} is in the {where}.", "{who} was in the {where}.", "{who} starts in the {where}."),
@@ -34,12 +34,12 @@ WORDINGS = {
 WITH_MOTIVE = ("Being {why}, {who} went to the {where}.", "{who} went to the {where} because {pronoun} was {why}.")
 
 
-def tell(events: list[Event], rng: Random) -> list[str]:
+def write_sentences(events: list[Event], rng: Random) -> list[str]:
     """One sentence per event."""
-    return [sentence(event, rng) for event in events]
+    return [write_sentence(event, rng) for event in events]
 
 
-def sentence(event: Event, rng: Random) -> str:
+def write_sentence(event: Event, rng: Random) -> str:
     wordings = WITH_MOTIVE if event.why else WORDINGS[event.verb]
     verb, who, what, where, why = event
     return rng.choice(wordings).format(

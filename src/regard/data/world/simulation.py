@@ -1,8 +1,8 @@
 """The simulation: a state, the events that change it, and the actions that are possible in it.
 
-The whole geography is one map, `at`: a person is at a place; a thing is at a place, a person or a container; a
-container is at a place or a person. Where something finally is, is found by following the map to a place. What is in
-something, in the order in which it came there, is read from the map's order.
+All locations are in one dictionary, `at`: a person is at a place; a thing is at a place, a person or a container; a
+container is at a place or a person. The place of anything is found by following `at` to a place. The contents of a
+person or container are ordered by arrival, because `at` keeps insertion order.
 """
 
 from random import Random
@@ -17,17 +17,17 @@ class Event(NamedTuple):
     who: str = ""
     what: str = ""
     where: str = ""  # a place; the receiver of a gift; the container put into or taken from
-    why: str = ""  # the feeling that made someone go
+    why: str = ""  # the feeling that caused a move
 
 
 class World:
-    """State after the events so far. `apply` is the only thing that changes it."""
+    """The state after all events so far; only `apply` changes it."""
 
     def __init__(self, people: list[str], places: list[str], things: list[str], containers: list[str]):
         self.people, self.places, self.things, self.containers = people, places, things, containers
         self.at: dict[str, str] = {}
         self.visited: dict[str, list[str]] = {person: [] for person in people}
-        self.motives: dict[tuple[str, str], str] = {}  # (person, place) -> the feeling that led there
+        self.motives: dict[tuple[str, str], str] = {}  # (person, place) -> the feeling that caused the move
         self.feeling: dict[str, str] = {}
         self.wet: set[str] = set()
         self.lit: set[str] = set()
@@ -80,11 +80,11 @@ class World:
             self.wet.update(person for person in self.people if self.at[person] in OUTDOORS)
 
     def _set(self, inner: str, outer: str) -> None:
-        self.at.pop(inner, None)  # so that the newcomer stands last in the map's order
+        self.at.pop(inner, None)  # inserted again, so that it is the last of its new contents
         self.at[inner] = outer
 
 
-Options = list[Event]
+Options = list[Event]  # the events that an action allows in the current state
 
 
 def move(world: World, hands: int) -> Options:
@@ -92,14 +92,14 @@ def move(world: World, hands: int) -> Options:
 
 
 def take(world: World, hands: int) -> Options:
-    return _picked_up(world, hands, world.things)
+    return _pick_up(world, hands, world.things)
 
 
 def lift(world: World, hands: int) -> Options:
-    return _picked_up(world, hands, world.containers)
+    return _pick_up(world, hands, world.containers)
 
 
-def _picked_up(world: World, hands: int, things: list[str]) -> Options:
+def _pick_up(world: World, hands: int, things: list[str]) -> Options:
     free = [who for who in world.people if len(world.contents(who)) < hands]
     return [Event("take", who, what) for who in free for what in things if world.at.get(what) == world.at[who]]
 
@@ -193,7 +193,7 @@ ACTIONS = {
 
 
 def simulate(level: Level, rng: Random) -> World:
-    """A world in which everyone and everything has been placed and something has happened."""
+    """A world after all people and things were placed and a random number of events."""
     world = World(
         rng.sample(PEOPLE, rng.randint(*level.people)),
         rng.sample(PLACES, rng.randint(*level.places)),

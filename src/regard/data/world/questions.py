@@ -1,6 +1,6 @@
-"""Asking: questions about a world, with the answers that its state gives.
+"""Questions about a world, with the answers that follow from its state.
 
-Each kind is a generator of all the questions of that kind that the world allows and that have exactly one answer.
+Each kind of question is a generator of all questions of that kind that have exactly one answer in the world.
 """
 
 from collections.abc import Callable, Iterator
@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from regard.data.world.levels import Level
 from regard.data.world.names import FEELINGS, NUMBERS, OUTDOORS
-from regard.data.world.simulate import World
+from regard.data.world.simulation import World
 
 
 class Question(NamedTuple):
@@ -18,17 +18,17 @@ class Question(NamedTuple):
     kind: str
 
 
-DULL = ("nothing", "nobody", "none")  # true so often that a guess would look like knowledge; most are left out
+COMMON_ANSWERS = ("nothing", "nobody", "none")  # so frequent that a guess would often be right; most are dropped
 Pair = tuple[str, str]  # question and answer
 
 
-def listing(names: list[str]) -> str:
-    """the ball, the cup and the key; `nothing` for none."""
+def enumeration(names: list[str]) -> str:
+    """'the ball, the cup and the key', or 'nothing' for an empty list."""
     nouns = [f"the {name}" for name in names] or ["nothing"]
     return " and ".join(filter(None, (", ".join(nouns[:-1]), nouns[-1])))
 
 
-def yes(truth: bool) -> str:
+def yes_or_no(truth: bool) -> str:
     return "yes" if truth else "no"
 
 
@@ -52,7 +52,7 @@ def who_has(world: World, rng: Random) -> Iterator[Pair]:
 
 def what_has(world: World, rng: Random) -> Iterator[Pair]:
     for person in world.people:
-        yield f"What does {person} have?", listing(world.contents(person))
+        yield f"What does {person} have?", enumeration(world.contents(person))
 
 
 def how_many(world: World, rng: Random) -> Iterator[Pair]:
@@ -69,13 +69,13 @@ def is_in(world: World, rng: Random) -> Iterator[Pair]:
     for person in world.people:
         here = world.at[person]
         elsewhere = rng.choice([place for place in world.places if place != here])
-        asked = here if rng.random() < 0.5 else elsewhere
-        yield f"Is {person} in the {asked}?", yes(asked == here)
+        place = here if rng.random() < 0.5 else elsewhere
+        yield f"Is {person} in the {place}?", yes_or_no(place == here)
 
 
 def inside(world: World, rng: Random) -> Iterator[Pair]:
     for container in world.containers:
-        yield f"What is in the {container}?", listing(world.contents(container))
+        yield f"What is in the {container}?", enumeration(world.contents(container))
 
 
 def company(world: World, rng: Random) -> Iterator[Pair]:
@@ -86,7 +86,7 @@ def company(world: World, rng: Random) -> Iterator[Pair]:
 
 
 def _steps(world: World) -> Iterator[tuple[str, str, str]]:
-    """(person, from, to) for each step of a walk in which neither place was visited twice."""
+    """(person, from, to) for each move between two places that the person visited only once."""
     for person, visited in world.visited.items():
         for old, new in zip(visited, visited[1:], strict=False):
             if visited.count(old) == visited.count(new) == 1:
@@ -105,7 +105,7 @@ def after(world: World, rng: Random) -> Iterator[Pair]:
 
 def wet(world: World, rng: Random) -> Iterator[Pair]:
     for person in world.people:
-        yield f"Is {person} wet?", yes(person in world.wet)
+        yield f"Is {person} wet?", yes_or_no(person in world.wet)
 
 
 def why_wet(world: World, rng: Random) -> Iterator[Pair]:
@@ -117,13 +117,13 @@ def why_wet(world: World, rng: Random) -> Iterator[Pair]:
 def bright(world: World, rng: Random) -> Iterator[Pair]:
     for place in world.places:
         if place not in OUTDOORS:
-            yield f"Is the lamp in the {place} on?", yes(place in world.lit)
+            yield f"Is the lamp in the {place} on?", yes_or_no(place in world.lit)
 
 
 def feels(world: World, rng: Random) -> Iterator[Pair]:
     for person, feeling in world.feeling.items():
-        asked = feeling if rng.random() < 0.5 else rng.choice(FEELINGS)
-        yield f"Is {person} {asked}?", yes(asked == feeling)
+        adjective = feeling if rng.random() < 0.5 else rng.choice(FEELINGS)
+        yield f"Is {person} {adjective}?", yes_or_no(adjective == feeling)
 
 
 def why_went(world: World, rng: Random) -> Iterator[Pair]:
@@ -132,24 +132,24 @@ def why_went(world: World, rng: Random) -> Iterator[Pair]:
             yield f"Why did {person} go to the {place}?", f"because {person} was {feeling}"
 
 
-KINDS: dict[str, Callable[[World, Random], Iterator[Pair]]] = {
+QUESTION_KINDS: dict[str, Callable[[World, Random], Iterator[Pair]]] = {
     "where": where, "where thing": where_thing, "who has": who_has, "what has": what_has, "how many": how_many,
     "how many people": how_many_people, "is in": is_in, "inside": inside, "with": company, "before": before,
     "after": after, "wet": wet, "why wet": why_wet, "bright": bright, "feels": feels, "why went": why_went,
 }  # fmt: skip
 
 
-def ask(world: World, level: Level, rng: Random) -> list[Question]:
-    """At most `level.questions` different questions in random order, the kinds taking turns so that none is rare."""
-    piles = []
+def draw_questions(world: World, level: Level, rng: Random) -> list[Question]:
+    """At most `level.questions` different questions in random order, drawn evenly from all kinds."""
+    by_kind = []
     for kind in rng.sample(level.kinds, len(level.kinds)):
-        pile = [Question(text, answer, kind) for text, answer in KINDS[kind](world, rng)]
-        pile = [question for question in pile if question.answer not in DULL or rng.random() < 0.3]
-        rng.shuffle(pile)
-        piles.append(pile)
-    chosen = []
-    while any(piles) and len(chosen) < level.questions:
-        chosen += [pile.pop() for pile in piles if pile]
-    chosen = chosen[: level.questions]
-    rng.shuffle(chosen)
-    return chosen
+        questions = [Question(text, answer, kind) for text, answer in QUESTION_KINDS[kind](world, rng)]
+        questions = [question for question in questions if question.answer not in COMMON_ANSWERS or rng.random() < 0.3]
+        rng.shuffle(questions)
+        by_kind.append(questions)
+    drawn = []
+    while any(by_kind) and len(drawn) < level.questions:
+        drawn += [questions.pop() for questions in by_kind if questions]
+    drawn = drawn[: level.questions]
+    rng.shuffle(drawn)
+    return drawn
