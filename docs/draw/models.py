@@ -28,7 +28,7 @@ def routing() -> Any:
     experts = fresh(Experts(8, 2, SwiGLU(32)), 32)
     tokens = torch.randn(24, 32, generator=torch.Generator().manual_seed(3))
     with torch.no_grad():
-        routing = experts.router(tokens)
+        routing = experts.router.route(experts.router(tokens))
     weights = torch.zeros(24, 8).scatter(1, routing.chosen, routing.weights).T  # (X, T)
     figure, (left, right) = canvas(1, 2, height=2.1)
     left.get_gridspec().set_width_ratios([4, 1])

@@ -163,7 +163,7 @@ def test_a_decoder_cannot_read_both_ways() -> None:
 def test_flops_are_those_of_the_matrix_products(spec: Spec) -> None:
     """Every weight matrix is used once a token."""
     weights = sum(p.numel() for p in spec.build(WIDTH).parameters() if p.dim() == 2)
-    assert spec.flops(WIDTH, tokens=3, seen=3) == 2 * 3 * weights
+    assert spec.flops(WIDTH, tokens=3, keys=3) == 2 * 3 * weights
 
 
 @pytest.mark.ledger("anc.rnn.clip")

@@ -3,11 +3,11 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-import pytest
 import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
+import regard
 from regard.layout import TokenLayout
 from regard.models.decoder import Decoder
 from regard.models.stack import Repeat
@@ -16,11 +16,11 @@ from regard.parts.body import Body
 from regard.parts.feedforward import SwiGLU
 from regard.parts.state import STATELESS, PerToken, State
 from regard.plan import groups, plan, rows
-from regard.spec import KINDS, place_of
 
 WIDTH, KEYS, TABLES = 16, 4, 3
 
 
+@regard.register("neighbour_mean")
 @dataclass(frozen=True)
 class NeighbourMean(Body):
     """The mean of the last few values, projected by one of several matrices (always the first)."""
@@ -37,8 +37,8 @@ class NeighbourMean(Body):
     def memory(self, width: int) -> PerToken:
         return PerToken({"v": (1, width)}, window=KEYS)
 
-    def flops(self, width: int, tokens: int, seen: int) -> int:
-        return 2 * tokens * width * (width + seen)
+    def flops(self, width: int, tokens: int, keys: int) -> int:
+        return 2 * tokens * width * (width + keys)
 
     def inactive_params(self, width: int, tokens: int = 1) -> int:
         return (TABLES - 1) * width * width
@@ -57,30 +57,27 @@ class NeighbourMeanModule(nn.Module):
         return weights @ (x @ self.tables[0])
 
 
-@pytest.fixture
-def spec(monkeypatch) -> Decoder:
-    monkeypatch.setitem(KINDS, "neighbour_mean", place_of(NeighbourMean))
-    block = Block((Sublayer(NeighbourMean()), Sublayer(SwiGLU(24))))
-    return Decoder(32, WIDTH, (Repeat((block,), 2),), context=64)
+BLOCK = Block((Sublayer(NeighbourMean()), Sublayer(SwiGLU(24))))
+SPEC = Decoder(32, WIDTH, (Repeat((BLOCK,), 2),), context=64)
 
 
-def test_parameters_are_counted_by_kind_and_inactive_ones_are_declared(spec):
-    count = plan(spec).count
+def test_parameters_are_counted_by_kind_and_inactive_ones_are_declared():
+    count = plan(SPEC).count
     assert count.parts["neighbour_mean"] == 2 * TABLES * WIDTH * WIDTH
-    assert count.total == sum(parameter.numel() for parameter in spec.build(seed=0).parameters())
+    assert count.total == sum(parameter.numel() for parameter in SPEC.build(seed=0).parameters())
     assert count.inactive == 2 * (TABLES - 1) * WIDTH * WIDTH
 
 
-def test_flops_stop_growing_at_the_declared_keys(spec):
+def test_flops_stop_growing_at_the_declared_keys():
     with FlopCounterMode(display=False) as counter:
-        spec.build(seed=0)(torch.zeros(1, KEYS, dtype=torch.long))
-    planned = plan(spec)
+        SPEC.build(seed=0)(torch.zeros(1, KEYS, dtype=torch.long))
+    planned = plan(SPEC)
     assert planned.flops(KEYS, KEYS) == counter.get_total_flops()
     assert planned.flops(1, 10**6) == planned.flops(1, KEYS) > planned.flops(1, KEYS - 1)
 
 
-def test_the_cache_and_the_window_are_those_declared(spec):
-    planned = plan(spec, batch=3)
+def test_the_cache_and_the_window_are_those_declared():
+    planned = plan(SPEC, batch=3)
     assert planned.kv_bytes() == 3 * 2 * KEYS * WIDTH * 4
     data = groups(planned)
     assert data["attention_1x16_kv_1"]["layers"] == data["window_of_4"]["layers"] == 2

@@ -104,10 +104,10 @@ class Attention(Body):
         _, kv_heads, head_dim = self.sizes(width)
         return {"k": (kv_heads, head_dim), "v": (kv_heads, head_dim)}
 
-    def flops(self, width: int, tokens: int, seen: int) -> int:
+    def flops(self, width: int, tokens: int, keys: int) -> int:
         heads, kv_heads, head_dim = self.sizes(width)
         gates = {"none": 0, "head": heads, "element": heads * head_dim}[self.gate]
-        return tokens * (4 * width * head_dim * (heads + kv_heads) + 2 * width * gates + 4 * seen * heads * head_dim)
+        return tokens * (4 * width * head_dim * (heads + kv_heads) + 2 * width * gates + 4 * keys * heads * head_dim)
 
 
 class AttentionModule(nn.Module):

@@ -48,10 +48,10 @@ class AttentionRNN(Body):
         size = self.recurrence.size(width)
         return self.reading(width).memory(size), self.recurrence.memory(width)
 
-    def flops(self, width: int, tokens: int, seen: int) -> int:
+    def flops(self, width: int, tokens: int, keys: int) -> int:
         size, reading = self.recurrence.size(width), self.reading(width)
         wider = (self.recurrence.gates - 1) * size * reading.sizes(size)[0]  # C c is of all gates
-        return self.recurrence.flops(width, tokens, seen) + reading.flops(size, tokens, seen) + 2 * tokens * wider
+        return self.recurrence.flops(width, tokens, keys) + reading.flops(size, tokens, keys) + 2 * tokens * wider
 
 
 class AttentionRNNModule(nn.Module):

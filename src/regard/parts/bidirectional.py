@@ -44,7 +44,7 @@ class Bidirectional(Body):
         """What it leaves behind; it cannot go on from there."""
         return FixedSize({name: (2 * self.size(width),) for name in self.recurrence.states})
 
-    def flops(self, width: int, tokens: int, seen: int) -> int:
+    def flops(self, width: int, tokens: int, keys: int) -> int:
         size = self.size(width)
         out = 0 if 2 * size == width else 2 * size * width
         return 2 * tokens * (2 * self.recurrence.gates * size * (width + size) + out)

@@ -55,8 +55,8 @@ class Body(Spec):
         """The arrays that it keeps between forwards."""
         return None
 
-    def flops(self, width: int, tokens: int, seen: int) -> int:
-        """FLOPs of the matrix products of one forward of `tokens` tokens, each of which attends to `seen` keys.
+    def flops(self, width: int, tokens: int, keys: int) -> int:
+        """FLOPs of the matrix products of one forward of `tokens` tokens, each of which attends to `keys` keys.
 
         A multiply-add counts as two. A masked product counts in full, as flop counters count it.
         """

@@ -54,10 +54,10 @@ class Experts(Body):
     def build(self, width: int) -> nn.Module:
         return ExpertsModule(width, self)
 
-    def flops(self, width: int, tokens: int, seen: int) -> int:
-        shared = 0 if self.shared is None else self.shared.flops(width, tokens, seen)
+    def flops(self, width: int, tokens: int, keys: int) -> int:
+        shared = 0 if self.shared is None else self.shared.flops(width, tokens, keys)
         columns = self.count + self.shared_gate  # of the router, and of the gate
-        return tokens * 2 * width * columns + self.top_k * self.expert.flops(width, tokens, seen) + shared
+        return tokens * 2 * width * columns + self.top_k * self.expert.flops(width, tokens, keys) + shared
 
     def inactive_params(self, width: int, tokens: int = 1) -> int:
         with torch.device("meta"):

@@ -70,7 +70,7 @@ class FeedForward(PositionWise):
     def build(self, width: int, linear: LinearFactory = nn.Linear) -> nn.Module:
         return FeedForwardModule(width, self, linear)
 
-    def flops(self, width: int, tokens: int, seen: int) -> int:
+    def flops(self, width: int, tokens: int, keys: int) -> int:
         return tokens * 4 * width * self.hidden_dim(width)
 
 
@@ -93,7 +93,7 @@ class Gated(PositionWise):
     def build(self, width: int, linear: LinearFactory = nn.Linear) -> nn.Module:
         return GatedModule(width, self, linear)
 
-    def flops(self, width: int, tokens: int, seen: int) -> int:
+    def flops(self, width: int, tokens: int, keys: int) -> int:
         return tokens * 6 * width * self.hidden_dim(width)
 
 

@@ -40,7 +40,7 @@ class GatedLinear(DecayedLinearAttention):
     def build(self, width: int) -> nn.Module:
         return GatedLinearModule(width, self)
 
-    def flops(self, width: int, tokens: int, seen: int) -> int:
+    def flops(self, width: int, tokens: int, keys: int) -> int:
         channels = self.decay == "channel"
         made = self.rank * (width + self.heads * self.sizes(width)[0]) if channels else width * self.heads
         return 2 * tokens * made + self.products(width, tokens, channels)

@@ -32,8 +32,8 @@ class GlobalAttention(Attention):
     def build(self, width: int) -> nn.Module:
         return GlobalAttentionModule(width, self)
 
-    def flops(self, width: int, tokens: int, seen: int) -> int:
-        once = super().flops(width, tokens, seen)
+    def flops(self, width: int, tokens: int, keys: int) -> int:
+        once = super().flops(width, tokens, keys)
         return 2 * once if self.mask.first else once
 
 

@@ -81,23 +81,23 @@ class LatentAttention(Body):
         arrays = {"latent": (1, self.rank), "k_rope": (1, self.rope_dim)}
         return PerToken(arrays, self.mask.near, self.mask.first)
 
-    def products(self, tokens: int, seen: int) -> dict[str, int]:
+    def products(self, tokens: int, keys: int) -> dict[str, int]:
         """Multiplications a head between what is remembered and what is asked, in each form."""
-        up, both = self.rank * (self.nope_dim + self.value_dim), tokens * seen
+        up, both = self.rank * (self.nope_dim + self.value_dim), tokens * keys
         return {
-            "expanded": seen * up + both * (self.nope_dim + self.rope_dim + self.value_dim),
+            "expanded": keys * up + both * (self.nope_dim + self.rope_dim + self.value_dim),
             "absorbed": tokens * up + both * (self.rank + self.rope_dim + self.rank),
         }
 
-    def absorbs(self, tokens: int, seen: int) -> bool:
-        products = self.products(tokens, seen)
+    def absorbs(self, tokens: int, keys: int) -> bool:
+        products = self.products(tokens, keys)
         return products["absorbed"] < products["expanded"]
 
-    def flops(self, width: int, tokens: int, seen: int) -> int:
+    def flops(self, width: int, tokens: int, keys: int) -> int:
         q_dim = self.heads * (self.nope_dim + self.rope_dim)
         queries = self.query_rank * (width + q_dim) if self.query_rank else width * q_dim
         others = width * (self.rank + self.rope_dim + self.heads * self.value_dim)
-        return 2 * (tokens * (queries + others) + self.heads * min(self.products(tokens, seen).values()))
+        return 2 * (tokens * (queries + others) + self.heads * min(self.products(tokens, keys).values()))
 
 
 class LatentAttentionModule(nn.Module):

@@ -60,7 +60,7 @@ class LinearAttention(Body):
         peak = {"peak": (self.heads,)} if isinstance(self.features, PerformerFeatures) else {}
         return FixedSize({"sums": (self.heads, features, columns)} | peak)
 
-    def flops(self, width: int, tokens: int, seen: int) -> int:
+    def flops(self, width: int, tokens: int, keys: int) -> int:
         head_dim, features, columns = self.sizes(width)
         drawn = 4 * tokens * width * features if isinstance(self.features, PerformerFeatures) else 0
         if self.bidirectional:

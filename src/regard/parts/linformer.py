@@ -54,7 +54,7 @@ class Linformer(Body):
         require(width % self.heads == 0, f"linformer: width={width} is not divisible by heads={self.heads}")
         return LinformerModule(width, self)
 
-    def flops(self, width: int, tokens: int, seen: int) -> int:
+    def flops(self, width: int, tokens: int, keys: int) -> int:
         return tokens * (8 * width * width + 8 * self.rank * width)
 
 

@@ -78,14 +78,14 @@ class NativeSparse(Body):
         views, summaries = (3 * kv_heads, head_dim), (kv_heads, head_dim)
         return PerToken({"k": views, "v": views, "k_block": summaries, "v_block": summaries})
 
-    def flops(self, width: int, tokens: int, seen: int) -> int:
+    def flops(self, width: int, tokens: int, keys: int) -> int:
         """The window's share as a backend that folds would have it at best."""
         heads, kv_heads, head_dim = self.attention.sizes(width)
-        compressed, blocks = -(-seen // self.stride), -(-seen // self.block)
+        compressed, blocks = -(-keys // self.stride), -(-keys // self.block)
         projections = width * (2 * heads * head_dim + 6 * kv_heads * head_dim + 3 * heads)
         summaries = -(-tokens // self.stride) * 2 * kv_heads * head_dim * head_dim * (self.length + 1)
-        keys = compressed + min(self.select, blocks) * self.block + min(self.window, seen)
-        pairs = 2 * heads * head_dim * keys + kv_heads * compressed * blocks
+        attended = compressed + min(self.select, blocks) * self.block + min(self.window, keys)
+        pairs = 2 * heads * head_dim * attended + kv_heads * compressed * blocks
         return 2 * (tokens * (projections + pairs) + summaries)
 
 

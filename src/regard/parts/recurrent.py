@@ -45,7 +45,7 @@ class RecurrentMixer(Body):
     def memory(self, width: int) -> FixedSize:
         return FixedSize({name: (self.size(width),) for name in self.states})
 
-    def flops(self, width: int, tokens: int, seen: int) -> int:
+    def flops(self, width: int, tokens: int, keys: int) -> int:
         size = self.size(width)
         out = 0 if size == width else size * width
         return 2 * tokens * (self.gates * size * (width + size) + out)

@@ -29,7 +29,7 @@ class Retention(DecayedLinearAttention):
     def build(self, width: int) -> nn.Module:
         return RetentionModule(width, self)
 
-    def flops(self, width: int, tokens: int, seen: int) -> int:
+    def flops(self, width: int, tokens: int, keys: int) -> int:
         return self.products(width, tokens)
 
 

@@ -56,7 +56,7 @@ class RGLRU(Body):
         size = self.size(width)
         return FixedSize({"conv": (self.taps - 1, size), "h": (size,)})
 
-    def flops(self, width: int, tokens: int, seen: int) -> int:
+    def flops(self, width: int, tokens: int, keys: int) -> int:
         size = self.size(width)
         return 2 * tokens * size * (3 * width + 2 * size // self.heads)
 

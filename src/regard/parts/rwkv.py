@@ -41,7 +41,7 @@ class TimeMixing(Body):
         hidden = self.hidden or width
         return FixedSize({"last": (1, width), "value": (hidden,), "weight": (hidden,), "peak": (hidden,)})
 
-    def flops(self, width: int, tokens: int, seen: int) -> int:
+    def flops(self, width: int, tokens: int, keys: int) -> int:
         return 8 * tokens * width * (self.hidden or width)
 
 
@@ -84,7 +84,7 @@ class ChannelMixing(Body):
     def memory(self, width: int) -> FixedSize:
         return FixedSize({"last": (1, width)})
 
-    def flops(self, width: int, tokens: int, seen: int) -> int:
+    def flops(self, width: int, tokens: int, keys: int) -> int:
         return 2 * tokens * width * (2 * (self.hidden or 4 * width) + width)
 
 

@@ -98,14 +98,14 @@ class ScoredAttention(Body):
         mask = self.mask or Causal()
         return PerSource(arrays) if self.source else PerToken(arrays, mask.near, mask.first)
 
-    def flops(self, width: int, tokens: int, seen: int) -> int:
+    def flops(self, width: int, tokens: int, keys: int) -> int:
         read, _, score_dim = self.sizes(width)
         hidden = self.heads * score_dim
         q = {"additive": width * hidden, "general": width * read}.get(self.score, 0)
         k = read * hidden if self.score == "additive" else 0
         pair = (hidden if self.score == "additive" else read) + read
         out = (read + width if self.combine else read) * width
-        return 2 * (tokens * (q + out + seen * pair) + (seen if self.source else tokens) * k)
+        return 2 * (tokens * (q + out + keys * pair) + (keys if self.source else tokens) * k)
 
 
 class ScoredAttentionModule(nn.Module):

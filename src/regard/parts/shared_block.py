@@ -75,13 +75,13 @@ class SharedBlock(Body):
             )
         return *declarations(self.attention.memory(2 * width)), fixed
 
-    def flops(self, width: int, tokens: int, seen: int) -> int:
+    def flops(self, width: int, tokens: int, keys: int) -> int:
         heads, kv_heads, head_dim = self.attention.sizes(2 * width)
         parts = (self.attention, 2 * width), (self.feedforward, width), (self.mixer, width)
         out = width * (width - heads * head_dim)  # W, and o_proj has width instead of 2 · width rows
         adapters = (self.attention_rank or 0) * (6 * width + (heads + 2 * kv_heads) * head_dim)
         adapters += 2 * (self.rank or 0) * (width + self.feedforward.hidden_dim(width))
-        return sum(part.flops(size, tokens, seen) for part, size in parts) + 2 * tokens * (out + adapters)
+        return sum(part.flops(size, tokens, keys) for part, size in parts) + 2 * tokens * (out + adapters)
 
 
 class SharedBlockModule(nn.Module):

@@ -35,7 +35,7 @@ class ShortConvolution(Body):
     def memory(self, width: int) -> FixedSize:
         return FixedSize({"tail": (self.taps - 1, width)})
 
-    def flops(self, width: int, tokens: int, seen: int) -> int:
+    def flops(self, width: int, tokens: int, keys: int) -> int:
         return 0  # no matrix product
 
 

@@ -37,7 +37,7 @@ class WindowMLP(Body):
     def memory(self, width: int) -> FixedSize:
         return FixedSize({"tail": (self.size - 1, width)})
 
-    def flops(self, width: int, tokens: int, seen: int) -> int:
+    def flops(self, width: int, tokens: int, keys: int) -> int:
         return 2 * tokens * (self.size + 1) * width * (self.hidden or width)
 
 

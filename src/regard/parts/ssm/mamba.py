@@ -53,7 +53,7 @@ class Mamba(Body):
         channels, _ = self.sizes(width)
         return FixedSize({"conv": (self.taps - 1, channels), "ssm": (channels, self.state)})
 
-    def flops(self, width: int, tokens: int, seen: int) -> int:
+    def flops(self, width: int, tokens: int, keys: int) -> int:
         channels, rank = self.sizes(width)
         columns = 3 * width + 2 * rank + 2 * self.state
         return 2 * tokens * channels * columns + flops(channels, self.state, tokens)

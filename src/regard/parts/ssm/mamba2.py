@@ -71,7 +71,7 @@ class Mamba2(Body):
         convolved = channels + 2 * self.groups * self.state
         return FixedSize({"conv": (self.taps - 1, convolved), "ssm": (heads, self.state, self.head_dim)})
 
-    def flops(self, width: int, tokens: int, seen: int) -> int:
+    def flops(self, width: int, tokens: int, keys: int) -> int:
         heads, channels = self.sizes(width)
         rows = 3 * channels + 2 * self.groups * self.state + heads
         return 2 * tokens * width * rows + flops(self.state, self.head_dim, tokens, heads, self.groups)
