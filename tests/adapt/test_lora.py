@@ -5,6 +5,14 @@ import torch
 from torch.nn.functional import cross_entropy
 
 from regard.adapt import AdapterError, LoRA, add_lora, merge_lora, unmerge_lora
+from regard.models.decoder import Decoder
+from regard.models.stack import Repeat
+from regard.parts.attention import Attention
+from regard.parts.block import Block, Sublayer
+from regard.parts.experts import Experts
+from regard.parts.feedforward import FeedForward
+from regard.parts.lstm import LSTM
+from regard.parts.router import Router
 from regard.spec import Spec, SpecError
 
 ALL = LoRA(rank=3, alpha=6.0, targets=("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"))
@@ -135,7 +143,7 @@ def test_targets_that_do_not_fit(make):
     model = make()
     with pytest.raises(AdapterError, match="did you mean 'q_proj'"):
         add_lora(model, LoRA(targets=("v_proj", "q_porj")))
-    with pytest.raises(AdapterError, match="embedding is no linear layer"):
+    with pytest.raises(AdapterError, match="embedding is not a linear layer"):
         add_lora(model, LoRA(targets=("embedding",)))
     assert all(parameter.requires_grad for parameter in model.parameters())
     with pytest.raises(AdapterError, match="no LoRA adapters"):
@@ -143,3 +151,21 @@ def test_targets_that_do_not_fit(make):
     add_lora(model, LoRA())
     with pytest.raises(AdapterError, match="already"):
         add_lora(model, LoRA())
+
+
+def test_layers_that_only_training_runs_are_refused(ids):
+    """Adapters of look-ahead blocks and of a router's noise change no output, so targets of these alone are refused."""
+    block = Block((Sublayer(Attention(2)),))
+    routed = Sublayer(Experts(count=4, top_k=2, expert=FeedForward(8), router=Router(noise=True)))
+    ahead = Decoder(31, 16, (Repeat((Block((Sublayer(LSTM(8)),)),)),), ahead=(block,)).build(seed=0)
+    noisy = Decoder(31, 16, (Repeat((Block((Sublayer(Attention(2)), routed)),)),)).build(seed=0)
+    for model, target, remedy in ((ahead, "q_proj", "h_proj, head"), (noisy, "noise_proj", "head, k_proj")):
+        with pytest.raises(AdapterError, match=rf"{target} match only layers that run in training .* among .*{remedy}"):
+            add_lora(model, LoRA(targets=(target,)))
+        assert all(parameter.requires_grad for parameter in model.parameters())
+    assert len(add_lora(noisy, LoRA(targets=("q_proj", "noise_proj")))) == 2
+
+
+def test_a_model_without_linear_layers_is_refused():
+    with pytest.raises(AdapterError, match="'q_proj'; the model has no linear layer at all"):
+        add_lora(torch.nn.Sequential(torch.nn.ReLU()), LoRA())

@@ -1,8 +1,8 @@
-"""LoRA: a linear layer is adapted by a product of two thin matrices, and only they are trained.
+"""LoRA: a linear layer is adapted by a low-rank product of two matrices, and only these are trained.
 
-    y = W x + (α / r) B A x          A (r, in) drawn at random, B (out, r) zero, so that training begins at W
+    y = W x + (α / r) B A x          A (r, in) random, B (out, r) zero, so training starts from W
 
-Hu et al. 2021. Merging computes W + (α / r) B A once; the merged model costs what the plain one does.
+Hu et al. 2021. Merging computes W + (α / r) B A once; the merged model is as fast as the original.
 """
 
 import math
@@ -17,14 +17,14 @@ from regard.spec import Spec, nearest, require
 
 
 class AdapterError(ValueError):
-    """An adapter that does not fit this model: the message says what was found and what was expected."""
+    """An adapter that does not fit the model."""
 
 
 @dataclass(frozen=True)
 class LoRA(Spec):
     rank: int = 8
     alpha: float = 16.0
-    targets: tuple[str, ...] = ("q_proj", "v_proj")  # ends of names of linear layers, whole words
+    targets: tuple[str, ...] = ("q_proj", "v_proj")  # names of linear layers, or their last parts between dots
     dropout: float = 0.0
 
     def check(self) -> None:
@@ -53,7 +53,7 @@ class LoRALinear(nn.Module):
 
     @torch.no_grad()
     def merged(self) -> nn.Linear:
-        """One linear layer that gives the same."""
+        """One linear layer with the same output."""
         base = self.base.weight
         wide = torch.promote_types(base.dtype, torch.float32)  # half precision would round the small addend away
         change = self.scale * (self.lora_B.weight.to(wide) @ self.lora_A.weight.to(wide))  # (out, in)
@@ -64,7 +64,7 @@ class LoRALinear(nn.Module):
 
 
 def add_lora(model: nn.Module, lora: LoRA, seed: int | None = None) -> list[str]:
-    """Adapt the targets and freeze all else; -> the names of the adapted layers. A is drawn from the seed, if given."""
+    """Add adapters to the targets and freeze all other parameters; returns the names of the adapted layers."""
     chosen = targeted(model, lora.targets)
     model.requires_grad_(False)
     with torch.random.fork_rng(devices=[], enabled=seed is not None):
@@ -74,21 +74,42 @@ def add_lora(model: nn.Module, lora: LoRA, seed: int | None = None) -> list[str]
 
 
 def targeted(model: nn.Module, targets: tuple[str, ...]) -> dict[str, nn.Linear]:
-    """The linear layers whose names end in a target; every target must name some, and nothing but linear layers."""
+    """The linear layers whose names end in a target; AdapterError for a target that matches none, or another module."""
     if adapters(model):
-        raise AdapterError("this model has LoRA adapters already; merge them first, or begin with the plain model")
+        raise AdapterError("this model already has LoRA adapters; merge them first, or load the model without them")
     modules = dict(model.named_modules())
-    ends = {name.rpartition(".")[2] for name, module in modules.items() if isinstance(module, nn.Linear)}
+    ends = {name.rpartition(".")[2] for name in linear_names(modules)}
     chosen = {}
     for target in targets:
         found = {name: module for name, module in modules.items() if ends_in(name, target)}
         if not found:
-            raise AdapterError(f"lora: no layer is named {target!r}; {nearest(target, ends)}")
+            hint = nearest(target, ends) if ends else "the model has no linear layer at all"
+            raise AdapterError(f"lora: no layer is named {target!r}; {hint}")
         for name, module in found.items():
             if not isinstance(module, nn.Linear):
-                raise AdapterError(f"lora: {name} is no linear layer; choose among {', '.join(sorted(ends))}")
+                raise AdapterError(f"lora: {name} is not a linear layer; choose among {', '.join(sorted(ends))}")
         chosen |= found
+    unused = training_only(model)
+    used = {name.rpartition(".")[2] for name in linear_names(modules) if not name.startswith(unused)}
+    if all(name.startswith(unused) for name in chosen):
+        raise AdapterError(
+            f"lora: targets {', '.join(targets)} match only layers that run in training alone ({next(iter(chosen))}), "
+            f"so adapters there would not change the model's output; choose among {', '.join(sorted(used))}"
+        )
     return chosen
+
+
+def linear_names(modules: dict[str, nn.Module]) -> list[str]:
+    return [name for name, module in modules.items() if isinstance(module, nn.Linear)]
+
+
+def training_only(model: nn.Module) -> tuple[str, ...]:
+    """Prefixes of the layers that a forward without a loss does not run: modules list them in `training_only`."""
+    return tuple(
+        f"{path}.{child}" if path else child
+        for path, module in model.named_modules()
+        for child in getattr(module, "training_only", ())
+    )
 
 
 def ends_in(name: str, target: str) -> bool:
@@ -100,7 +121,7 @@ def adapters(model: nn.Module) -> dict[str, LoRALinear]:
 
 
 def merge_lora(model: nn.Module) -> dict[str, LoRALinear]:
-    """Put plain linear layers, merged, in the adapters' place; -> the adapters, for `unmerge_lora` or to be dropped."""
+    """Replace adapted layers by merged linear layers; returns the adapted ones, for `unmerge_lora`."""
     found = adapters(model)
     if not found:
         raise AdapterError("this model has no LoRA adapters to merge; add or load some first")
@@ -118,5 +139,5 @@ def merge_lora(model: nn.Module) -> dict[str, LoRALinear]:
 
 
 def unmerge_lora(model: nn.Module, merged: dict[str, LoRALinear]) -> None:
-    """Put the adapters back that `merge_lora` took out; their weights were never touched, so this is exact."""
+    """Restore the adapted layers that `merge_lora` returned; their weights were not changed, so this is exact."""
     replace_modules(model, lambda name, _: name in merged, lambda name, _: merged[name])

@@ -84,6 +84,8 @@ class Decoder(Model["DecoderModule"]):
 
 
 class DecoderModule(nn.Module):
+    training_only = ("ahead.",)
+
     def __init__(self, spec: Decoder, scheme: Scheme = "fan_in"):
         super().__init__()
         self.spec = spec

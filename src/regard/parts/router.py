@@ -71,6 +71,8 @@ class Routing(NamedTuple):
 
 
 class RouterModule(nn.Module):
+    training_only = ("noise_proj",)
+
     def __init__(self, width: int, spec: Router, count: int, top_k: int):
         super().__init__()
         self.spec, self.top_k = spec, top_k
