@@ -31,7 +31,7 @@ from regard.text.detokenizer import TextStream
 from regard.text.tokenizer import Tokenizer
 from regard.training.run import Run
 
-Messages = Sequence[Mapping[str, Any]]  # [{"role": "user", "content": "…"}, …]
+ChatMessages = Sequence[Mapping[str, Any]]  # [{"role": "user", "content": "…"}, …]
 EMBED_BATCH = 32
 
 
@@ -74,12 +74,14 @@ class LanguageModel:
         texts = ["".join(text for _, text in stream) for stream in streams]
         return texts[0] if isinstance(prompt, str) else texts
 
-    def chat(self, messages: str | Messages, *, stop: Sequence[str] = (), **sampling: Unpack[SamplingOptions]) -> str:
+    def chat(
+        self, messages: str | ChatMessages, *, stop: Sequence[str] = (), **sampling: Unpack[SamplingOptions]
+    ) -> str:
         """The answer to a conversation in the model's chat template; a string is one message of the user."""
         return "".join(text for _, text in self.submit(self.encode_chat(messages), stop, False, sampling))
 
     def stream(
-        self, prompt: str | Messages, *, stop: Sequence[str] = (), **sampling: Unpack[SamplingOptions]
+        self, prompt: str | ChatMessages, *, stop: Sequence[str] = (), **sampling: Unpack[SamplingOptions]
     ) -> Iterator[str]:
         """The pieces of text as they are generated: the continuation of a string, or the answer to messages."""
         for _, text in self.stream_tokens(prompt, stop=stop, **sampling):
@@ -87,7 +89,7 @@ class LanguageModel:
                 yield text
 
     def stream_tokens(
-        self, prompt: str | Messages, *, stop: Sequence[str] = (), **sampling: Unpack[SamplingOptions]
+        self, prompt: str | ChatMessages, *, stop: Sequence[str] = (), **sampling: Unpack[SamplingOptions]
     ) -> "Iterator[tuple[Token, str]]":
         """Every token with the text that it completes, which is often empty."""
         completes = isinstance(prompt, str)
@@ -147,7 +149,7 @@ class LanguageModel:
         """
         return [*self.tokenizer.prefix_ids, *self.tokenizer.encode(prompt, special)]
 
-    def encode_chat(self, messages: str | Messages) -> list[int]:
+    def encode_chat(self, messages: str | ChatMessages) -> list[int]:
         conversation = [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
         return encode_chat(self.tokenizer, [dict(message) for message in conversation])
 

@@ -98,7 +98,7 @@ def saved_bytes(model: DecoderModule, ids: Tensor) -> int:
     return hidden.nbytes + sum(storage.nbytes() for key, storage in storages.items() if key not in weights)
 
 
-class TiledAttention(torch.autograd.Function):
+class TiledAttentionMemory(torch.autograd.Function):
     """Saves the tensors that a tiled kernel saves, and computes nothing."""
 
     @staticmethod
@@ -111,4 +111,4 @@ class TiledAttention(torch.autograd.Function):
 
 
 def tiled_attention(q: Tensor, k: Tensor, v: Tensor, layout: TokenLayout, scores: ScoreOptions) -> Tensor:
-    return TiledAttention.apply(q, k, v)
+    return TiledAttentionMemory.apply(q, k, v)

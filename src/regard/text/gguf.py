@@ -27,7 +27,7 @@ BYTE_PIECES = frozenset(f"<0x{byte:02X}>" for byte in range(256))
 
 
 def read_gguf(file: Path) -> TokenizerFiles:
-    vocabulary = Vocabulary(read_header(file))
+    vocabulary = GGUFVocabulary(read_header(file))
     kind = vocabulary.get("model", str)
     if kind not in ("gpt2", "llama"):
         raise GGUFError(f"{file}: {PREFIX}model={kind!r} is not supported; supported are gpt2 and llama")
@@ -51,7 +51,7 @@ def read_gguf(file: Path) -> TokenizerFiles:
     )
 
 
-class Vocabulary:
+class GGUFVocabulary:
     """The metadata under `tokenizer.ggml.`, checked."""
 
     def __init__(self, header: Header):
@@ -104,7 +104,7 @@ class Vocabulary:
             raise GGUFError(str(error)) from error
 
 
-def build_byte_level(vocabulary: Vocabulary) -> tokenizers.Tokenizer:
+def build_byte_level(vocabulary: GGUFVocabulary) -> tokenizers.Tokenizer:
     name = vocabulary.get("pre", str, "gpt-2")
     model = models.BPE(vocabulary.ids, vocabulary.merges(), ignore_merges=name in LLAMA3_NAMES)
     core = tokenizers.Tokenizer(model)
@@ -113,7 +113,7 @@ def build_byte_level(vocabulary: Vocabulary) -> tokenizers.Tokenizer:
     return core
 
 
-def build_sentencepiece(vocabulary: Vocabulary) -> tokenizers.Tokenizer:
+def build_sentencepiece(vocabulary: GGUFVocabulary) -> tokenizers.Tokenizer:
     unk, merges = vocabulary.special_token("unknown"), vocabulary.merges_from_scores()
     model = models.BPE(vocabulary.ids, merges, unk_token=unk, fuse_unk=True, byte_fallback=True)
     core = tokenizers.Tokenizer(model)

@@ -22,7 +22,7 @@ from torch import Tensor
 from regard.layout import TokenLayout
 from regard.parts.state import State
 
-Memory = Any  # what Model.memory() declares: per block, per sublayer (parts/state.py)
+ModelMemory = Any  # the states that Model.memory() declares: per block, per sublayer (parts/state.py)
 
 
 @dataclass(eq=False)
@@ -44,7 +44,7 @@ class Store(Protocol):
 
     @classmethod
     def for_engine(
-        cls, memory: Memory, rows: int, capacity: int, dtype: torch.dtype, device: torch.device,
+        cls, memory: ModelMemory, rows: int, capacity: int, dtype: torch.dtype, device: torch.device,
         blocks: int | None, block: int | None,
     ) -> Self:  # fmt: skip
         """A store with the engine's options; ValueError for an option that this store does not have."""

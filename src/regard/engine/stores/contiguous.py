@@ -5,7 +5,7 @@ from typing import NamedTuple, Self
 import torch
 from torch import Tensor
 
-from regard.engine.stores.base import Memory, Snapshot
+from regard.engine.stores.base import ModelMemory, Snapshot
 from regard.engine.stores.ring import SLACK
 from regard.engine.stores.rows import RowTable, row_indices, rows_of
 from regard.engine.stores.states import build_storages
@@ -22,7 +22,7 @@ class Placement(NamedTuple):
 
 class Contiguous:
     def __init__(
-        self, memory: Memory, rows: int, capacity: int, dtype: torch.dtype, device: torch.device | str = "cpu",
+        self, memory: ModelMemory, rows: int, capacity: int, dtype: torch.dtype, device: torch.device | str = "cpu",
         source: int = 0, slack: int = SLACK,
     ):  # fmt: skip
         self.rows, self.capacity, self.max_tokens = rows, capacity, capacity
@@ -35,7 +35,7 @@ class Contiguous:
 
     @classmethod
     def for_engine(
-        cls, memory: Memory, rows: int, capacity: int, dtype: torch.dtype, device: torch.device,
+        cls, memory: ModelMemory, rows: int, capacity: int, dtype: torch.dtype, device: torch.device,
         blocks: int | None, block: int | None,
     ) -> Self:  # fmt: skip
         if not (blocks is None and block is None):

@@ -11,7 +11,7 @@ from typing import NamedTuple, Self
 import torch
 from torch import Tensor
 
-from regard.engine.stores.base import CannotRewind, Memory, Snapshot
+from regard.engine.stores.base import CannotRewind, ModelMemory, Snapshot
 from regard.engine.stores.ring import SLACK
 from regard.engine.stores.rows import RowTable
 from regard.engine.stores.states import build_storages
@@ -30,7 +30,7 @@ class PagedPlacement(NamedTuple):
 
 class Paged:
     def __init__(
-        self, memory: Memory, rows: int, capacity: int, blocks: int, dtype: torch.dtype,
+        self, memory: ModelMemory, rows: int, capacity: int, blocks: int, dtype: torch.dtype,
         device: torch.device | str = "cpu", block: int = BLOCK, source: int = 0, slack: int = SLACK,
     ):  # fmt: skip
         self.rows, self.block = rows, block
@@ -50,7 +50,7 @@ class Paged:
 
     @classmethod
     def for_engine(
-        cls, memory: Memory, rows: int, capacity: int, dtype: torch.dtype, device: torch.device,
+        cls, memory: ModelMemory, rows: int, capacity: int, dtype: torch.dtype, device: torch.device,
         blocks: int | None, block: int | None,
     ) -> Self:  # fmt: skip
         block = BLOCK if block is None else block

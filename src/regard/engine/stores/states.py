@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from regard.engine.stores.base import Memory
+from regard.engine.stores.base import ModelMemory
 from regard.engine.stores.fixed_size import FixedStorage
 from regard.engine.stores.ring import RingBuffer, RingStorage
 from regard.engine.stores.rows import RowTable
@@ -57,7 +57,7 @@ class Storages:
 
 
 def build_storages(
-    memory: Memory,
+    memory: ModelMemory,
     rows: RowTable,
     capacity: int,
     slack: int,
