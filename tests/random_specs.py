@@ -17,7 +17,7 @@ from regard.kernels.attention.patterns.sinks import SinksAndWindow
 from regard.kernels.attention.patterns.sparse_transformer import FixedPattern, StridedPattern
 from regard.kernels.attention.patterns.window import Dilated, Window
 from regard.models.decoder import Decoder
-from regard.models.stack import Repeat
+from regard.models.stack import Repeat, check_shared_bias
 from regard.parts.attention import GATES, Attention
 from regard.parts.block import Block, Sublayer
 from regard.parts.body import Body
@@ -52,7 +52,7 @@ from regard.parts.ssm.mamba2 import Mamba2
 from regard.parts.ssm.s4 import S4
 from regard.parts.ssm.s4d import S4D
 from regard.parts.window_mlp import WindowMLP
-from regard.spec import class_of, hints
+from regard.spec import SpecError, class_of, hints
 
 VOCAB, HEAD_DIM = 29, 8
 REACH = 96  # of learned positions
@@ -329,11 +329,17 @@ def hybrids(draw: st.DrawFn) -> Decoder:
 def decoders(draw: st.DrawFn) -> Decoder:
     heads = draw(st.sampled_from([1, 2, 3]))
     several = draw(st.lists(blocks(heads), min_size=1, max_size=2))
+    ahead = tuple(draw(st.lists(blocks(heads), max_size=1)))
+    position = draw(st.one_of(*of_stack(heads).values()))
+    try:
+        check_shared_bias(position, (Repeat(tuple(several)),), ahead)
+    except SpecError:  # no attention would read the table
+        position = NoPosition()
     return Decoder(
         vocab=VOCAB,
         width=heads * HEAD_DIM,
         layers=(Repeat(tuple(several)),),
-        position=draw(st.one_of(*of_stack(heads).values())),
+        position=position,
         norm=draw(norms),
         tied=draw(flags),
         context=draw(st.none() | st.integers(40, REACH)),
@@ -343,6 +349,6 @@ def decoders(draw: st.DrawFn) -> Decoder:
         head_bias=draw(flags),
         logit_scale=draw(factors),
         softcap=draw(st.none() | st.floats(1.0, 30.0)),
-        ahead=tuple(draw(st.lists(blocks(heads), max_size=1))),
+        ahead=ahead,
         dropout=draw(st.sampled_from([0.0, 0.1])),
     )

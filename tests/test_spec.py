@@ -163,6 +163,7 @@ BLOCK = Block((Sublayer(SwiGLU(4)),))
         (lambda: LinearAttention(5).build(12), "width=12 is not divisible by heads=5"),
         (lambda: LinearAttention(0), "heads=0 must be positive"),
         (lambda: FeedForward(0), "hidden=0 must be positive"),
+        (lambda: Attention(4, kvheads=2), "Attention has no field 'kvheads'; did you mean 'kv_heads'"),
         (lambda: FeedForward(4, "gelu_tan"), "activation='gelu_tan': did you mean 'gelu_tanh'"),
         (lambda: SwiGLU(-1), "hidden=-1 must be positive"),
         (lambda: Learned(0), "length=0 must be positive"),

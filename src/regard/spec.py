@@ -125,6 +125,12 @@ class SpecError(ValueError):
 class Spec:
     """Base of all specs. Subclasses are frozen dataclasses; rules that cross fields go into `check`."""
 
+    def __new__(cls, /, *values: Any, **named: Any) -> Self:
+        known = [field.name for field in dataclasses.fields(cls)]
+        for name in named:
+            require(name in known, f"{cls.__name__} has no field {name!r}; {nearest(name, known)}")
+        return super().__new__(cls)
+
     def __post_init__(self) -> None:
         for name, hint in hints(type(self)).items():
             value = settle(getattr(self, name), hint, f"{type(self).__name__}.{name}")

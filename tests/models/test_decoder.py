@@ -8,12 +8,15 @@ import torch.nn.functional as F
 
 from regard.layout import TokenLayout
 from regard.models.decoder import Decoder
+from regard.models.encoder import Encoder
 from regard.models.outputs import materialize
 from regard.models.stack import Repeat
 from regard.parts.attention import Attention
 from regard.parts.block import Block, Sublayer
 from regard.parts.body import Body
+from regard.parts.cross_attention import CrossAttention
 from regard.parts.feedforward import FeedForward, SwiGLU
+from regard.parts.input import Tokens
 from regard.parts.latent_attention import LatentAttention
 from regard.parts.linear_attention import LinearAttention
 from regard.parts.native_sparse_attention import NativeSparse
@@ -22,6 +25,8 @@ from regard.parts.position.alibi import Alibi
 from regard.parts.position.learned import Learned
 from regard.parts.position.t5 import T5Buckets
 from regard.parts.scored_attention import ScoredAttention
+from regard.parts.short_convolution import ShortConvolution
+from regard.spec import SpecError
 from tests.laws import MODELS, VOCAB, build, error, text
 
 LLAMA = Block((Sublayer(Attention(4, 2)), Sublayer(SwiGLU(40))))
@@ -158,6 +163,38 @@ def test_learned_positions_past_their_table_are_an_error() -> None:
 def test_a_shared_bias_must_fit_the_heads() -> None:
     with pytest.raises(ValueError, match="its table has heads=2, but attention has heads=4"):
         Decoder(VOCAB, 24, (Repeat((LLAMA,), 1),), position=T5Buckets(heads=2))
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (ShortConvolution(), "no attention of the stack reads its table"),
+        (Attention(4, position=Alibi()), "attention has position=Alibi.*which replaces the stack's bias"),
+        (Attention(4, position=T5Buckets()), "which replaces the stack's bias"),
+    ],
+    ids=["not read", "alibi", "own table"],
+)
+def test_a_shared_bias_that_would_be_ignored_is_refused(body: Body, message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        Decoder(VOCAB, 24, (Repeat((Block((Sublayer(body),)),), 1),), position=T5Buckets(heads=4))
+
+
+@pytest.mark.parametrize("body", [Attention(5), LinearAttention(5), CrossAttention(5)], ids=lambda body: body.kind)
+def test_a_width_that_the_heads_do_not_divide_is_refused_in_the_spec(body: Body) -> None:
+    layers = (Repeat((Block((Sublayer(body),)),), 1),)
+    with pytest.raises(SpecError, match=f"{body.kind.removeprefix('cross_')}: width=24 is not divisible by heads=5"):
+        Decoder(VOCAB, 24, layers)
+    with pytest.raises(SpecError, match="width=24 is not divisible by heads=5; choose one of 1, 2, 3, 4"):
+        Encoder(Tokens(VOCAB), 24, layers)
+
+
+def test_tokens_that_no_model_can_read_are_refused() -> None:
+    model = FROZEN["llama"][0].build()
+    with pytest.raises(ValueError, match=r"tokens have shape \(5,\), but a model takes \(batch, length\)"):
+        model(text(1, 5)[0])
+    for wrong in (VOCAB, -1):
+        with pytest.raises(ValueError, match=f"token id {wrong} is outside the vocabulary of {VOCAB}"):
+            model(torch.full((1, 2), wrong))
 
 
 @pytest.mark.parametrize(

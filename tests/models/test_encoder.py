@@ -253,11 +253,11 @@ def test_ids_are_labels() -> None:
 @pytest.mark.ledger("emb.table")
 def test_unknown_ids_are_refused_by_name() -> None:
     model = build(bert(**SMALL))
-    with pytest.raises(ValueError, match="token 31 is none of the 31 known"):
+    with pytest.raises(ValueError, match="token id 31 is outside the vocabulary of 31; ids are 0 to 30"):
         model(torch.tensor([[1, VOCAB]]))
-    with pytest.raises(ValueError, match="token -1 is none"):
+    with pytest.raises(ValueError, match="token id -1 is outside"):
         model(torch.tensor([[1, -1]]))
-    with pytest.raises(ValueError, match="type 2 is none of the 2 known"):
+    with pytest.raises(ValueError, match="type id 2 is outside the vocabulary of 2"):
         model(text(1, 2), types=torch.tensor([[0, 2]]))
     with pytest.raises(ValueError, match="this model knows none"):
         build(ENCODERS["rope"])(text(1, 2), types=torch.tensor([[0, 1]]))

@@ -247,3 +247,10 @@ def test_a_packed_source_needs_a_packed_target():
     packed = TokenLayout(torch.tensor([[0, 1, 0, 1, 2]] * 2), segments=torch.tensor([[0, 0, 1, 1, 1]] * 2))
     with pytest.raises(ValueError, match="the source is packed and the target is not"):
         model(SOURCE, TARGET, packed)
+
+
+def test_torch_compile_traces_attention_over_the_source() -> None:
+    model = seq2seq(11, 8, GRU(), "additive").build(0).eval()
+    source, target = torch.tensor([[1, 2, 3]]), torch.tensor([[4, 5]])
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    assert torch.allclose(compiled(source, target), model(source, target), atol=1e-6)

@@ -17,8 +17,18 @@ from regard.layout import TokenLayout
 from regard.models.base import Model
 from regard.models.initialize import Scheme, initialize
 from regard.models.outputs import LazyLogits, Outputs, scale_and_cap
-from regard.models.stack import Repeat, Stack, States, check_shared_bias, state_declarations, unroll
+from regard.models.stack import (
+    Repeat,
+    Stack,
+    States,
+    bodies_of,
+    check_shared_bias,
+    check_widths,
+    state_declarations,
+    unroll,
+)  # fmt: skip
 from regard.parts.block import Block, Losses, add, build
+from regard.parts.input import check_ids, whole_layout
 from regard.parts.norm import Norm, RMSNorm
 from regard.parts.position.base import NoPosition, Position
 from regard.parts.state import Memory
@@ -56,9 +66,9 @@ class Decoder(Model["DecoderModule"]):
         require(0 <= self.dropout < 1, f"decoder: dropout={self.dropout} must be in [0, 1)")
         self.position.check_place("stack")
         check_shared_bias(self.position, self.layers, self.ahead)
-        blocks = [block for run in self.layers for block in run.blocks]  # each once: a run may be of any length
-        for body in (sublayer.body for block in (*blocks, *self.ahead) for sublayer in block.sublayers):
-            require(body.causal, f"decoder: a token would see later ones in {body}; choose a causal mask")
+        check_widths(self.layers, self.width, self.ahead)
+        for body in bodies_of(self.layers, self.ahead):
+            require(body.causal, f"decoder: a token would attend to later ones in {body}; choose a causal mask")
         reach = self.position.reach
         if self.context is None:
             object.__setattr__(self, "context", reach)
@@ -114,7 +124,7 @@ class DecoderModule(nn.Module):
 
         `embeddings` (B, L, D) stand in for those of the tokens, for example where some are patches of an image.
         """
-        layout = TokenLayout.whole(*tokens.shape, tokens.device) if layout is None else layout
+        layout = whole_layout(tokens) if layout is None else layout
         x, losses = self.residual_stream(tokens, layout, states, embeddings)
         if not outputs:
             return self.logits(self.final_norm(x))
@@ -127,7 +137,7 @@ class DecoderModule(nn.Module):
 
     def hidden(self, tokens: Tensor, layout: TokenLayout | None = None, states: States | None = None) -> Tensor:
         """tokens (B, L) -> the hidden states that the head projects to logits (B, L, D)"""
-        layout = TokenLayout.whole(*tokens.shape, tokens.device) if layout is None else layout
+        layout = whole_layout(tokens) if layout is None else layout
         return self.final_norm(self.residual_stream(tokens, layout, states)[0])
 
     def residual_stream(
@@ -140,6 +150,7 @@ class DecoderModule(nn.Module):
 
     def embed(self, tokens: Tensor) -> Tensor:
         """tokens (B, L) -> their embeddings (B, L, D), without positions"""
+        check_ids("token", tokens, self.spec.vocab)
         return scaled(self.widen(self.embedding(tokens)), self.spec.embedding_scale)
 
     def final_norm(self, x: Tensor) -> Tensor:

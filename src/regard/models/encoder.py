@@ -20,7 +20,7 @@ from regard.models.base import Model
 from regard.models.heads import Head, Hidden
 from regard.models.initialize import Scheme, initialize
 from regard.models.outputs import Outputs
-from regard.models.stack import Repeat, Stack, States, check_shared_bias, unroll
+from regard.models.stack import Repeat, Stack, States, check_shared_bias, check_widths, unroll
 from regard.parts.block import Block, Losses, add, build
 from regard.parts.input import Input
 from regard.parts.norm import Norm
@@ -49,6 +49,7 @@ class Encoder(Model["EncoderModule"]):
         require(0 <= self.dropout < 1, f"encoder: dropout={self.dropout} must be in [0, 1)")
         self.position.check_place("stack")
         check_shared_bias(self.position, self.layers)
+        check_widths(self.layers, self.width)
         if self.head is not None:
             self.head.check_input(self.input, self.table_dim, self.width)
         made, reach = self.input.length, self.position.reach

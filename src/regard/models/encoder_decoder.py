@@ -23,7 +23,7 @@ from regard.parts.attention_rnn import AttentionRNN
 from regard.parts.block import add
 from regard.parts.body import Body
 from regard.parts.cross_attention import CrossAttention
-from regard.parts.input import Tokens, TokensModule
+from regard.parts.input import Tokens, TokensModule, whole_layout
 from regard.parts.scored_attention import ScoredAttention
 from regard.parts.state import Memory
 from regard.spec import SpecError, require
@@ -99,6 +99,6 @@ class EncoderDecoderModule(nn.Module):
         if source is None:
             return self.target(tokens, layout, states, outputs)
         read, losses = self.source.read(source, source_layout)
-        layout = TokenLayout.whole(*tokens.shape, tokens.device) if layout is None else layout
+        layout = whole_layout(tokens) if layout is None else layout
         out = self.target(tokens, layout.with_source(read), states, outputs=True)
         return out._replace(losses=add(losses, out.losses)) if outputs else materialize(out.logits)

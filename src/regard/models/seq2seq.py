@@ -26,7 +26,7 @@ from regard.parts.attention_rnn import AttentionRNN
 from regard.parts.bidirectional import Bidirectional
 from regard.parts.block import Block, Sublayer, add
 from regard.parts.body import Body
-from regard.parts.input import Tokens
+from regard.parts.input import Tokens, whole_layout
 from regard.parts.lstm import LSTM
 from regard.parts.norm import NoNorm
 from regard.parts.recurrent import RecurrentMixer
@@ -63,6 +63,11 @@ def fixed(memory: Memory) -> FixedSize | None:
 
 
 class Seq2SeqModule(EncoderDecoderModule):
+    def __init__(self, spec: Seq2Seq, scheme: Scheme = "fan_in"):
+        super().__init__(spec, scheme)
+        # per sublayer of the target: does it have a recurrent state? Not in forward: torch.compile cannot trace specs.
+        self.recurrent = tuple(tuple(fixed(memory) is not None for memory in block) for block in spec.target.memory())
+
     def forward(
         self,
         source: Tensor | None,
@@ -72,7 +77,7 @@ class Seq2SeqModule(EncoderDecoderModule):
         states: States | None = None,
         outputs: bool = False,
     ) -> Tensor | Outputs:
-        layout = TokenLayout.whole(*tokens.shape, tokens.device) if layout is None else layout
+        layout = whole_layout(tokens) if layout is None else layout
         if source is None:
             refuse_beginnings(layout)
             return self.target(tokens, layout, states, outputs)
@@ -90,14 +95,13 @@ class Seq2SeqModule(EncoderDecoderModule):
         """The target's states, which begin as the source's ended, in their order; its last serves all further ones."""
         ended = [end.arrays for end in chain(*ends) if end.arrays]
         given = chain(ended, repeat(ended[-1]))
-        memory = self.spec.target.memory()
-        own = states or tuple(tuple(STATELESS for _ in block) for block in memory)
+        own = states or tuple(tuple(STATELESS for _ in block) for block in self.recurrent)
         return tuple(
             tuple(
-                state if fixed(declared) is None else InitialState(state, next(given))
-                for state, declared in zip(block, declares, strict=True)
+                InitialState(state, next(given)) if recurrent else state
+                for state, recurrent in zip(block, flags, strict=True)
             )
-            for block, declares in zip(own, memory, strict=True)
+            for block, flags in zip(own, self.recurrent, strict=True)
         )
 
     def of_documents(

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from regard.layout import TokenLayout
 from regard.parts.block import Block, Losses, add
+from regard.parts.body import Body
 from regard.parts.position.base import Position
 from regard.parts.shared_block import tie_shared_blocks
 from regard.parts.state import FinalState, Memory, State
@@ -92,11 +93,31 @@ class Stack(nn.Module):
 
 
 def check_shared_bias(position: Position, layers: tuple[Repeat, ...], ahead: tuple[Block, ...] = ()) -> None:
-    """Raise SpecError where a stack's bias has a number for other heads than its attentions have."""
-    shared = getattr(position, "heads", None)
-    blocks = [block for run in layers for block in run.blocks]
-    for body in (sublayer.body for block in (*blocks, *ahead) for sublayer in block.sublayers):
+    """Raise SpecError if the stack's bias does not fit the heads of its attentions, or if an attention ignores it."""
+    heads = getattr(position, "heads", None)
+    if heads is None:
+        return
+    readers = [body for body in bodies_of(layers, ahead) if body.bias_heads is not None]
+    require(len(readers) > 0, f"{position.kind}: no attention of the stack reads its table; leave position out")
+    for body in readers:
         require(
-            shared is None or body.bias_heads in (None, shared),
-            f"{position.kind}: its table has heads={shared}, but {body.kind} has heads={body.bias_heads}",
+            body.bias_heads == heads,
+            f"{position.kind}: its table has heads={heads}, but {body.kind} has heads={body.bias_heads}",
         )
+        own = getattr(body, "position", position)
+        require(
+            own is position or not own.replaces_bias,
+            f"{position.kind}: {body.kind} has position={own}, which replaces the stack's bias; choose one of the two",
+        )
+
+
+def check_widths(layers: tuple[Repeat, ...], width: int, ahead: tuple[Block, ...] = ()) -> None:
+    """Raise SpecError if a body cannot be built at this width."""
+    for body in bodies_of(layers, ahead):
+        body.check_width(width)
+
+
+def bodies_of(layers: tuple[Repeat, ...], ahead: tuple[Block, ...] = ()) -> list[Body]:
+    """The bodies of all blocks, those of a run once however often it repeats."""
+    blocks = [block for run in layers for block in run.blocks]
+    return [sublayer.body for block in (*blocks, *ahead) for sublayer in block.sublayers]

@@ -55,6 +55,10 @@ class Body(Spec):
         """The arrays that it keeps between forwards."""
         return None
 
+    def check_width(self, width: int) -> None:
+        """Raise SpecError if it cannot be built at this width; sizing its state finds most of it."""
+        self.memory(width)
+
     def flops(self, width: int, tokens: int, keys: int) -> int:
         """FLOPs of the matrix products of one forward of `tokens` tokens, each of which attends to `keys` keys.
 

@@ -1,8 +1,6 @@
-"""What stands at the foot of an encoder: it turns what the model is given into one vector a token.
+"""The input of an encoder: it embeds token ids, an image or a signal as one vector per token.
 
-    Tokens(t) = E[t] · scale (+ T[type])          BERT's types tell the two texts of a pair apart; 2017 scales by √D
-
-Looking up row t is multiplying the one-hot vector of t with the table, so ids are labels and nothing more.
+Tokens(t) = E[t] · scale (+ T[type])          types: the sequences of a pair in BERT; scale: √D in Vaswani et al.
 """
 
 from dataclasses import dataclass
@@ -10,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from regard.layout import TokenLayout
 from regard.spec import Spec, require
 
 
@@ -17,11 +16,11 @@ from regard.spec import Spec, require
 class Input(Spec):
     @property
     def length(self) -> int | None:
-        """How many tokens it makes; None: as many as it is given."""
+        """Number of tokens of its output; None: as many as its input has."""
         return None
 
     def build(self, width: int) -> nn.Module:
-        """A module of (data, types): what is given, and the type of each token or None."""
+        """A module with forward(data, types): the input, and the type of each token or None."""
         raise NotImplementedError
 
 
@@ -47,20 +46,38 @@ class TokensModule(nn.Module):
         self.scale = spec.scale
 
     def forward(self, tokens: Tensor, types: Tensor | None = None) -> Tensor:
+        check_batched(tokens)
         check_ids("token", tokens, self.table.num_embeddings)
         x = self.table(tokens) * self.scale  # (B, L, D)
         if self.types is None:
             if types is not None:
-                raise ValueError("types were given, but this model knows none; leave them out, or set Tokens.types")
+                raise ValueError(
+                    "types were given, but this model has no type embeddings; leave them out, or set Tokens.types"
+                )
             return x
         types = torch.zeros_like(tokens) if types is None else types
         check_ids("type", types, self.types.num_embeddings)
         return x + self.types(types)
 
 
-def check_ids(what: str, ids: Tensor, known: int) -> None:
-    """Elsewhere the question would wait for the device; its own look-up refuses too, if less clearly."""
+def check_ids(what: str, ids: Tensor, count: int) -> None:
+    """Raise ValueError if an id is not in 0 … count - 1; only on the CPU, where it needs no synchronization."""
     if ids.device.type == "cpu" and not torch.compiler.is_compiling() and ids.numel():
-        low, high = int(ids.min()), int(ids.max())
-        if low < 0 or high >= known:
-            raise ValueError(f"{what} {low if low < 0 else high} is none of the {known} known: 0 to {known - 1}")
+        low, high = (int(bound) for bound in ids.aminmax())
+        if low < 0 or high >= count:
+            wrong = low if low < 0 else high
+            raise ValueError(f"{what} id {wrong} is outside the vocabulary of {count}; ids are 0 to {count - 1}")
+
+
+def whole_layout(tokens: Tensor) -> TokenLayout:
+    """The layout of tokens (B, L) without padding."""
+    check_batched(tokens)
+    return TokenLayout.whole(*tokens.shape, tokens.device)
+
+
+def check_batched(tokens: Tensor) -> None:
+    if tokens.dim() != 2:
+        raise ValueError(
+            f"tokens have shape {tuple(tokens.shape)}, but a model takes (batch, length); "
+            "for one sequence use tokens.unsqueeze(0)"
+        )

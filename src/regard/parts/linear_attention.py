@@ -19,7 +19,7 @@ from regard.kernels.recurrent.linear_scan import flops
 from regard.layout import TokenLayout
 from regard.parts.body import Body
 from regard.parts.feature_maps import EluFeatures, FeatureMap, PerformerFeatures
-from regard.parts.heads import merge_heads, split_heads
+from regard.parts.heads import head_dim_of, merge_heads, split_heads
 from regard.parts.state import STATELESS, FixedSize, FixedState
 from regard.spec import require
 
@@ -44,9 +44,11 @@ class LinearAttention(Body):
 
     def sizes(self, width: int) -> tuple[int, int, int]:
         """(head_dim, features, columns of the sums) of a head."""
-        require(width % self.heads == 0, f"linear_attention: width={width} is not divisible by heads={self.heads}")
-        head_dim = width // self.heads
+        head_dim = head_dim_of(self.kind, width, self.heads)
         return head_dim, self.features.size(head_dim), head_dim + self.normalize
+
+    def check_width(self, width: int) -> None:
+        self.sizes(width)
 
     def build(self, width: int) -> nn.Module:
         return (

@@ -19,7 +19,7 @@ from regard.kernels.attention.score_options import ScoreOptions
 from regard.kernels.segments import numbered
 from regard.layout import TokenLayout
 from regard.parts.body import Body
-from regard.parts.heads import merge_heads, split_heads
+from regard.parts.heads import head_dim_of, merge_heads, split_heads
 from regard.parts.state import STATELESS, State
 from regard.spec import require
 
@@ -50,8 +50,10 @@ class Linformer(Body):
     def max_exact_cache(self) -> int:
         return self.length
 
+    def check_width(self, width: int) -> None:
+        head_dim_of(self.kind, width, self.heads)
+
     def build(self, width: int) -> nn.Module:
-        require(width % self.heads == 0, f"linformer: width={width} is not divisible by heads={self.heads}")
         return LinformerModule(width, self)
 
     def flops(self, width: int, tokens: int, keys: int) -> int:
@@ -63,7 +65,7 @@ class LinformerModule(nn.Module):
 
     def __init__(self, width: int, spec: Linformer):
         super().__init__()
-        self.heads, self.length, self.scale = spec.heads, spec.length, (width // spec.heads) ** -0.5
+        self.heads, self.length, self.scale = spec.heads, spec.length, head_dim_of(spec.kind, width, spec.heads) ** -0.5
         self.q_proj = nn.Linear(width, width, bias=spec.bias)
         self.k_proj = nn.Linear(width, width, bias=spec.bias)
         self.v_proj = nn.Linear(width, width, bias=spec.bias)

@@ -22,6 +22,7 @@ from regard.spec import require
 @dataclass(frozen=True)
 class Alibi(Position):
     places = ("attention",)
+    replaces_bias = True
 
     scaled: bool = False
     exponent: float = 8.0

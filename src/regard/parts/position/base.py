@@ -15,7 +15,8 @@ PositionPlace = Literal["stack", "attention"]
 
 @dataclass(frozen=True)
 class Position(Spec):
-    places: ClassVar[tuple[PositionPlace, ...]]  # where it does something
+    places: ClassVar[tuple[PositionPlace, ...]]  # where it has an effect
+    replaces_bias: ClassVar[bool] = False  # does an attention with it ignore the stack's bias?
 
     def check_place(self, place: PositionPlace) -> None:
         """Raise SpecError where it would change nothing."""

@@ -20,6 +20,7 @@ from regard.spec import require
 @dataclass(frozen=True)
 class T5Buckets(Position):
     places = ("stack", "attention")
+    replaces_bias = True
 
     buckets: int = 32
     distance: int = 128
