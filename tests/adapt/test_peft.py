@@ -16,7 +16,7 @@ from regard.parts.block import Block, Sublayer
 from regard.parts.feedforward import SwiGLU
 from regard.parts.position.rope import Rope
 
-LORA = LoRA(rank=3, alpha=6.0, targets=("q_proj", "down_proj", "head"), dropout=0.1)
+LORA = LoRA(rank=3, alpha=6.5, targets=("q_proj", "down_proj", "head"), dropout=0.1)
 CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
 
 
@@ -35,7 +35,7 @@ def test_goes_round(saved, make, ids):
     other = make().eval()
     names = load_adapter(other, folder)
     assert torch.equal(other(ids), model(ids))
-    assert other.head.lora == LORA
+    assert other.head.lora == LORA and json.loads((folder / CONFIG).read_text())["lora_alpha"] == 6.5
     assert {name for name, p in other.named_parameters() if p.requires_grad} == {
         f"{name}.{side}.weight" for name in names for side in ("lora_A", "lora_B")
     }
@@ -181,7 +181,7 @@ def test_peft_reads_ours(stir, ids, tmp_path):
 def test_we_read_what_peft_writes(stir, ids, tmp_path):
     peft = pytest.importorskip("peft")
     model = ours()
-    config = peft.LoraConfig(r=3, lora_alpha=6, target_modules=["q_proj", "down_proj", "lm_head"], lora_dropout=0.1)
+    config = peft.LoraConfig(r=3, lora_alpha=6.5, target_modules=["q_proj", "down_proj", "lm_head"], lora_dropout=0.1)
     adapted = peft.get_peft_model(theirs(model), config).eval()
     stir(adapted)
     adapted.save_pretrained(tmp_path, save_embedding_layers=False)

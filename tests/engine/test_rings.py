@@ -122,8 +122,13 @@ def test_as_far_back_as_the_slack_and_no_further(kind: str) -> None:
     mixed = torch.cat([tokens[:, :17], other[:, 17:]], 1)
     assert error(read(model, store, mixed, 17, 18), model(mixed[:, :18])[:, 17:]) < 1e-12
     with pytest.raises(CannotRewind, match="a window of 5 has overwritten"):
-        store.rewind(0, 12)
+        store.rewind(0, 15)  # the token at 11 is gone; that at 12, which 16 would need, is not
     assert error(read(model, store, mixed, 18, 24), model(mixed)[:, 18:]) < 1e-12  # nothing was forgotten
+    with pytest.raises(CannotRewind):
+        store.rewind(0, 19)
+    store.rewind(0, 20)
+    again = torch.cat([mixed[:, :20], tokens[:, 20:]], 1)
+    assert error(read(model, store, again, 20, 24), model(again)[:, 20:]) < 1e-12
     store.rewind(0, 0)
     assert error(read(model, store, other, 0, 9), model(other[:, :9])) < 1e-12
 

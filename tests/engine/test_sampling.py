@@ -58,6 +58,13 @@ def test_filters_are_those_of_transformers(spread) -> None:
         torch.testing.assert_close(mine.softmax(-1), theirs.softmax(-1), rtol=0, atol=1e-12)
 
 
+def test_top_p_keeps_no_token_after_the_one_that_reaches_it() -> None:
+    logits = torch.tensor([[0.125, 0.5, 0.25, 0.0625, 0.0625]], dtype=torch.float64).log()
+    for top_p, kept in ((0.5, [1]), (0.5 + 1e-9, [1, 2]), (0.75, [1, 2]), (0.875, [0, 1, 2])):
+        found = restrict(logits, [Sampling(top_p=top_p)])[0]
+        assert found.isfinite().nonzero().flatten().tolist() == kept, top_p
+
+
 def test_repetition_penalty_is_that_of_transformers() -> None:
     logits = torch.randn(1, 500, dtype=torch.float64) * 3
     ids, new = [3, 9, 9, 77], [120, 9, 4]
@@ -106,6 +113,22 @@ def test_uniform_is_uniform_over_seeds_and_steps() -> None:
         assert 50 < chi_square < 165
     pairs = torch.tensor([[uniform(seed, 0), uniform(seed, 1), uniform(seed + 1, 0)] for seed in range(20_000)])
     assert torch.corrcoef(pairs.T).fill_diagonal_(0).abs().max() < 0.03
+
+
+def test_steps_are_counted_from_the_first_new_token() -> None:
+    """The draws of a seed do not depend on the length of the prompt."""
+    short, long = request([1], seed=5), request([1, 2, 3, 4], seed=5)
+    ids = []
+    for logits in torch.randn(20, 1, 500):
+        tokens = [sample(logits, [asked])[0] for asked in (short, long)]
+        assert tokens[0] == tokens[1]
+        ids.append(tokens[0].id)
+        short.add(tokens[0])
+        long.add(tokens[1])
+    assert len(set(ids)) > 10
+    flat = torch.zeros(1, 500)
+    repeated = [sample(flat, [request(seed=5)])[0].id for _ in range(2)]
+    assert repeated[0] == repeated[1] != sample(flat, [short])[0].id
 
 
 @pytest.mark.ledger("dec.sampling")

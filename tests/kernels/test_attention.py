@@ -11,6 +11,7 @@ from torch import Tensor
 from regard.kernels.attention import BACKENDS, backend, reference
 from regard.kernels.attention.bias import Slopes
 from regard.kernels.attention.mask import Causal
+from regard.kernels.attention.patterns.window import Window
 from regard.kernels.attention.score_options import ScoreOptions
 from regard.layout import TokenLayout
 from tests.kernels.cases import AT, DIM, EXTRAS, HEADS, LENGTH, MASKS, inputs, scores_of
@@ -77,6 +78,20 @@ def test_on_a_gpu_too(name: str, heads: str, dtype: torch.dtype) -> None:
     wide = [x.detach().double() for x in tensors]
     expected = reference.attend(*wide, layout, ScoreOptions(MASKS["window"]))
     assert (out - expected)[1, :, 3:].abs().max() < (1e-5 if dtype == torch.float32 else 2e-2)
+
+
+@pytest.mark.parametrize("groups", [1, 2, 3, 6])
+@pytest.mark.parametrize("name", ["reference", "sdpa", "tiled", "block_sparse"])
+def test_consecutive_query_heads_share_a_key_head(name: str, groups: int) -> None:
+    """Of six query heads, head h reads key head h // (6 / groups): each gives what it gives alone."""
+    q, k, v = (torch.randn(1, heads, 9, 8, dtype=torch.float64) for heads in (6, groups, groups))
+    layout, scores = TokenLayout.whole(1, 9), ScoreOptions(Window(4))
+    found = backend(name)(q, k, v, layout, scores)
+    weights = reference.attention_weights(q, k, layout, scores)
+    for head, shared in enumerate(torch.arange(groups).repeat_interleave(6 // groups).tolist()):
+        one = [x[:, i : i + 1] for x, i in ((q, head), (k, shared), (v, shared))]
+        assert (found[:, head : head + 1] - reference.attend(*one, layout, scores)).abs().max() < 1e-12
+        assert (weights[:, head : head + 1] - reference.attention_weights(*one[:2], layout, scores)).abs().max() < 1e-12
 
 
 def test_attention_weights_are_rows_of_one_or_zero() -> None:

@@ -162,6 +162,15 @@ def test_two_ropes_in_one_model_do_not_share_angles() -> None:
     assert Rope().build(4, 1).rotate(narrow, narrow, where)[0].shape == narrow.shape
 
 
+def test_dtypes_do_not_share_angles() -> None:
+    """A layout may be used in float32 first and then in float64, or the reverse: neither gets the other's angles."""
+    q, where = random(1, 1, 3, 8), layout_at(5, 300, 7000)
+    for dtype in (torch.float32, torch.float64, torch.float32):
+        found = Rope().build(8, 1).rotate(q.to(dtype), q.to(dtype), where)[0]
+        assert found.dtype == dtype
+        assert torch.equal(found, Rope().build(8, 1).rotate(q.to(dtype), q.to(dtype), layout_at(5, 300, 7000))[0])
+
+
 @pytest.mark.parametrize("spec", [Rope(), Rope(share=0.5, layout="interleaved"), Rope2D(2, prefix=1)], ids=str)
 def test_gradients(spec: Rope | Rope2D) -> None:
     q, k, module = random(1, 2, 3, 8).requires_grad_(), random(1, 1, 3, 8, seed=1).requires_grad_(), spec.build(8, 2)

@@ -92,6 +92,10 @@ SCALINGS: dict[str, tuple[Scaling, dict | None]] = {  # and what transformers ca
         Yarn(40.0, LENGTH, beta_fast=16.0, beta_slow=2.0),
         {"rope_type": "yarn", "factor": 40.0, "beta_fast": 16.0, "beta_slow": 2.0},
     ),
+    "yarn, no fast pairs": (
+        Yarn(8.0, LENGTH, beta_fast=64.0),
+        {"rope_type": "yarn", "factor": 8.0, "beta_fast": 64.0},
+    ),
     "yarn, not truncated": (
         Yarn(32.0, LENGTH, truncate=False),
         {"rope_type": "yarn", "factor": 32.0, "truncate": False},
@@ -126,7 +130,7 @@ def config(parameters: dict, base: float) -> LlamaConfig:
 
 
 @pytest.mark.ledger("pos.rope.pi", "pos.rope.ntk", "pos.rope.dynamic", "pos.rope.yarn")
-@pytest.mark.parametrize("base", [10000.0, 500000.0])
+@pytest.mark.parametrize("base", [5.0, 10000.0, 500000.0])  # at 5, YaRN's ramp would end after the last coordinate
 @pytest.mark.parametrize("length", [LENGTH - 1, LENGTH, LENGTH + 1, 5 * LENGTH])
 @pytest.mark.parametrize("name", SCALINGS)
 def test_frequencies_are_their_formula(name: str, length: int, base: float) -> None:
@@ -138,7 +142,7 @@ def test_frequencies_are_their_formula(name: str, length: int, base: float) -> N
 
 
 @pytest.mark.ledger("pos.rope.pi", "pos.rope.dynamic", "pos.rope.yarn")
-@pytest.mark.parametrize("base", [10000.0, 500000.0])
+@pytest.mark.parametrize("base", [5.0, 10000.0, 500000.0])  # at 5, YaRN's ramp would end after the last coordinate
 @pytest.mark.parametrize("length", [LENGTH, LENGTH + 1, 5 * LENGTH])
 @pytest.mark.parametrize("name", [name for name, (_, theirs) in SCALINGS.items() if theirs])
 def test_frequencies_are_those_of_transformers(name: str, length: int, base: float) -> None:

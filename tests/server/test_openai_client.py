@@ -7,8 +7,13 @@ from tests.server.conftest import REPLY
 
 
 @pytest.fixture
-def client(live):
-    with openai.OpenAI(base_url=live(key="k").url + "/v1", api_key="k", max_retries=0) as client:
+def server(live):
+    return live(key="k")
+
+
+@pytest.fixture
+def client(server):
+    with openai.OpenAI(base_url=server.url + "/v1", api_key="k", max_retries=0) as client:
         yield client
 
 
@@ -34,10 +39,13 @@ def test_chat_and_streamed_chat(client):
     assert chunks[-1].usage == answer.usage and chunks[-2].choices[0].finish_reason == "stop"
 
 
-def test_additional_fields_are_accepted_in_extra_body(client):
-    client.completions.create(
-        model="tiny", prompt="Mira", extra_body={"top_k": 5, "min_p": 0.1, "repetition_penalty": 1.1}
-    )
+def test_additional_fields_reach_the_engine(client, server):
+    added = {"top_k": 5, "min_p": 0.1, "repetition_penalty": 1.1}
+    client.completions.create(model="tiny", prompt="Mira", extra_body=added)
+    client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": "Where?"}], extra_body=added)
+    for request in server.engine.submitted:
+        assert {name: getattr(request.sampling, name) for name in added} == added
+    assert len(server.engine.submitted) == 2
 
 
 def test_errors_are_raised_as_openai_exceptions(client):

@@ -27,6 +27,11 @@ def test_the_default_template():
     assert render(DEFAULT_TEMPLATE, messages, add_generation_prompt=False) == expected
 
 
+def test_the_default_template_trims_messages():
+    messages = [{"role": "user", "content": " \n hi  there\n"}, {"role": "assistant", "content": " yes "}]
+    assert render(DEFAULT_TEMPLATE, messages) == "<|user|> hi  there<|assistant|> yes<|end|><|assistant|>"
+
+
 def test_the_default_template_refuses_unknown_roles():
     with pytest.raises(ChatError, match="role wizard is unknown"):
         render(DEFAULT_TEMPLATE, [{"role": "wizard", "content": "hi"}])

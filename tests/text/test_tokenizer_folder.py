@@ -49,9 +49,9 @@ def test_pairs_equal_those_of_transformers(pair: Pair) -> None:
 def test_very_long_words_take_little_time(texts: list[str], pair: Pair) -> None:
     ours, theirs = pair
     for text in texts:
-        start = time.perf_counter()
+        start = time.process_time()
         ids = ours.encode(text)
-        assert time.perf_counter() - start < 2
+        assert time.process_time() - start < 2
         assert ids == theirs.encode(text, add_special_tokens=False)
 
 
