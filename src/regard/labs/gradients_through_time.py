@@ -5,7 +5,7 @@ per step if the factors are below 1 and grows if they are above: a straight line
 
 Measured: ‖∂h_T/∂h_1‖ of a tanh network whose W_h is orthogonal times a radius, at the origin, where tanh' is 1. Then
 ReLU networks of radius 1.3 learn the mean of a hundred numbers by plain gradient descent, with and without clipping;
-the training step must refuse a gradient that is not finite before it reaches the weights.
+the training step must refuse a loss or gradient that is not finite before it reaches the weights.
 
 Hochreiter 1991; Bengio et al. 1994; Pascanu et al. 2013 (clipping).
 """
@@ -54,7 +54,7 @@ def run(bench: Bench) -> Findings:
         ),
         Check("clipped training runs to the end and learns", str(clipped), not clipped.error and clipped.learned),
         Check(
-            "unclipped training meets a gradient that is not finite; the step refuses it, the weights stay finite",
+            "unclipped training diverges; the step refuses a loss that is not finite, so the weights stay finite",
             str(unclipped),
             bool(unclipped.error) and unclipped.finite,
         ),
