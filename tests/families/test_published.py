@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from regard.checkpoint.model_folder import parameters, weights
+from regard.checkpoint.model_folder import count_parameters, unique_parameters
 from regard.families import FAMILIES, FamilyError, family
 from regard.models.meta_device import build_on_meta
 from regard.weights.table import StoredTensor
@@ -33,7 +33,7 @@ BESIDES = {
 def test_a_published_config_is_read(model: dict[str, Any]) -> None:
     foreign = family(model["config"]["model_type"])
     spec = foreign.spec(BESIDES | model["config"])
-    assert parameters(spec) == model["parameters"]
+    assert count_parameters(spec) == model["parameters"]
     foreign.config(spec)  # which reads back what it writes
 
 
@@ -60,7 +60,7 @@ def test_the_names_of_published_files_are_known(name: str, change: tuple[str, st
     config = next(model["config"] for model in PUBLISHED if model["name"] == name)
     foreign = family(config["model_type"])
     spec = foreign.spec(config | {"num_hidden_layers": 1, "n_layer": 1})
-    ours = weights(build_on_meta(spec))
+    ours = unique_parameters(build_on_meta(spec))
     theirs = {key.replace(*change): tensor for key, tensor in foreign.table(spec).write(ours)}
     found = {key: StoredTensor("file", tuple(t.shape), "F32", lambda t=t: t) for key, t in theirs.items()}
     assert {key: tensor.shape for key, tensor in foreign.table(spec).read(found, ours)} == {

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.checkpoint import CheckpointError, load, save
-from regard.checkpoint.model_folder import parameters
+from regard.checkpoint.model_folder import count_parameters
 from regard.models.base import Model
 from regard.models.decoder import Decoder
 from regard.models.heads import Classification, Dense, MaskedLM, Pooled
@@ -94,7 +94,7 @@ def test_what_is_saved_is_what_is_loaded(name: str, tmp_path: Path) -> None:
 @several
 def test_parameters_are_counted_without_building(name: str) -> None:
     spec: Model = GIVEN[name][0]
-    assert parameters(spec) == sum(p.numel() for p in spec.build().parameters())
+    assert count_parameters(spec) == sum(p.numel() for p in spec.build().parameters())
 
 
 def test_a_config_may_claim_any_depth_and_is_refused_at_once(tmp_path: Path) -> None:
@@ -104,11 +104,11 @@ def test_a_config_may_claim_any_depth_and_is_refused_at_once(tmp_path: Path) -> 
     config = json.loads(file.read_text())
     config["spec"]["source"]["layers"][0]["times"] = 10**9
     file.write_text(json.dumps(config))
-    with pytest.raises(CheckpointError, match="the config asks for .* parameters, the files have"):
+    with pytest.raises(CheckpointError, match="the config has .* parameters, but the files have"):
         load(tmp_path / "model")
     config["spec"] = {"kind": "tokens", "vocab": 3}
     file.write_text(json.dumps(config))
-    with pytest.raises(SpecError, match="no model, but a tokens"):
+    with pytest.raises(SpecError, match="of kind tokens, which is not a model"):
         load(tmp_path / "model")
 
 

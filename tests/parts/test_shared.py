@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.checkpoint import load, save
-from regard.checkpoint.model_folder import parameters
+from regard.checkpoint.model_folder import count_parameters
 from regard.layout import TokenLayout
 from regard.models.decoder import Decoder
 from regard.models.stack import Repeat
@@ -94,7 +94,7 @@ def test_one_block_between_layers_and_adapters_of_each() -> None:
 def test_saved_once_and_counted_once(tmp_path: Path) -> None:
     spec = decoder(SHARED, times=12)
     model = spec.build(seed=0).eval()
-    assert parameters(spec) == sum(parameter.numel() for parameter in model.parameters())
+    assert count_parameters(spec) == sum(parameter.numel() for parameter in model.parameters())
     save(model, tmp_path / "model")
     again = load(tmp_path / "model")
     first, *_, last = bodies(again)

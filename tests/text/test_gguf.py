@@ -16,7 +16,7 @@ from regard.text.gguf import gguf_metadata
 from regard.text.pre_tokenization import GGUF_NAMES, build_pre_tokenizer
 from regard.text.tokenizer import Tokenizer
 from regard.text.train import bpe, character
-from tests.checkpoint.gguf.files import LLAMA, tiny
+from tests.checkpoint.gguf.tiny_models import LLAMA, tiny
 from tests.text.sample_texts import MIXED
 
 TEXTS = ["the cat sat on the mat, the dog sat on the log; 1 2 12 123 let's see what we'll do"] * 3
@@ -111,7 +111,7 @@ DAMAGED = {  # name: (key, bytes to skip after it, new bytes), message
     "eos outside": ((b"eos_token_id", 4, struct.pack("<I", 9999)), "eos_token_id=9999 is not below .*294"),
     "eos of another type": ((b"eos_token_id", 0, struct.pack("<I", 6)), "eos_token_id=.* should be int"),
     "a merge of one": ((b"ggml.merges", 25, b"_"), "expected two tokens whose concatenation is a token"),
-    "too few types": ((b"ggml.token_type", 8, struct.pack("<Q", 100)), "numbers must be equal|goes on"),
+    "too few types": ((b"ggml.token_type", 8, struct.pack("<Q", 100)), "numbers must be equal|are left"),
 }
 
 

@@ -15,7 +15,7 @@ from tests.text.test_tokenizer_folder import assert_same
 
 def installed(name: str) -> Path:
     path = PACKAGED[name].path
-    return path if path is not None else pytest.skip(f"{name} is not installed: {PACKAGED[name].remedy}")
+    return path if path is not None else pytest.skip(f"{name} is not installed: {PACKAGED[name].install_command}")
 
 
 def test_minilm_wordpiece_equals_transformers() -> None:

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from regard.checkpoint.folder import CheckpointError
+from regard.checkpoint.atomic_folder import CheckpointError
 from regard.parts.body import Body
 from regard.parts.ssm.mamba import Mamba
 from regard.parts.ssm.s4d import S4D

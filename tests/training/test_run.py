@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from regard.checkpoint.folder import CheckpointError, check_folder
+from regard.checkpoint.atomic_folder import CheckpointError, check_folder
 from regard.cli.open_model import open_model
 from regard.models.decoder import Decoder
 from regard.training.run import Run

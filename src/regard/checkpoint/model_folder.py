@@ -1,12 +1,12 @@
-"""A model as a folder: `config.json`, `model.safetensors`, and the tokenizer's files beside them.
+"""A model as a folder: `config.json`, `model.safetensors` and the files of the tokenizer.
 
     save(model, folder)              our own format: the config holds the spec
-    load(folder)                     ours, or a Hugging Face folder of a family that is known, or a GGUF file
+    load(folder)                     our own format, a Hugging Face folder of a supported family, or a GGUF file
     export(model, folder, "llama")   a Hugging Face folder that `transformers` loads
 
-Before a byte of weights is read, the sizes in the config are held against the sizes of the files, and every name and
-shape against the headers. Then tensors stream in one by one, read into the memory they keep: the peak is one copy of
-the model and, where they are cast or turned, one tensor.
+Before any weights are read, the sizes in the config are checked against the sizes of the files, and every name and
+shape against the headers. Tensors are then read one by one into the memory that they keep: the peak is one copy of the
+model plus, if tensors are cast or converted, one tensor.
 """
 
 import json
@@ -20,10 +20,10 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from regard.checkpoint.folder import MANIFEST, CheckpointError, check_folder, write_folder
+from regard.checkpoint.atomic_folder import MANIFEST, CheckpointError, check_folder, write_folder
 from regard.checkpoint.gguf import open_gguf
-from regard.checkpoint.sentence_transformers import sentence_head
-from regard.checkpoint.weight_files import find, read_json, write
+from regard.checkpoint.sentence_transformers import read_pooling_head
+from regard.checkpoint.weight_files import open_tensors, read_json, write_tensors
 from regard.families import family
 from regard.families.common.detect import family_config
 from regard.models.base import Model
@@ -35,38 +35,42 @@ from regard.packaged import locate
 from regard.spec import SpecError, read
 from regard.weights.table import IDENTITY, Chain, Table
 
-OURS = "regard"
-REFUSED = {
-    "auto_map": "it asks for code from the folder, and none is ever run; if the plain model is meant, remove the key",
-    "quantization_config": "quantized weights are not read; fetch the model in full precision",
+MODEL_TYPE = "regard"
+REFUSED_KEYS = {
+    "auto_map": "it requests code from the folder, which is never run; if the standard model is meant, remove the key",
+    "quantization_config": "quantized weights are not supported; download the model in full precision",
 }
-ALONG = ("generation_config.json", "preprocessor_config.json")
-Progress = Callable[[int, int], object]
+EXTRA_FILES = ("generation_config.json", "preprocessor_config.json")
+Progress = Callable[[int, int], object]  # (parameters loaded, parameters in all)
 
 
-class Saves(Protocol):
-    """What is asked of a tokenizer: to write its files."""
+class SavesFiles(Protocol):
+    """A tokenizer, of which only `save` is used."""
 
     def save(self, folder: Path) -> None: ...
 
 
 def save(
-    model: nn.Module, folder: str | Path, tokenizer: Saves | None = None, along: Mapping[str, bytes] | None = None
+    model: nn.Module,
+    folder: str | Path,
+    tokenizer: SavesFiles | None = None,
+    extra_files: Mapping[str, bytes] | None = None,
 ) -> None:
-    """`along`: files that go with the model as they are."""
+    """Save a model in our own format. `extra_files`: contents by file name, written unchanged."""
     with write_folder(folder) as partial:
-        write_files(model, partial, tokenizer)
-        write_along(partial, along)
+        write_model(model, partial, tokenizer)
+        write_extra_files(partial, extra_files)
 
 
-def write_files(model: nn.Module, folder: Path, tokenizer: Saves | None = None) -> None:
-    """What `save` puts into its folder, into one that is being written."""
+def write_model(model: nn.Module, folder: Path, tokenizer: SavesFiles | None = None) -> None:
+    """Write the files of our own format into an existing folder."""
     spec = model.spec
     assert isinstance(spec, Model), f"a model keeps its spec; found {spec!r:.80}"
-    strange = sorted(weights(model).keys() ^ weights(build_on_meta(spec)).keys())
-    if strange:
-        raise CheckpointError(f"{strange[0]} does not go with the spec; merge adapters before saving the model")
-    write_model(folder, {"model_type": OURS, "spec": spec.to_dict()}, weights(model), tokenizer)
+    unexpected = sorted(unique_parameters(model).keys() ^ unique_parameters(build_on_meta(spec)).keys())
+    if unexpected:
+        raise CheckpointError(f"{unexpected[0]} does not match the spec; merge adapters before saving the model")
+    config = {"model_type": MODEL_TYPE, "spec": spec.to_dict()}
+    write_files(folder, config, unique_parameters(model), tokenizer)
 
 
 def export(
@@ -74,17 +78,17 @@ def export(
     folder: str | Path,
     model_type: str,
     tokenizer: Any | None = None,
-    along: Mapping[str, bytes] | None = None,
+    extra_files: Mapping[str, bytes] | None = None,
 ) -> None:
-    foreign, spec = family(model_type), model.spec
+    """Write a Hugging Face folder of the family `model_type`."""
+    table, spec = family(model_type).table, model.spec
     assert isinstance(spec, Model), f"a model keeps its spec; found {spec!r:.80}"
-    marks = {f"{name}_token_id": getattr(tokenizer, name, None) for name in ("bos", "eos", "pad")}
-    config = (
-        marks | family_config(model_type, spec) | {"dtype": str(next(model.parameters()).dtype).removeprefix("torch.")}
-    )
+    config = {f"{name}_token_id": getattr(tokenizer, name, None) for name in ("bos", "eos", "pad")}
+    config |= family_config(model_type, spec)
+    config["dtype"] = str(next(model.parameters()).dtype).removeprefix("torch.")
     with write_folder(folder) as partial:
-        write_model(partial, config, dict(foreign.table(spec).write(weights(model))), tokenizer)
-        write_along(partial, along)
+        write_files(partial, config, dict(table(spec).write(unique_parameters(model))), tokenizer)
+        write_extra_files(partial, extra_files)
 
 
 def load(
@@ -93,131 +97,139 @@ def load(
     dtype: torch.dtype | None = None,
     checked: bool = False,
     progress: Progress | None = None,
-    mapped: bool = False,
+    mmap: bool = False,
 ) -> nn.Module:
-    """The model of a folder or GGUF file, in eval mode. Without a dtype the stored one, on a CPU at least float32.
+    """Load the model of a folder or GGUF file, in eval mode.
 
-    A folder of ours is held against its manifest, unless that has just been done (`checked`). `progress` is told after
-    every tensor how many parameters are there, and of how many. The model owns its memory; if it is `mapped`, tensors
-    that need no cast are read from their file when they are used, which must then stay as it is. A GGUF file is never
-    mapped: its tensors are turned or unpacked on the way.
+    device, dtype    the default dtype is the stored one, on a CPU at least float32
+    checked          skip the manifest of our own format, because the caller has compared it just now
+    progress         called after every tensor
+    mmap             memory-map tensors that need no cast, but never those of a GGUF file, which are converted; the file
+                     must not change while the model is used. Without `mmap` the model owns its memory.
     """
     folder, device = locate(folder), torch.device(device)
     if folder.suffix == ".gguf":
-        spec, table, found = open_gguf(folder)
+        spec, table, stored = open_gguf(folder)
     else:
-        spec, table = understand(folder)
+        spec, table = read_spec_and_table(folder)
         if table is IDENTITY and (folder / MANIFEST).is_file() and not checked:
             check_folder(folder)
-        found = find(folder, partial(kept, device, dtype), mapped)
-    layers = sum(len(run.blocks) for runs, _ in stacks_of(spec) for run in runs)
-    if layers > 1000 + 4 * len(found):  # they are not even counted
-        raise CheckpointError(f"{folder}: the config asks for {layers} layers, the files have {len(found)} tensors")
-    stored, needed = sum(math.prod(tensor.shape) for tensor in found.values()), parameters(spec)
-    if needed > 4 * stored:  # some tensors are read more than once
-        raise CheckpointError(f"{folder}: the config asks for {needed} parameters, the files have {stored}")
+        stored = open_tensors(folder, partial(loaded_dtype, device, dtype), mmap)
+    check_size(folder, spec, len(stored), sum(math.prod(tensor.shape) for tensor in stored.values()))
     model = build_on_meta(spec)
-    wanted = weights(model)
-    tensors, arrived, total = {}, 0, count(model)
-    for name, tensor in table.read(found, wanted):
-        tensors[name] = nn.Parameter(arrive(tensor, device, dtype), wanted[name].requires_grad)
-        arrived += tensor.numel()
+    like = unique_parameters(model)
+    loaded, tensors, total = 0, {}, numel(model)
+    for name, tensor in table.read(stored, like):
+        tensors[name] = nn.Parameter(own_memory(tensor, device, dtype), like[name].requires_grad)
+        loaded += tensor.numel()
         if progress is not None:
-            progress(arrived, total)
-    for name, parameter in tied(model):
-        tensors[name] = tensors[parameter]
+            progress(loaded, total)
+    for name, first_name in tied_names(model):
+        tensors[name] = tensors[first_name]
     model.load_state_dict(tensors, assign=True)
     return model.to(device).eval()
 
 
-def understand(folder: Path) -> tuple[Model, Table | Chain]:
-    """What the folder's config says: the spec, and how its tensors are named."""
+def read_spec_and_table(folder: Path) -> tuple[Model, Table | Chain]:
+    """The spec of a folder or GGUF file, and the table of its tensors; no weights are read."""
     if folder.suffix == ".gguf":
         return open_gguf(folder)[:2]
     config = read_json(folder / "config.json")
-    if config.get("model_type") == OURS:
+    if config.get("model_type") == MODEL_TYPE:
         try:
             spec = read(config.get("spec", {}), "spec", Decoder)
         except RecursionError as error:
             raise CheckpointError(f"{folder}: the spec in config.json is nested too deeply") from error
         if not isinstance(spec, Model):
-            raise SpecError(f"{folder}: the spec in config.json is no model, but a {spec.kind}")
+            raise SpecError(f"{folder}: the spec in config.json is of kind {spec.kind}, which is not a model")
         return spec, IDENTITY
-    for key, why in REFUSED.items():
+    for key, reason in REFUSED_KEYS.items():
         if config.get(key) is not None:
-            raise CheckpointError(f"{folder}: config.json has {key!r}: {why}")
+            raise CheckpointError(f"{folder}: config.json has {key!r}: {reason}")
     foreign = family(config.get("model_type"))
     spec = foreign.spec(config)
     table = foreign.table(spec)
     if isinstance(spec, Encoder) and spec.head is None:
-        spec = replace(spec, head=sentence_head(folder))
+        spec = replace(spec, head=read_pooling_head(folder))
     return spec, table
 
 
-def weights(model: nn.Module) -> dict[str, Tensor]:
-    """Every parameter once, under its first name: tied ones are one."""
+def check_size(folder: Path, spec: Model, tensors: int, stored: int) -> None:
+    """Raise CheckpointError if the config describes a much larger model than the files hold, before it is built."""
+    layers = sum(len(run.blocks) for runs, _ in stacks_of(spec) for run in runs)
+    if layers > 1000 + 4 * tensors:  # too many layers even to count their parameters
+        raise CheckpointError(f"{folder}: the config has {layers} layers, but the files have only {tensors} tensors")
+    needed = count_parameters(spec)
+    if needed > 4 * stored:  # some tensors are read more than once
+        raise CheckpointError(f"{folder}: the config has {needed} parameters, but the files have only {stored}")
+
+
+def unique_parameters(model: nn.Module) -> dict[str, Tensor]:
+    """The parameters by name; tied ones once, under their first name."""
     return dict(model.named_parameters())
 
 
-def tied(model: nn.Module) -> Iterable[tuple[str, str]]:
-    """The other names of parameters that have more than one, each with its first name."""
+def tied_names(model: nn.Module) -> Iterable[tuple[str, str]]:
+    """Further names of tied parameters, each with the first name."""
     first: dict[int, str] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         if first.setdefault(id(parameter), name) != name:
             yield name, first[id(parameter)]
 
 
-def parameters(spec: Model) -> int:
-    """How many there will be, from one of every run of layers: a config may claim any depth, and it is not built."""
+def count_parameters(spec: Model) -> int:
+    """The number of parameters. Repeated layers are built only once or twice, because a config may claim any depth."""
     runs = [(run, width) for layers, width in stacks_of(spec) for run in layers if run.times > 1]
     try:
         with meta_device():
-            more = {(run, width): added(run, width) for run, width in runs}
-        built = count(build_on_meta(without_repeats(spec)))
-    except (RuntimeError, TypeError) as error:  # what torch raises for a size past 64 bits
-        raise CheckpointError(f"the config asks for tensors past all measure ({error})") from error
-    return built + sum((run.times - 1) * more[run, width] for run, width in runs)
+            per_repeat = {(run, width): parameters_per_repeat(run, width) for run, width in runs}
+        built = numel(build_on_meta(without_repeats(spec)))
+    except (RuntimeError, TypeError) as error:  # torch raises these for sizes that exceed 64 bits
+        raise CheckpointError(f"the config describes tensors that are too large ({error})") from error
+    return built + sum((run.times - 1) * per_repeat[run, width] for run, width in runs)
 
 
-def added(run: Repeat, width: int) -> int:
-    """By the blocks of a run where they stand once more; what layers share is there already."""
-    once, twice = (count(Stack((replace(run, times=times),), width)) for times in (1, 2))
+def parameters_per_repeat(run: Repeat, width: int) -> int:
+    """The parameters that one more repetition adds; parameters that layers share are not counted again."""
+    once, twice = (numel(Stack((replace(run, times=times),), width)) for times in (1, 2))
     return twice - once
 
 
-def count(module: nn.Module) -> int:
+def numel(module: nn.Module) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
 
 
-def kept(device: torch.device, dtype: torch.dtype | None, stored: torch.dtype) -> torch.dtype:
-    """The dtype that stored numbers are kept in."""
+def loaded_dtype(device: torch.device, dtype: torch.dtype | None, stored: torch.dtype) -> torch.dtype:
+    """The dtype in memory of a tensor with the stored dtype."""
     return dtype or (torch.promote_types(stored, torch.float32) if device.type == "cpu" else stored)
 
 
-def arrive(tensor: Tensor, device: torch.device, dtype: torch.dtype | None) -> Tensor:
-    """The tensor in memory of its own, and in no more than it needs."""
-    dtype = kept(device, dtype, tensor.dtype)
-    alone = tensor.is_contiguous() and tensor.untyped_storage().nbytes() == tensor.nbytes
-    if alone and (tensor.dtype, tensor.device) == (dtype, device):
+def own_memory(tensor: Tensor, device: torch.device, dtype: torch.dtype | None) -> Tensor:
+    """The tensor on its device and in its dtype, copied unless its storage holds this tensor and nothing else."""
+    dtype = loaded_dtype(device, dtype, tensor.dtype)
+    exclusive = tensor.is_contiguous() and tensor.untyped_storage().nbytes() == tensor.nbytes
+    if exclusive and (tensor.dtype, tensor.device) == (dtype, device):
         return tensor
     return torch.empty(tensor.shape, dtype=dtype, device=device).copy_(tensor)
 
 
-def write_model(folder: Path, config: dict[str, Any], tensors: Mapping[str, Tensor], tokenizer: Saves | None) -> None:
+def write_files(
+    folder: Path, config: dict[str, Any], tensors: Mapping[str, Tensor], tokenizer: SavesFiles | None
+) -> None:
     (folder / "config.json").write_text(json.dumps(config, indent=2, allow_nan=False) + "\n", encoding="utf-8")
-    write(tensors, folder)
+    write_tensors(tensors, folder)
     if tokenizer is not None:
         tokenizer.save(folder)
 
 
-def along_of(folder: Path) -> dict[str, bytes]:
-    """The files of a folder that say how its model is used, each a JSON object; they are kept as they are."""
-    found = [folder / name for name in ALONG if (folder / name).is_file()]
-    for file in found:
+def read_extra_files(folder: Path) -> dict[str, bytes]:
+    """The configuration files of a folder that are kept unchanged, by name; each must be a JSON object."""
+    files = [folder / name for name in EXTRA_FILES if (folder / name).is_file()]
+    for file in files:
         read_json(file)
-    return {file.name: file.read_bytes() for file in found}
+    return {file.name: file.read_bytes() for file in files}
 
 
-def write_along(folder: Path, along: Mapping[str, bytes] | None) -> None:
-    for name, content in (along or {}).items():
+def write_extra_files(folder: Path, extra_files: Mapping[str, bytes] | None) -> None:
+    for name, content in (extra_files or {}).items():
         (folder / name).write_bytes(content)

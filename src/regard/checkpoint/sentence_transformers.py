@@ -1,16 +1,16 @@
-"""Sentence encoders as sentence-transformers keeps them: `modules.json` lists what stands behind the encoder.
+"""Sentence encoders in the format of sentence-transformers: `modules.json` lists the modules after the encoder.
 
-    0 Transformer (the folder itself)      1 Pooling (its own config.json)      2 Normalize, or nothing
+    0 Transformer (the folder itself)      1 Pooling (its own config.json)      2 Normalize, optional
 
-A folder without it is the encoder alone. Reimers & Gurevych 2019.
+A folder without `modules.json` holds only the encoder. Reimers & Gurevych 2019.
 """
 
 import json
 from pathlib import Path
 from typing import Any
 
-from regard.checkpoint.folder import CheckpointError
-from regard.checkpoint.weight_files import LARGEST_JSON, read_json
+from regard.checkpoint.atomic_folder import CheckpointError
+from regard.checkpoint.weight_files import MAX_JSON_BYTES, read_json
 from regard.models.heads import Pooled
 from regard.parts.pooling import Pool
 
@@ -22,30 +22,33 @@ POOLS: dict[str, Pool] = {
 }
 
 
-def sentence_head(folder: Path) -> Pooled | None:
+def read_pooling_head(folder: Path) -> Pooled | None:
+    """The head that `modules.json` describes; None without that file."""
     file = folder / MODULES
-    if not file.is_file() or file.stat().st_size > LARGEST_JSON:
+    if not file.is_file() or file.stat().st_size > MAX_JSON_BYTES:
         return None
     try:
         modules = json.loads(file.read_text(encoding="utf-8"))
-        kinds = [str(module["type"]).rpartition(".")[2] for module in modules]
-        places = [str(module["path"]) for module in modules]
+        types = [str(module["type"]).rpartition(".")[2] for module in modules]
+        paths = [str(module["path"]) for module in modules]
     except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise CheckpointError(f"{file} should list modules, each with a type and a path ({error!r})") from error
-    if kinds not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]) or places[0]:
+        raise CheckpointError(f"{file} must be a list of modules, each with a type and a path ({error!r})") from error
+    if types not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]) or paths[0]:
         raise CheckpointError(
-            f"{file} lists {', '.join(kinds)}; read are Transformer, Pooling and Normalize. Without {MODULES} the "
-            "encoder is read alone"
+            f"{file} lists {', '.join(types)}; supported are Transformer, Pooling and optionally Normalize. Remove "
+            f"{MODULES} to load the encoder alone"
         )
-    if Path(places[1]).name != places[1]:
-        raise CheckpointError(f"{file}: {places[1]!r} should be the name of a folder beside it")
-    return Pooled(pool_of(read_json(folder / places[1] / "config.json"), folder / places[1]), normalize=len(kinds) == 3)
+    if Path(paths[1]).name != paths[1]:
+        raise CheckpointError(f"{file}: {paths[1]!r} must be the name of a folder inside {folder}")
+    pooling = folder / paths[1]
+    return Pooled(read_pool(read_json(pooling / "config.json"), pooling), normalize=len(types) == 3)
 
 
-def pool_of(config: dict[str, Any], folder: Path) -> Pool:
-    chosen = [key for key, value in config.items() if key.startswith("pooling_mode") and value]
-    if len(chosen) != 1 or chosen[0] not in POOLS:
+def read_pool(config: dict[str, Any], folder: Path) -> Pool:
+    modes = [key for key, value in config.items() if key.startswith("pooling_mode") and value]
+    if len(modes) != 1 or modes[0] not in POOLS:
         raise CheckpointError(
-            f"{folder}: it pools by {', '.join(chosen) or 'nothing'}; read is one of {', '.join(POOLS)}"
+            f"{folder}: the pooling modes are {', '.join(modes) or 'empty'}; exactly one of {', '.join(POOLS)} is "
+            "supported"
         )
-    return POOLS[chosen[0]]
+    return POOLS[modes[0]]

@@ -1,7 +1,7 @@
-"""The tensors of a Hugging Face folder: one `model.safetensors`, or shards named by `model.safetensors.index.json`.
+"""The tensors of a Hugging Face folder: one `model.safetensors`, or shards listed in `model.safetensors.index.json`.
 
-Only headers are read here, each held against its file (`header`); a tensor's bytes are read when it is asked for.
-Nothing is ever unpickled. What would be a file of more than 5 GB is written as shards.
+Only headers are read here, each checked against its file (safetensors_header.py); the bytes of a tensor are read on
+demand. Nothing is unpickled. A model of more than 5 GB is written as shards.
 """
 
 import json
@@ -13,82 +13,84 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from regard.checkpoint import safetensors_header
-from regard.checkpoint.folder import CheckpointError
+from regard.checkpoint.atomic_folder import CheckpointError
 from regard.weights.table import StoredTensor
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
-LARGEST_JSON, LARGEST_INDEX = 4 << 20, 12 << 20  # a config is kilobytes, the index of the largest models 9 MB
-LARGEST_FILE = 5 * 10**9
+MAX_JSON_BYTES, MAX_INDEX_BYTES = 4 << 20, 12 << 20  # a config has kilobytes, the index of the largest models 9 MB
+MAX_SHARD_BYTES = 5 * 10**9
 
 
-def read_json(path: Path, largest: int = LARGEST_JSON) -> dict[str, Any]:
+def read_json(path: Path, max_bytes: int = MAX_JSON_BYTES) -> dict[str, Any]:
     if not path.is_file():
         raise CheckpointError(f"{path} is missing; a model folder holds config.json and {SINGLE}")
-    if path.stat().st_size > largest:
-        raise CheckpointError(f"{path} has {path.stat().st_size} bytes; more than {largest} are not read")
+    size = path.stat().st_size
+    if size > max_bytes:
+        raise CheckpointError(f"{path} has {size} bytes; files of more than {max_bytes} bytes are not read")
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path} is not valid JSON ({error}); fetch or save it again") from error
+        raise CheckpointError(f"{path} is not valid JSON ({error}); download or save it again") from error
     if not isinstance(value, dict):
-        raise CheckpointError(f"{path} holds {type(value).__name__}, expected an object")
+        raise CheckpointError(f"{path} holds {type(value).__name__}, expected an object; download or save it again")
     return value
 
 
-def files(folder: Path) -> list[Path]:
-    """The files that hold the weights, each inside the folder."""
+def find_files(folder: Path) -> list[Path]:
+    """The files that hold the weights, all directly inside the folder."""
     if (folder / SINGLE).is_file():
         return [folder / SINGLE]
     if not (folder / INDEX).is_file():
         pickled = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth") for path in folder.glob(pattern))
         if pickled:
             raise CheckpointError(
-                f"{folder} holds {pickled[0]}, a pickle that can run code when opened; it is not read. Convert it "
-                f"where you trust it: transformers' from_pretrained, then save_pretrained, writes {SINGLE}"
+                f"{folder} holds {pickled[0]}, a pickle that can run code when it is loaded; it is not read. Convert "
+                f"it on a machine that you trust with it: transformers' from_pretrained, then save_pretrained, writes "
+                f"{SINGLE}"
             )
         raise CheckpointError(f"{folder} holds neither {SINGLE} nor {INDEX}")
-    places = read_json(folder / INDEX, LARGEST_INDEX).get("weight_map")
-    if not isinstance(places, dict) or not places or not all(isinstance(name, str) for name in places.values()):
-        raise CheckpointError(f"{folder / INDEX}: weight_map should say the file of every tensor")
-    for name in set(places.values()):
+    shards = read_json(folder / INDEX, MAX_INDEX_BYTES).get("weight_map")
+    if not isinstance(shards, dict) or not shards or not all(isinstance(name, str) for name in shards.values()):
+        raise CheckpointError(f"{folder / INDEX}: weight_map must map every tensor to its file; download it again")
+    for name in set(shards.values()):
         if Path(name).name != name or not name.endswith(".safetensors"):
-            raise CheckpointError(f"{folder / INDEX}: {name!r} should be the name of a .safetensors file beside it")
+            raise CheckpointError(f"{folder / INDEX}: {name!r} must be the name of a .safetensors file in the folder")
         if not (folder / name).is_file():
-            raise CheckpointError(f"{folder / INDEX}: {name} is missing from the folder; fetch it")
-    return [folder / name for name in sorted(set(places.values()))]
+            raise CheckpointError(f"{folder / INDEX}: {name} is missing from the folder; download it")
+    return [folder / name for name in sorted(set(shards.values()))]
 
 
-def find(folder: Path, cast: safetensors_header.Cast, mapped: bool = False) -> dict[str, StoredTensor]:
-    """Every tensor of the folder by name, nothing read but headers."""
+def open_tensors(folder: Path, cast: safetensors_header.Cast, mmap: bool = False) -> dict[str, StoredTensor]:
+    """All tensors of the folder by name; only headers are read."""
     found: dict[str, StoredTensor] = {}
-    for path in files(folder):
-        for name, tensor in safetensors_header.tensors(path, cast, mapped).items():
+    for path in find_files(folder):
+        for name, tensor in safetensors_header.open_tensors(path, cast, mmap).items():
             if name in found:
-                raise CheckpointError(f"{path}: {name} stands in {found[name].file} too")
+                raise CheckpointError(f"{path}: {name} is also in {found[name].file}; download the folder again")
             found[name] = tensor
     return found
 
 
-def write(tensors: Mapping[str, Tensor], folder: Path) -> None:
-    parts = shards(tensors, LARGEST_FILE)
-    names = [f"model-{n:05}-of-{len(parts):05}.safetensors" for n in range(1, len(parts) + 1)]
-    for part, name in zip(parts, names if len(parts) > 1 else [SINGLE], strict=True):
-        contiguous = {key: tensors[key].detach().contiguous() for key in part}
+def write_tensors(tensors: Mapping[str, Tensor], folder: Path) -> None:
+    shards = split_shards(tensors, MAX_SHARD_BYTES)
+    names = [f"model-{n:05}-of-{len(shards):05}.safetensors" for n in range(1, len(shards) + 1)]
+    for shard, name in zip(shards, names if len(shards) > 1 else [SINGLE], strict=True):
+        contiguous = {key: tensors[key].detach().contiguous() for key in shard}
         save_file(contiguous, folder / name, metadata={"format": "pt"})
-    if len(parts) > 1:
-        places = {key: name for part, name in zip(parts, names, strict=True) for key in part}
+    if len(shards) > 1:
+        weight_map = {key: name for shard, name in zip(shards, names, strict=True) for key in shard}
         size = sum(tensor.nbytes for tensor in tensors.values())
-        index = {"metadata": {"total_size": size}, "weight_map": places}
+        index = {"metadata": {"total_size": size}, "weight_map": weight_map}
         (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
 
 
-def shards(tensors: Mapping[str, Tensor], largest: int) -> list[list[str]]:
-    """Names in their order, file by file; a tensor that is larger than a file may be has one of its own."""
-    parts, size = [[]], 0
+def split_shards(tensors: Mapping[str, Tensor], max_bytes: int) -> list[list[str]]:
+    """Names of tensors per file, in order. A tensor above the limit gets a file of its own."""
+    shards, size = [[]], 0
     for name, tensor in tensors.items():
         size += tensor.nbytes
-        if size > largest and parts[-1]:
-            parts.append([])
+        if size > max_bytes and shards[-1]:
+            shards.append([])
             size = tensor.nbytes
-        parts[-1].append(name)
-    return parts
+        shards[-1].append(name)
+    return shards

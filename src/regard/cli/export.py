@@ -29,8 +29,8 @@ def export(
     from rich.console import Console
 
     from regard.checkpoint.gguf import export_gguf
-    from regard.checkpoint.model_folder import along_of, load
     from regard.checkpoint.model_folder import export as write
+    from regard.checkpoint.model_folder import load, read_extra_files
     from regard.cli.open_model import loading_bar, model_folder
     from regard.families.common.detect import detect_family
     from regard.models.base import Model
@@ -55,6 +55,6 @@ def export(
         export_gguf(network, out, family, gguf or "f16", vocabulary)
         reader = "llama.cpp"
     else:
-        write(network, out, family, tokenizer, along_of(folder))
+        write(network, out, family, tokenizer, read_extra_files(folder))
         reader = "transformers"
     console.print(f"{out} is a {family} model for {reader}", soft_wrap=True)

@@ -34,7 +34,7 @@ def import_(
     import torch
     from rich.console import Console
 
-    from regard.checkpoint.model_folder import along_of, load, save
+    from regard.checkpoint.model_folder import load, read_extra_files, save
     from regard.cli.open_model import find_model, loading_bar
     from regard.language_model import resolve_device
     from regard.models.decoder import DecoderModule
@@ -46,11 +46,11 @@ def import_(
     console = Console(stderr=True)
     folder = find_model(folder)
     tokenizer = Tokenizer.load(folder) if folder.suffix == ".gguf" or has_tokenizer(folder) else None
-    along = along_of(folder)
+    extra_files = read_extra_files(folder)
     with loading_bar(console, f"reading {folder}") as progress:
         model = load(folder, resolve_device(device), dtype and getattr(torch, dtype), progress=progress)
     with console.status(f"writing {out}"):
-        save(model, out, tokenizer, along)
+        save(model, out, tokenizer, extra_files)
     if tokenizer is None:
         console.print(f"[yellow]imported without a tokenizer, because {folder} has none[/]")
     count = sum(p.numel() for p in model.parameters())

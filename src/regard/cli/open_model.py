@@ -125,14 +125,14 @@ def read_spec(
 
 def spec_tables(name: str, overrides: list[str], other_names: Mapping[str, Iterable[str]]) -> "Mapping[str, Any]":
     """A model's spec as plain data."""
-    from regard.checkpoint.model_folder import understand
+    from regard.checkpoint.model_folder import read_spec_and_table
     from regard.spec import read
     from regard.training.recipe import RECIPES, Vocabulary, dotted, find_recipe, override, read_recipe
 
     if has_weights(name):
         if overrides:
             raise ValueError(f"{name} has weights, so {overrides[0]} cannot change it; override a recipe instead")
-        return understand(model_folder(Path(name)))[0].to_dict()
+        return read_spec_and_table(model_folder(Path(name)))[0].to_dict()
     recipes = [recipe.stem for recipe in RECIPES.glob("*.toml")]
     if name not in recipes and not Path(name).exists():
         raise unknown_name(name, {**other_names, "models": known_models(), "recipes": recipes})

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from regard.checkpoint.model_folder import Saves
+from regard.checkpoint.model_folder import SavesFiles
 from regard.data.batch import Batch
 from regard.models.decoder import DecoderModule
 from regard.objectives.base import Objective
@@ -52,7 +52,7 @@ class Trainer:
     run: Run
     held_out: Iterable[Batch] = ()
     sample: Callable[[nn.Module], str] | None = None
-    tokenizer: Saves | None = None
+    tokenizer: SavesFiles | None = None
     listener: Listener = field(default_factory=Listener)
 
     def train(self) -> TrainingResult:

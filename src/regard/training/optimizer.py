@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from regard.checkpoint.folder import CheckpointError
+from regard.checkpoint.atomic_folder import CheckpointError
 from regard.spec import Spec, require
 
 

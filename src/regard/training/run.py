@@ -20,7 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from regard.checkpoint.folder import CheckpointError, check_folder, remove_folder, write_folder
+from regard.checkpoint.atomic_folder import CheckpointError, check_folder, remove_folder, write_folder
 from regard.text.tokenizer import Tokenizer
 
 

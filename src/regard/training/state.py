@@ -20,8 +20,8 @@ from torch import Tensor
 
 from regard.adapt.lora import adapters
 from regard.adapt.peft import save_adapter
-from regard.checkpoint.folder import CheckpointError
-from regard.checkpoint.model_folder import Saves, write_files
+from regard.checkpoint.atomic_folder import CheckpointError
+from regard.checkpoint.model_folder import SavesFiles, write_model
 from regard.data.batch import Batch
 from regard.models.decoder import DecoderModule
 from regard.training.optimizer import load_optimizer_state, optimizer_state
@@ -51,7 +51,7 @@ def write_state(
     model: DecoderModule,
     optimizer: torch.optim.Optimizer,
     loader: StatefulLoader,
-    tokenizer: Saves | None = None,
+    tokenizer: SavesFiles | None = None,
 ) -> None:
     write_weights(folder, model, tokenizer)
     save_file(optimizer_state(optimizer), folder / "optimizer.safetensors")
@@ -74,11 +74,11 @@ def load_state(
     return TrainingPosition(saved["step"], saved["tokens"])
 
 
-def write_weights(folder: Path, model: DecoderModule, tokenizer: Saves | None) -> None:
+def write_weights(folder: Path, model: DecoderModule, tokenizer: SavesFiles | None) -> None:
     if adapters(model):
         save_adapter(model, folder)
     else:
-        write_files(model, folder, tokenizer)
+        write_model(model, folder, tokenizer)
 
 
 @torch.no_grad()

@@ -15,7 +15,7 @@ from regard.packaged import locate
 from regard.text.gguf import gguf_metadata
 from regard.text.tokenizer import Tokenizer
 from regard.text.train import bpe
-from tests.checkpoint.gguf.files import MODELS, tiny
+from tests.checkpoint.gguf.tiny_models import MODELS, tiny
 from tests.text.sample_texts import MIXED
 from tests.text.test_gguf import TOKENIZERS, write_gguf
 

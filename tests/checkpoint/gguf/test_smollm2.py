@@ -20,7 +20,7 @@ from tests.cli.conftest import regard as run
 from tests.laws import error
 from tests.text.sample_texts import MIXED
 
-pytestmark = pytest.mark.skipif(PACKAGED["smollm2"].path is None, reason=PACKAGED["smollm2"].remedy)
+pytestmark = pytest.mark.skipif(PACKAGED["smollm2"].path is None, reason=PACKAGED["smollm2"].install_command)
 CHAT = [{"role": "user", "content": "What is the capital of France?"}]
 
 

@@ -1,10 +1,10 @@
-"""GGUF, llama.cpp's one-file format: metadata instead of a config, short names, and weights in blocks of few bits.
+"""GGUF, the single-file format of llama.cpp: metadata instead of a config, short tensor names, quantized weights.
 
-A file is read as a family that is already known: `architectures` says which, and what keys and tensors are called
-there. `reading` dequantizes on the way in, `writing` stores float32, float16 or Q8_0.
+A file is read as a model of a supported family, to whose config and tensor names `architectures` maps its own.
+`reading` dequantizes tensors, `writing` stores float32, float16 or Q8_0.
 """
 
 from regard.checkpoint.gguf.reading import open_gguf
-from regard.checkpoint.gguf.writing import FORMS, GGUFFormat, export_gguf
+from regard.checkpoint.gguf.writing import GGUFFormat, export_gguf
 
-__all__ = ["FORMS", "GGUFFormat", "export_gguf", "open_gguf"]
+__all__ = ["GGUFFormat", "export_gguf", "open_gguf"]

@@ -1,7 +1,7 @@
-"""What llama.cpp calls the keys and tensors of families that are known here: a table of words, and no weights twice.
+"""llama.cpp's metadata keys and tensor names for the supported families, as tables to the family's config and names.
 
-In Llama files the rows of q and k are reordered, so that RoPE turns neighbours instead of halves; in GPT-2 files the
-matrices are transposed. A key of an architecture that stands in no table is refused, and never passed over.
+In Llama files the rows of q and k are permuted, because llama.cpp rotates adjacent pairs of features instead of halves;
+in GPT-2 files the matrices are transposed. A metadata key of the architecture that no table lists is an error.
 """
 
 from collections.abc import Callable, Mapping
@@ -13,7 +13,7 @@ from regard.spec import nearest
 from regard.weights.ops import InterleavePairs, Op, Transpose
 from regard.weights.table import Link, Table
 
-SIZES = {
+REQUIRED_KEYS = {
     "context_length": "max_position_embeddings",
     "embedding_length": "hidden_size",
     "block_count": "num_hidden_layers",
@@ -21,20 +21,20 @@ SIZES = {
     "attention.head_count": "num_attention_heads",
     "attention.layer_norm_rms_epsilon": "rms_norm_eps",
 }
-HEADS = {
+OPTIONAL_KEYS = {
     "attention.head_count_kv": "num_key_value_heads",
     "attention.key_length": "head_dim",
     "attention.value_length": "head_dim",
     "rope.dimension_count": "head_dim",
     "vocab_size": "vocab_size",
 }
-SCALES = {
+SCALE_KEYS = {
     "attention.scale": "attention_multiplier",
     "embedding_scale": "embedding_multiplier",
     "residual_scale": "residual_multiplier",
     "logit_scale": "logits_scaling",
 }
-GPT2_SIZES = {
+GPT2_KEYS = {
     "context_length": "n_positions",
     "embedding_length": "n_embd",
     "block_count": "n_layer",
@@ -44,16 +44,17 @@ GPT2_SIZES = {
 }
 
 
-def renamed(names: Mapping[str, str], ops: Mapping[str, Op] | None = None, ignored: tuple[str, ...] = ()) -> Table:
-    """Names without their last step, which both sides share."""
+def rename_modules(
+    names: Mapping[str, str], ops: Mapping[str, Op] | None = None, ignored: tuple[str, ...] = ()
+) -> Table:
+    """A table from module names in the file to the family's; `weight` and `bias` are the same on both sides."""
     steps = {name: (op,) for name, op in (ops or {}).items()}
-    return Table(
-        *(Link(f"{a}.{{leaf}}", f"{b}.{{leaf}}", *steps.get(a, ())) for a, b in names.items()), ignored=ignored
-    )
+    links = [Link(f"{a}.{{leaf}}", f"{b}.{{leaf}}", *steps.get(a, ())) for a, b in names.items()]
+    return Table(*links, ignored=ignored)
 
 
-OUTSIDE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
-INSIDE = {
+MODEL_MODULES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+LAYER_MODULES = {
     "attn_norm": "input_layernorm",
     "attn_q": "self_attn.q_proj",
     "attn_k": "self_attn.k_proj",
@@ -65,9 +66,10 @@ INSIDE = {
     "ffn_down": "mlp.down_proj",
 }
 QK_NORMS = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
-NORMS_AFTER = {"post_attention_norm": "post_attention_layernorm", "post_ffw_norm": "post_feedforward_layernorm"}
-OLMO2 = {name: theirs for name, theirs in INSIDE.items() if not name.endswith("norm")} | QK_NORMS | NORMS_AFTER
-GPT2 = {
+POST_NORMS = {"post_attention_norm": "post_attention_layernorm", "post_ffw_norm": "post_feedforward_layernorm"}
+OLMO2_MODULES = {name: theirs for name, theirs in LAYER_MODULES.items() if not name.endswith("norm")}
+OLMO2_MODULES |= QK_NORMS | POST_NORMS
+GPT2_MODULES = {
     "token_embd": "transformer.wte",
     "position_embd": "transformer.wpe",
     "output_norm": "transformer.ln_f",
@@ -81,29 +83,36 @@ GPT2 = {
 }
 
 
-def layers(inside: Mapping[str, str]) -> dict[str, str]:
-    return OUTSIDE | {f"blk.{{i}}.{theirs}": f"model.layers.{{i}}.{name}" for theirs, name in inside.items()}
+def module_names(layer: Mapping[str, str]) -> dict[str, str]:
+    """The names of all modules, from those inside a layer."""
+    return MODEL_MODULES | {f"blk.{{i}}.{name}": f"model.layers.{{i}}.{theirs}" for name, theirs in layer.items()}
 
 
-def llama(config: Mapping[str, Any]) -> Table:
+def llama_table(config: Mapping[str, Any]) -> Table:
     heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
-    turned = {"blk.{i}.attn_q": InterleavePairs(heads), "blk.{i}.attn_k": InterleavePairs(kv_heads)}
-    return renamed(layers(INSIDE), turned, ignored=("rope_freqs.weight",))  # read with the config
+    permuted = {"blk.{i}.attn_q": InterleavePairs(heads), "blk.{i}.attn_k": InterleavePairs(kv_heads)}
+    return rename_modules(module_names(LAYER_MODULES), permuted, ignored=("rope_freqs.weight",))  # part of the config
 
 
-def gpt2(config: Mapping[str, Any]) -> Table:
+def gpt2_table(config: Mapping[str, Any]) -> Table:
     matrices = ("attn_qkv", "attn_output", "ffn_up", "ffn_down")
-    return renamed(GPT2, {f"blk.{{i}}.{name}": Transpose() for name in matrices})
+    return rename_modules(GPT2_MODULES, {f"blk.{{i}}.{name}": Transpose() for name in matrices})
 
 
 @dataclass(frozen=True)
 class Architecture:
-    """`sizes` must be there, `more` may; files leave `fixed` unsaid; `flags` are said by the presence of a tensor."""
+    """How the metadata of an architecture maps to a family's config.
+
+    required, optional    metadata keys to config keys
+    table                 from a config to the table of tensor names
+    fixed                 config values that the metadata does not hold
+    flags                 config flags that are true if the file has a tensor
+    """
 
     model_type: str
-    sizes: Mapping[str, str]
-    names: Callable[[Mapping[str, Any]], Table]
-    more: Mapping[str, str] = field(default_factory=dict)
+    required: Mapping[str, str]
+    table: Callable[[Mapping[str, Any]], Table]
+    optional: Mapping[str, str] = field(default_factory=dict)
     fixed: Mapping[str, Any] = field(default_factory=dict)
     flags: Mapping[str, str] = field(default_factory=dict)
     rope: bool = True
@@ -111,23 +120,27 @@ class Architecture:
 
 BIASES = {"attention_bias": "blk.0.attn_q.bias", "mlp_bias": "blk.0.ffn_up.bias"}
 ARCHITECTURES = {
-    "llama": Architecture("llama", SIZES, llama, HEADS, flags=BIASES),
-    "granite": Architecture("granite", SIZES | SCALES, llama, HEADS, flags=BIASES),
-    "olmo2": Architecture("olmo2", SIZES, lambda config: renamed(layers(OLMO2)), HEADS),
-    "qwen2": Architecture("qwen2", SIZES, lambda config: renamed(layers(INSIDE)), HEADS),
+    "llama": Architecture("llama", REQUIRED_KEYS, llama_table, OPTIONAL_KEYS, flags=BIASES),
+    "granite": Architecture("granite", REQUIRED_KEYS | SCALE_KEYS, llama_table, OPTIONAL_KEYS, flags=BIASES),
+    "olmo2": Architecture(
+        "olmo2", REQUIRED_KEYS, lambda config: rename_modules(module_names(OLMO2_MODULES)), OPTIONAL_KEYS
+    ),
+    "qwen2": Architecture(
+        "qwen2", REQUIRED_KEYS, lambda config: rename_modules(module_names(LAYER_MODULES)), OPTIONAL_KEYS
+    ),
     "qwen3": Architecture(
-        "qwen3", SIZES, lambda config: renamed(layers(INSIDE | QK_NORMS)), HEADS,
+        "qwen3", REQUIRED_KEYS, lambda config: rename_modules(module_names(LAYER_MODULES | QK_NORMS)), OPTIONAL_KEYS,
         flags={"attention_bias": "blk.0.attn_q.bias"},
     ),
     "gpt2": Architecture(
-        "gpt2", GPT2_SIZES, gpt2, {"vocab_size": "vocab_size"}, {"activation_function": "gelu_new"}, rope=False
+        "gpt2", GPT2_KEYS, gpt2_table, {"vocab_size": "vocab_size"}, {"activation_function": "gelu_new"}, rope=False
     ),
 }  # fmt: skip
 
 
-def architecture(name: object) -> Architecture:
+def find_architecture(name: object) -> Architecture:
     if not isinstance(name, str) or name not in ARCHITECTURES:
         raise FamilyError(
-            f"GGUF files of architecture {name!r:.80} have no family here; {nearest(str(name), ARCHITECTURES)}"
+            f"GGUF files of the architecture {name!r:.80} are not supported; {nearest(str(name), ARCHITECTURES)}"
         )
     return ARCHITECTURES[name]

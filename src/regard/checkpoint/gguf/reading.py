@@ -1,8 +1,7 @@
-"""Reading a GGUF file: its metadata as a family's config, its tensors dequantized when they are asked for.
+"""Read a GGUF file: its metadata as a family's config, its tensors dequantized on demand.
 
-Every size is held against the file before a byte of weights is read: types that are known, whole blocks, places inside
-the file that do not overlap. A tensor is dequantized some rows at a time, so the peak is one copy of the model and one
-tensor, and a little.
+Before any weights are read, every tensor is checked: a known type, rows of whole blocks, inside the file, no overlap.
+A tensor is dequantized a few rows at a time, so the peak memory is one copy of the model plus one tensor.
 """
 
 import math
@@ -18,20 +17,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from regard.checkpoint.folder import CheckpointError
-from regard.checkpoint.gguf.architectures import architecture
-from regard.checkpoint.gguf.rope_metadata import DIVISORS, KEYS, settings
+from regard.checkpoint.atomic_folder import CheckpointError
+from regard.checkpoint.gguf.architectures import find_architecture
+from regard.checkpoint.gguf.rope_metadata import DIVISORS, ROPE_KEYS, rope_parameters
 from regard.families import FamilyError, family
 from regard.gguf_header import GGUFError, Header, TensorInfo, read_header
 from regard.models.base import Model
 from regard.weights.table import Chain, StoredTensor
 
-PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-BLOCKS = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS")
-AT_ONCE = 1 << 20  # numbers that are dequantized together
+FLOAT_TYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+BLOCK_TYPES = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS")
+DEQUANTIZE_NUMEL = 1 << 20  # numbers dequantized at a time
+MAX_DIVISORS = 1 << 16
 
 
-def library() -> Any:
+def gguf_library() -> Any:
     try:
         import gguf
     except ModuleNotFoundError:
@@ -40,122 +40,139 @@ def library() -> Any:
 
 
 def open_gguf(file: str | Path) -> tuple[Model, Chain, dict[str, StoredTensor]]:
-    """The spec, how its tensors are named, and the tensors themselves, unread."""
+    """The spec, the table of tensor names, and the tensors, unread."""
     try:
         header = read_header(file)
     except GGUFError as error:
         raise CheckpointError(str(error)) from error
-    found = find(header)
+    stored = open_tensors(header)
     try:
-        spec, table = understand(header, divisors(found))
+        spec, chain = read_spec_and_table(header, read_divisors(stored))
     except FamilyError as error:
         raise FamilyError(f"{file}: {error}") from error
-    return spec, table, found
+    return spec, chain, stored
 
 
-def understand(header: Header, divisors: list[float] | None) -> tuple[Model, Chain]:
-    config = configure(header, divisors)
+def read_spec_and_table(header: Header, divisors: list[float] | None) -> tuple[Model, Chain]:
+    config = family_config(header, divisors)
     foreign = family(config["model_type"])
     spec = foreign.spec(config)
-    return spec, Chain(architecture(header.metadata["general.architecture"]).names(config), foreign.table(spec))
+    table = find_architecture(header.metadata["general.architecture"]).table(config)
+    return spec, Chain(table, foreign.table(spec))
 
 
-def configure(header: Header, divisors: list[float] | None) -> dict[str, Any]:
-    """The metadata as the family's own config.json would say it."""
+def family_config(header: Header, divisors: list[float] | None) -> dict[str, Any]:
+    """The metadata as the family's config.json."""
     name = header.metadata.get("general.architecture")
-    kind = architecture(name)
-    said = {key.removeprefix(f"{name}."): v for key, v in header.metadata.items() if key.startswith(f"{name}.")}
-    missing = [key for key in kind.sizes if key not in said]
-    strange = [key for key in said if key not in {*kind.sizes, *kind.more, *(KEYS if kind.rope else ())}]
-    if missing or strange:
-        fault = "is missing" if missing else "has no part here"
-        raise FamilyError(f"{name}.{(missing or strange)[0]} {fault}")
+    architecture = find_architecture(name)
+    prefix = f"{name}."
+    metadata = {key.removeprefix(prefix): value for key, value in header.metadata.items() if key.startswith(prefix)}
+    known = {**architecture.required, **architecture.optional}
+    for key in architecture.required:
+        if key not in metadata:
+            raise FamilyError(f"{name}.{key} is missing")
+    for key in metadata:
+        if key not in known and not (architecture.rope and key in ROPE_KEYS):
+            raise FamilyError(f"{name}.{key} is not supported")
     if "token_embd.weight" not in header.tensors:
         raise FamilyError("token_embd.weight is missing")
     config: dict[str, Any] = {
-        "model_type": kind.model_type,
-        **kind.fixed,
+        "model_type": architecture.model_type,
+        **architecture.fixed,
         "tie_word_embeddings": "output.weight" not in header.tensors,
     }
-    config |= {flag: tensor in header.tensors for flag, tensor in kind.flags.items()}
-    words = {**kind.sizes, **kind.more}
-    for key, value in ((key, said[key]) for key in words if key in said):
+    config |= {flag: tensor in header.tensors for flag, tensor in architecture.flags.items()}
+    for key, theirs in known.items():
+        if key not in metadata:
+            continue
+        value = metadata[key]
         if isinstance(value, array):
-            raise FamilyError(f"{name}.{key} differs from layer to layer, which has no part here")
-        if config.setdefault(words[key], value) != value:
-            raise FamilyError(f"{name}.{key}={value!r:.80} should be {config[words[key]]!r:.80} like its neighbours")
+            raise FamilyError(f"{name}.{key} has one value per layer; only a single value is supported")
+        if config.setdefault(theirs, value) != value:
+            raise FamilyError(
+                f"{name}.{key}={value!r:.80} contradicts another key, by which it is {config[theirs]!r:.80}"
+            )
     config.setdefault("vocab_size", header.tensors["token_embd.weight"].shape[0])
-    if kind.rope:
+    if architecture.rope:
         heads, width = (config[key] for key in ("num_attention_heads", "hidden_size"))
         if not all(type(size) is int and size > 0 for size in (heads, width)):
-            raise FamilyError(f"{name} has {heads!r:.80} heads and a width of {width!r:.80}; both must be positive")
+            raise FamilyError(
+                f"{name} has head_count={heads!r:.80} and embedding_length={width!r:.80}; both must be positive"
+            )
         config.setdefault("num_key_value_heads", heads)
         config.setdefault("head_dim", width // heads)
-        config["rope_parameters"] = settings(said, divisors, config["max_position_embeddings"])
+        config["rope_parameters"] = rope_parameters(metadata, divisors, config["max_position_embeddings"])
     return config
 
 
-def divisors(found: dict[str, StoredTensor]) -> list[float] | None:
-    """RoPE's, where the file has them: a tensor that is really a setting."""
-    if DIVISORS not in found:
+def read_divisors(stored: dict[str, StoredTensor]) -> list[float] | None:
+    """The divisors of RoPE's frequencies, which GGUF stores as a tensor; None if the file has none."""
+    if DIVISORS not in stored:
         return None
-    if math.prod(found[DIVISORS].shape) > 1 << 16:
-        raise CheckpointError(f"{found[DIVISORS].file}: {DIVISORS} {found[DIVISORS].shape} should be a number a pair")
-    return found[DIVISORS].read().flatten().tolist()
+    tensor = stored[DIVISORS]
+    if math.prod(tensor.shape) > MAX_DIVISORS:
+        raise CheckpointError(f"{tensor.file}: {DIVISORS} {tensor.shape} must have one number per frequency")
+    return tensor.read().flatten().tolist()
 
 
-def find(header: Header) -> dict[str, StoredTensor]:
-    """Every tensor of the file, if all of them lie in it, apart from each other."""
-    gguf = library()
-    names = {kind.value: kind.name for kind in gguf.GGMLQuantizationType if kind.name in (*PLAIN, *BLOCKS)}
-    found, spans = {}, []
-    for name, place in header.tensors.items():
-        if place.type not in names:
-            raise CheckpointError(f"{header.file}: {name} has type {place.type}; read are {', '.join(names.values())}")
-        kind = names[place.type]
-        block, size = gguf.GGML_QUANT_SIZES[place.type]
-        if place.shape[-1] % block:
-            raise CheckpointError(f"{header.file}: {name} {place.shape} has rows that are no whole blocks of {block}")
-        end = place.start + math.prod(place.shape) // block * size
+def open_tensors(header: Header) -> dict[str, StoredTensor]:
+    """All tensors of the file, unread, after the checks above."""
+    gguf = gguf_library()
+    names = {type.value: type.name for type in gguf.GGMLQuantizationType if type.name in (*FLOAT_TYPES, *BLOCK_TYPES)}
+    stored, spans = {}, []
+    for name, info in header.tensors.items():
+        if info.type not in names:
+            raise CheckpointError(
+                f"{header.file}: {name} has type {info.type}; supported are {', '.join(names.values())}"
+            )
+        type_name = names[info.type]
+        block_numel, block_bytes = gguf.GGML_QUANT_SIZES[info.type]
+        if info.shape[-1] % block_numel:
+            raise CheckpointError(
+                f"{header.file}: {name} {info.shape} has rows that are not a multiple of the block size {block_numel}"
+            )
+        end = info.start + math.prod(info.shape) // block_numel * block_bytes
         if end > header.size:
             raise CheckpointError(
-                f"{header.file}: {name} {place.shape} ends at byte {end}, the file at {header.size}; fetch it again"
+                f"{header.file}: {name} {info.shape} ends at byte {end}, but the file has {header.size} bytes; "
+                "download it again"
             )
-        spans.append((place.start, end, name))
-        if kind in PLAIN:
-            read = partial(plain, header.file, place, PLAIN[kind])
+        spans.append((info.start, end, name))
+        if type_name in FLOAT_TYPES:
+            dtype, read = type_name, partial(read_floats, header.file, info, FLOAT_TYPES[type_name])
         else:
-            dequantize = partial(gguf.dequantize, qtype=gguf.GGMLQuantizationType[kind])
-            read = partial(dequantized, header.file, place, place.shape[-1] // block * size, dequantize)
-        found[name] = StoredTensor(str(header.file), place.shape, kind if kind in PLAIN else "F32", read)
+            row_bytes = info.shape[-1] // block_numel * block_bytes
+            dequantize = partial(gguf.dequantize, qtype=gguf.GGMLQuantizationType[type_name])
+            dtype, read = "F32", partial(read_blocks, header.file, info, row_bytes, dequantize)
+        stored[name] = StoredTensor(str(header.file), info.shape, dtype, read)
     for (_, end, name), (start, _, other) in pairwise(sorted(spans)):
         if start < end:
-            raise CheckpointError(f"{header.file}: {name} and {other} overlap at byte {start}")
-    return found
+            raise CheckpointError(f"{header.file}: {name} and {other} overlap at byte {start}; download it again")
+    return stored
 
 
-def plain(file: Path, place: TensorInfo, dtype: torch.dtype) -> Tensor:
-    out = mapped(place.shape, dtype)
+def read_floats(file: Path, info: TensorInfo, dtype: torch.dtype) -> Tensor:
+    out = allocate(info.shape, dtype)
     with file.open("rb") as stream:
-        stream.seek(place.start)
+        stream.seek(info.start)
         if stream.readinto(out.flatten().view(torch.uint8).numpy()) < out.nbytes:
-            raise CheckpointError(f"{file} was cut short while it was read; fetch it again")
+            raise CheckpointError(f"{file} was truncated while it was read; download it again")
     return out
 
 
-def dequantized(file: Path, place: TensorInfo, row: int, dequantize: Callable[[np.ndarray], np.ndarray]) -> Tensor:
-    """`row` is the length of a row in bytes."""
-    out = mapped(place.shape, torch.float32)
-    with file.open("rb") as stream, np.errstate(all="ignore"):  # a scale may be infinite; so is its weight then
-        stream.seek(place.start)
-        for some in out.view(-1, place.shape[-1]).split(max(AT_ONCE // place.shape[-1], 1)):
-            raw = np.fromfile(stream, np.uint8, len(some) * row)
-            if raw.size < len(some) * row:
-                raise CheckpointError(f"{file} was cut short while it was read; fetch it again")
-            some.copy_(torch.from_numpy(dequantize(raw.reshape(len(some), row))))
+def read_blocks(file: Path, info: TensorInfo, row_bytes: int, dequantize: Callable[[np.ndarray], np.ndarray]) -> Tensor:
+    """A quantized tensor as float32."""
+    out = allocate(info.shape, torch.float32)
+    with file.open("rb") as stream, np.errstate(all="ignore"):  # a scale may be infinite, and then its weights are too
+        stream.seek(info.start)
+        for rows in out.view(-1, info.shape[-1]).split(max(DEQUANTIZE_NUMEL // info.shape[-1], 1)):
+            raw = np.fromfile(stream, np.uint8, len(rows) * row_bytes)
+            if raw.size < len(rows) * row_bytes:
+                raise CheckpointError(f"{file} was truncated while it was read; download it again")
+            rows.copy_(torch.from_numpy(dequantize(raw.reshape(len(rows), row_bytes))))
     return out
 
 
-def mapped(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-    """Memory that goes back to the system with the tensor: on the heap, copy after copy would leave holes."""
+def allocate(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """An empty tensor in anonymous pages, which return to the system with the tensor and do not fragment the heap."""
     return torch.frombuffer(mmap.mmap(-1, math.prod(shape) * dtype.itemsize), dtype=dtype).view(shape)

@@ -1,4 +1,4 @@
-"""Tiny models that GGUF has words for, and their files."""
+"""Tiny models of every architecture that GGUF files support."""
 
 from pathlib import Path
 from typing import Any
@@ -39,7 +39,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "llama, yarn": rope("yarn", factor=4.0, original_max_position_embeddings=16),
     "llama, llama3 rope": rope("llama3", **LLAMA3),
     "qwen2": LLAMA | {"model_type": "qwen2"},
-    "qwen3": LLAMA | {"model_type": "qwen3", "head_dim": 128},  # transformers takes its default from no file
+    "qwen3": LLAMA | {"model_type": "qwen3", "head_dim": 128},  # transformers does not read head_dim from the file
     "granite": LLAMA | SCALES | {"model_type": "granite"},
     "olmo2": LLAMA | {"model_type": "olmo2"},
     "gpt2": GPT2,
@@ -51,7 +51,7 @@ def tiny(config: dict[str, Any]) -> nn.Module:
     return build(family(config["model_type"]).spec(config), torch.float32)
 
 
-def written(config: dict[str, Any], folder: Path, form: GGUFFormat = "f32") -> tuple[nn.Module, Path]:
+def write(config: dict[str, Any], folder: Path, format: GGUFFormat = "f32") -> tuple[nn.Module, Path]:
     model = tiny(config)
-    export_gguf(model, folder / "model.gguf", config["model_type"], form)
+    export_gguf(model, folder / "model.gguf", config["model_type"], format)
     return model, folder / "model.gguf"

@@ -1,9 +1,10 @@
-"""Folders that are either whole or not there.
+"""Folders that are written completely or not at all.
 
-A folder is written under a hidden name beside its place, every file is forced to disk, a manifest with the size and
-SHA-256 sum of each is added, and only then is it renamed: a writer killed at any moment leaves the old folder or the
-new one, never a mixture. What it left besides (`.name.partial`, `.name.old`) is cleared, or put back where the place is
-empty, by the next writer. `check_folder` reads everything again and names the file and its fault.
+A folder is written under a hidden name next to its destination. Every file is synced to disk, a manifest with the size
+and SHA-256 sum of each file is added, and then the folder is renamed. A writer killed at any moment therefore leaves
+the old folder or the new one, never a mixture. The hidden folders that it leaves (`.name.partial`, `.name.old`) are
+deleted by the next writer, or renamed back if the destination is missing. `check_folder` compares every file with the
+manifest.
 """
 
 import hashlib
@@ -18,15 +19,15 @@ MANIFEST = "manifest.json"
 
 
 class CheckpointError(ValueError):
-    """A folder that must not be used: the message names the file and what is wrong with it."""
+    """A folder that must not be used; the message names the file and its fault."""
 
 
 @contextmanager
 def write_folder(path: str | Path) -> Generator[Path]:
-    """Fill the folder that is yielded; after a block without errors it stands at `path`, in place of the old."""
+    """Yield a temporary folder to fill; it replaces the one at `path` if the block raises no error."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial, old = beside(path, "partial"), beside(path, "old")
+    partial, old = hidden_sibling(path, "partial"), hidden_sibling(path, "old")
     recover(path)
     partial.mkdir()
     try:
@@ -38,12 +39,12 @@ def write_folder(path: str | Path) -> Generator[Path]:
     if path.exists():
         path.rename(old)
     partial.rename(path)
-    sync(path.parent)
-    shutil.rmtree(old, ignore_errors=True)  # the new folder stands; a rest of the old is cleared by the next writer
+    sync_folder(path.parent)
+    shutil.rmtree(old, ignore_errors=True)  # the new folder is complete; the next writer deletes what is left
 
 
 def check_folder(path: str | Path) -> None:
-    """Raise CheckpointError unless every file of the manifest is there, byte for byte."""
+    """Raise CheckpointError unless every file in the manifest exists with the same bytes."""
     path = Path(path)
     for name, entry in read_manifest(path).items():
         file = path / name
@@ -57,33 +58,35 @@ def check_folder(path: str | Path) -> None:
             )
         with file.open("rb") as stream:
             if hashlib.file_digest(stream, "sha256").hexdigest() != entry["sha256"]:
-                raise CheckpointError(f"{file} was changed: its SHA-256 is not the manifest's; use another checkpoint")
+                raise CheckpointError(
+                    f"{file} was changed: its SHA-256 sum differs from the manifest; use another checkpoint"
+                )
 
 
 def remove_folder(path: Path) -> None:
-    """Take a folder away at once: it disappears from its place before its files are deleted one by one."""
-    old = beside(path, "old")
+    """Delete a folder. It is renamed first, so that no reader finds a part of it."""
+    old = hidden_sibling(path, "old")
     shutil.rmtree(old, ignore_errors=True)
     path.rename(old)
     shutil.rmtree(old)
 
 
 def recover(path: Path) -> None:
-    """Clear what a killed writer of this folder left; a replaced folder without its successor is put back."""
-    old = beside(path, "old")
+    """Delete what a killed writer left; an old folder without a replacement is renamed back."""
+    old = hidden_sibling(path, "old")
     if old.exists() and not path.exists():
         old.rename(path)
-    for rest in (old, beside(path, "partial")):
-        if rest.exists():
-            shutil.rmtree(rest)
+    for leftover in (old, hidden_sibling(path, "partial")):
+        if leftover.exists():
+            shutil.rmtree(leftover)
 
 
-def beside(path: Path, state: str) -> Path:
-    return path.with_name(f".{path.name}.{state}")
+def hidden_sibling(path: Path, suffix: str) -> Path:
+    return path.with_name(f".{path.name}.{suffix}")
 
 
 def write_manifest(folder: Path) -> None:
-    """The sums of all files."""
+    """Write the manifest, and sync every file and folder to disk."""
     entries = {}
     for file in sorted(filter(Path.is_file, folder.rglob("*"))):
         with file.open("rb") as stream:
@@ -95,7 +98,7 @@ def write_manifest(folder: Path) -> None:
         stream.flush()
         os.fsync(stream.fileno())
     for inner in [folder, *filter(Path.is_dir, folder.rglob("*"))]:
-        sync(inner)
+        sync_folder(inner)
 
 
 def read_manifest(folder: Path) -> dict[str, dict]:
@@ -107,14 +110,14 @@ def read_manifest(folder: Path) -> dict[str, dict]:
             if not inside or not isinstance(entry["bytes"], int) or not isinstance(entry["sha256"], str):
                 raise ValueError(f"entry {name!r}")
     except FileNotFoundError:
-        raise CheckpointError(f"{file} is missing: {folder} is no complete checkpoint; use another one") from None
-    except (ValueError, KeyError, TypeError, AttributeError) as fault:
-        raise CheckpointError(f"{file} cannot be read ({fault}); use another checkpoint") from None
+        raise CheckpointError(f"{file} is missing: {folder} is not a complete checkpoint; use another one") from None
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"{file} is not a valid manifest ({error}); use another checkpoint") from None
     return files
 
 
-def sync(folder: Path) -> None:
-    """Force a folder's own entries (names, renames) to disk."""
+def sync_folder(folder: Path) -> None:
+    """Sync a folder's own entries (names, renames) to disk."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -1,4 +1,4 @@
-"""A folder is whole or not there, whatever happens to its writer; any damage is found and named."""
+"""A folder is complete or absent, whatever happens to its writer; every damage is detected and named."""
 
 import errno
 import json
@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from regard.checkpoint import folder as folders
-from regard.checkpoint.folder import MANIFEST, CheckpointError, check_folder, remove_folder, write_folder
+from regard.checkpoint.atomic_folder import MANIFEST, CheckpointError, check_folder, remove_folder, write_folder
 
 
 def fill(path: Path, text: str = "one") -> Path:
@@ -20,12 +19,12 @@ def fill(path: Path, text: str = "one") -> Path:
     return path
 
 
-def text_of(path: Path) -> str:
+def checked_text(path: Path) -> str:
     check_folder(path)
     return (path / "inner" / "notes.txt").read_text()
 
 
-def test_what_was_written_is_there_and_nothing_else(tmp_path: Path) -> None:
+def test_only_the_written_files_exist(tmp_path: Path) -> None:
     fill(tmp_path / "deep" / "model")
     check_folder(tmp_path / "deep" / "model")
     assert [p.name for p in (tmp_path / "deep").iterdir()] == ["model"]
@@ -36,58 +35,58 @@ def test_what_was_written_is_there_and_nothing_else(tmp_path: Path) -> None:
     }
 
 
-def test_replaces(tmp_path: Path) -> None:
+def test_an_existing_folder_is_replaced(tmp_path: Path) -> None:
     fill(tmp_path / "model", "one")
     fill(tmp_path / "model", "two")
-    assert text_of(tmp_path / "model") == "two"
+    assert checked_text(tmp_path / "model") == "two"
     assert [p.name for p in tmp_path.iterdir()] == ["model"]
 
 
 @pytest.mark.parametrize("fault", [OSError(errno.ENOSPC, "no space left on device"), KeyboardInterrupt()])
-@pytest.mark.parametrize("where", ["body", "manifest"])
-def test_an_error_leaves_the_old_one(tmp_path: Path, monkeypatch, fault: BaseException, where: str) -> None:
+@pytest.mark.parametrize("moment", ["body", "manifest"])
+def test_an_error_leaves_the_old_folder(tmp_path: Path, monkeypatch, fault: BaseException, moment: str) -> None:
     fill(tmp_path / "model", "one")
 
     def fail(*_: object) -> None:
         raise fault
 
-    if where == "manifest":
-        monkeypatch.setattr(folders, "write_manifest", fail)
+    if moment == "manifest":
+        monkeypatch.setattr("regard.checkpoint.atomic_folder.write_manifest", fail)
     with pytest.raises(type(fault)), write_folder(tmp_path / "model") as folder:
         (folder / "config.json").write_text("half")
-        if where == "body":
+        if moment == "body":
             fail()
-    assert text_of(tmp_path / "model") == "one"
+    assert checked_text(tmp_path / "model") == "one"
     assert [p.name for p in tmp_path.iterdir()] == ["model"]
 
 
 @pytest.mark.parametrize("renames", [0, 1])
-def test_killed_between_the_renames_the_old_one_comes_back(tmp_path: Path, monkeypatch, renames: int) -> None:
+def test_the_old_folder_is_recovered_after_a_kill_between_renames(tmp_path: Path, monkeypatch, renames: int) -> None:
     class Killed(BaseException):
         pass
 
     fill(tmp_path / "model", "one")
     rename, done = Path.rename, []
 
-    def dying(self: Path, target: Path) -> Path:
+    def rename_until_killed(self: Path, target: Path) -> Path:
         if len(done) == renames:
             raise Killed
         done.append(target)
         return rename(self, target)
 
-    monkeypatch.setattr(Path, "rename", dying)
+    monkeypatch.setattr(Path, "rename", rename_until_killed)
     with pytest.raises(Killed):
         fill(tmp_path / "model", "two")
     monkeypatch.undo()
     left = [p for p in (tmp_path / "model", tmp_path / ".model.old") if p.exists()]
-    assert [text_of(p) for p in left] == ["one"]
+    assert [checked_text(p) for p in left] == ["one"]
     with pytest.raises(RuntimeError), write_folder(tmp_path / "model"):
-        assert text_of(tmp_path / "model") == "one", "the next writer puts it back before it begins"
+        assert checked_text(tmp_path / "model") == "one", "the next writer recovers it first"
         raise RuntimeError
     assert [p.name for p in tmp_path.iterdir()] == ["model"]
 
 
-def test_a_folder_is_removed_whole(tmp_path: Path) -> None:
+def test_remove_folder_leaves_nothing(tmp_path: Path) -> None:
     fill(tmp_path / "model")
     (tmp_path / ".model.old").mkdir()
     remove_folder(tmp_path / "model")
@@ -95,7 +94,7 @@ def test_a_folder_is_removed_whole(tmp_path: Path) -> None:
 
 
 def damage(path: Path, draw: random.Random) -> tuple[Path, str]:
-    """Truncate, flip a bit, or delete one file; -> the file and what was done."""
+    """Truncate, extend, flip a bit of, or delete one file; returns the file and the kind of damage."""
     file = draw.choice(sorted(p for p in path.rglob("*") if p.is_file()))
     data = bytearray(file.read_bytes())
     kind = draw.choice(["truncate", "flip", "delete", "grow"])
@@ -112,17 +111,17 @@ def damage(path: Path, draw: random.Random) -> tuple[Path, str]:
 
 
 @pytest.mark.parametrize("trials", [200, pytest.param(3000, marks=pytest.mark.slow)])
-def test_every_damage_is_found_and_named(tmp_path: Path, trials: int) -> None:
-    words = {"truncate": "truncated", "flip": "changed", "delete": "missing", "grow": "too long"}
+def test_every_damage_is_detected_and_named(tmp_path: Path, trials: int) -> None:
+    faults = {"truncate": "truncated", "flip": "changed", "delete": "missing", "grow": "too long"}
     path = fill(tmp_path / "model")
-    whole = {file: file.read_bytes() for file in path.rglob("*") if file.is_file()}
+    intact = {file: file.read_bytes() for file in path.rglob("*") if file.is_file()}
     for trial in range(trials):
         file, kind = damage(path, random.Random(trial))
         with pytest.raises(CheckpointError) as error:
             check_folder(path)
         if file.name != MANIFEST:
-            assert str(file) in str(error.value) and words[kind] in str(error.value), (trial, kind, str(error.value))
-        file.write_bytes(whole[file])
+            assert str(file) in str(error.value) and faults[kind] in str(error.value), (trial, kind, str(error.value))
+        file.write_bytes(intact[file])
         check_folder(path)
 
 
@@ -130,7 +129,7 @@ def test_every_damage_is_found_and_named(tmp_path: Path, trials: int) -> None:
     "manifest",
     ["", "{", "[]", "{}", '{"files": []}', '{"files": {"config.json": 3}}', '{"files": {"config.json": {}}}'],
 )
-def test_a_manifest_that_cannot_be_read_is_an_error(tmp_path: Path, manifest: str) -> None:
+def test_an_invalid_manifest_is_refused(tmp_path: Path, manifest: str) -> None:
     path = fill(tmp_path / "model")
     (path / MANIFEST).write_text(manifest)
     with pytest.raises(CheckpointError, match=MANIFEST):
@@ -138,14 +137,14 @@ def test_a_manifest_that_cannot_be_read_is_an_error(tmp_path: Path, manifest: st
 
 
 @pytest.mark.parametrize("name", ["../secret", "/etc/passwd", "inner/../../secret"])
-def test_a_manifest_cannot_point_outside(tmp_path: Path, name: str) -> None:
+def test_a_manifest_with_paths_outside_is_refused(tmp_path: Path, name: str) -> None:
     path = fill(tmp_path / "model")
     (tmp_path / "secret").write_text("x")
     (path / MANIFEST).write_text(json.dumps({"files": {name: {"bytes": 1, "sha256": "0"}}}))
-    with pytest.raises(CheckpointError, match="cannot be read"):
+    with pytest.raises(CheckpointError, match="not a valid manifest"):
         check_folder(path)
 
 
-def test_no_folder_is_an_error(tmp_path: Path) -> None:
+def test_a_missing_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="missing"):
         check_folder(tmp_path / "nothing")

@@ -1,0 +1,94 @@
+"""Sentence encoders: embeddings equal those of `transformers`, and invalid folders are refused."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+import transformers
+
+from regard.checkpoint import CheckpointError, load, save
+from regard.checkpoint.model_folder import read_spec_and_table
+from regard.models.heads import Pooled
+from regard.packaged import PACKAGED, locate
+from regard.text.tokenizer import Tokenizer
+from tests.laws import error, places
+
+needs_minilm = pytest.mark.skipif(PACKAGED["minilm"].path is None, reason=PACKAGED["minilm"].install_command)
+SENTENCES = ["A man is eating food.", "Someone eats a meal.", "The girl plays the violin, naïvely… 日本 🙂", "no"]
+
+
+@needs_minilm
+@torch.no_grad()
+def test_minilm_embeddings_equal_those_of_transformers(tmp_path: Path) -> None:
+    transformers.utils.logging.disable_progress_bar()
+    folder, ours, tokenizer = locate("minilm"), load("minilm"), Tokenizer.load("minilm")
+    assert ours.spec.head == Pooled("mean")
+    batch = transformers.AutoTokenizer.from_pretrained(folder)(SENTENCES, padding=True, return_tensors="pt")
+    hidden = transformers.BertModel.from_pretrained(folder).eval()(**batch).last_hidden_state
+    mask = batch["attention_mask"].unsqueeze(-1)
+    expected = F.normalize((hidden * mask).sum(1) / mask.sum(1), dim=-1)
+
+    ids = [tokenizer.encode_with_special_tokens(sentence) for sentence in SENTENCES]
+    assert ids == [padded[: len(row)] for padded, row in zip(batch["input_ids"].tolist(), ids, strict=True)]
+    layout = places([len(row) for row in ids], batch["input_ids"].shape[1], left=False)
+    assert error(ours(batch["input_ids"], layout), expected) < 1e-5
+    for row, embedding in zip(ids, expected, strict=True):
+        assert error(ours(torch.tensor([row]))[0], embedding) < 1e-5
+    similar, different = (expected[0] @ expected[n] for n in (1, 2))
+    assert similar > 0.5 > different
+
+    save(ours, tmp_path / "own", tokenizer)
+    assert torch.equal(load(tmp_path / "own")(batch["input_ids"], layout), ours(batch["input_ids"], layout))
+
+
+def write_encoder(path: Path, modules: Any, pooling: dict[str, Any]) -> Path:
+    config = transformers.BertConfig(
+        vocab_size=30, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8,
+        architectures=["BertModel"],
+    )  # fmt: skip
+    config.save_pretrained(path)
+    (path / "modules.json").write_text(json.dumps(modules))
+    (path / "1_Pooling").mkdir()
+    (path / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
+    return path
+
+
+def modules(*kinds: str, path: str = "1_Pooling") -> list[dict[str, str]]:
+    return [
+        {"type": f"sentence_transformers.models.{kind}", "path": path if n == 1 else ""} for n, kind in enumerate(kinds)
+    ]
+
+
+MEAN = {"word_embedding_dimension": 8, "pooling_mode_mean_tokens": True, "pooling_mode_cls_token": False}
+
+
+def test_pooling_becomes_the_head_of_the_encoder(tmp_path: Path) -> None:
+    spec, _ = read_spec_and_table(
+        write_encoder(tmp_path, modules("Transformer", "Pooling"), {"pooling_mode_cls_token": True})
+    )
+    assert spec.head == Pooled("cls", normalize=False)  # ty: ignore
+
+
+@pytest.mark.parametrize(
+    ("listed", "pooling", "message"),
+    [
+        (modules("Transformer", "Pooling", "Dense"), MEAN, "lists Transformer, Pooling, Dense; supported are"),
+        (modules("Transformer", "Pooling", path="../x"), MEAN, "'../x' must be the name of a folder inside"),
+        (modules("Transformer", "Pooling", path="other"), MEAN, "config.json is missing"),
+        ([{"type": 3}], MEAN, "must be a list of modules"),
+        ({"a": 1}, MEAN, "must be a list of modules"),
+        (
+            modules("Transformer", "Pooling"),
+            {"pooling_mode_max_tokens": True},
+            "pooling modes are pooling_mode_max_tokens",
+        ),
+        (modules("Transformer", "Pooling"), MEAN | {"pooling_mode_cls_token": True}, "exactly one of"),
+        (modules("Transformer", "Pooling"), {}, "pooling modes are empty"),
+    ],
+)
+def test_unsupported_modules_are_refused(listed: Any, pooling: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=message):
+        read_spec_and_table(write_encoder(tmp_path, listed, pooling))
