@@ -259,7 +259,7 @@ def test_unknown_ids_are_refused_by_name() -> None:
         model(torch.tensor([[1, -1]]))
     with pytest.raises(ValueError, match="type id 2 is outside the vocabulary of 2"):
         model(text(1, 2), types=torch.tensor([[0, 2]]))
-    with pytest.raises(ValueError, match="this model knows none"):
+    with pytest.raises(ValueError, match="this model has no type embeddings"):
         build(ENCODERS["rope"])(text(1, 2), types=torch.tensor([[0, 1]]))
 
 
