@@ -83,7 +83,7 @@ def test_what_cannot_be_is_refused() -> None:
         Frames(kernel=2)
     with pytest.raises(SpecError, match=r"strides=\(\) must be positive"):
         Frames(strides=())
-    with pytest.raises(ValueError, match=r"a signal of shape \(3, 9\) was given; this model reads \(2, frames\)"):
+    with pytest.raises(ValueError, match=r"a signal of shape \(3, 9\) was given; this model takes \(2, frames\)"):
         Frames(2).build(4)(torch.zeros(1, 3, 9))
 
 

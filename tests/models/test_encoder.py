@@ -320,8 +320,8 @@ REFUSED = {
         Patches((4, 4), (8, 8)), 8, ENCODERS["rope"].layers, head=MaskedLM(BERT_DENSE)
     ),
     "layers is empty": lambda: Encoder(Tokens(5), 8, ()),
-    "does nothing here": lambda: Encoder(Tokens(5), 8, ENCODERS["rope"].layers, Rope()),
-    "makes 5 tokens, its positions reach only 4": lambda: Encoder(
+    "has no effect here": lambda: Encoder(Tokens(5), 8, ENCODERS["rope"].layers, Rope()),
+    "makes 5 tokens, its positions support only 4": lambda: Encoder(
         Patches((4, 4), (8, 8)), 8, ENCODERS["rope"].layers, Learned(4)
     ),
     "labels=0 must be positive": lambda: Classification(0),

@@ -251,7 +251,7 @@ def test_schemes_survive_json_and_toml(spec: Position) -> None:
         (lambda: T5Buckets(heads=0), "heads=0 must be positive"),
         (lambda: T5Buckets().check_place("stack"), "a stack's table needs heads"),
         (lambda: Attention(4, position=T5Buckets(heads=4)), "heads=4 is for a stack"),
-        (lambda: Attention(4, position=Learned(4)), "does nothing here; give it to the stack"),
+        (lambda: Attention(4, position=Learned(4)), "has no effect here; give it to the stack"),
     ],
 )
 def test_what_cannot_be_is_said(wrong, message: str) -> None:

@@ -1,11 +1,11 @@
-"""The decoder: a language model that reads left to right.
+"""The decoder: an autoregressive language model.
 
     x = E[tokens] (+ positions)      x = block_n(… block_1(x))      logits = W_head norm(x)
 
-GPT, Llama and the hybrids of attention and recurrence are all this, with different blocks inside. `ahead` blocks stand
-side by side on top of the stack, each with the same norm and head: the i-th guesses the token i further than the next
-(Gloeckle et al. 2024). They serve training and speculation; logits are the next token's. Words may be narrower than the
-stack, with a matrix on the way in and one on the way out (`embedding_dim`: Lan et al. 2020, OPT-350m).
+GPT, Llama and hybrids of attention and recurrence differ in their blocks. `ahead` blocks each take the stack's output
+and share its norm and head: the i-th predicts the token i positions after the next (Gloeckle et al. 2024), for training
+and speculative decoding. The embedding may be narrower than the stack, with a projection at the input and one at the
+output (`embedding_dim`: Lan et al. 2020, OPT-350m).
 """
 
 from dataclasses import dataclass
@@ -43,9 +43,9 @@ class Decoder(Model["DecoderModule"]):
     position: Position = NoPosition()
     norm: Norm = RMSNorm()
     tied: bool = True
-    context: int | None = None  # longest text it was made for; None: what its positions reach, or no limit is known
+    context: int | None = None  # longest sequence it is made for; None: as its positions support
     embedding_scale: float = 1.0  # √width in Vaswani et al. 2017 and in Gemma
-    embedding_norm: Norm | None = None  # behind the positions
+    embedding_norm: Norm | None = None  # after the positions
     embedding_dim: int | None = None  # of the table and the head, with a matrix between; None: the width (no matrix)
     head_bias: bool = False
     logit_scale: float = 1.0
@@ -79,7 +79,7 @@ class Decoder(Model["DecoderModule"]):
 
     @property
     def table_dim(self) -> int:
-        """How wide a word's row of the embedding is."""
+        """Width of the embedding table."""
         return self.embedding_dim or self.width
 
     @property
@@ -122,7 +122,7 @@ class DecoderModule(nn.Module):
     ) -> Tensor | Outputs:
         """tokens (B, L) -> logits (B, L, V), or all `outputs` that an objective needs.
 
-        `embeddings` (B, L, D) stand in for those of the tokens, for example where some are patches of an image.
+        `embeddings` (B, L, D) replace those of the tokens, for example where some are patches of an image.
         """
         layout = whole_layout(tokens) if layout is None else layout
         x, losses = self.residual_stream(tokens, layout, states, embeddings)

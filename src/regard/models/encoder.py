@@ -1,11 +1,11 @@
-"""The encoder: every token, or patch of an image, becomes a vector that has seen all others.
+"""The encoder: a stack in which every token, or patch of an image, may attend to all others.
 
     x = input(data) (+ positions)      x = block_n(… block_1(x))      out = head(norm(x))
 
-BERT and its descendants, vision transformers, sentence embedders, cross-encoders and the reading half of a translator
-are all this. What makes it an encoder is the mask of its attention: Full, a symmetric window, Longformer's, BigBird's.
-A causal mask is allowed too (CLIP reads text so). Input and positions may be narrower than the stack, with a matrix
-between them (`embedding_dim`: ELECTRA, Clark et al. 2020).
+BERT, vision transformers, sentence embedders, cross-encoders and the encoder of an encoder-decoder are of this kind.
+Its attention has a mask such as Full, a symmetric window, Longformer's or BigBird's. Attention's default mask is
+causal, which is allowed here too (CLIP's text encoder): pass mask=Full() for a bidirectional encoder. Input and
+positions may be narrower than the stack, with a projection between them (`embedding_dim`: ELECTRA, Clark et al. 2020).
 """
 
 from collections.abc import Sequence
@@ -34,12 +34,12 @@ class Encoder(Model["EncoderModule"]):
     width: int
     layers: tuple[Repeat, ...]
     position: Position = NoPosition()
-    embedding_norm: Norm | None = None  # behind the positions
-    norm: Norm | None = None  # behind the stack
+    embedding_norm: Norm | None = None  # after the positions
+    norm: Norm | None = None  # after the stack
     head: Head | None = None
     dropout: float = 0.0  # on the embeddings, in training
     embedding_dim: int | None = None  # of input, positions and their norm; None: the width (no matrix)
-    context: int | None = None  # longest text it was made for; None: what its positions reach, or no limit is known
+    context: int | None = None  # longest sequence it is made for; None: as its positions support
 
     def check(self) -> None:
         for name in ("width", "embedding_dim", "context"):
@@ -54,7 +54,7 @@ class Encoder(Model["EncoderModule"]):
             self.head.check_input(self.input, self.table_dim, self.width)
         made, reach = self.input.length, self.position.reach
         if made is not None and reach is not None:
-            require(made <= reach, f"encoder: its input makes {made} tokens, its positions reach only {reach}")
+            require(made <= reach, f"encoder: its input makes {made} tokens, its positions support only {reach}")
         if self.context is not None and reach is not None:
             require(
                 self.context <= reach, f"encoder: context={self.context} is longer than its positions reach, {reach}"
@@ -62,7 +62,7 @@ class Encoder(Model["EncoderModule"]):
 
     @property
     def table_dim(self) -> int:
-        """How wide a word's row of the embedding is."""
+        """Width of the embedding table."""
         return self.embedding_dim or self.width
 
     @property
@@ -89,7 +89,7 @@ class EncoderModule(nn.Module):
     def forward(
         self, data: Tensor, layout: TokenLayout | None = None, types: Tensor | None = None, outputs: bool = False
     ) -> Tensor | tuple[Tensor, Tensor] | Outputs:
-        """tokens (B, L) or images (B, C, …) -> what the head says; or all `outputs` that training wants."""
+        """tokens (B, L) or images (B, C, …) -> the output of the head, or all `outputs` that an objective needs."""
         read, losses = self.read(data, layout, types)
         out = self.head(read.x, read.layout)
         if outputs and isinstance(out, tuple):
@@ -101,7 +101,7 @@ class EncoderModule(nn.Module):
     def read(
         self, data: Tensor, layout: TokenLayout | None = None, types: Tensor | None = None, states: States | None = None
     ) -> tuple[Source, Losses]:
-        """Every token's vector (B, L, D) and where it stands; and what bodies add to the loss in training."""
+        """The hidden states (B, L, D) with their layout, and the auxiliary losses of the bodies."""
         x, layout = self.embed(data, layout, types)
         x, losses = self.stack(x, self.position.share(layout), states)
         return Source(self.norm(x), layout), losses
@@ -109,14 +109,14 @@ class EncoderModule(nn.Module):
     def embed(
         self, data: Tensor, layout: TokenLayout | None = None, types: Tensor | None = None
     ) -> tuple[Tensor, TokenLayout]:
-        """What the stack reads, and where it stands."""
+        """The input of the stack (B, L, D) and its layout."""
         x = self.input(data, types)  # (B, L, table_dim)
         layout = TokenLayout.whole(*x.shape[:2], x.device) if layout is None else layout
         x = F.dropout(self.embedding_norm(self.position.embed(x, layout)), self.spec.dropout, self.training)
         return self.widen(x), layout  # (B, L, D)
 
     def between(self, data: Tensor, depths: Sequence[int]) -> tuple[Tensor, Losses]:
-        """Vectors from inside the stack, behind so many blocks and not normed; several depths side by side."""
+        """Hidden states after the given numbers of blocks, without the final norm, concatenated."""
         x, layout = self.embed(data)
         layout = self.position.share(layout).with_embeddings(x)
         seen, losses = [x], {}

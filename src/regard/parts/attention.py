@@ -3,7 +3,7 @@
     head_h = softmax(q_h k_gᵀ · scale) v_g          out = W_o [head_1 … head_H]
 
 H query heads share K key/value heads, H / K to each: K = H is multi-head (Vaswani et al. 2017), K = 1 multi-query
-(Shazeer 2019), in between grouped-query attention (Ainslie et al. 2023). What may be added: a norm of queries and keys
+(Shazeer 2019), in between grouped-query attention (Ainslie et al. 2023). Options: a norm of queries and keys
 (Henry et al. 2020; over each head, or over all at once as in OLMo 2), a bound on queries, keys and values (MPT, OLMoE),
 a cap on the scores, one learned sink per head (kernels/attention/score_options.py), and a gate on the heads' outputs, z
 ⊙ σ(W_g x) (Qiu et al. 2025).
@@ -44,11 +44,11 @@ class Attention(Body):
     key_bias: bool | None = None  # None: as bias; one for all keys changes no weight, and Whisper has none
     qk_norm: Norm | None = None
     norm_over: Literal["head", "all"] = "head"
-    clip: float | None = None  # queries, keys and values are kept within ±clip, behind the norm
+    clip: float | None = None  # queries, keys and values are clamped to ±clip, after the norm
     scale: float | None = None  # of the scores; None: 1 / √head_dim
     softcap: float | None = None
     sinks: bool = False
-    gate: Literal["none", "head", "element"] = "none"  # one gate a head, or one a coordinate
+    gate: Literal["none", "head", "element"] = "none"  # one gate per head or per coordinate
     dropout: float = 0.0  # on the weights, in training
 
     def check(self) -> None:
@@ -66,7 +66,7 @@ class Attention(Body):
         self.position.check_place("attention")
 
     def sizes(self, width: int) -> tuple[int, int, int]:
-        """(heads, kv_heads, head_dim) in a stack this wide."""
+        """(heads, kv_heads, head_dim) in a stack of this width."""
         head_dim = self.head_dim or head_dim_of("attention", width, self.heads, ", or set head_dim")
         return self.heads, self.kv_heads or self.heads, head_dim
 
@@ -177,7 +177,7 @@ class NoGate(nn.Module):
 
 
 class Gate(nn.Module):
-    """z ⊙ σ(W x), one factor a coordinate."""
+    """z ⊙ σ(W x), one factor per coordinate."""
 
     def __init__(self, width: int, heads: int, head_dim: int):
         super().__init__()
@@ -189,7 +189,7 @@ class Gate(nn.Module):
 
 
 class HeadGate(Gate):
-    """z ⊙ σ(W x), one factor a head."""
+    """z ⊙ σ(W x), one factor per head."""
 
     def __init__(self, width: int, heads: int, head_dim: int):
         super().__init__(width, heads, 1)
@@ -199,7 +199,7 @@ GATES = {"none": NoGate, "head": HeadGate, "element": Gate}
 
 
 def use_backend(model: nn.Module, name: str) -> None:
-    """Compute all attention of this model by that backend; a run-time choice that no checkpoint knows of."""
+    """Compute all attention of the model by this backend; a run-time choice, not part of a checkpoint."""
     for module in model.modules():
         if "attend" in vars(module):
             vars(module)["attend"] = backend(name)

@@ -1,11 +1,11 @@
-"""Mixture of experts: many feed-forward layers, of which each token passes through a few.
+"""Mixture of experts: many feed-forward layers, of which each token uses a few.
 
-    y = Σ_{i in chosen(x)} w_i(x) · expert_i(x)  +  shared(x)          parts/router.py chooses and weighs
+    y = Σ_{i in chosen(x)} w_i(x) · expert_i(x)  +  shared(x)          chosen, w: parts/router.py
 
-Shazeer et al. 2017, Fedus et al. 2021 (Switch), Jiang et al. 2024 (Mixtral); shared experts, which every token passes:
-Dai et al. 2024 (DeepSeekMoE). The tokens are sorted by expert, so that each expert multiplies one stretch of rows
-(kernels/grouped_matmul.py). Capacity, noise and losses belong to training: at inference nothing is dropped, and
-a token's result does not depend on the tokens beside it.
+Shazeer et al. 2017, Fedus et al. 2021 (Switch), Jiang et al. 2024 (Mixtral); shared experts, used by every token:
+Dai et al. 2024 (DeepSeekMoE). Tokens are sorted by expert, so that each expert multiplies consecutive rows
+(kernels/grouped_matmul.py). Capacity, noise and losses apply in training only: at inference no token is dropped, and
+a token's output does not depend on the rest of the batch.
 """
 
 from dataclasses import dataclass, replace
@@ -30,12 +30,12 @@ class Experts(Body):
     count: int
     top_k: int
     expert: PositionWise
-    shared: PositionWise | None = None  # for every token, beside the chosen ones
+    shared: PositionWise | None = None  # used by every token, in addition to the chosen ones
     shared_gate: bool = False  # shared(x) · sigmoid(w x), as in Qwen2-MoE
     router: Router = Router()
-    balance: float = 0.01  # how much of the balance loss is added
-    z: float = 0.0  # and of the z loss
-    capacity: float | None = None  # training: seats an expert has, in even shares of all choices; None: no limit
+    balance: float = 0.01  # weight of the balance loss
+    z: float = 0.0  # weight of the z loss
+    capacity: float | None = None  # training: tokens per expert, relative to an even split; None: no limit
 
     def check(self) -> None:
         require(self.count > 0, f"experts: count={self.count} must be positive")
@@ -74,7 +74,7 @@ class ExpertsModule(nn.Module):
         self.experts = spec.expert.build(width, partial(GroupedLinear, spec.count))
         self.shared = None if spec.shared is None else spec.shared.build(width)
         self.shared_gate = nn.Linear(width, 1, bias=False) if spec.shared_gate else None
-        self.kept = Tap()  # (T, k) which choices found a seat, where there is a capacity
+        self.kept = Tap()  # (T, k) choices within capacity, if it is limited
 
     def forward(self, x: Tensor, layout: TokenLayout, state: State = STATELESS) -> Tensor:
         tokens = x.flatten(0, 1)  # (T, D)
@@ -89,16 +89,16 @@ class ExpertsModule(nn.Module):
         return y
 
     def chosen(self, x: Tensor, routing: Routing, valid: Tensor | None) -> Tensor:
-        """What the chosen experts say, weighed: (T, D)"""
-        seats, top_k = routing.chosen, self.spec.top_k
+        """The weighted sum of the chosen experts' outputs: (T, D)"""
+        chosen, top_k = routing.chosen, self.spec.top_k
         limited = self.training and self.spec.capacity is not None
         if limited:
-            kept = self.kept(within_capacity(seats, valid, self.spec.count, self.spec.capacity))
-            seats = seats.masked_fill(~kept, self.spec.count)  # no expert: the token passes by on the residual
-        order, ends = by_expert(seats.flatten(), self.spec.count)  # (T·k,), (X,)
+            kept = self.kept(within_capacity(chosen, valid, self.spec.count, self.spec.capacity))
+            chosen = chosen.masked_fill(~kept, self.spec.count)  # no expert: only the residual stream carries the token
+        order, ends = by_expert(chosen.flatten(), self.spec.count)  # (T·k,), (X,)
         if limited:
             order = order[: int(ends[-1])]
-        sorted_y = self.experts(x[order // top_k], ends=(ends,))  # (T·k, D), less what was dropped
+        sorted_y = self.experts(x[order // top_k], ends=(ends,))  # (T·k, D), fewer rows if some were dropped
         y = sorted_y.new_zeros(len(x) * top_k, x.shape[-1]).index_copy(0, order, sorted_y)
         return (y.unflatten(0, (-1, top_k)) * routing.weights.unsqueeze(-1)).sum(1)  # (T, D)
 
@@ -112,14 +112,14 @@ class ExpertsModule(nn.Module):
 
 
 class GroupedLinear(nn.Module):
-    """A linear layer for each expert, for tokens that are sorted by expert."""
+    """One linear layer per expert, applied to rows that are sorted by expert."""
 
     def __init__(self, count: int, columns: int, rows: int, bias: bool):
         super().__init__()
-        reach = columns**-0.5  # as nn.Linear draws
-        self.weight = nn.Parameter(torch.empty(count, rows, columns).uniform_(-reach, reach))
-        self.bias = nn.Parameter(torch.empty(count, rows).uniform_(-reach, reach)) if bias else None
+        bound = columns**-0.5  # as nn.Linear
+        self.weight = nn.Parameter(torch.empty(count, rows, columns).uniform_(-bound, bound))
+        self.bias = nn.Parameter(torch.empty(count, rows).uniform_(-bound, bound)) if bias else None
 
     def forward(self, x: Tensor, ends: Tensor) -> Tensor:
-        """x (T, I), of which the rows of expert e end at ends[e] -> (T, O)"""
+        """x (T, I) -> (T, O); the rows of expert e end at ends[e]"""
         return grouped_linear(x, self.weight, self.bias, ends)

@@ -1,12 +1,12 @@
-"""The position-wise feed-forward layer: what is done to each token alone.
+"""The position-wise feed-forward layer.
 
     FeedForward(x) = W_down σ(W_up x)                      Vaswani et al. 2017; σ = ReLU, or GELU in GPT-2
     Gated(x)       = W_down (σ(W_gate x) ⊙ W_up x)         Shazeer 2020
 
 The gate's σ names the unit: sigmoid GLU (Dauphin et al. 2017), relu ReGLU, gelu GEGLU, silu SwiGLU, identity Bilinear.
 "relu2" is ReLU squared (So et al. 2021), "quick_gelu" x · sigmoid(1.702 x) (CLIP). A gated unit has three matrices, so
-8/3 of the width gives it the 8 D² weights that two matrices have at 4 times the width. In GPT-OSS both factors are kept
-within a limit before σ, and the right one is W_up x + 1.
+a hidden width of 8/3 D gives it the 8 D² weights of two matrices at 4 D. GPT-OSS clamps both factors before σ and adds
+1 to W_up x.
 """
 
 from collections.abc import Callable
@@ -39,9 +39,9 @@ LinearFactory = Callable[..., nn.Module]  # makes a projection: (columns, rows, 
 
 @dataclass(frozen=True)
 class PositionWise(Body):
-    """Base of all that see one token and no other."""
+    """Base of bodies that transform each token on its own."""
 
-    hidden: int | None = None  # None: what its rule gives for the width
+    hidden: int | None = None  # None: computed from the width
     activation: Activation = "gelu"
     bias: bool = True
     dropout: float = 0.0  # on the hidden channels, in training
@@ -51,14 +51,14 @@ class PositionWise(Body):
         require(0 <= self.dropout < 1, f"{self.kind}: dropout={self.dropout} must be in [0, 1)")
 
     def hidden_dim(self, width: int) -> int:
-        """Channels inside, in a stack this wide."""
+        """Hidden channels in a stack of this width."""
         raise NotImplementedError
 
     def canonical(self, width: int) -> Self:
         return replace(self, hidden=self.hidden_dim(width)) if width else self
 
     def build(self, width: int, linear: LinearFactory = nn.Linear) -> nn.Module:
-        """`linear` makes the projections; experts put in one that holds a matrix for each of them."""
+        """`linear` makes the projections; experts pass one that holds a matrix per expert."""
         raise NotImplementedError
 
 
@@ -99,7 +99,7 @@ class Gated(PositionWise):
 
 @dataclass(frozen=True)
 class SwiGLU(Gated):
-    """The gated unit of Llama and most after it; its activation is no choice."""
+    """The gated unit of Llama; its activation is fixed."""
 
     activation: Literal["silu"] = "silu"
 

@@ -1,8 +1,8 @@
-"""Frames: a signal in channels, such as the bins of a spectrogram, through short convolutions along time.
+"""Frames: convolutions along time that embed a signal of several channels, such as a spectrogram.
 
     x = σ(conv_n(… σ(conv_1(signal))))          Radford et al. 2022 (Whisper): kernels of 3, the second with stride 2
 
-A token stands for as many frames as the strides multiply to, and looks a little to both sides of them.
+One token covers as many frames as the product of the strides, plus the margins of the kernels.
 """
 
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from regard.spec import require
 @dataclass(frozen=True)
 class Frames(Input):
     channels: int = 80
-    strides: tuple[int, ...] = (1, 2)  # of each convolution
+    strides: tuple[int, ...] = (1, 2)  # one per convolution
     kernel: int = 3
     activation: Activation = "gelu"
 
@@ -26,7 +26,7 @@ class Frames(Input):
         require(self.kernel > 0 and self.kernel % 2 == 1, f"frames: kernel={self.kernel} must be odd: 1, 3, 5 …")
         require(
             len(self.strides) > 0 and all(stride > 0 for stride in self.strides),
-            f"frames: strides={self.strides} must be positive, one a convolution",
+            f"frames: strides={self.strides} must be positive, one per convolution",
         )
 
     def build(self, width: int) -> nn.Module:
@@ -47,10 +47,10 @@ class FramesModule(nn.Module):
     def forward(self, signal: Tensor, types: Tensor | None = None) -> Tensor:
         """signal (B, C, frames) -> (B, L, D)"""
         if types is not None:
-            raise ValueError("types were given, but frames have none; leave them out")
+            raise ValueError("types were given, but frames have no type embeddings; leave them out")
         if signal.dim() != 3 or signal.shape[1] != self.spec.channels:
             found, expected = tuple(signal.shape[1:]), f"({self.spec.channels}, frames)"
-            raise ValueError(f"a signal of shape {found} was given; this model reads {expected}")
+            raise ValueError(f"a signal of shape {found} was given; this model takes {expected}")
         for convolution in self.convolutions:
             signal = self.activation(convolution(signal))  # (B, D, L)
         return signal.mT  # (B, L, D)

@@ -1,12 +1,11 @@
-"""One vector for a whole text or image, taken from those of its tokens.
+"""Pooling: one vector per sequence or image from the hidden states of its tokens.
 
-    cls        that of the first token      BERT, ViT
-    mean       their mean                   Reimers & Gurevych 2019
-    last       that of the last token       CLIP's text, embedders made of decoders: it alone has seen all
-    cls_mean   the first token's beside the mean of all others, twice as wide: DINOv2's classifier
+    cls        the first token                              BERT, ViT
+    mean       the mean of all tokens                       Reimers & Gurevych 2019
+    last       the last token                               CLIP's text encoder, embedding models from decoders
+    cls_mean   the first token and the mean of the others, concatenated          DINOv2's classifier
 
-Each is a row of weights over the tokens, so padding weighs nothing wherever it stands, and of a packed row every
-document gets its own vector.
+Each is a weighted mean over the tokens. Padding has weight 0, and a packed row gives one vector per document.
 """
 
 from typing import Literal
@@ -33,7 +32,7 @@ def pooled_dim(width: int, how: Pool) -> int:
 
 
 def pool(x: Tensor, layout: TokenLayout, how: Pool) -> Tensor:
-    """(B, L, D) -> (B, D); of packed rows (B, N, D), one vector a document, zeros where a row has fewer than N."""
+    """(B, L, D) -> (B, D), or for packed rows (B, N, D): one vector per document, zeros past a row's last."""
     parts = ("cls", "rest") if how == "cls_mean" else (how,)
     return torch.cat(
         [mean(x, layout, choose(document_members(layout), layout.positions.unsqueeze(1), part)) for part in parts], -1
@@ -41,7 +40,7 @@ def pool(x: Tensor, layout: TokenLayout, how: Pool) -> Tensor:
 
 
 def mean(x: Tensor, layout: TokenLayout, chosen: Tensor) -> Tensor:
-    """Of the tokens chosen (B, N, L) for each document."""
+    """The mean over the tokens that `chosen` (B, N, L) marks for each document."""
     wide = torch.promote_types(x.dtype, torch.float32)
     chosen = chosen.to(wide)
     weights = chosen / chosen.sum(-1, keepdim=True).clamp_min(1)
@@ -50,7 +49,7 @@ def mean(x: Tensor, layout: TokenLayout, chosen: Tensor) -> Tensor:
 
 
 def document_members(layout: TokenLayout) -> Tensor:
-    """(B, N, L) True where a valid token belongs to the document."""
+    """(B, N, L) True where token l is valid and belongs to document n."""
     valid = torch.ones_like(layout.positions, dtype=torch.bool) if layout.valid is None else layout.valid
     if layout.segments is None:
         return valid.unsqueeze(1)

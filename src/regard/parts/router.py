@@ -1,16 +1,16 @@
-"""The router: which experts a token goes to, and how much each of them says.
+"""The router of a mixture of experts: it selects k experts per token and weights their outputs.
 
-    s = softmax(W x)  or  sigmoid(W x)          the token goes to the k largest s_i + c_i, with weights s_i
+    s = softmax(W x)  or  sigmoid(W x)          the experts with the k largest s_i + c_i, with weights s_i
 
 Shazeer et al. 2017; Fedus et al. 2021 (Switch). Weights that are renormalized to a sum of one are the softmax over the
 chosen logits alone, so "softmax after the choice" (Mixtral, GPT-OSS) is softmax before it with `renormalize`. A
-correction c moves the choice and not the weights, and experts may be chosen within the best groups only (DeepSeek-V3,
-2024). Two losses keep the router well, over the valid tokens of one forward:
+correction c changes the selection and not the weights, and the selection may be limited to the best groups of experts
+(DeepSeek-V3, 2024). Two auxiliary losses are computed over the valid tokens of one forward:
 
     balance = X Σ_i f_i P_i          f_i: the share of tokens that chose expert i; P_i: the mean of s_i      Switch
     z       = mean (log Σ_i exp(W x)_i)²                                                   ST-MoE, Zoph et al. 2022
 
-`balance` is k where all experts are used alike, and more where the likelier ones are chosen more.
+`balance` is k if all experts are used equally, and larger the more the selection is concentrated.
 """
 
 import math
@@ -28,13 +28,13 @@ from regard.spec import Spec, require
 @dataclass(frozen=True)
 class Router(Spec):
     scores: Literal["softmax", "sigmoid"] = "softmax"
-    renormalize: bool | None = None  # None: unless one expert is chosen; a weight that is always 1 teaches nothing
-    scale: float = 1.0  # of all weights
+    renormalize: bool | None = None  # None: if top_k > 1; a single weight of 1 would have no gradient
+    scale: float = 1.0  # factor of all weights
     bias: bool = False
     correction: bool = False  # c: read from checkpoints, not trained
     groups: int = 1
-    top_groups: int = 1  # how many groups a token may choose in
-    group_best: int = 2  # a group is worth the sum of its best scores: 1 in DeepSeek-V2, 2 in V3
+    top_groups: int = 1  # groups that a token's experts may come from
+    group_best: int = 2  # a group is ranked by the sum of its best scores: 1 in DeepSeek-V2, 2 in V3
     jitter: float = 0.0  # training: inputs times U(1 - jitter, 1 + jitter); Switch
     noise: bool = False  # training: logits plus normal noise of a learned deviation; Shazeer et al. 2017
 
@@ -47,7 +47,7 @@ class Router(Spec):
         )
 
     def check_use(self, count: int, top_k: int) -> None:
-        """Raise where it cannot choose this many of so many experts."""
+        """Raise SpecError if it cannot select top_k of `count` experts."""
         require(
             count % self.groups == 0, f"router: {count} experts cannot be split into groups={self.groups} of one size"
         )
@@ -64,7 +64,7 @@ class Router(Spec):
 
 
 class Routing(NamedTuple):
-    chosen: Tensor  # (T, k) experts of each token, the best first
+    chosen: Tensor  # (T, k) experts of each token, best first
     weights: Tensor  # (T, k)
     scores: Tensor  # (T, X)
     logits: Tensor  # (T, X)
@@ -83,7 +83,7 @@ class RouterModule(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """x (T, D) -> logits (T, X)"""
-        with without_autocast(x.device):  # a rounded logit may send a token to another expert
+        with without_autocast(x.device):  # rounded logits could select other experts
             logits = self.logits(x)
         return logits.to(torch.promote_types(x.dtype, torch.float32))
 
@@ -93,7 +93,7 @@ class RouterModule(nn.Module):
         chosen = self.choose(scores.detach())  # (T, k)
         weights = scores.gather(-1, chosen)  # (T, k)
         if self.renormalize:
-            weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)  # sigmoids may all vanish
+            weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)  # all sigmoids may be 0
         return Routing(chosen, weights * self.spec.scale, scores, logits)
 
     def logits(self, x: Tensor) -> Tensor:
@@ -112,9 +112,9 @@ class RouterModule(nn.Module):
         if self.spec.groups > 1:
             grouped = scores.unflatten(-1, (self.spec.groups, -1))  # (T, G, X/G)
             best = min(self.spec.group_best, grouped.shape[-1])
-            worth = grouped.topk(best).values.sum(-1)  # (T, G)
-            open_groups = torch.zeros_like(worth, dtype=torch.bool)
-            open_groups = open_groups.scatter(-1, worth.topk(self.spec.top_groups).indices, True)
+            ranks = grouped.topk(best).values.sum(-1)  # (T, G)
+            open_groups = torch.zeros_like(ranks, dtype=torch.bool)
+            open_groups = open_groups.scatter(-1, ranks.topk(self.spec.top_groups).indices, True)
             scores = grouped.masked_fill(~open_groups.unsqueeze(-1), -math.inf).flatten(-2)  # (T, X)
         return scores.topk(self.top_k).indices
 
@@ -137,17 +137,17 @@ def mean(values: Tensor, valid: Tensor | None) -> Tensor:
 
 
 def within_capacity(chosen: Tensor, valid: Tensor | None, count: int, factor: float) -> Tensor:
-    """Which choices (T, k) find a seat, where every expert has ⌈factor · k · tokens / X⌉ of them.
+    """Mask (T, k) of the choices within capacity; every expert takes ⌈factor · k · tokens / X⌉ of them.
 
-    All first choices are seated before any second one, in the order of the tokens; padding asks for none.
+    First choices of all tokens come before second ones, in the order of the tokens; padding uses no capacity.
     """
     tokens, top_k = chosen.shape
-    asked = F.one_hot(chosen.T.flatten(), count)  # (k·T, X)
+    requested = F.one_hot(chosen.T.flatten(), count)  # (k·T, X)
     share = factor * top_k / count
     if valid is None:
-        seats = math.ceil(share * tokens)
+        capacity = math.ceil(share * tokens)
     else:
-        asked = asked * valid.repeat(top_k).unsqueeze(-1)
-        seats = (share * valid.sum()).ceil()
-    place = (asked.cumsum(0) * asked).sum(-1)  # (k·T,) from 1; 0: it asked for none
-    return ((place > 0) & (place <= seats)).unflatten(0, (top_k, tokens)).T  # (T, k)
+        requested = requested * valid.repeat(top_k).unsqueeze(-1)
+        capacity = (share * valid.sum()).ceil()
+    rank = (requested.cumsum(0) * requested).sum(-1)  # (k·T,) in the expert's queue, from 1; 0: padding
+    return ((rank > 0) & (rank <= capacity)).unflatten(0, (top_k, tokens)).T  # (T, k)

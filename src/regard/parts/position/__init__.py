@@ -1,7 +1,7 @@
-"""Where a token stands: every scheme is a part with four methods, each an identity unless the scheme needs it.
+"""Position schemes. Each is a part with four methods; a method that the scheme does not need is the identity.
 
-embed(x, at)       at the foot of the stack: add something to the embeddings
-share(at)          at the foot of the stack: a bias for the scores of all its attention
-rotate(q, k, at)   in attention: turn queries and keys
-bias(at)           in attention: add something to the scores
+embed(x, layout)       before the first block: add position embeddings to the token embeddings
+share(layout)          before the first block: set a bias for the scores of every attention of the stack
+rotate(q, k, layout)   in attention: rotate queries and keys
+bias(layout)           in attention: the bias that is added to the scores
 """

@@ -1,4 +1,4 @@
-"""No position: the identity of all four methods, and the base of the schemes that need only some of them."""
+"""The base of position schemes, and NoPosition, whose four methods are the identity."""
 
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -19,25 +19,24 @@ class Position(Spec):
     replaces_bias: ClassVar[bool] = False  # does an attention with it ignore the stack's bias?
 
     def check_place(self, place: PositionPlace) -> None:
-        """Raise SpecError where it would change nothing."""
-        require(place in self.places, f"{place}: {self} does nothing here; give it to the {self.places[0]}")
+        """Raise SpecError if it has no effect in this place."""
+        require(place in self.places, f"{place}: {self} has no effect here; give it to the {self.places[0]}")
 
     @property
     def reach(self) -> int | None:
-        """How many positions it knows; None: there is no end."""
+        """Number of positions that it supports; None: unlimited."""
         return None
 
     @property
     def max_exact_cache(self) -> int | None:
-        """How many positions a cache may hold and still be exact; None: there is no end.
+        """Positions up to which cached decoding equals a whole forward; None: unlimited.
 
-        A scheme that treats a token differently once its document has grown makes what was remembered wrong: keys,
-        and the hidden states of all layers above. Within this many positions cached = whole.
+        A scheme whose frequencies depend on the document's length makes cached keys stale once the document grows.
         """
         return None
 
     def build(self, width: int, heads: int) -> "PositionModule":
-        """For a stack or an attention of this many heads, each (or the stack) this wide."""
+        """The module for a stack of this width, or for an attention whose heads have this width."""
         raise NotImplementedError
 
 
