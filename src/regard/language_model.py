@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from regard.checkpoint import model_folder
 from regard.engine.engine import Engine
-from regard.engine.request import Request, Sampling, Token
+from regard.engine.request import GenerationError, Request, Sampling, Token
 from regard.layout import TokenLayout
 from regard.models.decoder import DecoderModule
 from regard.models.encoder import EncoderModule
@@ -176,7 +176,7 @@ class LanguageModel:
         finally:
             self.engine.cancel(request)
         if request.error is not None:
-            raise RuntimeError(request.error)
+            raise GenerationError(request.error)
 
 
 def load(

@@ -60,10 +60,16 @@ def options(version: bool = typer.Option(False, "--version", help="Print the ver
 def main() -> None:
     try:
         app()
-    except (ValueError, OSError) as error:  # the user's mistakes; other exceptions keep their traceback
-        if os.environ.get("REGARD_TRACEBACK"):
+    except Exception as error:
+        if os.environ.get("REGARD_TRACEBACK") or not is_expected(error):
             raise
         print(f"regard: {error}", file=sys.stderr)
         sys.exit(1)
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def is_expected(error: Exception) -> bool:
+    """Is it reported in one line? Other exceptions are bugs and keep their traceback."""
+    generation_failed = type(error).__name__ == "GenerationError"  # by name: importing the class would import torch
+    return isinstance(error, ValueError | OSError) or generation_failed

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from regard.compat import APART, cannot_compile
 from regard.engine.history import History
-from regard.engine.request import QueueFull, Request, Sampling, Token
+from regard.engine.request import GenerationError, QueueFull, Request, Sampling, Token
 from regard.engine.sampling import sample
 from regard.engine.scheduler import ScheduledBatch, Scheduler
 from regard.engine.stores import STORES
@@ -151,7 +151,7 @@ class Engine:
         finally:
             self.cancel(request)
         if request.error is not None:
-            raise RuntimeError(request.error)
+            raise GenerationError(request.error)
         return request.new
 
     @property

@@ -23,6 +23,10 @@ RULES = {  # setting: (type, lowest, highest, how the rule reads); NaN is in no 
 }
 
 
+class GenerationError(RuntimeError):
+    """The model failed on a request."""
+
+
 class QueueFull(RuntimeError):
     """As many requests wait as may; try again later."""
 
