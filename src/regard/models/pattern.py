@@ -1,13 +1,13 @@
-"""Layers in one line: a pattern of words, each a change to one block, tiled over the depth.
+"""Layer patterns: a string of terms, each a change to one block, repeated over the depth.
 
-    3*window(256), full(no_position)          three layers with a window, one that sees all and knows no positions
-    window(64), linear                        attention and a recurrence in turns
+    3*window(256), full(no_position)          three layers with a window, one with full attention and no positions
+    window(64), linear                        window attention and linear attention in alternation
     window(256), full + experts(8, 2)         every other layer with experts instead of its feed-forward
 
-A word is a kind of mask, position, mixer or feed-forward, with its fields in brackets, by place or by name; a mask's
-word also takes fields of the attention it goes into: window(256, position=rope(base=500), sinks=true). All else of
-the block stays, and what a new mixer has in common with the old one (heads, positions) is taken over. `full` sees all
-that the block's attention may: everything in an encoder, everything before in a decoder.
+A term is a kind of mask, position, mixer or feed-forward, with its fields in parentheses, in order or by name. A mask's
+term also takes fields of the attention: window(256, position=rope(base=500), sinks=true). The rest of the block stays;
+a new mixer takes over the fields that it shares with the old one (heads, positions). `full` attends to all tokens in an
+encoder and to all previous tokens in a decoder.
 """
 
 import dataclasses
@@ -30,7 +30,7 @@ ModelSpec = TypeVar("ModelSpec", bound=Spec)
 
 @dataclass(frozen=True)
 class Tiled(Spec):
-    """Stands among the runs of a stack for those that its pattern makes of the block."""
+    """In a model's layers, it is replaced by the runs that its pattern makes from the block."""
 
     block: Block
     pattern: str
@@ -44,44 +44,44 @@ class Tiled(Spec):
 
 
 def tile(block: Block, pattern: str, depth: int) -> tuple[Repeat, ...]:
-    """The pattern's layers over and over, `depth` in all."""
+    """The layers of the pattern, repeated up to `depth`."""
     require(depth > 0, f"tiled: depth={depth} must be positive")
-    blocks = tuple(b for layer in parse(pattern) for b in [changed(block, layer, pattern)] * layer.times)
+    blocks = tuple(b for layer in parse(pattern) for b in [apply_terms(block, layer, pattern)] * layer.times)
     return tiled(blocks, depth)
 
 
 def retile(spec: ModelSpec, pattern: str) -> ModelSpec:
-    """The same model with this pattern in place of its layers, over its first block with attention, as deep."""
+    """The same model and depth with this pattern, applied to its first block with attention."""
     layers: tuple[Repeat, ...] = getattr(spec, "layers", ())
-    require(len(layers) > 0, f"{spec.kind} has no layers of its own to be tiled; write patterns into its stacks")
+    require(len(layers) > 0, f"{spec.kind} has no layers of its own; write patterns into its stacks")
     blocks = [block for run in layers for block in run.blocks]
     base = next((block for block in blocks if any("mask" in hints(type(s.body)) for s in block.sublayers)), blocks[0])
     depth = sum(run.times * len(run.blocks) for run in layers)
     return dataclasses.replace(spec, layers=tile(base, pattern, depth))
 
 
-def changed(block: Block, layer: LayerTerms, pattern: str) -> Block:
+def apply_terms(block: Block, layer: LayerTerms, pattern: str) -> Block:
     try:
         for word in layer.words:
-            block = change(block, word)
+            block = apply_term(block, word)
     except SpecError as error:
         raise SpecError(f"pattern {pattern!r}: {error}") from None
     return block
 
 
-def change(block: Block, word: Term) -> Block:
-    """The block with this word's mask, position, mixer or feed-forward instead of its own."""
+def apply_term(block: Block, word: Term) -> Block:
+    """The block with the mask, position, mixer or feed-forward of this term."""
     cls = layer_class(word.name)
-    place = seat(block, cls)
+    place = sublayer_index(block, cls)
     body = block.sublayers[place].body
-    new = masked(body, word, cls) if issubclass(cls, Mask | Position) else mixed(body, word, cls)
+    new = with_attention_field(body, word, cls) if issubclass(cls, Mask | Position) else with_body(body, word, cls)
     sublayers = list(block.sublayers)
     sublayers[place] = dataclasses.replace(sublayers[place], body=new)
     return dataclasses.replace(block, sublayers=tuple(sublayers))
 
 
 def layer_class(name: str) -> type[Spec]:
-    """The class of a word that may stand for a layer."""
+    """The class of a term."""
     places = {kind: place for kind, place in KINDS.items() if place.startswith(("regard.kernels.", "regard.parts."))}
     words = {
         kind: kind for kind in (*places, *REGISTERED) if issubclass(class_of(kind, ""), Mask | Position | Body)
@@ -90,8 +90,8 @@ def layer_class(name: str) -> type[Spec]:
     return class_of(words[name], "")
 
 
-def seat(block: Block, cls: type[Spec]) -> int:
-    """Which sublayer the word changes: the first with a mask, with positions, that mixes, or that does not."""
+def sublayer_index(block: Block, cls: type[Spec]) -> int:
+    """Index of the sublayer that a term of this class changes: the first that has such a field or is such a body."""
     field = "mask" if issubclass(cls, Mask) else "position" if issubclass(cls, Position) else None
 
     def fits(sublayer: Sublayer) -> bool:
@@ -107,8 +107,8 @@ def seat(block: Block, cls: type[Spec]) -> int:
     return found[0]
 
 
-def masked(body: Body, word: Term, cls: type[Spec]) -> Body:
-    """The attention with this mask or position, and with what else the word says of it."""
+def with_attention_field(body: Body, word: Term, cls: type[Spec]) -> Body:
+    """The attention with the mask or position of this term, and with its other fields."""
     field = "mask" if issubclass(cls, Mask) else "position"
     mine, theirs = hints(cls), hints(type(body))
     own = Term(word.name, [a for a in word.places if not isinstance(a, Term)], {})
@@ -119,27 +119,27 @@ def masked(body: Body, word: Term, cls: type[Spec]) -> Body:
     for name, value in word.named.items():
         require(name in mine or name in theirs, f"{word.name} has no {name!r}; {nearest(name, {*mine, *theirs})}")
         (own.named if name in mine else other)[name] = value
-    made = data(own, cls)
+    made = term_data(own, cls)
     before = getattr(body, "mask", None)
     causal = before is None or before.causal
     if cls is class_of("full", "") and causal:
         made = {"kind": "causal"}
     elif "causal" in mine:
         made = {"causal": causal} | made
-    new = body.to_dict() | {name: settled(value, theirs[name]) for name, value in other.items()} | {field: made}
+    new = body.to_dict() | {name: field_data(value, theirs[name]) for name, value in other.items()} | {field: made}
     return read(new, word.name)  # ty: ignore[invalid-return-type]
 
 
-def mixed(body: Body, word: Term, cls: type[Spec]) -> Body:
-    """Another body, with what it has in common with the old one; experts are made of the old one."""
+def with_body(body: Body, word: Term, cls: type[Spec]) -> Body:
+    """The body of this term, with the fields it shares with the old one; experts take the old one as expert."""
     common = {name: plain(getattr(body, name)) for name in hints(type(body)) if name in hints(cls)}
     common = {name: value for name, value in common.items() if value is not None} | {"expert": body.to_dict()}
-    given = data(word, cls)
+    given = term_data(word, cls)
     return read({name: v for name, v in common.items() if name in hints(cls)} | given, word.name)  # ty: ignore
 
 
-def data(word: Term, cls: type[Spec]) -> dict[str, Any]:
-    """What the word says as a spec's plain data: fields by place come in their order."""
+def term_data(word: Term, cls: type[Spec]) -> dict[str, Any]:
+    """The term as plain data of a spec; positional values fill the fields in order."""
     expected = hints(cls)
     require(
         len(word.places) <= len(expected),
@@ -149,16 +149,16 @@ def data(word: Term, cls: type[Spec]) -> dict[str, Any]:
     for name in word.named:
         require(name not in given, f"{word.name}: {name} is given twice")
         require(name in expected, f"{word.name} has no {name!r}; {nearest(name, expected)}")
-    return {"kind": kind_of(cls)} | {name: settled(v, expected[name]) for name, v in (given | word.named).items()}
+    return {"kind": kind_of(cls)} | {name: field_data(v, expected[name]) for name, v in (given | word.named).items()}
 
 
-def settled(value: Any, hint: Any) -> Any:
-    """A word is the name of a choice where the field is one, else a spec of its own."""
+def field_data(value: Any, hint: Any) -> Any:
+    """A term is a string where the field takes one, else a spec."""
     if isinstance(value, list):
-        return [settled(v, hint) for v in value]
+        return [field_data(v, hint) for v in value]
     if not isinstance(value, Term):
         return value
     choices = [hint, *typing.get_args(hint)]
     if any(h is str or typing.get_origin(h) is typing.Literal for h in choices):
         return value.name
-    return data(value, class_of(value.name, value.name))
+    return term_data(value, class_of(value.name, value.name))
