@@ -8,14 +8,12 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from regard.kernels.attention.mask import Full
+from regard.kernels.attention.mask import Full, PrefixLM
 from regard.kernels.attention.patterns.bigbird import BigBird
 from regard.kernels.attention.patterns.block_pattern import BlockSparse
 from regard.kernels.attention.patterns.longformer import Longformer
-from regard.kernels.attention.patterns.prefix import PrefixLM
-from regard.kernels.attention.patterns.sinks import SinksAndWindow
 from regard.kernels.attention.patterns.sparse_transformer import FixedPattern, StridedPattern
-from regard.kernels.attention.patterns.window import Dilated, Window
+from regard.kernels.attention.patterns.window import Dilated, SinksAndWindow, Window
 from regard.models.base import Model
 from regard.models.decoder import Decoder, DecoderModule
 from regard.models.distilled import Distilled

@@ -13,9 +13,8 @@ from regard.kernels.attention.mask import Causal, Mask
 from regard.kernels.attention.patterns.bigbird import BigBird
 from regard.kernels.attention.patterns.block_pattern import BlockSparse
 from regard.kernels.attention.patterns.longformer import Longformer
-from regard.kernels.attention.patterns.sinks import SinksAndWindow
 from regard.kernels.attention.patterns.sparse_transformer import FixedPattern, StridedPattern
-from regard.kernels.attention.patterns.window import Dilated, Window
+from regard.kernels.attention.patterns.window import Dilated, SinksAndWindow, Window
 from regard.models.decoder import Decoder
 from regard.models.stack import Repeat, check_shared_bias
 from regard.parts.attention import GATES, Attention

@@ -72,10 +72,10 @@ class Case:
     def ours(self, batch: int | None = None, statistics: bool = False) -> Work:
         layout = self.layout(batch or TOKENS // self.length)
         bias, cap = Slopes(self.slopes) if self.name == "alibi" else None, CAP if self.name == "softcap" else None
-        scores = ScoreOptions(self.mask, DIM**-0.5, bias, cap)
+        options = ScoreOptions(self.mask, DIM**-0.5, bias, cap)
         if statistics:
-            return lambda q, k, v: triton.attend_with_statistics(q, k, v, layout, scores)[0]
-        return lambda q, k, v: triton.attend(q, k, v, layout, scores)
+            return lambda q, k, v: triton.attend_with_statistics(q, k, v, layout, options)[0]
+        return lambda q, k, v: triton.attend(q, k, v, layout, options)
 
     def flex(self) -> Work:
         def allowed(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
@@ -193,13 +193,13 @@ def single_precision() -> None:
     """Print the ms in float32, for which Triton has no matrix units, of the backends that `auto` chooses among."""
     case = Case("window", 4096)
     tensors, layout = [x.detach().float().requires_grad_() for x in case.inputs(1)], case.layout(1)
-    for scores in (ScoreOptions(case.mask, DIM**-0.5), ScoreOptions(Causal(), DIM**-0.5, softcap=CAP)):
+    for options in (ScoreOptions(case.mask, DIM**-0.5), ScoreOptions(Causal(), DIM**-0.5, softcap=CAP)):
         times = {}
         for name, module in BACKENDS.items():
-            if module.refuses(*tensors, layout, scores) is None:
-                work = partial(module.attend, layout=layout, scores=scores)
+            if module.refuses(*tensors, layout, options) is None:
+                work = partial(module.attend, layout=layout, options=options)
                 times[name] = [round(milliseconds(run(work, tensors)), 2) for run in (forward, forward_backward)]
-        print(f"float32 {type(scores.mask).__name__}: {times}", flush=True)
+        print(f"float32 {type(options.mask).__name__}: {times}", flush=True)
 
 
 def main() -> None:

@@ -12,8 +12,7 @@ from triton.runtime.errors import OutOfResources
 from regard.kernels.attention import reference, triton
 from regard.kernels.attention.bias import Bias, Buckets, Slopes
 from regard.kernels.attention.mask import Causal, Full
-from regard.kernels.attention.patterns.sinks import SinksAndWindow
-from regard.kernels.attention.patterns.window import Window
+from regard.kernels.attention.patterns.window import SinksAndWindow, Window
 from regard.kernels.attention.score_options import ScoreOptions
 from regard.kernels.attention.statistics import attend_with_statistics
 from regard.layout import TokenLayout
@@ -47,16 +46,16 @@ def bias_of(kind: str, heads: int) -> Bias | None:
     return None
 
 
-def outputs(attend, tensors: list[Tensor], layout: TokenLayout, scores: ScoreOptions, weights: Tensor) -> list[Tensor]:
-    out = attend(*tensors, layout, scores)
-    learned = [*tensors, *([scores.bias.table] if isinstance(scores.bias, Buckets) else [])]
-    learned += [] if scores.sinks is None else [scores.sinks]
+def outputs(attend, tensors: list[Tensor], layout: TokenLayout, options: ScoreOptions, weights: Tensor) -> list[Tensor]:
+    out = attend(*tensors, layout, options)
+    learned = [*tensors, *([options.bias.table] if isinstance(options.bias, Buckets) else [])]
+    learned += [] if options.sinks is None else [options.sinks]
     return [out.detach(), *torch.autograd.grad((out * weights.to(out.dtype)).sum(), learned)]
 
 
-def eager(q: Tensor, k: Tensor, v: Tensor, layout: TokenLayout, scores: ScoreOptions) -> Tensor:
+def eager(q: Tensor, k: Tensor, v: Tensor, layout: TokenLayout, options: ScoreOptions) -> Tensor:
     """Plain PyTorch: softmax in float32, the weights and their product with the values in the dtype of the inputs."""
-    weights = reference.attention_weights(q, k, layout, scores)
+    weights = reference.attention_weights(q, k, layout, options)
     return weights.to(q.dtype) @ reference.per_head(v, q)
 
 
@@ -79,19 +78,19 @@ def check(number: int) -> tuple[float, str]:
         ]
     )
     sink = torch.randn(heads, device="cuda", requires_grad=True) if sinks else None
-    scores = ScoreOptions(mask, dim**-0.5, bias_of(bias, heads), cap, sink)
+    options = ScoreOptions(mask, dim**-0.5, bias_of(bias, heads), cap, sink)
     weights = torch.randn(*q.shape[:3], value_dim, device="cuda", dtype=dtype)
     valid = torch.ones_like(layout.positions, dtype=torch.bool) if layout.valid is None else layout.valid
     valid = valid.unsqueeze(1)  # (B, 1, L): outputs of padding are undefined
     weights = weights * valid.unsqueeze(-1)
     name = " ".join(map(str, (mask, kind, heads, kv_heads, dim, value_dim, length, dtype, bias, cap, sinks)))
-    reason = triton.refuses(q, k, v, layout, scores)
+    reason = triton.refuses(q, k, v, layout, options)
     assert reason is None, reason
-    found = outputs(triton.attend, [q, k, v], layout, scores, weights)
+    found = outputs(triton.attend, [q, k, v], layout, options, weights)
     layout.shared.clear()
-    plain = outputs(eager, [q, k, v], layout, scores, weights)
+    plain = outputs(eager, [q, k, v], layout, options, weights)
     exact = outputs(
-        reference.attend, [x.detach().double().requires_grad_() for x in (q, k, v)], layout, scores, weights
+        reference.attend, [x.detach().double().requires_grad_() for x in (q, k, v)], layout, options, weights
     )
     worst = 0.0
     for f, p, e in zip(found, plain, exact, strict=True):
@@ -103,8 +102,8 @@ def check(number: int) -> tuple[float, str]:
         )  # gradients of shared parameters sum the rounding errors of all rows
         step = rows**0.5 * torch.finfo(dtype).eps * e.abs().max().item()
         worst = max(worst, (f - e).abs().max().item() / (2 * (p - e).abs().max().item() + step + 1e-30))
-    _, a = triton.attend_with_statistics(q, k, v, layout, scores, first=2)
-    _, b = attend_with_statistics(q.double(), k.double(), v.double(), layout, scores, first=2)
+    _, a = triton.attend_with_statistics(q, k, v, layout, options, first=2)
+    _, b = attend_with_statistics(q.double(), k.double(), v.double(), layout, options, first=2)
     for field in ("entropy", "first", "top_weight", "log_sum"):
         error = ((getattr(a, field) - getattr(b, field)) * valid).abs().max().item()
         assert error < 2e-3, (name, field, error)

@@ -25,7 +25,7 @@ from regard.engine.stores.paged import Paged
 from regard.kernels.attention import backend, reference, sdpa
 from regard.kernels.attention.decode import bounds
 from regard.kernels.attention.mask import Causal, Mask
-from regard.kernels.attention.pages import Pages, gathered
+from regard.kernels.attention.pages import Pages, gather_pages
 from regard.kernels.attention.patterns.window import Window
 from regard.kernels.attention.score_options import ScoreOptions
 from regard.kernels.attention.triton.decode_kernels import launch
@@ -75,13 +75,13 @@ class Case:
 
 
 def direct(case: Case, tensors: tuple, **tiling: int) -> Callable[[], Tensor]:
-    q, k, v, layout, scores = tensors
-    before, after, first = bounds(scores.mask)
+    q, k, v, layout, options = tensors
+    before, after, first = bounds(options.mask)
     table, page = (k.table, k.block) if case.page else (None, 0)
     k, v = (x.pool if case.page else x for x in (k, v))
     return lambda: launch(
         q, k, v, table, page, layout.positions, layout.key_positions, None,
-        before, after, first, scores.scale, None, "none",
+        before, after, first, options.scale, None, "none",
         None, None, **tiling,
     )  # fmt: skip
 
@@ -165,12 +165,12 @@ def sweep(rate: float) -> None:
 
 def line(name: str, case: Case, rate: float) -> None:
     tensors = case.build()
-    q, k, v, layout, scores = tensors
+    q, k, v, layout, options = tensors
     works = {"decode": lambda: backend("decode")(*tensors)}
     if case.page and case.keys == 4096:
-        works["gather + sdpa"] = lambda: sdpa.attend(q, gathered(k), gathered(v), layout, scores)
+        works["gather + sdpa"] = lambda: sdpa.attend(q, gather_pages(k), gather_pages(v), layout, options)
     elif not case.page:
-        works["sdpa, our mask"] = lambda: sdpa.attend(q, k, v, layout, scores)
+        works["sdpa, our mask"] = lambda: sdpa.attend(q, k, v, layout, options)
         works["sdpa, no mask"] = lambda: F.scaled_dot_product_attention(q, k, v, enable_gqa=True)
     for method, work in works.items():
         ms = median(work)
@@ -184,9 +184,9 @@ def check() -> None:
         (torch.bfloat16, torch.float32), (0, 16), (5,), (Causal(), Window(100)), (False, True)
     ):
         tensors = Case(5, 1024, page, queries, mask, ragged, dtype).build()
-        q, k, v, layout, scores = tensors
-        wide = reference.attend(q.double(), gathered(k).double(), gathered(v).double(), layout, scores)
-        plain = sdpa.attend(q, gathered(k), gathered(v), layout, scores)
+        q, k, v, layout, options = tensors
+        wide = reference.attend(q.double(), gather_pages(k).double(), gather_pages(v).double(), layout, options)
+        plain = sdpa.attend(q, gather_pages(k), gather_pages(v), layout, options)
         ours = backend("decode")(*tensors)
         error, theirs = ((x - wide).abs().max().item() for x in (ours, plain))
         limit = 2 * theirs + torch.finfo(dtype).eps

@@ -7,14 +7,12 @@ from torch import Tensor
 
 from ink import BLUE, FAINT, GREEN, ORANGE, PURPLE, RED, canvas, cells, label
 from regard.engine.stores.paged import Paged
-from regard.kernels.attention.mask import Causal, Full, Mask, visible
+from regard.kernels.attention.mask import Causal, Full, Mask, PrefixLM, attention_mask
 from regard.kernels.attention.patterns.bigbird import BigBird
 from regard.kernels.attention.patterns.block_pattern import BlockSparse
 from regard.kernels.attention.patterns.longformer import Longformer
-from regard.kernels.attention.patterns.prefix import PrefixLM
-from regard.kernels.attention.patterns.sinks import SinksAndWindow
 from regard.kernels.attention.patterns.sparse_transformer import FixedPattern, StridedPattern
-from regard.kernels.attention.patterns.window import Dilated, Window
+from regard.kernels.attention.patterns.window import Dilated, SinksAndWindow, Window
 from regard.kernels.attention.score_options import ScoreOptions
 from regard.kernels.attention.statistics import attend_with_statistics
 from regard.layout import TokenLayout
@@ -69,7 +67,7 @@ def patterns() -> Any:
 
 
 def seen(mask: Mask, layout: TokenLayout) -> Tensor:
-    found = visible(mask, layout)
+    found = attention_mask(mask, layout)
     return (
         torch.ones(layout.positions.shape[1], layout.key_positions.shape[1]) if found is None else found[0, 0].double()
     )

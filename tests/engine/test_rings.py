@@ -11,8 +11,7 @@ from regard.engine.stores.paged import Paged, PagedStorage
 from regard.engine.stores.ring import SLACK, RingStorage
 from regard.kernels.attention.mask import Mask
 from regard.kernels.attention.patterns.longformer import Longformer
-from regard.kernels.attention.patterns.sinks import SinksAndWindow
-from regard.kernels.attention.patterns.window import Dilated, Window
+from regard.kernels.attention.patterns.window import Dilated, SinksAndWindow, Window
 from regard.layout import TokenLayout
 from regard.models.decoder import Decoder
 from regard.parts.attention import Attention
@@ -55,9 +54,9 @@ def test_a_mask_says_how_far_it_sees(mask: Mask) -> None:
     places = torch.arange(40)
     seen = mask.allows(places.unsqueeze(-1), places.unsqueeze(0))
     behind = places.unsqueeze(-1) - places.unsqueeze(0)
-    assert not (seen & (behind >= mask.near) & (places >= mask.first)).any()
-    assert seen[39, 39 - mask.near + 1] and seen[39, : mask.first].all()
-    assert not Window(3, causal=False).near and not Longformer(3, 2).near
+    assert not (seen & (behind >= mask.sliding_window) & (places >= mask.first_tokens)).any()
+    assert seen[39, 39 - mask.sliding_window + 1] and seen[39, : mask.first_tokens].all()
+    assert not Window(3, causal=False).sliding_window and not Longformer(3, 2).sliding_window
 
 
 @pytest.mark.ledger("sp.window")
@@ -70,7 +69,7 @@ def test_in_pieces_of_any_size(mask: Mask, kind: str, slack: int) -> None:
     spec = layer(mask)
     model, tokens = build(spec), text(1, LENGTH)
     whole = model(tokens)
-    window = mask.near
+    window = mask.sliding_window
     for size in {1, slack + 1, slack + 2, max(1, window - 1), window, window + 1, 2 * window + slack, LENGTH}:
         store = opened(kind, spec, slack)
         cuts = [*range(0, LENGTH, size), LENGTH]

@@ -9,8 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from regard.engine.stores.base import CannotRewind
 from regard.engine.stores.contiguous import Contiguous
 from regard.engine.stores.paged import Paged
-from regard.kernels.attention.patterns.sinks import SinksAndWindow
-from regard.kernels.attention.patterns.window import Window
+from regard.kernels.attention.patterns.window import SinksAndWindow, Window
 from regard.layout import TokenLayout
 from regard.parts.attention import Attention
 from regard.parts.linear_attention import LinearAttention

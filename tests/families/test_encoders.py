@@ -65,7 +65,7 @@ def told(pair: Pair, layout: TokenLayout) -> dict[str, Tensor]:
     if takes(pair.theirs, "position_ids"):
         said["position_ids"] = layout.positions + getattr(spec.position, "offset", 0)
     if takes(pair.theirs, "global_attention_mask"):  # theirs would take the first slot, be it padding
-        first = spec.blocks[0].sublayers[0].body.mask.first
+        first = spec.blocks[0].sublayers[0].body.mask.first_tokens
         said["global_attention_mask"] = ((layout.positions < first) & layout.valid).long()
     return said
 

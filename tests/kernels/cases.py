@@ -1,23 +1,21 @@
-"""The cases that every attention backend is held to: masks × biases × caps × sinks × heads × where tokens stand."""
+"""The cases that every attention backend is tested on: masks × biases × caps × sinks × heads × token layouts."""
 
 import torch
 from torch import Tensor
 
 from regard.kernels.attention.bias import Bias, Buckets, Slopes
-from regard.kernels.attention.mask import Causal, Full, Mask
+from regard.kernels.attention.mask import Causal, Full, Mask, PrefixLM
 from regard.kernels.attention.patterns.bigbird import BigBird
 from regard.kernels.attention.patterns.block_pattern import BlockSparse
 from regard.kernels.attention.patterns.longformer import Longformer
-from regard.kernels.attention.patterns.prefix import PrefixLM
-from regard.kernels.attention.patterns.sinks import SinksAndWindow
 from regard.kernels.attention.patterns.sparse_transformer import FixedPattern, StridedPattern
-from regard.kernels.attention.patterns.window import Dilated, Window
+from regard.kernels.attention.patterns.window import Dilated, SinksAndWindow, Window
 from regard.kernels.attention.score_options import ScoreOptions
 from regard.layout import TokenLayout
 
 LENGTH, DIM, VALUE = 37, 8, 6
 HEADS = {"multi-head": (4, 4), "grouped-query": (4, 2), "multi-query": (4, 1)}
-LAYOUT = ((0,), (0, 1), (2,), (1, 3), (0, 4, 2), (5, 3), (), (6, 0))
+BLOCK_TABLE = ((0,), (0, 1), (2,), (1, 3), (0, 4, 2), (5, 3), (), (6, 0))
 MASKS: dict[str, Mask] = {
     "causal": Causal(),
     "full": Full(),
@@ -25,7 +23,7 @@ MASKS: dict[str, Mask] = {
     "window": Window(5),
     "window of a block": Window(16),
     "window of more": Window(17),
-    "window, longer than the text": Window(50),
+    "window, longer than the sequence": Window(50),
     "window, both sides": Window(3, causal=False),
     "dilated": Dilated(3, 4),
     "dilated, both sides": Dilated(2, 3, causal=False),
@@ -33,8 +31,8 @@ MASKS: dict[str, Mask] = {
     "strided": StridedPattern(6),
     "fixed": FixedPattern(6, 2),
     "sinks and window": SinksAndWindow(3, 7),
-    "block-sparse": BlockSparse(4, LAYOUT),
-    "block-sparse, both sides": BlockSparse(4, LAYOUT, causal=False),
+    "block-sparse": BlockSparse(4, BLOCK_TABLE),
+    "block-sparse, both sides": BlockSparse(4, BLOCK_TABLE, causal=False),
     "longformer": Longformer(4, 3),
     "longformer, causal": Longformer(4, 3, causal=True),
     "bigbird": BigBird(4, 3, 1, 2, length=36),
@@ -44,13 +42,13 @@ ON_GPU = {"decode", "triton"}  # backends that refuse a CPU
 DECODED = [name for name, mask in MASKS.items() if mask.causal]
 
 
-def one_query_before_remembered_keys() -> TokenLayout:
-    """A decode step: rows of different lengths before remembered slots, of which one is not valid."""
+def one_query_with_cached_keys() -> TokenLayout:
+    """A decode step: rows of different lengths with cached keys, of which one is invalid."""
     slots = torch.arange(LENGTH).expand(2, LENGTH)
     return TokenLayout(torch.tensor([[3], [LENGTH - 1]])).with_keys(slots, valid=slots != 1)
 
 
-def where_all_tokens_stand() -> dict[str, TokenLayout]:
+def all_layouts() -> dict[str, TokenLayout]:
     positions = torch.arange(LENGTH).expand(2, LENGTH)
     lengths = torch.tensor([[9, 1, 27], [20, 16, 1]])
     documents = torch.stack([torch.repeat_interleave(torch.arange(3), row) for row in lengths])
@@ -67,11 +65,11 @@ def where_all_tokens_stand() -> dict[str, TokenLayout]:
         "packed and padded": TokenLayout(restarted, segments=documents, valid=valid, consecutive=True),
         "any documents": TokenLayout(restarted, segments=documents),
         "keys": TokenLayout(positions[:, 4:7]).with_keys(positions),
-        "one query": one_query_before_remembered_keys(),
+        "one query": one_query_with_cached_keys(),
     }
 
 
-AT = where_all_tokens_stand()
+LAYOUTS = all_layouts()
 BIASES = {"plain": None, "alibi": "slopes", "t5": "buckets"}
 EXTRAS = {"": (None, False), "capped": (1.5, False), "sinks": (None, True), "capped, sinks": (1.5, True)}
 
@@ -86,7 +84,7 @@ def bias_of(name: str | None, dtype: torch.dtype) -> Bias | None:
     return None
 
 
-def scores_of(mask: Mask, bias: str | None, extra: str, dtype: torch.dtype) -> ScoreOptions:
+def options_of(mask: Mask, bias: str | None, extra: str, dtype: torch.dtype) -> ScoreOptions:
     cap, has_sinks = EXTRAS[extra]
     sinks = torch.tensor([0.5, -1.0, 2.0, 0.1], dtype=dtype, requires_grad=True) if has_sinks else None
     return ScoreOptions(mask, 0.7, bias_of(bias, dtype), cap, sinks)
@@ -100,12 +98,12 @@ def inputs(heads: str, layout: TokenLayout, dtype: torch.dtype, value: int = VAL
     return [torch.randn(s, generator=generator, dtype=torch.float64).to(dtype).requires_grad_() for s in shapes]
 
 
-def with_gradients(attend, tensors: list[Tensor], layout: TokenLayout, scores: ScoreOptions) -> list[Tensor]:
-    """The output at valid tokens (what stands at padding is nobody's), and the gradients of all that can learn."""
-    out = attend(*tensors, layout, scores)
+def with_gradients(attend, tensors: list[Tensor], layout: TokenLayout, options: ScoreOptions) -> list[Tensor]:
+    """The output at valid tokens, zeros at padding, and the gradients of all tensors that require one."""
+    out = attend(*tensors, layout, options)
     if layout.valid is not None:
         out = out.where(layout.valid.view(len(out), 1, -1, 1), 0)
     weights = torch.linspace(-1, 1, out.numel(), dtype=out.dtype, device=out.device).view_as(out)
-    table = [scores.bias.table] if isinstance(scores.bias, Buckets) else []
-    learned = [*tensors, *table, *([] if scores.sinks is None else [scores.sinks])]
+    table = [options.bias.table] if isinstance(options.bias, Buckets) else []
+    learned = [*tensors, *table, *([] if options.sinks is None else [options.sinks])]
     return [out.detach(), *torch.autograd.grad((out * weights).sum(), learned)]

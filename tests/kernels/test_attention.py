@@ -1,4 +1,4 @@
-"""The reference against plain loops; half precision, autocast, and masks that no short cut may forget."""
+"""The reference against plain loops; half precision, autocast, and masks derived from Causal."""
 
 import math
 from dataclasses import dataclass
@@ -14,30 +14,30 @@ from regard.kernels.attention.mask import Causal
 from regard.kernels.attention.patterns.window import Window
 from regard.kernels.attention.score_options import ScoreOptions
 from regard.layout import TokenLayout
-from tests.kernels.cases import AT, DIM, EXTRAS, HEADS, LENGTH, MASKS, inputs, scores_of
+from tests.kernels.cases import DIM, EXTRAS, HEADS, LAYOUTS, LENGTH, MASKS, inputs, options_of
 
 
-def plain_loops(q: Tensor, k: Tensor, v: Tensor, layout: TokenLayout, scores: ScoreOptions) -> Tensor:
-    """The definition, one number at a time."""
+def plain_loops(q: Tensor, k: Tensor, v: Tensor, layout: TokenLayout, options: ScoreOptions) -> Tensor:
+    """The definition, number by number."""
     out = torch.zeros(*q.shape[:3], v.shape[-1], dtype=torch.float64)
     group = q.shape[1] // k.shape[1]
-    slopes = scores.bias.slopes.tolist() if isinstance(scores.bias, Slopes) else [0.0] * q.shape[1]
+    slopes = options.bias.slopes.tolist() if isinstance(options.bias, Slopes) else [0.0] * q.shape[1]
     for b, h, i in product(*map(range, q.shape[:3])):
-        found = {}
+        scores = {}
         for j in range(k.shape[2]):
             here, there = layout.positions[b, i], layout.key_positions[b, j]
-            allowed = scores.mask.allows(here.view(1, 1), there.view(1, 1))
-            seen = allowed is None or bool(allowed)
-            seen = seen and (layout.segments is None or bool(layout.segments[b, i] == layout.key_segments[b, j]))
-            seen = seen and (layout.key_valid is None or bool(layout.key_valid[b, j]))
-            if seen:
+            allowed = options.mask.allows(here.view(1, 1), there.view(1, 1))
+            attends = allowed is None or bool(allowed)
+            attends = attends and (layout.segments is None or bool(layout.segments[b, i] == layout.key_segments[b, j]))
+            attends = attends and (layout.key_valid is None or bool(layout.key_valid[b, j]))
+            if attends:
                 s = sum(x * y for x, y in zip(q[b, h, i].tolist(), k[b, h // group, j].tolist(), strict=True))
-                s *= scores.scale
-                s = s if scores.softcap is None else scores.softcap * math.tanh(s / scores.softcap)
-                found[j] = s - slopes[h] * abs(int(here - there))
-        total = sum(math.exp(s) for s in found.values())
-        total += 0.0 if scores.sinks is None else math.exp(scores.sinks[h].item())
-        for j, s in found.items():
+                s *= options.scale
+                s = s if options.softcap is None else options.softcap * math.tanh(s / options.softcap)
+                scores[j] = s - slopes[h] * abs(int(here - there))
+        total = sum(math.exp(s) for s in scores.values())
+        total += 0.0 if options.sinks is None else math.exp(options.sinks[h].item())
+        for j, s in scores.items():
             out[b, h, i] += math.exp(s) / total * v[b, h // group, j]
     return out
 
@@ -47,13 +47,13 @@ def plain_loops(q: Tensor, k: Tensor, v: Tensor, layout: TokenLayout, scores: Sc
 @pytest.mark.parametrize(("mask", "heads", "bias"), [
     ("causal", "multi-head", "slopes"), ("full", "grouped-query", None), ("window", "multi-query", "slopes"),
 ])  # fmt: skip
-def test_the_reference_is_its_definition(mask: str, heads: str, bias: str | None, layout: str, extra: str) -> None:
+def test_reference_equals_its_definition(mask: str, heads: str, bias: str | None, layout: str, extra: str) -> None:
     rows = slice(0, 1)
-    where = AT[layout]
+    where = LAYOUTS[layout]
     q, k, v = (x.detach() for x in inputs(heads, where, torch.float64))
-    scores = scores_of(MASKS[mask], bias, extra, torch.float64)
-    found = reference.attend(q, k, v, where, scores).detach()[rows]
-    expected = plain_loops(q[rows], k[rows], v[rows], where, scores)
+    options = options_of(MASKS[mask], bias, extra, torch.float64)
+    found = reference.attend(q, k, v, where, options).detach()[rows]
+    expected = plain_loops(q[rows], k[rows], v[rows], where, options)
     assert (found - expected).abs().max() < 1e-12
 
 
@@ -61,7 +61,7 @@ def test_the_reference_is_its_definition(mask: str, heads: str, bias: str | None
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("heads", HEADS)
 @pytest.mark.parametrize("name", BACKENDS.keys() - {"decode"})
-def test_on_a_gpu_too(name: str, heads: str, dtype: torch.dtype) -> None:
+def test_backends_on_a_gpu(name: str, heads: str, dtype: torch.dtype) -> None:
     slots = torch.arange(LENGTH, device="cuda").expand(2, LENGTH)
     valid = torch.ones(2, LENGTH, dtype=torch.bool, device="cuda")
     valid[0] = valid[1, :3] = False
@@ -85,17 +85,19 @@ def test_on_a_gpu_too(name: str, heads: str, dtype: torch.dtype) -> None:
 def test_consecutive_query_heads_share_a_key_head(name: str, groups: int) -> None:
     """Of six query heads, head h reads key head h // (6 / groups): each gives what it gives alone."""
     q, k, v = (torch.randn(1, heads, 9, 8, dtype=torch.float64) for heads in (6, groups, groups))
-    layout, scores = TokenLayout.whole(1, 9), ScoreOptions(Window(4))
-    found = backend(name)(q, k, v, layout, scores)
-    weights = reference.attention_weights(q, k, layout, scores)
+    layout, options = TokenLayout.whole(1, 9), ScoreOptions(Window(4))
+    found = backend(name)(q, k, v, layout, options)
+    weights = reference.attention_weights(q, k, layout, options)
     for head, shared in enumerate(torch.arange(groups).repeat_interleave(6 // groups).tolist()):
         one = [x[:, i : i + 1] for x, i in ((q, head), (k, shared), (v, shared))]
-        assert (found[:, head : head + 1] - reference.attend(*one, layout, scores)).abs().max() < 1e-12
-        assert (weights[:, head : head + 1] - reference.attention_weights(*one[:2], layout, scores)).abs().max() < 1e-12
+        assert (found[:, head : head + 1] - reference.attend(*one, layout, options)).abs().max() < 1e-12
+        assert (
+            weights[:, head : head + 1] - reference.attention_weights(*one[:2], layout, options)
+        ).abs().max() < 1e-12
 
 
-def test_attention_weights_are_rows_of_one_or_zero() -> None:
-    layout = AT["packed and padded"]
+def test_attention_weights_sum_to_one_or_zero() -> None:
+    layout = LAYOUTS["packed and padded"]
     q, k, _ = (x.detach() for x in inputs("grouped-query", layout, torch.float32))
     sums = reference.attention_weights(q, k, layout, ScoreOptions(Causal())).sum(-1)
     assert torch.logical_or((sums - 1).abs() < 1e-6, sums == 0).all()
@@ -114,33 +116,33 @@ def test_half_precision_sums_in_float32(name: str) -> None:
 
 @pytest.mark.parametrize("bias", ["slopes", None])
 @pytest.mark.parametrize("name", ["reference", "tiled"])
-def test_autocast_changes_nothing(name: str, bias: str | None) -> None:
-    layout, scores = AT["packed and padded"], scores_of(Causal(), bias, "", torch.float32)
+def test_autocast_does_not_change_the_result(name: str, bias: str | None) -> None:
+    layout, options = LAYOUTS["packed and padded"], options_of(Causal(), bias, "", torch.float32)
     q, k, v = (x.detach() for x in inputs("grouped-query", layout, torch.float32))
-    expected = backend(name)(q, k, v, layout, scores)
+    expected = backend(name)(q, k, v, layout, options)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert torch.equal(backend(name)(q, k, v, layout, scores), expected)
+        assert torch.equal(backend(name)(q, k, v, layout, options), expected)
 
 
 @dataclass(frozen=True)
 class Odd(Causal):
-    """Causal, but of the tokens before it one sees those at odd positions only."""
+    """Causal, but a query attends only to its own token and to those at odd positions."""
 
     def allows(self, q: Tensor, k: Tensor) -> Tensor:
         return (k <= q) & ((k % 2 == 1) | (k == q))
 
 
 @pytest.mark.parametrize("name", ["sdpa", "tiled", "auto"])
-def test_a_stricter_causal_mask_takes_no_short_cut(name: str) -> None:
-    tensors = [x.detach() for x in inputs("multi-head", AT["ordered"], torch.float64)]
+def test_subclass_of_causal_is_not_treated_as_causal(name: str) -> None:
+    tensors = [x.detach() for x in inputs("multi-head", LAYOUTS["ordered"], torch.float64)]
     plain, strict = (
         backend(name)(*tensors, TokenLayout.whole(2, LENGTH), ScoreOptions(mask)) for mask in (Causal(), Odd())
     )
-    expected = reference.attend(*tensors, TokenLayout(AT["positions"].positions), ScoreOptions(Odd()))
+    expected = reference.attend(*tensors, TokenLayout(LAYOUTS["positions"].positions), ScoreOptions(Odd()))
     assert (strict - expected).abs().max() < 1e-12
     assert (strict - plain).abs().max() > 0.1
 
 
-def test_an_unknown_backend_is_answered_with_the_nearest() -> None:
+def test_unknown_backend_suggests_the_nearest_name() -> None:
     with pytest.raises(ValueError, match="'spda'; did you mean 'sdpa'"):
         backend("spda")

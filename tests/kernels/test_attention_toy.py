@@ -19,10 +19,10 @@ TOKENS = 5
 
 def one_head(q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> tuple[Tensor, Tensor]:
     """(weights, output) of one head, matrices in and out; the scores are scaled by 1/√d_k."""
-    layout, scores = TokenLayout(torch.arange(len(q)).unsqueeze(0)), ScoreOptions(mask, q.shape[-1] ** -0.5)
+    layout, options = TokenLayout(torch.arange(len(q)).unsqueeze(0)), ScoreOptions(mask, q.shape[-1] ** -0.5)
     layout = layout.with_keys(torch.arange(len(k)).unsqueeze(0))
     q, k, v = (x.double()[None, None] for x in (q, k, v))
-    return attention_weights(q, k, layout, scores)[0, 0], attend(q, k, v, layout, scores)[0, 0]
+    return attention_weights(q, k, layout, options)[0, 0], attend(q, k, v, layout, options)[0, 0]
 
 
 def printed(found: Tensor, expected: list[list[float]]) -> bool:

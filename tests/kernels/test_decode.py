@@ -8,10 +8,9 @@ from regard.engine.stores.contiguous import Contiguous
 from regard.engine.stores.paged import Paged
 from regard.kernels.attention import backend, decode, reference, why
 from regard.kernels.attention.mask import Causal, Full, Mask
-from regard.kernels.attention.pages import Pages, gathered
+from regard.kernels.attention.pages import Pages, gather_pages
 from regard.kernels.attention.patterns.longformer import Longformer
-from regard.kernels.attention.patterns.sinks import SinksAndWindow
-from regard.kernels.attention.patterns.window import Window
+from regard.kernels.attention.patterns.window import SinksAndWindow, Window
 from regard.kernels.attention.score_options import ScoreOptions
 from regard.layout import TokenLayout
 from regard.models.decoder import Decoder
@@ -58,15 +57,15 @@ def paged(x: Tensor, block: int, seed: int) -> Pages:
     return Pages(pool.flatten(0, 1), table, block)
 
 
-def scores_of(mask: Mask, bias: str | None = None, cap: float | None = None, sinks: bool = False) -> ScoreOptions:
+def options_of(mask: Mask, bias: str | None = None, cap: float | None = None, sinks: bool = False) -> ScoreOptions:
     added = bias_of(bias, torch.float32)
     if added is not None:
         vars(added).update({name: x.detach().to(DEVICE) for name, x in vars(added).items() if torch.is_tensor(x)})
     return ScoreOptions(mask, 0.3, added, cap, torch.tensor([0.5, -1.0, 2.0, 0.1], device=DEVICE) if sinks else None)
 
 
-def error(found: Tensor, q: Tensor, k: Tensor, v: Tensor, layout: TokenLayout, scores: ScoreOptions) -> float:
-    exact = reference.attend(q.double(), k.double(), v.double(), layout, scores)
+def error(found: Tensor, q: Tensor, k: Tensor, v: Tensor, layout: TokenLayout, options: ScoreOptions) -> float:
+    exact = reference.attend(q.double(), k.double(), v.double(), layout, options)
     return ((found - exact).abs().max() / exact.abs().max().clamp_min(1)).item()
 
 
@@ -81,14 +80,14 @@ CASES = [  # heads, queries, (bias, cap, sinks), block; each mask has one of the
 def test_contiguous_and_pages_are_the_reference(n: int, mask: str) -> None:
     heads, queries, extra, block = CASES[n % len(CASES)]
     q, k, v, layout = inputs(heads, queries)
-    scores = scores_of(MASKS[mask], *extra)
-    assert error(decode.attend(q, k, v, layout, scores), q, k, v, layout, scores) <= 2e-6
+    options = options_of(MASKS[mask], *extra)
+    assert error(decode.attend(q, k, v, layout, options), q, k, v, layout, options) <= 2e-6
     pages = [paged(x, block, seed=n) for x in (k, v)]
     span = pages[0].shape[2]
     later = TokenLayout(layout.positions).with_keys(
         torch.arange(span, device=DEVICE).expand(2, span), valid=slots(span)
     )
-    assert error(decode.attend(q, *pages, later, scores), q, k, v, layout, scores) <= 2e-6
+    assert error(decode.attend(q, *pages, later, options), q, k, v, layout, options) <= 2e-6
 
 
 def slots(span: int) -> Tensor:
@@ -102,8 +101,8 @@ def test_keys_may_stand_anywhere_and_be_missing() -> None:
     order = torch.stack([torch.randperm(KEYS) for _ in range(2)]).to(DEVICE)
     layout = TokenLayout(layout.positions).with_keys(order, valid=torch.rand(2, KEYS, device=DEVICE) > 0.3)
     for mask in (Causal(), Window(20)):
-        scores = scores_of(mask, "slopes")
-        assert error(decode.attend(q, k, v, layout, scores), q, k, v, layout, scores) <= 2e-6
+        options = options_of(mask, "slopes")
+        assert error(decode.attend(q, k, v, layout, options), q, k, v, layout, options) <= 2e-6
 
 
 @pytest.mark.parametrize("sinks", [False, True])
@@ -112,7 +111,7 @@ def test_a_query_that_sees_nothing_gives_zeros(sinks: bool) -> None:
     valid = torch.ones(2, KEYS, dtype=torch.bool, device=DEVICE)
     valid[0] = False
     out = decode.attend(
-        q, k, v, TokenLayout(layout.positions).with_keys(layout.key_positions, valid), scores_of(Causal(), sinks=sinks)
+        q, k, v, TokenLayout(layout.positions).with_keys(layout.key_positions, valid), options_of(Causal(), sinks=sinks)
     )
     assert not out[0].any()
     assert out[1].abs().min() > 0
@@ -133,10 +132,10 @@ def test_any_number_of_parts(parts: int) -> None:
 def test_pages_stand_for_what_they_hold() -> None:
     x = torch.randn(2, 3, 20, 4)
     pages = paged(x, 5, seed=0)
-    assert pages.shape == x.shape == gathered(pages).shape
+    assert pages.shape == x.shape == gather_pages(pages).shape
     assert pages.dtype == x.dtype
-    assert torch.equal(gathered(pages), x)
-    assert gathered(x) is x
+    assert torch.equal(gather_pages(pages), x)
+    assert gather_pages(x) is x
 
 
 def test_the_paged_store_hands_out_pages_to_attention_alone() -> None:
@@ -147,28 +146,28 @@ def test_the_paged_store_hands_out_pages_to_attention_alone() -> None:
         layout = TokenLayout.whole(1, 5)
         k, _, layout = store.begin_forward(layout)[0][0].extend(layout, k=x, v=x)
         assert isinstance(k, kind)
-        assert torch.equal(gathered(k)[:, :, :5], x)
+        assert torch.equal(gather_pages(k)[:, :, :5], x)
         assert layout.key_positions.shape == (1, k.shape[2])
 
 
 def test_what_it_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
     q, k, v, layout = inputs("grouped-query", 1)
     with pytest.raises(ValueError, match="decode needs a CUDA GPU, not cpu; choose another, or auto"):
-        backend("decode")(q.cpu(), k.cpu(), v.cpu(), layout, scores_of(Causal()))
+        backend("decode")(q.cpu(), k.cpu(), v.cpu(), layout, options_of(Causal()))
     monkeypatch.setattr(decode, "cannot_triton", lambda device: None)
     said = {
-        "is for few queries": (torch.randn(2, 4, 17, DIM), k, v, scores_of(Causal())),
-        "takes heads of 16, 32, 64, 128, 256 coordinates": (q[..., :12], k[..., :12], v, scores_of(Causal())),
-        "computes in one of": (q.double(), k.double(), v.double(), scores_of(Causal())),
-        "does not know the mask Longformer": (q, k, v, scores_of(Longformer(4, 2, causal=True))),
+        "is for few queries": (torch.randn(2, 4, 17, DIM), k, v, options_of(Causal())),
+        "takes heads of 16, 32, 64, 128, 256 coordinates": (q[..., :12], k[..., :12], v, options_of(Causal())),
+        "computes in one of": (q.double(), k.double(), v.double(), options_of(Causal())),
+        "does not know the mask Longformer": (q, k, v, options_of(Longformer(4, 2, causal=True))),
         "cannot drop": (q, k, v, ScoreOptions(Causal(), dropout=0.1)),
-        "has no gradients": (q.requires_grad_(), k, v, scores_of(Causal())),
+        "has no gradients": (q.requires_grad_(), k, v, options_of(Causal())),
     }
-    for reason, (q, k, v, scores) in said.items():
-        assert reason in decode.refuses(q, k, v, layout, scores)
+    for reason, (q, k, v, options) in said.items():
+        assert reason in decode.refuses(q, k, v, layout, options)
     with torch.no_grad():
-        assert decode.refuses(q, k, v, layout, scores_of(Causal())) is None
-    assert decode.slower(q, k, v, TokenLayout.whole(2, 1), scores_of(Causal())) == "decode is for remembered keys"
+        assert decode.refuses(q, k, v, layout, options_of(Causal())) is None
+    assert decode.slower(q, k, v, TokenLayout.whole(2, 1), options_of(Causal())) == "decode is for remembered keys"
 
 
 @torch.no_grad()
@@ -216,16 +215,16 @@ def test_on_a_gpu_a_model_steps_through_it(kind: str, compile: bool) -> None:
 def test_on_a_gpu_no_worse_than_pytorch_by_more_than_twice(mask: str, dtype: torch.dtype) -> None:
     for heads, queries in (("grouped-query", 1), ("multi-query", 7)):
         q, k, v, layout = inputs(heads, queries, dtype)
-        scores = scores_of(MASKS[mask])
-        theirs = error(backend("sdpa")(q, k, v, layout, scores), q, k, v, layout, scores)
-        ours = error(backend("decode")(q, k, v, layout, scores), q, k, v, layout, scores)
+        options = options_of(MASKS[mask])
+        theirs = error(backend("sdpa")(q, k, v, layout, options), q, k, v, layout, options)
+        ours = error(backend("decode")(q, k, v, layout, options), q, k, v, layout, options)
         assert ours <= 2 * theirs + torch.finfo(dtype).eps
 
 
 @pytest.mark.gpu
 def test_auto_takes_it_for_a_step_and_compiles_around_it() -> None:
     q, k, v, layout = inputs("grouped-query", 1, torch.bfloat16)
-    scores = scores_of(Causal())
-    assert why(q, k, v, layout, scores) == ("decode", "decode is the fastest and takes this case")
-    step = torch.compile(lambda q: backend("auto")(q * 1.0, k, v, layout, scores), fullgraph=True)
-    assert torch.equal(step(q), backend("decode")(q, k, v, layout, scores))
+    options = options_of(Causal())
+    assert why(q, k, v, layout, options) == ("decode", "decode is the fastest and takes this case")
+    step = torch.compile(lambda q: backend("auto")(q * 1.0, k, v, layout, options), fullgraph=True)
+    assert torch.equal(step(q), backend("decode")(q, k, v, layout, options))

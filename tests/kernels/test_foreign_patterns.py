@@ -24,8 +24,8 @@ def ours(theirs: nn.Module, x: Tensor, mask: Mask, name: str) -> Tensor:
     q, k, v = (
         getattr(theirs, part)(x).unflatten(-1, (HEADS, -1)).transpose(1, 2) for part in ("query", "key", "value")
     )
-    scores = ScoreOptions(mask, (WIDTH // HEADS) ** -0.5)
-    return backend(name)(q, k, v, TokenLayout.whole(*x.shape[:2]), scores).transpose(1, 2).flatten(2)
+    options = ScoreOptions(mask, (WIDTH // HEADS) ** -0.5)
+    return backend(name)(q, k, v, TokenLayout.whole(*x.shape[:2]), options).transpose(1, 2).flatten(2)
 
 
 @pytest.mark.ledger("sp.longformer")

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.kernels.attention import BACKENDS, backend
-from regard.kernels.attention.mask import Causal, Full, visible
+from regard.kernels.attention.mask import Causal, Full, attention_mask
 from regard.kernels.attention.reference import attention_weights
 from regard.kernels.attention.score_options import ScoreOptions
 from regard.layout import TokenLayout
@@ -82,7 +82,7 @@ def test_true_means_seen_whoever_is_asked() -> None:
     theirs.in_proj_weight.data = torch.cat([p.weight for p in projections])
     theirs.in_proj_bias.data = torch.cat([p.bias for p in projections])
     theirs.out_proj.load_state_dict(ours.o_proj.state_dict())
-    seen = visible(Causal(), layout)[0, 0]
+    seen = attention_mask(Causal(), layout)[0, 0]
     assert seen[1].tolist() == [True, True, False, False, False, False]
     blocked, swapped = (theirs(x, x, x, attn_mask=mask, need_weights=False)[0] for mask in (~seen, seen))
     assert (ours(x, layout) - blocked).abs().max() < 1e-12
@@ -90,6 +90,6 @@ def test_true_means_seen_whoever_is_asked() -> None:
     q, k, v = (random(1, 2, 6, 4, seed=seed) for seed in range(3))
     expected = backend("reference")(q, k, v, layout, ScoreOptions(Causal(), 0.5))
     assert (F.scaled_dot_product_attention(q, k, v, attn_mask=seen) - expected).abs().max() < 1e-12
-    assert visible(Full(), layout) is None
+    assert attention_mask(Full(), layout) is None
     with pytest.raises(SpecError, match="mask"):  # a tensor, of either meaning, is no mask here
         Attention(2, mask=seen)

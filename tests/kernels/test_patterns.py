@@ -5,19 +5,17 @@ import torch
 from torch import Tensor
 
 from regard.kernels.attention import reference
-from regard.kernels.attention.mask import Mask
+from regard.kernels.attention.mask import Mask, PrefixLM
 from regard.kernels.attention.patterns.bigbird import BigBird
 from regard.kernels.attention.patterns.block_pattern import BlockSparse
 from regard.kernels.attention.patterns.longformer import Longformer
-from regard.kernels.attention.patterns.prefix import PrefixLM
-from regard.kernels.attention.patterns.sinks import SinksAndWindow
 from regard.kernels.attention.patterns.sparse_transformer import FixedPattern, StridedPattern
-from regard.kernels.attention.patterns.window import Dilated, Window
+from regard.kernels.attention.patterns.window import Dilated, SinksAndWindow, Window
 from regard.kernels.attention.score_options import ScoreOptions
 from regard.layout import TokenLayout
 from regard.parts.attention import Attention
 from regard.spec import Spec, SpecError
-from tests.kernels.cases import LAYOUT, MASKS
+from tests.kernels.cases import BLOCK_TABLE, MASKS
 from tests.laws import block, decoder
 
 N = 41
@@ -96,10 +94,10 @@ def test_a_prefix_is_read_both_ways() -> None:
 @pytest.mark.ledger("sp.block")
 def test_a_layout_of_blocks() -> None:
     def sees(i: int, j: int) -> bool:
-        return j // 4 in LAYOUT[i // 4] if i // 4 < len(LAYOUT) else i // 4 == j // 4
+        return j // 4 in BLOCK_TABLE[i // 4] if i // 4 < len(BLOCK_TABLE) else i // 4 == j // 4
 
-    assert table(BlockSparse(4, LAYOUT, causal=False)) == by_pairs(sees)
-    assert table(BlockSparse(4, LAYOUT)) == by_pairs(lambda i, j: j <= i and sees(i, j))
+    assert table(BlockSparse(4, BLOCK_TABLE, causal=False)) == by_pairs(sees)
+    assert table(BlockSparse(4, BLOCK_TABLE)) == by_pairs(lambda i, j: j <= i and sees(i, j))
 
 
 def drawn_blocks(mask: BigBird, row: int, blocks: int) -> set[int]:

@@ -1,4 +1,4 @@
-"""Ring attention in several processes: the numbers of one, forward and backward, alone and inside a model."""
+"""Ring attention in several processes equals attention in one, forward and backward, alone and in a model."""
 
 import os
 from datetime import timedelta
@@ -24,7 +24,7 @@ from regard.parts.feedforward import SwiGLU
 from regard.parts.position.rope import Rope
 
 LENGTH = 48
-CASES: dict[str, tuple[Mask, bool, dict]] = {  # mask, packed, what else
+CASES: dict[str, tuple[Mask, bool, dict]] = {  # mask, packed, other options
     "causal": (Causal(), False, {}),
     "full": (Full(), False, {}),
     "window, packed": (Window(7), True, {}),
@@ -32,8 +32,8 @@ CASES: dict[str, tuple[Mask, bool, dict]] = {  # mask, packed, what else
 }
 
 
-def drawn(name: str) -> tuple[list[Tensor], TokenLayout, ScoreOptions, Tensor]:
-    """The whole text, alike in every process."""
+def random_case(name: str) -> tuple[list[Tensor], TokenLayout, ScoreOptions, Tensor]:
+    """The whole sequence, equal in every process."""
     draws = torch.Generator().manual_seed(1)
     q, k, v, weights = (torch.randn(2, h, LENGTH, 8, dtype=torch.float64, generator=draws) for h in (4, 2, 2, 4))
     mask, packed, more = CASES[name]
@@ -46,41 +46,43 @@ def drawn(name: str) -> tuple[list[Tensor], TokenLayout, ScoreOptions, Tensor]:
     sinks = torch.randn(4, dtype=torch.float64, generator=draws).requires_grad_() if "sinks" in more else None
     table = torch.randn(8, 4, dtype=torch.float64, generator=draws).requires_grad_()
     bias = Buckets(table, 16, False) if "bias" in more else None
-    scores = ScoreOptions(mask, 8**-0.5, bias, more.get("softcap"), sinks)
-    return [x.requires_grad_() for x in (q, k, v)], layout, scores, weights
+    options = ScoreOptions(mask, 8**-0.5, bias, more.get("softcap"), sinks)
+    return [x.requires_grad_() for x in (q, k, v)], layout, options, weights
 
 
-def learned(scores: ScoreOptions) -> list[Tensor]:
-    return [x for x in (scores.sinks, scores.bias.table if isinstance(scores.bias, Buckets) else None) if x is not None]
+def learned(options: ScoreOptions) -> list[Tensor]:
+    return [
+        x for x in (options.sinks, options.bias.table if isinstance(options.bias, Buckets) else None) if x is not None
+    ]
 
 
 def part(layout: TokenLayout, places: Tensor) -> TokenLayout:
-    """Where some of the tokens stand."""
+    """The layout of these tokens."""
     segments, valid = (None if x is None else x[:, places] for x in (layout.segments, layout.valid))
     return TokenLayout(layout.positions[:, places], segments, valid)
 
 
-def of_kernel(name: str, places: Tensor) -> None:
-    inputs, layout, scores, weights = drawn(name)
-    (reference.attend(*inputs, layout, scores) * weights).sum().backward()
+def check_kernel(name: str, places: Tensor) -> None:
+    inputs, layout, options, weights = random_case(name)
+    (reference.attend(*inputs, layout, options) * weights).sum().backward()
     expected = [x.grad for x in inputs]
-    whole = [x.grad.clone() for x in learned(scores)]
+    whole = [x.grad.clone() for x in learned(options)]
     own = [x.detach()[:, :, places].requires_grad_() for x in inputs]
-    for x in learned(scores):
+    for x in learned(options):
         x.grad = None
-    out = ring_attention.attend(*own, part(layout, places), scores)
-    seen = slice(None) if layout.valid is None else layout.valid[0, places]
-    alone = reference.attend(*inputs, layout, scores)[:, :, places]
-    assert (out - alone)[:, :, seen].abs().max() < 1e-12
+    out = ring_attention.attend(*own, part(layout, places), options)
+    valid = slice(None) if layout.valid is None else layout.valid[0, places]
+    alone = reference.attend(*inputs, layout, options)[:, :, places]
+    assert (out - alone)[:, :, valid].abs().max() < 1e-12
     (out * weights[:, :, places]).sum().backward()
     for x, grad in zip(own, expected, strict=True):
         assert (x.grad - grad[:, :, places]).abs().max() < 1e-12
-    for x, grad in zip(learned(scores), whole, strict=True):  # each process has its queries' share of it
+    for x, grad in zip(learned(options), whole, strict=True):  # each process has the gradient of its own queries
         dist.all_reduce(x.grad)
         assert (x.grad - grad).abs().max() < 1e-12
 
 
-def of_model(places: Tensor) -> None:
+def check_model(places: Tensor) -> None:
     block = Block((Sublayer(Attention(4, 2, position=Rope())), Sublayer(SwiGLU(24))))
     model = Decoder(50, 16, (Repeat((block,), 2),)).build(seed=0).double()
     tokens = torch.randint(50, (2, LENGTH), generator=torch.Generator().manual_seed(2))
@@ -103,35 +105,35 @@ def one_process(rank: int, size: int, folder: str) -> None:
     torch.set_num_threads(1)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     dist.init_process_group("gloo", f"file://{folder}/meet", timeout=timedelta(seconds=60), rank=rank, world_size=size)
-    places = ring_attention.shares(LENGTH, size)[rank]
+    places = ring_attention.zigzag_shares(LENGTH, size)[rank]
     for name in CASES:
-        of_kernel(name, places)
-    of_model(places)
+        check_kernel(name, places)
+    check_model(places)
     dist.destroy_process_group()
 
 
 @pytest.mark.ledger("ring.attn")
 @pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.slow)])
-def test_a_text_split_over_processes_is_the_whole(size: int, tmp_path: Path) -> None:
+def test_split_sequence_equals_the_whole(size: int, tmp_path: Path) -> None:
     multiprocessing.spawn(one_process, (size, str(tmp_path)), nprocs=size)
 
 
 @pytest.mark.ledger("ring.attn")
 @pytest.mark.parametrize("size", [1, 2, 4])
-def test_every_process_has_as_many_pairs(size: int) -> None:
-    shares = ring_attention.shares(LENGTH, size)
+def test_every_process_has_equally_many_pairs(size: int) -> None:
+    shares = ring_attention.zigzag_shares(LENGTH, size)
     assert shares.flatten().sort().values.equal(torch.arange(LENGTH))
-    assert len({int((places + 1).sum()) for places in shares}) == 1  # a token at t sees t + 1
+    assert len({int((places + 1).sum()) for places in shares}) == 1  # a token at t attends to t + 1 keys
 
 
-def test_keys_of_a_state_are_refused() -> None:
+def test_cached_keys_are_refused() -> None:
     layout = TokenLayout(torch.full((1, 1), 3), k_positions=torch.arange(4).unsqueeze(0))
-    with pytest.raises(ValueError, match="ring attention: its keys are its queries' own tokens"):
+    with pytest.raises(ValueError, match="ring attention: the keys must be the queries' own tokens"):
         ring_attention.attend(
             torch.zeros(1, 1, 1, 4), torch.zeros(1, 1, 4, 4), torch.zeros(1, 1, 4, 4), layout, ScoreOptions(Causal())
         )
 
 
-def test_a_text_that_does_not_split_is_refused() -> None:
-    with pytest.raises(ValueError, match="50 tokens do not split into 8 pieces"):
-        ring_attention.shares(50, 4)
+def test_indivisible_length_is_refused() -> None:
+    with pytest.raises(ValueError, match="length=50 is not divisible by 8"):
+        ring_attention.zigzag_shares(50, 4)

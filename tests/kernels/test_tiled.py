@@ -1,4 +1,4 @@
-"""Flash on paper: any tiles, any order, the same numbers; what is kept grows with n; statistics come out beside."""
+"""Tiled attention: equal results for any tiles in any order, O(n) saved numbers, and attention statistics."""
 
 from itertools import permutations
 
@@ -8,14 +8,13 @@ from torch import Tensor
 
 from regard.kernels.attention import backend, reference, tiled
 from regard.kernels.attention.mask import Causal
-from regard.kernels.attention.online_softmax import PartialSoftmax, nothing, part_of
+from regard.kernels.attention.online_softmax import PartialSoftmax, empty_partial, partial_softmax
 from regard.kernels.attention.patterns.block_pattern import BlockSparse
 from regard.kernels.attention.patterns.window import Window
-from regard.kernels.attention.running_argmax import RunningArgmax
 from regard.kernels.attention.score_options import ScoreOptions
-from regard.kernels.attention.statistics import attend_with_statistics
+from regard.kernels.attention.statistics import RunningArgmax, attend_with_statistics
 from regard.layout import TokenLayout
-from tests.kernels.cases import AT, EXTRAS, LENGTH, MASKS, inputs, scores_of, with_gradients
+from tests.kernels.cases import EXTRAS, LAYOUTS, LENGTH, MASKS, inputs, options_of, with_gradients
 
 TILES = [(1, 1), (5, 7), (16, 8), (37, 37), (64, 64)]
 
@@ -27,23 +26,23 @@ def random(*shape: int, seed: int = 0) -> Tensor:
 @pytest.mark.ledger("flash.tiled", "flash.exact")
 @pytest.mark.parametrize("tile", TILES, ids=str)
 @pytest.mark.parametrize("mask", ["causal", "full", "window", "bigbird", "longformer"])
-def test_tiles_of_any_size_are_the_whole(mask: str, tile: tuple[int, int]) -> None:
+def test_tiles_of_any_size_equal_the_reference(mask: str, tile: tuple[int, int]) -> None:
     for layout in ("ordered", "packed and padded", "one query"):
-        tensors = inputs("grouped-query", AT[layout], torch.float64)
-        scores = scores_of(MASKS[mask], "buckets", "capped, sinks", torch.float64)
-        found = with_gradients(lambda *given: tiled.attend(*given, tile=tile), tensors, AT[layout], scores)
-        expected = with_gradients(reference.attend, tensors, AT[layout], scores)
+        tensors = inputs("grouped-query", LAYOUTS[layout], torch.float64)
+        options = options_of(MASKS[mask], "buckets", "capped, sinks", torch.float64)
+        found = with_gradients(lambda *given: tiled.attend(*given, tile=tile), tensors, LAYOUTS[layout], options)
+        expected = with_gradients(reference.attend, tensors, LAYOUTS[layout], options)
         assert all((f - e).abs().max() < 1e-12 for f, e in zip(found, expected, strict=True))
 
 
 @pytest.mark.ledger("flash.exact")
-def test_tiles_are_as_exact_as_the_whole_row() -> None:
+def test_tiles_are_as_exact_as_whole_rows() -> None:
     """In float32, against float64: at most twice the error of plain attention, and one unit in the last place."""
-    layout, scores = TokenLayout.whole(1, 300), ScoreOptions(Causal(), 0.25)
+    layout, options = TokenLayout.whole(1, 300), ScoreOptions(Causal(), 0.25)
     q, k, v = (2 * random(1, 2, 300, 16, seed=seed) for seed in range(3))
-    exact = reference.attend(q, k, v, layout, scores)
+    exact = reference.attend(q, k, v, layout, options)
     errors = [
-        (backend(name)(q.float(), k.float(), v.float(), layout, scores) - exact).abs().max().item()
+        (backend(name)(q.float(), k.float(), v.float(), layout, options) - exact).abs().max().item()
         for name in ("tiled", "reference")
     ]
     assert errors[0] <= 2 * errors[1] + torch.finfo(torch.float32).eps * exact.abs().max().item()
@@ -51,24 +50,24 @@ def test_tiles_are_as_exact_as_the_whole_row() -> None:
 
 @pytest.mark.ledger("flash.backward", "attn.backward")
 @pytest.mark.parametrize("extra", EXTRAS)
-def test_the_written_out_backward_is_the_derivative(extra: str) -> None:
-    layout = AT["packed and padded"]
+def test_backward_is_the_derivative(extra: str) -> None:
+    layout = LAYOUTS["packed and padded"]
     rows = slice(0, 9)
     small = TokenLayout(layout.positions[:, rows], layout.segments[:, rows], layout.valid[:, rows])
     tensors = inputs("grouped-query", small, torch.float64, value=3)
-    base = scores_of(MASKS["window"], None, extra, torch.float64)
+    base = options_of(MASKS["window"], None, extra, torch.float64)
     sinks = [] if base.sinks is None else [base.sinks]
 
     def attend(q: Tensor, k: Tensor, v: Tensor, *sinks: Tensor) -> Tensor:
-        scores = ScoreOptions(base.mask, base.scale, None, base.softcap, *sinks)
-        return tiled.attend(q, k, v, small, scores, tile=(4, 5))
+        options = ScoreOptions(base.mask, base.scale, None, base.softcap, *sinks)
+        return tiled.attend(q, k, v, small, options, tile=(4, 5))
 
     assert torch.autograd.gradcheck(attend, (*tensors, *sinks), fast_mode=True)
 
 
 @pytest.mark.ledger("flash.backward")
-def test_the_backward_keeps_no_weights() -> None:
-    def kept(attend, n: int) -> int:
+def test_backward_saves_no_weights() -> None:
+    def saved(attend, n: int) -> int:
         total = 0
 
         def pack(x: Tensor) -> Tensor:
@@ -82,38 +81,38 @@ def test_the_backward_keeps_no_weights() -> None:
         return total
 
     for n in (64, 128):
-        assert kept(tiled.attend, n) == 2 * n * (4 * 8 + 1)  # q, k, v, out and one number a query
-        assert kept(reference.attend, n) > 2 * n * n
+        assert saved(tiled.attend, n) == 2 * n * (4 * 8 + 1)  # q, k, v, out and one number per query
+        assert saved(reference.attend, n) > 2 * n * n
 
 
 @pytest.mark.ledger("flash.online")
-def test_parts_join_in_any_partition_and_order() -> None:
+def test_partial_results_merge_in_any_partition_and_order() -> None:
     s, v = 20 * random(3, 12), random(12, 4)
     whole = (s.softmax(-1) @ v, s.logsumexp(-1, keepdim=True))
     for cuts in ([12], [1, 11], [5, 3, 4], [2, 2, 2, 6]):
-        parts = [part_of(a, b) for a, b in zip(s.split(cuts, -1), v.split(cuts), strict=True)]
+        parts = [partial_softmax(a, b) for a, b in zip(s.split(cuts, -1), v.split(cuts), strict=True)]
         for order in permutations(parts):
-            joined = nothing(s, 4)
+            merged = empty_partial(s, 4)
             for part in order:
-                joined = joined.join(part)
-            assert (joined.out() - whole[0]).abs().max() < 1e-13
-            assert (joined.log_sum() - whole[1]).abs().max() < 1e-13
+                merged = merged.merge(part)
+            assert (merged.out() - whole[0]).abs().max() < 1e-13
+            assert (merged.log_sum() - whole[1]).abs().max() < 1e-13
 
 
 @pytest.mark.ledger("flash.online")
-def test_joining_is_associative() -> None:
-    a, b, c = (part_of(30 * random(3, 5, seed=n), random(5, 2, seed=n + 3)) for n in range(3))
-    left, right = a.join(b).join(c), a.join(b.join(c))
+def test_merge_is_associative() -> None:
+    a, b, c = (partial_softmax(30 * random(3, 5, seed=n), random(5, 2, seed=n + 3)) for n in range(3))
+    left, right = a.merge(b).merge(c), a.merge(b.merge(c))
     for name in ("m", "l", "o"):
         assert (getattr(left, name) - getattr(right, name)).abs().max() < 1e-14
     empty = PartialSoftmax(
         torch.full_like(a.m, torch.finfo(a.m.dtype).min / 2), torch.zeros_like(a.l), torch.zeros_like(a.o)
     )
-    assert all(torch.equal(getattr(a.join(empty), name), getattr(a, name)) for name in ("m", "l", "o"))
+    assert all(torch.equal(getattr(a.merge(empty), name), getattr(a, name)) for name in ("m", "l", "o"))
 
 
 @pytest.mark.ledger("sp.block", "flash.tiled")
-def test_tiles_that_see_nothing_are_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tiles_without_allowed_pairs_are_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
     counted = []
     score = tiled.score
     monkeypatch.setattr(tiled, "score", lambda *given: counted.append(given[4:6]) or score(*given))
@@ -127,23 +126,23 @@ def test_tiles_that_see_nothing_are_skipped(monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize("extra", EXTRAS)
 @pytest.mark.parametrize("mask", ["causal", "full", "window", "bigbird"])
 @pytest.mark.parametrize("layout", ["ordered", "packed and padded", "one query"])
-def test_statistics_are_those_of_the_whole_weights(layout: str, mask: str, extra: str) -> None:
-    q, k, v = inputs("grouped-query", AT[layout], torch.float64)
-    scores = scores_of(MASKS[mask], "slopes", extra, torch.float64)
-    out, found = attend_with_statistics(q, k, v, AT[layout], scores, first=2, tile=(16, 8))
-    weights = reference.attention_weights(q, k, AT[layout], scores)  # (B, H, L, S)
-    assert (out - reference.attend(q, k, v, AT[layout], scores)).abs().max() < 1e-12
+def test_statistics_equal_those_of_the_weight_matrix(layout: str, mask: str, extra: str) -> None:
+    q, k, v = inputs("grouped-query", LAYOUTS[layout], torch.float64)
+    options = options_of(MASKS[mask], "slopes", extra, torch.float64)
+    out, found = attend_with_statistics(q, k, v, LAYOUTS[layout], options, first=2, tile=(16, 8))
+    weights = reference.attention_weights(q, k, LAYOUTS[layout], options)  # (B, H, L, S)
+    assert (out - reference.attend(q, k, v, LAYOUTS[layout], options)).abs().max() < 1e-12
     assert (found.entropy - torch.special.entr(weights).sum(-1)).abs().max() < 1e-12
-    early = (AT[layout].key_positions < 2).view(2, 1, 1, -1)
+    early = (LAYOUTS[layout].key_positions < 2).view(2, 1, 1, -1)
     assert (found.first - (weights * early).sum(-1)).abs().max() < 1e-12
     assert (found.top_weight - weights.amax(-1)).abs().max() < 1e-12
-    blind = weights.sum(-1) == 0
-    assert torch.equal(found.top_key, weights.argmax(-1).masked_fill(blind, -1))
-    assert not found.entropy[blind].any()
+    without_key = weights.sum(-1) == 0
+    assert torch.equal(found.top_key, weights.argmax(-1).masked_fill(without_key, -1))
+    assert not found.entropy[without_key].any()
 
 
-def test_entropy_at_its_ends() -> None:
-    """0 where one key takes all, log n where all share alike."""
+def test_entropy_of_one_hot_and_uniform_weights() -> None:
+    """0 for all weight on one key, log n for equal weights."""
     n = 24
     q, same = torch.eye(n).view(1, 1, n, n), torch.zeros(1, 1, n, n)
     sharp = attend_with_statistics(q, q, q, TokenLayout.whole(1, n), ScoreOptions(MASKS["full"], 200.0))[1]
@@ -156,19 +155,19 @@ def test_entropy_at_its_ends() -> None:
 
 @pytest.mark.parametrize("tile", [1, 16, 37, 64, 200])
 @pytest.mark.parametrize("width", [1, 8, 30])
-def test_the_highest_is_found_by_pieces(width: int, tile: int) -> None:
-    s = random(2, 3, 5, 200).mul(3).round()  # whole numbers: many are equal, and the first of them counts
-    s[:, 1, 2] = torch.finfo(s.dtype).min  # sees nothing
+def test_running_argmax_equals_argmax(width: int, tile: int) -> None:
+    s = random(2, 3, 5, 200).mul(3).round()  # many equal numbers, of which the first counts
+    s[:, 1, 2] = torch.finfo(s.dtype).min  # no allowed key
     highest = RunningArgmax(s[..., :4], width)
     for start in range(0, 200, tile):
-        found = highest.look(s[..., start : start + tile], start)
+        found = highest.update(s[..., start : start + tile], start)
         assert torch.equal(found, s[..., start : start + tile].amax(-1, keepdim=True))
     expected = s.argmax(-1, keepdim=True)
     expected[:, 1, 2] = -1
     assert torch.equal(highest.key(), expected)
 
 
-def test_tiles_cannot_drop() -> None:
-    tensors = inputs("multi-head", AT["ordered"], torch.float64)
-    with pytest.raises(ValueError, match="'tiled': tiled cannot drop weights; choose another, or auto"):
+def test_dropout_is_refused() -> None:
+    tensors = inputs("multi-head", LAYOUTS["ordered"], torch.float64)
+    with pytest.raises(ValueError, match="'tiled': tiled has no dropout; choose another backend, or auto"):
         backend("tiled")(*tensors, TokenLayout.whole(2, LENGTH), ScoreOptions(Causal(), dropout=0.1))

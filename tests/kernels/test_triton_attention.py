@@ -10,9 +10,8 @@ from torch import Tensor
 from regard.kernels.attention import reference, triton
 from regard.kernels.attention.bias import Bias, Buckets, Slopes
 from regard.kernels.attention.mask import Causal, Full, Mask
-from regard.kernels.attention.patterns.sinks import SinksAndWindow
 from regard.kernels.attention.patterns.sparse_transformer import StridedPattern
-from regard.kernels.attention.patterns.window import Window
+from regard.kernels.attention.patterns.window import SinksAndWindow, Window
 from regard.kernels.attention.score_options import ScoreOptions
 from regard.kernels.attention.statistics import attend_with_statistics
 from regard.kernels.attention.triton.bounds import NOWHERE, bounds
@@ -55,7 +54,7 @@ def where_tokens_stand(kind: str, length: int = LENGTH) -> TokenLayout:
     }[kind]
 
 
-def scores_of(mask: str, bias: str, extra: str) -> ScoreOptions:
+def options_of(mask: str, bias: str, extra: str) -> ScoreOptions:
     generator = torch.Generator().manual_seed(3)
     made: Bias | None = None
     if bias == "slopes":
@@ -77,21 +76,23 @@ def inputs(
     return [x.requires_grad_() for x in made]
 
 
-def with_gradients(attend, tensors: list[Tensor], layout: TokenLayout, scores: ScoreOptions) -> list[Tensor]:
+def with_gradients(attend, tensors: list[Tensor], layout: TokenLayout, options: ScoreOptions) -> list[Tensor]:
     """The output at valid tokens (what stands at padding is nobody's), and the gradients of all that can learn."""
-    out = attend(*tensors, replace(layout), scores)
+    out = attend(*tensors, replace(layout), options)
     if layout.valid is not None:
         out = out.where(layout.valid.view(len(out), 1, -1, 1), 0)
     weights = torch.linspace(-1, 1, out.numel(), dtype=out.dtype, device=DEVICE).view_as(out)
-    table = [scores.bias.table] if isinstance(scores.bias, Buckets) else []
-    learned = [*tensors, *table, *([] if scores.sinks is None else [scores.sinks])]
+    table = [options.bias.table] if isinstance(options.bias, Buckets) else []
+    learned = [*tensors, *table, *([] if options.sinks is None else [options.sinks])]
     return [out.detach(), *torch.autograd.grad((out * weights).sum(), learned)]
 
 
-def largest_error(tensors: list[Tensor], layout: TokenLayout, scores: ScoreOptions) -> float:
-    assert triton.cannot(*tensors, layout, scores) is None
-    found = with_gradients(triton.attend, tensors, layout, scores)
-    expected = with_gradients(reference.attend, [x.detach().double().requires_grad_() for x in tensors], layout, scores)
+def largest_error(tensors: list[Tensor], layout: TokenLayout, options: ScoreOptions) -> float:
+    assert triton.cannot(*tensors, layout, options) is None
+    found = with_gradients(triton.attend, tensors, layout, options)
+    expected = with_gradients(
+        reference.attend, [x.detach().double().requires_grad_() for x in tensors], layout, options
+    )
     assert all(f.isfinite().all() for f in found)
     return max(((f - e).abs().max() / e.abs().max().clamp_min(1)).item() for f, e in zip(found, expected, strict=True))
 
@@ -113,7 +114,7 @@ CASES = [
 @pytest.mark.parametrize(("mask", "layout", "bias", "extra", "sizes"), CASES)
 def test_it_is_the_reference(mask: str, layout: str, bias: str, extra: str, sizes: dict[str, int]) -> None:
     where = where_tokens_stand(layout)
-    assert largest_error(inputs(where, **sizes), where, scores_of(mask, bias, extra)) < 3e-6
+    assert largest_error(inputs(where, **sizes), where, options_of(mask, bias, extra)) < 3e-6
 
 
 @pytest.mark.slow
@@ -123,15 +124,15 @@ def test_every_mask_everywhere_is_the_reference(mask: str, layout: str) -> None:
     draw = random.Random(f"{mask} {layout}")
     where = where_tokens_stand(layout, draw.choice([32, 37, 48]))
     bias, extra = draw.choice(["none", "slopes", "buckets"]), draw.choice(["", "cap", "sinks", "cap, sinks"])
-    scores = scores_of(mask, bias, extra)
+    options = options_of(mask, bias, extra)
     sizes = {"kv_heads": draw.choice([1, 2]), "dim": draw.choice([16, 20]), "value_dim": draw.choice([16, 8])}
-    assert largest_error(inputs(where, **sizes), where, scores) < 3e-6
+    assert largest_error(inputs(where, **sizes), where, options) < 3e-6
 
 
 def test_half_precision_costs_its_rounding_only() -> None:
     layout = where_tokens_stand("ordered", 32)
-    tensors, scores = inputs(layout, dtype=torch.float16), scores_of("causal", "none", "")
-    assert largest_error(tensors, layout, scores) < 2e-3
+    tensors, options = inputs(layout, dtype=torch.float16), options_of("causal", "none", "")
+    assert largest_error(tensors, layout, options) < 2e-3
 
 
 @pytest.mark.parametrize("extra", ["", "sinks"])
@@ -139,7 +140,7 @@ def test_a_row_that_sees_nothing_is_zero_with_finite_gradients(extra: str) -> No
     slots = torch.arange(20, device=DEVICE).expand(2, 20)
     layout = TokenLayout(slots, valid=torch.stack([slots[0] < 0, slots[1] >= 3]), consecutive=True)
     tensors = inputs(layout)
-    out = triton.attend(*tensors, layout, scores_of("causal", "none", extra))
+    out = triton.attend(*tensors, layout, options_of("causal", "none", extra))
     assert not out[0].any()
     assert not out[1, :, :3].any()
     gradients = torch.autograd.grad(out.square().sum(), tensors)
@@ -152,10 +153,10 @@ def test_a_row_that_sees_nothing_is_zero_with_finite_gradients(extra: str) -> No
     [("causal", "ordered", "slopes", "sinks"), ("window", "packed", "none", "cap"), ("full", "keys", "none", "")],
 )
 def test_statistics_are_those_of_the_plain_tiles(mask: str, layout: str, bias: str, extra: str) -> None:
-    where, scores = where_tokens_stand(layout), scores_of(mask, bias, extra)
+    where, options = where_tokens_stand(layout), options_of(mask, bias, extra)
     q, k, v = inputs(where)
-    out, found = triton.attend_with_statistics(q, k, v, where, scores, first=2)
-    plain, expected = attend_with_statistics(q.double(), k.double(), v.double(), where, scores, first=2)
+    out, found = triton.attend_with_statistics(q, k, v, where, options, first=2)
+    plain, expected = attend_with_statistics(q.double(), k.double(), v.double(), where, options, first=2)
     assert (out - plain).abs().max() < 1e-5
     for name in ("entropy", "first", "top_weight", "log_sum"):
         assert (getattr(found, name) - getattr(expected, name)).abs().max() < 1e-4, name
@@ -209,7 +210,7 @@ def test_what_it_does_not_know_is_refused_by_name() -> None:
     q, k, v = inputs(layout)
     slopes = Slopes(torch.ones(2, requires_grad=True))
     plain = ScoreOptions(Causal())
-    for tensors, scores, reason in [
+    for tensors, options, reason in [
         ((q.double(), k.double(), v.double()), plain, "in one dtype, half precision or float32, not torch.float64"),
         ((q, k, v.half()), plain, "computes in one dtype"),
         ((q, k, v.repeat(1, 1, 1, 20)), plain, "heads of up to 128 coordinates"),
@@ -220,18 +221,18 @@ def test_what_it_does_not_know_is_refused_by_name() -> None:
         ((q, k, v), ScoreOptions(Causal(), scale=-1.0), "a positive scale"),
         ((q, k, v), ScoreOptions(Causal(), dropout=0.1), "cannot drop weights"),
     ]:
-        assert reason in (triton.cannot(*tensors, layout, scores) or "")
+        assert reason in (triton.cannot(*tensors, layout, options) or "")
 
 
 def test_whole_texts_with_nothing_added_are_left_to_pytorch() -> None:
     whole, packed = where_tokens_stand("ordered"), where_tokens_stand("packed")
     x = inputs(whole, dtype=torch.float16)
     assert "PyTorch's own kernels are faster" in (triton.slower(*x, whole, ScoreOptions(Causal())) or "")
-    for layout, scores in [
+    for layout, options in [
         (packed, ScoreOptions(Causal())),
         (whole, ScoreOptions(Window(4))),
         (whole, ScoreOptions(Full(), softcap=2.0)),
     ]:
-        assert triton.slower(*x, layout, scores) is None
+        assert triton.slower(*x, layout, options) is None
     few = where_tokens_stand("keys")
     assert "9 queries a row are few" in (triton.slower(*inputs(few), few, ScoreOptions(Causal())) or "")

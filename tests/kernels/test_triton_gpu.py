@@ -18,8 +18,8 @@ def inputs(length: int, batch: int = 1, heads: int = 8, dim: int = 64) -> list[T
     return [torch.randn(shape, device="cuda", dtype=torch.bfloat16, requires_grad=True) for _ in range(3)]
 
 
-def both_ways(attend, tensors: list[Tensor], layout: TokenLayout, scores: ScoreOptions) -> list[Tensor]:
-    out = attend(*tensors, layout, scores)
+def both_ways(attend, tensors: list[Tensor], layout: TokenLayout, options: ScoreOptions) -> list[Tensor]:
+    out = attend(*tensors, layout, options)
     return [out, *torch.autograd.grad(out.square().sum(), tensors)]
 
 
@@ -48,22 +48,22 @@ def test_float32_is_refused_by_name() -> None:
 def test_auto_takes_it_for_what_pytorch_has_no_kernel_for() -> None:
     tensors, layout = inputs(256), TokenLayout.whole(1, 256, "cuda")
     sinks = torch.zeros(8, device="cuda")
-    for scores in (ScoreOptions(Window(64)), ScoreOptions(Causal(), softcap=30.0), ScoreOptions(Full(), sinks=sinks)):
-        assert why(*tensors, layout, scores)[0] == "triton"
+    for options in (ScoreOptions(Window(64)), ScoreOptions(Causal(), softcap=30.0), ScoreOptions(Full(), sinks=sinks)):
+        assert why(*tensors, layout, options)[0] == "triton"
     name, reason = why(*tensors, layout, ScoreOptions(Causal()))
     assert (name, "PyTorch's own kernels are faster" in reason) == ("sdpa", True)
 
 
 def test_compiled_graphs_are_not_broken_by_it() -> None:
     tensors, layout = inputs(300), TokenLayout.whole(1, 300, "cuda")
-    scores = ScoreOptions(Window(64), 0.125, softcap=20.0)
+    options = ScoreOptions(Window(64), 0.125, softcap=20.0)
 
     @torch.compile(fullgraph=True)
     def compiled(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return triton.attend(q * 1.0, k, v, layout, scores)
+        return triton.attend(q * 1.0, k, v, layout, options)
 
-    found = both_ways(lambda q, k, v, layout, scores: compiled(q, k, v), tensors, layout, scores)
-    expected = both_ways(triton.attend, tensors, layout, scores)
+    found = both_ways(lambda q, k, v, layout, options: compiled(q, k, v), tensors, layout, options)
+    expected = both_ways(triton.attend, tensors, layout, options)
     assert all(torch.equal(f, e) for f, e in zip(found, expected, strict=True))
 
 
@@ -71,17 +71,17 @@ def test_compiled_graphs_are_not_broken_by_it() -> None:
 def test_memory_grows_with_n_and_time_with_its_square() -> None:
     peaks, times = [], []
     for n in (16384, 32768):
-        tensors, layout, scores = (
+        tensors, layout, options = (
             inputs(n, heads=16, dim=128),
             TokenLayout.whole(1, n, "cuda"),
             ScoreOptions(Causal(), 0.09),
         )
-        both_ways(triton.attend, tensors, layout, scores)
+        both_ways(triton.attend, tensors, layout, options)
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
-        both_ways(triton.attend, tensors, layout, scores)
+        both_ways(triton.attend, tensors, layout, options)
         peaks.append(torch.cuda.max_memory_allocated() - before)
-        times.append(seconds(lambda t=tensors, a=layout, s=scores: both_ways(triton.attend, t, a, s)))
+        times.append(seconds(lambda t=tensors, a=layout, s=options: both_ways(triton.attend, t, a, s)))
     assert peaks[1] < 2.1 * peaks[0]
     assert 3.0 < times[1] / times[0] < 4.5
 
@@ -91,16 +91,16 @@ def test_memory_grows_with_n_and_time_with_its_square() -> None:
 def test_tiles_beat_whole_matrices_of_scores(n: int) -> None:
     """The same products; what is saved is writing and reading n × n scores."""
     batch = 2 * (8192 // n) ** 2  # as many scores at every length, so many that launching takes no time beside them
-    tensors, layout, scores = (
+    tensors, layout, options = (
         inputs(n, batch, heads=16, dim=128),
         TokenLayout.whole(batch, n, "cuda"),
         ScoreOptions(Causal(), 0.09),
     )
     later = torch.ones(n, n, device="cuda", dtype=torch.bool).triu(1)
 
-    def plain(q: Tensor, k: Tensor, v: Tensor, layout: TokenLayout, scores: ScoreOptions) -> Tensor:
-        return (q @ k.mT * scores.scale).masked_fill(later, -torch.inf).softmax(-1) @ v
+    def plain(q: Tensor, k: Tensor, v: Tensor, layout: TokenLayout, options: ScoreOptions) -> Tensor:
+        return (q @ k.mT * options.scale).masked_fill(later, -torch.inf).softmax(-1) @ v
 
-    eager = seconds(lambda: both_ways(plain, tensors, layout, scores))
-    ours = seconds(lambda: both_ways(triton.attend, tensors, layout, scores))
+    eager = seconds(lambda: both_ways(plain, tensors, layout, options))
+    ours = seconds(lambda: both_ways(triton.attend, tensors, layout, options))
     assert eager > 2 * ours

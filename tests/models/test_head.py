@@ -13,7 +13,7 @@ from regard.adapt.lora import LoRA, add_lora
 from regard.checkpoint import load, save
 from regard.data.batch import Batch
 from regard.kernels import linear_cross_entropy
-from regard.kernels.attention.mask import Causal, visible
+from regard.kernels.attention.mask import Causal, attention_mask
 from regard.layout import TokenLayout
 from regard.models.decoder import Decoder, DecoderModule
 from regard.models.outputs import LazyLogits, materialize
@@ -145,7 +145,7 @@ def test_masks_follow_the_tokens_and_a_norm_runs_once() -> None:
         if type(module).__name__.startswith("LayerNorm"):
             module.register_forward_hook(lambda *_: calls.append(1))
     assert model(tokens, layout).device.type == "meta"
-    assert visible(Causal(), layout).device.type == "meta"
+    assert attention_mask(Causal(), layout).device.type == "meta"
     assert len(calls) == 2 * 4 + 1
 
 

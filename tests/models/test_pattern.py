@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from regard.kernels.attention.mask import Causal, Full
-from regard.kernels.attention.patterns.sinks import SinksAndWindow
-from regard.kernels.attention.patterns.window import Dilated, Window
+from regard.kernels.attention.patterns.window import Dilated, SinksAndWindow, Window
 from regard.models.decoder import Decoder
 from regard.models.pattern import Tiled, retile, tile
 from regard.models.stack import Repeat

@@ -8,9 +8,8 @@ import torch
 from regard.kernels.attention import ring_attention
 from regard.kernels.attention.mask import Causal, Full
 from regard.kernels.attention.patterns.longformer import Longformer
-from regard.kernels.attention.patterns.sinks import SinksAndWindow
 from regard.kernels.attention.patterns.sparse_transformer import StridedPattern
-from regard.kernels.attention.patterns.window import Dilated, Window
+from regard.kernels.attention.patterns.window import Dilated, SinksAndWindow, Window
 from regard.layout import TokenLayout
 from regard.models.decoder import Decoder
 from regard.models.stack import Repeat

@@ -1,4 +1,7 @@
-"""Which backend computes a case: the first of a table that has nothing against it, or the one that was named."""
+"""Choose a kernel backend from a table: the first one that supports the arguments, or one by name.
+
+A backend is a module with a function `refuses(*arguments)`, which returns the reason why it does not support them.
+"""
 
 from collections.abc import Callable, Mapping
 from types import ModuleType
@@ -10,32 +13,36 @@ ReturnType = TypeVar("ReturnType")
 Backends = Mapping[str, ModuleType]
 
 
-def refuses(module: ModuleType, *case: Any) -> str | None:
-    return module.refuses(*case)
+def refuses(module: ModuleType, *arguments: Any) -> str | None:
+    return module.refuses(*arguments)
 
 
-def first(backends: Backends, *case: Any, against: Callable[..., str | None] = refuses) -> tuple[str, str]:
-    """The first backend that has nothing against this case, and what those before it had; the last takes every case."""
-    passed = []
+def first_suitable(
+    backends: Backends, *arguments: Any, objection: Callable[..., str | None] = refuses
+) -> tuple[str, str]:
+    """The first backend without an objection, and the reasons against those before it; the last one has none."""
+    reasons = []
     for name, module in backends.items():
-        reason = against(module, *case)
+        reason = objection(module, *arguments)
         if reason is None:
-            return name, "; ".join(passed) or f"{name} is the fastest and takes this case"
-        passed.append(reason)
-    raise AssertionError(f"{name} takes every case")
+            return name, "; ".join(reasons) or f"{name} is the fastest and supports these arguments"
+        reasons.append(reason)
+    raise AssertionError("the last backend of a table supports all arguments")
 
 
-def named(what: str, name: str, backends: Backends, run: Callable[..., ReturnType]) -> Callable[..., ReturnType]:
-    """`run(name, *case)` as a function of the case, which raises ValueError for one that the backend does not take."""
+def checked_backend(
+    operation: str, name: str, backends: Backends, run: Callable[..., ReturnType]
+) -> Callable[..., ReturnType]:
+    """`run(name, *arguments)` as a function that raises ValueError for arguments that the backend refuses."""
     if name not in backends:
-        raise ValueError(f"there is no {what} backend {name!r}; {nearest(name, ['auto', *backends])}")
+        raise ValueError(f"there is no {operation} backend {name!r}; {nearest(name, ['auto', *backends])}")
     module = backends[name]
 
-    def chosen(*case: Any) -> ReturnType:
-        reason = module.refuses(*case)
+    def run_checked(*arguments: Any) -> ReturnType:
+        reason = module.refuses(*arguments)
         if reason is not None:
-            raise ValueError(f"{what} backend {name!r}: {reason}; choose another, or auto")
-        return run(name, *case)
+            raise ValueError(f"{operation} backend {name!r}: {reason}; choose another backend, or auto")
+        return run(name, *arguments)
 
-    chosen.__name__ = name
-    return chosen
+    run_checked.__name__ = name
+    return run_checked

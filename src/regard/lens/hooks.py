@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard.kernels.attention.pages import gathered
+from regard.kernels.attention.pages import gather_pages
 from regard.spec import nearest
 
 Hook = Callable[[str, Tensor], Tensor | None]  # (name, output) -> its replacement, or None to keep it
@@ -113,7 +113,7 @@ def with_tensor(name: str, hook: Hook) -> Callable[..., Any]:
         if isinstance(output, tuple) and output and isinstance(output[0], Tensor):  # a block: (x, losses)
             new = hook(name, output[0])
             return None if new is None else (new, *output[1:])
-        output = gathered(output)
+        output = gather_pages(output)
         if not isinstance(output, Tensor):
             raise ValueError(f"{name} returns a {type(output).__name__}, not a tensor; name a module inside it")
         return hook(name, output)

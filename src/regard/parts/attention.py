@@ -98,7 +98,7 @@ class Attention(Body):
         return AttentionModule(width, self)
 
     def memory(self, width: int) -> Memory:
-        return PerToken(self.arrays(width), self.mask.near, self.mask.first, pages=True)
+        return PerToken(self.arrays(width), self.mask.sliding_window, self.mask.first_tokens, pages=True)
 
     def arrays(self, width: int) -> dict[str, tuple[int, int]]:
         _, kv_heads, head_dim = self.sizes(width)

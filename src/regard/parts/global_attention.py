@@ -34,7 +34,7 @@ class GlobalAttention(Attention):
 
     def flops(self, width: int, tokens: int, keys: int) -> int:
         once = super().flops(width, tokens, keys)
-        return 2 * once if self.mask.first else once
+        return 2 * once if self.mask.first_tokens else once
 
 
 class GlobalAttentionModule(AttentionModule):
@@ -42,7 +42,7 @@ class GlobalAttentionModule(AttentionModule):
         super().__init__(width, spec)
         self.of_globals = AttentionModule(width, spec)
         self.of_globals.add_module("o_proj", nn.Identity())  # they go through ours
-        self.first = spec.mask.first
+        self.first = spec.mask.first_tokens
         if self.first:
             self.attention_taps = ("q", "k", "of_globals.q", "of_globals.k")
 

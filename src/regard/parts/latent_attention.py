@@ -79,7 +79,7 @@ class LatentAttention(Body):
 
     def memory(self, width: int) -> PerToken:
         arrays = {"latent": (1, self.rank), "k_rope": (1, self.rope_dim)}
-        return PerToken(arrays, self.mask.near, self.mask.first)
+        return PerToken(arrays, self.mask.sliding_window, self.mask.first_tokens)
 
     def products(self, tokens: int, keys: int) -> dict[str, int]:
         """Multiplications a head between what is remembered and what is asked, in each form."""

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.kernels.attention import backend
-from regard.kernels.attention.mask import Causal, Full, Mask, visible
+from regard.kernels.attention.mask import Causal, Full, Mask, attention_mask
 from regard.kernels.attention.reference import normalize, weights_of_heads
 from regard.kernels.attention.score_options import ScoreOptions
 from regard.layout import TokenLayout
@@ -96,7 +96,7 @@ class ScoredAttention(Body):
         if self.score == "additive":
             arrays["k"] = (self.heads, score_dim)
         mask = self.mask or Causal()
-        return PerSource(arrays) if self.source else PerToken(arrays, mask.near, mask.first)
+        return PerSource(arrays) if self.source else PerToken(arrays, mask.sliding_window, mask.first_tokens)
 
     def flops(self, width: int, tokens: int, keys: int) -> int:
         read, _, score_dim = self.sizes(width)
@@ -185,4 +185,4 @@ class AdditiveModule(ScoredAttentionModule):
         """(B, H, L, S): every pair goes through the hidden layer, so this takes L · S · A of memory."""
         s = torch.einsum("bhlsa,ha->bhls", torch.tanh(q.unsqueeze(3) + k.unsqueeze(2)), self.v)
         s, bias = s.to(torch.promote_types(s.dtype, torch.float32)), layout.inputs.bias
-        return normalize(s if bias is None else s + bias.values(layout, s.dtype), visible(self.mask, layout))
+        return normalize(s if bias is None else s + bias.values(layout, s.dtype), attention_mask(self.mask, layout))

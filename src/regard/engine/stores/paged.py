@@ -15,7 +15,7 @@ from regard.engine.stores.base import CannotRewind, ModelMemory, Snapshot
 from regard.engine.stores.ring import SLACK
 from regard.engine.stores.rows import RowTable
 from regard.engine.stores.states import build_storages
-from regard.kernels.attention.pages import Pages, gathered
+from regard.kernels.attention.pages import Pages, gather_pages
 from regard.layout import TokenLayout
 from regard.parts.state import PerToken, State
 
@@ -208,4 +208,4 @@ class PagedState(NamedTuple):
                 new = new.masked_fill(~layout.valid[:, None, :, None], 0)
             array[slots] = new.transpose(1, 2)
             kept.append(Pages(array, blocks, self.storage.block))  # (B, heads, S, dim)
-        return (*(kept if self.storage.as_pages else map(gathered, kept)), layout.with_cached_keys(keys))
+        return (*(kept if self.storage.as_pages else map(gather_pages, kept)), layout.with_cached_keys(keys))

@@ -1,6 +1,6 @@
-"""Biases are data: what is added to the scores is computed from positions, where it is needed and for what is needed.
+"""Biases are data: the numbers added to the scores are computed from positions, for all pairs or for one tile.
 
-A backend that works in tiles asks for the `tile` of some queries and some keys; the others ask for all `values`.
+A tiled backend requests the `tile` of some queries and keys; the others request the `values` of all pairs.
 """
 
 import math
@@ -15,14 +15,14 @@ from regard.layout import TokenLayout
 
 
 class Bias:
-    tiles: ClassVar[bool] = True  # do positions alone decide? Otherwise only `values` are to be had
+    tiles: ClassVar[bool] = True  # whether positions determine the bias; otherwise only `values` exists
 
     def tile(self, q_positions: Tensor, k_positions: Tensor, dtype: torch.dtype) -> Tensor:
-        """Positions (…, l) and (…, s) -> (…, H, l, s) to be added to their scores; computed in at least float32."""
+        """Positions (…, l) and (…, s) -> (…, H, l, s), computed in at least float32."""
         raise NotImplementedError
 
     def values(self, layout: TokenLayout, dtype: torch.dtype) -> Tensor:
-        """(B, H, L, S) for all queries and keys, or (B, 1, L, S) where heads do not differ."""
+        """(B, H, L, S) for all queries and keys, or (B, 1, L, S) if all heads have the same."""
         return self.tile(layout.positions, layout.key_positions, dtype)
 
 
@@ -33,42 +33,44 @@ class Slopes(Bias):
     slopes: Tensor  # (H,)
 
     def tile(self, q_positions: Tensor, k_positions: Tensor, dtype: torch.dtype) -> Tensor:
-        slopes = self.slopes.to(torch.promote_types(dtype, torch.float32))  # bf16 counts to 256: further keys would tie
+        slopes = self.slopes.to(torch.promote_types(dtype, torch.float32))  # bf16 counts to 256: farther keys would tie
         distance = (k_positions.unsqueeze(-2) - q_positions.unsqueeze(-1)).abs()  # (…, l, s)
         return (-slopes.view(-1, 1, 1) * distance.unsqueeze(-3)).to(dtype)  # (…, H, l, s)
 
 
 @dataclass(frozen=True, eq=False)
 class Buckets(Bias):
-    """bias(h, i, j) = table[bucket(j - i), h]: one learned number a head for every range of distances.
+    """bias(h, i, j) = table[bucket(j - i), h]: one learned number per head and range of distances.
 
-    Of n buckets the first n/2 hold one distance each, the others ranges that grow geometrically up to `reach`; the last
-    takes all that is further. In both directions, each has half of the buckets; else a later key counts as distance 0.
+    Of n buckets the first n/2 hold one distance each, the others ranges that grow geometrically up to `max_distance`;
+    the last one holds all greater distances. A bidirectional bias has half of the buckets for each direction; otherwise
+    a later key counts as distance 0. Raffel et al. 2020 (T5).
     """
 
     table: Tensor  # (buckets, H)
-    reach: int
+    max_distance: int
     bidirectional: bool
 
     def tile(self, q_positions: Tensor, k_positions: Tensor, dtype: torch.dtype) -> Tensor:
-        ahead = (k_positions.unsqueeze(-2) - q_positions.unsqueeze(-1)).clamp(-self.reach, self.reach)  # (…, l, s)
-        return F.embedding(ahead + self.reach, self.line(dtype)).movedim(-1, -3)  # (…, H, l, s)
+        limit = self.max_distance
+        offset = (k_positions.unsqueeze(-2) - q_positions.unsqueeze(-1)).clamp(-limit, limit)  # (…, l, s)
+        return F.embedding(offset + limit, self.by_offset(dtype)).movedim(-1, -3)  # (…, H, l, s)
 
-    def line(self, dtype: torch.dtype) -> Tensor:
-        """(2·reach + 1, H): the bias of every distance that differs, from the furthest behind to the furthest ahead."""
-        steps = torch.arange(-self.reach, self.reach + 1, device=self.table.device)
-        return self.table[self.bucket(steps)].to(dtype)
+    def by_offset(self, dtype: torch.dtype) -> Tensor:
+        """(2·max_distance + 1, H): the bias of each offset j - i from -max_distance to max_distance."""
+        offsets = torch.arange(-self.max_distance, self.max_distance + 1, device=self.table.device)
+        return self.table[self.bucket(offsets)].to(dtype)
 
-    def bucket(self, ahead: Tensor) -> Tensor:
-        """The bucket of a key that stands this many places ahead of the query (behind it: negative)."""
+    def bucket(self, offset: Tensor) -> Tensor:
+        """The bucket of each offset j - i."""
         if not self.bidirectional:
-            return self.one_way((-ahead).clamp_min(0), len(self.table))
+            return self.distance_bucket((-offset).clamp_min(0), len(self.table))
         half = len(self.table) // 2
-        return self.one_way(ahead.abs(), half) + half * (ahead > 0)
+        return self.distance_bucket(offset.abs(), half) + half * (offset > 0)
 
-    def one_way(self, distance: Tensor, buckets: int) -> Tensor:
+    def distance_bucket(self, distance: Tensor, buckets: int) -> Tensor:
         exact = buckets // 2
-        share = (distance.clamp_min(exact).double() / exact).log() / math.log(self.reach / exact)  # 0 … 1 at the reach
-        # The hair keeps a distance that begins a range from falling into the one before by rounding.
+        share = (distance.clamp_min(exact).double() / exact).log() / math.log(self.max_distance / exact)
+        # 1e-9: rounding must not move the first distance of a range into the previous bucket.
         far = exact + (share * (buckets - exact) + 1e-9).long()
         return torch.where(distance < exact, distance, far.clamp_max(buckets - 1))

@@ -1,10 +1,10 @@
-"""Folding: a row of n tokens becomes blocks of queries, and beside each block lie the few keys that it can see.
+"""Block-sparse attention: the queries of a row in blocks, and for each block the keys that it may attend to.
 
-    keys of block b = [ band: b·c - before … (b+1)·c + after | shared | linked blocks ]
+    keys of block b = [ band: b·c - before … (b+1)·c + after | global keys | linked blocks ]
 
-so that one batched product over blocks does the work of a sparse n × n one: O(n·w) instead of O(n²). A fold only says
-where to look; the mask decides each pair. With a step, tokens that far apart are gathered first, and the same done to
-each gathering.
+One batched product over blocks replaces a sparse n × n product: O(n·w) instead of O(n²). The layout contains every
+allowed pair and some others, which the mask excludes. With a stride s > 1 (dilated patterns) the tokens n, n + s, … of
+each n < s form a group of their own, and each group is divided into blocks.
 """
 
 import math
@@ -17,65 +17,65 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-SHORTEST, LONGEST = 16, 128  # queries a block: shorter makes thin products, longer computes more than a window sees
-LINE = 16  # numbers of a line of the cache: rows of scores that begin with one multiply faster
+MIN_BLOCK, MAX_BLOCK = 16, 128  # queries: smaller blocks make thin products, larger ones compute many masked pairs
+CACHE_LINE = 16  # numbers: products are faster if the keys of a block start at a cache line
 
 
 @dataclass(frozen=True)
 class BlockLayout:
-    block: int  # queries side by side
-    before: int = 0  # keys in front of the block's first query
-    after: int = 0  # and behind its last
-    shared: tuple[int, ...] = ()  # slots of keys that every block can see
-    links: tuple[tuple[int, ...], ...] = ()  # of each block, further blocks that it can see, outside band and shared
-    whole: int = 0  # so many queries at the front see everything
-    step: int = 1
+    block: int  # queries per block
+    before: int = 0  # keys before the first query of a block
+    after: int = 0  # keys after its last query
+    global_keys: tuple[int, ...] = ()  # slots of the keys that every block gathers
+    links: tuple[tuple[int, ...], ...] = ()  # per block, further key blocks, outside its band and the global keys
+    dense_queries: int = 0  # the number of first queries that attend to all keys
+    stride: int = 1
 
     @property
     def band(self) -> int:
         return self.before + self.block + self.after
 
     @property
-    def linked(self) -> int:
-        """The most links that a block has."""
+    def max_links(self) -> int:
         return max(map(len, self.links), default=0)
 
     @property
-    def keys(self) -> int:
-        """How many lie beside each block."""
-        return self.band + len(self.shared) + self.linked * self.block
+    def keys_per_block(self) -> int:
+        return self.band + len(self.global_keys) + self.max_links * self.block
 
-    def blocks(self, length: int) -> int:
+    def count(self, length: int) -> int:
+        """The number of blocks of a group of this many tokens."""
         return -(-length // self.block)
 
     def pairs(self, length: int) -> int:
-        """Products of a query and a key that are computed."""
-        gathered = -(-length // self.step)
-        return self.step * self.blocks(gathered) * self.block * self.keys + self.whole * length
+        """The number of pairs of a query and a key whose score is computed."""
+        group = -(-length // self.stride)
+        blocks = self.stride * self.count(group)
+        return blocks * self.block * self.keys_per_block + self.dense_queries * length
 
-    def near(self, q: Tensor, k: Tensor) -> Tensor:
-        """Does the key's slot lie in the band of the query's block?"""
+    def in_band(self, q: Tensor, k: Tensor) -> Tensor:
+        """Whether the slot of the key is in the band of the query's block."""
         start = q // self.block * self.block - self.before
         return (k >= start) & (k < start + self.band)
 
 
-def block_for(reach: int) -> int:
-    """How many queries to take together that see so many keys beside their own: about a quarter, a power of two."""
-    return min(max(1 << round(math.log2(max(reach, 4) / 4)), SHORTEST), LONGEST)
+def block_size(neighbours: int) -> int:
+    """Queries per block for a window of this many keys beside the query: about a quarter of it, a power of two."""
+    return min(max(1 << round(math.log2(max(neighbours, 4) / 4)), MIN_BLOCK), MAX_BLOCK)
 
 
 @lru_cache(maxsize=64)
-def links_of(fold: BlockLayout, count: int) -> Tensor:
-    """(links, N): of each block its n-th link, or the empty block behind the last."""
-    rows = [*fold.links, *[()] * (count - len(fold.links))]
-    return torch.tensor([[row[n] if n < len(row) else count for row in rows] for n in range(fold.linked)])
+def link_table(layout: BlockLayout, count: int) -> Tensor:
+    """(max_links, N): the n-th link of each block, or `count`, the index of an empty block, where it has fewer."""
+    rows = [*layout.links, *[()] * (count - len(layout.links))]
+    return torch.tensor([[row[n] if n < len(row) else count for row in rows] for n in range(layout.max_links)])
 
 
 class DenseBlock(NamedTuple):
-    """Some queries and the keys that they can see, as slots of the row."""
+    """A block of queries and exactly the keys that it needs, as slots of the row."""
 
     queries: range
-    keys: tuple[range, ...]  # apart from each other, in their order
+    keys: tuple[range, ...]  # disjoint and ascending
 
     @property
     def pairs(self) -> int:
@@ -83,123 +83,124 @@ class DenseBlock(NamedTuple):
 
 
 @lru_cache(maxsize=64)
-def blocks_of(fold: BlockLayout, length: int) -> tuple[DenseBlock, ...]:
-    """The fold as blocks, each with no more keys than it needs; first the queries that see everything."""
-    c = fold.block if fold.links else fold.block * max(1, LONGEST // fold.block)  # neighbours share what they see
-    everything, step = (range(length),), fold.step
-    blocks = [DenseBlock(range(i, min(i + c, fold.whole)), everything) for i in range(0, fold.whole, c)]
-    for n in range(step):
-        last = -(-(length - n) // step)  # of this gathering
-        for b, start in enumerate(range(0, last, c)):
-            stop = min(start + c, last)
-            spans = [(max(0, start - fold.before) // LINE * LINE, min(stop + fold.after, last))]
-            spans += [(slot, slot + 1) for slot in fold.shared]
-            links = fold.links[b] if b < len(fold.links) else ()
-            spans += [(link * c, min(link * c + c, last)) for link in links]
-            queries = range(max(start, fold.whole), stop)
+def dense_blocks(layout: BlockLayout, length: int) -> tuple[DenseBlock, ...]:
+    """The layout as blocks without padding; the dense queries come first."""
+    # Without links neighbouring blocks have most keys in common, so several form one.
+    c = layout.block if layout.links else layout.block * max(1, MAX_BLOCK // layout.block)
+    all_keys, stride, dense = (range(length),), layout.stride, layout.dense_queries
+    blocks = [DenseBlock(range(i, min(i + c, dense)), all_keys) for i in range(0, dense, c)]
+    for n in range(stride):
+        group_length = -(-(length - n) // stride)
+        for b, start in enumerate(range(0, group_length, c)):
+            stop = min(start + c, group_length)
+            spans = [(max(0, start - layout.before) // CACHE_LINE * CACHE_LINE, min(stop + layout.after, group_length))]
+            spans += [(slot, slot + 1) for slot in layout.global_keys]
+            links = layout.links[b] if b < len(layout.links) else ()
+            spans += [(link * c, min(link * c + c, group_length)) for link in links]
+            queries = range(max(start, dense), stop)
             if queries:
-                keys = (range(n + i * step, n + j * step, step) for i, j in merged(spans))
-                blocks.append(DenseBlock(range(n + queries.start * step, n + stop * step, step), tuple(keys)))
+                keys = (range(n + i * stride, n + j * stride, stride) for i, j in merge_spans(spans))
+                blocks.append(DenseBlock(range(n + queries.start * stride, n + stop * stride, stride), tuple(keys)))
     return tuple(blocks)
 
 
-def merged(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
-    """The same slots, in order, each once."""
-    found: list[tuple[int, int]] = []
+def merge_spans(spans: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """The same slots as disjoint, ascending spans."""
+    result: list[tuple[int, int]] = []
     for start, stop in sorted(spans):
-        if found and start <= found[-1][1]:
-            start, stop = found[-1][0], max(stop, found.pop()[1])
-        found.append((start, stop))
-    return found
+        if result and start <= result[-1][1]:
+            start, stop = result[-1][0], max(stop, result.pop()[1])
+        result.append((start, stop))
+    return result
 
 
-def apart(x: Tensor, step: int, fill: float = 0) -> tuple[Tensor, ...]:
-    """(A, n, E) -> for each of the first `step` tokens, it and those that follow it in steps: (A, n / step, E)"""
-    if step == 1:
+def split_groups(x: Tensor, stride: int, fill: float = 0) -> tuple[Tensor, ...]:
+    """(A, n, E) -> the strided groups, (A, n / stride, E) each: tokens 0, stride, 2 · stride …; 1, stride + 1, …"""
+    if stride == 1:
         return (x,)
-    x = F.pad(x, (0, 0, 0, -x.shape[1] % step), value=fill)
-    return x.unflatten(1, (-1, step)).unbind(2)
+    x = F.pad(x, (0, 0, 0, -x.shape[1] % stride), value=fill)
+    return x.unflatten(1, (-1, stride)).unbind(2)
 
 
-def together(parts: list[Tensor], length: int) -> Tensor:
-    """The inverse of `apart`."""
-    return torch.stack(parts, 2).flatten(1, 2)[:, :length] if len(parts) > 1 else parts[0]
+def merge_groups(groups: list[Tensor], length: int) -> Tensor:
+    """The inverse of `split_groups`."""
+    return torch.stack(groups, 2).flatten(1, 2)[:, :length] if len(groups) > 1 else groups[0]
 
 
-def query_blocks(x: Tensor, fold: BlockLayout, fill: float = 0) -> Tensor:
+def split_blocks(x: Tensor, layout: BlockLayout, fill: float = 0) -> Tensor:
     """(A, n, E) -> (N, A, c, E)"""
-    if short := -x.shape[1] % fold.block:  # to pad by nothing, or to cut it off again, would copy
-        x = F.pad(x, (0, 0, 0, short), value=fill)
-    return x.unflatten(1, (-1, fold.block)).transpose(0, 1)
+    if padding := -x.shape[1] % layout.block:  # padding by nothing would copy
+        x = F.pad(x, (0, 0, 0, padding), value=fill)
+    return x.unflatten(1, (-1, layout.block)).transpose(0, 1)
 
 
-def unblock(x: Tensor, length: int) -> Tensor:
-    """(N, A, c, E) -> (A, n, E)"""
+def merge_blocks(x: Tensor, length: int) -> Tensor:
+    """(N, A, c, E) -> (A, n, E), the inverse of `split_blocks`."""
     x = x.transpose(0, 1).flatten(1, 2)
     return x if x.shape[1] == length else x[:, :length]
 
 
-def with_margins(x: Tensor, fold: BlockLayout, fill: float = 0) -> Tensor:
-    """(A, n, E) -> a row with room for the outer bands and an empty block for missing links, then the shared keys."""
-    reach = -(-fold.band // fold.block) * fold.block - fold.block - fold.before  # `after`, up to a whole block
-    behind = fold.blocks(x.shape[1]) * fold.block - x.shape[1] + max(reach, fold.block if fold.links else 0)
-    margins = [x.new_full((len(x), size, x.shape[2]), fill) for size in (fold.before, behind)]
-    row = [margins[0], x, margins[1]]
-    if fold.shared:
-        row.append(x.index_select(1, torch.tensor(fold.shared, dtype=torch.int64, device=x.device)))
+def pad_keys(x: Tensor, layout: BlockLayout, fill: float = 0) -> Tensor:
+    """(A, n, E) -> the row padded for the bands of the outer blocks and an empty linked block, then the global keys."""
+    after = -(-layout.band // layout.block) * layout.block - layout.block - layout.before  # `after` in whole blocks
+    blocks = layout.count(x.shape[1]) * layout.block
+    right = blocks - x.shape[1] + max(after, layout.block if layout.links else 0)
+    padding = [x.new_full((len(x), size, x.shape[2]), fill) for size in (layout.before, right)]
+    row = [padding[0], x, padding[1]]
+    if layout.global_keys:
+        row.append(x.index_select(1, torch.tensor(layout.global_keys, dtype=torch.int64, device=x.device)))
     return torch.cat(row, 1)
 
 
-def key_blocks(row: Tensor, fold: BlockLayout, first: int, last: int, count: int) -> Tensor:
-    """Beside blocks first … last of `count`, their keys: (N, A, keys, E); a view where a fold is nothing but bands."""
-    c, band, shared = fold.block, fold.band, len(fold.shared)
-    near = row[:, first * c :].unfold(1, band, c)[:, : last - first].permute(1, 0, 3, 2)
-    if fold.keys == band:
-        return near
-    keys = row.new_empty(last - first, len(row), fold.keys, row.shape[2])
-    keys[:, :, :band] = near
+def gather_key_blocks(row: Tensor, layout: BlockLayout, first: int, last: int, count: int) -> Tensor:
+    """The keys of blocks first … last - 1 of `count`, (N, A, keys, E); a view if the layout consists of a band only."""
+    c, band, shared = layout.block, layout.band, len(layout.global_keys)
+    in_band = row[:, first * c :].unfold(1, band, c)[:, : last - first].permute(1, 0, 3, 2)
+    if layout.keys_per_block == band:
+        return in_band
+    keys = row.new_empty(last - first, len(row), layout.keys_per_block, row.shape[2])
+    keys[:, :, :band] = in_band
     keys[:, :, band : band + shared] = row[:, row.shape[1] - shared :]
-    if fold.linked:
-        blocks = row[:, fold.before : fold.before + (count + 1) * c].unflatten(1, (-1, c))
-        for n, link in enumerate(links_of(fold, count)[:, first:last].to(row.device)):
+    if layout.max_links:
+        blocks = row[:, layout.before : layout.before + (count + 1) * c].unflatten(1, (-1, c))
+        for n, link in enumerate(link_table(layout, count)[:, first:last].to(row.device)):
             start = band + shared + n * c
             keys[:, :, start : start + c] = blocks[:, link].transpose(0, 1)
     return keys
 
 
-class KeyBlocks(torch.autograd.Function):
-    """`key_blocks`, and the row handed on to the next portion of blocks.
+class GatherKeyBlocks(torch.autograd.Function):
+    """`gather_key_blocks`, and the row itself for the next portion of blocks.
 
-    The gradient comes back the same way: carried from portion to portion, each adds its own to it in place.
+    The gradient of the row is passed back from portion to portion, and each adds its own in place.
     """
 
     @staticmethod
-    def forward(ctx: Any, row: Tensor, fold: BlockLayout, first: int, last: int, count: int) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, row: Tensor, layout: BlockLayout, first: int, last: int, count: int) -> tuple[Tensor, Tensor]:
         ctx.set_materialize_grads(False)
-        ctx.shape, ctx.fold, ctx.blocks = row.shape, fold, (first, last, count)
-        return key_blocks(row, fold, first, last, count), row.view_as(row)
+        ctx.shape, ctx.layout, ctx.blocks = row.shape, layout, (first, last, count)
+        return gather_key_blocks(row, layout, first, last, count), row.view_as(row)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, gradient: Tensor | None, carried: Tensor | None) -> tuple[Tensor | None, ...]:
-        if gradient is None:
-            return carried, None, None, None, None
-        fold, (first, last, count) = ctx.fold, ctx.blocks
-        c, band, shared = fold.block, fold.band, len(fold.shared)
-        total = carried
-        if total is None:  # laid out as the kernel lays its gradients out, token after token
+    def backward(ctx: Any, d_keys: Tensor | None, d_row: Tensor | None) -> tuple[Tensor | None, ...]:
+        if d_keys is None:
+            return d_row, None, None, None, None
+        layout, (first, last, count) = ctx.layout, ctx.blocks
+        c, band, shared = layout.block, layout.band, len(layout.global_keys)
+        if d_row is None:  # in the memory order of the kernel's gradients: token after token
             heads, length, width = ctx.shape
-            total = gradient.new_zeros(length, heads, width).transpose(0, 1)
-        near, front, linked = gradient.transpose(0, 1).split([band, shared, fold.linked * c], 2)  # (A, N, …, E)
+            d_row = d_keys.new_zeros(length, heads, width).transpose(0, 1)
+        d_band, d_global, d_linked = d_keys.transpose(0, 1).split([band, shared, layout.max_links * c], 2)  # (A, N, …)
         for start in range(0, band, c):
-            piece = near[:, :, start : start + c]
-            # No unfold: torch.compile's functional form of a write into one forgets what lies between its windows.
-            beside = total[:, first * c + start : last * c + start].unflatten(1, (-1, c))
-            beside[:, :, : piece.shape[2]] += piece
-        if fold.shared:
-            total[:, total.shape[1] - shared :] += front.sum(1)
-        if fold.linked:
-            blocks = total[:, fold.before : fold.before + (count + 1) * c].unflatten(1, (-1, c))
-            for n, link in enumerate(links_of(fold, count)[:, first:last].to(total.device)):
-                blocks.index_add_(1, link, linked[:, :, n * c : (n + 1) * c])
-        return total, None, None, None, None
+            part = d_band[:, :, start : start + c]
+            # No unfold: torch.compile's functional form of a write into one loses the elements between its windows.
+            target = d_row[:, first * c + start : last * c + start].unflatten(1, (-1, c))
+            target[:, :, : part.shape[2]] += part
+        if layout.global_keys:
+            d_row[:, d_row.shape[1] - shared :] += d_global.sum(1)
+        if layout.max_links:
+            blocks = d_row[:, layout.before : layout.before + (count + 1) * c].unflatten(1, (-1, c))
+            for n, link in enumerate(link_table(layout, count)[:, first:last].to(d_row.device)):
+                blocks.index_add_(1, link, d_linked[:, :, n * c : (n + 1) * c])
+        return d_row, None, None, None, None

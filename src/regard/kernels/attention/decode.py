@@ -1,4 +1,4 @@
-"""Decoding on a GPU: few queries before many remembered keys, contiguous or in pages (triton/decode.py)."""
+"""Decoding on a GPU: few queries attend to many cached keys, contiguous or in pages (triton/decode_kernels.py)."""
 
 import torch
 from torch import Tensor
@@ -7,73 +7,77 @@ from regard.compat import cannot_triton
 from regard.kernels.attention.bias import Bias, Buckets, Slopes
 from regard.kernels.attention.mask import Causal, Full, Mask
 from regard.kernels.attention.pages import Pages
-from regard.kernels.attention.patterns.sinks import SinksAndWindow
-from regard.kernels.attention.patterns.window import Window
+from regard.kernels.attention.patterns.window import SinksAndWindow, Window
 from regard.kernels.attention.score_options import ScoreOptions
 from regard.layout import TokenLayout
 
-MOST = 16  # queries of a row; and of a kv head, with all its heads
-TILE = 128
+MAX_QUERIES = 16  # per row
+MAX_TILE = 128  # queries of a row times query heads per kv head
 DIMS = (16, 32, 64, 128, 256)
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
-def refuses(q: Tensor, k: Tensor | Pages, v: Tensor | Pages, layout: TokenLayout, scores: ScoreOptions) -> str | None:
+def refuses(q: Tensor, k: Tensor | Pages, v: Tensor | Pages, layout: TokenLayout, options: ScoreOptions) -> str | None:
     reason = cannot_triton(q.device)
-    return f"decode {reason}" if reason else cannot(q, k, v, layout, scores)
+    return f"decode {reason}" if reason else cannot(q, k, v, layout, options)
 
 
-def cannot(q: Tensor, k: Tensor | Pages, v: Tensor | Pages, layout: TokenLayout, scores: ScoreOptions) -> str | None:
-    """Why the kernel cannot do this case, on whatever device."""
+def cannot(q: Tensor, k: Tensor | Pages, v: Tensor | Pages, layout: TokenLayout, options: ScoreOptions) -> str | None:
+    """Why the kernel does not support these arguments on any device."""
     queries, group = q.shape[2], q.shape[1] // k.shape[1]
-    if queries > MOST or queries * group > TILE:
-        return f"decode is for few queries, not {queries} of {group} heads to one kv head"
+    if queries > MAX_QUERIES or queries * group > MAX_TILE:
+        return f"decode takes few queries, not {queries} with {group} heads per kv head"
     if q.shape[-1] not in DIMS or v.shape[-1] not in DIMS:
-        return f"decode takes heads of {', '.join(map(str, DIMS))} coordinates, not {q.shape[-1]} and {v.shape[-1]}"
+        return f"decode takes a head_dim of {', '.join(map(str, DIMS))}, not {q.shape[-1]} and {v.shape[-1]}"
     if q.dtype not in DTYPES or not q.dtype == k.dtype == v.dtype:
-        return f"decode computes in one of {', '.join(map(str, DTYPES))}"
-    if bounds(scores.mask) is None:
-        return f"decode does not know the mask {type(scores.mask).__name__}"
-    if not isinstance(scores.bias, Slopes | Buckets | None):
-        return f"decode does not know the bias {type(scores.bias).__name__}"
+        return f"decode needs q, k and v in one dtype of {', '.join(map(str, DTYPES))}"
+    if mask_limits(options.mask) is None:
+        return f"decode does not support the mask {type(options.mask).__name__}"
+    if not isinstance(options.bias, Slopes | Buckets | None):
+        return f"decode does not support the bias {type(options.bias).__name__}"
     if layout.segments is not None and layout.key_segments is not None:
-        return "decode keeps no documents apart"
-    if scores.dropout:
-        return "decode cannot drop weights"
-    wanted = (x.requires_grad for x in (q, k, v) if isinstance(x, Tensor))
-    return "decode has no gradients" if torch.is_grad_enabled() and any(wanted) else None
+        return "decode does not support packed documents"
+    if options.dropout:
+        return "decode has no dropout"
+    requires_grad = (x.requires_grad for x in (q, k, v) if isinstance(x, Tensor))
+    return "decode has no gradients" if torch.is_grad_enabled() and any(requires_grad) else None
 
 
-def slower(q: Tensor, k: Tensor | Pages, v: Tensor | Pages, layout: TokenLayout, scores: ScoreOptions) -> str | None:
-    return "decode is for remembered keys" if layout.keys is None else None
+def slower(q: Tensor, k: Tensor | Pages, v: Tensor | Pages, layout: TokenLayout, options: ScoreOptions) -> str | None:
+    return "decode is for cached keys" if layout.keys is None else None
 
 
-def attend(q: Tensor, k: Tensor | Pages, v: Tensor | Pages, layout: TokenLayout, scores: ScoreOptions) -> Tensor:
+def attend(q: Tensor, k: Tensor | Pages, v: Tensor | Pages, layout: TokenLayout, options: ScoreOptions) -> Tensor:
     from regard.kernels.attention.triton.decode_kernels import decode, launch
 
-    where = bounds(scores.mask)
-    assert where is not None, "refused"
+    limits = mask_limits(options.mask)
+    assert limits is not None, "refused"
     table, page = (k.table, k.block) if isinstance(k, Pages) else (None, 0)
     k, v = (x.pool if isinstance(x, Pages) else x for x in (k, v))
-    run = decode if torch.compiler.is_compiling() else launch  # an operator is for graphs, and takes its time
+    run = (
+        decode if torch.compiler.is_compiling() else launch
+    )  # calling a custom operator costs more than the launch; only graphs need it
     return run(
-        q, k, v, table, page, layout.positions, layout.key_positions, layout.key_valid, *where,
-        scores.scale, scores.softcap,
-        *numbers_of(scores.bias), scores.sinks,
+        q, k, v, table, page, layout.positions, layout.key_positions, layout.key_valid, *limits,
+        options.scale, options.softcap,
+        *bias_table(options.bias), options.sinks,
     )  # fmt: skip
 
 
-def numbers_of(bias: Bias | None) -> tuple[str, Tensor | None]:
-    """The kind of bias, and its slopes (H,) or its line (H, 2 · reach + 1): the number of every distance."""
+def bias_table(bias: Bias | None) -> tuple[str, Tensor | None]:
+    """The kind of bias, and its slopes (H,) or its table by offset (H, 2 · max_distance + 1)."""
     if isinstance(bias, Slopes):
         return "slopes", bias.slopes.float()
     if isinstance(bias, Buckets):
-        return "line", bias.line(torch.float32).T.contiguous()
+        return "offsets", bias.by_offset(torch.float32).T.contiguous()
     return "none", None
 
 
-def bounds(mask: Mask) -> tuple[int, int, int] | None:
-    """How far before and after it a query sees (-1: without end), and how many first ones; None: not so simply."""
+def mask_limits(mask: Mask) -> tuple[int, int, int] | None:
+    """The allowed distance before and after the query (-1: no limit), and the number of first tokens.
+
+    None for a mask that these three numbers do not describe.
+    """
     match mask:
         case Causal():
             return -1, 0, 0

@@ -1,6 +1,6 @@
-"""Masks are data: a spec that says which key positions a query position sees.
+"""Masks are data: a spec that decides from positions which keys a query may attend to.
 
-`visible` joins it with what the tokens themselves say: documents do not see each other, padding is not seen.
+`attention_mask` combines it with the layout of the tokens: a query attends to valid keys of its own document only.
 """
 
 from dataclasses import dataclass
@@ -10,45 +10,48 @@ from torch import Tensor
 
 from regard.kernels.attention.block_layout import BlockLayout
 from regard.layout import TokenLayout
-from regard.spec import Spec
+from regard.spec import Spec, require
 
 
 @dataclass(frozen=True)
 class Mask(Spec):
-    relative: ClassVar[bool] = False  # does the distance i - j alone decide?
+    relative: ClassVar[bool] = False  # whether the mask depends on the distance i - j alone
 
     @property
     def causal(self) -> bool:
-        """Does no token see a later one? Some masks have it as a field."""
+        """Whether no query attends to a later key. In some masks it is a field."""
         raise NotImplementedError
 
     @property
-    def near(self) -> int | None:
-        """How far back a token sees, itself counted, beside the first ones; None: no end."""
+    def sliding_window(self) -> int | None:
+        """The number of latest keys, the query's own included, that contains all allowed keys but the first tokens.
+
+        None: there is no such limit.
+        """
         return None
 
     @property
-    def first(self) -> int:
-        """How many tokens at the beginning are seen from everywhere."""
+    def first_tokens(self) -> int:
+        """The number of tokens at the start of a document that every later query attends to."""
         return 0
 
     @property
     def max_keys(self) -> int | None:
         """The most keys that a query attends to; None: it grows with the sequence."""
-        return None if self.near is None else self.near + self.first
+        return None if self.sliding_window is None else self.sliding_window + self.first_tokens
 
     def allows(self, q: Tensor, k: Tensor) -> Tensor | None:
-        """Positions (…, L, 1) and (…, 1, S) -> (…, L, S), or None when everything is seen."""
+        """Positions (…, L, 1) and (…, 1, S) -> (…, L, S), or None if all pairs are allowed."""
         raise NotImplementedError
 
-    def folds(self, length: int) -> tuple[BlockLayout, ...]:
-        """Where in a text this long the few keys stand that are seen (fold.py); empty: all are needed."""
+    def block_layouts(self, length: int) -> tuple[BlockLayout, ...]:
+        """Block layouts that together contain all allowed pairs of a sequence of this length; empty: not sparse."""
         return ()
 
 
 @dataclass(frozen=True)
 class Causal(Mask):
-    """A token sees itself and what came before it."""
+    """A query attends to its own token and to earlier ones."""
 
     causal = True
     relative = True
@@ -59,7 +62,7 @@ class Causal(Mask):
 
 @dataclass(frozen=True)
 class Full(Mask):
-    """Every token sees every token."""
+    """Every query attends to every key."""
 
     causal = False
     relative = True
@@ -68,19 +71,48 @@ class Full(Mask):
         return None
 
 
-def visible(mask: Mask, layout: TokenLayout) -> Tensor | None:
-    """(B, 1, L, S) True where the query sees the key; None when all see all. Computed once for all layers alike."""
-    return layout.derived(join, mask)
+@dataclass(frozen=True)
+class PrefixLM(Mask):
+    """j <= i or j < p: bidirectional within the prefix, causal after it. Liu et al. 2018; Raffel et al. 2020.
+
+    Tokens of the prefix attend to later ones, so the prefix has to be processed in one forward, and a decoder, which
+    may append tokens one at a time, cannot have this mask.
+    """
+
+    causal = False
+
+    prefix: int
+
+    def check(self) -> None:
+        require(self.prefix > 0, f"prefix_lm: prefix={self.prefix} must be positive; use causal for no prefix")
+
+    def allows(self, q: Tensor, k: Tensor) -> Tensor:
+        return (k <= q) | (k < self.prefix)
 
 
-def join(layout: TokenLayout, mask: Mask) -> Tensor | None:
-    seen = mask.allows(layout.positions.unsqueeze(-1), layout.key_positions.unsqueeze(-2))  # (B, L, S)
+def attention_mask(mask: Mask, layout: TokenLayout) -> Tensor | None:
+    """(B, 1, L, S) True where the query attends to the key; None if all pairs are allowed. One for all layers."""
+    return layout.derived(compute_attention_mask, mask)
+
+
+def compute_attention_mask(layout: TokenLayout, mask: Mask) -> Tensor | None:
+    allowed = allowed_keys(mask, layout, slice(None), slice(None))  # (B, L, S)
+    return None if allowed is None else allowed.unsqueeze(1)  # (B, 1, L, S)
+
+
+def allowed_keys(
+    mask: Mask, layout: TokenLayout, queries: slice, keys: slice, rows: slice = slice(None)
+) -> Tensor | None:
+    """(B, l, s) True where the query attends to the key; None if all pairs are allowed. `rows` limits the positions."""
+    q, k = layout.positions[rows, queries], layout.key_positions[rows, keys]
+    allowed = mask.allows(q.unsqueeze(-1), k.unsqueeze(-2))
     if layout.segments is not None and layout.key_segments is not None:
-        seen = both(seen, layout.segments.unsqueeze(-1) == layout.key_segments.unsqueeze(-2))
+        same = layout.segments[:, queries].unsqueeze(-1) == layout.key_segments[:, keys].unsqueeze(-2)
+        allowed = intersect(allowed, same)
     if layout.key_valid is not None:
-        seen = both(seen, layout.key_valid.unsqueeze(-2))
-    return None if seen is None else seen.unsqueeze(1)  # (B, 1, L, S)
+        allowed = intersect(allowed, layout.key_valid[:, keys].unsqueeze(-2))
+    return allowed
 
 
-def both(a: Tensor | None, b: Tensor) -> Tensor:
+def intersect(a: Tensor | None, b: Tensor) -> Tensor:
     return b if a is None else a & b

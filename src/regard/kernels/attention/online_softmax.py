@@ -1,12 +1,11 @@
-"""Online softmax: attention over some of the keys, and the law that joins two such parts into one.
+"""Online softmax: attention over a subset of the keys, and the merge of two such partial results.
 
-    of some keys      m = max_j s_j      l = Σ_j exp(s_j - m)      o = Σ_j exp(s_j - m) v_j
-    joined            m = max(m₁, m₂)    l = l₁ e^(m₁-m) + l₂ e^(m₂-m)    and o alike
-    of all keys       out = o / l        log Σ_j exp(s_j) = m + log l
+    partial       m = max_j s_j      l = Σ_j exp(s_j - m)      o = Σ_j exp(s_j - m) v_j
+    merged        m = max(m₁, m₂)    l = l₁ e^(m₁-m) + l₂ e^(m₂-m)    o likewise
+    all keys      out = o / l        log Σ_j exp(s_j) = m + log l
 
-Joining is associative and commutative, so keys may come in any parts and any order and no row of scores need ever be
-whole: this makes tiles (tiled.py), rings of machines and split decoding exact. Milakov & Gimelshein 2018; Dao et al.
-2022.
+The merge is associative and commutative, so keys may be processed in any subsets and order, and no full row of scores
+is needed: tiles (tiled.py), ring attention and split decoding are exact. Milakov & Gimelshein 2018; Dao et al. 2022.
 """
 
 import math
@@ -23,36 +22,36 @@ class PartialSoftmax:
     l: Tensor  # (…, L, 1)  # noqa: E741 (the papers' letter)
     o: Tensor  # (…, L, Ev)
 
-    def join(self, other: "PartialSoftmax") -> "PartialSoftmax":
+    def merge(self, other: "PartialSoftmax") -> "PartialSoftmax":
         m = torch.maximum(self.m, other.m)
         mine, theirs = (self.m - m).exp(), (other.m - m).exp()
         return PartialSoftmax(m, self.l * mine + other.l * theirs, self.o * mine + other.o * theirs)
 
-    def of(self, rows: slice) -> "PartialSoftmax":
-        """Of some queries."""
+    def queries(self, rows: slice) -> "PartialSoftmax":
+        """Only these queries."""
         return PartialSoftmax(self.m[..., rows, :], self.l[..., rows, :], self.o[..., rows, :])
 
     def out(self) -> Tensor:
-        """(…, L, Ev); zeros for a query that saw no key."""
+        """(…, L, Ev); zeros for a query without any allowed key."""
         return self.o / self.l.where(self.l > 0, 1.0)
 
     def log_sum(self) -> Tensor:
-        """(…, L, 1): log Σ exp(s); 0 for a query that saw no key."""
+        """(…, L, 1): log Σ exp(s); 0 for a query without any allowed key."""
         return torch.where(self.l > 0, self.m + self.l.log(), 0.0)
 
 
-def nothing(like: Tensor, width: int, sinks: Tensor | None = None) -> PartialSoftmax:
-    """The part before any key, for queries like these (B, H, L, E): neutral, or where a head's sink is all there is."""
-    lowest = like.new_full((*like.shape[:-1], 1), torch.finfo(like.dtype).min / 2)
-    m = lowest if sinks is None else sinks.to(like.dtype).view(1, -1, 1, 1).expand_as(lowest)
-    full = torch.zeros_like(m) if sinks is None else torch.ones_like(m)
-    return PartialSoftmax(m, full, like.new_zeros(*like.shape[:-1], width))
+def empty_partial(q: Tensor, width: int, sinks: Tensor | None = None) -> PartialSoftmax:
+    """The result over no keys, for queries (B, H, L, E): neutral, or with only the sink of each head (H,)."""
+    lowest = q.new_full((*q.shape[:-1], 1), torch.finfo(q.dtype).min / 2)
+    m = lowest if sinks is None else sinks.to(q.dtype).view(1, -1, 1, 1).expand_as(lowest)
+    l = torch.zeros_like(m) if sinks is None else torch.ones_like(m)  # noqa: E741
+    return PartialSoftmax(m, l, q.new_zeros(*q.shape[:-1], width))
 
 
-def part_of(s: Tensor, v: Tensor) -> PartialSoftmax:
-    """The part of keys with these scores (…, L, S) and values (…, S, Ev).
+def partial_softmax(s: Tensor, v: Tensor) -> PartialSoftmax:
+    """The result over keys with these scores (…, L, S) and values (…, S, Ev).
 
-    Scores of keys that are not seen are the dtype's lowest number, whose exponential is 0 also where no key is seen.
+    Masked scores are the lowest number of the dtype; their weight is 0 even in a row of masked scores only.
     """
     m = s.amax(-1, keepdim=True).clamp_min(torch.finfo(s.dtype).min / 2)
     p = exponential(s - m)
@@ -60,9 +59,9 @@ def part_of(s: Tensor, v: Tensor) -> PartialSoftmax:
 
 
 def exponential(x: Tensor) -> Tensor:
-    """exp(x), and exactly 0 where that is smaller than the dtype's small numbers; x is used up.
+    """exp(x) in place, and exactly 0 where exp(x) would be subnormal.
 
-    Some processors' exp takes fifty times as long for what underflows, and a mask makes many of those.
+    On some processors exp is fifty times slower for arguments that underflow, and masks produce many of them.
     """
     low = math.log(torch.finfo(x.dtype).tiny) + 2
     return F.threshold(x.clamp_min_(low).exp_(), 2 * math.exp(low), 0.0, inplace=True)

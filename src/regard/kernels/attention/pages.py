@@ -1,8 +1,8 @@
-"""Keys or values that lie in the pages of a pool: what a paged store hands to attention instead of a copy of them.
+"""Keys or values in the pages of a pool, which a paged store passes to attention without copying them.
 
-    token t of row b lies in slot table[b, t // block] · block + t mod block
+    token t of row b is in slot table[b, t // block] · block + t mod block
 
-`decode` reads them where they lie; for every other backend they are gathered first. Kwon et al. 2023, PagedAttention.
+`decode` reads the pages in place; for every other backend they are gathered first. Kwon et al. 2023, PagedAttention.
 """
 
 from dataclasses import dataclass
@@ -13,9 +13,9 @@ from torch import Tensor
 
 @dataclass(frozen=True, eq=False)
 class Pages:
-    pool: Tensor  # (slots, heads, dim), of everyone
+    pool: Tensor  # (slots, heads, dim) of all rows
     table: Tensor  # (B, n) the blocks of each row, in order
-    block: int  # slots in a block
+    block: int  # slots per block
 
     def gather(self) -> Tensor:
         blocks = self.pool.unflatten(0, (-1, self.block))[self.table]  # (B, n, block, heads, dim)
@@ -23,7 +23,7 @@ class Pages:
 
     @property
     def shape(self) -> tuple[int, int, int, int]:
-        """Of what `gather` would give."""
+        """The shape of `gather()`."""
         rows, blocks = self.table.shape
         return rows, self.pool.shape[1], blocks * self.block, self.pool.shape[2]
 
@@ -32,5 +32,5 @@ class Pages:
         return self.pool.dtype
 
 
-def gathered(x: Tensor | Pages) -> Tensor:
+def gather_pages(x: Tensor | Pages) -> Tensor:
     return x.gather() if isinstance(x, Pages) else x

@@ -1,8 +1,9 @@
-"""Attention as its equation, in plain tensor algebra: the oracle of every other backend.
+"""Attention as its equation, in plain tensor algebra: the reference for every other backend.
 
-    out = softmax(q kᵀ · scale + bias) v      over the keys that the query sees (scores.py has the whole of it)
+    out = softmax(q kᵀ · scale + bias) v      over the keys that the mask allows (score_options.py: cap, sinks)
 
-Sums and softmax run in at least float32. A query that sees no key gives zeros, with zero gradients.
+Sums and softmax run in at least float32. The output of a query without any allowed key is zero, and so are its
+gradients.
 """
 
 from dataclasses import dataclass, replace
@@ -12,44 +13,44 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from regard.kernels.attention.bias import Bias
-from regard.kernels.attention.mask import visible
+from regard.kernels.attention.mask import attention_mask
 from regard.kernels.attention.score_options import ScoreOptions
 from regard.kernels.autocast import without_autocast
 from regard.layout import TokenLayout
 
 
-def refuses(q: Tensor, k: Tensor, v: Tensor, layout: TokenLayout, scores: ScoreOptions) -> str | None:
+def refuses(q: Tensor, k: Tensor, v: Tensor, layout: TokenLayout, options: ScoreOptions) -> str | None:
     return None
 
 
-def slower(q: Tensor, k: Tensor, v: Tensor, layout: TokenLayout, scores: ScoreOptions) -> str | None:
+def slower(q: Tensor, k: Tensor, v: Tensor, layout: TokenLayout, options: ScoreOptions) -> str | None:
     return None
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, layout: TokenLayout, scores: ScoreOptions) -> Tensor:
-    weights = F.dropout(attention_weights(q, k, layout, scores), scores.dropout)  # (B, H, L, S)
+def attend(q: Tensor, k: Tensor, v: Tensor, layout: TokenLayout, options: ScoreOptions) -> Tensor:
+    weights = F.dropout(attention_weights(q, k, layout, options), options.dropout)  # (B, H, L, S)
     with without_autocast(q.device):
         return (weights @ per_head(v, q).to(weights.dtype)).to(q.dtype)  # (B, H, L, E)
 
 
-def attention_weights(q: Tensor, k: Tensor, layout: TokenLayout, scores: ScoreOptions) -> Tensor:
-    """(B, H, L, S): how much each query takes from each key."""
+def attention_weights(q: Tensor, k: Tensor, layout: TokenLayout, options: ScoreOptions) -> Tensor:
+    """(B, H, L, S)"""
     wide = torch.promote_types(q.dtype, torch.float32)
     with without_autocast(q.device):
-        s = q.to(wide) @ per_head(k, q).to(wide).transpose(-1, -2) * scores.scale  # (B, H, L, S)
-    if scores.softcap is not None:
-        s = scores.softcap * torch.tanh(s / scores.softcap)
-    if scores.bias is not None:
-        s = s + scores.bias.values(layout, wide)
-    return normalize(s, visible(scores.mask, layout), scores.sinks)
+        s = q.to(wide) @ per_head(k, q).to(wide).transpose(-1, -2) * options.scale  # (B, H, L, S)
+    if options.softcap is not None:
+        s = options.softcap * torch.tanh(s / options.softcap)
+    if options.bias is not None:
+        s = s + options.bias.values(layout, wide)
+    return normalize(s, attention_mask(options.mask, layout), options.sinks)
 
 
-def weights_of_heads(q: Tensor, k: Tensor, layout: TokenLayout, scores: ScoreOptions, heads: slice) -> Tensor:
+def weights_of_heads(q: Tensor, k: Tensor, layout: TokenLayout, options: ScoreOptions, heads: slice) -> Tensor:
     """(B, heads, L, S): the attention weights of some heads, without computing the others."""
-    bias = None if scores.bias is None else HeadsBias(scores.bias, heads)
-    sinks = None if scores.sinks is None else scores.sinks[heads]
-    scores = replace(scores, bias=bias, sinks=sinks)
-    return attention_weights(q[:, heads], per_head(k, q)[:, heads], layout, scores)
+    bias = None if options.bias is None else HeadsBias(options.bias, heads)
+    sinks = None if options.sinks is None else options.sinks[heads]
+    options = replace(options, bias=bias, sinks=sinks)
+    return attention_weights(q[:, heads], per_head(k, q)[:, heads], layout, options)
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,17 +65,17 @@ class HeadsBias(Bias):
         return values if values.shape[1] == 1 else values[:, self.heads]  # 1: the same for all heads
 
 
-def normalize(s: Tensor, seen: Tensor | None, sinks: Tensor | None = None) -> Tensor:
-    """Softmax of (B, H, L, S) scores over the keys that are seen; a sink takes its share and gives nothing."""
-    if seen is not None:
-        # A finite floor instead of -inf: rows without any key stay finite in both directions, and are zeroed after.
-        s = s.masked_fill(~seen, torch.finfo(s.dtype).min)
+def normalize(s: Tensor, allowed: Tensor | None, sinks: Tensor | None = None) -> Tensor:
+    """Softmax of (B, H, L, S) scores over the allowed keys; sinks (H,) are in the denominator only."""
+    if allowed is not None:
+        # Finite instead of -inf: rows without any key stay finite, forward and backward, and are set to zero below.
+        s = s.masked_fill(~allowed, torch.finfo(s.dtype).min)
     if sinks is None:
         weights = s.softmax(-1)
     else:
         column = sinks.to(s.dtype).view(1, -1, 1, 1).expand(*s.shape[:-1], 1)
         weights = torch.cat([s, column], -1).softmax(-1)[..., :-1]
-    return weights if seen is None else weights.masked_fill(~seen, 0.0)
+    return weights if allowed is None else weights.masked_fill(~allowed, 0.0)
 
 
 def per_head(x: Tensor, q: Tensor) -> Tensor:

@@ -1,13 +1,13 @@
-"""Ring attention: a text split over processes, whose keys and values go round until every query has met them all.
+"""Ring attention: a sequence is split over processes, and the keys and values are passed around a ring.
 
-    process r:   part ← nothing        R times:  part ← part ∘ (q_r before k, v)        k, v ← the neighbour's
+    process r:   result ← empty       R times:  result ← merge(result, attention(q_r, k, v))        k, v ← previous rank
 
-∘ joins parts of a softmax (online.py), so the result is exact, and no process ever holds more than two shares of keys.
-Backwards keys go round again, with the gradients that they have gathered so far, which are home after R steps. While a
-share is read, the next one is already on its way. Liu et al. 2023.
+The merge is that of online softmax (online_softmax.py), so the result is exact, and no process holds more than two
+shares of the keys. In the backward the keys go round again with their accumulated gradients, which are back at their
+own process after R steps. The next share is transferred while the current one is processed. Liu et al. 2023.
 
-Under a causal mask a process with the last tokens would have the most to do. `shares` gives each one piece from the
-front and one from the end, so that all have the same number of pairs (Brandon et al. 2023, striped; zigzag).
+Under a causal mask the process with the last tokens would compute the most pairs. `zigzag_shares` gives each process
+one chunk from the front and one from the end, so that all compute equally many (Brandon et al. 2023, striped; zigzag).
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,33 +18,43 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from regard.kernels.attention.online_softmax import nothing
+from regard.kernels.attention.online_softmax import empty_partial
 from regard.kernels.attention.reference import per_head
 from regard.kernels.attention.score_options import ScoreOptions
-from regard.kernels.attention.tiled import Given, add_gradients, learned_of, read, refuses, wide
+from regard.kernels.attention.tiled import BackwardInputs, accumulate, add_gradients, learned_tensors, refuses, widen
 from regard.kernels.autocast import without_autocast
 from regard.layout import TokenLayout
 
 
-def shares(length: int, processes: int) -> Tensor:
-    """(R, length / R): which places of a text each process takes."""
+def zigzag_shares(length: int, processes: int) -> Tensor:
+    """(R, length / R): the token indices of each process."""
     if length % (2 * processes):
-        raise ValueError(f"{length} tokens do not split into {2 * processes} pieces; pad to a multiple of that")
+        raise ValueError(f"length={length} is not divisible by {2 * processes}; pad the sequence to a multiple of it")
     front, end = torch.arange(length).unflatten(0, (2, processes, -1))  # (R, length / 2R)
     return torch.cat([front, end.flip(0)], 1)
 
 
 def attend(
-    q: Tensor, k: Tensor, v: Tensor, layout: TokenLayout, scores: ScoreOptions, group: "dist.ProcessGroup | None" = None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    layout: TokenLayout,
+    options: ScoreOptions,
+    group: "dist.ProcessGroup | None" = None,
 ) -> Tensor:
-    """As kernels/attention says, of this process's tokens before those of all; every process has as many of them."""
-    reason = refuses(q, k, v, layout, scores)
+    """Attention of the tokens of this process to those of all processes; all shares have the same length.
+
+    Arguments are those of every attention backend.
+    """
+    reason = refuses(q, k, v, layout, options)
     if layout.keys is not None:
-        reason = "its keys are its queries' own tokens; here others stand in front"
+        reason = "the keys must be the queries' own tokens, not those of a cache or a source"
     if reason is not None:
         raise ValueError(f"ring attention: {reason}")
     with without_autocast(q.device):
-        return RingAttention.apply(q, k, v, layout, scores, group, scores.sinks, *learned_of(scores.bias).values())
+        return RingAttention.apply(
+            q, k, v, layout, options, group, options.sinks, *learned_tensors(options.bias).values()
+        )
 
 
 class RingAttention(torch.autograd.Function):
@@ -55,17 +65,17 @@ class RingAttention(torch.autograd.Function):
         k: Tensor,
         v: Tensor,
         layout: TokenLayout,
-        scores: ScoreOptions,
+        options: ScoreOptions,
         group: "dist.ProcessGroup | None",
         sinks: Tensor | None,
         *learned: Tensor,
     ) -> Tensor:
-        part = nothing(wide(q), v.shape[-1], sinks)
-        for keys, values, before in round_the_ring(k, v, layout, group):
-            part = read(part, q, per_head(keys, q), per_head(values, q), before, scores)
-        out = part.out()
-        ctx.save_for_backward(q, k, v, out, part.log_sum(), sinks, *learned)
-        ctx.layout, ctx.scores, ctx.group = layout, scores, group
+        result = empty_partial(widen(q), v.shape[-1], sinks)
+        for keys, values, key_layout in rotate_keys(k, v, layout, group):
+            result = accumulate(result, q, per_head(keys, q), per_head(values, q), key_layout, options)
+        out = result.out()
+        ctx.save_for_backward(q, k, v, out, result.log_sum(), sinks, *learned)
+        ctx.layout, ctx.options, ctx.group = layout, options, group
         return out.to(q.dtype)
 
     @staticmethod
@@ -73,55 +83,55 @@ class RingAttention(torch.autograd.Function):
     def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, out, log_sum, sinks, *learned = ctx.saved_tensors
         dq, dk, dv, *d_learned = (torch.zeros_like(x, dtype=out.dtype) for x in (q, k, v, *learned))
-        given = Given(d_out.to(out.dtype), (d_out * out).sum(-1, keepdim=True), log_sum)
-        for keys, values, before in round_the_ring(k, v, ctx.layout, ctx.group):
+        saved = BackwardInputs(d_out.to(out.dtype), (d_out * out).sum(-1, keepdim=True), log_sum)
+        for keys, values, key_layout in rotate_keys(k, v, ctx.layout, ctx.group):
             keys, values = per_head(keys, q), per_head(values, q)
             d_keys, d_values = (torch.zeros_like(x, dtype=out.dtype) for x in (keys, values))  # (B, H, S, E)
-            add_gradients(dq, d_keys, d_values, d_learned, given, q, keys, values, before, ctx.scores)
-            dk, dv = dk + per_kv_head(d_keys, dk), dv + per_kv_head(d_values, dv)
-            dk, dv = arrived(passed_on([dk, dv], ctx.group))
+            add_gradients(dq, d_keys, d_values, d_learned, saved, q, keys, values, key_layout, ctx.options)
+            dk, dv = dk + sum_per_kv_head(d_keys, dk), dv + sum_per_kv_head(d_values, dv)
+            dk, dv = wait(send_to_next([dk, dv], ctx.group))
         d_inputs = [d.to(x.dtype) for d, x in zip((dq, dk, dv, *d_learned), (q, k, v, *learned), strict=True)]
-        return *d_inputs[:3], None, None, None, given.of_sinks(sinks), *d_inputs[3:]
+        return *d_inputs[:3], None, None, None, saved.sink_gradient(sinks), *d_inputs[3:]
 
 
-def per_kv_head(x: Tensor, like: Tensor) -> Tensor:
-    """(B, H, S, E) -> (B, K, S, E): summed over the heads that share keys."""
+def sum_per_kv_head(x: Tensor, like: Tensor) -> Tensor:
+    """(B, H, S, E) -> (B, K, S, E): summed over the query heads of each kv head."""
     return x.unflatten(1, (like.shape[1], -1)).sum(2)
 
 
-def round_the_ring(
+def rotate_keys(
     k: Tensor, v: Tensor, layout: TokenLayout, group: "dist.ProcessGroup | None"
 ) -> Iterator[tuple[Tensor, Tensor, TokenLayout]]:
-    """Every process's keys and values, this one's first, and where its tokens stand before them."""
+    """The keys and values of every process, this one first, and the layout of the local queries with these keys."""
     names = [name for name in ("positions", "segments", "valid") if getattr(layout, name) is not None]
     share = [k, v, *(getattr(layout, name) for name in names)]
     for step in range(dist.get_world_size(group)):
-        coming = passed_on(share, group) if step + 1 < dist.get_world_size(group) else None
+        transfer = send_to_next(share, group) if step + 1 < dist.get_world_size(group) else None
         k, v, *others = share
         yield k, v, layout.with_keys(**dict(zip(names, others, strict=True)))
-        if coming is not None:
-            share = arrived(coming)
+        if transfer is not None:
+            share = wait(transfer)
 
 
-Coming = tuple[list[Tensor], list["dist.Work"], list[Tensor]]
+Transfer = tuple[list[Tensor], list["dist.Work"], list[Tensor]]
 
 
-def passed_on(tensors: Sequence[Tensor], group: "dist.ProcessGroup | None") -> Coming:
-    """Send them to the next process, and begin to receive the last one's."""
+def send_to_next(tensors: Sequence[Tensor], group: "dist.ProcessGroup | None") -> Transfer:
+    """Start to send tensors to the next process and to receive those of the previous one."""
     rank, size = dist.get_rank(group), dist.get_world_size(group)
     sent = [x.contiguous() for x in tensors]
     received = [torch.empty_like(x) for x in sent]
-    ways = ((dist.isend, sent, (rank + 1) % size), (dist.irecv, received, (rank - 1) % size))
+    directions = ((dist.isend, sent, (rank + 1) % size), (dist.irecv, received, (rank - 1) % size))
     work = [
-        dist.P2POp(way, x, group=group, group_peer=peer, tag=tag)
-        for way, some, peer in ways
-        for tag, x in enumerate(some)
+        dist.P2POp(operation, x, group=group, group_peer=peer, tag=tag)
+        for operation, tensors, peer in directions
+        for tag, x in enumerate(tensors)
     ]
-    return received, dist.batch_isend_irecv(work), sent  # kept until they have left
+    return received, dist.batch_isend_irecv(work), sent  # keeps `sent` alive during the transfer
 
 
-def arrived(coming: Coming) -> list[Tensor]:
-    received, works, _ = coming
+def wait(transfer: Transfer) -> list[Tensor]:
+    received, works, _ = transfer
     for work in works:
         work.wait()
     return received

@@ -1,10 +1,10 @@
-"""How scores are made of queries and keys, and how they become weights: the data that every backend reads.
+"""How attention scores are computed and normalized; every backend takes these options.
 
     s_ij = cap(scale · q_i·k_j) + bias_ij        cap(s) = c · tanh(s / c)
-    w_ij = exp(s_ij) / (Σ_j' exp(s_ij') + exp(sink))        over the keys j' that the mask lets i see
+    w_ij = exp(s_ij) / (Σ_j' exp(s_ij') + exp(sink))        over the keys j' that the mask allows for query i
 
-A cap keeps scores finite however long queries grow (Gemma 2). A sink is a score a head with no value behind it: a query
-that needs nothing can say so (GPT-OSS; Miller 2023, "attention is off by one").
+The softcap bounds the scores (Gemma 2). A sink is one more score per head, without a value: it lets the weights of a
+query sum to less than 1 (GPT-OSS; Miller 2023, "Attention is off by one").
 """
 
 from dataclasses import dataclass
@@ -22,4 +22,4 @@ class ScoreOptions:
     bias: Bias | None = None
     softcap: float | None = None
     sinks: Tensor | None = None  # (H,)
-    dropout: float = 0.0  # share of the weights that are dropped; the caller gives it in training only
+    dropout: float = 0.0  # probability of dropping a weight; callers set it in training only

@@ -1,37 +1,37 @@
-"""What attention does, in O(n) memory: entropy, attention on the first tokens and the top key of every query.
+"""Attention statistics in O(n) memory: entropy, weight on the first tokens, and top key of every query.
 
-The weights A_ij are never whole. Everything is a sum over the tiles that attention itself goes through (tiled.py), so
-it comes out beside the output:
+The weights A_ij are never stored as a matrix. All statistics are sums over the tiles of tiled.py, computed together
+with the output:
 
     entropy_i = -Σ_j A_ij log A_ij = lse_i Σ_j A_ij - Σ_j A_ij s_ij        first_i = Σ_{j < first} A_ij
     top key = argmax_j s_ij, of weight exp(max_j s_ij - lse_i)
 
-A head whose entropies fall towards 0 collapses (Zhai et al. 2023); one that rests on the first token has a sink there
-(Xiao et al. 2023).
+A head whose entropies approach 0 collapses (Zhai et al. 2023); one with most of its weight on the first token has an
+attention sink there (Xiao et al. 2023).
 """
 
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from regard.kernels.attention.online_softmax import PartialSoftmax, nothing
+from regard.kernels.attention.online_softmax import PartialSoftmax, empty_partial
 from regard.kernels.attention.reference import per_head
-from regard.kernels.attention.running_argmax import RunningArgmax
 from regard.kernels.attention.score_options import ScoreOptions
-from regard.kernels.attention.tiled import TILE, score, spans, tiles_seen
+from regard.kernels.attention.tiled import TILE, allowed_tiles, score, spans
 from regard.kernels.autocast import without_autocast
 from regard.layout import TokenLayout
 
-PIECES = 8  # of a tile of scores, in which the highest is looked for (highest.py)
+CHUNKS = 8  # per tile of scores, for RunningArgmax
 
 
 @dataclass(frozen=True, eq=False)
 class Statistics:
-    """Of every query (B, H, L); a query that sees no key has zeros and the top key -1."""
+    """Per query, (B, H, L); zeros and top key -1 for a query without any allowed key."""
 
     entropy: Tensor  # in nats
-    first: Tensor  # the weight of the first tokens of its text
+    first: Tensor  # total weight on the first tokens of the document
     top_key: Tensor
     top_weight: Tensor
     log_sum: Tensor  # log Σ exp(s)
@@ -43,55 +43,91 @@ def attend_with_statistics(
     k: Tensor,
     v: Tensor,
     layout: TokenLayout,
-    scores: ScoreOptions,
+    options: ScoreOptions,
     first: int = 1,
     tile: tuple[int, int] = TILE,
 ) -> tuple[Tensor, Statistics]:
-    """The output (B, H, L, Ev) and its statistics; `first` is how many tokens count as first."""
+    """The output (B, H, L, Ev) and its statistics; `first` is the number of first tokens."""
     wide = torch.promote_types(q.dtype, torch.float32)
     k, v = per_head(k, q), per_head(v, q)
     early = (layout.key_positions < first).view(-1, 1, 1, k.shape[2])  # (B, 1, 1, S)
-    places = early.flatten(0, -2).any(0).nonzero().squeeze(-1).tolist()  # few columns are any row's first keys
-    outs, found, tops = [], [], []
+    early_slots = early.flatten(0, -2).any(0).nonzero().squeeze(-1).tolist()  # the few columns to sum
+    outs, statistics, top_keys = [], [], []
     with without_autocast(q.device):
         for rows in spans(q.shape[2], tile[0]):
             q_i = q[:, :, rows].to(wide)
-            part = nothing(q_i, v.shape[-1], scores.sinks)
+            part = empty_partial(q_i, v.shape[-1], options.sinks)
             none, one = torch.zeros_like(part.l), torch.ones_like(part.l)
-            part = PartialSoftmax(
-                part.m, torch.stack([part.l, none, none]), part.o
-            )  # Σ p, Σ p s, Σ_first p for p = exp(s - m)
-            highest = RunningArgmax(q_i, max(1, tile[1] // PIECES))
-            for columns, seen in tiles_seen(layout, scores, rows, k.shape[2], tile[1]):
-                s, _ = score(q_i, k[:, :, columns].to(wide), layout, scores, rows, columns, seen)
-                peak, p = highest.look(s, columns.start), s.softmax(-1)
+            # l holds Σ p, Σ p s and Σ_first p for p = exp(s - m).
+            part = PartialSoftmax(part.m, torch.stack([part.l, none, none]), part.o)
+            highest = RunningArgmax(q_i, max(1, tile[1] // CHUNKS))
+            for columns, allowed in allowed_tiles(layout, options, rows, k.shape[2], tile[1]):
+                s, _ = score(q_i, k[:, :, columns].to(wide), layout, options, rows, columns, allowed)
+                peak, p = highest.update(s, columns.start), s.softmax(-1)
                 on_first = none
-                if here := [place for place in places if columns.start <= place < columns.stop]:
-                    there = [place - columns.start for place in here]
-                    on_first = (p[..., there] * early[..., here]).sum(-1, keepdim=True)
+                if slots := [slot for slot in early_slots if columns.start <= slot < columns.stop]:
+                    in_tile = [slot - columns.start for slot in slots]
+                    on_first = (p[..., in_tile] * early[..., slots]).sum(-1, keepdim=True)
                 log_sum = peak - p.amax(-1, keepdim=True).log()  # of this tile; p = exp(s - log_sum), whose sum is 1
-                some = log_sum, torch.stack([one, dots(p, s), on_first]), p @ v[:, :, columns].to(wide)
-                if seen is not None:  # a query may have seen none of these keys
+                partial = log_sum, torch.stack([one, dots(p, s), on_first]), p @ v[:, :, columns].to(wide)
+                if allowed is not None:  # a query may attend to none of these keys
                     lowest = torch.finfo(wide).min / 2
-                    some = (x.where(peak > lowest, empty) for x, empty in zip(some, (lowest, 0.0, 0.0), strict=True))
-                part = part.join(PartialSoftmax(*some))
-                del s, p, some  # the next tile takes their place in the cache
+                    partial = (
+                        x.where(peak > lowest, empty) for x, empty in zip(partial, (lowest, 0.0, 0.0), strict=True)
+                    )
+                part = part.merge(PartialSoftmax(*partial))
+                del s, p, partial  # the next tile reuses their memory, which is in the cache
             total, energy, on_first = part.l
             part = PartialSoftmax(part.m, total, part.o)
-            log_sum, top = part.log_sum(), highest.key()
-            mass = (top >= 0).to(wide)  # of all keys together
-            if scores.sinks is not None:
-                mass = 1 - (scores.sinks.view(1, -1, 1, 1) - log_sum).exp()
+            log_sum, top_key = part.log_sum(), highest.key()
+            mass = (top_key >= 0).to(wide)  # total weight of all keys
+            if options.sinks is not None:
+                mass = 1 - (options.sinks.view(1, -1, 1, 1) - log_sum).exp()
             outs.append(part.out())
             energy, on_first = (x / total.where(total > 0, 1.0) for x in (energy, on_first))
-            found.append(torch.cat([log_sum * mass - energy, on_first, (highest.score - log_sum).exp(), log_sum], -1))
-            tops.append(top)
-    entropy, on_first, weight, log_sum = torch.cat(found, 2).unbind(-1)
-    top = torch.cat(tops, 2).squeeze(-1)
-    return torch.cat(outs, 2).to(q.dtype), Statistics(entropy, on_first, top, weight, log_sum)
+            statistics.append(
+                torch.cat([log_sum * mass - energy, on_first, (highest.score - log_sum).exp(), log_sum], -1)
+            )
+            top_keys.append(top_key)
+    entropy, on_first, weight, log_sum = torch.cat(statistics, 2).unbind(-1)
+    top_key = torch.cat(top_keys, 2).squeeze(-1)
+    return torch.cat(outs, 2).to(q.dtype), Statistics(entropy, on_first, top_key, weight, log_sum)
 
 
 def dots(a: Tensor, b: Tensor) -> Tensor:
-    """Σ_j a_j b_j, (…, 1): rows times columns, which reads both once and writes no product of theirs."""
+    """Σ_j a_j b_j, (…, 1), as a batched matrix product: no product tensor is written."""
     rows, columns = (x.flatten(0, -2).unsqueeze(1) for x in (a, b))
     return torch.bmm(rows, columns.transpose(1, 2)).view(*a.shape[:-1], 1)
+
+
+class RunningArgmax:
+    """The highest score of every query and the slot of its key, over tiles of scores; of equal scores the first.
+
+    PyTorch's argmax is not vectorized, amax is. So `update` takes the maxima of a few chunks per tile and keeps the
+    chunk with the maximum only for rows whose maximum has risen, which become fewer with every tile. The argmax inside
+    the chunk is computed once at the end.
+    """
+
+    def __init__(self, q: Tensor, width: int) -> None:
+        self.score = q.new_full((*q.shape[:-1], 1), torch.finfo(q.dtype).min / 2)  # (B, H, l, 1)
+        self.start = torch.full((self.score.numel(),), -1, device=q.device)
+        self.chunk = q.new_zeros(len(self.start), width)
+
+    def update(self, s: Tensor, start: int) -> Tensor:
+        """The maximum of every row of a tile (B, H, l, s) whose first key is in slot `start`."""
+        width = self.chunk.shape[-1]
+        if padding := -s.shape[-1] % width:
+            s = F.pad(s, (0, padding), value=torch.finfo(s.dtype).min)
+        chunks = s.unflatten(-1, (-1, width))  # (B, H, l, chunks, width)
+        peaks = chunks.amax(-1)
+        peak = peaks.amax(-1, keepdim=True)
+        risen = (peak > self.score).flatten().nonzero().squeeze(-1)
+        which = peaks.flatten(0, -2).index_select(0, risen).max(-1).indices
+        self.chunk.index_copy_(0, risen, chunks.flatten(0, -2).index_select(0, risen * peaks.shape[-1] + which))
+        self.start.index_copy_(0, risen, which * width + start)
+        self.score = torch.maximum(self.score, peak)
+        return peak
+
+    def key(self) -> Tensor:
+        """(B, H, l, 1) slots; -1 for a query without any allowed key."""
+        return torch.where(self.start < 0, -1, self.start + self.chunk.max(-1).indices).view(self.score.shape)

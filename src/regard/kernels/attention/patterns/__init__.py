@@ -1,1 +1,1 @@
-"""Sparse patterns of attention: masks that see few keys, and say which, so that the others are never computed."""
+"""Sparse attention patterns: masks with few keys per query and the block layouts that find them."""

@@ -1,11 +1,11 @@
-"""BigBird: blocks that see their neighbours, the first blocks, and a few others drawn at random.
+"""BigBird: a query block attends to its neighbours, to the first blocks, and to a few random ones.
 
-    row r sees the blocks   |r - c| <= ⌊w/2⌋   or   r < g   or   c < g   or   c drawn for r          causal: and j <= i
+    key block c of query block r:   |r - c| <= ⌊w/2⌋   or   r < g   or   c < g   or   c drawn for r     causal: j <= i
 
-Random links make a small world: any two tokens are a few hops apart. Zaheer et al. 2020. A link is drawn from the hash
-of (seed, row, number of the link): of the blocks that the row does not see anyhow, the n-th link takes one of the n-th
-equal share, so links differ, and positions alone decide them. Both ways, the blocks are those of a text of `length`
-tokens; causal, those before the row.
+Random links connect any two tokens in a few hops. Zaheer et al. 2020. A link is drawn by a hash of (seed, r, index of
+the link), so positions alone determine it: the blocks that r does not attend to otherwise are divided into equal
+shares, and the n-th link is drawn from the n-th share, so links differ. Candidates are the blocks of a sequence of
+`length` tokens, or with a causal mask the blocks before r.
 """
 
 from dataclasses import dataclass
@@ -17,13 +17,13 @@ from regard.kernels.attention.block_layout import BlockLayout
 from regard.kernels.attention.mask import Mask
 from regard.spec import require
 
-WORD = 0xFFFFFFFF
+UINT32_MAX = 0xFFFFFFFF
 
 
 @dataclass(frozen=True)
 class BigBird(Mask):
     block: int
-    window: int = 3  # blocks, the row's own in their middle
+    window: int = 3  # blocks, centred on the query's own
     globals: int = 2  # blocks
     random: int = 3  # blocks
     length: int = 4096
@@ -37,43 +37,43 @@ class BigBird(Mask):
 
     def allows(self, q: Tensor, k: Tensor) -> Tensor:
         row, column = q // self.block, k // self.block
-        seen = ((row - column).abs() <= self.window // 2) | (row < self.globals) | (column < self.globals)
+        allowed = ((row - column).abs() <= self.window // 2) | (row < self.globals) | (column < self.globals)
         for n in range(self.random):
-            seen = seen | (self.link(row, n) == column)
-        return seen & (k <= q) if self.causal else seen
+            allowed = allowed | (self.link(row, n) == column)
+        return allowed & (k <= q) if self.causal else allowed
 
     def link(self, row: Tensor, n: int) -> Tensor:
-        """The block that is the n-th random link of each row; -1 where none is left to be drawn."""
+        """The n-th random key block of each query block; -1 where its share has no candidates."""
         low, high = row - self.window // 2, row + self.window // 2 + 1  # the window
         end = low if self.causal else torch.full_like(row, -(-self.length // self.block))
         skipped = (torch.minimum(high, end) - low.clamp_min(self.globals)).clamp_min(0)
-        free = (end - self.globals - skipped).clamp_min(0)  # blocks that it does not see anyhow
+        free = (end - self.globals - skipped).clamp_min(0)  # candidates
         start, stop = free * n // self.random, free * (n + 1) // self.random
-        drawn = self.globals + start + scrambled(self.seed, row, n) % (stop - start).clamp_min(1)
+        drawn = self.globals + start + random_hash(self.seed, row, n) % (stop - start).clamp_min(1)
         drawn = torch.where(drawn >= low.clamp_min(self.globals), drawn + skipped, drawn)
         return torch.where(stop > start, drawn, -1)
 
-    def folds(self, length: int) -> tuple[BlockLayout, ...]:
+    def block_layouts(self, length: int) -> tuple[BlockLayout, ...]:
         count = -(-length // self.block)
         rows = torch.arange(count)
         drawn = torch.stack([self.link(rows, n) for n in range(self.random)], -1).tolist()
-        reach = self.window // 2 * self.block
+        neighbours = self.window // 2 * self.block
         first = min(self.globals * self.block, length)
         return (
             BlockLayout(
                 self.block,
-                reach,
-                0 if self.causal else reach,
-                shared=tuple(range(first)),
+                neighbours,
+                0 if self.causal else neighbours,
+                global_keys=tuple(range(first)),
                 links=tuple(tuple(c for c in row if 0 <= c < count) for row in drawn),
-                whole=0 if self.causal else first,
+                dense_queries=0 if self.causal else first,
             ),
         )
 
 
-def scrambled(seed: int, row: Tensor, n: int) -> Tensor:
-    """A number below 2³² that looks random, the same for the same three: a multiply-and-shift hash."""
-    x = (row.long() * 0x9E3779B1 + (n * 0x85EBCA77 + seed * 0xC2B2AE3D) % 2**32) & WORD
-    x = ((x ^ (x >> 16)) * 0x7FEB352D) & WORD
-    x = ((x ^ (x >> 15)) * 0x846CA68B) & WORD
+def random_hash(seed: int, row: Tensor, n: int) -> Tensor:
+    """A pseudo-random number below 2³² for each row: a multiply-and-shift hash of all arguments."""
+    x = (row.long() * 0x9E3779B1 + (n * 0x85EBCA77 + seed * 0xC2B2AE3D) % 2**32) & UINT32_MAX
+    x = ((x ^ (x >> 16)) * 0x7FEB352D) & UINT32_MAX
+    x = ((x ^ (x >> 15)) * 0x846CA68B) & UINT32_MAX
     return x ^ (x >> 16)

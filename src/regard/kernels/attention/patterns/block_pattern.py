@@ -1,8 +1,8 @@
-"""Block-sparse attention: dense within blocks, and a layout says which blocks see which.
+"""Block-sparse attention: dense within blocks, with a table of the key blocks of each query block.
 
-    row r of the layout lists the key blocks that query block r sees, r = ⌊i/b⌋          causal: and j <= i
+    row r of the table lists the key blocks of query block r = ⌊i/b⌋          causal: and j <= i
 
-A block behind the last row sees itself. Child et al. 2019 computed their patterns so.
+A query block after the last row attends to itself. Child et al. 2019 computed their patterns this way.
 """
 
 from dataclasses import dataclass
@@ -33,13 +33,13 @@ class BlockSparse(Mask):
     def allows(self, q: Tensor, k: Tensor) -> Tensor:
         row, column, rows = q // self.block, k // self.block, len(self.layout)
         columns = max((b for blocks in self.layout for b in blocks), default=0) + 1
-        table = torch.zeros(rows + 1, columns + 1, dtype=torch.bool, device=q.device)  # the last ones see nothing
+        table = torch.zeros(rows + 1, columns + 1, dtype=torch.bool, device=q.device)  # all others: last row and column
         for r, blocks in enumerate(self.layout):
             table[r, list(blocks)] = True
-        seen = table[row.clamp_max(rows), column.clamp_max(columns)] | ((row >= rows) & (row == column))
-        return seen & (k <= q) if self.causal else seen
+        allowed = table[row.clamp_max(rows), column.clamp_max(columns)] | ((row >= rows) & (row == column))
+        return allowed & (k <= q) if self.causal else allowed
 
-    def folds(self, length: int) -> tuple[BlockLayout, ...]:
+    def block_layouts(self, length: int) -> tuple[BlockLayout, ...]:
         count = -(-length // self.block)
         links = tuple(
             tuple(b for b in blocks if b != row and b < count) for row, blocks in enumerate(self.layout[:count])

@@ -1,51 +1,51 @@
-"""Longformer: a window for all, and a few global tokens that see all and are seen by all.
+"""Longformer: a sliding window, and a few global tokens that attend to all tokens and that all tokens attend to.
 
     |i - j| <= w   or   i < g   or   j < g          causal: and j <= i
 
-The global tokens are the first g of a text ([CLS], a question). The window is w tokens on each side, beside the token
-itself. Beltagy et al. 2020 (who count both sides: their attention window is 2w).
+The global tokens are the first g of a document ([CLS], a question). The window has w tokens on each side of the query.
+Beltagy et al. 2020 (whose attention window counts both sides: 2w).
 """
 
 from dataclasses import dataclass
 
 from torch import Tensor
 
-from regard.kernels.attention.block_layout import BlockLayout, block_for
+from regard.kernels.attention.block_layout import BlockLayout, block_size
 from regard.kernels.attention.mask import Mask
 from regard.spec import require
 
 
 @dataclass(frozen=True)
 class Longformer(Mask):
-    window: int  # on each side
+    window: int  # tokens on each side
     globals: int = 1
     causal: bool = False
 
     def check(self) -> None:
         require(self.window > 0, f"longformer: window={self.window} must be positive")
-        require(self.globals > 0, f"longformer: globals={self.globals} must be positive; without any it is a window")
+        require(self.globals > 0, f"longformer: globals={self.globals} must be positive; use window for none")
 
     @property
-    def near(self) -> int | None:
+    def sliding_window(self) -> int | None:
         return self.window + 1 if self.causal else None
 
     @property
-    def first(self) -> int:
+    def first_tokens(self) -> int:
         return self.globals
 
     def allows(self, q: Tensor, k: Tensor) -> Tensor:
-        seen = ((q - k).abs() <= self.window) | (q < self.globals) | (k < self.globals)
-        return seen & (k <= q) if self.causal else seen
+        allowed = ((q - k).abs() <= self.window) | (q < self.globals) | (k < self.globals)
+        return allowed & (k <= q) if self.causal else allowed
 
-    def folds(self, length: int) -> tuple[BlockLayout, ...]:
+    def block_layouts(self, length: int) -> tuple[BlockLayout, ...]:
         first = min(self.globals, length)
         after = 0 if self.causal else self.window
         return (
             BlockLayout(
-                block_for(self.window + after),
+                block_size(self.window + after),
                 self.window,
                 after,
-                shared=tuple(range(first)),
-                whole=0 if self.causal else first,  # a causal global token sees only what every block has at hand
+                global_keys=tuple(range(first)),
+                dense_queries=0 if self.causal else first,  # causal: all keys of a global query are global keys
             ),
         )

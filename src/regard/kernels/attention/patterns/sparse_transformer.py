@@ -1,9 +1,9 @@
-"""The Sparse Transformer's two patterns: with a stride near √n, every pair of tokens is two hops apart in O(n√n) work.
+"""The two patterns of the Sparse Transformer: with a stride near √n all tokens are connected in two hops, in O(n√n).
 
-    Strided(l):     i - j < l   or   (i - j) mod l = 0                     images, music: what repeats with a period
-    Fixed(l, c):    ⌊i/l⌋ = ⌊j/l⌋   or   j mod l >= l - c                  text: the last c of each block sum it up
+    Strided(l):     i - j < l   or   (i - j) mod l = 0                     for data with a period: images, music
+    Fixed(l, c):    ⌊i/l⌋ = ⌊j/l⌋   or   j mod l >= l - c                  for text: the last c tokens summarize a block
 
-both for j <= i. Here one head sees both halves; layers that take turns are Window(l) and Dilated(n, l).
+both for j <= i. Here each head has both halves; as alternating layers they are Window(l) and Dilated(n, l).
 Child et al. 2019.
 """
 
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from regard.kernels.attention.block_layout import BlockLayout, block_for
+from regard.kernels.attention.block_layout import BlockLayout, block_size
 from regard.kernels.attention.mask import Mask
 from regard.spec import require
 
@@ -24,14 +24,14 @@ class StridedPattern(Mask):
     stride: int
 
     def check(self) -> None:
-        require(self.stride > 1, f"strided: stride={self.stride} must be at least 2; 1 sees everything")
+        require(self.stride > 1, f"strided: stride={self.stride} must be at least 2; a stride of 1 is causal")
 
     def allows(self, q: Tensor, k: Tensor) -> Tensor:
         return (k <= q) & ((q - k < self.stride) | ((q - k) % self.stride == 0))
 
-    def folds(self, length: int) -> tuple[BlockLayout, ...]:
-        near = BlockLayout(block_for(self.stride), before=self.stride - 1)
-        return near, BlockLayout(-(-length // self.stride), step=self.stride)
+    def block_layouts(self, length: int) -> tuple[BlockLayout, ...]:
+        near = BlockLayout(block_size(self.stride), before=self.stride - 1)
+        return near, BlockLayout(-(-length // self.stride), stride=self.stride)
 
 
 @dataclass(frozen=True)
@@ -51,6 +51,6 @@ class FixedPattern(Mask):
         same = q // self.block == k // self.block
         return (k <= q) & (same | (k % self.block >= self.block - self.summary))
 
-    def folds(self, length: int) -> tuple[BlockLayout, ...]:
+    def block_layouts(self, length: int) -> tuple[BlockLayout, ...]:
         columns = tuple(j for j in range(length) if j % self.block >= self.block - self.summary)
-        return (BlockLayout(self.block, shared=columns),)
+        return (BlockLayout(self.block, global_keys=columns),)

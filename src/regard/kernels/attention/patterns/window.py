@@ -1,18 +1,21 @@
-"""Windows: a token sees its neighbours only, side by side or with steps between them.
+"""Sliding windows: a query attends to nearby keys only, adjacent or dilated.
 
-    Window(w):              0 <= i - j < w                       w keys, the token itself among them
-    Window(w, causal=False):    |i - j| <= w                     2w + 1 keys: w on each side, and itself
-    Dilated(w, s):          i - j in {0, s, 2s, … (w-1)s}        w keys; both sides: |i - j| in {0, s, … ws}
+    Window(w):                  0 <= i - j < w                   w keys, the query's own token included
+    Window(w, causal=False):    |i - j| <= w                     2w + 1 keys
+    Dilated(w, s):              i - j in {0, s, 2s, … (w-1)s}    w keys; not causal: |i - j| in {0, s, … ws}
+    SinksAndWindow(s, w):       0 <= i - j < w  or  j < s        for j <= i
 
-Layers of windows add up: n causal layers of w reach n(w-1) tokens back. Beltagy et al. 2020; Jiang et al. 2023.
-Dilated over the whole length, it is the far half of the Sparse Transformer (sparse_transformer.py).
+A stack of n causal windows of w reaches n(w-1) tokens back. Beltagy et al. 2020; Jiang et al. 2023. A dilated window
+over the whole length is the far half of the Sparse Transformer (sparse_transformer.py). Many models put much weight on
+the first tokens whatever their content, and a window without them fails on long streams. Xiao et al. 2023
+(StreamingLLM).
 """
 
 from dataclasses import dataclass
 
 from torch import Tensor
 
-from regard.kernels.attention.block_layout import BlockLayout, block_for
+from regard.kernels.attention.block_layout import BlockLayout, block_size
 from regard.kernels.attention.mask import Mask
 from regard.spec import require
 
@@ -25,10 +28,10 @@ class Window(Mask):
     causal: bool = True
 
     def check(self) -> None:
-        require(self.size > 0, f"window: size={self.size} must be positive; a causal window of 1 sees the token itself")
+        require(self.size > 0, f"window: size={self.size} must be positive; a causal window of 1 is the token itself")
 
     @property
-    def near(self) -> int | None:
+    def sliding_window(self) -> int | None:
         return self.size if self.causal else None
 
     @property
@@ -40,10 +43,10 @@ class Window(Mask):
             return (k <= q) & (q - k < self.size)
         return (q - k).abs() <= self.size
 
-    def folds(self, length: int) -> tuple[BlockLayout, ...]:
+    def block_layouts(self, length: int) -> tuple[BlockLayout, ...]:
         before = min(self.size - 1 if self.causal else self.size, length)
         after = 0 if self.causal else before
-        return (BlockLayout(block_for(before + after), before, after),)
+        return (BlockLayout(block_size(before + after), before, after),)
 
 
 @dataclass(frozen=True)
@@ -59,7 +62,7 @@ class Dilated(Mask):
         require(self.step > 0, f"dilated: step={self.step} must be positive")
 
     @property
-    def near(self) -> int | None:
+    def sliding_window(self) -> int | None:
         return (self.size - 1) * self.step + 1 if self.causal else None
 
     @property
@@ -67,14 +70,41 @@ class Dilated(Mask):
         return self.size if self.causal else 2 * self.size + 1
 
     def allows(self, q: Tensor, k: Tensor) -> Tensor:
-        ahead = q - k if self.causal else (q - k).abs()
-        near = ahead < self.size * self.step if self.causal else ahead <= self.size * self.step
-        return (ahead >= 0) & near & (ahead % self.step == 0)
+        distance = q - k if self.causal else (q - k).abs()
+        near = distance < self.size * self.step if self.causal else distance <= self.size * self.step
+        return (distance >= 0) & near & (distance % self.step == 0)
 
-    def folds(self, length: int) -> tuple[BlockLayout, ...]:
-        gathered = -(-length // self.step)
-        if self.size >= gathered:
-            return (BlockLayout(gathered, step=self.step),)
+    def block_layouts(self, length: int) -> tuple[BlockLayout, ...]:
+        group = -(-length // self.step)
+        if self.size >= group:
+            return (BlockLayout(group, stride=self.step),)
         before = self.size - 1 if self.causal else self.size
         after = 0 if self.causal else before
-        return (BlockLayout(block_for(before + after), before, after, step=self.step),)
+        return (BlockLayout(block_size(before + after), before, after, stride=self.step),)
+
+
+@dataclass(frozen=True)
+class SinksAndWindow(Mask):
+    causal = True
+
+    sinks: int
+    size: int  # of the window, the query's own token included
+
+    def check(self) -> None:
+        require(self.sinks > 0, f"sinks_and_window: sinks={self.sinks} must be positive; use window for no sinks")
+        require(self.size > 0, f"sinks_and_window: size={self.size} must be positive")
+
+    @property
+    def sliding_window(self) -> int:
+        return self.size
+
+    @property
+    def first_tokens(self) -> int:
+        return self.sinks
+
+    def allows(self, q: Tensor, k: Tensor) -> Tensor:
+        return (k <= q) & ((q - k < self.size) | (k < self.sinks))
+
+    def block_layouts(self, length: int) -> tuple[BlockLayout, ...]:
+        sinks = tuple(range(min(self.sinks, length)))
+        return (BlockLayout(block_size(self.size), before=self.size - 1, global_keys=sinks),)

@@ -1,8 +1,8 @@
-"""Flash attention for GPUs, in Triton: what PyTorch's own kernels cannot do, or only with a matrix of all pairs.
+"""FlashAttention in Triton for GPUs: options that PyTorch's kernels lack, or need an n × n mask or bias for.
 
-Windows, sinks, packed and padded rows, ALiBi, T5's bias, caps and grouped heads are computed in the tiles: no mask and
-no bias is ever whole, and tiles of which no pair is seen are not computed. Whole causal or full texts without any of it
-are left to cuDNN, whose kernels are written for one chip at a time and faster.
+Windows, sinks, packed and padded rows, ALiBi, T5's bias, softcaps and grouped heads are computed per tile: no mask or
+bias is stored, and tiles without any allowed pair are skipped. Whole causal or bidirectional sequences without such
+options are left to PyTorch's kernels, which are faster for them.
 """
 
 import math
@@ -12,7 +12,7 @@ from torch import Tensor
 
 from regard.compat import cannot_triton
 from regard.kernels.attention.bias import Buckets, Slopes
-from regard.kernels.attention.decode import bounds as reach
+from regard.kernels.attention.decode import mask_limits
 from regard.kernels.attention.mask import Causal, Full
 from regard.kernels.attention.score_options import ScoreOptions
 from regard.kernels.attention.statistics import Statistics
@@ -21,98 +21,102 @@ from regard.layout import TokenLayout
 
 LOG2 = math.log(2)
 DTYPES = {torch.bfloat16, torch.float16, torch.float32}
-ROW, PITCH = 512, 16  # bytes of a head: more do not fit beside each other, and the copy engine counts in sixteens
-FEW = 16  # queries: with fewer most of each tile would be empty
+MAX_ROW_BYTES, ALIGNMENT = 512, 16  # of one head: larger tiles do not fit; the copy engine needs 16-byte alignment
+MIN_QUERIES = 16  # with fewer, most of each tile would be empty
 
 
-def refuses(q: Tensor, k: Tensor, v: Tensor, layout: TokenLayout, scores: ScoreOptions) -> str | None:
+def refuses(q: Tensor, k: Tensor, v: Tensor, layout: TokenLayout, options: ScoreOptions) -> str | None:
     if reason := cannot_triton(q.device):
         return f"triton {reason}"
     if q.dtype == torch.float32 and not torch.is_autocast_enabled(q.device.type):
-        return "triton is less exact than PyTorch in float32, because a GPU's own powers of two are, and no faster"
-    return cannot(q, k, v, layout, scores)
+        return "triton is less exact than PyTorch in float32, because exp2 on GPUs is approximate, and not faster"
+    return cannot(q, k, v, layout, options)
 
 
-def cannot(q: Tensor, k: Tensor, v: Tensor, layout: TokenLayout, scores: ScoreOptions) -> str | None:
-    """Why the kernels cannot do this case, on whatever device."""
+def cannot(q: Tensor, k: Tensor, v: Tensor, layout: TokenLayout, options: ScoreOptions) -> str | None:
+    """Why the kernels do not support these arguments on any device."""
     cast = torch.is_autocast_enabled(q.device.type)
     dtypes = {torch.get_autocast_dtype(q.device.type)} if cast else {q.dtype, k.dtype, v.dtype}
     if len(dtypes) > 1 or not dtypes <= DTYPES:
-        return f"triton computes in one dtype, half precision or float32, not {', '.join(map(str, dtypes))}"
+        return f"triton needs q, k and v in one dtype, half precision or float32, not {', '.join(map(str, dtypes))}"
     dims, size = (q.shape[-1], v.shape[-1]), min(dtype.itemsize for dtype in dtypes)
-    if max(dims) * size > ROW or any(dim * size % PITCH for dim in dims):
-        return f"triton takes heads of up to {ROW // size} coordinates, in multiples of {PITCH // size}, not {dims}"
-    if reach(scores.mask) is None:
-        return f"triton does not know the mask {type(scores.mask).__name__}"
-    if isinstance(scores.bias, Slopes) and scores.bias.slopes.requires_grad:
+    if max(dims) * size > MAX_ROW_BYTES or any(dim * size % ALIGNMENT for dim in dims):
+        limits = f"up to {MAX_ROW_BYTES // size} in multiples of {ALIGNMENT // size}"
+        return f"triton takes a head_dim of {limits}, not {dims}"
+    if mask_limits(options.mask) is None:
+        return f"triton does not support the mask {type(options.mask).__name__}"
+    if isinstance(options.bias, Slopes) and options.bias.slopes.requires_grad:
         return "triton has no gradient for slopes"
-    if not isinstance(scores.bias, Slopes | Buckets | None):
-        return f"triton does not know the bias {type(scores.bias).__name__}"
-    if scores.scale <= 0:
+    if not isinstance(options.bias, Slopes | Buckets | None):
+        return f"triton does not support the bias {type(options.bias).__name__}"
+    if options.scale <= 0:
         return "triton needs a positive scale"
-    return "triton cannot drop weights" if scores.dropout else None
+    return "triton has no dropout" if options.dropout else None
 
 
-def slower(q: Tensor, k: Tensor, v: Tensor, layout: TokenLayout, scores: ScoreOptions) -> str | None:
-    if q.shape[2] < FEW:
-        return f"triton would leave its tiles empty: {q.shape[2]} queries a row are few"
-    plain = scores.bias is None and scores.softcap is None and scores.sinks is None
-    if plain and layout.ordered and type(scores.mask) in (Causal, Full):
-        return "PyTorch's own kernels are faster than triton's for whole texts with nothing added"
+def slower(q: Tensor, k: Tensor, v: Tensor, layout: TokenLayout, options: ScoreOptions) -> str | None:
+    if q.shape[2] < MIN_QUERIES:
+        return f"triton would leave most of its tiles empty: only {q.shape[2]} queries per row"
+    plain = options.bias is None and options.softcap is None and options.sinks is None
+    if plain and layout.ordered and type(options.mask) in (Causal, Full):
+        return "PyTorch's kernels are faster than triton's for whole sequences without further options"
     return None
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, layout: TokenLayout, scores: ScoreOptions) -> Tensor:
+def attend(q: Tensor, k: Tensor, v: Tensor, layout: TokenLayout, options: ScoreOptions) -> Tensor:
     from regard.kernels.attention.triton.autograd import flash
 
-    q, k, v = with_whole_rows(q, k, v)
-    return flash(q, k, v, scores.sinks, *given(layout, scores))[0]
+    q, k, v = contiguous_heads(q, k, v)
+    return flash(q, k, v, options.sinks, *kernel_arguments(layout, options))[0]
 
 
 @torch.no_grad()
 def attend_with_statistics(
-    q: Tensor, k: Tensor, v: Tensor, layout: TokenLayout, scores: ScoreOptions, first: int = 1
+    q: Tensor, k: Tensor, v: Tensor, layout: TokenLayout, options: ScoreOptions, first: int = 1
 ) -> tuple[Tensor, Statistics]:
-    """As kernels/attention/statistics.py has it, out of the tiles of this forward.
+    """`attend_with_statistics` of kernels/attention/statistics.py, computed in the tiles of the forward.
 
-    Of keys whose scores differ by less than 10⁻⁵ of them either may be the top key.
+    Keys whose scores differ by a factor of less than 1 + 10⁻⁵ count as equal in the choice of the top key.
     """
     from regard.kernels.attention.triton.launch import LaunchConfig, run_forward
 
-    q, k, v = with_whole_rows(q, k, v)
-    bias, where, *numbers = given(layout, scores)
-    out, log_sum, found, top = run_forward(q, k, v, scores.sinks, bias, where, LaunchConfig(*numbers), first)
-    return out, Statistics(found[0], found[1], top.long(), found[2], log_sum * LOG2)
+    q, k, v = contiguous_heads(q, k, v)
+    bias, token_arrays, *numbers = kernel_arguments(layout, options)
+    out, log_sum, stats, top_key = run_forward(
+        q, k, v, options.sinks, bias, token_arrays, LaunchConfig(*numbers), first
+    )
+    return out, Statistics(stats[0], stats[1], top_key.long(), stats[2], log_sum * LOG2)
 
 
-def with_whole_rows(*tensors: Tensor) -> list[Tensor]:
-    """Each head's coordinates side by side, in the dtype of autocast where it is on."""
+def contiguous_heads(*tensors: Tensor) -> list[Tensor]:
+    """The tensors with contiguous last dimension, cast like the inputs of a matrix product under autocast."""
     return [x if x.stride(-1) == 1 else x.contiguous() for x in autocast_like_linear(*tensors)]
 
 
-def given(layout: TokenLayout, scores: ScoreOptions) -> tuple:
-    """Mask, bias and places as the operator takes them."""
-    bias, kind, far = None, "none", 0
-    if isinstance(scores.bias, Slopes):
-        bias, kind = scores.bias.slopes.float().contiguous(), "slopes"
-    if isinstance(scores.bias, Buckets):
-        bias, kind, far = scores.bias.line(torch.float32).T.contiguous(), "line", scores.bias.reach
-    numbers = reach(scores.mask)
-    assert numbers is not None, "refused"
-    where = [] if layout.ordered else layout.derived(placed, numbers)
-    return bias, where, scores.scale, scores.softcap or 0.0, *numbers, kind, far
+def kernel_arguments(layout: TokenLayout, options: ScoreOptions) -> tuple:
+    """Bias, token arrays and numbers as the operator `flash` takes them after the sinks."""
+    bias, kind, max_distance = None, "none", 0
+    if isinstance(options.bias, Slopes):
+        bias, kind = options.bias.slopes.float().contiguous(), "slopes"
+    if isinstance(options.bias, Buckets):
+        bias, kind = options.bias.by_offset(torch.float32).T.contiguous(), "offsets"
+        max_distance = options.bias.max_distance
+    limits = mask_limits(options.mask)
+    assert limits is not None, "refused"
+    token_arrays = [] if layout.ordered else layout.derived(token_arrays_of, limits)
+    return bias, token_arrays, options.scale, options.softcap or 0.0, *limits, kind, max_distance
 
 
-def placed(layout: TokenLayout, numbers: tuple[int, int, int]) -> list[Tensor]:
-    """Position and document of queries and keys, (B, L) and (B, S), and the bounds of what their tiles see."""
-    from regard.kernels.attention.triton.bounds import NOWHERE, bounds
-    from regard.kernels.attention.triton.launch import GRAIN
+def token_arrays_of(layout: TokenLayout, limits: tuple[int, int, int]) -> list[Tensor]:
+    """Positions and documents of queries and keys, (B, L) and (B, S), and the bounds of their tiles (bounds.py)."""
+    from regard.kernels.attention.triton.bounds import NO_DOCUMENT, bounds
+    from regard.kernels.attention.triton.launch import BOUNDS_TILE
 
-    q_at, k_at = layout.positions.int().contiguous(), layout.key_positions.int().contiguous()
-    q_document, k_document = torch.zeros_like(q_at), torch.zeros_like(k_at)
+    q_positions, k_positions = layout.positions.int().contiguous(), layout.key_positions.int().contiguous()
+    q_document, k_document = torch.zeros_like(q_positions), torch.zeros_like(k_positions)
     if layout.segments is not None and layout.key_segments is not None:
         q_document, k_document = layout.segments.int().contiguous(), layout.key_segments.int().contiguous()
     if layout.key_valid is not None:
-        k_document = k_document.where(layout.key_valid, NOWHERE)
-    places = q_at, k_at, q_document, k_document
-    return [*places, *bounds(*places, numbers, GRAIN, layout.consecutive)]
+        k_document = k_document.where(layout.key_valid, NO_DOCUMENT)
+    tokens = q_positions, k_positions, q_document, k_document
+    return [*tokens, *bounds(*tokens, limits, BOUNDS_TILE, layout.consecutive)]

@@ -1,4 +1,4 @@
-"""The kernels as operators that PyTorch knows: with gradients, and whole in the graphs of torch.compile."""
+"""The kernels as custom operators of PyTorch, with gradients and support for torch.compile."""
 
 import math
 from typing import Any
@@ -11,16 +11,16 @@ from regard.kernels.attention.triton.launch import LaunchConfig, run_backward, r
 
 @torch.library.custom_op("regard::flash", mutates_args=())
 def flash(
-    q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, bias: Tensor | None, where: list[Tensor],
-    scale: float, cap: float, before: int, after: int, first: int, kind: str, reach: int,
+    q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, bias: Tensor | None, token_arrays: list[Tensor],
+    scale: float, cap: float, before: int, after: int, first: int, kind: str, max_distance: int,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """out (B, H, L, Ev) and log₂ Σ 2^s (B, H, L); `where` is empty for whole texts, else what `placed` makes."""
-    recipe = LaunchConfig(scale, cap, before, after, first, kind, reach)
-    return run_forward(q, k, v, sinks, bias, where, recipe)[:2]
+    """out (B, H, L, Ev) and log₂ Σ 2^s (B, H, L); `token_arrays` is empty for an ordered layout."""
+    config = LaunchConfig(scale, cap, before, after, first, kind, max_distance)
+    return run_forward(q, k, v, sinks, bias, token_arrays, config)[:2]
 
 
 @flash.register_fake
-def _(q: Tensor, k: Tensor, v: Tensor, *given: Any) -> tuple[Tensor, Tensor]:
+def _(q: Tensor, k: Tensor, v: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
     batch, heads, length, _ = q.shape
     out = q.new_empty(batch, length, heads, v.shape[-1]).transpose(1, 2)
     return out, q.new_empty(batch, heads, length, dtype=torch.float32)
@@ -29,37 +29,39 @@ def _(q: Tensor, k: Tensor, v: Tensor, *given: Any) -> tuple[Tensor, Tensor]:
 @torch.library.custom_op("regard::flash_backward", mutates_args=())
 def flash_backward(
     d_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, log_sum: Tensor, bias: Tensor | None,
-    where: list[Tensor], learned: bool,
-    scale: float, cap: float, before: int, after: int, first: int, kind: str, reach: int,
+    token_arrays: list[Tensor], learned: bool,
+    scale: float, cap: float, before: int, after: int, first: int, kind: str, max_distance: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    recipe = LaunchConfig(scale, cap, before, after, first, kind, reach)
-    return run_backward(d_out, q, k, v, out, log_sum, bias, where, recipe, learned)
+    config = LaunchConfig(scale, cap, before, after, first, kind, max_distance)
+    return run_backward(d_out, q, k, v, out, log_sum, bias, token_arrays, config, learned)
 
 
 @flash_backward.register_fake
 def _(
     d_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, log_sum: Tensor, bias: Tensor | None,
-    where: list[Tensor], learned: bool, *numbers: Any,
+    token_arrays: list[Tensor], learned: bool, *numbers: Any,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     d_bias = torch.empty_like(bias) if learned and bias is not None else log_sum.new_empty(0)
     return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v), d_bias, torch.empty_like(log_sum)
 
 
-def keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    q, k, v, sinks, bias, where, *ctx.numbers = inputs
+def save_inputs(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    q, k, v, sinks, bias, token_arrays, *ctx.numbers = inputs
     ctx.learned = bias is not None and bias.requires_grad
-    ctx.save_for_backward(q, k, v, *output, sinks, bias, *where)
+    ctx.save_for_backward(q, k, v, *output, sinks, bias, *token_arrays)
 
 
-def differentiate(ctx: Any, d_out: Tensor, _d_log_sum: Tensor | None) -> tuple[Any, ...]:
-    q, k, v, out, log_sum, sinks, bias, *where = ctx.saved_tensors
-    dq, dk, dv, d_bias, delta = flash_backward(d_out, q, k, v, out, log_sum, bias, where, ctx.learned, *ctx.numbers)
+def backward(ctx: Any, d_out: Tensor, _d_log_sum: Tensor | None) -> tuple[Any, ...]:
+    q, k, v, out, log_sum, sinks, bias, *token_arrays = ctx.saved_tensors
+    dq, dk, dv, d_bias, delta = flash_backward(
+        d_out, q, k, v, out, log_sum, bias, token_arrays, ctx.learned, *ctx.numbers
+    )
     d_sinks = None
     if sinks is not None:
-        shares = (sinks.float().view(1, -1, 1) - log_sum * math.log(2)).exp()
-        d_sinks = -(shares * delta).sum((0, 2)).to(sinks.dtype)
-    nothing = [None] * len(where)
-    return dq, dk, dv, d_sinks, d_bias if ctx.learned else None, nothing, *[None] * len(ctx.numbers)
+        weights = (sinks.float().view(1, -1, 1) - log_sum * math.log(2)).exp()
+        d_sinks = -(weights * delta).sum((0, 2)).to(sinks.dtype)
+    none = [None] * len(token_arrays)
+    return dq, dk, dv, d_sinks, d_bias if ctx.learned else None, none, *[None] * len(ctx.numbers)
 
 
-flash.register_autograd(differentiate, setup_context=keep)
+flash.register_autograd(backward, setup_context=save_inputs)

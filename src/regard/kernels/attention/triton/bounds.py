@@ -1,38 +1,40 @@
-"""Which tiles of keys a tile of queries can see, where tokens stand anywhere: packed, padded, before remembered keys.
+"""Which tiles of keys a tile of queries attends to, for tokens at any positions: packed, padded or with cached keys.
 
-Of every tile the lowest and highest place and document are known; two tiles whose ranges do not meet hold no pair that
-is seen, and need not be computed. So packed documents skip each other's keys, whatever their lengths. Where documents
-stand side by side, a token's place is its slot: positions begin anew inside a tile and would range over all of it.
+The minimum and maximum of positions and documents are computed per tile. Two tiles whose ranges are too far apart have
+no allowed pair and are skipped, so packed documents skip each other's keys whatever their lengths. In a consecutive
+layout slots replace positions: positions restart inside a tile and would range over all of a document.
 """
 
 import torch
 from torch import Tensor
 
-NOWHERE = -(2**31)  # the document of a key that nobody sees
-FAR = 2**31 - 1
+NO_DOCUMENT = -(2**31)  # document of an invalid key
+INT_MAX = 2**31 - 1
 
 
 def bounds(
-    q_at: Tensor,
-    k_at: Tensor,
+    q_positions: Tensor,
+    k_positions: Tensor,
     q_document: Tensor,
     k_document: Tensor,
-    reach: tuple[int, int, int],
-    grain: int,
+    limits: tuple[int, int, int],
+    tile: int,
     consecutive: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """For each tile of queries four slots of keys, and for each tile of keys four of queries: (B, tiles, 4).
+    """Four key slots per tile of queries, and four query slots per tile of keys: (B, tiles, 4) int32 each.
 
-    From the first to the last lie all tiles with a pair that is seen; between the others tiles of which every pair is.
+    All tiles with an allowed pair are between the first and the last slot; between the second and the third all pairs
+    are allowed.
     """
-    before, after, first = reach
-    everywhere = torch.ones_like(q_document, dtype=torch.bool)
-    valid = k_document != NOWHERE
-    early = Ranges(k_at, k_document, valid, grain, axis=1).low < first
+    before, after, first = limits
+    all_valid = torch.ones_like(q_document, dtype=torch.bool)
+    valid = k_document != NO_DOCUMENT
+    early = TileRanges(k_positions, k_document, valid, tile, axis=1).low < first
     if consecutive:
-        q_at = k_at = torch.arange(q_at.shape[1], dtype=q_at.dtype, device=q_at.device).expand_as(q_at)
-    q = Ranges(q_at, q_document, everywhere, grain, axis=2)
-    k = Ranges(k_at, k_document, valid, grain, axis=1)
+        slots = torch.arange(q_positions.shape[1], dtype=q_positions.dtype, device=q_positions.device)
+        q_positions = k_positions = slots.expand_as(q_positions)
+    q = TileRanges(q_positions, q_document, all_valid, tile, axis=2)
+    k = TileRanges(k_positions, k_document, valid, tile, axis=1)
     some = (q.low_document <= k.high_document) & (k.low_document <= q.high_document)  # (B, Tq, Tk)
     all_ = (q.low_document == q.high_document) & (k.low_document == k.high_document) & some & q.whole & k.whole
     if after >= 0:
@@ -41,30 +43,34 @@ def bounds(
     if before >= 0:
         some = some & ((q.low - k.high <= before) | early)
         all_ = all_ & (q.high - k.low <= before)
-    return slots(some, all_, grain, k_at.shape[1]), slots(some.mT, all_.mT, grain, q_at.shape[1])
+    return bound_slots(some, all_, tile, k_positions.shape[1]), bound_slots(
+        some.mT, all_.mT, tile, q_positions.shape[1]
+    )
 
 
-class Ranges:
-    """The lowest and highest position and document of each tile, among the tokens that count; is all of it counted?"""
+class TileRanges:
+    """The range of positions and documents of the valid tokens of each tile, and whether all its tokens are valid."""
 
-    def __init__(self, layout: Tensor, document: Tensor, counts: Tensor, grain: int, axis: int):
+    def __init__(self, positions: Tensor, document: Tensor, valid: Tensor, tile: int, axis: int):
         def tiles(x: Tensor, fill: int) -> Tensor:
-            padded = torch.nn.functional.pad(x.where(counts, fill), (0, -x.shape[1] % grain), value=fill)
-            return padded.long().unflatten(1, (-1, grain))
+            padded = torch.nn.functional.pad(x.where(valid, fill), (0, -x.shape[1] % tile), value=fill)
+            return padded.long().unflatten(1, (-1, tile))
 
-        self.low, self.high = (f.unsqueeze(axis) for f in (tiles(layout, FAR).amin(-1), tiles(layout, -FAR).amax(-1)))
-        self.low_document, self.high_document = (
-            f.unsqueeze(axis) for f in (tiles(document, FAR).amin(-1), tiles(document, -FAR).amax(-1))
+        self.low, self.high = (
+            f.unsqueeze(axis) for f in (tiles(positions, INT_MAX).amin(-1), tiles(positions, -INT_MAX).amax(-1))
         )
-        self.whole = tiles(counts.int(), 0).amin(-1).bool().unsqueeze(axis)
+        self.low_document, self.high_document = (
+            f.unsqueeze(axis) for f in (tiles(document, INT_MAX).amin(-1), tiles(document, -INT_MAX).amax(-1))
+        )
+        self.whole = tiles(valid.int(), 0).amin(-1).bool().unsqueeze(axis)
 
 
-def slots(some: Tensor, all_: Tensor, grain: int, length: int) -> Tensor:
-    """In each row of (B, rows, tiles): where tiles that are seen begin, where wholly seen ones do, end, and all end."""
+def bound_slots(some: Tensor, all_: Tensor, tile: int, length: int) -> Tensor:
+    """(B, rows, 4) from (B, rows, tiles): the bounds of the allowed tiles, as slots."""
     tiles = some.shape[-1]
     index = torch.arange(tiles, device=some.device)
     lo = index.where(some, tiles).amin(-1)
     hi = index.where(some, -1).amax(-1) + 1
     run = index.where(all_, tiles).amin(-1).minimum(hi)
     end = index.where(~all_ & (index >= run.unsqueeze(-1)), tiles).amin(-1).minimum(hi)
-    return (torch.stack([lo.minimum(hi), run, end.maximum(run), hi], -1) * grain).clamp_max(length).int()
+    return (torch.stack([lo.minimum(hi), run, end.maximum(run), hi], -1) * tile).clamp_max(length).int()

@@ -1,12 +1,12 @@
-"""Few queries before many keys: each program takes some of the keys, and what they find is joined (flash-decoding).
+"""Few queries and many keys: each program attends to a part of the keys, and the parts are merged (flash-decoding).
 
-    program (b, kv head, part)      m, l, o of the part's keys, for all queries of the group at once
-    program (b, head, query)        out = Σ_parts e^(m - M) o / (Σ_parts e^(m - M) l + e^(sink - M))        M = max m
+    program (b, kv head, split)     m, l, o over the keys of the split, for all queries of the group
+    program (b, head, query)        out = Σ_splits e^(m - M) o / (Σ_splits e^(m - M) l + e^(sink - M))        M = max m
 
-A decode step reads every key once and computes next to nothing, so it takes as long as memory takes to hand them over:
-the queries of a kv head share its loads, and one row's keys go to many processors. Keys that no query sees, before the
-window or behind the text, are not read. Where pages are given, a key is found through its row's table. Dao et al. 2023,
-"Flash-Decoding for long-context inference".
+A decode step reads every key once and computes little, so memory bandwidth limits it: all queries of a kv head share
+one load of its keys, and the keys of a row are split over many multiprocessors. Keys that no query attends to, outside
+of the window or after the sequence, are not read. With pages a key is found through the table of its row. Dao et al.
+2023, "Flash-Decoding for long-conlength inference".
 """
 
 import math
@@ -17,79 +17,90 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from regard.kernels.attention.triton.tile import EMPTY, LOG2E, NOWHERE, UNSEEN, bias_of, biased, capped, seen
+from regard.kernels.attention.triton.tile import (
+    LOG2E,
+    LOWEST,
+    MASKED,
+    NO_DOCUMENT,
+    add_bias,
+    apply_cap,
+    head_bias,
+    is_allowed,
+)
 
-PROGRAMS = 1024  # enough to keep every processor of a GPU reading
-MOST = 64  # parts that one program joins
-SCAN = tl.constexpr(512)  # positions looked through at a time
+PROGRAMS = 1024  # enough to keep all multiprocessors of a GPU reading
+MAX_SPLITS = 64  # that one program merges
+SCAN = tl.constexpr(512)  # positions per step of the search for allowed keys
 
 
 class DecodeConfig(NamedTuple):
-    """What a kernel is compiled for; also what the functions of tile.py read of theirs."""
+    """Compile-time constants of the kernels, with the fields that the functions of tile.py read."""
 
-    page: int  # slots in a block of the table; 0: keys are contiguous
+    page: int  # slots per page; 0: keys are contiguous
     valid: bool
-    before: int  # how far before the query a key is seen, and how far after it; -1: without end
+    before: int  # largest allowed distance of a key before the query, and after it; -1: no limit
     after: int
-    first: int  # so many positions are seen from everywhere
+    first: int  # number of first tokens that every query attends to
     cap: bool
-    bias: str  # none, slopes, or a line of numbers, one a distance
+    bias: str  # "none", "slopes", or "offsets": one number per offset
 
 
 @triton.jit
-def attend_part(
-    q, k, v, table, q_at, k_at, valid, bias, found,
-    k_row, k_head, k_slot, v_row, v_head, v_slot, table_row, q_at_row, k_at_row, valid_row,
-    inner, factor, reach, keys, split, parts,
-    HEADS: tl.constexpr, QUERIES: tl.constexpr, TEXT: tl.constexpr, DIM: tl.constexpr, VALUE: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, FORM: tl.constexpr,
+def attend_split(
+    q, k, v, table, q_positions, k_positions, valid, bias, partial,
+    k_row, k_head, k_slot, v_row, v_head, v_slot, table_row, q_positions_row, k_positions_row, valid_row,
+    inner, factor, max_distance, keys, split, splits,
+    HEADS: tl.constexpr, QUERIES: tl.constexpr, LENGTH: tl.constexpr, DIM: tl.constexpr, VALUE: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CONFIG: tl.constexpr,
 ):  # fmt: skip
-    """QUERIES rows of one kv head (its group times TEXT), in a tile of BLOCK_M, over a part of `split` keys."""
-    head, part, b = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
+    """QUERIES rows of one kv head (its query heads times LENGTH), in a tile of BLOCK_M, over `split` keys."""
+    head, split_index, b = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
     rows, dims, values = tl.arange(0, BLOCK_M), tl.arange(0, DIM), tl.arange(0, VALUE)
     row = (b * HEADS + head) * QUERIES + rows  # among all queries (B, H, L)
     real = rows < QUERIES
     q_tile = tl.load(q + row[:, None] * DIM + dims[None, :], mask=real[:, None], other=0.0)  # (M, E)
-    i = tl.load(q_at + b * q_at_row + rows % TEXT).to(tl.int32)  # (M,) where the queries stand
-    q_head = head * (QUERIES // TEXT) + tl.minimum(rows, QUERIES - 1) // TEXT
-    if FORM.bias != "none":
-        bias = bias_of(bias, q_head[:, None], reach, FORM)
+    i = tl.load(q_positions + b * q_positions_row + rows % LENGTH).to(tl.int32)  # (M,) positions
+    q_head = head * (QUERIES // LENGTH) + tl.minimum(rows, QUERIES - 1) // LENGTH
+    if CONFIG.bias != "none":
+        bias = head_bias(bias, q_head[:, None], max_distance, CONFIG)
 
-    begin, end = part * split, tl.minimum(part * split + split, keys)
-    low, high = end, begin  # between them lie the keys that some query may see
+    begin, end = split_index * split, tl.minimum(split_index * split + split, keys)
+    low, high = end, begin  # range of the keys that any query attends to
     first, last = tl.min(i, 0), tl.max(i, 0)
     for start in range(begin, end, SCAN):
         n = start + tl.arange(0, SCAN)
-        j = tl.load(k_at + b * k_at_row + n, mask=n < end, other=0).to(tl.int32)
+        j = tl.load(k_positions + b * k_positions_row + n, mask=n < end, other=0).to(tl.int32)
         near = n < end
-        if FORM.before >= 0:
-            near &= (j >= first - FORM.before) | (j < FORM.first)
-        if FORM.after >= 0:
-            near &= j <= last + FORM.after
+        if CONFIG.before >= 0:
+            near &= (j >= first - CONFIG.before) | (j < CONFIG.first)
+        if CONFIG.after >= 0:
+            near &= j <= last + CONFIG.after
         low = tl.minimum(low, tl.min(tl.where(near, n, end), 0))
         high = tl.maximum(high, tl.max(tl.where(near, n + 1, begin), 0))
 
-    m = tl.full([BLOCK_M], EMPTY, tl.float32)
+    m = tl.full([BLOCK_M], LOWEST, tl.float32)
     l = tl.zeros([BLOCK_M], tl.float32)  # noqa: E741 (the papers' letter)
     o = tl.zeros([BLOCK_M, VALUE], tl.float32)
     k += b * k_row + head * k_head
     v += b * v_row + head * v_head
     for start in range(low, high, BLOCK_N):
         n = start + tl.arange(0, BLOCK_N)
-        there = n < high
+        inside = n < high
         slot = n.to(tl.int64)
-        if FORM.page:
-            slot = tl.load(table + b * table_row + n // FORM.page, mask=there, other=0) * FORM.page + n % FORM.page
-        k_tile = tl.load(k + slot[:, None] * k_slot + dims[None, :], mask=there[:, None], other=0.0)  # (N, E)
-        v_tile = tl.load(v + slot[:, None] * v_slot + values[None, :], mask=there[:, None], other=0.0)  # (N, Ev)
-        j = tl.load(k_at + b * k_at_row + n, mask=there, other=0).to(tl.int32)
-        known = there
-        if FORM.valid:
-            known &= tl.load(valid + b * valid_row + n, mask=there, other=0) != 0
-        document = tl.where(known, 0, NOWHERE)
-        s = capped(tl.dot(q_tile, tl.trans(k_tile), input_precision="ieee"), inner, FORM) * factor  # (M, N)
-        s = biased(s, i[:, None], j[None, :], bias, reach, FORM)
-        s = tl.where(seen(i[:, None], j[None, :], 0, document[None, :], FORM), s, UNSEEN)
+        if CONFIG.page:
+            slot = (
+                tl.load(table + b * table_row + n // CONFIG.page, mask=inside, other=0) * CONFIG.page + n % CONFIG.page
+            )
+        k_tile = tl.load(k + slot[:, None] * k_slot + dims[None, :], mask=inside[:, None], other=0.0)  # (N, E)
+        v_tile = tl.load(v + slot[:, None] * v_slot + values[None, :], mask=inside[:, None], other=0.0)  # (N, Ev)
+        j = tl.load(k_positions + b * k_positions_row + n, mask=inside, other=0).to(tl.int32)
+        is_valid = inside
+        if CONFIG.valid:
+            is_valid &= tl.load(valid + b * valid_row + n, mask=inside, other=0) != 0
+        document = tl.where(is_valid, 0, NO_DOCUMENT)
+        s = apply_cap(tl.dot(q_tile, tl.trans(k_tile), input_precision="ieee"), inner, CONFIG) * factor  # (M, N)
+        s = add_bias(s, i[:, None], j[None, :], bias, max_distance, CONFIG)
+        s = tl.where(is_allowed(i[:, None], j[None, :], 0, document[None, :], CONFIG), s, MASKED)
         top = tl.maximum(m, tl.max(s, 1))
         shrink = tl.exp2(m - top)
         p = tl.exp2(s - top[:, None])
@@ -97,32 +108,32 @@ def attend_part(
         o = tl.dot(p.to(v_tile.dtype), v_tile, o * shrink[:, None], input_precision="ieee")
         m = top
 
-    found += (row * parts + part) * (VALUE + 2)  # o, m, l
-    tl.store(found[:, None] + values[None, :], o, mask=real[:, None])
-    tl.store(found + VALUE, m, mask=real)
-    tl.store(found + VALUE + 1, l, mask=real)
+    partial += (row * splits + split_index) * (VALUE + 2)  # o, m, l
+    tl.store(partial[:, None] + values[None, :], o, mask=real[:, None])
+    tl.store(partial + VALUE, m, mask=real)
+    tl.store(partial + VALUE + 1, l, mask=real)
 
 
 @triton.jit
-def join_parts(
-    found, sinks, out, parts,
-    HEADS: tl.constexpr, TEXT: tl.constexpr, VALUE: tl.constexpr, PARTS: tl.constexpr, SINKS: tl.constexpr,
+def merge_splits(
+    partial, sinks, out, splits,
+    HEADS: tl.constexpr, LENGTH: tl.constexpr, VALUE: tl.constexpr, SPLITS: tl.constexpr, SINKS: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
-    n, values = tl.arange(0, PARTS), tl.arange(0, VALUE)
-    there = n < parts
-    found += (row * parts + n) * (VALUE + 2)
-    m = tl.load(found + VALUE, mask=there, other=EMPTY)
+    n, values = tl.arange(0, SPLITS), tl.arange(0, VALUE)
+    inside = n < splits
+    partial += (row * splits + n) * (VALUE + 2)
+    m = tl.load(partial + VALUE, mask=inside, other=LOWEST)
     top = tl.max(m, 0)
     if SINKS:
-        sink = tl.load(sinks + row // TEXT % HEADS).to(tl.float32) * LOG2E
+        sink = tl.load(sinks + row // LENGTH % HEADS).to(tl.float32) * LOG2E
         top = tl.maximum(top, sink)
     shrink = tl.exp2(m - top)
-    l = tl.sum(tl.load(found + VALUE + 1, mask=there, other=0.0) * shrink, 0)  # noqa: E741
+    l = tl.sum(tl.load(partial + VALUE + 1, mask=inside, other=0.0) * shrink, 0)  # noqa: E741
     if SINKS:
         l += tl.exp2(sink - top)  # noqa: E741
-    o = tl.load(found[:, None] + values[None, :], mask=there[:, None], other=0.0)  # (parts, Ev)
-    o = tl.sum(o * shrink[:, None], 0) / tl.where(l > 0, l, 1.0)  # zeros for a query that saw no key
+    o = tl.load(partial[:, None] + values[None, :], mask=inside[:, None], other=0.0)  # (splits, Ev)
+    o = tl.sum(o * shrink[:, None], 0) / tl.where(l > 0, l, 1.0)  # zeros for a query without any allowed key
     tl.store(out + row * VALUE + values, o.to(out.dtype.element_ty))
 
 
@@ -132,20 +143,22 @@ def decode(
     k: Tensor,  # (B, K, S, E); with a table the pool (slots, K, E)
     v: Tensor,
     table: Tensor | None,  # (B, n)
-    page: int,  # slots in a block of the table
-    q_at: Tensor,  # (B, L)
-    k_at: Tensor,  # (B, S)
+    page: int,  # slots per page
+    q_positions: Tensor,  # (B, L)
+    k_positions: Tensor,  # (B, S)
     valid: Tensor | None,  # (B, S)
-    before: int,  # how far before and after a query the keys are that it sees; -1: no limit
+    before: int,  # largest allowed distance before and after the query; -1: no limit
     after: int,
-    first: int,  # positions that all see
+    first: int,  # number of first tokens that every query attends to
     scale: float,
     cap: float | None,
-    bias: str,  # kind, and its numbers: "slopes" (H,), or a "line" (H, 2 · reach + 1)
+    bias: str,  # kind; its numbers are (H,) for "slopes", (H, 2 · max_distance + 1) for "offsets"
     numbers: Tensor | None,
     sinks: Tensor | None,  # (H,)
 ) -> Tensor:
-    return launch(q, k, v, table, page, q_at, k_at, valid, before, after, first, scale, cap, bias, numbers, sinks)
+    return launch(
+        q, k, v, table, page, q_positions, k_positions, valid, before, after, first, scale, cap, bias, numbers, sinks
+    )
 
 
 @decode.register_fake
@@ -154,48 +167,54 @@ def _(q, k, v, *rest) -> Tensor:
 
 
 def launch(
-    q, k, v, table, page, q_at, k_at, valid, before, after, first, scale, cap, bias, numbers, sinks,
-    block: int | None = None, parts: int | None = None, warps: int | None = None, stages: int = 3,
+    q, k, v, table, page, q_positions, k_positions, valid, before, after, first, scale, cap, bias, numbers, sinks,
+    block: int | None = None, splits: int | None = None, warps: int | None = None, stages: int = 3,
 ) -> Tensor:  # fmt: skip
-    (rows, heads, text, dim), value, keys = q.shape, v.shape[-1], k_at.shape[1]
-    q, k, v, q_at, k_at = q.contiguous(), dense(k), dense(v), dense(q_at), dense(k_at)
+    (rows, heads, length, dim), value, keys = q.shape, v.shape[-1], k_positions.shape[1]
+    q, k, v, q_positions, k_positions = (
+        q.contiguous(),
+        row_major(k),
+        row_major(v),
+        row_major(q_positions),
+        row_major(k_positions),
+    )
     kv_heads = k.shape[1]
-    queries = heads // kv_heads * text
+    queries = heads // kv_heads * length
     block = (64 if q.element_size() == 2 else 32) if block is None else block
-    parts = parts_for(rows * kv_heads, keys) if parts is None else parts
-    split = -(-keys // (parts * block)) * block
-    found = q.new_empty(rows, heads, text, parts, value + 2, dtype=torch.float32)
-    out = q.new_empty(rows, heads, text, value)
+    splits = splits_for(rows * kv_heads, keys) if splits is None else splits
+    split = -(-keys // (splits * block)) * block
+    partial = q.new_empty(rows, heads, length, splits, value + 2, dtype=torch.float32)
+    out = q.new_empty(rows, heads, length, value)
     strides = [(0, x.stride(1), x.stride(0)) if page else x.stride()[:3] for x in (k, v)]
     log2e = math.log2(math.e)
     inner, factor = (0.0, scale * log2e) if cap is None else (2 * log2e * scale / cap, cap * log2e)
-    attend_part[kv_heads, parts, rows](
-        q, k, v, table, q_at, k_at, valid, numbers, found,
-        *strides[0], *strides[1], table.stride(0) if page else 0, q_at.stride(0), k_at.stride(0),
+    attend_split[kv_heads, splits, rows](
+        q, k, v, table, q_positions, k_positions, valid, numbers, partial,
+        *strides[0], *strides[1], table.stride(0) if page else 0, q_positions.stride(0), k_positions.stride(0),
         0 if valid is None else valid.stride(0),
-        inner, factor, numbers.shape[1] // 2 if bias == "line" else 0, keys, split, parts,
-        HEADS=kv_heads, QUERIES=queries, TEXT=text, DIM=dim, VALUE=value,
-        BLOCK_M=max(16, next_power(queries)), BLOCK_N=block,
-        FORM=DecodeConfig(page, valid is not None, before, after, first, cap is not None, bias),
+        inner, factor, numbers.shape[1] // 2 if bias == "offsets" else 0, keys, split, splits,
+        HEADS=kv_heads, QUERIES=queries, LENGTH=length, DIM=dim, VALUE=value,
+        BLOCK_M=max(16, next_power_of_2(queries)), BLOCK_N=block,
+        CONFIG=DecodeConfig(page, valid is not None, before, after, first, cap is not None, bias),
         num_warps=warps or (4 if queries <= 64 else 8),
         num_stages=stages,
     )  # fmt: skip
-    join_parts[(rows * heads * text,)](
-        found, sinks, out, parts,
-        HEADS=heads, TEXT=text, VALUE=value, PARTS=next_power(parts), SINKS=sinks is not None,
+    merge_splits[(rows * heads * length,)](
+        partial, sinks, out, splits,
+        HEADS=heads, LENGTH=length, VALUE=value, SPLITS=next_power_of_2(splits), SINKS=sinks is not None,
     )  # fmt: skip
     return out
 
 
-def parts_for(pairs: int, keys: int) -> int:
-    """Into how many parts the keys of each of these (row, kv head) pairs are split; none under 256 keys."""
-    return max(1, min(PROGRAMS // pairs, keys // 256, MOST))
+def splits_for(pairs: int, keys: int) -> int:
+    """The number of splits of the keys, for this many (row, kv head) pairs; at least 256 keys per split."""
+    return max(1, min(PROGRAMS // pairs, keys // 256, MAX_SPLITS))
 
 
-def next_power(n: int) -> int:
-    """Of two; triton.next_power_of_2 takes many times as long, and a step has no time to lose."""
+def next_power_of_2(n: int) -> int:
+    """The next power of two; triton.next_power_of_2 is many times slower, which a decode step notices."""
     return 1 << (n - 1).bit_length()
 
 
-def dense(x: Tensor) -> Tensor:
+def row_major(x: Tensor) -> Tensor:
     return x if x.stride(-1) == 1 else x.contiguous()

@@ -1,10 +1,10 @@
-"""What happens to one tile of products q·k on its way to scores: cap, bias, mask; the same for forward and backward.
+"""From a tile of products q·k to scores: cap, bias and mask, the same for forward and backward.
 
-Scores are in units of log 2, so that weights are powers of two: exp(s) = 2^(s · log₂ e), and the scale and log₂ e are
-one `factor`. A cap c turns the product into tanh(scale · q·k / c) first, and its factor is c · log₂ e.
+Scores are in units of log 2, so that weights are powers of two: exp(s) = 2^(s · log₂ e), and the scale times log₂ e is
+one `factor`. With a cap c the product is replaced by tanh(scale · q·k / c), and the factor is c · log₂ e.
 
-Where queries and keys stand comes with one axis of length one each, (M, 1) and (1, N), or (1, M) and (N, 1) where the
-backward has the keys in front.
+Positions and documents have shapes (M, 1) for queries and (1, N) for keys, or (1, M) and (N, 1) where the backward has
+keys first.
 """
 
 from typing import NamedTuple
@@ -13,95 +13,95 @@ import triton
 import triton.language as tl
 
 LOG2E = tl.constexpr(1.4426950408889634)
-UNSEEN = tl.constexpr(-1e30)  # the score of a key that is not seen; finite, so that no row becomes NaN
-EMPTY = tl.constexpr(-1e20)  # the highest score of a row before any key: far above the unseen, so that they weigh 0
-NOWHERE = tl.constexpr(-(2**31))  # the document of a key that nobody sees
+MASKED = tl.constexpr(-1e30)  # a masked score; finite, so that no row becomes NaN
+LOWEST = tl.constexpr(-1e20)  # the initial maximum of a row; far above MASKED, so that masked keys have weight 0
+NO_DOCUMENT = tl.constexpr(-(2**31))  # document of an invalid key
 
 
 class TileConfig(NamedTuple):
-    """What a kernel is compiled for."""
+    """Compile-time constants of the kernels."""
 
-    queries: int  # tokens of a tile
+    queries: int  # per tile
     keys: int
-    wide: int  # coordinates of queries and keys, and of values, up to the next power of two
-    value_wide: int
-    before: int  # how far before the query a key is seen, and how far after it; -1: without end
+    key_dim: int  # of queries and keys, rounded up to a power of two
+    value_dim: int
+    before: int  # largest allowed distance of a key before the query, and after it; -1: no limit
     after: int
-    first: int  # so many keys at the front are seen from everywhere
-    ordered: bool  # whole texts: places follow from slots
-    even: bool  # whole texts of whole tiles: none has an end inside
+    first: int  # number of first tokens that every query attends to
+    ordered: bool  # whole sequences: positions are slots
+    full_tiles: bool  # ordered, and all tiles are full
     cap: bool
-    bias: str  # none, slopes, or a line of numbers, one a distance
-    grain: int  # tokens of a tile for which bounds are given
+    bias: str  # "none", "slopes", or "offsets": one number per offset
+    bounds_tile: int  # tokens per tile of the bounds
     sinks: bool = False
     statistics: bool = False
-    learned: bool = False  # is the line to be given a gradient?
+    learned: bool = False  # whether the offsets need a gradient
 
 
 @triton.jit
-def capped(products, inner, FORM: tl.constexpr):
-    """tanh of the products by one power of two: tanh(x) = 1 - 2 / (1 + e^2x), inner = 2 · log₂ e · scale / cap."""
-    if FORM.cap:
+def apply_cap(products, inner, CONFIG: tl.constexpr):
+    """tanh of the products with one exp2: tanh(x) = 1 - 2 / (1 + e^2x), inner = 2 · log₂ e · scale / cap."""
+    if CONFIG.cap:
         products = 1 - 2 / (1 + tl.exp2(products * inner))
     return products
 
 
 @triton.jit
-def bias_of(Bias, head, reach, FORM: tl.constexpr):
-    """A head's slope, or where its line begins."""
-    if FORM.bias == "slopes":
+def head_bias(Bias, head, max_distance, CONFIG: tl.constexpr):
+    """The slope of a head, or a pointer to its offsets."""
+    if CONFIG.bias == "slopes":
         return tl.load(Bias + head) * LOG2E
     else:
-        return Bias + head * (2 * reach + 1)
+        return Bias + head * (2 * max_distance + 1)
 
 
 @triton.jit
-def biased(s, q_at, k_at, bias, reach, FORM: tl.constexpr):
-    """Scores with -slope · distance, or with what the line says for the distance."""
-    if FORM.bias == "slopes":
-        s -= bias * tl.abs(k_at.to(tl.float32) - q_at.to(tl.float32))
-    elif FORM.bias == "line":
-        s += LOG2E * tl.load(bias + on_line(q_at, k_at, reach))
+def add_bias(s, q_positions, k_positions, bias, max_distance, CONFIG: tl.constexpr):
+    """Scores with -slope · distance or the number of the offset added."""
+    if CONFIG.bias == "slopes":
+        s -= bias * tl.abs(k_positions.to(tl.float32) - q_positions.to(tl.float32))
+    elif CONFIG.bias == "offsets":
+        s += LOG2E * tl.load(bias + offset_index(q_positions, k_positions, max_distance))
     return s
 
 
 @triton.jit
-def on_line(q_at, k_at, reach):
-    return tl.minimum(tl.maximum(k_at - q_at, -reach), reach) + reach
+def offset_index(q_positions, k_positions, max_distance):
+    return tl.minimum(tl.maximum(k_positions - q_positions, -max_distance), max_distance) + max_distance
 
 
 @triton.jit
-def seen(q_at, k_at, q_document, k_document, FORM: tl.constexpr):
-    """Which pairs are seen: of one document, near enough or with the key among the first."""
+def is_allowed(q_positions, k_positions, q_document, k_document, CONFIG: tl.constexpr):
+    """True for pairs of one document, within the allowed distances or with one of the first tokens as key."""
     pairs = q_document == k_document
-    if FORM.after >= 0:
-        pairs = pairs & (k_at - q_at <= FORM.after)
-    if FORM.before >= 0:
-        near = q_at - k_at <= FORM.before
-        if FORM.first > 0:
-            near = near | (k_at < FORM.first)
+    if CONFIG.after >= 0:
+        pairs = pairs & (k_positions - q_positions <= CONFIG.after)
+    if CONFIG.before >= 0:
+        near = q_positions - k_positions <= CONFIG.before
+        if CONFIG.first > 0:
+            near = near | (k_positions < CONFIG.first)
         pairs = pairs & near
     return pairs
 
 
 @triton.jit
-def places(At, Document, start, length, SIZE: tl.constexpr, FORM: tl.constexpr):
-    """Position and document of the tokens from `start` on; nowhere behind the last."""
+def load_positions(Positions, Document, start, length, SIZE: tl.constexpr, CONFIG: tl.constexpr):
+    """Positions and documents of the tokens from `start` on; NO_DOCUMENT after the last one."""
     slot = start + tl.arange(0, SIZE)
-    if FORM.even:
+    if CONFIG.full_tiles:
         return slot, tl.zeros_like(slot)
-    elif FORM.ordered:
-        return slot, tl.where(slot < length, 0, NOWHERE)
+    elif CONFIG.ordered:
+        return slot, tl.where(slot < length, 0, NO_DOCUMENT)
     else:
         inside = slot < length
-        return tl.load(At + slot, mask=inside, other=0), tl.load(Document + slot, mask=inside, other=NOWHERE)
+        return tl.load(Positions + slot, mask=inside, other=0), tl.load(Document + slot, mask=inside, other=NO_DOCUMENT)
 
 
 @triton.jit
-def span(start, SIZE: tl.constexpr, BEFORE: tl.constexpr, AFTER: tl.constexpr, length, STEP: tl.constexpr):
-    """Of a whole text, what the tile of `start` meets on the other side: lo … hi, and every pair of it from … to.
+def ordered_bounds(start, SIZE: tl.constexpr, BEFORE: tl.constexpr, AFTER: tl.constexpr, length, STEP: tl.constexpr):
+    """The bounds of bounds.py for an ordered layout: lo, full_lo, full_hi, hi on the other side of the tile at `start`.
 
-    Each of the SIZE tokens meets those from BEFORE before it to AFTER after it.
+    Each of its SIZE tokens is paired with those from BEFORE tokens before it to AFTER tokens after it.
     """
     lo, hi, full_lo, full_hi = 0, length, 0, length // STEP * STEP
     if BEFORE >= 0:
@@ -115,26 +115,26 @@ def span(start, SIZE: tl.constexpr, BEFORE: tl.constexpr, AFTER: tl.constexpr, l
 
 
 @triton.jit
-def bounds_of(Bounds, tile):
-    """The same four for other texts, as bounds.py found them."""
-    Bounds += tile * 4
+def load_bounds(Bounds, b, start, length, CONFIG: tl.constexpr):
+    """The bounds of bounds.py for the tile at `start` of row b."""
+    Bounds += (b * tl.cdiv(length, CONFIG.bounds_tile) + start // CONFIG.bounds_tile) * 4
     return tl.load(Bounds), tl.load(Bounds + 1), tl.load(Bounds + 2), tl.load(Bounds + 3)
 
 
 @triton.jit
-def my_tile(length, SIZE: tl.constexpr):
-    """Which tile of its head this program takes, and which head of all: tiles side by side share what they read."""
+def program_tile(length, SIZE: tl.constexpr):
+    """The tile of this program and its head among all rows; consecutive programs share a head and so its keys."""
     tiles = tl.cdiv(length, SIZE)
     return tl.program_id(0) % tiles, tl.program_id(0) // tiles
 
 
 @triton.jit
 def load_rows(X, b, h, start, ROWS: tl.constexpr, WIDE: tl.constexpr):
-    """(ROWS, WIDE) of a head from row `start` on, zeros where it has no such row or column."""
+    """(ROWS, WIDE) of a head from row `start` on; zeros outside of it."""
     return X.load([b, h, start, 0]).reshape(ROWS, WIDE)
 
 
 @triton.jit
 def store_rows(X, x, b, h, start, ROWS: tl.constexpr, WIDE: tl.constexpr):
-    """Of (ROWS, WIDE) what the head has rows and columns for."""
+    """Store (ROWS, WIDE) from row `start` on, without the rows and columns that are outside of the head."""
     X.store([b, h, start, 0], x.to(X.dtype).reshape(1, 1, ROWS, WIDE))

@@ -22,7 +22,7 @@ from typing import Any
 
 from torch import Tensor
 
-from regard.kernels.dispatch import first, named
+from regard.kernels.dispatch import checked_backend, first_suitable
 from regard.kernels.recurrent.linear_scan import chunked, sequential
 from regard.kernels.recurrent.linear_scan.triton import backend as triton
 
@@ -36,7 +36,7 @@ def why(
     """The backend that `scan` takes for this case, and why those before it were passed over."""
     if v.shape[2] == 1:
         return "sequential", "one token is one step"
-    return first(BACKENDS, q, k, v, decay, state, segments, valid)
+    return first_suitable(BACKENDS, q, k, v, decay, state, segments, valid)
 
 
 def scan(
@@ -58,7 +58,7 @@ def scan_by(name: str, *case: Any) -> tuple[Tensor, Tensor]:
 
 def backend(name: str) -> ScanFunction:
     """The scan of that name, which raises ValueError for a case that it does not take."""
-    return scan if name == "auto" else named("scan", name, BACKENDS, scan_by)
+    return scan if name == "auto" else checked_backend("scan", name, BACKENDS, scan_by)
 
 
 def flops(

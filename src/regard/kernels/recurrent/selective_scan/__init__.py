@@ -18,7 +18,7 @@ from typing import Any
 
 from torch import Tensor
 
-from regard.kernels.dispatch import first, named
+from regard.kernels.dispatch import checked_backend, first_suitable
 from regard.kernels.recurrent.selective_scan import associative, chunked, sequential
 from regard.kernels.recurrent.selective_scan.triton import backend as triton
 
@@ -41,7 +41,7 @@ def why(
     """The backend that `selective_scan` takes for this case, and why those before it were passed over."""
     if u.shape[1] == 1:
         return "sequential", "one token is one step"
-    return first(BACKENDS, u, delta, A, B, C, D, state, segments, valid, bias)
+    return first_suitable(BACKENDS, u, delta, A, B, C, D, state, segments, valid, bias)
 
 
 def selective_scan(
@@ -66,7 +66,7 @@ def scan_by(name: str, *case: Any) -> tuple[Tensor, Tensor]:
 
 def backend(name: str) -> SelectiveScanFunction:
     """The scan of that name, which raises ValueError for a case that it does not take."""
-    return selective_scan if name == "auto" else named("selective scan", name, BACKENDS, scan_by)
+    return selective_scan if name == "auto" else checked_backend("selective scan", name, BACKENDS, scan_by)
 
 
 def flops(channels: int, state: int, tokens: int) -> int:

@@ -1,4 +1,4 @@
-"""Folded attention: gradients, portions, and work and memory that grow with n·w, not with n²."""
+"""Block-sparse attention: gradients, portions, and work and memory that grow with n·w instead of n²."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -10,12 +10,12 @@ from regard.kernels.attention import backend, block_layout, block_sparse, block_
 from regard.kernels.attention.bias import Slopes
 from regard.kernels.attention.block_layout import (
     BlockLayout,
-    KeyBlocks,
-    blocks_of,
-    links_of,
-    query_blocks,
-    unblock,
-    with_margins,
+    GatherKeyBlocks,
+    dense_blocks,
+    link_table,
+    merge_blocks,
+    pad_keys,
+    split_blocks,
 )
 from regard.kernels.attention.mask import Mask
 from regard.kernels.attention.patterns.bigbird import BigBird
@@ -25,58 +25,58 @@ from regard.kernels.attention.patterns.sparse_transformer import StridedPattern
 from regard.kernels.attention.patterns.window import Window
 from regard.kernels.attention.score_options import ScoreOptions
 from regard.layout import TokenLayout
-from tests.kernels.cases import AT, DIM, HEADS, LAYOUT, MASKS, inputs, scores_of, with_gradients
+from tests.kernels.cases import BLOCK_TABLE, DIM, HEADS, LAYOUTS, MASKS, inputs, options_of, with_gradients
 
-FOLDS = {
+BLOCK_LAYOUTS = {
     "band": BlockLayout(4, before=5, after=2),
     "aligned band": BlockLayout(4, before=8),
-    "shared": BlockLayout(4, before=3, shared=(0, 1, 9)),
+    "global keys": BlockLayout(4, before=3, global_keys=(0, 1, 9)),
     "links": BlockLayout(4, links=((2,), (), (0, 3), (1,))),
-    "all": BlockLayout(4, before=4, after=4, shared=(0, 1), links=((3,), (3,), (), ())),
+    "all": BlockLayout(4, before=4, after=4, global_keys=(0, 1), links=((3,), (3,), (), ())),
 }
 
 
-@pytest.mark.parametrize("name", FOLDS)
+@pytest.mark.parametrize("name", BLOCK_LAYOUTS)
 @pytest.mark.parametrize("length", [13, 16])
-def test_keys_lie_where_the_fold_says(name: str, length: int) -> None:
-    block_layout, x = FOLDS[name], torch.arange(1.0, length + 1).view(1, -1, 1)
-    count = block_layout.blocks(length)
-    keys, row = KeyBlocks.apply(with_margins(x, block_layout), block_layout, 0, count, count)
-    assert keys.shape == (count, 1, block_layout.keys, 1)
+def test_gathered_keys_are_those_of_the_layout(name: str, length: int) -> None:
+    layout, x = BLOCK_LAYOUTS[name], torch.arange(1.0, length + 1).view(1, -1, 1)
+    count = layout.count(length)
+    keys, row = GatherKeyBlocks.apply(pad_keys(x, layout), layout, 0, count, count)
+    assert keys.shape == (count, 1, layout.keys_per_block, 1)
     for b in range(count):
-        slots = [*range(b * 4 - block_layout.before, b * 4 + 4 + block_layout.after), *block_layout.shared]
-        for n in range(block_layout.linked):
-            link = block_layout.links[b][n] if n < len(block_layout.links[b]) else count
+        slots = [*range(b * 4 - layout.before, b * 4 + 4 + layout.after), *layout.global_keys]
+        for n in range(layout.max_links):
+            link = layout.links[b][n] if n < len(layout.links[b]) else count
             slots += range(link * 4, link * 4 + 4)
         assert keys[b].flatten().tolist() == [slot + 1 if 0 <= slot < length else 0 for slot in slots]
-    assert torch.equal(unblock(query_blocks(x, block_layout), length), x)
-    assert links_of(block_layout, count).shape == (block_layout.linked, count) or not block_layout.linked
+    assert torch.equal(merge_blocks(split_blocks(x, layout), length), x)
+    assert link_table(layout, count).shape == (layout.max_links, count) or not layout.max_links
 
 
-@pytest.mark.parametrize("name", FOLDS)
+@pytest.mark.parametrize("name", BLOCK_LAYOUTS)
 @pytest.mark.parametrize("at_once", [1, 3, 4])
-def test_the_gradient_of_a_key_is_the_sum_over_its_blocks(name: str, at_once: int) -> None:
-    block_layout, length = FOLDS[name], 13
+def test_gradient_of_a_key_is_the_sum_over_its_blocks(name: str, at_once: int) -> None:
+    layout, length = BLOCK_LAYOUTS[name], 13
 
-    def laid(x: torch.Tensor) -> torch.Tensor:
-        row, portions, count = with_margins(x, block_layout), [], block_layout.blocks(length)
+    def gather(x: torch.Tensor) -> torch.Tensor:
+        row, portions, count = pad_keys(x, layout), [], layout.count(length)
         for first in range(0, count, at_once):
-            keys, row = KeyBlocks.apply(row, block_layout, first, min(first + at_once, count), count)
+            keys, row = GatherKeyBlocks.apply(row, layout, first, min(first + at_once, count), count)
             portions.append(keys)
         return torch.cat(portions)
 
     x = torch.randn(2, length, 3, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(laid, x)
+    assert torch.autograd.gradcheck(gather, x)
 
 
 @pytest.mark.parametrize("mask", ["window", "dilated", "sinks and window", "longformer", "bigbird", "block-sparse"])
-def test_portions_change_nothing(mask: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    tensors = inputs("grouped-query", AT["ordered"], torch.float64)
-    scores = scores_of(MASKS[mask], None, "", torch.float64)
-    whole = with_gradients(block_sparse.attend, tensors, TokenLayout.whole(2, 37), scores)
-    monkeypatch.setattr(block_sparse, "PORTION", 1)  # a block at a time
-    pieces = with_gradients(block_sparse.attend, tensors, TokenLayout.whole(2, 37), scores)
-    assert all((a - b).abs().max() < 1e-13 for a, b in zip(whole, pieces, strict=True))
+def test_portions_do_not_change_the_result(mask: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    tensors = inputs("grouped-query", LAYOUTS["ordered"], torch.float64)
+    options = options_of(MASKS[mask], None, "", torch.float64)
+    whole = with_gradients(block_sparse.attend, tensors, TokenLayout.whole(2, 37), options)
+    monkeypatch.setattr(block_sparse, "PORTION", 1)  # one block at a time
+    portions = with_gradients(block_sparse.attend, tensors, TokenLayout.whole(2, 37), options)
+    assert all((a - b).abs().max() < 1e-13 for a, b in zip(whole, portions, strict=True))
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_portions_change_nothing(mask: str, monkeypatch: pytest.MonkeyPatch) -> 
     [BigBird(4, 3, 2, 1, length=64), BigBird(2, 1, 3, 2, length=64), Longformer(2, 4), Longformer(1, 16)],
     ids=str,
 )
-def test_texts_of_any_length_beside_tokens_that_see_everything(mask: Mask) -> None:
+def test_dense_queries_at_any_length(mask: Mask) -> None:
     for length in range(1, 40):
         layout, generator = TokenLayout.whole(1, length), torch.Generator().manual_seed(length)
         shape = (1, 2, length, 4)
@@ -96,107 +96,109 @@ def test_texts_of_any_length_beside_tokens_that_see_everything(mask: Mask) -> No
 
 
 @pytest.fixture
-def blockwise_here(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
-    """Short texts go block by block too, in several blocks; says of every call whether it did."""
-    found, suits = [], block_sparse_cpu.suits
-    monkeypatch.setattr(block_sparse_cpu, "WORTH", 0)
+def runs_on_cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
+    """Use block_sparse_cpu for short sequences too, in several blocks; collects its answer for every call."""
+    answers, is_suitable = [], block_sparse_cpu.is_suitable
+    monkeypatch.setattr(block_sparse_cpu, "MIN_SCORES", 0)
     monkeypatch.setattr(block_sparse_cpu, "PORTION", 300)  # less than all heads of a block
-    monkeypatch.setattr(block_layout, "LONGEST", 8)
-    monkeypatch.setattr(block_layout, "LINE", 4)
-    monkeypatch.setattr(block_sparse_cpu, "suits", lambda *given: found.append(suits(*given)) or found[-1])
-    blocks_of.cache_clear()
-    block_sparse.folds_of.cache_clear()
-    yield found
-    blocks_of.cache_clear()
-    block_sparse.folds_of.cache_clear()
+    monkeypatch.setattr(block_layout, "MAX_BLOCK", 8)
+    monkeypatch.setattr(block_layout, "CACHE_LINE", 4)
+    monkeypatch.setattr(
+        block_sparse_cpu, "is_suitable", lambda *given: answers.append(is_suitable(*given)) or answers[-1]
+    )
+    dense_blocks.cache_clear()
+    block_sparse.block_layouts.cache_clear()
+    yield answers
+    dense_blocks.cache_clear()
+    block_sparse.block_layouts.cache_clear()
 
 
 @pytest.mark.parametrize("heads", HEADS)
-@pytest.mark.parametrize("name", [name for name, mask in MASKS.items() if len(mask.folds(37)) == 1])
-def test_block_by_block_is_the_reference(name: str, heads: str, blockwise_here: list[bool]) -> None:
-    for layout in AT.values():
+@pytest.mark.parametrize("name", [name for name, mask in MASKS.items() if len(mask.block_layouts(37)) == 1])
+def test_cpu_blocks_equal_the_reference(name: str, heads: str, runs_on_cpu: list[bool]) -> None:
+    for layout in LAYOUTS.values():
         layout = replace(layout)
         tensors = inputs(heads, layout, torch.float64, value=DIM)
-        scores = scores_of(MASKS[name], None, "", torch.float64)
-        if block_sparse.refuses(*tensors, layout, scores) is None:
+        options = options_of(MASKS[name], None, "", torch.float64)
+        if block_sparse.refuses(*tensors, layout, options) is None:
             found, expected = (
-                with_gradients(f, tensors, layout, scores) for f in (block_sparse.attend, reference.attend)
+                with_gradients(f, tensors, layout, options) for f in (block_sparse.attend, reference.attend)
             )
             assert all((f - e).abs().max() < 1e-12 for f, e in zip(found, expected, strict=True))
-    assert blockwise_here and all(blockwise_here)
+    assert runs_on_cpu and all(runs_on_cpu)
 
 
 @pytest.mark.parametrize("name", ["window", "dilated", "longformer", "bigbird"])
-def test_block_by_block_gradients(name: str, blockwise_here: list[bool]) -> None:
-    layout, scores = TokenLayout.whole(1, 21), ScoreOptions(MASKS[name], 0.7)
-    shapes = [(1, 21, 4, 3), (1, 21, 2, 3), (1, 21, 2, 3)]  # token after token, as projections write them
+def test_gradients_of_cpu_blocks(name: str, runs_on_cpu: list[bool]) -> None:
+    layout, options = TokenLayout.whole(1, 21), ScoreOptions(MASKS[name], 0.7)
+    shapes = [(1, 21, 4, 3), (1, 21, 2, 3), (1, 21, 2, 3)]  # in the memory order of projections
     tensors = [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
 
     def attend(*tensors: torch.Tensor) -> torch.Tensor:
-        return block_sparse.attend(*(x.transpose(1, 2) for x in tensors), layout, scores)
+        return block_sparse.attend(*(x.transpose(1, 2) for x in tensors), layout, options)
 
     assert torch.autograd.gradcheck(attend, tensors, fast_mode=True)
-    for n in range(3):  # a gradient for one of them alone
+    for n in range(3):  # only one of them requires a gradient
         alone = [x if i == n else x.detach() for i, x in enumerate(tensors)]
         (found,) = torch.autograd.grad(attend(*alone).sum(), tensors[n])
         assert torch.equal(found, torch.autograd.grad(attend(*tensors).sum(), tensors[n])[0])
     with torch.no_grad():
         assert torch.equal(attend(*tensors), torch.utils.checkpoint.checkpoint(attend, *tensors, use_reentrant=False))
-    assert all(blockwise_here)
+    assert all(runs_on_cpu)
 
 
-def test_block_by_block_in_float32() -> None:
-    """Long enough to go that way by itself; against float64 no worse than twice PyTorch's own kernel."""
+def test_cpu_blocks_in_float32() -> None:
+    """Long enough for the CPU path; the error against float64 is at most twice that of PyTorch's kernel."""
     for mask in (Window(100), Longformer(100, 16), BigBird(64, 3, 2, 3, length=1024)):
-        layout, scores = TokenLayout.whole(1, 1024), ScoreOptions(mask, 0.125)
+        layout, options = TokenLayout.whole(1, 1024), ScoreOptions(mask, 0.125)
         tensors = [torch.randn(1, 8, 1024, 64, dtype=torch.float64, requires_grad=True) for _ in range(3)]
         single = [x.detach().float().requires_grad_() for x in tensors]
-        assert block_sparse_cpu.suits(*single, scores, mask.folds(1024)[0])
-        exact = with_gradients(reference.attend, tensors, layout, scores)
-        found, plain = (with_gradients(f, single, layout, scores) for f in (block_sparse.attend, sdpa.attend))
+        assert block_sparse_cpu.is_suitable(*single, options, mask.block_layouts(1024)[0])
+        exact = with_gradients(reference.attend, tensors, layout, options)
+        found, plain = (with_gradients(f, single, layout, options) for f in (block_sparse.attend, sdpa.attend))
         for e, f, p in zip(exact, found, plain, strict=True):
             ulp = torch.finfo(torch.float32).eps * e.abs().max()
             assert (f - e).abs().max() <= 2 * (p - e).abs().max() + ulp
 
 
-def test_what_does_not_go_block_by_block(blockwise_here: list[bool]) -> None:
+def test_cases_without_cpu_blocks(runs_on_cpu: list[bool]) -> None:
     tensors, layout, mask = (
-        inputs("multi-head", AT["ordered"], torch.float32, value=DIM),
+        inputs("multi-head", LAYOUTS["ordered"], torch.float32, value=DIM),
         TokenLayout.whole(2, 37),
         MASKS["window"],
     )
     slopes = Slopes(torch.ones(4))
-    wider = inputs("multi-head", AT["ordered"], torch.float32, value=2 * DIM)
-    for given, scores in [
+    wider = inputs("multi-head", LAYOUTS["ordered"], torch.float32, value=2 * DIM)
+    for given, options in [
         (tensors, ScoreOptions(mask, dropout=0.5)),
         (tensors, ScoreOptions(mask, bias=slopes)),
         (wider, ScoreOptions(mask)),
     ]:
-        block_sparse.attend(*given, layout, scores)
+        block_sparse.attend(*given, layout, options)
     with torch.autocast("cpu", torch.bfloat16):
         assert block_sparse.attend(*tensors, layout, ScoreOptions(mask)).dtype == torch.bfloat16
-    assert len(blockwise_here) == 5 and not any(blockwise_here)  # a bias goes row by row
+    assert len(runs_on_cpu) == 5 and not any(runs_on_cpu)  # with a bias each row is one call
 
 
-def test_blocks_have_every_key_once_and_all_that_are_seen() -> None:
+def test_dense_blocks_contain_all_allowed_keys_once() -> None:
     for mask in MASKS.values():
         for length in (1, 7, 16, 37):
-            folds = mask.folds(length)
-            if len(folds) != 1:
+            layouts = mask.block_layouts(length)
+            if len(layouts) != 1:
                 continue
-            blocks, slots = blocks_of(folds[0], length), torch.arange(length)
+            blocks, slots = dense_blocks(layouts[0], length), torch.arange(length)
             assert sorted(slot for block in blocks for slot in block.queries) == slots.tolist()
             for queries, runs in blocks:
                 keys = [slot for run in runs for slot in run]
                 assert keys == sorted(set(keys))
-                seen = mask.allows(torch.tensor([*queries]).unsqueeze(1), slots)
-                assert seen is None or set(seen.any(0).nonzero().flatten().tolist()) <= set(keys)
+                allowed = mask.allows(torch.tensor([*queries]).unsqueeze(1), slots)
+                assert allowed is None or set(allowed.any(0).nonzero().flatten().tolist()) <= set(keys)
 
 
 @pytest.mark.ledger("sp.window")
 @pytest.mark.parametrize("w", [63, 64, 65])
 def test_long_windows_at_their_edges(w: int) -> None:
-    """Long enough that blocks in the middle share one mask."""
+    """Long enough that the inner blocks share one mask."""
     layout, n = TokenLayout.whole(1, 700), 700
     generator = torch.Generator().manual_seed(0)
     tensors = [torch.randn(1, 2, n, 4, generator=generator, dtype=torch.float64).requires_grad_() for _ in range(3)]
@@ -208,20 +210,20 @@ def test_long_windows_at_their_edges(w: int) -> None:
 
 
 @pytest.mark.ledger("sp.window", "sp.block")
-def test_work_grows_with_what_is_seen() -> None:
+def test_computed_pairs_grow_with_the_allowed_pairs() -> None:
     assert block_sparse.pairs(Window(256), 8192) <= 8192 * (256 + 128)
     assert block_sparse.pairs(Window(256), 16384) == 2 * block_sparse.pairs(Window(256), 8192)
     assert block_sparse.pairs(Longformer(256, 16), 4096) <= 4096 * (2 * 256 + 16 + 128) + 16 * 4096
     assert block_sparse.pairs(BigBird(64, 3, 2, 3), 4096) == 4096 * 8 * 64 + 128 * 4096
-    assert block_sparse.pairs(BlockSparse(4, LAYOUT), 32) == 8 * 4 * 3 * 4  # its own block and at most two others
+    assert block_sparse.pairs(BlockSparse(4, BLOCK_TABLE), 32) == 8 * 4 * 3 * 4  # its own block and at most two others
     assert block_sparse.pairs(StridedPattern(64), 4096) <= 3.1 * 4096**1.5
 
 
 @pytest.mark.ledger("sp.window")
-def test_memory_grows_with_the_window_not_the_length() -> None:
-    """The numbers that the backward keeps, n = 1024 and 2048, w = 32, against the n² of the weights."""
+def test_memory_grows_linearly_with_the_length() -> None:
+    """Numbers saved for the backward, n = 1024 and 2048, w = 32, compared with the n² weights."""
 
-    def kept(attend, n: int) -> int:
+    def saved(attend, n: int) -> int:
         total = 0
 
         def pack(x: torch.Tensor) -> torch.Tensor:
@@ -234,15 +236,15 @@ def test_memory_grows_with_the_window_not_the_length() -> None:
             attend(*tensors, TokenLayout.whole(1, n), ScoreOptions(Window(32)))
         return total
 
-    one, two = kept(block_sparse.attend, 1024), kept(block_sparse.attend, 2048)
+    one, two = saved(block_sparse.attend, 1024), saved(block_sparse.attend, 2048)
     assert two < 2.2 * one
-    assert two * 10 < kept(reference.attend, 2048)
+    assert two * 10 < saved(reference.attend, 2048)
 
 
-def test_dropout_drops(monkeypatch: pytest.MonkeyPatch) -> None:
-    q, k, v = (x.detach() for x in inputs("multi-head", AT["ordered"], torch.float64))
+def test_dropout_keeps_the_mean(monkeypatch: pytest.MonkeyPatch) -> None:
+    q, k, v = (x.detach() for x in inputs("multi-head", LAYOUTS["ordered"], torch.float64))
     for extra in ("", "sinks"):
-        base = scores_of(MASKS["window"], None, extra, torch.float64)
+        base = options_of(MASKS["window"], None, extra, torch.float64)
         some = ScoreOptions(base.mask, base.scale, softcap=base.softcap, sinks=base.sinks, dropout=0.5)
         torch.manual_seed(0)
         mean = torch.stack(
@@ -251,18 +253,20 @@ def test_dropout_drops(monkeypatch: pytest.MonkeyPatch) -> None:
         assert (mean - block_sparse.attend(q, k, v, TokenLayout.whole(2, 37), base)).abs().mean() < 0.05
 
 
-def test_what_cannot_be_folded_is_refused() -> None:
-    tensors = inputs("multi-head", AT["any documents"], torch.float64)
-    with pytest.raises(ValueError, match=r"'folded': folded needs consecutive texts for Window; choose"):
-        backend("block_sparse")(*tensors, AT["any documents"], ScoreOptions(MASKS["window"]))
-    with pytest.raises(ValueError, match="folded needs whole texts for Longformer"):
-        backend("block_sparse")(*tensors, AT["packed"], ScoreOptions(MASKS["longformer"]))
+def test_unsupported_layouts_are_refused() -> None:
+    tensors = inputs("multi-head", LAYOUTS["any documents"], torch.float64)
+    with pytest.raises(ValueError, match=r"'block_sparse': block_sparse needs consecutive tokens for Window; choose"):
+        backend("block_sparse")(*tensors, LAYOUTS["any documents"], ScoreOptions(MASKS["window"]))
+    with pytest.raises(ValueError, match="block_sparse needs whole sequences for Longformer"):
+        backend("block_sparse")(*tensors, LAYOUTS["packed"], ScoreOptions(MASKS["longformer"]))
 
 
-@pytest.mark.filterwarnings("ignore:.*lru_cache.*")  # the compiler traces through the cache, and says so
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # torch 2.11's own tracing
-def test_compiled_gradients_are_the_eager_ones() -> None:
-    """Writes into an unfolded view once came out of the compiler with holes between the windows."""
+@pytest.mark.filterwarnings("ignore:.*lru_cache.*")  # torch.compile warns that it traces through the cache
+@pytest.mark.filterwarnings(
+    "ignore:The .grad attribute of a Tensor that is not a leaf"
+)  # from the tracing of torch 2.11
+def test_compiled_gradients_equal_eager_ones() -> None:
+    """torch.compile once lost elements between the windows of an in-place write into an unfolded view."""
     attend = backend("block_sparse")
 
     def gradients(run) -> list[torch.Tensor]:
