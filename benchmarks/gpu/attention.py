@@ -146,14 +146,14 @@ def compile_all(jobs: list[tuple]) -> None:
 
 SWEEP = {
     "forward": [(128, 128, 8, 3), (128, 128, 8, 2), (128, 64, 8, 3), (64, 64, 4, 3)],
-    "for_queries": [(128, 64, 8, 3), (128, 64, 8, 2), (128, 128, 8, 2), (64, 64, 4, 2)],
-    "for_keys": [(64, 128, 8, 2), (64, 64, 4, 2), (64, 128, 8, 3), (32, 128, 8, 3)],
+    "query_gradients": [(128, 64, 8, 3), (128, 64, 8, 2), (128, 128, 8, 2), (64, 64, 4, 2)],
+    "key_gradients": [(64, 128, 8, 2), (64, 64, 4, 2), (64, 128, 8, 3), (32, 128, 8, 3)],
 }
 
 
 def sweep(names: list[str]) -> None:
     """Print the ms of each kernel for every tile size, for rows of 16384 tokens."""
-    kinds = {"forward": "forward", "for_queries": "both", "for_keys": "both"}
+    kinds = {"forward": "forward", "query_gradients": "both", "key_gradients": "both"}
     compile_all([(kinds[k], Case(n, 16384), (k, size)) for n in names for k, sizes in SWEEP.items() for size in sizes])
     for kernel, sizes in SWEEP.items():
         run = forward if kernel == "forward" else forward_backward

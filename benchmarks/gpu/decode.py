@@ -23,7 +23,7 @@ from triton.testing import do_bench, do_bench_cudagraph
 from regard.engine.stores.contiguous import Contiguous
 from regard.engine.stores.paged import Paged
 from regard.kernels.attention import backend, reference, sdpa
-from regard.kernels.attention.decode import bounds
+from regard.kernels.attention.decode import mask_limits
 from regard.kernels.attention.mask import Causal, Mask
 from regard.kernels.attention.pages import Pages, gather_pages
 from regard.kernels.attention.patterns.window import Window
@@ -76,7 +76,7 @@ class Case:
 
 def direct(case: Case, tensors: tuple, **tiling: int) -> Callable[[], Tensor]:
     q, k, v, layout, options = tensors
-    before, after, first = bounds(options.mask)
+    before, after, first = mask_limits(options.mask)
     table, page = (k.table, k.block) if case.page else (None, 0)
     k, v = (x.pool if case.page else x for x in (k, v))
     return lambda: launch(
@@ -136,7 +136,7 @@ def compile_some(number: int, processes: int, sweeping: bool) -> None:
         tensors = case.build()
         for tiling in CONFIGS[number::processes]:
             with suppress(OutOfResources):
-                direct(case, tensors, parts=4, **tiling)()
+                direct(case, tensors, splits=4, **tiling)()
 
 
 def compile_all(sweeping: bool) -> None:
@@ -155,7 +155,7 @@ def sweep(rate: float) -> None:
         tensors, found = case.build(), []
         for tiling, parts in itertools.product(CONFIGS, (1, 2, 4, 8)):
             with suppress(OutOfResources):
-                ms = median(direct(case, tensors, parts=parts, **tiling))
+                ms = median(direct(case, tensors, splits=parts, **tiling))
                 found.append((case.bytes() / ms * 1e3 / rate, parts, tiling))
         found.sort(key=lambda line: -line[0])
         print(f"page {page}: best and worst of {len(found)}")

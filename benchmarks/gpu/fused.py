@@ -70,10 +70,10 @@ def losses(count: int, sizes: tuple[int, ...]) -> None:
     weight = randn(VOCAB, WIDTH)
     targets = torch.randint(VOCAB, (count,), device="cuda")
     weights = torch.ones(count, device="cuda")
-    in_triton, compiled_rows = plain.by_rows, torch.compile(plain.of_logits, dynamic=False)
+    in_triton, compiled_rows = plain.chunk_loss, torch.compile(plain.loss_of_logits, dynamic=False)
 
-    def chunked(of_logits: Callable, tokens: int) -> tuple[Tensor, Tensor]:
-        plain.by_rows = of_logits
+    def chunked(loss_of_logits: Callable, tokens: int) -> tuple[Tensor, Tensor]:
+        plain.chunk_loss = loss_of_logits
         return plain.linear_cross_entropy(x, weight, targets, weights, tokens=tokens)
 
     works = {
@@ -83,7 +83,7 @@ def losses(count: int, sizes: tuple[int, ...]) -> None:
         ),
     }
     for tokens in sizes:
-        works[f"chunks of {tokens}, eager"] = functools.partial(chunked, plain.of_logits, tokens)
+        works[f"chunks of {tokens}, eager"] = functools.partial(chunked, plain.loss_of_logits, tokens)
         works[f"chunks of {tokens}, rows compiled"] = functools.partial(chunked, compiled_rows, tokens)
         works[f"chunks of {tokens}, rows in triton"] = functools.partial(chunked, in_triton, tokens)
     exact = None
@@ -106,7 +106,7 @@ def losses(count: int, sizes: tuple[int, ...]) -> None:
         peak = torch.cuda.max_memory_allocated() - before
         line = f"{median(both):9.2f} ms {peak / 2**30:8.2f} GiB {errors[0]:10.1e} {errors[1]:10.1e}"
         print(f"  {name:32} {line}", flush=True)
-    plain.by_rows = in_triton
+    plain.chunk_loss = in_triton
 
 
 def main() -> None:

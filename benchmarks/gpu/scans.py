@@ -25,8 +25,7 @@ from regard.kernels.recurrent.linear_scan import chunked as scan_chunked
 from regard.kernels.recurrent.linear_scan.triton import autograd as scan_spans
 from regard.kernels.recurrent.selective_scan import chunked as selective_chunked
 from regard.kernels.recurrent.selective_scan.triton import autograd as selective_spans
-from regard.kernels.recurrent.wkv import wkv
-from regard.kernels.recurrent.wkv.sums import EMPTY, Sums
+from regard.kernels.recurrent.wkv import EMPTY, Sums, wkv
 from regard.layout import TokenLayout
 from regard.parts.attention import Attention
 from regard.parts.position.rope import Rope
@@ -189,8 +188,8 @@ def passes(kind: str) -> dict[str, Callable[[], object]]:
     return {
         "states": lambda: case.states(k, v, state),
         "out": lambda: case.read(q, k, v, borders),
-        "dq": lambda: case.read(d_out, v, k, borders, *more, turned=True),
-        "dk": lambda: case.read(v, d_out, q, borders, *more, turned=True, reverse=True),
+        "dq": lambda: case.read(d_out, v, k, borders, *more, transposed=True),
+        "dk": lambda: case.read(v, d_out, q, borders, *more, transposed=True, reverse=True),
         "dv": lambda: case.read(k, q, d_out, borders, reverse=True, dots_of=dots_of),
     }
 

@@ -6,7 +6,7 @@ import torch
 
 from ink import BLUE, GREEN, INK, ORANGE, PURPLE, canvas
 from regard.kernels.recurrent.state_space.discretise import bilinear
-from regard.kernels.recurrent.state_space.hippo import legs, rebuild
+from regard.kernels.recurrent.state_space.hippo import legs, reconstruct
 from regard.kernels.recurrent.state_space.kernel import System, driven, kernel
 from regard.kernels.recurrent.state_space.transition import DenseTransition
 
@@ -29,7 +29,7 @@ def history() -> Any:
     for size, colour in ((8, ORANGE), (64, BLUE)):
         A, b = bilinear(*legs(size), step)
         state = driven(System(DenseTransition(A[None]), b[None], b[None]), u[None, None])[0, 0]
-        past.plot(ages.numpy(), rebuild(state, ages).numpy(), color=colour, linewidth=1.3, label=f"N = {size}")
+        past.plot(ages.numpy(), reconstruct(state, ages).numpy(), color=colour, linewidth=1.3, label=f"N = {size}")
     past.set(title="what the state says of the past", xlabel="time ago", yticks=[0], ylim=(-2, 2), xlim=(2.4, 0))
     past.legend(frameon=False, fontsize=8, labelcolor="linecolor", handlelength=0, loc="upper left")
     for each in (weights, past):

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 if TYPE_CHECKING:
@@ -145,3 +146,8 @@ def carry_segments(layout: TokenLayout) -> Tensor:
     latest = indices.where(valid, -1).cummax(1).values
     first = valid.to(torch.uint8).argmax(1, keepdim=True)
     return segments.gather(1, latest.where(latest >= 0, first))
+
+
+def number_documents(segments: Tensor) -> Tensor:
+    """(B, L) the documents of each row counted from 0; a new one starts where the segment changes."""
+    return F.pad((segments[:, 1:] != segments[:, :-1]).cumsum(1), (1, 0))

@@ -117,19 +117,19 @@ def test_a_query_that_sees_nothing_gives_zeros(sinks: bool) -> None:
     assert out[1].abs().min() > 0
 
 
-@pytest.mark.parametrize("parts", [1, 2, 5])
-def test_any_number_of_parts(parts: int) -> None:
+@pytest.mark.parametrize("splits", [1, 2, 5])
+def test_any_number_of_splits(splits: int) -> None:
     from regard.kernels.attention.triton.decode_kernels import launch
 
     q, k, v, layout = inputs("grouped-query", 1)
     out = launch(
         q, k, v, None, 0, layout.positions, layout.key_positions, None, -1, 0, 0, 0.3, None, "none", None, None,
-        block=16, parts=parts,
+        block=16, splits=splits,
     )  # fmt: skip
     assert error(out, q, k, v, layout, ScoreOptions(Causal(), 0.3)) <= 2e-6
 
 
-def test_pages_stand_for_what_they_hold() -> None:
+def test_gathered_pages_equal_the_contiguous_keys() -> None:
     x = torch.randn(2, 3, 20, 4)
     pages = paged(x, 5, seed=0)
     assert pages.shape == x.shape == gather_pages(pages).shape
@@ -138,7 +138,7 @@ def test_pages_stand_for_what_they_hold() -> None:
     assert gather_pages(x) is x
 
 
-def test_the_paged_store_hands_out_pages_to_attention_alone() -> None:
+def test_paged_store_returns_pages_to_attention_only() -> None:
     x = torch.randn(1, 2, 5, 8)
     for memory, kind in ((Attention(4, 2).memory(32), Pages), (PerToken({"k": (2, 8), "v": (2, 8)}), Tensor)):
         store = Paged(((memory,),), 1, 32, 8, torch.float32, block=4)
@@ -150,29 +150,29 @@ def test_the_paged_store_hands_out_pages_to_attention_alone() -> None:
         assert layout.key_positions.shape == (1, k.shape[2])
 
 
-def test_what_it_refuses(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unsupported_arguments_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     q, k, v, layout = inputs("grouped-query", 1)
-    with pytest.raises(ValueError, match="decode needs a CUDA GPU, not cpu; choose another, or auto"):
+    with pytest.raises(ValueError, match="decode needs a CUDA GPU, not cpu; choose another backend, or auto"):
         backend("decode")(q.cpu(), k.cpu(), v.cpu(), layout, options_of(Causal()))
     monkeypatch.setattr(decode, "cannot_triton", lambda device: None)
-    said = {
-        "is for few queries": (torch.randn(2, 4, 17, DIM), k, v, options_of(Causal())),
-        "takes heads of 16, 32, 64, 128, 256 coordinates": (q[..., :12], k[..., :12], v, options_of(Causal())),
-        "computes in one of": (q.double(), k.double(), v.double(), options_of(Causal())),
-        "does not know the mask Longformer": (q, k, v, options_of(Longformer(4, 2, causal=True))),
-        "cannot drop": (q, k, v, ScoreOptions(Causal(), dropout=0.1)),
+    refusals = {
+        "takes few queries": (torch.randn(2, 4, 17, DIM), k, v, options_of(Causal())),
+        "takes a head_dim of 16, 32, 64, 128, 256": (q[..., :12], k[..., :12], v, options_of(Causal())),
+        "needs q, k and v in one dtype of": (q.double(), k.double(), v.double(), options_of(Causal())),
+        "does not support the mask Longformer": (q, k, v, options_of(Longformer(4, 2, causal=True))),
+        "has no dropout": (q, k, v, ScoreOptions(Causal(), dropout=0.1)),
         "has no gradients": (q.requires_grad_(), k, v, options_of(Causal())),
     }
-    for reason, (q, k, v, options) in said.items():
+    for reason, (q, k, v, options) in refusals.items():
         assert reason in decode.refuses(q, k, v, layout, options)
     with torch.no_grad():
         assert decode.refuses(q, k, v, layout, options_of(Causal())) is None
-    assert decode.slower(q, k, v, TokenLayout.whole(2, 1), options_of(Causal())) == "decode is for remembered keys"
+    assert decode.slower(q, k, v, TokenLayout.whole(2, 1), options_of(Causal())) == "decode is for cached keys"
 
 
 @torch.no_grad()
 def steps_and_whole(kind: str, compile: bool) -> tuple[Tensor, Tensor]:
-    """Logits of a text read token by token through a store, by `decode`, and of the text read whole."""
+    """Logits of a sequence token by token through a store, by `decode`, and of the whole sequence."""
     block = Block((Sublayer(Attention(4, 2, DIM, position=Rope())), Sublayer(SwiGLU(32))))
     model = Decoder(50, 32, (Repeat((block,), 2),)).build(seed=0).to(DEVICE).eval().requires_grad_(False)
     memory, length = model.spec.memory(), 9

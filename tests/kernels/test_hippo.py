@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from regard.kernels.recurrent.state_space.discretise import bilinear
-from regard.kernels.recurrent.state_space.hippo import DIAGONALS, legs, normal_plus_low_rank, rebuild
+from regard.kernels.recurrent.state_space.hippo import DIAGONALS, legs, normal_plus_low_rank, reconstruct
 from regard.kernels.recurrent.state_space.kernel import System, driven
 from regard.kernels.recurrent.state_space.transition import DenseTransition
 from tests.kernels.systems import random
@@ -38,7 +38,7 @@ def test_the_past_is_rebuilt_the_better_the_larger_the_state() -> None:
     for size in (4, 8, 16, 32, 64):
         Ab, Bb = bilinear(*legs(size), step)
         x = driven(System(DenseTransition(Ab[None]), Bb[None], Bb[None]), u[None, None])[0, 0]
-        apart = rebuild(x, time[:1500]) - u.flip(0)[:1500]
+        apart = reconstruct(x, time[:1500]) - u.flip(0)[:1500]
         errors[size] = apart.square().mean().sqrt().item()
         recent = apart[:300].square().mean().sqrt().item()
         assert recent < errors[size]  # recent in detail, far in outline
@@ -51,9 +51,9 @@ def test_rebuild_is_legendres_series() -> None:
     """A polynomial in e^-age of degree 2 has its coefficients by projection, and is rebuilt from them."""
     grid = (torch.arange(20000, dtype=torch.float64) + 0.5) / 20000  # of e^-age
     wanted = 1 - 2 * grid + 3 * grid**2
-    basis = rebuild(torch.eye(5, dtype=torch.float64), -grid.log())  # (N, M)
+    basis = reconstruct(torch.eye(5, dtype=torch.float64), -grid.log())  # (N, M)
     assert (basis @ basis.T / 20000 - torch.eye(5, dtype=torch.float64)).abs().max() < 1e-6
-    assert (rebuild(basis @ wanted / 20000, -grid.log()) - wanted).abs().max() < 1e-5
+    assert (reconstruct(basis @ wanted / 20000, -grid.log()) - wanted).abs().max() < 1e-5
 
 
 @pytest.mark.parametrize("size", [2, 8, 64])

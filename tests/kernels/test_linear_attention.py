@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 from torch.autograd import gradcheck
 
-from regard.kernels.recurrent.linear_attention import both_ways, linear_attention
+from regard.kernels.recurrent.linear_attention import bidirectional_linear_attention, linear_attention
 
 B, H, E = 2, 2, 3
 
@@ -43,12 +43,12 @@ def test_it_is_the_quadratic_form(packed: bool, padded: bool, causal: bool) -> N
     if causal:
         found, _ = linear_attention(q, k, v, torch.zeros_like(state), segments, valid)
     else:
-        found = both_ways(q, k, v, segments, valid)
+        found = bidirectional_linear_attention(q, k, v, segments, valid)
     assert (found - expected).abs().max() < 1e-11
     if causal:
         plain, _ = linear_attention(q, k, v, torch.zeros_like(v[:, :, :E]), segments, valid, normalize=False)
     else:
-        plain = both_ways(q, k, v, segments, valid, normalize=False)
+        plain = bidirectional_linear_attention(q, k, v, segments, valid, normalize=False)
     assert (plain - weights @ v).abs().max() < 1e-11 * weights.max()
 
 
@@ -56,7 +56,12 @@ def test_it_is_the_quadratic_form(packed: bool, padded: bool, causal: bool) -> N
 def test_the_state_stays_in_its_own_precision(dtype: torch.dtype) -> None:
     q, k, v, state = inputs(5)
     out, after = linear_attention(q.to(dtype), k.to(dtype), v.to(dtype), state.float())
-    assert out.dtype == after.dtype == both_ways(q.to(dtype), k.to(dtype), v.to(dtype)).dtype == torch.float32
+    assert (
+        out.dtype
+        == after.dtype
+        == bidirectional_linear_attention(q.to(dtype), k.to(dtype), v.to(dtype)).dtype
+        == torch.float32
+    )
 
 
 def test_gradients() -> None:
@@ -64,7 +69,7 @@ def test_gradients() -> None:
     segments = torch.tensor([[0, 0, 1, 1, 1, 1, 2], [0, 0, 0, 0, 0, 0, 0]])
     valid = torch.tensor([[True] * 7, [True] * 5 + [False] * 2])
     assert gradcheck(lambda *x: linear_attention(*x, segments, valid), tensors, fast_mode=True)
-    assert gradcheck(lambda *x: both_ways(*x, segments, valid), tensors[:3], fast_mode=True)
+    assert gradcheck(lambda *x: bidirectional_linear_attention(*x, segments, valid), tensors[:3], fast_mode=True)
 
 
 def test_nothing_seen_gives_zero_and_finite_gradients() -> None:

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from regard.kernels.recurrent.cells.documents import apart, by_document, find
-from regard.kernels.recurrent.cells.loop import CellStates, borders, unroll
+from regard.kernels.recurrent.cells import CellStates, document_starts, unroll
+from regard.kernels.recurrent.cells.documents import pack_documents, run_packed, split_documents
 from regard.layout import TokenLayout
 from regard.parts.gru import GRU
 from regard.parts.lstm import LSTM
@@ -69,7 +69,7 @@ WHERE = {
 def test_documents_equal_the_loop(name: str, where: str) -> None:
     module, layout = built(CELLS[name]), WHERE[where]
     x, past = drawn(module, *ROWS.shape)
-    close(by_document(module.fused, x, past, find(layout)), plain(module, x, past, layout), layout.valid)
+    close(run_packed(module.fused, x, past, pack_documents(layout)), plain(module, x, past, layout), layout.valid)
 
 
 @pytest.mark.parametrize("name", CELLS)
@@ -81,7 +81,7 @@ def test_gradients_of_both_forms_are_the_same(name: str) -> None:
     for array in past:
         array.requires_grad_()
     found = []
-    for said, states in (by_document(module.fused, x, past, find(layout)), plain(module, x, past, layout)):
+    for said, states in (run_packed(module.fused, x, past, pack_documents(layout)), plain(module, x, past, layout)):
         loss = said.where(layout.valid.unsqueeze(-1), 0.0).sin().sum() + sum(state.sin().sum() for state in states)
         found.append(torch.autograd.grad(loss, weights))
     for one, other in zip(*found, strict=True):
@@ -102,16 +102,16 @@ def test_the_loop_resets_at_documents_and_skips_padding() -> None:
                     module, x[row, mine][None], tuple(z[:1] for z in zeros), TokenLayout.whole(1, int(mine.sum()))
                 )
                 assert (said[row, mine] - alone[0]).abs().max() <= 1e-15
-    assert borders(ROWS, ROWS >= 0)[2].nonzero().flatten().tolist() == [1, 4, 6]
+    assert document_starts(ROWS, ROWS >= 0)[2].nonzero().flatten().tolist() == [1, 4, 6]
 
 
 def test_documents_go_apart_and_back() -> None:
     layout = WHERE["packed and padded"]
-    documents, where = apart(layout)
+    documents, where = split_documents(layout)
     assert documents.rows.tolist() == [0, 0, 0, 1, 2, 2, 2, 2]
     assert where.valid.sum(1).tolist() == [3, 2, 4, 9, 1, 2, 2, 5]
     x = torch.randn(*ROWS.shape, 2)
-    assert torch.equal(documents.put(documents.take(x)), x * (ROWS >= 0).unsqueeze(-1))
+    assert torch.equal(documents.merge(documents.split(x)), x * (ROWS >= 0).unsqueeze(-1))
 
 
 def copied(module: nn.RNNBase, ours: RecurrentCell, turn: Callable[[Tensor], Tensor] = lambda w: w) -> None:

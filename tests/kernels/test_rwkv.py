@@ -8,8 +8,7 @@ from torch import Tensor
 from torch.autograd import gradcheck
 
 from regard.kernels.recurrent import wkv as wkv_module
-from regard.kernels.recurrent.wkv import wkv
-from regard.kernels.recurrent.wkv.sums import EMPTY, Sums
+from regard.kernels.recurrent.wkv import EMPTY, Sums, wkv
 
 F = 3
 
@@ -60,7 +59,7 @@ def test_it_is_the_softmax_that_it_stands_for(case: tuple, piece: int) -> None:
     k, v, w, u, state, segments, valid = case
     expected = plain(k, v, w, u, segments, valid)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(wkv_module, "PIECE", piece)
+        patch.setattr(wkv_module, "PORTION", piece)
         found, _ = wkv(*case)
     assert (found - expected).abs().max() < 1e-10
 

@@ -52,7 +52,7 @@ def test_any_split_is_the_whole(case: Case, cut: int, form: str) -> None:
 def test_many_pieces_are_one(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     case = draw(kind, length=45, packed=True, padded=True)
     whole = chunked.scan(*case, chunk=4)
-    monkeypatch.setattr(chunked, "HELD", 50)  # a few chunks at a time
+    monkeypatch.setattr(chunked, "MAX_NUMBERS", 50)  # a few chunks at a time
     assert error(chunked.scan(*case, chunk=4), whole) < 1e-14
 
 

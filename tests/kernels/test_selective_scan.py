@@ -16,7 +16,7 @@ from regard.kernels.recurrent.selective_scan import (
     sequential,
     why,
 )
-from regard.kernels.recurrent.selective_scan.associative import join
+from regard.kernels.recurrent.selective_scan.associative import compose
 
 ROWS, F, N = 2, 3, 2
 FORMS = {name: BACKENDS[name].selective_scan for name in ("sequential", "associative")} | {
@@ -78,9 +78,9 @@ def test_every_form_is_the_recurrence(form: str, length: int, packed: bool, padd
 @pytest.mark.ledger("mamba.scan")
 def test_joining_steps_is_associative() -> None:
     one, two, three = ((a, b) for a, b in torch.randn(3, 2, 5, dtype=torch.float64))
-    for x, y in zip(join(join(one, two), three), join(one, join(two, three)), strict=True):
+    for x, y in zip(compose(compose(one, two), three), compose(one, compose(two, three)), strict=True):
         assert (x - y).abs().max() < 1e-14
-    assert not torch.allclose(join(one, two)[1], join(two, one)[1])  # but the order matters
+    assert not torch.allclose(compose(one, two)[1], compose(two, one)[1])  # but the order matters
 
 
 @pytest.mark.ledger("mamba.scan")

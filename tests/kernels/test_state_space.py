@@ -15,9 +15,8 @@ from regard.kernels.recurrent.state_space.discretise import (
     zero_order_hold,
     zero_order_hold_diagonal,
 )
-from regard.kernels.recurrent.state_space.fft_convolution import convolve
 from regard.kernels.recurrent.state_space.hippo import DIAGONALS, legs, normal_plus_low_rank
-from regard.kernels.recurrent.state_space.kernel import System, flops, kernel
+from regard.kernels.recurrent.state_space.kernel import System, convolve, flops, kernel
 from regard.kernels.recurrent.state_space.transition import DenseTransition, DiagonalTransition, paired, real
 from tests.kernels.systems import KINDS, loop, random, system
 
@@ -222,11 +221,11 @@ def test_a_long_document_among_short_ones_is_cut(kind: str, monkeypatch: pytest.
     made, u = system(kind, D, N), random(1, 90, D)
     segments = torch.cat([torch.arange(20), torch.full((60,), 20), torch.arange(21, 31)])[None]
     state = random(1, D, N, seed=1)
-    lines = document_chunks.cut((1, 90), segments, None)
+    lines = document_chunks.split_documents((1, 90), segments, None)
     assert lines.chained and len(lines.sizes) * lines.size < 31 * 60 / 2
     expected, last = loop(made, u, state, segments)
     for most in (2, 5, 256):
-        monkeypatch.setattr(document_chunks, "MOST", most)
+        monkeypatch.setattr(document_chunks, "MAX_CHUNKS", most)
         y, end = state_space(made, u, state, segments)
         assert (y - expected).abs().max() < 1e-12
         assert (end - last).abs().max() < 1e-12

@@ -1,4 +1,4 @@
-"""Flash attention in Triton is the reference, gradients too: by the interpreter on the CPU, compiled on a GPU."""
+"""FlashAttention in Triton equals the reference, with gradients: by the interpreter on a CPU, compiled on a GPU."""
 
 import random
 from dataclasses import replace
@@ -14,7 +14,7 @@ from regard.kernels.attention.patterns.sparse_transformer import StridedPattern
 from regard.kernels.attention.patterns.window import SinksAndWindow, Window
 from regard.kernels.attention.score_options import ScoreOptions
 from regard.kernels.attention.statistics import attend_with_statistics
-from regard.kernels.attention.triton.bounds import NOWHERE, bounds
+from regard.kernels.attention.triton.bounds import NO_DOCUMENT, bounds
 from regard.layout import TokenLayout
 from tests.kernels.interpreted import DEVICE
 
@@ -32,16 +32,16 @@ MASKS: dict[str, Mask] = {
 
 @pytest.fixture(autouse=True)
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of 16 × 16, so that short texts have many."""
+    """Tiles of 16 × 16, so that short sequences have many."""
     from regard.kernels.attention.triton import launch
 
-    monkeypatch.setattr(launch, "GRAIN", 16)
+    monkeypatch.setattr(launch, "BOUNDS_TILE", 16)
     for sizes in (launch.SIZES, launch.SMALL):
         for kernel in sizes:
             monkeypatch.setitem(sizes, kernel, launch.TileSize(16, 16, 4, 1))
 
 
-def where_tokens_stand(kind: str, length: int = LENGTH) -> TokenLayout:
+def token_layout(kind: str, length: int = LENGTH) -> TokenLayout:
     slots = torch.arange(length, device=DEVICE).expand(2, length)
     documents = torch.stack([slots[0] // 15, (slots[1] >= 20).long()])
     starts = torch.stack([documents[0] * 15, documents[1] * 20])
@@ -77,7 +77,7 @@ def inputs(
 
 
 def with_gradients(attend, tensors: list[Tensor], layout: TokenLayout, options: ScoreOptions) -> list[Tensor]:
-    """The output at valid tokens (what stands at padding is nobody's), and the gradients of all that can learn."""
+    """The output at valid tokens, zeros at padding, and the gradients of all tensors that require one."""
     out = attend(*tensors, replace(layout), options)
     if layout.valid is not None:
         out = out.where(layout.valid.view(len(out), 1, -1, 1), 0)
@@ -112,31 +112,31 @@ CASES = [
 
 @pytest.mark.ledger("flash.tiled", "flash.exact", "flash.backward")
 @pytest.mark.parametrize(("mask", "layout", "bias", "extra", "sizes"), CASES)
-def test_it_is_the_reference(mask: str, layout: str, bias: str, extra: str, sizes: dict[str, int]) -> None:
-    where = where_tokens_stand(layout)
+def test_triton_equals_the_reference(mask: str, layout: str, bias: str, extra: str, sizes: dict[str, int]) -> None:
+    where = token_layout(layout)
     assert largest_error(inputs(where, **sizes), where, options_of(mask, bias, extra)) < 3e-6
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", ["ordered", "packed", "padded left", "keys"])
 @pytest.mark.parametrize("mask", MASKS)
-def test_every_mask_everywhere_is_the_reference(mask: str, layout: str) -> None:
+def test_every_mask_and_layout_equals_the_reference(mask: str, layout: str) -> None:
     draw = random.Random(f"{mask} {layout}")
-    where = where_tokens_stand(layout, draw.choice([32, 37, 48]))
+    where = token_layout(layout, draw.choice([32, 37, 48]))
     bias, extra = draw.choice(["none", "slopes", "buckets"]), draw.choice(["", "cap", "sinks", "cap, sinks"])
     options = options_of(mask, bias, extra)
     sizes = {"kv_heads": draw.choice([1, 2]), "dim": draw.choice([16, 20]), "value_dim": draw.choice([16, 8])}
     assert largest_error(inputs(where, **sizes), where, options) < 3e-6
 
 
-def test_half_precision_costs_its_rounding_only() -> None:
-    layout = where_tokens_stand("ordered", 32)
+def test_half_precision_error_is_its_rounding() -> None:
+    layout = token_layout("ordered", 32)
     tensors, options = inputs(layout, dtype=torch.float16), options_of("causal", "none", "")
     assert largest_error(tensors, layout, options) < 2e-3
 
 
 @pytest.mark.parametrize("extra", ["", "sinks"])
-def test_a_row_that_sees_nothing_is_zero_with_finite_gradients(extra: str) -> None:
+def test_query_without_keys_is_zero_with_finite_gradients(extra: str) -> None:
     slots = torch.arange(20, device=DEVICE).expand(2, 20)
     layout = TokenLayout(slots, valid=torch.stack([slots[0] < 0, slots[1] >= 3]), consecutive=True)
     tensors = inputs(layout)
@@ -152,8 +152,8 @@ def test_a_row_that_sees_nothing_is_zero_with_finite_gradients(extra: str) -> No
     ("mask", "layout", "bias", "extra"),
     [("causal", "ordered", "slopes", "sinks"), ("window", "packed", "none", "cap"), ("full", "keys", "none", "")],
 )
-def test_statistics_are_those_of_the_plain_tiles(mask: str, layout: str, bias: str, extra: str) -> None:
-    where, options = where_tokens_stand(layout), options_of(mask, bias, extra)
+def test_statistics_equal_those_of_tiled(mask: str, layout: str, bias: str, extra: str) -> None:
+    where, options = token_layout(layout), options_of(mask, bias, extra)
     q, k, v = inputs(where)
     out, found = triton.attend_with_statistics(q, k, v, where, options, first=2)
     plain, expected = attend_with_statistics(q.double(), k.double(), v.double(), where, options, first=2)
@@ -163,16 +163,16 @@ def test_statistics_are_those_of_the_plain_tiles(mask: str, layout: str, bias: s
     assert torch.equal(found.top_key, expected.top_key)
 
 
-def check_bounds(mask: str, places: list[Tensor], consecutive: bool) -> Tensor:
-    """Outside of the bounds nothing is seen, between the inner two everything; gives those of the keys."""
-    q_at, k_at, q_document, k_document = places
-    seen = q_document.unsqueeze(2) == k_document.unsqueeze(1)
-    allowed = MASKS[mask].allows(q_at.unsqueeze(2), k_at.unsqueeze(1))
-    seen = seen if allowed is None else seen & allowed
-    numbers = triton.reach(MASKS[mask])
-    assert numbers is not None
-    found = bounds(q_at, k_at, q_document, k_document, numbers, 8, consecutive)
-    for pairs, spans in zip((seen, seen.mT), found, strict=True):
+def check_bounds(mask: str, tokens: list[Tensor], consecutive: bool) -> Tensor:
+    """No pair is allowed outside of the bounds, all pairs between the inner two; returns those of the keys."""
+    q_positions, k_positions, q_document, k_document = tokens
+    pairs_allowed = q_document.unsqueeze(2) == k_document.unsqueeze(1)
+    allowed = MASKS[mask].allows(q_positions.unsqueeze(2), k_positions.unsqueeze(1))
+    pairs_allowed = pairs_allowed if allowed is None else pairs_allowed & allowed
+    limits = triton.mask_limits(MASKS[mask])
+    assert limits is not None
+    found = bounds(q_positions, k_positions, q_document, k_document, limits, 8, consecutive)
+    for pairs, spans in zip((pairs_allowed, pairs_allowed.mT), found, strict=True):
         for b, row in ((b, row) for b in range(2) for row in range(spans.shape[1])):
             lo, full_lo, full_hi, hi = spans[b, row].tolist()
             here = pairs[b, 8 * row : 8 * row + 8]
@@ -184,55 +184,55 @@ def check_bounds(mask: str, places: list[Tensor], consecutive: bool) -> Tensor:
 
 
 @pytest.mark.parametrize("mask", MASKS)
-def test_bounds_leave_out_only_what_is_not_seen(mask: str) -> None:
+def test_bounds_contain_all_allowed_pairs(mask: str) -> None:
     for seed in range(20):
         torch.manual_seed(seed)
-        places = [torch.randint(0, high, (2, n)) for high in (40, 3) for n in (29, 45)]
+        tokens = [torch.randint(0, high, (2, n)) for high in (40, 3) for n in (29, 45)]
         if seed % 2:
-            places = [x.sort().values for x in places]
-        places[3] = places[3].where(torch.rand(2, 45) < 0.9, NOWHERE)
-        check_bounds(mask, places, False)
+            tokens = [x.sort().values for x in tokens]
+        tokens[3] = tokens[3].where(torch.rand(2, 45) < 0.9, NO_DOCUMENT)
+        check_bounds(mask, tokens, False)
 
 
 @pytest.mark.parametrize("mask", MASKS)
-def test_bounds_of_packed_rows_are_close(mask: str) -> None:
+def test_bounds_of_packed_rows_are_tight(mask: str) -> None:
     slots = torch.arange(45).expand(2, 45)
     documents = torch.stack([slots[0] // 13, (slots[1] >= 30).long()])
     layout = slots - torch.stack([documents[0] * 13, documents[1] * 30])
-    spans = check_bounds(mask, [layout, layout, documents, documents.where(slots != 44, NOWHERE)], True)
+    spans = check_bounds(mask, [layout, layout, documents, documents.where(slots != 44, NO_DOCUMENT)], True)
     if MASKS[mask].causal:
         assert (spans[..., 3] <= torch.arange(8, 56, 8)).all()  # no tile of later keys
-    assert spans[1, 5, 0] >= 24  # none of the document before
+    assert spans[1, 5, 0] >= 24  # no key of the previous document
 
 
-def test_what_it_does_not_know_is_refused_by_name() -> None:
-    layout = where_tokens_stand("ordered")
+def test_unsupported_arguments_are_refused_by_name() -> None:
+    layout = token_layout("ordered")
     q, k, v = inputs(layout)
     slopes = Slopes(torch.ones(2, requires_grad=True))
     plain = ScoreOptions(Causal())
     for tensors, options, reason in [
         ((q.double(), k.double(), v.double()), plain, "in one dtype, half precision or float32, not torch.float64"),
-        ((q, k, v.half()), plain, "computes in one dtype"),
-        ((q, k, v.repeat(1, 1, 1, 20)), plain, "heads of up to 128 coordinates"),
+        ((q, k, v.half()), plain, "needs q, k and v in one dtype"),
+        ((q, k, v.repeat(1, 1, 1, 20)), plain, "a head_dim of up to 128"),
         ((q, k, v[..., :6]), plain, "in multiples of 4, not (16, 6)"),
-        ((q, k, v), ScoreOptions(StridedPattern(4)), "does not know the mask Strided"),
+        ((q, k, v), ScoreOptions(StridedPattern(4)), "does not support the mask Strided"),
         ((q, k, v), ScoreOptions(Causal(), bias=slopes), "no gradient for slopes"),
-        ((q, k, v), ScoreOptions(Causal(), bias=Bias()), "does not know the bias Bias"),
+        ((q, k, v), ScoreOptions(Causal(), bias=Bias()), "does not support the bias Bias"),
         ((q, k, v), ScoreOptions(Causal(), scale=-1.0), "a positive scale"),
-        ((q, k, v), ScoreOptions(Causal(), dropout=0.1), "cannot drop weights"),
+        ((q, k, v), ScoreOptions(Causal(), dropout=0.1), "has no dropout"),
     ]:
         assert reason in (triton.cannot(*tensors, layout, options) or "")
 
 
-def test_whole_texts_with_nothing_added_are_left_to_pytorch() -> None:
-    whole, packed = where_tokens_stand("ordered"), where_tokens_stand("packed")
+def test_plain_whole_sequences_are_left_to_pytorch() -> None:
+    whole, packed = token_layout("ordered"), token_layout("packed")
     x = inputs(whole, dtype=torch.float16)
-    assert "PyTorch's own kernels are faster" in (triton.slower(*x, whole, ScoreOptions(Causal())) or "")
+    assert "PyTorch's kernels are faster" in (triton.slower(*x, whole, ScoreOptions(Causal())) or "")
     for layout, options in [
         (packed, ScoreOptions(Causal())),
         (whole, ScoreOptions(Window(4))),
         (whole, ScoreOptions(Full(), softcap=2.0)),
     ]:
         assert triton.slower(*x, layout, options) is None
-    few = where_tokens_stand("keys")
-    assert "9 queries a row are few" in (triton.slower(*inputs(few), few, ScoreOptions(Causal())) or "")
+    few = token_layout("keys")
+    assert "only 9 queries per row" in (triton.slower(*inputs(few), few, ScoreOptions(Causal())) or "")

@@ -8,18 +8,18 @@ from tests.kernels.interpreted import DEVICE
 
 
 @pytest.mark.parametrize("scale, cap", [(1.0, None), (0.5, 3.0)])
-@pytest.mark.parametrize("learns", [True, False])
-def test_a_row_is_that_of_tensor_code(scale: float, cap: float | None, learns: bool) -> None:
-    from regard.kernels.triton_cross_entropy import BLOCK, of_logits
+@pytest.mark.parametrize("needs_grad", [True, False])
+def test_a_row_is_that_of_tensor_code(scale: float, cap: float | None, needs_grad: bool) -> None:
+    from regard.kernels.triton_cross_entropy import BLOCK, loss_of_logits
 
     z = 4 * torch.randn(5, BLOCK + 70, device=DEVICE)
     z[1, 7] = z[1, 9] = 30.0  # of equal logits the first is the highest
     targets = torch.tensor([int(z[0].argmax()), 7, 9 if cap is None else 7, BLOCK + 69, 3], device=DEVICE)
     z[2] = z[1]
     weights = torch.rand(5, device=DEVICE)
-    expected = plain.of_logits(z, targets, weights, scale, cap, learns)
+    expected = plain.loss_of_logits(z, targets, weights, scale, cap, needs_grad)
     found = z.clone()
-    losses, correct = of_logits(found, targets, weights, scale, cap, learns)
+    losses, correct = loss_of_logits(found, targets, weights, scale, cap, needs_grad)
     assert (losses - expected[0]).abs().max() <= 1e-5
     assert torch.equal(correct, expected[1])
     assert (found - expected[2]).abs().max() <= 1e-6

@@ -9,7 +9,7 @@ from tests.kernels.interpreted import DEVICE
 
 @pytest.mark.parametrize("heads, dim, rows", [(3, 12, 2), (4, 16, 1)])
 def test_turned_and_turned_back(heads: int, dim: int, rows: int) -> None:
-    from regard.kernels.triton_rope import turn as kernel
+    from regard.kernels.triton_rope import rotate as kernel
 
     x = torch.randn(2, 5, heads, dim + 4, device=DEVICE, requires_grad=True)
     part = x[..., :dim].transpose(1, 2)  # as a layer hands it over, with coordinates that stay

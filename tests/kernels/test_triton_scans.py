@@ -15,8 +15,8 @@ from regard.kernels.recurrent.selective_scan import sequential as selective_sequ
 from regard.kernels.recurrent.selective_scan.triton import autograd as selective_spans
 from regard.kernels.recurrent.selective_scan.triton import backend as selective_triton
 from regard.kernels.recurrent.selective_scan.triton import carry
+from regard.kernels.recurrent.wkv import EMPTY, Sums
 from regard.kernels.recurrent.wkv import wkv as plain_wkv
-from regard.kernels.recurrent.wkv.sums import EMPTY, Sums
 from regard.kernels.recurrent.wkv.triton import autograd as wkv_spans
 from tests.kernels.interpreted import DEVICE
 from tests.kernels.scans import draw
@@ -43,7 +43,7 @@ def error(kernel: Callable, plain: Callable, case: Tensors) -> float:
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Tiles that a test can afford."""
-    monkeypatch.setattr(scan_spans, "span_of", lambda *sizes: 16)
+    monkeypatch.setattr(scan_spans, "span_length", lambda *sizes: 16)
     monkeypatch.setattr(scan_spans, "PROGRAMS", 1)  # heads of a group go together
     monkeypatch.setattr(scan_spans, "state_tile", lambda *sizes: (16, 16, 4))
     monkeypatch.setattr(scan_spans, "read_tile", lambda *sizes: (16, 4))

@@ -1,4 +1,4 @@
-"""Autocast where it must not act, and where it would not: for sums, and for products that it does not know."""
+"""Switch autocast off for sums, and apply it to products that it does not cover."""
 
 from contextlib import AbstractContextManager, nullcontext
 
@@ -7,12 +7,12 @@ from torch import Tensor
 
 
 def without_autocast(device: torch.device) -> AbstractContextManager:
-    """Products in here keep the dtype of their inputs. The meta device knows no autocast, and asking breaks graphs."""
+    """A context without autocast. The meta device has none, and a query for it breaks compiled graphs."""
     return nullcontext() if device.type == "meta" else torch.autocast(device.type, enabled=False)
 
 
 def autocast_like_linear(*tensors: Tensor) -> tuple[Tensor, ...]:
-    """The tensors as autocast would hand them to a matrix product; as they are where there is none."""
+    """The tensors in the dtype to which autocast casts the inputs of a matrix product; unchanged without autocast."""
     device = tensors[0].device.type
     if device == "meta" or not torch.is_autocast_enabled(device):
         return tensors

@@ -1,11 +1,10 @@
-"""The short causal convolution of every channel by itself, as recurrent mixers need it.
+"""The short causal convolution per channel of recurrent mixers.
 
     y_t = Σ_{i<k} w_i ⊙ x_{t-i} (+ bias)          over valid tokens of the same document
 
-On a CPU a sum of shifted copies: with a handful of taps that is as fast as a grouped convolution, and it runs along
-channels as the stream lies in memory. On a GPU one kernel (triton_convolution.py). Tokens that are not valid are set
-aside first, so padding may stand anywhere. The tail is what the tokens before left: the last k - 1 values, zeros where
-a text begins.
+On a CPU it is a sum of shifted copies: for a few taps that is as fast as a grouped convolution, and memory is read in
+order. On a GPU it is one kernel (triton_convolution.py). Invalid tokens are sorted to the end first, so padding may be
+anywhere. The tail holds the last k - 1 inputs of the previous tokens, zeros at the start of a sequence.
 """
 
 import torch
@@ -15,43 +14,45 @@ from torch import Tensor
 from regard.compat import cannot_triton
 from regard.layout import TokenLayout
 
-MOST_TAPS = 8  # that the kernel unrolls
+MAX_TAPS = 8  # the kernel unrolls them
 
 
 def convolve(
     x: Tensor, weight: Tensor, bias: Tensor | None, tail: Tensor, layout: TokenLayout
 ) -> tuple[Tensor, Tensor]:
-    """x (B, L, D), weight (k, D), the newest token's tap first, tail (B, k - 1, D) -> y (B, L, D), the next tail."""
+    """x (B, L, D), weight (k, D), the current tap first, tail (B, k - 1, D) -> y (B, L, D), the next tail."""
     order = layout.derived(valid_first)
     segments = None if layout.segments is None else pick(layout.segments, order)
-    dtype, behind = torch.promote_types(x.dtype, weight.dtype), len(weight) - 1
+    dtype, previous = torch.promote_types(x.dtype, weight.dtype), len(weight) - 1
     x, tail = pick(x, order).to(dtype), tail.to(dtype)
     if fused(x, weight):
-        y = by_kernel(x, weight, bias, tail, segments)
-        line = torch.cat([tail, x if layout.valid is not None else x[:, max(x.shape[1] - behind, 0) :]], 1)
+        y = convolve_with_triton(x, weight, bias, tail, segments)
+        line = torch.cat([tail, x if layout.valid is not None else x[:, max(x.shape[1] - previous, 0) :]], 1)
     else:
         line = torch.cat([tail, x], 1)  # (B, k - 1 + L, D)
-        y = shifted(line, weight, bias, segments)
-    y = y if order is None else pick(y, order.argsort(1))  # each token back to its place
-    return y, latest(line, behind, layout.valid)
+        y = sum_shifted(line, weight, bias, segments)
+    y = y if order is None else pick(y, order.argsort(1))  # the original order
+    return y, next_tail(line, previous, layout.valid)
 
 
 def fused(x: Tensor, weight: Tensor) -> bool:
-    return cannot_triton(x.device) is None and x.dtype != torch.float64 and x.shape[1] > 1 and len(weight) <= MOST_TAPS
+    return cannot_triton(x.device) is None and x.dtype != torch.float64 and x.shape[1] > 1 and len(weight) <= MAX_TAPS
 
 
-def by_kernel(x: Tensor, weight: Tensor, bias: Tensor | None, tail: Tensor, segments: Tensor | None) -> Tensor:
-    from regard.kernels.triton_convolution import convolve  # imports triton, which need not be installed
+def convolve_with_triton(
+    x: Tensor, weight: Tensor, bias: Tensor | None, tail: Tensor, segments: Tensor | None
+) -> Tensor:
+    from regard.kernels.triton_convolution import convolve  # triton is optional
 
     return convolve(x, weight, bias, tail, segments)
 
 
-def shifted(line: Tensor, weight: Tensor, bias: Tensor | None, segments: Tensor | None) -> Tensor:
-    behind = len(weight) - 1
-    length = line.shape[1] - behind
-    y = line[:, behind:] * weight[0]
+def sum_shifted(line: Tensor, weight: Tensor, bias: Tensor | None, segments: Tensor | None) -> Tensor:
+    previous = len(weight) - 1
+    length = line.shape[1] - previous
+    y = line[:, previous:] * weight[0]
     for i, tap in enumerate(weight[1:], 1):
-        before = line[:, behind - i : behind - i + length]  # (B, L, D)
+        before = line[:, previous - i : previous - i + length]  # (B, L, D)
         if segments is not None:
             same = segments == F.pad(segments, (i, 0))[:, :length]
             before = before.where(same.unsqueeze(-1), 0.0)
@@ -59,21 +60,21 @@ def shifted(line: Tensor, weight: Tensor, bias: Tensor | None, segments: Tensor 
     return y if bias is None else y.add_(bias)
 
 
-def latest(line: Tensor, behind: int, valid: Tensor | None) -> Tensor:
-    """(B, k - 1, D): what the next tokens will have behind them."""
+def next_tail(line: Tensor, previous: int, valid: Tensor | None) -> Tensor:
+    """(B, k - 1, D): the tail for the next tokens."""
     if valid is None:
-        return line[:, line.shape[1] - behind :]
-    ends = valid.sum(1, keepdim=True) + torch.arange(behind, device=line.device)  # (B, k - 1)
+        return line[:, line.shape[1] - previous :]
+    ends = valid.sum(1, keepdim=True) + torch.arange(previous, device=line.device)  # (B, k - 1)
     return pick(line, ends)
 
 
 def valid_first(layout: TokenLayout) -> Tensor | None:
-    """(B, L) an order in which no invalid token stands between valid ones; None when all are valid."""
+    """(B, L) an order with all valid tokens first; None if all are valid."""
     return None if layout.valid is None else (~layout.valid).to(torch.uint8).argsort(dim=1, stable=True)
 
 
 def pick(x: Tensor, order: Tensor | None) -> Tensor:
-    """The tokens of each row in this order: x (B, L) or (B, L, D), order (B, M) or None for as they are."""
+    """The tokens of each row in this order: x (B, L) or (B, L, D), order (B, M); None: unchanged."""
     if order is None:
         return x
     return x.gather(1, order if x.dim() == 2 else order.unsqueeze(-1).expand(-1, -1, x.shape[2]))

@@ -1,10 +1,10 @@
-"""Many matrices, each for its own tokens: x is sorted by expert, and every expert multiplies its stretch of rows.
+"""Grouped matrix product: x is sorted by expert, and each expert's matrix multiplies its own rows.
 
     y_t = W_{e(t)} x_t + b_{e(t)}          the rows of expert e end at ends[e]
 
-T rows cost T products of a row and a matrix, however many experts there are. torch's grouped product does it in one
-call; what that does not take (float64, odd widths) is done one contiguous slice an expert, as one operator with its
-backward written out, so that compiled graphs may hold it though the slices depend on the data.
+The cost is that of T rows times one matrix, whatever the number of experts. torch's grouped product does it in one
+call. Dtypes and widths that it does not support (float64, unaligned rows) run one contiguous slice per expert, as one
+custom operator with its backward, so that compiled graphs can contain it although the slices depend on the data.
 """
 
 from itertools import pairwise
@@ -18,9 +18,9 @@ from regard.kernels.autocast import autocast_like_linear
 
 
 def by_expert(chosen: Tensor, experts: int) -> tuple[Tensor, Tensor]:
-    """chosen (N,) -> the order (N,) that sorts by expert, and where each expert's rows end, (X,).
+    """chosen (N,) -> the order (N,) that sorts by expert, and the end of each expert's rows (X,).
 
-    Rows that chose no expert (the number X) come last, behind the last end.
+    Rows without an expert (index X) come last, after the last end.
     """
     ranked, order = chosen.sort(stable=True)
     return order, torch.searchsorted(ranked, torch.arange(experts, device=chosen.device), right=True)
@@ -42,19 +42,19 @@ def grouped_linear(x: Tensor, weight: Tensor, bias: Tensor | None, ends: Tensor)
 @torch.library.custom_op("regard::slices", mutates_args=())
 def slices(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
     y = x.new_empty(len(x), weight.shape[1])  # (T, O)
-    for matrix, rows in zip(weight, stretches(ends), strict=True):
+    for matrix, rows in zip(weight, expert_rows(ends), strict=True):
         y[rows] = x[rows] @ matrix.T
     return y
 
 
 @torch.library.custom_op("regard::slices_outer", mutates_args=())
 def outer(y: Tensor, x: Tensor, ends: Tensor) -> Tensor:
-    """Each expert's sum of y_t x_tᵀ: the gradient of its matrix."""
-    return torch.stack([y[rows].T @ x[rows] for rows in stretches(ends)])  # (X, O, I)
+    """Σ_t y_t x_tᵀ over the rows of each expert: the gradient of its matrix."""
+    return torch.stack([y[rows].T @ x[rows] for rows in expert_rows(ends)])  # (X, O, I)
 
 
-def stretches(ends: Tensor) -> list[slice]:
-    """Each expert's rows."""
+def expert_rows(ends: Tensor) -> list[slice]:
+    """The rows of each expert."""
     bounds = [0, *ends.tolist()]
     return [slice(*pair) for pair in pairwise(bounds)]
 

@@ -1,11 +1,11 @@
-"""The arithmetic of native sparse attention: blocks of tokens, which of them a query chooses, and attention over those.
+"""The operations of native sparse attention: compressed blocks, the choice of blocks per query, and attention to them.
 
-    compressed block i = tokens i·stride … i·stride + length - 1 of a document        seen once its last token is
-    importance of block j = Σ_i p_i · |i ∩ j| / stride        p: attention over compressed blocks, summed over a group
+    compressed block i = tokens i·stride … i·stride + length - 1 of a document     available from its last token on
+    importance of block j = Σ_i p_i · |i ∩ j| / stride        p: attention to compressed blocks, summed over a group
 
-A query looks at the `select` most important blocks; its document's first block, its own and the one before always come
-first, and of equals the earlier wins. Yuan et al. 2025. Blocks are counted from a document's first token, so they are
-the same in a packed row, a padded batch and a store.
+A query attends to the `select` most important blocks. The first block of its document, its own and the previous one are
+always chosen; of equally important ones the earlier. Yuan et al. 2025. Blocks are counted from the first token of the
+document, so they are the same in a packed row, a padded batch and a store.
 """
 
 from dataclasses import dataclass
@@ -20,24 +20,28 @@ from regard.kernels.attention.reference import normalize
 from regard.kernels.autocast import without_autocast
 from regard.layout import TokenLayout
 
-CHUNK = 64  # queries whose chosen keys are laid out at once: each has its own, so all at once would be too many
+CHUNK = 64  # queries whose keys are gathered at once: every query has its own copy of them
 
 
 @dataclass(frozen=True, eq=False)
 class Line:
-    """The keys in the order of their documents, each document's tokens side by side, invalid ones behind all."""
+    """The keys sorted by document and position, invalid ones last."""
 
-    slots: Tensor  # (B, S) the slot of the key that stands r-th in line
-    places: Tensor  # (B, S) how far in its document it stands
-    starts: Tensor  # (B, L) where the document of each query begins in the line
-    own: Tensor  # (B, L) how far in it the query stands
+    slots: Tensor  # (B, S) slot of the r-th key
+    places: Tensor  # (B, S) its index in its document
+    starts: Tensor  # (B, L) index of the first key of the query's document
+    own: Tensor  # (B, L) index of the query in its document
 
 
 def line_of(layout: TokenLayout) -> Line:
     segments, valid = layout.key_segments, layout.key_valid
     ranks = torch.arange(layout.key_positions.shape[1], device=layout.positions.device).expand_as(layout.key_positions)
     slots = ranks
-    for key in (layout.key_positions, segments, None if valid is None else (~valid).byte()):  # the last counts most
+    for key in (
+        layout.key_positions,
+        segments,
+        None if valid is None else (~valid).byte(),
+    ):  # stable sorts, the most significant key last
         if key is not None:
             slots = slots.gather(1, key.gather(1, slots).argsort(dim=1, stable=True))
     begins = torch.zeros_like(ranks, dtype=torch.bool)
@@ -49,12 +53,12 @@ def line_of(layout: TokenLayout) -> Line:
     if layout.keys is None:  # the queries are the keys
         back = slots.argsort(1)
         return Line(slots, ranks - starts, starts.gather(1, back), (ranks - starts).gather(1, back))
-    first = layout.keys.positions.gather(1, slots[:, :1])  # of the one document that a state remembers
+    first = layout.keys.positions.gather(1, slots[:, :1])  # a state holds one document
     return Line(slots, ranks - starts, torch.zeros_like(layout.positions), layout.positions - first)
 
 
 def ends(places: Tensor, valid: Tensor | None, length: int, stride: int) -> tuple[Tensor, Tensor]:
-    """Of tokens (B, n) at these places, those with which a compressed block is complete: (B, N), and which are real."""
+    """The tokens that complete a compressed block, of tokens (B, n) with these indices: (B, N), and which are real."""
     ended = (places + 1 >= length) & ((places + 1 - length) % stride == 0)
     ended = ended if valid is None else ended & valid
     found = (~ended).byte().argsort(dim=1, stable=True)[:, : -(-places.shape[1] // stride)]
@@ -62,19 +66,19 @@ def ends(places: Tensor, valid: Tensor | None, length: int, stride: int) -> tupl
 
 
 def pick(x: Tensor, slots: Tensor) -> Tensor:
-    """The keys (B, K, S, E) in these slots (B, K or 1, n): (B, K, n, E)"""
+    """Keys (B, K, S, E) at slots (B, K or 1, n) -> (B, K, n, E)"""
     rows, heads = (
         torch.arange(len(x), device=x.device)[:, None, None],
         torch.arange(x.shape[1], device=x.device)[:, None],
     )
     if not torch.is_grad_enabled():
-        return x[rows, heads, slots]  # of a long store only these are read
-    slots = (rows * x.shape[1] + heads) * x.shape[2] + slots  # in one long line: gradients are summed far faster so
+        return x[rows, heads, slots]  # reads only these keys of a long store
+    slots = (rows * x.shape[1] + heads) * x.shape[2] + slots  # flat indices: their gradient is much faster
     return x.reshape(-1, x.shape[3]).index_select(0, slots.flatten()).view(*slots.shape, -1)
 
 
 def importance(weights: Tensor, begins: Tensor, length: int, stride: int, block: int, count: int) -> Tensor:
-    """(B, K, L, count) of so many blocks, by weights (B, K, L, N) on compressed ones that begin at places (B, N)."""
+    """(B, K, L, count) per block, from weights (B, K, L, N) on compressed blocks that start at indices (B, N)."""
     begins = begins.unsqueeze(-1)  # (B, N, 1)
     starts = torch.arange(count, device=begins.device) * block
     shared = torch.minimum(begins + length, starts + block) - torch.maximum(begins, starts)  # (B, N, count) tokens
@@ -82,7 +86,7 @@ def importance(weights: Tensor, begins: Tensor, length: int, stride: int, block:
 
 
 def choose(scores: Tensor, own: Tensor, block: int, select: int) -> Tensor:
-    """By scores (B, K, L, J) of blocks, for queries at places (B, L): the chosen blocks (B, K, L, select)."""
+    """Scores (B, K, L, J) of blocks and query indices (B, L) -> the chosen blocks (B, K, L, select)."""
     blocks = torch.arange(scores.shape[-1], device=own.device)
     last = (own // block)[:, None, :, None]  # (B, 1, L, 1)
     always = (blocks == 0) | (blocks == last) | (blocks == last - 1)
@@ -101,14 +105,14 @@ def attend_chosen(
     scale: float,
     bias: Bias | None,
 ) -> Tensor:
-    """Attention of q (B, H, L, E) over the tokens of its chosen blocks (B, K, L, n), of k and v (B, K, S, E).
+    """Attention of q (B, H, L, E) to the tokens of its chosen blocks (B, K, L, n) of k and v (B, K, S, E).
 
-    Chunks are computed again in the backward, so that training keeps no key that was laid out.
+    The backward recomputes each chunk, so that training stores no gathered keys.
     """
 
     def chunk(q: Tensor, k: Tensor, v: Tensor, rows: slice) -> Tensor:
         places = (chosen[:, :, rows].unsqueeze(-1) * block + torch.arange(block, device=q.device)).flatten(3)
-        seen = places <= line.own[:, None, rows, None]  # (B, K, C, T)
+        allowed = places <= line.own[:, None, rows, None]  # (B, K, C, T)
         ranks = (places + line.starts[:, None, rows, None]).clamp_max(k.shape[2] - 1)
         slots = line.slots.unsqueeze(1).expand(-1, k.shape[1], -1).gather(2, ranks.flatten(2))  # (B, K, C·T)
         k, v = (pick(x, slots).unflatten(2, ranks.shape[2:]) for x in (k, v))  # (B, K, C, T, E)
@@ -119,16 +123,16 @@ def attend_chosen(
             if bias is not None:
                 positions = layout.key_positions.unsqueeze(1).expand(-1, k.shape[1], -1).gather(2, slots).view_as(ranks)
                 s = s + tiles(bias, layout.positions[:, rows], positions, s)
-            out = normalize(s, seen.unsqueeze(3)) @ v.to(wide)
+            out = normalize(s, allowed.unsqueeze(3)) @ v.to(wide)
         return out.to(q.dtype).transpose(2, 3).flatten(1, 2)  # (B, H, C, E)
 
     run = partial(checkpoint, chunk, use_reentrant=False) if torch.is_grad_enabled() else chunk
-    pieces = [slice(start, start + CHUNK) for start in range(0, q.shape[2], CHUNK)]
-    return torch.cat([run(q[:, :, rows], k, v, rows) for rows in pieces], 2)  # (B, H, L, E)
+    chunks = [slice(start, start + CHUNK) for start in range(0, q.shape[2], CHUNK)]
+    return torch.cat([run(q[:, :, rows], k, v, rows) for rows in chunks], 2)  # (B, H, L, E)
 
 
 def tiles(bias: Bias, q_positions: Tensor, k_positions: Tensor, s: Tensor) -> Tensor:
-    """The bias of scores s (B, K, C, G, T), where each query (B, C) has keys of its own (B, K, C, T)."""
+    """The bias of scores s (B, K, C, G, T) for queries (B, C), each with keys of its own (B, K, C, T)."""
     groups = s.shape[3]
     heads = [
         bias.tile(q_positions.unsqueeze(-1), keys, s.dtype)[:, :, n * groups : (n + 1) * groups, 0]

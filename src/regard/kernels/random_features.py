@@ -1,10 +1,10 @@
-"""Positive random features: softmax attention as linear attention, in the mean over directions drawn at random.
+"""Positive random features: an unbiased estimate of softmax attention by linear attention.
 
     exp(q·k / √E) = E_w[φ_w(q) φ_w(k)],     φ_w(x) = exp(w·x' - |x'|²/2),   x' = x / E^¼,   w normal
 
-R directions give an unbiased estimate whose error falls like 1/√R; its matrix of weights has rank R at most, so it is
-softmax only in the limit. Directions at right angles to each other spread less (FAVOR+). Choromanski et al. 2020,
-"Rethinking Attention with Performers". What the features say is kept in logarithms: exp would overflow.
+With R directions w the error falls like 1/√R. The matrix of weights has rank at most R, so it equals softmax only in
+the limit. Orthogonal directions have less variance (FAVOR+). Choromanski et al. 2020, "Rethinking Attention with
+Performers". Features are kept as logarithms, since exp would overflow.
 """
 
 import torch
@@ -14,7 +14,7 @@ from regard.kernels.autocast import without_autocast
 
 
 def draw_directions(count: int, dim: int) -> Tensor:
-    """(R, E): at right angles in blocks of E, each as long as a normal vector would be."""
+    """(R, E): orthogonal in blocks of E, with the norms of normal vectors."""
     rows = torch.empty(count, dim)
     for block in rows.split(dim):
         nn.init.orthogonal_(block)
@@ -26,16 +26,16 @@ def log_features(x: Tensor, directions: Tensor) -> Tensor:
     wide = torch.promote_types(x.dtype, torch.float32)
     x = x.to(wide) * x.shape[-1] ** -0.25
     with without_autocast(x.device):
-        along = x @ directions.to(wide).mT
-    return along - x.square().sum(-1, keepdim=True) / 2
+        projected = x @ directions.to(wide).mT
+    return projected - x.square().sum(-1, keepdim=True) / 2
 
 
 def running_peak(logs: Tensor, peak: Tensor, documents: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
-    """The largest so far of (B, H, L, R), beginning with `peak` (B, H): what keeps exp(logs - it) within 0 and 1.
+    """The running maximum of (B, H, L, R) from `peak` (B, H) on, so that exp(logs - maximum) is between 0 and 1.
 
-    A sum kept relative to it must fade by exp(decay) when it grows, which is a scan's decay. Returns the peaks
-    (B, H, L), the decays (B, H, L) and the last peak. Before anything was seen it is -inf, and there nothing fades.
-    Every document (B, L) has peaks of its own; the first goes on with `peak`.
+    A sum that is relative to the maximum decays by exp(decay) when the maximum grows, like the state of a scan. Returns
+    the maxima (B, H, L), the decays (B, H, L) and the last maximum. It is -inf before the first token, without decay.
+    Every document (B, L) has maxima of its own; the first one continues from `peak`.
     """
     now, peak = logs.detach().amax(-1), peak.unsqueeze(-1)  # (B, H, L), (B, H, 1)
     if documents is None:
@@ -56,7 +56,7 @@ def running_peak(logs: Tensor, peak: Tensor, documents: Tensor | None = None) ->
 
 
 def document_peak(logs: Tensor, documents: Tensor | None = None) -> Tensor:
-    """(B, H, L): the largest of (B, H, L, R) in each token's document; 0 where there is none."""
+    """(B, H, L): the maximum of (B, H, L, R) over the document of each token; 0 if it is -inf."""
     none = logs.new_full(logs.shape[:2], -torch.inf)
     before, _, _ = running_peak(logs, none, documents)
     after, _, _ = running_peak(logs.flip(2), none, None if documents is None else documents.flip(1))
@@ -64,7 +64,7 @@ def document_peak(logs: Tensor, documents: Tensor | None = None) -> Tensor:
 
 
 def softmax_error(q: Tensor, k: Tensor, directions: Tensor) -> Tensor:
-    """(…, L): how much of each query's weight the features put on other keys than softmax does, from 0 to 1."""
+    """(…, L): the total variation distance of the estimated weights from softmax, per query, from 0 to 1."""
     exact = (q @ k.mT * q.shape[-1] ** -0.5).softmax(-1)  # (…, L, S)
     logs_q, logs_k = log_features(q, directions), log_features(k, directions)
     logs_k = logs_k - logs_k.amax((-2, -1), keepdim=True)

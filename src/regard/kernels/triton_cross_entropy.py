@@ -1,7 +1,7 @@
-"""`of_logits` of linear_cross_entropy.py as one Triton kernel: a row of logits is read, its gradient put in its place.
+"""`loss_of_logits` of linear_cross_entropy.py as one Triton kernel, which overwrites a row of logits by its gradient.
 
-A program goes through its row twice: once for the highest logit and Σ exp (online, each lane for itself, joined at the
-end), once to write the gradient; the second time the row still lies in the cache.
+A program reads its row twice: once for the maximum and Σ exp (online, per lane, merged at the end), once to write the
+gradient; the second time the row is still in the cache.
 """
 
 import torch
@@ -14,7 +14,7 @@ BLOCK = 4096
 
 
 @triton.jit
-def capped(z, scale, cap, CAP: tl.constexpr):
+def scaled_and_capped(z, scale, cap, CAP: tl.constexpr):
     s = z.to(tl.float32) * scale
     if CAP:
         s = cap * (1 - 2 / (1 + tl.exp2(s * (2 * LOG2E / cap))))  # tanh
@@ -24,7 +24,7 @@ def capped(z, scale, cap, CAP: tl.constexpr):
 @triton.jit
 def row_loss(
     z, targets, weights, losses, correct, row_stride, vocab, scale, cap,
-    CAP: tl.constexpr, LEARNS: tl.constexpr, BLOCK: tl.constexpr,
+    CAP: tl.constexpr, NEEDS_GRAD: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     z += row * row_stride
@@ -34,7 +34,7 @@ def row_loss(
     top_at = tl.zeros([BLOCK], tl.int32)
     for start in range(0, vocab, BLOCK):
         v = start + lanes
-        s = capped(tl.load(z + v, mask=v < vocab, other=0.0), scale, cap, CAP) * LOG2E
+        s = scaled_and_capped(tl.load(z + v, mask=v < vocab, other=0.0), scale, cap, CAP) * LOG2E
         s = tl.where(v < vocab, s, -2e30)
         top_at = tl.where(s > top, v, top_at)
         higher = tl.maximum(top, s)
@@ -43,14 +43,14 @@ def row_loss(
     peak = tl.max(top, 0)
     log_sum = peak + tl.log2(tl.sum(total * tl.exp2(top - peak), 0))
     first = tl.min(tl.where(top == peak, top_at, vocab), 0)
-    at_target = capped(tl.load(z + target), scale, cap, CAP) * LOG2E
+    at_target = scaled_and_capped(tl.load(z + target), scale, cap, CAP) * LOG2E
     tl.store(losses + row, (log_sum - at_target) / LOG2E * weight)
     tl.store(correct + row, tl.where(first == target, weight, 0.0))
-    if LEARNS:
-        tl.debug_barrier()  # the target's logit is read by all before one of them writes over it
+    if NEEDS_GRAD:
+        tl.debug_barrier()  # all lanes have read the logit of the target before it is overwritten
         for start in range(0, vocab, BLOCK):
             v = start + lanes
-            s = capped(tl.load(z + v, mask=v < vocab, other=0.0), scale, cap, CAP)
+            s = scaled_and_capped(tl.load(z + v, mask=v < vocab, other=0.0), scale, cap, CAP)
             dz = (tl.exp2(s * LOG2E - log_sum) - tl.where(v == target, 1.0, 0.0)) * (weight * scale)
             if CAP:
                 dz *= 1 - (s / cap) * (s / cap)
@@ -58,18 +58,18 @@ def row_loss(
 
 
 @torch.library.custom_op("regard::of_logits", mutates_args=("z",))
-def of_logits(
-    z: Tensor, targets: Tensor, weights: Tensor, scale: float, softcap: float | None, learns: bool
+def loss_of_logits(
+    z: Tensor, targets: Tensor, weights: Tensor, scale: float, softcap: float | None, needs_grad: bool
 ) -> tuple[Tensor, Tensor]:
-    """w · loss (C,) and w where the target is the highest (C,); where it learns, z (C, V) becomes its gradient."""
+    """w · loss (C,) and w where the target is the highest (C,); with needs_grad z (C, V) is overwritten by dz."""
     losses, correct = torch.empty_like(weights), torch.empty_like(weights)
     row_loss[(len(z),)](
         z, targets, weights, losses, correct, z.stride(0), z.shape[1], scale, softcap or 1.0,
-        CAP=softcap is not None, LEARNS=learns, BLOCK=BLOCK, num_warps=8,
+        CAP=softcap is not None, NEEDS_GRAD=needs_grad, BLOCK=BLOCK, num_warps=8,
     )  # fmt: skip
     return losses, correct
 
 
-@of_logits.register_fake
+@loss_of_logits.register_fake
 def _(z, targets, weights, *rest) -> tuple[Tensor, Tensor]:
     return torch.empty_like(weights), torch.empty_like(weights)

@@ -14,7 +14,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from regard.kernels.recurrent.cells.documents import apart
+from regard.kernels.recurrent.cells.documents import split_documents
 from regard.layout import TokenLayout
 from regard.models.decoder import Decoder
 from regard.models.encoder import Encoder
@@ -110,18 +110,18 @@ class Seq2SeqModule(EncoderDecoderModule):
         """Packed rows: each document in a row of its own, and back."""
         rows = torch.arange(len(source), device=source.device)
         if source_layout is not None and source_layout.segments is not None:
-            reads, source_layout = apart(source_layout)
-            source, rows = reads.take(source), reads.rows
-        writes, apart_layout = apart(layout)
+            reads, source_layout = split_documents(source_layout)
+            source, rows = reads.split(source), reads.rows
+        writes, document_layout = split_documents(layout)
         if not torch.equal(rows, writes.rows):
             raise ValueError(
                 f"the source has {len(rows)} documents, the target {len(writes.rows)}; give each document of the "
                 "target its own of the source, in the same row and order"
             )
-        out = self(source, writes.take(tokens), source_layout, apart_layout, outputs=True)
+        out = self(source, writes.split(tokens), source_layout, document_layout, outputs=True)
         return Outputs(
-            writes.put(materialize(out.logits)),
-            tuple(writes.put(materialize(logits)) for logits in out.ahead_logits),
+            writes.merge(materialize(out.logits)),
+            tuple(writes.merge(materialize(logits)) for logits in out.ahead_logits),
             out.losses,
         )
 

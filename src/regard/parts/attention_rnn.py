@@ -13,7 +13,7 @@ from typing import ClassVar
 
 from torch import Tensor, nn
 
-from regard.kernels.recurrent.cells.loop import CellStates, unroll
+from regard.kernels.recurrent.cells import CellStates, unroll
 from regard.layout import TokenLayout
 from regard.parts.body import Body
 from regard.parts.gru import GRU

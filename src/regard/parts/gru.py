@@ -8,8 +8,7 @@ from typing import ClassVar, Literal
 
 from torch import Tensor, nn
 
-from regard.kernels.recurrent.cells import gru
-from regard.kernels.recurrent.cells.loop import CellStates
+from regard.kernels.recurrent.cells import CellStates, gru
 from regard.parts.recurrent import RecurrentCell, RecurrentMixer
 
 

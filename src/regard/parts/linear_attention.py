@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.kernels.random_features import document_peak, draw_directions, log_features, running_peak
-from regard.kernels.recurrent.linear_attention import both_ways, linear_attention
+from regard.kernels.recurrent.linear_attention import bidirectional_linear_attention, linear_attention
 from regard.kernels.recurrent.linear_scan import flops
 from regard.layout import TokenLayout
 from regard.parts.body import Body
@@ -102,7 +102,7 @@ class LinearModule(LinearAttentionModule):
     def read(self, q: Tensor, k: Tensor, v: Tensor, layout: TokenLayout, state: FixedState) -> Tensor:
         q, k = self.map(q), self.map(k)
         if self.memory is None:
-            return both_ways(q, k, v, layout.documents, layout.valid, self.normalize)
+            return bidirectional_linear_attention(q, k, v, layout.documents, layout.valid, self.normalize)
         (sums,) = state.read(layout, **self.memory.zeros(v))  # (B, H, E, columns)
         out, sums = linear_attention(q, k, v, sums, layout.documents, layout.valid, normalize=self.normalize)
         state.write(layout, sums=sums)
@@ -125,7 +125,9 @@ class PerformerModule(LinearAttentionModule):
         q = (q - q.amax(-1, keepdim=True).detach()).exp()
         k = k if layout.valid is None else k.masked_fill(~layout.valid[:, None, :, None], -torch.inf)
         if self.memory is None:
-            return both_ways(q, (k - document_peak(k, layout.documents).unsqueeze(-1)).exp(), v, layout.documents)
+            return bidirectional_linear_attention(
+                q, (k - document_peak(k, layout.documents).unsqueeze(-1)).exp(), v, layout.documents
+            )
         zeros = self.memory.zeros(v)
         sums, peak = state.read(
             layout, sums=zeros["sums"], peak=zeros["peak"] - torch.inf

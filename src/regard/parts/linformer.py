@@ -16,8 +16,7 @@ from torch import Tensor, nn
 from regard.kernels.attention import backend
 from regard.kernels.attention.mask import Full
 from regard.kernels.attention.score_options import ScoreOptions
-from regard.kernels.segments import numbered
-from regard.layout import TokenLayout
+from regard.layout import TokenLayout, number_documents
 from regard.parts.body import Body
 from regard.parts.heads import head_dim_of, merge_heads, split_heads
 from regard.parts.state import STATELESS, State
@@ -87,7 +86,7 @@ class LinformerModule(nn.Module):
     def documents(self, layout: TokenLayout) -> Tensor:
         """(B, docs, L): which tokens are in each document; padding is in none."""
         documents = layout.documents
-        own = torch.zeros_like(layout.positions) if documents is None else numbered(documents)
+        own = torch.zeros_like(layout.positions) if documents is None else number_documents(documents)
         count = 1 if documents is None else int(own.max()) + 1
         where = own.unsqueeze(1) == torch.arange(count, device=own.device).unsqueeze(-1)
         return where if layout.valid is None else where & layout.valid.unsqueeze(1)
@@ -108,7 +107,7 @@ class LinformerModule(nn.Module):
         if (segments := layout.documents) is None:
             return layout.with_keys(places)
         own = torch.arange(documents, device=places.device).repeat_interleave(keys // documents).expand_as(places)
-        return replace(layout, segments=numbered(segments)).with_keys(places, segments=own)
+        return replace(layout, segments=number_documents(segments)).with_keys(places, segments=own)
 
 
 def along_length(spec: Linformer) -> nn.Parameter:

@@ -10,8 +10,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from regard.kernels.recurrent.cells import lstm
-from regard.kernels.recurrent.cells.loop import CellStates
+from regard.kernels.recurrent.cells import CellStates, lstm
 from regard.parts.recurrent import RecurrentCell, RecurrentMixer
 
 

@@ -12,8 +12,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from regard.kernels.recurrent.cells.documents import by_document, find
-from regard.kernels.recurrent.cells.loop import CellStates, unroll
+from regard.kernels.recurrent.cells import CellStates, unroll
+from regard.kernels.recurrent.cells.documents import pack_documents, run_packed
 from regard.layout import TokenLayout
 from regard.parts.body import Body
 from regard.parts.state import STATELESS, FixedSize, FixedState
@@ -95,7 +95,7 @@ class RecurrentCell(nn.Module):
             return unroll(self.step, self.project_inputs(x), past, layout.segments, layout.valid)
         if layout.segments is None and layout.valid is None:
             return self.fused(x, None, past)
-        return by_document(self.fused, x, past, layout.derived(find))
+        return run_packed(self.fused, x, past, layout.derived(pack_documents))
 
     def project_inputs(self, x: Tensor) -> Tensor:
         """W_x x + b for all tokens in one product."""

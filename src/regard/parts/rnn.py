@@ -8,8 +8,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from regard.kernels.recurrent.cells import rnn
-from regard.kernels.recurrent.cells.loop import CellStates
+from regard.kernels.recurrent.cells import CellStates, rnn
 from regard.parts.recurrent import RecurrentCell, RecurrentMixer
 
 

@@ -17,8 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.kernels.convolution import convolve
-from regard.kernels.recurrent.wkv import wkv
-from regard.kernels.recurrent.wkv.sums import EMPTY, Sums
+from regard.kernels.recurrent.wkv import EMPTY, Sums, wkv
 from regard.layout import TokenLayout
 from regard.parts.body import Body
 from regard.parts.state import STATELESS, FixedSize, FixedState

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard.kernels.convolution import latest, pick, valid_first
+from regard.kernels.convolution import next_tail, pick, valid_first
 from regard.layout import TokenLayout
 from regard.parts.body import Body
 from regard.parts.state import STATELESS, FixedSize, FixedState
@@ -59,6 +59,6 @@ class WindowMLPModule(nn.Module):
         if segments is not None:
             same = [segments == F.pad(segments, (i, 0))[:, :length] for i in range(self.size)]
             places = [place.where(here.unsqueeze(-1), 0.0) for place, here in zip(places, same, strict=True)]
-        state.write(layout, tail=latest(line, behind, layout.valid))
+        state.write(layout, tail=next_tail(line, behind, layout.valid))
         y = self.down_proj(torch.tanh(self.up_proj(torch.cat(places, -1))))  # (B, L, D)
         return y if order is None else pick(y, order.argsort(1))  # each token back to its place

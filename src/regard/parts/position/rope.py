@@ -89,7 +89,7 @@ def rotations(layout: TokenLayout, spec: Rope, dim: int, dtype: torch.dtype) -> 
 def rotate_pairs(x: Tensor, cos: Tensor, sin: Tensor, layout: PairLayout) -> Tensor:
     """Turn the pairs of x (…, d) by angles whose cosines and sines are (…, d/2)."""
     if layout == "half" and pays_a_kernel(x):
-        from regard.kernels.triton_rope import turn as kernel
+        from regard.kernels.triton_rope import rotate as kernel
 
         return kernel(x, cos, sin)
     a, b = x.chunk(2, -1) if layout == "half" else x.unflatten(-1, (-1, 2)).unbind(-1)

@@ -1,8 +1,8 @@
-"""Documents of all lengths through one fused recurrence: each is a sequence of its own, and all begin together.
+"""Documents of different lengths through one fused recurrence, each as a separate sequence from step 1 on.
 
-    step 1 reads every document's first token, step 2 the second of those that have one, …
+    step 1 processes the first token of every document, step 2 the second of those that have one, …
 
-Padding is left out, and a row of many short documents takes only as many steps as the longest of them.
+Padding is left out, and a row of many short documents takes only as many steps as its longest document.
 """
 
 from collections.abc import Callable
@@ -11,84 +11,84 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from regard.kernels.recurrent.cells.loop import CellStates
+from regard.kernels.recurrent.cells import CellStates
 from regard.layout import TokenLayout
 
 Fused = Callable[
     [Tensor, Tensor, CellStates], tuple[Tensor, CellStates]
-]  # (x (T, D), sizes, past) -> said (T, N), states
+]  # (x (T, D), sizes, past) -> outputs (T, N), states
 
 
 class Documents(NamedTuple):
-    """R documents, the longest first."""
+    """R documents, the longest first, packed step by step."""
 
-    tokens: Tensor  # (T,) places of their tokens among all B · L, step by step
-    sizes: Tensor  # how many documents have a token in each step; on the CPU, as torch wants it
-    rows: Tensor  # (R,) where each stands
-    first: Tensor  # (R, 1) is it its row's first, which goes on with the past?
-    last: Tensor  # (R,) is it its row's last, which leaves its state behind?
+    tokens: Tensor  # (T,) indices of their tokens in the flattened batch, step by step
+    sizes: Tensor  # number of documents per step; on the CPU, as torch requires
+    rows: Tensor  # (R,) batch row of each document
+    first: Tensor  # (R, 1) whether it is the first of its row, which continues the state
+    last: Tensor  # (R,) whether it is the last of its row, whose state is returned
 
 
-def find(layout: TokenLayout) -> Documents:
-    places, document, step, rows = walk(layout)
+def pack_documents(layout: TokenLayout) -> Documents:
+    indices, document, step, rows = document_steps(layout)
     order = document.bincount().argsort(descending=True, stable=True)  # (R,) the longest first
-    turn = step * len(rows) + order.argsort()[document]  # (T,)
-    nobody = rows.new_full((1,), -1)
-    first, last = rows.diff(prepend=nobody) != 0, rows.diff(append=nobody) != 0
+    rank = step * len(rows) + order.argsort()[document]  # (T,)
+    none = rows.new_full((1,), -1)
+    first, last = rows.diff(prepend=none) != 0, rows.diff(append=none) != 0
     return Documents(
-        places[turn.argsort()], step.bincount().cpu(), rows[order], first[order].unsqueeze(-1), last[order]
+        indices[rank.argsort()], step.bincount().cpu(), rows[order], first[order].unsqueeze(-1), last[order]
     )
 
 
-def walk(layout: TokenLayout) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Each valid token's place among all B · L, its document and its place there (T,); each document's row (R,)."""
+def document_steps(layout: TokenLayout) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Per valid token its index in the batch, its document and its index there (T,); per document its row (R,)."""
     valid = torch.ones_like(layout.positions, dtype=torch.bool) if layout.valid is None else layout.valid
-    places = valid.flatten().nonzero().squeeze(1)  # (T,)
-    row = places // valid.shape[1]
-    begins = row.diff(prepend=row.new_full((1,), -1)) != 0
+    indices = valid.flatten().nonzero().squeeze(1)  # (T,)
+    row = indices // valid.shape[1]
+    starts_document = row.diff(prepend=row.new_full((1,), -1)) != 0
     if layout.segments is not None:
-        segment = layout.segments.flatten()[places]
-        begins = begins | (segment.diff(prepend=segment[:1]) != 0)
-    document, starts = begins.cumsum(0) - 1, begins.nonzero().squeeze(1)
-    return places, document, torch.arange(len(places), device=places.device) - starts[document], row[starts]
+        segment = layout.segments.flatten()[indices]
+        starts_document = starts_document | (segment.diff(prepend=segment[:1]) != 0)
+    document, starts = starts_document.cumsum(0) - 1, starts_document.nonzero().squeeze(1)
+    return indices, document, torch.arange(len(indices), device=indices.device) - starts[document], row[starts]
 
 
-def by_document(fused: Fused, x: Tensor, past: CellStates, documents: Documents) -> tuple[Tensor, CellStates]:
-    """x (B, L, D) -> what is said at every valid token (B, L, N), zeros at others; and every row's last states."""
+def run_packed(fused: Fused, x: Tensor, past: CellStates, documents: Documents) -> tuple[Tensor, CellStates]:
+    """x (B, L, D) -> the outputs at valid tokens (B, L, N), zeros at others, and the last states of every row."""
     tokens, sizes, rows, first, last = documents
     if len(tokens) == 0:
         return x.new_zeros(*x.shape[:2], past[0].shape[1]), past
-    begun = tuple(state[rows].where(first, 0.0) for state in past)  # (R, N)
-    new, ended = fused(x.flatten(0, 1)[tokens], sizes, begun)  # (T, N), (R, N)
-    said = new.new_zeros(x.shape[0] * x.shape[1], new.shape[1]).index_put((tokens,), new)
-    past = tuple(old.index_put((rows[last],), end[last].to(old)) for old, end in zip(past, ended, strict=True))
-    return said.unflatten(0, x.shape[:2]), past
+    initial = tuple(state[rows].where(first, 0.0) for state in past)  # (R, N)
+    new, final = fused(x.flatten(0, 1)[tokens], sizes, initial)  # (T, N), (R, N)
+    outputs = new.new_zeros(x.shape[0] * x.shape[1], new.shape[1]).index_put((tokens,), new)
+    past = tuple(old.index_put((rows[last],), end[last].to(old)) for old, end in zip(past, final, strict=True))
+    return outputs.unflatten(0, x.shape[:2]), past
 
 
-class Apart(NamedTuple):
-    """Rows (B, L) of several documents as rows (R, M) of one each."""
+class DocumentRows(NamedTuple):
+    """Maps rows (B, L) of several documents to rows (R, M) of one document each, and back."""
 
     shape: torch.Size  # B, L
-    places: Tensor  # (R, M) among all B · L
+    indices: Tensor  # (R, M) in the flattened batch
     valid: Tensor  # (R, M)
-    rows: Tensor  # (R,) where each document stood
+    rows: Tensor  # (R,) batch row of each document
 
-    def take(self, x: Tensor) -> Tensor:
+    def split(self, x: Tensor) -> Tensor:
         """(B, L, …) -> (R, M, …)"""
-        return x.flatten(0, 1)[self.places]
+        return x.flatten(0, 1)[self.indices]
 
-    def put(self, y: Tensor) -> Tensor:
-        """(R, M, …) -> (B, L, …), zeros where no document was"""
+    def merge(self, y: Tensor) -> Tensor:
+        """(R, M, …) -> (B, L, …), zeros where there is no document"""
         empty = y.new_zeros(self.shape.numel(), *y.shape[2:])
-        return empty.index_put((self.places[self.valid],), y[self.valid]).unflatten(0, self.shape)
+        return empty.index_put((self.indices[self.valid],), y[self.valid]).unflatten(0, self.shape)
 
 
-def apart(layout: TokenLayout) -> tuple[Apart, TokenLayout]:
-    """How to take documents apart, and where their tokens stand then: one document a row, padded on the right."""
-    places, document, step, rows = walk(layout)
+def split_documents(layout: TokenLayout) -> tuple[DocumentRows, TokenLayout]:
+    """The map to one document per row, padded on the right, and the layout of these rows."""
+    indices, document, step, rows = document_steps(layout)
     longest = int(step.max()) + 1 if len(step) else 1
-    table = places.new_full((len(rows), longest), -1).index_put((document, step), places)  # (R, M)
+    table = indices.new_full((len(rows), longest), -1).index_put((document, step), indices)  # (R, M)
     valid = table >= 0
     positions = torch.arange(table.shape[1], device=table.device).expand_as(table)
-    where = TokenLayout(positions.where(valid, 0), valid=valid, consecutive=True)
-    return Apart(layout.positions.shape, table.clamp_min(0), valid, rows), where
+    document_layout = TokenLayout(positions.where(valid, 0), valid=valid, consecutive=True)
+    return DocumentRows(layout.positions.shape, table.clamp_min(0), valid, rows), document_layout

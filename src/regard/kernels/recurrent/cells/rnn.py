@@ -2,7 +2,7 @@
 
     h_t = tanh(W_x x_t + W_h h_{t-1} + b)
 
-The gradient from step T to step t is a product of T - t factors diag(1 - h²) W_h, so it shrinks or grows like a power.
+The gradient from step T to step t is a product of T - t factors diag(1 - h²) W_h, so it shrinks or grows exponentially.
 """
 
 from collections.abc import Callable
@@ -10,14 +10,14 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from regard.kernels.recurrent.cells.loop import CellStates
+from regard.kernels.recurrent.cells import CellStates
 
 ACTIVATIONS = {"tanh": torch.tanh, "relu": torch.relu}
 FUSED = {"tanh": torch.rnn_tanh, "relu": torch.rnn_relu}
 
 
 def step(x: Tensor, h: Tensor, recur: Callable[[Tensor], Tensor], activation: str = "tanh") -> CellStates:
-    """x (B, N) is W_x x_t + b, and `recur` gives W_h h."""
+    """x (B, N) is W_x x_t + b, and `recur` returns W_h h."""
     return (ACTIVATIONS[activation](x + recur(h)),)
 
 
@@ -25,9 +25,9 @@ def fused(
     x: Tensor, past: CellStates, w_x: Tensor, w_h: Tensor, bias: Tensor | None, sizes: Tensor | None = None,
     activation: str = "tanh",
 ) -> tuple[Tensor, CellStates]:  # fmt: skip
-    """x (B, L, D), or (T, D) of documents with a token in each step."""
+    """x (B, L, D), or (T, D) packed by step, with the number of documents per step in `sizes`."""
     biases = [] if bias is None else [bias, torch.zeros_like(bias)]
     settings = (past[0].unsqueeze(0), [w_x, w_h, *biases], bias is not None, 1, 0.0, torch.is_grad_enabled(), False)
     run = FUSED[activation]
-    said, h = run(x, *settings, True) if sizes is None else run(x, sizes, *settings)
-    return said, (h[0],)
+    outputs, h = run(x, *settings, True) if sizes is None else run(x, sizes, *settings)
+    return outputs, (h[0],)

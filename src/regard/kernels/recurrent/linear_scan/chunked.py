@@ -1,14 +1,14 @@
-"""The scan in chunks: the pairs of tokens inside a chunk as one masked product, chunk to chunk through the state.
+"""The linear scan in chunks: one masked product for the pairs of tokens inside a chunk, the state between chunks.
 
-With c_i = Σ_{s≤i} decay_s summed from the chunk's first token, and S the state before the chunk,
+With c_i = Σ_{s≤i} decay_s summed from the first token of the chunk, and S the state before the chunk,
 
     out_i = Sᵀ (exp(c_i) q_i) + Σ_{j≤i} (q_i · exp(c_i - c_j) k_j) v_j
     S' = exp(c_C) S + Σ_j exp(c_C - c_j) k_j v_jᵀ
 
-Every exponent is a sum of decays, so none is positive. Where decays differ by key channel the pairs are no single
-product: a chunk is halved, the late half reads the early one through the border between them (what faded up to it, and
-from it on), and each half is halved again. The products of all chunks are taken at once, of as many as memory allows;
-only the states are a loop. The chunk size changes the cost, not the result. Yang et al. 2023; Dao & Gu 2024.
+Every exponent is a sum of decays, so none is positive. With one decay per key channel the pairs are not a single
+product: the chunk is halved, the second half attends to the first one with decays relative to the border between them,
+and both halves are halved again. The products of as many chunks as memory allows are computed at once; only the states
+are a loop. The chunk size changes the cost, not the result. Yang et al. 2023; Dao & Gu 2024.
 """
 
 from collections.abc import Sequence
@@ -19,14 +19,14 @@ from torch import Tensor
 
 from regard.kernels.autocast import without_autocast
 from regard.kernels.recurrent.linear_scan.sequential import per_head
-from regard.kernels.segments import numbered
+from regard.layout import number_documents
 
-CHUNK = 64  # pairs cost CHUNK a token, the state N: about even for usual sizes
-HELD = 1 << 22  # numbers of one kind that are held at once
-LOWEST = -1e3  # of a decay: exp of it is 0 in float64 too, and a sum keeps the digits of the others
+CHUNK = 64  # pairs cost CHUNK per token, the state N: about equal for usual sizes
+MAX_NUMBERS = 1 << 22  # per tensor that is processed at once
+MIN_DECAY = -1e3  # its exp is 0 even in float64, and it does not absorb the other decays of a sum
 
 
-def refuses(*case: Tensor | None) -> str | None:
+def refuses(*inputs: Tensor | None) -> str | None:
     return None
 
 
@@ -48,39 +48,39 @@ def scan(
     if valid is not None:
         k = k * valid[:, None, :, None]
     steps = None if decay is None else grouped(per_token(decay, length, valid), groups)
-    alike = decay is not None and decay.dim() == 1 and valid is None  # every chunk fades alike
-    documents = None if segments is None else numbered(segments)
+    constant = decay is not None and decay.dim() == 1 and valid is None  # all chunks decay equally
+    documents = None if segments is None else number_documents(segments)
     q, k, v, state = (grouped(x, groups) for x in (q, k, v, state))  # (B, G, R, …), of q and k R = 1
     outs = []
-    cuts = pieces(length, chunk, HELD // max(1, batch * heads * chunk))
+    cuts = split_lengths(length, chunk, MAX_NUMBERS // max(1, batch * heads * chunk))
     parts = zip(cuts, *(in_chunks(x, cuts) for x in (q, k, v, steps)), strict=True)
     with without_autocast(q.device):
         for (start, stop, size), q_p, k_p, v_p, step in parts:
             c = None if step is None else step.cumsum(-2)  # (B or 1, G, R, n, C, 1 or N)
-            c = c[:, :, :, :1] if c is not None and alike else c
-            same = None if documents is None else Same(documents, start, stop, size)
-            out, state = piece(q_p, k_p, v_p, c, state, same)
+            c = c[:, :, :, :1] if c is not None and constant else c
+            same = None if documents is None else SameDocument(documents, start, stop, size)
+            out, state = scan_chunks(q_p, k_p, v_p, c, state, same)
             outs.append(out.flatten(3, 4))  # (B, G, R, L, P)
     return torch.cat(outs, 3).flatten(1, 2), state.flatten(1, 2)
 
 
-def pieces(length: int, chunk: int, chunks: int) -> list[tuple[int, int, int]]:
-    """(start, stop, chunk size): at most so many whole chunks at a time, and what is left as a chunk of its own."""
+def split_lengths(length: int, chunk: int, chunks: int) -> list[tuple[int, int, int]]:
+    """(start, stop, chunk size) of portions of at most this many whole chunks; a shorter chunk comes last."""
     whole, step = length // chunk * chunk, max(1, chunks) * chunk
     cuts = [(start, min(start + step, whole), chunk) for start in range(0, whole, step)]
     return [*cuts, (whole, length, length - whole)] if whole < length else cuts
 
 
 def in_chunks(x: Tensor | None, cuts: list[tuple[int, int, int]]) -> Sequence[Tensor | None]:
-    """(B, G, R, L, ·) in pieces (B, G, R, n, C, ·)."""
+    """(B, G, R, L, ·) -> portions (B, G, R, n, C, ·)."""
     if x is None:
         return [None] * len(cuts)
-    parts = x.split([stop - start for start, stop, _ in cuts], 3)  # not sliced: a slice's gradient is as long as x
+    parts = x.split([stop - start for start, stop, _ in cuts], 3)  # no slices: the gradient of a slice is as long as x
     return [part.unflatten(3, (-1, size)) for part, (_, _, size) in zip(parts, cuts, strict=True)]
 
 
-def piece(
-    q: Tensor, k: Tensor, v: Tensor, c: Tensor | None, state: Tensor, same: "Same | None"
+def scan_chunks(
+    q: Tensor, k: Tensor, v: Tensor, c: Tensor | None, state: Tensor, same: "SameDocument | None"
 ) -> tuple[Tensor, Tensor]:
     """q, k (B, G, 1, n, C, N), v (B, G, R, n, C, P), c (…, n or 1, C, 1 or N), state (B, G, R, N, P)."""
     channels = c is not None and c.shape[-1] > 1
@@ -97,7 +97,7 @@ def piece(
         reads, writes, keeps = times(same.reads, reads), times(same.writes, writes), times(same.keeps, keeps)
     if channels:
         k, q = times(k, writes), times(q, reads)
-    else:  # the factors go with values and outputs, so that heads of a group share one product
+    else:  # factors on values and outputs, so that the heads of a group share one product
         v = times(v, writes)
     new = torch.einsum("bgncm,bgrncp->bgrnmp", k.squeeze(2), v)  # (B, G, R, n, N, P)
     before = []
@@ -109,18 +109,18 @@ def piece(
 
 
 def pairs(c: Tensor, dtype: torch.dtype) -> Tensor:
-    """exp(c_i - c_j) where j ≤ i, else 0: (…, C, 1) -> (…, C, C)."""
+    """exp(c_i - c_j) for j ≤ i, else 0: (…, C, 1) -> (…, C, C)."""
     later = torch.ones(c.shape[-2], c.shape[-2], dtype=torch.bool, device=c.device).triu(1)
     return (c - c.mT).to(dtype).masked_fill(later, -torch.inf).exp()
 
 
-def by_halves(q: Tensor, k: Tensor, v: Tensor, c: Tensor, same: "Same | None") -> Tensor:
-    """Σ_{j≤i} (q_i · exp(c_i - c_j) k_j) v_j with c (…, C, N); chunks are filled up to a power of two."""
+def by_halves(q: Tensor, k: Tensor, v: Tensor, c: Tensor, same: "SameDocument | None") -> Tensor:
+    """Σ_{j≤i} (q_i · exp(c_i - c_j) k_j) v_j with c (…, C, N); chunks are padded to a power of two."""
     size = c.shape[-2]
     fill = (1 << (size - 1).bit_length()) - size
     q, k, v = (F.pad(x, (0, 0, 0, fill)) for x in (q, k, v))
     c = torch.cat([c, c[..., -1:, :].expand(*c.shape[:-2], fill, -1)], -2)
-    out = (q * k).sum(-1, keepdim=True) * v  # each token with itself
+    out = (q * k).sum(-1, keepdim=True) * v  # the pairs of a token with itself
     half = 1
     while half < size:
         (_, q_late), (k_early, _), (v_early, _), (c_early, c_late) = (
@@ -138,8 +138,8 @@ def by_halves(q: Tensor, k: Tensor, v: Tensor, c: Tensor, same: "Same | None") -
     return out[..., :size, :]
 
 
-class Same:
-    """Which tokens of a piece are of one document: with each other, with the state before and the state after."""
+class SameDocument:
+    """Which tokens belong to the same document as each other, as the state before and as the state after the chunk."""
 
     def __init__(self, documents: Tensor, start: int, stop: int, size: int):
         before = documents[:, max(start - 1, 0)].view(-1, 1, 1, 1, 1, 1)
@@ -150,14 +150,14 @@ class Same:
         self.pairs = self.own == self.own.mT  # (B, 1, 1, n, C, C)
 
     def halves(self, half: int, fill: int) -> Tensor:
-        """Late with early, for every two halves of this size: (B, 1, 1, n, C / 2h, h, h)."""
+        """The pairs of the second with the first half, for halves of this size: (B, 1, 1, n, C / 2h, h, h)."""
         early, late = F.pad(self.own, (0, 0, 0, fill)).unflatten(-2, (-1, 2, half)).unbind(-3)
         return late == early.mT
 
 
 def per_token(decay: Tensor, length: int, valid: Tensor | None) -> Tensor:
-    """(B or 1, H, L, 1 or N), none where invalid; in float64: differences are taken of long sums."""
-    decay = decay.double().clamp_min(LOWEST)
+    """(B or 1, H, L, 1 or N), 0 for invalid tokens; in float64, since differences of long sums are computed."""
+    decay = decay.double().clamp_min(MIN_DECAY)
     if decay.dim() < 4:
         decay = (decay.view(1, -1, 1).expand(1, -1, length) if decay.dim() == 1 else decay).unsqueeze(-1)
     return decay if valid is None else decay * valid[:, None, :, None]
@@ -176,9 +176,9 @@ def times(x: Tensor, factor: Tensor | None) -> Tensor:
 
 
 def flops(key_dim: int, value_dim: int, tokens: int, heads: int, groups: int, channels: bool) -> int:
-    """Of the matrix products: between the tokens of chunks, and with the state (once added to, once read)."""
+    """FLOPs of the matrix products inside chunks, and of one update and one read of the state."""
     total = 4 * tokens * heads * key_dim * value_dim
-    for _, _, size in pieces(tokens, CHUNK, 1):
+    for _, _, size in split_lengths(tokens, CHUNK, 1):
         if channels:
             half, filled = 1, 1 << (size - 1).bit_length()
             while half < size:

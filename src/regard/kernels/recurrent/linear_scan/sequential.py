@@ -1,4 +1,4 @@
-"""The scan token by token: its equation as a loop. One token is a step of decoding; more are slow, and the oracle."""
+"""The linear scan token by token, as its equation: one step of decoding, and the reference for the other backends."""
 
 import torch
 from torch import Tensor
@@ -6,7 +6,7 @@ from torch import Tensor
 from regard.kernels.autocast import without_autocast
 
 
-def refuses(*case: Tensor | None) -> str | None:
+def refuses(*inputs: Tensor | None) -> str | None:
     return None
 
 
@@ -25,8 +25,8 @@ def scan(
         for t in range(v.shape[2]):
             if segments is not None and t > 0:
                 state = state * (segments[:, t] == segments[:, t - 1]).view(-1, 1, 1, 1)
-            left = state if decay is None else state * at_token(decay, t).to(state.dtype).exp()
-            new = left + k[:, :, t].unsqueeze(-1) @ v[:, :, t].unsqueeze(-2)  # (B, H, N, P)
+            decayed = state if decay is None else state * at_token(decay, t).to(state.dtype).exp()
+            new = decayed + k[:, :, t].unsqueeze(-1) @ v[:, :, t].unsqueeze(-2)  # (B, H, N, P)
             state = new if valid is None else new.where(valid[:, t].view(-1, 1, 1, 1), state)
             outs.append(q[:, :, t].unsqueeze(-2) @ state)  # (B, H, 1, P)
     return torch.cat(outs, 2), state
@@ -39,5 +39,5 @@ def at_token(decay: Tensor, t: int) -> Tensor:
 
 
 def per_head(x: Tensor, v: Tensor) -> Tensor:
-    """What each group has (B, G, …), for each head of v: (B, H, …)."""
+    """Repeat the tensors of each group for its heads: (B, G, …) -> (B, H, …)."""
     return x if x.shape[1] == v.shape[1] else x.repeat_interleave(v.shape[1] // x.shape[1], 1)

@@ -1,16 +1,17 @@
-"""Mamba's scan: every channel keeps N numbers that fade and are written as each token says; by several backends.
+"""The selective scan of Mamba: every channel has a state of N numbers with data-dependent decay and input.
 
     h_t = exp(Δ_t A) ⊙ h_{t-1} + Δ_t B_t u_t          y_t = C_t · h_t + D u_t
 
     selective_scan(u, delta, A, B, C, D, state, segments, valid, bias) -> y (B, L, F), the state after the last token
 
-u and Δ > 0 are (B, L, F); A < 0 is (F, N); B and C are (B, L, N), the same for all channels; D is (F,) or None. The
-state is (B, F, N) in float32 at least, which everything is computed in. It begins anew where `segments` (B, L) change;
-tokens that are not `valid` (B, L) read, but neither write nor fade: their Δ is 0. With a `bias` (F,), `delta` is any
-number and Δ = softplus(delta + bias), which the GPU's kernels make on the way. Gu & Dao 2023.
+u and Δ > 0 are (B, L, F); A < 0 is (F, N); B and C are (B, L, N), shared by all channels; D is (F,) or None. The state
+is (B, F, N), and everything is computed in its dtype, at least float32. It resets where `segments` (B, L) change;
+tokens that are not `valid` (B, L) have Δ = 0, so they leave it unchanged. With a `bias` (F,), Δ = softplus(delta +
+bias), which the GPU kernels fuse. Gu & Dao 2023.
 
-`sequential` is the equation and the oracle of the others. A backend says which cases it does not take (`refuses`);
-`selective_scan` takes the first of the table that refuses nothing, one token always by its step, and `why` tells which.
+`sequential` is the equation itself, and the other backends are tested against it. `refuses` returns the reason why a
+backend does not support the arguments; `selective_scan` runs the first one that supports them, and a single token
+always as one step; `why` returns its name.
 """
 
 from collections.abc import Callable
@@ -38,7 +39,7 @@ def why(
     valid: Tensor | None = None,
     bias: Tensor | None = None,
 ) -> tuple[str, str]:
-    """The backend that `selective_scan` takes for this case, and why those before it were passed over."""
+    """The backend that `selective_scan` runs, and the reasons against the backends before it."""
     if u.shape[1] == 1:
         return "sequential", "one token is one step"
     return first_suitable(BACKENDS, u, delta, A, B, C, D, state, segments, valid, bias)
@@ -56,19 +57,19 @@ def selective_scan(
     valid: Tensor | None = None,
     bias: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    case = (u, delta, A, B, C, D, state, segments, valid, bias)
-    return scan_by(why(*case)[0], *case)
+    inputs = (u, delta, A, B, C, D, state, segments, valid, bias)
+    return scan_with(why(*inputs)[0], *inputs)
 
 
-def scan_by(name: str, *case: Any) -> tuple[Tensor, Tensor]:
-    return BACKENDS[name].selective_scan(*case)
+def scan_with(name: str, *inputs: Any) -> tuple[Tensor, Tensor]:
+    return BACKENDS[name].selective_scan(*inputs)
 
 
 def backend(name: str) -> SelectiveScanFunction:
-    """The scan of that name, which raises ValueError for a case that it does not take."""
-    return selective_scan if name == "auto" else checked_backend("selective scan", name, BACKENDS, scan_by)
+    """The scan of this name; it raises ValueError for arguments that the backend does not support."""
+    return selective_scan if name == "auto" else checked_backend("selective scan", name, BACKENDS, scan_with)
 
 
 def flops(channels: int, state: int, tokens: int) -> int:
-    """Of the matrix products of one scan as a CPU takes it: the reading, C_t · h_t. The recurrence itself has none."""
+    """FLOPs of the matrix products of one scan on a CPU: those of C_t · h_t. The recurrence itself has none."""
     return 0 if tokens == 1 else 2 * tokens * channels * state

@@ -1,12 +1,12 @@
-"""The selective scan as a tree: tokens are joined in pairs, pairs in pairs, because joining is associative.
+"""The selective scan as a parallel prefix scan, because composition of the steps is associative.
 
-A token does h → a h + b, with a = exp(Δ A) and b = Δ B u. Doing one and then another is again of that form:
+A token maps h to a h + b, with a = exp(Δ A) and b = Δ B u. The composition of two such maps has the same form:
 
     (a₁, b₁) then (a₂, b₂)  =  (a₂ a₁, a₂ b₁ + b₂)
 
-So the states after every second token are the scan of half as many pairs, and each token between needs one step more:
-O(n) work in O(log n) dependent rounds (Blelloch 1990; Martin & Cundy 2018). It holds every state, L · F · N numbers a
-round, so on a CPU it is slower than chunked.py; it is the parallel form on paper, and what autograd can see through.
+So the states after every second token are a scan over half as many pairs, and the others need one more step: O(n) work
+in O(log n) dependent rounds (Blelloch 1990; Martin & Cundy 2018). It stores every state, L · F · N numbers per round,
+so on a CPU it is slower than chunked.py; it is plain tensor algebra that autograd differentiates.
 """
 
 import torch
@@ -17,7 +17,7 @@ from regard.kernels.recurrent.selective_scan.inputs import prepared
 ScanElement = tuple[Tensor, Tensor]  # a and b of h → a h + b
 
 
-def refuses(*case: Tensor | None) -> str | None:
+def refuses(*inputs: Tensor | None) -> str | None:
     return None
 
 
@@ -37,22 +37,22 @@ def selective_scan(
     a = (delta.unsqueeze(-1) * A).exp()  # (B, L, F, N)
     b = (delta * u).unsqueeze(-1) * B.unsqueeze(2)
     if segments is not None:
-        begins = segments[:, 1:] != segments[:, :-1]
-        a = torch.cat([a[:, :1], a[:, 1:].masked_fill(begins[..., None, None], 0.0)], 1)
-    a = torch.cat([torch.ones_like(a[:, :1]), a], 1)  # the state from before is a first token
+        resets = segments[:, 1:] != segments[:, :-1]
+        a = torch.cat([a[:, :1], a[:, 1:].masked_fill(resets[..., None, None], 0.0)], 1)
+    a = torch.cat([torch.ones_like(a[:, :1]), a], 1)  # the initial state is a first token
     b = torch.cat([state.unsqueeze(1), b], 1)
-    h = scan((a, b))[:, 1:]  # (B, L, F, N)
+    h = associative_scan((a, b))[:, 1:]  # (B, L, F, N)
     y = (h * C.unsqueeze(2)).sum(-1)  # (B, L, F)
     return y if D is None else y + D.to(y.dtype) * u, h[:, -1]
 
 
-def join(first: ScanElement, second: ScanElement) -> ScanElement:
-    """What doing one and then the other does."""
+def compose(first: ScanElement, second: ScanElement) -> ScanElement:
+    """The first step followed by the second."""
     (a, b), (c, d) = first, second
     return c * a, c * b + d
 
 
-def scan(steps: ScanElement) -> Tensor:
+def associative_scan(steps: ScanElement) -> Tensor:
     """(B, L, …) steps -> the state after each, from 0."""
     a, b = steps
     length = b.shape[1]
@@ -60,8 +60,8 @@ def scan(steps: ScanElement) -> Tensor:
         return b
     even, odd = (a[:, ::2], b[:, ::2]), (a[:, 1::2], b[:, 1::2])
     pairs = length // 2
-    after_odd = scan(join((even[0][:, :pairs], even[1][:, :pairs]), odd))  # after tokens 1, 3, 5, …
+    after_odd = associative_scan(compose((even[0][:, :pairs], even[1][:, :pairs]), odd))  # after tokens 1, 3, 5, …
     after_even = even[1][:, 1:] + even[0][:, 1:] * after_odd[:, : even[1].shape[1] - 1]  # after tokens 2, 4, 6, …
     after_even = torch.cat([even[1][:, :1], after_even], 1)
-    together = torch.stack([after_even[:, :pairs], after_odd], 2).flatten(1, 2)
-    return together if length == 2 * pairs else torch.cat([together, after_even[:, -1:]], 1)
+    states = torch.stack([after_even[:, :pairs], after_odd], 2).flatten(1, 2)
+    return states if length == 2 * pairs else torch.cat([states, after_even[:, -1:]], 1)

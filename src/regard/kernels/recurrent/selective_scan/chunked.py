@@ -1,16 +1,16 @@
-"""The selective scan in chunks: what tokens do not wait for each other in is done for a whole chunk at once.
+"""The selective scan in chunks: only the recurrence runs token by token, all else for a whole chunk at once.
 
     parallel   a_t = exp(Δ_t A)      b_t = Δ_t u_t B_t
-    serial     h_t = a_t ⊙ h_{t-1} + b_t          one fused multiply and add a token
+    serial     h_t = a_t ⊙ h_{t-1} + b_t          one fused multiply-add per token
     parallel   y_t = C_t · h_t
 
-All L · F · N states are never held: only a chunk's, in a workspace that stays in the processor's cache, and those
-before each chunk. The backward makes a chunk's states again from the one before it, and runs the adjoint recurrence
-from the end, with g_t = ∂loss/∂h_t:
+The L · F · N states are never all stored: only those of one chunk, in a workspace that stays in the processor's cache,
+and the one before each chunk. The backward recomputes the states of a chunk from the one before it, and runs the
+adjoint recurrence from the end, with g_t = ∂loss/∂h_t:
 
     g_t = C_t dy_t + a_{t+1} ⊙ g_{t+1}      db_t = g_t      d(Δ_t A) = g_t ⊙ h_{t-1} ⊙ a_t      dC_t = h_t · dy_t
 
-So training too takes O(L · F) memory. States are laid out (…, N, F): all inner loops run along channels.
+So training too takes O(L · F) memory. The layout of states is (…, N, F): all inner loops run over channels.
 """
 
 from typing import Any, NamedTuple
@@ -22,10 +22,10 @@ from torch.autograd.function import once_differentiable
 from regard.kernels.autocast import without_autocast
 from regard.kernels.recurrent.selective_scan.inputs import prepared
 
-WORKSPACE = 1 << 20  # numbers of one kind, of one chunk: 4 MB
+WORKSPACE = 1 << 20  # numbers per tensor of a chunk: 4 MB in float32
 
 
-def refuses(*case: Tensor | None) -> str | None:
+def refuses(*inputs: Tensor | None) -> str | None:
     return None
 
 
@@ -43,31 +43,31 @@ def selective_scan(
     chunk: int | None = None,
 ) -> tuple[Tensor, Tensor]:
     u, delta, A, B, C = prepared(u, delta, A, B, C, state.dtype, valid, bias)
-    goes_on = None if segments is None else continues(segments)
+    same_document = None if segments is None else continues_document(segments)
     with without_autocast(u.device):
-        y, last = Chunked.apply(u, delta, A, B, C, state, goes_on, chunk or chunk_for(state))
+        y, last = Chunked.apply(u, delta, A, B, C, state, same_document, chunk or chunk_for(state))
     return y if D is None else y.addcmul(u, D.to(y.dtype)), last
 
 
 def chunk_for(state: Tensor) -> int:
-    """How many tokens: at least N, so that the states before each chunk take no more memory than u."""
+    """Tokens per chunk: at least N, so that the states before the chunks take no more memory than u."""
     return max(state.shape[2], WORKSPACE // max(1, state.numel()))
 
 
-def continues(segments: Tensor) -> Tensor:
-    """(B, L): does the token before belong to the same document? The first one's is what the state remembers."""
+def continues_document(segments: Tensor) -> Tensor:
+    """(B, L): whether the previous token is of the same document; True for the first, which continues the state."""
     same = segments[:, 1:] == segments[:, :-1]
     return torch.cat([torch.ones_like(segments[:, :1], dtype=torch.bool), same], 1)
 
 
 class Chunk(NamedTuple):
-    """Some tokens, time first."""
+    """The tensors of some tokens, time first."""
 
     u: Tensor  # (T, B, F)
     delta: Tensor
     B: Tensor  # (T, B, N)
     C: Tensor
-    goes_on: Tensor | None  # (T, B)
+    same_document: Tensor | None  # (T, B)
 
 
 class Chunked(torch.autograd.Function):
@@ -80,10 +80,14 @@ class Chunked(torch.autograd.Function):
         B: Tensor,
         C: Tensor,
         state: Tensor,
-        goes_on: Tensor | None,
+        same_document: Tensor | None,
         size: int,
     ) -> tuple[Tensor, Tensor]:
-        chunks, A_t, h = split((u, delta, B, C), goes_on, size), A.t().contiguous(), state.mT.contiguous()  # (B, N, F)
+        chunks, A_t, h = (
+            split((u, delta, B, C), same_document, size),
+            A.t().contiguous(),
+            state.mT.contiguous(),
+        )  # (B, N, F)
         a, hs = workspace(2, chunks[0], h)
         ys, starts = [], []
         for chunk in chunks:
@@ -92,15 +96,15 @@ class Chunked(torch.autograd.Function):
             unroll(chunk, A_t, h, a[:now], hs[:now])
             h = hs[now - 1].clone()
             ys.append((chunk.C.unsqueeze(2) @ hs[:now]).squeeze(2))  # (T, B, F)
-        ctx.save_for_backward(u, delta, A, B, C, goes_on, *starts)
+        ctx.save_for_backward(u, delta, A, B, C, same_document, *starts)
         ctx.size = size
         return torch.cat(ys).transpose(0, 1), h.mT
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, dy: Tensor, d_last: Tensor) -> tuple[Tensor | None, ...]:
-        u, delta, A, B, C, goes_on, *starts = ctx.saved_tensors
-        chunks, A_t = split((u, delta, B, C), goes_on, ctx.size), A.t().contiguous()
+        u, delta, A, B, C, same_document, *starts = ctx.saved_tensors
+        chunks, A_t = split((u, delta, B, C), same_document, ctx.size), A.t().contiguous()
         du, d_delta, dB, dC = (torch.empty_like(x.transpose(0, 1)) for x in (u, delta, B, C))  # (L, B, …)
         dA, carried = torch.zeros_like(A_t), d_last.mT.contiguous()  # (B, N, F)
         dy = dy.transpose(0, 1)
@@ -112,24 +116,24 @@ class Chunked(torch.autograd.Function):
             dC[here] = (hs[:now] @ dy[here].unsqueeze(3)).squeeze(3)
             adjoint(chunk, dy[here], carried, a[:now], g[:now])
             carried = a[0] * g[0]
-            d_write = (chunk.B.unsqueeze(2) @ g[:now]).squeeze(2)  # (T, B, F) of Δ u
+            d_input = (chunk.B.unsqueeze(2) @ g[:now]).squeeze(2)  # (T, B, F) of Δ u
             dB[here] = (g[:now] @ (chunk.delta * chunk.u).unsqueeze(3)).squeeze(3)
-            d_fade = a[:now].mul_(g[:now])  # (T, B, N, F) of Δ A
-            d_fade[0] *= starts[i]
-            d_fade[1:] *= hs[: now - 1]
-            dA += (d_fade * chunk.delta.unsqueeze(2)).sum((0, 1))
-            du[here] = d_write * chunk.delta
-            d_delta[here] = d_fade.mul_(A_t).sum(2).addcmul_(d_write, chunk.u)
+            d_decay = a[:now].mul_(g[:now])  # (T, B, N, F) of Δ A
+            d_decay[0] *= starts[i]
+            d_decay[1:] *= hs[: now - 1]
+            dA += (d_decay * chunk.delta.unsqueeze(2)).sum((0, 1))
+            du[here] = d_input * chunk.delta
+            d_delta[here] = d_decay.mul_(A_t).sum(2).addcmul_(d_input, chunk.u)
         du, d_delta, dB, dC = (x.transpose(0, 1) for x in (du, d_delta, dB, dC))
         return du, d_delta, dA.t(), dB, dC, carried.mT, None, None
 
 
-def split(tokens: tuple[Tensor, ...], goes_on: Tensor | None, size: int) -> list[Chunk]:
-    """(B, L, …) tensors as chunks of this many tokens."""
+def split(tokens: tuple[Tensor, ...], same_document: Tensor | None, size: int) -> list[Chunk]:
+    """(B, L, …) tensors -> chunks of this many tokens."""
     chunks = []
     for start in range(0, tokens[0].shape[1], size):
         u, delta, B, C = (x[:, start : start + size].transpose(0, 1) for x in tokens)
-        border = None if goes_on is None else goes_on[:, start : start + size].t()
+        border = None if same_document is None else same_document[:, start : start + size].t()
         chunks.append(Chunk(u, delta, B, C, border))
     return chunks
 
@@ -139,17 +143,17 @@ def workspace(kinds: int, chunk: Chunk, h: Tensor) -> Tensor:
 
 
 def unroll(chunk: Chunk, A_t: Tensor, h: Tensor, a: Tensor, hs: Tensor) -> None:
-    """Fill a and hs (T, B, N, F) with how much every token keeps, and with the states after it."""
+    """Fill a and hs (T, B, N, F) with the decay of every token and the state after it."""
     torch.mul(chunk.delta.unsqueeze(2), A_t, out=a).exp_()
-    if chunk.goes_on is not None:
-        a *= chunk.goes_on[..., None, None]
+    if chunk.same_document is not None:
+        a *= chunk.same_document[..., None, None]
     torch.mul((chunk.delta * chunk.u).unsqueeze(2), chunk.B.unsqueeze(3), out=hs)
     for keep, now in zip(a.unbind(), hs.unbind(), strict=True):
         h = now.addcmul_(keep, h)
 
 
 def adjoint(chunk: Chunk, dy: Tensor, carried: Tensor, a: Tensor, g: Tensor) -> None:
-    """Fill g (T, B, N, F) with the gradients of the states; `carried` is what comes back from the next chunk."""
+    """Fill g (T, B, N, F) with the gradients of the states; `carried` is the gradient from the next chunk."""
     torch.mul(dy.unsqueeze(2), chunk.C.unsqueeze(3), out=g)
     g[-1] += carried
     steps = g.unbind()

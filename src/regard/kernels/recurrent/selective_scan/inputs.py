@@ -1,4 +1,4 @@
-"""What every form of the selective scan computes with: the steps Δ, and all in the dtype of the state."""
+"""The inputs of all backends of the selective scan in the dtype of the state, with Δ computed."""
 
 import torch
 import torch.nn.functional as F

@@ -1,4 +1,4 @@
-"""The selective scan token by token: its equation as a loop. One token is a step of decoding; more are the oracle."""
+"""The selective scan token by token, as its equation: one step of decoding, and the reference for other backends."""
 
 import torch
 from torch import Tensor
@@ -6,7 +6,7 @@ from torch import Tensor
 from regard.kernels.recurrent.selective_scan.inputs import prepared
 
 
-def refuses(*case: Tensor | None) -> str | None:
+def refuses(*inputs: Tensor | None) -> str | None:
     return None
 
 
@@ -27,9 +27,9 @@ def selective_scan(
     for t in range(u.shape[1]):
         if segments is not None and t > 0:
             state = state * (segments[:, t] == segments[:, t - 1]).view(-1, 1, 1)
-        kept = (delta[:, t].unsqueeze(-1) * A).exp()  # (B, F, N)
+        decay = (delta[:, t].unsqueeze(-1) * A).exp()  # (B, F, N)
         new = (delta[:, t] * u[:, t]).unsqueeze(-1) * B[:, t].unsqueeze(1)
-        state = kept * state + new
+        state = decay * state + new
         ys.append((state * C[:, t].unsqueeze(1)).sum(-1))  # (B, F)
     y = torch.stack(ys, 1)  # (B, L, F)
     return y if D is None else y + D.to(y.dtype) * u, state

@@ -1,10 +1,10 @@
-"""From a continuous system to one of steps: x' = Ax + Bu, y = Cx becomes x_t = Ā x_{t-1} + B̄ u_t, y_t = C x_t.
+"""Discretisation: x' = Ax + Bu, y = Cx becomes x_t = Ā x_{t-1} + B̄ u_t, y_t = C x_t.
 
-    zero-order hold    Ā = exp(ΔA)                        B̄ = A⁻¹(Ā - I) B         u is constant between steps: exact
+    zero-order hold    Ā = exp(ΔA)                        B̄ = A⁻¹(Ā - I) B         exact if u is constant between steps
     bilinear           Ā = (I - ΔA/2)⁻¹ (I + ΔA/2)        B̄ = (I - ΔA/2)⁻¹ ΔB      Tustin; error O(Δ²)
 
-Both keep a stable system stable: where all Re λ(A) < 0, all |λ(Ā)| < 1. The step Δ is a number a channel; what is twice
-as slow is seen with half the step. Gu et al. 2021, section 2.3.
+Both keep a stable system stable: if all Re λ(A) < 0, then all |λ(Ā)| < 1. The step Δ is one number per channel; a
+signal at half the speed needs half the step. Gu et al. 2021, section 2.3.
 """
 
 import torch

@@ -1,8 +1,8 @@
-"""Tokens of a batch laid out document by document, so that no convolution can reach over a border or into padding.
+"""Split a batch into documents, so that a convolution crosses no document border and contains no padding.
 
-A row may hold several documents (`segments`) and tokens that are not there (`valid`). Every document becomes a line of
-its own; where that would waste much room, for one long among many short ones, long ones are cut into several lines, of
-which each goes on where the line before it ended.
+A row may hold several documents (`segments`) and invalid tokens (`valid`). Every document becomes one chunk. If one
+long document among many short ones would waste much memory, long documents are split into several chunks, each of which
+continues from the final state of the previous one.
 """
 
 from dataclasses import dataclass
@@ -10,18 +10,18 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-MOST = 256  # lines of one document: they are read one after another
+MAX_CHUNKS = 256  # per document: they are processed one after another
 
 
 @dataclass(frozen=True)
 class DocumentChunks:
-    tokens: Tensor  # (V,) the valid tokens' places in the flattened batch
-    line: Tensor  # (V,) each one's line
-    place: Tensor  # (V,) and its place there
-    size: int  # places in a line
-    sizes: Tensor  # (R,) tokens in each line
-    rows: Tensor  # (R,) the row of the batch that a line is of
-    level: Tensor  # (R,) which line of its document it is
+    tokens: Tensor  # (V,) indices of the valid tokens in the flattened batch
+    chunk: Tensor  # (V,) chunk of each token
+    index: Tensor  # (V,) index of the token in its chunk
+    size: int  # of a chunk
+    sizes: Tensor  # (R,) tokens per chunk
+    rows: Tensor  # (R,) batch row of each chunk
+    level: Tensor  # (R,) index of the chunk in its document
 
     @property
     def levels(self) -> int:
@@ -29,49 +29,49 @@ class DocumentChunks:
 
     @property
     def chained(self) -> bool:
-        """Does a line go on where another ended?"""
+        """Whether any document has several chunks."""
         return self.levels > 1
 
     @property
     def first(self) -> Tensor:
-        """(R,) is a line the first of its row?"""
+        """(R,) whether a chunk is the first of its row."""
         return torch.cat([torch.ones_like(self.rows[:1], dtype=torch.bool), self.rows[1:] != self.rows[:-1]])
 
     @property
     def last(self) -> Tensor:
-        """(R,) is it the last?"""
+        """(R,) whether a chunk is the last of its row."""
         return self.first.roll(-1)
 
-    def lay(self, u: Tensor) -> Tensor:
-        """(B, L, D) -> (R, T, D), zeros behind a line's end"""
-        laid = u.new_zeros(len(self.sizes), self.size, u.shape[-1])
-        return laid.index_put((self.line, self.place), u.flatten(0, 1)[self.tokens])
+    def gather(self, u: Tensor) -> Tensor:
+        """(B, L, D) -> (R, T, D), zeros after the end of a chunk"""
+        gathered = u.new_zeros(len(self.sizes), self.size, u.shape[-1])
+        return gathered.index_put((self.chunk, self.index), u.flatten(0, 1)[self.tokens])
 
-    def back(self, y: Tensor, shape: tuple[int, int]) -> Tensor:
-        """(R, T, D) -> (B, L, D), zeros where nothing is valid"""
+    def scatter(self, y: Tensor, shape: tuple[int, int]) -> Tensor:
+        """(R, T, D) -> (B, L, D), zeros at invalid tokens"""
         flat = y.new_zeros(shape[0] * shape[1], y.shape[-1])
-        return flat.index_put((self.tokens,), y[self.line, self.place]).unflatten(0, shape)
+        return flat.index_put((self.tokens,), y[self.chunk, self.index]).unflatten(0, shape)
 
 
-def cut(shape: tuple[int, int], segments: Tensor | None, valid: Tensor | None) -> DocumentChunks:
+def split_documents(shape: tuple[int, int], segments: Tensor | None, valid: Tensor | None) -> DocumentChunks:
     if valid is None:
-        assert segments is not None, "rows of one whole document each need no cutting"
+        assert segments is not None, "rows of one whole document each need no splitting"
         valid = torch.ones_like(segments, dtype=torch.bool)
     row, column = valid.nonzero(as_tuple=True)  # (V,)
     document = torch.stack([row] if segments is None else [row, segments[row, column]])
-    first = torch.ones_like(row, dtype=torch.bool)  # (V,) does a document begin?
+    first = torch.ones_like(row, dtype=torch.bool)  # (V,) whether a document starts here
     first[1:] = (document[:, 1:] != document[:, :-1]).any(0)
     steps = torch.arange(len(row), device=row.device)
-    age = steps - torch.where(first, steps, 0).cummax(0).values  # (V,) tokens of the document before this one
-    size = line_size(int(first.sum()), int(age.max()) + 1 if len(age) else 1, shape[0] * shape[1])
-    begins = age % size == 0
-    line = begins.cumsum(0) - 1
-    sizes = torch.bincount(line, minlength=int(begins.sum()))
-    return DocumentChunks(row * shape[1] + column, line, age % size, size, sizes, row[begins], age[begins] // size)
+    age = steps - torch.where(first, steps, 0).cummax(0).values  # (V,) index in the document
+    size = chunk_size(int(first.sum()), int(age.max()) + 1 if len(age) else 1, shape[0] * shape[1])
+    starts = age % size == 0
+    chunk = starts.cumsum(0) - 1
+    sizes = torch.bincount(chunk, minlength=int(starts.sum()))
+    return DocumentChunks(row * shape[1] + column, chunk, age % size, size, sizes, row[starts], age[starts] // size)
 
 
-def line_size(documents: int, longest: int, tokens: int) -> int:
-    """As long as the longest document, unless most of the room would then be empty; else a power of two."""
+def chunk_size(documents: int, longest: int, tokens: int) -> int:
+    """The length of the longest document, unless chunks would then be mostly padding; else a power of two."""
     if documents * longest <= 2 * tokens:
         return longest
-    return 1 << max(tokens // documents, longest // MOST).bit_length()
+    return 1 << max(tokens // documents, longest // MAX_CHUNKS).bit_length()

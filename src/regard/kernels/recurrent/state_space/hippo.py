@@ -1,14 +1,14 @@
-"""HiPPO: which A lets a state of N numbers remember the most of what it has read. Gu et al. 2020.
+"""HiPPO: matrices A whose state of N numbers is the best polynomial approximation of the input so far. Gu et al. 2020.
 
     A_nk = -√(2n+1)√(2k+1)  for n > k,   -(n+1)  for n = k,   0  for n < k          B_n = √(2n+1)          LegS
 
-Driven by u, the state holds the best polynomial of degree N - 1 in e^-age, by weights e^-age: the recent past in
-detail, the far past in outline. Legendre's polynomials ℓ_n, shifted to [0, 1], are its basis, so that `rebuild` reads
-the past out of the state again:        u(now - age) ≈ Σ_n x_n ℓ_n(e^-age)
+Driven by u, the state holds the best polynomial of degree N - 1 in e^-age, with weights e^-age: the recent past in
+detail, the far past coarsely. The basis are the Legendre polynomials ℓ_n shifted to [0, 1], so `reconstruct` recovers
+the input from the state:        u(now - age) ≈ Σ_n x_n ℓ_n(e^-age)
 
-A is no normal matrix, and its own eigenvectors are useless (their condition grows like 2^(4N/3)); but A + PPᵀ, with
-P_n = √(n + ½), is -½ I plus a skew matrix, and has orthonormal ones: A = V (Λ - PPᵀ) V*. S4 keeps P (Gu et al. 2021);
-S4D leaves it out (Gu, Gupta et al. 2022), and begins with that Λ, or with one that is easier to write down:
+A is not normal, and its eigenvectors are too ill-conditioned to use (condition about 2^(4N/3)); but A + PPᵀ, with
+P_n = √(n + ½), is -½ I plus a skew matrix, with orthonormal eigenvectors: A = V (Λ - PPᵀ) V*. S4 keeps P (Gu et al.
+2021). S4D drops it (Gu, Gupta et al. 2022) and starts from that Λ, or from one with a closed form:
 
     lin    λ_n = -½ + iπn            inv    λ_n = -½ + i (N/π)(N/(2n+1) - 1)            real    λ_n = -(n+1)
 """
@@ -33,14 +33,14 @@ def normal_plus_low_rank(size: int) -> tuple[Tensor, Tensor, Tensor]:
     A, B = legs(size)
     P = B / 2**0.5
     skew = A + torch.outer(P, P) + 0.5 * torch.eye(size, dtype=A.dtype)
-    turns, V = torch.linalg.eigh(-1j * skew)  # of a Hermitian matrix: real, in ascending order
-    turns, V = turns[size // 2 :], V[:, size // 2 :]
+    frequencies, V = torch.linalg.eigh(-1j * skew)  # of a Hermitian matrix: real, in ascending order
+    frequencies, V = frequencies[size // 2 :], V[:, size // 2 :]
 
-    def turned(x: Tensor) -> Tensor:
-        """A real vector in the basis √2 Re v, √2 Im v, which is orthonormal."""
+    def to_pairs(x: Tensor) -> Tensor:
+        """A real vector in the orthonormal basis √2 Re v, √2 Im v."""
         return real(2**0.5 * (V.mH @ x.to(V.dtype)))
 
-    return torch.complex(torch.full_like(turns, -0.5), turns), turned(P), turned(B)
+    return torch.complex(torch.full_like(frequencies, -0.5), frequencies), to_pairs(P), to_pairs(B)
 
 
 def line(size: int) -> Tensor:
@@ -66,8 +66,8 @@ DIAGONALS: dict[str, Callable[[int], Tensor]] = {  # N -> Λ (N/2,) complex
 }
 
 
-def rebuild(state: Tensor, ages: Tensor) -> Tensor:
-    """The past that a LegS state (…, N) tells of: (…, M) for ages (M,), in units of time."""
+def reconstruct(state: Tensor, ages: Tensor) -> Tensor:
+    """The past input (…, M) at ages (M,), in units of time, from a LegS state (…, N)."""
     place = 2 * (-ages.to(state.dtype)).exp() - 1
     before, basis = torch.zeros_like(place), [torch.ones_like(place)]
     for n in range(state.shape[-1] - 1):  # Bonnet's recursion

@@ -1,11 +1,11 @@
-"""Ā, what one step does to a state: three forms of the same linear map, one map a channel.
+"""Ā, the linear map of one step, one per channel, in three forms.
 
-    Diagonal      Ā x = d ⊙ x                    O(N) a step, and so are its powers                  S4D
-    LowRank       Ā x = d ⊙ x - g (fᵀx)          O(N) a step; powers are Dense                       S4
-    Dense         Ā x                            O(N²) a step
+    Diagonal      Ā x = d ⊙ x                    O(N) per step, and so are its powers                S4D
+    LowRank       Ā x = d ⊙ x - g (fᵀx)          O(N) per step; powers are Dense                     S4
+    Dense         Ā x                            O(N²) per step
 
-States are real, (…, D, N): N/2 pairs, each a complex number on whose plane d turns and shrinks. A pair stands for two
-conjugate eigenvalues, and products of states are plain sums over N, so that fᵀx is real without taking real parts.
+States are real, (…, D, N): N/2 pairs, each one complex number, which d rotates and scales. A pair represents two
+conjugate eigenvalues, and inner products of states are plain sums over N, so fᵀx is real without taking real parts.
 """
 
 from dataclasses import dataclass
@@ -70,7 +70,7 @@ class LowRankTransition:
     def squared(self) -> DenseTransition:
         size = self.g.shape[-1]
         unit = torch.eye(size, dtype=self.g.dtype, device=self.g.device)
-        images = self @ unit.unsqueeze(1).expand(-1, len(self.g), -1)  # (N, D, N) where each unit vector goes
+        images = self @ unit.unsqueeze(1).expand(-1, len(self.g), -1)  # (N, D, N) images of the unit vectors
         return DenseTransition(images.permute(1, 2, 0)).squared()
 
     @property

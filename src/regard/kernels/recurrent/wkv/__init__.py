@@ -1,22 +1,49 @@
-"""RWKV's recurrence: every channel remembers a mean of its values, weighted by exp(key), fading at a rate of its own.
+"""The recurrence of RWKV-4: per channel a mean of the values, weighted by exp(key), with a decay per channel.
 
     out_t = (Σ_{j<t} e^{(t-1-j) w + k_j} v_j + e^{u + k_t} v_t) / (Σ_{j<t} e^{(t-1-j) w + k_j} + e^{u + k_t})      w < 0
 
-Both sums are kept relative to e^peak, their largest exponent, and joined as in online softmax: nothing overflows. In
-chunks: inside, sums over 1, 2, 4 … tokens are joined until each token has all before it; from chunk to chunk the sums
-are carried. On CUDA GPUs spans.py does it in Triton. Peng et al. 2023, "RWKV: Reinventing RNNs for the Transformer Era"
-(its fourth version).
+Both sums are stored relative to e^peak, their largest exponent, and merged as in online softmax, so nothing overflows.
+Inside a chunk, sums over 1, 2, 4 … tokens are merged until each token has those of all previous ones; between chunks
+the sums are carried. On CUDA GPUs it runs in Triton (triton/). Peng et al. 2023, "RWKV: Reinventing RNNs for the
+Transformer Era".
 """
+
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from regard.compat import cannot_triton
-from regard.kernels.recurrent.wkv.sums import EMPTY, Sums
-from regard.kernels.segments import numbered
+from regard.layout import number_documents
 
-CHUNK, PIECE = 16, 1024  # tokens whose sums are joined by doubling; tokens whose sums are held at once
+CHUNK, PORTION = 16, 1024  # tokens whose sums are merged by doubling; tokens processed at once
+EMPTY = -1e38  # the exponent of an empty sum; finite, so that the difference of two is 0
+
+
+class Sums(NamedTuple):
+    """Σ e^{k - peak} v and Σ e^{k - peak} over some tokens; all arrays have one shape."""
+
+    value: Tensor
+    weight: Tensor
+    peak: Tensor
+
+    def merge(self, other: "Sums") -> "Sums":
+        peak = torch.maximum(self.peak, other.peak)
+        mine, theirs = (self.peak - peak).exp(), (other.peak - peak).exp()
+        return Sums(mine * self.value + theirs * other.value, mine * self.weight + theirs * other.weight, peak)
+
+    def decay(self, by: Tensor, kept: Tensor) -> "Sums":
+        """The sums after a decay of e^by; empty where they are not kept."""
+        return Sums(self.value * kept, self.weight * kept, (self.peak + by).where(kept, EMPTY))
+
+    def tokens(self, some: slice) -> "Sums":
+        """Some tokens of each chunk of (B, n, C, F)."""
+        return Sums(*(x[:, :, some] for x in self))
+
+    def replace_after(self, count: int, others: "Sums") -> "Sums":
+        """The first `count` tokens of each chunk, followed by others."""
+        return Sums(*(torch.cat([x[:, :, :count], y], 2) for x, y in zip(self, others, strict=True)))
 
 
 def wkv(
@@ -30,18 +57,18 @@ def wkv(
 ) -> tuple[Tensor, Sums]:
     """k, v (B, L, F), decay = w and bonus = u (F,), the state's arrays (B, F) -> out (B, L, F), the state after.
 
-    It begins anew where segments (B, L) change; tokens that are not valid (B, L) neither add nor fade.
+    The state resets where segments (B, L) change; invalid tokens (B, L) leave it unchanged.
     """
     if k.shape[1] > 1 and state.peak.dtype == torch.float32 and cannot_triton(k.device) is None:
         from regard.kernels.recurrent.wkv.triton import autograd
 
         return autograd.wkv(k, v, decay, bonus, state, segments, valid)
-    documents = torch.zeros_like(k[..., 0], dtype=torch.int64) if segments is None else numbered(segments)
+    documents = torch.zeros_like(k[..., 0], dtype=torch.int64) if segments is None else number_documents(segments)
     counted = torch.ones_like(documents, dtype=torch.bool) if valid is None else valid
     before, outs = documents[:, :1], []
-    for piece in zip(*(x.split(PIECE, 1) for x in (k, v, documents, counted)), strict=True):
-        out, state = run(*piece, before, decay.to(state.peak.dtype), bonus.to(state.peak.dtype), state)
-        before = piece[2][:, -1:]
+    for portion in zip(*(x.split(PORTION, 1) for x in (k, v, documents, counted)), strict=True):
+        out, state = run(*portion, before, decay.to(state.peak.dtype), bonus.to(state.peak.dtype), state)
+        before = portion[2][:, -1:]
         outs.append(out)
     return torch.cat(outs, 1), state
 
@@ -49,32 +76,32 @@ def wkv(
 def run(
     k: Tensor, v: Tensor, documents: Tensor, counted: Tensor, before: Tensor, decay: Tensor, bonus: Tensor, state: Sums
 ) -> tuple[Tensor, Sums]:
-    """Tokens of `documents`, of which those that are `counted` add and fade; the state is of the document `before`."""
+    """Tokens of `documents`, of which those that are `counted` update the state, which is of the document `before`."""
     dtype, length = state.peak.dtype, k.shape[1]
     size = min(CHUNK, length)
     fill = -length % size
     k, v = (F.pad(x.to(dtype), (0, 0, 0, fill)).unflatten(1, (-1, size)) for x in (k, v))  # (B, n, C, F)
     counted = F.pad(counted, (0, fill)).unflatten(1, (-1, size)).unsqueeze(-1)  # (B, n, C, 1)
     documents = torch.cat([documents, documents[:, -1:].expand(-1, fill)], 1).unflatten(1, (-1, size)).unsqueeze(-1)
-    age = counted.cumsum(2)  # (B, n, C, 1) how often what stood before the chunk has faded
+    age = counted.cumsum(2)  # (B, n, C, 1) number of decays since the start of the chunk
 
     sums, reach = Sums(v * counted, counted.to(dtype).expand_as(v), k.where(counted, EMPTY)), 1
     while reach < size:
         late, early = slice(reach, None), slice(None, -reach)
         by, kept = (age[:, :, late] - age[:, :, early]) * decay, documents[:, :, late] == documents[:, :, early]
-        sums = sums.but_first(reach, sums.tokens(late).join(sums.tokens(early).fade(by, kept)))
+        sums = sums.replace_after(reach, sums.tokens(late).merge(sums.tokens(early).decay(by, kept)))
         reach *= 2
 
     last = documents[:, :, -1:]  # (B, n, 1, 1)
-    before = torch.cat([before.view(-1, 1, 1, 1), last[:, :-1]], 1)  # of what is carried into each chunk
+    before = torch.cat([before.view(-1, 1, 1, 1), last[:, :-1]], 1)  # document of the carried state of each chunk
     carried = []
     for *ended, by, kept in zip(*(x[:, :, -1].unbind(1) for x in (*sums, age * decay, last == before)), strict=True):
         carried.append(state)
-        state = Sums(*ended).join(state.fade(by, kept))
+        state = Sums(*ended).merge(state.decay(by, kept))
     past = Sums(*(torch.stack(x, 1).unsqueeze(2) for x in zip(*carried, strict=True)))  # (B, n, 1, F)
 
-    past = past.fade((age - counted.to(age.dtype)) * decay, documents == before)  # (B, n, C, F)
-    inside = sums.tokens(slice(None, -1)).fade(torch.zeros_like(decay), documents[:, :, 1:] == documents[:, :, :-1])
-    past = past.but_first(1, past.tokens(slice(1, None)).join(inside))
-    out = past.join(Sums(v, torch.ones_like(v), k + bonus))
+    past = past.decay((age - counted.to(age.dtype)) * decay, documents == before)  # (B, n, C, F)
+    inside = sums.tokens(slice(None, -1)).decay(torch.zeros_like(decay), documents[:, :, 1:] == documents[:, :, :-1])
+    past = past.replace_after(1, past.tokens(slice(1, None)).merge(inside))
+    out = past.merge(Sums(v, torch.ones_like(v), k + bonus))
     return (out.value / out.weight).flatten(1, 2)[:, :length], state

@@ -1,18 +1,18 @@
-"""The scan on GPUs: spans of tokens in parallel, in Triton. Forward, two kernels (passes.py):
+"""The linear scan on GPUs: spans of tokens in parallel, in Triton. The forward has two kernels (kernels.py):
 
     states   at the borders of spans, one after the other
-    read     what every token reads: of the border's state, and of its own span
+    read     the outputs of every token, from the state at the border and from its own span
 
-With D_t = ∂loss/∂S_t, D_t = q_t do_tᵀ + exp(decay_{t+1}) D_{t+1}, a scan from the end, the gradients are reads as well:
+With D_t = ∂loss/∂S_t = q_t do_tᵀ + exp(decay_{t+1}) D_{t+1}, a scan from the end, the gradients are reads as well:
 
-    dq_t = S_t do_t       reads (do, v, k)
-    dk_t = D_t v_t        reads backwards (v, do, q)
-    dv_t = D_tᵀ k_t       reads backwards (k, q, do)
+    dq_t = S_t do_t       read (do, v, k)
+    dk_t = D_t v_t        read in reverse (v, do, q)
+    dv_t = D_tᵀ k_t       read in reverse (k, q, do)
     ddecay_t = ⟨D_t, S_t - k_t v_tᵀ⟩ = ⟨D_e, S_e⟩ + Σ_{t≤u≤e} (q_u · dq_u - k_u · dk_u)
     q_u · dq_u = out_u · do_u        k_u · dk_u = v_u · dv_u
 
-where e is the end of t's span: the sums are short, so that the rounding of bf16 products does not pile up over a text.
-Nothing of size L · N · P is kept: borders are made again in the backward. Yang et al. 2023; Dao & Gu 2024.
+where e is the end of the span of t: the sums are short, so that rounding errors of bf16 products do not accumulate over
+the sequence. Nothing of size L · N · P is stored: the backward recomputes the borders. Yang et al. 2023; Dao & Gu 2024.
 """
 
 from typing import Any, NamedTuple
@@ -23,24 +23,24 @@ import triton
 from torch import Tensor
 
 from regard.kernels.autocast import autocast_like_linear
-from regard.kernels.recurrent.linear_scan.triton.kernels import meet_kernel, read_kernel, states_kernel
-from regard.kernels.segments import numbered
+from regard.kernels.recurrent.linear_scan.triton.kernels import inner_product_kernel, read_kernel, states_kernel
+from regard.layout import number_documents
 
-PROGRAMS = 528  # that keep a GPU of 132 multiprocessors busy: the heads of a group are split into so many parts
+PROGRAMS = 528  # enough for a GPU of 132 multiprocessors; heads of a group are split over programs to reach it
 
 
-def span_of(key_dim: int, value_dim: int, dtype: torch.dtype) -> int:
-    """Tokens; each product of float32 is three of tf32, and each operand two: fewer fit into a multiprocessor."""
+def span_length(key_dim: int, value_dim: int, dtype: torch.dtype) -> int:
+    """Tokens per span; in float32 a product is three of tf32 with two operands each, so fewer tokens fit."""
     return 32 if dtype == torch.float32 and max(key_dim, value_dim) > 128 else 64
 
 
 def state_tile(y_dim: int, w_dim: int) -> tuple[int, int, int]:
-    """Rows and columns of a state that a program walks with, and its warps."""
+    """Rows and columns of a state per program, and its warps."""
     return min(y_dim, 128), min(w_dim, 64), 4
 
 
 def read_tile(w_dim: int, dtype: torch.dtype) -> tuple[int, int]:
-    """Columns that a program reads, and its warps."""
+    """Columns per program, and its warps."""
     return (min(w_dim, 64), 8) if dtype == torch.float32 else (min(w_dim, 128), 4)
 
 
@@ -53,7 +53,7 @@ def scan(
     segments: Tensor | None = None,
     valid: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """As kernels/scan says; out has the dtype of k. P is a power of two, or one more than it."""
+    """The scan of linear_scan; out has the dtype of k. P is a power of two, or one more."""
     columns = v.shape[3]
     if columns % 2 == 0:
         out, _, last, _ = run(q, k, v, None, decay, state, None, segments, valid)
@@ -72,9 +72,9 @@ def scan_with_total(
     segments: Tensor | None = None,
     valid: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The scan of v and of a column of ones behind it, whose reading is the second output (B, H, L, 1).
+    """The scan of v and of a column of ones, whose output is the second one (B, H, L, 1).
 
-    The state is (B, H, N, P + 1). That v and out stay as they are saves four copies of them.
+    The state is (B, H, N, P + 1). Without concatenation v and out are not copied.
     """
     ones = torch.ones_like(v[..., :1])
     out, total, last, z = run(q, k, v, ones, decay, state[..., :-1], state[..., -1:], segments, valid)
@@ -92,14 +92,14 @@ def run(
     segments: Tensor | None,
     valid: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """extra (B, H, L, 1) is one more column of values, z (B, H, N, 1) of the state. Products are in the keys' dtype."""
+    """extra (B, H, L, 1) is a further column of values, z (B, H, N, 1) of the state. Products have the dtype of k."""
     q, k, v = autocast_like_linear(q, k, v)
     q, v, decay = q.to(k.dtype), v.to(k.dtype), None if decay is None else decay.float()
     if valid is not None:
         k = k * valid[:, None, :, None]
         if decay is not None:
             decay = (decay.view(1, -1, 1) if decay.dim() == 1 else decay) * valid.unsqueeze(1)
-    docs = None if segments is None else numbered(segments).int()
+    docs = None if segments is None else number_documents(segments).int()
     extra, z = (None if x is None else x.squeeze(3).float() for x in (extra, z))
     out, more, last, z = scan_op(q, k, v, extra, decay, state, z, docs)
     return out, more.unsqueeze(-1), last, z.unsqueeze(-1)
@@ -116,7 +116,7 @@ def scan_op(
     z: Tensor | None,
     docs: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """out (B, H, L, P) and the last state (B, H, N, P); the same of extra (B, H, L) and z (B, H, N), if given."""
+    """out (B, H, L, P) and the last state (B, H, N, P); the same for extra (B, H, L) and z (B, H, N), if given."""
     case = ScanLaunch.of(k, v, decay, docs)
     q, k, v = (row_major(x) for x in (q, k, v))
     extra = None if extra is None else extra.contiguous()
@@ -150,15 +150,15 @@ def scan_backward(
     d_last: Tensor,
     d_z: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """The gradients of all but the documents; `out` is needed for a decay's."""
+    """The gradients of all inputs but the documents; that of a decay needs `out`."""
     case = ScanLaunch.of(k, v, decay, docs)
     q, k, v, d_out = (row_major(x) for x in (q, k, v, d_out))
     out = None if out is None else out.contiguous()
     x, y = (None, None) if extra is None else (d_more.contiguous(), extra.contiguous())
     S, _, Z = case.states(k, v, state, y, z)
     D, d_first, E = case.states(q, d_out, d_last, x, d_z, reverse=True)
-    dq, _, _ = case.read(d_out, v, k, S, x, y, Z, turned=True)
-    dk, _, _ = case.read(v, d_out, q, D, y, x, E, turned=True, reverse=True)
+    dq, _, _ = case.read(d_out, v, k, S, x, y, Z, transposed=True)
+    dk, _, _ = case.read(v, d_out, q, D, y, x, E, transposed=True, reverse=True)
     dv, d_extra, dots = case.read(
         k, q, d_out, D, reverse=True, w_more=x, tail=E, dots_of=None if out is None else (v, out)
     )
@@ -183,26 +183,26 @@ def _(q, k, v, extra, decay, state, z, docs, out, more, d_out, d_more, d_last, d
     return empty_like(q), empty_like(k), empty_like(v), d_extra, d_decay, empty_like(state), d_first_z
 
 
-def remember(ctx: Any, inputs: tuple, output: tuple) -> None:
+def save_inputs(ctx: Any, inputs: tuple, output: tuple) -> None:
     out, more, _, _ = output
     ctx.save_for_backward(*inputs, None if inputs[4] is None else out, more)
 
 
 def backward(ctx: Any, *d_outputs: Tensor) -> tuple[Tensor | None, ...]:
-    saved = ctx.saved_tensors  # once: activation checkpointing makes them anew each time
+    saved = ctx.saved_tensors  # read once: activation checkpointing recomputes them at each access
     extra, decay = saved[3:5]
     dq, dk, dv, d_extra, d_decay, d_state, d_z = scan_backward(*saved, *d_outputs)
     d_extra, d_z = (None, None) if extra is None else (d_extra, d_z)
     return dq, dk, dv, d_extra, None if decay is None else d_decay, d_state, d_z, None
 
 
-scan_op.register_autograd(backward, setup_context=remember)
+scan_op.register_autograd(backward, setup_context=save_inputs)
 
 
 class ScanLaunch(NamedTuple):
-    """One scan: what all its passes share."""
+    """The arguments that all passes of a scan share."""
 
-    sums: Tensor | None  # (B, H, spans, span): of decays, from a span's first token on
+    sums: Tensor | None  # (B, H, spans, span): cumulative decays from the first token of each span
     docs: Tensor | None  # (B, L)
     batch: int
     heads: int
@@ -211,10 +211,10 @@ class ScanLaunch(NamedTuple):
 
     @classmethod
     def of(cls, k: Tensor, v: Tensor, decay: Tensor | None, docs: Tensor | None) -> "ScanLaunch":
-        (batch, heads, length, _), span = v.shape, span_of(k.shape[3], v.shape[3], k.dtype)
+        (batch, heads, length, _), span = v.shape, span_length(k.shape[3], v.shape[3], k.dtype)
         if decay is not None:
             decay = decay.view(1, -1, 1) if decay.dim() == 1 else decay
-            decay = by_span(decay.expand(batch, heads, length), span).cumsum(3).contiguous()
+            decay = split_spans(decay.expand(batch, heads, length), span).cumsum(3).contiguous()
         return cls(decay, None if docs is None else docs.contiguous(), batch, heads, length, span)
 
     @property
@@ -230,9 +230,9 @@ class ScanLaunch(NamedTuple):
         first_more: Tensor | None = None,
         reverse: bool = False,
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """(B · H, spans + 1, N · P) the states at the borders in the dtype of products, the last one in float32.
+        """(B · H, spans + 1, N · P) the states at the borders in the dtype of products, and the last one in float32.
 
-        And, of one column more, (B · H, spans + 1, N). In reverse they are gradients, and the last is the first's.
+        Also those of the further column, (B · H, spans + 1, N). In reverse they are gradients of the states.
         """
         N, P, heads = y.shape[3], w.shape[3], self.batch * self.heads
         borders = torch.empty(heads, self.spans + 1, N * P, dtype=y.dtype, device=y.device)
@@ -256,21 +256,21 @@ class ScanLaunch(NamedTuple):
         x_more: Tensor | None = None,
         y_more: Tensor | None = None,
         column: Tensor | None = None,
-        turned: bool = False,
+        transposed: bool = False,
         reverse: bool = False,
         w_more: Tensor | None = None,
         tail: Tensor | None = None,
         dots_of: tuple[Tensor, Tensor] | None = None,
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """out (B, G, L, P), summed over heads that share w; what is read of the tail (B, H, L); the dots of v and out.
+        """out (B, G, L, P), summed over heads that share w; the output of the tail (B, H, L); dots (B, H, L).
 
-        `turned`: the borders hold Sᵀ. Of `dots_of` (v, read) the dots are read · w - out · v (B, H, L).
+        `transposed`: the borders hold Sᵀ. For `dots_of` (v, read) the dots are read · w - out · v.
         """
         (batch, _, length, N), P = x.shape, w.shape[3]
         groups, summed = min(x.shape[1], w.shape[1]), w.shape[1] < self.heads
         columns, warps = read_tile(P, x.dtype)
         blocks, spans = P // columns, batch * self.spans
-        parts = groups * enough(self.heads // groups, PROGRAMS // (spans * blocks * groups))
+        parts = groups * divisor_at_least(self.heads // groups, PROGRAMS // (spans * blocks * groups))
         out = x.new_empty(batch, parts if summed else self.heads, length, P, dtype=torch.float32 if summed else x.dtype)
         more = None if tail is None else x.new_empty(batch, self.heads, length, dtype=torch.float32)
         v, read = dots_of or (x, None)
@@ -278,7 +278,7 @@ class ScanLaunch(NamedTuple):
         read_kernel[spans * parts, blocks](
             x, y, w, self.sums, self.docs, borders, x_more, y_more, column, w_more, tail, out, more, v, read, dots,
             self.strides(x), self.strides(y), self.strides(w), self.strides(v), (*out.stride()[:3], 1),
-            (1, N) if turned else (P, 1), self.heads, self.length, self.spans,
+            (1, N) if transposed else (P, 1), self.heads, self.length, self.spans,
             N, P, columns, self.span, self.heads // parts, summed, reverse, precision(x), num_warps=warps, num_stages=1,
         )  # fmt: skip
         out = out.unflatten(1, (groups, -1)).sum(2).to(x.dtype) if summed else out
@@ -289,26 +289,26 @@ class ScanLaunch(NamedTuple):
 
     def decay_gradient(self, dots: Tensor, borders: list[tuple[Tensor, Tensor]]) -> Tensor:
         """(B, H, L), from q · dq - k · dk (B, H, L) and the borders of states and of their gradients."""
-        later = by_span(dots, self.span).flip(3).cumsum(3).flip(3)  # (B, H, spans, span)
+        later = split_spans(dots, self.span).flip(3).cumsum(3).flip(3)  # (B, H, spans, span)
         for S, D in borders:
-            later = later + self.meet(S, D).view(*later.shape[:3], 1)
+            later = later + self.inner_products(S, D).view(*later.shape[:3], 1)
         return later.flatten(2)[:, :, : self.length].contiguous()
 
-    def meet(self, S: Tensor, D: Tensor) -> Tensor:
+    def inner_products(self, S: Tensor, D: Tensor) -> Tensor:
         """⟨D, S⟩ (B · H, spans) at the ends of spans, of borders (B · H, spans + 1, size)"""
         heads, _, size = S.shape
-        met = torch.empty(heads, self.spans, dtype=torch.float32, device=S.device)
-        meet_kernel[(met.numel(),)](S, D, met, self.spans, size, min(size, 1024))
-        return met
+        result = torch.empty(heads, self.spans, dtype=torch.float32, device=S.device)
+        inner_product_kernel[(result.numel(),)](S, D, result, self.spans, size, min(size, 1024))
+        return result
 
 
-def by_span(x: Tensor, span: int) -> Tensor:
-    """(B, H, L) -> (B, H, spans, span), zeros behind the last token"""
+def split_spans(x: Tensor, span: int) -> Tensor:
+    """(B, H, L) -> (B, H, spans, span), zeros after the last token"""
     return F.pad(x, (0, -x.shape[2] % span)).unflatten(2, (-1, span))
 
 
-def enough(count: int, wanted: int) -> int:
-    """The smallest number of equal parts of `count` that is at least what is wanted, or `count`."""
+def divisor_at_least(count: int, wanted: int) -> int:
+    """The smallest divisor of `count` that is at least `wanted`, or `count`."""
     return next(parts for parts in range(1, count + 1) if count % parts == 0 and parts >= min(wanted, count))
 
 

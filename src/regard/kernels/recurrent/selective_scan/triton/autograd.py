@@ -1,9 +1,9 @@
-"""Mamba's scan on GPUs, in Triton: chunks of tokens and blocks of channels in parallel, in O(L · F) memory.
+"""The selective scan on GPUs, in Triton: chunks of tokens and blocks of channels in parallel, in O(L · F) memory.
 
-Forward: what every chunk adds to the states (add), the states at the borders of chunks (carry.py), the outputs
-(read). Backward: the gradients at the borders by the adjoint scan from the end (add and carry once more), and all
-gradients in one pass over the chunks (grad), which makes the states inside again. What is kept are the states at the
-borders, one number a channel and token if N = CHUNK. The kernels stand in passes.py. Gu & Dao 2023.
+Forward: the contribution of every chunk to the states (add), the states at the borders of chunks (carry.py), the
+outputs (read). Backward: the gradients at the borders by the adjoint scan from the end (add and carry again), and all
+gradients in one pass over the chunks (grad), which recomputes the states inside. Only the states at the borders are
+saved, one number per channel and token if N = CHUNK. The kernels are in kernels.py. Gu & Dao 2023.
 """
 
 from typing import Any, NamedTuple
@@ -14,9 +14,9 @@ from torch import Tensor
 
 from regard.kernels.recurrent.selective_scan.triton.carry import carry
 from regard.kernels.recurrent.selective_scan.triton.kernels import add_kernel, grad_kernel, read_kernel
-from regard.kernels.segments import numbered
+from regard.layout import number_documents
 
-CHUNK, BLOCK = 16, 32  # tokens and channels of a program, which is one warp
+CHUNK, BLOCK = 16, 32  # tokens and channels per program, which is one warp
 
 
 def selective_scan(
@@ -31,10 +31,10 @@ def selective_scan(
     valid: Tensor | None = None,
     bias: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """As kernels/selective_scan says; y has the dtype of u."""
+    """The scan of selective_scan; y has the dtype of u."""
     if valid is not None:
         delta = delta.masked_fill(~valid.unsqueeze(-1), 0.0 if bias is None else float("-inf"))
-    docs = None if segments is None else numbered(segments).int()
+    docs = None if segments is None else number_documents(segments).int()
     A, B, C = A.float().mT, B.float().mT, C.float().mT  # (N, F), (B, N, L)
     D, bias = (None if x is None else x.float() for x in (D, bias))
     y, last, _ = selective_scan_op(u, delta, bias, A, B, C, D, state.mT, docs)
@@ -107,14 +107,14 @@ def _(u, delta, bias, A, B, C, D, docs, borders, dy, d_last):
     return tuple(torch.empty_like(x, memory_format=torch.contiguous_format) for x in like)
 
 
-def remember(ctx: Any, inputs: tuple, output: tuple) -> None:
+def save_inputs(ctx: Any, inputs: tuple, output: tuple) -> None:
     *case, state, docs = inputs
     ctx.save_for_backward(*case, docs, output[2])
-    ctx.set_materialize_grads(False)  # zeros for the borders would be as large as they are
+    ctx.set_materialize_grads(False)  # zero gradients for the borders would be as large as the borders
 
 
 def backward(ctx: Any, dy: Tensor | None, d_last: Tensor | None, _: None) -> tuple[Tensor | None, ...]:
-    saved = ctx.saved_tensors  # once: activation checkpointing makes them anew each time
+    saved = ctx.saved_tensors  # read once: activation checkpointing recomputes them at each access
     u, _, bias, A, _, _, D, _, _ = saved
     dy = torch.zeros_like(u) if dy is None else dy.to(u.dtype)
     d_last = A.new_zeros(len(u), *A.shape) if d_last is None else d_last
@@ -122,7 +122,7 @@ def backward(ctx: Any, dy: Tensor | None, d_last: Tensor | None, _: None) -> tup
     return du, d_delta, None if bias is None else d_bias, dA, dB, dC, None if D is None else dD, d_state, None
 
 
-selective_scan_op.register_autograd(backward, setup_context=remember)
+selective_scan_op.register_autograd(backward, setup_context=save_inputs)
 
 
 class SelectiveScanLaunch(NamedTuple):
@@ -159,10 +159,10 @@ class SelectiveScanLaunch(NamedTuple):
         reverse: bool = False,
     ) -> Tensor:
         """(B, chunks + 1, N · F): the states between chunks, or their gradients from the end."""
-        added = torch.empty(self.batch, self.chunks, A.numel(), dtype=torch.float32, device=x.device)
-        faded = torch.empty(self.batch, self.chunks, self.channels, dtype=torch.float32, device=x.device)
+        contributions = torch.empty(self.batch, self.chunks, A.numel(), dtype=torch.float32, device=x.device)
+        elapsed = torch.empty(self.batch, self.chunks, self.channels, dtype=torch.float32, device=x.device)
         strides = (tensor.stride()[:2] for tensor in (x, delta))
         add_kernel[self.grid](
-            x, delta, bias, A, B, self.docs, added, faded, *strides, 0, *self.sizes, reverse, num_warps=1
+            x, delta, bias, A, B, self.docs, contributions, elapsed, *strides, 0, *self.sizes, reverse, num_warps=1
         )  # fmt: skip
-        return carry(added, faded, A.view(-1), first.view(self.batch, -1), reverse)
+        return carry(contributions, elapsed, A.view(-1), first.view(self.batch, -1), reverse)

@@ -1,4 +1,4 @@
-"""Mamba's scan by Triton's kernels (spans.py, passes.py), on CUDA GPUs: which cases they take, and the way to them."""
+"""The selective scan by Triton kernels on CUDA GPUs (autograd.py, kernels.py): supported arguments and entry point."""
 
 import torch
 from torch import Tensor
@@ -24,7 +24,7 @@ def refuses(
     if state.dtype != torch.float32:
         return f"triton keeps the state in float32, not {str(state.dtype).removeprefix('torch.')}"
     size = A.shape[1]
-    return None if size & (size - 1) == 0 else f"triton takes states of 2^i numbers a channel, not {size}"
+    return None if size & (size - 1) == 0 else f"triton takes a state_dim that is a power of two, not {size}"
 
 
 def selective_scan(
@@ -40,7 +40,7 @@ def selective_scan(
     bias: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     from regard.kernels.recurrent.selective_scan.triton.autograd import (
-        selective_scan,  # imports triton, which need not be installed
+        selective_scan,  # triton is optional
     )
 
     return selective_scan(u, delta, A, B, C, D, state, segments, valid, bias)

@@ -1,15 +1,14 @@
-"""Mamba's scan in Triton: one thread a channel, some tokens' values in its registers, states one after the other.
+"""The selective scan in Triton: one thread per channel, with some tokens in its registers, state by state.
 
-A program takes a chunk of T tokens and some channels, and goes through the N numbers of the state:
+A program handles a chunk of T tokens and some channels, and loops over the N numbers of the state:
 
-    add     Σ_s exp(A Σ_{r>s} Δ_r) Δ_s u_s B_s, what the chunk adds to a state; or the same of its adjoint, from the end
-    read    h_t from the state at the chunk's border on, and y_t = Σ_n C_t h_t + D u_t
-    grad    h_t made again; g_t = ∂loss/∂h_t = C_t dy_t + a_{t+1} g_{t+1} with a_t = exp(Δ_t A), and what follows
+    add     Σ_s exp(A Σ_{r>s} Δ_r) Δ_s u_s B_s, the contribution of the chunk to a state; or that of its adjoint
+    read    h_t from the state at the border of the chunk, and y_t = Σ_n C_t h_t + D u_t
+    grad    h_t recomputed; g_t = ∂loss/∂h_t = C_t dy_t + a_{t+1} g_{t+1} with a_t = exp(Δ_t A), and all gradients
 
-Tiles are (T, channels) with channels along a warp, so that a scan over time stays inside each thread. That is what
-`shift` is for, which is 0 but not known to be: where rows are known to begin at whole 16 bytes, Triton would give a
-thread several channels that load at once, and spread time over the lanes. Chunks do not wait for each other:
-carry.py goes between their borders.
+Tiles are (T, channels) with channels along a warp, so that a scan over time stays inside each thread. `shift` ensures
+it: it is 0, but not a compile-time constant. If Triton knew that rows are aligned to 16 bytes, it would give a thread
+several channels and distribute time over lanes. Chunks are independent; carry.py connects their borders.
 """
 
 import triton
@@ -27,7 +26,7 @@ def add_kernel(
     B,  # (B, N, L)
     Docs,
     Added,
-    Faded,
+    Elapsed,
     x_strides,
     delta_strides,
     shift,
@@ -39,27 +38,27 @@ def add_kernel(
     BLOCK: tl.constexpr,
     REVERSE: tl.constexpr,
 ):
-    """Added (B, chunks, N, F); Faded (B, chunks, F) = ΣΔ. X is u, or dy where the adjoint runs from the end."""
-    row, batch, start, t, f, some = places(length, chunks, channels, T, BLOCK)
-    _, delta = steps(Delta, delta_strides, Bias, batch, t, f, shift, some, channels)
-    x = tokens(X, x_strides, batch, t, f, shift, some)
-    faded = tl.sum(delta, 0)  # (BLOCK,)
+    """Added (B, chunks, N, F); Elapsed (B, chunks, F) = ΣΔ. X is u, or dy for the adjoint."""
+    row, batch, start, t, f, some = program_tile(length, chunks, channels, T, BLOCK)
+    _, delta = load_steps(Delta, delta_strides, Bias, batch, t, f, shift, some, channels)
+    x = load_tokens(X, x_strides, batch, t, f, shift, some)
+    elapsed_total = tl.sum(delta, 0)  # (BLOCK,)
     if REVERSE:
-        apart = tl.cumsum(delta, 0)  # from the border before the chunk to each token
+        elapsed = tl.cumsum(delta, 0)  # from the border before the chunk to each token
     else:
-        apart, x = faded[None, :] - tl.cumsum(delta, 0), x * delta
+        elapsed, x = elapsed_total[None, :] - tl.cumsum(delta, 0), x * delta
     if Docs is not None:
         Docs += batch * length
         first = tl.load(Docs + tl.maximum(start - 1, 0))
         last = tl.load(Docs + tl.minimum(start + T - 1, length - 1))
         doc = tl.load(Docs + tl.minimum(t, length - 1))
         x = tl.where((doc == (first if REVERSE else last))[:, None], x, 0.0)
-        faded = tl.where(first == last, faded, float("inf"))
-    tl.store(Faded + row * channels + f, faded, f < channels)
+        elapsed_total = tl.where(first == last, elapsed_total, float("inf"))
+    tl.store(Elapsed + row * channels + f, elapsed_total, f < channels)
     for n in range(N):
         rate = tl.load(A + n * channels + f, f < channels, 0.0)
         b = tl.load(B + (batch * N + n) * length + t, t < length, 0.0)
-        added = tl.sum(tl.exp2(apart * (rate * LOG2E)[None, :]) * x * b[:, None], 0)
+        added = tl.sum(tl.exp2(elapsed * (rate * LOG2E)[None, :]) * x * b[:, None], 0)
         tl.store(Added + (row * N + n) * channels + f, added, f < channels)
 
 
@@ -86,9 +85,9 @@ def read_kernel(
     T: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    row, batch, start, t, f, some = places(length, chunks, channels, T, BLOCK)
-    _, delta = steps(Delta, delta_strides, Bias, batch, t, f, shift, some, channels)
-    u = tokens(U, u_strides, batch, t, f, shift, some)
+    row, batch, start, t, f, some = program_tile(length, chunks, channels, T, BLOCK)
+    _, delta = load_steps(Delta, delta_strides, Bias, batch, t, f, shift, some, channels)
+    u = load_tokens(U, u_strides, batch, t, f, shift, some)
     x, y = delta * u, tl.zeros((T, BLOCK), tl.float32)
     if D is not None:
         y += u * tl.load(D + f, f < channels, 0.0)[None, :]
@@ -98,9 +97,9 @@ def read_kernel(
         before = tl.load(Borders + n * channels + f, f < channels, 0.0)
         b = tl.load(B + (batch * N + n) * length + t, t < length, 0.0)
         c = tl.load(C + (batch * N + n) * length + t, t < length, 0.0)
-        _, h = states(delta, rate, x * b[:, None], before, Docs, batch, t, start, length)
+        _, h = scan_states(delta, rate, x * b[:, None], before, Docs, batch, t, start, length)
         y += h * c[:, None]
-    tl.store(place(Y, y_strides, batch, t, f, shift), y.to(Y.dtype.element_ty), some)
+    tl.store(pointers(Y, y_strides, batch, t, f, shift), y.to(Y.dtype.element_ty), some)
 
 
 @triton.jit(do_not_specialize=["shift"])
@@ -136,10 +135,10 @@ def grad_kernel(
     BLOCK: tl.constexpr,
     WIDTH: tl.constexpr,  # N, at least 16
 ):
-    row, batch, start, t, f, some = places(length, chunks, channels, T, BLOCK)
-    given, delta = steps(Delta, delta_strides, Bias, batch, t, f, shift, some, channels)
-    u = tokens(U, u_strides, batch, t, f, shift, some)
-    dy = tokens(dY, dy_strides, batch, t, f, shift, some)
+    row, batch, start, t, f, some = program_tile(length, chunks, channels, T, BLOCK)
+    raw, delta = load_steps(Delta, delta_strides, Bias, batch, t, f, shift, some, channels)
+    u = load_tokens(U, u_strides, batch, t, f, shift, some)
+    dy = load_tokens(dY, dy_strides, batch, t, f, shift, some)
     x = delta * u
     dx, d_delta = tl.zeros((T, BLOCK), tl.float32), tl.zeros((T, BLOCK), tl.float32)
     d_b, d_c, line = tl.zeros((T, WIDTH), tl.float32), tl.zeros((T, WIDTH), tl.float32), tl.arange(0, WIDTH)
@@ -151,29 +150,29 @@ def grad_kernel(
         after = tl.load(dBorders + ((border + 1) * N + n) * channels + f, f < channels, 0.0)
         b = tl.load(B + (batch * N + n) * length + t, t < length, 0.0)
         c = tl.load(C + (batch * N + n) * length + t, t < length, 0.0)
-        a, h = states(delta, rate, x * b[:, None], before, Docs, batch, t, start, length)
+        a, h = scan_states(delta, rate, x * b[:, None], before, Docs, batch, t, start, length)
         g = dy * c[:, None] + tl.where((t == start + T - 1)[:, None], after[None, :], 0.0)
-        # Turned around by hand: `reverse` would turn the lanes of the warp too, by shuffles.
+        # Reversed by hand: `reverse` would also permute the lanes of the warp, by shuffles.
         one = tl.full((T, BLOCK), 1.0, tl.float32)
         _, _, g = tl.associative_scan((tl.flip(a, 0), one, tl.flip(g, 0)), 0, adjoint)
         g = tl.flip(g, 0)
-        fade = g * (h - x * b[:, None])  # ∂loss/∂(Δ A): h_t - Δ_t u_t B_t is what was left of h_{t-1}
-        tl.store(dA + (row * N + n) * channels + f, tl.sum(fade * delta, 0), f < channels)
-        d_delta += fade * rate[None, :]
+        d_decay = g * (h - x * b[:, None])  # ∂loss/∂(Δ A): h_t - Δ_t u_t B_t is the decayed h_{t-1}
+        tl.store(dA + (row * N + n) * channels + f, tl.sum(d_decay * delta, 0), f < channels)
+        d_delta += d_decay * rate[None, :]
         dx += g * b[:, None]
-        # Sums over channels, by the matrix units: every column of the products holds them, the n-th keeps them.
+        # Sums over channels on the tensor cores: every column of the products holds them, and the n-th is kept.
         d_b += tl.where(line[None, :] == n, tl.dot((g * x).to(ones.dtype), ones, input_precision="tf32x3"), 0.0)
         d_c += tl.where(line[None, :] == n, tl.dot((h * dy).to(ones.dtype), ones, input_precision="tf32x3"), 0.0)
     du = dx * delta
     if D is not None:
         du += dy * tl.load(D + f, f < channels, 0.0)[None, :]
         tl.store(dD + row * channels + f, tl.sum(dy * u, 0), f < channels)
-    tl.store(place(dU, out_strides, batch, t, f, shift), du.to(dU.dtype.element_ty), some)
+    tl.store(pointers(dU, out_strides, batch, t, f, shift), du.to(dU.dtype.element_ty), some)
     d_delta += dx * u
     if Bias is not None:
-        d_delta /= 1 + tl.exp(-given)  # softplus' = sigmoid
+        d_delta /= 1 + tl.exp(-raw)  # softplus' = sigmoid
         tl.store(dBias + row * channels + f, tl.sum(d_delta, 0), f < channels)
-    tl.store(place(dDelta, out_strides, batch, t, f, shift), d_delta.to(dDelta.dtype.element_ty), some)
+    tl.store(pointers(dDelta, out_strides, batch, t, f, shift), d_delta.to(dDelta.dtype.element_ty), some)
     block = tl.program_id(1).to(tl.int64) * (tl.num_programs(0) // chunks) + batch
     here = (block * N + line)[None, :] * length + t[:, None]
     tl.store(dB + here, d_b, (line < N)[None, :] & (t < length)[:, None])
@@ -181,8 +180,8 @@ def grad_kernel(
 
 
 @triton.jit
-def places(length, chunks, channels, T: tl.constexpr, BLOCK: tl.constexpr):
-    """This program's chunk of all rows', its batch row, its first token, its tokens, its channels; which there are."""
+def program_tile(length, chunks, channels, T: tl.constexpr, BLOCK: tl.constexpr):
+    """Chunk, batch row, first token, token and channel indices of this program, and which of them exist."""
     row = tl.program_id(0).to(tl.int64)
     start = row % chunks * T
     t, f = start + tl.arange(0, T), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -190,27 +189,27 @@ def places(length, chunks, channels, T: tl.constexpr, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def place(X, strides, batch, t, f, shift):
+def pointers(X, strides, batch, t, f, shift):
     return X + shift + batch * strides[0] + t[:, None] * strides[1] + f[None, :]
 
 
 @triton.jit
-def tokens(X, strides, batch, t, f, shift, some):
-    """(T, BLOCK) in float32, zeros outside."""
-    return tl.load(place(X, strides, batch, t, f, shift), some, 0.0).to(tl.float32)
+def load_tokens(X, strides, batch, t, f, shift, some):
+    """(T, BLOCK) in float32; zeros outside."""
+    return tl.load(pointers(X, strides, batch, t, f, shift), some, 0.0).to(tl.float32)
 
 
 @triton.jit
-def steps(Delta, strides, Bias, batch, t, f, shift, some, channels):
-    """What is given and Δ (T, BLOCK): the same, or with a bias Δ = softplus(given); 0 outside."""
+def load_steps(Delta, strides, Bias, batch, t, f, shift, some, channels):
+    """The input and Δ (T, BLOCK): equal, or with a bias Δ = softplus(input); 0 outside."""
     if Bias is None:
-        given = tokens(Delta, strides, batch, t, f, shift, some)
-        delta = given
+        raw = load_tokens(Delta, strides, batch, t, f, shift, some)
+        delta = raw
     else:
-        given = tl.load(place(Delta, strides, batch, t, f, shift), some, float("-inf")).to(tl.float32)
-        given += tl.load(Bias + f, f < channels, 0.0)[None, :]
-        delta = tl.maximum(given, 0.0) + log1p(tl.exp(-tl.abs(given)))
-    return given, delta
+        raw = tl.load(pointers(Delta, strides, batch, t, f, shift), some, float("-inf")).to(tl.float32)
+        raw += tl.load(Bias + f, f < channels, 0.0)[None, :]
+        delta = tl.maximum(raw, 0.0) + log1p(tl.exp(-tl.abs(raw)))
+    return raw, delta
 
 
 @triton.jit
@@ -224,8 +223,8 @@ def log1p(x):
 
 
 @triton.jit
-def states(delta, rate, b, before, Docs, batch, t, start, length):
-    """a and h (T, BLOCK): what each token keeps of the state, and the state after it."""
+def scan_states(delta, rate, b, before, Docs, batch, t, start, length):
+    """a and h (T, BLOCK): the decay of each token, and the state after it."""
     a = tl.exp2(delta * (rate * LOG2E)[None, :])
     if Docs is not None:
         Docs += batch * length
@@ -238,12 +237,12 @@ def states(delta, rate, b, before, Docs, batch, t, start, length):
 
 @triton.jit
 def compose(a, h, a_next, h_next):
-    """One step h -> a · h + b, then another."""
+    """One step h -> a · h + b followed by another."""
     return a * a_next, h * a_next + h_next
 
 
 @triton.jit
 def adjoint(a, between, g, a_before, between_before, g_before):
-    """From the end: tokens with the gradient g at their first, whose a it passes on its way to an earlier one."""
+    """The composition of the adjoint recurrence, from the end."""
     passed = between_before * a
     return a_before, passed * between, g_before + passed * g

@@ -1,8 +1,8 @@
 """RWKV's recurrence on GPUs, in Triton: spans of tokens and blocks of channels in parallel.
 
-Forward: what each span adds to the sums and how much it fades them (add), the sums at the borders of spans (carry), the
-outputs (read). Backward: outputs and divisors made again, then the same from the end, for gradients of the sums: add,
-carry, and all gradients of each span (grad). The kernels stand in passes.py; a text of one span needs no borders.
+Forward: the sums and the decay of each span (add), the sums at the borders of spans (carry), the outputs (read).
+Backward: outputs and divisors are recomputed, then the same from the end for the gradients of the sums: add, carry, and
+all gradients of each span (grad). The kernels are in kernels.py; a sequence of one span needs no borders.
 """
 
 from typing import Any
@@ -11,12 +11,12 @@ import torch
 import triton
 from torch import Tensor
 
-from regard.kernels.recurrent.wkv.sums import EMPTY, Sums
+from regard.kernels.recurrent.wkv import EMPTY, Sums
 from regard.kernels.recurrent.wkv.triton.kernels import add_kernel, carry_kernel, grad_kernel, read_kernel
-from regard.kernels.segments import numbered
+from regard.layout import number_documents
 
-T, BLOCK = 16, 32  # tokens and channels of a tile, which one warp has in its registers
-SPAN = 256  # tokens that a program walks through
+T, BLOCK = 16, 32  # tokens and channels per tile, in the registers of one warp
+SPAN = 256  # tokens per program
 
 
 def wkv(
@@ -28,8 +28,8 @@ def wkv(
     segments: Tensor | None = None,
     valid: Tensor | None = None,
 ) -> tuple[Tensor, Sums]:
-    """As kernels/rwkv says, with sums in float32; out has the dtype of v."""
-    documents = None if segments is None else numbered(segments).int()
+    """`wkv` with sums in float32; out has the dtype of v."""
+    documents = None if segments is None else number_documents(segments).int()
     counted = None if valid is None else valid.to(torch.int8)
     first = torch.stack(state, 1)  # (B, 3, F)
     out, last = wkv_op(k.to(v.dtype), v, decay.float(), bonus.float(), first, documents, counted)
@@ -67,12 +67,12 @@ def run_forward(
     dtype: torch.dtype,
     kept: bool = False,
 ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor]:
-    """out (B, L, F); if `kept` what it has of the past, and the logarithm of its divisor; the last state (B, 3, F)."""
+    """out (B, L, F); if `kept` its part from previous tokens and the log divisor; the last state (B, 3, F)."""
     (batch, length, channels), device = v.shape, v.device
-    k, v, spans = k.contiguous(), v.contiguous(), triton.cdiv(length + 1, SPAN)  # the state behind the text is one more
+    k, v, spans = k.contiguous(), v.contiguous(), triton.cdiv(length + 1, SPAN)  # one more token for the final state
     out, last = torch.empty(v.shape, dtype=dtype, device=device), torch.empty(batch, 3, channels, device=device)
     past, log_sum = (torch.empty(v.shape, device=device) if kept else None for _ in range(2))
-    borders = at_borders((k, v, None), decay, documents, counted, first, spans)
+    borders = border_sums((k, v, None), decay, documents, counted, first, spans)
     read_kernel[batch * spans, triton.cdiv(channels, BLOCK)](
         k, v, decay, bonus, documents, counted, borders, out, past, log_sum, last,
         0, length, channels, spans, SPAN, T, BLOCK, num_warps=1,
@@ -80,7 +80,7 @@ def run_forward(
     return out, past, log_sum, last
 
 
-def at_borders(
+def border_sums(
     tokens: tuple[Tensor, Tensor, Tensor | None],
     decay: Tensor,
     documents: Tensor | None,
@@ -89,7 +89,7 @@ def at_borders(
     spans: int,
     reverse: bool = False,
 ) -> Tensor:
-    """(B, spans, 3, F): the sums with which the walk through each span begins. Tokens are k, v; or dout, out, l."""
+    """(B, spans, 3, F): the initial sums of each span. `tokens` are k and v, or dout, out and l in reverse."""
     first, (batch, length, channels) = first.contiguous(), tokens[0].shape
     if spans == 1:
         return first
@@ -114,13 +114,13 @@ def wkv_backward(
     d_out: Tensor,
     d_last: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    # float32: gradients hold v - out, of which bf16 would leave little
+    # float32: gradients contain v - out, which cancels in bf16
     out, past, log_sum, last = run_forward(k, v, decay, bonus, first, documents, counted, torch.float32, kept=True)
     (batch, length, channels), d_out, spans = v.shape, d_out.contiguous(), triton.cdiv(v.shape[1], SPAN)
     dk, dv = (torch.empty(v.shape, dtype=v.dtype, device=v.device) for _ in range(2))
     sums = last.new_empty(batch * spans, 2, channels)  # of decay and bonus
     d_first = torch.empty_like(last)
-    borders = at_borders((d_out, out, log_sum), decay, documents, counted, from_the_end(last, d_last), spans, True)
+    borders = border_sums((d_out, out, log_sum), decay, documents, counted, final_gradient(last, d_last), spans, True)
     grad_kernel[batch * spans, triton.cdiv(channels, BLOCK)](
         k.contiguous(), v.contiguous(), decay, bonus, documents, counted, out, past, log_sum, first.contiguous(),
         borders, d_out, dk, dv, sums, d_first, 0, length, channels, spans, SPAN, T, BLOCK, num_warps=1,
@@ -128,11 +128,11 @@ def wkv_backward(
     return dk, dv, sums[:, 0].sum(0), sums[:, 1].sum(0), d_first
 
 
-def from_the_end(last: Tensor, d_last: Tensor) -> Tensor:
-    """(B, 3, F): ∂loss/∂state behind the text, as sums relative to a peak as well.
+def final_gradient(last: Tensor, d_last: Tensor) -> Tensor:
+    """(B, 3, F): ∂loss/∂state after the last token, as sums relative to a peak.
 
-    The gradient of the last peak is not read: the numbers are value · e^peak and weight · e^peak, so it says nothing
-    that theirs do not.
+    The gradient of the last peak is not used: the sums are value · e^peak and weight · e^peak, whose gradients
+    determine it.
     """
     known = last[:, 2:] > EMPTY / 2
     return torch.cat([d_last[:, :2].where(known, 0.0), (-last[:, 2:]).where(known, EMPTY)], 1)
@@ -143,7 +143,7 @@ def _(k, v, decay, bonus, first, documents, counted, d_out, d_last):
     return tuple(torch.empty_like(x, memory_format=torch.contiguous_format) for x in (k, v, decay, bonus, first))
 
 
-def remember(ctx: Any, inputs: tuple, output: tuple) -> None:
+def save_inputs(ctx: Any, inputs: tuple, output: tuple) -> None:
     ctx.save_for_backward(*inputs)
 
 
@@ -151,4 +151,4 @@ def backward(ctx: Any, d_out: Tensor, d_last: Tensor) -> tuple[Tensor | None, ..
     return *wkv_backward(*ctx.saved_tensors, d_out, d_last), None, None
 
 
-wkv_op.register_autograd(backward, setup_context=remember)
+wkv_op.register_autograd(backward, setup_context=save_inputs)
