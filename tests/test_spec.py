@@ -183,7 +183,7 @@ BLOCK = Block((Sublayer(SwiGLU(4)),))
         (lambda: decoder(BLOCK, position=Alibi()), r"Alibi\(.*\) has no effect here; give it to the attention"),
         (lambda: Attention(4, position=Sinusoidal()), r"Sinusoidal\(.*\) has no effect here; give it to the stack"),
         (lambda: Attention(4, position=Learned(8)), r"Learned\(length=8.*\) has no effect here; give it to the stack"),
-        (lambda: decoder(block(Attention(4, mask=Full()))), r"a token would see later ones in Attention\(.*Full"),
+        (lambda: decoder(block(Attention(4, mask=Full()))), r"a token would attend to later ones in Attention\(.*Full"),
         (lambda: ShortConvolution(1), "taps=1 must be at least 2"),
         (lambda: RMSNorm(eps=-1.0), "eps=-1.0"),
         (lambda: LayerNorm(eps=-1.0), "eps=-1.0"),

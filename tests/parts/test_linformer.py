@@ -62,7 +62,7 @@ def test_padding_is_in_no_mixture() -> None:
 
 @pytest.mark.ledger("lin.linformer")
 def test_a_causal_use_is_refused_by_name() -> None:
-    with pytest.raises(SpecError, match="a token would see later ones in Linformer"):
+    with pytest.raises(SpecError, match="a token would attend to later ones in Linformer"):
         Decoder(5, WIDTH, (Repeat((Block((Sublayer(Linformer(3, 9, 4)),)),)),))
 
 
