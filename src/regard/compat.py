@@ -1,4 +1,4 @@
-"""What differs between machines and versions of torch, in one place."""
+"""Differences between versions of torch and between machines."""
 
 import importlib.util
 import os
@@ -9,32 +9,32 @@ from typing import Any
 import torch
 
 HAS_TRITON = importlib.util.find_spec("triton") is not None  # its wheels are for Linux
-TRACES_GROUPED = torch.__version__ >= "2.15"  # grouped products of float32 in compiled graphs
-# One function compiled for many models: without these, eight of them use up what torch allows one piece of code.
-APART: dict[str, Any] = (
+TRACES_GROUPED = torch.__version__ >= "2.15"  # can compile grouped_mm of float32
+# One function compiled for many models would reach the recompilation limit, which is per code object.
+COMPILE_OPTIONS: dict[str, Any] = (
     {"isolate_recompiles": True} if "isolate_recompiles" in signature(torch.compile).parameters else {}
 )
 
 
 def cannot_compile(device: torch.device) -> str | None:
-    """Why torch.compile would fail for this device; None when it works."""
+    """Why torch.compile would fail for this device; None if it works."""
     compilers = (os.environ.get("CXX", ""), "g++", "clang++", "c++")
     if device.type == "cpu" and not any(map(shutil.which, filter(None, compilers))):
-        return "torch.compile needs a C++ compiler on a CPU (Debian: apt-get install g++); going on without"
+        return "torch.compile needs a C++ compiler on a CPU (Debian: apt-get install g++); running eagerly"
     return None
 
 
 def cannot_triton(device: torch.device) -> str | None:
-    """Why Triton's kernels do not run on this device; None when they do."""
+    """Why Triton's kernels do not run on this device; None if they do."""
     if device.type != "cuda":
         return f"needs a CUDA GPU, not {device.type}"
     return None if HAS_TRITON else "needs triton, which is not installed"
 
 
 def groups_matmul(x: torch.Tensor, weight: torch.Tensor) -> bool:
-    """Does torch's grouped product take rows x (T, I) and matrices weight (X, O, I)?
+    """Whether torch's grouped_mm supports rows x (T, I) and matrices weight (X, O, I).
 
-    It knows no float64 and wants rows of whole 16 bytes, in its backward too.
+    It does not support float64, and needs rows that are multiples of 16 bytes, in its backward too.
     """
     aligned = all(size * x.element_size() % 16 == 0 for size in weight.shape[1:])
     traced = torch.compiler.is_compiling() or x.is_meta

@@ -40,7 +40,7 @@ def test_generate_ends_before_a_stop_string(demo_run: Path) -> None:
 
 def test_a_smaller_context_limits_prompt_and_answer(demo_run: Path) -> None:
     done = regard("generate", demo_run, "--prompt", "Anna is in the barn. " * 3, "--context", 8)
-    assert isinstance(done.exception, ValueError) and "8 must hold prompt and answer" in str(done.exception)
+    assert isinstance(done.exception, ValueError) and "must fit into 8" in str(done.exception)
     short = regard("generate", demo_run, "--prompt", "Anna is", "--context", 8, "--temperature", 0, "--json")
     assert len(json.loads(short.stdout)["ids"]) <= 6
 

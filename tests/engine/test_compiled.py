@@ -57,6 +57,6 @@ def test_a_step_that_torch_cannot_compile_is_taken_without(monkeypatch: pytest.M
 
     monkeypatch.setattr(torch, "compile", lambda *step, **options: refused)
     monkeypatch.setattr("regard.engine.engine.cannot_compile", lambda device: None)
-    with pytest.warns(UserWarning, match=r"step \(recompile_limit reached\); decoding without"):
+    with pytest.warns(UserWarning, match=r"step \(recompile_limit reached\); decoding eagerly"):
         engine = Engine(build(MODELS["multi-head"]), capacity=64, compile=True)
     assert engine.compiled is None

@@ -11,8 +11,7 @@ import pytest
 import torch
 
 from regard.engine.engine import Engine
-from regard.engine.history import History
-from regard.engine.request import Request, Sampling
+from regard.engine.request import Request, Sampling, TokenHistory
 from regard.engine.sampling import sample
 from regard.engine.stores.paged import Paged
 from tests.engine.pools import pool
@@ -93,7 +92,7 @@ def test_alone_is_what_the_model_says_without_a_cache(tiny, alone, kind, count) 
         with torch.inference_mode():
             logits = model(torch.tensor([ids + new]))[0, len(ids) - 1 : -1]  # (new, V)
         request = Request(tuple(ids), sampling)
-        request.history = History(ids, 61, logits.device) if sampling.penalizes else None
+        request.history = TokenHistory(ids, 61, logits.device) if sampling.penalizes else None
         for row, id in zip(logits, new, strict=True):
             (token,) = sample(row.unsqueeze(0), [request])
             assert token.id == id

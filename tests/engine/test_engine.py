@@ -79,7 +79,7 @@ def test_the_youngest_gives_way_and_comes_back_first(tiny) -> None:
     while engine.metrics()["preemptions"] == 0:
         engine.step()
     assert old.row is not None and young.row is not None
-    assert last.row is None and last.done == 0
+    assert last.row is None and last.cached == 0
     drain(engine)
     for request in (old, young, last):
         alone = Engine(tiny(), rows=1).generate(request.ids, request.sampling)
@@ -123,14 +123,14 @@ def test_a_sequence_wastes_less_than_a_block(tiny) -> None:
         for request in requests:
             if request.row is not None:
                 room = 4 * len(engine.store.owned[request.row])
-                assert request.done <= room < request.done + 4
+                assert request.cached <= room < request.cached + 4
     assert engine.metrics()["free_blocks"] == 30
 
 
 def test_a_bounded_queue(tiny) -> None:
     engine = Engine(tiny(), rows=2, queue=3)
     requests = [engine.submit([1], GREEDY) for _ in range(5)]
-    with pytest.raises(QueueFull, match="3 requests wait already; try again"):
+    with pytest.raises(QueueFull, match="3 requests are waiting already; try again"):
         engine.submit([1], GREEDY)
     engine.cancel(requests[4])
     engine.submit([2], GREEDY)
@@ -156,9 +156,9 @@ def test_cancelling(tiny) -> None:
 def test_wrong_prompts_are_refused(tiny) -> None:
     engine = Engine(tiny(), capacity=16)
     for ids, message in [
-        ([], "the prompt is empty; give at least one id"),
-        ([1] * 16, "the prompt has 16 ids, but 16 must hold prompt and answer; shorten it"),
-        ([1, 61], "the prompt has id 61; this model's ids go from 0 to 60"),
+        ([], "the prompt is empty; at least one token is needed"),
+        ([1] * 16, "the prompt has 16 tokens, but prompt and new tokens must fit into 16; shorten it"),
+        ([1, 61], "the prompt has id 61; the model's ids are 0 to 60"),
         ([-1], "the prompt has id -1"),
         ([0.5], "the prompt must be integers from 0 to 60"),
         (["a"], "the prompt must be integers from 0 to 60"),
@@ -224,7 +224,7 @@ def test_a_cache_that_cannot_be_exact_is_refused() -> None:
 
 def test_what_does_not_continue_texts_by_itself_is_refused() -> None:
     model = transformer_2017(vocab=61, width=32, heads=4, hidden=40, layers=1).build(seed=0)
-    with pytest.raises(ValueError, match="needs a decoder; this model is a encoder_decoder"):
+    with pytest.raises(ValueError, match="the model is a encoder_decoder, but only a decoder"):
         Engine(model)
-    with pytest.raises(ValueError, match="cross_attention reads a source, which no request brings"):
+    with pytest.raises(ValueError, match="cross_attention reads a source, but requests have none"):
         Engine(model.target)

@@ -13,8 +13,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from regard.engine.history import History
-from regard.engine.request import Request, Sampling
+from regard.engine.request import Request, Sampling, TokenHistory
 from regard.engine.sampling import choose, cutoff, penalize, restrict, sample, uniform
 
 FILTERS = [
@@ -34,7 +33,7 @@ FILTERS = [
 def request(ids=(0,), **settings) -> Request:
     made = Request(tuple(ids), Sampling(**settings))
     if made.sampling.penalizes:
-        made.history = History(ids, 500, torch.device("cpu"))
+        made.history = TokenHistory(ids, 500, torch.device("cpu"))
     return made
 
 

@@ -1,1 +1,1 @@
-"""Running a model: stores for what it remembers, sampling, a scheduler, the engine around them. Ids only, no text."""
+"""Generation with a model: stores for its states, sampling, a scheduler, and the engine. Token ids only, no text."""

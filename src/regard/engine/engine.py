@@ -1,12 +1,12 @@
-"""The engine: many requests through one model, step by step.
+"""The engine: generates for many requests at once, one step at a time.
 
     engine = Engine(model)
     request = engine.submit(ids, Sampling(max_new=40, temperature=0))
     while not engine.idle:
         for request, token in engine.step(): ...
 
-What a request says depends on the request alone, not on its neighbours, the store, the chunks or preemption. The engine
-knows ids only; text is the caller's. Not thread-safe: one thread owns it.
+The tokens of a request do not depend on other requests, the store, chunk sizes or preemption. The engine handles token
+ids only. It is not thread-safe: use it from one thread.
 """
 
 import operator
@@ -19,9 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from regard.compat import APART, cannot_compile
-from regard.engine.history import History
-from regard.engine.request import GenerationError, QueueFull, Request, Sampling, Token
+from regard.compat import COMPILE_OPTIONS, cannot_compile
+from regard.engine.request import GenerationError, QueueFull, Request, Sampling, Token, TokenHistory
 from regard.engine.sampling import sample
 from regard.engine.scheduler import ScheduledBatch, Scheduler
 from regard.engine.stores import STORES
@@ -31,11 +30,15 @@ from regard.models.decoder import DecoderModule
 from regard.parts.state import PerSource, declarations
 from regard.spec import nearest
 
-CAPACITY = 2048  # tokens a request may have when neither the caller nor the model knows a limit
-# How torch.compile makes loops of a step on a CPU: what many sums read is computed once, not in each of them; at most
-# two sums share a loop, for memory is read fastest in two streams; sizes that guards have seen are not looked at again.
-STREAMS: dict[str, Any] = {"realize_reads_threshold": 0, "cpp.max_horizontal_fusion_size": 2, "size_asserts": False}
-SPAN = 64  # the store is read in multiples of this, so shapes change rarely
+CAPACITY = 2048  # tokens per request if neither the caller nor the model sets a limit
+# For torch.compile on a CPU: an input of several sums is computed once, not in each; at most two sums share a loop,
+# since two streams read memory fastest; sizes that guards have checked are not asserted again.
+CPU_COMPILE_OPTIONS: dict[str, Any] = {
+    "realize_reads_threshold": 0,
+    "cpp.max_horizontal_fusion_size": 2,
+    "size_asserts": False,
+}
+SPAN = 64  # slots are read in multiples of this, so that shapes rarely change
 
 
 class Engine:
@@ -44,16 +47,16 @@ class Engine:
         model: DecoderModule,
         *,
         rows: int = 8,  # requests that run at once
-        capacity: int | None = None,  # tokens of one request, prompt and answer; None: the model's context
+        capacity: int | None = None,  # tokens per request, prompt and new; None: the model's context
         store: str = "paged",
-        blocks: int | None = None,  # of the paged store; None: enough for all rows at full capacity
-        block: int | None = None,  # tokens in a block of the paged store; None: 16
-        chunk: int = 256,  # tokens of prompts read in one step
-        queue: int = 256,  # requests that may wait
-        compile: bool = False,  # decode through torch.compile: slow to start, then with little overhead
+        blocks: int | None = None,  # in the paged store; None: enough for all rows at full capacity
+        block: int | None = None,  # tokens per block of the paged store; None: 16
+        chunk: int = 256,  # prompt tokens per prefill step
+        queue: int = 256,  # waiting requests
+        compile: bool = False,  # decode by torch.compile: slow to start, then fast
     ):
         if not isinstance(model, DecoderModule):
-            raise ValueError(f"engine: it continues texts and needs a decoder; this model is a {model.spec.kind}")
+            raise ValueError(f"engine: the model is a {model.spec.kind}, but only a decoder can generate")
         context = model.spec.context
         capacity = (context or CAPACITY) if capacity is None else capacity
         for name, size in {"rows": rows, "capacity": capacity, "chunk": chunk, "queue": queue}.items():
@@ -63,7 +66,7 @@ class Engine:
             raise ValueError(f"engine: capacity={capacity} exceeds the model's context={context}; choose at most that")
         for body in (sublayer.body for layer in model.spec.blocks for sublayer in layer.sublayers):
             if any(isinstance(declared, PerSource) for declared in declarations(body.memory(model.spec.width))):
-                raise ValueError(f"engine: {body.kind} reads a source, which no request brings; step the model itself")
+                raise ValueError(f"engine: {body.kind} reads a source, but requests have none; call the model directly")
             if body.mixes and body.memory(model.spec.width) is None:
                 raise ValueError(
                     f"engine: {body.kind} mixes tokens but declares no state, so a step would miss "
@@ -91,59 +94,59 @@ class Engine:
                 warnings.warn(reason, stacklevel=2)
             else:
                 self.compiled = self.compile()
-        self.numbers = count()
+        self.arrivals = count()
         self.counts = Counter(steps=0, prompt_tokens=0, new_tokens=0, stop=0, length=0, cancelled=0, error=0)
 
     @torch.inference_mode()
     def compile(self) -> Callable[..., Tensor] | None:
-        """The compiled step, tried once on rows that nobody has; None, and said so, where torch cannot compile it."""
+        """The compiled decode step, run once on empty rows; None, with a warning, if torch cannot compile it."""
         from torch._dynamo.exc import FailOnRecompileLimitHit, TorchDynamoException  # seconds to import
         from torch._inductor.exc import InductorError
 
-        options = STREAMS if self.device.type == "cpu" else None
-        compiled = torch.compile(self.read_one, fullgraph=True, options=options, **APART)
+        options = CPU_COMPILE_OPTIONS if self.device.type == "cpu" else None
+        compiled = torch.compile(self.decode_step, fullgraph=True, options=options, **COMPILE_OPTIONS)
         try:
             self.decode([], compiled)
         except (TorchDynamoException, FailOnRecompileLimitHit, InductorError) as error:
             reason = str(error).partition("\n")[0]
-            warnings.warn(f"torch.compile cannot compile this model's step ({reason}); decoding without", stacklevel=4)
+            warnings.warn(f"torch.compile cannot compile the decode step ({reason}); decoding eagerly", stacklevel=4)
             return None
         return compiled
 
     def submit(self, ids: Sequence[int], sampling: Sampling) -> Request:
-        """Put a request at the end of the queue. ValueError when it can never run, QueueFull when too many wait."""
+        """Append a request to the queue. ValueError if it can never run, QueueFull if too many requests wait."""
         ids = self.checked(ids)
         if len(self.scheduler.running) + len(self.scheduler.waiting) >= self.store.rows + self.queue:
-            raise QueueFull(f"{self.queue} requests wait already; try again when some are done")
-        request = Request(ids, sampling, number=next(self.numbers))
+            raise QueueFull(f"{self.queue} requests are waiting already; try again later")
+        request = Request(ids, sampling, arrival=next(self.arrivals))
         if sampling.penalizes:
-            request.history = History(ids, self.model.spec.vocab, self.device)
+            request.history = TokenHistory(ids, self.model.spec.vocab, self.device)
         self.scheduler.waiting.append(request)
         self.counts["prompt_tokens"] += len(ids)
         return request
 
     @torch.inference_mode()
     def cancel(self, request: Request) -> None:
-        """Forget a request; nothing happens when it has ended."""
+        """End a request; no effect if it has finished."""
         if request.finish is None:
             self.end(request, "cancelled")
 
     @torch.inference_mode()
     def step(self) -> list[tuple[Request, Token]]:
-        """At most one token for each who runs. Who fails gets none: its `finish` is "error", its `error` says why."""
+        """At most one new token per running request. A failed request has finish="error" and a message in `error`."""
         produced = []
         for batch in self.scheduler.plan():
             try:
                 logits = self.forward(batch)
             except (RuntimeError, IndexError) as error:
-                self.isolate(batch, error)
+                self.handle_failure(batch, error)
             else:
                 produced += self.advance(batch, logits)
         self.counts["steps"] += 1
         return produced
 
     def generate(self, ids: Sequence[int], sampling: Sampling) -> list[Token]:
-        """Run until this request is done; others that were submitted go on beside it."""
+        """Generate until this request is finished; other submitted requests run too."""
         request = self.submit(ids, sampling)
         try:
             while request.finish is None:
@@ -164,11 +167,11 @@ class Engine:
         return numbers | self.store.metrics() | {"preemptions": self.scheduler.preemptions}
 
     def forward(self, batch: ScheduledBatch) -> Tensor:
-        """Let the model read these tokens; (N, V) logits of the N requests that have then read all of theirs."""
+        """Run a batch; returns the logits (N, V) of the N requests without pending tokens after it."""
         batch.sort(key=lambda pair: pair[0].row)
         if self.compiled is not None and all(length == 1 for _, length in batch):
             return self.decode(batch, self.compiled)
-        tokens, layout, span = place(batch, self.store, self.device)
+        tokens, layout, span = batch_inputs(batch, self.store, self.device)
         states = self.store.begin_forward(layout, span, check=False)  # the scheduler has reserved the space
         hidden = self.model.hidden(tokens, layout, states)  # (B, L, D)
         ends = [(b, length - 1) for b, (request, length) in enumerate(batch) if request.pending == length]
@@ -178,31 +181,31 @@ class Engine:
             hidden = hidden[:, 0]  # (N, D)
         return self.model.logits(hidden)
 
-    def decode(self, batch: ScheduledBatch, read_one: Callable[..., Tensor]) -> Tensor:
-        """One token each through the compiled step. Its shapes hardly ever change: rows that nobody has are invalid."""
-        numbers = [(request.row, request.tokens[request.done], request.done) for request, _ in batch]
-        rows, last, done = torch.tensor(numbers, dtype=torch.long, device=self.device).view(-1, 3).unbind(1)
+    def decode(self, batch: ScheduledBatch, step: Callable[..., Tensor]) -> Tensor:
+        """Decode by the compiled step, which computes all rows of the store so that shapes rarely change."""
+        pending = [(request.row, request.tokens[request.cached], request.cached) for request, _ in batch]
+        rows, last, cached = torch.tensor(pending, dtype=torch.long, device=self.device).view(-1, 3).unbind(1)
         tokens, positions = torch.zeros(2, self.store.rows, 1, dtype=torch.long, device=self.device)
-        tokens[rows, 0], positions[rows, 0] = last, done
+        tokens[rows, 0], positions[rows, 0] = last, cached
         valid = torch.zeros_like(tokens, dtype=torch.bool).index_fill_(0, rows, True)
-        reach = max((request.done for request, _ in batch), default=0) + 1
+        reach = max((request.cached for request, _ in batch), default=0) + 1
         span = min(max(256, 1 << (reach - 1).bit_length()), self.store.capacity)
-        return read_one(tokens, positions, valid, span)[rows]
+        return step(tokens, positions, valid, span)[rows]
 
-    def read_one(self, tokens: Tensor, positions: Tensor, valid: Tensor, span: int) -> Tensor:
-        """(B, 1) one token for every row of the store -> (B, V) logits"""
+    def decode_step(self, tokens: Tensor, positions: Tensor, valid: Tensor, span: int) -> Tensor:
+        """(B, 1) one token per row of the store -> (B, V) logits"""
         layout = TokenLayout(positions, valid=valid)
         states = self.store.begin_forward(layout, span, check=False)
         return self.model.logits(self.model.hidden(tokens, layout, states)[:, 0])
 
     def advance(self, batch: ScheduledBatch, logits: Tensor) -> list[tuple[Request, Token]]:
         for request, length in batch:
-            request.done += length
+            request.cached += length
         ready = [request for request, _ in batch if request.pending == 0]
         produced = []
         for request, token in zip(ready, sample(logits, ready) if ready else [], strict=True):
             if token is None:
-                self.end(request, "error", "the model's output for this request is not finite")
+                self.end(request, "error", "the model's logits for this request are not finite")
                 continue
             token = token._replace(finish=self.reason(request, token.id))
             request.add(token)
@@ -213,18 +216,18 @@ class Engine:
         return produced
 
     def reason(self, request: Request, id: int) -> str | None:
-        """Why a request ends with this token; None when it goes on."""
+        """Why the request finishes with this token; None if it continues."""
         if id in request.sampling.stop_ids:
             return "stop"
         full = len(request.tokens) + 1 >= self.capacity or len(request.new) + 1 >= request.sampling.max_new
         return "length" if full else None
 
-    def isolate(self, batch: ScheduledBatch, error: Exception) -> None:
-        """A forward failed. Who was alone in it is the cause; of several, each must read everything again, alone."""
+    def handle_failure(self, batch: ScheduledBatch, error: Exception) -> None:
+        """A forward failed. A single request is the cause; several are preempted and recomputed one at a time."""
         if len(batch) == 1:
             return self.end(batch[0][0], "error", f"the model failed on this request: {str(error).splitlines()[0]}")
         for request, _ in batch:
-            request.alone = True
+            request.isolated = True
             self.scheduler.preempt(request)
 
     def end(self, request: Request, finish: str, error: str | None = None) -> None:
@@ -235,31 +238,33 @@ class Engine:
     def checked(self, ids: Sequence[int]) -> tuple[int, ...]:
         size, last = len(ids), self.model.spec.vocab - 1
         if size == 0:
-            raise ValueError("the prompt is empty; give at least one id")
+            raise ValueError("the prompt is empty; at least one token is needed")
         if size >= self.capacity:
-            raise ValueError(f"the prompt has {size} ids, but {self.capacity} must hold prompt and answer; shorten it")
+            raise ValueError(
+                f"the prompt has {size} tokens, but prompt and new tokens must fit into {self.capacity}; shorten it"
+            )
         try:
             ids = tuple(map(operator.index, ids))
         except TypeError as error:
             raise ValueError(f"the prompt must be integers from 0 to {last}; {error}") from None
         wrong = min(ids) if min(ids) < 0 else max(ids)
         if not 0 <= wrong <= last:
-            raise ValueError(f"the prompt has id {wrong}; this model's ids go from 0 to {last}: use its own tokenizer")
+            raise ValueError(f"the prompt has id {wrong}; the model's ids are 0 to {last}; use its own tokenizer")
         return ids
 
 
-def place(batch: ScheduledBatch, store: Store, device: torch.device) -> tuple[Tensor, TokenLayout, int]:
-    """Tokens (B, L), where they stand, and how far the store must be read.
+def batch_inputs(batch: ScheduledBatch, store: Store, device: torch.device) -> tuple[Tensor, TokenLayout, int]:
+    """Tokens (B, L), their layout, and how many slots of each row are read.
 
-    Padding repeats a row's first token, so it brings nothing in (a NaN, a far position) that the row does not have.
+    Padding repeats the first token of its row, so it adds no NaN and no larger position.
     """
     lengths = [length for _, length in batch]
     longest = max(lengths)
-    reach = max(request.done + length for request, length in batch)
+    reach = max(request.cached + length for request, length in batch)
     rows = [request.row for request, _ in batch]
-    ids = [padded(request.tokens[request.done : request.done + n], longest) for request, n in batch]
-    places = [padded(list(range(request.done, request.done + n)), longest) for request, n in batch]
-    tokens, positions = torch.tensor([ids, places], device=device).unbind()  # (B, L) each, by one copy to the device
+    ids = [padded(request.tokens[request.cached : request.cached + n], longest) for request, n in batch]
+    offsets = [padded(list(range(request.cached, request.cached + n)), longest) for request, n in batch]
+    tokens, positions = torch.tensor([ids, offsets], device=device).unbind()  # (B, L) each, in one copy
     valid = [[True] * n + [False] * (longest - n) for n in lengths] if min(lengths) < longest else None
     layout = TokenLayout(
         positions,

@@ -1,18 +1,18 @@
-"""What is asked of the engine and what comes back.
+"""A request: a prompt (ids), its sampling settings, and the tokens generated so far.
 
-A request is a prompt (ids), how to choose what follows (`Sampling`) and, growing while the engine runs, the tokens that
-were chosen. Log-probabilities are the model's own: of its raw distribution, before penalties, temperature and filters.
+Log-probabilities are those of the model's distribution, before penalties, temperature and filters.
 """
 
 import secrets
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from regard.engine.history import History
+import torch
 
-RULES = {  # setting: (type, lowest, highest, how the rule reads); NaN is in no range
+RULES = {  # setting: (type, lowest, highest, rule); NaN is in no range
     "max_new": (int, 1, 2**31, "a positive integer"),
-    "temperature": (float, 0, 1e9, "at least 0 and finite; 0 always takes the likeliest token"),
+    "temperature": (float, 0, 1e9, "at least 0 and finite; 0 always takes the most likely token"),
     "top_k": (int, 0, 2**31, "an integer of at least 0; 0 keeps all tokens"),
     "top_p": (float, 1e-9, 1, "above 0 and at most 1; 1 keeps all tokens"),
     "min_p": (float, 0, 1, "from 0 to 1; 0 keeps all tokens"),
@@ -28,7 +28,7 @@ class GenerationError(RuntimeError):
 
 
 class QueueFull(RuntimeError):
-    """As many requests wait as may; try again later."""
+    """The queue of waiting requests is full; try again later."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class Sampling:
     repetition_penalty: float = 1.0  # over prompt and new tokens, as in transformers
     presence_penalty: float = 0.0  # over new tokens, as in OpenAI's API
     frequency_penalty: float = 0.0
-    seed: int | None = None  # None: drawn from the operating system, once for the request
+    seed: int | None = None  # None: random, once per request
     stop_ids: tuple[int, ...] = ()
     top_logprobs: int = 0  # how many of the most likely tokens are returned with each token
 
@@ -76,29 +76,41 @@ class Request:
     finish: str | None = None  # "stop", "length", "cancelled" or "error"
     error: str | None = None
 
-    # The engine's own
-    number: int = 0  # in order of submission: who is younger gives way
+    # State of the engine
+    arrival: int = 0  # order of submission; the latest arrival is preempted first
     row: int | None = None  # in the store, while running
-    done: int = 0  # tokens that the store holds
-    alone: bool = False  # was in a forward that failed: runs alone until it has shown that it was not the cause
-    history: History | None = None
+    cached: int = 0  # tokens that the store holds
+    isolated: bool = False  # was in a batch that failed; runs alone until its next token
+    history: "TokenHistory | None" = None  # only with penalties
 
     def __post_init__(self) -> None:
-        self.tokens = list(self.ids)  # prompt and new
+        self.tokens = list(self.ids)  # prompt and new tokens
         self.seed = secrets.randbits(64) if self.sampling.seed is None else self.sampling.seed
 
     @property
     def pending(self) -> int:
-        """Tokens that the model has still to read: one while decoding, more while reading the prompt."""
-        return len(self.tokens) - self.done
+        """Tokens that are not cached yet: one in decode, more in prefill."""
+        return len(self.tokens) - self.cached
 
     def add(self, token: Token) -> None:
         self.new.append(token)
         self.tokens.append(token.id)
         self.finish = token.finish
-        self.alone = False
+        self.isolated = False
         if self.history is not None:
             self.history.add(token.id)
+
+
+class TokenHistory:
+    """The tokens of the prompt and the counts of the new tokens, for penalties."""
+
+    def __init__(self, ids: Sequence[int], vocab: int, device: torch.device):
+        self.prompt = torch.zeros(vocab, dtype=torch.bool, device=device)
+        self.prompt[list(ids)] = True
+        self.counts = torch.zeros(vocab, dtype=torch.int64, device=device)
+
+    def add(self, id: int) -> None:
+        self.counts[id] += 1
 
 
 def is_id(value: object, below: int) -> bool:

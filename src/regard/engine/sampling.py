@@ -1,10 +1,10 @@
-"""From logits to the next token: pure functions over a batch whose rows have settings of their own.
+"""Sampling: the next token of each row of a batch, whose rows have different settings.
 
     penalties -> temperature -> top-k -> top-p -> min-p -> one uniform number u -> the first token with cdf(token) > u
 
-u is a function of (seed, step) alone and every row is computed by itself, so what a request draws does not depend on
-its neighbours. A filter is a cutoff: what lies below is dropped, ties stay. Holtzman et al. 2020 (top-p), Nguyen et al.
-2024 (min-p), Keskar et al. 2019 (repetition penalty).
+u is a function of (seed, step) and rows are independent, so the tokens of a request do not depend on the other requests
+of the batch. A filter is a cutoff: logits below it are dropped, ties are kept. Holtzman et al. 2020 (top-p), Nguyen et
+al. 2024 (min-p), Keskar et al. 2019 (repetition penalty).
 """
 
 import math
@@ -13,23 +13,22 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from regard.engine.history import History
-from regard.engine.request import Request, Sampling, Token
+from regard.engine.request import Request, Sampling, Token, TokenHistory
 
 
 def sample(logits: Tensor, requests: Sequence[Request]) -> list[Token | None]:
     """The next token of each request from its row of (B, V) logits; None where that is not finite."""
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))  # (B, V)
-    logprobs = logits.log_softmax(-1)  # one NaN or infinity makes a row NaN from end to end
+    logprobs = logits.log_softmax(-1)  # one NaN or infinity makes the whole row NaN
     ids = choose(logits, requests)
     chosen = logprobs.gather(-1, ids.unsqueeze(-1)).squeeze(-1)  # (B,)
-    tops = alternatives(logprobs, [r.sampling.top_logprobs for r in requests])
+    tops = top_logprobs(logprobs, [r.sampling.top_logprobs for r in requests])
     fields = zip(ids.tolist(), chosen.tolist(), tops, strict=True)
     return [None if math.isnan(logprob) else Token(id, logprob, top, None) for id, logprob, top in fields]
 
 
 def choose(logits: Tensor, requests: Sequence[Request]) -> Tensor:
-    """(B, V) -> (B,) ids, any id for a row that is not finite. Rows that want nothing special cost nothing special."""
+    """(B, V) -> (B,) ids, any id for a row that is not finite. Rows without penalties or filters skip them."""
     penalized = [i for i, r in enumerate(requests) if r.history is not None]
     if penalized:
         histories = [r.history for r in requests if r.history is not None]
@@ -44,9 +43,9 @@ def choose(logits: Tensor, requests: Sequence[Request]) -> Tensor:
 
 
 def restrict(logits: Tensor, samplings: Sequence[Sampling]) -> Tensor:
-    """Divide by the temperature, and drop what the filters drop: (B, V) float64, -inf where a token is impossible."""
+    """Apply temperature and filters: (B, V) float64, -inf for dropped tokens."""
     temperature, min_p = columns(logits, [(s.temperature, s.min_p) for s in samplings])
-    logits = (logits - logits.amax(-1, keepdim=True)) / temperature  # the best at 0: no temperature overflows
+    logits = (logits - logits.amax(-1, keepdim=True)) / temperature  # the largest at 0: no temperature overflows
     lowest = min_p.log()  # (B, 1) the least logit that is kept: p ≥ min_p · p_best
     filtered = [i for i, s in enumerate(samplings) if s.top_k or s.top_p < 1]
     if filtered:
@@ -55,7 +54,7 @@ def restrict(logits: Tensor, samplings: Sequence[Sampling]) -> Tensor:
 
 
 def cutoff(logits: Tensor, samplings: Sequence[Sampling]) -> Tensor:
-    """(B, 1) the least logit that top-k, and then top-p of what is left, keep; only what can matter is sorted."""
+    """(B, 1) the smallest logit that top-k and then top-p keep; only tokens that may be kept are sorted."""
     vocab = logits.shape[-1]
     top_k, top_p = columns(logits, [(s.top_k, s.top_p) for s in samplings])
     total = logits.logsumexp(-1, keepdim=True)
@@ -69,14 +68,14 @@ def cutoff(logits: Tensor, samplings: Sequence[Sampling]) -> Tensor:
 
 
 def draw(logits: Tensor, uniforms: Sequence[float]) -> Tensor:
-    """Inverse-CDF sampling in float64: (B, V) -> (B,). Impossible tokens have no width and are never hit."""
+    """Inverse-CDF sampling in float64: (B, V) -> (B,). Dropped tokens have probability 0 and are never drawn."""
     cdf = logits.softmax(-1).cumsum(-1)  # (B, V)
     (u,) = columns(logits, [(u,) for u in uniforms])
     return torch.searchsorted(cdf, u * cdf[:, -1:], right=True).squeeze(-1).clamp(max=logits.shape[-1] - 1)
 
 
 def uniform(seed: int, step: int) -> float:
-    """A number in [0, 1) that depends on (seed, step) alone: SplitMix64, Steele et al. 2014."""
+    """A number in [0, 1), a function of (seed, step): SplitMix64, Steele et al. 2014."""
     return (mix(mix(seed) + (step + 1) * 0x9E3779B97F4A7C15) >> 11) / 2**53
 
 
@@ -86,28 +85,28 @@ def mix(x: int) -> int:
     return x ^ x >> 31
 
 
-def penalize(logits: Tensor, histories: Sequence["History"], samplings: Sequence[Sampling]) -> Tensor:
+def penalize(logits: Tensor, histories: Sequence[TokenHistory], samplings: Sequence[Sampling]) -> Tensor:
     """
-    repetition, for every token of prompt or answer:    l > 0: l / r      l < 0: l · r
-    presence and frequency, for those of the answer:    l - presence - frequency · count
+    repetition, for tokens of the prompt and new ones:  l > 0: l / r      l < 0: l · r
+    presence and frequency, for new tokens:             l - presence - frequency · count
     """
     counts = torch.stack([h.counts for h in histories])  # (B, V)
-    seen = torch.stack([h.prompt for h in histories]) | (counts > 0)
+    present = torch.stack([h.prompt for h in histories]) | (counts > 0)
     settings = [(s.repetition_penalty, s.presence_penalty, s.frequency_penalty) for s in samplings]
     repetition, presence, frequency = columns(logits, settings)
-    logits = torch.where(seen, torch.where(logits > 0, logits / repetition, logits * repetition), logits)
+    logits = torch.where(present, torch.where(logits > 0, logits / repetition, logits * repetition), logits)
     return logits - presence * (counts > 0) - frequency * counts
 
 
-def alternatives(logprobs: Tensor, tops: Sequence[int]) -> list[tuple[tuple[int, float], ...]]:
-    """The likeliest (id, logprob) of each row, as many as it asks for."""
-    if not any(tops):
-        return [()] * len(tops)
-    best = logprobs.topk(min(max(tops), logprobs.shape[-1]))
-    rows = zip(best.indices.tolist(), best.values.tolist(), tops, strict=True)
-    return [tuple(zip(ids[:top], values[:top], strict=True)) for ids, values, top in rows]
+def top_logprobs(logprobs: Tensor, counts: Sequence[int]) -> list[tuple[tuple[int, float], ...]]:
+    """The most likely (id, logprob) of each row, `counts` of them."""
+    if not any(counts):
+        return [()] * len(counts)
+    best = logprobs.topk(min(max(counts), logprobs.shape[-1]))
+    rows = zip(best.indices.tolist(), best.values.tolist(), counts, strict=True)
+    return [tuple(zip(ids[:count], values[:count], strict=True)) for ids, values, count in rows]
 
 
 def columns(like: Tensor, rows: Sequence[tuple[float, ...]]) -> tuple[Tensor, ...]:
-    """One (B, 1) float64 tensor for each setting."""
+    """One (B, 1) float64 tensor per setting."""
     return torch.tensor(rows, dtype=torch.float64, device=like.device).unsqueeze(-1).unbind(1)
