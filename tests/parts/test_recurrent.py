@@ -153,7 +153,7 @@ def test_what_cannot_be_is_refused(wrong) -> None:
 
 
 def test_a_decoder_cannot_read_both_ways() -> None:
-    with pytest.raises(SpecError, match="see later ones"):
+    with pytest.raises(SpecError, match="attend to later ones"):
         Decoder(11, WIDTH, bare(Bidirectional(LSTM())))
     with pytest.raises(SpecError, match="has no half"):
         Bidirectional(LSTM()).build(5)
