@@ -81,7 +81,7 @@ def test_gradients_are_right() -> None:
 def test_what_cannot_be_is_refused_by_name() -> None:
     module, x = build(), random(1, LENGTH, WIDTH)
     module.attend = backend("tiled")
-    with pytest.raises(ValueError, match="tiled needs a bias that positions alone decide"):
+    with pytest.raises(ValueError, match="tiled needs a bias that is a function of positions"):
         module(x, TokenLayout.whole(1, LENGTH))
     with pytest.raises(SpecError, match="its blocks are its mask"):
         BigBirdAttention(3, mask=Causal())
