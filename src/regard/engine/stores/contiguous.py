@@ -45,7 +45,7 @@ class Contiguous:
     def begin_forward(
         self, layout: TokenLayout, span: int | None = None, check: bool = True
     ) -> tuple[tuple[State, ...], ...]:
-        if check:
+        if check and not torch.compiler.is_compiling():
             self.table.check(layout, self.capacity)
         self.table.advance(layout)
         placement = self.place(layout, span or self.capacity) if self.per_token else None
