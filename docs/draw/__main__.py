@@ -1,4 +1,4 @@
-"""The pictures of the pages, drawn from the parts themselves: `python docs/draw [name …]`, into docs/pictures."""
+"""Draw the figures of the documentation from the parts themselves: `python docs/draw [name …]` writes docs/pictures."""
 
 import sys
 from collections.abc import Callable, Iterable
@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from attention import caches, masks, pages, patterns, scales
-from memories import history
 from models import crossover, depth, filters, routing, schedules
 from positions import distances, scalings, sinusoids
+from state_space import history
 
-HERE = Path(__file__).parent.parent / "pictures"
+FOLDER = Path(__file__).parent.parent / "pictures"
 PICTURES: dict[str, Callable[[], Any]] = {
     function.__name__: function
     for function in (
@@ -28,4 +28,4 @@ def draw(names: Iterable[str], folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    draw(sys.argv[1:] or PICTURES, HERE)
+    draw(sys.argv[1:] or PICTURES, FOLDER)

@@ -1,11 +1,11 @@
-"""What attention sees, how spread out it is, and what it keeps."""
+"""Figures about attention: masks, entropy and caches."""
 
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ink import BLUE, FAINT, GREEN, ORANGE, PURPLE, RED, canvas, cells, label
+from plotting import BLUE, GREEN, LIGHT_GREY, ORANGE, PURPLE, RED, canvas, cells, label
 from regard.engine.stores.paged import Paged
 from regard.kernels.attention.mask import Causal, Full, Mask, PrefixLM, attention_mask
 from regard.kernels.attention.patterns.bigbird import BigBird
@@ -22,7 +22,7 @@ from regard.verify.trial import padded
 
 
 def masks() -> Any:
-    """What a query (row) may see of the keys (columns)."""
+    """The keys (columns) that each query (row) attends to."""
     whole, size = TokenLayout.whole(1, 16), 16
     lengths = (5, 8, 3)
     documents = TokenLayout(
@@ -32,12 +32,12 @@ def masks() -> Any:
     left = padded([11], size, left=True)
     source = whole.cross(TokenLayout.whole(1, 10))
     panels = {
-        "full": seen(Full(), whole),
-        "causal": seen(Causal(), whole),
-        "prefix of 6": seen(PrefixLM(6), whole),
-        "three documents": seen(Causal(), documents),
-        "padded on the left": seen(Causal(), left) * left.valid[0].unsqueeze(-1),
-        "a source of 10": seen(Full(), source),
+        "full": allowed(Full(), whole),
+        "causal": allowed(Causal(), whole),
+        "prefix of 6": allowed(PrefixLM(6), whole),
+        "three documents": allowed(Causal(), documents),
+        "padded on the left": allowed(Causal(), left) * left.valid[0].unsqueeze(-1),
+        "10 source tokens": allowed(Full(), source),
     }
     figure, axes = canvas(1, 6, height=1.42)
     for each, (title, weights) in zip(axes, panels.items(), strict=True):
@@ -53,8 +53,8 @@ def patterns() -> Any:
         "Window(4, causal=False)": Window(4, causal=False),
         "Dilated(6, 3)": Dilated(6, 3),
         "SinksAndWindow(2, 8)": SinksAndWindow(2, 8),
-        "Strided(6)": StridedPattern(6),
-        "Fixed(6)": FixedPattern(6),
+        "StridedPattern(6)": StridedPattern(6),
+        "FixedPattern(6)": FixedPattern(6),
         "BlockSparse(4, …)": BlockSparse(4, layout),
         "Longformer(4, 2)": Longformer(4, 2),
         "BigBird(2, …)": BigBird(2, window=3, globals=1, random=2, length=32),
@@ -62,19 +62,19 @@ def patterns() -> Any:
     }
     figure, axes = canvas(2, 5, height=3.3)
     for each, (title, mask) in zip(axes, panels.items(), strict=True):
-        cells(each, seen(mask, whole), title)
+        cells(each, allowed(mask, whole), title)
     return figure
 
 
-def seen(mask: Mask, layout: TokenLayout) -> Tensor:
-    found = attention_mask(mask, layout)
-    return (
-        torch.ones(layout.positions.shape[1], layout.key_positions.shape[1]) if found is None else found[0, 0].double()
-    )
+def allowed(mask: Mask, layout: TokenLayout) -> Tensor:
+    """(L, S) 1 where the query attends to the key."""
+    pairs = attention_mask(mask, layout)
+    shape = layout.positions.shape[1], layout.key_positions.shape[1]
+    return torch.ones(shape) if pairs is None else pairs[0, 0].double()
 
 
 def scales() -> Any:
-    """Mean entropy of attention over 256 keys by the width of a head, for three divisors of the score."""
+    """Mean entropy of attention over 256 keys by head dim, for three divisors of the score."""
     figure, (axes,) = canvas(height=2.6)
     generator, widths = torch.Generator().manual_seed(0), [4, 8, 16, 32, 64, 128, 256]
     layout, found = TokenLayout.whole(1, 256), {power: [] for power in (0, 0.5, 1)}
@@ -88,28 +88,28 @@ def scales() -> Any:
         name, colour = names[power]
         axes.plot(widths, means, color=colour, linewidth=2, marker="o", markersize=3)
         label(axes, widths[-1], means[-1], name, colour)
-    top = torch.tensor(256.0).log().item()
-    axes.plot([4, 256], [top, top], color=FAINT, linewidth=1)
-    label(axes, 4, top + 0.3, "log 256: every key alike", fontsize=8)
-    axes.set(xlabel="width of a head, E", ylabel="entropy (nats)", xscale="log", ylim=(0, 6.3), xlim=(3.6, 420))
+    highest = torch.tensor(256.0).log().item()
+    axes.plot([4, 256], [highest, highest], color=LIGHT_GREY, linewidth=1)
+    label(axes, 4, highest + 0.3, "log 256: uniform weights", fontsize=8)
+    axes.set(xlabel="head dim, E", ylabel="entropy (nats)", xscale="log", ylim=(0, 6.3), xlim=(3.6, 420))
     axes.set_xticks(widths, labels=[str(width) for width in widths])
     axes.minorticks_off()
     return figure
 
 
 def caches() -> Any:
-    """Numbers that a layer keeps of a token."""
+    """Numbers that one layer caches per token."""
     kinds = {
-        "multi-head, 32 of 32": Attention(32),
-        "grouped, 8 of 32": Attention(32, 8),
+        "multi-head, 32 kv heads": Attention(32),
+        "grouped-query, 8 kv heads": Attention(32, 8),
         "latent, rank 512": LatentAttention(32, rank=512, nope_dim=128, rope_dim=64),
-        "multi-query, 1 of 32": Attention(32, 1),
+        "multi-query, 1 kv head": Attention(32, 1),
     }
     figure, (axes,) = canvas(height=1.7)
-    for place, body in enumerate(kinds.values()):
+    for index, body in enumerate(kinds.values()):
         size = sum(heads * dim for heads, dim in body.memory(4096).arrays.values())
-        axes.barh(place, size, color=BLUE, height=0.62)
-        label(axes, size, place, f"{size:,}")
+        axes.barh(index, size, color=BLUE, height=0.62)
+        label(axes, size, index, f"{size:,}")
     axes.set_yticks(range(len(kinds)), labels=list(kinds))
     axes.set(xlim=(0, 9200), xticks=[])
     axes.invert_yaxis()
@@ -119,7 +119,7 @@ def caches() -> Any:
 
 
 def pages() -> Any:
-    """Four rows that have grown in turns, and the blocks of the pool that each owns."""
+    """Four rows of a paged store that have grown alternately, and the blocks of the pool that each owns."""
     store = Paged((), rows=4, capacity=96, blocks=20, dtype=torch.float32, block=16)
     for row, length in ((0, 20), (1, 40), (2, 16), (0, 50), (3, 30), (1, 90), (2, 40)):
         assert store.reserve(row, length)
@@ -129,8 +129,10 @@ def pages() -> Any:
             axes.barh(0, 0.92, left=block - 0.46, height=0.8, color=colour)
             axes.text(block, 0, f"{'abcd'[row]}{order}", ha="center", va="center", color="white", fontsize=9)
     for block in store.free:
-        axes.barh(0, 0.92, left=block - 0.46, height=0.8, color=FAINT)
-    axes.set(xlim=(0.4, 20.6), ylim=(-0.6, 0.6), yticks=[], xlabel="the pool; a0 a1 … are the blocks of row a in order")
+        axes.barh(0, 0.92, left=block - 0.46, height=0.8, color=LIGHT_GREY)
+    axes.set(
+        xlim=(0.4, 20.6), ylim=(-0.6, 0.6), yticks=[], xlabel="blocks of the pool; a0, a1 … belong to row a, in order"
+    )
     axes.set_xticks([1, 5, 10, 15, 20])
     axes.spines[:].set_visible(False)
     return figure

@@ -1,10 +1,10 @@
-"""Stacks, experts, schedules and sampling."""
+"""Figures about stacks, experts, schedules and sampling."""
 
 from typing import Any
 
 import torch
 
-from ink import BLUE, FAINT, GREEN, INK, ORANGE, RED, canvas, cells, label
+from plotting import BLUE, GREEN, GREY, LIGHT_GREY, ORANGE, RED, canvas, cells, label
 from regard.engine.request import Sampling
 from regard.engine.sampling import restrict
 from regard.lens import record
@@ -24,8 +24,8 @@ from regard.training.schedule import Constant, Cosine, WarmupStableDecay
 
 
 def routing() -> Any:
-    """Tokens, and which two of eight experts each goes to."""
-    experts = fresh(Experts(8, 2, SwiGLU(32)), 32)
+    """The two of eight experts that each token is routed to."""
+    experts = untrained(Experts(8, 2, SwiGLU(32)), 32)
     tokens = torch.randn(24, 32, generator=torch.Generator().manual_seed(3))
     with torch.no_grad():
         routing = experts.router.route(experts.router(tokens))
@@ -36,15 +36,15 @@ def routing() -> Any:
     left.set_aspect("auto")
     load = (weights > 0).sum(1)
     right.barh(range(8), load.numpy(), color=ORANGE, height=0.62)
-    right.axvline(6, color=INK, linewidth=1, linestyle=":")
+    right.axvline(6, color=GREY, linewidth=1, linestyle=":")
     right.set(xticks=[0, 6], yticks=[], ylim=(7.5, -0.5))
-    right.set_title("tokens (even: 6)", fontsize=9, color=INK)
+    right.set_title("tokens (balanced: 6)", fontsize=9, color=GREY)
     right.spines[:].set_visible(False)
     return figure
 
 
 def depth() -> Any:
-    """The size of the stream on top of fresh stacks, by their depth."""
+    """The size of the residual stream after untrained stacks, by depth."""
     figure, (axes,) = canvas(height=2.6)
     depths, tokens = [2, 4, 8, 16, 32, 64], torch.randint(512, (4, 32), generator=torch.Generator().manual_seed(0))
     pre = Block((Sublayer(Attention(4)), Sublayer(SwiGLU(344))))
@@ -64,7 +64,7 @@ def depth() -> Any:
             sizes.append(passed[f"stack.blocks.{count - 1}"].square().mean().sqrt().item())
         axes.plot(depths, sizes, color=colour, linewidth=2, marker="o", markersize=3)
         label(axes, depths[-1], sizes[-1], name, colour)
-    axes.set(xlabel="blocks in the stack", ylabel="size of its output\n(root mean square)", xscale="log", yscale="log")
+    axes.set(xlabel="blocks in the stack", ylabel="output of the stack\n(root mean square)", xscale="log", yscale="log")
     axes.set_xticks(depths, labels=[str(count) for count in depths])
     axes.set_yticks([0.1, 1, 10], labels=["0.1", "1", "10"])
     axes.set_xlim(1.9, 150)
@@ -72,14 +72,14 @@ def depth() -> Any:
     return figure
 
 
-def fresh(body: Body, width: int) -> Any:
+def untrained(body: Body, width: int) -> Any:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         return body.build(width).eval()
 
 
 def crossover() -> Any:
-    """A token's FLOPs of Llama 3.1 8B by what comes before it."""
+    """FLOPs per token of Llama 3.1 8B by the number of keys."""
     spec = PUBLISHED["llama-3.1-8b"].spec()
     lengths = [2**n for n in range(8, 18)]
     bodies = all_bodies(spec)
@@ -89,35 +89,35 @@ def crossover() -> Any:
     axes.plot(lengths, [rest] * len(lengths), color=BLUE, linewidth=2)
     axes.plot(lengths, pairs, color=ORANGE, linewidth=2)
     label(axes, lengths[-1], rest, "weights of the blocks", BLUE)
-    label(axes, lengths[-1], pairs[-1], "scores and blend", ORANGE)
+    label(axes, lengths[-1], pairs[-1], "scores and weighted sum", ORANGE)
     cache = plan(spec, 1, dtype="bfloat16").kv_bytes_per_token
-    axes.set(xscale="log", yscale="log", xlabel="tokens before it", ylabel="FLOPs of a token", xlim=(220, 900000))
+    axes.set(xscale="log", yscale="log", xlabel="keys", ylabel="FLOPs per token", xlim=(220, 900000))
     axes.set_xticks([256, 1024, 4096, 16384, 65536], labels=["256", "1k", "4k", "16k", "64k"])
     axes.minorticks_off()
-    axes.set_title(f"Llama 3.1 8B, which also keeps {cache // 1024} KiB a token", fontsize=9, color=INK)
+    axes.set_title(f"Llama 3.1 8B, cache of {cache // 1024} KiB per token", fontsize=9, color=GREY)
     return figure
 
 
 def schedules() -> Any:
     figure, (axes,) = canvas(height=2.2)
     lines = {
-        "Constant": (Constant(100), INK, 1000, 1.0),
+        "Constant": (Constant(100), GREY, 1000, 1.0),
         "Cosine": (Cosine(100), BLUE, 1000, 0.1),
         "WarmupStableDecay": (WarmupStableDecay(100), ORANGE, 1000, 0.0),
     }
     for name, (schedule, colour, x, y) in lines.items():
         axes.plot([schedule.factor(step, 1000) for step in range(1000)], color=colour, linewidth=2)
         label(axes, x, y, name, colour)
-    axes.set(xlabel="step", ylabel="share of the peak rate", xlim=(0, 1260), ylim=(-0.05, 1.08), yticks=[0, 0.5, 1])
+    axes.set(xlabel="step", ylabel="fraction of the peak rate", xlim=(0, 1260), ylim=(-0.05, 1.08), yticks=[0, 0.5, 1])
     axes.set_xticks([0, 100, 500, 1000])
     return figure
 
 
 def filters() -> Any:
-    """One distribution, and what each setting leaves of it."""
+    """One distribution, and its probabilities after each setting."""
     logits = torch.tensor([2.2, 1.9, 1.5, 1.1, 0.5, 0.2, -0.2, -0.8, -1.2, -1.9])
     panels = {
-        "as it is": Sampling(),
+        "unchanged": Sampling(),
         "temperature 0.5": Sampling(temperature=0.5),
         "temperature 2": Sampling(temperature=2.0),
         "top_k 3": Sampling(top_k=3),
@@ -127,9 +127,9 @@ def filters() -> Any:
     figure, axes = canvas(1, 6, height=1.5)
     for each, (title, sampling) in zip(axes, panels.items(), strict=True):
         kept = restrict(logits[None], [sampling]).softmax(-1)[0]
-        each.bar(range(10), logits.softmax(-1).numpy(), color=FAINT, width=0.8)
+        each.bar(range(10), logits.softmax(-1).numpy(), color=LIGHT_GREY, width=0.8)
         each.bar(range(10), kept.numpy(), color=BLUE, width=0.5)
-        each.set_title(title, fontsize=9, color=INK)
+        each.set_title(title, fontsize=9, color=GREY)
         each.set(xticks=[], yticks=[], ylim=(0, 0.52))
         each.spines[["left", "bottom"]].set_visible(False)
     return figure

@@ -1,10 +1,10 @@
-"""How positions enter: sinusoids, biases by distance, rotations stretched to longer texts."""
+"""Figures about positions: sinusoidal embeddings, effects of distance, RoPE scalings."""
 
 from typing import Any
 
 import torch
 
-from ink import BLUE, FAINT, GREEN, INK, ORANGE, PURPLE, canvas, label, tint
+from plotting import BLUE, GREEN, GREY, LIGHT_GREY, ORANGE, PURPLE, canvas, label, tint
 from regard.kernels.attention.bias import Buckets
 from regard.layout import TokenLayout
 from regard.parts.position.alibi import slopes
@@ -14,7 +14,7 @@ from regard.parts.position.sinusoidal import Sinusoidal
 
 
 def sinusoids() -> Any:
-    """Sines and cosines of every place; orange above zero, blue below."""
+    """Sines and cosines by position; orange above zero, blue below."""
     layout = TokenLayout.whole(1, 300)
     table = Sinusoidal(layout="half").build(64, 1).embed(torch.zeros(1, 300, 64), layout)[0].T  # (D, L)
     figure, (axes,) = canvas(height=2.4)
@@ -22,14 +22,14 @@ def sinusoids() -> Any:
     tint(axes, (-table).clamp_min(0), BLUE, "auto")
     axes.set_yticks([2, 16, 29, 34, 48, 61], labels=["fast", "sine", "slow", "fast", "cosine", "slow"], fontsize=8)
     axes.tick_params(axis="y", length=0)
-    axes.axhline(31.5, color=INK, linewidth=0.8)
+    axes.axhline(31.5, color=GREY, linewidth=0.8)
     axes.set_xlabel("position")
     axes.spines[:].set_visible(False)
     return figure
 
 
 def distances() -> Any:
-    """What distance does to a score, by scheme."""
+    """The effect of distance on a score, by scheme."""
     figure, (rope, alibi, t5) = canvas(1, 3, height=2.5)
     steps = torch.arange(0, 4001)
     theta = Rope().frequencies(128, TokenLayout.whole(1, 1))
@@ -47,31 +47,31 @@ def distances() -> Any:
     far = torch.arange(0, 201)
     buckets = Buckets(torch.zeros(32, 1), 128, False)
     t5.plot(far.numpy(), buckets.bucket(-far).numpy(), color=GREEN, linewidth=1.6, drawstyle="steps-post")
-    t5.set(title="T5: bucket of 32", xlabel="distance", yticks=[0, 16, 31])
+    t5.set(title="T5: one of 32 buckets", xlabel="distance", yticks=[0, 16, 31])
     for each in (rope, alibi, t5):
-        each.title.set(fontsize=9, color=INK)
+        each.title.set(fontsize=9, color=GREY)
     return figure
 
 
 def scalings() -> Any:
-    """How many times slower each pair turns, for eight times the trained length."""
+    """How many times slower each pair rotates, for eight times the trained length."""
     figure, (axes,) = canvas(height=3.0)
     whole, dim = TokenLayout.whole(1, 1), 128
     plain = Rope(500000.0).frequencies(dim, whole)
     lines: dict[str, tuple[Scaling, str, float, float]] = {
-        "Linear": (LinearScaling(8.0), ORANGE, 8, 8.8),
+        "LinearScaling": (LinearScaling(8.0), ORANGE, 8, 8.8),
         "NTK": (NTK(8.0), PURPLE, 9, 1.75),
         "Yarn": (Yarn(8.0, 8192), BLUE, 21.5, 1.7),
         "Llama3": (Llama3(8.0, 8192), GREEN, 30, 1.45),
     }
-    turns = 8192 * plain / (2 * torch.pi)
+    rotations = 8192 * plain / (2 * torch.pi)
     for name, (scaling, colour, x, y) in lines.items():
         slower = plain / Rope(500000.0, scaling=scaling).frequencies(dim, whole)
         axes.plot(slower.numpy(), color=colour, linewidth=2)
         axes.text(x, y, name, color=colour)
-    once = int((turns > 1).sum())
-    axes.axvline(once, color=FAINT, linewidth=1)
-    label(axes, once, 1.25, "from here on less than one turn\nin the trained length", fontsize=8)
+    once = int((rotations > 1).sum())
+    axes.axvline(once, color=LIGHT_GREY, linewidth=1)
+    label(axes, once, 1.25, "to the right: less than one rotation\nin the trained length", fontsize=8)
     axes.set(xlabel="pair (fast to slow)", ylabel="times slower", yscale="log", xlim=(0, 63), ylim=(0.9, 11))
     axes.set_yticks([1, 2, 4, 8], labels=["1", "2", "4", "8"])
     axes.minorticks_off()

@@ -1,10 +1,10 @@
-"""What a state space remembers."""
+"""A figure about state-space models: HiPPO's memory of the past."""
 
 from typing import Any
 
 import torch
 
-from ink import BLUE, GREEN, INK, ORANGE, PURPLE, canvas
+from plotting import BLUE, GREEN, GREY, ORANGE, PURPLE, canvas
 from regard.kernels.recurrent.state_space.discretise import bilinear
 from regard.kernels.recurrent.state_space.hippo import legs, reconstruct
 from regard.kernels.recurrent.state_space.kernel import System, driven, kernel
@@ -12,26 +12,26 @@ from regard.kernels.recurrent.state_space.transition import DenseTransition
 
 
 def history() -> Any:
-    """The weights by which HiPPO's first numbers gather the past; and a signal, read back from the state."""
+    """The weights of past inputs in HiPPO's first state variables, and a signal reconstructed from the state."""
     figure, (weights, past) = canvas(1, 2, height=2.3)
     A, b = bilinear(*legs(4), 0.01)
     units = System(DenseTransition(A.expand(4, 4, 4)), b.expand(4, 4), torch.eye(4, dtype=torch.float64))
-    gathered = kernel(units, 300, torch.float64) / 0.01  # (4, 300)
-    for n, (line, colour) in enumerate(zip(gathered, (BLUE, ORANGE, GREEN, PURPLE), strict=True)):
+    responses = kernel(units, 300, torch.float64) / 0.01  # (4, 300)
+    for n, (line, colour) in enumerate(zip(responses, (BLUE, ORANGE, GREEN, PURPLE), strict=True)):
         weights.plot((torch.arange(300) * 0.01).numpy(), line.numpy(), color=colour, linewidth=1.5, label=f"n = {n}")
-    weights.set(title="weights of the past, n = 0 … 3", xlabel="time ago", yticks=[0], xlim=(2.4, 0))
+    weights.set(title="weights of past inputs in x_n", xlabel="age", yticks=[0], xlim=(2.4, 0))
     weights.legend(frameon=False, fontsize=8, labelcolor="linecolor", handlelength=0, loc="upper left")
     step, count = 0.002, 4000
     time = torch.arange(count, dtype=torch.float64) * step
     u = torch.sin(3 * time) + 0.5 * torch.cos(7.3 * time)
     ages = time[:1200]
-    past.plot(ages.numpy(), u.flip(0)[:1200].numpy(), color=INK, linewidth=3, alpha=0.5)
+    past.plot(ages.numpy(), u.flip(0)[:1200].numpy(), color=GREY, linewidth=3, alpha=0.5)
     for size, colour in ((8, ORANGE), (64, BLUE)):
         A, b = bilinear(*legs(size), step)
         state = driven(System(DenseTransition(A[None]), b[None], b[None]), u[None, None])[0, 0]
         past.plot(ages.numpy(), reconstruct(state, ages).numpy(), color=colour, linewidth=1.3, label=f"N = {size}")
-    past.set(title="what the state says of the past", xlabel="time ago", yticks=[0], ylim=(-2, 2), xlim=(2.4, 0))
+    past.set(title="signal and its reconstruction", xlabel="age", yticks=[0], ylim=(-2, 2), xlim=(2.4, 0))
     past.legend(frameon=False, fontsize=8, labelcolor="linecolor", handlelength=0, loc="upper left")
     for each in (weights, past):
-        each.title.set(fontsize=9, color=INK)
+        each.title.set(fontsize=9, color=GREY)
     return figure
