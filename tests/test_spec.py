@@ -46,7 +46,7 @@ attentions = st.integers(1, 8).flatmap(
 activations = st.sampled_from(["relu", "gelu", "gelu_tanh", "silu"])
 bodies = (
     attentions
-    | st.builds(LinearAttention, heads=sizes, bias=st.booleans())
+    | st.builds(LinearAttention, heads=st.integers(1, 8), bias=st.booleans())
     | st.builds(ShortConvolution, taps=st.integers(2, 9))
     | st.builds(FeedForward, hidden=sizes, activation=activations, bias=st.booleans())
     | st.builds(SwiGLU, hidden=sizes, bias=st.booleans())
@@ -59,7 +59,7 @@ runs = st.builds(Repeat, blocks=st.lists(blocks, min_size=1, max_size=2).map(tup
 decoders = st.builds(
     Decoder,
     vocab=sizes,
-    width=sizes,
+    width=st.integers(1, 9).map(lambda n: n * 2 * 840**2),  # heads are products of two numbers up to 8
     layers=st.lists(runs, min_size=1, max_size=2).map(tuple),
     position=stack_positions,
     norm=norms,
