@@ -118,7 +118,7 @@ REGISTERED: dict[str, type["Spec"]] = {}  # kinds of classes outside the package
 
 
 class SpecError(ValueError):
-    """An invalid spec; the message gives the path, the value that was found and the one that was expected."""
+    """An invalid spec; the message has its path, the value that was found and the one that was expected."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -196,7 +196,7 @@ def require(condition: bool, message: str) -> None:
 
 
 def register(kind: str) -> Callable[[type[SpecClass]], type[SpecClass]]:
-    """A class decorator that gives a spec class of your own a kind, so that files can hold it.
+    """A class decorator that assigns a kind to a spec class outside the package, so that files can hold it.
 
         @regard.register("my_mixer")
         @dataclass(frozen=True)

@@ -7,7 +7,7 @@ event, so the two share neither code nor method.
 import re
 
 from regard.data.world import Event
-from regard.data.world.names import CONTAINERS, NUMBERS, OUTDOORS, PEOPLE, PLACES, THINGS
+from regard.data.world.english import CONTAINERS, NUMBERS, OUTDOORS, PEOPLE, PLACES, THINGS
 
 
 def last(events: list[Event], *verbs: str, **fields: str) -> int:

@@ -7,9 +7,8 @@ from collections import Counter, defaultdict
 import pytest
 
 from regard.data.world import LEVELS, stories, story
-from regard.data.world.names import CONTAINERS, PEOPLE, PLACES, THINGS
+from regard.data.world.english import CONTAINERS, PEOPLE, PLACES, THINGS, WITH_MOTIVE, WORDINGS
 from regard.data.world.questions import QUESTION_KINDS
-from regard.data.world.sentences import WITH_MOTIVE, WORDINGS
 from regard.data.world.simulation import ACTIONS
 from tests.data import oracle
 

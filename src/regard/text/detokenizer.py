@@ -20,9 +20,9 @@ class Detokenizer:
     """`matched_stop` is the stop string that ended the text, or None; the text ends before it."""
 
     def __init__(self, tokenizer: Tokenizer, stop_strings: Sequence[str] = (), prompt_ids: Sequence[int] = ()):
-        """`prompt_ids`: ids that the text continues, so that a space at the seam is kept."""
+        """`prompt_ids`: the prompt that the text continues; with it, the space before the first word is kept."""
         if "" in stop_strings:
-            raise ValueError("a stop string is empty; remove it, or give the string to stop at")
+            raise ValueError("a stop string is empty; remove it")
         self.tokenizer, self.stop_strings = tokenizer, tuple(stop_strings)
         self.matched_stop: str | None = None
         context = list(prompt_ids[-CONTEXT:])

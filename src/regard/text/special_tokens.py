@@ -79,8 +79,8 @@ class SpecialTokens:
         for id, token in by_id.items():
             if core.token_to_id(token.content) != id:
                 raise ValueError(
-                    f"{self.file}: {token.content!r} is listed with id {id}, but the vocabulary gives it the id "
-                    f"{core.token_to_id(token.content)}; use the files that were saved together"
+                    f"{self.file}: {token.content!r} is listed with id {id}, but has the id "
+                    f"{core.token_to_id(token.content)} in the vocabulary; use files that were saved together"
                 )
         return {name: token.content for name, token in named.items()}
 

@@ -39,7 +39,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 @contextmanager
 def library_errors(message: str) -> Generator[None]:
-    """Turn every error of the `tokenizers` library into a ValueError with this message.
+    """Convert every error of the `tokenizers` library to a ValueError with this message.
 
     The library raises bare `Exception` for bad files and strings, and panics on states that it does not expect, such
     as a regular expression that exceeds its retry limit. A Rust panic is not an `Exception` in Python and would end a

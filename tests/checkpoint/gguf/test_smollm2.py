@@ -1,4 +1,4 @@
-"""A real language model, SmolLM2-135M-Instruct in Q4_1: the numbers and words that `transformers` makes of its file."""
+"""SmolLM2-135M-Instruct in Q4_1, a published model: logits, ids and generations equal those of `transformers`."""
 
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ CHAT = [{"role": "user", "content": "What is the capital of France?"}]
 
 
 @pytest.fixture(scope="module")
-def words() -> Tokenizer:
+def tokenizer() -> Tokenizer:
     return Tokenizer.load("smollm2")
 
 
@@ -43,8 +43,8 @@ def theirs() -> Any:
 
 @pytest.mark.slow
 @torch.no_grad()
-def test_the_same_numbers(model: nn.Module, theirs: Any, words: Tokenizer) -> None:
-    ids = torch.tensor([encode_chat(words, CHAT)])
+def test_logits_and_weights_equal_those_of_transformers(model: nn.Module, theirs: Any, tokenizer: Tokenizer) -> None:
+    ids = torch.tensor([encode_chat(tokenizer, CHAT)])
     assert error(model(ids), theirs(ids).logits) < 1e-5
     named = dict(theirs.named_parameters())
     assert torch.equal(model.get_parameter("embedding.weight"), named["model.embed_tokens.weight"])
@@ -52,49 +52,55 @@ def test_the_same_numbers(model: nn.Module, theirs: Any, words: Tokenizer) -> No
     assert torch.equal(query, named["model.layers.29.self_attn.q_proj.weight"])
 
 
-def test_the_same_words(words: Tokenizer) -> None:
+def test_ids_equal_those_of_transformers(tokenizer: Tokenizer) -> None:
     file = locate("smollm2")
     theirs = transformers.AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
     for text in MIXED:
         foreign = any(char.isnumeric() and not char.isascii() for char in text)
-        if not foreign:  # theirs does not cut such digits off; the vocabulary's own rule and llama.cpp do
-            assert words.encode(text, special=True) == theirs.encode(text, add_special_tokens=False)
-    talk = [*CHAT, {"role": "assistant", "content": "Paris."}, {"role": "user", "content": "And of <|im_end|> Spain?"}]
-    assert words.chat_template is not None
-    for messages in (CHAT, [{"role": "system", "content": "Be brief."}, *talk]):
-        text = render(words.chat_template, messages)
+        if not foreign:  # transformers does not split such digits; the original tokenizer and llama.cpp do
+            assert tokenizer.encode(text, special=True) == theirs.encode(text, add_special_tokens=False)
+    conversation = [
+        *CHAT,
+        {"role": "assistant", "content": "Paris."},
+        {"role": "user", "content": "And of <|im_end|> Spain?"},
+    ]
+    assert tokenizer.chat_template is not None
+    for messages in (CHAT, [{"role": "system", "content": "Be brief."}, *conversation]):
+        text = render(tokenizer.chat_template, messages)
         assert text == theirs.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-    assert encode_chat(words, CHAT) == theirs.apply_chat_template(CHAT, add_generation_prompt=True)["input_ids"]
+    assert encode_chat(tokenizer, CHAT) == theirs.apply_chat_template(CHAT, add_generation_prompt=True)["input_ids"]
 
 
-def test_it_answers(model: nn.Module, words: Tokenizer) -> None:
-    said = Engine(model, rows=1, capacity=64).generate(  # ty: ignore
-        encode_chat(words, CHAT), Sampling(max_new=8, temperature=0, stop_ids=words.stop_ids)
+def test_it_answers_a_question(model: nn.Module, tokenizer: Tokenizer) -> None:
+    generated = Engine(model, rows=1, capacity=64).generate(  # ty: ignore
+        encode_chat(tokenizer, CHAT), Sampling(max_new=8, temperature=0, stop_ids=tokenizer.stop_ids)
     )
-    assert "Paris" in words.decode([token.id for token in said])
+    assert "Paris" in tokenizer.decode([token.id for token in generated])
 
 
 @pytest.mark.slow
 @torch.no_grad()
-def test_forty_greedy_tokens(model: nn.Module, theirs: Any, words: Tokenizer) -> None:
-    ids = encode_chat(words, CHAT)
+def test_forty_greedy_tokens_equal_those_of_transformers(model: nn.Module, theirs: Any, tokenizer: Tokenizer) -> None:
+    ids = encode_chat(tokenizer, CHAT)
     expected = theirs.generate(torch.tensor([ids]), max_new_tokens=40, do_sample=False, eos_token_id=-1)[0, len(ids) :]
-    said = Engine(model, rows=1, capacity=128).generate(ids, Sampling(max_new=40, temperature=0))  # ty: ignore
-    assert [token.id for token in said] == expected.tolist()
+    generated = Engine(model, rows=1, capacity=128).generate(ids, Sampling(max_new=40, temperature=0))  # ty: ignore
+    assert [token.id for token in generated] == expected.tolist()
 
 
 @pytest.mark.slow
 @torch.no_grad()
-def test_it_is_written_again(model: nn.Module, words: Tokenizer, tmp_path: Path) -> None:
-    export_gguf(model, tmp_path / "again.gguf", "llama", "f32", gguf_metadata(words, 49152))
+def test_it_round_trips_through_a_file(model: nn.Module, tokenizer: Tokenizer, tmp_path: Path) -> None:
+    export_gguf(model, tmp_path / "again.gguf", "llama", "f32", gguf_metadata(tokenizer, 49152))
     again = load(tmp_path / "again.gguf")
     assert again.spec == model.spec
     assert all(map(torch.equal, again.parameters(), model.parameters()))
-    assert all(Tokenizer.load(tmp_path / "again.gguf").encode(text, True) == words.encode(text, True) for text in MIXED)
+    assert all(
+        Tokenizer.load(tmp_path / "again.gguf").encode(text, True) == tokenizer.encode(text, True) for text in MIXED
+    )
 
 
 @pytest.mark.slow
-def test_every_command_knows_its_name(tmp_path: Path) -> None:
+def test_every_command_accepts_its_name(tmp_path: Path) -> None:
     assert (
         "Paris" in run("chat", "smollm2", "--temperature", 0, "--max-new", 10, say=f"{CHAT[0]['content']}\n\n").output
     )

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 from random import Random
 from typing import NamedTuple
 
+from regard.data.world.english import FEELINGS, NUMBERS, OUTDOORS
 from regard.data.world.levels import Level
-from regard.data.world.names import FEELINGS, NUMBERS, OUTDOORS
 from regard.data.world.simulation import World
 
 

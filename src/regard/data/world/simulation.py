@@ -8,8 +8,8 @@ person or container are ordered by arrival, because `at` keeps insertion order.
 from random import Random
 from typing import NamedTuple
 
+from regard.data.world.english import CONTAINERS, FEELINGS, FOOD, OUTDOORS, PEOPLE, PLACES, THINGS
 from regard.data.world.levels import Level
-from regard.data.world.names import CONTAINERS, FEELINGS, FOOD, OUTDOORS, PEOPLE, PLACES, THINGS
 
 
 class Event(NamedTuple):
