@@ -1,6 +1,8 @@
-"""A tiny random model of `transformers`, saved, and ours loaded from the same folder."""
+"""Pairs: a tiny random model of `transformers`, saved, and ours loaded from its folder; checks for any such pair."""
 
 import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,13 +12,17 @@ import transformers
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from regard.checkpoint import load
-from tests.families.cases import NO_MARKS
+from regard.checkpoint import load, save
+from regard.families import family
+from regard.verify.verdict import verify
+from tests.families.cases import NO_SPECIAL_TOKENS
+
+LIMIT = 1e-5
 
 
 @dataclass
 class Pair:
-    """The same weights twice."""
+    """Two models with the same weights."""
 
     model_type: str
     folder: Path
@@ -24,26 +30,44 @@ class Pair:
     ours: Any
 
 
-def make(case: tuple[str, dict[str, Any]], folder: Path) -> Pair:
+def make_pair(case: tuple[str, dict[str, Any]], folder: Path) -> Pair:
     transformers.utils.logging.disable_progress_bar()
     model, settings = getattr(transformers, case[0]), case[1]
     torch.manual_seed(0)
-    theirs = model(model.config_class(**copy.deepcopy(NO_MARKS | settings))).eval()  # their configs write into it
+    # a copy, because their configs modify nested settings
+    theirs = model(model.config_class(**copy.deepcopy(NO_SPECIAL_TOKENS | settings))).eval()
     for name, parameter in theirs.named_parameters():
-        if parameter.dim() == 1 or not parameter.any():  # a norm or bias that is all ones or zeros hides a mistake
+        if parameter.dim() == 1 or not parameter.any():  # a norm or bias of ones or zeros would hide a wrong link
             nn.init.normal_(parameter, std=1.0 if name.endswith("weight") else 0.1)
-        elif name == "rwkv.embeddings.weight":  # they start so small that all tokens are one to the norm's epsilon
+        elif name == "rwkv.embeddings.weight":  # initially so small that the epsilon of the norm dominates
             nn.init.normal_(parameter)
     for name, buffer in theirs.named_buffers():
-        if name.endswith("e_score_correction_bias"):  # zeros, too, and no parameter
+        if name.endswith("e_score_correction_bias"):  # a buffer, which is zero too
             nn.init.normal_(buffer, std=0.1)
     theirs.save_pretrained(folder)
     return Pair(theirs.config.model_type, folder, theirs, load(folder))
 
 
+@contextmanager
+def record_hidden_states(stack: nn.Module) -> Iterator[list[Tensor]]:
+    """While it is open, every forward appends the input of our first block and the output of each block."""
+    states: list[Tensor] = []
+    hooks = [stack.input.register_forward_hook(lambda _, __, out: states.append(out))]
+    hooks += [block.register_forward_hook(lambda _, __, out: states.append(out[0])) for block in stack.blocks]
+    yield states
+    for hook in hooks:
+        hook.remove()
+
+
+def our_gradients(pair: Pair) -> dict[str, Tensor]:
+    """Our gradients under the names of their files."""
+    gradients = {n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in pair.ours.named_parameters()}
+    return dict(family(pair.model_type).table(pair.ours.spec).write(gradients))
+
+
 def stored_gradients(model: Any, folder: Path) -> dict[str, Tensor]:
-    """Their gradients under the names of their files, which need not be those of their modules."""
-    twin = type(model)(model.config)  # not a copy: RecurrentGemma's modules keep states that none can be made of
+    """Their gradients under the names of their files, which may differ from the names of their modules."""
+    twin = type(model)(model.config)  # not a deepcopy: the states in RecurrentGemma's modules cannot be copied
     with torch.no_grad():
         for buffer in twin.buffers():
             buffer.zero_()
@@ -51,3 +75,25 @@ def stored_gradients(model: Any, folder: Path) -> dict[str, Tensor]:
             parameter.copy_(torch.zeros_like(original) if original.grad is None else original.grad)
     twin.save_pretrained(folder)
     return load_file(folder / "model.safetensors")
+
+
+def check_saved_and_loaded(pair: Pair, folder: Path) -> nn.Module:
+    """Save our model in our own format and load it; return the loaded model, which has equal weights."""
+    save(pair.ours, folder)
+    loaded, expected = load(folder), pair.ours.state_dict()
+    assert loaded.spec == pair.ours.spec
+    assert loaded.state_dict().keys() == expected.keys()
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in loaded.state_dict().items())
+    return loaded
+
+
+def check_config_roundtrip(pair: Pair) -> None:
+    module = family(pair.model_type)
+    assert module.spec(module.config(pair.ours.spec)) == pair.ours.spec
+    assert module.spec(pair.theirs.config.to_dict()) == pair.ours.spec
+
+
+def check_laws(pair: Pair) -> None:
+    """Cached = whole, batched = alone and all other laws that `regard verify` tests."""
+    failed = [verdict for verdict in verify(pair.ours, 24, 0) if verdict.result == "FAIL"]
+    assert not failed, failed

@@ -1,4 +1,4 @@
-"""What experts add to the loss, and what published folders of them have beside what is read."""
+"""The balance loss of experts, and tensors in published files that are not loaded."""
 
 from pathlib import Path
 
@@ -12,8 +12,8 @@ from regard.checkpoint import load
 from regard.layout import TokenLayout
 from regard.models.outputs import materialize
 from tests.families.cases import experts
-from tests.families.pairs import Pair, make
-from tests.families.test_equal import LIMIT, tokens
+from tests.families.pairs import LIMIT, Pair, make_pair
+from tests.families.test_decoders import tokens
 from tests.laws import error, places
 
 BALANCED = {name: case for name, case in experts.CASES.items() if not name.startswith("deepseek")}
@@ -24,18 +24,18 @@ QUICK = ("mixtral: one layer, multi-query, top one, tied", "qwen2_moe: one dense
     "name", [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in BALANCED], ids=str
 )
 @pytest.mark.parametrize("padded", [False, True], ids=["whole", "padded"])
-def test_the_balance_loss(name: str, padded: bool, tmp_path: Path) -> None:
-    """Theirs is one of the tokens of all layers together; where there is one layer, that is ours."""
+def test_balance_loss(name: str, padded: bool, tmp_path: Path) -> None:
+    """Theirs is computed over the tokens of all layers at once, which with one layer equals ours."""
     model, settings = BALANCED[name]
-    pair = make((model, settings | {"router_aux_loss_coef": 0.5}), tmp_path)
-    text, layout = tokens(3, 12), places([4, 9, 12], 12, left=False) if padded else TokenLayout.whole(3, 12)
+    pair = make_pair((model, settings | {"router_aux_loss_coef": 0.5}), tmp_path)
+    ids, layout = tokens(3, 12), places([4, 9, 12], 12, left=False) if padded else TokenLayout.whole(3, 12)
     mask = layout.valid.long() if padded else None
-    labels = text.masked_fill(~layout.valid, -100) if padded else text
-    theirs = pair.theirs(text, labels=labels, attention_mask=mask, output_router_logits=True)
+    labels = ids.masked_fill(~layout.valid, -100) if padded else ids
+    theirs = pair.theirs(ids, labels=labels, attention_mask=mask, output_router_logits=True)
     top_k, count = pair.theirs.config.num_experts_per_tok, theirs.router_logits[0].shape[-1]
     each = [load_balancing_loss_func((layer,), count, top_k, mask) for layer in theirs.router_logits]
     pair.ours.train()
-    out = pair.ours(text, layout, outputs=True)
+    out = pair.ours(ids, layout, outputs=True)
     assert error(out.losses["balance"], 0.5 * sum(each) / len(each)) <= LIMIT
     if len(each) == 1:
         loss = (
@@ -45,20 +45,21 @@ def test_the_balance_loss(name: str, padded: bool, tmp_path: Path) -> None:
         assert error(loss, theirs.loss) <= LIMIT
         loss.backward()
         theirs.loss.backward()
-        assert error(pair.ours.stack.blocks[0].sublayers[1].body.router.proj.weight.grad, router(pair)) <= LIMIT
+        router = pair.ours.stack.blocks[0].sublayers[1].body.router
+        assert error(router.proj.weight.grad, router_gradient(pair)) <= LIMIT
 
 
-def router(pair: Pair) -> torch.Tensor:
-    """Their gradient of what chooses the experts of the first layer."""
+def router_gradient(pair: Pair) -> torch.Tensor:
+    """Their gradient of the router of the first layer."""
     names = [name for name, _ in pair.theirs.named_parameters() if name.endswith(("gate.weight", "router.weight"))]
     return pair.theirs.get_parameter(names[0]).grad
 
 
 @torch.no_grad()
-def test_the_layer_that_looks_further_ahead_is_passed_over(tmp_path: Path) -> None:
-    pair = make(experts.CASES["deepseek_v3: in groups"], tmp_path)
+def test_the_layer_of_multi_token_prediction_is_ignored(tmp_path: Path) -> None:
+    pair = make_pair(experts.CASES["deepseek_v3: grouped routing"], tmp_path)
     file = tmp_path / "model.safetensors"
-    further = {"eh_proj.weight": torch.zeros(48, 96), "shared_head.norm.weight": torch.ones(48)}
-    save_file(load_file(file) | {f"model.layers.3.{name}": t for name, t in further.items()}, file, {"format": "pt"})
-    text = tokens(2, 9)
-    assert torch.equal(load(tmp_path)(text), pair.ours(text))
+    extra = {"eh_proj.weight": torch.zeros(48, 96), "shared_head.norm.weight": torch.ones(48)}
+    save_file(load_file(file) | {f"model.layers.3.{name}": t for name, t in extra.items()}, file, {"format": "pt"})
+    ids = tokens(2, 9)
+    assert torch.equal(load(tmp_path)(ids), pair.ours(ids))

@@ -1,8 +1,8 @@
-"""Published configs, as their files spell them, are read, written and counted; nothing is built of them but shapes.
+"""Published configs are read, written and their parameters counted, on the meta device.
 
-`published.jsonl` has a model a line. What every such file has besides, and no family minds, is added to each. Counts
-are those of `transformers`' classes, but for what is fixed there and no weight here (sinusoids, BERT's unused pooler)
-or trained here and a buffer there (biases of logits and of routers).
+`published.jsonl` has one model per line. The keys that such files have and no family uses are added to each. The counts
+are those of `transformers`' classes, without their tensors that are no weights here (sinusoids, BERT's unused pooler),
+and with our weights that are buffers there (biases of logits and of routers).
 """
 
 import json
@@ -17,7 +17,7 @@ from regard.models.meta_device import build_on_meta
 from regard.weights.table import StoredTensor
 
 PUBLISHED = [json.loads(line) for line in Path(__file__).with_name("published.jsonl").read_text().splitlines()]
-BESIDES = {
+UNUSED_KEYS = {
     "_name_or_path": "/home/me/model",
     "bos_token_id": 1,
     "pad_token_id": None,
@@ -30,18 +30,18 @@ BESIDES = {
 
 
 @pytest.mark.parametrize("model", PUBLISHED, ids=lambda model: model["name"])
-def test_a_published_config_is_read(model: dict[str, Any]) -> None:
+def test_a_published_config_has_the_published_parameter_count(model: dict[str, Any]) -> None:
     foreign = family(model["config"]["model_type"])
-    spec = foreign.spec(BESIDES | model["config"])
+    spec = foreign.spec(UNUSED_KEYS | model["config"])
     assert count_parameters(spec) == model["parameters"]
-    foreign.config(spec)  # which reads back what it writes
+    foreign.config(spec)  # it reads back what it writes
 
 
-def test_every_family_has_one() -> None:
+def test_every_family_has_a_published_config() -> None:
     assert {model["config"]["model_type"] for model in PUBLISHED} == {*FAMILIES}
 
 
-def test_a_head_that_is_not_known_is_named() -> None:
+def test_an_unsupported_head_is_named() -> None:
     bert = next(model["config"] for model in PUBLISHED if model["name"] == "bert-base-uncased")
     with pytest.raises(FamilyError, match="architectures='BertForQuestionAnswering' is not supported"):
         family("bert").spec(bert | {"architectures": ["BertForQuestionAnswering"]})
@@ -56,7 +56,7 @@ def test_a_head_that_is_not_known_is_named() -> None:
         ("mamba-130m-hf", ("embeddings.", "embedding.")),
     ],
 )
-def test_the_names_of_published_files_are_known(name: str, change: tuple[str, str]) -> None:
+def test_other_tensor_names_of_published_files_are_read(name: str, change: tuple[str, str]) -> None:
     config = next(model["config"] for model in PUBLISHED if model["name"] == name)
     foreign = family(config["model_type"])
     spec = foreign.spec(config | {"num_hidden_layers": 1, "n_layer": 1})

@@ -1,4 +1,4 @@
-"""What a family cannot say is refused by name, on the way in and on the way out; both spellings of RoPE are read."""
+"""Llama and GPT-2 refuse what they do not support by its key or path; both spellings of RoPE's settings are read."""
 
 import dataclasses
 
@@ -14,8 +14,8 @@ from regard.parts.norm import LayerNorm, RMSNorm
 from regard.parts.position.rope import Rope
 from regard.parts.position.rope_scaling import DynamicNTK, LinearScaling, Llama3, Scaling, Yarn
 from regard.spec import SpecError
-from tests.families.cases.gpt2 import GPT2
-from tests.families.cases.llama import LLAMA
+from tests.families.cases.classic import GPT2
+from tests.families.cases.decoders import LLAMA
 
 
 def llama(**changes) -> Decoder:
@@ -41,7 +41,7 @@ def attention(spec: Decoder) -> Attention:
     ],
     ids=str,
 )
-def test_both_spellings_of_rope(settings: dict) -> None:
+def test_rope_settings_of_transformers_4_and_5(settings: dict) -> None:
     assert attention(llama(**settings)).position == Rope(5e5)
 
 
@@ -66,11 +66,11 @@ def test_both_spellings_of_rope(settings: dict) -> None:
     ],
     ids=str,
 )
-def test_both_spellings_of_scaling(settings: dict, scaling: Scaling) -> None:
+def test_scaling_settings_of_transformers_4_and_5(settings: dict, scaling: Scaling) -> None:
     assert attention(llama(**settings)).position == Rope(10000.0, scaling=scaling)
 
 
-def test_rope_without_settings_has_the_usual_base() -> None:
+def test_rope_without_settings_has_base_10000() -> None:
     assert attention(llama()).position == Rope(10000.0)
 
 
@@ -88,7 +88,7 @@ def test_rope_without_settings_has_the_usual_base() -> None:
     ],
     ids=str,
 )
-def test_llama_refuses_by_name(changes: dict, message: str) -> None:
+def test_llama_refuses_unsupported_settings(changes: dict, message: str) -> None:
     with pytest.raises(FamilyError, match=f"^llama: .*{message}"):
         llama(**changes)
 
@@ -103,13 +103,13 @@ def test_llama_refuses_by_name(changes: dict, message: str) -> None:
     ],
     ids=str,
 )
-def test_gpt2_refuses_by_name(changes: dict, message: str) -> None:
+def test_gpt2_refuses_unsupported_settings(changes: dict, message: str) -> None:
     with pytest.raises(FamilyError, match=f"gpt2: {message}"):
         gpt2(**changes)
 
 
 @pytest.mark.parametrize("sizes", [{"num_attention_heads": 0}, {"num_key_value_heads": 3}, {"num_hidden_layers": -1}])
-def test_sizes_that_cannot_be_are_refused(sizes: dict) -> None:
+def test_impossible_sizes_are_refused(sizes: dict) -> None:
     with pytest.raises(SpecError, match="heads|times"):
         llama(**sizes)
 
@@ -145,7 +145,7 @@ def with_attention(spec: Decoder, **changes) -> Decoder:
         ),
     ],
 )
-def test_a_spec_that_the_foreign_class_cannot_express(model_type: str, spec: Decoder, message: str | None) -> None:
+def test_specs_that_the_class_cannot_express_are_refused(model_type: str, spec: Decoder, message: str | None) -> None:
     if message is None:
         assert family(model_type).spec(family(model_type).config(spec)) == spec
     else:
@@ -153,8 +153,8 @@ def test_a_spec_that_the_foreign_class_cannot_express(model_type: str, spec: Dec
             family(model_type).config(spec)
 
 
-def test_the_same_model_in_other_words_is_expressed() -> None:
-    """Layers in other runs, sizes left to their defaults and dropout make no other model."""
+def test_equal_models_give_equal_configs() -> None:
+    """Layers in other runs, omitted sizes and dropout do not change the model."""
     spec = llama()
     mixer, feedforward = spec.blocks[0].sublayers
     terse = Sublayer(Attention(4, position=Rope()), mixer.norm)
@@ -171,7 +171,7 @@ def test_an_unknown_family_is_refused(name: object) -> None:
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_a_family_is_three_things(name: str) -> None:
+def test_a_family_has_three_functions(name: str) -> None:
     module = family(name)
     assert callable(module.spec)
     assert callable(module.config)

@@ -1,4 +1,4 @@
-"""Older decoders: published spellings are read, what they cannot say is refused by name, and what theirs does wrong."""
+"""Older decoders: published spellings are read, unsupported settings and specs are refused, known errors of theirs."""
 
 import dataclasses
 from pathlib import Path
@@ -17,8 +17,8 @@ from regard.parts.position.alibi import Alibi
 from regard.parts.position.learned import Learned
 from tests.families.cases import VOCAB
 from tests.families.cases.classic import CASES, CLASSES, FALCON, rope
-from tests.families.pairs import make
-from tests.families.test_equal import LIMIT, tokens
+from tests.families.pairs import LIMIT, make_pair
+from tests.families.test_decoders import tokens
 from tests.laws import error, places
 
 
@@ -46,7 +46,7 @@ def read(model_type: str, **changes: Any) -> Decoder:
         ("mpt", {"logit_scale": "inv_sqrt_d_model"}, "logit_scale='inv_sqrt_d_model' is not supported, only None"),
     ],
 )
-def test_refused_by_name(model_type: str, changes: dict[str, Any], message: str) -> None:
+def test_unsupported_settings_are_refused(model_type: str, changes: dict[str, Any], message: str) -> None:
     with pytest.raises(FamilyError, match=f"^{model_type}: .*{message}"):
         read(model_type, **changes)
 
@@ -61,14 +61,16 @@ def test_refused_by_name(model_type: str, changes: dict[str, Any], message: str)
         ("gpt_neox", {"embedding_dim": 20}, r"decoder\.embedding_dim=20, only None"),
     ],
 )
-def test_a_spec_that_theirs_cannot_express(model_type: str, changes: dict[str, Any], message: str) -> None:
+def test_specs_that_the_class_cannot_express_are_refused(
+    model_type: str, changes: dict[str, Any], message: str
+) -> None:
     with pytest.raises(FamilyError, match=message):
         family(model_type).config(dataclasses.replace(read(model_type), **changes))
 
 
 @pytest.mark.parametrize("model_type", CLASSES)
 @pytest.mark.parametrize("other", CLASSES)
-def test_each_others_models_are_expressed_or_refused(model_type: str, other: str) -> None:
+def test_models_of_other_families_are_expressed_or_refused(model_type: str, other: str) -> None:
     spec = read(other)
     try:
         written = family(model_type).config(spec)
@@ -85,7 +87,7 @@ def test_flatter_slopes_are_read_and_not_written() -> None:
         family("mpt").config(spec)
 
 
-def test_published_spellings() -> None:
+def test_published_spellings_are_read() -> None:
     published = {"n_embed": 48, "num_attention_heads": 4, "num_hidden_layers": 2, "vocab_size": VOCAB, "seq_length": 9}
     assert family("bloom").spec(published) == dataclasses.replace(read("bloom"), context=9)
     older = {"rotary_pct": 0.25, "rotary_emb_base": 10000, "rope_scaling": None}
@@ -94,28 +96,30 @@ def test_published_spellings() -> None:
     assert read("falcon", **linear) == read("falcon", rope_parameters={"rope_type": "linear", "factor": 2.0})
 
 
-def test_depth_is_not_walked_before_it_is_checked() -> None:
-    """A config may claim any depth, and the table is asked for before the sizes of the files are."""
+def test_a_table_does_not_iterate_over_the_layers() -> None:
+    """A config may claim any depth, and the table is built before the depth is compared with the files."""
     for model_type in CLASSES:
         spec = read(model_type)
-        endless = dataclasses.replace(spec, layers=(Repeat(spec.layers[0].blocks, 10**12),))
-        assert family(model_type).table(endless)
+        deep = dataclasses.replace(spec, layers=(Repeat(spec.layers[0].blocks, 10**12),))
+        assert family(model_type).table(deep)
 
 
 @pytest.mark.parametrize("name", ["bloom: three heads, untied", "mpt: six heads, untied, own scale"])
 @torch.no_grad()
 def test_padding_on_the_left(name: str, tmp_path: Path) -> None:
-    """They take no position_ids, and need none: theirs counts what the mask allows, or only distances matter."""
-    pair, text, at = make(CASES[name], tmp_path), tokens(3, 12), places([4, 9, 12], 12, True)
-    theirs = pair.theirs(text, attention_mask=at.valid.long()).logits
-    assert error(pair.ours(text, at)[at.valid], theirs[at.valid]) <= LIMIT
+    """These classes take no position_ids: they count positions from the mask, or use distances only."""
+    pair, ids, layout = make_pair(CASES[name], tmp_path), tokens(3, 12), places([4, 9, 12], 12, True)
+    theirs = pair.theirs(ids, attention_mask=layout.valid.long()).logits
+    assert error(pair.ours(ids, layout)[layout.valid], theirs[layout.valid]) <= LIMIT
 
 
 @torch.no_grad()
-def test_falcon_s_slopes_but_for_their_rounding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From 16 heads on slopes are no powers of two, and theirs rounds them to bfloat16 in float32 models, too."""
-    pair = make(("FalconForCausalLM", FALCON | {"alibi": True, "num_attention_heads": 16, "hidden_size": 64}), tmp_path)
-    text = tokens(2, 33)
-    assert error(pair.ours(text), pair.theirs(text).logits) < 0.02
+def test_falcon_slopes_apart_from_their_rounding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From 16 heads on, slopes are not powers of two, and theirs rounds them to bfloat16 even in float32 models."""
+    pair = make_pair(
+        ("FalconForCausalLM", FALCON | {"alibi": True, "num_attention_heads": 16, "hidden_size": 64}), tmp_path
+    )
+    ids = tokens(2, 33)
+    assert error(pair.ours(ids), pair.theirs(ids).logits) < 0.02
     monkeypatch.setattr(falcon_code, "build_alibi_tensor", build_alibi_tensor)
-    assert error(pair.ours(text), pair.theirs(text).logits) <= LIMIT
+    assert error(pair.ours(ids), pair.theirs(ids).logits) <= LIMIT

@@ -1,4 +1,4 @@
-"""Llama's relatives: what a config leaves out is what transformers takes, older words are read, the rest is refused."""
+"""Llama's relatives: defaults are those of transformers, older keys are read, unsupported settings are refused."""
 
 import copy
 from dataclasses import replace
@@ -16,8 +16,7 @@ from regard.parts.attention import Attention
 from regard.parts.position.base import NoPosition
 from regard.parts.position.rope import Rope
 from regard.parts.position.rope_scaling import LinearScaling, LongRope
-from tests.families.cases.decoders import FULL, LONGROPE, SHAPE, SLIDING
-from tests.families.cases.llama import LLAMA
+from tests.families.cases.decoders import FULL, LLAMA, LONGROPE, SHAPE, SLIDING
 
 SIZES = {
     "vocab_size": 97,
@@ -26,7 +25,7 @@ SIZES = {
     "num_hidden_layers": 7,
     "num_attention_heads": 32,
 }
-KINDS = (
+MODEL_TYPES = (
     "llama",
     "mistral",
     "qwen2",
@@ -59,12 +58,12 @@ def attentions(spec: Decoder) -> list[Attention]:
     ],
     ids=str,
 )
-@pytest.mark.parametrize("model_type", KINDS)
-def test_what_is_left_out_is_what_transformers_takes(model_type: str, changes: dict) -> None:
-    """Their class fills in its defaults, and must then say what the bare config said."""
+@pytest.mark.parametrize("model_type", MODEL_TYPES)
+def test_omitted_keys_have_the_defaults_of_transformers(model_type: str, changes: dict) -> None:
+    """The config with the defaults of their class has the same spec as the config without them."""
     if model_type == "phi3" and "rope_scaling" in changes:
         changes = {"rope_theta": 500.0}
-    config = transformers.AutoConfig.for_model(model_type, **copy.deepcopy(SIZES | changes))  # theirs writes into it
+    config = transformers.AutoConfig.for_model(model_type, **copy.deepcopy(SIZES | changes))  # their class modifies it
     back = family(model_type).spec(config.to_dict())
     assert family(model_type).spec(SIZES | changes).blocks == back.blocks
     assert replace(family(model_type).spec(SIZES | changes), layers=back.layers) == back
@@ -78,29 +77,29 @@ def test_what_is_left_out_is_what_transformers_takes(model_type: str, changes: d
         ("smollm3", ["num_key_value_heads"]),
     ],
 )
-def test_null_is_not_left_out(model_type: str, keys: list[str]) -> None:
+def test_null_differs_from_an_omitted_key(model_type: str, keys: list[str]) -> None:
     null = dict.fromkeys(keys)
     assert family(model_type).spec(SIZES | null) != family(model_type).spec(SIZES)
     config = transformers.AutoConfig.for_model(model_type, **copy.deepcopy(SIZES | null))
     assert family(model_type).spec(SIZES | null) == family(model_type).spec(config.to_dict())
 
 
-def test_gemma3_in_the_words_of_transformers_4() -> None:
+def test_gemma3_in_the_keys_of_transformers_4() -> None:
     settings = {"rope_theta": 2e6, "rope_local_base_freq": 3e4, "rope_scaling": {"type": "linear", "factor": 8.0}}
-    *near, far = attentions(read("gemma3_text", num_hidden_layers=6, **settings))
-    assert {(mixer.position, mixer.mask) for mixer in near} == {(Rope(3e4), Window(5))}
-    assert (far.position, far.mask) == (Rope(2e6, scaling=LinearScaling(8.0)), Causal())
+    *local, full = attentions(read("gemma3_text", num_hidden_layers=6, **settings))
+    assert {(mixer.position, mixer.mask) for mixer in local} == {(Rope(3e4), Window(5))}
+    assert (full.position, full.mask) == (Rope(2e6, scaling=LinearScaling(8.0)), Causal())
 
 
 @pytest.mark.parametrize("kind", ["su", "yarn", "longrope"])
-def test_phi3s_longrope_has_had_other_names(kind: str) -> None:
+def test_older_names_of_longrope_in_phi3(kind: str) -> None:
     settings = {"type": kind, "short_factor": LONGROPE["short_factor"], "long_factor": LONGROPE["long_factor"]}
     spec = read("phi3", rope_scaling=settings, original_max_position_embeddings=16)
     short, long = (tuple(map(float, LONGROPE[key])) for key in ("short_factor", "long_factor"))
     assert attentions(spec)[0].position == Rope(scaling=LongRope(short, long, 4.0, 16))
 
 
-def test_layers_are_as_short_as_their_pattern() -> None:
+def test_layers_are_read_as_their_shortest_period() -> None:
     assert shortest_period((1, 2, 1, 2, 1)) == (1, 2)
     assert shortest_period((1, 1, 1)) == (1,)
     assert shortest_period((1, 2, 3)) == (1, 2, 3)
@@ -109,8 +108,8 @@ def test_layers_are_as_short_as_their_pattern() -> None:
 
 
 @pytest.mark.parametrize("model_type", ["cohere2", "gemma2", "gemma3_text", "llama", "qwen2", "smollm3"])
-def test_depth_is_claimed_at_no_cost_or_refused(model_type: str) -> None:
-    """Sizes are held against the files later; until then a config may say any depth that is within reason."""
+def test_great_depth_is_cheap_or_refused(model_type: str) -> None:
+    """The depth is compared with the files later; until then a config may claim up to 10000 layers."""
     spec = read(model_type, num_hidden_layers=10_000)
     assert sum(run.times * len(run.blocks) for run in spec.layers) == 10_000
     with pytest.raises(FamilyError, match="num_hidden_layers=1000000000000000 must be at most 10000"):
@@ -155,12 +154,12 @@ def test_depth_is_claimed_at_no_cost_or_refused(model_type: str) -> None:
     ],
     ids=str,
 )
-def test_refused_by_name(model_type: str, changes: dict, message: str) -> None:
+def test_unsupported_settings_are_refused(model_type: str, changes: dict, message: str) -> None:
     with pytest.raises(FamilyError, match=f"^{model_type}: .*{message}"):
         read(model_type, **changes)
 
 
-def changed(spec: Decoder, layer: int, **changes: object) -> Decoder:
+def change_attention(spec: Decoder, layer: int, **changes: object) -> Decoder:
     """The same model with another attention in one layer."""
     blocks = spec.blocks
     mixer, *rest = blocks[layer].sublayers
@@ -189,15 +188,17 @@ def changed(spec: Decoder, layer: int, **changes: object) -> Decoder:
     ],
     ids=str,
 )
-def test_a_spec_that_the_foreign_class_cannot_express(model_type: str, layer: int, changes: dict, message: str) -> None:
+def test_specs_that_the_class_cannot_express_are_refused(
+    model_type: str, layer: int, changes: dict, message: str
+) -> None:
     spec = family(model_type).spec(LLAMA) if model_type == "llama" else read(model_type)
     with pytest.raises(FamilyError, match=message):
-        family(model_type).config(changed(spec, layer, **changes))
+        family(model_type).config(change_attention(spec, layer, **changes))
 
 
-def test_what_a_family_can_say_is_said() -> None:
-    """Unlike neighbours, in any order, where a class lists its layers."""
-    smol = changed(read("smollm3"), 0, position=NoPosition(), mask=Window(4))
+def test_listed_layers_may_have_any_order() -> None:
+    """Classes with a list of layer types can express any sequence of them."""
+    smol = change_attention(read("smollm3"), 0, position=NoPosition(), mask=Window(4))
     assert family("smollm3").spec(family("smollm3").config(smol)).blocks == smol.blocks
-    gemma = changed(read("gemma3_text"), 1, mask=Causal(), position=Rope(77.0))
+    gemma = change_attention(read("gemma3_text"), 1, mask=Causal(), position=Rope(77.0))
     assert family("gemma3_text").spec(family("gemma3_text").config(gemma)).blocks == gemma.blocks

@@ -1,4 +1,4 @@
-"""What T5, BART and their variations cannot say is refused by name, on the way in and on the way out."""
+"""T5, BART and their variations refuse unsupported settings, and specs that they cannot express."""
 
 from dataclasses import replace
 
@@ -40,13 +40,13 @@ def spec(name: str, **changes: object) -> EncoderDecoder:
     ],
     ids=str,
 )
-def test_refused_on_the_way_in(name: str, changes: dict, message: str) -> None:
+def test_unsupported_settings_are_refused(name: str, changes: dict, message: str) -> None:
     with pytest.raises(FamilyError, match=f"^{name}: .*{message}"):
         spec(name, **changes)
 
 
 @pytest.mark.parametrize("name", BASES)
-def test_sizes_that_cannot_be_are_refused(name: str) -> None:
+def test_impossible_sizes_are_refused(name: str) -> None:
     layers = "num_layers" if BASES[name] in (T5, SWITCH) else "encoder_layers"
     for changes in ({"d_model": 0}, {"d_model": -48}, {layers: 0}, {"vocab_size": -1}):
         with pytest.raises((SpecError, FamilyError)):
@@ -54,11 +54,11 @@ def test_sizes_that_cannot_be_are_refused(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", BASES)
-def test_refused_on_the_way_out(name: str) -> None:
-    """Another's model, another end, a source that is scaled otherwise."""
+def test_specs_that_the_class_cannot_express_are_refused(name: str) -> None:
+    """Models of other families, a softcap, another norm of the encoder."""
     config, ours = family(name).config, spec(name)
-    kin = {"t5", "mt5", "switch_transformers"}  # which may say the same
-    others = [spec(other) for other in BASES if other != name and not {other, name} <= kin]
+    relatives = {"t5", "mt5", "switch_transformers"}  # which can express some of each other's models
+    others = [spec(other) for other in BASES if other != name and not {other, name} <= relatives]
     others += [
         transformer_2017(31, 24, 4, 40, 2),
         replace(ours, target=replace(ours.target, softcap=3.0)),
@@ -69,7 +69,7 @@ def test_refused_on_the_way_out(name: str) -> None:
             config(other)
 
 
-def test_the_difference_is_named() -> None:
+def test_the_error_names_the_difference() -> None:
     bart, t5 = spec("bart"), spec("t5")
     with pytest.raises(FamilyError, match="a bart model cannot express encoder_decoder.source.position="):
         family("bart").config(replace(bart, source=replace(bart.source, position=Sinusoidal())))

@@ -1,4 +1,4 @@
-"""What the encoders' families cannot say is refused by name, on the way in and on the way out."""
+"""Families of encoders refuse unsupported settings, and specs that they cannot express."""
 
 from dataclasses import replace
 from typing import Any
@@ -43,7 +43,7 @@ def mask(spec: Encoder) -> Any:
 
 
 @pytest.mark.parametrize("model_type", SETTINGS)
-def test_without_a_class_it_is_the_plain_encoder(model_type: str) -> None:
+def test_a_config_without_a_class_has_no_head(model_type: str) -> None:
     assert read(model_type).head is None
 
 
@@ -72,7 +72,7 @@ def test_without_a_class_it_is_the_plain_encoder(model_type: str) -> None:
     ],
     ids=str,
 )
-def test_what_has_no_part_is_refused_on_the_way_in(model_type: str, changes: dict, message: str) -> None:
+def test_unsupported_settings_are_refused(model_type: str, changes: dict, message: str) -> None:
     with pytest.raises(FamilyError, match=message):
         read(model_type, **changes)
 
@@ -89,19 +89,19 @@ def test_what_has_no_part_is_refused_on_the_way_in(model_type: str, changes: dic
     ],
     ids=str,
 )
-def test_what_a_class_cannot_say_is_refused_on_the_way_out(model_type: str, changes: dict, message: str) -> None:
+def test_specs_that_the_class_cannot_express_are_refused(model_type: str, changes: dict, message: str) -> None:
     with pytest.raises(FamilyError, match=message):
         family(model_type).config(replace(read(model_type), **changes))
 
 
 @pytest.mark.parametrize("model_type", SETTINGS)
-def test_other_blocks_are_refused_on_the_way_out(model_type: str) -> None:
+def test_other_blocks_are_refused(model_type: str) -> None:
     block = Block((Sublayer(Attention(4, position=Rope(base=7.0), mask=Full())), Sublayer(SwiGLU(40))))
     with pytest.raises(FamilyError):
         family(model_type).config(replace(read(model_type), layers=(Repeat((block,), 2),)))
 
 
-def test_versions_4_and_5_of_modernbert_say_the_same() -> None:
+def test_modernbert_configs_of_transformers_4_and_5_are_equal() -> None:
     four = {"global_attn_every_n_layers": 2, "global_rope_theta": 500.0, "local_rope_theta": 100.0}
     five = {
         "layer_types": ["full_attention", "sliding_attention"] * 2,
@@ -115,19 +115,19 @@ def test_versions_4_and_5_of_modernbert_say_the_same() -> None:
     assert [mask(replace(spec, layers=(Repeat((block,)),))) for block in spec.blocks] == [Full(), Window(4, False)] * 2
 
 
-def test_the_first_token_is_global_for_those_who_label_texts() -> None:
+def test_the_first_token_is_global_for_sequence_classification() -> None:
     assert mask(read("longformer", attention_window=8)) == Window(4, causal=False)
     labels = read("longformer", attention_window=[8, 8], architectures=["LongformerForSequenceClassification"])
     assert mask(labels) == Longformer(4, 1)
 
 
-def test_big_bird_is_sparse_unless_it_says_otherwise() -> None:
+def test_big_bird_is_sparse_by_default() -> None:
     body = read("big_bird").blocks[0].sublayers[0].body
     assert isinstance(body, BigBirdAttention) and (body.block, body.links) == (64, 3)
     assert type(read("big_bird", attention_type="original_full").blocks[0].sublayers[0].body) is Attention
 
 
-def test_sines_that_are_none_are_refused() -> None:
+def test_other_sinusoids_in_the_file_are_refused() -> None:
     spec = read("roformer")
     table, ours = family("roformer").table(spec), {name: p.data for name, p in spec.build(0).named_parameters()}
     theirs = {n: StoredTensor("file", tuple(t.shape), "F32", lambda t=t: t) for n, t in table.write(ours)}

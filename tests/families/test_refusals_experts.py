@@ -1,4 +1,4 @@
-"""What families with experts cannot say is refused by name; version 4's spellings are read."""
+"""Families with experts refuse unsupported settings, and specs that they cannot express; old keys are read."""
 
 import json
 from dataclasses import replace
@@ -59,7 +59,7 @@ def with_experts(model_type: str, **changes) -> Decoder:
     ],
     ids=str,
 )
-def test_refused_by_name(model_type: str, changes: dict, message: str) -> None:
+def test_unsupported_settings_are_refused(model_type: str, changes: dict, message: str) -> None:
     with pytest.raises(FamilyError, match=f"^{model_type}: {message}"):
         read(model_type, **changes)
 
@@ -75,7 +75,7 @@ def test_refused_by_name(model_type: str, changes: dict, message: str) -> None:
     ],
     ids=str,
 )
-def test_sizes_that_cannot_be_are_refused(model_type: str, changes: dict) -> None:
+def test_impossible_sizes_are_refused(model_type: str, changes: dict) -> None:
     with pytest.raises(SpecError):
         read(model_type, **changes)
 
@@ -94,25 +94,25 @@ def test_sizes_that_cannot_be_are_refused(model_type: str, changes: dict) -> Non
         ("deepseek_v3", with_experts("deepseek_v3", shared=SwiGLU(25)), "hidden=25, only 24"),
     ],
 )
-def test_a_spec_that_the_foreign_class_cannot_express(model_type: str, spec: Decoder, message: str) -> None:
+def test_specs_that_the_class_cannot_express_are_refused(model_type: str, spec: Decoder, message: str) -> None:
     with pytest.raises(FamilyError, match=message):
         family(model_type).config(spec)
 
 
 @pytest.mark.parametrize("model_type", SETTINGS)
-def test_losses_are_a_choice_of_training(model_type: str) -> None:
+def test_options_of_training_are_ignored(model_type: str) -> None:
     config = family(model_type).config(with_experts(model_type, balance=0.3, z=0.1, capacity=2.0))
     assert experts(family(model_type).spec(config)).capacity is None
 
 
-def test_a_layer_has_its_share_of_the_balance_loss() -> None:
+def test_the_balance_loss_is_divided_among_the_layers() -> None:
     assert experts(read("mixtral", router_aux_loss_coef=0.03)).balance == 0.01
     assert experts(read("qwen2_moe", router_aux_loss_coef=0.03, mlp_only_layers=[0])).balance == 0.015
 
 
 @pytest.mark.parametrize("model_type", ["qwen3_moe", "gpt_oss", "deepseek_v2"])
-def test_version_4_spellings(model_type: str) -> None:
-    """Names and nestings that version 5 writes otherwise, and keys of published files that carry nothing."""
+def test_keys_of_transformers_4_are_read(model_type: str) -> None:
+    """Keys that version 5 renamed or nested, and unused keys of published files."""
     if model_type == "qwen3_moe":
         old = {
             "num_experts": 5,
@@ -137,13 +137,13 @@ def test_version_4_spellings(model_type: str) -> None:
     assert isinstance(scaling, Yarn) == (model_type != "qwen3_moe")
 
 
-def test_gpt_oss_has_its_own_rule_for_windows() -> None:
+def test_gpt_oss_alternates_windows() -> None:
     masks = [block.sublayers[0].body.mask for block in read("gpt_oss").blocks]
     assert masks == [Window(5), Causal(), Window(5)]
 
 
-def test_quantized_experts_are_refused_before_anything_is_read(tmp_path: Path) -> None:
+def test_quantized_experts_are_refused_before_weights_are_read(tmp_path: Path) -> None:
     config = GPT_OSS | {"model_type": "gpt_oss", "quantization_config": {"quant_method": "mxfp4"}}
     (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(CheckpointError, match="quantization_config.*fetch the model in full precision"):
+    with pytest.raises(CheckpointError, match="quantization_config.*download the model in full precision"):
         load(tmp_path)

@@ -1,4 +1,4 @@
-"""What recurrent and hybrid families cannot say is refused by name; RWKV's rescaling at inference is no other model."""
+"""Recurrent and hybrid families refuse unsupported settings, and specs that they cannot express; RWKV's rescaling."""
 
 import dataclasses
 
@@ -14,7 +14,7 @@ from regard.parts.block import Block, Sublayer
 from regard.parts.norm import RMSNorm
 from regard.parts.position.rope import Rope
 from regard.parts.ssm.mamba import Mamba
-from tests.families.cases import NO_MARKS
+from tests.families.cases import NO_SPECIAL_TOKENS
 from tests.families.cases.recurrent import BAMBA, GRIFFIN, JAMBA, MAMBA, MAMBA2, RWKV, ZAMBA2
 from tests.laws import error
 
@@ -54,12 +54,12 @@ def spec(model_type: str, **changes) -> Decoder:
     ],
     ids=str,
 )
-def test_a_config_is_refused_by_name(model_type: str, changes: dict, message: str) -> None:
+def test_unsupported_settings_are_refused(model_type: str, changes: dict, message: str) -> None:
     with pytest.raises(FamilyError, match=f"^{model_type}: .*{message}"):
         spec(model_type, **changes)
 
 
-def changed(found: Decoder, layer: int, **fields) -> Decoder:
+def change_mixer(found: Decoder, layer: int, **fields) -> Decoder:
     """The model with another mixer in one layer."""
     blocks = found.blocks
     mixer, *rest = blocks[layer].sublayers
@@ -74,36 +74,36 @@ def changed(found: Decoder, layer: int, **fields) -> Decoder:
         ("mamba", spec("mamba2"), "blocks hold mamba2; this family's blocks hold Mamba"),
         ("mamba", spec("falcon_mamba"), r"body\.norm=RMSNorm"),
         ("falcon_mamba", spec("mamba"), r"body\.norm=NoNorm"),
-        ("mamba2", changed(spec("mamba2"), 1, groups=2), r"layers\[1\].*body\.groups=2, only 1"),
-        ("jamba", changed(spec("jamba"), 1, position=Rope()), r"layers\[1\].*body\.position=Rope"),
-        ("jamba", changed(spec("jamba"), 3, kv_heads=4), r"layers\[3\].*body\.kv_heads=4, only 2"),
-        ("bamba", changed(spec("bamba"), 1, sinks=True), r"body\.sinks=True, only False"),
-        ("recurrent_gemma", changed(spec("recurrent_gemma"), 0, heads=2), r"layers\[0\].*body\.heads=2, only 4"),
+        ("mamba2", change_mixer(spec("mamba2"), 1, groups=2), r"layers\[1\].*body\.groups=2, only 1"),
+        ("jamba", change_mixer(spec("jamba"), 1, position=Rope()), r"layers\[1\].*body\.position=Rope"),
+        ("jamba", change_mixer(spec("jamba"), 3, kv_heads=4), r"layers\[3\].*body\.kv_heads=4, only 2"),
+        ("bamba", change_mixer(spec("bamba"), 1, sinks=True), r"body\.sinks=True, only False"),
+        ("recurrent_gemma", change_mixer(spec("recurrent_gemma"), 0, heads=2), r"layers\[0\].*body\.heads=2, only 4"),
         ("rwkv", dataclasses.replace(spec("rwkv"), embedding_norm=None), r"decoder\.embedding_norm=None"),
-        ("zamba2", changed(spec("zamba2"), 3, number=7), r"layers\[3\].*body\.number=7, only 1"),
+        ("zamba2", change_mixer(spec("zamba2"), 3, number=7), r"layers\[3\].*body\.number=7, only 1"),
         ("zamba2", spec("mamba2"), "this family has SharedBlock"),
     ],
 )
-def test_a_spec_that_the_foreign_class_cannot_express(model_type: str, found: Decoder, message: str) -> None:
+def test_specs_that_the_class_cannot_express_are_refused(model_type: str, found: Decoder, message: str) -> None:
     with pytest.raises(FamilyError, match=message):
         family(model_type).config(found)
 
 
-def test_sizes_left_to_their_defaults_are_expressed() -> None:
+def test_omitted_sizes_are_expressed() -> None:
     norm = RMSNorm(1e-5)
     own = Decoder(97, 32, (Repeat((Block((Sublayer(Mamba(4), norm),)),), 3),), norm=norm)
     assert family("mamba").spec(family("mamba").config(own)) == own
 
 
 @torch.no_grad()
-def test_rescaling_at_inference_is_no_other_model(tmp_path) -> None:
-    """Theirs halves streams and weights every few layers in eval mode, which only an epsilon would notice."""
+def test_rescaling_at_inference_does_not_change_the_model(tmp_path) -> None:
+    """Theirs halves hidden states and weights every few layers in eval mode; only epsilons make a difference."""
     torch.manual_seed(0)
-    config = transformers.RwkvConfig(**NO_MARKS | RWKV | {"rescale_every": 2, "layer_norm_epsilon": 1e-9})
+    config = transformers.RwkvConfig(**NO_SPECIAL_TOKENS | RWKV | {"rescale_every": 2, "layer_norm_epsilon": 1e-9})
     theirs = transformers.RwkvForCausalLM(config).eval()
     theirs.rwkv.embeddings.weight.normal_()
     theirs.save_pretrained(tmp_path)
-    theirs.rwkv.ln_out.eps /= 4  # of half the stream
-    text = torch.arange(20).view(2, 10)
-    found, expected = load(tmp_path)(text), theirs(text).logits
+    theirs.rwkv.ln_out.eps /= 4  # for a halved hidden state
+    ids = torch.arange(20).view(2, 10)
+    found, expected = load(tmp_path)(ids), theirs(ids).logits
     assert error(found, expected) <= 1e-5

@@ -1,4 +1,4 @@
-"""What the families of images cannot say is refused by name, on the way in and on the way out."""
+"""Families of vision models refuse unsupported settings, and specs that they cannot express."""
 
 from dataclasses import replace
 from typing import Any
@@ -11,20 +11,20 @@ from regard.models.heads import Classification
 from regard.models.stack import Repeat
 from regard.parts.block import Block
 from regard.spec import SpecError
-from tests.families.cases.vision import DINO, VIT, llava, two
+from tests.families.cases.vision import DINO, VIT, dual_config, llava_config
 
-READ = {
+SETTINGS = {
     "vit": VIT,
     "deit": VIT,
     "dinov2": DINO,
-    "clip": two(),
-    "siglip": two({"projection_size": 24}),
-    "llava": llava(),
+    "clip": dual_config(),
+    "siglip": dual_config({"projection_size": 24}),
+    "llava": llava_config(),
 }
 
 
 def spec(model_type: str, **changes: Any) -> Any:
-    return family(model_type).spec(READ[model_type] | changes)
+    return family(model_type).spec(SETTINGS[model_type] | changes)
 
 
 @pytest.mark.parametrize(
@@ -46,20 +46,24 @@ def spec(model_type: str, **changes: Any) -> Any:
             "architectures='ViTModel' is not supported; did you mean 'DeiTModel'",
         ),
         ("dinov2", {"image_size": [8, 12]}, "image_size=.* must be square"),
-        ("clip", two({"eos_token_id": [1, 2]}), r"text_config: eos_token_id=\[1, 2\] must be int"),
-        ("clip", two({"hidden_act": "mish"}), "text_config: hidden_act='mish'"),
-        ("clip", two(vision={"patch_size": [4, 2]}), "vision_config: patch_size=.* must be square"),
+        ("clip", dual_config({"eos_token_id": [1, 2]}), r"text_config: eos_token_id=\[1, 2\] must be int"),
+        ("clip", dual_config({"hidden_act": "mish"}), "text_config: hidden_act='mish'"),
+        ("clip", dual_config(vision={"patch_size": [4, 2]}), "vision_config: patch_size=.* must be square"),
         ("clip", {"text_config": 3}, "text_config=3 must be dict"),
-        ("siglip", two(vision={"vision_use_head": False}), "vision_config: vision_use_head=False is not supported"),
+        (
+            "siglip",
+            dual_config(vision={"vision_use_head": False}),
+            "vision_config: vision_use_head=False is not supported",
+        ),
         ("llava", {"vision_config": {"model_type": "siglip_vision_model"}}, "model_type='siglip_vision_model'"),
-        ("llava", llava({"model_type": "gpt2"}), "text_config: model_type='gpt2' is not supported"),
+        ("llava", llava_config({"model_type": "gpt2"}), "text_config: model_type='gpt2' is not supported"),
         ("llava", {"vision_feature_layer": []}, "must name at least one layer"),
         ("llava", {"vision_feature_layer": ["top"]}, "vision_feature_layer=.* must be a list of int"),
         ("llava", {"vision_feature_select_strategy": "cls"}, "vision_feature_select_strategy='cls' is not supported"),
         ("llava", {"projector_hidden_act": "mish"}, "projector_hidden_act='mish'"),
     ],
 )
-def test_a_config_that_no_part_can_express(model_type: str, changes: dict, message: str) -> None:
+def test_unsupported_settings_are_refused(model_type: str, changes: dict, message: str) -> None:
     with pytest.raises(FamilyError, match=f"^{model_type}: .*{message}"):
         spec(model_type, **changes)
 
@@ -70,43 +74,49 @@ def test_a_config_that_no_part_can_express(model_type: str, changes: dict, messa
         ("vit", {"patch_size": 0}, "patches: size=.* must be positive"),
         ("vit", {"patch_size": 16}, "shorter than a piece"),
         ("vit", {"num_hidden_layers": 0}, "times=0 must be positive"),
-        ("clip", two({"num_attention_heads": 3}, projection_dim=4), None),
-        ("siglip", two(), "images have 24 dimensions and texts 16"),
+        ("clip", dual_config({"num_attention_heads": 3}, projection_dim=4), None),
+        ("siglip", dual_config(), "images have 24 dimensions and texts 16"),
         ("llava", {"image_token_index": 1000}, "marker=1000 is no token"),
         ("llava", {"vision_feature_layer": 3}, "asks for more than the 2 blocks"),
     ],
 )
-def test_sizes_that_cannot_be(model_type: str, changes: dict, message: str | None) -> None:
+def test_impossible_sizes_are_refused(model_type: str, changes: dict, message: str | None) -> None:
     with pytest.raises(SpecError, match=message or "width=16 is not divisible by heads=3"):
         spec(model_type, **changes).build()
 
 
-def test_great_depth_may_be_claimed() -> None:
-    """Nothing is built before the files have been measured."""
+def test_great_depth_is_cheap() -> None:
+    """Nothing is built before the depth is compared with the files."""
     deep = {"num_hidden_layers": 10_000}
-    claims = {"vit": deep, "deit": deep, "dinov2": deep, "clip": two(vision=deep), "llava": llava(deep, deep)}
+    claims = {
+        "vit": deep,
+        "deit": deep,
+        "dinov2": deep,
+        "clip": dual_config(vision=deep),
+        "llava": llava_config(deep, deep),
+    }
     for model_type, changes in claims.items():
         assert family(model_type).table(spec(model_type, **changes)).links
 
 
-def test_the_second_spelling_of_a_half_counts() -> None:
-    twice = spec("clip", **two({"num_hidden_layers": 5}), text_config_dict={"vocab_size": 7, "hidden_size": 8})
-    assert (twice.text.input.vocab, twice.text.width, len(twice.text.blocks)) == (7, 8, 12)
+def test_text_config_dict_has_priority() -> None:
+    model = spec("clip", **dual_config({"num_hidden_layers": 5}), text_config_dict={"vocab_size": 7, "hidden_size": 8})
+    assert (model.text.input.vocab, model.text.width, len(model.text.blocks)) == (7, 8, 12)
 
 
-def test_what_is_not_said_is_as_in_their_classes() -> None:
+def test_omitted_keys_have_the_defaults_of_transformers() -> None:
     base = family("vit").spec({})
     assert (base.width, base.input.grid, len(base.blocks)) == (768, (14, 14), 12)
     assert family("dinov2").spec({}).input.size == (14, 14)
     assert (family("clip").spec({}).text.position.reach, family("siglip").spec({}).text.position.reach) == (77, 64)
-    words = family("llava").spec({"text_config": {"vocab_size": 32064}, "vision_config": {}}).decoder
-    assert (words.width, len(words.blocks), words.vocab) == (4096, 32, 32064)
+    decoder = family("llava").spec({"text_config": {"vocab_size": 32064}, "vision_config": {}}).decoder
+    assert (decoder.width, len(decoder.blocks), decoder.vocab) == (4096, 32, 32064)
 
 
 VIT_SPEC, CLIP_SPEC, LLAVA_SPEC = spec("vit"), spec("clip"), spec("llava")
 
 
-def looking(**changes: Any) -> Block:
+def block_with(**changes: Any) -> Block:
     mixer, inner = VIT_SPEC.blocks[0].sublayers
     return Block((replace(mixer, body=replace(mixer.body, **changes)), inner))
 
@@ -116,14 +126,14 @@ def looking(**changes: Any) -> Block:
     [
         ("vit", replace(VIT_SPEC, head=Classification(3, "mean")), "no vit class has the head Classification"),
         ("vit", replace(VIT_SPEC, norm=None), "layer_norm_eps|encoder.norm=None"),
-        ("vit", replace(VIT_SPEC, layers=(Repeat((looking(mask=Causal()),)),)), r"mask=Causal\(\), only Full"),
-        ("vit", replace(VIT_SPEC, layers=(Repeat((looking(kv_heads=2),)),)), "kv_heads=2, only 4"),
+        ("vit", replace(VIT_SPEC, layers=(Repeat((block_with(mask=Causal()),)),)), r"mask=Causal\(\), only Full"),
+        ("vit", replace(VIT_SPEC, layers=(Repeat((block_with(kv_heads=2),)),)), "kv_heads=2, only 4"),
         ("vit", CLIP_SPEC.text, "the model has Tokens.*; this family has Patches"),
         ("deit", VIT_SPEC, "registers=0, only 1"),
         ("dinov2", VIT_SPEC, "no dinov2 class has the head"),
         ("clip", VIT_SPEC, "the model has Encoder.*; this family has DualEncoder"),
         ("clip", replace(CLIP_SPEC, end=2), "end=2, only 96"),
-        ("clip", replace(CLIP_SPEC, end=None), "give the dual encoder its end"),
+        ("clip", replace(CLIP_SPEC, end=None), "set `end` of the dual encoder"),
         ("clip", replace(CLIP_SPEC, bias=0.0), "bias=0.0, only None"),
         ("siglip", CLIP_SPEC, "dual_encoder"),
         ("llava", replace(LLAVA_SPEC, features=()), r"features=\(\), only \(-1,\)"),
@@ -134,10 +144,10 @@ def looking(**changes: Any) -> Block:
         ),
     ],
 )
-def test_a_spec_that_the_foreign_class_cannot_express(model_type: str, model: Any, message: str) -> None:
+def test_specs_that_the_class_cannot_express_are_refused(model_type: str, model: Any, message: str) -> None:
     with pytest.raises(FamilyError, match=message):
         family(model_type).config(model)
 
 
-def test_any_beginning_of_what_is_trained_is_expressed() -> None:
+def test_initial_values_of_parameters_are_ignored() -> None:
     assert family("clip").config(replace(CLIP_SPEC, temperature=1 / 3)) == family("clip").config(CLIP_SPEC)

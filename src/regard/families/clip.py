@@ -1,7 +1,7 @@
 """CLIP (Radford et al. 2021): a vision transformer and a causal text transformer with a common embedding space.
 
-The embedding of a text is read at its end token. The first configs give 2 as the id of that token, where the highest id
-is meant.
+The embedding of a text is that of its end token. The first configs have 2 as the id of this token and mean the highest
+id of the vocabulary.
 """
 
 from typing import Any
@@ -58,7 +58,7 @@ def read_vision(theirs: Config, head: Pooled | None = None) -> Encoder:
 def config(model: DualEncoder) -> dict[str, Any]:
     model = require_type(model, DualEncoder)
     if model.end is None:
-        raise FamilyError("transformers' clip finds the end of a text by a token; give the dual encoder its end")
+        raise FamilyError("transformers' clip finds the end of a text by its end token; set `end` of the dual encoder")
     settings = {
         "model_type": "clip",
         "architectures": ["CLIPModel"],

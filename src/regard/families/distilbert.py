@@ -1,6 +1,6 @@
 """DistilBERT (Sanh et al. 2019): BERT at half its depth, without token types and without a pooler.
 
-`sinusoidal_pos_embds` only says how the position table was initialized; the table in the file is read.
+`sinusoidal_pos_embds` describes the initialization of the position table only; the table in the file is loaded.
 """
 
 from typing import Any

@@ -1,7 +1,7 @@
 """ModernBERT (Warner et al. 2024): window layers and a full layer every few, RoPE of two bases, GEGLU, no biases.
 
 The first layer has no norm before its attention, because the embeddings have one. `local_attention` counts both sides.
-Version 4 of transformers gives the interval of full layers; version 5 lists the layer types.
+Configs of transformers 4 have the interval of full layers, those of version 5 a list of layer types.
 """
 
 from typing import Any

@@ -1,14 +1,14 @@
-"""Tiny configs of `transformers`, a file a group: name -> (class, settings of its config)."""
+"""Tiny configs of `transformers`, one file per group: name -> (class, settings of its config)."""
 
 from typing import Any
 
 import pytest
 
 VOCAB = 97
-WIDE = {"initializer_range": 0.2}  # attention far from uniform, greedy choices far from ties
-NO_MARKS = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
+WIDE = {"initializer_range": 0.2}  # attention is then far from uniform and greedy choices are far from ties
+NO_SPECIAL_TOKENS = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
 
-OLDEST = {  # one class per shape of model, on the oldest torch too
+OLDEST = {  # one class per kind of model is also tested with the oldest torch
     "LlamaForCausalLM",
     "GptOssForCausalLM",
     "JambaForCausalLM",

@@ -1,9 +1,10 @@
-"""Decoders of the older kinds: learned positions, ALiBi, partial RoPE, parallel blocks, one key for all heads."""
+"""GPT-2 and older decoders: learned positions, ALiBi, partial RoPE, parallel blocks, multi-query attention."""
 
 from tests.families.cases import VOCAB, WIDE, Cases
 
 SIZES = {"vocab_size": VOCAB, "hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, **WIDE}
 SHORT = {"max_position_embeddings": 64}
+GPT2 = {"vocab_size": VOCAB, "n_positions": 64, "n_embd": 48, "n_layer": 3, "n_head": 4, **WIDE}
 OPT = {**SIZES, **SHORT, "ffn_dim": 80, "init_std": 0.2}
 NEOX = {**SIZES, **SHORT, "hidden_size": 64, "intermediate_size": 80}
 PHI = {**SIZES, **SHORT, "intermediate_size": 80}
@@ -12,8 +13,7 @@ BLOOM = {"vocab_size": VOCAB, "hidden_size": 48, "n_layer": 2, "n_head": 4, **WI
 GPTJ = {"vocab_size": VOCAB, "n_embd": 48, "n_layer": 2, "n_head": 4, "n_positions": 64, "rotary_dim": 8, **WIDE}
 BIGCODE = {key: value for key, value in GPTJ.items() if key != "rotary_dim"}
 MPT = {"vocab_size": VOCAB, "d_model": 48, "n_layers": 2, "n_heads": 4, "max_seq_len": 64, **WIDE}
-# What greedy decoding asks of theirs: without it, theirs reads the whole text again for every token.
-MPT["use_cache"] = True
+MPT["use_cache"] = True  # else theirs processes the whole sequence again for every new token
 
 
 def rope(kind: str, **settings) -> dict:
@@ -21,6 +21,7 @@ def rope(kind: str, **settings) -> dict:
 
 
 CLASSES = {
+    "gpt2": ("GPT2LMHeadModel", GPT2),
     "opt": ("OPTForCausalLM", OPT),
     "gpt_neox": ("GPTNeoXForCausalLM", NEOX),
     "gptj": ("GPTJForCausalLM", GPTJ),
@@ -31,17 +32,25 @@ CLASSES = {
     "mpt": ("MptForCausalLM", MPT),
 }
 VARIANTS = {
+    "gpt2": {
+        "tied": {},
+        "untied": {"tie_word_embeddings": False},
+        "one layer, one head": {"n_layer": 1, "n_head": 1},
+        "another hidden width": {"n_inner": 56, "activation_function": "gelu"},
+        "unscaled scores": {"scale_attn_weights": False, "initializer_range": 0.1},
+        "relu, another epsilon": {"activation_function": "relu", "layer_norm_epsilon": 1e-3},
+    },
     "opt": {
         "tied": {},
-        "350m: narrow words, norms behind": {"word_embed_proj_dim": 20, "do_layer_norm_before": False},
-        "narrow words, norms before, untied": {"word_embed_proj_dim": 20, "tie_word_embeddings": False},
-        "wide words, norms behind, untied": {
+        "350m: narrow embeddings, post-norm": {"word_embed_proj_dim": 20, "do_layer_norm_before": False},
+        "narrow embeddings, pre-norm, untied": {"word_embed_proj_dim": 20, "tie_word_embeddings": False},
+        "wide embeddings, post-norm, untied": {
             "word_embed_proj_dim": 56,
             "do_layer_norm_before": False,
             "tie_word_embeddings": False,
         },
-        "no biases, norms that learn nothing": {"enable_bias": False, "layer_norm_elementwise_affine": False},
-        "one layer, one head, gelu, no last norm": {
+        "no biases, norms without weights": {"enable_bias": False, "layer_norm_elementwise_affine": False},
+        "one layer, one head, gelu, no final norm": {
             "num_hidden_layers": 1,
             "num_attention_heads": 1,
             "activation_function": "gelu",
@@ -49,11 +58,11 @@ VARIANTS = {
         },
     },
     "gpt_neox": {
-        "a quarter turns": {},
-        "one after the other, tied": {"use_parallel_residual": False, "tie_word_embeddings": True},
-        "all turns, stretched, no biases": rope("linear", factor=4.0, partial_rotary_factor=1.0)
+        "a quarter of each head rotated": {},
+        "sequential, tied": {"use_parallel_residual": False, "tie_word_embeddings": True},
+        "whole heads rotated, linear scaling, no biases": rope("linear", factor=4.0, partial_rotary_factor=1.0)
         | {"attention_bias": False},
-        "older words for rope": {"rotary_pct": 0.5, "rotary_emb_base": 500.0},
+        "older rope keys": {"rotary_pct": 0.5, "rotary_emb_base": 500.0},
         "one layer, one head, another epsilon": {
             "num_hidden_layers": 1,
             "num_attention_heads": 1,
@@ -62,42 +71,46 @@ VARIANTS = {
         },
     },
     "gptj": {
-        "two thirds turn": {},
-        "all turns, tied": {"rotary_dim": 12, "tie_word_embeddings": True},
-        "one layer, one head, a sixth turns": {"n_layer": 1, "n_head": 1, "n_inner": 56},
+        "two thirds of each head rotated": {},
+        "whole heads rotated, tied": {"rotary_dim": 12, "tie_word_embeddings": True},
+        "one layer, one head, a sixth rotated": {"n_layer": 1, "n_head": 1, "n_inner": 56},
         "relu, another epsilon": {"activation_function": "relu", "layer_norm_epsilon": 1e-3},
     },
     "phi": {
         "grouped-query": {"num_key_value_heads": 2},
-        "norms of queries and keys, one key": {"qk_layernorm": True, "num_key_value_heads": 1, "intermediate_size": 96},
+        "norms of queries and keys, multi-query": {
+            "qk_layernorm": True,
+            "num_key_value_heads": 1,
+            "intermediate_size": 96,
+        },
         "own head_dim, tied": {"head_dim": 20, "tie_word_embeddings": True, "num_hidden_layers": 1},
-        "three quarters turn, yarn": {"hidden_size": 64}
+        "three quarters of each head rotated, yarn": {"hidden_size": 64}
         | rope("yarn", partial_rotary_factor=0.75, factor=4.0, original_max_position_embeddings=16),
     },
     "falcon": {
-        "7b: one key, one norm": {},
-        "40b: a key a group, two norms": {"new_decoder_architecture": True, "num_kv_heads": 2},
-        "11b: a key a group, one norm, untied": {
+        "7b: multi-query, one norm": {},
+        "40b: grouped-query, two norms": {"new_decoder_architecture": True, "num_kv_heads": 2},
+        "11b: grouped-query, one norm, untied": {
             "new_decoder_architecture": True,
             "num_kv_heads": 2,
             "num_ln_in_parallel_attn": 1,
             "tie_word_embeddings": False,
         },
-        "new, one key": {"new_decoder_architecture": True, "num_kv_heads": 1},
-        "rw: alibi, one after the other, biases": {
+        "new architecture, multi-query": {"new_decoder_architecture": True, "num_kv_heads": 1},
+        "rw: alibi, sequential, biases": {
             "alibi": True,
             "parallel_attn": False,
             "multi_query": False,
             "bias": True,
         },
-        "alibi, three heads, side by side": {"alibi": True, "num_attention_heads": 3, "multi_query": False},
-        "new, alibi, six heads, three keys": {
+        "alibi, three heads, parallel": {"alibi": True, "num_attention_heads": 3, "multi_query": False},
+        "new architecture, alibi, six heads, three key/value heads": {
             "alibi": True,
             "new_decoder_architecture": True,
             "num_attention_heads": 6,
             "num_kv_heads": 3,
         },
-        "one layer, one key, one after the other": {
+        "one layer, multi-query, sequential": {
             "num_hidden_layers": 1,
             "parallel_attn": False,
             "ffn_hidden_size": 56,
@@ -105,10 +118,10 @@ VARIANTS = {
         },
     },
     "gpt_bigcode": {
-        "one key": {},
-        "a key a head, untied": {"multi_query": False, "tie_word_embeddings": False},
+        "multi-query": {},
+        "multi-head, untied": {"multi_query": False, "tie_word_embeddings": False},
         "one layer, unscaled scores": {"n_layer": 1, "scale_attn_weights": False, "initializer_range": 0.1},
-        "another width inside, three heads": {"n_inner": 56, "n_head": 3, "activation_function": "gelu"},
+        "another hidden width, three heads": {"n_inner": 56, "n_head": 3, "activation_function": "gelu"},
     },
     "bloom": {
         "four heads": {},

@@ -1,4 +1,4 @@
-"""Decoders that are Llama with a change: windows, biases, norms elsewhere, packed weights, layers without positions."""
+"""Llama with every rope scaling, and its relatives: windows, biases, other norms, fused weights, no positions."""
 
 from tests.families.cases import VOCAB, WIDE, Cases
 
@@ -12,8 +12,11 @@ SHAPE = {
     "max_position_embeddings": 64,
     **WIDE,
 }
+LLAMA = {key: value for key, value in SHAPE.items() if key != "num_key_value_heads"}
 FULL, SLIDING = "full_attention", "sliding_attention"
-WINDOWS = {f"window of {size}": {"sliding_window": size} for size in (32, 33, 34)}  # beside a text of 33 tokens
+WINDOWS = {
+    f"window of {size}": {"sliding_window": size} for size in (32, 33, 34)
+}  # the tested sequences have 33 tokens
 LONGROPE = {
     "rope_type": "longrope",
     "short_factor": [1.0, 1.2, 1.5, 2.0, 2.5, 3.0],
@@ -22,17 +25,48 @@ LONGROPE = {
 GEMMA = {"head_dim": 12, "query_pre_attn_scalar": 9, "sliding_window": 5}
 
 
+def rope(rope_type: str, **settings) -> dict:
+    return {"rope_parameters": {"rope_type": rope_type, "rope_theta": 10000.0, **settings}}
+
+
 def named(prefix: str, model: str, shape: dict, settings: dict[str, dict]) -> Cases:
     return {f"{prefix}: {name}": (model, shape | own) for name, own in settings.items()}
 
 
 CASES: Cases = (
     named(
+        "llama",
+        "LlamaForCausalLM",
+        LLAMA,
+        {
+            "grouped-query": {"num_key_value_heads": 2},
+            "tied": {"tie_word_embeddings": True},
+            "one layer, multi-query": {"num_hidden_layers": 1, "num_key_value_heads": 1},
+            "own head_dim": {"head_dim": 20, "num_key_value_heads": 2},
+            "biases": {"attention_bias": True, "mlp_bias": True},
+            "another base and epsilon": rope("default", rope_theta=500000.0) | {"rms_norm_eps": 1e-3},
+            "linear": rope("linear", factor=4.0),
+            "dynamic": rope("dynamic", factor=2.0),
+            "yarn": rope("yarn", factor=4.0, original_max_position_embeddings=16),
+            "yarn with all options": rope(
+                "yarn",
+                factor=4.0,
+                original_max_position_embeddings=16,
+                beta_fast=8.0,
+                beta_slow=2.0,
+                attention_factor=0.9,
+            ),
+            "llama3": rope(
+                "llama3", factor=8.0, original_max_position_embeddings=16, low_freq_factor=1.0, high_freq_factor=4.0
+            ),
+        },
+    )
+    | named(
         "mistral",
         "MistralForCausalLM",
         SHAPE | {"sliding_window": 5},
         {
-            "window smaller than the text": {},
+            "window shorter than the sequence": {},
             **WINDOWS,
             "no window, own head_dim, tied": {"sliding_window": None, "head_dim": 20, "tie_word_embeddings": True},
             "one layer, multi-query, window of two": {
@@ -47,10 +81,10 @@ CASES: Cases = (
         "Qwen2ForCausalLM",
         SHAPE,
         {
-            "windows above two layers": {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 2},
+            "windows after two layers": {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 2},
             "no windows, tied": {"tie_word_embeddings": True, "sliding_window": 5},
             "one layer, multi-query": {"num_hidden_layers": 1, "num_key_value_heads": 1},
-            "windows as listed, yarn": {
+            "windows from a list, yarn": {
                 "use_sliding_window": True,
                 "sliding_window": 9,
                 "layer_types": [SLIDING, FULL, SLIDING],
@@ -86,7 +120,7 @@ CASES: Cases = (
         {
             "grouped-query": {},
             "window, tied": {"sliding_window": 6, "tie_word_embeddings": True},
-            "one layer, multi-query, half a head turns": {
+            "one layer, multi-query, half of each head rotated": {
                 "num_hidden_layers": 1,
                 "num_key_value_heads": 1,
                 "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5},
@@ -100,13 +134,13 @@ CASES: Cases = (
         "GraniteForCausalLM",
         SHAPE,
         {
-            "four constants": {
+            "four factors": {
                 "embedding_multiplier": 3.0,
                 "attention_multiplier": 0.4,
                 "residual_multiplier": 0.6,
                 "logits_scaling": 7.0,
             },
-            "none, biases, tied": {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True},
+            "no factors, biases, tied": {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True},
             "one layer, multi-query": {"num_hidden_layers": 1, "num_key_value_heads": 1, "residual_multiplier": 0.22},
         },
     )
@@ -129,8 +163,8 @@ CASES: Cases = (
         "Gemma2ForCausalLM",
         SHAPE | GEMMA,
         {
-            "windows in turns, caps": {"attn_logit_softcapping": 3.0, "final_logit_softcapping": 4.0},
-            "windows as listed, no caps, biases, untied": {
+            "alternating windows, softcaps": {"attn_logit_softcapping": 3.0, "final_logit_softcapping": 4.0},
+            "windows from a list, no softcaps, biases, untied": {
                 "layer_types": [FULL, FULL, SLIDING],
                 "attn_logit_softcapping": None,
                 "final_logit_softcapping": None,
@@ -153,7 +187,7 @@ CASES: Cases = (
         SHAPE | GEMMA,
         {
             "two ropes": {"num_hidden_layers": 4, "sliding_window_pattern": 3},
-            "two ropes, one stretched": {
+            "two ropes, one scaled": {
                 "layer_types": [SLIDING, FULL, SLIDING],
                 "rope_parameters": {
                     SLIDING: {"rope_type": "default", "rope_theta": 100.0},
@@ -161,7 +195,7 @@ CASES: Cases = (
                 },
                 "final_logit_softcapping": 4.0,
             },
-            "all see all, biases, untied": {
+            "full attention in all layers, biases, untied": {
                 "layer_types": [FULL] * 3,
                 "attention_bias": True,
                 "tie_word_embeddings": False,
@@ -180,15 +214,15 @@ CASES: Cases = (
         "SmolLM3ForCausalLM",
         SHAPE,
         {
-            "every third without positions": {"num_hidden_layers": 4, "no_rope_layer_interval": 3},
-            "windows where there are none, biases": {
+            "every third layer without positions": {"num_hidden_layers": 4, "no_rope_layer_interval": 3},
+            "windows in layers without positions, biases": {
                 "no_rope_layers": [0, 1, 0],
                 "use_sliding_window": True,
                 "sliding_window": 5,
                 "attention_bias": True,
                 "mlp_bias": True,
             },
-            "windows as listed, untied": {
+            "windows from a list, untied": {
                 "no_rope_layers": [0, 1, 1],
                 "layer_types": [SLIDING, SLIDING, FULL],
                 "use_sliding_window": True,
@@ -203,14 +237,14 @@ CASES: Cases = (
         "Cohere2ForCausalLM",
         SHAPE | {"sliding_window": 5, "logit_scale": 0.3},
         {
-            "every third sees all": {"num_hidden_layers": 4, "sliding_window_pattern": 3},
-            "windows as listed, biases, untied": {
+            "full attention in every third layer": {"num_hidden_layers": 4, "sliding_window_pattern": 3},
+            "windows from a list, biases, untied": {
                 "layer_types": [FULL, SLIDING, SLIDING],
                 "attention_bias": True,
                 "tie_word_embeddings": False,
             },
             "one layer, multi-query": {"num_hidden_layers": 1, "num_key_value_heads": 1},
-            "all see all": {"layer_types": [FULL] * 3},
+            "full attention in all layers": {"layer_types": [FULL] * 3},
             **WINDOWS,
         },
     )

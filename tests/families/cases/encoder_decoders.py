@@ -1,4 +1,4 @@
-"""Encoder-decoders: T5 and its variations, BART and its own."""
+"""Encoder-decoders: T5 and its variations, BART and its variations."""
 
 from typing import Any
 
@@ -39,8 +39,8 @@ SWITCH = T5 | {
 }
 
 
-def named(model: str, word: str, base: dict[str, Any], **cases: dict[str, Any]) -> Cases:
-    return {f"{word}: {name.replace('_', ' ')}": (model, base | settings) for name, settings in cases.items()}
+def named(model: str, prefix: str, base: dict[str, Any], **cases: dict[str, Any]) -> Cases:
+    return {f"{prefix}: {name.replace('_', ' ')}": (model, base | settings) for name, settings in cases.items()}
 
 
 CASES: Cases = (
@@ -66,15 +66,16 @@ CASES: Cases = (
         "SwitchTransformersForConditionalGeneration",
         "switch transformers",
         SWITCH,
-        every_second={},
+        experts_in_every_second_layer={},
         all_experts_router_bias={
             "num_sparse_encoder_layers": 2,
             "num_sparse_decoder_layers": 2,
             "router_bias": True,
             "dense_act_fn": "gelu",
         },
-        untied_rest_dense=NEAR | {"num_layers": 3, "num_decoder_layers": 1, "tie_word_embeddings": False, "d_kv": 7},
-        none={"num_layers": 3, "encoder_sparse_step": 0, "decoder_sparse_step": 0},
+        untied_last_layer_dense=NEAR
+        | {"num_layers": 3, "num_decoder_layers": 1, "tie_word_embeddings": False, "d_kv": 7},
+        no_experts={"num_layers": 3, "encoder_sparse_step": 0, "decoder_sparse_step": 0},
     )
     | named(
         "BartForConditionalGeneration",
@@ -94,8 +95,8 @@ CASES: Cases = (
         "MarianMTModel",
         "marian",
         BART | {"decoder_start_token_id": 1},
-        one_table_scaled={"scale_embedding": True},
-        two_tables={"share_encoder_decoder_embeddings": False, "decoder_vocab_size": VOCAB + 6},
+        shared_embedding_scaled={"scale_embedding": True},
+        two_embeddings={"share_encoder_decoder_embeddings": False, "decoder_vocab_size": VOCAB + 6},
         untied_swish={"tie_word_embeddings": False, "activation_function": "swish"},
         odd_width={"d_model": 45, "encoder_attention_heads": 5, "encoder_layers": 3, "decoder_layers": 1},
     )
@@ -111,9 +112,9 @@ CASES: Cases = (
         "LEDForConditionalGeneration",
         "led",
         LED,
-        window_smaller_than_the_text={},
-        window_larger_than_the_text={"attention_window": 40, "activation_function": "relu"},
-        a_window_a_layer_untied={"attention_window": [4, 8, 8], "encoder_layers": 3, "tie_word_embeddings": False},
+        window_shorter_than_the_sequence={},
+        window_longer_than_the_sequence={"attention_window": 40, "activation_function": "relu"},
+        one_window_per_layer_untied={"attention_window": [4, 8, 8], "encoder_layers": 3, "tie_word_embeddings": False},
         one_layer_one_head={"encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 1},
     )
     | named(

@@ -1,4 +1,4 @@
-"""Encoders of text with their heads."""
+"""Text encoders with their heads."""
 
 from typing import Any
 
@@ -39,7 +39,7 @@ UNTIED = {"tie_word_embeddings": False, "hidden_act": "gelu_new", "layer_norm_ep
 
 
 def cases(name: str, base: dict[str, Any], heads: str, *changes: dict[str, Any]) -> Cases:
-    """Every class with the base settings and with each of the changes to them."""
+    """Every class with the base settings, and with each of the changes to them."""
     return {
         f"{name}{head}, {n}": (f"{name}{head}", base | change)
         for head in heads.split()

@@ -1,4 +1,4 @@
-"""Decoders with experts: Mixtral, the Qwens, OLMoE, GPT-OSS with its sinks, DeepSeek with its latents."""
+"""Decoders with experts: Mixtral, Qwen, OLMoE, GPT-OSS with sinks, DeepSeek with latent attention."""
 
 from tests.families.cases import VOCAB, WIDE, Cases
 
@@ -12,7 +12,7 @@ PLAIN = {
     "max_position_embeddings": 64,
     **WIDE,
 }
-ONE = {"num_hidden_layers": 1, "num_key_value_heads": 1}
+ONE_LAYER = {"num_hidden_layers": 1, "num_key_value_heads": 1}
 TIED = {"tie_word_embeddings": True}
 MIXTRAL = PLAIN | {"num_local_experts": 5}
 QWEN = PLAIN | {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
@@ -24,7 +24,7 @@ GPT_OSS = PLAIN | {
     "num_local_experts": 4,
     "num_experts_per_tok": 2,
     "sliding_window": 5,
-    "swiglu_limit": 2.0,  # so low that it is met
+    "swiglu_limit": 2.0,  # low enough to clamp some values
     "rope_parameters": YARN | {"rope_theta": 150000.0, "truncate": False},
 }
 DEEPSEEK = PLAIN | {
@@ -39,7 +39,7 @@ DEEPSEEK = PLAIN | {
     "moe_intermediate_size": 24,
     "first_k_dense_replace": 1,
 }
-SHARP = {"rope_parameters": YARN | {"mscale": 0.7, "mscale_all_dim": 1.3}}
+YARN_MSCALE = {"rope_parameters": YARN | {"mscale": 0.7, "mscale_all_dim": 1.3}}
 V3 = DEEPSEEK | {"n_group": 4, "topk_group": 2}
 
 CASES: Cases = {
@@ -51,8 +51,9 @@ CASES: Cases = {
             {
                 "grouped-query": MIXTRAL,
                 "window, own head_dim": MIXTRAL | {"sliding_window": 6, "head_dim": 10},
-                "one layer, multi-query, top one, tied": MIXTRAL | ONE | TIED | {"num_experts_per_tok": 1},
-                "all experts, window beyond the text": MIXTRAL | {"num_experts_per_tok": 5, "sliding_window": 50},
+                "one layer, multi-query, top one, tied": MIXTRAL | ONE_LAYER | TIED | {"num_experts_per_tok": 1},
+                "all experts, window longer than the sequence": MIXTRAL
+                | {"num_experts_per_tok": 5, "sliding_window": 50},
             },
         ),
         (
@@ -63,8 +64,8 @@ CASES: Cases = {
                 "windows, every other dense, no biases": QWEN2
                 | {"use_sliding_window": True, "sliding_window": 6, "decoder_sparse_step": 2, "qkv_bias": False}
                 | {"num_hidden_layers": 4, "max_window_layers": 2},
-                "one layer, multi-query, tied, renormalized": QWEN2 | ONE | TIED | {"norm_topk_prob": True},
-                "windows by a list": QWEN2
+                "one layer, multi-query, tied, renormalized": QWEN2 | ONE_LAYER | TIED | {"norm_topk_prob": True},
+                "windows from a list": QWEN2
                 | {"use_sliding_window": True, "sliding_window": 50, "num_hidden_layers": 2}
                 | {"layer_types": ["full_attention", "sliding_attention"]},
             },
@@ -76,7 +77,7 @@ CASES: Cases = {
                 "own head_dim, renormalized": QWEN | {"head_dim": 20, "norm_topk_prob": True},
                 "window, first layer dense, biases": QWEN
                 | {"use_sliding_window": True, "sliding_window": 6, "mlp_only_layers": [0], "attention_bias": True},
-                "one layer, multi-query, tied": QWEN | ONE | TIED,
+                "one layer, multi-query, tied": QWEN | ONE_LAYER | TIED,
             },
         ),
         (
@@ -85,7 +86,7 @@ CASES: Cases = {
             {
                 "clipped": OLMOE | {"clip_qkv": 0.9},
                 "not clipped, biases, renormalized": OLMOE | {"attention_bias": True, "norm_topk_prob": True},
-                "one layer, multi-query, tied": OLMOE | ONE | TIED,
+                "one layer, multi-query, tied": OLMOE | ONE_LAYER | TIED,
             },
         ),
         (
@@ -93,11 +94,11 @@ CASES: Cases = {
             "GptOssForCausalLM",
             {
                 "as published": GPT_OSS,
-                "no biases, window beyond the text, tied": GPT_OSS
+                "no biases, window longer than the sequence, tied": GPT_OSS
                 | TIED
                 | {"attention_bias": False, "sliding_window": 50, "num_local_experts": 3, "swiglu_limit": 7.0},
                 "one layer, multi-query, full, top one": GPT_OSS
-                | ONE
+                | ONE_LAYER
                 | {"layer_types": ["full_attention"], "num_experts_per_tok": 1},
             },
         ),
@@ -105,12 +106,12 @@ CASES: Cases = {
             "deepseek_v2",
             "DeepseekV2ForCausalLM",
             {
-                "greedy, sharper by yarn": DEEPSEEK | SHARP,
-                "in groups, biases": DEEPSEEK
+                "greedy, yarn with mscale": DEEPSEEK | YARN_MSCALE,
+                "grouped routing, biases": DEEPSEEK
                 | {"topk_method": "group_limited_greedy", "n_group": 4, "topk_group": 2, "routed_scaling_factor": 1.7}
                 | {"attention_bias": True, "mlp_bias": True, "rms_norm_eps": 1e-3},
-                "one layer, one head, whole queries, tied": DEEPSEEK
-                | ONE
+                "one layer, one head, no query rank, tied": DEEPSEEK
+                | ONE_LAYER
                 | TIED
                 | {"num_attention_heads": 1, "q_lora_rank": None, "first_k_dense_replace": 0, "v_head_dim": 5},
             },
@@ -119,12 +120,12 @@ CASES: Cases = {
             "deepseek_v3",
             "DeepseekV3ForCausalLM",
             {
-                "in groups": V3,
-                "halves turn, yarn, biases": V3
-                | SHARP
+                "grouped routing": V3,
+                "half layout, yarn, biases": V3
+                | YARN_MSCALE
                 | {"rope_interleave": False, "attention_bias": True, "n_shared_experts": 2, "rms_norm_eps": 1e-3},
-                "one layer, one head, whole queries, one group, as they are, tied": V3
-                | ONE
+                "one layer, one head, no query rank, one group, not renormalized, tied": V3
+                | ONE_LAYER
                 | TIED
                 | {"num_attention_heads": 1, "q_lora_rank": None, "n_group": 1, "topk_group": 1}
                 | {"norm_topk_prob": False, "first_k_dense_replace": 0},

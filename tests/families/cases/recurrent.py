@@ -1,4 +1,4 @@
-"""Recurrent and hybrid decoders: Mamba and its kin, RWKV, Griffin."""
+"""Recurrent and hybrid decoders: Mamba and its relatives, RWKV, Griffin."""
 
 from tests.families.cases import VOCAB, WIDE, Cases
 
@@ -29,15 +29,15 @@ ZAMBA2 = {
     "max_position_embeddings": 64,
     "initializer_range": 0.1,
 }
-# Without a cache where theirs is wrong with one: Mamba-2's forgets the limits of Δ, RWKV's mixes up texts of a batch.
-WHOLE = {"use_cache": False}
+# With a cache, transformers' Mamba-2 ignores the limits of Δ, and its RWKV mixes the rows of a batch.
+NO_CACHE = {"use_cache": False}
 RWKV = {
     "vocab_size": VOCAB,
     "hidden_size": 32,
     "num_hidden_layers": 3,
     "context_length": 64,
     "rescale_every": 0,
-    **WHOLE,
+    **NO_CACHE,
 }
 HYBRID = {
     "vocab_size": VOCAB,
@@ -92,13 +92,13 @@ CASES: Cases = {
                 "tied, groups, biases": {"tie_word_embeddings": True, "n_groups": 4, "use_bias": True},
                 "limited steps, one layer": {
                     "num_hidden_layers": 1,
-                    **WHOLE,
+                    **NO_CACHE,
                     "time_step_limit": (0.5, 0.9),
                     "head_dim": 16,
                     "num_heads": 4,
                 },
-                "steps of at least so much": {
-                    **WHOLE,
+                "lower limit of the steps": {
+                    **NO_CACHE,
                     "time_step_limit": (0.6, float("inf")),
                     "use_conv_bias": False,
                     "conv_kernel": 3,
@@ -111,7 +111,7 @@ CASES: Cases = {
             JAMBA,
             {
                 "experts in every other layer": {},
-                "two periods": {
+                "two different periods": {
                     "attn_layer_period": 3,
                     "attn_layer_offset": 2,
                     "expert_layer_offset": 0,
@@ -131,7 +131,7 @@ CASES: Cases = {
                     "num_key_value_heads": 1,
                     "num_experts_per_tok": 1,
                 },
-                "no bias of the taps, own rank": {
+                "no convolution bias, own rank": {
                     "mamba_conv_bias": False,
                     "mamba_dt_rank": 3,
                     "mamba_expand": 1,
@@ -150,19 +150,19 @@ CASES: Cases = {
                     "mamba_n_groups": 2,
                     "tie_word_embeddings": True,
                 },
-                "biases, own head_dim, whole heads turned": {
+                "biases, own head_dim, whole heads rotated": {
                     "attention_bias": True,
                     "mlp_bias": True,
                     "mamba_proj_bias": True,
                     "head_dim": 8,
                     "rope_parameters": {"rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 1.0},
                 },
-                "limited steps, no bias of the taps": {
-                    **WHOLE,
+                "limited steps, no convolution bias": {
+                    **NO_CACHE,
                     "time_step_limit": (0.5, 0.9),
                     "mamba_conv_bias": False,
                 },
-                "one layer, rope stretched, multi-query": {
+                "one layer, linear rope scaling, multi-query": {
                     "num_hidden_layers": 1,
                     "attn_layer_indices": [0],
                     "rope_parameters": {"rope_type": "linear", "rope_theta": 1e4, "factor": 2.0},
@@ -175,15 +175,15 @@ CASES: Cases = {
             "RecurrentGemmaForCausalLM",
             GRIFFIN,
             {
-                "window smaller than the text": {},
-                "window larger than the text, multi-query, own width": {
+                "window shorter than the sequence": {},
+                "window longer than the sequence, multi-query, own width": {
                     "attention_window_size": 64,
                     "num_key_value_heads": 1,
                     "lru_width": 48,
                     "conv1d_width": 2,
                     "num_hidden_layers": 4,
                 },
-                "another order, untied, biases, a low cap": {
+                "another order, untied, biases, low softcap": {
                     "block_types": ["attention", "recurrent"],
                     "tie_word_embeddings": False,
                     "attention_bias": True,
@@ -213,8 +213,8 @@ CASES: Cases = {
             "Zamba2ForCausalLM",
             ZAMBA2,
             {
-                "one block twice": {},
-                "two blocks in turns, groups, no positions": {
+                "one shared block, used twice": {},
+                "two shared blocks, groups, no positions": {
                     "layers_block_type": ["hybrid", "mamba", "hybrid", "hybrid", "hybrid"],
                     "num_hidden_layers": 5,
                     "num_mem_blocks": 2,

@@ -1,4 +1,4 @@
-"""Images, alone and with text: ViT, DeiT, DINOv2; CLIP, SigLIP; LLaVA."""
+"""Vision encoders (ViT, DeiT, DINOv2), dual encoders (CLIP, SigLIP) and LLaVA."""
 
 from tests.families.cases import VOCAB, WIDE, Cases
 
@@ -12,7 +12,7 @@ VIT = {
     **WIDE,
 }
 DINO = {key: value for key, value in VIT.items() if key != "intermediate_size"} | {"layerscale_value": 0.5}
-END = VOCAB - 1
+END_TOKEN = VOCAB - 1
 TEXT = {
     "vocab_size": VOCAB,
     "hidden_size": 16,
@@ -22,10 +22,10 @@ TEXT = {
     "max_position_embeddings": 26,
     "initializer_factor": 2.0,
     "bos_token_id": 0,
-    "eos_token_id": END,
+    "eos_token_id": END_TOKEN,
 }
-LOOK = VIT | {"initializer_factor": 2.0}
-MARKER = 5
+IMAGE = VIT | {"initializer_factor": 2.0}
+IMAGE_TOKEN = 5
 LLAMA = {
     "model_type": "llama",
     "vocab_size": VOCAB,
@@ -38,28 +38,28 @@ LLAMA = {
     "eos_token_id": None,
     **WIDE,
 }
-CLIP_VISION = LOOK | {"model_type": "clip_vision_model"}
+CLIP_VISION = IMAGE | {"model_type": "clip_vision_model"}
 
 
 def cases(model: str, common: dict, named: dict[str, dict]) -> Cases:
     return {f"{model}: {name}": (model, common | settings) for name, settings in named.items()}
 
 
-def two(text: dict | None = None, vision: dict | None = None, **settings) -> dict:
-    return {"text_config": TEXT | (text or {}), "vision_config": LOOK | (vision or {}), **settings}
+def dual_config(text: dict | None = None, vision: dict | None = None, **settings) -> dict:
+    return {"text_config": TEXT | (text or {}), "vision_config": IMAGE | (vision or {}), **settings}
 
 
-def llava(text: dict | None = None, vision: dict | None = None, **settings) -> dict:
-    whole = {"text_config": LLAMA | (text or {}), "vision_config": CLIP_VISION | (vision or {})}
-    return {**whole, "image_token_index": MARKER, "image_seq_length": 9, **settings}
+def llava_config(text: dict | None = None, vision: dict | None = None, **settings) -> dict:
+    nested = {"text_config": LLAMA | (text or {}), "vision_config": CLIP_VISION | (vision or {})}
+    return {**nested, "image_token_index": IMAGE_TOKEN, "image_seq_length": 9, **settings}
 
 
 SHAPES = {
     "square": {},
     "one layer, one head": {"num_hidden_layers": 1, "num_attention_heads": 1},
-    "heads of another size, no biases": {"head_dim": 5, "qkv_bias": False},
+    "own head_dim, no biases": {"head_dim": 5, "qkv_bias": False},
 }
-ODD = {"no square, a rest, one channel": {"image_size": [9, 14], "patch_size": [3, 4], "num_channels": 1}}
+ODD = {"not square, remaining pixels, one channel": {"image_size": [9, 14], "patch_size": [3, 4], "num_channels": 1}}
 ENCODERS: Cases = {
     **cases("ViTModel", VIT, SHAPES | ODD | {"another pooler": {"pooler_act": "gelu", "hidden_act": "relu"}}),
     **cases("ViTForImageClassification", VIT | {"num_labels": 3}, SHAPES | ODD | {"two labels": {"num_labels": 2}}),
@@ -74,17 +74,21 @@ ENCODERS: Cases = {
     **cases(
         "Dinov2ForImageClassification",
         DINO | {"num_labels": 3},
-        {"gated": {"use_swiglu_ffn": True}, **SHAPES, "a rest": {"image_size": 11, "hidden_act": "gelu_pytorch_tanh"}},
+        {
+            "gated": {"use_swiglu_ffn": True},
+            **SHAPES,
+            "remaining pixels": {"image_size": 11, "hidden_act": "gelu_pytorch_tanh"},
+        },
     ),
 }
-PAIRS: Cases = {
+DUAL_ENCODERS: Cases = {
     **cases(
         "CLIPModel",
         {},
         {
-            "two widths": two(projection_dim=10),
-            "the first configs' end": two({"eos_token_id": 2}, projection_dim=24),
-            "one layer each, gelu, a rest": two(
+            "two widths": dual_config(projection_dim=10),
+            "end token of the first configs": dual_config({"eos_token_id": 2}, projection_dim=24),
+            "one layer each, gelu, remaining pixels": dual_config(
                 {"num_hidden_layers": 1, "hidden_act": "gelu", "num_attention_heads": 1},
                 {"num_hidden_layers": 1, "hidden_act": "relu", "image_size": 15, "num_channels": 2},
                 projection_dim=3,
@@ -95,36 +99,38 @@ PAIRS: Cases = {
         "SiglipModel",
         {},
         {
-            "two widths": two({"projection_size": 24}),
-            "one width": two({"hidden_size": 24, "num_attention_heads": 3}, {"image_size": 14}),
-            "one layer each, another epsilon": two(
+            "two widths": dual_config({"projection_size": 24}),
+            "one width": dual_config({"hidden_size": 24, "num_attention_heads": 3}, {"image_size": 14}),
+            "one layer each, another epsilon": dual_config(
                 {"num_hidden_layers": 1, "projection_size": 24, "layer_norm_eps": 1e-3},
                 {"num_hidden_layers": 1, "num_attention_heads": 1, "hidden_act": "gelu", "layer_norm_eps": 1e-2},
             ),
         },
     ),
 }
-READERS: Cases = cases(
+INTERLEAVED: Cases = cases(
     "LlavaForConditionalGeneration",
     {},
     {
-        "last layer but one": llava(),
-        "whole, from the top, tied": llava(
+        "last layer but one": llava_config(),
+        "with [CLS], last layer, tied": llava_config(
             {"tie_word_embeddings": True, "num_key_value_heads": 1},
             vision_feature_layer=-1,
             vision_feature_select_strategy="full",
             image_seq_length=10,
         ),
-        "two layers, no biases": llava(
+        "two layers, no biases": llava_config(
             {"num_key_value_heads": 2, "head_dim": 12},
             vision_feature_layer=[-2, 2],
             multimodal_projector_bias=False,
             projector_hidden_act="relu",
         ),
-        "a window in its text": llava(
+        "mistral decoder with a window": llava_config(
             {"model_type": "mistral", "sliding_window": 6, "num_key_value_heads": 2}, {"num_hidden_layers": 1}
         ),
-        "biases in its text": llava({"model_type": "qwen2", "num_key_value_heads": 2}, vision_feature_layer=0),
+        "qwen2 decoder with biases": llava_config(
+            {"model_type": "qwen2", "num_key_value_heads": 2}, vision_feature_layer=0
+        ),
     },
 )
-CASES = ENCODERS | PAIRS | READERS
+CASES = ENCODERS | DUAL_ENCODERS | INTERLEAVED

@@ -25,7 +25,7 @@ DENSE_AND_LABELS = (
 def check_encoder_roundtrip(
     model: Encoder, settings: dict[str, Any], read: Callable[[dict], Encoder], heads: Callable[[Config], Heads]
 ) -> dict[str, Any]:
-    """The settings with those of the head and its class; raises FamilyError unless `read` gives this model back."""
+    """The settings with those of the head and its class; raises FamilyError unless `read` returns this model."""
     model_type = settings["model_type"]
     settings |= head_settings(model.head)
     classes = heads(Config(model_type, settings))

@@ -50,7 +50,7 @@ def tile_blocks(theirs: Config, blocks: Mapping[Kind, Block], kinds: tuple[Kind,
 
 
 def shortest_period(kinds: tuple[Kind, ...]) -> tuple[Kind, ...]:
-    """The shortest sequence that gives `kinds` when it is tiled."""
+    """The shortest sequence that equals `kinds` when it is tiled."""
     return next((kinds[:n] for n in range(1, LONGEST_PERIOD) if kinds[n:] == kinds[:-n]), kinds)
 
 

@@ -1,4 +1,4 @@
-"""Writing a foreign config: the config is read back, and must give the spec that it was written from.
+"""Writing a foreign config: the config is read back, and must result in the spec that it was written from.
 
 The first field in which the two specs differ is one that the foreign class cannot express, so no family has to list
 the fields that it lacks.
@@ -21,7 +21,7 @@ SpecType = TypeVar("SpecType", bound=Spec)
 def check_roundtrip(
     model_type: str, model: ModelType, config: dict[str, Any], read: Callable[[dict], ModelType]
 ) -> dict[str, Any]:
-    """Return the config if `read` gives this model back; otherwise raise an error that names the difference."""
+    """Return the config if `read` returns this model for it; otherwise raise an error that names the difference."""
     try:
         back = canonical(read(config))
     except SpecError as error:  # the config selects another part, which cannot have these values

@@ -1,4 +1,4 @@
-"""A family is found for every model that one can say; of the others, what keeps the nearest from it is named."""
+"""detect_family finds a family that can express a model; otherwise its error names what the nearest one lacks."""
 
 import pytest
 
@@ -8,13 +8,13 @@ from tests.checkpoint.mutations import configs
 from tests.laws import MODELS
 
 CONFIGS = dict(configs())
-ALSO = {"phi3": "llama", "mt5": "t5", "distilbert": "bert"}  # where the tiny config says no more than that
+EQUIVALENT = {"phi3": "llama", "mt5": "t5", "distilbert": "bert"}  # the tiny configs of these are models of both
 
 
 @pytest.mark.parametrize("model_type", CONFIGS)
-def test_every_family_is_found_by_its_own_models(model_type: str) -> None:
+def test_every_family_is_detected_from_its_own_models(model_type: str) -> None:
     found = detect_family(family(model_type).spec(CONFIGS[model_type]))
-    assert found in (model_type, ALSO.get(model_type))
+    assert found in (model_type, EQUIVALENT.get(model_type))
 
 
 @pytest.mark.parametrize(
@@ -25,11 +25,11 @@ def test_every_family_is_found_by_its_own_models(model_type: str) -> None:
         ("sinks and window", "The nearest is llama: .*mask=SinksAndWindow"),
     ],
 )
-def test_the_nearest_family_says_what_it_lacks(name: str, message: str) -> None:
+def test_the_error_names_what_the_nearest_family_lacks(name: str, message: str) -> None:
     with pytest.raises(FamilyError, match=message):
         detect_family(MODELS[name])
 
 
-def test_another_kind_of_model_is_refused_by_name() -> None:
+def test_another_class_of_model_is_refused() -> None:
     with pytest.raises(FamilyError, match="a llama model is a decoder, and this is an encoder"):
         family_config("llama", family("bert").spec(CONFIGS["bert"]))

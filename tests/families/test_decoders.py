@@ -1,0 +1,142 @@
+"""Decoders equal those of `transformers`: logits, hidden states, gradients, greedy tokens, padding, export."""
+
+import inspect
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file
+from torch import Tensor
+
+from regard.checkpoint import export
+from regard.engine.stores.contiguous import Contiguous
+from regard.layout import TokenLayout
+from regard.parts.feedforward import GatedModule
+from tests.families.cases import VOCAB, classic, decoders, experts, params, recurrent
+from tests.families.pairs import (
+    LIMIT,
+    Pair,
+    check_config_roundtrip,
+    check_laws,
+    check_saved_and_loaded,
+    make_pair,
+    our_gradients,
+    record_hidden_states,
+    stored_gradients,
+)
+from tests.laws import error, places
+
+DECODERS = classic.CASES | decoders.CASES | experts.CASES | recurrent.CASES
+WITHOUT_EMBEDDINGS = ("falcon_mamba", "mamba", "mamba2", "rwkv")  # the first hidden state is that after the first block
+
+
+@pytest.fixture(scope="module", params=params(DECODERS))
+def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    return make_pair(request.param, tmp_path_factory.mktemp("theirs"))
+
+
+def tokens(*shape: int) -> Tensor:
+    return torch.randint(VOCAB, shape, generator=torch.Generator().manual_seed(5))
+
+
+@pytest.mark.ledger("model.decoder")
+@torch.no_grad()
+def test_logits_and_hidden_states(pair: Pair) -> None:
+    ids = tokens(3, 33)
+    theirs = pair.theirs(ids, output_hidden_states=True)
+    with record_hidden_states(pair.ours.stack) as states:
+        assert error(pair.ours(ids), theirs.logits) <= LIMIT
+    # Theirs are the embeddings, the outputs of all blocks but the last, and that of the last after the final norm.
+    between = theirs.hidden_states[0 if pair.model_type in WITHOUT_EMBEDDINGS else 1 : -1]
+    for found, expected in zip(states[1:][: len(between)], between, strict=True):
+        assert error(found, expected) <= LIMIT
+    assert error(pair.ours.hidden(ids), theirs.hidden_states[-1]) <= LIMIT
+
+
+@pytest.mark.ledger("model.decoder")
+def test_loss_and_gradients(pair: Pair, tmp_path: Path) -> None:
+    ids = tokens(2, 17)
+    pair.theirs.zero_grad()
+    pair.ours.zero_grad()
+    expected = pair.theirs(ids, labels=ids).loss
+    loss = F.cross_entropy(pair.ours(ids[:, :-1]).flatten(0, 1), ids[:, 1:].flatten())
+    assert error(loss, expected) <= LIMIT
+    expected.backward()
+    loss.backward()
+    found, expected = our_gradients(pair), stored_gradients(pair.theirs, tmp_path)
+    assert found.keys() == expected.keys()
+    for name, gradient in expected.items():
+        assert error(found[name], gradient) <= LIMIT, name
+
+
+@pytest.mark.ledger("kv.cache", "dec.sampling")
+@torch.no_grad()
+def test_forty_greedy_tokens_with_a_cache(pair: Pair) -> None:
+    prompt = tokens(2, 7)
+    expected = pair.theirs.generate(prompt, max_new_tokens=40, do_sample=False, attention_mask=torch.ones_like(prompt))
+    store = Contiguous(pair.ours.spec.memory(), 2, 48, torch.float32)
+    ids, new = prompt, prompt
+    for _ in range(40):
+        positions = torch.arange(ids.shape[1] - new.shape[1], ids.shape[1]).expand(2, -1)
+        new = pair.ours(new, now := TokenLayout(positions), store.begin_forward(now))[:, -1:].argmax(-1)
+        ids = torch.cat([ids, new], 1)
+    assert torch.equal(ids, expected)
+    assert len(ids[:, 7:].unique()) > 5, "a model that repeats itself is a weak test"
+
+
+@torch.no_grad()
+def test_padding_on_either_side(pair: Pair) -> None:
+    ids = tokens(3, 12)
+    takes_positions = "position_ids" in inspect.signature(pair.theirs.forward).parameters
+    # With padding on the left, theirs is wrong if it takes no positions, or if a convolution mixes in the padding:
+    # always in RecurrentGemma, in Mamba if a bias makes the padding differ from zero.
+    biased = any(getattr(pair.theirs.config, key, False) for key in ("mamba_proj_bias", "add_bias_linear"))
+    mixes_padding = pair.model_type == "recurrent_gemma" or biased
+    for left in (False, True) if takes_positions and not mixes_padding else (False,):
+        layout = places([7, 9, 12], 12, left)
+        positions = {"position_ids": layout.positions} if takes_positions else {}
+        theirs = pair.theirs(ids, attention_mask=layout.valid.long(), **positions).logits
+        assert error(pair.ours(ids, layout)[layout.valid], theirs[layout.valid]) <= LIMIT
+
+
+@torch.no_grad()
+def test_exported_model_is_equal_in_transformers(pair: Pair, tmp_path: Path) -> None:
+    export(pair.ours, tmp_path / "out", pair.model_type)
+    back = type(pair.theirs).from_pretrained(tmp_path / "out")
+    ids = tokens(2, 20)
+    assert torch.equal(back(ids).logits, pair.theirs(ids).logits)
+    ours, theirs = (load_file(folder / "model.safetensors") for folder in (tmp_path / "out", pair.folder))
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+def test_saved_and_loaded_is_bit_identical(pair: Pair, tmp_path: Path) -> None:
+    loaded = check_saved_and_loaded(pair, tmp_path / "own")
+    assert (loaded.head.weight is loaded.embedding.weight) == pair.ours.spec.tied
+
+
+@pytest.mark.ledger("gqa.users")
+def test_config_roundtrip(pair: Pair) -> None:
+    check_config_roundtrip(pair)
+
+
+@pytest.mark.ledger("ffn.names")
+@torch.no_grad()
+def test_swapped_gate_and_up_change_the_logits(pair: Pair) -> None:
+    body = pair.ours.stack.blocks[0].sublayers[-1].body
+    if not isinstance(body, GatedModule):
+        assert pair.model_type != "llama"
+        return
+    ids = tokens(2, 9)
+    body.gate_proj, body.up_proj = body.up_proj, body.gate_proj
+    swapped = pair.ours(ids)
+    body.gate_proj, body.up_proj = body.up_proj, body.gate_proj
+    theirs = pair.theirs(ids).logits
+    assert error(swapped, theirs) > 100 * LIMIT
+    assert error(pair.ours(ids), theirs) <= LIMIT
+
+
+@pytest.mark.slow
+def test_laws_hold(pair: Pair) -> None:
+    check_laws(pair)
