@@ -3,7 +3,7 @@
 import pytest
 import tokenizers
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import models
 
@@ -16,7 +16,6 @@ from regard.text.train import byte
 documents = st.lists(st.lists(st.integers(1, 99), min_size=0, max_size=30), min_size=1, max_size=8)
 
 
-@settings(derandomize=True, max_examples=200, deadline=None)
 @given(ids=st.lists(st.integers(0, 99), max_size=50), length=st.integers(1, 12))
 def test_slices_keep_every_pair_once_in_order(ids, length):
     slices = slice_document(DocumentSlice(ids, [float(id) for id in ids]), length)
@@ -26,7 +25,6 @@ def test_slices_keep_every_pair_once_in_order(ids, length):
     assert all(list(slice.ids) == list(slice.weights) for slice in slices)
 
 
-@settings(derandomize=True, max_examples=200, deadline=None)
 @given(lengths=st.lists(st.integers(1, 20), min_size=1, max_size=20))
 def test_best_fit_takes_the_oldest_and_leaves_none_that_fits(lengths):
     indices = best_fit(lengths, 20)
@@ -37,7 +35,6 @@ def test_best_fit_takes_the_oldest_and_leaves_none_that_fits(lengths):
     assert all(lengths[index] > free for index in range(len(lengths)) if index not in indices)
 
 
-@settings(derandomize=True, max_examples=200, deadline=None)
 @given(rows=st.lists(documents, min_size=1, max_size=4))
 def test_rows_hold_their_documents_and_padding(rows):
     length = 240

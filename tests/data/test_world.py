@@ -39,10 +39,11 @@ def test_a_sentence_names_everything_in_its_event(level):
             assert "{" not in sentence
 
 
-def test_splits_share_no_events():
-    events = {split: {tale.events for tale in first_stories(1, 5000, split)} for split in ("train", "held-out")}
+@pytest.mark.parametrize("count", [1000, pytest.param(5000, marks=pytest.mark.slow)])
+def test_splits_share_no_events(count):
+    events = {split: {tale.events for tale in first_stories(1, count, split)} for split in ("train", "held-out")}
     assert not events["train"] & events["held-out"]
-    assert len(events["held-out"]) > 4990
+    assert len(events["held-out"]) > 0.998 * count
 
 
 @pytest.mark.parametrize("level", LEVELS)

@@ -12,18 +12,20 @@ from tests.laws import MODELS, build, text
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("store", "rows"), [("paged", 3), ("contiguous", 3), ("paged", 1)])
 @pytest.mark.parametrize(
-    "name",
+    ("name", "store", "rows"),
     [
-        pytest.param("grouped-query", marks=pytest.mark.oldest),
-        "hybrid",
-        "short convolution",
-        "mamba",
-        "mamba2 and a window",
-        "rnn, gru",
-        "s4",
-        "lstm, wide, beside attention",
+        pytest.param("grouped-query", "paged", 3, marks=pytest.mark.oldest),
+        ("grouped-query", "contiguous", 3),
+        ("grouped-query", "paged", 1),
+        ("hybrid", "paged", 3),
+        ("hybrid", "contiguous", 3),
+        ("short convolution", "paged", 3),
+        ("mamba", "contiguous", 3),
+        ("mamba2 and a window", "paged", 3),
+        ("rnn, gru", "contiguous", 3),
+        ("s4", "paged", 3),
+        ("lstm, wide, beside attention", "paged", 3),
     ],
 )
 def test_compiled_is_eager(name: str, store: str, rows: int) -> None:

@@ -115,7 +115,7 @@ def one_process(rank: int, size: int, folder: str) -> None:
 @pytest.mark.ledger("ring.attn")
 @pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_split_sequence_equals_the_whole(size: int, tmp_path: Path) -> None:
-    multiprocessing.spawn(one_process, (size, str(tmp_path)), nprocs=size)
+    multiprocessing.start_processes(one_process, (size, str(tmp_path)), size, start_method="forkserver")
 
 
 @pytest.mark.ledger("ring.attn")
@@ -127,7 +127,7 @@ def test_every_process_has_equally_many_pairs(size: int) -> None:
 
 
 def test_cached_keys_are_refused() -> None:
-    layout = TokenLayout(torch.full((1, 1), 3), k_positions=torch.arange(4).unsqueeze(0))
+    layout = TokenLayout(torch.full((1, 1), 3)).with_keys(torch.arange(4).unsqueeze(0))
     with pytest.raises(ValueError, match="ring attention: the keys must be the queries' own tokens"):
         ring_attention.attend(
             torch.zeros(1, 1, 1, 4), torch.zeros(1, 1, 4, 4), torch.zeros(1, 1, 4, 4), layout, ScoreOptions(Causal())

@@ -16,7 +16,7 @@ from regard.kernels.attention.statistics import RunningArgmax, attend_with_stati
 from regard.layout import TokenLayout
 from tests.kernels.cases import EXTRAS, LAYOUTS, LENGTH, MASKS, inputs, options_of, with_gradients
 
-TILES = [(1, 1), (5, 7), (16, 8), (37, 37), (64, 64)]
+TILES = [pytest.param((1, 1), marks=pytest.mark.slow), (2, 3), (5, 7), (16, 8), (37, 37), (64, 64)]
 
 
 def random(*shape: int, seed: int = 0) -> Tensor:

@@ -44,15 +44,17 @@ for module, name in (place.split(":") for place in sys.argv[1:]):
     print(f"{module}:{name}", compiled.asm["ptx"].count("shfl."))
 """
 KERNELS = [
-    "selective_scan.passes:add_kernel",
-    "selective_scan.passes:read_kernel",
-    "selective_scan.passes:grad_kernel",
-    "rwkv.passes:add_kernel",
-    "rwkv.passes:read_kernel",
-    "rwkv.passes:grad_kernel",
+    "recurrent.selective_scan.triton.kernels:add_kernel",
+    "recurrent.selective_scan.triton.kernels:read_kernel",
+    "recurrent.selective_scan.triton.kernels:grad_kernel",
+    "recurrent.wkv.triton.kernels:add_kernel",
+    "recurrent.wkv.triton.kernels:read_kernel",
+    "recurrent.wkv.triton.kernels:grad_kernel",
 ]
 
 
+@pytest.mark.slow
+@pytest.mark.oldest
 def test_time_stays_inside_each_thread() -> None:
     apart = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}  # set for other tests
     command = [sys.executable, "-W", "ignore", "-c", COMPILE, *KERNELS]

@@ -1,18 +1,15 @@
 """Every lab runs at its smallest size, writes its findings, and has a claim that is read without importing it."""
 
 import json
-import subprocess
-import sys
 from typing import get_args
 
 import pytest
-from typer.testing import CliRunner
 
-from regard.cli import app
 from regard.labs import LABS, claim, documentation, module_of
 from regard.labs.bench import Bench, Size
 from regard.labs.findings import Check, Findings, Plot
 from regard.labs.report import write
+from tests.cli.conftest import regard
 from tests.ledger import comments
 
 
@@ -45,15 +42,11 @@ def test_the_verdict_follows_from_the_checks():
     assert findings(False).verdict == "the claim does not hold here"
 
 
-def regard(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, "-m", "regard", "lab", *arguments], capture_output=True, text=True)
-
-
 def test_the_command_lists_all_labs_and_suggests_the_nearest_name():
-    listed = regard("--list").stdout.splitlines()
+    listed = regard("lab", "--list").stdout.splitlines()
     assert [line.split()[0] for line in listed] == list(LABS)
-    wrong = regard("gradient-through-time")
-    assert wrong.returncode == 1 and "did you mean 'gradients-through-time'?" in wrong.stderr
+    wrong = regard("lab", "gradient-through-time")
+    assert wrong.exit_code == 1 and "did you mean 'gradients-through-time'?" in str(wrong.exception)
 
 
 def test_a_small_run_differs_from_a_full_one_in_a_quarter_of_the_training():
@@ -66,7 +59,7 @@ def test_a_small_run_differs_from_a_full_one_in_a_quarter_of_the_training():
 
 @pytest.mark.parametrize("arguments, size", [(["--quick"], "quick"), (["--size", "quick"], "quick")])
 def test_the_command_runs_a_lab_at_a_size(tmp_path, arguments, size):
-    ran = CliRunner().invoke(app, ["lab", "universal-approximation", "--out", str(tmp_path), *arguments])
+    ran = regard("lab", "universal-approximation", "--out", tmp_path, *arguments)
     assert ran.exit_code == 0 and "not meaningful" in ran.stdout
     result = json.loads((tmp_path / "universal-approximation" / "result.json").read_text(encoding="utf-8"))
     assert result["settings"]["size"] == size

@@ -58,8 +58,11 @@ def test_parts_are_what_they_seem() -> None:
     assert all(dataclasses.is_dataclass(part) for part in (*mixers().values(), *positions().values()))
 
 
+SLOW = [name for name in mixers() if "," in name or name == "native_sparse"]
+
+
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=[pytest.mark.slow] if "," in name else []) for name in mixers()]
+    "name", [pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else []) for name in mixers()]
 )
 def test_row(name: str) -> None:
     body = mixers()[name]

@@ -118,7 +118,7 @@ def test_costs_of_attention_grow_with_the_stated_exponents():
     assert slope(lambda n: standard_traffic(n, head_dim)) == pytest.approx(2, abs=0.1)
     assert slope(lambda n: tiled_traffic(n, head_dim, 2**16)) == pytest.approx(2, abs=0.1)
     for devices in (1, 2, 4):  # ring attention divides the work
-        pairs = {int((positions + 1).sum()) for positions in ring_attention.shares(4096, devices)}
+        pairs = {int((positions + 1).sum()) for positions in ring_attention.zigzag_shares(4096, devices)}
         assert {devices * share for share in pairs} == {causal_pairs(4096)}
 
 

@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import pytest
 import tokenizers
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import decoders, models, pre_tokenizers
 
@@ -28,7 +28,6 @@ def test_an_emoji_is_released_as_one_character():
 
 
 @pytest.mark.parametrize("tokenizer", TOKENIZERS, ids=["byte", "bpe", "character"])
-@settings(derandomize=True, max_examples=200, deadline=None)
 @given(data=st.data())
 def test_streamed_text_equals_decoded_text(tokenizer, data):
     ids = data.draw(st.lists(st.integers(0, tokenizer.vocab_size - 1), max_size=40))
@@ -36,7 +35,6 @@ def test_streamed_text_equals_decoded_text(tokenizer, data):
     assert "".join(chunks) == tokenizer.decode(ids)
 
 
-@settings(derandomize=True, max_examples=300, deadline=None)
 @given(
     text=st.text(alphabet="ab🙂", max_size=24),
     stops=st.lists(st.text(alphabet="ab🙂", min_size=1, max_size=4), max_size=3),
@@ -141,14 +139,12 @@ def test_the_cost_of_a_token_does_not_grow(monkeypatch):
     assert max(lengths) < 20
 
 
-@settings(derandomize=True, max_examples=500, deadline=None)
 @given(text=st.text(alphabet="  '.?ntmsverx", max_size=40), cut=st.integers(0, 40))
 def test_clean_up_in_two_parts_equals_clean_up_of_the_whole(text, cut):
     at = clean_up_boundary(text[:cut])
     assert clean_up_tokenization(text[:at]) + clean_up_tokenization(text[at:]) == clean_up_tokenization(text)
 
 
-@settings(derandomize=True, max_examples=100, deadline=None)
 @given(
     words=st.lists(st.sampled_from(["It", "'", "s", "was", "n't", ".", ",", "we", "'ve", "n", "t", "seen", "!", "m"]))
 )
