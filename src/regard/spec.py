@@ -250,7 +250,7 @@ def class_of(kind: str, path: str) -> type[Spec]:
     if not isinstance(kind, str) or kind not in KINDS:
         raise SpecError(
             f"{path}: there is no kind {kind!r}; {nearest(str(kind), {**KINDS, **REGISTERED})} "
-            "A registered part is known once its module was imported."
+            "(a registered part is known once its module was imported)"
         )
     module, name = KINDS[kind].split(":")
     return getattr(importlib.import_module(module), name)

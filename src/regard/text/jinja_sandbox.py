@@ -25,7 +25,7 @@ MAX_SIZE = 4_000_000  # characters of the output or of any intermediate value; a
 MAX_WORK = 16 * MAX_SIZE  # product of the sizes of an operation's arguments, as in text.replace(old, new)
 UNSIZED_LENGTH = 100_000  # assumed items of an iterable without a length: the longest range that Jinja allows
 ITEM_SIZE = 8  # characters that an item of a list counts for at least
-TIME_LIMIT = 2.0  # seconds of processor time: a busy machine refuses nothing
+TIME_LIMIT = 2.0  # seconds of processor time, so that load on the machine does not matter
 
 
 class BoundedEnvironment(ImmutableSandboxedEnvironment):
