@@ -15,7 +15,7 @@ from regard.verify.verdict import verify
 from tests.training.tiny import SETTINGS, SPEC, trainer
 
 
-@regard.register("running_mean")
+@regard.register("tested_running_mean")  # the example in the docs has the kind running_mean
 @dataclass(frozen=True)
 class RunningMean(regard.Body):
     """y_t = W · mean(x_1 … x_t)"""
@@ -88,8 +88,8 @@ def test_the_laws_hold_for_it() -> None:
 
 def test_the_pattern_language_knows_it() -> None:
     block = regard.Block((regard.Sublayer(regard.Attention(2)), regard.Sublayer(regard.SwiGLU(24))))
-    (run,) = regard.tile(block, "running_mean, full", 2)
-    assert [layer.sublayers[0].body.kind for layer in run.blocks] == ["running_mean", "attention"]
+    (run,) = regard.tile(block, "tested_running_mean, full", 2)
+    assert [layer.sublayers[0].body.kind for layer in run.blocks] == ["tested_running_mean", "attention"]
 
 
 def test_the_engine_refuses_a_mixer_without_a_state() -> None:
@@ -104,4 +104,4 @@ def test_a_kind_is_given_once() -> None:
         regard.register("a_module")(nn.Linear)
     with pytest.raises(SpecError, match="import"):
         regard.Decoder.from_dict({"kind": "not_imported"})
-    assert REGISTERED["running_mean"] is RunningMean
+    assert REGISTERED["tested_running_mean"] is RunningMean
