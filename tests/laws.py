@@ -3,10 +3,12 @@
 Every mixer, position, scaling, mask, norm and feed-forward must stand in some model: tests/models/test_matrix.py looks.
 """
 
+from collections.abc import Collection
+from copy import deepcopy
 from dataclasses import replace
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from regard.kernels.attention.mask import Full, PrefixLM
 from regard.kernels.attention.patterns.bigbird import BigBird
@@ -67,8 +69,12 @@ from regard.parts.ssm.s4 import S4
 from regard.parts.ssm.s4d import S4D
 from regard.parts.window_mlp import WindowMLP
 from regard.verify.draw import draw_wide
+from regard.verify.laws import LAWS
+from regard.verify.outcome import Outcome
 from regard.verify.outcome import difference as error
 from regard.verify.trial import padded as places
+from regard.verify.trials import trials
+from regard.verify.verdict import attempt, kept
 
 __all__ = ["MODELS", "OTHERS", "VOCAB", "WIDTH", "block", "build", "decoder", "error", "places", "text"]
 VOCAB, WIDTH = 31, 24
@@ -318,3 +324,14 @@ def build(spec: Decoder, dtype: torch.dtype = torch.float64) -> DecoderModule:
 
 def text(*shape: int, seed: int = 2) -> Tensor:
     return torch.randint(VOCAB, shape, generator=torch.Generator().manual_seed(seed))
+
+
+def broken_laws(
+    model: nn.Module, length: int, seed: int = 0, laws: Collection[str] = LAWS
+) -> dict[tuple[str, str], Outcome]:
+    """The laws that the model breaks in float64, by (part of the model, law); "" is the whole model."""
+    copy = deepcopy(model).double().eval().requires_grad_(False)
+    outcomes = {
+        (part, law): attempt(law, trial) for part, trial in trials(copy, length, seed=seed).items() for law in laws
+    }
+    return {key: outcome for key, outcome in outcomes.items() if not kept(outcome, torch.float64)}

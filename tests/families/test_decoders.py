@@ -13,7 +13,7 @@ from regard.checkpoint import export
 from regard.engine.stores.contiguous import Contiguous
 from regard.layout import TokenLayout
 from regard.parts.feedforward import GatedModule
-from tests.families.cases import VOCAB, classic, decoders, experts, params, recurrent
+from tests.families.cases import VOCAB, classic, decoders, experts, one_per_class, params, recurrent
 from tests.families.pairs import (
     LIMIT,
     Pair,
@@ -138,5 +138,6 @@ def test_swapped_gate_and_up_change_the_logits(pair: Pair) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("pair", one_per_class(DECODERS), indirect=True)
 def test_laws_hold(pair: Pair) -> None:
     check_laws(pair)

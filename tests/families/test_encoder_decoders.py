@@ -24,7 +24,7 @@ from regard.parts.frames import Frames
 from regard.parts.position.t5 import T5Buckets
 from regard.weights.table import WeightsError
 from tests.families import test_decoders
-from tests.families.cases import encoder_decoders, params
+from tests.families.cases import encoder_decoders, one_per_class, params
 from tests.families.pairs import (
     LIMIT,
     Pair,
@@ -178,6 +178,7 @@ def test_config_roundtrip(pair: Pair) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("pair", one_per_class(encoder_decoders.CASES), indirect=True)
 def test_laws_hold(pair: Pair) -> None:
     check_laws(pair)
 

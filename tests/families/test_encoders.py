@@ -21,7 +21,7 @@ from regard.layout import TokenLayout
 from regard.models.encoder import Encoder
 from regard.models.heads import Classification
 from regard.models.stack import Repeat
-from tests.families.cases import VOCAB, encoders, params
+from tests.families.cases import VOCAB, encoders, one_per_class, params
 from tests.families.pairs import (
     LIMIT,
     Pair,
@@ -191,6 +191,7 @@ def test_config_roundtrip(pair: Pair) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("shared_pair", one_per_class(encoders.CASES), indirect=True)
 def test_laws_hold(pair: Pair) -> None:
     check_laws(pair)
 

@@ -22,7 +22,7 @@ from regard.models.dual_encoder import DualEncoder
 from regard.models.encoder import Encoder
 from regard.models.interleaved import Interleaved
 from regard.objectives.contrastive import LOSSES
-from tests.families.cases import params
+from tests.families.cases import one_per_class, params
 from tests.families.cases.vision import CASES, DUAL_ENCODERS, END_TOKEN, IMAGE_TOKEN, INTERLEAVED
 from tests.families.pairs import (
     LIMIT,
@@ -183,6 +183,7 @@ def test_config_roundtrip(pair: Pair) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("pair", one_per_class(CASES), indirect=True)
 def test_laws_hold(pair: Pair) -> None:
     check_laws(pair)
 

@@ -19,9 +19,9 @@ from regard.parts.position.t5 import T5Buckets
 from regard.spec import KINDS, class_of
 from regard.verify.draw import draw_wide
 from regard.verify.laws import LAWS
-from regard.verify.trial import Trial
-from regard.verify.verdict import attempt, kept, verify
+from regard.verify.verdict import verify
 from tests import random_specs as drawn
+from tests.laws import broken_laws
 
 LENGTH = 7
 TABLES = {
@@ -76,9 +76,7 @@ def test_hybrids(part: int, spec: Decoder, seed: int) -> None:
 
 
 def keeps_laws(spec: Decoder, seed: int, length: int = LENGTH, laws: Collection[str] = LAWS) -> None:
-    trial = Trial(built(spec, seed).double(), length, seed=seed)
-    outcomes = {law: attempt(law, trial) for law in laws}
-    broken = {law: outcome for law, outcome in outcomes.items() if not kept(outcome, torch.float64)}
+    broken = broken_laws(built(spec, seed), length, seed, laws)
     assert not broken, broken
 
 

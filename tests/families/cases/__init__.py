@@ -24,11 +24,20 @@ Cases = dict[str, tuple[str, dict[str, Any]]]
 
 def params(cases: Cases) -> list[Any]:
     """The first case of every class is quick, the others are slow."""
-    first = {model: name for name, (model, _) in reversed(cases.items())}
+    first = first_of_each_class(cases)
 
     def marks(name: str, model: str) -> list[pytest.MarkDecorator]:
-        if first[model] != name:
+        if name not in first:
             return [pytest.mark.slow]
         return [pytest.mark.oldest] if model in OLDEST else []
 
     return [pytest.param(case, id=name, marks=marks(name, case[0])) for name, case in cases.items()]
+
+
+def one_per_class(cases: Cases) -> list[Any]:
+    return [pytest.param(case, id=name) for name, case in first_of_each_class(cases).items()]
+
+
+def first_of_each_class(cases: Cases) -> Cases:
+    first = {model: name for name, (model, _) in reversed(cases.items())}
+    return {name: case for name, case in cases.items() if first[case[0]] == name}
