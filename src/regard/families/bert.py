@@ -7,14 +7,8 @@ not converted. The first files call the weight and bias of a norm gamma and beta
 
 from typing import Any
 
+from regard.families.common import encoder_heads
 from regard.families.common.config_reader import LEGACY_ACTIVATION_NAMES, Config
-from regard.families.common.encoder_heads import (
-    LABELS,
-    Heads,
-    bert_head_links,
-    check_encoder_roundtrip,
-    tied_copies,
-)
 from regard.families.common.names import ATTENTION, FEEDFORWARD, attention_links, module_links
 from regard.families.common.roundtrip import bodies
 from regard.kernels.attention.mask import Full
@@ -45,24 +39,24 @@ def spec(config: dict[str, Any]) -> Encoder:
 
 
 def config(model: Encoder) -> dict[str, Any]:
-    return check_encoder_roundtrip(model, common_config("bert", model), spec, heads)
+    return encoder_heads.check_encoder_roundtrip(model, common_config("bert", model), spec, heads)
 
 
 def table(model: Encoder) -> Table:
     base = base_prefix(model, "bert.")
     pooler = f"{base}pooler.dense.{{leaf}}"
-    classifier = (*LABELS, Link(pooler, "head.dense.dense.{leaf}"))
-    links = *encoder_links(base), *bert_head_links(model.head, pooler, classifier)
+    classifier = (*encoder_heads.LABELS, Link(pooler, "head.dense.dense.{leaf}"))
+    links = *encoder_links(base), *encoder_heads.bert_head_links(model.head, pooler, classifier)
     return Table(*links, **exceptions(base, pooler), leaf_aliases=OLD_LEAVES)
 
 
 def exceptions(base: str, pooler: str) -> dict[str, Any]:
     """The tensors of BERT's heads that a table ignores or derives."""
     unused = (pooler, f"{base}embeddings.position_ids", "cls.seq_relationship.{leaf}", "cls.predictions.bias")
-    return {"ignored": unused, "derived": tied_copies(base, "cls.predictions")}
+    return {"ignored": unused, "derived": encoder_heads.tied_copies(base, "cls.predictions")}
 
 
-def heads(theirs: Config) -> Heads:
+def heads(theirs: Config) -> encoder_heads.Heads:
     pooler, masked_lm = Dense("tanh"), read_masked_lm(theirs)
     return {
         "BertModel": None,
@@ -98,7 +92,7 @@ def uniform_layers(theirs: Config, attention: Attention | None = None) -> tuple[
     return tiled((read_block(theirs, attention),), theirs.integer("num_hidden_layers"))
 
 
-def read_encoder(theirs: Config, layers: tuple[Repeat, ...], position: Position, heads: Heads) -> Encoder:
+def read_encoder(theirs: Config, layers: tuple[Repeat, ...], position: Position, heads: encoder_heads.Heads) -> Encoder:
     theirs.accept_only("is_decoder", False)
     theirs.accept_only("position_embedding_type", "absolute")
     width = theirs.integer("hidden_size")

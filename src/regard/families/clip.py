@@ -6,17 +6,8 @@ id of the vocabulary.
 
 from typing import Any
 
+from regard.families.common import dual_tower
 from regard.families.common.config_reader import Config, FamilyError
-from regard.families.common.dual_tower import (
-    IGNORED,
-    TEXT_LINKS,
-    read_image_encoder,
-    read_norm,
-    read_text_encoder,
-    read_tower,
-    tower_config,
-    vision_links,
-)
 from regard.families.common.images import read_patches, require_squares
 from regard.families.common.roundtrip import check_roundtrip, require_type
 from regard.kernels.attention.mask import Causal
@@ -39,12 +30,12 @@ TEXT_DEFAULTS = BOTH_DEFAULTS | {
 
 def spec(config: dict[str, Any]) -> DualEncoder:
     theirs = Config("clip", config)
-    vision = read_tower(theirs, "vision_config", VISION_DEFAULTS)
-    text = read_tower(theirs, "text_config", TEXT_DEFAULTS)
+    vision = dual_tower.read_tower(theirs, "vision_config", VISION_DEFAULTS)
+    text = dual_tower.read_tower(theirs, "text_config", TEXT_DEFAULTS)
     dim, end = theirs.integer("projection_dim", 512), text.integer("eos_token_id")
     return DualEncoder(
         image=read_vision(vision, Pooled("cls", dim)),
-        text=read_text_encoder(text, Causal(), Pooled("last", dim)),
+        text=dual_tower.read_text_encoder(text, Causal(), Pooled("last", dim)),
         end=text.integer("vocab_size") - 1 if end == 2 else end,
     )
 
@@ -52,19 +43,20 @@ def spec(config: dict[str, Any]) -> DualEncoder:
 def read_vision(theirs: Config, head: Pooled | None = None) -> Encoder:
     """The vision tower; `theirs` is complete, defaults included."""
     patches = require_squares(read_patches(theirs, 32, bias=False), theirs.model_type)
-    return read_image_encoder(theirs, patches, head, embedding_norm=read_norm(theirs))
+    return dual_tower.read_image_encoder(theirs, patches, head, embedding_norm=dual_tower.read_norm(theirs))
 
 
 def config(model: DualEncoder) -> dict[str, Any]:
     model = require_type(model, DualEncoder)
     if model.end is None:
         raise FamilyError("transformers' clip finds the end of a text by its end token; set `end` of the dual encoder")
+    text, vision = dual_tower.tower_config(model.text), dual_tower.tower_config(model.image)
     settings = {
         "model_type": "clip",
         "architectures": ["CLIPModel"],
         "projection_dim": getattr(model.image.head, "dim", None),
-        "text_config": {"model_type": "clip_text_model", **tower_config(model.text), "eos_token_id": model.end},
-        "vision_config": {"model_type": "clip_vision_model", **tower_config(model.image)},
+        "text_config": {"model_type": "clip_text_model", **text, "eos_token_id": model.end},
+        "vision_config": {"model_type": "clip_vision_model", **vision},
     }
     return check_roundtrip("clip", model, settings, spec)
 
@@ -72,9 +64,9 @@ def config(model: DualEncoder) -> dict[str, Any]:
 def table(model: DualEncoder) -> Table:
     return Table(
         Link("logit_scale", "scale"),
-        *(link.prefixed("text_model.", "text.") for link in TEXT_LINKS),
+        *(link.prefixed("text_model.", "text.") for link in dual_tower.TEXT_LINKS),
         Link("text_projection.weight", "text.head.proj.weight"),
-        *(link.prefixed("vision_model.", "image.") for link in vision_links(model.image)),
+        *(link.prefixed("vision_model.", "image.") for link in dual_tower.vision_links(model.image)),
         Link("visual_projection.weight", "image.head.proj.weight"),
-        ignored=IGNORED,
+        ignored=dual_tower.IGNORED,
     )

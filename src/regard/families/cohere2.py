@@ -7,27 +7,9 @@ head dimension is always width / heads.
 from dataclasses import replace
 from typing import Any
 
+from regard.families.common import decoder
 from regard.families.common.config_reader import Config
-from regard.families.common.decoder import (
-    EMBEDDING_AND_HEAD,
-    IGNORED,
-    LAYER,
-    PROJECTIONS,
-    llama_config,
-    read_attention,
-    read_decoder,
-    read_swiglu,
-)
-from regard.families.common.layer_types import (
-    FULL,
-    SLIDING,
-    attention_by_type,
-    layer_interval,
-    layer_list,
-    layer_types,
-    tile_blocks,
-    window_size,
-)
+from regard.families.common.layer_types import FULL, attention_by_type, sliding_then_full, tile_by_type, window_config
 from regard.families.common.names import BLOCK
 from regard.families.common.rope_config import read_rope
 from regard.families.common.roundtrip import bodies, check_roundtrip
@@ -45,35 +27,34 @@ DEFAULTS = {
     "logit_scale": 0.0625,
     "tie_word_embeddings": True,
 }
-NORM = Link(f"{LAYER}.input_layernorm.weight", f"{BLOCK}.norm.weight")
-TABLE = Table(*EMBEDDING_AND_HEAD, *PROJECTIONS, NORM, ignored=IGNORED)
+NORM = Link(f"{decoder.LAYER}.input_layernorm.weight", f"{BLOCK}.norm.weight")
+TABLE = decoder.make_table(*decoder.PROJECTIONS, NORM)
 
 
 def spec(config: dict[str, Any]) -> Decoder:
     theirs = Config("cohere2", DEFAULTS | config | {"head_dim": None})
-    norm, feedforward = LayerNorm(theirs.number("layer_norm_eps", 1e-5), bias=False), read_swiglu(theirs)
-    attentions = attention_by_type(theirs, read_attention(theirs, read_rope(theirs, layout="interleaved")))
+    norm, feedforward = LayerNorm(theirs.number("layer_norm_eps", 1e-5), bias=False), decoder.read_swiglu(theirs)
+    rope = read_rope(theirs, layout="interleaved")
+    attentions = attention_by_type(theirs, decoder.read_attention(theirs, rope))
     attentions[FULL] = replace(attentions[FULL], position=NoPosition())
     blocks = {
         kind: Block((Sublayer(attention, NoNorm()), Sublayer(feedforward, NoNorm())), style="parallel", norm=norm)
         for kind, attention in attentions.items()
     }
-    default = (SLIDING,) * (layer_interval(theirs, "sliding_window_pattern", 4) - 1) + (FULL,)
-    layers = tile_blocks(theirs, blocks, layer_list(theirs, "layer_types", str, default))
-    return replace(read_decoder(theirs, layers, norm), logit_scale=theirs.number("logit_scale"))
+    layers = tile_by_type(theirs, blocks, sliding_then_full(theirs, "sliding_window_pattern", 4))
+    return replace(decoder.read_decoder(theirs, layers, norm), logit_scale=theirs.number("logit_scale"))
 
 
 def config(model: Decoder) -> dict[str, Any]:
     pairs = [bodies(block, Attention, SwiGLU) for block in model.blocks]
     attentions = [attention for attention, _ in pairs]
     rotated = next((pair for pair in pairs if pair[0].position != NoPosition()), pairs[0])
-    settings = llama_config("cohere2", "Cohere2ForCausalLM", model, *rotated)
+    settings = decoder.llama_config("cohere2", "Cohere2ForCausalLM", model, *rotated)
     settings |= {
         "layer_norm_eps": settings.pop("rms_norm_eps"),
         "attention_bias": rotated[0].bias,
         "logit_scale": model.logit_scale,
-        "sliding_window": window_size(attentions) or DEFAULTS["sliding_window"],
-        "layer_types": layer_types(attentions),
+        **window_config(attentions, default=4096),
     }
     return check_roundtrip("cohere2", model, settings, spec)
 

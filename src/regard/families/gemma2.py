@@ -7,26 +7,9 @@ by √width, and the feed-forward is GEGLU.
 from dataclasses import replace
 from typing import Any
 
+from regard.families.common import decoder
 from regard.families.common.config_reader import ACTIVATION_NAMES, Config
-from regard.families.common.decoder import (
-    EMBEDDING_AND_HEAD,
-    IGNORED,
-    LAYER,
-    PROJECTIONS,
-    llama_config,
-    read_attention,
-    read_decoder,
-    require_divisible,
-)
-from regard.families.common.layer_types import (
-    FULL,
-    SLIDING,
-    attention_by_type,
-    layer_list,
-    layer_types,
-    tile_blocks,
-    window_size,
-)
+from regard.families.common.layer_types import FULL, SLIDING, attention_by_type, tile_by_type, window_config
 from regard.families.common.names import ATTENTION, FEEDFORWARD
 from regard.families.common.roundtrip import bodies, check_roundtrip
 from regard.models.decoder import Decoder
@@ -47,18 +30,18 @@ DEFAULTS = {
     "tie_word_embeddings": True,
 }
 NORMS = (
-    Link(f"{LAYER}.input_layernorm.weight", f"{ATTENTION}.norm.weight"),
-    Link(f"{LAYER}.post_attention_layernorm.weight", f"{ATTENTION}.after.weight"),
-    Link(f"{LAYER}.pre_feedforward_layernorm.weight", f"{FEEDFORWARD}.norm.weight"),
-    Link(f"{LAYER}.post_feedforward_layernorm.weight", f"{FEEDFORWARD}.after.weight"),
+    Link(f"{decoder.LAYER}.input_layernorm.weight", f"{ATTENTION}.norm.weight"),
+    Link(f"{decoder.LAYER}.post_attention_layernorm.weight", f"{ATTENTION}.after.weight"),
+    Link(f"{decoder.LAYER}.pre_feedforward_layernorm.weight", f"{FEEDFORWARD}.norm.weight"),
+    Link(f"{decoder.LAYER}.post_feedforward_layernorm.weight", f"{FEEDFORWARD}.after.weight"),
 )
-TABLE = Table(*EMBEDDING_AND_HEAD, *PROJECTIONS, *NORMS, ignored=IGNORED)
+TABLE = decoder.make_table(*decoder.PROJECTIONS, *NORMS)
 
 
 def spec(config: dict[str, Any]) -> Decoder:
     theirs = Config("gemma2", DEFAULTS | config)
     softcap = theirs.number_or_none("attn_logit_softcapping")
-    attention = replace(read_attention(theirs), scale=read_scale(theirs), softcap=softcap)
+    attention = replace(decoder.read_attention(theirs), scale=read_scale(theirs), softcap=softcap)
     return read_gemma(theirs, attention_by_type(theirs, attention), (SLIDING, FULL))
 
 
@@ -89,8 +72,8 @@ def read_gemma(theirs: Config, attentions: dict[str, Attention], default_types: 
         kind: Block((Sublayer(attention, norm, after=norm), Sublayer(feedforward, norm, after=norm)))
         for kind, attention in attentions.items()
     }
-    layers = tile_blocks(theirs, blocks, layer_list(theirs, "layer_types", str, default_types))
-    model, softcap = read_decoder(theirs, layers, norm), theirs.number_or_none("final_logit_softcapping")
+    layers = tile_by_type(theirs, blocks, default_types)
+    model, softcap = decoder.read_decoder(theirs, layers, norm), theirs.number_or_none("final_logit_softcapping")
     return replace(model, embedding_scale=model.width**0.5, softcap=softcap)
 
 
@@ -99,12 +82,11 @@ def gemma_config(model_type: str, architecture: str, model: Decoder) -> tuple[li
     pairs = [bodies(block, Attention, Gated) for block in model.blocks]
     attentions = [attention for attention, _ in pairs]
     attention, feedforward = pairs[0]
-    require_divisible(model_type, model, attention.heads)
-    return attentions, llama_config(model_type, architecture, model, attention, feedforward) | {
+    decoder.require_divisible(model_type, model, attention.heads)
+    return attentions, decoder.llama_config(model_type, architecture, model, attention, feedforward) | {
         "attention_bias": attention.bias,
         "hidden_activation": ACTIVATION_NAMES[feedforward.activation],
         "query_pre_attn_scalar": round(attention.scale**-2) if attention.scale else attention.sizes(model.width)[2],
-        "sliding_window": window_size(attentions) or DEFAULTS["sliding_window"],
-        "layer_types": layer_types(attentions),
+        **window_config(attentions, default=4096),
         "final_logit_softcapping": model.softcap,
     }

@@ -7,9 +7,9 @@ per type (transformers 5), or `rope_local_base_freq` for windows, `rope_theta` a
 from dataclasses import replace
 from typing import Any
 
+from regard.families.common import decoder
 from regard.families.common.config_reader import Config
-from regard.families.common.decoder import EMBEDDING_AND_HEAD, IGNORED, PROJECTIONS, QK_NORMS, read_attention
-from regard.families.common.layer_types import FULL, SLIDING, attention_by_type, layer_interval
+from regard.families.common.layer_types import FULL, SLIDING, attention_by_type, sliding_then_full
 from regard.families.common.rope_config import read_rope_settings, rope_parameters
 from regard.families.common.roundtrip import check_roundtrip
 from regard.families.gemma2 import DEFAULTS as GEMMA2_DEFAULTS
@@ -22,7 +22,7 @@ DEFAULTS = GEMMA2_DEFAULTS | {
     "attn_logit_softcapping": None,
     "final_logit_softcapping": None,
 }
-TABLE = Table(*EMBEDDING_AND_HEAD, *PROJECTIONS, *NORMS, *QK_NORMS, ignored=IGNORED)
+TABLE = decoder.make_table(*decoder.PROJECTIONS, *NORMS, *decoder.QK_NORMS)
 
 
 def spec(config: dict[str, Any]) -> Decoder:
@@ -32,12 +32,11 @@ def spec(config: dict[str, Any]) -> Decoder:
     settings = by_type.nested(FULL) if theirs.has("rope_parameters") else theirs.nested("rope_scaling")
     full = read_rope_settings(settings, theirs, theirs.number("rope_theta", 1e6))
     local = read_rope_settings(by_type.nested(SLIDING), theirs, theirs.number("rope_local_base_freq", 1e4))
-    attention = replace(read_attention(theirs, full), scale=read_scale(theirs), qk_norm=read_norm(theirs))
+    attention = replace(decoder.read_attention(theirs, full), scale=read_scale(theirs), qk_norm=read_norm(theirs))
     attentions = attention_by_type(theirs, attention)
     if SLIDING in attentions:
         attentions[SLIDING] = replace(attentions[SLIDING], position=local)
-    default_types = (SLIDING,) * (layer_interval(theirs, "sliding_window_pattern", 6) - 1) + (FULL,)
-    return read_gemma(theirs, attentions, default_types)
+    return read_gemma(theirs, attentions, sliding_then_full(theirs, "sliding_window_pattern", 6))
 
 
 def config(model: Decoder) -> dict[str, Any]:

@@ -7,27 +7,9 @@ to up, and the activation of the gate is x · sigmoid(1.702 x).
 from dataclasses import replace
 from typing import Any
 
+from regard.families.common import decoder
 from regard.families.common.config_reader import Config
-from regard.families.common.decoder import (
-    ATTENTION_PROJECTIONS,
-    EMBEDDING_AND_HEAD,
-    IGNORED,
-    LAYER,
-    NORMS,
-    llama_config,
-    pre_norm_block,
-    read_attention,
-    read_decoder,
-)
-from regard.families.common.layer_types import (
-    FULL,
-    SLIDING,
-    attention_by_type,
-    layer_list,
-    layer_types,
-    tile_blocks,
-    window_size,
-)
+from regard.families.common.layer_types import FULL, SLIDING, attention_by_type, tile_by_type, window_config
 from regard.families.common.moe import balance_per_layer, mixer_and_experts, routing_config
 from regard.families.common.names import ATTENTION, FEEDFORWARD
 from regard.families.common.roundtrip import bodies, check_roundtrip
@@ -68,18 +50,17 @@ def spec(config: dict[str, Any]) -> Decoder:
         router=Router(renormalize=True, bias=True),
         balance=balance_per_layer(theirs, theirs.integer("num_hidden_layers")),
     )
-    attentions = attention_by_type(theirs, replace(read_attention(theirs), sinks=True))
-    blocks = {kind: pre_norm_block(theirs, attention, experts) for kind, attention in attentions.items()}
-    return read_decoder(theirs, tile_blocks(theirs, blocks, layer_list(theirs, "layer_types", str, (SLIDING, FULL))))
+    attentions = attention_by_type(theirs, replace(decoder.read_attention(theirs), sinks=True))
+    blocks = {kind: decoder.pre_norm_block(theirs, attention, experts) for kind, attention in attentions.items()}
+    return decoder.read_decoder(theirs, tile_by_type(theirs, blocks, (SLIDING, FULL)))
 
 
 def config(model: Decoder) -> dict[str, Any]:
     attention, experts = mixer_and_experts(model, Attention)
     attentions = [bodies(block, Attention, Body)[0] for block in model.blocks]
-    settings = llama_config("gpt_oss", "GptOssForCausalLM", model, attention, experts.expert) | {
+    settings = decoder.llama_config("gpt_oss", "GptOssForCausalLM", model, attention, experts.expert) | {
         "attention_bias": attention.bias,
-        "sliding_window": window_size(attentions) or DEFAULTS["sliding_window"],
-        "layer_types": layer_types(attentions),
+        **window_config(attentions, default=128),
         "num_local_experts": experts.count,
         "hidden_act": "silu",  # the class does not use it
         "swiglu_limit": getattr(experts.expert, "limit", None),
@@ -91,17 +72,15 @@ def config(model: Decoder) -> dict[str, Any]:
 def table(model: Decoder) -> Table:
     _, experts = mixer_and_experts(model, Attention)
     interleaved = Split(dim=1, groups=experts.expert.hidden_dim(model.width))
-    theirs, ours = f"{LAYER}.mlp.experts", f"{FEEDFORWARD}.body.experts"
+    theirs, ours = f"{decoder.LAYER}.mlp.experts", f"{FEEDFORWARD}.body.experts"
     weights, biases = ((f"{ours}.gate_proj.{leaf}", f"{ours}.up_proj.{leaf}") for leaf in ("weight", "bias"))
-    return Table(
-        *EMBEDDING_AND_HEAD,
-        ATTENTION_PROJECTIONS,
-        *NORMS,
-        Link(f"{LAYER}.self_attn.sinks", f"{ATTENTION}.body.sinks"),
-        Link(f"{LAYER}.mlp.router.{{leaf}}", f"{FEEDFORWARD}.body.router.proj.{{leaf}}"),
+    return decoder.make_table(
+        decoder.ATTENTION_PROJECTIONS,
+        *decoder.NORMS,
+        Link(f"{decoder.LAYER}.self_attn.sinks", f"{ATTENTION}.body.sinks"),
+        Link(f"{decoder.LAYER}.mlp.router.{{leaf}}", f"{FEEDFORWARD}.body.router.proj.{{leaf}}"),
         Link(f"{theirs}.gate_up_proj", weights, Transpose(), interleaved),
         Link(f"{theirs}.gate_up_proj_bias", biases, interleaved),
         Link(f"{theirs}.down_proj", f"{ours}.down_proj.weight", Transpose()),
         Link(f"{theirs}.down_proj_bias", f"{ours}.down_proj.bias"),
-        ignored=IGNORED,
     )

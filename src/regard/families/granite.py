@@ -3,15 +3,8 @@
 from dataclasses import replace
 from typing import Any
 
+from regard.families.common import decoder
 from regard.families.common.config_reader import Config
-from regard.families.common.decoder import (
-    LLAMA_TABLE,
-    llama_config,
-    pre_norm_block,
-    read_attention,
-    read_decoder,
-    read_swiglu,
-)
 from regard.families.common.roundtrip import bodies, check_roundtrip
 from regard.models.decoder import Decoder
 from regard.parts.attention import Attention
@@ -21,10 +14,10 @@ from regard.weights.table import Table
 
 def spec(config: dict[str, Any]) -> Decoder:
     theirs = Config("granite", config)
-    attention = replace(read_attention(theirs), scale=theirs.number("attention_multiplier", 1.0))
-    block = pre_norm_block(theirs, attention, read_swiglu(theirs, theirs.flag("mlp_bias", False)))
+    attention = replace(decoder.read_attention(theirs), scale=theirs.number("attention_multiplier", 1.0))
+    block = decoder.pre_norm_block(theirs, attention, decoder.read_swiglu(theirs, theirs.flag("mlp_bias", False)))
     return replace(
-        read_decoder(theirs, replace(block, share=theirs.number("residual_multiplier", 1.0))),
+        decoder.read_decoder(theirs, replace(block, share=theirs.number("residual_multiplier", 1.0))),
         embedding_scale=theirs.number("embedding_multiplier", 1.0),
         logit_scale=1 / theirs.positive("logits_scaling", 1.0),
     )
@@ -32,7 +25,7 @@ def spec(config: dict[str, Any]) -> Decoder:
 
 def config(model: Decoder) -> dict[str, Any]:
     attention, feedforward = bodies(model.blocks[0], Attention, SwiGLU)
-    settings = llama_config("granite", "GraniteForCausalLM", model, attention, feedforward)
+    settings = decoder.llama_config("granite", "GraniteForCausalLM", model, attention, feedforward)
     settings |= {
         "attention_bias": attention.bias,
         "mlp_bias": feedforward.bias,
@@ -45,4 +38,4 @@ def config(model: Decoder) -> dict[str, Any]:
 
 
 def table(model: Decoder) -> Table:
-    return LLAMA_TABLE
+    return decoder.LLAMA_TABLE

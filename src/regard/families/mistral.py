@@ -3,15 +3,8 @@
 from dataclasses import replace
 from typing import Any
 
+from regard.families.common import decoder
 from regard.families.common.config_reader import Config
-from regard.families.common.decoder import (
-    LLAMA_TABLE,
-    llama_config,
-    pre_norm_block,
-    read_attention,
-    read_decoder,
-    read_swiglu,
-)
 from regard.families.common.layer_types import SLIDING, attention_by_type, window_size
 from regard.families.common.roundtrip import bodies, check_roundtrip
 from regard.models.decoder import Decoder
@@ -24,8 +17,8 @@ DEFAULTS = {"num_key_value_heads": 8, "max_position_embeddings": 131072, "slidin
 
 def spec(config: dict[str, Any]) -> Decoder:
     theirs = Config("mistral", DEFAULTS | config)
-    attention = read_windowed(theirs, replace(read_attention(theirs), bias=False))
-    return read_decoder(theirs, pre_norm_block(theirs, attention, read_swiglu(theirs)))
+    attention = read_windowed(theirs, replace(decoder.read_attention(theirs), bias=False))
+    return decoder.read_decoder(theirs, decoder.pre_norm_block(theirs, attention, decoder.read_swiglu(theirs)))
 
 
 def read_windowed(theirs: Config, attention: Attention) -> Attention:
@@ -35,9 +28,9 @@ def read_windowed(theirs: Config, attention: Attention) -> Attention:
 
 def config(model: Decoder) -> dict[str, Any]:
     attention, feedforward = bodies(model.blocks[0], Attention, SwiGLU)
-    settings = llama_config("mistral", "MistralForCausalLM", model, attention, feedforward)
+    settings = decoder.llama_config("mistral", "MistralForCausalLM", model, attention, feedforward)
     return check_roundtrip("mistral", model, settings | {"sliding_window": window_size([attention])}, spec)
 
 
 def table(model: Decoder) -> Table:
-    return LLAMA_TABLE
+    return decoder.LLAMA_TABLE

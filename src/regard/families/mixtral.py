@@ -3,19 +3,8 @@
 from dataclasses import replace
 from typing import Any
 
+from regard.families.common import decoder
 from regard.families.common.config_reader import Config
-from regard.families.common.decoder import (
-    ATTENTION_PROJECTIONS,
-    EMBEDDING_AND_HEAD,
-    IGNORED,
-    LAYER,
-    NORMS,
-    llama_config,
-    pre_norm_block,
-    read_attention,
-    read_decoder,
-    read_swiglu,
-)
 from regard.families.common.layer_types import window_size
 from regard.families.common.moe import balance_per_layer, expert_links, mixer_and_experts, routing_config
 from regard.families.common.roundtrip import check_roundtrip
@@ -35,26 +24,27 @@ DEFAULTS = {
     "num_experts_per_tok": 2,
     "router_aux_loss_coef": 0.001,
 }
-EXPERTS = expert_links(f"{LAYER}.block_sparse_moe", names={"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"})
-TABLE = Table(*EMBEDDING_AND_HEAD, ATTENTION_PROJECTIONS, *NORMS, *EXPERTS, ignored=IGNORED)
+NAMES = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
+EXPERTS = expert_links(f"{decoder.LAYER}.block_sparse_moe", names=NAMES)
+TABLE = decoder.make_table(decoder.ATTENTION_PROJECTIONS, *decoder.NORMS, *EXPERTS)
 
 
 def spec(config: dict[str, Any]) -> Decoder:
     theirs = Config("mixtral", DEFAULTS | config)
-    attention = read_windowed(theirs, replace(read_attention(theirs), bias=False))
+    attention = read_windowed(theirs, replace(decoder.read_attention(theirs), bias=False))
     experts = Experts(
         theirs.integer("num_local_experts"),
         theirs.integer("num_experts_per_tok"),
-        read_swiglu(theirs),
+        decoder.read_swiglu(theirs),
         router=Router(renormalize=True),
         balance=balance_per_layer(theirs, theirs.integer("num_hidden_layers")),
     )
-    return read_decoder(theirs, pre_norm_block(theirs, attention, experts))
+    return decoder.read_decoder(theirs, decoder.pre_norm_block(theirs, attention, experts))
 
 
 def config(model: Decoder) -> dict[str, Any]:
     attention, experts = mixer_and_experts(model, Attention)
-    settings = llama_config("mixtral", "MixtralForCausalLM", model, attention, experts.expert) | {
+    settings = decoder.llama_config("mixtral", "MixtralForCausalLM", model, attention, experts.expert) | {
         "num_local_experts": experts.count,
         "sliding_window": window_size([attention]),
         **routing_config(model, experts),

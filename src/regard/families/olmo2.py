@@ -3,19 +3,8 @@
 from dataclasses import replace
 from typing import Any
 
+from regard.families.common import decoder
 from regard.families.common.config_reader import Config
-from regard.families.common.decoder import (
-    EMBEDDING_AND_HEAD,
-    IGNORED,
-    LAYER,
-    PROJECTIONS,
-    QK_NORMS,
-    llama_config,
-    read_attention,
-    read_decoder,
-    read_rms_norm,
-    read_swiglu,
-)
 from regard.families.common.names import ATTENTION, FEEDFORWARD
 from regard.families.common.roundtrip import bodies, check_roundtrip
 from regard.models.decoder import Decoder
@@ -26,27 +15,25 @@ from regard.parts.norm import NoNorm
 from regard.weights.table import Link, Table
 
 DEFAULTS = {"rms_norm_eps": 1e-5}
-TABLE = Table(
-    *EMBEDDING_AND_HEAD,
-    *PROJECTIONS,
-    *QK_NORMS,
-    Link(f"{LAYER}.post_attention_layernorm.weight", f"{ATTENTION}.after.weight"),
-    Link(f"{LAYER}.post_feedforward_layernorm.weight", f"{FEEDFORWARD}.after.weight"),
-    ignored=IGNORED,
+TABLE = decoder.make_table(
+    *decoder.PROJECTIONS,
+    *decoder.QK_NORMS,
+    Link(f"{decoder.LAYER}.post_attention_layernorm.weight", f"{ATTENTION}.after.weight"),
+    Link(f"{decoder.LAYER}.post_feedforward_layernorm.weight", f"{FEEDFORWARD}.after.weight"),
 )
 
 
 def spec(config: dict[str, Any]) -> Decoder:
     theirs = Config("olmo2", DEFAULTS | config)
-    norm = read_rms_norm(theirs)
-    attention = replace(read_attention(theirs), qk_norm=norm, norm_over="all")
-    sublayers = (Sublayer(body, NoNorm(), after=norm) for body in (attention, read_swiglu(theirs)))
-    return read_decoder(theirs, Block(tuple(sublayers)))
+    norm = decoder.read_rms_norm(theirs)
+    attention = replace(decoder.read_attention(theirs), qk_norm=norm, norm_over="all")
+    sublayers = (Sublayer(body, NoNorm(), after=norm) for body in (attention, decoder.read_swiglu(theirs)))
+    return decoder.read_decoder(theirs, Block(tuple(sublayers)))
 
 
 def config(model: Decoder) -> dict[str, Any]:
     attention, feedforward = bodies(model.blocks[0], Attention, SwiGLU)
-    settings = llama_config("olmo2", "Olmo2ForCausalLM", model, attention, feedforward)
+    settings = decoder.llama_config("olmo2", "Olmo2ForCausalLM", model, attention, feedforward)
     return check_roundtrip("olmo2", model, settings | {"attention_bias": attention.bias}, spec)
 
 

@@ -3,20 +3,8 @@
 from dataclasses import replace
 from typing import Any
 
+from regard.families.common import decoder
 from regard.families.common.config_reader import Config, FamilyError
-from regard.families.common.decoder import (
-    EMBEDDING_AND_HEAD,
-    IGNORED,
-    NORMS,
-    PROJECTIONS,
-    QK_NORMS,
-    llama_config,
-    pre_norm_block,
-    read_attention,
-    read_decoder,
-    read_rms_norm,
-    read_swiglu,
-)
 from regard.families.common.moe import EXPERTS, balance_per_layer, mixer_and_experts, routing_config
 from regard.families.common.roundtrip import check_roundtrip
 from regard.models.decoder import Decoder
@@ -33,21 +21,21 @@ DEFAULTS = {
     "norm_topk_prob": False,
     "router_aux_loss_coef": 0.01,
 }
-TABLE = Table(*EMBEDDING_AND_HEAD, *PROJECTIONS, *NORMS, *QK_NORMS, *EXPERTS, ignored=IGNORED)
+TABLE = decoder.make_table(*decoder.PROJECTIONS, *decoder.NORMS, *decoder.QK_NORMS, *EXPERTS)
 
 
 def spec(config: dict[str, Any]) -> Decoder:
     theirs = Config("olmoe", DEFAULTS | config)
-    norm, clip = read_rms_norm(theirs), theirs.number_or_none("clip_qkv")
-    attention = replace(read_attention(theirs), qk_norm=norm, norm_over="all", clip=clip)
+    norm, clip = decoder.read_rms_norm(theirs), theirs.number_or_none("clip_qkv")
+    attention = replace(decoder.read_attention(theirs), qk_norm=norm, norm_over="all", clip=clip)
     experts = Experts(
         theirs.integer("num_experts"),
         theirs.integer("num_experts_per_tok"),
-        read_swiglu(theirs),
+        decoder.read_swiglu(theirs),
         router=Router(renormalize=theirs.flag("norm_topk_prob")),
         balance=balance_per_layer(theirs, theirs.integer("num_hidden_layers")),
     )
-    return read_decoder(theirs, pre_norm_block(theirs, attention, experts))
+    return decoder.read_decoder(theirs, decoder.pre_norm_block(theirs, attention, experts))
 
 
 def config(model: Decoder) -> dict[str, Any]:
@@ -55,7 +43,7 @@ def config(model: Decoder) -> dict[str, Any]:
     heads, _, head_dim = attention.sizes(model.width)
     if heads * head_dim != model.width:
         raise FamilyError(f"transformers' olmoe needs heads={heads} · head_dim={head_dim} to be width={model.width}")
-    settings = llama_config("olmoe", "OlmoeForCausalLM", model, attention, experts.expert) | {
+    settings = decoder.llama_config("olmoe", "OlmoeForCausalLM", model, attention, experts.expert) | {
         "attention_bias": attention.bias,
         "clip_qkv": attention.clip,
         "num_experts": experts.count,

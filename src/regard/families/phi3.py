@@ -7,18 +7,8 @@ The length that it was first trained on is outside the rope's settings and has p
 from dataclasses import replace
 from typing import Any
 
+from regard.families.common import decoder
 from regard.families.common.config_reader import Config, FamilyError
-from regard.families.common.decoder import (
-    EMBEDDING_AND_HEAD,
-    IGNORED,
-    LAYER,
-    NORMS,
-    llama_config,
-    pre_norm_block,
-    read_attention,
-    read_decoder,
-    read_swiglu,
-)
 from regard.families.common.layer_types import window_size
 from regard.families.common.names import ATTENTION, FEEDFORWARD, GATE_UP, QKV
 from regard.families.common.rope_config import read_rope
@@ -32,14 +22,12 @@ from regard.weights.ops import Split
 from regard.weights.table import Link, Table
 
 DEFAULTS = {"max_position_embeddings": 4096, "original_max_position_embeddings": 4096, "rms_norm_eps": 1e-5}
-TABLE = Table(
-    *EMBEDDING_AND_HEAD,
-    *NORMS,
-    Link(f"{LAYER}.self_attn.qkv_proj.{{leaf}}", QKV, Split()),
-    Link(f"{LAYER}.self_attn.o_proj.weight", f"{ATTENTION}.body.o_proj.weight"),
-    Link(f"{LAYER}.mlp.gate_up_proj.{{leaf}}", GATE_UP, Split()),
-    Link(f"{LAYER}.mlp.down_proj.weight", f"{FEEDFORWARD}.body.down_proj.weight"),
-    ignored=IGNORED,
+TABLE = decoder.make_table(
+    *decoder.NORMS,
+    Link(f"{decoder.LAYER}.self_attn.qkv_proj.{{leaf}}", QKV, Split()),
+    Link(f"{decoder.LAYER}.self_attn.o_proj.weight", f"{ATTENTION}.body.o_proj.weight"),
+    Link(f"{decoder.LAYER}.mlp.gate_up_proj.{{leaf}}", GATE_UP, Split()),
+    Link(f"{decoder.LAYER}.mlp.down_proj.weight", f"{FEEDFORWARD}.body.down_proj.weight"),
 )
 
 
@@ -48,13 +36,13 @@ def spec(config: dict[str, Any]) -> Decoder:
     position = read_rope(theirs, share=1.0)
     if position.scaling is not None and not isinstance(position.scaling, LongRope):
         raise FamilyError(f"phi3: rope_type={position.scaling.kind!r} is not supported, only 'longrope' is")
-    attention = read_windowed(theirs, replace(read_attention(theirs, position), bias=False))
-    return read_decoder(theirs, pre_norm_block(theirs, attention, read_swiglu(theirs)))
+    attention = read_windowed(theirs, replace(decoder.read_attention(theirs, position), bias=False))
+    return decoder.read_decoder(theirs, decoder.pre_norm_block(theirs, attention, decoder.read_swiglu(theirs)))
 
 
 def config(model: Decoder) -> dict[str, Any]:
     attention, feedforward = bodies(model.blocks[0], Attention, SwiGLU)
-    settings = llama_config("phi3", "Phi3ForCausalLM", model, attention, feedforward)
+    settings = decoder.llama_config("phi3", "Phi3ForCausalLM", model, attention, feedforward)
     settings["sliding_window"] = window_size([attention])
     scaling = getattr(attention.position, "scaling", None)
     if isinstance(scaling, LongRope):

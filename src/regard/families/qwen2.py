@@ -3,24 +3,9 @@
 from dataclasses import replace
 from typing import Any
 
+from regard.families.common import decoder
 from regard.families.common.config_reader import Config
-from regard.families.common.decoder import (
-    LLAMA_TABLE,
-    llama_config,
-    pre_norm_block,
-    read_attention,
-    read_decoder,
-    read_swiglu,
-)
-from regard.families.common.layer_types import (
-    FULL,
-    SLIDING,
-    attention_by_type,
-    layer_list,
-    layer_types,
-    tile_blocks,
-    window_size,
-)
+from regard.families.common.layer_types import FULL, SLIDING, attention_by_type, layer_list, tile_blocks, window_config
 from regard.families.common.roundtrip import bodies, check_roundtrip
 from regard.models.decoder import Decoder
 from regard.models.stack import Repeat
@@ -39,8 +24,8 @@ DEFAULTS = {
 
 def spec(config: dict[str, Any]) -> Decoder:
     theirs = Config("qwen2", DEFAULTS | config)
-    attention = replace(read_attention(theirs), bias=True, out_bias=False)
-    return read_decoder(theirs, read_layers(theirs, attention))
+    attention = replace(decoder.read_attention(theirs), bias=True, out_bias=False)
+    return decoder.read_decoder(theirs, read_layers(theirs, attention))
 
 
 def config(model: Decoder) -> dict[str, Any]:
@@ -48,7 +33,7 @@ def config(model: Decoder) -> dict[str, Any]:
 
 
 def table(model: Decoder) -> Table:
-    return LLAMA_TABLE
+    return decoder.LLAMA_TABLE
 
 
 def read_optional_windows(theirs: Config, attention: Attention) -> dict[str, Attention]:
@@ -57,8 +42,8 @@ def read_optional_windows(theirs: Config, attention: Attention) -> dict[str, Att
 
 
 def read_layers(theirs: Config, attention: Attention) -> tuple[Repeat, ...]:
-    feedforward, attentions = read_swiglu(theirs), read_optional_windows(theirs, attention)
-    blocks = {kind: pre_norm_block(theirs, attention, feedforward) for kind, attention in attentions.items()}
+    feedforward, attentions = decoder.read_swiglu(theirs), read_optional_windows(theirs, attention)
+    blocks = {kind: decoder.pre_norm_block(theirs, attention, feedforward) for kind, attention in attentions.items()}
     if kinds := layer_list(theirs, "layer_types", str, ()):
         return tile_blocks(theirs, blocks, kinds)
     depth = theirs.integer("num_hidden_layers")
@@ -70,9 +55,10 @@ def read_layers(theirs: Config, attention: Attention) -> tuple[Repeat, ...]:
 def common_config(model_type: str, architecture: str, model: Decoder) -> dict[str, Any]:
     """The keys that Qwen2 and Qwen3 have."""
     pairs = [bodies(block, Attention, SwiGLU) for block in model.blocks]
-    return llama_config(model_type, architecture, model, *pairs[0]) | window_config([pair[0] for pair in pairs])
+    windows = optional_window_config([attention for attention, _ in pairs])
+    return decoder.llama_config(model_type, architecture, model, *pairs[0]) | windows
 
 
-def window_config(attentions: list[Attention]) -> dict[str, Any]:
-    size = window_size(attentions)
-    return {"use_sliding_window": size is not None, "sliding_window": size, "layer_types": layer_types(attentions)}
+def optional_window_config(attentions: list[Attention]) -> dict[str, Any]:
+    settings = window_config(attentions)
+    return {"use_sliding_window": settings["sliding_window"] is not None, **settings}

@@ -7,24 +7,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from regard.families.common import decoder
 from regard.families.common.config_reader import Config
-from regard.families.common.decoder import (
-    EMBEDDING_AND_HEAD,
-    IGNORED,
-    LAYER,
-    NORMS,
-    PROJECTIONS,
-    llama_config,
-    pre_norm_block,
-    read_attention,
-    read_decoder,
-    read_swiglu,
-)
 from regard.families.common.layer_types import FULL, SLIDING, layer_interval, layer_list, tile_blocks
 from regard.families.common.moe import EXPERTS, balance_per_layer, dense_layers, mixer_and_experts, routing_config
 from regard.families.common.names import FEEDFORWARD
 from regard.families.common.roundtrip import bodies, check_roundtrip
-from regard.families.qwen2 import read_optional_windows, window_config
+from regard.families.qwen2 import optional_window_config, read_optional_windows
 from regard.models.decoder import Decoder
 from regard.models.stack import Repeat
 from regard.parts.attention import Attention
@@ -50,22 +39,22 @@ DEFAULTS = {
 }
 MAX_LAYERS = 1024  # each layer is looked up on its own; a config may claim any number
 SHARED = (
-    Link(f"{LAYER}.mlp.shared_expert.{{proj}}.weight", f"{FEEDFORWARD}.body.shared.{{proj}}.weight"),
-    Link(f"{LAYER}.mlp.shared_expert_gate.weight", f"{FEEDFORWARD}.body.shared_gate.weight"),
+    Link(f"{decoder.LAYER}.mlp.shared_expert.{{proj}}.weight", f"{FEEDFORWARD}.body.shared.{{proj}}.weight"),
+    Link(f"{decoder.LAYER}.mlp.shared_expert_gate.weight", f"{FEEDFORWARD}.body.shared_gate.weight"),
 )
-TABLE = Table(*EMBEDDING_AND_HEAD, *PROJECTIONS, *NORMS, *EXPERTS, *SHARED, ignored=IGNORED)
+TABLE = decoder.make_table(*decoder.PROJECTIONS, *decoder.NORMS, *EXPERTS, *SHARED)
 
 
 def spec(config: dict[str, Any]) -> Decoder:
     theirs = Config("qwen2_moe", DEFAULTS | config)
-    attention = replace(read_attention(theirs), bias=theirs.flag("qkv_bias"), out_bias=False)
+    attention = replace(decoder.read_attention(theirs), bias=theirs.flag("qkv_bias"), out_bias=False)
     attentions = read_optional_windows(theirs, attention)
     windows = theirs.integer("max_window_layers") if SLIDING in attentions else 0
     default = tuple(SLIDING if n % 2 == 0 and n < windows else FULL for n in range(read_depth(theirs)))
     kinds = layer_list(theirs, "layer_types", str, default)
     shared = SwiGLU(theirs.integer("shared_expert_intermediate_size"))
     experts = replace(read_experts(theirs), shared=shared, shared_gate=True)
-    return read_decoder(theirs, read_layers(theirs, attentions, kinds, experts))
+    return decoder.read_decoder(theirs, read_layers(theirs, attentions, kinds, experts))
 
 
 def config(model: Decoder) -> dict[str, Any]:
@@ -73,7 +62,7 @@ def config(model: Decoder) -> dict[str, Any]:
     attentions = [bodies(block, Attention, Body)[0] for block in model.blocks]
     settings = (
         common_config("qwen2_moe", "Qwen2MoeForCausalLM", model)
-        | window_config(attentions)
+        | optional_window_config(attentions)
         | {
             "qkv_bias": attention.bias,
             "shared_expert_intermediate_size": experts.shared.hidden_dim(model.width) if experts.shared else 0,
@@ -108,9 +97,10 @@ def read_layers(
     """Layers with attention of these kinds; every n-th has experts, except those in `mlp_only_layers`."""
     dense, step = {*theirs.list_of(int, "mlp_only_layers", ())}, layer_interval(theirs, "decoder_sparse_step", 1)
     sparse = [n not in dense and (n + 1) % step == 0 for n in range(read_depth(theirs))]
-    feedforwards = {False: read_swiglu(theirs), True: replace(experts, balance=balance_per_layer(theirs, sum(sparse)))}
+    experts = replace(experts, balance=balance_per_layer(theirs, sum(sparse)))
+    feedforwards = {False: decoder.read_swiglu(theirs), True: experts}
     blocks = {
-        (kind, has_experts): pre_norm_block(theirs, attention, feedforward)
+        (kind, has_experts): decoder.pre_norm_block(theirs, attention, feedforward)
         for kind, attention in attentions.items()
         for has_experts, feedforward in feedforwards.items()
     }
@@ -121,7 +111,7 @@ def common_config(model_type: str, architecture: str, model: Decoder) -> dict[st
     """The keys that Qwen2-MoE and Qwen3-MoE have."""
     (attention, experts), dense = mixer_and_experts(model, Attention), dense_layers(model)
     feedforward = bodies(model.blocks[dense[0]], Attention, SwiGLU)[1] if dense else experts.expert
-    return llama_config(model_type, architecture, model, attention, feedforward) | {
+    return decoder.llama_config(model_type, architecture, model, attention, feedforward) | {
         "num_experts": experts.count,
         "moe_intermediate_size": experts.expert.hidden_dim(model.width),
         "norm_topk_prob": experts.router.renormalizes(experts.top_k),

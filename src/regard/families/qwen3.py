@@ -4,17 +4,8 @@ from dataclasses import replace
 from typing import Any
 
 from regard.families import qwen2
+from regard.families.common import decoder
 from regard.families.common.config_reader import Config
-from regard.families.common.decoder import (
-    EMBEDDING_AND_HEAD,
-    IGNORED,
-    NORMS,
-    PROJECTIONS,
-    QK_NORMS,
-    read_attention,
-    read_decoder,
-    read_rms_norm,
-)
 from regard.families.common.roundtrip import bodies, check_roundtrip
 from regard.models.decoder import Decoder
 from regard.parts.attention import Attention
@@ -22,13 +13,13 @@ from regard.parts.feedforward import SwiGLU
 from regard.weights.table import Table
 
 DEFAULTS = qwen2.DEFAULTS | {"head_dim": 128}
-TABLE = Table(*EMBEDDING_AND_HEAD, *PROJECTIONS, *NORMS, *QK_NORMS, prefix="model.", ignored=IGNORED)
+TABLE = decoder.make_table(*decoder.PROJECTIONS, *decoder.NORMS, *decoder.QK_NORMS, prefix="model.")
 
 
 def spec(config: dict[str, Any]) -> Decoder:
     theirs = Config("qwen3", DEFAULTS | config)
-    attention = replace(read_attention(theirs), qk_norm=read_rms_norm(theirs))
-    return read_decoder(theirs, qwen2.read_layers(theirs, attention))
+    attention = replace(decoder.read_attention(theirs), qk_norm=decoder.read_rms_norm(theirs))
+    return decoder.read_decoder(theirs, qwen2.read_layers(theirs, attention))
 
 
 def config(model: Decoder) -> dict[str, Any]:

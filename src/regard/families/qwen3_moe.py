@@ -4,17 +4,8 @@ from dataclasses import replace
 from typing import Any
 
 from regard.families import qwen2_moe
+from regard.families.common import decoder
 from regard.families.common.config_reader import Config
-from regard.families.common.decoder import (
-    EMBEDDING_AND_HEAD,
-    IGNORED,
-    NORMS,
-    PROJECTIONS,
-    QK_NORMS,
-    read_attention,
-    read_decoder,
-    read_rms_norm,
-)
 from regard.families.common.layer_types import FULL, SLIDING, window_size
 from regard.families.common.moe import EXPERTS, mixer_and_experts
 from regard.families.common.roundtrip import check_roundtrip
@@ -30,15 +21,15 @@ DEFAULTS = qwen2_moe.DEFAULTS | {
     "num_experts_per_tok": 8,
     "moe_intermediate_size": 768,
 }
-TABLE = Table(*EMBEDDING_AND_HEAD, *PROJECTIONS, *NORMS, *QK_NORMS, *EXPERTS, ignored=IGNORED)
+TABLE = decoder.make_table(*decoder.PROJECTIONS, *decoder.NORMS, *decoder.QK_NORMS, *EXPERTS)
 
 
 def spec(config: dict[str, Any]) -> Decoder:
     theirs = Config("qwen3_moe", DEFAULTS | config)
-    attention = replace(read_attention(theirs), qk_norm=read_rms_norm(theirs))
+    attention = replace(decoder.read_attention(theirs), qk_norm=decoder.read_rms_norm(theirs))
     attentions = read_optional_windows(theirs, attention)
     kinds = (SLIDING if SLIDING in attentions else FULL,) * read_depth(theirs)
-    return read_decoder(theirs, read_layers(theirs, attentions, kinds, read_experts(theirs)))
+    return decoder.read_decoder(theirs, read_layers(theirs, attentions, kinds, read_experts(theirs)))
 
 
 def config(model: Decoder) -> dict[str, Any]:

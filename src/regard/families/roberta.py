@@ -8,14 +8,8 @@ from functools import partial
 from typing import Any
 
 from regard.families import bert
+from regard.families.common import encoder_heads
 from regard.families.common.config_reader import Config
-from regard.families.common.encoder_heads import (
-    DENSE_AND_LABELS,
-    LABELS,
-    Heads,
-    check_encoder_roundtrip,
-    tied_copies,
-)
 from regard.models.encoder import Encoder
 from regard.models.heads import Classification, Dense, Head, MaskedLM
 from regard.parts.position.learned import Learned
@@ -28,13 +22,14 @@ def spec(config: dict[str, Any]) -> Encoder:
 
 
 def config(model: Encoder) -> dict[str, Any]:
-    return check_encoder_roundtrip(model, common_config("roberta", model), spec, partial(heads, name="Roberta"))
+    settings, own_heads = common_config("roberta", model), partial(heads, name="Roberta")
+    return encoder_heads.check_encoder_roundtrip(model, settings, spec, own_heads)
 
 
 def table(model: Encoder) -> Table:
     base = bert.base_prefix(model, "roberta.")
     links = *bert.encoder_links(base), *head_links(model.head)
-    return Table(*links, ignored=ignored(base), derived=tied_copies(base, "lm_head"))
+    return Table(*links, ignored=ignored(base), derived=encoder_heads.tied_copies(base, "lm_head"))
 
 
 def read_positions(theirs: Config) -> Learned:
@@ -44,7 +39,7 @@ def read_positions(theirs: Config) -> Learned:
     return Learned(theirs.integer("max_position_embeddings") - (padding + 1), offset=padding + 1)
 
 
-def heads(theirs: Config, name: str) -> Heads:
+def heads(theirs: Config, name: str) -> encoder_heads.Heads:
     """`name` is the beginning of the class names."""
     return {
         f"{name}Model": None,
@@ -69,7 +64,7 @@ def head_links(head: Head | None) -> tuple[Link, ...]:
             Link("lm_head.bias" if head.tied else "lm_head.decoder.bias", "head.vocab.bias"),
             Link("lm_head.decoder.weight", "head.vocab.weight"),
         )
-    return DENSE_AND_LABELS if isinstance(head, Classification) and head.dense else LABELS
+    return encoder_heads.DENSE_AND_LABELS if isinstance(head, Classification) and head.dense else encoder_heads.LABELS
 
 
 def ignored(base: str) -> tuple[str, ...]:

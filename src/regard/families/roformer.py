@@ -9,14 +9,8 @@ import torch
 from torch import Tensor
 
 from regard.families import bert
+from regard.families.common import encoder_heads
 from regard.families.common.config_reader import Config
-from regard.families.common.encoder_heads import (
-    DENSE_AND_LABELS,
-    Heads,
-    bert_head_links,
-    check_encoder_roundtrip,
-    tied_copies,
-)
 from regard.kernels.attention.mask import Full
 from regard.models.encoder import Encoder
 from regard.models.heads import Classification, Dense
@@ -37,17 +31,18 @@ def spec(config: dict[str, Any]) -> Encoder:
 
 def config(model: Encoder) -> dict[str, Any]:
     settings = bert.common_config("roformer", model) | {"embedding_size": model.table_dim}
-    return check_encoder_roundtrip(model, settings, spec, heads)
+    return encoder_heads.check_encoder_roundtrip(model, settings, spec, heads)
 
 
 def table(model: Encoder) -> Table:
     base = bert.base_prefix(model, "roformer.")
-    links = *bert.encoder_links(base), *bert_head_links(model.head, "", DENSE_AND_LABELS)
-    derived = {**tied_copies(base, "cls.predictions"), f"{base}encoder.embed_positions.weight": sines_and_cosines}
+    links = *bert.encoder_links(base), *encoder_heads.bert_head_links(model.head, "", encoder_heads.DENSE_AND_LABELS)
+    sinusoids = {f"{base}encoder.embed_positions.weight": sines_and_cosines}
+    derived = {**encoder_heads.tied_copies(base, "cls.predictions"), **sinusoids}
     return Table(*links, ignored=("cls.predictions.bias",), derived=derived)
 
 
-def heads(theirs: Config) -> Heads:
+def heads(theirs: Config) -> encoder_heads.Heads:
     dense = Dense(theirs.activation("hidden_act", "gelu"))
     return {
         "RoFormerModel": None,

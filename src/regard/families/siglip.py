@@ -6,18 +6,8 @@ tokenizer pads all texts to one length, and the padding must be part of the inpu
 
 from typing import Any
 
+from regard.families.common import dual_tower
 from regard.families.common.config_reader import Config
-from regard.families.common.dual_tower import (
-    IGNORED,
-    TEXT_LINKS,
-    read_feedforward,
-    read_image_encoder,
-    read_norm,
-    read_text_encoder,
-    read_tower,
-    tower_config,
-    vision_links,
-)
 from regard.families.common.images import read_patches, require_squares
 from regard.families.common.roundtrip import check_roundtrip, require_type
 from regard.kernels.attention.mask import Full
@@ -49,28 +39,29 @@ POOLING_LINKS = (
 
 def spec(config: dict[str, Any]) -> DualEncoder:
     theirs = Config("siglip", config)
-    vision = read_tower(theirs, "vision_config", VISION_DEFAULTS)
-    text = read_tower(theirs, "text_config", TEXT_DEFAULTS)
+    vision = dual_tower.read_tower(theirs, "vision_config", VISION_DEFAULTS)
+    text = dual_tower.read_tower(theirs, "text_config", TEXT_DEFAULTS)
     vision.accept_only("vision_use_head", True)
     attention = CrossAttention(vision.integer("num_attention_heads"), bias=True)
-    pooling = AttentionPooling(attention, read_feedforward(vision), read_norm(vision))
+    pooling = AttentionPooling(attention, dual_tower.read_feedforward(vision), dual_tower.read_norm(vision))
     patches = require_squares(read_patches(vision, 16, cls=False), vision.model_type)
     dim = text.integer("projection_size", text.integer("hidden_size"))
     return DualEncoder(
-        image=read_image_encoder(vision, patches, Pooled(probe=pooling), embedding_norm=None),
-        text=read_text_encoder(text, Full(), Pooled("last", dim, bias=True)),
+        image=dual_tower.read_image_encoder(vision, patches, Pooled(probe=pooling), embedding_norm=None),
+        text=dual_tower.read_text_encoder(text, Full(), Pooled("last", dim, bias=True)),
         bias=0.0,
     )
 
 
 def config(model: DualEncoder) -> dict[str, Any]:
     model = require_type(model, DualEncoder)
+    text, vision = dual_tower.tower_config(model.text), dual_tower.tower_config(model.image)
     dim = getattr(model.text.head, "dim", None)
     settings = {
         "model_type": "siglip",
         "architectures": ["SiglipModel"],
-        "text_config": {"model_type": "siglip_text_model", **tower_config(model.text), "projection_size": dim},
-        "vision_config": {"model_type": "siglip_vision_model", **tower_config(model.image)},
+        "text_config": {"model_type": "siglip_text_model", **text, "projection_size": dim},
+        "vision_config": {"model_type": "siglip_vision_model", **vision},
     }
     return check_roundtrip("siglip", model, settings, spec)
 
@@ -79,8 +70,8 @@ def table(model: DualEncoder) -> Table:
     return Table(
         Link("logit_scale", "scale", Reshape((1,))),
         Link("logit_bias", "bias", Reshape((1,))),
-        *(link.prefixed("text_model.", "text.") for link in TEXT_LINKS),
+        *(link.prefixed("text_model.", "text.") for link in dual_tower.TEXT_LINKS),
         Link("text_model.head.{leaf}", "text.head.proj.{leaf}"),
-        *(link.prefixed("vision_model.", "image.") for link in (*vision_links(model.image), *POOLING_LINKS)),
-        ignored=IGNORED,
+        *(link.prefixed("vision_model.", "image.") for link in (*dual_tower.vision_links(model.image), *POOLING_LINKS)),
+        ignored=dual_tower.IGNORED,
     )

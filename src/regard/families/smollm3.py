@@ -4,18 +4,11 @@ from dataclasses import replace
 from itertools import cycle
 from typing import Any
 
+from regard.families.common import decoder
 from regard.families.common.config_reader import Config
-from regard.families.common.decoder import (
-    LLAMA_TABLE,
-    llama_config,
-    pre_norm_block,
-    read_attention,
-    read_decoder,
-    read_swiglu,
-)
 from regard.families.common.layer_types import FULL, SLIDING, layer_interval, layer_list, tile_blocks
 from regard.families.common.roundtrip import bodies, check_roundtrip
-from regard.families.qwen2 import read_optional_windows, window_config
+from regard.families.qwen2 import optional_window_config, read_optional_windows
 from regard.models.decoder import Decoder
 from regard.parts.attention import Attention
 from regard.parts.feedforward import SwiGLU
@@ -33,31 +26,31 @@ DEFAULTS = {
 
 def spec(config: dict[str, Any]) -> Decoder:
     theirs = Config("smollm3", DEFAULTS | config)
-    feedforward = read_swiglu(theirs, theirs.flag("mlp_bias", False))
-    attentions = read_optional_windows(theirs, read_attention(theirs))
+    feedforward = decoder.read_swiglu(theirs, theirs.flag("mlp_bias", False))
+    attentions = read_optional_windows(theirs, decoder.read_attention(theirs))
     blocks = {}
     for kind, attention in attentions.items():
-        blocks[kind, 1] = pre_norm_block(theirs, attention, feedforward)
-        blocks[kind, 0] = pre_norm_block(theirs, replace(attention, position=NoPosition()), feedforward)
+        blocks[kind, 1] = decoder.pre_norm_block(theirs, attention, feedforward)
+        blocks[kind, 0] = decoder.pre_norm_block(theirs, replace(attention, position=NoPosition()), feedforward)
     default_rope = (1,) * (layer_interval(theirs, "no_rope_layer_interval", 4) - 1) + (0,)
     rope = layer_list(theirs, "no_rope_layers", int, default_rope)  # 1: the layer has RoPE
     default_types = tuple(SLIDING if SLIDING in attentions and not rotated else FULL for rotated in rope)
     kinds = layer_list(theirs, "layer_types", str, default_types)
-    return read_decoder(theirs, tile_blocks(theirs, blocks, tuple(zip(kinds, cycle(rope), strict=False))))
+    return decoder.read_decoder(theirs, tile_blocks(theirs, blocks, tuple(zip(kinds, cycle(rope), strict=False))))
 
 
 def config(model: Decoder) -> dict[str, Any]:
     pairs = [bodies(block, Attention, SwiGLU) for block in model.blocks]
     attentions = [attention for attention, _ in pairs]
     attention, feedforward = next((pair for pair in pairs if pair[0].position != NoPosition()), pairs[0])
-    settings = llama_config("smollm3", "SmolLM3ForCausalLM", model, attention, feedforward) | {
+    settings = decoder.llama_config("smollm3", "SmolLM3ForCausalLM", model, attention, feedforward) | {
         "attention_bias": attention.bias,
         "mlp_bias": feedforward.bias,
         "no_rope_layers": [int(attention.position != NoPosition()) for attention in attentions],
-        **window_config(attentions),
+        **optional_window_config(attentions),
     }
     return check_roundtrip("smollm3", model, settings, spec)
 
 
 def table(model: Decoder) -> Table:
-    return LLAMA_TABLE
+    return decoder.LLAMA_TABLE

@@ -34,7 +34,13 @@ NORMS = (
 QK_NORMS = (Link(f"{LAYER}.self_attn.{{side}}_norm.weight", f"{ATTENTION}.body.{{side}}_norm.norm.weight"),)
 IGNORED = ("lm_head.weight", f"{LAYER}.self_attn.rotary_emb.inv_freq")
 
-LLAMA_TABLE = Table(*EMBEDDING_AND_HEAD, *PROJECTIONS, *NORMS, prefix="model.", ignored=IGNORED)
+
+def make_table(*links: Link, prefix: str = "") -> Table:
+    """The table of layers with these links, and of Llama's embedding, final norm and head."""
+    return Table(*EMBEDDING_AND_HEAD, *links, prefix=prefix, ignored=IGNORED)
+
+
+LLAMA_TABLE = make_table(*PROJECTIONS, *NORMS, prefix="model.")
 
 
 def read_attention(theirs: Config, position: Rope | None = None, kv_heads: int | None = None) -> Attention:

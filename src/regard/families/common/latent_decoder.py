@@ -6,18 +6,8 @@ loss for these models, so none is added.
 
 from typing import Any
 
+from regard.families.common import decoder
 from regard.families.common.config_reader import Config
-from regard.families.common.decoder import (
-    EMBEDDING_AND_HEAD,
-    FEEDFORWARD_PROJECTIONS,
-    IGNORED,
-    LAYER,
-    NORMS,
-    decoder_config,
-    pre_norm_block,
-    read_decoder,
-    read_swiglu,
-)
 from regard.families.common.moe import EXPERTS, dense_layers, mixer_and_experts
 from regard.families.common.names import ATTENTION, FEEDFORWARD
 from regard.families.common.rope_config import read_rope, rope_parameters
@@ -57,9 +47,9 @@ def read_latent_decoder(theirs: Config, layout: PairLayout, router: Router) -> D
     )
     attention, depth = read_latent_attention(theirs, layout), theirs.integer("num_hidden_layers")
     dense = min(theirs.integer("first_k_dense_replace"), depth)
-    runs = (read_swiglu(theirs, bias), dense), (experts, depth - dense)
-    layers = (Repeat((pre_norm_block(theirs, attention, body),), times) for body, times in runs if times)
-    return read_decoder(theirs, tuple(layers))
+    runs = (decoder.read_swiglu(theirs, bias), dense), (experts, depth - dense)
+    layers = (Repeat((decoder.pre_norm_block(theirs, attention, body),), times) for body, times in runs if times)
+    return decoder.read_decoder(theirs, tuple(layers))
 
 
 def read_latent_attention(theirs: Config, layout: PairLayout) -> LatentAttention:
@@ -88,7 +78,7 @@ def latent_config(model_type: str, architecture: str, model: Decoder) -> dict[st
     feedforward = bodies(model.blocks[dense[0]], LatentAttention, SwiGLU)[1] if dense else experts.expert
     hidden = experts.expert.hidden_dim(model.width)
     shared = 0 if experts.shared is None else experts.shared.hidden_dim(model.width)
-    return decoder_config(model_type, architecture, model) | {
+    return decoder.decoder_config(model_type, architecture, model) | {
         "intermediate_size": feedforward.hidden_dim(model.width),
         "first_k_dense_replace": len(dense),
         "num_attention_heads": attention.heads,
@@ -115,17 +105,17 @@ def latent_config(model_type: str, architecture: str, model: Decoder) -> dict[st
 
 def latent_table(model: Decoder) -> Table:
     attention, _ = bodies(model.blocks[0], LatentAttention, Body)
-    theirs, ours = f"{LAYER}.self_attn", f"{ATTENTION}.body"
+    theirs, ours = f"{decoder.LAYER}.self_attn", f"{ATTENTION}.body"
     query = "q_b_proj" if attention.query_rank else "q_proj"
     latent_and_key = (f"{ours}.latent_proj.{{leaf}}", f"{ours}.k_rope_proj.{{leaf}}")
     per_head = Split(groups=attention.heads), Reshape((-1, attention.rank))
     return Table(
-        *EMBEDDING_AND_HEAD,
-        *NORMS,
-        FEEDFORWARD_PROJECTIONS,
+        *decoder.EMBEDDING_AND_HEAD,
+        *decoder.NORMS,
+        decoder.FEEDFORWARD_PROJECTIONS,
         *EXPERTS,
-        Link(f"{LAYER}.mlp.gate.e_score_correction_bias", f"{FEEDFORWARD}.body.router.correction"),
-        Link(f"{LAYER}.mlp.shared_experts.{{proj}}.{{leaf}}", f"{FEEDFORWARD}.body.shared.{{proj}}.{{leaf}}"),
+        Link(f"{decoder.LAYER}.mlp.gate.e_score_correction_bias", f"{FEEDFORWARD}.body.router.correction"),
+        Link(f"{decoder.LAYER}.mlp.shared_experts.{{proj}}.{{leaf}}", f"{FEEDFORWARD}.body.shared.{{proj}}.{{leaf}}"),
         Link(f"{theirs}.{query}.weight", f"{ours}.q_proj.weight"),
         Link(f"{theirs}.q_a_proj.{{leaf}}", f"{ours}.q_latent_proj.{{leaf}}"),
         Link(f"{theirs}.q_a_layernorm.weight", f"{ours}.q_latent_norm.weight"),
@@ -133,5 +123,5 @@ def latent_table(model: Decoder) -> Table:
         Link(f"{theirs}.kv_a_layernorm.weight", f"{ours}.latent_norm.weight"),
         Link(f"{theirs}.kv_b_proj.weight", (f"{ours}.k_up", f"{ours}.v_up"), *per_head),
         Link(f"{theirs}.o_proj.{{leaf}}", f"{ours}.o_proj.{{leaf}}"),
-        ignored=(*IGNORED, f"model.layers.{len(model.blocks)}.{{path}}"),  # the layer of multi-token prediction
+        ignored=(*decoder.IGNORED, f"model.layers.{len(model.blocks)}.{{path}}"),  # the layer of multi-token prediction
     )

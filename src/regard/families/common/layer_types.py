@@ -7,7 +7,7 @@ A list is read as its shortest period, which is tiled over the depth, so that th
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from regard.families.common.config_reader import Config, FamilyError
 from regard.kernels.attention.patterns.window import Window
@@ -40,6 +40,16 @@ def layer_interval(theirs: Config, key: str, default: int) -> int:
     return found
 
 
+def sliding_then_full(theirs: Config, key: str, default: int) -> tuple[str, ...]:
+    """One period of the rule that every n-th layer attends to all keys and the others have a window."""
+    return *[SLIDING] * (layer_interval(theirs, key, default) - 1), FULL
+
+
+def tile_by_type(theirs: Config, blocks: Mapping[str, Block], default: tuple[str, ...]) -> tuple[Repeat, ...]:
+    """The blocks of the config's `layer_types`, or of the default ones, tiled over the depth of the model."""
+    return tile_blocks(theirs, blocks, layer_list(theirs, "layer_types", str, default))
+
+
 def tile_blocks(theirs: Config, blocks: Mapping[Kind, Block], kinds: tuple[Kind, ...]) -> tuple[Repeat, ...]:
     """The blocks of these kinds, in this order, tiled over the depth of the model."""
     for kind in set(kinds) - set(blocks):
@@ -68,6 +78,11 @@ def window_size(attentions: Sequence[Attention]) -> int | None:
 
 def layer_types(attentions: Sequence[Attention]) -> list[str]:
     return [SLIDING if isinstance(attention.mask, Window) else FULL for attention in attentions]
+
+
+def window_config(attentions: Sequence[Attention], default: int | None = None) -> dict[str, Any]:
+    """The layer types, and the size of the windows; `default` if there are none."""
+    return {"sliding_window": window_size(attentions) or default, "layer_types": layer_types(attentions)}
 
 
 def first_of_type(found: Sequence[Body], body_type: type[BodyType], default: BodyType) -> BodyType:
