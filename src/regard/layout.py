@@ -49,10 +49,6 @@ class TokenLayout:
         """The same queries with other keys, (B, S) each."""
         return set_keys(self, TokenLayout(positions, segments, valid))
 
-    def with_cached_keys(self, keys: "TokenLayout") -> "TokenLayout":
-        """The same queries with the keys of a store; one layout for all layers."""
-        return self.derived(set_keys, keys)
-
     def cross(self, source: "TokenLayout") -> "TokenLayout":
         """The same queries with the tokens of a source as keys; the stack's inputs do not apply to it."""
         return TokenLayout(self.positions, self.segments, self.valid, self.rows, keys=source)

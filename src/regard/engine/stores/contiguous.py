@@ -7,7 +7,7 @@ from torch import Tensor
 
 from regard.engine.stores.base import ModelMemory, Snapshot
 from regard.engine.stores.ring import SLACK
-from regard.engine.stores.rows import RowTable, row_indices, rows_of
+from regard.engine.stores.rows import KeyLayout, RowTable, row_indices, rows_of
 from regard.engine.stores.states import build_storages
 from regard.layout import TokenLayout
 from regard.parts.state import PerToken, State
@@ -17,7 +17,7 @@ class Placement(NamedTuple):
     rows: Tensor  # (B, 1)
     slots: Tensor  # (B, L) of the new tokens
     span: int  # slots that are read
-    keys: TokenLayout  # of the slots that are read
+    keys: KeyLayout  # of the slots that are read
 
 
 class Contiguous:
@@ -55,7 +55,7 @@ class Contiguous:
         rows = row_indices(layout)
         slots = layout.positions if layout.valid is None else layout.positions.where(layout.valid, self.capacity)
         keys = torch.arange(span, device=rows.device).expand(len(rows), span)
-        return Placement(rows.unsqueeze(-1), slots, span, TokenLayout(keys))
+        return Placement(rows.unsqueeze(-1), slots, span, KeyLayout(keys))
 
     def reserve(self, row: int, length: int) -> bool:
         return length <= self.capacity
@@ -116,4 +116,4 @@ class ContiguousState(NamedTuple):
             array = self.storage.arrays[name]  # (rows, heads, capacity + 1, dim)
             array[rows, :, slots] = new.transpose(1, 2)
             kept.append(array[rows_of(layout), :, :span])
-        return (*kept, layout.with_cached_keys(keys))
+        return (*kept, keys.attach(layout))

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from regard.engine.stores.base import CannotRewind, ModelMemory, Snapshot
 from regard.engine.stores.ring import SLACK
-from regard.engine.stores.rows import RowTable
+from regard.engine.stores.rows import KeyLayout, RowTable
 from regard.engine.stores.states import build_storages
 from regard.kernels.attention.pages import Pages, gather_pages
 from regard.layout import TokenLayout
@@ -25,7 +25,7 @@ BLOCK = 16  # tokens per block
 class PagedPlacement(NamedTuple):
     slots: Tensor  # (B, L) of the new tokens
     blocks: Tensor  # (B, n) blocks that are read
-    keys: TokenLayout  # of the slots of these blocks
+    keys: KeyLayout  # of the slots of these blocks
 
 
 class Paged:
@@ -89,7 +89,7 @@ class Paged:
         blocks = table[:, : -(-span // self.block)]
         span = blocks.shape[1] * self.block
         keys = torch.arange(span, device=slots.device).expand(len(slots), span)
-        return PagedPlacement(slots, blocks, TokenLayout(keys))
+        return PagedPlacement(slots, blocks, KeyLayout(keys))
 
     def reserve(self, row: int, length: int) -> bool:
         need = -(-length // self.block) - len(self.owned[row])
@@ -208,4 +208,4 @@ class PagedState(NamedTuple):
                 new = new.masked_fill(~layout.valid[:, None, :, None], 0)
             array[slots] = new.transpose(1, 2)
             kept.append(Pages(array, blocks, self.storage.block))  # (B, heads, S, dim)
-        return (*(kept if self.storage.as_pages else map(gather_pages, kept)), layout.with_cached_keys(keys))
+        return (*(kept if self.storage.as_pages else map(gather_pages, kept)), keys.attach(layout))

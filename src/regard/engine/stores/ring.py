@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from regard.engine.stores.rows import RowTable, row_indices, rows_of
+from regard.engine.stores.rows import KeyLayout, RowTable, row_indices, rows_of
 from regard.layout import TokenLayout
 from regard.parts.state import PerToken
 
@@ -26,7 +26,7 @@ EMPTY = -1
 class RingPlacement(NamedTuple):
     rows: Tensor  # (B, 1)
     slots: Tensor  # (B, L) of the new tokens
-    keys: TokenLayout  # that the new tokens may attend to
+    keys: KeyLayout  # that the new tokens may attend to
     appends: bool  # keys are the old slots followed by the new tokens, not the slots after writing
 
 
@@ -59,10 +59,10 @@ class RingBuffer:
         if appends:
             start = new.where(valid, last).amin(1, keepdim=True)  # (B, 1)
             kept = (old != EMPTY) & (old < start)  # a row that starts again may still hold its old tokens
-            keys = TokenLayout(torch.cat([old, new], 1), valid=torch.cat([kept, valid], 1))
+            keys = KeyLayout(torch.cat([old, new], 1), torch.cat([kept, valid], 1))
         else:
             now = self.positions[rows, : self.size]
-            keys = TokenLayout(now, valid=now != EMPTY)
+            keys = KeyLayout(now, now != EMPTY)
         return RingPlacement(rows.unsqueeze(-1), slots, keys, appends)
 
     def row_arrays(self, row: int) -> list[Tensor]:
@@ -110,4 +110,4 @@ class RingState(NamedTuple):
             else:
                 array[rows, :, slots] = new.transpose(1, 2)
                 kept.append(array[rows_of(layout), :, :size])  # (B, heads, size, dim)
-        return (*kept, layout.with_cached_keys(keys))
+        return (*kept, keys.attach(layout))

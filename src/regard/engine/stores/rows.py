@@ -133,6 +133,21 @@ def copy(arrays: list[Tensor], to: list[Tensor]) -> None:
         new.copy_(old)
 
 
+class KeyLayout:
+    """The keys that a forward reads from a store. All layers get one layout, so what is derived from it is shared."""
+
+    def __init__(self, positions: Tensor, valid: Tensor | None = None):
+        self.positions, self.valid = positions, valid
+        self.queries: TokenLayout | None = None
+        self.layout: TokenLayout | None = None
+
+    def attach(self, queries: TokenLayout) -> TokenLayout:
+        """The layout of these queries with the store's keys."""
+        if self.layout is None or self.queries is not queries:
+            self.queries, self.layout = queries, queries.with_keys(self.positions, self.valid)
+        return self.layout
+
+
 def rows_of(layout: TokenLayout) -> slice | Tensor:
     """The rows of the store that belong to the batch rows."""
     return slice(len(layout.positions)) if layout.rows is None else layout.rows
