@@ -22,24 +22,33 @@ def plain_loops(q: Tensor, k: Tensor, v: Tensor, layout: TokenLayout, options: S
     out = torch.zeros(*q.shape[:3], v.shape[-1], dtype=torch.float64)
     group = q.shape[1] // k.shape[1]
     slopes = options.bias.slopes.tolist() if isinstance(options.bias, Slopes) else [0.0] * q.shape[1]
-    for b, h, i in product(*map(range, q.shape[:3])):
-        scores = {}
-        for j in range(k.shape[2]):
-            here, there = layout.positions[b, i], layout.key_positions[b, j]
-            allowed = options.mask.allows(here.view(1, 1), there.view(1, 1))
-            attends = allowed is None or bool(allowed)
-            attends = attends and (layout.segments is None or bool(layout.segments[b, i] == layout.key_segments[b, j]))
-            attends = attends and (layout.key_valid is None or bool(layout.key_valid[b, j]))
-            if attends:
-                s = sum(x * y for x, y in zip(q[b, h, i].tolist(), k[b, h // group, j].tolist(), strict=True))
-                s *= options.scale
+    queries, keys = q.tolist(), k.tolist()
+    for b, i in product(range(len(q)), range(q.shape[2])):
+        attended = {j: distance(layout, b, i, j) for j in range(k.shape[2]) if attends(layout, options, b, i, j)}
+        for h in range(q.shape[1]):
+            scores = {}
+            for j, far in attended.items():
+                s = sum(x * y for x, y in zip(queries[b][h][i], keys[b][h // group][j], strict=True)) * options.scale
                 s = s if options.softcap is None else options.softcap * math.tanh(s / options.softcap)
-                scores[j] = s - slopes[h] * abs(int(here - there))
-        total = sum(math.exp(s) for s in scores.values())
-        total += 0.0 if options.sinks is None else math.exp(options.sinks[h].item())
-        for j, s in scores.items():
-            out[b, h, i] += math.exp(s) / total * v[b, h // group, j]
+                scores[j] = s - slopes[h] * far
+            total = sum(math.exp(s) for s in scores.values())
+            total += 0.0 if options.sinks is None else math.exp(options.sinks[h].item())
+            for j, s in scores.items():
+                out[b, h, i] += math.exp(s) / total * v[b, h // group, j]
     return out
+
+
+def distance(layout: TokenLayout, b: int, i: int, j: int) -> int:
+    return abs(int(layout.positions[b, i] - layout.key_positions[b, j]))
+
+
+def attends(layout: TokenLayout, options: ScoreOptions, b: int, i: int, j: int) -> bool:
+    allowed = options.mask.allows(layout.positions[b, i].view(1, 1), layout.key_positions[b, j].view(1, 1))
+    if allowed is not None and not allowed:
+        return False
+    if layout.segments is not None and layout.segments[b, i] != layout.key_segments[b, j]:
+        return False
+    return layout.key_valid is None or bool(layout.key_valid[b, j])
 
 
 @pytest.mark.parametrize("extra", EXTRAS)
