@@ -38,7 +38,8 @@ def attend(q: Tensor, k: Tensor, v: Tensor, layout: TokenLayout, options: ScoreO
         q = q.unflatten(1, (k.shape[1], groups)).squeeze(3)  # (B, K, G, E)
         out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, scale=scale)
         return zero_without_key(out.flatten(1, 2).unsqueeze(2)[..., :width], allowed, layout)  # (B, H, 1, Ev)
-    out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, scale=scale, enable_gqa=groups > 1)
+    grouped = {"enable_gqa": True} if groups > 1 else {}  # a branch: the operator takes no symbolic bool
+    out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, scale=scale, **grouped)
     return zero_without_key(out[..., :width], allowed, layout)  # (B, H, L, Ev)
 
 
