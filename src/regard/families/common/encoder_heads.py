@@ -27,7 +27,7 @@ def check_encoder_roundtrip(
 ) -> dict[str, Any]:
     """The settings with those of the head and its class; raises FamilyError unless `read` returns this model."""
     model_type = settings["model_type"]
-    settings |= head_settings(model.head)
+    settings = settings | head_settings(model.head)
     classes = heads(Config(model_type, settings))
     names = [name for name, head in classes.items() if canonical(head) == canonical(model.head)]
     if not names:

@@ -16,6 +16,7 @@ from regard.spec import Spec, SpecError
 
 ModelType = TypeVar("ModelType", bound=Model)
 SpecType = TypeVar("SpecType", bound=Spec)
+REMEDY = "change the spec, choose another family, or save the model in regard's own format"
 
 
 def check_roundtrip(
@@ -25,13 +26,12 @@ def check_roundtrip(
     try:
         back = canonical(read(config))
     except SpecError as error:  # the config selects another part, which cannot have these values
-        raise FamilyError(f"a {model_type} model cannot express this spec ({error})") from error
+        raise FamilyError(f"a {model_type} model cannot express this spec ({error}); {REMEDY}") from error
     if back != canonical(model):
         found = list(differences(canonical(model), back, model.kind))
         path, ours, theirs = found[0]
         refusal = FamilyError(
-            f"a {model_type} model cannot express {path}={ours!r:.120}, only {theirs!r:.120}; "
-            f"change the spec, or save the model in regard's own format"
+            f"a {model_type} model cannot express {path}={ours!r:.120}, only {theirs!r:.120}; {REMEDY}"
         )
         refusal.differences = len(found)
         raise refusal
@@ -43,14 +43,14 @@ def bodies(block: Block, *types: type) -> tuple[Any, ...]:
     found = tuple(sublayer.body for sublayer in block.sublayers)
     if len(found) != len(types) or not all(map(isinstance, found, types)):
         has, expected = ", ".join(body.kind for body in found), ", ".join(t.__name__ for t in types)
-        raise FamilyError(f"the model's blocks hold {has}; this family's blocks hold {expected}")
+        raise FamilyError(f"the model's blocks hold {has}; this family's blocks hold {expected}; {REMEDY}")
     return found
 
 
 def require_type(part: Any, expected: type[SpecType]) -> SpecType:
     """The part itself; raises FamilyError unless it has the type that the family has in its place."""
     if not isinstance(part, expected):
-        raise FamilyError(f"the model has {part!r:.80}; this family has {expected.__name__} there")
+        raise FamilyError(f"the model has {part!r:.80}; this family has {expected.__name__} there; {REMEDY}")
     return part
 
 
