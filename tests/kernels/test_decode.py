@@ -225,6 +225,6 @@ def test_on_a_gpu_no_worse_than_pytorch_by_more_than_twice(mask: str, dtype: tor
 def test_auto_takes_it_for_a_step_and_compiles_around_it() -> None:
     q, k, v, layout = inputs("grouped-query", 1, torch.bfloat16)
     options = options_of(Causal())
-    assert why(q, k, v, layout, options) == ("decode", "decode is the fastest and takes this case")
+    assert why(q, k, v, layout, options) == ("decode", "decode is the fastest and supports these arguments")
     step = torch.compile(lambda q: backend("auto")(q * 1.0, k, v, layout, options), fullgraph=True)
     assert torch.equal(step(q), backend("decode")(q, k, v, layout, options))

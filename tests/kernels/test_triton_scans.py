@@ -162,7 +162,7 @@ def test_what_the_kernels_do_not_take_is_said() -> None:
 @pytest.mark.parametrize(
     ("kind", "keys", "values", "expected"),
     [
-        ("channel", 64, 64, "one decay a token"),
+        ("channel", 64, 64, "one decay per token"),
         ("none", 32, 64, "not 32 and 64"),
         ("none", 64, 66, "not 64 and 66"),
         ("none", 128, 129, None),
