@@ -181,7 +181,7 @@ def test_masks_are_written_down_and_hashed(name: str) -> None:
         (lambda: Dilated(2, 0), "step=0 must be positive"),
         (lambda: StridedPattern(1), "at least 2"),
         (lambda: FixedPattern(4, 4), "smaller than block=4"),
-        (lambda: Longformer(4, 0), "without any it is a window"),
+        (lambda: Longformer(4, 0), "use window for none"),
         (lambda: BigBird(4, 2), "window=2 must be odd"),
         (lambda: BlockSparse(4, ()), "layout is empty"),
         (lambda: BlockSparse(4, ((0, 0),)), "row 0 of the layout"),

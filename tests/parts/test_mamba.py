@@ -146,7 +146,7 @@ def test_spans_are_the_whole(spec: Body, padded: bool, monkeypatch: pytest.Monke
         layout = TokenLayout((torch.arange(11) - torch.tensor([[6], [1]])).clamp_min(0), valid=valid)
     seen = torch.ones(2, 11, dtype=torch.bool) if layout.valid is None else layout.valid
     whole = module(x, layout)[seen]
-    monkeypatch.setattr(chunked_forward, "SPAN", 4)
+    monkeypatch.setattr(chunked_forward, "CHUNK", 4)
     in_spans = module(x, replace(layout))[seen]
     assert (in_spans - whole).abs().max() < 1e-12
     one, other = (torch.autograd.grad(y.sin().sum(), [x, *module.parameters()]) for y in (in_spans, whole))
