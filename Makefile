@@ -47,6 +47,7 @@ bench: $(READY)  ## measure beside transformers in one interleaved run; prints J
 	@$(BIN)/python -m benchmarks
 
 docs: $(READY)  ## build the documentation into site/, offline, warnings as errors
+	@$(BIN)/python docs/generate_api.py
 	@$(BIN)/zensical build --clean --strict
 
 ledger: $(READY)  ## count what is shown of docs/ledger.md; python -m tests.ledger --tick ticks it

@@ -76,6 +76,11 @@ def test_every_page_stands_in_the_navigation() -> None:
     assert sorted(listed) == sorted(map(name, PAGES))
 
 
+def test_the_api_reference_is_current() -> None:
+    written = runpy.run_path(str(DOCS / "generate_api.py"))["page"]()
+    assert (DOCS / "api.md").read_text(encoding="utf-8") == written, "run python docs/generate_api.py"
+
+
 def test_every_picture_is_shown() -> None:
     texts = [page.read_text(encoding="utf-8") for page in (ROOT / "README.md", *PAGES)]
     shown = {found for text in texts for found in re.findall(r"pictures/(\w+\.png)\)", text)}
