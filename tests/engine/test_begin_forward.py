@@ -1,0 +1,49 @@
+"""`begin_forward`: a layout can be used again, and tokens that do not continue their rows are refused."""
+
+import pytest
+import torch
+
+import regard
+from regard.engine.stores import STORES
+
+WINDOW = regard.Attention(2, mask=regard.Window(4))
+BLOCK = regard.Block((regard.Sublayer(regard.Attention(2, position=regard.Rope())), regard.Sublayer(WINDOW)))
+SPEC = regard.Decoder(31, 16, (regard.Repeat((BLOCK,)),))
+
+
+def opened(kind: str, rows: int = 2, capacity: int = 64) -> regard.Contiguous | regard.Paged:
+    store = STORES[kind].for_engine(SPEC.memory(), rows, capacity, torch.float64, torch.device("cpu"), None, None)
+    return store
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", STORES)
+def test_one_layout_serves_two_forwards(kind: str) -> None:
+    model, store, layout = SPEC.build(seed=0).double(), opened(kind), regard.TokenLayout(torch.arange(6).expand(2, 6))
+    for row in range(2):
+        assert store.reserve(row, 6)
+    for seed in (1, 2):
+        tokens = torch.randint(31, (2, 6), generator=torch.Generator().manual_seed(seed))
+        found = model(tokens, layout, store.begin_forward(layout))
+        assert (found - model(tokens)).abs().max() < 1e-12
+
+
+@pytest.mark.parametrize("kind", STORES)
+@pytest.mark.parametrize(
+    ("positions", "message"),
+    [
+        ([[3, 4]], "has 0 tokens, so the next position is 0, not 3"),
+        ([[0, 2]], "are not consecutive"),
+        ([list(range(65))], "does not fit into the store's capacity"),
+    ],
+)
+def test_positions_that_do_not_continue_a_row_are_refused(kind: str, positions: list, message: str) -> None:
+    store = opened(kind)
+    assert store.reserve(0, 64)
+    with pytest.raises(ValueError, match=message):
+        store.begin_forward(regard.TokenLayout(torch.tensor(positions)))
+
+
+def test_a_paged_row_without_blocks_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"call reserve\(0, 3\) first"):
+        opened("paged").begin_forward(regard.TokenLayout(torch.arange(3).unsqueeze(0)))
