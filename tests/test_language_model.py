@@ -37,6 +37,21 @@ def test_several_prompts_give_what_each_gives_alone(llm: LanguageModel) -> None:
     assert llm.engine.idle and llm.generate([], max_new=3) == []
 
 
+def test_more_prompts_than_the_engine_can_hold() -> None:
+    llm = LanguageModel(SPEC.build(seed=3), TOKENIZER, context=64, rows=2)
+    llm.engine.queue = 1
+    prompts = ["a", "b", "c", "d", "e", "f", "g"]
+    assert llm.generate(prompts, max_new=2, temperature=0) == [
+        llm.generate(prompt, max_new=2, temperature=0) for prompt in prompts
+    ]
+
+
+def test_a_prompt_that_fails_leaves_no_other_in_the_engine(llm: LanguageModel) -> None:
+    with pytest.raises(ValueError, match="shorten it"):
+        llm.generate(["Ben", "long " * 100], max_new=5)
+    assert llm.engine.idle
+
+
 def test_a_stream_is_the_text_in_pieces(llm: LanguageModel) -> None:
     pieces = list(llm.stream("Ben", max_new=20, temperature=0))
     assert "".join(pieces) == llm.generate("Ben", max_new=20, temperature=0)

@@ -69,10 +69,23 @@ class LanguageModel:
 
         stop: strings that end the text before them. The other options are the fields of `Sampling`.
         """
-        prompts = [prompt] if isinstance(prompt, str) else list(prompt)
-        streams = [self.submit(self.encode(text), stop, True, sampling) for text in prompts]
-        texts = ["".join(text for _, text in stream) for stream in streams]
+        prompts = [self.encode(text) for text in ([prompt] if isinstance(prompt, str) else prompt)]
+        size, texts = self.engine.max_requests, []
+        for start in range(0, len(prompts), size):
+            texts += self.generate_together(prompts[start : start + size], stop, sampling)
         return texts[0] if isinstance(prompt, str) else texts
+
+    def generate_together(self, prompts: list[list[int]], stop: Sequence[str], options: SamplingOptions) -> list[str]:
+        """The continuations of prompts that the engine can hold at once. If one fails, none stays in the engine."""
+        requests: list[Request] = []
+        try:
+            for ids in prompts:
+                requests.append(self.engine.submit(ids, self.sampling(options)))
+            streams = [self.run(request, TextStream(self.tokenizer, stop, request.ids)) for request in requests]
+            return ["".join(text for _, text in stream) for stream in streams]
+        finally:
+            for request in requests:
+                self.engine.cancel(request)
 
     def chat(
         self, messages: str | ChatMessages, *, stop: Sequence[str] = (), **sampling: Unpack[SamplingOptions]
@@ -103,6 +116,8 @@ class LanguageModel:
         An encoder embeds with its pooling head, or by the mean of its hidden states if it has no head. A decoder embeds
         by the mean of the hidden states that its head reads.
         """
+        if not isinstance(self.model, EncoderModule | DecoderModule):
+            raise ValueError(f"this model is of kind {self.model.spec.kind}; only encoders and decoders embed texts")
         several = [texts] if isinstance(texts, str) else list(texts)
         rows = [self.truncate(self.tokenizer.encode_with_special_tokens(text)) for text in several]
         order = sorted(range(len(rows)), key=lambda i: len(rows[i]))  # similar lengths together: little padding
@@ -129,10 +144,8 @@ class LanguageModel:
             if head is not None:
                 raise ValueError(f"this encoder ends in {head.kind}, which gives no embedding; use one without a head")
             hidden = self.model(tokens, layout)
-        elif isinstance(self.model, DecoderModule):
-            hidden = self.model.hidden(tokens, layout)
         else:
-            raise ValueError(f"this model is of kind {self.model.spec.kind}; only encoders and decoders embed texts")
+            hidden = self.model.hidden(tokens, layout)
         weights = (positions < lengths).unsqueeze(-1).to(hidden.dtype)
         return F.normalize((hidden * weights).sum(1), dim=-1)  # (B, D); the mean's scale is lost in the norm
 
@@ -157,9 +170,11 @@ class LanguageModel:
         self, ids: list[int], stop: Sequence[str], continues_prompt: bool, options: SamplingOptions
     ) -> "Iterator[tuple[Token, str]]":
         """Submit a request at once, and return an iterator over its tokens and their text."""
-        sampling = Sampling(stop_ids=self.tokenizer.stop_ids, **options)
-        stream = TextStream(self.tokenizer, tuple(stop), prompt_ids=ids if continues_prompt else ())
-        return self.run(self.engine.submit(ids, sampling), stream)
+        stream = TextStream(self.tokenizer, stop, prompt_ids=ids if continues_prompt else ())
+        return self.run(self.engine.submit(ids, self.sampling(options)), stream)
+
+    def sampling(self, options: SamplingOptions) -> Sampling:
+        return Sampling(stop_ids=self.tokenizer.stop_ids, **options)
 
     def run(self, request: Request, stream: TextStream) -> "Iterator[tuple[Token, str]]":
         """Step the engine until this request is done; other requests advance with it."""

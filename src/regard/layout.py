@@ -4,7 +4,8 @@ A position counts from the start of the token's own document, so it means the sa
 batch and a cached decode step. Attention compares the queries with the keys. Keys are the queries' own tokens unless
 `keys` says otherwise: with a cache, or in cross-attention. All of this is data; no module guesses an offset.
 
-A layout is immutable. What several layers compute from it alone (masks, rotation angles) is computed once by `derived`.
+A layout is immutable: what several layers compute from it alone (masks, rotation angles) is computed once by `derived`.
+The one thing that is added to is the dictionary of auxiliary losses, a fresh one for every sublayer in training.
 """
 
 from collections.abc import Callable, Hashable

@@ -5,10 +5,10 @@ import torch
 
 from regard.engine.engine import Engine
 from regard.engine.request import Sampling
-from regard.engine.stores.base import CannotRewind
+from regard.engine.stores.base import SLACK, CannotRewind
 from regard.engine.stores.contiguous import Contiguous, ContiguousStorage
 from regard.engine.stores.paged import Paged, PagedStorage
-from regard.engine.stores.ring import SLACK, RingStorage
+from regard.engine.stores.ring import RingStorage
 from regard.kernels.attention.mask import Mask
 from regard.kernels.attention.patterns.longformer import Longformer
 from regard.kernels.attention.patterns.window import Dilated, SinksAndWindow, Window

@@ -85,10 +85,10 @@ def half_a_file(moment: int) -> Callable[[], int]:
     count = 0
 
     def torn(save_file):
-        def write(weight_files, path, **options):
+        def write(tensors, path, **options):
             nonlocal count
             count += 1
-            save_file(weight_files, path, **options)
+            save_file(tensors, path, **options)
             if count == moment:
                 os.truncate(path, os.path.getsize(path) // 2)
                 die()

@@ -82,9 +82,7 @@ class Engine:
         self.device = weight.device
         if store not in STORES:
             raise ValueError(f"there is no store {store!r}; {nearest(store, STORES)}")
-        self.store = STORES[store].for_engine(
-            model.spec.memory(), rows, capacity, weight.dtype, self.device, blocks, block
-        )
+        self.store = STORES[store].open(model.spec.memory(), rows, capacity, weight.dtype, self.device, blocks, block)
         self.model, self.capacity, self.queue = model.eval(), self.store.max_tokens, queue
         self.scheduler = Scheduler(self.store, chunk)
         self.compiled = None
@@ -116,7 +114,7 @@ class Engine:
     def submit(self, ids: Sequence[int], sampling: Sampling) -> Request:
         """Append a request to the queue. ValueError if it can never run, QueueFull if too many requests wait."""
         ids = self.checked(ids)
-        if len(self.scheduler.running) + len(self.scheduler.waiting) >= self.store.rows + self.queue:
+        if len(self.scheduler.running) + len(self.scheduler.waiting) >= self.max_requests:
             raise QueueFull(f"{self.queue} requests are waiting already; try again later")
         request = Request(ids, sampling, arrival=next(self.arrivals))
         if sampling.penalizes:
@@ -156,6 +154,11 @@ class Engine:
         if request.error is not None:
             raise GenerationError(request.error)
         return request.new
+
+    @property
+    def max_requests(self) -> int:
+        """Requests that may run or wait at a time."""
+        return self.store.rows + self.queue
 
     @property
     def idle(self) -> bool:

@@ -13,15 +13,13 @@ from typing import Any, Literal, Self
 import torch
 from torch import Tensor, nn
 
+from regard.engine.stores import STORES
 from regard.engine.stores.base import Store
-from regard.engine.stores.contiguous import Contiguous
-from regard.engine.stores.paged import Paged
 from regard.layout import TokenLayout
 from regard.models.decoder import Decoder
 from regard.models.encoder import Encoder
 from regard.parts.state import PerToken, declarations
 
-STORES = ("contiguous", "paged")
 BLOCK = 4  # tokens per block of the paged store: small, so that every sequence has several blocks
 SLACK = 1  # of ring buffers: small, so that sequences wrap around
 JUNK = 7.0
@@ -32,7 +30,7 @@ Need = Literal["weights", "inputs", "padding", "packing", "memory", "engine"]
 
 class Trial:
     lacks: dict[Need, str] = {}  # features that this kind of model does not have, with the reason
-    stores: tuple[str, ...] = STORES
+    stores: tuple[str, ...] = tuple(STORES)
     source = 0  # tokens of the longest source, for a model with cross-attention
 
     def __init__(self, model: nn.Module, length: int = 24, cuts: tuple[int, ...] | None = None, seed: int = 0):
@@ -97,15 +95,14 @@ class Trial:
     def open_store(self, kind: str, rows: int, length: int = 0, slack: int = SLACK) -> Store:
         """A store with twice the capacity that the rows need, all of it reserved and filled with JUNK."""
         capacity = -(-2 * (length or self.length) // BLOCK) * BLOCK
-        options = {"dtype": self.dtype, "device": self.device, "source": self.source, "slack": slack}
-        if kind == "contiguous":
-            store = Contiguous(self.memory(), rows, capacity, **options)
-        else:
-            store = Paged(self.memory(), rows, capacity, rows * capacity // BLOCK, block=BLOCK, **options)
+        block = BLOCK if kind == "paged" else None
+        store = STORES[kind].open(
+            self.memory(), rows, capacity, self.dtype, self.device, block=block, source=self.source, slack=slack
+        )
         for row in range(rows):
             assert store.reserve(row, capacity)
         for storage in store.storages:
-            for array in getattr(storage, "arrays", {}).values():
+            for array in storage.arrays.values():
                 array.fill_(JUNK)
         return store
 

@@ -22,6 +22,7 @@ from torch import Tensor
 from regard.layout import TokenLayout
 from regard.parts.state import State
 
+SLACK = 16  # tokens that every ring buffer can rewind; speculation drafts fewer
 ModelMemory = Any  # the states that Model.memory() declares: per block, per sublayer (parts/state.py)
 
 
@@ -40,14 +41,18 @@ class CannotRewind(ValueError):
 class Store(Protocol):
     rows: int  # sequences kept at once
     capacity: int  # tokens per row
+    storages: Any  # of every layer (states.py): each has its `arrays` by name
     max_tokens: int  # tokens that one row can always get, if all others give theirs up
 
     @classmethod
-    def for_engine(
+    def open(
         cls, memory: ModelMemory, rows: int, capacity: int, dtype: torch.dtype, device: torch.device,
-        blocks: int | None, block: int | None,
+        blocks: int | None = None, block: int | None = None, source: int = 0, slack: int = SLACK,
     ) -> Self:  # fmt: skip
-        """A store with the engine's options; ValueError for an option that this store does not have."""
+        """A store with the options that engine and verify have; ValueError for one that this store does not have.
+
+        blocks, block: of a paged store. source: tokens of the longest source. slack: tokens that rings can rewind.
+        """
         ...
 
     def begin_forward(

@@ -5,8 +5,7 @@ from typing import NamedTuple, Self
 import torch
 from torch import Tensor
 
-from regard.engine.stores.base import ModelMemory, Snapshot
-from regard.engine.stores.ring import SLACK
+from regard.engine.stores.base import SLACK, ModelMemory, Snapshot
 from regard.engine.stores.rows import KeyLayout, RowTable, row_indices, rows_of
 from regard.engine.stores.states import build_storages
 from regard.layout import TokenLayout
@@ -34,13 +33,13 @@ class Contiguous:
         self.per_token = [storage for storage in self.storages if isinstance(storage, ContiguousStorage)]
 
     @classmethod
-    def for_engine(
+    def open(
         cls, memory: ModelMemory, rows: int, capacity: int, dtype: torch.dtype, device: torch.device,
-        blocks: int | None, block: int | None,
+        blocks: int | None = None, block: int | None = None, source: int = 0, slack: int = SLACK,
     ) -> Self:  # fmt: skip
         if not (blocks is None and block is None):
             raise ValueError(f"engine: the contiguous store has no blocks; leave out {blocks=} and {block=}")
-        return cls(memory, rows, capacity, dtype, device)
+        return cls(memory, rows, capacity, dtype, device, source, slack)
 
     def begin_forward(
         self, layout: TokenLayout, span: int | None = None, check: bool = True

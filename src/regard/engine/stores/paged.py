@@ -11,8 +11,7 @@ from typing import NamedTuple, Self
 import torch
 from torch import Tensor
 
-from regard.engine.stores.base import CannotRewind, ModelMemory, Snapshot
-from regard.engine.stores.ring import SLACK
+from regard.engine.stores.base import SLACK, CannotRewind, ModelMemory, Snapshot
 from regard.engine.stores.rows import KeyLayout, RowTable
 from regard.engine.stores.states import build_storages
 from regard.kernels.attention.pages import Pages, gather_pages
@@ -49,16 +48,16 @@ class Paged:
         self.per_token = [storage for storage in self.storages if isinstance(storage, PagedStorage)]
 
     @classmethod
-    def for_engine(
+    def open(
         cls, memory: ModelMemory, rows: int, capacity: int, dtype: torch.dtype, device: torch.device,
-        blocks: int | None, block: int | None,
+        blocks: int | None = None, block: int | None = None, source: int = 0, slack: int = SLACK,
     ) -> Self:  # fmt: skip
         block = BLOCK if block is None else block
         blocks = rows * -(-capacity // max(block, 1)) if blocks is None else blocks
         for name, size in (("blocks", blocks), ("block", block)):
             if size < 1:
                 raise ValueError(f"engine: {name}={size} must be positive")
-        return cls(memory, rows, capacity, blocks, dtype, device, block)
+        return cls(memory, rows, capacity, blocks, dtype, device, block, source, slack)
 
     def begin_forward(
         self, layout: TokenLayout, span: int | None = None, check: bool = True

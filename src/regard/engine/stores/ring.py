@@ -19,7 +19,6 @@ from regard.engine.stores.rows import KeyLayout, RowTable, row_indices, rows_of
 from regard.layout import TokenLayout
 from regard.parts.state import PerToken
 
-SLACK = 16  # tokens that every ring can rewind; speculation drafts fewer
 EMPTY = -1
 
 

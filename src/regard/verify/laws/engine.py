@@ -9,12 +9,12 @@ import torch
 from regard.engine.engine import Engine
 from regard.engine.request import Request, Sampling
 from regard.verify.outcome import Outcome, broken, compared
-from regard.verify.trial import BLOCK, STORES, Trial
+from regard.verify.trial import BLOCK, Trial
 
 
 def greedy(trial: Trial) -> Outcome:
     errors, prompts = [], prompt_lengths(trial)
-    for store in STORES:
+    for store in trial.stores:
         engine = Engine(trial.model, rows=2, capacity=trial.length, store=store, chunk=5)
         errors += [error_of(trial, request) for request in run(engine, trial, prompts)]
     return compared(f"prompts of {', '.join(map(str, prompts))}", *errors)

@@ -4,10 +4,11 @@ from dataclasses import replace
 
 import torch
 
+from regard.engine.stores import STORES
 from regard.engine.stores.base import CannotRewind, Store
 from regard.parts.state import FixedSize
 from regard.verify.outcome import Outcome, broken, compared, difference, not_applicable
-from regard.verify.trial import BLOCK, STORES, Trial
+from regard.verify.trial import BLOCK, Trial
 
 LONG = 80  # more than a chunk of any recurrence
 
@@ -56,11 +57,11 @@ def chunked(trial: Trial) -> Outcome:
 
 
 def paged(trial: Trial) -> Outcome:
-    """Both stores hold the same keys in the same order; only the memory layout of the products differs."""
+    """All stores hold the same keys in the same order; only the memory layout of the products differs."""
     tokens, length = trial.inputs(2, trial.length), trial.length
     cuts = sorted({0, length // 2 - 1, length // 2, length // 2 + 1, length})
-    one, other = (chunks(trial, tokens, trial.open_store(kind, 2), cuts) for kind in STORES)
-    return compared("the same chunks", difference(one, other))
+    first, *others = (chunks(trial, tokens, trial.open_store(kind, 2), cuts) for kind in STORES)
+    return compared("the same chunks", *(difference(other, first) for other in others))
 
 
 def used_row(trial: Trial) -> Outcome:
