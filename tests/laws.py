@@ -1,4 +1,4 @@
-"""The table of models that are held to the laws of `regard.verify`: a new part is tested by being listed in MODELS.
+"""The table of models that are held to the laws of `regard.verify()`: a new part is tested by being listed in MODELS.
 
 Every mixer, position, scaling, mask, norm and feed-forward must stand in some model: tests/models/test_matrix.py looks.
 """
@@ -68,13 +68,13 @@ from regard.parts.ssm.mamba2 import Mamba2
 from regard.parts.ssm.s4 import S4
 from regard.parts.ssm.s4d import S4D
 from regard.parts.window_mlp import WindowMLP
-from regard.verify.draw import draw_wide
-from regard.verify.laws import LAWS
-from regard.verify.outcome import Outcome
-from regard.verify.outcome import difference as error
-from regard.verify.trial import padded as places
-from regard.verify.trials import trials
-from regard.verify.verdict import attempt, kept
+from regard.verification.draw import draw_wide
+from regard.verification.laws import LAWS
+from regard.verification.outcome import Outcome
+from regard.verification.outcome import difference as error
+from regard.verification.trial import padded as places
+from regard.verification.trials import trials
+from regard.verification.verdict import attempt, kept
 
 __all__ = ["MODELS", "OTHERS", "VOCAB", "WIDTH", "block", "build", "decoder", "error", "places", "text"]
 VOCAB, WIDTH = 31, 24

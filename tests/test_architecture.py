@@ -45,11 +45,12 @@ PACKAGES = {  # package: the packages that it may import, beside itself
     "engine": STORED | {"adapt"},
     "server": BASE | {"engine", "text", "lens"},
     "retrieval": STORED | {"engine", "text"},
-    "plan": MODELS,
-    "verify": STORED | {"engine", "adapt"},
+    "planning": MODELS,
+    "verification": STORED | {"engine", "adapt"},
     "evals": STORED | {"engine", "text", "data"},
-    "report": STORED | {"lens", "plan", "evals", "text", "data"},
-    "labs": STORED | {"lens", "plan", "evals", "text", "data", "adapt", "objectives", "training", "engine", "report"},
+    "report": STORED | {"lens", "planning", "evals", "text", "data"},
+    "labs": STORED
+    | {"lens", "planning", "evals", "text", "data", "adapt", "objectives", "training", "engine", "report"},
 }
 PACKAGES["language_model"] = STORED | {"engine", "text", "training", "packaged"}
 PACKAGES["training_run"] = PACKAGES["language_model"] | {"language_model", "data", "objectives"}

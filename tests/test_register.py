@@ -11,7 +11,7 @@ from torch import Tensor, nn
 import regard
 from regard.checkpoint import load
 from regard.spec import REGISTERED, SpecError
-from regard.verify.verdict import verify
+from regard.verification.verdict import verify
 from tests.training.tiny import SETTINGS, SPEC, trainer
 
 

@@ -18,7 +18,7 @@ from regard.kernels.attention.statistics import attend_with_statistics
 from regard.layout import TokenLayout
 from regard.parts.attention import Attention
 from regard.parts.latent_attention import LatentAttention
-from regard.verify.trial import padded
+from regard.verification.trial import padded
 
 
 def masks() -> Any:

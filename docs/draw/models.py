@@ -16,10 +16,10 @@ from regard.parts.body import Body
 from regard.parts.experts import Experts
 from regard.parts.feedforward import FeedForward, SwiGLU
 from regard.parts.norm import LayerNorm
-from regard.plan import plan
-from regard.plan.flops import body_flops
-from regard.plan.parameters import all_bodies
-from regard.plan.published import PUBLISHED
+from regard.planning import plan
+from regard.planning.flops import body_flops
+from regard.planning.parameters import all_bodies
+from regard.planning.published import PUBLISHED
 from regard.training.schedule import Constant, Cosine, WarmupStableDecay
 
 

@@ -21,7 +21,7 @@ from regard.parts.position.alibi import Alibi
 from regard.parts.position.rope import Rope
 from regard.parts.scored_attention import ScoredAttention
 from regard.parts.state import PerToken
-from regard.plan import plan
+from regard.planning import plan
 from tests.laws import block, build, decoder, error, text
 
 STORES = ["contiguous", "paged"]

@@ -13,7 +13,7 @@ from regard.parts.gru import GRU
 from regard.parts.lstm import LSTM
 from regard.parts.recurrent import RecurrentCell, RecurrentMixer
 from regard.parts.rnn import RNN
-from regard.verify.draw import draw_wide
+from regard.verification.draw import draw_wide
 from tests.laws import error
 
 CELLS = {"rnn": RNN(), "relu": RNN(activation="relu"), "lstm": LSTM(), "gru": GRU(), "no biases": LSTM(bias=False)}

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from regard.verify.laws import LAWS
-from regard.verify.trial import Trial
-from regard.verify.trials import trials
-from regard.verify.verdict import TOLERANCE, kept, name_of
+from regard.verification.laws import LAWS
+from regard.verification.trial import Trial
+from regard.verification.trials import trials
+from regard.verification.verdict import TOLERANCE, kept, name_of
 from tests.laws import MODELS, OTHERS, build
 
 LENGTH = 12

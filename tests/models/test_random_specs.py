@@ -17,9 +17,9 @@ from regard.parts.position.base import Position
 from regard.parts.position.rope_scaling import Scaling
 from regard.parts.position.t5 import T5Buckets
 from regard.spec import KINDS, class_of
-from regard.verify.draw import draw_wide
-from regard.verify.laws import LAWS
-from regard.verify.verdict import verify
+from regard.verification.draw import draw_wide
+from regard.verification.laws import LAWS
+from regard.verification.verdict import verify
 from tests import random_specs as drawn
 from tests.laws import broken_laws
 

@@ -21,11 +21,11 @@ from regard.parts.lstm import LSTM
 from regard.parts.recurrent import RecurrentCell
 from regard.parts.rnn import RNN
 from regard.parts.scored_attention import AdditiveModule, ScoredAttention
-from regard.plan import plan
+from regard.planning import plan
 from regard.spec import SpecError
 from regard.training.optimizer import AdamW
 from regard.training.step import take_step
-from regard.verify.draw import draw_wide
+from regard.verification.draw import draw_wide
 from tests.laws import error
 
 VOCAB, WIDTH, START, END = 15, 6, 1, 2

@@ -18,7 +18,7 @@ from regard.parts.feedforward import FeedForward, SwiGLU, eight_thirds
 from regard.parts.norm import LayerNorm, NoNorm, RMSNorm
 from regard.parts.position.rope import Rope
 from regard.parts.position.sinusoidal import Sinusoidal
-from regard.plan.published import PUBLISHED
+from regard.planning.published import PUBLISHED
 
 WIDTH, HEADS, NORM = 12, 3, LayerNorm()
 SEEING, READING, FEEDING = (

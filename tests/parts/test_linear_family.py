@@ -17,7 +17,7 @@ from regard.parts.linear_attention import LinearAttention
 from regard.parts.norm import NoNorm
 from regard.parts.retention import Retention
 from regard.spec import Spec, SpecError
-from regard.verify.draw import draw_wide
+from regard.verification.draw import draw_wide
 
 WIDTH, LENGTH = 12, 9
 

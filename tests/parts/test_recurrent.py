@@ -21,7 +21,7 @@ from regard.parts.norm import NoNorm
 from regard.parts.recurrent import RecurrentCell, RecurrentMixer
 from regard.parts.rnn import RNN
 from regard.parts.state import FinalState
-from regard.plan.parameters import count_parameters
+from regard.planning.parameters import count_parameters
 from regard.spec import Spec, SpecError
 from regard.training.step import take_step
 from tests.laws import build, error, places

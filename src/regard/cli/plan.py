@@ -63,10 +63,10 @@ def plan(
       regard plan 7B --draft 100M --acceptance 0.7 --tokens 2e12
     """
     from regard.models.pattern import retile
-    from regard.plan import plan as count
-    from regard.plan.groups import device_groups, groups, lora_groups, speculation_groups, training_run_groups
-    from regard.plan.published import PUBLISHED
-    from regard.plan.training import activation_bytes
+    from regard.planning import plan as count
+    from regard.planning.groups import device_groups, groups, lora_groups, speculation_groups, training_run_groups
+    from regard.planning.published import PUBLISHED
+    from regard.planning.training import activation_bytes
 
     spec = find_spec(model, context_.args)
     if pattern is not None:
@@ -96,7 +96,7 @@ def plan(
 def find_spec(name: str, overrides: list[str]) -> "Model":
     """The spec of a published model, of a size such as 7B, or of whatever `read_spec` finds."""
     from regard.cli.open_model import read_spec
-    from regard.plan.published import PUBLISHED, depth_for, scaled_llama
+    from regard.planning.published import PUBLISHED, depth_for, scaled_llama
     from regard.training.recipe import dotted, override
 
     if name in PUBLISHED:
@@ -112,7 +112,7 @@ def print_table(name: str, data: dict) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    from regard.plan import rows
+    from regard.planning import rows
 
     table = Table("", "quantity", "amount", title=f"plan of {name}", title_justify="left")
     table.columns[2].justify = "right"

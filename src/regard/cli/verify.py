@@ -11,7 +11,7 @@ from regard.cli.open_model import DeviceOption, PatternOption
 if TYPE_CHECKING:
     from torch import nn
 
-    from regard.verify.verdict import Verdict
+    from regard.verification.verdict import Verdict
 
 COLOURS = {"pass": "green", "refused": "yellow", "not applicable": "dim", "FAIL": "bold red"}
 
@@ -42,7 +42,7 @@ def verify(
       regard verify llama --pattern "3*window(16), full(no_position)"
       regard verify ~/models/my-llama --length 300 --json
     """
-    from regard.verify.length import ineffective_masks, sufficient_length
+    from regard.verification.length import ineffective_masks, sufficient_length
 
     module = load_or_build(model, context.args, pattern, seed, device)
     size = length or sufficient_length(module, module.spec)  # ty: ignore[invalid-argument-type]
@@ -64,7 +64,7 @@ def load_or_build(name: str, overrides: list[str], pattern: str | None, seed: in
     from regard.checkpoint.model_folder import load
     from regard.cli.open_model import has_weights, model_folder, read_spec
     from regard.language_model import resolve_device
-    from regard.verify.draw import draw_wide
+    from regard.verification.draw import draw_wide
 
     device = resolve_device(device)
     folder = Path(name)
@@ -84,7 +84,7 @@ def check_laws(model: "nn.Module", length: int, seed: int) -> "list[Verdict]":
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from regard.verify.verdict import count, verify
+    from regard.verification.verdict import count, verify
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:

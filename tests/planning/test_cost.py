@@ -26,8 +26,8 @@ from regard.parts.position.learned import Learned
 from regard.parts.position.rope import Rope
 from regard.parts.recurrent import RecurrentCell
 from regard.parts.short_convolution import ShortConvolution
-from regard.plan import plan
-from regard.plan.parameters import all_bodies
+from regard.planning import plan
+from regard.planning.parameters import all_bodies
 from tests.laws import MODELS
 
 MIXERS = {
@@ -183,7 +183,7 @@ def test_planning_imports_no_compiler():
     code = f"""
 import sys
 from regard.models.decoder import Decoder
-from regard.plan import plan
+from regard.planning import plan
 plan(Decoder.from_json({SPECS["hybrid"].to_json()!r}))
 sys.exit('torch._dynamo' in sys.modules)
 """

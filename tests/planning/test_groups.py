@@ -7,10 +7,10 @@ import re
 import pytest
 
 from regard.parts.feedforward import SwiGLU
-from regard.plan import Plan, groups, plan, rows
-from regard.plan.groups import format_bytes, format_number, training_run_groups
-from regard.plan.published import llama, rotary
-from tests.plan.test_cost import SPECS
+from regard.planning import Plan, groups, plan, rows
+from regard.planning.groups import format_bytes, format_number, training_run_groups
+from regard.planning.published import llama, rotary
+from tests.planning.test_cost import SPECS
 
 
 @pytest.fixture(params=SPECS)

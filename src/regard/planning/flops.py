@@ -18,7 +18,7 @@ from regard.models.base import Model
 from regard.models.decoder import Decoder
 from regard.models.encoder import Encoder
 from regard.parts.body import Body
-from regard.plan.parameters import all_bodies, bodies
+from regard.planning.parameters import all_bodies, bodies
 
 MAX_KEYS = 2**50
 

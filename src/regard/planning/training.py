@@ -19,7 +19,7 @@ from regard.layout import TokenLayout
 from regard.models.base import Model
 from regard.models.decoder import Decoder, DecoderModule
 from regard.models.meta_device import build_on_meta, meta_device
-from regard.plan.memory import format_of
+from regard.planning.memory import format_of
 from regard.spec import nearest
 
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")

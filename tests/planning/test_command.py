@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 from regard.checkpoint import save
 from regard.cli import app
 from regard.models.presets import bert
-from regard.plan import plan
+from regard.planning import plan
 
 
 def run(*arguments: str) -> str:

@@ -7,8 +7,8 @@ import torch
 from regard.engine.stores import STORES
 from regard.engine.stores.base import CannotRewind, Store
 from regard.parts.state import FixedSize
-from regard.verify.outcome import Outcome, broken, compared, difference, not_applicable
-from regard.verify.trial import BLOCK, Trial
+from regard.verification.outcome import Outcome, broken, compared, difference, not_applicable
+from regard.verification.trial import BLOCK, Trial
 
 LONG = 80  # more than a chunk of any recurrence
 

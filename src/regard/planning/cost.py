@@ -20,10 +20,10 @@ from regard.models.base import Model
 from regard.models.decoder import Decoder
 from regard.models.encoder import Encoder
 from regard.parts.state import Declared, FixedSize, PerSource, PerToken, declarations
-from regard.plan.flops import ahead_flops, flops_by_part
-from regard.plan.memory import format_of
-from regard.plan.parameters import Parameters, all_bodies, bodies, count_parameters, stacks
-from regard.plan.training import full_training_bytes
+from regard.planning.flops import ahead_flops, flops_by_part
+from regard.planning.memory import format_of
+from regard.planning.parameters import Parameters, all_bodies, bodies, count_parameters, stacks
+from regard.planning.training import full_training_bytes
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ written outside the package is planned as well. Closed forms that need no spec a
 speed.py and scaling.py.
 """
 
-from regard.plan.cost import Plan, plan
-from regard.plan.groups import groups, rows
+from regard.planning.cost import Plan, plan
+from regard.planning.groups import groups, rows
 
 __all__ = ["Plan", "groups", "plan", "rows"]

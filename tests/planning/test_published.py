@@ -16,16 +16,16 @@ from regard.parts.feedforward import FeedForward, SwiGLU, eight_thirds
 from regard.parts.norm import LayerNorm, RMSNorm
 from regard.parts.position.learned import Learned
 from regard.parts.router import Router
-from regard.plan import groups, plan, rows
-from regard.plan.flops import attention_equals_rest
-from regard.plan.memory import (
+from regard.planning import groups, plan, rows
+from regard.planning.flops import attention_equals_rest
+from regard.planning.memory import (
     cached_tokens_that_fit,
     format_of,
     sequences_to_exceed_weights,
     tokens_to_match_weights,
 )
-from regard.plan.parameters import relative_to_dense, shared_and_expert_params
-from regard.plan.published import PUBLISHED, block_weights, depth_for, scaled_llama
+from regard.planning.parameters import relative_to_dense, shared_and_expert_params
+from regard.planning.published import PUBLISHED, block_weights, depth_for, scaled_llama
 
 SEVENTY = 70 * 10**9
 CACHE = 327_680  # bytes per token of 80 layers, 8 heads of 128, 16 bits

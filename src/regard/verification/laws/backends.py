@@ -9,10 +9,10 @@ from torch import Tensor, nn
 from regard.kernels.attention import BACKENDS
 from regard.kernels.attention.score_options import ScoreOptions
 from regard.layout import TokenLayout
-from regard.verify.laws.batch import flush
-from regard.verify.laws.memory import chunks
-from regard.verify.outcome import Outcome, compared, difference, not_applicable
-from regard.verify.trial import Trial
+from regard.verification.laws.batch import flush
+from regard.verification.laws.memory import chunks
+from regard.verification.outcome import Outcome, compared, difference, not_applicable
+from regard.verification.trial import Trial
 
 
 def backends(trial: Trial) -> Outcome:

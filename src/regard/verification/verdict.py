@@ -13,11 +13,11 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from regard.verify.laws import LAWS
-from regard.verify.length import LEAST
-from regard.verify.outcome import Outcome, broken
-from regard.verify.trial import Trial
-from regard.verify.trials import trials
+from regard.verification.laws import LAWS
+from regard.verification.length import LEAST
+from regard.verification.outcome import Outcome, broken
+from regard.verification.trial import Trial
+from regard.verification.trials import trials
 
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-5}
 SAME_ROUNDING = 16 * torch.finfo(torch.float32).eps / torch.finfo(torch.float64).eps

@@ -8,8 +8,8 @@ import torch
 
 from regard.engine.engine import Engine
 from regard.engine.request import Request, Sampling
-from regard.verify.outcome import Outcome, broken, compared
-from regard.verify.trial import BLOCK, Trial
+from regard.verification.outcome import Outcome, broken, compared
+from regard.verification.trial import BLOCK, Trial
 
 
 def greedy(trial: Trial) -> Outcome:

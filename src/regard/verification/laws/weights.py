@@ -14,8 +14,8 @@ from regard.checkpoint.model_folder import export, load, save
 from regard.families import FAMILIES, family
 from regard.families.common.config_reader import FamilyError
 from regard.models.base import Model
-from regard.verify.outcome import Outcome, broken, compared, difference, not_applicable
-from regard.verify.trial import Trial
+from regard.verification.outcome import Outcome, broken, compared, difference, not_applicable
+from regard.verification.trial import Trial
 
 
 def saved(trial: Trial) -> Outcome:

@@ -8,10 +8,10 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from regard.parts.attention import use_backend
 from regard.parts.feedforward import SwiGLU
-from regard.plan import plan
-from regard.plan.flops import flops_by_part
-from regard.plan.published import PUBLISHED, llama, rotary
-from regard.plan.scaling import BESIROGLU, HOFFMANN, fit, flops_6nd, lifetime_flops
+from regard.planning import plan
+from regard.planning.flops import flops_by_part
+from regard.planning.published import PUBLISHED, llama, rotary
+from regard.planning.scaling import BESIROGLU, HOFFMANN, fit, flops_6nd, lifetime_flops
 
 SIZES, DATA = [1e6, 3e6, 1e7, 3e7, 1e8, 1e9], [1e7, 1e8, 1e9, 1e10, 1e11]
 RUNS = [(n, d) for n in SIZES for d in DATA]

@@ -9,8 +9,8 @@ from typing import Any
 
 from regard.models.base import Model
 from regard.parts.state import PerToken, declarations
-from regard.plan.cost import Plan
-from regard.plan.flops import (
+from regard.planning.cost import Plan
+from regard.planning.flops import (
     attention_equals_rest,
     causal_pairs,
     flops_by_part,
@@ -18,7 +18,7 @@ from regard.plan.flops import (
     window_pairs,
     window_reach,
 )
-from regard.plan.memory import (
+from regard.planning.memory import (
     FORMATS,
     cached_tokens_that_fit,
     format_of,
@@ -28,10 +28,10 @@ from regard.plan.memory import (
     tiled_traffic,
     tokens_to_match_weights,
 )
-from regard.plan.parameters import all_bodies
-from regard.plan.scaling import BESIROGLU, flops_6nd
-from regard.plan.speed import best_drafts, device_of, expected_tokens, speedup
-from regard.plan.training import (
+from regard.planning.parameters import all_bodies
+from regard.planning.scaling import BESIROGLU, flops_6nd
+from regard.planning.speed import best_drafts, device_of, expected_tokens, speedup
+from regard.planning.training import (
     BITS_PER_PARAMETER,
     adapter_parameters,
     full_training_bytes,

@@ -1,4 +1,4 @@
-"""A part written outside the package is planned by what it declares; nothing in plan/ names it."""
+"""A part written outside the package is planned by what it declares; nothing in planning/ names it."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -15,7 +15,7 @@ from regard.parts.block import Block, Sublayer
 from regard.parts.body import Body
 from regard.parts.feedforward import SwiGLU
 from regard.parts.state import STATELESS, PerToken, State
-from regard.plan import groups, plan, rows
+from regard.planning import groups, plan, rows
 
 WIDTH, KEYS, TABLES = 16, 4, 3
 

@@ -19,11 +19,11 @@ from regard.parts.ssm.mamba import Mamba
 from regard.parts.ssm.mamba2 import Mamba2
 from regard.parts.ssm.s4 import S4
 from regard.parts.ssm.s4d import S4D
-from regard.plan import plan
-from regard.plan.memory import score_bytes, standard_traffic, tile_rows, tiled_traffic
-from regard.plan.speed import DEVICES
-from regard.plan.training import saved_bytes
-from tests.plan.test_flops import LENGTHS, slope
+from regard.planning import plan
+from regard.planning.memory import score_bytes, standard_traffic, tile_rows, tiled_traffic
+from regard.planning.speed import DEVICES
+from regard.planning.training import saved_bytes
+from tests.planning.test_flops import LENGTHS, slope
 
 D = 256
 

@@ -4,8 +4,8 @@ import random
 
 import pytest
 
-from regard.plan.groups import speculation_groups
-from regard.plan.speed import DEVICES, best_drafts, device_of, expected_tokens, speedup
+from regard.planning.groups import speculation_groups
+from regard.planning.speed import DEVICES, best_drafts, device_of, expected_tokens, speedup
 
 
 @pytest.mark.ledger("spec.expected", "calc.spec")

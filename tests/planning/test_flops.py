@@ -17,8 +17,8 @@ from regard.parts.attention import Attention
 from regard.parts.block import Block, Sublayer
 from regard.parts.feedforward import SwiGLU
 from regard.parts.linear_attention import LinearAttention
-from regard.plan import groups, plan
-from regard.plan.flops import (
+from regard.planning import groups, plan
+from regard.planning.flops import (
     cached_pairs,
     causal_pairs,
     decode_pairs,
@@ -31,7 +31,7 @@ from regard.plan.flops import (
     window_pairs,
     window_reach,
 )
-from regard.plan.memory import standard_traffic, tiled_traffic
+from regard.planning.memory import standard_traffic, tiled_traffic
 
 LENGTHS = (1024, 2048, 4096)
 

@@ -12,9 +12,9 @@ from regard.parts.attention import Attention
 from regard.parts.linear_attention import LinearAttention
 from regard.parts.position.alibi import Alibi, AlibiModule
 from regard.parts.position.rope import Rope
-from regard.verify.laws import LAWS
-from regard.verify.length import LEAST, first_effect, ineffective_masks, sufficient_length
-from regard.verify.verdict import verify
+from regard.verification.laws import LAWS
+from regard.verification.length import LEAST, first_effect, ineffective_masks, sufficient_length
+from regard.verification.verdict import verify
 from tests.cli.conftest import regard
 from tests.laws import OTHERS, block, build, decoder
 

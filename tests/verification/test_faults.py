@@ -25,9 +25,9 @@ from regard.parts.position import rope
 from regard.parts.position.alibi import Alibi, AlibiModule
 from regard.parts.position.learned import Learned, LearnedModule
 from regard.parts.position.rope import Rope
-from regard.verify.laws import LAWS, weights
-from regard.verify.trials import trials
-from regard.verify.verdict import attempt, kept
+from regard.verification.laws import LAWS, weights
+from regard.verification.trials import trials
+from regard.verification.verdict import attempt, kept
 from tests.laws import OTHERS, block, broken_laws, build, decoder
 
 ROPE = decoder(block(Attention(4, 2, position=Rope())))

@@ -24,8 +24,8 @@ from regard.models.seq2seq import Seq2Seq
 from regard.parts.frames import Frames
 from regard.parts.input import Tokens
 from regard.parts.patches import Patches
-from regard.verify.length import MOST
-from regard.verify.trial import Need, Trial, longest
+from regard.verification.length import MOST
+from regard.verification.trial import Need, Trial, longest
 
 NO_ENGINE = "the engine runs decoders only"
 NOT_PACKED = "an image or an audio clip is a row of its own"
@@ -233,7 +233,7 @@ PARTS = {DualEncoder: ("image", "text"), Interleaved: ("vision", "decoder")}
 def trials(model: nn.Module, length: int, cuts: tuple[int, ...] | None = None, seed: int = 0) -> dict[str, Trial]:
     """The trials of a model and of its parts: "" is the whole model, another key the name of a part."""
     spec: Any = model.spec
-    assert type(spec) in TRIALS, f"{type(spec)} has no trial; add one to TRIALS in verify/trials.py"
+    assert type(spec) in TRIALS, f"{type(spec)} has no trial; add one to TRIALS in verification/trials.py"
     kind = TRIALS[type(spec)]
     if isinstance(spec, Encoder) and not isinstance(spec.input, Tokens):
         kind = SignalTrial

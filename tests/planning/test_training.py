@@ -9,10 +9,10 @@ from torch import nn
 from regard.adapt.lora import LoRA, adapters, add_lora
 from regard.adapt.peft import save_adapter
 from regard.checkpoint.model_folder import save
-from regard.plan import plan
-from regard.plan.groups import lora_groups
-from regard.plan.published import PUBLISHED
-from regard.plan.training import (
+from regard.planning import plan
+from regard.planning.groups import lora_groups
+from regard.planning.published import PUBLISHED
+from regard.planning.training import (
     ATTENTION,
     BITS_PER_PARAMETER,
     FEEDFORWARD,
@@ -25,7 +25,7 @@ from regard.plan.training import (
     lora_training_bytes,
     saved_bytes,
 )
-from tests.plan.test_cost import SPECS
+from tests.planning.test_cost import SPECS
 
 EIGHT = PUBLISHED["llama-3.1-8b"].spec()
 

@@ -3,9 +3,9 @@
 import torch
 
 from regard.layout import TokenLayout
-from regard.verify.laws.memory import LONG
-from regard.verify.outcome import Outcome, broken, compared, difference, refused
-from regard.verify.trial import Trial
+from regard.verification.laws.memory import LONG
+from regard.verification.outcome import Outcome, broken, compared, difference, refused
+from regard.verification.trial import Trial
 
 
 def padded(trial: Trial) -> Outcome:

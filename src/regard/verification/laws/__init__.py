@@ -3,9 +3,9 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from regard.verify.laws import backends, batch, engine, memory, weights
-from regard.verify.outcome import Outcome, not_applicable
-from regard.verify.trial import Need, Trial
+from regard.verification.laws import backends, batch, engine, memory, weights
+from regard.verification.outcome import Outcome, not_applicable
+from regard.verification.trial import Need, Trial
 
 
 @dataclass(frozen=True)
