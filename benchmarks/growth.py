@@ -25,12 +25,11 @@ from regard.models.stack import Repeat, Stack, state_declarations
 from regard.parts.block import Block, Sublayer
 from regard.parts.body import Body
 from regard.parts.linear_attention import LinearAttention
-from regard.parts.lstm import LSTM
 from regard.parts.norm import NoNorm
+from regard.parts.recurrent import LSTM
 from regard.parts.ssm.mamba import Mamba
 from regard.parts.ssm.mamba2 import Mamba2
-from regard.parts.ssm.s4 import S4
-from regard.parts.ssm.s4d import S4D
+from regard.parts.ssm.s4 import S4, S4D
 
 WIDTH, LAYERS = 256, 2
 LENGTHS = (1024, 2048, 4096, 8192, 16384)

@@ -17,11 +17,8 @@ from benchmarks.timing import interleave
 from regard.layout import TokenLayout
 from regard.models.stack import Repeat, Stack
 from regard.parts.block import Block, Sublayer
-from regard.parts.gru import GRU
-from regard.parts.lstm import LSTM
 from regard.parts.norm import NoNorm
-from regard.parts.recurrent import RecurrentMixer
-from regard.parts.rnn import RNN
+from regard.parts.recurrent import GRU, LSTM, RNN, RecurrentMixer
 
 WIDTH, LAYERS = 256, 2
 Kind = Callable[..., nn.Module]

@@ -27,26 +27,23 @@ from regard.models.presets import BERT_DENSE, clip, transformer_2017
 from regard.models.seq2seq import seq2seq
 from regard.models.stack import Repeat
 from regard.parts.attention import Attention
-from regard.parts.attention_pooling import AttentionPooling
 from regard.parts.big_bird_attention import BigBirdAttention
 from regard.parts.block import Block, Sublayer
 from regard.parts.body import Body
 from regard.parts.cross_attention import CrossAttention
+from regard.parts.decayed_linear_attention import GatedLinear, Retention
 from regard.parts.experts import Experts
-from regard.parts.feature_maps import IdentityFeatures, PerformerFeatures
 from regard.parts.feedforward import FeedForward, Gated, SwiGLU
 from regard.parts.frames import Frames
-from regard.parts.gated_linear import GatedLinear
 from regard.parts.global_attention import GlobalAttention
-from regard.parts.gru import GRU
 from regard.parts.input import Tokens
 from regard.parts.latent_attention import LatentAttention
-from regard.parts.linear_attention import LinearAttention
+from regard.parts.linear_attention import IdentityFeatures, LinearAttention, PerformerFeatures
 from regard.parts.linformer import Linformer
-from regard.parts.lstm import LSTM
 from regard.parts.native_sparse_attention import NativeSparse
 from regard.parts.norm import LayerNorm, NoNorm, Norm, RMSNorm
 from regard.parts.patches import Patches
+from regard.parts.pooling import AttentionPooling
 from regard.parts.position.alibi import Alibi
 from regard.parts.position.base import NoPosition, Position
 from regard.parts.position.learned import Learned
@@ -55,9 +52,8 @@ from regard.parts.position.rope2d import Rope2D
 from regard.parts.position.rope_scaling import NTK, DynamicNTK, LinearScaling, Llama3, LongRope, Yarn
 from regard.parts.position.sinusoidal import Sinusoidal
 from regard.parts.position.t5 import T5Buckets
-from regard.parts.retention import Retention
+from regard.parts.recurrent import GRU, LSTM, RNN
 from regard.parts.rg_lru import RGLRU
-from regard.parts.rnn import RNN
 from regard.parts.router import Router
 from regard.parts.rwkv import ChannelMixing, TimeMixing
 from regard.parts.scored_attention import ScoredAttention
@@ -65,8 +61,7 @@ from regard.parts.shared_block import SharedBlock
 from regard.parts.short_convolution import ShortConvolution
 from regard.parts.ssm.mamba import Mamba
 from regard.parts.ssm.mamba2 import Mamba2
-from regard.parts.ssm.s4 import S4
-from regard.parts.ssm.s4d import S4D
+from regard.parts.ssm.s4 import S4, S4D
 from regard.parts.window_mlp import WindowMLP
 from regard.verification.draw import draw_wide
 from regard.verification.laws import LAWS

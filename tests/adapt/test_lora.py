@@ -11,7 +11,7 @@ from regard.parts.attention import Attention
 from regard.parts.block import Block, Sublayer
 from regard.parts.experts import Experts
 from regard.parts.feedforward import FeedForward
-from regard.parts.lstm import LSTM
+from regard.parts.recurrent import LSTM
 from regard.parts.router import Router
 from regard.spec import Spec, SpecError
 

@@ -13,12 +13,12 @@ from regard.kernels.attention.patterns.window import SinksAndWindow, Window
 from regard.layout import TokenLayout
 from regard.parts.attention import Attention
 from regard.parts.linear_attention import LinearAttention
-from regard.parts.lstm import LSTM
 from regard.parts.position.rope import Rope
+from regard.parts.recurrent import LSTM
 from regard.parts.short_convolution import ShortConvolution
 from regard.parts.ssm.mamba import Mamba
 from regard.parts.ssm.mamba2 import Mamba2
-from regard.parts.ssm.s4d import S4D
+from regard.parts.ssm.s4 import S4D
 from tests.laws import block, build, decoder, error, text
 
 STORES = ["contiguous", "paged"]

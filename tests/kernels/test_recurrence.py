@@ -9,10 +9,7 @@ from torch import Tensor, nn
 from regard.kernels.recurrent.cells import CellStates, document_starts, unroll
 from regard.kernels.recurrent.cells.documents import pack_documents, run_packed, split_documents
 from regard.layout import TokenLayout
-from regard.parts.gru import GRU
-from regard.parts.lstm import LSTM
-from regard.parts.recurrent import RecurrentCell, RecurrentMixer
-from regard.parts.rnn import RNN
+from regard.parts.recurrent import GRU, LSTM, RNN, RecurrentCell, RecurrentMixer
 from regard.verification.draw import draw_wide
 from tests.laws import error
 

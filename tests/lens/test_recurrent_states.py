@@ -11,10 +11,8 @@ from regard.models.stack import Repeat
 from regard.parts.attention import Attention
 from regard.parts.block import Block, Sublayer
 from regard.parts.feedforward import SwiGLU
-from regard.parts.gru import GRU
 from regard.parts.linear_attention import LinearAttention
-from regard.parts.lstm import LSTM
-from regard.parts.rnn import RNN
+from regard.parts.recurrent import GRU, LSTM, RNN
 from tests.laws import block, build, decoder, text
 
 SPEC = Decoder(31, 12, (Repeat((Block((Sublayer(LSTM(5)), Sublayer(LinearAttention(2)), Sublayer(SwiGLU(8)))),)),))

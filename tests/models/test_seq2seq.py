@@ -15,11 +15,8 @@ from regard.parts.attention_rnn import AttentionRNN
 from regard.parts.block import Block, Sublayer
 from regard.parts.body import Body
 from regard.parts.feedforward import SwiGLU
-from regard.parts.gru import GRU
 from regard.parts.input import Tokens
-from regard.parts.lstm import LSTM
-from regard.parts.recurrent import RecurrentCell
-from regard.parts.rnn import RNN
+from regard.parts.recurrent import GRU, LSTM, RNN, RecurrentCell
 from regard.parts.scored_attention import AdditiveModule, ScoredAttention
 from regard.planning import plan
 from regard.spec import SpecError

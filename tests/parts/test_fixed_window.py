@@ -14,11 +14,10 @@ from regard.parts.block import Block, Sublayer
 from regard.parts.body import Body
 from regard.parts.feedforward import FeedForward
 from regard.parts.input import Tokens
-from regard.parts.lstm import LSTM
 from regard.parts.norm import NoNorm
 from regard.parts.position.base import NoPosition, Position
 from regard.parts.position.sinusoidal import Sinusoidal
-from regard.parts.rnn import RNN
+from regard.parts.recurrent import LSTM, RNN
 from regard.parts.state import FixedSize
 from regard.parts.window_mlp import WindowMLP
 from regard.verification.draw import draw_wide

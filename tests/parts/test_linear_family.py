@@ -10,12 +10,10 @@ from regard.layout import TokenLayout
 from regard.models.decoder import Decoder
 from regard.models.stack import Repeat
 from regard.parts.block import Block, Sublayer
-from regard.parts.feature_maps import EluFeatures, IdentityFeatures, PerformerFeatures
-from regard.parts.gated_linear import GatedLinear
+from regard.parts.decayed_linear_attention import GatedLinear, Retention
 from regard.parts.heads import merge_heads, split_heads
-from regard.parts.linear_attention import LinearAttention
+from regard.parts.linear_attention import EluFeatures, IdentityFeatures, LinearAttention, PerformerFeatures
 from regard.parts.norm import NoNorm
-from regard.parts.retention import Retention
 from regard.spec import Spec, SpecError
 from regard.verification.draw import draw_wide
 

@@ -9,12 +9,11 @@ from torch import Tensor
 
 from regard.kernels.recurrent.selective_scan import selective_scan
 from regard.layout import TokenLayout
-from regard.parts import chunked_forward
 from regard.parts.body import Body
+from regard.parts.ssm import selective
 from regard.parts.ssm.mamba import Mamba
 from regard.parts.ssm.mamba2 import Mamba2
-from regard.parts.ssm.s4 import S4
-from regard.parts.ssm.s4d import S4D
+from regard.parts.ssm.s4 import S4, S4D
 from regard.parts.state import FixedSize
 from regard.spec import SpecError
 from regard.training.optimizer import decay_groups
@@ -146,7 +145,7 @@ def test_spans_are_the_whole(spec: Body, padded: bool, monkeypatch: pytest.Monke
         layout = TokenLayout((torch.arange(11) - torch.tensor([[6], [1]])).clamp_min(0), valid=valid)
     seen = torch.ones(2, 11, dtype=torch.bool) if layout.valid is None else layout.valid
     whole = module(x, layout)[seen]
-    monkeypatch.setattr(chunked_forward, "CHUNK", 4)
+    monkeypatch.setattr(selective, "CHUNK", 4)
     in_spans = module(x, replace(layout))[seen]
     assert (in_spans - whole).abs().max() < 1e-12
     one, other = (torch.autograd.grad(y.sin().sum(), [x, *module.parameters()]) for y in (in_spans, whole))

@@ -6,11 +6,10 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from regard.layout import TokenLayout
-from regard.parts.attention_pooling import AttentionPooling
 from regard.parts.cross_attention import CrossAttention
 from regard.parts.feedforward import FeedForward
 from regard.parts.norm import LayerNorm
-from regard.parts.pooling import pool, pooled_dim
+from regard.parts.pooling import AttentionPooling, pool, pooled_dim
 from regard.verification.draw import draw_wide
 from tests.laws import error, places
 

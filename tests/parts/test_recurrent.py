@@ -15,11 +15,8 @@ from regard.objectives.next_token import next_token
 from regard.parts.bidirectional import Bidirectional
 from regard.parts.block import Block, Sublayer
 from regard.parts.body import Body
-from regard.parts.gru import GRU
-from regard.parts.lstm import LSTM
 from regard.parts.norm import NoNorm
-from regard.parts.recurrent import RecurrentCell, RecurrentMixer
-from regard.parts.rnn import RNN
+from regard.parts.recurrent import GRU, LSTM, RNN, RecurrentCell, RecurrentMixer
 from regard.parts.state import FinalState
 from regard.planning.parameters import count_parameters
 from regard.spec import Spec, SpecError

@@ -15,8 +15,7 @@ from regard.layout import TokenLayout
 from regard.models.decoder import Decoder
 from regard.models.stack import Repeat
 from regard.parts.block import Block, Sublayer
-from regard.parts.ssm.s4 import S4
-from regard.parts.ssm.s4d import S4D
+from regard.parts.ssm.s4 import S4, S4D
 from regard.parts.ssm.time_invariant import TimeInvariantSSM, TimeInvariantSSMModule
 from regard.spec import SpecError
 from regard.training.optimizer import decay_groups
@@ -204,8 +203,8 @@ def test_rates_and_speeds_do_not_decay(spec: TimeInvariantSSM) -> None:
     [
         ({"state": 7}, "state=7 must be even and positive"),
         ({"state": 0}, "state=0 must be even and positive"),
-        ({"min_step": 0.0}, "must be positive and ascend"),
-        ({"min_step": 0.5}, "must be positive and ascend"),
+        ({"min_step": 0.0}, "must satisfy 0 < min_step"),
+        ({"min_step": 0.5}, "must satisfy 0 < min_step"),
         ({"initial": "random"}, "lin"),
     ],
 )

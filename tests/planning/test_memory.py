@@ -14,11 +14,10 @@ from regard.parts.attention import Attention, use_backend
 from regard.parts.block import Block, Sublayer
 from regard.parts.body import Body
 from regard.parts.linear_attention import LinearAttention
-from regard.parts.rnn import RNN
+from regard.parts.recurrent import RNN
 from regard.parts.ssm.mamba import Mamba
 from regard.parts.ssm.mamba2 import Mamba2
-from regard.parts.ssm.s4 import S4
-from regard.parts.ssm.s4d import S4D
+from regard.parts.ssm.s4 import S4, S4D
 from regard.planning import plan
 from regard.planning.memory import score_bytes, standard_traffic, tile_rows, tiled_traffic
 from regard.planning.speed import DEVICES

@@ -8,7 +8,7 @@ import torch
 from regard.checkpoint.atomic_folder import CheckpointError
 from regard.parts.body import Body
 from regard.parts.ssm.mamba import Mamba
-from regard.parts.ssm.s4d import S4D
+from regard.parts.ssm.s4 import S4D
 from regard.spec import SpecError
 from regard.training.optimizer import AdamW, decay_groups, load_optimizer_state, optimizer_state
 from tests.training.tiny import SPEC

@@ -13,8 +13,8 @@ from regard.families.common.roundtrip import check_roundtrip, require_type
 from regard.kernels.attention.mask import Full
 from regard.models.dual_encoder import DualEncoder
 from regard.models.heads import Pooled
-from regard.parts.attention_pooling import AttentionPooling
 from regard.parts.cross_attention import CrossAttention
+from regard.parts.pooling import AttentionPooling
 from regard.weights.ops import Reshape, Split
 from regard.weights.table import Link, Table
 

@@ -23,8 +23,7 @@ from regard.labs.bench import Bench
 from regard.labs.findings import Check, Findings, Plot
 from regard.layout import TokenLayout
 from regard.objectives.base import LossResult
-from regard.parts.recurrent import RecurrentCell
-from regard.parts.rnn import RNN
+from regard.parts.recurrent import RNN, RecurrentCell
 from regard.training.step import NonFinite, take_step
 
 WIDTH = 32

@@ -27,7 +27,7 @@ from regard.models.stack import Repeat
 from regard.objectives.classification import classification
 from regard.parts.norm import RMSNorm
 from regard.parts.patches import Patches
-from regard.parts.ssm.s4d import S4D
+from regard.parts.ssm.s4 import S4D
 
 WIDTH = 32
 CYCLES = torch.tensor([8, 12, 18, 27])  # per signal

@@ -12,15 +12,13 @@ from regard.parts.attention import Attention
 from regard.parts.block import Block, Sublayer
 from regard.parts.body import Body
 from regard.parts.feedforward import SwiGLU
-from regard.parts.gru import GRU
 from regard.parts.linear_attention import LinearAttention
-from regard.parts.lstm import LSTM
 from regard.parts.position.rope import Rope
-from regard.parts.rnn import RNN
+from regard.parts.recurrent import GRU, LSTM, RNN
 from regard.parts.short_convolution import ShortConvolution
 from regard.parts.ssm.mamba import Mamba
 from regard.parts.ssm.mamba2 import Mamba2
-from regard.parts.ssm.s4d import S4D
+from regard.parts.ssm.s4 import S4D
 from regard.parts.window_mlp import WindowMLP
 
 MIXERS: dict[str, Body] = {

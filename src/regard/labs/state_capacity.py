@@ -19,7 +19,7 @@ from regard.labs.fit import accuracy, fit, generator
 from regard.labs.small_models import MIXERS, decoder_spec
 from regard.labs.tasks import FIRST, draw_symbols, pairs_and_queries
 from regard.parts.body import Body
-from regard.parts.gru import GRU
+from regard.parts.recurrent import GRU
 
 VALUES, WIDTH = 4, 48
 COMPARED: dict[str, Body] = {

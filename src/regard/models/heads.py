@@ -15,12 +15,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.layout import TokenLayout
-from regard.parts.attention_pooling import AttentionPooling
 from regard.parts.block import build
 from regard.parts.feedforward import ACTIVATIONS, Activation
 from regard.parts.input import Input, Tokens, TokensModule
 from regard.parts.norm import Norm
-from regard.parts.pooling import Pool, Pooling, pool, pooled_dim
+from regard.parts.pooling import AttentionPooling, Pool, Pooling, pool, pooled_dim
 from regard.spec import Spec, require
 
 

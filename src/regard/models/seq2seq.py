@@ -27,9 +27,8 @@ from regard.parts.bidirectional import Bidirectional
 from regard.parts.block import Block, Sublayer, add
 from regard.parts.body import Body
 from regard.parts.input import Tokens, whole_layout
-from regard.parts.lstm import LSTM
 from regard.parts.norm import NoNorm
-from regard.parts.recurrent import RecurrentMixer
+from regard.parts.recurrent import LSTM, RecurrentMixer
 from regard.parts.scored_attention import ScoredAttention
 from regard.parts.state import STATELESS, FinalState, FixedSize, Memory, State, declarations
 from regard.spec import require

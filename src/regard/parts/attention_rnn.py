@@ -16,8 +16,7 @@ from torch import Tensor, nn
 from regard.kernels.recurrent.cells import CellStates, unroll
 from regard.layout import TokenLayout
 from regard.parts.body import Body
-from regard.parts.gru import GRU
-from regard.parts.recurrent import RecurrentMixer
+from regard.parts.recurrent import GRU, RecurrentMixer
 from regard.parts.scored_attention import ScoredAttention
 from regard.parts.state import STATELESS, Memory, State
 from regard.spec import require

@@ -1,9 +1,13 @@
-"""Linear attention as a mixer: attention whose memory does not grow.
+"""Linear attention: softmax's exp(q·k) is replaced by φ(q)·φ(k), so the state has a fixed size.
 
     out_t = S_tᵀ φ(q_t) / z_tᵀ φ(q_t)          S_t = Σ φ(k_j) v_jᵀ      z_t = Σ φ(k_j)      over j ≤ t, or all j
 
-The feature map φ is chosen (parts/feature_maps.py); the sums are a linear scan. Without `normalize` the divisor is left
-out, and the output's scale is the next layer's matter. Katharopoulos et al. 2020; Choromanski et al. 2020.
+    elu         φ(x) = elu(x) + 1         positive, so the weights are positive          Katharopoulos et al. 2020
+    performer   φ(x) = exp(w·x - |x|²/2)  random w: in expectation softmax               Choromanski et al. 2020
+    identity    φ(x) = x                  scores of any sign, without normalization
+
+The sums are a linear scan (kernels/recurrent/linear_attention.py). With normalize=False the output is not divided, and
+its scale is left to the next layer.
 """
 
 from dataclasses import dataclass
@@ -18,10 +22,48 @@ from regard.kernels.recurrent.linear_attention import bidirectional_linear_atten
 from regard.kernels.recurrent.linear_scan import flops
 from regard.layout import TokenLayout
 from regard.parts.body import Body
-from regard.parts.feature_maps import EluFeatures, FeatureMap, PerformerFeatures
 from regard.parts.heads import head_dim_of, merge_heads, split_heads
 from regard.parts.state import STATELESS, FixedSize, FixedState
-from regard.spec import require
+from regard.spec import Spec, require
+
+
+@dataclass(frozen=True)
+class FeatureMap(Spec):
+    def size(self, head_dim: int) -> int:
+        """Number of features per head."""
+        return head_dim
+
+    def check_use(self, normalize: bool) -> None:
+        """Raise SpecError if this feature map does not support this value of `normalize`."""
+
+
+@dataclass(frozen=True)
+class EluFeatures(FeatureMap):
+    pass
+
+
+@dataclass(frozen=True)
+class IdentityFeatures(FeatureMap):
+    def check_use(self, normalize: bool) -> None:
+        require(
+            not normalize,
+            "identity: scores may be negative and sum to zero, so they cannot be normalized; "
+            "set normalize=False, or choose elu or performer",
+        )
+
+
+@dataclass(frozen=True)
+class PerformerFeatures(FeatureMap):
+    count: int | None = None  # random directions w; None: head_dim
+
+    def check(self) -> None:
+        require(self.count is None or self.count > 0, f"performer: count={self.count} must be positive")
+
+    def size(self, head_dim: int) -> int:
+        return self.count or head_dim
+
+    def check_use(self, normalize: bool) -> None:
+        require(normalize, "performer: it approximates softmax, whose weights sum to 1; leave normalize=False out")
 
 
 @dataclass(frozen=True)
@@ -32,7 +74,7 @@ class LinearAttention(Body):
     bias: bool = False
     features: FeatureMap = EluFeatures()
     normalize: bool = True
-    bidirectional: bool = False  # does a token see later ones too?
+    bidirectional: bool = False  # do queries attend to later keys too? An encoder's does not by default
 
     def check(self) -> None:
         require(self.heads > 0, f"linear_attention: heads={self.heads} must be positive")
@@ -43,7 +85,7 @@ class LinearAttention(Body):
         return not self.bidirectional
 
     def sizes(self, width: int) -> tuple[int, int, int]:
-        """(head_dim, features, columns of the sums) of a head."""
+        """Per head: (head_dim, features, columns of the sums)."""
         head_dim = head_dim_of(self.kind, width, self.heads)
         return head_dim, self.features.size(head_dim), head_dim + self.normalize
 
@@ -51,9 +93,8 @@ class LinearAttention(Body):
         self.sizes(width)
 
     def build(self, width: int) -> nn.Module:
-        return (
-            PerformerModule(width, self) if isinstance(self.features, PerformerFeatures) else LinearModule(width, self)
-        )
+        performer = isinstance(self.features, PerformerFeatures)
+        return PerformerModule(width, self) if performer else FeatureMapModule(width, self)
 
     def memory(self, width: int) -> FixedSize | None:
         if self.bidirectional:
@@ -64,16 +105,16 @@ class LinearAttention(Body):
 
     def flops(self, width: int, tokens: int, keys: int) -> int:
         head_dim, features, columns = self.sizes(width)
-        drawn = 4 * tokens * width * features if isinstance(self.features, PerformerFeatures) else 0
+        random = 4 * tokens * width * features if isinstance(self.features, PerformerFeatures) else 0
         if self.bidirectional:
-            summed = 4 * tokens * self.heads * features * columns
+            sums = 4 * tokens * self.heads * features * columns
         else:
-            summed = flops(features, columns, tokens, self.heads)
-        return 8 * tokens * width * width + drawn + summed
+            sums = flops(features, columns, tokens, self.heads)
+        return 8 * tokens * width * width + random + sums
 
 
 class LinearAttentionModule(nn.Module):
-    """What all feature maps share: the four projections."""
+    """The projections; a subclass computes the features and the sums."""
 
     def __init__(self, width: int, spec: LinearAttention):
         super().__init__()
@@ -87,20 +128,20 @@ class LinearAttentionModule(nn.Module):
         q = split_heads(self.q_proj(x), self.heads)  # (B, H, L, E)
         k = split_heads(self.k_proj(x), self.heads)  # (B, H, L, E)
         v = split_heads(self.v_proj(x), self.heads)  # (B, H, L, E)
-        return self.o_proj(merge_heads(self.read(q, k, v, layout, state).to(x.dtype)))
+        return self.o_proj(merge_heads(self.attention(q, k, v, layout, state).to(x.dtype)))
 
-    def read(self, q: Tensor, k: Tensor, v: Tensor, layout: TokenLayout, state: FixedState) -> Tensor:
-        """(B, H, L, E) what the queries find in the sums"""
+    def attention(self, q: Tensor, k: Tensor, v: Tensor, layout: TokenLayout, state: FixedState) -> Tensor:
+        """The output of each head (B, H, L, E); updates the state."""
         raise NotImplementedError
 
 
-class LinearModule(LinearAttentionModule):
+class FeatureMapModule(LinearAttentionModule):
     def __init__(self, width: int, spec: LinearAttention):
         super().__init__(width, spec)
         self.elu = isinstance(spec.features, EluFeatures)
 
-    def read(self, q: Tensor, k: Tensor, v: Tensor, layout: TokenLayout, state: FixedState) -> Tensor:
-        q, k = self.map(q), self.map(k)
+    def attention(self, q: Tensor, k: Tensor, v: Tensor, layout: TokenLayout, state: FixedState) -> Tensor:
+        q, k = self.features(q), self.features(k)
         if self.memory is None:
             return bidirectional_linear_attention(q, k, v, layout.documents, layout.valid, self.normalize)
         (sums,) = state.read(layout, **self.memory.zeros(v))  # (B, H, E, columns)
@@ -108,19 +149,19 @@ class LinearModule(LinearAttentionModule):
         state.write(layout, sums=sums)
         return out
 
-    def map(self, x: Tensor) -> Tensor:
+    def features(self, x: Tensor) -> Tensor:
         return F.elu(x) + 1 if self.elu else x
 
 
 class PerformerModule(LinearAttentionModule):
-    """Features relative to the largest seen so far, kept beside the sums: the division cancels it."""
+    """Random features, scaled by the largest so far to avoid overflow; the normalization cancels the scale."""
 
     def __init__(self, width: int, spec: LinearAttention):
         super().__init__(width, spec)
         head_dim, features, _ = spec.sizes(width)
         self.directions = nn.Parameter(draw_directions(features, head_dim), requires_grad=False)  # (R, E)
 
-    def read(self, q: Tensor, k: Tensor, v: Tensor, layout: TokenLayout, state: FixedState) -> Tensor:
+    def attention(self, q: Tensor, k: Tensor, v: Tensor, layout: TokenLayout, state: FixedState) -> Tensor:
         q, k = log_features(q, self.directions), log_features(k, self.directions)  # (B, H, L, R)
         q = (q - q.amax(-1, keepdim=True).detach()).exp()
         k = k if layout.valid is None else k.masked_fill(~layout.valid[:, None, :, None], -torch.inf)

@@ -1,19 +1,27 @@
 """Pooling: one vector per sequence or image from the hidden states of its tokens.
 
-    cls        the first token                              BERT, ViT
-    mean       the mean of all tokens                       Reimers & Gurevych 2019
-    last       the last token                               CLIP's text encoder, embedding models from decoders
-    cls_mean   the first token and the mean of the others, concatenated          DINOv2's classifier
+    cls         the first token                              BERT, ViT
+    mean        the mean of all tokens                       Reimers & Gurevych 2019
+    last        the last token                               CLIP's text encoder, embedding models from decoders
+    cls_mean    the first token and the mean of the others, concatenated          DINOv2's classifier
+    attention   z = attention(p, x), z = z + feedforward(norm(z)) for one learned query p
+                                                             Lee et al. 2019; for images Zhai et al. 2022
 
-Each is a weighted mean over the tokens. Padding has weight 0, and a packed row gives one vector per document.
+The first four are weighted means with fixed weights; those of attention pooling are learned. Padding has weight 0, and
+a packed row yields one vector per document.
 """
 
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
-from regard.layout import TokenLayout
+from regard.layout import Source, TokenLayout
+from regard.parts.cross_attention import CrossAttention
+from regard.parts.feedforward import FeedForward, PositionWise
+from regard.parts.norm import LayerNorm, Norm
+from regard.spec import Spec
 
 Pool = Literal["cls", "mean", "last", "cls_mean"]
 
@@ -58,9 +66,40 @@ def document_members(layout: TokenLayout) -> Tensor:
 
 
 def choose(members: Tensor, positions: Tensor, how: Pool | Literal["rest"]) -> Tensor:
+    """The members (B, N, L) of each document over which the mean is taken."""
     if how == "mean":
         return members
     if how == "rest":
         return members & (positions > 0)
-    place = positions.where(members, -1).amax(-1, keepdim=True) if how == "last" else 0
-    return members & (positions == place)
+    position = positions.where(members, -1).amax(-1, keepdim=True) if how == "last" else 0
+    return members & (positions == position)
+
+
+@dataclass(frozen=True)
+class AttentionPooling(Spec):
+    attention: CrossAttention
+    feedforward: PositionWise = FeedForward()
+    norm: Norm = LayerNorm()
+
+    def build(self, width: int) -> nn.Module:
+        return AttentionPoolingModule(width, self)
+
+
+class AttentionPoolingModule(nn.Module):
+    def __init__(self, width: int, spec: AttentionPooling):
+        super().__init__()
+        self.query = nn.Parameter(nn.init.normal_(torch.empty(1, width), std=width**-0.5))
+        self.attention = spec.attention.build(width)
+        self.norm = spec.norm.build(width)
+        self.feedforward = spec.feedforward.build(width)
+
+    def forward(self, x: Tensor, layout: TokenLayout) -> Tensor:
+        """(B, L, D) -> (B, D), or for packed rows (B, N, D): one vector per document"""
+        documents = document_members(layout).shape[1]
+        query = self.query.expand(len(x), documents, -1)  # (B, N, D)
+        numbers = torch.arange(documents, device=x.device).expand(len(x), -1)
+        packed = layout.segments is not None
+        queries = TokenLayout(torch.zeros_like(numbers), numbers if packed else None).with_source(Source(x, layout))
+        z = self.attention(query, queries)  # (B, N, D)
+        z = z + self.feedforward(self.norm(z))
+        return z if packed else z.squeeze(1)

@@ -2,17 +2,21 @@
 
     h_t = f(W_x x_t + b, W_h h_{t-1})          out_t = h_t, or W_o h_t where the state is not as wide as the stream
 
-RNN, LSTM and GRU define f in their own files. A layer of torch.nn.LSTM is a block without norm and residual:
-Block((Sublayer(LSTM(), NoNorm()),), keep=0.0).
+    RNN    h = tanh(W_x x + W_h h + b)                                                       Elman 1990
+    LSTM   a second state, the cell c, that only the gates change          Hochreiter & Schmidhuber 1997
+    GRU    one state and three quarters of an LSTM's weights                           Cho et al. 2014
+
+The equations of f, step by step and fused, are in kernels/recurrent/cells. A layer of torch.nn.LSTM is a block without
+norm and residual: Block((Sublayer(LSTM(), NoNorm()),), keep=0.0).
 """
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor, nn
 
-from regard.kernels.recurrent.cells import CellStates, unroll
+from regard.kernels.recurrent.cells import CellStates, gru, lstm, rnn, unroll
 from regard.kernels.recurrent.cells.documents import pack_documents, run_packed
 from regard.layout import TokenLayout
 from regard.parts.body import Body
@@ -111,3 +115,71 @@ class RecurrentCell(nn.Module):
 def hooked(module: nn.Module) -> bool:
     """Does it have forward hooks? The fused operation would not call them."""
     return bool(module._forward_hooks or module._forward_pre_hooks)
+
+
+@dataclass(frozen=True)
+class RNN(RecurrentMixer):
+    activation: Literal["tanh", "relu"] = "tanh"
+
+    def cell(self, width: int, size: int) -> RecurrentCell:
+        return RNNModule(width, size, self)
+
+
+class RNNModule(RecurrentCell):
+    def __init__(self, width: int, size: int, spec: RNN):
+        super().__init__(width, size, spec)
+        self.activation = spec.activation
+
+    def step(self, x: Tensor, *past: Tensor) -> CellStates:
+        return rnn.step(x, *past, self.h_proj, self.activation)
+
+    def fused(self, x: Tensor, sizes: Tensor | None, past: CellStates) -> tuple[Tensor, CellStates]:
+        return rnn.fused(x, past, self.x_proj.weight, self.h_proj.weight, self.bias, sizes, self.activation)
+
+
+@dataclass(frozen=True)
+class LSTM(RecurrentMixer):
+    states: ClassVar[tuple[str, ...]] = ("h", "c")
+    gates: ClassVar[int] = 4
+
+    def cell(self, width: int, size: int) -> RecurrentCell:
+        return LSTMModule(width, size, self)
+
+
+class LSTMModule(RecurrentCell):
+    def __init__(self, width: int, size: int, spec: LSTM):
+        super().__init__(width, size, spec)
+        if self.bias is not None:
+            with torch.no_grad():  # the forget gate starts mostly open (Gers et al. 2000, Jozefowicz et al. 2015)
+                self.bias[size : 2 * size] = 1.0
+
+    def step(self, x: Tensor, *past: Tensor) -> CellStates:
+        return lstm.step(x, *past, self.h_proj)
+
+    def fused(self, x: Tensor, sizes: Tensor | None, past: CellStates) -> tuple[Tensor, CellStates]:
+        return lstm.fused(x, past, self.x_proj.weight, self.h_proj.weight, self.bias, sizes)
+
+
+@dataclass(frozen=True)
+class GRU(RecurrentMixer):
+    gates: ClassVar[int] = 3
+
+    reset: Literal["before", "after"] = "after"  # the product with W_h; "after", as in torch.nn.GRU, is faster
+
+    def cell(self, width: int, size: int) -> RecurrentCell:
+        return GRUModule(width, size, self)
+
+
+class GRUModule(RecurrentCell):
+    def __init__(self, width: int, size: int, spec: GRU):
+        super().__init__(width, size, spec)
+        self.reset, self.can_fuse = spec.reset, spec.reset == "after"
+        self.h_proj = nn.Linear(size, 2 * size, bias=False)
+        self.n_proj = nn.Linear(size, size, bias=spec.bias and self.can_fuse)
+
+    def step(self, x: Tensor, *past: Tensor) -> CellStates:
+        return gru.step(x, *past, self.h_proj, self.n_proj, self.reset)
+
+    def fused(self, x: Tensor, sizes: Tensor | None, past: CellStates) -> tuple[Tensor, CellStates]:
+        weights = (self.x_proj.weight, self.h_proj.weight, self.n_proj.weight, self.bias, self.n_proj.bias)
+        return gru.fused(x, past, *weights, sizes)

@@ -19,9 +19,8 @@ from regard.kernels.convolution import convolve
 from regard.kernels.recurrent.linear_recurrence import linear_recurrence
 from regard.layout import TokenLayout
 from regard.parts.body import Body
-from regard.parts.chunked_forward import chunked_forward
 from regard.parts.feedforward import ACTIVATIONS, Activation
-from regard.parts.ssm.initialization import ConvWeights, filled
+from regard.parts.ssm.selective import ConvWeights, chunked_forward, filled
 from regard.parts.state import STATELESS, FixedSize, FixedState
 from regard.spec import require
 

@@ -1,1 +1,1 @@
-"""State-space mixers: a state of fixed size that fades, is written and is read by linear rules."""
+"""State-space mixers: a state of fixed size with a linear recurrence."""

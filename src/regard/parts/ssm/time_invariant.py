@@ -1,12 +1,11 @@
-"""A fixed filter as a mixer: every channel is a linear system of its own, which remembers N numbers.
+"""Time-invariant state spaces as mixers: every channel is a linear system with a state of N numbers.
 
     x_t = Ā x_{t-1} + B̄ u_t        y_t = C x_t + d u_t        out = W_o σ(y)   or   W_o σ(y) ⊙ sigmoid(W_g σ(y))
 
-What A looks like is what the kinds of filter differ in (s4.py, s4d.py); how it is computed stands in
-kernels/state_space: whole texts as a convolution, a token as a step of the recurrence. Steps Δ begin spread evenly by
-their logarithm, so that there are channels for every speed of change. Filters know no nonlinearity between tokens, and
-channels meet only in W_o. An encoder's filter may read both ways: the same system once more from the end, with a C of
-its own.
+A subclass defines A (s4.py). A whole sequence is computed as a convolution and a single token as a step of the
+recurrence (kernels/recurrent/state_space). Initial steps Δ are evenly spaced on a log scale, so that channels cover all
+time scales. There is no nonlinearity between tokens, and only W_o and W_g mix channels. An encoder's layer may be
+bidirectional: the same system is also run from right to left, with its own C.
 """
 
 import math
@@ -31,7 +30,7 @@ class TimeInvariantSSM(Body):
     mixes: ClassVar[bool] = True
     dense: ClassVar[bool] = False  # are powers of Ā full matrices?
 
-    state: int = 64  # N, numbers that a channel remembers: half as many pairs of eigenvalues
+    state: int = 64  # N per channel: N / 2 pairs of conjugate eigenvalues
     min_step: float = 0.001
     max_step: float = 0.1
     activation: Activation = "gelu"
@@ -42,11 +41,11 @@ class TimeInvariantSSM(Body):
     def check(self) -> None:
         require(
             self.state > 0 and self.state % 2 == 0,
-            f"{self.kind}: state={self.state} must be even and positive, for its eigenvalues come in pairs",
+            f"{self.kind}: state={self.state} must be even and positive: eigenvalues come in conjugate pairs",
         )
         require(
             0 < self.min_step <= self.max_step,
-            f"{self.kind}: steps from {self.min_step} to {self.max_step} must be positive and ascend",
+            f"{self.kind}: min_step={self.min_step} and max_step={self.max_step} must satisfy 0 < min_step <= max_step",
         )
 
     @property
@@ -68,7 +67,7 @@ class TimeInvariantSSMModule(nn.Module):
         super().__init__()
         self.log_step = nn.Parameter(torch.empty(width, 1))  # log Δ
         self.log_decay = nn.Parameter(torch.empty(width, spec.state // 2))  # log -Re λ
-        self.turn = nn.Parameter(torch.empty(width, spec.state // 2))  # Im λ
+        self.turn = nn.Parameter(torch.empty(width, spec.state // 2))  # Im λ, the angular frequency
         self.C = nn.Parameter(torch.empty(width, spec.state).normal_())
         self.C_back = nn.Parameter(torch.empty(width, spec.state).normal_()) if spec.bidirectional else None
         self.skip = nn.Parameter(torch.ones(width))
@@ -77,8 +76,8 @@ class TimeInvariantSSMModule(nn.Module):
         self.gate_proj = nn.Linear(width, width, bias=spec.bias) if spec.gate else None
 
     @torch.no_grad()
-    def begin(self, spec: TimeInvariantSSM, eigenvalues: Tensor) -> None:
-        """Every channel with the same eigenvalues (N/2,), at a speed of its own."""
+    def initialize(self, spec: TimeInvariantSSM, eigenvalues: Tensor) -> None:
+        """Set the same eigenvalues (N/2,) in every channel, and a different step in each."""
         logs = torch.linspace(math.log(spec.min_step), math.log(spec.max_step), len(self.log_step))
         self.log_step.copy_(logs.unsqueeze(-1))
         self.log_decay.copy_((-eigenvalues.real).log())
@@ -94,19 +93,20 @@ class TimeInvariantSSMModule(nn.Module):
         """λ (D, N/2), in complex128"""
         return torch.complex(-self.log_decay.double().exp(), self.turn.double())
 
-    def discretised(self) -> tuple[Transition, Tensor]:
+    def discretise(self) -> tuple[Transition, Tensor]:
         """Ā, and B̄ (D, N), in float64"""
         raise NotImplementedError
 
     def forward(self, x: Tensor, layout: TokenLayout, state: FixedState = STATELESS) -> Tensor:
-        y = self.activation(self.filtered(x, layout, state))  # (B, L, D)
+        y = self.activation(self.convolve(x, layout, state))  # (B, L, D)
         out = self.o_proj(y)
         return out if self.gate_proj is None else out * torch.sigmoid(self.gate_proj(y))
 
-    def filtered(self, x: Tensor, layout: TokenLayout, state: FixedState) -> Tensor:
+    def convolve(self, x: Tensor, layout: TokenLayout, state: FixedState) -> Tensor:
+        """y (B, L, D) of the systems of all channels."""
         u = x.to(torch.promote_types(x.dtype, torch.float32))
-        system = System(*self.discretised(), self.C.double())
-        past = None  # a text that nothing remembers is a convolution and nothing else
+        system = System(*self.discretise(), self.C.double())
+        past = None  # without a state the whole sequence is one convolution
         if state is not STATELESS:
             (past,) = state.read(layout, x=u.new_zeros(len(u), *self.C.shape))  # (B, D, N)
         y, past = state_space(system, u, past, layout.segments, layout.valid)

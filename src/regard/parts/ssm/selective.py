@@ -1,0 +1,63 @@
+"""Code that Mamba, Mamba-2 and RG-LRU share: initial decay rates and steps, convolution weights, and chunked forwards.
+
+    A_n = -n                              initial decay rates, as in S4D's real form        Gu et al. 2022
+    Δ log-uniform in [0.001, 0.1]         a fresh state decays over 10 to 1000 tokens
+
+Initial values are computed on the CPU and copied, so that nothing is computed on the meta device.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from regard.layout import TokenLayout
+
+MIN_STEP, MAX_STEP = 1e-3, 1e-1
+CHUNK = 1024  # tokens
+
+
+def log_rates(count: int, *channels: int) -> nn.Parameter:
+    """(…, count) log -A: the logarithms of 1 … count."""
+    return filled(torch.arange(1, count + 1, dtype=torch.float32, device="cpu").log(), *channels, count)
+
+
+def step_bias(count: int) -> nn.Parameter:
+    """(count,) such that softplus(bias) = Δ, drawn log-uniformly; the inverse of softplus is log(exp Δ - 1)."""
+    steps = torch.empty(count, device="cpu").uniform_(math.log(MIN_STEP), math.log(MAX_STEP)).exp()
+    return filled(steps.expm1().log(), count)
+
+
+def filled(values: Tensor, *shape: int) -> nn.Parameter:
+    parameter = nn.Parameter(torch.empty(shape))
+    with torch.no_grad():
+        parameter.copy_(values)
+    return parameter
+
+
+class ConvWeights(nn.Module):
+    """The weights of a short convolution (kernels/convolution.py): (k, channels), the newest token's tap first."""
+
+    def __init__(self, taps: int, channels: int, bias: bool):
+        super().__init__()
+        bound = taps**-0.5
+        self.weight = nn.Parameter(torch.empty(taps, channels).uniform_(-bound, bound))
+        self.bias = nn.Parameter(torch.zeros(channels)) if bias else None
+
+
+def chunked_forward(
+    layer: Callable[..., tuple[Tensor, ...]], x: Tensor, layout: TokenLayout, carried: Sequence[Tensor]
+) -> tuple[Tensor, ...]:
+    """layer(x, layout, *carried) -> (y, *carried) in chunks of x (B, L, D), with the same result as in one pass.
+
+    On a CPU the activations of a thousand tokens fit in the cache, those of sixteen thousand do not: chunks keep time
+    linear in the length and memory almost constant. A GPU runs all tokens at once, and so do packed rows.
+    """
+    if x.device.type != "cpu" or x.shape[1] <= CHUNK or layout.segments is not None:
+        return layer(x, layout, *carried)
+    ys = []
+    for start in range(0, x.shape[1], CHUNK):
+        y, *carried = layer(x[:, start : start + CHUNK], layout.tokens(slice(start, start + CHUNK)), *carried)
+        ys.append(y)
+    return torch.cat(ys, 1), *carried
