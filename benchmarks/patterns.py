@@ -21,11 +21,11 @@ from torch import Tensor
 
 from benchmarks.timing import interleave
 from regard.kernels.attention import block_sparse, tiled
+from regard.kernels.attention.arguments import ScoreOptions
 from regard.kernels.attention.mask import Causal, Mask
 from regard.kernels.attention.patterns.bigbird import BigBird
 from regard.kernels.attention.patterns.longformer import Longformer
 from regard.kernels.attention.patterns.window import Window
-from regard.kernels.attention.score_options import ScoreOptions
 from regard.kernels.attention.statistics import attend_with_statistics
 from regard.layout import TokenLayout
 

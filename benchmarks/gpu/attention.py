@@ -23,10 +23,10 @@ from triton.testing import do_bench
 
 from benchmarks.gpu.check import check_all
 from regard.kernels.attention import BACKENDS, triton
+from regard.kernels.attention.arguments import ScoreOptions, describe
 from regard.kernels.attention.bias import Slopes
 from regard.kernels.attention.mask import Causal, Mask
 from regard.kernels.attention.patterns.window import Window
-from regard.kernels.attention.score_options import ScoreOptions
 from regard.kernels.attention.triton import launch
 from regard.layout import TokenLayout
 
@@ -196,7 +196,7 @@ def single_precision() -> None:
     for options in (ScoreOptions(case.mask, DIM**-0.5), ScoreOptions(Causal(), DIM**-0.5, softcap=CAP)):
         times = {}
         for name, module in BACKENDS.items():
-            if module.refuses(*tensors, layout, options) is None:
+            if module.refuses(describe(*tensors, layout, options)) is None:
                 work = partial(module.attend, layout=layout, options=options)
                 times[name] = [round(milliseconds(run(work, tensors)), 2) for run in (forward, forward_backward)]
         print(f"float32 {type(options.mask).__name__}: {times}", flush=True)

@@ -11,10 +11,10 @@ from torch import Tensor
 from triton.runtime.errors import OutOfResources
 
 from regard.kernels.attention import reference, triton
+from regard.kernels.attention.arguments import ScoreOptions, describe
 from regard.kernels.attention.bias import Bias, Buckets, Slopes
 from regard.kernels.attention.mask import Causal, Full
 from regard.kernels.attention.patterns.window import SinksAndWindow, Window
-from regard.kernels.attention.score_options import ScoreOptions
 from regard.kernels.attention.statistics import attend_with_statistics
 from regard.layout import TokenLayout
 
@@ -85,7 +85,7 @@ def check(number: int) -> tuple[float, str]:
     valid = valid.unsqueeze(1)  # (B, 1, L): outputs of padding are undefined
     weights = weights * valid.unsqueeze(-1)
     name = " ".join(map(str, (mask, kind, heads, kv_heads, dim, value_dim, length, dtype, bias, cap, sinks)))
-    reason = triton.refuses(q, k, v, layout, options)
+    reason = triton.refuses(describe(q, k, v, layout, options))
     assert reason is None, reason
     found = outputs(triton.attend, [q, k, v], layout, options, weights)
     plain = outputs(eager, [q, k, v], replace(layout), options, weights)

@@ -23,11 +23,10 @@ from triton.testing import do_bench, do_bench_cudagraph
 from regard.engine.stores.contiguous import Contiguous
 from regard.engine.stores.paged import Paged
 from regard.kernels.attention import backend, reference, sdpa
+from regard.kernels.attention.arguments import Pages, ScoreOptions, gather_pages
 from regard.kernels.attention.decode import mask_limits
 from regard.kernels.attention.mask import Causal, Mask
-from regard.kernels.attention.pages import Pages, gather_pages
 from regard.kernels.attention.patterns.window import Window
-from regard.kernels.attention.score_options import ScoreOptions
 from regard.kernels.attention.triton.decode_kernels import launch
 from regard.layout import TokenLayout
 from regard.models.decoder import Decoder

@@ -7,13 +7,13 @@ from torch import Tensor
 
 from plotting import BLUE, GREEN, LIGHT_GREY, ORANGE, PURPLE, RED, canvas, cells, label
 from regard.engine.stores.paged import Paged
+from regard.kernels.attention.arguments import ScoreOptions
 from regard.kernels.attention.mask import Causal, Full, Mask, PrefixLM, attention_mask
 from regard.kernels.attention.patterns.bigbird import BigBird
 from regard.kernels.attention.patterns.block_pattern import BlockSparse
 from regard.kernels.attention.patterns.longformer import Longformer
 from regard.kernels.attention.patterns.sparse_transformer import FixedPattern, StridedPattern
 from regard.kernels.attention.patterns.window import Dilated, SinksAndWindow, Window
-from regard.kernels.attention.score_options import ScoreOptions
 from regard.kernels.attention.statistics import attend_with_statistics
 from regard.layout import TokenLayout
 from regard.parts.attention import Attention

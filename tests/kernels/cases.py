@@ -3,6 +3,7 @@
 import torch
 from torch import Tensor
 
+from regard.kernels.attention.arguments import ScoreOptions
 from regard.kernels.attention.bias import Bias, Buckets, Slopes
 from regard.kernels.attention.mask import Causal, Full, Mask, PrefixLM
 from regard.kernels.attention.patterns.bigbird import BigBird
@@ -10,7 +11,6 @@ from regard.kernels.attention.patterns.block_pattern import BlockSparse
 from regard.kernels.attention.patterns.longformer import Longformer
 from regard.kernels.attention.patterns.sparse_transformer import FixedPattern, StridedPattern
 from regard.kernels.attention.patterns.window import Dilated, SinksAndWindow, Window
-from regard.kernels.attention.score_options import ScoreOptions
 from regard.layout import TokenLayout
 
 LENGTH, DIM, VALUE = 37, 8, 6

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from regard.kernels.attention import BACKENDS, backend, reference
+from regard.kernels.attention.arguments import ScoreOptions
 from regard.kernels.attention.bias import Slopes
 from regard.kernels.attention.mask import Causal
 from regard.kernels.attention.patterns.window import Window
-from regard.kernels.attention.score_options import ScoreOptions
 from regard.layout import TokenLayout
 from tests.kernels.cases import DIM, EXTRAS, HEADS, LAYOUTS, LENGTH, MASKS, inputs, options_of
 

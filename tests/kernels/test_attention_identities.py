@@ -11,9 +11,9 @@ from torch.autograd.functional import jacobian
 from torch.utils.flop_counter import FlopCounterMode
 
 from regard.kernels.attention import BACKENDS, backend
+from regard.kernels.attention.arguments import ScoreOptions, describe
 from regard.kernels.attention.mask import Causal, Full, Mask
 from regard.kernels.attention.reference import attend, attention_weights
-from regard.kernels.attention.score_options import ScoreOptions
 from regard.layout import TokenLayout
 from regard.lens.attention import row_entropy
 from tests.kernels.cases import ON_GPU
@@ -70,7 +70,7 @@ def test_attention_is_that_of_torch(name: str) -> None:
 def test_queries_and_keys_values_and_keys_may_differ_in_size(name: str) -> None:
     q, k, v = random(1, 2, 3, 4), random(1, 2, 7, 4, seed=1), random(1, 2, 7, 5, seed=2)
     where, how = before(3, 7), scaled(q)
-    if BACKENDS[name].refuses(q, k, v, where, how):
+    if BACKENDS[name].refuses(describe(q, k, v, where, how)):
         with pytest.raises(ValueError, match=name):
             backend(name)(q, k, v, where, how)
         return

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from regard.kernels.attention.arguments import ScoreOptions
 from regard.kernels.attention.mask import Causal, Full, Mask
 from regard.kernels.attention.reference import attend, attention_weights
-from regard.kernels.attention.score_options import ScoreOptions
 from regard.layout import TokenLayout
 from regard.lens.attention import row_entropy
 from regard.parts.position.sinusoidal import Sinusoidal

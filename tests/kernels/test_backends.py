@@ -5,8 +5,8 @@ from itertools import product
 import pytest
 import torch
 
-from regard.kernels.attention import BACKENDS, backend, reference, why
-from regard.kernels.attention.score_options import ScoreOptions
+from regard.kernels.attention import BACKENDS, backend, choose_once, reference, sdpa, why
+from regard.kernels.attention.arguments import ScoreOptions, describe
 from regard.layout import TokenLayout
 from tests.kernels.cases import (
     BIASES,
@@ -92,7 +92,7 @@ def test_query_without_keys_is_zero_with_finite_gradients(name: str, extra: str,
     layout = TokenLayout(slots, valid=valid, consecutive=True)
     tensors = inputs("grouped-query", layout, torch.float32)
     options = options_of(MASKS["window"], BIASES[bias], extra, torch.float32)
-    if BACKENDS[name].refuses(*tensors, layout, options) is not None:
+    if BACKENDS[name].refuses(describe(*tensors, layout, options)) is not None:
         return
     out = backend(name)(*tensors, layout, options)
     assert not out[0].any()
@@ -129,3 +129,27 @@ def test_auto_equals_the_reference(mask: str) -> None:
             with_gradients(f, tensors, LAYOUTS[layout], options) for f in (backend("auto"), reference.attend)
         )
         assert all((f - e).abs().max() <= 1e-12 for f, e in zip(found, expected, strict=True))
+
+
+def test_auto_chooses_once_per_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    tensors, layout = inputs("grouped-query", LAYOUTS["ordered"], torch.float32), LAYOUTS["ordered"]
+    asked: list[str] = []
+    monkeypatch.setattr(sdpa, "slower", lambda call: asked.append(type(call.mask).__name__))
+    choose_once.cache_clear()
+    for mask in ("causal", "causal", "full", "causal"):
+        backend("auto")(*tensors, layout, ScoreOptions(MASKS[mask]))
+    assert asked == ["Causal", "Full"]
+    backend("auto")(*(x.detach() for x in tensors), layout, ScoreOptions(MASKS["causal"]))  # another call: no gradients
+    assert asked == ["Causal", "Full", "Causal"]
+
+
+def test_auto_compiles_for_any_length_without_a_cached_choice() -> None:
+    def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return backend("auto")(q, k, v, TokenLayout.whole(1, q.shape[2]), ScoreOptions(MASKS["causal"]))
+
+    compiled, before = torch.compile(attend, fullgraph=True, dynamic=True, backend="eager"), choose_once.cache_info()
+    for length in (5, 9):
+        tensors = [torch.randn(1, heads, length, 8) for heads in (4, 2, 2)]
+        expected = backend("reference")(*tensors, TokenLayout.whole(1, length), ScoreOptions(MASKS["causal"]))
+        assert (compiled(*tensors) - expected).abs().max() < 1e-5
+    assert choose_once.cache_info() == before

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from regard.kernels.attention import backend, block_layout, block_sparse, block_sparse_cpu, reference, sdpa
+from regard.kernels.attention.arguments import ScoreOptions, describe
 from regard.kernels.attention.bias import Slopes
 from regard.kernels.attention.block_layout import (
     BlockLayout,
@@ -23,7 +24,6 @@ from regard.kernels.attention.patterns.block_pattern import BlockSparse
 from regard.kernels.attention.patterns.longformer import Longformer
 from regard.kernels.attention.patterns.sparse_transformer import StridedPattern
 from regard.kernels.attention.patterns.window import Window
-from regard.kernels.attention.score_options import ScoreOptions
 from regard.layout import TokenLayout
 from tests.kernels.cases import BLOCK_TABLE, DIM, HEADS, LAYOUTS, MASKS, inputs, options_of, with_gradients
 
@@ -120,7 +120,7 @@ def test_cpu_blocks_equal_the_reference(name: str, heads: str, runs_on_cpu: list
         layout = replace(layout)
         tensors = inputs(heads, layout, torch.float64, value=DIM)
         options = options_of(MASKS[name], None, "", torch.float64)
-        if block_sparse.refuses(*tensors, layout, options) is None:
+        if block_sparse.refuses(describe(*tensors, layout, options)) is None:
             found, expected = (
                 with_gradients(f, tensors, layout, options) for f in (block_sparse.attend, reference.attend)
             )

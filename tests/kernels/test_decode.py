@@ -6,12 +6,11 @@ from torch import Tensor
 
 from regard.engine.stores.contiguous import Contiguous
 from regard.engine.stores.paged import Paged
-from regard.kernels.attention import backend, decode, reference, why
+from regard.kernels.attention import backend, choose_once, decode, reference, why
+from regard.kernels.attention.arguments import Pages, ScoreOptions, describe, gather_pages
 from regard.kernels.attention.mask import Causal, Full, Mask
-from regard.kernels.attention.pages import Pages, gather_pages
 from regard.kernels.attention.patterns.longformer import Longformer
 from regard.kernels.attention.patterns.window import SinksAndWindow, Window
-from regard.kernels.attention.score_options import ScoreOptions
 from regard.layout import TokenLayout
 from regard.models.decoder import Decoder
 from regard.models.stack import Repeat
@@ -164,10 +163,11 @@ def test_unsupported_arguments_are_refused(monkeypatch: pytest.MonkeyPatch) -> N
         "has no gradients": (q.requires_grad_(), k, v, options_of(Causal())),
     }
     for reason, (q, k, v, options) in refusals.items():
-        assert reason in decode.refuses(q, k, v, layout, options)
+        assert reason in decode.refuses(describe(q, k, v, layout, options))
     with torch.no_grad():
-        assert decode.refuses(q, k, v, layout, options_of(Causal())) is None
-    assert decode.slower(q, k, v, TokenLayout.whole(2, 1), options_of(Causal())) == "decode is for cached keys"
+        assert decode.refuses(describe(q, k, v, layout, options_of(Causal()))) is None
+    own = describe(q, k, v, TokenLayout.whole(2, 1), options_of(Causal()))
+    assert decode.slower(own) == "decode is for cached keys"
 
 
 @torch.no_grad()
@@ -196,9 +196,11 @@ def steps_and_whole(kind: str, compile: bool) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize("kind", ["contiguous", "paged"])
 def test_a_model_steps_through_it_compiled_too(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decode, "cannot_triton", lambda device: None)
+    choose_once.cache_clear()
     for compile in (False, True):
         found, expected = steps_and_whole(kind, compile)
         assert (found - expected).abs().max() <= 1e-5
+    choose_once.cache_clear()
 
 
 @pytest.mark.gpu

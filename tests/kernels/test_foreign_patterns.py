@@ -11,10 +11,10 @@ from transformers.models.big_bird.modeling_big_bird import BigBirdBlockSparseAtt
 from transformers.models.longformer.modeling_longformer import LongformerSelfAttention
 
 from regard.kernels.attention import backend
+from regard.kernels.attention.arguments import ScoreOptions
 from regard.kernels.attention.mask import Mask
 from regard.kernels.attention.patterns.block_pattern import BlockSparse
 from regard.kernels.attention.patterns.longformer import Longformer
-from regard.kernels.attention.score_options import ScoreOptions
 from regard.layout import TokenLayout
 
 HEADS, WIDTH = 2, 16

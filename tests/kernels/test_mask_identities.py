@@ -6,9 +6,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.kernels.attention import BACKENDS, backend
+from regard.kernels.attention.arguments import ScoreOptions, describe
 from regard.kernels.attention.mask import Causal, Full, attention_mask
 from regard.kernels.attention.reference import attention_weights
-from regard.kernels.attention.score_options import ScoreOptions
 from regard.layout import TokenLayout
 from regard.models.decoder import Decoder
 from regard.parts.attention import Attention
@@ -29,7 +29,7 @@ def test_a_token_sees_itself_and_what_came_before(name: str) -> None:
         expected = scores.softmax(-1) @ v
         for layout in (TokenLayout.whole(1, n), TokenLayout(torch.arange(n).unsqueeze(0))):
             how = ScoreOptions(Causal(), 0.5)
-            if BACKENDS[name].refuses(q, k, v, layout, how) is None:
+            if BACKENDS[name].refuses(describe(q, k, v, layout, how)) is None:
                 assert (backend(name)(q, k, v, layout, how) - expected).abs().max() < 1e-12
 
 
@@ -67,7 +67,7 @@ def test_to_mask_is_to_choose_among_fewer_keys() -> None:
     )
     for name in BACKENDS:
         tensors = [random(1, 1, n, 4, seed=seed).requires_grad_() for seed in range(3)]
-        if BACKENDS[name].refuses(*tensors, blind, ScoreOptions(Causal())) is None:
+        if BACKENDS[name].refuses(describe(*tensors, blind, ScoreOptions(Causal()))) is None:
             out = backend(name)(*tensors, blind, ScoreOptions(Causal()))
             assert not out[:, :, :2].any()
             assert all(g.isfinite().all() for g in torch.autograd.grad(out.sum(), tensors))

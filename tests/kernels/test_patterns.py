@@ -5,13 +5,13 @@ import torch
 from torch import Tensor
 
 from regard.kernels.attention import reference
+from regard.kernels.attention.arguments import ScoreOptions
 from regard.kernels.attention.mask import Mask, PrefixLM
 from regard.kernels.attention.patterns.bigbird import BigBird
 from regard.kernels.attention.patterns.block_pattern import BlockSparse
 from regard.kernels.attention.patterns.longformer import Longformer
 from regard.kernels.attention.patterns.sparse_transformer import FixedPattern, StridedPattern
 from regard.kernels.attention.patterns.window import Dilated, SinksAndWindow, Window
-from regard.kernels.attention.score_options import ScoreOptions
 from regard.layout import TokenLayout
 from regard.parts.attention import Attention
 from regard.spec import Spec, SpecError

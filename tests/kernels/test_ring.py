@@ -11,10 +11,10 @@ import torch.multiprocessing as multiprocessing
 from torch import Tensor
 
 from regard.kernels.attention import reference, ring_attention
+from regard.kernels.attention.arguments import ScoreOptions
 from regard.kernels.attention.bias import Buckets
 from regard.kernels.attention.mask import Causal, Full, Mask
 from regard.kernels.attention.patterns.window import Window
-from regard.kernels.attention.score_options import ScoreOptions
 from regard.layout import TokenLayout
 from regard.models.decoder import Decoder
 from regard.models.stack import Repeat

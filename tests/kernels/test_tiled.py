@@ -7,11 +7,11 @@ import torch
 from torch import Tensor
 
 from regard.kernels.attention import backend, reference, tiled
+from regard.kernels.attention.arguments import ScoreOptions
 from regard.kernels.attention.mask import Causal
 from regard.kernels.attention.online_softmax import PartialSoftmax, empty_partial, partial_softmax
 from regard.kernels.attention.patterns.block_pattern import BlockSparse
 from regard.kernels.attention.patterns.window import Window
-from regard.kernels.attention.score_options import ScoreOptions
 from regard.kernels.attention.statistics import RunningArgmax, attend_with_statistics
 from regard.layout import TokenLayout
 from tests.kernels.cases import EXTRAS, LAYOUTS, LENGTH, MASKS, inputs, options_of, with_gradients

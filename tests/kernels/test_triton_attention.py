@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 from regard.kernels.attention import reference, triton
+from regard.kernels.attention.arguments import ScoreOptions, describe
 from regard.kernels.attention.bias import Bias, Buckets, Slopes
 from regard.kernels.attention.mask import Causal, Full, Mask
 from regard.kernels.attention.patterns.sparse_transformer import StridedPattern
 from regard.kernels.attention.patterns.window import SinksAndWindow, Window
-from regard.kernels.attention.score_options import ScoreOptions
 from regard.kernels.attention.statistics import attend_with_statistics
 from regard.kernels.attention.triton.bounds import NO_DOCUMENT, bounds
 from regard.layout import TokenLayout
@@ -88,7 +88,7 @@ def with_gradients(attend, tensors: list[Tensor], layout: TokenLayout, options: 
 
 
 def largest_error(tensors: list[Tensor], layout: TokenLayout, options: ScoreOptions) -> float:
-    assert triton.cannot(*tensors, layout, options) is None
+    assert triton.cannot(describe(*tensors, layout, options)) is None
     found = with_gradients(triton.attend, tensors, layout, options)
     expected = with_gradients(
         reference.attend, [x.detach().double().requires_grad_() for x in tensors], layout, options
@@ -221,18 +221,18 @@ def test_unsupported_arguments_are_refused_by_name() -> None:
         ((q, k, v), ScoreOptions(Causal(), scale=-1.0), "a positive scale"),
         ((q, k, v), ScoreOptions(Causal(), dropout=0.1), "has no dropout"),
     ]:
-        assert reason in (triton.cannot(*tensors, layout, options) or "")
+        assert reason in (triton.cannot(describe(*tensors, layout, options)) or "")
 
 
 def test_plain_whole_sequences_are_left_to_pytorch() -> None:
     whole, packed = token_layout("ordered"), token_layout("packed")
     x = inputs(whole, dtype=torch.float16)
-    assert "PyTorch's kernels are faster" in (triton.slower(*x, whole, ScoreOptions(Causal())) or "")
+    assert "PyTorch's kernels are faster" in (triton.slower(describe(*x, whole, ScoreOptions(Causal()))) or "")
     for layout, options in [
         (packed, ScoreOptions(Causal())),
         (whole, ScoreOptions(Window(4))),
         (whole, ScoreOptions(Full(), softcap=2.0)),
     ]:
-        assert triton.slower(*x, layout, options) is None
+        assert triton.slower(describe(*x, layout, options)) is None
     few = token_layout("keys")
-    assert "only 9 queries per row" in (triton.slower(*inputs(few), few, ScoreOptions(Causal())) or "")
+    assert "only 9 queries per row" in (triton.slower(describe(*inputs(few), few, ScoreOptions(Causal()))) or "")

@@ -5,9 +5,9 @@ import torch
 from torch import Tensor
 
 from regard.kernels.attention import triton, why
+from regard.kernels.attention.arguments import ScoreOptions, describe
 from regard.kernels.attention.mask import Causal, Full
 from regard.kernels.attention.patterns.window import Window
-from regard.kernels.attention.score_options import ScoreOptions
 from regard.layout import TokenLayout
 
 pytestmark = pytest.mark.gpu
@@ -41,7 +41,7 @@ def test_random_cases_are_as_exact_as_plain_pytorch(number: int) -> None:
 def test_float32_is_refused_by_name() -> None:
     tensors = [x.float() for x in inputs(64)]
     assert "less exact than PyTorch in float32" in (
-        triton.refuses(*tensors, TokenLayout.whole(1, 64, "cuda"), ScoreOptions(Causal())) or ""
+        triton.refuses(describe(*tensors, TokenLayout.whole(1, 64, "cuda"), ScoreOptions(Causal()))) or ""
     )
 
 

@@ -11,8 +11,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from regard.kernels.attention import reference
+from regard.kernels.attention.arguments import ScoreOptions
 from regard.kernels.attention.mask import Causal
-from regard.kernels.attention.score_options import ScoreOptions
 from regard.kernels.native_sparse import CHUNK, attend_chosen, choose, importance, line_of
 from regard.layout import TokenLayout
 from regard.parts.attention import Attention, use_backend

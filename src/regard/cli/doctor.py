@@ -65,8 +65,8 @@ def attention_backends(device: str) -> dict[str, str]:
     import torch
 
     from regard.kernels.attention import BACKENDS, backend
+    from regard.kernels.attention.arguments import ScoreOptions, describe
     from regard.kernels.attention.patterns.window import Window
-    from regard.kernels.attention.score_options import ScoreOptions
     from regard.layout import TokenLayout
 
     q, k, v = (torch.randn(1, heads, 8, 16, device=device, dtype=torch.float64) for heads in (4, 2, 2))
@@ -75,7 +75,7 @@ def attention_backends(device: str) -> dict[str, str]:
     states = {}
     for name, module in BACKENDS.items():
         inputs = (q.float(), k.float(), v.float(), layout, ScoreOptions(Window(4), 0.25))
-        if (reason := module.refuses(*inputs)) is not None:
+        if (reason := module.refuses(describe(*inputs))) is not None:
             states[name] = f"unavailable: {reason}"
             continue
         try:

@@ -31,15 +31,16 @@ def first_suitable(
 
 
 def checked_backend(
-    operation: str, name: str, backends: Backends, run: Callable[..., ReturnType]
-) -> Callable[..., ReturnType]:
+    operation: str, name: str, backends: Backends, run: Callable[..., ReturnType],
+    refusal: Callable[..., str | None] = refuses,
+) -> Callable[..., ReturnType]:  # fmt: skip
     """`run(name, *arguments)` as a function that raises ValueError for arguments that the backend refuses."""
     if name not in backends:
         raise ValueError(f"there is no {operation} backend {name!r}; {nearest(name, ['auto', *backends])}")
     module = backends[name]
 
     def run_checked(*arguments: Any) -> ReturnType:
-        reason = module.refuses(*arguments)
+        reason = refusal(module, *arguments)
         if reason is not None:
             raise ValueError(f"{operation} backend {name!r}: {reason}; choose another backend, or auto")
         return run(name, *arguments)

@@ -23,7 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from regard.kernels.attention.pages import gather_pages
+from regard.kernels.attention.arguments import gather_pages
 from regard.spec import nearest
 
 Hook = Callable[[str, Tensor], Tensor | None]  # (name, output) -> its replacement, or None to keep it

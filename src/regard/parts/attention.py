@@ -5,7 +5,7 @@
 H query heads share K key/value heads, H / K to each: K = H is multi-head (Vaswani et al. 2017), K = 1 multi-query
 (Shazeer 2019), in between grouped-query attention (Ainslie et al. 2023). Options: a norm of queries and keys
 (Henry et al. 2020; over each head, or over all at once as in OLMo 2), a bound on queries, keys and values (MPT, OLMoE),
-a cap on the scores, one learned sink per head (kernels/attention/score_options.py), and a gate on the heads' outputs, z
+a cap on the scores, one learned sink per head (kernels/attention/arguments.py), and a gate on the heads' outputs, z
 ⊙ σ(W_g x) (Qiu et al. 2025).
 """
 
@@ -17,9 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from regard.kernels.attention import backend
+from regard.kernels.attention.arguments import ScoreOptions
 from regard.kernels.attention.mask import Causal, Mask
 from regard.kernels.attention.reference import weights_of_heads
-from regard.kernels.attention.score_options import ScoreOptions
 from regard.layout import TokenLayout
 from regard.parts.body import Body
 from regard.parts.heads import divisors, head_dim_of, merge_heads, split_heads

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from regard.kernels.attention.arguments import ScoreOptions
 from regard.kernels.attention.bias import Bias
 from regard.kernels.attention.mask import Full, Mask
-from regard.kernels.attention.score_options import ScoreOptions
 from regard.layout import TokenLayout
 from regard.parts.attention import Attention, AttentionModule
 from regard.parts.position.base import NoPosition

@@ -20,9 +20,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.kernels.attention import backend
+from regard.kernels.attention.arguments import ScoreOptions
 from regard.kernels.attention.mask import Causal, Mask
 from regard.kernels.attention.reference import weights_of_heads
-from regard.kernels.attention.score_options import ScoreOptions
 from regard.layout import TokenLayout
 from regard.parts.body import Body
 from regard.parts.heads import merge_heads, split_heads

@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from regard.kernels.attention import backend
+from regard.kernels.attention.arguments import ScoreOptions
 from regard.kernels.attention.mask import Full
-from regard.kernels.attention.score_options import ScoreOptions
 from regard.layout import TokenLayout, number_documents
 from regard.parts.body import Body
 from regard.parts.heads import head_dim_of, merge_heads, split_heads

@@ -19,11 +19,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.kernels.attention import backend
+from regard.kernels.attention.arguments import ScoreOptions
 from regard.kernels.attention.bias import Bias
 from regard.kernels.attention.mask import Causal
 from regard.kernels.attention.patterns.window import Window
 from regard.kernels.attention.reference import attention_weights, per_head
-from regard.kernels.attention.score_options import ScoreOptions
 from regard.kernels.native_sparse import Line, attend_chosen, choose, ends, importance, line_of, pick
 from regard.layout import TokenLayout
 from regard.parts.attention import Attention

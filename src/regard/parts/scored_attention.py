@@ -20,9 +20,9 @@ import torch
 from torch import Tensor, nn
 
 from regard.kernels.attention import backend
+from regard.kernels.attention.arguments import ScoreOptions
 from regard.kernels.attention.mask import Causal, Full, Mask, attention_mask
 from regard.kernels.attention.reference import normalize, weights_of_heads
-from regard.kernels.attention.score_options import ScoreOptions
 from regard.layout import TokenLayout
 from regard.parts.body import Body
 from regard.parts.heads import merge_heads, split_heads

@@ -26,7 +26,7 @@ class PerToken:
     arrays: dict[str, tuple[int, int]]
     window: int | None = None  # later queries attend only to this many last tokens, the newest counted; None: to all
     first: int = 0  # and to this many first tokens
-    pages: bool = False  # may a paged store return them in place, as Pages (kernels/attention/pages.py)?
+    pages: bool = False  # may a paged store return them in place, as Pages (kernels/attention/arguments.py)?
 
 
 @dataclass(frozen=True)

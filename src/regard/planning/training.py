@@ -14,7 +14,7 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
-from regard.kernels.attention.score_options import ScoreOptions
+from regard.kernels.attention.arguments import ScoreOptions
 from regard.layout import TokenLayout
 from regard.models.base import Model
 from regard.models.decoder import Decoder, DecoderModule

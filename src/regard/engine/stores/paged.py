@@ -14,7 +14,7 @@ from torch import Tensor
 from regard.engine.stores.base import SLACK, CannotRewind, ModelMemory, Snapshot
 from regard.engine.stores.rows import KeyLayout, RowTable
 from regard.engine.stores.states import build_storages
-from regard.kernels.attention.pages import Pages, gather_pages
+from regard.kernels.attention.arguments import Pages, gather_pages
 from regard.layout import TokenLayout
 from regard.parts.state import PerToken, State
 

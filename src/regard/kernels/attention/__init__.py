@@ -2,24 +2,26 @@
 
     attend(q, k, v, layout, options) -> (B, H, L, Ev)
 
-q is (B, H, L, E), k is (B, K, S, E) and v (B, K, S, Ev) with K dividing H; keys and values may be in pages (pages.py).
-`reference` is plain tensor algebra, and every other backend is tested against it. `refuses` returns the reason why a
-backend does not support the arguments, `slower` the reason why another one is faster. `auto` runs the first backend of
-the table for which both return None; `why` returns its name and the reasons against the earlier ones.
+q is (B, H, L, E), k is (B, K, S, E) and v (B, K, S, Ev) with K dividing H; keys and values may be in pages
+(arguments.py). `reference` is plain tensor algebra, and every other backend is tested against it. A backend has two
+functions of the description of a call: `refuses` returns the reason why it does not support the call, `slower` the
+reason why another backend is faster. `auto` runs the first backend of the table for which both return None, chosen once
+per description; `why` returns its name and the reasons against the earlier ones.
 """
 
 from collections.abc import Callable
+from functools import lru_cache
 from types import ModuleType
+from typing import Any
 
+import torch
 from torch import Tensor
 
 from regard.kernels.attention import block_sparse, decode, reference, sdpa, tiled, triton
-from regard.kernels.attention.pages import Pages, gather_pages
-from regard.kernels.attention.score_options import ScoreOptions
+from regard.kernels.attention.arguments import AttentionCall, Keys, ScoreOptions, describe, gather_pages
 from regard.kernels.dispatch import checked_backend, first_suitable
 from regard.layout import TokenLayout
 
-Keys = Tensor | Pages
 Attend = Callable[[Tensor, Keys, Keys, TokenLayout, ScoreOptions], Tensor]
 BACKENDS: dict[str, ModuleType] = {
     "decode": decode,
@@ -33,17 +35,29 @@ BACKENDS: dict[str, ModuleType] = {
 
 def why(q: Tensor, k: Keys, v: Keys, layout: TokenLayout, options: ScoreOptions) -> tuple[str, str]:
     """The backend that `auto` runs, and the reasons against the backends before it."""
-    return first_suitable(BACKENDS, q, k, v, layout, options, objection=objection)
+    return choose(describe(q, k, v, layout, options))
 
 
-def objection(
-    module: ModuleType, q: Tensor, k: Keys, v: Keys, layout: TokenLayout, options: ScoreOptions
-) -> str | None:
-    return module.refuses(q, k, v, layout, options) or module.slower(q, k, v, layout, options)
+def choose(call: AttentionCall) -> tuple[str, str]:
+    return first_suitable(BACKENDS, call, objection=objection)
+
+
+choose_once = lru_cache(maxsize=4096)(choose)  # layers and decode steps mostly repeat a few calls
+
+
+def objection(module: ModuleType, call: AttentionCall) -> str | None:
+    return module.refuses(call) or module.slower(call)
+
+
+def refusal(module: ModuleType, *arguments: Any) -> str | None:
+    return module.refuses(describe(*arguments))
 
 
 def auto(q: Tensor, k: Keys, v: Keys, layout: TokenLayout, options: ScoreOptions) -> Tensor:
-    return attend_with(why(q, k, v, layout, options)[0], q, k, v, layout, options)
+    call = describe(q, k, v, layout, options)
+    # In a graph the choice is made while tracing, and symbolic sizes cannot be hashed.
+    name, _ = choose(call) if torch.compiler.is_compiling() else choose_once(call)
+    return attend_with(name, q, k, v, layout, options)
 
 
 def attend_with(name: str, q: Tensor, k: Keys, v: Keys, layout: TokenLayout, options: ScoreOptions) -> Tensor:
@@ -54,4 +68,4 @@ def attend_with(name: str, q: Tensor, k: Keys, v: Keys, layout: TokenLayout, opt
 
 def backend(name: str) -> Attend:
     """The attend function of this name; it raises ValueError for arguments that the backend does not support."""
-    return auto if name == "auto" else checked_backend("attention", name, BACKENDS, attend_with)
+    return auto if name == "auto" else checked_backend("attention", name, BACKENDS, attend_with, refusal)

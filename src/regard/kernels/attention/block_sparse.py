@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from regard.kernels.attention import block_sparse_cpu, reference, sdpa
+from regard.kernels.attention.arguments import AttentionCall, ScoreOptions, describe
 from regard.kernels.attention.bias import Bias
 from regard.kernels.attention.block_layout import (
     BlockLayout,
@@ -29,26 +30,26 @@ from regard.kernels.attention.block_layout import (
     split_groups,
 )
 from regard.kernels.attention.mask import Mask
-from regard.kernels.attention.score_options import ScoreOptions
 from regard.kernels.autocast import without_autocast
 from regard.layout import TokenLayout
 
 PORTION = 1 << 21  # numbers of keys gathered at once: few enough to stay in the processor's cache
 
 
-def refuses(q: Tensor, k: Tensor, v: Tensor, layout: TokenLayout, options: ScoreOptions) -> str | None:
-    mask, name = options.mask, type(options.mask).__name__
+def refuses(call: AttentionCall) -> str | None:
+    mask, name = call.mask, type(call.mask).__name__
     if type(mask).block_layouts is Mask.block_layouts:
         return f"block_sparse needs a sparse mask; {name} has no block layout"
-    if layout.keys is not None:
+    if not call.own_keys:
         return "block_sparse needs the queries' own tokens as keys; here the keys come from a cache or a source"
-    if not (layout.ordered or layout.consecutive and mask.relative):
+    if not (call.ordered or call.consecutive and mask.relative):
         return f"block_sparse needs {'consecutive tokens' if mask.relative else 'whole sequences'} for {name}"
     return None
 
 
-def slower(q: Tensor, k: Tensor, v: Tensor, layout: TokenLayout, options: ScoreOptions) -> str | None:
-    computed, all_pairs = pairs(options.mask, q.shape[2]), q.shape[2] ** 2
+def slower(call: AttentionCall) -> str | None:
+    length = call.q[2]
+    computed, all_pairs = pairs(call.mask, length), length**2
     if 2 * computed > all_pairs:
         return f"block_sparse would save little: {computed} of {all_pairs} pairs"
     return None
@@ -91,7 +92,7 @@ def attend_rows(q: Tensor, k: Tensor, v: Tensor, row_mask: "RowMask", options: S
         q_dense, out = q[:, :, :dense], out[:, :, dense:]
     positions = row_mask.layout.positions[: len(q)]
     layout = TokenLayout(positions[:, :dense]).with_keys(positions)
-    backend = sdpa if sdpa.refuses(q, k, v, layout, options) is None else reference
+    backend = sdpa if sdpa.refuses(describe(q, k, v, layout, options)) is None else reference
     return torch.cat([backend.attend(q_dense, k, v, layout, options), out], 2)
 
 

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from regard.kernels.attention.arguments import ScoreOptions
 from regard.kernels.attention.block_layout import MAX_BLOCK, BlockLayout, DenseBlock, dense_blocks
-from regard.kernels.attention.score_options import ScoreOptions
 from regard.kernels.attention.tiled import spans
 
 MIN_SCORES = 3 << 16  # per block: with fewer, the operations on single blocks cost more than one on many blocks

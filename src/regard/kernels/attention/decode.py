@@ -4,11 +4,10 @@ import torch
 from torch import Tensor
 
 from regard.compat import cannot_triton
+from regard.kernels.attention.arguments import AttentionCall, Keys, Pages, ScoreOptions
 from regard.kernels.attention.bias import Bias, Buckets, Slopes
 from regard.kernels.attention.mask import Causal, Full, Mask
-from regard.kernels.attention.pages import Pages
 from regard.kernels.attention.patterns.window import SinksAndWindow, Window
-from regard.kernels.attention.score_options import ScoreOptions
 from regard.layout import TokenLayout
 
 MAX_QUERIES = 16  # per row
@@ -17,37 +16,37 @@ DIMS = (16, 32, 64, 128, 256)
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
-def refuses(q: Tensor, k: Tensor | Pages, v: Tensor | Pages, layout: TokenLayout, options: ScoreOptions) -> str | None:
-    reason = cannot_triton(q.device)
-    return f"decode {reason}" if reason else cannot(q, k, v, layout, options)
+def refuses(call: AttentionCall) -> str | None:
+    reason = cannot_triton(call.device)
+    return f"decode {reason}" if reason else cannot(call)
 
 
-def cannot(q: Tensor, k: Tensor | Pages, v: Tensor | Pages, layout: TokenLayout, options: ScoreOptions) -> str | None:
-    """Why the kernel does not support these arguments on any device."""
-    queries, group = q.shape[2], q.shape[1] // k.shape[1]
+def cannot(call: AttentionCall) -> str | None:
+    """Why the kernel does not support this call on any device."""
+    (_, heads, queries, q_dim), v_dim = call.q, call.v[-1]
+    group = heads // call.k[1]
     if queries > MAX_QUERIES or queries * group > MAX_TILE:
         return f"decode takes few queries, not {queries} with {group} heads per kv head"
-    if q.shape[-1] not in DIMS or v.shape[-1] not in DIMS:
-        return f"decode takes a head_dim of {', '.join(map(str, DIMS))}, not {q.shape[-1]} and {v.shape[-1]}"
-    if q.dtype not in DTYPES or not q.dtype == k.dtype == v.dtype:
+    if q_dim not in DIMS or v_dim not in DIMS:
+        return f"decode takes a head_dim of {', '.join(map(str, DIMS))}, not {q_dim} and {v_dim}"
+    if call.dtypes[0] not in DTYPES or len(set(call.dtypes)) > 1:
         return f"decode needs q, k and v in one dtype of {', '.join(map(str, DTYPES))}"
-    if mask_limits(options.mask) is None:
-        return f"decode does not support the mask {type(options.mask).__name__}"
-    if not isinstance(options.bias, Slopes | Buckets | None):
-        return f"decode does not support the bias {type(options.bias).__name__}"
-    if layout.segments is not None and layout.key_segments is not None:
+    if mask_limits(call.mask) is None:
+        return f"decode does not support the mask {type(call.mask).__name__}"
+    if call.bias not in (None, Slopes, Buckets):
+        return f"decode does not support the bias {call.bias.__name__}"
+    if call.packed:
         return "decode does not support packed documents"
-    if options.dropout:
+    if call.dropout:
         return "decode has no dropout"
-    requires_grad = (x.requires_grad for x in (q, k, v) if isinstance(x, Tensor))
-    return "decode has no gradients" if torch.is_grad_enabled() and any(requires_grad) else None
+    return "decode has no gradients" if call.needs_gradients else None
 
 
-def slower(q: Tensor, k: Tensor | Pages, v: Tensor | Pages, layout: TokenLayout, options: ScoreOptions) -> str | None:
-    return "decode is for cached keys" if layout.keys is None else None
+def slower(call: AttentionCall) -> str | None:
+    return "decode is for cached keys" if call.own_keys else None
 
 
-def attend(q: Tensor, k: Tensor | Pages, v: Tensor | Pages, layout: TokenLayout, options: ScoreOptions) -> Tensor:
+def attend(q: Tensor, k: Keys, v: Keys, layout: TokenLayout, options: ScoreOptions) -> Tensor:
     from regard.kernels.attention.triton.decode_kernels import decode, launch
 
     limits = mask_limits(options.mask)

@@ -12,18 +12,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from regard.kernels.attention.arguments import AttentionCall, ScoreOptions
 from regard.kernels.attention.bias import Bias
 from regard.kernels.attention.mask import attention_mask
-from regard.kernels.attention.score_options import ScoreOptions
 from regard.kernels.autocast import without_autocast
 from regard.layout import TokenLayout
 
 
-def refuses(q: Tensor, k: Tensor, v: Tensor, layout: TokenLayout, options: ScoreOptions) -> str | None:
+def refuses(call: AttentionCall) -> str | None:
     return None
 
 
-def slower(q: Tensor, k: Tensor, v: Tensor, layout: TokenLayout, options: ScoreOptions) -> str | None:
+def slower(call: AttentionCall) -> str | None:
     return None
 
 

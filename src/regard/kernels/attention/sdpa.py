@@ -8,25 +8,24 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from regard.kernels.attention.arguments import AttentionCall, ScoreOptions
 from regard.kernels.attention.mask import Causal, attention_mask
-from regard.kernels.attention.score_options import ScoreOptions
 from regard.layout import TokenLayout
 
 
-def refuses(q: Tensor, k: Tensor, v: Tensor, layout: TokenLayout, options: ScoreOptions) -> str | None:
-    return None if options.softcap is None else "sdpa has no softcap"
+def refuses(call: AttentionCall) -> str | None:
+    return None if call.softcap is None else "sdpa has no softcap"
 
 
-def slower(q: Tensor, k: Tensor, v: Tensor, layout: TokenLayout, options: ScoreOptions) -> str | None:
+def slower(call: AttentionCall) -> str | None:
     return None
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, layout: TokenLayout, options: ScoreOptions) -> Tensor:
     groups, bias, scale, dropout = q.shape[1] // k.shape[1], options.bias, options.scale, options.dropout
+    grouped = {"enable_gqa": True} if groups > 1 else {}  # a branch: the operator takes no symbolic bool
     if layout.ordered and bias is None and options.sinks is None and type(options.mask) is Causal:
-        return F.scaled_dot_product_attention(
-            q, k, v, dropout_p=dropout, is_causal=True, scale=scale, enable_gqa=groups > 1
-        )
+        return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True, scale=scale, **grouped)
     allowed, width = attention_mask(options.mask, layout), v.shape[-1]
     mask = allowed if bias is None else masked_bias(bias.values(layout, q.dtype), allowed)
     if options.sinks is not None:
@@ -38,7 +37,6 @@ def attend(q: Tensor, k: Tensor, v: Tensor, layout: TokenLayout, options: ScoreO
         q = q.unflatten(1, (k.shape[1], groups)).squeeze(3)  # (B, K, G, E)
         out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, scale=scale)
         return zero_without_key(out.flatten(1, 2).unsqueeze(2)[..., :width], allowed, layout)  # (B, H, 1, Ev)
-    grouped = {"enable_gqa": True} if groups > 1 else {}  # a branch: the operator takes no symbolic bool
     out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, dropout_p=dropout, scale=scale, **grouped)
     return zero_without_key(out[..., :width], allowed, layout)  # (B, H, L, Ev)
 

@@ -16,9 +16,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from regard.kernels.attention.arguments import ScoreOptions
 from regard.kernels.attention.online_softmax import PartialSoftmax, empty_partial
 from regard.kernels.attention.reference import per_head
-from regard.kernels.attention.score_options import ScoreOptions
 from regard.kernels.attention.tiled import TILE, allowed_tiles, score, spans
 from regard.kernels.autocast import without_autocast
 from regard.layout import TokenLayout

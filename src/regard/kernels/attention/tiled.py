@@ -22,11 +22,11 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from regard.kernels.attention.arguments import AttentionCall, ScoreOptions
 from regard.kernels.attention.bias import Bias
 from regard.kernels.attention.mask import allowed_keys
 from regard.kernels.attention.online_softmax import PartialSoftmax, empty_partial, exponential, partial_softmax
 from regard.kernels.attention.reference import per_head
-from regard.kernels.attention.score_options import ScoreOptions
 from regard.kernels.autocast import without_autocast
 from regard.layout import TokenLayout
 
@@ -34,15 +34,15 @@ TILE = (256, 512)  # queries, keys
 MIN_SCORES = 1 << 22  # per head: with fewer, the whole matrix is faster than tiles
 
 
-def refuses(q: Tensor, k: Tensor, v: Tensor, layout: TokenLayout, options: ScoreOptions) -> str | None:
-    if options.bias is not None and not options.bias.tiles:
+def refuses(call: AttentionCall) -> str | None:
+    if call.bias is not None and not call.bias.tiles:
         return "tiled needs a bias that is a function of positions"
-    return "tiled has no dropout" if options.dropout else None
+    return "tiled has no dropout" if call.dropout else None
 
 
-def slower(q: Tensor, k: Tensor, v: Tensor, layout: TokenLayout, options: ScoreOptions) -> str | None:
-    few = q.shape[2] * k.shape[2] < MIN_SCORES
-    return f"tiled would save little: only {q.shape[2]} × {k.shape[2]} scores per head" if few else None
+def slower(call: AttentionCall) -> str | None:
+    queries, keys = call.q[2], call.k[2]
+    return f"tiled would save little: only {queries} × {keys} scores per head" if queries * keys < MIN_SCORES else None
 
 
 def attend(

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.kernels.attention import BACKENDS
-from regard.kernels.attention.score_options import ScoreOptions
+from regard.kernels.attention.arguments import ScoreOptions, describe
 from regard.layout import TokenLayout
 from regard.verification.laws.batch import flush
 from regard.verification.laws.memory import chunks
@@ -63,7 +63,7 @@ def or_reference(name: str, used: list[bool]) -> Callable[..., Tensor]:
     backend, reference = BACKENDS[name], BACKENDS["reference"]
 
     def attend(q: Tensor, k: Tensor, v: Tensor, layout: TokenLayout, scores: ScoreOptions) -> Tensor:
-        used.append(backend.refuses(q, k, v, layout, scores) is None)
+        used.append(backend.refuses(describe(q, k, v, layout, scores)) is None)
         return (backend if used[-1] else reference).attend(q, k, v, layout, scores)
 
     return attend

@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from regard.compat import cannot_triton
+from regard.kernels.attention.arguments import AttentionCall, ScoreOptions
 from regard.kernels.attention.bias import Buckets, Slopes
 from regard.kernels.attention.decode import mask_limits
 from regard.kernels.attention.mask import Causal, Full
-from regard.kernels.attention.score_options import ScoreOptions
 from regard.kernels.attention.statistics import Statistics
 from regard.kernels.autocast import autocast_like_linear
 from regard.layout import TokenLayout
@@ -25,40 +25,39 @@ MAX_ROW_BYTES, ALIGNMENT = 512, 16  # of one head: larger tiles do not fit; the 
 MIN_QUERIES = 16  # with fewer, most of each tile would be empty
 
 
-def refuses(q: Tensor, k: Tensor, v: Tensor, layout: TokenLayout, options: ScoreOptions) -> str | None:
-    if reason := cannot_triton(q.device):
+def refuses(call: AttentionCall) -> str | None:
+    if reason := cannot_triton(call.device):
         return f"triton {reason}"
-    if q.dtype == torch.float32 and not torch.is_autocast_enabled(q.device.type):
+    if call.dtypes[0] == torch.float32 and call.autocast is None:
         return "triton is less exact than PyTorch in float32, because exp2 on GPUs is approximate, and not faster"
-    return cannot(q, k, v, layout, options)
+    return cannot(call)
 
 
-def cannot(q: Tensor, k: Tensor, v: Tensor, layout: TokenLayout, options: ScoreOptions) -> str | None:
-    """Why the kernels do not support these arguments on any device."""
-    cast = torch.is_autocast_enabled(q.device.type)
-    dtypes = {torch.get_autocast_dtype(q.device.type)} if cast else {q.dtype, k.dtype, v.dtype}
+def cannot(call: AttentionCall) -> str | None:
+    """Why the kernels do not support this call on any device."""
+    dtypes = set(call.dtypes) if call.autocast is None else {call.autocast}
     if len(dtypes) > 1 or not dtypes <= DTYPES:
         return f"triton needs q, k and v in one dtype, half precision or float32, not {', '.join(map(str, dtypes))}"
-    dims, size = (q.shape[-1], v.shape[-1]), min(dtype.itemsize for dtype in dtypes)
+    dims, size = (call.q[-1], call.v[-1]), min(dtype.itemsize for dtype in dtypes)
     if max(dims) * size > MAX_ROW_BYTES or any(dim * size % ALIGNMENT for dim in dims):
         limits = f"up to {MAX_ROW_BYTES // size} in multiples of {ALIGNMENT // size}"
         return f"triton takes a head_dim of {limits}, not {dims}"
-    if mask_limits(options.mask) is None:
-        return f"triton does not support the mask {type(options.mask).__name__}"
-    if isinstance(options.bias, Slopes) and options.bias.slopes.requires_grad:
+    if mask_limits(call.mask) is None:
+        return f"triton does not support the mask {type(call.mask).__name__}"
+    if call.learned_slopes:
         return "triton has no gradient for slopes"
-    if not isinstance(options.bias, Slopes | Buckets | None):
-        return f"triton does not support the bias {type(options.bias).__name__}"
-    if options.scale <= 0:
+    if call.bias not in (None, Slopes, Buckets):
+        return f"triton does not support the bias {call.bias.__name__}"
+    if call.scale <= 0:
         return "triton needs a positive scale"
-    return "triton has no dropout" if options.dropout else None
+    return "triton has no dropout" if call.dropout else None
 
 
-def slower(q: Tensor, k: Tensor, v: Tensor, layout: TokenLayout, options: ScoreOptions) -> str | None:
-    if q.shape[2] < MIN_QUERIES:
-        return f"triton would leave most of its tiles empty: only {q.shape[2]} queries per row"
-    plain = options.bias is None and options.softcap is None and options.sinks is None
-    if plain and layout.ordered and type(options.mask) in (Causal, Full):
+def slower(call: AttentionCall) -> str | None:
+    if call.q[2] < MIN_QUERIES:
+        return f"triton would leave most of its tiles empty: only {call.q[2]} queries per row"
+    plain = call.bias is None and call.softcap is None and not call.sinks
+    if plain and call.ordered and type(call.mask) in (Causal, Full):
         return "PyTorch's kernels are faster than triton's for whole sequences without further options"
     return None
 
