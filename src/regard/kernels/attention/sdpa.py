@@ -4,6 +4,8 @@ The kernels have no sinks. A sink is added as a key with a zero value: queries a
 holds the sink's score in the queries and is 1 in the sink's key, 0 in all others.
 """
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -23,7 +25,7 @@ def slower(call: AttentionCall) -> str | None:
 
 def attend(q: Tensor, k: Tensor, v: Tensor, layout: TokenLayout, options: ScoreOptions) -> Tensor:
     groups, bias, scale, dropout = q.shape[1] // k.shape[1], options.bias, options.scale, options.dropout
-    grouped = {"enable_gqa": True} if groups > 1 else {}  # a branch: the operator takes no symbolic bool
+    grouped: dict[str, Any] = {"enable_gqa": True} if groups > 1 else {}  # the operator takes no symbolic bool
     if layout.ordered and bias is None and options.sinks is None and type(options.mask) is Causal:
         return F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True, scale=scale, **grouped)
     allowed, width = attention_mask(options.mask, layout), v.shape[-1]
