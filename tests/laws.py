@@ -18,10 +18,9 @@ from regard.kernels.attention.patterns.sparse_transformer import FixedPattern, S
 from regard.kernels.attention.patterns.window import Dilated, SinksAndWindow, Window
 from regard.models.base import Model
 from regard.models.decoder import Decoder, DecoderModule
-from regard.models.distilled import Distilled
 from regard.models.encoder import Encoder
 from regard.models.encoder_decoder import EncoderDecoder
-from regard.models.heads import Classification, Dense, Head, MaskedLM, Pooled, PreTraining
+from regard.models.heads import Classification, Dense, Distilled, Head, MaskedLM, Pooled, PreTraining
 from regard.models.interleaved import Interleaved
 from regard.models.presets import BERT_DENSE, clip, transformer_2017
 from regard.models.seq2seq import seq2seq

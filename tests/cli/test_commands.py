@@ -82,7 +82,7 @@ def test_plan_takes_the_vocabulary_from_the_tokenizer(demo_run: Path) -> None:
         return json.loads(regard("plan", "demo", "--json", *options).stdout)["parameters"]["total"]
 
     assert embedding("--tokenizer.by=byte") == embedding("--model.vocab=261")
-    assert "counts what is in the data" in str(regard("plan", "demo", "--tokenizer.by=character").exception)
+    assert "depends on the data" in str(regard("plan", "demo", "--tokenizer.by=character").exception)
     assert "cannot change it" in str(regard("plan", demo_run, "--model.width=256").exception)
 
 

@@ -40,15 +40,20 @@ def test_overrides_reach_the_saved_config(tmp_path: Path) -> None:
         ("--train.lrr=1", "did you mean 'lr'"),
         ("--model.widht=8", "did you mean 'width'"),
         ("--datta.rows=1", "did you mean 'data'"),
-        ("--model.layers.7.times=1", "no place in a list"),
+        ("--model.layers.7.times=1", "not an index of a list"),
         ("--train.steps=many", "expected int"),
         ("--train.schedule.kind=cosin", "did you mean 'cosine'"),
         ("--model.width=33", "divisible"),
         ("--data.length=513", "longer than model.context=512"),
+        ("--model=demo", "model"),
+        ("--pattern=windw(8)", "did you mean 'window'"),
     ],
 )
-def test_wrong_keys_and_values_are_refused_with_a_hint(option: str, message: str, tmp_path: Path) -> None:
-    done = regard("train", "demo", "--out", tmp_path / "run", "--tokenizer.documents=50", option)
+def test_wrong_values_are_refused_before_the_tokenizer_is_trained(
+    option: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Vocabulary, "build", lambda self, data: pytest.fail("the tokenizer was trained first"))
+    done = regard("train", "demo", "--out", tmp_path / "run", option)
     assert isinstance(done.exception, ValueError) and message in str(done.exception)
     assert not (tmp_path / "run").exists()
 
@@ -80,7 +85,7 @@ def test_a_short_context_is_sampled_too(tmp_path: Path) -> None:
 
 def test_a_character_vocabulary_covers_all_splits() -> None:
     data = Data(source="pydoc")
-    tokenizer = Vocabulary(by="character", documents=1).make(data)
+    tokenizer = Vocabulary(by="character", documents=1).build(data)
     for split in ("train", "held-out"):
         for document in data.open(split).documents:
             tokenize(document, tokenizer)

@@ -13,7 +13,7 @@ import pytest
 
 from regard.checkpoint.model_folder import count_parameters, unique_parameters
 from regard.families import FAMILIES, FamilyError, family
-from regard.models.meta_device import build_on_meta
+from regard.models.base import build_on_meta
 from regard.weights.table import StoredTensor
 
 PUBLISHED = [json.loads(line) for line in Path(__file__).with_name("published.jsonl").read_text().splitlines()]

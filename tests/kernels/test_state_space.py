@@ -221,7 +221,7 @@ def test_a_long_document_among_short_ones_is_cut(kind: str, monkeypatch: pytest.
     made, u = system(kind, D, N), random(1, 90, D)
     segments = torch.cat([torch.arange(20), torch.full((60,), 20), torch.arange(21, 31)])[None]
     state = random(1, D, N, seed=1)
-    lines = document_chunks.split_documents((1, 90), segments, None)
+    lines = document_chunks.chunk_documents((1, 90), segments, None)
     assert lines.chained and len(lines.sizes) * lines.size < 31 * 60 / 2
     expected, last = loop(made, u, state, segments)
     for most in (2, 5, 256):

@@ -13,9 +13,9 @@ from regard.kernels.attention.patterns.bigbird import BigBird
 from regard.kernels.attention.patterns.longformer import Longformer
 from regard.kernels.attention.patterns.window import Window
 from regard.layout import TokenLayout
+from regard.models.base import build_on_meta
 from regard.models.encoder import Encoder
 from regard.models.heads import Classification, Dense, MaskedLM, Pooled, PreTraining
-from regard.models.meta_device import build_on_meta
 from regard.models.presets import BERT_DENSE, bert
 from regard.models.stack import Repeat
 from regard.parts.attention import Attention
@@ -325,7 +325,9 @@ REFUSED = {
         Patches((4, 4), (8, 8)), 8, ENCODERS["rope"].layers, Learned(4)
     ),
     "labels=0 must be positive": lambda: Classification(0),
-    "embeddings of 7 do not meet vectors of 24": lambda: replace(bert(**SMALL, head=MaskedLM()), embedding_dim=7),
+    "embeddings have 7 channels, the hidden states 24": lambda: replace(
+        bert(**SMALL, head=MaskedLM()), embedding_dim=7
+    ),
     "context=65 is longer than its positions reach, 64": lambda: replace(bert(**SMALL), context=65),
     "vocab=0 must be positive": lambda: Tokens(0),
 }

@@ -11,11 +11,11 @@ from regard.engine.stores.contiguous import Contiguous
 from regard.engine.stores.paged import Paged
 from regard.kernels.attention.mask import Full
 from regard.layout import Source, TokenLayout
+from regard.models.base import build_on_meta
 from regard.models.decoder import Decoder
 from regard.models.encoder import Encoder
 from regard.models.encoder_decoder import EncoderDecoder
 from regard.models.heads import Pooled
-from regard.models.meta_device import build_on_meta
 from regard.models.presets import transformer_2017
 from regard.models.stack import Repeat
 from regard.parts.attention import Attention, AttentionModule

@@ -11,12 +11,12 @@ from regard.engine.stores.contiguous import Contiguous
 from regard.engine.stores.paged import Paged
 from regard.kernels.attention.mask import Full
 from regard.layout import TokenLayout
+from regard.models.base import build_on_meta
 from regard.models.decoder import Decoder
 from regard.models.dual_encoder import DualEncoder
 from regard.models.encoder import Encoder
 from regard.models.heads import Pooled
 from regard.models.interleaved import Interleaved, Projector
-from regard.models.meta_device import build_on_meta
 from regard.models.presets import clip, vit
 from regard.models.stack import Repeat
 from regard.objectives.contrastive import Contrastive

@@ -9,9 +9,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.kernels.attention.mask import Full
-from regard.models.distilled import Distilled
+from regard.models.base import build_on_meta
 from regard.models.encoder import Encoder
-from regard.models.meta_device import build_on_meta
+from regard.models.heads import Distilled
 from regard.models.presets import vit
 from regard.models.stack import Repeat
 from regard.parts.attention import Attention

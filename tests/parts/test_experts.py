@@ -13,8 +13,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from regard.layout import TokenLayout
 from regard.lens.hooks import patch, record
+from regard.models.base import build_on_meta
 from regard.models.decoder import Decoder
-from regard.models.meta_device import build_on_meta
 from regard.models.stack import Repeat, Stack
 from regard.parts.attention import Attention
 from regard.parts.block import Block, Sublayer

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
+from regard.models.base import meta_device
 from regard.models.decoder import Decoder
-from regard.models.meta_device import meta_device
 from regard.models.presets import vit
 from regard.models.stack import Repeat
 from regard.parts.attention import Attention

@@ -15,10 +15,9 @@ import torch
 from regard.adapt.lora import LoRA, add_lora
 from regard.checkpoint import CheckpointError, load
 from regard.objectives.next_token import next_token
-from regard.training.evaluate import evaluate
 from regard.training.progress import Listener
 from regard.training.run import Run
-from regard.training.step import NonFinite
+from regard.training.step import NonFinite, evaluate
 from tests.training.tiny import SETTINGS, SPEC, curve, outcome, trainer
 
 

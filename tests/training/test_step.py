@@ -1,16 +1,23 @@
-"""A step divides once, clips by the whole norm, and changes nothing when a number is none."""
+"""A training step divides once, clips by the norm of all gradients, and changes nothing if a number is not finite."""
 
 import copy
 import math
+import shutil
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 
 from regard.data.batch import Batch
+from regard.models.stack import Repeat
 from regard.objectives.next_token import next_token
 from regard.training.optimizer import AdamW
-from regard.training.step import NonFinite, take_step
-from tests.training.tiny import SPEC, loader
+from regard.training.step import NonFinite, autocast, compiled, take_step
+from tests.training.tiny import SETTINGS, SPEC, curve, loader, trainer
+
+CPU = torch.device("cpu")
 
 
 def batch_and_model() -> tuple[Batch, torch.nn.Module]:
@@ -26,7 +33,7 @@ def sgd(model: torch.nn.Module) -> torch.optim.Optimizer:
 @pytest.mark.ledger("anc.rnn.clip", "ft.full")
 @pytest.mark.parametrize("clip", [0.0, 0.1, 1e6])
 @pytest.mark.parametrize("parts", [1, 2, 4])
-def test_against_plain_autograd(parts: int, clip: float) -> None:
+def test_a_step_equals_plain_autograd(parts: int, clip: float) -> None:
     batch, model = batch_and_model()
     plain = copy.deepcopy(model)
     loss, count, _ = next_token(plain, batch)
@@ -42,26 +49,26 @@ def test_against_plain_autograd(parts: int, clip: float) -> None:
         assert p.grad is None
 
 
-def test_parts_that_do_not_divide_are_refused() -> None:
+def test_an_uneven_split_is_refused() -> None:
     batch, model = batch_and_model()
-    with pytest.raises(ValueError, match="4 rows cannot be cut into accumulate=3"):
+    with pytest.raises(ValueError, match="4 rows cannot be split into accumulate=3"):
         take_step(model, next_token, batch, sgd(model), parts=3)
 
 
-def poisoned(where: str):
-    """The objective, spoilt: in the loss of the second part, in the gradient alone, or by weights that are all zero."""
+def faulty(fault: str):
+    """The objective with one error: in the loss of the second micro-batch, in the gradient only, or in the weights."""
     calls = []
 
     def objective(model, batch):
         loss, count, metrics = next_token(model, batch)
         calls.append(batch)
-        if where == "loss" and len(calls) == 2:
+        if fault == "loss" and len(calls) == 2:
             loss = loss * math.nan
-        if where == "infinity" and len(calls) == 2:
+        if fault == "infinity" and len(calls) == 2:
             loss = loss + math.inf
-        if where == "gradient":
-            loss = loss + 0 * (model.head.weight * 0).sum().sqrt()  # the slope of √ at 0
-        if where == "weights":
+        if fault == "gradient":
+            loss = loss + 0 * (model.head.weight * 0).sum().sqrt()  # the derivative of √ at 0
+        if fault == "weights":
             loss, count = loss * 0, count * 0
         return loss, count, metrics
 
@@ -69,22 +76,56 @@ def poisoned(where: str):
 
 
 @pytest.mark.parametrize(
-    ("where", "told"),
+    ("fault", "message"),
     [
         ("loss", "rows 2 to 3 is nan"),
         ("infinity", "rows 2 to 3 is inf"),
         ("gradient", "gradient is nan"),
-        ("weights", "none of its tokens counts"),
+        ("weights", "all weights of the batch are zero"),
     ],
 )
-def test_no_number_no_step(where: str, told: str) -> None:
+def test_a_step_that_is_not_finite_changes_nothing(fault: str, message: str) -> None:
     batch, model = batch_and_model()
     optimizer = AdamW().build(model, 0.1)
     take_step(model, next_token, batch, optimizer)
     weights, moments = copy.deepcopy(model.state_dict()), copy.deepcopy(optimizer.state_dict()["state"])
-    with pytest.raises(NonFinite, match=told):
-        take_step(model, poisoned(where), batch, optimizer, clip=1.0, parts=2)
+    with pytest.raises(NonFinite, match=message):
+        take_step(model, faulty(fault), batch, optimizer, clip=1.0, parts=2)
     assert all(torch.equal(weights[name], tensor) for name, tensor in model.state_dict().items())
     for index, quantities in optimizer.state_dict()["state"].items():
         assert all(torch.equal(moments[index][name], tensor) for name, tensor in quantities.items())
     assert all(p.grad is None for p in model.parameters())
+
+
+def test_a_cpu_computes_in_float32() -> None:
+    assert autocast("auto", CPU) is autocast("float32", CPU) is nullcontext
+    with pytest.raises(ValueError, match="needs a CUDA device"):
+        autocast("bfloat16", CPU)
+
+
+def test_cuda_computes_in_bfloat16_autocast() -> None:
+    assert autocast("float32", torch.device("cuda")) is nullcontext
+    assert autocast("auto", torch.device("cuda")).keywords == {"dtype": torch.bfloat16}
+
+
+def test_without_a_compiler_the_model_runs_eagerly_with_one_note(monkeypatch) -> None:
+    monkeypatch.setattr(shutil, "which", lambda name: None)
+    notes, model = [], SPEC.build(0)
+    assert compiled(model, CPU, notes.append) is model
+    assert len(notes) == 1 and "C++ compiler" in notes[0]
+
+
+@pytest.mark.slow
+@pytest.mark.oldest
+@pytest.mark.skipif(not shutil.which("g++"), reason="needs a C++ compiler")
+@pytest.mark.filterwarnings("default")  # of torch's compiler
+def test_a_compiled_model_has_the_same_losses(tmp_path: Path) -> None:
+    settings = replace(SETTINGS, steps=3)
+    block = replace(SPEC.layers[0].blocks[0], dropout=0.0)
+    plain = replace(SPEC, layers=(Repeat((block,)),))
+    trainer(tmp_path / "eager", settings, model=plain.build(0), sample=None).train()
+    trainer(tmp_path / "compiled", replace(settings, compile=True), model=plain.build(0), sample=None).train()
+    eager, fast = (
+        [line["loss"] for line in curve(tmp_path / name) if "loss" in line] for name in ("eager", "compiled")
+    )
+    assert fast == pytest.approx(eager, rel=1e-4)

@@ -18,8 +18,8 @@ from regard.parts.feedforward import SwiGLU
 from regard.parts.linear_attention import LinearAttention
 from regard.parts.position.rope import Rope
 from regard.text import train as tokenizers
-from regard.training.config import Training
 from regard.training.loop import Trainer
+from regard.training.recipe import Training
 from regard.training.run import Run
 from regard.training.schedule import Cosine
 

@@ -1,6 +1,5 @@
 """`regard train`: train a model from a recipe, or resume a run."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -29,7 +28,6 @@ def train(
     """
     from rich.console import Console
 
-    from regard.models.pattern import retile
     from regard.training.recipe import dotted, find_recipe, read_recipe, resolve
     from regard.training_run import resume_run, start_run
 
@@ -47,9 +45,7 @@ def train(
     else:
         assert recipe is not None
         file = find_recipe(recipe)
-        resolved, tokenizer = resolve(read_recipe(file, dotted(context.args)))
-        if pattern is not None:
-            resolved = replace(resolved, model=retile(resolved.model, pattern))
+        resolved, tokenizer = resolve(read_recipe(file, dotted(context.args)), pattern=pattern)
         console.print(resolved.to_toml(), highlight=False, markup=False)
         result = start_run(out or Path("runs") / file.stem, resolved, tokenizer, device, console)
     raise typer.Exit(result.exit_code)

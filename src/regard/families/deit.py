@@ -10,9 +10,8 @@ from regard.families.common.config_reader import Config
 from regard.families.common.encoder_heads import LABELS, Heads, check_encoder_roundtrip
 from regard.families.common.images import read_patches
 from regard.families.vit import LAYER, POOLER, common_config, encoder_links, read_block, read_encoder, read_pooler
-from regard.models.distilled import Distilled
 from regard.models.encoder import Encoder
-from regard.models.heads import Classification
+from regard.models.heads import Classification, Distilled
 from regard.weights.ops import Reshape
 from regard.weights.table import Link, Table
 

@@ -14,8 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.layout import TokenLayout
-from regard.models.base import Model
-from regard.models.initialize import Scheme, initialize
+from regard.models.base import Model, Scheme, initialize
 from regard.models.outputs import LazyLogits, Outputs, scale_and_cap
 from regard.models.stack import (
     Repeat,

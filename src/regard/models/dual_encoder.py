@@ -13,10 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from regard.layout import TokenLayout
-from regard.models.base import Model
+from regard.models.base import Model, Scheme
 from regard.models.encoder import Encoder, EncoderModule
 from regard.models.heads import Pooled
-from regard.models.initialize import Scheme
 from regard.models.outputs import Outputs
 from regard.parts.block import add
 from regard.spec import SpecError, require
@@ -49,7 +48,7 @@ class DualEncoder(Model["DualEncoderModule"]):
 def space(name: str, encoder: Encoder) -> int:
     if not (isinstance(encoder.head, Pooled) and encoder.head.normalize):
         raise SpecError(f"dual_encoder: the {name} encoder needs a head that gives points of length one, Pooled()")
-    return encoder.head.dim or encoder.head.pooled(encoder.width)
+    return encoder.head.dim or encoder.head.pooled_dim(encoder.width)
 
 
 class DualEncoderModule(nn.Module):

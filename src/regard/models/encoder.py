@@ -16,9 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.layout import Source, TokenLayout
-from regard.models.base import Model
+from regard.models.base import Model, Scheme, initialize
 from regard.models.heads import Head, Hidden
-from regard.models.initialize import Scheme, initialize
 from regard.models.outputs import Outputs
 from regard.models.stack import Repeat, Stack, States, check_shared_bias, check_widths, unroll
 from regard.parts.block import Block, Losses, add, build

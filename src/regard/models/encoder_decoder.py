@@ -13,10 +13,9 @@ from typing import ClassVar
 from torch import Tensor, nn
 
 from regard.layout import TokenLayout
-from regard.models.base import Model
+from regard.models.base import Model, Scheme
 from regard.models.decoder import Decoder, DecoderModule
 from regard.models.encoder import Encoder, EncoderModule
-from regard.models.initialize import Scheme
 from regard.models.outputs import Outputs, materialize
 from regard.models.stack import States
 from regard.parts.attention_rnn import AttentionRNN

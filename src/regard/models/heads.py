@@ -1,11 +1,13 @@
-"""Heads: what is read from an encoder's vectors.
+"""Heads: the outputs of an encoder, computed from its hidden states h.
 
-    MaskedLM         logits = W_E dense(h_t) + b               every token's place in the vocabulary (BERT)
-    Classification   logits = W dense(pool(h)) + b             of a text or image; without a pool, of every token
-    PreTraining      both: the masked words, and of the pair whether its second text follows the first (BERT)
-    Pooled           z = W dense(pool(h)), of length one       a point in a space where near means alike
+    MaskedLM         logits = W_E dense(h_t) + b               over the vocabulary, for every token (BERT)
+    Classification   logits = W dense(pool(h)) + b             of a sequence or image; of every token without a pool
+    PreTraining      both: masked tokens, and whether the second sequence follows the first (BERT)
+    Distilled        logits = ½ (W_c h_cls + b_c) + ½ (W_t h_teacher + b_t)      Touvron et al. 2020 (DeiT)
+    Pooled           z = W dense(pool(h)), normalized to length one: an embedding of the sequence or image
 
-A cross-encoder, which scores a pair of texts read as one (Nogueira & Cho 2019), is a Classification with one label.
+A cross-encoder, which scores a pair of sequences in one forward (Nogueira & Cho 2019), is a Classification with one
+label.
 """
 
 from dataclasses import dataclass
@@ -19,13 +21,14 @@ from regard.parts.block import build
 from regard.parts.feedforward import ACTIVATIONS, Activation
 from regard.parts.input import Input, Tokens, TokensModule
 from regard.parts.norm import Norm
+from regard.parts.patches import Patches
 from regard.parts.pooling import AttentionPooling, Pool, Pooling, pool, pooled_dim
 from regard.spec import Spec, require
 
 
 @dataclass(frozen=True)
 class Dense(Spec):
-    """norm(σ(W x + b)): a layer between the stack and what is read from it."""
+    """norm(σ(W x + b)): a layer between the stack and the projection of a head."""
 
     activation: Activation = "tanh"
     norm: Norm | None = None
@@ -48,16 +51,16 @@ class DenseModule(nn.Module):
 
 @dataclass(frozen=True)
 class Head(Spec):
-    def check_input(self, input: Input, narrow: int, width: int) -> None:
-        """Raise SpecError where an encoder that begins so, in vectors this narrow, cannot end so, this wide."""
+    def check_input(self, input: Input, table_dim: int, width: int) -> None:
+        """Raise SpecError if an encoder with this input, embedding width and stack width cannot have this head."""
 
     def build(self, width: int, input: nn.Module) -> nn.Module:
-        """A module of (x, at); `input` is what the encoder begins with, for heads that share its table."""
+        """A module of (x, layout); `input` is the encoder's input module, for heads that share its embedding table."""
         raise NotImplementedError
 
 
 class Hidden(nn.Module):
-    """No head: every token's vector as it is."""
+    """No head: returns the hidden states unchanged."""
 
     def forward(self, x: Tensor, layout: TokenLayout) -> Tensor:
         return x
@@ -65,15 +68,17 @@ class Hidden(nn.Module):
 
 @dataclass(frozen=True)
 class MaskedLM(Head):
-    dense: Dense | None = None  # in BERT: gelu, then a norm; as narrow as the embeddings are
+    dense: Dense | None = None  # in BERT: gelu, then a norm; its output has the width of the embeddings
     bias: bool = True
     tied: bool = True
 
-    def check_input(self, input: Input, narrow: int, width: int) -> None:
-        require(isinstance(input, Tokens), f"masked_lm: {input.kind} have no vocabulary to guess from; give Tokens")
+    def check_input(self, input: Input, table_dim: int, width: int) -> None:
         require(
-            self.dense is not None or narrow == width,
-            f"masked_lm: embeddings of {narrow} do not meet vectors of {width}; give it a Dense between them",
+            isinstance(input, Tokens), f"masked_lm: {input.kind} have no vocabulary to predict; use Tokens as input"
+        )
+        require(
+            self.dense is not None or table_dim == width,
+            f"masked_lm: the embeddings have {table_dim} channels, the hidden states {width}; set dense=Dense()",
         )
 
     def build(self, width: int, input: nn.Module) -> nn.Module:
@@ -84,9 +89,9 @@ class MaskedLM(Head):
 class MaskedLMModule(nn.Module):
     def __init__(self, width: int, spec: MaskedLM, table: nn.Embedding):
         super().__init__()
-        narrow = table.embedding_dim
-        self.dense = nn.Identity() if spec.dense is None else spec.dense.build(width, narrow)
-        self.vocab = nn.Linear(narrow, table.num_embeddings, bias=spec.bias)
+        table_dim = table.embedding_dim
+        self.dense = nn.Identity() if spec.dense is None else spec.dense.build(width, table_dim)
+        self.vocab = nn.Linear(table_dim, table.num_embeddings, bias=spec.bias)
         if spec.tied:
             self.vocab.weight = table.weight
 
@@ -97,7 +102,7 @@ class MaskedLMModule(nn.Module):
 @dataclass(frozen=True)
 class Classification(Head):
     labels: int
-    pool: Literal["none", "cls", "mean", "last", "cls_mean"] = "cls"  # none: a label for every token
+    pool: Literal["none", "cls", "mean", "last", "cls_mean"] = "cls"  # none: one label per token
     dense: Dense | None = None
     dropout: float = 0.0
 
@@ -127,8 +132,8 @@ class PreTraining(Head):
     words: MaskedLM
     pair: Classification
 
-    def check_input(self, input: Input, narrow: int, width: int) -> None:
-        self.words.check_input(input, narrow, width)
+    def check_input(self, input: Input, table_dim: int, width: int) -> None:
+        self.words.check_input(input, table_dim, width)
 
     def build(self, width: int, input: nn.Module) -> nn.Module:
         return PreTrainingModule(width, self, input)
@@ -144,19 +149,47 @@ class PreTrainingModule(nn.Module):
 
 
 @dataclass(frozen=True)
+class Distilled(Head):
+    """The mean of two classifiers, trained on labels and on a teacher; the teacher's token is the first register."""
+
+    labels: int
+
+    def check(self) -> None:
+        require(self.labels > 0, f"distilled: labels={self.labels} must be positive")
+
+    def check_input(self, input: Input, table_dim: int, width: int) -> None:
+        require(
+            isinstance(input, Patches) and input.cls and input.registers > 0,
+            "distilled: it classifies [CLS] and the teacher's token; use Patches with cls=True and registers=1",
+        )
+
+    def build(self, width: int, input: nn.Module) -> nn.Module:
+        return DistilledModule(width, self)
+
+
+class DistilledModule(nn.Module):
+    def __init__(self, width: int, spec: Distilled):
+        super().__init__()
+        self.labels, self.teacher = nn.Linear(width, spec.labels), nn.Linear(width, spec.labels)
+
+    def forward(self, x: Tensor, layout: TokenLayout) -> Tensor:
+        return (self.labels(x[:, 0]) + self.teacher(x[:, 1])) / 2  # (B, labels)
+
+
+@dataclass(frozen=True)
 class Pooled(Head):
     pool: Pool = "mean"
-    dim: int | None = None  # of the space; None: the encoder's width, and no projection
+    dim: int | None = None  # of the embedding; None: the encoder's width, without a projection
     dense: Dense | None = None
     normalize: bool = True
     bias: bool = False  # of the projection
-    probe: AttentionPooling | None = None  # a learned query, which reads the tokens in the pool's place
+    probe: AttentionPooling | None = None  # attention of a learned query over the tokens, instead of `pool`
 
     def check(self) -> None:
         require(self.dim is None or self.dim > 0, f"pooled: dim={self.dim} must be positive")
 
-    def pooled(self, width: int) -> int:
-        """How wide the one vector of many is."""
+    def pooled_dim(self, width: int) -> int:
+        """Channels of the pooled vector."""
         return width if self.probe else pooled_dim(width, self.pool)
 
     def build(self, width: int, input: nn.Module) -> nn.Module:
@@ -167,7 +200,7 @@ class PooledModule(nn.Module):
     def __init__(self, width: int, spec: Pooled):
         super().__init__()
         self.pool = Pooling(spec.pool) if spec.probe is None else spec.probe.build(width)
-        width = spec.pooled(width)
+        width = spec.pooled_dim(width)
         self.dense = nn.Identity() if spec.dense is None else spec.dense.build(width)
         self.proj = nn.Identity() if spec.dim is None else nn.Linear(width, spec.dim, bias=spec.bias)
         self.normalize = spec.normalize

@@ -14,10 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from regard.layout import TokenLayout
-from regard.models.base import Model
+from regard.models.base import Model, Scheme, initialize
 from regard.models.decoder import Decoder, DecoderModule
 from regard.models.encoder import Encoder, EncoderModule
-from regard.models.initialize import Scheme, initialize
 from regard.models.outputs import Outputs
 from regard.models.stack import States
 from regard.parts.block import Losses, add

@@ -16,10 +16,10 @@ from torch import Tensor
 
 from regard.kernels.recurrent.cells.documents import split_documents
 from regard.layout import TokenLayout
+from regard.models.base import Scheme
 from regard.models.decoder import Decoder
 from regard.models.encoder import Encoder
 from regard.models.encoder_decoder import EncoderDecoder, EncoderDecoderModule
-from regard.models.initialize import Scheme
 from regard.models.outputs import Outputs, materialize
 from regard.models.stack import Repeat, States, final_states, state_declarations
 from regard.parts.attention_rnn import AttentionRNN

@@ -7,8 +7,7 @@ from regard.objectives.base import Objective
 from regard.objectives.classification import classification, relevance
 from regard.objectives.contrastive import Contrastive
 from regard.objectives.masked import masked
-from regard.objectives.next_token import image_text, next_token
-from regard.objectives.translation import translation
+from regard.objectives.next_token import image_text, next_token, translation
 
 OBJECTIVES: dict[str, Objective] = {
     "next_token": next_token,

@@ -12,10 +12,9 @@ from dataclasses import dataclass, fields
 
 from torch import nn
 
-from regard.models.base import Model
+from regard.models.base import Model, build_on_meta
 from regard.models.decoder import Decoder
 from regard.models.encoder import Encoder
-from regard.models.meta_device import build_on_meta
 from regard.models.stack import Stack, unroll
 from regard.parts.body import Body
 

@@ -16,9 +16,8 @@ from torch import Tensor, nn
 
 from regard.kernels.attention.arguments import ScoreOptions
 from regard.layout import TokenLayout
-from regard.models.base import Model
+from regard.models.base import Model, build_on_meta, meta_device
 from regard.models.decoder import Decoder, DecoderModule
-from regard.models.meta_device import build_on_meta, meta_device
 from regard.planning.memory import format_of
 from regard.spec import nearest
 

@@ -1,1 +1,1 @@
-"""One loop for every objective, and the directory that a run leaves: stopped or killed, it goes on exactly."""
+"""Training: one loop for every objective, recipes, and run directories that can be resumed exactly."""

@@ -1,7 +1,7 @@
-"""What a run writes down as it goes: metrics as JSON lines (and for TensorBoard, where it is installed), and samples.
+"""The log of a run: metrics as JSON lines (and for TensorBoard, if it is installed), and samples.
 
-A run that goes on from step n first drops everything that was written after step n, so that the log of an interrupted
-run is that of an undisturbed one.
+A run that resumes from step n first removes all entries after step n, so that the log of an interrupted run equals that
+of an undisturbed one.
 """
 
 import importlib.util
@@ -16,11 +16,11 @@ from typing import Any
 
 
 class Log:
-    """Writes into a run's directory, going on from `step`."""
+    """The log files in a run's directory, continued from `step`."""
 
     def __init__(self, path: Path, step: int = 0):
-        cut_after(path / "metrics.jsonl", step, step_of_metrics)
-        cut_after(path / "samples.txt", step, step_of_sample)
+        truncate_after(path / "metrics.jsonl", step, step_of_metrics)
+        truncate_after(path / "samples.txt", step, step_of_sample)
         self.metrics = (path / "metrics.jsonl").open("a", encoding="utf-8")
         self.samples = (path / "samples.txt").open("a", encoding="utf-8")
         self.board = board(path / "tensorboard", step)
@@ -33,7 +33,7 @@ class Log:
             stream.close()
 
     def write(self, record: Mapping[str, Any]) -> None:
-        """A line and its scalars. JSON has no NaN: what is no number becomes null."""
+        """Append one line, and its numbers to TensorBoard. NaN and infinity become null, because JSON has neither."""
         plain = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}
         self.metrics.write(json.dumps(plain, allow_nan=False) + "\n")
         self.metrics.flush()
@@ -47,13 +47,13 @@ class Log:
         self.board.add_text("sample", text, step)
 
     def sync(self) -> None:
-        """Force it to disk: a checkpoint must not know more than the log before it."""
+        """Flush to disk, so that a checkpoint is never newer than the log."""
         for stream in (self.metrics, self.samples):
             os.fsync(stream.fileno())
 
 
 class NoBoard:
-    """TensorBoard where it is not installed."""
+    """Used if TensorBoard is not installed."""
 
     def add_scalar(self, name: str, value: float, step: int) -> None:
         pass
@@ -73,8 +73,8 @@ def board(path: Path, step: int):
     return SummaryWriter(str(path), purge_step=step + 1)
 
 
-def cut_after(path: Path, step: int, step_of: Callable[[bytes], float | None]) -> None:
-    """Truncate a file before its first line that belongs to a later step."""
+def truncate_after(path: Path, step: int, step_of: Callable[[bytes], float | None]) -> None:
+    """Truncate a file at its first line of a later step."""
     if not path.exists():
         return
     end = 0
@@ -87,7 +87,7 @@ def cut_after(path: Path, step: int, step_of: Callable[[bytes], float | None]) -
 
 
 def step_of_metrics(line: bytes) -> float:
-    """A line that was cut off in the middle belongs to no step that was saved."""
+    """The step of a line; infinity for an incomplete line, which is later than every checkpoint."""
     return json.loads(line)["step"] if line.endswith(b"}\n") else float("inf")
 
 

@@ -1,12 +1,16 @@
-"""The training loop: there is one, for every objective, model and device.
+"""The training loop: one for every objective, model and device.
 
-Each batch of the loader is one step (step.py). After a stop, a kill or a crash, training goes on from the newest whole
-checkpoint as if nothing had happened: weights, moments, generators and the loader's place come back (state.py), the log
-is cut to that step (log.py), and what follows is bit-identical on the same machine, thread count and torch.
+Each batch of the loader is one step (step.py). After a signal, a kill or a crash, training resumes from the newest
+complete checkpoint: weights, moments, random generators and the loader's position are restored (state.py), and the log
+is truncated to that step (log.py). The steps that follow are bit-identical to those of an undisturbed run on the same
+machine, thread count and torch.
 """
 
+import signal
+import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,22 +21,19 @@ from regard.checkpoint.model_folder import SavesFiles
 from regard.data.batch import Batch
 from regard.models.decoder import DecoderModule
 from regard.objectives.base import Objective
-from regard.training.config import Training
-from regard.training.evaluate import evaluate
-from regard.training.interrupt import StopSignal, stop_on_signals
 from regard.training.log import Log
 from regard.training.progress import Listener
+from regard.training.recipe import Training
 from regard.training.run import Run
-from regard.training.runtime import autocast, compiled
 from regard.training.state import StatefulLoader, TrainingPosition, load_state, write_state
-from regard.training.step import NonFinite, take_step
+from regard.training.step import NonFinite, autocast, compiled, evaluate, take_step
 
 
 @dataclass(frozen=True)
 class TrainingResult:
     step: int
-    finished: bool  # False: a signal ended it before its time
-    record: dict[str, Any]  # of the last step, as in metrics.jsonl; empty if none was left to take
+    finished: bool  # False: stopped by a signal before the last step
+    record: dict[str, Any]  # of the last step, as in metrics.jsonl; empty if no step was taken
     evaluation: dict[str, Any]  # the last one, likewise
 
     @property
@@ -40,10 +41,40 @@ class TrainingResult:
         return 0 if self.finished else 130
 
 
+class StopSignal:
+    """`requested` becomes true on the first signal; the second one raises KeyboardInterrupt."""
+
+    def __init__(self) -> None:
+        self.requested = False
+
+    def handle(self, number: int, frame: object) -> None:
+        if self.requested:
+            raise KeyboardInterrupt
+        self.requested = True
+
+
+@contextmanager
+def stop_on_signals() -> Generator[StopSignal]:
+    """Handle Ctrl-C and SIGTERM: the current step is finished and saved; a second signal aborts at once."""
+    stop = StopSignal()
+    if threading.current_thread() is not threading.main_thread():  # Python delivers signals to the main thread only
+        yield stop
+        return
+    previous = {number: signal.signal(number, stop.handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield stop
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
 @dataclass
 class Trainer:
-    """Everything that a training needs. `held_out` is gone through anew at every evaluation, and `sample` writes a text
-    then; the tokenizer is saved with the model."""
+    """A model, its data and its settings.
+
+    held_out: batches that every evaluation iterates over; sample: returns a generated text, logged at every evaluation;
+    tokenizer: saved with the model.
+    """
 
     model: DecoderModule
     loader: StatefulLoader
@@ -56,37 +87,37 @@ class Trainer:
     listener: Listener = field(default_factory=Listener)
 
     def train(self) -> TrainingResult:
-        """Train, or go on training, until `settings.steps` or a signal. Seeds torch's global generator."""
+        """Start or resume, and train until `settings.steps` or a signal. Seeds torch's global generator."""
         with self.run.locked():
             self.prepare()
-            place = self.restore()
-            self.listener.started(place.step, self.settings.steps)
+            position = self.restore()
+            self.listener.started(position.step, self.settings.steps)
             try:
-                with Log(self.run.path, place.step) as log, stop_on_signals() as stop:
-                    result = self.loop(place, log, stop)
+                with Log(self.run.path, position.step) as log, stop_on_signals() as stop:
+                    result = self.loop(position, log, stop)
             finally:
                 self.listener.ended()
         if not result.finished:
             self.listener.note(
-                f"stopped at step {result.step} and saved; to go on: regard train --resume {self.run.path}"
+                f"stopped at step {result.step} and saved; to resume: regard train --resume {self.run.path}"
             )
         return result
 
-    def loop(self, place: TrainingPosition, log: Log, stop: StopSignal) -> TrainingResult:
-        steps, saved = self.settings.steps, place
+    def loop(self, position: TrainingPosition, log: Log, stop: StopSignal) -> TrainingResult:
+        steps, saved = self.settings.steps, position
         record, evaluation = {}, {}
         batches = iter(self.loader)
-        while place.step < steps and not stop.asked:
-            place, record = self.step(batches, place)
+        while position.step < steps and not stop.requested:
+            position, record = self.step(batches, position)
             log.write(record)
             self.listener.stepped(record)
-            if due(self.settings.evaluate_every, place.step, steps):
-                evaluation = self.evaluate(place, log)
-            if due(self.settings.save_every, place.step, steps):
-                saved = self.save(place, log)
-        if saved != place:
-            self.save(place, log)
-        return TrainingResult(place.step, place.step >= steps, record, evaluation)
+            if due(self.settings.evaluate_every, position.step, steps):
+                evaluation = self.evaluate(position, log)
+            if due(self.settings.save_every, position.step, steps):
+                saved = self.save(position, log)
+        if saved != position:
+            self.save(position, log)
+        return TrainingResult(position.step, position.step >= steps, record, evaluation)
 
     def prepare(self) -> None:
         settings = self.settings
@@ -97,38 +128,40 @@ class Trainer:
         self.fast = compiled(self.model, self.device, self.listener.note) if settings.compile else self.model
         self.model.train()
 
-    def step(self, batches: Iterator[Batch], place: TrainingPosition) -> tuple[TrainingPosition, dict[str, Any]]:
-        """One step: the place after it, and its record."""
+    def step(self, batches: Iterator[Batch], position: TrainingPosition) -> tuple[TrainingPosition, dict[str, Any]]:
+        """One step; returns the position after it, and its record."""
         start, settings = time.perf_counter(), self.settings
         batch = next(batches)
         tokens = int((batch.segments >= 0).sum())
-        lr = settings.lr * settings.schedule.factor(place.step, settings.steps)
+        lr = settings.lr * settings.schedule.factor(position.step, settings.steps)
         for group in self.optimizer.param_groups:
             group["lr"] = lr
-        place = TrainingPosition(place.step + 1, place.tokens + tokens)
+        position = TrainingPosition(position.step + 1, position.tokens + tokens)
         batch = batch.to(self.device)
         try:
             values = take_step(
                 self.fast, self.objective, batch, self.optimizer, settings.clip, settings.accumulate, self.precision
             )
-        except NonFinite as fault:
-            values = {"loss": None, "skipped": self.skip(place, fault)}
+        except NonFinite as error:
+            values = {"loss": None, "skipped": self.skip(position, error)}
         seconds = time.perf_counter() - start
-        record = {"step": place.step, **values, "lr": lr, "tokens": place.tokens}
-        return place, record | {"seconds": seconds, "tokens_per_second": tokens / seconds}
+        record = {"step": position.step, **values, "lr": lr, "tokens": position.tokens}
+        return position, record | {"seconds": seconds, "tokens_per_second": tokens / seconds}
 
-    def skip(self, place: TrainingPosition, fault: NonFinite) -> str:
-        """Obey the policy about a batch that gives no number."""
-        what = f"step {place.step}, batch {place.step} of the loader: {fault}"
+    def skip(self, position: TrainingPosition, error: NonFinite) -> str:
+        """Apply the policy for a batch whose loss or gradient is not finite; returns the reason of the skip."""
+        reason = f"step {position.step}, batch {position.step} of the loader: {error}"
         if self.settings.nonfinite == "stop":
-            remedy = "lower lr, look at the batch, or pass over it with nonfinite='skip'"
-            raise NonFinite(f"{what}. The weights are those of step {place.step - 1}; to go on, {remedy}") from fault
-        self.listener.note(f"{what}. The step is skipped, the weights stay")
-        return str(fault)
+            remedy = "lower lr, inspect the batch, or skip it with nonfinite='skip'"
+            raise NonFinite(
+                f"{reason}. The weights are those of step {position.step - 1}; to continue, {remedy}"
+            ) from error
+        self.listener.note(f"{reason}. The step is skipped, the weights are unchanged")
+        return str(error)
 
-    def evaluate(self, place: TrainingPosition, log: Log) -> dict[str, Any]:
-        """Look at held-out batches and write a sample, leaving no trace in the generators."""
-        record: dict[str, Any] = {"step": place.step}
+    def evaluate(self, position: TrainingPosition, log: Log) -> dict[str, Any]:
+        """Evaluate the held-out batches and log a sample; the random generators are left unchanged."""
+        record: dict[str, Any] = {"step": position.step}
         with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
             values = evaluate(self.fast, self.objective, self.held_out, self.precision)
             if values:
@@ -137,23 +170,23 @@ class Trainer:
                 self.listener.evaluated(record)
             if self.sample is not None:
                 self.model.eval()
-                log.sample(place.step, self.sample(self.model))
+                log.sample(position.step, self.sample(self.model))
                 self.model.train()
         return record
 
-    def save(self, place: TrainingPosition, log: Log) -> TrainingPosition:
+    def save(self, position: TrainingPosition, log: Log) -> TrainingPosition:
         log.sync()
-        with self.run.saving(place.step, self.settings.keep) as folder:
-            write_state(folder, place, self.model, self.optimizer, self.loader, self.tokenizer)
-        self.listener.saved(self.run.checkpoint(place.step))
-        return place
+        with self.run.saving(position.step, self.settings.keep) as folder:
+            write_state(folder, position, self.model, self.optimizer, self.loader, self.tokenizer)
+        self.listener.saved(self.run.checkpoint(position.step))
+        return position
 
     def restore(self) -> TrainingPosition:
-        """The place to go on from: that of the newest whole checkpoint, or the beginning."""
+        """Load the newest complete checkpoint; returns its position, or the start if there is none."""
         folder = self.run.latest(self.listener.note)
-        place = load_state(folder, self.model, self.optimizer, self.loader) if folder else TrainingPosition()
-        self.run.forget_after(place.step)
-        return place
+        position = load_state(folder, self.model, self.optimizer, self.loader) if folder else TrainingPosition()
+        self.run.discard_after(position.step)
+        return position
 
 
 def due(every: int, step: int, steps: int) -> bool:

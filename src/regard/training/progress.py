@@ -1,6 +1,6 @@
-"""How a training is watched: a bar in a terminal, plain lines elsewhere, or any other listener.
+"""Progress of training: a bar in a terminal, plain lines elsewhere, or any other listener.
 
-A listener hears of what happens and changes nothing; the base hears everything and says nothing.
+The loop calls a listener's methods at its events. The base class ignores all of them.
 """
 
 import time
@@ -16,7 +16,7 @@ Record = Mapping[str, Any]  # a line of metrics.jsonl
 
 class Listener:
     def started(self, step: int, steps: int) -> None:
-        """Going on from `step` (0: from the beginning)."""
+        """Training starts after `step` (0: a new run)."""
 
     def stepped(self, record: Record) -> None:
         """A step was taken."""
@@ -25,17 +25,17 @@ class Listener:
         """Held-out batches were evaluated."""
 
     def saved(self, folder: Path) -> None:
-        """A checkpoint stands."""
+        """A checkpoint was written."""
 
     def note(self, text: str) -> None:
-        """Something that the user should know."""
+        """A message for the user."""
 
     def ended(self) -> None:
-        """The loop was left, for whatever reason."""
+        """The loop ended, normally or by an exception."""
 
 
 class Rate:
-    """Tokens per second, recent steps weighing more."""
+    """Tokens per second, as an exponential moving average."""
 
     def __init__(self) -> None:
         self.value = 0.0
@@ -47,7 +47,7 @@ class Rate:
 
 
 class Bar(Listener):
-    """step, loss, tokens/s and time left, in one line that moves."""
+    """Step, loss, tokens per second and remaining time, in one line that is updated in place."""
 
     def __init__(self, console: Console):
         self.console, self.rate = console, Rate()
@@ -55,17 +55,17 @@ class Bar(Listener):
             TextColumn("{task.description}"),
             BarColumn(None),
             MofNCompleteColumn(),
-            TextColumn("{task.fields[told]}"),
+            TextColumn("{task.fields[status]}"),
         ]
         self.bar = Progress(*columns, TimeRemainingColumn(compact=True), console=console, refresh_per_second=4)
 
     def started(self, step: int, steps: int) -> None:
-        self.task = self.bar.add_task("training", total=steps, completed=step, told="")
+        self.task = self.bar.add_task("training", total=steps, completed=step, status="")
         self.bar.start()
 
     def stepped(self, record: Record) -> None:
-        told = f"loss {loss_of(record)}  {self.rate.add(record):,.0f} tokens/s"
-        self.bar.update(self.task, completed=record["step"], told=told)
+        status = f"loss {loss_of(record)}  {self.rate.add(record):,.0f} tokens/s"
+        self.bar.update(self.task, completed=record["step"], status=status)
 
     def evaluated(self, record: Record) -> None:
         self.bar.print(evaluation(record), highlight=False)
@@ -78,7 +78,7 @@ class Bar(Listener):
 
 
 class Lines(Listener):
-    """A line now and then, for logs and pipes."""
+    """One line every few seconds, for log files and pipes."""
 
     def __init__(self, console: Console, every_seconds: float = 10.0):
         self.console, self.every, self.rate = console, every_seconds, Rate()
@@ -105,7 +105,7 @@ class Lines(Listener):
 
 
 def watch(console: Console | None = None) -> Listener:
-    """The listener that suits this output."""
+    """A bar if the console is a terminal, else lines."""
     console = console or Console(stderr=True)
     return Bar(console) if console.is_terminal else Lines(console)
 

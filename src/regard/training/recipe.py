@@ -1,18 +1,18 @@
-"""A recipe: everything that a training run is made from, in one TOML file.
+"""A recipe: the complete description of a training run, in one TOML file.
 
-    [data]       where the text comes from, and how it is cut into batches
-    [tokenizer]  how text becomes ids
-    [model]      the spec; its vocab may be left out, then it is the tokenizer's
-    [train]      steps, rates, schedule (config.py)
+    [data]       the source of the documents, and the size of the batches
+    [tokenizer]  the tokenizer, and how it is trained
+    [model]      the spec; without `vocab` the model has the tokenizer's
+    [train]      steps, learning rate, schedule, optimizer
 
-Values can be overridden by dotted names (`train.lr=3e-4`, `model.layers.0.times=6`). What was resolved is kept with
+Values can be overridden by dotted names (`train.lr=3e-4`, `model.layers.0.times=6`). The resolved recipe is saved with
 the run.
 """
 
 import tomllib
 from collections.abc import Iterable, Iterator, Mapping
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Literal
@@ -22,28 +22,58 @@ from regard.data.batch import Batch
 from regard.data.loader import Loader
 from regard.data.sources import DataSource, Document, ShuffledSource
 from regard.data.world import SPLITS
+from regard.models.base import Scheme
 from regard.models.decoder import Decoder
-from regard.spec import Spec, SpecError, nearest, read, require
+from regard.models.pattern import retile
+from regard.spec import Spec, SpecError, nearest, require
 from regard.text import train as tokenizers
 from regard.text.tokenizer import Tokenizer
-from regard.training.config import Training
+from regard.training.optimizer import AdamW
+from regard.training.schedule import Cosine, Schedule
 
 RECIPES = Path(__file__).parents[1] / "recipes"
 
 
 @dataclass(frozen=True)
+class Training(Spec):
+    """The settings of the training loop; every batch of the loader is one step."""
+
+    steps: int
+    lr: float = 1e-3  # the peak of the schedule
+    seed: int = 0
+    initialize: Scheme = "fan_in"  # the distribution of the initial weights (models/base.py)
+    schedule: Schedule = Cosine(warmup=100)
+    optimizer: AdamW = AdamW()
+    accumulate: int = 1  # micro-batches per step, to save memory; the loss does not change
+    clip: float = 1.0  # largest norm of the gradient; 0: no clipping
+    precision: Literal["auto", "float32", "bfloat16"] = "auto"  # auto: bfloat16 autocast on CUDA, else float32
+    compile: bool = False
+    nonfinite: Literal["stop", "skip"] = "stop"  # policy for a loss or gradient that is not finite
+    evaluate_every: int = 250  # steps; 0: at the end only
+    save_every: int = 250  # steps; 0: at the end only
+    keep: int = 2  # checkpoints; with two or more, a damaged one has a predecessor to fall back to
+
+    def check(self) -> None:
+        for name in ("steps", "accumulate", "keep"):
+            require(getattr(self, name) >= 1, f"training: {name}={getattr(self, name)} must be at least 1")
+        for name in ("clip", "evaluate_every", "save_every"):
+            require(getattr(self, name) >= 0, f"training: {name}={getattr(self, name)} must not be negative")
+        require(self.lr > 0, f"training: lr={self.lr} must be positive")
+
+
+@dataclass(frozen=True)
 class Data(Spec):
     source: Literal["world", "pydoc", "text", "folder", "jsonl"] = "world"
-    path: str | None = None  # of text, folder and jsonl
-    level: int = 1  # of the world
-    rows: int = 16  # of a batch
-    length: int = 256  # tokens in a row
-    held_out: int = 8  # batches in an evaluation
+    path: str | None = None  # for the sources text, folder and jsonl
+    level: int = 1  # difficulty of the world
+    rows: int = 16  # per batch
+    length: int = 256  # tokens per row
+    held_out: int = 8  # batches per evaluation
     seed: int = 0
 
     def check(self) -> None:
         needs_path = self.source in ("text", "folder", "jsonl")
-        require(not needs_path or self.path is not None, f"data: source={self.source!r} needs a path")
+        require(not needs_path or self.path is not None, f"data: source={self.source!r} needs a path; set data.path")
         for name in ("rows", "length", "held_out"):
             require(getattr(self, name) > 0, f"data: {name}={getattr(self, name)} must be positive")
 
@@ -65,30 +95,33 @@ class Data(Spec):
 @dataclass(frozen=True)
 class Vocabulary(Spec):
     by: Literal["byte", "character", "bpe", "folder"] = "bpe"
-    size: int = 512  # of bpe, special tokens and bytes included
-    documents: int = 2000  # that bpe is learned from, and character where documents have no end
-    path: str | None = None  # of folder, a tokenizer.json in it
+    size: int = 512  # vocabulary of bpe, including special tokens and bytes
+    documents: int = 2000  # that bpe is trained on; also the characters of an endless source are taken from these
+    path: str | None = None  # for by="folder": a folder with a tokenizer.json
 
     def check(self) -> None:
-        require(self.by != "folder" or self.path is not None, "tokenizer: by='folder' needs a path")
+        require(self.by != "folder" or self.path is not None, "tokenizer: by='folder' needs a path; set tokenizer.path")
         require(self.documents > 0, f"tokenizer: documents={self.documents} must be positive")
 
     @property
     def expected(self) -> int:
-        """How many tokens there will be, as far as can be said without reading the data (bpe may find fewer)."""
-        require(self.by != "character", "tokenizer: by='character' counts what is in the data; give model.vocab a size")
+        """The vocabulary size, without reading the data (bpe may find fewer tokens)."""
+        require(
+            self.by != "character",
+            "tokenizer: by='character' depends on the data, so its size is not known; set model.vocab",
+        )
         if self.by == "bpe":
             return self.size
         return (tokenizers.byte() if self.by == "byte" else Tokenizer.load(self.path or "")).vocab_size
 
-    def make(self, data: Data) -> Tokenizer:
+    def build(self, data: Data) -> Tokenizer:
         if self.by == "byte":
             return tokenizers.byte()
         if self.by == "folder":
             return Tokenizer.load(self.path or "")
         if self.by == "bpe":
             return tokenizers.bpe(texts(map(data.open().document, range(self.documents))), self.size)
-        splits = map(data.open, SPLITS)  # a character that is only held out must be known too
+        splits = map(data.open, SPLITS)  # a character may occur only in held-out documents
         documents = (
             split.documents if isinstance(split, ShuffledSource) else map(split.document, range(self.documents))
             for split in splits
@@ -109,17 +142,17 @@ class Recipe(Spec):
 
 
 def find_recipe(name: str | Path) -> Path:
-    """A path, or the name of a recipe that comes with the package."""
+    """The path of a recipe, given its path or the name of one in the package."""
     path, own = Path(name), RECIPES / f"{name}.toml"
     if path.is_file() or not own.is_file():
         names = [recipe.stem for recipe in RECIPES.glob("*.toml")]
-        require(path.is_file(), f"there is no recipe {name}; give a TOML file, or a name: {nearest(str(name), names)}")
+        require(path.is_file(), f"there is no recipe {name}; use a TOML file, or a name: {nearest(str(name), names)}")
         return path
     return own
 
 
 def read_recipe(path: Path, overrides: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """The plain tables of a recipe, with the overrides in their places."""
+    """The tables of a recipe as plain data, with the overrides applied."""
     try:
         tables = tomllib.loads(path.read_text(encoding="utf-8"))
     except tomllib.TOMLDecodeError as error:
@@ -127,50 +160,62 @@ def read_recipe(path: Path, overrides: Mapping[str, str] | None = None) -> dict[
     return override(tables, overrides or {})
 
 
-def resolve(tables: Mapping[str, Any], tokenizer: Tokenizer | None = None) -> tuple[Recipe, Tokenizer]:
-    """Tables to a checked recipe and its tokenizer, which is made unless it is given."""
+def resolve(
+    tables: Mapping[str, Any], tokenizer: Tokenizer | None = None, pattern: str | None = None
+) -> tuple[Recipe, Tokenizer]:
+    """The checked recipe and its tokenizer, which is trained if none is given; the recipe is checked before that.
+
+    pattern: replaces the layers of the model (models/pattern.py).
+    """
     for key in tables:
         require(
             key in ("kind", *Recipe.__annotations__),
             f"a recipe has no table {key!r}; {nearest(key, Recipe.__annotations__)}",
         )
-    data = read(tables.get("data", {}), "data", Data)
-    vocabulary = read(tables.get("tokenizer", {}), "tokenizer", Vocabulary)
-    assert isinstance(data, Data) and isinstance(vocabulary, Vocabulary)
-    tokenizer = tokenizer or vocabulary.make(data)
-    model = {"vocab": tokenizer.vocab_size, **tables.get("model", {})}
-    recipe = Recipe.from_dict({**tables, "model": model})
+    unsized = recipe_of(tables, 1, pattern)  # training a tokenizer may take minutes
+    tokenizer = tokenizer or unsized.tokenizer.build(unsized.data)
+    recipe = recipe_of(tables, tokenizer.vocab_size, pattern)
     require(
         recipe.model.vocab >= tokenizer.vocab_size,
         f"model.vocab={recipe.model.vocab} is smaller than the tokenizer's {tokenizer.vocab_size}; leave it out",
     )
-    context = recipe.model.context
-    require(
-        context is None or recipe.data.length <= context,
-        f"data.length={recipe.data.length} is longer than model.context={context}; shorten the rows or widen it",
-    )
     return recipe, tokenizer
 
 
+def recipe_of(tables: Mapping[str, Any], vocab: int, pattern: str | None = None) -> Recipe:
+    """The checked recipe; `vocab` is the model's if its table has none."""
+    model = tables.get("model", {})
+    recipe = Recipe.from_dict({**tables, "model": {"vocab": vocab, **model} if isinstance(model, Mapping) else model})
+    if pattern is not None:
+        recipe = replace(recipe, model=retile(recipe.model, pattern))
+    context = recipe.model.context
+    require(
+        context is None or recipe.data.length <= context,
+        f"data.length={recipe.data.length} is longer than model.context={context}; lower data.length or raise the "
+        "context",
+    )
+    return recipe
+
+
 def override(tables: Mapping[str, Any], values: Mapping[str, str]) -> dict[str, Any]:
-    """Put values at dotted names; a number steps into a list. Values are TOML, and what is no TOML is a string."""
+    """Set values by dotted names, in which a number is an index of a list. A value that is not TOML is a string."""
     tables = deepcopy(dict(tables))
     for name, value in values.items():
         *path, last = name.split(".")
-        place: Any = tables
-        for step in path:
-            place = place[index(place, step, name)] if isinstance(place, list) else place.setdefault(step, {})
-            require(isinstance(place, dict | list), f"--{name}: {step} holds a single value, nothing is inside it")
-        place[index(place, last, name) if isinstance(place, list) else last] = literal(value)
+        table: Any = tables
+        for key in path:
+            table = table[index(table, key, name)] if isinstance(table, list) else table.setdefault(key, {})
+            require(isinstance(table, dict | list), f"--{name}: {key} is a single value, not a table")
+        table[index(table, last, name) if isinstance(table, list) else last] = literal(value)
     return tables
 
 
-def index(items: list, step: str, name: str) -> int:
+def index(items: list, key: str, name: str) -> int:
     require(
-        step.isdigit() and int(step) < len(items),
-        f"--{name}: {step!r} is no place in a list of {len(items)}; count from 0",
+        key.isdigit() and int(key) < len(items),
+        f"--{name}: {key!r} is not an index of a list of {len(items)}; count from 0",
     )
-    return int(step)
+    return int(key)
 
 
 def literal(text: str) -> Any:
@@ -181,13 +226,14 @@ def literal(text: str) -> Any:
 
 
 def dotted(arguments: Iterable[str]) -> dict[str, str]:
-    """`--train.lr=3e-4 --data.level 2` as {name: value}."""
-    found: dict[str, str] = {}
+    """Arguments such as `--train.lr=3e-4 --data.level 2` as {name: value}."""
+    values: dict[str, str] = {}
     rest = list(arguments)
     while rest:
-        word = rest.pop(0)
-        name, equals, value = word.removeprefix("--").partition("=")
-        require(word.startswith("--") and "." in name, f"unexpected {word!r}; overrides look like --train.lr=3e-4")
-        require(bool(equals or rest), f"{word} has no value; overrides look like --train.lr=3e-4")
-        found[name] = value if equals else rest.pop(0)
-    return found
+        argument = rest.pop(0)
+        name, equals, value = argument.removeprefix("--").partition("=")
+        is_override = argument.startswith("--") and "." in name
+        require(is_override, f"unexpected {argument!r}; overrides look like --train.lr=3e-4")
+        require(bool(equals or rest), f"{argument} has no value; overrides look like --train.lr=3e-4")
+        values[name] = value if equals else rest.pop(0)
+    return values

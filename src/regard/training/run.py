@@ -1,13 +1,13 @@
-"""A run's directory: everything that a training leaves, and all that is needed to go on.
+"""The directory of a run: its outputs, and everything that is needed to resume it.
 
-    tokenizer/                  how text became ids
-    config.json                 the resolved settings, written once, when all above is there
-    metrics.jsonl, tensorboard/ one line a step, one more an evaluation (log.py)
-    samples.txt                 what the model writes as it learns
+    tokenizer/                  the tokenizer
+    config.json                 the resolved recipe, written once, after the tokenizer
+    metrics.jsonl, tensorboard/ one line per step and per evaluation (log.py)
+    samples.txt                 text that the model generates during training
     checkpoints/step-000250/    the state of training (state.py) with a manifest of SHA-256 sums
     lock                        held by the process that trains here
 
-A checkpoint is whole or not there; one that was damaged later is passed over and set aside.
+A checkpoint is either complete or absent. One that is damaged later is skipped and renamed.
 """
 
 import fcntl
@@ -30,11 +30,11 @@ class Run:
 
     @classmethod
     def create(cls, path: str | Path, config: Mapping[str, Any], tokenizer: Tokenizer | None = None) -> "Run":
-        """A new run with these resolved settings (plain data). The config comes last: with it, the run is whole."""
+        """A new run with this resolved recipe (plain data). The config is written last and completes the run."""
         run = cls(path)
         if run.config_file.exists():
             raise ValueError(
-                f"{path} already holds a run; resume it (regard train --resume {path}) or name another place"
+                f"{path} already holds a run; resume it (regard train --resume {path}) or choose another directory"
             )
         run.path.mkdir(parents=True, exist_ok=True)
         if tokenizer is not None:
@@ -61,7 +61,7 @@ class Run:
 
     @property
     def checkpoints(self) -> list[Path]:
-        """Newest first; whole or damaged, but no half-written ones."""
+        """All checkpoints, newest first; damaged ones included, unfinished ones not."""
         folders = [f for f in (self.path / "checkpoints").glob("step-*") if re.fullmatch(r"step-\d+", f.name)]
         return sorted(folders, key=lambda folder: int(folder.name.removeprefix("step-")), reverse=True)
 
@@ -70,45 +70,45 @@ class Run:
 
     @contextmanager
     def saving(self, step: int, keep: int) -> Generator[Path]:
-        """A folder to fill with the checkpoint of this step; once it stands, only the newest `keep` remain."""
+        """A folder to write the checkpoint of this step to; afterwards only the newest `keep` checkpoints remain."""
         with write_folder(self.checkpoint(step)) as folder:
             yield folder
         for old in self.checkpoints[keep:]:
             remove_folder(old)
 
-    def latest(self, say: Callable[[str], None] = print) -> Path | None:
-        """The newest checkpoint that is whole; None before the first. A damaged one is passed over and named."""
-        faults = []
+    def latest(self, note: Callable[[str], None] = print) -> Path | None:
+        """The newest undamaged checkpoint, or None if there is no checkpoint; damaged ones are skipped with a note."""
+        errors = []
         for folder in self.checkpoints:
             try:
                 check_folder(folder)
-            except CheckpointError as fault:
-                faults.append(str(fault))
-                say(f"passing over a damaged checkpoint: {fault}")
+            except CheckpointError as error:
+                errors.append(str(error))
+                note(f"skipping a damaged checkpoint: {error}")
             else:
                 return folder
-        if faults:
-            raise CheckpointError(f"no checkpoint in {self.path} can be used: {'; '.join(faults)}")
+        if errors:
+            raise CheckpointError(f"no checkpoint in {self.path} can be used: {'; '.join(errors)}")
         return None
 
-    def forget_after(self, step: int) -> None:
-        """Before going on from this step: clear what was half written, and set aside what was passed over."""
+    def discard_after(self, step: int) -> None:
+        """Before resuming from this step: delete unfinished checkpoints, and rename later ones, which are damaged."""
         folder = self.path / "checkpoints"
-        for rest in [*folder.glob(".*.partial"), *folder.glob(".*.old")]:
-            shutil.rmtree(rest)
+        for unfinished in [*folder.glob(".*.partial"), *folder.glob(".*.old")]:
+            shutil.rmtree(unfinished)
         for later in [f for f in self.checkpoints if int(f.name.removeprefix("step-")) > step]:
             shutil.rmtree(later.with_suffix(".damaged"), ignore_errors=True)
             later.rename(later.with_suffix(".damaged"))
 
     @contextmanager
     def locked(self) -> Generator[None]:
-        """Two processes must not train in one directory. The lock ends with its process, however that ends."""
+        """Hold the lock of the directory; the operating system releases it when the process ends, however it ends."""
         with (self.path / "lock").open("w") as stream:
             try:
                 fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise ValueError(
-                    f"another process is training in {self.path}; wait for it or name another place"
+                    f"another process is training in {self.path}; wait for it or choose another directory"
                 ) from None
             stream.write(f"{os.getpid()}\n")
             stream.flush()

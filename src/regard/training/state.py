@@ -1,9 +1,9 @@
-"""The state of a training as files, so that what follows a checkpoint is bit-identical:
+"""The state of training as files, so that the steps after a checkpoint are bit-identical.
 
-    model.safetensors …     the model's folder; of an adapted model the adapters alone, in PEFT's layout
+    model.safetensors …     the model's folder; for an adapted model only its adapters, in PEFT's format
     optimizer.safetensors   the optimizer's moments, by parameter name
-    rng.safetensors         torch's generators (dropout draws from them)
-    training.json           step, tokens seen, and the loader's place
+    rng.safetensors         the states of torch's random generators, which dropout uses
+    training.json           the step, the number of tokens so far, and the loader's state
 
 No file is a pickle.
 """
@@ -28,7 +28,7 @@ from regard.training.optimizer import load_optimizer_state, optimizer_state
 
 
 class StatefulLoader(Protocol):
-    """Batches without end, whose place can be told as plain data that JSON can hold."""
+    """An endless iterable of batches, whose state is plain data for JSON."""
 
     def __iter__(self) -> Iterator[Batch]: ...
 
@@ -39,7 +39,7 @@ class StatefulLoader(Protocol):
 
 @dataclass(frozen=True)
 class TrainingPosition:
-    """How far a run has come."""
+    """Steps and tokens so far."""
 
     step: int = 0
     tokens: int = 0
@@ -47,7 +47,7 @@ class TrainingPosition:
 
 def write_state(
     folder: Path,
-    place: TrainingPosition,
+    position: TrainingPosition,
     model: DecoderModule,
     optimizer: torch.optim.Optimizer,
     loader: StatefulLoader,
@@ -56,16 +56,16 @@ def write_state(
     write_weights(folder, model, tokenizer)
     save_file(optimizer_state(optimizer), folder / "optimizer.safetensors")
     save_file(generators(), folder / "rng.safetensors")
-    place_and_loader = {"step": place.step, "tokens": place.tokens, "loader": loader.state_dict()}
-    (folder / "training.json").write_text(json.dumps(place_and_loader), encoding="utf-8")
+    saved = {"step": position.step, "tokens": position.tokens, "loader": loader.state_dict()}
+    (folder / "training.json").write_text(json.dumps(saved), encoding="utf-8")
 
 
 def load_state(
     folder: Path, model: DecoderModule, optimizer: torch.optim.Optimizer, loader: StatefulLoader
 ) -> TrainingPosition:
-    """Bring everything to where it was; the folder has been checked."""
+    """Restore model, optimizer, loader and generators; the folder's checksums have been compared before."""
     load_weights(folder, model)
-    # Copies: what is loaded is a view into the file.
+    # Copies, because loaded tensors are views into the file.
     moments = {name: tensor.clone() for name, tensor in load_file(folder / "optimizer.safetensors").items()}
     load_optimizer_state(optimizer, moments)
     saved = read_json(folder / "training.json")

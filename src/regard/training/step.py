@@ -1,26 +1,29 @@
-"""One step of training: gradients of a batch, checked, divided once, clipped, applied.
+"""One training step, and evaluation: sums over a batch, divided once by its count.
 
-    g = Σ_parts ∇ loss_sum / Σ_parts count          g ← g · min(1, clip / ‖g‖)
+    g = Σ ∇ loss_sum / Σ count over the micro-batches          g ← g · min(1, clip / ‖g‖)
 
-The batch may be cut into parts that go through the model one after another, to save memory. A loss or a gradient that
-is no number is found before anything is changed.
+A batch may be split into micro-batches to save memory. A loss or gradient that is not finite is detected before any
+weight changes. Precision and compilation are run-time choices and are not saved.
 """
 
 import math
-from collections.abc import Iterator
-from contextlib import nullcontext
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 
 import torch
 from torch import nn
 from torch.nn.utils import get_total_norm
 
+from regard.compat import cannot_compile
 from regard.data.batch import Batch
 from regard.objectives.base import Objective
-from regard.training.runtime import Precision
+
+Precision = Callable[[], AbstractContextManager]
 
 
 class NonFinite(ArithmeticError):
-    """A loss or gradient that is no number; weights and moments are as they were."""
+    """A loss or gradient that is not finite; weights and moments are unchanged."""
 
 
 def take_step(
@@ -32,34 +35,38 @@ def take_step(
     parts: int = 1,
     precision: Precision = nullcontext,
 ) -> dict[str, float]:
-    """Update the weights at the optimizer's rate; -> `loss`, the objective's metrics, `grad_norm` before clipping."""
+    """Update the weights; returns `loss`, the objective's metrics, and `grad_norm` before clipping.
+
+    parts: the number of micro-batches.
+    """
     sums = []
-    for part in cut(batch, parts, getattr(objective, "scope", "token")):
+    for micro_batch in split_batch(batch, parts, getattr(objective, "scope", "token")):
         with precision():
-            loss, count, metrics = objective(model, part)
+            loss, count, metrics = objective(model, micro_batch)
         loss.backward()
         sums.append({"loss": loss.detach(), "count": count, **metrics})
     gradients = [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
     norm = get_total_norm(gradients)
-    # From here on numbers are read. On a GPU all above was only queued, but for one question of next_token's.
+    # The numbers are read only now: on a GPU everything above was queued, except for one comparison in next_token.
     totals = {name: sum(float(part[name]) for part in sums) for name in sums[0]}
     count = totals.pop("count")
     means = {name: total / count if count else math.nan for name, total in totals.items()}
     means["grad_norm"] = float(norm) / count if count else math.nan
     try:
         require_finite(means, [float(part["loss"]) for part in sums], batch.size)
-        shorten = min(1.0, clip / means["grad_norm"]) if clip and means["grad_norm"] else 1.0
-        torch._foreach_mul_(gradients, shorten / count)
+        scale = min(1.0, clip / means["grad_norm"]) if clip and means["grad_norm"] else 1.0
+        torch._foreach_mul_(gradients, scale / count)
         optimizer.step()
     finally:
         optimizer.zero_grad()
     return means
 
 
-def cut(batch: Batch, parts: int, scope: str = "token") -> Iterator[Batch]:
+def split_batch(batch: Batch, parts: int, scope: str = "token") -> Iterator[Batch]:
+    """Equal micro-batches."""
     rows = batch.size
     if rows % parts:
-        raise ValueError(f"a batch of {rows} rows cannot be cut into accumulate={parts} equal parts; choose a divisor")
+        raise ValueError(f"a batch of {rows} rows cannot be split into accumulate={parts} equal parts; use a divisor")
     if scope == "batch" and parts > 1:
         raise ValueError(f"accumulate={parts}: this loss compares all rows of a batch; set accumulate=1")
     size = rows // parts
@@ -72,6 +79,44 @@ def require_finite(means: dict[str, float], losses: list[float], rows: int) -> N
         if not math.isfinite(loss):
             raise NonFinite(f"the loss of rows {part * size} to {(part + 1) * size - 1} is {loss}")
     if not math.isfinite(means["loss"]):
-        raise NonFinite("none of its tokens counts: all weights are zero")
+        raise NonFinite("all weights of the batch are zero, so its mean loss is undefined")
     if not math.isfinite(means["grad_norm"]):
-        raise NonFinite(f"the norm of its gradient is {means['grad_norm']}")
+        raise NonFinite(f"the norm of the gradient is {means['grad_norm']}")
+
+
+@torch.no_grad()
+def evaluate(
+    model: nn.Module, objective: Objective, batches: Iterable[Batch], precision: Precision = nullcontext
+) -> dict[str, float]:
+    """`loss` and the objective's metrics over all batches, in eval mode; the model's mode is restored."""
+    device, mode = next(model.parameters()).device, model.training
+    model.eval()
+    count, sums = 0.0, {}
+    for batch in batches:
+        with precision():
+            loss, weight, metrics = objective(model, batch.to(device))
+        count += float(weight)
+        for name, value in {"loss": loss, **metrics}.items():
+            sums[name] = sums.get(name, 0.0) + float(value)
+    model.train(mode)
+    return {name: value / count if count else math.nan for name, value in sums.items()}
+
+
+def autocast(precision: str, device: torch.device) -> Precision:
+    """The context of the loss computation. Weights stay float32; on CUDA matrix products run in bfloat16."""
+    if precision == "bfloat16" and device.type != "cuda":
+        raise ValueError("precision='bfloat16' needs a CUDA device (CPUs emulate it, slowly); use 'auto' or 'float32'")
+    if precision == "float32" or device.type != "cuda":
+        return nullcontext
+    return partial(torch.autocast, "cuda", dtype=torch.bfloat16)
+
+
+def compiled(model: nn.Module, device: torch.device, note: Callable[[str], None]) -> nn.Module:
+    """The compiled model, with the same parameters; the model itself, and a note, if torch.compile is not available."""
+    reason = cannot_compile(device)
+    if reason is not None:
+        note(reason)
+        return model
+    fast = torch.compile(model)
+    assert isinstance(fast, nn.Module)
+    return fast

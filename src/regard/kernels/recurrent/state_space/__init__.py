@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from regard.kernels.autocast import without_autocast
-from regard.kernels.recurrent.state_space.document_chunks import DocumentChunks, split_documents
+from regard.kernels.recurrent.state_space.document_chunks import DocumentChunks, chunk_documents
 from regard.kernels.recurrent.state_space.kernel import System, advanced, convolve, driven, kernel, response
 
 
@@ -57,7 +57,7 @@ def convolve_documents(
 ) -> tuple[Tensor, Tensor | None]:
     """Each document separately; the first of a row continues the state, the others start from zeros."""
     shape = u.shape[0], u.shape[1]
-    chunks = split_documents(shape, segments, valid)
+    chunks = chunk_documents(shape, segments, valid)
     if len(chunks.tokens) == 0:
         return torch.zeros_like(u), state
     inputs = chunks.gather(u)  # (R, T, D)

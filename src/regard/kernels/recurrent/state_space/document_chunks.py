@@ -53,7 +53,8 @@ class DocumentChunks:
         return flat.index_put((self.tokens,), y[self.chunk, self.index]).unflatten(0, shape)
 
 
-def split_documents(shape: tuple[int, int], segments: Tensor | None, valid: Tensor | None) -> DocumentChunks:
+def chunk_documents(shape: tuple[int, int], segments: Tensor | None, valid: Tensor | None) -> DocumentChunks:
+    """The chunks of all documents in a batch of this shape (B, L)."""
     if valid is None:
         assert segments is not None, "rows of one whole document each need no splitting"
         valid = torch.ones_like(segments, dtype=torch.bool)

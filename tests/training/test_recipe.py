@@ -3,7 +3,7 @@
 import pytest
 
 from regard.spec import SpecError
-from regard.training.config import Training
+from regard.training.recipe import Training
 from regard.training.schedule import WarmupStableDecay
 
 SETTINGS = Training(steps=30, lr=1e-2, schedule=WarmupStableDecay(warmup=5), clip=0.0, save_every=0)
