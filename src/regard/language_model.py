@@ -20,8 +20,8 @@ from torch import Tensor, nn
 
 from regard.checkpoint import model_folder
 from regard.engine.engine import Engine
+from regard.engine.inputs import pad_ids
 from regard.engine.request import GenerationError, Request, Sampling, Token
-from regard.layout import TokenLayout
 from regard.models.decoder import DecoderModule
 from regard.models.encoder import EncoderModule
 from regard.models.heads import Pooled
@@ -130,13 +130,9 @@ class LanguageModel:
         return torch.stack([vectors[i] for i in range(len(rows))]) if rows else torch.empty(0)
 
     def embed_batch(self, rows: list[list[int]]) -> Tensor:
-        longest, device = max(map(len, rows)), next(self.model.parameters()).device
         if min(map(len, rows)) == 0:
             raise ValueError("a text has no tokens; leave out empty texts")
-        tokens = torch.tensor([row + row[:1] * (longest - len(row)) for row in rows], device=device)
-        lengths = torch.tensor([len(row) for row in rows], device=device).unsqueeze(1)
-        positions = torch.arange(longest, device=device).expand_as(tokens)
-        layout = TokenLayout(positions.where(positions < lengths, 0), valid=positions < lengths, consecutive=True)
+        tokens, layout = pad_ids(rows, next(self.model.parameters()).device)
         if isinstance(self.model, EncoderModule):
             head = self.model.spec.head
             if isinstance(head, Pooled):
@@ -146,8 +142,9 @@ class LanguageModel:
             hidden = self.model(tokens, layout)
         else:
             hidden = self.model.hidden(tokens, layout)
-        weights = (positions < lengths).unsqueeze(-1).to(hidden.dtype)
-        return F.normalize((hidden * weights).sum(1), dim=-1)  # (B, D); the mean's scale is lost in the norm
+        if layout.valid is not None:
+            hidden = hidden * layout.valid.unsqueeze(-1)
+        return F.normalize(hidden.sum(1), dim=-1)  # (B, D); the mean's scale is lost in the norm
 
     def truncate(self, ids: list[int]) -> list[int]:
         """The ids, cut to the model's context; the closing special token stays."""

@@ -8,7 +8,7 @@ A layout is immutable: what several layers compute from it alone (masks, rotatio
 The one thing that is added to is the dictionary of auxiliary losses, a fresh one for every sublayer in training.
 """
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -36,6 +36,15 @@ class TokenLayout:
     def whole(cls, batch: int, length: int, device: torch.device | str | None = None) -> "TokenLayout":
         """Every row is one whole document, without padding and without cached keys."""
         return cls(torch.arange(length, device=device).expand(batch, length), ordered=True, consecutive=True)
+
+    @classmethod
+    def padded(cls, lengths: Sequence[int], device: torch.device | str | None = None) -> "TokenLayout":
+        """Every row is one document of the given length, padded on the right to the longest."""
+        if min(lengths) == max(lengths):
+            return cls.whole(len(lengths), lengths[0], device)
+        positions = torch.arange(max(lengths), device=device).expand(len(lengths), -1)
+        valid = positions < torch.tensor(lengths, device=device).unsqueeze(1)
+        return cls(positions.where(valid, 0), valid=valid, consecutive=True)
 
     def derived(self, function: Callable[..., Any], *args: Hashable) -> Any:
         """function(self, *args), computed once per layout and shared by all layers."""

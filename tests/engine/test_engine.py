@@ -222,9 +222,9 @@ def test_a_cache_that_cannot_be_exact_is_refused() -> None:
     assert Engine(model, capacity=64).capacity == 64
 
 
-def test_what_does_not_continue_texts_by_itself_is_refused() -> None:
+def test_a_model_that_cannot_generate_is_refused() -> None:
     model = transformer_2017(vocab=61, width=32, heads=4, hidden=40, layers=1).build(seed=0)
-    with pytest.raises(ValueError, match="the model is a encoder_decoder, but only a decoder"):
-        Engine(model)
-    with pytest.raises(ValueError, match="cross_attention reads a source, but requests have none"):
+    with pytest.raises(ValueError, match="of kind encoder and does not generate text"):
+        Engine(model.source)
+    with pytest.raises(ValueError, match="cross_attention reads a source; give the engine the whole encoder-decoder"):
         Engine(model.target)

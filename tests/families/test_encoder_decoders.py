@@ -14,6 +14,8 @@ from torch import Tensor, nn
 from transformers import GenerationMixin
 
 from regard.checkpoint import export, load
+from regard.engine.engine import Engine
+from regard.engine.request import Sampling
 from regard.engine.stores.contiguous import Contiguous
 from regard.engine.stores.paged import Paged
 from regard.kernels.attention.patterns.longformer import Longformer
@@ -130,6 +132,26 @@ def test_forty_greedy_tokens_with_both_caches(pair: Pair) -> None:
                 states=store.begin_forward(now),
             )
         assert torch.equal(ids, expected.sequences) and ids.shape == (4, 47)
+
+
+def test_engine_generates_the_same_tokens(pair: Pair) -> None:
+    """Sources of several lengths at once, with too few blocks for all; transformers reads each alone."""
+    if isinstance(pair.ours.spec.source.input, Frames):
+        with pytest.raises(ValueError, match="the source is frames, not token ids"):
+            Engine(pair.ours)
+        return
+    engine = Engine(pair.ours, rows=3, capacity=24, block=4, blocks=7)
+    settings = {"max_new_tokens": 12, "decoder_start_token_id": START, "do_sample": False}
+    settings |= {"forced_bos_token_id": 5, "forced_eos_token_id": 6, "suppress_tokens": [8, 9]}
+    sampling = Sampling(max_new=12, temperature=0, forced_bos_id=5, forced_eos_id=6, suppress_ids=(8, 9))
+    sources = [source(pair, 1, length)[:, :length] for length in (19, 3, 8, 14)]
+    requests = [engine.submit([START], sampling, ids[0].tolist()) for ids in sources]
+    while not engine.idle:
+        engine.step()
+    assert engine.metrics()["preemptions"] > 0
+    for request, ids in zip(requests, sources, strict=True):
+        expected = GenerationMixin.generate(pair.theirs, ids, attention_mask=torch.ones_like(ids), **settings)
+        assert request.tokens == expected[0].tolist()
 
 
 @torch.no_grad()

@@ -6,10 +6,10 @@
         for request, token in engine.step(): ...
 
 The tokens of a request do not depend on other requests, the store, chunk sizes or preemption. The engine handles token
-ids only. It is not thread-safe: use it from one thread.
+ids only. An encoder-decoder takes a source with each request: its ids are encoded, padded to the longest of the batch,
+together with the first tokens of the target. The engine is not thread-safe: use it from one thread.
 """
 
-import operator
 import warnings
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -17,20 +17,20 @@ from itertools import count
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from regard.compat import COMPILE_OPTIONS, cannot_compile
+from regard.engine.inputs import CAPACITY, checked_ids, checked_source, decoder_of, encoder_capacity, pad_ids
 from regard.engine.request import GenerationError, QueueFull, Request, Sampling, Token, TokenHistory
 from regard.engine.sampling import sample
 from regard.engine.scheduler import ScheduledBatch, Scheduler
 from regard.engine.stores import STORES
 from regard.engine.stores.base import Store
 from regard.layout import TokenLayout
-from regard.models.decoder import DecoderModule
+from regard.models.encoder_decoder import EncoderDecoderModule
 from regard.parts.state import PerSource, declarations
 from regard.spec import nearest
 
-CAPACITY = 2048  # tokens per request if neither the caller nor the model sets a limit
 # For torch.compile on a CPU: an input of several sums is computed once, not in each; at most two sums share a loop,
 # since two streams read memory fastest; sizes that guards have checked are not asserted again.
 CPU_COMPILE_OPTIONS: dict[str, Any] = {
@@ -44,10 +44,11 @@ SPAN = 64  # slots are read in multiples of this, so that shapes rarely change
 class Engine:
     def __init__(
         self,
-        model: DecoderModule,
+        model: nn.Module,  # a decoder, or a model that has one: an encoder-decoder, or image and text
         *,
         rows: int = 8,  # requests that run at once
         capacity: int | None = None,  # tokens per request, prompt and new; None: the model's context
+        source_capacity: int | None = None,  # tokens per source of an encoder-decoder; None: the encoder's context
         store: str = "paged",
         blocks: int | None = None,  # in the paged store; None: enough for all rows at full capacity
         block: int | None = None,  # tokens per block of the paged store; None: 16
@@ -55,19 +56,21 @@ class Engine:
         queue: int = 256,  # waiting requests
         compile: bool = False,  # decode by torch.compile: slow to start, then fast
     ):
-        if not isinstance(model, DecoderModule):
-            raise ValueError(f"engine: the model is a {model.spec.kind}, but only a decoder can generate")
-        context = model.spec.context
+        decoder = decoder_of(model)
+        self.encoder_decoder = model if isinstance(model, EncoderDecoderModule) else None
+        self.source_capacity = encoder_capacity(self.encoder_decoder, source_capacity)
+        context = decoder.spec.context
         capacity = (context or CAPACITY) if capacity is None else capacity
         for name, size in {"rows": rows, "capacity": capacity, "chunk": chunk, "queue": queue}.items():
             if size < 1:
                 raise ValueError(f"engine: {name}={size} must be positive")
         if context is not None and capacity > context:
             raise ValueError(f"engine: capacity={capacity} exceeds the model's context={context}; choose at most that")
-        for body in (sublayer.body for layer in model.spec.blocks for sublayer in layer.sublayers):
-            if any(isinstance(declared, PerSource) for declared in declarations(body.memory(model.spec.width))):
-                raise ValueError(f"engine: {body.kind} reads a source, but requests have none; call the model directly")
-            if body.mixes and body.memory(model.spec.width) is None:
+        for body in (sublayer.body for layer in decoder.spec.blocks for sublayer in layer.sublayers):
+            declared = declarations(body.memory(decoder.spec.width))
+            if self.encoder_decoder is None and any(isinstance(one, PerSource) for one in declared):
+                raise ValueError(f"engine: {body.kind} reads a source; give the engine the whole encoder-decoder")
+            if body.mixes and declared == (None,):
                 raise ValueError(
                     f"engine: {body.kind} mixes tokens but declares no state, so a step would miss "
                     "the earlier tokens; give it a memory(), or run the model without the engine"
@@ -78,12 +81,15 @@ class Engine:
                     f"{body.max_exact_cache} tokens: its position scheme changes with the length of the sequence; "
                     "choose at most that"
                 )
-        weight = model.embedding.weight
+        weight = decoder.embedding.weight
         self.device = weight.device
         if store not in STORES:
             raise ValueError(f"there is no store {store!r}; {nearest(store, STORES)}")
-        self.store = STORES[store].open(model.spec.memory(), rows, capacity, weight.dtype, self.device, blocks, block)
-        self.model, self.capacity, self.queue = model.eval(), self.store.max_tokens, queue
+        self.store = STORES[store].open(
+            decoder.spec.memory(), rows, capacity, weight.dtype, self.device, blocks, block, self.source_capacity
+        )
+        model.eval()
+        self.model, self.capacity, self.queue = decoder, self.store.max_tokens, queue
         self.scheduler = Scheduler(self.store, chunk)
         self.compiled = None
         if compile:
@@ -111,16 +117,29 @@ class Engine:
             return None
         return compiled
 
-    def submit(self, ids: Sequence[int], sampling: Sampling) -> Request:
-        """Append a request to the queue. ValueError if it can never run, QueueFull if too many requests wait."""
+    def submit(
+        self,
+        ids: Sequence[int],
+        sampling: Sampling,
+        source: Sequence[int] | None = None,
+        embeddings: Tensor | None = None,
+    ) -> Request:
+        """Append a request to the queue. ValueError if it can never run, QueueFull if too many requests wait.
+
+        source: ids that the encoder of an encoder-decoder reads. embeddings: (len(ids), D) replace those of the prompt.
+        """
         ids = self.checked(ids)
+        source = checked_source(self.encoder_decoder, source, self.source_capacity)
+        if embeddings is not None and embeddings.shape != (len(ids), self.model.spec.width):
+            expected = (len(ids), self.model.spec.width)
+            raise ValueError(f"the embeddings have shape {tuple(embeddings.shape)}; this prompt needs {expected}")
         if len(self.scheduler.running) + len(self.scheduler.waiting) >= self.max_requests:
             raise QueueFull(f"{self.queue} requests are waiting already; try again later")
-        request = Request(ids, sampling, arrival=next(self.arrivals))
+        request = Request(ids, sampling, source, embeddings, arrival=next(self.arrivals))
         if sampling.penalizes:
             request.history = TokenHistory(ids, self.model.spec.vocab, self.device)
         self.scheduler.waiting.append(request)
-        self.counts["prompt_tokens"] += len(ids)
+        self.counts["prompt_tokens"] += len(source) or len(ids)
         return request
 
     @torch.inference_mode()
@@ -143,9 +162,15 @@ class Engine:
         self.counts["steps"] += 1
         return produced
 
-    def generate(self, ids: Sequence[int], sampling: Sampling) -> list[Token]:
-        """Generate until this request is finished; other submitted requests run too."""
-        request = self.submit(ids, sampling)
+    def generate(
+        self,
+        ids: Sequence[int],
+        sampling: Sampling,
+        source: Sequence[int] | None = None,
+        embeddings: Tensor | None = None,
+    ) -> list[Token]:
+        """Generate until this request is finished; other submitted requests run too. Arguments as for `submit`."""
+        request = self.submit(ids, sampling, source, embeddings)
         try:
             while request.finish is None:
                 self.step()
@@ -172,17 +197,34 @@ class Engine:
     def forward(self, batch: ScheduledBatch) -> Tensor:
         """Run a batch; returns the logits (N, V) of the N requests without pending tokens after it."""
         batch.sort(key=lambda pair: pair[0].row)
-        if self.compiled is not None and all(length == 1 for _, length in batch):
+        reads_source = any(request.unread for request, _ in batch)
+        embeds = any(request.embeddings is not None and request.cached < len(request.ids) for request, _ in batch)
+        if self.compiled is not None and all(length == 1 for _, length in batch) and not (reads_source or embeds):
             return self.decode(batch, self.compiled)
         tokens, layout, span = batch_inputs(batch, self.store, self.device)
         states = self.store.begin_forward(layout, span, check=False)  # the scheduler has reserved the space
-        hidden = self.model.hidden(tokens, layout, states)  # (B, L, D)
+        if (
+            self.encoder_decoder is not None and reads_source
+        ):  # a row that has read its own reads it again: the same keys
+            source, source_layout = pad_ids([request.source for request, _ in batch], self.device)
+            layout, states, _ = self.encoder_decoder.condition(source, source_layout, layout, states)
+        embeddings = self.embed(batch, tokens) if embeds else None
+        hidden = self.model.hidden(tokens, layout, states, embeddings)  # (B, L, D)
         ends = [(b, length - 1) for b, (request, length) in enumerate(batch) if request.pending == length]
         if tokens.shape[1] > 1:
             hidden = hidden[tuple(zip(*ends, strict=True))] if ends else hidden[:0, 0]  # (N, D)
         else:
             hidden = hidden[:, 0]  # (N, D)
         return self.model.logits(hidden)
+
+    def embed(self, batch: ScheduledBatch, tokens: Tensor) -> Tensor:
+        """(B, L, D) the embeddings that requests came with, and the table's for all other tokens."""
+        x = self.model.embed(tokens)
+        for b, (request, length) in enumerate(batch):
+            if request.embeddings is not None:
+                own = request.embeddings[request.cached : request.cached + length]
+                x[b, : len(own)] = own.to(x)
+        return x
 
     def decode(self, batch: ScheduledBatch, step: Callable[..., Tensor]) -> Tensor:
         """Decode by the compiled step, which computes all rows of the store so that shapes rarely change."""
@@ -239,21 +281,11 @@ class Engine:
         self.scheduler.remove(request)
 
     def checked(self, ids: Sequence[int]) -> tuple[int, ...]:
-        size, last = len(ids), self.model.spec.vocab - 1
-        if size == 0:
-            raise ValueError("the prompt is empty; at least one token is needed")
-        if size >= self.capacity:
+        if len(ids) >= self.capacity:
             raise ValueError(
-                f"the prompt has {size} tokens, but prompt and new tokens must fit into {self.capacity}; shorten it"
+                f"the prompt has {len(ids)} tokens, but prompt and new tokens must fit into {self.capacity}; shorten it"
             )
-        try:
-            ids = tuple(map(operator.index, ids))
-        except TypeError as error:
-            raise ValueError(f"the prompt must be integers from 0 to {last}; {error}") from None
-        wrong = min(ids) if min(ids) < 0 else max(ids)
-        if not 0 <= wrong <= last:
-            raise ValueError(f"the prompt has id {wrong}; the model's ids are 0 to {last}; use its own tokenizer")
-        return ids
+        return checked_ids("prompt", ids, self.model.spec.vocab)
 
 
 def batch_inputs(batch: ScheduledBatch, store: Store, device: torch.device) -> tuple[Tensor, TokenLayout, int]:

@@ -1,5 +1,8 @@
 """A request: a prompt (ids), its sampling settings, and the tokens generated so far.
 
+A request for an encoder-decoder has the ids of a source too; its prompt is the start of the target. A prompt may have
+embeddings that replace those of its ids, for example where some are patches of an image.
+
 Log-probabilities are those of the model's distribution, before penalties, temperature and filters.
 """
 
@@ -9,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 RULES = {  # setting: (type, lowest, highest, rule); NaN is in no range
     "max_new": (int, 1, 2**31, "a positive integer"),
@@ -43,6 +47,9 @@ class Sampling:
     frequency_penalty: float = 0.0
     seed: int | None = None  # None: random, once per request
     stop_ids: tuple[int, ...] = ()
+    suppress_ids: tuple[int, ...] = ()  # never generated
+    forced_bos_id: int | None = None  # always the first new token
+    forced_eos_id: int | None = None  # always the last one of max_new, if none has stopped the sequence before
     top_logprobs: int = 0  # how many of the most likely tokens are returned with each token
 
     def __post_init__(self) -> None:
@@ -53,8 +60,13 @@ class Sampling:
                 raise ValueError(f"{name}={value!r} must be {rule}")
         if self.seed is not None and not is_id(self.seed, below=2**64):
             raise ValueError(f"seed={self.seed!r} must be an integer from 0 to 2**64 - 1, or None for a random one")
-        if not isinstance(self.stop_ids, tuple) or not all(is_id(i, below=2**63) for i in self.stop_ids):
-            raise ValueError(f"stop_ids={self.stop_ids!r} must be a tuple of token ids, integers of at least 0")
+        for name in ("stop_ids", "suppress_ids"):
+            ids = getattr(self, name)
+            if not isinstance(ids, tuple) or not all(is_id(i, below=2**63) for i in ids):
+                raise ValueError(f"{name}={ids!r} must be a tuple of token ids, integers of at least 0")
+        for name in ("forced_bos_id", "forced_eos_id"):
+            if (id := getattr(self, name)) is not None and not is_id(id, below=2**63):
+                raise ValueError(f"{name}={id!r} must be a token id, an integer of at least 0, or None")
 
     @property
     def penalizes(self) -> bool:
@@ -72,6 +84,8 @@ class Token(NamedTuple):
 class Request:
     ids: tuple[int, ...]
     sampling: Sampling
+    source: tuple[int, ...] = ()  # ids that an encoder reads
+    embeddings: Tensor | None = None  # (len(ids), D) input of the first block in place of the embeddings of the ids
     new: list[Token] = field(default_factory=list)
     finish: str | None = None  # "stop", "length", "cancelled" or "error"
     error: str | None = None
@@ -91,6 +105,17 @@ class Request:
     def pending(self) -> int:
         """Tokens that are not cached yet: one in decode, more in prefill."""
         return len(self.tokens) - self.cached
+
+    @property
+    def unread(self) -> int:
+        """Tokens of the source that are not encoded yet: all before the first forward, then none."""
+        return 0 if self.cached else len(self.source)
+
+    @property
+    def forced_id(self) -> int | None:
+        """The next token, where the settings leave no choice."""
+        last = len(self.new) + 1 == self.sampling.max_new and self.sampling.forced_eos_id is not None
+        return self.sampling.forced_eos_id if last else None if self.new else self.sampling.forced_bos_id
 
     def add(self, token: Token) -> None:
         self.new.append(token)

@@ -34,11 +34,19 @@ def choose(logits: Tensor, requests: Sequence[Request]) -> Tensor:
         histories = [r.history for r in requests if r.history is not None]
         changed = penalize(logits[penalized], histories, [requests[i].sampling for i in penalized])
         logits = logits.index_copy(0, torch.tensor(penalized, device=logits.device), changed.to(logits.dtype))
+    suppressed = [(i, id) for i, r in enumerate(requests) for id in r.sampling.suppress_ids]
+    if suppressed:
+        logits = logits.index_put(
+            tuple(torch.tensor(suppressed, device=logits.device).T), logits.new_tensor(-torch.inf)
+        )
     ids = logits.max(-1).indices  # on CPUs twice as fast as argmax
     random = [i for i, r in enumerate(requests) if r.sampling.temperature > 0]
     if random:
         kept = restrict(logits[random], [requests[i].sampling for i in random])
         ids[random] = draw(kept, [uniform(requests[i].seed, len(requests[i].new)) for i in random])
+    for i, request in enumerate(requests):
+        if request.forced_id is not None:
+            ids[i] = request.forced_id
     return ids
 
 

@@ -4,10 +4,10 @@
        ▲                                                           │
        └────── preempt (the latest arrival, if space runs out) ────┘
 
-A step is a decode batch (requests with one pending token) and a prefill batch (at most `chunk` tokens of the others),
-so a long prompt does not block decoding. A preempted request keeps its tokens but not its cache; prompt and new tokens
-are prefilled again later, with the same result. Yu et al. 2022 (Orca), Kwon et al. 2023 (vLLM), Agrawal et al. 2023
-(chunked prefill).
+A step is a decode batch (requests with one pending token) and a prefill batch (at most `chunk` tokens of the others, or
+one whole source), so a long prompt does not block decoding. A preempted request keeps its tokens but not its cache;
+source, prompt and new tokens are read again later, with the same result. Yu et al. 2022 (Orca), Kwon et al. 2023
+(vLLM), Agrawal et al. 2023 (chunked prefill).
 """
 
 from bisect import insort
@@ -51,16 +51,16 @@ class Scheduler:
             insort(self.running, request, key=arrival)
 
     def decode(self) -> ScheduledBatch:
-        return isolate([(r, 1) for r in self.running if r.pending == 1])
+        return isolate([(r, 1) for r in self.running if r.pending == 1 and not r.unread])
 
     def prefill(self) -> ScheduledBatch:
-        """Requests with several pending tokens, as many as fit into `chunk` tokens with padding."""
+        """Requests with several pending tokens or an unread source, as many as fit into `chunk` tokens with padding."""
         batch: ScheduledBatch = []
         longest = 0
         for request in self.running:
-            if request.pending > 1:
+            if request.pending > 1 or request.unread:
                 length = min(request.pending, self.chunk)
-                longest = max(longest, length)
+                longest = max(longest, length, request.unread)
                 if batch and (len(batch) + 1) * longest > self.chunk:
                     break
                 batch.append((request, length))

@@ -134,10 +134,16 @@ class DecoderModule(nn.Module):
             losses = add(losses, more)
         return Outputs(self.lazy_logits(self.final_norm(x)), tuple(ahead), losses)
 
-    def hidden(self, tokens: Tensor, layout: TokenLayout | None = None, states: States | None = None) -> Tensor:
+    def hidden(
+        self,
+        tokens: Tensor,
+        layout: TokenLayout | None = None,
+        states: States | None = None,
+        embeddings: Tensor | None = None,
+    ) -> Tensor:
         """tokens (B, L) -> the hidden states that the head projects to logits (B, L, D)"""
         layout = whole_layout(tokens) if layout is None else layout
-        return self.final_norm(self.residual_stream(tokens, layout, states)[0])
+        return self.final_norm(self.residual_stream(tokens, layout, states, embeddings)[0])
 
     def residual_stream(
         self, tokens: Tensor, layout: TokenLayout, states: States | None = None, embeddings: Tensor | None = None

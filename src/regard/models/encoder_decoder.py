@@ -19,7 +19,7 @@ from regard.models.encoder import Encoder, EncoderModule
 from regard.models.outputs import Outputs, materialize
 from regard.models.stack import States
 from regard.parts.attention_rnn import AttentionRNN
-from regard.parts.block import add
+from regard.parts.block import Losses, add
 from regard.parts.body import Body
 from regard.parts.cross_attention import CrossAttention
 from regard.parts.input import Tokens, TokensModule, whole_layout
@@ -97,7 +97,14 @@ class EncoderDecoderModule(nn.Module):
         """tokens (B, L) -> logits (B, L, V). The source goes with a row's first tokens; then its state remembers it."""
         if source is None:
             return self.target(tokens, layout, states, outputs)
-        read, losses = self.source.read(source, source_layout)
         layout = whole_layout(tokens) if layout is None else layout
-        out = self.target(tokens, layout.with_source(read), states, outputs=True)
+        layout, states, losses = self.condition(source, source_layout, layout, states)
+        out = self.target(tokens, layout, states, outputs=True)
         return out._replace(losses=add(losses, out.losses)) if outputs else materialize(out.logits)
+
+    def condition(
+        self, source: Tensor, source_layout: TokenLayout | None, layout: TokenLayout, states: States | None
+    ) -> tuple[TokenLayout, States | None, Losses]:
+        """The target's layout and states conditioned on the source, and the auxiliary losses of the encoder."""
+        read, losses = self.source.read(source, source_layout)
+        return layout.with_source(read), states, losses

@@ -24,7 +24,7 @@ from regard.models.outputs import Outputs, materialize
 from regard.models.stack import Repeat, States, final_states, state_declarations
 from regard.parts.attention_rnn import AttentionRNN
 from regard.parts.bidirectional import Bidirectional
-from regard.parts.block import Block, Sublayer, add
+from regard.parts.block import Block, Losses, Sublayer
 from regard.parts.body import Body
 from regard.parts.input import Tokens, whole_layout
 from regard.parts.norm import NoNorm
@@ -85,10 +85,14 @@ class Seq2SeqModule(EncoderDecoderModule):
             return out if outputs else materialize(out.logits)
         if source_layout is not None and source_layout.segments is not None:
             raise ValueError("the source is packed and the target is not; say the target's documents, or unpack both")
+        return super().forward(source, tokens, source_layout, layout, states, outputs)
+
+    def condition(
+        self, source: Tensor, source_layout: TokenLayout | None, layout: TokenLayout, states: States | None
+    ) -> tuple[TokenLayout, States | None, Losses]:
         ends = final_states(self.spec.source.layers)
         read, losses = self.source.read(source, source_layout, states=ends)
-        out = self.target(tokens, layout.with_source(read), self.pass_states(ends, states), outputs=True)
-        return out._replace(losses=add(losses, out.losses)) if outputs else materialize(out.logits)
+        return layout.with_source(read), self.pass_states(ends, states), losses
 
     def pass_states(self, ends: tuple[tuple[FinalState, ...], ...], states: States | None) -> States:
         """The target's states, which begin as the source's ended, in their order; its last serves all further ones."""

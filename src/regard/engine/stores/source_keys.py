@@ -11,6 +11,8 @@ from regard.engine.stores.rows import RowTable, rows_of
 from regard.layout import Source, TokenLayout
 from regard.parts.state import PerSource
 
+SPAN = 64
+
 
 class SourceStorage:
     def __init__(self, declared: PerSource, rows: RowTable, length: int, dtype: torch.dtype):
@@ -22,6 +24,7 @@ class SourceStorage:
         }
         self.valid = torch.zeros(len(rows), length, dtype=torch.bool, device=rows.device)  # False past a source's end
         self.positions = torch.arange(length, device=rows.device)
+        self.span = min(SPAN, length)  # slots that are read: at least the longest source so far
         rows.sources.append(self)
 
     def bind(self, layout: TokenLayout, placement: Any) -> "SourceStorage":
@@ -31,9 +34,9 @@ class SourceStorage:
         rows, source = rows_of(layout), layout.inputs.source
         if source is not None:
             self.keep(rows, source, read(source.x))
-        valid = self.valid[rows]
-        keys = TokenLayout(self.positions.expand_as(valid), valid=valid)
-        return (*(a[rows] for a in self.arrays.values()), layout.cross(keys))
+        valid = self.valid[rows, : self.span]
+        keys = TokenLayout(self.positions[: self.span].expand_as(valid), valid=valid)
+        return (*(a[rows, :, : self.span] for a in self.arrays.values()), layout.cross(keys))
 
     def row_arrays(self, row: int) -> list[Tensor]:
         return [self.valid[row], *(array[row] for array in self.arrays.values())]
@@ -44,6 +47,8 @@ class SourceStorage:
             raise ValueError(
                 f"the source has {length} tokens, but the store keeps {capacity}; open it with a larger source"
             )
+        if length > self.span:
+            self.span = min(1 << (length - 1).bit_length(), capacity)  # powers of two: shapes rarely change
         valid, spare = source.layout.valid, capacity - length
         valid = torch.ones_like(source.layout.positions, dtype=torch.bool) if valid is None else valid
         self.valid[rows] = F.pad(valid, (0, spare))

@@ -1,0 +1,78 @@
+"""The inputs of the engine: the decoder of a model, checked ids of prompts and sources, and padded batches of them."""
+
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from regard.layout import TokenLayout
+from regard.models.decoder import DecoderModule
+from regard.models.encoder_decoder import EncoderDecoderModule
+from regard.models.interleaved import InterleavedModule
+from regard.parts.input import Tokens
+
+CAPACITY = 2048  # tokens per request, and per source, if neither the caller nor the model sets a limit
+
+
+def decoder_of(model: nn.Module) -> DecoderModule:
+    """The decoder that generates a model's tokens. ValueError if it has none."""
+    match model:
+        case DecoderModule():
+            return model
+        case EncoderDecoderModule(target=target):
+            return target
+        case InterleavedModule(decoder=decoder):
+            return decoder
+    spec: Any = model.spec
+    raise ValueError(f"this model is of kind {spec.kind} and does not generate text; use one with a decoder")
+
+
+def encoder_capacity(model: EncoderDecoderModule | None, requested: int | None) -> int:
+    """Tokens per source: as requested, or the encoder's context; 0 for a model without an encoder."""
+    if model is None:
+        return 0
+    encoder = model.spec.source
+    if not isinstance(encoder.input, Tokens):
+        raise ValueError(f"engine: the source is {encoder.input.kind}, not token ids; call the model directly")
+    limit = encoder.context or encoder.position.reach
+    if requested is not None and not 0 < requested <= (limit or requested):
+        raise ValueError(f"engine: source_capacity={requested} must be from 1 to the encoder's context, {limit}")
+    return requested or limit or CAPACITY
+
+
+def checked_ids(name: str, ids: Sequence[int], vocab: int) -> tuple[int, ...]:
+    """The ids as a tuple; ValueError if there are none, or one is not in the vocabulary."""
+    if len(ids) == 0:
+        raise ValueError(f"the {name} is empty; at least one token is needed")
+    try:
+        ids = tuple(map(operator.index, ids))
+    except TypeError as error:
+        raise ValueError(f"the {name} must be integers from 0 to {vocab - 1}; {error}") from None
+    wrong = min(ids) if min(ids) < 0 else max(ids)
+    if not 0 <= wrong < vocab:
+        raise ValueError(f"the {name} has id {wrong}; the model's ids are 0 to {vocab - 1}; use its own tokenizer")
+    return ids
+
+
+def checked_source(model: EncoderDecoderModule | None, source: Sequence[int] | None, capacity: int) -> tuple[int, ...]:
+    """The ids of the source as a tuple, empty for a model without an encoder."""
+    if model is None:
+        if source is not None:
+            raise ValueError("a decoder reads no source; leave it out, or put its ids into the prompt")
+        return ()
+    if source is None:
+        raise ValueError("an encoder-decoder needs the ids of a source: submit(ids, sampling, source)")
+    if len(source) > capacity:
+        raise ValueError(f"the source has {len(source)} tokens, but at most {capacity} fit; shorten it")
+    spec = model.spec.source.input
+    assert isinstance(spec, Tokens)
+    return checked_ids("source", source, spec.vocab)
+
+
+def pad_ids(rows: Sequence[Sequence[int]], device: torch.device) -> tuple[Tensor, TokenLayout]:
+    """Tokens (B, L) of sequences, padded on the right with the first token of each, and their layout."""
+    longest = max(map(len, rows))
+    tokens = torch.tensor([[*row, *[row[0]] * (longest - len(row))] for row in rows], device=device)
+    return tokens, TokenLayout.padded([len(row) for row in rows], device)

@@ -1,0 +1,127 @@
+"""Encoder-decoders in the engine: the tokens of a request depend on its own source and prompt alone."""
+
+import random
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from regard.engine.engine import Engine
+from regard.engine.request import Request, Sampling, TokenHistory
+from regard.engine.sampling import sample
+from regard.models.presets import transformer_2017
+from regard.models.seq2seq import seq2seq
+from tests.engine.pools import pool
+from tests.laws import draw_wide
+
+VOCAB, SOURCE_VOCAB = 61, 43
+MODELS = {
+    "transformer": transformer_2017(vocab=VOCAB, width=32, heads=4, hidden=40, layers=2),
+    "lstm": seq2seq(VOCAB, 24, layers=2, source_vocab=SOURCE_VOCAB),
+    "additive attention": seq2seq(VOCAB, 24, attention="additive", layers=2, source_vocab=SOURCE_VOCAB),
+    "general attention": seq2seq(VOCAB, 24, attention="general", source_vocab=SOURCE_VOCAB),
+}
+SETTINGS = [
+    {"temperature": 0.0},
+    {"temperature": 0.9, "seed": 5},
+    {"temperature": 0.0, "repetition_penalty": 1.3},
+    {"temperature": 0.0, "forced_bos_id": 7, "forced_eos_id": 9, "suppress_ids": (3, 20, 41)},
+    {"temperature": 1.2, "seed": 6, "top_k": 9, "suppress_ids": (3,)},
+]
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def model(request: pytest.FixtureRequest) -> nn.Module:
+    model = MODELS[request.param].build(seed=0).double().eval().requires_grad_(False)
+    draw_wide(model, seed=1)
+    return model
+
+
+def make_jobs(count: int) -> list[tuple[list[int], Sampling, list[int]]]:
+    draw = random.Random(2)
+    jobs = []
+    for i in range(count):
+        prompt, source = (
+            draw.choices(range(SOURCE_VOCAB), k=draw.choice(sizes)) for sizes in ((1, 1, 9), (1, 4, 9, 17))
+        )
+        jobs.append((prompt, Sampling(max_new=draw.randint(1, 14), **SETTINGS[i % len(SETTINGS)]), source))
+    return jobs
+
+
+def whole_logits(model: nn.Module, request: Request) -> Tensor:
+    """(new, V) of one forward without a cache."""
+    return model(torch.tensor([request.source]), torch.tensor([request.tokens[:-1]]))[0, len(request.ids) - 1 :]
+
+
+@pytest.mark.parametrize("store", ["contiguous", "paged"])
+@pytest.mark.parametrize("chunk", [256, 3])
+def test_in_any_mix_as_the_model_without_a_cache(model: nn.Module, store: str, chunk: int) -> None:
+    engine = Engine(model, rows=4, capacity=24, source_capacity=32, store=store, chunk=chunk, **pool(store, 8))
+    draw, jobs, requests = random.Random(3), make_jobs(15), []
+    while jobs or not engine.idle:
+        for _ in range(min(len(jobs), draw.choice([0, 1, 3]))):
+            requests.append(engine.submit(*jobs.pop(0)))
+        engine.step()
+    assert engine.metrics()["error"] == 0
+    assert (engine.metrics()["preemptions"] > 0) == (store == "paged")
+    for request in requests:
+        alone = Request(request.ids, request.sampling)
+        alone.history = TokenHistory(alone.ids, VOCAB, torch.device("cpu")) if alone.sampling.penalizes else None
+        for row, token in zip(whole_logits(model, request), request.new, strict=True):
+            (expected,) = sample(row.unsqueeze(0), [alone])
+            assert token.id == expected.id and abs(token.logprob - expected.logprob) < 1e-9
+            alone.add(expected)
+
+
+def test_a_source_is_encoded_once(model: nn.Module) -> None:
+    lengths = []
+    hook = model.source.stack.register_forward_hook(lambda _, inputs, __: lengths.append(tuple(inputs[0].shape[:2])))
+    engine = Engine(model, rows=4, capacity=40)
+    first = engine.submit([1], Sampling(max_new=9, temperature=0), [1, 2, 3])
+    engine.step()
+    engine.submit([1], Sampling(max_new=3, temperature=0), [4] * 7)
+    while not engine.idle:
+        engine.step()
+    hook.remove()
+    assert lengths == [(1, 3), (1, 7)] and len(first.new) == 9
+
+
+def test_sources_that_cannot_be_read_are_refused(tiny) -> None:
+    engine = Engine(MODELS["lstm"].build(seed=0), capacity=16, source_capacity=8)
+    greedy = Sampling(temperature=0)
+    for source, message in [
+        (None, "an encoder-decoder needs the ids of a source"),
+        ([], "the source is empty; at least one token is needed"),
+        ([1] * 9, "the source has 9 tokens, but at most 8 fit; shorten it"),
+        ([SOURCE_VOCAB], "the source has id 43; the model's ids are 0 to 42"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            engine.submit([1], greedy, source)
+    with pytest.raises(ValueError, match="a decoder reads no source"):
+        Engine(tiny()).submit([1], greedy, [1])
+    with pytest.raises(ValueError, match=r"embeddings have shape \(3, 32\); this prompt needs \(2, 32\)"):
+        Engine(tiny()).submit([1, 2], greedy, embeddings=torch.zeros(3, 32))
+    with pytest.raises(ValueError, match="source_capacity=0 must be from 1"):
+        Engine(MODELS["lstm"].build(seed=0), source_capacity=0)
+
+
+def test_embeddings_replace_those_of_the_prompt(tiny) -> None:
+    """Beside requests without any, in chunks, and read again after preemption."""
+    model, draw = tiny(), random.Random(1)
+    prompts = [draw.choices(range(VOCAB), k=size) for size in (9, 1, 14, 6, 11)]
+    engine = Engine(model, rows=3, capacity=40, block=4, blocks=10, chunk=5)
+    requests = []
+    for i, ids in enumerate(prompts):
+        own = None if i == 3 else torch.randn(len(ids), 32, generator=torch.Generator().manual_seed(i)).double()
+        requests.append(engine.submit(ids, Sampling(max_new=12, temperature=0), embeddings=own))
+    while not engine.idle:
+        engine.step()
+    assert engine.metrics()["preemptions"] > 0
+    for request in requests:
+        tokens = torch.tensor([request.tokens[:-1]])
+        with torch.inference_mode():
+            x = model.embed(tokens)
+            if request.embeddings is not None:
+                x[0, : len(request.ids)] = request.embeddings
+            logits = model(tokens, embeddings=x)[0, len(request.ids) - 1 :]
+        assert [token.id for token in request.new] == logits.argmax(-1).tolist()
