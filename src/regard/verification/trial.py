@@ -80,6 +80,10 @@ class Trial:
         """(B, L, V) logits of tokens that continue the store's rows."""
         return self.model(tokens, layout, store.begin_forward(layout, span))
 
+    def source_of(self, ids: list[int]) -> list[int] | None:
+        """The ids that an encoder reads for a sequence; None for a model without one."""
+        return None
+
     def memory(self) -> tuple:
         return self.spec.memory()
 

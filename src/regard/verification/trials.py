@@ -27,7 +27,8 @@ from regard.parts.patches import Patches
 from regard.verification.length import MOST
 from regard.verification.trial import Need, Trial, longest
 
-NO_ENGINE = "the engine runs decoders only"
+NO_ENGINE = "an encoder does not generate"
+SIGNAL_SOURCE = "the engine reads sources of token ids only"
 NOT_PACKED = "an image or an audio clip is a row of its own"
 
 
@@ -94,13 +95,11 @@ class FirstTokenTrial(Trial):
 
 
 class EncoderDecoderTrial(FirstTokenTrial):
-    lacks: dict[Need, str] = {"engine": NO_ENGINE}
-
     def __init__(self, model: nn.Module, length: int = 24, cuts: tuple[int, ...] | None = None, seed: int = 0):
         super().__init__(model, length, cuts, seed)
         self.source = self.spec.source.input.length or source_length(self.spec.source)
         if not isinstance(self.spec.source.input, Tokens):
-            self.lacks = {**self.lacks, "packing": NOT_PACKED}
+            self.lacks = {"packing": NOT_PACKED, "engine": SIGNAL_SOURCE}
 
     def longest(self) -> int:
         return longest(self.spec.target)
@@ -124,6 +123,10 @@ class EncoderDecoderTrial(FirstTokenTrial):
         source, source_layout = self.sources(firsts)
         return self.model(source, tokens, source_layout, layout, store.begin_forward(layout, span))
 
+    def source_of(self, ids: list[int]) -> list[int]:
+        source, layout = self.sources(ids[:1])
+        return source[0].tolist() if layout is None or layout.valid is None else source[layout.valid].tolist()
+
     def sources(self, firsts: list[int]) -> tuple[Tensor, TokenLayout | None]:
         """One source per first token: signals, or tokens padded to one length."""
         kind = self.spec.source.input
@@ -142,7 +145,7 @@ class InterleavedTrial(FirstTokenTrial):
     given the embeddings of the image's patches directly; forwards with whole images go through the model.
     """
 
-    lacks: dict[Need, str] = {"engine": NO_ENGINE}
+    lacks: dict[Need, str] = {"engine": "tried on its decoder"}
 
     def __init__(self, model: nn.Module, length: int = 24, cuts: tuple[int, ...] | None = None, seed: int = 0):
         spec: Any = model.spec

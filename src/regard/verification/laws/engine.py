@@ -15,7 +15,9 @@ from regard.verification.trial import BLOCK, Trial
 def greedy(trial: Trial) -> Outcome:
     errors, prompts = [], prompt_lengths(trial)
     for store in trial.stores:
-        engine = Engine(trial.model, rows=2, capacity=trial.length, store=store, chunk=5)
+        engine = Engine(
+            trial.model, rows=2, capacity=trial.length, source_capacity=trial.source or None, store=store, chunk=5
+        )
         errors += [error_of(trial, request) for request in run(engine, trial, prompts)]
     return compared(f"prompts of {', '.join(map(str, prompts))}", *errors)
 
@@ -39,8 +41,8 @@ def run(engine: Engine, trial: Trial, prompts: list[int]) -> list[Request]:
     """Generate from all prompts at once."""
     new = min(trial.length, trial.steps)
     requests = [
-        engine.submit(trial.inputs(size, seed=20 + i).tolist(), Sampling(max_new=new, temperature=0))
-        for i, size in enumerate(prompts)
+        engine.submit(ids, Sampling(max_new=new, temperature=0), trial.source_of(ids))
+        for ids in (trial.inputs(size, seed=20 + i).tolist() for i, size in enumerate(prompts))
     ]
     while not engine.idle:
         engine.step()
