@@ -21,7 +21,7 @@ FILES = sorted(SOURCE.rglob("*.py"))
 TINY_FILES = 42  # under 50 lines, without __init__.py
 
 BASE = {"spec", "layout", "compat"}
-FILES_OF_OTHERS = {"gguf_header", "packaged"}
+FILES_OF_OTHERS = {"gguf_header", "find_model"}
 MODELS = BASE | {"kernels", "parts", "models"}
 STORED = MODELS | {"weights", "families", "checkpoint"}
 PACKAGES = {  # package: the packages that it may import, beside itself
@@ -29,7 +29,7 @@ PACKAGES = {  # package: the packages that it may import, beside itself
     "compat": set(),
     "layout": {"compat"},
     "gguf_header": set(),
-    "packaged": set(),
+    "find_model": set(),
     "kernels": BASE,
     "parts": BASE | {"kernels"},
     "models": BASE | {"kernels", "parts"},
@@ -52,7 +52,7 @@ PACKAGES = {  # package: the packages that it may import, beside itself
     "labs": STORED
     | {"lens", "planning", "evals", "text", "data", "adapt", "objectives", "training", "engine", "report"},
 }
-PACKAGES["language_model"] = STORED | {"engine", "text", "training", "packaged"}
+PACKAGES["language_model"] = STORED | {"engine", "text", "training", "find_model"}
 PACKAGES["training_run"] = PACKAGES["language_model"] | {"language_model", "data", "objectives"}
 PACKAGES |= {"cli": set(PACKAGES), "__main__": {"cli"}, "__init__": {"spec"}}
 

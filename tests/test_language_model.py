@@ -129,3 +129,19 @@ def test_loads_a_run_and_a_folder(tmp_path: Path) -> None:
 def test_an_unknown_public_name_gets_the_nearest() -> None:
     with pytest.raises(AttributeError, match="did you mean 'Attention'"):
         regard.Atention  # noqa: B018
+
+
+def test_a_mistyped_name_is_answered_with_the_nearest_and_all_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "runs" / "mine" / "checkpoints").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    expected = (
+        "'smolm2' is neither a file or folder nor a known name; did you mean 'smollm2'? "
+        "(models: minilm, runs/mine, smollm2)"
+    )
+    with pytest.raises(ValueError) as refused:
+        regard.load("smolm2")
+    assert str(refused.value) == expected
+    with pytest.raises(ValueError, match=r"did you mean 'runs/mine'\?"):
+        regard.load(Path("runs/mien"))

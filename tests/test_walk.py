@@ -68,7 +68,7 @@ def test_one_token_passes_through_few_files(tmp_path: Path, monkeypatch: pytest.
     words = ["generate", str(folder), "--prompt", "Anna is", "--max-new", "6", "--temperature", "0"]
     app(words, standalone_mode=False)
     assert "Anna is" in capsys.readouterr().out
-    around = {f"src/regard/{name}.py" for name in ("cli/__init__", "cli/generate", "cli/open_model", "language_model")}
+    around = {f"src/regard/{name}.py" for name in ("cli/__init__", "cli/generate", "language_model")}
     files = steps[-1] | around
     listed = listed_files()
     assert files <= listed, f"list {sorted(files - listed)} in docs/maintainers/walk.md"

@@ -22,10 +22,10 @@ from regard.checkpoint import model_folder
 from regard.engine.engine import Engine
 from regard.engine.inputs import pad_ids
 from regard.engine.request import GenerationError, Request, Sampling, Token
+from regard.find_model import find_model
 from regard.models.decoder import DecoderModule
 from regard.models.encoder import EncoderModule
 from regard.models.heads import Pooled
-from regard.packaged import locate
 from regard.text.chat import encode_chat
 from regard.text.detokenizer import TextStream
 from regard.text.tokenizer import Tokenizer
@@ -203,7 +203,7 @@ def load(
     device: cpu, cuda, cuda:1 …; auto: a GPU if there is one. dtype: None is the stored one, on a CPU at least float32.
     context: maximum tokens of prompt and answer; None: the model's own.
     """
-    folder = newest_checkpoint(locate(name))
+    folder = newest_checkpoint(find_model(name))
     model = model_folder.load(folder, resolve_device(device), dtype, checked=folder != Path(name), progress=progress)
     return LanguageModel(model, Tokenizer.load(folder), context)
 

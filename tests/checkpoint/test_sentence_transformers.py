@@ -11,8 +11,8 @@ import transformers
 
 from regard.checkpoint import CheckpointError, load, save
 from regard.checkpoint.model_folder import read_spec_and_table
+from regard.find_model import PACKAGED, locate
 from regard.models.heads import Pooled
-from regard.packaged import PACKAGED, locate
 from regard.text.tokenizer import Tokenizer
 from tests.laws import error, places
 

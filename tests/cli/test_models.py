@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from regard.checkpoint import load
-from regard.packaged import PACKAGED, PackagedModel, locate
+from regard.find_model import PACKAGED, PackagedModel, locate
 from tests.cli.conftest import regard
 
 

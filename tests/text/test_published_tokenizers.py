@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import transformers
 
-from regard.packaged import PACKAGED
+from regard.find_model import PACKAGED
 from regard.text.chat import encode_chat, render
 from regard.text.tokenizer import Tokenizer
 from tests.text.sample_texts import LONG, MIXED, MORE

@@ -26,11 +26,11 @@ from regard.checkpoint.sentence_transformers import read_pooling_head
 from regard.checkpoint.weight_files import open_tensors, read_json, write_tensors
 from regard.families import family
 from regard.families.common.detect import family_config
+from regard.find_model import locate
 from regard.models.base import Model, build_on_meta, meta_device
 from regard.models.decoder import Decoder
 from regard.models.encoder import Encoder
 from regard.models.stack import Repeat, Stack, stacks_of, without_repeats
-from regard.packaged import locate
 from regard.spec import SpecError, read
 from regard.weights.table import IDENTITY, Chain, Table
 

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from regard.cli.open_model import ContextOption, DeviceOption, ModelArgument
+from regard.find_model import find_model
 
 
 def generate(
@@ -38,10 +39,11 @@ def generate(
       regard generate runs/demo --prompt "Anna went to the" --max-new 40
       regard generate runs/demo --prompt "Anna went to the" --temperature 0 --json
     """
-    from regard.cli.open_model import open_model
+    find_model(model)  # before torch is imported: a mistyped name is refused at once
+    from regard.language_model import load
 
     text = sys.stdin.read() if prompt == "-" else prompt
-    llm = open_model(model, device, context)
+    llm = load(model, device, context=context)
     deltas = llm.submit(
         llm.encode(text, special), stop or (), True,
         {"max_new": max_new, "temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p,

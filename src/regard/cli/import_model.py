@@ -35,7 +35,8 @@ def import_(
     from rich.console import Console
 
     from regard.checkpoint.model_folder import load, read_extra_files, save
-    from regard.cli.open_model import find_model, loading_bar
+    from regard.cli.open_model import loading_bar
+    from regard.find_model import find_model
     from regard.language_model import resolve_device
     from regard.models.decoder import DecoderModule
     from regard.text.tokenizer import Tokenizer

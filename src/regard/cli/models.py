@@ -1,15 +1,13 @@
 """`regard models`: the models on this machine."""
 
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from regard.packaged import PACKAGED
-
-DEFAULT_FOLDERS = (Path("runs"), Path("models"))
+from regard.find_model import DEFAULT_FOLDERS, PACKAGED, stored_models
 
 
 def models(
@@ -47,27 +45,3 @@ def packaged_models() -> Iterator[dict[str, str | None]]:
             "where": str(model.path) if model.path else None,
             "remedy": remedy,
         }
-
-
-def stored_models(folders: Iterable[Path]) -> Iterator[dict[str, str | None]]:
-    """The models in these folders, and the folders themselves if they are models."""
-    for folder in folders:
-        for path in [folder, *(sorted(folder.iterdir()) if folder.is_dir() else ())]:
-            if (description := describe(path)) is not None:
-                yield {"name": str(path), "what": description, "where": str(path.absolute()), "remedy": None}
-
-
-def describe(path: Path) -> str | None:
-    """The kind of model at a path, or None if there is no model."""
-    if path.name.startswith("."):
-        return None
-    if (path / "checkpoints").is_dir():
-        return "a run"
-    if path.suffix == ".gguf" and path.is_file():
-        return "a GGUF file"
-    try:
-        config = json.loads((path / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return None
-    kind = config.get("model_type") if isinstance(config, dict) else None
-    return "a regard model folder" if kind == "regard" else f"a Hugging Face folder ({kind})" if kind else None

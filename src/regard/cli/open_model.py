@@ -4,7 +4,6 @@ A model with weights is a run, a model folder, a GGUF file or the name of an ins
 read from a recipe or a file.
 """
 
-import difflib
 import json
 from collections.abc import Callable, Generator, Iterable, Mapping
 from contextlib import contextmanager
@@ -13,8 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from regard.cli.models import DEFAULT_FOLDERS, stored_models
-from regard.packaged import PACKAGED, locate
+from regard.find_model import find_model, known_models, locate, unknown_name
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -56,28 +54,6 @@ def model_folder(name: str | Path) -> Path:
     from regard.language_model import newest_checkpoint
 
     return newest_checkpoint(find_model(name))
-
-
-def find_model(name: str | Path) -> Path:
-    """The path of a file or folder, or of the installed model of that name."""
-    path = locate(name)
-    if not path.exists():
-        raise unknown_name(str(name), {"models": known_models()})
-    return path
-
-
-def known_models() -> list[str]:
-    """The names that `regard models` lists."""
-    return [*PACKAGED, *(str(entry["name"]) for entry in stored_models(DEFAULT_FOLDERS))]
-
-
-def unknown_name(name: str, known: Mapping[str, Iterable[str]]) -> ValueError:
-    """The error for a name that is neither a path nor one of the known names, which are listed by their kind."""
-    names = {kind: sorted(of_kind) for kind, of_kind in known.items()}
-    close = difflib.get_close_matches(name, sum(names.values(), []), n=1)
-    hint = f"; did you mean {close[0]!r}?" if close else ""
-    listed = "; ".join(f"{kind}: {', '.join(of_kind)}" for kind, of_kind in names.items())
-    return ValueError(f"{name!r} is neither a file or folder nor a known name{hint} ({listed})")
 
 
 @contextmanager

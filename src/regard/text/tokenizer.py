@@ -13,7 +13,7 @@ from pathlib import Path
 
 import tokenizers
 
-from regard.packaged import locate
+from regard.find_model import locate
 from regard.text.gguf import read_gguf
 from regard.text.special_tokens import TOKENIZER_CONFIG
 from regard.text.tokenizer_folder import CHAT_TEMPLATE, GENERATION_CONFIG, TOKENIZER, read_folder
@@ -131,7 +131,7 @@ class Tokenizer:
 
     @classmethod
     def load(cls, folder: str | Path) -> "Tokenizer":
-        """The tokenizer of a Hugging Face folder, a GGUF file or an installed model (`regard.packaged`)."""
+        """The tokenizer of a Hugging Face folder, a GGUF file or an installed model (`regard.find_model`)."""
         folder = locate(folder)
         files = read_gguf(folder) if folder.suffix == ".gguf" else read_folder(folder)
         bos, eos, pad = (files.special_tokens_map.get(f"{name}_token") for name in ("bos", "eos", "pad"))

@@ -11,7 +11,7 @@ import torch
 
 from regard.checkpoint import load
 from regard.checkpoint.gguf import export_gguf
-from regard.packaged import locate
+from regard.find_model import locate
 from regard.text.gguf import gguf_metadata
 from regard.text.tokenizer import Tokenizer
 from regard.text.train import bpe

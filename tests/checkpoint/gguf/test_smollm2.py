@@ -12,7 +12,7 @@ from regard.checkpoint import load
 from regard.checkpoint.gguf import export_gguf
 from regard.engine.engine import Engine
 from regard.engine.request import Sampling
-from regard.packaged import PACKAGED, locate
+from regard.find_model import PACKAGED, locate
 from regard.text.chat import encode_chat, render
 from regard.text.gguf import gguf_metadata
 from regard.text.tokenizer import Tokenizer
