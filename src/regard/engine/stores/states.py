@@ -11,10 +11,9 @@ import torch
 from torch import Tensor
 
 from regard.engine.stores.base import ModelMemory
-from regard.engine.stores.fixed_size import FixedStorage
+from regard.engine.stores.fixed_size import FixedStorage, SourceStorage
 from regard.engine.stores.ring import RingBuffer, RingStorage
 from regard.engine.stores.rows import RowTable
-from regard.engine.stores.source_keys import SourceStorage
 from regard.layout import TokenLayout
 from regard.parts.state import STATELESS, Declared, FixedSize, PerSource, PerToken, State, declarations
 
