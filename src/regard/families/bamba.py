@@ -25,7 +25,7 @@ from regard.weights.table import Table
 
 
 def spec(config: dict[str, Any]) -> Decoder:
-    theirs = Config("bamba", config)
+    theirs = Config("bamba", config | {"partial_rotary_factor": None})  # transformers reads it in rope_parameters only
     norm = RMSNorm(theirs.number("rms_norm_eps", 1e-5))
     feedforward = read_swiglu(theirs, theirs.flag("mlp_bias", False))
     attention = read_attention(theirs, read_rope(theirs, share=0.5), kv_heads=8)

@@ -29,8 +29,8 @@ def spec(config: dict[str, Any]) -> Decoder:
     theirs = Config("gemma3_text", DEFAULTS | config)
     theirs.accept_only("attn_logit_softcapping", None)  # transformers reads it and does not use it
     by_type = theirs.nested("rope_parameters")
-    settings = by_type.nested(FULL) if theirs.has("rope_parameters") else theirs.nested("rope_scaling")
-    full = read_rope_settings(settings, theirs, theirs.number("rope_theta", 1e6))
+    settings = {**by_type.nested(FULL).values, **theirs.nested("rope_scaling").values}
+    full = read_rope_settings(Config("gemma3_text: rope", settings), theirs, theirs.number("rope_theta", 1e6))
     local = read_rope_settings(by_type.nested(SLIDING), theirs, theirs.number("rope_local_base_freq", 1e4))
     attention = replace(decoder.read_attention(theirs, full), scale=read_scale(theirs), qk_norm=read_norm(theirs))
     attentions = attention_by_type(theirs, attention)

@@ -24,7 +24,8 @@ LAYER = "gpt_neox.layers.{i}"
 
 
 def spec(config: dict[str, Any]) -> Decoder:
-    theirs = Config("gpt_neox", config)
+    unused = ("rope_theta", "partial_rotary_factor")  # transformers reads them inside rope_parameters only
+    theirs = Config("gpt_neox", {key: value for key, value in config.items() if key not in unused})
     norm = LayerNorm(theirs.number("layer_norm_eps", 1e-5))
     base, share = theirs.number("rotary_emb_base", 10000.0), theirs.number("rotary_pct", 0.25)
     attention = Attention(
@@ -62,6 +63,7 @@ def table(model: Decoder) -> Table:
         Link("embed_out.weight", "head.weight"),
         prefix="gpt_neox.",
         ignored=("embed_out.weight", *(f"{LAYER}.attention.{name}" for name in BUFFERS)),
+        prefix_aliases={"lm_head.": "embed_out."},  # the module's name in transformers 5
     )
 
 

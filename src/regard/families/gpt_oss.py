@@ -31,7 +31,6 @@ DEFAULTS = {
     "max_position_embeddings": 131072,
     "rms_norm_eps": 1e-5,
     "rope_theta": 150000.0,
-    "rope_scaling": YARN,
     "num_local_experts": 128,
     "num_experts_per_tok": 4,
     "swiglu_limit": 7.0,
@@ -40,7 +39,8 @@ DEFAULTS = {
 
 
 def spec(config: dict[str, Any]) -> Decoder:
-    theirs = Config("gpt_oss", DEFAULTS | config)
+    rope = {"rope_parameters": YARN} if config.get("rope_parameters") is None else {}
+    theirs = Config("gpt_oss", DEFAULTS | config | rope)
     theirs.accept_only("swiglu_alpha", 1.702)
     hidden, limit = theirs.integer("intermediate_size"), theirs.number("swiglu_limit")
     experts = Experts(

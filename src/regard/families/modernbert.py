@@ -71,7 +71,7 @@ def read_block(theirs: Config, layer_type: str, attention_norm: Norm, feedforwar
     if layer_type not in BASES:
         raise FamilyError(f"modernbert: a layer has the type {layer_type!r}; it must be one of {', '.join(BASES)}")
     key, base = BASES[layer_type]
-    nested = {**theirs.nested("rope_scaling").values, **theirs.nested("rope_parameters").nested(layer_type).values}
+    nested = {**theirs.nested("rope_parameters").nested(layer_type).values, **theirs.nested("rope_scaling").values}
     settings = Config(f"modernbert: {layer_type}", nested)
     window = Window(theirs.integer("local_attention", 128) // 2, causal=False)
     attention = Attention(

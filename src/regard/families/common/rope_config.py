@@ -1,4 +1,9 @@
-"""RoPE's settings, read and written: `rope_parameters` (transformers 5), or `rope_theta` and `rope_scaling` (4)."""
+"""RoPE's settings, read and written: `rope_parameters` (transformers 5), or `rope_theta` and `rope_scaling` (4).
+
+A config may have both, for example after `rope_scaling` was added to a config of version 5, as model cards advise for
+YaRN. As in transformers, `rope_scaling` then replaces `rope_parameters` as a whole. A base or rotated fraction that
+only the replaced settings have is refused, because transformers silently takes the default of its class.
+"""
 
 from typing import Any
 
@@ -17,8 +22,15 @@ def read_rope(theirs: Config, base: float = 10000.0, share: float | None = None,
 
     `share` is the fraction of each head that is rotated; with None the family rotates whole heads only.
     """
-    settings = theirs.nested("rope_parameters" if theirs.has("rope_parameters") else "rope_scaling")
-    return read_rope_settings(settings, theirs, theirs.number("rope_theta", base), share, layout)
+    base, found_share = theirs.number("rope_theta", base), theirs.number("partial_rotary_factor", share or 1.0)
+    settings, replaced = theirs.nested("rope_scaling"), theirs.nested("rope_parameters")
+    if not settings.values:
+        settings, replaced = replaced, settings
+    for key, default in (("rope_theta", base), ("partial_rotary_factor", found_share)):
+        if not settings.has(key) and replaced.number(key, default) != default:
+            rule = f"would be lost, because rope_scaling replaces rope_parameters; add {key} to rope_scaling"
+            raise replaced.error(key, replaced.values[key], rule)
+    return read_rope_settings(settings, theirs, base, share, layout)
 
 
 def read_rope_settings(
