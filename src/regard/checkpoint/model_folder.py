@@ -11,7 +11,7 @@ model plus, if tensors are cast or converted, one tensor.
 
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from regard.checkpoint.atomic_folder import MANIFEST, CheckpointError, check_folder, write_folder
 from regard.checkpoint.gguf import open_gguf
 from regard.checkpoint.sentence_transformers import read_pooling_head
+from regard.checkpoint.untied_head import follow_stored_head, tied_names
 from regard.checkpoint.weight_files import open_tensors, read_json, write_tensors
 from regard.families import family
 from regard.families.common.detect import family_config
@@ -32,7 +33,7 @@ from regard.models.decoder import Decoder
 from regard.models.encoder import Encoder
 from regard.models.stack import Repeat, Stack, stacks_of, without_repeats
 from regard.spec import SpecError, read
-from regard.weights.table import IDENTITY, Chain, Table
+from regard.weights.table import IDENTITY, Chain, StoredTensor, Table
 
 MODEL_TYPE = "regard"
 REFUSED_KEYS = {
@@ -109,12 +110,17 @@ def load(
     folder, device = locate(folder), torch.device(device)
     if folder.suffix == ".gguf":
         spec, table, stored = open_gguf(folder)
+        check_size(folder, spec, stored)
     else:
         spec, table = read_spec_and_table(folder)
         if table is IDENTITY and (folder / MANIFEST).is_file() and not checked:
             check_folder(folder)
         stored = open_tensors(folder, partial(loaded_dtype, device, dtype), mmap)
-    check_size(folder, spec, len(stored), sum(math.prod(tensor.shape) for tensor in stored.values()))
+        check_size(folder, spec, stored)
+        if table is not IDENTITY:
+            make_table = family(read_json(folder / "config.json")["model_type"]).table
+            spec, stored = follow_stored_head(folder, spec, make_table, stored)
+            table = make_table(spec)
     model = build_on_meta(spec)
     like = unique_parameters(model)
     loaded, tensors, total = 0, {}, numel(model)
@@ -153,8 +159,9 @@ def read_spec_and_table(folder: Path) -> tuple[Model, Table | Chain]:
     return spec, table
 
 
-def check_size(folder: Path, spec: Model, tensors: int, stored: int) -> None:
+def check_size(folder: Path, spec: Model, found: Mapping[str, StoredTensor]) -> None:
     """Raise CheckpointError if the config describes a much larger model than the files hold, before it is built."""
+    tensors, stored = len(found), sum(math.prod(tensor.shape) for tensor in found.values())
     layers = sum(len(run.blocks) for runs, _ in stacks_of(spec) for run in runs)
     if layers > 1000 + 4 * tensors:  # too many layers even to count their parameters
         raise CheckpointError(f"{folder}: the config has {layers} layers, but the files have only {tensors} tensors")
@@ -166,14 +173,6 @@ def check_size(folder: Path, spec: Model, tensors: int, stored: int) -> None:
 def unique_parameters(model: nn.Module) -> dict[str, Tensor]:
     """The parameters by name; tied ones once, under their first name."""
     return dict(model.named_parameters())
-
-
-def tied_names(model: nn.Module) -> Iterable[tuple[str, str]]:
-    """Further names of tied parameters, each with the first name."""
-    first: dict[int, str] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        if first.setdefault(id(parameter), name) != name:
-            yield name, first[id(parameter)]
 
 
 def count_parameters(spec: Model) -> int:

@@ -30,10 +30,10 @@ PLACEHOLDER = Experts(1, 1, FeedForward(1))  # its settings are written for a mo
 def spec(config: dict[str, Any]) -> EncoderDecoder:
     theirs = Config("switch_transformers", DEFAULTS | config)
     theirs.accept_only("router_dtype", "float32")
-    layers = theirs.integer("num_layers")
+    layers, tied = theirs.integer("num_layers"), theirs.flag("tie_word_embeddings")
     encoder = one_period(theirs, "encoder", layers)
     decoder = one_period(theirs, "decoder", theirs.integer("num_decoder_layers", layers))
-    return t5.read_t5(theirs, encoder, decoder, scaled=True, shared=theirs.flag("tie_word_embeddings"))
+    return t5.read_t5(theirs, encoder, decoder, scaled=tied, shared=tied)
 
 
 def one_period(theirs: Config, stack: str, layers: int) -> t5.FeedForwards:

@@ -2,8 +2,8 @@
 
 Version 1.0 (ReLU) has a tied head and divides the final hidden state by √width; version 1.1 (gated GELU) has an untied
 head and does not. Published configs tell them apart by `tie_word_embeddings`. Configs that transformers 5 writes have
-true for both; an untied head is then refused until the config has false. Dropout is an option of training and is not
-converted.
+true for both and differ in `scale_decoder_outputs`; the files then show whether the head is tied
+(checkpoint/untied_head.py). Dropout is an option of training and is not converted.
 """
 
 from dataclasses import replace
@@ -40,7 +40,8 @@ FeedForwards = tuple[Body, ...]
 def spec(config: dict[str, Any]) -> EncoderDecoder:
     theirs = Config("t5", DEFAULTS | config)
     feedforwards = (read_feedforward(theirs),)
-    return read_t5(theirs, feedforwards, feedforwards, theirs.flag("scale_decoder_outputs", True))
+    scaled = theirs.flag("scale_decoder_outputs", theirs.flag("tie_word_embeddings"))
+    return read_t5(theirs, feedforwards, feedforwards, scaled)
 
 
 def read_feedforward(theirs: Config) -> PositionWise:
@@ -56,7 +57,7 @@ def read_t5(
 ) -> EncoderDecoder:
     """T5 with these feed-forwards tiled over the depth of each stack.
 
-    `scaled`: a tied head divides by √width; `shared`: both stacks have one embedding table.
+    `scaled`: the final hidden state is divided by √width; `shared`: both stacks have one embedding table.
     """
     width, vocab = theirs.integer("d_model"), theirs.integer("vocab_size")
     heads, head_dim = theirs.integer("num_heads"), theirs.integer("d_kv")
@@ -73,7 +74,7 @@ def read_t5(
 
     source = layers(encoder, depth, replace(causal, mask=Full()))
     target = layers(decoder, theirs.integer("num_decoder_layers", depth), causal, cross)
-    scale = theirs.positive("d_model") ** -0.5 if tied and scaled else 1.0
+    scale = theirs.positive("d_model") ** -0.5 if scaled else 1.0
     return EncoderDecoder(
         Encoder(Tokens(vocab), width, source, replace(position, bidirectional=True), norm=norm),
         Decoder(vocab, width, target, position, norm, tied, logit_scale=scale),
@@ -83,8 +84,7 @@ def read_t5(
 
 def config(model: EncoderDecoder) -> dict[str, Any]:
     settings = common_config("t5", "T5ForConditionalGeneration", model) | feedforward_config(model)
-    if model.target.tied:
-        settings["scale_decoder_outputs"] = model.target.logit_scale != 1.0
+    settings["scale_decoder_outputs"] = model.target.logit_scale != 1.0
     return check_roundtrip("t5", model, settings, spec)
 
 

@@ -105,6 +105,13 @@ class Table:
         if left:
             raise WeightsError(f"{left[0]} has no link in this weight table (and {len(left) - 1} more); add one for it")
 
+    def their_name(self, name: str) -> str:
+        """Their name of a tensor of ours that is one tensor of theirs, such as the head."""
+        for link in self.links:
+            if len(link.ours) == 1 and (values := match_placeholders(link.ours[0], name)) is not None:
+                return link.their_names(values, 1)[0]
+        raise WeightsError(f"{name} has no link in this weight table; add one for it")
+
     def read(self, found: Mapping[str, StoredTensor], ours: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
         """Yield our names with their tensors, converted; `ours` are meta tensors. All checks precede the first read."""
         found = self.canonical_names(found)

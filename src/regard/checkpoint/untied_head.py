@@ -1,0 +1,70 @@
+"""Where a config and its files disagree about tied weights, the files decide, as in `transformers` 5.
+
+config ties, the file holds one of the two tensors                       tied to the one that is stored
+config ties, the file holds both with equal numbers                      tied
+config ties, the file holds both with different numbers                  both kept, with a warning
+"""
+
+import warnings
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from regard.models.base import Model
+from regard.models.meta_device import build_on_meta
+from regard.models.stack import AnySpec, field_values, without_repeats
+from regard.spec import Spec
+from regard.weights.table import StoredTensor, Table
+
+
+def follow_stored_head(
+    folder: Path, spec: Model, make_table: Callable[[Model], Table], stored: Mapping[str, StoredTensor]
+) -> tuple[Model, Mapping[str, StoredTensor]]:
+    """The spec and the tensors of a folder: untied if the head is stored with other numbers than the embeddings."""
+    without_tying = untie(spec)
+    if without_tying == spec:
+        return spec, stored
+    tied_table, untied_table = make_table(spec), make_table(without_tying)
+    untied = dict(build_on_meta(without_repeats(without_tying)).named_parameters())
+    stored = tied_table.canonical_names(stored)
+    for name, first_name in tied_names(build_on_meta(without_repeats(spec))):
+        if name not in untied:  # still tied by another rule, such as one table for encoder and decoder
+            continue
+        head, embedding = untied_table.their_name(name), tied_table.their_name(first_name)
+        if head not in stored:
+            continue
+        if embedding not in stored:
+            return spec, {embedding: stored[head], **stored}
+        if not equal(stored[head], stored[embedding]):
+            warnings.warn(
+                f"{folder}: the config ties {head} to {embedding}, but the files hold different numbers, so both are "
+                "kept. Set tie_word_embeddings to false in config.json to say that this is meant.",
+                stacklevel=3,
+            )
+            return without_tying, stored
+    return spec, stored
+
+
+def untie(spec: AnySpec) -> AnySpec:
+    """The same model with a head of its own."""
+    values = field_values(spec)
+    changed: dict[str, Any] = {name: untie(value) for name, value in values.items() if isinstance(value, Spec)}
+    if "tied" in values:
+        changed["tied"] = False
+    return replace(spec, **changed)
+
+
+def tied_names(model: nn.Module) -> Iterable[tuple[str, str]]:
+    """Further names of tied parameters, each with the first name."""
+    first: dict[int, str] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        if first.setdefault(id(parameter), name) != name:
+            yield name, first[id(parameter)]
+
+
+def equal(a: StoredTensor, b: StoredTensor) -> bool:
+    return a.shape == b.shape and torch.equal(a.read(), b.read())

@@ -1,0 +1,121 @@
+"""Tied configs whose files hold a head of its own: the stored numbers are used, as in `transformers`."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from regard.checkpoint import export, load, save
+from tests.families.cases import VOCAB, classic, decoders, encoder_decoders, encoders, experts, recurrent
+from tests.families.pairs import LIMIT, Pair, make_pair
+from tests.laws import error
+
+CASES = classic.CASES | decoders.CASES | experts.CASES | recurrent.CASES | encoders.CASES | encoder_decoders.CASES
+HEADS = ("LMHeadModel", "ForCausalLM", "ForMaskedLM", "ForPreTraining", "ForConditionalGeneration", "MTModel")
+OTHERS = ("ElectraForPreTraining", "WhisperForConditionalGeneration")  # no vocabulary; reads audio
+
+
+def one_tied_case_per_class() -> list[Any]:
+    found = {}
+    for model, settings in CASES.values():
+        if model.endswith(HEADS) and model not in OTHERS:
+            found.setdefault(model, (model, settings | {"tie_word_embeddings": True}))
+    return [pytest.param(case, id=model) for model, case in found.items()]
+
+
+def tokens(*shape: int) -> Tensor:
+    return torch.randint(3, VOCAB, shape, generator=torch.Generator().manual_seed(5))
+
+
+def logits(model: Any, ids: Tensor) -> Tensor:
+    """Their logits of tokens; encoder-decoders also get them as the source."""
+    inputs = {"decoder_input_ids": ids} if model.config.is_encoder_decoder else {}
+    out = model(ids, **inputs)
+    return out.prediction_logits if "prediction_logits" in out else out.logits
+
+
+def our_logits(model: Any, ids: Tensor) -> Tensor:
+    found = model(ids, ids) if model.spec.kind == "encoder_decoder" else model(ids)
+    return found[0] if isinstance(found, tuple) else found
+
+
+def names_of_head_and_embeddings(pair: Pair) -> tuple[str, str]:
+    head = pair.theirs.get_output_embeddings().weight
+    (name,) = (name for name, p in pair.theirs.named_parameters(remove_duplicate=False) if p is head and is_head(name))
+    return name, pair.theirs.all_tied_weights_keys[name]
+
+
+def is_head(name: str) -> bool:
+    return any(part in name for part in ("head", "embed_out", "decoder.weight", "vocab_projector"))
+
+
+@pytest.mark.parametrize("case", one_tied_case_per_class())
+@torch.no_grad()
+def test_the_stored_head_is_used(case: tuple[str, dict[str, Any]], tmp_path: Path) -> None:
+    pair, ids = make_pair(case, tmp_path), tokens(2, 12)
+    head, embeddings = names_of_head_and_embeddings(pair)
+    stored = load_file(tmp_path / "model.safetensors")
+    assert head not in stored
+    stored[head] = stored[embeddings].flip(0).contiguous()
+    save_file(stored, tmp_path / "model.safetensors", {"format": "pt"})
+    with pytest.warns(UserWarning, match="but the files hold different numbers, so both are kept"):
+        ours = load(tmp_path)
+    theirs = type(pair.theirs).from_pretrained(tmp_path).eval()
+    assert error(logits(theirs, ids), logits(pair.theirs, ids)) > 100 * LIMIT
+    assert error(our_logits(ours, ids), logits(theirs, ids)) <= LIMIT
+
+
+LLAMA = ("LlamaForCausalLM", decoders.LLAMA | {"tie_word_embeddings": True})
+
+
+def rewrite(folder: Path, **tensors: Tensor | None) -> None:
+    """Change tensors of the file; None removes one."""
+    stored = load_file(folder / "model.safetensors") | tensors
+    kept = {name: tensor.contiguous() for name, tensor in stored.items() if tensor is not None}
+    save_file(kept, folder / "model.safetensors", {"format": "pt"})
+
+
+@torch.no_grad()
+def test_an_equal_head_stays_tied(tmp_path: Path) -> None:
+    pair, ids = make_pair(LLAMA, tmp_path), tokens(2, 12)
+    rewrite(tmp_path, **{"lm_head.weight": load_file(tmp_path / "model.safetensors")["model.embed_tokens.weight"]})
+    ours = load(tmp_path)
+    assert ours.spec == pair.ours.spec
+    assert ours.head.weight is ours.embedding.weight
+    assert torch.equal(ours(ids), pair.ours(ids))
+
+
+@torch.no_grad()
+def test_a_file_with_the_head_only_has_the_embeddings_too(tmp_path: Path) -> None:
+    pair, ids = make_pair(LLAMA, tmp_path), tokens(2, 12)
+    table = load_file(tmp_path / "model.safetensors")["model.embed_tokens.weight"]
+    rewrite(tmp_path, **{"lm_head.weight": table, "model.embed_tokens.weight": None})
+    ours = load(tmp_path)
+    assert ours.head.weight is ours.embedding.weight
+    assert torch.equal(ours(ids), pair.ours(ids))
+    assert torch.equal(type(pair.theirs).from_pretrained(tmp_path)(ids).logits, pair.theirs(ids).logits)
+
+
+@torch.no_grad()
+def test_the_stored_head_survives_saving_and_exporting(tmp_path: Path) -> None:
+    pair, ids = make_pair(LLAMA, tmp_path / "theirs"), tokens(2, 12)
+    table = load_file(tmp_path / "theirs" / "model.safetensors")["model.embed_tokens.weight"]
+    rewrite(tmp_path / "theirs", **{"lm_head.weight": -table})
+    with pytest.warns(UserWarning, match="tie_word_embeddings"):
+        ours = load(tmp_path / "theirs")
+    save(ours, tmp_path / "own")
+    assert torch.equal(load(tmp_path / "own")(ids), ours(ids))
+    export(ours, tmp_path / "out", "llama")
+    back = type(pair.theirs).from_pretrained(tmp_path / "out")
+    assert not back.config.tie_word_embeddings
+    assert error(ours(ids), back(ids).logits) <= LIMIT
+
+
+def test_a_head_of_another_size_is_refused(tmp_path: Path) -> None:
+    make_pair(LLAMA, tmp_path)
+    rewrite(tmp_path, **{"lm_head.weight": torch.ones(VOCAB + 3, 48)})
+    with pytest.warns(UserWarning), pytest.raises(ValueError, match=r"lm_head.weight should be \(97, 48\)"):
+        load(tmp_path)
