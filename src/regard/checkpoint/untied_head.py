@@ -14,8 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from regard.models.base import Model
-from regard.models.meta_device import build_on_meta
+from regard.models.base import Model, build_on_meta
 from regard.models.stack import AnySpec, field_values, without_repeats
 from regard.spec import Spec
 from regard.weights.table import StoredTensor, Table
