@@ -23,6 +23,7 @@ SECTIONS = {  # heading: modules
     "Generate": ("regard.engine",),
     "Train": ("regard.training", "regard.training_run", "regard.objectives", "regard.data"),
     "Adapt": ("regard.adapt",),
+    "Plan and verify": ("regard.planning", "regard.verification"),
     "Look inside": ("regard.lens",),
     "Models": ("regard.models",),
     "Positions": ("regard.parts.position",),

@@ -62,13 +62,13 @@ from regard.parts.ssm.mamba import Mamba
 from regard.parts.ssm.mamba2 import Mamba2
 from regard.parts.ssm.s4 import S4, S4D
 from regard.parts.window_mlp import WindowMLP
-from regard.verification.draw import draw_wide
 from regard.verification.laws import LAWS
-from regard.verification.outcome import Outcome
+from regard.verification.outcome import Outcome, kept
 from regard.verification.outcome import difference as error
+from regard.verification.report import attempt
+from regard.verification.trial import draw_wide
 from regard.verification.trial import padded as places
 from regard.verification.trials import trials
-from regard.verification.verdict import attempt, kept
 
 __all__ = ["MODELS", "OTHERS", "VOCAB", "WIDTH", "block", "build", "decoder", "error", "places", "text"]
 VOCAB, WIDTH = 31, 24

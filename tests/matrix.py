@@ -27,9 +27,10 @@ from regard.parts.position.rope_scaling import LongRope
 from regard.parts.position.t5 import T5Buckets
 from regard.spec import Spec, SpecError, hints, read
 from regard.verification.length import parts
+from regard.verification.outcome import kept
+from regard.verification.report import attempt
 from regard.verification.trial import Trial
 from regard.verification.trials import trials
-from regard.verification.verdict import attempt, kept
 from tests.laws import MODELS, OTHERS, READER, build, decoder
 
 LENGTH = 9

@@ -2,6 +2,7 @@
 
     llm = regard.load("smollm2")                    a model with its tokenizer: generate, chat, stream, embed
     spec = regard.Decoder(...); spec.build(seed=0)  a model of your own from parts
+    regard.plan(spec), regard.verify(spec)          its cost, and whether its features work together
 
 Every public name is imported on first use, so that `import regard` takes milliseconds and does not import torch.
 """
@@ -51,6 +52,11 @@ _PLACES = {name: module for module, _, name in (place.partition(":") for place i
     # generate
     "Engine": "regard.engine.engine",
     "Sampling": "regard.engine.request",
+    # plan and verify
+    "plan": "regard.planning",
+    "Plan": "regard.planning",
+    "verify": "regard.verification.report",
+    "Report": "regard.verification.report",
     # look inside
     "record": "regard.lens",
     "patch": "regard.lens",

@@ -10,7 +10,7 @@ from regard.kernels.recurrent.cells import CellStates, document_starts, unroll
 from regard.kernels.recurrent.cells.documents import pack_documents, run_packed, split_documents
 from regard.layout import TokenLayout
 from regard.parts.recurrent import GRU, LSTM, RNN, RecurrentCell, RecurrentMixer
-from regard.verification.draw import draw_wide
+from regard.verification.trial import draw_wide
 from tests.laws import error
 
 CELLS = {"rnn": RNN(), "relu": RNN(activation="relu"), "lstm": LSTM(), "gru": GRU(), "no biases": LSTM(bias=False)}

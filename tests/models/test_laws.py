@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from regard.verification.laws import LAWS
+from regard.verification.outcome import TOLERANCE, kept, name_of
 from regard.verification.trial import Trial
 from regard.verification.trials import trials
-from regard.verification.verdict import TOLERANCE, kept, name_of
 from tests.laws import MODELS, OTHERS, build
 
 LENGTH = 12

@@ -19,7 +19,7 @@ from regard.parts.position.base import Position
 from regard.parts.position.rope_scaling import Scaling
 from regard.parts.state import STATELESS
 from regard.spec import KINDS, class_of
-from regard.verification.draw import draw_wide
+from regard.verification.trial import draw_wide
 from tests.laws import WIDTH
 from tests.matrix import COLUMNS, fits, listed, mixers, positions, row, takes_position
 

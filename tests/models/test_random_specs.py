@@ -17,9 +17,9 @@ from regard.parts.position.base import Position
 from regard.parts.position.rope_scaling import Scaling
 from regard.parts.position.t5 import T5Buckets
 from regard.spec import KINDS, class_of
-from regard.verification.draw import draw_wide
 from regard.verification.laws import LAWS
-from regard.verification.verdict import verify
+from regard.verification.report import verify
+from regard.verification.trial import draw_wide
 from tests import random_specs as drawn
 from tests.laws import broken_laws
 
@@ -64,7 +64,7 @@ def test_any_mix_of_parts(part: int, spec: Decoder, seed: int) -> None:
     train_a_step(spec, seed)
     if part > 0:
         return keeps_laws(spec, seed)
-    broken = [verdict for verdict in verify(built(spec, seed), LENGTH, seed) if verdict.result == "FAIL"]
+    broken = verify(built(spec, seed), LENGTH, seed).failed
     assert not broken, broken
 
 

@@ -22,7 +22,7 @@ from regard.planning import plan
 from regard.spec import SpecError
 from regard.training.optimizer import AdamW
 from regard.training.step import take_step
-from regard.verification.draw import draw_wide
+from regard.verification.trial import draw_wide
 from tests.laws import error
 
 VOCAB, WIDTH, START, END = 15, 6, 1, 2

@@ -20,7 +20,7 @@ from regard.parts.position.sinusoidal import Sinusoidal
 from regard.parts.recurrent import LSTM, RNN
 from regard.parts.state import FixedSize
 from regard.parts.window_mlp import WindowMLP
-from regard.verification.draw import draw_wide
+from regard.verification.trial import draw_wide
 from tests.laws import error
 
 WIDTH, VOCAB = 4, 11

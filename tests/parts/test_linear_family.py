@@ -15,7 +15,7 @@ from regard.parts.heads import merge_heads, split_heads
 from regard.parts.linear_attention import EluFeatures, IdentityFeatures, LinearAttention, PerformerFeatures
 from regard.parts.norm import NoNorm
 from regard.spec import Spec, SpecError
-from regard.verification.draw import draw_wide
+from regard.verification.trial import draw_wide
 
 WIDTH, LENGTH = 12, 9
 

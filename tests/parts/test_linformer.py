@@ -12,7 +12,7 @@ from regard.parts.block import Block, Sublayer
 from regard.parts.heads import merge_heads, split_heads
 from regard.parts.linformer import Linformer, LinformerModule
 from regard.spec import SpecError
-from regard.verification.draw import draw_wide
+from regard.verification.trial import draw_wide
 
 WIDTH = 12
 

@@ -10,7 +10,7 @@ from regard.parts.cross_attention import CrossAttention
 from regard.parts.feedforward import FeedForward
 from regard.parts.norm import LayerNorm
 from regard.parts.pooling import AttentionPooling, pool, pooled_dim
-from regard.verification.draw import draw_wide
+from regard.verification.trial import draw_wide
 from tests.laws import error, places
 
 WIDTH, HEADS = 12, 3

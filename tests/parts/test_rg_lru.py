@@ -10,7 +10,7 @@ from transformers.models.recurrent_gemma.modeling_recurrent_gemma import Recurre
 from regard.layout import TokenLayout
 from regard.parts.rg_lru import RGLRU
 from regard.spec import SpecError
-from regard.verification.draw import draw_wide
+from regard.verification.trial import draw_wide
 
 WIDTH, HIDDEN = 12, 18
 NAMES = {

@@ -19,7 +19,7 @@ from regard.parts.ssm.s4 import S4, S4D
 from regard.parts.ssm.time_invariant import TimeInvariantSSM, TimeInvariantSSMModule
 from regard.spec import SpecError
 from regard.training.optimizer import decay_groups
-from regard.verification.draw import draw_wide
+from regard.verification.trial import draw_wide
 from tests.laws import error
 
 WIDTH = 6

@@ -21,7 +21,7 @@ from regard.parts.position.rope import Rope
 from regard.parts.shared_block import SharedBlock
 from regard.parts.ssm.mamba2 import Mamba2
 from regard.spec import SpecError
-from regard.verification.draw import draw_wide
+from regard.verification.trial import draw_wide
 
 WIDTH = 12
 SHARED = SharedBlock(

@@ -5,11 +5,15 @@ import json
 import re
 
 import pytest
+from torch import nn
 
+import regard
+from regard.language_model import LanguageModel
 from regard.parts.feedforward import SwiGLU
 from regard.planning import Plan, groups, plan, rows
 from regard.planning.groups import format_bytes, format_number, training_run_groups
 from regard.planning.published import llama, rotary
+from regard.text.train import byte
 from tests.planning.test_cost import SPECS
 
 
@@ -24,6 +28,30 @@ def test_groups_are_plain_data():
     assert data["parameters"]["total"] == planned.parameters
     assert ("parameters", "swiglu", "23 k (49.1%)") in rows(data)
     assert isinstance(planned, Plan) and dataclasses.replace(planned, batch=2).kv_bytes() == 2 * planned.kv_bytes()
+
+
+def test_plan_takes_a_spec_a_model_or_a_published_name():
+    spec = SPECS["hybrid"]
+    model = spec.build(seed=0)
+    for given in (spec, model, LanguageModel(model, byte())):
+        assert regard.plan(given) == plan(spec)
+    assert regard.plan("gpt2").parameters == 124_439_808
+    assert regard.plan("7B").parameters == pytest.approx(7e9, rel=0.1)
+    with pytest.raises(ValueError, match="'gpt-2' is no published model; did you mean 'gpt2'"):
+        regard.plan("gpt-2")
+    with pytest.raises(ValueError, match="Linear has no spec; give a spec, or a model"):
+        regard.plan(nn.Linear(2, 2))
+
+
+def test_a_printed_plan_is_a_table_with_every_number(spec):
+    planned = plan(spec, context=32, batch=2)
+    title, blank, *lines = str(planned).splitlines()
+    assert title == f"{spec.kind}: context 32, batch 2, cache in float32, weights in float32" and blank == ""
+    assert [tuple(re.split(r" {2,}", line.strip()))[-2:] for line in lines] == [
+        row[1:] for row in rows(groups(planned))
+    ]
+    assert len(set(map(len, lines))) == 1, "numbers are aligned on the right"
+    assert json.loads(json.dumps(planned.to_dict())) == json.loads(json.dumps(groups(planned)))
 
 
 @pytest.mark.ledger("calc.units")

@@ -4,7 +4,9 @@ import json
 from pathlib import Path
 
 import pytest
+from torch import nn
 
+import regard as public
 from regard.checkpoint.model_folder import save
 from regard.kernels.attention.mask import Full
 from regard.kernels.attention.patterns.window import Window
@@ -14,7 +16,7 @@ from regard.parts.position.alibi import Alibi, AlibiModule
 from regard.parts.position.rope import Rope
 from regard.verification.laws import LAWS
 from regard.verification.length import LEAST, first_effect, ineffective_masks, sufficient_length
-from regard.verification.verdict import verify
+from regard.verification.report import verify
 from tests.cli.conftest import regard
 from tests.laws import OTHERS, block, build, decoder
 
@@ -101,6 +103,31 @@ def test_sequences_are_long_enough_for_the_masks() -> None:
     full = decoder(block(Attention(4)))
     assert sufficient_length(build(full), full) == LEAST and not ineffective_masks(full, 4)
     assert Full() not in ineffective_masks(OTHERS["encoder"], 4)
+
+
+def test_verify_takes_a_module_a_spec_or_a_folder(checkpoint: Path) -> None:
+    for model in (build(ALIBI), ALIBI, checkpoint, str(checkpoint)):
+        report = public.verify(model, length=8)
+        assert report.ok and not report.failed and [verdict.law for verdict in report.verdicts] == list(LAWS)
+    assert str(report).endswith("all laws that apply hold") and report.to_dict()["failed"] == 0
+    windowed = public.verify(decoder(block(Attention(4, mask=Window(40)))), length=8)
+    assert "masks nothing in 8 tokens; a length of 49 would test it" in str(windowed)
+    with pytest.raises(ValueError, match="Linear has no spec; give a model that was built from one"):
+        public.verify(nn.Linear(2, 2))
+    with pytest.raises(
+        ValueError, match="'minilmm' is neither a file or folder nor a known name; did you mean 'minilm'"
+    ):
+        public.verify("minilmm")
+
+
+def test_a_report_names_the_laws_that_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = AlibiModule.bias
+    monkeypatch.setattr(
+        AlibiModule, "bias", lambda self, layout: None if layout.positions.shape[1] == 1 else right(self, layout)
+    )
+    report = public.verify(ALIBI, length=8)
+    assert not report.ok and "cached = whole" in [verdict.law for verdict in report.failed]
+    assert str(report).endswith(f"{len(report.failed)} of {len(LAWS)} laws do not hold")
 
 
 def test_the_model_is_left_as_it_was() -> None:

@@ -26,8 +26,9 @@ from regard.parts.position.alibi import Alibi, AlibiModule
 from regard.parts.position.learned import Learned, LearnedModule
 from regard.parts.position.rope import Rope
 from regard.verification.laws import LAWS, weights
+from regard.verification.outcome import kept
+from regard.verification.report import attempt
 from regard.verification.trials import trials
-from regard.verification.verdict import attempt, kept
 from tests.laws import OTHERS, block, broken_laws, build, decoder
 
 ROPE = decoder(block(Attention(4, 2, position=Rope())))

@@ -1,8 +1,8 @@
 """`regard plan`: the parameters, FLOPs and bytes of a model, counted from its spec."""
 
 import json
-import re
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -10,44 +10,48 @@ from regard.cli.open_model import PatternOption
 
 if TYPE_CHECKING:
     from regard.models.base import Model
+    from regard.planning import Plan
 
-UNITS = {"M": 1e6, "B": 1e9, "T": 1e12}
+ModelName = Annotated[
+    str,
+    typer.Argument(
+        metavar="MODEL",
+        help="A recipe (name or file), a spec (TOML, JSON), a model folder, a run, a published model "
+        "(llama-3.1-8b), or a size (7B).",
+    ),
+]
+ContextFlag = Annotated[int | None, typer.Option(min=1, help="Tokens per sequence; by default the model's context.")]
+WeightsFlag = Annotated[
+    str | None, typer.Option(help="Format of the weights, if not that of the cache: int8, int4/128 …")
+]
+RankFlag = Annotated[int | None, typer.Option(min=1, metavar="RANK", help="Count LoRA adapters of this rank.")]
+DeviceFlag = Annotated[
+    str | None, typer.Option(help="Estimate capacity and speed on this device: h100, a100, rtx4090 …")
+]
+DraftFlag = Annotated[str | None, typer.Option(metavar="MODEL", help="A smaller model for speculative decoding.")]
+TokensFlag = Annotated[
+    float | None, typer.Option(help="Number of training tokens; by default a published model's own.")
+]
+ActivationsFlag = Annotated[
+    bool, typer.Option(help="Also count the activations that training keeps for the backward pass.")
+]
 
 
 def plan(
     context_: typer.Context,
-    model: Annotated[
-        str,
-        typer.Argument(
-            metavar="MODEL",
-            help="A recipe (name or file), a spec (TOML, JSON), a model folder, a run, a published model "
-            "(llama-3.1-8b), or a size (7B).",
-        ),
-    ],
+    model: ModelName,
     pattern: PatternOption = None,
-    context: Annotated[
-        int | None, typer.Option(min=1, help="Tokens per sequence; by default the model's context.")
-    ] = None,
+    context: ContextFlag = None,
     batch: Annotated[int, typer.Option(min=1, help="Sequences per batch.")] = 1,
     dtype: Annotated[str, typer.Option(help="Format of cache and weights: float32, bfloat16, int8 …")] = "float32",
-    weights: Annotated[
-        str | None, typer.Option(help="Format of the weights, if not that of the cache: int8, int4/128 …")
-    ] = None,
-    lora: Annotated[int | None, typer.Option(min=1, metavar="RANK", help="Count LoRA adapters of this rank.")] = None,
+    weights: WeightsFlag = None,
+    lora: RankFlag = None,
     targets: Annotated[str, typer.Option(help="Linear layers with adapters, separated by commas.")] = "q_proj,v_proj",
-    device: Annotated[
-        str | None, typer.Option(help="Estimate capacity and speed on this device: h100, a100, rtx4090 …")
-    ] = None,
-    draft: Annotated[
-        str | None, typer.Option(metavar="MODEL", help="A smaller model for speculative decoding.")
-    ] = None,
+    device: DeviceFlag = None,
+    draft: DraftFlag = None,
     acceptance: Annotated[float, typer.Option(min=0, max=1, help="Share of draft tokens that are accepted.")] = 0.8,
-    tokens: Annotated[
-        float | None, typer.Option(help="Number of training tokens; by default a published model's own.")
-    ] = None,
-    activations: Annotated[
-        bool, typer.Option(help="Also count the activations that training keeps for the backward pass.")
-    ] = False,
+    tokens: TokensFlag = None,
+    activations: ActivationsFlag = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Count the parameters, FLOPs and bytes of a model.
@@ -62,62 +66,41 @@ def plan(
       regard plan llama-3.1-8b --lora 16 --targets q_proj,v_proj
       regard plan 7B --draft 100M --acceptance 0.7 --tokens 2e12
     """
-    from regard.models.pattern import retile
     from regard.planning import plan as count
-    from regard.planning.groups import device_groups, groups, lora_groups, speculation_groups, training_run_groups
-    from regard.planning.published import PUBLISHED
-    from regard.planning.training import activation_bytes
+    from regard.planning.groups import lora_groups, speculation_groups, table
 
-    spec = find_spec(model, context_.args)
-    if pattern is not None:
-        spec = retile(spec, pattern)
-    numbers = count(spec, context, batch, dtype, weights)
-    data = groups(numbers)
-    if tokens is None and model in PUBLISHED:
-        tokens = PUBLISHED[model].tokens
-    if tokens is not None:
-        data |= training_run_groups(numbers, tokens)
-    if lora is not None:
-        data |= lora_groups(spec, numbers.parameters, lora, tuple(targets.split(",")))
-    if device is not None:
-        data |= device_groups(device, numbers)
-    if draft is not None:
-        small = count(find_spec(draft, []), numbers.context, batch, dtype, weights)
-        draft_bytes, target_bytes = (n.weights_read + n.cache_read for n in (small, numbers))
-        data |= speculation_groups(acceptance, draft_bytes / target_bytes)
+    numbers = count(find_spec(model, context_.args, pattern), context, batch, dtype, weights)
+    data = numbers.to_dict() | run_groups(model, numbers, tokens, device)
     if activations:
-        data["training_bytes"]["activations"] = activation_bytes(spec, batch, numbers.context)
-    if as_json:
-        print(json.dumps(data, indent=2))
-    else:
-        print_table(model, data)
+        data["training_bytes"]["activations"] = numbers.activation_bytes()
+    if lora is not None:
+        data |= lora_groups(numbers.spec, numbers.parameters, lora, tuple(targets.split(",")))
+    if draft is not None:
+        small = count(find_spec(draft), numbers.context, batch, dtype, weights)
+        data |= speculation_groups(acceptance, small.bytes_read / numbers.bytes_read)
+    print(json.dumps(data, indent=2) if as_json else f"plan of {model}: {numbers.conditions}\n\n{table(data)}")
 
 
-def find_spec(name: str, overrides: list[str]) -> "Model":
+def run_groups(name: str, numbers: "Plan", tokens: float | None, device: str | None) -> dict[str, Any]:
+    """The cost of training on so many tokens, and of running on a device, if they are given."""
+    from regard.planning.groups import device_groups, training_run_groups
+    from regard.planning.published import PUBLISHED
+
+    if tokens is None and name in PUBLISHED:
+        tokens = PUBLISHED[name].tokens
+    training = {} if tokens is None else training_run_groups(numbers, tokens)
+    return training | ({} if device is None else device_groups(device, numbers))
+
+
+def find_spec(name: str, overrides: Sequence[str] = (), pattern: str | None = None) -> "Model":
     """The spec of a published model, of a size such as 7B, or of whatever `read_spec` finds."""
     from regard.cli.open_model import read_spec
-    from regard.planning.published import PUBLISHED, depth_for, scaled_llama
+    from regard.models.pattern import retile
+    from regard.planning.published import PUBLISHED, find_published
     from regard.training.recipe import dotted, override
 
-    if name in PUBLISHED:
-        spec = PUBLISHED[name].spec()
-    elif size := re.fullmatch(r"(\d+(?:\.\d+)?)([MBT])", name):
-        spec = scaled_llama(depth_for(float(size[1]) * UNITS[size[2]]))
-    else:
-        return read_spec(name, overrides, other_names={"published models": PUBLISHED})
-    return type(spec).from_dict(override({"model": spec.to_dict()}, dotted(overrides))["model"])
-
-
-def print_table(name: str, data: dict) -> None:
-    from rich.console import Console
-    from rich.table import Table
-
-    from regard.planning import rows
-
-    table = Table("", "quantity", "amount", title=f"plan of {name}", title_justify="left")
-    table.columns[2].justify = "right"
-    last = None
-    for group, quantity, number in rows(data):
-        table.add_row(group if group != last else "", quantity, number)
-        last = group
-    Console().print(table)
+    spec = find_published(name)
+    if spec is None:
+        return read_spec(name, list(overrides), pattern, other_names={"published models": PUBLISHED})
+    spec = type(spec).from_dict(override({"model": spec.to_dict()}, dotted(list(overrides)))["model"])
+    return spec if pattern is None else retile(spec, pattern)

@@ -1,7 +1,6 @@
 """`regard verify`: check on any model that cached = whole, batched = alone, packed = separate …"""
 
 import json
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -11,16 +10,19 @@ from regard.cli.open_model import DeviceOption, PatternOption
 if TYPE_CHECKING:
     from torch import nn
 
-    from regard.verification.verdict import Verdict
+    from regard.verification.report import Report
 
-COLOURS = {"pass": "green", "refused": "yellow", "not applicable": "dim", "FAIL": "bold red"}
+COLOURS = {"pass": "green", "refused, as expected": "yellow", "not applicable": "dim", "FAIL": "bold red"}
 
 
 def verify(
     context: typer.Context,
     model: Annotated[
         str,
-        typer.Argument(metavar="MODEL", help="A model folder, a run, a recipe or a spec (TOML, JSON)."),
+        typer.Argument(
+            metavar="MODEL",
+            help="A run, a model folder, a GGUF file, an installed model, a recipe, or a spec (TOML, JSON).",
+        ),
     ],
     pattern: PatternOption = None,
     length: Annotated[
@@ -42,70 +44,49 @@ def verify(
       regard verify llama --pattern "3*window(16), full(no_position)"
       regard verify ~/models/my-llama --length 300 --json
     """
-    from regard.verification.length import ineffective_masks, sufficient_length
-
-    module = load_or_build(model, context.args, pattern, seed, device)
-    size = length or sufficient_length(module, module.spec)  # ty: ignore[invalid-argument-type]
-    verdicts = check_laws(module, size, seed)
-    failed = sum(verdict.result == "FAIL" for verdict in verdicts)
+    report = verify_with_progress(load_or_build(model, context.args, pattern, seed, device), length, seed)
     if as_json:
-        laws = [verdict.to_dict() for verdict in verdicts]
-        print(json.dumps({"model": model, "length": size, "seed": seed, "failed": failed, "laws": laws}, indent=2))
+        print(json.dumps({"model": model} | report.to_dict(), indent=2))
     else:
-        print_table(f"laws of {model}, sequences of {size} tokens", verdicts)
-        for mask, needed in ineffective_masks(module.spec, size).items():  # ty: ignore[invalid-argument-type]
-            print(f"{mask} masks nothing in sequences of {size} tokens; --length {needed} would test it")
-        print(f"{failed} laws do not hold" if failed else "all laws that apply hold")
-    raise typer.Exit(int(failed > 0))
+        print_report(f"laws of {model}, sequences of {report.length} tokens", report)
+    raise typer.Exit(int(not report.ok))
 
 
 def load_or_build(name: str, overrides: list[str], pattern: str | None, seed: int, device: str) -> "nn.Module":
     """A stored model with its weights, or a spec's model with wide random weights."""
-    from regard.checkpoint.model_folder import load
-    from regard.cli.open_model import has_weights, model_folder, read_spec
-    from regard.language_model import resolve_device
-    from regard.verification.draw import draw_wide
+    from regard.cli.open_model import has_weights, read_spec
+    from regard.verification.report import as_module
 
-    device = resolve_device(device)
-    folder = Path(name)
-    if has_weights(name):
-        if overrides or pattern is not None:
-            option = [*overrides, "--pattern"][0]
-            raise ValueError(f"{name} has weights, so {option} cannot change it; give a recipe or a spec instead")
-        found = model_folder(folder)
-        return load(found, device, checked=found != folder)
-    module = read_spec(name, overrides, pattern).build(seed)
-    draw_wide(module, seed)
-    return module.to(device)
+    if not has_weights(name):
+        return as_module(read_spec(name, overrides, pattern), seed, device)
+    if overrides or pattern is not None:
+        option = [*overrides, "--pattern"][0]
+        raise ValueError(f"{name} has weights, so {option} cannot change it; give a recipe or a spec instead")
+    return as_module(name, seed, device)
 
 
-def check_laws(model: "nn.Module", length: int, seed: int) -> "list[Verdict]":
-    """The verdicts; shows a progress bar meanwhile."""
+def verify_with_progress(model: "nn.Module", length: int | None, seed: int) -> "Report":
+    """The report; shows a progress bar meanwhile."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from regard.verification.verdict import count, verify
+    from regard.verification.report import count_laws, verify
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task("", total=count(model))
+        task = progress.add_task("", total=count_laws(model))
 
         def on_law(law: str, dtype: str) -> None:
             progress.update(task, advance=1, description=f"{law} ({dtype})")
 
-        return verify(model, length, seed, on_law)
+        return verify(model, length, seed, on_law=on_law)
 
 
-def print_table(title: str, verdicts: "list[Verdict]") -> None:
-    from rich.box import SIMPLE_HEAD
+def print_report(title: str, report: "Report") -> None:
     from rich.console import Console
-    from rich.table import Table
+    from rich.text import Text
 
-    table = Table("law", "result", "float64", "float32", "note", title=title, title_justify="left", box=SIMPLE_HEAD)
-    table.columns[1].no_wrap = True
-    for verdict in verdicts:
-        colour = COLOURS[verdict.result]
-        result = "refused, as expected" if verdict.result == "refused" else verdict.result
-        columns = [f"{verdict.differences[d]:.1e}" if d in verdict.differences else "" for d in ("float64", "float32")]
-        table.add_row(verdict.law, f"[{colour}]{result}[/]", *columns, verdict.note)
-    Console().print(table)
+    text = Text(f"{title}\n\n{report}")
+    for result, colour in COLOURS.items():
+        text.highlight_words([f"  {result}  "], colour)
+    Console(soft_wrap=True).print(text)

@@ -15,20 +15,29 @@ out the products of queries with keys and values, those of `ahead` blocks, and f
 from collections import Counter
 from dataclasses import dataclass
 from math import prod
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
 
 from regard.models.base import Model
 from regard.models.decoder import Decoder
 from regard.models.encoder import Encoder
 from regard.parts.state import Declared, FixedSize, PerSource, PerToken, declarations
 from regard.planning.flops import ahead_flops, flops_by_part
+from regard.planning.groups import groups, table
 from regard.planning.memory import format_of
 from regard.planning.parameters import Parameters, all_bodies, bodies, count_parameters, stacks
-from regard.planning.training import full_training_bytes
+from regard.planning.published import PUBLISHED, find_published
+from regard.planning.training import activation_bytes, full_training_bytes
+from regard.spec import nearest
+
+if TYPE_CHECKING:
+    from regard.language_model import LanguageModel
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Plan:
-    """The numbers of one spec for a batch of sequences of `context` tokens."""
+    """The numbers of one spec for a batch of sequences of `context` tokens. `print(plan)` shows them as a table."""
 
     spec: Model
     context: int
@@ -131,12 +140,33 @@ class Plan:
         return self.kv_bytes() + self.state_bytes
 
     @property
+    def bytes_read(self) -> int:
+        """Bytes that a decoding step reads."""
+        return self.weights_read + self.cache_read
+
+    @property
     def intensity(self) -> float:
-        return self.batch * self.decode_flops / (self.weights_read + self.cache_read)
+        return self.batch * self.decode_flops / self.bytes_read
 
     @property
     def training_bytes(self) -> dict[str, int]:
         return full_training_bytes(self.parameters)
+
+    def activation_bytes(self) -> int:
+        """Bytes of the activations that training keeps for the backward pass."""
+        return activation_bytes(self.spec, self.batch, self.context)
+
+    @property
+    def conditions(self) -> str:
+        """The lengths and formats that the numbers are for."""
+        return f"context {self.context:,}, batch {self.batch}, cache in {self.dtype}, weights in {self.weights}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """All numbers in groups (groups.py): plain data for JSON."""
+        return groups(self)
+
+    def __repr__(self) -> str:
+        return f"{self.spec.kind}: {self.conditions}\n\n{table(groups(self))}"
 
 
 def max_tokens(state: PerToken | PerSource) -> int | None:
@@ -154,9 +184,19 @@ def own_context(spec: Model) -> int | None:
 
 
 def plan(
-    spec: Model, context: int | None = None, batch: int = 1, dtype: str = "float32", weights: str | None = None
+    model: "Model | nn.Module | LanguageModel | str",
+    context: int | None = None,
+    batch: int = 1,
+    dtype: str = "float32",
+    weights: str | None = None,
 ) -> Plan:
-    """The numbers of a spec. Defaults: the spec's own context; weights in the format of the cache."""
+    """Count the parameters, FLOPs and bytes of a model; a spec need not be built.
+
+    model: a spec, a built or loaded model, the name of a published model (llama-3.1-8b), or a size (7B).
+    context: tokens per sequence, by default the model's own. batch: sequences per batch. dtype: format of the cache.
+    weights: format of the weights, by default that of the cache; int8, int4/128 … are formats as well.
+    """
+    spec = as_spec(model)
     context = own_context(spec) if context is None else context
     if context is None:
         raise ValueError("this spec names no context; give the length to plan for, for example context=2048")
@@ -167,3 +207,20 @@ def plan(
     for name in (dtype, weights):
         format_of(name)
     return Plan(spec, context, batch, dtype, weights, count_parameters(spec))
+
+
+def as_spec(model: "Model | nn.Module | LanguageModel | str") -> Model:
+    """The spec of a model. A language model has it in its `model`."""
+    if isinstance(model, str):
+        found = find_published(model)
+        if found is None:
+            raise ValueError(
+                f"{model!r} is no published model; {nearest(model, PUBLISHED)} "
+                "A stored model is planned by regard.plan(regard.load(path))."
+            )
+        return found
+    module = getattr(model, "model", model)
+    spec = module if isinstance(module, Model) else getattr(module, "spec", None)
+    if not isinstance(spec, Model):
+        raise ValueError(f"{type(model).__name__} has no spec; give a spec, or a model that was built from one")
+    return spec

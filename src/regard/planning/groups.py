@@ -5,11 +5,10 @@ GiB = 2³⁰, because papers and vendors mix them), FLOPs if it contains "flops"
 """
 
 from collections import Counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from regard.models.base import Model
 from regard.parts.state import PerToken, declarations
-from regard.planning.cost import Plan
 from regard.planning.flops import (
     attention_equals_rest,
     causal_pairs,
@@ -39,11 +38,14 @@ from regard.planning.training import (
     lora_training_bytes,
 )
 
+if TYPE_CHECKING:
+    from regard.planning.cost import Plan
+
 Groups = dict[str, Any]
 PREFIXES = {1000: ["", *"kMGTPEZY"], 1024: ["", *(f"{prefix}i" for prefix in "KMGTPEZY")]}
 
 
-def groups(plan: Plan) -> Groups:
+def groups(plan: "Plan") -> Groups:
     """The numbers of a plan; None: never."""
     crossing = attention_equals_rest(plan.spec)
     return {
@@ -65,7 +67,7 @@ def groups(plan: Plan) -> Groups:
     }
 
 
-def attention_groups(plan: Plan) -> Groups:
+def attention_groups(plan: "Plan") -> Groups:
     """The shapes of attention, the pairs of a query and a key, and the bytes of materialized scores."""
     if not plan.attentions:
         return {}
@@ -79,7 +81,7 @@ def attention_groups(plan: Plan) -> Groups:
     return shapes | {"pairs": pairs} | window_groups(plan) | {"score_bytes": scores}
 
 
-def window_groups(plan: Plan) -> Groups:
+def window_groups(plan: "Plan") -> Groups:
     """Causal windows of consecutive keys; pairs include those with the first tokens, where a mask has such sinks."""
     found = Counter(
         (state.window, state.window + state.first)
@@ -99,7 +101,7 @@ def window_groups(plan: Plan) -> Groups:
     }
 
 
-def decoding_groups(plan: Plan) -> Groups:
+def decoding_groups(plan: "Plan") -> Groups:
     assert plan.decoder is not None
     weights, kv = plan.weight_bytes(), plan.kv_bytes_per_token
     return {
@@ -119,7 +121,7 @@ def decoding_groups(plan: Plan) -> Groups:
     }
 
 
-def training_run_groups(plan: Plan, tokens: float) -> Groups:
+def training_run_groups(plan: "Plan", tokens: float) -> Groups:
     """Training on this many tokens in sequences of `context`, and the optimal use of 6ND FLOPs."""
     compute = flops_6nd(plan.count.active, tokens)
     best_parameters, best_tokens = BESIROGLU.optimum(compute)
@@ -155,10 +157,10 @@ def lora_groups(spec: Model, parameters: int, rank: int, targets: tuple[str, ...
     }
 
 
-def device_groups(name: str, plan: Plan) -> Groups:
+def device_groups(name: str, plan: "Plan") -> Groups:
     """What fits on a device, and the speed that it cannot exceed."""
     device = device_of(name)
-    step = device.seconds(plan.batch * plan.decode_flops, plan.weights_read + plan.cache_read)
+    step = device.seconds(plan.batch * plan.decode_flops, plan.bytes_read)
     prompt = device.seconds(plan.batch * plan.flops(plan.context, plan.context), plan.weights_read)
     held, fast = plan.weight_bytes() + plan.state_bytes, device.usable // 2  # numbers of 16 bits
     traffic = {
@@ -200,6 +202,16 @@ def rows(data: Groups) -> list[tuple[str, str, str]]:
         if isinstance(values, dict)
         for quantity, number in values.items()
     ]
+
+
+def table(data: Groups) -> str:
+    """The rows as text in three columns; the name of a group is in its first row only."""
+    lines, widths = rows(data), [max(map(len, column)) for column in zip(*rows(data), strict=True)]
+    before = ["", *(group for group, _, _ in lines)]
+    return "\n".join(
+        f"{'' if group == last else group:{widths[0]}}  {quantity:{widths[1]}}  {number:>{widths[2]}}"
+        for last, (group, quantity, number) in zip(before, lines, strict=False)
+    )
 
 
 def formatted(group: str, number: float | None, values: dict[str, Any]) -> str:

@@ -7,6 +7,7 @@ the 7B:
     a block has about 4D² + 8D² = 12D² weights, a model 12 · depth · width²
 """
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -26,6 +27,7 @@ from regard.parts.position.learned import Learned
 from regard.parts.position.rope import Rope
 
 HEAD_DIM = 128
+UNITS = {"M": 1e6, "B": 1e9, "T": 1e12}
 
 
 @dataclass(frozen=True)
@@ -101,3 +103,11 @@ PUBLISHED = {
     "llama-3.1-8b": Published("Dubey et al. 2024", llama_8b, 15e12),
     "llama-3.1-70b": Published("Dubey et al. 2024", llama_70b, 15e12),
 }
+
+
+def find_published(name: str) -> Model | None:
+    """The spec of a published model, or of a LLaMA of a size such as 7B; None if the name is neither."""
+    if name in PUBLISHED:
+        return PUBLISHED[name].spec()
+    size = re.fullmatch(r"(\d+(?:\.\d+)?)([MBT])", name)
+    return scaled_llama(depth_for(float(size[1]) * UNITS[size[2]])) if size else None

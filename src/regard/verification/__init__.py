@@ -1,6 +1,7 @@
-"""`regard verify`: laws that every combination of features must keep, tested on a model of any parts.
+"""`regard.verify(model)`: laws that every combination of features must keep, tested on a model of any parts.
 
     cached = whole, chunked = whole, batched = alone, padded = unpadded, packed = separate, …
 
-`laws` has one function per law, `trial` and `trials` the inputs for each kind of model, `verdict` runs them all.
+`laws` has one function per law, `trial` and `trials` the inputs for each kind of model, `outcome` the tolerances, and
+`report` tests all laws.
 """

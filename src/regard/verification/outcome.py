@@ -1,9 +1,19 @@
-"""The outcome of one law on one trial: the largest difference, an expected refusal, or why the law does not apply."""
+"""The outcome of a law in one dtype, and the verdict over float64 and float32.
+
+An outcome is the largest difference, an expected refusal, or the reason why the law does not apply. Differences are
+max|Δ| / max(1, max|expected|). In float64 rounding is far smaller than any real difference, so the tolerance is tight;
+float32 tests the dtype that is used. A model that amplifies rounding (a stack without norms) does so in float64 too,
+and is allowed as many units of rounding in float32.
+"""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
+import torch
 from torch import Tensor
+
+TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-5}
+SAME_ROUNDING = 16 * torch.finfo(torch.float32).eps / torch.finfo(torch.float64).eps
 
 
 @dataclass(frozen=True)
@@ -37,3 +47,35 @@ def difference(found: Tensor, expected: Tensor) -> float:
         return float("inf")
     error = ((found - expected).abs().amax() / expected.abs().amax().clamp_min(1.0)).item() if found.numel() else 0.0
     return error if error == error else float("inf")
+
+
+@dataclass(frozen=True)
+class Verdict:
+    law: str
+    result: Literal["pass", "refused", "not applicable", "FAIL"]
+    note: str
+    differences: dict[str, float]  # by dtype; empty if nothing was compared
+
+    def to_dict(self) -> dict[str, Any]:
+        finite = {dtype: value if value < float("inf") else None for dtype, value in self.differences.items()}
+        return {"law": self.law, "result": self.result, "note": self.note, "differences": finite}
+
+
+def kept(outcome: Outcome, dtype: torch.dtype) -> bool:
+    return outcome.difference <= (0.0 if outcome.exact else TOLERANCE[dtype])
+
+
+def judge(law: str, outcomes: dict[torch.dtype, Outcome], rounding: float) -> Verdict:
+    """`rounding`: the largest difference of all laws that hold in float64."""
+    tight, loose = outcomes[torch.float64], outcomes[torch.float32]
+    magnified = loose.difference <= SAME_ROUNDING * rounding and not loose.exact
+    failed = [] if kept(tight, torch.float64) else [tight]
+    failed += [] if kept(loose, torch.float32) or magnified else [loose]
+    shown = (failed or [tight])[0]
+    result = "FAIL" if failed else "pass" if shown.result == "compared" else shown.result
+    compared = {name_of(dtype): o.difference for dtype, o in outcomes.items() if o.result == "compared"}
+    return Verdict(law, result, shown.note, compared)
+
+
+def name_of(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -2,7 +2,8 @@
 
 Inputs are random functions of the seed, as long as the model can process and cache exactly. Stores are filled with a
 constant before use, so that reading a slot that was never written changes the output. `Trial` is for decoders; other
-models have subclasses in trials.py, which declare what their model lacks.
+models have subclasses in trials.py, which declare what their model lacks. `draw_wide` draws the weights of a model that
+has none of its own.
 """
 
 import sys
@@ -18,6 +19,7 @@ from regard.engine.stores.base import Store
 from regard.layout import TokenLayout
 from regard.models.decoder import Decoder
 from regard.models.encoder import Encoder
+from regard.models.stack import Stack
 from regard.parts.state import PerToken, declarations
 
 BLOCK = 4  # tokens per block of the paged store: small, so that every sequence has several blocks
@@ -137,3 +139,20 @@ def longest(spec: Decoder | Encoder) -> int:
     bodies = (sublayer.body for run in spec.layers for block in run.blocks for sublayer in block.sublayers)
     limits = [getattr(spec, "context", None), *(body.max_exact_cache for body in bodies)]
     return min([n for n in limits if n is not None], default=sys.maxsize)
+
+
+@torch.no_grad()
+def draw_wide(model: nn.Module, seed: int = 0) -> None:
+    """Random weights, wide enough that a wrong mask, position or state changes the output.
+
+    With ordinary initialization attention is nearly uniform, norms are one and biases zero. Here scores spread over
+    several units, and norms and biases are random around one. A deep stack of such layers amplifies float32 rounding,
+    so deeper stacks get narrower weights.
+    """
+    depth = sum(len(stack.blocks) for stack in model.modules() if isinstance(stack, Stack))
+    spread = 1.5 * (4 / max(4, depth)) ** 0.25
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in model.parameters():
+        drawn = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+        wide = drawn * spread / parameter.shape[-1] ** 0.5 if parameter.dim() > 1 else 1 + 0.3 * drawn
+        parameter.copy_(wide)
