@@ -1,7 +1,8 @@
 """Labs: short experiments that test claims about transformers and earlier models, each with a plot and a verdict.
 
 A lab is one module in this package. The first line of its docstring is the claim, the rest describes the experiment.
-`run(bench)` returns Findings. The verdict follows from the measured numbers and may contradict the claim.
+`run(bench)` measures with one seed and returns Findings; `regard lab` runs it with several seeds and combines them. The
+verdict follows from the measured numbers and may contradict the claim.
 """
 
 import ast
@@ -12,24 +13,24 @@ from types import ModuleType
 
 from regard.spec import nearest
 
-LABS = (
-    "gradients-through-time",
-    "universal-approximation",
-    "words-by-place",
-    "serial-time",
-    "memory-span",
-    "state-capacity",
-    "gru-or-lstm",
-    "one-vector-translation",
-    "attention-scores",
-    "ladder",
-    "long-range",
-    "selective-copying",
-    "mamba-language",
-    "recall-budget",
-    "streaming",
-    "hybrids",
-)
+LABS = {  # name: the number of seeds, unless the user chooses another
+    "gradients-through-time": 5,
+    "universal-approximation": 5,
+    "words-by-place": 3,
+    "serial-time": 3,
+    "memory-span": 3,
+    "state-capacity": 3,
+    "gru-or-lstm": 3,
+    "one-vector-translation": 3,
+    "attention-scores": 3,
+    "ladder": 3,
+    "long-range": 3,
+    "selective-copying": 3,
+    "mamba-language": 3,
+    "recall-budget": 3,
+    "streaming": 3,
+    "hybrids": 3,
+}
 
 
 def module_of(name: str) -> ModuleType:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from regard.data.batch import Batch
-from regard.labs.bench import Bench
+from regard.labs.experiment import Bench
 from regard.objectives.base import Objective, layout_of
 from regard.objectives.next_token import next_token
 from regard.training.step import take_step

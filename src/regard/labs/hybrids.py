@@ -14,8 +14,7 @@ Lieber et al. 2024 (Jamba, one in eight); Waleffe et al. 2024.
 import torch
 
 from regard.data.batch import Batch
-from regard.labs.bench import Bench
-from regard.labs.findings import Check, Findings, Plot
+from regard.labs.experiment import Bench, Check, Findings, Plot
 from regard.labs.fit import accuracy, fit, generator, step_seconds
 from regard.labs.small_models import mixer_block
 from regard.labs.tasks import FIRST, associative_recall, draw_symbols, whole_rows

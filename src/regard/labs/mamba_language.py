@@ -19,8 +19,7 @@ from torch import Tensor
 
 from regard.data.batch import Batch
 from regard.data.world import stories
-from regard.labs.bench import Bench
-from regard.labs.findings import Check, Findings, Plot
+from regard.labs.experiment import Bench, Check, Findings, Plot
 from regard.labs.fit import fit, generator, step_seconds
 from regard.labs.small_models import MIXERS, matched_spec, parameter_count
 from regard.labs.tasks import whole_rows

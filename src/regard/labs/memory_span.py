@@ -11,8 +11,7 @@ and depth, all in the same way.
 import torch
 
 from regard.data.batch import Batch
-from regard.labs.bench import Bench
-from regard.labs.findings import Check, Findings, Plot
+from regard.labs.experiment import Bench, Check, Findings, Plot
 from regard.labs.fit import accuracy, fit, generator
 from regard.labs.small_models import small_decoder
 from regard.labs.tasks import FIRST, draw_symbols, recall_after_gap, whole_rows

@@ -14,8 +14,7 @@ from typing import Literal
 import torch
 
 from regard.data.batch import Batch
-from regard.labs.bench import Bench
-from regard.labs.findings import Check, Findings, Plot
+from regard.labs.experiment import Bench, Check, Findings, Plot
 from regard.labs.fit import exact_match, fit, generator
 from regard.labs.tasks import FIRST, draw_symbols, encoder_decoder_batch
 from regard.models.seq2seq import seq2seq

@@ -1,6 +1,7 @@
 """A lab's findings as files: result.json, plot.png and report.html, in runs/labs/<name>."""
 
 import json
+import os
 import platform
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,25 +10,29 @@ from typing import Any
 import torch
 
 from regard import __version__
-from regard.labs.findings import Findings, Plot
+from regard.labs.experiment import Findings, Measured, Plot
 from regard.report.page import Page
-from regard.report.plots import ACCENT, GRID, SECOND, pyplot
+from regard.report.plots import ACCENT, GRID, INK, SECOND, pyplot
 
 COLOURS = (ACCENT, SECOND, "#3f9b6c", "#cf5c5c", "#8e6bbf", "#7b8794", "#b58900")
 MARKS = "os^vDPX"
+SEVERAL_SEEDS = "Means over seeds {}, with the smallest and the largest value in brackets and as error bars."
 
 
 def write(folder: Path, name: str, documentation: str, findings: Findings, settings: dict[str, Any]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     draw(findings.plots, folder / "plot.png")
-    versions = {"regard": __version__, "torch": torch.__version__, "machine": platform.machine()}
+    environment = {"regard": __version__, "torch": torch.__version__, "machine": platform.machine()}
+    cpu = {"cores": os.cpu_count(), "threads": torch.get_num_threads()}
     result = {
         "lab": name,
+        "claim": documentation.partition("\n")[0],
         "verdict": findings.verdict,
+        "seeds": list(findings.seeds),
         "checks": [vars(check) for check in findings.checks],
-        "table": [dict(row) for row in findings.table],
+        "table": [{name: as_json(value) for name, value in row.items()} for row in findings.table],
         "remark": findings.remark,
-        "settings": settings | versions,
+        "settings": settings | environment | cpu,
     }
     (folder / "result.json").write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
     page(name, documentation, findings, folder / "plot.png").write(folder / "report.html")
@@ -40,15 +45,24 @@ def page(name: str, documentation: str, findings: Findings, picture: Path) -> Pa
         page.text(paragraph)
     page.text(findings.verdict, "big")
     page.table(
-        ("expected", "observed"),
-        [((check.expected, check.observed), "right" if check.holds else "wrong") for check in findings.checks],
+        ("expected", "seeds", "observed"),
+        [
+            ((check.expected, check.seeds, check.observed), "right" if check.holds else "wrong")
+            for check in findings.checks
+        ],
     )
     page.picture(picture, f"regard lab {name}")
     header, rows = cells(findings)
     page.table(header, [(row, "") for row in rows])
     if findings.remark:
         page.text(findings.remark)
+    if len(findings.seeds) > 1:
+        page.text(SEVERAL_SEEDS.format(", ".join(map(str, findings.seeds))))
     return page
+
+
+def as_json(value: Any) -> Any:
+    return vars(value) if isinstance(value, Measured) else value
 
 
 def cells(findings: Findings) -> tuple[list[str], list[list[str]]]:
@@ -82,7 +96,15 @@ def draw_lines(axes: Any, plot: Plot) -> None:
     for i, (label, points) in enumerate(plot.lines.items()):
         x, y = zip(*points, strict=True)
         mark = MARKS[i % len(MARKS)] if len(points) <= 24 else ""
-        axes.plot(x, y, marker=mark, color=COLOURS[i % len(COLOURS)], label=label, linewidth=1.8, markersize=5)
+        colour = COLOURS[i % len(COLOURS)]
+        axes.plot(x, y, marker=mark, color=colour, label=label, linewidth=1.8, markersize=5)
+        if label not in plot.ranges:
+            continue
+        low, high = zip(*plot.ranges[label], strict=True)
+        if mark:
+            axes.errorbar(x, y, error_bars(y, low, high), fmt="none", ecolor=colour, capsize=3, linewidth=1.2)
+        else:
+            axes.fill_between(x, low, high, color=colour, alpha=0.2, linewidth=0)
     if "x" in plot.log:
         axes.set_xscale("log")
     if "y" in plot.log:
@@ -92,6 +114,14 @@ def draw_lines(axes: Any, plot: Plot) -> None:
     if len(ticks) <= 10:
         axes.set_xticks([], minor=True)
         axes.set_xticks(ticks, [f"{x:,g}" for x in ticks])
+
+
+def error_bars(y: Sequence[float], low: Sequence[float], high: Sequence[float]) -> list[list[float]]:
+    """Distances down and up from the mean, as matplotlib takes them; a mean may round to just outside its range."""
+    return [
+        [max(0.0, mean - least) for mean, least in zip(y, low, strict=True)],
+        [max(0.0, most - mean) for mean, most in zip(y, high, strict=True)],
+    ]
 
 
 def plain_numbers(axis: Any) -> None:
@@ -110,4 +140,7 @@ def draw_bars(axes: Any, plot: Plot) -> None:
         x, y = zip(*points, strict=True)
         centers = [index - 0.4 + (i + 0.5) * width for index in x]
         axes.bar(centers, y, width, color=COLOURS[i % len(COLOURS)], label=label)
+        if label in plot.ranges:
+            low, high = zip(*plot.ranges[label], strict=True)
+            axes.errorbar(centers, y, error_bars(y, low, high), fmt="none", ecolor=INK, capsize=2, linewidth=1)
     axes.set_xticks(range(len(plot.groups)), plot.groups)

@@ -19,8 +19,7 @@ import torch
 import torch.nn.functional as F
 
 from regard.data.batch import Batch
-from regard.labs.bench import Bench
-from regard.labs.findings import Check, Findings, Plot
+from regard.labs.experiment import Bench, Check, Findings, Plot
 from regard.labs.fit import accuracy, fit, generator
 from regard.labs.small_models import small_decoder
 from regard.labs.tasks import FIRST, plain_copying, selective_copying

@@ -12,8 +12,7 @@ scores and not because of dependent steps.
 import torch
 from torch import Tensor
 
-from regard.labs.bench import Bench
-from regard.labs.findings import Check, Findings, Plot
+from regard.labs.experiment import Bench, Check, Findings, Plot
 from regard.labs.fit import generator, step_seconds
 from regard.labs.small_models import MIXERS, mixer_block, parameter_count, small_decoder
 from regard.labs.tasks import FIRST, draw_symbols, whole_rows

@@ -13,8 +13,7 @@ it in translation.
 import torch
 
 from regard.data.batch import Batch
-from regard.labs.bench import Bench
-from regard.labs.findings import Check, Findings, Plot
+from regard.labs.experiment import Bench, Check, Findings, Plot
 from regard.labs.fit import accuracy, fit, generator
 from regard.labs.small_models import MIXERS, decoder_spec
 from regard.labs.tasks import FIRST, draw_symbols, pairs_and_queries

@@ -14,8 +14,7 @@ import time
 import torch
 
 from regard.engine.stores.contiguous import Contiguous
-from regard.labs.bench import Bench
-from regard.labs.findings import Check, Findings, Plot
+from regard.labs.experiment import Bench, Check, Findings, Plot
 from regard.labs.small_models import small_decoder
 from regard.layout import TokenLayout
 from regard.models.decoder import DecoderModule

@@ -12,8 +12,7 @@ window.
 import torch
 
 from regard.data.batch import Batch
-from regard.labs.bench import Bench
-from regard.labs.findings import Check, Findings, Plot
+from regard.labs.experiment import Bench, Check, Findings, Plot
 from regard.labs.fit import accuracy, fit, generator
 from regard.labs.small_models import MIXERS, decoder_spec
 from regard.labs.tasks import FIRST, QUERY, decoder_batch
