@@ -1,19 +1,23 @@
-"""The ledger (docs/ledger.md) read, counted and ticked: `python -m tests.ledger [--tick]`.
+"""The ledger (docs/ledger.md): its rows, their citations and their ticks. `python -m tests.ledger [--tick]`.
 
-A row is ticked when something cites it. Citations are found without running anything:
+A row is ticked if the files that cite it are sufficient for its kind (SUFFICIENT). Citations are found without running
+anything:
 
     @pytest.mark.ledger("pos.rope.relative")     in tests: on a function, in `pytestmark`, in `marks=` of a parameter
+    @pytest.mark.ledger("a.claim", exact=True)   the test computes the claim; no experiment with seeds is needed
     <!-- ledger: pos.rope pos.rope.relative -->  in pages of docs/
-    # ledger: pos.rope.decay                     in labs
+    # ledger: pos.rope.decay                     in labs; they count once docs/labs has their results for several seeds
 """
 
 import argparse
 import ast
+import json
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
 from rich.console import Console
 from rich.table import Table
@@ -25,6 +29,24 @@ PAGE = ROOT / "docs" / "ledger.md"
 KINDS = "MENCSF"
 ROW = re.compile(r"\| ([☐☑]) `([^`]+)` \| (\w) \| (.+?) \| (.*?) ?\|")
 COMMENT = re.compile(r"(?:<!--|#) ledger: ([\w. ]+)")
+SEEDS = 3  # the fewest with which a lab's results show a claim
+
+Evidence = Literal["test", "exact test", "GPU test", "page", "lab", "lab without results for several seeds"]
+TESTS: tuple[Evidence, ...] = ("test", "exact test")
+SUFFICIENT: dict[str, tuple[Evidence, ...]] = {  # by kind; one of them is enough
+    "M": TESTS,
+    "E": TESTS,
+    "N": TESTS,
+    "C": ("exact test", "lab"),
+    "S": (*TESTS, "page"),
+    "F": (*TESTS, "page"),
+}
+
+
+@dataclass(frozen=True, order=True)
+class Citation:
+    file: str  # path from the root
+    evidence: Evidence
 
 
 @dataclass(frozen=True)
@@ -52,14 +74,29 @@ def read(page: str) -> list[Row]:
     return rows
 
 
-def marks(source: str) -> Iterator[str]:
-    """Ids in every `pytest.mark.ledger(…)` of a test file."""
-    for node in ast.walk(ast.parse(source)):
+def marks(source: str) -> Iterator[tuple[str, Evidence]]:
+    """Ids in every `pytest.mark.ledger(…)` of a test file, and the kind of test that cites them."""
+    tree = ast.parse(source)
+    on_gpu = any(
+        isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "pytestmark" and has_gpu_mark([node.value])
+        for node in tree.body
+    )
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+    of_gpu_tests = {id(n) for f in functions if has_gpu_mark(f.decorator_list) for n in ast.walk(f)}
+    for node in ast.walk(tree):
         if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("mark.ledger"):
+            exact = any(keyword.arg == "exact" for keyword in node.keywords)
+            gpu = on_gpu or id(node) in of_gpu_tests
             for argument in node.args:
                 if not (isinstance(argument, ast.Constant) and isinstance(argument.value, str)):
                     raise ValueError(f"{ast.unparse(node)} in line {node.lineno}: write the ids out, as strings")
-                yield argument.value
+                yield argument.value, "GPU test" if gpu else "exact test" if exact else "test"
+
+
+def has_gpu_mark(decorators: Iterable[ast.expr]) -> bool:
+    """Is pytest.mark.gpu one of the decorators, or in a list of them? One parameter's mark does not count."""
+    listed = [item for node in decorators for item in (node.elts if isinstance(node, ast.List) else [node])]
+    return any(ast.unparse(node).endswith("mark.gpu") for node in listed)
 
 
 def comments(source: str) -> Iterator[str]:
@@ -67,16 +104,51 @@ def comments(source: str) -> Iterator[str]:
         yield from listed.split()
 
 
-def citations(root: Path = ROOT) -> dict[str, tuple[str, ...]]:
-    """Of each cited id the files that cite it, by their paths from the root."""
-    places = [("tests", "*.py", marks), ("docs", "*.md", comments), ("src/regard/labs", "*.py", comments)]
+def citations(root: Path = ROOT) -> dict[str, tuple[Citation, ...]]:
+    """The citations of each cited id, by file."""
     found = defaultdict(set)
-    for room, pattern, ids in places:
-        for path in (root / room).rglob(pattern):
-            if path.name not in ("ledger.md", "ledger.py"):  # where the forms are explained
-                for id in ids(path.read_text(encoding="utf-8")):
-                    found[id].add(path.relative_to(root).as_posix())
-    return {id: tuple(sorted(files)) for id, files in found.items()}
+    for path in (root / "tests").rglob("*.py"):
+        if path.name != "ledger.py":  # where the forms are explained
+            for id, evidence in marks(path.read_text(encoding="utf-8")):
+                found[id].add(Citation(path.relative_to(root).as_posix(), evidence))
+    for path in (root / "docs").rglob("*.md"):
+        if path.name != "ledger.md":
+            for id in comments(path.read_text(encoding="utf-8")):
+                found[id].add(Citation(path.relative_to(root).as_posix(), "page"))
+    for path in (root / "src/regard/labs").rglob("*.py"):
+        results = root / "docs/labs" / f"{path.stem.replace('_', '-')}.json"
+        evidence: Evidence = "lab" if has_several_seeds(results) else "lab without results for several seeds"
+        for id in comments(path.read_text(encoding="utf-8")):
+            found[id].add(Citation(path.relative_to(root).as_posix(), evidence))
+    return {id: tuple(sorted(cited)) for id, cited in found.items()}
+
+
+def has_several_seeds(results: Path) -> bool:
+    """Does the file have a lab's results with enough seeds and enough training to judge its claim?"""
+    if not results.exists():
+        return False
+    result = json.loads(results.read_text(encoding="utf-8"))
+    return len(result["seeds"]) >= SEEDS and result["settings"]["size"] != "quick"
+
+
+def suffices(kind: str, cited: Sequence[Citation]) -> bool:
+    return any(citation.evidence in SUFFICIENT[kind] for citation in cited)
+
+
+def insufficient(rows: Sequence[Row], cited: dict[str, tuple[Citation, ...]]) -> list[str]:
+    """A line for every row that is cited but stays open."""
+    return [
+        f"{row.id}: {row.kind} needs {' or '.join(SUFFICIENT[row.kind])}, has "
+        + ", ".join(f"{citation.file} ({citation.evidence})" for citation in cited[row.id])
+        for row in rows
+        if row.id in cited and not suffices(row.kind, cited[row.id])
+    ]
+
+
+def files_that_show(row: Row, cited: dict[str, tuple[Citation, ...]]) -> tuple[str, ...]:
+    """The files that cite a row, GPU tests included, if they are sufficient for its kind; otherwise none."""
+    found = cited.get(row.id, ())
+    return tuple(dict.fromkeys(citation.file for citation in found)) if suffices(row.kind, found) else ()
 
 
 def contents(rows: list[Row]) -> str:
@@ -94,16 +166,18 @@ def contents(rows: list[Row]) -> str:
     return head + "\n".join([*lines, line("**all**", rows)]) + "\n"
 
 
-def tick(page: str, cited: dict[str, tuple[str, ...]]) -> str:
-    """The page with ticks, names and contents as the citations have them."""
+def tick(page: str, cited: dict[str, tuple[Citation, ...]]) -> str:
+    """The page with ticks, file names and contents that follow from the citations."""
     ids = [row.id for row in read(page)]
-    for id, files in cited.items():
+    for id, found in cited.items():
         if id not in ids:
-            raise ValueError(f"{', '.join(files)} cites {id!r}, no row of the ledger; {nearest(id, ids)}")
+            files = ", ".join(citation.file for citation in found)
+            raise ValueError(f"{files} cites {id!r}, which is no row of the ledger; {nearest(id, ids)}")
 
     def ticked(found: re.Match[str]) -> str:
         (row,) = read(found[0])
-        return str(Row(row.topic, row.id, row.kind, row.statement, row.id in cited, cited.get(row.id, ())))
+        shown_by = files_that_show(row, cited)
+        return str(replace(row, ticked=bool(shown_by), shown_by=shown_by))
 
     page = ROW.sub(ticked, page)
     return re.sub(r"\| topic \|.*?\n(?=\n)", lambda _: contents(read(page)), page, count=1, flags=re.DOTALL)
@@ -126,10 +200,14 @@ def summary(rows: list[Row]) -> Table:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Count, or tick, the rows of docs/ledger.md.")
-    parser.add_argument("--tick", action="store_true", help="write the page anew from what tests, labs and pages cite")
+    parser.add_argument("--tick", action="store_true", help="write the ticks and files that follow from the citations")
+    cited = citations()
     if parser.parse_args().tick:
-        PAGE.write_text(tick(PAGE.read_text(encoding="utf-8"), citations()), encoding="utf-8")
-    Console().print(summary(read(PAGE.read_text(encoding="utf-8"))))
+        PAGE.write_text(tick(PAGE.read_text(encoding="utf-8"), cited), encoding="utf-8")
+    rows, console = read(PAGE.read_text(encoding="utf-8")), Console()
+    console.print(summary(rows))
+    for line in insufficient(rows, cited):
+        console.print(f"cited but open: {line}", highlight=False)
 
 
 if __name__ == "__main__":

@@ -94,3 +94,29 @@ def test_pictures_can_be_drawn_anew(tmp_path: Path) -> None:
     for picture in tmp_path.iterdir():
         assert (DOCS / "pictures" / picture.name).is_file()
         assert picture.stat().st_size < 60_000, f"{picture.name} is too heavy for a page"
+
+
+def table_rows(page: str, heading: str) -> list[list[str]]:
+    """The cells of the table whose first column has this heading."""
+    _, _, rest = (DOCS / page).read_text(encoding="utf-8").partition(f"| {heading} |")
+    lines = rest.partition("\n\n")[0].splitlines()[2:]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+
+@pytest.mark.ledger("calc.reference")
+def test_every_term_of_the_reference_has_a_formula_a_purpose_and_a_file() -> None:
+    rows = table_rows("reference.md", "term")
+    assert len(rows) == len({term for term, *_ in rows}) >= 17
+    for term, formula, purpose, file in rows:
+        assert formula and purpose, term
+        assert (ROOT / "src" / "regard" / file.strip("`")).is_file(), term
+
+
+@pytest.mark.ledger("calc.complexity")
+def test_the_notation_of_papers_is_translated_into_letters_that_are_defined() -> None:
+    letters = {letter.strip("`") for letter, *_ in table_rows("shapes.md", "letter")}
+    translated = table_rows("shapes.md", "papers")
+    notation = {symbol: here for symbols, _, here in translated for symbol in symbols.split(", ")}
+    assert {"n", "d", "h", "L", "d_ff", "w", "r", "M"} <= notation.keys()
+    assert all({code for code in re.findall(r"`([A-Z])`", here)} <= letters for here in notation.values())
+    assert [re.findall(r"`([A-Z])`", notation[symbol]) for symbol in ("n", "d", "d_ff")] == [["L", "S"], ["D"], ["F"]]

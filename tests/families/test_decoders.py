@@ -116,7 +116,6 @@ def test_saved_and_loaded_is_bit_identical(pair: Pair, tmp_path: Path) -> None:
     assert (loaded.head.weight is loaded.embedding.weight) == pair.ours.spec.tied
 
 
-@pytest.mark.ledger("gqa.users")
 def test_config_roundtrip(pair: Pair) -> None:
     check_config_roundtrip(pair)
 

@@ -14,6 +14,7 @@ import pytest
 from regard.checkpoint.model_folder import count_parameters, unique_parameters
 from regard.families import FAMILIES, FamilyError, family
 from regard.models.base import build_on_meta
+from regard.planning import plan
 from regard.weights.table import StoredTensor
 
 PUBLISHED = [json.loads(line) for line in Path(__file__).with_name("published.jsonl").read_text().splitlines()]
@@ -35,6 +36,25 @@ def test_a_published_config_has_the_published_parameter_count(model: dict[str, A
     spec = foreign.spec(UNUSED_KEYS | model["config"])
     assert count_parameters(spec) == model["parameters"]
     foreign.config(spec)  # it reads back what it writes
+
+
+@pytest.mark.ledger("gqa.users")
+@pytest.mark.parametrize(
+    ("name", "heads", "kv_heads"),
+    [
+        ("gpt2", 12, 12),
+        ("Llama-2-7b", 32, 32),
+        ("Llama-2-70b", 64, 8),
+        ("Llama-3-8B", 32, 8),
+        ("Mistral-7B-v0.1", 32, 8),
+        ("falcon-7b", 71, 1),
+        ("falcon-40b", 128, 8),
+    ],
+)
+def test_the_config_determines_the_number_of_key_heads(name: str, heads: int, kv_heads: int) -> None:
+    (config,) = (model["config"] for model in PUBLISHED if model["name"] == name)
+    spec = family(config["model_type"]).spec(config)
+    assert {shape[:2] for shape in plan(spec).attentions} == {(heads, kv_heads)}
 
 
 def test_every_family_has_a_published_config() -> None:

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from regard.engine.stores.contiguous import Contiguous
 from regard.layout import TokenLayout
@@ -147,6 +148,11 @@ def test_a_collapsed_head_starves_its_scores_alone():
         module.zero_grad()
         module(x, layout).sin().sum().backward()
         norms[sharpness] = {name: weight.grad.norm().item() for name, weight in module.named_parameters()}
+    # The scores' maxima select one value per query, and the gradient of the values is Aᵀ times that of the output.
+    q, k, v = (projection(x) for projection in (module.q_proj, module.k_proj, module.v_proj))
+    one_hot = F.one_hot((q @ k.mT).masked_fill(torch.ones(6, 6).triu(1).bool(), -math.inf).argmax(-1), 6).double()
+    grad = (one_hot @ v @ module.o_proj.weight.T).cos() @ module.o_proj.weight
+    assert torch.allclose(module.v_proj.weight.grad, ((one_hot.mT @ grad).mT @ x)[0], atol=1e-12)
     assert all(norm > 0.1 for norm in norms[1].values())
     assert all(norms[1e6][f"{name}_proj.weight"] < 1e-8 for name in "qk")
     assert all(norms[1e6][f"{name}_proj.weight"] > 0.1 for name in "vo")

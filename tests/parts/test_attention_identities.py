@@ -15,6 +15,7 @@ from regard.models.stack import Repeat, Stack
 from regard.parts.attention import Attention, use_backend
 from regard.parts.block import Block, Sublayer
 from regard.parts.feedforward import SwiGLU
+from regard.parts.recurrent import RNN
 from tests.parts.attention_layer import LENGTH, WIDTH, attention, bytes_of, flops, inside, random, saved_bytes
 
 
@@ -112,6 +113,21 @@ def growth(measure: Callable[[int], float], length: int = 256) -> float:
     return torch.tensor(measure(2 * length) / measure(length)).log2().item()
 
 
+def longest_path(output: Tensor) -> int:
+    """The most operations of autograd's graph that depend on each other."""
+    assert output.grad_fn is not None
+    depth: dict[object, int] = {}
+    pending = [output.grad_fn]
+    while pending:
+        node = pending[-1]
+        inputs = [following for following, _ in node.next_functions if following is not None]
+        if unknown := [following for following in inputs if following not in depth]:
+            pending += unknown
+        else:
+            depth[pending.pop()] = 1 + max((depth[following] for following in inputs), default=0)
+    return depth[output.grad_fn]
+
+
 @pytest.mark.ledger("attn.vs.rnn")
 def test_recurrence_and_attention_compared_by_counting() -> None:
     rnn = nn.RNN(WIDTH, WIDTH, batch_first=True, dtype=torch.float64)
@@ -142,6 +158,11 @@ def test_recurrence_and_attention_compared_by_counting() -> None:
 
     assert growth(cache) == 1  # … against keys and values of all that came before
     assert cache(64) == 2 * 64 * WIDTH * 8
+
+    steps = RNN().build(WIDTH).double()
+    depths = [longest_path(steps(text(n), TokenLayout.whole(1, n))[:, -1]) for n in (16, 32, 64)]
+    assert depths[2] - depths[1] == 2 * (depths[1] - depths[0]) > 16  # dependent steps: one after another …
+    assert len({longest_path(plain(text(n), TokenLayout.whole(1, n))[:, -1]) for n in (16, 32, 64)}) == 1  # … or none
 
     x, backwards = text(LENGTH), torch.arange(LENGTH - 1, -1, -1)
     layout = TokenLayout.whole(1, LENGTH)

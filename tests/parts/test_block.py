@@ -202,7 +202,7 @@ def test_the_stream_of_pre_norm_blocks_grows_and_the_final_norm_corrects_it() ->
         top, _ = stack(torch.randn(1, 64, 256), TokenLayout.whole(1, 64))
         normed = NORM.build(256)(top)
     after = [variances[depth - 1] for depth in (1, 8, 32, 64)]
-    assert after == sorted(after) and after[0] < 1.2 and after[3] > 4
+    assert after == pytest.approx([1.05, 1.55, 3.9, 8.2], rel=0.1)
     assert normed.var(-1, correction=0).mean().item() == pytest.approx(1.0, abs=1e-3)
 
 

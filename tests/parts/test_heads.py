@@ -200,6 +200,8 @@ def test_shared_keys_are_another_function_with_the_same_score_work() -> None:
         projections = 4 * 32 * WIDTH**2 + 4 * 32 * WIDTH * (WIDTH // 4) * kv_heads  # q and o; k and v
         work[kv_heads] = flops(module, x) - projections
     assert work[4] == work[2] == work[1] == 4 * 32**2 * WIDTH
+    caches = [bytes_of(Contiguous(((Attention(4, n).memory(WIDTH),),), 1, 31, torch.float64)) for n in (4, 2, 1)]
+    assert caches == [2 * 32 * (WIDTH // 4) * n * 8 for n in (4, 2, 1)]
     whole, pooled = attention(4), attention(4, 2)
     weights = whole.state_dict()
     for name in KV:  # the mean of each pair of heads, as one converts a trained model

@@ -36,9 +36,13 @@ def projected(module: nn.Module, x: Tensor, heads: int) -> list[Tensor]:
 
 @pytest.mark.ledger("lin.elu")
 def test_elu_keeps_weights_positive() -> None:
-    q, k, _ = projected(built(LinearAttention(2)), 5 * random(1, 50, WIDTH), 2)
-    assert (q @ k.mT).min() < 0  # what the identity would weigh with
-    assert ((F.elu(q) + 1) @ (F.elu(k) + 1).mT).min() > 0
+    module = built(LinearAttention(2))
+    q, k, v = projected(module, x := 5 * random(1, 50, WIDTH), 2)
+    assert (q @ k.mT).min() < 0  # the scores of the identity
+    scores = ((F.elu(q) + 1) @ (F.elu(k) + 1).mT).tril()
+    assert scores[..., *torch.tril_indices(50, 50)].min() > 0
+    expected = scores / scores.sum(-1, keepdim=True) @ v
+    assert (module(x, TokenLayout.whole(1, 50)) - module.o_proj(merge_heads(expected))).abs().max() < 1e-12
 
 
 @pytest.mark.ledger("lin.elu")

@@ -124,7 +124,7 @@ def test_two_unit_vectors_three_apart() -> None:
     assert f"{(q @ k).item():.2f}" == "0.07"
 
 
-@pytest.mark.ledger("pos.rope.decay")
+@pytest.mark.ledger("pos.rope.decay", exact=True)
 def test_aligned_pairs_decay_with_distance_but_random_ones_do_not() -> None:
     rope, distances = Rope().build(128, 1), [0, 10, 100, 1000, 4000]
     aligned = torch.ones(1, 1, 1, 128).double()

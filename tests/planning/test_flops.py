@@ -104,6 +104,9 @@ def test_pairs_of_long_generations():
     assert (uncached_pairs(1000), cached_pairs(1000)) == (333_833_500, 500_500)
     assert decode_pairs(1000, 10_000) == 60_005_000 == sum(1000 + t for t in range(1, 10_001))
     assert cached_pairs(11_000) - cached_pairs(1000) == decode_pairs(1000, 10_000)
+    planned = plan(decoder(Attention(8)), context=11_000)
+    layers, width = 2, planned.spec.width
+    assert planned.kv_bytes() == 2 * 11_000 * layers * width * 4  # keys and values in float32: (n + T) · L · d
 
 
 @pytest.mark.ledger("eff.table")
@@ -113,8 +116,11 @@ def test_costs_of_attention_grow_with_the_stated_exponents():
     assert slope(lambda n: mask_pairs(Causal(), n)) == pytest.approx(2, abs=0.01)
     assert slope(lambda n: mask_pairs(Window(window), n)) == pytest.approx(1, abs=0.05)
     assert slope(lambda n: mask_pairs(StridedPattern(math.isqrt(n)), n), (1024, 4096)) == pytest.approx(1.5, abs=0.05)
-    linear = LinearAttention(heads=8)
+    linear, grouped, full = LinearAttention(heads=8), Attention(8, 2, mask=Full()), Attention(8, mask=Full())
     assert slope(lambda n: linear.flops(512, n, n)) == pytest.approx(1, abs=0.01)
+    for n in LENGTHS:  # grouped heads save the projections of six key and six value heads, and no scores
+        assert full.flops(512, n, n) - grouped.flops(512, n, n) == 2 * (2 * n * 512 * 6 * 64)
+        assert grouped.flops(512, n, n) - n * grouped.flops(512, 1, 0) == pair_flops(n**2, 512)
     assert slope(lambda n: standard_traffic(n, head_dim)) == pytest.approx(2, abs=0.1)
     assert slope(lambda n: tiled_traffic(n, head_dim, 2**16)) == pytest.approx(2, abs=0.1)
     for devices in (1, 2, 4):  # ring attention divides the work
