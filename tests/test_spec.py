@@ -128,7 +128,7 @@ ATTENTION = {"kind": "attention", "heads": 4}
         (ATTENTION | {"position": {"kind": "rope", "bass": 1}}, r"Attention.position: rope has no key 'bass'.*'base'"),
         (ATTENTION | {"position": {"kind": "swiglu", "hidden": 3}}, "position: expected Position, found SwiGLU"),
         (ATTENTION | {"position": "rope"}, "Attention.position: expected Position, found 'rope'"),
-        (ATTENTION | {"mask": None}, "Attention.mask: expected Mask, found None"),
+        (ATTENTION | {"position": None}, "Attention.position: expected Position, found None"),
         ({"kind": "rope"}, "expected a spec of the class Attention, found kind='rope'"),
         ({"kind": "rope", "base": float("nan")}, "Rope.base=nan: must be a finite number"),
         ([], "expected a table with a 'kind'"),

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from regard.engine.stores.contiguous import Contiguous
 from regard.engine.stores.paged import Paged
-from regard.kernels.attention.mask import Full
+from regard.kernels.attention.mask import Causal, Full
 from regard.layout import Source, TokenLayout
 from regard.models.base import build_on_meta
 from regard.models.decoder import Decoder
@@ -374,7 +374,7 @@ REFUSED = {
     "needs tables of one size; the source's is 30 × 24, the target's 31 × 24": lambda: replace(
         translator(replace(ENCODER, input=Tokens(30)), WRITE), shared=True
     ),
-    "a source is seen whole": lambda: CrossAttention(4, mask=Attention(4).mask),
+    "a source is seen whole": lambda: CrossAttention(4, mask=Causal()),
 }
 
 

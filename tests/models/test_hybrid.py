@@ -1,5 +1,7 @@
 """Hybrids: recurrent and attention layers in one model, each with memory of its own kind, in the same store."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -7,6 +9,7 @@ from regard.engine.engine import Engine
 from regard.engine.request import Sampling
 from regard.engine.stores.contiguous import Contiguous
 from regard.engine.stores.paged import Paged
+from regard.kernels.attention.mask import Causal
 from regard.layout import TokenLayout
 from regard.models.decoder import Decoder
 from regard.models.pattern import tile
@@ -23,7 +26,7 @@ HYBRID = Decoder(VOCAB, WIDTH, tile(block(GQA), PATTERN, 4))
 @pytest.mark.ledger("ssm.hybrid")
 def test_a_pattern_says_which_layers_attend() -> None:
     mixers = [b.sublayers[0].body for b in HYBRID.blocks]
-    assert mixers == [Mamba(4), Mamba(4), GQA, Mamba2(4, head_dim=8)]
+    assert mixers == [Mamba(4), Mamba(4), replace(GQA, mask=Causal()), Mamba2(4, head_dim=8)]
     assert [isinstance(b.sublayers[1].body, Experts) for b in HYBRID.blocks] == [False, False, True, False]
 
 

@@ -53,7 +53,7 @@ def test_three_windows_and_one_that_sees_all_without_positions() -> None:
     ("word", "expected"),
     [
         ("full", GQA),
-        ("causal", GQA),
+        ("causal", attention(mask=Causal())),
         ("window(8)", attention(mask=Window(8))),
         ("window(size=8)", attention(mask=Window(8))),
         ("sinks(4, 8)", attention(mask=SinksAndWindow(4, 8))),
@@ -157,8 +157,8 @@ def test_in_a_file_it_reads_as_the_runs() -> None:
         Decoder.from_toml(table.replace("window(4)", "windw(4)"))
 
 
-def test_it_may_stand_among_other_runs() -> None:
-    first, tiled = Repeat((BASE,)), Tiled(BASE, "window(4)", 3)
+def test_tiled_layers_beside_other_runs() -> None:
+    first, tiled = Repeat((block(attention(mask=Causal())),)), Tiled(BASE, "window(4)", 3)
     mixed = Decoder(31, 24, (first, tiled))  # ty: ignore
     assert mixed.layers == (first, Repeat((block(attention(mask=Window(4))),), 3))
     assert Tiled.from_json(tiled.to_json()) == tiled

@@ -132,7 +132,7 @@ def test_gradients(name: str) -> None:
 def test_each_option_changes_the_layer(name: str) -> None:
     """No option may be read and forgotten: without it, the same weights give something else."""
     spec, x, layout = OPTIONS[name], random(2, LENGTH, WIDTH, seed=99), AT["whole"]
-    absent = {"mask": Causal(), "qk_norm": None, "clip": None, "scale": None, "softcap": None}
+    absent = {"mask": None, "qk_norm": None, "clip": None, "scale": None, "softcap": None}
     absent |= {"sinks": False, "gate": "none"}
     module = build(spec)
     for field, value in absent.items():

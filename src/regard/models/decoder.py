@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from regard.kernels.attention.mask import Causal
 from regard.layout import TokenLayout
 from regard.models.base import Model, Scheme, initialize
 from regard.models.outputs import LazyLogits, Outputs, scale_and_cap
@@ -23,6 +24,7 @@ from regard.models.stack import (
     bodies_of,
     check_shared_bias,
     check_widths,
+    resolve_masks,
     state_declarations,
     unroll,
 )  # fmt: skip
@@ -51,6 +53,11 @@ class Decoder(Model["DecoderModule"]):
     softcap: float | None = None  # of the logits: c · tanh(logits / c)
     ahead: tuple[Block, ...] = ()
     dropout: float = 0.0  # on the embeddings, in training
+
+    def __post_init__(self) -> None:
+        for name in ("layers", "ahead"):
+            object.__setattr__(self, name, resolve_masks(getattr(self, name), Causal()))
+        super().__post_init__()
 
     def check(self) -> None:
         for name in ("vocab", "width"):

@@ -3,9 +3,9 @@
     x = input(data) (+ positions)      x = block_n(… block_1(x))      out = head(norm(x))
 
 BERT, vision transformers, sentence embedders, cross-encoders and the encoder of an encoder-decoder are of this kind.
-Its attention has a mask such as Full, a symmetric window, Longformer's or BigBird's. Attention's default mask is
-causal, which is allowed here too (CLIP's text encoder): pass mask=Full() for a bidirectional encoder. Input and
-positions may be narrower than the stack, with a projection between them (`embedding_dim`: ELECTRA, Clark et al. 2020).
+A body without a mask of its own (mask=None) gets Full() here. Others are a symmetric window, Longformer's, BigBird's,
+or Causal() as in CLIP's text encoder. Input and positions may be narrower than the stack, with a projection between
+them (`embedding_dim`: ELECTRA, Clark et al. 2020).
 """
 
 from collections.abc import Sequence
@@ -15,11 +15,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from regard.kernels.attention.mask import Full
 from regard.layout import Source, TokenLayout
 from regard.models.base import Model, Scheme, initialize
 from regard.models.heads import Head, Hidden
 from regard.models.outputs import Outputs
-from regard.models.stack import Repeat, Stack, States, check_shared_bias, check_widths, unroll
+from regard.models.stack import Repeat, Stack, States, check_shared_bias, check_widths, resolve_masks, unroll
 from regard.parts.block import Block, Losses, add, build
 from regard.parts.input import Input
 from regard.parts.norm import Norm
@@ -39,6 +40,10 @@ class Encoder(Model["EncoderModule"]):
     dropout: float = 0.0  # on the embeddings, in training
     embedding_dim: int | None = None  # of input, positions and their norm; None: the width (no matrix)
     context: int | None = None  # longest sequence it is made for; None: as its positions support
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "layers", resolve_masks(self.layers, Full()))
+        super().__post_init__()
 
     def check(self) -> None:
         for name in ("width", "embedding_dim", "context"):

@@ -123,7 +123,7 @@ def with_attention_field(body: Body, word: Term, cls: type[Spec]) -> Body:
     before = getattr(body, "mask", None)
     causal = before is None or before.causal
     if cls is class_of("full", "") and causal:
-        made = {"kind": "causal"}
+        made = before and {"kind": "causal"}  # None: the model decides
     elif "causal" in mine:
         made = {"causal": causal} | made
     new = body.to_dict() | {name: field_data(value, theirs[name]) for name, value in other.items()} | {field: made}

@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
+from regard.kernels.attention.mask import Mask
 from regard.layout import TokenLayout
 from regard.parts.block import Block, Losses, add
 from regard.parts.body import Body
@@ -39,6 +40,31 @@ def tiled(blocks: tuple[Block, ...], depth: int) -> tuple[Repeat, ...]:
     times, rest = divmod(depth, len(blocks))
     whole = (Repeat(blocks, times),) if times else ()
     return (*whole, Repeat(blocks[:rest])) if rest else whole
+
+
+def resolve_masks(layers: Any, mask: Mask) -> Any:
+    """The layers with this mask in every body whose own is None.
+
+    A pattern (`Tiled`) is replaced by its runs, because its terms depend on the mask of its block.
+    """
+    if not isinstance(layers, list | tuple | Spec):
+        return layers
+    items = [layers] if isinstance(layers, Spec) else layers
+    resolved = [with_default_mask(item, mask) for item in items]
+    runs = [run for item in resolved for run in (item.unpack() if isinstance(item, Spec) else (item,))]
+    return tuple(with_default_mask(run, mask) for run in runs)
+
+
+def with_default_mask(value: Any, mask: Mask) -> Any:
+    if isinstance(value, Body):
+        return value.with_default_mask(mask)
+    if isinstance(value, tuple):
+        return tuple(with_default_mask(item, mask) for item in value)
+    if not isinstance(value, Spec):
+        return value
+    values = field_values(value)
+    changed = {name: new for name, old in values.items() if (new := with_default_mask(old, mask)) != old}
+    return replace(value, **changed) if changed else value
 
 
 def state_declarations(layers: tuple[Repeat, ...], width: int) -> tuple[tuple[Memory, ...], ...]:

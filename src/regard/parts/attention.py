@@ -32,13 +32,18 @@ from regard.spec import SpecError, require
 
 @dataclass(frozen=True)
 class Attention(Body):
+    """With mask=None the model decides: a Decoder is causal, an Encoder attends to all tokens.
+
+    The model fills in the mask when its spec is made. Built outside of a model, an attention without a mask is causal.
+    """
+
     mixes: ClassVar[bool] = True
 
     heads: int
     kv_heads: int | None = None  # None: as many as heads
     head_dim: int | None = None  # None: width / heads
     position: Position = NoPosition()
-    mask: Mask = Causal()
+    mask: Mask | None = None  # None: the model's
     bias: bool = False
     out_bias: bool | None = None  # None: as bias
     key_bias: bool | None = None  # None: as bias; one for all keys changes no weight, and Whisper has none
@@ -88,7 +93,7 @@ class Attention(Body):
 
     @property
     def causal(self) -> bool:
-        return self.mask.causal
+        return self.mask is None or self.mask.causal
 
     @property
     def bias_heads(self) -> int | None:
@@ -98,7 +103,8 @@ class Attention(Body):
         return AttentionModule(width, self)
 
     def memory(self, width: int) -> Memory:
-        return PerToken(self.arrays(width), self.mask.sliding_window, self.mask.first_tokens, pages=True)
+        mask = self.mask or Causal()
+        return PerToken(self.arrays(width), mask.sliding_window, mask.first_tokens, pages=True)
 
     def arrays(self, width: int) -> dict[str, tuple[int, int]]:
         _, kv_heads, head_dim = self.sizes(width)
@@ -134,7 +140,7 @@ class AttentionModule(nn.Module):
         self.sinks = nn.Parameter(torch.zeros(self.heads)) if spec.sinks else None
         self.gate = GATES[spec.gate](width, self.heads, head_dim)
         self.q, self.k, self.v, self.z = Tap(), Tap(), Tap(), Tap()
-        self.mask, self.softcap, self.dropout = spec.mask, spec.softcap, spec.dropout
+        self.mask, self.softcap, self.dropout = spec.mask or Causal(), spec.softcap, spec.dropout
         self.scale = head_dim**-0.5 if spec.scale is None else spec.scale
         self.attend = backend("auto")
 

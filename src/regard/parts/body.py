@@ -9,13 +9,14 @@ in training. The spec declares the body's state and counts its FLOPs, so that st
 kinds.
 """
 
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Self
 
 from torch import nn
 
+from regard.kernels.attention.mask import Mask
 from regard.parts.state import Memory
-from regard.spec import Spec
+from regard.spec import Spec, hints
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,12 @@ class Body(Spec):
         """The most keys that a query attends to, by default by its mask; None: no limit."""
         mask = getattr(self, "mask", None)
         return None if mask is None else mask.max_keys
+
+    def with_default_mask(self, mask: Mask) -> Self:
+        """The body with this mask if its own is None; a model calls it with the mask that suits the model."""
+        model_decides = hints(type(self)).get("mask") == (Mask | None) and vars(self)["mask"] is None
+        change: dict[str, Any] = {"mask": mask} if model_decides else {}
+        return replace(self, **change) if change else self
 
     def attention_sizes(self, width: int) -> tuple[int, int, int] | None:
         """(heads, kv_heads, head_dim) of its softmax attention; None: it has no such attention."""

@@ -45,7 +45,7 @@ class LatentAttention(Body):
     v_dim: int | None = None  # None: nope_dim
     query_rank: int | None = None  # None: queries come from x itself
     position: Position = Rope(layout="interleaved")
-    mask: Mask = Causal()
+    mask: Mask | None = None  # None: the model's, as in Attention
     norm: Norm = RMSNorm()  # of the latents
     bias: bool = False  # of the projections to the latents and of the output
     scale: float | None = None  # None: 1 / √(nope_dim + rope_dim)
@@ -68,7 +68,7 @@ class LatentAttention(Body):
 
     @property
     def causal(self) -> bool:
-        return self.mask.causal
+        return self.mask is None or self.mask.causal
 
     @property
     def bias_heads(self) -> int | None:
@@ -79,7 +79,8 @@ class LatentAttention(Body):
 
     def memory(self, width: int) -> PerToken:
         arrays = {"latent": (1, self.rank), "k_rope": (1, self.rope_dim)}
-        return PerToken(arrays, self.mask.sliding_window, self.mask.first_tokens)
+        mask = self.mask or Causal()
+        return PerToken(arrays, mask.sliding_window, mask.first_tokens)
 
     def products(self, tokens: int, keys: int) -> dict[str, int]:
         """Multiplications a head between what is remembered and what is asked, in each form."""
@@ -106,7 +107,7 @@ class LatentAttentionModule(nn.Module):
 
     def __init__(self, width: int, spec: LatentAttention):
         super().__init__()
-        self.spec, self.heads = spec, spec.heads
+        self.spec, self.heads, self.mask = spec, spec.heads, spec.mask or Causal()
         self.dims = [spec.nope_dim, spec.rope_dim]
         self.q_latent_proj: nn.Module = nn.Identity()
         self.q_latent_norm: nn.Module = nn.Identity()
@@ -153,7 +154,7 @@ class LatentAttentionModule(nn.Module):
 
     def scores(self, layout: TokenLayout) -> ScoreOptions:
         dropout = self.spec.dropout if self.training else 0.0
-        return ScoreOptions(self.spec.mask, self.scale, self.position.bias(layout), dropout=dropout)
+        return ScoreOptions(self.mask, self.scale, self.position.bias(layout), dropout=dropout)
 
     def attention_map(self, taps: Mapping[str, Tensor], layout: TokenLayout, heads: slice = slice(None)) -> Tensor:
         return weights_of_heads(taps["q"], taps["k"], layout, self.scores(layout), heads)

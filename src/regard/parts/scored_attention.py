@@ -14,7 +14,7 @@ stays in what is given: out = tanh(W_o c + W_s s), Luong's attentional state.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -40,7 +40,7 @@ class ScoredAttention(Body):
     score_dim: int | None = None  # of additive's hidden layer, a head; None: as a head of h
     source: bool = False  # does it read a source, instead of its own sequence?
     source_width: int | None = None  # None: as wide as this stack
-    mask: Mask | None = None  # None: causal in its own sequence, full before a source
+    mask: Mask | None = None  # None: Full() for a source, else the model's, as in Attention
     combine: bool = False
 
     def check(self) -> None:
@@ -69,6 +69,9 @@ class ScoredAttention(Body):
     @property
     def bias_heads(self) -> int | None:
         return None if self.source else self.heads
+
+    def with_default_mask(self, mask: Mask) -> Self:
+        return self if self.source else super().with_default_mask(mask)
 
     def sizes(self, width: int) -> tuple[int, int, int]:
         """Widths of h, of a head of it, and of a head's score."""

@@ -9,11 +9,12 @@ Glorioso et al. 2024 (Zamba, Zamba2).
 """
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import ClassVar, Self
 
 import torch
 from torch import Tensor, nn
 
+from regard.kernels.attention.mask import Mask
 from regard.layout import TokenLayout
 from regard.parts.attention import Attention, AttentionModule
 from regard.parts.body import Body
@@ -59,6 +60,13 @@ class SharedBlock(Body):
     @property
     def max_keys(self) -> int | None:
         return self.attention.max_keys
+
+    def with_default_mask(self, mask: Mask) -> Self:
+        return replace(
+            self,
+            attention=self.attention.with_default_mask(mask),
+            mixer=self.mixer.with_default_mask(mask),
+        )
 
     def attention_sizes(self, width: int) -> tuple[int, int, int]:
         return self.attention.sizes(2 * width)
