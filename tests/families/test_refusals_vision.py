@@ -72,7 +72,7 @@ def test_unsupported_settings_are_refused(model_type: str, changes: dict, messag
     ("model_type", "changes", "message"),
     [
         ("vit", {"patch_size": 0}, "patches: size=.* must be positive"),
-        ("vit", {"patch_size": 16}, "shorter than a piece"),
+        ("vit", {"patch_size": 16}, "shorter than a patch"),
         ("vit", {"num_hidden_layers": 0}, "times=0 must be positive"),
         ("clip", dual_config({"num_attention_heads": 3}, projection_dim=4), None),
         ("siglip", dual_config(), "images have 24 dimensions and texts 16"),

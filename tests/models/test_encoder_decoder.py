@@ -374,7 +374,7 @@ REFUSED = {
     "needs tables of one size; the source's is 30 × 24, the target's 31 × 24": lambda: replace(
         translator(replace(ENCODER, input=Tokens(30)), WRITE), shared=True
     ),
-    "a source is seen whole": lambda: CrossAttention(4, mask=Causal()),
+    "queries attend to the whole source": lambda: CrossAttention(4, mask=Causal()),
 }
 
 

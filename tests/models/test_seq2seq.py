@@ -98,7 +98,7 @@ def test_weights_of_additive_attention_sum_to_one_and_its_gradients_are_right() 
     alpha = attention.weights(attention.q_proj(s).unsqueeze(1), arrays["k"], before)
     assert (alpha.sum(-1) - 1).abs().max() <= 1e-15 and (alpha[..., 3] == 0).all()
     s, h = s.requires_grad_(), h.requires_grad_()
-    looked = lambda s, h: attention.look(s, before, *attention.read(h).values())  # noqa: E731
+    looked = lambda s, h: attention.output(s, before, *attention.read(h).values())  # noqa: E731
     assert torch.autograd.gradcheck(looked, (s, h), fast_mode=True)
 
 
@@ -218,7 +218,7 @@ def test_what_cannot_be_handed_over_is_refused(reads: tuple, writes: tuple, said
 def test_attentive_recurrences_say_what_they_need() -> None:
     with pytest.raises(SpecError, match="set source=True"):
         AttentionRNN(RNN(), ScoredAttention())
-    with pytest.raises(SpecError, match="leave combine out"):
+    with pytest.raises(SpecError, match="leave attention.combine out"):
         AttentionRNN(RNN(), ScoredAttention(source=True, combine=True))
 
 

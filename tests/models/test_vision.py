@@ -83,9 +83,9 @@ def test_an_image_of_224_is_196_tokens_and_one() -> None:
         module = patches.build(768)
         pieces = module.cut(torch.empty(2, 3, 224, 224))
     assert pieces.shape == (2, 196, 768)
-    with pytest.raises(SpecError, match="a side of 225 is no multiple of 16; resize or crop to 224 or 240"):
+    with pytest.raises(SpecError, match="an image side of 225 is not divisible by 16; resize or crop to 224 or 240"):
         Patches((16, 16), (225, 224))
-    with pytest.raises(ValueError, match=r"an image of shape \(3, 8, 12\) was given; this model reads \(3, 8, 8\)"):
+    with pytest.raises(ValueError, match=r"an image of shape \(3, 8, 12\) was given; this model takes \(3, 8, 8\)"):
         vit(**SMALL).build(0)(torch.zeros(1, 3, 8, 12))
 
 
@@ -175,9 +175,9 @@ def test_patches_may_turn_by_row_and_column() -> None:
 @pytest.mark.parametrize(
     ("message", "values"),
     [
-        ("need one number a side", {"size": (4,), "image": (8, 8)}),
+        ("need one number per dimension", {"size": (4,), "image": (8, 8)}),
         ("must be positive", {"size": (4, 0), "image": (8, 8)}),
-        ("shorter than a piece", {"size": (4, 4), "image": (8, 2)}),
+        ("shorter than a patch", {"size": (4, 4), "image": (8, 2)}),
         ("channels=0", {"size": (4, 4), "image": (8, 8), "channels": 0}),
     ],
 )

@@ -169,9 +169,9 @@ def test_what_cannot_be_is_refused() -> None:
     module, x = build(SPECS["plain"]), random(2, LENGTH, WIDTH)
     with pytest.raises(ValueError, match="cross-attention has no source"):
         module(x, before(None))
-    with pytest.raises(SpecError, match="a source is seen whole"):
+    with pytest.raises(SpecError, match="queries attend to the whole source"):
         CrossAttention(2, mask=Causal())
-    with pytest.raises(SpecError, match="a source has an order of its own"):
+    with pytest.raises(SpecError, match="the source has positions of its own"):
         CrossAttention(2, position=Rope())
     memory = ((SPECS["plain"].memory(WIDTH),),)
     with pytest.raises(ValueError, match="give the longest source's length"):

@@ -81,5 +81,5 @@ def test_without_global_tokens_it_is_a_window() -> None:
 
 
 def test_a_causal_mask_is_refused() -> None:
-    with pytest.raises(SpecError, match="its global tokens see all, but mask=.* is causal"):
+    with pytest.raises(SpecError, match="mask=.* is causal, but global tokens attend to all"):
         GlobalAttention(3, mask=Longformer(2, causal=True))

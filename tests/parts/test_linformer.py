@@ -69,9 +69,9 @@ def test_a_causal_use_is_refused_by_name() -> None:
 @pytest.mark.ledger("lin.linformer")
 def test_its_length_is_fixed() -> None:
     module = built(Linformer(3, 9, 4))
-    with pytest.raises(ValueError, match="a text of 10 tokens is longer than the 9 that linformer projects"):
+    with pytest.raises(ValueError, match="a sequence of 10 tokens is longer than length=9; shorten it"):
         module(torch.randn(1, 10, WIDTH, dtype=torch.float64), TokenLayout.whole(1, 10))
-    with pytest.raises(SpecError, match="rank=9 mixtures of length=8 tokens save nothing"):
+    with pytest.raises(SpecError, match="rank=9 must be at most length=8"):
         Linformer(3, 8, 9)
     with pytest.raises(SpecError, match="width=12 is not divisible by heads=5"):
         Linformer(5, 8, 4).build(WIDTH)

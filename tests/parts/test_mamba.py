@@ -128,7 +128,7 @@ def test_what_cannot_be_is_refused() -> None:
         (lambda: Mamba(rank=-1), "rank=-1"),
         (lambda: Mamba2(4, 7).build(8), "16 channels .* not divisible by head_dim=7"),
         (lambda: Mamba2(4, 8, groups=3).build(8), "2 heads are not divisible by groups=3"),
-        (lambda: Mamba2(shortest=0.5, longest=0.1), "widen the limits"),
+        (lambda: Mamba2(shortest=0.5, longest=0.1), "must satisfy 0 <= shortest < longest"),
     ):
         with pytest.raises(SpecError, match=message):
             make()

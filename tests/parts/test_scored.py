@@ -152,7 +152,7 @@ def test_flops_are_those_counted(name: str) -> None:
         ({"score": "cosine"}, "ScoredAttention.score='cosine'"),
         ({"score": "dot", "score_dim": 3}, "has no hidden layer; leave score_dim=3 out"),
         ({"source_width": 8}, "set source=True"),
-        ({"source": True, "mask": Causal()}, "a source is seen whole"),
+        ({"source": True, "mask": Causal()}, "queries attend to the whole source"),
     ],
 )
 def test_what_cannot_be_is_refused(fields: dict, message: str) -> None:
@@ -163,5 +163,5 @@ def test_what_cannot_be_is_refused(fields: dict, message: str) -> None:
 def test_widths_must_fit() -> None:
     with pytest.raises(SpecError, match="choose 'general'"):
         ScoredAttention(1, "dot", source=True, source_width=8).build(WIDTH)
-    with pytest.raises(SpecError, match="states of width 12 are not divisible by heads=5"):
+    with pytest.raises(SpecError, match="the states, 12, is not divisible by heads=5; choose one of 1, 2, 3"):
         replace(SPECS["additive"], heads=5).build(WIDTH)

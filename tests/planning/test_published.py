@@ -296,7 +296,7 @@ def test_vit_b16():
     larger = vit(image=384)
     assert plan(larger).context == 577
     assert plan(larger).parameters - plan(spec).parameters == (577 - 197) * 768  # the positions only
-    with pytest.raises(ValueError, match="225 is no multiple of 16; resize or crop to 224 or 240"):
+    with pytest.raises(ValueError, match="225 is not divisible by 16; resize or crop to 224 or 240"):
         vit(image=225)
 
 

@@ -1,1 +1,1 @@
-"""The parts of a model, one idea a file: its Spec, and beside it the Module that the spec builds."""
+"""The parts of a model, one idea per file: its Spec, and the Module that the spec builds."""

@@ -5,8 +5,9 @@
 H query heads share K key/value heads, H / K to each: K = H is multi-head (Vaswani et al. 2017), K = 1 multi-query
 (Shazeer 2019), in between grouped-query attention (Ainslie et al. 2023). Options: a norm of queries and keys
 (Henry et al. 2020; over each head, or over all at once as in OLMo 2), a bound on queries, keys and values (MPT, OLMoE),
-a cap on the scores, one learned sink per head (kernels/attention/arguments.py), and a gate on the heads' outputs, z
-⊙ σ(W_g x) (Qiu et al. 2025).
+a cap on the scores, one learned sink per head (kernels/attention/arguments.py), and a gate on the heads' outputs,
+z ⊙ σ(W_g x) (Qiu et al. 2025). `sinks` adds a learned score per head to the softmax, without a token (GPT-OSS); the
+mask SinksAndWindow instead keeps the first tokens of the sequence as keys (StreamingLLM). They can be combined.
 """
 
 from collections.abc import Mapping
@@ -46,13 +47,13 @@ class Attention(Body):
     mask: Mask | None = None  # None: the model's
     bias: bool = False
     out_bias: bool | None = None  # None: as bias
-    key_bias: bool | None = None  # None: as bias; one for all keys changes no weight, and Whisper has none
+    key_bias: bool | None = None  # None: as bias. It adds the same to all scores of a query; Whisper has none
     qk_norm: Norm | None = None
     norm_over: Literal["head", "all"] = "head"
     clip: float | None = None  # queries, keys and values are clamped to ±clip, after the norm
     scale: float | None = None  # of the scores; None: 1 / √head_dim
     softcap: float | None = None
-    sinks: bool = False
+    sinks: bool = False  # one learned score per head that takes weight and has no value
     gate: Literal["none", "head", "element"] = "none"  # one gate per head or per coordinate
     dropout: float = 0.0  # on the weights, in training
 

@@ -1,9 +1,9 @@
-"""Two recurrences, one from left to right and one from right to left: every token knows both sides of it.
+"""Two recurrences, one from left to right and one from right to left.
 
     out_t = [h→_t ; h←_t]          h→_t = f(x_t, h→_{t-1})      h←_t = f(x_t, h←_{t+1})
 
-For encoders: a token sees later ones. Schuster & Paliwal 1997; Bahdanau et al. 2014. It ends with [h→_L ; h←_1], each
-of which has read everything.
+For encoders: the output of a token depends on the whole sequence. The final state is [h→_L ; h←_1], in which each
+direction has read all tokens. Schuster & Paliwal 1997; Bahdanau et al. 2014.
 """
 
 from dataclasses import dataclass, replace
@@ -23,17 +23,17 @@ from regard.spec import require
 class Bidirectional(Body):
     mixes: ClassVar[bool] = True
 
-    recurrence: RecurrentMixer  # its hidden is that of one direction; None: half of the stream
+    recurrence: RecurrentMixer  # its `hidden` is the width of one direction; None: half of the stream
 
     @property
     def causal(self) -> bool:
         return False
 
     def size(self, width: int) -> int:
-        """Of one direction's state."""
+        """Width of the state of one direction."""
         require(
             self.recurrence.hidden is not None or width % 2 == 0,
-            f"bidirectional: width={width} has no half; say how wide a direction is, for example hidden={width}",
+            f"bidirectional: width={width} is odd, so a direction cannot have half of it; give hidden",
         )
         return self.recurrence.hidden or width // 2
 
@@ -41,7 +41,7 @@ class Bidirectional(Body):
         return BidirectionalModule(width, self)
 
     def memory(self, width: int) -> FixedSize:
-        """What it leaves behind; it cannot go on from there."""
+        """The final state, from which a decoder may start; a later forward does not continue it."""
         return FixedSize({name: (2 * self.size(width),) for name in self.recurrence.states})
 
     def flops(self, width: int, tokens: int, keys: int) -> int:

@@ -1,11 +1,12 @@
-"""BigBird's attention as its published models are evaluated (Zaheer et al. 2020): neighbours and both ends of a text.
+"""BigBird's attention as its published models are evaluated (Zaheer et al. 2020): neighbouring, first and last blocks.
 
-    block r sees   |r - c| <= 1,   the first c,   the last c          the first and the last r see all
+    a query in block r attends to key blocks c with |r - c| <= 1, c = 0 and c = last; those of the first and the last
+    block attend to all keys
 
-In training `links` further blocks are drawn for each row; in evaluation `transformers` lets them all fall on the first
-block, which then counts 1 + links times: its scores gain log(1 + links). A text of at most 5 + 2·links blocks is seen
-whole. Where a text ends decides who sees whom, so scores are made for all pairs at once. The mask `BigBird` is for
-models of one's own: its links are drawn once, and it costs what it sees.
+In training `links` further blocks are drawn per block of queries. In evaluation `transformers` uses the first block for
+all of them, so it counts 1 + links times: its scores are raised by log(1 + links). In a document of at most
+5 + 2·links blocks all queries attend to all keys. The pattern depends on the length of the document, so scores of all
+pairs are computed. The mask `BigBird` is for new models: its links are drawn once, and only its pairs are computed.
 """
 
 import math
@@ -32,7 +33,8 @@ class BigBirdAttention(Attention):
     def check(self) -> None:
         super().check()
         require(
-            self.mask == Full(), f"big_bird_attention: its blocks are its mask; found mask={self.mask}, leave it out"
+            self.mask == Full(),
+            f"big_bird_attention: its blocks are its mask; found mask={self.mask}, leave it out",
         )
         require(
             self.position == NoPosition(),
@@ -52,16 +54,16 @@ class BigBirdAttention(Attention):
 class BigBirdAttentionModule(AttentionModule):
     def __init__(self, width: int, spec: BigBirdAttention):
         super().__init__(width, spec)
-        self.blocks = Blocks(spec.block, spec.links)
+        self.pattern_bias = BigBirdBias(spec.block, spec.links)
 
     def scores(self, layout: TokenLayout) -> ScoreOptions:
         dropout = self.dropout if self.training else 0.0
-        return ScoreOptions(self.mask, self.scale, self.blocks, self.softcap, self.sinks, dropout)
+        return ScoreOptions(self.mask, self.scale, self.pattern_bias, self.softcap, self.sinks, dropout)
 
 
 @dataclass(frozen=True)
-class Blocks(Bias):
-    """0 for a pair that is seen, log(1 + links) for one that counts more, -∞ for one that is not."""
+class BigBirdBias(Bias):
+    """0 for an allowed pair, log(1 + links) for one that counts 1 + links times, -∞ for any other."""
 
     tiles = False
     block: int
@@ -73,17 +75,17 @@ class Blocks(Bias):
 
 def block_bias(layout: TokenLayout, block: int, links: int, dtype: torch.dtype) -> Tensor:
     """(B, 1, L, S)"""
-    lengths = lengths_of(layout).unsqueeze(-1)  # (B, L, 1)
+    lengths = query_document_lengths(layout).unsqueeze(-1)  # (B, L, 1)
     row, column = layout.positions.unsqueeze(-1) // block, layout.key_positions.unsqueeze(-2) // block
     last = (lengths - 1) // block
     whole = (row == 0) | (row == last) | (lengths <= (5 + 2 * links) * block)
-    seen = whole | ((row - column).abs() <= 1) | (column == 0) | (column == last)  # (B, L, S)
-    bias = torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill(~seen, float("-inf"))
+    allowed = whole | ((row - column).abs() <= 1) | (column == 0) | (column == last)  # (B, L, S)
+    bias = torch.zeros(allowed.shape, dtype=dtype, device=allowed.device).masked_fill(~allowed, float("-inf"))
     return bias.masked_fill(~whole & (column == 0), math.log1p(links)).unsqueeze(1)
 
 
-def lengths_of(layout: TokenLayout) -> Tensor:
-    """(B, L): how many tokens the document of each token has."""
+def query_document_lengths(layout: TokenLayout) -> Tensor:
+    """(B, L): the number of tokens in each query's document."""
     ends = layout.key_positions.unsqueeze(-2) + 1  # (B, 1, S)
     if layout.key_valid is not None:
         ends = ends.where(layout.key_valid.unsqueeze(-2), 0)

@@ -27,15 +27,18 @@ class CrossAttention(Attention):
 
     def check(self) -> None:
         super().check()
-        require(self.mask == Full(), f"cross_attention: a source is seen whole; found mask={self.mask}, leave it out")
+        require(
+            self.mask == Full(),
+            f"cross_attention: queries attend to the whole source; found mask={self.mask}, leave it out",
+        )
         require(
             self.position == NoPosition(),
-            f"cross_attention: a source has an order of its own; found position={self.position}, leave it out",
+            f"cross_attention: the source has positions of its own; found position={self.position}, leave it out",
         )
 
     @property
     def causal(self) -> bool:
-        return True  # it sees no later token of its own sequence
+        return True  # it reads no other token of its own sequence
 
     @property
     def bias_heads(self) -> int | None:

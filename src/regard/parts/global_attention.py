@@ -1,10 +1,10 @@
-"""Attention whose global tokens have projections of their own: Longformer's (Beltagy et al. 2020).
+"""Attention with separate projections for global tokens: Longformer's (Beltagy et al. 2020).
 
     token i is global:   z_i = Σ_j softmax(q'_i k'_jᵀ) v'_j        over all tokens
     any other:           z_i = Σ_j softmax(q_i k_jᵀ) v_j           over its window and the global tokens
 
-q', k' and v' are a second set of projections of all tokens; both go through one W_o. Which tokens are global, the mask
-says: the first ones (`first`). A mask that has none, a plain window, leaves the second set unused.
+q', k' and v' are a second set of projections of all tokens; both results are projected by one W_o. The mask's first
+tokens (`first_tokens`) are the global ones. With a mask that has none, such as a window, the second set is unused.
 """
 
 from collections.abc import Mapping
@@ -27,7 +27,10 @@ class GlobalAttention(Attention):
 
     def check(self) -> None:
         super().check()
-        require(not self.mask.causal, f"global_attention: its global tokens see all, but mask={self.mask} is causal")
+        require(
+            not self.mask.causal,
+            f"global_attention: mask={self.mask} is causal, but global tokens attend to all; choose Longformer",
+        )
 
     def build(self, width: int) -> nn.Module:
         return GlobalAttentionModule(width, self)
@@ -41,7 +44,7 @@ class GlobalAttentionModule(AttentionModule):
     def __init__(self, width: int, spec: GlobalAttention):
         super().__init__(width, spec)
         self.of_globals = AttentionModule(width, spec)
-        self.of_globals.add_module("o_proj", nn.Identity())  # they go through ours
+        self.of_globals.add_module("o_proj", nn.Identity())  # the o_proj of this module projects both
         self.first = spec.mask.first_tokens
         if self.first:
             self.attention_taps = ("q", "k", "of_globals.q", "of_globals.k")
@@ -50,7 +53,7 @@ class GlobalAttentionModule(AttentionModule):
         out = super().forward(x, layout, state)  # (B, L, D)
         if not self.first:
             return out
-        globally = self.o_proj(self.of_globals(x, layout))  # (B, L, D); the others' rows cost what a window costs
+        globally = self.o_proj(self.of_globals(x, layout))  # (B, L, D); only global tokens' rows are used
         return torch.where((layout.positions < self.first).unsqueeze(-1), globally, out)
 
     def attention_map(self, taps: Mapping[str, Tensor], layout: TokenLayout, heads: slice = slice(None)) -> Tensor:

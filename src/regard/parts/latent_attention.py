@@ -1,14 +1,14 @@
-"""Latent attention (MLA): all heads' keys and values are made from one short latent a token, and only it is remembered.
+"""Multi-head latent attention (MLA): the keys and values of all heads are projections of one cached latent per token.
 
     c_t = norm(W_c x_t)        k_h,t = [U_h c_t ; RoPE(W_r x_t)]        v_h,t = V_h c_t        DeepSeek-V2, 2024
 
-A token costs rank + rope_dim numbers of cache, whatever the number of heads. Rotation would stand between queries and
-U_h, so a part of the key that turns is kept beside the latent, one for all heads. Two forms of the same product:
+The cache holds rank + rope_dim numbers per token, for any number of heads. A rotation between queries and U_h would
+prevent the absorbed form, so the rotated part of the key is separate, one for all heads. Two forms compute the same:
 
-    expanded    q_h · U_h c        keys and values are made from the latents, then ordinary multi-head attention
-    absorbed    U_hᵀ q_h · c       queries go to the latents: multi-query attention over what is remembered
+    expanded    q_h · U_h c        keys and values are computed from the latents: multi-head attention
+    absorbed    U_hᵀ q_h · c       queries are projected to the latent space: multi-query attention to the latents
 
-The one with fewer products is taken: expanded where many tokens are read, absorbed where few look at many.
+The form with fewer multiplications is chosen: expanded for many queries, absorbed for few queries and many keys.
 """
 
 from collections.abc import Mapping
@@ -39,11 +39,11 @@ class LatentAttention(Body):
     mixes: ClassVar[bool] = True
 
     heads: int
-    rank: int  # of the latent that keys and values are made from
-    nope_dim: int  # of a head's queries and keys, the part made from the latent
-    rope_dim: int  # and the part that turns
+    rank: int  # width of the latent
+    nope_dim: int  # per head: the part of queries and keys that is not rotated
+    rope_dim: int  # per head: the rotated part
     v_dim: int | None = None  # None: nope_dim
-    query_rank: int | None = None  # None: queries come from x itself
+    query_rank: int | None = None  # width of a latent for the queries; None: they are projected from x
     position: Position = Rope(layout="interleaved")
     mask: Mask | None = None  # None: the model's, as in Attention
     norm: Norm = RMSNorm()  # of the latents
@@ -83,11 +83,11 @@ class LatentAttention(Body):
         return PerToken(arrays, mask.sliding_window, mask.first_tokens)
 
     def products(self, tokens: int, keys: int) -> dict[str, int]:
-        """Multiplications a head between what is remembered and what is asked, in each form."""
-        up, both = self.rank * (self.nope_dim + self.value_dim), tokens * keys
+        """Multiplications per head from queries and latents to outputs, for each form."""
+        up, pairs = self.rank * (self.nope_dim + self.value_dim), tokens * keys
         return {
-            "expanded": keys * up + both * (self.nope_dim + self.rope_dim + self.value_dim),
-            "absorbed": tokens * up + both * (self.rank + self.rope_dim + self.rank),
+            "expanded": keys * up + pairs * (self.nope_dim + self.rope_dim + self.value_dim),
+            "absorbed": tokens * up + pairs * (self.rank + self.rope_dim + self.rank),
         }
 
     def absorbs(self, tokens: int, keys: int) -> bool:
@@ -118,7 +118,7 @@ class LatentAttentionModule(nn.Module):
         self.latent_proj = nn.Linear(width, spec.rank, bias=spec.bias)
         self.latent_norm = spec.norm.build(spec.rank)
         self.k_rope_proj = nn.Linear(width, spec.rope_dim, bias=spec.bias)
-        # No linear layers: the absorbed form goes through them backwards, which adapters and packing would not follow.
+        # Parameters, not linear layers: the absorbed form multiplies by the transpose, which adapters do not support.
         self.k_up = nn.Parameter(torch.empty(spec.heads, spec.nope_dim, spec.rank).normal_(std=spec.rank**-0.5))
         self.v_up = nn.Parameter(torch.empty(spec.heads, spec.value_dim, spec.rank).normal_(std=spec.rank**-0.5))
         self.o_proj = nn.Linear(spec.heads * spec.value_dim, width, bias=spec.bias)
@@ -139,14 +139,14 @@ class LatentAttentionModule(nn.Module):
         return self.o_proj(merge_heads(self.z(form(q, q_rope, latent, k_rope, layout))))
 
     def expanded(self, q: Tensor, q_rope: Tensor, latent: Tensor, k_rope: Tensor, layout: TokenLayout) -> Tensor:
-        """(B, H, L, V), by keys and values of every head."""
+        """(B, H, L, V), with keys and values per head."""
         k, v = (split_heads(F.linear(latent[:, 0], up.flatten(0, 1)), self.heads) for up in (self.k_up, self.v_up))
         k = torch.cat([k, k_rope.expand(-1, self.heads, -1, -1)], -1)  # (B, H, S, nope + rope)
         q = torch.cat([q, q_rope], -1)
         return self.attend(self.q(q), self.k(k), self.v(v), layout, self.scores(layout))
 
     def absorbed(self, q: Tensor, q_rope: Tensor, latent: Tensor, k_rope: Tensor, layout: TokenLayout) -> Tensor:
-        """The same, by the latents alone."""
+        """(B, H, L, V), with the latents as keys and values."""
         q = torch.cat([torch.einsum("bhln,hnr->bhlr", q, self.k_up), q_rope], -1)  # (B, H, L, rank + rope)
         k = torch.cat([latent, k_rope], -1)  # (B, 1, S, rank + rope)
         z = self.attend(q, k, latent, layout, self.scores(layout))  # (B, H, L, rank)

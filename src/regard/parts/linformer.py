@@ -1,10 +1,10 @@
-"""Linformer: keys and values of a whole text are first projected along its length, from n tokens to k.
+"""Linformer: keys and values are projected along the sequence, from n tokens to k linear combinations of them.
 
     out = softmax(Q (E K)ᵀ / √d) F V          E, F learned, k × n
 
-So a query sees k mixtures instead of n tokens, and costs grow with n·k. It supposes that attention has low rank, and it
-is for texts of one longest length n: a token's column of E and F is that of its position, padding has none. Every
-mixture holds later tokens too, so it cannot be causal: encoders only. Wang et al. 2020.
+The cost per query grows with k instead of n; attention is assumed to have low rank. The sequence has at most n tokens:
+the columns of E and F belong to positions, and padding has none. Every combination includes later tokens, so the layer
+cannot be causal: encoders only. Wang et al. 2020.
 """
 
 from dataclasses import dataclass, replace
@@ -28,8 +28,8 @@ class Linformer(Body):
     mixes: ClassVar[bool] = True
 
     heads: int
-    length: int  # of the longest text
-    rank: int  # k: mixtures that stand for a text's tokens
+    length: int  # n, of the longest sequence
+    rank: int  # k, the number of combinations
     shared: bool = False  # is F = E?
     bias: bool = False
 
@@ -38,7 +38,7 @@ class Linformer(Body):
             require(getattr(self, name) > 0, f"linformer: {name}={getattr(self, name)} must be positive")
         require(
             self.rank <= self.length,
-            f"linformer: rank={self.rank} mixtures of length={self.length} tokens save nothing; choose fewer",
+            f"linformer: rank={self.rank} must be at most length={self.length}, or nothing is saved",
         )
 
     @property
@@ -60,7 +60,7 @@ class Linformer(Body):
 
 
 class LinformerModule(nn.Module):
-    no_attention_map = "its keys are learned mixtures of tokens, not tokens"
+    no_attention_map = "its keys are learned combinations of tokens, not tokens"
 
     def __init__(self, width: int, spec: Linformer):
         super().__init__()
@@ -69,47 +69,47 @@ class LinformerModule(nn.Module):
         self.k_proj = nn.Linear(width, width, bias=spec.bias)
         self.v_proj = nn.Linear(width, width, bias=spec.bias)
         self.o_proj = nn.Linear(width, width, bias=spec.bias)
-        self.k_length = along_length(spec)  # E
-        self.v_length = None if spec.shared else along_length(spec)  # F
+        self.k_length = length_projection(spec)  # E
+        self.v_length = None if spec.shared else length_projection(spec)  # F
         self.attend = backend("auto")
 
     def forward(self, x: Tensor, layout: TokenLayout, state: State = STATELESS) -> Tensor:
         q, k, v = (split_heads(p(x), self.heads) for p in (self.q_proj, self.k_proj, self.v_proj))  # (B, H, L, E)
-        where = self.documents(layout)  # (B, docs, L)
-        k = self.mixtures(self.k_length, layout, where) @ k  # (B, H, docs · k, E)
-        v = self.mixtures(self.k_length if self.v_length is None else self.v_length, layout, where) @ v
-        z = self.attend(
-            q, k, v, self.before_mixtures(layout, where.shape[1], k.shape[2]), ScoreOptions(Full(), self.scale)
-        )
+        members = self.document_members(layout)  # (B, docs, L)
+        k = self.combinations(self.k_length, layout, members) @ k  # (B, H, docs · k, E)
+        v = self.combinations(self.k_length if self.v_length is None else self.v_length, layout, members) @ v
+        keys = self.key_layout(layout, members.shape[1], k.shape[2])
+        z = self.attend(q, k, v, keys, ScoreOptions(Full(), self.scale))
         return self.o_proj(merge_heads(z))
 
-    def documents(self, layout: TokenLayout) -> Tensor:
-        """(B, docs, L): which tokens are in each document; padding is in none."""
+    def document_members(self, layout: TokenLayout) -> Tensor:
+        """(B, docs, L): the tokens of each document; padding is in none."""
         documents = layout.documents
-        own = torch.zeros_like(layout.positions) if documents is None else number_documents(documents)
-        count = 1 if documents is None else int(own.max()) + 1
-        where = own.unsqueeze(1) == torch.arange(count, device=own.device).unsqueeze(-1)
-        return where if layout.valid is None else where & layout.valid.unsqueeze(1)
+        numbers = torch.zeros_like(layout.positions) if documents is None else number_documents(documents)
+        count = 1 if documents is None else int(numbers.max()) + 1
+        members = numbers.unsqueeze(1) == torch.arange(count, device=numbers.device).unsqueeze(-1)
+        return members if layout.valid is None else members & layout.valid.unsqueeze(1)
 
-    def mixtures(self, along: Tensor, layout: TokenLayout, where: Tensor) -> Tensor:
-        """(B, 1, docs · k, L): every token's share in the mixtures of its document."""
+    def combinations(self, projection: Tensor, layout: TokenLayout, members: Tensor) -> Tensor:
+        """(B, 1, docs · k, L): the coefficient of every token in the combinations of its document."""
         if layout.positions.device.type == "cpu" and int(layout.positions.max()) >= self.length:
             raise ValueError(
-                f"a text of {int(layout.positions.max()) + 1} tokens is longer than the {self.length} that linformer "
-                "projects; shorten it"
+                f"linformer: a sequence of {int(layout.positions.max()) + 1} tokens is longer than "
+                f"length={self.length}; shorten it"
             )
-        columns = along.T[layout.positions]  # (B, L, k)
-        return (where.unsqueeze(2) * columns.mT.unsqueeze(1)).flatten(1, 2).unsqueeze(1)
+        columns = projection.T[layout.positions]  # (B, L, k)
+        return (members.unsqueeze(2) * columns.mT.unsqueeze(1)).flatten(1, 2).unsqueeze(1)
 
-    def before_mixtures(self, layout: TokenLayout, documents: int, keys: int) -> TokenLayout:
-        """The same queries before the mixtures of their documents."""
-        places = torch.zeros_like(layout.positions[:, :1]).expand(-1, keys)
+    def key_layout(self, layout: TokenLayout, documents: int, keys: int) -> TokenLayout:
+        """The layout of the queries, with the combinations of their documents as keys."""
+        positions = torch.zeros_like(layout.positions[:, :1]).expand(-1, keys)
         if (segments := layout.documents) is None:
-            return layout.with_keys(places)
-        own = torch.arange(documents, device=places.device).repeat_interleave(keys // documents).expand_as(places)
-        return replace(layout, segments=number_documents(segments)).with_keys(places, segments=own)
+            return layout.with_keys(positions)
+        numbers = torch.arange(documents, device=positions.device).repeat_interleave(keys // documents)
+        queries = replace(layout, segments=number_documents(segments))
+        return queries.with_keys(positions, segments=numbers.expand_as(positions))
 
 
-def along_length(spec: Linformer) -> nn.Parameter:
+def length_projection(spec: Linformer) -> nn.Parameter:
     """(k, n)"""
     return nn.Parameter(torch.empty(spec.rank, spec.length).normal_(std=spec.length**-0.5))

@@ -1,12 +1,12 @@
-"""Normalization: bring every token's vector to one scale.
+"""Normalization of each token's vector.
 
     LayerNorm(x) = (x - mean x) / √(var x + ε) · w + b          Ba et al. 2016
     RMSNorm(x)   = x / √(mean x² + ε) · w                       Zhang & Sennrich 2019
     NoNorm(x)    = x
 
-Both may go without their weights (OLMo's "non-parametric" LayerNorm, Groeneveld et al. 2024); `around_one` is Gemma's
-RMSNorm, which scales by 1 + w, so that weight decay pulls the scale to one. A token's result depends on that token
-alone: not on its batch, nor on the text's length, as BatchNorm's would.
+Both can be used without weights (OLMo's "non-parametric" LayerNorm, Groeneveld et al. 2024). `around_one` is Gemma's
+RMSNorm, which scales by 1 + w, so that weight decay pulls the scale to one. Unlike BatchNorm, the output of a token
+depends on that token alone.
 """
 
 from dataclasses import dataclass

@@ -1,10 +1,10 @@
-"""Patches: an image cut into a grid of pieces, each flattened and put through one linear layer.
+"""Patches: an image is cut into a grid of patches; each is flattened and projected by one linear layer.
 
-    x_p = W flatten(piece_p) + b          a convolution whose kernel is the piece and whose stride is the step
+    x_p = W flatten(patch_p) + b          a convolution with the patch as kernel and `stride` as stride
 
-Before the pieces may stand learned vectors: [CLS], which is read as the whole image (Dosovitskiy et al. 2020), and
-registers, which are read by nobody (Darcet et al. 2023) or by a second head (Touvron et al. 2020). A spectrogram is an
-image of one channel, with overlapping pieces in Gong et al. 2021; a film has three sides (frames, height, width), a
+Learned vectors may precede the patches: [CLS], which represents the image (Dosovitskiy et al. 2020), and registers,
+whose outputs are unused (Darcet et al. 2023) or read by a second head (Touvron et al. 2020). A spectrogram is an image
+with one channel, with overlapping patches in Gong et al. 2021; a video has three dimensions (frames, height, width), a
 signal one.
 """
 
@@ -21,10 +21,10 @@ from regard.spec import require
 
 @dataclass(frozen=True)
 class Patches(Input):
-    size: tuple[int, ...]  # of a piece
+    size: tuple[int, ...]  # of a patch
     image: tuple[int, ...]  # (height, width)
     channels: int = 3
-    stride: tuple[int, ...] = ()  # from piece to piece; none: the size. With one, a rest at the edge is not read
+    stride: tuple[int, ...] = ()  # (): the size. With a stride, what remains at the edges is not read
     cls: bool = True
     registers: int = 0
     bias: bool = True
@@ -32,29 +32,29 @@ class Patches(Input):
     def check(self) -> None:
         require(
             len(self.image) == len(self.size) > 0 and len(self.stride) in (0, len(self.size)),
-            f"patches: size={self.size}, image={self.image} and stride={self.stride} need one number a side",
+            f"patches: size={self.size}, image={self.image} and stride={self.stride} need one number per dimension",
         )
         for name in ("size", "image", "stride"):
             require(all(n > 0 for n in getattr(self, name)), f"patches: {name}={getattr(self, name)} must be positive")
         require(self.channels > 0, f"patches: channels={self.channels} must be positive")
         require(self.registers >= 0, f"patches: registers={self.registers} must not be negative")
-        for side, piece in zip(self.image, self.size, strict=True):
-            require(side >= piece, f"patches: a side of {side} is shorter than a piece, {piece}")
-            fits = f"{side - side % piece} or {side - side % piece + piece}"
+        for side, patch in zip(self.image, self.size, strict=True):
+            require(side >= patch, f"patches: an image side of {side} is shorter than a patch, {patch}")
+            fits = f"{side - side % patch} or {side - side % patch + patch}"
             require(
-                bool(self.stride) or side % piece == 0,
-                f"patches: a side of {side} is no multiple of {piece}; resize or crop to {fits}",
+                bool(self.stride) or side % patch == 0,
+                f"patches: an image side of {side} is not divisible by {patch}; resize or crop to {fits}",
             )
 
     @property
     def grid(self) -> tuple[int, ...]:
-        """How many pieces along each side."""
+        """Number of patches along each dimension."""
         steps = self.stride or self.size
         return tuple((a - b) // c + 1 for a, b, c in zip(self.image, self.size, steps, strict=True))
 
     @property
     def first(self) -> int:
-        """How many tokens stand before the pieces."""
+        """Number of tokens before the patches."""
         return int(self.cls) + self.registers
 
     @property
@@ -75,19 +75,19 @@ class PatchesModule(nn.Module):
     def forward(self, images: Tensor, types: Tensor | None = None) -> Tensor:
         """images (B, C, height, width) -> (B, L, D)"""
         if types is not None:
-            raise ValueError("types were given, but patches have none; leave them out")
+            raise ValueError("types were given, but patches have no type embeddings; leave them out")
         x = self.proj(self.cut(images))  # (B, P, D)
         first = [tokens.expand(len(x), -1, -1) for tokens in (self.cls, self.registers) if tokens is not None]
         return torch.cat([*first, x], 1)  # (B, L, D)
 
     def cut(self, images: Tensor) -> Tensor:
-        """The numbers of each piece, channel by channel."""
+        """The values of each patch (B, P, C·size), channel by channel."""
         expected, sides = (self.spec.channels, *self.spec.image), len(self.spec.size)
         if images.shape[1:] != expected:
-            raise ValueError(f"an image of shape {tuple(images.shape[1:])} was given; this model reads {expected}")
+            raise ValueError(f"an image of shape {tuple(images.shape[1:])} was given; this model takes {expected}")
         x = images
         for side, (size, step) in enumerate(zip(self.spec.size, self.spec.stride or self.spec.size, strict=True)):
-            x = x.unfold(2 + side, size, step)  # at last (B, C, *grid, *size)
+            x = x.unfold(2 + side, size, step)  # after the last: (B, C, *grid, *size)
         return x.movedim(1, 1 + sides).flatten(1, sides).flatten(2)  # (B, P, C·size)
 
 
@@ -96,7 +96,7 @@ def learned(count: int, width: int) -> nn.Parameter | None:
 
 
 def resize_grid(table: Tensor, old: tuple[int, int], new: tuple[int, int], first: int = 1) -> Tensor:
-    """Learned positions (first + rows · columns, D) for a grid of another size, interpolated; the first are kept."""
+    """Learned positions (first + rows · columns, D), interpolated to a grid of another size; the first are kept."""
     grid = table[first:].T.unflatten(-1, old).unsqueeze(0)  # (1, D, rows, columns)
     grid = F.interpolate(grid, size=new, mode="bicubic", align_corners=False)
     return torch.cat([table[:first], grid[0].flatten(1).T])

@@ -1,11 +1,11 @@
-"""RG-LRU, the real-gated linear recurrent unit: every channel forgets at a rate of its own, as much as its token says.
+"""RG-LRU, the real-gated linear recurrent unit: a diagonal recurrence whose decay depends on the token.
 
     u = conv(W_x x)        r = σ(W_r u + b_r)        i = σ(W_i u + b_i)        a = exp(-8 r ⊙ softplus(Λ))
     h_t = a_t ⊙ h_{t-1} + √(1 - a_t²) ⊙ i_t ⊙ u_t          out = W_o (h ⊙ gelu(W_g x))
 
-√(1 - a²) keeps the state as large as what is written, however slowly it fades; a text's first token, which has nothing
-before it, is written in full. W_r and W_i are block-diagonal, a block a head. De et al. 2024 (Griffin, where it stands
-beside local attention).
+The factor √(1 - a²) keeps the variance of the state equal to that of its inputs for any decay. The first token of a
+document has no previous state and is written with factor 1. W_r and W_i are block-diagonal, one block per head.
+De et al. 2024 (Griffin, which alternates it with local attention).
 """
 
 from dataclasses import dataclass
@@ -24,8 +24,8 @@ from regard.parts.ssm.selective import ConvWeights, chunked_forward, filled
 from regard.parts.state import STATELESS, FixedSize, FixedState
 from regard.spec import require
 
-FASTEST = 8.0  # how often the slowest decay is taken where r = 1
-LEAST, MOST = 0.9, 0.999  # of what fresh channels keep of their state where r = 1/8
+DECAY_EXPONENT = 8.0  # the largest power of the base decay exp(-softplus Λ): at r = 1
+MIN_DECAY, MAX_DECAY = 0.9, 0.999  # initial range of the base decay
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class RGLRU(Body):
     mixes: ClassVar[bool] = True
 
     heads: int
-    hidden: int | None = None  # channels; None: as many as the stream has
+    hidden: int | None = None  # channels; None: the width
     taps: int = 4
     activation: Activation = "gelu_tanh"
 
@@ -43,7 +43,7 @@ class RGLRU(Body):
             require(value is None or value > 0, f"rg_lru: {name}={value} must be positive")
 
     def size(self, width: int) -> int:
-        """Channels in a stack this wide."""
+        """Number of channels in a stack of this width."""
         size = self.hidden or width
         require(size % self.heads == 0, f"rg_lru: {size} channels are not divisible by heads={self.heads}")
         return size
@@ -75,28 +75,28 @@ class RGLRUModule(nn.Module):
         self.activation = ACTIVATIONS[spec.activation]
 
     def forward(self, x: Tensor, layout: TokenLayout, state: FixedState = STATELESS) -> Tensor:
-        out, tail, h = chunked_forward(self.read, x, layout, state.read(layout, **self.memory.zeros(x)))
+        out, tail, h = chunked_forward(self.run_chunk, x, layout, state.read(layout, **self.memory.zeros(x)))
         state.write(layout, conv=tail, h=h)
         return out
 
-    def read(self, x: Tensor, layout: TokenLayout, tail: Tensor, h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """x (B, L, D), the convolution's tail (B, k - 1, F) and the state (B, F) -> out (B, L, D) and both after."""
+    def run_chunk(self, x: Tensor, layout: TokenLayout, tail: Tensor, h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """x (B, L, D), tail of the convolution (B, k - 1, F), state (B, F) -> out (B, L, D), new tail, new state."""
         u, tail = convolve(self.in_proj(x), self.conv.weight, self.conv.bias, tail, layout)  # (B, L, F)
         r, i = (gate(u).to(h.dtype).sigmoid() for gate in (self.r_proj, self.i_proj))
-        decay = -FASTEST * r * F.softplus(self.rate.to(h.dtype))  # log a
-        written = (-torch.expm1(2 * decay)).clamp_min(torch.finfo(h.dtype).tiny).sqrt()  # of 0 a root has no slope
-        written = written.where(layout.positions.unsqueeze(-1) > 0, 1.0)
-        hs = linear_recurrence(decay.exp(), written * i * u, h, layout.documents, layout.valid)  # (B, L, F)
+        decay = -DECAY_EXPONENT * r * F.softplus(self.rate.to(h.dtype))  # log a
+        scale = (-torch.expm1(2 * decay)).clamp_min(torch.finfo(h.dtype).tiny).sqrt()  # the root of 0 has no gradient
+        scale = scale.where(layout.positions.unsqueeze(-1) > 0, 1.0)
+        hs = linear_recurrence(decay.exp(), scale * i * u, h, layout.documents, layout.valid)  # (B, L, F)
         return self.o_proj(hs.to(x.dtype) * self.activation(self.gate_proj(x))), tail, hs[:, -1]
 
 
 class BlockDiagonal(nn.Module):
-    """A matrix of blocks: every head's channels are mixed with each other alone."""
+    """A block-diagonal linear layer, one block per head."""
 
     def __init__(self, heads: int, size: int):
         super().__init__()
-        reach = size**-0.5
-        self.weight = nn.Parameter(torch.empty(heads, size, size).uniform_(-reach, reach))  # of a head (columns, rows)
+        bound = size**-0.5
+        self.weight = nn.Parameter(torch.empty(heads, size, size).uniform_(-bound, bound))  # (H, columns, rows)
         self.bias = nn.Parameter(torch.zeros(heads, size))
 
     def forward(self, x: Tensor) -> Tensor:
@@ -105,6 +105,6 @@ class BlockDiagonal(nn.Module):
 
 
 def rates(count: int) -> nn.Parameter:
-    """(count,) Λ such that exp(-softplus Λ), squared, is spread evenly; the inverse of softplus is log(exp x - 1)."""
-    kept = torch.empty(count, device="cpu").uniform_(LEAST**2, MOST**2).sqrt()
-    return filled((-kept.log()).expm1().log(), count)
+    """(count,) Λ such that the square of exp(-softplus Λ) is uniform; the inverse of softplus is log(exp x - 1)."""
+    decays = torch.empty(count, device="cpu").uniform_(MIN_DECAY**2, MAX_DECAY**2).sqrt()
+    return filled((-decays.log()).expm1().log(), count)

@@ -1,11 +1,11 @@
-"""RWKV's two halves of a block: mixing over time, instead of attention, and over channels, instead of a feed-forward.
+"""RWKV-4's two mixers: time mixing in the place of attention, and channel mixing in that of the feed-forward layer.
 
-    μ_m(x)_t = m ⊙ x_t + (1 - m) ⊙ x_{t-1}                          each token is mixed with the one before
-    time      out = W_o (σ(W_r μ_r(x)) ⊙ wkv(W_k μ_k(x), W_v μ_v(x)))      wkv in kernels/rwkv
+    μ_m(x)_t = m ⊙ x_t + (1 - m) ⊙ x_{t-1}                          each token is mixed with the previous one
+    time      out = W_o (σ(W_r μ_r(x)) ⊙ wkv(W_k μ_k(x), W_v μ_v(x)))      wkv in kernels/recurrent/wkv
     channel   out = σ(W_r μ_r(x)) ⊙ W_down relu(W_up μ_k(x))²
 
-Both remember the last token, the first its sums too: nothing grows. Peng et al. 2023 (RWKV-4). Mixing with the token
-before is a short convolution of two taps, m and 1 - m.
+The state has a fixed size: the last token, and for time mixing the sums of wkv. μ is a short convolution with the two
+taps m and 1 - m. Peng et al. 2023.
 """
 
 import math
@@ -28,7 +28,7 @@ from regard.spec import require
 class TimeMixing(Body):
     mixes: ClassVar[bool] = True
 
-    hidden: int | None = None  # channels; None: as many as the stream has
+    hidden: int | None = None  # channels; None: the width
 
     def check(self) -> None:
         require(self.hidden is None or self.hidden > 0, f"time_mixing: hidden={self.hidden} must be positive")
@@ -54,7 +54,7 @@ class TimeMixingModule(nn.Module):
         self.v_proj = nn.Linear(width, hidden, bias=False)
         self.r_proj = nn.Linear(width, hidden, bias=False)
         self.o_proj = nn.Linear(hidden, width, bias=False)
-        # From memories of hundreds of tokens to those of less than one, as RWKV's own code begins in its first layer.
+        # Time constants from hundreds of tokens to less than one, as in the first layer of RWKV's own code.
         self.log_decay = nn.Parameter(torch.linspace(-5, 3, hidden))
         self.bonus = nn.Parameter(torch.full((hidden,), math.log(0.3)))
 
@@ -103,12 +103,12 @@ class ChannelMixingModule(nn.Module):
 
 
 class Mix(nn.Module):
-    """m ⊙ x_t + (1 - m) ⊙ x_{t-1}; m begins with more of the token before in the first channels."""
+    """m ⊙ x_t + (1 - m) ⊙ x_{t-1}; initially the first channels have more of the previous token."""
 
     def __init__(self, width: int):
         super().__init__()
-        self.share = nn.Parameter(torch.linspace(0, 1 - 1 / width, width))
+        self.share = nn.Parameter(torch.linspace(0, 1 - 1 / width, width))  # m
 
     def forward(self, x: Tensor, last: Tensor, layout: TokenLayout) -> tuple[Tensor, Tensor]:
-        """What is mixed (B, L, D), and the last token (B, 1, D) for those that follow."""
+        """The mixed tokens (B, L, D), and the last token (B, 1, D) for the next forward."""
         return convolve(x, torch.stack([self.share, 1 - self.share]), None, last, layout)

@@ -1,4 +1,4 @@
-"""Attention as it was before transformers: a score compares a state with states, whose mean by these weights is read.
+"""Attention of the models before transformers: scores between a state and other states, and their weighted mean.
 
     additive   vᵀ tanh(W_q s_i + W_k h_j)        Bahdanau et al. 2014
     dot        s_iᵀ h_j                          Luong et al. 2015
@@ -7,9 +7,9 @@
 
     α_ij = softmax_j(score)        c_i = Σ_j α_ij h_j        out = W_o c
 
-Keys and values are the states themselves, h, in as many slices as there are heads: of this sequence, or of a source (an
-encoder's states). W_k h is computed once for each state and remembered beside it. With `combine` the state that looked
-stays in what is given: out = tanh(W_o c + W_s s), Luong's attentional state.
+Keys and values are the states h, split into heads: those of this sequence, or of a source (an encoder's states). W_k h
+is computed once per state and cached with it. With `combine` the output is tanh(W_o c + W_s s), Luong's attentional
+state.
 """
 
 from collections.abc import Mapping
@@ -25,7 +25,7 @@ from regard.kernels.attention.mask import Causal, Full, Mask, attention_mask
 from regard.kernels.attention.reference import normalize, weights_of_heads
 from regard.layout import TokenLayout
 from regard.parts.body import Body
-from regard.parts.heads import merge_heads, split_heads
+from regard.parts.heads import divisors, merge_heads, split_heads
 from regard.parts.state import STATELESS, PerSource, PerToken, State
 from regard.parts.tap import Tap
 from regard.spec import require
@@ -37,8 +37,8 @@ class ScoredAttention(Body):
 
     heads: int = 1
     score: Literal["additive", "dot", "general", "scaled"] = "additive"
-    score_dim: int | None = None  # of additive's hidden layer, a head; None: as a head of h
-    source: bool = False  # does it read a source, instead of its own sequence?
+    score_dim: int | None = None  # per head, of the hidden layer of "additive"; None: width of h / heads
+    source: bool = False  # does it attend to a source, instead of its own sequence?
     source_width: int | None = None  # None: as wide as this stack
     mask: Mask | None = None  # None: Full() for a source, else the model's, as in Attention
     combine: bool = False
@@ -55,11 +55,11 @@ class ScoredAttention(Body):
         )
         require(
             self.source or self.source_width is None,
-            f"scored_attention: source_width={self.source_width} is of a source; set source=True, or leave it out",
+            f"scored_attention: source_width={self.source_width} needs a source; set source=True, or leave it out",
         )
         require(
             not self.source or self.mask in (None, Full()),
-            f"scored_attention: a source is seen whole; found mask={self.mask}, leave it out",
+            f"scored_attention: queries attend to the whole source; found mask={self.mask}, leave it out",
         )
 
     @property
@@ -74,11 +74,12 @@ class ScoredAttention(Body):
         return self if self.source else super().with_default_mask(mask)
 
     def sizes(self, width: int) -> tuple[int, int, int]:
-        """Widths of h, of a head of it, and of a head's score."""
+        """(width of h, width per head, score_dim)"""
         read = self.source_width or width
         require(
             read % self.heads == 0,
-            f"scored_attention: states of width {read} are not divisible by heads={self.heads}; choose another",
+            f"scored_attention: the width of the states, {read}, is not divisible by heads={self.heads}; "
+            f"choose one of {', '.join(map(str, divisors(read)))}",
         )
         require(
             read == width or self.score in ("additive", "general"),
@@ -90,7 +91,7 @@ class ScoredAttention(Body):
         return self.module(width, width)
 
     def module(self, width: int, out: int) -> "ScoredAttentionModule":
-        """Of states of one width, giving vectors of another."""
+        """The module for states of this width, with outputs of the width `out`."""
         return (AdditiveModule if self.score == "additive" else MultiplicativeModule)(width, self, out)
 
     def memory(self, width: int) -> PerSource | PerToken:
@@ -112,7 +113,7 @@ class ScoredAttention(Body):
 
 
 class ScoredAttentionModule(nn.Module):
-    """What all scores share: states are read and remembered, and what was found is brought to the stream's width."""
+    """The cached states and the output projection; a subclass computes the scores."""
 
     def __init__(self, width: int, spec: ScoredAttention, out: int):
         super().__init__()
@@ -126,19 +127,19 @@ class ScoredAttentionModule(nn.Module):
 
     def forward(self, x: Tensor, layout: TokenLayout, state: State = STATELESS) -> Tensor:
         *states, layout = state.recall(layout, self.read) if self.source else state.extend(layout, **self.read(x))
-        return self.look(x, layout, *states)
+        return self.output(x, layout, *states)
 
-    def look(self, x: Tensor, layout: TokenLayout, *states: Tensor) -> Tensor:
-        """(B, L, D) and what was remembered -> (B, L, out)"""
+    def output(self, x: Tensor, layout: TokenLayout, *states: Tensor) -> Tensor:
+        """x (B, L, D) and the cached arrays -> (B, L, out)"""
         c = self.o_proj(merge_heads(self.context(x, layout, *states)))
         return c if self.s_proj is None else torch.tanh(c + self.s_proj(x))
 
     def read(self, h: Tensor) -> dict[str, Tensor]:
-        """What is remembered of states (B, S, D): arrays (B, H, S, …)."""
+        """The arrays (B, H, S, …) that are cached for states (B, S, D)."""
         return {"h": split_heads(h, self.heads)}
 
     def context(self, x: Tensor, layout: TokenLayout, *states: Tensor) -> Tensor:
-        """(B, L, D) and what was remembered -> (B, H, L, E)"""
+        """x (B, L, D) and the cached arrays -> the context vectors c (B, H, L, E)"""
         raise NotImplementedError
 
     def key_layout(self, layout: TokenLayout) -> TokenLayout:
@@ -185,7 +186,7 @@ class AdditiveModule(ScoredAttentionModule):
         return self.weights(taps["q"], taps["k"], self.key_layout(layout))[:, heads]
 
     def weights(self, q: Tensor, k: Tensor, layout: TokenLayout) -> Tensor:
-        """(B, H, L, S): every pair goes through the hidden layer, so this takes L · S · A of memory."""
+        """(B, H, L, S); the hidden layer is computed for every pair, so this takes L · S · A of memory."""
         s = torch.einsum("bhlsa,ha->bhls", torch.tanh(q.unsqueeze(3) + k.unsqueeze(2)), self.v)
         s, bias = s.to(torch.promote_types(s.dtype, torch.float32)), layout.inputs.bias
         return normalize(s if bias is None else s + bias.values(layout, s.dtype), attention_mask(self.mask, layout))

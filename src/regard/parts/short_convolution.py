@@ -1,10 +1,9 @@
-"""Short convolution: every channel mixes its last few values; the cheapest way for a token to know its neighbours.
+"""Short convolution: every channel is a weighted sum of its last few values, the cheapest mixer of neighbouring tokens.
 
     y_t = Σ_{i<k} w_i ⊙ x_{t-i}          over tokens of the same document
 
-Attention must learn to look one token back before it can match patterns; a convolution of a few taps gives it that
-from the first step. In front of state-space and linear mixers since H3 (Fu et al. 2023), in front of attention as
-"canon layers" (Allen-Zhu 2025).
+Attention has to learn to attend to the previous token; a convolution with a few taps can copy it from the start. It
+precedes state-space and linear mixers since H3 (Fu et al. 2023), and attention as "canon layers" (Allen-Zhu 2025).
 """
 
 from dataclasses import dataclass
@@ -27,7 +26,7 @@ class ShortConvolution(Body):
     taps: int = 4
 
     def check(self) -> None:
-        require(self.taps > 1, f"short_convolution: taps={self.taps} must be at least 2, a token and the one before")
+        require(self.taps > 1, f"short_convolution: taps={self.taps} must be at least 2: a token and the previous one")
 
     def build(self, width: int) -> nn.Module:
         return ShortConvolutionModule(width, self.taps)

@@ -1,9 +1,9 @@
-"""The mixer of the first neural language model: the last n tokens side by side, through one hidden layer.
+"""The mixer of the first neural language model: the last n tokens, concatenated, through one hidden layer.
 
     out_t = W_2 tanh(W_1 [x_t ; x_{t-1} ; … ; x_{t-n+1}] + b_1) + b_2
 
-Every place in the window has weights of its own, so what was learned of a word in one place is not known in another,
-and a token further back has no influence at all. Before a text begins there are zeros. Bengio et al. 2003.
+Each offset in the window has its own columns of W_1, so nothing learned at one offset applies at another, and tokens
+before the window have no influence. Inputs before the start of a document are zero. Bengio et al. 2003.
 """
 
 from dataclasses import dataclass
@@ -24,8 +24,8 @@ from regard.spec import require
 class WindowMLP(Body):
     mixes: ClassVar[bool] = True
 
-    size: int = 5  # tokens that are seen, the newest counted
-    hidden: int | None = None  # None: as the stream
+    size: int = 5  # n, the newest token included
+    hidden: int | None = None  # None: the width
 
     def check(self) -> None:
         require(self.size > 0, f"fixed_window: size={self.size} must be positive")
@@ -52,13 +52,13 @@ class WindowMLPModule(nn.Module):
     def forward(self, x: Tensor, layout: TokenLayout, state: FixedState = STATELESS) -> Tensor:
         order = layout.derived(valid_first)
         segments = None if layout.segments is None else pick(layout.segments, order)
-        behind, length = self.size - 1, x.shape[1]
-        (tail,) = state.read(layout, tail=x.new_zeros(len(x), behind, x.shape[2]))
-        line = torch.cat([tail.to(x.dtype), pick(x, order)], 1)  # (B, n - 1 + L, D)
-        places = [line[:, behind - i : behind - i + length] for i in range(self.size)]  # each (B, L, D)
+        earlier, length = self.size - 1, x.shape[1]
+        (tail,) = state.read(layout, tail=x.new_zeros(len(x), earlier, x.shape[2]))
+        inputs = torch.cat([tail.to(x.dtype), pick(x, order)], 1)  # (B, n - 1 + L, D)
+        shifted = [inputs[:, earlier - i : earlier - i + length] for i in range(self.size)]  # each (B, L, D)
         if segments is not None:
             same = [segments == F.pad(segments, (i, 0))[:, :length] for i in range(self.size)]
-            places = [place.where(here.unsqueeze(-1), 0.0) for place, here in zip(places, same, strict=True)]
-        state.write(layout, tail=next_tail(line, behind, layout.valid))
-        y = self.down_proj(torch.tanh(self.up_proj(torch.cat(places, -1))))  # (B, L, D)
-        return y if order is None else pick(y, order.argsort(1))  # each token back to its place
+            shifted = [tokens.where(own.unsqueeze(-1), 0.0) for tokens, own in zip(shifted, same, strict=True)]
+        state.write(layout, tail=next_tail(inputs, earlier, layout.valid))
+        y = self.down_proj(torch.tanh(self.up_proj(torch.cat(shifted, -1))))  # (B, L, D)
+        return y if order is None else pick(y, order.argsort(1))  # in the order of the input

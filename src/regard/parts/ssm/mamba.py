@@ -1,10 +1,10 @@
-"""Mamba: a state space that each token steers: what it writes, what it reads, and how far it moves the clock.
+"""Mamba: a selective state space, whose step Δ, input matrix B and output matrix C depend on the token.
 
     u = silu(conv(W_in x))        Δ = softplus(W_Δ W_r u + b)        B = W_B u        C = W_C u
     h_t = exp(Δ_t A) ⊙ h_{t-1} + Δ_t B_t u_t        y_t = C_t · h_t + D u_t        out = W_o (y ⊙ silu(W_g x))
 
-Every channel has N states of its own; A is fixed, but exp(Δ_t A) is not: Δ → 0 passes over a token, a large Δ forgets
-all before it. Gu & Dao 2023. Jamba (Lieber et al. 2024) and FalconMamba put a norm on Δ's low rank, B and C.
+Every channel has N states. A is constant, but exp(Δ_t A) is not: with Δ → 0 a token is skipped, with a large Δ the
+state is reset. Gu & Dao 2023. Jamba (Lieber et al. 2024) and FalconMamba normalize the low-rank input of Δ, B and C.
 """
 
 from dataclasses import dataclass
@@ -28,13 +28,13 @@ from regard.spec import require
 class Mamba(Body):
     mixes: ClassVar[bool] = True
 
-    state: int = 16  # numbers a channel
-    expand: int = 2  # channels for each of the stream's
-    rank: int | None = None  # of Δ's projection; None: a sixteenth of the width
+    state: int = 16  # N, per channel
+    expand: int = 2  # channels / width
+    rank: int | None = None  # of Δ's projection; None: width / 16, rounded up
     taps: int = 4
     bias: bool = False
     conv_bias: bool = True
-    norm: Norm = NoNorm()  # of Δ's low rank, B and C
+    norm: Norm = NoNorm()  # of W_r u, B and C
 
     def check(self) -> None:
         for name in ("state", "expand", "taps"):
@@ -42,7 +42,7 @@ class Mamba(Body):
         require(self.rank is None or self.rank > 0, f"mamba: rank={self.rank} must be positive")
 
     def sizes(self, width: int) -> tuple[int, int]:
-        """(channels, rank) in a stack this wide."""
+        """(channels, rank) in a stack of this width."""
         return self.expand * width, self.rank or -(-width // 16)
 
     def build(self, width: int) -> nn.Module:
@@ -80,12 +80,12 @@ class MambaModule(nn.Module):
         self.scan = backend("auto")
 
     def forward(self, x: Tensor, layout: TokenLayout, state: FixedState = STATELESS) -> Tensor:
-        out, tail, h = chunked_forward(self.read, x, layout, state.read(layout, **self.memory.zeros(x)))
+        out, tail, h = chunked_forward(self.run_chunk, x, layout, state.read(layout, **self.memory.zeros(x)))
         state.write(layout, conv=tail, ssm=h)
         return out
 
-    def read(self, x: Tensor, layout: TokenLayout, tail: Tensor, h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """x (B, L, D), the convolution's tail (B, k - 1, F) and the state (B, F, N) -> out (B, L, D) and both after."""
+    def run_chunk(self, x: Tensor, layout: TokenLayout, tail: Tensor, h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """x (B, L, D), tail of the convolution (B, k - 1, F), state (B, F, N) -> out (B, L, D), new tail, new state."""
         u, tail = convolve(self.in_proj(x), self.conv.weight, self.conv.bias, tail, layout)
         u = F.silu(u)  # (B, L, F)
         delta = self.step_proj(self.rank_norm(self.rank_proj(u)))  # (B, L, F) before bias and softplus

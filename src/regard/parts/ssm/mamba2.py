@@ -1,10 +1,11 @@
-"""Mamba-2: the state space whose rate is one number a head, so that it is linear attention with a decay.
+"""Mamba-2: a selective state space with one decay rate per head, which makes it linear attention with a decay.
 
     x, B, C = silu(conv(W x))        Δ = softplus(W_Δ x + b)        out = W_o norm(y ⊙ silu(W_g x))
-    S_t = exp(Δ_t a) S_{t-1} + B_t (Δ_t x_t)ᵀ        y_t = S_tᵀ C_t + d x_t          a < 0 and d one number a head
+    S_t = exp(Δ_t a) S_{t-1} + B_t (Δ_t x_t)ᵀ        y_t = S_tᵀ C_t + d x_t          a < 0 and d: one number per head
 
-B are keys, C queries, Δ x values: the scan of kernels/scan, by products of matrices ("state-space duality"). Heads of a
-group share B and C. Dao & Gu 2024. Zamba2 normalizes each group by itself (`norm_parts` = `groups`).
+B are the keys, C the queries and Δ x the values of the scan (kernels/recurrent/linear_scan), which computes it by
+matrix products ("state-space duality"). Heads of a group share B and C. Dao & Gu 2024. Zamba2 normalizes the channels
+of each group separately (`norm_parts` = `groups`).
 """
 
 from dataclasses import dataclass
@@ -29,15 +30,15 @@ from regard.spec import require
 class Mamba2(Body):
     mixes: ClassVar[bool] = True
 
-    state: int = 128  # rows of a head's memory
-    head_dim: int = 64  # columns of it
-    expand: int = 2  # channels for each of the stream's
-    groups: int = 1  # of heads that share B and C
+    state: int = 128  # N, rows of a head's state
+    head_dim: int = 64  # its columns
+    expand: int = 2  # channels / width
+    groups: int = 1  # groups of heads that share B and C
     taps: int = 4
     bias: bool = False
     conv_bias: bool = True
     norm: Norm = RMSNorm(1e-5)  # of the gated output
-    norm_parts: int = 1  # of the channels, each normalized by itself
+    norm_parts: int = 1  # groups of channels that are normalized separately
     shortest: float | None = None  # limits of Δ
     longest: float | None = None
 
@@ -46,11 +47,11 @@ class Mamba2(Body):
             require(getattr(self, name) > 0, f"mamba2: {name}={getattr(self, name)} must be positive")
         require(
             (self.shortest or 0.0) >= 0 and (self.longest is None or self.longest > (self.shortest or 0.0)),
-            f"mamba2: steps from shortest={self.shortest} to longest={self.longest} are none; widen the limits",
+            f"mamba2: shortest={self.shortest} and longest={self.longest} must satisfy 0 <= shortest < longest",
         )
 
     def sizes(self, width: int) -> tuple[int, int]:
-        """(heads, channels) in a stack this wide."""
+        """(heads, channels) in a stack of this width."""
         channels = self.expand * width
         require(
             channels % self.head_dim == 0,
@@ -97,27 +98,27 @@ class Mamba2Module(nn.Module):
         self.scan = backend("auto")
 
     def forward(self, x: Tensor, layout: TokenLayout, state: FixedState = STATELESS) -> Tensor:
-        out, tail, past = chunked_forward(self.read, x, layout, state.read(layout, **self.memory.zeros(x)))
+        out, tail, past = chunked_forward(self.run_chunk, x, layout, state.read(layout, **self.memory.zeros(x)))
         state.write(layout, conv=tail, ssm=past)
         return out
 
-    def read(self, x: Tensor, layout: TokenLayout, tail: Tensor, past: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """x (B, L, D), tail (B, k - 1, F + 2 G N) and state (B, H, N, P) -> out (B, L, D) and both after."""
+    def run_chunk(self, x: Tensor, layout: TokenLayout, tail: Tensor, past: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """x (B, L, D), tail (B, k - 1, F + 2 G N), state (B, H, N, P) -> out (B, L, D), new tail, new state."""
         columns = [self.in_proj(x), self.b_proj(x), self.c_proj(x)]
         mixed, tail = convolve(torch.cat(columns, -1), self.conv.weight, self.conv.bias, tail, layout)
         u, B, C = F.silu(mixed).split([column.shape[-1] for column in columns], -1)
         u = split_heads(u, self.heads)  # (B, H, L, P)
         B, C = split_heads(B, self.groups), split_heads(C, self.groups)  # (B, G, L, N)
         step = self.step_proj(x).to(past.dtype) + self.step_bias
-        delta = self.limited(F.softplus(step)).transpose(1, 2)  # (B, H, L)
+        delta = self.clamp_step(F.softplus(step)).transpose(1, 2)  # (B, H, L)
         decay = delta * -self.A_log.to(past.dtype).exp().unsqueeze(-1)
         y, past = self.scan(C, B, u * delta.unsqueeze(-1), decay, past, layout.documents, layout.valid)
         y = merge_heads(y + u * self.D.view(-1, 1, 1))  # (B, L, F)
-        return self.o_proj(self.normed(y * F.silu(self.gate_proj(x)).to(y.dtype)).to(x.dtype)), tail, past
+        return self.o_proj(self.normalize(y * F.silu(self.gate_proj(x)).to(y.dtype)).to(x.dtype)), tail, past
 
-    def normed(self, y: Tensor) -> Tensor:
+    def normalize(self, y: Tensor) -> Tensor:
         parts = y.chunk(len(self.norms), -1)
         return torch.cat([norm(part) for norm, part in zip(self.norms, parts, strict=True)], -1)
 
-    def limited(self, delta: Tensor) -> Tensor:
+    def clamp_step(self, delta: Tensor) -> Tensor:
         return delta if self.limits == (None, None) else delta.clamp(*self.limits)
