@@ -1,33 +1,25 @@
-"""Random scans, and the recurrence written out, one token, head and number at a time, in float64."""
-
-from typing import NamedTuple
+"""Random inputs of the linear scan, and the recurrence as a plain loop over tokens, heads and channels, in float64."""
 
 import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
+from regard.kernels.recurrent.linear_scan import ScanInputs
+
 KINDS = ("none", "constant", "token", "channel")
 
 
-class Case(NamedTuple):
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    decay: Tensor | None
-    state: Tensor
-    segments: Tensor | None = None
-    valid: Tensor | None = None
+def cast(inputs: ScanInputs, dtype: torch.dtype) -> ScanInputs:
+    return ScanInputs(*(x.to(dtype) if x is not None and x.is_floating_point() else x for x in inputs))
 
-    def to(self, dtype: torch.dtype) -> "Case":
-        return Case(*(x.to(dtype) if x is not None and x.is_floating_point() else x for x in self))
 
-    def tokens(self, start: int, stop: int) -> "Case":
-        """Only these, with the same state before them."""
-        q, k, v, decay, state, segments, valid = self
-        decay = decay if decay is None or decay.dim() == 1 else decay[:, :, start:stop]
-        packed = None if segments is None else segments[:, start:stop]
-        known = None if valid is None else valid[:, start:stop]
-        return Case(q[:, :, start:stop], k[:, :, start:stop], v[:, :, start:stop], decay, state, packed, known)
+def select_tokens(inputs: ScanInputs, start: int, stop: int) -> ScanInputs:
+    """The inputs of tokens start … stop - 1, with the same initial state."""
+    q, k, v, decay, state, segments, valid = inputs
+    q, k, v = (x[:, :, start:stop] for x in (q, k, v))
+    decay = decay if decay is None or decay.dim() == 1 else decay[:, :, start:stop]
+    segments, valid = (None if x is None else x[:, start:stop] for x in (segments, valid))
+    return ScanInputs(q, k, v, decay, state, segments, valid)
 
 
 def draw(
@@ -42,7 +34,7 @@ def draw(
     padded: bool = False,
     strength: float = 1.0,
     seed: int = 0,
-) -> Case:
+) -> ScanInputs:
     generator = torch.Generator().manual_seed(seed)
 
     def normal(*shape: int) -> Tensor:
@@ -50,7 +42,7 @@ def draw(
 
     heads = groups * shared
     shape = {"constant": (heads,), "token": (batch, heads, length), "channel": (batch, heads, length, keys)}
-    return Case(
+    return ScanInputs(
         normal(batch, groups, length, keys),
         normal(batch, groups, length, keys),
         normal(batch, heads, length, values),
@@ -61,8 +53,8 @@ def draw(
     )
 
 
-def loop(case: Case) -> tuple[Tensor, Tensor]:
-    q, k, v, decay, state, segments, valid = case
+def loop(inputs: ScanInputs) -> tuple[Tensor, Tensor]:
+    q, k, v, decay, state, segments, valid = inputs
     state, out = state.clone(), torch.zeros_like(v)
     for b, h, t in torch.cartesian_prod(*(torch.arange(n) for n in v.shape[:3])).tolist():
         g = h * q.shape[1] // v.shape[1]
@@ -70,9 +62,9 @@ def loop(case: Case) -> tuple[Tensor, Tensor]:
             state[b, h] = 0
         if valid is None or valid[b, t]:
             for n in range(q.shape[3]):
-                fades = 0.0 if decay is None else decay[h] if decay.dim() == 1 else decay[b, h, t]
-                fades = fades[n] if decay is not None and decay.dim() == 4 else fades
-                state[b, h, n] = state[b, h, n] * torch.as_tensor(fades).exp() + k[b, g, t, n] * v[b, h, t]
+                log_decay = 0.0 if decay is None else decay[h] if decay.dim() == 1 else decay[b, h, t]
+                log_decay = log_decay[n] if decay is not None and decay.dim() == 4 else log_decay
+                state[b, h, n] = state[b, h, n] * torch.as_tensor(log_decay).exp() + k[b, g, t, n] * v[b, h, t]
         out[b, h, t] = q[b, g, t] @ state[b, h]
     return out, state
 

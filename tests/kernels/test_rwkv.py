@@ -1,4 +1,4 @@
-"""RWKV's recurrence in chunks against the sums written out; any split, documents and padding; no key too large."""
+"""RWKV's recurrence in chunks against a plain softmax: any split, documents, padding and size of the keys."""
 
 import pytest
 import torch
@@ -8,42 +8,42 @@ from torch import Tensor
 from torch.autograd import gradcheck
 
 from regard.kernels.recurrent import wkv as wkv_module
-from regard.kernels.recurrent.wkv import EMPTY, Sums, wkv
+from regard.kernels.recurrent.wkv import EMPTY, Sums, WKVInputs, wkv
 
 F = 3
 
 
-def nothing(batch: int, dtype: torch.dtype = torch.float64) -> Sums:
+def empty_state(batch: int, dtype: torch.dtype = torch.float64) -> Sums:
     zeros = torch.zeros(batch, F, dtype=dtype)
     return Sums(zeros, zeros, zeros + EMPTY)
 
 
-def draw(batch: int, length: int, packed: bool, padded: bool, spread: float, seed: int) -> tuple:
+def draw(batch: int, length: int, packed: bool, padded: bool, spread: float, seed: int) -> WKVInputs:
     generator = torch.Generator().manual_seed(seed)
     k, v = torch.randn(2, batch, length, F, generator=generator, dtype=torch.float64)
     w, u = torch.randn(2, F, generator=generator, dtype=torch.float64)
     segments = (torch.rand(batch, length, generator=generator) < 0.15).cumsum(1) if packed else None
     valid = torch.rand(batch, length, generator=generator) < 0.7 if padded else None
-    return spread * k, v, -w.exp(), u, nothing(batch), segments, valid
+    return WKVInputs(spread * k, v, -w.exp(), u, empty_state(batch), segments, valid)
 
 
-def plain(k: Tensor, v: Tensor, w: Tensor, u: Tensor, segments: Tensor | None, valid: Tensor | None) -> Tensor:
-    """Every output as a softmax over the tokens before it."""
+def softmax_form(k: Tensor, v: Tensor, w: Tensor, u: Tensor, segments: Tensor | None, valid: Tensor | None) -> Tensor:
+    """Every output as a softmax over the previous tokens and itself."""
     out = torch.zeros_like(v)
     for b in range(k.shape[0]):
         for t in range(k.shape[1]):
-            seen = [
+            previous = [
                 j
                 for j in range(t)
                 if (valid is None or valid[b, j]) and (segments is None or segments[b, j] == segments[b, t])
             ]
-            ages = torch.arange(len(seen) - 1, -1, -1).unsqueeze(-1)
-            scores = torch.cat([k[b, seen] + ages * w, (k[b, t] + u)[None]])
-            out[b, t] = (scores.softmax(0) * torch.cat([v[b, seen], v[b, t][None]])).sum(0)
+            ages = torch.arange(len(previous) - 1, -1, -1).unsqueeze(-1)
+            scores = torch.cat([k[b, previous] + ages * w, (k[b, t] + u)[None]])
+            out[b, t] = (scores.softmax(0) * torch.cat([v[b, previous], v[b, t][None]])).sum(0)
     return out
 
 
-random = st.builds(
+random_inputs = st.builds(
     draw,
     st.integers(1, 2),
     st.integers(1, 40),
@@ -54,48 +54,52 @@ random = st.builds(
 )
 
 
-@given(random, st.sampled_from([5, 24, 1024]))
-def test_it_is_the_softmax_that_it_stands_for(case: tuple, piece: int) -> None:
-    k, v, w, u, state, segments, valid = case
-    expected = plain(k, v, w, u, segments, valid)
+@given(random_inputs, st.sampled_from([5, 24, 1024]))
+def test_wkv_equals_the_softmax_form(inputs: WKVInputs, portion: int) -> None:
+    k, v, w, u, _, segments, valid = inputs
+    expected = softmax_form(k, v, w, u, segments, valid)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(wkv_module, "PORTION", piece)
-        found, _ = wkv(*case)
+        patch.setattr(wkv_module, "PORTION", portion)
+        found, _ = wkv(inputs)
     assert (found - expected).abs().max() < 1e-10
 
 
-@given(random, st.integers(1, 74))
-def test_any_split_is_the_whole(case: tuple, cut: int) -> None:
-    k, v, w, u, state, segments, valid = case
+@given(random_inputs, st.integers(1, 74))
+def test_split_equals_whole(inputs: WKVInputs, cut: int) -> None:
+    k, v, w, u, state, segments, valid = inputs
     cut = cut % k.shape[1]
     if cut == 0:
         return
     if segments is not None:
-        segments[:, cut] = segments[:, cut - 1]  # what a state remembers is one document, which goes on
-    whole, end = wkv(*case)
+        segments[:, cut] = segments[:, cut - 1]  # a state continues the document that it ends in
+    whole, end = wkv(inputs)
     outs = []
     for part in (slice(0, cut), slice(cut, None)):
         some = (None if x is None else x[:, part] for x in (segments, valid))
-        out, state = wkv(k[:, part], v[:, part], w, u, state, *some)
+        out, state = wkv(WKVInputs(k[:, part], v[:, part], w, u, state, *some))
         outs.append(out)
     assert (torch.cat(outs, 1) - whole).abs().max() < 1e-10
-    scale = (end.peak - state.peak).exp()  # of what is kept relative to the peaks
+    scale = (end.peak - state.peak).exp()  # the sums are relative to the peaks
     assert (end.weight * scale - state.weight).abs().max() < 1e-10
 
 
-def test_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gradcheck(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wkv_module, "CHUNK", 4)
     k, v, w, u, state, segments, valid = draw(2, 10, True, True, 1.0, 0)
     past = Sums(torch.randn_like(w).expand(2, -1), torch.rand_like(w).expand(2, -1) + 1, torch.zeros(2, F).double())
     learned = [x.clone().requires_grad_() for x in (k, v, w, u, *past)]
-    assert gradcheck(lambda k, v, w, u, *s: wkv(k, v, w, u, Sums(*s), segments, valid)[0], learned, fast_mode=True)
+
+    def run(k: Tensor, v: Tensor, w: Tensor, u: Tensor, *state: Tensor) -> Tensor:
+        return wkv(WKVInputs(k, v, w, u, Sums(*state), segments, valid))[0]
+
+    assert gradcheck(run, learned, fast_mode=True)
 
 
-def test_keys_of_any_size_in_single_precision() -> None:
+def test_large_keys_overflow_nothing_in_float32() -> None:
     k, v, w, u, _, segments, valid = draw(2, 70, True, True, 1e4, 1)
     single = [x.float().requires_grad_() for x in (k, v, w, u)]
-    out, state = wkv(*single, nothing(2, torch.float32), segments, valid)
-    assert (out - plain(k, v, w, u, segments, valid)).abs().max() < 1e-3
+    out, state = wkv(WKVInputs(*single, empty_state(2, torch.float32), segments, valid))
+    assert (out - softmax_form(k, v, w, u, segments, valid)).abs().max() < 1e-3
     out.sum().backward()
     assert all(x.grad.isfinite().all() for x in single)
     assert all(x.isfinite().all() for x in state)

@@ -1,4 +1,4 @@
-"""Mamba's scan by every backend against the recurrence written out, one token and one number at a time."""
+"""Every backend of the selective scan against a plain loop over tokens, channels and states."""
 
 from functools import partial
 
@@ -7,8 +7,10 @@ import torch
 from torch import Tensor
 from torch.autograd import gradcheck
 
+from regard.kernels.recurrent.linear_recurrence import compose
 from regard.kernels.recurrent.selective_scan import (
     BACKENDS,
+    SelectiveScanInputs,
     associative,
     backend,
     chunked,
@@ -16,25 +18,27 @@ from regard.kernels.recurrent.selective_scan import (
     sequential,
     why,
 )
-from regard.kernels.recurrent.selective_scan.associative import compose
 
 ROWS, F, N = 2, 3, 2
-FORMS = {name: BACKENDS[name].selective_scan for name in ("sequential", "associative")} | {
+SCANS = {name: BACKENDS[name].selective_scan for name in ("sequential", "associative")} | {
     f"chunks of {size}": partial(chunked.selective_scan, chunk=size) for size in (1, 3, 4, 64)
 }
 
 
-def inputs(length: int, dtype: torch.dtype = torch.float64, rows: int = ROWS, f: int = F, n: int = N) -> list[Tensor]:
+def draw(length: int, dtype: torch.dtype = torch.float64, rows: int = ROWS, f: int = F, n: int = N) -> list[Tensor]:
+    """u, Δ, A, B, C, D and the state."""
     generator = torch.Generator().manual_seed(length)
 
-    def draw(*shape: int) -> Tensor:
+    def normal(*shape: int) -> Tensor:
         return torch.randn(shape, generator=generator, dtype=torch.float64)
 
-    u, delta, B, C = draw(rows, length, f), draw(rows, length, f).exp(), draw(rows, length, n), draw(rows, length, n)
-    return [x.to(dtype) for x in (u, delta, -draw(f, n).exp(), B, C, draw(f), draw(rows, f, n))]
+    u, delta = normal(rows, length, f), normal(rows, length, f).exp()
+    B, C = normal(rows, length, n), normal(rows, length, n)
+    return [x.to(dtype) for x in (u, delta, -normal(f, n).exp(), B, C, normal(f), normal(rows, f, n))]
 
 
-def recurrence(u, delta, A, B, C, D, state, segments=None, valid=None) -> tuple[Tensor, Tensor]:
+def loop(inputs: SelectiveScanInputs) -> tuple[Tensor, Tensor]:
+    u, delta, A, B, C, D, state, segments, valid, _ = inputs
     state, y = state.clone(), torch.zeros_like(u)
     for b in range(len(u)):
         for t in range(u.shape[1]):
@@ -51,61 +55,70 @@ def recurrence(u, delta, A, B, C, D, state, segments=None, valid=None) -> tuple[
 
 
 def documents(length: int) -> Tensor:
-    """Borders inside chunks, at their edges, side by side."""
-    borders = torch.zeros(ROWS, length, dtype=torch.int64)
-    for b, places in enumerate([(1, 3, 4, 8), (6,)]):
-        for place in places:
-            borders[b, place:] += 1
-    return borders
+    """Borders inside chunks, at their edges, and one directly after another."""
+    segments = torch.zeros(ROWS, length, dtype=torch.int64)
+    for b, starts in enumerate([(1, 3, 4, 8), (6,)]):
+        for start in starts:
+            segments[b, start:] += 1
+    return segments
 
 
-def holes(length: int) -> Tensor:
+def random_valid(length: int) -> Tensor:
     return torch.rand(ROWS, length, generator=torch.Generator().manual_seed(1)) > 0.3
 
 
 @pytest.mark.ledger("mamba.scan")
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("scan", SCANS)
 @pytest.mark.parametrize("length", [1, 2, 12, 13])
 @pytest.mark.parametrize("packed", [False, True], ids=["whole", "packed"])
 @pytest.mark.parametrize("padded", [False, True], ids=["valid", "padded"])
-def test_every_form_is_the_recurrence(form: str, length: int, packed: bool, padded: bool) -> None:
-    segments, valid = documents(length) if packed else None, holes(length) if padded else None
-    found = FORMS[form](*inputs(length), segments, valid)
-    for one, other in zip(found, recurrence(*inputs(length), segments, valid), strict=True):
+def test_all_backends_equal_the_loop(scan: str, length: int, packed: bool, padded: bool) -> None:
+    segments, valid = documents(length) if packed else None, random_valid(length) if padded else None
+    inputs = SelectiveScanInputs(*draw(length), segments, valid)
+    for one, other in zip(SCANS[scan](inputs), loop(inputs), strict=True):
         assert (one - other).abs().max() < 1e-12
 
 
 @pytest.mark.ledger("mamba.scan")
-def test_joining_steps_is_associative() -> None:
+def test_composition_of_steps_is_associative() -> None:
     one, two, three = ((a, b) for a, b in torch.randn(3, 2, 5, dtype=torch.float64))
     for x, y in zip(compose(compose(one, two), three), compose(one, compose(two, three)), strict=True):
         assert (x - y).abs().max() < 1e-14
-    assert not torch.allclose(compose(one, two)[1], compose(two, one)[1])  # but the order matters
+    assert not torch.allclose(compose(one, two)[1], compose(two, one)[1])  # but it is not commutative
 
 
 @pytest.mark.ledger("mamba.scan")
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("scan", SCANS)
 @pytest.mark.parametrize("cut", [1, 5, 11])
-def test_any_split_is_the_whole(form: str, cut: int) -> None:
-    u, delta, A, B, C, D, state = inputs(12)
-    whole, last = FORMS[form](u, delta, A, B, C, D, state)
-    first, middle = FORMS[form](u[:, :cut], delta[:, :cut], A, B[:, :cut], C[:, :cut], D, state)
-    second, end = FORMS[form](u[:, cut:], delta[:, cut:], A, B[:, cut:], C[:, cut:], D, middle)
+def test_split_equals_whole(scan: str, cut: int) -> None:
+    u, delta, A, B, C, D, state = draw(12)
+
+    def run(tokens: slice, state: Tensor) -> tuple[Tensor, Tensor]:
+        inputs = SelectiveScanInputs(u[:, tokens], delta[:, tokens], A, B[:, tokens], C[:, tokens], D, state)
+        return SCANS[scan](inputs)
+
+    whole, last = run(slice(None), state)
+    first, middle = run(slice(cut), state)
+    second, end = run(slice(cut, None), middle)
     assert (torch.cat([first, second], 1) - whole).abs().max() < 1e-12
     assert (end - last).abs().max() < 1e-12
 
 
-@pytest.mark.parametrize("form", ["associative", "chunks of 3", "chunks of 64"])
-def test_gradients(form: str) -> None:
-    tensors = [x.requires_grad_() for x in inputs(8)]
-    assert gradcheck(lambda *x: FORMS[form](*x, documents(8), holes(8)), tensors, fast_mode=True)
+@pytest.mark.parametrize("scan", ["associative", "chunks of 3", "chunks of 64"])
+def test_gradcheck(scan: str) -> None:
+    tensors = [x.requires_grad_() for x in draw(8)]
+
+    def run(*tensors: Tensor) -> tuple[Tensor, Tensor]:
+        return SCANS[scan](SelectiveScanInputs(*tensors, documents(8), random_valid(8)))
+
+    assert gradcheck(run, tensors, fast_mode=True)
 
 
-def test_gradients_are_those_of_the_loop() -> None:
-    tensors = [x.requires_grad_() for x in inputs(13)]
+def test_chunked_gradients_equal_sequential_gradients() -> None:
+    tensors = [x.requires_grad_() for x in draw(13)]
 
-    def gradients(form: str) -> tuple[Tensor, ...]:
-        y, last = FORMS[form](*tensors, documents(13), holes(13))
+    def gradients(scan: str) -> tuple[Tensor, ...]:
+        y, last = SCANS[scan](SelectiveScanInputs(*tensors, documents(13), random_valid(13)))
         return torch.autograd.grad((y.sin().sum() + last.cos().sum()), tensors)
 
     for found, expected in zip(gradients("chunks of 4"), gradients("sequential"), strict=True):
@@ -113,63 +126,64 @@ def test_gradients_are_those_of_the_loop() -> None:
 
 
 @pytest.mark.ledger("mamba.scan")
-def test_what_training_keeps_does_not_grow_with_the_number_of_states() -> None:
-    """O(L · F): u, Δ, B, C and the states before each chunk, which are no more than u; the tree keeps L · F · N."""
-    kept: list[int] = []
+def test_tensors_saved_for_backward_do_not_grow_with_the_state_dim() -> None:
+    """O(L · F): u, Δ, B, C and the states before each chunk, at most as large as u; `associative` saves L · F · N."""
+    saved: list[int] = []
 
-    def keep(tensor: Tensor) -> Tensor:
-        kept.append(tensor.numel())
+    def save(tensor: Tensor) -> Tensor:
+        saved.append(tensor.numel())
         return tensor
 
     length, n = 512, 16
-    tensors = [x.requires_grad_() for x in inputs(length, torch.float32, rows=1, f=256, n=n)]
-    for form, most in ((chunked, 5 * length * 256), (associative, None)):
-        kept.clear()
-        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-            form.selective_scan(*tensors)
-        assert sum(kept) < most if most else sum(kept) > 3 * length * 256 * n
+    inputs = SelectiveScanInputs(*(x.requires_grad_() for x in draw(length, torch.float32, rows=1, f=256, n=n)))
+    for module, most in ((chunked, 5 * length * 256), (associative, None)):
+        saved.clear()
+        with torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor):
+            module.selective_scan(inputs)
+        assert sum(saved) < most if most else sum(saved) > 3 * length * 256 * n
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_with_a_bias_the_steps_are_its_softplus(form: str) -> None:
-    u, delta, A, B, C, D, state = inputs(13)
-    given, bias = delta - 2, torch.linspace(-3, 1, F, dtype=torch.float64)
-    steps = (1 + (given + bias).exp()).log()
-    expected = recurrence(u, steps, A, B, C, D, state, documents(13), holes(13))
-    found = FORMS[form](u, given, A, B, C, D, state, documents(13), holes(13), bias)
+@pytest.mark.parametrize("scan", SCANS)
+def test_with_a_bias_delta_is_a_softplus(scan: str) -> None:
+    u, delta, *rest = draw(13)
+    delta, bias = delta - 2, torch.linspace(-3, 1, F, dtype=torch.float64)
+    softplus = (1 + (delta + bias).exp()).log()
+    expected = loop(SelectiveScanInputs(u, softplus, *rest, documents(13), random_valid(13)))
+    found = SCANS[scan](SelectiveScanInputs(u, delta, *rest, documents(13), random_valid(13), bias))
     assert all((f - e).abs().max() < 1e-9 for f, e in zip(found, expected, strict=True))
 
 
-def test_steady_in_float32_over_16k_tokens() -> None:
-    """As in a trained model: slow and fast rates, steps from 0.001 to 0.1."""
-    u, delta, A, B, C, D, state = inputs(16384, rows=1, f=8, n=4)
+def test_float32_is_accurate_over_16k_tokens() -> None:
+    """With slow and fast rates and steps from 0.001 to 0.1, as in a trained model."""
+    u, delta, A, B, C, D, state = draw(16384, rows=1, f=8, n=4)
     delta = 1e-3 * 100 ** torch.rand(delta.shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     case = [u, delta, A, B, C, D, torch.zeros_like(state)]
-    expected, _ = selective_scan(*case)
-    found, _ = selective_scan(*(x.float() for x in case))
+    expected, _ = selective_scan(SelectiveScanInputs(*case))
+    found, _ = selective_scan(SelectiveScanInputs(*(x.float() for x in case)))
     assert (found - expected).abs().max() / expected.abs().max() < 1e-6
     assert found.isfinite().all()
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("scan", SCANS)
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_the_state_stays_in_its_own_precision(form: str, dtype: torch.dtype) -> None:
-    *tokens, state = inputs(5)
-    y, after = FORMS[form](*(x.to(dtype) for x in tokens), state.float())
+def test_state_and_output_stay_in_float32(scan: str, dtype: torch.dtype) -> None:
+    *tensors, state = draw(5)
+    y, after = SCANS[scan](SelectiveScanInputs(*(x.to(dtype) for x in tensors), state.float()))
     assert y.dtype == after.dtype == torch.float32
 
 
 def test_autocast_changes_nothing() -> None:
-    tensors = inputs(13, torch.float32)
-    expected = selective_scan(*tensors, documents(13))
+    inputs = SelectiveScanInputs(*draw(13, torch.float32), documents(13))
+    expected = selective_scan(inputs)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        found = selective_scan(*tensors, documents(13))
+        found = selective_scan(inputs)
     assert all(torch.equal(f, e) for f, e in zip(found, expected, strict=True))
 
 
-def test_the_table_says_what_it_takes() -> None:
-    assert why(*inputs(1)) == ("sequential", "one token is one step")
-    assert why(*inputs(2))[0] == "chunked"
-    assert torch.equal(backend("sequential")(*inputs(4))[0], sequential.selective_scan(*inputs(4))[0])
+def test_backends_are_chosen_by_rule_or_by_name() -> None:
+    one, two, four = (SelectiveScanInputs(*draw(length)) for length in (1, 2, 4))
+    assert why(one) == ("sequential", "one token is one step")
+    assert why(two)[0] == "chunked"
+    assert torch.equal(backend("sequential")(four)[0], sequential.selective_scan(four)[0])
     with pytest.raises(ValueError, match="did you mean 'chunked'"):
         backend("chunk")

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from regard.kernels.recurrent.selective_scan import selective_scan
+from regard.kernels.recurrent.selective_scan import SelectiveScanInputs, selective_scan
 from regard.layout import TokenLayout
 from regard.parts.body import Body
 from regard.parts.ssm import selective
@@ -35,9 +35,9 @@ def case(seed: int = 0) -> list[Tensor]:
 def test_a_step_of_nothing_passes_over_the_token() -> None:
     u, delta, A, B, C, D, state = case()
     delta[:, 4] = 0
-    y, last = selective_scan(u, delta, A, B, C, D, state)
+    y, last = selective_scan(SelectiveScanInputs(u, delta, A, B, C, D, state))
     without = [torch.cat([x[:, :4], x[:, 5:]], 1) for x in (u, delta, B, C)]
-    other, same = selective_scan(*without[:2], A, *without[2:], D, state)
+    other, same = selective_scan(SelectiveScanInputs(*without[:2], A, *without[2:], D, state))
     assert (torch.cat([y[:, :4], y[:, 5:]], 1) - other).abs().max() < 1e-14
     assert (last - same).abs().max() < 1e-14
 
@@ -46,10 +46,10 @@ def test_a_step_of_nothing_passes_over_the_token() -> None:
 def test_a_long_step_leaves_nothing_but_the_token() -> None:
     u, delta, A, B, C, D, state = case()
     delta[:, 4] = 200.0
-    _, after = selective_scan(u[:, :5], delta[:, :5], A, B[:, :5], C[:, :5], D, state)
+    _, after = selective_scan(SelectiveScanInputs(u[:, :5], delta[:, :5], A, B[:, :5], C[:, :5], D, state))
     assert (after - 200.0 * u[:, 4, :, None] * B[:, 4, None, :]).abs().max() < 1e-12
-    y, _ = selective_scan(u, delta, A, B, C, D, state)
-    y_other, _ = selective_scan(torch.cat([-u[:, :4], u[:, 4:]], 1), delta, A, B, C, D, -state)
+    y, _ = selective_scan(SelectiveScanInputs(u, delta, A, B, C, D, state))
+    y_other, _ = selective_scan(SelectiveScanInputs(torch.cat([-u[:, :4], u[:, 4:]], 1), delta, A, B, C, D, -state))
     assert (y - y_other)[:, 4:].abs().max() < 1e-12
     assert (y - y_other)[:, :4].abs().max() > 0.1
 
@@ -67,7 +67,8 @@ def test_there_is_no_single_kernel() -> None:
 
     def matrix(delta: Tensor, B: Tensor, C: Tensor) -> Tensor:
         def of_channel(v: Tensor) -> Tensor:
-            return selective_scan(F.pad(v[None, :, None], (0, CHANNELS - 1)), delta, A, B, C, D, empty)[0][0, :, 0]
+            padded = F.pad(v[None, :, None], (0, CHANNELS - 1))  # (1, L, F)
+            return selective_scan(SelectiveScanInputs(padded, delta, A, B, C, D, empty))[0][0, :, 0]
 
         return torch.autograd.functional.jacobian(of_channel, u[0, :, 0])  # (L, L)
 

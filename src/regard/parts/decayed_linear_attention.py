@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard.kernels.recurrent.linear_scan import backend, flops
+from regard.kernels.recurrent.linear_scan import ScanInputs, backend, flops
 from regard.layout import TokenLayout
 from regard.parts.body import Body
 from regard.parts.heads import merge_heads, split_heads
@@ -83,7 +83,7 @@ class DecayedLinearAttentionModule(nn.Module):
         v = split_heads(self.v_proj(x), self.heads)  # (B, H, L, P)
         q, k = self.rotate(q, k, layout)
         (sums,) = state.read(layout, **self.memory.zeros(x))  # (B, H, N, P)
-        out, sums = self.scan(q, k, v, self.decay(x), sums, layout.documents, layout.valid)
+        out, sums = self.scan(ScanInputs(q, k, v, self.decay(x), sums, layout.documents, layout.valid))
         state.write(layout, sums=sums)
         out = merge_heads(self.norm(out.to(x.dtype)))  # (B, L, H·P)
         return self.o_proj(out if self.gate_proj is None else out * F.silu(self.gate_proj(x)))

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.kernels.convolution import convolve
-from regard.kernels.recurrent.wkv import EMPTY, Sums, wkv
+from regard.kernels.recurrent.wkv import EMPTY, Sums, WKVInputs, wkv
 from regard.layout import TokenLayout
 from regard.parts.body import Body
 from regard.parts.state import STATELESS, FixedSize, FixedState
@@ -63,7 +63,8 @@ class TimeMixingModule(nn.Module):
         last, *past = state.read(layout, **zeros | {"peak": torch.full_like(zeros["peak"], EMPTY)})
         (k, now), (v, _), (r, _) = (mix(x, last, layout) for mix in (self.k_mix, self.v_mix, self.r_mix))
         decay = -self.log_decay.to(last.dtype).exp()
-        out, past = wkv(self.k_proj(k), self.v_proj(v), decay, self.bonus, Sums(*past), layout.documents, layout.valid)
+        k, v = self.k_proj(k), self.v_proj(v)  # (B, L, F)
+        out, past = wkv(WKVInputs(k, v, decay, self.bonus, Sums(*past), layout.documents, layout.valid))
         state.write(layout, last=now, **past._asdict())
         return self.o_proj(self.r_proj(r).sigmoid() * out.to(x.dtype))
 

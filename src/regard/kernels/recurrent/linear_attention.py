@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from regard.kernels.autocast import without_autocast
-from regard.kernels.recurrent.linear_scan import scan
-from regard.kernels.recurrent.linear_scan.triton import backend as triton
+from regard.kernels.recurrent.linear_scan import ScanInputs, scan, triton
 
 
 def linear_attention(
@@ -28,14 +27,14 @@ def linear_attention(
 
     Returns out (B, H, L, P) and the state after the last token. Without normalization the state has no z.
     """
+    inputs = ScanInputs(q, k, v, decay, state, segments, valid)
     if not normalize:
-        return scan(q, k, v, decay, state, segments, valid)
-    inputs = (q, k, v, decay, state, segments, valid)
-    if v.shape[2] > 1 and v.shape[3] % 2 == 0 and triton.refuses(*inputs) is None:
+        return scan(inputs)
+    if v.shape[2] > 1 and v.shape[3] % 2 == 0 and triton.refuses(inputs) is None:
         # The kernels take z as a separate tensor: one more column would copy v and out.
-        out, total, state = triton.scan_with_total(*inputs)
+        out, total, state = triton.scan_with_total(inputs)
         return divide(out, total), state
-    out, state = scan(q, k, with_ones(v), decay, state, segments, valid)
+    out, state = scan(ScanInputs(q, k, with_ones(v), decay, state, segments, valid))
     return divide_by_last(out), state
 
 
@@ -56,8 +55,8 @@ def bidirectional_linear_attention(
             out = q @ (k.mT @ v)
         else:
             empty = v.new_zeros(*k.shape[:2], k.shape[3], v.shape[3])
-            before, _ = scan(q, k, v, None, empty, segments)
-            after, _ = scan(q.flip(2), k.flip(2), v.flip(2), None, empty, segments.flip(1))
+            before, _ = scan(ScanInputs(q, k, v, None, empty, segments))
+            after, _ = scan(ScanInputs(q.flip(2), k.flip(2), v.flip(2), None, empty, segments.flip(1)))
             out = before + after.flip(2) - (q * k).sum(-1, keepdim=True) * v  # the token itself is in both sums
     return divide_by_last(out) if normalize else out
 

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.kernels.convolution import convolve
-from regard.kernels.recurrent.selective_scan import backend, flops
+from regard.kernels.recurrent.selective_scan import SelectiveScanInputs, backend, flops
 from regard.layout import TokenLayout
 from regard.parts.body import Body
 from regard.parts.norm import NoNorm, Norm
@@ -91,5 +91,6 @@ class MambaModule(nn.Module):
         delta = self.step_proj(self.rank_norm(self.rank_proj(u)))  # (B, L, F) before bias and softplus
         B, C = self.b_norm(self.b_proj(u)), self.c_norm(self.c_proj(u))  # (B, L, N)
         A = -self.A_log.to(h.dtype).exp()  # (F, N)
-        y, h = self.scan(u, delta, A, B, C, self.D, h, layout.documents, layout.valid, self.step_bias)
+        inputs = SelectiveScanInputs(u, delta, A, B, C, self.D, h, layout.documents, layout.valid, self.step_bias)
+        y, h = self.scan(inputs)
         return self.o_proj(y.to(x.dtype) * F.silu(self.gate_proj(x))), tail, h

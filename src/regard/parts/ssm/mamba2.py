@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.kernels.convolution import convolve
-from regard.kernels.recurrent.linear_scan import backend, flops
+from regard.kernels.recurrent.linear_scan import ScanInputs, backend, flops
 from regard.layout import TokenLayout
 from regard.parts.body import Body
 from regard.parts.heads import merge_heads, split_heads
@@ -112,7 +112,8 @@ class Mamba2Module(nn.Module):
         step = self.step_proj(x).to(past.dtype) + self.step_bias
         delta = self.clamp_step(F.softplus(step)).transpose(1, 2)  # (B, H, L)
         decay = delta * -self.A_log.to(past.dtype).exp().unsqueeze(-1)
-        y, past = self.scan(C, B, u * delta.unsqueeze(-1), decay, past, layout.documents, layout.valid)
+        inputs = ScanInputs(C, B, u * delta.unsqueeze(-1), decay, past, layout.documents, layout.valid)
+        y, past = self.scan(inputs)
         y = merge_heads(y + u * self.D.view(-1, 1, 1))  # (B, L, F)
         return self.o_proj(self.normalize(y * F.silu(self.gate_proj(x)).to(y.dtype)).to(x.dtype)), tail, past
 

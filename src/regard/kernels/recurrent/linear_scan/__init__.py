@@ -2,7 +2,7 @@
 
     S_t = diag(exp(decay_t)) S_{t-1} + k_t v_tᵀ          out_t = S_tᵀ q_t
 
-    scan(q, k, v, decay, state, segments, valid) -> out (B, H, L, P), the state after the last token
+    scan(ScanInputs(q, k, v, decay, state, segments, valid)) -> out (B, H, L, P), the state after the last token
 
 q and k are (B, G, L, N) with G dividing H: the heads of a group share them. v is (B, H, L, P), the state (B, H, N, P).
 Everything is computed in the dtype of the state, at least float32. `decay` holds logarithms, finite and at most 0:
@@ -14,51 +14,39 @@ Everything is computed in the dtype of the state, at least float32. `decay` hold
 
 The state resets where `segments` (B, L) change; tokens that are not `valid` (B, L) read it but leave it unchanged.
 `sequential` is the equation itself, and the other backends are tested against it. `refuses` returns the reason why a
-backend does not support the arguments; `scan` runs the first one that supports them, and a single token always as one
+backend does not support the inputs; `scan` runs the first one that supports them, and a single token always as one
 step; `why` returns its name and the reasons against the earlier ones.
 """
 
 from collections.abc import Callable
-from typing import Any
 
 from torch import Tensor
 
 from regard.kernels.dispatch import checked_backend, first_suitable
-from regard.kernels.recurrent.linear_scan import chunked, sequential
-from regard.kernels.recurrent.linear_scan.triton import backend as triton
+from regard.kernels.recurrent.linear_scan import chunked, sequential, triton
+from regard.kernels.recurrent.linear_scan.sequential import ScanInputs
 
-ScanFunction = Callable[..., tuple[Tensor, Tensor]]
+ScanFunction = Callable[[ScanInputs], tuple[Tensor, Tensor]]
 BACKENDS = {"triton": triton, "chunked": chunked, "sequential": sequential}
 
 
-def why(
-    q: Tensor, k: Tensor, v: Tensor, decay: Tensor | None, state: Tensor, segments: Tensor | None, valid: Tensor | None
-) -> tuple[str, str]:
+def why(inputs: ScanInputs) -> tuple[str, str]:
     """The backend that `scan` runs, and the reasons against the backends before it."""
-    if v.shape[2] == 1:
+    if inputs.v.shape[2] == 1:
         return "sequential", "one token is one step"
-    return first_suitable(BACKENDS, q, k, v, decay, state, segments, valid)
+    return first_suitable(BACKENDS, inputs)
 
 
-def scan(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    decay: Tensor | None,
-    state: Tensor,
-    segments: Tensor | None = None,
-    valid: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    inputs = (q, k, v, decay, state, segments, valid)
-    return scan_with(why(*inputs)[0], *inputs)
+def scan(inputs: ScanInputs) -> tuple[Tensor, Tensor]:
+    return scan_with(why(inputs)[0], inputs)
 
 
-def scan_with(name: str, *inputs: Any) -> tuple[Tensor, Tensor]:
-    return BACKENDS[name].scan(*inputs)
+def scan_with(name: str, inputs: ScanInputs) -> tuple[Tensor, Tensor]:
+    return BACKENDS[name].scan(inputs)
 
 
 def backend(name: str) -> ScanFunction:
-    """The scan of this name; it raises ValueError for arguments that the backend does not support."""
+    """The scan of this name; it raises ValueError for inputs that the backend does not support."""
     return scan if name == "auto" else checked_backend("scan", name, BACKENDS, scan_with)
 
 

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from regard.kernels.autocast import without_autocast
-from regard.kernels.recurrent.linear_scan.sequential import per_head
+from regard.kernels.recurrent.linear_scan.sequential import ScanInputs, per_head
 from regard.layout import number_documents
 
 CHUNK = 64  # pairs cost CHUNK per token, the state N: about equal for usual sizes
@@ -26,20 +26,12 @@ MAX_NUMBERS = 1 << 22  # per tensor that is processed at once
 MIN_DECAY = -1e3  # its exp is 0 even in float64, and it does not absorb the other decays of a sum
 
 
-def refuses(*inputs: Tensor | None) -> str | None:
+def refuses(inputs: ScanInputs) -> str | None:
     return None
 
 
-def scan(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    decay: Tensor | None,
-    state: Tensor,
-    segments: Tensor | None = None,
-    valid: Tensor | None = None,
-    chunk: int = CHUNK,
-) -> tuple[Tensor, Tensor]:
+def scan(inputs: ScanInputs, chunk: int = CHUNK) -> tuple[Tensor, Tensor]:
+    q, k, v, decay, state, segments, valid = inputs
     batch, heads, length, _ = v.shape
     if decay is not None and decay.dim() == 4:
         q, k = per_head(q, v), per_head(k, v)

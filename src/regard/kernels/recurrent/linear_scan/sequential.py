@@ -1,4 +1,9 @@
-"""The linear scan token by token, as its equation: one step of decoding, and the reference for the other backends."""
+"""The inputs of the linear scan, and the scan token by token, as its equation.
+
+This backend runs the single steps of decoding, and it is the reference for the other backends.
+"""
+
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -6,19 +11,24 @@ from torch import Tensor
 from regard.kernels.autocast import without_autocast
 
 
-def refuses(*inputs: Tensor | None) -> str | None:
+class ScanInputs(NamedTuple):
+    """The inputs of all backends; the heads of a group share q and k."""
+
+    q: Tensor  # (B, G, L, N)
+    k: Tensor  # (B, G, L, N)
+    v: Tensor  # (B, H, L, P)
+    decay: Tensor | None  # logarithms: (H,), (B, H, L) or (B, H, L, N)
+    state: Tensor  # (B, H, N, P)
+    segments: Tensor | None = None  # (B, L)
+    valid: Tensor | None = None  # (B, L)
+
+
+def refuses(inputs: ScanInputs) -> str | None:
     return None
 
 
-def scan(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    decay: Tensor | None,
-    state: Tensor,
-    segments: Tensor | None = None,
-    valid: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
+def scan(inputs: ScanInputs) -> tuple[Tensor, Tensor]:
+    q, k, v, decay, state, segments, valid = inputs
     q, k, v = (per_head(x, v).to(state.dtype) for x in (q, k, v))  # (B, H, L, …)
     outs = []
     with without_autocast(q.device):

@@ -2,7 +2,8 @@
 
     h_t = exp(Δ_t A) ⊙ h_{t-1} + Δ_t B_t u_t          y_t = C_t · h_t + D u_t
 
-    selective_scan(u, delta, A, B, C, D, state, segments, valid, bias) -> y (B, L, F), the state after the last token
+    selective_scan(SelectiveScanInputs(u, delta, A, B, C, D, state, segments, valid, bias))
+        -> y (B, L, F), the state after the last token
 
 u and Δ > 0 are (B, L, F); A < 0 is (F, N); B and C are (B, L, N), shared by all channels; D is (F,) or None. The state
 is (B, F, N), and everything is computed in its dtype, at least float32. It resets where `segments` (B, L) change;
@@ -10,63 +11,39 @@ tokens that are not `valid` (B, L) have Δ = 0, so they leave it unchanged. With
 bias), which the GPU kernels fuse. Gu & Dao 2023.
 
 `sequential` is the equation itself, and the other backends are tested against it. `refuses` returns the reason why a
-backend does not support the arguments; `selective_scan` runs the first one that supports them, and a single token
-always as one step; `why` returns its name.
+backend does not support the inputs; `selective_scan` runs the first one that supports them, and a single token always
+as one step; `why` returns its name and the reasons against the earlier ones.
 """
 
 from collections.abc import Callable
-from typing import Any
 
 from torch import Tensor
 
 from regard.kernels.dispatch import checked_backend, first_suitable
-from regard.kernels.recurrent.selective_scan import associative, chunked, sequential
-from regard.kernels.recurrent.selective_scan.triton import backend as triton
+from regard.kernels.recurrent.selective_scan import associative, chunked, sequential, triton
+from regard.kernels.recurrent.selective_scan.sequential import SelectiveScanInputs
 
-SelectiveScanFunction = Callable[..., tuple[Tensor, Tensor]]
+SelectiveScanFunction = Callable[[SelectiveScanInputs], tuple[Tensor, Tensor]]
 BACKENDS = {"triton": triton, "chunked": chunked, "associative": associative, "sequential": sequential}
 
 
-def why(
-    u: Tensor,
-    delta: Tensor,
-    A: Tensor,
-    B: Tensor,
-    C: Tensor,
-    D: Tensor | None,
-    state: Tensor,
-    segments: Tensor | None = None,
-    valid: Tensor | None = None,
-    bias: Tensor | None = None,
-) -> tuple[str, str]:
+def why(inputs: SelectiveScanInputs) -> tuple[str, str]:
     """The backend that `selective_scan` runs, and the reasons against the backends before it."""
-    if u.shape[1] == 1:
+    if inputs.u.shape[1] == 1:
         return "sequential", "one token is one step"
-    return first_suitable(BACKENDS, u, delta, A, B, C, D, state, segments, valid, bias)
+    return first_suitable(BACKENDS, inputs)
 
 
-def selective_scan(
-    u: Tensor,
-    delta: Tensor,
-    A: Tensor,
-    B: Tensor,
-    C: Tensor,
-    D: Tensor | None,
-    state: Tensor,
-    segments: Tensor | None = None,
-    valid: Tensor | None = None,
-    bias: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    inputs = (u, delta, A, B, C, D, state, segments, valid, bias)
-    return scan_with(why(*inputs)[0], *inputs)
+def selective_scan(inputs: SelectiveScanInputs) -> tuple[Tensor, Tensor]:
+    return scan_with(why(inputs)[0], inputs)
 
 
-def scan_with(name: str, *inputs: Any) -> tuple[Tensor, Tensor]:
-    return BACKENDS[name].selective_scan(*inputs)
+def scan_with(name: str, inputs: SelectiveScanInputs) -> tuple[Tensor, Tensor]:
+    return BACKENDS[name].selective_scan(inputs)
 
 
 def backend(name: str) -> SelectiveScanFunction:
-    """The scan of this name; it raises ValueError for arguments that the backend does not support."""
+    """The scan of this name; it raises ValueError for inputs that the backend does not support."""
     return selective_scan if name == "auto" else checked_backend("selective scan", name, BACKENDS, scan_with)
 
 

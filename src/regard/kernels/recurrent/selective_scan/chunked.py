@@ -20,29 +20,18 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from regard.kernels.autocast import without_autocast
-from regard.kernels.recurrent.selective_scan.inputs import prepared
+from regard.kernels.recurrent.selective_scan.sequential import SelectiveScanInputs
 
 WORKSPACE = 1 << 20  # numbers per tensor of a chunk: 4 MB in float32
 
 
-def refuses(*inputs: Tensor | None) -> str | None:
+def refuses(inputs: SelectiveScanInputs) -> str | None:
     return None
 
 
-def selective_scan(
-    u: Tensor,
-    delta: Tensor,
-    A: Tensor,
-    B: Tensor,
-    C: Tensor,
-    D: Tensor | None,
-    state: Tensor,
-    segments: Tensor | None = None,
-    valid: Tensor | None = None,
-    bias: Tensor | None = None,
-    chunk: int | None = None,
-) -> tuple[Tensor, Tensor]:
-    u, delta, A, B, C = prepared(u, delta, A, B, C, state.dtype, valid, bias)
+def selective_scan(inputs: SelectiveScanInputs, chunk: int | None = None) -> tuple[Tensor, Tensor]:
+    u, delta, A, B, C = inputs.in_state_dtype()
+    D, state, segments = inputs.D, inputs.state, inputs.segments
     same_document = None if segments is None else continues_document(segments)
     with without_autocast(u.device):
         y, last = Chunked.apply(u, delta, A, B, C, state, same_document, chunk or chunk_for(state))
@@ -83,11 +72,8 @@ class Chunked(torch.autograd.Function):
         same_document: Tensor | None,
         size: int,
     ) -> tuple[Tensor, Tensor]:
-        chunks, A_t, h = (
-            split((u, delta, B, C), same_document, size),
-            A.t().contiguous(),
-            state.mT.contiguous(),
-        )  # (B, N, F)
+        chunks = split((u, delta, B, C), same_document, size)
+        A_t, h = A.t().contiguous(), state.mT.contiguous()  # (N, F), (B, N, F)
         a, hs = workspace(2, chunks[0], h)
         ys, starts = [], []
         for chunk in chunks:

@@ -46,23 +46,23 @@ class Sums(NamedTuple):
         return Sums(*(torch.cat([x[:, :, :count], y], 2) for x, y in zip(self, others, strict=True)))
 
 
-def wkv(
-    k: Tensor,
-    v: Tensor,
-    decay: Tensor,
-    bonus: Tensor,
-    state: Sums,
-    segments: Tensor | None = None,
-    valid: Tensor | None = None,
-) -> tuple[Tensor, Sums]:
-    """k, v (B, L, F), decay = w and bonus = u (F,), the state's arrays (B, F) -> out (B, L, F), the state after.
+class WKVInputs(NamedTuple):
+    k: Tensor  # (B, L, F)
+    v: Tensor  # (B, L, F)
+    decay: Tensor  # w: (F,)
+    bonus: Tensor  # u: (F,)
+    state: Sums  # arrays (B, F)
+    segments: Tensor | None = None  # (B, L): the state resets where they change
+    valid: Tensor | None = None  # (B, L): other tokens leave the state unchanged
 
-    The state resets where segments (B, L) change; invalid tokens (B, L) leave it unchanged.
-    """
+
+def wkv(inputs: WKVInputs) -> tuple[Tensor, Sums]:
+    """out (B, L, F), and the state after the last token."""
+    k, v, decay, bonus, state, segments, valid = inputs
     if k.shape[1] > 1 and state.peak.dtype == torch.float32 and cannot_triton(k.device) is None:
-        from regard.kernels.recurrent.wkv.triton import autograd
+        from regard.kernels.recurrent.wkv.triton import autograd  # triton is optional
 
-        return autograd.wkv(k, v, decay, bonus, state, segments, valid)
+        return autograd.wkv(inputs)
     documents = torch.zeros_like(k[..., 0], dtype=torch.int64) if segments is None else number_documents(segments)
     counted = torch.ones_like(documents, dtype=torch.bool) if valid is None else valid
     before, outs = documents[:, :1], []

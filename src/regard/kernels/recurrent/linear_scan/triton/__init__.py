@@ -1,0 +1,37 @@
+"""The linear scan by Triton kernels on CUDA GPUs (autograd.py, kernels.py): supported inputs and entry points."""
+
+import torch
+from torch import Tensor
+
+from regard.compat import cannot_triton
+from regard.kernels.recurrent.linear_scan.sequential import ScanInputs
+
+# For fewer than 64 rows Triton 3.6 uses other matrix instructions, which read outside of shared memory.
+SIZES = (64, 128, 256)
+
+
+def refuses(inputs: ScanInputs) -> str | None:
+    missing = cannot_triton(inputs.v.device)
+    if missing is not None:
+        return f"triton {missing}"
+    if inputs.state.dtype != torch.float32:
+        return f"triton keeps the state in float32, not {str(inputs.state.dtype).removeprefix('torch.')}"
+    if inputs.decay is not None and inputs.decay.dim() == 4:
+        return "triton takes one decay per token and head, not per key channel"
+    key_dim, value_dim = inputs.q.shape[3], inputs.v.shape[3]
+    if key_dim not in SIZES or value_dim - value_dim % 2 not in SIZES:
+        return f"triton takes key and value dims of 64, 128 or 256, values also one more, not {key_dim} and {value_dim}"
+    return None
+
+
+def scan(inputs: ScanInputs) -> tuple[Tensor, Tensor]:
+    from regard.kernels.recurrent.linear_scan.triton import autograd  # triton is optional
+
+    return autograd.scan(inputs)
+
+
+def scan_with_total(inputs: ScanInputs) -> tuple[Tensor, Tensor, Tensor]:
+    """The scan of v (B, H, L, P), and separately of a column of ones (B, H, L, 1); the state is (B, H, N, P + 1)."""
+    from regard.kernels.recurrent.linear_scan.triton import autograd
+
+    return autograd.scan_with_total(inputs)

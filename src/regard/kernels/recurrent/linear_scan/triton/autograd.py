@@ -23,6 +23,7 @@ import triton
 from torch import Tensor
 
 from regard.kernels.autocast import autocast_like_linear
+from regard.kernels.recurrent.linear_scan.sequential import ScanInputs
 from regard.kernels.recurrent.linear_scan.triton.kernels import inner_product_kernel, read_kernel, states_kernel
 from regard.layout import number_documents
 
@@ -44,55 +45,34 @@ def read_tile(w_dim: int, dtype: torch.dtype) -> tuple[int, int]:
     return (min(w_dim, 64), 8) if dtype == torch.float32 else (min(w_dim, 128), 4)
 
 
-def scan(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    decay: Tensor | None,
-    state: Tensor,
-    segments: Tensor | None = None,
-    valid: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
+def scan(inputs: ScanInputs) -> tuple[Tensor, Tensor]:
     """The scan of linear_scan; out has the dtype of k. P is a power of two, or one more."""
-    columns = v.shape[3]
-    if columns % 2 == 0:
-        out, _, last, _ = run(q, k, v, None, decay, state, None, segments, valid)
+    v, state = inputs.v, inputs.state
+    if v.shape[3] % 2 == 0:
+        out, _, last, _ = run(inputs, v, state)
         return out, last
-    v, extra = v[..., :-1], v[..., -1:]
-    out, more, last, z = run(q, k, v.contiguous(), extra, decay, state[..., :-1], state[..., -1:], segments, valid)
+    out, more, last, z = run(inputs, v[..., :-1].contiguous(), state[..., :-1], v[..., -1:], state[..., -1:])
     return torch.cat([out, more.to(out.dtype)], 3), torch.cat([last, z], 3)
 
 
-def scan_with_total(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    decay: Tensor | None,
-    state: Tensor,
-    segments: Tensor | None = None,
-    valid: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:
+def scan_with_total(inputs: ScanInputs) -> tuple[Tensor, Tensor, Tensor]:
     """The scan of v and of a column of ones, whose output is the second one (B, H, L, 1).
 
     The state is (B, H, N, P + 1). Without concatenation v and out are not copied.
     """
-    ones = torch.ones_like(v[..., :1])
-    out, total, last, z = run(q, k, v, ones, decay, state[..., :-1], state[..., -1:], segments, valid)
+    v, state = inputs.v, inputs.state
+    out, total, last, z = run(inputs, v, state[..., :-1], torch.ones_like(v[..., :1]), state[..., -1:])
     return out, total.to(out.dtype), torch.cat([last, z], 3)
 
 
 def run(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    extra: Tensor | None,
-    decay: Tensor | None,
-    state: Tensor,
-    z: Tensor | None,
-    segments: Tensor | None,
-    valid: Tensor | None,
+    inputs: ScanInputs, v: Tensor, state: Tensor, extra: Tensor | None = None, z: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """extra (B, H, L, 1) is a further column of values, z (B, H, N, 1) of the state. Products have the dtype of k."""
+    """The scan with these values and this state instead of those of the inputs; products have the dtype of k.
+
+    extra (B, H, L, 1) is a further column of the values, z (B, H, N, 1) of the state.
+    """
+    q, k, _, decay, _, segments, valid = inputs
     q, k, v = autocast_like_linear(q, k, v)
     q, v, decay = q.to(k.dtype), v.to(k.dtype), None if decay is None else decay.float()
     if valid is not None:

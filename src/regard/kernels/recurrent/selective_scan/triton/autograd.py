@@ -12,6 +12,7 @@ import torch
 import triton
 from torch import Tensor
 
+from regard.kernels.recurrent.selective_scan.sequential import SelectiveScanInputs
 from regard.kernels.recurrent.selective_scan.triton.carry import carry
 from regard.kernels.recurrent.selective_scan.triton.kernels import add_kernel, grad_kernel, read_kernel
 from regard.layout import number_documents
@@ -19,19 +20,9 @@ from regard.layout import number_documents
 CHUNK, BLOCK = 16, 32  # tokens and channels per program, which is one warp
 
 
-def selective_scan(
-    u: Tensor,
-    delta: Tensor,
-    A: Tensor,
-    B: Tensor,
-    C: Tensor,
-    D: Tensor | None,
-    state: Tensor,
-    segments: Tensor | None = None,
-    valid: Tensor | None = None,
-    bias: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
+def selective_scan(inputs: SelectiveScanInputs) -> tuple[Tensor, Tensor]:
     """The scan of selective_scan; y has the dtype of u."""
+    u, delta, A, B, C, D, state, segments, valid, bias = inputs
     if valid is not None:
         delta = delta.masked_fill(~valid.unsqueeze(-1), 0.0 if bias is None else float("-inf"))
     docs = None if segments is None else number_documents(segments).int()

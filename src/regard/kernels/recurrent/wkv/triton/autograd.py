@@ -5,13 +5,13 @@ Backward: outputs and divisors are recomputed, then the same from the end for th
 all gradients of each span (grad). The kernels are in kernels.py; a sequence of one span needs no borders.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
 from torch import Tensor
 
-from regard.kernels.recurrent.wkv import EMPTY, Sums
+from regard.kernels.recurrent.wkv import EMPTY, Sums, WKVInputs
 from regard.kernels.recurrent.wkv.triton.kernels import add_kernel, carry_kernel, grad_kernel, read_kernel
 from regard.layout import number_documents
 
@@ -19,16 +19,9 @@ T, BLOCK = 16, 32  # tokens and channels per tile, in the registers of one warp
 SPAN = 256  # tokens per program
 
 
-def wkv(
-    k: Tensor,
-    v: Tensor,
-    decay: Tensor,
-    bonus: Tensor,
-    state: Sums,
-    segments: Tensor | None = None,
-    valid: Tensor | None = None,
-) -> tuple[Tensor, Sums]:
+def wkv(inputs: WKVInputs) -> tuple[Tensor, Sums]:
     """`wkv` with sums in float32; out has the dtype of v."""
+    k, v, decay, bonus, state, segments, valid = inputs
     documents = None if segments is None else number_documents(segments).int()
     counted = None if valid is None else valid.to(torch.int8)
     first = torch.stack(state, 1)  # (B, 3, F)
@@ -47,59 +40,13 @@ def wkv_op(
     counted: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
     """out (B, L, F), and the last value, weight and peak (B, 3, F)."""
-    out, _, _, last = run_forward(k, v, decay, bonus, first, documents, counted, v.dtype)
+    out, _, _, last = WKVLaunch(k, v, decay, bonus, first, documents, counted).forward(v.dtype)
     return out, last
 
 
 @wkv_op.register_fake
 def _(k, v, decay, bonus, first, documents, counted):
     return torch.empty_like(v, memory_format=torch.contiguous_format), torch.empty_like(first)
-
-
-def run_forward(
-    k: Tensor,
-    v: Tensor,
-    decay: Tensor,
-    bonus: Tensor,
-    first: Tensor,
-    documents: Tensor | None,
-    counted: Tensor | None,
-    dtype: torch.dtype,
-    kept: bool = False,
-) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor]:
-    """out (B, L, F); if `kept` its part from previous tokens and the log divisor; the last state (B, 3, F)."""
-    (batch, length, channels), device = v.shape, v.device
-    k, v, spans = k.contiguous(), v.contiguous(), triton.cdiv(length + 1, SPAN)  # one more token for the final state
-    out, last = torch.empty(v.shape, dtype=dtype, device=device), torch.empty(batch, 3, channels, device=device)
-    past, log_sum = (torch.empty(v.shape, device=device) if kept else None for _ in range(2))
-    borders = border_sums((k, v, None), decay, documents, counted, first, spans)
-    read_kernel[batch * spans, triton.cdiv(channels, BLOCK)](
-        k, v, decay, bonus, documents, counted, borders, out, past, log_sum, last,
-        0, length, channels, spans, SPAN, T, BLOCK, num_warps=1,
-    )  # fmt: skip
-    return out, past, log_sum, last
-
-
-def border_sums(
-    tokens: tuple[Tensor, Tensor, Tensor | None],
-    decay: Tensor,
-    documents: Tensor | None,
-    counted: Tensor | None,
-    first: Tensor,
-    spans: int,
-    reverse: bool = False,
-) -> Tensor:
-    """(B, spans, 3, F): the initial sums of each span. `tokens` are k and v, or dout, out and l in reverse."""
-    first, (batch, length, channels) = first.contiguous(), tokens[0].shape
-    if spans == 1:
-        return first
-    added, blocks = first.new_empty(batch, spans, 4, channels), triton.cdiv(channels, BLOCK)
-    borders = first.new_empty(batch, spans, 3, channels)
-    add_kernel[batch * spans, blocks](
-        *tokens, decay, documents, counted, added, 0, length, channels, spans, SPAN, T, BLOCK, reverse, num_warps=1
-    )
-    carry_kernel[batch, blocks](added, first, borders, channels, spans, BLOCK, reverse, num_warps=1)
-    return borders
 
 
 @torch.library.custom_op("regard::wkv_backward", mutates_args=())
@@ -114,28 +61,7 @@ def wkv_backward(
     d_out: Tensor,
     d_last: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    # float32: gradients contain v - out, which cancels in bf16
-    out, past, log_sum, last = run_forward(k, v, decay, bonus, first, documents, counted, torch.float32, kept=True)
-    (batch, length, channels), d_out, spans = v.shape, d_out.contiguous(), triton.cdiv(v.shape[1], SPAN)
-    dk, dv = (torch.empty(v.shape, dtype=v.dtype, device=v.device) for _ in range(2))
-    sums = last.new_empty(batch * spans, 2, channels)  # of decay and bonus
-    d_first = torch.empty_like(last)
-    borders = border_sums((d_out, out, log_sum), decay, documents, counted, final_gradient(last, d_last), spans, True)
-    grad_kernel[batch * spans, triton.cdiv(channels, BLOCK)](
-        k.contiguous(), v.contiguous(), decay, bonus, documents, counted, out, past, log_sum, first.contiguous(),
-        borders, d_out, dk, dv, sums, d_first, 0, length, channels, spans, SPAN, T, BLOCK, num_warps=1,
-    )  # fmt: skip
-    return dk, dv, sums[:, 0].sum(0), sums[:, 1].sum(0), d_first
-
-
-def final_gradient(last: Tensor, d_last: Tensor) -> Tensor:
-    """(B, 3, F): ∂loss/∂state after the last token, as sums relative to a peak.
-
-    The gradient of the last peak is not used: the sums are value · e^peak and weight · e^peak, whose gradients
-    determine it.
-    """
-    known = last[:, 2:] > EMPTY / 2
-    return torch.cat([d_last[:, :2].where(known, 0.0), (-last[:, 2:]).where(known, EMPTY)], 1)
+    return WKVLaunch(k, v, decay, bonus, first, documents, counted).backward(d_out.contiguous(), d_last)
 
 
 @wkv_backward.register_fake
@@ -152,3 +78,71 @@ def backward(ctx: Any, d_out: Tensor, d_last: Tensor) -> tuple[Tensor | None, ..
 
 
 wkv_op.register_autograd(backward, setup_context=save_inputs)
+
+
+class WKVLaunch(NamedTuple):
+    """The tensors that all passes share."""
+
+    k: Tensor
+    v: Tensor
+    decay: Tensor
+    bonus: Tensor
+    first: Tensor  # (B, 3, F): the initial value, weight and peak
+    documents: Tensor | None  # (B, L)
+    counted: Tensor | None  # (B, L): whether a token updates the state
+
+    def forward(self, dtype: torch.dtype, kept: bool = False) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor]:
+        """out (B, L, F); if `kept` its part from previous tokens and the log divisor; the last state (B, 3, F)."""
+        k, v, decay, bonus, first, documents, counted = self
+        (batch, length, channels), device = v.shape, v.device
+        k, v, spans = k.contiguous(), v.contiguous(), triton.cdiv(length + 1, SPAN)  # one more for the final state
+        out, last = torch.empty(v.shape, dtype=dtype, device=device), torch.empty(batch, 3, channels, device=device)
+        past, log_sum = (torch.empty(v.shape, device=device) if kept else None for _ in range(2))
+        borders = self.border_sums((k, v, None), first, spans)
+        read_kernel[batch * spans, triton.cdiv(channels, BLOCK)](
+            k, v, decay, bonus, documents, counted, borders, out, past, log_sum, last,
+            0, length, channels, spans, SPAN, T, BLOCK, num_warps=1,
+        )  # fmt: skip
+        return out, past, log_sum, last
+
+    def backward(self, d_out: Tensor, d_last: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """The gradients of k, v, decay, bonus and the initial state."""
+        k, v, decay, bonus, first, documents, counted = self
+        # float32: gradients contain v - out, which cancels in bf16
+        out, past, log_sum, last = self.forward(torch.float32, kept=True)
+        (batch, length, channels), spans = v.shape, triton.cdiv(v.shape[1], SPAN)
+        dk, dv = (torch.empty(v.shape, dtype=v.dtype, device=v.device) for _ in range(2))
+        sums = last.new_empty(batch * spans, 2, channels)  # of decay and bonus
+        d_first = torch.empty_like(last)
+        borders = self.border_sums((d_out, out, log_sum), final_gradient(last, d_last), spans, reverse=True)
+        grad_kernel[batch * spans, triton.cdiv(channels, BLOCK)](
+            k.contiguous(), v.contiguous(), decay, bonus, documents, counted, out, past, log_sum, first.contiguous(),
+            borders, d_out, dk, dv, sums, d_first, 0, length, channels, spans, SPAN, T, BLOCK, num_warps=1,
+        )  # fmt: skip
+        return dk, dv, sums[:, 0].sum(0), sums[:, 1].sum(0), d_first
+
+    def border_sums(
+        self, tokens: tuple[Tensor, Tensor, Tensor | None], first: Tensor, spans: int, reverse: bool = False
+    ) -> Tensor:
+        """(B, spans, 3, F): the initial sums of each span. `tokens` are k and v, or dout, out and l in reverse."""
+        first, (batch, length, channels) = first.contiguous(), tokens[0].shape
+        if spans == 1:
+            return first
+        added, blocks = first.new_empty(batch, spans, 4, channels), triton.cdiv(channels, BLOCK)
+        borders = first.new_empty(batch, spans, 3, channels)
+        add_kernel[batch * spans, blocks](
+            *tokens, self.decay, self.documents, self.counted, added,
+            0, length, channels, spans, SPAN, T, BLOCK, reverse, num_warps=1,
+        )  # fmt: skip
+        carry_kernel[batch, blocks](added, first, borders, channels, spans, BLOCK, reverse, num_warps=1)
+        return borders
+
+
+def final_gradient(last: Tensor, d_last: Tensor) -> Tensor:
+    """(B, 3, F): ∂loss/∂state after the last token, as sums relative to a peak.
+
+    The gradient of the last peak is not used: the sums are value · e^peak and weight · e^peak, whose gradients
+    determine it.
+    """
+    known = last[:, 2:] > EMPTY / 2
+    return torch.cat([d_last[:, :2].where(known, 0.0), (-last[:, 2:]).where(known, EMPTY)], 1)
