@@ -16,7 +16,16 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from regard.kernels.recurrent.cells import CellStates, gru, lstm, rnn, unroll
+from regard.kernels.recurrent.cells import (
+    CellStates,
+    fused_gru,
+    fused_lstm,
+    fused_rnn,
+    gru_step,
+    lstm_step,
+    rnn_step,
+    unroll,
+)
 from regard.kernels.recurrent.cells.documents import pack_documents, run_packed
 from regard.layout import TokenLayout
 from regard.parts.body import Body
@@ -131,10 +140,10 @@ class RNNModule(RecurrentCell):
         self.activation = spec.activation
 
     def step(self, x: Tensor, *past: Tensor) -> CellStates:
-        return rnn.step(x, *past, self.h_proj, self.activation)
+        return rnn_step(x, *past, self.h_proj, self.activation)
 
     def fused(self, x: Tensor, sizes: Tensor | None, past: CellStates) -> tuple[Tensor, CellStates]:
-        return rnn.fused(x, past, self.x_proj.weight, self.h_proj.weight, self.bias, sizes, self.activation)
+        return fused_rnn(x, past, self.x_proj.weight, self.h_proj.weight, self.bias, sizes, self.activation)
 
 
 @dataclass(frozen=True)
@@ -154,10 +163,10 @@ class LSTMModule(RecurrentCell):
                 self.bias[size : 2 * size] = 1.0
 
     def step(self, x: Tensor, *past: Tensor) -> CellStates:
-        return lstm.step(x, *past, self.h_proj)
+        return lstm_step(x, *past, self.h_proj)
 
     def fused(self, x: Tensor, sizes: Tensor | None, past: CellStates) -> tuple[Tensor, CellStates]:
-        return lstm.fused(x, past, self.x_proj.weight, self.h_proj.weight, self.bias, sizes)
+        return fused_lstm(x, past, self.x_proj.weight, self.h_proj.weight, self.bias, sizes)
 
 
 @dataclass(frozen=True)
@@ -178,8 +187,8 @@ class GRUModule(RecurrentCell):
         self.n_proj = nn.Linear(size, size, bias=spec.bias and self.can_fuse)
 
     def step(self, x: Tensor, *past: Tensor) -> CellStates:
-        return gru.step(x, *past, self.h_proj, self.n_proj, self.reset)
+        return gru_step(x, *past, self.h_proj, self.n_proj, self.reset)
 
     def fused(self, x: Tensor, sizes: Tensor | None, past: CellStates) -> tuple[Tensor, CellStates]:
         weights = (self.x_proj.weight, self.h_proj.weight, self.n_proj.weight, self.bias, self.n_proj.bias)
-        return gru.fused(x, past, *weights, sizes)
+        return fused_gru(x, past, *weights, sizes)
