@@ -1,9 +1,8 @@
 """A plain recurrence learns to recall over some ten tokens, gated ones over many more, attention over any distance.
 
-Two tasks. Recall after a gap: predict the first symbol of a sequence after a given number of others. Nested clauses: an
-opening bracket of one of several kinds per clause, then the closing brackets in reverse order, each of the kind of its
-opening one (the rat that the cat that the dog chased bit ran), for a given depth. A new model is trained for each gap
-and depth, all in the same way.
+Two tasks. Recall after a gap: predict the first symbol of a sequence after a given number of others. Nested clauses, as
+in grammar: an opening bracket of one of several kinds per clause, then the closing brackets in reverse order, each of
+the kind of its opening one, for a given depth. A new model is trained for each gap and depth, all in the same way.
 """
 
 # ledger: anc.rnn.span

@@ -3,9 +3,8 @@
 Pairs of key and value, then every key again as a query for its value, the newest first. The keys are the same in every
 sequence, so that only the values have to be stored, two bits per pair, and a recurrence can learn where in its state to
 store them. The models have the same width and differ only in the width of the state: if the state limits recall,
-accuracy is high up to some number of pairs and falls beyond it, later for a wider state. Attention, which caches every
-token, should not fall. A new model is trained for each number of pairs, all in the same way. Cho et al. 2014 observed
-it in translation.
+a narrow state recalls one pair and few of many, a wider one more of them, and attention, which caches every token, all.
+A new model is trained for each number of pairs, all in the same way. Cho et al. 2014 observed it in translation.
 """
 
 # ledger: anc.rnn.squeeze
@@ -29,27 +28,21 @@ COMPARED: dict[str, Body] = {
 
 
 def run(bench: Bench) -> Findings:
-    pairs, steps = bench.pick((1, 2, 4, 8, 16), (1, 2)), bench.training(1000, 2)
+    pairs, steps = bench.pick((1, 4, 8), (1, 2)), bench.training(600, 2)
     lines = {name: [(n, train(bench, name, n, steps)) for n in pairs] for name in COMPARED}
-    capacity = {name: max((n for n, share in points if share > 0.9), default=0) for name, points in lines.items()}
-    table = [
-        {"memory": name} | {f"{n} pairs": share for n, share in points} | {"capacity": capacity[name]}
-        for name, points in lines.items()
-    ]
+    table = [{"memory": name} | {f"{n} pairs": share for n, share in points} for name, points in lines.items()]
     narrow, wide, attention = COMPARED
-    at_most_pairs = {name: points[-1][1] for name, points in lines.items()}
+    one, many = lines[narrow][0][1], {name: points[-1][1] for name, points in lines.items()}
     checks = [
-        Check("the narrow state recalls few pairs and not many",
-              f"{lines[narrow][0][1]:.2f} of {pairs[0]}, {at_most_pairs[narrow]:.2f} of {pairs[-1]}",
-              lines[narrow][0][1] > 0.9 and at_most_pairs[narrow] < 0.7),
-        Check("the wider state has a larger capacity", f"{capacity[wide]} and {capacity[narrow]} pairs",
-              capacity[wide] > capacity[narrow]),
-        Check("attention, which caches every token, recalls all",
-              f"{at_most_pairs[attention]:.2f} of {pairs[-1]}", at_most_pairs[attention] > 0.9),
+        Check(f"the narrow state recalls one pair, and less than four fifths of {pairs[-1]}",
+              f"{one:.2f} and {many[narrow]:.2f}", one > 0.9 and many[narrow] < 0.8),
+        Check(f"of {pairs[-1]} pairs the wider state recalls at least 0.1 more than the narrow one",
+              f"{many[wide]:.2f} and {many[narrow]:.2f}", many[wide] > many[narrow] + 0.1),
+        Check(f"attention recalls at least nine tenths of {pairs[-1]} pairs", f"{many[attention]:.2f}",
+              many[attention] > 0.9),
     ]  # fmt: skip
     plots = [Plot("pairs", "accuracy", lines, "values recalled", "x")]
-    remark = f"Capacity: the most pairs with an accuracy above 0.9. Guessing: {1 / VALUES}."
-    return Findings(table, checks, plots, remark)
+    return Findings(table, checks, plots, f"Guessing: {1 / VALUES}. At most {steps} steps each.")
 
 
 def train(bench: Bench, name: str, pairs: int, steps: int) -> float:
