@@ -12,6 +12,7 @@ from tests.laws import MODELS, build, text
 
 
 @pytest.mark.slow
+@pytest.mark.ledger("eng.fused")
 @pytest.mark.parametrize(
     ("name", "store", "rows"),
     [

@@ -101,7 +101,7 @@ def our_hidden_states(pair: Pair, ids: Tensor, layout: TokenLayout | None, types
     return [*states[:-1], read.x]
 
 
-@pytest.mark.ledger("model.encoder")
+@pytest.mark.ledger("model.encoder", "fam.bert")
 @torch.no_grad()
 def test_hidden_states_and_outputs_of_the_head(pair: Pair) -> None:
     ids = tokens(3, 33)

@@ -6,6 +6,7 @@ and with our weights that are buffers there (biases of logits and of routers).
 """
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 from regard.checkpoint.model_folder import count_parameters, unique_parameters
 from regard.families import FAMILIES, FamilyError, family
 from regard.models.base import build_on_meta
-from regard.planning import plan
+from regard.planning import groups, plan
 from regard.weights.table import StoredTensor
 
 PUBLISHED = [json.loads(line) for line in Path(__file__).with_name("published.jsonl").read_text().splitlines()]
@@ -55,6 +56,50 @@ def test_the_config_determines_the_number_of_key_heads(name: str, heads: int, kv
     (config,) = (model["config"] for model in PUBLISHED if model["name"] == name)
     spec = family(config["model_type"]).spec(config)
     assert {shape[:2] for shape in plan(spec).attentions} == {(heads, kv_heads)}
+
+
+LLAMA_PARTS = {"rope", "rmsnorm", "swiglu"}
+
+
+@pytest.mark.parametrize(
+    ("name", "parts", "bias"),
+    [
+        pytest.param("gpt2", {"learned", "layernorm", "feedforward"}, True, marks=pytest.mark.ledger("fam.gpt")),
+        pytest.param("Llama-2-7b", LLAMA_PARTS, False, marks=pytest.mark.ledger("fam.llama", "pos.rope.users")),
+        pytest.param("Llama-3.1-8B", LLAMA_PARTS | {"llama3"}, False, marks=pytest.mark.ledger("fam.llama")),
+        pytest.param("Mistral-7B-v0.1", LLAMA_PARTS | {"window"}, False, marks=pytest.mark.ledger("pos.rope.users")),
+        pytest.param("Qwen3-8B", LLAMA_PARTS, False, marks=pytest.mark.ledger("pos.rope.users")),
+        pytest.param(
+            "gemma-2-2b",
+            {"rope", "rmsnorm", "gated", "window", "causal"},
+            False,
+            marks=pytest.mark.ledger("pos.rope.users"),
+        ),
+        pytest.param(
+            "gpt-neox-20b", {"rope", "layernorm", "feedforward"}, True, marks=pytest.mark.ledger("pos.rope.users")
+        ),
+        pytest.param(
+            "DeepSeek-V3",
+            LLAMA_PARTS | {"latent_attention", "experts", "yarn"},
+            False,
+            marks=pytest.mark.ledger("pos.rope.users"),
+        ),
+    ],
+)
+def test_a_published_config_is_read_into_the_parts_of_its_architecture(name, parts, bias) -> None:
+    (config,) = (model["config"] for model in PUBLISHED if model["name"] == name)
+    text = family(config["model_type"]).spec(config).to_json()
+    assert parts <= set(re.findall(r'"kind": ?"(\w+)"', text))
+    assert bool(re.search(r'"bias": ?true', text)) == bias
+
+
+@pytest.mark.ledger("fam.mistral")
+def test_mistral_7b_has_a_window_of_4096_in_32_grouped_layers() -> None:
+    """Windows one shorter than the sequence, as long, and one longer are compared in test_decoders."""
+    (config,) = (model["config"] for model in PUBLISHED if model["name"] == "Mistral-7B-v0.1")
+    planned = plan(family("mistral").spec(config))
+    assert planned.attentions == {(32, 8, 128): 32}
+    assert groups(planned)["window_of_4096"]["layers"] == 32
 
 
 def test_every_family_has_a_published_config() -> None:

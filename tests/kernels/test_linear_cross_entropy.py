@@ -36,7 +36,7 @@ def chunked(learned: list[Tensor], targets: Tensor, weights: Tensor, scale: floa
     return linear_cross_entropy(*learned[:2], targets, weights, *(learned[2:] or [None]), scale, cap, tokens)
 
 
-@pytest.mark.ledger("model.head")
+@pytest.mark.ledger("model.head", "eng.fused")
 @pytest.mark.parametrize("tokens", [1, 5, TOKENS, None])
 @pytest.mark.parametrize("head", HEADS)
 def test_loss_accuracy_and_gradients_are_the_plain_ones(head: str, tokens: int | None) -> None:

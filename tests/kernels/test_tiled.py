@@ -23,7 +23,7 @@ def random(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-@pytest.mark.ledger("flash.tiled", "flash.exact")
+@pytest.mark.ledger("flash.tiled", "flash.exact", "eng.fused")
 @pytest.mark.parametrize("tile", TILES, ids=str)
 @pytest.mark.parametrize("mask", ["causal", "full", "window", "bigbird", "longformer"])
 def test_tiles_of_any_size_equal_the_reference(mask: str, tile: tuple[int, int]) -> None:

@@ -46,6 +46,7 @@ def test_recorded_keys_outlive_the_store(make, ids):
     assert before and all(torch.equal(seen[name], keys) for name, keys in before.items())
 
 
+@pytest.mark.ledger("lens.patching")
 def test_a_recorded_run_can_be_patched_into_another(make, ids):
     model, other = make(), torch.randint(0, 31, (1, 12))
     with record(model, "stack.blocks.1") as seen:
@@ -55,6 +56,7 @@ def test_a_recorded_run_can_be_patched_into_another(make, ids):
     assert not torch.equal(model(other), wanted)
 
 
+@pytest.mark.ledger("lens.patching")
 def test_patch_is_the_forward_edited_by_hand(make, ids):
     model = make()
     with patch(model, {Z: lambda z: z.index_fill(1, torch.tensor([2]), 0.0)}):

@@ -67,7 +67,7 @@ def test_a_fit_needs_five_runs():
         fit([1e6] * 4, [1e7] * 4, [3.0] * 4)
 
 
-@pytest.mark.ledger("scale.gpt3")
+@pytest.mark.ledger("scale.gpt3", "fam.gpt")
 def test_tokens_per_parameter_of_gpt3_and_llama():
     def tokens_per_parameter(name: str) -> float:
         return PUBLISHED[name].tokens / plan(PUBLISHED[name].spec()).parameters
