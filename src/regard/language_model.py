@@ -4,6 +4,8 @@
     llm.generate("The three primary colours are")
     llm.chat([{"role": "user", "content": "Name a primary colour."}])
     for text in llm.stream("Once upon a time"): print(text, end="")
+    regard.load("models/t5").generate("translate English to German: a cat")
+    regard.load("models/llava").generate("USER: <image> What is it? ASSISTANT:", images=["picture.png"])
     regard.load("minilm").embed(["a cat", "a kitten"])
 
 It connects what can be used separately as well: `model` (an nn.Module), `tokenizer` and `engine`.
@@ -19,16 +21,20 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.checkpoint import model_folder
+from regard.checkpoint.image_processor import ImageProcessor, Images, has_image_processor, load_image_processor
 from regard.engine.engine import Engine
 from regard.engine.inputs import pad_ids
 from regard.engine.request import GenerationError, Request, Sampling, Token
 from regard.find_model import find_model
 from regard.models.decoder import DecoderModule
 from regard.models.encoder import EncoderModule
+from regard.models.encoder_decoder import EncoderDecoderModule
 from regard.models.heads import Pooled
+from regard.models.interleaved import InterleavedModule
 from regard.text.chat import encode_chat
 from regard.text.detokenizer import TextStream
 from regard.text.tokenizer import Tokenizer
+from regard.text.tokenizer_folder import GenerationConfig
 from regard.training.run import Run
 
 ChatMessages = Sequence[Mapping[str, Any]]  # [{"role": "user", "content": "…"}, …]
@@ -50,64 +56,107 @@ class SamplingOptions(TypedDict, total=False):
 
 
 class LanguageModel:
-    def __init__(self, model: nn.Module, tokenizer: Tokenizer, context: int | None = None, rows: int = 8):
-        """context: maximum tokens of prompt and answer; None: the model's own. rows: prompts generated at once."""
+    def __init__(
+        self,
+        model: nn.Module,
+        tokenizer: Tokenizer,
+        context: int | None = None,
+        rows: int = 8,
+        generation: GenerationConfig | None = None,
+        image_processor: ImageProcessor | None = None,
+    ):
+        """context: maximum tokens of prompt and answer, of an encoder-decoder each; None: the model's own.
+
+        rows: prompts generated at once. generation: for encoder-decoders. image_processor: for models that read images.
+        """
         self.model: Any = model.eval()
         self.tokenizer = tokenizer
         self.context, self.rows = context, rows
+        self.generation, self.image_processor = generation or GenerationConfig(), image_processor
 
     @cached_property
     def engine(self) -> Engine:
-        if not isinstance(self.model, DecoderModule):
-            raise ValueError(f"this model is of kind {self.model.spec.kind} and does not generate text; use a decoder")
-        return Engine(self.model, rows=self.rows, capacity=self.context)
+        return Engine(self.model, rows=self.rows, capacity=self.context, source_capacity=self.context)
+
+    @property
+    def continues_prompt(self) -> bool:
+        """Whether the text that is generated continues the prompt; that of an encoder-decoder is a text of its own."""
+        return not isinstance(self.model, EncoderDecoderModule)
 
     def generate(
-        self, prompt: str | Sequence[str], *, stop: Sequence[str] = (), **sampling: Unpack[SamplingOptions]
+        self,
+        prompt: str | Sequence[str],
+        *,
+        images: "Images | Sequence[Images]" = (),
+        stop: Sequence[str] = (),
+        **sampling: Unpack[SamplingOptions],
     ) -> Any:
-        """The continuation of a prompt, without it; for several prompts a list, generated together.
+        """The continuation of a prompt, without it, or the output of an encoder-decoder for it.
 
-        stop: strings that end the text before them. The other options are the fields of `Sampling`.
+        For several prompts a list, generated together. images: those of the prompt, in the order of its image tokens;
+        for several prompts one sequence per prompt. stop: strings that end the text before them. The other options are
+        the fields of `Sampling`.
         """
-        prompts = [self.encode(text) for text in ([prompt] if isinstance(prompt, str) else prompt)]
-        size, texts = self.engine.max_requests, []
+        texts = [prompt] if isinstance(prompt, str) else prompt
+        of_prompts: Any = [images] if isinstance(prompt, str) else images or [()] * len(texts)
+        if len(of_prompts) != len(texts):
+            raise ValueError(f"there are {len(texts)} prompts and images for {len(of_prompts)}; give each its sequence")
+        prompts = [(self.encode(text), own) for text, own in zip(texts, of_prompts, strict=True)]
+        size, outputs = self.engine.max_requests, []
         for start in range(0, len(prompts), size):
-            texts += self.generate_together(prompts[start : start + size], stop, sampling)
-        return texts[0] if isinstance(prompt, str) else texts
+            outputs += self.generate_together(prompts[start : start + size], stop, sampling)
+        return outputs[0] if isinstance(prompt, str) else outputs
 
-    def generate_together(self, prompts: list[list[int]], stop: Sequence[str], options: SamplingOptions) -> list[str]:
-        """The continuations of prompts that the engine can hold at once. If one fails, none stays in the engine."""
+    def generate_together(
+        self, prompts: list[tuple[list[int], Images]], stop: Sequence[str], options: SamplingOptions
+    ) -> list[str]:
+        """The outputs for prompts that the engine can hold at once. If one fails, none stays in the engine."""
         requests: list[Request] = []
         try:
-            for ids in prompts:
-                requests.append(self.engine.submit(ids, self.sampling(options)))
-            streams = [self.run(request, TextStream(self.tokenizer, stop, request.ids)) for request in requests]
+            for ids, images in prompts:
+                requests.append(self.request(ids, images, options))
+            streams = [self.run(request, self.text_stream(request, stop)) for request in requests]
             return ["".join(text for _, text in stream) for stream in streams]
         finally:
             for request in requests:
                 self.engine.cancel(request)
 
     def chat(
-        self, messages: str | ChatMessages, *, stop: Sequence[str] = (), **sampling: Unpack[SamplingOptions]
+        self,
+        messages: str | ChatMessages,
+        *,
+        images: Images = (),
+        stop: Sequence[str] = (),
+        **sampling: Unpack[SamplingOptions],
     ) -> str:
         """The answer to a conversation in the model's chat template; a string is one message of the user."""
-        return "".join(text for _, text in self.submit(self.encode_chat(messages), stop, False, sampling))
+        return "".join(text for _, text in self.submit(self.encode_chat(messages), stop, False, sampling, images))
 
     def stream(
-        self, prompt: str | ChatMessages, *, stop: Sequence[str] = (), **sampling: Unpack[SamplingOptions]
+        self,
+        prompt: str | ChatMessages,
+        *,
+        images: Images = (),
+        stop: Sequence[str] = (),
+        **sampling: Unpack[SamplingOptions],
     ) -> Iterator[str]:
         """The pieces of text as they are generated: the continuation of a string, or the answer to messages."""
-        for _, text in self.stream_tokens(prompt, stop=stop, **sampling):
+        for _, text in self.stream_tokens(prompt, images=images, stop=stop, **sampling):
             if text:
                 yield text
 
     def stream_tokens(
-        self, prompt: str | ChatMessages, *, stop: Sequence[str] = (), **sampling: Unpack[SamplingOptions]
+        self,
+        prompt: str | ChatMessages,
+        *,
+        images: Images = (),
+        stop: Sequence[str] = (),
+        **sampling: Unpack[SamplingOptions],
     ) -> "Iterator[tuple[Token, str]]":
         """Every token with the text that it completes, which is often empty."""
         completes = isinstance(prompt, str)
         ids = self.encode(prompt) if isinstance(prompt, str) else self.encode_chat(prompt)
-        return self.submit(ids, stop, completes, sampling)
+        return self.submit(ids, stop, completes, sampling, images)
 
     @torch.inference_mode()
     def embed(self, texts: str | Sequence[str]) -> Tensor:
@@ -153,10 +202,12 @@ class LanguageModel:
         return ids if limit is None or len(ids) <= limit else [*ids[: limit - 1], ids[-1]]
 
     def encode(self, prompt: str, special: bool = True) -> list[int]:
-        """The ids of a prompt, with those that the model expects before every text.
+        """The ids of a prompt, with those that the model expects before every text; for an encoder, after it too.
 
         special: special tokens in the prompt, such as <|user|>, become their ids.
         """
+        if isinstance(self.model, EncoderDecoderModule):
+            return self.tokenizer.encode_with_special_tokens(prompt, special=special)
         return [*self.tokenizer.prefix_ids, *self.tokenizer.encode(prompt, special)]
 
     def encode_chat(self, messages: str | ChatMessages) -> list[int]:
@@ -164,14 +215,64 @@ class LanguageModel:
         return encode_chat(self.tokenizer, [dict(message) for message in conversation])
 
     def submit(
-        self, ids: list[int], stop: Sequence[str], continues_prompt: bool, options: SamplingOptions
+        self,
+        ids: list[int],
+        stop: Sequence[str],
+        continues_prompt: bool,
+        options: SamplingOptions,
+        images: Images = (),
     ) -> "Iterator[tuple[Token, str]]":
         """Submit a request at once, and return an iterator over its tokens and their text."""
-        stream = TextStream(self.tokenizer, stop, prompt_ids=ids if continues_prompt else ())
-        return self.run(self.engine.submit(ids, self.sampling(options)), stream)
+        request = self.request(ids, images, options)
+        return self.run(request, self.text_stream(request, stop, continues_prompt))
 
-    def sampling(self, options: SamplingOptions) -> Sampling:
-        return Sampling(stop_ids=self.tokenizer.stop_ids, **options)
+    def request(self, ids: list[int], images: Images, options: SamplingOptions) -> Request:
+        """Submit the ids of a prompt: the source of an encoder-decoder, for other models the prompt of the decoder."""
+        stop_ids = self.tokenizer.stop_ids
+        if isinstance(self.model, InterleavedModule):
+            ids, embeddings = self.embed_images(ids, images)
+            return self.engine.submit(ids, Sampling(stop_ids=stop_ids, **options), embeddings=embeddings)
+        if images:
+            raise ValueError(f"this model is of kind {self.model.spec.kind} and reads no images; leave them out")
+        if not isinstance(self.model, EncoderDecoderModule):
+            return self.engine.submit(ids, Sampling(stop_ids=stop_ids, **options))
+        settings = self.generation
+        start = self.tokenizer.bos if settings.decoder_start_token_id is None else settings.decoder_start_token_id
+        if start is None:
+            raise ValueError("no token starts the output; set decoder_start_token_id in generation_config.json")
+        sampling = Sampling(
+            stop_ids=stop_ids, suppress_ids=settings.suppress_tokens, forced_bos_id=settings.forced_bos_token_id,
+            forced_eos_id=settings.forced_eos_token_id, **options,
+        )  # fmt: skip
+        return self.engine.submit([start], sampling, ids)
+
+    def text_stream(self, request: Request, stop: Sequence[str], continues_prompt: bool = True) -> TextStream:
+        continues = continues_prompt and self.continues_prompt
+        return TextStream(self.tokenizer, stop, prompt_ids=request.ids if continues else ())
+
+    @torch.inference_mode()
+    def embed_images(self, ids: list[int], images: Images) -> tuple[list[int], Tensor | None]:
+        """The ids with as many image tokens per image as it has patches, and their embeddings.
+
+        Images whose tokens are not in the prompt come first, after the ids that begin every prompt.
+        """
+        spec, prefix = self.model.spec, len(self.tokenizer.prefix_ids)
+        if spec.marker not in ids:
+            prefix = prefix if tuple(ids[:prefix]) == self.tokenizer.prefix_ids else 0
+            ids = [*ids[:prefix], *[spec.marker] * len(images), *ids[prefix:]]
+        if ids.count(spec.marker) != len(images):
+            token = self.tokenizer.decode_token(spec.marker)
+            raise ValueError(
+                f"the prompt has {ids.count(spec.marker)} image tokens for {len(images)} images; "
+                f"write {token} once for each image, or never"
+            )
+        if not images:
+            return ids, None
+        if self.image_processor is None:
+            raise ValueError("the folder has no preprocessor_config.json, so images cannot be read; copy it there")
+        ids, weight = spec.expand(ids), self.model.decoder.embedding.weight
+        pixels = self.image_processor.read(images).to(weight)
+        return ids, self.model.embed(torch.tensor([ids], device=weight.device), pixels)[0][0]
 
     def run(self, request: Request, stream: TextStream) -> "Iterator[tuple[Token, str]]":
         """Step the engine until this request is done; other requests advance with it."""
@@ -205,7 +306,10 @@ def load(
     """
     folder = newest_checkpoint(find_model(name))
     model = model_folder.load(folder, resolve_device(device), dtype, checked=folder != Path(name), progress=progress)
-    return LanguageModel(model, Tokenizer.load(folder), context)
+    reads_images = isinstance(model, InterleavedModule) and has_image_processor(folder)
+    processor = load_image_processor(folder) if reads_images else None
+    generation = GenerationConfig.load(folder) if isinstance(model, EncoderDecoderModule) else None
+    return LanguageModel(model, Tokenizer.load(folder), context, generation=generation, image_processor=processor)
 
 
 def newest_checkpoint(path: Path) -> Path:

@@ -1,14 +1,22 @@
-"""Pixels equal those of the image processors of `transformers`, for images that need no resizing."""
+"""Pixels equal those of the image processors of `transformers`, from values and from files."""
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from PIL import Image
 
 from regard.checkpoint import CheckpointError
-from regard.checkpoint.image_processor import PREPROCESSOR_CONFIG, ImageProcessor, load_image_processor
+from regard.checkpoint.image_processor import (
+    PREPROCESSOR_CONFIG,
+    PROCESSOR_CONFIG,
+    ImageProcessor,
+    load_image_processor,
+)
 from regard.families import FamilyError
 from tests.laws import error
 
@@ -56,6 +64,11 @@ def test_absent_settings_have_the_defaults_of_transformers(tmp_path: Path) -> No
         ({"image_mean": ["a"]}, "image_mean=.* must be a"),
         ({"image_mean": None}, "the config has no 'image_mean'"),
         ({"do_rescale": 1}, "do_rescale=1 must be bool"),
+        ({"size": {"longest_edge": 3}}, "size=.* must have .'height', 'width'. or .'shortest_edge'"),
+        ({"size": 10**9}, "size=1000000000 must have .* from 1 to 8192 pixels"),
+        ({"crop_size": {"shortest_edge": 3}}, "crop_size=.* must have"),
+        ({"resample": 9}, "resample=9 must be one of Pillow's filters"),
+        ({"do_pad": True, "image_processor_type": "CLIPImageProcessor"}, "do_pad=True is not supported"),
     ],
     ids=str,
 )
@@ -69,3 +82,56 @@ def test_images_with_other_channels_are_refused(tmp_path: Path) -> None:
         processor(tmp_path)(random_images())
     with pytest.raises(CheckpointError, match="is missing"):
         load_image_processor(tmp_path / "elsewhere")
+
+
+SQUARE = {"height": 12, "width": 12}
+SETTINGS = {
+    "defaults": {},
+    "shorter side, crop": {"size": {"shortest_edge": 14}, "crop_size": SQUARE},
+    "fixed size, no crop": {"size": {"height": 9, "width": 13}, "do_center_crop": False, "resample": 2},
+    "smaller than the crop, not normalized": {"size": {"shortest_edge": 7}, "crop_size": SQUARE, "do_normalize": False},
+    "only cropped": {"do_resize": False, "crop_size": {"height": 8, "width": 7}, "do_rescale": False},
+    "other statistics": {"image_mean": [0.5] * 3, "image_std": [0.2, 0.3, 0.4], "rescale_factor": 0.1},
+}
+
+
+def pictures() -> list[Image.Image]:
+    """Wide, tall, transparent and grey."""
+    draw = np.random.default_rng(0)
+    shapes = ((23, 31, 3), (40, 17, 3), (9, 9, 4), (12, 15))
+    return [Image.fromarray(draw.integers(0, 256, shape, dtype=np.uint8)) for shape in shapes]
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+@pytest.mark.parametrize("kind", ["CLIP", "Llava", "ViT"])
+def test_images_of_any_size_equal_those_of_transformers(name: str, kind: str, tmp_path: Path) -> None:
+    module = pytest.importorskip(f"transformers.models.{kind.lower()}.image_processing_pil_{kind.lower()}")
+    padded = {"do_pad": True} if kind == "Llava" else {}
+    theirs = getattr(module, f"{kind}ImageProcessorPil")(**SETTINGS[name], **padded)
+    theirs.save_pretrained(tmp_path)
+    ours = load_image_processor(tmp_path)
+    for n, image in enumerate(pictures()[: 2 if kind == "ViT" else 4]):  # ViT's does not convert to RGB
+        (expected,) = theirs([image])["pixel_values"]
+        image.save(tmp_path / f"{n}.png")
+        for given in (image, tmp_path / f"{n}.png"):
+            assert error(ours.read([given])[0], torch.as_tensor(expected)) <= 1e-6
+
+
+def test_settings_of_older_and_newer_folders(tmp_path: Path) -> None:
+    older = processor(tmp_path, feature_extractor_type="CLIPFeatureExtractor", size=14, crop_size=12)
+    assert older == ImageProcessor((0.5,), (0.5,), resize=14, crop=(12, 12))
+    settings = json.loads((tmp_path / PREPROCESSOR_CONFIG).read_text())
+    (tmp_path / PREPROCESSOR_CONFIG).unlink()
+    (tmp_path / PROCESSOR_CONFIG).write_text(json.dumps({"patch_size": 14, "image_processor": settings}))
+    assert load_image_processor(tmp_path) == older
+
+
+def test_images_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ours = ImageProcessor((0.5,) * 3, (0.5,) * 3)
+    (tmp_path / "text.png").write_text("no image")
+    for name in ("text.png", "missing.png"):
+        with pytest.raises(ValueError, match=f"cannot read an image: .*{name}"):
+            ours.read([tmp_path / name])
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    with pytest.raises(ValueError, match=r"needs Pillow: pip install 'regard\[images\]'"):
+        ours.read(["picture.png"])

@@ -178,6 +178,7 @@ def test_flags_are_frozen() -> None:
     flags = {name: {o for p in c.params for o in p.opts if o.startswith("--")} for name, c in commands.items()}
     assert flags["generate"] >= {
         "--prompt",
+        "--image",
         "--max-new",
         "--temperature",
         "--top-k",

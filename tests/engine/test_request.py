@@ -32,6 +32,9 @@ WRONG = [
     {"stop_ids": [1]},
     {"stop_ids": (-1,)},
     {"stop_ids": ("a",)},
+    {"suppress_ids": (-1,)},
+    {"forced_bos_id": -1},
+    {"forced_eos_id": "a"},
     {"top_logprobs": -1},
     {"top_logprobs": None},
 ]

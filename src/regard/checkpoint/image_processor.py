@@ -1,14 +1,18 @@
-"""The image processor of a folder's model, from its `preprocessor_config.json`: rescaling and normalization.
+"""The image processor of a folder's model, from its `preprocessor_config.json`.
 
-    pixel_c = (value_c · scale - mean_c) / std_c          values from 0 to 255, per channel c
+    pad to a square -> resize -> crop the center -> rescale and normalize each channel c:
+    pixel_c = (value_c · scale - mean_c) / std_c          values from 0 to 255
 
-Images must have the size that the model expects. Resizing is left to the caller, because the filters of image libraries
-give different values.
+The steps are those of the CLIP, LLaVA, SigLIP and ViT processors in `transformers`. Reading and resizing images needs
+Pillow, an optional package; values of images that have the size that the model expects need none.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,7 +20,15 @@ from regard.checkpoint.atomic_folder import CheckpointError
 from regard.checkpoint.weight_files import read_json
 from regard.families.common.config_reader import Config
 
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
 PREPROCESSOR_CONFIG = "preprocessor_config.json"
+PROCESSOR_CONFIG = "processor_config.json"  # of newer folders, with the same settings in `image_processor`
+MAX_SIDE = 8192  # pixels
+BICUBIC, LAST_FILTER = 3, 5  # of PIL.Image.Resampling
+
+Images = Sequence["str | Path | Image"]
 
 
 @dataclass(frozen=True)
@@ -24,6 +36,10 @@ class ImageProcessor:
     mean: tuple[float, ...]
     std: tuple[float, ...]
     scale: float = 1 / 255
+    pad: tuple[int, ...] | None = None  # the color with which images become squares
+    resize: tuple[int, int] | int | None = None  # to (height, width), or to this shorter side with the same ratio
+    resample: int = BICUBIC
+    crop: tuple[int, int] | None = None  # (height, width)
 
     def __call__(self, images: Tensor) -> Tensor:
         """Values (…, height, width, C) -> pixels (…, C, height, width) in float32"""
@@ -35,16 +51,91 @@ class ImageProcessor:
         x = (x - x.new_tensor(self.mean)) / x.new_tensor(self.std)
         return x.to(torch.float32).movedim(-1, -3)
 
+    def read(self, images: Images) -> Tensor:
+        """Files or images of Pillow -> pixels (n, 3, height, width)"""
+        return torch.stack([self(torch.from_numpy(np.array(self.resized(open_rgb(image))))) for image in images])
+
+    def resized(self, image: "Image") -> "Image":
+        """An RGB image after padding, resizing and cropping."""
+        from PIL import Image
+
+        if self.pad is not None and image.width != image.height:
+            side = max(image.size)
+            square = Image.new("RGB", (side, side), self.pad)
+            square.paste(image, ((side - image.width) // 2, (side - image.height) // 2))
+            image = square
+        if self.resize is not None:
+            short, size = min(image.size), self.resize
+            height, width = (
+                (int(size * side / short) for side in (image.height, image.width)) if isinstance(size, int) else size
+            )
+            image = image.resize((width, height), Image.Resampling(self.resample))
+        if self.crop is not None:
+            height, width = self.crop
+            left, top = (image.width - width) // 2, (image.height - height) // 2
+            image = image.crop((left, top, left + width, top + height))  # black where the image is smaller
+        return image
+
+
+def open_rgb(image: "str | Path | Image") -> "Image":
+    """The image in RGB; transparent pixels are over white."""
+    try:
+        from PIL import Image
+    except ModuleNotFoundError:
+        raise ValueError("reading images needs Pillow: pip install 'regard[images]'") from None
+    if isinstance(image, str | Path):
+        try:
+            image = Image.open(image)
+            image.load()
+        except (OSError, Image.DecompressionBombError) as error:  # OSError: missing, no image, or damaged
+            raise ValueError(f"cannot read an image: {error}") from error
+    if not image.has_transparency_data:
+        return image.convert("RGB")
+    return Image.alpha_composite(Image.new("RGBA", image.size, "white"), image.convert("RGBA")).convert("RGB")
+
+
+def has_image_processor(folder: Path) -> bool:
+    return any((folder / name).is_file() for name in (PREPROCESSOR_CONFIG, PROCESSOR_CONFIG))
+
 
 def load_image_processor(folder: str | Path) -> ImageProcessor:
-    config = Config(PREPROCESSOR_CONFIG, read_json(Path(folder) / PREPROCESSOR_CONFIG))
+    name = PREPROCESSOR_CONFIG
+    if not (Path(folder) / name).is_file() and has_image_processor(Path(folder)):
+        name = PROCESSOR_CONFIG
+    config = Config(name, read_json(Path(folder) / name))
+    config = config.nested("image_processor") if config.has("image_processor") else config
     scale = config.number("rescale_factor", 1 / 255) if config.flag("do_rescale", True) else 1.0
-    if not config.flag("do_normalize", True):
-        return ImageProcessor((0.0,) * 3, (1.0,) * 3, scale)
-    mean, std = config.numbers("image_mean"), config.numbers("image_std")
+    mean, std = (0.0,) * 3, (1.0,) * 3
+    if config.flag("do_normalize", True):
+        mean, std = config.numbers("image_mean"), config.numbers("image_std")
     if len(mean) != len(std) or not all(deviation > 0 for deviation in std):
         raise CheckpointError(
-            f"{folder}/{PREPROCESSOR_CONFIG}: image_std={std} must have one positive number for each of {len(mean)} "
-            "channels"
+            f"{folder}/{name}: image_std={std} must have one positive number for each of {len(mean)} channels"
         )
-    return ImageProcessor(mean, std, scale)
+    kind, pad = config.value("image_processor_type", (str,), "CLIPImageProcessor"), None
+    if not kind.startswith("Llava"):
+        config.accept_only("do_pad", False)  # other processors pad after the other steps
+    elif config.flag("do_pad", False):
+        pad = tuple(int(255 * mean) for mean in config.numbers("image_mean"))
+    resample = config.integer("resample", BICUBIC)
+    if not 0 <= resample <= LAST_FILTER:
+        raise config.error("resample", resample, f"must be one of Pillow's filters, 0 to {LAST_FILTER}")
+    resize = read_size(config, "size", shorter=True) if config.flag("do_resize", True) else None
+    crops = config.flag("do_center_crop", not kind.startswith(("ViT", "Siglip")))
+    crop = read_size(config, "crop_size") if crops else None
+    assert not isinstance(crop, int)
+    return ImageProcessor(mean, std, scale, pad, resize, resample, crop)
+
+
+def read_size(config: Config, key: str, shorter: bool = False) -> tuple[int, int] | int | None:
+    """(height, width), or with `shorter` perhaps the shorter side only; a plain number is either. None if absent."""
+    if not config.has(key):
+        return None
+    found = config.value(key, (int, dict), None)
+    plain = ("shortest_edge",) if shorter else ("height", "width")
+    sides = dict.fromkeys(plain, found) if isinstance(found, int) else found
+    names = [("height", "width"), ("shortest_edge",)][: 1 + shorter]
+    for known in names:
+        if sorted(sides) == sorted(known) and all(type(n) is int and 0 < n <= MAX_SIDE for n in sides.values()):
+            return (sides["height"], sides["width"]) if len(known) == 2 else sides["shortest_edge"]
+    raise config.error(key, found, f"must have {' or '.join(map(str, names))}, from 1 to {MAX_SIDE} pixels")

@@ -40,7 +40,13 @@ REFUSED_KEYS = {
     "auto_map": "it requests code from the folder, which is never run; if the standard model is meant, remove the key",
     "quantization_config": "quantized weights are not supported; download the model in full precision",
 }
-EXTRA_FILES = ("generation_config.json", "preprocessor_config.json")
+GENERATION_CONFIG = "generation_config.json"
+EXTRA_FILES = (GENERATION_CONFIG, "preprocessor_config.json", "processor_config.json")
+# Older folders have these keys in config.json, which our own format replaces.
+GENERATION_KEYS = (
+    "decoder_start_token_id", "forced_bos_token_id", "forced_eos_token_id", "suppress_tokens", "bad_words_ids",
+    "bos_token_id", "eos_token_id", "pad_token_id",
+)  # fmt: skip
 Progress = Callable[[int, int], object]  # (parameters loaded, parameters in all)
 
 
@@ -221,11 +227,20 @@ def write_files(
 
 
 def read_extra_files(folder: Path) -> dict[str, bytes]:
-    """The configuration files of a folder that are kept unchanged, by name; each must be a JSON object."""
+    """The configuration files of a folder that are kept, by name; each must be a JSON object.
+
+    They are unchanged. The ids with which an encoder-decoder generates move out of `config.json`, where old folders
+    have them, into a file of their own.
+    """
     files = [folder / name for name in EXTRA_FILES if (folder / name).is_file()]
     for file in files:
         read_json(file)
-    return {file.name: file.read_bytes() for file in files}
+    contents = {file.name: file.read_bytes() for file in files}
+    config = read_json(folder / "config.json") if (folder / "config.json").is_file() else {}
+    ids = {key: config[key] for key in GENERATION_KEYS if config.get(key) is not None}
+    if GENERATION_CONFIG not in contents and not ids.keys() <= {"bos_token_id", "eos_token_id", "pad_token_id"}:
+        contents[GENERATION_CONFIG] = json.dumps(ids, indent=2).encode() + b"\n"
+    return contents
 
 
 def write_extra_files(folder: Path, extra_files: Mapping[str, bytes] | None) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -12,7 +13,12 @@ from regard.find_model import find_model
 
 def generate(
     model: ModelArgument,
-    prompt: Annotated[str, typer.Option("--prompt", "-p", help="The text to continue; - reads standard input.")],
+    prompt: Annotated[
+        str, typer.Option("--prompt", "-p", help="The text to continue, or to translate …; - reads standard input.")
+    ],
+    image: Annotated[
+        list[Path] | None, typer.Option(help="An image for the prompt; repeat the option for more than one.")
+    ] = None,
     max_new: Annotated[int, typer.Option(min=1, help="Generate at most this many tokens.")] = 128,
     temperature: Annotated[float, typer.Option(help="0 always takes the most likely token.")] = 0.8,
     top_k: Annotated[int, typer.Option(help="Sample from the k most likely tokens; 0: from all.")] = 0,
@@ -34,10 +40,15 @@ def generate(
 ) -> None:
     """Continue a text.
 
+    An encoder-decoder reads the prompt and writes a text of its own. Images take the places of the image tokens, such
+    as <image>, in the prompt; if it has none, they come first.
+
     \b
     Examples:
       regard generate runs/demo --prompt "Anna went to the" --max-new 40
       regard generate runs/demo --prompt "Anna went to the" --temperature 0 --json
+      regard generate models/t5 --prompt "translate English to German: a cat" --temperature 0
+      regard generate models/llava --image cat.png --prompt "USER: <image> What is it? ASSISTANT:"
     """
     find_model(model)  # before torch is imported: a mistyped name is refused at once
     from regard.language_model import load
@@ -48,13 +59,15 @@ def generate(
         llm.encode(text, special), stop or (), True,
         {"max_new": max_new, "temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p,
          "repetition_penalty": repetition_penalty, "seed": seed},
+        image or (),
     )  # fmt: skip
     if as_json:
         tokens, texts = zip(*deltas, strict=True)
         result = {"ids": [token.id for token in tokens], "text": "".join(texts)}
         print(json.dumps(result | {"logprobs": [token.logprob for token in tokens]}))
         return
-    print(text, end="", flush=True)
+    if llm.continues_prompt:
+        print(text, end="", flush=True)
     for _, delta in deltas:
         print(delta, end="", flush=True)
     print()

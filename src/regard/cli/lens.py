@@ -37,11 +37,12 @@ def lens(
       regard lens runs/demo --text "Anna is in the barn." --layer 1 --out attention.png
       regard lens runs/demo --text "Anna is in the barn." --states
     """
-    from regard.cli.open_model import open_model
+    from regard.cli.open_model import open_model, require_decoder
     from regard.lens import attention_maps
     from regard.lens.recurrent_states import states as recurrent_states
 
     llm = open_model(model, device)
+    require_decoder(model, llm)
     network, tokenizer = llm.model, llm.tokenizer
     ids = [*tokenizer.prefix_ids, *tokenizer.encode(text, special=True)]
     if not ids:

@@ -40,13 +40,22 @@ DeviceOption = Annotated[str, typer.Option(help="cpu, cuda, cuda:1 …; auto: a 
 def open_model(name: Path, device: str = "auto", context: int | None = None) -> "LanguageModel":
     """A model that generates text."""
     find_model(name)  # before torch is imported: a mistyped name is refused at once
+    from regard.engine.inputs import decoder_of
     from regard.language_model import load
-    from regard.models.decoder import DecoderModule
 
     llm = load(name, device, context=context)
-    if not isinstance(llm.model, DecoderModule):
-        raise ValueError(f"{name} is no decoder; this command needs a model that generates text")
+    decoder_of(llm.model)  # raises ValueError if there is none
     return llm
+
+
+def require_decoder(name: Path, llm: "LanguageModel") -> None:
+    """Raise ValueError for an encoder-decoder, or a model that reads images."""
+    from regard.models.decoder import DecoderModule
+
+    if not isinstance(llm.model, DecoderModule):
+        raise ValueError(
+            f"{name} is of kind {llm.model.spec.kind}; this command needs a decoder: use `regard generate`"
+        )
 
 
 def model_folder(name: str | Path) -> Path:

@@ -41,13 +41,14 @@ def serve(
 
     from rich.console import Console
 
-    from regard.cli.open_model import open_model
+    from regard.cli.open_model import open_model, require_decoder
     from regard.engine.engine import Engine
     from regard.lens import attention_heads, attention_maps
     from regard.server.run import serve as run
     from regard.server.served_model import Lens
 
     llm = open_model(model, device)
+    require_decoder(model, llm)
     network, tokenizer = llm.model, llm.tokenizer
     name = name or os.path.basename(os.path.abspath(model))
     console = Console(stderr=True)

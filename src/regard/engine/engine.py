@@ -133,6 +133,11 @@ class Engine:
         if embeddings is not None and embeddings.shape != (len(ids), self.model.spec.width):
             expected = (len(ids), self.model.spec.width)
             raise ValueError(f"the embeddings have shape {tuple(embeddings.shape)}; this prompt needs {expected}")
+        named = [
+            id for id in (*sampling.suppress_ids, sampling.forced_bos_id, sampling.forced_eos_id) if id is not None
+        ]
+        if max(named, default=0) >= self.model.spec.vocab:
+            raise ValueError(f"id {max(named)} is suppressed or forced; the ids are 0 to {self.model.spec.vocab - 1}")
         if len(self.scheduler.running) + len(self.scheduler.waiting) >= self.max_requests:
             raise QueueFull(f"{self.queue} requests are waiting already; try again later")
         request = Request(ids, sampling, source, embeddings, arrival=next(self.arrivals))

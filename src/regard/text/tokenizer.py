@@ -66,9 +66,9 @@ class Tokenizer:
         typed = {id for id, token in self._special_ids.items() if token in text}
         return [part for id in ids for part in (self._character_ids(id) if id in typed else (id,))]
 
-    def encode_with_special_tokens(self, text: str, pair: str | None = None) -> list[int]:
+    def encode_with_special_tokens(self, text: str, pair: str | None = None, special: bool = False) -> list[int]:
         """Ids of a string or a pair with the special tokens that the post-processor adds, as in [CLS] … [SEP]."""
-        return self._encode(text if pair is None else (text, pair), special=False, post_process=True).ids
+        return self._encode(text if pair is None else (text, pair), special, post_process=True).ids
 
     def token_type_ids(self, text: str, pair: str) -> list[int]:
         """For each id of `encode_with_special_tokens(text, pair)`, 0 if it belongs to `text` and 1 to `pair` (BERT)."""

@@ -39,6 +39,32 @@ class TokenizerFiles:
     clean_up_tokenization_spaces: bool
 
 
+@dataclass(frozen=True)
+class GenerationConfig:
+    """The ids in `generation_config.json` with which an encoder-decoder generates, as in transformers.
+
+    A folder without that file has them in `config.json`. Beam search, length penalties and n-gram bans are not applied.
+    """
+
+    decoder_start_token_id: int | None = None
+    forced_bos_token_id: int | None = None
+    forced_eos_token_id: int | None = None
+    suppress_tokens: tuple[int, ...] = ()  # with all `bad_words_ids` of one token
+
+    @classmethod
+    def load(cls, folder: Path) -> "GenerationConfig":
+        file = folder / (GENERATION_CONFIG if (folder / GENERATION_CONFIG).is_file() else MODEL_CONFIG)
+        keys = ("decoder_start_token_id", "forced_bos_token_id", "forced_eos_token_id")
+        single = [next(iter(_read_ids(file, key)), None) for key in keys]
+        words = read_json(file).get("bad_words_ids")
+        words = words if isinstance(words, list) else []
+        ends = [[id] for id in _read_ids(file, "eos_token_id")]  # transformers never bans these
+        banned = [word[0] for word in words if isinstance(word, list) and len(word) == 1 and word not in ends]
+        if not all(type(id) is int and id >= 0 for id in banned):
+            raise ValueError(f"{file}: bad_words_ids={words!r:.80}; expected a list of lists of ids")
+        return cls(*single, (*_read_ids(file, "suppress_tokens"), *banned))
+
+
 def has_tokenizer(folder: Path) -> bool:
     return any((folder / name).is_file() for name in (TOKENIZER, *VOCABULARY_FILES))
 
@@ -52,9 +78,8 @@ def read_folder(folder: Path) -> TokenizerFiles:
     core.no_padding()
     special_tokens_map = SpecialTokens(folder, config).add_to(core, defaults, vocab=_vocab_size(model_config))
     tokens = {id: token for token, id in core.get_vocab(with_added_tokens=True).items()}
-    stop_ids = tuple(
-        id for id in _token_ids(folder, "eos") if id in tokens
-    )  # some configs list ids past the vocabulary
+    listed = _token_ids(folder, "eos")
+    stop_ids = tuple(id for id in listed if id in tokens)  # some configs list ids past the vocabulary
     for name in ("bos", "eos", "pad"):
         ids = [id for id in _token_ids(folder, name) if id in tokens]
         if ids:
@@ -83,16 +108,18 @@ def _vocab_size(model_config: dict[str, Any]) -> int:
 
 
 def _token_ids(folder: Path, name: str) -> tuple[int, ...]:
-    """`eos_token_id` in the model's configuration files: an id, a list of ids, or absent."""
-    key = f"{name}_token_id"
-    for file in (folder / GENERATION_CONFIG, folder / MODEL_CONFIG):
-        value = read_json(file).get(key)
-        ids = value if isinstance(value, list) else [] if value is None else [value]
-        if not all(type(id) is int and id >= 0 for id in ids):
-            raise ValueError(f"{file}: {key}={value!r:.80}; expected an id or a list of ids")
-        if ids:
-            return tuple(ids)
-    return ()
+    """`eos_token_id` in the first of the model's configuration files that has it."""
+    files = (folder / GENERATION_CONFIG, folder / MODEL_CONFIG)
+    return next((ids for file in files if (ids := _read_ids(file, f"{name}_token_id"))), ())
+
+
+def _read_ids(file: Path, key: str) -> tuple[int, ...]:
+    """A key of a configuration file: an id, a list of ids, or absent."""
+    value = read_json(file).get(key)
+    ids = value if isinstance(value, list) else [] if value is None else [value]
+    if not all(type(id) is int and id >= 0 for id in ids):
+        raise ValueError(f"{file}: {key}={value!r:.80}; expected an id or a list of ids")
+    return tuple(ids)
 
 
 def _read_chat_template(folder: Path, config: dict[str, Any]) -> str | None:

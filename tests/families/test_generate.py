@@ -1,0 +1,204 @@
+"""Folders of `transformers` with tokenizer and processor: `regard generate` writes what their generate writes."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import tokenizers
+import torch
+import transformers
+from PIL import Image
+from tokenizers import models, pre_tokenizers, processors
+
+import regard
+from regard.language_model import LanguageModel
+from tests.cli.conftest import regard as command
+from tests.families.cases import VOCAB
+from tests.families.cases.encoder_decoders import BART, T5
+from tests.families.cases.vision import IMAGE_TOKEN, INTERLEAVED
+from tests.families.pairs import make_pair
+
+SPECIAL = ["<pad>", "</s>", "<s>", "<mask>", "<unk>", "<image>"]
+IDS = {"pad_token_id": 0, "eos_token_id": [1, 11, 12, 13, 14, 15], "bos_token_id": 2}
+PROMPTS = ["w7 w8 w9", "w30", "w60 w3 <mask> w4 w5 w61 w62 w63 w7 w8 w9", "w1 w2"]
+TRANSLATORS = {
+    "t5": ("T5ForConditionalGeneration", T5 | IDS | {"decoder_start_token_id": 0}),
+    "bart": (
+        "BartForConditionalGeneration",
+        BART | IDS | {"decoder_start_token_id": 1, "forced_bos_token_id": 2, "forced_eos_token_id": 1},
+    ),
+    "marian": (
+        "MarianMTModel",
+        BART
+        | IDS
+        | {"eos_token_id": [1, 33], "decoder_start_token_id": 0}
+        | {"bad_words_ids": [[0], [14], [34], [33], [5, 6]]},  # an id that ends the output is not banned
+    ),
+    "pegasus": ("PegasusForConditionalGeneration", BART | IDS | {"suppress_tokens": [50, 51, 52]}),  # bos starts it
+}
+GENERATION = (
+    "decoder_start_token_id",
+    "forced_bos_token_id",
+    "forced_eos_token_id",
+    "bad_words_ids",
+    "suppress_tokens",
+)
+GREEDY = {"max_new": 12, "temperature": 0.0}
+
+
+def save_tokenizer(folder: Path, template: str) -> Any:
+    """A tokenizer of words w0, w1 …; `template` is what its post-processor writes."""
+    vocab = {word: id for id, word in enumerate([*SPECIAL, *(f"w{i}" for i in range(VOCAB - len(SPECIAL)))])}
+    core = tokenizers.Tokenizer(models.WordLevel(vocab, unk_token="<unk>"))
+    core.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    core.post_processor = processors.TemplateProcessing(single=template, special_tokens=[("</s>", 1), ("<s>", 2)])
+    names = dict(zip(("pad_token", "eos_token", "bos_token", "mask_token", "unk_token"), SPECIAL, strict=False))
+    theirs = transformers.PreTrainedTokenizerFast(
+        tokenizer_object=core, **names, extra_special_tokens={"image_token": "<image>"}
+    )
+    theirs.save_pretrained(folder)
+    return theirs
+
+
+@pytest.fixture(scope="module", params=TRANSLATORS)
+def translator(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any, Any]:
+    name, settings = TRANSLATORS[request.param]
+    given = {key: value for key, value in settings.items() if key in GENERATION}
+    pair = make_pair((name, {k: v for k, v in settings.items() if k not in GENERATION}), tmp_path_factory.mktemp("t"))
+    widen(pair.theirs)
+    pair.theirs.generation_config = transformers.GenerationConfig(**{key: settings[key] for key in IDS}, **given)
+    pair.theirs.save_pretrained(pair.folder)
+    return pair.folder, pair.theirs, save_tokenizer(pair.folder, "$A </s>")
+
+
+@torch.no_grad()
+def widen(theirs: Any) -> None:
+    """Larger matrices in the layers, so that the output depends on the source and does not repeat one token."""
+    for name, parameter in theirs.named_parameters():
+        if parameter.dim() > 1 and "embed" not in name and "shared" not in name:
+            parameter *= 4
+
+
+def their_ids(theirs: Any, inputs: dict[str, Any]) -> list[int]:
+    found = theirs.generate(**inputs, max_new_tokens=GREEDY["max_new"], do_sample=False)[0]
+    given = 1 if theirs.config.is_encoder_decoder else inputs["input_ids"].shape[1]
+    return found[given:].tolist()
+
+
+def our_ids(llm: LanguageModel, prompt: str, **inputs: Any) -> list[int]:
+    return [token.id for token, _ in llm.stream_tokens(prompt, **inputs, **GREEDY)]
+
+
+def test_encoder_decoder_as_transformers(translator: tuple[Path, Any, Any]) -> None:
+    folder, theirs, tokenizer = translator
+    llm = regard.load(folder, device="cpu")
+    for prompt in PROMPTS:
+        inputs = tokenizer(prompt, return_tensors="pt", return_token_type_ids=False)
+        assert llm.encode(prompt) == inputs["input_ids"][0].tolist()
+        assert our_ids(llm, prompt) == their_ids(theirs, inputs)
+    outputs = llm.generate(PROMPTS, **GREEDY)
+    assert outputs == [llm.generate(prompt, **GREEDY) for prompt in PROMPTS]
+    assert outputs == ["".join(llm.stream(prompt, **GREEDY)) for prompt in PROMPTS]
+    assert len(set(outputs)) > 1 and llm.engine.idle
+
+
+def test_encoder_decoder_by_command(translator: tuple[Path, Any, Any], tmp_path: Path) -> None:
+    """Of the folder, of one whose ids are in config.json as in older versions, and of both imported."""
+    folder, theirs, tokenizer = translator
+    options = ("--prompt", PROMPTS[0], "--max-new", 12, "--temperature", 0)
+    expected = their_ids(theirs, tokenizer(PROMPTS[0], return_tensors="pt", return_token_type_ids=False))
+    older = tmp_path / "older"
+    older.mkdir()
+    for file in folder.iterdir():
+        (older / file.name).write_bytes(file.read_bytes())
+    config, generation = (json.loads((older / f"{name}.json").read_text()) for name in ("config", "generation_config"))
+    plain = {key: value for key, value in config.items() if key not in GENERATION}
+    (older / "config.json").write_text(json.dumps(plain | generation))
+    (older / "generation_config.json").unlink()
+    for name, source in (("new", folder), ("old", older)):
+        assert command("import", source, tmp_path / name).exit_code == 0
+        for model in (source, tmp_path / name):
+            done = command("generate", model, *options, "--json")
+            assert json.loads(done.stdout)["ids"] == expected, model
+    plain = command("generate", folder, *options)
+    assert plain.stdout.strip() == regard.load(folder, device="cpu").generate(PROMPTS[0], **GREEDY).strip()
+
+
+def test_what_an_encoder_decoder_cannot_do_is_an_error(translator: tuple[Path, Any, Any]) -> None:
+    folder, theirs, _ = translator
+    llm = regard.load(folder, device="cpu")
+    with pytest.raises(ValueError, match="of kind encoder_decoder and reads no images"):
+        llm.generate("w1", images=["picture.png"])
+    with pytest.raises(ValueError, match="no chat template"):
+        llm.chat("w1")
+    for name in ("serve", "lens"):
+        refused = command(name, folder, *(("--text", "w1") if name == "lens" else ()))
+        assert refused.exit_code == 1 and "is of kind encoder_decoder" in str(refused.exception)
+    start = LanguageModel(llm.model, llm.tokenizer)
+    start.tokenizer.bos = None
+    with pytest.raises(ValueError, match="no token starts the output; set decoder_start_token_id"):
+        start.generate("w1")
+
+
+def pictures() -> list[Image.Image]:
+    draw = np.random.default_rng(0)
+    sizes = ((23, 31, 3), (40, 17, 3), (9, 9, 4))  # the last is transparent
+    return [Image.fromarray(draw.integers(0, 256, size, dtype=np.uint8)) for size in sizes]
+
+
+PROMPTS_WITH_IMAGES = {"<image> w7 w8 w9": [0], "w7 <image> w3 w60 <image> w9": [1, 2], "w7 w8": []}
+
+
+@pytest.fixture(scope="module", params=[*INTERLEAVED][:2])
+def reader(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any, Any]:
+    pair = make_pair(INTERLEAVED[request.param], tmp_path_factory.mktemp("llava"))
+    assert SPECIAL[IMAGE_TOKEN] == "<image>"
+    tokenizer, (side, _) = save_tokenizer(pair.folder, "<s> $A"), pair.ours.spec.vision.input.image
+    size = {"size": {"shortest_edge": side + 2}, "crop_size": {"height": side, "width": side}}
+    processor = transformers.LlavaProcessor(
+        transformers.CLIPImageProcessorPil(**size), tokenizer, patch_size=pair.ours.spec.vision.input.size[0],
+        vision_feature_select_strategy=pair.theirs.config.vision_feature_select_strategy, num_additional_image_tokens=1,
+    )  # fmt: skip
+    processor.save_pretrained(pair.folder)
+    return pair.folder, pair.theirs, processor
+
+
+@torch.no_grad()
+def test_images_and_text_as_transformers(reader: tuple[Path, Any, Any], tmp_path: Path) -> None:
+    folder, theirs, processor = reader
+    llm, images = regard.load(folder, device="cpu", context=64), pictures()
+    for prompt, chosen in PROMPTS_WITH_IMAGES.items():
+        own = [images[i] for i in chosen]
+        inputs = processor(images=own or None, text=prompt, return_tensors="pt", return_token_type_ids=False)
+        assert our_ids(llm, prompt, images=own) == their_ids(theirs, inputs)
+        assert llm.embed_images(llm.encode(prompt), own)[0] == inputs["input_ids"][0].tolist()
+    together = llm.generate(
+        [*PROMPTS_WITH_IMAGES], images=[[images[i] for i in own] for own in PROMPTS_WITH_IMAGES.values()], **GREEDY
+    )
+    assert together == [
+        llm.generate(prompt, images=[images[i] for i in own], **GREEDY) for prompt, own in PROMPTS_WITH_IMAGES.items()
+    ]
+    images[0].save(tmp_path / "picture.png")
+    options = ("--prompt", "<image> w7 w8 w9", "--image", tmp_path / "picture.png", "--max-new", 12, "--temperature", 0)
+    expected = our_ids(llm, "<image> w7 w8 w9", images=images[:1])
+    assert command("import", folder, tmp_path / "own").exit_code == 0
+    for model in (folder, tmp_path / "own"):
+        done = command("generate", model, *options, "--json", "--context", 64)
+        assert json.loads(done.stdout)["ids"] == expected
+    assert our_ids(llm, "w7 w8 w9", images=[tmp_path / "picture.png"]) == expected  # images come first
+
+
+def test_wrong_images_are_errors(reader: tuple[Path, Any, Any]) -> None:
+    folder, *_ = reader
+    llm = regard.load(folder, device="cpu", context=64)
+    with pytest.raises(ValueError, match="the prompt has 2 image tokens for 1 images; write <image> once for each"):
+        llm.generate("<image> <image>", images=pictures()[:1])
+    with pytest.raises(ValueError, match="the prompt has 1 image tokens for 0 images"):
+        llm.generate("<image> w1")
+    with pytest.raises(ValueError, match="2 prompts and images for 1"):
+        llm.generate(["w1", "w2"], images=[pictures()[:1]])
+    llm.image_processor = None
+    with pytest.raises(ValueError, match="no preprocessor_config.json"):
+        llm.generate("w1", images=pictures()[:1])
