@@ -156,7 +156,7 @@ def test_words_of_another_width_than_the_stack(tied: bool) -> None:
 
 def test_learned_positions_past_their_table_are_an_error() -> None:
     model = MODELS["learned, layernorm, gelu"].build()
-    with pytest.raises(ValueError, match="position 64 is beyond the 64 that were learned"):
+    with pytest.raises(ValueError, match="position 64 is beyond the 64 learned positions"):
         model(text(1, 65))
 
 

@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from regard.kernels.attention import reference
 from regard.kernels.attention.arguments import ScoreOptions
 from regard.kernels.attention.mask import Causal
-from regard.kernels.native_sparse import CHUNK, attend_chosen, choose, importance, line_of
+from regard.kernels.native_sparse import CHUNK, attend_chosen, choose, importance, sort_keys
 from regard.layout import TokenLayout
 from regard.parts.attention import Attention, use_backend
 from regard.parts.native_sparse_attention import NativeSparse, NativeSparseModule
@@ -143,8 +143,8 @@ def test_gradients(name: str, where: str) -> None:
     assert gradcheck(as_function, (x, *names.values()), fast_mode=True)
 
 
-def test_tokens_may_stand_in_any_order() -> None:
-    """Documents and positions decide, not slots: a shuffled row gives the same tokens the same."""
+def test_output_does_not_depend_on_the_order_of_slots() -> None:
+    """Only documents and positions matter: in a shuffled row every token has the same output."""
     module, x, layout = build(SPECS["grouped, rope"]), random(2, LENGTH, WIDTH), packed()
     order = torch.randperm(LENGTH, generator=torch.Generator().manual_seed(0))
     shuffled = TokenLayout(layout.positions[:, order], layout.segments[:, order], layout.valid[:, order])
@@ -152,14 +152,14 @@ def test_tokens_may_stand_in_any_order() -> None:
     assert (found - expected)[shuffled.valid].abs().max() < 1e-12
 
 
-def test_a_line_holds_each_document_in_its_order() -> None:
-    line = line_of(packed())
-    assert line.starts[0].tolist() == [0] * 9 + [9] + [10] * 13
-    assert line.own[0].tolist() == [*range(9), 0, *range(13)]
-    assert line.slots[1].tolist() == [*range(4, LENGTH), *range(4)]  # padding goes behind
-    assert line.own[1, 4:].tolist() == [*range(LENGTH - 4)]
-    remembered = line_of(TokenLayout(torch.tensor([[5], [2]])).with_keys(torch.arange(8).expand(2, 8)))
-    assert (remembered.starts.tolist(), remembered.own.tolist()) == ([[0], [0]], [[5], [2]])
+def test_keys_are_sorted_by_document_and_position() -> None:
+    keys = sort_keys(packed())
+    assert keys.starts[0].tolist() == [0] * 9 + [9] + [10] * 13
+    assert keys.query_indices[0].tolist() == [*range(9), 0, *range(13)]
+    assert keys.slots[1].tolist() == [*range(4, LENGTH), *range(4)]  # padding comes last
+    assert keys.query_indices[1, 4:].tolist() == [*range(LENGTH - 4)]
+    cached = sort_keys(TokenLayout(torch.tensor([[5], [2]])).with_keys(torch.arange(8).expand(2, 8)))
+    assert (cached.starts.tolist(), cached.query_indices.tolist()) == ([[0], [0]], [[5], [2]])
 
 
 def test_importance_is_the_papers_double_sum() -> None:
@@ -179,7 +179,7 @@ def test_importance_is_the_papers_double_sum() -> None:
 
 
 def test_the_choice_is_causal_and_ties_go_to_the_earlier() -> None:
-    """The first block, the own and the one before it always; then by score; what has not begun, never before others."""
+    """The first block, the query's own and the previous one are always chosen, then the best; later blocks never."""
     scores = torch.tensor([0.0, 0.5, 0.2, 0.5, 0.2, 0.1, 9.0, 9.0]).expand(1, 1, 5, 8)
     own = torch.tensor([[0, 4, 11, 20, 23]])  # in blocks of 4: 0, 1, 2, 5, 5
     chosen = choose(scores, own, 4, 5)[0, 0]
@@ -196,7 +196,7 @@ def test_all_blocks_chosen_is_full_attention(length: int) -> None:
     q, k, v = random(2, 4, length, 6), random(2, 2, length, 6, seed=1), random(2, 2, length, 5, seed=2)
     tensors = [x.requires_grad_() for x in (q, k, v)]
     chosen = torch.arange(count).expand(2, 2, length, count)
-    found = attend_chosen(q, k, v, layout, line_of(layout), chosen, block, 0.4, None)
+    found = attend_chosen(q, k, v, layout, sort_keys(layout), chosen, block, 0.4, None)
     expected = reference.attend(q, k, v, layout, ScoreOptions(Causal(), 0.4))
     assert (found - expected).abs().max() < 1e-12
     for f, e in zip(*(torch.autograd.grad(y.sin().sum(), tensors) for y in (found, expected)), strict=True):
@@ -222,7 +222,7 @@ def test_chosen_blocks_are_laid_out_a_chunk_at_a_time() -> None:
         layout, chosen = TokenLayout.whole(1, length), torch.arange(3).expand(1, 1, length, 3)
         q, k, v = (random(1, heads, length, 4).requires_grad_() for heads in (2, 1, 1))
         with Largest() as largest:
-            attend_chosen(q, k, v, layout, line_of(layout), chosen, 8, 0.5, None).sum().backward()
+            attend_chosen(q, k, v, layout, sort_keys(layout), chosen, 8, 0.5, None).sum().backward()
         sizes.append(largest.size)
     assert sizes[1] <= 2 * sizes[0]
     assert sizes[1] < 1024 * 1024 / 16

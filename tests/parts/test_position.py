@@ -73,7 +73,7 @@ def encode(position: Position, x: Tensor, mask: Mask = FULL) -> Tensor:
     stack = fill(Stack((Repeat((block(attention, FeedForward(24)),), 2),), WIDTH))
     foot = fill((position if below else NoPosition()).build(WIDTH, 1))
     where = TokenLayout.whole(*x.shape[:2])
-    return stack(foot.embed(x, where), foot.share(where))[0]
+    return stack(foot.embed(x, where), foot.share_bias(where))[0]
 
 
 WORDS = random(4, WIDTH)  # the, dog, bites, man
@@ -151,7 +151,7 @@ def test_learned_adds_the_row_of_its_position() -> None:
 def test_learned_positions_end_where_their_table_ends(offset: int) -> None:
     module, x = Learned(2048, offset=offset).build(4, 1), torch.zeros(1, 1, 4)
     assert torch.equal(module.embed(x, layout_at(2047))[0, 0], module.table.weight[-1])
-    with pytest.raises(ValueError, match="position 2048 is beyond the 2048 that were learned; shorten the text"):
+    with pytest.raises(ValueError, match="position 2048 is beyond the 2048 learned positions; shorten the sequence"):
         module.embed(x, layout_at(2048))
 
 
@@ -194,7 +194,7 @@ def test_gradients_reach_a_learned_table() -> None:
 def test_no_position_is_the_identity() -> None:
     module, x, where = NoPosition().build(4, 1), random(1, 1, 2, 4), layout_at(0, 1)
     assert module.embed(x, where) is x
-    assert module.share(where) is where
+    assert module.share_bias(where) is where
     assert module.rotate(x, x, where) == (x, x)
     assert module.bias(where) is None
 
@@ -236,13 +236,16 @@ def test_schemes_survive_json_and_toml(spec: Position) -> None:
         (lambda: Rope2D(4).build(6, 1), "head_dim=6 must be divisible by 4"),
         (lambda: LinearScaling(0.5), "linear: factor=0.5 must be at least 1"),
         (lambda: DynamicNTK(2.0, 1), "dynamic_ntk: length=1 must be above 1"),
-        (lambda: Rope(scaling=NTK(2.0)).build(2, 1), "ntk: 2 coordinates turn"),
-        (lambda: Rope(scaling=DynamicNTK(2.0, 8)).build(2, 1), "dynamic_ntk: 2 coordinates turn"),
+        (lambda: Rope(scaling=NTK(2.0)).build(2, 1), "ntk: 2 coordinates are rotated"),
+        (lambda: Rope(scaling=DynamicNTK(2.0, 8)).build(2, 1), "dynamic_ntk: 2 coordinates are rotated"),
         (lambda: Yarn(2.0, 8, beta_fast=1.0), "beta_fast=1.0 must be above beta_slow=1.0"),
         (lambda: Rope(1.0, scaling=Yarn(2.0, 8)).build(4, 1), "base=1.0 must be above 1"),
         (lambda: Llama3(2.0, 8, 4.0, 4.0), "high_freq_factor=4.0 must be above low_freq_factor=4.0"),
         (lambda: LongRope((1, 0), (1, 1), 2.0, 8), "so 0.0 must be above 0"),
-        (lambda: Rope(scaling=LongRope((1,), (1, 2), 2.0, 8)).build(4, 1), "2 pairs turn, but short has 1 divisors"),
+        (
+            lambda: Rope(scaling=LongRope((1,), (1, 2), 2.0, 8)).build(4, 1),
+            "2 pairs need as many divisors; short has 1",
+        ),
         (lambda: Learned(4, offset=-1), "offset=-1 must not be negative"),
         (lambda: T5Buckets(1), "buckets=1 must be at least 2"),
         (lambda: T5Buckets(2, bidirectional=True), "buckets=2 must be at least 4"),

@@ -209,7 +209,7 @@ def test_everything_past_the_last_bucket_is_alike_also_at_decode_time() -> None:
 
 def test_a_table_of_the_stack_is_shared_through_at_and_one_of_an_attention_is_its_own() -> None:
     shared, where = T5Buckets(heads=4).build(16, 1), TokenLayout.whole(1, 5)
-    inside = shared.share(where)
+    inside = shared.share_bias(where)
     bias = inside.inputs.bias
     assert bias.table is shared.table.weight and bias.table.shape == (32, 4)
     assert Alibi().build(4, 4).bias(inside) is not bias

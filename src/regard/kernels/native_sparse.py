@@ -24,16 +24,16 @@ CHUNK = 64  # queries whose keys are gathered at once: every query has its own c
 
 
 @dataclass(frozen=True, eq=False)
-class Line:
+class SortedKeys:
     """The keys sorted by document and position, invalid ones last."""
 
     slots: Tensor  # (B, S) slot of the r-th key
-    places: Tensor  # (B, S) its index in its document
-    starts: Tensor  # (B, L) index of the first key of the query's document
-    own: Tensor  # (B, L) index of the query in its document
+    indices: Tensor  # (B, S) its index in its document
+    starts: Tensor  # (B, L) rank of the first key of the query's document
+    query_indices: Tensor  # (B, L) index of the query in its document
 
 
-def line_of(layout: TokenLayout) -> Line:
+def sort_keys(layout: TokenLayout) -> SortedKeys:
     segments, valid = layout.key_segments, layout.key_valid
     ranks = torch.arange(layout.key_positions.shape[1], device=layout.positions.device).expand_as(layout.key_positions)
     slots = ranks
@@ -52,17 +52,17 @@ def line_of(layout: TokenLayout) -> Line:
     starts = ranks.where(begins, 0).cummax(1).values  # (B, S)
     if layout.keys is None:  # the queries are the keys
         back = slots.argsort(1)
-        return Line(slots, ranks - starts, starts.gather(1, back), (ranks - starts).gather(1, back))
+        return SortedKeys(slots, ranks - starts, starts.gather(1, back), (ranks - starts).gather(1, back))
     first = layout.keys.positions.gather(1, slots[:, :1])  # a state holds one document
-    return Line(slots, ranks - starts, torch.zeros_like(layout.positions), layout.positions - first)
+    return SortedKeys(slots, ranks - starts, torch.zeros_like(layout.positions), layout.positions - first)
 
 
-def ends(places: Tensor, valid: Tensor | None, length: int, stride: int) -> tuple[Tensor, Tensor]:
+def completed_blocks(indices: Tensor, valid: Tensor | None, length: int, stride: int) -> tuple[Tensor, Tensor]:
     """The tokens that complete a compressed block, of tokens (B, n) with these indices: (B, N), and which are real."""
-    ended = (places + 1 >= length) & ((places + 1 - length) % stride == 0)
-    ended = ended if valid is None else ended & valid
-    found = (~ended).byte().argsort(dim=1, stable=True)[:, : -(-places.shape[1] // stride)]
-    return found, ended.gather(1, found)
+    complete = (indices + 1 >= length) & ((indices + 1 - length) % stride == 0)
+    complete = complete if valid is None else complete & valid
+    found = (~complete).byte().argsort(dim=1, stable=True)[:, : -(-indices.shape[1] // stride)]
+    return found, complete.gather(1, found)
 
 
 def pick(x: Tensor, slots: Tensor) -> Tensor:
@@ -85,10 +85,10 @@ def importance(weights: Tensor, begins: Tensor, length: int, stride: int, block:
     return weights @ (shared.clamp_min(0) / stride).to(weights.dtype).unsqueeze(1)
 
 
-def choose(scores: Tensor, own: Tensor, block: int, select: int) -> Tensor:
+def choose(scores: Tensor, query_indices: Tensor, block: int, select: int) -> Tensor:
     """Scores (B, K, L, J) of blocks and query indices (B, L) -> the chosen blocks (B, K, L, select)."""
-    blocks = torch.arange(scores.shape[-1], device=own.device)
-    last = (own // block)[:, None, :, None]  # (B, 1, L, 1)
+    blocks = torch.arange(scores.shape[-1], device=query_indices.device)
+    last = (query_indices // block)[:, None, :, None]  # (B, 1, L, 1)
     always = (blocks == 0) | (blocks == last) | (blocks == last - 1)
     scores = scores.masked_fill(always, float("inf")).masked_fill(blocks > last, float("-inf"))
     return scores.sort(dim=-1, descending=True, stable=True).indices[..., :select]
@@ -99,7 +99,7 @@ def attend_chosen(
     k: Tensor,
     v: Tensor,
     layout: TokenLayout,
-    line: Line,
+    keys: SortedKeys,
     chosen: Tensor,
     block: int,
     scale: float,
@@ -111,10 +111,10 @@ def attend_chosen(
     """
 
     def chunk(q: Tensor, k: Tensor, v: Tensor, rows: slice) -> Tensor:
-        places = (chosen[:, :, rows].unsqueeze(-1) * block + torch.arange(block, device=q.device)).flatten(3)
-        allowed = places <= line.own[:, None, rows, None]  # (B, K, C, T)
-        ranks = (places + line.starts[:, None, rows, None]).clamp_max(k.shape[2] - 1)
-        slots = line.slots.unsqueeze(1).expand(-1, k.shape[1], -1).gather(2, ranks.flatten(2))  # (B, K, C·T)
+        indices = (chosen[:, :, rows].unsqueeze(-1) * block + torch.arange(block, device=q.device)).flatten(3)
+        allowed = indices <= keys.query_indices[:, None, rows, None]  # (B, K, C, T)
+        ranks = (indices + keys.starts[:, None, rows, None]).clamp_max(k.shape[2] - 1)
+        slots = keys.slots.unsqueeze(1).expand(-1, k.shape[1], -1).gather(2, ranks.flatten(2))  # (B, K, C·T)
         k, v = (pick(x, slots).unflatten(2, ranks.shape[2:]) for x in (k, v))  # (B, K, C, T, E)
         wide = torch.promote_types(q.dtype, torch.float32)
         q_groups = q.unflatten(1, (k.shape[1], -1)).transpose(2, 3)  # (B, K, C, G, E)

@@ -136,7 +136,7 @@ class DecoderModule(nn.Module):
             return self.logits(self.final_norm(x))
         ahead = []
         for block in self.ahead:
-            y, more = block(x, self.position.share(layout))
+            y, more = block(x, self.position.share_bias(layout))
             ahead.append(self.lazy_logits(self.final_norm(y)))
             losses = add(losses, more)
         return Outputs(self.lazy_logits(self.final_norm(x)), tuple(ahead), losses)
@@ -158,7 +158,7 @@ class DecoderModule(nn.Module):
         """tokens (B, L) -> the residual stream after the last block (B, L, D), and auxiliary losses of the bodies"""
         x = self.embed(tokens) if embeddings is None else embeddings
         x = F.dropout(self.embedding_norm(self.position.embed(x, layout)), self.spec.dropout, self.training)
-        return self.stack(x, self.position.share(layout), states)
+        return self.stack(x, self.position.share_bias(layout), states)
 
     def embed(self, tokens: Tensor) -> Tensor:
         """tokens (B, L) -> their embeddings (B, L, D), without positions"""

@@ -107,7 +107,7 @@ class EncoderModule(nn.Module):
     ) -> tuple[Source, Losses]:
         """The hidden states (B, L, D) with their layout, and the auxiliary losses of the bodies."""
         x, layout = self.embed(data, layout, types)
-        x, losses = self.stack(x, self.position.share(layout), states)
+        x, losses = self.stack(x, self.position.share_bias(layout), states)
         return Source(self.norm(x), layout), losses
 
     def embed(
@@ -122,7 +122,7 @@ class EncoderModule(nn.Module):
     def between(self, data: Tensor, depths: Sequence[int]) -> tuple[Tensor, Losses]:
         """Hidden states after the given numbers of blocks, without the final norm, concatenated."""
         x, layout = self.embed(data)
-        layout = self.position.share(layout).with_embeddings(x)
+        layout = self.position.share_bias(layout).with_embeddings(x)
         seen, losses = [x], {}
         for block in self.stack.blocks[: max(depths)]:
             x, more = block(x, layout)

@@ -5,8 +5,8 @@
     parallel:  x = x + body_1(norm(x)) + body_2(norm(x)) + …        GPT-J, PaLM: all bodies read the same x
 
 `after` is a second norm, after the body ("sandwich", Gemma 2). `keep` scales the residual stream (DeepNorm, Wang et al.
-2022). A constant `share` (Granite) or a learned vector `scale` (LayerScale, Touvron et al. 2021) scales the body's
-output.
+2022). A constant `share` (the residual multiplier of Granite) or a learned vector `scale` (LayerScale, Touvron et al.
+2021) scales the body's output.
 """
 
 from dataclasses import dataclass
@@ -41,8 +41,8 @@ class Block(Spec):
     sublayers: tuple[Sublayer, ...]
     style: Literal["pre", "post", "parallel"] = "pre"
     norm: Norm | None = None  # of a parallel block, for all sublayers
-    keep: float = 1.0  # 0: the body's output replaces the stream
-    share: float = 1.0
+    keep: float = 1.0  # factor of the residual stream; 0: the body's output replaces it
+    share: float = 1.0  # constant factor of each body's output (Rope.share is another thing: a fraction of coordinates)
     dropout: float = 0.0
 
     def check(self) -> None:

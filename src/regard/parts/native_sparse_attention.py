@@ -1,14 +1,15 @@
-"""Native sparse attention: three views of the past, of which none is the whole of it, weighed by gates.
+"""Native sparse attention: three attentions to parts of the past, combined by gates.
 
     out = W_o Σ_c σ(W_g x)_c ⊙ attention_c(q, k_c, v_c)        c: compressed, selected, window        Yuan et al. 2025
 
-    compressed   every `stride` tokens, `length` of them as one: k̃ = W₂ gelu(W₁ [k_1 + p_1; …; k_length + p_length])
-    selected     every token of the blocks that the compressed view finds important (kernels/native_sparse.py)
+    compressed   blocks of `length` tokens, one every `stride`: k̃ = W₂ gelu(W₁ [k_1 + p_1; …; k_length + p_length])
+    selected     all tokens of the blocks with the highest compressed attention (kernels/native_sparse.py)
     window       the last tokens
 
-Each view has keys and values of its own, so that the window, which learns fastest, does not shape the others'. Blocks
-have no rotation: p tells where in a block a token stands, and a bias sees a block at its last token. What a block came
-to is remembered with that token: a step reads S/stride of them and select·block + window tokens.
+Each branch has its own keys and values, so that the window, which learns fastest, does not determine those of the other
+branches. Compressed keys are not rotated: p encodes the position within a block, and a bias uses the position of the
+block's last token. The compressed keys and values are cached with that token, so a decoding step reads S/stride of them
+and select·block + window tokens.
 """
 
 from dataclasses import dataclass
@@ -24,7 +25,15 @@ from regard.kernels.attention.bias import Bias
 from regard.kernels.attention.mask import Causal
 from regard.kernels.attention.patterns.window import Window
 from regard.kernels.attention.reference import attention_weights, per_head
-from regard.kernels.native_sparse import Line, attend_chosen, choose, ends, importance, line_of, pick
+from regard.kernels.native_sparse import (
+    SortedKeys,
+    attend_chosen,
+    choose,
+    completed_blocks,
+    importance,
+    pick,
+    sort_keys,
+)
 from regard.layout import TokenLayout
 from regard.parts.attention import Attention
 from regard.parts.body import Body
@@ -40,12 +49,12 @@ class NativeSparse(Body):
     mixes: ClassVar[bool] = True
 
     heads: int
-    kv_heads: int | None = None  # of each view; None: as many as heads
+    kv_heads: int | None = None  # per branch; None: as many as heads
     head_dim: int | None = None  # None: width / heads
     length: int = 32  # tokens of a compressed block
-    stride: int = 16  # from one to the next
-    block: int = 64  # tokens of a block that is selected
-    select: int = 16  # blocks, the first one and the last two among them
+    stride: int = 16  # from one compressed block to the next
+    block: int = 64  # tokens of a selected block
+    select: int = 16  # number of selected blocks, including the first and the last two
     window: int = 512
     position: Position = NoPosition()
 
@@ -63,7 +72,7 @@ class NativeSparse(Body):
 
     @property
     def attention(self) -> Attention:
-        """Of the shape of one view."""
+        """An attention of the size of one branch."""
         return Attention(self.heads, self.kv_heads, self.head_dim, self.position)
 
     @property
@@ -75,11 +84,11 @@ class NativeSparse(Body):
 
     def memory(self, width: int) -> PerToken:
         _, kv_heads, head_dim = self.attention.sizes(width)
-        views, summaries = (3 * kv_heads, head_dim), (kv_heads, head_dim)
-        return PerToken({"k": views, "v": views, "k_block": summaries, "v_block": summaries})
+        branches, summaries = (3 * kv_heads, head_dim), (kv_heads, head_dim)
+        return PerToken({"k": branches, "v": branches, "k_block": summaries, "v_block": summaries})
 
     def flops(self, width: int, tokens: int, keys: int) -> int:
-        """The window's share as a backend that folds would have it at best."""
+        """The window is counted as computed by a backend that skips all other keys."""
         heads, kv_heads, head_dim = self.attention.sizes(width)
         compressed, blocks = -(-keys // self.stride), -(-keys // self.block)
         projections = width * (2 * heads * head_dim + 6 * kv_heads * head_dim + 3 * heads)
@@ -112,71 +121,71 @@ class NativeSparseModule(nn.Module):
     def forward(self, x: Tensor, layout: TokenLayout, state: State = STATELESS) -> Tensor:
         q = split_heads(self.q_proj(x), self.heads)  # (B, H, L, E)
         k, v = (split_heads(proj(x), 3 * self.kv_heads) for proj in (self.k_proj, self.v_proj))  # (B, 3K, L, E)
-        still, turning = k.split([self.kv_heads, 2 * self.kv_heads], 1)
-        q_turned, turned = self.position.rotate(q, turning, layout)
-        k, v, keys = state.extend(layout, k=torch.cat([still, turned], 1), v=v)  # (B, 3K, S, E)
-        line, bias = keys.derived(line_of), self.position.bias(keys)
+        k_raw, k_other = k.split([self.kv_heads, 2 * self.kv_heads], 1)
+        q_rotated, k_rotated = self.position.rotate(q, k_other, layout)
+        k, v, key_layout = state.extend(layout, k=torch.cat([k_raw, k_rotated], 1), v=v)  # (B, 3K, S, E)
+        keys, bias = key_layout.derived(sort_keys), self.position.bias(key_layout)
         (k_raw, k_far, k_near), (v_raw, v_far, v_near) = k.chunk(3, 1), v.chunk(3, 1)  # (B, K, S, E) each
-        blocks = self.summarize(k_raw, v_raw, layout.valid, line)
+        blocks = self.summarize(k_raw, v_raw, layout.valid, keys)
         k_block, v_block, _ = state.extend(layout, k_block=blocks[0], v_block=blocks[1])  # (B, K, S, E)
 
-        compressed, chosen = self.compressed(q, k_block, v_block, keys, line, bias)
-        selected = attend_chosen(q_turned, k_far, v_far, keys, line, chosen, self.spec.block, self.scale, bias)
-        near = self.attend(q_turned, k_near, v_near, keys, ScoreOptions(self.window, self.scale, bias))
+        compressed, chosen = self.compressed(q, k_block, v_block, key_layout, keys, bias)
+        selected = attend_chosen(q_rotated, k_far, v_far, key_layout, keys, chosen, self.spec.block, self.scale, bias)
+        near = self.attend(q_rotated, k_near, v_near, key_layout, ScoreOptions(self.window, self.scale, bias))
         gates = split_heads(self.branch_proj(x).sigmoid(), 3 * self.heads).chunk(3, 1)  # (B, H, L, 1) each
-        z = sum(gate * view for gate, view in zip(gates, (compressed, selected, near), strict=True))
+        z = sum(gate * branch for gate, branch in zip(gates, (compressed, selected, near), strict=True))
         return self.o_proj(merge_heads(self.z(z)))
 
-    def summarize(self, k: Tensor, v: Tensor, valid: Tensor | None, line: Line) -> list[Tensor]:
-        """Keys and values of compressed blocks, each with the new token that completes it: (B, K, L, E), else zeros."""
-        found, real = ends(line.own, valid, self.spec.length, self.spec.stride)  # (B, N) among the new tokens
-        last = (line.starts + line.own).gather(1, found).unsqueeze(-1)
+    def summarize(self, k: Tensor, v: Tensor, valid: Tensor | None, keys: SortedKeys) -> list[Tensor]:
+        """(B, K, L, E) compressed keys and values of the blocks that a new token completes; zeros at other tokens."""
+        found, real = completed_blocks(keys.query_indices, valid, self.spec.length, self.spec.stride)  # (B, N)
+        last = (keys.starts + keys.query_indices).gather(1, found).unsqueeze(-1)
         ranks = (last + torch.arange(1 - self.spec.length, 1, device=last.device)).clamp_min(0)  # (B, N, length)
-        slots = line.slots.gather(1, ranks.flatten(1))
+        slots = keys.slots.gather(1, ranks.flatten(1))
         out = []
         for x, summary in ((k, self.k_summary), (v, self.v_summary)):
             blocks = (
                 summary(pick(x, slots.unsqueeze(1)).unflatten(2, ranks.shape[1:])) * real[:, None, :, None]
             )  # (B, K, N, E)
-            where = found[:, None, :, None].expand_as(blocks)
-            empty = blocks.new_zeros(*blocks.shape[:2], line.own.shape[1], blocks.shape[3])
-            out.append(empty.scatter(2, where, blocks))
+            index = found[:, None, :, None].expand_as(blocks)
+            zeros = blocks.new_zeros(*blocks.shape[:2], keys.query_indices.shape[1], blocks.shape[3])
+            out.append(zeros.scatter(2, index, blocks))
         return out
 
     def compressed(
-        self, q: Tensor, k: Tensor, v: Tensor, layout: TokenLayout, line: Line, bias: Bias | None
+        self, q: Tensor, k: Tensor, v: Tensor, layout: TokenLayout, keys: SortedKeys, bias: Bias | None
     ) -> tuple[Tensor, Tensor]:
-        """What the compressed view reads (B, H, L, E), and the blocks that it finds important (B, K, L, select)."""
+        """The compressed attention (B, H, L, E), and the blocks with the highest attention (B, K, L, select)."""
         spec = self.spec
         slots, begins, block_layout = layout.derived(compressed_blocks, spec.length, spec.stride)
         k, v = (pick(x, slots.unsqueeze(1)) for x in (k, v))  # (B, K, N, E)
         weights = attention_weights(q, k, block_layout, ScoreOptions(self.past, self.scale, bias))  # (B, H, L, N)
         with torch.no_grad():
             group = weights.unflatten(1, (self.kv_heads, -1)).sum(2)  # (B, K, L, N)
-            count = -(-line.slots.shape[1] // spec.block)
+            count = -(-keys.slots.shape[1] // spec.block)
             scores = importance(group, begins, spec.length, spec.stride, spec.block, count)
-            chosen = choose(scores, line.own, spec.block, spec.select)
+            chosen = choose(scores, keys.query_indices, spec.block, spec.select)
         return weights.to(q.dtype) @ per_head(v, q), chosen
 
 
 def compressed_blocks(layout: TokenLayout, length: int, stride: int) -> tuple[Tensor, Tensor, TokenLayout]:
-    """Slots of the tokens that complete compressed blocks and those blocks' first positions, (B, N) each; and a layout
-    with the blocks as keys."""
-    line = layout.derived(line_of)
-    valid = None if layout.key_valid is None else layout.key_valid.gather(1, line.slots)
-    found, real = ends(line.places, valid, length, stride)
-    slots = line.slots.gather(1, found)
+    """Slots (B, N) of the tokens that complete a block, first indices (B, N) of these blocks, and a layout with the
+    blocks as keys."""
+    keys = layout.derived(sort_keys)
+    valid = None if layout.key_valid is None else layout.key_valid.gather(1, keys.slots)
+    found, real = completed_blocks(keys.indices, valid, length, stride)
+    slots = keys.slots.gather(1, found)
     segments = None if layout.key_segments is None else layout.key_segments.gather(1, slots)
     blocks = layout.with_keys(layout.key_positions.gather(1, slots), real, segments)
-    return slots, line.places.gather(1, found) + 1 - length, blocks
+    return slots, keys.indices.gather(1, found) + 1 - length, blocks
 
 
 class Summary(nn.Module):
-    """Tokens of a block (…, length, E) as one (…, E)."""
+    """The tokens of a block (…, length, E) compressed to one (…, E)."""
 
     def __init__(self, length: int, head_dim: int):
         super().__init__()
-        self.places = nn.Parameter(torch.empty(length, head_dim).normal_(std=head_dim**-0.5))
+        self.places = nn.Parameter(torch.empty(length, head_dim).normal_(std=head_dim**-0.5))  # p
         self.inner = nn.Linear(length * head_dim, head_dim, bias=False)
         self.outer = nn.Linear(head_dim, head_dim, bias=False)
 

@@ -58,7 +58,7 @@ def read_latent_attention(theirs: Config, layout: PairLayout) -> LatentAttention
     nope_dim, rope_dim = theirs.integer("qk_nope_head_dim"), theirs.integer("qk_rope_head_dim")
     position, scale = read_rope(theirs, layout=layout), None
     if isinstance(position.scaling, Yarn) and position.scaling.mscale_all_dim:
-        scale = (nope_dim + rope_dim) ** -0.5 * position.scaling.sharpened(position.scaling.mscale_all_dim) ** 2
+        scale = (nope_dim + rope_dim) ** -0.5 * position.scaling.temperature(position.scaling.mscale_all_dim) ** 2
     return LatentAttention(
         heads=heads,
         rank=theirs.integer("kv_lora_rank"),

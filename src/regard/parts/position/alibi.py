@@ -1,10 +1,11 @@
-"""ALiBi: nearer keys score higher, by a slope that differs from head to head; nothing is learned.
+"""ALiBi: a bias that falls linearly with the distance of the key, with a fixed slope per head.
 
     score(i, j) = q_i·k_j / √E - m_h |i - j|,     m_h = 2^(-8h/H) for h = 1 … H        Press et al. 2021
 
-The bias is added after the scaling and not scaled itself (Falcon's is: `scaled`). The 8 is the `exponent`: with a
-larger one slopes are flatter, for longer texts (16 in MPT's StoryWriter). For a number of heads that is no
-power of two, the paper's code takes the slopes of the next lower power, then every other slope of the next higher one.
+The bias is added after the scaling of the scores and is not scaled itself (Falcon's is: `scaled`). The 8 is `exponent`;
+a larger value makes all slopes flatter, for longer sequences (16 in MPT's StoryWriter). If the number of heads is not a
+power of two, the slopes are those of the next lower power, followed by every other slope of the next higher one, as in
+the paper's code.
 """
 
 import math
@@ -35,7 +36,7 @@ class Alibi(Position):
 
 
 def slopes(heads: int, device: torch.device | None = None, exponent: float = 8.0) -> Tensor:
-    """(H,) in float64, whatever the model's dtype."""
+    """(H,) in float64, for any dtype of the model."""
     power = 2 ** math.floor(math.log2(heads))
     first = torch.arange(2, 2 * power + 1, 2, dtype=torch.float64, device=device)
     between = torch.arange(1, 2 * power, 2, dtype=torch.float64, device=device)

@@ -1,4 +1,4 @@
-"""The base of position schemes, and NoPosition, whose four methods are the identity."""
+"""The base class of position schemes, and NoPosition, whose four methods are the identity."""
 
 from dataclasses import dataclass
 from typing import ClassVar, Literal
@@ -55,7 +55,7 @@ class PositionModule(nn.Module):
     def rotate(self, q: Tensor, k: Tensor, layout: TokenLayout) -> tuple[Tensor, Tensor]:
         return q, k
 
-    def share(self, layout: TokenLayout) -> TokenLayout:
+    def share_bias(self, layout: TokenLayout) -> TokenLayout:
         return layout
 
     def bias(self, layout: TokenLayout) -> Bias | None:

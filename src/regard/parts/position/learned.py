@@ -1,9 +1,9 @@
-"""Learned positions: one trained vector a place, added to the embeddings (GPT-2, BERT).
+"""Learned positions: one trained vector per position, added to the embeddings (GPT-2, BERT).
 
 x_t = E[token_t] + P[t + offset]
 
-There is nothing beyond the last trained place: a later position is refused, never wrapped or clamped. OPT's tables
-begin with two rows that no token uses (offset=2), and Whisper's encoder keeps its table as it was made (frozen).
+A position beyond the table is an error. The tables of OPT start with two rows that no token uses (offset=2); the table
+of Whisper's encoder is not trained (frozen).
 """
 
 from dataclasses import dataclass
@@ -43,11 +43,11 @@ class LearnedModule(PositionModule):
         self.table = nn.Embedding(spec.length + spec.offset, width).requires_grad_(not spec.frozen)
 
     def embed(self, x: Tensor, layout: TokenLayout) -> Tensor:
-        # Elsewhere the question would wait for the device; its own look-up refuses too, if less clearly.
+        # Only on the CPU: on a GPU this would synchronize, and its embedding lookup raises an error of its own.
         if layout.positions.device.type == "cpu" and not torch.compiler.is_compiling():
             last = int(layout.positions.max())
             if last >= self.spec.length:
                 raise ValueError(
-                    f"position {last} is beyond the {self.spec.length} that were learned; shorten the text"
+                    f"position {last} is beyond the {self.spec.length} learned positions; shorten the sequence"
                 )
         return x + self.table(layout.positions + self.spec.offset)

@@ -1,10 +1,11 @@
-"""Rotary positions: queries and keys are turned by an angle that grows with their position.
+"""Rotary positions (RoPE): queries and keys are rotated by an angle proportional to their position.
 
-    ⟨R(s) q, R(t) k⟩ depends on t - s alone,     R(t) turns pair i by t · θ_i,  θ_i = base^(-2i/d)        Su et al. 2021
+    ⟨R(s) q, R(t) k⟩ depends on t - s alone,     R(t) rotates pair i by t · θ_i,  θ_i = base^(-2i/d)     Su et al. 2021
 
 Pairs are (x_i, x_{i+d/2}) in the "half" layout of Llama's published checkpoints, and (x_{2i}, x_{2i+1}) in the
-"interleaved" one of the paper and GPT-J. With `share` under 1 only the first d = share · E coordinates turn (GPT-NeoX,
-Phi). Angles are computed in float64: in float32 the error at position 131071 is already a hundredth of a radian.
+"interleaved" layout of the paper and GPT-J. With `share` below 1 only the first d = share · E coordinates are rotated
+(partial rotary embeddings: GPT-NeoX, Phi). Angles are computed in float64: in float32 the error at position 131071 is
+already a hundredth of a radian.
 """
 
 from dataclasses import dataclass
@@ -20,7 +21,7 @@ from regard.parts.position.rope_scaling import Scaling
 from regard.spec import require
 
 PairLayout = Literal["half", "interleaved"]
-FEW = 64  # tokens a row, for which launching a kernel takes longer than turning
+MIN_KERNEL_TOKENS = 64  # per row; for fewer the launch of a kernel takes longer than the rotation
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,7 @@ class Rope(Position):
     places = ("attention",)
 
     base: float = 10000.0
-    share: float = 1.0
+    share: float = 1.0  # fraction of a head's coordinates that are rotated
     layout: PairLayout = "half"
     scaling: Scaling | None = None
 
@@ -41,11 +42,11 @@ class Rope(Position):
         return None if self.scaling is None else self.scaling.max_exact_cache
 
     def rotated_dim(self, head_dim: int) -> int:
-        """How many coordinates of a head turn."""
+        """Number of coordinates of a head that are rotated."""
         dim = round(self.share * head_dim)
         what = f"head_dim={head_dim}" if self.share == 1 else f"share={self.share} of head_dim={head_dim}"
         whole = abs(dim - self.share * head_dim) < 1e-6
-        require(whole and dim % 2 == 0, f"rope: {what} must be even, coordinates turn in pairs")
+        require(whole and dim % 2 == 0, f"rope: {what} must be even: coordinates are rotated in pairs")
         return dim
 
     def frequencies(self, dim: int, layout: TokenLayout) -> Tensor:
@@ -74,8 +75,8 @@ class RopeModule(PositionModule):
     def rotate_pairs(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         if self.dim == x.shape[-1]:
             return rotate_pairs(x, cos, sin, self.spec.layout)
-        turning, still = x[..., : self.dim], x[..., self.dim :]
-        return torch.cat([rotate_pairs(turning, cos, sin, self.spec.layout), still], -1)
+        rotated = rotate_pairs(x[..., : self.dim], cos, sin, self.spec.layout)
+        return torch.cat([rotated, x[..., self.dim :]], -1)
 
 
 def rotations(layout: TokenLayout, spec: Rope, dim: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -87,8 +88,8 @@ def rotations(layout: TokenLayout, spec: Rope, dim: int, dtype: torch.dtype) -> 
 
 
 def rotate_pairs(x: Tensor, cos: Tensor, sin: Tensor, layout: PairLayout) -> Tensor:
-    """Turn the pairs of x (…, d) by angles whose cosines and sines are (…, d/2)."""
-    if layout == "half" and pays_a_kernel(x):
+    """Rotate the pairs of x (…, d) by angles with cosines and sines (…, d/2)."""
+    if layout == "half" and use_triton(x):
         from regard.kernels.triton_rope import rotate as kernel
 
         return kernel(x, cos, sin)
@@ -97,8 +98,8 @@ def rotate_pairs(x: Tensor, cos: Tensor, sin: Tensor, layout: PairLayout) -> Ten
     return torch.cat([a, b], -1) if layout == "half" else torch.stack([a, b], -1).flatten(-2)
 
 
-def pays_a_kernel(x: Tensor) -> bool:
-    """For whole texts on a GPU. In a graph, torch.compile joins the turning with what stands before it."""
-    if x.dim() != 4 or x.shape[2] < FEW or x.dtype == torch.float64 or torch.compiler.is_compiling():
+def use_triton(x: Tensor) -> bool:
+    """Only for long inputs on a GPU; torch.compile fuses the rotation with the operation before it."""
+    if x.dim() != 4 or x.shape[2] < MIN_KERNEL_TOKENS or x.dtype == torch.float64 or torch.compiler.is_compiling():
         return False
     return cannot_triton(x.device) is None

@@ -1,10 +1,10 @@
-"""Rotary positions for images: a patch stands in a row and a column, and half of the pairs turn by each.
+"""Rotary positions for images: half of the pairs are rotated by the row of a patch, half by its column.
 
     token t -> (row, column) = divmod(t - prefix, columns)
-    pair i < E/4 turns by row · θ_i, pair E/4 + i by column · θ_i,     θ_i = base^(-4i/E)        Qwen2-VL, 2024
+    pair i < E/4: angle row · θ_i       pair E/4 + i: angle column · θ_i       θ_i = base^(-4i/E)       Qwen2-VL, 2024
 
-So a score depends on how far apart two patches are in both directions. Tokens before the patches, such as [CLS], stand
-nowhere and are not turned. Pairs are (x_i, x_{i+E/2}).
+A score depends on the distance of two patches in both directions. Tokens before the patches, such as [CLS], are not
+rotated. Pairs are (x_i, x_{i+E/2}).
 """
 
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ class Rope2D(Position):
         require(self.base > 0, f"rope2d: base={self.base} must be positive")
 
     def build(self, width: int, heads: int) -> PositionModule:
-        require(width % 4 == 0, f"rope2d: head_dim={width} must be divisible by 4, half of its pairs turn by row")
+        require(width % 4 == 0, f"rope2d: head_dim={width} must be divisible by 4: half of the pairs rotate by row")
         return Rope2DModule(width, self)
 
 
@@ -49,7 +49,7 @@ class Rope2DModule(PositionModule):
 def rotations_2d(layout: TokenLayout, spec: Rope2D, head_dim: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Cosines and sines of the rotation angles (B, 1, L, E/2)."""
     patch = (layout.positions - spec.prefix).clamp_min(0)  # prefix tokens get angle 0: no rotation
-    places = torch.stack([patch // spec.columns, patch % spec.columns], -1)  # (B, L, 2)
-    angles = places.unsqueeze(-1) * rope_frequencies(spec.base, head_dim // 2, layout)  # (B, L, 2, E/4)
+    rows_columns = torch.stack([patch // spec.columns, patch % spec.columns], -1)  # (B, L, 2)
+    angles = rows_columns.unsqueeze(-1) * rope_frequencies(spec.base, head_dim // 2, layout)  # (B, L, 2, E/4)
     angles = angles.flatten(-2).unsqueeze(1)  # (B, 1, L, E/2)
     return angles.cos().to(dtype), angles.sin().to(dtype)

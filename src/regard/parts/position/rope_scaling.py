@@ -1,10 +1,11 @@
-"""Scalings: how rotary frequencies are changed so that a model reads texts longer than it was trained on.
+"""Scalings of rotary frequencies for sequences longer than those of training.
 
-Pair i turns by θ_i = base^(-2i/d) a position. Past the trained length slow pairs meet angles they have never seen:
+The angle of pair i grows by θ_i = base^(-2i/d) per position. Beyond the trained length slow pairs reach angles that did
+not occur in training:
 
-    Linear       θ / s                                        every pair slower, also the fast ones    Chen et al. 2023
-    NTK          base · s^(d/(d-2))                           fastest pair as it was, slowest θ / s    bloc97 2023
-    DynamicNTK   the same, s growing with the document                                                 emozilla 2023
+    Linear       θ / s                                        all pairs slower, also the fast ones     Chen et al. 2023
+    NTK          base · s^(d/(d-2))                           fastest pair unchanged, slowest θ / s    bloc97 2023
+    DynamicNTK   the same, with s growing with the document                                            emozilla 2023
     Yarn         fast pairs θ, slow pairs θ / s, a ramp between, and sharper attention                 Peng et al. 2023
     Llama3       the same with a ramp over frequencies                                                 Llama 3.1, 2024
     LongRope     a searched divisor for every pair                                                     Ding et al. 2024
@@ -24,12 +25,12 @@ from regard.spec import Spec, require
 @dataclass(frozen=True)
 class Scaling(Spec):
     def frequencies(self, base: float, dim: int, layout: TokenLayout) -> Tensor:
-        """How far each of dim/2 pairs turns a position: (dim/2,), or (B, L, dim/2) where tokens differ; float64."""
+        """The frequency of each of the dim/2 pairs: (dim/2,), or (B, L, dim/2) if it depends on the token; float64."""
         raise NotImplementedError
 
     @property
     def amplitude(self) -> float:
-        """Cosines and sines are multiplied by it, and so scores by its square: the attention temperature."""
+        """Factor of cosines and sines, and so of scores by its square: the attention temperature."""
         return 1.0
 
     @property
@@ -38,14 +39,14 @@ class Scaling(Spec):
         return None
 
     def check_use(self, base: float, dim: int) -> None:
-        """Raise SpecError where a rope of this base and so many turned coordinates cannot be scaled like this."""
+        """Raise SpecError if a rope with this base and `dim` rotated coordinates cannot be scaled in this way."""
 
     def require_longer(self, factor: float, length: int = 2) -> None:
-        require(factor >= 1, f"{self.kind}: factor={factor} must be at least 1, it says how many times longer")
-        require(length > 1, f"{self.kind}: length={length} must be above 1, it is the length trained on")
+        require(factor >= 1, f"{self.kind}: factor={factor} must be at least 1: sequences are this many times longer")
+        require(length > 1, f"{self.kind}: length={length} must be above 1: it is the length of training")
 
     def require_two_pairs(self, dim: int) -> None:
-        require(dim > 2, f"{self.kind}: {dim} coordinates turn, but the fastest pair and the slowest must be two")
+        require(dim > 2, f"{self.kind}: {dim} coordinates are rotated, but at least two pairs are needed")
 
 
 @dataclass(frozen=True)
@@ -77,10 +78,10 @@ class NTK(Scaling):
 
 @dataclass(frozen=True)
 class DynamicNTK(Scaling):
-    """s = 1 + factor · (n / length - 1) for a document of n > length tokens, so every document has a base of its own.
+    """s = 1 + factor · (n / length - 1) for a document of n > length tokens, so the base differs between documents.
 
-    Keys and values made while the document was shorter are then wrong, not only their rotation: the layers above saw
-    other attention. So no cache is exact past `length`.
+    Keys and values that were cached while the document was shorter are then wrong, and not only in their rotation: they
+    were computed from other attention outputs. So no cache is exact beyond `length`.
     """
 
     factor: float
@@ -104,7 +105,7 @@ class DynamicNTK(Scaling):
 
 @dataclass(frozen=True)
 class Yarn(Scaling):
-    """Pairs that turn over beta_fast times within the trained length stay, those under beta_slow are interpolated."""
+    """Pairs with over beta_fast rotations within the trained length stay, those below beta_slow are interpolated."""
 
     factor: float
     length: int
@@ -113,7 +114,7 @@ class Yarn(Scaling):
     attention_factor: float | None = None  # None: 1 + ln(factor) / 10, or the quotient of the two below
     mscale: float | None = None
     mscale_all_dim: float | None = None
-    truncate: bool = True  # the ramp begins and ends at whole pairs
+    truncate: bool = True  # the ends of the ramp are rounded to whole pairs
 
     def check(self) -> None:
         self.require_longer(self.factor, self.length)
@@ -128,32 +129,32 @@ class Yarn(Scaling):
             low, high = math.floor(low), math.ceil(high)
         low, high = max(low, 0), min(high, dim - 1)
         pairs = torch.arange(dim // 2, dtype=torch.float64, device=layout.positions.device)
-        ramp = ((pairs - low) / (high - low or 0.001)).clamp(0, 1)  # 0: as it was, 1: interpolated
+        ramp = ((pairs - low) / (high - low or 0.001)).clamp(0, 1)  # 0: unchanged, 1: interpolated
         theta = rope_frequencies(base, dim, layout)
         return theta * (1 - ramp) + theta / self.factor * ramp
 
-    def pair_of(self, turns: float, base: float, dim: int) -> float:
-        """Which pair (a fraction) turns over so many times within the trained length: θ_i · length = 2π · turns."""
-        return dim * math.log(self.length / (turns * 2 * math.pi)) / (2 * math.log(base))
+    def pair_of(self, rotations: float, base: float, dim: int) -> float:
+        """The (fractional) pair with this many rotations within the trained length: θ_i · length = 2π · rotations."""
+        return dim * math.log(self.length / (rotations * 2 * math.pi)) / (2 * math.log(base))
 
     def check_use(self, base: float, dim: int) -> None:
-        require(base > 1, f"yarn: rope's base={base} must be above 1, its pairs turn ever more slowly")
+        require(base > 1, f"yarn: rope's base={base} must be above 1, so that frequencies fall from pair to pair")
 
     @property
     def amplitude(self) -> float:
         if self.attention_factor is not None:
             return self.attention_factor
         if self.mscale and self.mscale_all_dim:
-            return self.sharpened(self.mscale) / self.sharpened(self.mscale_all_dim)
-        return self.sharpened(1.0)
+            return self.temperature(self.mscale) / self.temperature(self.mscale_all_dim)
+        return self.temperature(1.0)
 
-    def sharpened(self, mscale: float) -> float:
+    def temperature(self, mscale: float) -> float:
         return 1 + 0.1 * mscale * math.log(self.factor)
 
 
 @dataclass(frozen=True)
 class Llama3(Scaling):
-    """Pairs that turn over high_freq_factor times within the trained length stay, under low_freq_factor times not."""
+    """Pairs with over high_freq_factor rotations within the trained length stay, below low_freq_factor: θ / factor."""
 
     factor: float
     length: int
@@ -167,14 +168,14 @@ class Llama3(Scaling):
 
     def frequencies(self, base: float, dim: int, layout: TokenLayout) -> Tensor:
         theta = rope_frequencies(base, dim, layout)
-        turns = self.length * theta / (2 * math.pi)  # within the trained length
-        keep = ((turns - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor)).clamp(0, 1)
+        rotations = self.length * theta / (2 * math.pi)  # within the trained length
+        keep = ((rotations - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor)).clamp(0, 1)
         return theta * keep + theta / self.factor * (1 - keep)
 
 
 @dataclass(frozen=True)
 class LongRope(Scaling):
-    """θ_i / short_i in documents up to `length`, θ_i / long_i in longer ones; their caches cannot be shared."""
+    """θ_i / short_i in documents up to `length`, θ_i / long_i in longer ones; a cache is valid for one of them."""
 
     short: tuple[float, ...]
     long: tuple[float, ...]
@@ -185,12 +186,12 @@ class LongRope(Scaling):
     def check(self) -> None:
         self.require_longer(self.factor, self.length)
         least = min(self.short + self.long, default=1.0)
-        require(least > 0, f"longrope: short and long divide, so {least} must be above 0")
+        require(least > 0, f"longrope: short and long are divisors, so {least} must be above 0")
 
     def check_use(self, base: float, dim: int) -> None:
         require(
             len(self.short) == len(self.long) == dim // 2,
-            f"longrope: {dim // 2} pairs turn, but short has {len(self.short)} divisors and long {len(self.long)}",
+            f"longrope: {dim // 2} pairs need as many divisors; short has {len(self.short)}, long {len(self.long)}",
         )
 
     def frequencies(self, base: float, dim: int, layout: TokenLayout) -> Tensor:
@@ -210,7 +211,7 @@ class LongRope(Scaling):
 
 
 def document_lengths(layout: TokenLayout) -> Tensor:
-    """(B, L): the length of each token's document, as far as this forward knows: its largest position plus one."""
+    """(B, L): the length of each token's document in this forward: its largest position plus one."""
     positions = layout.positions if layout.valid is None else layout.positions.where(layout.valid, 0)
     if layout.segments is None:
         return positions.amax(-1, keepdim=True).expand_as(positions) + 1

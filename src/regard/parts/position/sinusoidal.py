@@ -1,8 +1,8 @@
-"""Sinusoidal positions: fixed waves of geometrically growing length, added to the embeddings.
+"""Sinusoidal positions: fixed waves with geometrically growing wavelengths, added to the embeddings.
 
 P[t, 2i] = sin(t / base^(2i/D))      P[t, 2i+1] = cos(t / base^(2i/D))        Vaswani et al. 2017
 
-In the "half" layout all sines come first, then all cosines (Marian). An odd width has one sine more.
+In the "half" layout all sines come first, then all cosines (Marian). An odd width has one more sine than cosines.
 """
 
 from dataclasses import dataclass
@@ -42,7 +42,7 @@ class SinusoidalModule(PositionModule):
 
 
 def waves(positions: Tensor, width: int, spec: Sinusoidal) -> Tensor:
-    """(…) -> (…, width) in float64: exact far out too."""
+    """(…) -> (…, width), in float64 for accuracy at large positions."""
     exponents = torch.arange(0, width, 2, dtype=torch.float64, device=positions.device) / width
     angles = positions.unsqueeze(-1) / spec.base**exponents  # (…, ⌈D/2⌉)
     both = torch.stack([angles.sin(), angles.cos()], -1 if spec.layout == "interleaved" else -2)

@@ -1,10 +1,10 @@
-"""T5's relative positions: a learned number a head for every range of distances, added to the scores.
+"""T5's relative positions: a learned bias per head for each bucket of distances, added to the scores.
 
     score(i, j) = q_i·k_j + table[bucket(j - i), h]        Raffel et al. 2019
 
-Near distances have a bucket each, further ones share buckets that widen geometrically, and everything past `distance`
-shares the last: nothing new can happen out there. T5 has one table for a whole stack (give it to the stack, with its
-`heads`); an attention may also have its own.
+Small distances have one bucket each, larger ones share buckets that widen geometrically, and all distances from
+`distance` on share the last. T5 has one table for the whole stack (pass it to the stack, with its `heads`); an
+attention may also have its own.
 """
 
 from dataclasses import dataclass
@@ -24,8 +24,8 @@ class T5Buckets(Position):
 
     buckets: int = 32
     distance: int = 128
-    bidirectional: bool = False  # tell keys ahead from keys behind (encoders); else keys ahead count as distance 0
-    heads: int | None = None  # for a stack; an attention knows its own
+    bidirectional: bool = False  # separate buckets for later keys (encoders); else later keys count as distance 0
+    heads: int | None = None  # only for a stack; an attention uses its own number of heads
 
     def check(self) -> None:
         exact = self.buckets // (4 if self.bidirectional else 2)
@@ -33,19 +33,22 @@ class T5Buckets(Position):
         require(self.buckets >= least, f"t5_buckets: buckets={self.buckets} must be at least {least}")
         require(
             not self.bidirectional or self.buckets % 2 == 0,
-            f"t5_buckets: buckets={self.buckets} must be even, each direction has half of them",
+            f"t5_buckets: buckets={self.buckets} must be even: each direction has half of them",
         )
         require(
             self.distance > exact,
-            f"t5_buckets: distance={self.distance} must be above {exact}, distances up to there have their own bucket",
+            f"t5_buckets: distance={self.distance} must be above {exact}: shorter distances have one bucket each",
         )
         require(self.heads is None or self.heads > 0, f"t5_buckets: heads={self.heads} must be positive")
 
     def check_place(self, place: PositionPlace) -> None:
         if place == "stack":
-            require(self.heads is not None, "t5_buckets: a stack's table needs heads, the number its attentions have")
+            require(
+                self.heads is not None,
+                "t5_buckets: a stack's table needs heads, as many as its attentions have",
+            )
         else:
-            require(self.heads is None, f"t5_buckets: heads={self.heads} is for a stack; an attention knows its own")
+            require(self.heads is None, f"t5_buckets: heads={self.heads} is for a stack; leave it out here")
 
     def build(self, width: int, heads: int) -> PositionModule:
         return T5BucketsModule(self, self.heads or heads)
@@ -57,7 +60,7 @@ class T5BucketsModule(PositionModule):
         self.spec = spec
         self.table = nn.Embedding(spec.buckets, heads)
 
-    def share(self, layout: TokenLayout) -> TokenLayout:
+    def share_bias(self, layout: TokenLayout) -> TokenLayout:
         return layout.with_bias(self.bias(layout))
 
     def bias(self, layout: TokenLayout) -> Bias:

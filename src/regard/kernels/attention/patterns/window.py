@@ -85,9 +85,11 @@ class Dilated(Mask):
 
 @dataclass(frozen=True)
 class SinksAndWindow(Mask):
+    """Keeps the first tokens beside a window. `Attention.sinks` is another thing: a learned score without a token."""
+
     causal = True
 
-    sinks: int
+    sinks: int  # number of first tokens that every query attends to
     size: int  # of the window, the query's own token included
 
     def check(self) -> None:
