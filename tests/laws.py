@@ -20,7 +20,7 @@ from regard.models.base import Model
 from regard.models.decoder import Decoder, DecoderModule
 from regard.models.encoder import Encoder
 from regard.models.encoder_decoder import EncoderDecoder
-from regard.models.heads import Classification, Dense, Distilled, Head, MaskedLM, Pooled, PreTraining
+from regard.models.heads import Classification, Dense, Distilled, Head, MaskedLM, Pooled, Pooler, PreTraining
 from regard.models.interleaved import Interleaved
 from regard.models.presets import BERT_DENSE, clip, transformer_2017
 from regard.models.seq2seq import seq2seq
@@ -265,6 +265,7 @@ OTHERS: dict[str, Model] = {  # no decoders: of these too the laws that apply
     "encoder, mean, t5 buckets": encoder(
         block(Attention(4, mask=Full())), position=T5Buckets(8, 16, True, heads=4), head=Pooled("mean", 5)
     ),
+    "encoder, pooler": encoder(block(BOTH_WAYS), head=Pooler()),
     "encoder, last token, experts": encoder(block(BOTH_WAYS, Experts(4, 2, SwiGLU(20))), head=Pooled("last")),
     "encoder, window": encoder(block(Attention(4, 2, position=Rope(), mask=Window(3, causal=False)))),
     "encoder, longformer, globals apart": encoder(

@@ -29,7 +29,7 @@ from regard.find_model import find_model
 from regard.models.decoder import DecoderModule
 from regard.models.encoder import EncoderModule
 from regard.models.encoder_decoder import EncoderDecoderModule
-from regard.models.heads import Pooled
+from regard.models.heads import Pooled, Pooler
 from regard.models.interleaved import InterleavedModule
 from regard.text.chat import encode_chat
 from regard.text.detokenizer import TextStream
@@ -186,7 +186,7 @@ class LanguageModel:
             head = self.model.spec.head
             if isinstance(head, Pooled):
                 return F.normalize(self.model(tokens, layout), dim=-1)
-            if head is not None:
+            if not (head is None or isinstance(head, Pooler)):
                 raise ValueError(f"this encoder ends in {head.kind}, which gives no embedding; use one without a head")
             hidden = self.model(tokens, layout)
         else:

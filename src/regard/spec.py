@@ -32,6 +32,7 @@ KINDS = {
     "pretraining": "regard.models.heads:PreTraining",
     "distilled": "regard.models.heads:Distilled",
     "pooled": "regard.models.heads:Pooled",
+    "pooler": "regard.models.heads:Pooler",
     "probe": "regard.parts.pooling:AttentionPooling",
     "tokens": "regard.parts.input:Tokens",
     "patches": "regard.parts.patches:Patches",

@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 import transformers
 
-from regard.checkpoint import CheckpointError, load, save
+import regard
+from regard.checkpoint import CheckpointError, export, load, save
 from regard.checkpoint.model_folder import read_spec_and_table
 from regard.find_model import PACKAGED, locate
 from regard.models.heads import Pooled
@@ -44,6 +45,38 @@ def test_minilm_embeddings_equal_those_of_transformers(tmp_path: Path) -> None:
     assert torch.equal(load(tmp_path / "own")(batch["input_ids"], layout), ours(batch["input_ids"], layout))
 
 
+@needs_minilm
+@torch.no_grad()
+def test_sentences_are_cut_at_the_length_of_the_sentence_encoder() -> None:
+    """At 256 tokens by sentence_bert_config.json, though the positions of MiniLM reach 512."""
+    transformers.utils.logging.disable_progress_bar()
+    llm, folder, text = regard.load("minilm", device="cpu"), locate("minilm"), "an owl saw a vole " * 100
+    batch = transformers.AutoTokenizer.from_pretrained(folder)(
+        text, truncation=True, max_length=256, return_tensors="pt"
+    )
+    hidden = transformers.BertModel.from_pretrained(folder).eval()(**batch).last_hidden_state
+    assert llm.model.spec.context == hidden.shape[1] == 256
+    assert error(llm.embed(text), F.normalize(hidden.mean(1), dim=-1)[0]) < 1e-5
+
+
+@needs_minilm
+@torch.no_grad()
+def test_an_exported_sentence_encoder_is_the_same_here_and_in_transformers(tmp_path: Path) -> None:
+    transformers.utils.logging.disable_progress_bar()
+    ours, ids = load("minilm"), torch.arange(1000, 1012).view(2, 6)
+    export(ours, tmp_path / "out", "bert")
+    back = load(tmp_path / "out")
+    assert back.spec == ours.spec
+    assert torch.equal(back(ids), ours(ids))
+    theirs, original = (transformers.BertModel.from_pretrained(f).eval() for f in (tmp_path / "out", locate("minilm")))
+    assert torch.equal(theirs(ids).last_hidden_state, original(ids).last_hidden_state)
+    for name in ("modules.json", "1_Pooling/config.json", "sentence_bert_config.json"):
+        found, expected = (json.loads((f / name).read_text()) for f in (tmp_path / "out", locate("minilm")))
+        if isinstance(found, dict):  # theirs lists pooling modes that ours lacks, and the other way round
+            found, expected = ({key: value for key, value in d.items() if value} for d in (found, expected))
+        assert found == expected
+
+
 def write_encoder(path: Path, modules: Any, pooling: dict[str, Any]) -> Path:
     config = transformers.BertConfig(
         vocab_size=30, hidden_size=8, num_hidden_layers=1, num_attention_heads=2, intermediate_size=8,
@@ -70,6 +103,21 @@ def test_pooling_becomes_the_head_of_the_encoder(tmp_path: Path) -> None:
         write_encoder(tmp_path, modules("Transformer", "Pooling"), {"pooling_mode_cls_token": True})
     )
     assert spec.head == Pooled("cls", normalize=False)  # ty: ignore
+
+
+@pytest.mark.parametrize(("length", "context"), [(20, 20), (None, 512), (9999, 512)])
+def test_the_shortest_limit_is_the_context(length: int | None, context: int, tmp_path: Path) -> None:
+    folder = write_encoder(tmp_path, modules("Transformer", "Pooling"), MEAN)
+    (folder / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": length}))
+    spec, _ = read_spec_and_table(folder)
+    assert spec.context == context  # ty: ignore
+
+
+def test_an_impossible_length_is_refused(tmp_path: Path) -> None:
+    folder = write_encoder(tmp_path, modules("Transformer", "Pooling"), MEAN)
+    (folder / "sentence_roberta_config.json").write_text('{"max_seq_length": -1}')
+    with pytest.raises(CheckpointError, match="max_seq_length=-1 must be a positive integer or null"):
+        read_spec_and_table(folder)
 
 
 @pytest.mark.parametrize(

@@ -1,14 +1,16 @@
 """`regard import` and `regard export`: dtype, generation config, family."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors import safe_open
 
-from regard.checkpoint import export, load
+from regard.checkpoint import export, load, save
 from regard.families import family
+from regard.models.heads import Pooled
 from tests.checkpoint.mutations import configs
 from tests.checkpoint.test_model_folder import LLAMA
 from tests.cli.conftest import regard
@@ -60,3 +62,22 @@ def test_any_kind_of_model_is_exported_as_the_family_that_fits(tmp_path: Path) -
     assert json.loads((tmp_path / "back" / "config.json").read_text())["model_type"] == "bert"
     refused = regard("export", tmp_path / "ours", tmp_path / "no", "--family", "llama")
     assert "a llama model is a decoder, and this is an encoder" in str(refused.exception)
+
+
+@pytest.mark.parametrize("model_type", ["phi3", "distilbert"])
+def test_an_export_has_the_family_of_the_source(model_type: str, tmp_path: Path) -> None:
+    """The tiny configs of these are models of Llama and BERT too."""
+    export(family(model_type).spec(dict(configs())[model_type]).build(0), tmp_path / "theirs", model_type)
+    assert regard("import", tmp_path / "theirs", tmp_path / "ours").exit_code == 0
+    for source, out in (("theirs", "direct"), ("ours", "imported")):
+        done = regard("export", tmp_path / source, tmp_path / out)
+        assert done.exit_code == 0, done.exception
+        assert json.loads((tmp_path / out / "config.json").read_text())["model_type"] == model_type
+
+
+def test_a_sentence_encoder_is_exported(tmp_path: Path) -> None:
+    spec = replace(family("bert").spec(dict(configs())["bert"]), head=Pooled("mean"))
+    save(spec.build(0), tmp_path / "ours")
+    done = regard("export", tmp_path / "ours", tmp_path / "out")
+    assert done.exit_code == 0 and "is a bert model for transformers" in done.output.replace("\n", "")
+    assert load(tmp_path / "out").spec == spec

@@ -2,8 +2,7 @@
 
 import pytest
 
-from regard.families import FamilyError, family
-from regard.families.common.detect import detect_family, family_config
+from regard.families import FamilyError, detect_family, family, family_config
 from tests.checkpoint.mutations import configs
 from tests.laws import MODELS
 

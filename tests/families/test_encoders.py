@@ -15,11 +15,12 @@ import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from regard.checkpoint import export, load
+from regard.checkpoint import export, load, save
+from regard.families import FamilyError, family
 from regard.kernels.attention.patterns.longformer import Longformer
 from regard.layout import TokenLayout
 from regard.models.encoder import Encoder
-from regard.models.heads import Classification
+from regard.models.heads import Classification, Pooler
 from regard.models.stack import Repeat
 from tests.families.cases import VOCAB, encoders, one_per_class, params
 from tests.families.pairs import (
@@ -101,6 +102,35 @@ def our_hidden_states(pair: Pair, ids: Tensor, layout: TokenLayout | None, types
     return [*states[:-1], read.x]
 
 
+def pooler_output(pair: Pair, ids: Tensor, layout: TokenLayout | None = None, types: Tensor | None = None) -> Tensor:
+    read, _ = pair.ours.read(ids, layout, types)
+    return pair.ours.head.pooled(read.x, read.layout)
+
+
+@torch.no_grad()
+def test_pooler_output(pair: Pair) -> None:
+    ids, layout = tokens(3, 12), places([4, 9, 12], 12, left=False)
+    named, types = token_types(pair, ids)
+    for at, arguments in ((None, {}), (layout, layout_arguments(pair, layout))):
+        expected = pair.theirs(ids, **arguments, **named).get("pooler_output")
+        assert (expected is None) == (not isinstance(pair.ours.spec.head, Pooler))
+        if expected is not None:
+            assert error(pooler_output(pair, ids, at, types), expected) <= LIMIT
+
+
+@pytest.mark.parametrize("model", ["BertModel", "RobertaModel", "LongformerModel", "BigBirdModel"])
+@torch.no_grad()
+def test_a_file_without_a_pooler_has_none(model: str, tmp_path: Path) -> None:
+    pair, ids = make_pair(encoders.CASES[f"{model}, 0"], tmp_path / "theirs"), tokens(2, 9)
+    theirs = type(pair.theirs)(pair.theirs.config, add_pooling_layer=False).eval()
+    theirs.save_pretrained(tmp_path / "theirs")
+    ours = load(tmp_path / "theirs")
+    assert ours.spec.head is None
+    assert error(ours(ids), theirs(ids).last_hidden_state) <= LIMIT
+    export(ours, tmp_path / "out", pair.model_type)
+    assert load(tmp_path / "out").spec == ours.spec
+
+
 @pytest.mark.ledger("model.encoder", "fam.bert")
 @torch.no_grad()
 def test_hidden_states_and_outputs_of_the_head(pair: Pair) -> None:
@@ -134,9 +164,13 @@ def losses(pair: Pair, ids: Tensor) -> tuple[Tensor, Tensor]:
     """Their loss and ours for the same labels, some of which are ignored."""
     head, name = pair.ours.spec.head, type(pair.theirs).__name__
     found, first = our_outputs(pair, ids), torch.arange(len(ids))
-    if head is None:
+    if head is None or isinstance(head, Pooler):
         weights = torch.randn(found[0].shape, generator=torch.Generator().manual_seed(6))
-        return (pair.theirs(ids).last_hidden_state * weights).mean(), (found[0] * weights).mean()
+        theirs, loss = pair.theirs(ids), (found[0] * weights).mean()
+        expected = (theirs.last_hidden_state * weights).mean()
+        if head is None:
+            return expected, loss
+        return expected + theirs.pooler_output[:, 0].sum(), loss + pooler_output(pair, ids)[:, 0].sum()
     if name == "ElectraForPreTraining":
         labels = (ids % 3 == 0).float()
         return pair.theirs(ids, labels=labels).loss, F.binary_cross_entropy_with_logits(found[0], labels)
@@ -175,8 +209,11 @@ def test_loss_and_gradients(pair: Pair, tmp_path: Path) -> None:
 def test_exported_model_is_equal_in_transformers(pair: Pair, tmp_path: Path) -> None:
     export(pair.ours, tmp_path / "out", pair.model_type)
     back, ids = type(pair.theirs).from_pretrained(tmp_path / "out"), tokens(2, 20)
-    for found, expected in zip(their_outputs(back(ids)), their_outputs(pair.theirs(ids)), strict=True):
-        assert torch.equal(found, expected)
+    found, expected = back(ids), pair.theirs(ids)
+    for ours, theirs in zip(their_outputs(found), their_outputs(expected), strict=True):
+        assert torch.equal(ours, theirs)
+    if expected.get("pooler_output") is not None:
+        assert torch.equal(found.pooler_output, expected.pooler_output)
     ours, theirs = (load_file(folder / "model.safetensors") for folder in (tmp_path / "out", pair.folder))
     assert all(any(unused in name for unused in UNUSED) for name in theirs.keys() ^ ours.keys())
     assert all(torch.equal(tensor, theirs[name]) for name, tensor in ours.items())
@@ -252,3 +289,26 @@ def test_names_of_old_files_are_read(tmp_path: Path) -> None:
         ours = load(tmp_path)
     theirs = type(pair.theirs).from_pretrained(tmp_path).eval()
     assert error(ours(ids), theirs(ids).logits) <= LIMIT
+
+
+@pytest.mark.parametrize(
+    "model", ["BertForSequenceClassification", "RobertaForTokenClassification", "DistilBertForSequenceClassification"]
+)
+def test_names_of_labels_are_kept(model: str, tmp_path: Path) -> None:
+    names = {0: "negative", 1: "neutral", 2: "positive"}
+    settings = encoders.CASES[f"{model}, 0"][1] | {"id2label": names, "label2id": {v: k for k, v in names.items()}}
+    pair = make_pair((model, settings), tmp_path / "theirs")
+    assert pair.ours.spec.head.label_names == ("negative", "neutral", "positive")
+    save(pair.ours, tmp_path / "own")
+    loaded = load(tmp_path / "own")
+    assert loaded.spec == pair.ours.spec
+    export(loaded, tmp_path / "out", pair.model_type)
+    config = type(pair.theirs).from_pretrained(tmp_path / "out").config
+    assert config.id2label == names
+    assert config.label2id == pair.theirs.config.label2id
+
+
+def test_label_numbers_with_gaps_are_refused() -> None:
+    config = encoders.BERT | {"architectures": ["BertForSequenceClassification"], "id2label": {"1": "a", "2": "b"}}
+    with pytest.raises(FamilyError, match="id2label=.* must have the keys 0 to 1; renumber the labels"):
+        family("bert").spec(config)

@@ -11,6 +11,7 @@ model plus, if tensors are cast or converted, one tensor.
 
 import json
 import math
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -22,24 +23,20 @@ from torch import Tensor, nn
 
 from regard.checkpoint.atomic_folder import MANIFEST, CheckpointError, check_folder, write_folder
 from regard.checkpoint.gguf import open_gguf
-from regard.checkpoint.sentence_transformers import read_pooling_head
-from regard.checkpoint.untied_head import follow_stored_head, tied_names
+from regard.checkpoint.sentence_transformers import read_sentence_encoder, sentence_files, without_sentence_head
+from regard.checkpoint.stored_parts import drop_missing_pooler, follow_stored_head, tied_names
 from regard.checkpoint.weight_files import open_tensors, read_json, write_tensors
-from regard.families import family
-from regard.families.common.detect import family_config
+from regard.families import family, family_config
 from regard.find_model import locate
 from regard.models.base import Model, build_on_meta, meta_device
 from regard.models.decoder import Decoder
 from regard.models.encoder import Encoder
+from regard.models.heads import Pooler
 from regard.models.stack import Repeat, Stack, stacks_of, without_repeats
 from regard.spec import SpecError, read
 from regard.weights.table import IDENTITY, Chain, StoredTensor, Table
 
 MODEL_TYPE = "regard"
-REFUSED_KEYS = {
-    "auto_map": "it requests code from the folder, which is never run; if the standard model is meant, remove the key",
-    "quantization_config": "quantized weights are not supported; download the model in full precision",
-}
 GENERATION_CONFIG = "generation_config.json"
 EXTRA_FILES = (GENERATION_CONFIG, "preprocessor_config.json", "processor_config.json")
 # Older folders have these keys in config.json, which our own format replaces.
@@ -61,21 +58,29 @@ def save(
     folder: str | Path,
     tokenizer: SavesFiles | None = None,
     extra_files: Mapping[str, bytes] | None = None,
+    source_family: str | None = None,
 ) -> None:
-    """Save a model in our own format. `extra_files`: contents by file name, written unchanged."""
+    """Save a model in our own format.
+
+    extra_files      contents by file name, written unchanged
+    source_family    the family that the model was imported from, which an export then writes
+    """
     with write_folder(folder) as partial:
-        write_model(model, partial, tokenizer)
+        write_model(model, partial, tokenizer, source_family)
         write_extra_files(partial, extra_files)
 
 
-def write_model(model: nn.Module, folder: Path, tokenizer: SavesFiles | None = None) -> None:
+def write_model(
+    model: nn.Module, folder: Path, tokenizer: SavesFiles | None = None, source_family: str | None = None
+) -> None:
     """Write the files of our own format into an existing folder."""
     spec = model.spec
     assert isinstance(spec, Model), f"a model keeps its spec; found {spec!r:.80}"
     unexpected = sorted(unique_parameters(model).keys() ^ unique_parameters(build_on_meta(spec)).keys())
     if unexpected:
         raise CheckpointError(f"{unexpected[0]} does not match the spec; merge adapters before saving the model")
-    config = {"model_type": MODEL_TYPE, "spec": spec.to_dict()}
+    source = {} if source_family is None else {"source_family": source_family}
+    config = {"model_type": MODEL_TYPE, **source, "spec": spec.to_dict()}
     write_files(folder, config, unique_parameters(model), tokenizer)
 
 
@@ -86,9 +91,11 @@ def export(
     tokenizer: Any | None = None,
     extra_files: Mapping[str, bytes] | None = None,
 ) -> None:
-    """Write a Hugging Face folder of the family `model_type`."""
+    """Write a Hugging Face folder of the family `model_type`; a sentence encoder in the format of its library."""
     table, spec = family(model_type).table, model.spec
     assert isinstance(spec, Model), f"a model keeps its spec; found {spec!r:.80}"
+    extra_files = {**(extra_files or {}), **sentence_files(spec)}
+    spec = without_sentence_head(spec)
     config = {f"{name}_token_id": getattr(tokenizer, name, None) for name in ("bos", "eos", "pad")}
     config |= family_config(model_type, spec)
     config["dtype"] = str(next(model.parameters()).dtype).removeprefix("torch.")
@@ -124,7 +131,8 @@ def load(
         stored = open_tensors(folder, partial(loaded_dtype, device, dtype), mmap)
         check_size(folder, spec, stored)
         if table is not IDENTITY:
-            make_table = family(read_json(folder / "config.json")["model_type"]).table
+            make_table = family(read_source_family(folder)).table
+            spec = drop_missing_pooler(spec, make_table, stored)
             spec, stored = follow_stored_head(folder, spec, make_table, stored)
             table = make_table(spec)
     model = build_on_meta(spec)
@@ -154,15 +162,34 @@ def read_spec_and_table(folder: Path) -> tuple[Model, Table | Chain]:
         if not isinstance(spec, Model):
             raise SpecError(f"{folder}: the spec in config.json is of kind {spec.kind}, which is not a model")
         return spec, IDENTITY
-    for key, reason in REFUSED_KEYS.items():
-        if config.get(key) is not None:
-            raise CheckpointError(f"{folder}: config.json has {key!r}: {reason}")
     foreign = family(config.get("model_type"))
+    refuse_quantized(folder, config)
+    if config.get("auto_map") is not None:
+        reading = f"the model is read as a standard {config['model_type']} model"
+        warnings.warn(f"{folder}: the code that auto_map in config.json names is never run; {reading}", stacklevel=3)
     spec = foreign.spec(config)
-    table = foreign.table(spec)
-    if isinstance(spec, Encoder) and spec.head is None:
-        spec = replace(spec, head=read_pooling_head(folder))
-    return spec, table
+    if isinstance(spec, Encoder) and (spec.head is None or isinstance(spec.head, Pooler)):
+        spec = read_sentence_encoder(folder, spec)
+    return spec, foreign.table(spec)
+
+
+def read_source_family(folder: Path) -> str | None:
+    """The family of a Hugging Face folder, or the one that a model in our own format was imported from, if known."""
+    config = {} if folder.suffix == ".gguf" else read_json(folder / "config.json")
+    return config.get("source_family" if config.get("model_type") == MODEL_TYPE else "model_type")
+
+
+def refuse_quantized(folder: Path, config: dict[str, Any]) -> None:
+    settings = config.get("quantization_config")
+    if settings is None:
+        return
+    method = settings.get("quant_method") if isinstance(settings, dict) else settings
+    raise CheckpointError(
+        f"{folder}: config.json has quantization_config with the method {method!r:.80}, which is not read. Weights are "
+        "read as float64, float32, float16 or bfloat16 from safetensors files, and quantized from GGUF files. Use the "
+        "original folder or a GGUF file of the model, or dequantize it: load it in transformers, call "
+        "model.dequantize() and model.save_pretrained(), and remove quantization_config from the new config.json"
+    )
 
 
 def check_size(folder: Path, spec: Model, found: Mapping[str, StoredTensor]) -> None:
@@ -245,4 +272,5 @@ def read_extra_files(folder: Path) -> dict[str, bytes]:
 
 def write_extra_files(folder: Path, extra_files: Mapping[str, bytes] | None) -> None:
     for name, content in (extra_files or {}).items():
+        (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_bytes(content)

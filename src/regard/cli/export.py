@@ -12,7 +12,8 @@ def export(
     model: ModelArgument,
     out: Annotated[Path, typer.Argument(metavar="OUT", help="The folder or FILE.gguf to write; must not exist.")],
     family: Annotated[
-        str | None, typer.Option(help="The family to write, by its model_type; by default one that fits the model.")
+        str | None,
+        typer.Option(help="The family to write, by its model_type; by default that of the source, else one that fits."),
     ] = None,
     gguf: Annotated[
         Literal["f32", "f16", "q8_0"] | None,
@@ -30,9 +31,10 @@ def export(
 
     from regard.checkpoint.gguf import export_gguf
     from regard.checkpoint.model_folder import export as write
-    from regard.checkpoint.model_folder import load, read_extra_files
+    from regard.checkpoint.model_folder import load, read_extra_files, read_source_family
+    from regard.checkpoint.sentence_transformers import without_sentence_head
     from regard.cli.open_model import loading_bar, model_folder
-    from regard.families.common.detect import detect_family
+    from regard.families import detect_family
     from regard.models.base import Model
     from regard.models.decoder import Decoder
     from regard.text.gguf import gguf_metadata
@@ -49,7 +51,7 @@ def export(
     tokenizer = Tokenizer.load(folder) if folder.suffix == ".gguf" or has_tokenizer(folder) else None
     spec = network.spec
     assert isinstance(spec, Model), f"a model has a spec; found {spec!r:.80}"
-    family = family or detect_family(spec)
+    family = family or read_source_family(folder) or detect_family(without_sentence_head(spec))
     if out.suffix == ".gguf":
         vocabulary = gguf_metadata(tokenizer, spec.vocab) if tokenizer and isinstance(spec, Decoder) else None
         export_gguf(network, out, family, gguf or "f16", vocabulary)

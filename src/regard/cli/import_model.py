@@ -34,7 +34,7 @@ def import_(
     import torch
     from rich.console import Console
 
-    from regard.checkpoint.model_folder import load, read_extra_files, save
+    from regard.checkpoint.model_folder import load, read_extra_files, read_source_family, save
     from regard.cli.open_model import loading_bar
     from regard.find_model import find_model
     from regard.language_model import resolve_device
@@ -51,7 +51,7 @@ def import_(
     with loading_bar(console, f"reading {folder}") as progress:
         model = load(folder, resolve_device(device), dtype and getattr(torch, dtype), progress=progress)
     with console.status(f"writing {out}"):
-        save(model, out, tokenizer, extra_files)
+        save(model, out, tokenizer, extra_files, read_source_family(folder))
     if tokenizer is None:
         console.print(f"[yellow]imported without a tokenizer, because {folder} has none[/]")
     count = sum(p.numel() for p in model.parameters())

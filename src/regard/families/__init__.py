@@ -6,11 +6,13 @@ A family has no class and no forward of its own. A setting that our parts cannot
 config is read; a field that the foreign class cannot express is refused by its path when a config is written.
 """
 
+import difflib
+import typing
 from importlib import import_module
 from types import ModuleType
 
 from regard.families.common.config_reader import FamilyError
-from regard.spec import nearest
+from regard.models.base import Model
 
 FAMILIES = {
     "bamba": "regard.families.bamba",
@@ -71,10 +73,50 @@ FAMILIES = {
     "whisper": "regard.families.whisper",
     "zamba2": "regard.families.zamba2",
 }
+PREFERRED = ("llama", "mistral", "gpt2", "bert", "t5")  # the best known, where several families can express a model
 
 
 def family(model_type: object) -> ModuleType:
     """The module of the family whose config.json has this `model_type`."""
     if not isinstance(model_type, str) or model_type not in FAMILIES:
-        raise FamilyError(f"there is no family {model_type!r}; {nearest(str(model_type), FAMILIES)}")
+        # Above the similarity of "albert" and "bert", which are different models.
+        close = difflib.get_close_matches(str(model_type), FAMILIES, n=1, cutoff=0.82)
+        remedy = f"did you mean {close[0]!r}?" if close else f"choose one of {', '.join(FAMILIES)}"
+        raise FamilyError(f"there is no family {model_type!r}; {remedy}")
     return import_module(FAMILIES[model_type])
+
+
+def family_config(model_type: str, model: Model) -> dict[str, typing.Any]:
+    """The family's config of this model; raises FamilyError if the family cannot express it."""
+    expected_class = model_class(model_type)
+    if not isinstance(model, expected_class):
+        expected, found = with_article(expected_class.__name__), with_article(model.kind)
+        raise FamilyError(f"a {model_type} model is {expected}, and this is {found}; choose another family")
+    return family(model_type).config(model)
+
+
+def model_class(model_type: str) -> type[Model]:
+    """The class of the family's specs: Decoder, Encoder …"""
+    return typing.get_type_hints(family(model_type).config)["model"]
+
+
+def detect_family(model: Model) -> str:
+    """The `model_type` of a family that can express this model."""
+    refusals: list[tuple[float, str, FamilyError]] = []
+    for model_type in dict.fromkeys((*PREFERRED, *FAMILIES)):
+        if not isinstance(model, model_class(model_type)):
+            continue
+        try:
+            family_config(model_type, model)
+        except FamilyError as error:
+            refusals.append((error.differences, model_type, error))
+        else:
+            return model_type
+    if not refusals:
+        raise FamilyError(f"no family has models of the kind {model.kind}; save the model in regard's own format")
+    _, nearest, error = min(refusals, key=lambda refusal: refusal[0])
+    raise FamilyError(f"no family can express this model. The nearest is {nearest}: {error}") from error
+
+
+def with_article(word: str) -> str:
+    return f"{'an' if word[0] in 'aeiouAEIOU' else 'a'} {word.lower()}"

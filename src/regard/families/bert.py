@@ -1,8 +1,8 @@
 """BERT (Devlin et al. 2018): learned positions, token types, LayerNorm after every sublayer, GELU, biases everywhere.
 
-Its relatives call these functions with their differences. The plain `BertModel` is an encoder without a head: the
-pooler in its file is not read, here and in every class that does not use it. Dropout is an option of training and is
-not converted. The first files call the weight and bias of a norm gamma and beta.
+Its relatives call these functions with their differences. The plain `BertModel` returns the hidden states and keeps its
+pooler; in files of classes that do not use the pooler it is ignored. Dropout is an option of training and is not
+converted. The first files call the weight and bias of a norm gamma and beta.
 """
 
 from typing import Any
@@ -13,7 +13,7 @@ from regard.families.common.names import ATTENTION, FEEDFORWARD, attention_links
 from regard.families.common.roundtrip import bodies
 from regard.kernels.attention.mask import Full
 from regard.models.encoder import Encoder
-from regard.models.heads import Classification, Dense, MaskedLM, PreTraining
+from regard.models.heads import Classification, Dense, MaskedLM, Pooled, Pooler, PreTraining
 from regard.models.stack import Repeat, tiled
 from regard.parts.attention import Attention
 from regard.parts.block import Block, Sublayer
@@ -59,11 +59,11 @@ def exceptions(base: str, pooler: str) -> dict[str, Any]:
 def heads(theirs: Config) -> encoder_heads.Heads:
     pooler, masked_lm = Dense("tanh"), read_masked_lm(theirs)
     return {
-        "BertModel": None,
+        "BertModel": encoder_heads.read_pooler(theirs),
         "BertForMaskedLM": masked_lm,
         "BertForPreTraining": PreTraining(masked_lm, Classification(2, dense=pooler)),
-        "BertForSequenceClassification": Classification(theirs.num_labels(), dense=pooler),
-        "BertForTokenClassification": Classification(theirs.num_labels(), "none"),
+        "BertForSequenceClassification": encoder_heads.read_classifier(theirs, dense=pooler),
+        "BertForTokenClassification": encoder_heads.read_classifier(theirs, "none"),
     }
 
 
@@ -123,12 +123,13 @@ def common_config(model_type: str, model: Encoder) -> dict[str, Any]:
         "hidden_act": LEGACY_ACTIVATION_NAMES[feedforward.activation],
         "max_position_embeddings": model.position.reach or model.context,
         "layer_norm_eps": getattr(model.embedding_norm, "eps", None),
+        **({"add_pooling_layer": False} if model.head is None else {}),
     }
 
 
 def base_prefix(model: Encoder, name: str) -> str:
-    """The prefix of the encoder's tensors; a model without a head has none."""
-    return "" if model.head is None else name
+    """The prefix of the encoder's tensors; a base model has none."""
+    return "" if model.head is None or isinstance(model.head, Pooler | Pooled) else name
 
 
 def encoder_links(base: str) -> tuple[Link, ...]:

@@ -9,7 +9,14 @@ from typing import Any
 
 from regard.families import bert
 from regard.families.common.config_reader import Config
-from regard.families.common.encoder_heads import DENSE_AND_LABELS, Heads, bert_head_links, check_encoder_roundtrip
+from regard.families.common.encoder_heads import (
+    DENSE_AND_LABELS,
+    Heads,
+    bert_head_links,
+    check_encoder_roundtrip,
+    read_classifier,
+    read_pooler,
+)
 from regard.families.common.roundtrip import bodies
 from regard.kernels.attention.mask import Full
 from regard.models.encoder import Encoder
@@ -62,9 +69,9 @@ def table(model: Encoder) -> Table:
 def heads(theirs: Config) -> Heads:
     dense, masked_lm = Dense(theirs.activation("hidden_act")), bert.read_masked_lm(theirs)
     return {
-        "BigBirdModel": None,
+        "BigBirdModel": read_pooler(theirs),
         "BigBirdForMaskedLM": masked_lm,
         "BigBirdForPreTraining": PreTraining(masked_lm, Classification(2, dense=Dense("tanh"))),
-        "BigBirdForSequenceClassification": Classification(theirs.num_labels(), dense=dense),
-        "BigBirdForTokenClassification": Classification(theirs.num_labels(), "none"),
+        "BigBirdForSequenceClassification": read_classifier(theirs, dense=dense),
+        "BigBirdForTokenClassification": read_classifier(theirs, "none"),
     }

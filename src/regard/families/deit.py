@@ -7,11 +7,11 @@ two.
 from typing import Any
 
 from regard.families.common.config_reader import Config
-from regard.families.common.encoder_heads import LABELS, Heads, check_encoder_roundtrip
+from regard.families.common.encoder_heads import LABELS, Heads, check_encoder_roundtrip, read_classifier
 from regard.families.common.images import read_patches
 from regard.families.vit import LAYER, POOLER, common_config, encoder_links, read_block, read_encoder, read_pooler
 from regard.models.encoder import Encoder
-from regard.models.heads import Classification, Distilled
+from regard.models.heads import Distilled
 from regard.weights.ops import Reshape
 from regard.weights.table import Link, Table
 
@@ -39,6 +39,6 @@ def table(model: Encoder) -> Table:
 def heads(theirs: Config) -> Heads:
     return {
         "DeiTModel": read_pooler(theirs),
-        "DeiTForImageClassification": Classification(theirs.num_labels()),
-        "DeiTForImageClassificationWithTeacher": Distilled(theirs.num_labels()),
+        "DeiTForImageClassification": read_classifier(theirs),
+        "DeiTForImageClassificationWithTeacher": Distilled(theirs.num_labels(), theirs.label_names()),
     }

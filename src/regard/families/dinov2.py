@@ -7,13 +7,13 @@ concatenated with the mean of the patches. The vector that replaced masked patch
 from typing import Any
 
 from regard.families.common.config_reader import ACTIVATION_NAMES, Config
-from regard.families.common.encoder_heads import LABELS, Heads, check_encoder_roundtrip
+from regard.families.common.encoder_heads import LABELS, Heads, check_encoder_roundtrip, read_classifier
 from regard.families.common.images import read_patches, require_squares
 from regard.families.common.names import ATTENTION, FEEDFORWARD, GATE_UP
 from regard.families.common.roundtrip import bodies
 from regard.families.vit import encoder_links, read_attention, read_encoder, shape_config
 from regard.models.encoder import Encoder
-from regard.models.heads import Classification, Pooled
+from regard.models.heads import Pooled
 from regard.parts.attention import Attention
 from regard.parts.block import Block, Sublayer
 from regard.parts.feedforward import FeedForward, PositionWise, SwiGLU
@@ -66,7 +66,7 @@ def table(model: Encoder) -> Table:
 def heads(theirs: Config) -> Heads:
     return {
         "Dinov2Model": Pooled("cls", normalize=False),
-        "Dinov2ForImageClassification": Classification(theirs.num_labels(), "cls_mean"),
+        "Dinov2ForImageClassification": read_classifier(theirs, "cls_mean"),
     }
 
 

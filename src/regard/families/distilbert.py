@@ -7,12 +7,12 @@ from typing import Any
 
 from regard.families.bert import base_prefix
 from regard.families.common.config_reader import LEGACY_ACTIVATION_NAMES, Config
-from regard.families.common.encoder_heads import LABELS, Heads, check_encoder_roundtrip
+from regard.families.common.encoder_heads import LABELS, Heads, check_encoder_roundtrip, read_classifier
 from regard.families.common.names import ATTENTION, FEEDFORWARD, attention_links, module_links
 from regard.families.common.roundtrip import bodies
 from regard.kernels.attention.mask import Full
 from regard.models.encoder import Encoder
-from regard.models.heads import Classification, Dense, MaskedLM
+from regard.models.heads import Dense, MaskedLM
 from regard.models.stack import tiled
 from regard.parts.attention import Attention
 from regard.parts.block import Block, Sublayer
@@ -60,8 +60,8 @@ def heads(theirs: Config) -> Heads:
     return {
         "DistilBertModel": None,
         "DistilBertForMaskedLM": MaskedLM(dense, tied=theirs.flag("tie_word_embeddings", True)),
-        "DistilBertForSequenceClassification": Classification(theirs.num_labels(), dense=Dense("relu")),
-        "DistilBertForTokenClassification": Classification(theirs.num_labels(), "none"),
+        "DistilBertForSequenceClassification": read_classifier(theirs, dense=Dense("relu")),
+        "DistilBertForTokenClassification": read_classifier(theirs, "none"),
     }
 
 

@@ -8,7 +8,13 @@ from typing import Any
 
 from regard.families import bert
 from regard.families.common.config_reader import Config
-from regard.families.common.encoder_heads import DENSE_AND_LABELS, LABELS, Heads, check_encoder_roundtrip
+from regard.families.common.encoder_heads import (
+    DENSE_AND_LABELS,
+    LABELS,
+    Heads,
+    check_encoder_roundtrip,
+    read_classifier,
+)
 from regard.models.encoder import Encoder
 from regard.models.heads import Classification, Dense, Head, MaskedLM
 from regard.weights.table import Link, Table
@@ -50,8 +56,8 @@ def heads(theirs: Config) -> Heads:
         "ElectraModel": None,
         "ElectraForMaskedLM": bert.read_masked_lm(theirs, "gelu"),
         "ElectraForPreTraining": Classification(1, "none", dense),
-        "ElectraForSequenceClassification": Classification(theirs.num_labels(), dense=Dense("gelu")),
-        "ElectraForTokenClassification": Classification(theirs.num_labels(), "none"),
+        "ElectraForSequenceClassification": read_classifier(theirs, dense=Dense("gelu")),
+        "ElectraForTokenClassification": read_classifier(theirs, "none"),
     }
 
 

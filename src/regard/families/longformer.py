@@ -67,7 +67,7 @@ def table(model: Encoder) -> Table:
     return Table(
         *bert.encoder_links(base),
         *module_links(f"{base}encoder.layer.{{i}}.attention.self", names),
-        *roberta.head_links(model.head),
+        *roberta.head_links(model.head, base),
         ignored=roberta.ignored(base),
         derived=tied_copies(base, "lm_head"),
     )

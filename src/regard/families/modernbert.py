@@ -8,7 +8,7 @@ from typing import Any
 
 from regard.families.bert import base_prefix
 from regard.families.common.config_reader import ACTIVATION_NAMES, Config, FamilyError
-from regard.families.common.encoder_heads import LABELS, Heads, check_encoder_roundtrip
+from regard.families.common.encoder_heads import LABELS, Heads, check_encoder_roundtrip, read_classifier
 from regard.families.common.layer_types import (
     FULL,
     SLIDING,
@@ -24,7 +24,7 @@ from regard.families.common.roundtrip import bodies
 from regard.kernels.attention.mask import Full
 from regard.kernels.attention.patterns.window import Window
 from regard.models.encoder import Encoder
-from regard.models.heads import Classification, Dense, MaskedLM
+from regard.models.heads import Dense, MaskedLM
 from regard.models.stack import Repeat, tiled
 from regard.parts.attention import Attention
 from regard.parts.block import Block, Sublayer
@@ -97,8 +97,8 @@ def heads(theirs: Config) -> Heads:
     return {
         "ModernBertModel": None,
         "ModernBertForMaskedLM": MaskedLM(dense, bias, tied),
-        "ModernBertForSequenceClassification": Classification(theirs.num_labels(), pool, dense),
-        "ModernBertForTokenClassification": Classification(theirs.num_labels(), "none", dense),
+        "ModernBertForSequenceClassification": read_classifier(theirs, pool, dense),
+        "ModernBertForTokenClassification": read_classifier(theirs, "none", dense),
     }
 
 

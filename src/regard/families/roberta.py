@@ -11,7 +11,7 @@ from regard.families import bert
 from regard.families.common import encoder_heads
 from regard.families.common.config_reader import Config
 from regard.models.encoder import Encoder
-from regard.models.heads import Classification, Dense, Head, MaskedLM
+from regard.models.heads import Classification, Dense, Head, MaskedLM, Pooler
 from regard.parts.position.learned import Learned
 from regard.weights.table import Link, Table
 
@@ -28,7 +28,7 @@ def config(model: Encoder) -> dict[str, Any]:
 
 def table(model: Encoder) -> Table:
     base = bert.base_prefix(model, "roberta.")
-    links = *bert.encoder_links(base), *head_links(model.head)
+    links = *bert.encoder_links(base), *head_links(model.head, base)
     return Table(*links, ignored=ignored(base), derived=encoder_heads.tied_copies(base, "lm_head"))
 
 
@@ -42,10 +42,10 @@ def read_positions(theirs: Config) -> Learned:
 def heads(theirs: Config, name: str) -> encoder_heads.Heads:
     """`name` is the beginning of the class names."""
     return {
-        f"{name}Model": None,
+        f"{name}Model": encoder_heads.read_pooler(theirs),
         f"{name}ForMaskedLM": bert.read_masked_lm(theirs, "gelu"),
-        f"{name}ForSequenceClassification": Classification(theirs.num_labels(), dense=Dense("tanh")),
-        f"{name}ForTokenClassification": Classification(theirs.num_labels(), "none"),
+        f"{name}ForSequenceClassification": encoder_heads.read_classifier(theirs, dense=Dense("tanh")),
+        f"{name}ForTokenClassification": encoder_heads.read_classifier(theirs, "none"),
     }
 
 
@@ -56,7 +56,9 @@ def common_config(model_type: str, model: Encoder) -> dict[str, Any]:
     return settings | {"max_position_embeddings": positions + offset, "pad_token_id": offset - 1}
 
 
-def head_links(head: Head | None) -> tuple[Link, ...]:
+def head_links(head: Head | None, base: str) -> tuple[Link, ...]:
+    if isinstance(head, Pooler):
+        return (Link(f"{base}pooler.dense.{{leaf}}", "head.dense.dense.{leaf}"),)
     if isinstance(head, MaskedLM):
         return (
             Link("lm_head.dense.{leaf}", "head.dense.dense.{leaf}"),

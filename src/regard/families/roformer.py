@@ -13,7 +13,7 @@ from regard.families.common import encoder_heads
 from regard.families.common.config_reader import Config
 from regard.kernels.attention.mask import Full
 from regard.models.encoder import Encoder
-from regard.models.heads import Classification, Dense
+from regard.models.heads import Dense
 from regard.parts.attention import Attention
 from regard.parts.position.base import NoPosition
 from regard.parts.position.rope import Rope
@@ -47,8 +47,8 @@ def heads(theirs: Config) -> encoder_heads.Heads:
     return {
         "RoFormerModel": None,
         "RoFormerForMaskedLM": bert.read_masked_lm(theirs),
-        "RoFormerForSequenceClassification": Classification(theirs.num_labels(), dense=dense),
-        "RoFormerForTokenClassification": Classification(theirs.num_labels(), "none"),
+        "RoFormerForSequenceClassification": encoder_heads.read_classifier(theirs, dense=dense),
+        "RoFormerForTokenClassification": encoder_heads.read_classifier(theirs, "none"),
     }
 
 

@@ -3,7 +3,7 @@
 Version 1.0 (ReLU) has a tied head and divides the final hidden state by √width; version 1.1 (gated GELU) has an untied
 head and does not. Published configs tell them apart by `tie_word_embeddings`. Configs that transformers 5 writes have
 true for both and differ in `scale_decoder_outputs`; the files then show whether the head is tied
-(checkpoint/untied_head.py). Dropout is an option of training and is not converted.
+(checkpoint/stored_parts.py). Dropout is an option of training and is not converted.
 """
 
 from dataclasses import replace

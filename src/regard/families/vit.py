@@ -7,13 +7,13 @@ Dropout is an option of training and is not converted.
 from typing import Any
 
 from regard.families.common.config_reader import ACTIVATION_NAMES, Config
-from regard.families.common.encoder_heads import LABELS, Heads, check_encoder_roundtrip
+from regard.families.common.encoder_heads import LABELS, Heads, check_encoder_roundtrip, read_classifier
 from regard.families.common.images import image_config, patch_kernel, read_patches
 from regard.families.common.names import ATTENTION, FEEDFORWARD, attention_links, module_links
 from regard.families.common.roundtrip import bodies
 from regard.kernels.attention.mask import Full
 from regard.models.encoder import Encoder
-from regard.models.heads import Classification, Dense, Pooled
+from regard.models.heads import Dense, Pooled
 from regard.models.stack import Repeat
 from regard.parts.attention import Attention
 from regard.parts.block import Block, Sublayer
@@ -47,7 +47,7 @@ def table(model: Encoder) -> Table:
 
 
 def heads(theirs: Config) -> Heads:
-    return {"ViTModel": read_pooler(theirs), "ViTForImageClassification": Classification(theirs.num_labels())}
+    return {"ViTModel": read_pooler(theirs), "ViTForImageClassification": read_classifier(theirs)}
 
 
 def read_pooler(theirs: Config) -> Pooled:

@@ -5,6 +5,7 @@
     PreTraining      both: masked tokens, and whether the second sequence follows the first (BERT)
     Distilled        logits = ½ (W_c h_cls + b_c) + ½ (W_t h_teacher + b_t)      Touvron et al. 2020 (DeiT)
     Pooled           z = W dense(pool(h)), normalized to length one: an embedding of the sequence or image
+    Pooler           h, unchanged; its method `pooled` returns dense(h_cls), the pooler_output of BERT
 
 A cross-encoder, which scores a pair of sequences in one forward (Nogueira & Cho 2019), is a Classification with one
 label.
@@ -105,9 +106,11 @@ class Classification(Head):
     pool: Literal["none", "cls", "mean", "last", "cls_mean"] = "cls"  # none: one label per token
     dense: Dense | None = None
     dropout: float = 0.0
+    label_names: tuple[str, ...] = ()  # one per label, or none
 
     def check(self) -> None:
         require(self.labels > 0, f"classification: labels={self.labels} must be positive")
+        check_label_names(self.labels, self.label_names)
         require(0 <= self.dropout < 1, f"classification: dropout={self.dropout} must be in [0, 1)")
 
     def build(self, width: int, input: nn.Module) -> nn.Module:
@@ -125,6 +128,10 @@ class ClassificationModule(nn.Module):
     def forward(self, x: Tensor, layout: TokenLayout) -> Tensor:
         x = x if self.pool == "none" else pool(x, layout, self.pool)  # (B, D)
         return self.labels(F.dropout(self.dense(x), self.dropout, self.training))  # (B, labels)
+
+
+def check_label_names(labels: int, names: tuple[str, ...]) -> None:
+    require(len(names) in (0, labels), f"label_names has {len(names)} entries, but labels={labels}; give one per label")
 
 
 @dataclass(frozen=True)
@@ -153,9 +160,11 @@ class Distilled(Head):
     """The mean of two classifiers, trained on labels and on a teacher; the teacher's token is the first register."""
 
     labels: int
+    label_names: tuple[str, ...] = ()  # one per label, or none
 
     def check(self) -> None:
         require(self.labels > 0, f"distilled: labels={self.labels} must be positive")
+        check_label_names(self.labels, self.label_names)
 
     def check_input(self, input: Input, table_dim: int, width: int) -> None:
         require(
@@ -208,3 +217,26 @@ class PooledModule(nn.Module):
     def forward(self, x: Tensor, layout: TokenLayout) -> Tensor:
         z = self.proj(self.dense(self.pool(x, layout)))  # (B, dim)
         return F.normalize(z, dim=-1) if self.normalize else z
+
+
+@dataclass(frozen=True)
+class Pooler(Head):
+    """A base model's pooler, whose weights are kept without changing the output of the encoder."""
+
+    dense: Dense = Dense("tanh")
+
+    def build(self, width: int, input: nn.Module) -> nn.Module:
+        return PoolerModule(width, self)
+
+
+class PoolerModule(nn.Module):
+    def __init__(self, width: int, spec: Pooler):
+        super().__init__()
+        self.dense = spec.dense.build(width)
+
+    def forward(self, x: Tensor, layout: TokenLayout) -> Tensor:
+        return x
+
+    def pooled(self, x: Tensor, layout: TokenLayout) -> Tensor:
+        """(B, L, D) -> (B, D)"""
+        return self.dense(pool(x, layout, "cls"))

@@ -106,12 +106,21 @@ class Config:
         supported = list(supported)
         name = next(iter(self.list_of(str, "architectures", [])), supported[0])
         if name not in supported:
-            raise self.error("architectures", name, f"is not supported; {nearest(name, supported)}")
+            raise self.error("architectures", name, f"is not supported; choose one of {', '.join(supported)}")
         return name
 
     def num_labels(self) -> int:
         """The number of labels of a classifier: that of their names, or `num_labels`, which defaults to 2."""
         return len(self.nested("id2label").values) or self.integer("num_labels", 2)
+
+    def label_names(self) -> tuple[str, ...]:
+        """The names of a classifier's labels, by number; none if they are the default ones, LABEL_0, LABEL_1 …"""
+        names = {str(number): str(name) for number, name in self.nested("id2label").values.items()}
+        numbers = [str(n) for n in range(len(names))]
+        if names.keys() != {*numbers}:
+            raise self.error("id2label", names, f"must have the keys 0 to {len(names) - 1}; renumber the labels")
+        default = all(names[number] == f"LABEL_{number}" for number in numbers)
+        return () if default else tuple(names[number] for number in numbers)
 
     def accept_only(self, key: str, supported: Any) -> None:
         """Refuse any other value of a setting; the key may be absent."""

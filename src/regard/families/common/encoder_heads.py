@@ -1,19 +1,20 @@
 """Heads of encoders: a config names its class in `architectures`, a spec holds the head itself.
 
 Each family has one function that maps its config to the head of every class; it is used for reading and for writing.
-The names of labels are not kept, only their number.
+Of the two maps of labels only `id2label` is read; `label2id` is written as its inverse.
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Literal
 
 from regard.families.common.config_reader import Config, FamilyError
 from regard.families.common.roundtrip import canonical, check_roundtrip
 from regard.models.encoder import Encoder
-from regard.models.heads import Classification, Head, MaskedLM, PreTraining
+from regard.models.heads import Classification, Dense, Head, MaskedLM, Pooler, PreTraining
 from regard.weights.table import Link
 
 Heads = Mapping[str, Head | None]  # by class name, the class without a head first
+ClassifierPool = Literal["none", "cls", "mean", "last", "cls_mean"]
 
 LABELS = (Link("classifier.{leaf}", "head.labels.{leaf}"),)
 DENSE_AND_LABELS = (
@@ -35,14 +36,23 @@ def check_encoder_roundtrip(
     return check_roundtrip(model_type, model, settings | {"architectures": names[:1]}, read)
 
 
+def read_classifier(theirs: Config, pool: ClassifierPool = "cls", dense: Dense | None = None) -> Classification:
+    return Classification(theirs.num_labels(), pool, dense, label_names=theirs.label_names())
+
+
+def read_pooler(theirs: Config) -> Pooler | None:
+    """The pooler of a base model. transformers has `add_pooling_layer` as an argument, ours writes it as a setting."""
+    return Pooler() if theirs.flag("add_pooling_layer", True) else None
+
+
 def head_settings(head: Head | None) -> dict[str, Any]:
     """The settings of a head apart from its class."""
     masked_lm = head.words if isinstance(head, PreTraining) else head
-    labels = getattr(head, "labels", 2)
+    names = getattr(head, "label_names", ()) or [f"LABEL_{n}" for n in range(getattr(head, "labels", 2))]
     return {
         "tie_word_embeddings": masked_lm.tied if isinstance(masked_lm, MaskedLM) else True,
-        "id2label": {str(n): f"LABEL_{n}" for n in range(labels)},
-        "label2id": {f"LABEL_{n}": n for n in range(labels)},
+        "id2label": {str(n): name for n, name in enumerate(names)},
+        "label2id": {name: n for n, name in enumerate(names)},
     }
 
 
@@ -59,6 +69,8 @@ def bert_head_links(head: Head | None, pooler: str, classifier: tuple[Link, ...]
             )
         case Classification() if head.dense:
             return classifier
+        case Pooler():
+            return (Link(pooler, "head.dense.dense.{leaf}"),)
     return LABELS
 
 

@@ -1,8 +1,10 @@
-"""Where a config and its files disagree about tied weights, the files decide, as in `transformers` 5.
+"""Parts of a model that its files decide, and not its config: a tied head, as in `transformers` 5, and a pooler.
 
-config ties, the file holds one of the two tensors                       tied to the one that is stored
-config ties, the file holds both with equal numbers                      tied
-config ties, the file holds both with different numbers                  both kept, with a warning
+The config ties the head to the embeddings, and the files hold
+    one of the two tensors: tied to the one that is stored;
+    both, with equal numbers: tied;
+    both, with different numbers: both are kept, with a warning.
+The class has a pooler, and the files hold none: the model has none.
 """
 
 import warnings
@@ -15,13 +17,26 @@ import torch
 from torch import nn
 
 from regard.models.base import Model, build_on_meta
+from regard.models.encoder import Encoder
+from regard.models.heads import Pooler
 from regard.models.stack import AnySpec, field_values, without_repeats
 from regard.spec import Spec
 from regard.weights.table import StoredTensor, Table
 
+MakeTable = Callable[[Model], Table]
+
+
+def drop_missing_pooler(spec: Model, make_table: MakeTable, stored: Mapping[str, StoredTensor]) -> Model:
+    """The spec without the pooler of a base model if the files have none: `add_pooling_layer=False` in transformers."""
+    if not (isinstance(spec, Encoder) and isinstance(spec.head, Pooler)):
+        return spec
+    table = make_table(spec)
+    found = table.their_name("head.dense.dense.weight") in table.canonical_names(stored)
+    return spec if found else replace(spec, head=None)
+
 
 def follow_stored_head(
-    folder: Path, spec: Model, make_table: Callable[[Model], Table], stored: Mapping[str, StoredTensor]
+    folder: Path, spec: Model, make_table: MakeTable, stored: Mapping[str, StoredTensor]
 ) -> tuple[Model, Mapping[str, StoredTensor]]:
     """The spec and the tensors of a folder: untied if the head is stored with other numbers than the embeddings."""
     without_tying = untie(spec)
