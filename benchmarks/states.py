@@ -43,7 +43,7 @@ def open_store(kind: str, model: DecoderModule) -> Contiguous | Paged:
     memory = model.spec.memory()
     if kind == "contiguous":
         return Contiguous(memory, 1, CAPACITY, DTYPE, DEVICE)
-    store = Paged(memory, 1, CAPACITY, CAPACITY // 16, DTYPE, DEVICE)
+    store = Paged(memory, 1, CAPACITY, DTYPE, DEVICE, blocks=CAPACITY // 16)
     store.reserve(0, CAPACITY)
     return store
 

@@ -204,7 +204,7 @@ def whole_step() -> None:
     ids = torch.zeros(rows, 1, dtype=torch.long, device="cuda")
     positions = torch.full((rows, 1), keys - 1, device="cuda")
     stores = {
-        "paged": Paged(model.spec.memory(), rows, keys, rows * keys // 16, torch.bfloat16, "cuda"),
+        "paged": Paged(model.spec.memory(), rows, keys, torch.bfloat16, "cuda", blocks=rows * keys // 16),
         "contiguous": Contiguous(model.spec.memory(), rows, keys, torch.bfloat16, "cuda"),
     }
     for kind, store in stores.items():

@@ -1,6 +1,12 @@
-"""Pools so small that they run out."""
+"""Stores so small that they run out of blocks."""
+
+from functools import partial
+
+from regard.engine.stores import STORES
+from regard.engine.stores.base import OpenStore
+from regard.engine.stores.paged import Paged
 
 
-def pool(store: str, blocks: int) -> dict[str, int]:
-    """Blocks of four tokens for an engine with the paged store; the contiguous one has none."""
-    return {"block": 4, "blocks": blocks} if store == "paged" else {}
+def small_store(name: str, blocks: int) -> OpenStore:
+    """The store of this name; a paged one with this many blocks of four tokens."""
+    return partial(Paged, block=4, blocks=blocks) if name == "paged" else STORES[name]

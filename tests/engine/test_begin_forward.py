@@ -12,7 +12,7 @@ SPEC = regard.Decoder(31, 16, (regard.Repeat((BLOCK,)),))
 
 
 def opened(kind: str, rows: int = 2, capacity: int = 64) -> regard.Contiguous | regard.Paged:
-    return STORES[kind].open(SPEC.memory(), rows, capacity, torch.float64, torch.device("cpu"))
+    return STORES[kind](SPEC.memory(), rows, capacity, torch.float64, torch.device("cpu"))
 
 
 @torch.no_grad()

@@ -14,7 +14,7 @@ from regard.engine.engine import Engine
 from regard.engine.request import Request, Sampling, TokenHistory
 from regard.engine.sampling import sample
 from regard.engine.stores.paged import Paged
-from tests.engine.pools import pool
+from tests.engine.pools import small_store
 
 QUICK = {"attention": 80, "linear": 80, "hybrid": 200, "convolution": 80}  # requests by kind
 SLOW = [pytest.param(kind, 200, marks=pytest.mark.slow) for kind, count in QUICK.items() if count < 200]
@@ -111,7 +111,7 @@ def test_alone_is_what_the_model_says_without_a_cache(tiny, alone, kind, count) 
     ],
 )
 def test_in_any_mix_as_alone(tiny, alone, kind, store, chunk, count) -> None:
-    engine = Engine(tiny(kind, torch.float64), rows=6, store=store, **pool(store, 18), chunk=chunk, queue=500)
+    engine = Engine(tiny(kind, torch.float64), rows=6, store=small_store(store, 18), chunk=chunk, queue=500)
     requests = run_mixed(engine, JOBS[:count])
     for request, expected in zip(requests, alone(kind, count), strict=True):
         ids = [token.id for token in request.new]
@@ -125,7 +125,7 @@ def test_in_any_mix_as_alone(tiny, alone, kind, store, chunk, count) -> None:
 @pytest.mark.parametrize("kind", QUICK)
 def test_in_float32_the_likeliest_but_for_near_ties(tiny, kind, store) -> None:
     model, jobs = tiny(kind, torch.float32), JOBS[:80]
-    engine = Engine(model, rows=6, store=store, **pool(store, 18), chunk=16, queue=500)
+    engine = Engine(model, rows=6, store=small_store(store, 18), chunk=16, queue=500)
     for request in run_mixed(engine, [(ids, Sampling(max_new=12, temperature=0)) for ids, _ in jobs]):
         if request.new:
             with torch.inference_mode():

@@ -1,19 +1,23 @@
-"""Joining, waiting, giving way, ending: what the scheduler promises, and what is refused at the door."""
+"""Requests join, wait, are preempted and finish; wrong prompts and sizes are refused."""
 
 import random
+from functools import partial
 
 import pytest
 import torch
 
 from regard.engine.engine import Engine
 from regard.engine.request import QueueFull, Sampling
+from regard.engine.stores import STORES
+from regard.engine.stores.paged import Paged
+from regard.layout import TokenLayout
 from regard.models.decoder import Decoder
 from regard.models.presets import transformer_2017
 from regard.models.stack import Repeat
 from regard.parts.attention import Attention
 from regard.parts.block import Block, Sublayer
 from regard.parts.position.rope import Rope
-from regard.parts.position.rope_scaling import DynamicNTK
+from regard.parts.position.rope_scaling import DynamicNTK, LongRope, Scaling
 
 GREEDY = Sampling(max_new=6, temperature=0)
 
@@ -65,7 +69,7 @@ def test_only_the_last_position_goes_through_the_head(tiny) -> None:
 
 
 def test_first_come_first_served(tiny) -> None:
-    engine = Engine(tiny(), rows=2, block=4, blocks=8)
+    engine = Engine(tiny(), rows=2, store=partial(Paged, block=4, blocks=8))
     requests = [engine.submit([i] * 9, GREEDY) for i in range(6)]
     ended = []
     while not engine.idle:
@@ -74,7 +78,7 @@ def test_first_come_first_served(tiny) -> None:
 
 
 def test_the_youngest_gives_way_and_comes_back_first(tiny) -> None:
-    engine = Engine(tiny(), rows=3, block=4, blocks=6, capacity=24)
+    engine = Engine(tiny(), rows=3, capacity=24, store=partial(Paged, block=4, blocks=6))
     old, young, last = (engine.submit([i] * 7, Sampling(max_new=12, temperature=0)) for i in (1, 2, 3))
     while engine.metrics()["preemptions"] == 0:
         engine.step()
@@ -89,7 +93,7 @@ def test_the_youngest_gives_way_and_comes_back_first(tiny) -> None:
 
 def test_a_preempted_request_is_not_overtaken(tiny) -> None:
     """The last one would fit into the blocks that the young one gave up, and must wait nevertheless."""
-    engine = Engine(tiny(), rows=2, block=4, blocks=6, capacity=24)
+    engine = Engine(tiny(), rows=2, capacity=24, store=partial(Paged, block=4, blocks=6))
     old, young, last = (engine.submit([i] * 7, Sampling(max_new=12, temperature=0)) for i in (1, 2, 3))
     while engine.metrics()["preemptions"] == 0:
         engine.step()
@@ -105,7 +109,7 @@ def test_a_preempted_request_is_not_overtaken(tiny) -> None:
 def test_blocks_of_any_size(tiny, block) -> None:
     draw = random.Random(0)
     prompts = [draw.choices(range(61), k=length) for length in (1, 29, 56, 57, 58)]
-    engine = Engine(tiny(), rows=5, block=block, capacity=64)
+    engine = Engine(tiny(), rows=5, capacity=64, store=partial(Paged, block=block))
     requests = [engine.submit(ids, GREEDY) for ids in prompts]
     drain(engine)
     for request in requests:
@@ -116,7 +120,7 @@ def test_blocks_of_any_size(tiny, block) -> None:
 
 @pytest.mark.ledger("kv.paged")
 def test_a_sequence_wastes_less_than_a_block(tiny) -> None:
-    engine = Engine(tiny(), rows=3, block=4, blocks=30, capacity=40)
+    engine = Engine(tiny(), rows=3, capacity=40, store=partial(Paged, block=4, blocks=30))
     requests = [engine.submit([i] * (5 * i), Sampling(max_new=9, temperature=0)) for i in (1, 2, 3)]
     while not engine.idle:
         engine.step()
@@ -171,7 +175,7 @@ def test_wrong_prompts_are_refused(tiny) -> None:
 
 
 def test_wrong_sizes_are_refused(tiny) -> None:
-    for sizes in [{"rows": 0}, {"capacity": 0}, {"blocks": -1}, {"block": 0}, {"chunk": 0}, {"queue": 0}]:
+    for sizes in [{"rows": 0}, {"capacity": 0}, {"chunk": 0}, {"queue": 0}]:
         with pytest.raises(ValueError, match="must be positive"):
             Engine(tiny(), **sizes)
     with pytest.raises(ValueError, match="exceeds the model's context=128"):
@@ -181,13 +185,13 @@ def test_wrong_sizes_are_refused(tiny) -> None:
 
 
 def test_few_blocks_bound_the_capacity(tiny) -> None:
-    engine = Engine(tiny(), block=4, blocks=5)
+    engine = Engine(tiny(), store=partial(Paged, block=4, blocks=5))
     assert engine.capacity == 20
     assert len(engine.generate([1] * 12, Sampling(max_new=99, temperature=0))) == 8
 
 
 def test_metrics_are_numbers(tiny) -> None:
-    engine = Engine(tiny(), rows=2, block=16, blocks=8)
+    engine = Engine(tiny(), rows=2, store=partial(Paged, block=16, blocks=8))
     engine.submit([1, 2, 3], GREEDY)
     engine.submit([4], GREEDY)
     engine.submit([5], GREEDY)
@@ -208,18 +212,36 @@ def test_metrics_are_numbers(tiny) -> None:
     assert engine.metrics()["new_tokens"] == 18 and engine.metrics()["length"] == 3
 
 
-def test_the_contiguous_store_has_no_blocks(tiny) -> None:
-    with pytest.raises(ValueError, match="has no blocks; leave out blocks=8"):
-        Engine(tiny(), store="contiguous", blocks=8)
+@pytest.mark.parametrize("sizes", [{"blocks": -1}, {"block": 0}])
+def test_a_paged_store_needs_blocks(tiny, sizes: dict[str, int]) -> None:
+    with pytest.raises(ValueError, match="paged store: blocks?=(-1|0) must be positive"):
+        Engine(tiny(), store=partial(Paged, **sizes))
 
 
-def test_a_cache_that_cannot_be_exact_is_refused() -> None:
-    """Dynamic NTK turns every key otherwise once a text has grown past the trained length."""
-    attention = Attention(4, position=Rope(scaling=DynamicNTK(factor=2.0, length=64)))
+FACTORS = (1.0,) * 4
+SCALINGS = [DynamicNTK(factor=2.0, length=64), LongRope(FACTORS, FACTORS, 2.0, 64)]
+
+
+@pytest.mark.parametrize("scaling", SCALINGS, ids=lambda scaling: scaling.kind)
+def test_the_capacity_ends_where_the_cache_is_no_longer_exact(scaling: Scaling) -> None:
+    """The rotations of all keys change once a sequence has grown past the trained length."""
+    attention = Attention(4, position=Rope(scaling=scaling))
     model = Decoder(vocab=61, width=32, layers=(Repeat((Block((Sublayer(attention),)),)),), context=128).build(seed=0)
-    with pytest.raises(ValueError, match="cannot be cached exactly past 64 tokens"):
-        Engine(model)
-    assert Engine(model, capacity=64).capacity == 64
+    assert Engine(model).capacity == 64
+    assert len(Engine(model).generate([1, 2, 3], Sampling(max_new=100, temperature=0))) == 61
+    with pytest.raises(ValueError, match=r"capacity=65.* exactly up to 64 tokens only.*\(--context\) of at most 64"):
+        Engine(model, capacity=65)
+
+
+@pytest.mark.parametrize("kind", STORES)
+def test_a_store_is_not_filled_past_an_exact_cache(kind: str) -> None:
+    attention = Attention(4, position=Rope(scaling=SCALINGS[0]))
+    model = Decoder(vocab=61, width=32, layers=(Repeat((Block((Sublayer(attention),)),)),), context=128).build(seed=0)
+    store = STORES[kind](model.spec.memory(), 1, 128, torch.float32)
+    assert store.reserve(0, 128)
+    store.begin_forward(TokenLayout.whole(1, 64))
+    with pytest.raises(ValueError, match="row 0: position 64, but this model is cached exactly up to 64 tokens only"):
+        store.begin_forward(TokenLayout(torch.tensor([[64]])))
 
 
 def test_a_model_that_cannot_generate_is_refused() -> None:

@@ -1,13 +1,15 @@
 """One poisoned request fails alone: its neighbours, and those who later get its room, say what they always say."""
 
 import copy
+from functools import partial
 
 import pytest
 import torch
 
 from regard.engine.engine import Engine
 from regard.engine.request import Sampling
-from tests.engine.pools import pool
+from regard.engine.stores.paged import Paged
+from tests.engine.pools import small_store
 
 BAD = 0  # what careless padding is made of
 PROMPTS = [[i, 3, 5 + i] * i for i in range(1, 7)]
@@ -36,7 +38,7 @@ def test_a_poisoned_request_fails_alone(poisoned, kind, store) -> None:
     quiet = Engine(model, rows=1, store="contiguous")
     expected = [[token.id for token in quiet.generate(ids, GREEDY)] for ids in PROMPTS]
     # few rows and blocks, and chunks of several ragged prompts: bad rows are padded, and their room is used again
-    engine = Engine(model, rows=3, store=store, **pool(store, 24), chunk=48, queue=99)
+    engine = Engine(model, rows=3, store=small_store(store, 24), chunk=48, queue=99)
     healthy, bad = [], []
     for ids in PROMPTS * 3:
         bad.append(engine.submit([1, BAD, 2, 9][: 2 + len(bad) % 3], GREEDY))
@@ -56,7 +58,7 @@ def test_a_poisoned_request_fails_alone(poisoned, kind, store) -> None:
 def test_room_left_in_the_middle_of_a_bad_prompt_is_clean(poisoned, kind, store, leave) -> None:
     model = poisoned(kind)
     expected = Engine(model, rows=1).generate([4, 8], Sampling(max_new=30, temperature=0))
-    engine = Engine(model, rows=1, store=store, **pool(store, 10), capacity=40, chunk=4)
+    engine = Engine(model, rows=1, store=small_store(store, 10), capacity=40, chunk=4)
     bad = engine.submit([BAD] * 30, GREEDY)
     for _ in range(5):
         engine.step()
@@ -83,7 +85,7 @@ def test_a_forward_that_raises_fails_its_cause_only(tiny, kind) -> None:
     allowed = Sampling(max_new=8, temperature=0, stop_ids=(BAD,))
     quiet = Engine(model, rows=1)
     expected = [[token.id for token in quiet.generate(ids, allowed)] for ids in PROMPTS]
-    engine = Engine(model, rows=4, block=4, blocks=40, chunk=40)
+    engine = Engine(model, rows=4, chunk=40, store=partial(Paged, block=4, blocks=40))
     requests = [engine.submit(ids, allowed) for ids in PROMPTS[:3]]
     bad = [engine.submit([5, BAD, 7], allowed), engine.submit([BAD], allowed)]
     requests += [engine.submit(ids, allowed) for ids in PROMPTS[3:]]

@@ -31,7 +31,7 @@ LENGTH = 24
 def opened(kind: str, spec: Decoder, slack: int = 1, capacity: int = 64, rows: int = 1) -> Contiguous | Paged:
     if kind == "contiguous":
         return Contiguous(spec.memory(), rows, capacity, torch.float64, slack=slack)
-    return Paged(spec.memory(), rows, capacity, rows * capacity // 4, torch.float64, block=4, slack=slack)
+    return Paged(spec.memory(), rows, capacity, torch.float64, block=4, slack=slack, blocks=rows * capacity // 4)
 
 
 def read(model, store, tokens: torch.Tensor, start: int, stop: int) -> torch.Tensor:

@@ -39,7 +39,7 @@ BLOCK = 4
 def opened(kind: str, spec, rows: int = 4, capacity: int = 40, blocks: int = 40) -> Contiguous | Paged:
     if kind == "contiguous":
         return Contiguous(spec.memory(), rows, capacity, torch.float64, slack=1)
-    return Paged(spec.memory(), rows, capacity, blocks, torch.float64, block=BLOCK, slack=1)
+    return Paged(spec.memory(), rows, capacity, torch.float64, block=BLOCK, slack=1, blocks=blocks)
 
 
 def read(model, store, row: int, tokens: torch.Tensor, start: int) -> torch.Tensor:

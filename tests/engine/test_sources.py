@@ -1,6 +1,7 @@
 """Encoder-decoders in the engine: the tokens of a request depend on its own source and prompt alone."""
 
 import random
+from functools import partial
 
 import pytest
 import torch
@@ -9,9 +10,10 @@ from torch import Tensor, nn
 from regard.engine.engine import Engine
 from regard.engine.request import Request, Sampling, TokenHistory
 from regard.engine.sampling import sample
+from regard.engine.stores.paged import Paged
 from regard.models.presets import transformer_2017
 from regard.models.seq2seq import seq2seq
-from tests.engine.pools import pool
+from tests.engine.pools import small_store
 from tests.laws import draw_wide
 
 VOCAB, SOURCE_VOCAB = 61, 43
@@ -56,7 +58,7 @@ def whole_logits(model: nn.Module, request: Request) -> Tensor:
 @pytest.mark.parametrize("store", ["contiguous", "paged"])
 @pytest.mark.parametrize("chunk", [256, 3])
 def test_in_any_mix_as_the_model_without_a_cache(model: nn.Module, store: str, chunk: int) -> None:
-    engine = Engine(model, rows=4, capacity=24, source_capacity=32, store=store, chunk=chunk, **pool(store, 8))
+    engine = Engine(model, rows=4, capacity=24, source_capacity=32, store=small_store(store, 8), chunk=chunk)
     draw, jobs, requests = random.Random(3), make_jobs(15), []
     while jobs or not engine.idle:
         for _ in range(min(len(jobs), draw.choice([0, 1, 3]))):
@@ -112,7 +114,7 @@ def test_embeddings_replace_those_of_the_prompt(tiny) -> None:
     """Beside requests without any, in chunks, and read again after preemption."""
     model, draw = tiny(), random.Random(1)
     prompts = [draw.choices(range(VOCAB), k=size) for size in (9, 1, 14, 6, 11)]
-    engine = Engine(model, rows=3, capacity=40, block=4, blocks=10, chunk=5)
+    engine = Engine(model, rows=3, capacity=40, chunk=5, store=partial(Paged, block=4, blocks=10))
     requests = []
     for i, ids in enumerate(prompts):
         own = None if i == 3 else torch.randn(len(ids), 32, generator=torch.Generator().manual_seed(i)).double()

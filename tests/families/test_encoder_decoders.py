@@ -2,6 +2,7 @@
 
 import inspect
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -110,7 +111,7 @@ def test_forty_greedy_tokens_with_both_caches(pair: Pair) -> None:
     memory = pair.ours.spec.memory()
     stores = (
         Contiguous(memory, 4, 48, torch.float32, source=48),
-        Paged(memory, 4, 48, 48, torch.float32, block=4, source=48),
+        Paged(memory, 4, 48, torch.float32, block=4, source=48, blocks=48),
     )
     for store in stores:
         assert all(store.reserve(row, 48) for row in range(4))
@@ -138,7 +139,7 @@ def test_engine_generates_the_same_tokens(pair: Pair) -> None:
         with pytest.raises(ValueError, match="the source is frames, not token ids"):
             Engine(pair.ours)
         return
-    engine = Engine(pair.ours, rows=3, capacity=24, block=4, blocks=7)
+    engine = Engine(pair.ours, rows=3, capacity=24, store=partial(Paged, block=4, blocks=7))
     settings = {"max_new_tokens": 12, "decoder_start_token_id": START, "do_sample": False}
     settings |= {"forced_bos_token_id": 5, "forced_eos_token_id": 6, "suppress_tokens": [8, 9]}
     sampling = Sampling(max_new=12, temperature=0, forced_bos_id=5, forced_eos_id=6, suppress_ids=(8, 9))

@@ -140,7 +140,7 @@ def test_gathered_pages_equal_the_contiguous_keys() -> None:
 def test_paged_store_returns_pages_to_attention_only() -> None:
     x = torch.randn(1, 2, 5, 8)
     for memory, kind in ((Attention(4, 2).memory(32), Pages), (PerToken({"k": (2, 8), "v": (2, 8)}), Tensor)):
-        store = Paged(((memory,),), 1, 32, 8, torch.float32, block=4)
+        store = Paged(((memory,),), 1, 32, torch.float32, block=4, blocks=8)
         store.reserve(0, 5)
         layout = TokenLayout.whole(1, 5)
         k, _, layout = store.begin_forward(layout)[0][0].extend(layout, k=x, v=x)
@@ -179,7 +179,7 @@ def steps_and_whole(kind: str, compile: bool) -> tuple[Tensor, Tensor]:
     store = (
         Contiguous(memory, 2, 16, torch.float32, DEVICE)
         if kind == "contiguous"
-        else Paged(memory, 2, 16, 8, torch.float32, DEVICE, block=4)
+        else Paged(memory, 2, 16, torch.float32, DEVICE, block=4, blocks=8)
     )
     assert all(store.reserve(row, length) for row in range(2))
     tokens = torch.randint(50, (2, length), device=DEVICE)

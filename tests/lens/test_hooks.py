@@ -132,7 +132,7 @@ def test_taps_compile_into_one_graph(make, ids):
 
 def test_keys_that_lie_in_pages_are_seen_as_a_tensor(make, ids):
     model = make()
-    store = Paged(model.spec.memory(), 1, 16, 4, torch.float64, block=4)
+    store = Paged(model.spec.memory(), 1, 16, torch.float64, block=4, blocks=4)
     store.reserve(0, 12)
     with record(model, "stack.blocks.0.sublayers.0.body.k") as seen:
         model(ids, now := TokenLayout.whole(1, 12), store.begin_forward(now))

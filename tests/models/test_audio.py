@@ -135,7 +135,7 @@ def test_equal_to_whisper() -> None:
     signal, tokens = torch.randn(2, 10, 16, dtype=torch.float64), text(2, 9)
     expected = theirs(signal, decoder_input_ids=tokens).logits
     assert error(ours(signal, tokens), expected) <= 1e-12
-    store = Paged(spec.memory(), 2, 12, 8, torch.float64, block=4, source=8)
+    store = Paged(spec.memory(), 2, 12, torch.float64, block=4, source=8, blocks=8)
     assert all(store.reserve(row, 12) for row in range(2))
     with torch.no_grad():
         for t in range(9):

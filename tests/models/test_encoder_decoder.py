@@ -70,7 +70,7 @@ MODELS = {
 }
 STORES = {
     "contiguous": lambda spec, dtype: Contiguous(spec.memory(), 3, CAPACITY, dtype, source=12),
-    "paged": lambda spec, dtype: Paged(spec.memory(), 3, CAPACITY, 12, dtype, block=4, source=12),
+    "paged": lambda spec, dtype: Paged(spec.memory(), 3, CAPACITY, dtype, block=4, source=12, blocks=12),
 }
 
 

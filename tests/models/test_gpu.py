@@ -53,7 +53,7 @@ def test_cached_is_whole(name: str, kind: str) -> None:
     store = (
         Contiguous(memory, 2, CAPACITY, torch.float32, "cuda")
         if kind == "contiguous"
-        else Paged(memory, 2, CAPACITY, 16, torch.float32, "cuda", block=4)
+        else Paged(memory, 2, CAPACITY, torch.float32, "cuda", block=4, blocks=16)
     )
     assert all(store.reserve(row, LENGTH) for row in range(2))
     steps = [

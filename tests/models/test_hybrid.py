@@ -39,7 +39,7 @@ def test_both_kinds_of_memory_live_in_one_store(kind: str) -> None:
     if kind == "contiguous":
         store = Contiguous(memory, 1, 32, torch.float64)
     else:
-        store = Paged(memory, 1, 32, 8, torch.float64, block=4)
+        store = Paged(memory, 1, 32, torch.float64, block=4, blocks=8)
     store.reserve(0, 20)
     model, tokens = build(HYBRID), text(1, 20)
     cuts = [0, 7, 8, 9, 20]

@@ -141,7 +141,7 @@ READERS = {
 }
 STORES = {
     "contiguous": lambda spec: Contiguous(spec.memory(), 2, 32, torch.float64),
-    "paged": lambda spec: Paged(spec.memory(), 2, 32, 16, torch.float64, block=4),
+    "paged": lambda spec: Paged(spec.memory(), 2, 32, torch.float64, block=4, blocks=16),
 }
 
 

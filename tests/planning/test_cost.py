@@ -10,8 +10,8 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from regard.engine.stores.contiguous import Contiguous
-from regard.engine.stores.fixed_size import FixedStorage
 from regard.engine.stores.paged import Paged
+from regard.engine.stores.states import FixedStorage
 from regard.layout import TokenLayout
 from regard.models.decoder import Decoder
 from regard.models.encoder import Encoder

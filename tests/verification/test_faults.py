@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from regard.engine.stores.contiguous import Contiguous
-from regard.engine.stores.fixed_size import FixedStorage
 from regard.engine.stores.paged import Paged
 from regard.engine.stores.ring import RingBuffer
 from regard.engine.stores.rows import RowTable, rows_of
+from regard.engine.stores.states import FixedStorage
 from regard.kernels.attention import mask as masks
 from regard.kernels.attention.patterns.window import Window
 from regard.layout import TokenLayout

@@ -25,10 +25,10 @@ from regard.engine.request import GenerationError, QueueFull, Request, Sampling,
 from regard.engine.sampling import sample
 from regard.engine.scheduler import ScheduledBatch, Scheduler
 from regard.engine.stores import STORES
-from regard.engine.stores.base import Store
+from regard.engine.stores.base import OpenStore, Store
 from regard.layout import TokenLayout
 from regard.models.encoder_decoder import EncoderDecoderModule
-from regard.parts.state import PerSource, declarations
+from regard.parts.state import PerSource, declarations, exact_cache_limit
 from regard.spec import nearest
 
 # For torch.compile on a CPU: an input of several sums is computed once, not in each; at most two sums share a loop,
@@ -47,11 +47,10 @@ class Engine:
         model: nn.Module,  # a decoder, or a model that has one: an encoder-decoder, or image and text
         *,
         rows: int = 8,  # requests that run at once
-        capacity: int | None = None,  # tokens per request, prompt and new; None: the model's context
+        capacity: int
+        | None = None,  # tokens per request, prompt and new; None: the model's context, if its cache is exact
         source_capacity: int | None = None,  # tokens per source of an encoder-decoder; None: the encoder's context
-        store: str = "paged",
-        blocks: int | None = None,  # in the paged store; None: enough for all rows at full capacity
-        block: int | None = None,  # tokens per block of the paged store; None: 16
+        store: str | OpenStore = "paged",  # a name, or a constructor, such as partial(Paged, blocks=64)
         chunk: int = 256,  # prompt tokens per prefill step
         queue: int = 256,  # waiting requests
         compile: bool = False,  # decode by torch.compile: slow to start, then fast
@@ -59,13 +58,20 @@ class Engine:
         decoder = decoder_of(model)
         self.encoder_decoder = model if isinstance(model, EncoderDecoderModule) else None
         self.source_capacity = encoder_capacity(self.encoder_decoder, source_capacity)
-        context = decoder.spec.context
-        capacity = (context or CAPACITY) if capacity is None else capacity
+        context, memory = decoder.spec.context, decoder.spec.memory()
+        exact = exact_cache_limit(memory)
+        if capacity is None:
+            capacity = min(limit for limit in (context or CAPACITY, exact) if limit is not None)
         for name, size in {"rows": rows, "capacity": capacity, "chunk": chunk, "queue": queue}.items():
             if size < 1:
                 raise ValueError(f"engine: {name}={size} must be positive")
         if context is not None and capacity > context:
             raise ValueError(f"engine: capacity={capacity} exceeds the model's context={context}; choose at most that")
+        if exact is not None and capacity > exact:
+            raise ValueError(
+                f"engine: capacity={capacity}, but this model is cached exactly up to {exact} tokens only, because its "
+                f"rotations depend on the length of the sequence; choose a capacity (--context) of at most {exact}"
+            )
         for body in (sublayer.body for layer in decoder.spec.blocks for sublayer in layer.sublayers):
             declared = declarations(body.memory(decoder.spec.width))
             if self.encoder_decoder is None and any(isinstance(one, PerSource) for one in declared):
@@ -75,19 +81,12 @@ class Engine:
                     f"engine: {body.kind} mixes tokens but declares no state, so a step would miss "
                     "the earlier tokens; give it a memory(), or run the model without the engine"
                 )
-            if body.max_exact_cache is not None and capacity > body.max_exact_cache:
-                raise ValueError(
-                    f"engine: capacity={capacity}, but {body.kind} cannot be cached exactly past "
-                    f"{body.max_exact_cache} tokens: its position scheme changes with the length of the sequence; "
-                    "choose at most that"
-                )
         weight = decoder.embedding.weight
         self.device = weight.device
-        if store not in STORES:
+        if isinstance(store, str) and store not in STORES:
             raise ValueError(f"there is no store {store!r}; {nearest(store, STORES)}")
-        self.store = STORES[store].open(
-            decoder.spec.memory(), rows, capacity, weight.dtype, self.device, blocks, block, self.source_capacity
-        )
+        open_store = STORES[store] if isinstance(store, str) else store
+        self.store = open_store(memory, rows, capacity, weight.dtype, self.device, self.source_capacity)
         model.eval()
         self.model, self.capacity, self.queue = decoder, self.store.max_tokens, queue
         self.scheduler = Scheduler(self.store, chunk)

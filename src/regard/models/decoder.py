@@ -162,8 +162,12 @@ class DecoderModule(nn.Module):
 
     def embed(self, tokens: Tensor) -> Tensor:
         """tokens (B, L) -> their embeddings (B, L, D), without positions"""
-        check_ids("token", tokens, self.spec.vocab)
-        return scaled(self.widen(self.embedding(tokens)), self.spec.embedding_scale)
+        try:
+            x = self.embedding(tokens)
+        except IndexError:
+            check_ids("token", tokens, self.spec.vocab)  # raises an error that names the id
+            raise
+        return scaled(self.widen(x), self.spec.embedding_scale)
 
     def final_norm(self, x: Tensor) -> Tensor:
         return self.narrow(self.norm(x))

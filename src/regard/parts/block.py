@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from regard.layout import TokenLayout
 from regard.parts.body import Body
 from regard.parts.norm import NoNorm, Norm, RMSNorm
-from regard.parts.state import STATELESS, Memory, State
+from regard.parts.state import STATELESS, Memory, State, limit_cache
 from regard.spec import Spec, require
 
 Losses = dict[str, Tensor]  # auxiliary losses of bodies in training, by name
@@ -62,7 +62,7 @@ class Block(Spec):
         return ParallelBlockModule(width, self) if self.style == "parallel" else BlockModule(width, self)
 
     def memory(self, width: int) -> tuple[Memory, ...]:
-        return tuple(s.body.memory(width) for s in self.sublayers)
+        return tuple(limit_cache(s.body.memory(width), s.body.max_exact_cache) for s in self.sublayers)
 
 
 class SublayerModule(nn.Module):

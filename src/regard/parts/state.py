@@ -10,7 +10,7 @@ STATELESS keeps nothing and returns its inputs, so training and decoding share o
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
@@ -27,6 +27,9 @@ class PerToken:
     window: int | None = None  # later queries attend only to this many last tokens, the newest counted; None: to all
     first: int = 0  # and to this many first tokens
     pages: bool = False  # may a paged store return them in place, as Pages (kernels/attention/arguments.py)?
+    max_exact_cache: int | None = (
+        None  # tokens up to which cached decoding is exact; Block.memory takes it from the body
+    )
 
 
 @dataclass(frozen=True)
@@ -55,6 +58,23 @@ Memory = Declared | tuple[Declared, ...]  # a tuple: several kinds; its state ha
 def declarations(memory: Memory) -> tuple[Declared, ...]:
     """The declarations of one body as a tuple."""
     return memory if isinstance(memory, tuple) else (memory,)
+
+
+def limit_cache(memory: Memory, max_exact_cache: int | None) -> Memory:
+    """The declarations of a body, those per token with this limit."""
+    if max_exact_cache is None:
+        return memory
+    kinds = tuple(
+        replace(one, max_exact_cache=max_exact_cache) if isinstance(one, PerToken) else one
+        for one in declarations(memory)
+    )
+    return kinds if isinstance(memory, tuple) else kinds[0]
+
+
+def exact_cache_limit(memory: tuple[tuple[Memory, ...], ...]) -> int | None:
+    """The number of tokens up to which a model's cache is exact, from its declarations; None: no limit."""
+    tokens = (d for block in memory for one in block for d in declarations(one) if isinstance(d, PerToken))
+    return min((d.max_exact_cache for d in tokens if d.max_exact_cache is not None), default=None)
 
 
 class TokenState(Protocol):

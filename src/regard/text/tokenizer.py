@@ -17,7 +17,7 @@ from regard.find_model import locate
 from regard.text.gguf import read_gguf
 from regard.text.special_tokens import TOKENIZER_CONFIG
 from regard.text.tokenizer_folder import CHAT_TEMPLATE, GENERATION_CONFIG, TOKENIZER, read_folder
-from regard.text.untrusted_input import library_errors
+from regard.text.untrusted_input import library_error, library_errors
 
 SURROGATE = re.compile("[\ud800-\udfff]")
 CLEAN_UP = {f" {end}": end for end in (".", "?", "!", ",")}
@@ -80,8 +80,10 @@ class Tokenizer:
 
         `clean_up=False` skips the clean-up of tokenization spaces, which otherwise applies if the tokenizer sets it.
         """
-        with library_errors("these ids cannot be decoded with this vocabulary"):
+        try:
             text = self.core.decode(ids, skip_special_tokens=not special)
+        except BaseException as error:  # a Rust panic is not an Exception
+            raise library_error(error, "these ids cannot be decoded with this vocabulary") from error
         return clean_up_tokenization(text) if clean_up and self.clean_up_tokenization_spaces else text
 
     def decode_token(self, id: int) -> str:

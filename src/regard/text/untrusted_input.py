@@ -39,15 +39,20 @@ def read_json(path: Path) -> dict[str, Any]:
 
 @contextmanager
 def library_errors(message: str) -> Generator[None]:
-    """Convert every error of the `tokenizers` library to a ValueError with this message.
+    """Convert every error of the `tokenizers` library to a ValueError with this message."""
+    try:
+        yield
+    except BaseException as error:
+        raise library_error(error, message) from error
+
+
+def library_error(error: BaseException, message: str) -> BaseException:
+    """The ValueError for an error of the `tokenizers` library; an interrupt or exit itself.
 
     The library raises bare `Exception` for bad files and strings, and panics on states that it does not expect, such
     as a regular expression that exceeds its retry limit. A Rust panic is not an `Exception` in Python and would end a
     server.
     """
-    try:
-        yield
-    except BaseException as error:
-        if isinstance(error, Exception) or type(error).__name__ == "PanicException":  # exported by no module
-            raise ValueError(f"{message} ({error})") from error
-        raise
+    if isinstance(error, Exception) or type(error).__name__ == "PanicException":  # exported by no module
+        return ValueError(f"{message} ({error})")
+    return error

@@ -8,6 +8,7 @@ has none of its own.
 
 import sys
 from copy import copy
+from functools import partial
 from itertools import chain
 from typing import Any, Literal, Self
 
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 
 from regard.engine.stores import STORES
 from regard.engine.stores.base import Store
+from regard.engine.stores.paged import Paged
 from regard.layout import TokenLayout
 from regard.models.decoder import Decoder
 from regard.models.encoder import Encoder
@@ -101,10 +103,8 @@ class Trial:
     def open_store(self, kind: str, rows: int, length: int = 0, slack: int = SLACK) -> Store:
         """A store with twice the capacity that the rows need, all of it reserved and filled with JUNK."""
         capacity = -(-2 * (length or self.length) // BLOCK) * BLOCK
-        block = BLOCK if kind == "paged" else None
-        store = STORES[kind].open(
-            self.memory(), rows, capacity, self.dtype, self.device, block=block, source=self.source, slack=slack
-        )
+        open_store = partial(Paged, block=BLOCK) if kind == "paged" else STORES[kind]
+        store = open_store(self.memory(), rows, capacity, self.dtype, self.device, self.source, slack)
         for row in range(rows):
             assert store.reserve(row, capacity)
         for storage in store.storages:

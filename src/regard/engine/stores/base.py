@@ -14,7 +14,7 @@ ones: these are copied into the snapshot, and their size does not depend on the 
 """
 
 from dataclasses import dataclass
-from typing import Any, Protocol, Self
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -43,17 +43,6 @@ class Store(Protocol):
     capacity: int  # tokens per row
     storages: Any  # of every layer (states.py): each has its `arrays` by name
     max_tokens: int  # tokens that one row can always get, if all others give theirs up
-
-    @classmethod
-    def open(
-        cls, memory: ModelMemory, rows: int, capacity: int, dtype: torch.dtype, device: torch.device,
-        blocks: int | None = None, block: int | None = None, source: int = 0, slack: int = SLACK,
-    ) -> Self:  # fmt: skip
-        """A store with the options that engine and verify have; ValueError for one that this store does not have.
-
-        blocks, block: of a paged store. source: tokens of the longest source. slack: tokens that rings can rewind.
-        """
-        ...
 
     def begin_forward(
         self, layout: TokenLayout, span: int | None = None, check: bool = True
@@ -87,4 +76,15 @@ class Store(Protocol):
 
     def metrics(self) -> dict[str, int]:
         """Counters for monitoring."""
+        ...
+
+
+class OpenStore(Protocol):
+    """The constructor of a store. A store with options of its own takes them as further keywords with defaults."""
+
+    def __call__(
+        self, memory: ModelMemory, rows: int, capacity: int, dtype: torch.dtype, device: torch.device | str = "cpu",
+        source: int = 0, slack: int = SLACK,
+    ) -> Store:  # fmt: skip
+        """source: tokens of the longest source. slack: tokens that ring buffers can rewind."""
         ...

@@ -1,6 +1,6 @@
 """The contiguous store: every row has its full capacity from the start, position t in slot t."""
 
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -25,21 +25,12 @@ class Contiguous:
         source: int = 0, slack: int = SLACK,
     ):  # fmt: skip
         self.rows, self.capacity, self.max_tokens = rows, capacity, capacity
-        self.table = RowTable(rows, device)
+        self.table = RowTable(rows, device, memory)
         self.storages = build_storages(
             memory, self.table, capacity, slack, source, dtype,
-            lambda declared: ContiguousStorage(declared, self.table, capacity, dtype),
+            lambda declared: ContiguousStorage(declared, self, dtype),
         )  # fmt: skip
         self.per_token = [storage for storage in self.storages if isinstance(storage, ContiguousStorage)]
-
-    @classmethod
-    def open(
-        cls, memory: ModelMemory, rows: int, capacity: int, dtype: torch.dtype, device: torch.device,
-        blocks: int | None = None, block: int | None = None, source: int = 0, slack: int = SLACK,
-    ) -> Self:  # fmt: skip
-        if not (blocks is None and block is None):
-            raise ValueError(f"engine: the contiguous store has no blocks; leave out {blocks=} and {block=}")
-        return cls(memory, rows, capacity, dtype, device, source, slack)
 
     def begin_forward(
         self, layout: TokenLayout, span: int | None = None, check: bool = True
@@ -47,8 +38,7 @@ class Contiguous:
         if check and not torch.compiler.is_compiling():
             self.table.check(layout, self.capacity)
         self.table.advance(layout)
-        placement = self.place(layout, span or self.capacity) if self.per_token else None
-        return self.storages.bind(layout, placement)
+        return self.storages.bind(layout, span or self.capacity)
 
     def place(self, layout: TokenLayout, span: int) -> Placement:
         rows = row_indices(layout)
@@ -86,9 +76,10 @@ class Contiguous:
 
 
 class ContiguousStorage:
-    def __init__(self, declared: PerToken, table: RowTable, capacity: int, dtype: torch.dtype):
+    def __init__(self, declared: PerToken, store: Contiguous, dtype: torch.dtype):
+        self.placer = store
         self.arrays = {  # one slot more than the capacity, for invalid tokens
-            name: torch.zeros(len(table), heads, capacity + 1, dim, dtype=dtype, device=table.device)
+            name: torch.zeros(store.rows, heads, store.capacity + 1, dim, dtype=dtype, device=store.table.device)
             for name, (heads, dim) in declared.arrays.items()
         }
 

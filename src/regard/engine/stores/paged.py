@@ -6,7 +6,7 @@ A row takes blocks as it grows and frees them when it ends, so memory is bounded
 rows times capacity. Block 0 belongs to no row: invalid tokens are written there. Kwon et al. 2023, PagedAttention.
 """
 
-from typing import NamedTuple, Self
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -29,9 +29,15 @@ class PagedPlacement(NamedTuple):
 
 class Paged:
     def __init__(
-        self, memory: ModelMemory, rows: int, capacity: int, blocks: int, dtype: torch.dtype,
-        device: torch.device | str = "cpu", block: int = BLOCK, source: int = 0, slack: int = SLACK,
+        self, memory: ModelMemory, rows: int, capacity: int, dtype: torch.dtype, device: torch.device | str = "cpu",
+        source: int = 0, slack: int = SLACK, *, blocks: int | None = None, block: int = BLOCK,
     ):  # fmt: skip
+        """blocks: of the pool; None: enough for all rows at full capacity. block: tokens per block."""
+        if block < 1:
+            raise ValueError(f"paged store: block={block} must be positive")
+        blocks = rows * -(-capacity // block) if blocks is None else blocks
+        if blocks < 1:
+            raise ValueError(f"paged store: blocks={blocks} must be positive")
         self.rows, self.block = rows, block
         self.capacity = -(-capacity // block) * block
         self.max_tokens = min(capacity, blocks * block)
@@ -40,24 +46,12 @@ class Paged:
         self.free = list(range(blocks, 0, -1))  # block 0 belongs to no row
         self.owned: list[list[int]] = [[] for _ in range(rows)]
         self.owners = [0] * (blocks + 1)  # rows that own a block: more than one share a prefix
-        self.table = RowTable(rows, device)
+        self.table = RowTable(rows, device, memory)
         self.storages = build_storages(
             memory, self.table, self.capacity, slack, source, dtype,
-            lambda declared: PagedStorage(declared, blocks, block, dtype, device),
+            lambda declared: PagedStorage(declared, self, dtype),
         )  # fmt: skip
         self.per_token = [storage for storage in self.storages if isinstance(storage, PagedStorage)]
-
-    @classmethod
-    def open(
-        cls, memory: ModelMemory, rows: int, capacity: int, dtype: torch.dtype, device: torch.device,
-        blocks: int | None = None, block: int | None = None, source: int = 0, slack: int = SLACK,
-    ) -> Self:  # fmt: skip
-        block = BLOCK if block is None else block
-        blocks = rows * -(-capacity // max(block, 1)) if blocks is None else blocks
-        for name, size in (("blocks", blocks), ("block", block)):
-            if size < 1:
-                raise ValueError(f"engine: {name}={size} must be positive")
-        return cls(memory, rows, capacity, blocks, dtype, device, block, source, slack)
 
     def begin_forward(
         self, layout: TokenLayout, span: int | None = None, check: bool = True
@@ -66,8 +60,7 @@ class Paged:
             self.table.check(layout, self.capacity)
             self.check_reserved(layout)
         self.table.advance(layout)
-        placement = self.place(layout, span or self.capacity) if self.per_token else None
-        return self.storages.bind(layout, placement)
+        return self.storages.bind(layout, span or self.capacity)
 
     def check_reserved(self, layout: TokenLayout) -> None:
         valid = torch.ones_like(layout.positions, dtype=torch.bool) if layout.valid is None else layout.valid
@@ -175,10 +168,11 @@ class Paged:
 
 
 class PagedStorage:
-    def __init__(self, declared: PerToken, blocks: int, block: int, dtype: torch.dtype, device: torch.device | str):
-        self.block, self.as_pages = block, declared.pages
+    def __init__(self, declared: PerToken, store: Paged, dtype: torch.dtype):
+        self.placer, self.block, self.as_pages = store, store.block, declared.pages
+        slots = (store.blocks + 1) * store.block
         self.arrays = {
-            name: torch.zeros((blocks + 1) * block, heads, dim, dtype=dtype, device=device)
+            name: torch.zeros(slots, heads, dim, dtype=dtype, device=store.table.device)
             for name, (heads, dim) in declared.arrays.items()
         }
 

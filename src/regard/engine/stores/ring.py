@@ -44,8 +44,8 @@ class RingBuffer:
         wrapped = self.first + (positions - self.first) % (self.window + self.slack)
         return positions.where(positions < self.first, wrapped)
 
-    def place(self, layout: TokenLayout) -> RingPlacement:
-        """Assign slots to the new tokens and record their positions."""
+    def place(self, layout: TokenLayout, span: int) -> RingPlacement:
+        """Assign slots to the new tokens and record their positions; the keys are those of all slots."""
         new = layout.positions
         valid = torch.ones_like(new, dtype=torch.bool) if layout.valid is None else layout.valid
         last = new.where(valid, EMPTY).amax(1, keepdim=True)  # (B, 1)
@@ -83,7 +83,7 @@ class RingBuffer:
 
 class RingStorage:
     def __init__(self, declared: PerToken, ring: RingBuffer, dtype: torch.dtype):
-        self.ring = ring
+        self.ring = self.placer = ring
         self.arrays = {
             name: torch.zeros(len(ring.rows), heads, ring.size + 1, dim, dtype=dtype, device=ring.rows.device)
             for name, (heads, dim) in declared.arrays.items()

@@ -1,13 +1,19 @@
-"""The rows of a store: their lengths, and what all stores do alike with a row."""
+"""The rows of a store: their lengths, what all stores do alike with a row, and the states of one forward.
 
-from typing import Protocol
+A storage object keeps the arrays of one layer as long as its store exists; `bind` returns the state that the layer uses
+in one forward.
+"""
+
+from collections.abc import Iterator
+from typing import Any, Protocol
 from weakref import WeakSet
 
 import torch
 from torch import Tensor
 
-from regard.engine.stores.base import CannotRewind, Snapshot
+from regard.engine.stores.base import CannotRewind, ModelMemory, Snapshot
 from regard.layout import TokenLayout
+from regard.parts.state import STATELESS, State, exact_cache_limit
 
 
 class RowArrays(Protocol):
@@ -29,8 +35,9 @@ class Overwriting(RowArrays, Protocol):
 
 
 class RowTable:
-    def __init__(self, count: int, device: torch.device | str):
+    def __init__(self, count: int, device: torch.device | str, memory: ModelMemory):
         self.device = device
+        self.max_exact_cache = exact_cache_limit(memory)
         self.lengths = torch.zeros(count, dtype=torch.int64, device=device)
         self.overwriting: list[Overwriting] = []
         self.sources: list[RowArrays] = []
@@ -68,6 +75,12 @@ class RowTable:
                 raise ValueError(f"row {row} has {length} tokens, so the next position is {length}, not {start}")
             if end >= capacity:
                 raise ValueError(f"row {row}: position {end} does not fit into the store's capacity={capacity}")
+            if self.max_exact_cache is not None and end >= self.max_exact_cache:
+                raise ValueError(
+                    f"row {row}: position {end}, but this model is cached exactly up to {self.max_exact_cache} tokens "
+                    "only, because its rotations depend on the length of the sequence; compute longer sequences in one "
+                    "forward without a store"
+                )
 
     def snapshot(self, row: int) -> Snapshot:
         arrays = [[array.clone() for array in state.row_arrays(row)] for state in self.overwriting]
@@ -131,6 +144,53 @@ def check_snapshot(row: int, length: int, snapshot: Snapshot) -> None:
 def copy(arrays: list[Tensor], to: list[Tensor]) -> None:
     for old, new in zip(arrays, to, strict=True):
         new.copy_(old)
+
+
+class Placer(Protocol):
+    """A store or a ring buffer: it assigns slots to new tokens, once per forward for all of its layers."""
+
+    def place(self, layout: TokenLayout, span: int) -> Any:
+        """The slots of these tokens, and the keys that they attend to: those of the first `span` slots."""
+        ...
+
+
+class Storage(Protocol):
+    arrays: dict[str, Tensor]
+    placer: Any  # the Placer of its slots; None: it has one slot per row
+
+    def bind(self, layout: TokenLayout, placement: Any) -> State:
+        """The state of one forward; `placement` is what `placer.place` returned for these tokens."""
+        ...
+
+
+class Storages:
+    """All storage of a store, nested as forward expects its states: per block, per sublayer, any number of kinds."""
+
+    def __init__(self, nested: tuple[tuple[tuple[Storage, ...], ...], ...]):
+        self.nested = nested
+        self.placers: list[Placer] = list(dict.fromkeys(storage.placer for storage in self if storage.placer))
+
+    def bind(self, layout: TokenLayout, span: int) -> tuple[tuple[State, ...], ...]:
+        placements = {placer: placer.place(layout, span) for placer in self.placers}
+
+        def state(kinds: tuple[Storage, ...]) -> State:
+            states = [storage.bind(layout, placements.get(storage.placer)) for storage in kinds]
+            return states[0] if len(states) == 1 else CombinedState(*states) if states else STATELESS
+
+        return tuple(tuple(state(kinds) for kinds in block) for block in self.nested)
+
+    def __iter__(self) -> Iterator[Storage]:
+        return (storage for block in self.nested for kinds in block for storage in kinds)
+
+
+class CombinedState:
+    """The state of a body that declares several kinds: it has the methods of all."""
+
+    def __init__(self, *states: State):
+        for state in states:
+            for method in ("extend", "read", "write", "recall"):
+                if hasattr(state, method):
+                    setattr(self, method, getattr(state, method))
 
 
 class KeyLayout:

@@ -1,58 +1,22 @@
-"""Storage for every state that a model declares (parts/state.py), and the states of one forward on top of it.
+"""Storage for every state that a model declares (parts/state.py).
 
-A storage object lives as long as its store. `bind` returns the state that a layer uses in one forward.
+Recurrent states, and the keys and values of a source for cross-attention, are the same in every store and are here.
+Layers with an attention window have ring buffers (ring.py). All other arrays per token are the store's own.
 """
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from typing import Any, Protocol
+from collections.abc import Callable
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from regard.engine.stores.base import ModelMemory
-from regard.engine.stores.fixed_size import FixedStorage, SourceStorage
 from regard.engine.stores.ring import RingBuffer, RingStorage
-from regard.engine.stores.rows import RowTable
-from regard.layout import TokenLayout
-from regard.parts.state import STATELESS, Declared, FixedSize, PerSource, PerToken, State, declarations
+from regard.engine.stores.rows import RowTable, Storage, Storages, rows_of
+from regard.layout import Source, TokenLayout
+from regard.parts.state import FixedSize, Memory, PerSource, PerToken, declarations
 
-
-class Storage(Protocol):
-    arrays: dict[str, Tensor]
-
-    def bind(self, layout: TokenLayout, placement: Any) -> State:
-        """The state of one forward; `placement` is what the store's `place` returned for these tokens."""
-        ...
-
-
-class NoStorage:
-    """For a body without a state."""
-
-    def __init__(self) -> None:
-        self.arrays: dict[str, Tensor] = {}
-
-    def bind(self, layout: TokenLayout, placement: Any) -> State:
-        return STATELESS
-
-
-@dataclass(frozen=True)
-class Storages:
-    """All storage of a store: nested as forward expects its states."""
-
-    nested: tuple[tuple[tuple[Storage, ...], ...], ...]  # per block, per sublayer, one or several kinds of state
-    rings: tuple[RingBuffer, ...]
-
-    def bind(self, layout: TokenLayout, placement: Any) -> tuple[tuple[State, ...], ...]:
-        rings = {ring: ring.place(layout) for ring in self.rings}
-
-        def one(storage: Storage) -> State:
-            return storage.bind(layout, rings[storage.ring] if isinstance(storage, RingStorage) else placement)
-
-        return tuple(tuple(combine([one(s) for s in kinds]) for kinds in block) for block in self.nested)
-
-    def __iter__(self) -> Iterator[Storage]:
-        return (storage for block in self.nested for kinds in block for storage in kinds)
+SPAN = 64  # slots of a short source that are read
 
 
 def build_storages(
@@ -67,7 +31,7 @@ def build_storages(
     """Layers that attend to a window keep their tokens in a ring buffer if that is smaller; others as `per_token`."""
     rings: dict[tuple[int, int], RingBuffer] = {}
 
-    def make(declared: Declared) -> Storage:
+    def make(declared: PerToken | FixedSize | PerSource) -> Storage:
         match declared:
             case PerToken(window=int(window), first=first) if first + window + slack < capacity:
                 if (window, first) not in rings:
@@ -79,21 +43,98 @@ def build_storages(
                 return FixedStorage(declared, rows, dtype)
             case PerSource():
                 return SourceStorage(declared, rows, source, dtype)
-        return NoStorage()
 
-    nested = tuple(tuple(tuple(make(d) for d in declarations(one)) for one in block) for block in memory)
-    return Storages(nested, tuple(rings.values()))
+    def kinds(declared: Memory) -> tuple[Storage, ...]:
+        return tuple(make(kind) for kind in declarations(declared) if kind is not None)
 
-
-def combine(states: list[State]) -> State:
-    return states[0] if len(states) == 1 else CombinedState(*states)
+    return Storages(tuple(tuple(kinds(declared) for declared in block) for block in memory))
 
 
-class CombinedState:
-    """The state of a body that declares several kinds: it has the methods of all."""
+class FixedStorage:
+    """Recurrent states: arrays of a fixed size per row."""
 
-    def __init__(self, *states: State):
-        for state in states:
-            for method in ("extend", "read", "write", "recall"):
-                if hasattr(state, method):
-                    setattr(self, method, getattr(state, method))
+    placer = None
+
+    def __init__(self, declared: FixedSize, rows: RowTable, dtype: torch.dtype):
+        wide = torch.promote_types(dtype, torch.float32)
+        self.arrays = {
+            name: torch.zeros(len(rows), *shape, dtype=wide, device=rows.device)
+            for name, shape in declared.arrays.items()
+        }
+        rows.overwriting.append(self)
+
+    def bind(self, layout: TokenLayout, placement: None) -> "FixedStorage":
+        return self  # rows come with the layout of every call
+
+    def read(self, layout: TokenLayout, **initial: Tensor) -> tuple[Tensor, ...]:
+        rows, starts = rows_of(layout), layout.derived(starting_rows)
+        return tuple(
+            new.where(starts.view(-1, *[1] * (new.dim() - 1)), self.arrays[name][rows]) for name, new in initial.items()
+        )
+
+    def write(self, layout: TokenLayout, **arrays: Tensor) -> None:
+        rows = rows_of(layout)
+        for name, array in arrays.items():
+            self.arrays[name][rows] = array.to(self.arrays[name].dtype)
+
+    def row_arrays(self, row: int) -> list[Tensor]:
+        return [array[row] for array in self.arrays.values()]
+
+    def why_not_rewind(self, row: int, length: int) -> str:
+        return "a recurrent state is a sum over its tokens, which cannot be undone"
+
+    def clear(self, row: int, start: int) -> None:
+        pass  # a sequence that starts at position 0 does not read it
+
+
+def starting_rows(layout: TokenLayout) -> Tensor:
+    """(B,) True where a row's sequence starts in this forward"""
+    first = layout.positions == 0 if layout.valid is None else (layout.positions == 0) & layout.valid  # (B, L)
+    return first.any(-1)
+
+
+class SourceStorage:
+    """Keys and values of each row's source, computed once, with the row's first tokens."""
+
+    placer = None
+
+    def __init__(self, declared: PerSource, rows: RowTable, length: int, dtype: torch.dtype):
+        if length < 1:
+            raise ValueError("this model has cross-attention; give the longest source's length, for example source=512")
+        self.arrays = {
+            name: torch.zeros(len(rows), heads, length, dim, dtype=dtype, device=rows.device)
+            for name, (heads, dim) in declared.arrays.items()
+        }
+        self.valid = torch.zeros(len(rows), length, dtype=torch.bool, device=rows.device)  # False past a source's end
+        self.positions = torch.arange(length, device=rows.device)
+        self.span = min(SPAN, length)  # slots that are read: at least the longest source so far
+        rows.sources.append(self)
+
+    def bind(self, layout: TokenLayout, placement: None) -> "SourceStorage":
+        return self  # rows come with the layout of every call
+
+    def recall(self, layout: TokenLayout, read: Callable[[Tensor], dict[str, Tensor]]) -> tuple:
+        rows, source = rows_of(layout), layout.inputs.source
+        if source is not None:
+            self.keep(rows, source, read(source.x))
+        valid = self.valid[rows, : self.span]
+        keys = TokenLayout(self.positions[: self.span].expand_as(valid), valid=valid)
+        return (*(a[rows, :, : self.span] for a in self.arrays.values()), layout.cross(keys))
+
+    def row_arrays(self, row: int) -> list[Tensor]:
+        return [self.valid[row], *(array[row] for array in self.arrays.values())]
+
+    def keep(self, rows: slice | Tensor, source: Source, arrays: dict[str, Tensor]) -> None:
+        length, capacity = source.x.shape[1], len(self.positions)
+        if length > capacity:
+            raise ValueError(
+                f"the source has {length} tokens, but the store keeps {capacity}; open it with a larger source"
+            )
+        if length > self.span:
+            self.span = min(1 << (length - 1).bit_length(), capacity)  # powers of two: shapes rarely change
+        valid, spare = source.layout.valid, capacity - length
+        valid = torch.ones_like(source.layout.positions, dtype=torch.bool) if valid is None else valid
+        self.valid[rows] = F.pad(valid, (0, spare))
+        for name, new in arrays.items():
+            new = new.masked_fill(~valid[:, None, :, None], 0)  # attention multiplies masked values too
+            self.arrays[name][rows] = F.pad(new, (0, 0, 0, spare))

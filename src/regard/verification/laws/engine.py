@@ -4,10 +4,13 @@ The difference is the larger of two: how far the logit of the generated token is
 of its log-probability, both by one forward over the whole sequence. A tie broken the other way is no difference.
 """
 
+from functools import partial
+
 import torch
 
 from regard.engine.engine import Engine
 from regard.engine.request import Request, Sampling
+from regard.engine.stores.paged import Paged
 from regard.verification.outcome import Outcome, broken, compared
 from regard.verification.trial import BLOCK, Trial
 
@@ -25,7 +28,8 @@ def greedy(trial: Trial) -> Outcome:
 def preempted(trial: Trial) -> Outcome:
     """Blocks for little more than one sequence: later requests are preempted and recomputed."""
     blocks = -(-min(trial.length, 3 + trial.steps) // BLOCK) + 1
-    engine = Engine(trial.model, rows=3, capacity=trial.length, blocks=blocks, block=BLOCK, chunk=5)
+    store = partial(Paged, blocks=blocks, block=BLOCK)
+    engine = Engine(trial.model, rows=3, capacity=trial.length, store=store, chunk=5)
     requests = run(engine, trial, [1, 2, 3])
     times = engine.metrics()["preemptions"]
     if times == 0:
