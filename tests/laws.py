@@ -109,6 +109,7 @@ MODELS = {
     "learned sinks": decoder(block(Attention(4, 2, sinks=True, position=Rope()))),
     "gate a head": decoder(block(Attention(4, 2, gate="head", position=Rope()))),
     "gate a coordinate": decoder(block(Attention(4, 2, gate="element", position=Rope()))),
+    "tied layers": Decoder(VOCAB, WIDTH, (Repeat((block(GQA), block(GRU())), 2, tied=True), Repeat((block(GQA),)))),
     "latent": decoder(block(LatentAttention(3, 8, 6, 4))),
     "latent, query rank, yarn": decoder(
         block(LatentAttention(3, 8, 6, 4, 5, 10, Rope(100.0, scaling=Yarn(4.0, 16)), bias=True, scale=0.4))

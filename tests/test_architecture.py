@@ -45,7 +45,7 @@ PACKAGES = {  # package: the packages that it may import, beside itself
     "engine": STORED | {"adapt"},
     "server": BASE | {"engine", "text", "lens"},
     "retrieval": STORED | {"engine", "text"},
-    "planning": MODELS,
+    "planning": MODELS | {"adapt"},
     "evals": STORED | {"engine", "text", "data"},
     "report": STORED | {"lens", "planning", "evals", "text", "data"},
     "labs": STORED

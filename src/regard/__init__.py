@@ -47,6 +47,8 @@ _PLACES = {name: module for module, _, name in (place.partition(":") for place i
     "add_lora": "regard.adapt",
     "merge_lora": "regard.adapt",
     "unmerge_lora": "regard.adapt",
+    "adapter_names": "regard.adapt",
+    "set_adapter": "regard.adapt",
     "save_adapter": "regard.adapt",
     "load_adapter": "regard.adapt",
     # generate

@@ -322,6 +322,12 @@ def convert(value: Any, hint: Any, path: str) -> Any:
             return convert(value, options[0], path)
         if any(isinstance(h, type) and type(value) is h for h in options):
             return value
+        for option in options:
+            if typing.get_origin(option) is tuple and isinstance(value, list | tuple):
+                return convert(value, option, path)
+            if typing.get_origin(option) is Literal and value in typing.get_args(option):
+                return value
+        raise SpecError(f"{path}: expected {hint}, found {value!r:.80}")
     elif origin is Literal:
         if value in inner:
             return value

@@ -8,7 +8,9 @@ from regard.models.decoder import Decoder, DecoderModule
 from regard.models.stack import Repeat
 from regard.parts.attention import Attention
 from regard.parts.block import Block, Sublayer
+from regard.parts.experts import Experts
 from regard.parts.feedforward import SwiGLU
+from regard.parts.latent_attention import LatentAttention
 from regard.parts.linear_attention import LinearAttention
 from regard.parts.position.rope import Rope
 
@@ -27,17 +29,31 @@ def make() -> Callable[..., DecoderModule]:
 
 
 @pytest.fixture
+def make_stacked() -> Callable[..., DecoderModule]:
+    def make_stacked(seed: int = 1) -> DecoderModule:
+        """Experts, latent attention with stacked projections per head, and a dense layer of the same names."""
+        routed = Experts(count=4, top_k=2, expert=SwiGLU(24), shared=SwiGLU(8))
+        blocks = (
+            Block((Sublayer(LatentAttention(3, 8, 6, 4)), Sublayer(routed))),
+            Block((Sublayer(Attention(2, position=Rope())), Sublayer(SwiGLU(24)))),
+        )
+        return Decoder(vocab=31, width=16, layers=(Repeat(blocks),)).build(seed).double().eval()
+
+    return make_stacked
+
+
+@pytest.fixture
 def ids() -> Tensor:
     return torch.randint(0, 31, (2, 9), generator=torch.Generator().manual_seed(2))
 
 
 @pytest.fixture
 def stir() -> Callable[[nn.Module], None]:
-    """Random B matrices, so that an adapter does something."""
+    """Draws the B matrices of the active adapter, which are zero at first."""
 
     def stir(model: nn.Module) -> None:
         for name, parameter in model.named_parameters():
-            if "lora_B" in name:
+            if "lora_B" in name and parameter.requires_grad:
                 nn.init.normal_(parameter)
 
     return stir

@@ -1,4 +1,4 @@
-"""What α, the rank, the rates and the draw of A have to do with each other, by Adam's first steps."""
+"""How α, the rank, the learning rates and the initial A depend on each other in the first steps of Adam."""
 
 import pytest
 import torch
@@ -15,24 +15,27 @@ def random(*shape: int, seed: int) -> Tensor:
 
 def adapted(rank: int, alpha: float) -> LoRALinear:
     torch.manual_seed(1)
-    return LoRALinear(nn.Linear(WIDE, WIDE, bias=False).double().requires_grad_(False), LoRA(rank, alpha))
+    layer = LoRALinear(nn.Linear(WIDE, WIDE, bias=False).double().requires_grad_(False))
+    layer.add("default", LoRA(rank, alpha), layer.base.weight)
+    return layer
 
 
 def adam(layer: LoRALinear, rate_a: float = 1e-3, rate_b: float = 1e-3) -> torch.optim.Adam:
-    groups = [{"params": [layer.lora_A.weight], "lr": rate_a}, {"params": [layer.lora_B.weight], "lr": rate_b}]
-    return torch.optim.Adam(groups, eps=1e-40)  # none, but for A's first gradient, which is zero
+    rates = {"A": rate_a, "B": rate_b}
+    groups = [{"params": [layer.matrix(side, "default")], "lr": rate} for side, rate in rates.items()]
+    return torch.optim.Adam(groups, eps=1e-40)  # in effect zero, but A's first gradient is zero and is divided by it
 
 
 def change(layer: LoRALinear) -> Tensor:
-    return layer.scale * layer.lora_B.weight @ layer.lora_A.weight
+    return layer.change("default")
 
 
 @pytest.mark.ledger("lora.alpha")
-def test_a_fixed_alpha_keeps_the_first_step_apart_from_the_rank() -> None:
+def test_with_a_fixed_alpha_the_first_step_does_not_depend_on_the_rank() -> None:
     gradient = random(WIDE, WIDE, seed=0)
 
     def effect(rank: int, alpha: float) -> float:
-        """How far the first step goes along the gradient of the weight."""
+        """The change of the weight along its gradient in the first step."""
         layer = adapted(rank, alpha)
         optimizer = adam(layer)
         (change(layer) * gradient).sum().backward()
@@ -47,12 +50,12 @@ def test_a_fixed_alpha_keeps_the_first_step_apart_from_the_rank() -> None:
 
 @pytest.mark.ledger("lwr.dof")
 @pytest.mark.parametrize(("p", "q"), [(0.3, 5.0), (7.0, 0.11), (2.5, 2.5)])
-def test_of_four_settings_two_are_free(p: float, q: float) -> None:
-    """α/(pq), A drawn p times as wide, its rate times p, B's times q: the same run."""
+def test_four_settings_have_two_degrees_of_freedom(p: float, q: float) -> None:
+    """α/(pq), A and its rate times p, and B's rate times q give the same run."""
     x, y = random(64, WIDE, seed=2), random(64, WIDE, seed=3)
     plain, other = adapted(4, 32.0), adapted(4, 32.0 / (p * q))
     with torch.no_grad():
-        other.lora_A.weight.mul_(p)
+        other.matrix("A", "default").mul_(p)
     optimizers = [adam(plain, 1e-3, 2e-3), adam(other, 1e-3 * p, 2e-3 * q)]
     start = change(plain).detach()
     for _ in range(50):

@@ -35,9 +35,9 @@ def test_goes_round(saved, make, ids):
     other = make().eval()
     names = load_adapter(other, folder)
     assert torch.equal(other(ids), model(ids))
-    assert other.head.lora == LORA and json.loads((folder / CONFIG).read_text())["lora_alpha"] == 6.5
+    assert other.head.loras == {"default": LORA} and json.loads((folder / CONFIG).read_text())["lora_alpha"] == 6.5
     assert {name for name, p in other.named_parameters() if p.requires_grad} == {
-        f"{name}.{side}.weight" for name in names for side in ("lora_A", "lora_B")
+        f"{name}.{side}.default.weight" for name in names for side in ("lora_A", "lora_B")
     }
     assert "base_model.model.stack.blocks.0.sublayers.0.body.q_proj.lora_A.weight" in load_file(folder / TENSORS)
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from regard.adapt.lora import LoRA, adapters, add_lora
-from regard.adapt.peft import save_adapter
+from regard.adapt import LoRA, add_lora, save_adapter
+from regard.adapt.adapters import adapters
 from regard.checkpoint.model_folder import save
 from regard.planning import plan
 from regard.planning.groups import lora_groups
@@ -17,10 +17,10 @@ from regard.planning.training import (
     BITS_PER_PARAMETER,
     FEEDFORWARD,
     activation_bytes,
+    adapted_shapes,
     adapter_parameters,
     episode_bits,
     full_training_bytes,
-    linear_shapes,
     lora_parameters,
     lora_training_bytes,
     saved_bytes,
@@ -70,7 +70,7 @@ def test_training_of_adapters_holds_the_planned_bytes(targets):
     model = spec.build(seed=0)
     base = plan(spec).parameters
     add_lora(model, LoRA(rank=4, targets=targets), seed=0)
-    count = sum(p.numel() for m in adapters(model).values() for p in (m.lora_A.weight, m.lora_B.weight))
+    count = sum(layer.matrix(side, "default").numel() for layer in adapters(model).values() for side in ("A", "B"))
     assert count == lora_parameters(spec, 4, targets)
     planned = lora_training_bytes(base, count, "float32")
     found = training_bytes(model)
@@ -104,8 +104,8 @@ def test_adapter_of_a_square_layer_of_2048():
 
 @pytest.mark.ledger("lora.8b", "lora.8b.naive", "lora.ratio", "calc.lora")
 def test_rank_16_on_queries_and_values_of_8b():
-    shapes = linear_shapes(EIGHT, ("q_proj", "v_proj"))
-    assert len(shapes) == 64 and set(shapes.values()) == {(4096, 4096), (4096, 1024)}
+    shapes = adapted_shapes(EIGHT, ("q_proj", "v_proj"))
+    assert len(shapes) == 64 and set(shapes.values()) == {(4096, 4096), (1024, 4096)}
     assert adapter_parameters(16, 4096, 4096) == 131_072 and adapter_parameters(16, 4096, 1024) == 81_920
     assert lora_parameters(EIGHT, 16) == 6_815_744
     numbers = lora_groups(EIGHT, plan(EIGHT).parameters, 16, ("q_proj", "v_proj"))
@@ -130,7 +130,7 @@ def test_counts_of_lora_without_regret():
 
 def test_an_unknown_target_is_refused():
     with pytest.raises(ValueError, match="no linear layer is named 'q_pro'; did you mean 'q_proj'"):
-        linear_shapes(EIGHT, ("q_pro",))
+        adapted_shapes(EIGHT, ("q_pro",))
 
 
 @pytest.mark.ledger("calc.train")

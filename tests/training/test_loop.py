@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from regard.adapt.lora import LoRA, add_lora
+from regard.adapt import LoRA, add_lora
 from regard.checkpoint import CheckpointError, load
 from regard.objectives.next_token import next_token
 from regard.training.progress import Listener

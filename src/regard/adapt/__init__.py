@@ -1,16 +1,20 @@
-"""Changing a built model: replacing modules; adding, merging, saving and loading LoRA adapters."""
+"""Changing a built model: replacing modules; adding, activating, merging, saving and loading LoRA adapters."""
 
-from regard.adapt.lora import AdapterError, LoRA, add_lora, merge_lora, unmerge_lora
+from regard.adapt.adapters import adapter_names, add_lora, merge_lora, set_adapter, unmerge_lora
+from regard.adapt.lora import LoRA
 from regard.adapt.peft import load_adapter, save_adapter
 from regard.adapt.replace_modules import replace_modules
+from regard.adapt.targets import AdapterError
 
 __all__ = [
     "AdapterError",
     "LoRA",
+    "adapter_names",
     "add_lora",
     "load_adapter",
     "merge_lora",
     "replace_modules",
     "save_adapter",
+    "set_adapter",
     "unmerge_lora",
 ]

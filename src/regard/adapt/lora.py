@@ -1,30 +1,31 @@
-"""LoRA: a linear layer is adapted by a low-rank product of two matrices, and only these are trained.
+"""LoRA: a weight is adapted by a low-rank product of two matrices, and only these are trained.
 
     y = W x + (α / r) B A x          A (r, in) random, B (out, r) zero, so training starts from W
 
-Hu et al. 2021. Merging computes W + (α / r) B A once; the merged model is as fast as the original.
+Hu et al. 2021. Experts have one pair A, B per expert, and stacked projections one per head. A layer can have adapters
+of several names, of which at most one is active. adapters.py adds, activates and merges them in a model.
 """
 
-import math
+from copy import deepcopy
 from dataclasses import dataclass
+from functools import partial
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard.adapt.replace_modules import replace_modules
-from regard.spec import Spec, nearest, require
+from regard.parts.experts import GroupedLinear
+from regard.spec import Spec, require
 
-
-class AdapterError(ValueError):
-    """An adapter that does not fit the model."""
+Targets = tuple[str, ...] | Literal["all-linear"]
 
 
 @dataclass(frozen=True)
 class LoRA(Spec):
     rank: int = 8
     alpha: float = 16.0
-    targets: tuple[str, ...] = ("q_proj", "v_proj")  # names of linear layers, or their last parts between dots
+    targets: Targets = ("q_proj", "v_proj")  # names of layers, or their last components; "all-linear": all but the head
     dropout: float = 0.0
 
     def check(self) -> None:
@@ -33,111 +34,85 @@ class LoRA(Spec):
         require(len(self.targets) > 0, "lora: targets is empty; name some linear layers, such as 'q_proj'")
         require(0 <= self.dropout < 1, f"lora: dropout={self.dropout} must be in [0, 1)")
 
+    @property
+    def scale(self) -> float:
+        return self.alpha / self.rank
 
-class LoRALinear(nn.Module):
-    """A linear layer `base` and its adapter."""
 
-    def __init__(self, base: nn.Linear, lora: LoRA):
+class LoRALayer(nn.Module):
+    """The adapters of one weight, by name; `active` is the one that is used, None for none."""
+
+    def __init__(self) -> None:
         super().__init__()
-        self.base, self.lora = base, lora
-        place = {"device": base.weight.device, "dtype": base.weight.dtype}
-        self.lora_A = nn.Linear(base.in_features, lora.rank, bias=False, **place)
-        self.lora_B = nn.Linear(lora.rank, base.out_features, bias=False, **place)
-        self.scale = lora.alpha / lora.rank
-        nn.init.kaiming_uniform_(self.lora_A.weight, a=math.sqrt(5))
-        nn.init.zeros_(self.lora_B.weight)
+        self.lora_A, self.lora_B = nn.ModuleDict(), nn.ModuleDict()
+        self.loras: dict[str, LoRA] = {}
+        self.active: str | None = None
 
-    def forward(self, x: Tensor) -> Tensor:
-        dropped = F.dropout(x, self.lora.dropout, self.training)
-        return self.base(x) + self.scale * self.lora_B(self.lora_A(dropped))
+    def add(self, name: str, lora: LoRA, weight: Tensor) -> None:
+        """Add an adapter of this weight and make it active."""
+        outputs, inputs = weight.shape[-2:]
+        linear = nn.Linear if weight.ndim == 2 else partial(GroupedLinear, len(weight))
+        with torch.device(weight.device):
+            self.lora_A[name] = linear(inputs, lora.rank, bias=False).to(weight.dtype)
+            self.lora_B[name] = linear(lora.rank, outputs, bias=False).to(weight.dtype)
+        nn.init.uniform_(self.matrix("A", name), -(inputs**-0.5), inputs**-0.5)  # as nn.Linear
+        nn.init.zeros_(self.matrix("B", name))
+        self.loras[name], self.active = lora, name
+
+    def matrix(self, side: str, name: str) -> nn.Parameter:
+        """A (…, r, in) or B (…, out, r) of an adapter."""
+        matrix = getattr(self, f"lora_{side}")[name].weight
+        assert isinstance(matrix, nn.Parameter)
+        return matrix
+
+    def change(self, name: str, dtype: torch.dtype | None = None) -> Tensor:
+        """(α / r) B A"""
+        a, b = (self.matrix(side, name).to(dtype) for side in ("A", "B"))
+        return self.loras[name].scale * (b @ a)  # (…, out, in)
 
     @torch.no_grad()
-    def merged(self) -> nn.Linear:
-        """One linear layer with the same output."""
-        base = self.base.weight
-        wide = torch.promote_types(base.dtype, torch.float32)  # half precision would round the small addend away
-        change = self.scale * (self.lora_B.weight.to(wide) @ self.lora_A.weight.to(wide))  # (out, in)
-        linear = nn.Linear(self.base.in_features, self.base.out_features, device="meta")
-        linear.weight = nn.Parameter((base.to(wide) + change).to(base.dtype), requires_grad=base.requires_grad)
-        linear.bias = self.base.bias
-        return linear
+    def merged_weight(self, weight: Tensor, name: str) -> nn.Parameter:
+        wide = torch.promote_types(weight.dtype, torch.float32)  # half precision would round the small addend away
+        merged = (weight.to(wide) + self.change(name, wide)).to(weight.dtype)
+        return nn.Parameter(merged, requires_grad=weight.requires_grad)
 
 
-def add_lora(model: nn.Module, lora: LoRA, seed: int | None = None) -> list[str]:
-    """Add adapters to the targets and freeze all other parameters; returns the names of the adapted layers."""
-    chosen = targeted(model, lora.targets)
-    model.requires_grad_(False)
-    with torch.random.fork_rng(devices=[], enabled=seed is not None):
-        if seed is not None:
-            torch.manual_seed(seed)
-        return replace_modules(model, lambda name, _: name in chosen, lambda name, _: LoRALinear(chosen[name], lora))
+class LoRALinear(LoRALayer):
+    """A linear layer `base`, or one per expert, and its adapters."""
+
+    def __init__(self, base: nn.Linear | GroupedLinear):
+        super().__init__()
+        self.base = base
+
+    def forward(self, x: Tensor, *ends: Tensor) -> Tensor:
+        y = self.base(x, *ends)
+        if self.active is None or self.active not in self.loras:
+            return y
+        lora, down, up = self.loras[self.active], self.lora_A[self.active], self.lora_B[self.active]
+        return y + lora.scale * up(down(F.dropout(x, lora.dropout, self.training), *ends), *ends)
+
+    def merged(self, name: str) -> nn.Module:
+        """One layer with the same output; the base itself if it does not have the adapter."""
+        if name not in self.loras:
+            return self.base
+        merged = deepcopy(self.base, {id(parameter): parameter for parameter in self.base.parameters()})
+        merged.weight = self.merged_weight(self.base.weight, name)
+        return merged
 
 
-def targeted(model: nn.Module, targets: tuple[str, ...]) -> dict[str, nn.Linear]:
-    """The linear layers whose names end in a target; AdapterError for a target that matches none, or another module."""
-    if adapters(model):
-        raise AdapterError("this model already has LoRA adapters; merge them first, or load the model without them")
-    modules = dict(model.named_modules())
-    ends = {name.rpartition(".")[2] for name in linear_names(modules)}
-    chosen = {}
-    for target in targets:
-        found = {name: module for name, module in modules.items() if ends_in(name, target)}
-        if not found:
-            hint = nearest(target, ends) if ends else "the model has no linear layer at all"
-            raise AdapterError(f"lora: no layer is named {target!r}; {hint}")
-        for name, module in found.items():
-            if not isinstance(module, nn.Linear):
-                raise AdapterError(f"lora: {name} is not a linear layer; choose among {', '.join(sorted(ends))}")
-        chosen |= found
-    unused = training_only(model)
-    used = {name.rpartition(".")[2] for name in linear_names(modules) if not name.startswith(unused)}
-    if all(name.startswith(unused) for name in chosen):
-        raise AdapterError(
-            f"lora: targets {', '.join(targets)} match only layers that run in training alone ({next(iter(chosen))}), "
-            f"so adapters there would not change the model's output; choose among {', '.join(sorted(used))}"
-        )
-    return chosen
+class LoRAWeight(LoRALayer):
+    """The adapters of a stacked parameter, as its parametrization: reading the parameter returns W + (α / r) B A."""
 
+    original: nn.Parameter  # while merged
 
-def linear_names(modules: dict[str, nn.Module]) -> list[str]:
-    return [name for name, module in modules.items() if isinstance(module, nn.Linear)]
+    def forward(self, weight: Tensor) -> Tensor:
+        if self.active is None or self.active not in self.loras:
+            return weight
+        return weight + self.change(self.active)
 
+    def keep_original(self, weight: nn.Parameter) -> None:
+        """Remember the parameter while it is merged, without making it a parameter of the adapter."""
+        object.__setattr__(self, "original", weight)
 
-def training_only(model: nn.Module) -> tuple[str, ...]:
-    """Prefixes of the layers that a forward without a loss does not run: modules list them in `training_only`."""
-    return tuple(
-        f"{path}.{child}" if path else child
-        for path, module in model.named_modules()
-        for child in getattr(module, "training_only", ())
-    )
-
-
-def ends_in(name: str, target: str) -> bool:
-    return name == target or name.endswith(f".{target}")
-
-
-def adapters(model: nn.Module) -> dict[str, LoRALinear]:
-    return {name: module for name, module in model.named_modules() if isinstance(module, LoRALinear)}
-
-
-def merge_lora(model: nn.Module) -> dict[str, LoRALinear]:
-    """Replace adapted layers by merged linear layers; returns the adapted ones, for `unmerge_lora`."""
-    found = adapters(model)
-    if not found:
-        raise AdapterError("this model has no LoRA adapters to merge; add or load some first")
-    owners: dict[int, list[str]] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        owners.setdefault(id(parameter), []).append(name)
-    for name, module in found.items():
-        if len(tied := owners[id(module.base.weight)]) > 1:
-            raise AdapterError(
-                f"{name} cannot be merged: its weight is tied ({' = '.join(tied)}) and the adapter is not; "
-                "build the model with tied=False, or leave this layer out of the targets"
-            )
-    replace_modules(model, lambda name, _: name in found, lambda name, _: found[name].merged())
-    return found
-
-
-def unmerge_lora(model: nn.Module, merged: dict[str, LoRALinear]) -> None:
-    """Restore the adapted layers that `merge_lora` returned; their weights were not changed, so this is exact."""
-    replace_modules(model, lambda name, _: name in merged, lambda name, _: merged[name])
+    def merged(self, name: str) -> nn.Parameter:
+        return self.merged_weight(self.original, name) if name in self.loras else self.original

@@ -1,8 +1,12 @@
-"""Adapters as files, in the layout of the PEFT library: `adapter_config.json` and `adapter_model.safetensors`.
+"""Adapters as files, in the format of the PEFT library: `adapter_config.json` and `adapter_model.safetensors`.
 
-Tensors are named `base_model.model.<path>.lora_A.weight`. The path is ours, unless `names` gives another model's path
-for ours: an adapter trained here then loads there. Everything is checked before the model is touched, and what this
-code would have to ignore (DoRA, rank patterns, saved biases …) is refused by name.
+    linear layer (out, in)              <path>.lora_A.weight (r, in), <path>.lora_B.weight (out, r)
+    stacked weight (n, out, in)         <path>.lora_A.weight (n·r, in), <path>.lora_B.weight (out, r·n)
+
+All names start with `base_model.model.`. Stacked weights (experts, projections per head) are `target_parameters` in the
+config. Paths are ours, unless `names` maps them to those of another model, which can then load the adapter. Everything
+is checked before the model is changed, and options that are not supported (DoRA, rank patterns, saved biases …) are
+refused by name.
 """
 
 import json
@@ -16,77 +20,159 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import nn
 
-from regard.adapt.lora import AdapterError, LoRA, adapters, add_lora, ends_in, targeted
+from regard.adapt.adapters import DEFAULT, adapters, add_to, check_new_adapter, resolve_adapter
+from regard.adapt.lora import LoRA, Targets
+from regard.adapt.targets import AdaptableWeight, AdapterError, adaptable_weights, ends_in, targeted
 from regard.spec import SpecError
 
 CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
 MAX_CONFIG = 1 << 20  # bytes; a real one has about a thousand
-READ = {"peft_type", "r", "lora_alpha", "lora_dropout", "target_modules"}
-HARMLESS = {  # may say anything: they do not change what the adapter computes
+READ = {"peft_type", "r", "lora_alpha", "lora_dropout", "target_modules", "target_parameters"}
+HARMLESS = {  # of any value: they do not change the adapter's output
     "auto_mapping", "base_model_name_or_path", "inference_mode", "megatron_core", "peft_version", "qalora_group_size",
     "revision", "runtime_config", "task_type",
 }  # fmt: skip
-PLAIN = {"bias": ("none",), "init_lora_weights": (True, False, "gaussian")}  # other ways to begin change base weights
+PLAIN = {"bias": ("none",), "init_lora_weights": (True, False, "gaussian")}  # other initializations change base weights
 
 
 def same(path: str) -> str:
     return path
 
 
-def save_adapter(model: nn.Module, folder: Path | str, names: Callable[[str], str] = same) -> None:
-    """Write the model's adapters; the model itself is not in the files."""
-    found = adapters(model)
-    if not found:
-        raise AdapterError("this model has no LoRA adapters to save; add some first")
-    lora = next(iter(found.values())).lora
+def save_adapter(
+    model: nn.Module, folder: Path | str, names: Callable[[str], str] = same, name: str | None = None
+) -> None:
+    """Write one adapter, by default the active one; the model itself is not in the files."""
+    name = resolve_adapter(model, name, "save")
+    weights = adapted_weights(model, name)
+    lora = next(layer.loras[name] for layer in adapters(model).values() if name in layer.loras)
+    linears = [names(path) for path, weight in weights.items() if not weight.stacked]
+    stacked = [parameter_path(path, weight) for path, weight in weights.items() if weight.stacked]
+    if stacked and names is not same:
+        raise AdapterError(f"{stacked[0]} is a stacked weight, which has no path in another model; save without names")
     config = {
         "peft_type": "LORA",
         "r": lora.rank,
         "lora_alpha": lora.alpha,
         "lora_dropout": lora.dropout,
-        "target_modules": list(lora.targets) if names is same else [names(path) for path in found],
+        "target_modules": linears if stacked or names is not same or isinstance(lora.targets, str) else [*lora.targets],
+        "target_parameters": stacked or None,
         "bias": "none",
         "base_model_name_or_path": None,
         "inference_mode": True,
         "task_type": "CAUSAL_LM",
     }
-    tensors = {
-        key(names(path), side): getattr(module, side).weight.detach().contiguous()
-        for path, module in found.items()
-        for side in ("lora_A", "lora_B")
-    }
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    save_file(tensors, folder / TENSORS, metadata={"format": "pt"})
+    save_file(adapter_tensors(model, name, names), folder / TENSORS, metadata={"format": "pt"})
     (folder / CONFIG).write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
 
-def load_adapter(model: nn.Module, folder: Path | str, names: Callable[[str], str] = same) -> list[str]:
-    """Add the folder's adapters to a plain model, all else frozen; -> the names of the adapted layers."""
+def load_adapter(
+    model: nn.Module, folder: Path | str, names: Callable[[str], str] = same, name: str = DEFAULT
+) -> list[str]:
+    """Add the folder's adapter to the model and make it active; returns the names of the adapted layers."""
     folder = Path(folder)
     lora = read_config(folder / CONFIG)
     if names is not same:
         lora = replace(lora, targets=translate(model, lora.targets, names))
-    linears = targeted(model, lora.targets)
-    shapes = {}
-    for path, linear in linears.items():
-        shapes[key(names(path), "lora_A")] = [lora.rank, linear.in_features]
-        shapes[key(names(path), "lora_B")] = [linear.out_features, lora.rank]
-    tensors = read_tensors(folder / TENSORS, shapes)
-    added = add_lora(model, lora)
-    for path, module in adapters(model).items():
-        for side in ("lora_A", "lora_B"):
-            with torch.no_grad():
-                getattr(module, side).weight.copy_(tensors[key(names(path), side)])
+    weights = targeted(model, lora.targets)
+    check_new_adapter(model, weights, lora, name)
+    tensors = read_tensors(folder / TENSORS, stored_shapes(weights, lora.rank, names))
+    added = add_to(model, weights, lora, name=name)
+    copy_tensors(model, name, tensors, names)
     return added
 
 
-def translate(model: nn.Module, targets: tuple[str, ...], names: Callable[[str], str]) -> tuple[str, ...]:
-    """Our paths of the layers that the targets mean among the other model's paths."""
-    linears = [path for path, module in model.named_modules() if isinstance(module, nn.Linear)]
+def restore_adapter(model: nn.Module, folder: Path) -> None:
+    """Copy the tensors of a folder into the model's active adapter, which must have the same layers and rank."""
+    name = resolve_adapter(model, None, "restore")
+    lora = next(layer.loras[name] for layer in adapters(model).values() if name in layer.loras)
+    tensors = read_tensors(folder / TENSORS, stored_shapes(adapted_weights(model, name), lora.rank, same))
+    copy_tensors(model, name, tensors, same)
+
+
+def adapted_weights(model: nn.Module, name: str) -> dict[str, AdaptableWeight]:
+    """The weights that have this adapter."""
+    layers = adapters(model)
+    weights = adaptable_weights(model)
+    return {path: weights[path] for path, layer in layers.items() if name in layer.loras}
+
+
+def adapter_tensors(model: nn.Module, name: str, names: Callable[[str], str]) -> dict[str, torch.Tensor]:
+    """The matrices of an adapter in PEFT's names and shapes."""
+    paths = stored_paths(adapted_weights(model, name), names)
+    tensors = {}
+    for path, layer in adapters(model).items():
+        if name in layer.loras:
+            a, b = (layer.matrix(side, name).detach() for side in ("A", "B"))
+            if a.ndim == 3:
+                a, b = a.flatten(0, 1), b.permute(1, 2, 0).flatten(1)  # (n·r, in), (out, r·n)
+            tensors |= {key(paths[path], "lora_A"): a.contiguous(), key(paths[path], "lora_B"): b.contiguous()}
+    return tensors
+
+
+@torch.no_grad()
+def copy_tensors(model: nn.Module, name: str, tensors: Mapping[str, torch.Tensor], names: Callable[[str], str]) -> None:
+    paths = stored_paths(adapted_weights(model, name), names)
+    for path, layer in adapters(model).items():
+        if name in layer.loras:
+            a, b = (tensors[key(paths[path], side)] for side in ("lora_A", "lora_B"))
+            own_a, own_b = layer.matrix("A", name), layer.matrix("B", name)
+            if own_a.ndim == 3:
+                a, b = a.unflatten(0, own_a.shape[:2]), b.unflatten(1, (own_b.shape[2], -1)).permute(2, 0, 1)
+            own_a.copy_(a)
+            own_b.copy_(b)
+
+
+def stored_shapes(
+    weights: Mapping[str, AdaptableWeight], rank: int, names: Callable[[str], str]
+) -> dict[str, list[int]]:
+    """The shapes of an adapter's tensors by their names in the file."""
+    shapes = {}
+    for path, stored in stored_paths(weights, names).items():
+        *stack, outputs, inputs = weights[path].weight.shape
+        rows = rank * (stack[0] if stack else 1)
+        shapes |= {key(stored, "lora_A"): [rows, inputs], key(stored, "lora_B"): [outputs, rows]}
+    return shapes
+
+
+def stored_paths(weights: Mapping[str, AdaptableWeight], names: Callable[[str], str]) -> dict[str, str]:
+    """The path of each weight in the file.
+
+    PEFT wraps the module of a targeted parameter, once per parameter, and the paths of everything inside it get one
+    `base_layer` per wrapper. The last parameter of a module is in its outermost wrapper.
+    """
+    wrapped: dict[str, list[str]] = {}  # module: its targeted parameters
+    for path, weight in weights.items():
+        if weight.parameter:
+            wrapped.setdefault(path.rpartition(".")[0], []).append(weight.parameter)
+    paths = {}
+    for path, weight in weights.items():
+        owner = path.rpartition(".")[0]
+        if weight.parameter:
+            parameters = wrapped[owner]
+            paths[path] = owner + ".base_layer" * (len(parameters) - 1 - parameters.index(weight.parameter))
+            continue
+        inside = next((module for module in wrapped if path.startswith(f"{module}.")), None)
+        wrappers = ".base_layer" * len(wrapped[inside]) if inside else ""
+        paths[path] = names(f"{inside}{wrappers}{path.removeprefix(inside)}" if inside else path)
+    return paths
+
+
+def parameter_path(path: str, weight: AdaptableWeight) -> str:
+    """The path of a stacked weight as a parameter of the model."""
+    return path if weight.parameter else f"{path}.weight"
+
+
+def translate(model: nn.Module, targets: Targets, names: Callable[[str], str]) -> tuple[str, ...]:
+    """Our paths of the layers whose paths in the other model end in a target."""
+    linears = [path for path, weight in adaptable_weights(model).items() if not weight.stacked]
+    if isinstance(targets, str):
+        raise AdapterError(f"target_modules={targets!r} cannot be mapped to another model's paths; list the modules")
     chosen = tuple(path for path in linears if any(ends_in(names(path), target) for target in targets))
     if not chosen:
-        raise AdapterError(f"none of the adapter's targets {', '.join(targets)} is a layer of this model")
+        raise AdapterError(f"none of the adapter's targets {', '.join(targets)} is a linear layer of this model")
     return chosen
 
 
@@ -106,11 +192,20 @@ def read_config(path: Path) -> LoRA:
     for name, value in config.items():
         if not supported(name, value):
             raise AdapterError(f"{path}: {name}={value!r:.80} is not supported; only plain LoRA is")
-    rank, alpha, targets = (config.get(name) for name in ("r", "lora_alpha", "target_modules"))
+    targets: Any = config.get("target_modules")
+    if (parameters := config.get("target_parameters")) is not None:
+        targets = joined(targets, parameters)
     try:
-        return LoRA(rank, alpha, targets, config.get("lora_dropout", 0.0))
+        return LoRA(config.get("r"), config.get("lora_alpha"), targets, config.get("lora_dropout", 0.0))
     except SpecError as error:
         raise AdapterError(f"{path}: {error}") from error
+
+
+def joined(modules: Any, parameters: Any) -> Any:
+    """The targets of both kinds, of which LoRA checks the types; the parameter of a linear layer is called weight."""
+    if not isinstance(modules, list | None) or not isinstance(parameters, list):
+        return modules if isinstance(parameters, list) else parameters
+    return [*(modules or []), *(name.removesuffix(".weight") if isinstance(name, str) else name for name in parameters)]
 
 
 def supported(name: str, value: Any) -> bool:
@@ -118,13 +213,13 @@ def supported(name: str, value: Any) -> bool:
 
 
 def read_tensors(path: Path, shapes: Mapping[str, list[int]]) -> dict[str, torch.Tensor]:
-    """Exactly the tensors expected, in exactly these shapes; sizes are compared before anything is read."""
+    """The tensors of a file, which must have exactly these names and shapes; they are compared before reading."""
     try:
         with safe_open(path, framework="pt") as file:
             found = set(file.keys())
             if found != set(shapes):
                 missing, extra = sorted(set(shapes) - found), sorted(found - set(shapes))
-                raise AdapterError(f"{path} does not fit: missing {missing[:3]}, not expected {extra[:3]}")
+                raise AdapterError(f"{path} does not fit the model: missing {missing[:3]}, not expected {extra[:3]}")
             for name, shape in shapes.items():
                 if (has := file.get_slice(name).get_shape()) != shape:
                     raise AdapterError(f"{path}: {name} is {has}, this model and config need {shape}")

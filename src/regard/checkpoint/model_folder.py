@@ -76,12 +76,30 @@ def write_model(
     """Write the files of our own format into an existing folder."""
     spec = model.spec
     assert isinstance(spec, Model), f"a model keeps its spec; found {spec!r:.80}"
-    unexpected = sorted(unique_parameters(model).keys() ^ unique_parameters(build_on_meta(spec)).keys())
-    if unexpected:
-        raise CheckpointError(f"{unexpected[0]} does not match the spec; merge adapters before saving the model")
+    check_matches_spec(model, spec)
     source = {} if source_family is None else {"source_family": source_family}
     config = {"model_type": MODEL_TYPE, **source, "spec": spec.to_dict()}
     write_files(folder, config, unique_parameters(model), tokenizer)
+
+
+def check_matches_spec(model: nn.Module, spec: Model) -> None:
+    """Raise CheckpointError if loading the spec would not create the parameters of the model."""
+    own, expected = unique_parameters(model).keys(), unique_parameters(build_on_meta(spec)).keys()
+    if own == expected:
+        return
+    tied = dict(tied_names(model))
+    if by_hand := [name for name in expected if name in tied]:
+        raise CheckpointError(
+            f"{by_hand[0]} is tied to {tied[by_hand[0]]}, but in the spec it has its own weights; tie layers in the "
+            "spec with Repeat(blocks, times, tied=True), or copy the tied module before saving"
+        )
+    if any("lora_" in name for name in own):
+        raise CheckpointError(
+            f"{min(own - expected)} is part of an adapter; save it with save_adapter, or use merge_lora before saving"
+        )
+    name = min(own ^ expected)
+    owner = "model" if name in own else "spec"
+    raise CheckpointError(f"{name} is in the {owner} only; build the model from its spec and copy the weights")
 
 
 def export(

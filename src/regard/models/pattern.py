@@ -54,6 +54,10 @@ def retile(spec: ModelSpec, pattern: str) -> ModelSpec:
     """The same model and depth with this pattern, applied to its first block with attention."""
     layers: tuple[Repeat, ...] = getattr(spec, "layers", ())
     require(len(layers) > 0, f"{spec.kind} has no layers of its own; write patterns into its stacks")
+    require(
+        not any(run.tied for run in layers),
+        f"{spec.kind}: its layers share weights (tied=True), and a pattern gives each layer its own; set tied=False",
+    )
     blocks = [block for run in layers for block in run.blocks]
     base = next((block for block in blocks if any("mask" in hints(type(s.body)) for s in block.sublayers)), blocks[0])
     depth = sum(run.times * len(run.blocks) for run in layers)

@@ -1,6 +1,11 @@
-"""A stack of blocks, written as runs: `Repeat((window, window, full), times=4)` is twelve layers."""
+"""A stack of blocks, written as runs: `Repeat((window, window, full), times=4)` is twelve layers.
 
-from collections.abc import Iterator
+A tied run has the same weights in every repetition (Dehghani et al. 2019, Universal Transformer; Lan et al. 2020,
+ALBERT). Its layers are separate modules that share their parameters, so each has its own state and its own hooks, and a
+parameter is saved, counted and trained once, under its name in the first repetition.
+"""
+
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
 from typing import Any, TypeVar
 
@@ -24,9 +29,10 @@ AnySpec = TypeVar("AnySpec", bound=Spec)
 class Repeat(Spec):
     blocks: tuple[Block, ...]
     times: int = 1
+    tied: bool = False  # the same weights in every repetition
 
     def check(self) -> None:
-        require(len(self.blocks) > 0, "repeat: blocks is empty; give at least one Block")
+        require(len(self.blocks) > 0, "repeat: blocks is empty; add at least one Block")
         require(self.times > 0, f"repeat: times={self.times} must be positive")
 
 
@@ -87,15 +93,20 @@ def stacks_of(spec: Spec) -> Iterator[tuple[tuple[Repeat, ...], int]]:
             yield from stacks_of(value)
 
 
-def without_repeats(spec: AnySpec) -> AnySpec:
-    """The same model with every run of layers once."""
+def replace_runs(spec: AnySpec, change: Callable[[Repeat], Repeat]) -> AnySpec:
+    """The same model with every run of layers replaced by `change(run)`."""
     values = field_values(spec)
     changed: dict[str, Any] = {
-        name: without_repeats(value) for name, value in values.items() if isinstance(value, Spec)
+        name: replace_runs(value, change) for name, value in values.items() if isinstance(value, Spec)
     }
     if "layers" in values:
-        changed["layers"] = tuple(replace(run, times=1) for run in values["layers"])
+        changed["layers"] = tuple(change(run) for run in values["layers"])
     return replace(spec, **changed)
+
+
+def without_repeats(spec: AnySpec) -> AnySpec:
+    """The same model with every run of layers once."""
+    return replace_runs(spec, lambda run: replace(run, times=1))
 
 
 def field_values(spec: Spec) -> dict[str, Any]:
@@ -106,7 +117,7 @@ class Stack(nn.Module):
     def __init__(self, layers: tuple[Repeat, ...], width: int):
         super().__init__()
         self.input = Tap()
-        self.blocks = nn.ModuleList(block.build(width) for block in unroll(layers))
+        self.blocks = nn.ModuleList(block for run in layers for block in build_run(run, width))
         tie_shared_blocks(self.blocks)
 
     def forward(self, x: Tensor, layout: TokenLayout, states: States | None = None) -> tuple[Tensor, Losses]:
@@ -116,6 +127,25 @@ class Stack(nn.Module):
             x, losses = block(x, layout, state)
             total = add(total, losses)
         return x, total
+
+
+def build_run(run: Repeat, width: int) -> Iterator[nn.Module]:
+    """The blocks of a run in order of depth."""
+    first = [block.build(width) for block in run.blocks]
+    yield from first
+    for _ in range(run.times - 1):
+        for block, original in zip(run.blocks, first, strict=True):
+            repeated = block.build(width)
+            if run.tied:
+                share_all_parameters(repeated, original)
+            yield repeated
+
+
+def share_all_parameters(module: nn.Module, original: nn.Module) -> None:
+    """Let the module use the parameters of another module of the same structure."""
+    for name, parameter in original.named_parameters(remove_duplicate=False):
+        owner, _, last = name.rpartition(".")
+        setattr(module.get_submodule(owner), last, parameter)
 
 
 def check_shared_bias(position: Position, layers: tuple[Repeat, ...], ahead: tuple[Block, ...] = ()) -> None:

@@ -103,6 +103,7 @@ class LatentAttention(Body):
 
 class LatentAttentionModule(nn.Module):
     attention_taps: tuple[str, ...] = ("q", "k")
+    adaptable_parameters = ("k_up", "v_up")
     reads_source = False
 
     def __init__(self, width: int, spec: LatentAttention):

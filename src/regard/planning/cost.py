@@ -13,7 +13,7 @@ out the products of queries with keys and values, those of `ahead` blocks, and f
 """
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,7 @@ from torch import nn
 from regard.models.base import Model
 from regard.models.decoder import Decoder
 from regard.models.encoder import Encoder
+from regard.models.stack import replace_runs
 from regard.parts.state import Declared, FixedSize, PerSource, PerToken, declarations
 from regard.planning.flops import ahead_flops, flops_by_part
 from regard.planning.groups import groups, table
@@ -124,12 +125,17 @@ class Plan:
 
     @property
     def weights_read(self) -> int:
-        """Bytes of the weights that a decoding step reads: of an untied embedding, one row per sequence."""
+        """Bytes of the weights that a decoding step reads: of an untied embedding, one row per sequence.
+
+        Weights that layers share (`Repeat.tied`) are read once per layer.
+        """
         decoder = self.decoder
         if decoder is None:
             return 0
         others = [f"{name} " for name, stack in stacks(self.spec).items() if stack is not decoder]
-        parts = {part: number for part, number in self.count.parts.items() if not part.startswith((*others, "ahead"))}
+        untied = replace_runs(self.spec, lambda run: replace(run, tied=False))
+        count = self.count if untied == self.spec else count_parameters(untied)
+        parts = {part: number for part, number in count.parts.items() if not part.startswith((*others, "ahead"))}
         table = 0 if decoder.tied else max(0, decoder.vocab - self.batch) * decoder.table_dim
         inactive = sum(body.inactive_params(decoder.width, self.batch) for body in bodies(decoder))
         return format_of(self.weights).bytes(sum(parts.values()) - inactive - table)

@@ -32,9 +32,9 @@ from regard.planning.scaling import BESIROGLU, flops_6nd
 from regard.planning.speed import best_drafts, device_of, expected_tokens, speedup
 from regard.planning.training import (
     BITS_PER_PARAMETER,
-    adapter_parameters,
+    adapted_shapes,
     full_training_bytes,
-    linear_shapes,
+    lora_parameters,
     lora_training_bytes,
 )
 
@@ -138,12 +138,11 @@ def training_run_groups(plan: "Plan", tokens: float) -> Groups:
 
 def lora_groups(spec: Model, parameters: int, rank: int, targets: tuple[str, ...]) -> Groups:
     """The size of an adapter, and the memory of training it or all parameters."""
-    shapes = linear_shapes(spec, targets)
-    adapters = sum(adapter_parameters(rank, *shape) for shape in shapes.values())
+    adapters = lora_parameters(spec, rank, targets)
     return {
         "lora": {
             "rank": rank,
-            "layers": len(shapes),
+            "layers": len(adapted_shapes(spec, targets)),
             "parameters": adapters,
             "times_smaller": parameters / adapters,
             "capacity_bits": BITS_PER_PARAMETER * adapters,

@@ -45,6 +45,18 @@ def all_bodies(spec: Model) -> list[tuple[Body, int]]:
     return [(body, stack.width) for stack in stacks(spec).values() for body in bodies(stack)]
 
 
+def inactive_parameters(stack: Decoder | Encoder, tokens: int = 1) -> int:
+    """Parameters of experts that `tokens` tokens do not use; each repetition of tied layers routes anew."""
+    return sum(
+        sublayer.body.inactive_params(stack.width, tokens * run.times)
+        if run.tied
+        else run.times * sublayer.body.inactive_params(stack.width, tokens)
+        for run in stack.layers
+        for block in run.blocks
+        for sublayer in block.sublayers
+    )
+
+
 @dataclass(frozen=True)
 class Parameters:
     parts: dict[str, int]
@@ -83,7 +95,7 @@ def count_parameters(spec: Model) -> Parameters:
     for child, module in model.named_children():
         count(child, module.parameters())
     count("rest", model.parameters())
-    inactive = sum(body.inactive_params(width) for body, width in all_bodies(spec)) + counts["ahead"]
+    inactive = sum(inactive_parameters(stack) for stack in stacks(spec).values()) + counts["ahead"]
     return Parameters({part: number for part, number in counts.items() if number}, inactive)
 
 

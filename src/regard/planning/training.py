@@ -10,16 +10,17 @@ per episode, so a small adapter suffices for it (Schulman et al. 2025, "LoRA wit
 """
 
 from collections.abc import Iterable
+from math import prod
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from regard.adapt.targets import targeted
 from regard.kernels.attention.arguments import ScoreOptions
 from regard.layout import TokenLayout
 from regard.models.base import Model, build_on_meta, meta_device
 from regard.models.decoder import Decoder, DecoderModule
 from regard.planning.memory import format_of
-from regard.spec import nearest
 
 ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
 FEEDFORWARD = ("gate_proj", "up_proj", "down_proj")
@@ -42,22 +43,21 @@ def lora_training_bytes(parameters: int, adapters: int, base: str = "bfloat16") 
 
 
 def lora_parameters(spec: Model, rank: int, targets: Iterable[str] = ("q_proj", "v_proj")) -> int:
-    return sum(adapter_parameters(rank, *shape) for shape in linear_shapes(spec, targets).values())
+    """Parameters of an adapter; experts have one pair of matrices each, and shared weights one in all."""
+    return sum(
+        prod(stack) * adapter_parameters(rank, inputs, outputs)
+        for *stack, outputs, inputs in adapted_shapes(spec, targets).values()
+    )
 
 
 def adapter_parameters(rank: int, inputs: int, outputs: int) -> int:
     return rank * (inputs + outputs)
 
 
-def linear_shapes(spec: Model, targets: Iterable[str]) -> dict[str, tuple[int, int]]:
-    """(in, out) of every linear layer whose name ends in a target."""
-    targets = set(targets)
-    linears = {name: m for name, m in build_on_meta(spec).named_modules() if isinstance(m, nn.Linear)}
-    ends = {name.rpartition(".")[2] for name in linears}
-    if missing := sorted(targets - ends):
-        raise ValueError(f"no linear layer is named {missing[0]!r}; {nearest(missing[0], ends)}")
-    chosen = {name: m for name, m in linears.items() if name.rpartition(".")[2] in targets}
-    return {name: (m.in_features, m.out_features) for name, m in chosen.items()}
+def adapted_shapes(spec: Model, targets: Iterable[str]) -> dict[str, tuple[int, ...]]:
+    """The shape (…, out, in) of every weight that the targets select, as in adding an adapter."""
+    weights = targeted(build_on_meta(spec), tuple(targets))
+    return {name: tuple(weight.weight.shape) for name, weight in weights.items()}
 
 
 def episode_bits(problems: int, samples: int, bits: float = 1.0) -> float:

@@ -18,12 +18,14 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from regard.adapt.lora import adapters
-from regard.adapt.peft import save_adapter
+from regard.adapt.adapters import adapters
+from regard.adapt.peft import restore_adapter, save_adapter
+from regard.adapt.targets import AdapterError
 from regard.checkpoint.atomic_folder import CheckpointError
 from regard.checkpoint.model_folder import SavesFiles, write_model
 from regard.data.batch import Batch
 from regard.models.decoder import DecoderModule
+from regard.spec import Spec
 from regard.training.optimizer import load_optimizer_state, optimizer_state
 
 
@@ -83,16 +85,18 @@ def write_weights(folder: Path, model: DecoderModule, tokenizer: SavesFiles | No
 
 @torch.no_grad()
 def load_weights(folder: Path, model: DecoderModule) -> None:
-    """Into the model as it stands, adapters and all; what was saved must be what is there."""
-    adapted = bool(adapters(model))
-    file = folder / ("adapter_model.safetensors" if adapted else "model.safetensors")
-    saved = {
-        name.removeprefix("base_model.model."): t for name, t in (load_file(file) if file.exists() else {}).items()
-    }
-    weights = {name: p for name, p in model.named_parameters() if p.requires_grad or not adapted}
-    alike = {name: t.shape for name, t in saved.items()} == {name: p.shape for name, p in weights.items()}
-    if not alike or not adapted and read_json(folder / "config.json")["spec"] != model.spec.to_dict():
-        raise CheckpointError(f"{folder} holds another model than the one to go on with; use the run's own config")
+    """Copy the saved weights or adapters into the model, which must have the same ones."""
+    another = f"{folder} holds another model than the one that is trained; use the run's own config"
+    if adapters(model):
+        try:
+            return restore_adapter(model, folder)
+        except AdapterError as error:
+            raise CheckpointError(f"{another} ({error})") from error
+    file, weights = folder / "model.safetensors", dict(model.named_parameters())
+    saved = load_file(file) if file.exists() else {}
+    same = {name: t.shape for name, t in saved.items()} == {name: p.shape for name, p in weights.items()}
+    if not same or Spec.from_dict(read_json(folder / "config.json")["spec"]) != model.spec:
+        raise CheckpointError(another)
     for name, parameter in weights.items():
         parameter.copy_(saved[name])
 

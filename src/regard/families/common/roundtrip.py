@@ -67,7 +67,9 @@ def canonical(spec: Any, width: int = 0) -> Any:
     spec = spec.canonical(width)
     values = {field.name: getattr(spec, field.name) for field in dataclasses.fields(spec)}
     if "layers" in values:
-        values["layers"] = tuple(Repeat((block,)) for block in unroll(values["layers"]))
+        values["layers"] = tuple(  # no family has tied layers
+            Repeat((block,), tied=run.tied and run.times > 1) for run in values["layers"] for block in unroll((run,))
+        )
     if "dropout" in values:
         values["dropout"] = 0.0
     return dataclasses.replace(spec, **{name: canonical(value, width) for name, value in values.items()})

@@ -9,7 +9,9 @@ from typing import get_type_hints
 import torch
 from torch import nn
 
-from regard.adapt.lora import LoRA, adapters, add_lora, merge_lora
+from regard.adapt.adapters import DEFAULT, adapters, add_lora, merge_lora
+from regard.adapt.lora import LoRA
+from regard.adapt.targets import adaptable_weights, training_only
 from regard.checkpoint.model_folder import export, load, save
 from regard.families import FAMILIES, family
 from regard.families.common.config_reader import FamilyError
@@ -58,18 +60,17 @@ def can_export(name: str, spec: Model) -> bool:
 
 
 def merged(trial: Trial) -> Outcome:
-    targets = untied_linears(trial.model)
+    targets = mergeable_weights(trial.model)
     if not targets:
         return not_applicable("no linear layer can be adapted")
     model = deepcopy(trial.model)
     add_lora(model, LoRA(rank=4, alpha=4.0, targets=targets), seed=trial.seed)
     generator = torch.Generator().manual_seed(trial.seed)
     for adapter in adapters(model).values():  # B is initialized with zeros, which would leave nothing to merge
-        for matrix, wide in ((adapter.lora_A, adapter.lora_A.weight.shape[1] ** -0.5), (adapter.lora_B, 0.2)):
-            drawn = torch.randn(
-                matrix.weight.shape, generator=generator, dtype=torch.float64
-            )  # the same in every dtype
-            matrix.weight.data.copy_(wide * drawn)
+        a, b = (adapter.matrix(side, DEFAULT) for side in ("A", "B"))
+        for matrix, deviation in ((a, a.shape[-1] ** -0.5), (b, 0.2)):
+            drawn = torch.randn(matrix.shape, generator=generator, dtype=torch.float64)  # the same in every dtype
+            matrix.data.copy_(deviation * drawn)
     model.eval()
     tokens = trial.inputs(2, trial.length)
     plain, adapted = trial.whole(tokens), trial.with_model(model).whole(tokens)
@@ -79,8 +80,14 @@ def merged(trial: Trial) -> Outcome:
     return compared(f"{count} adapted layers", difference(trial.with_model(model).whole(tokens), adapted))
 
 
-def untied_linears(model: nn.Module) -> tuple[str, ...]:
-    """Names of the linear layers whose weight is not tied; an adapter of a tied weight cannot be merged."""
-    owners = Counter(id(parameter) for _, parameter in model.named_parameters(remove_duplicate=False))
-    linears = {name: module for name, module in model.named_modules() if type(module) is nn.Linear}
-    return tuple(name for name, module in linears.items() if owners[id(module.weight)] == 1)
+def mergeable_weights(model: nn.Module) -> tuple[str, ...]:
+    """Names of the weights that have an effect and are not tied to a parameter that LoRA cannot adapt."""
+    uses = Counter(id(parameter) for _, parameter in model.named_parameters(remove_duplicate=False))
+    unused = training_only(model)
+    return tuple(
+        name
+        for weight in adaptable_weights(model).values()
+        if uses[id(weight.weight)] == len(weight.names)
+        for name in weight.names
+        if not name.startswith(unused)
+    )

@@ -1,0 +1,191 @@
+"""The adapters of a model: adding, activating, merging and unmerging them.
+
+A model can have several adapters with different names. At most one is active, and only its parameters are trainable.
+Merging computes W + (α / r) B A once; the merged model is as fast as the original.
+"""
+
+import re
+
+import torch
+from torch import nn
+from torch.nn.utils import parametrize
+
+from regard.adapt.lora import LoRA, LoRALayer, LoRALinear, LoRAWeight
+from regard.adapt.targets import AdaptableWeight, AdapterError, original_parameter, targeted
+from regard.parts.experts import GroupedLinear
+
+DEFAULT = "default"
+PARAMETRIZATIONS = ".parametrizations."
+
+
+def add_lora(model: nn.Module, lora: LoRA, seed: int | None = None, name: str = DEFAULT) -> list[str]:
+    """Add an adapter, make it active, and freeze all other parameters; returns the names of the adapted layers."""
+    return add_to(model, targeted(model, lora.targets), lora, seed, name)
+
+
+def add_to(
+    model: nn.Module, weights: dict[str, AdaptableWeight], lora: LoRA, seed: int | None = None, name: str = DEFAULT
+) -> list[str]:
+    """`add_lora` for weights that are already selected."""
+    check_new_adapter(model, weights, lora, name)
+    model.requires_grad_(False)
+    with torch.random.fork_rng(devices=[], enabled=seed is not None):
+        if seed is not None:
+            torch.manual_seed(seed)
+        for weight in weights.values():
+            add_adapter(model, weight, lora, name)
+    set_adapter(model, name)
+    return [layer for weight in weights.values() for layer in weight.names]
+
+
+def check_new_adapter(model: nn.Module, weights: dict[str, AdaptableWeight], lora: LoRA, name: str) -> None:
+    if not re.fullmatch(r"[A-Za-z0-9_-]+", name):
+        raise AdapterError(f"lora: {name!r} is not a name for an adapter; use letters, digits, - and _")
+    if name in adapter_names(model):
+        raise AdapterError(f"this model already has an adapter named {name!r}; merge it, or choose another name")
+    stacked = [layer for layer, weight in weights.items() if weight.stacked]
+    if lora.dropout and stacked:
+        raise AdapterError(
+            f"lora: dropout={lora.dropout} does not work for stacked weights ({stacked[0]}); set it to 0"
+        )
+
+
+def add_adapter(model: nn.Module, weight: AdaptableWeight, lora: LoRA, name: str) -> None:
+    """Add the adapter to one weight, at all of its names."""
+    module = weight.module
+    if weight.parameter:
+        layer = existing_adapter(module, weight.parameter) or LoRAWeight()
+        layer.add(name, lora, weight.weight)
+        for path in weight.names:
+            owner = model.get_submodule(path.rpartition(".")[0])
+            if existing_adapter(owner, weight.parameter) is None:
+                parametrize.register_parametrization(owner, weight.parameter, layer.train(owner.training))
+        return
+    if not isinstance(module, LoRALinear):
+        assert isinstance(module, nn.Linear | GroupedLinear)
+        module = LoRALinear(module).train(module.training)
+    module.add(name, lora, weight.weight)
+    for path in weight.names:
+        if model.get_submodule(path) is not module:
+            model.set_submodule(path, module)
+
+
+def existing_adapter(module: nn.Module, parameter: str) -> LoRAWeight | None:
+    parametrizations = getattr(module, "parametrizations", {})
+    return parametrizations[parameter][0] if parameter in parametrizations else None
+
+
+def adapters(model: nn.Module) -> dict[str, LoRALayer]:
+    """The adapted layers by name; one that several layers share is listed once."""
+    return {paths[0]: layer for layer, paths in adapter_paths(model).items()}
+
+
+def adapter_paths(model: nn.Module) -> dict[LoRALayer, list[str]]:
+    """The adapted layers with all their names; that of a stacked parameter is the parameter's."""
+    found: dict[LoRALayer, list[str]] = {}
+    for path, module in model.named_modules(remove_duplicate=False):
+        if isinstance(module, LoRALayer):
+            owner, parametrized, rest = path.rpartition(PARAMETRIZATIONS)
+            found.setdefault(module, []).append(f"{owner}.{rest.removesuffix('.0')}" if parametrized else path)
+    return found
+
+
+def adapter_names(model: nn.Module) -> list[str]:
+    """The names of the model's adapters, in the order in which they were added."""
+    return list(dict.fromkeys(name for layer in adapters(model).values() for name in layer.loras))
+
+
+def set_adapter(model: nn.Module, name: str | None) -> None:
+    """Activate one adapter and make only its parameters trainable; None: compute as without adapters."""
+    if name is not None:
+        check_adapter(model, name)
+    for layer in adapters(model).values():
+        layer.active = name
+        for matrices in (layer.lora_A, layer.lora_B):
+            for key, matrix in matrices.items():
+                matrix.requires_grad_(key == name)
+
+
+def check_adapter(model: nn.Module, name: str) -> None:
+    names = adapter_names(model)
+    if name not in names:
+        raise AdapterError(f"this model has no adapter named {name!r}; it has {', '.join(names) or 'none'}")
+
+
+def resolve_adapter(model: nn.Module, name: str | None, verb: str) -> str:
+    """The adapter of this name, else the active one, else the only one."""
+    names = adapter_names(model)
+    if not names:
+        raise AdapterError(f"this model has no LoRA adapters to {verb}; add or load some first")
+    if name is not None:
+        check_adapter(model, name)
+        return name
+    active = [layer.active for layer in adapters(model).values() if layer.active is not None]
+    if not active and len(names) > 1:
+        raise AdapterError(f"no adapter is active; name the one to {verb}: {', '.join(names)}")
+    return active[0] if active else names[0]
+
+
+def merge_lora(model: nn.Module, name: str | None = None) -> dict[str, LoRALayer]:
+    """Merge one adapter, by default the active one, into the weights, and remove all adapters from the model.
+
+    Returns the adapted layers by name, for `unmerge_lora`.
+    """
+    name = resolve_adapter(model, name, "merge")
+    layers = adapter_paths(model)
+    check_untied(model, layers, name)
+    for layer, paths in layers.items():
+        if isinstance(layer, LoRAWeight):
+            merge_parameter(model, layer, paths, name)
+        else:
+            assert isinstance(layer, LoRALinear)
+            merged = layer.merged(name)
+            for path in paths:
+                model.set_submodule(path, merged)
+    return {path: layer for layer, paths in layers.items() for path in paths}
+
+
+def merge_parameter(model: nn.Module, layer: LoRAWeight, paths: list[str], name: str) -> None:
+    layer.keep_original(original_parameter(*owner_of(model, paths[0])))
+    merged = layer.merged(name)
+    for path in paths:
+        owner, parameter = owner_of(model, path)
+        parametrize.remove_parametrizations(owner, parameter, leave_parametrized=False)
+        setattr(owner, parameter, merged)
+
+
+def unmerge_lora(model: nn.Module, merged: dict[str, LoRALayer]) -> None:
+    """Restore the adapted layers that `merge_lora` returned; their weights were not changed, so this is exact."""
+    for path, layer in merged.items():
+        if isinstance(layer, LoRAWeight):
+            owner, parameter = owner_of(model, path)
+            setattr(owner, parameter, layer.original)
+            parametrize.register_parametrization(owner, parameter, layer)
+        else:
+            model.set_submodule(path, layer)
+
+
+def owner_of(model: nn.Module, path: str) -> tuple[nn.Module, str]:
+    """The module that holds a parameter, and the parameter's name in it."""
+    owner, _, parameter = path.rpartition(".")
+    return model.get_submodule(owner), parameter
+
+
+def check_untied(model: nn.Module, layers: dict[LoRALayer, list[str]], name: str) -> None:
+    """Raise AdapterError if a weight to be merged is also used where the adapter does not apply."""
+    uses: dict[int, list[str]] = {}
+    for path, parameter in model.named_parameters(remove_duplicate=False):
+        uses.setdefault(id(parameter), []).append(path)
+    for layer, paths in layers.items():
+        if name not in layer.loras:
+            continue
+        if isinstance(layer, LoRALinear):
+            weight, adapted = layer.base.weight, [f"{path}.base.weight" for path in paths]
+        else:
+            weight = original_parameter(*owner_of(model, paths[0]))
+            adapted = [PARAMETRIZATIONS.join(path.rsplit(".", 1)) + ".original" for path in paths]
+        if set(tied := uses[id(weight)]) != set(adapted):
+            raise AdapterError(
+                f"{paths[0]} cannot be merged: its weight is tied ({' = '.join(tied)}) and the adapter is not; "
+                "build the model with tied=False, or leave this layer out of the targets"
+            )

@@ -1,0 +1,148 @@
+"""The weights that LoRA can adapt, and how targets select them.
+
+    nn.Linear                      one matrix
+    GroupedLinear                  one matrix per expert
+    a stacked parameter            one matrix per head; a module lists their names in `adaptable_parameters`
+
+A target is the name of such a weight or the last components of it. "all-linear" selects all of them except the model's
+head and the layers that run in training only. Layers that share a weight (Repeat.tied) are one weight with several
+names.
+"""
+
+import warnings
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from torch import Tensor, nn
+
+from regard.adapt.lora import LoRALayer, LoRALinear, Targets
+from regard.parts.experts import GroupedLinear
+from regard.spec import nearest
+
+ALL_LINEAR = "all-linear"
+
+
+class AdapterError(ValueError):
+    """An adapter that does not fit the model."""
+
+
+@dataclass
+class AdaptableWeight:
+    module: nn.Module
+    parameter: str = ""  # the name of a stacked parameter of the module; "": the module is linear
+    names: list[str] = field(default_factory=list)  # all names in the model; several if it is shared
+
+    @property
+    def weight(self) -> Tensor:
+        """The weight without adapters."""
+        if self.parameter:
+            return original_parameter(self.module, self.parameter)
+        linear = self.module.base if isinstance(self.module, LoRALinear) else self.module
+        assert isinstance(linear, nn.Linear | GroupedLinear)
+        return linear.weight
+
+    @property
+    def stacked(self) -> bool:
+        return self.weight.ndim == 3
+
+
+def adaptable_weights(model: nn.Module) -> dict[str, AdaptableWeight]:
+    """The weights that LoRA can adapt, by their first names; adapted ones under the names that they had before."""
+    found: dict[object, AdaptableWeight] = {}
+    inside_adapters = {
+        child for module in model.modules() if isinstance(module, LoRALayer) for child in module.children()
+    }
+    inside_adapters = {child for module in inside_adapters for child in module.modules()}
+    for path, module in model.named_modules(remove_duplicate=False):
+        if module in inside_adapters:
+            continue
+        linear = module.base if isinstance(module, LoRALinear) else module
+        if isinstance(linear, nn.Linear | GroupedLinear):
+            key = id(linear.weight), id(linear.bias)
+            found.setdefault(key, AdaptableWeight(module)).names.append(path)
+        for name in getattr(module, "adaptable_parameters", ()):
+            key = id(original_parameter(module, name))
+            found.setdefault(key, AdaptableWeight(module, name)).names.append(f"{path}.{name}".lstrip("."))
+    return {weight.names[0]: weight for weight in found.values()}
+
+
+def original_parameter(module: nn.Module, name: str) -> nn.Parameter:
+    """The parameter of this name, without its parametrization."""
+    parametrizations = getattr(module, "parametrizations", None)
+    if parametrizations is not None and name in parametrizations:
+        return parametrizations[name].original
+    return getattr(module, name)
+
+
+def targeted(model: nn.Module, targets: Targets) -> dict[str, AdaptableWeight]:
+    """The weights that the targets select, with the selected names only.
+
+    Raises AdapterError if a target selects none, or if all selected layers run in training only; warns if a single
+    target selects only such layers.
+    """
+    weights = adaptable_weights(model)
+    names = [name for weight in weights.values() for name in weight.names]
+    unused = training_only(model)
+    if targets == ALL_LINEAR or ALL_LINEAR in targets:
+        chosen = {name for name in names if "head" not in name.split(".") and not name.startswith(unused)}
+        if not chosen:
+            raise AdapterError(
+                "lora: targets='all-linear' selects no layer; the model has no linear layer but its head"
+            )
+        return selected(weights, chosen)
+    chosen, idle = set(), {}
+    for target in targets:
+        found = {name for name in names if ends_in(name, target)}
+        if not found:
+            raise AdapterError(no_match(model, target, names))
+        if all(name.startswith(unused) for name in found):
+            idle[target] = min(found)
+        chosen |= found
+    if len(idle) == len(targets):
+        used = sorted({last_component(name) for name in names if not name.startswith(unused)})
+        raise AdapterError(
+            f"lora: targets {', '.join(targets)} match only layers that run in training alone ({min(chosen)}), "
+            f"so adapters there would not change the model's output; choose among {', '.join(used)}"
+        )
+    for target, name in idle.items():
+        warnings.warn(
+            f"lora: the target {target!r} matches only layers that run in training alone ({name}); adapters there do "
+            "not change the model's output",
+            stacklevel=3,
+        )
+    return selected(weights, chosen)
+
+
+def selected(weights: dict[str, AdaptableWeight], chosen: set[str]) -> dict[str, AdaptableWeight]:
+    kept = [
+        AdaptableWeight(weight.module, weight.parameter, names)
+        for weight in weights.values()
+        if (names := [name for name in weight.names if name in chosen])
+    ]
+    return {weight.names[0]: weight for weight in kept}
+
+
+def no_match(model: nn.Module, target: str, names: Iterable[str]) -> str:
+    ends = {last_component(name) for name in names}
+    for name, _ in model.named_modules():
+        if ends_in(name, target):
+            return f"lora: {name} is not a linear layer; choose among {', '.join(sorted(ends))}"
+    hint = nearest(target, ends) if ends else "the model has no linear layer at all"
+    return f"lora: no linear layer is named {target!r}; {hint}"
+
+
+def training_only(model: nn.Module) -> tuple[str, ...]:
+    """Prefixes of the layers that a forward without a loss does not run: modules list them in `training_only`."""
+    return tuple(
+        f"{path}.{child}" if path else child
+        for path, module in model.named_modules()
+        for child in getattr(module, "training_only", ())
+    )
+
+
+def ends_in(name: str, target: str) -> bool:
+    return name == target or name.endswith(f".{target}")
+
+
+def last_component(name: str) -> str:
+    return name.rpartition(".")[2]
