@@ -126,7 +126,8 @@ def no_match(model: nn.Module, target: str, names: Iterable[str]) -> str:
     ends = {last_component(name) for name in names}
     for name, _ in model.named_modules():
         if ends_in(name, target):
-            return f"lora: {name} is not a linear layer; choose among {', '.join(sorted(ends))}"
+            choices = ", ".join(sorted(ends))
+            return f"lora: no linear layer is named {target!r} ({name} is not a linear layer); choose among {choices}"
     hint = nearest(target, ends) if ends else "the model has no linear layer at all"
     return f"lora: no linear layer is named {target!r}; {hint}"
 
