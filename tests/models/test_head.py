@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard.adapt.lora import LoRA, add_lora
+from regard.adapt import LoRA, add_lora
 from regard.checkpoint import load, save
 from regard.data.batch import Batch
 from regard.kernels import linear_cross_entropy

@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers.models.deepseek_v2 import modeling_deepseek_v2 as v2
 from transformers.models.deepseek_v3 import modeling_deepseek_v3 as v3
 
-from regard.adapt.lora import AdapterError, LoRA, add_lora
+from regard.adapt import LoRA, add_lora, merge_lora, unmerge_lora
 from regard.engine.stores.contiguous import Contiguous
 from regard.kernels.attention.mask import Full
 from regard.kernels.attention.patterns.window import Window
@@ -25,6 +25,7 @@ from regard.parts.position.base import NoPosition
 from regard.parts.position.rope import Rope
 from regard.parts.position.rope_scaling import Yarn
 from regard.spec import SpecError
+from tests.laws import error
 from tests.parts.attention_layer import bytes_of, random
 
 WIDTH, LENGTH, EPS = 12, 7, 0.1
@@ -188,11 +189,23 @@ def test_flops_are_those_counted(name: str, tokens: int) -> None:
     assert counter.get_total_flops() == spec.flops(WIDTH, tokens, 20)
 
 
-def test_adapters_are_refused_where_the_absorbed_form_would_not_follow() -> None:
-    module = SPECS["plain"].build(WIDTH)
-    with pytest.raises(AdapterError, match="no layer is named 'k_up'"):
-        add_lora(module, LoRA(targets=("k_up",)))
-    assert add_lora(module, LoRA(targets=("q_proj", "latent_proj"))) == ["q_proj", "latent_proj"]
+def test_both_forms_use_the_adapters_of_the_up_projections(monkeypatch: pytest.MonkeyPatch) -> None:
+    module, x = SPECS["plain"].build(WIDTH).double(), random(1, 6, WIDTH)
+    plain = module(x, TokenLayout.whole(1, 6))
+    assert add_lora(module, LoRA(targets=("q_proj", "k_up", "v_up"))) == ["k_up", "v_up", "q_proj"]
+    assert error(module(x, TokenLayout.whole(1, 6)), plain) == 0
+    for name, parameter in module.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter, std=0.3)
+    outputs = []
+    for absorbs in (True, False):
+        monkeypatch.setattr(LatentAttention, "absorbs", lambda *_, absorbs=absorbs: absorbs)
+        outputs.append(module(x, TokenLayout.whole(1, 6)))
+    assert error(*outputs) < 1e-12 and error(outputs[0], plain) > 1e-2
+    layers = merge_lora(module)
+    assert error(module(x, TokenLayout.whole(1, 6)), outputs[0]) < 1e-12
+    unmerge_lora(module, layers)
+    assert error(module(x, TokenLayout.whole(1, 6)), outputs[1]) == 0
 
 
 @pytest.mark.parametrize("field", ["heads", "rank", "nope_dim", "rope_dim", "v_dim", "query_rank"])

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from regard.adapt.lora import LoRA, add_lora
+from regard.adapt import LoRA, add_lora
 from regard.data.batch import Batch
 from regard.layout import TokenLayout
 from regard.models.decoder import Decoder
@@ -139,7 +139,7 @@ def test_adapted_projections_are_felt(spec: RecurrentMixer) -> None:
         add_lora(module, LoRA(rank=2, targets=(target,)))
         assert error(module(x, TokenLayout.whole(1, 5)), plain) <= 1e-6
         with torch.no_grad():
-            getattr(module.recurrence, target).lora_B.weight.normal_()
+            getattr(module.recurrence, target).lora_B.default.weight.normal_()
         assert error(module(x, TokenLayout.whole(1, 5)), plain) > 1e-2
 
 

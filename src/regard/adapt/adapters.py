@@ -85,8 +85,9 @@ def adapter_paths(model: nn.Module) -> dict[LoRALayer, list[str]]:
     found: dict[LoRALayer, list[str]] = {}
     for path, module in model.named_modules(remove_duplicate=False):
         if isinstance(module, LoRALayer):
-            owner, parametrized, rest = path.rpartition(PARAMETRIZATIONS)
-            found.setdefault(module, []).append(f"{owner}.{rest.removesuffix('.0')}" if parametrized else path)
+            owner, parametrized, rest = f".{path}".rpartition(PARAMETRIZATIONS)
+            name = f"{owner}.{rest.removesuffix('.0')}".removeprefix(".") if parametrized else path
+            found.setdefault(module, []).append(name)
     return found
 
 
@@ -183,7 +184,8 @@ def check_untied(model: nn.Module, layers: dict[LoRALayer, list[str]], name: str
             weight, adapted = layer.base.weight, [f"{path}.base.weight" for path in paths]
         else:
             weight = original_parameter(*owner_of(model, paths[0]))
-            adapted = [PARAMETRIZATIONS.join(path.rsplit(".", 1)) + ".original" for path in paths]
+            split = [f".{path}".rpartition(".") for path in paths]
+            adapted = [f"{owner}{PARAMETRIZATIONS}{name}.original".removeprefix(".") for owner, _, name in split]
         if set(tied := uses[id(weight)]) != set(adapted):
             raise AdapterError(
                 f"{paths[0]} cannot be merged: its weight is tied ({' = '.join(tied)}) and the adapter is not; "
