@@ -70,6 +70,9 @@ def main() -> None:
 
 
 def is_expected(error: Exception) -> bool:
-    """Is it reported in one line? Other exceptions are bugs and keep their traceback."""
-    generation_failed = type(error).__name__ == "GenerationError"  # by name: importing the class would import torch
-    return isinstance(error, ValueError | OSError) or generation_failed
+    """Whether the error is reported in one line. Other exceptions are bugs and keep their traceback."""
+    if isinstance(error, ValueError | OSError):
+        return True
+    from regard.engine.request import GenerationError  # imports torch, so only if the error is no other
+
+    return isinstance(error, GenerationError)

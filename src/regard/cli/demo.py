@@ -70,7 +70,7 @@ def evaluate(out: Path, questions: int, console: "Console") -> None:
     from regard.cli.open_model import open_model
     from regard.engine.engine import Engine
     from regard.evals.world import answer_questions, exact_match
-    from regard.report.demo import write_report
+    from regard.report.page import write_report
 
     llm = open_model(out, "cpu")
     model, tokenizer = llm.model, llm.tokenizer

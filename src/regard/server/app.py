@@ -1,4 +1,4 @@
-"""The FastAPI application: middleware, routes, and the web page at `/`."""
+"""The FastAPI application: middleware, routes, monitoring, and the web page at `/`."""
 
 import time
 from collections import Counter
@@ -6,14 +6,15 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from fastapi import FastAPI
+from fastapi import APIRouter, FastAPI
 from fastapi.middleware import Middleware
-from starlette.responses import FileResponse
+from starlette.responses import FileResponse, JSONResponse, PlainTextResponse
 from starlette.staticfiles import StaticFiles
 
 from regard.engine.engine import Engine
-from regard.server import chat, completions, errors, inspection, monitoring
+from regard.server import chat, completions, errors, inspection
 from regard.server.async_engine import AsyncEngine
+from regard.server.errors import ApiError
 from regard.server.middleware import (
     LOCAL_HOSTS,
     MAX_BODY,
@@ -68,7 +69,7 @@ def create_app(
     )
     app.state.served = served
     errors.install_handlers(app)
-    app.include_router(monitoring.router(served, response_counts))
+    app.include_router(monitoring_routes(served, response_counts))
     for routes in (completions, chat, inspection):
         app.include_router(routes.router(served))
 
@@ -78,3 +79,39 @@ def create_app(
 
     app.mount("/web", StaticFiles(directory=WEB))
     return app
+
+
+def monitoring_routes(served: ServedModel, response_counts: Counter) -> APIRouter:
+    """GET /v1/models, /health and /metrics (Prometheus' text format: `name{labels} value`, one per line)."""
+    routes = APIRouter()
+
+    def model_card() -> dict:
+        return {"id": served.name, "object": "model", "created": served.created, "owned_by": "regard"}
+
+    @routes.get("/v1/models")
+    async def models() -> dict:
+        return {"object": "list", "data": [model_card()]}
+
+    @routes.get("/v1/models/{name:path}")
+    async def model(name: str) -> dict:
+        served.check_name(name)
+        return model_card()
+
+    @routes.get("/health")
+    async def health() -> JSONResponse:
+        if served.engine.alive:
+            return JSONResponse({"status": "ok"})
+        raise ApiError(503, "the engine has stopped; restart the server", code="unhealthy")
+
+    @routes.get("/metrics")
+    async def metrics() -> PlainTextResponse:
+        engine = await served.engine.call(served.engine.engine.metrics)
+        lines = [f"regard_engine_{name} {value:g}" for name, value in sorted(engine.items())]
+        lines.append("# TYPE regard_http_answers_total counter")
+        lines += [
+            f'regard_http_answers_total{{route="{route}",status="{status}"}} {count}'
+            for (route, status), count in sorted(response_counts.items())
+        ]
+        return PlainTextResponse("\n".join(lines) + "\n", media_type="text/plain; version=0.0.4")
+
+    return routes
