@@ -1,10 +1,12 @@
-"""Hypothesis strategies for decoders made of any parts at all: small, but with every option that a part has.
+"""Hypothesis strategies for decoders of any parts: small, but with every option that a part has.
 
-A strategy stands under the kind that it draws. tests/models/test_random_specs.py holds these tables against the table
-of kinds, so that a new part must be given a strategy here, or a reason why it has none.
+The tables list a strategy per kind. A part without one is drawn as the decoders of tests/laws.py have it, so a new part
+needs no strategy here. tests/models/test_random_specs.py compares these tables with the table of kinds.
 """
 
+from collections.abc import Callable, Collection
 from dataclasses import replace
+from typing import Any
 
 from hypothesis import strategies as st
 from hypothesis.strategies import SearchStrategy
@@ -46,13 +48,30 @@ from regard.parts.ssm.mamba import Mamba
 from regard.parts.ssm.mamba2 import Mamba2
 from regard.parts.ssm.s4 import S4, S4D
 from regard.parts.window_mlp import WindowMLP
-from regard.spec import SpecError, class_of, hints
+from regard.spec import Spec, SpecError, class_of, hints
+from regard.verification.length import parts
+from tests.laws import MODELS
 
 VOCAB, HEAD_DIM = 29, 8
 REACH = 96  # of learned positions
 few, flags, factors = st.integers(1, 5), st.booleans(), st.sampled_from([0.5, 1.0, 2.0])
 pairs = st.lists(st.floats(1, 8), min_size=HEAD_DIM // 2, max_size=HEAD_DIM // 2).map(tuple)
 lengths, stretches = st.integers(16, 64), st.floats(1, 8)
+
+
+def listed(base: type, known: Collection[str], suitable: Callable[[Any], bool] = lambda part: True) -> dict[str, list]:
+    """The parts in the decoders of tests/laws.py that have no strategy here, by kind."""
+    found: dict[str, list[Spec]] = {}
+    for spec in MODELS.values():
+        for part in parts(spec):
+            if isinstance(part, base) and part.kind not in known and suitable(part):
+                found.setdefault(part.kind, []).append(part)
+    return found
+
+
+def sampled(found: dict[str, list]) -> dict[str, SearchStrategy]:
+    return {kind: st.sampled_from(several) for kind, several in found.items()}
+
 
 NORMS: dict[str, SearchStrategy[Norm]] = {
     "layernorm": st.sampled_from([LayerNorm(), LayerNorm(bias=False), LayerNorm(bias=False, weight=False)]),
@@ -75,6 +94,7 @@ MASKS: dict[str, SearchStrategy[Mask]] = {
         BigBird, st.integers(1, 3), st.sampled_from([1, 3]), st.integers(1, 2), st.integers(1, 2), causal=st.just(True)
     ),
 }
+MASKS |= sampled(listed(Mask, MASKS, lambda mask: mask.causal))
 masks = st.one_of(*MASKS.values())
 
 positive = st.just(EluFeatures()) | st.builds(PerformerFeatures, count=st.none() | few)
@@ -99,11 +119,13 @@ POSITIONS: dict[str, SearchStrategy[Position]] = {  # of an attention whose head
     "alibi": st.builds(Alibi, scaled=flags, exponent=st.sampled_from([8.0, 16.0])),
     "t5_buckets": st.builds(T5Buckets, buckets=st.just(8), distance=st.integers(6, 20), bidirectional=flags),
 }
+ONLY_STACK = ("learned", "sinusoidal")
+POSITIONS |= sampled(listed(Position, (*POSITIONS, *ONLY_STACK), lambda scheme: "attention" in scheme.places))
 positions = st.one_of(*POSITIONS.values())
 
 
 def of_stack(heads: int) -> dict[str, SearchStrategy[Position]]:
-    return {
+    return sampled(listed(Position, (*POSITIONS, *ONLY_STACK))) | {
         "no_position": st.just(NoPosition()),
         "learned": st.builds(Learned, length=st.just(REACH), offset=st.integers(0, 2)),
         "sinusoidal": st.builds(Sinusoidal, layout=st.sampled_from(["half", "interleaved"])),
@@ -114,7 +136,7 @@ def of_stack(heads: int) -> dict[str, SearchStrategy[Position]]:
 def mixers(heads: int) -> dict[str, SearchStrategy[Body]]:
     shared = st.sampled_from([n for n in range(1, heads + 1) if heads % n == 0])
     all_heads = st.just(heads)
-    return {
+    table = {
         "attention": st.builds(
             Attention,
             heads=all_heads,
@@ -234,6 +256,13 @@ def mixers(heads: int) -> dict[str, SearchStrategy[Body]]:
         "lstm": st.builds(LSTM, hidden=st.none() | hidden, bias=flags),
         "gru": st.builds(GRU, hidden=st.none() | hidden, bias=flags, reset=st.sampled_from(["before", "after"])),
     }
+    others = listed(Body, table, lambda body: body.mixes and body.causal)
+    return table | sampled({kind: [resized(body, heads) for body in bodies] for kind, bodies in others.items()})
+
+
+def resized(body: Body, heads: int) -> Body:
+    sizes = {"heads": heads, "kv_heads": None, "head_dim": HEAD_DIM}
+    return replace(body, **{name: size for name, size in sizes.items() if name in hints(type(body))})
 
 
 activations = st.sampled_from(sorted(ACTIVATIONS))
@@ -274,6 +303,7 @@ FEEDFORWARDS: dict[str, SearchStrategy[Body]] = {
         capacity=st.none() | st.floats(0.5, 2.0),
     ),
 }
+FEEDFORWARDS |= sampled(listed(Body, FEEDFORWARDS, lambda body: not body.mixes))
 feedforwards = st.one_of(*FEEDFORWARDS.values())
 
 

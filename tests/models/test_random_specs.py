@@ -47,7 +47,9 @@ ELSEWHERE = {
 def test_every_part_is_drawn(kind: str) -> None:
     for base, table in TABLES.items():
         if issubclass(class_of(kind, ""), base):
-            assert (kind in table) != (kind in ELSEWHERE), f"{kind} needs a strategy in tests/random_specs.py"
+            assert (kind in table) != (kind in ELSEWHERE), (
+                f"list {kind} in a decoder of tests/laws.py, or the reason in ELSEWHERE"
+            )
 
 
 EXAMPLES = settings.default.max_examples  # of the profile
