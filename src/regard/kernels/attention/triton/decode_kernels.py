@@ -6,7 +6,7 @@
 A decode step reads every key once and computes little, so memory bandwidth limits it: all queries of a kv head share
 one load of its keys, and the keys of a row are split over many multiprocessors. Keys that no query attends to, outside
 of the window or after the sequence, are not read. With pages a key is found through the table of its row. Dao et al.
-2023, "Flash-Decoding for long-conlength inference".
+2023, "Flash-Decoding for long-context inference".
 """
 
 import math
