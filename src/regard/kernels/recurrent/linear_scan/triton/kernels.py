@@ -20,29 +20,10 @@ import triton.language as tl
 
 @triton.jit
 def states_kernel(
-    Y,
-    W,
-    W_more,
-    Sums,
-    Docs,
-    First,
-    First_more,
-    Borders,
-    Borders_more,
-    Last,
-    y_strides,
-    w_strides,
-    heads,
-    length,
-    spans,
-    N: tl.constexpr,
-    P: tl.constexpr,
-    ROWS: tl.constexpr,
-    BLOCK: tl.constexpr,
-    SPAN: tl.constexpr,
-    REVERSE: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
+    Y, W, W_more, Sums, Docs, First, First_more, Borders, Borders_more, Last, y_strides, w_strides,
+    heads, length, spans, N: tl.constexpr, P: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, SPAN: tl.constexpr,
+    REVERSE: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
     """Borders (B, H, spans + 1, N, P), and Last in float32; a program handles a tile of rows and columns of one state.
 
     W_more (B, H, L) is an optional further column of w, with the states Borders_more (B, H, spans + 1, N).
@@ -87,45 +68,17 @@ def states_kernel(
 
 @triton.jit
 def read_kernel(
-    X,
-    Y,
-    W,
-    Sums,
-    Docs,
-    Borders,
-    X_more,
-    Y_more,
-    Column,
-    W_more,
-    Tail,
-    Out,
-    Out_more,
-    V,
-    Read,
-    Dots,
-    x_strides,
-    y_strides,
-    w_strides,
-    v_strides,
-    out_strides,
-    state_strides,  # of a border, along x and along w
-    heads,
-    length,
-    spans,
-    N: tl.constexpr,
-    P: tl.constexpr,
-    BLOCK: tl.constexpr,
-    SPAN: tl.constexpr,
-    HEADS_PER_PROGRAM: tl.constexpr,
-    SUMMED: tl.constexpr,
-    REVERSE: tl.constexpr,
-    PRECISION: tl.constexpr,
-):
+    X, Y, W, Sums, Docs, Borders, X_more, Y_more, Column, W_more, Tail, Out, Out_more, V, Read, Dots,
+    x_strides, y_strides, w_strides, v_strides, out_strides, state_strides, heads, length, spans,
+    N: tl.constexpr, P: tl.constexpr, BLOCK: tl.constexpr, SPAN: tl.constexpr, HEADS_PER_PROGRAM: tl.constexpr,
+    SUMMED: tl.constexpr, REVERSE: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
     """Out (B, H, L, P) of one span, for HEADS_PER_PROGRAM heads that share x and y. If SUMMED they share w instead, and
     the output is their sum, (B, H / HEADS_PER_PROGRAM, L, P): their scores are summed before the product with w.
 
     X_more and Y_more (B, H, L) are an optional further coordinate of x and y, with the row `Column` (P) of the state.
     W_more is an optional further column of w, with the column `Tail` (N) of the state; its output is Out_more.
+    `state_strides` are those of a border, along x and along w.
 
     For the gradient of a decay, in reverse: Dots (blocks, B, H, L) = Read_t · w_t - out_t · V_t over the block.
     """
@@ -139,14 +92,12 @@ def read_kernel(
     if Docs is not None:
         doc, before, last = load_documents(Docs, first // heads, t, span * SPAN, SPAN, length)
         pairs = pairs & (doc[:, None] == doc[None, :])
-    x = load_tokens(X, x_strides, first, heads, t, n, length)  # (SPAN, N)
-    dots = tl.dot(x, tl.trans(load_tokens(Y, y_strides, first, heads, t, n, length)), input_precision=PRECISION)
+    x, dots = load_and_multiply(X, Y, x_strides, y_strides, first, heads, t, n, length, PRECISION)
     out, scores = tl.zeros((SPAN, BLOCK), tl.float32), tl.zeros((SPAN, SPAN), tl.float32)
     for i in range(HEADS_PER_PROGRAM):
         head = first + i
         if SUMMED and HEADS_PER_PROGRAM > 1:
-            x = load_tokens(X, x_strides, head, heads, t, n, length)
-            dots = tl.dot(x, tl.trans(load_tokens(Y, y_strides, head, heads, t, n, length)), input_precision=PRECISION)
+            x, dots = load_and_multiply(X, Y, x_strides, y_strides, head, heads, t, n, length, PRECISION)
         own, near = dots, tl.full((SPAN,), 1.0, tl.float32)
         at_border = head * (spans + 1) + border
         state = tl.load(Borders + at_border * N * P + here)  # (N, BLOCK)
@@ -160,10 +111,7 @@ def read_kernel(
             x_more, y_more = load_extra(X_more, head, length, t), load_extra(Y_more, head, length, t)
             own += x_more[:, None] * y_more[None, :]
         if Sums is not None:
-            decay = tl.load(Sums + head * spans * SPAN + t)
-            between = decay[None, :] - decay[:, None] if REVERSE else decay[:, None] - decay[None, :]
-            own *= tl.exp(tl.minimum(between, 0.0))  # positive only for pairs that are masked
-            near = tl.exp(span_decay(Sums, head, spans, span, SPAN) - decay if REVERSE else decay)
+            own, near = apply_decays(own, Sums, head, spans, span, t, SPAN, REVERSE)
         if Docs is not None:
             near = tl.where(doc == (last if REVERSE else before), near, 0.0)
         if SUMMED:
@@ -180,22 +128,42 @@ def read_kernel(
             out = tl.dot(own.to(w.dtype), w, out, input_precision=PRECISION)
             tl.store(Out + offset, out.to(Out.dtype.element_ty), inside)
             if Tail is not None and tl.program_id(1) == 0:
-                tail = tl.load(Tail + at_border * N + n)
-                w_more = load_extra(W_more, head, length, t)
-                more = near * tl.sum(x * tail[None, :], 1) + tl.sum(own * w_more[None, :], 1)
-                tl.store(Out_more + head * length + t, more, t < length)
+                store_extra(Out_more, Tail + at_border * N + n, W_more, x, own, near, head, length, t)
             if Dots is not None:
                 line = tl.program_id(1) * (tl.num_programs(0) // spans) * HEADS_PER_PROGRAM + head
                 tl.store(Dots + line * length + t, tl.sum(read.to(tl.float32) * w, 1) - tl.sum(out * v, 1), t < length)
     if SUMMED:
         w = load_tokens(W, w_strides, first, heads, t, p, length)
         out = tl.dot(tl.where(pairs, scores, 0.0).to(w.dtype), w, out, input_precision=PRECISION)
-        offset = (
-            t[:, None] * out_strides[2]
-            + p[None, :]
-            + head_offset(out_strides, first // HEADS_PER_PROGRAM, heads // HEADS_PER_PROGRAM)
-        )
+        offset = t[:, None] * out_strides[2] + p[None, :]
+        offset += head_offset(out_strides, first // HEADS_PER_PROGRAM, heads // HEADS_PER_PROGRAM)
         tl.store(Out + offset, out.to(Out.dtype.element_ty), inside)
+
+
+@triton.jit
+def load_and_multiply(X, Y, x_strides, y_strides, head, heads, t, n, length, PRECISION: tl.constexpr):
+    """x (SPAN, N) of a head, and its products x_t · y_s (SPAN, SPAN)."""
+    x = load_tokens(X, x_strides, head, heads, t, n, length)
+    y = load_tokens(Y, y_strides, head, heads, t, n, length)
+    return x, tl.dot(x, tl.trans(y), input_precision=PRECISION)
+
+
+@triton.jit
+def apply_decays(scores, Sums, head, spans, span, t, SPAN: tl.constexpr, REVERSE: tl.constexpr):
+    """The scores (SPAN, SPAN) decayed between the tokens of each pair, and near (SPAN,)."""
+    decay = tl.load(Sums + head * spans * SPAN + t)
+    between = decay[None, :] - decay[:, None] if REVERSE else decay[:, None] - decay[None, :]
+    scores *= tl.exp(tl.minimum(between, 0.0))  # positive only for pairs that are masked
+    return scores, tl.exp(span_decay(Sums, head, spans, span, SPAN) - decay if REVERSE else decay)
+
+
+@triton.jit
+def store_extra(Out_more, Tail, W_more, x, scores, near, head, length, t):
+    """The output of the further column of w; Tail points to the column (N,) of the state."""
+    tail = tl.load(Tail)
+    w_more = load_extra(W_more, head, length, t)
+    more = near * tl.sum(x * tail[None, :], 1) + tl.sum(scores * w_more[None, :], 1)
+    tl.store(Out_more + head * length + t, more, t < length)
 
 
 @triton.jit

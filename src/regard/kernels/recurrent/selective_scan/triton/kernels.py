@@ -19,26 +19,10 @@ LOG2E = tl.constexpr(1.4426950408889634)
 
 @triton.jit(do_not_specialize=["shift"])
 def add_kernel(
-    X,
-    Delta,
-    Bias,
-    A,  # (N, F)
-    B,  # (B, N, L)
-    Docs,
-    Added,
-    Elapsed,
-    x_strides,
-    delta_strides,
-    shift,
-    length,
-    chunks,
-    channels,
-    N: tl.constexpr,
-    T: tl.constexpr,
-    BLOCK: tl.constexpr,
-    REVERSE: tl.constexpr,
-):
-    """Added (B, chunks, N, F); Elapsed (B, chunks, F) = ΣΔ. X is u, or dy for the adjoint."""
+    X, Delta, Bias, A, B, Docs, Added, Elapsed, x_strides, delta_strides, shift, length, chunks, channels,
+    N: tl.constexpr, T: tl.constexpr, BLOCK: tl.constexpr, REVERSE: tl.constexpr,
+):  # fmt: skip
+    """Added (B, chunks, N, F); Elapsed (B, chunks, F) = ΣΔ. X is u, or dy for the adjoint; A (N, F), B (B, N, L)."""
     row, batch, start, t, f, some = program_tile(length, chunks, channels, T, BLOCK)
     _, delta = load_steps(Delta, delta_strides, Bias, batch, t, f, shift, some, channels)
     x = load_tokens(X, x_strides, batch, t, f, shift, some)
@@ -64,27 +48,9 @@ def add_kernel(
 
 @triton.jit(do_not_specialize=["shift"])
 def read_kernel(
-    U,
-    Delta,
-    Bias,
-    A,
-    B,
-    C,
-    D,
-    Docs,
-    Borders,
-    Y,
-    u_strides,
-    delta_strides,
-    y_strides,
-    shift,
-    length,
-    chunks,
-    channels,
-    N: tl.constexpr,
-    T: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+    U, Delta, Bias, A, B, C, D, Docs, Borders, Y, u_strides, delta_strides, y_strides, shift, length, chunks, channels,
+    N: tl.constexpr, T: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     row, batch, start, t, f, some = program_tile(length, chunks, channels, T, BLOCK)
     _, delta = load_steps(Delta, delta_strides, Bias, batch, t, f, shift, some, channels)
     u = load_tokens(U, u_strides, batch, t, f, shift, some)
@@ -104,37 +70,13 @@ def read_kernel(
 
 @triton.jit(do_not_specialize=["shift"])
 def grad_kernel(
-    U,
-    Delta,
-    Bias,
-    A,
-    B,
-    C,
-    D,
-    Docs,
-    Borders,
-    dY,
-    dBorders,
-    dU,
-    dDelta,
-    dA,  # (B, chunks, N, F): of each chunk
-    dB,  # (blocks, B, N, L): of each block of channels
-    dC,
-    dD,  # (B, chunks, F): of each chunk
-    dBias,  # (B, chunks, F): of each chunk
-    u_strides,
-    delta_strides,
-    dy_strides,
-    out_strides,
-    shift,
-    length,
-    chunks,
-    channels,
-    N: tl.constexpr,
-    T: tl.constexpr,
-    BLOCK: tl.constexpr,
-    WIDTH: tl.constexpr,  # N, at least 16
-):
+    U, Delta, Bias, A, B, C, D, Docs, Borders, dY, dBorders, dU, dDelta, dA, dB, dC, dD, dBias,
+    u_strides, delta_strides, dy_strides, out_strides, shift, length, chunks, channels,
+    N: tl.constexpr, T: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr,
+):  # fmt: skip
+    """Gradients of each chunk: dA (B, chunks, N, F), dD and dBias (B, chunks, F); of each block of channels: dB and dC
+    (blocks, B, N, L). WIDTH is N, at least 16.
+    """
     row, batch, start, t, f, some = program_tile(length, chunks, channels, T, BLOCK)
     raw, delta = load_steps(Delta, delta_strides, Bias, batch, t, f, shift, some, channels)
     u = load_tokens(U, u_strides, batch, t, f, shift, some)
@@ -152,17 +94,13 @@ def grad_kernel(
         c = tl.load(C + (batch * N + n) * length + t, t < length, 0.0)
         a, h = scan_states(delta, rate, x * b[:, None], before, Docs, batch, t, start, length)
         g = dy * c[:, None] + tl.where((t == start + T - 1)[:, None], after[None, :], 0.0)
-        # Reversed by hand: `reverse` would also permute the lanes of the warp, by shuffles.
-        one = tl.full((T, BLOCK), 1.0, tl.float32)
-        _, _, g = tl.associative_scan((tl.flip(a, 0), one, tl.flip(g, 0)), 0, adjoint)
-        g = tl.flip(g, 0)
+        g = scan_adjoint(a, g, T, BLOCK)
         d_decay = g * (h - x * b[:, None])  # ∂loss/∂(Δ A): h_t - Δ_t u_t B_t is the decayed h_{t-1}
         tl.store(dA + (row * N + n) * channels + f, tl.sum(d_decay * delta, 0), f < channels)
         d_delta += d_decay * rate[None, :]
         dx += g * b[:, None]
-        # Sums over channels on the tensor cores: every column of the products holds them, and the n-th is kept.
-        d_b += tl.where(line[None, :] == n, tl.dot((g * x).to(ones.dtype), ones, input_precision="tf32x3"), 0.0)
-        d_c += tl.where(line[None, :] == n, tl.dot((h * dy).to(ones.dtype), ones, input_precision="tf32x3"), 0.0)
+        d_b += sum_channels(line[None, :] == n, g * x, ones)
+        d_c += sum_channels(line[None, :] == n, h * dy, ones)
     du = dx * delta
     if D is not None:
         du += dy * tl.load(D + f, f < channels, 0.0)[None, :]
@@ -233,6 +171,24 @@ def scan_states(delta, rate, b, before, Docs, batch, t, start, length):
     b += tl.where((t == start)[:, None], a * before[None, :], 0.0)
     _, h = tl.associative_scan((a, b), 0, compose)
     return a, h
+
+
+@triton.jit
+def scan_adjoint(a, g, T: tl.constexpr, BLOCK: tl.constexpr):
+    """g_t + a_{t+1} g_{t+1} + a_{t+1} a_{t+2} g_{t+2} + …, (T, BLOCK)."""
+    # Reversed by hand: `reverse` would also permute the lanes of the warp, by shuffles.
+    one = tl.full((T, BLOCK), 1.0, tl.float32)
+    _, _, g = tl.associative_scan((tl.flip(a, 0), one, tl.flip(g, 0)), 0, adjoint)
+    return tl.flip(g, 0)
+
+
+@triton.jit
+def sum_channels(column, x, ones):
+    """(T, WIDTH) with the sums over the channels of x (T, BLOCK) in one column (1, WIDTH), zeros in the others.
+
+    On the tensor cores: every column of the product with ones (BLOCK, WIDTH) holds the sums.
+    """
+    return tl.where(column, tl.dot(x.to(ones.dtype), ones, input_precision="tf32x3"), 0.0)
 
 
 @triton.jit
