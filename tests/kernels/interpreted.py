@@ -1,4 +1,4 @@
-"""Tests of Triton's kernels: on a GPU where there is one; else on the CPU, by Triton's interpreter (tests/conftest.py).
+"""The device of the Triton tests: a GPU if there is one, else the CPU with Triton's interpreter (tests/conftest.py).
 
 The interpreter computes program after program with numpy, so shapes must be small: a few tiles of 16 × 16. Its products
 of bfloat16 are wrong: test with float32 and float16.

@@ -1,6 +1,6 @@
-"""Normal draws as R makes them: `set.seed(seed)`, then `rnorm` by Mersenne Twister and inversion, R's defaults.
+"""The normal draws of R: `set.seed(seed)`, then `rnorm` by Mersenne Twister and inversion, R's defaults.
 
-So that numbers which were computed in R, and printed, can be computed here.
+They reproduce results that were computed in R.
 """
 
 import numpy as np
@@ -11,19 +11,17 @@ from torch import Tensor
 class R:
     def __init__(self, seed: int):
         words = []
-        for _ in range(
-            50 + 625
-        ):  # fifty rounds of a congruential generator scramble the seed, the next 625 are the state
+        for _ in range(50 + 625):  # 50 rounds of a congruential generator scramble the seed, 625 are the state
             seed = (69069 * seed + 1) % 2**32
             words.append(seed)
         self.twister = np.random.MT19937()
         self.twister.state = {"bit_generator": "MT19937", "state": {"key": words[51:], "pos": 624}}
 
     def rnorm(self, *shape: int) -> Tensor:
-        """Draws in the order in which R makes them, the last index fastest."""
+        """Draws in the order of R, the last index fastest."""
         count = int(np.prod(shape))
         uniform = self.twister.random_raw(2 * count).astype(np.float64).reshape(count, 2) * 2.3283064365386963e-10
-        fine = np.floor(2.0**27 * uniform[:, 0]) + uniform[:, 1]  # two draws for one: 32 bits are too few for the tails
+        fine = np.floor(2.0**27 * uniform[:, 0]) + uniform[:, 1]  # two draws: 32 bits are too few for the tails
         return torch.special.ndtri(torch.from_numpy(fine / 2.0**27)).reshape(shape)
 
     def matrix(self, rows: int, columns: int) -> Tensor:

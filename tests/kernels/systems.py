@@ -1,4 +1,4 @@
-"""Linear systems to be tested, and the loop that they are tested against."""
+"""Linear systems for the tests of state spaces, and the recurrence as a plain loop."""
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ def random(*shape: int, seed: int = 0) -> Tensor:
 
 
 def system(kind: str, channels: int, state: int, step: float | None = None) -> System:
-    """HiPPO's, at steps from 0.001 to 0.3 unless one is given."""
+    """A HiPPO system with steps from 0.001 to 0.3, or with this step."""
     steps = (
         torch.logspace(-3, -0.5, channels, dtype=torch.float64)
         if step is None
@@ -36,14 +36,14 @@ def loop(
     """The recurrence, token by token and row by row."""
     y, state = torch.zeros_like(u), state.clone()
     for row in range(len(u)):
-        before = None
+        previous = None
         for t in range(u.shape[1]):
             if valid is not None and not valid[row, t]:
                 continue
-            if segments is not None and before is not None and segments[row, t] != before:
+            if segments is not None and previous is not None and segments[row, t] != previous:
                 state[row] = 0
-            before = None if segments is None else segments[row, t]
-            moved = system.transition @ state[row : row + 1]
-            state[row] = moved[0] + system.b * u[row, t].unsqueeze(-1)
+            previous = None if segments is None else segments[row, t]
+            advanced = system.transition @ state[row : row + 1]
+            state[row] = advanced[0] + system.b * u[row, t].unsqueeze(-1)
             y[row, t] = (system.c * state[row]).sum(-1)
     return y, state

@@ -58,11 +58,11 @@ def attends(layout: TokenLayout, options: ScoreOptions, b: int, i: int, j: int) 
 ])  # fmt: skip
 def test_reference_equals_its_definition(mask: str, heads: str, bias: str | None, layout: str, extra: str) -> None:
     rows = slice(0, 1)
-    where = LAYOUTS[layout]
-    q, k, v = (x.detach() for x in inputs(heads, where, torch.float64))
+    tokens = LAYOUTS[layout]
+    q, k, v = (x.detach() for x in inputs(heads, tokens, torch.float64))
     options = options_of(MASKS[mask], bias, extra, torch.float64)
-    found = reference.attend(q, k, v, where, options).detach()[rows]
-    expected = plain_loops(q[rows], k[rows], v[rows], where, options)
+    found = reference.attend(q, k, v, tokens, options).detach()[rows]
+    expected = plain_loops(q[rows], k[rows], v[rows], tokens, options)
     assert (found - expected).abs().max() < 1e-12
 
 
@@ -92,7 +92,7 @@ def test_backends_on_a_gpu(name: str, heads: str, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("groups", [1, 2, 3, 6])
 @pytest.mark.parametrize("name", ["reference", "sdpa", "tiled", "block_sparse"])
 def test_consecutive_query_heads_share_a_key_head(name: str, groups: int) -> None:
-    """Of six query heads, head h reads key head h // (6 / groups): each gives what it gives alone."""
+    """Of six query heads, head h attends to key head h // (6 / groups), as if each pair were computed alone."""
     q, k, v = (torch.randn(1, heads, 9, 8, dtype=torch.float64) for heads in (6, groups, groups))
     layout, options = TokenLayout.whole(1, 9), ScoreOptions(Window(4))
     found = backend(name)(q, k, v, layout, options)

@@ -1,4 +1,4 @@
-"""What must hold of attention whatever its inputs: identities, inequalities and limits, in float64."""
+"""Identities, inequalities and limits of attention that hold for all inputs, in float64."""
 
 import math
 
@@ -20,15 +20,15 @@ from tests.kernels.cases import ON_GPU
 
 MASKS = {"full": Full(), "causal": Causal()}
 
-DENSE = sorted(BACKENDS.keys() - ON_GPU - {"block_sparse"})  # which takes patterns only
+DENSE = sorted(BACKENDS.keys() - ON_GPU - {"block_sparse"})  # block_sparse supports sparse patterns only
 
 
 def random(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def before(queries: int, keys: int) -> TokenLayout:
-    """The last queries of a text before all its keys."""
+def last_queries(queries: int, keys: int) -> TokenLayout:
+    """The layout of the last queries of a sequence with all its keys."""
     return TokenLayout(torch.arange(keys - queries, keys).unsqueeze(0)).with_keys(torch.arange(keys).unsqueeze(0))
 
 
@@ -40,7 +40,7 @@ def row(scores: Tensor) -> Tensor:
     """The weights of one query with these scores (n,): its keys are the unit vectors."""
     n = len(scores)
     keys = torch.eye(n, dtype=scores.dtype)[None, None]
-    return attention_weights(scores.view(1, 1, 1, n), keys, before(1, n), ScoreOptions(Full())).flatten()
+    return attention_weights(scores.view(1, 1, 1, n), keys, last_queries(1, n), ScoreOptions(Full())).flatten()
 
 
 def softmax_jacobian(scores: Tensor) -> Tensor:
@@ -55,11 +55,11 @@ def norm(matrix: Tensor) -> float:
 
 @pytest.mark.ledger("attn.sdpa")
 @pytest.mark.parametrize("name", DENSE)
-def test_attention_is_that_of_torch(name: str) -> None:
+def test_attention_equals_that_of_torch(name: str) -> None:
     q, k, v = (random(1, 8, 10, 64, seed=n) for n in range(3))
     found = backend(name)(q, k, v, TokenLayout.whole(1, 10), scaled(q))
     assert (found - F.scaled_dot_product_attention(q, k, v)).abs().max() < 1e-12
-    i, s = 3, q[0, 0, 3] @ k[0, 0].T / 8  # one row, by its own formula
+    i, s = 3, q[0, 0, 3] @ k[0, 0].T / 8  # one row by its formula
     assert (found[0, 0, i] - s.softmax(-1) @ v[0, 0]).abs().max() < 1e-12
     inputs = tuple(random(1, 2, 4, 3, seed=n).requires_grad_() for n in range(3))
     assert gradcheck(lambda q, k, v: backend(name)(q, k, v, TokenLayout.whole(1, 4), scaled(q)), inputs, fast_mode=True)
@@ -67,24 +67,26 @@ def test_attention_is_that_of_torch(name: str) -> None:
 
 @pytest.mark.ledger("attn.rect")
 @pytest.mark.parametrize("name", BACKENDS)
-def test_queries_and_keys_values_and_keys_may_differ_in_size(name: str) -> None:
+def test_numbers_of_queries_and_keys_and_their_dims_may_differ(name: str) -> None:
     q, k, v = random(1, 2, 3, 4), random(1, 2, 7, 4, seed=1), random(1, 2, 7, 5, seed=2)
-    where, how = before(3, 7), scaled(q)
-    if BACKENDS[name].refuses(describe(q, k, v, where, how)):
+    layout, options = last_queries(3, 7), scaled(q)
+    if BACKENDS[name].refuses(describe(q, k, v, layout, options)):
         with pytest.raises(ValueError, match=name):
-            backend(name)(q, k, v, where, how)
+            backend(name)(q, k, v, layout, options)
         return
-    out = backend(name)(q, k, v, where, how)
+    out = backend(name)(q, k, v, layout, options)
     assert out.shape == (1, 2, 3, 5)
-    assert attention_weights(q, k, where, how).shape == (1, 2, 3, 7)
+    assert attention_weights(q, k, layout, options).shape == (1, 2, 3, 7)
     assert (out - (q @ k.mT / 2).softmax(-1) @ v).abs().max() < 1e-12
 
 
 @pytest.mark.ledger("attn.lookup")
-def test_a_soft_dictionary_hardens_with_the_temperature() -> None:
+def test_low_temperature_selects_one_value_and_high_temperature_averages() -> None:
     q, k, v = random(1, 1, 6, 4), random(1, 1, 9, 4, seed=1), random(1, 1, 9, 3, seed=2)
     best = (q @ k.mT).argmax(-1)[0, 0]
-    cold, hot = (attend(q, k, v, before(6, 9), ScoreOptions(Full(), 1 / temperature)) for temperature in (1e-4, 1e9))
+    cold, hot = (
+        attend(q, k, v, last_queries(6, 9), ScoreOptions(Full(), 1 / temperature)) for temperature in (1e-4, 1e9)
+    )
     assert (cold - v[:, :, best]).abs().max() < 1e-12
     assert (hot - v.mean(2, keepdim=True)).abs().max() < 1e-8
     aligned, orthogonal = row(torch.tensor([4.0, 0.0], dtype=torch.float64))
@@ -94,7 +96,7 @@ def test_a_soft_dictionary_hardens_with_the_temperature() -> None:
 
 @pytest.mark.ledger("attn.scale.var")
 @pytest.mark.parametrize("width", [4, 16, 64, 256])
-def test_scores_have_the_variance_of_their_width(width: int) -> None:
+def test_variance_of_scores_is_the_width(width: int) -> None:
     draws = 20_000
     scores = random(2, draws, width, seed=width).prod(0).sum(-1)
     assert abs(scores.mean()) < 3 * math.sqrt(width / draws)
@@ -104,20 +106,20 @@ def test_scores_have_the_variance_of_their_width(width: int) -> None:
 
 
 @pytest.mark.ledger("attn.scale.gotcha")
-def test_the_divisor_is_the_root_of_the_width() -> None:
-    """Dividing by d_k leaves a deviation of 1/√d_k: rows go to uniform, what they lack in entropy dying like 1/d_k."""
-    lacking = {0.5: [], 1.0: []}
+def test_dividing_by_the_width_instead_of_its_root_makes_weights_uniform() -> None:
+    """Scores divided by d_k have a deviation of 1/√d_k: the entropy differs from its maximum by O(1/d_k)."""
+    deficits = {0.5: [], 1.0: []}
     for width in (16, 64, 256, 1024):
         q, k = random(1, 8, 64, width, seed=width), random(1, 8, 64, width, seed=width + 1)
-        for power, found in lacking.items():
+        for power, found in deficits.items():
             weights = attention_weights(q, k, TokenLayout.whole(1, 64), ScoreOptions(Full(), width**-power))
             found.append(math.log(64) - row_entropy(weights).mean().item())
-    assert lacking[0.5] == pytest.approx([lacking[0.5][0]] * 4, rel=0.1)
-    assert [x / y for x, y in zip(lacking[1.0], lacking[1.0][1:], strict=False)] == pytest.approx([4] * 3, rel=0.1)
+    assert deficits[0.5] == pytest.approx([deficits[0.5][0]] * 4, rel=0.1)
+    assert [x / y for x, y in zip(deficits[1.0], deficits[1.0][1:], strict=False)] == pytest.approx([4] * 3, rel=0.1)
 
 
 @pytest.mark.ledger("attn.jac.form")
-def test_the_jacobian_of_a_row() -> None:
+def test_softmax_jacobian_equals_its_formula() -> None:
     for seed in range(5):
         scores = 2 * random(7, seed=seed)
         a, found = row(scores), softmax_jacobian(scores)
@@ -128,22 +130,22 @@ def test_the_jacobian_of_a_row() -> None:
 
 
 @pytest.mark.ledger("attn.jac.half")
-def test_the_jacobian_of_a_row_is_at_most_a_half() -> None:
+def test_softmax_jacobian_has_norm_at_most_one_half() -> None:
     scores = random(20_000, 5) * torch.linspace(0.01, 20, 20_000, dtype=torch.float64).unsqueeze(-1)
     a = scores.softmax(-1)
-    every = a.diag_embed() - a.unsqueeze(-1) * a.unsqueeze(-2)
-    assert torch.linalg.matrix_norm(every, 2).max() <= 0.5
-    assert every.diagonal(dim1=-2, dim2=-1).max() <= 0.25
+    jacobians = a.diag_embed() - a.unsqueeze(-1) * a.unsqueeze(-2)
+    assert torch.linalg.matrix_norm(jacobians, 2).max() <= 0.5
+    assert jacobians.diagonal(dim1=-2, dim2=-1).max() <= 0.25
     two = softmax_jacobian(torch.zeros(2, dtype=torch.float64))
     assert norm(two) == pytest.approx(0.5, abs=1e-15)
     assert two.diagonal().tolist() == [0.25, 0.25]
     others = [norm(softmax_jacobian(torch.tensor([0.0, 0.0, -gap], dtype=torch.float64))) for gap in (1, 5, 20)]
-    assert others == sorted(others)  # with a third key the half is a limit
+    assert others == sorted(others)  # with a third key one half is only approached
     assert 0.5 - 1e-8 < others[-1] < 0.5
 
 
 @pytest.mark.ledger("attn.jac.gap")
-def test_gradients_die_exponentially_in_the_gap() -> None:
+def test_gradients_decay_exponentially_with_the_gap_of_scores() -> None:
     n = 9
     for seed in range(50):
         scores = (1 + seed / 5) * random(n, seed=seed)
@@ -151,7 +153,7 @@ def test_gradients_die_exponentially_in_the_gap() -> None:
         bound = (n - 1) * math.exp(second - first)
         assert 1 - row(scores).max() <= bound
         assert norm(softmax_jacobian(scores)) <= 2 * bound
-    for gap in (10.0, 20.0, 30.0):  # tight where the others tie
+    for gap in (10.0, 20.0, 30.0):  # the bound is tight if all other scores are equal
         tied = torch.tensor([gap] + [0.0] * (n - 1), dtype=torch.float64)
         share = row(tied)[1:].sum().item()
         assert share == pytest.approx((n - 1) * math.exp(-gap), rel=1.1 * (n - 1) * math.exp(-gap) + 1e-12)
@@ -166,12 +168,12 @@ def test_gradients_die_exponentially_in_the_gap() -> None:
 
 @pytest.mark.ledger("attn.jac.uniform")
 @pytest.mark.parametrize(("n", "expected"), [(2, 0.5), (5, 0.2), (100, 0.01)])
-def test_a_uniform_row_dilutes(n: int, expected: float) -> None:
+def test_jacobian_of_uniform_weights_has_norm_one_over_n(n: int, expected: float) -> None:
     assert norm(softmax_jacobian(torch.zeros(n, dtype=torch.float64))) == pytest.approx(expected, abs=1e-15)
 
 
-class WrittenOut(torch.autograd.Function):
-    """One head's attention with its backward by hand."""
+class ManualBackward(torch.autograd.Function):
+    """Attention with the backward by its formula."""
 
     @staticmethod
     def forward(ctx, q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> Tensor:
@@ -189,18 +191,18 @@ class WrittenOut(torch.autograd.Function):
 
 @pytest.mark.ledger("attn.backward")
 @pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
-def test_the_backward_written_out(mask: Mask) -> None:
+def test_backward_equals_its_formula(mask: Mask) -> None:
     q, k, v, g = (random(1, 2, 6, 4, seed=n).requires_grad_(n < 3) for n in range(4))
-    found = torch.autograd.grad(WrittenOut.apply(q, k, v, mask), (q, k, v), g)
+    found = torch.autograd.grad(ManualBackward.apply(q, k, v, mask), (q, k, v), g)
     expected = torch.autograd.grad(attend(q, k, v, TokenLayout.whole(1, 6), scaled(q, mask)), (q, k, v), g)
     for f, e in zip(found, expected, strict=True):
         assert (f - e).abs().max() < 1e-12
-    assert gradcheck(lambda q, k, v: WrittenOut.apply(q, k, v, mask), (q, k, v), fast_mode=True)
-    assert (found[0] * math.sqrt(4) - expected[0]).abs().max() > 0.1  # without the factor it is another gradient
+    assert gradcheck(lambda q, k, v: ManualBackward.apply(q, k, v, mask), (q, k, v), fast_mode=True)
+    assert (found[0] * math.sqrt(4) - expected[0]).abs().max() > 0.1  # without the factor the gradient differs
 
 
 def smooth(q: Tensor, k: Tensor, v: Tensor, kernel, causal: bool) -> Tensor:
-    """Nadaraya and Watson's estimate at each query: the mean of the values, weighted by a kernel of query and key."""
+    """The Nadaraya-Watson estimate at each query: the mean of the values, weighted by a kernel of query and key."""
     out = []
     for i, query in enumerate(q):
         pairs = list(zip(k, v, strict=True))[: i + 1 if causal else None]
@@ -211,7 +213,7 @@ def smooth(q: Tensor, k: Tensor, v: Tensor, kernel, causal: bool) -> Tensor:
 
 @pytest.mark.ledger("attn.kernel")
 @pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
-def test_attention_is_kernel_regression(mask: Mask) -> None:
+def test_attention_equals_kernel_regression(mask: Mask) -> None:
     q, k, v = (random(6, 4, seed=n) for n in range(3))
     expected = smooth(q, k, v, lambda q, k: torch.exp(q @ k / 2), mask.causal)
     found = attend(q[None, None], k[None, None], v[None, None], TokenLayout.whole(1, 6), scaled(q, mask))
@@ -219,8 +221,8 @@ def test_attention_is_kernel_regression(mask: Mask) -> None:
 
 
 @pytest.mark.ledger("attn.kernel.gauss")
-def test_with_keys_of_one_length_the_kernel_is_gaussian() -> None:
-    """Its variance is √d_k, so its bandwidth is the fourth root; with √d_k for a bandwidth it is another smoother."""
+def test_with_keys_of_equal_norm_the_kernel_is_gaussian() -> None:
+    """Its variance is √d_k, so its bandwidth is the fourth root of d_k and not √d_k."""
     width = 16
     q, k, v = (random(8, width, seed=n) for n in range(3))
     k = 3 * k / k.norm(dim=-1, keepdim=True)
@@ -235,8 +237,8 @@ def test_with_keys_of_one_length_the_kernel_is_gaussian() -> None:
 
 @pytest.mark.ledger("attn.hull")
 @pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
-def test_outputs_stay_in_the_hull_of_the_values(mask: Mask) -> None:
-    directions = torch.cat([torch.eye(3, dtype=torch.float64), random(200, 3)])  # coordinates, and any other side
+def test_outputs_are_in_the_convex_hull_of_the_values(mask: Mask) -> None:
+    directions = torch.cat([torch.eye(3, dtype=torch.float64), random(200, 3)])  # coordinate axes and random directions
     for seed in range(20):
         q, k, v = (3 * random(1, 2, 7, 3, seed=3 * seed + n) for n in range(3))
         weights = attention_weights(q, k, TokenLayout.whole(1, 7), scaled(q, mask))
@@ -249,7 +251,7 @@ def test_outputs_stay_in_the_hull_of_the_values(mask: Mask) -> None:
 
 @pytest.mark.ledger("attn.softmax")
 @pytest.mark.parametrize("name", DENSE)
-def test_the_softmax_runs_over_keys_and_does_not_overflow(name: str) -> None:
+def test_softmax_is_over_keys_and_does_not_overflow(name: str) -> None:
     q, k = random(1, 1, 5, 4), random(1, 1, 5, 4, seed=1)
     weights = attention_weights(q, k, TokenLayout.whole(1, 5), scaled(q))
     assert (weights.sum(-1) - 1).abs().max() < 1e-14
@@ -268,7 +270,7 @@ def test_the_softmax_runs_over_keys_and_does_not_overflow(name: str) -> None:
 
 
 @pytest.mark.ledger("attn.linear.v")
-def test_attention_is_linear_in_the_values_alone() -> None:
+def test_attention_is_linear_in_the_values_only() -> None:
     q, k, v, w = (random(1, 2, 6, 4, seed=n) for n in range(4))
     layout = TokenLayout.whole(1, 6)
 
@@ -280,7 +282,7 @@ def test_attention_is_linear_in_the_values_alone() -> None:
 
 
 @pytest.mark.ledger("attn.cost")
-def test_work_and_memory_grow_with_the_square_of_the_length() -> None:
+def test_flops_and_weights_are_quadratic_in_the_length() -> None:
     for length, entries in ((1_000, 10**6), (2_000, 4 * 10**6), (100_000, 10**10)):
         with torch.device("meta"), FlopCounterMode(display=False) as counter:
             q, k, v = torch.empty(1, 1, length, 16), torch.empty(1, 1, length, 16), torch.empty(1, 1, length, 24)
@@ -289,4 +291,4 @@ def test_work_and_memory_grow_with_the_square_of_the_length() -> None:
             assert attention_weights(q, k, layout, scaled(q)).numel() == entries
         assert out.shape == (1, 1, length, 24)
         scores, blend = 2 * length**2 * 16, 2 * length**2 * 24
-        assert counter.get_total_flops() == scores + blend + scores  # the second scores: of the weights asked for
+        assert counter.get_total_flops() == scores + blend + scores  # the second scores are those of attention_weights

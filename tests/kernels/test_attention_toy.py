@@ -1,4 +1,4 @@
-"""Attention worked out by hand: three keys, three orthonormal tokens, and five random ones whose numbers R printed."""
+"""Small worked examples of attention: three keys, three orthonormal tokens, and five random ones computed in R."""
 
 import math
 
@@ -25,28 +25,28 @@ def one_head(q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> tuple[Tensor, Tenso
     return attention_weights(q, k, layout, options)[0, 0], attend(q, k, v, layout, options)[0, 0]
 
 
-def printed(found: Tensor, expected: list[list[float]]) -> bool:
-    """Do these numbers round to those that were printed with three places?"""
+def rounds_to(found: Tensor, expected: list[list[float]]) -> bool:
+    """Whether the numbers round to the expected ones, which have three decimals."""
     return bool((found - torch.tensor(expected, dtype=torch.float64)).abs().max() <= 0.0005)
 
 
 @pytest.fixture
 def toy() -> tuple[R, Tensor]:
-    """Five tokens of width 4: normal embeddings plus sinusoids; the generator goes on from there."""
+    """Five tokens of width 4: normal embeddings plus sinusoids; the generator continues with the projections."""
     r = R(2017)
     x = r.matrix(TOKENS, 4)
     return r, Sinusoidal().build(4, 1).embed(x.unsqueeze(0), TokenLayout.whole(1, TOKENS))[0]
 
 
 def self_attention(toy: tuple[R, Tensor], mask: Mask) -> tuple[Tensor, Tensor, Tensor]:
-    """(scaled scores, weights, output) with projections that are plain N(0, 1)."""
+    """(scaled scores, weights, output) with projections drawn from N(0, 1)."""
     r, x = toy
     q, k, v = (x @ r.matrix(4, 4) for _ in range(3))
     return q @ k.T / 2, *one_head(q, k, v, mask)
 
 
 @pytest.mark.ledger("attn.3key")
-def test_three_keys() -> None:
+def test_one_query_with_three_keys() -> None:
     q, k = torch.tensor([[1.0, 0.0]]), torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
     scores = q @ k.T
     assert scores.tolist() == [[1, 0, 1]]
@@ -61,7 +61,7 @@ def test_three_keys() -> None:
 def test_three_orthonormal_tokens() -> None:
     v = torch.tensor([[1.0, 0.0], [0.0, 1.0], [2.0, 2.0]])
     weights, out = one_head(torch.eye(3), torch.eye(3), v, Full())
-    assert torch.equal(torch.eye(3) @ torch.eye(3).T, torch.eye(3))  # the keys are not alike
+    assert torch.equal(torch.eye(3) @ torch.eye(3).T, torch.eye(3))  # the keys are orthonormal
     expected = torch.full((3, 3), 0.2645).fill_diagonal_(0.4711)
     assert (weights - expected).abs().max() < 1e-4
     assert (out - torch.tensor([[1, 0.7934], [0.7934, 1], [1.2066, 1.2066]])).abs().max() < 1e-4
@@ -78,9 +78,9 @@ def test_five_tokens_one_head(toy: tuple[R, Tensor]) -> None:
         [-1.617, -1.255, 0.337, -0.130],
         [-0.827, 0.910, -1.390, 0.073],
     ]
-    assert printed(toy[1], x)
+    assert rounds_to(toy[1], x)
     _, weights, out = self_attention(toy, Full())
-    assert printed(
+    assert rounds_to(
         weights,
         [
             [0.000, 1.000, 0.000, 0.000, 0.000],
@@ -90,7 +90,7 @@ def test_five_tokens_one_head(toy: tuple[R, Tensor]) -> None:
             [0.001, 0.054, 0.944, 0.001, 0.000],
         ],
     )
-    assert printed(
+    assert rounds_to(
         out,
         [
             [-2.871, -1.431, -1.750, -0.112],
@@ -101,12 +101,12 @@ def test_five_tokens_one_head(toy: tuple[R, Tensor]) -> None:
         ],
     )
     assert (weights.sum(-1) - 1).abs().max() < 1e-8
-    assert printed(row_entropy(weights), [[0.000, 0.231, 0.000, 0.215, 0.226]])
+    assert rounds_to(row_entropy(weights), [[0.000, 0.231, 0.000, 0.215, 0.226]])
     assert math.log(5) == pytest.approx(1.609, abs=5e-4)
 
 
 @pytest.mark.ledger("attn.scale.assumption")
-def test_scaled_scores_are_as_wide_as_the_projections_make_them(toy: tuple[R, Tensor]) -> None:
+def test_unscaled_projections_make_sharp_weights(toy: tuple[R, Tensor]) -> None:
     scores, weights, _ = self_attention(toy, Full())
     assert scores.std(correction=0).item() == pytest.approx(6.6, abs=0.05)
     entropies = row_entropy(weights)
@@ -117,7 +117,7 @@ def test_scaled_scores_are_as_wide_as_the_projections_make_them(toy: tuple[R, Te
 @pytest.mark.ledger("mask.toy5")
 def test_five_tokens_one_head_causal(toy: tuple[R, Tensor]) -> None:
     _, weights, _ = self_attention(toy, Causal())
-    assert printed(
+    assert rounds_to(
         weights,
         [
             [1.000, 0.000, 0.000, 0.000, 0],
@@ -142,7 +142,7 @@ def test_five_tokens_two_heads(toy: tuple[R, Tensor]) -> None:
     for weights, _ in heads:
         assert (weights.sum(-1) - 1).abs().max() < 1e-8
     out = torch.cat([out for _, out in heads], -1) @ r.matrix(4, 4)
-    assert printed(
+    assert rounds_to(
         out,
         [
             [-1.406, -4.674, -0.573, -1.912],
@@ -155,7 +155,7 @@ def test_five_tokens_two_heads(toy: tuple[R, Tensor]) -> None:
 
 
 @pytest.mark.ledger("attn.scale.table")
-def test_the_spread_of_scores_by_width() -> None:
+def test_standard_deviation_of_scores_by_width() -> None:
     r, expected = R(1), {4: (2.010, 1.005), 16: (4.017, 1.004), 64: (8.070, 1.009), 256: (16.089, 1.006)}
     for width, (raw, scaled) in expected.items():
         scores = r.rnorm(20_000, 2, width).prod(1).sum(-1)  # a query, then a key, twenty thousand times

@@ -1,4 +1,4 @@
-"""Decoding by split keys is the reference: contiguous keys and pages, every mask, bias, cap and sink that it takes."""
+"""Attention of decode steps with split keys equals the reference: contiguous keys and pages, all supported options."""
 
 import pytest
 import torch
@@ -34,7 +34,7 @@ MASKS: dict[str, Mask] = {
 
 
 def inputs(heads: str, queries: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor, TokenLayout]:
-    """Two rows, one of whose texts is shorter, before KEYS keys."""
+    """Two rows of different lengths, with KEYS keys."""
     h, k = HEADS[heads]
     shapes = (2, h, queries, DIM), (2, k, KEYS, DIM), (2, k, KEYS, VALUE)
     q, k, v = (torch.randn(shape, dtype=dtype, device=DEVICE) for shape in shapes)
@@ -44,7 +44,7 @@ def inputs(heads: str, queries: int, dtype: torch.dtype = torch.float32) -> tupl
 
 
 def paged(x: Tensor, block: int, seed: int) -> Pages:
-    """The same keys, in blocks that lie anywhere in a pool among what is not theirs."""
+    """The same keys in blocks at random places of a pool, between blocks of other rows."""
     rows, heads, keys, dim = x.shape
     blocks = -(-keys // block)
     order = torch.randperm(rows * blocks + 2, generator=torch.Generator().manual_seed(seed))
@@ -76,7 +76,7 @@ CASES = [  # heads, queries, (bias, cap, sinks), block; each mask has one of the
 
 
 @pytest.mark.parametrize("n, mask", list(enumerate(MASKS)), ids=list(MASKS))
-def test_contiguous_and_pages_are_the_reference(n: int, mask: str) -> None:
+def test_contiguous_and_paged_keys_equal_the_reference(n: int, mask: str) -> None:
     heads, queries, extra, block = CASES[n % len(CASES)]
     q, k, v, layout = inputs(heads, queries)
     options = options_of(MASKS[mask], *extra)
@@ -90,12 +90,12 @@ def test_contiguous_and_pages_are_the_reference(n: int, mask: str) -> None:
 
 
 def slots(span: int) -> Tensor:
-    """Which slots of two rows' pages hold keys."""
+    """(2, span): whether a slot of a row holds a key."""
     return torch.arange(span, device=DEVICE).expand(2, span) < KEYS
 
 
-def test_keys_may_stand_anywhere_and_be_missing() -> None:
-    """As a ring hands them out: positions in any order, some slots empty."""
+def test_keys_in_any_order_with_empty_slots() -> None:
+    """As from a ring store: positions in any order, some slots empty."""
     q, k, v, layout = inputs("grouped-query", 2)
     order = torch.stack([torch.randperm(KEYS) for _ in range(2)]).to(DEVICE)
     layout = TokenLayout(layout.positions).with_keys(order, valid=torch.rand(2, KEYS, device=DEVICE) > 0.3)
@@ -105,7 +105,7 @@ def test_keys_may_stand_anywhere_and_be_missing() -> None:
 
 
 @pytest.mark.parametrize("sinks", [False, True])
-def test_a_query_that_sees_nothing_gives_zeros(sinks: bool) -> None:
+def test_query_without_keys_is_zero(sinks: bool) -> None:
     q, k, v, layout = inputs("grouped-query", 1)
     valid = torch.ones(2, KEYS, dtype=torch.bool, device=DEVICE)
     valid[0] = False
@@ -117,7 +117,7 @@ def test_a_query_that_sees_nothing_gives_zeros(sinks: bool) -> None:
 
 
 @pytest.mark.parametrize("splits", [1, 2, 5])
-def test_any_number_of_splits(splits: int) -> None:
+def test_any_number_of_splits_equals_the_reference(splits: int) -> None:
     from regard.kernels.attention.triton.decode_kernels import launch
 
     q, k, v, layout = inputs("grouped-query", 1)
@@ -194,7 +194,7 @@ def steps_and_whole(kind: str, compile: bool) -> tuple[Tensor, Tensor]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["contiguous", "paged"])
-def test_a_model_steps_through_it_compiled_too(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_decoded_model_equals_the_whole_forward(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(decode, "cannot_triton", lambda device: None)
     choose_once.cache_clear()
     for compile in (False, True):
@@ -206,7 +206,7 @@ def test_a_model_steps_through_it_compiled_too(kind: str, monkeypatch: pytest.Mo
 @pytest.mark.gpu
 @pytest.mark.parametrize("kind", ["contiguous", "paged"])
 @pytest.mark.parametrize("compile", [False, True])
-def test_on_a_gpu_a_model_steps_through_it(kind: str, compile: bool) -> None:
+def test_decoded_model_equals_the_whole_forward_on_a_gpu(kind: str, compile: bool) -> None:
     found, expected = steps_and_whole(kind, compile)
     assert (found - expected).abs().max() <= 1e-4
 
@@ -214,7 +214,7 @@ def test_on_a_gpu_a_model_steps_through_it(kind: str, compile: bool) -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("mask", MASKS)
-def test_on_a_gpu_no_worse_than_pytorch_by_more_than_twice(mask: str, dtype: torch.dtype) -> None:
+def test_error_is_at_most_twice_that_of_pytorch(mask: str, dtype: torch.dtype) -> None:
     for heads, queries in (("grouped-query", 1), ("multi-query", 7)):
         q, k, v, layout = inputs(heads, queries, dtype)
         options = options_of(MASKS[mask])
@@ -224,7 +224,7 @@ def test_on_a_gpu_no_worse_than_pytorch_by_more_than_twice(mask: str, dtype: tor
 
 
 @pytest.mark.gpu
-def test_auto_takes_it_for_a_step_and_compiles_around_it() -> None:
+def test_auto_chooses_decode_and_compiles_in_one_graph() -> None:
     q, k, v, layout = inputs("grouped-query", 1, torch.bfloat16)
     options = options_of(Causal())
     assert why(q, k, v, layout, options) == ("decode", "decode is the fastest and supports these arguments")

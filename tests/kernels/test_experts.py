@@ -1,4 +1,4 @@
-"""Grouped products: a matrix for each stretch of rows, by torch's grouped product and slice by slice."""
+"""Grouped products, one matrix per range of rows: by torch's grouped product and slice by slice."""
 
 import warnings
 
@@ -22,7 +22,7 @@ def ends_of(sizes: list[int]) -> Tensor:
     return torch.tensor(sizes).cumsum(0)
 
 
-def drawn(dtype: torch.dtype, rows: int = 8, columns: int = 12) -> tuple[Tensor, Tensor, Tensor]:
+def draw(dtype: torch.dtype, rows: int = 8, columns: int = 12) -> tuple[Tensor, Tensor, Tensor]:
     generator = torch.Generator().manual_seed(0)
     shapes = ((12, columns), (4, rows, columns), (4, rows))
     x, weight, bias = (torch.randn(shape, generator=generator, dtype=dtype) for shape in shapes)
@@ -39,15 +39,15 @@ def by_rows(x: Tensor, weight: Tensor, bias: Tensor, sizes: list[int]) -> Tensor
     ("dtype", "rows", "columns", "grouped"),
     [
         (torch.float32, 8, 12, True),
-        (torch.float32, 7, 12, False),  # rows that are no whole 16 bytes
+        (torch.float32, 7, 12, False),  # rows of weights whose size is not a multiple of 16 bytes
         (torch.float32, 8, 5, False),
         (torch.float64, 8, 12, False),
     ],
 )
-def test_every_row_meets_its_matrix(
+def test_every_row_is_multiplied_by_its_matrix(
     sizes: list[int], dtype: torch.dtype, rows: int, columns: int, grouped: bool
 ) -> None:
-    inputs = drawn(dtype, rows, columns)
+    inputs = draw(dtype, rows, columns)
     assert groups_matmul(*inputs[:2]) == grouped
     found, expected = grouped_linear(*inputs, ends_of(sizes)), by_rows(*inputs, sizes)
     tolerance = 1e-5 if dtype == torch.float32 else 1e-13
@@ -60,33 +60,33 @@ def test_every_row_meets_its_matrix(
 
 
 @pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
-def test_the_written_backward_is_right(sizes: list[int]) -> None:
-    x, weight, _ = drawn(torch.float64, rows=3, columns=5)
+def test_gradcheck_of_the_slices(sizes: list[int]) -> None:
+    x, weight, _ = draw(torch.float64, rows=3, columns=5)
     assert gradcheck(lambda x, weight: slices(x, weight, ends_of(sizes)), (x, weight), fast_mode=True)
 
 
-def test_sorting_by_expert_keeps_order_and_puts_those_without_last() -> None:
+def test_sorting_by_expert_is_stable_and_puts_rows_without_expert_last() -> None:
     order, ends = by_expert(torch.tensor([2, 0, 4, 2, 1, 4, 0, 2]), 4)
     assert order.tolist() == [1, 6, 4, 0, 3, 7, 2, 5]
     assert ends.tolist() == [2, 3, 6, 6]
 
 
 def test_autocast_casts_as_for_a_linear_layer() -> None:
-    x, weight, bias = drawn(torch.float32)
+    x, weight, bias = draw(torch.float32)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert grouped_linear(x, weight, bias, ends_of([3, 3, 3, 3])).dtype == torch.bfloat16
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_shapes_are_known_without_numbers(dtype: torch.dtype) -> None:
-    x, weight, bias = (tensor.to("meta") for tensor in drawn(dtype))
+def test_shapes_on_the_meta_device(dtype: torch.dtype) -> None:
+    x, weight, bias = (tensor.to("meta") for tensor in draw(dtype))
     assert grouped_linear(x, weight, bias, torch.empty(4, dtype=torch.int64, device="meta")).shape == (12, 8)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_one_graph_holds_it(dtype: torch.dtype) -> None:
-    inputs, ends = drawn(dtype), ends_of([5, 0, 4, 3])
+def test_compiles_in_one_graph(dtype: torch.dtype) -> None:
+    inputs, ends = draw(dtype), ends_of([5, 0, 4, 3])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's own, on its first compile
         compiled = torch.compile(lambda *inputs: grouped_linear(*inputs).square(), fullgraph=True)

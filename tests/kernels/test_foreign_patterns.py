@@ -1,4 +1,4 @@
-"""Longformer's and BigBird's attention as transformers computes them, with copied weights."""
+"""The patterns of Longformer and BigBird equal their attention in transformers, with copied weights."""
 
 import random
 
@@ -31,8 +31,8 @@ def ours(theirs: nn.Module, x: Tensor, mask: Mask, name: str) -> Tensor:
 @pytest.mark.ledger("sp.longformer")
 @pytest.mark.parametrize("name", ["reference", "block_sparse", "sdpa"])
 @pytest.mark.parametrize("window", [4, 8])
-def test_longformer(window: int, name: str) -> None:
-    """Theirs counts both sides of the window, and gives global tokens projections of their own: made equal here."""
+def test_longformer_equals_transformers(window: int, name: str) -> None:
+    """Their window counts both sides, and global tokens have separate projections, which are set equal here."""
     config = LongformerConfig(
         hidden_size=WIDTH, num_attention_heads=HEADS, attention_window=[2 * window], attention_probs_dropout_prob=0.0
     )
@@ -55,8 +55,8 @@ def test_longformer(window: int, name: str) -> None:
 
 @pytest.mark.ledger("sp.bigbird", "sp.block")
 @pytest.mark.parametrize("name", ["reference", "block_sparse", "sdpa"])
-def test_bigbird(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Theirs makes the first and the last block global, which depends on the length; a layout says the same."""
+def test_bigbird_equals_transformers(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their first and last block are global, so the pattern depends on the length; a block layout describes it."""
     block, blocks = 4, 12
     config = BigBirdConfig(
         hidden_size=WIDTH, num_attention_heads=HEADS, block_size=block, num_random_blocks=2, max_position_embeddings=48

@@ -1,4 +1,4 @@
-"""Linear attention is a scan whose last column counts: normalized, in both directions, and where nothing is seen."""
+"""Linear attention against its quadratic form: causal and bidirectional, normalized or not, documents and padding."""
 
 import pytest
 import torch
@@ -19,17 +19,17 @@ def inputs(length: int, dtype: torch.dtype = torch.float64) -> list[Tensor]:
 
 def documents(length: int) -> Tensor:
     """Borders inside chunks, at their edges, and documents longer than a chunk."""
-    borders = torch.zeros(B, length, dtype=torch.int64)
-    for b, places in enumerate([(1, 5, 63, 64, 65, 100), (64, 128)]):
-        for place in places:
-            borders[b, place:] += 1
-    return borders
+    segments = torch.zeros(B, length, dtype=torch.int64)
+    for b, starts in enumerate([(1, 5, 63, 64, 65, 100), (64, 128)]):
+        for start in starts:
+            segments[b, start:] += 1
+    return segments
 
 
 @pytest.mark.parametrize("packed", [False, True], ids=["whole", "packed"])
 @pytest.mark.parametrize("padded", [False, True], ids=["valid", "padded"])
-@pytest.mark.parametrize("causal", [False, True], ids=["both ways", "causal"])
-def test_it_is_the_quadratic_form(packed: bool, padded: bool, causal: bool) -> None:
+@pytest.mark.parametrize("causal", [False, True], ids=["bidirectional", "causal"])
+def test_equals_the_quadratic_form(packed: bool, padded: bool, causal: bool) -> None:
     q, k, v, state = inputs(150)
     segments = documents(150) if packed else None
     valid = torch.rand(B, 150, generator=torch.Generator().manual_seed(1)) > 0.3 if padded else None
@@ -53,7 +53,7 @@ def test_it_is_the_quadratic_form(packed: bool, padded: bool, causal: bool) -> N
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_the_state_stays_in_its_own_precision(dtype: torch.dtype) -> None:
+def test_state_and_output_stay_in_float32(dtype: torch.dtype) -> None:
     q, k, v, state = inputs(5)
     out, after = linear_attention(q.to(dtype), k.to(dtype), v.to(dtype), state.float())
     assert (
@@ -64,7 +64,7 @@ def test_the_state_stays_in_its_own_precision(dtype: torch.dtype) -> None:
     )
 
 
-def test_gradients() -> None:
+def test_gradcheck() -> None:
     tensors = [x.requires_grad_() for x in inputs(7)]
     segments = torch.tensor([[0, 0, 1, 1, 1, 1, 2], [0, 0, 0, 0, 0, 0, 0]])
     valid = torch.tensor([[True] * 7, [True] * 5 + [False] * 2])
@@ -72,7 +72,7 @@ def test_gradients() -> None:
     assert gradcheck(lambda *x: bidirectional_linear_attention(*x, segments, valid), tensors[:3], fast_mode=True)
 
 
-def test_nothing_seen_gives_zero_and_finite_gradients() -> None:
+def test_without_valid_keys_the_output_is_zero_with_finite_gradients() -> None:
     q, k, v, state = (x.requires_grad_() for x in inputs(3))
     out, _ = linear_attention(q, k, v, torch.zeros_like(state), valid=torch.zeros(B, 3, dtype=torch.bool))
     assert not out.any()

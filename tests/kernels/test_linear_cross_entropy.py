@@ -1,4 +1,4 @@
-"""A loss that reads its logits chunk by chunk is the plain one, in value, gradients and accuracy, and holds a chunk."""
+"""The chunked loss equals the plain one in value, gradients and accuracy, and holds the logits of one chunk only."""
 
 import pytest
 import torch
@@ -39,13 +39,13 @@ def chunked(learned: list[Tensor], targets: Tensor, weights: Tensor, scale: floa
 @pytest.mark.ledger("model.head", "eng.fused")
 @pytest.mark.parametrize("tokens", [1, 5, TOKENS, None])
 @pytest.mark.parametrize("head", HEADS)
-def test_loss_accuracy_and_gradients_are_the_plain_ones(head: str, tokens: int | None) -> None:
+def test_loss_accuracy_and_gradients_equal_the_plain_loss(head: str, tokens: int | None) -> None:
     bias, scale, cap = HEADS[head]
     learned, targets, weights = inputs(bias)
-    expected, right = plain(learned, targets, weights, scale, cap)
+    expected, expected_correct = plain(learned, targets, weights, scale, cap)
     loss, correct = chunked(learned, targets, weights, scale, cap, tokens)
     assert abs(loss - expected) <= 1e-12 * expected.abs()
-    assert correct == right
+    assert correct == expected_correct
     assert not correct.requires_grad
     wanted = torch.autograd.grad(1.7 * expected, learned)
     for found, gradient in zip(torch.autograd.grad(1.7 * loss, learned), wanted, strict=True):
@@ -61,7 +61,7 @@ def test_gradcheck(head: str) -> None:
     )
 
 
-def test_what_needs_no_gradient_gets_none() -> None:
+def test_detached_weights_and_no_grad_are_supported() -> None:
     (x, weight), targets, weights = inputs(False)
     loss, _ = linear_cross_entropy(x, weight.detach(), targets, weights, tokens=4)
     loss.backward()
@@ -71,7 +71,7 @@ def test_what_needs_no_gradient_gets_none() -> None:
         assert linear_cross_entropy(x, weight, targets, weights)[0] == pytest.approx(loss.item())
 
 
-def test_under_autocast_products_are_half_precision_and_sums_are_not() -> None:
+def test_under_autocast_products_are_bfloat16_and_sums_float32() -> None:
     learned, targets, weights = inputs(True, torch.float32)
     half = [a.detach().bfloat16().requires_grad_() for a in learned]
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -85,17 +85,17 @@ def test_under_autocast_products_are_half_precision_and_sums_are_not() -> None:
 
 
 @pytest.mark.ledger("model.head")
-def test_the_logits_of_all_tokens_are_never_there() -> None:
+def test_logits_of_all_tokens_are_never_allocated() -> None:
     (x, weight), targets, weights = inputs(False)
-    with Largest() as seen:
+    with Largest() as largest:
         linear_cross_entropy(x, weight, targets, weights, tokens=4)[0].backward()
-    assert seen.numbers <= max(4 * VOCAB, x.numel(), weight.numel()) < TOKENS * VOCAB
-    with Largest() as seen:
+    assert largest.numbers <= max(4 * VOCAB, x.numel(), weight.numel()) < TOKENS * VOCAB
+    with Largest() as largest:
         plain([x, weight], targets, weights, 1.0, None)[0].backward()
-    assert seen.numbers == TOKENS * VOCAB
+    assert largest.numbers == TOKENS * VOCAB
 
 
-def test_weights_that_want_a_gradient_are_refused():
+def test_weights_that_require_a_gradient_are_refused() -> None:
     (x, weight), targets, weights = inputs(bias=False)
     with pytest.raises(ValueError, match="weights.requires_grad is not supported"):
         linear_cross_entropy(x, weight, targets, weights.requires_grad_())

@@ -1,4 +1,4 @@
-"""Linear attention is a quadratic form summed in another order: the same numbers at another price."""
+"""Linear attention is a quadratic form summed in another order: the same result at linear cost."""
 
 import numpy as np
 import pytest
@@ -15,14 +15,14 @@ def random(*shape: int, seed: int = 0) -> Tensor:
 
 
 def features(length: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """φ(q), φ(k), values, and a state that has seen nothing."""
+    """φ(q), φ(k), values, and an empty state."""
     q, k, v = (random(1, 2, length, 4, seed=seed) for seed in range(3))
     elu = torch.nn.functional.elu
     return elu(q) + 1, elu(k) + 1, v, torch.zeros(1, 2, 4, 5, dtype=torch.float64)
 
 
 @pytest.mark.ledger("lin.assoc")
-def test_products_may_be_taken_in_either_order() -> None:
+def test_matrix_products_are_associative() -> None:
     draw = np.random.RandomState(0)
     q, k, v = (torch.from_numpy(draw.randn(4, 2)) for _ in range(3))
     scores, summary = q @ k.T, k.T @ v
@@ -31,7 +31,7 @@ def test_products_may_be_taken_in_either_order() -> None:
 
 
 @pytest.mark.ledger("lin.attn", "lin.normalised")
-def test_linear_attention_is_the_quadratic_form_of_its_kernel() -> None:
+def test_linear_attention_equals_the_quadratic_form_of_its_kernel() -> None:
     q, k, v, empty = features(150)
     similarity = (q @ k.mT).tril()  # (B, H, L, L)
     assert similarity.min() >= 0
@@ -39,11 +39,11 @@ def test_linear_attention_is_the_quadratic_form_of_its_kernel() -> None:
     assert (weights.sum(-1) - 1).abs().max() < 1e-14
     out, _ = linear_attention(q, k, v, empty)
     assert (out - weights @ v).abs().max() < 1e-12
-    assert (out - similarity @ v).abs().max() > 1  # what is not normalised is something else
+    assert (out - similarity @ v).abs().max() > 1  # without normalization the result differs
 
 
 @pytest.mark.ledger("lin.attn", "lin.recurrent")
-def test_it_costs_the_same_for_every_new_token() -> None:
+def test_every_decoding_step_costs_the_same() -> None:
     q, k, v, state = features(150)
     whole, last = linear_attention(q, k, v, state)
     work = set()

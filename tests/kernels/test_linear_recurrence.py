@@ -1,4 +1,4 @@
-"""The tree against the equation as a loop: at any length, in any split, with documents and padding."""
+"""The associative scan against the equation as a loop: any length and split, with documents and padding."""
 
 import pytest
 import torch
@@ -9,13 +9,13 @@ from regard.kernels.recurrent.linear_recurrence import linear_recurrence
 
 
 def loop(a: Tensor, b: Tensor, h: Tensor, segments: Tensor, valid: Tensor) -> Tensor:
-    said = []
+    states = []
     for t in range(a.shape[1]):
         if t > 0:
             h = h * (segments[:, t] == segments[:, t - 1]).unsqueeze(-1)
         h = torch.where(valid[:, t, None], a[:, t] * h + b[:, t], h)
-        said.append(h)
-    return torch.stack(said, 1)
+        states.append(h)
+    return torch.stack(states, 1)
 
 
 def case(length: int) -> tuple[Tensor, ...]:
@@ -26,11 +26,11 @@ def case(length: int) -> tuple[Tensor, ...]:
 
 
 @pytest.mark.parametrize("length", [1, 2, 3, 8, 13, 64, 65])
-def test_tree_is_loop(length: int) -> None:
+def test_scan_equals_the_loop_and_any_split(length: int) -> None:
     a, b, h, segments, valid = case(length)
-    everywhere, one = torch.ones_like(valid), torch.zeros_like(segments)
+    all_valid, one_document = torch.ones_like(valid), torch.zeros_like(segments)
     plain = linear_recurrence(a, b, h)
-    assert torch.allclose(plain, loop(a, b, h, one, everywhere), rtol=1e-12, atol=1e-12)
+    assert torch.allclose(plain, loop(a, b, h, one_document, all_valid), rtol=1e-12, atol=1e-12)
     assert torch.allclose(
         linear_recurrence(a, b, h, segments, valid), loop(a, b, h, segments, valid), rtol=1e-12, atol=1e-12
     )
@@ -41,7 +41,7 @@ def test_tree_is_loop(length: int) -> None:
         assert torch.allclose(torch.cat([early, late], 1), plain, rtol=1e-12, atol=1e-12)
 
 
-def test_gradients() -> None:
+def test_gradcheck() -> None:
     a, b, h, segments, valid = case(7)
     assert gradcheck(
         lambda *x: linear_recurrence(*x, segments, valid), (a.requires_grad_(), b.requires_grad_(), h.requires_grad_())

@@ -1,4 +1,4 @@
-"""What must hold of masks: several ways to say the same, nothing from the future, and no doubt what True means."""
+"""Identities of masks: equivalent forms, no influence of later tokens, and the meaning of True."""
 
 import pytest
 import torch
@@ -22,20 +22,20 @@ def random(*shape: int, seed: int = 0) -> Tensor:
 
 @pytest.mark.ledger("mask.causal")
 @pytest.mark.parametrize("name", BACKENDS)
-def test_a_token_sees_itself_and_what_came_before(name: str) -> None:
+def test_causal_queries_attend_to_themselves_and_earlier_keys(name: str) -> None:
     for n in range(1, 18):
         q, k, v = (random(1, 2, n, 4, seed=seed) for seed in range(3))
         scores = q @ k.mT / 2 + torch.full((n, n), -torch.inf, dtype=torch.float64).triu(1)
         expected = scores.softmax(-1) @ v
         for layout in (TokenLayout.whole(1, n), TokenLayout(torch.arange(n).unsqueeze(0))):
-            how = ScoreOptions(Causal(), 0.5)
-            if BACKENDS[name].refuses(describe(q, k, v, layout, how)) is None:
-                assert (backend(name)(q, k, v, layout, how) - expected).abs().max() < 1e-12
+            options = ScoreOptions(Causal(), 0.5)
+            if BACKENDS[name].refuses(describe(q, k, v, layout, options)) is None:
+                assert (backend(name)(q, k, v, layout, options) - expected).abs().max() < 1e-12
 
 
 @pytest.mark.ledger("mask.causal", "mask.nofuture")
 @pytest.mark.parametrize("name", [name for name, spec in MODELS.items() if isinstance(spec, Decoder)])
-def test_what_comes_later_changes_nothing(name: str) -> None:
+def test_later_tokens_do_not_change_earlier_logits(name: str) -> None:
     model, tokens = build(MODELS[name]), text(1, 17)
     before = model(tokens)
     for t in range(1, 17):
@@ -47,34 +47,34 @@ def test_what_comes_later_changes_nothing(name: str) -> None:
 
 
 @pytest.mark.ledger("mask.forms")
-def test_to_mask_is_to_choose_among_fewer_keys() -> None:
+def test_masking_equals_softmax_over_the_allowed_keys() -> None:
     n, layout = 7, TokenLayout.whole(1, 7)
     q, k = random(1, 1, n, 4), random(1, 1, n, 4, seed=1)
-    scores, seen = (q @ k.mT / 2)[0, 0], torch.ones(n, n, dtype=torch.bool).tril()
+    scores, allowed = (q @ k.mT / 2)[0, 0], torch.ones(n, n, dtype=torch.bool).tril()
     ours = attention_weights(q, k, layout, ScoreOptions(Causal(), 0.5))[0, 0]
-    added = (scores + torch.zeros(n, n, dtype=torch.float64).masked_fill(~seen, -torch.inf)).softmax(-1)
-    filled = scores.masked_fill(~seen, -torch.inf).softmax(-1)
+    added = (scores + torch.zeros(n, n, dtype=torch.float64).masked_fill(~allowed, -torch.inf)).softmax(-1)
+    filled = scores.masked_fill(~allowed, -torch.inf).softmax(-1)
     chosen = torch.stack([F.pad(scores[i, : i + 1].softmax(-1), (0, n - 1 - i)) for i in range(n)])
     for other in (added, filled, chosen):
         assert (ours - other).abs().max() < 1e-15
-        assert torch.equal(ours == 0, ~seen)  # exactly zero …
-    raw = scores.masked_fill(~seen, 0).softmax(-1)
-    assert raw[0, 1] == pytest.approx(1 / (scores[0, 0].exp() + n - 1).item())  # … where a score of 0 weighs e⁰ = 1
-    afterwards = scores.softmax(-1).masked_fill(~seen, 0)
-    assert (afterwards.sum(-1)[:-1] < 0.99).all()
-    blind = TokenLayout(
+        assert torch.equal(ours == 0, ~allowed)  # exactly zero
+    zero_scores = scores.masked_fill(~allowed, 0).softmax(-1)
+    assert zero_scores[0, 1] == pytest.approx(1 / (scores[0, 0].exp() + n - 1).item())  # a score of 0 weighs e⁰ = 1
+    zero_weights = scores.softmax(-1).masked_fill(~allowed, 0)
+    assert (zero_weights.sum(-1)[:-1] < 0.99).all()
+    padded = TokenLayout(
         torch.arange(n).unsqueeze(0), valid=torch.tensor([[False, False, True, True, True, True, True]])
     )
     for name in BACKENDS:
         tensors = [random(1, 1, n, 4, seed=seed).requires_grad_() for seed in range(3)]
-        if BACKENDS[name].refuses(describe(*tensors, blind, ScoreOptions(Causal()))) is None:
-            out = backend(name)(*tensors, blind, ScoreOptions(Causal()))
+        if BACKENDS[name].refuses(describe(*tensors, padded, ScoreOptions(Causal()))) is None:
+            out = backend(name)(*tensors, padded, ScoreOptions(Causal()))
             assert not out[:, :, :2].any()
             assert all(g.isfinite().all() for g in torch.autograd.grad(out.sum(), tensors))
 
 
 @pytest.mark.ledger("mask.polarity")
-def test_true_means_seen_whoever_is_asked() -> None:
+def test_true_means_allowed_in_sdpa_and_blocked_in_multihead_attention() -> None:
     x, layout = random(1, 6, 8), TokenLayout.whole(1, 6)
     ours = Attention(2, bias=True).build(8).double()
     theirs = nn.MultiheadAttention(8, 2, batch_first=True, dtype=torch.float64)
@@ -82,14 +82,14 @@ def test_true_means_seen_whoever_is_asked() -> None:
     theirs.in_proj_weight.data = torch.cat([p.weight for p in projections])
     theirs.in_proj_bias.data = torch.cat([p.bias for p in projections])
     theirs.out_proj.load_state_dict(ours.o_proj.state_dict())
-    seen = attention_mask(Causal(), layout)[0, 0]
-    assert seen[1].tolist() == [True, True, False, False, False, False]
-    blocked, swapped = (theirs(x, x, x, attn_mask=mask, need_weights=False)[0] for mask in (~seen, seen))
+    allowed = attention_mask(Causal(), layout)[0, 0]
+    assert allowed[1].tolist() == [True, True, False, False, False, False]
+    blocked, swapped = (theirs(x, x, x, attn_mask=mask, need_weights=False)[0] for mask in (~allowed, allowed))
     assert (ours(x, layout) - blocked).abs().max() < 1e-12
     assert not (ours(x, layout) - swapped).abs().max() < 0.01
     q, k, v = (random(1, 2, 6, 4, seed=seed) for seed in range(3))
     expected = backend("reference")(q, k, v, layout, ScoreOptions(Causal(), 0.5))
-    assert (F.scaled_dot_product_attention(q, k, v, attn_mask=seen) - expected).abs().max() < 1e-12
+    assert (F.scaled_dot_product_attention(q, k, v, attn_mask=allowed) - expected).abs().max() < 1e-12
     assert attention_mask(Full(), layout) is None
-    with pytest.raises(SpecError, match="mask"):  # a tensor, of either meaning, is no mask here
-        Attention(2, mask=seen)
+    with pytest.raises(SpecError, match="mask"):  # a mask is a spec, not a tensor
+        Attention(2, mask=allowed)

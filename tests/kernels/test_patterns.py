@@ -1,4 +1,4 @@
-"""Patterns against their definitions, one pair at a time; what they see, counted; and how far sight reaches."""
+"""Patterns against their definitions pair by pair, the number of allowed pairs, and the reach over several layers."""
 
 import pytest
 import torch
@@ -26,21 +26,21 @@ def table(mask: Mask, n: int = N) -> list[list[bool]]:
     return mask.allows(positions.unsqueeze(-1), positions).tolist()
 
 
-def by_pairs(sees, n: int = N) -> list[list[bool]]:
-    return [[bool(sees(i, j)) for j in range(n)] for i in range(n)]
+def by_pairs(allows, n: int = N) -> list[list[bool]]:
+    return [[bool(allows(i, j)) for j in range(n)] for i in range(n)]
 
 
 @pytest.mark.ledger("sp.window")
 @pytest.mark.parametrize("w", [1, 2, 7, 8, 9, N - 1, N, N + 1])
-def test_windows(w: int) -> None:
+def test_window_equals_its_definition(w: int) -> None:
     assert table(Window(w)) == by_pairs(lambda i, j: j in range(i - w + 1, i + 1))
     assert table(Window(w, causal=False)) == by_pairs(lambda i, j: j in range(i - w, i + w + 1))
-    assert sum(table(Window(w))[-1]) == min(w, N)  # a window of w sees w keys, itself among them
+    assert sum(table(Window(w))[-1]) == min(w, N)  # a window of w counts the token itself
 
 
 @pytest.mark.parametrize("w", [1, 3, 5])
 @pytest.mark.parametrize("step", [1, 2, 7])
-def test_dilated_windows(w: int, step: int) -> None:
+def test_dilated_window_equals_its_definition(w: int, step: int) -> None:
     assert table(Dilated(w, step)) == by_pairs(lambda i, j: j in [i - n * step for n in range(w)])
     both = by_pairs(lambda i, j: j in [i + n * step for n in range(-w, w + 1)])
     assert table(Dilated(w, step, causal=False)) == both
@@ -50,7 +50,7 @@ def test_dilated_windows(w: int, step: int) -> None:
 
 @pytest.mark.ledger("sp.strided")
 @pytest.mark.parametrize("stride", [2, 6, 7])
-def test_the_sparse_transformers_patterns(stride: int) -> None:
+def test_sparse_transformer_patterns_equal_their_definitions(stride: int) -> None:
     near_or_far = by_pairs(lambda i, j: j <= i and (i - j < stride or (i - j) % stride == 0))
     assert table(StridedPattern(stride)) == near_or_far
     halves = zip(table(Window(stride)), table(Dilated(N, stride)), strict=True)
@@ -63,7 +63,7 @@ def test_the_sparse_transformers_patterns(stride: int) -> None:
 
 
 @pytest.mark.ledger("sp.strided")
-def test_the_sparse_transformer_sees_n_root_n() -> None:
+def test_sparse_transformer_allows_order_n_root_n_pairs() -> None:
     for root in (4, 8, 16):
         n = root * root
         for mask in (StridedPattern(root), FixedPattern(root)):
@@ -73,35 +73,35 @@ def test_the_sparse_transformer_sees_n_root_n() -> None:
 
 
 @pytest.mark.ledger("sp.longformer")
-def test_longformer_and_sinks() -> None:
+def test_longformer_and_sinks_equal_their_definitions() -> None:
     window, first = 5, 3
-    sees = by_pairs(lambda i, j: abs(i - j) <= window or i < first or j < first)
-    assert table(Longformer(window, first)) == sees
-    before = by_pairs(lambda i, j: j <= i and (i - j <= window or j < first))
-    assert table(Longformer(window, first, causal=True)) == before
-    assert table(SinksAndWindow(first, window + 1)) == before
-    assert sum(sees[20]) == 2 * window + 1 + first
-    assert all(sees[0])
-    assert all(row[0] for row in sees)
+    expected = by_pairs(lambda i, j: abs(i - j) <= window or i < first or j < first)
+    assert table(Longformer(window, first)) == expected
+    causal = by_pairs(lambda i, j: j <= i and (i - j <= window or j < first))
+    assert table(Longformer(window, first, causal=True)) == causal
+    assert table(SinksAndWindow(first, window + 1)) == causal
+    assert sum(expected[20]) == 2 * window + 1 + first
+    assert all(expected[0])
+    assert all(row[0] for row in expected)
 
 
-def test_a_prefix_is_read_both_ways() -> None:
+def test_prefix_is_bidirectional_and_refused_in_a_decoder() -> None:
     assert table(PrefixLM(6)) == by_pairs(lambda i, j: j <= i or (i < 6 and j < 6))
     with pytest.raises(SpecError, match="choose a causal mask"):
         decoder(block(Attention(2, mask=PrefixLM(6))))
 
 
 @pytest.mark.ledger("sp.block")
-def test_a_layout_of_blocks() -> None:
-    def sees(i: int, j: int) -> bool:
+def test_block_sparse_equals_its_table() -> None:
+    def allows(i: int, j: int) -> bool:
         return j // 4 in BLOCK_TABLE[i // 4] if i // 4 < len(BLOCK_TABLE) else i // 4 == j // 4
 
-    assert table(BlockSparse(4, BLOCK_TABLE, causal=False)) == by_pairs(sees)
-    assert table(BlockSparse(4, BLOCK_TABLE)) == by_pairs(lambda i, j: j <= i and sees(i, j))
+    assert table(BlockSparse(4, BLOCK_TABLE, causal=False)) == by_pairs(allows)
+    assert table(BlockSparse(4, BLOCK_TABLE)) == by_pairs(lambda i, j: j <= i and allows(i, j))
 
 
-def drawn_blocks(mask: BigBird, row: int, blocks: int) -> set[int]:
-    """The definition, with whole numbers: of the blocks that are not seen anyhow, one of each equal share."""
+def random_blocks(mask: BigBird, row: int, blocks: int) -> set[int]:
+    """The definition in integers: one block of each equal share of those that are neither global nor in the window."""
     end = row - mask.window // 2 if mask.causal else -(-mask.length // mask.block)
     free = [c for c in range(mask.globals, max(end, 0)) if abs(c - row) > mask.window // 2]
     chosen = set()
@@ -118,32 +118,32 @@ def drawn_blocks(mask: BigBird, row: int, blocks: int) -> set[int]:
 @pytest.mark.ledger("sp.bigbird")
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("seed", [0, 12345678901])
-def test_bigbird(causal: bool, seed: int) -> None:
+def test_bigbird_equals_its_definition(causal: bool, seed: int) -> None:
     mask = BigBird(3, 3, 2, 2, length=N, seed=seed, causal=causal)
-    links = [drawn_blocks(mask, row, 14) for row in range(14)]
+    links = [random_blocks(mask, row, 14) for row in range(14)]
 
-    def sees(i: int, j: int) -> bool:
+    def allows(i: int, j: int) -> bool:
         row, column = i // 3, j // 3
         near = abs(row - column) <= 1 or row < 2 or column < 2
         return (near or column in links[row]) and (j <= i or not causal)
 
-    assert table(mask) == by_pairs(sees)
-    assert sum(map(len, links[7:])) >= 12  # in the middle of a text every row has its links
+    assert table(mask) == by_pairs(allows)
+    assert sum(map(len, links[7:])) >= 12  # in the middle of a sequence every row has its links
     assert table(BigBird(3, 3, 2, 2, length=N, seed=seed + 1, causal=causal)) != table(mask)
 
 
 @pytest.mark.ledger("sp.bigbird")
-def test_random_links_make_a_small_world() -> None:
-    """Between the blocks that are not global, and without going through those: hops from the first to the last."""
+def test_random_links_shorten_paths_to_a_few_hops() -> None:
+    """Hops from the first to the last of the blocks that are not global, along paths without global blocks."""
 
     def hops(random: bool) -> int:
         mask = BigBird(1, 3, 1, 3, length=512, seed=1)
-        sees = torch.tensor(table(mask, 512))[1:, 1:] if random else torch.tensor(table(Window(1, False), 512))[1:, 1:]
-        sees = sees | sees.T
+        links = torch.tensor(table(mask if random else Window(1, False), 512))[1:, 1:]
+        links = links | links.T
         reached, count = torch.zeros(511, dtype=torch.bool), 0
         reached[0] = True
         while not reached[-1]:
-            reached, count = sees[reached].any(0), count + 1
+            reached, count = links[reached].any(0), count + 1
         return count
 
     assert hops(random=False) == 510
@@ -152,7 +152,7 @@ def test_random_links_make_a_small_world() -> None:
 
 @pytest.mark.ledger("sp.window.depth")
 @pytest.mark.parametrize(("layers", "w"), [(1, 5), (4, 3), (3, 4)])
-def test_layers_of_windows_reach_so_far_and_no_further(layers: int, w: int) -> None:
+def test_stacked_windows_reach_layers_times_window(layers: int, w: int) -> None:
     n = 24
     x = torch.randn(1, 1, n, 4, dtype=torch.float64, requires_grad=True)
     y = x
@@ -160,13 +160,13 @@ def test_layers_of_windows_reach_so_far_and_no_further(layers: int, w: int) -> N
         y = reference.attend(y, y, y, TokenLayout.whole(1, n), ScoreOptions(Window(w), 0.5))
     (gradient,) = torch.autograd.grad(y[0, 0, -1].sum(), x)
     reached = gradient[0, 0].abs().sum(-1) > 0
-    span = layers * (w - 1) + 1  # tokens, the last one among them
+    span = layers * (w - 1) + 1  # tokens, including the last one
     assert reached[n - span :].all()
     assert not reached[: n - span].any()
 
 
 @pytest.mark.parametrize("name", MASKS)
-def test_masks_are_written_down_and_hashed(name: str) -> None:
+def test_masks_round_trip_through_specs_and_hash(name: str) -> None:
     mask = MASKS[name]
     assert Spec.from_dict(mask.to_dict()) == type(mask).from_toml(mask.to_toml()) == mask
     assert hash(mask) == hash(Spec.from_dict(mask.to_dict()))
@@ -189,7 +189,7 @@ def test_masks_are_written_down_and_hashed(name: str) -> None:
         (lambda: PrefixLM(0), "prefix=0 must be positive"),
     ],
 )
-def test_what_makes_no_pattern_is_refused(make, message: str) -> None:
+def test_invalid_patterns_are_refused(make, message: str) -> None:
     with pytest.raises(SpecError, match=message):
         make()
 
@@ -201,5 +201,5 @@ def weights_of(mask: Mask, n: int) -> Tensor:
 
 @pytest.mark.ledger("sp.window")
 @pytest.mark.parametrize("w", [7, 8, 9])
-def test_a_window_is_full_attention_over_fewer_keys(w: int) -> None:
+def test_window_gives_weight_to_exactly_its_keys(w: int) -> None:
     assert torch.equal(weights_of(Window(w), N) > 0, torch.tensor(table(Window(w))))

@@ -1,4 +1,4 @@
-"""Performer's features: softmax in the mean, closer the more there are, and safe where exp would overflow."""
+"""Random features of the Performer: unbiased estimates of softmax whose error falls with their number; no overflow."""
 
 import pytest
 import torch
@@ -12,12 +12,12 @@ def random(*shape: int, seed: int = 0) -> Tensor:
 
 
 def estimate(q: Tensor, k: Tensor, count: int) -> Tensor:
-    """Of exp(q·k / √E), for all pairs."""
+    """The estimates of exp(q·k / √E) for all pairs."""
     directions = draw_directions(count, q.shape[-1]).double()
     return log_features(q, directions).exp() @ log_features(k, directions).exp().mT / count
 
 
-def test_directions_stand_at_right_angles_and_are_as_long_as_normal_ones() -> None:
+def test_directions_are_orthogonal_with_the_lengths_of_normal_vectors() -> None:
     directions = draw_directions(4000, 8).double()
     for block in directions.split(8)[:20]:
         lengths = block.norm(dim=-1)
@@ -27,7 +27,7 @@ def test_directions_stand_at_right_angles_and_are_as_long_as_normal_ones() -> No
 
 
 @pytest.mark.ledger("lin.performer")
-def test_the_estimate_is_unbiased_and_its_error_falls_like_one_over_the_root() -> None:
+def test_estimate_is_unbiased_with_error_of_one_over_root_count() -> None:
     q, k = random(6, 4, seed=1) / 2, random(5, 4, seed=2) / 2
     exact = (q @ k.T / 2).exp()
     assert ((estimate(q, k, 20_000) - exact) / exact).abs().max() < 0.02
@@ -40,26 +40,26 @@ def test_the_estimate_is_unbiased_and_its_error_falls_like_one_over_the_root() -
 
 
 @pytest.mark.ledger("lin.performer")
-def test_so_many_features_have_so_high_a_rank_at_most() -> None:
+def test_rank_is_at_most_the_number_of_features() -> None:
     q, k = random(20, 6, seed=3), random(20, 6, seed=4)
     rank = torch.linalg.matrix_rank
     assert rank((q @ k.T / 6**0.5).exp()) == 20
     assert [rank(estimate(q, k, count)).item() for count in (3, 7)] == [3, 7]
 
 
-def test_the_error_of_weights_is_a_share_that_falls_with_the_features() -> None:
+def test_softmax_error_falls_with_the_number_of_features() -> None:
     q, k = random(30, 8, seed=5) / 2, random(30, 8, seed=6) / 2
     errors = [softmax_error(q, k, draw_directions(count, 8).double()) for count in (4, 64, 1024)]
     assert all(((e >= 0) & (e <= 1)).all() for e in errors)
     assert errors[0].mean() > 2 * errors[1].mean() > 6 * errors[2].mean()
 
 
-def test_peaks_never_fall_and_nothing_is_above_them() -> None:
+def test_running_peaks_never_decrease_and_bound_the_logarithms() -> None:
     logs = 500 * random(2, 3, 9, 4)
     logs[:, :, :2] = -torch.inf  # padding
     peaks, decay, last = running_peak(logs, torch.full((2, 3), -torch.inf, dtype=torch.float64))
     assert ((logs - peaks.unsqueeze(-1)) <= 0).all()
     assert (decay <= 0).all() and decay.isfinite().all()
     assert torch.equal(last, logs.amax((2, 3)))
-    assert not decay[:, :, :3].any()  # before anything was seen nothing fades
+    assert not decay[:, :, :3].any()  # no decay before the first valid token
     assert torch.allclose(decay[:, :, 3:].sum(-1), peaks[:, :, 2] - last)

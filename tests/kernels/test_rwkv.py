@@ -95,7 +95,7 @@ def test_gradcheck(monkeypatch: pytest.MonkeyPatch) -> None:
     assert gradcheck(run, learned, fast_mode=True)
 
 
-def test_large_keys_overflow_nothing_in_float32() -> None:
+def test_large_keys_do_not_overflow_in_float32() -> None:
     k, v, w, u, _, segments, valid = draw(2, 70, True, True, 1e4, 1)
     single = [x.float().requires_grad_() for x in (k, v, w, u)]
     out, state = wkv(WKVInputs(*single, empty_state(2, torch.float32), segments, valid))

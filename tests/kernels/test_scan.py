@@ -59,7 +59,7 @@ def test_portions_of_chunks_equal_all_chunks_at_once(kind: str, monkeypatch: pyt
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("shared", [1, 2])
-def test_gradients(kind: str, shared: int) -> None:
+def test_gradcheck(kind: str, shared: int) -> None:
     q, k, v, decay, state, segments, valid = draw(kind, shared=shared, packed=True, padded=True)
     learned = [x.requires_grad_() for x in (q, k, v, state, *([] if decay is None else [decay]))]
 
@@ -86,7 +86,7 @@ def test_weak_decays_are_accurate_over_4096_tokens() -> None:
     assert error(chunked.scan(cast(inputs, torch.float32)), sequential.scan(inputs)) < 1e-5
 
 
-def test_autocast_changes_nothing() -> None:
+def test_autocast_does_not_change_the_result() -> None:
     inputs = cast(draw("token", length=70, packed=True), torch.float32)
     expected = scan(inputs)
     with torch.autocast("cpu", dtype=torch.bfloat16):

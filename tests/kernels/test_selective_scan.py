@@ -172,7 +172,7 @@ def test_state_and_output_stay_in_float32(scan: str, dtype: torch.dtype) -> None
     assert y.dtype == after.dtype == torch.float32
 
 
-def test_autocast_changes_nothing() -> None:
+def test_autocast_does_not_change_the_result() -> None:
     inputs = SelectiveScanInputs(*draw(13, torch.float32), documents(13))
     expected = selective_scan(inputs)
     with torch.autocast("cpu", dtype=torch.bfloat16):

@@ -1,4 +1,4 @@
-"""A linear system as recurrence, as convolution and as a differential equation: one function by three ways."""
+"""A linear system as recurrence, convolution and differential equation computes one function."""
 
 import math
 
@@ -24,7 +24,7 @@ B, D, N = 2, 3, 8
 
 
 def simulated(A: Tensor, B: Tensor, u, time: float, steps: int) -> Tensor:
-    """x(time) of x' = Ax + Bu(t), x(0) = 0, by Runge and Kutta's fourth-order rule."""
+    """x(time) of x' = Ax + Bu(t), x(0) = 0, by the Runge-Kutta method of order four."""
     x, h = torch.zeros_like(B), time / steps
 
     def slope(x: Tensor, t: float) -> Tensor:
@@ -43,10 +43,10 @@ def simulated(A: Tensor, B: Tensor, u, time: float, steps: int) -> Tensor:
 @pytest.mark.ledger("ssm.lti")
 @pytest.mark.parametrize("rule", [zero_order_hold, bilinear])
 def test_small_steps_follow_the_differential_equation(rule) -> None:
-    """x' = Ax + Bu, y = Cx + Du with a state of 64 numbers, whatever came before."""
+    """x' = Ax + Bu, y = Cx + Du with a state of 64 numbers."""
     values = DIAGONALS["lin"](64)
-    turns = torch.stack([torch.stack([values.real, -values.imag]), torch.stack([values.imag, values.real])])
-    A = torch.block_diag(*(turns[..., n] / 20 for n in range(32)))  # (64, 64)
+    rotations = torch.stack([torch.stack([values.real, -values.imag]), torch.stack([values.imag, values.real])])
+    A = torch.block_diag(*(rotations[..., n] / 20 for n in range(32)))  # (64, 64)
     b, c, skip = random(64), random(64, seed=1), 0.3
     u, time = (lambda t: math.sin(2 * t) + 0.5), 2.0
     expected = c @ simulated(A, b, u, time, 200) + skip * u(time)
@@ -63,16 +63,16 @@ def test_small_steps_follow_the_differential_equation(rule) -> None:
 
 
 @pytest.mark.ledger("ssm.discretise")
-def test_discretisation_is_its_formula_and_has_its_order() -> None:
+def test_discretisation_equals_its_formula_and_has_its_order() -> None:
     A, b = random(5, 5) / 2 - torch.eye(5, dtype=torch.float64), random(5, seed=1)
     step, unit = 0.3, torch.eye(5, dtype=torch.float64)
     held, b_held = zero_order_hold(A, b, step)
     assert torch.allclose(held, torch.linalg.matrix_exp(step * A), atol=1e-12)
     assert torch.allclose(b_held, torch.linalg.inv(A) @ (held - unit) @ b, atol=1e-12)
     assert torch.allclose(b_held, simulated(A, b, lambda t: 1.0, step, 100), atol=1e-9)  # exact for a constant input
-    turned, b_turned = bilinear(A, b, step)
-    assert torch.allclose(turned, torch.linalg.inv(unit - step / 2 * A) @ (unit + step / 2 * A), atol=1e-12)
-    assert torch.allclose(b_turned, torch.linalg.inv(unit - step / 2 * A) @ (step * b), atol=1e-12)
+    transformed, b_transformed = bilinear(A, b, step)
+    assert torch.allclose(transformed, torch.linalg.inv(unit - step / 2 * A) @ (unit + step / 2 * A), atol=1e-12)
+    assert torch.allclose(b_transformed, torch.linalg.inv(unit - step / 2 * A) @ (step * b), atol=1e-12)
     whole, errors = torch.linalg.matrix_exp(2 * A), {zero_order_hold: [], bilinear: []}
     for rule, found in errors.items():
         for steps in (20, 40, 80):
@@ -86,17 +86,17 @@ def test_discretisation_is_its_formula_and_has_its_order() -> None:
 @pytest.mark.parametrize(
     ("full", "diagonal"), [(zero_order_hold, zero_order_hold_diagonal), (bilinear, bilinear_diagonal)]
 )
-def test_a_diagonal_is_discretised_like_its_matrix(full, diagonal) -> None:
+def test_diagonal_discretisation_equals_that_of_the_matrix(full, diagonal) -> None:
     values = DIAGONALS["inv"](8).unsqueeze(0)
     b = torch.complex(random(1, 4), random(1, 4, seed=1))
     found, b_found = diagonal(values, b, torch.tensor([[0.2]], dtype=torch.float64))
     expected, b_expected = full(values[0].diag(), b[0], 0.2)
     assert (found[0].diag() - expected).abs().max() < 1e-12
     assert (b_found[0] - b_expected).abs().max() < 1e-12
-    assert found.abs().max() < 1  # what decays goes on decaying
+    assert found.abs().max() < 1  # a stable system stays stable
 
 
-def test_a_singular_matrix_is_held_too() -> None:
+def test_zero_order_hold_of_a_singular_matrix() -> None:
     A, b = torch.tensor([[0.0, 1.0], [0.0, 0.0]]), torch.tensor([0.0, 1.0])
     Ab, Bb = zero_order_hold(A, b, 0.5)
     assert torch.allclose(Ab, torch.tensor([[1.0, 0.5], [0.0, 1.0]]))
@@ -104,66 +104,66 @@ def test_a_singular_matrix_is_held_too() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_low_rank_and_transposed_forms_are_their_matrices(kind: str) -> None:
-    made = system(kind, D, N)
+def test_transitions_equal_their_matrices(kind: str) -> None:
+    model = system(kind, D, N)
     unit = torch.eye(N, dtype=torch.float64).unsqueeze(1).expand(-1, D, -1)
-    matrix = (made.transition @ unit).permute(1, 2, 0)  # (D, N, N)
+    matrix = (model.transition @ unit).permute(1, 2, 0)  # (D, N, N)
     x = random(B, D, N, seed=3)
     for form, dense in (
-        (made.transition, matrix),
-        (made.transition.mT, matrix.mT),
-        (made.transition.squared(), matrix @ matrix),
+        (model.transition, matrix),
+        (model.transition.mT, matrix.mT),
+        (model.transition.squared(), matrix @ matrix),
     ):
         assert (form @ x - DenseTransition(dense) @ x).abs().max() < 1e-12
 
 
 @pytest.mark.ledger("ssm.recurrence")
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_step_sees_only_a_state_of_fixed_size_and_is_linear(kind: str) -> None:
-    made, state = system(kind, D, N), torch.zeros(B, D, N, dtype=torch.float64)
+def test_steps_equal_the_whole_and_are_linear(kind: str) -> None:
+    model, state = system(kind, D, N), torch.zeros(B, D, N, dtype=torch.float64)
     u, other = random(B, 40, D), random(B, 40, D, seed=1)
-    whole, last = state_space(made, u, state)
+    whole, last = state_space(model, u, state)
     for t in range(40):
-        y, state = state_space(made, u[:, t : t + 1], state)
+        y, state = state_space(model, u[:, t : t + 1], state)
         assert (y - whole[:, t : t + 1]).abs().max() < 1e-12
         assert state is not None and state.shape == (B, D, N)
     assert (state - last).abs().max() < 1e-12
-    mixed = state_space(made, 2 * u - 3 * other)[0]
-    assert (mixed - 2 * whole + 3 * state_space(made, other)[0]).abs().max() < 1e-12
+    mixed = state_space(model, 2 * u - 3 * other)[0]
+    assert (mixed - 2 * whole + 3 * state_space(model, other)[0]).abs().max() < 1e-12
 
 
 @pytest.mark.ledger("ssm.convolution")
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("length", [1, 2, 37, 100])
-def test_recurrence_is_direct_sum_is_transform(kind: str, length: int) -> None:
-    made, u = system(kind, D, N), random(B, length, D)
-    K = kernel(made, length, torch.float64)  # (D, L)
+def test_recurrence_equals_direct_sum_and_fft(kind: str, length: int) -> None:
+    model, u = system(kind, D, N), random(B, length, D)
+    K = kernel(model, length, torch.float64)  # (D, L)
     direct = torch.stack([(K[:, : t + 1].flip(1) * u[:, : t + 1].mT).sum(-1) for t in range(length)], 1)
-    recurrent, _ = loop(made, u, torch.zeros(B, D, N, dtype=torch.float64))
+    recurrent, _ = loop(model, u, torch.zeros(B, D, N, dtype=torch.float64))
     assert (direct - recurrent).abs().max() < 1e-12
     assert (convolve(u.mT, K).mT - recurrent).abs().max() < 1e-12
     circular = torch.fft.irfft(torch.fft.rfft(u.mT) * torch.fft.rfft(K), length).mT
-    assert length == 1 or (circular - recurrent).abs().max() > 1e-3  # without zeros behind, the end meets the start
-    late = u.clone()
-    late[:, 0] = 0  # x_0 = 0 instead of x_{-1} = 0 would lose the first input
-    assert (state_space(made, late)[0] - recurrent).abs().max() > 1e-3
+    assert length == 1 or (circular - recurrent).abs().max() > 1e-3  # without padding the convolution is circular
+    without_first = u.clone()
+    without_first[:, 0] = 0  # as if x_0 = 0 instead of x_{-1} = 0
+    assert (state_space(model, without_first)[0] - recurrent).abs().max() > 1e-3
 
 
 @pytest.mark.ledger("ssm.scalar")
-def test_an_impulse_fades_as_printed() -> None:
+def test_impulse_response_of_a_scalar_system() -> None:
     def scalar(a: float) -> System:
         values = torch.tensor([[a]], dtype=torch.complex128)
         return System(DiagonalTransition(values), *(torch.tensor([[v, 0.0]], dtype=torch.float64) for v in (0.5, 1.0)))
 
     impulse = torch.tensor([1.0, 0, 0, 0, 0, 0], dtype=torch.float64).view(1, 6, 1)
-    printed = torch.tensor([0.5, 0.45, 0.405, 0.3645, 0.32805, 0.295245], dtype=torch.float64)
+    expected = torch.tensor([0.5, 0.45, 0.405, 0.3645, 0.32805, 0.295245], dtype=torch.float64)
     whole, _ = state_space(scalar(0.9), impulse)
     steps, state = [], torch.zeros(1, 1, 2, dtype=torch.float64)
     for t in range(6):
         y, state = state_space(scalar(0.9), impulse[:, t : t + 1], state)
         steps.append(y)
     for found in (whole, torch.cat(steps, 1), kernel(scalar(0.9), 6, torch.float64).mT[None]):
-        assert (found.flatten() - printed).abs().max() < 1e-12
+        assert (found.flatten() - expected).abs().max() < 1e-12
     half_life = {a: math.log(0.5) / math.log(a) for a in (0.5, 0.9, 0.99)}
     assert half_life[0.9] == pytest.approx(6.6, abs=0.05)
     for a, steps in half_life.items():
@@ -174,26 +174,26 @@ def test_an_impulse_fades_as_printed() -> None:
 @pytest.mark.ledger("ssm.s4")
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("length", [1, 2, 3, 17, 64, 500])
-def test_the_kernel_is_naive_powers(kind: str, length: int) -> None:
-    made = system(kind, D, N)
-    x, naive = made.b, []
+def test_kernel_equals_repeated_products(kind: str, length: int) -> None:
+    model = system(kind, D, N)
+    x, naive = model.b, []
     for _ in range(length):
-        naive.append((made.c * x).sum(-1))
-        x = made.transition @ x
-    found = kernel(made, length, torch.float64)
+        naive.append((model.c * x).sum(-1))
+        x = model.transition @ x
+    found = kernel(model, length, torch.float64)
     assert (found - torch.stack(naive, -1)).abs().max() < 1e-12
 
 
 @pytest.mark.ledger("ssm.s4")
-def test_low_rank_kernel_is_that_of_hippos_own_matrix() -> None:
-    """In its own basis, by solving with full matrices: C = Bᵀ is the same number in both."""
+def test_low_rank_kernel_equals_that_of_the_hippo_matrix() -> None:
+    """Computed in the original basis with full matrices; with C = Bᵀ the kernel does not depend on the basis."""
     A, b = legs(N)
     values, P, rotated = normal_plus_low_rank(N)
-    made = system("s4", 1, N, step=0.05)
-    made = System(made.transition, made.b, rotated.unsqueeze(0))
+    model = system("s4", 1, N, step=0.05)
+    model = System(model.transition, model.b, rotated.unsqueeze(0))
     Ab, Bb = bilinear(A, b, 0.05)
     naive = [b @ torch.linalg.matrix_power(Ab, k) @ Bb for k in range(200)]
-    assert (kernel(made, 200, torch.float64)[0] - torch.stack(naive)).abs().max() < 1e-10
+    assert (kernel(model, 200, torch.float64)[0] - torch.stack(naive)).abs().max() < 1e-10
     whole = real(values * paired(rotated)) - P * (P @ rotated)  # A b in pairs
     assert (whole.norm() - (A @ b).norm()).abs() < 1e-10
 
@@ -203,66 +203,66 @@ def test_low_rank_kernel_is_that_of_hippos_own_matrix() -> None:
 @pytest.mark.parametrize("length", [1, 2, 5, 40])
 @pytest.mark.parametrize("packed", [False, True], ids=["whole", "packed"])
 @pytest.mark.parametrize("padded", [False, True], ids=["valid", "padded"])
-def test_convolution_from_a_state_is_the_loop(kind: str, length: int, packed: bool, padded: bool) -> None:
-    made, u, state = system(kind, D, N), random(B, length, D), random(B, D, N, seed=1)
+def test_convolution_from_a_state_equals_the_loop(kind: str, length: int, packed: bool, padded: bool) -> None:
+    model, u, state = system(kind, D, N), random(B, length, D), random(B, D, N, seed=1)
     draw = torch.Generator().manual_seed(length)
     segments = (torch.rand(B, length, generator=draw) < 0.3).cumsum(1) if packed else None
     valid = torch.rand(B, length, generator=draw) > 0.4 if padded else None
-    found, expected = state_space(made, u, state, segments, valid), loop(made, u, state, segments, valid)
-    seen = torch.ones(B, length, dtype=torch.bool) if valid is None else valid
-    assert (found[0] - expected[0])[seen].abs().sum() < 1e-10
+    found, expected = state_space(model, u, state, segments, valid), loop(model, u, state, segments, valid)
+    counted = torch.ones(B, length, dtype=torch.bool) if valid is None else valid
+    assert (found[0] - expected[0])[counted].abs().sum() < 1e-10
     assert (found[1] - expected[1]).abs().max() < 1e-12
     assert found[0].isfinite().all()
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_long_document_among_short_ones_is_cut(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Into lines that go on from each other; the outcome does not depend on how many."""
-    made, u = system(kind, D, N), random(1, 90, D)
+def test_a_long_document_among_short_ones_is_split_into_chunks(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each chunk continues the state of the previous one; the result does not depend on the number of chunks."""
+    model, u = system(kind, D, N), random(1, 90, D)
     segments = torch.cat([torch.arange(20), torch.full((60,), 20), torch.arange(21, 31)])[None]
     state = random(1, D, N, seed=1)
-    lines = document_chunks.chunk_documents((1, 90), segments, None)
-    assert lines.chained and len(lines.sizes) * lines.size < 31 * 60 / 2
-    expected, last = loop(made, u, state, segments)
+    chunks = document_chunks.chunk_documents((1, 90), segments, None)
+    assert chunks.chained and len(chunks.sizes) * chunks.size < 31 * 60 / 2
+    expected, last = loop(model, u, state, segments)
     for most in (2, 5, 256):
         monkeypatch.setattr(document_chunks, "MAX_CHUNKS", most)
-        y, end = state_space(made, u, state, segments)
+        y, end = state_space(model, u, state, segments)
         assert (y - expected).abs().max() < 1e-12
         assert (end - last).abs().max() < 1e-12
-        assert (state_space(made, u, None, segments)[0] - loop(made, u, 0 * state, segments)[0]).abs().max() < 1e-12
+        assert (state_space(model, u, None, segments)[0] - loop(model, u, 0 * state, segments)[0]).abs().max() < 1e-12
 
 
-def test_where_nothing_is_valid_nothing_happens() -> None:
-    made, u, state = system("s4d", D, N), random(B, 4, D), random(B, D, N, seed=1)
-    y, after = state_space(made, u, state, valid=torch.zeros(B, 4, dtype=torch.bool))
+def test_without_valid_tokens_the_state_is_unchanged() -> None:
+    model, u, state = system("s4d", D, N), random(B, 4, D), random(B, D, N, seed=1)
+    y, after = state_space(model, u, state, valid=torch.zeros(B, 4, dtype=torch.bool))
     assert not y.any()
     assert torch.equal(after, state)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_gradients(kind: str) -> None:
+def test_gradcheck(kind: str) -> None:
     segments = torch.tensor([[0, 0, 1, 1, 1, 1, 2], [0, 0, 0, 0, 0, 0, 0]])
     valid = torch.tensor([[True] * 7, [False] * 2 + [True] * 5])
-    made = system(kind, D, N)
+    model = system(kind, D, N)
 
     def run(u: Tensor, state: Tensor, b: Tensor, c: Tensor) -> tuple[Tensor, ...]:
-        moved = System(made.transition, b, c)
-        return *state_space(moved, u, state), *state_space(moved, u, state, segments, valid)  # type: ignore
+        learned = System(model.transition, b, c)
+        return *state_space(learned, u, state), *state_space(learned, u, state, segments, valid)  # type: ignore
 
-    inputs = [t.requires_grad_() for t in (random(B, 7, D), random(B, D, N), made.b.clone(), made.c.clone())]
+    inputs = [t.requires_grad_() for t in (random(B, 7, D), random(B, D, N), model.b.clone(), model.c.clone())]
     assert gradcheck(run, inputs, fast_mode=True)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("length", [1, 2, 13, 64, 100])
-def test_flops_of_a_kernel(kind: str, length: int) -> None:
+def test_flops_equal_the_counted_products(kind: str, length: int) -> None:
     with FlopCounterMode(display=False) as counter:
         kernel(system(kind, D, N), length, torch.float64)
     assert flops(D, N, length, dense=kind == "s4") == counter.get_total_flops()
 
 
-def test_autocast_changes_nothing() -> None:
-    made, u = system("s4", D, N), random(B, 50, D).float()
-    expected = state_space(made, u)[0]
+def test_autocast_does_not_change_the_result() -> None:
+    model, u = system("s4", D, N), random(B, 50, D).float()
+    expected = state_space(model, u)[0]
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert torch.equal(state_space(made, u)[0], expected)
+        assert torch.equal(state_space(model, u)[0], expected)

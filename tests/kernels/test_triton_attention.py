@@ -113,8 +113,8 @@ CASES = [
 @pytest.mark.ledger("flash.tiled", "flash.exact", "flash.backward")
 @pytest.mark.parametrize(("mask", "layout", "bias", "extra", "sizes"), CASES)
 def test_triton_equals_the_reference(mask: str, layout: str, bias: str, extra: str, sizes: dict[str, int]) -> None:
-    where = token_layout(layout)
-    assert largest_error(inputs(where, **sizes), where, options_of(mask, bias, extra)) < 3e-6
+    tokens = token_layout(layout)
+    assert largest_error(inputs(tokens, **sizes), tokens, options_of(mask, bias, extra)) < 3e-6
 
 
 @pytest.mark.slow
@@ -122,11 +122,11 @@ def test_triton_equals_the_reference(mask: str, layout: str, bias: str, extra: s
 @pytest.mark.parametrize("mask", MASKS)
 def test_every_mask_and_layout_equals_the_reference(mask: str, layout: str) -> None:
     draw = random.Random(f"{mask} {layout}")
-    where = token_layout(layout, draw.choice([32, 37, 48]))
+    tokens = token_layout(layout, draw.choice([32, 37, 48]))
     bias, extra = draw.choice(["none", "slopes", "buckets"]), draw.choice(["", "cap", "sinks", "cap, sinks"])
     options = options_of(mask, bias, extra)
     sizes = {"kv_heads": draw.choice([1, 2]), "dim": draw.choice([16, 20]), "value_dim": draw.choice([16, 8])}
-    assert largest_error(inputs(where, **sizes), where, options) < 3e-6
+    assert largest_error(inputs(tokens, **sizes), tokens, options) < 3e-6
 
 
 def test_half_precision_error_is_its_rounding() -> None:
@@ -153,10 +153,10 @@ def test_query_without_keys_is_zero_with_finite_gradients(extra: str) -> None:
     [("causal", "ordered", "slopes", "sinks"), ("window", "packed", "none", "cap"), ("full", "keys", "none", "")],
 )
 def test_statistics_equal_those_of_tiled(mask: str, layout: str, bias: str, extra: str) -> None:
-    where, options = token_layout(layout), options_of(mask, bias, extra)
-    q, k, v = inputs(where)
-    out, found = triton.attend_with_statistics(q, k, v, where, options, first=2)
-    plain, expected = attend_with_statistics(q.double(), k.double(), v.double(), where, options, first=2)
+    tokens, options = token_layout(layout), options_of(mask, bias, extra)
+    q, k, v = inputs(tokens)
+    out, found = triton.attend_with_statistics(q, k, v, tokens, options, first=2)
+    plain, expected = attend_with_statistics(q.double(), k.double(), v.double(), tokens, options, first=2)
     assert (out - plain).abs().max() < 1e-5
     for name in ("entropy", "first", "top_weight", "log_sum"):
         assert (getattr(found, name) - getattr(expected, name)).abs().max() < 1e-4, name

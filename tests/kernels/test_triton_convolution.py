@@ -1,4 +1,4 @@
-"""The short convolution's Triton kernel against the sum of shifted copies: values and all gradients."""
+"""The Triton kernel of the short convolution against the torch form: outputs and all gradients."""
 
 from functools import partial
 
@@ -11,12 +11,12 @@ from regard.kernels import convolution
 from regard.layout import TokenLayout
 from tests.kernels.interpreted import DEVICE
 
-from regard.kernels import triton_convolution  # isort: skip: it imports triton, which `interpreted` asks for
+from regard.kernels import triton_convolution  # isort: skip: it imports triton, and `interpreted` skips this file without it
 
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tiles that a test can afford."""
+    """Small tiles, so that short sequences have several."""
     for name, size in {"TOKENS": 8, "TILE": 4, "CHANNELS": 4}.items():
         monkeypatch.setattr(triton_convolution, name, size)
 
@@ -41,7 +41,7 @@ def results(case: list[Tensor | None], layout: TokenLayout, dtype: torch.dtype) 
         (9, 3, 1, True, False, True),
     ],
 )
-def test_the_kernel_is_the_sum_of_shifted_copies(
+def test_kernel_equals_the_torch_form(
     length: int, channels: int, taps: int, biased: bool, packed: bool, padded: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch.manual_seed(0)
@@ -53,11 +53,11 @@ def test_the_kernel_is_the_sum_of_shifted_copies(
     monkeypatch.setattr(convolution, "fused", lambda x, weight: False)
     exact = results(case, layout, torch.float64)
     monkeypatch.setattr(convolution, "fused", lambda x, weight: True)
-    for found, wanted in zip(results(case, layout, torch.float32), exact, strict=True):
-        torch.testing.assert_close(found.double(), wanted, rtol=2e-6, atol=2e-6)
+    for found, expected in zip(results(case, layout, torch.float32), exact, strict=True):
+        torch.testing.assert_close(found.double(), expected, rtol=2e-6, atol=2e-6)
 
 
-def test_it_can_be_checkpointed() -> None:
+def test_activation_checkpointing_changes_nothing() -> None:
     case = [torch.randn(shape, device=DEVICE, requires_grad=True) for shape in ((1, 9, 4), (3, 4), (4,), (1, 2, 4))]
     grads = [
         torch.autograd.grad(run(*case, None).sum(), case)
@@ -66,7 +66,7 @@ def test_it_can_be_checkpointed() -> None:
     assert all(torch.equal(a, b) for a, b in zip(*grads, strict=True))
 
 
-def test_where_the_kernel_applies() -> None:
+def test_kernel_is_used_on_gpus_for_several_tokens_and_few_taps() -> None:
     x = torch.zeros(1, 5, 4, device=DEVICE)
     assert convolution.fused(x, x[0]) == (DEVICE.type == "cuda")
     assert not convolution.fused(x.double(), x[0]) and not convolution.fused(x[:, :1], x[0])

@@ -1,4 +1,4 @@
-"""A row of logits by Triton: its loss is that of plain tensor code, and its gradient stands where they stood."""
+"""The Triton kernel of cross-entropy equals the torch form; its gradient replaces the logits in place."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from tests.kernels.interpreted import DEVICE
 
 @pytest.mark.parametrize("scale, cap", [(1.0, None), (0.5, 3.0)])
 @pytest.mark.parametrize("needs_grad", [True, False])
-def test_a_row_is_that_of_tensor_code(scale: float, cap: float | None, needs_grad: bool) -> None:
+def test_kernel_equals_the_torch_form(scale: float, cap: float | None, needs_grad: bool) -> None:
     from regard.kernels.triton_cross_entropy import BLOCK, loss_of_logits
 
     z = 4 * torch.randn(5, BLOCK + 70, device=DEVICE)

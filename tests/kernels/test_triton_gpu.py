@@ -1,4 +1,4 @@
-"""Flash attention in Triton on a GPU: as exact as plain PyTorch, whole in compiled graphs, O(n) memory, fast."""
+"""Flash attention in Triton on a GPU: as exact as plain PyTorch, one compiled graph, O(n) memory, faster."""
 
 import pytest
 import torch
@@ -18,7 +18,7 @@ def inputs(length: int, batch: int = 1, heads: int = 8, dim: int = 64) -> list[T
     return [torch.randn(shape, device="cuda", dtype=torch.bfloat16, requires_grad=True) for _ in range(3)]
 
 
-def both_ways(attend, tensors: list[Tensor], layout: TokenLayout, options: ScoreOptions) -> list[Tensor]:
+def forward_backward(attend, tensors: list[Tensor], layout: TokenLayout, options: ScoreOptions) -> list[Tensor]:
     out = attend(*tensors, layout, options)
     return [out, *torch.autograd.grad(out.square().sum(), tensors)]
 
@@ -45,7 +45,7 @@ def test_float32_is_refused_by_name() -> None:
     )
 
 
-def test_auto_takes_it_for_what_pytorch_has_no_kernel_for() -> None:
+def test_auto_chooses_triton_where_pytorch_has_no_kernel() -> None:
     tensors, layout = inputs(256), TokenLayout.whole(1, 256, "cuda")
     sinks = torch.zeros(8, device="cuda")
     for options in (ScoreOptions(Window(64)), ScoreOptions(Causal(), softcap=30.0), ScoreOptions(Full(), sinks=sinks)):
@@ -54,7 +54,7 @@ def test_auto_takes_it_for_what_pytorch_has_no_kernel_for() -> None:
     assert (name, "PyTorch's kernels are faster" in reason) == ("sdpa", True)
 
 
-def test_compiled_graphs_are_not_broken_by_it() -> None:
+def test_compiles_in_one_graph() -> None:
     tensors, layout = inputs(300), TokenLayout.whole(1, 300, "cuda")
     options = ScoreOptions(Window(64), 0.125, softcap=20.0)
 
@@ -62,13 +62,13 @@ def test_compiled_graphs_are_not_broken_by_it() -> None:
     def compiled(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         return triton.attend(q * 1.0, k, v, layout, options)
 
-    found = both_ways(lambda q, k, v, layout, options: compiled(q, k, v), tensors, layout, options)
-    expected = both_ways(triton.attend, tensors, layout, options)
+    found = forward_backward(lambda q, k, v, layout, options: compiled(q, k, v), tensors, layout, options)
+    expected = forward_backward(triton.attend, tensors, layout, options)
     assert all(torch.equal(f, e) for f, e in zip(found, expected, strict=True))
 
 
 @pytest.mark.ledger("flash.exact")
-def test_memory_grows_with_n_and_time_with_its_square() -> None:
+def test_memory_is_linear_and_time_quadratic_in_the_length() -> None:
     peaks, times = [], []
     for n in (16384, 32768):
         tensors, layout, options = (
@@ -76,21 +76,21 @@ def test_memory_grows_with_n_and_time_with_its_square() -> None:
             TokenLayout.whole(1, n, "cuda"),
             ScoreOptions(Causal(), 0.09),
         )
-        both_ways(triton.attend, tensors, layout, options)
+        forward_backward(triton.attend, tensors, layout, options)
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
-        both_ways(triton.attend, tensors, layout, options)
+        forward_backward(triton.attend, tensors, layout, options)
         peaks.append(torch.cuda.max_memory_allocated() - before)
-        times.append(seconds(lambda t=tensors, a=layout, s=options: both_ways(triton.attend, t, a, s)))
+        times.append(seconds(lambda t=tensors, a=layout, s=options: forward_backward(triton.attend, t, a, s)))
     assert peaks[1] < 2.1 * peaks[0]
     assert 3.0 < times[1] / times[0] < 4.5
 
 
 @pytest.mark.ledger("flash.speed")
 @pytest.mark.parametrize("n", [1024, 4096, 8192])
-def test_tiles_beat_whole_matrices_of_scores(n: int) -> None:
-    """The same products; what is saved is writing and reading n × n scores."""
-    batch = 2 * (8192 // n) ** 2  # as many scores at every length, so many that launching takes no time beside them
+def test_faster_than_plain_attention_with_all_scores(n: int) -> None:
+    """The products are the same; the n × n scores are not written to memory and read again."""
+    batch = 2 * (8192 // n) ** 2  # equally many scores at every length, enough to hide the launch overhead
     tensors, layout, options = (
         inputs(n, batch, heads=16, dim=128),
         TokenLayout.whole(batch, n, "cuda"),
@@ -101,6 +101,6 @@ def test_tiles_beat_whole_matrices_of_scores(n: int) -> None:
     def plain(q: Tensor, k: Tensor, v: Tensor, layout: TokenLayout, options: ScoreOptions) -> Tensor:
         return (q @ k.mT * options.scale).masked_fill(later, -torch.inf).softmax(-1) @ v
 
-    eager = seconds(lambda: both_ways(plain, tensors, layout, options))
-    ours = seconds(lambda: both_ways(triton.attend, tensors, layout, options))
+    eager = seconds(lambda: forward_backward(plain, tensors, layout, options))
+    ours = seconds(lambda: forward_backward(triton.attend, tensors, layout, options))
     assert eager > 2 * ours

@@ -1,7 +1,7 @@
-"""Kernels that scan over time are compiled, for a GPU that need not be there, and must keep time inside each thread.
+"""Kernels that scan over time must keep time inside each thread. They are compiled for a GPU, which need not exist.
 
-Triton chooses how a tile lies over the threads of a warp, and its versions choose differently: time spread over the
-lanes gives the same numbers at a third of the speed. It shows in the assembly as shuffles between lanes.
+Triton chooses the layout of a tile over the threads of a warp, differently in each version. If time is distributed over
+the lanes, the results are the same at a third of the speed, and the assembly contains shuffles between lanes.
 """
 
 import os
@@ -56,8 +56,10 @@ KERNELS = [
 @pytest.mark.slow
 @pytest.mark.oldest
 def test_time_stays_inside_each_thread() -> None:
-    apart = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}  # set for other tests
+    environment = {
+        name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"
+    }  # set for other tests
     command = [sys.executable, "-W", "ignore", "-c", COMPILE, *KERNELS]
-    found = subprocess.run(command, env=apart, capture_output=True, text=True)
+    found = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert found.returncode == 0, found.stderr
     assert found.stdout.splitlines() == [f"{kernel} 0" for kernel in KERNELS]

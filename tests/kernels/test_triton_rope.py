@@ -1,4 +1,4 @@
-"""Turning by Triton's kernel is turning by plain tensor code, forward and backward."""
+"""The Triton kernel of RoPE equals the torch form, forward and backward."""
 
 import pytest
 import torch
@@ -8,11 +8,11 @@ from tests.kernels.interpreted import DEVICE
 
 
 @pytest.mark.parametrize("heads, dim, rows", [(3, 12, 2), (4, 16, 1)])
-def test_turned_and_turned_back(heads: int, dim: int, rows: int) -> None:
+def test_kernel_equals_the_torch_form_and_its_inverse_undoes_it(heads: int, dim: int, rows: int) -> None:
     from regard.kernels.triton_rope import rotate as kernel
 
     x = torch.randn(2, 5, heads, dim + 4, device=DEVICE, requires_grad=True)
-    part = x[..., :dim].transpose(1, 2)  # as a layer hands it over, with coordinates that stay
+    part = x[..., :dim].transpose(1, 2)  # strided as in a layer, which leaves the last coordinates unrotated
     angles = 6 * torch.rand(rows, 1, 5, dim // 2, device=DEVICE)
     cos, sin = angles.cos(), angles.sin()
     found, expected = kernel(part, cos, sin), rotate_pairs(part, cos, sin, "half")
@@ -25,12 +25,12 @@ def test_turned_and_turned_back(heads: int, dim: int, rows: int) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_on_a_gpu_whole_texts_take_it(dtype: torch.dtype) -> None:
+def test_long_sequences_use_the_kernel_on_a_gpu(dtype: torch.dtype) -> None:
     x = torch.randn(2, 100, 4, 32, device="cuda", dtype=dtype).transpose(1, 2)
     angles = 6 * torch.rand(2, 1, 100, 16, device="cuda", dtype=torch.float64)
-    waves = angles.cos().to(dtype), angles.sin().to(dtype)
-    found = rotate_pairs(x, *waves, "half")
-    halves = zip(x.split(50, 2), *(w.split(50, 2) for w in waves), strict=True)  # so few tokens do not
+    cos_sin = angles.cos().to(dtype), angles.sin().to(dtype)
+    found = rotate_pairs(x, *cos_sin, "half")
+    halves = zip(x.split(50, 2), *(w.split(50, 2) for w in cos_sin), strict=True)  # too short for the kernel
     plain = torch.cat([rotate_pairs(*half, "half") for half in halves], 2)
     exact = rotate_pairs(x.double(), angles.cos(), angles.sin(), "half")
     error, theirs = ((out - exact).abs().max() for out in (found, plain))

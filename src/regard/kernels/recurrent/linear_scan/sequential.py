@@ -44,8 +44,8 @@ def scan(inputs: ScanInputs) -> tuple[Tensor, Tensor]:
 
 def at_token(decay: Tensor, t: int) -> Tensor:
     """The decays of token t: (1, H, 1, 1), (B, H, 1, 1) or (B, H, N, 1)."""
-    now = decay.unsqueeze(0) if decay.dim() == 1 else decay[:, :, t]
-    return now.reshape(*now.shape[:2], -1, 1)
+    current = decay.unsqueeze(0) if decay.dim() == 1 else decay[:, :, t]
+    return current.reshape(*current.shape[:2], -1, 1)
 
 
 def per_head(x: Tensor, v: Tensor) -> Tensor:

@@ -50,7 +50,7 @@ def continues_document(segments: Tensor) -> Tensor:
 
 
 class Chunk(NamedTuple):
-    """The tensors of some tokens, time first."""
+    """The tensors of T tokens, time first."""
 
     u: Tensor  # (T, B, F)
     delta: Tensor
@@ -78,10 +78,10 @@ class Chunked(torch.autograd.Function):
         ys, starts = [], []
         for chunk in chunks:
             starts.append(h)
-            now = len(chunk.u)
-            unroll(chunk, A_t, h, a[:now], hs[:now])
-            h = hs[now - 1].clone()
-            ys.append((chunk.C.unsqueeze(2) @ hs[:now]).squeeze(2))  # (T, B, F)
+            count = len(chunk.u)
+            unroll(chunk, A_t, h, a[:count], hs[:count])
+            h = hs[count - 1].clone()
+            ys.append((chunk.C.unsqueeze(2) @ hs[:count]).squeeze(2))  # (T, B, F)
         ctx.save_for_backward(u, delta, A, B, C, same_document, *starts)
         ctx.size = size
         return torch.cat(ys).transpose(0, 1), h.mT
@@ -96,20 +96,20 @@ class Chunked(torch.autograd.Function):
         dy = dy.transpose(0, 1)
         a, hs, g = workspace(3, chunks[0], carried)
         for i in reversed(range(len(chunks))):
-            chunk, now = chunks[i], len(chunks[i].u)
-            here = slice(i * ctx.size, i * ctx.size + now)
-            unroll(chunk, A_t, starts[i], a[:now], hs[:now])
-            dC[here] = (hs[:now] @ dy[here].unsqueeze(3)).squeeze(3)
-            adjoint(chunk, dy[here], carried, a[:now], g[:now])
+            chunk, count = chunks[i], len(chunks[i].u)
+            tokens = slice(i * ctx.size, i * ctx.size + count)
+            unroll(chunk, A_t, starts[i], a[:count], hs[:count])
+            dC[tokens] = (hs[:count] @ dy[tokens].unsqueeze(3)).squeeze(3)
+            adjoint(chunk, dy[tokens], carried, a[:count], g[:count])
             carried = a[0] * g[0]
-            d_input = (chunk.B.unsqueeze(2) @ g[:now]).squeeze(2)  # (T, B, F) of Δ u
-            dB[here] = (g[:now] @ (chunk.delta * chunk.u).unsqueeze(3)).squeeze(3)
-            d_decay = a[:now].mul_(g[:now])  # (T, B, N, F) of Δ A
+            d_input = (chunk.B.unsqueeze(2) @ g[:count]).squeeze(2)  # (T, B, F) of Δ u
+            dB[tokens] = (g[:count] @ (chunk.delta * chunk.u).unsqueeze(3)).squeeze(3)
+            d_decay = a[:count].mul_(g[:count])  # (T, B, N, F) of Δ A
             d_decay[0] *= starts[i]
-            d_decay[1:] *= hs[: now - 1]
+            d_decay[1:] *= hs[: count - 1]
             dA += (d_decay * chunk.delta.unsqueeze(2)).sum((0, 1))
-            du[here] = d_input * chunk.delta
-            d_delta[here] = d_decay.mul_(A_t).sum(2).addcmul_(d_input, chunk.u)
+            du[tokens] = d_input * chunk.delta
+            d_delta[tokens] = d_decay.mul_(A_t).sum(2).addcmul_(d_input, chunk.u)
         du, d_delta, dB, dC = (x.transpose(0, 1) for x in (du, d_delta, dB, dC))
         return du, d_delta, dA.t(), dB, dC, carried.mT, None, None
 
@@ -134,8 +134,8 @@ def unroll(chunk: Chunk, A_t: Tensor, h: Tensor, a: Tensor, hs: Tensor) -> None:
     if chunk.same_document is not None:
         a *= chunk.same_document[..., None, None]
     torch.mul((chunk.delta * chunk.u).unsqueeze(2), chunk.B.unsqueeze(3), out=hs)
-    for keep, now in zip(a.unbind(), hs.unbind(), strict=True):
-        h = now.addcmul_(keep, h)
+    for decay, state in zip(a.unbind(), hs.unbind(), strict=True):
+        h = state.addcmul_(decay, h)
 
 
 def adjoint(chunk: Chunk, dy: Tensor, carried: Tensor, a: Tensor, g: Tensor) -> None:

@@ -43,35 +43,35 @@ def normal_plus_low_rank(size: int) -> tuple[Tensor, Tensor, Tensor]:
     return torch.complex(torch.full_like(frequencies, -0.5), frequencies), to_pairs(P), to_pairs(B)
 
 
-def line(size: int) -> Tensor:
+def linear_diagonal(size: int) -> Tensor:
     n = torch.arange(size // 2, dtype=torch.float64)
     return torch.complex(torch.full_like(n, -0.5), torch.pi * n)
 
 
-def inverse(size: int) -> Tensor:
+def inverse_diagonal(size: int) -> Tensor:
     n = torch.arange(size // 2, dtype=torch.float64)
     return torch.complex(torch.full_like(n, -0.5), size / torch.pi * (size / (2 * n + 1) - 1))
 
 
-def decays(size: int) -> Tensor:
+def real_diagonal(size: int) -> Tensor:
     n = torch.arange(size // 2, dtype=torch.float64)
     return torch.complex(-(n + 1), torch.zeros_like(n))
 
 
 DIAGONALS: dict[str, Callable[[int], Tensor]] = {  # N -> Λ (N/2,) complex
-    "lin": line,
-    "inv": inverse,
+    "lin": linear_diagonal,
+    "inv": inverse_diagonal,
     "legs": lambda size: normal_plus_low_rank(size)[0],
-    "real": decays,
+    "real": real_diagonal,
 }
 
 
 def reconstruct(state: Tensor, ages: Tensor) -> Tensor:
     """The past input (…, M) at ages (M,), in units of time, from a LegS state (…, N)."""
-    place = 2 * (-ages.to(state.dtype)).exp() - 1
-    before, basis = torch.zeros_like(place), [torch.ones_like(place)]
+    x = 2 * (-ages.to(state.dtype)).exp() - 1
+    previous, basis = torch.zeros_like(x), [torch.ones_like(x)]
     for n in range(state.shape[-1] - 1):  # Bonnet's recursion
-        before, now = basis[-1], ((2 * n + 1) * place * basis[-1] - n * before) / (n + 1)
-        basis.append(now)
+        previous, current = basis[-1], ((2 * n + 1) * x * basis[-1] - n * previous) / (n + 1)
+        basis.append(current)
     scale = (2 * torch.arange(state.shape[-1], dtype=state.dtype) + 1).sqrt()
     return (state * scale) @ torch.stack(basis)

@@ -22,7 +22,7 @@ EMPTY = -1e38  # the exponent of an empty sum; finite, so that the difference of
 
 
 class Sums(NamedTuple):
-    """Σ e^{k - peak} v and Σ e^{k - peak} over some tokens; all arrays have one shape."""
+    """Σ e^{k - peak} v and Σ e^{k - peak} over a set of tokens; all arrays have one shape."""
 
     value: Tensor
     weight: Tensor
@@ -37,9 +37,9 @@ class Sums(NamedTuple):
         """The sums after a decay of e^by; empty where they are not kept."""
         return Sums(self.value * kept, self.weight * kept, (self.peak + by).where(kept, EMPTY))
 
-    def tokens(self, some: slice) -> "Sums":
-        """Some tokens of each chunk of (B, n, C, F)."""
-        return Sums(*(x[:, :, some] for x in self))
+    def tokens(self, selected: slice) -> "Sums":
+        """The selected tokens of each chunk of (B, n, C, F)."""
+        return Sums(*(x[:, :, selected] for x in self))
 
     def replace_after(self, count: int, others: "Sums") -> "Sums":
         """The first `count` tokens of each chunk, followed by others."""

@@ -142,14 +142,14 @@ def scan_backward(
     dv, d_extra, dots = case.read(
         k, q, d_out, D, reverse=True, w_more=x, tail=E, dots_of=None if out is None else (v, out)
     )
-    d_decay, d_first_z, meets = state.new_empty(0), state.new_empty(0), [(S, D)]
+    d_decay, d_first_z, border_pairs = state.new_empty(0), state.new_empty(0), [(S, D)]
     if extra is None or d_extra is None or Z is None or E is None or z is None:
         d_extra = state.new_empty(0)
     else:
         d_first_z = E[:, 0].contiguous().view(z.shape)
-        dots, meets = None if dots is None else dots + more * d_more - extra * d_extra, [(S, D), (Z, E)]
+        dots, border_pairs = None if dots is None else dots + more * d_more - extra * d_extra, [(S, D), (Z, E)]
     if dots is not None:
-        d_decay = case.decay_gradient(dots, meets)
+        d_decay = case.decay_gradient(dots, border_pairs)
         d_decay = d_decay if decay is None or decay.dim() == 3 else d_decay.sum((0, 2))
     return dq, dk, dv, d_extra, d_decay, d_first, d_first_z
 

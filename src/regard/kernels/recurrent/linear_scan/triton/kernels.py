@@ -85,7 +85,7 @@ def read_kernel(
     program, c = tl.program_id(0).to(tl.int64), tl.arange(0, SPAN)
     span, first = program % spans, program // spans * HEADS_PER_PROGRAM  # of the heads
     n, p = tl.arange(0, N), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    t, here = span * SPAN + c, n[:, None] * state_strides[0] + p[None, :] * state_strides[1]
+    t, state_offset = span * SPAN + c, n[:, None] * state_strides[0] + p[None, :] * state_strides[1]
     inside = (t < length)[:, None]
     border = span + 1 if REVERSE else span
     pairs = c[:, None] <= c[None, :] if REVERSE else c[:, None] >= c[None, :]
@@ -98,9 +98,9 @@ def read_kernel(
         head = first + i
         if SUMMED and HEADS_PER_PROGRAM > 1:
             x, dots = load_and_multiply(X, Y, x_strides, y_strides, head, heads, t, n, length, PRECISION)
-        own, near = dots, tl.full((SPAN,), 1.0, tl.float32)
+        head_scores, near = dots, tl.full((SPAN,), 1.0, tl.float32)
         at_border = head * (spans + 1) + border
-        state = tl.load(Borders + at_border * N * P + here)  # (N, BLOCK)
+        state = tl.load(Borders + at_border * N * P + state_offset)  # (N, BLOCK)
         if not SUMMED:  # loads that overlap with the products
             w = load_tokens(W, w_strides, head, heads, t, p, length)
             offset = t[:, None] * out_strides[2] + p[None, :] + head_offset(out_strides, head, heads)
@@ -109,9 +109,9 @@ def read_kernel(
                 read = tl.load(Read + offset, inside, 0.0)
         if Column is not None:
             x_more, y_more = load_extra(X_more, head, length, t), load_extra(Y_more, head, length, t)
-            own += x_more[:, None] * y_more[None, :]
+            head_scores += x_more[:, None] * y_more[None, :]
         if Sums is not None:
-            own, near = apply_decays(own, Sums, head, spans, span, t, SPAN, REVERSE)
+            head_scores, near = apply_decays(head_scores, Sums, head, spans, span, t, SPAN, REVERSE)
         if Docs is not None:
             near = tl.where(doc == (last if REVERSE else before), near, 0.0)
         if SUMMED:
@@ -122,13 +122,13 @@ def read_kernel(
         if Column is not None:
             out += (near * x_more)[:, None] * tl.load(Column + at_border * P + p)[None, :]
         if SUMMED:
-            scores += own
+            scores += head_scores
         else:
-            own = tl.where(pairs, own, 0.0)
-            out = tl.dot(own.to(w.dtype), w, out, input_precision=PRECISION)
+            head_scores = tl.where(pairs, head_scores, 0.0)
+            out = tl.dot(head_scores.to(w.dtype), w, out, input_precision=PRECISION)
             tl.store(Out + offset, out.to(Out.dtype.element_ty), inside)
             if Tail is not None and tl.program_id(1) == 0:
-                store_extra(Out_more, Tail + at_border * N + n, W_more, x, own, near, head, length, t)
+                store_extra(Out_more, Tail + at_border * N + n, W_more, x, head_scores, near, head, length, t)
             if Dots is not None:
                 line = tl.program_id(1) * (tl.num_programs(0) // spans) * HEADS_PER_PROGRAM + head
                 tl.store(Dots + line * length + t, tl.sum(read.to(tl.float32) * w, 1) - tl.sum(out * v, 1), t < length)

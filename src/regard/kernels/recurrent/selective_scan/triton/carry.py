@@ -15,31 +15,22 @@ CHUNKS_AT_ONCE, BLOCK = 8, 128  # chunks loaded together; states per program, of
 
 
 def carry(contributions: Tensor, elapsed: Tensor, rate: Tensor, first: Tensor, reverse: bool = False) -> Tensor:
-    """contributions (R, spans, M), elapsed (R, spans, few), rate (M,), first (R, M)
-    -> (R, spans + 1, M), in float32."""
+    """contributions (R, spans, M), elapsed (R, spans, entries), rate (M,), first (R, M) -> (R, spans + 1, M)."""
     rows, spans, states = contributions.shape
     borders = torch.empty(rows, spans + 1, states, dtype=torch.float32, device=contributions.device)
-    grid, few = (rows, triton.cdiv(states, BLOCK)), elapsed.shape[2]
+    grid, entries = (rows, triton.cdiv(states, BLOCK)), elapsed.shape[2]
     carry_kernel[grid](
-        contributions, elapsed, rate, first, borders, spans, states, few, reverse, CHUNKS_AT_ONCE, BLOCK, num_warps=1
-    )
+        contributions, elapsed, rate, first, borders, spans, states, entries,
+        reverse, CHUNKS_AT_ONCE, BLOCK, num_warps=1,
+    )  # fmt: skip
     return borders
 
 
 @triton.jit
 def carry_kernel(
-    Contributions,
-    Elapsed,
-    Rate,
-    First,
-    Borders,
-    spans,
-    states,
-    few,
-    REVERSE: tl.constexpr,
-    CHUNKS_AT_ONCE: tl.constexpr,
-    BLOCK: tl.constexpr,
-):
+    Contributions, Elapsed, Rate, First, Borders, spans, states, entries,
+    REVERSE: tl.constexpr, CHUNKS_AT_ONCE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
     m = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     c = tl.arange(0, CHUNKS_AT_ONCE)
@@ -50,7 +41,7 @@ def carry_kernel(
     for begin in range(0, spans, CHUNKS_AT_ONCE):
         span = spans - 1 - begin - c if REVERSE else begin + c
         valid = ((begin + c) < spans)[:, None] & inside[None, :]
-        elapsed = tl.load(Elapsed + (row * spans + span)[:, None] * few + (m % few)[None, :], valid, 0.0)
+        elapsed = tl.load(Elapsed + (row * spans + span)[:, None] * entries + (m % entries)[None, :], valid, 0.0)
         contributions = tl.load(Contributions + (row * spans + span)[:, None] * states + m[None, :], valid, 0.0)
         keep = tl.exp(elapsed * rate)
         for i in tl.static_range(CHUNKS_AT_ONCE):

@@ -1,6 +1,6 @@
-"""The selective scan in Triton: one thread per channel, with some tokens in its registers, state by state.
+"""The selective scan in Triton: one thread per channel, with T tokens in its registers, state by state.
 
-A program handles a chunk of T tokens and some channels, and loops over the N numbers of the state:
+A program handles a chunk of T tokens and a block of channels, and loops over the N numbers of the state:
 
     add     Σ_s exp(A Σ_{r>s} Δ_r) Δ_s u_s B_s, the contribution of the chunk to a state; or that of its adjoint
     read    h_t from the state at the border of the chunk, and y_t = Σ_n C_t h_t + D u_t
@@ -23,9 +23,9 @@ def add_kernel(
     N: tl.constexpr, T: tl.constexpr, BLOCK: tl.constexpr, REVERSE: tl.constexpr,
 ):  # fmt: skip
     """Added (B, chunks, N, F); Elapsed (B, chunks, F) = ΣΔ. X is u, or dy for the adjoint; A (N, F), B (B, N, L)."""
-    row, batch, start, t, f, some = program_tile(length, chunks, channels, T, BLOCK)
-    _, delta = load_steps(Delta, delta_strides, Bias, batch, t, f, shift, some, channels)
-    x = load_tokens(X, x_strides, batch, t, f, shift, some)
+    row, batch, start, t, f, exists = program_tile(length, chunks, channels, T, BLOCK)
+    _, delta = load_steps(Delta, delta_strides, Bias, batch, t, f, shift, exists, channels)
+    x = load_tokens(X, x_strides, batch, t, f, shift, exists)
     elapsed_total = tl.sum(delta, 0)  # (BLOCK,)
     if REVERSE:
         elapsed = tl.cumsum(delta, 0)  # from the border before the chunk to each token
@@ -51,9 +51,9 @@ def read_kernel(
     U, Delta, Bias, A, B, C, D, Docs, Borders, Y, u_strides, delta_strides, y_strides, shift, length, chunks, channels,
     N: tl.constexpr, T: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    row, batch, start, t, f, some = program_tile(length, chunks, channels, T, BLOCK)
-    _, delta = load_steps(Delta, delta_strides, Bias, batch, t, f, shift, some, channels)
-    u = load_tokens(U, u_strides, batch, t, f, shift, some)
+    row, batch, start, t, f, exists = program_tile(length, chunks, channels, T, BLOCK)
+    _, delta = load_steps(Delta, delta_strides, Bias, batch, t, f, shift, exists, channels)
+    u = load_tokens(U, u_strides, batch, t, f, shift, exists)
     x, y = delta * u, tl.zeros((T, BLOCK), tl.float32)
     if D is not None:
         y += u * tl.load(D + f, f < channels, 0.0)[None, :]
@@ -65,7 +65,7 @@ def read_kernel(
         c = tl.load(C + (batch * N + n) * length + t, t < length, 0.0)
         _, h = scan_states(delta, rate, x * b[:, None], before, Docs, batch, t, start, length)
         y += h * c[:, None]
-    tl.store(pointers(Y, y_strides, batch, t, f, shift), y.to(Y.dtype.element_ty), some)
+    tl.store(pointers(Y, y_strides, batch, t, f, shift), y.to(Y.dtype.element_ty), exists)
 
 
 @triton.jit(do_not_specialize=["shift"])
@@ -77,10 +77,10 @@ def grad_kernel(
     """Gradients of each chunk: dA (B, chunks, N, F), dD and dBias (B, chunks, F); of each block of channels: dB and dC
     (blocks, B, N, L). WIDTH is N, at least 16.
     """
-    row, batch, start, t, f, some = program_tile(length, chunks, channels, T, BLOCK)
-    raw, delta = load_steps(Delta, delta_strides, Bias, batch, t, f, shift, some, channels)
-    u = load_tokens(U, u_strides, batch, t, f, shift, some)
-    dy = load_tokens(dY, dy_strides, batch, t, f, shift, some)
+    row, batch, start, t, f, exists = program_tile(length, chunks, channels, T, BLOCK)
+    raw, delta = load_steps(Delta, delta_strides, Bias, batch, t, f, shift, exists, channels)
+    u = load_tokens(U, u_strides, batch, t, f, shift, exists)
+    dy = load_tokens(dY, dy_strides, batch, t, f, shift, exists)
     x = delta * u
     dx, d_delta = tl.zeros((T, BLOCK), tl.float32), tl.zeros((T, BLOCK), tl.float32)
     d_b, d_c, line = tl.zeros((T, WIDTH), tl.float32), tl.zeros((T, WIDTH), tl.float32), tl.arange(0, WIDTH)
@@ -105,16 +105,16 @@ def grad_kernel(
     if D is not None:
         du += dy * tl.load(D + f, f < channels, 0.0)[None, :]
         tl.store(dD + row * channels + f, tl.sum(dy * u, 0), f < channels)
-    tl.store(pointers(dU, out_strides, batch, t, f, shift), du.to(dU.dtype.element_ty), some)
+    tl.store(pointers(dU, out_strides, batch, t, f, shift), du.to(dU.dtype.element_ty), exists)
     d_delta += dx * u
     if Bias is not None:
         d_delta /= 1 + tl.exp(-raw)  # softplus' = sigmoid
         tl.store(dBias + row * channels + f, tl.sum(d_delta, 0), f < channels)
-    tl.store(pointers(dDelta, out_strides, batch, t, f, shift), d_delta.to(dDelta.dtype.element_ty), some)
+    tl.store(pointers(dDelta, out_strides, batch, t, f, shift), d_delta.to(dDelta.dtype.element_ty), exists)
     block = tl.program_id(1).to(tl.int64) * (tl.num_programs(0) // chunks) + batch
-    here = (block * N + line)[None, :] * length + t[:, None]
-    tl.store(dB + here, d_b, (line < N)[None, :] & (t < length)[:, None])
-    tl.store(dC + here, d_c, (line < N)[None, :] & (t < length)[:, None])
+    offset = (block * N + line)[None, :] * length + t[:, None]
+    tl.store(dB + offset, d_b, (line < N)[None, :] & (t < length)[:, None])
+    tl.store(dC + offset, d_c, (line < N)[None, :] & (t < length)[:, None])
 
 
 @triton.jit
@@ -132,19 +132,19 @@ def pointers(X, strides, batch, t, f, shift):
 
 
 @triton.jit
-def load_tokens(X, strides, batch, t, f, shift, some):
+def load_tokens(X, strides, batch, t, f, shift, exists):
     """(T, BLOCK) in float32; zeros outside."""
-    return tl.load(pointers(X, strides, batch, t, f, shift), some, 0.0).to(tl.float32)
+    return tl.load(pointers(X, strides, batch, t, f, shift), exists, 0.0).to(tl.float32)
 
 
 @triton.jit
-def load_steps(Delta, strides, Bias, batch, t, f, shift, some, channels):
+def load_steps(Delta, strides, Bias, batch, t, f, shift, exists, channels):
     """The input and Δ (T, BLOCK): equal, or with a bias Δ = softplus(input); 0 outside."""
     if Bias is None:
-        raw = load_tokens(Delta, strides, batch, t, f, shift, some)
+        raw = load_tokens(Delta, strides, batch, t, f, shift, exists)
         delta = raw
     else:
-        raw = tl.load(pointers(Delta, strides, batch, t, f, shift), some, float("-inf")).to(tl.float32)
+        raw = tl.load(pointers(Delta, strides, batch, t, f, shift), exists, float("-inf")).to(tl.float32)
         raw += tl.load(Bias + f, f < channels, 0.0)[None, :]
         delta = tl.maximum(raw, 0.0) + log1p(tl.exp(-tl.abs(raw)))
     return raw, delta

@@ -31,8 +31,8 @@ def add_kernel(
     SPAN: tl.constexpr, T: tl.constexpr, BLOCK: tl.constexpr, REVERSE: tl.constexpr,
 ):  # fmt: skip
     """Added (B, spans, 4, F): the sums over the tokens of each span, and its log decay."""
-    batch, span, f, some = program_tile(spans, channels, BLOCK)
-    r, w = tl.arange(0, T), tl.load(Decay + f, some, 0.0)
+    batch, span, f, exists = program_tile(spans, channels, BLOCK)
+    r, w = tl.arange(0, T), tl.load(Decay + f, exists, 0.0)
     value, weight, left = tl.zeros((BLOCK,), tl.float32), tl.zeros((BLOCK,), tl.float32), tl.zeros((BLOCK,), tl.float32)
     peak = tl.full((BLOCK,), EMPTY_PEAK, tl.float32)
     for step in range(SPAN // T):
@@ -44,27 +44,27 @@ def add_kernel(
             own = additions(X, Y, Documents, Counted, batch, i - 1, f, w, shift, length, channels)
         value, weight, peak, _, _, _ = scan_tile(own, value, weight, peak, r, T)
         left += tl.sum(own[3], 0)
-    here = Added + (batch * spans + span) * 4 * channels + f
-    tl.store(here, value, some)
-    tl.store(here + channels, weight, some)
-    tl.store(here + 2 * channels, peak, some)
-    tl.store(here + 3 * channels, left, some)
+    sums = Added + (batch * spans + span) * 4 * channels + f
+    tl.store(sums, value, exists)
+    tl.store(sums + channels, weight, exists)
+    tl.store(sums + 2 * channels, peak, exists)
+    tl.store(sums + 3 * channels, left, exists)
 
 
 @triton.jit
 def carry_kernel(Added, First, Borders, channels, spans, BLOCK: tl.constexpr, REVERSE: tl.constexpr):
     """Borders (B, spans, 3, F), one after the other: the only serial step."""
     batch, f = tl.program_id(0).to(tl.int64), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    some = f < channels
+    exists = f < channels
     value, weight, peak = load_sums(First + batch * 3 * channels, f, channels)
     for i in range(spans):
-        layout = batch * spans + (spans - 1 - i if REVERSE else i)
-        border = Borders + layout * 3 * channels + f
-        tl.store(border, value, some)
-        tl.store(border + channels, weight, some)
-        tl.store(border + 2 * channels, peak, some)
-        more_value, more_weight, more_peak = load_sums(Added + layout * 4 * channels, f, channels)
-        left = tl.load(Added + (layout * 4 + 3) * channels + f, some, 0.0)
+        index = batch * spans + (spans - 1 - i if REVERSE else i)
+        border = Borders + index * 3 * channels + f
+        tl.store(border, value, exists)
+        tl.store(border + channels, weight, exists)
+        tl.store(border + 2 * channels, peak, exists)
+        more_value, more_weight, more_peak = load_sums(Added + index * 4 * channels, f, channels)
+        left = tl.load(Added + (index * 4 + 3) * channels + f, exists, 0.0)
         value, weight, peak, _ = merge(value, weight, peak, left, more_value, more_weight, more_peak, left)
 
 
@@ -74,8 +74,8 @@ def read_kernel(
     SPAN: tl.constexpr, T: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Row r of a tile holds the sums before token i: it adds token i - 1, and computes out_i."""
-    batch, span, f, some = program_tile(spans, channels, BLOCK)
-    r, w, u = tl.arange(0, T), tl.load(Decay + f, some, 0.0), tl.load(Bonus + f, some, 0.0)
+    batch, span, f, exists = program_tile(spans, channels, BLOCK)
+    r, w, u = tl.arange(0, T), tl.load(Decay + f, exists, 0.0), tl.load(Bonus + f, exists, 0.0)
     value, weight, peak = load_sums(Borders + (batch * spans + span) * 3 * channels, f, channels)
     for step in range(tl.minimum(SPAN, length + 1 - span * SPAN + T - 1) // T):
         i = span * SPAN + step * T + r
@@ -83,21 +83,21 @@ def read_kernel(
         value, weight, peak, values, weights, peaks = scan_tile(own, value, weight, peak, r, T)
         if span * SPAN + step * T == length // T * T:
             last = Last + batch * 3 * channels + f
-            tl.store(last, row(values, r, length % T), some)
-            tl.store(last + channels, row(weights, r, length % T), some)
-            tl.store(last + 2 * channels, row(peaks, r, length % T), some)
+            tl.store(last, row(values, r, length % T), exists)
+            tl.store(last + channels, row(weights, r, length % T), exists)
+            tl.store(last + 2 * channels, row(peaks, r, length % T), exists)
         k, inside = load_tokens(K, batch, i, f, shift, length, channels)
         v, _ = load_tokens(V, batch, i, f, shift, length, channels)
-        _, _, goes_on = load_steps(Documents, Counted, batch, i, w, length)
-        peaks = tl.where(goes_on, peaks, EMPTY_PEAK)
+        _, _, continues = load_steps(Documents, Counted, batch, i, w, length)
+        peaks = tl.where(continues, peaks, EMPTY_PEAK)
         top = tl.maximum(peaks, u[None, :] + k)
         past, now = tl.exp(peaks - top), tl.exp(u[None, :] + k - top)
         total = past * weights + now
-        here = (batch * length + i)[:, None] * channels + f[None, :] + shift
-        tl.store(Out + here, ((past * values + now * v) / total).to(Out.dtype.element_ty), inside)
+        offset = (batch * length + i)[:, None] * channels + f[None, :] + shift
+        tl.store(Out + offset, ((past * values + now * v) / total).to(Out.dtype.element_ty), inside)
         if Past is not None:
-            tl.store(Past + here, past * values / total, inside)
-            tl.store(LogSum + here, top + tl.log(total), inside)
+            tl.store(Past + offset, past * values / total, inside)
+            tl.store(LogSum + offset, top + tl.log(total), inside)
 
 
 @triton.jit(do_not_specialize=["shift"])
@@ -106,8 +106,8 @@ def grad_kernel(
     shift, length, channels, spans, SPAN: tl.constexpr, T: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Tiles from the last to the first, and tokens of a tile likewise: row r is token j, which needs R_j."""
-    batch, span, f, some = program_tile(spans, channels, BLOCK)
-    r, w, u = tl.arange(0, T), tl.load(Decay + f, some, 0.0), tl.load(Bonus + f, some, 0.0)
+    batch, span, f, exists = program_tile(spans, channels, BLOCK)
+    r, w, u = tl.arange(0, T), tl.load(Decay + f, exists, 0.0), tl.load(Bonus + f, exists, 0.0)
     ra, rb, peak = load_sums(Borders + (batch * spans + span) * 3 * channels, f, channels)
     dw, du = tl.zeros((BLOCK,), tl.float32), tl.zeros((BLOCK,), tl.float32)
     tiles = tl.minimum(SPAN, length - span * SPAN + T - 1) // T
@@ -125,27 +125,28 @@ def grad_kernel(
         kept = tl.where(adds, tl.exp(k + peaks), 0.0)
         past, _ = load_tokens(Past, batch, j, f, shift, length, channels)
         share = tl.where(inside, tl.exp(u[None, :] + k - log_sum), 0.0)
-        met = tl.exp(tl.maximum(w[None, :] + peaks + log_sum, EMPTY_PEAK)) * (ras * past + rbs * (1.0 - share))
-        dw += tl.sum(tl.where(adds, met, 0.0), 0)
+        d_decay = tl.exp(tl.maximum(w[None, :] + peaks + log_sum, EMPTY_PEAK)) * (ras * past + rbs * (1.0 - share))
+        dw += tl.sum(tl.where(adds, d_decay, 0.0), 0)
         share *= d_out
         by_state, by_bonus = kept * (ras * v + rbs), share * (v - out)
-        here = (batch * length + j)[:, None] * channels + f[None, :] + shift
-        tl.store(dV + here, (kept * ras + share).to(dV.dtype.element_ty), inside)
-        tl.store(dK + here, (by_state + by_bonus).to(dK.dtype.element_ty), inside)
+        offset = (batch * length + j)[:, None] * channels + f[None, :] + shift
+        tl.store(dV + offset, (kept * ras + share).to(dV.dtype.element_ty), inside)
+        tl.store(dK + offset, (by_state + by_bonus).to(dK.dtype.element_ty), inside)
         du += tl.sum(by_bonus, 0)
     sums = dSums + (batch * spans + span) * 2 * channels + f
-    tl.store(sums, dw, some)
-    tl.store(sums + channels, du, some)
+    tl.store(sums, dw, exists)
+    tl.store(sums + channels, du, exists)
     if span == 0:  # the first token remains: it reads the initial state
-        here = batch * length * channels + f
-        d_out, out = tl.load(dOut + here, some, 0.0).to(tl.float32), tl.load(Out + here, some, 0.0).to(tl.float32)
+        offset = batch * length * channels + f
+        d_out = tl.load(dOut + offset, exists, 0.0).to(tl.float32)
+        out = tl.load(Out + offset, exists, 0.0).to(tl.float32)
         decay = w if Counted is None else tl.where(tl.load(Counted + batch * length) != 0, w, 0.0)
-        ra, rb, peak, _ = merge(ra, rb, peak, w, d_out, -d_out * out, -tl.load(LogSum + here, some, 0.0), decay)
+        ra, rb, peak, _ = merge(ra, rb, peak, w, d_out, -d_out * out, -tl.load(LogSum + offset, exists, 0.0), decay)
         a, b, top = load_sums(First + batch * 3 * channels, f, channels)
         scale = tl.exp(tl.maximum(peak + top, EMPTY_PEAK))
-        tl.store(dFirst + batch * 3 * channels + f, scale * ra, some)
-        tl.store(dFirst + (batch * 3 + 1) * channels + f, scale * rb, some)
-        tl.store(dFirst + (batch * 3 + 2) * channels + f, scale * (ra * a + rb * b), some)
+        tl.store(dFirst + batch * 3 * channels + f, scale * ra, exists)
+        tl.store(dFirst + (batch * 3 + 1) * channels + f, scale * rb, exists)
+        tl.store(dFirst + (batch * 3 + 2) * channels + f, scale * (ra * a + rb * b), exists)
 
 
 @triton.jit
@@ -171,8 +172,8 @@ def gradients(dOut, Out, LogSum, Documents, Counted, batch, t, f, w, shift, leng
     d_out, inside = load_tokens(dOut, batch, t, f, shift, length, channels)
     out, _ = load_tokens(Out, batch, t, f, shift, length, channels)
     log_sum, _ = load_tokens(LogSum, batch, t, f, shift, length, channels)
-    _, decay, goes_on = load_steps(Documents, Counted, batch, t, w, length)
-    reads = goes_on & inside
+    _, decay, continues = load_steps(Documents, Counted, batch, t, w, length)
+    reads = continues & inside
     decay = tl.where(inside, decay, 0.0)
     return tl.where(reads, d_out, 0.0), tl.where(reads, -d_out * out, 0.0), tl.where(reads, -log_sum, EMPTY_PEAK), decay
 
@@ -180,17 +181,17 @@ def gradients(dOut, Out, LogSum, Documents, Counted, batch, t, f, w, shift, leng
 @triton.jit
 def load_sums(X, f, channels):
     """Value, weight and peak of these channels."""
-    some = f < channels
-    value, weight = tl.load(X + f, some, 0.0), tl.load(X + channels + f, some, 0.0)
-    return value, weight, tl.load(X + 2 * channels + f, some, EMPTY_PEAK)
+    exists = f < channels
+    value, weight = tl.load(X + f, exists, 0.0), tl.load(X + channels + f, exists, 0.0)
+    return value, weight, tl.load(X + 2 * channels + f, exists, EMPTY_PEAK)
 
 
 @triton.jit
 def load_tokens(X, batch, t, f, shift, length, channels):
     """(T, BLOCK) in float32, and which of them exist."""
     inside = (f < channels)[None, :] & ((t >= 0) & (t < length))[:, None]
-    here = (batch * length + t)[:, None] * channels + f[None, :] + shift
-    return tl.load(X + here, inside, 0.0).to(tl.float32), inside
+    offset = (batch * length + t)[:, None] * channels + f[None, :] + shift
+    return tl.load(X + offset, inside, 0.0).to(tl.float32), inside
 
 
 @triton.jit
@@ -202,14 +203,14 @@ def load_steps(Documents, Counted, batch, t, w, length):
     adds = (t >= 0) & (t < length)
     if Counted is not None:
         adds = adds & (tl.load(Counted + batch * length + inside) != 0)
-    goes_on = t > -2
+    continues = t > -2
     decay = tl.where(adds[:, None], w[None, :], 0.0)
     if Documents is not None:
         Documents += batch * length
         previous = tl.minimum(tl.maximum(t - 1, 0), length - 1)
-        goes_on = tl.load(Documents + inside) == tl.load(Documents + previous)
-        decay = tl.where(goes_on[:, None], decay, EMPTY_PEAK)
-    return adds[:, None], decay, goes_on[:, None]
+        continues = tl.load(Documents + inside) == tl.load(Documents + previous)
+        decay = tl.where(continues[:, None], decay, EMPTY_PEAK)
+    return adds[:, None], decay, continues[:, None]
 
 
 @triton.jit
