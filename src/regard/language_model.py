@@ -12,6 +12,7 @@ It connects what can be used separately as well: `model` (an nn.Module), `tokeni
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypedDict, Unpack
@@ -234,15 +235,20 @@ class LanguageModel:
             return self.engine.submit(ids, Sampling(stop_ids=stop_ids, **options), embeddings=embeddings)
         if images:
             raise ValueError(f"this model is of kind {self.model.spec.kind} and reads no images; leave them out")
-        if not isinstance(self.model, EncoderDecoderModule):
-            return self.engine.submit(ids, Sampling(stop_ids=stop_ids, **options))
+        sampling = Sampling(stop_ids=stop_ids, **options)
+        if isinstance(self.model, EncoderDecoderModule):
+            return self.submit_source(ids, sampling)
+        return self.engine.submit(ids, sampling)
+
+    def submit_source(self, ids: Sequence[int], sampling: Sampling) -> Request:
+        """Submit the source of an encoder-decoder; its output starts and ends as the generation config says."""
         settings = self.generation
         start = self.tokenizer.bos if settings.decoder_start_token_id is None else settings.decoder_start_token_id
         if start is None:
             raise ValueError("no token starts the output; set decoder_start_token_id in generation_config.json")
-        sampling = Sampling(
-            stop_ids=stop_ids, suppress_ids=settings.suppress_tokens, forced_bos_id=settings.forced_bos_token_id,
-            forced_eos_id=settings.forced_eos_token_id, **options,
+        sampling = replace(
+            sampling, suppress_ids=settings.suppress_tokens, forced_bos_id=settings.forced_bos_token_id,
+            forced_eos_id=settings.forced_eos_token_id,
         )  # fmt: skip
         return self.engine.submit([start], sampling, ids)
 

@@ -9,8 +9,10 @@ import torch
 
 from regard.engine.engine import Engine
 from regard.engine.request import Sampling
+from regard.language_model import LanguageModel
 from regard.lens.attention import attention_heads, attention_maps
 from regard.models.decoder import Decoder
+from regard.models.seq2seq import seq2seq
 from regard.models.stack import Repeat
 from regard.parts.attention import Attention
 from regard.parts.block import Block, Sublayer
@@ -19,7 +21,9 @@ from regard.parts.linear_attention import LinearAttention
 from regard.parts.position.rope import Rope
 from regard.server.app import create_app
 from regard.server.served_model import Lens
+from regard.text.tokenizer_folder import GenerationConfig
 from regard.text.train import byte
+from tests.laws import draw_wide
 from tests.server.conftest import running
 
 
@@ -78,3 +82,24 @@ def test_a_prompt_that_does_not_fit_is_refused(client):
     assert client.post("/v1/completions", json=body | {"prompt": "x" * 95}).status_code == 200
     assert client.post("/v1/completions", json=body | {"prompt": [261]}).status_code == 400
     assert "regard_engine_new_tokens" in client.get("/metrics").text
+
+
+def test_an_encoder_decoder_reads_the_prompts() -> None:
+    """A prompt does not count against the tokens of the output, and the output does not continue it."""
+    model = seq2seq(261, 24, attention="additive").build(seed=4).double()
+    draw_wide(model, seed=1)
+    unreadable = tuple(id for id in range(261) if not byte().decode([id]).isalpha())
+    settings = GenerationConfig(decoder_start_token_id=70, forced_bos_token_id=71, suppress_tokens=unreadable)
+    llm = LanguageModel(model, byte(), context=40, rows=3, generation=settings)
+    prompts = ["Mira", "the red lamp", "in the garden with Tomas"]
+    expected = llm.generate(prompts, max_new=30, temperature=0)
+    app = create_app(llm.engine, llm.tokenizer, "small", submit_source=llm.submit_source)
+    with running(app) as port, httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as client:
+        body = {"model": "small", "prompt": prompts, "max_tokens": 30, "temperature": 0}
+        answer = client.post("/v1/completions", json=body).json()
+        assert [choice["text"] for choice in answer["choices"]] == expected and len(set(expected)) == 3
+        assert answer["usage"]["prompt_tokens"] == sum(len(llm.encode(prompt)) for prompt in prompts)
+        for wrong in ({"prompt": "a" * 41}, {"prompt": "a", "max_tokens": 40}, {"prompt": "a" * 4000}):
+            refused = client.post("/v1/completions", json=body | wrong)
+            assert refused.status_code == 400, refused.text
+        assert client.post("/regard/attention", json={"text": "a"}).status_code == 404

@@ -25,6 +25,8 @@ def serve(
 ) -> None:
     """Serve a model over HTTP, with a web page at /.
 
+    An encoder-decoder reads the prompts of /v1/completions and returns its outputs.
+
     Routes: /v1/chat/completions, /v1/completions, /v1/models, /health, /metrics, and for inspection
     /regard/model, /regard/tokenize, /regard/attention.
 
@@ -42,14 +44,19 @@ def serve(
     from rich.console import Console
 
     from regard.cli.open_model import open_model, require_decoder
-    from regard.engine.engine import Engine
     from regard.lens import attention_heads, attention_maps
+    from regard.models.encoder_decoder import EncoderDecoderModule
     from regard.server.run import serve as run
     from regard.server.served_model import Lens
 
-    llm = open_model(model, device)
-    require_decoder(model, llm)
-    network, tokenizer = llm.model, llm.tokenizer
+    llm = open_model(model, device, context)
+    llm.rows, network = rows, llm.model
+    lens, submit_source = None, None
+    if isinstance(network, EncoderDecoderModule):
+        submit_source = llm.submit_source
+    else:
+        require_decoder(model, llm)
+        lens = Lens(partial(attention_maps, network), attention_heads(network))
     name = name or os.path.basename(os.path.abspath(model))
     console = Console(stderr=True)
 
@@ -57,6 +64,6 @@ def serve(
         console.print(f"serving [bold]{name}[/] on {url}  (Ctrl-C to stop)", highlight=False)
 
     run(
-        Engine(network, rows=rows, capacity=context), tokenizer, name, host=host, port=port, key=key,
-        lens=Lens(partial(attention_maps, network), attention_heads(network)), on_ready=announce,
+        llm.engine, llm.tokenizer, name, host=host, port=port, key=key, lens=lens, submit_source=submit_source,
+        on_ready=announce,
     )  # fmt: skip

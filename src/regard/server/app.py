@@ -13,7 +13,7 @@ from starlette.staticfiles import StaticFiles
 
 from regard.engine.engine import Engine
 from regard.server import chat, completions, errors, inspection
-from regard.server.async_engine import AsyncEngine
+from regard.server.async_engine import AsyncEngine, Submit
 from regard.server.errors import ApiError
 from regard.server.middleware import (
     LOCAL_HOSTS,
@@ -37,13 +37,18 @@ def create_app(
     *,
     key: str | None = None,
     lens: Lens | None = None,
+    submit_source: Submit | None = None,
     hosts: tuple[str, ...] = LOCAL_HOSTS,
     max_body: int = MAX_BODY,
 ) -> FastAPI:
-    """`hosts` are the names by which the server may be addressed. An empty tuple allows all and requires a key."""
+    """`hosts` are the names by which the server may be addressed. An empty tuple allows all and requires a key.
+
+    `submit_source` submits a prompt as the source of an encoder-decoder; None: the prompt is continued by a decoder.
+    """
     if not hosts and key is None:
         raise ValueError("hosts=() lets any site call the server; set a key or name the hosts")
-    served = ServedModel(name, int(time.time()), AsyncEngine(engine), tokenizer, lens)
+    reads_source = submit_source is not None
+    served = ServedModel(name, int(time.time()), AsyncEngine(engine, submit_source), tokenizer, lens, reads_source)
     response_counts: Counter = Counter()
 
     @asynccontextmanager

@@ -22,6 +22,7 @@ log = logging.getLogger(__name__)
 
 SHUTTING_DOWN = "the server is shutting down; send the request again later"
 ENGINE_FAILED = "the engine failed on this request; the server's log has the details"
+Submit = Callable[[Sequence[int], Sampling], Request]
 
 
 class Failure(str):
@@ -45,8 +46,9 @@ class RequestHandle:
 
 
 class AsyncEngine:
-    def __init__(self, engine: Engine):
-        self.engine = engine
+    def __init__(self, engine: Engine, submit: Submit | None = None):
+        """submit: used in place of `Engine.submit`."""
+        self.engine, self._engine_submit = engine, submit or engine.submit
         self._inbox: deque[Callable[[], None]] = deque()
         self._wake = threading.Condition()
         self._stopping = self._closed = False
@@ -154,7 +156,7 @@ class AsyncEngine:
     def _submit(self, handles: list[RequestHandle]) -> None:
         try:
             for handle in handles:
-                handle.request = self.engine.submit(handle.ids, handle.sampling)
+                handle.request = self._engine_submit(handle.ids, handle.sampling)
                 self._running[handle.request] = handle
         except Exception:
             for handle in handles:

@@ -136,16 +136,20 @@ class GenerationTask:
 def engine_requests(
     body: SamplingBody,
     prompts: list[list[int]],
+    lengths: list[int],
     capacity: int,
     stop_ids: tuple[int, ...],
     top_logprobs: int,
     default_max_tokens: int | None,
 ) -> list[tuple[list[int], Sampling]]:
-    """The ids and sampling of `n` requests per prompt. Without a default for max_tokens it is all that fit."""
+    """The ids and sampling of `n` requests per prompt. Without a default for max_tokens it is all that fit.
+
+    lengths: how many of the engine's `capacity` tokens each prompt takes.
+    """
     fields = {name: value for name in SAMPLING_FIELDS if (value := getattr(body, name)) is not None}
     requests = []
-    for ids in prompts:
-        max_new = max_new_tokens(len(ids), body.max_tokens, capacity, default_max_tokens)
+    for ids, length in zip(prompts, lengths, strict=True):
+        max_new = max_new_tokens(length, body.max_tokens, capacity, default_max_tokens)
         for i in range(body.n or 1):
             seed = None if body.seed is None else (body.seed + i) % (1 << 63)  # n different choices from one seed
             try:

@@ -15,7 +15,7 @@ from fastapi import FastAPI
 
 from regard.engine.engine import Engine
 from regard.server.app import create_app
-from regard.server.async_engine import SHUTTING_DOWN
+from regard.server.async_engine import SHUTTING_DOWN, Submit
 from regard.server.middleware import LOCAL_HOSTS
 from regard.server.served_model import Lens
 from regard.text.tokenizer import Tokenizer
@@ -32,15 +32,17 @@ def serve(
     port: int = 8000,
     key: str | None = None,
     lens: Lens | None = None,
+    submit_source: Submit | None = None,
     drain: float = 30.0,
     on_ready: Callable[[str], None] = lambda url: None,
 ) -> None:
     """Serve until a signal arrives. `on_ready` is called with the URL once the server accepts connections.
 
-    Port 0 selects a free port.
+    Port 0 selects a free port. `submit_source` as in `create_app`.
     """
     local = is_local(host, key)
-    app = create_app(engine, tokenizer, name, key=key, lens=lens, hosts=LOCAL_HOSTS if local else ())
+    hosts = LOCAL_HOSTS if local else ()
+    app = create_app(engine, tokenizer, name, key=key, lens=lens, submit_source=submit_source, hosts=hosts)
     Server(app, host, port, drain, on_ready).run()
 
 

@@ -29,6 +29,7 @@ class ServedModel:
     engine: AsyncEngine
     tokenizer: Tokenizer
     lens: Lens | None
+    reads_source: bool = False  # a prompt is the source of an encoder-decoder
     # One thread for tokenizing: a long prompt must not block the event loop, and a tokenizer is not thread-safe.
     _tokenizer_thread: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "regard-tokenizer"))
 
@@ -50,8 +51,9 @@ class ServedModel:
 
     def check_length(self, characters: int) -> None:
         """Refuse a text before it is tokenized if it is too long even when every token is the longest one."""
-        if characters > self.capacity * self.tokenizer.max_token_length:
-            message = f"{characters} characters cannot fit into the {self.capacity} tokens of this model; shorten them"
+        capacity = self.engine.engine.source_capacity if self.reads_source else self.capacity
+        if characters > capacity * self.tokenizer.max_token_length:
+            message = f"{characters} characters cannot fit into the {capacity} tokens of this model; shorten them"
             raise ApiError(400, message, code="context_length_exceeded")
 
     async def encode(self, text: str) -> list[int]:
@@ -76,14 +78,18 @@ class ServedModel:
         continues_prompt: bool = False,
     ) -> GenerationTask:
         """A generation that the engine has accepted. Raises ApiError if it was refused."""
+        lengths = [min(len(ids), 1) if self.reads_source else len(ids) for ids in prompts]  # a source has its own space
         requests = engine_requests(
-            body, prompts, self.capacity, self.tokenizer.stop_ids, top_logprobs, default_max_tokens
+            body, prompts, lengths, self.capacity, self.tokenizer.stop_ids, top_logprobs, default_max_tokens
         )
-        generation = GenerationTask(self.engine, self.tokenizer, requests, body.stops, continues_prompt)
+        continues = continues_prompt and not self.reads_source
+        generation = GenerationTask(self.engine, self.tokenizer, requests, body.stops, continues)
         await generation.submit()
         return generation
 
     def _encode(self, text: str) -> list[int]:
+        if self.reads_source:
+            return self.tokenizer.encode_with_special_tokens(text)
         return [*self.tokenizer.prefix_ids, *self.tokenizer.encode(text)]
 
     async def _in_tokenizer_thread(self, function: Callable[..., list[int]], *args: Any) -> list[int]:
