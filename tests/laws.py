@@ -1,6 +1,6 @@
-"""The table of models that are held to the laws of `regard.verify()`: a new part is tested by being listed in MODELS.
+"""The models on which the laws of `regard.verify()` are tested. A new part is tested by adding it to a model here.
 
-Every mixer, position, scaling, mask, norm and feed-forward must stand in some model: tests/models/test_matrix.py looks.
+tests/models/test_matrix.py requires every mixer, position, scaling, mask, norm and feed-forward to be in some model.
 """
 
 from collections.abc import Collection
@@ -204,8 +204,8 @@ MODELS = {
     "retention, with and without its parts": decoder(
         block(Retention(4)), block(Retention(2, 5, 9, LayerNorm(), False, False))
     ),
-    # Not in one stack: a key of three numbers is now and then nearly orthogonal to its query, and the norm of the head
-    # makes up for that. So a layer magnifies rounding, and two of them beyond what float32 is allowed.
+    # Not in one stack: a key of three numbers is sometimes nearly orthogonal to its query, and the norm of the head
+    # rescales the small result. So a layer amplifies rounding errors, and two of them exceed the tolerance of float32.
     "gated linear, by channel": decoder(block(GatedLinear(4, rank=5, temperature=2.0))),
     "gated linear, by head": decoder(block(GatedLinear(3, decay="head", temperature=1.0))),
     "rwkv": decoder(Block((Sublayer(TimeMixing(30), LayerNorm()), Sublayer(ChannelMixing(40), LayerNorm())))),
@@ -242,20 +242,20 @@ def encoder(*blocks: Block, position: Position | None = None, head: Head | None 
     return Encoder(Tokens(VOCAB), WIDTH, (Repeat(blocks, 2),), position or NoPosition(), head=head)
 
 
-def seer(*blocks: Block) -> Encoder:
-    """Of images of 6 × 8 in patches of 2 × 2."""
+def image_encoder(*blocks: Block) -> Encoder:
+    """An encoder of images of 6 × 8 pixels in patches of 2 × 2."""
     return Encoder(Patches((2, 2), (6, 8), 3), WIDTH, (Repeat(blocks, 2),), Learned(13))
 
 
-BOTH_WAYS = Attention(4, 2, position=Rope(), mask=Full())
-READER = encoder(block(BOTH_WAYS))
-ACROSS = Block((Sublayer(GQA), Sublayer(CrossAttention(4, 2)), Sublayer(SwiGLU(40))))
-OTHERS: dict[str, Model] = {  # no decoders: of these too the laws that apply
-    "encoder": READER,
-    "encoder, masked words": encoder(
+BIDIRECTIONAL = Attention(4, 2, position=Rope(), mask=Full())
+ENCODER = encoder(block(BIDIRECTIONAL))
+CROSS_BLOCK = Block((Sublayer(GQA), Sublayer(CrossAttention(4, 2)), Sublayer(SwiGLU(40))))
+OTHERS: dict[str, Model] = {  # models that are no decoders; the laws that apply to them are tested too
+    "encoder": ENCODER,
+    "encoder, masked tokens": encoder(
         block(Attention(4, mask=Full(), bias=True)), position=Learned(96), head=MaskedLM(BERT_DENSE)
     ),
-    "encoder, masked words and the pair, narrow": Encoder(
+    "encoder, masked tokens and next sentence, narrow": Encoder(
         Tokens(VOCAB, types=2),
         WIDTH,
         (Repeat((block(Attention(4, mask=Full())),), 2),),
@@ -263,14 +263,14 @@ OTHERS: dict[str, Model] = {  # no decoders: of these too the laws that apply
         head=PreTraining(MaskedLM(BERT_DENSE, tied=False), Classification(2, dense=Dense())),
         embedding_dim=10,
     ),
-    "encoder, first token": encoder(block(BOTH_WAYS), head=Classification(3)),
+    "encoder, first token": encoder(block(BIDIRECTIONAL), head=Classification(3)),
     "encoder, mean, t5 buckets": encoder(
         block(Attention(4, mask=Full())), position=T5Buckets(8, 16, True, heads=4), head=Pooled("mean", 5)
     ),
-    "encoder, pooler": encoder(block(BOTH_WAYS), head=Pooler()),
-    "encoder, last token, experts": encoder(block(BOTH_WAYS, Experts(4, 2, SwiGLU(20))), head=Pooled("last")),
+    "encoder, pooler": encoder(block(BIDIRECTIONAL), head=Pooler()),
+    "encoder, last token, experts": encoder(block(BIDIRECTIONAL, Experts(4, 2, SwiGLU(20))), head=Pooled("last")),
     "encoder, window": encoder(block(Attention(4, 2, position=Rope(), mask=Window(3, causal=False)))),
-    "encoder, longformer, globals apart": encoder(
+    "encoder, longformer, separate global projections": encoder(
         block(GlobalAttention(4, 2, position=Rope(), mask=Longformer(2, 2))),
         block(GlobalAttention(4, mask=Window(3, causal=False), bias=True)),
     ),
@@ -278,37 +278,37 @@ OTHERS: dict[str, Model] = {  # no decoders: of these too the laws that apply
     "encoder, bigbird, both ends": encoder(block(BigBirdAttention(4, 2, block=2, links=1)), position=Sinusoidal()),
     "encoder, bigbird": encoder(block(Attention(4, position=Alibi(), mask=BigBird(2, 1, 1, 1, length=64)))),
     "encoder, prefix": encoder(block(Attention(4, position=Rope(), mask=PrefixLM(4)))),
-    "encoder, linear both ways, performer": encoder(
+    "encoder, bidirectional linear attention, performer": encoder(
         block(LinearAttention(4, bidirectional=True)),
         block(LinearAttention(4, features=PerformerFeatures(), bidirectional=True)),
         position=Sinusoidal(),
     ),
     "encoder, linformer": encoder(block(Linformer(4, 96, 5)), block(Linformer(2, 96, 7, shared=True, bias=True))),
-    "encoder, s4 both ways": encoder(block(S4(4, bidirectional=True))),
-    "encoder, s4d both ways": encoder(block(S4D(4, bidirectional=True)), head=Pooled("mean", 5)),
-    "encoder of sound": Encoder(Frames(5), WIDTH, (Repeat((block(BOTH_WAYS),), 2),), Sinusoidal()),
+    "encoder, bidirectional s4": encoder(block(S4(4, bidirectional=True))),
+    "encoder, bidirectional s4d": encoder(block(S4D(4, bidirectional=True)), head=Pooled("mean", 5)),
+    "encoder of audio frames": Encoder(Frames(5), WIDTH, (Repeat((block(BIDIRECTIONAL),), 2),), Sinusoidal()),
     "encoder, a learned query": encoder(
-        block(BOTH_WAYS), head=Pooled(dim=5, bias=True, probe=AttentionPooling(CrossAttention(4, 2, bias=True)))
+        block(BIDIRECTIONAL), head=Pooled(dim=5, bias=True, probe=AttentionPooling(CrossAttention(4, 2, bias=True)))
     ),
-    "encoder, first beside the mean": encoder(block(BOTH_WAYS), head=Classification(3, "cls_mean")),
-    "encoder of images, with a teacher": replace(
-        seer(block(Attention(3, mask=Full()))),
+    "encoder, first token and mean": encoder(block(BIDIRECTIONAL), head=Classification(3, "cls_mean")),
+    "encoder of images, distilled": replace(
+        image_encoder(block(Attention(3, mask=Full()))),
         input=Patches((2, 2), (6, 8), 3, registers=1),
         position=Learned(14),
         head=Distilled(3),
     ),
-    "encoder of images": seer(block(Attention(3, mask=Full(), position=Rope2D(columns=4, prefix=1)))),
-    "encoder-decoder": EncoderDecoder(READER, decoder(ACROSS)),
+    "encoder of images": image_encoder(block(Attention(3, mask=Full(), position=Rope2D(columns=4, prefix=1)))),
+    "encoder-decoder": EncoderDecoder(ENCODER, decoder(CROSS_BLOCK)),
     "encoder-decoder, 2017": transformer_2017(VOCAB, WIDTH, 4, 40, 2),
-    "encoder-decoder, a recurrence beside": EncoderDecoder(READER, decoder(ACROSS, block(LinearAttention(4)))),
-    "images to text": EncoderDecoder(seer(block(BOTH_WAYS)), decoder(ACROSS)),
+    "encoder-decoder, with a recurrence": EncoderDecoder(ENCODER, decoder(CROSS_BLOCK, block(LinearAttention(4)))),
+    "images to text": EncoderDecoder(image_encoder(block(BIDIRECTIONAL)), decoder(CROSS_BLOCK)),
     "seq2seq": seq2seq(VOCAB, WIDTH),
-    "seq2seq, additive, both ways": seq2seq(VOCAB, WIDTH, GRU(), "additive", 2, bidirectional=True),
+    "seq2seq, additive, bidirectional": seq2seq(VOCAB, WIDTH, GRU(), "additive", 2, bidirectional=True),
     "seq2seq, general": seq2seq(VOCAB, WIDTH, LSTM(), "general", bidirectional=True),
-    "images and texts in one space": clip(8, 4, WIDTH, 2, 2, VOCAB, 48, WIDTH, 4, dim=5),
-    "images among words": Interleaved(seer(block(BOTH_WAYS)), decoder(block(GQA)), marker=3),
-    "images among words, from within": Interleaved(
-        seer(block(BOTH_WAYS)), decoder(block(GQA)), marker=3, features=(-2, 0), whole=True
+    "images and texts, contrastive": clip(8, 4, WIDTH, 2, 2, VOCAB, 48, WIDTH, 4, dim=5),
+    "interleaved images": Interleaved(image_encoder(block(BIDIRECTIONAL)), decoder(block(GQA)), marker=3),
+    "interleaved images, inner features": Interleaved(
+        image_encoder(block(BIDIRECTIONAL)), decoder(block(GQA)), marker=3, features=(-2, 0), whole=True
     ),
 }
 

@@ -152,12 +152,12 @@ def files_that_show(row: Row, cited: dict[str, tuple[Citation, ...]]) -> tuple[s
 
 
 def contents(rows: list[Row]) -> str:
-    """The table of contents: rows by topic and kind, those that correct a misstatement, those that are shown."""
+    """The table of contents: the number of rows by topic and kind, of corrections, and of rows that are shown."""
 
-    def line(name: str, those: list[Row]) -> str:
-        kinds = Counter(row.kind for row in those)
-        warned = sum(row.statement.startswith("⚠") for row in those)
-        counts = [len(those), *(kinds[kind] for kind in KINDS), warned, sum(row.ticked for row in those)]
+    def line(name: str, group: list[Row]) -> str:
+        kinds = Counter(row.kind for row in group)
+        corrections = sum(row.statement.startswith("⚠") for row in group)
+        counts = [len(group), *(kinds[kind] for kind in KINDS), corrections, sum(row.ticked for row in group)]
         return "| " + " | ".join([name, *(str(count or "") for count in counts)]) + " |"
 
     head = f"| topic | rows | {' | '.join(KINDS)} | ⚠ | ☑ |\n| --- |{' --: |' * 9}\n"
@@ -187,8 +187,8 @@ def summary(rows: list[Row]) -> Table:
     """Shown and all rows by topic and kind."""
     table = Table("topic", *KINDS, "all", title="ledger: rows shown / rows")
 
-    def cells(those: list[Row]) -> list[str]:
-        groups = [*([row for row in those if row.kind == kind] for kind in KINDS), those]
+    def cells(topic: list[Row]) -> list[str]:
+        groups = [*([row for row in topic if row.kind == kind] for kind in KINDS), topic]
         return [f"{sum(row.ticked for row in group)}/{len(group)}" if group else "" for group in groups]
 
     for topic in dict.fromkeys(row.topic for row in rows):

@@ -1,7 +1,7 @@
-"""The matrix: every mixer and mask with every position scheme, in every store, by what it can do.
+"""The matrix of features: every mixer and mask with every position scheme, in every store.
 
-`python -m tests.matrix` prints it. The parts are found in the tables of tests/laws.py, so a new part is in it by being
-listed there. A cell is `pass`, or the type of the error with which the pair, or the request, is refused.
+`python -m tests.matrix` prints it. The parts are those of the models in tests/laws.py. A cell is `pass`, or the type of
+the error that refuses the combination or the operation.
 """
 
 import sys
@@ -31,7 +31,7 @@ from regard.verification.outcome import kept
 from regard.verification.report import attempt
 from regard.verification.trial import Trial
 from regard.verification.trials import trials
-from tests.laws import MODELS, OTHERS, READER, build, decoder
+from tests.laws import ENCODER, MODELS, OTHERS, build, decoder
 
 LENGTH = 9
 STORED = {
@@ -52,14 +52,14 @@ Row = dict[tuple[str, str], str]
 
 
 def listed(kind: type) -> Iterator[Spec]:
-    """All parts of that kind in the tables, in their order."""
+    """All parts of that type in the models of tests/laws.py, in their order."""
     for spec in (MODELS | OTHERS).values():
         yield from (part for part in parts(spec) if isinstance(part, kind))
 
 
 @cache
 def mixers() -> dict[str, Body]:
-    """One of every kind, without positions, and an attention with every kind of causal mask; all of four heads."""
+    """One mixer of every kind, without positions, and attention with every kind of causal mask; four heads each."""
     found: dict[str, Body] = {}
     for body in (part for part in listed(Body) if isinstance(part, Body) and part.mixes and part.causal):
         wanted = getattr(body, "heads", 4) == 4 or body.kind not in {b.kind for b in found.values()}
@@ -75,7 +75,7 @@ def mixers() -> dict[str, Body]:
 
 @cache
 def positions() -> dict[str, Position]:
-    """One of every kind, and of every kind of rope's scaling; what can stand in two places, in both."""
+    """One position of every kind and RoPE with every kind of scaling; those for attention or stack in both places."""
     found: dict[str, Position] = {}
     for position in (part for part in listed(Position) if isinstance(part, Position)):
         name = position.kind
@@ -92,17 +92,17 @@ def takes_position(body: Body) -> bool:
 
 
 def model_of(mixer: Body, position: Position) -> Model | Spec:
-    """Two layers of the mixer with this position, where it goes; SpecError where it goes nowhere."""
+    """Two layers of the mixer with this position in the mixer or in the stack; SpecError if it fits neither."""
     mixer, position = sized(mixer, position)
     in_mixer = fits(position, "attention") and (takes_position(mixer) or not fits(position, "stack"))
     body = read(mixer.to_dict() | {"position": position.to_dict()}, mixer.kind) if in_mixer else mixer
     block = Block((Sublayer(body), Sublayer(SwiGLU(40))))
     spec = decoder(block, position=NoPosition() if in_mixer else position)
-    return spec if reader_of(mixer) is None else EncoderDecoder(READER, spec)
+    return spec if reader_of(mixer) is None else EncoderDecoder(ENCODER, spec)
 
 
 def sized(mixer: Body, position: Position) -> tuple[Body, Position]:
-    """Both with sizes that go together: what is refused must be refused for what it is."""
+    """Both with matching sizes, so that a combination is refused because of its parts and not of their sizes."""
     if isinstance(position, Rope2D) and "head_dim" in hints(type(mixer)):
         mixer = replace(mixer, head_dim=8)
     if isinstance(mixer, LatentAttention) and isinstance(position, Rope) and isinstance(position.scaling, LongRope):
@@ -152,7 +152,7 @@ def main() -> int:
     for mixer, position, found in matrix():
         print(f"{mixer:36} {position:24} " + " ".join(f"{found[column]:>13.13}" for column in COLUMNS), flush=True)
         bad += sum(not state or state.startswith("FAIL") for state in found.values())
-    print(f"c: contiguous, p: paged, f: fresh (nothing remembered). {bad} cells are empty or failed.")
+    print(f"c: contiguous, p: paged, f: fresh (no cache). {bad} cells are empty or failed.")
     return int(bad > 0)
 
 

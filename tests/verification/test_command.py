@@ -74,7 +74,7 @@ def test_any_kind_of_model(tmp_path: Path) -> None:
     (tmp_path / "both.json").write_text(OTHERS["encoder-decoder"].to_json())
     found = json.loads(regard("verify", tmp_path / "both.json", "--length", 8, "--json").stdout)
     assert found["failed"] == 0
-    save(build(OTHERS["images among words"]), tmp_path / "seeing")
+    save(build(OTHERS["interleaved images"]), tmp_path / "seeing")
     found = json.loads(regard("verify", tmp_path / "seeing", "--length", 8, "--json").stdout)
     assert {law["law"].partition(":")[0] for law in found["laws"]} >= {"vision", "decoder"} and found["failed"] == 0
 

@@ -36,7 +36,7 @@ ALIBI = decoder(block(Attention(4, position=Alibi())))
 WINDOW = decoder(block(Attention(4, position=Rope(), mask=Window(5))))
 LINEAR = decoder(block(LinearAttention(4)))
 LEARNED = decoder(block(Attention(4)), position=Learned(96))
-IMAGES = OTHERS["images among words"]
+IMAGES = OTHERS["interleaved images"]
 
 
 def broken(spec, laws: Collection[str] = LAWS) -> set[str]:
