@@ -1,4 +1,4 @@
-"""An attention layer to look into: its taps, its weights, what it computes and what it keeps."""
+"""An attention layer for the tests: its taps and weights, its FLOPs, and the bytes that it keeps."""
 
 from collections.abc import Callable
 
@@ -20,25 +20,25 @@ def random(*shape: int, seed: int = 0) -> Tensor:
 
 
 def attention(heads: int = 2, kv_heads: int | None = None, width: int = WIDTH, **fields) -> AttentionModule:
-    """Unmasked, with weights that make rows far from uniform."""
+    """Without a mask, and with weights that make the attention far from uniform."""
     module = Attention(heads, kv_heads, mask=Full(), **fields).build(width).double().requires_grad_(False)
     for n, weight in enumerate(module.parameters()):
         weight.copy_(random(*weight.shape, seed=n) * (2 * WIDTH / width) ** 0.5 / WIDTH**0.5)
     return module
 
 
-def inside(module: AttentionModule, x: Tensor) -> dict[str, Tensor]:
-    """What the taps see: queries, keys, values, what the heads read; and the weights."""
-    seen: dict[str, Tensor] = {}
+def recorded(module: AttentionModule, x: Tensor) -> dict[str, Tensor]:
+    """The values of the taps (queries, keys, values, outputs of the heads) and the attention weights."""
+    taps: dict[str, Tensor] = {}
     hooks = [
-        getattr(module, name).register_forward_hook(lambda _, __, out, name=name: seen.update({name: out}))
+        getattr(module, name).register_forward_hook(lambda _, __, out, name=name: taps.update({name: out}))
         for name in "qkvz"
     ]
     layout = TokenLayout.whole(*x.shape[:2])
     module(x, layout)
     for hook in hooks:
         hook.remove()
-    return seen | {"weights": attention_weights(module, seen["q"], seen["k"], layout)}
+    return taps | {"weights": attention_weights(module, taps["q"], taps["k"], layout)}
 
 
 def flops(module: nn.Module, x: Tensor) -> int:
@@ -48,7 +48,7 @@ def flops(module: nn.Module, x: Tensor) -> int:
 
 
 def saved_bytes(run: Callable[[], object]) -> int:
-    """What autograd keeps for the backward, each storage once."""
+    """Bytes that autograd saves for the backward, each storage counted once."""
     kept: dict[int, int] = {}
 
     def keep(x: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Mamba layers of `transformers` beside ours: tiny configs, and their weights under our names."""
+"""Mamba layers of `transformers` and ours: tiny configs, and their weights under our names."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -87,14 +87,14 @@ PAIRS = {
 
 
 def renamed(theirs: Mapping[str, Tensor], ours: Body) -> dict[str, Tensor]:
-    """Their tensors (weights or gradients) under our names and in our pieces."""
+    """Their tensors (weights or gradients) under our names, and split as ours are."""
     found = {}
     for name, tensor in theirs.items():
         place, _, leaf = name.partition(".")
         if place == "in_proj":
-            found |= pieces(tensor, leaf, *INSIDE[type(ours)](ours))
+            found |= split(tensor, leaf, *INSIDE[type(ours)](ours))
         elif place == "x_proj":
-            found |= pieces(tensor, leaf, ("rank_proj", RANK), ("b_proj", STATE), ("c_proj", STATE))
+            found |= split(tensor, leaf, ("rank_proj", RANK), ("b_proj", STATE), ("c_proj", STATE))
         elif place == "conv1d":
             found[f"conv.{leaf}"] = tensor.squeeze(1).t().flip(0) if leaf == "weight" else tensor
         elif place == "norm":
@@ -124,13 +124,13 @@ INSIDE = {
 }
 
 
-def pieces(tensor: Tensor, leaf: str, *sizes: tuple[str, int]) -> dict[str, Tensor]:
+def split(tensor: Tensor, leaf: str, *sizes: tuple[str, int]) -> dict[str, Tensor]:
     parts = tensor.split([size for _, size in sizes])
     return {f"{name}.{leaf}": part for (name, _), part in zip(sizes, parts, strict=True)}
 
 
-def built(name: str, dtype: torch.dtype) -> tuple[nn.Module, nn.Module]:
-    """(theirs, ours) with the same wide weights."""
+def build_pair(name: str, dtype: torch.dtype) -> tuple[nn.Module, nn.Module]:
+    """(theirs, ours) with the same weights, drawn with a large deviation."""
     pair = PAIRS[name]
     torch.manual_seed(0)
     theirs = pair.theirs().eval()

@@ -1,4 +1,4 @@
-"""Every option of the attention layer: against its equation in plain loops, its gradients, and others' modules."""
+"""Every option of the attention layer: its equation in plain loops, its gradients, and modules of other libraries."""
 
 import math
 from dataclasses import replace
@@ -21,7 +21,7 @@ from regard.parts.norm import LayerNorm, RMSNorm
 from regard.parts.position.rope import Rope
 from regard.parts.position.rope_scaling import Yarn
 from regard.spec import SpecError
-from tests.parts.attention_layer import inside, random
+from tests.parts.attention_layer import random, recorded
 
 WIDTH, LENGTH, EPS = 12, 6, 0.1
 OPTIONS = {
@@ -34,12 +34,12 @@ OPTIONS = {
     "qk-norm over all": Attention(4, 2, qk_norm=RMSNorm(EPS), norm_over="all"),
     "qk-norm, layernorm": Attention(4, 2, qk_norm=LayerNorm(EPS), norm_over="all"),
     "clip": Attention(3, bias=True, clip=0.8),
-    "clip behind qk-norm": Attention(4, 2, qk_norm=RMSNorm(EPS), norm_over="all", clip=0.8),
+    "clip after qk-norm": Attention(4, 2, qk_norm=RMSNorm(EPS), norm_over="all", clip=0.8),
     "scale": Attention(3, scale=0.9),
     "softcap": Attention(3, softcap=0.7, scale=2.0),
     "learned sinks": Attention(4, 2, sinks=True),
-    "gate a head": Attention(4, 2, gate="head"),
-    "gate a coordinate": Attention(4, 2, gate="element"),
+    "gate per head": Attention(4, 2, gate="head"),
+    "gate per coordinate": Attention(4, 2, gate="element"),
     "all of them": Attention(
         4, 2, 4, mask=Full(), bias=True, qk_norm=RMSNorm(EPS), scale=1.5, softcap=0.8, sinks=True, gate="element"
     ),
@@ -63,7 +63,7 @@ def build(spec: Attention) -> AttentionModule:
 
 
 def plain_loop(module: AttentionModule, spec: Attention, x: Tensor, layout: TokenLayout) -> Tensor:
-    """The equation, one query and one head at a time, with none of the layer's own functions."""
+    """The equation for one query and one head at a time, without functions of the layer."""
     heads, kv_heads, dim = spec.sizes(WIDTH)
     scale = dim**-0.5 if spec.scale is None else spec.scale
     weight = module.state_dict()
@@ -81,7 +81,7 @@ def plain_loop(module: AttentionModule, spec: Attention, x: Tensor, layout: Toke
         y = y / (y.square().mean(-1, keepdim=True) + EPS).sqrt() * weight[f"{name}_norm.norm.weight"]
         return (y + weight[f"{name}_norm.norm.bias"] if layer else y).view_as(x)
 
-    def sees(b: int, i: int, j: int) -> bool:
+    def allows(b: int, i: int, j: int) -> bool:
         causal = spec.mask == Full() or layout.positions[b, j] <= layout.positions[b, i]
         same = layout.segments is None or layout.segments[b, i] == layout.segments[b, j]
         return bool(causal and same and (layout.valid is None or layout.valid[b, j]))
@@ -93,12 +93,12 @@ def plain_loop(module: AttentionModule, spec: Attention, x: Tensor, layout: Toke
     for b in range(len(x)):
         for i in range(x.shape[1]):
             for h in range(heads):
-                g, seen = h * kv_heads // heads, [j for j in range(x.shape[1]) if sees(b, i, j)]
-                scores = [float(q[b, i, h] @ k[b, j, g]) * scale for j in seen]
+                g, allowed = h * kv_heads // heads, [j for j in range(x.shape[1]) if allows(b, i, j)]
+                scores = [float(q[b, i, h] @ k[b, j, g]) * scale for j in allowed]
                 if spec.softcap is not None:
                     scores = [spec.softcap * math.tanh(s / spec.softcap) for s in scores]
                 total = sum(map(math.exp, scores)) + (math.exp(weight["sinks"][h]) if spec.sinks else 0)
-                for s, j in zip(scores, seen, strict=True):
+                for s, j in zip(scores, allowed, strict=True):
                     z[b, i, h] += math.exp(s) / total * v[b, j, g]
     if spec.gate != "none":
         z = z * (x @ weight["gate.proj.weight"].T).sigmoid().view(*x.shape[:2], heads, -1)
@@ -107,7 +107,7 @@ def plain_loop(module: AttentionModule, spec: Attention, x: Tensor, layout: Toke
 
 @pytest.mark.parametrize("where", AT)
 @pytest.mark.parametrize("name", OPTIONS)
-def test_the_equation_written_out(name: str, where: str) -> None:
+def test_equals_the_equation_in_plain_loops(name: str, where: str) -> None:
     spec, x, layout = OPTIONS[name], random(2, LENGTH, WIDTH, seed=99), AT[where]
     module = build(spec)
     found, expected = module(x, layout), plain_loop(module, spec, x, layout)
@@ -130,7 +130,7 @@ def test_gradients(name: str) -> None:
 
 @pytest.mark.parametrize("name", OPTIONS)
 def test_each_option_changes_the_layer(name: str) -> None:
-    """No option may be read and forgotten: without it, the same weights give something else."""
+    """Every option has an effect: without it the same weights have another output."""
     spec, x, layout = OPTIONS[name], random(2, LENGTH, WIDTH, seed=99), AT["whole"]
     absent = {"mask": None, "qk_norm": None, "clip": None, "scale": None, "softcap": None}
     absent |= {"sinks": False, "gate": "none"}
@@ -154,8 +154,8 @@ def test_dropout_acts_on_weights_in_training_only() -> None:
     assert (dropped - exact)[:, late].mean(1).abs().max() < 0.02 * exact.abs().max()
 
 
-def test_a_sink_takes_from_all_and_gives_nothing() -> None:
-    """Rows sum to Σ exp(s) / (Σ exp(s) + exp(sink)): a sink of -∞ is none, one of +∞ silences the layer."""
+def test_a_sink_takes_weight_from_all_keys_and_adds_no_value() -> None:
+    """Rows sum to Σ exp(s) / (Σ exp(s) + exp(sink)): a sink of -∞ has no effect, with +∞ the output is zero."""
     module, x, layout = build(OPTIONS["learned sinks"]), random(1, LENGTH, WIDTH), TokenLayout.whole(1, LENGTH)
     plain = build(replace(OPTIONS["learned sinks"], sinks=False))
     plain.load_state_dict(module.state_dict(), strict=False)
@@ -165,12 +165,12 @@ def test_a_sink_takes_from_all_and_gives_nothing() -> None:
     assert module(x, layout).abs().max() == 0
 
 
-def test_capped_scores_leave_every_key_a_share() -> None:
-    """However long queries grow, no weight is below exp(-c) / (exp(-c) + (n - 1) exp(c))."""
+def test_capped_scores_bound_every_weight_from_below() -> None:
+    """For queries of any length no weight is below exp(-c) / (exp(-c) + (n - 1) exp(c))."""
     module, x = build(Attention(3, softcap=0.5, mask=Full())), 1e3 * random(1, LENGTH, WIDTH)
     least = math.exp(-0.5) / (math.exp(-0.5) + (LENGTH - 1) * math.exp(0.5))
-    assert inside(module, x)["weights"].min() >= least - 1e-12
-    assert inside(build(Attention(3, mask=Full())), x)["weights"].min() < 1e-12
+    assert recorded(module, x)["weights"].min() >= least - 1e-12
+    assert recorded(build(Attention(3, mask=Full())), x)["weights"].min() < 1e-12
 
 
 @pytest.mark.parametrize(
@@ -186,7 +186,7 @@ def test_capped_scores_leave_every_key_a_share() -> None:
         ("norm_over", "token", "Attention.norm_over='token'"),
     ],
 )
-def test_what_cannot_be_is_refused(field: str, value: object, message: str) -> None:
+def test_invalid_specs_are_refused(field: str, value: object, message: str) -> None:
     with pytest.raises(SpecError, match=message):
         Attention(**{"heads": 4, field: value})
 
@@ -242,7 +242,7 @@ PEERS = {
 
 
 @pytest.mark.parametrize("name", PEERS)
-def test_the_modules_of_transformers(name: str) -> None:
+def test_equals_the_modules_of_transformers(name: str) -> None:
     """With the same weights, forward and gradients, in float32."""
     theirs_class, rotary_class, config, spec = PEERS[name]
     theirs, rotary = theirs_class(config, 0), rotary_class(config)
@@ -253,8 +253,8 @@ def test_the_modules_of_transformers(name: str) -> None:
     ours.load_state_dict(names)
     x = random(2, 11, 24, seed=50).float().requires_grad_()
     hidden = torch.full((11, 11), float("-inf")).triu(1)[None, None]
-    turned = rotary(x, torch.arange(11).unsqueeze(0))
-    expected = theirs(x, position_embeddings=turned, attention_mask=hidden)[0]
+    rotation = rotary(x, torch.arange(11).unsqueeze(0))
+    expected = theirs(x, position_embeddings=rotation, attention_mask=hidden)[0]
     found = ours(x, TokenLayout.whole(2, 11))
     parameters = [(dict(ours.named_parameters())[name.replace("_norm.", "_norm.norm.")], p)
                   for name, p in theirs.named_parameters()]  # fmt: skip
@@ -265,7 +265,7 @@ def test_the_modules_of_transformers(name: str) -> None:
 
 
 @pytest.mark.parametrize("full", [False, True], ids=["causal", "full"])
-def test_the_module_of_torch_with_padding(full: bool) -> None:
+def test_equals_the_module_of_torch_with_padding(full: bool) -> None:
     spec = Attention(3, bias=True, mask=Full() if full else Causal())
     ours, theirs = build(spec), nn.MultiheadAttention(WIDTH, 3, batch_first=True, dtype=torch.float64)
     projections = [ours.q_proj, ours.k_proj, ours.v_proj]

@@ -1,4 +1,4 @@
-"""What must hold of the attention layer: how tokens enter, what it costs, what it remembers."""
+"""Identities of the attention layer: its projections, symmetries, FLOPs and cache."""
 
 import math
 from collections.abc import Callable
@@ -16,38 +16,38 @@ from regard.parts.attention import Attention, use_backend
 from regard.parts.block import Block, Sublayer
 from regard.parts.feedforward import SwiGLU
 from regard.parts.recurrent import RNN
-from tests.parts.attention_layer import LENGTH, WIDTH, attention, bytes_of, flops, inside, random, saved_bytes
+from tests.parts.attention_layer import LENGTH, WIDTH, attention, bytes_of, flops, random, recorded, saved_bytes
 
 
 @pytest.mark.ledger("attn.proj")
 def test_queries_keys_and_values_are_projections_of_one_sequence() -> None:
     module, x = attention(1), random(1, LENGTH, WIDTH)
-    seen = inside(module, x)
+    taps = recorded(module, x)
     for name, projection in (("q", module.q_proj), ("k", module.k_proj), ("v", module.v_proj)):
-        assert (seen[name][0, 0] - x[0] @ projection.weight.T).abs().max() < 1e-13
+        assert (taps[name][0, 0] - x[0] @ projection.weight.T).abs().max() < 1e-13
         for t in range(LENGTH):  # row by row
-            assert (seen[name][0, 0, t] - projection.weight @ x[0, t]).abs().max() < 1e-13
+            assert (taps[name][0, 0, t] - projection.weight @ x[0, t]).abs().max() < 1e-13
 
 
 @pytest.mark.ledger("attn.asymmetry")
-def test_two_matrices_let_one_token_look_for_another_that_does_not_look_back() -> None:
+def test_separate_query_and_key_matrices_make_attention_asymmetric() -> None:
     module, x = attention(1), random(1, LENGTH, WIDTH)
-    seen = inside(module, x)
-    scores = (seen["q"] @ seen["k"].mT)[0, 0]
+    taps = recorded(module, x)
+    scores = (taps["q"] @ taps["k"].mT)[0, 0]
     assert (scores - scores.T).abs().max() > 1
     module.k_proj.weight.copy_(module.q_proj.weight)
-    tied = inside(module, x)
+    tied = recorded(module, x)
     scores = (tied["q"] @ tied["k"].mT)[0, 0]
     assert (scores - scores.T).abs().max() < 1e-13
-    # Feature 0 asks for feature 1, and what is taken is feature 2: matching is one job, the payload another.
+    # The query reads feature 0, the key feature 1 and the value feature 2.
     module = attention(1, width=3)
     for projection, weight in (("q_proj", [[9.0, 0, 0]]), ("k_proj", [[0, 9.0, 0]]), ("v_proj", [[0, 0, 1.0]])):
         getattr(module, projection).weight.zero_()[:1] = torch.tensor(weight)
     i, j = [1.0, 0.0, 5.0], [0.0, 1.0, 6.0]
-    seen = inside(module, torch.tensor([[i, j]], dtype=torch.float64))
-    assert seen["weights"][0, 0, 0, 1] > 0.999
-    assert seen["weights"][0, 0, 1, 0] == 0.5
-    assert seen["z"][0, 0, 0, 0].item() == pytest.approx(6)
+    taps = recorded(module, torch.tensor([[i, j]], dtype=torch.float64))
+    assert taps["weights"][0, 0, 0, 1] > 0.999
+    assert taps["weights"][0, 0, 1, 0] == 0.5
+    assert taps["z"][0, 0, 0, 0].item() == pytest.approx(6)
 
 
 def encoder() -> Stack:
@@ -60,7 +60,7 @@ def encoder() -> Stack:
 
 
 @pytest.mark.ledger("attn.equivariance", "attn.invariance")
-def test_without_positions_outputs_move_with_their_tokens() -> None:
+def test_without_positions_a_permutation_of_tokens_permutes_outputs() -> None:
     x = random(1, LENGTH, WIDTH)
     for model in (attention(), encoder()):
 
@@ -77,7 +77,7 @@ def test_without_positions_outputs_move_with_their_tokens() -> None:
 
 
 @pytest.mark.ledger("attn.path")
-def test_any_two_tokens_are_one_hop_apart() -> None:
+def test_gradients_between_distant_tokens_vanish_in_an_rnn_and_not_in_attention() -> None:
     through_rnn = []
     for length in (2, 16, 128, 1024):
         module = attention(1, width=2)
@@ -86,7 +86,7 @@ def test_any_two_tokens_are_one_hop_apart() -> None:
         module.v_proj.weight.copy_(torch.eye(2))
         module.o_proj.weight.copy_(torch.eye(2))
         x = torch.zeros(1, length, 2, dtype=torch.float64)
-        x[0, -1, 0], x[0, 0, 1] = 1.0, math.log(length - 1)  # the last token gives the first half of its weight
+        x[0, -1, 0], x[0, 0, 1] = 1.0, math.log(length - 1)  # the weight from the last token to the first is 1/2
         jacobian = torch.autograd.functional.jacobian(
             lambda x, m=module: m(x, TokenLayout.whole(1, x.shape[1]))[0, -1], x
         )
@@ -101,7 +101,7 @@ def test_any_two_tokens_are_one_hop_apart() -> None:
 
 @pytest.mark.ledger("attn.cost")
 @pytest.mark.parametrize("length", [8, 16, 64])
-def test_a_layer_is_projections_and_the_square_of_the_length(length: int) -> None:
+def test_flops_are_projections_and_the_square_of_the_length(length: int) -> None:
     module, x = attention(4), random(1, length, WIDTH)
     use_backend(module, "reference")
     assert flops(module, x) == 8 * length * WIDTH**2 + 4 * length**2 * WIDTH
@@ -109,12 +109,12 @@ def test_a_layer_is_projections_and_the_square_of_the_length(length: int) -> Non
 
 
 def growth(measure: Callable[[int], float], length: int = 256) -> float:
-    """How a quantity grows with the length: the exponent between n and 2n."""
+    """The exponent with which a quantity grows from length n to 2n."""
     return torch.tensor(measure(2 * length) / measure(length)).log2().item()
 
 
 def longest_path(output: Tensor) -> int:
-    """The most operations of autograd's graph that depend on each other."""
+    """The longest chain of operations in autograd's graph."""
     assert output.grad_fn is not None
     depth: dict[object, int] = {}
     pending = [output.grad_fn]
@@ -129,7 +129,7 @@ def longest_path(output: Tensor) -> int:
 
 
 @pytest.mark.ledger("attn.vs.rnn")
-def test_recurrence_and_attention_compared_by_counting() -> None:
+def test_growth_of_recurrence_and_attention_with_the_length() -> None:
     rnn = nn.RNN(WIDTH, WIDTH, batch_first=True, dtype=torch.float64)
     plain, fused = attention(1), attention(1)
     use_backend(plain, "reference")

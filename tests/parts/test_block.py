@@ -1,4 +1,4 @@
-"""Blocks: torch's own layers, the steps written out, residuals, and what depth does to the stream."""
+"""Blocks: equal to torch's layers and to their steps one by one; residuals, and the growth of the stream with depth."""
 
 import pytest
 import torch
@@ -51,8 +51,8 @@ def drawn(spec: Block, width: int = WIDTH) -> nn.Module:
     return block
 
 
-def written_out(spec: Block, block: nn.Module, x: Tensor, layout: TokenLayout) -> Tensor:
-    """Step by step, as the papers' figures have it."""
+def step_by_step(spec: Block, block: nn.Module, x: Tensor, layout: TokenLayout) -> Tensor:
+    """The block step by step, as in the figures of the papers."""
 
     def adds(part: nn.Module, body: Body, y: Tensor) -> Tensor:
         y = part.after(part.body(y, layout))
@@ -65,17 +65,17 @@ def written_out(spec: Block, block: nn.Module, x: Tensor, layout: TokenLayout) -
     for part, body in parts:
         if spec.style == "pre":
             x = spec.keep * x + adds(part, body, part.norm(x))
-        else:  # what the second sublayer adds to is what the first one's norm gave
+        else:  # the second sublayer adds to the output of the first one's norm
             x = part.norm(spec.keep * x + adds(part, body, x))
     return x
 
 
 @pytest.mark.ledger("blk.trace")
 @pytest.mark.parametrize("name", BLOCKS)
-def test_a_block_is_its_steps(name: str) -> None:
+def test_a_block_equals_its_steps(name: str) -> None:
     block, x = drawn(BLOCKS[name]), random(2, 5, WIDTH, seed=9)
     found, losses = block(x, TokenLayout.whole(2, 5))
-    assert torch.allclose(found, written_out(BLOCKS[name], block, x, TokenLayout.whole(2, 5)), atol=1e-12)
+    assert torch.allclose(found, step_by_step(BLOCKS[name], block, x, TokenLayout.whole(2, 5)), atol=1e-12)
     assert losses == {}
 
 
@@ -95,7 +95,7 @@ def fill(theirs: nn.MultiheadAttention, ours: nn.Module) -> None:
 @pytest.mark.ledger("blk.post", "blk.pre", "blk.trace")
 @pytest.mark.parametrize("style", ["pre", "post"])
 @pytest.mark.parametrize(("width", "heads"), [(12, 3), (512, 8)])
-def test_an_encoder_layer_is_torchs(style: str, width: int, heads: int) -> None:
+def test_an_encoder_layer_equals_torch(style: str, width: int, heads: int) -> None:
     seeing = Attention(heads, bias=True, mask=Full())
     block = drawn(Block((Sublayer(seeing, NORM), Sublayer(FEEDING, NORM)), style=style), width)
     theirs = nn.TransformerEncoderLayer(
@@ -117,8 +117,8 @@ def test_an_encoder_layer_is_torchs(style: str, width: int, heads: int) -> None:
 
 @pytest.mark.ledger("blk.trace")
 @pytest.mark.parametrize("style", ["pre", "post"])
-def test_a_decoder_layer_is_torchs(style: str) -> None:
-    """Masked self-attention, cross-attention on an encoder's output, feed-forward; each adds to what came before it."""
+def test_a_decoder_layer_equals_torch(style: str) -> None:
+    """Masked self-attention, cross-attention on an encoder's output, feed-forward; each adds to the stream."""
     own = Attention(HEADS, bias=True)
     block = drawn(Block(tuple(Sublayer(body, NORM) for body in (own, READING, FEEDING)), style=style))
     theirs = nn.TransformerDecoderLayer(
@@ -142,7 +142,7 @@ def test_a_decoder_layer_is_torchs(style: str) -> None:
 
 
 @pytest.mark.ledger("blk.recipes")
-def test_what_changed_between_2017_and_llama() -> None:
+def test_differences_between_the_blocks_of_2017_and_llama() -> None:
     old, new = transformer_2017(), PUBLISHED["llama-7b"].spec()
     first, last = (model.layers[0].blocks[0] for model in (old.source, new))
     assert (first.style, last.style) == ("post", "pre")
@@ -157,12 +157,12 @@ def test_what_changed_between_2017_and_llama() -> None:
     assert seeing.sizes(512) == (8, 8, 64)
     shared = PUBLISHED["llama-2-70b"].spec().blocks[0].sublayers[0].body
     assert (shared.heads, shared.kv_heads) == (64, 8)
-    assert old.shared and old.target.tied and not new.tied  # tied then, apart now: a field of the spec, no habit
+    assert old.shared and old.target.tied and not new.tied  # tied in 2017, untied in Llama: a field of the spec
 
 
 @pytest.mark.ledger("blk.shapes")
-def test_every_step_has_its_shape() -> None:
-    """10 tokens, 512 wide, 2048 inside."""
+def test_shapes_of_every_step() -> None:
+    """10 tokens, width 512, hidden width 2048."""
     block = Block((Sublayer(Attention(8), NORM), Sublayer(FeedForward(activation="relu"), NORM))).build(512)
     shapes: dict[str, tuple[int, ...]] = {}
     for name, module in block.named_modules():
@@ -192,7 +192,7 @@ def test_blocks_of_every_kind_stack(name: str, depth: int) -> None:
 
 @pytest.mark.ledger("blk.prenorm.var")
 def test_the_stream_of_pre_norm_blocks_grows_and_the_final_norm_corrects_it() -> None:
-    """torch's default draws, 256 wide: each block adds variance to the stream."""
+    """With torch's default initialization and a width of 256 each block adds variance to the stream."""
     torch.manual_seed(0)
     block = Block((Sublayer(Attention(4), NORM), Sublayer(FeedForward(activation="relu"), NORM)))
     stack, variances = Stack((Repeat((block,), 64),), 256), []
@@ -218,7 +218,7 @@ def test_a_block_that_adds_nothing_is_the_identity(name: str) -> None:
 
 @pytest.mark.ledger("res.gradient")
 @pytest.mark.parametrize("body", [FEEDING, SEEING], ids=["feed-forward", "attention"])
-def test_the_jacobian_of_a_residual_is_the_identity_and_that_of_its_body(body: FeedForward | Attention) -> None:
+def test_the_jacobian_of_a_residual_is_the_identity_plus_that_of_its_body(body: FeedForward | Attention) -> None:
     block, x, layout = drawn(Block((Sublayer(body, NORM),))), random(1, 3, WIDTH), TokenLayout.whole(1, 3)
     (part,) = block.sublayers
 
@@ -242,6 +242,6 @@ def test_dropout_acts_in_training_only() -> None:
         assert 0.4 < kept.double().mean() < 0.6
 
 
-def test_no_norm_survives_files() -> None:
+def test_no_norm_round_trips_through_files() -> None:
     spec = BLOCKS["parallel, one norm"]
     assert Block.from_json(spec.to_json()) == Block.from_toml(spec.to_toml()) == spec

@@ -1,4 +1,4 @@
-"""Experts: token by token in a loop, against transformers, and what capacity, padding and training do."""
+"""Experts: a loop over tokens, transformers, and the effects of capacity, padding and training."""
 
 import dataclasses
 from collections.abc import Callable
@@ -87,7 +87,7 @@ def token_by_token(module: nn.Module, spec: Experts, x: Tensor, kept: Tensor | N
 
 @pytest.mark.ledger("moe.layer")
 @pytest.mark.parametrize("name", SPECS)
-def test_experts_are_the_loop_over_tokens(name: str) -> None:
+def test_equals_the_loop_over_tokens(name: str) -> None:
     spec, x = SPECS[name], random(3, 7, WIDTH)
     module = drawn(spec)
     assert torch.allclose(module(x, layout_of(x)), token_by_token(module, spec, x), atol=1e-12)
@@ -96,7 +96,7 @@ def test_experts_are_the_loop_over_tokens(name: str) -> None:
 @pytest.mark.ledger("moe.stabilise")
 @pytest.mark.parametrize("name", SPECS)
 def test_gradients(name: str) -> None:
-    """Of the output and of the losses, to the input and to every weight; where all are chosen nothing is discrete."""
+    """Of the output and the losses, to the input and every weight; with all experts chosen nothing is discrete."""
     spec, x = SPECS[name], random(1, 7, WIDTH).requires_grad_()
     module = drawn(spec).train()
     weights = {name: p for name, p in module.named_parameters() if p.requires_grad}
@@ -111,7 +111,7 @@ def test_gradients(name: str) -> None:
 
 @pytest.mark.ledger("moe.layer")
 @pytest.mark.parametrize("name", ["two of four", "biases, odd widths", "all"])
-def test_identical_experts_are_one_feedforward(name: str) -> None:
+def test_identical_experts_equal_one_feedforward(name: str) -> None:
     spec, x = SPECS[name], random(3, 7, WIDTH)
     module = drawn(spec)
     for parameter in module.experts.parameters():
@@ -120,8 +120,8 @@ def test_identical_experts_are_one_feedforward(name: str) -> None:
 
 
 @pytest.mark.ledger("moe.layer")
-def test_only_the_chosen_work() -> None:
-    """What an expert would say of tokens that did not choose it never matters, not even if it were no number."""
+def test_only_chosen_experts_affect_the_output() -> None:
+    """An expert does not affect tokens that are not routed to it, even if its output is NaN."""
     spec, x = Experts(4, 2, SwiGLU(12)), random(1, 1, WIDTH)
     module = drawn(spec)
     before, chosen = module(x, layout_of(x)), module.router.route(module.router(x[0])).chosen[0]
@@ -151,7 +151,7 @@ def copy_from(theirs: nn.Module, ours: nn.Module, router: str = "gate") -> None:
 
 @pytest.mark.ledger("moe.layer")
 @pytest.mark.parametrize("name", ["mixtral", "qwen2_moe", "qwen3_moe", "olmoe", "deepseek_v3"])
-def test_experts_are_those_of_transformers(name: str) -> None:
+def test_equals_transformers(name: str) -> None:
     from transformers.models.deepseek_v3 import modeling_deepseek_v3 as deepseek
     from transformers.models.mixtral import modeling_mixtral as mixtral
     from transformers.models.olmoe import modeling_olmoe as olmoe
@@ -215,7 +215,7 @@ def test_experts_are_those_of_transformers(name: str) -> None:
 @pytest.mark.ledger("moe.layer", "moe.capacity")
 @pytest.mark.parametrize("capacity", [64, 2])
 def test_switch_with_and_without_dropping(capacity: int) -> None:
-    """One row of tokens: theirs seats a row at a time, ours a batch."""
+    """One row of tokens: the capacity is per row in theirs and per batch in ours."""
     from transformers.models.switch_transformers import modeling_switch_transformers as switch
 
     count, x = 4, random(1, TOKENS, WIDTH).float()
@@ -237,28 +237,28 @@ def test_switch_with_and_without_dropping(capacity: int) -> None:
 
 
 @pytest.mark.ledger("moe.capacity")
-def test_the_dropped_pass_by_and_are_counted() -> None:
+def test_dropped_tokens_keep_the_residual_and_are_counted() -> None:
     spec, x = Experts(4, 2, SwiGLU(12), capacity=0.75), random(3, 7, WIDTH)
-    module, seen = drawn(spec).train(), []
-    module.kept.register_forward_hook(lambda _, __, kept: seen.append(kept))
+    module, recorded = drawn(spec).train(), []
+    module.kept.register_forward_hook(lambda _, __, kept: recorded.append(kept))
     y = module(x, layout_of(x))
-    (kept,) = seen
+    (kept,) = recorded
     assert kept.shape == (TOKENS, 2) and 0 < (~kept).sum() < TOKENS
     assert torch.allclose(y, token_by_token(module.eval(), spec, x, kept), atol=1e-12)
     module(x, layout_of(x))
-    assert len(seen) == 1  # at inference nobody is turned away, and nobody asked
+    assert len(recorded) == 1  # at inference no token is dropped, and the tap is not used
 
 
 @pytest.mark.ledger("moe.capacity")
 @pytest.mark.parametrize("name", ["two of four", "one of three", "shared, gated"])
-def test_capacity_for_all_is_no_capacity(name: str) -> None:
+def test_a_capacity_for_all_tokens_drops_none(name: str) -> None:
     spec, x = SPECS[name], random(3, 7, WIDTH)
     roomy = dataclasses.replace(spec, capacity=spec.count / spec.top_k)
     free, limited = with_losses(drawn(spec).train(), x), with_losses(drawn(roomy).train(), x)
     assert torch.equal(free[0], limited[0]) and free[1] == limited[1]
 
 
-def test_padding_takes_no_seat_and_counts_in_no_loss() -> None:
+def test_padding_uses_no_capacity_and_adds_no_loss() -> None:
     spec = Experts(4, 2, SwiGLU(12), capacity=0.5, z=0.1)
     module, x = drawn(spec).train(), random(2, 9, WIDTH)
     valid = torch.tensor([[True] * 9, [False] * 4 + [True] * 5])
@@ -318,21 +318,21 @@ def test_losses_survive_activation_checkpointing_and_compilation() -> None:
         assert all(torch.allclose(a, b, atol=1e-12) for a, b in zip(run(forward), expected, strict=True))
 
 
-def test_the_lens_records_everything_in_a_layer_of_experts_and_patches_its_router() -> None:
+def test_the_lens_records_experts_and_patches_the_router() -> None:
     block = Block((Sublayer(Attention(2)), Sublayer(Experts(4, 1, SwiGLU(12)))))
     model, tokens = Decoder(11, WIDTH, (Repeat((block,), 2),)).build(0).eval(), torch.tensor([[1, 2, 3]])
-    with record(model, "stack.*") as seen:
+    with record(model, "stack.*") as recorded:
         before = model(tokens)
     body = "stack.blocks.0.sublayers.1.body"
-    assert seen[body].shape == (1, 3, WIDTH) and seen[f"{body}.router"].shape == (3, 4)
-    other = seen[f"{body}.router"].roll(1, -1)
+    assert recorded[body].shape == (1, 3, WIDTH) and recorded[f"{body}.router"].shape == (3, 4)
+    other = recorded[f"{body}.router"].roll(1, -1)
     with patch(model, {f"{body}.router": other}), record(model, f"{body}.router") as patched:
         assert not torch.equal(model(tokens), before)
     assert patched.keys() == {f"{body}.router"}
 
 
 @pytest.mark.parametrize("name", SPECS)
-def test_flops_are_those_of_the_chosen(name: str) -> None:
+def test_flops_are_those_of_the_chosen_experts(name: str) -> None:
     spec, x = SPECS[name], random(3, 7, WIDTH)
     counted = {torch.ops.regard.slices: lambda x, weight, ends, **_: 2 * x[0] * weight[1] * weight[2]}
     with FlopCounterMode(display=False, custom_mapping=counted) as counter:
@@ -351,14 +351,14 @@ def test_mixtral_in_numbers() -> None:
 
 
 @pytest.mark.parametrize("name", SPECS)
-def test_idle_weights_are_those_of_the_experts_not_chosen(name: str) -> None:
+def test_inactive_parameters_are_those_of_experts_not_chosen(name: str) -> None:
     spec = SPECS[name]
     held = sum(p.numel() for p in spec.build(WIDTH).experts.parameters())
     assert spec.inactive_params(WIDTH) == held * (spec.count - spec.top_k) // spec.count
 
 
 @pytest.mark.parametrize("name", SPECS)
-def test_specs_survive_files(name: str) -> None:
+def test_specs_round_trip_through_files(name: str) -> None:
     assert Experts.from_json(SPECS[name].to_json()) == SPECS[name]
     assert Experts.from_toml(SPECS[name].to_toml()) == SPECS[name]
 
@@ -375,6 +375,6 @@ def test_specs_survive_files(name: str) -> None:
         (lambda: Experts(6, 2, SwiGLU(4), router=Router(groups=4)), "groups=4"),
     ],
 )
-def test_what_cannot_be_is_refused(make: Callable[[], Experts], message: str) -> None:
+def test_invalid_specs_are_refused(make: Callable[[], Experts], message: str) -> None:
     with pytest.raises(SpecError, match=message):
         make()

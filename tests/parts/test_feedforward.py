@@ -1,4 +1,4 @@
-"""Feed-forward layers: formulas by hand, torch's and transformers' own, and the identities they are known for."""
+"""Feed-forward layers: formulas by hand, the modules of torch and transformers, and known identities."""
 
 import math
 from collections.abc import Callable
@@ -49,7 +49,7 @@ def times(linear: nn.Linear, x: list[float]) -> list[float]:
 
 @pytest.mark.ledger("ffn.relu", "ffn.swiglu")
 @pytest.mark.parametrize("name", UNITS)
-def test_units_are_their_formulas(name: str) -> None:
+def test_layers_equal_their_formulas(name: str) -> None:
     spec, module, x = UNITS[name], drawn(UNITS[name]), random(3, WIDTH)
     sigma = BY_HAND[spec.activation]
     for token, found in zip(x.tolist(), module(x), strict=True):
@@ -77,7 +77,7 @@ def test_gradients(name: str) -> None:
 
 @pytest.mark.ledger("ffn.relu")
 @pytest.mark.parametrize("name", UNITS)
-def test_no_token_sees_another(name: str) -> None:
+def test_no_token_affects_another(name: str) -> None:
     """The Jacobian between tokens is zero, exactly, and the same at every position."""
     module, x = drawn(UNITS[name]), random(3, WIDTH)
     jacobian = torch.autograd.functional.jacobian(module, x)  # (3, D, 3, D)
@@ -90,7 +90,7 @@ def test_no_token_sees_another(name: str) -> None:
 
 @pytest.mark.ledger("ffn.relu")
 @pytest.mark.parametrize("name", ["relu", "relu2", "gelu", "gelu_tanh", "quick_gelu", "silu"])
-def test_activations_are_those_of_transformers(name: str) -> None:
+def test_activations_equal_transformers(name: str) -> None:
     from transformers.activations import ACT2FN
 
     x = 3 * random(100)
@@ -98,7 +98,7 @@ def test_activations_are_those_of_transformers(name: str) -> None:
 
 
 @pytest.mark.ledger("ffn.swiglu", "ffn.names")
-def test_swiglu_is_llamas() -> None:
+def test_swiglu_equals_llama() -> None:
     from transformers.models.llama.modeling_llama import LlamaConfig, LlamaMLP
 
     ours, x = drawn(SwiGLU(10)), random(4, WIDTH)
@@ -110,7 +110,7 @@ def test_swiglu_is_llamas() -> None:
 
 
 @pytest.mark.ledger("ffn.swiglu")
-def test_geglu_is_gemmas_and_reglu_is_t5s() -> None:
+def test_geglu_equals_gemma_and_reglu_equals_t5() -> None:
     from transformers.models.gemma.modeling_gemma import GemmaConfig, GemmaMLP
     from transformers.models.t5.modeling_t5 import T5Config, T5DenseGatedActDense
 
@@ -140,7 +140,7 @@ def test_silu_has_one_least_value_and_slope_one_half() -> None:
 
 
 @pytest.mark.ledger("ffn.collapse")
-def test_without_a_nonlinearity_two_layers_are_one_matrix() -> None:
+def test_without_a_nonlinearity_two_layers_equal_one_matrix() -> None:
     module, x = drawn(FeedForward(10, "identity", bias=False)), random(4, WIDTH)
     merged = module.down_proj.weight @ module.up_proj.weight  # (D, D)
     assert torch.allclose(module(x), x @ merged.T, atol=1e-12)
@@ -171,7 +171,7 @@ def test_a_gated_unit_of_eight_thirds_has_as_many_weights() -> None:
         count = [sum(p.numel() for p in spec.build(width).parameters()) for spec in (plain, gated)]
         assert count == [8 * width**2, 8 * width**2]
         assert plain.flops(width, 7, 7) == gated.flops(width, 7, 7) == 7 * 16 * width**2
-    assert SwiGLU(14336).hidden_dim(4096) == 14336  # what is said wins
+    assert SwiGLU(14336).hidden_dim(4096) == 14336  # a given hidden width is used
 
 
 def test_swiglu_is_one_of_the_gated() -> None:
@@ -181,7 +181,7 @@ def test_swiglu_is_one_of_the_gated() -> None:
         SwiGLU(4, "relu")
 
 
-def test_dropout_falls_on_the_hidden_channels_in_training_only() -> None:
+def test_dropout_acts_on_hidden_channels_in_training_only() -> None:
     x = random(400, WIDTH)
     for spec in (FeedForward(10, "identity", bias=False, dropout=0.5), Gated(10, dropout=0.5)):
         module = drawn(spec)
@@ -202,6 +202,6 @@ def test_dropout_falls_on_the_hidden_channels_in_training_only() -> None:
         (lambda: Gated(4, "swish"), "activation='swish'"),
     ],
 )
-def test_what_cannot_be_is_refused(make: Callable[[], PositionWise], message: str) -> None:
+def test_invalid_specs_are_refused(make: Callable[[], PositionWise], message: str) -> None:
     with pytest.raises(SpecError, match=message):
         make()

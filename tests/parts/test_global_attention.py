@@ -1,4 +1,4 @@
-"""Projections apart for global tokens: the equation in plain loops, padded and packed rows, and refusals."""
+"""Separate projections for global tokens: the equation in plain loops, padded and packed rows, and refusals."""
 
 import pytest
 import torch
@@ -25,7 +25,7 @@ def build(spec: GlobalAttention) -> GlobalAttentionModule:
 
 
 def plain_loop(module: GlobalAttentionModule, x: Tensor) -> Tensor:
-    """One text (L, D), token by token and head by head."""
+    """One sequence (L, D), token by token and head by head."""
     weight, out = module.state_dict(), torch.zeros(len(x), WIDTH, dtype=x.dtype)
 
     def project(where: str, token: Tensor) -> Tensor:
@@ -33,9 +33,9 @@ def plain_loop(module: GlobalAttentionModule, x: Tensor) -> Tensor:
 
     for i, token in enumerate(x):
         whose = "of_globals." if i < 2 else ""
-        seen = [j for j in range(len(x)) if i < 2 or j < 2 or abs(i - j) <= 2]
+        allowed = [j for j in range(len(x)) if i < 2 or j < 2 or abs(i - j) <= 2]
         q = project(f"{whose}q", token)
-        keys, values = ([project(f"{whose}{what}", x[j]) for j in seen] for what in "kv")
+        keys, values = ([project(f"{whose}{what}", x[j]) for j in allowed] for what in "kv")
         heads = []
         for head in range(3):
             scores = torch.stack([q[head] @ k[head] / 2 for k in keys])  # √4
@@ -51,14 +51,14 @@ def test_equal_to_plain_loops() -> None:
 
 
 @pytest.mark.parametrize("left", [False, True], ids=["right", "left"])
-def test_global_is_a_place_in_the_text_and_not_in_the_row(left: bool) -> None:
+def test_global_tokens_are_chosen_by_position_not_by_slot(left: bool) -> None:
     module, x, layout = build(SPEC), random(2, LENGTH, WIDTH), places([4, LENGTH], LENGTH, left)
     found = module(x, layout)
     for row in range(2):
         assert error(found[row, layout.valid[row]], plain_loop(module, x[row, layout.valid[row]])) <= 1e-12
 
 
-def test_every_document_of_a_packed_row_has_its_own() -> None:
+def test_every_document_of_a_packed_row_has_its_own_global_tokens() -> None:
     module, x = build(SPEC), random(1, 8, WIDTH)
     layout = TokenLayout(torch.tensor([[0, 1, 2, 3, 4, 0, 1, 2]]), torch.tensor([[0] * 5 + [1] * 3]))
     expected = torch.cat([plain_loop(module, x[0, :5]), plain_loop(module, x[0, 5:])])

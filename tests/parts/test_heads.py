@@ -1,4 +1,4 @@
-"""What must hold of heads: several beside each other, and several that share keys and values."""
+"""Heads: several in one layer, and several that share keys and values."""
 
 import pytest
 import torch
@@ -12,15 +12,15 @@ from regard.parts.block import Block, Sublayer
 from regard.parts.feedforward import FeedForward
 from regard.parts.norm import LayerNorm
 from regard.spec import SpecError
-from tests.parts.attention_layer import LENGTH, WIDTH, attention, bytes_of, flops, inside, random, saved_bytes
+from tests.parts.attention_layer import LENGTH, WIDTH, attention, bytes_of, flops, random, recorded, saved_bytes
 
 KV = ("k_proj", "v_proj")
 
 
 @pytest.mark.ledger("mha.module")
-def test_the_layer_is_that_of_torch_with_its_gradients() -> None:
+def test_outputs_and_gradients_equal_torch() -> None:
     ours, theirs = attention(4, bias=True), nn.MultiheadAttention(WIDTH, 4, batch_first=True, dtype=torch.float64)
-    give(theirs, ours)
+    copy_weights(theirs, ours)
     for module in (ours, theirs):
         module.requires_grad_()
     x = random(2, LENGTH, WIDTH).requires_grad_()
@@ -34,7 +34,7 @@ def test_the_layer_is_that_of_torch_with_its_gradients() -> None:
         assert (f - w).abs().max() < 1e-12
 
 
-def give(theirs: nn.MultiheadAttention, ours: AttentionModule) -> None:
+def copy_weights(theirs: nn.MultiheadAttention, ours: AttentionModule) -> None:
     """Copy our weights into torch's layer."""
     projections = [ours.q_proj, ours.k_proj, ours.v_proj]
     theirs.in_proj_weight.data = torch.cat([p.weight for p in projections])
@@ -43,9 +43,9 @@ def give(theirs: nn.MultiheadAttention, ours: AttentionModule) -> None:
 
 
 @pytest.mark.ledger("mha.sum")
-def test_every_head_adds_a_term_of_its_own() -> None:
+def test_the_output_is_a_sum_over_heads() -> None:
     module, x = attention(4), random(2, LENGTH, WIDTH)
-    heads = inside(module, x)["z"].unbind(1)
+    heads = recorded(module, x)["z"].unbind(1)
     terms = [z @ w.T for z, w in zip(heads, module.o_proj.weight.chunk(4, dim=1), strict=True)]
     assert (sum(terms) - module(x, TokenLayout.whole(2, LENGTH))).abs().max() < 1e-13
 
@@ -65,20 +65,20 @@ def test_weights_do_not_depend_on_the_number_of_heads(heads: int) -> None:
 
 
 @pytest.mark.ledger("mha.cost")
-def test_heads_cost_no_products_but_softmaxes() -> None:
+def test_more_heads_add_softmaxes_but_no_products() -> None:
     x = random(1, 64, WIDTH)
     counts, stored, fused = [], [], []
     for heads in (1, 2, 8):
         module = attention(heads)
         use_backend(module, "reference")
         counts.append(flops(module, x))
-        stored.append(inside(module, x)["weights"].nbytes)
+        stored.append(recorded(module, x)["weights"].nbytes)
         use_backend(module, "sdpa")
         y = x.clone().requires_grad_()
         fused.append(saved_bytes(lambda module=module, y=y: module(y, TokenLayout.whole(1, 64))))
     assert counts[0] == counts[1] == counts[2]
     assert stored == [64 * 64 * 8 * heads for heads in (1, 2, 8)]
-    assert fused[2] - fused[0] <= 7 * 64 * 8  # one sum a row and head, never the matrix
+    assert fused[2] - fused[0] <= 7 * 64 * 8  # one sum per row and head, never the matrix
 
 
 @pytest.mark.ledger("mha.rank")
@@ -99,17 +99,17 @@ def test_softmax_lifts_the_rank_and_values_bound_it() -> None:
 
 
 @pytest.mark.ledger("mha.independent")
-def test_heads_meet_in_the_output_projection_only() -> None:
+def test_heads_mix_only_in_the_output_projection() -> None:
     module, x = attention(4), random(1, LENGTH, WIDTH)
     use_backend(module, "reference")
-    before = inside(module, x)["z"]
+    before = recorded(module, x)["z"]
     for projection in (module.q_proj, module.k_proj, module.v_proj):
         projection.weight[4:8] += 1  # the second head's
-    after = inside(module, x)["z"]
+    after = recorded(module, x)["z"]
     assert [torch.equal(b, a) for b, a in zip(before[0], after[0], strict=True)] == [True, False, True, True]
     for projection in (module.q_proj, module.k_proj, module.v_proj):
         projection.weight.copy_(projection.weight[:4].repeat(4, 1))
-    shared = inside(module, x)["z"]
+    shared = recorded(module, x)["z"]
     assert (shared - shared[:, :1]).abs().max() < 1e-14
 
 
@@ -117,9 +117,9 @@ def test_heads_meet_in_the_output_projection_only() -> None:
 def test_torch_returns_the_mean_of_the_heads_weights() -> None:
     ours, x = attention(8, width=512, bias=True), random(2, 10, 512)
     theirs = nn.MultiheadAttention(512, 8, batch_first=True, dtype=torch.float64)
-    give(theirs, ours)
+    copy_weights(theirs, ours)
     out, averaged = theirs(x, x, x)
-    weights = inside(ours, x)["weights"]
+    weights = recorded(ours, x)["weights"]
     assert (out.shape, averaged.shape, weights.shape) == ((2, 10, 512), (2, 10, 10), (2, 8, 10, 10))
     assert (weights.mean(1) - averaged).abs().max() < 1e-12
     assert weights.std(1).max() > 0.1  # heads differ, which the mean hides
@@ -135,7 +135,7 @@ def test_head_dims_grew_with_the_number_of_heads() -> None:
 
 @pytest.mark.ledger("mha.keras")
 def test_the_classic_block_is_one_spec() -> None:
-    """Eight heads of d/8, ReLU of 4d, post-norm, against its twin of torch's layers."""
+    """Eight heads of d/8, ReLU with 4d, post-norm: equal to torch's layers."""
     spec = Block(
         (
             Sublayer(Attention(8, mask=Full(), bias=True), LayerNorm()),
@@ -146,7 +146,7 @@ def test_the_classic_block_is_one_spec() -> None:
     block, x = spec.build(64).double(), random(2, LENGTH, 64)
     mix, feed = block.sublayers
     twin = nn.MultiheadAttention(64, 8, batch_first=True, dtype=torch.float64)
-    give(twin, mix.body)
+    copy_weights(twin, mix.body)
     inner = mix.norm(x + twin(x, x, x, need_weights=False)[0])
     expected = feed.norm(inner + feed.body.down_proj(feed.body.up_proj(inner).relu()))
     assert (block(x, TokenLayout.whole(2, LENGTH))[0] - expected).abs().max() < 1e-12
@@ -155,7 +155,7 @@ def test_the_classic_block_is_one_spec() -> None:
 
 @pytest.mark.ledger("gqa.module")
 @pytest.mark.parametrize("kv_heads", [1, 2, 4])
-def test_grouped_queries_are_heads_with_repeated_keys(kv_heads: int) -> None:
+def test_grouped_queries_equal_heads_with_repeated_keys(kv_heads: int) -> None:
     grouped, wide, x = attention(4, kv_heads).requires_grad_(), attention(4), random(2, LENGTH, WIDTH)
     with torch.no_grad():
         wide.load_state_dict(grouped.state_dict() | {f"{name}.weight": repeated(grouped, name) for name in KV})
@@ -173,7 +173,7 @@ def test_grouped_queries_are_heads_with_repeated_keys(kv_heads: int) -> None:
 
 
 def repeated(module: AttentionModule, name: str) -> Tensor:
-    """A projection with each head as often as queries share it."""
+    """A projection with each head repeated once per query head of its group."""
     heads = getattr(module, name).weight.unflatten(0, (module.kv_heads, -1))
     return heads.repeat_interleave(module.heads // module.kv_heads, 0).flatten(0, 1)
 
@@ -191,7 +191,7 @@ def test_the_cache_shrinks_by_the_group(heads: int, kv_heads: int, smaller: int)
 
 
 @pytest.mark.ledger("gqa.exact")
-def test_shared_keys_are_another_function_with_the_same_score_work() -> None:
+def test_shared_keys_change_the_function_but_not_the_flops_of_scores() -> None:
     x, layout = random(1, 32, WIDTH), TokenLayout.whole(1, 32)
     work = {}
     for kv_heads in (4, 2, 1):

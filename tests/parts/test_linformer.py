@@ -1,4 +1,4 @@
-"""Linformer: k mixtures of a text stand for its tokens."""
+"""Linformer: attention to k linear combinations of the tokens."""
 
 import pytest
 import torch
@@ -29,7 +29,7 @@ def projected(module: LinformerModule, x: Tensor) -> list[Tensor]:
 
 @pytest.mark.ledger("lin.linformer")
 @pytest.mark.parametrize("shared", [False, True])
-def test_it_is_attention_to_mixtures(shared: bool) -> None:
+def test_equals_attention_to_combinations_of_tokens(shared: bool) -> None:
     module, x = built(Linformer(3, 9, 4, shared)), torch.randn(2, 7, WIDTH, dtype=torch.float64)
     q, k, v = projected(module, x)
     E = module.k_length[:, :7]
@@ -42,7 +42,7 @@ def test_it_is_attention_to_mixtures(shared: bool) -> None:
 
 
 @pytest.mark.ledger("lin.linformer")
-def test_with_as_many_mixtures_as_tokens_it_can_be_attention_itself() -> None:
+def test_with_identity_projections_equals_attention() -> None:
     module, x = built(Linformer(3, 7, 7)), torch.randn(2, 7, WIDTH, dtype=torch.float64)
     for along in (module.k_length, module.v_length):
         along.copy_(torch.eye(7))
@@ -51,7 +51,7 @@ def test_with_as_many_mixtures_as_tokens_it_can_be_attention_itself() -> None:
     assert torch.allclose(module(x, TokenLayout.whole(2, 7)), expected, atol=1e-12)
 
 
-def test_padding_is_in_no_mixture() -> None:
+def test_padding_changes_nothing() -> None:
     module, x = built(Linformer(3, 9, 4)), torch.randn(1, 5, WIDTH, dtype=torch.float64)
     alone = module(x, TokenLayout.whole(1, 5))
     padded = torch.cat([torch.full_like(x[:, :2], 1e6), x], 1)
@@ -61,13 +61,13 @@ def test_padding_is_in_no_mixture() -> None:
 
 
 @pytest.mark.ledger("lin.linformer")
-def test_a_causal_use_is_refused_by_name() -> None:
+def test_use_in_a_decoder_is_refused() -> None:
     with pytest.raises(SpecError, match="a token would attend to later ones in Linformer"):
         Decoder(5, WIDTH, (Repeat((Block((Sublayer(Linformer(3, 9, 4)),)),)),))
 
 
 @pytest.mark.ledger("lin.linformer")
-def test_its_length_is_fixed() -> None:
+def test_longer_sequences_are_refused() -> None:
     module = built(Linformer(3, 9, 4))
     with pytest.raises(ValueError, match="a sequence of 10 tokens is longer than length=9; shorten it"):
         module(torch.randn(1, 10, WIDTH, dtype=torch.float64), TokenLayout.whole(1, 10))

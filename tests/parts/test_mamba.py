@@ -1,4 +1,4 @@
-"""Mamba and Mamba-2: what selection means, how they begin, and that one function is trained and decoded."""
+"""Mamba and Mamba-2: selection, initial values, and equality of training and decoding."""
 
 from dataclasses import replace
 
@@ -32,7 +32,7 @@ def case(seed: int = 0) -> list[Tensor]:
 
 
 @pytest.mark.ledger("mamba.gate")
-def test_a_step_of_nothing_passes_over_the_token() -> None:
+def test_a_step_of_zero_skips_the_token() -> None:
     u, delta, A, B, C, D, state = case()
     delta[:, 4] = 0
     y, last = selective_scan(SelectiveScanInputs(u, delta, A, B, C, D, state))
@@ -43,7 +43,7 @@ def test_a_step_of_nothing_passes_over_the_token() -> None:
 
 
 @pytest.mark.ledger("mamba.gate")
-def test_a_long_step_leaves_nothing_but_the_token() -> None:
+def test_a_large_step_resets_the_state() -> None:
     u, delta, A, B, C, D, state = case()
     delta[:, 4] = 200.0
     _, after = selective_scan(SelectiveScanInputs(u[:, :5], delta[:, :5], A, B[:, :5], C[:, :5], D, state))
@@ -55,13 +55,13 @@ def test_a_long_step_leaves_nothing_but_the_token() -> None:
 
 
 def off_toeplitz(matrix: Tensor) -> float:
-    """How far a matrix is from having one number on each diagonal."""
+    """The largest deviation of a matrix from a Toeplitz matrix."""
     return (matrix[1:, 1:] - matrix[:-1, :-1]).abs().max().item()
 
 
 @pytest.mark.ledger("mamba.noconv")
-def test_there_is_no_single_kernel() -> None:
-    """What each token adds to each later one: the same at every place if the tokens do not steer, else not."""
+def test_the_effect_between_tokens_is_no_convolution_kernel() -> None:
+    """The effect of each token on each later one depends on their distance alone only if Δ, B and C are constant."""
     u, delta, A, B, C, D, state = case()
     empty = torch.zeros_like(state)
 
@@ -84,30 +84,30 @@ FILTERS = {"s4": S4(8, **PLAIN), "s4d": S4D(8, **PLAIN), "mamba": Mamba(4), "mam
 
 @pytest.mark.ledger("mamba.noconv")
 @pytest.mark.parametrize("kind", FILTERS)
-def test_a_word_adds_the_same_one_place_later_only_if_the_filter_is_fixed(kind: str) -> None:
+def test_only_time_invariant_mixers_commute_with_a_shift(kind: str) -> None:
     torch.manual_seed(0)
     module = FILTERS[kind].build(4).double().requires_grad_(False)
-    text, word = torch.randn(1, 12, 4, dtype=torch.float64), torch.randn(1, 1, 4, dtype=torch.float64)
+    x, token = torch.randn(1, 12, 4, dtype=torch.float64), torch.randn(1, 1, 4, dtype=torch.float64)
 
-    def added(place: int) -> Tensor:
-        with_word = text.index_add(1, torch.tensor([place]), word)
-        return module(with_word, TokenLayout.whole(1, 12)) - module(text, TokenLayout.whole(1, 12))
+    def effect(position: int) -> Tensor:
+        changed = x.index_add(1, torch.tensor([position]), token)
+        return module(changed, TokenLayout.whole(1, 12)) - module(x, TokenLayout.whole(1, 12))
 
-    gap = (added(4)[:, 1:] - added(3)[:, :-1]).abs().max() / added(3).abs().max()
+    gap = (effect(4)[:, 1:] - effect(3)[:, :-1]).abs().max() / effect(3).abs().max()
     assert gap < 1e-9 if kind.startswith("s4") else gap > 0.05
 
 
 @pytest.mark.ledger("mamba.selective")
 @pytest.mark.parametrize("spec", [Mamba(4), Mamba2(4, 4)], ids=["mamba", "mamba2"])
-def test_the_token_steers_what_is_kept(spec: Body) -> None:
-    """The sum of two texts is not answered by the sum of two answers: B, C and Δ are made of the text."""
+def test_the_mixer_is_not_linear_in_its_input(spec: Body) -> None:
+    """The output of a sum of inputs is not the sum of the outputs: B, C and Δ depend on the input."""
     module, layout = spec.build(8).double(), TokenLayout.whole(1, L)
     x, y = torch.randn(2, 1, L, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     gap = module(x + y, layout) - module(x, layout) - module(y, layout)
     assert gap.abs().max() > 0.01 * module(x, layout).abs().max()
 
 
-def test_how_they_begin() -> None:
+def test_initial_values() -> None:
     torch.manual_seed(0)
     for module, rates in ((Mamba(16).build(64), 16), (Mamba2(16, 4).build(64), 32)):
         assert torch.allclose(module.A_log.exp(), torch.arange(1.0, rates + 1).expand_as(module.A_log))
@@ -117,13 +117,13 @@ def test_how_they_begin() -> None:
     assert steps.log().std() > 0.8  # of a uniform one over ln 100: 1.33
 
 
-def test_decay_does_not_pull_on_the_rates() -> None:
+def test_rates_have_no_weight_decay() -> None:
     decayed, plain = ({name for name, _ in group} for group in decay_groups(Mamba(4).build(8)))
     assert {"A_log", "D", "step_bias", "conv.bias"} <= plain
     assert {"in_proj.weight", "step_proj.weight", "conv.weight"} <= decayed
 
 
-def test_what_cannot_be_is_refused() -> None:
+def test_invalid_specs_are_refused() -> None:
     for make, message in (
         (lambda: Mamba(0), "state=0 must be positive"),
         (lambda: Mamba(rank=-1), "rank=-1"),
@@ -137,24 +137,24 @@ def test_what_cannot_be_is_refused() -> None:
 
 @pytest.mark.parametrize("padded", [False, True], ids=["valid", "padded"])
 @pytest.mark.parametrize("spec", [Mamba(4), Mamba2(4, 4)], ids=["mamba", "mamba2"])
-def test_spans_are_the_whole(spec: Body, padded: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chunked_equals_whole(spec: Body, padded: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     module = spec.build(8).double()
     x = torch.randn(2, 11, 8, generator=torch.Generator().manual_seed(0), dtype=torch.float64).requires_grad_()
     layout = TokenLayout.whole(2, 11)
     if padded:
         valid = torch.arange(11) >= torch.tensor([[6], [1]])
         layout = TokenLayout((torch.arange(11) - torch.tensor([[6], [1]])).clamp_min(0), valid=valid)
-    seen = torch.ones(2, 11, dtype=torch.bool) if layout.valid is None else layout.valid
-    whole = module(x, layout)[seen]
+    valid = torch.ones(2, 11, dtype=torch.bool) if layout.valid is None else layout.valid
+    whole = module(x, layout)[valid]
     monkeypatch.setattr(selective, "CHUNK", 4)
-    in_spans = module(x, replace(layout))[seen]
+    in_spans = module(x, replace(layout))[valid]
     assert (in_spans - whole).abs().max() < 1e-12
     one, other = (torch.autograd.grad(y.sin().sum(), [x, *module.parameters()]) for y in (in_spans, whole))
     assert all((a - b).abs().max() < 1e-10 for a, b in zip(one, other, strict=True))
 
 
 @pytest.mark.parametrize("spec", [Mamba(4), Mamba2(8, 4)], ids=["mamba", "mamba2"])
-def test_steady_in_float32_over_16k_tokens(spec: Body) -> None:
+def test_float32_is_stable_over_16k_tokens(spec: Body) -> None:
     torch.manual_seed(0)
     module, x = spec.build(8).requires_grad_(False), torch.randn(1, 16384, 8)
     found, expected = module(x, TokenLayout.whole(1, 16384)), module.double()(x.double(), TokenLayout.whole(1, 16384))
@@ -162,7 +162,7 @@ def test_steady_in_float32_over_16k_tokens(spec: Body) -> None:
 
 
 class Kept:
-    """A state that remembers one text."""
+    """A state for one sequence."""
 
     arrays: dict[str, Tensor] | None = None
 
@@ -183,8 +183,8 @@ RECURRENT = {
 
 @pytest.mark.ledger("ssm.duality")
 @pytest.mark.parametrize("name", RECURRENT)
-def test_token_by_token_is_all_at_once(name: str) -> None:
-    """Every mixer of fixed memory, alone: the form that is trained and the form that generates are one function."""
+def test_token_by_token_equals_whole(name: str) -> None:
+    """For every mixer with a state of fixed size: the forms for training and for decoding are one function."""
     torch.manual_seed(0)
     module = RECURRENT[name].build(WIDTH).double().requires_grad_(False)
     x, state, out = torch.randn(2, 70, WIDTH, dtype=torch.float64), Kept(), []

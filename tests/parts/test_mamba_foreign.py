@@ -1,18 +1,18 @@
-"""Mamba, Mamba-2 and their kin equal `transformers`' layers with the same weights: outputs and gradients."""
+"""Mamba, Mamba-2 and their variants equal `transformers`' layers with the same weights: outputs and gradients."""
 
 import pytest
 import torch
 from torch import Tensor
 
 from regard.layout import TokenLayout
-from tests.parts.ssm_foreign import PAIRS, WIDTH, built, renamed
+from tests.parts.ssm_foreign import PAIRS, WIDTH, build_pair, renamed
 
 LENGTH = 11
 
 
 @pytest.fixture
 def all_in_float64(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Their modules compute some things in float32, whatever they are given; here they do not."""
+    """Keeps the modules of transformers from computing in float32 what is given in float64."""
     to = torch.Tensor.to
 
     def never_narrower(tensor: Tensor, *wanted, **named) -> Tensor:
@@ -29,7 +29,7 @@ def tokens(dtype: torch.dtype = torch.float64) -> Tensor:
 @pytest.mark.ledger("mamba.selective")
 @pytest.mark.parametrize("name", PAIRS)
 def test_outputs_and_gradients(name: str, all_in_float64: None) -> None:
-    theirs, ours = built(name, torch.float64)
+    theirs, ours = build_pair(name, torch.float64)
     x = tokens().requires_grad_()
     expected, found = theirs(x), ours(x, TokenLayout.whole(2, LENGTH))
     assert (found - expected).abs().max() < 1e-12 * max(1, expected.abs().max())
@@ -45,9 +45,9 @@ def test_outputs_and_gradients(name: str, all_in_float64: None) -> None:
     ("name", "side"),
     [(name, side) for name in PAIRS for side in ("left", "right") if side == "right" or not PAIRS[name].ours.bias],
 )
-def test_padded(name: str, side: str, all_in_float64: None) -> None:
-    """On the left only without a bias: theirs adds it to padding too, which their convolution then sees."""
-    theirs, ours = built(name, torch.float64)
+def test_padding_changes_no_output(name: str, side: str, all_in_float64: None) -> None:
+    """On the left only without a bias: theirs adds the bias to padding too, and their convolution reads it."""
+    theirs, ours = build_pair(name, torch.float64)
     x, pads = tokens(), torch.tensor([4, 1])
     places = torch.arange(LENGTH)
     valid = places >= pads[:, None] if side == "left" else places < LENGTH - pads[:, None]
@@ -58,9 +58,9 @@ def test_padded(name: str, side: str, all_in_float64: None) -> None:
 
 
 @pytest.mark.parametrize("name", PAIRS)
-def test_in_float32_no_further_from_the_truth_than_theirs(name: str) -> None:
-    _, exact = built(name, torch.float64)
-    theirs, ours = built(name, torch.float32)
+def test_float32_error_is_at_most_that_of_transformers(name: str) -> None:
+    _, exact = build_pair(name, torch.float64)
+    theirs, ours = build_pair(name, torch.float32)
     layout = TokenLayout.whole(2, LENGTH)
     with torch.no_grad():
         truth = exact(tokens(), layout)

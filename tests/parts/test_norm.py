@@ -1,4 +1,4 @@
-"""Norms: their formulas by hand, torch's and transformers' own, precision, and what they do not depend on."""
+"""Norms: formulas by hand, the modules of torch and transformers, precision, and independence of other tokens."""
 
 import math
 
@@ -47,7 +47,7 @@ def by_hand(x: list[float], spec: Norm, module: nn.Module) -> list[float]:
 
 @pytest.mark.ledger("norm.layer", "norm.rms")
 @pytest.mark.parametrize("name", NORMS)
-def test_norms_are_their_formulas(name: str) -> None:
+def test_norms_equal_their_formulas(name: str) -> None:
     spec, x = NORMS[name], random(5, WIDTH)
     module = drawn(spec)
     expected = torch.tensor([by_hand(token, spec, module) for token in x.tolist()], dtype=torch.float64)
@@ -66,7 +66,7 @@ def test_gradients(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NORMS)
-def test_how_many_weights(name: str) -> None:
+def test_number_of_weights(name: str) -> None:
     """RMSNorm has D, LayerNorm 2 D, norms without weights none."""
     counts = {"layernorm": 2, "layernorm: no bias": 1, "rmsnorm": 1, "rmsnorm: around one": 1}
     assert sum(p.numel() for p in NORMS[name].build(WIDTH).parameters()) == counts.get(name, 0) * WIDTH
@@ -74,7 +74,7 @@ def test_how_many_weights(name: str) -> None:
 
 @pytest.mark.ledger("norm.layer", "norm.rms")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_norms_are_those_of_torch(dtype: torch.dtype) -> None:
+def test_norms_equal_torch(dtype: torch.dtype) -> None:
     x = random(4, WIDTH).to(dtype)
     for spec, theirs in (
         (LayerNorm(), nn.LayerNorm(WIDTH)),
@@ -87,7 +87,7 @@ def test_norms_are_those_of_torch(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.ledger("norm.rms")
-def test_norms_are_those_of_transformers() -> None:
+def test_norms_equal_transformers() -> None:
     from transformers.models.gemma2.modeling_gemma2 import Gemma2RMSNorm
     from transformers.models.llama.modeling_llama import LlamaRMSNorm
     from transformers.models.olmo.modeling_olmo import OlmoLayerNorm
@@ -122,7 +122,7 @@ def test_constant_and_zero_vectors_stay_finite(name: str) -> None:
 
 
 @pytest.mark.ledger("norm.rms")
-def test_of_centered_vectors_both_are_the_same() -> None:
+def test_layernorm_equals_rmsnorm_for_centered_vectors() -> None:
     x = random(4, WIDTH)
     centered = x - x.mean(-1, keepdim=True)
     layer, rms = (spec.build(WIDTH).double() for spec in (LayerNorm(EPS, bias=False), RMSNorm(EPS)))
@@ -134,7 +134,7 @@ def test_of_centered_vectors_both_are_the_same() -> None:
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("spec", [LayerNorm(), RMSNorm(), RMSNorm(around_one=True)], ids=str)
 def test_half_precision_is_summed_in_float32(spec: Norm, dtype: torch.dtype) -> None:
-    """As far from the exact result as one rounding of it; far from zero, where squares of halves would overflow."""
+    """The error is one rounding of the exact result, also for values whose squares would overflow."""
     x = (300 + 40 * random(3, 4096)).to(dtype)
     found = spec.build(4096).to(dtype)(x)
     exact = spec.build(4096).double()(x.double())
@@ -143,28 +143,28 @@ def test_half_precision_is_summed_in_float32(spec: Norm, dtype: torch.dtype) -> 
 
 
 @pytest.mark.ledger("norm.layer.fig")
-def test_statistics_of_a_row_and_of_columns() -> None:
+def test_layernorm_normalizes_rows_and_batchnorm_columns() -> None:
     row = torch.tensor([-0.7, 1.5, 0.2, -1.1], dtype=torch.float64)
     assert row.mean().item() == pytest.approx(-0.025)
     assert row.std(correction=0).item() == pytest.approx(0.998, abs=5e-4)
     y = LayerNorm(1e-12).build(4).double()(row)
     assert torch.allclose(y, (row + 0.025) / row.std(correction=0))
     rows = torch.stack([row, random(4, seed=1), random(4, seed=2)])
-    columns = nn.BatchNorm1d(4, affine=False, dtype=torch.float64)(rows)  # statistics down the batch, a feature each
+    columns = nn.BatchNorm1d(4, affine=False, dtype=torch.float64)(rows)  # statistics over the batch, per feature
     assert columns.mean(0).abs().max() < 1e-12 and columns.mean(1).abs().max() > 0.1
     assert not torch.allclose(columns[0], y, atol=0.1)
 
 
 @pytest.mark.ledger("norm.batch")
 @pytest.mark.parametrize("name", NORMS)
-def test_a_token_is_normed_alone(name: str) -> None:
+def test_a_token_is_normalized_alone(name: str) -> None:
     module, x = drawn(NORMS[name]), random(6, WIDTH)
     alone = torch.cat([module(token.unsqueeze(0)) for token in x])
     assert torch.allclose(module(x), alone, atol=1e-14)
 
 
 @pytest.mark.ledger("norm.batch")
-def test_batchnorm_is_not() -> None:
+def test_batchnorm_depends_on_the_batch() -> None:
     batch, x = nn.BatchNorm1d(WIDTH, dtype=torch.float64), random(6, WIDTH)
     assert not torch.allclose(batch(x)[:3], batch(x[:3]), atol=0.1)
     with pytest.raises(ValueError, match="more than 1 value per channel"):

@@ -1,4 +1,4 @@
-"""Every part alone: its formula, its shapes, its gradients; listed once, tested by being listed."""
+"""Every part alone: its formula, shapes and gradients, from one table."""
 
 import pytest
 import torch
@@ -56,7 +56,7 @@ def call(module: nn.Module, x: Tensor, mixes: bool) -> Tensor:
 
 
 @pytest.mark.parametrize("name", BODIES)
-def test_bodies_keep_shapes_and_have_right_gradients(name: str) -> None:
+def test_bodies_keep_shapes_and_pass_gradcheck(name: str) -> None:
     spec = BODIES[name]
     module, x = widely_drawn(spec.build(WIDTH)), random(2, 5, WIDTH, seed=9).requires_grad_()
     weights = dict(module.named_parameters())
@@ -71,7 +71,7 @@ def test_bodies_keep_shapes_and_have_right_gradients(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", BODIES)
-def test_a_body_sees_other_tokens_only_if_it_mixes(name: str) -> None:
+def test_a_body_reads_other_tokens_only_if_it_mixes(name: str) -> None:
     spec = BODIES[name]
     module, x = widely_drawn(spec.build(WIDTH)), random(1, 5, WIDTH)
     changed = x.clone()
@@ -82,12 +82,12 @@ def test_a_body_sees_other_tokens_only_if_it_mixes(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NORMS)
-def test_norms_have_right_gradients(name: str) -> None:
+def test_norms_pass_gradcheck(name: str) -> None:
     module, x = widely_drawn(NORMS[name].build(WIDTH)), random(2, 3, WIDTH, seed=5).requires_grad_()
     assert gradcheck(module, x, fast_mode=True)
 
 
-def test_norms_are_their_formulas() -> None:
+def test_norms_equal_their_formulas() -> None:
     x, eps = random(2, 3, WIDTH), 0.1
     layer, rms = (widely_drawn(spec.build(WIDTH)) for spec in (LayerNorm(eps), RMSNorm(eps)))
     centered = x - x.mean(-1, keepdim=True)
@@ -104,7 +104,7 @@ def test_rmsnorm_does_not_overflow_in_half_precision(dtype: torch.dtype) -> None
     assert torch.allclose(out.float(), torch.ones(1, WIDTH), atol=1e-2)
 
 
-def test_feedforwards_are_their_formulas() -> None:
+def test_feedforwards_equal_their_formulas() -> None:
     x = random(2, 3, WIDTH)
     plain, gated = (widely_drawn(spec.build(WIDTH)) for spec in (FeedForward(20, "relu"), SwiGLU(20)))
     inner = (x @ plain.up_proj.weight.T + plain.up_proj.bias).clamp_min(0)
@@ -114,7 +114,7 @@ def test_feedforwards_are_their_formulas() -> None:
     assert torch.allclose(gated(x), inner @ gated.down_proj.weight.T, atol=1e-12)
 
 
-def test_attention_is_that_of_torch() -> None:
+def test_attention_equals_torch() -> None:
     """`nn.MultiheadAttention` with the same weights, causal."""
     ours = widely_drawn(Attention(3, bias=True).build(WIDTH))
     theirs = nn.MultiheadAttention(WIDTH, 3, batch_first=True, dtype=torch.float64)
@@ -136,12 +136,12 @@ def test_a_backend_is_chosen_for_a_whole_model() -> None:
 
 
 @pytest.mark.parametrize("name", BLOCKS)
-def test_blocks_have_right_gradients(name: str) -> None:
+def test_blocks_pass_gradcheck(name: str) -> None:
     block, x = widely_drawn(BLOCKS[name].build(WIDTH)), random(2, 4, WIDTH, seed=3).requires_grad_()
     assert gradcheck(lambda x: block(x, TokenLayout.whole(2, 4))[0], x, fast_mode=True)
 
 
-def test_norms_stand_where_the_style_says() -> None:
+def test_the_style_places_the_norm() -> None:
     x, layout = random(1, 4, WIDTH), TokenLayout.whole(1, 4)
     for style in ("pre", "post"):
         block = widely_drawn(Block((Sublayer(SwiGLU(20), LayerNorm()),), style=style).build(WIDTH))

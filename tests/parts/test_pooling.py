@@ -1,4 +1,4 @@
-"""One vector of many: the first beside the mean of the rest, and a learned query, both against plain loops."""
+"""Pooling of the first token with the mean of the rest, and by a learned query, against plain loops."""
 
 import pytest
 import torch
@@ -29,7 +29,7 @@ def probe() -> nn.Module:
 
 
 def by_hand(module: nn.Module, x: Tensor) -> Tensor:
-    """The query against every token (L, D), head by head."""
+    """Attention of the query to every token (L, D), head by head."""
     attention, size = module.attention, WIDTH // HEADS
     q, read = attention.q_proj(module.query)[0], []
     for head in range(HEADS):
@@ -44,19 +44,19 @@ def by_hand(module: nn.Module, x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize(("left", "row"), PADDED)
-def test_a_learned_query_by_hand(left: bool, row: int) -> None:
+def test_attention_pooling_equals_plain_loops(left: bool, row: int) -> None:
     module, x, layout = probe(), tokens(3, 6), places([1, 4, 6], 6, left)
     assert error(module(x, layout)[row], by_hand(module, x[row, layout.valid[row]])) <= 1e-12
 
 
-def test_a_learned_query_reads_each_document_of_a_packed_row() -> None:
+def test_attention_pooling_of_a_packed_row_is_per_document() -> None:
     module, x = probe(), tokens(1, 7)
     layout = TokenLayout(torch.tensor([[0, 1, 2, 0, 0, 1, 2]]), torch.tensor([[0, 0, 0, 1, 2, 2, 2]]))
     alone = torch.stack([by_hand(module, x[0, part]) for part in (slice(0, 3), slice(3, 4), slice(4, 7))])
     assert error(module(x, layout)[0], alone) <= 1e-12
 
 
-def test_it_is_attention_of_torch() -> None:
+def test_attention_pooling_equals_torch() -> None:
     module, x = probe(), tokens(2, 5)
     theirs = nn.MultiheadAttention(WIDTH, HEADS, batch_first=True, dtype=torch.float64)
     projections = [module.attention.q_proj, module.attention.k_proj, module.attention.v_proj]
@@ -79,8 +79,8 @@ def test_gradients_are_right() -> None:
 
 
 @pytest.mark.parametrize(("left", "row"), PADDED)
-def test_the_first_beside_the_mean_of_the_rest(left: bool, row: int) -> None:
-    """A text of one token has no rest: zeros."""
+def test_cls_mean_equals_plain_loops(left: bool, row: int) -> None:
+    """For one token the mean of the rest is zero."""
     x, layout = tokens(3, 6), places([1, 4, 6], 6, left)
     first, *rest = x[row, layout.valid[row]]
     mean = sum(rest) / len(rest) if rest else torch.zeros(WIDTH)

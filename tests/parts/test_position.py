@@ -1,4 +1,4 @@
-"""What every position scheme must do, and what only some can: tell orders apart, count distances, know their limits."""
+"""All position schemes: sensitivity to order, invariance under a shift, limits of length, refusals."""
 
 import pytest
 import torch
@@ -59,7 +59,7 @@ def random(*shape: int, dtype: torch.dtype = torch.float64, seed: int = 0) -> Te
 
 
 def fill(module: torch.nn.Module, seed: int = 1) -> torch.nn.Module:
-    """Wide weights: no part may be a no-op."""
+    """Weights of a large deviation, so that every part has an effect."""
     generator = torch.Generator().manual_seed(seed)
     for parameter in module.double().parameters():
         torch.nn.init.normal_(parameter, std=0.5, generator=generator)
@@ -67,7 +67,7 @@ def fill(module: torch.nn.Module, seed: int = 1) -> torch.nn.Module:
 
 
 def encode(position: Position, x: Tensor, mask: Mask = FULL) -> Tensor:
-    """Two blocks with this scheme where it belongs, over rows x (B, L, D)."""
+    """The output of two blocks with this scheme for x (B, L, D)."""
     below = position in AT_STACK.values()
     attention = Attention(HEADS, position=NoPosition() if below else position, mask=mask)
     stack = fill(Stack((Repeat((block(attention, FeedForward(24)),), 2),), WIDTH))
@@ -81,26 +81,26 @@ BITES, BITTEN = WORDS[[0, 1, 2, 3]].unsqueeze(0), WORDS[[0, 3, 2, 1]].unsqueeze(
 
 
 @pytest.mark.ledger("pos.why")
-def test_without_positions_a_word_is_the_same_wherever_it_stands() -> None:
+def test_without_positions_the_order_has_no_effect() -> None:
     one, other = encode(NoPosition(), BITES), encode(NoPosition(), BITTEN)
     assert (one - other[:, [0, 3, 2, 1]]).abs().max() < 1e-12
 
 
 @pytest.mark.ledger("pos.why")
 @pytest.mark.parametrize("name", SCHEMES)
-def test_with_positions_the_order_of_words_counts(name: str) -> None:
+def test_with_positions_the_order_has_an_effect(name: str) -> None:
     one, other = encode(SCHEMES[name], BITES), encode(SCHEMES[name], BITTEN)
-    assert (one - other[:, [0, 3, 2, 1]]).abs().amax(-1).min() > 1e-3  # for every word
+    assert (one - other[:, [0, 3, 2, 1]]).abs().amax(-1).min() > 1e-3  # for every token
 
 
-def test_distances_without_direction_do_not_tell_a_sentence_from_its_reverse() -> None:
+def test_symmetric_distances_do_not_distinguish_a_sequence_from_its_reverse() -> None:
     """ALiBi alone in an encoder: |i - j| is the same read backwards."""
     one, other = encode(Alibi(), BITES), encode(Alibi(), BITES.flip(1))
     assert (one - other.flip(1)).abs().max() < 1e-12
 
 
-def test_a_causal_mask_alone_gives_order() -> None:
-    """No encoding at all: the mask breaks the symmetry, so the last word's vector depends on the order before it."""
+def test_a_causal_mask_alone_encodes_order() -> None:
+    """Without positions the mask breaks the symmetry, so the last output depends on the order of earlier tokens."""
     one, other = encode(NoPosition(), BITES, Causal()), encode(NoPosition(), BITTEN, Causal())
     assert (one - other[:, [0, 3, 2, 1]]).abs().amax(-1)[0, 1:].min() > 1e-3
 
@@ -115,7 +115,7 @@ def test_positions_are_added_and_the_width_stays(position: Position) -> None:
 
 
 def scores(position: Position, offset: int, dtype: torch.dtype) -> Tensor:
-    """q kᵀ plus bias at positions offset … offset + 7, as an attention with this scheme has it."""
+    """q kᵀ plus bias at positions offset … offset + 7, as computed by an attention with this scheme."""
     module, where = fill(position.build(8, HEADS)).to(dtype), layout_at(*range(offset, offset + 8))
     q, k = module.rotate(random(1, HEADS, 8, 8, dtype=dtype), random(1, HEADS, 8, 8, dtype=dtype, seed=1), where)
     bias = module.bias(where)
@@ -125,7 +125,7 @@ def scores(position: Position, offset: int, dtype: torch.dtype) -> Tensor:
 @pytest.mark.ledger("pos.shiftinv")
 @pytest.mark.parametrize("offset", [1, 1000, 100_000])
 @pytest.mark.parametrize("name", RELATIVE)
-def test_moving_everything_leaves_relative_scores_as_they_were(name: str, offset: int) -> None:
+def test_a_shift_does_not_change_scores_of_relative_positions(name: str, offset: int) -> None:
     exact = scores(RELATIVE[name], 0, torch.float64)
     assert (scores(RELATIVE[name], offset, torch.float64) - exact).abs().max() < 1e-9
     assert (scores(RELATIVE[name], offset, torch.float32) - exact).abs().max() < 5e-6
@@ -134,7 +134,7 @@ def test_moving_everything_leaves_relative_scores_as_they_were(name: str, offset
 @pytest.mark.ledger("pos.shiftinv")
 @pytest.mark.parametrize("offset", [1, 1000, 100_000])
 @pytest.mark.parametrize("position", [Sinusoidal(), Learned(100_008)], ids=["sinusoidal", "learned"])
-def test_moving_everything_changes_scores_of_absolute_positions(position: Position, offset: int) -> None:
+def test_a_shift_changes_scores_of_absolute_positions(position: Position, offset: int) -> None:
     module, x = fill(position.build(8, 1)), random(1, 8, 8)
     before, after = (module.embed(x, layout_at(*range(start, start + 8))) for start in (0, offset))
     assert (before @ before.mT - after @ after.mT).abs().max() > 1e-2
@@ -156,15 +156,15 @@ def test_learned_positions_end_where_their_table_ends(offset: int) -> None:
 
 
 @pytest.mark.ledger("pos.learned")
-def test_learned_positions_are_those_of_bert() -> None:
+def test_learned_positions_equal_bert() -> None:
     theirs = BertEmbeddings(BertConfig(vocab_size=9, hidden_size=8, num_attention_heads=2, max_position_embeddings=12))
     theirs.LayerNorm, ours, tokens = torch.nn.Identity(), Learned(12).build(8, 1), text(2, 12) % 9
     ours.table.weight = theirs.position_embeddings.weight
-    words = theirs.word_embeddings(tokens) + theirs.token_type_embeddings.weight[0]
-    assert torch.allclose(ours.embed(words, TokenLayout.whole(2, 12)), theirs.eval()(tokens), atol=1e-7)
+    embeddings = theirs.word_embeddings(tokens) + theirs.token_type_embeddings.weight[0]
+    assert torch.allclose(ours.embed(embeddings, TokenLayout.whole(2, 12)), theirs.eval()(tokens), atol=1e-7)
 
 
-def test_learned_positions_with_an_offset_are_those_of_opt() -> None:
+def test_learned_positions_with_an_offset_equal_opt() -> None:
     theirs, ours = OPTLearnedPositionalEmbedding(12, 8), Learned(12, offset=2).build(8, 1)
     ours.table.weight = theirs.weight
     padded = torch.tensor([[1] * 5, [0, 0, 1, 1, 1]])
@@ -200,7 +200,7 @@ def test_no_position_is_the_identity() -> None:
 
 
 @pytest.mark.parametrize(
-    ("position", "reach", "remembered"),
+    ("position", "reach", "cached"),
     [
         (Learned(7, offset=2), 7, None),
         (Sinusoidal(), None, None),
@@ -213,14 +213,12 @@ def test_no_position_is_the_identity() -> None:
     ],
     ids=str,
 )
-def test_schemes_say_where_they_and_their_caches_end(
-    position: Position, reach: int | None, remembered: int | None
-) -> None:
-    assert (position.reach, position.max_exact_cache) == (reach, remembered)
+def test_declared_limits_of_positions_and_caches(position: Position, reach: int | None, cached: int | None) -> None:
+    assert (position.reach, position.max_exact_cache) == (reach, cached)
 
 
 @pytest.mark.parametrize("spec", SCHEMES.values(), ids=SCHEMES)
-def test_schemes_survive_json_and_toml(spec: Position) -> None:
+def test_schemes_round_trip_through_json_and_toml(spec: Position) -> None:
     assert Spec.from_json(spec.to_json()) == Spec.from_toml(spec.to_toml()) == spec
 
 
@@ -257,7 +255,7 @@ def test_schemes_survive_json_and_toml(spec: Position) -> None:
         (lambda: Attention(4, position=Learned(4)), "has no effect here; give it to the stack"),
     ],
 )
-def test_what_cannot_be_is_said(wrong, message: str) -> None:
+def test_invalid_specs_are_refused(wrong, message: str) -> None:
     with pytest.raises(SpecError, match=message):
         wrong()
 

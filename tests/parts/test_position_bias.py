@@ -1,4 +1,4 @@
-"""ALiBi and T5's buckets: the published slopes and buckets, true distances at decode time, tiles that are the whole."""
+"""ALiBi and T5's buckets: published slopes and buckets, distances in decoding, and tiles that equal the whole bias."""
 
 import math
 import warnings
@@ -36,8 +36,8 @@ BIASES: dict[str, Bias] = {
 
 
 @pytest.mark.parametrize("name", BIASES)
-def test_tiles_are_the_whole(name: str) -> None:
-    """Any queries and keys, in any order, gathered into any shape."""
+def test_tiles_equal_the_whole_bias(name: str) -> None:
+    """For any queries and keys, in any order and shape."""
     generator = torch.Generator().manual_seed(0)
     bias, q, k = BIASES[name], *(torch.randint(0, 90, (2, n), generator=generator) for n in (7, 9))
     whole = bias.values(TokenLayout(q).with_keys(k), torch.float64)  # (B, H, L, S)
@@ -55,7 +55,7 @@ def test_tiles_are_the_whole(name: str) -> None:
 
 @pytest.mark.ledger("pos.alibi.slopes")
 @pytest.mark.parametrize("heads", range(1, 34))
-def test_slopes_are_those_of_transformers(heads: int) -> None:
+def test_slopes_equal_transformers(heads: int) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         bloom = bloom_alibi(torch.ones(1, 3), heads, torch.float32)[:, 0, 1]  # (H, 1, S): slope · key position
@@ -70,7 +70,7 @@ def test_slopes_are_those_of_transformers(heads: int) -> None:
 
 @pytest.mark.ledger("pos.alibi.slopes")
 @pytest.mark.parametrize("heads", range(1, 21))
-def test_slopes_are_those_of_the_paper(heads: int) -> None:
+def test_slopes_equal_the_paper(heads: int) -> None:
     power = 1 << heads.bit_length() - 1
     exponents = [8 * h / power for h in range(1, power + 1)] + [4 * h / power for h in range(1, 2 * power, 2)]
     for found, exponent in zip(slopes(heads).tolist(), exponents, strict=False):
@@ -88,7 +88,7 @@ def causal_weights(scores: Tensor, bias: Tensor) -> Tensor:
 
 @pytest.mark.ledger("pos.alibi")
 @pytest.mark.parametrize("heads", [4, 6])
-def test_weights_are_those_of_bloom_and_mpt(heads: int) -> None:
+def test_weights_equal_bloom_and_mpt(heads: int) -> None:
     """Their biases count keys from the start or the end of the row; after the softmax that is the same."""
     scores, length = random(1, heads, 20, 20).float(), 20
     ours = causal_weights(
@@ -102,7 +102,7 @@ def test_weights_are_those_of_bloom_and_mpt(heads: int) -> None:
 
 
 @pytest.mark.ledger("pos.alibi")
-def test_alibi_counts_true_distances_and_leaves_queries_keys_and_embeddings_alone() -> None:
+def test_alibi_uses_true_distances_and_does_not_change_queries_keys_and_embeddings() -> None:
     module = Alibi().build(8, 2)
     where = TokenLayout(torch.tensor([[9]])).with_keys(torch.tensor([[0, 8, 9]]))
     expected = -torch.tensor([1 / 16, 1 / 256]).view(2, 1) * torch.tensor([9.0, 1.0, 0.0])
@@ -117,12 +117,12 @@ def test_the_bias_is_added_after_the_scaling_and_not_scaled_itself(mask: Mask) -
     module = Attention(2, position=Alibi(), mask=mask).build(8).double().requires_grad_(False)
     x, m = random(1, 6, 8), slopes(2).view(2, 1, 1)
     q, k, v = (p(x)[0].unflatten(-1, (2, 4)).transpose(0, 1) for p in (module.q_proj, module.k_proj, module.v_proj))
-    seen = torch.ones(6, 6).tril() > 0 if mask.causal else torch.ones(6, 6) > 0
+    allowed = torch.ones(6, 6).tril() > 0 if mask.causal else torch.ones(6, 6) > 0
     ahead = torch.arange(6) - torch.arange(6).unsqueeze(-1)  # j - i
     products = q @ k.mT
 
     def out(scores: Tensor) -> Tensor:
-        z = scores.masked_fill(~seen, float("-inf")).softmax(-1) @ v
+        z = scores.masked_fill(~allowed, float("-inf")).softmax(-1) @ v
         return module.o_proj(z.transpose(0, 1).flatten(1))
 
     found = module(x, TokenLayout.whole(1, 6))[0]
@@ -150,7 +150,7 @@ def test_alibi_keeps_its_precision_in_a_half_precision_model() -> None:
 
 
 def bucket(ahead: int, buckets: int, reach: int, bidirectional: bool) -> int:
-    """The rule in whole numbers: range k beyond the exact ones begins at the first d with (d/e)^n ≥ (reach/e)^k."""
+    """The rule in integers: bucket k after the exact ones starts at the first d with (d/e)^n ≥ (reach/e)^k."""
     first = 0
     if bidirectional:
         buckets //= 2
@@ -173,7 +173,7 @@ BUCKETS += [(36, 32), (72, 64)]  # rounding would put distances 24 and 48, which
 @pytest.mark.ledger("pos.t5")
 @pytest.mark.parametrize("bidirectional", [False, True], ids=["causal", "both directions"])
 @pytest.mark.parametrize(("buckets", "reach"), BUCKETS)
-def test_buckets_are_those_of_the_rule_and_of_transformers(buckets: int, reach: int, bidirectional: bool) -> None:
+def test_buckets_equal_the_rule_and_transformers(buckets: int, reach: int, bidirectional: bool) -> None:
     ahead = torch.arange(-2100, 2101) if reach < 300 else torch.arange(-900, 901)
     found = Buckets(torch.zeros(buckets, 1), reach, bidirectional).bucket(ahead)
     assert found.tolist() == [bucket(d, buckets, reach, bidirectional) for d in ahead.tolist()]
@@ -183,7 +183,7 @@ def test_buckets_are_those_of_the_rule_and_of_transformers(buckets: int, reach: 
 
 @pytest.mark.ledger("pos.t5")
 @pytest.mark.parametrize("bidirectional", [False, True], ids=["decoder", "encoder"])
-def test_bias_and_gradients_are_those_of_t5(bidirectional: bool) -> None:
+def test_bias_and_gradients_equal_t5(bidirectional: bool) -> None:
     config = T5Config(d_model=16, d_kv=4, num_heads=4, is_decoder=not bidirectional)
     theirs = T5Attention(config, has_relative_attention_bias=True, layer_idx=0)
     ours = T5Buckets(bidirectional=bidirectional).build(4, 4)
@@ -199,15 +199,15 @@ def test_bias_and_gradients_are_those_of_t5(bidirectional: bool) -> None:
 
 
 @pytest.mark.ledger("pos.t5")
-def test_everything_past_the_last_bucket_is_alike_also_at_decode_time() -> None:
+def test_distances_beyond_the_last_bucket_are_equal_also_in_decoding() -> None:
     module = T5Buckets().build(4, 3)
-    where = layout_at(2500).with_keys(torch.tensor([[500, 2300, 2372, 2499, 2500]]))  # 2000, 200, 128, 1 and 0 behind
+    where = layout_at(2500).with_keys(torch.tensor([[500, 2300, 2372, 2499, 2500]]))  # distances 2000, 200, 128, 1, 0
     values = module.bias(where).values(where, torch.float32)[0, :, 0]  # (H, 5)
     assert torch.equal(values[:, 0], values[:, 1]) and torch.equal(values[:, 1], values[:, 2])
     assert torch.equal(values, module.table.weight[[31, 31, 31, 1, 0]].T)
 
 
-def test_a_table_of_the_stack_is_shared_through_at_and_one_of_an_attention_is_its_own() -> None:
+def test_the_layout_carries_the_bias_of_the_stack_and_an_attention_may_have_its_own() -> None:
     shared, where = T5Buckets(heads=4).build(16, 1), TokenLayout.whole(1, 5)
     inside = shared.share_bias(where)
     bias = inside.inputs.bias

@@ -1,4 +1,4 @@
-"""RoPE turns by relative distance and stays exact far out, in both layouts, over some or all coordinates, on grids."""
+"""RoPE: relative distances, precision at large positions, both layouts, partial rotation, and two dimensions."""
 
 import math
 
@@ -40,13 +40,13 @@ def pair(i: int, dim: int, layout: str) -> tuple[int, int]:
 @pytest.mark.parametrize("base", [10000.0, 500000.0, 7.0])
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("share", [1.0, 0.5])
-def test_each_pair_turns_by_its_angle(dtype: torch.dtype, base: float, layout: str, share: float) -> None:
+def test_each_pair_is_rotated_by_its_angle(dtype: torch.dtype, base: float, layout: str, share: float) -> None:
     """Against the formula with Python's own sine and cosine, one pair at a time."""
     head_dim, dim = 8, int(8 * share)
     q, k = random(1, 2, len(PLACES), head_dim, dtype=dtype), random(1, 1, len(PLACES), head_dim, dtype=dtype) * 2
-    turned = Rope(base, share, layout).build(head_dim, 2).rotate(q, k, layout_at(*PLACES))
+    rotated = Rope(base, share, layout).build(head_dim, 2).rotate(q, k, layout_at(*PLACES))
     limit = 1e-9 if dtype == torch.float64 else 1e-6
-    for x, found in zip((q, k), turned, strict=True):
+    for x, found in zip((q, k), rotated, strict=True):
         assert found.dtype == dtype
         assert torch.equal(found[..., dim:], x[..., dim:])
         for i in range(dim // 2):
@@ -61,8 +61,8 @@ def test_each_pair_turns_by_its_angle(dtype: torch.dtype, base: float, layout: s
 
 
 @pytest.mark.ledger("pos.rope", "pos.rope.absolute")
-def test_turning_is_multiplying_by_a_complex_number() -> None:
-    """z_i e^{i m θ_i}; norms are kept, position 0 is the identity, and later pairs turn more slowly."""
+def test_rotation_equals_multiplication_by_a_complex_number() -> None:
+    """z_i e^{i m θ_i}; norms are kept, position 0 is the identity, and later pairs have lower frequencies."""
     q = random(1, 1, len(PLACES), 8)
     found = Rope(layout="interleaved").build(8, 1).rotate(q, q, layout_at(*PLACES))[0]
     theta = 10000.0 ** -(torch.arange(4, dtype=torch.float64) / 4)
@@ -74,7 +74,7 @@ def test_turning_is_multiplying_by_a_complex_number() -> None:
     assert (Rope().frequencies(8, layout_at(0)).diff() < 0).all()
 
 
-def test_values_and_queries_at_other_places_are_not_touched() -> None:
+def test_rotation_depends_on_the_own_position_alone() -> None:
     x = random(1, 1, 3, 8)
     one, other = (Rope().build(8, 1).rotate(x, x, layout_at(4, middle, 9))[0] for middle in (5, 500))
     assert torch.equal(one[:, :, [0, 2]], other[:, :, [0, 2]])
@@ -83,7 +83,7 @@ def test_values_and_queries_at_other_places_are_not_touched() -> None:
 @pytest.mark.ledger("pos.rope.relative")
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("place", PLACES)
-def test_only_the_gap_counts(layout: str, place: int) -> None:
+def test_scores_depend_on_the_distance_alone(layout: str, place: int) -> None:
     """R(a)ᵀR(b) = R(b - a): (2, 5) scores as (100, 103), and as any pair three apart, for the same q and k of d = 8."""
     rope, q, k = Rope(layout=layout).build(8, 1), random(1, 1, 1, 8), random(1, 1, 1, 8, seed=1)
 
@@ -96,8 +96,8 @@ def test_only_the_gap_counts(layout: str, place: int) -> None:
 
 
 @pytest.mark.ledger("pos.rope.sign")
-def test_the_matrix_between_is_that_of_key_minus_query() -> None:
-    """⟨R_m q, R_n k⟩ = qᵀ R_{n-m} k; with R_{m-n}, its transpose, the turn is the wrong way round."""
+def test_the_relative_rotation_is_by_key_minus_query() -> None:
+    """⟨R_m q, R_n k⟩ = qᵀ R_{n-m} k; R_{m-n}, its transpose, would rotate in the opposite direction."""
     m, n, q, k = 3, 7, random(1, 1, 1, 8), random(1, 1, 1, 8, seed=1)
     rope, columns = Rope().build(8, 1), torch.eye(8).double().view(1, 8, 1, 8)
 
@@ -115,7 +115,7 @@ def test_the_matrix_between_is_that_of_key_minus_query() -> None:
 def test_two_unit_vectors_three_apart() -> None:
     """m = 2, n = 5, θ₀ = 0.5: angles 1.00 and 2.50, difference -1.50, score cos 1.5 = 0.07."""
     unit = torch.tensor([1.0, 0.0]).double().view(1, 1, 1, 2)
-    rope = Rope(scaling=LinearScaling(2.0)).build(2, 1)  # one pair turns by 1 a position: half of it is 0.5
+    rope = Rope(scaling=LinearScaling(2.0)).build(2, 1)  # the angle of the one pair is 1 per position, halved 0.5
     q, k = (rope.rotate(unit, unit, layout_at(place))[0].flatten() for place in (2, 5))
     angles = [math.atan2(x[1], x[0]) for x in (q, k)]
     assert angles == pytest.approx([1.0, 2.5], abs=1e-12)
@@ -139,7 +139,7 @@ def test_aligned_pairs_decay_with_distance_but_random_ones_do_not() -> None:
 
 
 @pytest.mark.ledger("pos.rope.layout")
-def test_the_two_layouts_are_one_up_to_the_order_of_rows() -> None:
+def test_the_two_layouts_are_equal_up_to_the_order_of_rows() -> None:
     """A half model whose q and k rows are re-ordered pair by pair is the interleaved model: equal logits."""
     models = [build(decoder(block(Attention(4, 2, head_dim=8, position=Rope(layout=layout))))) for layout in LAYOUTS]
     order = torch.tensor([place for i in range(4) for place in pair(i, 8, "half")])  # interleaved slot -> half slot
@@ -152,7 +152,7 @@ def test_the_two_layouts_are_one_up_to_the_order_of_rows() -> None:
 
 
 def test_two_ropes_in_one_model_do_not_share_angles() -> None:
-    """Waves are computed once a forward for all layers alike; layers that differ must not meet there."""
+    """Angles are computed once per forward for equal layers; layers with other frequencies must not reuse them."""
     q, where = random(1, 1, 3, 8), layout_at(0, 3, 9)
     specs = [Rope(), Rope(100.0), Rope(share=0.5), Rope(scaling=LinearScaling(2.0)), Rope2D(2), Rope2D(3), Rope2D(2, 1)]
     for spec in specs + [Rope(layout="interleaved")]:
@@ -178,7 +178,7 @@ def test_gradients(spec: Rope | Rope2D) -> None:
 
 
 @pytest.mark.ledger("pos.rope")
-def test_half_is_the_turn_of_llama() -> None:
+def test_half_equals_llama() -> None:
     config = LlamaConfig(hidden_size=32, num_attention_heads=2, max_position_embeddings=64)
     q, k, where = random(2, 2, 9, 16).float(), random(2, 1, 9, 16, seed=1).float(), TokenLayout.whole(2, 9)
     cos, sin = llama.LlamaRotaryEmbedding(config)(q, where.positions)
@@ -187,8 +187,8 @@ def test_half_is_the_turn_of_llama() -> None:
         assert (found - theirs).abs().max() < 2e-6
 
 
-def test_interleaved_is_the_turn_of_gpt_j() -> None:
-    q = random(1, 9, 2, 16).float()  # (B, L, H, E) over there, and only the first 8 coordinates turn
+def test_interleaved_equals_gpt_j() -> None:
+    q = random(1, 9, 2, 16).float()  # (B, L, H, E) in theirs, and only the first 8 coordinates are rotated
     sin, cos = gptj.create_sinusoidal_positions(9, 8)[None].chunk(2, -1)
     theirs = torch.cat([gptj.apply_rotary_pos_emb(q[..., :8], sin, cos), q[..., 8:]], -1).transpose(1, 2)
     ours = (
@@ -199,7 +199,7 @@ def test_interleaved_is_the_turn_of_gpt_j() -> None:
     assert (ours[0] - theirs).abs().max() < 2e-6
 
 
-def test_partial_is_the_turn_of_gpt_neox() -> None:
+def test_partial_equals_gpt_neox() -> None:
     rotary = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25}
     config = GPTNeoXConfig(hidden_size=64, num_attention_heads=2, rope_parameters=rotary)
     q, k, where = random(1, 2, 9, 32).float(), random(1, 2, 9, 32, seed=1).float(), layout_at(*range(100, 109))
@@ -209,11 +209,11 @@ def test_partial_is_the_turn_of_gpt_neox() -> None:
         assert (found - theirs).abs().max() < 1e-5
 
 
-def test_patches_turn_by_row_and_by_column() -> None:
-    """A grid of 5 columns behind one [CLS]: patch 0 at the origin; half of the pairs know rows, half columns."""
+def test_patches_are_rotated_by_row_and_column() -> None:
+    """A grid of 5 columns after one [CLS]: patch 0 is at the origin; half of the pairs encode rows, half columns."""
     x, where = random(1, 1, 16, 16), layout_at(*range(16))
     found = Rope2D(columns=5, prefix=1, base=100.0).build(16, 1).rotate(x, x, where)[0]
-    assert torch.equal(found[:, :, :2], x[:, :, :2])  # [CLS] is not turned, and the first patch by nothing
+    assert torch.equal(found[:, :, :2], x[:, :, :2])  # [CLS] is not rotated, and the first patch by angle 0
     for t in range(1, 16):
         for i in range(8):
             angle = divmod(t - 1, 5)[i // 4] / 100.0 ** (2 * (i % 4) / 8)
@@ -226,14 +226,14 @@ def test_scores_of_patches_depend_on_both_distances() -> None:
     rope, q, k = Rope2D(columns=7).build(16, 1), random(1, 1, 1, 16), random(1, 1, 1, 16, seed=1)
 
     def score(a: tuple[int, int], b: tuple[int, int]) -> float:
-        turned = [rope.rotate(x, x, layout_at(7 * row + column))[0] for x, (row, column) in ((q, a), (k, b))]
-        return (turned[0] * turned[1]).sum().item()
+        rotated = [rope.rotate(x, x, layout_at(7 * row + column))[0] for x, (row, column) in ((q, a), (k, b))]
+        return (rotated[0] * rotated[1]).sum().item()
 
     assert score((0, 0), (2, 1)) == pytest.approx(score((3, 5), (5, 6)), abs=1e-12)
     assert abs(score((0, 0), (2, 1)) - score((0, 0), (1, 2))) > 1e-2
 
 
-def test_patches_turn_as_in_qwen2_vl() -> None:
+def test_patches_equal_qwen2_vl() -> None:
     config = Qwen2VLConfig().vision_config
     head_dim = config.embed_dim // config.num_heads
     q = random(12, 2, head_dim).float()  # (L, H, E) over there

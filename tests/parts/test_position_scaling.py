@@ -38,8 +38,8 @@ def theta(base: float, dim: int) -> list[float]:
 
 
 def yarn(base: float, dim: int, spec: Yarn) -> list[float]:
-    def border(turns: float) -> float:
-        return dim * math.log(spec.length / (turns * 2 * math.pi)) / (2 * math.log(base))
+    def border(rotations: float) -> float:
+        return dim * math.log(spec.length / (rotations * 2 * math.pi)) / (2 * math.log(base))
 
     low, high = border(spec.beta_fast), border(spec.beta_slow)
     if spec.truncate:
@@ -133,7 +133,7 @@ def config(parameters: dict, base: float) -> LlamaConfig:
 @pytest.mark.parametrize("base", [5.0, 10000.0, 500000.0])  # at 5, YaRN's ramp would end after the last coordinate
 @pytest.mark.parametrize("length", [LENGTH - 1, LENGTH, LENGTH + 1, 5 * LENGTH])
 @pytest.mark.parametrize("name", SCALINGS)
-def test_frequencies_are_their_formula(name: str, length: int, base: float) -> None:
+def test_frequencies_equal_their_formula(name: str, length: int, base: float) -> None:
     spec, expected = SCALINGS[name][0], formula(SCALINGS[name][0], base, 32, length)
     found = spec.frequencies(base, 32, layout(length))
     assert found.dtype == torch.float64
@@ -145,8 +145,8 @@ def test_frequencies_are_their_formula(name: str, length: int, base: float) -> N
 @pytest.mark.parametrize("base", [5.0, 10000.0, 500000.0])  # at 5, YaRN's ramp would end after the last coordinate
 @pytest.mark.parametrize("length", [LENGTH, LENGTH + 1, 5 * LENGTH])
 @pytest.mark.parametrize("name", [name for name, (_, theirs) in SCALINGS.items() if theirs])
-def test_frequencies_are_those_of_transformers(name: str, length: int, base: float) -> None:
-    """They compute in float32: a few of its last places."""
+def test_frequencies_equal_transformers(name: str, length: int, base: float) -> None:
+    """Theirs are computed in float32, so the tolerance is a few units in the last place."""
     spec, parameters = SCALINGS[name]
     theirs, amplitude = ROPE_INIT_FUNCTIONS[parameters["rope_type"]](config(parameters, base), "cpu", seq_len=length)
     found = spec.frequencies(base, 32, layout(length)).reshape(-1, 16)[-1]
@@ -156,8 +156,8 @@ def test_frequencies_are_those_of_transformers(name: str, length: int, base: flo
 
 @pytest.mark.ledger("pos.rope.dynamic", "pos.rope.yarn", "pos.rope.pi")
 @pytest.mark.parametrize("name", [name for name, (_, theirs) in SCALINGS.items() if theirs])
-def test_waves_are_those_of_transformers(name: str) -> None:
-    """The whole module at three times the trained length, attention temperature and all."""
+def test_cosines_and_sines_equal_transformers(name: str) -> None:
+    """The whole module at three times the trained length, with its attention temperature."""
     spec, parameters = SCALINGS[name]
     where = layout(3 * LENGTH)
     expected = LlamaRotaryEmbedding(config(parameters, 10000.0))(torch.zeros(1), where.positions)
@@ -187,23 +187,23 @@ def test_ntk_leaves_the_fastest_pair_and_stretches_the_slowest(dim: int) -> None
 def test_yarn_leaves_fast_pairs_interpolates_slow_ones_and_sharpens_attention() -> None:
     spec = Yarn(16.0, 4096)
     ratio = Rope().frequencies(128, layout(1)) / Rope(scaling=spec).frequencies(128, layout(1))
-    turns = 4096 * Rope().frequencies(128, layout(1)) / (2 * math.pi)  # within the trained length
-    assert (ratio[turns > 40] == 1).all()
-    assert torch.allclose(ratio[turns < 0.8], torch.tensor(16.0).double())
+    rotations = 4096 * Rope().frequencies(128, layout(1)) / (2 * math.pi)  # within the trained length
+    assert (ratio[rotations > 40] == 1).all()
+    assert torch.allclose(ratio[rotations < 0.8], torch.tensor(16.0).double())
     assert spec.amplitude == pytest.approx(0.1 * math.log(16) + 1)
     q = torch.randn(1, 1, 1, 128, generator=torch.Generator().manual_seed(0)).double()
-    turned = Rope(scaling=spec).build(128, 1).rotate(q, q, layout(1))
-    assert ((turned[0] * turned[1]).sum() / (q * q).sum()).item() == pytest.approx(spec.amplitude**2, rel=1e-12)
+    rotated = Rope(scaling=spec).build(128, 1).rotate(q, q, layout(1))
+    assert ((rotated[0] * rotated[1]).sum() / (q * q).sum()).item() == pytest.approx(spec.amplitude**2, rel=1e-12)
 
 
-def test_only_turned_coordinates_are_scaled() -> None:
+def test_only_rotated_coordinates_are_scaled() -> None:
     q = torch.ones(1, 1, 3, 16).double()
-    turned, _ = Rope(share=0.5, scaling=Yarn(8.0, LENGTH)).build(16, 1).rotate(q, q, layout(3))
-    assert torch.equal(turned[..., 8:], q[..., 8:])
-    assert (turned[:, :, 0, :8] == Yarn(8.0, LENGTH).amplitude).all()
+    rotated, _ = Rope(share=0.5, scaling=Yarn(8.0, LENGTH)).build(16, 1).rotate(q, q, layout(3))
+    assert torch.equal(rotated[..., 8:], q[..., 8:])
+    assert (rotated[:, :, 0, :8] == Yarn(8.0, LENGTH).amplitude).all()
 
 
-def test_a_token_knows_the_length_of_its_own_document() -> None:
+def test_document_lengths_are_per_token() -> None:
     segments = torch.tensor([[7, 7, 7, 2, 2, 5, 5, 5, 5, 0], [1, 1, 1, 1, 1, 1, 1, 1, 3, 3]])
     positions = torch.tensor([[0, 1, 2, 0, 1, 0, 1, 2, 3, 40], [0, 1, 2, 3, 4, 5, 6, 7, 0, 1]])
     valid = torch.ones_like(segments, dtype=torch.bool)
@@ -220,12 +220,12 @@ DYNAMIC = {"dynamic ntk": DynamicNTK(4.0, 8), "longrope": LongRope((1, 2, 3), (2
 @pytest.mark.parametrize("name", DYNAMIC)
 @pytest.mark.parametrize("left", [False, True], ids=["right", "left"])
 def test_long_rows_of_a_batch_do_not_change_short_ones(name: str, left: bool) -> None:
-    """One base for a whole batch, as elsewhere, would turn the short rows by what the longest row needs."""
+    """One base per batch, as in other libraries, would rotate short rows by the frequencies of the longest."""
     model = build(decoder(block(Attention(4, position=Rope(scaling=DYNAMIC[name])))))
     tokens, where = text(3, 20), places([5, 12, 20], 20, left)
     logits = model(tokens, where)
-    for row, seen in enumerate(where.valid):
-        assert error(logits[row, seen], model(tokens[row, seen].unsqueeze(0))[0]) < 1e-9
+    for row, valid in enumerate(where.valid):
+        assert error(logits[row, valid], model(tokens[row, valid].unsqueeze(0))[0]) < 1e-9
 
 
 @pytest.mark.parametrize("name", DYNAMIC)
@@ -241,8 +241,8 @@ def test_long_documents_of_a_packed_row_do_not_change_short_ones(name: str) -> N
 @pytest.mark.ledger("pos.rope.dynamic")
 @pytest.mark.parametrize("name", DYNAMIC)
 def test_no_cache_is_exact_past_the_trained_length(name: str) -> None:
-    """Up to it cached = whole. Past it what was remembered belongs to another rotation in every layer, so the scheme
-    says where its caches end."""
+    """Up to it cached = whole. Beyond it cached keys have another rotation in every layer, so the scheme
+    declares the length up to which they are exact."""
     position = Rope(scaling=DYNAMIC[name])
     model, tokens = build(decoder(block(Attention(4, position=position)))), text(1, 9)
     store = Contiguous(model.spec.memory(), 1, 16, torch.float64)
@@ -256,8 +256,8 @@ def test_no_cache_is_exact_past_the_trained_length(name: str) -> None:
 
 
 @pytest.mark.ledger("pos.rope.dynamic")
-def test_turning_remembered_keys_anew_would_not_be_enough() -> None:
-    """A longer document changes what the first layer hands to the second, not only the angles of its keys."""
+def test_rotating_cached_keys_again_would_not_be_exact() -> None:
+    """A longer document changes the input of the second layer, not only the angles of its keys."""
     model = build(decoder(block(Attention(4, position=Rope(scaling=DYNAMIC["dynamic ntk"])))))
     kept: list[Tensor] = []
     second = model.stack.blocks[1]

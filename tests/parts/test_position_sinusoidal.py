@@ -1,4 +1,4 @@
-"""Sinusoidal positions: their formula and numbers, the geometry that makes distances linear, Marian's layout."""
+"""Sinusoidal positions: formula and numbers, shifts as rotations, Marian's layout."""
 
 import math
 
@@ -14,7 +14,7 @@ PLACES = [0, 1, 255, 256, 257, 2047, 2048, 2049, 131071]
 
 
 def codes(positions: list[int] | Tensor, width: int, layout: str = "interleaved", dtype=torch.float64) -> Tensor:
-    """(L, D): what is added at these positions."""
+    """(L, D): the vectors of these positions."""
     where = TokenLayout(torch.as_tensor(positions).unsqueeze(0))
     return Sinusoidal(layout=layout).build(width, 1).embed(torch.zeros(1, len(positions), width, dtype=dtype), where)[0]
 
@@ -22,7 +22,7 @@ def codes(positions: list[int] | Tensor, width: int, layout: str = "interleaved"
 @pytest.mark.ledger("pos.sin")
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=str)
 @pytest.mark.parametrize("width", [6, 7])
-def test_it_is_its_formula(dtype: torch.dtype, width: int) -> None:
+def test_equals_its_formula(dtype: torch.dtype, width: int) -> None:
     found = codes(PLACES, width, dtype=dtype)
     assert found.dtype == dtype
     for n, place in enumerate(PLACES):
@@ -34,7 +34,7 @@ def test_it_is_its_formula(dtype: torch.dtype, width: int) -> None:
 
 @pytest.mark.ledger("pos.sin")
 @pytest.mark.parametrize("width", [8, 9])
-def test_three_spellings_agree(width: int) -> None:
+def test_three_implementations_agree(width: int) -> None:
     t, even = torch.arange(50).double().unsqueeze(-1), torch.arange(0, width, 2).double()
     divided = t / 10000 ** (even / width)
     multiplied = t * torch.exp(even * -(math.log(10000.0) / width))
@@ -49,7 +49,7 @@ def test_three_spellings_agree(width: int) -> None:
 
 
 @pytest.mark.ledger("pos.sin.d4")
-def test_four_wide() -> None:
+def test_values_for_width_four() -> None:
     """Denominators 1 and 100."""
     found = codes([0, 1], 4)
     assert found[0].tolist() == [0, 1, 0, 1]
@@ -58,7 +58,7 @@ def test_four_wide() -> None:
 
 
 @pytest.mark.ledger("pos.sin.p12")
-def test_the_fingerprint_of_position_twelve() -> None:
+def test_values_of_position_twelve() -> None:
     assert [f"{x:.2f}" for x in codes([12], 16)[0, [0, 4, 10]].tolist()] == ["-0.54", "0.93", "0.04"]
 
 
@@ -78,7 +78,7 @@ def test_wavelengths_grow_geometrically_and_every_pair_is_on_the_unit_circle() -
 
 
 @pytest.mark.ledger("pos.sin.waves", "pos.sin.dot")
-def test_no_two_positions_share_a_code() -> None:
+def test_no_two_positions_have_the_same_vector() -> None:
     """|P(s) - P(t)|² = 2 Σ (1 - cos ω_i(t - s)), so the distances from position 0 are the distances of all pairs."""
     table = codes(list(range(65536)), 64)
     gaps = (table[1:] - table[0]).norm(dim=-1)
@@ -90,7 +90,7 @@ def test_no_two_positions_share_a_code() -> None:
 
 @pytest.mark.ledger("pos.sin.shift")
 @pytest.mark.parametrize("delta", [1, 7, 1000])
-def test_a_shift_is_one_rotation_for_all_positions(delta: int) -> None:
+def test_a_shift_is_the_same_rotation_at_all_positions(delta: int) -> None:
     """P(t + Δ) = R_Δ P(t), with blocks [[cos, sin], [-sin, cos]] of ω_iΔ because the sine comes first."""
     width, t = 16, torch.randint(0, 5000, (40,), generator=torch.Generator().manual_seed(0))
     angles = [delta * 10000 ** (-2 * i / width) for i in range(width // 2)]
@@ -112,6 +112,6 @@ def test_a_dot_product_depends_on_the_distance_alone(delta: int) -> None:
 
 
 @pytest.mark.parametrize("width", [8, 9])
-def test_the_half_layout_is_marians(width: int) -> None:
+def test_the_half_layout_equals_marian(width: int) -> None:
     theirs = MarianSinusoidalPositionalEmbedding(40, width).create_weight()
     assert (codes(list(range(40)), width, "half") - theirs).abs().max() < 1e-7

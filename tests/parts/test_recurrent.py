@@ -1,4 +1,4 @@
-"""Recurrent mixers: stacked as torch stacks them, of any length, in steps, adapted; what they weigh."""
+"""Recurrent mixers: torch's stacked layers, any length, adapters, FLOPs and numbers of weights."""
 
 from copy import deepcopy
 
@@ -28,7 +28,7 @@ KINDS = {"rnn": (RNN(), nn.RNN), "lstm": (LSTM(), nn.LSTM), "gru": (GRU(), nn.GR
 
 
 def bare(*bodies: Body) -> tuple[Repeat, ...]:
-    """Layers on each other, without norms and stream."""
+    """Layers without norms and residual stream."""
     return (Repeat(tuple(Block((Sublayer(body, NoNorm()),), keep=0.0) for body in bodies)),)
 
 
@@ -37,16 +37,16 @@ def copy(ours: RecurrentCell, theirs: nn.RNNBase, layer: str) -> None:
     w_x, w_h, b_x, b_h = (
         getattr(theirs, f"{what}_{layer}") for what in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
     )
-    if isinstance(theirs, nn.GRU):  # its z is our 1 - z; the news' second bias stands inside the reset gate
+    if isinstance(theirs, nn.GRU):  # its z is our 1 - z; the second bias of n is inside the reset gate
         sign = torch.ones(3, 1, ours.size).double()
         sign[1] = -1
-        turn = sign.flatten()
-        ours.x_proj.weight.copy_(w_x * turn.unsqueeze(-1))
-        ours.h_proj.weight.copy_((w_h * turn.unsqueeze(-1))[: 2 * ours.size])
+        signs = sign.flatten()
+        ours.x_proj.weight.copy_(w_x * signs.unsqueeze(-1))
+        ours.h_proj.weight.copy_((w_h * signs.unsqueeze(-1))[: 2 * ours.size])
         ours.n_proj.weight.copy_(w_h[2 * ours.size :])
         ours.n_proj.bias.copy_(b_h[2 * ours.size :])
         inside = torch.cat([b_h[: 2 * ours.size], torch.zeros_like(b_h[2 * ours.size :])])
-        ours.bias.copy_((b_x + inside) * turn)
+        ours.bias.copy_((b_x + inside) * signs)
     else:
         ours.x_proj.weight.copy_(w_x)
         ours.h_proj.weight.copy_(w_h)
@@ -65,9 +65,9 @@ def test_a_stack_equals_torch(name: str) -> None:
         copy(block.sublayers[0].body.recurrence, theirs, f"l{i}")
     x = torch.randn(2, 9, WIDTH, dtype=torch.float64)
     ends = tuple((FinalState(),) for _ in range(3))
-    said, _ = stack(x, TokenLayout.whole(2, 9), ends)
+    outputs, _ = stack(x, TokenLayout.whole(2, 9), ends)
     expected, last = theirs(x)
-    assert error(said, expected) <= 1e-14
+    assert error(outputs, expected) <= 1e-14
     for i, (end,) in enumerate(ends):
         for state, other in zip(end.arrays.values(), last if isinstance(last, tuple) else (last,), strict=True):
             assert error(state, other[i]) <= 1e-14
@@ -76,7 +76,7 @@ def test_a_stack_equals_torch(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_both_ways_equals_torch(name: str) -> None:
+def test_bidirectional_equals_torch(name: str) -> None:
     torch.manual_seed(0)
     spec, kind = KINDS[name]
     theirs = kind(WIDTH, WIDTH // 2, batch_first=True, bidirectional=True).double()
@@ -96,7 +96,7 @@ def test_both_ways_equals_torch(name: str) -> None:
 
 
 @pytest.mark.ledger("anc.rnn.shared")
-def test_any_length_by_the_same_weights() -> None:
+def test_the_same_weights_take_any_length() -> None:
     spec = Decoder(11, WIDTH, bare(RNN()))
     model = build(spec)
     parameters = sum(p.numel() for p in model.parameters())
@@ -114,7 +114,7 @@ def test_any_length_by_the_same_weights() -> None:
 
 
 @pytest.mark.ledger("anc.gru.params")
-def test_a_gru_has_three_quarters_of_an_lstm() -> None:
+def test_a_gru_has_three_quarters_of_the_weights_of_an_lstm() -> None:
     def weights(spec: RecurrentMixer) -> int:
         return sum(p.numel() for p in spec.build(512).parameters())
 
@@ -123,14 +123,14 @@ def test_a_gru_has_three_quarters_of_an_lstm() -> None:
     assert weights(GRU(bias=False)) * 4 == weights(LSTM(bias=False)) * 3
 
 
-def test_a_fresh_cell_keeps_more_than_it_loses() -> None:
+def test_the_forget_gate_starts_mostly_open() -> None:
     bias = Decoder(11, WIDTH, bare(LSTM())).build(seed=0).stack.blocks[0].sublayers[0].body.recurrence.bias
     assert bias.chunk(4)[1].tolist() == [1.0] * WIDTH and bias.sum() == WIDTH
 
 
 @pytest.mark.parametrize("spec", [RNN(), LSTM(), GRU(), GRU(reset="before")], ids=str)
-def test_adapted_projections_are_felt(spec: RecurrentMixer) -> None:
-    """LoRA on any of its projections changes what it says, though the fused form reads bare weights."""
+def test_adapted_projections_change_the_output(spec: RecurrentMixer) -> None:
+    """LoRA on any projection has an effect, although the fused operation reads plain weights."""
     x = torch.randn(1, 5, WIDTH, generator=torch.Generator().manual_seed(0))
     for target in [name for name, module in spec.build(WIDTH).recurrence.named_children()]:
         torch.manual_seed(0)
@@ -144,12 +144,12 @@ def test_adapted_projections_are_felt(spec: RecurrentMixer) -> None:
 
 
 @pytest.mark.parametrize("wrong", [lambda: LSTM(0), lambda: RNN(activation="gelu"), lambda: GRU(reset="never")])
-def test_what_cannot_be_is_refused(wrong) -> None:
+def test_invalid_specs_are_refused(wrong) -> None:
     with pytest.raises(SpecError):
         wrong()
 
 
-def test_a_decoder_cannot_read_both_ways() -> None:
+def test_bidirectional_is_refused_in_a_decoder() -> None:
     with pytest.raises(SpecError, match="attend to later ones"):
         Decoder(11, WIDTH, bare(Bidirectional(LSTM())))
     with pytest.raises(SpecError, match="width=\\d+ is odd"):
@@ -158,14 +158,14 @@ def test_a_decoder_cannot_read_both_ways() -> None:
 
 @pytest.mark.parametrize("spec", [RNN(4), LSTM(), GRU(9), Bidirectional(GRU(5))], ids=str)
 def test_flops_are_those_of_the_matrix_products(spec: Spec) -> None:
-    """Every weight matrix is used once a token."""
+    """Every weight matrix is used once per token."""
     weights = sum(p.numel() for p in spec.build(WIDTH).parameters() if p.dim() == 2)
     assert spec.flops(WIDTH, tokens=3, keys=3) == 2 * 3 * weights
 
 
 @pytest.mark.ledger("anc.rnn.clip")
-def test_a_gradient_that_explodes_is_cut_to_length_in_its_direction() -> None:
-    """Through 40 steps of a matrix that stretches; clipped, the model learns nevertheless."""
+def test_clipping_an_exploding_gradient_keeps_its_direction() -> None:
+    """Through 40 steps of a matrix with norm above 1; with clipping the model still learns."""
     model = Decoder(11, WIDTH, bare(RNN(activation="relu")), norm=NoNorm(), tied=False).build(seed=0).double()
     with torch.no_grad():
         model.stack.blocks[0].sublayers[0].body.recurrence.h_proj.weight.copy_(1.2 * torch.eye(WIDTH))
@@ -179,13 +179,13 @@ def test_a_gradient_that_explodes_is_cut_to_length_in_its_direction() -> None:
     def moved(clip: float) -> tuple[torch.Tensor, dict[str, float]]:
         other = deepcopy(model)
         before = nn.utils.parameters_to_vector(other.parameters()).clone()
-        told = take_step(other, next_token, batch, torch.optim.SGD(other.parameters(), lr=1.0), clip)
-        return nn.utils.parameters_to_vector(other.parameters()) - before, told
+        metrics = take_step(other, next_token, batch, torch.optim.SGD(other.parameters(), lr=1.0), clip)
+        return nn.utils.parameters_to_vector(other.parameters()) - before, metrics
 
-    whole, told = moved(0.0)
+    whole, metrics = moved(0.0)
     short, _ = moved(1.0)
-    assert told["grad_norm"] > 1e3 and abs(whole.norm().item() / told["grad_norm"] - 1) <= 1e-12
-    assert error(short, whole / told["grad_norm"]) <= 1e-12
+    assert metrics["grad_norm"] > 1e3 and abs(whole.norm().item() / metrics["grad_norm"] - 1) <= 1e-12
+    assert error(short, whole / metrics["grad_norm"]) <= 1e-12
     assert error(moved(1e9)[0], whole) <= 1e-12
     losses = [
         take_step(model, next_token, batch, torch.optim.SGD(model.parameters(), lr=0.05), 1.0)["loss"]

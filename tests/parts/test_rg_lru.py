@@ -50,14 +50,14 @@ def loop(module: nn.Module, x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("length", [1, 3, 40])
-def test_against_the_loop(length: int) -> None:
+def test_equals_the_loop(length: int) -> None:
     module = built(RGLRU(3, HIDDEN))
     x = torch.randn(2, length, WIDTH, dtype=torch.float64)
     expected = loop(module, x)
     assert (module(x, TokenLayout.whole(2, length)) - expected).abs().max() < 1e-12 * max(1, expected.abs().max())
 
 
-def test_against_transformers() -> None:
+def test_equals_transformers() -> None:
     theirs = RecurrentGemmaRecurrentBlock(
         RecurrentGemmaConfig(hidden_size=WIDTH, lru_width=HIDDEN, num_attention_heads=3, conv1d_width=3), 0
     ).requires_grad_(False)
@@ -76,12 +76,12 @@ def test_against_transformers() -> None:
 
 def test_a_closed_gate_has_finite_gradients() -> None:
     module = RGLRU(3).build(WIDTH)
-    nn.init.constant_(module.r_proj.bias, -200.0)  # r = 0: nothing fades, and nothing is written but the first token
+    nn.init.constant_(module.r_proj.bias, -200.0)  # r = 0: no decay, and only the first token is written
     module(torch.randn(1, 5, WIDTH), TokenLayout.whole(1, 5)).sum().backward()
     assert all(parameter.grad.isfinite().all() for parameter in module.parameters())
 
 
-def test_fresh_channels_keep_most() -> None:
+def test_initial_decays_are_in_their_range() -> None:
     kept = F.softplus(RGLRU(2).build(400).rate).neg().exp()
     assert 0.9 <= kept.min() < 0.92 < 0.99 < kept.max() <= 0.999
 

@@ -1,4 +1,4 @@
-"""RWKV's two mixings against the modules of `transformers` with the same weights: whole, and with a state."""
+"""RWKV's two mixers against the modules of `transformers` with the same weights: whole, and with a state."""
 
 import pytest
 import torch
@@ -44,13 +44,13 @@ def close(found: Tensor, expected: Tensor) -> bool:
 
 
 @pytest.mark.parametrize("length", [1, 5, 32, 70])
-def test_whole_texts(pair: tuple, length: int) -> None:
+def test_whole_sequences_equal_transformers(pair: tuple, length: int) -> None:
     _, ours, theirs = pair
     x = torch.randn(2, length, WIDTH)
     assert close(ours(x, TokenLayout.whole(2, length)), theirs(x)[0])
 
 
-def test_step_by_step_with_their_state(pair: tuple) -> None:
+def test_steps_equal_transformers(pair: tuple) -> None:
     spec, ours, theirs = pair
     x = torch.randn(1, 9, WIDTH)
     store = Contiguous(((spec.memory(WIDTH),),), 1, 9, torch.float32)
@@ -58,10 +58,10 @@ def test_step_by_step_with_their_state(pair: tuple) -> None:
     state[4] -= 1e30
     layout = 0
     for size in (4, 1, 1, 3):
-        piece = x[:, layout : layout + size]
-        expected, state = theirs(piece, state=state)
+        chunk = x[:, layout : layout + size]
+        expected, state = theirs(chunk, state=state)
         found = ours(
-            piece, now := TokenLayout(torch.arange(layout, layout + size)[None]), store.begin_forward(now)[0][0]
+            chunk, now := TokenLayout(torch.arange(layout, layout + size)[None]), store.begin_forward(now)[0][0]
         )
         assert close(found, expected)
         layout += size

@@ -1,4 +1,4 @@
-"""S4 and S4D as mixers: against their papers' equations, over long texts, in chunks and steps, shifted."""
+"""S4 and S4D as mixers: the equations of their papers, long sequences, chunks, steps and shifts."""
 
 import math
 from dataclasses import replace
@@ -44,7 +44,7 @@ def built(spec: TimeInvariantSSM, width: int = WIDTH) -> TimeInvariantSSMModule:
 
 
 def papers(module: TimeInvariantSSMModule, spec: TimeInvariantSSM, u: Tensor) -> Tensor:
-    """u (L, D) -> y (L, D): full complex matrices with both of every conjugate pair, one number after another."""
+    """u (L, D) -> y (L, D): full complex matrices with both of every conjugate pair, token by token."""
     y = torch.zeros_like(u)
     for channel in range(u.shape[1]):
         half = torch.complex(-module.log_decay[channel].exp(), module.turn[channel])
@@ -62,14 +62,14 @@ def papers(module: TimeInvariantSSMModule, spec: TimeInvariantSSM, u: Tensor) ->
         x = torch.zeros_like(b)
         for t, value in enumerate(u[:, channel]):
             x = Ab @ x + Bb * value
-            said = c @ x
-            assert said.imag.abs() < 1e-12
-            y[t, channel] = said.real + module.skip[channel] * value
+            output = c @ x
+            assert output.imag.abs() < 1e-12
+            y[t, channel] = output.real + module.skip[channel] * value
     return y
 
 
 def both(pairs: Tensor) -> Tensor:
-    """N numbers in pairs as N/2 complex ones and their conjugates."""
+    """N real numbers in pairs as N/2 complex ones and their conjugates."""
     half = torch.view_as_complex(pairs.unflatten(-1, (-1, 2)).contiguous())
     return torch.cat([half, half.conj()])
 
@@ -77,7 +77,7 @@ def both(pairs: Tensor) -> Tensor:
 @pytest.mark.ledger("ssm.s4")
 @pytest.mark.parametrize("name", FILTERS)
 @pytest.mark.parametrize("wide", [False, True], ids=["fresh", "drawn wide"])
-def test_a_filter_is_its_papers_equation(name: str, wide: bool) -> None:
+def test_equals_the_equation_of_the_paper(name: str, wide: bool) -> None:
     spec = FILTERS[name]
     module, u = built(spec), random(1, 21, WIDTH)
     if wide:
@@ -88,7 +88,7 @@ def test_a_filter_is_its_papers_equation(name: str, wide: bool) -> None:
     assert error(module(u, TokenLayout.whole(1, 21))[0], expected) < 1e-10
 
 
-def test_what_is_left_out_is_left_out() -> None:
+def test_options_that_are_off_have_no_weights() -> None:
     plain = built(S4D(8, activation="identity", gate=False))
     assert plain.gate_proj is None and plain.C_back is None
     u = random(1, 9, WIDTH)
@@ -96,7 +96,7 @@ def test_what_is_left_out_is_left_out() -> None:
 
 
 @pytest.mark.parametrize("spec", [S4(8, bidirectional=True), S4D(8, bidirectional=True)], ids=["s4", "s4d"])
-def test_both_ways_is_one_filter_from_each_end(spec: TimeInvariantSSM) -> None:
+def test_bidirectional_equals_one_system_in_each_direction(spec: TimeInvariantSSM) -> None:
     module, u, layout = (
         built(replace(spec, activation="identity", gate=False)),
         random(2, 13, WIDTH),
@@ -116,7 +116,7 @@ def test_both_ways_is_one_filter_from_each_end(spec: TimeInvariantSSM) -> None:
 
 @pytest.mark.ledger("mamba.noconv")
 @pytest.mark.parametrize("name", FILTERS)
-def test_a_shifted_input_gives_a_shifted_output(name: str) -> None:
+def test_a_shifted_input_has_a_shifted_output(name: str) -> None:
     module, u = built(FILTERS[name]), random(1, 30, WIDTH)
     later = torch.cat([torch.zeros(1, 7, WIDTH, dtype=torch.float64), u], 1)
     y, shifted = module(u, TokenLayout.whole(1, 30)), module(later, TokenLayout.whole(1, 37))
@@ -125,8 +125,8 @@ def test_a_shifted_input_gives_a_shifted_output(name: str) -> None:
 
 
 @pytest.mark.parametrize("spec", [S4(16), S4D(16), S4D(16, initial="inv")], ids=["s4", "s4d-lin", "s4d-inv"])
-def test_float32_is_stable_over_long_texts(spec: TimeInvariantSSM) -> None:
-    """At once, in uneven chunks from state to state, and the last tokens in steps."""
+def test_float32_is_stable_over_long_sequences(spec: TimeInvariantSSM) -> None:
+    """In one pass, in uneven chunks with a carried state, and the last tokens in steps."""
     length, module = 16384, built(spec)
     x = random(1, length, WIDTH)
     expected = module(x, TokenLayout.whole(1, length))
@@ -155,7 +155,7 @@ def test_float32_is_stable_step_by_step(spec: TimeInvariantSSM) -> None:
 
 
 @pytest.mark.parametrize("name", ["s4", "s4d-lin"])
-def test_no_weights_make_it_explode(name: str) -> None:
+def test_the_state_stays_bounded_for_any_weights(name: str) -> None:
     spec = FILTERS[name]
     module, x = built(spec), torch.ones(1, 2000, WIDTH, dtype=torch.float64)
     for parameter in (module.log_decay, module.turn, module.log_step, getattr(module, "P", module.turn)):
@@ -165,7 +165,7 @@ def test_no_weights_make_it_explode(name: str) -> None:
 
 
 @pytest.mark.parametrize("spec", [S4(8), S4D(8)], ids=["s4", "s4d"])
-def test_half_precision_keeps_its_state_wide(spec: TimeInvariantSSM) -> None:
+def test_the_state_of_a_half_precision_layer_is_float32(spec: TimeInvariantSSM) -> None:
     module = built(spec)
     x, layout = random(1, 40, WIDTH), TokenLayout.whole(1, 40)
     store = Contiguous(((spec.memory(WIDTH),),), 1, 64, torch.bfloat16)
@@ -179,7 +179,7 @@ def test_half_precision_keeps_its_state_wide(spec: TimeInvariantSSM) -> None:
     assert error(found.double(), module(x, layout)) < 0.3
 
 
-def test_speeds_begin_spread_over_what_was_asked() -> None:
+def test_initial_steps_and_eigenvalues() -> None:
     module = S4D(8, min_step=0.01, max_step=1.0).build(5)
     assert torch.allclose(module.log_step.exp().flatten(), torch.logspace(-2, 0, 5))
     assert torch.allclose(module.log_decay.exp(), torch.full((5, 4), 0.5))
@@ -192,7 +192,7 @@ def test_speeds_begin_spread_over_what_was_asked() -> None:
 
 
 @pytest.mark.parametrize("spec", [S4(8), S4D(8)], ids=["s4", "s4d"])
-def test_rates_and_speeds_do_not_decay(spec: TimeInvariantSSM) -> None:
+def test_rates_and_steps_have_no_weight_decay(spec: TimeInvariantSSM) -> None:
     model = Decoder(5, WIDTH, (Repeat((Block((Sublayer(spec),)),)),)).build()
     spared = {name.rpartition("body.")[2] for name, _ in decay_groups(model)[1]}
     assert {"log_step", "log_decay", "turn", "skip"} <= spared and "C" not in spared
@@ -208,6 +208,6 @@ def test_rates_and_speeds_do_not_decay(spec: TimeInvariantSSM) -> None:
         ({"initial": "random"}, "lin"),
     ],
 )
-def test_wrong_specs_are_refused(fields: dict, message: str) -> None:
+def test_invalid_specs_are_refused(fields: dict, message: str) -> None:
     with pytest.raises(SpecError, match=message):
         S4D(**fields)

@@ -119,7 +119,7 @@ class LatentAttentionModule(nn.Module):
         self.latent_proj = nn.Linear(width, spec.rank, bias=spec.bias)
         self.latent_norm = spec.norm.build(spec.rank)
         self.k_rope_proj = nn.Linear(width, spec.rope_dim, bias=spec.bias)
-        # Parameters, not linear layers: the absorbed form multiplies by the transpose, which adapters do not support.
+        # Parameters, not linear layers: the absorbed form multiplies by the transpose.
         self.k_up = nn.Parameter(torch.empty(spec.heads, spec.nope_dim, spec.rank).normal_(std=spec.rank**-0.5))
         self.v_up = nn.Parameter(torch.empty(spec.heads, spec.value_dim, spec.rank).normal_(std=spec.rank**-0.5))
         self.o_proj = nn.Linear(spec.heads * spec.value_dim, width, bias=spec.bias)

@@ -47,7 +47,7 @@ def test_elu_keeps_weights_positive() -> None:
 
 @pytest.mark.ledger("lin.elu")
 def test_the_identity_is_not_normalized() -> None:
-    """Scores 1 and -1 sum to zero: the mean that they weigh does not exist."""
+    """Scores 1 and -1 sum to zero, so they have no weighted mean."""
     query, keys = torch.tensor([1.0]), torch.tensor([[1.0], [-1.0]])
     assert (keys @ query).sum() == 0
     with pytest.raises(SpecError, match="sum to zero.*set normalize=False, or choose elu or performer"):
@@ -57,13 +57,13 @@ def test_the_identity_is_not_normalized() -> None:
     assert torch.allclose(module(x, TokenLayout.whole(1, LENGTH)), module.o_proj(merge_heads((q @ k.mT).tril() @ v)))
 
 
-def test_performer_stands_for_softmax_and_is_normalized() -> None:
+def test_performer_must_be_normalized() -> None:
     with pytest.raises(SpecError, match="leave normalize=False out"):
         LinearAttention(2, features=PerformerFeatures(), normalize=False)
 
 
 @pytest.mark.ledger("lin.normalised")
-def test_normalized_and_not_are_different_functions() -> None:
+def test_normalization_changes_the_function() -> None:
     x, layout = random(1, LENGTH, WIDTH), TokenLayout.whole(1, LENGTH)
     assert (
         built(LinearAttention(2))(x, layout) - built(LinearAttention(2, normalize=False))(x, layout)
@@ -72,7 +72,7 @@ def test_normalized_and_not_are_different_functions() -> None:
 
 @pytest.mark.ledger("lin.performer")
 @pytest.mark.parametrize("both", [False, True], ids=["causal", "both ways"])
-def test_performer_comes_close_to_softmax(both: bool) -> None:
+def test_performer_approximates_softmax(both: bool) -> None:
     torch.manual_seed(0)
     module = LinearAttention(2, features=PerformerFeatures(2048), bidirectional=both).build(WIDTH).double()
     x = random(1, 40, WIDTH) / 2
@@ -87,7 +87,7 @@ def test_performer_comes_close_to_softmax(both: bool) -> None:
 
 @pytest.mark.parametrize("factor", [1.0, 100.0])
 def test_performer_is_safe_where_exp_would_overflow(factor: float) -> None:
-    """Against features in float64 relative to one peak for all."""
+    """Against float64 features with one common peak."""
     module, x = built(LinearAttention(2, features=PerformerFeatures(5))), factor * random(1, 70, WIDTH)
     q, k, v = projected(module, x, 2)
     q, k = (y * (WIDTH // 2) ** -0.25 for y in (q, k))
@@ -111,14 +111,14 @@ def test_performers_directions_are_saved_with_the_weights_and_not_trained() -> N
 
 
 @pytest.mark.parametrize("spec", [Retention(3), Retention(2, 4, 5, NoNorm(), False, False)], ids=["usual", "bare"])
-def test_retention_is_attention_without_softmax(spec: Retention) -> None:
+def test_retention_equals_attention_without_softmax(spec: Retention) -> None:
     """(Q Kᵀ ⊙ D) V, with rotations as complex numbers."""
     module, x = built(spec), random(2, LENGTH, WIDTH)
     q, k, v = projected(module, x, spec.heads)
     dim, steps = q.shape[-1], torch.arange(LENGTH, dtype=torch.float64)
     if spec.rotation:
-        turns = torch.polar(torch.ones(1).double(), steps.unsqueeze(-1) / 10000 ** (torch.arange(dim // 2) * 2 / dim))
-        q, k = (torch.complex(*y.chunk(2, -1)) * turns for y in (q, k))
+        phases = torch.polar(torch.ones(1).double(), steps.unsqueeze(-1) / 10000 ** (torch.arange(dim // 2) * 2 / dim))
+        q, k = (torch.complex(*y.chunk(2, -1)) * phases for y in (q, k))
     scores = (q @ k.conj().mT).real / dim**0.5
     gamma = 1 - 2.0 ** (-5 - torch.arange(spec.heads, dtype=torch.float64)).view(-1, 1, 1)
     decays = gamma ** (steps.unsqueeze(-1) - steps).clamp_min(0)
@@ -128,7 +128,7 @@ def test_retention_is_attention_without_softmax(spec: Retention) -> None:
 
 
 @pytest.mark.parametrize("decay", ["channel", "head"])
-def test_gated_linear_attention_is_its_recurrence(decay: str) -> None:
+def test_gated_linear_attention_equals_its_recurrence(decay: str) -> None:
     spec = GatedLinear(3, decay=decay, rank=2, temperature=4.0)
     module, x = built(spec), random(1, LENGTH, WIDTH)
     q, k, v = (y[0] for y in projected(module, x, 3))  # (H, L, ·)
@@ -142,7 +142,7 @@ def test_gated_linear_attention_is_its_recurrence(decay: str) -> None:
     assert torch.allclose(module(x, TokenLayout.whole(1, LENGTH))[0], expected, atol=1e-11)
 
 
-def test_sizes_are_of_the_stack_or_given() -> None:
+def test_sizes_are_given_or_computed_from_the_width() -> None:
     assert Retention(3).memory(12).arrays == {"sums": (3, 4, 4)}
     assert GatedLinear(3).memory(12).arrays == {"sums": (3, 2, 4)}
     assert GatedLinear(5, 3, 2).memory(12).arrays == {"sums": (5, 3, 2)}
@@ -163,12 +163,12 @@ def test_sizes_are_of_the_stack_or_given() -> None:
         (lambda: PerformerFeatures(0), "count=0 must be positive"),
     ],
 )
-def test_what_cannot_be_is_said(wrong, message: str) -> None:
+def test_invalid_specs_are_refused(wrong, message: str) -> None:
     with pytest.raises(SpecError, match=message):
         wrong()
 
 
-def test_a_whole_text_is_summed_in_linear_order() -> None:
+def test_bidirectional_equals_its_linear_form() -> None:
     """φ(Q)(φ(K)ᵀV), never (L, L)."""
     module, x = built(LinearAttention(2, features=EluFeatures(), bidirectional=True)), random(1, LENGTH, WIDTH)
     q, k, v = projected(module, x, 2)
@@ -178,8 +178,8 @@ def test_a_whole_text_is_summed_in_linear_order() -> None:
 
 
 @pytest.mark.parametrize("bidirectional", [False, True])
-def test_a_document_of_large_features_does_not_drown_its_neighbours(bidirectional):
-    """Performer's features are kept relative to a peak, and each document has its own."""
+def test_large_features_of_a_document_do_not_affect_other_documents(bidirectional):
+    """Performer's features are scaled by a peak, which differs between documents."""
     module = LinearAttention(2, features=PerformerFeatures(16), bidirectional=bidirectional).build(32)
     x = torch.randn(1, 8, 32) * torch.tensor([1.0] * 4 + [16.0] * 4).view(1, 8, 1)
     packed = TokenLayout(torch.tensor([[0, 1, 2, 3] * 2]), segments=torch.tensor([[0] * 4 + [1] * 4]), consecutive=True)

@@ -1,4 +1,4 @@
-"""The short convolution against its sum written out, one token and one tap at a time."""
+"""The short convolution against its sum in plain loops, one token and one tap at a time."""
 
 import pytest
 import torch
@@ -44,10 +44,10 @@ def build(taps: int) -> tuple[ShortConvolutionModule, Tensor]:
 def plain_loop(x: Tensor, weight: Tensor, layout: TokenLayout) -> Tensor:
     out = torch.zeros_like(x)
     for b in range(B):
-        seen: dict[int, list[int]] = {}  # the valid tokens of each document so far
+        earlier: dict[int, list[int]] = {}  # the valid tokens of each document so far
         for t in range(L):
             if layout.valid is None or layout.valid[b, t]:
-                before = seen.setdefault(0 if layout.segments is None else int(layout.segments[b, t]), [])
+                before = earlier.setdefault(0 if layout.segments is None else int(layout.segments[b, t]), [])
                 before.append(t)
                 for tap, place in zip(weight, reversed(before)):  # noqa: B905 (as far as either reaches)
                     out[b, t] += tap * x[b, place]
@@ -56,19 +56,19 @@ def plain_loop(x: Tensor, weight: Tensor, layout: TokenLayout) -> Tensor:
 
 @pytest.mark.parametrize("taps", [2, 4, L + 3])
 @pytest.mark.parametrize("name", AT)
-def test_the_sum_written_out(name: str, taps: int) -> None:
+def test_equals_the_sum_in_plain_loops(name: str, taps: int) -> None:
     (module, x), layout = build(taps), AT[name]
-    seen = torch.ones(B, L, dtype=torch.bool) if layout.valid is None else layout.valid
+    mask = torch.ones(B, L, dtype=torch.bool) if layout.valid is None else layout.valid
     found, expected = module(x, layout), plain_loop(x, module.weight, layout)
-    assert (found - expected)[seen].abs().max() < 1e-12
+    assert (found - expected)[mask].abs().max() < 1e-12
 
 
 @pytest.mark.parametrize("name", AT)
 def test_gradients(name: str) -> None:
     module, x = build(3)
-    seen = torch.ones(B, L, 1) if AT[name].valid is None else AT[name].valid.unsqueeze(-1)
+    mask = torch.ones(B, L, 1) if AT[name].valid is None else AT[name].valid.unsqueeze(-1)
 
     def as_function(x: Tensor, weight: Tensor) -> Tensor:
-        return torch.func.functional_call(module, {"weight": weight}, (x, AT[name])) * seen
+        return torch.func.functional_call(module, {"weight": weight}, (x, AT[name])) * mask
 
     assert gradcheck(as_function, (x.requires_grad_(), module.weight), fast_mode=True)

@@ -1,4 +1,4 @@
-"""Latent attention: its equation in plain loops, its two forms, DeepSeek's own modules, and what it remembers."""
+"""Latent attention: its equation in plain loops, its two forms, DeepSeek's modules, and its cache."""
 
 import math
 from dataclasses import replace
@@ -61,7 +61,7 @@ def build(spec: LatentAttention, width: int = WIDTH) -> LatentAttentionModule:
     return module
 
 
-def turned(x: Tensor, position: int, rope: Rope) -> Tensor:
+def rotated(x: Tensor, position: int, rope: Rope) -> Tensor:
     out, d = x.clone(), len(x)
     for i in range(d // 2):
         a, b = (2 * i, 2 * i + 1) if rope.layout == "interleaved" else (i, i + d // 2)
@@ -72,7 +72,7 @@ def turned(x: Tensor, position: int, rope: Rope) -> Tensor:
 
 
 def plain_loop(module: LatentAttentionModule, spec: LatentAttention, x: Tensor, layout: TokenLayout) -> Tensor:
-    """Keys and values of every head written out from the latents, one query at a time."""
+    """The expanded form, with one query at a time."""
     weight = module.state_dict()
     scale = (spec.nope_dim + spec.rope_dim) ** -0.5 if spec.scale is None else spec.scale
 
@@ -83,17 +83,17 @@ def plain_loop(module: LatentAttentionModule, spec: LatentAttention, x: Tensor, 
         y = project(f"{name}_proj", x)
         return y / (y.square().mean(-1, keepdim=True) + EPS).sqrt() * weight[f"{name}_norm.weight"]
 
-    def turn(x: Tensor, b: int, i: int) -> Tensor:
-        return turned(x, int(layout.positions[b, i]), spec.position) if isinstance(spec.position, Rope) else x
+    def rotate(x: Tensor, b: int, i: int) -> Tensor:
+        return rotated(x, int(layout.positions[b, i]), spec.position) if isinstance(spec.position, Rope) else x
 
     def score(b: int, i: int, j: int, h: int) -> float:
         distance = int(layout.positions[b, i] - layout.positions[b, j])
         bias = -(2 ** (-8 * (h + 1) / spec.heads)) * abs(distance) if spec.position == Alibi() else 0.0
-        key = torch.cat([weight["k_up"][h] @ c[b, j], turn(k_rope[b, j], b, j)])
-        query = torch.cat([q[b, i, h, : spec.nope_dim], turn(q[b, i, h, spec.nope_dim :], b, i)])
+        key = torch.cat([weight["k_up"][h] @ c[b, j], rotate(k_rope[b, j], b, j)])
+        query = torch.cat([q[b, i, h, : spec.nope_dim], rotate(q[b, i, h, spec.nope_dim :], b, i)])
         return float(query @ key) * scale + bias
 
-    def sees(b: int, i: int, j: int) -> bool:
+    def allows(b: int, i: int, j: int) -> bool:
         distance = int(layout.positions[b, i] - layout.positions[b, j])
         near = spec.mask == Full() or 0 <= distance < (spec.mask.size if isinstance(spec.mask, Window) else LENGTH)
         same = layout.segments is None or layout.segments[b, i] == layout.segments[b, j]
@@ -103,22 +103,22 @@ def plain_loop(module: LatentAttentionModule, spec: LatentAttention, x: Tensor, 
     c, k_rope = latent("latent", x), project("k_rope_proj", x)
     z = torch.zeros(*x.shape[:2], spec.heads, spec.value_dim, dtype=x.dtype)
     for b, i, h in torch.cartesian_prod(*map(torch.arange, q.shape[:3])).tolist():
-        seen = [j for j in range(x.shape[1]) if sees(b, i, j)]
-        weights = [math.exp(score(b, i, j, h)) for j in seen]
-        for w, j in zip(weights, seen, strict=True):
+        allowed = [j for j in range(x.shape[1]) if allows(b, i, j)]
+        weights = [math.exp(score(b, i, j, h)) for j in allowed]
+        for w, j in zip(weights, allowed, strict=True):
             z[b, i, h] += w / sum(weights) * (weight["v_up"][h] @ c[b, j])
     return project("o_proj", z.flatten(-2))
 
 
 @pytest.mark.parametrize("where", AT)
 @pytest.mark.parametrize("name", SPECS)
-def test_the_equation_written_out(name: str, where: str, form: str) -> None:
+def test_equals_the_equation_in_plain_loops(name: str, where: str, form: str) -> None:
     spec, x, layout = SPECS[name], random(2, LENGTH, WIDTH, seed=99), AT[where]
     module = build(spec)
-    seen = torch.ones(2, LENGTH, dtype=torch.bool) if layout.valid is None else layout.valid
+    allowed = torch.ones(2, LENGTH, dtype=torch.bool) if layout.valid is None else layout.valid
     found = module(x, layout)
     assert found.shape == x.shape
-    assert (found - plain_loop(module, spec, x, layout))[seen].abs().max() < 1e-12
+    assert (found - plain_loop(module, spec, x, layout))[allowed].abs().max() < 1e-12
 
 
 @pytest.mark.parametrize("name", SPECS)
@@ -142,8 +142,8 @@ def test_the_form_with_fewer_products_is_taken() -> None:
         assert products[taken] == min(products.values())
 
 
-def test_a_step_makes_no_keys_and_no_values() -> None:
-    """What attention multiplies is what is remembered, for all heads at once."""
+def test_a_decoding_step_attends_to_the_latents() -> None:
+    """Attention multiplies the cached latents themselves, once for all heads."""
     spec = SPECS["query rank, own value size, biases"]
     module, x = build(spec), random(1, LENGTH, WIDTH)
     shapes: dict[str, tuple] = {}
@@ -163,8 +163,8 @@ def test_a_step_makes_no_keys_and_no_values() -> None:
         assert (step - whole[:, t : t + 1]).abs().max() < 1e-12
 
 
-def test_the_cache_holds_a_latent_and_a_turned_key() -> None:
-    """DeepSeek-V2: 576 numbers a token and layer, as grouped attention with 2.25 key heads; multi-head has 32768."""
+def test_the_cache_holds_a_latent_and_a_rotated_key() -> None:
+    """DeepSeek-V2: 576 numbers per token and layer, as 2.25 key heads of grouped attention; multi-head has 32768."""
     deepseek = LatentAttention(128, 512, 128, 64, 128, 1536)
     latent, grouped, whole = (
         bytes_of(Contiguous(((spec.memory(5120),),), 1, 7, torch.float16)) / 2 / 8  # one slot more than the capacity
@@ -176,7 +176,7 @@ def test_the_cache_holds_a_latent_and_a_turned_key() -> None:
 
 @pytest.mark.parametrize("tokens", [1, 5, 20])
 @pytest.mark.parametrize("name", ["plain", "query rank, own value size, biases"])
-def test_flops_are_those_counted(name: str, tokens: int) -> None:
+def test_flops_equal_the_counted_ones(name: str, tokens: int) -> None:
     spec = SPECS[name]
     module, store = build(spec), Contiguous(((spec.memory(WIDTH),),), 1, 20, torch.float64)
     use_backend(module, "reference")
@@ -237,7 +237,7 @@ YARN = {
 }
 ROPE = Rope(100.0, layout="interleaved")
 YARN_ROPE = Rope(100.0, layout="interleaved", scaling=Yarn(4.0, 8, mscale=0.7, mscale_all_dim=0.9))
-SHARPER = (1 + 0.09 * math.log(4)) ** 2  # DeepSeek's YaRN sharpens all scores, not only those of the turned part
+SHARPER = (1 + 0.09 * math.log(4)) ** 2  # DeepSeek's YaRN sharpens all scores, not only those of the rotated part
 RANKED = LatentAttention(4, 10, 6, 4, 5, 12, ROPE)
 SHARP = LatentAttention(4, 10, 6, 4, 5, 12, YARN_ROPE, scale=SHARPER * 10**-0.5)
 PEERS = {
@@ -251,7 +251,7 @@ PEERS = {
 
 
 def translated(weights: dict[str, Tensor], spec: LatentAttention) -> dict[str, Tensor]:
-    """DeepSeek's names, and its fused matrices taken apart."""
+    """DeepSeek's names, and its fused matrices split."""
     names = {"q_a_proj": "q_latent_proj", "q_a_layernorm": "q_latent_norm", "q_b_proj": "q_proj",
              "kv_a_layernorm": "latent_norm"}  # fmt: skip
     out = {}
@@ -268,7 +268,7 @@ def translated(weights: dict[str, Tensor], spec: LatentAttention) -> dict[str, T
 
 
 @pytest.mark.parametrize("name", PEERS)
-def test_the_modules_of_transformers(name: str, form: str) -> None:
+def test_equals_the_modules_of_transformers(name: str, form: str) -> None:
     """With the same weights: outputs, and gradients with respect to the input and to the weights, in float32."""
     package, version, fields, spec = PEERS[name]
     config = getattr(transformers, f"Deepseek{version}Config")(**HF | fields)

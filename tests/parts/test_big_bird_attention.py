@@ -1,4 +1,4 @@
-"""BigBird as it is evaluated: the definition in plain loops, ends of padded and packed texts, and refusals."""
+"""BigBird as it is evaluated: the definition in plain loops, padded and packed rows, and refusals."""
 
 import pytest
 import torch
@@ -15,7 +15,7 @@ from tests.laws import error, places
 from tests.parts.attention_layer import random
 
 WIDTH, LENGTH = 12, 17
-SPEC = BigBirdAttention(3, block=2, links=1)  # up to 14 tokens are seen whole
+SPEC = BigBirdAttention(3, block=2, links=1)  # up to 14 tokens every query attends to all keys
 
 
 def build() -> BigBirdAttentionModule:
@@ -26,7 +26,7 @@ def build() -> BigBirdAttentionModule:
 
 
 def listed(i: int, length: int) -> list[int]:
-    """The keys of token i, as often as they count."""
+    """The keys of token i, each as often as it counts."""
     blocks = [range(n, min(n + 2, length)) for n in range(0, length, 2)]
     row, last = i // 2, len(blocks) - 1
     if row in (0, last) or length <= 14:
@@ -57,7 +57,7 @@ def test_equal_to_plain_loops(length: int) -> None:
 
 @pytest.mark.parametrize("left", [False, True], ids=["right", "left"])
 @torch.no_grad()
-def test_a_padded_text_ends_where_it_ends(left: bool) -> None:
+def test_padding_does_not_change_the_last_block(left: bool) -> None:
     module, x, layout = build(), random(3, LENGTH, WIDTH), places([5, 15, LENGTH], LENGTH, left)
     found = module(x, layout)
     for row in range(3):
@@ -65,7 +65,7 @@ def test_a_padded_text_ends_where_it_ends(left: bool) -> None:
 
 
 @torch.no_grad()
-def test_every_document_of_a_packed_row_ends_where_it_ends() -> None:
+def test_every_document_of_a_packed_row_has_its_own_last_block() -> None:
     module, x = build(), random(1, 36, WIDTH)
     positions = torch.cat([torch.arange(16), torch.arange(20)]).unsqueeze(0)
     layout = TokenLayout(positions, torch.tensor([[0] * 16 + [1] * 20]))
@@ -78,7 +78,7 @@ def test_gradients_are_right() -> None:
     assert gradcheck(lambda x: module(x, TokenLayout.whole(1, LENGTH)), (x,), fast_mode=True)
 
 
-def test_what_cannot_be_is_refused_by_name() -> None:
+def test_invalid_specs_are_refused() -> None:
     module, x = build(), random(1, LENGTH, WIDTH)
     module.attend = backend("tiled")
     with pytest.raises(ValueError, match="tiled needs a bias that is a function of positions"):

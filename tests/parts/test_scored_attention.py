@@ -1,4 +1,4 @@
-"""Additive and multiplicative scores: their equations in plain loops, over the own sequence and over a source."""
+"""Additive and multiplicative scores: their equations in plain loops, for the own sequence and for a source."""
 
 import math
 from dataclasses import replace
@@ -39,7 +39,7 @@ def build(spec: ScoredAttention) -> ScoredAttentionModule:
     return module
 
 
-def at_of(spec: ScoredAttention, batch: int = 2) -> TokenLayout:
+def layout_for(spec: ScoredAttention, batch: int = 2) -> TokenLayout:
     """Two rows; the second row's source is two tokens shorter."""
     if not spec.source:
         return TokenLayout.whole(batch, LENGTH)
@@ -68,19 +68,19 @@ def plain_loop(module: ScoredAttentionModule, spec: ScoredAttention, x: Tensor, 
     context = torch.zeros(*x.shape[:2], spec.heads, size, dtype=x.dtype)
     for b, i, head in torch.cartesian_prod(*map(torch.arange, context.shape[:3])).tolist():
         if layout.inputs.source is None:
-            seen = list(range(states.shape[1] if spec.mask == Full() else i + 1))
+            allowed = list(range(states.shape[1] if spec.mask == Full() else i + 1))
         else:
-            seen = layout.inputs.source.layout.valid[b].nonzero().flatten().tolist()
-        weights = [math.exp(score(b, i, j, head)) for j in seen]
-        for w, j in zip(weights, seen, strict=True):
+            allowed = layout.inputs.source.layout.valid[b].nonzero().flatten().tolist()
+        weights = [math.exp(score(b, i, j, head)) for j in allowed]
+        for w, j in zip(weights, allowed, strict=True):
             context[b, i, head] += w / sum(weights) * slices[b, j, head]
     return context.flatten(-2) @ weight["o_proj.weight"].T
 
 
 @pytest.mark.parametrize("name", SPECS)
-def test_the_equation_written_out(name: str) -> None:
+def test_equals_the_equation_in_plain_loops(name: str) -> None:
     spec, x = SPECS[name], random(2, LENGTH, WIDTH, seed=99) * 0.5
-    module, layout = build(spec), at_of(spec)
+    module, layout = build(spec), layout_for(spec)
     found = module(x, layout)
     assert found.shape == x.shape
     assert (found - plain_loop(module, spec, x, layout)).abs().max() < 1e-12
@@ -93,13 +93,13 @@ def test_gradients(name: str) -> None:
     names = dict(module.named_parameters())
 
     def as_function(x: Tensor, *values: Tensor) -> Tensor:
-        return torch.func.functional_call(module, dict(zip(names, values, strict=True)), (x, at_of(spec)))
+        return torch.func.functional_call(module, dict(zip(names, values, strict=True)), (x, layout_for(spec)))
 
     assert gradcheck(as_function, (x, *names.values()), fast_mode=True)
 
 
 @pytest.mark.parametrize("heads", [1, 3])
-def test_general_with_the_identity_is_dot(heads: int) -> None:
+def test_general_with_the_identity_equals_dot(heads: int) -> None:
     general, dot, x = (
         build(ScoredAttention(heads, "general")),
         build(ScoredAttention(heads, "dot")),
@@ -110,7 +110,7 @@ def test_general_with_the_identity_is_dot(heads: int) -> None:
     assert torch.equal(general(x, TokenLayout.whole(2, 5)), dot(x, TokenLayout.whole(2, 5)))
 
 
-def test_additive_weights_are_shares() -> None:
+def test_additive_weights_sum_to_one() -> None:
     module, layout = build(SPECS["additive, heads, own size"]), TokenLayout.whole(1, LENGTH)
     q, k = random(1, 3, LENGTH, 5), random(1, 3, LENGTH, 5, seed=1)
     weights = module.weights(q, k, layout)
@@ -122,9 +122,9 @@ def test_additive_weights_are_shares() -> None:
 
 @pytest.mark.parametrize("store", [Contiguous, Paged])
 @pytest.mark.parametrize("name", [name for name in SPECS if SPECS[name].source])
-def test_a_source_is_read_once_and_remembered(name: str, store: type) -> None:
+def test_a_source_is_read_once_and_cached(name: str, store: type) -> None:
     spec, x = SPECS[name], random(2, LENGTH, WIDTH, seed=99)
-    module, layout, memory = build(spec), at_of(spec), ((SPECS[name].memory(WIDTH),),)
+    module, layout, memory = build(spec), layout_for(spec), ((SPECS[name].memory(WIDTH),),)
     size = {"blocks": 8} if store is Paged else {}
     kept = store(memory, 2, 8, dtype=torch.float64, source=9, **size)
     whole = module(x, layout)
@@ -136,12 +136,12 @@ def test_a_source_is_read_once_and_remembered(name: str, store: type) -> None:
 
 
 @pytest.mark.parametrize("name", SPECS)
-def test_flops_are_those_counted(name: str) -> None:
+def test_flops_equal_the_counted_ones(name: str) -> None:
     spec, x = SPECS[name], random(1, LENGTH, WIDTH)
     module = build(spec)
     use_backend(module, "reference")
     with FlopCounterMode(display=False) as counter:
-        module(x, at_of(spec, batch=1))
+        module(x, layout_for(spec, batch=1))
     assert counter.get_total_flops() == spec.flops(WIDTH, LENGTH, SOURCE if spec.source else LENGTH)
 
 
@@ -155,12 +155,12 @@ def test_flops_are_those_counted(name: str) -> None:
         ({"source": True, "mask": Causal()}, "queries attend to the whole source"),
     ],
 )
-def test_what_cannot_be_is_refused(fields: dict, message: str) -> None:
+def test_invalid_specs_are_refused(fields: dict, message: str) -> None:
     with pytest.raises(SpecError, match=message):
         ScoredAttention(**fields)
 
 
-def test_widths_must_fit() -> None:
+def test_widths_that_do_not_fit_are_refused() -> None:
     with pytest.raises(SpecError, match="choose 'general'"):
         ScoredAttention(1, "dot", source=True, source_width=8).build(WIDTH)
     with pytest.raises(SpecError, match="the states, 12, is not divisible by heads=5; choose one of 1, 2, 3"):

@@ -1,4 +1,4 @@
-"""Native sparse attention: its equation in plain loops, its choice of blocks, and that it never lays out the whole."""
+"""Native sparse attention: its equation in plain loops, its choice of blocks, and its memory."""
 
 import math
 from dataclasses import replace
@@ -34,7 +34,7 @@ DOCUMENTS = [(9, 0), (1, 1), (13, 2)]  # lengths and segments
 
 
 def packed() -> TokenLayout:
-    """A row of three documents, and one padded on the left, its padding in no document's order."""
+    """A row of three documents, and one that is padded on the left."""
     positions = torch.cat([torch.arange(length) for length, _ in DOCUMENTS])
     segments = torch.cat([torch.full((length,), segment) for length, segment in DOCUMENTS])
     pads = 4
@@ -65,7 +65,7 @@ def plain_loop(module: NativeSparseModule, spec: NativeSparse, x: Tensor) -> Ten
     heads, kv_heads, dim = spec.attention.sizes(WIDTH)
     weight, groups = module.state_dict(), heads // kv_heads
 
-    def turn(x: Tensor, position: int) -> Tensor:
+    def rotate(x: Tensor, position: int) -> Tensor:
         if not isinstance(spec.position, Rope):
             return x
         angles = [position * spec.position.base ** (-2 * i / dim) for i in range(dim // 2)]
@@ -110,15 +110,15 @@ def plain_loop(module: NativeSparseModule, spec: NativeSparse, x: Tensor) -> Ten
             near = list(range(max(0, i - spec.window + 1), i + 1))
             for h in range(g * groups, (g + 1) * groups):
                 for branch, places in ((1, far), (2, near)):
-                    keys, values = [turn(k[j, branch, g], j) for j in places], [v[j, branch, g] for j in places]
-                    out[i, h] += gates[i, branch, h] * read(h, i, turn(q[i, h], i), keys, values, places)[0]
+                    keys, values = [rotate(k[j, branch, g], j) for j in places], [v[j, branch, g] for j in places]
+                    out[i, h] += gates[i, branch, h] * read(h, i, rotate(q[i, h], i), keys, values, places)[0]
     return out.flatten(1) @ weight["o_proj.weight"].T
 
 
 @pytest.mark.ledger("sp.native")
 @pytest.mark.parametrize("where", AT)
 @pytest.mark.parametrize("name", SPECS)
-def test_the_equation_written_out(name: str, where: str) -> None:
+def test_equals_the_equation_in_plain_loops(name: str, where: str) -> None:
     spec, x, layout = SPECS[name], random(2, LENGTH, WIDTH, seed=99), AT[where]
     module = build(spec)
     found = module(x, layout)
@@ -135,10 +135,10 @@ def test_the_equation_written_out(name: str, where: str) -> None:
 @pytest.mark.parametrize("name", SPECS)
 def test_gradients(name: str, where: str) -> None:
     module, x, layout = build(SPECS[name]), random(2, LENGTH, WIDTH, seed=99).requires_grad_(), AT[where]
-    names, seen = dict(module.named_parameters()), 1 if layout.valid is None else layout.valid.unsqueeze(-1)
+    names, valid = dict(module.named_parameters()), 1 if layout.valid is None else layout.valid.unsqueeze(-1)
 
     def as_function(x: Tensor, *values: Tensor) -> Tensor:
-        return torch.func.functional_call(module, dict(zip(names, values, strict=True)), (x, layout)) * seen
+        return torch.func.functional_call(module, dict(zip(names, values, strict=True)), (x, layout)) * valid
 
     assert gradcheck(as_function, (x, *names.values()), fast_mode=True)
 
@@ -162,7 +162,7 @@ def test_keys_are_sorted_by_document_and_position() -> None:
     assert (cached.starts.tolist(), cached.query_indices.tolist()) == ([[0], [0]], [[5], [2]])
 
 
-def test_importance_is_the_papers_double_sum() -> None:
+def test_importance_equals_the_double_sum_of_the_paper() -> None:
     """p_slc[j] = Σ_{m < l'/d} Σ_{n < l/d} p_cmp[(l'/d) j + m - n]"""
     length, stride, block, count = 8, 2, 6, 4
     begins = torch.arange(0, 17, stride)
@@ -178,7 +178,7 @@ def test_importance_is_the_papers_double_sum() -> None:
     assert torch.allclose(found, expected)
 
 
-def test_the_choice_is_causal_and_ties_go_to_the_earlier() -> None:
+def test_the_choice_is_causal_and_prefers_the_earlier_of_equal_blocks() -> None:
     """The first block, the query's own and the previous one are always chosen, then the best; later blocks never."""
     scores = torch.tensor([0.0, 0.5, 0.2, 0.5, 0.2, 0.1, 9.0, 9.0]).expand(1, 1, 5, 8)
     own = torch.tensor([[0, 4, 11, 20, 23]])  # in blocks of 4: 0, 1, 2, 5, 5
@@ -190,7 +190,7 @@ def test_the_choice_is_causal_and_ties_go_to_the_earlier() -> None:
 
 
 @pytest.mark.parametrize("length", [CHUNK - 1, CHUNK, 2 * CHUNK + 5])
-def test_all_blocks_chosen_is_full_attention(length: int) -> None:
+def test_with_all_blocks_chosen_equals_full_attention(length: int) -> None:
     layout, block = TokenLayout.whole(2, length), 8
     count = -(-length // block)
     q, k, v = random(2, 4, length, 6), random(2, 2, length, 6, seed=1), random(2, 2, length, 5, seed=2)
@@ -204,7 +204,7 @@ def test_all_blocks_chosen_is_full_attention(length: int) -> None:
 
 
 class Largest(TorchDispatchMode):
-    """The most numbers that any tensor made in here has."""
+    """The size of the largest tensor that is created in this context."""
 
     size = 0
 
@@ -215,8 +215,8 @@ class Largest(TorchDispatchMode):
         return out
 
 
-def test_chosen_blocks_are_laid_out_a_chunk_at_a_time() -> None:
-    """Forward and backward: the largest tensor does not grow with the square of the text."""
+def test_keys_of_chosen_blocks_are_gathered_in_chunks() -> None:
+    """Forward and backward: the largest tensor does not grow with the square of the length."""
     sizes = []
     for length in (512, 1024):
         layout, chosen = TokenLayout.whole(1, length), torch.arange(3).expand(1, 1, length, 3)
@@ -228,15 +228,15 @@ def test_chosen_blocks_are_laid_out_a_chunk_at_a_time() -> None:
     assert sizes[1] < 1024 * 1024 / 16
 
 
-def test_every_weight_learns() -> None:
+def test_every_weight_has_a_gradient() -> None:
     module = build(SPECS["grouped, rope"])
     module(random(2, LENGTH, WIDTH), TokenLayout.whole(2, LENGTH)).sin().sum().backward()
     assert all(parameter.grad.abs().max() > 1e-6 for parameter in module.parameters())
 
 
 @pytest.mark.parametrize("tokens", [7, 32])
-def test_flops_are_those_counted(tokens: int) -> None:
-    spec = replace(SPECS["grouped, rope"], window=64)  # wider than the text: the reference computes masked pairs too
+def test_flops_equal_the_counted_ones(tokens: int) -> None:
+    spec = replace(SPECS["grouped, rope"], window=64)  # wide: the reference computes masked pairs too
     module = build(spec)
     use_backend(module, "reference")
     with FlopCounterMode(display=False) as counter:
@@ -244,7 +244,7 @@ def test_flops_are_those_counted(tokens: int) -> None:
     assert counter.get_total_flops() == spec.flops(WIDTH, tokens, tokens)
 
 
-def test_a_step_late_in_a_text_costs_a_fraction() -> None:
+def test_a_decoding_step_at_64k_tokens_reads_a_fraction() -> None:
     """The paper's sizes at 64k tokens: 64 heads in groups of 16, keys of 192."""
     sparse, full = NativeSparse(64, 4, 192), Attention(64, 4, 192)
     pairs = [spec.flops(2560, 1, 65536) - spec.flops(2560, 1, 0) for spec in (sparse, full)]
@@ -262,6 +262,6 @@ def test_a_step_late_in_a_text_costs_a_fraction() -> None:
         ({"window": 0}, "window=0 must be positive"),
     ],
 )
-def test_what_cannot_be_is_refused(fields: dict, message: str) -> None:
+def test_invalid_specs_are_refused(fields: dict, message: str) -> None:
     with pytest.raises(SpecError, match=message):
         NativeSparse(4, **fields)

@@ -1,4 +1,4 @@
-"""Cross-attention: its equation in plain loops, torch's module, and a source that is read once and remembered."""
+"""Cross-attention: its equation in plain loops, torch's module, and a source that is read once and cached."""
 
 import math
 
@@ -42,7 +42,7 @@ def source(valid: Tensor = VALID) -> Source:
     )
 
 
-def before(source: Source | None, start: int = 0, stop: int = LENGTH, rows: Tensor | None = None) -> TokenLayout:
+def queries(source: Source | None, start: int = 0, stop: int = LENGTH, rows: Tensor | None = None) -> TokenLayout:
     layout = TokenLayout(torch.arange(start, stop).expand(2, -1), rows=rows)
     return layout if source is None else layout.with_source(source)
 
@@ -64,12 +64,12 @@ def plain_loop(module: CrossAttentionModule, spec: CrossAttention, x: Tensor, so
     k, v = norm("k", project("k", source.x, kv_heads)), project("v", source.x, kv_heads)
     z = torch.zeros(*x.shape[:2], heads, dim, dtype=x.dtype)
     for b, i, h in torch.cartesian_prod(*map(torch.arange, z.shape[:3])).tolist():
-        seen, g = source.layout.valid[b].nonzero().flatten().tolist(), h * kv_heads // heads
-        scores = [float(q[b, i, h] @ k[b, j, g]) * (spec.scale or dim**-0.5) for j in seen]
+        allowed, g = source.layout.valid[b].nonzero().flatten().tolist(), h * kv_heads // heads
+        scores = [float(q[b, i, h] @ k[b, j, g]) * (spec.scale or dim**-0.5) for j in allowed]
         if spec.softcap:
             scores = [spec.softcap * math.tanh(s / spec.softcap) for s in scores]
         total = sum(map(math.exp, scores)) + (math.exp(weight["sinks"][h]) if spec.sinks else 0)
-        for s, j in zip(scores, seen, strict=True):
+        for s, j in zip(scores, allowed, strict=True):
             z[b, i, h] += math.exp(s) / total * v[b, j, g]
     if spec.gate == "head":
         z = z * (x @ weight["gate.proj.weight"].T).sigmoid().unsqueeze(-1)
@@ -77,9 +77,9 @@ def plain_loop(module: CrossAttentionModule, spec: CrossAttention, x: Tensor, so
 
 
 @pytest.mark.parametrize("name", SPECS)
-def test_the_equation_written_out(name: str) -> None:
+def test_equals_the_equation_in_plain_loops(name: str) -> None:
     module, x = build(SPECS[name]), random(2, LENGTH, WIDTH)
-    found = module(x, before(source()))
+    found = module(x, queries(source()))
     assert found.shape == x.shape
     assert (found - plain_loop(module, SPECS[name], x, source())).abs().max() < 1e-12
 
@@ -90,7 +90,7 @@ def test_gradients(name: str) -> None:
     names = dict(module.named_parameters())
 
     def as_function(x: Tensor, states: Tensor, *values: Tensor) -> Tensor:
-        layout = before(Source(states, read.layout))
+        layout = queries(Source(states, read.layout))
         return torch.func.functional_call(module, dict(zip(names, values, strict=True)), (x, layout))
 
     assert gradcheck(as_function, (x.requires_grad_(), read.x.requires_grad_(), *names.values()), fast_mode=True)
@@ -98,7 +98,7 @@ def test_gradients(name: str) -> None:
 
 @pytest.mark.ledger("cross.module")
 @pytest.mark.parametrize("length", [1, SOURCE, 9])
-def test_the_module_of_torch(length: int) -> None:
+def test_equals_the_module_of_torch(length: int) -> None:
     """Sequences of different lengths and widths, a padded source; outputs and gradients."""
     ours = build(CrossAttention(3, bias=True, source_width=SOURCE_WIDTH))
     theirs = nn.MultiheadAttention(
@@ -110,7 +110,7 @@ def test_the_module_of_torch(length: int) -> None:
     theirs.out_proj.load_state_dict(ours.o_proj.state_dict())
     x, read = random(2, length, WIDTH).requires_grad_(), source()
     states = read.x.requires_grad_()
-    found = ours(x, before(read, 0, length))
+    found = ours(x, queries(read, 0, length))
     expected, _ = theirs(x, states, states, key_padding_mask=~VALID, need_weights=False)
     assert (found - expected).abs().max() < 1e-12
     for f, e in zip(*(torch.autograd.grad(y.sin().sum(), (x, states)) for y in (found, expected)), strict=True):
@@ -120,24 +120,24 @@ def test_the_module_of_torch(length: int) -> None:
 @pytest.mark.ledger("cross.once")
 @pytest.mark.parametrize("store", [Contiguous, Paged])
 @pytest.mark.parametrize("name", SPECS)
-def test_a_source_is_read_once_and_remembered(name: str, store: type) -> None:
-    """Steps give what the whole gives, in rows of the store that are not the batch's, and project the source once."""
+def test_a_source_is_read_once_and_cached(name: str, store: type) -> None:
+    """Cached = whole, in store rows that differ from the batch rows, with one projection of the source."""
     spec, x, rows = SPECS[name], random(2, LENGTH, WIDTH), torch.tensor([2, 0])
     module, size = build(spec), {"blocks": 12} if store is Paged else {}
     kept = store(((spec.memory(WIDTH),),), 3, 8, dtype=torch.float64, source=9, **size)
-    whole = module(x, before(source()))
+    whole = module(x, queries(source()))
     calls: list[int] = []
     module.k_proj.register_forward_hook(lambda *_: calls.append(1))
     for t in range(LENGTH):
-        layout = before(source() if t == 0 else None, t, t + 1, rows)
+        layout = queries(source() if t == 0 else None, t, t + 1, rows)
         (state,) = kept.begin_forward(layout)[0]
         assert (module(x[:, t : t + 1], layout, state) - whole[:, t : t + 1]).abs().max() < 1e-12
     assert len(calls) == 1
 
 
 @pytest.mark.parametrize("kind", [Contiguous, Paged])
-def test_a_row_that_is_given_back_forgets_its_source(kind: type) -> None:
-    """Who comes next and brings none must not read another's; going back in one's own text keeps it."""
+def test_a_released_row_drops_its_source(kind: type) -> None:
+    """The next sequence in the row has no source; a rewind within the same sequence keeps it."""
     spec, x = SPECS["plain"], random(2, LENGTH, WIDTH)
     module, size = build(spec), {"blocks": 12} if kind is Paged else {}
     store = kind(((spec.memory(WIDTH),),), 2, 8, dtype=torch.float64, source=9, **size)
@@ -145,30 +145,30 @@ def test_a_row_that_is_given_back_forgets_its_source(kind: type) -> None:
     def attend(layout: TokenLayout) -> Tensor:
         return module(x, layout, store.begin_forward(layout)[0][0])
 
-    whole = attend(before(source()))
+    whole = attend(queries(source()))
     store.rewind(0, 0)
-    assert torch.equal(attend(before(None)), whole)
+    assert torch.equal(attend(queries(None)), whole)
     store.release(0)
-    after = attend(before(None))
+    after = attend(queries(None))
     assert after[0].count_nonzero() == 0  # of a source without tokens
     assert torch.equal(after[1], whole[1])
 
 
-def test_a_padded_source_is_the_same_source() -> None:
-    """Wherever its padding stands, and whatever it holds."""
+def test_padding_of_the_source_changes_nothing() -> None:
+    """For padding on either side and of any value."""
     module, x, read = build(SPECS["plain"]), random(2, LENGTH, WIDTH), source()
-    expected = module(x, before(read))
+    expected = module(x, queries(read))
     changed = read.x.clone()
     changed[1, -2:] = 1e3
-    assert torch.equal(module(x, before(Source(changed, read.layout))), expected)
+    assert torch.equal(module(x, queries(Source(changed, read.layout))), expected)
     left = Source(read.x.flip(1), TokenLayout(read.layout.positions, valid=VALID.flip(1)))
-    assert (module(x, before(left)) - expected).abs().max() < 1e-12
+    assert (module(x, queries(left)) - expected).abs().max() < 1e-12
 
 
-def test_what_cannot_be_is_refused() -> None:
+def test_invalid_specs_are_refused() -> None:
     module, x = build(SPECS["plain"]), random(2, LENGTH, WIDTH)
     with pytest.raises(ValueError, match="cross-attention has no source"):
-        module(x, before(None))
+        module(x, queries(None))
     with pytest.raises(SpecError, match="queries attend to the whole source"):
         CrossAttention(2, mask=Causal())
     with pytest.raises(SpecError, match="the source has positions of its own"):
@@ -177,7 +177,7 @@ def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(ValueError, match="give the longest source's length"):
         Contiguous(memory, 1, 8, torch.float64)
     store = Contiguous(memory, 2, 8, torch.float64, source=SOURCE - 1)
-    layout = before(source())
+    layout = queries(source())
     (state,) = store.begin_forward(layout)[0]
     with pytest.raises(ValueError, match="the source has 5 tokens, but the store keeps 4"):
         module(x, layout, state)

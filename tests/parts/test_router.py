@@ -1,4 +1,4 @@
-"""The router: whom it chooses, what its losses are, who finds a seat; by hand and against transformers."""
+"""The router: choices, weights, losses and capacity, by hand and against transformers."""
 
 import math
 from collections.abc import Callable
@@ -42,7 +42,7 @@ def route(module: RouterModule, x: Tensor) -> Routing:
 
 
 def by_hand(logits: list[float], correction: list[float], spec: Router, top_k: int) -> dict[int, float]:
-    """Expert -> weight, of one token."""
+    """Expert -> weight, for one token."""
     if spec.scores == "softmax":
         total = sum(map(math.exp, logits))
         scores = [math.exp(logit) / total for logit in logits]
@@ -62,7 +62,7 @@ def by_hand(logits: list[float], correction: list[float], spec: Router, top_k: i
 
 @pytest.mark.ledger("moe.router")
 @pytest.mark.parametrize("name", ROUTERS)
-def test_choices_and_weights_are_those_by_hand(name: str) -> None:
+def test_choices_and_weights_equal_those_by_hand(name: str) -> None:
     spec, top_k = ROUTERS[name]
     module, x = drawn(spec, top_k), random(TOKENS, WIDTH)
     routing = route(module, x)
@@ -75,7 +75,7 @@ def test_choices_and_weights_are_those_by_hand(name: str) -> None:
 
 
 @pytest.mark.ledger("moe.router")
-def test_softmax_after_the_choice_is_softmax_before_and_renormalized() -> None:
+def test_softmax_after_the_choice_equals_renormalized_softmax() -> None:
     from transformers.models.gpt_oss.modeling_gpt_oss import GptOssConfig, GptOssTopKRouter
     from transformers.models.mixtral.modeling_mixtral import MixtralConfig, MixtralTopKRouter
 
@@ -96,7 +96,7 @@ def test_softmax_after_the_choice_is_softmax_before_and_renormalized() -> None:
 
 
 @pytest.mark.parametrize("groups", [1, 4])
-def test_deepseek_routers(groups: int) -> None:
+def test_equals_the_routers_of_deepseek(groups: int) -> None:
     from transformers.models.deepseek_v2.modeling_deepseek_v2 import DeepseekV2Config, DeepseekV2TopkRouter
     from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3Config, DeepseekV3TopkRouter
 
@@ -128,7 +128,7 @@ def test_deepseek_routers(groups: int) -> None:
         assert torch.allclose(routing.weights.gather(-1, ranked), weights.gather(-1, order), atol=1e-6)
 
 
-def test_a_correction_moves_the_choice_and_not_the_weights() -> None:
+def test_a_correction_changes_the_choice_and_not_the_weights() -> None:
     module, x = drawn(Router("sigmoid", correction=True, renormalize=False), 2), random(TOKENS, WIDTH)
     module.correction.data = torch.eye(COUNT)[5] * 10
     routing = route(module, x)
@@ -139,7 +139,7 @@ def test_a_correction_moves_the_choice_and_not_the_weights() -> None:
 
 @pytest.mark.ledger("moe.stabilise")
 @pytest.mark.parametrize("spec", [Router(noise=True), Router(jitter=0.3)], ids=["noise", "jitter"])
-def test_noise_is_in_training_only(spec: Router) -> None:
+def test_noise_acts_in_training_only(spec: Router) -> None:
     module, x = drawn(spec, 2), random(TOKENS, WIDTH)
     assert torch.equal(module(x), module(x))
     assert torch.equal(module(x), module.proj(x))
@@ -152,7 +152,7 @@ def test_noise_is_in_training_only(spec: Router) -> None:
 
 
 @pytest.mark.ledger("moe.stabilise")
-def test_noise_deviates_by_what_was_learned() -> None:
+def test_noise_has_the_learned_deviation() -> None:
     module, x = drawn(Router(noise=True), 2).train(), random(1, WIDTH)
     torch.manual_seed(0)
     noise = torch.cat([module(x) - module.proj(x) for _ in range(4000)])
@@ -171,7 +171,7 @@ def test_gradients_reach_the_router(name: str) -> None:
 
 @pytest.mark.ledger("moe.balance")
 @pytest.mark.parametrize("padded", [False, True])
-def test_balance_is_that_of_transformers(padded: bool) -> None:
+def test_balance_loss_equals_transformers(padded: bool) -> None:
     from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 
     routing = route(drawn(Router(), 2, torch.float32), random(TOKENS, WIDTH).float())
@@ -181,7 +181,7 @@ def test_balance_is_that_of_transformers(padded: bool) -> None:
 
 
 @pytest.mark.ledger("moe.balance")
-def test_losses_are_those_of_switch() -> None:
+def test_losses_equal_switch_transformers() -> None:
     from transformers.models.switch_transformers import modeling_switch_transformers as switch
 
     routing = route(drawn(Router(), 1, torch.float32), random(TOKENS, WIDTH).float())
@@ -191,7 +191,7 @@ def test_losses_are_those_of_switch() -> None:
 
 
 def fabricated(probabilities: Tensor, top_k: int) -> Routing:
-    """As many tokens as it takes to choose every expert as often as its probability says, in tenths of a percent."""
+    """Tokens that choose every expert as often as its probability, in tenths of a percent."""
     experts = torch.repeat_interleave(torch.arange(len(probabilities)), (probabilities * 1000).round().long())
     chosen = torch.stack([experts.roll(shift) for shift in range(top_k)], -1)
     scores = probabilities.expand(len(experts), -1)
@@ -199,7 +199,7 @@ def fabricated(probabilities: Tensor, top_k: int) -> Routing:
 
 
 @pytest.mark.ledger("moe.balance")
-def test_balance_is_least_where_all_experts_are_used_alike() -> None:
+def test_balance_loss_is_smallest_if_experts_are_used_equally() -> None:
     even = fabricated(torch.full((COUNT,), 1 / COUNT, dtype=torch.float64), 1)
     assert balance_loss(even, None).item() == pytest.approx(1.0)
     for seed in range(20):
@@ -223,18 +223,18 @@ def test_descending_the_balance_loss_balances(spec: Router) -> None:
     assert before.max() > 2.5 * 100 and counts().max() < 1.6 * 100  # an even share is 100
 
 
-def test_padding_counts_in_no_loss() -> None:
+def test_padding_adds_no_loss() -> None:
     module, x, valid = drawn(Router(), 2), random(TOKENS, WIDTH), torch.arange(TOKENS) % 3 != 0
     for loss in (balance_loss, z_loss):
         assert torch.allclose(loss(route(module, x), valid), loss(route(module, x[valid]), None), atol=1e-12)
         assert loss(route(module, x), torch.zeros_like(valid)).item() == 0
 
 
-def seats_by_hand(chosen: list[list[int]], valid: list[bool], seats: int) -> list[list[bool]]:
+def kept_by_hand(chosen: list[list[int]], valid: list[bool], capacity: int) -> list[list[bool]]:
     taken, kept = [0] * COUNT, [[False] * len(row) for row in chosen]
     for rank in range(len(chosen[0])):
         for token, row in enumerate(chosen):
-            if valid[token] and taken[row[rank]] < seats:
+            if valid[token] and taken[row[rank]] < capacity:
                 taken[row[rank]] += 1
                 kept[token][rank] = True
     return kept
@@ -244,18 +244,18 @@ def seats_by_hand(chosen: list[list[int]], valid: list[bool], seats: int) -> lis
 @pytest.mark.parametrize("factor", [0.1, 0.5, 1.0, 1.25, 2.0])
 @pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize("top_k", [1, 2, 3])
-def test_seats_are_given_in_order(factor: float, padded: bool, top_k: int) -> None:
+def test_capacity_is_used_in_order(factor: float, padded: bool, top_k: int) -> None:
     chosen = route(drawn(Router(), top_k), random(TOKENS, WIDTH)).chosen
     valid = torch.arange(TOKENS) % 4 != 1 if padded else torch.ones(TOKENS, dtype=torch.bool)
-    seats = math.ceil(factor * top_k * int(valid.sum()) / COUNT)
+    capacity = math.ceil(factor * top_k * int(valid.sum()) / COUNT)
     kept = within_capacity(chosen, valid if padded else None, COUNT, factor)
-    assert kept.tolist() == seats_by_hand(chosen.tolist(), valid.tolist(), seats)
-    assert torch.bincount(chosen[kept], minlength=COUNT).max() <= seats
+    assert kept.tolist() == kept_by_hand(chosen.tolist(), valid.tolist(), capacity)
+    assert torch.bincount(chosen[kept], minlength=COUNT).max() <= capacity
 
 
 @pytest.mark.ledger("moe.capacity")
 @pytest.mark.parametrize("top_k", [1, 2, 3, 7])
-def test_nothing_is_dropped_where_every_expert_could_seat_all(top_k: int) -> None:
+def test_nothing_is_dropped_if_every_expert_has_capacity_for_all(top_k: int) -> None:
     chosen = torch.arange(top_k).expand(TOKENS, top_k)  # all to the same few: the worst case
     assert within_capacity(chosen, None, COUNT, COUNT / top_k).all()
     assert not within_capacity(chosen, None, COUNT, 0.9 * COUNT / top_k).all()
@@ -272,6 +272,6 @@ def test_nothing_is_dropped_where_every_expert_could_seat_all(top_k: int) -> Non
         (lambda: Router("tanh"), "scores='tanh'"),
     ],
 )
-def test_what_cannot_be_is_refused(make: Callable[[], object], message: str) -> None:
+def test_invalid_specs_are_refused(make: Callable[[], object], message: str) -> None:
     with pytest.raises(SpecError, match=message):
         make()

@@ -1,4 +1,4 @@
-"""The window of the first neural language model: what it sees, what it cannot, and order, which a bag does not have."""
+"""The mixer of the first neural language model: its equation, its window, and its use of token order."""
 
 import pytest
 import torch
@@ -27,7 +27,7 @@ WIDTH, VOCAB = 4, 11
 
 
 def bengio(hidden: int = 9, width: int = WIDTH, vocab: int = VOCAB) -> Decoder:
-    """His whole model: words side by side, a hidden layer, the next word."""
+    """Bengio's model: concatenated embeddings, a hidden layer, the next token."""
     return Decoder(
         vocab,
         width,
@@ -47,22 +47,22 @@ def test_equals_its_equation() -> None:
     model = wide(bengio().build(seed=0).double())
     body = model.stack.blocks[0].sublayers[0].body
     tokens = torch.randint(VOCAB, (1, 8), generator=torch.Generator().manual_seed(0))
-    words = model.embedding(tokens)[0]
+    embeddings = model.embedding(tokens)[0]
     for t in range(8):
-        window = [words[t - i] if t >= i else torch.zeros(WIDTH, dtype=torch.float64) for i in range(5)]
+        window = [embeddings[t - i] if t >= i else torch.zeros(WIDTH, dtype=torch.float64) for i in range(5)]
         hidden = torch.tanh(body.up_proj(torch.cat(window)))
         assert error(model(tokens)[0, t], model.head(body.down_proj(hidden))) <= 1e-14
-    assert model.spec.memory() == ((FixedSize({"tail": (4, WIDTH)}),),)  # a stream needs the last four words
+    assert model.spec.memory() == ((FixedSize({"tail": (4, WIDTH)}),),)  # decoding needs the last four tokens
     assert error(model(tokens[:, -5:])[:, -1], model(tokens)[:, -1]) <= 1e-14
 
 
 @pytest.mark.ledger("anc.mlp.lm")
-def test_learns_what_single_words_cannot_tell() -> None:
-    """A text in which the next letter follows from the last three: far below the entropy of its letters."""
+def test_learns_a_rule_over_three_tokens() -> None:
+    """The next token follows from the last three, so the loss falls far below the entropy of single tokens."""
     torch.manual_seed(0)
     text = torch.tensor([ord(c) % VOCAB for c in "the cat sat on the mat and the rat sat on the cat " * 8])
-    shares = text.bincount() / len(text)
-    unigram = torch.special.entr(shares).sum().item()
+    frequencies = text.bincount() / len(text)
+    unigram = torch.special.entr(frequencies).sum().item()
     model = bengio(32, 16).build(seed=0)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     for _ in range(40):
@@ -74,36 +74,36 @@ def test_learns_what_single_words_cannot_tell() -> None:
 
 
 def influence(model: DecoderModule, tokens: Tensor) -> Tensor:
-    """(L,) how much each word's vector moves what is said after the last."""
-    words = model.embedding(tokens).detach().requires_grad_()
-    logits = model(tokens, TokenLayout.whole(*tokens.shape), embeddings=words)
-    (gradient,) = torch.autograd.grad(logits[0, -1].sin().sum(), words)
+    """(L,) the largest gradient of the last logits with respect to each embedding."""
+    embeddings = model.embedding(tokens).detach().requires_grad_()
+    logits = model(tokens, TokenLayout.whole(*tokens.shape), embeddings=embeddings)
+    (gradient,) = torch.autograd.grad(logits[0, -1].sin().sum(), embeddings)
     return gradient[0].abs().amax(-1)
 
 
 @pytest.mark.ledger("anc.mlp.fixed")
-def test_the_sixth_word_back_has_exactly_no_influence() -> None:
+def test_a_token_before_the_window_has_no_influence() -> None:
     model = wide(bengio().build(seed=0))
-    felt = influence(model, torch.arange(9)[None])
-    assert (felt[:4] == 0).all() and (felt[4:] > 0).all()
+    found = influence(model, torch.arange(9)[None])
+    assert (found[:4] == 0).all() and (found[4:] > 0).all()
 
 
 @pytest.mark.ledger("anc.mlp.fixed")
-@pytest.mark.parametrize("words", [3, 6])
-def test_the_network_takes_five_words_and_no_other_number(words: int) -> None:
-    """The layer itself refuses them; the mixer windows any text: it cuts what is longer, fills up what is shorter."""
+@pytest.mark.parametrize("length", [3, 6])
+def test_the_layer_takes_exactly_five_tokens(length: int) -> None:
+    """The linear layer takes no other number; the mixer truncates longer sequences and pads shorter ones with zeros."""
     body = wide(WindowMLP(5, 9).build(WIDTH))
-    vectors = torch.randn(1, words, WIDTH, generator=torch.Generator().manual_seed(0))
-    with pytest.raises(RuntimeError, match=f"1x{words * WIDTH} and {5 * WIDTH}x9"):
+    vectors = torch.randn(1, length, WIDTH, generator=torch.Generator().manual_seed(0))
+    with pytest.raises(RuntimeError, match=f"1x{length * WIDTH} and {5 * WIDTH}x9"):
         body.up_proj(vectors.flatten(1))
-    said = body(vectors, TokenLayout.whole(1, words))[:, -1]
+    found = body(vectors, TokenLayout.whole(1, length))[:, -1]
     newest = torch.cat([vectors.flip(1), torch.zeros(1, 2, WIDTH)], 1)[:, :5]
-    assert error(said, body.down_proj(torch.tanh(body.up_proj(newest.flatten(1))))) <= 1e-6
+    assert error(found, body.down_proj(torch.tanh(body.up_proj(newest.flatten(1))))) <= 1e-6
 
 
 @pytest.mark.ledger("anc.mlp.layer")
 def test_layers_are_linear_maps_with_an_activation_between() -> None:
-    """Stacked, one direction, of fixed width, without memory: no token knows of another, nor of the text before."""
+    """Feed-forward layers have no state: no token affects another, in the same forward or a later one."""
     block = Block((Sublayer(FeedForward(7, "tanh"), NoNorm()),), keep=0.0)
     model = wide(Decoder(VOCAB, WIDTH, (Repeat((block,), 2),), norm=NoNorm()).build(seed=0).double())
     bodies = [block.sublayers[0].body for block in model.stack.blocks]
@@ -127,8 +127,8 @@ BODIES: dict[str, Body] = {
 
 
 @pytest.mark.ledger("anc.mlp.bow")
-def test_a_bag_of_words_has_no_order_and_all_others_have() -> None:
-    """Of four words and of numbers of few bits, so that a mean is exact in any order."""
+def test_only_the_bag_of_words_ignores_order() -> None:
+    """Four tokens with embeddings of few bits, so that their mean is exact in any order."""
     dog_bites_man, man_bites_dog = torch.tensor([[3, 1, 7, 5]]), torch.tensor([[7, 1, 3, 5]])
 
     def reader(body: Body, position: Position) -> nn.Module:

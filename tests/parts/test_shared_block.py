@@ -1,4 +1,4 @@
-"""Shared blocks: their equation, one set of weights between layers, adapters of each; saved and counted once."""
+"""Shared blocks: their equation, weights shared by layers, adapters per layer; saved and counted once."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -43,7 +43,7 @@ def rms(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def by_hand(module: nn.Module, x: Tensor, embeddings: Tensor) -> Tensor:
-    """The equation with three heads of eight, one token's attention after the other."""
+    """The equation with three heads of width eight, one query after the other."""
     block = module.block
     z = rms(torch.cat([x, embeddings], -1), block.attention_norm.weight)
     q, k, v = (
@@ -63,7 +63,7 @@ def by_hand(module: nn.Module, x: Tensor, embeddings: Tensor) -> Tensor:
     return module.mixer(rms(x + z @ module.o_proj.weight.T, module.norm.weight), TokenLayout.whole(*x.shape[:2]))
 
 
-def test_against_the_equation() -> None:
+def test_equals_the_equation() -> None:
     module = replace(SHARED, attention=Attention(3)).build(WIDTH).double().requires_grad_(False)
     draw_wide(module)
     x, embeddings = torch.randn(2, 2, 9, WIDTH, dtype=torch.float64)
@@ -71,18 +71,18 @@ def test_against_the_equation() -> None:
     assert torch.allclose(found, by_hand(module, x, embeddings), rtol=1e-10, atol=1e-10)
 
 
-def test_a_stack_hands_down_what_entered_it() -> None:
+def test_a_shared_block_reads_the_input_of_the_stack() -> None:
     model = decoder(SHARED, SHARED).build(seed=0).eval()
-    seen = []
+    inputs = []
     for body in bodies(model):
-        body.block.register_forward_pre_hook(lambda _, given: seen.append(given[1].inputs.embeddings))
+        body.block.register_forward_pre_hook(lambda _, given: inputs.append(given[1].inputs.embeddings))
     tokens = torch.arange(8)[None]
     model(tokens)
-    assert len(seen) == 2
-    assert all(torch.equal(embeddings, model.embedding(tokens)) for embeddings in seen)
+    assert len(inputs) == 2
+    assert all(torch.equal(embeddings, model.embedding(tokens)) for embeddings in inputs)
 
 
-def test_one_block_between_layers_and_adapters_of_each() -> None:
+def test_layers_share_weights_and_have_their_own_adapters() -> None:
     first, second, other = bodies(decoder(SHARED, SHARED, replace(SHARED, number=1)).build(seed=0))
     names = dict(first.named_parameters())
     for name, parameter in second.named_parameters():
@@ -103,7 +103,7 @@ def test_saved_once_and_counted_once(tmp_path: Path) -> None:
     assert torch.equal(again(tokens), model(tokens))
 
 
-def test_blocks_that_differ_cannot_be_one() -> None:
+def test_different_blocks_with_one_number_are_refused() -> None:
     with pytest.raises(SpecError, match="shared_block: number=0 is used by blocks that differ"):
         decoder(SHARED, replace(SHARED, rank=None)).build()
 
@@ -117,6 +117,6 @@ def test_blocks_that_differ_cannot_be_one() -> None:
     ],
     ids=str,
 )
-def test_refusals(changes: dict, message: str) -> None:
+def test_invalid_specs_are_refused(changes: dict, message: str) -> None:
     with pytest.raises(SpecError, match=f"shared_block: {message}"):
         replace(SHARED, **changes).build(WIDTH)
