@@ -74,7 +74,7 @@ class LinearAttention(Body):
     bias: bool = False
     features: FeatureMap = EluFeatures()
     normalize: bool = True
-    bidirectional: bool = False  # do queries attend to later keys too? An encoder's does not by default
+    bidirectional: bool = False  # do queries attend to later keys? Set it in encoders: the model does not
 
     def check(self) -> None:
         require(self.heads > 0, f"linear_attention: heads={self.heads} must be positive")

@@ -27,9 +27,7 @@ class PerToken:
     window: int | None = None  # later queries attend only to this many last tokens, the newest counted; None: to all
     first: int = 0  # and to this many first tokens
     pages: bool = False  # may a paged store return them in place, as Pages (kernels/attention/arguments.py)?
-    max_exact_cache: int | None = (
-        None  # tokens up to which cached decoding is exact; Block.memory takes it from the body
-    )
+    max_exact_cache: int | None = None  # tokens up to which cached decoding is exact; set by Block.memory
 
 
 @dataclass(frozen=True)
@@ -85,7 +83,7 @@ class TokenState(Protocol):
 
 class FixedState(Protocol):
     def read(self, layout: TokenLayout, **empty: Tensor) -> tuple[Tensor, ...]:
-        """The fixed arrays of these rows, or those of `empty` for a row that begins (position 0)."""
+        """The fixed arrays of these rows, or those of `empty` for a row that starts (position 0)."""
         ...
 
     def write(self, layout: TokenLayout, **arrays: Tensor) -> None:

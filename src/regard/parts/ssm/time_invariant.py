@@ -36,7 +36,7 @@ class TimeInvariantSSM(Body):
     activation: Activation = "gelu"
     gate: bool = True
     bias: bool = False
-    bidirectional: bool = False
+    bidirectional: bool = False  # for encoders: the model does not set it
 
     def check(self) -> None:
         require(
