@@ -241,18 +241,25 @@ def test_long_documents_of_a_packed_row_do_not_change_short_ones(name: str) -> N
 @pytest.mark.ledger("pos.rope.dynamic")
 @pytest.mark.parametrize("name", DYNAMIC)
 def test_no_cache_is_exact_past_the_trained_length(name: str) -> None:
-    """Up to it cached = whole. Beyond it cached keys have another rotation in every layer, so the scheme
-    declares the length up to which they are exact."""
+    """Up to it cached = whole. Beyond it cached keys have another rotation in every layer, so the scheme declares the
+    length up to which they are exact, and a store of the model refuses more."""
     position = Rope(scaling=DYNAMIC[name])
     model, tokens = build(decoder(block(Attention(4, position=position)))), text(1, 9)
-    store = Contiguous(model.spec.memory(), 1, 16, torch.float64)
-    assert store.reserve(0, 9)
-    steps = [
-        model(tokens[:, t : t + 1], now := TokenLayout(torch.tensor([[t]])), store.begin_forward(now)) for t in range(9)
-    ]
+
+    def step(store: Contiguous, t: int) -> Tensor:
+        layout = TokenLayout(torch.tensor([[t]]))
+        return model(tokens[:, t : t + 1], layout, store.begin_forward(layout))
+
+    undeclared = tuple(tuple(s.body.memory(model.spec.width) for s in b.sublayers) for b in model.spec.blocks)
+    unlimited, limited = (Contiguous(memory, 1, 16, torch.float64) for memory in (undeclared, model.spec.memory()))
+    assert unlimited.reserve(0, 9)
+    steps = [step(unlimited, t) for t in range(9)]
     assert position.max_exact_cache == 8
     assert error(torch.cat(steps[:8], 1), model(tokens[:, :8])) < 1e-9
     assert error(steps[8], model(tokens)[:, 8:]) > 1e-4
+    assert all(torch.equal(step(limited, t), steps[t]) for t in range(8))
+    with pytest.raises(ValueError, match="cached exactly up to 8 tokens"):
+        step(limited, 8)
 
 
 @pytest.mark.ledger("pos.rope.dynamic")
