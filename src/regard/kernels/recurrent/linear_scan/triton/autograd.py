@@ -87,15 +87,9 @@ def run(
 
 @torch.library.custom_op("regard::scan", mutates_args=())
 def scan_op(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    extra: Tensor | None,
-    decay: Tensor | None,
-    state: Tensor,
-    z: Tensor | None,
+    q: Tensor, k: Tensor, v: Tensor, extra: Tensor | None, decay: Tensor | None, state: Tensor, z: Tensor | None,
     docs: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """out (B, H, L, P) and the last state (B, H, N, P); the same for extra (B, H, L) and z (B, H, N), if given."""
     case = ScanLaunch.of(k, v, decay, docs)
     q, k, v = (row_major(x) for x in (q, k, v))
@@ -115,21 +109,9 @@ def _(q, k, v, extra, decay, state, z, docs):
 
 @torch.library.custom_op("regard::scan_backward", mutates_args=())
 def scan_backward(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    extra: Tensor | None,
-    decay: Tensor | None,
-    state: Tensor,
-    z: Tensor | None,
-    docs: Tensor | None,
-    out: Tensor | None,
-    more: Tensor,
-    d_out: Tensor,
-    d_more: Tensor,
-    d_last: Tensor,
-    d_z: Tensor,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    q: Tensor, k: Tensor, v: Tensor, extra: Tensor | None, decay: Tensor | None, state: Tensor, z: Tensor | None,
+    docs: Tensor | None, out: Tensor | None, more: Tensor, d_out: Tensor, d_more: Tensor, d_last: Tensor, d_z: Tensor,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """The gradients of all inputs but the documents; that of a decay needs `out`."""
     case = ScanLaunch.of(k, v, decay, docs)
     q, k, v, d_out = (row_major(x) for x in (q, k, v, d_out))

@@ -34,16 +34,9 @@ def selective_scan(inputs: SelectiveScanInputs) -> tuple[Tensor, Tensor]:
 
 @torch.library.custom_op("regard::selective_scan", mutates_args=())
 def selective_scan_op(
-    u: Tensor,
-    delta: Tensor,
-    bias: Tensor | None,
-    A: Tensor,
-    B: Tensor,
-    C: Tensor,
-    D: Tensor | None,
-    state: Tensor,
+    u: Tensor, delta: Tensor, bias: Tensor | None, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None, state: Tensor,
     docs: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """y (B, L, F), the last state (B, N, F), and for the backward the states at the borders (B, chunks + 1, N · F)."""
     case = SelectiveScanLaunch.of(u, A, docs)
     u, delta, A, B, C, state = (x.contiguous() for x in (u, delta, A, B, C, state))
@@ -62,18 +55,9 @@ def _(u, delta, bias, A, B, C, D, state, docs):
 
 @torch.library.custom_op("regard::selective_scan_backward", mutates_args=())
 def selective_scan_backward(
-    u: Tensor,
-    delta: Tensor,
-    bias: Tensor | None,
-    A: Tensor,
-    B: Tensor,
-    C: Tensor,
-    D: Tensor | None,
-    docs: Tensor | None,
-    borders: Tensor,
-    dy: Tensor,
-    d_last: Tensor,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
+    u: Tensor, delta: Tensor, bias: Tensor | None, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None,
+    docs: Tensor | None, borders: Tensor, dy: Tensor, d_last: Tensor,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     case = SelectiveScanLaunch.of(u, A, docs)
     u, delta, A, B, C, dy, d_last = (x.contiguous() for x in (u, delta, A, B, C, dy, d_last))
     d_borders = case.borders(dy, delta, bias, A, C, d_last, reverse=True)

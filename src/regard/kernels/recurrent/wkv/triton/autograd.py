@@ -31,14 +31,9 @@ def wkv(inputs: WKVInputs) -> tuple[Tensor, Sums]:
 
 @torch.library.custom_op("regard::wkv", mutates_args=())
 def wkv_op(
-    k: Tensor,
-    v: Tensor,
-    decay: Tensor,
-    bonus: Tensor,
-    first: Tensor,
-    documents: Tensor | None,
+    k: Tensor, v: Tensor, decay: Tensor, bonus: Tensor, first: Tensor, documents: Tensor | None,
     counted: Tensor | None,
-) -> tuple[Tensor, Tensor]:
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """out (B, L, F), and the last value, weight and peak (B, 3, F)."""
     out, _, _, last = WKVLaunch(k, v, decay, bonus, first, documents, counted).forward(v.dtype)
     return out, last
@@ -51,16 +46,9 @@ def _(k, v, decay, bonus, first, documents, counted):
 
 @torch.library.custom_op("regard::wkv_backward", mutates_args=())
 def wkv_backward(
-    k: Tensor,
-    v: Tensor,
-    decay: Tensor,
-    bonus: Tensor,
-    first: Tensor,
-    documents: Tensor | None,
-    counted: Tensor | None,
-    d_out: Tensor,
-    d_last: Tensor,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    k: Tensor, v: Tensor, decay: Tensor, bonus: Tensor, first: Tensor, documents: Tensor | None,
+    counted: Tensor | None, d_out: Tensor, d_last: Tensor,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     return WKVLaunch(k, v, decay, bonus, first, documents, counted).backward(d_out.contiguous(), d_last)
 
 
