@@ -28,7 +28,7 @@ class RunningMean(regard.Body):
     def memory(self, width: int) -> "regard.FixedSize":
         return regard.FixedSize({"sums": (width,), "count": (1,)})
 
-    def flops(self, width: int, tokens: int, seen: int) -> int:
+    def flops(self, width: int, tokens: int, keys: int) -> int:
         return 2 * tokens * width * width
 
 

@@ -33,7 +33,10 @@ def test_a_model_that_is_not_installed_is_named_with_its_remedy(monkeypatch: pyt
         load("smollm2")
 
 
-@pytest.mark.parametrize("command", [("chat",), ("generate", "-p", "x"), ("export", "out"), ("verify",), ("plan",)])
+@pytest.mark.parametrize(
+    "command",
+    [("chat",), ("generate", "-p", "x"), ("export", "out"), ("verify",), ("plan",), ("serve",), ("lens", "-t", "x")],
+)
 def test_a_mistyped_name_is_not_taken_for_a_folder(command: tuple[str, ...]) -> None:
     name, *options = command
     refused = regard(name, "smolm2", *options)
