@@ -13,7 +13,7 @@ import torch
 
 from regard.kernels.attention.mask import Causal, Mask
 from regard.models.base import Model
-from regard.models.encoder_decoder import EncoderDecoder, reader_of
+from regard.models.encoder_decoder import EncoderDecoder, cross_attention_of
 from regard.parts.attention import Attention
 from regard.parts.block import Block, Sublayer
 from regard.parts.body import Body
@@ -98,7 +98,7 @@ def model_of(mixer: Body, position: Position) -> Model | Spec:
     body = read(mixer.to_dict() | {"position": position.to_dict()}, mixer.kind) if in_mixer else mixer
     block = Block((Sublayer(body), Sublayer(SwiGLU(40))))
     spec = decoder(block, position=NoPosition() if in_mixer else position)
-    return spec if reader_of(mixer) is None else EncoderDecoder(ENCODER, spec)
+    return spec if cross_attention_of(mixer) is None else EncoderDecoder(ENCODER, spec)
 
 
 def sized(mixer: Body, position: Position) -> tuple[Body, Position]:

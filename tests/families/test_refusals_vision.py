@@ -75,9 +75,9 @@ def test_unsupported_settings_are_refused(model_type: str, changes: dict, messag
         ("vit", {"patch_size": 16}, "shorter than a patch"),
         ("vit", {"num_hidden_layers": 0}, "times=0 must be positive"),
         ("clip", dual_config({"num_attention_heads": 3}, projection_dim=4), None),
-        ("siglip", dual_config(), "images have 24 dimensions and texts 16"),
-        ("llava", {"image_token_index": 1000}, "marker=1000 is no token"),
-        ("llava", {"vision_feature_layer": 3}, "asks for more than the 2 blocks"),
+        ("siglip", dual_config(), "image embeddings have 24 dimensions and text embeddings 16"),
+        ("llava", {"image_token_index": 1000}, "marker=1000 is not in the vocabulary"),
+        ("llava", {"vision_feature_layer": 3}, "exceeds the 2 blocks"),
     ],
 )
 def test_impossible_sizes_are_refused(model_type: str, changes: dict, message: str | None) -> None:

@@ -135,7 +135,7 @@ def test_outputs_and_hidden_states(pair: Pair) -> None:
 def test_projected_image_features(interleaved: Pair) -> None:
     images, spec = random_images(interleaved.ours.spec.vision), interleaved.ours.spec
     expected = interleaved.theirs.get_image_features(images).pooler_output
-    found = interleaved.ours.projector(interleaved.ours.look(images)[0][:, -spec.patches :])
+    found = interleaved.ours.projector(interleaved.ours.image_features(images)[0][:, -spec.patches :])
     assert error(found, torch.stack(tuple(expected))) <= LIMIT
 
 

@@ -304,7 +304,7 @@ def test_two_heads_on_one_stack_say_what_each_would_say() -> None:
     assert (found[0].shape, found[1].shape) == ((3, LENGTH, VOCAB), (3, 2))
     assert torch.equal(found[0], model.head.words(x, layout)) and torch.equal(found[1], model.head.pair(x, layout))
     assert model.head.words.vocab.weight is model.input.table.weight
-    with pytest.raises(ValueError, match="says two things"):
+    with pytest.raises(ValueError, match="has two outputs"):
         model(tokens, layout, outputs=True)
 
 
@@ -321,7 +321,7 @@ REFUSED = {
     ),
     "layers is empty": lambda: Encoder(Tokens(5), 8, ()),
     "has no effect here": lambda: Encoder(Tokens(5), 8, ENCODERS["rope"].layers, Rope()),
-    "makes 5 tokens, its positions support only 4": lambda: Encoder(
+    "has 5 tokens, its positions support only 4": lambda: Encoder(
         Patches((4, 4), (8, 8)), 8, ENCODERS["rope"].layers, Learned(4)
     ),
     "labels=0 must be positive": lambda: Classification(0),

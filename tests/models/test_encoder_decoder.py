@@ -367,11 +367,11 @@ def test_one_pass_is_every_prefix() -> None:
 ENCODER = Encoder(Tokens(VOCAB), WIDTH, (Repeat((READ,)),))
 PLAIN = Block((Sublayer(Attention(4)),))
 REFUSED = {
-    "never looks at the source": lambda: translator(ENCODER, PLAIN),
-    "the source is 12 wide; set source_width=12": lambda: translator(replace(ENCODER, width=12), WRITE),
-    "head is read by nobody": lambda: translator(replace(ENCODER, head=Pooled()), WRITE),
-    "needs Tokens on both sides": lambda: replace(translator(IMAGE, WRITE), shared=True),
-    "needs tables of one size; the source's is 30 × 24, the target's 31 × 24": lambda: replace(
+    "does not attend to the source": lambda: translator(ENCODER, PLAIN),
+    "but it has width 12; set source_width=12": lambda: translator(replace(ENCODER, width=12), WRITE),
+    "head, whose output is not used": lambda: translator(replace(ENCODER, head=Pooled()), WRITE),
+    "the source's input is patches; use Tokens": lambda: replace(translator(IMAGE, WRITE), shared=True),
+    "needs embedding tables of the same size; the source's is 30 × 24, the target's 31 × 24": lambda: replace(
         translator(replace(ENCODER, input=Tokens(30)), WRITE), shared=True
     ),
     "queries attend to the whole source": lambda: CrossAttention(4, mask=Causal()),

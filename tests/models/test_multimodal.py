@@ -240,10 +240,10 @@ def test_features_are_read_from_inside_the_vision() -> None:
     for hook in hooks:
         hook.remove()
     assert (spec.depths, spec.patches) == ((1, 2, 0), 6)
-    assert error(model.look(images)[0], torch.cat([seen[1], seen[2], seen[0]], -1)) <= 1e-12
+    assert error(model.image_features(images)[0], torch.cat([seen[1], seen[2], seen[0]], -1)) <= 1e-12
     assert model(prompt(spec, 1, 5, 2), images=images[:1]).shape == (1, 8, VOCAB)
-    with pytest.raises(SpecError, match=r"features=\(-4,\) asks for more than the 2 blocks"):
-        build(replace(spec, features=(-4,))).look(images)
+    with pytest.raises(SpecError, match=r"features=\(-4,\) exceeds the 2 blocks"):
+        build(replace(spec, features=(-4,))).image_features(images)
 
 
 def test_a_text_ends_at_its_first_end() -> None:
@@ -295,20 +295,22 @@ def test_experts_that_see_are_balanced_too() -> None:
 
 def test_places_and_images_must_agree() -> None:
     model, spec = build(READERS["rope"]), READERS["rope"]
-    with pytest.raises(ValueError, match="keep 4 places, 2 images take 4 each"):
+    with pytest.raises(ValueError, match="4 marker tokens, but 2 images have 4 patches each"):
         model(prompt(spec, 1, 5), images=pictures(2))
-    with pytest.raises(ValueError, match="keep 4 places, 0 images"):
+    with pytest.raises(ValueError, match="4 marker tokens, but 0 images"):
         model(prompt(spec, 1, 5))
 
 
 TEXT = Encoder(Tokens(5), 16, LOOK.layers, head=Pooled("last", 4))
 REFUSED = {
-    "reads no images; give it Patches": lambda: Interleaved(replace(TEXT, head=None), SPEAK, 5),
-    "head is read by nobody": lambda: Interleaved(vit(**{"image": 8, "patch": 4, "width": 24}), SPEAK, 5),
+    "vision encoder is tokens; use Patches": lambda: Interleaved(replace(TEXT, head=None), SPEAK, 5),
+    "head, whose output is not used": lambda: Interleaved(vit(**{"image": 8, "patch": 4, "width": 24}), SPEAK, 5),
     "projector: hidden=0 must be positive": lambda: Projector(0),
-    "marker=31 is no token": lambda: Interleaved(LOOK, SPEAK, 31),
-    "images have 16 dimensions and texts 4": lambda: DualEncoder(replace(LOOK, head=Pooled("cls")), TEXT),
-    "the image encoder needs a head that gives points": lambda: DualEncoder(LOOK, TEXT),
+    "marker=31 is not in the vocabulary": lambda: Interleaved(LOOK, SPEAK, 31),
+    "image embeddings have 16 dimensions and text embeddings 4": lambda: DualEncoder(
+        replace(LOOK, head=Pooled("cls")), TEXT
+    ),
+    "the image encoder needs a head with normalized embeddings": lambda: DualEncoder(LOOK, TEXT),
     "temperature=0.0 must be positive": lambda: replace(clip(**SMALL), temperature=0.0),
     "end=-1 must not be negative": lambda: replace(clip(**SMALL), end=-1),
 }

@@ -203,10 +203,10 @@ def half(*bodies: Body) -> tuple[Repeat, ...]:
 @pytest.mark.parametrize(
     ("reads", "writes", "said"),
     [
-        ((LSTM(),), (GRU(),), "the source ends with"),
-        ((LSTM(5),), (LSTM(),), "of one kind and size"),
-        ((SwiGLU(8),), (LSTM(),), "no layer of the source carries a state"),
-        ((LSTM(),), (SwiGLU(8),), "no layer of the target carries a state"),
+        ((LSTM(),), (GRU(),), "the source's state is"),
+        ((LSTM(5),), (LSTM(),), "of the same kind and size"),
+        ((SwiGLU(8),), (LSTM(),), "no layer of the source is recurrent"),
+        ((LSTM(),), (SwiGLU(8),), "no layer of the target is recurrent"),
         ((GRU(),), (AttentionRNN(GRU(), ScoredAttention(source=True, source_width=9)),), "source_width=6"),
     ],
 )
@@ -235,7 +235,7 @@ def test_a_row_cannot_begin_without_its_source():
     store = Contiguous(model.spec.memory(), 2, 8, torch.float64, source=8)
     late = TokenLayout(torch.tensor([[0, 1], [0, 0]]), valid=torch.tensor([[True, True], [False, False]]))
     model(SOURCE, TARGET[:, :2], None, late, store.begin_forward(late))
-    with pytest.raises(ValueError, match=r"rows \[1\] begin here, but there is no source"):
+    with pytest.raises(ValueError, match=r"rows \[1\] start here, but there is no source"):
         model(None, TARGET[:, :2], None, now := TokenLayout(torch.tensor([[2, 3], [0, 1]])), store.begin_forward(now))
 
 

@@ -150,7 +150,7 @@ def test_a_teachers_pupil_says_the_mean_of_two() -> None:
     x = model.read(data)[0].x
     expected = (model.head.labels(x[:, 0]) + model.head.teacher(x[:, 1])) / 2
     assert error(model(data), expected) <= 1e-12
-    with pytest.raises(SpecError, match="give it Patches with registers=1"):
+    with pytest.raises(SpecError, match="use Patches with cls=True and registers=1"):
         replace(vit(**SMALL), head=Distilled(3))
     with pytest.raises(SpecError, match="distilled: labels=0 must be positive"):
         Distilled(0)

@@ -62,7 +62,7 @@ class Decoder(Model["DecoderModule"]):
     def check(self) -> None:
         for name in ("vocab", "width"):
             require(getattr(self, name) > 0, f"decoder: {name}={getattr(self, name)} must be positive")
-        require(len(self.layers) > 0, "decoder: layers is empty; give at least one Repeat((block,), times)")
+        require(len(self.layers) > 0, "decoder: layers is empty; add at least one Repeat((block,), times)")
         require(self.context is None or self.context > 0, f"decoder: context={self.context} must be positive")
         require(self.softcap is None or self.softcap > 0, f"decoder: softcap={self.softcap} must be positive")
         require(

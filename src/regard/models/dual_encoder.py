@@ -1,8 +1,8 @@
-"""The dual encoder: images and texts as points in one space, near where they belong together.
+"""The dual encoder: embeddings of images and texts in one space, similar for matching pairs.
 
     logits_ij = image_i · text_j / τ (+ b)          Radford et al. 2021 (CLIP); with a bias Zhai et al. 2023 (SigLIP)
 
-Both encoders end in a `Pooled` head of one dimension. The temperature is learned, as the logarithm of 1/τ.
+Both encoders have a `Pooled` head of the same dimension. The temperature is learned, as the logarithm of 1/τ.
 """
 
 import math
@@ -25,17 +25,18 @@ from regard.spec import SpecError, require
 class DualEncoder(Model["DualEncoderModule"]):
     image: Encoder
     text: Encoder
-    temperature: float = 0.07  # at first
-    bias: float | None = None  # at first; None: there is none
-    end: int | None = None  # the token that ends a text: what stands behind the first one is padding
+    temperature: float = 0.07  # initial value
+    bias: float | None = None  # initial value; None: no bias
+    end: int | None = None  # the token that ends a text; tokens after the first one are padding
 
     def check(self) -> None:
         require(self.temperature > 0, f"dual_encoder: temperature={self.temperature} must be positive")
         require(self.end is None or self.end >= 0, f"dual_encoder: end={self.end} must not be negative")
-        dims = {name: space(name, getattr(self, name)) for name in ("image", "text")}
+        dims = {name: embedding_dim(name, getattr(self, name)) for name in ("image", "text")}
         require(
             dims["image"] == dims["text"],
-            f"dual_encoder: images have {dims['image']} dimensions and texts {dims['text']}; give both heads one dim",
+            f"dual_encoder: image embeddings have {dims['image']} dimensions and text embeddings {dims['text']}; set "
+            "the same dim in both heads",
         )
 
     def canonical(self, width: int) -> Self:
@@ -45,9 +46,9 @@ class DualEncoder(Model["DualEncoderModule"]):
         return DualEncoderModule(self, scheme)
 
 
-def space(name: str, encoder: Encoder) -> int:
+def embedding_dim(name: str, encoder: Encoder) -> int:
     if not (isinstance(encoder.head, Pooled) and encoder.head.normalize):
-        raise SpecError(f"dual_encoder: the {name} encoder needs a head that gives points of length one, Pooled()")
+        raise SpecError(f"dual_encoder: the {name} encoder needs a head with normalized embeddings; use Pooled()")
     return encoder.head.dim or encoder.head.pooled_dim(encoder.width)
 
 
@@ -63,17 +64,17 @@ class DualEncoderModule(nn.Module):
     def forward(
         self, images: Tensor, tokens: Tensor, layout: TokenLayout | None = None, outputs: bool = False
     ) -> Tensor | Outputs:
-        """n images and m texts -> (n, m) logits of belonging together; or all `outputs` that training wants."""
+        """n images and m texts -> (n, m) logits of each pair; or all `outputs` that an objective needs."""
         image, text = self.image(images, outputs=True), self.text(tokens, self.until_end(tokens, layout), outputs=True)
         logits = self.scale.exp() * image.logits @ text.logits.T  # (n, m)
         logits = logits if self.bias is None else logits + self.bias
         return Outputs(logits, (), add(image.losses, text.losses)) if outputs else logits
 
     def until_end(self, tokens: Tensor, layout: TokenLayout | None) -> TokenLayout | None:
-        """Where texts stand that are padded behind their end; CLIP's are padded with ends."""
+        """The layout with tokens after the first end token invalid; CLIP pads its texts with end tokens."""
         if self.spec.end is None:
             return layout
         layout = TokenLayout.whole(*tokens.shape, tokens.device) if layout is None else layout
         valid = torch.ones_like(tokens, dtype=torch.bool) if layout.valid is None else layout.valid
         ends = ((tokens == self.spec.end) & valid).long()
-        return replace(layout, valid=valid & (ends.cumsum(-1) == ends), ordered=False)  # no end, or the first
+        return replace(layout, valid=valid & (ends.cumsum(-1) == ends), ordered=False)  # up to the first end

@@ -49,16 +49,16 @@ class Encoder(Model["EncoderModule"]):
         for name in ("width", "embedding_dim", "context"):
             value = getattr(self, name)
             require(value is None or value > 0, f"encoder: {name}={value} must be positive")
-        require(len(self.layers) > 0, "encoder: layers is empty; give at least one Repeat((block,), times)")
+        require(len(self.layers) > 0, "encoder: layers is empty; add at least one Repeat((block,), times)")
         require(0 <= self.dropout < 1, f"encoder: dropout={self.dropout} must be in [0, 1)")
         self.position.check_place("stack")
         check_shared_bias(self.position, self.layers)
         check_widths(self.layers, self.width)
         if self.head is not None:
             self.head.check_input(self.input, self.table_dim, self.width)
-        made, reach = self.input.length, self.position.reach
-        if made is not None and reach is not None:
-            require(made <= reach, f"encoder: its input makes {made} tokens, its positions support only {reach}")
+        length, reach = self.input.length, self.position.reach
+        if length is not None and reach is not None:
+            require(length <= reach, f"encoder: its input has {length} tokens, its positions support only {reach}")
         if self.context is not None and reach is not None:
             require(
                 self.context <= reach, f"encoder: context={self.context} is longer than its positions reach, {reach}"
@@ -98,7 +98,7 @@ class EncoderModule(nn.Module):
         out = self.head(read.x, read.layout)
         if outputs and isinstance(out, tuple):
             raise ValueError(
-                f"{self.spec.head} says two things, and an objective reads one; train with either head alone"
+                f"{self.spec.head} has two outputs, but an objective uses one; train with one of its heads"
             )
         return Outputs(out, (), losses) if outputs else out
 
@@ -119,13 +119,13 @@ class EncoderModule(nn.Module):
         x = F.dropout(self.embedding_norm(self.position.embed(x, layout)), self.spec.dropout, self.training)
         return self.widen(x), layout  # (B, L, D)
 
-    def between(self, data: Tensor, depths: Sequence[int]) -> tuple[Tensor, Losses]:
+    def intermediate(self, data: Tensor, depths: Sequence[int]) -> tuple[Tensor, Losses]:
         """Hidden states after the given numbers of blocks, without the final norm, concatenated."""
         x, layout = self.embed(data)
         layout = self.position.share_bias(layout).with_embeddings(x)
-        seen, losses = [x], {}
+        hidden, losses = [x], {}
         for block in self.stack.blocks[: max(depths)]:
             x, more = block(x, layout)
-            seen.append(x)
+            hidden.append(x)
             losses = add(losses, more)
-        return torch.cat([seen[depth] for depth in depths], -1), losses  # (B, L, len(depths)·D)
+        return torch.cat([hidden[depth] for depth in depths], -1), losses  # (B, L, len(depths)·D)

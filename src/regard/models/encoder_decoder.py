@@ -1,10 +1,10 @@
-"""The encoder-decoder: one stack reads the source whole, another writes the target and looks at it by cross-attention.
+"""The encoder-decoder: an encoder computes hidden states of the source, and a decoder attends to them.
 
     h = encoder(source)      logits_t = decoder(target up to t, h)          Vaswani et al. 2017; T5, BART
 
-It has three attentions: the encoder's (both ways), the decoder's own (causal), and across. The source may be text, or
-an image in patches. Its keys and values are computed once and remembered beside the decoder's own, so that a step needs
-the source no more.
+It has three attentions: bidirectional in the encoder, causal in the decoder, and cross-attention from the decoder to
+the encoder. The source is a sequence of tokens or an image in patches. Its keys and values are computed once and cached
+beside the decoder's own, so that decoding steps do not need the source.
 """
 
 from dataclasses import dataclass
@@ -30,34 +30,38 @@ from regard.spec import SpecError, require
 
 @dataclass(frozen=True)
 class EncoderDecoder(Model["EncoderDecoderModule"]):
-    passes_state: ClassVar[bool] = False  # do the target's recurrences begin as the source's ended?
+    passes_state: ClassVar[bool] = False  # whether the target's recurrences start from the source's final states
 
     source: Encoder
     target: Decoder
-    shared: bool = False  # one table of embeddings for both
+    shared: bool = False  # one embedding table for both
 
     def check(self) -> None:
-        require(self.source.head is None, f"{self.kind}: the source's head is read by nobody; leave it out")
+        require(
+            self.source.head is None, f"{self.kind}: the source has a head, whose output is not used; set head=None"
+        )
         blocks = [block for run in self.target.layers for block in run.blocks]
-        across = [reader for block in blocks for s in block.sublayers if (reader := reader_of(s.body)) is not None]
+        across = [
+            found for block in blocks for s in block.sublayers if (found := cross_attention_of(s.body)) is not None
+        ]
         require(
             len(across) > 0 or self.passes_state,
-            "encoder_decoder: the target never looks at the source; give its blocks CrossAttention",
+            "encoder_decoder: the target does not attend to the source; add CrossAttention to its blocks",
         )
-        for reader in across:
-            reads = reader.source_width or self.target.width
+        for attention in across:
+            expected = attention.source_width or self.target.width
             require(
-                reads == self.source.width,
-                f"{self.kind}: {reader.kind} reads vectors of {reads}, the source is {self.source.width} wide; "
-                f"set source_width={self.source.width}",
+                expected == self.source.width,
+                f"{self.kind}: {attention.kind} expects a source of width {expected}, but it has width "
+                f"{self.source.width}; set source_width={self.source.width}",
             )
         if self.shared:
             source, target = self.source.input, self.target
             if not isinstance(source, Tokens):
-                raise SpecError(f"{self.kind}: shared=True needs Tokens on both sides")
+                raise SpecError(f"{self.kind}: shared=True, but the source's input is {source.kind}; use Tokens")
             require(
                 (source.vocab, self.source.table_dim) == (target.vocab, target.table_dim),
-                f"{self.kind}: shared=True needs tables of one size; the source's is {source.vocab} × "
+                f"{self.kind}: shared=True needs embedding tables of the same size; the source's is {source.vocab} × "
                 f"{self.source.table_dim}, the target's {target.vocab} × {target.table_dim}",
             )
 
@@ -68,11 +72,11 @@ class EncoderDecoder(Model["EncoderDecoderModule"]):
         return EncoderDecoderModule(self, scheme)
 
 
-def reader_of(body: Body) -> CrossAttention | ScoredAttention | None:
-    """The attention with which a body reads the source; None: it reads none."""
+def cross_attention_of(body: Body) -> CrossAttention | ScoredAttention | None:
+    """The attention of a body to the source; None if it has none."""
     body = body.attention if isinstance(body, AttentionRNN) else body
-    reads = isinstance(body, CrossAttention) or isinstance(body, ScoredAttention) and body.source
-    return body if reads else None
+    to_source = isinstance(body, CrossAttention) or isinstance(body, ScoredAttention) and body.source
+    return body if to_source else None
 
 
 class EncoderDecoderModule(nn.Module):
@@ -94,7 +98,7 @@ class EncoderDecoderModule(nn.Module):
         states: States | None = None,
         outputs: bool = False,
     ) -> Tensor | Outputs:
-        """tokens (B, L) -> logits (B, L, V). The source goes with a row's first tokens; then its state remembers it."""
+        """tokens (B, L) -> logits (B, L, V); the source is needed with a row's first tokens, later its state has it."""
         if source is None:
             return self.target(tokens, layout, states, outputs)
         layout = whole_layout(tokens) if layout is None else layout

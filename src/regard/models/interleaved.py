@@ -1,10 +1,10 @@
-"""Images among the words of a decoder: patches, projected, take the places that a marker token keeps for them.
+"""Images between the tokens of a decoder: projected patches replace the embeddings of marker tokens.
 
     x_t = W_2 gelu(W_1 patch) where token t is the marker, else E[token_t]          Liu et al. 2023 (LLaVA)
 
-An image before the text is a prompt that begins with as many markers as the image has patches; several images, or
-images between words, are no other case. Image tokens have positions like any token, so that padding, packing, caches
-and the loss work as they do for text. After the prompt there are no markers left, and decoding is the decoder's.
+Each image takes as many consecutive markers as it has patches; a prompt may contain several images anywhere. Image
+tokens have positions like any token, so that padding, packing, caches and the loss work as they do for text. Decoding
+is that of the decoder, because there are no markers after the prompt.
 """
 
 from collections.abc import Sequence
@@ -28,9 +28,9 @@ from regard.spec import Spec, SpecError, require
 
 @dataclass(frozen=True)
 class Projector(Spec):
-    """From the width of one model into that of another."""
+    """A two-layer MLP from the width of one model to that of another."""
 
-    hidden: int | None = None  # None: as wide as what it writes
+    hidden: int | None = None  # None: the output width
     activation: Activation = "gelu"
     bias: bool = True
 
@@ -57,39 +57,45 @@ class ProjectorModule(nn.Module):
 class Interleaved(Model["InterleavedModule"]):
     vision: Encoder
     decoder: Decoder
-    marker: int  # the token whose places images take
+    marker: int  # the token that patches replace
     projector: Projector = Projector()
-    features: tuple[int, ...] = ()  # where the vision is read, side by side: 0 its foot, -1 its top; none: its norm
-    whole: bool = False  # [CLS] and registers take places too
+    features: tuple[
+        int, ...
+    ] = ()  # blocks whose outputs are concatenated: 0 the embeddings, -1 the last; (): the final norm
+    whole: bool = False  # also use [CLS] and registers
 
     def check(self) -> None:
         if not isinstance(self.vision.input, Patches):
-            raise SpecError("interleaved: the vision encoder reads no images; give it Patches")
-        require(self.vision.head is None, "interleaved: the vision encoder's head is read by nobody; leave it out")
+            raise SpecError(f"interleaved: the input of the vision encoder is {self.vision.input.kind}; use Patches")
+        require(
+            self.vision.head is None,
+            "interleaved: the vision encoder has a head, whose output is not used; set head=None",
+        )
         require(
             0 <= self.marker < self.decoder.vocab,
-            f"interleaved: marker={self.marker} is no token; choose one of 0 to {self.decoder.vocab - 1}",
+            f"interleaved: marker={self.marker} is not in the vocabulary; choose one of 0 to {self.decoder.vocab - 1}",
         )
 
     @property
     def patches(self) -> int:
-        """How many places an image takes; unless it is wanted whole, [CLS] and registers stay behind."""
+        """Tokens per image; without `whole`, [CLS] and registers are left out."""
         assert isinstance(self.vision.input, Patches)
         return self.vision.input.length - (0 if self.whole else self.vision.input.first)
 
     @property
     def depths(self) -> tuple[int, ...]:
-        """Behind how many blocks its features are read."""
+        """The numbers of blocks after which features are taken."""
         blocks = sum(run.times * len(run.blocks) for run in self.vision.layers)
         for depth in self.features:
             require(
                 -blocks - 1 <= depth <= blocks,
-                f"interleaved: features={self.features} asks for more than the {blocks} blocks of the vision encoder",
+                f"interleaved: features={self.features} exceeds the {blocks} blocks of the vision encoder; use numbers "
+                f"from {-blocks - 1} to {blocks}",
             )
         return tuple(depth % (blocks + 1) for depth in self.features)
 
     def expand(self, tokens: Sequence[int]) -> list[int]:
-        """A text with one marker an image -> with as many as the image has patches."""
+        """Replace each marker, one per image, by as many markers as an image has patches."""
         return [t for token in tokens for t in [token] * (self.patches if token == self.marker else 1)]
 
     def memory(self) -> tuple[tuple[Memory, ...], ...]:
@@ -116,7 +122,7 @@ class InterleavedModule(nn.Module):
         images: Tensor | None = None,
         outputs: bool = False,
     ) -> Tensor | Outputs:
-        """tokens (B, L) and images (n, C, height, width), in the order of their places -> logits (B, L, V)"""
+        """tokens (B, L) and images (n, C, height, width), in the order of their markers -> logits (B, L, V)"""
         layout = TokenLayout.whole(*tokens.shape, tokens.device) if layout is None else layout
         embeddings, losses = self.embed(tokens, images)
         out = self.decoder(tokens, layout, states, outputs, embeddings)
@@ -126,25 +132,26 @@ class InterleavedModule(nn.Module):
         """Embeddings (B, L, D) with projected patches in place of the markers; and the vision encoder's losses."""
         x, marked = self.decoder.embed(tokens), tokens == self.spec.marker
         if images is None:
-            self.refuse_other(marked, 0)
+            self.check_markers(marked, 0)
             return x, {}
-        self.refuse_other(marked, len(images))
-        seen, losses = self.look(images)
-        patches = self.projector(seen[:, -self.spec.patches :])  # (n, P, D)
+        self.check_markers(marked, len(images))
+        features, losses = self.image_features(images)
+        patches = self.projector(features[:, -self.spec.patches :])  # (n, P, D)
         return x.masked_scatter(marked.unsqueeze(-1), patches.to(x.dtype)), losses
 
-    def look(self, images: Tensor) -> tuple[Tensor, Losses]:
-        """What the vision encoder says of each image's tokens."""
+    def image_features(self, images: Tensor) -> tuple[Tensor, Losses]:
+        """The vision encoder's hidden states of every image (n, P, F), and its losses."""
         if self.spec.features:
-            return self.vision.between(images, self.spec.depths)
+            return self.vision.intermediate(images, self.spec.depths)
         read, losses = self.vision.read(images)
         return read.x, losses
 
-    def refuse_other(self, marked: Tensor, images: int) -> None:
-        """Raise where these images do not fill these places; asked only where the answer is at hand."""
+    def check_markers(self, marked: Tensor, images: int) -> None:
+        """Raise ValueError unless the patches fill the markers; not on a GPU, where the check would synchronize."""
         if marked.device.type == "cpu" and not torch.compiler.is_compiling():
-            places, patches = int(marked.sum()), self.spec.patches
-            if places != images * patches:
+            markers, patches = int(marked.sum()), self.spec.patches
+            if markers != images * patches:
                 raise ValueError(
-                    f"the tokens keep {places} places, {images} images take {patches} each; `expand` puts the markers"
+                    f"there are {markers} marker tokens, but {images} images have {patches} patches each; insert the "
+                    "markers with `expand`"
                 )

@@ -24,7 +24,7 @@ from regard.parts.cross_attention import CrossAttention
 from regard.parts.position.base import Position
 from regard.spec import KINDS, REGISTERED, Spec, SpecError, class_of, hints, kind_of, nearest, plain, read, require
 
-SHORT = {"sinks": "sinks_and_window", "linear": "linear_attention", "convolution": "short_convolution"}
+ABBREVIATIONS = {"sinks": "sinks_and_window", "linear": "linear_attention", "convolution": "short_convolution"}
 ModelSpec = TypeVar("ModelSpec", bound=Spec)
 
 
@@ -53,7 +53,7 @@ def tile(block: Block, pattern: str, depth: int) -> tuple[Repeat, ...]:
 def retile(spec: ModelSpec, pattern: str) -> ModelSpec:
     """The same model and depth with this pattern, applied to its first block with attention."""
     layers: tuple[Repeat, ...] = getattr(spec, "layers", ())
-    require(len(layers) > 0, f"{spec.kind} has no layers of its own; write patterns into its stacks")
+    require(len(layers) > 0, f"{spec.kind} has no layers of its own; write patterns in its stacks")
     require(
         not any(run.tied for run in layers),
         f"{spec.kind}: its layers share weights (tied=True), and a pattern gives each layer its own; set tied=False",
@@ -66,32 +66,32 @@ def retile(spec: ModelSpec, pattern: str) -> ModelSpec:
 
 def apply_terms(block: Block, layer: LayerTerms, pattern: str) -> Block:
     try:
-        for word in layer.words:
-            block = apply_term(block, word)
+        for term in layer.terms:
+            block = apply_term(block, term)
     except SpecError as error:
         raise SpecError(f"pattern {pattern!r}: {error}") from None
     return block
 
 
-def apply_term(block: Block, word: Term) -> Block:
+def apply_term(block: Block, term: Term) -> Block:
     """The block with the mask, position, mixer or feed-forward of this term."""
-    cls = layer_class(word.name)
-    place = sublayer_index(block, cls)
-    body = block.sublayers[place].body
-    new = with_attention_field(body, word, cls) if issubclass(cls, Mask | Position) else with_body(body, word, cls)
+    cls = layer_class(term.name)
+    index = sublayer_index(block, cls)
+    body = block.sublayers[index].body
+    new = with_attention_field(body, term, cls) if issubclass(cls, Mask | Position) else with_body(body, term, cls)
     sublayers = list(block.sublayers)
-    sublayers[place] = dataclasses.replace(sublayers[place], body=new)
+    sublayers[index] = dataclasses.replace(sublayers[index], body=new)
     return dataclasses.replace(block, sublayers=tuple(sublayers))
 
 
 def layer_class(name: str) -> type[Spec]:
     """The class of a term."""
-    places = {kind: place for kind, place in KINDS.items() if place.startswith(("regard.kernels.", "regard.parts."))}
-    words = {
-        kind: kind for kind in (*places, *REGISTERED) if issubclass(class_of(kind, ""), Mask | Position | Body)
-    } | SHORT
-    require(name in words, f"there is no layer {name!r}; {nearest(name, words)}")
-    return class_of(words[name], "")
+    parts = [kind for kind, path in KINDS.items() if path.startswith(("regard.kernels.", "regard.parts."))]
+    kinds = {
+        kind: kind for kind in (*parts, *REGISTERED) if issubclass(class_of(kind, ""), Mask | Position | Body)
+    } | ABBREVIATIONS
+    require(name in kinds, f"there is no layer {name!r}; {nearest(name, kinds)}")
+    return class_of(kinds[name], "")
 
 
 def sublayer_index(block: Block, cls: type[Spec]) -> int:
@@ -104,56 +104,59 @@ def sublayer_index(block: Block, cls: type[Spec]) -> int:
             return False
         return field in hints(type(body)) if field else issubclass(cls, Body) and body.mixes == cls.mixes
 
-    found = [place for place, sublayer in enumerate(block.sublayers) if fits(sublayer)]
+    found = [index for index, sublayer in enumerate(block.sublayers) if fits(sublayer)]
     has = ", ".join(sublayer.body.kind for sublayer in block.sublayers)
     what = f"has a {field}" if field else "mixes tokens" if getattr(cls, "mixes", False) else "works within a token"
-    require(bool(found), f"the block has {has}, and none {what}; give a block whose attention the pattern can change")
+    require(bool(found), f"the block has {has}, and none {what}; use a block with such a sublayer")
     return found[0]
 
 
-def with_attention_field(body: Body, word: Term, cls: type[Spec]) -> Body:
+def with_attention_field(body: Body, term: Term, cls: type[Spec]) -> Body:
     """The attention with the mask or position of this term, and with its other fields."""
     field = "mask" if issubclass(cls, Mask) else "position"
     mine, theirs = hints(cls), hints(type(body))
-    own = Term(word.name, [a for a in word.places if not isinstance(a, Term)], {})
+    own = Term(term.name, [a for a in term.positional if not isinstance(a, Term)], {})
     other: dict[str, Any] = {}
-    for argument in (a for a in word.places if isinstance(a, Term)):
-        require(issubclass(class_of(argument.name, word.name), Position), f"{word.name}: give {argument.name} a name")
+    for argument in (a for a in term.positional if isinstance(a, Term)):
+        require(
+            issubclass(class_of(argument.name, term.name), Position),
+            f"{term.name}: {argument.name} needs the name of a field, as in field={argument.name}",
+        )
         other["position"] = argument
-    for name, value in word.named.items():
-        require(name in mine or name in theirs, f"{word.name} has no {name!r}; {nearest(name, {*mine, *theirs})}")
+    for name, value in term.named.items():
+        require(name in mine or name in theirs, f"{term.name} has no {name!r}; {nearest(name, {*mine, *theirs})}")
         (own.named if name in mine else other)[name] = value
-    made = term_data(own, cls)
-    before = getattr(body, "mask", None)
-    causal = before is None or before.causal
+    data = term_data(own, cls)
+    old = getattr(body, "mask", None)
+    causal = old is None or old.causal
     if cls is class_of("full", "") and causal:
-        made = before and {"kind": "causal"}  # None: the model decides
+        data = old and {"kind": "causal"}  # None: the model decides
     elif "causal" in mine:
-        made = {"causal": causal} | made
-    new = body.to_dict() | {name: field_data(value, theirs[name]) for name, value in other.items()} | {field: made}
-    return read(new, word.name)  # ty: ignore[invalid-return-type]
+        data = {"causal": causal} | data
+    new = body.to_dict() | {name: field_data(value, theirs[name]) for name, value in other.items()} | {field: data}
+    return read(new, term.name)  # ty: ignore[invalid-return-type]
 
 
-def with_body(body: Body, word: Term, cls: type[Spec]) -> Body:
+def with_body(body: Body, term: Term, cls: type[Spec]) -> Body:
     """The body of this term, with the fields it shares with the old one; experts take the old one as expert."""
     common = {name: plain(getattr(body, name)) for name in hints(type(body)) if name in hints(cls)}
     common = {name: value for name, value in common.items() if value is not None} | {"expert": body.to_dict()}
-    given = term_data(word, cls)
-    return read({name: v for name, v in common.items() if name in hints(cls)} | given, word.name)  # ty: ignore
+    given = term_data(term, cls)
+    return read({name: v for name, v in common.items() if name in hints(cls)} | given, term.name)  # ty: ignore
 
 
-def term_data(word: Term, cls: type[Spec]) -> dict[str, Any]:
+def term_data(term: Term, cls: type[Spec]) -> dict[str, Any]:
     """The term as plain data of a spec; positional values fill the fields in order."""
     expected = hints(cls)
     require(
-        len(word.places) <= len(expected),
-        f"{word.name} takes {len(expected)} values ({', '.join(expected) or 'none'}), found {len(word.places)}",
+        len(term.positional) <= len(expected),
+        f"{term.name} takes {len(expected)} values ({', '.join(expected) or 'none'}), found {len(term.positional)}",
     )
-    given = dict(zip(expected, word.places, strict=False))
-    for name in word.named:
-        require(name not in given, f"{word.name}: {name} is given twice")
-        require(name in expected, f"{word.name} has no {name!r}; {nearest(name, expected)}")
-    return {"kind": kind_of(cls)} | {name: field_data(v, expected[name]) for name, v in (given | word.named).items()}
+    given = dict(zip(expected, term.positional, strict=False))
+    for name in term.named:
+        require(name not in given, f"{term.name}: {name} is given twice")
+        require(name in expected, f"{term.name} has no {name!r}; {nearest(name, expected)}")
+    return {"kind": kind_of(cls)} | {name: field_data(v, expected[name]) for name, v in (given | term.named).items()}
 
 
 def field_data(value: Any, hint: Any) -> Any:

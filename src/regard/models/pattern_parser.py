@@ -1,8 +1,8 @@
-"""The grammar of patterns: words with values in brackets, read without knowing what they mean.
+"""The grammar of patterns; the names are looked up later (pattern.py).
 
-pattern = layer ("," layer)*        layer = [number "*"] word ("+" word)*
-word    = name ["(" [value ("," value)*] ")"]
-value   = [name "="] (number | true | false | word | "[" value ("," value)* "]")
+pattern = layer ("," layer)*        layer = [number "*"] term ("+" term)*
+term    = name ["(" [value ("," value)*] ")"]
+value   = [name "="] (number | true | false | term | "[" value ("," value)* "]")
 """
 
 import re
@@ -17,13 +17,13 @@ TOKEN = re.compile(r"\s*(?:(?P<number>-?\d+(?:\.\d*)?(?:[eE][-+]?\d+)?)|(?P<name
 @dataclass(frozen=True)
 class Term:
     name: str
-    places: list[Any] = field(default_factory=list)  # values by place
+    positional: list[Any] = field(default_factory=list)
     named: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class LayerTerms:
-    words: tuple[Term, ...]
+    terms: tuple[Term, ...]
     times: int = 1
 
 
@@ -33,13 +33,13 @@ def parse(pattern: str) -> list[LayerTerms]:
 
 class PatternParser:
     def __init__(self, text: str):
-        self.text, self.tokens, place = text, [], 0
-        while text[place:].strip():
-            found = TOKEN.match(text, place)
+        self.text, self.tokens, start = text, [], 0
+        while text[start:].strip():
+            found = TOKEN.match(text, start)
             if found is None:
-                raise SpecError(f"pattern {text!r}: {text[place:].strip()[0]!r} means nothing here")
+                raise SpecError(f"pattern {text!r}: unexpected character {text[start:].strip()[0]!r}")
             self.tokens.append((found.lastgroup, found[0].strip()))
-            place = found.end()
+            start = found.end()
         self.tokens.append(("end", "the end"))
 
     def pattern(self) -> list[LayerTerms]:
@@ -55,35 +55,37 @@ class PatternParser:
         if self.tokens[0][0] == "number":
             times = self.number()
             if not isinstance(times, int) or not 1 <= times <= 10_000:
-                raise SpecError(f"pattern {self.text!r}: a layer stands there 1 to 10000 times, not {times}")
-            self.want("*")
-        words = [self.word()]
+                raise SpecError(f"pattern {self.text!r}: {times} repetitions of a layer; use 1 to 10000")
+            self.require("*")
+        terms = [self.term()]
         while self.take("+"):
-            words.append(self.word())
-        return LayerTerms(tuple(words), times)
+            terms.append(self.term())
+        return LayerTerms(tuple(terms), times)
 
-    def word(self) -> Term:
+    def term(self) -> Term:
         if self.tokens[0][0] != "name":
-            self.expected("a word such as window(256) or full")
-        word = Term(self.tokens.pop(0)[1])
+            self.expected("a term such as window(256) or full")
+        term = Term(self.tokens.pop(0)[1])
         if self.take("(") and not self.take(")"):
-            self.argument(word)
+            self.argument(term)
             while self.take(","):
-                self.argument(word)
-            self.want(")")
-        return word
+                self.argument(term)
+            self.require(")")
+        return term
 
-    def argument(self, word: Term) -> None:
+    def argument(self, term: Term) -> None:
         if self.tokens[0][0] == "name" and self.tokens[1][1] == "=":
             name = self.tokens.pop(0)[1]
-            self.want("=")
-            if name in word.named:
-                raise SpecError(f"pattern {self.text!r}: {word.name} says {name} twice")
-            word.named[name] = self.value()
-        elif word.named:
-            raise SpecError(f"pattern {self.text!r}: {word.name} has a value without a name behind one that has one")
+            self.require("=")
+            if name in term.named:
+                raise SpecError(f"pattern {self.text!r}: {term.name} has {name} twice; remove one")
+            term.named[name] = self.value()
+        elif term.named:
+            raise SpecError(
+                f"pattern {self.text!r}: {term.name} has a positional value after a named one; name it, or put it first"
+            )
         else:
-            word.places.append(self.value())
+            term.positional.append(self.value())
 
     def value(self) -> Any:
         if self.tokens[0][0] == "number":
@@ -92,10 +94,10 @@ class PatternParser:
             values = [self.value()]
             while self.take(","):
                 values.append(self.value())
-            self.want("]")
+            self.require("]")
             return values
-        word = self.word()
-        return {"true": True, "false": False}.get(word.name, word)
+        term = self.term()
+        return {"true": True, "false": False}.get(term.name, term)
 
     def number(self) -> int | float:
         text = self.tokens.pop(0)[1]
@@ -107,7 +109,7 @@ class PatternParser:
             self.tokens.pop(0)
         return found
 
-    def want(self, sign: str) -> None:
+    def require(self, sign: str) -> None:
         if not self.take(sign):
             self.expected(repr(sign))
 

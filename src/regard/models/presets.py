@@ -1,4 +1,4 @@
-"""Well-known shapes as specs, by their own numbers. A size can be changed to make a small one of the same kind.
+"""Published models as specs, with their sizes as defaults; smaller sizes make a small model of the same kind.
 
 transformer_2017   Vaswani et al. 2017, base        bert   Devlin et al. 2018, base
 vit                Dosovitskiy et al. 2020, B/16    clip   Radford et al. 2021, ViT-B/32
@@ -21,13 +21,13 @@ from regard.parts.patches import Patches
 from regard.parts.position.learned import Learned
 from regard.parts.position.sinusoidal import Sinusoidal
 
-BERT_DENSE = Dense("gelu", LayerNorm(1e-12))  # before its table of words
+BERT_DENSE = Dense("gelu", LayerNorm(1e-12))  # before the projection to the vocabulary
 
 
 def transformer_2017(
     vocab: int = 37000, width: int = 512, heads: int = 8, hidden: int = 2048, layers: int = 6, dropout: float = 0.1
 ) -> EncoderDecoder:
-    """Projections have no biases in its equations; the two stacks and the head share one table, scaled by √width."""
+    """Projections have no biases, as in the paper's equations; both embeddings and the head share one table."""
     norm, scale = LayerNorm(), width**0.5
     feedforward = Sublayer(FeedForward(hidden, "relu"), norm)
     read = Block((Sublayer(Attention(heads, mask=Full()), norm), feedforward), style="post", dropout=dropout)
@@ -40,7 +40,7 @@ def transformer_2017(
             width,
             (Repeat((write,), layers),),
             Sinusoidal(),
-            norm=NoNorm(),  # every sublayer ends in one
+            norm=NoNorm(),  # every sublayer ends in a norm
             embedding_scale=scale,
             dropout=dropout,
         ),
@@ -88,21 +88,26 @@ def clip(
 ) -> DualEncoder:  # fmt: skip
     norm = LayerNorm()
     patches = Patches((patch, patch), (image, image), bias=False)
-    look = pre_norm(heads, 4 * width, norm, Full(), "quick_gelu")
-    read = pre_norm(text_heads, 4 * text_width, norm, Causal(), "quick_gelu")
-    seeing = Encoder(
+    image_block = pre_norm(heads, 4 * width, norm, Full(), "quick_gelu")
+    text_block = pre_norm(text_heads, 4 * text_width, norm, Causal(), "quick_gelu")
+    image_encoder = Encoder(
         patches,
         width,
-        (Repeat((look,), layers),),
+        (Repeat((image_block,), layers),),
         Learned(patches.length),
         embedding_norm=norm,
         norm=norm,
         head=Pooled("cls", dim),
     )
-    reading = Encoder(
-        Tokens(vocab), text_width, (Repeat((read,), layers),), Learned(length), norm=norm, head=Pooled("last", dim)
+    text_encoder = Encoder(
+        Tokens(vocab),
+        text_width,
+        (Repeat((text_block,), layers),),
+        Learned(length),
+        norm=norm,
+        head=Pooled("last", dim),
     )
-    return DualEncoder(seeing, reading)
+    return DualEncoder(image_encoder, text_encoder)
 
 
 def pre_norm(heads: int, hidden: int, norm: LayerNorm, mask: Mask, activation: Activation) -> Block:
