@@ -84,7 +84,7 @@ def test_portions_do_not_change_the_result(mask: str, monkeypatch: pytest.Monkey
     [BigBird(4, 3, 2, 1, length=64), BigBird(2, 1, 3, 2, length=64), Longformer(2, 4), Longformer(1, 16)],
     ids=str,
 )
-def test_dense_queries_at_any_length(mask: Mask) -> None:
+def test_dense_queries_of_any_length_equal_the_reference(mask: Mask) -> None:
     for length in range(1, 40):
         layout, generator = TokenLayout.whole(1, length), torch.Generator().manual_seed(length)
         shape = (1, 2, length, 4)
@@ -129,7 +129,7 @@ def test_cpu_blocks_equal_the_reference(name: str, heads: str, runs_on_cpu: list
 
 
 @pytest.mark.parametrize("name", ["window", "dilated", "longformer", "bigbird"])
-def test_gradients_of_cpu_blocks(name: str, runs_on_cpu: list[bool]) -> None:
+def test_gradcheck_of_cpu_blocks(name: str, runs_on_cpu: list[bool]) -> None:
     layout, options = TokenLayout.whole(1, 21), ScoreOptions(MASKS[name], 0.7)
     shapes = [(1, 21, 4, 3), (1, 21, 2, 3), (1, 21, 2, 3)]  # in the memory order of projections
     tensors = [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
@@ -147,7 +147,7 @@ def test_gradients_of_cpu_blocks(name: str, runs_on_cpu: list[bool]) -> None:
     assert all(runs_on_cpu)
 
 
-def test_cpu_blocks_in_float32() -> None:
+def test_cpu_blocks_are_accurate_in_float32() -> None:
     """Long enough for the CPU path; the error against float64 is at most twice that of PyTorch's kernel."""
     for mask in (Window(100), Longformer(100, 16), BigBird(64, 3, 2, 3, length=1024)):
         layout, options = TokenLayout.whole(1, 1024), ScoreOptions(mask, 0.125)
@@ -161,7 +161,7 @@ def test_cpu_blocks_in_float32() -> None:
             assert (f - e).abs().max() <= 2 * (p - e).abs().max() + ulp
 
 
-def test_cases_without_cpu_blocks(runs_on_cpu: list[bool]) -> None:
+def test_unsuitable_cases_do_not_use_cpu_blocks(runs_on_cpu: list[bool]) -> None:
     tensors, layout, mask = (
         inputs("multi-head", LAYOUTS["ordered"], torch.float32, value=DIM),
         TokenLayout.whole(2, 37),
@@ -197,7 +197,7 @@ def test_dense_blocks_contain_all_allowed_keys_once() -> None:
 
 @pytest.mark.ledger("sp.window")
 @pytest.mark.parametrize("w", [63, 64, 65])
-def test_long_windows_at_their_edges(w: int) -> None:
+def test_long_windows_equal_the_reference(w: int) -> None:
     """Long enough that the inner blocks share one mask."""
     layout, n = TokenLayout.whole(1, 700), 700
     generator = torch.Generator().manual_seed(0)

@@ -94,7 +94,7 @@ def slots(span: int) -> Tensor:
     return torch.arange(span, device=DEVICE).expand(2, span) < KEYS
 
 
-def test_keys_in_any_order_with_empty_slots() -> None:
+def test_keys_in_any_order_with_empty_slots_equal_the_reference() -> None:
     """As from a ring store: positions in any order, some slots empty."""
     q, k, v, layout = inputs("grouped-query", 2)
     order = torch.stack([torch.randperm(KEYS) for _ in range(2)]).to(DEVICE)

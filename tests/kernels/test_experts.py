@@ -78,7 +78,7 @@ def test_autocast_casts_as_for_a_linear_layer() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_shapes_on_the_meta_device(dtype: torch.dtype) -> None:
+def test_meta_tensors_have_the_shape_of_the_product(dtype: torch.dtype) -> None:
     x, weight, bias = (tensor.to("meta") for tensor in draw(dtype))
     assert grouped_linear(x, weight, bias, torch.empty(4, dtype=torch.int64, device="meta")).shape == (12, 8)
 

@@ -96,7 +96,7 @@ def test_diagonal_discretisation_equals_that_of_the_matrix(full, diagonal) -> No
     assert found.abs().max() < 1  # a stable system stays stable
 
 
-def test_zero_order_hold_of_a_singular_matrix() -> None:
+def test_zero_order_hold_of_a_singular_matrix_is_exact() -> None:
     A, b = torch.tensor([[0.0, 1.0], [0.0, 0.0]]), torch.tensor([0.0, 1.0])
     Ab, Bb = zero_order_hold(A, b, 0.5)
     assert torch.allclose(Ab, torch.tensor([[1.0, 0.5], [0.0, 1.0]]))

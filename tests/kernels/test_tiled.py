@@ -141,8 +141,7 @@ def test_statistics_equal_those_of_the_weight_matrix(layout: str, mask: str, ext
     assert not found.entropy[without_key].any()
 
 
-def test_entropy_of_one_hot_and_uniform_weights() -> None:
-    """0 for all weight on one key, log n for equal weights."""
+def test_entropy_is_zero_for_one_hot_and_log_n_for_uniform_weights() -> None:
     n = 24
     q, same = torch.eye(n).view(1, 1, n, n), torch.zeros(1, 1, n, n)
     sharp = attend_with_statistics(q, q, q, TokenLayout.whole(1, n), ScoreOptions(MASKS["full"], 200.0))[1]
