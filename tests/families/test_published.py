@@ -1,7 +1,7 @@
 """Published configs are read, written and their parameters counted, on the meta device.
 
 `published.jsonl` has one model per line. The keys that such files have and no family uses are added to each. The counts
-are those of `transformers`' classes, without their tensors that are no weights here (sinusoids, BERT's unused pooler),
+are those of `transformers`' classes, without their tensors that are no weights here (sinusoids),
 and with our weights that are buffers there (biases of logits and of routers).
 """
 
@@ -31,6 +31,7 @@ UNUSED_KEYS = {
 }
 
 
+@pytest.mark.filterwarnings("ignore:switch_transformers. expert_capacity:UserWarning")
 @pytest.mark.parametrize("model", PUBLISHED, ids=lambda model: model["name"])
 def test_a_published_config_has_the_published_parameter_count(model: dict[str, Any]) -> None:
     foreign = family(model["config"]["model_type"])

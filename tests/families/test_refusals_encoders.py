@@ -11,7 +11,7 @@ from regard.kernels.attention.mask import Full
 from regard.kernels.attention.patterns.longformer import Longformer
 from regard.kernels.attention.patterns.window import Window
 from regard.models.encoder import Encoder
-from regard.models.heads import Classification, Pooled
+from regard.models.heads import Classification, Pooled, Pooler
 from regard.models.stack import Repeat
 from regard.parts.attention import Attention
 from regard.parts.big_bird_attention import BigBirdAttention
@@ -43,8 +43,9 @@ def mask(spec: Encoder) -> Any:
 
 
 @pytest.mark.parametrize("model_type", SETTINGS)
-def test_a_config_without_a_class_has_no_head(model_type: str) -> None:
-    assert read(model_type).head is None
+def test_a_config_without_a_class_is_a_base_model(model_type: str) -> None:
+    pooler = Pooler() if model_type in ("bert", "roberta", "longformer", "big_bird") else None
+    assert read(model_type).head == pooler
 
 
 @pytest.mark.parametrize(

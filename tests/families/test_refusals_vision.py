@@ -43,7 +43,7 @@ def spec(model_type: str, **changes: Any) -> Any:
         (
             "deit",
             {"architectures": ["ViTModel"]},
-            "architectures='ViTModel' is not supported; did you mean 'DeiTModel'",
+            "architectures='ViTModel' is not supported; choose one of DeiTModel, DeiTForImage",
         ),
         ("dinov2", {"image_size": [8, 12]}, "image_size=.* must be square"),
         ("clip", dual_config({"eos_token_id": [1, 2]}), r"text_config: eos_token_id=\[1, 2\] must be int"),
