@@ -23,7 +23,7 @@ from regard.models.encoder import Encoder
 from regard.models.interleaved import Interleaved
 from regard.objectives.contrastive import LOSSES
 from tests.families.cases import one_per_class, params
-from tests.families.cases.vision import CASES, DUAL_ENCODERS, END_TOKEN, IMAGE_TOKEN, INTERLEAVED
+from tests.families.cases.vision import CASES, DINO, DUAL_ENCODERS, END_TOKEN, IMAGE_TOKEN, INTERLEAVED
 from tests.families.pairs import (
     LIMIT,
     Pair,
@@ -264,3 +264,14 @@ def test_files_of_transformers_4_are_read(tmp_path: Path, tmp_path_factory: pyte
         again = load(pair.folder)
         given = inputs(again.spec)
         assert torch.equal(our_output(again, given), our_output(pair.ours, given))
+
+
+@pytest.mark.parametrize("size", [(20, 20), (8, 8), (12, 24), (15, 29)])
+@torch.no_grad()
+def test_images_of_another_size_have_interpolated_positions(size: tuple[int, int], tmp_path: Path) -> None:
+    """DINOv2 is published for images of 518 × 518 and mostly used with 224 × 224."""
+    for model in ("Dinov2Model", "Dinov2ForImageClassification"):
+        settings = DINO | {"image_size": 12, "patch_size": 4}
+        pair = make_pair((model, settings), tmp_path / model)
+        images = torch.randn(2, 3, *size, generator=torch.Generator().manual_seed(5))
+        assert error(our_output(pair.ours, {"pixel_values": images}), their_output(pair.theirs(images))) <= LIMIT

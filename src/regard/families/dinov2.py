@@ -1,9 +1,11 @@
 """DINOv2 (Oquab et al. 2023): a vision transformer trained without labels, with a learned scale after every sublayer.
 
 The largest one has a SwiGLU with two thirds of the hidden width of the plain feed-forward. The classifier reads [CLS]
-concatenated with the mean of the patches. The vector that replaced masked patches in training is not kept.
+concatenated with the mean of the patches. For images of another size the positions are interpolated. The vector that
+replaced masked patches in training is not kept.
 """
 
+from dataclasses import replace
 from typing import Any
 
 from regard.families.common.config_reader import ACTIVATION_NAMES, Config
@@ -35,7 +37,7 @@ def spec(config: dict[str, Any]) -> Encoder:
     theirs = Config("dinov2", config)
     norm, scale = LayerNorm(theirs.number("layer_norm_eps", 1e-6)), theirs.number("layerscale_value", 1.0)
     sublayers = (Sublayer(body, norm, scale=scale) for body in (read_attention(theirs), read_feedforward(theirs)))
-    patches = require_squares(read_patches(theirs, 14), "dinov2")
+    patches = replace(require_squares(read_patches(theirs, 14), "dinov2"), any_size=True)
     return read_encoder(theirs, patches, Block(tuple(sublayers)), heads(theirs))
 
 

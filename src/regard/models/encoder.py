@@ -24,7 +24,9 @@ from regard.models.stack import Repeat, Stack, States, check_shared_bias, check_
 from regard.parts.block import Block, Losses, add, build
 from regard.parts.input import Input
 from regard.parts.norm import Norm
+from regard.parts.patches import Patches, resize_grid
 from regard.parts.position.base import NoPosition, Position
+from regard.parts.position.learned import Learned, LearnedModule
 from regard.spec import require
 
 
@@ -56,6 +58,11 @@ class Encoder(Model["EncoderModule"]):
         check_widths(self.layers, self.width)
         if self.head is not None:
             self.head.check_input(self.input, self.table_dim, self.width)
+        if isinstance(self.input, Patches) and self.input.any_size:
+            require(
+                isinstance(self.position, Learned) and self.position.offset == 0,
+                f"encoder: any_size=True interpolates Learned positions, but position is {self.position.kind}",
+            )
         length, reach = self.input.length, self.position.reach
         if length is not None and reach is not None:
             require(length <= reach, f"encoder: its input has {length} tokens, its positions support only {reach}")
@@ -116,8 +123,17 @@ class EncoderModule(nn.Module):
         """The input of the stack (B, L, D) and its layout."""
         x = self.input(data, types)  # (B, L, table_dim)
         layout = TokenLayout.whole(*x.shape[:2], x.device) if layout is None else layout
-        x = F.dropout(self.embedding_norm(self.position.embed(x, layout)), self.spec.dropout, self.training)
+        x = F.dropout(self.embedding_norm(self.add_positions(x, layout, data)), self.spec.dropout, self.training)
         return self.widen(x), layout  # (B, L, D)
+
+    def add_positions(self, x: Tensor, layout: TokenLayout, data: Tensor) -> Tensor:
+        """The embeddings with their positions, which are interpolated if the images have another size."""
+        patches = self.spec.input
+        if not (isinstance(patches, Patches) and patches.any_size) or data.shape[2:] == patches.image:
+            return self.position.embed(x, layout)
+        assert isinstance(self.position, LearnedModule), "checked in Encoder"
+        grid = patches.grid_of(tuple(data.shape[2:]))
+        return x + resize_grid(self.position.table.weight, patches.grid, grid, patches.first)
 
     def intermediate(self, data: Tensor, depths: Sequence[int]) -> tuple[Tensor, Losses]:
         """Hidden states after the given numbers of blocks, without the final norm, concatenated."""

@@ -5,7 +5,7 @@
 Learned vectors may precede the patches: [CLS], which represents the image (Dosovitskiy et al. 2020), and registers,
 whose outputs are unused (Darcet et al. 2023) or read by a second head (Touvron et al. 2020). A spectrogram is an image
 with one channel, with overlapping patches in Gong et al. 2021; a video has three dimensions (frames, height, width), a
-signal one.
+signal one. For images of another size the learned positions can be interpolated (`any_size`; Oquab et al. 2023).
 """
 
 from dataclasses import dataclass
@@ -28,8 +28,13 @@ class Patches(Input):
     cls: bool = True
     registers: int = 0
     bias: bool = True
+    any_size: bool = False  # images may have another size; the learned positions are then interpolated
 
     def check(self) -> None:
+        require(
+            len(self.size) == 2 or not self.any_size,
+            f"patches: any_size=True needs images with a height and a width, but size={self.size}",
+        )
         require(
             len(self.image) == len(self.size) > 0 and len(self.stride) in (0, len(self.size)),
             f"patches: size={self.size}, image={self.image} and stride={self.stride} need one number per dimension",
@@ -49,8 +54,12 @@ class Patches(Input):
     @property
     def grid(self) -> tuple[int, ...]:
         """Number of patches along each dimension."""
+        return self.grid_of(self.image)
+
+    def grid_of(self, image: tuple[int, ...]) -> tuple[int, ...]:
+        """The same for an image of another size."""
         steps = self.stride or self.size
-        return tuple((a - b) // c + 1 for a, b, c in zip(self.image, self.size, steps, strict=True))
+        return tuple((a - b) // c + 1 for a, b, c in zip(image, self.size, steps, strict=True))
 
     @property
     def first(self) -> int:
@@ -83,20 +92,27 @@ class PatchesModule(nn.Module):
     def cut(self, images: Tensor) -> Tensor:
         """The values of each patch (B, P, C·size), channel by channel."""
         expected, sides = (self.spec.channels, *self.spec.image), len(self.spec.size)
-        if images.shape[1:] != expected:
+        if images.shape[1:] != expected and not self.reads(images):
             raise ValueError(f"an image of shape {tuple(images.shape[1:])} was given; this model takes {expected}")
         x = images
         for side, (size, step) in enumerate(zip(self.spec.size, self.spec.stride or self.spec.size, strict=True)):
             x = x.unfold(2 + side, size, step)  # after the last: (B, C, *grid, *size)
         return x.movedim(1, 1 + sides).flatten(1, sides).flatten(2)  # (B, P, C·size)
 
+    def reads(self, images: Tensor) -> bool:
+        """Whether these are images of another size that the model takes."""
+        if not self.spec.any_size or images.dim() != 4 or images.shape[1] != self.spec.channels:
+            return False
+        return all(side >= patch for side, patch in zip(images.shape[2:], self.spec.size, strict=True))
+
 
 def learned(count: int, width: int) -> nn.Parameter | None:
     return nn.Parameter(nn.init.normal_(torch.empty(count, width), std=width**-0.5)) if count else None
 
 
-def resize_grid(table: Tensor, old: tuple[int, int], new: tuple[int, int], first: int = 1) -> Tensor:
+def resize_grid(table: Tensor, old: tuple[int, ...], new: tuple[int, ...], first: int = 1) -> Tensor:
     """Learned positions (first + rows · columns, D), interpolated to a grid of another size; the first are kept."""
     grid = table[first:].T.unflatten(-1, old).unsqueeze(0)  # (1, D, rows, columns)
-    grid = F.interpolate(grid, size=new, mode="bicubic", align_corners=False)
+    wide = grid.to(torch.promote_types(grid.dtype, torch.float32))
+    grid = F.interpolate(wide, size=new, mode="bicubic", align_corners=False).to(table.dtype)
     return torch.cat([table[:first], grid[0].flatten(1).T])
