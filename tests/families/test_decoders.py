@@ -140,3 +140,17 @@ def test_swapped_gate_and_up_change_the_logits(pair: Pair) -> None:
 @pytest.mark.parametrize("pair", one_per_class(DECODERS), indirect=True)
 def test_laws_hold(pair: Pair) -> None:
     check_laws(pair)
+
+
+@pytest.mark.parametrize(
+    "model", ["Llama", "Mistral", "Qwen2", "Qwen3", "Granite", "Olmo2", "SmolLM3", "Phi3", "Cohere2"]
+)
+@torch.no_grad()
+def test_gated_units_with_another_activation(model: str, tmp_path: Path) -> None:
+    settings = next(settings for name, settings in DECODERS.values() if name == f"{model}ForCausalLM")
+    pair, ids = make_pair((f"{model}ForCausalLM", settings | {"hidden_act": "gelu"}), tmp_path / "theirs"), tokens(2, 9)
+    expected = pair.theirs(ids).logits
+    assert error(pair.ours(ids), expected) <= LIMIT
+    check_config_roundtrip(pair)
+    export(pair.ours, tmp_path / "out", pair.model_type)
+    assert torch.equal(type(pair.theirs).from_pretrained(tmp_path / "out")(ids).logits, expected)

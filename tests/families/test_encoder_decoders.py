@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
+import transformers
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import GenerationMixin
@@ -267,3 +268,21 @@ def test_global_tokens_of_led(tmp_path: Path) -> None:
     ours.load_state_dict(pair.ours.state_dict())
     assert error(ours(data, ids), expected) <= LIMIT
     assert error(pair.ours(data, ids), expected) > 100 * LIMIT
+
+
+@torch.no_grad()
+def test_switch_transformers_drops_no_tokens_at_inference(tmp_path: Path) -> None:
+    """Equal to transformers up to `expert_capacity` tokens; a warning says that longer sequences can differ."""
+    model, settings = encoder_decoders.CASES["switch transformers: experts in every second layer"]
+    config = transformers.SwitchTransformersConfig(**settings | {"expert_capacity": 9, "initializer_factor": 1.0})
+    torch.manual_seed(0)
+    theirs = getattr(transformers, model)(config).eval()
+    theirs.save_pretrained(tmp_path / "theirs")
+    with pytest.warns(UserWarning, match="expert_capacity=9 is not applied: no token is dropped at inference"):
+        ours = load(tmp_path / "theirs")
+    for length, equal in ((9, True), (60, False)):
+        ids = tokens(2, length)
+        assert (error(ours(ids, ids), theirs(ids, decoder_input_ids=ids).logits) <= LIMIT) == equal
+    export(ours, tmp_path / "out", "switch_transformers")
+    back = type(theirs).from_pretrained(tmp_path / "out").eval()
+    assert error(ours(ids, ids), back(ids, decoder_input_ids=ids).logits) <= LIMIT

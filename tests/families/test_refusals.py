@@ -81,7 +81,7 @@ def test_rope_without_settings_has_base_10000() -> None:
         ({"rope_scaling": {"type": "linear"}}, "rope_scaling: the config has no 'factor'"),
         ({"rope_parameters": [1]}, "rope_parameters=.* must be dict"),
         ({"rope_theta": "big"}, "rope_theta='big' must be int or float"),
-        ({"hidden_act": "gelu"}, "hidden_act='gelu' is not supported, only 'silu' is"),
+        ({"hidden_act": "mish"}, "hidden_act='mish' is not supported"),
         ({"hidden_size": "48"}, "hidden_size='48' must be int"),
         ({"hidden_size": None}, "the config has no 'hidden_size'"),
         ({"attention_bias": 1}, "attention_bias=1 must be bool"),

@@ -120,7 +120,7 @@ def test_great_depth_is_cheap_or_refused(model_type: str) -> None:
     ("model_type", "changes", "message"),
     [
         ("llama", {"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5 is not supported, only 1.0 is"),
-        ("mistral", {"hidden_act": "gelu"}, "hidden_act='gelu' is not supported, only 'silu' is"),
+        ("mistral", {"hidden_act": "mish"}, "hidden_act='mish' is not supported"),
         ("mistral", {"sliding_window": "all"}, "sliding_window='all' must be int"),
         ("qwen2", {"layer_types": [FULL] * 2}, "layer_types has 2 entries, but num_hidden_layers=3"),
         (

@@ -16,7 +16,7 @@ from regard.families.common.roundtrip import bodies, check_roundtrip
 from regard.models.decoder import Decoder
 from regard.parts.attention import Attention
 from regard.parts.block import Block, Sublayer
-from regard.parts.feedforward import SwiGLU
+from regard.parts.feedforward import Gated
 from regard.parts.norm import LayerNorm, NoNorm
 from regard.parts.position.base import NoPosition
 from regard.weights.table import Link, Table
@@ -33,7 +33,7 @@ TABLE = decoder.make_table(*decoder.PROJECTIONS, NORM)
 
 def spec(config: dict[str, Any]) -> Decoder:
     theirs = Config("cohere2", DEFAULTS | config | {"head_dim": None})
-    norm, feedforward = LayerNorm(theirs.number("layer_norm_eps", 1e-5), bias=False), decoder.read_swiglu(theirs)
+    norm, feedforward = LayerNorm(theirs.number("layer_norm_eps", 1e-5), bias=False), decoder.read_gated(theirs)
     rope = read_rope(theirs, layout="interleaved")
     attentions = attention_by_type(theirs, decoder.read_attention(theirs, rope))
     attentions[FULL] = replace(attentions[FULL], position=NoPosition())
@@ -46,7 +46,7 @@ def spec(config: dict[str, Any]) -> Decoder:
 
 
 def config(model: Decoder) -> dict[str, Any]:
-    pairs = [bodies(block, Attention, SwiGLU) for block in model.blocks]
+    pairs = [bodies(block, Attention, Gated) for block in model.blocks]
     attentions = [attention for attention, _ in pairs]
     rotated = next((pair for pair in pairs if pair[0].position != NoPosition()), pairs[0])
     settings = decoder.llama_config("cohere2", "Cohere2ForCausalLM", model, *rotated)

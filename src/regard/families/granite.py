@@ -8,14 +8,14 @@ from regard.families.common.config_reader import Config
 from regard.families.common.roundtrip import bodies, check_roundtrip
 from regard.models.decoder import Decoder
 from regard.parts.attention import Attention
-from regard.parts.feedforward import SwiGLU
+from regard.parts.feedforward import Gated
 from regard.weights.table import Table
 
 
 def spec(config: dict[str, Any]) -> Decoder:
     theirs = Config("granite", config)
     attention = replace(decoder.read_attention(theirs), scale=theirs.number("attention_multiplier", 1.0))
-    block = decoder.pre_norm_block(theirs, attention, decoder.read_swiglu(theirs, theirs.flag("mlp_bias", False)))
+    block = decoder.pre_norm_block(theirs, attention, decoder.read_gated(theirs, theirs.flag("mlp_bias", False)))
     return replace(
         decoder.read_decoder(theirs, replace(block, share=theirs.number("residual_multiplier", 1.0))),
         embedding_scale=theirs.number("embedding_multiplier", 1.0),
@@ -24,7 +24,7 @@ def spec(config: dict[str, Any]) -> Decoder:
 
 
 def config(model: Decoder) -> dict[str, Any]:
-    attention, feedforward = bodies(model.blocks[0], Attention, SwiGLU)
+    attention, feedforward = bodies(model.blocks[0], Attention, Gated)
     settings = decoder.llama_config("granite", "GraniteForCausalLM", model, attention, feedforward)
     settings |= {
         "attention_bias": attention.bias,

@@ -11,18 +11,18 @@ from regard.families.common.config_reader import Config
 from regard.families.common.roundtrip import bodies, check_roundtrip
 from regard.models.decoder import Decoder
 from regard.parts.attention import Attention
-from regard.parts.feedforward import SwiGLU
+from regard.parts.feedforward import Gated
 from regard.weights.table import Table
 
 
 def spec(config: dict[str, Any]) -> Decoder:
     theirs = Config("llama", config)
-    feedforward = decoder.read_swiglu(theirs, theirs.flag("mlp_bias", False))
+    feedforward = decoder.read_gated(theirs, theirs.flag("mlp_bias", False))
     return decoder.read_decoder(theirs, decoder.pre_norm_block(theirs, decoder.read_attention(theirs), feedforward))
 
 
 def config(model: Decoder) -> dict[str, Any]:
-    attention, feedforward = bodies(model.blocks[0], Attention, SwiGLU)
+    attention, feedforward = bodies(model.blocks[0], Attention, Gated)
     decoder.require_divisible("llama", model, attention.heads)
     settings = decoder.llama_config("llama", "LlamaForCausalLM", model, attention, feedforward)
     biases = {"attention_bias": attention.bias, "mlp_bias": feedforward.bias}

@@ -9,7 +9,7 @@ from regard.families.common.layer_types import SLIDING, attention_by_type, windo
 from regard.families.common.roundtrip import bodies, check_roundtrip
 from regard.models.decoder import Decoder
 from regard.parts.attention import Attention
-from regard.parts.feedforward import SwiGLU
+from regard.parts.feedforward import Gated
 from regard.weights.table import Table
 
 DEFAULTS = {"num_key_value_heads": 8, "max_position_embeddings": 131072, "sliding_window": 4096}
@@ -18,7 +18,7 @@ DEFAULTS = {"num_key_value_heads": 8, "max_position_embeddings": 131072, "slidin
 def spec(config: dict[str, Any]) -> Decoder:
     theirs = Config("mistral", DEFAULTS | config)
     attention = read_windowed(theirs, replace(decoder.read_attention(theirs), bias=False))
-    return decoder.read_decoder(theirs, decoder.pre_norm_block(theirs, attention, decoder.read_swiglu(theirs)))
+    return decoder.read_decoder(theirs, decoder.pre_norm_block(theirs, attention, decoder.read_gated(theirs)))
 
 
 def read_windowed(theirs: Config, attention: Attention) -> Attention:
@@ -27,7 +27,7 @@ def read_windowed(theirs: Config, attention: Attention) -> Attention:
 
 
 def config(model: Decoder) -> dict[str, Any]:
-    attention, feedforward = bodies(model.blocks[0], Attention, SwiGLU)
+    attention, feedforward = bodies(model.blocks[0], Attention, Gated)
     settings = decoder.llama_config("mistral", "MistralForCausalLM", model, attention, feedforward)
     return check_roundtrip("mistral", model, settings | {"sliding_window": window_size([attention])}, spec)
 

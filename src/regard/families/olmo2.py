@@ -10,7 +10,7 @@ from regard.families.common.roundtrip import bodies, check_roundtrip
 from regard.models.decoder import Decoder
 from regard.parts.attention import Attention
 from regard.parts.block import Block, Sublayer
-from regard.parts.feedforward import SwiGLU
+from regard.parts.feedforward import Gated
 from regard.parts.norm import NoNorm
 from regard.weights.table import Link, Table
 
@@ -27,12 +27,12 @@ def spec(config: dict[str, Any]) -> Decoder:
     theirs = Config("olmo2", DEFAULTS | config)
     norm = decoder.read_rms_norm(theirs)
     attention = replace(decoder.read_attention(theirs), qk_norm=norm, norm_over="all")
-    sublayers = (Sublayer(body, NoNorm(), after=norm) for body in (attention, decoder.read_swiglu(theirs)))
+    sublayers = (Sublayer(body, NoNorm(), after=norm) for body in (attention, decoder.read_gated(theirs)))
     return decoder.read_decoder(theirs, Block(tuple(sublayers)))
 
 
 def config(model: Decoder) -> dict[str, Any]:
-    attention, feedforward = bodies(model.blocks[0], Attention, SwiGLU)
+    attention, feedforward = bodies(model.blocks[0], Attention, Gated)
     settings = decoder.llama_config("olmo2", "Olmo2ForCausalLM", model, attention, feedforward)
     return check_roundtrip("olmo2", model, settings | {"attention_bias": attention.bias}, spec)
 

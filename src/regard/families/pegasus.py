@@ -1,6 +1,8 @@
 """Pegasus (Zhang et al. 2019): BART with sinusoidal positions, norms before the sublayers and after each stack.
 
 Its files contain the sinusoids: they are compared with ours and not loaded, and an export does not write them.
+transformers uses those of the file. If they are stored in half precision, its outputs differ from ours by about their
+rounding.
 """
 
 from typing import Any

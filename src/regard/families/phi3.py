@@ -16,7 +16,7 @@ from regard.families.common.roundtrip import bodies, check_roundtrip
 from regard.families.mistral import read_windowed
 from regard.models.decoder import Decoder
 from regard.parts.attention import Attention
-from regard.parts.feedforward import SwiGLU
+from regard.parts.feedforward import Gated
 from regard.parts.position.rope_scaling import LongRope
 from regard.weights.ops import Split
 from regard.weights.table import Link, Table
@@ -37,11 +37,11 @@ def spec(config: dict[str, Any]) -> Decoder:
     if position.scaling is not None and not isinstance(position.scaling, LongRope):
         raise FamilyError(f"phi3: rope_type={position.scaling.kind!r} is not supported, only 'longrope' is")
     attention = read_windowed(theirs, replace(decoder.read_attention(theirs, position), bias=False))
-    return decoder.read_decoder(theirs, decoder.pre_norm_block(theirs, attention, decoder.read_swiglu(theirs)))
+    return decoder.read_decoder(theirs, decoder.pre_norm_block(theirs, attention, decoder.read_gated(theirs)))
 
 
 def config(model: Decoder) -> dict[str, Any]:
-    attention, feedforward = bodies(model.blocks[0], Attention, SwiGLU)
+    attention, feedforward = bodies(model.blocks[0], Attention, Gated)
     settings = decoder.llama_config("phi3", "Phi3ForCausalLM", model, attention, feedforward)
     settings["sliding_window"] = window_size([attention])
     scaling = getattr(attention.position, "scaling", None)

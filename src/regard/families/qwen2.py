@@ -10,7 +10,7 @@ from regard.families.common.roundtrip import bodies, check_roundtrip
 from regard.models.decoder import Decoder
 from regard.models.stack import Repeat
 from regard.parts.attention import Attention
-from regard.parts.feedforward import SwiGLU
+from regard.parts.feedforward import Gated
 from regard.weights.table import Table
 
 DEFAULTS = {
@@ -42,7 +42,7 @@ def read_optional_windows(theirs: Config, attention: Attention) -> dict[str, Att
 
 
 def read_layers(theirs: Config, attention: Attention) -> tuple[Repeat, ...]:
-    feedforward, attentions = decoder.read_swiglu(theirs), read_optional_windows(theirs, attention)
+    feedforward, attentions = decoder.read_gated(theirs), read_optional_windows(theirs, attention)
     blocks = {kind: decoder.pre_norm_block(theirs, attention, feedforward) for kind, attention in attentions.items()}
     if kinds := layer_list(theirs, "layer_types", str, ()):
         return tile_blocks(theirs, blocks, kinds)
@@ -54,7 +54,7 @@ def read_layers(theirs: Config, attention: Attention) -> tuple[Repeat, ...]:
 
 def common_config(model_type: str, architecture: str, model: Decoder) -> dict[str, Any]:
     """The keys that Qwen2 and Qwen3 have."""
-    pairs = [bodies(block, Attention, SwiGLU) for block in model.blocks]
+    pairs = [bodies(block, Attention, Gated) for block in model.blocks]
     windows = optional_window_config([attention for attention, _ in pairs])
     return decoder.llama_config(model_type, architecture, model, *pairs[0]) | windows
 

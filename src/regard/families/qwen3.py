@@ -9,7 +9,7 @@ from regard.families.common.config_reader import Config
 from regard.families.common.roundtrip import bodies, check_roundtrip
 from regard.models.decoder import Decoder
 from regard.parts.attention import Attention
-from regard.parts.feedforward import SwiGLU
+from regard.parts.feedforward import Gated
 from regard.weights.table import Table
 
 DEFAULTS = qwen2.DEFAULTS | {"head_dim": 128}
@@ -23,7 +23,7 @@ def spec(config: dict[str, Any]) -> Decoder:
 
 
 def config(model: Decoder) -> dict[str, Any]:
-    attention, _ = bodies(model.blocks[0], Attention, SwiGLU)
+    attention, _ = bodies(model.blocks[0], Attention, Gated)
     settings = qwen2.common_config("qwen3", "Qwen3ForCausalLM", model) | {"attention_bias": attention.bias}
     return check_roundtrip("qwen3", model, settings, spec)
 

@@ -1,6 +1,7 @@
 """RoFormer (Su et al. 2021): BERT with RoPE in interleaved pairs instead of a position table.
 
-Its files contain the sines and cosines of all positions: they are compared with ours and not loaded.
+Its files contain the sines and cosines of all positions: they are compared with ours and not loaded. transformers uses
+those of the file. If they are stored in half precision, its outputs differ from ours by about their rounding.
 """
 
 from typing import Any

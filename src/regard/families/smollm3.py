@@ -11,7 +11,7 @@ from regard.families.common.roundtrip import bodies, check_roundtrip
 from regard.families.qwen2 import optional_window_config, read_optional_windows
 from regard.models.decoder import Decoder
 from regard.parts.attention import Attention
-from regard.parts.feedforward import SwiGLU
+from regard.parts.feedforward import Gated
 from regard.parts.position.base import NoPosition
 from regard.weights.table import Table
 
@@ -26,7 +26,7 @@ DEFAULTS = {
 
 def spec(config: dict[str, Any]) -> Decoder:
     theirs = Config("smollm3", DEFAULTS | config)
-    feedforward = decoder.read_swiglu(theirs, theirs.flag("mlp_bias", False))
+    feedforward = decoder.read_gated(theirs, theirs.flag("mlp_bias", False))
     attentions = read_optional_windows(theirs, decoder.read_attention(theirs))
     blocks = {}
     for kind, attention in attentions.items():
@@ -40,7 +40,7 @@ def spec(config: dict[str, Any]) -> Decoder:
 
 
 def config(model: Decoder) -> dict[str, Any]:
-    pairs = [bodies(block, Attention, SwiGLU) for block in model.blocks]
+    pairs = [bodies(block, Attention, Gated) for block in model.blocks]
     attentions = [attention for attention, _ in pairs]
     attention, feedforward = next((pair for pair in pairs if pair[0].position != NoPosition()), pairs[0])
     settings = decoder.llama_config("smollm3", "SmolLM3ForCausalLM", model, attention, feedforward) | {

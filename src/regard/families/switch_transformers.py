@@ -1,10 +1,13 @@
 """Switch Transformer (Fedus et al. 2021): T5 with experts in every n-th layer, of which each token uses one.
 
-A layer has experts where i mod n = 1. transformers drops the tokens of a sequence that exceed expert_capacity also in
-evaluation; ours drops none. The two agree where nothing is dropped, and an exported config has no limit.
+A layer has experts where i mod n = 1. transformers drops tokens at inference too: an expert processes at most
+`expert_capacity` tokens of a sequence per forward, so its cached decoding differs from one forward. Here no token is
+dropped at inference (parts/experts.py). The two are equal for sequences of at most `expert_capacity` tokens; a warning
+says so, and an exported config has no limit.
 """
 
 import sys
+import warnings
 from typing import Any
 
 from regard.families import t5
@@ -20,16 +23,24 @@ from regard.weights.table import Link, Table
 
 DEFAULTS = t5.DEFAULTS | {
     "d_model": 768, "num_layers": 12, "num_sparse_encoder_layers": 3, "num_decoder_layers": 12,
-    "num_sparse_decoder_layers": 3, "num_heads": 12, "num_experts": 8, "router_bias": False,
+    "num_sparse_decoder_layers": 3, "num_heads": 12, "num_experts": 8, "expert_capacity": 64, "router_bias": False,
     "router_jitter_noise": 0.01, "router_z_loss_coef": 0.001, "router_aux_loss_coef": 0.001, "dense_act_fn": "relu",
 }  # fmt: skip
 LONGEST_STEP = 1000
+NO_LIMIT = sys.maxsize  # tokens per expert
 PLACEHOLDER = Experts(1, 1, FeedForward(1))  # its settings are written for a model without experts
 
 
 def spec(config: dict[str, Any]) -> EncoderDecoder:
     theirs = Config("switch_transformers", DEFAULTS | config)
     theirs.accept_only("router_dtype", "float32")
+    capacity = theirs.integer("expert_capacity")
+    if capacity < NO_LIMIT:
+        warnings.warn(
+            f"switch_transformers: expert_capacity={capacity} is not applied: no token is dropped at inference. In "
+            f"transformers, sequences of more than {capacity} tokens can therefore have other outputs",
+            stacklevel=4,
+        )
     layers, tied = theirs.integer("num_layers"), theirs.flag("tie_word_embeddings")
     encoder = one_period(theirs, "encoder", layers)
     decoder = one_period(theirs, "decoder", theirs.integer("num_decoder_layers", layers))
@@ -61,7 +72,7 @@ def config(model: EncoderDecoder) -> dict[str, Any]:
         "d_ff": dense.hidden_dim(model.target.width),
         "dense_act_fn": ACTIVATION_NAMES[dense.activation],
         "num_experts": sparse.count,
-        "expert_capacity": sys.maxsize,
+        "expert_capacity": NO_LIMIT,
         "router_bias": sparse.router.bias,
         "router_jitter_noise": sparse.router.jitter,
         "router_aux_loss_coef": sparse.balance,

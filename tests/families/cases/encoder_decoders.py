@@ -1,5 +1,6 @@
 """Encoder-decoders: T5 and its variations, BART and its variations."""
 
+import sys
 from typing import Any
 
 from tests.families.cases import VOCAB, Cases
@@ -36,6 +37,7 @@ SWITCH = T5 | {
     "num_sparse_encoder_layers": 1,
     "num_sparse_decoder_layers": 1,
     "num_experts": 4,
+    "expert_capacity": sys.maxsize,  # no token is dropped
 }
 
 

@@ -13,7 +13,7 @@ from regard.models.stack import Repeat, tiled
 from regard.parts.attention import Attention
 from regard.parts.block import Block, Sublayer
 from regard.parts.body import Body
-from regard.parts.feedforward import PositionWise, SwiGLU
+from regard.parts.feedforward import Gated, PositionWise, SwiGLU
 from regard.parts.norm import Norm, RMSNorm
 from regard.parts.position.rope import Rope
 from regard.weights.table import Link, Table
@@ -53,6 +53,12 @@ def read_attention(theirs: Config, position: Rope | None = None, kv_heads: int |
         position=position or read_rope(theirs),
         bias=theirs.flag("attention_bias", False),
     )
+
+
+def read_gated(theirs: Config, bias: bool = False) -> Gated:
+    """SwiGLU, or the gated unit of another activation."""
+    hidden, activation = theirs.integer("intermediate_size"), theirs.activation("hidden_act", "silu")
+    return SwiGLU(hidden, bias=bias) if activation == "silu" else Gated(hidden, activation, bias)
 
 
 def read_swiglu(theirs: Config, bias: bool = False) -> SwiGLU:
