@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from regard.kernels.attention.patterns.window import Window
 from regard.layout import TokenLayout
 from regard.models.decoder import Decoder
 from regard.models.stack import Repeat
@@ -86,13 +87,15 @@ def test_a_state_space_convolution_takes_n_log_n_work(monkeypatch: pytest.Monkey
 def test_memory_of_attention_grows_with_the_stated_exponents() -> None:
     """Materialized scores take n², tiles keep one number per row, and a linear state does not grow."""
 
-    def saved(backend: str, length: int) -> int:
-        model = decoder(Attention(2), 64, 2).build(seed=0)
+    def saved(backend: str, length: int, mixer: Body | None = None) -> int:
+        model = decoder(mixer or Attention(2), 64, 2).build(seed=0)
         use_backend(model, backend)
         return saved_bytes(model, torch.zeros(1, length, dtype=torch.long))
 
     assert slope(lambda n: saved("reference", n), (512, 1024)) > 1.7
     assert slope(lambda n: saved("sdpa", n), (512, 1024)) == pytest.approx(1, abs=0.01)
+    window = Attention(2, mask=Window(32))
+    assert slope(lambda n: saved("block_sparse", n, window), (512, 1024)) == pytest.approx(1, abs=0.05)
     states = [plan(decoder(LinearAttention(heads=2), 64, 2), context=n).state_bytes for n in LENGTHS]
     assert len(set(states)) == 1 and states[0] == 2 * (2 * 32 * (32 + 1)) * 4  # layers · heads · r(d_v + 1)
 
