@@ -23,14 +23,22 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, eq=False)
 class TokenLayout:
     positions: Tensor  # (B, L) position of each token in its document, from 0
-    segments: Tensor | None = None  # (B, L) document of each token; tokens attend within their document
+    segments: Tensor | None = None  # (B, L) document of each token, whose tokens are adjacent; they attend within it
     valid: Tensor | None = None  # (B, L) False where the token is padding
     rows: Tensor | None = None  # (B,) row of the store for each batch row; None: batch row b is row b of the store
     keys: "TokenLayout | None" = None  # (B, S) layout of the keys; None: the keys are the queries' own tokens
     ordered: bool = False  # keys are the queries, positions 0 … L-1, one document, nothing invalid
     consecutive: bool = False  # keys are the queries; valid tokens of a document are adjacent and in order
     inputs: "StackInputs" = field(default_factory=lambda: NO_INPUTS)
+    segments_checked: bool = field(default=False, repr=False, kw_only=True)  # so that `replace` checks them once
     _derived: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.segments is None or self.segments_checked or torch.compiler.is_compiling():
+            return
+        if type(self.segments) is Tensor and self.segments.device.type == "cpu":  # elsewhere it would synchronize
+            check_adjacent(self.segments if self.valid is None else self.derived(carry_segments))
+            object.__setattr__(self, "segments_checked", True)
 
     @classmethod
     def whole(cls, batch: int, length: int, device: torch.device | str | None = None) -> "TokenLayout":
@@ -142,6 +150,23 @@ NO_INPUTS = StackInputs()
 
 def set_keys(layout: TokenLayout, keys: TokenLayout) -> TokenLayout:
     return replace(layout, keys=keys, ordered=False, consecutive=False)
+
+
+def check_adjacent(documents: Tensor) -> None:
+    """Raise ValueError if a document has tokens in two places of a row.
+
+    Attention would connect the two parts, but a recurrence resets at every change of the document.
+    """
+    steps = documents.diff(dim=1)
+    if (steps >= 0).all():
+        return
+    runs, different = ((x.diff(dim=1) != 0).sum(1) + 1 for x in (documents, documents.sort(1).values))
+    if (runs > different).any():
+        row = int((runs > different).int().argmax())
+        raise ValueError(
+            f"row {row} has {int(different[row])} documents in {int(runs[row])} runs of tokens; the tokens of a "
+            "document must be adjacent: sort the row by document, or give each run a segment of its own"
+        )
 
 
 def carry_segments(layout: TokenLayout) -> Tensor:

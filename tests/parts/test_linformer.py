@@ -75,3 +75,9 @@ def test_longer_sequences_are_refused() -> None:
         Linformer(3, 8, 9)
     with pytest.raises(SpecError, match="width=12 is not divisible by heads=5"):
         Linformer(5, 8, 4).build(WIDTH)
+
+
+def test_it_compiles_as_one_graph() -> None:
+    module, x, layout = built(Linformer(3, 9, 4)), torch.randn(2, 7, WIDTH).double(), TokenLayout.whole(2, 7)
+    found = torch.compile(module, fullgraph=True, backend="eager")(x, layout)
+    assert torch.allclose(found, module(x, layout), atol=1e-12)

@@ -71,7 +71,7 @@ class LinformerModule(nn.Module):
         self.o_proj = nn.Linear(width, width, bias=spec.bias)
         self.k_length = length_projection(spec)  # E
         self.v_length = None if spec.shared else length_projection(spec)  # F
-        self.attend = backend("auto")
+        self.mask, self.attend = Full(), backend("auto")
 
     def forward(self, x: Tensor, layout: TokenLayout, state: State = STATELESS) -> Tensor:
         q, k, v = (split_heads(p(x), self.heads) for p in (self.q_proj, self.k_proj, self.v_proj))  # (B, H, L, E)
@@ -79,7 +79,7 @@ class LinformerModule(nn.Module):
         k = self.combinations(self.k_length, layout, members) @ k  # (B, H, docs · k, E)
         v = self.combinations(self.k_length if self.v_length is None else self.v_length, layout, members) @ v
         keys = self.key_layout(layout, members.shape[1], k.shape[2])
-        z = self.attend(q, k, v, keys, ScoreOptions(Full(), self.scale))
+        z = self.attend(q, k, v, keys, ScoreOptions(self.mask, self.scale))
         return self.o_proj(merge_heads(z))
 
     def document_members(self, layout: TokenLayout) -> Tensor:
@@ -92,7 +92,8 @@ class LinformerModule(nn.Module):
 
     def combinations(self, projection: Tensor, layout: TokenLayout, members: Tensor) -> Tensor:
         """(B, 1, docs · k, L): the coefficient of every token in the combinations of its document."""
-        if layout.positions.device.type == "cpu" and int(layout.positions.max()) >= self.length:
+        checks = layout.positions.device.type == "cpu" and not torch.compiler.is_compiling()
+        if checks and int(layout.positions.max()) >= self.length:
             raise ValueError(
                 f"linformer: a sequence of {int(layout.positions.max()) + 1} tokens is longer than "
                 f"length={self.length}; shorten it"

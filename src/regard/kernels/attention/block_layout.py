@@ -37,7 +37,7 @@ class BlockLayout:
 
     @property
     def max_links(self) -> int:
-        return max(map(len, self.links), default=0)
+        return max([0, *map(len, self.links)])  # torch 2.11 compiles no `default`
 
     @property
     def keys_per_block(self) -> int:

@@ -32,7 +32,7 @@ class BlockSparse(Mask):
 
     def allows(self, q: Tensor, k: Tensor) -> Tensor:
         row, column, rows = q // self.block, k // self.block, len(self.layout)
-        columns = max((b for blocks in self.layout for b in blocks), default=0) + 1
+        columns = max([0, *(b for blocks in self.layout for b in blocks)]) + 1  # torch 2.11 compiles no `default`
         table = torch.zeros(rows + 1, columns + 1, dtype=torch.bool, device=q.device)  # all others: last row and column
         for r, blocks in enumerate(self.layout):
             table[r, list(blocks)] = True
