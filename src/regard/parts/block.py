@@ -42,7 +42,7 @@ class Block(Spec):
     style: Literal["pre", "post", "parallel"] = "pre"
     norm: Norm | None = None  # of a parallel block, for all sublayers
     keep: float = 1.0  # factor of the residual stream; 0: the body's output replaces it
-    share: float = 1.0  # constant factor of each body's output (Rope.share is another thing: a fraction of coordinates)
+    share: float = 1.0  # constant factor of each body's output; Rope.share, a fraction of coordinates, is unrelated
     dropout: float = 0.0
 
     def check(self) -> None:

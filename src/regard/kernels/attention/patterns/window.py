@@ -85,7 +85,7 @@ class Dilated(Mask):
 
 @dataclass(frozen=True)
 class SinksAndWindow(Mask):
-    """Keeps the first tokens beside a window. `Attention.sinks` is another thing: a learned score without a token."""
+    """A window and the first tokens. `Attention.sinks` is unrelated: a learned score per head, without a token."""
 
     causal = True
 
