@@ -127,7 +127,7 @@ def test_maps_of_global_attention() -> None:
 def test_an_attention_without_a_map_gives_the_reason() -> None:
     with pytest.raises(ValueError, match="NativeSparseModule.* gated sum of three attentions"):
         attention_maps(build(decoder(NSA)), IDS)
-    with pytest.raises(ValueError, match="mixtures of tokens"):
+    with pytest.raises(ValueError, match="combinations of tokens"):
         attention_maps(build(encoder(Linformer(2, 16, 4))), IDS)
     mixed = build(Decoder(31, 16, (*stack(Attention(2)), *stack(NSA))))
     assert attention_heads(mixed) == (2, 0)
