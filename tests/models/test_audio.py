@@ -1,4 +1,4 @@
-"""Sound and film as tokens: frames by hand, AST and Whisper on their own weights, and order in time is learned."""
+"""Audio and video as tokens: frames against a loop, AST and Whisper with the reference weights, order in time."""
 
 import pytest
 import torch
@@ -62,7 +62,7 @@ WHISPER = {
 
 
 @pytest.mark.parametrize("strides", [(1,), (2, 3)])
-def test_frames_by_hand(strides: tuple[int, ...]) -> None:
+def test_frames_equal_a_loop(strides: tuple[int, ...]) -> None:
     """A sum over the neighbours of every frame, zeros beyond the ends."""
     module = Frames(2, strides, 3, "identity").build(4).double()
     signal = torch.randn(2, 11, dtype=torch.float64)
@@ -78,7 +78,7 @@ def test_frames_by_hand(strides: tuple[int, ...]) -> None:
     assert torch.autograd.gradcheck(module, (signal,), fast_mode=True)
 
 
-def test_what_cannot_be_is_refused() -> None:
+def test_wrong_specs_are_refused() -> None:
     with pytest.raises(SpecError, match="kernel=2 must be odd"):
         Frames(kernel=2)
     with pytest.raises(SpecError, match=r"strides=\(\) must be positive"):
@@ -112,7 +112,7 @@ def test_equal_to_the_audio_spectrogram_transformer() -> None:
 
 @pytest.mark.ledger("mm.audio")
 def test_equal_to_whisper() -> None:
-    """Logits, and a cached decode; its keys have no bias, which ours have and no score sees."""
+    """Logits, and decoding with a cache; Whisper's keys have no bias, and ours does not change the scores."""
     import transformers
 
     config = transformers.WhisperConfig(
@@ -184,7 +184,7 @@ TASKS = {
 
 @pytest.mark.ledger("mm.audio")
 @pytest.mark.parametrize("name", TASKS)
-def test_order_in_time_is_learned(name: str) -> None:
+def test_the_order_of_frames_is_learned(name: str) -> None:
     draw, input, tokens = TASKS[name]
     model, generator = listener(input, tokens).build(0), torch.Generator().manual_seed(0)
     optimizer, steps = AdamW().build(model, lr=3e-3), []

@@ -1,4 +1,4 @@
-"""Fresh weights: their deviations are what the scheme says, and what goes into the stream shrinks with depth."""
+"""Initial weights: the deviations of each scheme, smaller with depth for projections into the residual stream."""
 
 import pytest
 import torch
@@ -31,7 +31,7 @@ def deviation(weights: dict[str, torch.Tensor], leaf: str) -> float:
         ("deepnorm", (2 / 256) ** 0.5, 64**-0.25 * (2 / 256) ** 0.5, *[64**-0.25 * (2 / 640) ** 0.5] * 2),
     ],
 )
-def test_deviations(scheme: str, q: float, o: float, up: float, down: float) -> None:
+def test_initial_deviations_of_each_scheme(scheme: str, q: float, o: float, up: float, down: float) -> None:
     weights = drawn(scheme)
     for leaf, expected in (("q_proj", q), ("o_proj", o), ("up_proj", up), ("down_proj", down)):
         assert deviation(weights, f"{leaf}.weight") == pytest.approx(expected, rel=0.02)

@@ -1,4 +1,4 @@
-"""Whole models of `transformers` out of our parts, on their weights: T5, and images in a decoder (LLaVA)."""
+"""Models of `transformers` built from our parts, with the same weights: T5, and images in a decoder (LLaVA)."""
 
 import pytest
 import torch
@@ -103,7 +103,7 @@ def test_t5() -> None:
 
 @pytest.mark.ledger("mm.interleave")
 def test_llava() -> None:
-    """It reads the last vision layer but one: ours simply has one less, and no norm behind it."""
+    """LLaVA uses the second last layer of the vision encoder; ours has one layer less and no final norm."""
     import transformers
 
     vision = {"hidden_size": 24, "num_attention_heads": 4, "intermediate_size": 96, "image_size": 8, "patch_size": 4}

@@ -91,7 +91,7 @@ def test_blocks_are_tiled_in_order() -> None:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_a_seed_decides_the_weights_and_nothing_else(name: str) -> None:
+def test_a_seed_determines_the_weights_and_leaves_the_global_generator_unchanged(name: str) -> None:
     torch.manual_seed(7)
     expected = torch.rand(3)
     torch.manual_seed(7)
@@ -102,14 +102,14 @@ def test_a_seed_decides_the_weights_and_nothing_else(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in MODELS if "no norms" not in name])  # norms bound the logits
-def test_a_fresh_model_knows_nothing(name: str) -> None:
+def test_an_untrained_model_has_a_loss_of_about_ln_v(name: str) -> None:
     tokens = text(4, 32)
     loss = F.cross_entropy(MODELS[name].build(0)(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
     assert 0 < loss.item() - math.log(VOCAB) < 1  # logits of deviation 1 cost half a nat over knowing nothing at all
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_no_token_sees_a_later_one(name: str) -> None:
+def test_no_token_depends_on_a_later_one(name: str) -> None:
     model, tokens = build(MODELS[name]), text(1, 12)
     changed = tokens.clone()
     changed[0, 7] = (changed[0, 7] + 1) % VOCAB
@@ -138,7 +138,7 @@ def test_a_tied_head_is_the_embedding() -> None:
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_words_of_another_width_than_the_stack(tied: bool) -> None:
+def test_embeddings_of_another_width_than_the_stack(tied: bool) -> None:
     """logits = E W_out norm(stack(W_in e_t)), written out; the loss reads the same ones."""
     ends = {"embedding_dim": 10, "embedding_scale": 2.0, "head_bias": True, "ahead": (LLAMA,)}
     spec = Decoder(VOCAB, 24, (Repeat((LLAMA,)),), tied=tied, **ends)
@@ -188,7 +188,7 @@ def test_a_width_that_the_heads_do_not_divide_is_refused_in_the_spec(body: Body)
         Encoder(Tokens(VOCAB), 24, layers)
 
 
-def test_tokens_that_no_model_can_read_are_refused() -> None:
+def test_tokens_outside_the_vocabulary_are_refused() -> None:
     model = FROZEN["llama"][0].build()
     with pytest.raises(ValueError, match=r"tokens have shape \(5,\), but a model takes \(batch, length\)"):
         model(text(1, 5)[0])
@@ -201,7 +201,7 @@ def test_tokens_that_no_model_can_read_are_refused() -> None:
     "mixer", [ScoredAttention(4, "dot"), LatentAttention(4, 8, 6, 4), NativeSparse(4, 2)], ids=lambda mixer: mixer.kind
 )
 def test_a_shared_bias_fits_every_mixer_that_reads_it(mixer: Body) -> None:
-    """One head would serve four by broadcasting, and nobody would know."""
+    """A bias of one head would be broadcast to four without an error."""
     block = Block((Sublayer(mixer),))
     with pytest.raises(ValueError, match=f"its table has heads=1, but {mixer.kind} has heads=4"):
         Decoder(VOCAB, 24, (Repeat((block,), 1),), position=T5Buckets(heads=1))

@@ -1,4 +1,4 @@
-"""Encoders: equal to BERT, right with any padding and packing, and their heads read what they should."""
+"""Encoders: equal to BERT, independent of padding and packing, with every head."""
 
 import math
 from dataclasses import replace
@@ -66,7 +66,7 @@ def build(spec: Encoder, dtype: torch.dtype = torch.float64) -> nn.Module:
 @pytest.mark.parametrize("dtype", TOLERANCE)
 @pytest.mark.parametrize("left", [False, True], ids=["right", "left"])
 @pytest.mark.ledger("mask.bidirectional")
-def test_padded_batch_is_each_alone(name: str, dtype: torch.dtype, left: bool) -> None:
+def test_padded_batch_equals_each_alone(name: str, dtype: torch.dtype, left: bool) -> None:
     model, tokens = build(ENCODERS[name], dtype), text(4, LENGTH)
     layout = places([1, 5, 11, LENGTH], LENGTH, left)
     found = model(tokens, layout)
@@ -84,7 +84,7 @@ def packed(lengths: list[int], pads: int) -> tuple[list[Tensor], Tensor, TokenLa
 
 @pytest.mark.parametrize("name", ENCODERS)
 @pytest.mark.parametrize("dtype", TOLERANCE)
-def test_packed_is_separate(name: str, dtype: torch.dtype) -> None:
+def test_packed_equals_separate(name: str, dtype: torch.dtype) -> None:
     model = build(ENCODERS[name], dtype)
     documents, tokens, layout = packed([3, 1, 25, 8], 4)
     separate = torch.cat([model(document) for document in documents], 1)
@@ -93,7 +93,7 @@ def test_packed_is_separate(name: str, dtype: torch.dtype) -> None:
 
 @pytest.mark.ledger("model.encoder")
 def test_a_tokens_vector_depends_on_both_sides() -> None:
-    """One vector a token; that of a word changes with what stands before and what stands after it."""
+    """The vector of a token depends on earlier and later tokens."""
     both, causal = build(ENCODERS["rope"]), build(ENCODERS["causal"])
     tokens = text(1, 3)
     before, after = tokens.clone(), tokens.clone()
@@ -189,7 +189,7 @@ def test_pooling_counts_valid_tokens_only(how: str, left: bool) -> None:
 
 
 @pytest.mark.parametrize("how", ["cls", "mean", "last"])
-def test_a_packed_row_gives_a_vector_a_document(how: str) -> None:
+def test_a_packed_row_has_one_vector_per_document(how: str) -> None:
     model = build(encoder(Full(), head=Pooled(how)))
     documents, tokens, layout = packed([3, 1, 7], 2)
     found = model(tokens, layout)
@@ -205,7 +205,7 @@ def test_sentence_embeddings_have_length_one() -> None:
 
 
 @pytest.mark.parametrize("head", [MaskedLM(Dense("gelu", RMSNorm())), Classification(3, "mean"), Pooled("last", 5)])
-def test_gradients_are_right(head: object) -> None:
+def test_gradients_pass_gradcheck(head: object) -> None:
     spec = encoder(Full(), head=head)
     model = build(spec).requires_grad_()
     layout = places([2, 4], 4)
@@ -218,7 +218,7 @@ def test_gradients_are_right(head: object) -> None:
 
 
 @pytest.mark.ledger("emb.table")
-def test_looking_up_is_multiplying_with_one_hot() -> None:
+def test_an_embedding_lookup_equals_a_product_with_one_hot_vectors() -> None:
     module = Tokens(VOCAB, types=2, scale=3.0).build(WIDTH).double()
     plain = nn.Embedding(VOCAB, WIDTH).double()
     plain.load_state_dict({"weight": module.table.weight})
@@ -240,10 +240,10 @@ def test_a_row_of_the_table_is_the_tokens_vector() -> None:
 
 
 @pytest.mark.ledger("emb.arbitrary")
-def test_ids_are_labels() -> None:
-    """Renaming the tokens, and with them the rows of the table, renames the answers and changes nothing else."""
+def test_permuted_ids_with_a_permuted_table_give_the_same_output() -> None:
+    """Permuting the tokens and the rows of the table permutes the logits and changes nothing else."""
     model = build(bert(**SMALL, head=MaskedLM(BERT_DENSE)))
-    tokens, order = text(2, LENGTH), torch.randperm(VOCAB)  # token t is now called order[t]
+    tokens, order = text(2, LENGTH), torch.randperm(VOCAB)  # token t becomes order[t]
     expected = model(tokens)
     for weight in (model.input.table.weight, model.head.vocab.bias):
         weight.copy_(weight.clone()[order.argsort()])
@@ -269,14 +269,14 @@ def test_a_masked_head_is_tied_to_its_table() -> None:
     assert untied.head.vocab.weight is not untied.input.table.weight
 
 
-def test_a_fresh_masked_model_knows_nothing() -> None:
+def test_an_untrained_masked_model_has_a_loss_of_about_ln_v() -> None:
     model, tokens = bert(**SMALL, head=MaskedLM(BERT_DENSE)).build(0).eval(), text(8, 32)
     loss = F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten()).item()
     assert 0 < loss - math.log(VOCAB) < 1
 
 
 def test_narrow_embeddings_are_widened() -> None:
-    """Words, types, positions and their norm are narrow; a matrix leads to the stack, and the head comes back."""
+    """Token, type and position embeddings and their norm are narrow, with projections to the stack and to the head."""
     dense = Dense("gelu", LayerNorm())
     spec = replace(bert(**SMALL, head=MaskedLM(dense)), embedding_dim=7)
     model, tokens = build(spec), text(2, 5)
@@ -293,7 +293,7 @@ def test_narrow_embeddings_are_widened() -> None:
     assert error(logits, hidden @ model.input.table.weight.T + model.head.vocab.bias) <= 1e-12
 
 
-def test_two_heads_on_one_stack_say_what_each_would_say() -> None:
+def test_two_heads_on_one_stack_equal_each_alone() -> None:
     words, pair = MaskedLM(BERT_DENSE), Classification(2, dense=Dense("tanh"))
     model, tokens, layout = (
         build(bert(**SMALL, head=PreTraining(words, pair))),
@@ -308,7 +308,7 @@ def test_two_heads_on_one_stack_say_what_each_would_say() -> None:
         model(tokens, layout, outputs=True)
 
 
-def test_experts_hand_their_losses_up() -> None:
+def test_losses_of_experts_reach_the_outputs() -> None:
     block = Block((Sublayer(Attention(2, mask=Full())), Sublayer(Experts(4, 2, FeedForward(20)))))
     model = Encoder(Tokens(VOCAB), WIDTH, (Repeat((block,), 2),)).build(0)
     assert model(text(2, 5), outputs=True).losses.keys() == {"balance"}
@@ -334,6 +334,6 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("message", REFUSED)
-def test_what_cannot_be_is_refused(message: str) -> None:
+def test_wrong_specs_are_refused(message: str) -> None:
     with pytest.raises(SpecError, match=message):
         REFUSED[message]()

@@ -1,4 +1,4 @@
-"""The encoder-decoder: equal to torch.nn.Transformer, right in every store, and the 2017 base by its own numbers."""
+"""The encoder-decoder: equal to torch.nn.Transformer, the same in every store, and the published size of 2017."""
 
 from collections import Counter
 from dataclasses import replace
@@ -95,7 +95,7 @@ def span(low: int, high: int, batch: int = 2) -> TokenLayout:
 @pytest.mark.parametrize("kind", STORES)
 @pytest.mark.parametrize("cut", [1, 4, 8])
 @pytest.mark.ledger("cross.once")
-def test_cached_and_chunked_is_whole(name: str, dtype: torch.dtype, kind: str, cut: int) -> None:
+def test_cached_and_chunked_equal_whole(name: str, dtype: torch.dtype, kind: str, cut: int) -> None:
     """A prefill of `cut` tokens with the source, then step by step without it."""
     model, source, tokens = build(MODELS[name], dtype), text(2, SOURCE, seed=5), text(2, LENGTH)
     store = open_store(kind, model.spec, dtype)
@@ -106,7 +106,7 @@ def test_cached_and_chunked_is_whole(name: str, dtype: torch.dtype, kind: str, c
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_paged_is_contiguous(name: str) -> None:
+def test_paged_equals_contiguous(name: str) -> None:
     model, source, tokens = build(MODELS[name], torch.float32), text(2, SOURCE, seed=5), text(2, LENGTH)
     stores = [open_store(kind, model.spec, torch.float32) for kind in STORES]
     for low, high in ((0, 4), (4, 5), (5, LENGTH)):
@@ -127,7 +127,7 @@ def test_paged_is_contiguous(name: str) -> None:
 @pytest.mark.parametrize("left", [False, True], ids=["right", "left"])
 @pytest.mark.parametrize("source_left", [False, True], ids=["source right", "source left"])
 @pytest.mark.ledger("cross.module")
-def test_padded_batch_is_each_alone(name: str, dtype: torch.dtype, left: bool, source_left: bool) -> None:
+def test_padded_batch_equals_each_alone(name: str, dtype: torch.dtype, left: bool, source_left: bool) -> None:
     model, source, tokens = build(MODELS[name], dtype), text(3, SOURCE, seed=5), text(3, LENGTH)
     source_layout, layout = places([3, SOURCE, 1], SOURCE, source_left), places([LENGTH, 1, 5], LENGTH, left)
     found = model(source, tokens, source_layout, layout)
@@ -139,7 +139,7 @@ def test_padded_batch_is_each_alone(name: str, dtype: torch.dtype, left: bool, s
 
 @pytest.mark.parametrize("kind", STORES)
 @pytest.mark.parametrize("left", [False, True], ids=["right", "left"])
-def test_ragged_rows_decode_as_each_alone(kind: str, left: bool) -> None:
+def test_ragged_rows_decode_like_each_alone(kind: str, left: bool) -> None:
     """Sources and prompts of different lengths, in rows of the store that are not the batch's."""
     model, source, tokens = build(MODELS["grouped, rope"]), text(2, SOURCE, seed=5), text(2, LENGTH)
     store, rows, lengths = open_store(kind, model.spec, torch.float64), torch.tensor([2, 0]), [2, 5]
@@ -159,8 +159,8 @@ def test_ragged_rows_decode_as_each_alone(kind: str, left: bool) -> None:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_packed_pairs_are_separate(name: str) -> None:
-    """A row of several pairs: each target sees its own source only."""
+def test_packed_pairs_equal_separate_ones(name: str) -> None:
+    """A row of several pairs: each target attends to its own source only."""
     model, lengths, sources = build(MODELS[name]), [3, 1, 5], [2, 4, 1]
 
     def row(sizes: list[int], seed: int) -> tuple[list[Tensor], Tensor, TokenLayout]:
@@ -206,7 +206,7 @@ def test_greedy_generation_is_the_same_with_and_without_a_cache(kind: str) -> No
     assert len(slow.unique()) > 3
 
 
-def test_without_a_source_there_is_nothing_to_read() -> None:
+def test_a_missing_source_is_refused() -> None:
     model = build(MODELS["2017"])
     with pytest.raises(ValueError, match="cross-attention has no source"):
         model(None, text(1, 3))
@@ -236,7 +236,7 @@ def layer_weights(theirs: nn.Module, prefix: str) -> dict[str, Tensor]:
 @pytest.mark.parametrize("pre", [False, True], ids=["post", "pre"])
 @pytest.mark.ledger("model.encdec", "cross.module")
 def test_equal_to_the_transformer_of_torch(pre: bool) -> None:
-    """Outputs and gradients on the same weights, with the source padded; it has a norm behind each stack."""
+    """Outputs and gradients with the same weights, a padded source, and a norm after each stack."""
     theirs = drawn(nn.Transformer(WIDTH, 4, 2, 3, 40, dropout=0.0, batch_first=True, norm_first=pre))
     norm, style = LayerNorm(), "pre" if pre else "post"
     feedforward = Sublayer(FeedForward(40, "relu"), norm)
@@ -306,8 +306,8 @@ def cross_by_hand(module: CrossAttentionModule, x: Tensor, source: Tensor) -> Te
 
 
 @pytest.mark.ledger("cross.module", "cross.modal")
-def test_queries_of_one_sequence_read_another() -> None:
-    """By hand, over a text and over the patches of an image; and gradients by differences."""
+def test_queries_of_one_sequence_attend_to_another() -> None:
+    """Against a loop, with tokens and with patches of an image as source; and gradcheck."""
     module = CrossAttention(4, 2, bias=True, source_width=12).build(WIDTH).double()
     image = Encoder(Patches((2, 2), (4, 6)), 12, (Repeat((Block((Sublayer(SwiGLU(8)),)),)),)).build(0).double()
     patches, _ = image.read(torch.randn(1, 3, 4, 6, dtype=torch.float64))
@@ -326,7 +326,7 @@ def test_queries_of_one_sequence_read_another() -> None:
 
 
 @pytest.mark.ledger("cross.modal")
-def test_a_decoder_reads_an_image() -> None:
+def test_a_decoder_attends_to_an_image() -> None:
     block = Block((Sublayer(Attention(4, position=Rope())), Sublayer(CrossAttention(4)), Sublayer(SwiGLU(24))))
     model = build(translator(IMAGE, block))
     images, tokens = torch.randn(2, 3, 4, 4, dtype=torch.float64), text(2, 5)
@@ -338,8 +338,8 @@ def test_a_decoder_reads_an_image() -> None:
 
 
 @pytest.mark.ledger("model.base2017", "cross.three")
-def test_the_base_of_2017_by_its_own_numbers() -> None:
-    """Without biases in its projections, as its equations have them; the paper says 65M, whose table was not 37,000."""
+def test_the_base_model_of_2017_has_its_published_size() -> None:
+    """Without biases in the projections, as in the equations; the paper's 65M have another vocabulary than 37,000."""
     model = build_on_meta(transformer_2017())
 
     def count(module: nn.Module) -> int:
@@ -357,7 +357,7 @@ def test_the_base_of_2017_by_its_own_numbers() -> None:
 
 
 @pytest.mark.ledger("mask.parallel")
-def test_one_pass_is_every_prefix() -> None:
+def test_one_forward_equals_one_per_prefix() -> None:
     model, source, tokens = build(MODELS["2017"]), text(1, SOURCE, seed=5), text(1, LENGTH)
     whole = model(source, tokens)
     for t in range(1, LENGTH):
@@ -379,12 +379,12 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("message", REFUSED)
-def test_what_cannot_be_is_refused(message: str) -> None:
+def test_wrong_specs_are_refused(message: str) -> None:
     with pytest.raises(SpecError, match=message):
         REFUSED[message]()
 
 
-def test_a_target_without_a_last_norm_says_so_in_files() -> None:
+def test_a_target_without_a_final_norm_round_trips() -> None:
     spec = transformer_2017()
     assert spec.target.norm == NoNorm()
     assert EncoderDecoder.from_toml(spec.to_toml()) == spec

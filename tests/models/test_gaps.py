@@ -1,4 +1,4 @@
-"""Padding inside a document, named as a document of its own: recurrences pass over it, and go on where they were."""
+"""Padding inside a document: recurrences skip it and keep their state."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ RECURRENT = [
 
 
 @pytest.mark.parametrize("name", RECURRENT)
-def test_documents_go_on_behind_padding(name):
+def test_documents_continue_after_padding(name):
     model = build(MODELS[name])
     first, second = text(5, seed=1), text(4, seed=2)
     tokens = torch.cat([first[:2], text(1), first[2:], text(1), second[:1], text(2), second[1:]]).unsqueeze(0)
@@ -25,6 +25,6 @@ def test_documents_go_on_behind_padding(name):
 
 
 @pytest.mark.parametrize("name", RECURRENT)
-def test_an_empty_batch_gives_nothing(name):
+def test_an_empty_batch_has_empty_logits(name):
     tokens = torch.zeros(0, 3, dtype=torch.int64)
     assert build(MODELS[name])(tokens).shape == (0, 3, MODELS[name].vocab)

@@ -1,4 +1,4 @@
-"""Every model on a GPU: the numbers of the CPU, in training and decoding, in float32 and bfloat16, compiled too."""
+"""Every model on a GPU equals the CPU in training and decoding, in float32, bfloat16 and compiled."""
 
 import pytest
 import torch
@@ -29,7 +29,7 @@ def exact_products():
 
 
 @every_model
-def test_logits_and_gradients_are_the_cpus(name: str) -> None:
+def test_logits_and_gradients_equal_those_of_the_cpu(name: str) -> None:
     tokens = text(2, LENGTH)
     exact = build(MODELS[name]).requires_grad_()
     model = build(MODELS[name], torch.float32).cuda().requires_grad_()
@@ -46,7 +46,7 @@ def test_logits_and_gradients_are_the_cpus(name: str) -> None:
 
 @every_model
 @pytest.mark.parametrize("kind", ["contiguous", "paged"])
-def test_cached_is_whole(name: str, kind: str) -> None:
+def test_cached_equals_whole(name: str, kind: str) -> None:
     model = build(MODELS[name], torch.float32).cuda()
     exact = [s.body.max_exact_cache or LENGTH for block in model.spec.blocks for s in block.sublayers]
     tokens, memory = text(2, min(LENGTH, *exact)).cuda(), model.spec.memory()
@@ -65,7 +65,7 @@ def test_cached_is_whole(name: str, kind: str) -> None:
 
 @pytest.mark.parametrize("name", ["grouped-query", "hybrid", "experts", "window"])  # each compiles for a while
 @pytest.mark.parametrize("store", ["contiguous", "paged"])
-def test_the_engine_says_the_same_compiled(name: str, store: str) -> None:
+def test_a_compiled_engine_generates_the_same_tokens(name: str, store: str) -> None:
     """Greedy tokens of three requests at once, eager and through torch.compile, in float64: no near ties."""
     model = build(MODELS[name]).cuda()
     prompts, said = [[1, 2, 3], [4, 5, 6, 7, 8], [9]], []
@@ -79,7 +79,7 @@ def test_the_engine_says_the_same_compiled(name: str, store: str) -> None:
 
 
 @every_model
-def test_bfloat16_is_near(name: str) -> None:
+def test_bfloat16_is_close_to_float32(name: str) -> None:
     tokens = text(2, LENGTH)
     expected = build(MODELS[name])(tokens)
     model = build(MODELS[name], torch.float32).cuda().bfloat16()

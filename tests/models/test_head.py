@@ -1,4 +1,4 @@
-"""What stands on top of a decoder: the last norm, the head, its tie with the embedding; and how a fresh one begins."""
+"""The output of a decoder: the final norm, the head, its tie with the embedding, and the initial logits."""
 
 import dataclasses
 import math
@@ -74,7 +74,7 @@ HEADS = {
 
 @pytest.mark.ledger("model.head")
 @pytest.mark.parametrize("head", HEADS)
-def test_training_reads_the_head_in_chunks_and_learns_the_same(head: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_chunked_head_trains_like_a_whole_one(head: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Loss, accuracy and every gradient beside logits = W_U h + b, their softmax and its logarithm, in float64."""
     monkeypatch.setattr(linear_cross_entropy, "CHUNK", 40 * VOCAB)
     block = Block((Sublayer(Attention(4)), Sublayer(FeedForward(64))))
@@ -111,7 +111,7 @@ def test_training_reads_the_head_in_chunks_and_learns_the_same(head: str, monkey
         assert (gradient - parameter.grad).abs().max() < 1e-9
 
 
-def test_a_head_that_is_more_than_a_matrix_is_read_whole() -> None:
+def test_an_adapted_head_computes_all_logits() -> None:
     model = lite(tied=False).build(seed=0)
     assert isinstance(model(text(), outputs=True).logits, LazyLogits)
     add_lora(model, LoRA(targets=("head",)))
@@ -122,7 +122,7 @@ def test_a_head_that_is_more_than_a_matrix_is_read_whole() -> None:
 
 @pytest.mark.ledger("model.tie.init")
 @torch.no_grad()
-def test_a_fresh_model_guesses_evenly() -> None:
+def test_an_untrained_model_predicts_almost_uniformly() -> None:
     """A tied table of unit deviation, as `nn.Embedding` draws it, makes logits of deviation √256."""
     even = math.log(VOCAB)
     assert even == pytest.approx(6.91, abs=5e-3)
@@ -160,7 +160,7 @@ def test_on_a_gpu_too() -> None:
 
 @pytest.mark.ledger("blk.finalnorm")
 @torch.no_grad()
-def test_a_pre_norm_stack_needs_a_last_norm_and_a_post_norm_stack_has_it() -> None:
+def test_a_pre_norm_stack_needs_a_final_norm_and_a_post_norm_stack_does_not() -> None:
     assert Decoder(VOCAB, 256, lite().layers).norm is not None
     assert transformer_2017(layers=1).target.norm == NoNorm()
     layout, x = TokenLayout.whole(2, 64), torch.randn(2, 64, 256)

@@ -1,4 +1,4 @@
-"""Hybrids: recurrent and attention layers in one model, each with memory of its own kind, in the same store."""
+"""Hybrids: recurrent and attention layers in one model, each with its own kind of state, in the same store."""
 
 from dataclasses import replace
 
@@ -24,7 +24,7 @@ HYBRID = Decoder(VOCAB, WIDTH, tile(block(GQA), PATTERN, 4))
 
 
 @pytest.mark.ledger("ssm.hybrid")
-def test_a_pattern_says_which_layers_attend() -> None:
+def test_a_pattern_selects_the_layers_with_attention() -> None:
     mixers = [b.sublayers[0].body for b in HYBRID.blocks]
     assert mixers == [Mamba(4), Mamba(4), replace(GQA, mask=Causal()), Mamba2(4, head_dim=8)]
     assert [isinstance(b.sublayers[1].body, Experts) for b in HYBRID.blocks] == [False, False, True, False]
@@ -32,8 +32,8 @@ def test_a_pattern_says_which_layers_attend() -> None:
 
 @pytest.mark.ledger("ssm.hybrid")
 @pytest.mark.parametrize("kind", ["contiguous", "paged"])
-def test_both_kinds_of_memory_live_in_one_store(kind: str) -> None:
-    """Keys and values that grow with the text beside states that do not, read in pieces as if at once."""
+def test_one_store_keeps_both_kinds_of_state(kind: str) -> None:
+    """Keys and values beside states of fixed size; chunks of a sequence give the same logits as the whole."""
     memory = HYBRID.memory()
     assert [type(block[0]) for block in memory] == [FixedSize, FixedSize, PerToken, FixedSize]
     if kind == "contiguous":
@@ -51,7 +51,7 @@ def test_both_kinds_of_memory_live_in_one_store(kind: str) -> None:
 
 
 @pytest.mark.ledger("ssm.hybrid")
-def test_it_generates_what_the_whole_text_would_say_next() -> None:
+def test_generation_equals_the_argmax_of_whole_forwards() -> None:
     model, said = build(HYBRID), text(9).tolist()
     for token in Engine(model, rows=2, capacity=64, store="paged").generate(said, Sampling(max_new=8, temperature=0)):
         assert token.id == model(torch.tensor([said]))[0, -1].argmax()

@@ -1,4 +1,4 @@
-"""No cell of the matrix is empty: each pair of parts works in every store, or is refused as expected."""
+"""Every pair of parts works in every store, or is refused as expected."""
 
 import dataclasses
 
@@ -27,7 +27,7 @@ MUST_BE_LISTED = (Body, Position, Scaling, Mask, Norm, Head, Input, Model, Decod
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if issubclass(class_of(kind, ""), MUST_BE_LISTED)])
-def test_every_part_stands_in_a_model_of_the_table(kind: str) -> None:
+def test_every_part_is_in_a_model_of_the_table(kind: str) -> None:
     cls = class_of(kind, "")
     assert any(type(part) is cls for part in listed(cls)), f"give {kind} a model in tests/laws.py"
 

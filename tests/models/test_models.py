@@ -1,4 +1,4 @@
-"""What every kind of model can do: be written down, built from a seed, saved, loaded, and counted without building."""
+"""Every kind of model round trips as a spec, is built from a seed, saved, loaded, and counted without building."""
 
 import json
 from dataclasses import replace
@@ -67,7 +67,7 @@ def test_a_model_is_the_same_in_python_json_and_toml(name: str) -> None:
 
 
 @several
-def test_a_seed_decides_the_weights_and_nothing_else(name: str) -> None:
+def test_a_seed_determines_the_weights_and_leaves_the_global_generator_unchanged(name: str) -> None:
     spec, given = GIVEN[name]
     torch.manual_seed(7)
     expected = torch.rand(3)
@@ -79,7 +79,7 @@ def test_a_seed_decides_the_weights_and_nothing_else(name: str) -> None:
 
 
 @several
-def test_what_is_saved_is_what_is_loaded(name: str, tmp_path: Path) -> None:
+def test_a_loaded_model_equals_the_saved_one(name: str, tmp_path: Path) -> None:
     spec, given = GIVEN[name]
     saved = spec.build(0)
     save(saved, tmp_path / "model")

@@ -1,4 +1,4 @@
-"""Images and text: two encoders in one space as CLIP's, and patches among the words of a decoder as LLaVA's."""
+"""Images and text: two encoders with one embedding space (CLIP), and patches between tokens of a decoder (LLaVA)."""
 
 from dataclasses import replace
 
@@ -156,7 +156,7 @@ def prompt(spec: Interleaved, *words: int) -> Tensor:
 
 
 @pytest.mark.ledger("mm.interleave")
-def test_an_image_takes_as_many_places_as_it_has_patches() -> None:
+def test_an_image_takes_as_many_tokens_as_it_has_patches() -> None:
     spec = READERS["rope"]
     assert spec.patches == 4  # [CLS] and the register stay behind
     assert spec.expand([1, 5, 2, 5]) == [1, 5, 5, 5, 5, 2, 5, 5, 5, 5]
@@ -164,8 +164,8 @@ def test_an_image_takes_as_many_places_as_it_has_patches() -> None:
 
 @pytest.mark.parametrize("name", READERS)
 @pytest.mark.ledger("mm.interleave")
-def test_patches_stand_where_the_markers_are(name: str) -> None:
-    """Against the decoder run by hand on the vectors, token by token."""
+def test_patches_replace_the_markers(name: str) -> None:
+    """Against the decoder applied to embeddings that are replaced in a loop."""
     model, images = build(READERS[name]), pictures(2)
     decoder, tokens = model.decoder, prompt(READERS[name], 1, 5, 2, 3, 5, 7)
     patches = model.projector(model.vision.read(images)[0].x[:, 2:]).flatten(0, 1)
@@ -185,8 +185,8 @@ def test_patches_stand_where_the_markers_are(name: str) -> None:
 @pytest.mark.parametrize("name", READERS)
 @pytest.mark.parametrize("kind", STORES)
 @pytest.mark.ledger("mm.interleave")
-def test_cached_is_whole(name: str, kind: str) -> None:
-    """A prompt that begins with an image, then words one by one: the decoder alone goes on."""
+def test_cached_equals_whole(name: str, kind: str) -> None:
+    """A prompt that starts with an image, then tokens one by one, which only the decoder computes."""
     model, images = build(READERS[name]), pictures(2)
     words = text(2, 6) % 5  # no markers
     tokens = torch.cat([torch.full((2, 4), 5), words], 1)
@@ -202,7 +202,7 @@ def test_cached_is_whole(name: str, kind: str) -> None:
 
 @pytest.mark.parametrize("name", READERS)
 @pytest.mark.parametrize("left", [False, True], ids=["right", "left"])
-def test_padded_batch_is_each_alone(name: str, left: bool) -> None:
+def test_padded_batch_equals_each_alone(name: str, left: bool) -> None:
     """Rows with none, one and two images."""
     model, images, spec = build(READERS[name]), pictures(3), READERS[name]
     texts = [prompt(spec, 1, 2, 3), prompt(spec, 5, 1), prompt(spec, 2, 5, 3, 5)]
@@ -218,7 +218,7 @@ def test_padded_batch_is_each_alone(name: str, left: bool) -> None:
 
 
 @pytest.mark.parametrize("name", READERS)
-def test_packed_is_separate(name: str) -> None:
+def test_packed_equals_separate(name: str) -> None:
     model, images, spec = build(READERS[name]), pictures(2), READERS[name]
     one, two = prompt(spec, 1, 5, 2), prompt(spec, 5, 3)
     positions = torch.cat([torch.arange(6), torch.arange(5)]).unsqueeze(0)
@@ -228,8 +228,8 @@ def test_packed_is_separate(name: str) -> None:
     assert error(packed, torch.cat(separate, 1)) <= 1e-9
 
 
-def test_features_are_read_from_inside_the_vision() -> None:
-    """Behind the blocks that are asked for, side by side, not normed; with [CLS] and registers where all is wanted."""
+def test_features_are_taken_from_intermediate_blocks() -> None:
+    """After the selected blocks, concatenated, without the norm; with [CLS] and registers if whole=True."""
     spec = replace(READERS["rope"], features=(-2, 2, 0), whole=True)
     model, images = build(spec), pictures(2)
     seen: list[Tensor] = []
@@ -246,8 +246,8 @@ def test_features_are_read_from_inside_the_vision() -> None:
         build(replace(spec, features=(-4,))).image_features(images)
 
 
-def test_a_text_ends_at_its_first_end() -> None:
-    """Whatever stands behind it, with padding on either side, and before it if the padding is of ends."""
+def test_a_text_ends_at_its_first_end_token() -> None:
+    """Tokens after the first end are ignored, with padding on either side."""
     model = drawn(replace(clip(**SMALL), end=EOS).build(0))
     alone = torch.tensor([[1, 2, 3, EOS]])
     expected = model(pictures(2), alone)
@@ -259,7 +259,7 @@ def test_a_text_ends_at_its_first_end() -> None:
     assert error(model(pictures(2), endless), drawn(clip(**SMALL).build(0))(pictures(2), endless)) <= 1e-12
 
 
-def test_text_sees_the_image_and_the_image_no_later_text() -> None:
+def test_text_attends_to_the_image_and_the_image_not_to_later_text() -> None:
     model, spec = build(READERS["rope"]), READERS["rope"]
     tokens, other = prompt(spec, 1, 5, 2, 3), prompt(spec, 1, 5, 2, 4)
     one, two = pictures(1), pictures(1, seed=4)
@@ -277,7 +277,7 @@ def test_every_weight_gets_a_gradient() -> None:
 
 
 @pytest.mark.ledger("mm.interleave")
-def test_experts_that_see_are_balanced_too() -> None:
+def test_losses_of_experts_in_the_vision_encoder_reach_the_outputs() -> None:
     """What the bodies of every stack add to the loss reaches the objective."""
     experts = Block((Sublayer(Experts(4, 2, SwiGLU(8))),))
     look = replace(LOOK, layers=(Repeat((experts,)),))
@@ -293,7 +293,7 @@ def test_experts_that_see_are_balanced_too() -> None:
     assert torch.isclose(loss, plain + metrics["balance"])
 
 
-def test_places_and_images_must_agree() -> None:
+def test_markers_and_images_must_agree() -> None:
     model, spec = build(READERS["rope"]), READERS["rope"]
     with pytest.raises(ValueError, match="4 marker tokens, but 2 images have 4 patches each"):
         model(prompt(spec, 1, 5), images=pictures(2))
@@ -317,6 +317,6 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("message", REFUSED)
-def test_what_cannot_be_is_refused(message: str) -> None:
+def test_wrong_specs_are_refused(message: str) -> None:
     with pytest.raises(SpecError, match=message):
         REFUSED[message]()

@@ -1,4 +1,4 @@
-"""Patterns in one line read as the runs they stand for, in Python, TOML, JSON and on the command line."""
+"""Patterns equal the runs that they describe, in Python, TOML, JSON and on the command line."""
 
 import json
 from dataclasses import replace
@@ -41,7 +41,7 @@ def mixers(pattern: str, depth: int, base: Block = BASE) -> list:
 attention = partial(replace, GQA)
 
 
-def test_three_windows_and_one_that_sees_all_without_positions() -> None:
+def test_three_windows_and_one_full_layer_without_positions() -> None:
     window, full = block(attention(mask=Window(256))), block(attention(position=NoPosition()))
     pattern = "3*window(256), full(no_position)"
     assert tile(BASE, pattern, 24) == (Repeat((window, window, window, full), 6),)
@@ -69,7 +69,7 @@ def test_three_windows_and_one_that_sees_all_without_positions() -> None:
         ("attention(8)", attention(heads=8)),
     ],
 )
-def test_words(word: str, expected: object) -> None:
+def test_terms(word: str, expected: object) -> None:
     assert mixers(word, 1) == [expected]
 
 
@@ -79,7 +79,7 @@ def test_a_feed_forward_may_change_too() -> None:
     assert tile(BASE, "swiglu(8) + window(3)", 1)[0].blocks[0].sublayers[1].body == SwiGLU(8)
 
 
-def test_everything_else_of_the_block_stays() -> None:
+def test_the_rest_of_the_block_is_unchanged() -> None:
     base = Block((Sublayer(ShortConvolution(3), NoNorm()), *BASE.sublayers), style="parallel", dropout=0.1)
     changed = tile(base, "window(8)", 1)[0].blocks[0]
     assert changed.sublayers[0] == base.sublayers[0] and changed.sublayers[2] == base.sublayers[2]
@@ -88,7 +88,7 @@ def test_everything_else_of_the_block_stays() -> None:
     assert tile(across, "window(8)", 1)[0].blocks[0].sublayers[0] == Sublayer(CrossAttention(4))
 
 
-def test_in_an_encoder_full_and_windows_go_both_ways() -> None:
+def test_in_an_encoder_full_and_windows_are_bidirectional() -> None:
     base = block(Attention(4, mask=Full()))
     assert [m.mask for m in mixers("window(8), full, window(8, causal=true)", 3, base)] == [
         Window(8, causal=False), Full(), Window(8)
@@ -122,20 +122,20 @@ def test_in_an_encoder_full_and_windows_go_both_ways() -> None:
         ("experts(2, 4)", "top_k=4 must be from 1 to count=2"),
     ],
 )
-def test_mistakes_are_answered(pattern: str, words: str) -> None:
+def test_wrong_patterns_are_refused(pattern: str, words: str) -> None:
     with pytest.raises(SpecError) as found:
         tile(BASE, pattern, 4)
     assert words in str(found.value) and repr(pattern) in str(found.value)
 
 
-def test_a_block_that_the_word_cannot_change() -> None:
+def test_a_block_that_the_term_cannot_change_is_refused() -> None:
     with pytest.raises(SpecError, match="linear_attention, swiglu, and none has a mask"):
         tile(block(LinearAttention(4)), "window(8)", 2)
     with pytest.raises(SpecError, match="depth=0 must be positive"):
         tile(BASE, "full", 0)
 
 
-def test_in_a_file_it_reads_as_the_runs() -> None:
+def test_a_pattern_in_a_file_equals_its_runs() -> None:
     spelled = Decoder(31, 24, tile(BASE, "window(4), full(no_position)", 5))
     assert Decoder(31, 24, Tiled(BASE, "window(4), full(no_position)", 5)) == spelled  # ty: ignore
     table = """
@@ -164,7 +164,7 @@ def test_tiled_layers_beside_other_runs() -> None:
     assert Tiled.from_json(tiled.to_json()) == tiled
 
 
-def test_a_tiled_model_is_the_spelled_out_one() -> None:
+def test_a_tiled_model_equals_the_written_out_one() -> None:
     spec = retile(decoder(block(LinearAttention(4)), BASE), "window(4), linear")
     assert len(spec.blocks) == 4 and spec.blocks[0] == block(attention(mask=Window(4)))
     tokens = text(1, 9)
@@ -175,7 +175,7 @@ def test_a_tiled_model_is_the_spelled_out_one() -> None:
         retile(OTHERS["encoder-decoder"], "window(4)")
 
 
-def test_on_the_command_line(tmp_path: Path) -> None:
+def test_a_pattern_on_the_command_line(tmp_path: Path) -> None:
     small = ("--model.width=24", "--tokenizer.by=byte", "--model.layers.0.times=3")
     run = tmp_path / "run"
     steps = ("--train.steps=1", "--data.rows=1", "--data.length=32")

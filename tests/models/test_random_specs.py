@@ -1,4 +1,4 @@
-"""Any parts in any mix: they build, train a step, decode as they read, are saved and loaded, and keep every law."""
+"""Random combinations of parts: they build, train a step, decode, are saved and loaded, and obey every law."""
 
 from collections.abc import Collection
 
@@ -60,7 +60,7 @@ MIXED = [law for law in LAWS if LAWS[law].needs in ("memory", "engine", "padding
 @pytest.mark.parametrize("part", range(3))  # parallel processes share the work
 @settings(UNSHRUNK, max_examples=EXAMPLES // 3)
 @given(drawn.decoders(), st.integers(0, 99))
-def test_any_mix_of_parts(part: int, spec: Decoder, seed: int) -> None:
+def test_laws_hold_for_random_specs(part: int, spec: Decoder, seed: int) -> None:
     """In float64, a third of them in float32 too: tests/models/test_laws.py has every part in both."""
     assert Decoder.from_json(spec.to_json()) == spec == Decoder.from_toml(spec.to_toml())
     train_a_step(spec, seed)

@@ -1,4 +1,4 @@
-"""Sequence to sequence: what is handed over, what is looked at, against plain loops and torch; and that it learns."""
+"""Sequence to sequence: states and attention against plain loops and torch, and a task that it learns."""
 
 import pytest
 import torch
@@ -40,13 +40,13 @@ def recurrences(half: nn.Module) -> list[RecurrentCell]:
 
 
 def encoded(model: Seq2SeqModule, source: Tensor) -> Tensor:
-    """What the source's last layer says of every token (B, S, D)."""
+    """The outputs of the source's last layer (B, S, D)."""
     return model.source.read(source)[0].x
 
 
 @pytest.mark.ledger("anc.seq2seq")
-def test_the_target_begins_as_the_source_ended() -> None:
-    """Two layers of torch's own on each side, with our weights and the last states handed over."""
+def test_the_target_starts_from_the_final_state_of_the_source() -> None:
+    """Two layers of torch.nn on each side, with our weights; the target starts from the source's final states."""
     model = wide(seq2seq(VOCAB, WIDTH, LSTM(), layers=2))
     theirs = [nn.LSTM(WIDTH, WIDTH, 2, batch_first=True).double() for _ in range(2)]
     for half, lstm in zip((model.source, model.target), theirs, strict=True):
@@ -64,7 +64,7 @@ def test_the_target_begins_as_the_source_ended() -> None:
 
 
 @pytest.mark.ledger("anc.bahdanau")
-def test_additive_attention_looks_before_every_step() -> None:
+def test_additive_attention_comes_before_every_step() -> None:
     """Six steps: states of the source, scores with s_{i-1}, weights, context, the step, the word."""
     model = wide(seq2seq(VOCAB, WIDTH, GRU(reset="before"), "additive", bidirectional=True))
     body = model.target.stack.blocks[0].sublayers[0].body
@@ -87,7 +87,7 @@ def test_additive_attention_looks_before_every_step() -> None:
 
 
 @pytest.mark.ledger("anc.bahdanau")
-def test_weights_of_additive_attention_sum_to_one_and_its_gradients_are_right() -> None:
+def test_weights_of_additive_attention_sum_to_one_and_pass_gradcheck() -> None:
     attention = ScoredAttention(score_dim=3, source=True).build(WIDTH).double()
     assert isinstance(attention, AdditiveModule)
     s, h = torch.randn(2, 1, 4, WIDTH, generator=torch.Generator().manual_seed(0), dtype=torch.float64).unbind()
@@ -108,7 +108,7 @@ def luong(score: str) -> Seq2SeqModule:
 
 @pytest.mark.ledger("anc.luong")
 @pytest.mark.parametrize("score", ["dot", "general"])
-def test_multiplicative_attention_looks_after_the_step(score: str) -> None:
+def test_multiplicative_attention_comes_after_the_step(score: str) -> None:
     model = luong(score)
     attention = model.target.stack.blocks[1].sublayers[0].body
     logits = model(SOURCE, TARGET)
@@ -135,7 +135,7 @@ def plain_states(model: Seq2SeqModule, row: int) -> Tensor:
 
 
 @pytest.mark.ledger("anc.luong")
-def test_general_with_the_identity_is_dot() -> None:
+def test_general_with_the_identity_equals_dot() -> None:
     general, dot = luong("general"), luong("dot")
     weights = general.state_dict()
     (name,) = (name for name in weights if name.endswith("q_proj.weight"))
@@ -146,14 +146,14 @@ def test_general_with_the_identity_is_dot() -> None:
 
 
 def draw(rows: int, generator: torch.Generator) -> tuple[list[list[int]], list[list[int]]]:
-    """Words of one alphabet and the same in another, backwards."""
+    """Random sequences, and the same reversed in other tokens."""
     lengths = torch.randint(3, 5, (rows,), generator=generator).tolist()
     sources = [torch.randint(3, 9, (n,), generator=generator).tolist() for n in lengths]
     return sources, [[6 + word for word in reversed(source)] for source in sources]
 
 
 def written(model: Seq2SeqModule, source: list[int], most: int = 8) -> list[int]:
-    """Greedily, one token at a time: the source is read once, and only states go on."""
+    """Greedy decoding, token by token, with the source only in the first forward."""
     store = Contiguous(model.spec.memory(), 1, most, torch.float32, source=8)
     store.reserve(0, most)
     said = [START]
@@ -210,19 +210,19 @@ def half(*bodies: Body) -> tuple[Repeat, ...]:
         ((GRU(),), (AttentionRNN(GRU(), ScoredAttention(source=True, source_width=9)),), "source_width=6"),
     ],
 )
-def test_what_cannot_be_handed_over_is_refused(reads: tuple, writes: tuple, said: str) -> None:
+def test_states_that_do_not_match_are_refused(reads: tuple, writes: tuple, said: str) -> None:
     with pytest.raises(SpecError, match=said):
         Seq2Seq(Encoder(Tokens(VOCAB), WIDTH, half(*reads)), Decoder(VOCAB, WIDTH, half(*writes)))
 
 
-def test_attentive_recurrences_say_what_they_need() -> None:
+def test_wrong_attention_of_a_recurrence_is_refused() -> None:
     with pytest.raises(SpecError, match="set source=True"):
         AttentionRNN(RNN(), ScoredAttention())
     with pytest.raises(SpecError, match="leave attention.combine out"):
         AttentionRNN(RNN(), ScoredAttention(source=True, combine=True))
 
 
-def test_it_is_a_spec_and_can_be_planned() -> None:
+def test_the_spec_round_trips_and_can_be_planned() -> None:
     spec = seq2seq(VOCAB, WIDTH, GRU(), "additive", layers=3, bidirectional=True, source_vocab=9)
     assert Seq2Seq.from_json(spec.to_json()) == spec == Seq2Seq.from_toml(spec.to_toml())
     costs = plan(spec, context=20)
@@ -230,7 +230,7 @@ def test_it_is_a_spec_and_can_be_planned() -> None:
     assert costs.state_bytes == 4 * 3 * WIDTH and costs.kv_bytes_per_token == 4 * 2 * WIDTH
 
 
-def test_a_row_cannot_begin_without_its_source():
+def test_a_row_cannot_start_without_its_source():
     model = wide(seq2seq(VOCAB, WIDTH))
     store = Contiguous(model.spec.memory(), 2, 8, torch.float64, source=8)
     late = TokenLayout(torch.tensor([[0, 1], [0, 0]]), valid=torch.tensor([[True, True], [False, False]]))

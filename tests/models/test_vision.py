@@ -1,4 +1,4 @@
-"""Images, spectrograms and films as tokens: patches by hand and by convolution, and vision transformers as ViT's."""
+"""Images, spectrograms and videos as tokens: patches against a loop and a convolution, and ViT."""
 
 from dataclasses import replace
 from itertools import product
@@ -41,8 +41,8 @@ def images(spec: Patches, batch: int = 2) -> Tensor:
 
 @pytest.mark.parametrize("name", PATCHES)
 @pytest.mark.ledger("vit.patch")
-def test_patches_by_hand(name: str) -> None:
-    """Piece by piece, in reading order; what stands first is learned."""
+def test_patches_equal_a_loop(name: str) -> None:
+    """Patch by patch in row-major order, after the learned first tokens."""
     spec = PATCHES[name]
     module, data = spec.build(7).double(), images(spec)
     found = module(data)
@@ -59,7 +59,7 @@ def test_patches_by_hand(name: str) -> None:
 
 @pytest.mark.parametrize("name", PATCHES)
 @pytest.mark.ledger("vit.patch")
-def test_a_patch_embedding_is_a_convolution(name: str) -> None:
+def test_a_patch_embedding_equals_a_convolution(name: str) -> None:
     spec = PATCHES[name]
     module, data = spec.build(7).double(), images(spec)
     kernel = module.proj.weight.unflatten(1, (spec.channels, *spec.size))
@@ -68,7 +68,7 @@ def test_a_patch_embedding_is_a_convolution(name: str) -> None:
     assert error(module(data)[:, spec.first :], grid.flatten(2).mT) <= 1e-12
 
 
-def test_gradients_are_right() -> None:
+def test_gradients_pass_gradcheck() -> None:
     module = Patches((2, 2), (4, 3), channels=1, stride=(2, 1)).build(3).double()
     x = torch.randn(1, 1, 4, 3, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(lambda x, *_: module(x), (x, *module.parameters()), fast_mode=True)
@@ -143,7 +143,7 @@ def test_a_larger_image_needs_only_its_positions_resized(pair: tuple[nn.Module, 
     assert error(large(data), theirs(data, interpolate_pos_encoding=True).logits) <= 1e-12
 
 
-def test_a_teachers_pupil_says_the_mean_of_two() -> None:
+def test_a_distilled_head_is_the_mean_of_two() -> None:
     spec = replace(vit(**SMALL), input=Patches((4, 4), (8, 8), registers=1), position=Learned(6), head=Distilled(3))
     model = drawn(spec.build(0))
     data = images(spec.input)
@@ -156,7 +156,7 @@ def test_a_teachers_pupil_says_the_mean_of_two() -> None:
         Distilled(0)
 
 
-def test_patches_may_turn_by_row_and_column() -> None:
+def test_patches_can_be_rotated_by_row_and_column() -> None:
     """Without positions an image is a set of patches; with them it matters where they lie."""
     patches = Patches((2, 2), (8, 8), channels=1)
     attention = Attention(2, mask=Full(), position=Rope2D(columns=4, prefix=1))
@@ -181,6 +181,6 @@ def test_patches_may_turn_by_row_and_column() -> None:
         ("channels=0", {"size": (4, 4), "image": (8, 8), "channels": 0}),
     ],
 )
-def test_what_cannot_be_is_refused(message: str, values: dict) -> None:
+def test_wrong_specs_are_refused(message: str, values: dict) -> None:
     with pytest.raises(SpecError, match=message):
         Patches(**values)

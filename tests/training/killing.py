@@ -1,4 +1,4 @@
-"""Trainings that are killed, each in a process of its own: at a chosen one of all Python calls, in a save or anywhere.
+"""Training in a separate process that is killed at a chosen Python call, inside a save or anywhere.
 
 Counting calls instead of seconds makes a random moment repeatable.
 """

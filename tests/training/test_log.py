@@ -1,4 +1,4 @@
-"""The log: a later start drops what was written after its step, and only that."""
+"""The log: resuming removes the entries after its step and no others."""
 
 import json
 from pathlib import Path
@@ -24,7 +24,7 @@ def both(path: Path) -> tuple[bytes, bytes]:
 
 
 @pytest.mark.parametrize("step", range(9))
-def test_going_on_from_a_step(tmp_path: Path, step: int) -> None:
+def test_resuming_removes_later_entries(tmp_path: Path, step: int) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
     write(tmp_path / "a", 1, 8)
@@ -33,7 +33,7 @@ def test_going_on_from_a_step(tmp_path: Path, step: int) -> None:
     assert both(tmp_path / "a") == both(tmp_path / "b")
 
 
-def test_every_torn_end_is_cut_off(tmp_path: Path) -> None:
+def test_every_incomplete_end_is_removed(tmp_path: Path) -> None:
     write(tmp_path, 1, 4)
     metrics, _ = both(tmp_path)
     kept = len(metrics) - len(metrics.splitlines(keepends=True)[-1]) - len(metrics.splitlines(keepends=True)[-2])
@@ -44,13 +44,13 @@ def test_every_torn_end_is_cut_off(tmp_path: Path) -> None:
         assert (tmp_path / "metrics.jsonl").read_bytes() == metrics[:kept]
 
 
-def test_numbers_survive_exactly(tmp_path: Path) -> None:
+def test_numbers_round_trip_exactly(tmp_path: Path) -> None:
     with Log(tmp_path) as log:
         log.write({"step": 1, "loss": 0.1 + 0.2})
     assert json.loads((tmp_path / "metrics.jsonl").read_text())["loss"] == 0.1 + 0.2
 
 
-def test_what_is_no_number_is_null(tmp_path: Path) -> None:
+def test_nan_and_infinity_become_null(tmp_path: Path) -> None:
     with Log(tmp_path) as log:
         log.write({"step": 1, "held_out_loss": float("nan"), "accuracy": float("inf")})
     line = json.loads((tmp_path / "metrics.jsonl").read_text())

@@ -1,4 +1,4 @@
-"""The loop: what it learns, evaluates, skips, and how signals end it."""
+"""The training loop: learning, evaluation, skipped batches, signals, adapters."""
 
 import math
 import os
@@ -21,37 +21,37 @@ from regard.training.step import NonFinite, evaluate
 from tests.training.tiny import SETTINGS, SPEC, curve, outcome, trainer
 
 
-class Ear(Listener):
-    """Keeps what was said, and may do something at a step."""
+class RecordingListener(Listener):
+    """Records the calls and notes, and calls `do` at a step."""
 
     def __init__(self, at: int = 0, do=lambda: None):
-        self.at, self.do, self.notes, self.heard = at, do, [], []
+        self.at, self.do, self.notes, self.events = at, do, [], []
 
     def started(self, step: int, steps: int) -> None:
-        self.heard.append(("started", step))
+        self.events.append(("started", step))
 
     def stepped(self, record: Mapping[str, Any]) -> None:
         if record["step"] == self.at:
             self.do()
 
     def saved(self, folder: Path) -> None:
-        self.heard.append(("saved", folder.name))
+        self.events.append(("saved", folder.name))
 
     def note(self, text: str) -> None:
         self.notes.append(text)
 
     def ended(self) -> None:
-        self.heard.append(("ended", 0))
+        self.events.append(("ended", 0))
 
 
-def test_it_learns_and_says_what_it_did(tmp_path: Path) -> None:
-    ear = Ear()
-    result = trainer(tmp_path, replace(SETTINGS, steps=40, save_every=25), listener=ear).train()
+def test_the_loss_falls_and_the_listener_is_called(tmp_path: Path) -> None:
+    listener = RecordingListener()
+    result = trainer(tmp_path, replace(SETTINGS, steps=40, save_every=25), listener=listener).train()
     losses = [line["loss"] for line in curve(tmp_path) if "loss" in line]
     assert len(losses) == 40 and losses[-1] < 0.85 * losses[0]
     assert (result.step, result.finished, result.exit_code) == (40, True, 0)
     assert result.record["loss"] == losses[-1]
-    assert ear.heard == [("started", 0), ("saved", "step-000025"), ("saved", "step-000040"), ("ended", 0)]
+    assert listener.events == [("started", 0), ("saved", "step-000025"), ("saved", "step-000040"), ("ended", 0)]
     model = load(tmp_path / "checkpoints" / "step-000040")
     held_out = trainer(tmp_path).held_out
     assert evaluate(model, next_token, held_out)["loss"] == pytest.approx(result.evaluation["held_out_loss"], rel=1e-6)
@@ -72,7 +72,7 @@ def without_dropout(run):
     return replace(run, blocks=tuple(replace(block, dropout=0.0) for block in run.blocks))
 
 
-def test_evaluation_leaves_no_trace(tmp_path: Path) -> None:
+def test_evaluation_does_not_change_training(tmp_path: Path) -> None:
     trainer(tmp_path / "often", replace(SETTINGS, evaluate_every=1)).train()
     trainer(tmp_path / "never", replace(SETTINGS, evaluate_every=0), held_out=(), sample=None).train()
     often, never = outcome(tmp_path / "often"), outcome(tmp_path / "never")
@@ -81,7 +81,7 @@ def test_evaluation_leaves_no_trace(tmp_path: Path) -> None:
     assert often["samples"].count("\nstep ") == 9
 
 
-def test_the_same_seed_is_the_same_run_and_another_is_not(tmp_path: Path) -> None:
+def test_the_same_seed_gives_the_same_run(tmp_path: Path) -> None:
     for name, seed in (("a", 7), ("b", 7), ("c", 8)):
         trainer(tmp_path / name, replace(SETTINGS, seed=seed), model=SPEC.build(0)).train()
     assert outcome(tmp_path / "a") == outcome(tmp_path / "b")
@@ -99,42 +99,42 @@ def poison(at: int):
     return objective
 
 
-def test_a_bad_batch_stops_and_is_named(tmp_path: Path) -> None:
+def test_a_batch_that_is_not_finite_stops_training_and_is_named(tmp_path: Path) -> None:
     training = trainer(tmp_path, objective=poison(at=5))
     weights = {}
 
     def remember() -> None:
         weights.update({name: tensor.clone() for name, tensor in training.model.state_dict().items()})
 
-    training.listener = Ear(at=4, do=remember)
+    training.listener = RecordingListener(at=4, do=remember)
     with pytest.raises(NonFinite, match=r"step 5, batch 5 of the loader: the loss of rows 0 to 3 is nan.*skip"):
         training.train()
     assert all(torch.equal(weights[name], tensor) for name, tensor in training.model.state_dict().items())
-    assert training.listener.heard[-1] == ("ended", 0)
+    assert training.listener.events[-1] == ("ended", 0)
     assert [line["step"] for line in curve(tmp_path)] == [1, 2, 3, 4]
     trainer(tmp_path).train()  # from the last checkpoint, with a sound objective
     assert curve(tmp_path)[-1]["step"] == 10
 
 
-def test_a_bad_batch_is_skipped_if_so_wished(tmp_path: Path) -> None:
-    ear = Ear()
+def test_a_batch_that_is_not_finite_can_be_skipped(tmp_path: Path) -> None:
+    listener = RecordingListener()
     settings = replace(SETTINGS, nonfinite="skip")
-    result = trainer(tmp_path, settings, objective=poison(at=5), listener=ear).train()
+    result = trainer(tmp_path, settings, objective=poison(at=5), listener=listener).train()
     assert result.finished
     lines = [line for line in curve(tmp_path) if "lr" in line]
     assert lines[4]["loss"] is None and "nan" in lines[4]["skipped"]
     assert all(line["loss"] is not None for line in lines[:4] + lines[5:])
-    assert ["step 5, batch 5" in note for note in ear.notes] == [True]
+    assert ["step 5, batch 5" in note for note in listener.notes] == [True]
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_ends_it_after_the_step(tmp_path: Path, number: int) -> None:
+def test_a_signal_stops_training_after_the_step(tmp_path: Path, number: int) -> None:
     handlers = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
-    ear = Ear(at=4, do=lambda: os.kill(os.getpid(), number))
-    result = trainer(tmp_path, listener=ear).train()
+    listener = RecordingListener(at=4, do=lambda: os.kill(os.getpid(), number))
+    result = trainer(tmp_path, listener=listener).train()
     assert (result.step, result.finished, result.exit_code) == (4, False, 130)
-    assert ear.heard[-2:] == [("saved", "step-000004"), ("ended", 0)]
-    assert f"regard train --resume {tmp_path}" in ear.notes[-1]
+    assert listener.events[-2:] == [("saved", "step-000004"), ("ended", 0)]
+    assert f"regard train --resume {tmp_path}" in listener.notes[-1]
     assert (signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)) == handlers
 
 
@@ -144,11 +144,11 @@ def test_a_second_signal_aborts(tmp_path: Path) -> None:
         os.kill(os.getpid(), signal.SIGINT)
 
     with pytest.raises(KeyboardInterrupt):
-        trainer(tmp_path, listener=Ear(at=4, do=twice)).train()
+        trainer(tmp_path, listener=RecordingListener(at=4, do=twice)).train()
     assert [folder.name for folder in Run.open(tmp_path).checkpoints] == ["step-000003"]
 
 
-def test_it_runs_outside_the_main_thread(tmp_path: Path) -> None:
+def test_training_in_another_thread(tmp_path: Path) -> None:
     results = []
     thread = threading.Thread(target=lambda: results.append(trainer(tmp_path).train()))
     thread.start()
@@ -156,14 +156,14 @@ def test_it_runs_outside_the_main_thread(tmp_path: Path) -> None:
     assert results[0].finished
 
 
-def test_one_directory_one_process(tmp_path: Path) -> None:
+def test_only_one_process_trains_in_a_directory(tmp_path: Path) -> None:
     training = trainer(tmp_path)
     with Run.open(tmp_path).locked(), pytest.raises(ValueError, match="another process is training"):
         training.train()
     assert training.train().finished
 
 
-def test_a_finished_run_is_left_alone(tmp_path: Path) -> None:
+def test_a_finished_run_is_not_changed(tmp_path: Path) -> None:
     trainer(tmp_path).train()
     before = outcome(tmp_path)
     result = trainer(tmp_path).train()
@@ -177,9 +177,11 @@ def adapted() -> torch.nn.Module:
     return model
 
 
-def test_adapters_are_trained_alone_and_go_on_exactly(tmp_path: Path) -> None:
+def test_only_adapters_are_trained_and_resumed_exactly(tmp_path: Path) -> None:
     trainer(tmp_path / "undisturbed", model=adapted()).train()
-    trainer(tmp_path / "stopped", model=adapted(), listener=Ear(at=4, do=lambda: signal.raise_signal(2))).train()
+    trainer(
+        tmp_path / "stopped", model=adapted(), listener=RecordingListener(at=4, do=lambda: signal.raise_signal(2))
+    ).train()
     trained = trainer(tmp_path / "stopped", model=adapted())
     trained.train()
     assert outcome(tmp_path / "stopped") == outcome(tmp_path / "undisturbed")

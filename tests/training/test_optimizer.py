@@ -1,4 +1,4 @@
-"""AdamW against its equation; what decays and what does not; its state by name."""
+"""AdamW against its equation, the parameters with weight decay, and its state by name."""
 
 from dataclasses import replace
 
@@ -19,7 +19,7 @@ def model(tied: bool = True) -> torch.nn.Module:
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_only_matrices_that_multiply_decay(tied: bool) -> None:
+def test_only_matrices_have_weight_decay(tied: bool) -> None:
     decayed, plain = ({name for name, _ in group} for group in decay_groups(model(tied)))
     assert decayed | plain == {name for name, _ in model(tied).named_parameters()}
     assert not decayed & plain
@@ -49,7 +49,7 @@ def test_a_part_excludes_its_own_parameters_from_decay() -> None:
 
 
 @pytest.mark.parametrize("body", [Mamba(), S4D(state=4)])
-def test_rates_of_state_spaces_do_not_decay(body: Body) -> None:
+def test_decay_rates_of_state_spaces_have_no_weight_decay(body: Body) -> None:
     decayed, plain = ({name.rpartition(".")[2] for name, _ in group} for group in decay_groups(body.build(8)))
     rates = {"A_log", "log_step", "log_decay", "turn"}
     assert plain & rates and not decayed & rates
@@ -64,7 +64,7 @@ def test_frozen_weights_are_left_out() -> None:
     assert len(AdamW().build(frozen, 1.0).param_groups) == 1
 
 
-def test_three_steps_of_the_equation() -> None:
+def test_three_steps_equal_the_equation() -> None:
     spec, lr = AdamW(beta1=0.8, beta2=0.9, eps=1e-3, weight_decay=0.3), 0.01
     trained = model()
     weights = {name: p.detach().clone() for name, p in trained.named_parameters()}
@@ -84,7 +84,7 @@ def test_three_steps_of_the_equation() -> None:
         assert (p - weights[name]).abs().max() < 1e-12, name
 
 
-def test_state_goes_by_name_and_continues_bit_for_bit() -> None:
+def test_state_is_saved_by_name_and_restored_exactly() -> None:
     first, second = model(), model()
     one, two = AdamW().build(first, 0.1), AdamW().build(second, 0.1)
     gradients = [torch.randn_like(p) for p in first.parameters()]

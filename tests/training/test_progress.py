@@ -1,4 +1,4 @@
-"""What is shown: a bar in a terminal, lines elsewhere."""
+"""Progress: a bar in a terminal, lines elsewhere."""
 
 import io
 from pathlib import Path
@@ -16,7 +16,7 @@ def shown(path: Path, terminal: bool) -> str:
     return console.file.getvalue()
 
 
-def test_the_output_decides() -> None:
+def test_the_listener_depends_on_the_console() -> None:
     assert isinstance(watch(Console(file=io.StringIO(), force_terminal=True)), Bar)
     assert isinstance(watch(Console(file=io.StringIO())), Lines)
 

@@ -1,4 +1,4 @@
-"""Settings: the same in Python, JSON and TOML, and wrong ones are answered."""
+"""Training settings: the same in Python, JSON and TOML; wrong ones are refused with a hint."""
 
 import pytest
 
@@ -9,12 +9,12 @@ from regard.training.schedule import WarmupStableDecay
 SETTINGS = Training(steps=30, lr=1e-2, schedule=WarmupStableDecay(warmup=5), clip=0.0, save_every=0)
 
 
-def test_there_and_back() -> None:
+def test_settings_round_trip() -> None:
     assert Training.from_json(SETTINGS.to_json()) == SETTINGS
     assert Training.from_toml(SETTINGS.to_toml()) == SETTINGS
 
 
-def test_what_a_person_writes() -> None:
+def test_settings_are_read_from_toml() -> None:
     text = 'steps = 30\nlr = 1e-2\nclip = 0\nsave_every = 0\n[schedule]\nkind = "wsd"\nwarmup = 5\n'
     assert Training.from_toml(text) == SETTINGS
 
@@ -32,7 +32,7 @@ def test_what_a_person_writes() -> None:
         ({"lr": 1.0}, "needs steps"),
     ],
 )
-def test_mistakes_are_answered(data: dict, answer: str) -> None:
+def test_wrong_settings_are_refused(data: dict, answer: str) -> None:
     with pytest.raises(SpecError) as error:
         Training.from_dict(data)
     assert answer in str(error.value)

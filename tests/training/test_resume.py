@@ -1,4 +1,4 @@
-"""Stopped or killed at any moment, however often: the log and the last checkpoint are those of an undisturbed run."""
+"""A run stopped or killed at any moment, also repeatedly, has the log and last checkpoint of an undisturbed run."""
 
 import random
 import signal
@@ -36,7 +36,7 @@ def newest(path: Path) -> int:
 
 
 def killed_until_done(path: Path, way: str, moments: list[int]) -> int:
-    """Kill it at each of the moments in turn, then let it finish; -> how often it was killed."""
+    """Kill the run at each of the moments, then let it finish; returns how often it was killed."""
     kills, step = 0, 0
     for moment in moments:
         code = exit_code(path, way, moment)

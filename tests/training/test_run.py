@@ -1,4 +1,4 @@
-"""The run directory: what is in it, how many checkpoints stay, and what is done about damaged ones."""
+"""The run directory: its contents, the number of checkpoints, and damaged checkpoints."""
 
 import hashlib
 import json
@@ -15,7 +15,7 @@ from regard.training.run import Run
 from tests.training.tiny import SETTINGS, SPEC, TOKENIZER, curve, outcome, trainer
 
 
-def test_contents(tmp_path: Path) -> None:
+def test_contents_of_a_run_directory(tmp_path: Path) -> None:
     trainer(tmp_path, tokenizer=TOKENIZER).train()
     assert {p.name for p in tmp_path.iterdir()} >= {
         "config.json",
@@ -38,7 +38,7 @@ def test_contents(tmp_path: Path) -> None:
     assert (tmp_path / "samples.txt").read_text().startswith("step 5\n    a text")
 
 
-def test_a_file_is_summed_once_to_be_saved_and_once_to_be_opened(tmp_path: Path, monkeypatch) -> None:
+def test_a_checksum_is_computed_once_per_save_and_once_per_load(tmp_path: Path, monkeypatch) -> None:
     summed, digest = [], hashlib.file_digest
     monkeypatch.setattr(hashlib, "file_digest", lambda file, kind: summed.append(file.name) or digest(file, kind))
     trainer(tmp_path, replace(SETTINGS, steps=1), tokenizer=TOKENIZER).train()
@@ -49,7 +49,7 @@ def test_a_file_is_summed_once_to_be_saved_and_once_to_be_opened(tmp_path: Path,
     assert sorted(Path(name).name for name in summed) == sorted(files)
 
 
-def test_tensorboard_where_it_is_installed(tmp_path: Path) -> None:
+def test_tensorboard_if_it_is_installed(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     trainer(tmp_path).train()
     assert list((tmp_path / "tensorboard").glob("events.*"))
@@ -71,7 +71,7 @@ def test_a_run_is_not_overwritten(tmp_path: Path) -> None:
         Run.open(tmp_path / "elsewhere")
 
 
-def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path) -> None:
+def test_a_damaged_checkpoint_is_skipped(tmp_path: Path) -> None:
     trainer(tmp_path / "undisturbed").train()
     wanted = outcome(tmp_path / "undisturbed")
     files = ["model.safetensors", "optimizer.safetensors", "rng.safetensors", "training.json", "manifest.json"]
@@ -90,7 +90,7 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path: Path) -> None:
         assert (path / "checkpoints" / "step-000010.damaged" / name).exists()
 
 
-def test_nothing_is_begun_anew_when_all_are_damaged(tmp_path: Path) -> None:
+def test_a_run_with_only_damaged_checkpoints_is_refused(tmp_path: Path) -> None:
     trainer(tmp_path).train()
     for folder in Run.open(tmp_path).checkpoints:
         (folder / "optimizer.safetensors").unlink()

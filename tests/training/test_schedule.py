@@ -1,4 +1,4 @@
-"""Schedules against closed forms and at their corners."""
+"""Schedules against closed forms and at their limits."""
 
 import math
 
@@ -39,13 +39,13 @@ def test_warmup_stable_decay() -> None:
 
 @pytest.mark.parametrize("schedule", [Cosine(warmup=7), WarmupStableDecay(warmup=7), WarmupStableDecay(decay=1.0)])
 @pytest.mark.parametrize("steps", [1, 2, 5, 50])
-def test_every_step_moves_and_none_exceeds_the_peak(schedule: Schedule, steps: int) -> None:
+def test_every_factor_is_positive_and_at_most_one(schedule: Schedule, steps: int) -> None:
     assert all(0 < schedule.factor(k, steps) <= 1 for k in range(steps))
 
 
 @pytest.mark.parametrize(
     "make", [lambda: Cosine(warmup=-1), lambda: Cosine(floor=1.5), lambda: WarmupStableDecay(decay=0.0)]
 )
-def test_impossible_ones_are_refused(make) -> None:
+def test_wrong_schedules_are_refused(make) -> None:
     with pytest.raises(SpecError, match="must"):
         make()

@@ -1,4 +1,4 @@
-"""The training that the tests of this room interrupt: seconds long, with dropout, packing, evaluation and samples."""
+"""A run of a few seconds for the tests of this package, with dropout, packing, evaluation and samples."""
 
 import json
 from itertools import islice
@@ -40,7 +40,7 @@ def loader(split: str = "train") -> Loader:
 
 
 def trainer(path: Path, settings: Training = SETTINGS, **parts: Any) -> Trainer:
-    """A trainer that starts a run there, or goes on with it."""
+    """A trainer that starts or resumes a run at this path."""
     run = Run.open(path) if (path / "config.json").exists() else Run.create(path, {"train": settings.to_dict()})
     usual = {
         "model": SPEC.build(settings.seed),
@@ -53,13 +53,13 @@ def trainer(path: Path, settings: Training = SETTINGS, **parts: Any) -> Trainer:
 
 
 def curve(path: Path) -> list[dict[str, Any]]:
-    """All of metrics.jsonl but the times."""
+    """The lines of metrics.jsonl without the times."""
     lines = [json.loads(line) for line in (path / "metrics.jsonl").read_text().splitlines()]
     return [{k: v for k, v in line.items() if k not in ("seconds", "tokens_per_second")} for line in lines]
 
 
 def outcome(path: Path) -> dict[str, Any]:
-    """Everything that two runs alike must have in common, bit for bit."""
+    """Everything that is bit-identical in two equal runs."""
     folders = Run.open(path).checkpoints
     last = {file.name: file.read_bytes() for file in sorted(folders[0].iterdir())}
     return {"curve": curve(path), "samples": (path / "samples.txt").read_text(), "last": last, "step": folders[0].name}
