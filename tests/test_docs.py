@@ -1,4 +1,4 @@
-"""What the pages say works: their Python runs, their links lead somewhere, each stands in the navigation."""
+"""The documentation works: its Python runs, its links have targets, every page is in the navigation."""
 
 import re
 import runpy
@@ -60,12 +60,12 @@ def test_named_files_exist(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
-def test_links_lead_somewhere(page: Path) -> None:
+def test_links_have_targets(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", page.read_text(encoding="utf-8")):
         assert target.startswith("http") or (page.parent / target).exists(), target
 
 
-def test_every_page_stands_in_the_navigation() -> None:
+def test_every_page_is_in_the_navigation() -> None:
     def pages(nav: object) -> list[str]:
         if isinstance(nav, str):
             return [nav]
@@ -88,7 +88,7 @@ def test_every_picture_is_shown() -> None:
 
 
 @pytest.mark.slow
-def test_pictures_can_be_drawn_anew(tmp_path: Path) -> None:
+def test_pictures_can_be_drawn_again(tmp_path: Path) -> None:
     drawing = runpy.run_path(str(DOCS / "draw"))
     drawing["draw"](drawing["PICTURES"], tmp_path)
     for picture in tmp_path.iterdir():

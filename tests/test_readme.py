@@ -31,7 +31,7 @@ def test_make_targets_exist() -> None:
         assert target in targets, target
 
 
-def test_links_lead_somewhere() -> None:
+def test_links_have_targets() -> None:
     for target in re.findall(r"\]\(([^)#]+)\)", README):
         assert target.startswith("http") or (ROOT / target).exists(), target
 

@@ -1,4 +1,4 @@
-"""Small models of every kind that attention comes in, and texts for them."""
+"""Small models with every kind of attention, and token ids for them."""
 
 from collections.abc import Callable
 

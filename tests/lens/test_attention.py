@@ -62,7 +62,7 @@ def test_maps_are_causal_probabilities(make, ids):
     [(Attention(4, 2, sinks=True, softcap=2.0), T5Buckets(8, 16, heads=4)), (LatentAttention(4, 6, 4, 4), NoPosition()),
      (LatentAttention(4, 6, 4, 4, position=Alibi()), NoPosition())],
 )  # fmt: skip
-def test_maps_know_the_bias_of_the_stack_and_latents(mixer: Body, position: Position, ids):
+def test_maps_include_shared_biases_and_latent_keys(mixer: Body, position: Position, ids):
     model = Decoder(61, 32, (Repeat((Block((Sublayer(mixer),)),), 2),), position).build(seed=0).double().eval()
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.5, generator=torch.Generator().manual_seed(parameter.numel()))
@@ -73,7 +73,7 @@ def test_maps_know_the_bias_of_the_stack_and_latents(mixer: Body, position: Posi
         assert (weights @ values.repeat_interleave(4 // len(values), 0) - z).abs().max() <= 1e-12
 
 
-def test_packed_documents_do_not_see_each_other(make, ids):
+def test_packed_documents_do_not_attend_to_each_other(make, ids):
     model = make()
     packed = attention_maps(model, ids[0], at_of("packed", 12))[2]
     assert packed[:, 5:, :5].count_nonzero() == 0
@@ -93,7 +93,7 @@ def test_rows_and_heads_are_parts_of_the_whole(make, ids, position):
 
 
 def test_weights_of_a_cached_step(make, ids):
-    """The last token alone, before remembered keys, attends as it does in the whole text."""
+    """The last token alone, with cached keys, attends as it does in the whole sequence."""
     model = make(position="alibi")
     store = Contiguous(model.spec.memory(), rows=1, capacity=12, dtype=torch.float64)
     first, last = TokenLayout.whole(1, 11), TokenLayout(torch.tensor([[11]]))
@@ -106,7 +106,7 @@ def test_weights_of_a_cached_step(make, ids):
     assert (weights[0, :, 0] - attention_maps(model, ids[0])[0][:, -1]).abs().max() <= 1e-12
 
 
-def test_maps_are_of_one_text(make, ids):
+def test_maps_of_a_batch_are_refused(make, ids):
     with pytest.raises(ValueError, match=r"shape \(2, 12\)"):
         attention_maps(make(), ids.expand(2, 12))
 
@@ -126,7 +126,7 @@ def test_heads_are_counted_by_layer(make):
 
 
 @pytest.mark.ledger("lens.entropy")
-def test_entropy_of_even_and_of_certain_rows():
+def test_entropy_of_uniform_and_one_hot_rows():
     even = torch.full((3, 5, 8), 1 / 8)
     certain = torch.eye(8)[None, :5]
     assert torch.allclose(row_entropy(even), torch.full((3, 5), math.log(8)))
@@ -134,8 +134,8 @@ def test_entropy_of_even_and_of_certain_rows():
 
 
 @pytest.mark.ledger("lens.collapse.grad")
-def test_a_collapsed_head_starves_its_scores_alone():
-    """Rows that are one-hot: no gradient reaches the queries and keys, the values and the output get all of theirs."""
+def test_one_hot_attention_has_no_gradient_for_queries_and_keys():
+    """One-hot rows: no gradient reaches the queries and keys; values and output have their full gradients."""
     torch.manual_seed(0)
     module, x, layout = (
         Attention(1).build(8).double(),

@@ -1,4 +1,4 @@
-"""Recording and patching: what is seen is what was, what is put in is what counts, and nothing stays behind."""
+"""Recording and patching: outputs are recorded exactly, replacements take effect, and no hook remains."""
 
 import pytest
 import torch
@@ -57,7 +57,7 @@ def test_a_recorded_run_can_be_patched_into_another(make, ids):
 
 
 @pytest.mark.ledger("lens.patching")
-def test_patch_is_the_forward_edited_by_hand(make, ids):
+def test_patch_equals_an_edited_forward(make, ids):
     model = make()
     with patch(model, {Z: lambda z: z.index_fill(1, torch.tensor([2]), 0.0)}):
         patched = model(ids)
@@ -83,7 +83,7 @@ def test_hooks_are_gone_after_an_error(make, ids, kind):
     assert hooks(model) == 0
 
 
-def test_contexts_nest_and_end_one_by_one(make, ids):
+def test_nested_contexts_end_separately(make, ids):
     model = make()
     plain = model(ids)
     with record(model, Z) as outer:
@@ -113,7 +113,7 @@ def test_a_patch_that_does_not_fit_is_refused(make, ids, edit):
         model(ids)
 
 
-def test_a_compiled_model_is_seen_too(make, ids):
+def test_a_compiled_model_is_recorded(make, ids):
     model = make()
     compiled = torch.compile(model, backend="eager", fullgraph=True)
     plain = compiled(ids)
@@ -130,7 +130,7 @@ def test_taps_compile_into_one_graph(make, ids):
     assert torch.allclose(compiled(ids), model(ids), rtol=0, atol=1e-12)
 
 
-def test_keys_that_lie_in_pages_are_seen_as_a_tensor(make, ids):
+def test_paged_keys_are_recorded_as_a_tensor(make, ids):
     model = make()
     store = Paged(model.spec.memory(), 1, 16, torch.float64, block=4, blocks=4)
     store.reserve(0, 12)
@@ -142,7 +142,7 @@ def test_keys_that_lie_in_pages_are_seen_as_a_tensor(make, ids):
     assert torch.equal(paged[:, :, :12], whole)
 
 
-def test_no_checkpoint_knows_of_taps(make):
+def test_taps_are_not_in_the_state_dict(make):
     model = make()
     taps = [name for name, module in model.named_modules() if type(module).__name__ == "Tap"]
     assert len(taps) == 1 + 2 * 4

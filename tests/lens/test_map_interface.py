@@ -149,7 +149,7 @@ class Uniform(nn.Module):
         return torch.full((1, 1, length, length), 1 / length)[:, heads]
 
 
-def test_a_module_of_ones_own_offers_its_map() -> None:
+def test_a_user_defined_attention_has_a_map() -> None:
     model = build(decoder(Attention(2)))
     model.stack.blocks[0].sublayers[0].body = Uniform()
     (weights,) = attention_maps(model, IDS)

@@ -1,4 +1,4 @@
-"""States token by token: what each mixer carries after every token is what it carries when the text ends there."""
+"""The state after each token equals the final state of the sequence that ends there."""
 
 import pytest
 import torch
@@ -19,7 +19,7 @@ SPEC = Decoder(31, 12, (Repeat((Block((Sublayer(LSTM(5)), Sublayer(LinearAttenti
 
 
 @pytest.mark.parametrize("length", [1, 9, ROWS + 3])
-def test_states_are_those_of_a_text_that_ends_there(length: int) -> None:
+def test_states_equal_those_of_each_prefix(length: int) -> None:
     model = build(SPEC)
     ids = torch.randint(31, (length,), generator=torch.Generator().manual_seed(0))
     found = states(model, ids)
@@ -35,11 +35,11 @@ def test_states_are_those_of_a_text_that_ends_there(length: int) -> None:
             assert (found[f"stack.blocks.0.sublayers.0.{name}"][t] - state[0]).abs().max() <= 1e-12
 
 
-def test_without_recurrences_there_is_nothing() -> None:
+def test_a_model_without_recurrences_has_no_states() -> None:
     assert states(build(Decoder(31, 12, (Repeat((Block((Sublayer(Attention(2)),)),)),))), [1, 2, 3]) == {}
 
 
-def test_one_text_is_wanted() -> None:
+def test_a_batch_is_refused() -> None:
     for wrong in (torch.zeros(2, 3, dtype=torch.long), []):
         with pytest.raises(ValueError, match="give one row"):
             states(build(SPEC), wrong)

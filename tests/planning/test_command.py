@@ -59,7 +59,7 @@ def test_a_published_model_and_a_size_can_be_overridden():
     assert tied["total"] == 6_607_343_616 and "head" not in tied
 
 
-def test_whatever_the_calculator_reads_can_be_planned(tmp_path):
+def test_a_spec_file_and_a_model_folder_are_planned(tmp_path):
     """An encoder as a spec in a file, and one as a folder of weights."""
     small = bert(vocab=30, width=8, layers=2, heads=2, hidden=16)
     (tmp_path / "encoder.json").write_text(small.to_json())

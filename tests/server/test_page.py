@@ -176,7 +176,7 @@ def test_hostile_text_is_inert(live, visit):
     assert page.locator("#turns img, #turns script, #turns a, #card img, #readout img").count() == 0
 
 
-def test_the_key_is_asked_for(live, browser):
+def test_a_missing_key_opens_the_dialog(live, browser):
     server = live(key="open sesame")
     page = browser.new_page()
     page.goto(server.url)

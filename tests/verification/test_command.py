@@ -1,4 +1,4 @@
-"""`regard verify` as a user calls it: a table, exit code 1 when a law is broken, clear words when there is no model."""
+"""`regard verify` and `regard.verify`: table, JSON, exit code 1 if a law is broken, errors for invalid models."""
 
 import json
 from pathlib import Path
@@ -51,7 +51,7 @@ def test_a_broken_law_is_exit_code_one(checkpoint: Path, monkeypatch: pytest.Mon
     assert done.exit_code == 1 and "FAIL" in done.output and "laws do not hold" in done.output
 
 
-def test_a_spec_gets_weights_and_says_what_it_refuses(tmp_path: Path) -> None:
+def test_a_spec_is_built_with_random_weights(tmp_path: Path) -> None:
     file = tmp_path / "hybrid.toml"
     file.write_text(HYBRID.to_toml())
     done = regard("verify", file, "--length", 8)
@@ -70,7 +70,7 @@ def test_a_recipe_with_another_pattern(tmp_path: Path) -> None:
     assert "did you mean 'window'" in str(regard("verify", "llama", "--pattern", "windw(3)").exception)
 
 
-def test_any_kind_of_model(tmp_path: Path) -> None:
+def test_models_other_than_decoders_are_verified(tmp_path: Path) -> None:
     (tmp_path / "both.json").write_text(OTHERS["encoder-decoder"].to_json())
     found = json.loads(regard("verify", tmp_path / "both.json", "--length", 8, "--json").stdout)
     assert found["failed"] == 0
@@ -79,7 +79,7 @@ def test_any_kind_of_model(tmp_path: Path) -> None:
     assert {law["law"].partition(":")[0] for law in found["laws"]} >= {"vision", "decoder"} and found["failed"] == 0
 
 
-def test_what_is_no_model(tmp_path: Path, checkpoint: Path) -> None:
+def test_invalid_models_are_refused(tmp_path: Path, checkpoint: Path) -> None:
     assert "neither a file or folder nor a known name" in str(regard("verify", "nothing").exception)
     assert "cannot change it" in str(regard("verify", checkpoint, "--model.width=8").exception)
     assert "--pattern cannot change it" in str(regard("verify", checkpoint, "--pattern", "full").exception)

@@ -67,7 +67,7 @@ def test_a_bias_that_is_zero_when_decoding(monkeypatch: pytest.MonkeyPatch) -> N
     assert breaks(ALIBI, "cached = whole", "ragged decode = alone")
 
 
-def test_positions_by_slot_instead_of_by_text(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_positions_by_slot_instead_of_by_sequence(monkeypatch: pytest.MonkeyPatch) -> None:
     right = rope.rotations
 
     def by_slot(layout: TokenLayout, *args):
@@ -79,7 +79,7 @@ def test_positions_by_slot_instead_of_by_text(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_learned_positions_by_slot(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Padding on the left then moves a text, and a packed document begins where the one before ended."""
+    """Then left padding shifts a sequence, and a packed document continues the positions of the previous one."""
 
     def by_slot(self, x, layout):
         return x + self.table(torch.arange(x.shape[1])).expand_as(x)
@@ -88,7 +88,7 @@ def test_learned_positions_by_slot(monkeypatch: pytest.MonkeyPatch) -> None:
     assert breaks(LEARNED, "padded left = right = alone", "packed = separate")
 
 
-def test_a_state_that_is_not_emptied(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_state_that_is_not_reset(monkeypatch: pytest.MonkeyPatch) -> None:
     def read(self, layout, **empty):
         return tuple(self.arrays[name][rows_of(layout)] for name in empty)
 
@@ -96,13 +96,13 @@ def test_a_state_that_is_not_emptied(monkeypatch: pytest.MonkeyPatch) -> None:
     assert breaks(LINEAR, "used row = fresh row", "cached = whole")
 
 
-def test_padding_that_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_padding_that_is_attended_to(monkeypatch: pytest.MonkeyPatch) -> None:
     right = masks.compute_attention_mask
     monkeypatch.setattr(masks, right.__name__, lambda layout, mask: right(replace(layout, valid=None), mask))
     assert breaks(ROPE, "padded left = right = alone")
 
 
-def test_documents_that_see_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_documents_that_attend_to_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
     right = masks.compute_attention_mask
     monkeypatch.setattr(
         masks, "compute_attention_mask", lambda layout, mask: right(replace(layout, segments=None), mask)
@@ -110,12 +110,12 @@ def test_documents_that_see_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
     assert breaks(ROPE, "packed = separate")
 
 
-def test_packed_documents_that_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_packed_documents_that_are_cached(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(RowTable, "check", lambda self, layout, capacity: None)
     assert breaks(ROPE, "packed is refused by a store")
 
 
-def test_a_recurrence_that_says_it_can_go_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_recurrence_that_rewinds_without_a_snapshot(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FixedStorage, "why_not_rewind", lambda self, row, length: None)
     assert breaks(LINEAR, "rewound = never read")
 
@@ -140,18 +140,18 @@ def test_a_ring_that_is_one_too_short(monkeypatch: pytest.MonkeyPatch) -> None:
     assert breaks(WINDOW, "ring = all tokens", "cached = whole", "chunked = whole")
 
 
-def test_a_ring_that_goes_back_too_far(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_ring_that_rewinds_too_far(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(RingBuffer, "why_not_rewind", lambda self, row, length: None)
     monkeypatch.setattr(RowTable, "restore", lambda self, row, snapshot: None)
     assert breaks(WINDOW, "rewound = never read")
 
 
-def test_a_common_block_that_is_written_to(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_shared_block_that_is_written_to(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Paged, "copy", lambda self, block, tokens: block)
     assert breaks(ROPE, "forked = read again")
 
 
-def test_a_common_block_that_is_given_away(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_shared_block_that_is_freed(monkeypatch: pytest.MonkeyPatch) -> None:
     right = Paged.free_blocks
 
     def alone(self, row: int, keep: int) -> None:
@@ -163,7 +163,7 @@ def test_a_common_block_that_is_given_away(monkeypatch: pytest.MonkeyPatch) -> N
     assert breaks(ROPE, "forked = read again")
 
 
-def test_images_that_go_to_another_row(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_images_of_another_row(monkeypatch: pytest.MonkeyPatch) -> None:
     right = InterleavedModule.embed
     monkeypatch.setattr(
         InterleavedModule,
@@ -200,7 +200,7 @@ def test_every_law_applies_to_images_or_gives_the_reason() -> None:
     assert "an image takes 12 tokens" in attempt("cached = whole", trials(build(short), 12)[""]).note
 
 
-def test_tokens_kept_in_the_wrong_place(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tokens_in_the_wrong_slot(monkeypatch: pytest.MonkeyPatch) -> None:
     right = Contiguous.place
 
     def shifted(self, layout, span):
@@ -223,7 +223,7 @@ def test_blocks_that_two_rows_own(monkeypatch: pytest.MonkeyPatch) -> None:
     assert breaks(ROPE, "ragged decode = alone", "preempted = undisturbed")
 
 
-def test_a_model_that_cannot_be_run_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_of_the_model_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(self, layout, span):
         raise RuntimeError("no such slot")
 
