@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from regard.cli import app, main
+from regard.engine.request import GenerationError
 from tests.cli.conftest import regard
 
 
@@ -145,6 +146,20 @@ def test_exit_codes(
         main()
     shown = capsys.readouterr().err
     assert exited.value.code == code and error in shown and "Traceback" not in shown
+
+
+@pytest.mark.parametrize("error, expected", [(GenerationError, True), (RuntimeError, False)])
+def test_a_failed_generation_is_reported_and_a_bug_keeps_its_traceback(
+    error: type[Exception], expected: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+) -> None:
+    def fail(name: object) -> None:
+        raise error("no finite logits")
+
+    monkeypatch.setattr("regard.cli.open_model.find_model", fail)
+    monkeypatch.setattr("sys.argv", ["regard", "chat", "smollm2"])
+    with pytest.raises(SystemExit if expected else error):
+        main()
+    assert ("regard: no finite logits" in capsys.readouterr().err) == expected
 
 
 def test_an_interrupt_exits_with_130(monkeypatch: pytest.MonkeyPatch) -> None:

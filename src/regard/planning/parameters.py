@@ -46,7 +46,7 @@ def all_bodies(spec: Model) -> list[tuple[Body, int]]:
 
 
 def inactive_parameters(stack: Decoder | Encoder, tokens: int = 1) -> int:
-    """Parameters of experts that `tokens` tokens do not use; each repetition of tied layers routes anew."""
+    """Parameters of experts that `tokens` tokens do not use; each repetition of tied layers routes separately."""
     return sum(
         sublayer.body.inactive_params(stack.width, tokens * run.times)
         if run.tied

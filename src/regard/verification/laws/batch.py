@@ -105,4 +105,4 @@ def packed_memory(trial: Trial) -> Outcome:
         except ValueError as error:
             refusals.append(error)
     due = len(refusals) == len(trial.stores) and all("packed documents" in str(error) for error in refusals)
-    return refused(refusals[0]) if due else broken("packed documents were remembered as if they were one")
+    return refused(refusals[0]) if due else broken("packed documents were cached as if they were one")
