@@ -1,4 +1,4 @@
-"""Tiny models with each kind of memory, with weights large enough that their answers differ."""
+"""Tiny models with each kind of memory, with weights large enough that their outputs differ."""
 
 import pytest
 import torch

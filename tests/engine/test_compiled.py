@@ -29,7 +29,7 @@ from tests.laws import MODELS, build, text
         ("lstm, wide, beside attention", "paged", 3),
     ],
 )
-def test_compiled_is_eager(name: str, store: str, rows: int) -> None:
+def test_compiled_equals_eager(name: str, store: str, rows: int) -> None:
     torch._dynamo.reset()  # it stops compiling a function that it has seen in too many forms
     model = build(MODELS[name])
     samplings = [Sampling(max_new=6 + i, temperature=i % 2, seed=i) for i in range(5)]
@@ -45,14 +45,14 @@ def test_compiled_is_eager(name: str, store: str, rows: int) -> None:
         assert [token.id for token in request.new] == [token.id for token in alone.generate(*asked)]
 
 
-def test_without_a_compiler_it_says_so_and_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_compiler_it_warns_and_decodes_eagerly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shutil.which", lambda _: None)
     with pytest.warns(UserWarning, match="C\\+\\+ compiler"):
         engine = Engine(build(MODELS["multi-head"]), capacity=64, compile=True)
     assert engine.generate([1, 2], Sampling(max_new=2, temperature=0))
 
 
-def test_a_step_that_torch_cannot_compile_is_taken_without(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_that_torch_cannot_compile_runs_eagerly(monkeypatch: pytest.MonkeyPatch) -> None:
     from torch._dynamo.exc import FailOnRecompileLimitHit  # seconds to import
 
     def refused(*rows: object) -> None:

@@ -1,4 +1,4 @@
-"""What a request says depends on the request alone.
+"""The tokens of a request depend on the request alone.
 
 Requests with ragged prompts join, leave, are cancelled and preempted, for every kind of memory, both stores and several
 chunk sizes; each is compared with itself alone, and that with the model without any cache. There are 200 of them for a
@@ -86,7 +86,7 @@ def check_nothing_is_left(engine: Engine, jobs=JOBS) -> None:
 
 @pytest.mark.ledger("kv.cache", "model.autoregressive")
 @pytest.mark.parametrize(("kind", "count"), [*QUICK.items(), *SLOW])
-def test_alone_is_what_the_model_says_without_a_cache(tiny, alone, kind, count) -> None:
+def test_alone_equals_the_model_without_a_cache(tiny, alone, kind, count) -> None:
     model = tiny(kind, torch.float64)
     for (ids, sampling), new in zip(JOBS[:count], alone(kind, count), strict=True):
         with torch.inference_mode():
@@ -110,7 +110,7 @@ def test_alone_is_what_the_model_says_without_a_cache(tiny, alone, kind, count) 
         *(pytest.param(kind, 1, 50, marks=pytest.mark.slow) for kind in QUICK),
     ],
 )
-def test_in_any_mix_as_alone(tiny, alone, kind, store, chunk, count) -> None:
+def test_batched_equals_alone(tiny, alone, kind, store, chunk, count) -> None:
     engine = Engine(tiny(kind, torch.float64), rows=6, store=small_store(store, 18), chunk=chunk, queue=500)
     requests = run_mixed(engine, JOBS[:count])
     for request, expected in zip(requests, alone(kind, count), strict=True):
@@ -123,7 +123,7 @@ def test_in_any_mix_as_alone(tiny, alone, kind, store, chunk, count) -> None:
 
 @pytest.mark.parametrize("store", ["contiguous", "paged"])
 @pytest.mark.parametrize("kind", QUICK)
-def test_in_float32_the_likeliest_but_for_near_ties(tiny, kind, store) -> None:
+def test_float32_takes_the_most_likely_token_up_to_near_ties(tiny, kind, store) -> None:
     model, jobs = tiny(kind, torch.float32), JOBS[:80]
     engine = Engine(model, rows=6, store=small_store(store, 18), chunk=16, queue=500)
     for request in run_mixed(engine, [(ids, Sampling(max_new=12, temperature=0)) for ids, _ in jobs]):

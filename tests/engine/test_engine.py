@@ -32,7 +32,7 @@ def drain(engine: Engine) -> None:
 
 
 @pytest.mark.parametrize("store", ["contiguous", "paged"])
-def test_endings(tiny, store) -> None:
+def test_a_request_ends_by_stop_id_length_or_capacity(tiny, store) -> None:
     engine = Engine(tiny(), store=store, capacity=20)
     plain = engine.generate([1, 2, 3], GREEDY)
     assert len(plain) == 6 and [token.finish for token in plain] == [None] * 5 + ["length"]
@@ -47,7 +47,7 @@ def test_endings(tiny, store) -> None:
     assert engine.idle and engine.step() == []
 
 
-def test_a_prompt_does_not_stop_those_who_decode(tiny) -> None:
+def test_a_long_prompt_does_not_block_decoding(tiny) -> None:
     engine = Engine(tiny(), chunk=4)
     talker = engine.submit([1, 2], Sampling(max_new=30, temperature=0))
     engine.step()
@@ -77,7 +77,7 @@ def test_first_come_first_served(tiny) -> None:
     assert ended == requests
 
 
-def test_the_youngest_gives_way_and_comes_back_first(tiny) -> None:
+def test_the_latest_arrival_is_preempted_and_resumes_first(tiny) -> None:
     engine = Engine(tiny(), rows=3, capacity=24, store=partial(Paged, block=4, blocks=6))
     old, young, last = (engine.submit([i] * 7, Sampling(max_new=12, temperature=0)) for i in (1, 2, 3))
     while engine.metrics()["preemptions"] == 0:

@@ -1,4 +1,4 @@
-"""One poisoned request fails alone: its neighbours, and those who later get its room, say what they always say."""
+"""A request that fails does so alone: other requests, and later ones in its row, get the same tokens as without it."""
 
 import copy
 from functools import partial
@@ -55,7 +55,7 @@ def test_a_poisoned_request_fails_alone(poisoned, kind, store) -> None:
 @pytest.mark.parametrize("leave", ["cancel", "preempt"])
 @pytest.mark.parametrize("store", ["contiguous", "paged"])
 @pytest.mark.parametrize("kind", ["attention", "hybrid"])
-def test_room_left_in_the_middle_of_a_bad_prompt_is_clean(poisoned, kind, store, leave) -> None:
+def test_a_row_freed_within_a_bad_prompt_is_clean(poisoned, kind, store, leave) -> None:
     model = poisoned(kind)
     expected = Engine(model, rows=1).generate([4, 8], Sampling(max_new=30, temperature=0))
     engine = Engine(model, rows=1, store=small_store(store, 10), capacity=40, chunk=4)
@@ -98,7 +98,7 @@ def test_a_forward_that_raises_fails_its_cause_only(tiny, kind) -> None:
         engine.generate([BAD, 1], allowed)
 
 
-def test_a_fault_of_ours_is_not_swallowed(tiny) -> None:
+def test_an_error_of_the_engine_itself_is_raised(tiny) -> None:
     model = copy.deepcopy(tiny())
 
     def fault(module, inputs):

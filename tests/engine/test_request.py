@@ -1,4 +1,4 @@
-"""A setting out of its range is refused with its value, the rule and what would do."""
+"""A setting out of its range is refused with its value, the rule and a remedy."""
 
 import math
 
@@ -47,7 +47,7 @@ def test_wrong_settings_are_refused(settings) -> None:
         Sampling(**settings)
 
 
-def test_right_settings_pass() -> None:
+def test_valid_settings_are_accepted() -> None:
     Sampling(max_new=1, temperature=0, top_k=1, top_p=1, min_p=1, seed=2**64 - 1, stop_ids=(0, 5), top_logprobs=20)
     Sampling(repetition_penalty=0.5, presence_penalty=-2, frequency_penalty=2)
 

@@ -1,4 +1,4 @@
-"""A ring keeps what a window sees, and no more: the same answers as from all tokens, in constant memory."""
+"""A ring buffer keeps the tokens of a window only: the same logits as with all tokens, in constant memory."""
 
 import pytest
 import torch
@@ -49,7 +49,7 @@ MASKS = [Window(1), Window(5), Dilated(3, 2), SinksAndWindow(2, 4), Longformer(3
 
 
 @pytest.mark.parametrize("mask", MASKS)
-def test_a_mask_says_how_far_it_sees(mask: Mask) -> None:
+def test_a_mask_declares_its_window(mask: Mask) -> None:
     """By looking: nothing beyond is seen, and the furthest token within is."""
     places = torch.arange(40)
     seen = mask.allows(places.unsqueeze(-1), places.unsqueeze(0))
@@ -64,7 +64,7 @@ def test_a_mask_says_how_far_it_sees(mask: Mask) -> None:
 @pytest.mark.parametrize("slack", [0, 1, 4])
 @pytest.mark.parametrize("kind", STORES)
 @pytest.mark.parametrize("mask", MASKS, ids=lambda mask: mask.kind)
-def test_in_pieces_of_any_size(mask: Mask, kind: str, slack: int) -> None:
+def test_chunked_equals_whole(mask: Mask, kind: str, slack: int) -> None:
     """One by one, as many as can be written before they are read, one more, as the window, one less and one more."""
     spec = layer(mask)
     model, tokens = build(spec), text(1, LENGTH)
@@ -88,7 +88,7 @@ def test_in_pieces_of_any_size(mask: Mask, kind: str, slack: int) -> None:
     ids=lambda mixer: mixer.kind,
 )
 @torch.inference_mode()
-def test_whatever_has_a_window(mixer) -> None:
+def test_every_mixer_with_a_window_has_a_ring(mixer) -> None:
     spec = decoder(block(mixer))
     model, tokens, store = build(spec), text(1, LENGTH), opened("contiguous", spec)
     pieces = [read(model, store, tokens, a, b) for a, b in [(0, 7), (7, 8), (8, 9), (9, 19), (19, 24)]]
@@ -97,7 +97,7 @@ def test_whatever_has_a_window(mixer) -> None:
 
 
 @torch.inference_mode()
-def test_rows_that_begin_again_without_being_released() -> None:
+def test_a_row_starts_again_without_a_release() -> None:
     """Old tokens still lie in the ring, and some are of later positions."""
     spec = layer(Window(5))
     model, store = build(spec), opened("contiguous", spec)
@@ -111,7 +111,7 @@ def test_rows_that_begin_again_without_being_released() -> None:
 
 @torch.inference_mode()
 @pytest.mark.parametrize("kind", STORES)
-def test_as_far_back_as_the_slack_and_no_further(kind: str) -> None:
+def test_a_ring_rewinds_up_to_its_slack(kind: str) -> None:
     spec, slack = layer(SinksAndWindow(2, 5)), 3
     model, tokens, other = build(spec), text(1, LENGTH), text(1, LENGTH, seed=9)
     store = opened(kind, spec, slack)
@@ -162,7 +162,7 @@ def test_every_layer_has_a_cache_of_its_own_kind(kind: str) -> None:
         assert [token.id for token in request.new] == logits.argmax(-1).tolist()
 
 
-def test_memory_does_not_know_the_length_of_the_text() -> None:
+def test_memory_does_not_depend_on_the_length() -> None:
     def bytes_for(capacity: int, size: int) -> int:
         memory = layer(Window(size)).memory()
         store = Contiguous(memory, 2, capacity, torch.float32)
@@ -174,7 +174,7 @@ def test_memory_does_not_know_the_length_of_the_text() -> None:
 
 
 @torch.inference_mode()
-def test_a_text_without_end() -> None:
+def test_a_sequence_of_any_length() -> None:
     """Sinks and a window, steps far beyond what any store could hold of all tokens."""
     spec, start = layer(SinksAndWindow(2, 4)), 10**8
     model, tokens = build(spec), text(1, 16)
@@ -188,7 +188,7 @@ def test_a_text_without_end() -> None:
     assert error(torch.cat(steps, 1), model(tokens, TokenLayout(positions))[:, 2:]) < 1e-9
 
 
-def test_layers_that_see_equally_far_share_the_places_of_their_tokens() -> None:
+def test_layers_with_equal_windows_share_a_ring_buffer() -> None:
     spec = decoder(block(Attention(2, mask=Window(5)), SwiGLU(8)), block(Attention(4, mask=Window(5))))
     storages = opened("contiguous", spec).storages
     rings = [storage.ring for storage in storages if isinstance(storage, RingStorage)]

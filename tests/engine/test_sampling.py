@@ -131,7 +131,7 @@ def test_steps_are_counted_from_the_first_new_token() -> None:
 
 
 @pytest.mark.ledger("dec.sampling")
-def test_a_row_is_what_it_is_alone() -> None:
+def test_a_row_does_not_depend_on_the_batch() -> None:
     logits = torch.randn(40, 500) * 2
     settings = [*FILTERS, {"temperature": 0}, {"temperature": 0, "presence_penalty": 2.0}]
     asked = [request([1, 5], seed=i, **settings[i % len(settings)]) for i in range(40)]
@@ -139,7 +139,7 @@ def test_a_row_is_what_it_is_alone() -> None:
     assert together == [sample(logits[i : i + 1], [asked[i]])[0] for i in range(40)]
 
 
-def test_ties_stay_whatever_the_neighbours_sort() -> None:
+def test_ties_are_kept_in_every_batch() -> None:
     """Half-precision logits tie often; how much is sorted depends on the neighbours, what is kept must not."""
     logits = torch.randint(0, 4, (2, 500)).double()
     few, many = Sampling(top_k=3, top_p=0.8), Sampling(top_k=400)
@@ -176,7 +176,7 @@ def test_logprobs_are_the_models_own() -> None:
     "settings", [*FILTERS, {"temperature": 0}, {"frequency_penalty": 1.0, "top_logprobs": 4}], ids=str
 )
 @pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_what_is_not_finite_is_nobodys_token(value, settings) -> None:
+def test_logits_that_are_not_finite_give_no_token(value, settings) -> None:
     logits = torch.randn(3, 500)
     healthy = [sample(logits[i : i + 1], [request(seed=i, **settings)])[0] for i in range(3)]
     logits[1, 200] = value

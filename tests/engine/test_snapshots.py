@@ -1,4 +1,4 @@
-"""Rows go back to a snapshot, and others go on from it, whatever their layers remember."""
+"""Rows are rewound to a snapshot, and other rows continue from it, for every kind of state."""
 
 import random
 
@@ -52,7 +52,7 @@ def read(model, store, row: int, tokens: torch.Tensor, start: int) -> torch.Tens
 @torch.inference_mode()
 @pytest.mark.parametrize("kind", STORES)
 @pytest.mark.parametrize("name", SPECS)
-def test_drafts_that_are_rejected_leave_no_trace(name: str, kind: str) -> None:
+def test_rejected_drafts_leave_no_trace(name: str, kind: str) -> None:
     """Speculation as it will be: some drafts are read, some kept, and what is said is what greedy decoding says."""
     model, rng = build(SPECS[name]), random.Random(1)
     store, said = opened(kind, SPECS[name]), text(5).tolist()
@@ -74,7 +74,7 @@ def test_drafts_that_are_rejected_leave_no_trace(name: str, kind: str) -> None:
 @pytest.mark.parametrize("kind", STORES)
 @pytest.mark.parametrize("length", [3, 4, 9])
 @pytest.mark.parametrize("name", SPECS)
-def test_three_rows_go_on_from_one_prefix(name: str, length: int, kind: str) -> None:
+def test_three_rows_continue_one_prefix(name: str, length: int, kind: str) -> None:
     model, store, prefix = build(SPECS[name]), opened(kind, SPECS[name]), text(length)
     read(model, store, 1, prefix, 0)
     snapshot = store.snapshot(1)
@@ -99,7 +99,7 @@ def test_three_rows_go_on_from_one_prefix(name: str, length: int, kind: str) -> 
 
 @torch.inference_mode()
 @pytest.mark.parametrize("kind", STORES)
-def test_going_back_into_a_common_prefix_leaves_the_others_theirs(kind: str) -> None:
+def test_rewinding_into_a_shared_prefix_leaves_other_rows_unchanged(kind: str) -> None:
     spec = SPECS["linear, full"]
     model, store, prefix = build(spec), opened(kind, spec), text(8)
     read(model, store, 0, prefix[:5], 0)
@@ -114,7 +114,7 @@ def test_going_back_into_a_common_prefix_leaves_the_others_theirs(kind: str) -> 
 
 
 @torch.inference_mode()
-def test_without_a_free_block_nothing_happens() -> None:
+def test_without_a_free_block_nothing_changes() -> None:
     spec = SPECS["attention"]
     model, store = build(spec), opened("paged", spec, blocks=3)
     tokens = text(12)
@@ -131,7 +131,7 @@ def test_without_a_free_block_nothing_happens() -> None:
 
 @torch.inference_mode()
 @pytest.mark.parametrize("kind", STORES)
-def test_what_cannot_be_is_refused(kind: str) -> None:
+def test_impossible_rewinds_and_forks_are_refused(kind: str) -> None:
     spec = SPECS["linear, full"]
     model, store, tokens = build(spec), opened(kind, spec), text(12)
     read(model, store, 0, tokens[:6], 0)
@@ -178,7 +178,7 @@ class Largest(TorchDispatchMode):
 @torch.inference_mode()
 @pytest.mark.parametrize("kind", STORES)
 @pytest.mark.parametrize("rows", [None, [1, 2]])
-def test_a_step_of_two_rows_does_not_feel_the_others(rows: list[int] | None, kind: str) -> None:
+def test_a_step_of_two_rows_does_not_depend_on_others(rows: list[int] | None, kind: str) -> None:
     spec = SPECS["convolution, window, linear"]
     model, made = build(spec), []
     for count in (4, 4000):
@@ -194,8 +194,8 @@ def test_a_step_of_two_rows_does_not_feel_the_others(rows: list[int] | None, kin
 
 @torch.inference_mode()
 @pytest.mark.parametrize("kind", STORES)
-def test_what_is_taken_back_leaves_nothing_that_could_spread(kind: str) -> None:
-    """A masked key still meets its weight of 0, and 0 · NaN is NaN."""
+def test_rewound_slots_are_zero(kind: str) -> None:
+    """A masked value is still multiplied by its weight of 0, and 0 · NaN is NaN."""
     model, tokens = build(SPECS["attention"]), text(5)
     model.embedding.weight[0] = torch.nan
     tokens = tokens.clamp_min(1)
@@ -203,13 +203,13 @@ def test_what_is_taken_back_leaves_nothing_that_could_spread(kind: str) -> None:
     read(model, store, 0, tokens[:2], 0)
     read(model, store, 0, torch.zeros(1, dtype=torch.int64), 2)
     store.rewind(0, 2)
-    said = read(model, store, 0, tokens[2:3], 2)[0, 1:]  # the head is tied: the damaged word itself is no number
-    assert error(said, model(tokens[:3].unsqueeze(0))[0, -1, 1:]) < 1e-9
+    found = read(model, store, 0, tokens[2:3], 2)[0, 1:]  # the head is tied: the logit of the damaged token is NaN
+    assert error(found, model(tokens[:3].unsqueeze(0))[0, -1, 1:]) < 1e-9
 
 
 @torch.inference_mode()
 @pytest.mark.parametrize("name", SPECS)
-def test_two_stores_may_be_told_of_the_same_places(name: str) -> None:
+def test_one_layout_serves_two_stores(name: str) -> None:
     model, tokens = build(SPECS[name]), text(6).unsqueeze(0)
     stores = [opened(kind, SPECS[name]) for kind in STORES]
     assert stores[0].reserve(1, 9) and all(store.reserve(0, 6) for store in stores)  # so that their tables differ
