@@ -18,7 +18,7 @@ import regard
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "regard"
 FILES = sorted(SOURCE.rglob("*.py"))
-TINY_FILES = 28  # under 50 lines, without __init__.py; a little above the count, so that a short new part fits in
+TINY_FILES = 30  # under 50 lines, without __init__.py; two above the count, so that a short new part fits in
 
 BASE = {"spec", "layout", "compat"}
 FILES_OF_OTHERS = {"gguf_header", "find_model"}
