@@ -118,7 +118,8 @@ def test_encoder_decoder_by_command(translator: tuple[Path, Any, Any], tmp_path:
     (older / "config.json").write_text(json.dumps(plain | generation))
     (older / "generation_config.json").unlink()
     for name, source in (("new", folder), ("old", older)):
-        assert command("import", source, tmp_path / name).exit_code == 0
+        done = command("import", source, tmp_path / name)
+        assert done.exit_code == 0 and "try: regard generate" in done.output
         for model in (source, tmp_path / name):
             done = command("generate", model, *options, "--json")
             assert json.loads(done.stdout)["ids"] == expected, model

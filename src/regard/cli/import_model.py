@@ -39,6 +39,8 @@ def import_(
     from regard.find_model import find_model
     from regard.language_model import resolve_device
     from regard.models.decoder import DecoderModule
+    from regard.models.encoder_decoder import EncoderDecoderModule
+    from regard.models.interleaved import InterleavedModule
     from regard.text.tokenizer import Tokenizer
     from regard.text.tokenizer_folder import has_tokenizer
 
@@ -55,6 +57,6 @@ def import_(
     if tokenizer is None:
         console.print(f"[yellow]imported without a tokenizer, because {folder} has none[/]")
     count = sum(p.numel() for p in model.parameters())
-    generates = tokenizer is not None and isinstance(model, DecoderModule)
+    generates = tokenizer is not None and isinstance(model, DecoderModule | EncoderDecoderModule | InterleavedModule)
     hint = f"; try: regard generate {out} --prompt …" if generates else ""
     console.print(f"{count:,} parameters in {out}{hint}", soft_wrap=True)
