@@ -207,9 +207,8 @@ class Engine:
             return self.decode(batch, self.compiled)
         tokens, layout, span = batch_inputs(batch, self.store, self.device)
         states = self.store.begin_forward(layout, span, check=False)  # the scheduler has reserved the space
-        if (
-            self.encoder_decoder is not None and reads_source
-        ):  # a row that has read its own reads it again: the same keys
+        if self.encoder_decoder is not None and reads_source:
+            # every row of the batch is encoded; a request past its first chunk gets the same keys a second time
             source, source_layout = pad_ids([request.source for request, _ in batch], self.device)
             layout, states, _ = self.encoder_decoder.condition(source, source_layout, layout, states)
         embeddings = self.embed(batch, tokens) if embeds else None
