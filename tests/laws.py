@@ -67,11 +67,21 @@ from regard.verification.laws import LAWS
 from regard.verification.outcome import Outcome, kept
 from regard.verification.outcome import difference as error
 from regard.verification.report import attempt
-from regard.verification.trial import draw_wide
-from regard.verification.trial import padded as places
+from regard.verification.trial import layout_with_padding, randomize_weights
 from regard.verification.trials import trials
 
-__all__ = ["MODELS", "OTHERS", "VOCAB", "WIDTH", "block", "build", "decoder", "error", "places", "text"]
+__all__ = [
+    "MODELS",
+    "OTHERS",
+    "VOCAB",
+    "WIDTH",
+    "block",
+    "build",
+    "decoder",
+    "error",
+    "layout_with_padding",
+    "random_ids",
+]
 VOCAB, WIDTH = 31, 24
 
 
@@ -315,11 +325,11 @@ OTHERS: dict[str, Model] = {  # models that are no decoders; the laws that apply
 
 def build(spec: Decoder, dtype: torch.dtype = torch.float64) -> DecoderModule:
     model = spec.build(seed=0).to(dtype).eval().requires_grad_(False)
-    draw_wide(model, seed=1)
+    randomize_weights(model, seed=1)
     return model
 
 
-def text(*shape: int, seed: int = 2) -> Tensor:
+def random_ids(*shape: int, seed: int = 2) -> Tensor:
     return torch.randint(VOCAB, shape, generator=torch.Generator().manual_seed(seed))
 
 

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from regard.adapt.cpu_decode import TransposedLinear, TwoStreamLinear, optimize_for_cpu_decode
 from regard.lens import attention_maps
-from tests.laws import MODELS, build, error, text
+from tests.laws import MODELS, build, error, random_ids
 
 KINDS = {"aarch64": TwoStreamLinear, "x86_64": TransposedLinear}
 
@@ -27,7 +27,7 @@ def test_the_same_logits(name: str, kind: type[nn.Module]) -> None:
     copy = optimize_for_cpu_decode(model)
     assert any(isinstance(module, kind) for module in copy.modules())
     assert not any(isinstance(module, kind) for module in model.modules())
-    tokens = text(2, 12)
+    tokens = random_ids(2, 12)
     assert error(copy(tokens), model(tokens)) < 1e-12
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
 
@@ -72,7 +72,7 @@ def test_compiled(kind: type[nn.Module], bias: bool) -> None:
 
 def test_the_lens_looks_into_such_a_model_too(kind: type[nn.Module]) -> None:
     model = build(MODELS["grouped-query"])
-    ids = text(9)
+    ids = random_ids(9)
     for ours, theirs in zip(
         attention_maps(optimize_for_cpu_decode(model), ids), attention_maps(model, ids), strict=True
     ):

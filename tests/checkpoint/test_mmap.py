@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from regard.checkpoint import load, save
-from tests.laws import MODELS, build, text
+from tests.laws import MODELS, build, random_ids
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def is_mapped(tensor: torch.Tensor) -> bool:
 
 def test_mapped_equals_loaded(folder: Path) -> None:
     loaded, mapped = load(folder), load(folder, mmap=True)
-    assert torch.equal(loaded(text(2, 9)), mapped(text(2, 9)))
+    assert torch.equal(loaded(random_ids(2, 9)), mapped(random_ids(2, 9)))
     assert all(is_mapped(parameter) for parameter in mapped.parameters())
     assert not any(is_mapped(parameter) for parameter in loaded.parameters())
 
@@ -44,4 +44,4 @@ def test_updates_do_not_change_the_file(folder: Path) -> None:
         for parameter in model.parameters():
             parameter.add_(1)
     assert (folder / "model.safetensors").read_bytes() == before
-    assert not torch.equal(model(text(1, 5)), load(folder)(text(1, 5)))
+    assert not torch.equal(model(random_ids(1, 5)), load(folder)(random_ids(1, 5)))

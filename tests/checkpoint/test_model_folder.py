@@ -19,7 +19,7 @@ from regard.models.decoder import Decoder, DecoderModule
 from regard.models.stack import Repeat
 from regard.spec import SpecError
 from regard.weights.table import WeightsError
-from tests.laws import MODELS, build, text
+from tests.laws import MODELS, build, random_ids
 
 LLAMA = {
     "model_type": "llama",
@@ -70,7 +70,7 @@ def test_a_loaded_model_equals_the_saved_one(name: str, tmp_path: Path) -> None:
     assert [p.requires_grad for p in loaded.parameters()] == [p.requires_grad for p in saved.spec.build().parameters()]
     assert (loaded.head.weight is loaded.embedding.weight) == saved.spec.tied
     with torch.no_grad():  # with gradients of a bias, attention uses another kernel
-        assert torch.equal(loaded(text(2, 9)), saved(text(2, 9)))
+        assert torch.equal(loaded(random_ids(2, 9)), saved(random_ids(2, 9)))
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -133,9 +133,9 @@ def test_the_dtype_in_memory_follows_the_stored_and_requested_ones(model: Decode
 def test_weights_do_not_depend_on_the_file_after_loading(folder: Path) -> None:
     """If they did, truncating the file would kill the process."""
     loaded = load(folder)
-    expected = loaded(text(1, 5))
+    expected = loaded(random_ids(1, 5))
     (folder / "model.safetensors").write_bytes(b"")
-    assert torch.equal(loaded(text(1, 5)), expected)
+    assert torch.equal(loaded(random_ids(1, 5)), expected)
 
 
 def test_loading_does_not_import_the_compiler(folder: Path, tmp_path: Path) -> None:
@@ -165,21 +165,21 @@ sys.exit(peak > 1.25 * sum(p.nbytes for p in model.parameters()))
 
 
 def test_shards_load_like_a_single_file(folder: Path) -> None:
-    expected = load(folder)(text(1, 5))
+    expected = load(folder)(random_ids(1, 5))
     split_into_shards(folder)
-    assert torch.equal(load(folder)(text(1, 5)), expected)
+    assert torch.equal(load(folder)(random_ids(1, 5)), expected)
 
 
 @pytest.mark.parametrize("limit", [2000, 6000])
 def test_large_models_are_written_as_shards(folder: Path, tmp_path: Path, monkeypatch, limit: int) -> None:
     """One tensor exceeds the smaller limit and gets a file of its own."""
     model = load(folder)
-    expected = model(text(1, 5))
+    expected = model(random_ids(1, 5))
     monkeypatch.setattr(weight_files, "MAX_SHARD_BYTES", limit)
     save(model, tmp_path / "ours")
     export(model, tmp_path / "theirs", "llama")
     for out in (tmp_path / "ours", tmp_path / "theirs"):
-        assert torch.equal(load(out)(text(1, 5)), expected)
+        assert torch.equal(load(out)(random_ids(1, 5)), expected)
         index = json.loads((out / "model.safetensors.index.json").read_text())
         shards = {name: load_file(out / name) for name in set(index["weight_map"].values())}
         assert {name: {n for n, p in index["weight_map"].items() if p == name} for name in shards} == {
@@ -197,7 +197,7 @@ def test_transformers_reads_the_shards(folder: Path, tmp_path: Path, monkeypatch
     monkeypatch.setattr(weight_files, "MAX_SHARD_BYTES", 6000)
     export(model, tmp_path / "theirs", "llama")
     theirs = transformers.LlamaForCausalLM.from_pretrained(tmp_path / "theirs")
-    assert (theirs(text(1, 5)).logits - model(text(1, 5))).abs().max() < 1e-5
+    assert (theirs(random_ids(1, 5)).logits - model(random_ids(1, 5))).abs().max() < 1e-5
 
 
 def test_progress_is_reported_after_every_tensor(folder: Path) -> None:
@@ -210,7 +210,7 @@ def test_progress_is_reported_after_every_tensor(folder: Path) -> None:
 def test_a_model_loaded_in_inference_mode_can_be_trained(folder: Path) -> None:
     with torch.inference_mode():
         model = load(folder, dtype=torch.float64)
-    model(text(1, 5)).sum().backward()
+    model(random_ids(1, 5)).sum().backward()
     assert model.embedding.weight.grad is not None
 
 
@@ -392,4 +392,4 @@ def test_published_gpt2_files_load(tmp_path: Path) -> None:
     published = {name.removeprefix("transformer."): tensor for name, tensor in theirs.items()}
     published |= {f"h.{i}.attn.bias": torch.ones(1, 1, 16, 16).tril() for i in range(2)}
     save_file(published, tmp_path / "gpt2" / "model.safetensors")
-    assert torch.equal(load(tmp_path / "gpt2")(text(1, 7)), original(text(1, 7)))
+    assert torch.equal(load(tmp_path / "gpt2")(random_ids(1, 7)), original(random_ids(1, 7)))

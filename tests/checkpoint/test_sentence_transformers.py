@@ -15,7 +15,7 @@ from regard.checkpoint.model_folder import read_spec_and_table
 from regard.find_model import PACKAGED, locate
 from regard.models.heads import Pooled
 from regard.text.tokenizer import Tokenizer
-from tests.laws import error, places
+from tests.laws import error, layout_with_padding
 
 needs_minilm = pytest.mark.skipif(PACKAGED["minilm"].path is None, reason=PACKAGED["minilm"].install_command)
 SENTENCES = ["A man is eating food.", "Someone eats a meal.", "The girl plays the violin, naïvely… 日本 🙂", "no"]
@@ -34,7 +34,7 @@ def test_minilm_embeddings_equal_those_of_transformers(tmp_path: Path) -> None:
 
     ids = [tokenizer.encode_with_special_tokens(sentence) for sentence in SENTENCES]
     assert ids == [padded[: len(row)] for padded, row in zip(batch["input_ids"].tolist(), ids, strict=True)]
-    layout = places([len(row) for row in ids], batch["input_ids"].shape[1], left=False)
+    layout = layout_with_padding([len(row) for row in ids], batch["input_ids"].shape[1], left=False)
     assert error(ours(batch["input_ids"], layout), expected) < 1e-5
     for row, embedding in zip(ids, expected, strict=True):
         assert error(ours(torch.tensor([row]))[0], embedding) < 1e-5

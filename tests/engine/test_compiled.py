@@ -8,7 +8,7 @@ import torch
 from regard.adapt.cpu_decode import optimize_for_cpu_decode
 from regard.engine.engine import Engine
 from regard.engine.request import Sampling
-from tests.laws import MODELS, build, text
+from tests.laws import MODELS, build, random_ids
 
 
 @pytest.mark.slow
@@ -33,7 +33,7 @@ def test_compiled_equals_eager(name: str, store: str, rows: int) -> None:
     torch._dynamo.reset()  # it stops compiling a function that it has seen in too many forms
     model = build(MODELS[name])
     samplings = [Sampling(max_new=6 + i, temperature=i % 2, seed=i) for i in range(5)]
-    requests = [(text(3 + 4 * i, seed=i).tolist(), sampling) for i, sampling in enumerate(samplings)]
+    requests = [(random_ids(3 + 4 * i, seed=i).tolist(), sampling) for i, sampling in enumerate(samplings)]
     alone = Engine(model, rows=1, capacity=64)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's own, on its first compile

@@ -22,7 +22,7 @@ from regard.parts.position.rope import Rope
 from regard.parts.scored_attention import ScoredAttention
 from regard.parts.state import PerToken
 from regard.planning import plan
-from tests.laws import block, build, decoder, error, text
+from tests.laws import block, build, decoder, error, random_ids
 
 STORES = ["contiguous", "paged"]
 LENGTH = 24
@@ -67,7 +67,7 @@ def test_a_mask_declares_its_window(mask: Mask) -> None:
 def test_chunked_equals_whole(mask: Mask, kind: str, slack: int) -> None:
     """One by one, as many as can be written before they are read, one more, as the window, one less and one more."""
     spec = layer(mask)
-    model, tokens = build(spec), text(1, LENGTH)
+    model, tokens = build(spec), random_ids(1, LENGTH)
     whole = model(tokens)
     window = mask.sliding_window
     for size in {1, slack + 1, slack + 2, max(1, window - 1), window, window + 1, 2 * window + slack, LENGTH}:
@@ -90,7 +90,7 @@ def test_chunked_equals_whole(mask: Mask, kind: str, slack: int) -> None:
 @torch.inference_mode()
 def test_every_mixer_with_a_window_has_a_ring(mixer) -> None:
     spec = decoder(block(mixer))
-    model, tokens, store = build(spec), text(1, LENGTH), opened("contiguous", spec)
+    model, tokens, store = build(spec), random_ids(1, LENGTH), opened("contiguous", spec)
     pieces = [read(model, store, tokens, a, b) for a, b in [(0, 7), (7, 8), (8, 9), (9, 19), (19, 24)]]
     assert error(torch.cat(pieces, 1), model(tokens)) < 1e-12
     assert isinstance(next(iter(store.storages)), RingStorage)
@@ -102,7 +102,7 @@ def test_a_row_starts_again_without_a_release() -> None:
     spec = layer(Window(5))
     model, store = build(spec), opened("contiguous", spec)
     for seed, sizes in enumerate([(9, 4), (7, 1, 1), (2, 9), (1, 1, 1, 8)]):
-        tokens, done = text(1, 24, seed=seed), 0
+        tokens, done = random_ids(1, 24, seed=seed), 0
         for size in sizes:
             found = read(model, store, tokens, done, done + size)
             assert error(found, model(tokens[:, : done + size])[:, done:]) < 1e-12
@@ -113,7 +113,7 @@ def test_a_row_starts_again_without_a_release() -> None:
 @pytest.mark.parametrize("kind", STORES)
 def test_a_ring_rewinds_up_to_its_slack(kind: str) -> None:
     spec, slack = layer(SinksAndWindow(2, 5)), 3
-    model, tokens, other = build(spec), text(1, LENGTH), text(1, LENGTH, seed=9)
+    model, tokens, other = build(spec), random_ids(1, LENGTH), random_ids(1, LENGTH, seed=9)
     store = opened(kind, spec, slack)
     read(model, store, tokens, 0, 20)
     store.rewind(0, 19)
@@ -152,7 +152,7 @@ def test_every_layer_has_a_cache_of_its_own_kind(kind: str) -> None:
 
     model = build(spec)
     engine = Engine(model, rows=2, capacity=60, store=kind, chunk=7)
-    asked = [(text(size, seed=size).tolist(), Sampling(max_new=20, temperature=0)) for size in (1, 5, 13, 38)]
+    asked = [(random_ids(size, seed=size).tolist(), Sampling(max_new=20, temperature=0)) for size in (1, 5, 13, 38)]
     requests = [engine.submit(*each) for each in asked]
     while not engine.idle:
         engine.step()
@@ -177,7 +177,7 @@ def test_memory_does_not_depend_on_the_length() -> None:
 def test_a_sequence_of_any_length() -> None:
     """Sinks and a window, steps far beyond what any store could hold of all tokens."""
     spec, start = layer(SinksAndWindow(2, 4)), 10**8
-    model, tokens = build(spec), text(1, 16)
+    model, tokens = build(spec), random_ids(1, 16)
     store = Contiguous(spec.memory(), 1, 10**9, torch.float64)
     read(model, store, tokens, 0, 2)
     steps = []

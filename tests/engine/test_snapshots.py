@@ -19,7 +19,7 @@ from regard.parts.short_convolution import ShortConvolution
 from regard.parts.ssm.mamba import Mamba
 from regard.parts.ssm.mamba2 import Mamba2
 from regard.parts.ssm.s4 import S4D
-from tests.laws import block, build, decoder, error, text
+from tests.laws import block, build, decoder, error, random_ids
 
 STORES = ["contiguous", "paged"]
 FULL, NEAR = Attention(4, 2, position=Rope()), Attention(4, 2, position=Rope(), mask=Window(4))
@@ -55,7 +55,7 @@ def read(model, store, row: int, tokens: torch.Tensor, start: int) -> torch.Tens
 def test_rejected_drafts_leave_no_trace(name: str, kind: str) -> None:
     """Speculation as it will be: some drafts are read, some kept, and what is said is what greedy decoding says."""
     model, rng = build(SPECS[name]), random.Random(1)
-    store, said = opened(kind, SPECS[name]), text(5).tolist()
+    store, said = opened(kind, SPECS[name]), random_ids(5).tolist()
     read(model, store, 2, torch.tensor(said[:-1]), 0)
     while len(said) < 30:
         done = len(said) - 1
@@ -75,10 +75,10 @@ def test_rejected_drafts_leave_no_trace(name: str, kind: str) -> None:
 @pytest.mark.parametrize("length", [3, 4, 9])
 @pytest.mark.parametrize("name", SPECS)
 def test_three_rows_continue_one_prefix(name: str, length: int, kind: str) -> None:
-    model, store, prefix = build(SPECS[name]), opened(kind, SPECS[name]), text(length)
+    model, store, prefix = build(SPECS[name]), opened(kind, SPECS[name]), random_ids(length)
     read(model, store, 1, prefix, 0)
     snapshot = store.snapshot(1)
-    texts = {row: torch.cat([prefix, text(9, seed=row)]) for row in (1, 3, 0, 2)}
+    texts = {row: torch.cat([prefix, random_ids(9, seed=row)]) for row in (1, 3, 0, 2)}
     for row in (3, 0):
         assert store.fork(1, row, snapshot)
     read(model, store, 1, texts[1][length : length + 5], length)
@@ -101,15 +101,15 @@ def test_three_rows_continue_one_prefix(name: str, length: int, kind: str) -> No
 @pytest.mark.parametrize("kind", STORES)
 def test_rewinding_into_a_shared_prefix_leaves_other_rows_unchanged(kind: str) -> None:
     spec = SPECS["linear, full"]
-    model, store, prefix = build(spec), opened(kind, spec), text(8)
+    model, store, prefix = build(spec), opened(kind, spec), random_ids(8)
     read(model, store, 0, prefix[:5], 0)
     early = store.snapshot(0)
     read(model, store, 0, prefix[5:], 5)
     store.fork(0, 1, store.snapshot(0))
     store.rewind(0, 5, early)
-    other = torch.cat([prefix[:5], text(8, seed=7)])
+    other = torch.cat([prefix[:5], random_ids(8, seed=7)])
     assert error(read(model, store, 0, other[5:], 5), model(other.unsqueeze(0))[0, 5:]) < 1e-12
-    tokens = torch.cat([prefix, text(5, seed=8)])
+    tokens = torch.cat([prefix, random_ids(5, seed=8)])
     assert error(read(model, store, 1, tokens[8:], 8), model(tokens.unsqueeze(0))[0, 8:]) < 1e-12
 
 
@@ -117,7 +117,7 @@ def test_rewinding_into_a_shared_prefix_leaves_other_rows_unchanged(kind: str) -
 def test_without_a_free_block_nothing_changes() -> None:
     spec = SPECS["attention"]
     model, store = build(spec), opened("paged", spec, blocks=3)
-    tokens = text(12)
+    tokens = random_ids(12)
     read(model, store, 0, tokens, 0)
     store.rewind(0, 10)  # the last block is still in use
     assert not store.fork(0, 1, store.snapshot(0)) and not store.owned[1]
@@ -133,7 +133,7 @@ def test_without_a_free_block_nothing_changes() -> None:
 @pytest.mark.parametrize("kind", STORES)
 def test_impossible_rewinds_and_forks_are_refused(kind: str) -> None:
     spec = SPECS["linear, full"]
-    model, store, tokens = build(spec), opened(kind, spec), text(12)
+    model, store, tokens = build(spec), opened(kind, spec), random_ids(12)
     read(model, store, 0, tokens[:6], 0)
     six = store.snapshot(0)
     read(model, store, 0, tokens[6:8], 6)
@@ -187,7 +187,7 @@ def test_a_step_of_two_rows_does_not_depend_on_others(rows: list[int] | None, ki
             store.reserve(row, 10)
         layout = TokenLayout(torch.tensor([[9], [3]]), rows=None if rows is None else torch.tensor(rows))
         with Largest() as largest:
-            model(text(2, 1), layout, store.begin_forward(layout, span=16, check=False))
+            model(random_ids(2, 1), layout, store.begin_forward(layout, span=16, check=False))
         made.append(largest.numbers)
     assert made[0] == made[1]
 
@@ -196,7 +196,7 @@ def test_a_step_of_two_rows_does_not_depend_on_others(rows: list[int] | None, ki
 @pytest.mark.parametrize("kind", STORES)
 def test_rewound_slots_are_zero(kind: str) -> None:
     """A masked value is still multiplied by its weight of 0, and 0 · NaN is NaN."""
-    model, tokens = build(SPECS["attention"]), text(5)
+    model, tokens = build(SPECS["attention"]), random_ids(5)
     model.embedding.weight[0] = torch.nan
     tokens = tokens.clamp_min(1)
     store = opened(kind, SPECS["attention"])
@@ -210,7 +210,7 @@ def test_rewound_slots_are_zero(kind: str) -> None:
 @torch.inference_mode()
 @pytest.mark.parametrize("name", SPECS)
 def test_one_layout_serves_two_stores(name: str) -> None:
-    model, tokens = build(SPECS[name]), text(6).unsqueeze(0)
+    model, tokens = build(SPECS[name]), random_ids(6).unsqueeze(0)
     stores = [opened(kind, SPECS[name]) for kind in STORES]
     assert stores[0].reserve(1, 9) and all(store.reserve(0, 6) for store in stores)  # so that their tables differ
     layout = TokenLayout(torch.arange(6).unsqueeze(0))

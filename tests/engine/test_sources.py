@@ -14,7 +14,7 @@ from regard.engine.stores.paged import Paged
 from regard.models.presets import transformer_2017
 from regard.models.seq2seq import seq2seq
 from tests.engine.pools import small_store
-from tests.laws import draw_wide
+from tests.laws import randomize_weights
 
 VOCAB, SOURCE_VOCAB = 61, 43
 MODELS = {
@@ -35,7 +35,7 @@ SETTINGS = [
 @pytest.fixture(scope="module", params=MODELS)
 def model(request: pytest.FixtureRequest) -> nn.Module:
     model = MODELS[request.param].build(seed=0).double().eval().requires_grad_(False)
-    draw_wide(model, seed=1)
+    randomize_weights(model, seed=1)
     return model
 
 

@@ -25,7 +25,7 @@ from tests.families.pairs import (
     record_hidden_states,
     stored_gradients,
 )
-from tests.laws import error, places
+from tests.laws import error, layout_with_padding
 
 DECODERS = classic.CASES | decoders.CASES | experts.CASES | recurrent.CASES
 WITHOUT_EMBEDDINGS = ("falcon_mamba", "mamba", "mamba2", "rwkv")  # the first hidden state is that after the first block
@@ -94,7 +94,7 @@ def test_padding_on_either_side(pair: Pair) -> None:
     biased = any(getattr(pair.theirs.config, key, False) for key in ("mamba_proj_bias", "add_bias_linear"))
     mixes_padding = pair.model_type == "recurrent_gemma" or biased
     for left in (False, True) if takes_positions and not mixes_padding else (False,):
-        layout = places([7, 9, 12], 12, left)
+        layout = layout_with_padding([7, 9, 12], 12, left)
         positions = {"position_ids": layout.positions} if takes_positions else {}
         theirs = pair.theirs(ids, attention_mask=layout.valid.long(), **positions).logits
         assert error(pair.ours(ids, layout)[layout.valid], theirs[layout.valid]) <= LIMIT

@@ -38,7 +38,7 @@ from tests.families.pairs import (
     record_hidden_states,
     stored_gradients,
 )
-from tests.laws import error, places
+from tests.laws import error, layout_with_padding
 
 START = 7
 BIAS = "final_logits_bias"  # a buffer in transformers: not trained, but nonzero in published files
@@ -162,7 +162,7 @@ def test_padding(pair: Pair) -> None:
     data, ids = source(pair, 3, 13), tokens(3, 12)
     audio = isinstance(pair.ours.spec.source.input, Frames)  # theirs does not mask frames
     for left in (False, True) if relative or takes_positions else (False,):
-        source_layout, layout = places([13, 2, 7], 13, left), places([4, 9, 12], 12, left)
+        source_layout, layout = layout_with_padding([13, 2, 7], 13, left), layout_with_padding([4, 9, 12], 12, left)
         masks = {"decoder_attention_mask": layout.valid.long()}
         masks |= {} if audio else {"attention_mask": source_layout.valid.long()}
         masks |= {"decoder_position_ids": layout.positions} if takes_positions else {}

@@ -34,7 +34,7 @@ from tests.families.pairs import (
     record_hidden_states,
     stored_gradients,
 )
-from tests.laws import error, places
+from tests.laws import error, layout_with_padding
 
 UNUSED = ("pooler.", "embed_positions.", "predictions.bias", "lm_head.bias")  # stored by classes that do not use them
 
@@ -109,7 +109,7 @@ def pooler_output(pair: Pair, ids: Tensor, layout: TokenLayout | None = None, ty
 
 @torch.no_grad()
 def test_pooler_output(pair: Pair) -> None:
-    ids, layout = tokens(3, 12), places([4, 9, 12], 12, left=False)
+    ids, layout = tokens(3, 12), layout_with_padding([4, 9, 12], 12, left=False)
     named, types = token_types(pair, ids)
     for at, arguments in ((None, {}), (layout, layout_arguments(pair, layout))):
         expected = pair.theirs(ids, **arguments, **named).get("pooler_output")
@@ -149,7 +149,7 @@ def test_padding_on_either_side(pair: Pair) -> None:
     ids = tokens(3, 12)
     named, types = token_types(pair, ids)
     for left in (False, True) if takes(pair.theirs, "position_ids") else (False,):
-        layout = places([4, 9, 12], 12, left)
+        layout = layout_with_padding([4, 9, 12], 12, left)
         theirs = pair.theirs(ids, output_hidden_states=True, **layout_arguments(pair, layout), **named)
         for found, expected in zip(our_hidden_states(pair, ids, layout, types), theirs.hidden_states, strict=True):
             assert error(found[layout.valid], expected[layout.valid]) <= LIMIT
@@ -257,7 +257,7 @@ def with_global_tokens(spec: Encoder, count: int) -> Encoder:
 def test_sequences_that_end_in_the_last_block(tmp_path: Path) -> None:
     """Theirs treats the last block of the batch as the end of every row, so a shorter row attends to fewer keys."""
     pair, ids = make_pair(encoders.CASES["BigBirdForMaskedLM, 0"], tmp_path), tokens(2, 30)
-    layout = places([29, 30], 30)
+    layout = layout_with_padding([29, 30], 30)
     expected = pair.theirs(ids, attention_mask=layout.valid.long()).logits
     assert error(pair.ours(ids, layout)[layout.valid], expected[layout.valid]) <= LIMIT
 

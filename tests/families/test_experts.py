@@ -14,7 +14,7 @@ from regard.models.outputs import materialize
 from tests.families.cases import experts
 from tests.families.pairs import LIMIT, Pair, make_pair
 from tests.families.test_decoders import tokens
-from tests.laws import error, places
+from tests.laws import error, layout_with_padding
 
 BALANCED = {name: case for name, case in experts.CASES.items() if not name.startswith("deepseek")}
 QUICK = ("mixtral: one layer, multi-query, top one, tied", "qwen2_moe: one dense layer")
@@ -28,7 +28,7 @@ def test_balance_loss(name: str, padded: bool, tmp_path: Path) -> None:
     """Theirs is computed over the tokens of all layers at once, which with one layer equals ours."""
     model, settings = BALANCED[name]
     pair = make_pair((model, settings | {"router_aux_loss_coef": 0.5}), tmp_path)
-    ids, layout = tokens(3, 12), places([4, 9, 12], 12, left=False) if padded else TokenLayout.whole(3, 12)
+    ids, layout = tokens(3, 12), layout_with_padding([4, 9, 12], 12, left=False) if padded else TokenLayout.whole(3, 12)
     mask = layout.valid.long() if padded else None
     labels = ids.masked_fill(~layout.valid, -100) if padded else ids
     theirs = pair.theirs(ids, labels=labels, attention_mask=mask, output_router_logits=True)

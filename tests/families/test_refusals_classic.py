@@ -19,7 +19,7 @@ from tests.families.cases import VOCAB
 from tests.families.cases.classic import CASES, CLASSES, FALCON, rope
 from tests.families.pairs import LIMIT, make_pair
 from tests.families.test_decoders import tokens
-from tests.laws import error, places
+from tests.laws import error, layout_with_padding
 
 
 def read(model_type: str, **changes: Any) -> Decoder:
@@ -108,7 +108,7 @@ def test_a_table_does_not_iterate_over_the_layers() -> None:
 @torch.no_grad()
 def test_padding_on_the_left(name: str, tmp_path: Path) -> None:
     """These classes take no position_ids: they count positions from the mask, or use distances only."""
-    pair, ids, layout = make_pair(CASES[name], tmp_path), tokens(3, 12), places([4, 9, 12], 12, True)
+    pair, ids, layout = make_pair(CASES[name], tmp_path), tokens(3, 12), layout_with_padding([4, 9, 12], 12, True)
     theirs = pair.theirs(ids, attention_mask=layout.valid.long()).logits
     assert error(pair.ours(ids, layout)[layout.valid], theirs[layout.valid]) <= LIMIT
 

@@ -34,7 +34,7 @@ from tests.families.pairs import (
     record_hidden_states,
     stored_gradients,
 )
-from tests.laws import error, places
+from tests.laws import error, layout_with_padding
 
 ENDS = (4, 8, 6)  # positions of the end token in three texts of nine tokens
 
@@ -193,10 +193,10 @@ def test_padded_texts_of_dual_encoders(dual: Pair) -> None:
     """CLIP pads after the end token, with any ids; SigLIP is read at the last position, so it is padded on the left."""
     given, spec = inputs(dual.ours.spec), dual.ours.spec
     if spec.end is None:
-        layout = places([4, 9, 6], 9, left=True)
+        layout = layout_with_padding([4, 9, 6], 9, left=True)
         theirs = dual.theirs(**given, attention_mask=layout.valid.long(), position_ids=layout.positions)
     else:
-        layout = places([5, 9, 7], 9)
+        layout = layout_with_padding([5, 9, 7], 9)
         theirs = dual.theirs(**given, attention_mask=layout.valid.long())
         padded = given | {"input_ids": given["input_ids"].masked_fill(~layout.valid, END_TOKEN)}
         assert error(our_output(dual.ours, padded), theirs.logits_per_image) <= LIMIT
@@ -216,7 +216,7 @@ def test_prompts_with_images_padded_on_either_side(interleaved: Pair) -> None:
     ]
     longest = max(row.shape[1] for row in rows)
     for left in (False, True):
-        layout = places([row.shape[1] for row in rows], longest, left)
+        layout = layout_with_padding([row.shape[1] for row in rows], longest, left)
         tokens = torch.zeros(3, longest, dtype=torch.int64)
         for row, alone in enumerate(rows):
             tokens[row, layout.valid[row]] = alone[0]

@@ -13,7 +13,7 @@ from regard.layout import TokenLayout
 from regard.models.decoder import Decoder
 from regard.parts.attention import Attention
 from regard.spec import SpecError
-from tests.laws import MODELS, build, text
+from tests.laws import MODELS, build, random_ids
 
 
 def random(*shape: int, seed: int = 0) -> Tensor:
@@ -36,7 +36,7 @@ def test_causal_queries_attend_to_themselves_and_earlier_keys(name: str) -> None
 @pytest.mark.ledger("mask.causal", "mask.nofuture")
 @pytest.mark.parametrize("name", [name for name, spec in MODELS.items() if isinstance(spec, Decoder)])
 def test_later_tokens_do_not_change_earlier_logits(name: str) -> None:
-    model, tokens = build(MODELS[name]), text(1, 17)
+    model, tokens = build(MODELS[name]), random_ids(1, 17)
     before = model(tokens)
     for t in range(1, 17):
         changed = tokens.clone()

@@ -10,7 +10,7 @@ from regard.kernels.recurrent.cells import CellStates, document_starts, unroll
 from regard.kernels.recurrent.cells.documents import pack_documents, run_packed, split_documents
 from regard.layout import TokenLayout
 from regard.parts.recurrent import GRU, LSTM, RNN, RecurrentCell, RecurrentMixer
-from regard.verification.trial import draw_wide
+from regard.verification.trial import randomize_weights
 from tests.laws import error
 
 CELLS = {"rnn": RNN(), "relu": RNN(activation="relu"), "lstm": LSTM(), "gru": GRU(), "no biases": LSTM(bias=False)}
@@ -19,7 +19,7 @@ WIDTH, SIZE = 5, 7
 
 def build_cell(spec: RecurrentMixer, width: int = WIDTH, size: int = SIZE) -> RecurrentCell:
     module = spec.cell(width, size).double()
-    draw_wide(module, seed=3)
+    randomize_weights(module, seed=3)
     return module
 
 

@@ -25,7 +25,7 @@ from regard.parts.linformer import Linformer
 from regard.parts.native_sparse_attention import NativeSparse
 from regard.parts.patches import Patches
 from regard.parts.scored_attention import ScoredAttention
-from regard.verification.trial import draw_wide
+from regard.verification.trial import randomize_weights
 
 IDS = torch.randint(31, (12,), generator=torch.Generator().manual_seed(3))
 NSA = NativeSparse(2, length=4, stride=2, block=4, select=3, window=4)
@@ -33,7 +33,7 @@ NSA = NativeSparse(2, length=4, stride=2, block=4, select=3, window=4)
 
 def build(spec: Decoder | Encoder | EncoderDecoder) -> nn.Module:
     model = spec.build(seed=0).double().eval()
-    draw_wide(model)
+    randomize_weights(model)
     return model.requires_grad_(False)
 
 

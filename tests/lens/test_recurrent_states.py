@@ -13,7 +13,7 @@ from regard.parts.block import Block, Sublayer
 from regard.parts.feedforward import SwiGLU
 from regard.parts.linear_attention import LinearAttention
 from regard.parts.recurrent import GRU, LSTM, RNN
-from tests.laws import block, build, decoder, text
+from tests.laws import block, build, decoder, random_ids
 
 SPEC = Decoder(31, 12, (Repeat((Block((Sublayer(LSTM(5)), Sublayer(LinearAttention(2)), Sublayer(SwiGLU(8)))),)),))
 
@@ -48,7 +48,7 @@ def test_a_batch_is_refused() -> None:
 @pytest.mark.parametrize(("mixer", "part"), [(LSTM(), "h_proj"), (GRU(), "n_proj"), (RNN(), "x_proj")])
 def test_projections_of_a_recurrence_can_be_patched(mixer, part):
     """The fused operation would never call them."""
-    model, tokens = decoder(block(mixer)).build(seed=0), text(6).unsqueeze(0)
+    model, tokens = decoder(block(mixer)).build(seed=0), random_ids(6).unsqueeze(0)
     with patch(model, {f"*.{part}": torch.zeros_like}):
         patched = model(tokens)
     assert not torch.allclose(patched, model(tokens))

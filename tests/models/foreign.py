@@ -40,7 +40,7 @@ def fill(model: nn.Module, tensors: Mapping[str, Tensor]) -> nn.Module:
     return model
 
 
-def drawn(module: nn.Module, seed: int = 1) -> nn.Module:
+def randomized(module: nn.Module, seed: int = 1) -> nn.Module:
     """Weights so wide that attention is far from uniform; in eval mode and float64."""
     generator = torch.Generator().manual_seed(seed)
     module.double().eval()

@@ -27,8 +27,8 @@ from regard.parts.position.learned import Learned
 from regard.spec import SpecError
 from regard.training.optimizer import AdamW
 from regard.training.step import take_step
-from tests.laws import error, text
-from tests.models.foreign import PROJECTIONS, drawn, fill, renamed
+from tests.laws import error, random_ids
+from tests.models.foreign import PROJECTIONS, fill, randomized, renamed
 
 AST = {
     r"^embeddings\.position_embeddings": "position.table.weight",
@@ -98,7 +98,7 @@ def test_equal_to_the_audio_spectrogram_transformer() -> None:
     config = transformers.ASTConfig(
         hidden_size=24, num_hidden_layers=2, num_attention_heads=4, intermediate_size=40, max_length=50, num_mel_bins=64
     )
-    theirs = drawn(transformers.ASTModel(config))
+    theirs = randomized(transformers.ASTModel(config))
     tensors = renamed(dict(theirs.named_parameters()), AST)
     first = {f"input.{ours}": tensors.pop(f"embeddings.{name}_token") for ours, name in FIRST.items()}
     patches, norm = Patches((16, 16), (64, 50), channels=1, stride=(10, 10), registers=1), LayerNorm(1e-12)
@@ -120,7 +120,7 @@ def test_equal_to_whisper() -> None:
         decoder_attention_heads=4, encoder_ffn_dim=40, decoder_ffn_dim=40, num_mel_bins=10, max_source_positions=8,
         max_target_positions=12, pad_token_id=0, bos_token_id=1, eos_token_id=2, decoder_start_token_id=1,
     )  # fmt: skip
-    theirs = drawn(transformers.WhisperForConditionalGeneration(config))
+    theirs = randomized(transformers.WhisperForConditionalGeneration(config))
     norm = LayerNorm()
     own, across = Sublayer(Attention(4, bias=True), norm), Sublayer(CrossAttention(4, bias=True), norm)
     write = Block((own, across, Sublayer(FeedForward(40), norm)))
@@ -132,7 +132,7 @@ def test_equal_to_whisper() -> None:
     keys = [name for name in tensors if name.endswith("k_proj.weight")]
     biases = {name.replace("weight", "bias"): torch.zeros(24) for name in keys}
     ours = fill(spec.build(), tensors | biases)
-    signal, tokens = torch.randn(2, 10, 16, dtype=torch.float64), text(2, 9)
+    signal, tokens = torch.randn(2, 10, 16, dtype=torch.float64), random_ids(2, 9)
     expected = theirs(signal, decoder_input_ids=tokens).logits
     assert error(ours(signal, tokens), expected) <= 1e-12
     store = Paged(spec.memory(), 2, 12, torch.float64, block=4, source=8, blocks=8)

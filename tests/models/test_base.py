@@ -13,7 +13,7 @@ from regard.parts.feedforward import FeedForward
 DEPTH, WIDTH = 8, 128
 
 
-def drawn(scheme: str, **block) -> dict[str, torch.Tensor]:
+def initial_weights(scheme: str, **block) -> dict[str, torch.Tensor]:
     block = Block((Sublayer(Attention(4, bias=True)), Sublayer(FeedForward(512))), **block)
     return dict(Decoder(200, WIDTH, (Repeat((block,), DEPTH),)).build(0, scheme).named_parameters())
 
@@ -32,7 +32,7 @@ def deviation(weights: dict[str, torch.Tensor], leaf: str) -> float:
     ],
 )
 def test_initial_deviations_of_each_scheme(scheme: str, q: float, o: float, up: float, down: float) -> None:
-    weights = drawn(scheme)
+    weights = initial_weights(scheme)
     for leaf, expected in (("q_proj", q), ("o_proj", o), ("up_proj", up), ("down_proj", down)):
         assert deviation(weights, f"{leaf}.weight") == pytest.approx(expected, rel=0.02)
         assert not any(w.any() for name, w in weights.items() if name.endswith(f"{leaf}.bias"))
@@ -59,7 +59,7 @@ def test_the_stream_does_not_grow_with_depth() -> None:
 
 def test_deepnorm_keeps_post_norm_updates_small() -> None:
     """The paper's pair: the stream weighted by (2·depth)^¼ before each norm, weights shrunk by (8·depth)^-¼."""
-    weights = drawn("deepnorm", style="post", keep=(2 * DEPTH) ** 0.25)
+    weights = initial_weights("deepnorm", style="post", keep=(2 * DEPTH) ** 0.25)
     bound = (8 * DEPTH) ** -0.25 * (6 / (2 * WIDTH)) ** 0.5
     v = torch.cat([w.flatten() for name, w in weights.items() if name.endswith("v_proj.weight")])
     assert v.abs().max() <= bound

@@ -22,8 +22,8 @@ from regard.parts.patches import Patches
 from regard.parts.position.learned import Learned
 from regard.parts.position.rope import Rope
 from regard.parts.position.t5 import T5Buckets
-from tests.laws import error, places, text
-from tests.models.foreign import PROJECTIONS, drawn, fill, renamed
+from tests.laws import error, layout_with_padding, random_ids
+from tests.models.foreign import PROJECTIONS, fill, randomized, renamed
 
 VOCAB, MARKER = 31, 5
 T5 = {
@@ -68,7 +68,7 @@ def test_t5() -> None:
         vocab_size=VOCAB, d_model=24, d_kv=5, d_ff=40, num_layers=2, num_decoder_layers=3, num_heads=4,
         relative_attention_num_buckets=8, relative_attention_max_distance=16,
     )  # fmt: skip
-    theirs = drawn(transformers.T5ForConditionalGeneration(config))
+    theirs = randomized(transformers.T5ForConditionalGeneration(config))
     across, feedforward = CrossAttention(4, head_dim=5, scale=1.0), Sublayer(FeedForward(40, "relu", bias=False))
     read = Block((Sublayer(Attention(4, head_dim=5, scale=1.0, mask=Full())), feedforward))
     write = Block((Sublayer(Attention(4, head_dim=5, scale=1.0)), Sublayer(across), feedforward))
@@ -79,7 +79,7 @@ def test_t5() -> None:
         shared=True,
     )
     ours = fill(spec.build(), renamed(dict(theirs.named_parameters()), T5))
-    source, tokens, layout = text(2, 20, seed=5), text(2, 18), places([13, 20], 20)
+    source, tokens, layout = random_ids(2, 20, seed=5), random_ids(2, 18), layout_with_padding([13, 20], 20)
     expected = theirs(source, attention_mask=layout.valid.long(), decoder_input_ids=tokens).logits
     found = ours(source, tokens, layout)
     assert error(found, expected) <= 1e-6  # their norms compute in float32
@@ -114,7 +114,7 @@ def test_llava() -> None:
         image_token_index=MARKER,
         image_seq_length=4,
     )
-    theirs = drawn(transformers.LlavaForConditionalGeneration(config))
+    theirs = randomized(transformers.LlavaForConditionalGeneration(config))
     norm = LayerNorm()
     look = pre_norm(4, 96, norm, Full(), "quick_gelu")
     speak = Block((Sublayer(Attention(2, position=Rope())), Sublayer(SwiGLU(24))))

@@ -27,7 +27,7 @@ from regard.parts.position.t5 import T5Buckets
 from regard.parts.scored_attention import ScoredAttention
 from regard.parts.short_convolution import ShortConvolution
 from regard.spec import SpecError
-from tests.laws import MODELS, VOCAB, build, error, text
+from tests.laws import MODELS, VOCAB, build, error, random_ids
 
 LLAMA = Block((Sublayer(Attention(4, 2)), Sublayer(SwiGLU(40))))
 FROZEN = {
@@ -103,14 +103,14 @@ def test_a_seed_determines_the_weights_and_leaves_the_global_generator_unchanged
 
 @pytest.mark.parametrize("name", [name for name in MODELS if "no norms" not in name])  # norms bound the logits
 def test_an_untrained_model_has_a_loss_of_about_ln_v(name: str) -> None:
-    tokens = text(4, 32)
+    tokens = random_ids(4, 32)
     loss = F.cross_entropy(MODELS[name].build(0)(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
     assert 0 < loss.item() - math.log(VOCAB) < 1  # logits of deviation 1 cost half a nat over knowing nothing at all
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_no_token_depends_on_a_later_one(name: str) -> None:
-    model, tokens = build(MODELS[name]), text(1, 12)
+    model, tokens = build(MODELS[name]), random_ids(1, 12)
     changed = tokens.clone()
     changed[0, 7] = (changed[0, 7] + 1) % VOCAB
     before, after = model(tokens)[0], model(changed)[0]
@@ -120,7 +120,7 @@ def test_no_token_depends_on_a_later_one(name: str) -> None:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_every_weight_gets_a_finite_gradient(name: str) -> None:
-    model, tokens = build(MODELS[name]).requires_grad_(), text(2, 12)
+    model, tokens = build(MODELS[name]).requires_grad_(), random_ids(2, 12)
     F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten()).backward()
     for parameter_name, parameter in model.named_parameters():
         if parameter_name.endswith(("correction", "noise_proj.weight")):
@@ -142,7 +142,7 @@ def test_embeddings_of_another_width_than_the_stack(tied: bool) -> None:
     """logits = E W_out norm(stack(W_in e_t)), written out; the loss reads the same ones."""
     ends = {"embedding_dim": 10, "embedding_scale": 2.0, "head_bias": True, "ahead": (LLAMA,)}
     spec = Decoder(VOCAB, 24, (Repeat((LLAMA,)),), tied=tied, **ends)
-    model, tokens = build(spec), text(2, 9)
+    model, tokens = build(spec), random_ids(2, 9)
     assert model.embedding.weight.shape == model.head.weight.shape == (VOCAB, 10)
     words = model.embedding.weight[tokens] @ model.widen.weight.T * 2.0  # (B, L, 24)
     top = model.stack(words, TokenLayout.whole(2, 9))[0]
@@ -157,7 +157,7 @@ def test_embeddings_of_another_width_than_the_stack(tied: bool) -> None:
 def test_learned_positions_past_their_table_are_an_error() -> None:
     model = MODELS["learned, layernorm, gelu"].build()
     with pytest.raises(ValueError, match="position 64 is beyond the 64 learned positions"):
-        model(text(1, 65))
+        model(random_ids(1, 65))
 
 
 def test_a_shared_bias_must_fit_the_heads() -> None:
@@ -191,7 +191,7 @@ def test_a_width_that_the_heads_do_not_divide_is_refused_in_the_spec(body: Body)
 def test_tokens_outside_the_vocabulary_are_refused() -> None:
     model = FROZEN["llama"][0].build()
     with pytest.raises(ValueError, match=r"tokens have shape \(5,\), but a model takes \(batch, length\)"):
-        model(text(1, 5)[0])
+        model(random_ids(1, 5)[0])
     for wrong in (VOCAB, -1):
         with pytest.raises(ValueError, match=f"token id {wrong} is outside the vocabulary of {VOCAB}"):
             model(torch.full((1, 2), wrong))

@@ -27,7 +27,7 @@ from regard.parts.scored_attention import ScoredAttention
 from regard.parts.shared_block import SharedBlock
 from regard.parts.ssm.mamba2 import Mamba2
 from regard.verification.report import verify
-from tests.laws import VOCAB, WIDTH, text
+from tests.laws import VOCAB, WIDTH, random_ids
 
 BODIES: dict[str, Body] = {
     "attention": Attention(4, position=Rope()),
@@ -56,7 +56,7 @@ def masks(spec: Encoder | Decoder) -> list[Mask]:
 
 def reads_last_token(spec: Encoder | Decoder) -> bool:
     """Does the first token's output depend on the last token?"""
-    model, tokens = spec.build(seed=0).double().eval(), text(1, 6)
+    model, tokens = spec.build(seed=0).double().eval(), random_ids(1, 6)
     changed = tokens.clone()
     changed[0, -1] = (tokens[0, -1] + 1) % VOCAB
     with torch.no_grad():

@@ -31,8 +31,8 @@ from regard.parts.position.rope import Rope
 from regard.parts.position.sinusoidal import Sinusoidal
 from regard.parts.position.t5 import T5Buckets
 from regard.spec import SpecError
-from tests.laws import VOCAB, WIDTH, draw_wide, error, places, text
-from tests.models.foreign import PROJECTIONS, drawn, fill, renamed
+from tests.laws import VOCAB, WIDTH, error, layout_with_padding, random_ids, randomize_weights
+from tests.models.foreign import PROJECTIONS, fill, randomized, renamed
 
 SMALL = {"vocab": VOCAB, "width": WIDTH, "heads": 4, "hidden": 40, "layers": 2, "length": 64}
 LENGTH = 12
@@ -58,7 +58,7 @@ ENCODERS = {
 
 def build(spec: Encoder, dtype: torch.dtype = torch.float64) -> nn.Module:
     model = spec.build(seed=0).to(dtype).eval().requires_grad_(False)
-    draw_wide(model, seed=1)
+    randomize_weights(model, seed=1)
     return model
 
 
@@ -67,15 +67,15 @@ def build(spec: Encoder, dtype: torch.dtype = torch.float64) -> nn.Module:
 @pytest.mark.parametrize("left", [False, True], ids=["right", "left"])
 @pytest.mark.ledger("mask.bidirectional")
 def test_padded_batch_equals_each_alone(name: str, dtype: torch.dtype, left: bool) -> None:
-    model, tokens = build(ENCODERS[name], dtype), text(4, LENGTH)
-    layout = places([1, 5, 11, LENGTH], LENGTH, left)
+    model, tokens = build(ENCODERS[name], dtype), random_ids(4, LENGTH)
+    layout = layout_with_padding([1, 5, 11, LENGTH], LENGTH, left)
     found = model(tokens, layout)
     for row, seen in enumerate(layout.valid):
         assert error(found[row, seen], model(tokens[row, seen].unsqueeze(0))[0]) <= TOLERANCE[dtype]
 
 
 def packed(lengths: list[int], pads: int) -> tuple[list[Tensor], Tensor, TokenLayout]:
-    documents = [text(1, length, seed=length) for length in lengths]
+    documents = [random_ids(1, length, seed=length) for length in lengths]
     tokens = torch.cat([*documents, torch.zeros(1, pads, dtype=torch.int64)], 1)
     positions = torch.cat([torch.arange(length) for length in [*lengths, pads]]).unsqueeze(0)
     segments = torch.repeat_interleave(torch.arange(len(lengths) + 1), torch.tensor([*lengths, pads])).unsqueeze(0)
@@ -95,7 +95,7 @@ def test_packed_equals_separate(name: str, dtype: torch.dtype) -> None:
 def test_a_tokens_vector_depends_on_both_sides() -> None:
     """The vector of a token depends on earlier and later tokens."""
     both, causal = build(ENCODERS["rope"]), build(ENCODERS["causal"])
-    tokens = text(1, 3)
+    tokens = random_ids(1, 3)
     before, after = tokens.clone(), tokens.clone()
     before[0, 0] = after[0, 2] = (tokens[0, 0] + 1) % VOCAB
     assert both(tokens).shape == (1, 3, WIDTH)
@@ -136,7 +136,7 @@ def pair(request: pytest.FixtureRequest) -> tuple[nn.Module, nn.Module]:
         vocab_size=VOCAB, hidden_size=WIDTH, num_hidden_layers=2, num_attention_heads=4, intermediate_size=40,
         max_position_embeddings=64, num_labels=3,
     )  # fmt: skip
-    theirs = drawn(getattr(transformers, request.param)(config))
+    theirs = randomized(getattr(transformers, request.param)(config))
     ours = bert(**SMALL, head=HEADS[request.param]).build()
     return theirs, fill(ours, renamed(dict(theirs.named_parameters()), BERT))
 
@@ -145,7 +145,7 @@ def pair(request: pytest.FixtureRequest) -> tuple[nn.Module, nn.Module]:
 def test_equal_to_bert(pair: tuple[nn.Module, nn.Module]) -> None:
     """Outputs and gradients, with padding and with two texts in a row."""
     theirs, ours = pair
-    tokens, layout = text(3, LENGTH), places([4, 9, LENGTH], LENGTH)
+    tokens, layout = random_ids(3, LENGTH), layout_with_padding([4, 9, LENGTH], LENGTH)
     types = (torch.arange(LENGTH) > 3).long().expand(3, -1)
     out = theirs(tokens, attention_mask=layout.valid.long(), token_type_ids=types)
     expected = out.pooler_output if hasattr(out, "pooler_output") else out.logits
@@ -179,7 +179,7 @@ def pool_by_hand(x: Tensor, positions: Tensor, members: Tensor, how: str) -> Ten
 @pytest.mark.parametrize("left", [False, True], ids=["right", "left"])
 def test_pooling_counts_valid_tokens_only(how: str, left: bool) -> None:
     model = build(encoder(Full(), head=Pooled(how, normalize=False)))
-    tokens, layout = text(4, LENGTH), places([1, 5, 11, LENGTH], LENGTH, left)
+    tokens, layout = random_ids(4, LENGTH), layout_with_padding([1, 5, 11, LENGTH], LENGTH, left)
     hidden, found = model.read(tokens, layout)[0].x, model(tokens, layout)
     for row in range(4):
         expected = pool_by_hand(hidden[row], layout.positions[row], layout.valid[row], how)
@@ -199,7 +199,7 @@ def test_a_packed_row_has_one_vector_per_document(how: str) -> None:
 
 def test_sentence_embeddings_have_length_one() -> None:
     model = build(encoder(Full(), head=Pooled("mean", dim=7)))
-    found = model(text(3, LENGTH))
+    found = model(random_ids(3, LENGTH))
     assert found.shape == (3, 7)
     assert error(found.norm(dim=-1), torch.ones(3)) <= 1e-12
 
@@ -208,11 +208,11 @@ def test_sentence_embeddings_have_length_one() -> None:
 def test_gradients_pass_gradcheck(head: object) -> None:
     spec = encoder(Full(), head=head)
     model = build(spec).requires_grad_()
-    layout = places([2, 4], 4)
+    layout = layout_with_padding([2, 4], 4)
     names, weights = zip(*model.named_parameters(), strict=True)
 
     def run(*values: Tensor) -> Tensor:
-        return torch.func.functional_call(model, dict(zip(names, values, strict=True)), (text(2, 4), layout))
+        return torch.func.functional_call(model, dict(zip(names, values, strict=True)), (random_ids(2, 4), layout))
 
     assert torch.autograd.gradcheck(run, weights, fast_mode=True)
 
@@ -222,7 +222,7 @@ def test_an_embedding_lookup_equals_a_product_with_one_hot_vectors() -> None:
     module = Tokens(VOCAB, types=2, scale=3.0).build(WIDTH).double()
     plain = nn.Embedding(VOCAB, WIDTH).double()
     plain.load_state_dict({"weight": module.table.weight})
-    tokens, types = text(2, 5), torch.tensor([[0, 0, 1, 1, 1]] * 2)
+    tokens, types = random_ids(2, 5), torch.tensor([[0, 0, 1, 1, 1]] * 2)
     one_hot = F.one_hot(tokens, VOCAB).double() @ plain.weight
     assert torch.equal(plain(tokens), one_hot)
     assert torch.equal(module(tokens, types), 3 * one_hot + module.types.weight[types])
@@ -243,7 +243,7 @@ def test_a_row_of_the_table_is_the_tokens_vector() -> None:
 def test_permuted_ids_with_a_permuted_table_give_the_same_output() -> None:
     """Permuting the tokens and the rows of the table permutes the logits and changes nothing else."""
     model = build(bert(**SMALL, head=MaskedLM(BERT_DENSE)))
-    tokens, order = text(2, LENGTH), torch.randperm(VOCAB)  # token t becomes order[t]
+    tokens, order = random_ids(2, LENGTH), torch.randperm(VOCAB)  # token t becomes order[t]
     expected = model(tokens)
     for weight in (model.input.table.weight, model.head.vocab.bias):
         weight.copy_(weight.clone()[order.argsort()])
@@ -258,9 +258,9 @@ def test_unknown_ids_are_refused_by_name() -> None:
     with pytest.raises(ValueError, match="token id -1 is outside"):
         model(torch.tensor([[1, -1]]))
     with pytest.raises(ValueError, match="type id 2 is outside the vocabulary of 2"):
-        model(text(1, 2), types=torch.tensor([[0, 2]]))
+        model(random_ids(1, 2), types=torch.tensor([[0, 2]]))
     with pytest.raises(ValueError, match="this model has no type embeddings"):
-        build(ENCODERS["rope"])(text(1, 2), types=torch.tensor([[0, 1]]))
+        build(ENCODERS["rope"])(random_ids(1, 2), types=torch.tensor([[0, 1]]))
 
 
 def test_a_masked_head_is_tied_to_its_table() -> None:
@@ -270,7 +270,7 @@ def test_a_masked_head_is_tied_to_its_table() -> None:
 
 
 def test_an_untrained_masked_model_has_a_loss_of_about_ln_v() -> None:
-    model, tokens = bert(**SMALL, head=MaskedLM(BERT_DENSE)).build(0).eval(), text(8, 32)
+    model, tokens = bert(**SMALL, head=MaskedLM(BERT_DENSE)).build(0).eval(), random_ids(8, 32)
     loss = F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten()).item()
     assert 0 < loss - math.log(VOCAB) < 1
 
@@ -279,7 +279,7 @@ def test_narrow_embeddings_are_widened() -> None:
     """Token, type and position embeddings and their norm are narrow, with projections to the stack and to the head."""
     dense = Dense("gelu", LayerNorm())
     spec = replace(bert(**SMALL, head=MaskedLM(dense)), embedding_dim=7)
-    model, tokens = build(spec), text(2, 5)
+    model, tokens = build(spec), random_ids(2, 5)
     x = model.input.table.weight[tokens] + model.input.types.weight[0] + model.position.table.weight[:5]
     x = F.layer_norm(x, (7,), model.embedding_norm.weight, model.embedding_norm.bias, 1e-12)
     foot = x @ model.widen.weight.T + model.widen.bias
@@ -297,8 +297,8 @@ def test_two_heads_on_one_stack_equal_each_alone() -> None:
     words, pair = MaskedLM(BERT_DENSE), Classification(2, dense=Dense("tanh"))
     model, tokens, layout = (
         build(bert(**SMALL, head=PreTraining(words, pair))),
-        text(3, LENGTH),
-        places([4, 9, LENGTH], LENGTH),
+        random_ids(3, LENGTH),
+        layout_with_padding([4, 9, LENGTH], LENGTH),
     )
     found, x = model(tokens, layout), model.read(tokens, layout)[0].x
     assert (found[0].shape, found[1].shape) == ((3, LENGTH, VOCAB), (3, 2))
@@ -311,8 +311,8 @@ def test_two_heads_on_one_stack_equal_each_alone() -> None:
 def test_losses_of_experts_reach_the_outputs() -> None:
     block = Block((Sublayer(Attention(2, mask=Full())), Sublayer(Experts(4, 2, FeedForward(20)))))
     model = Encoder(Tokens(VOCAB), WIDTH, (Repeat((block,), 2),)).build(0)
-    assert model(text(2, 5), outputs=True).losses.keys() == {"balance"}
-    assert not model.eval()(text(2, 5), outputs=True).losses
+    assert model(random_ids(2, 5), outputs=True).losses.keys() == {"balance"}
+    assert not model.eval()(random_ids(2, 5), outputs=True).losses
 
 
 REFUSED = {

@@ -29,8 +29,8 @@ from regard.parts.position.rope import Rope
 from regard.parts.position.t5 import T5Buckets
 from regard.parts.scored_attention import ScoredAttention
 from regard.spec import SpecError
-from tests.laws import VOCAB, WIDTH, draw_wide, error, places, text
-from tests.models.foreign import drawn, fill
+from tests.laws import VOCAB, WIDTH, error, layout_with_padding, random_ids, randomize_weights
+from tests.models.foreign import fill, randomized
 
 LENGTH, SOURCE, CAPACITY = 9, 7, 16
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-5}
@@ -76,7 +76,7 @@ STORES = {
 
 def build(spec: EncoderDecoder, dtype: torch.dtype = torch.float64) -> nn.Module:
     model = spec.build(seed=0).to(dtype).eval().requires_grad_(False)
-    draw_wide(model, seed=1)
+    randomize_weights(model, seed=1)
     return model
 
 
@@ -97,7 +97,7 @@ def span(low: int, high: int, batch: int = 2) -> TokenLayout:
 @pytest.mark.ledger("cross.once")
 def test_cached_and_chunked_equal_whole(name: str, dtype: torch.dtype, kind: str, cut: int) -> None:
     """A prefill of `cut` tokens with the source, then step by step without it."""
-    model, source, tokens = build(MODELS[name], dtype), text(2, SOURCE, seed=5), text(2, LENGTH)
+    model, source, tokens = build(MODELS[name], dtype), random_ids(2, SOURCE, seed=5), random_ids(2, LENGTH)
     store = open_store(kind, model.spec, dtype)
     found = [model(source, tokens[:, :cut], layout=(now := span(0, cut)), states=store.begin_forward(now))]
     for t in range(cut, LENGTH):
@@ -107,7 +107,7 @@ def test_cached_and_chunked_equal_whole(name: str, dtype: torch.dtype, kind: str
 
 @pytest.mark.parametrize("name", MODELS)
 def test_paged_equals_contiguous(name: str) -> None:
-    model, source, tokens = build(MODELS[name], torch.float32), text(2, SOURCE, seed=5), text(2, LENGTH)
+    model, source, tokens = build(MODELS[name], torch.float32), random_ids(2, SOURCE, seed=5), random_ids(2, LENGTH)
     stores = [open_store(kind, model.spec, torch.float32) for kind in STORES]
     for low, high in ((0, 4), (4, 5), (5, LENGTH)):
         one, other = (
@@ -128,8 +128,11 @@ def test_paged_equals_contiguous(name: str) -> None:
 @pytest.mark.parametrize("source_left", [False, True], ids=["source right", "source left"])
 @pytest.mark.ledger("cross.module")
 def test_padded_batch_equals_each_alone(name: str, dtype: torch.dtype, left: bool, source_left: bool) -> None:
-    model, source, tokens = build(MODELS[name], dtype), text(3, SOURCE, seed=5), text(3, LENGTH)
-    source_layout, layout = places([3, SOURCE, 1], SOURCE, source_left), places([LENGTH, 1, 5], LENGTH, left)
+    model, source, tokens = build(MODELS[name], dtype), random_ids(3, SOURCE, seed=5), random_ids(3, LENGTH)
+    source_layout, layout = (
+        layout_with_padding([3, SOURCE, 1], SOURCE, source_left),
+        layout_with_padding([LENGTH, 1, 5], LENGTH, left),
+    )
     found = model(source, tokens, source_layout, layout)
     for row in range(3):
         read, written = source_layout.valid[row], layout.valid[row]
@@ -141,9 +144,9 @@ def test_padded_batch_equals_each_alone(name: str, dtype: torch.dtype, left: boo
 @pytest.mark.parametrize("left", [False, True], ids=["right", "left"])
 def test_ragged_rows_decode_like_each_alone(kind: str, left: bool) -> None:
     """Sources and prompts of different lengths, in rows of the store that are not the batch's."""
-    model, source, tokens = build(MODELS["grouped, rope"]), text(2, SOURCE, seed=5), text(2, LENGTH)
+    model, source, tokens = build(MODELS["grouped, rope"]), random_ids(2, SOURCE, seed=5), random_ids(2, LENGTH)
     store, rows, lengths = open_store(kind, model.spec, torch.float64), torch.tensor([2, 0]), [2, 5]
-    source_layout, layout = places([3, SOURCE], SOURCE, left), places(lengths, 5, left)
+    source_layout, layout = layout_with_padding([3, SOURCE], SOURCE, left), layout_with_padding(lengths, 5, left)
     prompt = tokens.gather(1, layout.positions)
     model(source, prompt, source_layout, now := replace(layout, rows=rows), store.begin_forward(now))
     alone = [model(source[r : r + 1, source_layout.valid[r]], tokens[r : r + 1])[0] for r in range(2)]
@@ -164,7 +167,7 @@ def test_packed_pairs_equal_separate_ones(name: str) -> None:
     model, lengths, sources = build(MODELS[name]), [3, 1, 5], [2, 4, 1]
 
     def row(sizes: list[int], seed: int) -> tuple[list[Tensor], Tensor, TokenLayout]:
-        each = [text(1, size, seed=seed + size) for size in sizes]
+        each = [random_ids(1, size, seed=seed + size) for size in sizes]
         positions = torch.cat([torch.arange(size) for size in sizes]).unsqueeze(0)
         segments = torch.repeat_interleave(torch.arange(3), torch.tensor(sizes)).unsqueeze(0)
         return each, torch.cat(each, 1), TokenLayout(positions, segments, consecutive=True)
@@ -182,8 +185,8 @@ def test_a_source_is_projected_once() -> None:
         if isinstance(module, CrossAttentionModule):
             module.k_proj.register_forward_hook(lambda *_, name=name: calls.update([name]))
     model.source.register_forward_hook(lambda *_: calls.update(["source"]))
-    store, tokens = open_store("contiguous", model.spec, torch.float64), text(2, LENGTH)
-    model(text(2, SOURCE), tokens[:, :1], layout=(now := span(0, 1)), states=store.begin_forward(now))
+    store, tokens = open_store("contiguous", model.spec, torch.float64), random_ids(2, LENGTH)
+    model(random_ids(2, SOURCE), tokens[:, :1], layout=(now := span(0, 1)), states=store.begin_forward(now))
     for t in range(1, LENGTH):
         model(None, tokens[:, t : t + 1], layout=(now := span(t, t + 1)), states=store.begin_forward(now))
     assert len(calls) == 2 and set(calls.values()) == {1}
@@ -193,7 +196,7 @@ def test_a_source_is_projected_once() -> None:
 @pytest.mark.parametrize("kind", STORES)
 def test_greedy_generation_is_the_same_with_and_without_a_cache(kind: str) -> None:
     """Predict, append, feed back: by reading everything again each time, and by one token a step."""
-    model, source = build(MODELS["grouped, rope"]), text(2, SOURCE, seed=5)
+    model, source = build(MODELS["grouped, rope"]), random_ids(2, SOURCE, seed=5)
     store, slow = open_store(kind, model.spec, torch.float64), torch.zeros(2, 1, dtype=torch.int64)
     fast = slow
     for t in range(LENGTH):
@@ -209,7 +212,7 @@ def test_greedy_generation_is_the_same_with_and_without_a_cache(kind: str) -> No
 def test_a_missing_source_is_refused() -> None:
     model = build(MODELS["2017"])
     with pytest.raises(ValueError, match="cross-attention has no source"):
-        model(None, text(1, 3))
+        model(None, random_ids(1, 3))
 
 
 def attention_weights(theirs: nn.MultiheadAttention, prefix: str) -> dict[str, Tensor]:
@@ -237,7 +240,7 @@ def layer_weights(theirs: nn.Module, prefix: str) -> dict[str, Tensor]:
 @pytest.mark.ledger("model.encdec", "cross.module")
 def test_equal_to_the_transformer_of_torch(pre: bool) -> None:
     """Outputs and gradients with the same weights, a padded source, and a norm after each stack."""
-    theirs = drawn(nn.Transformer(WIDTH, 4, 2, 3, 40, dropout=0.0, batch_first=True, norm_first=pre))
+    theirs = randomized(nn.Transformer(WIDTH, 4, 2, 3, 40, dropout=0.0, batch_first=True, norm_first=pre))
     norm, style = LayerNorm(), "pre" if pre else "post"
     feedforward = Sublayer(FeedForward(40, "relu"), norm)
     read = Block((Sublayer(Attention(4, mask=Full(), bias=True), norm), feedforward), style)
@@ -255,7 +258,11 @@ def test_equal_to_the_transformer_of_torch(pre: bool) -> None:
             tensors |= layer_weights(layer, f"{name}.stack.blocks.{i}.")
         tensors |= {f"{name}.norm.{n}": p for n, p in side.norm.named_parameters()}
     ours = fill(spec.build(), tensors)
-    source, tokens, layout = text(2, SOURCE, seed=5), text(2, LENGTH), places([4, SOURCE], SOURCE)
+    source, tokens, layout = (
+        random_ids(2, SOURCE, seed=5),
+        random_ids(2, LENGTH),
+        layout_with_padding([4, SOURCE], SOURCE),
+    )
     hidden = theirs(
         table[source],
         table[tokens],
@@ -277,13 +284,13 @@ def test_equal_to_the_transformer_of_torch(pre: bool) -> None:
 
 @pytest.mark.ledger("cross.module")
 def test_equal_to_the_attention_of_torch_over_two_sequences() -> None:
-    theirs = drawn(nn.MultiheadAttention(WIDTH, 4, kdim=12, vdim=12, batch_first=True))
+    theirs = randomized(nn.MultiheadAttention(WIDTH, 4, kdim=12, vdim=12, batch_first=True))
     ours = CrossAttention(4, bias=True, source_width=12).build(WIDTH)
     tensors = {f"{n}_proj.weight": getattr(theirs, f"{n}_proj_weight") for n in "qkv"}
     tensors |= {f"{n}_proj.bias": bias for n, bias in zip("qkv", theirs.in_proj_bias.chunk(3), strict=True)}
     fill(ours, tensors | {f"o_proj.{n}": p for n, p in theirs.out_proj.named_parameters()})
     x, source = torch.randn(2, 3, WIDTH).double(), torch.randn(2, SOURCE, 12).double()
-    layout = places([4, SOURCE], SOURCE)
+    layout = layout_with_padding([4, SOURCE], SOURCE)
     expected, _ = theirs(x, source, source, key_padding_mask=~layout.valid)
     assert error(ours(x, TokenLayout.whole(2, 3).with_source(Source(source, layout))), expected) <= 1e-12
 
@@ -329,7 +336,7 @@ def test_queries_of_one_sequence_attend_to_another() -> None:
 def test_a_decoder_attends_to_an_image() -> None:
     block = Block((Sublayer(Attention(4, position=Rope())), Sublayer(CrossAttention(4)), Sublayer(SwiGLU(24))))
     model = build(translator(IMAGE, block))
-    images, tokens = torch.randn(2, 3, 4, 4, dtype=torch.float64), text(2, 5)
+    images, tokens = torch.randn(2, 3, 4, 4, dtype=torch.float64), random_ids(2, 5)
     store = open_store("paged", model.spec, torch.float64)
     first = model(images, tokens[:, :3], layout=(now := span(0, 3)), states=store.begin_forward(now))
     rest = model(None, tokens[:, 3:], layout=(now := span(3, 5)), states=store.begin_forward(now))
@@ -358,7 +365,7 @@ def test_the_base_model_of_2017_has_its_published_size() -> None:
 
 @pytest.mark.ledger("mask.parallel")
 def test_one_forward_equals_one_per_prefix() -> None:
-    model, source, tokens = build(MODELS["2017"]), text(1, SOURCE, seed=5), text(1, LENGTH)
+    model, source, tokens = build(MODELS["2017"]), random_ids(1, SOURCE, seed=5), random_ids(1, LENGTH)
     whole = model(source, tokens)
     for t in range(1, LENGTH):
         assert error(model(source, tokens[:, :t])[:, -1], whole[:, t - 1]) <= 1e-9

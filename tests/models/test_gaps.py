@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from regard.layout import TokenLayout
-from tests.laws import MODELS, build, error, text
+from tests.laws import MODELS, build, error, random_ids
 
 RECURRENT = [
     name for name in MODELS
@@ -15,8 +15,10 @@ RECURRENT = [
 @pytest.mark.parametrize("name", RECURRENT)
 def test_documents_continue_after_padding(name):
     model = build(MODELS[name])
-    first, second = text(5, seed=1), text(4, seed=2)
-    tokens = torch.cat([first[:2], text(1), first[2:], text(1), second[:1], text(2), second[1:]]).unsqueeze(0)
+    first, second = random_ids(5, seed=1), random_ids(4, seed=2)
+    tokens = torch.cat(
+        [first[:2], random_ids(1), first[2:], random_ids(1), second[:1], random_ids(2), second[1:]]
+    ).unsqueeze(0)
     segments = torch.tensor([[7, 7, -1, 7, 7, 7, -1, 3, -1, -1, 3, 3, 3]])
     positions = torch.tensor([[0, 1, 0, 2, 3, 4, 0, 0, 0, 0, 1, 2, 3]])
     packed = model(tokens, TokenLayout(positions, segments, valid=segments >= 0))[0]

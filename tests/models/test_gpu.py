@@ -8,7 +8,7 @@ from regard.engine.request import Sampling
 from regard.engine.stores.contiguous import Contiguous
 from regard.engine.stores.paged import Paged
 from regard.layout import TokenLayout
-from tests.laws import MODELS, build, error, text
+from tests.laws import MODELS, build, error, random_ids
 
 pytestmark = pytest.mark.gpu
 every_model = pytest.mark.parametrize("name", MODELS)
@@ -30,7 +30,7 @@ def exact_products():
 
 @every_model
 def test_logits_and_gradients_equal_those_of_the_cpu(name: str) -> None:
-    tokens = text(2, LENGTH)
+    tokens = random_ids(2, LENGTH)
     exact = build(MODELS[name]).requires_grad_()
     model = build(MODELS[name], torch.float32).cuda().requires_grad_()
     weights = torch.randn(2, LENGTH, exact.spec.vocab, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
@@ -49,7 +49,7 @@ def test_logits_and_gradients_equal_those_of_the_cpu(name: str) -> None:
 def test_cached_equals_whole(name: str, kind: str) -> None:
     model = build(MODELS[name], torch.float32).cuda()
     exact = [s.body.max_exact_cache or LENGTH for block in model.spec.blocks for s in block.sublayers]
-    tokens, memory = text(2, min(LENGTH, *exact)).cuda(), model.spec.memory()
+    tokens, memory = random_ids(2, min(LENGTH, *exact)).cuda(), model.spec.memory()
     store = (
         Contiguous(memory, 2, CAPACITY, torch.float32, "cuda")
         if kind == "contiguous"
@@ -80,7 +80,7 @@ def test_a_compiled_engine_generates_the_same_tokens(name: str, store: str) -> N
 
 @every_model
 def test_bfloat16_is_close_to_float32(name: str) -> None:
-    tokens = text(2, LENGTH)
+    tokens = random_ids(2, LENGTH)
     expected = build(MODELS[name])(tokens)
     model = build(MODELS[name], torch.float32).cuda().bfloat16()
     found = model(tokens.cuda()).cpu().double()

@@ -37,12 +37,12 @@ def lite(tied: bool = True, style: str = "pre") -> Decoder:
     return Decoder(VOCAB, 256, (Repeat((block,), 4),), position=Learned(512), norm=norm, tied=tied)
 
 
-def text() -> Tensor:
+def random_ids() -> Tensor:
     return torch.randint(VOCAB, (2, 64), generator=torch.Generator().manual_seed(0))
 
 
 def loss(model: DecoderModule) -> Tensor:
-    return F.cross_entropy(model(text()[:, :-1]).flatten(0, 1), text()[:, 1:].flatten())
+    return F.cross_entropy(model(random_ids()[:, :-1]).flatten(0, 1), random_ids()[:, 1:].flatten())
 
 
 @pytest.mark.ledger("model.tie")
@@ -61,7 +61,7 @@ def test_a_tied_head_is_one_table_with_both_gradients(tmp_path: Path) -> None:
     save(tied, tmp_path / "tied")
     again = load(tmp_path / "tied")
     assert again.head.weight is again.embedding.weight
-    assert torch.equal(again(text()), tied(text()))
+    assert torch.equal(again(random_ids()), tied(random_ids()))
 
 
 HEADS = {
@@ -79,7 +79,7 @@ def test_a_chunked_head_trains_like_a_whole_one(head: str, monkeypatch: pytest.M
     monkeypatch.setattr(linear_cross_entropy, "CHUNK", 40 * VOCAB)
     block = Block((Sublayer(Attention(4)), Sublayer(FeedForward(64))))
     spec = dataclasses.replace(lite(), layers=(Repeat((block,), 1),), width=32, ahead=(block,), **HEADS[head])
-    model, tokens = spec.build(seed=0).double(), text()
+    model, tokens = spec.build(seed=0).double(), random_ids()
     batch = Batch(
         tokens=tokens[:, :-1], targets=tokens[:, 1:], weights=torch.rand(2, 63, dtype=torch.float64),
         positions=torch.arange(63).expand(2, 63), segments=torch.zeros(2, 63, dtype=torch.long),
@@ -113,11 +113,11 @@ def test_a_chunked_head_trains_like_a_whole_one(head: str, monkeypatch: pytest.M
 
 def test_an_adapted_head_computes_all_logits() -> None:
     model = lite(tied=False).build(seed=0)
-    assert isinstance(model(text(), outputs=True).logits, LazyLogits)
+    assert isinstance(model(random_ids(), outputs=True).logits, LazyLogits)
     add_lora(model, LoRA(targets=("head",)))
-    out = model(text(), outputs=True)
+    out = model(random_ids(), outputs=True)
     assert isinstance(out.logits, Tensor)
-    assert torch.equal(out.logits, model(text()))
+    assert torch.equal(out.logits, model(random_ids()))
 
 
 @pytest.mark.ledger("model.tie.init")
@@ -153,7 +153,7 @@ def test_masks_follow_the_tokens_and_a_norm_runs_once() -> None:
 @pytest.mark.ledger("model.gptlite.device")
 @torch.no_grad()
 def test_on_a_gpu_too() -> None:
-    model, tokens = lite().build(seed=0), text()
+    model, tokens = lite().build(seed=0), random_ids()
     expected = model(tokens)
     assert (model.cuda()(tokens.cuda()).cpu() - expected).abs().max() < 1e-2
 

@@ -17,7 +17,7 @@ from regard.parts.experts import Experts
 from regard.parts.ssm.mamba import Mamba
 from regard.parts.ssm.mamba2 import Mamba2
 from regard.parts.state import FixedSize, PerToken
-from tests.laws import GQA, VOCAB, WIDTH, block, build, text
+from tests.laws import GQA, VOCAB, WIDTH, block, build, random_ids
 
 PATTERN = "2*mamba(4), full + experts(3, 2), mamba2(4, head_dim=8)"
 HYBRID = Decoder(VOCAB, WIDTH, tile(block(GQA), PATTERN, 4))
@@ -41,7 +41,7 @@ def test_one_store_keeps_both_kinds_of_state(kind: str) -> None:
     else:
         store = Paged(memory, 1, 32, torch.float64, block=4, blocks=8)
     store.reserve(0, 20)
-    model, tokens = build(HYBRID), text(1, 20)
+    model, tokens = build(HYBRID), random_ids(1, 20)
     cuts = [0, 7, 8, 9, 20]
     parts = [
         model(tokens[:, a:b], now := TokenLayout(torch.arange(a, b).unsqueeze(0)), store.begin_forward(now))
@@ -52,7 +52,7 @@ def test_one_store_keeps_both_kinds_of_state(kind: str) -> None:
 
 @pytest.mark.ledger("ssm.hybrid")
 def test_generation_equals_the_argmax_of_whole_forwards() -> None:
-    model, said = build(HYBRID), text(9).tolist()
+    model, said = build(HYBRID), random_ids(9).tolist()
     for token in Engine(model, rows=2, capacity=64, store="paged").generate(said, Sampling(max_new=8, temperature=0)):
         assert token.id == model(torch.tensor([said]))[0, -1].argmax()
         said.append(token.id)

@@ -19,7 +19,7 @@ from regard.parts.position.base import Position
 from regard.parts.position.rope_scaling import Scaling
 from regard.parts.state import STATELESS
 from regard.spec import KINDS, class_of
-from regard.verification.trial import draw_wide
+from regard.verification.trial import randomize_weights
 from tests.laws import WIDTH
 from tests.matrix import COLUMNS, fits, listed, mixers, positions, row, takes_position
 
@@ -39,7 +39,7 @@ BODIES = list(dict.fromkeys(listed(Body)))  # with all their options, each once
 def test_shape_and_gradients(body: Body) -> None:
     """Of the input and of every weight, against finite differences, with padding in the row."""
     module = body.build(WIDTH).double().eval()
-    draw_wide(module)
+    randomize_weights(module)
     weights = dict(module.named_parameters())
     layout = TokenLayout(torch.tensor([[0, 0, 1, 2, 3]]), valid=torch.tensor([[False, True, True, True, True]]))
     x, source = torch.randn(2, 1, 5, WIDTH, dtype=torch.float64).unbind()

@@ -22,7 +22,7 @@ from regard.parts.feedforward import SwiGLU
 from regard.parts.patches import Patches
 from regard.parts.position.rope import Rope
 from regard.spec import SpecError
-from tests.laws import text
+from tests.laws import random_ids
 
 SMALL_BERT = {"vocab": 31, "width": 24, "heads": 4, "hidden": 40, "layers": 2, "length": 16}
 SMALL_VIT = {"image": 8, "patch": 4, "width": 24, "heads": 4, "hidden": 40, "layers": 2, "labels": 3}
@@ -33,18 +33,18 @@ SMALL_CLIP = {
 IMAGES = torch.linspace(-1, 1, 2 * 3 * 8 * 8).view(2, 3, 8, 8).sin()
 SPEAK = Decoder(31, 24, (Repeat((Block((Sublayer(Attention(4, position=Rope())), Sublayer(SwiGLU(40)))),), 2),))
 GIVEN = {  # a model, and what it is given
-    "encoder": (bert(**SMALL_BERT), (text(2, 5),)),
-    "masked": (bert(**SMALL_BERT, head=MaskedLM(BERT_DENSE)), (text(2, 5),)),
-    "classifier": (bert(**SMALL_BERT, head=Classification(3, dense=Dense())), (text(2, 5),)),
-    "embedder": (bert(**SMALL_BERT, head=Pooled("mean", 7)), (text(2, 5),)),
+    "encoder": (bert(**SMALL_BERT), (random_ids(2, 5),)),
+    "masked": (bert(**SMALL_BERT, head=MaskedLM(BERT_DENSE)), (random_ids(2, 5),)),
+    "classifier": (bert(**SMALL_BERT, head=Classification(3, dense=Dense())), (random_ids(2, 5),)),
+    "embedder": (bert(**SMALL_BERT, head=Pooled("mean", 7)), (random_ids(2, 5),)),
     "vit": (vit(**SMALL_VIT), (IMAGES,)),
     "spectrogram": (
         replace(vit(**SMALL_VIT), input=Patches((4, 4), (8, 8), stride=(4, 4), registers=0, bias=False)),
         (IMAGES,),
     ),
-    "encoder-decoder": (transformer_2017(31, 24, 4, 40, 2), (text(2, 7), text(2, 5))),
-    "dual encoder": (clip(**SMALL_CLIP), (IMAGES, text(2, 5))),
-    "dual encoder, bias": (replace(clip(**SMALL_CLIP), bias=-10.0), (IMAGES, text(2, 5))),
+    "encoder-decoder": (transformer_2017(31, 24, 4, 40, 2), (random_ids(2, 7), random_ids(2, 5))),
+    "dual encoder": (clip(**SMALL_CLIP), (IMAGES, random_ids(2, 5))),
+    "dual encoder, bias": (replace(clip(**SMALL_CLIP), bias=-10.0), (IMAGES, random_ids(2, 5))),
     "interleaved": (
         Interleaved(replace(vit(**SMALL_VIT), head=None), SPEAK, 5),
         (torch.tensor([[1, 5, 5, 5, 5, 2], [5, 5, 5, 5, 3, 4]]), None, None, IMAGES),

@@ -30,8 +30,8 @@ from regard.parts.patches import Patches
 from regard.parts.position.learned import Learned
 from regard.parts.position.rope import Rope
 from regard.spec import SpecError
-from tests.laws import VOCAB, WIDTH, draw_wide, error, places, text
-from tests.models.foreign import PROJECTIONS, drawn, fill, renamed
+from tests.laws import VOCAB, WIDTH, error, layout_with_padding, random_ids, randomize_weights
+from tests.models.foreign import PROJECTIONS, fill, randomized, renamed
 
 SMALL = {
     "image": 8, "patch": 4, "width": 24, "heads": 4, "layers": 2, "vocab": VOCAB, "length": 12,
@@ -71,10 +71,10 @@ def test_equal_to_clip() -> None:
     config = transformers.CLIPConfig(
         text_config=words, vision_config=views | {"num_hidden_layers": 2}, projection_dim=10
     )
-    theirs = drawn(transformers.CLIPModel(config))
+    theirs = randomized(transformers.CLIPModel(config))
     ours = fill(clip(**SMALL).build(), renamed(dict(theirs.named_parameters()), CLIP))
     lengths = [3, 9, 6]
-    layout, tokens = places(lengths, 9), text(3, 9) % EOS
+    layout, tokens = layout_with_padding(lengths, 9), random_ids(3, 9) % EOS
     for row, length in enumerate(lengths):
         tokens[row, length - 1] = EOS
     out = theirs(tokens, pictures(3), attention_mask=layout.valid.long(), return_loss=True)
@@ -97,9 +97,9 @@ def test_clip_has_its_published_size() -> None:
 
 
 def test_logits_are_cosines_over_the_temperature() -> None:
-    model = drawn(replace(clip(**SMALL), temperature=0.5, bias=-3.0).build(0))
+    model = randomized(replace(clip(**SMALL), temperature=0.5, bias=-3.0).build(0))
     assert DualEncoder.from_json(model.spec.to_json()) == model.spec
-    images, tokens = pictures(2), text(3, 5)
+    images, tokens = pictures(2), random_ids(3, 5)
     found = model(images, tokens)
     assert found.shape == (2, 3)
     for i in range(2):
@@ -147,7 +147,7 @@ STORES = {
 
 def build(spec: Interleaved) -> nn.Module:
     model = spec.build(seed=0).double().eval().requires_grad_(False)
-    draw_wide(model, seed=1)
+    randomize_weights(model, seed=1)
     return model
 
 
@@ -188,7 +188,7 @@ def test_patches_replace_the_markers(name: str) -> None:
 def test_cached_equals_whole(name: str, kind: str) -> None:
     """A prompt that starts with an image, then tokens one by one, which only the decoder computes."""
     model, images = build(READERS[name]), pictures(2)
-    words = text(2, 6) % 5  # no markers
+    words = random_ids(2, 6) % 5  # no markers
     tokens = torch.cat([torch.full((2, 4), 5), words], 1)
     store = STORES[kind](model.spec)
     assert all(store.reserve(row, 32) for row in range(2))
@@ -207,7 +207,7 @@ def test_padded_batch_equals_each_alone(name: str, left: bool) -> None:
     model, images, spec = build(READERS[name]), pictures(3), READERS[name]
     texts = [prompt(spec, 1, 2, 3), prompt(spec, 5, 1), prompt(spec, 2, 5, 3, 5)]
     theirs = [[], [0], [1, 2]]
-    layout = places([row.shape[1] for row in texts], 10, left)
+    layout = layout_with_padding([row.shape[1] for row in texts], 10, left)
     tokens = torch.zeros(3, 10, dtype=torch.int64)
     for row, alone in enumerate(texts):
         tokens[row, layout.valid[row]] = alone[0]
@@ -248,15 +248,15 @@ def test_features_are_taken_from_intermediate_blocks() -> None:
 
 def test_a_text_ends_at_its_first_end_token() -> None:
     """Tokens after the first end are ignored, with padding on either side."""
-    model = drawn(replace(clip(**SMALL), end=EOS).build(0))
+    model = randomized(replace(clip(**SMALL), end=EOS).build(0))
     alone = torch.tensor([[1, 2, 3, EOS]])
     expected = model(pictures(2), alone)
     behind = torch.cat([alone, torch.tensor([[EOS, 4, EOS]])], 1)
     assert error(model(pictures(2), behind), expected) <= 1e-12
     before = torch.cat([torch.tensor([[EOS, EOS]]), alone], 1)
-    assert error(model(pictures(2), before, places([4], 6, left=True)), expected) <= 1e-12
+    assert error(model(pictures(2), before, layout_with_padding([4], 6, left=True)), expected) <= 1e-12
     endless = alone[:, :3]
-    assert error(model(pictures(2), endless), drawn(clip(**SMALL).build(0))(pictures(2), endless)) <= 1e-12
+    assert error(model(pictures(2), endless), randomized(clip(**SMALL).build(0))(pictures(2), endless)) <= 1e-12
 
 
 def test_text_attends_to_the_image_and_the_image_not_to_later_text() -> None:

@@ -26,7 +26,7 @@ from regard.parts.position.rope_scaling import LinearScaling
 from regard.parts.short_convolution import ShortConvolution
 from regard.spec import SpecError
 from tests.cli.conftest import regard
-from tests.laws import OTHERS, block, build, decoder, error, text
+from tests.laws import OTHERS, block, build, decoder, error, random_ids
 
 GQA = Attention(4, 2, position=Rope(), softcap=20.0)
 BASE = block(GQA)
@@ -167,7 +167,7 @@ def test_tiled_layers_beside_other_runs() -> None:
 def test_a_tiled_model_equals_the_written_out_one() -> None:
     spec = retile(decoder(block(LinearAttention(4)), BASE), "window(4), linear")
     assert len(spec.blocks) == 4 and spec.blocks[0] == block(attention(mask=Window(4)))
-    tokens = text(1, 9)
+    tokens = random_ids(1, 9)
     spelled = Decoder.from_json(spec.to_json())
     assert error(build(spec)(tokens), build(spelled)(tokens)) == 0
     assert retile(OTHERS["encoder"], "window(4)").layers[0].blocks[0].sublayers[0].body.mask == Window(4, False)  # ty: ignore

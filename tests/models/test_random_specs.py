@@ -19,7 +19,7 @@ from regard.parts.position.t5 import T5Buckets
 from regard.spec import KINDS, class_of
 from regard.verification.laws import LAWS
 from regard.verification.report import verify
-from regard.verification.trial import draw_wide
+from regard.verification.trial import randomize_weights
 from tests import random_specs as drawn
 from tests.laws import broken_laws
 
@@ -84,7 +84,7 @@ def keeps_laws(spec: Decoder, seed: int, length: int = LENGTH, laws: Collection[
 
 def built(spec: Decoder, seed: int) -> DecoderModule:
     model = spec.build(seed).eval().requires_grad_(False)
-    draw_wide(model, seed)
+    randomize_weights(model, seed)
     return model
 
 

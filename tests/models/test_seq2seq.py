@@ -22,7 +22,7 @@ from regard.planning import plan
 from regard.spec import SpecError
 from regard.training.optimizer import AdamW
 from regard.training.step import take_step
-from regard.verification.trial import draw_wide
+from regard.verification.trial import randomize_weights
 from tests.laws import error
 
 VOCAB, WIDTH, START, END = 15, 6, 1, 2
@@ -31,7 +31,7 @@ SOURCE, TARGET = torch.tensor([[3, 8, 4, 4, 7], [5, 3, 9, 6, 8]]), torch.tensor(
 
 def wide(spec: Seq2Seq) -> Seq2SeqModule:
     model = spec.build(seed=0).double().eval()
-    draw_wide(model)
+    randomize_weights(model)
     return model
 
 

@@ -20,7 +20,7 @@ from regard.parts.feedforward import SwiGLU
 from regard.planning.cost import plan
 from regard.planning.training import lora_parameters
 from regard.spec import Spec, SpecError
-from tests.laws import GQA, SHARED, VOCAB, WIDTH, block, build, text
+from tests.laws import GQA, SHARED, VOCAB, WIDTH, block, build, random_ids
 
 BLOCK = block(GQA)
 TIED = Decoder(VOCAB, WIDTH, (Repeat((BLOCK,), 3, tied=True),))
@@ -42,12 +42,12 @@ def test_every_repetition_has_the_same_weights_in_its_own_module() -> None:
     assert names and all(name.startswith("stack.blocks.0.") for name in names)
     for layer in layers[1:]:
         assert all(a is b for a, b in zip(layers[0].parameters(), layer.parameters(), strict=True))
-    assert torch.equal(model(text(2, 9)), untied_copy(model)(text(2, 9)))
+    assert torch.equal(model(random_ids(2, 9)), untied_copy(model)(random_ids(2, 9)))
 
 
 def test_a_gradient_is_the_sum_over_repetitions() -> None:
     model = build(TIED)
-    copy, tokens = untied_copy(model), text(2, 9)
+    copy, tokens = untied_copy(model), random_ids(2, 9)
     for m in (model.requires_grad_(), copy.requires_grad_()):
         cross_entropy(m(tokens)[:, :-1].flatten(0, 1), tokens[:, 1:].flatten()).backward()
     of_copy = dict(copy.named_parameters())
@@ -58,7 +58,7 @@ def test_a_gradient_is_the_sum_over_repetitions() -> None:
 
 def test_every_repetition_has_its_own_state() -> None:
     assert len(TIED.memory()) == 3
-    model, tokens = build(TIED), text(9).tolist()
+    model, tokens = build(TIED), random_ids(9).tolist()
     for token in Engine(model, rows=2, capacity=64, store="paged").generate(tokens, Sampling(max_new=8, temperature=0)):
         assert token.id == model(torch.tensor([tokens]))[0, -1].argmax()
         tokens.append(token.id)
@@ -67,7 +67,7 @@ def test_every_repetition_has_its_own_state() -> None:
 def test_hooks_of_a_repetition_run_once() -> None:
     model, calls = build(TIED), []
     model.get_submodule("stack.blocks.2").register_forward_hook(lambda *_: calls.append(2))
-    model(text(1, 4))
+    model(random_ids(1, 4))
     assert calls == [2]
 
 
@@ -80,7 +80,7 @@ def test_saved_once_and_tied_again_when_loaded(tmp_path: Path, mixer: Spec) -> N
     assert stored <= (tmp_path / "model" / "model.safetensors").stat().st_size < stored + 10_000
     loaded = load(tmp_path / "model")
     assert loaded.spec == spec and Spec.from_toml(spec.to_toml()) == spec
-    assert torch.equal(loaded(text(2, 9)), model(text(2, 9)))
+    assert torch.equal(loaded(random_ids(2, 9)), model(random_ids(2, 9)))
     assert all(a is b for a, b in zip(*(layer.parameters() for layer in list(loaded.stack.blocks)[:2]), strict=True))
 
 
@@ -121,7 +121,7 @@ def test_active_parameters_of_tied_experts() -> None:
 @pytest.mark.parametrize("mixer", [GQA, SHARED], ids=["attention", "shared block"])
 def test_repetitions_share_an_adapter_which_can_be_merged(tmp_path: Path, mixer: Spec) -> None:
     spec = replace(TIED, layers=(Repeat((block(mixer),), 3, tied=True),))
-    model, tokens = build(spec).eval(), text(2, 9)
+    model, tokens = build(spec).eval(), random_ids(2, 9)
     add_lora(model, LoRA(rank=2, targets=("o_proj", "up_proj")), seed=0)
     trained = [name for name, p in model.named_parameters() if p.requires_grad]
     assert trained and all(name.startswith("stack.blocks.0.") for name in trained)

@@ -21,7 +21,7 @@ from regard.parts.position.learned import Learned
 from regard.parts.position.rope2d import Rope2D
 from regard.spec import SpecError
 from tests.laws import error
-from tests.models.foreign import PROJECTIONS, drawn, fill, renamed
+from tests.models.foreign import PROJECTIONS, fill, randomized, renamed
 
 SMALL = {"image": 8, "patch": 4, "width": 24, "heads": 4, "hidden": 40, "layers": 2, "labels": 3}
 PATCHES = {
@@ -114,7 +114,7 @@ def pair() -> tuple[nn.Module, nn.Module]:
         hidden_size=24, num_hidden_layers=2, num_attention_heads=4, intermediate_size=40, image_size=8, patch_size=4,
         num_labels=3,
     )  # fmt: skip
-    theirs = drawn(transformers.ViTForImageClassification(config))
+    theirs = randomized(transformers.ViTForImageClassification(config))
     return theirs, fill(vit(**SMALL).build(), renamed(dict(theirs.named_parameters()), VIT))
 
 
@@ -145,7 +145,7 @@ def test_a_larger_image_needs_only_its_positions_resized(pair: tuple[nn.Module, 
 
 def test_a_distilled_head_is_the_mean_of_two() -> None:
     spec = replace(vit(**SMALL), input=Patches((4, 4), (8, 8), registers=1), position=Learned(6), head=Distilled(3))
-    model = drawn(spec.build(0))
+    model = randomized(spec.build(0))
     data = images(spec.input)
     x = model.read(data)[0].x
     expected = (model.head.labels(x[:, 0]) + model.head.teacher(x[:, 1])) / 2
@@ -161,10 +161,10 @@ def test_patches_can_be_rotated_by_row_and_column() -> None:
     patches = Patches((2, 2), (8, 8), channels=1)
     attention = Attention(2, mask=Full(), position=Rope2D(columns=4, prefix=1))
     spec = Encoder(patches, 16, (Repeat((Block((Sublayer(attention),)),)),))
-    model = drawn(spec.build(0))
+    model = randomized(spec.build(0))
     data = images(patches)
     assert model(data).shape == (2, 17, 16)
-    plain = drawn(replace(spec, layers=(Repeat((Block((Sublayer(Attention(2, mask=Full())),)),)),)).build(0))
+    plain = randomized(replace(spec, layers=(Repeat((Block((Sublayer(Attention(2, mask=Full())),)),)),)).build(0))
     order = [0, *(1 + torch.randperm(16)).tolist()]
     pieces = plain.input.cut(data)[:, [i - 1 for i in order[1:]]]
     mixed = F.fold(pieces.mT, (8, 8), (2, 2), stride=(2, 2))

@@ -85,14 +85,14 @@ def test_the_loss_is_over_the_chosen_tokens() -> None:
 def test_equal_to_the_loss_of_bert() -> None:
     from transformers import BertConfig, BertForMaskedLM
 
-    from tests.models.foreign import drawn, fill, renamed
+    from tests.models.foreign import fill, randomized, renamed
     from tests.models.test_encoder import BERT
 
     config = BertConfig(
         vocab_size=31, hidden_size=24, num_hidden_layers=2, num_attention_heads=4, intermediate_size=40,
         max_position_embeddings=64,
     )  # fmt: skip
-    theirs = drawn(BertForMaskedLM(config))
+    theirs = randomized(BertForMaskedLM(config))
     ours = fill(bert(**SMALL, head=MaskedLM(BERT_DENSE)).build(), renamed(dict(theirs.named_parameters()), BERT))
     batch = Masking(31, 1, share=0.3).apply(batch_of(torch.randint(3, 31, (3, 12))), torch.Generator().manual_seed(3))
     loss, count, _ = masked(ours, batch)

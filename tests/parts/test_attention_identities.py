@@ -135,23 +135,25 @@ def test_growth_of_recurrence_and_attention_with_the_length() -> None:
     use_backend(plain, "reference")
     use_backend(fused, "sdpa")
 
-    def text(length: int) -> Tensor:
+    def random_input(length: int) -> Tensor:
         return random(1, length, WIDTH).requires_grad_()
 
     def rnn_flops(length: int) -> int:
         with FlopCounterMode(display=False) as counter:
-            rnn(text(length))
+            rnn(random_input(length))
         return counter.get_total_flops()
 
     def run(module: nn.Module) -> Callable[[int], int]:
-        return lambda length: saved_bytes(lambda: module(text(length), TokenLayout.whole(1, length)))
+        return lambda length: saved_bytes(lambda: module(random_input(length), TokenLayout.whole(1, length)))
 
     assert rnn_flops(64) == 4 * 64 * WIDTH**2  # compute O(nd²)
-    assert flops(plain, text(64)) == 4 * 64**2 * WIDTH + 8 * 64 * WIDTH**2  # O(n²d), and O(nd²) for the projections
-    assert growth(lambda n: saved_bytes(lambda: rnn(text(n)))) == pytest.approx(1, abs=0.05)  # to train: O(n) …
+    assert (
+        flops(plain, random_input(64)) == 4 * 64**2 * WIDTH + 8 * 64 * WIDTH**2
+    )  # O(n²d), and O(nd²) for the projections
+    assert growth(lambda n: saved_bytes(lambda: rnn(random_input(n)))) == pytest.approx(1, abs=0.05)  # to train: O(n) …
     assert growth(run(plain)) == pytest.approx(2, abs=0.2)  # … against O(n²) …
     assert growth(run(fused)) == pytest.approx(1, abs=0.05)  # … or O(n) in tiles
-    assert rnn(text(64))[1].numel() == rnn(text(128))[1].numel() == WIDTH  # to go on: one state …
+    assert rnn(random_input(64))[1].numel() == rnn(random_input(128))[1].numel() == WIDTH  # to go on: one state …
 
     def cache(length: int) -> int:
         return bytes_of(Contiguous(((Attention(1).memory(WIDTH),),), 1, length - 1, torch.float64))
@@ -160,11 +162,13 @@ def test_growth_of_recurrence_and_attention_with_the_length() -> None:
     assert cache(64) == 2 * 64 * WIDTH * 8
 
     steps = RNN().build(WIDTH).double()
-    depths = [longest_path(steps(text(n), TokenLayout.whole(1, n))[:, -1]) for n in (16, 32, 64)]
+    depths = [longest_path(steps(random_input(n), TokenLayout.whole(1, n))[:, -1]) for n in (16, 32, 64)]
     assert depths[2] - depths[1] == 2 * (depths[1] - depths[0]) > 16  # dependent steps: one after another …
-    assert len({longest_path(plain(text(n), TokenLayout.whole(1, n))[:, -1]) for n in (16, 32, 64)}) == 1  # … or none
+    assert (
+        len({longest_path(plain(random_input(n), TokenLayout.whole(1, n))[:, -1]) for n in (16, 32, 64)}) == 1
+    )  # … or none
 
-    x, backwards = text(LENGTH), torch.arange(LENGTH - 1, -1, -1)
+    x, backwards = random_input(LENGTH), torch.arange(LENGTH - 1, -1, -1)
     layout = TokenLayout.whole(1, LENGTH)
     assert (rnn(x)[0] - rnn(x[:, backwards])[0][:, backwards]).abs().max() > 0.01  # order is built in …
     assert (

@@ -11,7 +11,7 @@ from regard.layout import TokenLayout
 from regard.parts.big_bird_attention import BigBirdAttention, BigBirdAttentionModule
 from regard.parts.position.rope import Rope
 from regard.spec import SpecError
-from tests.laws import error, places
+from tests.laws import error, layout_with_padding
 from tests.parts.attention_layer import random
 
 WIDTH, LENGTH = 12, 17
@@ -58,7 +58,7 @@ def test_equal_to_plain_loops(length: int) -> None:
 @pytest.mark.parametrize("left", [False, True], ids=["right", "left"])
 @torch.no_grad()
 def test_padding_does_not_change_the_last_block(left: bool) -> None:
-    module, x, layout = build(), random(3, LENGTH, WIDTH), places([5, 15, LENGTH], LENGTH, left)
+    module, x, layout = build(), random(3, LENGTH, WIDTH), layout_with_padding([5, 15, LENGTH], LENGTH, left)
     found = module(x, layout)
     for row in range(3):
         assert error(found[row, layout.valid[row]], plain_loop(module, x[row, layout.valid[row]])) <= 1e-12

@@ -44,7 +44,7 @@ def random(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def drawn(spec: Block, width: int = WIDTH) -> nn.Module:
+def build_randomized(spec: Block, width: int = WIDTH) -> nn.Module:
     block = spec.build(width).double().eval()
     for n, parameter in enumerate(block.parameters()):
         parameter.data = random(*parameter.shape, seed=n) * 0.4 + (parameter.dim() == 1)
@@ -73,7 +73,7 @@ def step_by_step(spec: Block, block: nn.Module, x: Tensor, layout: TokenLayout) 
 @pytest.mark.ledger("blk.trace")
 @pytest.mark.parametrize("name", BLOCKS)
 def test_a_block_equals_its_steps(name: str) -> None:
-    block, x = drawn(BLOCKS[name]), random(2, 5, WIDTH, seed=9)
+    block, x = build_randomized(BLOCKS[name]), random(2, 5, WIDTH, seed=9)
     found, losses = block(x, TokenLayout.whole(2, 5))
     assert torch.allclose(found, step_by_step(BLOCKS[name], block, x, TokenLayout.whole(2, 5)), atol=1e-12)
     assert losses == {}
@@ -81,7 +81,7 @@ def test_a_block_equals_its_steps(name: str) -> None:
 
 @pytest.mark.parametrize("name", BLOCKS)
 def test_gradients(name: str) -> None:
-    block, x = drawn(BLOCKS[name]), random(1, 4, WIDTH, seed=3).requires_grad_()
+    block, x = build_randomized(BLOCKS[name]), random(1, 4, WIDTH, seed=3).requires_grad_()
     assert gradcheck(lambda x: block(x, TokenLayout.whole(1, 4))[0], x, fast_mode=True)
 
 
@@ -97,7 +97,7 @@ def fill(theirs: nn.MultiheadAttention, ours: nn.Module) -> None:
 @pytest.mark.parametrize(("width", "heads"), [(12, 3), (512, 8)])
 def test_an_encoder_layer_equals_torch(style: str, width: int, heads: int) -> None:
     seeing = Attention(heads, bias=True, mask=Full())
-    block = drawn(Block((Sublayer(seeing, NORM), Sublayer(FEEDING, NORM)), style=style), width)
+    block = build_randomized(Block((Sublayer(seeing, NORM), Sublayer(FEEDING, NORM)), style=style), width)
     theirs = nn.TransformerEncoderLayer(
         width, heads, 20, 0.0, batch_first=True, norm_first=style == "pre", dtype=torch.float64
     )
@@ -120,7 +120,7 @@ def test_an_encoder_layer_equals_torch(style: str, width: int, heads: int) -> No
 def test_a_decoder_layer_equals_torch(style: str) -> None:
     """Masked self-attention, cross-attention on an encoder's output, feed-forward; each adds to the stream."""
     own = Attention(HEADS, bias=True)
-    block = drawn(Block(tuple(Sublayer(body, NORM) for body in (own, READING, FEEDING)), style=style))
+    block = build_randomized(Block(tuple(Sublayer(body, NORM) for body in (own, READING, FEEDING)), style=style))
     theirs = nn.TransformerDecoderLayer(
         WIDTH, HEADS, 20, 0.0, batch_first=True, norm_first=style == "pre", dtype=torch.float64
     )
@@ -209,7 +209,7 @@ def test_the_stream_of_pre_norm_blocks_grows_and_the_final_norm_corrects_it() ->
 @pytest.mark.ledger("res.gradient")
 @pytest.mark.parametrize("name", ["pre", "sandwich", "parallel", "parallel, one norm", "experts"])
 def test_a_block_that_adds_nothing_is_the_identity(name: str) -> None:
-    block, x = drawn(BLOCKS[name]), random(1, 4, WIDTH)
+    block, x = build_randomized(BLOCKS[name]), random(1, 4, WIDTH)
     for path, parameter in block.named_parameters():
         if ".o_proj." in path or ".down_proj." in path:
             parameter.data.zero_()
@@ -219,7 +219,7 @@ def test_a_block_that_adds_nothing_is_the_identity(name: str) -> None:
 @pytest.mark.ledger("res.gradient")
 @pytest.mark.parametrize("body", [FEEDING, SEEING], ids=["feed-forward", "attention"])
 def test_the_jacobian_of_a_residual_is_the_identity_plus_that_of_its_body(body: FeedForward | Attention) -> None:
-    block, x, layout = drawn(Block((Sublayer(body, NORM),))), random(1, 3, WIDTH), TokenLayout.whole(1, 3)
+    block, x, layout = build_randomized(Block((Sublayer(body, NORM),))), random(1, 3, WIDTH), TokenLayout.whole(1, 3)
     (part,) = block.sublayers
 
     def jacobian(function) -> Tensor:
@@ -235,7 +235,10 @@ def test_the_jacobian_of_a_residual_is_the_identity_plus_that_of_its_body(body: 
 
 def test_dropout_acts_in_training_only() -> None:
     for style in ("pre", "post", "parallel"):
-        block, x = drawn(Block((Sublayer(SwiGLU(20), NoNorm()),), style=style, dropout=0.5)), random(1, 40, WIDTH)
+        block, x = (
+            build_randomized(Block((Sublayer(SwiGLU(20), NoNorm()),), style=style, dropout=0.5)),
+            random(1, 40, WIDTH),
+        )
         layout = TokenLayout.whole(1, 40)
         assert torch.equal(block(x, layout)[0], block(x, layout)[0])
         kept = block.train()(x, layout)[0] != x

@@ -43,7 +43,7 @@ def random(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def drawn(spec: Experts, dtype: torch.dtype = torch.float64) -> nn.Module:
+def build_randomized(spec: Experts, dtype: torch.dtype = torch.float64) -> nn.Module:
     module = spec.build(WIDTH).to(dtype).eval()
     for n, parameter in enumerate(module.parameters()):
         parameter.data = (random(*parameter.shape, seed=3 + n) * 0.7).to(dtype)
@@ -89,7 +89,7 @@ def token_by_token(module: nn.Module, spec: Experts, x: Tensor, kept: Tensor | N
 @pytest.mark.parametrize("name", SPECS)
 def test_equals_the_loop_over_tokens(name: str) -> None:
     spec, x = SPECS[name], random(3, 7, WIDTH)
-    module = drawn(spec)
+    module = build_randomized(spec)
     assert torch.allclose(module(x, layout_of(x)), token_by_token(module, spec, x), atol=1e-12)
 
 
@@ -98,7 +98,7 @@ def test_equals_the_loop_over_tokens(name: str) -> None:
 def test_gradients(name: str) -> None:
     """Of the output and the losses, to the input and every weight; with all experts chosen nothing is discrete."""
     spec, x = SPECS[name], random(1, 7, WIDTH).requires_grad_()
-    module = drawn(spec).train()
+    module = build_randomized(spec).train()
     weights = {name: p for name, p in module.named_parameters() if p.requires_grad}
 
     def as_function(x: Tensor, *values: Tensor) -> tuple[Tensor, ...]:
@@ -113,7 +113,7 @@ def test_gradients(name: str) -> None:
 @pytest.mark.parametrize("name", ["two of four", "biases, odd widths", "all"])
 def test_identical_experts_equal_one_feedforward(name: str) -> None:
     spec, x = SPECS[name], random(3, 7, WIDTH)
-    module = drawn(spec)
+    module = build_randomized(spec)
     for parameter in module.experts.parameters():
         parameter.data[:] = parameter.data[:1].clone()
     assert torch.allclose(module(x, layout_of(x)), expert_alone(module, spec, 0)(x), atol=1e-12)
@@ -123,7 +123,7 @@ def test_identical_experts_equal_one_feedforward(name: str) -> None:
 def test_only_chosen_experts_affect_the_output() -> None:
     """An expert does not affect tokens that are not routed to it, even if its output is NaN."""
     spec, x = Experts(4, 2, SwiGLU(12)), random(1, 1, WIDTH)
-    module = drawn(spec)
+    module = build_randomized(spec)
     before, chosen = module(x, layout_of(x)), module.router.route(module.router(x[0])).chosen[0]
     for index in set(range(4)) - set(chosen.tolist()):
         module.experts.up_proj.weight.data[index] = torch.nan
@@ -135,7 +135,7 @@ def test_only_chosen_experts_affect_the_output() -> None:
 
 @pytest.mark.parametrize("name", SPECS)
 def test_a_token_does_not_depend_on_its_batch(name: str) -> None:
-    module, x = drawn(SPECS[name]), random(3, 7, WIDTH)
+    module, x = build_randomized(SPECS[name]), random(3, 7, WIDTH)
     alone = torch.cat([module(token.view(1, 1, -1), layout_of(token.view(1, 1, -1))) for token in x.flatten(0, 1)])
     assert torch.allclose(module(x, layout_of(x)).flatten(0, 1), alone[:, 0], atol=1e-12)
 
@@ -196,7 +196,7 @@ def test_equals_transformers(name: str) -> None:
         ),
     }[name]
     config._experts_implementation = "eager"
-    theirs, ours, x = block(config).eval(), drawn(spec, torch.float32), random(3, 7, WIDTH).float()
+    theirs, ours, x = block(config).eval(), build_randomized(spec, torch.float32), random(3, 7, WIDTH).float()
     copy_from(theirs, ours)
     if name == "qwen2_moe":
         theirs.shared_expert.load_state_dict(ours.shared.state_dict())
@@ -224,7 +224,9 @@ def test_switch_with_and_without_dropping(capacity: int) -> None:
     )
     theirs = switch.SwitchTransformersSparseMLP(config).eval()
     factor = capacity * count / TOKENS
-    ours = drawn(Experts(count, 1, FeedForward(12, "relu", bias=False), capacity=factor, balance=0.0), torch.float32)
+    ours = build_randomized(
+        Experts(count, 1, FeedForward(12, "relu", bias=False), capacity=factor, balance=0.0), torch.float32
+    )
     theirs.router.classifier.load_state_dict(ours.router.proj.state_dict())
     for index in range(count):
         expert = theirs.experts[f"expert_{index}"]
@@ -239,7 +241,7 @@ def test_switch_with_and_without_dropping(capacity: int) -> None:
 @pytest.mark.ledger("moe.capacity")
 def test_dropped_tokens_keep_the_residual_and_are_counted() -> None:
     spec, x = Experts(4, 2, SwiGLU(12), capacity=0.75), random(3, 7, WIDTH)
-    module, recorded = drawn(spec).train(), []
+    module, recorded = build_randomized(spec).train(), []
     module.kept.register_forward_hook(lambda _, __, kept: recorded.append(kept))
     y = module(x, layout_of(x))
     (kept,) = recorded
@@ -254,13 +256,13 @@ def test_dropped_tokens_keep_the_residual_and_are_counted() -> None:
 def test_a_capacity_for_all_tokens_drops_none(name: str) -> None:
     spec, x = SPECS[name], random(3, 7, WIDTH)
     roomy = dataclasses.replace(spec, capacity=spec.count / spec.top_k)
-    free, limited = with_losses(drawn(spec).train(), x), with_losses(drawn(roomy).train(), x)
+    free, limited = with_losses(build_randomized(spec).train(), x), with_losses(build_randomized(roomy).train(), x)
     assert torch.equal(free[0], limited[0]) and free[1] == limited[1]
 
 
 def test_padding_uses_no_capacity_and_adds_no_loss() -> None:
     spec = Experts(4, 2, SwiGLU(12), capacity=0.5, z=0.1)
-    module, x = drawn(spec).train(), random(2, 9, WIDTH)
+    module, x = build_randomized(spec).train(), random(2, 9, WIDTH)
     valid = torch.tensor([[True] * 9, [False] * 4 + [True] * 5])
     y, losses = with_losses(module, x, valid)
     packed = x[valid].unsqueeze(0)
@@ -277,13 +279,13 @@ def test_losses_are_added_in_training_only() -> None:
         (SPECS["all"], {"balance"}),
         (SPECS["grouped"], set()),
     ):
-        module = drawn(spec)
+        module = build_randomized(spec)
         assert with_losses(module, x)[1] == {}
         y, losses = with_losses(module.train(), x)
         assert set(losses) == names and torch.equal(y, module.eval()(x, layout_of(x)))
         assert all(loss.dim() == 0 and loss > 0 for loss in losses.values())
-    twice = with_losses(drawn(Experts(4, 2, SwiGLU(12), balance=0.02)).train(), x)[1]
-    once = with_losses(drawn(Experts(4, 2, SwiGLU(12), balance=0.01)).train(), x)[1]
+    twice = with_losses(build_randomized(Experts(4, 2, SwiGLU(12), balance=0.02)).train(), x)[1]
+    once = with_losses(build_randomized(Experts(4, 2, SwiGLU(12), balance=0.01)).train(), x)[1]
     assert torch.allclose(twice["balance"], 2 * once["balance"])
 
 
@@ -336,7 +338,7 @@ def test_flops_are_those_of_the_chosen_experts(name: str) -> None:
     spec, x = SPECS[name], random(3, 7, WIDTH)
     counted = {torch.ops.regard.slices: lambda x, weight, ends, **_: 2 * x[0] * weight[1] * weight[2]}
     with FlopCounterMode(display=False, custom_mapping=counted) as counter:
-        drawn(spec)(x, layout_of(x))
+        build_randomized(spec)(x, layout_of(x))
     assert spec.flops(WIDTH, TOKENS, TOKENS) == counter.get_total_flops()
 
 

@@ -34,7 +34,7 @@ def random(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def drawn(spec: PositionWise, width: int = WIDTH) -> nn.Module:
+def build_randomized(spec: PositionWise, width: int = WIDTH) -> nn.Module:
     module = spec.build(width).double().eval()
     for n, parameter in enumerate(module.parameters()):
         parameter.data = random(*parameter.shape, seed=3 + n)
@@ -50,7 +50,7 @@ def times(linear: nn.Linear, x: list[float]) -> list[float]:
 @pytest.mark.ledger("ffn.relu", "ffn.swiglu")
 @pytest.mark.parametrize("name", UNITS)
 def test_layers_equal_their_formulas(name: str) -> None:
-    spec, module, x = UNITS[name], drawn(UNITS[name]), random(3, WIDTH)
+    spec, module, x = UNITS[name], build_randomized(UNITS[name]), random(3, WIDTH)
     sigma = BY_HAND[spec.activation]
     for token, found in zip(x.tolist(), module(x), strict=True):
         inner = times(module.up_proj, token)
@@ -66,7 +66,7 @@ def test_layers_equal_their_formulas(name: str) -> None:
 
 @pytest.mark.parametrize("name", UNITS)
 def test_gradients(name: str) -> None:
-    module, x = drawn(UNITS[name]), random(2, 3, WIDTH).requires_grad_()
+    module, x = build_randomized(UNITS[name]), random(2, 3, WIDTH).requires_grad_()
     weights = dict(module.named_parameters())
 
     def as_function(x: Tensor, *values: Tensor) -> Tensor:
@@ -79,7 +79,7 @@ def test_gradients(name: str) -> None:
 @pytest.mark.parametrize("name", UNITS)
 def test_no_token_affects_another(name: str) -> None:
     """The Jacobian between tokens is zero, exactly, and the same at every position."""
-    module, x = drawn(UNITS[name]), random(3, WIDTH)
+    module, x = build_randomized(UNITS[name]), random(3, WIDTH)
     jacobian = torch.autograd.functional.jacobian(module, x)  # (3, D, 3, D)
     for i in range(3):
         for j in range(3):
@@ -101,7 +101,7 @@ def test_activations_equal_transformers(name: str) -> None:
 def test_swiglu_equals_llama() -> None:
     from transformers.models.llama.modeling_llama import LlamaConfig, LlamaMLP
 
-    ours, x = drawn(SwiGLU(10)), random(4, WIDTH)
+    ours, x = build_randomized(SwiGLU(10)), random(4, WIDTH)
     theirs = LlamaMLP(LlamaConfig(hidden_size=WIDTH, intermediate_size=10, num_attention_heads=1)).double()
     theirs.load_state_dict(ours.state_dict())
     assert torch.allclose(ours(x), theirs(x), atol=1e-12)
@@ -115,11 +115,11 @@ def test_geglu_equals_gemma_and_reglu_equals_t5() -> None:
     from transformers.models.t5.modeling_t5 import T5Config, T5DenseGatedActDense
 
     x = random(4, WIDTH)
-    ours = drawn(Gated(10, "gelu_tanh"))
+    ours = build_randomized(Gated(10, "gelu_tanh"))
     gemma = GemmaMLP(GemmaConfig(hidden_size=WIDTH, intermediate_size=10)).double()
     gemma.load_state_dict(ours.state_dict())
     assert torch.allclose(ours(x), gemma(x), atol=1e-12)
-    ours = drawn(Gated(10, "relu"))
+    ours = build_randomized(Gated(10, "relu"))
     t5 = T5DenseGatedActDense(T5Config(d_model=WIDTH, d_ff=10, feed_forward_proj="gated-relu")).double().eval()
     names = {"gate_proj": "wi_0", "up_proj": "wi_1", "down_proj": "wo"}
     t5.load_state_dict({f"{names[k.split('.')[0]]}.weight": w for k, w in ours.state_dict().items()})
@@ -141,10 +141,10 @@ def test_silu_has_one_least_value_and_slope_one_half() -> None:
 
 @pytest.mark.ledger("ffn.collapse")
 def test_without_a_nonlinearity_two_layers_equal_one_matrix() -> None:
-    module, x = drawn(FeedForward(10, "identity", bias=False)), random(4, WIDTH)
+    module, x = build_randomized(FeedForward(10, "identity", bias=False)), random(4, WIDTH)
     merged = module.down_proj.weight @ module.up_proj.weight  # (D, D)
     assert torch.allclose(module(x), x @ merged.T, atol=1e-12)
-    bent = drawn(FeedForward(10, "relu", bias=False))
+    bent = build_randomized(FeedForward(10, "relu", bias=False))
     assert not torch.allclose(bent(x), x @ merged.T, atol=0.1)
 
 
@@ -184,7 +184,7 @@ def test_swiglu_is_one_of_the_gated() -> None:
 def test_dropout_acts_on_hidden_channels_in_training_only() -> None:
     x = random(400, WIDTH)
     for spec in (FeedForward(10, "identity", bias=False, dropout=0.5), Gated(10, dropout=0.5)):
-        module = drawn(spec)
+        module = build_randomized(spec)
         assert torch.equal(module(x), module(x))
         hidden: list[Tensor] = []
         module.down_proj.register_forward_pre_hook(lambda _, args, hidden=hidden: hidden.append(args[0]))

@@ -10,7 +10,7 @@ from regard.kernels.attention.patterns.window import Window
 from regard.layout import TokenLayout
 from regard.parts.global_attention import GlobalAttention, GlobalAttentionModule
 from regard.spec import SpecError
-from tests.laws import error, places
+from tests.laws import error, layout_with_padding
 from tests.parts.attention_layer import random
 
 WIDTH, LENGTH = 12, 9
@@ -52,7 +52,7 @@ def test_equal_to_plain_loops() -> None:
 
 @pytest.mark.parametrize("left", [False, True], ids=["right", "left"])
 def test_global_tokens_are_chosen_by_position_not_by_slot(left: bool) -> None:
-    module, x, layout = build(SPEC), random(2, LENGTH, WIDTH), places([4, LENGTH], LENGTH, left)
+    module, x, layout = build(SPEC), random(2, LENGTH, WIDTH), layout_with_padding([4, LENGTH], LENGTH, left)
     found = module(x, layout)
     for row in range(2):
         assert error(found[row, layout.valid[row]], plain_loop(module, x[row, layout.valid[row]])) <= 1e-12

@@ -15,14 +15,14 @@ from regard.parts.heads import merge_heads, split_heads
 from regard.parts.linear_attention import EluFeatures, IdentityFeatures, LinearAttention, PerformerFeatures
 from regard.parts.norm import NoNorm
 from regard.spec import Spec, SpecError
-from regard.verification.trial import draw_wide
+from regard.verification.trial import randomize_weights
 
 WIDTH, LENGTH = 12, 9
 
 
 def built(spec: Spec, width: int = WIDTH) -> nn.Module:
     module = spec.build(width).double().requires_grad_(False)
-    draw_wide(module)
+    randomize_weights(module)
     return module
 
 

@@ -12,14 +12,14 @@ from regard.parts.block import Block, Sublayer
 from regard.parts.heads import merge_heads, split_heads
 from regard.parts.linformer import Linformer, LinformerModule
 from regard.spec import SpecError
-from regard.verification.trial import draw_wide
+from regard.verification.trial import randomize_weights
 
 WIDTH = 12
 
 
 def built(spec: Linformer) -> LinformerModule:
     module = spec.build(WIDTH).double().requires_grad_(False)
-    draw_wide(module)
+    randomize_weights(module)
     return module
 
 

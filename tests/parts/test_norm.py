@@ -26,7 +26,7 @@ def random(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def drawn(spec: Norm) -> nn.Module:
+def build_randomized(spec: Norm) -> nn.Module:
     module = spec.build(WIDTH).double()
     for n, parameter in enumerate(module.parameters()):
         parameter.data = 1 + random(WIDTH, seed=7 + n)
@@ -49,14 +49,14 @@ def by_hand(x: list[float], spec: Norm, module: nn.Module) -> list[float]:
 @pytest.mark.parametrize("name", NORMS)
 def test_norms_equal_their_formulas(name: str) -> None:
     spec, x = NORMS[name], random(5, WIDTH)
-    module = drawn(spec)
+    module = build_randomized(spec)
     expected = torch.tensor([by_hand(token, spec, module) for token in x.tolist()], dtype=torch.float64)
     assert torch.allclose(module(x), expected, atol=1e-12, rtol=0)
 
 
 @pytest.mark.parametrize("name", NORMS)
 def test_gradients(name: str) -> None:
-    module, x = drawn(NORMS[name]), random(2, 3, WIDTH).requires_grad_()
+    module, x = build_randomized(NORMS[name]), random(2, 3, WIDTH).requires_grad_()
     weights = dict(module.named_parameters())
 
     def as_function(x: Tensor, *values: Tensor) -> Tensor:
@@ -81,7 +81,7 @@ def test_norms_equal_torch(dtype: torch.dtype) -> None:
         (LayerNorm(bias=False, weight=False), nn.LayerNorm(WIDTH, elementwise_affine=False)),
         (RMSNorm(), nn.RMSNorm(WIDTH, eps=1e-6)),
     ):
-        ours = drawn(spec).to(dtype)
+        ours = build_randomized(spec).to(dtype)
         theirs.to(dtype).load_state_dict(ours.state_dict())
         assert torch.equal(ours(x), theirs(x))
 
@@ -98,7 +98,7 @@ def test_norms_equal_transformers() -> None:
         (RMSNorm(1e-5, around_one=True), Gemma2RMSNorm(WIDTH, 1e-5)),
     ):
         assert torch.equal(spec.build(WIDTH).weight, theirs.weight)  # both begin by changing nothing
-        ours = drawn(spec).float()
+        ours = build_randomized(spec).float()
         theirs.load_state_dict(ours.state_dict())
         assert torch.allclose(ours(x), theirs(x), atol=1e-6)
     assert torch.allclose(LayerNorm(1e-5, False, False).build(WIDTH)(x), OlmoLayerNorm(WIDTH)(x), atol=1e-6)
@@ -114,7 +114,7 @@ def test_weight_and_bias_can_undo_a_layernorm() -> None:
 
 @pytest.mark.parametrize("name", NORMS)
 def test_constant_and_zero_vectors_stay_finite(name: str) -> None:
-    module = drawn(NORMS[name])
+    module = build_randomized(NORMS[name])
     for constant in (0.0, 3.0):
         x = torch.full((WIDTH,), constant, dtype=torch.float64, requires_grad=True)
         module(x).sum().backward()
@@ -158,7 +158,7 @@ def test_layernorm_normalizes_rows_and_batchnorm_columns() -> None:
 @pytest.mark.ledger("norm.batch")
 @pytest.mark.parametrize("name", NORMS)
 def test_a_token_is_normalized_alone(name: str) -> None:
-    module, x = drawn(NORMS[name]), random(6, WIDTH)
+    module, x = build_randomized(NORMS[name]), random(6, WIDTH)
     alone = torch.cat([module(token.unsqueeze(0)) for token in x])
     assert torch.allclose(module(x), alone, atol=1e-14)
 

@@ -45,7 +45,7 @@ def random(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def widely_drawn(module: nn.Module) -> nn.Module:
+def randomized(module: nn.Module) -> nn.Module:
     for n, parameter in enumerate(module.double().parameters()):
         parameter.data = random(*parameter.shape, seed=n) * 0.5 + (parameter.dim() == 1)
     return module
@@ -58,7 +58,7 @@ def call(module: nn.Module, x: Tensor, mixes: bool) -> Tensor:
 @pytest.mark.parametrize("name", BODIES)
 def test_bodies_keep_shapes_and_pass_gradcheck(name: str) -> None:
     spec = BODIES[name]
-    module, x = widely_drawn(spec.build(WIDTH)), random(2, 5, WIDTH, seed=9).requires_grad_()
+    module, x = randomized(spec.build(WIDTH)), random(2, 5, WIDTH, seed=9).requires_grad_()
     weights = dict(module.named_parameters())
     assert call(module, x, spec.mixes).shape == x.shape
 
@@ -73,7 +73,7 @@ def test_bodies_keep_shapes_and_pass_gradcheck(name: str) -> None:
 @pytest.mark.parametrize("name", BODIES)
 def test_a_body_reads_other_tokens_only_if_it_mixes(name: str) -> None:
     spec = BODIES[name]
-    module, x = widely_drawn(spec.build(WIDTH)), random(1, 5, WIDTH)
+    module, x = randomized(spec.build(WIDTH)), random(1, 5, WIDTH)
     changed = x.clone()
     changed[:, 2] += 1
     moved = (call(module, x, spec.mixes) != call(module, changed, spec.mixes)).any(-1)[0].tolist()
@@ -83,13 +83,13 @@ def test_a_body_reads_other_tokens_only_if_it_mixes(name: str) -> None:
 
 @pytest.mark.parametrize("name", NORMS)
 def test_norms_pass_gradcheck(name: str) -> None:
-    module, x = widely_drawn(NORMS[name].build(WIDTH)), random(2, 3, WIDTH, seed=5).requires_grad_()
+    module, x = randomized(NORMS[name].build(WIDTH)), random(2, 3, WIDTH, seed=5).requires_grad_()
     assert gradcheck(module, x, fast_mode=True)
 
 
 def test_norms_equal_their_formulas() -> None:
     x, eps = random(2, 3, WIDTH), 0.1
-    layer, rms = (widely_drawn(spec.build(WIDTH)) for spec in (LayerNorm(eps), RMSNorm(eps)))
+    layer, rms = (randomized(spec.build(WIDTH)) for spec in (LayerNorm(eps), RMSNorm(eps)))
     centered = x - x.mean(-1, keepdim=True)
     expected = centered / (centered.square().mean(-1, keepdim=True) + eps).sqrt() * layer.weight + layer.bias
     assert torch.allclose(layer(x), expected, atol=1e-12)
@@ -106,7 +106,7 @@ def test_rmsnorm_does_not_overflow_in_half_precision(dtype: torch.dtype) -> None
 
 def test_feedforwards_equal_their_formulas() -> None:
     x = random(2, 3, WIDTH)
-    plain, gated = (widely_drawn(spec.build(WIDTH)) for spec in (FeedForward(20, "relu"), SwiGLU(20)))
+    plain, gated = (randomized(spec.build(WIDTH)) for spec in (FeedForward(20, "relu"), SwiGLU(20)))
     inner = (x @ plain.up_proj.weight.T + plain.up_proj.bias).clamp_min(0)
     assert torch.allclose(plain(x), inner @ plain.down_proj.weight.T + plain.down_proj.bias, atol=1e-12)
     gate = x @ gated.gate_proj.weight.T
@@ -116,7 +116,7 @@ def test_feedforwards_equal_their_formulas() -> None:
 
 def test_attention_equals_torch() -> None:
     """`nn.MultiheadAttention` with the same weights, causal."""
-    ours = widely_drawn(Attention(3, bias=True).build(WIDTH))
+    ours = randomized(Attention(3, bias=True).build(WIDTH))
     theirs = nn.MultiheadAttention(WIDTH, 3, batch_first=True, dtype=torch.float64)
     projections = [ours.q_proj, ours.k_proj, ours.v_proj]
     theirs.in_proj_weight.data = torch.cat([p.weight for p in projections])
@@ -128,7 +128,7 @@ def test_attention_equals_torch() -> None:
 
 
 def test_a_backend_is_chosen_for_a_whole_model() -> None:
-    model, x = widely_drawn(nn.Sequential(Attention(3).build(WIDTH))), random(1, 5, WIDTH)
+    model, x = randomized(nn.Sequential(Attention(3).build(WIDTH))), random(1, 5, WIDTH)
     before = model[0](x, TokenLayout.whole(1, 5))
     use_backend(model, "reference")
     assert model[0].attend.__name__ == "reference"
@@ -137,14 +137,14 @@ def test_a_backend_is_chosen_for_a_whole_model() -> None:
 
 @pytest.mark.parametrize("name", BLOCKS)
 def test_blocks_pass_gradcheck(name: str) -> None:
-    block, x = widely_drawn(BLOCKS[name].build(WIDTH)), random(2, 4, WIDTH, seed=3).requires_grad_()
+    block, x = randomized(BLOCKS[name].build(WIDTH)), random(2, 4, WIDTH, seed=3).requires_grad_()
     assert gradcheck(lambda x: block(x, TokenLayout.whole(2, 4))[0], x, fast_mode=True)
 
 
 def test_the_style_places_the_norm() -> None:
     x, layout = random(1, 4, WIDTH), TokenLayout.whole(1, 4)
     for style in ("pre", "post"):
-        block = widely_drawn(Block((Sublayer(SwiGLU(20), LayerNorm()),), style=style).build(WIDTH))
+        block = randomized(Block((Sublayer(SwiGLU(20), LayerNorm()),), style=style).build(WIDTH))
         inner = block.sublayers[0]
         expected = x + inner.body(inner.norm(x)) if style == "pre" else inner.norm(x + inner.body(x))
         assert torch.equal(block(x, layout)[0], expected)

@@ -10,8 +10,8 @@ from regard.parts.cross_attention import CrossAttention
 from regard.parts.feedforward import FeedForward
 from regard.parts.norm import LayerNorm
 from regard.parts.pooling import AttentionPooling, pool, pooled_dim
-from regard.verification.trial import draw_wide
-from tests.laws import error, places
+from regard.verification.trial import randomize_weights
+from tests.laws import error, layout_with_padding
 
 WIDTH, HEADS = 12, 3
 PROBE = AttentionPooling(CrossAttention(HEADS, bias=True), FeedForward(20, "gelu_tanh"), LayerNorm(1e-6))
@@ -24,7 +24,7 @@ def tokens(*shape: int) -> Tensor:
 
 def probe() -> nn.Module:
     module = PROBE.build(WIDTH).double()
-    draw_wide(module, seed=1)
+    randomize_weights(module, seed=1)
     return module
 
 
@@ -45,7 +45,7 @@ def by_hand(module: nn.Module, x: Tensor) -> Tensor:
 
 @pytest.mark.parametrize(("left", "row"), PADDED)
 def test_attention_pooling_equals_plain_loops(left: bool, row: int) -> None:
-    module, x, layout = probe(), tokens(3, 6), places([1, 4, 6], 6, left)
+    module, x, layout = probe(), tokens(3, 6), layout_with_padding([1, 4, 6], 6, left)
     assert error(module(x, layout)[row], by_hand(module, x[row, layout.valid[row]])) <= 1e-12
 
 
@@ -69,7 +69,7 @@ def test_attention_pooling_equals_torch() -> None:
 
 
 def test_gradients_are_right() -> None:
-    module, layout = probe(), places([2, 4], 4)
+    module, layout = probe(), layout_with_padding([2, 4], 4)
     names, weights = zip(*module.named_parameters(), strict=True)
 
     def run(x: Tensor, *values: Tensor) -> Tensor:
@@ -81,7 +81,7 @@ def test_gradients_are_right() -> None:
 @pytest.mark.parametrize(("left", "row"), PADDED)
 def test_cls_mean_equals_plain_loops(left: bool, row: int) -> None:
     """For one token the mean of the rest is zero."""
-    x, layout = tokens(3, 6), places([1, 4, 6], 6, left)
+    x, layout = tokens(3, 6), layout_with_padding([1, 4, 6], 6, left)
     first, *rest = x[row, layout.valid[row]]
     mean = sum(rest) / len(rest) if rest else torch.zeros(WIDTH)
     found = pool(x, layout, "cls_mean")

@@ -21,7 +21,7 @@ from regard.parts.position.rope_scaling import NTK, DynamicNTK, LinearScaling, L
 from regard.parts.position.sinusoidal import Sinusoidal
 from regard.parts.position.t5 import T5Buckets
 from regard.spec import Spec, SpecError
-from tests.laws import MODELS, block, build, text
+from tests.laws import MODELS, block, build, random_ids
 
 WIDTH, HEADS, FULL = 16, 2, Full()
 AT_STACK: dict[str, Position] = {
@@ -158,7 +158,7 @@ def test_learned_positions_end_where_their_table_ends(offset: int) -> None:
 @pytest.mark.ledger("pos.learned")
 def test_learned_positions_equal_bert() -> None:
     theirs = BertEmbeddings(BertConfig(vocab_size=9, hidden_size=8, num_attention_heads=2, max_position_embeddings=12))
-    theirs.LayerNorm, ours, tokens = torch.nn.Identity(), Learned(12).build(8, 1), text(2, 12) % 9
+    theirs.LayerNorm, ours, tokens = torch.nn.Identity(), Learned(12).build(8, 1), random_ids(2, 12) % 9
     ours.table.weight = theirs.position_embeddings.weight
     embeddings = theirs.word_embeddings(tokens) + theirs.token_type_embeddings.weight[0]
     assert torch.allclose(ours.embed(embeddings, TokenLayout.whole(2, 12)), theirs.eval()(tokens), atol=1e-7)
@@ -262,7 +262,7 @@ def test_invalid_specs_are_refused(wrong, message: str) -> None:
 
 @pytest.mark.parametrize("name", [name for name in MODELS if "t5" in name])
 def test_training_reaches_the_table(name: str) -> None:
-    model, tokens = build(MODELS[name]).requires_grad_(True), text(2, 12)
+    model, tokens = build(MODELS[name]).requires_grad_(True), random_ids(2, 12)
     model(tokens).square().mean().backward()
     tables = [p for n, p in model.named_parameters() if n.endswith("position.table.weight")]
     assert tables and all(table.grad.abs().max() > 0 for table in tables)

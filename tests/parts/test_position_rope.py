@@ -16,7 +16,7 @@ from regard.parts.attention import Attention
 from regard.parts.position.rope import Rope
 from regard.parts.position.rope2d import Rope2D
 from regard.parts.position.rope_scaling import LinearScaling
-from tests.laws import block, build, decoder, text
+from tests.laws import block, build, decoder, random_ids
 
 PLACES = [0, 1, 255, 256, 257, 2047, 2048, 2049, 131071]
 DTYPES = [torch.float64, torch.float32]
@@ -146,7 +146,7 @@ def test_the_two_layouts_are_equal_up_to_the_order_of_rows() -> None:
     for name, weight in models[1].named_parameters():
         if name.endswith(("q_proj.weight", "k_proj.weight")):
             weight.copy_(weight.unflatten(0, (-1, 8))[:, order].flatten(0, 1))
-    tokens = text(2, 12)
+    tokens = random_ids(2, 12)
     assert (models[0](tokens) - models[1](tokens)).abs().max() < 1e-12
     assert (models[0](tokens) - build(models[1].spec)(tokens)).abs().max() > 1e-2
 

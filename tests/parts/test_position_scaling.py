@@ -23,7 +23,7 @@ from regard.parts.position.rope_scaling import (
     Yarn,
     document_lengths,
 )
-from tests.laws import block, build, decoder, error, places, text
+from tests.laws import block, build, decoder, error, layout_with_padding, random_ids
 
 LENGTH = 256  # trained on
 SHORT, LONG = tuple(1 + i / 10 for i in range(16)), tuple(2.0 + i for i in range(16))
@@ -210,7 +210,7 @@ def test_document_lengths_are_per_token() -> None:
     valid[0, -1] = False
     found = document_lengths(TokenLayout(positions, segments, valid))
     assert found.tolist() == [[3, 3, 3, 2, 2, 4, 4, 4, 4, 1], [8] * 8 + [2] * 2]
-    assert document_lengths(places([3, 5], 6, left=True)).tolist() == [[3] * 6, [5] * 6]
+    assert document_lengths(layout_with_padding([3, 5], 6, left=True)).tolist() == [[3] * 6, [5] * 6]
     assert document_lengths(TokenLayout(torch.tensor([[9], [4]]))).tolist() == [[10], [5]]
 
 
@@ -222,7 +222,7 @@ DYNAMIC = {"dynamic ntk": DynamicNTK(4.0, 8), "longrope": LongRope((1, 2, 3), (2
 def test_long_rows_of_a_batch_do_not_change_short_ones(name: str, left: bool) -> None:
     """One base per batch, as in other libraries, would rotate short rows by the frequencies of the longest."""
     model = build(decoder(block(Attention(4, position=Rope(scaling=DYNAMIC[name])))))
-    tokens, where = text(3, 20), places([5, 12, 20], 20, left)
+    tokens, where = random_ids(3, 20), layout_with_padding([5, 12, 20], 20, left)
     logits = model(tokens, where)
     for row, valid in enumerate(where.valid):
         assert error(logits[row, valid], model(tokens[row, valid].unsqueeze(0))[0]) < 1e-9
@@ -231,7 +231,7 @@ def test_long_rows_of_a_batch_do_not_change_short_ones(name: str, left: bool) ->
 @pytest.mark.parametrize("name", DYNAMIC)
 def test_long_documents_of_a_packed_row_do_not_change_short_ones(name: str) -> None:
     model, lengths = build(decoder(block(Attention(4, position=Rope(scaling=DYNAMIC[name]))))), [5, 20, 3, 12]
-    documents = [text(1, length, seed=length) for length in lengths]
+    documents = [random_ids(1, length, seed=length) for length in lengths]
     positions = torch.cat([torch.arange(length) for length in lengths]).unsqueeze(0)
     segments = torch.repeat_interleave(torch.tensor([4, 0, 9, 2]), torch.tensor(lengths)).unsqueeze(0)
     packed = model(torch.cat(documents, 1), TokenLayout(positions, segments))
@@ -244,7 +244,7 @@ def test_no_cache_is_exact_past_the_trained_length(name: str) -> None:
     """Up to it cached = whole. Beyond it cached keys have another rotation in every layer, so the scheme declares the
     length up to which they are exact, and a store of the model refuses more."""
     position = Rope(scaling=DYNAMIC[name])
-    model, tokens = build(decoder(block(Attention(4, position=position)))), text(1, 9)
+    model, tokens = build(decoder(block(Attention(4, position=position)))), random_ids(1, 9)
 
     def step(store: Contiguous, t: int) -> Tensor:
         layout = TokenLayout(torch.tensor([[t]]))
@@ -269,7 +269,7 @@ def test_rotating_cached_keys_again_would_not_be_exact() -> None:
     kept: list[Tensor] = []
     second = model.stack.blocks[1]
     handle = second.register_forward_pre_hook(lambda _, inputs: kept.append(inputs[0]))
-    tokens = text(1, 9)
+    tokens = random_ids(1, 9)
     model(tokens[:, :8])
     model(tokens)
     handle.remove()

@@ -21,7 +21,7 @@ from regard.parts.state import FinalState
 from regard.planning.parameters import count_parameters
 from regard.spec import Spec, SpecError
 from regard.training.step import take_step
-from tests.laws import build, error, places
+from tests.laws import build, error, layout_with_padding
 
 WIDTH = 6
 KINDS = {"rnn": (RNN(), nn.RNN), "lstm": (LSTM(), nn.LSTM), "gru": (GRU(), nn.GRU)}
@@ -71,7 +71,7 @@ def test_a_stack_equals_torch(name: str) -> None:
     for i, (end,) in enumerate(ends):
         for state, other in zip(end.arrays.values(), last if isinstance(last, tuple) else (last,), strict=True):
             assert error(state, other[i]) <= 1e-14
-    short, _ = stack(x, places([9, 4], 9))
+    short, _ = stack(x, layout_with_padding([9, 4], 9))
     assert error(short[1, :4], theirs(x[1:, :4])[0][0]) <= 1e-14
 
 
@@ -89,7 +89,7 @@ def test_bidirectional_equals_torch(name: str) -> None:
     for state, other in zip(end.arrays.values(), last if isinstance(last, tuple) else (last,), strict=True):
         assert error(state, torch.cat([other[0], other[1]], -1)) <= 1e-14
     for left in (False, True):
-        layout = places([7, 3], 7, left)
+        layout = layout_with_padding([7, 3], 7, left)
         moved = x.clone()
         moved[1, layout.valid[1]] = x[1, :3]
         assert error(ours(moved, layout)[1, layout.valid[1]], theirs(x[1:, :3])[0][0]) <= 1e-14

@@ -10,7 +10,7 @@ from transformers.models.recurrent_gemma.modeling_recurrent_gemma import Recurre
 from regard.layout import TokenLayout
 from regard.parts.rg_lru import RGLRU
 from regard.spec import SpecError
-from regard.verification.trial import draw_wide
+from regard.verification.trial import randomize_weights
 
 WIDTH, HIDDEN = 12, 18
 NAMES = {
@@ -28,7 +28,7 @@ NAMES = {
 
 def built(spec: RGLRU) -> nn.Module:
     module = spec.build(WIDTH).double().requires_grad_(False)
-    draw_wide(module, seed=1)
+    randomize_weights(module, seed=1)
     return module
 
 

@@ -17,7 +17,7 @@ def random(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def drawn(spec: Router, top_k: int, dtype: torch.dtype = torch.float64) -> RouterModule:
+def build_randomized(spec: Router, top_k: int, dtype: torch.dtype = torch.float64) -> RouterModule:
     module = spec.build(WIDTH, COUNT, top_k).to(dtype).eval()
     for n, parameter in enumerate(module.parameters()):
         parameter.data = random(*parameter.shape, seed=3 + n).to(dtype)
@@ -64,7 +64,7 @@ def by_hand(logits: list[float], correction: list[float], spec: Router, top_k: i
 @pytest.mark.parametrize("name", ROUTERS)
 def test_choices_and_weights_equal_those_by_hand(name: str) -> None:
     spec, top_k = ROUTERS[name]
-    module, x = drawn(spec, top_k), random(TOKENS, WIDTH)
+    module, x = build_randomized(spec, top_k), random(TOKENS, WIDTH)
     routing = route(module, x)
     correction = [0.0] * COUNT if module.correction is None else module.correction.tolist()
     for token, logits in enumerate(module.proj(x).tolist()):
@@ -79,7 +79,7 @@ def test_softmax_after_the_choice_equals_renormalized_softmax() -> None:
     from transformers.models.gpt_oss.modeling_gpt_oss import GptOssConfig, GptOssTopKRouter
     from transformers.models.mixtral.modeling_mixtral import MixtralConfig, MixtralTopKRouter
 
-    x, module = random(TOKENS, WIDTH).float(), drawn(Router(bias=True), 3, torch.float32)
+    x, module = random(TOKENS, WIDTH).float(), build_randomized(Router(bias=True), 3, torch.float32)
     routing = route(module, x)
     after = routing.logits.gather(-1, routing.chosen).softmax(-1)
     assert torch.allclose(routing.weights, after, atol=1e-6)
@@ -117,7 +117,7 @@ def test_equals_the_routers_of_deepseek(groups: int) -> None:
         (second, Router(renormalize=False, group_best=1, **grouping)),
         (third, Router("sigmoid", correction=True, **grouping)),
     ):
-        ours = drawn(spec, 3, torch.float32)
+        ours = build_randomized(spec, 3, torch.float32)
         theirs.weight.data = ours.proj.weight.data
         if ours.correction is not None:
             theirs.e_score_correction_bias.copy_(ours.correction)
@@ -129,7 +129,7 @@ def test_equals_the_routers_of_deepseek(groups: int) -> None:
 
 
 def test_a_correction_changes_the_choice_and_not_the_weights() -> None:
-    module, x = drawn(Router("sigmoid", correction=True, renormalize=False), 2), random(TOKENS, WIDTH)
+    module, x = build_randomized(Router("sigmoid", correction=True, renormalize=False), 2), random(TOKENS, WIDTH)
     module.correction.data = torch.eye(COUNT)[5] * 10
     routing = route(module, x)
     assert (routing.chosen[:, 0] == 5).all()
@@ -140,7 +140,7 @@ def test_a_correction_changes_the_choice_and_not_the_weights() -> None:
 @pytest.mark.ledger("moe.stabilise")
 @pytest.mark.parametrize("spec", [Router(noise=True), Router(jitter=0.3)], ids=["noise", "jitter"])
 def test_noise_acts_in_training_only(spec: Router) -> None:
-    module, x = drawn(spec, 2), random(TOKENS, WIDTH)
+    module, x = build_randomized(spec, 2), random(TOKENS, WIDTH)
     assert torch.equal(module(x), module(x))
     assert torch.equal(module(x), module.proj(x))
     module.train()
@@ -153,7 +153,7 @@ def test_noise_acts_in_training_only(spec: Router) -> None:
 
 @pytest.mark.ledger("moe.stabilise")
 def test_noise_has_the_learned_deviation() -> None:
-    module, x = drawn(Router(noise=True), 2).train(), random(1, WIDTH)
+    module, x = build_randomized(Router(noise=True), 2).train(), random(1, WIDTH)
     torch.manual_seed(0)
     noise = torch.cat([module(x) - module.proj(x) for _ in range(4000)])
     deviation = torch.nn.functional.softplus(module.noise_proj(x))[0]
@@ -164,7 +164,7 @@ def test_noise_has_the_learned_deviation() -> None:
 @pytest.mark.parametrize("name", ROUTERS)
 def test_gradients_reach_the_router(name: str) -> None:
     spec, top_k = ROUTERS[name]
-    module = drawn(spec, top_k)
+    module = build_randomized(spec, top_k)
     route(module, random(TOKENS, WIDTH)).weights[:, 0].sum().backward()
     assert module.proj.weight.grad.abs().max() > 1e-3
 
@@ -174,7 +174,7 @@ def test_gradients_reach_the_router(name: str) -> None:
 def test_balance_loss_equals_transformers(padded: bool) -> None:
     from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
 
-    routing = route(drawn(Router(), 2, torch.float32), random(TOKENS, WIDTH).float())
+    routing = route(build_randomized(Router(), 2, torch.float32), random(TOKENS, WIDTH).float())
     valid = torch.arange(TOKENS) % 5 != 1 if padded else None
     theirs = load_balancing_loss_func((routing.logits,), COUNT, 2, None if valid is None else valid.view(2, -1))
     assert torch.allclose(balance_loss(routing, valid), theirs, atol=1e-6)
@@ -184,7 +184,7 @@ def test_balance_loss_equals_transformers(padded: bool) -> None:
 def test_losses_equal_switch_transformers() -> None:
     from transformers.models.switch_transformers import modeling_switch_transformers as switch
 
-    routing = route(drawn(Router(), 1, torch.float32), random(TOKENS, WIDTH).float())
+    routing = route(build_randomized(Router(), 1, torch.float32), random(TOKENS, WIDTH).float())
     theirs = switch.load_balancing_loss_func(routing.scores.unsqueeze(0), routing.chosen.view(1, -1))
     assert torch.allclose(balance_loss(routing, None), theirs, atol=1e-6)
     assert torch.allclose(z_loss(routing, None), switch.router_z_loss_func(routing.logits.unsqueeze(0)), atol=1e-5)
@@ -212,7 +212,7 @@ def test_balance_loss_is_smallest_if_experts_are_used_equally() -> None:
 @pytest.mark.ledger("moe.balance")
 @pytest.mark.parametrize("spec", [Router(), Router("sigmoid")], ids=["softmax", "sigmoid"])
 def test_descending_the_balance_loss_balances(spec: Router) -> None:
-    module, x = drawn(spec, 2).train(), random(400, WIDTH) + 1
+    module, x = build_randomized(spec, 2).train(), random(400, WIDTH) + 1
     counts = lambda: torch.bincount(route(module, x).chosen.flatten(), minlength=COUNT)  # noqa: E731
     before = counts()
     optimizer = torch.optim.SGD(module.parameters(), lr=0.5)
@@ -224,7 +224,7 @@ def test_descending_the_balance_loss_balances(spec: Router) -> None:
 
 
 def test_padding_adds_no_loss() -> None:
-    module, x, valid = drawn(Router(), 2), random(TOKENS, WIDTH), torch.arange(TOKENS) % 3 != 0
+    module, x, valid = build_randomized(Router(), 2), random(TOKENS, WIDTH), torch.arange(TOKENS) % 3 != 0
     for loss in (balance_loss, z_loss):
         assert torch.allclose(loss(route(module, x), valid), loss(route(module, x[valid]), None), atol=1e-12)
         assert loss(route(module, x), torch.zeros_like(valid)).item() == 0
@@ -245,7 +245,7 @@ def kept_by_hand(chosen: list[list[int]], valid: list[bool], capacity: int) -> l
 @pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize("top_k", [1, 2, 3])
 def test_capacity_is_used_in_order(factor: float, padded: bool, top_k: int) -> None:
-    chosen = route(drawn(Router(), top_k), random(TOKENS, WIDTH)).chosen
+    chosen = route(build_randomized(Router(), top_k), random(TOKENS, WIDTH)).chosen
     valid = torch.arange(TOKENS) % 4 != 1 if padded else torch.ones(TOKENS, dtype=torch.bool)
     capacity = math.ceil(factor * top_k * int(valid.sum()) / COUNT)
     kept = within_capacity(chosen, valid if padded else None, COUNT, factor)

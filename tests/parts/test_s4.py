@@ -19,7 +19,7 @@ from regard.parts.ssm.s4 import S4, S4D
 from regard.parts.ssm.time_invariant import TimeInvariantSSM, TimeInvariantSSMModule
 from regard.spec import SpecError
 from regard.training.optimizer import decay_groups
-from regard.verification.trial import draw_wide
+from regard.verification.trial import randomize_weights
 from tests.laws import error
 
 WIDTH = 6
@@ -81,7 +81,7 @@ def test_equals_the_equation_of_the_paper(name: str, wide: bool) -> None:
     spec = FILTERS[name]
     module, u = built(spec), random(1, 21, WIDTH)
     if wide:
-        draw_wide(module)
+        randomize_weights(module)
     y = F.gelu(papers(module, spec, u[0]))
     assert module.gate_proj is not None
     expected = module.o_proj(y) * torch.sigmoid(module.gate_proj(y))

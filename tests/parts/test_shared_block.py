@@ -21,7 +21,7 @@ from regard.parts.position.rope import Rope
 from regard.parts.shared_block import SharedBlock
 from regard.parts.ssm.mamba2 import Mamba2
 from regard.spec import SpecError
-from regard.verification.trial import draw_wide
+from regard.verification.trial import randomize_weights
 
 WIDTH = 12
 SHARED = SharedBlock(
@@ -65,7 +65,7 @@ def by_hand(module: nn.Module, x: Tensor, embeddings: Tensor) -> Tensor:
 
 def test_equals_the_equation() -> None:
     module = replace(SHARED, attention=Attention(3)).build(WIDTH).double().requires_grad_(False)
-    draw_wide(module)
+    randomize_weights(module)
     x, embeddings = torch.randn(2, 2, 9, WIDTH, dtype=torch.float64)
     found = module(x, TokenLayout.whole(2, 9).with_embeddings(embeddings))
     assert torch.allclose(found, by_hand(module, x, embeddings), rtol=1e-10, atol=1e-10)

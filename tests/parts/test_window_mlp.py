@@ -20,7 +20,7 @@ from regard.parts.position.sinusoidal import Sinusoidal
 from regard.parts.recurrent import LSTM, RNN
 from regard.parts.state import FixedSize
 from regard.parts.window_mlp import WindowMLP
-from regard.verification.trial import draw_wide
+from regard.verification.trial import randomize_weights
 from tests.laws import error
 
 WIDTH, VOCAB = 4, 11
@@ -38,7 +38,7 @@ def bengio(hidden: int = 9, width: int = WIDTH, vocab: int = VOCAB) -> Decoder:
 
 
 def wide(model: nn.Module) -> nn.Module:
-    draw_wide(model)
+    randomize_weights(model)
     return model
 
 

@@ -23,7 +23,7 @@ from regard.server.app import create_app
 from regard.server.served_model import Lens
 from regard.text.tokenizer_folder import GenerationConfig
 from regard.text.train import byte
-from tests.laws import draw_wide
+from tests.laws import randomize_weights
 from tests.server.conftest import running
 
 
@@ -87,7 +87,7 @@ def test_a_prompt_that_does_not_fit_is_refused(client):
 def test_an_encoder_decoder_reads_the_prompts() -> None:
     """A prompt does not count against the tokens of the output, and the output does not continue it."""
     model = seq2seq(261, 24, attention="additive").build(seed=4).double()
-    draw_wide(model, seed=1)
+    randomize_weights(model, seed=1)
     unreadable = tuple(id for id in range(261) if not byte().decode([id]).isalpha())
     settings = GenerationConfig(decoder_start_token_id=70, forced_bos_token_id=71, suppress_tokens=unreadable)
     llm = LanguageModel(model, byte(), context=40, rows=3, generation=settings)

@@ -18,7 +18,7 @@ from regard.models.base import Model
 from regard.verification.laws import LAWS
 from regard.verification.length import LEAST, ineffective_masks, sufficient_length
 from regard.verification.outcome import TOLERANCE, Outcome, Verdict, broken, judge, kept, name_of
-from regard.verification.trial import Trial, draw_wide
+from regard.verification.trial import Trial, randomize_weights
 from regard.verification.trials import trials
 
 AnyModel = nn.Module | LanguageModel | Model | str | Path
@@ -110,7 +110,7 @@ def as_module(model: AnyModel, seed: int, device: str) -> nn.Module:
     device = resolve_device(device)
     if isinstance(model, Model):
         module = model.build(seed)
-        draw_wide(module, seed)
+        randomize_weights(module, seed)
         return module.to(device)
     folder = newest_checkpoint(find_model(model))
     return load(folder, device, checked=folder != Path(model))

@@ -2,8 +2,8 @@
 
 Inputs are random functions of the seed, as long as the model can process and cache exactly. Stores are filled with a
 constant before use, so that reading a slot that was never written changes the output. `Trial` is for decoders; other
-models have subclasses in trials.py, which declare what their model lacks. `draw_wide` draws the weights of a model that
-has none of its own.
+models have subclasses in trials.py, which declare the inputs that their model lacks. `randomize_weights` draws the
+weights if only a spec is given.
 """
 
 import sys
@@ -120,13 +120,13 @@ class Trial:
         self, lengths: list[int], width: int, left: bool = False, consecutive: bool = False
     ) -> tuple[TokenLayout, Tensor]:
         """The layout of a padded batch, and which of its tokens are valid (B, L)."""
-        layout = padded(lengths, width, left)
+        layout = layout_with_padding(lengths, width, left)
         assert layout.valid is not None
         valid = layout.valid.to(self.device)
         return TokenLayout(layout.positions.to(self.device), valid=valid, consecutive=consecutive), valid
 
 
-def padded(lengths: list[int], width: int, left: bool = False) -> TokenLayout:
+def layout_with_padding(lengths: list[int], width: int, left: bool = False) -> TokenLayout:
     """Row b has lengths[b] valid tokens, padded on the right, or on the left."""
     slots = torch.arange(width).expand(len(lengths), width)
     sizes = torch.tensor(lengths).unsqueeze(-1)
@@ -142,7 +142,7 @@ def longest(spec: Decoder | Encoder) -> int:
 
 
 @torch.no_grad()
-def draw_wide(model: nn.Module, seed: int = 0) -> None:
+def randomize_weights(model: nn.Module, seed: int = 0) -> None:
     """Random weights, wide enough that a wrong mask, position or state changes the output.
 
     With ordinary initialization attention is nearly uniform, norms are one and biases zero. Here scores spread over
