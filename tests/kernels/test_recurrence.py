@@ -53,7 +53,7 @@ ROWS = torch.tensor(
     [[0, 0, 0, 1, 1, 2, 2, 2, 2, -1, -1], [-1, -1, 4, 4, 4, 4, 4, 4, 4, 4, 4], [0, 1, -1, 1, 2, 2, 3, 3, 3, 3, 3]]
 )
 LAYOUTS = {
-    "packed": TokenLayout(torch.zeros_like(ROWS), ROWS.clamp_min(0)),
+    "packed": TokenLayout(torch.zeros_like(ROWS), ROWS.clamp_min(0).cummax(1).values),
     "padded left, right, inside": TokenLayout(torch.zeros_like(ROWS), valid=ROWS >= 0),
     "packed and padded": TokenLayout(torch.zeros_like(ROWS), ROWS, ROWS >= 0),
     "a row without tokens": TokenLayout(
