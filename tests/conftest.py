@@ -1,4 +1,4 @@
-"""What every test shares: fixed seeds, derandomized hypothesis, and what to do where there is no device or browser."""
+"""Configuration of all tests: fixed seeds, derandomized hypothesis, and skips if there is no GPU or browser."""
 
 import os
 import random
@@ -13,9 +13,8 @@ settings.register_profile("quick", max_examples=30, derandomize=True, deadline=N
 settings.register_profile("thorough", settings.get_profile("quick"), max_examples=300)
 settings.load_profile("quick")
 
-if not Path(
-    "/dev/nvidiactl"
-).exists():  # no GPU: triton runs its kernels interpreted; it asks when it is first imported
+# Without a GPU, Triton interprets its kernels. It reads the variable when it is first imported.
+if not Path("/dev/nvidiactl").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 # The quick tests of these folders run on the oldest torch too: their code depends most on the version of torch. Other
@@ -44,14 +43,14 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 @pytest.fixture(autouse=True)
 def seeded() -> None:
     random.seed(0)
-    if torch := sys.modules.get("torch"):  # a test without torch need not wait for its import
+    if torch := sys.modules.get("torch"):  # not imported here, because that takes seconds
         torch.manual_seed(0)
 
 
 @pytest.fixture(scope="session")
 def chromium() -> str:
     """The path of the browser, for `playwright.chromium.launch(executable_path=…, args=["--no-sandbox"])`."""
-    assert CHROMIUM, "only tests marked `browser` may ask for it"
+    assert CHROMIUM, "only tests marked `browser` may use this fixture"
     return CHROMIUM
 
 

@@ -17,10 +17,10 @@ from benchmarks.gpu.scan_inputs import DEVICE, draw, refuse_triton
 from regard.kernels.recurrent import wkv as wkv_module
 from regard.kernels.recurrent.linear_scan import ScanInputs
 from regard.kernels.recurrent.linear_scan import chunked as scan_chunked
-from regard.kernels.recurrent.linear_scan.triton import autograd as scan_spans
+from regard.kernels.recurrent.linear_scan.triton import autograd as triton_scan
 from regard.kernels.recurrent.selective_scan import SelectiveScanInputs
 from regard.kernels.recurrent.selective_scan import chunked as selective_chunked
-from regard.kernels.recurrent.selective_scan.triton import autograd as selective_spans
+from regard.kernels.recurrent.selective_scan.triton import autograd as triton_selective_scan
 from regard.kernels.recurrent.wkv import Sums, WKVInputs, wkv
 
 
@@ -84,9 +84,12 @@ class ScanCheck(NamedTuple):
 
 
 CHECKS = {
-    "scan": ScanCheck(scan_cases, ("q", "k", "v"), scan_spans.scan, scan_chunked.scan),
+    "scan": ScanCheck(scan_cases, ("q", "k", "v"), triton_scan.scan, scan_chunked.scan),
     "selective": ScanCheck(
-        selective_cases, ("u", "delta", "B", "C"), selective_spans.selective_scan, selective_chunked.selective_scan
+        selective_cases,
+        ("u", "delta", "B", "C"),
+        triton_selective_scan.selective_scan,
+        selective_chunked.selective_scan,
     ),
     "wkv": ScanCheck(
         wkv_cases, ("k", "v"), wkv_sums, patch.object(wkv_module, "cannot_triton", refuse_triton)(wkv_sums)

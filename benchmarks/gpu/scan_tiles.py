@@ -10,8 +10,8 @@ import torch
 import triton
 
 from benchmarks.gpu.scan_inputs import DEVICE, TOKENS, draw, heads_inputs, milliseconds, selective_inputs
-from regard.kernels.recurrent.linear_scan.triton import autograd as scan_spans
-from regard.kernels.recurrent.selective_scan.triton import autograd as selective_spans
+from regard.kernels.recurrent.linear_scan.triton import autograd as triton_scan
+from regard.kernels.recurrent.selective_scan.triton import autograd as triton_selective_scan
 
 READS = [(128, 4), (64, 4), (128, 8), (64, 8)]
 STATES = [(128, 64, 4), (128, 64, 8), (64, 64, 4), (64, 128, 4), (128, 128, 8)]
@@ -24,7 +24,7 @@ def linear_passes(kind: str) -> dict[str, Callable[[], object]]:
     B, H, G, L, N, P = LINEAR if kind == "linear" else MAMBA2
     q, k, v = heads_inputs(B, H, G, L, N, P)
     d_out, decay = draw(B, H, L, P), None if kind == "linear" else -torch.rand(B, H, L, device=DEVICE)
-    case = scan_spans.ScanLaunch.of(k, v, decay, None)
+    case = triton_scan.ScanLaunch.of(k, v, decay, None)
     state, one = torch.zeros(B, H, N, P, device=DEVICE), torch.randn(B, H, L, device=DEVICE)
     out, borders = draw(B, H, L, P), draw(B * H, case.spans + 1, N * P)
     more = (None, None, None)
@@ -44,13 +44,13 @@ def selective_passes() -> dict[str, Callable[[], object]]:
     u, delta, A, B, C, D, bias = selective_inputs(2, TOKENS // 2)
     A, B, C = A.mT.contiguous(), B.float().mT.contiguous(), C.float().mT.contiguous()
     state, dy = torch.zeros(2, *A.shape, device=DEVICE), draw(*u.shape)
-    case = selective_spans.SelectiveScanLaunch.of(u, A, None)
-    _, _, borders = selective_spans.selective_scan_op(u, delta, bias, A, B, C, D, state, None)
+    case = triton_selective_scan.SelectiveScanLaunch.of(u, A, None)
+    _, _, borders = triton_selective_scan.selective_scan_op(u, delta, bias, A, B, C, D, state, None)
     return {
         "add and carry": lambda: case.borders(u, delta, bias, A, B, state),
-        "forward": lambda: selective_spans.selective_scan_op(u, delta, bias, A, B, C, D, state, None),
+        "forward": lambda: triton_selective_scan.selective_scan_op(u, delta, bias, A, B, C, D, state, None),
         "back": lambda: case.borders(dy, delta, bias, A, C, state, reverse=True),
-        "backward": lambda: selective_spans.selective_scan_backward(
+        "backward": lambda: triton_selective_scan.selective_scan_backward(
             u, delta, bias, A, B, C, D, None, borders, dy, state
         ),
     }
@@ -58,11 +58,11 @@ def selective_passes() -> dict[str, Callable[[], object]]:
 
 def use_tiles(kind: str, tiles: tuple[int, ...]) -> None:
     if kind == "selective":
-        selective_spans.CHUNK, selective_spans.BLOCK = tiles
+        triton_selective_scan.CHUNK, triton_selective_scan.BLOCK = tiles
     else:
         *rows, columns, warps = tiles
-        scan_spans.state_tile = lambda y_dim, w_dim: (min([*rows, y_dim]), min(columns, w_dim), warps)
-        scan_spans.read_tile = lambda w_dim, dtype: (min(columns, w_dim), warps)
+        triton_scan.state_tile = lambda y_dim, w_dim: (min([*rows, y_dim]), min(columns, w_dim), warps)
+        triton_scan.read_tile = lambda w_dim, dtype: (min(columns, w_dim), warps)
 
 
 def trials() -> list[tuple[str, tuple[int, ...]]]:

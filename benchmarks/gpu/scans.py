@@ -32,9 +32,9 @@ from benchmarks.gpu.scan_tiles import sweep
 from regard.kernels.recurrent import linear_attention as linear_attention_module
 from regard.kernels.recurrent import wkv as wkv_module
 from regard.kernels.recurrent.linear_scan import ScanInputs
-from regard.kernels.recurrent.linear_scan.triton import autograd as scan_spans
+from regard.kernels.recurrent.linear_scan.triton import autograd as triton_scan
 from regard.kernels.recurrent.selective_scan import SelectiveScanInputs
-from regard.kernels.recurrent.selective_scan.triton import autograd as selective_spans
+from regard.kernels.recurrent.selective_scan.triton import autograd as triton_selective_scan
 from regard.kernels.recurrent.wkv import EMPTY, Sums, WKVInputs, wkv
 from regard.layout import TokenLayout
 from regard.parts.attention import Attention
@@ -65,12 +65,12 @@ def linear_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 def mamba2(q: Tensor, k: Tensor, v: Tensor, decay: Tensor) -> Tensor:
     state = torch.zeros(*v.shape[:2], q.shape[3], v.shape[3], device=DEVICE)
-    return scan_spans.scan(ScanInputs(q, k, v, decay, state))[0]
+    return triton_scan.scan(ScanInputs(q, k, v, decay, state))[0]
 
 
 def mamba(u: Tensor, delta: Tensor, A: Tensor, B: Tensor, C: Tensor, D: Tensor, bias: Tensor) -> Tensor:
     state = torch.zeros(len(u), *A.shape, device=DEVICE)
-    return selective_spans.selective_scan(SelectiveScanInputs(u, delta, A, B, C, D, state, bias=bias))[0]
+    return triton_selective_scan.selective_scan(SelectiveScanInputs(u, delta, A, B, C, D, state, bias=bias))[0]
 
 
 def wkv_from_empty(k: Tensor, v: Tensor, decay: Tensor) -> Tensor:
@@ -126,7 +126,9 @@ def layers(pool: ProcessPoolExecutor) -> None:
         for name, spec in {"attention": Attention(16, position=Rope()), "mamba": Mamba(), "mamba-2": Mamba2()}.items():
             with torch.device(DEVICE):
                 layer = spec.build(2048).bfloat16()
-            eager, compiled = (milliseconds(training_step(form, x, layout)) for form in (layer, torch.compile(layer)))
+            eager, compiled = (
+                milliseconds(training_step(module, x, layout)) for module in (layer, torch.compile(layer))
+            )
             cells.append(f"{name} {eager:.2f} | {compiled:.2f}")
         print(f"  n = {n:5}   {'   '.join(cells)}", flush=True)
 
@@ -139,7 +141,7 @@ def training_step(layer: Callable, x: Tensor, layout: TokenLayout) -> Callable[[
 if __name__ == "__main__":
     parts = {"check": check, "time": time, "layers": layers, "sweep": sweep}  # sweep is last: it changes the tiles
     parts["selective"] = partial(sweep, kinds=("selective",))
-    # Compiling takes seconds per kernel, so that many run in parallel; Triton caches the results on disk. Each has its
+    # Compiling takes seconds per kernel, so kernels are compiled in parallel; Triton caches them on disk. Each has its
     # own process, because a failed kernel makes all later ones in its process fail.
     with ProcessPoolExecutor(15, mp_context=get_context("spawn"), max_tasks_per_child=1) as pool:
         for part in sys.argv[1:] or ("check", "time", "layers", "sweep"):

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-HAS_TRITON = importlib.util.find_spec("triton") is not None  # its wheels are for Linux
-TRACES_GROUPED = torch.__version__ >= "2.15"  # can compile grouped_mm of float32
+HAS_TRITON = importlib.util.find_spec("triton") is not None  # published for Linux only
+COMPILES_GROUPED_MM = torch.__version__ >= "2.15"  # in float32
 # One function compiled for many models would reach the recompilation limit, which is per code object.
 COMPILE_OPTIONS: dict[str, Any] = (
     {"isolate_recompiles": True} if "isolate_recompiles" in signature(torch.compile).parameters else {}
@@ -17,7 +17,7 @@ COMPILE_OPTIONS: dict[str, Any] = (
 
 
 def cannot_compile(device: torch.device) -> str | None:
-    """Why torch.compile would fail for this device; None if it works."""
+    """The reason why torch.compile would fail on this device; None if it works."""
     compilers = (os.environ.get("CXX", ""), "g++", "clang++", "c++")
     if device.type == "cpu" and not any(map(shutil.which, filter(None, compilers))):
         return "torch.compile needs a C++ compiler on a CPU (Debian: apt-get install g++); running eagerly"
@@ -25,17 +25,17 @@ def cannot_compile(device: torch.device) -> str | None:
 
 
 def cannot_triton(device: torch.device) -> str | None:
-    """Why Triton's kernels do not run on this device; None if they do."""
+    """The reason why Triton kernels cannot run on this device; None if they can."""
     if device.type != "cuda":
         return f"needs a CUDA GPU, not {device.type}"
     return None if HAS_TRITON else "needs triton, which is not installed"
 
 
-def groups_matmul(x: torch.Tensor, weight: torch.Tensor) -> bool:
+def supports_grouped_mm(x: torch.Tensor, weight: torch.Tensor) -> bool:
     """Whether torch's grouped_mm supports rows x (T, I) and matrices weight (X, O, I).
 
     It does not support float64, and needs rows that are multiples of 16 bytes, in its backward too.
     """
     aligned = all(size * x.element_size() % 16 == 0 for size in weight.shape[1:])
     traced = torch.compiler.is_compiling() or x.is_meta
-    return x.dtype != torch.float64 and aligned and (x.dtype == torch.bfloat16 or not traced or TRACES_GROUPED)
+    return x.dtype != torch.float64 and aligned and (x.dtype == torch.bfloat16 or not traced or COMPILES_GROUPED_MM)

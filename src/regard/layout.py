@@ -1,11 +1,11 @@
 """TokenLayout: position, document and validity of every token of a forward.
 
 A position counts from the start of the token's own document, so it means the same in a packed training row, a padded
-batch and a cached decode step. Attention compares the queries with the keys. Keys are the queries' own tokens unless
-`keys` says otherwise: with a cache, or in cross-attention. All of this is data; no module guesses an offset.
+batch and a cached decode step. The keys of attention are the queries' own tokens, unless `keys` is set: with a cache,
+or in cross-attention. Modules read all positions from the layout and compute no offsets themselves.
 
-A layout is immutable: what several layers compute from it alone (masks, rotation angles) is computed once by `derived`.
-The one thing that is added to is the dictionary of auxiliary losses, a fresh one for every sublayer in training.
+A layout is immutable, so tensors that depend on it alone (masks, rotation angles) are computed once, by `derived`. The
+exception is the dictionary of auxiliary losses: in training every sublayer gets a new one and adds to it.
 """
 
 from collections.abc import Callable, Hashable, Sequence
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, eq=False)
 class TokenLayout:
     positions: Tensor  # (B, L) position of each token in its document, from 0
-    segments: Tensor | None = None  # (B, L) document of each token, whose tokens are adjacent; they attend within it
+    segments: Tensor | None = None  # (B, L) document of each token; its tokens are adjacent and attend to it only
     valid: Tensor | None = None  # (B, L) False where the token is padding
     rows: Tensor | None = None  # (B,) row of the store for each batch row; None: batch row b is row b of the store
     keys: "TokenLayout | None" = None  # (B, S) layout of the keys; None: the keys are the queries' own tokens
@@ -93,7 +93,7 @@ class TokenLayout:
         return replace(self, inputs=replace(self.inputs, bias=bias))
 
     def tokens(self, index: slice) -> "TokenLayout":
-        """Only these tokens of each row; where the layout has keys of its own, all of its keys."""
+        """Only these tokens of each row. If `keys` is set, all keys are kept."""
         return replace(
             self,
             positions=self.positions[:, index],
@@ -153,7 +153,7 @@ def set_keys(layout: TokenLayout, keys: TokenLayout) -> TokenLayout:
 
 
 def check_adjacent(documents: Tensor) -> None:
-    """Raise ValueError if a document has tokens in two places of a row.
+    """Raise ValueError if the tokens of a document are not adjacent in their row.
 
     Attention would connect the two parts, but a recurrence resets at every change of the document.
     """
@@ -170,7 +170,7 @@ def check_adjacent(documents: Tensor) -> None:
 
 
 def carry_segments(layout: TokenLayout) -> Tensor:
-    """(B, L) segment of the last valid token up to each token; tokens before any valid one take the first's."""
+    """(B, L) segment of the last valid token up to each token; before the first valid one, its segment."""
     segments, valid = layout.segments, layout.valid
     assert segments is not None and valid is not None
     indices = torch.arange(segments.shape[1], device=segments.device).expand_as(segments)

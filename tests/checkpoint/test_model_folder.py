@@ -148,7 +148,7 @@ def test_loading_does_not_import_the_compiler(folder: Path, tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-def test_the_peak_is_one_copy_of_the_model(tmp_path: Path) -> None:
+def test_peak_memory_is_one_copy_of_the_model(tmp_path: Path) -> None:
     sizes = LLAMA | {"vocab_size": 8000, "hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 8}
     export(family("llama").spec(sizes).build(0), tmp_path / "big", "llama")
     code = """
@@ -238,7 +238,7 @@ def tensors(change: Callable[[dict], object]) -> Callable[[Path], None]:
     return lambda folder: rewrite(folder, change)
 
 
-def cut(name: str, keep: float) -> Callable[[Path], None]:
+def truncate(name: str, keep: float) -> Callable[[Path], None]:
     def damage(folder: Path) -> None:
         content = (folder / name).read_bytes()
         (folder / name).write_bytes(content[: int(len(content) * keep)])
@@ -306,9 +306,9 @@ def fifo(folder: Path) -> None:
 
 NORM = "model.norm.weight"
 INVALID = {
-    "truncated weights": (cut("model.safetensors", 0.6), "model.safetensors is damaged"),
-    "empty weights": (cut("model.safetensors", 0), "model.safetensors is damaged"),
-    "truncated config": (cut("config.json", 0.5), "config.json is not valid JSON"),
+    "truncated weights": (truncate("model.safetensors", 0.6), "model.safetensors is damaged"),
+    "empty weights": (truncate("model.safetensors", 0), "model.safetensors is damaged"),
+    "truncated config": (truncate("config.json", 0.5), "config.json is not valid JSON"),
     "deep config": (deep, "not valid JSON"),
     "nested spec": (nested, "nested"),
     "no config": (lambda folder: (folder / "config.json").unlink(), "config.json is missing"),
@@ -344,7 +344,7 @@ INVALID = {
     "a vocabulary of 10^30": (config(vocab_size=10**30), "too large"),
     "a billion heads": (config(num_attention_heads=10**9, num_key_value_heads=7, head_dim=2), "heads=1000000000"),
     "unknown family": (config(model_type="lama"), "did you mean 'llama'"),
-    "a family with an unlike name": (config(model_type="deberta"), "no family 'deberta'; choose one of bamba, bart"),
+    "a family without a similar name": (config(model_type="deberta"), "no family 'deberta'; choose one of bamba, bart"),
     "a family that is not a string": (config(model_type=["llama"]), "there is no family"),
     "a shard in the parent folder": (shard_named("../model.safetensors"), "must be the name of a .safetensors file"),
     "a shard with an absolute path": (shard_named("/etc/passwd"), "must be the name of a .safetensors file"),

@@ -97,7 +97,7 @@ def test_omitted_sizes_are_expressed() -> None:
 
 @torch.no_grad()
 def test_rescaling_at_inference_does_not_change_the_model(tmp_path) -> None:
-    """Theirs halves hidden states and weights every few layers in eval mode; only epsilons make a difference."""
+    """In eval mode transformers halves hidden states and weights every few layers; only the norm's eps matters."""
     torch.manual_seed(0)
     config = transformers.RwkvConfig(**NO_SPECIAL_TOKENS | RWKV | {"rescale_every": 2, "layer_norm_epsilon": 1e-9})
     theirs = transformers.RwkvForCausalLM(config).eval()

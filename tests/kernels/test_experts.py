@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.autograd import gradcheck
 
-from regard.compat import groups_matmul
+from regard.compat import supports_grouped_mm
 from regard.kernels.grouped_matmul import by_expert, grouped_linear, slices
 
 SIZES = {
@@ -48,7 +48,7 @@ def test_every_row_is_multiplied_by_its_matrix(
     sizes: list[int], dtype: torch.dtype, rows: int, columns: int, grouped: bool
 ) -> None:
     inputs = draw(dtype, rows, columns)
-    assert groups_matmul(*inputs[:2]) == grouped
+    assert supports_grouped_mm(*inputs[:2]) == grouped
     found, expected = grouped_linear(*inputs, ends_of(sizes)), by_rows(*inputs, sizes)
     tolerance = 1e-5 if dtype == torch.float32 else 1e-13
     assert torch.allclose(found, expected, atol=tolerance)

@@ -46,15 +46,15 @@ def test_linear_attention_equals_the_quadratic_form_of_its_kernel() -> None:
 def test_every_decoding_step_costs_the_same() -> None:
     q, k, v, state = features(150)
     whole, last = linear_attention(q, k, v, state)
-    work = set()
+    flops = set()
     for t in range(150):
         token = slice(t, t + 1)
         with FlopCounterMode(display=False) as counter:
             out, state = linear_attention(q[:, :, token], k[:, :, token], v[:, :, token], state)
         assert (out - whole[:, :, token]).abs().max() < 1e-12
         assert state.numel() == 2 * (4 * 4 + 4)  # two heads of r·d_v + r numbers
-        work.add(counter.get_total_flops())
-    assert len(work) == 1
+        flops.add(counter.get_total_flops())
+    assert len(flops) == 1
     assert (state - last).abs().max() < 1e-10
     assert LinearAttention(2).flops(8, 1280, 1280) == 2 * LinearAttention(2).flops(8, 640, 640)
     assert LinearAttention(2).memory(8).arrays == {"sums": (2, 4, 5)}

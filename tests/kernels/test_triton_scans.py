@@ -11,15 +11,15 @@ from torch.utils.checkpoint import checkpoint
 
 from regard.kernels.recurrent.linear_scan import ScanInputs, backend, sequential, why
 from regard.kernels.recurrent.linear_scan import triton as scan_triton
-from regard.kernels.recurrent.linear_scan.triton import autograd as scan_spans
+from regard.kernels.recurrent.linear_scan.triton import autograd as triton_scan
 from regard.kernels.recurrent.selective_scan import SelectiveScanInputs
 from regard.kernels.recurrent.selective_scan import sequential as selective_sequential
 from regard.kernels.recurrent.selective_scan import triton as selective_triton
-from regard.kernels.recurrent.selective_scan.triton import autograd as selective_spans
+from regard.kernels.recurrent.selective_scan.triton import autograd as triton_selective_scan
 from regard.kernels.recurrent.selective_scan.triton import carry
 from regard.kernels.recurrent.wkv import EMPTY, Sums, WKVInputs
 from regard.kernels.recurrent.wkv import wkv as torch_wkv
-from regard.kernels.recurrent.wkv.triton import autograd as wkv_spans
+from regard.kernels.recurrent.wkv.triton import autograd as triton_wkv
 from tests.kernels.interpreted import DEVICE
 from tests.kernels.scans import cast, draw, select_tokens
 
@@ -51,14 +51,14 @@ def error(kernel: Callable, reference: Callable, inputs: Inputs) -> float:
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small tiles, so that short sequences have several."""
-    monkeypatch.setattr(scan_spans, "span_length", lambda *sizes: 16)
-    monkeypatch.setattr(scan_spans, "PROGRAMS", 1)  # one program handles all heads of a group
-    monkeypatch.setattr(scan_spans, "state_tile", lambda *sizes: (16, 16, 4))
-    monkeypatch.setattr(scan_spans, "read_tile", lambda *sizes: (16, 4))
-    monkeypatch.setattr(selective_spans, "BLOCK", 16)
-    monkeypatch.setattr(wkv_spans, "BLOCK", 8)
-    monkeypatch.setattr(wkv_spans, "T", 8)
-    monkeypatch.setattr(wkv_spans, "SPAN", 16)
+    monkeypatch.setattr(triton_scan, "span_length", lambda *sizes: 16)
+    monkeypatch.setattr(triton_scan, "PROGRAMS", 1)  # one program handles all heads of a group
+    monkeypatch.setattr(triton_scan, "state_tile", lambda *sizes: (16, 16, 4))
+    monkeypatch.setattr(triton_scan, "read_tile", lambda *sizes: (16, 4))
+    monkeypatch.setattr(triton_selective_scan, "BLOCK", 16)
+    monkeypatch.setattr(triton_wkv, "BLOCK", 8)
+    monkeypatch.setattr(triton_wkv, "T", 8)
+    monkeypatch.setattr(triton_wkv, "SPAN", 16)
 
 
 @pytest.mark.usefixtures("small")
@@ -83,7 +83,7 @@ def test_linear_scan_equals_sequential(
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("programs", [1, 12])  # one program for all heads of a group; two, whose results are summed
 def test_heads_of_a_group_may_be_split_over_programs(programs: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scan_spans, "PROGRAMS", programs)
+    monkeypatch.setattr(triton_scan, "PROGRAMS", programs)
     inputs = draw("token", 1, 2, 4, 40, 16, 16, True, True)
     assert error(scan_triton.scan, sequential.scan, inputs) < 5e-6
 
@@ -137,7 +137,7 @@ def test_wkv_equals_the_torch_form(length: int, packed: bool) -> None:
         state = Sums(torch.zeros(1, 5), torch.zeros(1, 5), torch.full((1, 5), EMPTY))
         segments, valid = (torch.rand(1, length) < 0.15).cumsum(1), torch.rand(1, length) < 0.7
     inputs = WKVInputs(k, v, decay, bonus, state, segments, valid)
-    assert error(with_plain_sums(wkv_spans.wkv), with_plain_sums(torch_wkv), inputs) < 5e-6
+    assert error(with_plain_sums(triton_wkv.wkv), with_plain_sums(torch_wkv), inputs) < 5e-6
 
 
 def with_plain_sums(wkv: Callable) -> Callable:

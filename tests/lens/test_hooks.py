@@ -63,7 +63,7 @@ def test_patch_equals_an_edited_forward(make, ids):
         patched = model(ids)
     o_proj = model.get_submodule(Z.removesuffix("z") + "o_proj")
     with torch.no_grad():
-        o_proj.weight.view(16, 4, 4)[:, 2] = 0  # head 2 is read by these columns alone
+        o_proj.weight.view(16, 4, 4)[:, 2] = 0  # only these columns read head 2
     assert torch.allclose(patched, model(ids), rtol=0, atol=1e-12)
 
 
@@ -90,12 +90,12 @@ def test_nested_contexts_end_separately(make, ids):
         with patch(model, {Z: torch.zeros_like}), record(model, Z) as inner:
             model(ids)
         assert inner[Z].count_nonzero() == 0
-        assert outer[Z].count_nonzero() > 0  # registered before the patch: it sees what the module gave
+        assert outer[Z].count_nonzero() > 0  # registered before the patch, so it records the module's own output
         assert torch.equal(model(ids), plain)
     assert hooks(model) == 0
 
 
-def test_wrong_names_are_answered_with_the_nearest(make):
+def test_an_error_for_an_unknown_name_suggests_the_nearest(make):
     model = make()
     with pytest.raises(ValueError, match=r"did you mean 'stack.blocks.\*.sublayers.\*.body.q_proj'"):
         record(model, "stack.blocks.0.sublayers.0.body.qproj").__enter__()

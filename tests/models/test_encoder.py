@@ -70,8 +70,8 @@ def test_padded_batch_equals_each_alone(name: str, dtype: torch.dtype, left: boo
     model, tokens = build(ENCODERS[name], dtype), random_ids(4, LENGTH)
     layout = layout_with_padding([1, 5, 11, LENGTH], LENGTH, left)
     found = model(tokens, layout)
-    for row, seen in enumerate(layout.valid):
-        assert error(found[row, seen], model(tokens[row, seen].unsqueeze(0))[0]) <= TOLERANCE[dtype]
+    for row, valid in enumerate(layout.valid):
+        assert error(found[row, valid], model(tokens[row, valid].unsqueeze(0))[0]) <= TOLERANCE[dtype]
 
 
 def packed(lengths: list[int], pads: int) -> tuple[list[Tensor], Tensor, TokenLayout]:
@@ -92,8 +92,8 @@ def test_packed_equals_separate(name: str, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.ledger("model.encoder")
-def test_a_tokens_vector_depends_on_both_sides() -> None:
-    """The vector of a token depends on earlier and later tokens."""
+def test_a_hidden_state_depends_on_both_sides() -> None:
+    """The hidden state of a token depends on earlier and later tokens."""
     both, causal = build(ENCODERS["rope"]), build(ENCODERS["causal"])
     tokens = random_ids(1, 3)
     before, after = tokens.clone(), tokens.clone()
@@ -102,7 +102,7 @@ def test_a_tokens_vector_depends_on_both_sides() -> None:
     assert not torch.allclose(both(tokens)[0, 1], both(before)[0, 1])
     assert not torch.allclose(both(tokens)[0, 1], both(after)[0, 1])
     assert not torch.allclose(causal(tokens)[0, 1], causal(before)[0, 1])
-    assert torch.equal(causal(tokens)[0, 1], causal(after)[0, 1])  # the mask is the one difference
+    assert torch.equal(causal(tokens)[0, 1], causal(after)[0, 1])  # only the mask differs
 
 
 BERT = {
@@ -143,14 +143,14 @@ def pair(request: pytest.FixtureRequest) -> tuple[nn.Module, nn.Module]:
 
 @pytest.mark.ledger("model.encoder", "mask.bidirectional", "enc.classify")
 def test_equal_to_bert(pair: tuple[nn.Module, nn.Module]) -> None:
-    """Outputs and gradients, with padding and with two texts in a row."""
+    """Outputs and gradients, with padding and with two token types."""
     theirs, ours = pair
     tokens, layout = random_ids(3, LENGTH), layout_with_padding([4, 9, LENGTH], LENGTH)
     types = (torch.arange(LENGTH) > 3).long().expand(3, -1)
     out = theirs(tokens, attention_mask=layout.valid.long(), token_type_ids=types)
     expected = out.pooler_output if hasattr(out, "pooler_output") else out.logits
     found = ours(tokens, layout, types)
-    if expected.dim() == 3:  # of every token: what stands at padding is nobody's business
+    if expected.dim() == 3:  # per token; outputs at padding are undefined
         found, expected = found[layout.valid], expected[layout.valid]
     assert error(found, expected) <= 1e-12
     for value in (found, expected):
@@ -166,31 +166,31 @@ def test_bert_base_has_its_published_size() -> None:
     assert sum(p.numel() for p in build_on_meta(spec).parameters()) == 109_482_240
 
 
-def pool_by_hand(x: Tensor, positions: Tensor, members: Tensor, how: str) -> Tensor:
-    """The definition, token by token, for one document in a row."""
-    mine = [t for t in range(len(x)) if members[t]]
-    if how == "mean":
-        return sum(x[t] for t in mine) / len(mine)
-    places = [int(positions[t]) for t in mine]
-    return x[mine[places.index(0 if how == "cls" else max(places))]]
+def plain_pooling(x: Tensor, positions: Tensor, valid: Tensor, pool: str) -> Tensor:
+    """The definition, token by token, for one document."""
+    tokens = [t for t in range(len(x)) if valid[t]]
+    if pool == "mean":
+        return sum(x[t] for t in tokens) / len(tokens)
+    order = [int(positions[t]) for t in tokens]
+    return x[tokens[order.index(0 if pool == "cls" else max(order))]]
 
 
-@pytest.mark.parametrize("how", ["cls", "mean", "last"])
+@pytest.mark.parametrize("pool", ["cls", "mean", "last"])
 @pytest.mark.parametrize("left", [False, True], ids=["right", "left"])
-def test_pooling_counts_valid_tokens_only(how: str, left: bool) -> None:
-    model = build(encoder(Full(), head=Pooled(how, normalize=False)))
+def test_pooling_counts_valid_tokens_only(pool: str, left: bool) -> None:
+    model = build(encoder(Full(), head=Pooled(pool, normalize=False)))
     tokens, layout = random_ids(4, LENGTH), layout_with_padding([1, 5, 11, LENGTH], LENGTH, left)
     hidden, found = model.read(tokens, layout)[0].x, model(tokens, layout)
     for row in range(4):
-        expected = pool_by_hand(hidden[row], layout.positions[row], layout.valid[row], how)
+        expected = plain_pooling(hidden[row], layout.positions[row], layout.valid[row], pool)
         assert error(found[row], expected) <= 1e-12
         alone = model(tokens[row, layout.valid[row]].unsqueeze(0))[0]
         assert error(found[row], alone) <= 1e-9
 
 
-@pytest.mark.parametrize("how", ["cls", "mean", "last"])
-def test_a_packed_row_has_one_vector_per_document(how: str) -> None:
-    model = build(encoder(Full(), head=Pooled(how)))
+@pytest.mark.parametrize("pool", ["cls", "mean", "last"])
+def test_a_packed_row_has_one_vector_per_document(pool: str) -> None:
+    model = build(encoder(Full(), head=Pooled(pool)))
     documents, tokens, layout = packed([3, 1, 7], 2)
     found = model(tokens, layout)
     assert found.shape == (1, 3, WIDTH)
@@ -251,7 +251,7 @@ def test_permuted_ids_with_a_permuted_table_give_the_same_output() -> None:
 
 
 @pytest.mark.ledger("emb.table")
-def test_unknown_ids_are_refused_by_name() -> None:
+def test_unknown_ids_are_refused() -> None:
     model = build(bert(**SMALL))
     with pytest.raises(ValueError, match="token id 31 is outside the vocabulary of 31; ids are 0 to 30"):
         model(torch.tensor([[1, VOCAB]]))
@@ -263,7 +263,7 @@ def test_unknown_ids_are_refused_by_name() -> None:
         build(ENCODERS["rope"])(random_ids(1, 2), types=torch.tensor([[0, 1]]))
 
 
-def test_a_masked_head_is_tied_to_its_table() -> None:
+def test_a_masked_lm_head_is_tied_to_the_embedding() -> None:
     tied, untied = (bert(**SMALL, head=MaskedLM(tied=tied)).build(0) for tied in (True, False))
     assert tied.head.vocab.weight is tied.input.table.weight
     assert untied.head.vocab.weight is not untied.input.table.weight
@@ -282,21 +282,21 @@ def test_narrow_embeddings_are_widened() -> None:
     model, tokens = build(spec), random_ids(2, 5)
     x = model.input.table.weight[tokens] + model.input.types.weight[0] + model.position.table.weight[:5]
     x = F.layer_norm(x, (7,), model.embedding_norm.weight, model.embedding_norm.bias, 1e-12)
-    foot = x @ model.widen.weight.T + model.widen.bias
-    seen = []
-    hook = model.stack.input.register_forward_hook(lambda _, __, out: seen.append(out))
+    widened = x @ model.widen.weight.T + model.widen.bias
+    stack_inputs = []
+    hook = model.stack.input.register_forward_hook(lambda _, __, out: stack_inputs.append(out))
     logits = model(tokens)
     hook.remove()
-    assert error(seen[0], foot) <= 1e-12
+    assert error(stack_inputs[0], widened) <= 1e-12
     hidden = model.head.dense(model.read(tokens)[0].x)  # (B, L, 7)
     assert hidden.shape == (2, 5, 7)
     assert error(logits, hidden @ model.input.table.weight.T + model.head.vocab.bias) <= 1e-12
 
 
 def test_two_heads_on_one_stack_equal_each_alone() -> None:
-    words, pair = MaskedLM(BERT_DENSE), Classification(2, dense=Dense("tanh"))
+    masked_lm, pair_head = MaskedLM(BERT_DENSE), Classification(2, dense=Dense("tanh"))
     model, tokens, layout = (
-        build(bert(**SMALL, head=PreTraining(words, pair))),
+        build(bert(**SMALL, head=PreTraining(masked_lm, pair_head))),
         random_ids(3, LENGTH),
         layout_with_padding([4, 9, LENGTH], LENGTH),
     )

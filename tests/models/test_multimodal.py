@@ -61,15 +61,21 @@ def pictures(count: int, side: int = 8, seed: int = 3) -> Tensor:
 
 @pytest.mark.ledger("mm.clip")
 def test_equal_to_clip() -> None:
-    """Logits, loss and gradients; texts end with their last token, which CLIP finds by its id and we by its place."""
+    """Logits, loss and gradients; CLIP finds the end of a text by the token id, we by the position."""
     import transformers
 
     sizes = {"num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64, "vocab_size": VOCAB}
     ids = {"bos_token_id": 0, "pad_token_id": 1, "eos_token_id": EOS}
-    words = {"hidden_size": 16, "max_position_embeddings": 12, **sizes, **ids}
-    views = {"hidden_size": 24, "image_size": 8, "patch_size": 4, "intermediate_size": 96, "num_attention_heads": 4}
+    text_config = {"hidden_size": 16, "max_position_embeddings": 12, **sizes, **ids}
+    vision_config = {
+        "hidden_size": 24,
+        "image_size": 8,
+        "patch_size": 4,
+        "intermediate_size": 96,
+        "num_attention_heads": 4,
+    }
     config = transformers.CLIPConfig(
-        text_config=words, vision_config=views | {"num_hidden_layers": 2}, projection_dim=10
+        text_config=text_config, vision_config=vision_config | {"num_hidden_layers": 2}, projection_dim=10
     )
     theirs = randomized(transformers.CLIPModel(config))
     ours = fill(clip(**SMALL).build(), renamed(dict(theirs.named_parameters()), CLIP))
@@ -111,19 +117,19 @@ def test_logits_are_cosines_over_the_temperature() -> None:
     assert abs(fresh.scale.exp().item() - 2.0) < 1e-6 and fresh.bias.item() == -3.0
 
 
-LOOK = Encoder(
+VISION = Encoder(
     Patches((4, 4), (8, 8), registers=1),
     16,
     (Repeat((Block((Sublayer(Attention(2, mask=Full(), bias=True)), Sublayer(FeedForward(24)))),), 2),),
     Learned(6),
 )
-SPEAK = Decoder(
+LANGUAGE = Decoder(
     VOCAB, WIDTH, (Repeat((Block((Sublayer(Attention(4, 2, position=Rope())), Sublayer(SwiGLU(40)))),), 2),)
 )
-READERS = {
-    "rope": Interleaved(LOOK, SPEAK, marker=5),
+SPECS = {
+    "rope": Interleaved(VISION, LANGUAGE, marker=5),
     "learned positions, a wide projector": Interleaved(
-        LOOK,
+        VISION,
         Decoder(
             VOCAB,
             WIDTH,
@@ -151,23 +157,23 @@ def build(spec: Interleaved) -> nn.Module:
     return model
 
 
-def prompt(spec: Interleaved, *words: int) -> Tensor:
-    return torch.tensor([spec.expand(words)])
+def prompt(spec: Interleaved, *ids: int) -> Tensor:
+    return torch.tensor([spec.expand(ids)])
 
 
 @pytest.mark.ledger("mm.interleave")
 def test_an_image_takes_as_many_tokens_as_it_has_patches() -> None:
-    spec = READERS["rope"]
-    assert spec.patches == 4  # [CLS] and the register stay behind
+    spec = SPECS["rope"]
+    assert spec.patches == 4  # [CLS] and the register are not passed to the decoder
     assert spec.expand([1, 5, 2, 5]) == [1, 5, 5, 5, 5, 2, 5, 5, 5, 5]
 
 
-@pytest.mark.parametrize("name", READERS)
+@pytest.mark.parametrize("name", SPECS)
 @pytest.mark.ledger("mm.interleave")
 def test_patches_replace_the_markers(name: str) -> None:
     """Against the decoder applied to embeddings that are replaced in a loop."""
-    model, images = build(READERS[name]), pictures(2)
-    decoder, tokens = model.decoder, prompt(READERS[name], 1, 5, 2, 3, 5, 7)
+    model, images = build(SPECS[name]), pictures(2)
+    decoder, tokens = model.decoder, prompt(SPECS[name], 1, 5, 2, 3, 5, 7)
     patches = model.projector(model.vision.read(images)[0].x[:, 2:]).flatten(0, 1)
     rows, taken = [], 0
     for token in tokens[0]:
@@ -182,14 +188,14 @@ def test_patches_replace_the_markers(name: str) -> None:
     assert error(model(tokens, images=images), decoder.logits(decoder.norm(x))) <= 1e-12
 
 
-@pytest.mark.parametrize("name", READERS)
+@pytest.mark.parametrize("name", SPECS)
 @pytest.mark.parametrize("kind", STORES)
 @pytest.mark.ledger("mm.interleave")
 def test_cached_equals_whole(name: str, kind: str) -> None:
-    """A prompt that starts with an image, then tokens one by one, which only the decoder computes."""
-    model, images = build(READERS[name]), pictures(2)
-    words = random_ids(2, 6) % 5  # no markers
-    tokens = torch.cat([torch.full((2, 4), 5), words], 1)
+    """A prompt that starts with an image, then tokens one by one, for which only the decoder runs."""
+    model, images = build(SPECS[name]), pictures(2)
+    text = random_ids(2, 6) % 5  # no markers
+    tokens = torch.cat([torch.full((2, 4), 5), text], 1)
     store = STORES[kind](model.spec)
     assert all(store.reserve(row, 32) for row in range(2))
     found = [model(tokens[:, :5], now := TokenLayout(torch.arange(5).expand(2, 5)), store.begin_forward(now), images)]
@@ -200,26 +206,26 @@ def test_cached_equals_whole(name: str, kind: str) -> None:
     assert error(torch.cat(found, 1), model(tokens, images=images)) <= 1e-9
 
 
-@pytest.mark.parametrize("name", READERS)
+@pytest.mark.parametrize("name", SPECS)
 @pytest.mark.parametrize("left", [False, True], ids=["right", "left"])
 def test_padded_batch_equals_each_alone(name: str, left: bool) -> None:
-    """Rows with none, one and two images."""
-    model, images, spec = build(READERS[name]), pictures(3), READERS[name]
-    texts = [prompt(spec, 1, 2, 3), prompt(spec, 5, 1), prompt(spec, 2, 5, 3, 5)]
-    theirs = [[], [0], [1, 2]]
-    layout = layout_with_padding([row.shape[1] for row in texts], 10, left)
+    """Rows with no image, one and two."""
+    model, images, spec = build(SPECS[name]), pictures(3), SPECS[name]
+    prompts = [prompt(spec, 1, 2, 3), prompt(spec, 5, 1), prompt(spec, 2, 5, 3, 5)]
+    image_indices = [[], [0], [1, 2]]
+    layout = layout_with_padding([row.shape[1] for row in prompts], 10, left)
     tokens = torch.zeros(3, 10, dtype=torch.int64)
-    for row, alone in enumerate(texts):
+    for row, alone in enumerate(prompts):
         tokens[row, layout.valid[row]] = alone[0]
     found = model(tokens, layout, images=images)
-    for row, alone in enumerate(texts):
-        expected = model(alone, images=images[theirs[row]] if theirs[row] else None)
+    for row, alone in enumerate(prompts):
+        expected = model(alone, images=images[image_indices[row]] if image_indices[row] else None)
         assert error(found[row, layout.valid[row]], expected[0]) <= 1e-9
 
 
-@pytest.mark.parametrize("name", READERS)
+@pytest.mark.parametrize("name", SPECS)
 def test_packed_equals_separate(name: str) -> None:
-    model, images, spec = build(READERS[name]), pictures(2), READERS[name]
+    model, images, spec = build(SPECS[name]), pictures(2), SPECS[name]
     one, two = prompt(spec, 1, 5, 2), prompt(spec, 5, 3)
     positions = torch.cat([torch.arange(6), torch.arange(5)]).unsqueeze(0)
     segments = torch.tensor([[0] * 6 + [1] * 5])
@@ -230,7 +236,7 @@ def test_packed_equals_separate(name: str) -> None:
 
 def test_features_are_taken_from_intermediate_blocks() -> None:
     """After the selected blocks, concatenated, without the norm; with [CLS] and registers if whole=True."""
-    spec = replace(READERS["rope"], features=(-2, 2, 0), whole=True)
+    spec = replace(SPECS["rope"], features=(-2, 2, 0), whole=True)
     model, images = build(spec), pictures(2)
     seen: list[Tensor] = []
     vision = model.vision
@@ -251,16 +257,18 @@ def test_a_text_ends_at_its_first_end_token() -> None:
     model = randomized(replace(clip(**SMALL), end=EOS).build(0))
     alone = torch.tensor([[1, 2, 3, EOS]])
     expected = model(pictures(2), alone)
-    behind = torch.cat([alone, torch.tensor([[EOS, 4, EOS]])], 1)
-    assert error(model(pictures(2), behind), expected) <= 1e-12
-    before = torch.cat([torch.tensor([[EOS, EOS]]), alone], 1)
-    assert error(model(pictures(2), before, layout_with_padding([4], 6, left=True)), expected) <= 1e-12
-    endless = alone[:, :3]
-    assert error(model(pictures(2), endless), randomized(clip(**SMALL).build(0))(pictures(2), endless)) <= 1e-12
+    with_suffix = torch.cat([alone, torch.tensor([[EOS, 4, EOS]])], 1)
+    assert error(model(pictures(2), with_suffix), expected) <= 1e-12
+    left_padded = torch.cat([torch.tensor([[EOS, EOS]]), alone], 1)
+    assert error(model(pictures(2), left_padded, layout_with_padding([4], 6, left=True)), expected) <= 1e-12
+    unterminated = alone[:, :3]
+    assert (
+        error(model(pictures(2), unterminated), randomized(clip(**SMALL).build(0))(pictures(2), unterminated)) <= 1e-12
+    )
 
 
 def test_text_attends_to_the_image_and_the_image_not_to_later_text() -> None:
-    model, spec = build(READERS["rope"]), READERS["rope"]
+    model, spec = build(SPECS["rope"]), SPECS["rope"]
     tokens, other = prompt(spec, 1, 5, 2, 3), prompt(spec, 1, 5, 2, 4)
     one, two = pictures(1), pictures(1, seed=4)
     assert torch.equal(model(tokens, images=one)[:, :-1], model(other, images=one)[:, :-1])
@@ -269,23 +277,23 @@ def test_text_attends_to_the_image_and_the_image_not_to_later_text() -> None:
 
 
 def test_every_weight_gets_a_gradient() -> None:
-    model, spec = build(READERS["rope"]).requires_grad_(), READERS["rope"]
+    model, spec = build(SPECS["rope"]).requires_grad_(), SPECS["rope"]
     model(prompt(spec, 1, 5, 2, 3), images=pictures(1)).sin().sum().backward()
     for name, parameter in model.named_parameters():
-        silent = name.endswith("k_proj.bias")  # it shifts all scores of a query alike
-        assert parameter.grad.isfinite().all() and (parameter.grad.any() or silent), name
+        unused = name.endswith("k_proj.bias")  # adds the same number to all scores of a query
+        assert parameter.grad.isfinite().all() and (parameter.grad.any() or unused), name
 
 
 @pytest.mark.ledger("mm.interleave")
 def test_losses_of_experts_in_the_vision_encoder_reach_the_outputs() -> None:
-    """What the bodies of every stack add to the loss reaches the objective."""
+    """Auxiliary losses of all stacks are in the outputs, and the objective adds them."""
     experts = Block((Sublayer(Experts(4, 2, SwiGLU(8))),))
-    look = replace(LOOK, layers=(Repeat((experts,)),))
-    spec = Interleaved(look, SPEAK, marker=3)
+    vision = replace(VISION, layers=(Repeat((experts,)),))
+    spec = Interleaved(vision, LANGUAGE, marker=3)
     model = spec.build(seed=0).train()
     assert list(model(prompt(spec, 1, 3, 2), images=pictures(1).float(), outputs=True).losses) == ["balance"]
     space = Pooled("last", 4)
-    pair = DualEncoder(replace(look, head=space), replace(TEXT, head=space, layers=look.layers))
+    pair = DualEncoder(replace(vision, head=space), replace(TEXT, head=space, layers=vision.layers))
     batch = Batch(images=pictures(2).float(), tokens=torch.tensor([[1, 2], [3, 4]]))
     loss, count, metrics = Contrastive()(pair.build(seed=0).train(), batch)
     plain, *_ = Contrastive()(pair.build(seed=0).eval(), batch)
@@ -294,23 +302,23 @@ def test_losses_of_experts_in_the_vision_encoder_reach_the_outputs() -> None:
 
 
 def test_markers_and_images_must_agree() -> None:
-    model, spec = build(READERS["rope"]), READERS["rope"]
+    model, spec = build(SPECS["rope"]), SPECS["rope"]
     with pytest.raises(ValueError, match="4 marker tokens, but 2 images have 4 patches each"):
         model(prompt(spec, 1, 5), images=pictures(2))
     with pytest.raises(ValueError, match="4 marker tokens, but 0 images"):
         model(prompt(spec, 1, 5))
 
 
-TEXT = Encoder(Tokens(5), 16, LOOK.layers, head=Pooled("last", 4))
+TEXT = Encoder(Tokens(5), 16, VISION.layers, head=Pooled("last", 4))
 REFUSED = {
-    "vision encoder is tokens; use Patches": lambda: Interleaved(replace(TEXT, head=None), SPEAK, 5),
-    "head, whose output is not used": lambda: Interleaved(vit(**{"image": 8, "patch": 4, "width": 24}), SPEAK, 5),
+    "vision encoder is tokens; use Patches": lambda: Interleaved(replace(TEXT, head=None), LANGUAGE, 5),
+    "head, whose output is not used": lambda: Interleaved(vit(**{"image": 8, "patch": 4, "width": 24}), LANGUAGE, 5),
     "projector: hidden=0 must be positive": lambda: Projector(0),
-    "marker=31 is not in the vocabulary": lambda: Interleaved(LOOK, SPEAK, 31),
+    "marker=31 is not in the vocabulary": lambda: Interleaved(VISION, LANGUAGE, 31),
     "image embeddings have 16 dimensions and text embeddings 4": lambda: DualEncoder(
-        replace(LOOK, head=Pooled("cls")), TEXT
+        replace(VISION, head=Pooled("cls")), TEXT
     ),
-    "the image encoder needs a head with normalized embeddings": lambda: DualEncoder(LOOK, TEXT),
+    "the image encoder needs a head with normalized embeddings": lambda: DualEncoder(VISION, TEXT),
     "temperature=0.0 must be positive": lambda: replace(clip(**SMALL), temperature=0.0),
     "end=-1 must not be negative": lambda: replace(clip(**SMALL), end=-1),
 }

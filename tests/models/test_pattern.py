@@ -50,7 +50,7 @@ def test_three_windows_and_one_full_layer_without_positions() -> None:
 
 
 @pytest.mark.parametrize(
-    ("word", "expected"),
+    ("term", "expected"),
     [
         ("full", GQA),
         ("causal", attention(mask=Causal())),
@@ -69,8 +69,8 @@ def test_three_windows_and_one_full_layer_without_positions() -> None:
         ("attention(8)", attention(heads=8)),
     ],
 )
-def test_terms(word: str, expected: object) -> None:
-    assert mixers(word, 1) == [expected]
+def test_a_term_changes_the_mixer(term: str, expected: object) -> None:
+    assert mixers(term, 1) == [expected]
 
 
 def test_a_feed_forward_may_change_too() -> None:
@@ -96,7 +96,7 @@ def test_in_an_encoder_full_and_windows_are_bidirectional() -> None:
 
 
 @pytest.mark.parametrize(
-    ("pattern", "words"),
+    ("pattern", "message"),
     [
         ("windw(3)", "there is no layer 'windw'; did you mean 'window'?"),
         ("3*", "expected a term such as window(256) or full, found 'the end'"),
@@ -122,10 +122,10 @@ def test_in_an_encoder_full_and_windows_are_bidirectional() -> None:
         ("experts(2, 4)", "top_k=4 must be from 1 to count=2"),
     ],
 )
-def test_wrong_patterns_are_refused(pattern: str, words: str) -> None:
+def test_wrong_patterns_are_refused(pattern: str, message: str) -> None:
     with pytest.raises(SpecError) as found:
         tile(BASE, pattern, 4)
-    assert words in str(found.value) and repr(pattern) in str(found.value)
+    assert message in str(found.value) and repr(pattern) in str(found.value)
 
 
 def test_a_block_that_the_term_cannot_change_is_refused() -> None:
@@ -136,8 +136,8 @@ def test_a_block_that_the_term_cannot_change_is_refused() -> None:
 
 
 def test_a_pattern_in_a_file_equals_its_runs() -> None:
-    spelled = Decoder(31, 24, tile(BASE, "window(4), full(no_position)", 5))
-    assert Decoder(31, 24, Tiled(BASE, "window(4), full(no_position)", 5)) == spelled  # ty: ignore
+    expanded = Decoder(31, 24, tile(BASE, "window(4), full(no_position)", 5))
+    assert Decoder(31, 24, Tiled(BASE, "window(4), full(no_position)", 5)) == expanded  # ty: ignore
     table = """
         vocab = 31
         width = 24
@@ -150,9 +150,9 @@ def test_a_pattern_in_a_file_equals_its_runs() -> None:
         [[layers.block.sublayers]]
         body = { kind = "swiglu", hidden = 40 }
     """
-    assert Decoder.from_toml(table) == spelled
-    for again in (Decoder.from_json(spelled.to_json()), Decoder.from_toml(spelled.to_toml())):
-        assert again == spelled
+    assert Decoder.from_toml(table) == expanded
+    for again in (Decoder.from_json(expanded.to_json()), Decoder.from_toml(expanded.to_toml())):
+        assert again == expanded
     with pytest.raises(SpecError, match="did you mean 'window'"):
         Decoder.from_toml(table.replace("window(4)", "windw(4)"))
 
@@ -168,8 +168,8 @@ def test_a_tiled_model_equals_the_written_out_one() -> None:
     spec = retile(decoder(block(LinearAttention(4)), BASE), "window(4), linear")
     assert len(spec.blocks) == 4 and spec.blocks[0] == block(attention(mask=Window(4)))
     tokens = random_ids(1, 9)
-    spelled = Decoder.from_json(spec.to_json())
-    assert error(build(spec)(tokens), build(spelled)(tokens)) == 0
+    expanded = Decoder.from_json(spec.to_json())
+    assert error(build(spec)(tokens), build(expanded)(tokens)) == 0
     assert retile(OTHERS["encoder"], "window(4)").layers[0].blocks[0].sublayers[0].body.mask == Window(4, False)  # ty: ignore
     with pytest.raises(SpecError, match="no layers of its own"):
         retile(OTHERS["encoder-decoder"], "window(4)")

@@ -1,4 +1,4 @@
-"""BigBird as it is evaluated: the definition in plain loops, padded and packed rows, and refusals."""
+"""BigBird's attention in evaluation: the definition in plain loops, padded and packed rows, and refusals."""
 
 import pytest
 import torch
@@ -25,21 +25,21 @@ def build() -> BigBirdAttentionModule:
     return module
 
 
-def listed(i: int, length: int) -> list[int]:
-    """The keys of token i, each as often as it counts."""
+def attended_keys(i: int, length: int) -> list[int]:
+    """The keys that token i attends to; a key of two selected blocks occurs twice."""
     blocks = [range(n, min(n + 2, length)) for n in range(0, length, 2)]
     row, last = i // 2, len(blocks) - 1
     if row in (0, last) or length <= 14:
         return [*range(length)]
     near = {0, row - 1, row, row + 1, last}
-    return [j for n in [*sorted(near), 0] for j in blocks[n]]  # the one link falls on the first block
+    return [j for n in [*sorted(near), 0] for j in blocks[n]]  # the random block is always the first
 
 
 def plain_loop(module: BigBirdAttentionModule, x: Tensor) -> Tensor:
     q, k, v = (proj(x).unflatten(-1, (3, -1)) for proj in (module.q_proj, module.k_proj, module.v_proj))  # (L, H, E)
     out = []
     for i in range(len(x)):
-        keys = listed(i, len(x))
+        keys = attended_keys(i, len(x))
         weights = torch.einsum("he,jhe->hj", q[i], k[keys]).div(2).softmax(-1)  # √4
         out.append(torch.einsum("hj,jhe->he", weights, v[keys]).flatten())
     return module.o_proj(torch.stack(out))

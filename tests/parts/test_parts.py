@@ -76,9 +76,9 @@ def test_a_body_reads_other_tokens_only_if_it_mixes(name: str) -> None:
     module, x = randomized(spec.build(WIDTH)), random(1, 5, WIDTH)
     changed = x.clone()
     changed[:, 2] += 1
-    moved = (call(module, x, spec.mixes) != call(module, changed, spec.mixes)).any(-1)[0].tolist()
+    affected = (call(module, x, spec.mixes) != call(module, changed, spec.mixes)).any(-1)[0].tolist()
     full = getattr(spec, "mask", None) == Full()
-    assert moved == ([full, full, True, True, True] if spec.mixes else [False, False, True, False, False])
+    assert affected == ([full, full, True, True, True] if spec.mixes else [False, False, True, False, False])
 
 
 @pytest.mark.parametrize("name", NORMS)
@@ -122,8 +122,8 @@ def test_attention_equals_torch() -> None:
     theirs.in_proj_weight.data = torch.cat([p.weight for p in projections])
     theirs.in_proj_bias.data = torch.cat([p.bias for p in projections])
     theirs.out_proj.load_state_dict(ours.o_proj.state_dict())
-    x, hidden = random(2, 7, WIDTH), ~torch.ones(7, 7, dtype=torch.bool).tril()
-    expected, _ = theirs(x, x, x, attn_mask=hidden, need_weights=False)
+    x, masked = random(2, 7, WIDTH), ~torch.ones(7, 7, dtype=torch.bool).tril()
+    expected, _ = theirs(x, x, x, attn_mask=masked, need_weights=False)
     assert torch.allclose(ours(x, TokenLayout.whole(2, 7)), expected, atol=1e-10)
 
 
@@ -141,7 +141,7 @@ def test_blocks_pass_gradcheck(name: str) -> None:
     assert gradcheck(lambda x: block(x, TokenLayout.whole(2, 4))[0], x, fast_mode=True)
 
 
-def test_the_style_places_the_norm() -> None:
+def test_the_style_sets_where_the_norm_is_applied() -> None:
     x, layout = random(1, 4, WIDTH), TokenLayout.whole(1, 4)
     for style in ("pre", "post"):
         block = randomized(Block((Sublayer(SwiGLU(20), LayerNorm()),), style=style).build(WIDTH))

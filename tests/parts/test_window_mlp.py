@@ -37,14 +37,14 @@ def bengio(hidden: int = 9, width: int = WIDTH, vocab: int = VOCAB) -> Decoder:
     )
 
 
-def wide(model: nn.Module) -> nn.Module:
+def randomized(model: nn.Module) -> nn.Module:
     randomize_weights(model)
     return model
 
 
 @pytest.mark.ledger("anc.mlp.lm")
 def test_equals_its_equation() -> None:
-    model = wide(bengio().build(seed=0).double())
+    model = randomized(bengio().build(seed=0).double())
     body = model.stack.blocks[0].sublayers[0].body
     tokens = torch.randint(VOCAB, (1, 8), generator=torch.Generator().manual_seed(0))
     embeddings = model.embedding(tokens)[0]
@@ -83,16 +83,16 @@ def influence(model: DecoderModule, tokens: Tensor) -> Tensor:
 
 @pytest.mark.ledger("anc.mlp.fixed")
 def test_a_token_before_the_window_has_no_influence() -> None:
-    model = wide(bengio().build(seed=0))
+    model = randomized(bengio().build(seed=0))
     found = influence(model, torch.arange(9)[None])
     assert (found[:4] == 0).all() and (found[4:] > 0).all()
 
 
 @pytest.mark.ledger("anc.mlp.fixed")
 @pytest.mark.parametrize("length", [3, 6])
-def test_the_layer_takes_exactly_five_tokens(length: int) -> None:
-    """The linear layer takes no other number; the mixer truncates longer sequences and pads shorter ones with zeros."""
-    body = wide(WindowMLP(5, 9).build(WIDTH))
+def test_the_window_has_exactly_five_tokens(length: int) -> None:
+    """The linear layer accepts five tokens only; the mixer truncates longer sequences and zero-pads shorter ones."""
+    body = randomized(WindowMLP(5, 9).build(WIDTH))
     vectors = torch.randn(1, length, WIDTH, generator=torch.Generator().manual_seed(0))
     with pytest.raises(RuntimeError, match=f"1x{length * WIDTH} and {5 * WIDTH}x9"):
         body.up_proj(vectors.flatten(1))
@@ -105,7 +105,7 @@ def test_the_layer_takes_exactly_five_tokens(length: int) -> None:
 def test_layers_are_linear_maps_with_an_activation_between() -> None:
     """Feed-forward layers have no state: no token affects another, in the same forward or a later one."""
     block = Block((Sublayer(FeedForward(7, "tanh"), NoNorm()),), keep=0.0)
-    model = wide(Decoder(VOCAB, WIDTH, (Repeat((block,), 2),), norm=NoNorm()).build(seed=0).double())
+    model = randomized(Decoder(VOCAB, WIDTH, (Repeat((block,), 2),), norm=NoNorm()).build(seed=0).double())
     bodies = [block.sublayers[0].body for block in model.stack.blocks]
     chain = nn.Sequential(
         *(layer for body in bodies for layer in (body.up_proj, nn.Tanh(), body.down_proj)), model.head
@@ -131,17 +131,17 @@ def test_only_the_bag_of_words_ignores_order() -> None:
     """Four tokens with embeddings of few bits, so that their mean is exact in any order."""
     dog_bites_man, man_bites_dog = torch.tensor([[3, 1, 7, 5]]), torch.tensor([[7, 1, 3, 5]])
 
-    def reader(body: Body, position: Position) -> nn.Module:
+    def build_encoder(body: Body, position: Position) -> nn.Module:
         block = Block((Sublayer(body, NoNorm()),), keep=0.0)
         model = Encoder(Tokens(VOCAB), WIDTH, (Repeat((block,)),), position, head=Pooled("mean")).build(seed=0)
-        wide(model)
+        randomized(model)
         for parameter in model.parameters():
             parameter.data = (parameter * 64).round() / 64
         return model
 
-    bag = reader(FeedForward(1, "identity"), NoPosition())
+    bag = build_encoder(FeedForward(1, "identity"), NoPosition())
     assert torch.equal(bag(dog_bites_man), bag(man_bites_dog))
     assert not torch.equal(bag(dog_bites_man), bag(torch.tensor([[3, 1, 8, 5]])))
     for name, body in BODIES.items():
-        other = reader(body, Sinusoidal() if "positions" in name else NoPosition())
+        other = build_encoder(body, Sinusoidal() if "positions" in name else NoPosition())
         assert error(other(dog_bites_man), other(man_bites_dog)) > 1e-3, name

@@ -54,16 +54,19 @@ class FakeEngine:
         return [(request, self.token(request)) for request in list(self.active)]
 
     def token(self, request: Request) -> Token:
-        at = len(request.new)
-        end = at == len(self.script) and not self.endless
-        id = self.eos if end else self.script[at % len(self.script)]
-        others = [(other * 7 + 11 * at) % 256 + 5 for other in range(request.sampling.top_logprobs)]
-        share = 0.35 + 0.6 * math.sin(at * 1.7) ** 2
-        top = tuple([(id, math.log(share))] + [(o, math.log((1 - share) / 2 ** (i + 1))) for i, o in enumerate(others)])
+        step = len(request.new)
+        end = step == len(self.script) and not self.endless
+        id = self.eos if end else self.script[step % len(self.script)]
+        others = [(other * 7 + 11 * step) % 256 + 5 for other in range(request.sampling.top_logprobs)]
+        probability = 0.35 + 0.6 * math.sin(step * 1.7) ** 2
+        top = tuple(
+            [(id, math.log(probability))]
+            + [(o, math.log((1 - probability) / 2 ** (i + 1))) for i, o in enumerate(others)]
+        )
         finish = "stop" if id in request.sampling.stop_ids else None
-        if finish is None and at + 1 == request.sampling.max_new:
+        if finish is None and step + 1 == request.sampling.max_new:
             finish = "length"
-        token = Token(id, math.log(share), top[: request.sampling.top_logprobs], finish)
+        token = Token(id, math.log(probability), top[: request.sampling.top_logprobs], finish)
         request.add(token)
         if finish:
             self.active.remove(request)

@@ -18,13 +18,13 @@ def test_every_route_but_the_public_ones_needs_the_key(live):
     server = live(key="s3cret")
     routes = {path for path, methods in server.client.get("/openapi.json").json()["paths"].items()}
     assert routes - {"/health", "/v1/models/{name}"} == {path for _, path in PATHS} - {"/openapi.json"}
-    with httpx.Client(base_url=server.url) as stranger:
+    with httpx.Client(base_url=server.url) as client:
         for method, path in PATHS + [("GET", "/v1/models/tiny"), ("GET", "/nothing")]:
-            for given in (None, "Bearer s3cre", "Basic s3cret", "s3cret", "Bearer s\u00e9cret".encode("latin-1")):
-                response = stranger.request(method, path, headers={"authorization": given} if given else {})
+            for value in (None, "Bearer s3cre", "Basic s3cret", "s3cret", "Bearer s\u00e9cret".encode("latin-1")):
+                response = client.request(method, path, headers={"authorization": value} if value else {})
                 assert response.status_code == 401 and response.json()["error"]["code"] == "invalid_api_key"
         for path in ("/health", "/", "/web/app.js"):
-            assert stranger.get(path).status_code == 200
+            assert client.get(path).status_code == 200
     assert server.client.get("/v1/models").status_code == 200
 
 
@@ -38,7 +38,7 @@ def test_local_host_names_are_served(live, host):
     assert live().client.get("/v1/models", headers={"host": host}).status_code == 200
 
 
-def test_pages_of_other_sites_are_refused(live):
+def test_requests_from_other_origins_are_refused(live):
     server = live()
     for origin in ("https://evil.example", "null", server.url + "0", server.url.replace("http", "ftp://http")):
         assert server.client.get("/v1/models", headers={"origin": origin}).status_code == 403
@@ -46,7 +46,7 @@ def test_pages_of_other_sites_are_refused(live):
     assert own.status_code == 200 and "access-control-allow-origin" not in own.headers
 
 
-def test_any_host_needs_a_key(tokenizer):
+def test_allowing_any_host_requires_a_key(tokenizer):
     with pytest.raises(ValueError, match="set a key"):
         create_app(FakeEngine(tokenizer, "x"), tokenizer, "tiny", hosts=())
 
@@ -64,14 +64,14 @@ def test_long_bodies_are_refused_before_they_are_read(live):
 @pytest.mark.parametrize("length", ["²", "-1", "1e3", "9" * 5000])
 def test_an_invalid_content_length_is_refused(length):
     """Called directly, because an HTTP server may refuse it before the middleware."""
-    answer = []
+    messages = []
 
     async def send(message):
-        answer.append(message)
+        messages.append(message)
 
     scope = {"type": "http", "headers": [(b"content-length", length.encode("latin-1"))]}
     asyncio.run(BodyLimit(None, MAX_BODY)(scope, None, send))
-    assert answer[0]["status"] == 413
+    assert messages[0]["status"] == 413
 
 
 def test_security_headers_allow_no_other_host(live):

@@ -41,14 +41,14 @@ def sentencepiece(prefix_space: bool = True) -> Tokenizer:
     steps = [normalizers.Prepend("▁")] if prefix_space else []
     core.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", "▁")])
     core.train_from_iterator(TEXTS, trainers.BpeTrainer(vocab_size=340, special_tokens=special, show_progress=False))
-    state = tokenizers.Tokenizer(
+    rebuilt = tokenizers.Tokenizer(
         models.BPE(core.get_vocab(), merges_of(core), unk_token="<unk>", fuse_unk=True, byte_fallback=True)
     )
-    state.normalizer = core.normalizer
+    rebuilt.normalizer = core.normalizer
     strip = [decoders.Strip(" ", 1, 0)] if prefix_space else []
-    state.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), *strip])
-    state.add_special_tokens(["<unk>", "<s>", "</s>"])
-    return Tokenizer(state, bos="<s>", eos="</s>", chat_template=DEFAULT_TEMPLATE)
+    rebuilt.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), *strip])
+    rebuilt.add_special_tokens(["<unk>", "<s>", "</s>"])
+    return Tokenizer(rebuilt, bos="<s>", eos="</s>", chat_template=DEFAULT_TEMPLATE)
 
 
 def merges_of(core: tokenizers.Tokenizer) -> list[tuple[str, str]]:
@@ -76,7 +76,7 @@ def test_round_trip(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["byte-level, gpt-2", "byte-level, llama-bpe", "byte-level, qwen2", "sentencepiece"])
-def test_transformers_gives_the_same_ids(name: str, tmp_path: Path) -> None:
+def test_ids_equal_those_of_transformers(name: str, tmp_path: Path) -> None:
     file = write_gguf(TOKENIZERS[name](), tmp_path)
     ours, theirs = Tokenizer.load(file), transformers.AutoTokenizer.from_pretrained(tmp_path, gguf_file=file.name)
     for text in MIXED:
@@ -108,9 +108,12 @@ def test_a_tokenizer_that_gguf_cannot_hold_is_refused() -> None:
 DAMAGED = {  # name: (key, bytes to skip after it, new bytes), message
     "an unknown model": ((b"ggml.model", 12, b"gpt9"), "model='gpt9' is not supported"),
     "an unknown pre-tokenizer": ((b"ggml.pre", 12, b"gpt-9"), "pre='gpt-9' is not supported"),
-    "eos outside": ((b"eos_token_id", 4, struct.pack("<I", 9999)), "eos_token_id=9999 is not below .*294"),
+    "eos outside the vocabulary": (
+        (b"eos_token_id", 4, struct.pack("<I", 9999)),
+        "eos_token_id=9999 is not below .*294",
+    ),
     "eos of another type": ((b"eos_token_id", 0, struct.pack("<I", 6)), "eos_token_id=.* should be int"),
-    "a merge of one": ((b"ggml.merges", 25, b"_"), "expected two tokens whose concatenation is a token"),
+    "a merge of one token": ((b"ggml.merges", 25, b"_"), "expected two tokens whose concatenation is a token"),
     "too few types": ((b"ggml.token_type", 8, struct.pack("<Q", 100)), "numbers must be equal|are left"),
 }
 

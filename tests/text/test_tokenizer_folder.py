@@ -1,4 +1,4 @@
-"""Tokenizers of Hugging Face folders give the same ids and strings as `transformers` does from the same files."""
+"""Tokenizers of Hugging Face folders: ids and strings equal those of `transformers` for the same files."""
 
 import time
 from pathlib import Path
@@ -46,7 +46,7 @@ def test_pairs_equal_those_of_transformers(pair: Pair) -> None:
 
 
 @pytest.mark.parametrize("texts", [LONG[:1], pytest.param(LONG[1:], marks=pytest.mark.slow)], ids=["one", "others"])
-def test_very_long_words_take_little_time(texts: list[str], pair: Pair) -> None:
+def test_very_long_words_are_encoded_quickly(texts: list[str], pair: Pair) -> None:
     ours, theirs = pair
     for text in texts:
         start = time.process_time()
@@ -67,7 +67,7 @@ def test_an_unpaired_surrogate_is_refused(pair: Pair) -> None:
         pair[0].encode("a\ud83d b")
 
 
-def test_a_typed_special_token_is_encoded_as_characters(pair: Pair) -> None:
+def test_a_special_token_in_user_text_is_encoded_as_characters(pair: Pair) -> None:
     ours, _ = pair
     for token in ours.all_special_tokens:
         ids = ours.encode(f"say {token} now")

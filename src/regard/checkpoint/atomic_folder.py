@@ -40,7 +40,7 @@ def write_folder(path: str | Path) -> Generator[Path]:
         path.rename(old)
     partial.rename(path)
     sync_folder(path.parent)
-    shutil.rmtree(old, ignore_errors=True)  # the new folder is complete; the next writer deletes what is left
+    shutil.rmtree(old, ignore_errors=True)  # the new folder is complete; the next writer deletes the rest
 
 
 def check_folder(path: str | Path) -> None:
@@ -72,7 +72,7 @@ def remove_folder(path: Path) -> None:
 
 
 def recover(path: Path) -> None:
-    """Delete what a killed writer left; an old folder without a replacement is renamed back."""
+    """Delete the folders that a killed writer left; an old folder without a replacement is renamed back."""
     old = hidden_sibling(path, "old")
     if old.exists() and not path.exists():
         old.rename(path)

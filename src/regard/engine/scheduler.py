@@ -6,7 +6,7 @@
 
 A step is a decode batch (requests with one pending token) and a prefill batch (at most `chunk` tokens of the others, or
 one whole source), so a long prompt does not block decoding. A preempted request keeps its tokens but not its cache;
-source, prompt and new tokens are read again later, with the same result. Yu et al. 2022 (Orca), Kwon et al. 2023
+source, prompt and new tokens are recomputed later, with the same result. Yu et al. 2022 (Orca), Kwon et al. 2023
 (vLLM), Agrawal et al. 2023 (chunked prefill).
 """
 

@@ -17,7 +17,7 @@ from regard.models.encoder import Encoder
 from regard.models.encoder_decoder import EncoderDecoder
 from regard.parts.input import Tokens
 from regard.parts.norm import NoNorm
-from regard.parts.position.sinusoidal import Sinusoidal, waves
+from regard.parts.position.sinusoidal import Sinusoidal, sinusoidal_embeddings
 from regard.weights.table import Table
 
 DEFAULTS = bart.DEFAULTS | {"vocab_size": 58101, "share_encoder_decoder_embeddings": True}
@@ -61,7 +61,7 @@ def table(model: EncoderDecoder) -> Table:
 
 
 def sinusoids(shape: tuple[int, ...]) -> Tensor:
-    return waves(torch.arange(shape[0]), shape[-1], POSITION)
+    return sinusoidal_embeddings(torch.arange(shape[0]), shape[-1], POSITION)
 
 
 SINUSOIDS = {f"model.{side}.embed_positions.weight": sinusoids for side in ("encoder", "decoder")}

@@ -18,7 +18,7 @@ from regard.models.heads import Dense
 from regard.parts.attention import Attention
 from regard.parts.position.base import NoPosition
 from regard.parts.position.rope import Rope
-from regard.parts.position.sinusoidal import Sinusoidal, waves
+from regard.parts.position.sinusoidal import Sinusoidal, sinusoidal_embeddings
 from regard.weights.table import Table, WeightsError
 
 
@@ -57,4 +57,4 @@ def sines_and_cosines(shape: tuple[int, ...]) -> Tensor:
     """(positions, head_dim): the sines of a position's angles, then the cosines."""
     if len(shape) != 2:
         raise WeightsError(f"embed_positions.weight must be (positions, head_dim), found {shape}")
-    return waves(torch.arange(shape[0]), shape[1], Sinusoidal(layout="half"))
+    return sinusoidal_embeddings(torch.arange(shape[0]), shape[1], Sinusoidal(layout="half"))

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from regard.compat import groups_matmul
+from regard.compat import supports_grouped_mm
 from regard.kernels.autocast import autocast_like_linear
 
 
@@ -29,7 +29,7 @@ def by_expert(chosen: Tensor, experts: int) -> tuple[Tensor, Tensor]:
 def grouped_linear(x: Tensor, weight: Tensor, bias: Tensor | None, ends: Tensor) -> Tensor:
     """x (T, I) sorted by expert, weight (X, O, I), bias (X, O), ends (X,) with ends[-1] = T -> (T, O)"""
     x, weight = autocast_like_linear(x, weight)
-    if groups_matmul(x, weight):
+    if supports_grouped_mm(x, weight):
         y = F.grouped_mm(x, weight.transpose(1, 2), offs=ends.to(torch.int32))
     else:
         y = slices(x, weight, ends)

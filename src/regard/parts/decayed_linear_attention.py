@@ -57,8 +57,8 @@ class DecayedLinearAttention(Body):
     def memory(self, width: int) -> FixedSize:
         return FixedSize({"sums": (self.heads, *self.sizes(width))})
 
-    def products(self, width: int, tokens: int, channels: bool = False) -> int:
-        """FLOPs without those of the decay; `channels`: the decay differs by key channel."""
+    def flops_without_decay(self, width: int, tokens: int, channels: bool = False) -> int:
+        """FLOPs of everything but the decay's projection; `channels`: one decay per key channel, not per head."""
         key_dim, value_dim = self.sizes(width)
         rows = self.heads * (2 * key_dim + (3 if self.gate else 2) * value_dim)
         return 2 * tokens * width * rows + flops(key_dim, value_dim, tokens, self.heads, channels=channels)
@@ -110,7 +110,7 @@ class Retention(DecayedLinearAttention):
         return RetentionModule(width, self)
 
     def flops(self, width: int, tokens: int, keys: int) -> int:
-        return self.products(width, tokens)
+        return self.flops_without_decay(width, tokens)
 
 
 class RetentionModule(DecayedLinearAttentionModule):
@@ -145,7 +145,7 @@ class GatedLinear(DecayedLinearAttention):
     def default_key_dim(self, width: int) -> int:
         require(
             width % (2 * self.heads) == 0,
-            f"gated_linear: keys are half as wide as the stream, and half of width={width} is not divisible by "
+            f"gated_linear: the default key_dim is width / (2 · heads), and half of width={width} is not divisible by "
             f"heads={self.heads}; give key_dim",
         )
         return width // (2 * self.heads)
@@ -156,7 +156,7 @@ class GatedLinear(DecayedLinearAttention):
     def flops(self, width: int, tokens: int, keys: int) -> int:
         channels = self.decay == "channel"
         decay = self.rank * (width + self.heads * self.sizes(width)[0]) if channels else width * self.heads
-        return 2 * tokens * decay + self.products(width, tokens, channels)
+        return 2 * tokens * decay + self.flops_without_decay(width, tokens, channels)
 
 
 class GatedLinearModule(DecayedLinearAttentionModule):

@@ -142,7 +142,7 @@ def engine_requests(
     top_logprobs: int,
     default_max_tokens: int | None,
 ) -> list[tuple[list[int], Sampling]]:
-    """The ids and sampling of `n` requests per prompt. Without a default for max_tokens it is all that fit.
+    """The ids and sampling of `n` requests per prompt. Without max_tokens or a default, all that fit are allowed.
 
     lengths: how many of the engine's `capacity` tokens each prompt takes.
     """

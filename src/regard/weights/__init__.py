@@ -1,1 +1,1 @@
-"""Conversion of weights between two libraries: `ops` are the steps of one tensor, a `table` maps the whole model."""
+"""Conversion of weights between two libraries: `ops` convert single tensors, a `table` maps those of a whole model."""

@@ -1,8 +1,8 @@
 """Levels of difficulty: the numbers of people, things and events, and the actions and questions that occur.
 
 Level 1 is retrieval of the latest state: people move, take and give things. Level 2 adds dropping, containers, counting
-and company; level 3 weather, lamps, feelings and the order of events; level 4 has longer stories, and containers that
-are carried with their contents.
+and who is with whom; level 3 weather, lamps, feelings and the order of events; level 4 has longer stories, and
+containers that are carried with their contents.
 """
 
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Sinusoidal positions: fixed waves with geometrically growing wavelengths, added to the embeddings.
+"""Sinusoidal positions: fixed sinusoids with geometrically growing wavelengths, added to the embeddings.
 
 P[t, 2i] = sin(t / base^(2i/D))      P[t, 2i+1] = cos(t / base^(2i/D))        Vaswani et al. 2017
 
@@ -38,10 +38,10 @@ class SinusoidalModule(PositionModule):
         self.width, self.spec = width, spec
 
     def embed(self, x: Tensor, layout: TokenLayout) -> Tensor:
-        return x + waves(layout.positions, self.width, self.spec).to(x.dtype)  # (B, L, D)
+        return x + sinusoidal_embeddings(layout.positions, self.width, self.spec).to(x.dtype)  # (B, L, D)
 
 
-def waves(positions: Tensor, width: int, spec: Sinusoidal) -> Tensor:
+def sinusoidal_embeddings(positions: Tensor, width: int, spec: Sinusoidal) -> Tensor:
     """(…) -> (…, width), in float64 for accuracy at large positions."""
     exponents = torch.arange(0, width, 2, dtype=torch.float64, device=positions.device) / width
     angles = positions.unsqueeze(-1) / spec.base**exponents  # (…, ⌈D/2⌉)

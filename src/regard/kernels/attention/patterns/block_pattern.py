@@ -32,8 +32,10 @@ class BlockSparse(Mask):
 
     def allows(self, q: Tensor, k: Tensor) -> Tensor:
         row, column, rows = q // self.block, k // self.block, len(self.layout)
-        columns = max([0, *(b for blocks in self.layout for b in blocks)]) + 1  # torch 2.11 compiles no `default`
-        table = torch.zeros(rows + 1, columns + 1, dtype=torch.bool, device=q.device)  # all others: last row and column
+        listed = [b for blocks in self.layout for b in blocks]
+        columns = max([0, *listed]) + 1  # torch 2.11 cannot compile max(listed, default=0)
+        # The last row and column are for all blocks beyond the listed ones.
+        table = torch.zeros(rows + 1, columns + 1, dtype=torch.bool, device=q.device)
         for r, blocks in enumerate(self.layout):
             table[r, list(blocks)] = True
         allowed = table[row.clamp_max(rows), column.clamp_max(columns)] | ((row >= rows) & (row == column))

@@ -1,12 +1,12 @@
-"""Few queries and many keys: each program attends to a part of the keys, and the parts are merged (flash-decoding).
+"""Attention of few queries to many keys: each program handles a split of the keys, then splits are merged.
 
     program (b, kv head, split)     m, l, o over the keys of the split, for all queries of the group
     program (b, head, query)        out = Σ_splits e^(m - M) o / (Σ_splits e^(m - M) l + e^(sink - M))        M = max m
 
 A decode step reads every key once and computes little, so memory bandwidth limits it: all queries of a kv head share
 one load of its keys, and the keys of a row are split over many multiprocessors. Keys that no query attends to, outside
-of the window or after the sequence, are not read. With pages a key is found through the table of its row. Dao et al.
-2023, "Flash-Decoding for long-context inference".
+of the window or after the sequence, are not read. In a paged cache the slot of a key is looked up in the block table
+of its row. Dao et al. 2023, "Flash-Decoding for long-context inference".
 """
 
 import math
@@ -28,7 +28,7 @@ from regard.kernels.attention.triton.tile import (
     is_allowed,
 )
 
-PROGRAMS = 1024  # enough to keep all multiprocessors of a GPU reading
+PROGRAMS = 1024  # enough to occupy all multiprocessors of a GPU
 MAX_SPLITS = 64  # that one program merges
 SCAN = tl.constexpr(512)  # positions per step of the search for allowed keys
 
@@ -57,8 +57,8 @@ def attend_split(
     head, split_index, b = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
     rows, dims, values = tl.arange(0, BLOCK_M), tl.arange(0, DIM), tl.arange(0, VALUE)
     row = (b * HEADS + head) * QUERIES + rows  # among all queries (B, H, L)
-    real = rows < QUERIES
-    q_tile = tl.load(q + row[:, None] * DIM + dims[None, :], mask=real[:, None], other=0.0)  # (M, E)
+    exists = rows < QUERIES
+    q_tile = tl.load(q + row[:, None] * DIM + dims[None, :], mask=exists[:, None], other=0.0)  # (M, E)
     i = tl.load(q_positions + b * q_positions_row + rows % LENGTH).to(tl.int32)  # (M,) positions
     q_head = head * (QUERIES // LENGTH) + tl.minimum(rows, QUERIES - 1) // LENGTH
     if CONFIG.bias != "none":
@@ -101,17 +101,17 @@ def attend_split(
         s = apply_cap(tl.dot(q_tile, tl.trans(k_tile), input_precision="ieee"), inner, CONFIG) * factor  # (M, N)
         s = add_bias(s, i[:, None], j[None, :], bias, max_distance, CONFIG)
         s = tl.where(is_allowed(i[:, None], j[None, :], 0, document[None, :], CONFIG), s, MASKED)
-        top = tl.maximum(m, tl.max(s, 1))
-        shrink = tl.exp2(m - top)
-        p = tl.exp2(s - top[:, None])
-        l = l * shrink + tl.sum(p, 1)  # noqa: E741
-        o = tl.dot(p.to(v_tile.dtype), v_tile, o * shrink[:, None], input_precision="ieee")
-        m = top
+        new_m = tl.maximum(m, tl.max(s, 1))
+        rescale = tl.exp2(m - new_m)
+        p = tl.exp2(s - new_m[:, None])
+        l = l * rescale + tl.sum(p, 1)  # noqa: E741
+        o = tl.dot(p.to(v_tile.dtype), v_tile, o * rescale[:, None], input_precision="ieee")
+        m = new_m
 
     partial += (row * splits + split_index) * (VALUE + 2)  # o, m, l
-    tl.store(partial[:, None] + values[None, :], o, mask=real[:, None])
-    tl.store(partial + VALUE, m, mask=real)
-    tl.store(partial + VALUE + 1, l, mask=real)
+    tl.store(partial[:, None] + values[None, :], o, mask=exists[:, None])
+    tl.store(partial + VALUE, m, mask=exists)
+    tl.store(partial + VALUE + 1, l, mask=exists)
 
 
 @triton.jit
@@ -124,16 +124,16 @@ def merge_splits(
     inside = n < splits
     partial += (row * splits + n) * (VALUE + 2)
     m = tl.load(partial + VALUE, mask=inside, other=LOWEST)
-    top = tl.max(m, 0)
+    max_m = tl.max(m, 0)
     if SINKS:
         sink = tl.load(sinks + row // LENGTH % HEADS).to(tl.float32) * LOG2E
-        top = tl.maximum(top, sink)
-    shrink = tl.exp2(m - top)
-    l = tl.sum(tl.load(partial + VALUE + 1, mask=inside, other=0.0) * shrink, 0)  # noqa: E741
+        max_m = tl.maximum(max_m, sink)
+    rescale = tl.exp2(m - max_m)
+    l = tl.sum(tl.load(partial + VALUE + 1, mask=inside, other=0.0) * rescale, 0)  # noqa: E741
     if SINKS:
-        l += tl.exp2(sink - top)  # noqa: E741
+        l += tl.exp2(sink - max_m)  # noqa: E741
     o = tl.load(partial[:, None] + values[None, :], mask=inside[:, None], other=0.0)  # (splits, Ev)
-    o = tl.sum(o * shrink[:, None], 0) / tl.where(l > 0, l, 1.0)  # zeros for a query without any allowed key
+    o = tl.sum(o * rescale[:, None], 0) / tl.where(l > 0, l, 1.0)  # zeros for a query without any allowed key
     tl.store(out + row * VALUE + values, o.to(out.dtype.element_ty))
 
 
@@ -212,7 +212,7 @@ def splits_for(pairs: int, keys: int) -> int:
 
 
 def next_power_of_2(n: int) -> int:
-    """The next power of two; triton.next_power_of_2 is many times slower, which a decode step notices."""
+    """The next power of two; triton.next_power_of_2 is slow enough to delay a decode step."""
     return 1 << (n - 1).bit_length()
 
 

@@ -21,8 +21,8 @@ from regard.kernels.autocast import without_autocast
 from regard.kernels.recurrent.linear_scan.sequential import ScanInputs, per_head
 from regard.layout import number_documents
 
-CHUNK = 64  # pairs cost CHUNK per token, the state N: about equal for usual sizes
-MAX_NUMBERS = 1 << 22  # per tensor that is processed at once
+CHUNK = 64  # per token, pairs cost CHUNK and the state N operations: about equal for usual sizes
+MAX_NUMBERS = 1 << 22  # elements of a tensor that is processed at once
 MIN_DECAY = -1e3  # its exp is 0 even in float64, and it does not absorb the other decays of a sum
 
 
@@ -44,8 +44,8 @@ def scan(inputs: ScanInputs, chunk: int = CHUNK) -> tuple[Tensor, Tensor]:
     documents = None if segments is None else number_documents(segments)
     q, k, v, state = (grouped(x, groups) for x in (q, k, v, state))  # (B, G, R, …), of q and k R = 1
     outs = []
-    cuts = split_lengths(length, chunk, MAX_NUMBERS // max(1, batch * heads * chunk))
-    parts = zip(cuts, *(in_chunks(x, cuts) for x in (q, k, v, steps)), strict=True)
+    portions = split_lengths(length, chunk, MAX_NUMBERS // max(1, batch * heads * chunk))
+    parts = zip(portions, *(in_chunks(x, portions) for x in (q, k, v, steps)), strict=True)
     with without_autocast(q.device):
         for (start, stop, size), q_p, k_p, v_p, step in parts:
             c = None if step is None else step.cumsum(-2)  # (B or 1, G, R, n, C, 1 or N)
@@ -59,16 +59,17 @@ def scan(inputs: ScanInputs, chunk: int = CHUNK) -> tuple[Tensor, Tensor]:
 def split_lengths(length: int, chunk: int, chunks: int) -> list[tuple[int, int, int]]:
     """(start, stop, chunk size) of portions of at most this many whole chunks; a shorter chunk comes last."""
     whole, step = length // chunk * chunk, max(1, chunks) * chunk
-    cuts = [(start, min(start + step, whole), chunk) for start in range(0, whole, step)]
-    return [*cuts, (whole, length, length - whole)] if whole < length else cuts
+    portions = [(start, min(start + step, whole), chunk) for start in range(0, whole, step)]
+    return [*portions, (whole, length, length - whole)] if whole < length else portions
 
 
-def in_chunks(x: Tensor | None, cuts: list[tuple[int, int, int]]) -> Sequence[Tensor | None]:
+def in_chunks(x: Tensor | None, portions: list[tuple[int, int, int]]) -> Sequence[Tensor | None]:
     """(B, G, R, L, ·) -> portions (B, G, R, n, C, ·)."""
     if x is None:
-        return [None] * len(cuts)
-    parts = x.split([stop - start for start, stop, _ in cuts], 3)  # no slices: the gradient of a slice is as long as x
-    return [part.unflatten(3, (-1, size)) for part, (_, _, size) in zip(parts, cuts, strict=True)]
+        return [None] * len(portions)
+    lengths = [stop - start for start, stop, _ in portions]
+    parts = x.split(lengths, 3)  # no slices: the gradient of a slice is as long as x
+    return [part.unflatten(3, (-1, size)) for part, (_, _, size) in zip(parts, portions, strict=True)]
 
 
 def scan_chunks(
@@ -77,7 +78,7 @@ def scan_chunks(
     """q, k (B, G, 1, n, C, N), v (B, G, R, n, C, P), c (…, n or 1, C, 1 or N), state (B, G, R, N, P)."""
     channels = c is not None and c.shape[-1] > 1
     if channels:
-        out = by_halves(q, k, v, c, same)
+        out = attend_by_halves(q, k, v, c, same)
     else:
         scores = (q @ k.mT).tril() if c is None else (q @ k.mT) * pairs(c, v.dtype)  # (B, G, R or 1, n, C, C)
         out = (scores if same is None else scores * same.pairs) @ v
@@ -86,18 +87,18 @@ def scan_chunks(
         end = c[..., -1:, :]
         reads, writes, keeps = (x.to(v.dtype).exp() for x in (c, end - c, end.mT))  # (…, C, ·), (…, ·, 1)
     if same is not None:
-        reads, writes, keeps = times(same.reads, reads), times(same.writes, writes), times(same.keeps, keeps)
+        reads, writes, keeps = scaled(same.reads, reads), scaled(same.writes, writes), scaled(same.keeps, keeps)
     if channels:
-        k, q = times(k, writes), times(q, reads)
+        k, q = scaled(k, writes), scaled(q, reads)
     else:  # factors on values and outputs, so that the heads of a group share one product
-        v = times(v, writes)
+        v = scaled(v, writes)
     new = torch.einsum("bgncm,bgrncp->bgrnmp", k.squeeze(2), v)  # (B, G, R, n, N, P)
     before = []
     for keep, more in zip(per_chunk(keeps, new.shape[3]), new.unbind(3), strict=True):
         before.append(state)
-        state = times(state, keep) + more
+        state = scaled(state, keep) + more
     read = torch.einsum("bgncm,bgrnmp->bgrncp", q.squeeze(2), torch.stack(before, 3))  # (B, G, R, n, C, P)
-    return out + (read if channels else times(read, reads)), state
+    return out + (read if channels else scaled(read, reads)), state
 
 
 def pairs(c: Tensor, dtype: torch.dtype) -> Tensor:
@@ -106,7 +107,7 @@ def pairs(c: Tensor, dtype: torch.dtype) -> Tensor:
     return (c - c.mT).to(dtype).masked_fill(later, -torch.inf).exp()
 
 
-def by_halves(q: Tensor, k: Tensor, v: Tensor, c: Tensor, same: "SameDocument | None") -> Tensor:
+def attend_by_halves(q: Tensor, k: Tensor, v: Tensor, c: Tensor, same: "SameDocument | None") -> Tensor:
     """Σ_{j≤i} (q_i · exp(c_i - c_j) k_j) v_j with c (…, C, N); chunks are padded to a power of two."""
     size = c.shape[-2]
     fill = (1 << (size - 1).bit_length()) - size
@@ -163,7 +164,7 @@ def grouped(x: Tensor, groups: int) -> Tensor:
     return x.unflatten(1, (groups, -1))
 
 
-def times(x: Tensor, factor: Tensor | None) -> Tensor:
+def scaled(x: Tensor, factor: Tensor | None) -> Tensor:
     return x if factor is None else x * factor
 
 

@@ -2,13 +2,13 @@
 
 A program handles a chunk of T tokens and a block of channels, and loops over the N numbers of the state:
 
-    add     Σ_s exp(A Σ_{r>s} Δ_r) Δ_s u_s B_s, the contribution of the chunk to a state; or that of its adjoint
+    add     Σ_s exp(A Σ_{r>s} Δ_r) Δ_s u_s B_s, which the chunk adds to the state; REVERSE: the same for the adjoint
     read    h_t from the state at the border of the chunk, and y_t = Σ_n C_t h_t + D u_t
     grad    h_t recomputed; g_t = ∂loss/∂h_t = C_t dy_t + a_{t+1} g_{t+1} with a_t = exp(Δ_t A), and all gradients
 
 Tiles are (T, channels) with channels along a warp, so that a scan over time stays inside each thread. `shift` ensures
-it: it is 0, but not a compile-time constant. If Triton knew that rows are aligned to 16 bytes, it would give a thread
-several channels and distribute time over lanes. Chunks are independent; carry.py connects their borders.
+it: it is 0, but not a compile-time constant. If rows were known to be aligned to 16 bytes, Triton would assign several
+channels to a thread and distribute time over lanes. Chunks are independent; carry.py connects their borders.
 """
 
 import triton
