@@ -118,8 +118,8 @@ MODELS = {
     "qk-norm over all": decoder(block(Attention(4, 2, qk_norm=RMSNorm(), norm_over="all", position=Rope()))),
     "softcap": decoder(block(Attention(4, 2, softcap=2.0, scale=1.0, position=Rope()))),
     "learned sinks": decoder(block(Attention(4, 2, sinks=True, position=Rope()))),
-    "gate a head": decoder(block(Attention(4, 2, gate="head", position=Rope()))),
-    "gate a coordinate": decoder(block(Attention(4, 2, gate="element", position=Rope()))),
+    "one gate per head": decoder(block(Attention(4, 2, gate="head", position=Rope()))),
+    "one gate per channel": decoder(block(Attention(4, 2, gate="element", position=Rope()))),
     "tied layers": Decoder(VOCAB, WIDTH, (Repeat((block(GQA), block(GRU())), 2, tied=True), Repeat((block(GQA),)))),
     "latent": decoder(block(LatentAttention(3, 8, 6, 4))),
     "latent, query rank, yarn": decoder(
