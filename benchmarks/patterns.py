@@ -86,7 +86,7 @@ def peak(name: str) -> dict[str, object]:
 
 def print_peak(name: str) -> None:
     mask, length = PATTERNS[name]
-    forward_backward(sparse(mask, 512), inputs(512))()  # loads what is loaded on first use
+    forward_backward(sparse(mask, 512), inputs(512))()  # a warm-up, which includes lazy imports
     tensors = inputs(length)
     work, before = forward_backward(sparse(mask, length), tensors), resident("VmRSS")
     work()

@@ -334,7 +334,7 @@ def blocks(draw: st.DrawFn, heads: int) -> Block:
 
 @st.composite
 def hybrids(draw: st.DrawFn) -> Decoder:
-    """Layers that see everything, that see what is near, and recurrences, at least two of these kinds."""
+    """Layers with full attention, with windows, and recurrences: at least two of these kinds."""
     heads = draw(st.sampled_from([1, 2]))
     table = mixers(heads)
     near = st.one_of(st.builds(Window, few), st.builds(SinksAndWindow, st.integers(1, 2), st.integers(1, 3)))

@@ -1,4 +1,4 @@
-"""Linears made for decoding compute the same, on a copy; the model they came from does not notice."""
+"""Linears optimized for decoding on a CPU: equal outputs, on a copy; the original model is unchanged."""
 
 import warnings
 
@@ -15,13 +15,13 @@ KINDS = {"aarch64": TwoStreamLinear, "x86_64": TransposedLinear}
 
 @pytest.fixture(params=KINDS)
 def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> type[nn.Module]:
-    """Of the linears on that machine, as which this one passes."""
+    """The class of linears for this architecture, which the test pretends to run on."""
     monkeypatch.setattr("platform.machine", lambda: request.param)
     return KINDS[request.param]
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_the_same_logits(name: str, kind: type[nn.Module]) -> None:
+def test_logits_are_equal(name: str, kind: type[nn.Module]) -> None:
     model = build(MODELS[name])
     before = {key: value.clone() for key, value in model.state_dict().items()}
     copy = optimize_for_cpu_decode(model)
@@ -32,7 +32,7 @@ def test_the_same_logits(name: str, kind: type[nn.Module]) -> None:
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
 
 
-def test_what_is_not_made_anew_is_shared(kind: type[nn.Module]) -> None:
+def test_other_weights_are_shared(kind: type[nn.Module]) -> None:
     model = build(MODELS["multi-head"])
     copy = optimize_for_cpu_decode(model)
     assert copy.embedding.weight is model.embedding.weight and copy.norm.weight is model.norm.weight
@@ -44,7 +44,7 @@ def test_what_is_not_made_anew_is_shared(kind: type[nn.Module]) -> None:
 @pytest.mark.parametrize("outputs", [1, 2, 7, 12])
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("shape", [(5,), (1, 5), (1, 1, 5), (2, 5)])
-def test_two_streams_are_one_product(
+def test_two_streams_equal_one_product(
     shape: tuple[int, ...], bias: bool, outputs: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     linear, x = nn.Linear(5, outputs, bias).double(), torch.randn(shape, dtype=torch.float64)
@@ -54,20 +54,20 @@ def test_two_streams_are_one_product(
         products.append(x.shape)
         return expected
 
-    monkeypatch.setattr("torch.compiler.is_compiling", lambda: True)  # the sums, without waiting for a compiler
+    monkeypatch.setattr("torch.compiler.is_compiling", lambda: True)  # the compiled path, run eagerly
     monkeypatch.setattr("torch.nn.functional.linear", product)
     assert error(TwoStreamLinear(linear)(x), expected) < 1e-12
-    assert bool(products) == (shape == (2, 5))  # several rows are left to the product, and only they
+    assert bool(products) == (shape == (2, 5))  # only several rows use the matrix product
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("bias", [True, False])
-def test_compiled(kind: type[nn.Module], bias: bool) -> None:
+def test_compiled_equals_eager(kind: type[nn.Module], bias: bool) -> None:
     linear, x = nn.Linear(64, 33, bias), torch.randn(1, 1, 64)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's own, on its first compile
-        got = torch.compile(kind(linear), fullgraph=True)(x)
-    torch.testing.assert_close(got, linear(x))
+        found = torch.compile(kind(linear), fullgraph=True)(x)
+    torch.testing.assert_close(found, linear(x))
 
 
 def test_the_lens_looks_into_such_a_model_too(kind: type[nn.Module]) -> None:

@@ -1,4 +1,4 @@
-"""Adapter files: they go round, the PEFT library reads ours and we read its, and what does not fit is refused."""
+"""Adapter files: they round-trip, also to and from the PEFT library, and those that do not fit are refused."""
 
 import json
 import random
@@ -30,7 +30,7 @@ def saved(make, stir, tmp_path):
     return tmp_path, model
 
 
-def test_goes_round(saved, make, ids):
+def test_round_trip(saved, make, ids):
     folder, model = saved
     other = make().eval()
     names = load_adapter(other, folder)
@@ -97,7 +97,7 @@ def test_mutated_files_are_refused_or_still_valid(saved, make, name):
     for _ in range(100):
         bad = bytearray(good)
         for _ in range(chance.randint(1, 3)):
-            bad[chance.randrange(min(len(bad), 800))] = chance.randrange(256)  # 800: the part that is not plain numbers
+            bad[chance.randrange(min(len(bad), 800))] = chance.randrange(256)  # 800: the header, before the numbers
         (folder / name).write_bytes(bad)
         try:
             load_adapter(model, folder)
@@ -109,7 +109,7 @@ def test_mutated_files_are_refused_or_still_valid(saved, make, name):
 
 
 def refused(model, folder, message):
-    """An AdapterError with this in it, and a model as it was before."""
+    """Assert an AdapterError with this message, and an unchanged model."""
     keys = list(model.state_dict())
     with pytest.raises(AdapterError, match=message):
         load_adapter(model, folder)
@@ -123,7 +123,7 @@ def test_an_adapted_model_takes_no_second_adapter(saved):
         load_adapter(model, folder)
 
 
-def test_nothing_to_save(make, tmp_path):
+def test_a_model_without_adapter_is_not_saved(make, tmp_path):
     with pytest.raises(AdapterError, match="no LoRA adapters"):
         save_adapter(make(), tmp_path)
 
@@ -172,13 +172,13 @@ def test_peft_reads_ours(stir, ids, tmp_path):
     stir(model)
     save_adapter(model, tmp_path, names=there)
     adapted = peft.PeftModel.from_pretrained(llama, tmp_path)
-    # transformers turns by angles of float32, ours are of float64
+    # the rotation angles are float32 in transformers and float64 here
     assert (adapted(ids).logits - model(ids)).abs().max() <= 1e-5
     assert (adapted(ids).logits - ours()(ids)).abs().max() > 1e-3
 
 
 @pytest.mark.ledger("lora.linear")
-def test_we_read_what_peft_writes(stir, ids, tmp_path):
+def test_we_read_adapters_of_peft(stir, ids, tmp_path):
     peft = pytest.importorskip("peft")
     model = ours()
     config = peft.LoraConfig(r=3, lora_alpha=6.5, target_modules=["q_proj", "down_proj", "lm_head"], lora_dropout=0.1)

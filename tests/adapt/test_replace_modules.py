@@ -1,4 +1,4 @@
-"""Swap: exactly what matched is replaced, once, and nothing inside it is looked at."""
+"""replace_modules: exactly the matching modules are replaced, once, and not searched further."""
 
 import torch
 from torch import nn
@@ -19,7 +19,7 @@ def linear(name: str, module: nn.Module) -> bool:
     return isinstance(module, nn.Linear)
 
 
-def test_swaps_what_matches_and_names_it(make, ids):
+def test_matching_modules_are_replaced_and_their_names_returned(make, ids):
     model = make()
     plain = model(ids)
     names = replace_modules(model, lambda name, module: name == "head", lambda name, module: Doubled(module))
@@ -28,7 +28,7 @@ def test_swaps_what_matches_and_names_it(make, ids):
     assert model.head.inner.weight is model.embedding.weight
 
 
-def test_swaps_stack(make):
+def test_modules_can_be_replaced_again(make):
     model = make()
     first = replace_modules(model, linear, lambda name, module: Doubled(module))
     assert len(first) == 2 * 7 + 1
@@ -36,7 +36,7 @@ def test_swaps_stack(make):
     assert second == [f"{name}.inner" for name in first]
 
 
-def test_does_not_look_inside_what_it_replaced():
+def test_replaced_modules_are_not_searched():
     model = nn.Sequential(nn.Sequential(nn.Linear(2, 2)), nn.Linear(2, 2))
     assert replace_modules(model, lambda name, module: True, lambda name, module: nn.Identity()) == ["0", "1"]
 
@@ -48,7 +48,7 @@ def test_a_shared_module_stays_shared():
     assert model[0] is model[2]
 
 
-def test_the_mode_is_kept():
+def test_eval_mode_is_kept():
     model = nn.Sequential(nn.Linear(2, 2)).eval()
     replace_modules(model, linear, lambda name, module: Doubled(module))
     assert not model[0].training

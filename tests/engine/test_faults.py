@@ -11,21 +11,23 @@ from regard.engine.request import Sampling
 from regard.engine.stores.paged import Paged
 from tests.engine.pools import small_store
 
-BAD = 0  # what careless padding is made of
+BAD = 0  # a common id of padding
 PROMPTS = [[i, 3, 5 + i] * i for i in range(1, 7)]
 GREEDY = Sampling(max_new=8, temperature=0)
 
 
 @pytest.fixture
 def poisoned(tiny):
-    """poisoned(kind): a model whose token 0 is not a number."""
+    """poisoned(kind): a model whose embedding of token 0 is NaN."""
 
     def make(kind: str):
         model = copy.deepcopy(tiny(kind))
-        model.head.weight = torch.nn.Parameter(model.head.weight.detach().clone())  # the head itself is healthy
+        model.head.weight = torch.nn.Parameter(
+            model.head.weight.detach().clone()
+        )  # untied, so that the head has no NaN
         with torch.no_grad():
             model.embedding.weight[BAD] = torch.nan
-            model.head.weight[BAD] = 0  # never the likeliest
+            model.head.weight[BAD] = 0  # never the most likely token
         return model
 
     return make
@@ -35,9 +37,9 @@ def poisoned(tiny):
 @pytest.mark.parametrize("kind", ["attention", "linear", "hybrid"])
 def test_a_poisoned_request_fails_alone(poisoned, kind, store) -> None:
     model = poisoned(kind)
-    quiet = Engine(model, rows=1, store="contiguous")
-    expected = [[token.id for token in quiet.generate(ids, GREEDY)] for ids in PROMPTS]
-    # few rows and blocks, and chunks of several ragged prompts: bad rows are padded, and their room is used again
+    alone = Engine(model, rows=1, store="contiguous")
+    expected = [[token.id for token in alone.generate(ids, GREEDY)] for ids in PROMPTS]
+    # few rows and blocks, and chunks of several ragged prompts: bad rows are padded, and their slots are reused
     engine = Engine(model, rows=3, store=small_store(store, 24), chunk=48, queue=99)
     healthy, bad = [], []
     for ids in PROMPTS * 3:
@@ -73,7 +75,7 @@ def test_a_row_freed_within_a_bad_prompt_is_clean(poisoned, kind, store, leave) 
 def test_a_forward_that_raises_fails_its_cause_only(tiny, kind) -> None:
     model = copy.deepcopy(tiny(kind))
 
-    def refuse(module, inputs) -> None:  # in the last layer, when earlier ones have already remembered
+    def refuse(module, inputs) -> None:  # in the last layer, after earlier ones have written their states
         if (model.marked == BAD).any():
             raise RuntimeError("the layer broke\nwith details")
 
@@ -83,8 +85,8 @@ def test_a_forward_that_raises_fails_its_cause_only(tiny, kind) -> None:
     model.embedding.register_forward_pre_hook(mark)
     model.stack.blocks[-1].sublayers[-1].body.register_forward_pre_hook(refuse)
     allowed = Sampling(max_new=8, temperature=0, stop_ids=(BAD,))
-    quiet = Engine(model, rows=1)
-    expected = [[token.id for token in quiet.generate(ids, allowed)] for ids in PROMPTS]
+    alone = Engine(model, rows=1)
+    expected = [[token.id for token in alone.generate(ids, allowed)] for ids in PROMPTS]
     engine = Engine(model, rows=4, chunk=40, store=partial(Paged, block=4, blocks=40))
     requests = [engine.submit(ids, allowed) for ids in PROMPTS[:3]]
     bad = [engine.submit([5, BAD, 7], allowed), engine.submit([BAD], allowed)]

@@ -50,12 +50,12 @@ MASKS = [Window(1), Window(5), Dilated(3, 2), SinksAndWindow(2, 4), Longformer(3
 
 @pytest.mark.parametrize("mask", MASKS)
 def test_a_mask_declares_its_window(mask: Mask) -> None:
-    """By looking: nothing beyond is seen, and the furthest token within is."""
-    places = torch.arange(40)
-    seen = mask.allows(places.unsqueeze(-1), places.unsqueeze(0))
-    behind = places.unsqueeze(-1) - places.unsqueeze(0)
-    assert not (seen & (behind >= mask.sliding_window) & (places >= mask.first_tokens)).any()
-    assert seen[39, 39 - mask.sliding_window + 1] and seen[39, : mask.first_tokens].all()
+    """No key beyond the window is allowed, and the furthest one within is."""
+    positions = torch.arange(40)
+    allowed = mask.allows(positions.unsqueeze(-1), positions.unsqueeze(0))
+    distances = positions.unsqueeze(-1) - positions.unsqueeze(0)
+    assert not (allowed & (distances >= mask.sliding_window) & (positions >= mask.first_tokens)).any()
+    assert allowed[39, 39 - mask.sliding_window + 1] and allowed[39, : mask.first_tokens].all()
     assert not Window(3, causal=False).sliding_window and not Longformer(3, 2).sliding_window
 
 
@@ -65,7 +65,7 @@ def test_a_mask_declares_its_window(mask: Mask) -> None:
 @pytest.mark.parametrize("kind", STORES)
 @pytest.mark.parametrize("mask", MASKS, ids=lambda mask: mask.kind)
 def test_chunked_equals_whole(mask: Mask, kind: str, slack: int) -> None:
-    """One by one, as many as can be written before they are read, one more, as the window, one less and one more."""
+    """Chunks of one token, of slack + 1 and one more, and of the window, one less, one more and longer."""
     spec = layer(mask)
     model, tokens = build(spec), random_ids(1, LENGTH)
     whole = model(tokens)
@@ -73,8 +73,8 @@ def test_chunked_equals_whole(mask: Mask, kind: str, slack: int) -> None:
     for size in {1, slack + 1, slack + 2, max(1, window - 1), window, window + 1, 2 * window + slack, LENGTH}:
         store = opened(kind, spec, slack)
         cuts = [*range(0, LENGTH, size), LENGTH]
-        pieces = [read(model, store, tokens, a, b) for a, b in zip(cuts, cuts[1:], strict=False)]
-        assert error(torch.cat(pieces, 1), whole) < 1e-12
+        logits = [read(model, store, tokens, a, b) for a, b in zip(cuts, cuts[1:], strict=False)]
+        assert error(torch.cat(logits, 1), whole) < 1e-12
         assert all(isinstance(state, RingStorage) for state in store.storages if state.arrays)
 
 
@@ -91,14 +91,14 @@ def test_chunked_equals_whole(mask: Mask, kind: str, slack: int) -> None:
 def test_every_mixer_with_a_window_has_a_ring(mixer) -> None:
     spec = decoder(block(mixer))
     model, tokens, store = build(spec), random_ids(1, LENGTH), opened("contiguous", spec)
-    pieces = [read(model, store, tokens, a, b) for a, b in [(0, 7), (7, 8), (8, 9), (9, 19), (19, 24)]]
-    assert error(torch.cat(pieces, 1), model(tokens)) < 1e-12
+    logits = [read(model, store, tokens, a, b) for a, b in [(0, 7), (7, 8), (8, 9), (9, 19), (19, 24)]]
+    assert error(torch.cat(logits, 1), model(tokens)) < 1e-12
     assert isinstance(next(iter(store.storages)), RingStorage)
 
 
 @torch.inference_mode()
 def test_a_row_starts_again_without_a_release() -> None:
-    """Old tokens still lie in the ring, and some are of later positions."""
+    """Old tokens are still in the ring, some of them at later positions."""
     spec = layer(Window(5))
     model, store = build(spec), opened("contiguous", spec)
     for seed, sizes in enumerate([(9, 4), (7, 1, 1), (2, 9), (1, 1, 1, 8)]):
@@ -117,12 +117,12 @@ def test_a_ring_rewinds_up_to_its_slack(kind: str) -> None:
     store = opened(kind, spec, slack)
     read(model, store, tokens, 0, 20)
     store.rewind(0, 19)
-    store.rewind(0, 20 - slack)  # in two goes: what counts is how far it had written
+    store.rewind(0, 20 - slack)  # in two steps: the limit is relative to the last written token
     mixed = torch.cat([tokens[:, :17], other[:, 17:]], 1)
     assert error(read(model, store, mixed, 17, 18), model(mixed[:, :18])[:, 17:]) < 1e-12
     with pytest.raises(CannotRewind, match="a window of 5 has overwritten"):
-        store.rewind(0, 15)  # the token at 11 is gone; that at 12, which 16 would need, is not
-    assert error(read(model, store, mixed, 18, 24), model(mixed)[:, 18:]) < 1e-12  # nothing was forgotten
+        store.rewind(0, 15)  # needs the token at 11, which is overwritten
+    assert error(read(model, store, mixed, 18, 24), model(mixed)[:, 18:]) < 1e-12  # the failed rewind changed nothing
     with pytest.raises(CannotRewind):
         store.rewind(0, 19)
     store.rewind(0, 20)
@@ -135,7 +135,7 @@ def test_a_ring_rewinds_up_to_its_slack(kind: str) -> None:
 @pytest.mark.ledger("sp.hybrid")
 @pytest.mark.parametrize("kind", STORES)
 def test_every_layer_has_a_cache_of_its_own_kind(kind: str) -> None:
-    """Three windows and one that sees all, as Gemma has them: bytes as planned, answers as without a cache."""
+    """Layers with windows and with full attention, as in Gemma: bytes as planned, logits as without a cache."""
     near, far = (block(Attention(4, 2, position=Rope(), mask=mask)) for mask in (Window(6), SinksAndWindow(2, 30)))
     full = block(Attention(4, 2))
     spec = decoder(near, near, far, full)
@@ -170,12 +170,12 @@ def test_memory_does_not_depend_on_the_length() -> None:
 
     assert bytes_for(10**9, 64) == bytes_for(1000, 64)
     assert bytes_for(1000, 128) * (64 + SLACK + 1) == bytes_for(1000, 64) * (128 + SLACK + 1)
-    assert bytes_for(40, 64) < bytes_for(1000, 64)  # no ring that is larger than the text
+    assert bytes_for(40, 64) < bytes_for(1000, 64)  # a ring is not larger than the capacity
 
 
 @torch.inference_mode()
 def test_a_sequence_of_any_length() -> None:
-    """Sinks and a window, steps far beyond what any store could hold of all tokens."""
+    """Sinks and a window, at positions far beyond the number of tokens that a full cache could hold."""
     spec, start = layer(SinksAndWindow(2, 4)), 10**8
     model, tokens = build(spec), random_ids(1, 16)
     store = Contiguous(spec.memory(), 1, 10**9, torch.float64)

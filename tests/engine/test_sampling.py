@@ -88,7 +88,7 @@ def test_presence_and_frequency_count_the_answer_only() -> None:
 @pytest.mark.ledger("dec.sampling")
 @pytest.mark.parametrize("settings", FILTERS[:8], ids=str)
 def test_draws_follow_the_distribution(settings) -> None:
-    """Chi-square over 20,000 draws of as many seeds; cells that expect fewer than five are put together."""
+    """Chi-square over 20,000 draws of as many seeds; cells that expect fewer than five are merged."""
     draws = 20_000
     logits = torch.randn(50, dtype=torch.float64) * 1.5
     p = warped(logits, Sampling(**settings)).softmax(-1)
@@ -101,7 +101,7 @@ def test_draws_follow_the_distribution(settings) -> None:
     expected = torch.cat([expected[large], expected[~large].sum().view(1)]).clamp_min(1e-9)
     freedom = max(len(seen) - 1, 1)
     chi_square = ((seen - expected) ** 2 / expected).sum().item()
-    assert chi_square < freedom + 4 * math.sqrt(2 * freedom) + 8, (chi_square, freedom)  # passes but once in ~10⁵
+    assert chi_square < freedom + 4 * math.sqrt(2 * freedom) + 8, (chi_square, freedom)  # fails by chance once in ~10⁵
 
 
 def test_uniform_is_uniform_over_seeds_and_steps() -> None:
@@ -140,7 +140,7 @@ def test_a_row_does_not_depend_on_the_batch() -> None:
 
 
 def test_ties_are_kept_in_every_batch() -> None:
-    """Half-precision logits tie often; how much is sorted depends on the neighbours, what is kept must not."""
+    """Half-precision logits tie often; how much is sorted depends on the batch, the kept tokens must not."""
     logits = torch.randint(0, 4, (2, 500)).double()
     few, many = Sampling(top_k=3, top_p=0.8), Sampling(top_k=400)
     assert cutoff(logits[:1], [few]) == cutoff(logits, [few, many])[0]

@@ -53,21 +53,21 @@ def read(model, store, row: int, tokens: torch.Tensor, start: int) -> torch.Tens
 @pytest.mark.parametrize("kind", STORES)
 @pytest.mark.parametrize("name", SPECS)
 def test_rejected_drafts_leave_no_trace(name: str, kind: str) -> None:
-    """Speculation as it will be: some drafts are read, some kept, and what is said is what greedy decoding says."""
+    """As in speculative decoding: drafts are read and rejected, and the output equals greedy decoding."""
     model, rng = build(SPECS[name]), random.Random(1)
-    store, said = opened(kind, SPECS[name]), random_ids(5).tolist()
-    read(model, store, 2, torch.tensor(said[:-1]), 0)
-    while len(said) < 30:
-        done = len(said) - 1
-        with_drafts = [said[-1], *(rng.randrange(31) for _ in range(rng.randint(1, 4)))]
+    store, output = opened(kind, SPECS[name]), random_ids(5).tolist()
+    read(model, store, 2, torch.tensor(output[:-1]), 0)
+    while len(output) < 30:
+        done = len(output) - 1
+        with_drafts = [output[-1], *(rng.randrange(31) for _ in range(rng.randint(1, 4)))]
         snapshot = store.snapshot(2)
         assert snapshot.length == done
         read(model, store, 2, torch.tensor(with_drafts), done)
         store.rewind(2, done, snapshot)
-        logits = read(model, store, 2, torch.tensor(said[-1:]), done)
-        said.append(int(logits[-1].argmax()))
-    whole = model(torch.tensor([said[:-1]]))[0, 4:]
-    assert said[5:] == whole.argmax(-1).tolist()
+        logits = read(model, store, 2, torch.tensor(output[-1:]), done)
+        output.append(int(logits[-1].argmax()))
+    whole = model(torch.tensor([output[:-1]]))[0, 4:]
+    assert output[5:] == whole.argmax(-1).tolist()
 
 
 @torch.inference_mode()
@@ -78,16 +78,16 @@ def test_three_rows_continue_one_prefix(name: str, length: int, kind: str) -> No
     model, store, prefix = build(SPECS[name]), opened(kind, SPECS[name]), random_ids(length)
     read(model, store, 1, prefix, 0)
     snapshot = store.snapshot(1)
-    texts = {row: torch.cat([prefix, random_ids(9, seed=row)]) for row in (1, 3, 0, 2)}
+    sequences = {row: torch.cat([prefix, random_ids(9, seed=row)]) for row in (1, 3, 0, 2)}
     for row in (3, 0):
         assert store.fork(1, row, snapshot)
-    read(model, store, 1, texts[1][length : length + 5], length)
-    assert store.fork(1, 2, snapshot)  # of the past of a row that has gone on
+    read(model, store, 1, sequences[1][length : length + 5], length)
+    assert store.fork(1, 2, snapshot)  # from an earlier length of a row that has continued
     if kind == "paged":
         whole = length // BLOCK
         assert len({tuple(blocks[:whole]) for blocks in store.owned}) == 1  # shared
         assert all(len(blocks) == -(-length // BLOCK) for row, blocks in enumerate(store.owned) if row != 1)
-    for row, tokens in texts.items():
+    for row, tokens in sequences.items():
         start = length + 5 if row == 1 else length
         expected = model(tokens.unsqueeze(0))[0, start:]
         assert error(read(model, store, row, tokens[start:], start), expected) < 1e-12
@@ -154,7 +154,7 @@ def test_impossible_rewinds_and_forks_are_refused(kind: str) -> None:
     store.rewind(0, 6, six)
     with pytest.raises(CannotRewind, match="before this snapshot of 8 tokens"):
         store.fork(0, 2, eight)
-    store.rewind(0, 6)  # where it is already
+    store.rewind(0, 6)  # its current length
     store.rewind(0, 0)
     with pytest.raises(CannotRewind, match="before this snapshot of 6"):
         store.fork(0, 2, six)
@@ -162,7 +162,7 @@ def test_impossible_rewinds_and_forks_are_refused(kind: str) -> None:
 
 
 class Largest(TorchDispatchMode):
-    """The most numbers that an operation made anew."""
+    """`numbers` is the largest numel of the tensors that an operation allocates."""
 
     numbers = 0
 

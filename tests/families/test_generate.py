@@ -49,7 +49,7 @@ GREEDY = {"max_new": 12, "temperature": 0.0}
 
 
 def save_tokenizer(folder: Path, template: str) -> Any:
-    """A tokenizer of words w0, w1 …; `template` is what its post-processor writes."""
+    """A tokenizer of words w0, w1 …; `template` is that of its post-processor."""
     vocab = {word: id for id, word in enumerate([*SPECIAL, *(f"w{i}" for i in range(VOCAB - len(SPECIAL)))])}
     core = tokenizers.Tokenizer(models.WordLevel(vocab, unk_token="<unk>"))
     core.pre_tokenizer = pre_tokenizers.WhitespaceSplit()

@@ -37,7 +37,7 @@ def test_a_published_config_has_the_published_parameter_count(model: dict[str, A
     foreign = family(model["config"]["model_type"])
     spec = foreign.spec(UNUSED_KEYS | model["config"])
     assert count_parameters(spec) == model["parameters"]
-    foreign.config(spec)  # it reads back what it writes
+    foreign.config(spec)  # raises FamilyError if it cannot express the spec
 
 
 @pytest.mark.ledger("gqa.users")

@@ -39,9 +39,9 @@ def test_initial_deviations_of_each_scheme(scheme: str, q: float, o: float, up: 
 
 
 def test_the_stream_does_not_grow_with_depth() -> None:
-    """Variance at the top of a fresh stack: with scaling it is about the same at any depth, without it grows."""
+    """Variance after an untrained stack: with scaling it is about the same at any depth, without it grows."""
 
-    def top(depth: int, scaled: bool) -> float:
+    def variance(depth: int, scaled: bool) -> float:
         block = Block((Sublayer(Attention(4)), Sublayer(FeedForward(512))))
         model = Decoder(200, WIDTH, (Repeat((block,), depth),)).build(0)
         if not scaled:
@@ -50,11 +50,11 @@ def test_the_stream_does_not_grow_with_depth() -> None:
                     w.data *= (2 * depth) ** 0.5
         layout = torch.arange(64).unsqueeze(0)
         with torch.no_grad():
-            foot = model.embedding(layout)
-            return float(model.stack(foot, TokenLayout.whole(1, 64))[0].var() / foot.var())
+            embeddings = model.embedding(layout)
+            return float(model.stack(embeddings, TokenLayout.whole(1, 64))[0].var() / embeddings.var())
 
-    assert top(24, scaled=True) < 2 * top(2, scaled=True)
-    assert top(24, scaled=False) > 5 * top(24, scaled=True)
+    assert variance(24, scaled=True) < 2 * variance(2, scaled=True)
+    assert variance(24, scaled=False) > 5 * variance(24, scaled=True)
 
 
 def test_deepnorm_keeps_post_norm_updates_small() -> None:

@@ -105,7 +105,7 @@ def test_a_seed_determines_the_weights_and_leaves_the_global_generator_unchanged
 def test_an_untrained_model_has_a_loss_of_about_ln_v(name: str) -> None:
     tokens = random_ids(4, 32)
     loss = F.cross_entropy(MODELS[name].build(0)(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten())
-    assert 0 < loss.item() - math.log(VOCAB) < 1  # logits of deviation 1 cost half a nat over knowing nothing at all
+    assert 0 < loss.item() - math.log(VOCAB) < 1  # logits of deviation 1 cost half a nat more than uniform ones
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -114,7 +114,7 @@ def test_no_token_depends_on_a_later_one(name: str) -> None:
     changed = tokens.clone()
     changed[0, 7] = (changed[0, 7] + 1) % VOCAB
     before, after = model(tokens)[0], model(changed)[0]
-    assert error(after[:7], before[:7]) < 1e-13  # experts group other tokens now, and their sums round otherwise
+    assert error(after[:7], before[:7]) < 1e-13  # experts group other tokens, so their sums are rounded differently
     assert error(after[7], before[7]) > 1e-3
 
 
@@ -124,9 +124,9 @@ def test_every_weight_gets_a_finite_gradient(name: str) -> None:
     F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten()).backward()
     for parameter_name, parameter in model.named_parameters():
         if parameter_name.endswith(("correction", "noise_proj.weight")):
-            continue  # moves the choice of experts, which has no gradient; and noise is of training
+            continue  # the choice of experts has no gradient, and noise is used in training only
         assert parameter.grad.isfinite().all(), parameter_name
-        # A bias of the keys shifts all scores of a query alike, and softmax does not see it.
+        # A bias of the keys adds the same number to all scores of a query, which softmax ignores.
         assert parameter.grad.any() or parameter_name.endswith("k_proj.bias"), parameter_name
 
 
@@ -144,9 +144,9 @@ def test_embeddings_of_another_width_than_the_stack(tied: bool) -> None:
     spec = Decoder(VOCAB, 24, (Repeat((LLAMA,)),), tied=tied, **ends)
     model, tokens = build(spec), random_ids(2, 9)
     assert model.embedding.weight.shape == model.head.weight.shape == (VOCAB, 10)
-    words = model.embedding.weight[tokens] @ model.widen.weight.T * 2.0  # (B, L, 24)
-    top = model.stack(words, TokenLayout.whole(2, 9))[0]
-    expected = model.norm(top) @ model.narrow.weight.T @ model.head.weight.T + model.head.bias
+    embeddings = model.embedding.weight[tokens] @ model.widen.weight.T * 2.0  # (B, L, 24)
+    hidden = model.stack(embeddings, TokenLayout.whole(2, 9))[0]
+    expected = model.norm(hidden) @ model.narrow.weight.T @ model.head.weight.T + model.head.bias
     assert error(model(tokens), expected) < 1e-13
     outputs = model(tokens, outputs=True)
     assert error(materialize(outputs.logits), expected) < 1e-13

@@ -195,7 +195,7 @@ def test_a_source_is_projected_once() -> None:
 @pytest.mark.ledger("model.autoregressive")
 @pytest.mark.parametrize("kind", STORES)
 def test_greedy_generation_is_the_same_with_and_without_a_cache(kind: str) -> None:
-    """Predict, append, feed back: by reading everything again each time, and by one token a step."""
+    """Greedy decoding: the whole sequence in every step, and one token per step with a cache."""
     model, source = build(MODELS["grouped, rope"]), random_ids(2, SOURCE, seed=5)
     store, slow = open_store(kind, model.spec, torch.float64), torch.zeros(2, 1, dtype=torch.int64)
     fast = slow

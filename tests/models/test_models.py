@@ -31,8 +31,8 @@ SMALL_CLIP = {
     "text_width": 16, "text_heads": 2, "dim": 10,
 }  # fmt: skip
 IMAGES = torch.linspace(-1, 1, 2 * 3 * 8 * 8).view(2, 3, 8, 8).sin()
-SPEAK = Decoder(31, 24, (Repeat((Block((Sublayer(Attention(4, position=Rope())), Sublayer(SwiGLU(40)))),), 2),))
-GIVEN = {  # a model, and what it is given
+LANGUAGE = Decoder(31, 24, (Repeat((Block((Sublayer(Attention(4, position=Rope())), Sublayer(SwiGLU(40)))),), 2),))
+GIVEN = {  # name: model and inputs
     "encoder": (bert(**SMALL_BERT), (random_ids(2, 5),)),
     "masked": (bert(**SMALL_BERT, head=MaskedLM(BERT_DENSE)), (random_ids(2, 5),)),
     "classifier": (bert(**SMALL_BERT, head=Classification(3, dense=Dense())), (random_ids(2, 5),)),
@@ -46,7 +46,7 @@ GIVEN = {  # a model, and what it is given
     "dual encoder": (clip(**SMALL_CLIP), (IMAGES, random_ids(2, 5))),
     "dual encoder, bias": (replace(clip(**SMALL_CLIP), bias=-10.0), (IMAGES, random_ids(2, 5))),
     "interleaved": (
-        Interleaved(replace(vit(**SMALL_VIT), head=None), SPEAK, 5),
+        Interleaved(replace(vit(**SMALL_VIT), head=None), LANGUAGE, 5),
         (torch.tensor([[1, 5, 5, 5, 5, 2], [5, 5, 5, 5, 3, 4]]), None, None, IMAGES),
     ),
 }
@@ -88,7 +88,7 @@ def test_a_loaded_model_equals_the_saved_one(name: str, tmp_path: Path) -> None:
     assert not loaded.training
     assert torch.equal(run(loaded, given), run(saved, given))
     names = [n for n, _ in saved.named_parameters()]
-    assert [n for n, _ in loaded.named_parameters()] == names  # what is shared is shared again
+    assert [n for n, _ in loaded.named_parameters()] == names  # shared weights are shared again
 
 
 @several

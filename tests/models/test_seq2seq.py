@@ -65,7 +65,7 @@ def test_the_target_starts_from_the_final_state_of_the_source() -> None:
 
 @pytest.mark.ledger("anc.bahdanau")
 def test_additive_attention_comes_before_every_step() -> None:
-    """Six steps: states of the source, scores with s_{i-1}, weights, context, the step, the word."""
+    """Six steps: states of the source, scores with s_{i-1}, weights, context, the step, the token."""
     model = wide(seq2seq(VOCAB, WIDTH, GRU(reset="before"), "additive", bidirectional=True))
     body = model.target.stack.blocks[0].sublayers[0].body
     attention, cell = body.attention, body.recurrence
@@ -126,7 +126,7 @@ def test_multiplicative_attention_comes_after_the_step(score: str) -> None:
 
 
 def plain_states(model: Seq2SeqModule, row: int) -> Tensor:
-    """(L, D) of a target without attention: its head is put away."""
+    """(L, D) hidden states of a target without attention."""
     head, model.target.head = model.target.head, nn.Identity()
     try:
         return model(SOURCE[row : row + 1], TARGET[row : row + 1])[0]
@@ -146,13 +146,13 @@ def test_general_with_the_identity_equals_dot() -> None:
 
 
 def draw(rows: int, generator: torch.Generator) -> tuple[list[list[int]], list[list[int]]]:
-    """Random sequences, and the same reversed in other tokens."""
+    """Random sequences, and the same reversed with other tokens."""
     lengths = torch.randint(3, 5, (rows,), generator=generator).tolist()
     sources = [torch.randint(3, 9, (n,), generator=generator).tolist() for n in lengths]
-    return sources, [[6 + word for word in reversed(source)] for source in sources]
+    return sources, [[6 + token for token in reversed(source)] for source in sources]
 
 
-def written(model: Seq2SeqModule, source: list[int], most: int = 8) -> list[int]:
+def greedy(model: Seq2SeqModule, source: list[int], most: int = 8) -> list[int]:
     """Greedy decoding, token by token, with the source only in the first forward."""
     store = Contiguous(model.spec.memory(), 1, most, torch.float32, source=8)
     store.reserve(0, most)
@@ -175,7 +175,7 @@ LEARNERS = {
 
 @pytest.mark.parametrize(("recurrence", "attention", "both"), LEARNERS.values(), ids=LEARNERS)
 def test_learns_to_translate_backwards(recurrence: Body, attention: str, both: bool) -> None:
-    """By teacher forcing; then it writes by itself, from its states."""
+    """Trained by teacher forcing, evaluated by greedy decoding."""
     model = seq2seq(VOCAB, 48, recurrence, attention, bidirectional=both).build(seed=0)
     generator, optimizer = torch.Generator().manual_seed(0), AdamW().build(model, lr=1e-2)
     steps = [
@@ -185,7 +185,7 @@ def test_learns_to_translate_backwards(recurrence: Body, attention: str, both: b
     assert sum(step["accuracy"] for step in steps[-5:]) / 5 > 0.9
     model.eval()
     with torch.no_grad():
-        right = sum(written(model, source)[1:-1] == target for source, target in zip(*draw(20, generator), strict=True))
+        right = sum(greedy(model, source)[1:-1] == target for source, target in zip(*draw(20, generator), strict=True))
     assert right >= 14
 
 

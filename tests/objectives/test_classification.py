@@ -1,4 +1,4 @@
-"""Labels of texts, images and tokens, and scores of pairs: losses by hand, invariant to padding, and they fall."""
+"""Classification of texts, images and tokens, and scores of pairs: plain losses, padding, and training."""
 
 import pytest
 import torch
@@ -27,7 +27,7 @@ def texts(rows: int = 4, length: int = 8, seed: int = 2) -> Tensor:
     return torch.randint(31, (rows, length), generator=torch.Generator().manual_seed(seed))
 
 
-def test_texts_by_hand_and_padded() -> None:
+def test_loss_of_texts_equals_a_plain_sum_and_ignores_padding() -> None:
     model = bert(**SMALL, head=Classification(3, "mean")).build(0).double()
     tokens, labels = texts(), torch.tensor([0, 2, 1, 1])
     valid = torch.arange(8) < torch.tensor([[8], [3], [5], [1]])
@@ -42,7 +42,7 @@ def test_texts_by_hand_and_padded() -> None:
     assert metrics["accuracy"] == right
 
 
-def test_tokens_by_hand() -> None:
+def test_loss_of_tokens_equals_a_plain_sum() -> None:
     model = bert(**SMALL, head=Classification(3, "none")).build(0).double()
     tokens, labels, weights = texts(), texts(seed=3) % 3, (texts(seed=4) % 2).double()
     loss, count, _ = classification(model, Batch(tokens=tokens, labels=labels, weights=weights))
@@ -52,8 +52,8 @@ def test_tokens_by_hand() -> None:
     assert abs(loss - wanted) < 1e-10
 
 
-def test_pairs_by_hand() -> None:
-    """A cross-encoder reads both texts at once and gives one score."""
+def test_loss_of_pairs_equals_a_plain_sum() -> None:
+    """A cross-encoder reads both texts at once and returns one score."""
     model = bert(**SMALL, head=Classification(1)).build(0).double()
     tokens, types = texts(), (torch.arange(8) > 3).long().expand(4, -1)
     labels = torch.tensor([0.0, 1.0, 1.0, 0.25])
@@ -66,7 +66,7 @@ def test_pairs_by_hand() -> None:
 
 
 @pytest.mark.parametrize("left", [False, True], ids=["right", "left"])
-def test_where_padded_rows_stand(left: bool) -> None:
+def test_positions_of_a_padded_batch(left: bool) -> None:
     valid = torch.tensor([[True, True, False], [True, False, False]])
     layout = padded_layout(valid.flip(-1) if left else valid)
     for row, count in enumerate((2, 1)):
@@ -74,7 +74,7 @@ def test_where_padded_rows_stand(left: bool) -> None:
     assert padded_layout(None) is None
 
 
-def test_parts_do_not_change_the_loss_and_experts_add_theirs() -> None:
+def test_micro_batches_add_up_and_experts_add_their_loss() -> None:
     block = Block((Sublayer(Attention(2, mask=Full())), Sublayer(Experts(4, 2, FeedForward(20)))))
     model = Encoder(Tokens(31), 16, (Repeat((block,)),), head=Classification(3, "mean")).build(0).double()
     batch = Batch(tokens=texts(), labels=torch.tensor([0, 2, 1, 1]))
@@ -88,7 +88,7 @@ def test_parts_do_not_change_the_loss_and_experts_add_theirs() -> None:
 
 
 def bars(rows: int, generator: torch.Generator) -> Batch:
-    """Noisy images with a bar that lies, stands or falls aslant."""
+    """Noisy images with a horizontal, vertical or diagonal bar."""
     labels = torch.randint(3, (rows,), generator=generator)
     shift = torch.randint(8, (rows,), generator=generator)
     y, x = torch.meshgrid(torch.arange(8), torch.arange(8), indexing="ij")
@@ -98,7 +98,7 @@ def bars(rows: int, generator: torch.Generator) -> Batch:
     return Batch(images=lit.unsqueeze(1).float() + noise, labels=labels)
 
 
-def test_a_vision_transformer_learns_bars() -> None:
+def test_a_vision_transformer_learns_directions_of_bars() -> None:
     model, generator = vit(8, 2, 32, 4, 64, 2, 3).build(0), torch.Generator().manual_seed(0)
     optimizer = AdamW().build(model, lr=3e-3)
     steps = [take_step(model, classification, bars(32, generator), optimizer, clip=1.0, parts=2) for _ in range(80)]
@@ -109,7 +109,7 @@ def test_a_vision_transformer_learns_bars() -> None:
 @pytest.mark.ledger("enc.classify")
 @pytest.mark.parametrize("frozen", [False, True], ids=["tuned", "frozen"])
 def test_an_encoder_learns_labels(frozen: bool) -> None:
-    """Which of two tokens a text has more of: all weights trained, or the head alone on fixed vectors."""
+    """Which of two tokens is more frequent: all weights are trained, or only the head."""
     model, generator = bert(**SMALL, head=Classification(2, "mean")).build(0), torch.Generator().manual_seed(0)
     if frozen:
         model.requires_grad_(False).head.requires_grad_(True)

@@ -1,4 +1,4 @@
-"""What every objective promises: sums and a count that do not depend on how a batch is split, and finite gradients."""
+"""Every objective: sums and a count that do not depend on how a batch is split, and finite gradients."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -19,7 +19,7 @@ VOCAB, ROWS, LENGTH, WIDTH = 23, 4, 6, 16
 class Case:
     model: Callable[[], nn.Module]
     fields: tuple[str, ...]  # of FIELDS
-    more: dict[str, Tensor] = field(default_factory=dict)  # fields that FIELDS does not have, or has otherwise
+    more: dict[str, Tensor] = field(default_factory=dict)  # fields that are not in FIELDS or differ from it
 
 
 def block(mixer: regard.Body, *more: regard.Body) -> regard.Block:
@@ -91,7 +91,7 @@ def batch_of(case: Case) -> Batch:
     return Batch(**{name: FIELDS[name] for name in case.fields} | case.more)
 
 
-def test_every_objective_is_tried() -> None:
+def test_every_objective_has_a_case() -> None:
     assert CASES.keys() == OBJECTIVES.keys()
 
 
@@ -108,7 +108,7 @@ def test_gradients_are_finite_and_metrics_are_sums(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if getattr(OBJECTIVES[name], "scope", "token") == "token"])
-def test_parts_of_a_batch_add_up_to_the_whole(name: str) -> None:
+def test_micro_batches_add_up_to_the_whole(name: str) -> None:
     objective = OBJECTIVES[name]
     model, batch = CASES[name].model().double().train(), batch_of(CASES[name])
     whole = objective(model, batch)

@@ -1,4 +1,4 @@
-"""Contrastive losses by hand and as the reference has them; they are of a whole batch, and bring pairs together."""
+"""Contrastive losses against plain sums and CLIP; they need the whole batch, and matching pairs become similar."""
 
 from dataclasses import replace
 
@@ -18,7 +18,7 @@ SMALL = {
 }  # fmt: skip
 
 
-def by_hand(logits: Tensor, loss: str) -> Tensor:
+def plain_loss(logits: Tensor, loss: str) -> Tensor:
     size = len(logits)
     if loss == "sigmoid":
         signs = [[1.0 if i == j else -1.0 for j in range(size)] for i in range(size)]
@@ -29,15 +29,15 @@ def by_hand(logits: Tensor, loss: str) -> Tensor:
 
 
 @pytest.mark.parametrize("loss", LOSSES)
-def test_by_hand(loss: str) -> None:
+def test_equals_a_plain_sum(loss: str) -> None:
     logits = (3 * torch.randn(5, 5, dtype=torch.float64)).requires_grad_()
     pairs = torch.arange(5)
-    assert abs(LOSSES[loss](logits, pairs) - by_hand(logits, loss)) < 1e-12
+    assert abs(LOSSES[loss](logits, pairs) - plain_loss(logits, loss)) < 1e-12
     assert torch.autograd.gradcheck(lambda x: LOSSES[loss](x, pairs), (logits,), fast_mode=True)
 
 
 @pytest.mark.ledger("mm.clip")
-def test_as_the_reference_has_it() -> None:
+def test_equals_the_loss_of_clip() -> None:
     from transformers.models.clip.modeling_clip import image_text_contrastive_loss
 
     logits = torch.randn(6, 6, dtype=torch.float64)
@@ -56,7 +56,7 @@ def pairs(rows: int, generator: torch.Generator) -> Batch:
 
 @pytest.mark.parametrize("loss", LOSSES)
 @pytest.mark.ledger("mm.clip")
-def test_pairs_find_each_other(loss: str) -> None:
+def test_training_increases_the_similarity_of_pairs(loss: str) -> None:
     spec = replace(clip(**SMALL), bias=-2.0 if loss == "sigmoid" else None)
     model, generator = spec.build(0), torch.Generator().manual_seed(0)
     optimizer = AdamW().build(model, lr=3e-3)
@@ -65,8 +65,8 @@ def test_pairs_find_each_other(loss: str) -> None:
     assert sum(step["accuracy"] for step in steps[-5:]) / 5 > 0.9
 
 
-def test_a_batch_cannot_be_cut() -> None:
-    """Half the batch has half of the wrong answers: another loss, which is refused and not computed."""
+def test_a_batch_cannot_be_split() -> None:
+    """Half a batch has fewer negative pairs and therefore another loss, so micro-batches are refused."""
     model, batch = clip(**SMALL).build(0), pairs(4, torch.Generator().manual_seed(0))
     whole = Contrastive()(model, batch)[0]
     halves = sum(Contrastive()(model, batch.rows(rows))[0] for rows in (slice(2), slice(2, 4)))

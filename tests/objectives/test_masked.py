@@ -1,4 +1,4 @@
-"""Masked language modelling: what is hidden, at which rates, and that the loss is over it alone."""
+"""Masked language modelling: the rates of masking, and a loss over the masked tokens only."""
 
 import math
 
@@ -34,8 +34,8 @@ def within(count: int, of: int, rate: float) -> bool:
 
 
 @pytest.mark.ledger("tr.mlm")
-def test_rates() -> None:
-    """12 % of all tokens are hidden, 1.5 % changed at random, 1.5 % chosen and kept; never specials or padding."""
+def test_rates_of_masking() -> None:
+    """12 % of all tokens are masked, 1.5 % replaced, 1.5 % selected and kept; never special tokens or padding."""
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randint(3, VOCAB, (100, 1000), generator=generator)
     tokens[:, 0] = CLS
@@ -57,14 +57,14 @@ def test_rates() -> None:
     assert after.tokens[other].unique().numel() > 250
 
 
-def test_a_seed_decides_what_is_hidden() -> None:
+def test_the_seed_determines_the_masked_tokens() -> None:
     batch = batch_of(torch.randint(3, VOCAB, (4, 32)))
     one, two, other = (MASKING.apply(batch, torch.Generator().manual_seed(seed)) for seed in (1, 1, 2))
     assert torch.equal(one.tokens, two.tokens)
     assert not torch.equal(one.tokens, other.tokens)
 
 
-def test_the_loss_is_over_the_chosen_tokens() -> None:
+def test_the_loss_is_over_the_selected_tokens() -> None:
     model = bert(**SMALL, head=MaskedLM(BERT_DENSE)).build(0).double().eval()
     padding = torch.zeros(3, 12, dtype=torch.bool)
     padding[1, 5:] = True
@@ -102,7 +102,7 @@ def test_equal_to_the_loss_of_bert() -> None:
 
 
 def test_an_encoder_learns_to_fill_gaps() -> None:
-    """On stories of the small world, by the byte."""
+    """On stories of the simulated world, with a byte tokenizer."""
     tokenizer = tokenizers.byte()
     loader = iter(Loader(sources.world(1, "train", 0), tokenizer, rows=8, length=64))
     vocab = tokenizer.vocab_size + 1

@@ -1,4 +1,4 @@
-"""What is added to the next token's loss: the balance of experts, heads that look further ahead."""
+"""Losses added to that of the next token: the balance of experts, and heads for later tokens."""
 
 import torch
 
@@ -26,7 +26,7 @@ def packed() -> Batch:
     return Batch(tokens=tokens, targets=tokens.roll(-1, 1), weights=weights, positions=positions, segments=segments)
 
 
-def test_heads_that_look_ahead_are_held_to_their_own_targets() -> None:
+def test_heads_for_later_tokens_have_their_own_targets() -> None:
     model = Decoder(11, 16, (Repeat((BLOCK,), 2),), ahead=(BLOCK, BLOCK)).build(seed=0).double()
     batch = packed()
     loss, count, metrics = next_token(model, batch)
@@ -46,7 +46,7 @@ def test_heads_that_look_ahead_are_held_to_their_own_targets() -> None:
     assert all(p.grad is not None for p in model.ahead.parameters())
 
 
-def test_heads_that_look_ahead_do_not_change_the_next_token() -> None:
+def test_heads_for_later_tokens_do_not_change_the_next_token() -> None:
     plain = Decoder(11, 16, (Repeat((BLOCK,), 2),)).build(seed=0)
     ahead = Decoder(11, 16, (Repeat((BLOCK,), 2),), ahead=(BLOCK,)).build(seed=1)
     ahead.load_state_dict(plain.state_dict(), strict=False)

@@ -1,4 +1,4 @@
-"""The loss is the weighted mean over tokens, however they are packed, padded or cut into parts."""
+"""The loss is the weighted mean over tokens, however they are packed, padded or split into micro-batches."""
 
 import math
 
@@ -61,28 +61,28 @@ def gradients(model: nn.Module, batches: list[Batch]) -> tuple[Tensor, list[Tens
     return loss / count, [p.grad / count for p in model.parameters()]
 
 
-def test_against_the_plain_sum() -> None:
+def test_equals_a_plain_sum() -> None:
     model = model_of(*MODELS["rope"])
     batch = widened(collate([documents(5, 3), documents(4)], 10))
     loss, count, metrics = next_token(model, batch)
     log_p = model(batch.tokens, layout_of(batch)).log_softmax(-1)
     wanted, correct = 0.0, 0.0
     for row in range(2):
-        for place in range(10):
-            weight, target = batch.weights[row, place], batch.targets[row, place]
-            wanted -= weight * log_p[row, place, target]
-            correct += weight * (log_p[row, place].argmax() == target)
+        for t in range(10):
+            weight, target = batch.weights[row, t], batch.targets[row, t]
+            wanted -= weight * log_p[row, t, target]
+            correct += weight * (log_p[row, t].argmax() == target)
     assert abs(loss - wanted) < 1e-12
     assert abs(metrics["accuracy"] - correct) < 1e-12
     assert abs(count - batch.weights.sum()) < 1e-12
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_packed_is_separate_is_cut_into_parts(name: str) -> None:
+def test_packed_equals_separate_equals_micro_batches(name: str) -> None:
     model = model_of(*MODELS[name])
-    pieces = documents(5, 3, 7, 2, 6, 4, 3, 8)
-    packed = widened(collate([pieces[0:2], pieces[2:4], pieces[4:6], pieces[6:8]], 16))
-    alone = [widened(collate([[piece]], len(piece))) for piece in pieces]
+    sequences = documents(5, 3, 7, 2, 6, 4, 3, 8)
+    packed = widened(collate([sequences[0:2], sequences[2:4], sequences[4:6], sequences[6:8]], 16))
+    alone = [widened(collate([[sequence]], len(sequence))) for sequence in sequences]
     loss, wanted = gradients(model, alone)
     for parts in (1, 2, 4):
         got, grads = gradients(model, [packed.rows(slice(i, i + 4 // parts)) for i in range(0, 4, 4 // parts)])
@@ -92,11 +92,11 @@ def test_packed_is_separate_is_cut_into_parts(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_rows_of_padding_alone_change_nothing(name: str) -> None:
+def test_rows_of_padding_do_not_change_the_loss(name: str) -> None:
     model = model_of(*MODELS[name])
-    pieces = documents(5, 3)
-    loss, wanted = gradients(model, [widened(collate([pieces], 9))])
-    again, grads = gradients(model, [widened(collate([pieces, []], 12))])
+    sequences = documents(5, 3)
+    loss, wanted = gradients(model, [widened(collate([sequences], 9))])
+    again, grads = gradients(model, [widened(collate([sequences, []], 12))])
     assert abs(again - loss) <= 1e-12
     for grad, want in zip(grads, wanted, strict=True):
         assert (grad - want).abs().max() <= 1e-12
@@ -126,10 +126,12 @@ def test_logits_of_half_precision_are_widened() -> None:
 
 @pytest.mark.ledger("tr.perplexity")
 def test_perplexity_is_the_number_of_choices() -> None:
-    """Certain to a fourth, a half, an eighth: the mean of ln 4, ln 2 and ln 8 is ln 4. Uniform over V: V choices."""
-    chances = torch.tensor([[[1 / 4, 1 / 4, 1 / 4, 1 / 4], [1 / 6, 1 / 2, 1 / 6, 1 / 6], [1 / 8, 3 / 8, 3 / 8, 1 / 8]]])
+    """Targets with probability 1/4, 1/2 and 1/8: the mean of ln 4, ln 2 and ln 8 is ln 4. Uniform over V: V."""
+    probabilities = torch.tensor(
+        [[[1 / 4, 1 / 4, 1 / 4, 1 / 4], [1 / 6, 1 / 2, 1 / 6, 1 / 6], [1 / 8, 3 / 8, 3 / 8, 1 / 8]]]
+    )
     targets = torch.tensor([[2, 1, 0]])
-    loss, _ = cross_entropy(chances.double().log(), targets, torch.ones(1, 3, dtype=torch.float64))
+    loss, _ = cross_entropy(probabilities.double().log(), targets, torch.ones(1, 3, dtype=torch.float64))
     assert math.exp(loss / 3) == pytest.approx(4, abs=1e-6)
     model = Decoder(1000, 8, (Repeat((Block((Sublayer(FeedForward(8)),)),)),), tied=False).build(seed=0)
     torch.nn.init.zeros_(model.head.weight)
@@ -141,7 +143,7 @@ def test_perplexity_is_the_number_of_choices() -> None:
 
 @pytest.mark.ledger("tr.parallel", "mask.parallel")
 @pytest.mark.parametrize("name", MODELS)
-def test_one_pass_is_an_example_for_every_prefix(name: str) -> None:
+def test_one_forward_equals_a_forward_per_prefix(name: str) -> None:
     model = model_of(*MODELS[name])
     batch = widened(collate([documents(7)], 7))
     whole = model(batch.tokens)
@@ -159,10 +161,10 @@ def test_one_pass_is_an_example_for_every_prefix(name: str) -> None:
         assert (grad - parameter.grad).abs().max() <= 1e-12
 
 
-def test_a_target_that_does_not_count_may_be_any_number():
+def test_a_target_without_weight_may_be_any_number():
     model = Decoder(7, 8, (Repeat((Block((Sublayer(Attention(2)),)),)),)).build(seed=0)
     tokens, weights = torch.arange(6).unsqueeze(0), torch.tensor([[1.0, 1, 0, 1, 0, 1]])
-    places = {"positions": torch.arange(6).unsqueeze(0), "segments": torch.zeros(1, 6, dtype=torch.int64)}
-    whole = Batch(tokens=tokens, targets=tokens, weights=weights, **places)
-    ignored = Batch(tokens=tokens, targets=tokens.where(weights > 0, -100), weights=weights, **places)
+    layout = {"positions": torch.arange(6).unsqueeze(0), "segments": torch.zeros(1, 6, dtype=torch.int64)}
+    whole = Batch(tokens=tokens, targets=tokens, weights=weights, **layout)
+    ignored = Batch(tokens=tokens, targets=tokens.where(weights > 0, -100), weights=weights, **layout)
     assert next_token(model, whole)[0] == next_token(model, ignored)[0]

@@ -1,4 +1,4 @@
-"""Translation: the shift, the weights, teacher forcing, and that a small one learns; and texts with images in them."""
+"""Translation: shifted targets, weights, teacher forcing and training; and training on images with text."""
 
 import pytest
 import torch
@@ -28,7 +28,7 @@ START, END = 1, 2
 
 
 @pytest.mark.ledger("tr.translation")
-def test_the_target_is_shifted_right_and_padding_weighs_nothing() -> None:
+def test_the_target_is_shifted_right_and_padding_has_no_weight() -> None:
     batch = pairs([[5, 6, 7], [8]], [[9], [10, 11]], START, END)
     assert batch.source.tolist() == [[5, 6, 7], [8, 0, 0]]
     assert batch.source_valid.tolist() == [[True, True, True], [True, False, False]]
@@ -39,30 +39,30 @@ def test_the_target_is_shifted_right_and_padding_weighs_nothing() -> None:
 
 
 @pytest.mark.ledger("tr.translation", "tr.parallel")
-def test_one_pass_is_step_by_step_with_the_true_prefix() -> None:
+def test_one_forward_equals_steps_with_the_true_prefix() -> None:
     model = transformer_2017(13, 16, 2, 32, 2, dropout=0.0).build(0).double()
     sources, targets = [[5, 6, 7], [8]], [[9], [10, 11]]
     batch = pairs(sources, targets, START, END)
     loss, count, _ = translation(model, batch)
     wanted = 0.0
     for source, target in zip(sources, targets, strict=True):
-        for t, word in enumerate([*target, END]):
+        for t, token in enumerate([*target, END]):
             prefix = torch.tensor([[START, *target[:t]]])
-            wanted -= model(torch.tensor([source]), prefix)[0, -1].log_softmax(-1)[word]
+            wanted -= model(torch.tensor([source]), prefix)[0, -1].log_softmax(-1)[token]
     assert count == 5
     assert abs(loss - wanted) < 1e-10
 
 
 @pytest.mark.ledger("model.encdec")
-def test_a_translator_learns_to_read_backwards() -> None:
-    """Another alphabet, in the opposite order, three or four words; then it writes by itself."""
+def test_a_transformer_learns_to_translate_and_reverse() -> None:
+    """Sequences of three or four tokens in another vocabulary and reversed; evaluated by greedy decoding."""
     model, generator = transformer_2017(15, 32, 4, 64, 2, dropout=0.0).build(0), torch.Generator().manual_seed(0)
     optimizer = AdamW().build(model, lr=5e-3)
 
     def draw(rows: int) -> tuple[list[list[int]], list[list[int]]]:
         lengths = torch.randint(3, 5, (rows,), generator=generator).tolist()
         sources = [torch.randint(3, 9, (n,), generator=generator).tolist() for n in lengths]
-        return sources, [[6 + word for word in reversed(source)] for source in sources]
+        return sources, [[6 + token for token in reversed(source)] for source in sources]
 
     steps = [take_step(model, translation, pairs(*draw(32), START, END), optimizer, clip=1.0) for _ in range(250)]
     assert steps[0]["loss"] > 2
@@ -70,36 +70,36 @@ def test_a_translator_learns_to_read_backwards() -> None:
     model.eval()
     right = 0
     for source, target in zip(*draw(20), strict=True):
-        written = [START]
-        while written[-1] != END and len(written) < 8:
-            written.append(int(model(torch.tensor([source]), torch.tensor([written]))[0, -1].argmax()))
-        right += written[1:-1] == target
+        generated = [START]
+        while generated[-1] != END and len(generated) < 8:
+            generated.append(int(model(torch.tensor([source]), torch.tensor([generated]))[0, -1].argmax()))
+        right += generated[1:-1] == target
     assert right >= 17
 
 
-LOOK = Encoder(
+VISION = Encoder(
     Patches((2, 2), (4, 4), channels=1, cls=False),
     16,
     (Repeat((Block((Sublayer(Attention(2, mask=Full())), Sublayer(SwiGLU(24)))),)),),
     Learned(4),
 )
-SPEAK = Decoder(12, 16, (Repeat((Block((Sublayer(Attention(2, position=Rope())), Sublayer(SwiGLU(24)))),)),))
+LANGUAGE = Decoder(12, 16, (Repeat((Block((Sublayer(Attention(2, position=Rope())), Sublayer(SwiGLU(24)))),)),))
 
 
 def bright(generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """16 images of four patches, and which one is bright."""
+    """16 images of four patches, and the index of the bright one."""
     spot = torch.randint(4, (16,), generator=generator)
     images = 0.1 * torch.randn(16, 1, 4, 4, generator=generator)
-    for row, place in enumerate(spot.tolist()):
-        images[row, 0, 2 * (place // 2) :, 2 * (place % 2) :][:2, :2] += 1.0
+    for row, patch in enumerate(spot.tolist()):
+        images[row, 0, 2 * (patch // 2) :, 2 * (patch % 2) :][:2, :2] += 1.0
     return images, spot
 
 
 @pytest.mark.ledger("cross.modal")
-def test_a_decoder_finds_what_is_asked_by_looking_across() -> None:
-    """The question is a text; the answer, which patch is bright, is read from the image by cross-attention."""
+def test_cross_attention_learns_to_find_the_bright_patch() -> None:
+    """The prompt is one token; the target is the index of the bright patch."""
     block = Block((Sublayer(Attention(2, position=Rope())), Sublayer(CrossAttention(2)), Sublayer(SwiGLU(24))))
-    spec = EncoderDecoder(LOOK, Decoder(12, 16, (Repeat((block,)),)))
+    spec = EncoderDecoder(VISION, Decoder(12, 16, (Repeat((block,)),)))
     model, generator = spec.build(0), torch.Generator().manual_seed(0)
     optimizer, steps = AdamW().build(model, lr=1e-2), []
     for _ in range(60):
@@ -116,9 +116,9 @@ def test_a_decoder_finds_what_is_asked_by_looking_across() -> None:
 
 
 @pytest.mark.ledger("mm.interleave")
-def test_a_decoder_learns_to_say_what_it_sees() -> None:
-    """Which of four patches is bright: the image stands before the question, its places are no targets."""
-    spec = Interleaved(LOOK, SPEAK, marker=1)
+def test_interleaved_images_learn_to_name_the_bright_patch() -> None:
+    """The image comes before the prompt, and its tokens have no weight in the loss."""
+    spec = Interleaved(VISION, LANGUAGE, marker=1)
     model, generator = spec.build(0), torch.Generator().manual_seed(0)
     optimizer, steps = AdamW().build(model, lr=1e-2), []
     for _ in range(60):

@@ -73,7 +73,7 @@ def test_without_positions_a_permutation_of_tokens_permutes_outputs() -> None:
             out, permuted = run(x), run(x[:, order])
             assert (permuted - out[:, order]).abs().max() < 1e-12
             assert (permuted - out).abs().max() > 0.1  # not invariant …
-            assert (permuted.mean(1) - out.mean(1)).abs().max() < 1e-12  # … but for what is pooled
+            assert (permuted.mean(1) - out.mean(1)).abs().max() < 1e-12  # … unless the outputs are pooled
 
 
 @pytest.mark.ledger("attn.path")

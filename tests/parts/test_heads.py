@@ -165,7 +165,7 @@ def test_grouped_queries_equal_heads_with_repeated_keys(kv_heads: int) -> None:
     assert (out - expected).abs().max() < 1e-13
     out.sin().sum().backward()
     expected.sin().sum().backward()
-    for name in KV:  # what the copies of a head would learn, the one head learns at once
+    for name in KV:  # the gradient of a shared head is the sum of those of its copies
         whole = getattr(wide, name).weight.grad.unflatten(0, (kv_heads, 4 // kv_heads, -1)).sum(1).flatten(0, 1)
         assert (getattr(grouped, name).weight.grad - whole).abs().max() < 1e-12
     with pytest.raises(SpecError, match="choose one of 1, 2, 4"):
@@ -187,7 +187,7 @@ def test_the_cache_shrinks_by_the_group(heads: int, kv_heads: int, smaller: int)
         Contiguous(((Attention(heads, k, head_dim=4).memory(64),),), 1, 15, torch.float32) for k in (heads, kv_heads)
     )
     assert bytes_of(whole) == smaller * bytes_of(grouped)
-    assert bytes_of(grouped) == 16 * 2 * kv_heads * 4 * 4  # 16 slots, keys and values, 4 numbers a head, 4 bytes
+    assert bytes_of(grouped) == 16 * 2 * kv_heads * 4 * 4  # 16 slots, keys and values, 4 numbers per head, 4 bytes
 
 
 @pytest.mark.ledger("gqa.exact")

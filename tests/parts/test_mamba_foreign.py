@@ -12,7 +12,7 @@ LENGTH = 11
 
 @pytest.fixture
 def all_in_float64(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keeps the modules of transformers from computing in float32 what is given in float64."""
+    """Keeps the modules of transformers from converting float64 inputs to float32."""
     to = torch.Tensor.to
 
     def never_narrower(tensor: Tensor, *wanted, **named) -> Tensor:

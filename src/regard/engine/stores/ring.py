@@ -4,7 +4,7 @@
               first + (t - first) mod r      for the others, r = window + slack
 
 A token overwrites the one r before it, which is outside every window by then. The positions in the slots are returned
-as data, so masks, biases and kernels do not know about rings. Up to slack + 1 new tokens are written first and read
+as data, so masks, biases and kernels need no code for rings. Up to slack + 1 new tokens are written first and read
 with the rest; longer chunks read the old slots and themselves, then their end is written. Up to `slack` tokens can be
 rewound: the tokens that they overwrote are outside the window there too. Memory is O(window) for a sequence of any
 length, as in Jiang et al. 2023 (Mistral 7B); with first tokens, Xiao et al. 2023.
