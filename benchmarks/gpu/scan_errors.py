@@ -92,7 +92,7 @@ CHECKS = {
         selective_chunked.selective_scan,
     ),
     "wkv": ScanCheck(
-        wkv_cases, ("k", "v"), wkv_sums, patch.object(wkv_module, "cannot_triton", refuse_triton)(wkv_sums)
+        wkv_cases, ("k", "v"), wkv_sums, patch.object(wkv_module, "cannot_run_triton", refuse_triton)(wkv_sums)
     ),
 }
 

@@ -24,7 +24,7 @@ def cannot_compile(device: torch.device) -> str | None:
     return None
 
 
-def cannot_triton(device: torch.device) -> str | None:
+def cannot_run_triton(device: torch.device) -> str | None:
     """The reason why Triton kernels cannot run on this device; None if they can."""
     if device.type != "cuda":
         return f"needs a CUDA GPU, not {device.type}"

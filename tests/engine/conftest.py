@@ -28,15 +28,15 @@ PATTERNS = {
 @pytest.fixture(scope="session")
 def tiny():
     """tiny(kind, dtype): a decoder of a few layers, 32 wide, with 61 tokens and a context of 128."""
-    made = {}
+    models = {}
 
     def make(kind: str = "attention", dtype: torch.dtype = torch.float64):
-        if (kind, dtype) not in made:
+        if (kind, dtype) not in models:
             model = Decoder(vocab=61, width=32, layers=(Repeat(PATTERNS[kind]),), context=128).build(seed=1)
             with torch.no_grad():
                 for parameter in model.parameters():
                     parameter *= 8 if parameter.dim() > 1 else 1
-            made[kind, dtype] = model.to(dtype)
-        return made[kind, dtype]
+            models[kind, dtype] = model.to(dtype)
+        return models[kind, dtype]
 
     return make

@@ -130,6 +130,6 @@ def test_float32_takes_the_most_likely_token_up_to_near_ties(tiny, kind, store) 
         if request.new:
             with torch.inference_mode():
                 logits = model(torch.tensor([request.tokens[:-1]]))[0, len(request.ids) - 1 :]  # (new, V)
-            said = logits.gather(-1, torch.tensor(request.tokens[len(request.ids) :]).unsqueeze(-1)).squeeze(-1)
-            assert (logits.amax(-1) - said).max() < 1e-4
+            chosen = logits.gather(-1, torch.tensor(request.tokens[len(request.ids) :]).unsqueeze(-1)).squeeze(-1)
+            assert (logits.amax(-1) - chosen).max() < 1e-4
     check_nothing_is_left(engine, jobs)

@@ -152,8 +152,8 @@ def test_every_layer_has_a_cache_of_its_own_kind(kind: str) -> None:
 
     model = build(spec)
     engine = Engine(model, rows=2, capacity=60, store=kind, chunk=7)
-    asked = [(random_ids(size, seed=size).tolist(), Sampling(max_new=20, temperature=0)) for size in (1, 5, 13, 38)]
-    requests = [engine.submit(*each) for each in asked]
+    prompts = [(random_ids(size, seed=size).tolist(), Sampling(max_new=20, temperature=0)) for size in (1, 5, 13, 38)]
+    requests = [engine.submit(*each) for each in prompts]
     while not engine.idle:
         engine.step()
     for request in requests:

@@ -31,10 +31,10 @@ FILTERS = [
 
 
 def request(ids=(0,), **settings) -> Request:
-    made = Request(tuple(ids), Sampling(**settings))
-    if made.sampling.penalizes:
-        made.history = TokenHistory(ids, 500, torch.device("cpu"))
-    return made
+    new = Request(tuple(ids), Sampling(**settings))
+    if new.sampling.penalizes:
+        new.history = TokenHistory(ids, 500, torch.device("cpu"))
+    return new
 
 
 def warped(logits: torch.Tensor, s: Sampling) -> torch.Tensor:
@@ -67,22 +67,24 @@ def test_top_p_keeps_no_token_after_the_one_that_reaches_it() -> None:
 def test_repetition_penalty_is_that_of_transformers() -> None:
     logits = torch.randn(1, 500, dtype=torch.float64) * 3
     ids, new = [3, 9, 9, 77], [120, 9, 4]
-    asked = request(ids, repetition_penalty=1.4)
+    penalized = request(ids, repetition_penalty=1.4)
     for id in new:
-        asked.history.add(id)
+        penalized.history.add(id)
     theirs = RepetitionPenaltyLogitsProcessor(1.4)(torch.tensor([ids + new]), logits)
-    torch.testing.assert_close(penalize(logits, [asked.history], [asked.sampling]), theirs, rtol=0, atol=1e-12)
+    torch.testing.assert_close(penalize(logits, [penalized.history], [penalized.sampling]), theirs, rtol=0, atol=1e-12)
 
 
 def test_presence_and_frequency_count_the_answer_only() -> None:
     logits = torch.randn(1, 500, dtype=torch.float64)
-    asked = request([1, 2], presence_penalty=0.5, frequency_penalty=0.25)
+    penalized = request([1, 2], presence_penalty=0.5, frequency_penalty=0.25)
     for id in (2, 7, 7, 7):
-        asked.history.add(id)
+        penalized.history.add(id)
     expected = logits.clone()
     expected[0, 2] -= 0.5 + 0.25
     expected[0, 7] -= 0.5 + 3 * 0.25
-    torch.testing.assert_close(penalize(logits, [asked.history], [asked.sampling]), expected, rtol=0, atol=1e-12)
+    torch.testing.assert_close(
+        penalize(logits, [penalized.history], [penalized.sampling]), expected, rtol=0, atol=1e-12
+    )
 
 
 @pytest.mark.ledger("dec.sampling")
@@ -119,7 +121,7 @@ def test_steps_are_counted_from_the_first_new_token() -> None:
     short, long = request([1], seed=5), request([1, 2, 3, 4], seed=5)
     ids = []
     for logits in torch.randn(20, 1, 500):
-        tokens = [sample(logits, [asked])[0] for asked in (short, long)]
+        tokens = [sample(logits, [each])[0] for each in (short, long)]
         assert tokens[0] == tokens[1]
         ids.append(tokens[0].id)
         short.add(tokens[0])
@@ -134,9 +136,9 @@ def test_steps_are_counted_from_the_first_new_token() -> None:
 def test_a_row_does_not_depend_on_the_batch() -> None:
     logits = torch.randn(40, 500) * 2
     settings = [*FILTERS, {"temperature": 0}, {"temperature": 0, "presence_penalty": 2.0}]
-    asked = [request([1, 5], seed=i, **settings[i % len(settings)]) for i in range(40)]
-    together = sample(logits, asked)
-    assert together == [sample(logits[i : i + 1], [asked[i]])[0] for i in range(40)]
+    requests = [request([1, 5], seed=i, **settings[i % len(settings)]) for i in range(40)]
+    together = sample(logits, requests)
+    assert together == [sample(logits[i : i + 1], [requests[i]])[0] for i in range(40)]
 
 
 def test_ties_are_kept_in_every_batch() -> None:
@@ -158,11 +160,11 @@ def test_greedy_and_extreme_temperatures() -> None:
 
 def test_logprobs_are_the_models_own() -> None:
     logits = torch.randn(2, 500)
-    asked = [
+    requests = [
         request(temperature=0, top_logprobs=3),
         request([4], temperature=0.5, top_k=1, frequency_penalty=1.0, seed=1),
     ]
-    tokens = sample(logits, asked)
+    tokens = sample(logits, requests)
     logprobs = logits.log_softmax(-1)
     for row, token in zip(logprobs, tokens, strict=True):
         assert token.logprob == pytest.approx(row[token.id].item(), abs=1e-5)

@@ -167,12 +167,12 @@ class Largest(TorchDispatchMode):
     numbers = 0
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        made = function(*args, **(kwargs or {}))
+        created = function(*args, **(kwargs or {}))
         old = {tensor.untyped_storage().data_ptr() for tensor in args if isinstance(tensor, torch.Tensor)}
-        for tensor in made if isinstance(made, list | tuple) else [made]:
+        for tensor in created if isinstance(created, list | tuple) else [created]:
             if isinstance(tensor, torch.Tensor) and tensor.untyped_storage().data_ptr() not in old:
                 self.numbers = max(self.numbers, tensor.numel())
-        return made
+        return created
 
 
 @torch.inference_mode()
@@ -180,7 +180,7 @@ class Largest(TorchDispatchMode):
 @pytest.mark.parametrize("rows", [None, [1, 2]])
 def test_a_step_of_two_rows_does_not_depend_on_others(rows: list[int] | None, kind: str) -> None:
     spec = SPECS["convolution, window, linear"]
-    model, made = build(spec), []
+    model, sizes = build(spec), []
     for count in (4, 4000):
         store = opened(kind, spec, rows=count, blocks=40)
         for row in range(4):
@@ -188,8 +188,8 @@ def test_a_step_of_two_rows_does_not_depend_on_others(rows: list[int] | None, ki
         layout = TokenLayout(torch.tensor([[9], [3]]), rows=None if rows is None else torch.tensor(rows))
         with Largest() as largest:
             model(random_ids(2, 1), layout, store.begin_forward(layout, span=16, check=False))
-        made.append(largest.numbers)
-    assert made[0] == made[1]
+        sizes.append(largest.numbers)
+    assert sizes[0] == sizes[1]
 
 
 @torch.inference_mode()

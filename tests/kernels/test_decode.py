@@ -153,7 +153,7 @@ def test_unsupported_arguments_are_refused(monkeypatch: pytest.MonkeyPatch) -> N
     q, k, v, layout = inputs("grouped-query", 1)
     with pytest.raises(ValueError, match="decode needs a CUDA GPU, not cpu; choose another backend, or auto"):
         backend("decode")(q.cpu(), k.cpu(), v.cpu(), layout, options_of(Causal()))
-    monkeypatch.setattr(decode, "cannot_triton", lambda device: None)
+    monkeypatch.setattr(decode, "cannot_run_triton", lambda device: None)
     refusals = {
         "takes few queries": (torch.randn(2, 4, 17, DIM), k, v, options_of(Causal())),
         "takes a head_dim of 16, 32, 64, 128, 256": (q[..., :12], k[..., :12], v, options_of(Causal())),
@@ -195,7 +195,7 @@ def steps_and_whole(kind: str, compile: bool) -> tuple[Tensor, Tensor]:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["contiguous", "paged"])
 def test_decoded_model_equals_the_whole_forward(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(decode, "cannot_triton", lambda device: None)
+    monkeypatch.setattr(decode, "cannot_run_triton", lambda device: None)
     choose_once.cache_clear()
     for compile in (False, True):
         found, expected = steps_and_whole(kind, compile)

@@ -328,7 +328,7 @@ REFUSED = {
     "embeddings have 7 channels, the hidden states 24": lambda: replace(
         bert(**SMALL, head=MaskedLM()), embedding_dim=7
     ),
-    "context=65 is longer than its positions reach, 64": lambda: replace(bert(**SMALL), context=65),
+    "context=65 exceeds the 64 positions": lambda: replace(bert(**SMALL), context=65),
     "vocab=0 must be positive": lambda: Tokens(0),
 }
 

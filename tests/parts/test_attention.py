@@ -252,9 +252,9 @@ def test_equals_the_modules_of_transformers(name: str) -> None:
     names = {name.replace("_norm.", "_norm.norm."): value for name, value in theirs.state_dict().items()}
     ours.load_state_dict(names)
     x = random(2, 11, 24, seed=50).float().requires_grad_()
-    hidden = torch.full((11, 11), float("-inf")).triu(1)[None, None]
+    masked = torch.full((11, 11), float("-inf")).triu(1)[None, None]
     rotation = rotary(x, torch.arange(11).unsqueeze(0))
-    expected = theirs(x, position_embeddings=rotation, attention_mask=hidden)[0]
+    expected = theirs(x, position_embeddings=rotation, attention_mask=masked)[0]
     found = ours(x, TokenLayout.whole(2, 11))
     parameters = [(dict(ours.named_parameters())[name.replace("_norm.", "_norm.norm.")], p)
                   for name, p in theirs.named_parameters()]  # fmt: skip
@@ -273,7 +273,7 @@ def test_equals_the_module_of_torch_with_padding(full: bool) -> None:
     theirs.in_proj_bias.data = torch.cat([p.bias for p in projections])
     theirs.out_proj.load_state_dict(ours.o_proj.state_dict())
     x, valid = random(2, LENGTH, WIDTH), torch.tensor([[True] * LENGTH, [True] * 4 + [False] * 2])
-    hidden = None if full else ~torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril()
-    expected, _ = theirs(x, x, x, attn_mask=hidden, key_padding_mask=~valid, need_weights=False)
+    masked = None if full else ~torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril()
+    expected, _ = theirs(x, x, x, attn_mask=masked, key_padding_mask=~valid, need_weights=False)
     found = ours(x, TokenLayout(torch.arange(LENGTH).expand(2, LENGTH), valid=valid))
     assert (found - expected).abs().max() < 1e-12

@@ -83,7 +83,7 @@ def test_invalid_specs_are_refused() -> None:
     module.attend = backend("tiled")
     with pytest.raises(ValueError, match="tiled needs a bias that is a function of positions"):
         module(x, TokenLayout.whole(1, LENGTH))
-    with pytest.raises(SpecError, match="its blocks are its mask"):
+    with pytest.raises(SpecError, match="because the blocks define the mask"):
         BigBirdAttention(3, mask=Causal())
     with pytest.raises(SpecError, match="give a position to the stack"):
         BigBirdAttention(3, position=Rope())

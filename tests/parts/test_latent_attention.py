@@ -278,9 +278,9 @@ def test_equals_the_modules_of_transformers(name: str, form: str) -> None:
     ours = spec.build(24)
     ours.load_state_dict(translated(theirs.state_dict(), spec))
     x = random(2, 11, 24, seed=50).float().requires_grad_()
-    hidden = torch.full((11, 11), float("-inf")).triu(1)[None, None]
-    waves = getattr(package, f"Deepseek{version}RotaryEmbedding")(config)(x, torch.arange(11).unsqueeze(0))
-    expected = theirs(x, position_embeddings=waves, attention_mask=hidden)[0]
+    masked = torch.full((11, 11), float("-inf")).triu(1)[None, None]
+    rotation = getattr(package, f"Deepseek{version}RotaryEmbedding")(config)(x, torch.arange(11).unsqueeze(0))
+    expected = theirs(x, position_embeddings=rotation, attention_mask=masked)[0]
     found = ours(x, TokenLayout.whole(2, 11))
     expected.sin().sum().backward()
     wanted, x.grad = x.grad, None

@@ -52,11 +52,18 @@ def test_prompt_as_text_ids_and_lists(live, tokenizer):
 
 def test_sampling_reaches_the_engine(live, tokenizer):
     server = live()
-    asked = {"temperature": 0, "top_p": 0.5, "top_k": 3, "min_p": 0.1, "presence_penalty": 1, "frequency_penalty": -1}
-    asked |= {"repetition_penalty": 1.5, "seed": 2**63 - 1}
-    post(server, **asked, max_tokens=4, logprobs=3)
+    settings = {
+        "temperature": 0,
+        "top_p": 0.5,
+        "top_k": 3,
+        "min_p": 0.1,
+        "presence_penalty": 1,
+        "frequency_penalty": -1,
+    }
+    settings |= {"repetition_penalty": 1.5, "seed": 2**63 - 1}
+    post(server, **settings, max_tokens=4, logprobs=3)
     sampling = server.engine.submitted[-1].sampling
-    assert {key: getattr(sampling, key) for key in asked} == asked
+    assert {key: getattr(sampling, key) for key in settings} == settings
     assert (sampling.max_new, sampling.top_logprobs, sampling.stop_ids) == (4, 3, (tokenizer.eos,))
 
 

@@ -82,9 +82,9 @@ def test_a_damaged_checkpoint_is_skipped(tmp_path: Path) -> None:
         data = bytearray(file.read_bytes())
         data[draw.randrange(len(data))] ^= 1 << draw.randrange(8)
         file.write_bytes(data)
-        said = []
-        assert Run.open(path).latest(said.append).name == "step-000009"
-        assert len(said) == 1 and name in said[0]
+        warnings = []
+        assert Run.open(path).latest(warnings.append).name == "step-000009"
+        assert len(warnings) == 1 and name in warnings[0]
         trainer(path).train()
         assert outcome(path) == wanted
         assert (path / "checkpoints" / "step-000010.damaged" / name).exists()

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from regard.compat import cannot_triton
+from regard.compat import cannot_run_triton
 from regard.layout import TokenLayout
 
 MAX_TAPS = 8  # the kernel unrolls them
@@ -36,7 +36,9 @@ def convolve(
 
 
 def fused(x: Tensor, weight: Tensor) -> bool:
-    return cannot_triton(x.device) is None and x.dtype != torch.float64 and x.shape[1] > 1 and len(weight) <= MAX_TAPS
+    return (
+        cannot_run_triton(x.device) is None and x.dtype != torch.float64 and x.shape[1] > 1 and len(weight) <= MAX_TAPS
+    )
 
 
 def convolve_with_triton(

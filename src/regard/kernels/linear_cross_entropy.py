@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from regard.compat import cannot_triton
+from regard.compat import cannot_run_triton
 from regard.kernels.autocast import autocast_like_linear, without_autocast
 
 CHUNK = 1 << 22  # logits per chunk, or as many as W has entries: then the sums of dW cost little
@@ -102,7 +102,7 @@ def add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
 
 def chunk_loss(z: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
     """`loss_of_logits`, on a GPU as one kernel that writes dz over z."""
-    if z.dtype == torch.float64 or cannot_triton(z.device) is not None:
+    if z.dtype == torch.float64 or cannot_run_triton(z.device) is not None:
         return loss_of_logits(z, *rest)
     from regard.kernels.triton_cross_entropy import loss_of_logits as kernel
 

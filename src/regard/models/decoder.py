@@ -80,7 +80,8 @@ class Decoder(Model["DecoderModule"]):
             object.__setattr__(self, "context", reach)
         elif reach is not None:
             require(
-                self.context <= reach, f"decoder: context={self.context} is longer than its positions reach, {reach}"
+                self.context <= reach,
+                f"decoder: context={self.context} exceeds the {reach} positions; choose at most {reach}",
             )
 
     @property

@@ -68,7 +68,8 @@ class Encoder(Model["EncoderModule"]):
             require(length <= reach, f"encoder: its input has {length} tokens, its positions support only {reach}")
         if self.context is not None and reach is not None:
             require(
-                self.context <= reach, f"encoder: context={self.context} is longer than its positions reach, {reach}"
+                self.context <= reach,
+                f"encoder: context={self.context} exceeds the {reach} positions; choose at most {reach}",
             )
 
     @property

@@ -34,7 +34,7 @@ class BigBirdAttention(Attention):
         super().check()
         require(
             self.mask == Full(),
-            f"big_bird_attention: its blocks are its mask; found mask={self.mask}, leave it out",
+            f"big_bird_attention: mask={self.mask} is not supported, because the blocks define the mask; leave it out",
         )
         require(
             self.position == NoPosition(),

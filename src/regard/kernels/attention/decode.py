@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from regard.compat import cannot_triton
+from regard.compat import cannot_run_triton
 from regard.kernels.attention.arguments import AttentionCall, Keys, Pages, ScoreOptions
 from regard.kernels.attention.bias import Bias, Buckets, Slopes
 from regard.kernels.attention.mask import Causal, Full, Mask
@@ -17,7 +17,7 @@ DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
 def refuses(call: AttentionCall) -> str | None:
-    reason = cannot_triton(call.device)
+    reason = cannot_run_triton(call.device)
     return f"decode {reason}" if reason else cannot(call)
 
 

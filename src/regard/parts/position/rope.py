@@ -14,7 +14,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from regard.compat import cannot_triton
+from regard.compat import cannot_run_triton
 from regard.layout import TokenLayout
 from regard.parts.position.base import Position, PositionModule, rope_frequencies
 from regard.parts.position.rope_scaling import Scaling
@@ -102,4 +102,4 @@ def use_triton(x: Tensor) -> bool:
     """Only for long inputs on a GPU; torch.compile fuses the rotation with the operation before it."""
     if x.dim() != 4 or x.shape[2] < MIN_KERNEL_TOKENS or x.dtype == torch.float64 or torch.compiler.is_compiling():
         return False
-    return cannot_triton(x.device) is None
+    return cannot_run_triton(x.device) is None

@@ -10,7 +10,7 @@ import math
 import torch
 from torch import Tensor
 
-from regard.compat import cannot_triton
+from regard.compat import cannot_run_triton
 from regard.kernels.attention.arguments import AttentionCall, ScoreOptions
 from regard.kernels.attention.bias import Buckets, Slopes
 from regard.kernels.attention.decode import mask_limits
@@ -26,7 +26,7 @@ MIN_QUERIES = 16  # with fewer, most of each tile would be empty
 
 
 def refuses(call: AttentionCall) -> str | None:
-    if reason := cannot_triton(call.device):
+    if reason := cannot_run_triton(call.device):
         return f"triton {reason}"
     if call.dtypes[0] == torch.float32 and call.autocast is None:
         return "triton is less exact than PyTorch in float32, because exp2 on GPUs is approximate, and not faster"

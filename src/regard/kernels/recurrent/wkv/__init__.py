@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from regard.compat import cannot_triton
+from regard.compat import cannot_run_triton
 from regard.layout import number_documents
 
 CHUNK, PORTION = 16, 1024  # tokens whose sums are merged by doubling; tokens processed at once
@@ -59,7 +59,7 @@ class WKVInputs(NamedTuple):
 def wkv(inputs: WKVInputs) -> tuple[Tensor, Sums]:
     """out (B, L, F), and the state after the last token."""
     k, v, decay, bonus, state, segments, valid = inputs
-    if k.shape[1] > 1 and state.peak.dtype == torch.float32 and cannot_triton(k.device) is None:
+    if k.shape[1] > 1 and state.peak.dtype == torch.float32 and cannot_run_triton(k.device) is None:
         from regard.kernels.recurrent.wkv.triton import autograd  # triton is optional
 
         return autograd.wkv(inputs)

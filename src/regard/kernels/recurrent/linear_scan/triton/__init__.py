@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from regard.compat import cannot_triton
+from regard.compat import cannot_run_triton
 from regard.kernels.recurrent.linear_scan.sequential import ScanInputs
 
 # For fewer than 64 rows Triton 3.6 uses other matrix instructions, which read outside of shared memory.
@@ -11,7 +11,7 @@ SIZES = (64, 128, 256)
 
 
 def refuses(inputs: ScanInputs) -> str | None:
-    missing = cannot_triton(inputs.v.device)
+    missing = cannot_run_triton(inputs.v.device)
     if missing is not None:
         return f"triton {missing}"
     if inputs.state.dtype != torch.float32:

@@ -3,12 +3,12 @@
 import torch
 from torch import Tensor
 
-from regard.compat import cannot_triton
+from regard.compat import cannot_run_triton
 from regard.kernels.recurrent.selective_scan.sequential import SelectiveScanInputs
 
 
 def refuses(inputs: SelectiveScanInputs) -> str | None:
-    missing = cannot_triton(inputs.u.device)
+    missing = cannot_run_triton(inputs.u.device)
     if missing is not None:
         return f"triton {missing}"
     if inputs.state.dtype != torch.float32:
