@@ -43,6 +43,34 @@ def test_positions_that_do_not_continue_a_row_are_refused(kind: str, positions: 
         store.begin_forward(regard.TokenLayout(torch.tensor(positions)))
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("kind", STORES)
+def test_a_row_can_be_reserved_token_by_token(kind: str) -> None:
+    """As the scheduler does it: 40 tokens are more than the first blocks of any store."""
+    model, store = SPEC.build(seed=0).double(), opened(kind)
+    tokens = torch.randint(31, (1, 40), generator=torch.Generator().manual_seed(1))
+    steps = []
+    for t in range(40):
+        assert store.reserve(1, t + 1)
+        layout = regard.TokenLayout(torch.tensor([[t]]), rows=torch.tensor([1]))
+        steps.append(model(tokens[:, t : t + 1], layout, store.begin_forward(layout)))
+    assert (torch.cat(steps, 1) - model(tokens)).abs().max() < 1e-12
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind", STORES)
+def test_more_than_the_capacity_is_not_reserved_and_a_released_row_is_empty(kind: str) -> None:
+    spec = regard.Decoder(31, 16, (regard.Repeat((regard.Block((regard.Sublayer(regard.Attention(2)),)),)),))
+    model, layout = spec.build(seed=0).double(), regard.TokenLayout(torch.arange(6).unsqueeze(0))
+    store = STORES[kind](spec.memory(), 2, 64, torch.float64)
+    assert not store.reserve(0, store.capacity + 1)
+    assert store.reserve(0, 6)
+    model(torch.arange(6).unsqueeze(0), layout, store.begin_forward(layout))
+    assert all(array.any() for storage in store.storages for array in storage.arrays.values())
+    store.release(0)
+    assert not any(array.any() for storage in store.storages for array in storage.arrays.values())
+
+
 def test_a_paged_row_without_blocks_is_refused() -> None:
     with pytest.raises(ValueError, match=r"call reserve\(0, 3\) first"):
         opened("paged").begin_forward(regard.TokenLayout(torch.arange(3).unsqueeze(0)))

@@ -5,6 +5,7 @@ import torch
 
 from regard.engine.engine import Engine
 from regard.engine.request import Sampling
+from regard.engine.stores import STORES
 from regard.engine.stores.base import SLACK, CannotRewind
 from regard.engine.stores.contiguous import Contiguous, ContiguousStorage
 from regard.engine.stores.paged import Paged, PagedStorage
@@ -24,14 +25,12 @@ from regard.parts.state import PerToken
 from regard.planning import plan
 from tests.laws import block, build, decoder, error, random_ids
 
-STORES = ["contiguous", "paged"]
 LENGTH = 24
 
 
 def opened(kind: str, spec: Decoder, slack: int = 1, capacity: int = 64, rows: int = 1) -> Contiguous | Paged:
-    if kind == "contiguous":
-        return Contiguous(spec.memory(), rows, capacity, torch.float64, slack=slack)
-    return Paged(spec.memory(), rows, capacity, torch.float64, block=4, slack=slack, blocks=rows * capacity // 4)
+    options = {"block": 4, "blocks": rows * capacity // 4} if kind == "paged" else {}
+    return STORES[kind](spec.memory(), rows, capacity, torch.float64, slack=slack, **options)
 
 
 def read(model, store, tokens: torch.Tensor, start: int, stop: int) -> torch.Tensor:

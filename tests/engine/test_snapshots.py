@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from regard.engine.stores import STORES
 from regard.engine.stores.base import CannotRewind
 from regard.engine.stores.contiguous import Contiguous
 from regard.engine.stores.paged import Paged
@@ -21,7 +22,6 @@ from regard.parts.ssm.mamba2 import Mamba2
 from regard.parts.ssm.s4 import S4D
 from tests.laws import block, build, decoder, error, random_ids
 
-STORES = ["contiguous", "paged"]
 FULL, NEAR = Attention(4, 2, position=Rope()), Attention(4, 2, position=Rope(), mask=Window(4))
 HYBRIDS = {
     "attention": [FULL],
@@ -37,9 +37,8 @@ BLOCK = 4
 
 
 def opened(kind: str, spec, rows: int = 4, capacity: int = 40, blocks: int = 40) -> Contiguous | Paged:
-    if kind == "contiguous":
-        return Contiguous(spec.memory(), rows, capacity, torch.float64, slack=1)
-    return Paged(spec.memory(), rows, capacity, torch.float64, block=BLOCK, slack=1, blocks=blocks)
+    options = {"block": BLOCK, "blocks": blocks} if kind == "paged" else {}
+    return STORES[kind](spec.memory(), rows, capacity, torch.float64, slack=1, **options)
 
 
 def read(model, store, row: int, tokens: torch.Tensor, start: int) -> torch.Tensor:

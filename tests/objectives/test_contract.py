@@ -116,3 +116,33 @@ def test_micro_batches_add_up_to_the_whole(name: str) -> None:
     for index in (0, 1):
         total = sum(part[index] for part in parts)
         assert (total - whole[index]).abs() < 1e-9
+    for metric, value in whole[2].items():
+        assert (sum(part[2][metric] for part in parts) - value).abs() < 1e-9, metric
+
+
+WEIGHTED = [name for name in CASES if "weights" in CASES[name].fields]
+
+
+@pytest.mark.parametrize("name", WEIGHTED)
+def test_targets_of_weight_zero_do_not_count(name: str) -> None:
+    objective, model, batch = OBJECTIVES[name], CASES[name].model().double().eval(), batch_of(CASES[name])
+    weights = batch.weights * (torch.arange(LENGTH) != 1)
+    before = objective(model, Batch(**dict(batch) | {"weights": weights}))
+    other = batch.targets.where(weights > 0, (batch.targets + 1) % VOCAB)
+    after = objective(model, Batch(**dict(batch) | {"weights": weights, "targets": other}))
+    assert before[1] == after[1] == weights.sum()
+    assert (before[0] - after[0]).abs() < 1e-9
+    changed = objective(model, Batch(**dict(batch) | {"weights": weights, "targets": (batch.targets + 1) % VOCAB}))
+    assert (before[0] - changed[0]).abs() > 1e-3
+
+
+@pytest.mark.parametrize("name", WEIGHTED)
+def test_packed_documents_do_not_affect_each_other(name: str) -> None:
+    """The tokens of the first document change, and only their own weights are 0."""
+    objective, model, batch = OBJECTIVES[name], CASES[name].model().double().eval(), batch_of(CASES[name])
+    weights, first = batch.weights * (batch.segments == 1), batch.segments == 0
+    other = batch.tokens.where(~first | (batch.tokens == 5), (batch.tokens - 6 + 1) % (VOCAB - 6) + 6)  # 5: an image
+    before, after = (
+        objective(model, Batch(**dict(batch) | {"weights": weights, "tokens": t})) for t in (batch.tokens, other)
+    )
+    assert (before[0] - after[0]).abs() < 1e-9

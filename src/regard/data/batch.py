@@ -30,6 +30,13 @@ class Batch(Mapping[str, torch.Tensor]):
         """The number of rows."""
         return next(iter(self._tensors.values())).shape[0]
 
+    @property
+    def token_count(self) -> int:
+        """Valid tokens; without segments all tokens, and without tokens the rows."""
+        if "segments" in self:
+            return int((self.segments >= 0).sum())
+        return self.tokens.numel() if "tokens" in self else self.size
+
     def to(self, device: torch.device | str, non_blocking: bool = False) -> "Batch":
         return Batch(**{name: tensor.to(device, non_blocking=non_blocking) for name, tensor in self.items()})
 

@@ -132,7 +132,7 @@ class Trainer:
         """One step; returns the position after it, and its record."""
         start, settings = time.perf_counter(), self.settings
         batch = next(batches)
-        tokens = int((batch.segments >= 0).sum())
+        tokens = batch.token_count
         lr = settings.lr * settings.schedule.factor(position.step, settings.steps)
         for group in self.optimizer.param_groups:
             group["lr"] = lr
