@@ -15,13 +15,13 @@ from regard.models.heads import Head
 from regard.parts.body import Body
 from regard.parts.input import Input
 from regard.parts.norm import Norm
-from regard.parts.position.base import Position
+from regard.parts.position.base import Position, PositionModule
 from regard.parts.position.rope_scaling import Scaling
 from regard.parts.state import STATELESS
 from regard.spec import KINDS, class_of
 from regard.verification.trial import randomize_weights
-from tests.laws import WIDTH
-from tests.matrix import COLUMNS, fits, listed, mixers, positions, row, takes_position
+from tests.laws import WIDTH, build, random_ids
+from tests.matrix import COLUMNS, fits, listed, mixers, model_of, positions, row, takes_position
 
 MUST_BE_LISTED = (Body, Position, Scaling, Mask, Norm, Head, Input, Model, Decoder)
 
@@ -50,6 +50,23 @@ def test_shape_and_gradients(body: Body) -> None:
 
     assert forward(x, *weights.values()).shape == (1, 4, WIDTH)
     gradcheck(forward, (x.requires_grad_(), *weights.values()), fast_mode=True)
+
+
+@pytest.mark.parametrize("name", [name for name in positions() if name != "no_position"])
+def test_a_position_scheme_has_an_effect(name: str) -> None:
+    """Other distances between the same tokens change the output."""
+    model = build(model_of(mixers()["attention"], positions()[name]))
+    tokens = random_ids(1, 4)
+    near, far = (model(tokens, TokenLayout(torch.tensor([places]))) for places in ([0, 1, 2, 3], [0, 2, 4, 7]))
+    assert (near - far).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("name", positions())
+def test_a_scheme_with_a_bias_of_its_own_replaces_that_of_the_stack(name: str) -> None:
+    position = positions()[name]
+    modules = [m for m in build(model_of(mixers()["attention"], position)).modules() if isinstance(m, PositionModule)]
+    own_bias = any(type(module).bias is not PositionModule.bias for module in modules)
+    assert position.replaces_bias == own_bias
 
 
 def test_parts_are_what_they_seem() -> None:

@@ -39,6 +39,7 @@ class Attention(Body):
     """
 
     mixes: ClassVar[bool] = True
+    pages: ClassVar[bool] = True  # a paged store may return keys and values in pages, which `attend` reads
 
     heads: int
     kv_heads: int | None = None  # None: as many as heads
@@ -105,7 +106,7 @@ class Attention(Body):
 
     def memory(self, width: int) -> Memory:
         mask = self.mask or Causal()
-        return PerToken(self.arrays(width), mask.sliding_window, mask.first_tokens, pages=True)
+        return PerToken(self.arrays(width), mask.sliding_window, mask.first_tokens, pages=self.pages)
 
     def arrays(self, width: int) -> dict[str, tuple[int, int]]:
         _, kv_heads, head_dim = self.sizes(width)

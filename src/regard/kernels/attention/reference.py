@@ -1,6 +1,6 @@
 """Attention as its equation, in plain tensor algebra: the reference for every other backend.
 
-    out = softmax(q kᵀ · scale + bias) v      over the keys that the mask allows (score_options.py: cap, sinks)
+    out = softmax(q kᵀ · scale + bias) v      over the keys that the mask allows (arguments.py: cap, sinks)
 
 Sums and softmax run in at least float32. The output of a query without any allowed key is zero, and so are its
 gradients.

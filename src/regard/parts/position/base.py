@@ -15,7 +15,7 @@ PositionPlace = Literal["stack", "attention"]
 
 @dataclass(frozen=True)
 class Position(Spec):
-    places: ClassVar[tuple[PositionPlace, ...]]  # where it has an effect
+    places: ClassVar[tuple[PositionPlace, ...]] = ("attention",)  # where it has an effect
     replaces_bias: ClassVar[bool] = False  # does an attention with it ignore the stack's bias?
 
     def check_place(self, place: PositionPlace) -> None:
@@ -37,7 +37,7 @@ class Position(Spec):
 
     def build(self, width: int, heads: int) -> "PositionModule":
         """The module for a stack of this width, or for an attention whose heads have this width."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} has no method build(width, heads)")
 
 
 @dataclass(frozen=True)
