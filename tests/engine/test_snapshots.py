@@ -4,7 +4,6 @@ import random
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from regard.engine.stores import STORES
 from regard.engine.stores.base import CannotRewind
@@ -20,6 +19,7 @@ from regard.parts.short_convolution import ShortConvolution
 from regard.parts.ssm.mamba import Mamba
 from regard.parts.ssm.mamba2 import Mamba2
 from regard.parts.ssm.s4 import S4D
+from tests.kernels.largest import LargestTensor
 from tests.laws import block, build, decoder, error, random_ids
 
 FULL, NEAR = Attention(4, 2, position=Rope()), Attention(4, 2, position=Rope(), mask=Window(4))
@@ -160,20 +160,6 @@ def test_impossible_rewinds_and_forks_are_refused(kind: str) -> None:
     assert error(read(model, store, 0, tokens, 0), model(tokens.unsqueeze(0))[0]) < 1e-12
 
 
-class Largest(TorchDispatchMode):
-    """`numbers` is the largest numel of the tensors that an operation allocates."""
-
-    numbers = 0
-
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        created = function(*args, **(kwargs or {}))
-        old = {tensor.untyped_storage().data_ptr() for tensor in args if isinstance(tensor, torch.Tensor)}
-        for tensor in created if isinstance(created, list | tuple) else [created]:
-            if isinstance(tensor, torch.Tensor) and tensor.untyped_storage().data_ptr() not in old:
-                self.numbers = max(self.numbers, tensor.numel())
-        return created
-
-
 @torch.inference_mode()
 @pytest.mark.parametrize("kind", STORES)
 @pytest.mark.parametrize("rows", [None, [1, 2]])
@@ -185,9 +171,9 @@ def test_a_step_of_two_rows_does_not_depend_on_others(rows: list[int] | None, ki
         for row in range(4):
             store.reserve(row, 10)
         layout = TokenLayout(torch.tensor([[9], [3]]), rows=None if rows is None else torch.tensor(rows))
-        with Largest() as largest:
+        with LargestTensor() as largest:
             model(random_ids(2, 1), layout, store.begin_forward(layout, span=16, check=False))
-        sizes.append(largest.numbers)
+        sizes.append(largest.numel)
     assert sizes[0] == sizes[1]
 
 

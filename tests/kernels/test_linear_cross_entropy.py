@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from regard.kernels.linear_cross_entropy import linear_cross_entropy
-from tests.kernels.largest import Largest
+from tests.kernels.largest import LargestTensor
 
 TOKENS, WIDTH, VOCAB = 23, 6, 17
 HEADS = {
@@ -87,12 +87,12 @@ def test_under_autocast_products_are_bfloat16_and_sums_float32() -> None:
 @pytest.mark.ledger("model.head")
 def test_logits_of_all_tokens_are_never_allocated() -> None:
     (x, weight), targets, weights = inputs(False)
-    with Largest() as largest:
+    with LargestTensor() as largest:
         linear_cross_entropy(x, weight, targets, weights, tokens=4)[0].backward()
-    assert largest.numbers <= max(4 * VOCAB, x.numel(), weight.numel()) < TOKENS * VOCAB
-    with Largest() as largest:
+    assert largest.numel <= max(4 * VOCAB, x.numel(), weight.numel()) < TOKENS * VOCAB
+    with LargestTensor() as largest:
         plain([x, weight], targets, weights, 1.0, None)[0].backward()
-    assert largest.numbers == TOKENS * VOCAB
+    assert largest.numel == TOKENS * VOCAB
 
 
 def test_weights_that_require_a_gradient_are_refused() -> None:

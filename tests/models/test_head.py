@@ -25,7 +25,7 @@ from regard.parts.block import Block, Sublayer
 from regard.parts.feedforward import FeedForward
 from regard.parts.norm import LayerNorm, NoNorm
 from regard.parts.position.learned import Learned
-from tests.kernels.largest import Largest
+from tests.kernels.largest import LargestTensor
 
 VOCAB = 1000
 
@@ -84,10 +84,10 @@ def test_a_chunked_head_trains_like_a_whole_one(head: str, monkeypatch: pytest.M
         tokens=tokens[:, :-1], targets=tokens[:, 1:], weights=torch.rand(2, 63, dtype=torch.float64),
         positions=torch.arange(63).expand(2, 63), segments=torch.zeros(2, 63, dtype=torch.long),
     )  # fmt: skip
-    with Largest() as seen:
+    with LargestTensor() as largest:
         loss, _, metrics = next_token(model, batch)
         loss.backward()
-    assert seen.numbers < 2 * 63 * VOCAB
+    assert largest.numel < 2 * 63 * VOCAB
     found = [p.grad for p in model.parameters()]
     model.zero_grad()
     out = model(batch.tokens, outputs=True)

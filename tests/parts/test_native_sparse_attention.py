@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch import Tensor
 from torch.autograd import gradcheck
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from regard.kernels.attention import reference
@@ -20,6 +19,7 @@ from regard.parts.native_sparse_attention import NativeSparse, NativeSparseModul
 from regard.parts.position.alibi import Alibi
 from regard.parts.position.rope import Rope
 from regard.spec import SpecError
+from tests.kernels.largest import LargestTensor
 from tests.parts.attention_layer import random
 
 WIDTH, LENGTH = 12, 23
@@ -203,27 +203,15 @@ def test_with_all_blocks_chosen_equals_full_attention(length: int) -> None:
         assert (f - e).abs().max() < 1e-12
 
 
-class Largest(TorchDispatchMode):
-    """The size of the largest tensor that is created in this context."""
-
-    size = 0
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        out = func(*args, **kwargs or {})
-        made = [x for x in (out if isinstance(out, tuple | list) else [out]) if isinstance(x, Tensor)]
-        self.size = max([self.size, *(x.untyped_storage().nbytes() // x.itemsize for x in made)])
-        return out
-
-
 def test_keys_of_chosen_blocks_are_gathered_in_chunks() -> None:
     """Forward and backward: the largest tensor does not grow with the square of the length."""
     sizes = []
     for length in (512, 1024):
         layout, chosen = TokenLayout.whole(1, length), torch.arange(3).expand(1, 1, length, 3)
         q, k, v = (random(1, heads, length, 4).requires_grad_() for heads in (2, 1, 1))
-        with Largest() as largest:
+        with LargestTensor() as largest:
             attend_chosen(q, k, v, layout, sort_keys(layout), chosen, 8, 0.5, None).sum().backward()
-        sizes.append(largest.size)
+        sizes.append(largest.numel)
     assert sizes[1] <= 2 * sizes[0]
     assert sizes[1] < 1024 * 1024 / 16
 
