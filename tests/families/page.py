@@ -38,9 +38,9 @@ def table() -> str:
     tested = classes()
     lines = ["| model_type | what it is | classes, with the number of tiny configs |", "| --- | --- | --- |"]
     for model_type in FAMILIES:
-        first = (family(model_type).__doc__ or "").partition("\n")[0].rstrip(".")
-        named = ", ".join(f"{model} {count}" for model, count in sorted(tested[model_type].items()))
-        lines.append(f"| `{model_type}` | {first} | {named} |")
+        summary = (family(model_type).__doc__ or "").partition("\n")[0].rstrip(".")
+        models = ", ".join(f"{model} {count}" for model, count in sorted(tested[model_type].items()))
+        lines.append(f"| `{model_type}` | {summary} | {models} |")
     version = re.search(r"^transformers==(\S+)", (ROOT / "requirements.lock").read_text(encoding="utf-8"), re.M)
     assert version is not None, "requirements.lock does not pin transformers"
     total = sum(counts.total() for counts in tested.values())

@@ -42,20 +42,20 @@ def tokens(*shape: int) -> Tensor:
 
 @pytest.mark.ledger("model.decoder")
 @torch.no_grad()
-def test_logits_and_hidden_states(pair: Pair) -> None:
+def test_logits_and_hidden_states_equal_transformers(pair: Pair) -> None:
     ids = tokens(3, 33)
     theirs = pair.theirs(ids, output_hidden_states=True)
     with record_hidden_states(pair.ours.stack) as states:
         assert error(pair.ours(ids), theirs.logits) <= LIMIT
     # Theirs are the embeddings, the outputs of all blocks but the last, and that of the last after the final norm.
-    between = theirs.hidden_states[0 if pair.model_type in WITHOUT_EMBEDDINGS else 1 : -1]
-    for found, expected in zip(states[1:][: len(between)], between, strict=True):
+    block_outputs = theirs.hidden_states[0 if pair.model_type in WITHOUT_EMBEDDINGS else 1 : -1]
+    for found, expected in zip(states[1:][: len(block_outputs)], block_outputs, strict=True):
         assert error(found, expected) <= LIMIT
     assert error(pair.ours.hidden(ids), theirs.hidden_states[-1]) <= LIMIT
 
 
 @pytest.mark.ledger("model.decoder")
-def test_loss_and_gradients(pair: Pair, tmp_path: Path) -> None:
+def test_loss_and_gradients_equal_transformers(pair: Pair, tmp_path: Path) -> None:
     ids = tokens(2, 17)
     pair.theirs.zero_grad()
     pair.ours.zero_grad()
@@ -72,30 +72,30 @@ def test_loss_and_gradients(pair: Pair, tmp_path: Path) -> None:
 
 @pytest.mark.ledger("kv.cache", "dec.sampling")
 @torch.no_grad()
-def test_forty_greedy_tokens_with_a_cache(pair: Pair) -> None:
+def test_forty_greedy_tokens_with_a_cache_equal_transformers(pair: Pair) -> None:
     prompt = tokens(2, 7)
     expected = pair.theirs.generate(prompt, max_new_tokens=40, do_sample=False, attention_mask=torch.ones_like(prompt))
     store = Contiguous(pair.ours.spec.memory(), 2, 48, torch.float32)
     ids, new = prompt, prompt
     for _ in range(40):
         positions = torch.arange(ids.shape[1] - new.shape[1], ids.shape[1]).expand(2, -1)
-        new = pair.ours(new, now := TokenLayout(positions), store.begin_forward(now))[:, -1:].argmax(-1)
+        new = pair.ours(new, layout := TokenLayout(positions), store.begin_forward(layout))[:, -1:].argmax(-1)
         ids = torch.cat([ids, new], 1)
     assert torch.equal(ids, expected)
     assert len(ids[:, 7:].unique()) > 5, "a model that repeats itself is a weak test"
 
 
 @torch.no_grad()
-def test_padding_on_either_side(pair: Pair) -> None:
+def test_logits_with_padding_on_either_side_equal_transformers(pair: Pair) -> None:
     ids = tokens(3, 12)
-    takes_positions = "position_ids" in inspect.signature(pair.theirs.forward).parameters
-    # With padding on the left, theirs is wrong if it takes no positions, or if a convolution mixes in the padding:
+    accepts_positions = "position_ids" in inspect.signature(pair.theirs.forward).parameters
+    # With padding on the left, theirs is wrong if it accepts no positions, or if a convolution mixes in the padding:
     # always in RecurrentGemma, in Mamba if a bias makes the padding differ from zero.
     biased = any(getattr(pair.theirs.config, key, False) for key in ("mamba_proj_bias", "add_bias_linear"))
     mixes_padding = pair.model_type == "recurrent_gemma" or biased
-    for left in (False, True) if takes_positions and not mixes_padding else (False,):
+    for left in (False, True) if accepts_positions and not mixes_padding else (False,):
         layout = layout_with_padding([7, 9, 12], 12, left)
-        positions = {"position_ids": layout.positions} if takes_positions else {}
+        positions = {"position_ids": layout.positions} if accepts_positions else {}
         theirs = pair.theirs(ids, attention_mask=layout.valid.long(), **positions).logits
         assert error(pair.ours(ids, layout)[layout.valid], theirs[layout.valid]) <= LIMIT
 
@@ -103,9 +103,9 @@ def test_padding_on_either_side(pair: Pair) -> None:
 @torch.no_grad()
 def test_exported_model_is_equal_in_transformers(pair: Pair, tmp_path: Path) -> None:
     export(pair.ours, tmp_path / "out", pair.model_type)
-    back = type(pair.theirs).from_pretrained(tmp_path / "out")
+    reloaded = type(pair.theirs).from_pretrained(tmp_path / "out")
     ids = tokens(2, 20)
-    assert torch.equal(back(ids).logits, pair.theirs(ids).logits)
+    assert torch.equal(reloaded(ids).logits, pair.theirs(ids).logits)
     ours, theirs = (load_file(folder / "model.safetensors") for folder in (tmp_path / "out", pair.folder))
     assert ours.keys() == theirs.keys()
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
@@ -116,7 +116,7 @@ def test_saved_and_loaded_is_bit_identical(pair: Pair, tmp_path: Path) -> None:
     assert (loaded.head.weight is loaded.embedding.weight) == pair.ours.spec.tied
 
 
-def test_config_roundtrip(pair: Pair) -> None:
+def test_config_and_spec_round_trip(pair: Pair) -> None:
     check_config_roundtrip(pair)
 
 
@@ -146,7 +146,7 @@ def test_laws_hold(pair: Pair) -> None:
     "model", ["Llama", "Mistral", "Qwen2", "Qwen3", "Granite", "Olmo2", "SmolLM3", "Phi3", "Cohere2"]
 )
 @torch.no_grad()
-def test_gated_units_with_another_activation(model: str, tmp_path: Path) -> None:
+def test_gated_units_with_another_activation_equal_transformers(model: str, tmp_path: Path) -> None:
     settings = next(settings for name, settings in DECODERS.values() if name == f"{model}ForCausalLM")
     pair, ids = make_pair((f"{model}ForCausalLM", settings | {"hidden_act": "gelu"}), tmp_path / "theirs"), tokens(2, 9)
     expected = pair.theirs(ids).logits

@@ -67,28 +67,31 @@ def source(pair: Pair, rows: int, length: int = 19) -> Tensor:
 
 
 @torch.no_grad()
-def test_logits_and_hidden_states_of_both_stacks(pair: Pair) -> None:
-    ours, data, ids = pair.ours, source(pair, 3), tokens(3, 23)
-    theirs, last = pair.theirs(data, decoder_input_ids=ids, output_hidden_states=True), []
-    hooks = [x.norm.register_forward_hook(lambda _, __, out: last.append(out)) for x in (ours.source, ours.target)]
+def test_logits_and_hidden_states_of_both_stacks_equal_transformers(pair: Pair) -> None:
+    ours, inputs, ids = pair.ours, source(pair, 3), tokens(3, 23)
+    theirs, final_norm_outputs = pair.theirs(inputs, decoder_input_ids=ids, output_hidden_states=True), []
+    hooks = [
+        x.norm.register_forward_hook(lambda _, __, out: final_norm_outputs.append(out))
+        for x in (ours.source, ours.target)
+    ]
     with record_hidden_states(ours.source.stack) as encoded, record_hidden_states(ours.target.stack) as decoded:
-        assert error(ours(data, ids), theirs.logits) <= LIMIT
+        assert error(ours(inputs, ids), theirs.logits) <= LIMIT
     for hook in hooks:
         hook.remove()
     for found, expected in ((encoded, theirs.encoder_hidden_states), (decoded, theirs.decoder_hidden_states)):
         assert len(found) == len(expected)
-        between = zip(found[1:-1], expected[1:-1], strict=True)  # without the embeddings and the final norm
-        assert all(error(f, e) <= LIMIT for f, e in between)
-    assert error(last[0], theirs.encoder_last_hidden_state) <= LIMIT
-    assert error(last[1], theirs.decoder_hidden_states[-1]) <= LIMIT
+        block_outputs = zip(found[1:-1], expected[1:-1], strict=True)  # without the embeddings and the final norm
+        assert all(error(f, e) <= LIMIT for f, e in block_outputs)
+    assert error(final_norm_outputs[0], theirs.encoder_last_hidden_state) <= LIMIT
+    assert error(final_norm_outputs[1], theirs.decoder_hidden_states[-1]) <= LIMIT
 
 
-def test_loss_and_gradients(pair: Pair, tmp_path: Path) -> None:
-    data, ids, labels = source(pair, 2), tokens(2, 17), tokens(2, 17).flip(1)
+def test_loss_and_gradients_equal_transformers(pair: Pair, tmp_path: Path) -> None:
+    inputs, ids, labels = source(pair, 2), tokens(2, 17), tokens(2, 17).flip(1)
     pair.theirs.zero_grad()
     pair.ours.zero_grad()
-    expected = pair.theirs(data, decoder_input_ids=ids, labels=labels).loss
-    loss = F.cross_entropy(pair.ours(data, ids).flatten(0, 1), labels.flatten())
+    expected = pair.theirs(inputs, decoder_input_ids=ids, labels=labels).loss
+    loss = F.cross_entropy(pair.ours(inputs, ids).flatten(0, 1), labels.flatten())
     assert error(loss, expected) <= LIMIT
     expected.backward()
     loss.backward()
@@ -101,12 +104,12 @@ def test_loss_and_gradients(pair: Pair, tmp_path: Path) -> None:
 
 
 @torch.no_grad()
-def test_forty_greedy_tokens_with_both_caches(pair: Pair) -> None:
-    data, prompt = source(pair, 4), tokens(4, 7)
+def test_forty_greedy_tokens_with_both_caches_equal_transformers(pair: Pair) -> None:
+    inputs, prompt = source(pair, 4), tokens(4, 7)
     prompt[:, 0] = START
-    # GenerationMixin's, because Whisper's own generate adds rules for timestamps.
+    # GenerationMixin's generate, because Whisper's own generate adds rules for timestamps.
     expected = GenerationMixin.generate(
-        pair.theirs, data, decoder_input_ids=prompt, max_new_tokens=40, do_sample=False, decoder_start_token_id=START,
+        pair.theirs, inputs, decoder_input_ids=prompt, max_new_tokens=40, do_sample=False, decoder_start_token_id=START,
         return_dict_in_generate=True, output_logits=True,
     )  # fmt: skip
     memory = pair.ours.spec.memory()
@@ -117,25 +120,27 @@ def test_forty_greedy_tokens_with_both_caches(pair: Pair) -> None:
     for store in stores:
         assert all(store.reserve(row, 48) for row in range(4))
         logits = pair.ours(
-            data, prompt, layout=(now := TokenLayout(torch.arange(7).expand(4, 7))), states=store.begin_forward(now)
+            inputs,
+            prompt,
+            layout=(layout := TokenLayout(torch.arange(7).expand(4, 7))),
+            states=store.begin_forward(layout),
         )
         ids = prompt
-        for step, wanted in enumerate(expected.logits, 7):
-            assert (
-                error(logits[:, -1], wanted) <= LIMIT
-            )  # small models soon repeat themselves, so equal ids alone are a weak test
+        for step, expected_logits in enumerate(expected.logits, 7):
+            # small models soon repeat themselves, so equal ids alone are a weak test
+            assert error(logits[:, -1], expected_logits) <= LIMIT
             ids = torch.cat([ids, logits[:, -1:].argmax(-1)], 1)
             logits = pair.ours(
                 None,
                 ids[:, -1:],
-                layout=(now := TokenLayout(torch.full((4, 1), step))),
-                states=store.begin_forward(now),
+                layout=(layout := TokenLayout(torch.full((4, 1), step))),
+                states=store.begin_forward(layout),
             )
         assert torch.equal(ids, expected.sequences) and ids.shape == (4, 47)
 
 
-def test_engine_generates_the_same_tokens(pair: Pair) -> None:
-    """Sources of several lengths at once, with too few blocks for all; transformers reads each alone."""
+def test_engine_generates_the_tokens_of_transformers(pair: Pair) -> None:
+    """Sources of several lengths at once, with too few blocks for all; transformers generates for each alone."""
     if isinstance(pair.ours.spec.source.input, Frames):
         with pytest.raises(ValueError, match="the source is frames, not token ids"):
             Engine(pair.ours)
@@ -155,29 +160,31 @@ def test_engine_generates_the_same_tokens(pair: Pair) -> None:
 
 
 @torch.no_grad()
-def test_padding(pair: Pair) -> None:
-    """On the left only if positions are relative or given: theirs counts absolute positions from the first padding."""
+def test_logits_of_padded_batches_equal_transformers(pair: Pair) -> None:
+    """On the left only with relative positions or position ids; else theirs counts positions from the first padding."""
     relative = isinstance(pair.ours.spec.source.position, T5Buckets)
-    takes_positions = "decoder_position_ids" in inspect.signature(pair.theirs.forward).parameters
-    data, ids = source(pair, 3, 13), tokens(3, 12)
+    accepts_positions = "decoder_position_ids" in inspect.signature(pair.theirs.forward).parameters
+    inputs, ids = source(pair, 3, 13), tokens(3, 12)
     audio = isinstance(pair.ours.spec.source.input, Frames)  # theirs does not mask frames
-    for left in (False, True) if relative or takes_positions else (False,):
+    for left in (False, True) if relative or accepts_positions else (False,):
         source_layout, layout = layout_with_padding([13, 2, 7], 13, left), layout_with_padding([4, 9, 12], 12, left)
         masks = {"decoder_attention_mask": layout.valid.long()}
         masks |= {} if audio else {"attention_mask": source_layout.valid.long()}
-        masks |= {"decoder_position_ids": layout.positions} if takes_positions else {}
-        theirs = pair.theirs(data, decoder_input_ids=ids, **masks).logits
-        ours = pair.ours(data, ids, None if audio else source_layout, layout)
+        masks |= {"decoder_position_ids": layout.positions} if accepts_positions else {}
+        theirs = pair.theirs(inputs, decoder_input_ids=ids, **masks).logits
+        ours = pair.ours(inputs, ids, None if audio else source_layout, layout)
         assert error(ours[layout.valid], theirs[layout.valid]) <= LIMIT
 
 
 @torch.no_grad()
 def test_exported_model_is_equal_in_transformers(pair: Pair, tmp_path: Path) -> None:
     export(pair.ours, tmp_path / "out", pair.model_type)
-    back = type(pair.theirs).from_pretrained(tmp_path / "out")
-    back.config.pad_token_id = pair.theirs.config.pad_token_id  # a tokenizer would set it
-    data, ids = source(pair, 2), tokens(2, 20)
-    assert torch.equal(back(data, decoder_input_ids=ids).logits, pair.theirs(data, decoder_input_ids=ids).logits)
+    reloaded = type(pair.theirs).from_pretrained(tmp_path / "out")
+    reloaded.config.pad_token_id = pair.theirs.config.pad_token_id  # a tokenizer would set it
+    inputs, ids = source(pair, 2), tokens(2, 20)
+    assert torch.equal(
+        reloaded(inputs, decoder_input_ids=ids).logits, pair.theirs(inputs, decoder_input_ids=ids).logits
+    )
     ours, theirs = (load_file(folder / "model.safetensors") for folder in (tmp_path / "out", pair.folder))
     assert ours.keys() <= theirs.keys() <= ours.keys() | set(unused_tensors(pair.theirs))
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
@@ -195,7 +202,7 @@ def test_saved_and_loaded_is_bit_identical(pair: Pair, tmp_path: Path) -> None:
     assert (target.head.weight is target.embedding.weight) == pair.ours.spec.target.tied
 
 
-def test_config_roundtrip(pair: Pair) -> None:
+def test_config_and_spec_round_trip(pair: Pair) -> None:
     check_config_roundtrip(pair)
 
 
@@ -206,33 +213,33 @@ def test_laws_hold(pair: Pair) -> None:
 
 
 @torch.no_grad()
-def test_untied_head_as_published_in_t5_version_1_1(tmp_path: Path) -> None:
+def test_untied_head_of_t5_version_1_1_equals_transformers(tmp_path: Path) -> None:
     """transformers 5 keeps the two matrices of such a file, but writes a config that calls them tied."""
     pair = make_pair(encoder_decoders.CASES["t5: gated gelu unscaled"], tmp_path / "theirs")
     pair.theirs.lm_head.weight = nn.Parameter(torch.randn(97, 48))
     pair.theirs.save_pretrained(pair.folder)
-    data, ids = source(pair, 2), tokens(2, 9)
+    inputs, ids = source(pair, 2), tokens(2, 9)
     with pytest.warns(UserWarning, match="ties lm_head.weight to shared.weight"):
         ours = load(pair.folder)
     assert not ours.spec.target.tied and ours.spec.target.logit_scale == 1.0
-    expected = pair.theirs(data, decoder_input_ids=ids).logits
-    assert error(ours(data, ids), expected) <= LIMIT
+    expected = pair.theirs(inputs, decoder_input_ids=ids).logits
+    assert error(ours(inputs, ids), expected) <= LIMIT
     export(ours, tmp_path / "out", "t5")
-    back = type(pair.theirs).from_pretrained(tmp_path / "out")
-    assert torch.equal(back(data, decoder_input_ids=ids).logits, expected)
+    reloaded = type(pair.theirs).from_pretrained(tmp_path / "out")
+    assert torch.equal(reloaded(inputs, decoder_input_ids=ids).logits, expected)
 
 
 @torch.no_grad()
-def test_files_with_other_names_and_copies(tmp_path: Path) -> None:
-    """Names of a base model, copies of the embedding and no bias are accepted; a copy with other numbers is refused."""
+def test_base_model_names_and_copied_embeddings_are_read(tmp_path: Path) -> None:
+    """Names of a base model, copies of the embedding and no bias are accepted; a copy with other values is refused."""
     pair = make_pair(encoder_decoders.CASES["bart: tied"], tmp_path)
     stored = load_file(tmp_path / "model.safetensors")
     base = {name.removeprefix("model."): tensor for name, tensor in stored.items() if name != BIAS}
     table = base["shared.weight"]
     base |= {"encoder.embed_tokens.weight": table.clone(), "decoder.embed_tokens.weight": table.clone()}
     save_file(base | {"encoder.version": torch.ones(1)}, tmp_path / "model.safetensors")
-    data, ids = source(pair, 2), tokens(2, 9)
-    assert torch.equal(load(tmp_path)(data, ids), pair.ours(data, ids))
+    inputs, ids = source(pair, 2), tokens(2, 9)
+    assert torch.equal(load(tmp_path)(inputs, ids), pair.ours(inputs, ids))
     save_file(base | {"decoder.embed_tokens.weight": table + 1}, tmp_path / "model.safetensors")
     with pytest.raises(WeightsError, match="model.decoder.embed_tokens.weight is a copy of model.shared.weight"):
         load(tmp_path)
@@ -252,13 +259,13 @@ def test_sinusoids_may_be_missing_but_not_different(tmp_path: Path) -> None:
 
 
 @torch.no_grad()
-def test_global_tokens_of_led(tmp_path: Path) -> None:
-    """In transformers a call defines the global tokens, here the spec."""
+def test_global_tokens_of_led_equal_transformers(tmp_path: Path) -> None:
+    """In transformers an argument of forward selects the global tokens, here the spec."""
     pair = make_pair(encoder_decoders.CASES["led: window shorter than the sequence"], tmp_path)
-    data, ids = source(pair, 2), tokens(2, 9)
-    mask = torch.zeros_like(data)
+    inputs, ids = source(pair, 2), tokens(2, 9)
+    mask = torch.zeros_like(inputs)
     mask[:, :2] = 1
-    expected = pair.theirs(data, decoder_input_ids=ids, global_attention_mask=mask).logits
+    expected = pair.theirs(inputs, decoder_input_ids=ids, global_attention_mask=mask).logits
     spec = pair.ours.spec
     (run,) = spec.source.layers
     (first, *others), style = run.blocks[0].sublayers, run.blocks[0].style
@@ -266,8 +273,8 @@ def test_global_tokens_of_led(tmp_path: Path) -> None:
     layers = (Repeat((Block((attention, *others), style),), run.times),)
     ours = replace(spec, source=replace(spec.source, layers=layers)).build().eval()
     ours.load_state_dict(pair.ours.state_dict())
-    assert error(ours(data, ids), expected) <= LIMIT
-    assert error(pair.ours(data, ids), expected) > 100 * LIMIT
+    assert error(ours(inputs, ids), expected) <= LIMIT
+    assert error(pair.ours(inputs, ids), expected) > 100 * LIMIT
 
 
 @torch.no_grad()
@@ -284,5 +291,5 @@ def test_switch_transformers_drops_no_tokens_at_inference(tmp_path: Path) -> Non
         ids = tokens(2, length)
         assert (error(ours(ids, ids), theirs(ids, decoder_input_ids=ids).logits) <= LIMIT) == equal
     export(ours, tmp_path / "out", "switch_transformers")
-    back = type(theirs).from_pretrained(tmp_path / "out").eval()
-    assert error(ours(ids, ids), back(ids, decoder_input_ids=ids).logits) <= LIMIT
+    reloaded = type(theirs).from_pretrained(tmp_path / "out").eval()
+    assert error(ours(ids, ids), reloaded(ids, decoder_input_ids=ids).logits) <= LIMIT

@@ -1,7 +1,7 @@
 """Text encoders equal those of `transformers`: hidden states, outputs of the head, gradients, padding, export.
 
-The sequences contain no padding ids: theirs gives such a token no gradient, and RoBERTa's relatives count positions by
-them.
+The sequences contain no padding ids: theirs computes no gradient for such a token, and RoBERTa's relatives derive
+positions from them.
 """
 
 import inspect
@@ -55,7 +55,7 @@ def tokens(*shape: int) -> Tensor:
     return torch.randint(3, VOCAB, shape, generator=torch.Generator().manual_seed(5))
 
 
-def takes(model: Any, name: str) -> bool:
+def accepts(model: Any, name: str) -> bool:
     return name in inspect.signature(model.forward).parameters
 
 
@@ -71,16 +71,16 @@ def token_types(pair: Pair, ids: Tensor) -> tuple[dict[str, Tensor], Tensor | No
 def layout_arguments(pair: Pair, layout: TokenLayout) -> dict[str, Tensor]:
     """The layout as arguments for theirs."""
     spec, arguments = pair.ours.spec, {"attention_mask": layout.valid.long()}
-    if takes(pair.theirs, "position_ids"):
+    if accepts(pair.theirs, "position_ids"):
         arguments["position_ids"] = layout.positions + getattr(spec.position, "offset", 0)
-    if takes(pair.theirs, "global_attention_mask"):  # by default the first slot is global, even if it is padding
-        first = spec.blocks[0].sublayers[0].body.mask.first_tokens
-        arguments["global_attention_mask"] = ((layout.positions < first) & layout.valid).long()
+    if accepts(pair.theirs, "global_attention_mask"):  # by default the first slot is global, even if it is padding
+        count = spec.blocks[0].sublayers[0].body.mask.first_tokens
+        arguments["global_attention_mask"] = ((layout.positions < count) & layout.valid).long()
     return arguments
 
 
 def their_outputs(out: Any) -> tuple[Tensor, ...]:
-    """The outputs of their head, the one per token first."""
+    """The outputs of their head; the output per token comes first."""
     if "prediction_logits" in out:
         return out.prediction_logits, out.seq_relationship_logits
     return (out.logits if "logits" in out else out.last_hidden_state,)
@@ -98,29 +98,29 @@ def our_outputs(
 def our_hidden_states(pair: Pair, ids: Tensor, layout: TokenLayout | None, types: Tensor | None) -> list[Tensor]:
     """The input of our first block and the outputs of all blocks, the last one after the final norm."""
     with record_hidden_states(pair.ours.stack) as states:
-        read, _ = pair.ours.read(ids, layout, types)
-    return [*states[:-1], read.x]
+        encoded, _ = pair.ours.read(ids, layout, types)
+    return [*states[:-1], encoded.x]
 
 
 def pooler_output(pair: Pair, ids: Tensor, layout: TokenLayout | None = None, types: Tensor | None = None) -> Tensor:
-    read, _ = pair.ours.read(ids, layout, types)
-    return pair.ours.head.pooled(read.x, read.layout)
+    encoded, _ = pair.ours.read(ids, layout, types)
+    return pair.ours.head.pooled(encoded.x, encoded.layout)
 
 
 @torch.no_grad()
-def test_pooler_output(pair: Pair) -> None:
+def test_pooler_output_equals_transformers(pair: Pair) -> None:
     ids, layout = tokens(3, 12), layout_with_padding([4, 9, 12], 12, left=False)
-    named, types = token_types(pair, ids)
-    for at, arguments in ((None, {}), (layout, layout_arguments(pair, layout))):
-        expected = pair.theirs(ids, **arguments, **named).get("pooler_output")
+    type_arguments, types = token_types(pair, ids)
+    for our_layout, arguments in ((None, {}), (layout, layout_arguments(pair, layout))):
+        expected = pair.theirs(ids, **arguments, **type_arguments).get("pooler_output")
         assert (expected is None) == (not isinstance(pair.ours.spec.head, Pooler))
         if expected is not None:
-            assert error(pooler_output(pair, ids, at, types), expected) <= LIMIT
+            assert error(pooler_output(pair, ids, our_layout, types), expected) <= LIMIT
 
 
 @pytest.mark.parametrize("model", ["BertModel", "RobertaModel", "LongformerModel", "BigBirdModel"])
 @torch.no_grad()
-def test_a_file_without_a_pooler_has_none(model: str, tmp_path: Path) -> None:
+def test_a_file_without_a_pooler_is_loaded_without_one(model: str, tmp_path: Path) -> None:
     pair, ids = make_pair(encoders.CASES[f"{model}, 0"], tmp_path / "theirs"), tokens(2, 9)
     theirs = type(pair.theirs)(pair.theirs.config, add_pooling_layer=False).eval()
     theirs.save_pretrained(tmp_path / "theirs")
@@ -133,10 +133,10 @@ def test_a_file_without_a_pooler_has_none(model: str, tmp_path: Path) -> None:
 
 @pytest.mark.ledger("model.encoder", "fam.bert")
 @torch.no_grad()
-def test_hidden_states_and_outputs_of_the_head(pair: Pair) -> None:
+def test_hidden_states_and_outputs_of_the_head_equal_transformers(pair: Pair) -> None:
     ids = tokens(3, 33)
-    named, types = token_types(pair, ids)
-    theirs = pair.theirs(ids, output_hidden_states=True, **named)
+    type_arguments, types = token_types(pair, ids)
+    theirs = pair.theirs(ids, output_hidden_states=True, **type_arguments)
     for found, expected in zip(our_hidden_states(pair, ids, None, types), theirs.hidden_states, strict=True):
         assert error(found, expected[:, : ids.shape[1]]) <= LIMIT  # theirs may be padded to whole blocks
     for found, expected in zip(our_outputs(pair, ids, None, types), their_outputs(theirs), strict=True):
@@ -145,25 +145,25 @@ def test_hidden_states_and_outputs_of_the_head(pair: Pair) -> None:
 
 
 @torch.no_grad()
-def test_padding_on_either_side(pair: Pair) -> None:
+def test_padding_on_either_side_equals_transformers(pair: Pair) -> None:
     ids = tokens(3, 12)
-    named, types = token_types(pair, ids)
-    for left in (False, True) if takes(pair.theirs, "position_ids") else (False,):
+    type_arguments, types = token_types(pair, ids)
+    for left in (False, True) if accepts(pair.theirs, "position_ids") else (False,):
         layout = layout_with_padding([4, 9, 12], 12, left)
-        theirs = pair.theirs(ids, output_hidden_states=True, **layout_arguments(pair, layout), **named)
+        theirs = pair.theirs(ids, output_hidden_states=True, **layout_arguments(pair, layout), **type_arguments)
         for found, expected in zip(our_hidden_states(pair, ids, layout, types), theirs.hidden_states, strict=True):
             assert error(found[layout.valid], expected[layout.valid]) <= LIMIT
         for found, expected in zip(our_outputs(pair, ids, layout, types), their_outputs(theirs), strict=True):
             if expected.shape[:2] == ids.shape:
                 assert error(found[layout.valid], expected[layout.valid]) <= LIMIT
-            elif not left:  # theirs reads the first slot, even if it is padding
+            elif not left:  # theirs classifies by the first slot, even if it is padding
                 assert error(found, expected) <= LIMIT
 
 
 def losses(pair: Pair, ids: Tensor) -> tuple[Tensor, Tensor]:
     """Their loss and ours for the same labels, some of which are ignored."""
     head, name = pair.ours.spec.head, type(pair.theirs).__name__
-    found, first = our_outputs(pair, ids), torch.arange(len(ids))
+    found, rows = our_outputs(pair, ids), torch.arange(len(ids))
     if head is None or isinstance(head, Pooler):
         weights = torch.randn(found[0].shape, generator=torch.Generator().manual_seed(6))
         theirs, loss = pair.theirs(ids), (found[0] * weights).mean()
@@ -179,16 +179,16 @@ def losses(pair: Pair, ids: Tensor) -> tuple[Tensor, Tensor]:
         loss = F.cross_entropy(found[0].flatten(0, 1), labels.flatten())
         if len(found) == 1:
             return pair.theirs(ids, labels=labels).loss, loss
-        theirs = pair.theirs(ids, labels=labels, next_sentence_label=first % 2)
-        return theirs.loss, loss + F.cross_entropy(found[1], first % 2)
+        theirs = pair.theirs(ids, labels=labels, next_sentence_label=rows % 2)
+        return theirs.loss, loss + F.cross_entropy(found[1], rows % 2)
     assert isinstance(head, Classification)
     if head.labels == 1:  # transformers treats one label as a regression
-        return pair.theirs(ids, labels=first.float()).loss, F.mse_loss(found[0].squeeze(-1), first.float())
-    return pair.theirs(ids, labels=first % head.labels).loss, F.cross_entropy(found[0], first % head.labels)
+        return pair.theirs(ids, labels=rows.float()).loss, F.mse_loss(found[0].squeeze(-1), rows.float())
+    return pair.theirs(ids, labels=rows % head.labels).loss, F.cross_entropy(found[0], rows % head.labels)
 
 
 @pytest.mark.ledger("model.encoder")
-def test_loss_and_gradients(pair: Pair, tmp_path: Path) -> None:
+def test_loss_and_gradients_equal_transformers(pair: Pair, tmp_path: Path) -> None:
     pair.theirs.zero_grad()
     pair.ours.zero_grad()
     expected, loss = losses(pair, tokens(2, 17))
@@ -208,8 +208,8 @@ def test_loss_and_gradients(pair: Pair, tmp_path: Path) -> None:
 @torch.no_grad()
 def test_exported_model_is_equal_in_transformers(pair: Pair, tmp_path: Path) -> None:
     export(pair.ours, tmp_path / "out", pair.model_type)
-    back, ids = type(pair.theirs).from_pretrained(tmp_path / "out"), tokens(2, 20)
-    found, expected = back(ids), pair.theirs(ids)
+    reloaded, ids = type(pair.theirs).from_pretrained(tmp_path / "out"), tokens(2, 20)
+    found, expected = reloaded(ids), pair.theirs(ids)
     for ours, theirs in zip(their_outputs(found), their_outputs(expected), strict=True):
         assert torch.equal(ours, theirs)
     if expected.get("pooler_output") is not None:
@@ -223,7 +223,7 @@ def test_saved_and_loaded_is_bit_identical(pair: Pair, tmp_path: Path) -> None:
     check_saved_and_loaded(pair, tmp_path / "own")
 
 
-def test_config_roundtrip(pair: Pair) -> None:
+def test_config_and_spec_round_trip(pair: Pair) -> None:
     check_config_roundtrip(pair)
 
 
@@ -234,11 +234,11 @@ def test_laws_hold(pair: Pair) -> None:
 
 
 @torch.no_grad()
-def test_more_global_tokens_with_the_same_weights(tmp_path: Path) -> None:
+def test_more_global_tokens_with_the_same_weights_equal_transformers(tmp_path: Path) -> None:
     pair, ids = make_pair(encoders.CASES["LongformerForMaskedLM, 0"], tmp_path), tokens(2, 30)
-    first = torch.zeros_like(ids)
-    first[:, :3] = 1
-    expected = pair.theirs(ids, global_attention_mask=first).logits
+    is_global = torch.zeros_like(ids)
+    is_global[:, :3] = 1
+    expected = pair.theirs(ids, global_attention_mask=is_global).logits
     assert error(pair.ours(ids), expected) > 100 * LIMIT
     ours = with_global_tokens(pair.ours.spec, 3).build()
     ours.load_state_dict(pair.ours.state_dict())
@@ -254,7 +254,7 @@ def with_global_tokens(spec: Encoder, count: int) -> Encoder:
 
 
 @torch.no_grad()
-def test_sequences_that_end_in_the_last_block(tmp_path: Path) -> None:
+def test_rows_that_end_in_the_last_block_equal_transformers(tmp_path: Path) -> None:
     """Theirs treats the last block of the batch as the end of every row, so a shorter row attends to fewer keys."""
     pair, ids = make_pair(encoders.CASES["BigBirdForMaskedLM, 0"], tmp_path), tokens(2, 30)
     layout = layout_with_padding([29, 30], 30)
@@ -263,7 +263,7 @@ def test_sequences_that_end_in_the_last_block(tmp_path: Path) -> None:
 
 
 @torch.no_grad()
-def test_names_of_old_files_are_read(tmp_path: Path) -> None:
+def test_tensor_names_of_old_files_are_read(tmp_path: Path) -> None:
     """The first BERT files have gamma and beta, position ids, and heads that the class does not use."""
     pair = make_pair(("BertForMaskedLM", encoders.BERT), tmp_path)
     stored = load_file(tmp_path / "model.safetensors")
@@ -294,7 +294,7 @@ def test_names_of_old_files_are_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "model", ["BertForSequenceClassification", "RobertaForTokenClassification", "DistilBertForSequenceClassification"]
 )
-def test_names_of_labels_are_kept(model: str, tmp_path: Path) -> None:
+def test_label_names_are_kept(model: str, tmp_path: Path) -> None:
     names = {0: "negative", 1: "neutral", 2: "positive"}
     settings = encoders.CASES[f"{model}, 0"][1] | {"id2label": names, "label2id": {v: k for k, v in names.items()}}
     pair = make_pair((model, settings), tmp_path / "theirs")

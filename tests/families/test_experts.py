@@ -24,7 +24,7 @@ QUICK = ("mixtral: one layer, multi-query, top one, tied", "qwen2_moe: one dense
     "name", [pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in BALANCED], ids=str
 )
 @pytest.mark.parametrize("padded", [False, True], ids=["whole", "padded"])
-def test_balance_loss(name: str, padded: bool, tmp_path: Path) -> None:
+def test_balance_loss_equals_transformers(name: str, padded: bool, tmp_path: Path) -> None:
     """Theirs is computed over the tokens of all layers at once, which with one layer equals ours."""
     model, settings = BALANCED[name]
     pair = make_pair((model, settings | {"router_aux_loss_coef": 0.5}), tmp_path)
@@ -33,11 +33,11 @@ def test_balance_loss(name: str, padded: bool, tmp_path: Path) -> None:
     labels = ids.masked_fill(~layout.valid, -100) if padded else ids
     theirs = pair.theirs(ids, labels=labels, attention_mask=mask, output_router_logits=True)
     top_k, count = pair.theirs.config.num_experts_per_tok, theirs.router_logits[0].shape[-1]
-    each = [load_balancing_loss_func((layer,), count, top_k, mask) for layer in theirs.router_logits]
+    layer_losses = [load_balancing_loss_func((layer,), count, top_k, mask) for layer in theirs.router_logits]
     pair.ours.train()
     out = pair.ours(ids, layout, outputs=True)
-    assert error(out.losses["balance"], 0.5 * sum(each) / len(each)) <= LIMIT
-    if len(each) == 1:
+    assert error(out.losses["balance"], 0.5 * sum(layer_losses) / len(layer_losses)) <= LIMIT
+    if len(layer_losses) == 1:
         loss = (
             F.cross_entropy(materialize(out.logits)[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
             + out.losses["balance"]
@@ -56,7 +56,7 @@ def router_gradient(pair: Pair) -> torch.Tensor:
 
 
 @torch.no_grad()
-def test_the_layer_of_multi_token_prediction_is_ignored(tmp_path: Path) -> None:
+def test_tensors_of_multi_token_prediction_are_ignored(tmp_path: Path) -> None:
     pair = make_pair(experts.CASES["deepseek_v3: grouped routing"], tmp_path)
     file = tmp_path / "model.safetensors"
     extra = {"eh_proj.weight": torch.zeros(48, 96), "shared_head.norm.weight": torch.ones(48)}

@@ -1,4 +1,4 @@
-"""Folders of `transformers` with tokenizer and processor: `regard generate` writes what their generate writes."""
+"""Folders of `transformers` with tokenizer and processor: `regard generate` returns the tokens of their `generate`."""
 
 import json
 from pathlib import Path
@@ -36,7 +36,8 @@ TRANSLATORS = {
         | {"eos_token_id": [1, 33], "decoder_start_token_id": 0}
         | {"bad_words_ids": [[0], [14], [34], [33], [5, 6]]},  # an id that ends the output is not banned
     ),
-    "pegasus": ("PegasusForConditionalGeneration", BART | IDS | {"suppress_tokens": [50, 51, 52]}),  # bos starts it
+    # without decoder_start_token_id, the bos token starts the output
+    "pegasus": ("PegasusForConditionalGeneration", BART | IDS | {"suppress_tokens": [50, 51, 52]}),
 }
 GENERATION = (
     "decoder_start_token_id",
@@ -65,17 +66,17 @@ def save_tokenizer(folder: Path, template: str) -> Any:
 @pytest.fixture(scope="module", params=TRANSLATORS)
 def translator(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any, Any]:
     name, settings = TRANSLATORS[request.param]
-    given = {key: value for key, value in settings.items() if key in GENERATION}
+    generation = {key: value for key, value in settings.items() if key in GENERATION}
     pair = make_pair((name, {k: v for k, v in settings.items() if k not in GENERATION}), tmp_path_factory.mktemp("t"))
-    widen(pair.theirs)
-    pair.theirs.generation_config = transformers.GenerationConfig(**{key: settings[key] for key in IDS}, **given)
+    enlarge_layer_weights(pair.theirs)
+    pair.theirs.generation_config = transformers.GenerationConfig(**{key: settings[key] for key in IDS}, **generation)
     pair.theirs.save_pretrained(pair.folder)
     return pair.folder, pair.theirs, save_tokenizer(pair.folder, "$A </s>")
 
 
 @torch.no_grad()
-def widen(theirs: Any) -> None:
-    """Larger matrices in the layers, so that the output depends on the source and does not repeat one token."""
+def enlarge_layer_weights(theirs: Any) -> None:
+    """Enlarge the matrices of the layers, so that the output depends on the source and does not repeat one token."""
     for name, parameter in theirs.named_parameters():
         if parameter.dim() > 1 and "embed" not in name and "shared" not in name:
             parameter *= 4
@@ -83,15 +84,15 @@ def widen(theirs: Any) -> None:
 
 def their_ids(theirs: Any, inputs: dict[str, Any]) -> list[int]:
     found = theirs.generate(**inputs, max_new_tokens=GREEDY["max_new"], do_sample=False)[0]
-    given = 1 if theirs.config.is_encoder_decoder else inputs["input_ids"].shape[1]
-    return found[given:].tolist()
+    prompt_length = 1 if theirs.config.is_encoder_decoder else inputs["input_ids"].shape[1]
+    return found[prompt_length:].tolist()
 
 
 def our_ids(llm: LanguageModel, prompt: str, **inputs: Any) -> list[int]:
     return [token.id for token, _ in llm.stream_tokens(prompt, **inputs, **GREEDY)]
 
 
-def test_encoder_decoder_as_transformers(translator: tuple[Path, Any, Any]) -> None:
+def test_encoder_decoder_generates_as_transformers(translator: tuple[Path, Any, Any]) -> None:
     folder, theirs, tokenizer = translator
     llm = regard.load(folder, device="cpu")
     for prompt in PROMPTS:
@@ -104,8 +105,10 @@ def test_encoder_decoder_as_transformers(translator: tuple[Path, Any, Any]) -> N
     assert len(set(outputs)) > 1 and llm.engine.idle
 
 
-def test_encoder_decoder_by_command(translator: tuple[Path, Any, Any], tmp_path: Path) -> None:
-    """Of the folder, of one whose ids are in config.json as in older versions, and of both imported."""
+def test_generate_command_of_an_encoder_decoder_equals_transformers(
+    translator: tuple[Path, Any, Any], tmp_path: Path
+) -> None:
+    """For the folder, for one with the ids in config.json as in older versions, and for both after `regard import`."""
     folder, theirs, tokenizer = translator
     options = ("--prompt", PROMPTS[0], "--max-new", 12, "--temperature", 0)
     expected = their_ids(theirs, tokenizer(PROMPTS[0], return_tensors="pt", return_token_type_ids=False))
@@ -114,20 +117,20 @@ def test_encoder_decoder_by_command(translator: tuple[Path, Any, Any], tmp_path:
     for file in folder.iterdir():
         (older / file.name).write_bytes(file.read_bytes())
     config, generation = (json.loads((older / f"{name}.json").read_text()) for name in ("config", "generation_config"))
-    plain = {key: value for key, value in config.items() if key not in GENERATION}
-    (older / "config.json").write_text(json.dumps(plain | generation))
+    model_settings = {key: value for key, value in config.items() if key not in GENERATION}
+    (older / "config.json").write_text(json.dumps(model_settings | generation))
     (older / "generation_config.json").unlink()
     for name, source in (("new", folder), ("old", older)):
-        done = command("import", source, tmp_path / name)
-        assert done.exit_code == 0 and "try: regard generate" in done.output
+        result = command("import", source, tmp_path / name)
+        assert result.exit_code == 0 and "try: regard generate" in result.output
         for model in (source, tmp_path / name):
-            done = command("generate", model, *options, "--json")
-            assert json.loads(done.stdout)["ids"] == expected, model
-    plain = command("generate", folder, *options)
-    assert plain.stdout.strip() == regard.load(folder, device="cpu").generate(PROMPTS[0], **GREEDY).strip()
+            result = command("generate", model, *options, "--json")
+            assert json.loads(result.stdout)["ids"] == expected, model
+    printed = command("generate", folder, *options)
+    assert printed.stdout.strip() == regard.load(folder, device="cpu").generate(PROMPTS[0], **GREEDY).strip()
 
 
-def test_what_an_encoder_decoder_cannot_do_is_an_error(translator: tuple[Path, Any, Any]) -> None:
+def test_encoder_decoder_refuses_images_chat_and_lens(translator: tuple[Path, Any, Any]) -> None:
     folder, theirs, _ = translator
     llm = regard.load(folder, device="cpu")
     with pytest.raises(ValueError, match="of kind encoder_decoder and reads no images"):
@@ -136,23 +139,23 @@ def test_what_an_encoder_decoder_cannot_do_is_an_error(translator: tuple[Path, A
         llm.chat("w1")
     refused = command("lens", folder, "--text", "w1")
     assert refused.exit_code == 1 and "is of kind encoder_decoder" in str(refused.exception)
-    start = LanguageModel(llm.model, llm.tokenizer)
-    start.tokenizer.bos = None
+    without_bos = LanguageModel(llm.model, llm.tokenizer)
+    without_bos.tokenizer.bos = None
     with pytest.raises(ValueError, match="no token starts the output; set decoder_start_token_id"):
-        start.generate("w1")
+        without_bos.generate("w1")
 
 
-def pictures() -> list[Image.Image]:
-    draw = np.random.default_rng(0)
+def random_pictures() -> list[Image.Image]:
+    generator = np.random.default_rng(0)
     sizes = ((23, 31, 3), (40, 17, 3), (9, 9, 4))  # the last is transparent
-    return [Image.fromarray(draw.integers(0, 256, size, dtype=np.uint8)) for size in sizes]
+    return [Image.fromarray(generator.integers(0, 256, size, dtype=np.uint8)) for size in sizes]
 
 
 PROMPTS_WITH_IMAGES = {"<image> w7 w8 w9": [0], "w7 <image> w3 w60 <image> w9": [1, 2], "w7 w8": []}
 
 
 @pytest.fixture(scope="module", params=[*INTERLEAVED][:2])
-def reader(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any, Any]:
+def llava(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any, Any]:
     pair = make_pair(INTERLEAVED[request.param], tmp_path_factory.mktemp("llava"))
     assert SPECIAL[IMAGE_TOKEN] == "<image>"
     tokenizer, (side, _) = save_tokenizer(pair.folder, "<s> $A"), pair.ours.spec.vision.input.image
@@ -166,41 +169,45 @@ def reader(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 @torch.no_grad()
-def test_images_and_text_as_transformers(reader: tuple[Path, Any, Any], tmp_path: Path) -> None:
-    folder, theirs, processor = reader
-    llm, images = regard.load(folder, device="cpu", context=64), pictures()
+def test_prompts_with_images_generate_as_transformers(llava: tuple[Path, Any, Any], tmp_path: Path) -> None:
+    folder, theirs, processor = llava
+    llm, images = regard.load(folder, device="cpu", context=64), random_pictures()
     for prompt, chosen in PROMPTS_WITH_IMAGES.items():
-        own = [images[i] for i in chosen]
-        inputs = processor(images=own or None, text=prompt, return_tensors="pt", return_token_type_ids=False)
-        assert our_ids(llm, prompt, images=own) == their_ids(theirs, inputs)
-        assert llm.embed_images(llm.encode(prompt), own)[0] == inputs["input_ids"][0].tolist()
-    together = llm.generate(
-        [*PROMPTS_WITH_IMAGES], images=[[images[i] for i in own] for own in PROMPTS_WITH_IMAGES.values()], **GREEDY
+        own_images = [images[i] for i in chosen]
+        inputs = processor(images=own_images or None, text=prompt, return_tensors="pt", return_token_type_ids=False)
+        assert our_ids(llm, prompt, images=own_images) == their_ids(theirs, inputs)
+        assert llm.embed_images(llm.encode(prompt), own_images)[0] == inputs["input_ids"][0].tolist()
+    batched = llm.generate(
+        [*PROMPTS_WITH_IMAGES],
+        images=[[images[i] for i in chosen] for chosen in PROMPTS_WITH_IMAGES.values()],
+        **GREEDY,
     )
-    assert together == [
-        llm.generate(prompt, images=[images[i] for i in own], **GREEDY) for prompt, own in PROMPTS_WITH_IMAGES.items()
+    assert batched == [
+        llm.generate(prompt, images=[images[i] for i in chosen], **GREEDY)
+        for prompt, chosen in PROMPTS_WITH_IMAGES.items()
     ]
     images[0].save(tmp_path / "picture.png")
     options = ("--prompt", "<image> w7 w8 w9", "--image", tmp_path / "picture.png", "--max-new", 12, "--temperature", 0)
     expected = our_ids(llm, "<image> w7 w8 w9", images=images[:1])
     assert command("import", folder, tmp_path / "own").exit_code == 0
     for model in (folder, tmp_path / "own"):
-        done = command("generate", model, *options, "--json", "--context", 64)
-        assert json.loads(done.stdout)["ids"] == expected
-    assert our_ids(llm, "w7 w8 w9", images=[tmp_path / "picture.png"]) == expected  # images come first
+        result = command("generate", model, *options, "--json", "--context", 64)
+        assert json.loads(result.stdout)["ids"] == expected
+    # without <image> in the prompt, images precede it
+    assert our_ids(llm, "w7 w8 w9", images=[tmp_path / "picture.png"]) == expected
 
 
-def test_wrong_images_are_errors(reader: tuple[Path, Any, Any]) -> None:
-    folder, *_ = reader
+def test_a_wrong_number_of_images_is_refused(llava: tuple[Path, Any, Any]) -> None:
+    folder, *_ = llava
     refused = command("serve", folder)
     assert refused.exit_code == 1 and "is of kind interleaved; this command needs a decoder" in str(refused.exception)
     llm = regard.load(folder, device="cpu", context=64)
     with pytest.raises(ValueError, match="the prompt has 2 image tokens for 1 images; write <image> once for each"):
-        llm.generate("<image> <image>", images=pictures()[:1])
+        llm.generate("<image> <image>", images=random_pictures()[:1])
     with pytest.raises(ValueError, match="the prompt has 1 image tokens for 0 images"):
         llm.generate("<image> w1")
     with pytest.raises(ValueError, match="2 prompts and images for 1"):
-        llm.generate(["w1", "w2"], images=[pictures()[:1]])
+        llm.generate(["w1", "w2"], images=[random_pictures()[:1]])
     llm.image_processor = None
     with pytest.raises(ValueError, match="no preprocessor_config.json"):
-        llm.generate("w1", images=pictures()[:1])
+        llm.generate("w1", images=random_pictures()[:1])

@@ -1,7 +1,7 @@
 """Published configs are read, written and their parameters counted, on the meta device.
 
-`published.jsonl` has one model per line. The keys that such files have and no family uses are added to each. The counts
-are those of `transformers`' classes, without their tensors that are no weights here (sinusoids),
+`published.jsonl` has one model per line. Keys that published files contain and no family reads are added to each.
+The counts are those of `transformers`' classes, without their tensors that are not weights here (sinusoids),
 and with our weights that are buffers there (biases of logits and of routers).
 """
 
@@ -34,10 +34,10 @@ UNUSED_KEYS = {
 @pytest.mark.filterwarnings("ignore:switch_transformers. expert_capacity:UserWarning")
 @pytest.mark.parametrize("model", PUBLISHED, ids=lambda model: model["name"])
 def test_a_published_config_has_the_published_parameter_count(model: dict[str, Any]) -> None:
-    foreign = family(model["config"]["model_type"])
-    spec = foreign.spec(UNUSED_KEYS | model["config"])
+    module = family(model["config"]["model_type"])
+    spec = module.spec(UNUSED_KEYS | model["config"])
     assert count_parameters(spec) == model["parameters"]
-    foreign.config(spec)  # raises FamilyError if it cannot express the spec
+    module.config(spec)  # raises FamilyError if it cannot express the spec
 
 
 @pytest.mark.ledger("gqa.users")
@@ -89,9 +89,9 @@ LLAMA_PARTS = {"rope", "rmsnorm", "swiglu"}
 )
 def test_a_published_config_is_read_into_the_parts_of_its_architecture(name, parts, bias) -> None:
     (config,) = (model["config"] for model in PUBLISHED if model["name"] == name)
-    text = family(config["model_type"]).spec(config).to_json()
-    assert parts <= set(re.findall(r'"kind": ?"(\w+)"', text))
-    assert bool(re.search(r'"bias": ?true', text)) == bias
+    spec_json = family(config["model_type"]).spec(config).to_json()
+    assert parts <= set(re.findall(r'"kind": ?"(\w+)"', spec_json))
+    assert bool(re.search(r'"bias": ?true', spec_json)) == bias
 
 
 @pytest.mark.ledger("fam.mistral")
@@ -124,11 +124,11 @@ def test_an_unsupported_head_is_named() -> None:
 )
 def test_other_tensor_names_of_published_files_are_read(name: str, change: tuple[str, str]) -> None:
     config = next(model["config"] for model in PUBLISHED if model["name"] == name)
-    foreign = family(config["model_type"])
-    spec = foreign.spec(config | {"num_hidden_layers": 1, "n_layer": 1})
+    module = family(config["model_type"])
+    spec = module.spec(config | {"num_hidden_layers": 1, "n_layer": 1})
     ours = unique_parameters(build_on_meta(spec))
-    theirs = {key.replace(*change): tensor for key, tensor in foreign.table(spec).write(ours)}
+    theirs = {key.replace(*change): tensor for key, tensor in module.table(spec).write(ours)}
     found = {key: StoredTensor("file", tuple(t.shape), "F32", lambda t=t: t) for key, t in theirs.items()}
-    assert {key: tensor.shape for key, tensor in foreign.table(spec).read(found, ours)} == {
+    assert {key: tensor.shape for key, tensor in module.table(spec).read(found, ours)} == {
         key: tensor.shape for key, tensor in ours.items()
     }

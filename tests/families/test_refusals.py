@@ -1,4 +1,4 @@
-"""Llama and GPT-2 refuse what they do not support by its key or path; both spellings of RoPE's settings are read."""
+"""Llama and GPT-2 refuse unsupported settings and name the key or path; both spellings of RoPE's settings are read."""
 
 import dataclasses
 
@@ -41,7 +41,7 @@ def attention(spec: Decoder) -> Attention:
     ],
     ids=str,
 )
-def test_rope_settings_of_transformers_4_and_5(settings: dict) -> None:
+def test_rope_settings_of_transformers_4_and_5_are_read(settings: dict) -> None:
     assert attention(llama(**settings)).position == Rope(5e5)
 
 
@@ -66,7 +66,7 @@ def test_rope_settings_of_transformers_4_and_5(settings: dict) -> None:
     ],
     ids=str,
 )
-def test_scaling_settings_of_transformers_4_and_5(settings: dict, scaling: Scaling) -> None:
+def test_scaling_settings_of_transformers_4_and_5_are_read(settings: dict, scaling: Scaling) -> None:
     assert attention(llama(**settings)).position == Rope(10000.0, scaling=scaling)
 
 
@@ -153,7 +153,7 @@ def test_specs_that_the_class_cannot_express_are_refused(model_type: str, spec: 
             family(model_type).config(spec)
 
 
-def test_equal_models_give_equal_configs() -> None:
+def test_equal_models_have_equal_configs() -> None:
     """Layers in other runs, omitted sizes and dropout do not change the model."""
     spec = llama()
     mixer, feedforward = spec.blocks[0].sublayers
@@ -171,7 +171,7 @@ def test_an_unknown_family_is_refused(name: object) -> None:
 
 
 @pytest.mark.parametrize("name", FAMILIES)
-def test_a_family_has_three_functions(name: str) -> None:
+def test_a_family_defines_spec_config_and_table(name: str) -> None:
     module = family(name)
     assert callable(module.spec)
     assert callable(module.config)

@@ -1,4 +1,4 @@
-"""Older decoders: published spellings are read, unsupported settings and specs are refused, known errors of theirs."""
+"""Older decoders: published key names are read, unsupported settings and specs refused; an error of transformers."""
 
 import dataclasses
 from pathlib import Path
@@ -80,14 +80,14 @@ def test_models_of_other_families_are_expressed_or_refused(model_type: str, othe
         assert family(model_type).spec(written) == spec
 
 
-def test_flatter_slopes_are_read_and_not_written() -> None:
+def test_alibi_with_smaller_slopes_is_read_but_not_written() -> None:
     spec = read("mpt", attn_config={"alibi_bias_max": 16})
     assert spec.blocks[0].sublayers[0].body.position == Alibi(exponent=16.0)
     with pytest.raises(FamilyError, match="only ALiBi with exponent=8"):
         family("mpt").config(spec)
 
 
-def test_published_spellings_are_read() -> None:
+def test_published_key_names_are_read() -> None:
     published = {"n_embed": 48, "num_attention_heads": 4, "num_hidden_layers": 2, "vocab_size": VOCAB, "seq_length": 9}
     assert family("bloom").spec(published) == dataclasses.replace(read("bloom"), context=9)
     older = {"rotary_pct": 0.25, "rotary_emb_base": 10000, "rope_scaling": None}
@@ -106,7 +106,7 @@ def test_a_table_does_not_iterate_over_the_layers() -> None:
 
 @pytest.mark.parametrize("name", ["bloom: three heads, untied", "mpt: six heads, untied, own scale"])
 @torch.no_grad()
-def test_padding_on_the_left(name: str, tmp_path: Path) -> None:
+def test_padding_on_the_left_equals_transformers(name: str, tmp_path: Path) -> None:
     """These classes take no position_ids: they count positions from the mask, or use distances only."""
     pair, ids, layout = make_pair(CASES[name], tmp_path), tokens(3, 12), layout_with_padding([4, 9, 12], 12, True)
     theirs = pair.theirs(ids, attention_mask=layout.valid.long()).logits
@@ -114,7 +114,7 @@ def test_padding_on_the_left(name: str, tmp_path: Path) -> None:
 
 
 @torch.no_grad()
-def test_falcon_slopes_apart_from_their_rounding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_falcon_slopes_equal_transformers_without_its_rounding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """From 16 heads on, slopes are not powers of two, and theirs rounds them to bfloat16 even in float32 models."""
     pair = make_pair(
         ("FalconForCausalLM", FALCON | {"alibi": True, "num_attention_heads": 16, "hidden_size": 64}), tmp_path

@@ -64,9 +64,9 @@ def test_omitted_keys_have_the_defaults_of_transformers(model_type: str, changes
     if model_type == "phi3" and "rope_scaling" in changes:
         changes = {"rope_theta": 500.0}
     config = transformers.AutoConfig.for_model(model_type, **copy.deepcopy(SIZES | changes))  # their class modifies it
-    back = family(model_type).spec(config.to_dict())
-    assert family(model_type).spec(SIZES | changes).blocks == back.blocks
-    assert replace(family(model_type).spec(SIZES | changes), layers=back.layers) == back
+    expected = family(model_type).spec(config.to_dict())
+    assert family(model_type).spec(SIZES | changes).blocks == expected.blocks
+    assert replace(family(model_type).spec(SIZES | changes), layers=expected.layers) == expected
 
 
 @pytest.mark.parametrize(
@@ -84,7 +84,7 @@ def test_null_differs_from_an_omitted_key(model_type: str, keys: list[str]) -> N
     assert family(model_type).spec(SIZES | null) == family(model_type).spec(config.to_dict())
 
 
-def test_gemma3_in_the_keys_of_transformers_4() -> None:
+def test_gemma3_configs_of_transformers_4_are_read() -> None:
     settings = {"rope_theta": 2e6, "rope_local_base_freq": 3e4, "rope_scaling": {"type": "linear", "factor": 8.0}}
     *local, full = attentions(read("gemma3_text", num_hidden_layers=6, **settings))
     assert {(mixer.position, mixer.mask) for mixer in local} == {(Rope(3e4), Window(5))}
@@ -92,7 +92,7 @@ def test_gemma3_in_the_keys_of_transformers_4() -> None:
 
 
 @pytest.mark.parametrize("kind", ["su", "yarn", "longrope"])
-def test_older_names_of_longrope_in_phi3(kind: str) -> None:
+def test_older_names_of_longrope_in_phi3_are_read(kind: str) -> None:
     settings = {"type": kind, "short_factor": LONGROPE["short_factor"], "long_factor": LONGROPE["long_factor"]}
     spec = read("phi3", rope_scaling=settings, original_max_position_embeddings=16)
     short, long = (tuple(map(float, LONGROPE[key])) for key in ("short_factor", "long_factor"))
@@ -108,7 +108,7 @@ def test_layers_are_read_as_their_shortest_period() -> None:
 
 
 @pytest.mark.parametrize("model_type", ["cohere2", "gemma2", "gemma3_text", "llama", "qwen2", "smollm3"])
-def test_great_depth_is_cheap_or_refused(model_type: str) -> None:
+def test_a_config_with_many_layers_is_read_quickly_or_refused(model_type: str) -> None:
     """The depth is compared with the files later; until then a config may claim up to 10000 layers."""
     spec = read(model_type, num_hidden_layers=10_000)
     assert sum(run.times * len(run.blocks) for run in spec.layers) == 10_000

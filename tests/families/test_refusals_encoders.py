@@ -103,23 +103,23 @@ def test_other_blocks_are_refused(model_type: str) -> None:
 
 
 def test_modernbert_configs_of_transformers_4_and_5_are_equal() -> None:
-    four = {"global_attn_every_n_layers": 2, "global_rope_theta": 500.0, "local_rope_theta": 100.0}
-    five = {
+    version_4 = {"global_attn_every_n_layers": 2, "global_rope_theta": 500.0, "local_rope_theta": 100.0}
+    version_5 = {
         "layer_types": ["full_attention", "sliding_attention"] * 2,
         "rope_parameters": {
             "full_attention": {"rope_type": "default", "rope_theta": 500.0},
             "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
         },
     }
-    spec = read("modernbert", **four)
-    assert spec == read("modernbert", **five)
+    spec = read("modernbert", **version_4)
+    assert spec == read("modernbert", **version_5)
     assert [mask(replace(spec, layers=(Repeat((block,)),))) for block in spec.blocks] == [Full(), Window(4, False)] * 2
 
 
 def test_the_first_token_is_global_for_sequence_classification() -> None:
     assert mask(read("longformer", attention_window=8)) == Window(4, causal=False)
-    labels = read("longformer", attention_window=[8, 8], architectures=["LongformerForSequenceClassification"])
-    assert mask(labels) == Longformer(4, 1)
+    classifier = read("longformer", attention_window=[8, 8], architectures=["LongformerForSequenceClassification"])
+    assert mask(classifier) == Longformer(4, 1)
 
 
 def test_big_bird_is_sparse_by_default() -> None:

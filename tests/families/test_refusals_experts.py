@@ -100,7 +100,7 @@ def test_specs_that_the_class_cannot_express_are_refused(model_type: str, spec: 
 
 
 @pytest.mark.parametrize("model_type", SETTINGS)
-def test_options_of_training_are_ignored(model_type: str) -> None:
+def test_training_options_are_not_exported(model_type: str) -> None:
     config = family(model_type).config(with_experts(model_type, balance=0.3, z=0.1, capacity=2.0))
     assert experts(family(model_type).spec(config)).capacity is None
 

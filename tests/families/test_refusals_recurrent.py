@@ -59,17 +59,17 @@ def test_unsupported_settings_are_refused(model_type: str, changes: dict, messag
         spec(model_type, **changes)
 
 
-def change_mixer(found: Decoder, layer: int, **fields) -> Decoder:
+def change_mixer(model: Decoder, layer: int, **fields) -> Decoder:
     """The model with another mixer in one layer."""
-    blocks = found.blocks
+    blocks = model.blocks
     mixer, *rest = blocks[layer].sublayers
     mixer = dataclasses.replace(mixer, body=dataclasses.replace(mixer.body, **fields))
     blocks[layer] = dataclasses.replace(blocks[layer], sublayers=(mixer, *rest))
-    return dataclasses.replace(found, layers=(Repeat(tuple(blocks)),))
+    return dataclasses.replace(model, layers=(Repeat(tuple(blocks)),))
 
 
 @pytest.mark.parametrize(
-    ("model_type", "found", "message"),
+    ("model_type", "model", "message"),
     [
         ("mamba", spec("mamba2"), "blocks hold mamba2; this family's blocks hold Mamba"),
         ("mamba", spec("falcon_mamba"), r"body\.norm=RMSNorm"),
@@ -84,15 +84,15 @@ def change_mixer(found: Decoder, layer: int, **fields) -> Decoder:
         ("zamba2", spec("mamba2"), "this family has SharedBlock"),
     ],
 )
-def test_specs_that_the_class_cannot_express_are_refused(model_type: str, found: Decoder, message: str) -> None:
+def test_specs_that_the_class_cannot_express_are_refused(model_type: str, model: Decoder, message: str) -> None:
     with pytest.raises(FamilyError, match=message):
-        family(model_type).config(found)
+        family(model_type).config(model)
 
 
-def test_omitted_sizes_are_expressed() -> None:
+def test_omitted_sizes_round_trip() -> None:
     norm = RMSNorm(1e-5)
-    own = Decoder(97, 32, (Repeat((Block((Sublayer(Mamba(4), norm),)),), 3),), norm=norm)
-    assert family("mamba").spec(family("mamba").config(own)) == own
+    model = Decoder(97, 32, (Repeat((Block((Sublayer(Mamba(4), norm),)),), 3),), norm=norm)
+    assert family("mamba").spec(family("mamba").config(model)) == model
 
 
 @torch.no_grad()

@@ -85,7 +85,7 @@ def test_impossible_sizes_are_refused(model_type: str, changes: dict, message: s
         spec(model_type, **changes).build()
 
 
-def test_great_depth_is_cheap() -> None:
+def test_a_config_with_many_layers_is_read_without_building_them() -> None:
     """Nothing is built before the depth is compared with the files."""
     deep = {"num_hidden_layers": 10_000}
     claims = {
@@ -99,7 +99,7 @@ def test_great_depth_is_cheap() -> None:
         assert family(model_type).table(spec(model_type, **changes)).links
 
 
-def test_text_config_dict_has_priority() -> None:
+def test_text_config_dict_overrides_text_config() -> None:
     model = spec("clip", **dual_config({"num_hidden_layers": 5}), text_config_dict={"vocab_size": 7, "hidden_size": 8})
     assert (model.text.input.vocab, model.text.width, len(model.text.blocks)) == (7, 8, 12)
 

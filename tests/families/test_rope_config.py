@@ -1,4 +1,4 @@
-"""RoPE's settings in the places where configs have them: the model that is read equals that of `transformers`."""
+"""RoPE's settings in each key of a config that may hold them: the loaded model equals that of `transformers`."""
 
 import json
 from pathlib import Path
@@ -18,10 +18,10 @@ from tests.laws import error
 CASES = classic.CASES | decoders.CASES | experts.CASES | recurrent.CASES | encoders.CASES
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
 LINEAR = {"rope_type": "linear", "factor": 3.0}
-SHARES = {"GPTNeoXForCausalLM": 0.25, "BambaForCausalLM": 0.5, "PhiForCausalLM": 0.5}
+ROTARY_FRACTIONS = {"GPTNeoXForCausalLM": 0.25, "BambaForCausalLM": 0.5, "PhiForCausalLM": 0.5}
 
 
-def first_case(model: str) -> tuple[str, dict[str, Any]]:
+def first_case_of(model: str) -> tuple[str, dict[str, Any]]:
     return next(case for case in CASES.values() if case[0] == model)
 
 
@@ -36,9 +36,9 @@ def change_config(folder: Path, **changes: Any) -> None:
 
 
 @torch.no_grad()
-def compare(model: str, folder: Path, **changes: Any) -> bool:
+def load_and_compare(model: str, folder: Path, **changes: Any) -> bool:
     """Load the changed folder here and in transformers, and compare; return whether the change had an effect."""
-    pair, ids = make_pair(first_case(model), folder), tokens(2, 40)
+    pair, ids = make_pair(first_case_of(model), folder), tokens(2, 40)
     change_config(folder, **changes)
     theirs = getattr(transformers, model).from_pretrained(folder).eval()
     expected, before = (
@@ -64,17 +64,17 @@ def compare(model: str, folder: Path, **changes: Any) -> bool:
 @pytest.mark.parametrize("scaling", [YARN, LINEAR], ids=lambda scaling: scaling["rope_type"])
 def test_rope_scaling_replaces_rope_parameters(model: str, scaling: dict[str, Any], tmp_path: Path) -> None:
     base = {} if model in ("Gemma3ForCausalLM", "ModernBertModel") else {"rope_theta": 555.0}
-    assert compare(model, tmp_path, rope_scaling=scaling | base | share(model))
+    assert load_and_compare(model, tmp_path, rope_scaling=scaling | base | rotary_fraction(model))
 
 
-def share(model: str) -> dict[str, float]:
-    return {"partial_rotary_factor": SHARES[model]} if model in SHARES else {}
+def rotary_fraction(model: str) -> dict[str, float]:
+    return {"partial_rotary_factor": ROTARY_FRACTIONS[model]} if model in ROTARY_FRACTIONS else {}
 
 
 @pytest.mark.parametrize(("key", "value"), [("rope_theta", 555.0), ("partial_rotary_factor", 1.0)])
 def test_settings_that_rope_scaling_would_discard_are_refused(key: str, value: float, tmp_path: Path) -> None:
     """transformers takes the default of its class, which the model was not trained with."""
-    make_pair(first_case("PhiForCausalLM"), tmp_path)
+    make_pair(first_case_of("PhiForCausalLM"), tmp_path)
     change_config(tmp_path, rope_parameters={"rope_type": "default", key: value}, rope_scaling=YARN)
     with pytest.raises(FamilyError, match=f"rope_parameters: {key}={value} .* add {key} to rope_scaling"):
         load(tmp_path)
@@ -82,17 +82,17 @@ def test_settings_that_rope_scaling_would_discard_are_refused(key: str, value: f
     load(tmp_path)
 
 
-@pytest.mark.parametrize("model", [*SHARES])
+@pytest.mark.parametrize("model", [*ROTARY_FRACTIONS])
 @pytest.mark.parametrize("key", ["rope_theta", "partial_rotary_factor"])
-def test_settings_outside_rope_parameters(model: str, key: str, tmp_path: Path) -> None:
+def test_settings_outside_rope_parameters_are_read_as_in_transformers(model: str, key: str, tmp_path: Path) -> None:
     """GPT-NeoX ignores both keys, Bamba the second one; the others read them."""
     outside_values = {"rope_theta": 555.0, "partial_rotary_factor": 1.0}
-    changed = compare(model, tmp_path, rope_parameters=None, **{key: outside_values[key]})
+    changed = load_and_compare(model, tmp_path, rope_parameters=None, **{key: outside_values[key]})
     ignored = {"GPTNeoXForCausalLM": [*outside_values], "BambaForCausalLM": ["partial_rotary_factor"]}
     assert changed == (key not in ignored.get(model, []))
 
 
-@pytest.mark.parametrize("model", [*SHARES])
-def test_settings_inside_rope_parameters(model: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("model", [*ROTARY_FRACTIONS])
+def test_settings_inside_rope_parameters_are_read(model: str, tmp_path: Path) -> None:
     inside = {"rope_type": "default", "rope_theta": 555.0, "partial_rotary_factor": 1.0}
-    assert compare(model, tmp_path, rope_parameters=inside)
+    assert load_and_compare(model, tmp_path, rope_parameters=inside)

@@ -1,4 +1,4 @@
-"""Tied configs whose files hold a head of its own: the stored numbers are used, as in `transformers`."""
+"""Tied configs whose files also store a different head: the stored head is used, as in `transformers`."""
 
 from pathlib import Path
 from typing import Any
@@ -15,13 +15,14 @@ from tests.laws import error
 
 CASES = classic.CASES | decoders.CASES | experts.CASES | recurrent.CASES | encoders.CASES | encoder_decoders.CASES
 HEADS = ("LMHeadModel", "ForCausalLM", "ForMaskedLM", "ForPreTraining", "ForConditionalGeneration", "MTModel")
-OTHERS = ("ElectraForPreTraining", "WhisperForConditionalGeneration")  # no vocabulary; reads audio
+# The head of the first has no vocabulary; the source of the second is audio.
+EXCLUDED = ("ElectraForPreTraining", "WhisperForConditionalGeneration")
 
 
 def one_tied_case_per_class() -> list[Any]:
     found = {}
     for model, settings in CASES.values():
-        if model.endswith(HEADS) and model not in OTHERS:
+        if model.endswith(HEADS) and model not in EXCLUDED:
             found.setdefault(model, (model, settings | {"tie_word_embeddings": True}))
     return [pytest.param(case, id=model) for model, case in found.items()]
 
@@ -31,7 +32,7 @@ def tokens(*shape: int) -> Tensor:
 
 
 def logits(model: Any, ids: Tensor) -> Tensor:
-    """Their logits of tokens; encoder-decoders also get them as the source."""
+    """Their logits; an encoder-decoder gets the same ids as source and target."""
     inputs = {"decoder_input_ids": ids} if model.config.is_encoder_decoder else {}
     out = model(ids, **inputs)
     return out.prediction_logits if "prediction_logits" in out else out.logits
@@ -89,7 +90,7 @@ def test_an_equal_head_stays_tied(tmp_path: Path) -> None:
 
 
 @torch.no_grad()
-def test_a_file_with_the_head_only_has_the_embeddings_too(tmp_path: Path) -> None:
+def test_a_file_without_embeddings_takes_them_from_the_tied_head(tmp_path: Path) -> None:
     pair, ids = make_pair(LLAMA, tmp_path), tokens(2, 12)
     table = load_file(tmp_path / "model.safetensors")["model.embed_tokens.weight"]
     rewrite(tmp_path, **{"lm_head.weight": table, "model.embed_tokens.weight": None})
@@ -109,9 +110,9 @@ def test_the_stored_head_survives_saving_and_exporting(tmp_path: Path) -> None:
     save(ours, tmp_path / "own")
     assert torch.equal(load(tmp_path / "own")(ids), ours(ids))
     export(ours, tmp_path / "out", "llama")
-    back = type(pair.theirs).from_pretrained(tmp_path / "out")
-    assert not back.config.tie_word_embeddings
-    assert error(ours(ids), back(ids).logits) <= LIMIT
+    reloaded = type(pair.theirs).from_pretrained(tmp_path / "out")
+    assert not reloaded.config.tie_word_embeddings
+    assert error(ours(ids), reloaded(ids).logits) <= LIMIT
 
 
 def test_a_head_of_another_size_is_refused(tmp_path: Path) -> None:

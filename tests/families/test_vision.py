@@ -36,7 +36,7 @@ from tests.families.pairs import (
 )
 from tests.laws import error, layout_with_padding
 
-ENDS = (4, 8, 6)  # positions of the end token in three texts of nine tokens
+ENDS = (4, 8, 6)  # positions of the end token in three sequences of nine tokens
 
 
 @pytest.fixture(scope="module", params=params(CASES))
@@ -45,7 +45,7 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 @pytest.fixture(scope="module", params=params(DUAL_ENCODERS))
-def dual(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
+def dual_encoder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
     return make_pair(request.param, tmp_path_factory.mktemp("theirs"))
 
 
@@ -65,7 +65,7 @@ def random_tokens(*shape: int) -> Tensor:
 
 
 def inputs(spec: Any) -> dict[str, Tensor]:
-    """The arguments of theirs: three images, and for other models three texts, or three prompts with one image each."""
+    """The arguments of theirs: three images, and for other models also three token sequences or prompts."""
     if isinstance(spec, Encoder):
         return {"pixel_values": random_images(spec)}
     if isinstance(spec, DualEncoder):
@@ -81,29 +81,29 @@ def their_output(out: Any) -> Tensor:
     return next(getattr(out, name) for name in names if getattr(out, name, None) is not None)
 
 
-def our_output(model: nn.Module, given: dict[str, Tensor], layout: TokenLayout | None = None) -> Tensor:
+def our_output(model: nn.Module, batch: dict[str, Tensor], layout: TokenLayout | None = None) -> Tensor:
     match model.spec:
         case Encoder():
-            return model(given["pixel_values"])
+            return model(batch["pixel_values"])
         case DualEncoder():
-            return model(given["pixel_values"], given["input_ids"], layout)
+            return model(batch["pixel_values"], batch["input_ids"], layout)
         case _:
-            return model(given["input_ids"], layout, images=given["pixel_values"])
+            return model(batch["input_ids"], layout, images=batch["pixel_values"])
 
 
-def losses(pair: Pair, given: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+def losses(pair: Pair, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
     """Our loss and theirs; for a model without a loss, a function of the output."""
-    output, spec = our_output(pair.ours, given), pair.ours.spec
+    output, spec = our_output(pair.ours, batch), pair.ours.spec
     if isinstance(spec, DualEncoder):
         found = LOSSES["softmax" if spec.bias is None else "sigmoid"](output, torch.arange(3)) / 3
-        return found, pair.theirs(**given, return_loss=True).loss
+        return found, pair.theirs(**batch, return_loss=True).loss
     if isinstance(spec, Interleaved):
-        labels = given["input_ids"].masked_fill(given["input_ids"] == IMAGE_TOKEN, -100)
-        return F.cross_entropy(output[:, :-1].mT, labels[:, 1:]), pair.theirs(**given, labels=labels).loss
+        labels = batch["input_ids"].masked_fill(batch["input_ids"] == IMAGE_TOKEN, -100)
+        return F.cross_entropy(output[:, :-1].mT, labels[:, 1:]), pair.theirs(**batch, labels=labels).loss
     if hasattr(pair.theirs, "classifier"):
         labels = torch.tensor([0, 1, 1])
-        return F.cross_entropy(output, labels), pair.theirs(**given, labels=labels).loss
-    return output.sin().sum(), their_output(pair.theirs(**given)).sin().sum()
+        return F.cross_entropy(output, labels), pair.theirs(**batch, labels=labels).loss
+    return output.sin().sum(), their_output(pair.theirs(**batch)).sin().sum()
 
 
 def hidden_states(pair: Pair, out: Any) -> dict[nn.Module, tuple[Any, Any]]:
@@ -120,19 +120,19 @@ def hidden_states(pair: Pair, out: Any) -> dict[nn.Module, tuple[Any, Any]]:
 
 @pytest.mark.ledger("vit.patch", "mm.clip", "mm.interleave")
 @torch.no_grad()
-def test_outputs_and_hidden_states(pair: Pair) -> None:
-    given = inputs(pair.ours.spec)
-    out = pair.theirs(**given, output_hidden_states=True)
-    assert error(our_output(pair.ours, given), their_output(out)) <= LIMIT
+def test_outputs_and_hidden_states_equal_transformers(pair: Pair) -> None:
+    batch = inputs(pair.ours.spec)
+    out = pair.theirs(**batch, output_hidden_states=True)
+    assert error(our_output(pair.ours, batch), their_output(out)) <= LIMIT
     for model, (expected, index) in hidden_states(pair, out).items():
         with record_hidden_states(model.stack) as states:
-            our_output(pair.ours, given)
-        for found, wanted in zip(states[: len(expected)], expected, strict=True):
-            assert error(found[index], wanted[index]) <= LIMIT
+            our_output(pair.ours, batch)
+        for found, reference in zip(states[: len(expected)], expected, strict=True):
+            assert error(found[index], reference[index]) <= LIMIT
 
 
 @torch.no_grad()
-def test_projected_image_features(interleaved: Pair) -> None:
+def test_projected_image_features_equal_transformers(interleaved: Pair) -> None:
     images, spec = random_images(interleaved.ours.spec.vision), interleaved.ours.spec
     expected = interleaved.theirs.get_image_features(images).pooler_output
     found = interleaved.ours.projector(interleaved.ours.image_features(images)[0][:, -spec.patches :])
@@ -140,7 +140,7 @@ def test_projected_image_features(interleaved: Pair) -> None:
 
 
 @pytest.mark.ledger("vit.patch", "mm.clip", "mm.interleave")
-def test_loss_and_gradients(pair: Pair, tmp_path: Path) -> None:
+def test_loss_and_gradients_equal_transformers(pair: Pair, tmp_path: Path) -> None:
     pair.theirs.zero_grad()
     pair.ours.zero_grad()
     loss, expected = losses(pair, inputs(pair.ours.spec))
@@ -161,10 +161,10 @@ def without_mask_token(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 @torch.no_grad()
 def test_exported_model_is_equal_in_transformers(pair: Pair, tmp_path: Path) -> None:
     export(pair.ours, tmp_path / "out", pair.model_type)
-    back, report = type(pair.theirs).from_pretrained(tmp_path / "out", output_loading_info=True)
+    reloaded, report = type(pair.theirs).from_pretrained(tmp_path / "out", output_loading_info=True)
     assert not any(report.values()), report
-    given = inputs(pair.ours.spec)
-    assert torch.equal(their_output(back(**given)), their_output(pair.theirs(**given)))
+    batch = inputs(pair.ours.spec)
+    assert torch.equal(their_output(reloaded(**batch)), their_output(pair.theirs(**batch)))
     ours, theirs = (load_file(folder / "model.safetensors") for folder in (tmp_path / "out", pair.folder))
     assert ours.keys() == without_mask_token(theirs).keys()
     assert all(torch.equal(tensor, theirs[name]) for name, tensor in ours.items())
@@ -174,7 +174,7 @@ def test_saved_and_loaded_is_bit_identical(pair: Pair, tmp_path: Path) -> None:
     check_saved_and_loaded(pair, tmp_path / "own")
 
 
-def test_config_roundtrip(pair: Pair) -> None:
+def test_config_and_spec_round_trip(pair: Pair) -> None:
     module = family(pair.model_type)
     written = module.config(pair.ours.spec)
     assert written["architectures"] == [type(pair.theirs).__name__]
@@ -189,23 +189,23 @@ def test_laws_hold(pair: Pair) -> None:
 
 
 @torch.no_grad()
-def test_padded_texts_of_dual_encoders(dual: Pair) -> None:
-    """CLIP pads after the end token, with any ids; SigLIP is read at the last position, so it is padded on the left."""
-    given, spec = inputs(dual.ours.spec), dual.ours.spec
+def test_padded_text_of_dual_encoders_equals_transformers(dual_encoder: Pair) -> None:
+    """CLIP pads with any ids after the end token; SigLIP pools the last position, so it is padded on the left."""
+    batch, spec = inputs(dual_encoder.ours.spec), dual_encoder.ours.spec
     if spec.end is None:
         layout = layout_with_padding([4, 9, 6], 9, left=True)
-        theirs = dual.theirs(**given, attention_mask=layout.valid.long(), position_ids=layout.positions)
+        theirs = dual_encoder.theirs(**batch, attention_mask=layout.valid.long(), position_ids=layout.positions)
     else:
         layout = layout_with_padding([5, 9, 7], 9)
-        theirs = dual.theirs(**given, attention_mask=layout.valid.long())
-        padded = given | {"input_ids": given["input_ids"].masked_fill(~layout.valid, END_TOKEN)}
-        assert error(our_output(dual.ours, padded), theirs.logits_per_image) <= LIMIT
-    assert error(our_output(dual.ours, given, layout), theirs.logits_per_image) <= LIMIT
+        theirs = dual_encoder.theirs(**batch, attention_mask=layout.valid.long())
+        padded = batch | {"input_ids": batch["input_ids"].masked_fill(~layout.valid, END_TOKEN)}
+        assert error(our_output(dual_encoder.ours, padded), theirs.logits_per_image) <= LIMIT
+    assert error(our_output(dual_encoder.ours, batch, layout), theirs.logits_per_image) <= LIMIT
 
 
 @pytest.mark.ledger("mm.interleave")
 @torch.no_grad()
-def test_prompts_with_images_padded_on_either_side(interleaved: Pair) -> None:
+def test_padded_prompts_with_images_equal_transformers(interleaved: Pair) -> None:
     """The rows have no image, one image and two images."""
     spec = interleaved.ours.spec
     image = torch.full((1, spec.patches), IMAGE_TOKEN)
@@ -218,35 +218,38 @@ def test_prompts_with_images_padded_on_either_side(interleaved: Pair) -> None:
     for left in (False, True):
         layout = layout_with_padding([row.shape[1] for row in rows], longest, left)
         tokens = torch.zeros(3, longest, dtype=torch.int64)
-        for row, alone in enumerate(rows):
-            tokens[row, layout.valid[row]] = alone[0]
-        given = {"pixel_values": random_images(spec.vision), "input_ids": tokens}
-        theirs = interleaved.theirs(**given, attention_mask=layout.valid.long(), position_ids=layout.positions).logits
-        assert error(our_output(interleaved.ours, given, layout)[layout.valid], theirs[layout.valid]) <= LIMIT
+        for row, row_tokens in enumerate(rows):
+            tokens[row, layout.valid[row]] = row_tokens[0]
+        batch = {"pixel_values": random_images(spec.vision), "input_ids": tokens}
+        theirs = interleaved.theirs(**batch, attention_mask=layout.valid.long(), position_ids=layout.positions).logits
+        assert error(our_output(interleaved.ours, batch, layout)[layout.valid], theirs[layout.valid]) <= LIMIT
 
 
 @pytest.mark.ledger("mm.interleave", "kv.cache")
 @torch.no_grad()
-def test_forty_greedy_tokens_with_an_image_and_a_cache(interleaved: Pair) -> None:
-    given = inputs(interleaved.ours.spec)
-    prompt = given["input_ids"]
+def test_forty_greedy_tokens_after_an_image_equal_transformers(interleaved: Pair) -> None:
+    batch = inputs(interleaved.ours.spec)
+    prompt = batch["input_ids"]
     length = prompt.shape[1]
     mask = torch.ones_like(prompt)
-    expected = interleaved.theirs.generate(**given, attention_mask=mask, max_new_tokens=40, do_sample=False)
+    expected = interleaved.theirs.generate(**batch, attention_mask=mask, max_new_tokens=40, do_sample=False)
     store = Contiguous(interleaved.ours.spec.memory(), 3, length + 40, torch.float32)
     logits = interleaved.ours(
-        prompt, now := TokenLayout(torch.arange(length).expand(3, -1)), store.begin_forward(now), given["pixel_values"]
+        prompt,
+        layout := TokenLayout(torch.arange(length).expand(3, -1)),
+        store.begin_forward(layout),
+        batch["pixel_values"],
     )
     ids = prompt
     for position in range(length, length + 40):
         new = logits[:, -1:].argmax(-1)
         ids = torch.cat([ids, new], 1)
         logits = interleaved.ours.decoder(
-            new, now := TokenLayout(torch.full((3, 1), position)), store.begin_forward(now)
+            new, layout := TokenLayout(torch.full((3, 1), position)), store.begin_forward(layout)
         )
     assert torch.equal(ids, expected)
     assert len(ids[:, length:].unique()) > 5, "a model that repeats itself is a weak test"
-    assert not torch.equal(ids[0, length:], ids[1, length:]), "different images must give different tokens"
+    assert not torch.equal(ids[0, length:], ids[1, length:]), "different images must lead to different tokens"
 
 
 @torch.no_grad()
@@ -261,14 +264,14 @@ def test_files_of_transformers_4_are_read(tmp_path: Path, tmp_path_factory: pyte
         renamed = {new + key.removeprefix(old) if key.startswith(old) else key: t for key, t in tensors.items()}
         renamed[f"{new or 'vision_model.'}embeddings.position_ids"] = torch.arange(10)[None]
         save_file(renamed, pair.folder / "model.safetensors")
-        again = load(pair.folder)
-        given = inputs(again.spec)
-        assert torch.equal(our_output(again, given), our_output(pair.ours, given))
+        reloaded = load(pair.folder)
+        batch = inputs(reloaded.spec)
+        assert torch.equal(our_output(reloaded, batch), our_output(pair.ours, batch))
 
 
 @pytest.mark.parametrize("size", [(20, 20), (8, 8), (12, 24), (15, 29)])
 @torch.no_grad()
-def test_images_of_another_size_have_interpolated_positions(size: tuple[int, int], tmp_path: Path) -> None:
+def test_interpolated_positions_equal_transformers(size: tuple[int, int], tmp_path: Path) -> None:
     """DINOv2 is published for images of 518 × 518 and mostly used with 224 × 224."""
     for model in ("Dinov2Model", "Dinov2ForImageClassification"):
         settings = DINO | {"image_size": 12, "patch_size": 4}

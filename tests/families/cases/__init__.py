@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 VOCAB = 97
-WIDE = {"initializer_range": 0.2}  # attention is then far from uniform and greedy choices are far from ties
+LARGE_INIT = {"initializer_range": 0.2}  # attention is then far from uniform and greedy choices are far from ties
 NO_SPECIAL_TOKENS = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
 
 OLDEST = {  # one class per kind of model is also tested with the oldest torch

@@ -1,18 +1,18 @@
 """GPT-2 and older decoders: learned positions, ALiBi, partial RoPE, parallel blocks, multi-query attention."""
 
-from tests.families.cases import VOCAB, WIDE, Cases
+from tests.families.cases import LARGE_INIT, VOCAB, Cases
 
-SIZES = {"vocab_size": VOCAB, "hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, **WIDE}
+SIZES = {"vocab_size": VOCAB, "hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4, **LARGE_INIT}
 SHORT = {"max_position_embeddings": 64}
-GPT2 = {"vocab_size": VOCAB, "n_positions": 64, "n_embd": 48, "n_layer": 3, "n_head": 4, **WIDE}
+GPT2 = {"vocab_size": VOCAB, "n_positions": 64, "n_embd": 48, "n_layer": 3, "n_head": 4, **LARGE_INIT}
 OPT = {**SIZES, **SHORT, "ffn_dim": 80, "init_std": 0.2}
 NEOX = {**SIZES, **SHORT, "hidden_size": 64, "intermediate_size": 80}
 PHI = {**SIZES, **SHORT, "intermediate_size": 80}
 FALCON = {**SIZES, **SHORT}
-BLOOM = {"vocab_size": VOCAB, "hidden_size": 48, "n_layer": 2, "n_head": 4, **WIDE}
-GPTJ = {"vocab_size": VOCAB, "n_embd": 48, "n_layer": 2, "n_head": 4, "n_positions": 64, "rotary_dim": 8, **WIDE}
+BLOOM = {"vocab_size": VOCAB, "hidden_size": 48, "n_layer": 2, "n_head": 4, **LARGE_INIT}
+GPTJ = {"vocab_size": VOCAB, "n_embd": 48, "n_layer": 2, "n_head": 4, "n_positions": 64, "rotary_dim": 8, **LARGE_INIT}
 BIGCODE = {key: value for key, value in GPTJ.items() if key != "rotary_dim"}
-MPT = {"vocab_size": VOCAB, "d_model": 48, "n_layers": 2, "n_heads": 4, "max_seq_len": 64, **WIDE}
+MPT = {"vocab_size": VOCAB, "d_model": 48, "n_layers": 2, "n_heads": 4, "max_seq_len": 64, **LARGE_INIT}
 MPT["use_cache"] = True  # else theirs processes the whole sequence again for every new token
 
 

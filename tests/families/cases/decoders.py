@@ -1,6 +1,6 @@
 """Llama with every rope scaling, and its relatives: windows, biases, other norms, fused weights, no positions."""
 
-from tests.families.cases import VOCAB, WIDE, Cases
+from tests.families.cases import LARGE_INIT, VOCAB, Cases
 
 SHAPE = {
     "vocab_size": VOCAB,
@@ -10,7 +10,7 @@ SHAPE = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "max_position_embeddings": 64,
-    **WIDE,
+    **LARGE_INIT,
 }
 LLAMA = {key: value for key, value in SHAPE.items() if key != "num_key_value_heads"}
 FULL, SLIDING = "full_attention", "sliding_attention"

@@ -6,7 +6,7 @@ from typing import Any
 from tests.families.cases import VOCAB, Cases
 
 T5 = {"vocab_size": VOCAB, "d_model": 48, "d_kv": 12, "d_ff": 64, "num_layers": 2, "num_heads": 4}
-NEAR = {"relative_attention_num_buckets": 8, "relative_attention_max_distance": 12}
+FEW_BUCKETS = {"relative_attention_num_buckets": 8, "relative_attention_max_distance": 12}
 BART = {
     "vocab_size": VOCAB,
     "d_model": 48,
@@ -52,7 +52,7 @@ CASES: Cases = (
         T5,
         first_version={},
         gated_gelu_unscaled={"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},
-        own_head_dim_few_buckets=NEAR | {"d_kv": 20, "num_layers": 3, "num_decoder_layers": 2},
+        own_head_dim_few_buckets=FEW_BUCKETS | {"d_kv": 20, "num_layers": 3, "num_decoder_layers": 2},
         one_layer_one_head_silu={"num_layers": 1, "num_heads": 1, "feed_forward_proj": "gated-silu"},
         gelu_another_epsilon={"feed_forward_proj": "gelu", "layer_norm_epsilon": 1e-3},
     )
@@ -62,7 +62,7 @@ CASES: Cases = (
         T5,
         gated_gelu={},
         own_head_dim_fewer_layers={"d_kv": 5, "num_layers": 3, "num_decoder_layers": 1},
-        one_layer_relu=NEAR | {"num_layers": 1, "feed_forward_proj": "relu"},
+        one_layer_relu=FEW_BUCKETS | {"num_layers": 1, "feed_forward_proj": "relu"},
     )
     | named(
         "SwitchTransformersForConditionalGeneration",
@@ -75,7 +75,7 @@ CASES: Cases = (
             "router_bias": True,
             "dense_act_fn": "gelu",
         },
-        untied_last_layer_dense=NEAR
+        untied_last_layer_dense=FEW_BUCKETS
         | {"num_layers": 3, "num_decoder_layers": 1, "tie_word_embeddings": False, "d_kv": 7},
         no_experts={"num_layers": 3, "encoder_sparse_step": 0, "decoder_sparse_step": 0},
     )

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from tests.families.cases import VOCAB, WIDE, Cases
+from tests.families.cases import LARGE_INIT, VOCAB, Cases
 
 BERT = {
     "vocab_size": VOCAB,
@@ -13,7 +13,7 @@ BERT = {
     "max_position_embeddings": 64,
     "pad_token_id": 0,
     "num_labels": 3,
-    **WIDE,
+    **LARGE_INIT,
 }
 DISTILBERT = {
     "vocab_size": VOCAB,
@@ -24,7 +24,7 @@ DISTILBERT = {
     "max_position_embeddings": 64,
     "pad_token_id": 0,
     "num_labels": 3,
-    **WIDE,
+    **LARGE_INIT,
 }
 ELECTRA = BERT | {"embedding_size": 20}
 MODERNBERT = BERT | {

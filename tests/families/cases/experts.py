@@ -1,8 +1,8 @@
 """Decoders with experts: Mixtral, Qwen, OLMoE, GPT-OSS with sinks, DeepSeek with latent attention."""
 
-from tests.families.cases import VOCAB, WIDE, Cases
+from tests.families.cases import LARGE_INIT, VOCAB, Cases
 
-PLAIN = {
+BASE = {
     "vocab_size": VOCAB,
     "hidden_size": 48,
     "intermediate_size": 40,
@@ -10,16 +10,16 @@ PLAIN = {
     "num_attention_heads": 4,
     "num_key_value_heads": 2,
     "max_position_embeddings": 64,
-    **WIDE,
+    **LARGE_INIT,
 }
 ONE_LAYER = {"num_hidden_layers": 1, "num_key_value_heads": 1}
 TIED = {"tie_word_embeddings": True}
-MIXTRAL = PLAIN | {"num_local_experts": 5}
-QWEN = PLAIN | {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
+MIXTRAL = BASE | {"num_local_experts": 5}
+QWEN = BASE | {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
 QWEN2 = QWEN | {"shared_expert_intermediate_size": 20}
-OLMOE = PLAIN | {"num_experts": 6, "num_experts_per_tok": 3}
+OLMOE = BASE | {"num_experts": 6, "num_experts_per_tok": 3}
 YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 16}
-GPT_OSS = PLAIN | {
+GPT_OSS = BASE | {
     "head_dim": 8,
     "num_local_experts": 4,
     "num_experts_per_tok": 2,
@@ -27,7 +27,7 @@ GPT_OSS = PLAIN | {
     "swiglu_limit": 2.0,  # low enough to clamp some values
     "rope_parameters": YARN | {"rope_theta": 150000.0, "truncate": False},
 }
-DEEPSEEK = PLAIN | {
+DEEPSEEK = BASE | {
     "num_key_value_heads": 4,
     "kv_lora_rank": 12,
     "q_lora_rank": 10,

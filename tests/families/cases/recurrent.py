@@ -1,8 +1,8 @@
 """Recurrent and hybrid decoders: Mamba and its relatives, RWKV, Griffin."""
 
-from tests.families.cases import VOCAB, WIDE, Cases
+from tests.families.cases import LARGE_INIT, VOCAB, Cases
 
-MAMBA = {"vocab_size": VOCAB, "hidden_size": 32, "num_hidden_layers": 3, "state_size": 4, **WIDE}
+MAMBA = {"vocab_size": VOCAB, "hidden_size": 32, "num_hidden_layers": 3, "state_size": 4, **LARGE_INIT}
 MAMBA2 = MAMBA | {"num_heads": 8, "head_dim": 8, "n_groups": 1}
 GRIFFIN = {
     "vocab_size": VOCAB,
@@ -48,7 +48,7 @@ HYBRID = {
     "num_key_value_heads": 2,
     "mamba_d_state": 4,
     "max_position_embeddings": 64,
-    **WIDE,
+    **LARGE_INIT,
 }
 JAMBA = HYBRID | {"attn_layer_period": 2, "attn_layer_offset": 1, "num_experts": 4}
 BAMBA = HYBRID | {"attn_layer_indices": [1], "mamba_n_heads": 8, "num_hidden_layers": 3}

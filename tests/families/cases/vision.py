@@ -1,6 +1,6 @@
 """Vision encoders (ViT, DeiT, DINOv2), dual encoders (CLIP, SigLIP) and LLaVA."""
 
-from tests.families.cases import VOCAB, WIDE, Cases
+from tests.families.cases import LARGE_INIT, VOCAB, Cases
 
 VIT = {
     "hidden_size": 24,
@@ -9,7 +9,7 @@ VIT = {
     "intermediate_size": 40,
     "image_size": 12,
     "patch_size": 4,
-    **WIDE,
+    **LARGE_INIT,
 }
 DINO = {key: value for key, value in VIT.items() if key != "intermediate_size"} | {"layerscale_value": 0.5}
 END_TOKEN = VOCAB - 1
@@ -36,7 +36,7 @@ LLAMA = {
     "max_position_embeddings": 96,
     "bos_token_id": None,
     "eos_token_id": None,
-    **WIDE,
+    **LARGE_INIT,
 }
 CLIP_VISION = IMAGE | {"model_type": "clip_vision_model"}
 
