@@ -1,4 +1,4 @@
-"""Tiny models with each kind of memory, with weights large enough that their outputs differ."""
+"""Tiny models with each kind of state; large weights make their outputs depend clearly on the tokens."""
 
 import pytest
 import torch
@@ -27,7 +27,7 @@ PATTERNS = {
 
 @pytest.fixture(scope="session")
 def tiny():
-    """tiny(kind, dtype): a decoder of a few layers, 32 wide, with 61 tokens and a context of 128."""
+    """tiny(kind, dtype): a decoder of two or three layers with width=32, vocab=61 and context=128."""
     models = {}
 
     def make(kind: str = "attention", dtype: torch.dtype = torch.float64):

@@ -8,5 +8,5 @@ from regard.engine.stores.paged import Paged
 
 
 def small_store(name: str, blocks: int) -> OpenStore:
-    """The store of this name; a paged one with this many blocks of four tokens."""
+    """The store of this name; a paged store has this many blocks of four tokens."""
     return partial(Paged, block=4, blocks=blocks) if name == "paged" else STORES[name]

@@ -11,14 +11,18 @@ BLOCK = regard.Block((regard.Sublayer(regard.Attention(2, position=regard.Rope()
 SPEC = regard.Decoder(31, 16, (regard.Repeat((BLOCK,)),))
 
 
-def opened(kind: str, rows: int = 2, capacity: int = 64) -> regard.Contiguous | regard.Paged:
+def open_store(kind: str, rows: int = 2, capacity: int = 64) -> regard.Contiguous | regard.Paged:
     return STORES[kind](SPEC.memory(), rows, capacity, torch.float64, torch.device("cpu"))
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("kind", STORES)
-def test_one_layout_serves_two_forwards(kind: str) -> None:
-    model, store, layout = SPEC.build(seed=0).double(), opened(kind), regard.TokenLayout(torch.arange(6).expand(2, 6))
+def test_one_layout_can_be_used_in_two_forwards(kind: str) -> None:
+    model, store, layout = (
+        SPEC.build(seed=0).double(),
+        open_store(kind),
+        regard.TokenLayout(torch.arange(6).expand(2, 6)),
+    )
     for row in range(2):
         assert store.reserve(row, 6)
     for seed in (1, 2):
@@ -37,7 +41,7 @@ def test_one_layout_serves_two_forwards(kind: str) -> None:
     ],
 )
 def test_positions_that_do_not_continue_a_row_are_refused(kind: str, positions: list, message: str) -> None:
-    store = opened(kind)
+    store = open_store(kind)
     assert store.reserve(0, 64)
     with pytest.raises(ValueError, match=message):
         store.begin_forward(regard.TokenLayout(torch.tensor(positions)))
@@ -46,8 +50,8 @@ def test_positions_that_do_not_continue_a_row_are_refused(kind: str, positions: 
 @torch.no_grad()
 @pytest.mark.parametrize("kind", STORES)
 def test_a_row_can_be_reserved_token_by_token(kind: str) -> None:
-    """As the scheduler does it: 40 tokens are more than the first blocks of any store."""
-    model, store = SPEC.build(seed=0).double(), opened(kind)
+    """The scheduler reserves in this way; 40 tokens need more than one block."""
+    model, store = SPEC.build(seed=0).double(), open_store(kind)
     tokens = torch.randint(31, (1, 40), generator=torch.Generator().manual_seed(1))
     steps = []
     for t in range(40):
@@ -59,7 +63,7 @@ def test_a_row_can_be_reserved_token_by_token(kind: str) -> None:
 
 @torch.no_grad()
 @pytest.mark.parametrize("kind", STORES)
-def test_more_than_the_capacity_is_not_reserved_and_a_released_row_is_empty(kind: str) -> None:
+def test_reserving_past_the_capacity_fails_and_a_released_row_is_zero(kind: str) -> None:
     spec = regard.Decoder(31, 16, (regard.Repeat((regard.Block((regard.Sublayer(regard.Attention(2)),)),)),))
     model, layout = spec.build(seed=0).double(), regard.TokenLayout(torch.arange(6).unsqueeze(0))
     store = STORES[kind](spec.memory(), 2, 64, torch.float64)
@@ -73,4 +77,4 @@ def test_more_than_the_capacity_is_not_reserved_and_a_released_row_is_empty(kind
 
 def test_a_paged_row_without_blocks_is_refused() -> None:
     with pytest.raises(ValueError, match=r"call reserve\(0, 3\) first"):
-        opened("paged").begin_forward(regard.TokenLayout(torch.arange(3).unsqueeze(0)))
+        open_store("paged").begin_forward(regard.TokenLayout(torch.arange(3).unsqueeze(0)))

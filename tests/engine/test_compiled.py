@@ -1,4 +1,4 @@
-"""The compiled decode step gives every request the tokens that the eager one gives."""
+"""The compiled decode step generates the same tokens as the eager one."""
 
 import warnings
 
@@ -30,22 +30,22 @@ from tests.laws import MODELS, build, random_ids
     ],
 )
 def test_compiled_equals_eager(name: str, store: str, rows: int) -> None:
-    torch._dynamo.reset()  # it stops compiling a function that it has seen in too many forms
+    torch._dynamo.reset()  # dynamo stops compiling a function after a limited number of variants
     model = build(MODELS[name])
     samplings = [Sampling(max_new=6 + i, temperature=i % 2, seed=i) for i in range(5)]
-    requests = [(random_ids(3 + 4 * i, seed=i).tolist(), sampling) for i, sampling in enumerate(samplings)]
+    jobs = [(random_ids(3 + 4 * i, seed=i).tolist(), sampling) for i, sampling in enumerate(samplings)]
     alone = Engine(model, rows=1, capacity=64)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch's own, on its first compile
+        warnings.simplefilter("ignore")  # those of torch on its first compile
         engine = Engine(optimize_for_cpu_decode(model), rows=rows, capacity=64, store=store, compile=True)
-        running = [engine.submit(*request) for request in requests]
+        requests = [engine.submit(*job) for job in jobs]
         while not engine.idle:
             engine.step()
-    for request, asked in zip(running, requests, strict=True):
-        assert [token.id for token in request.new] == [token.id for token in alone.generate(*asked)]
+    for request, job in zip(requests, jobs, strict=True):
+        assert [token.id for token in request.new] == [token.id for token in alone.generate(*job)]
 
 
-def test_without_a_compiler_it_warns_and_decodes_eagerly(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_compiler_the_engine_warns_and_decodes_eagerly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shutil.which", lambda _: None)
     with pytest.warns(UserWarning, match="C\\+\\+ compiler"):
         engine = Engine(build(MODELS["multi-head"]), capacity=64, compile=True)
@@ -53,12 +53,12 @@ def test_without_a_compiler_it_warns_and_decodes_eagerly(monkeypatch: pytest.Mon
 
 
 def test_a_step_that_torch_cannot_compile_runs_eagerly(monkeypatch: pytest.MonkeyPatch) -> None:
-    from torch._dynamo.exc import FailOnRecompileLimitHit  # seconds to import
+    from torch._dynamo.exc import FailOnRecompileLimitHit  # imported here: it takes seconds
 
-    def refused(*rows: object) -> None:
+    def fail(*rows: object) -> None:
         raise FailOnRecompileLimitHit("recompile_limit reached\nand more")
 
-    monkeypatch.setattr(torch, "compile", lambda *step, **options: refused)
+    monkeypatch.setattr(torch, "compile", lambda *step, **options: fail)
     monkeypatch.setattr("regard.engine.engine.cannot_compile", lambda device: None)
     with pytest.warns(UserWarning, match=r"step \(recompile_limit reached\); decoding eagerly"):
         engine = Engine(build(MODELS["multi-head"]), capacity=64, compile=True)

@@ -1,8 +1,8 @@
 """The tokens of a request depend on the request alone.
 
-Requests with ragged prompts join, leave, are cancelled and preempted, for every kind of memory, both stores and several
-chunk sizes; each is compared with itself alone, and that with the model without any cache. There are 200 of them for a
-model with every kind of memory and 80 for the other models; the slow tests have 200 for these too.
+Requests with prompts of different lengths join, finish, are cancelled and preempted, for every kind of state, both
+stores and several chunk sizes. Each is compared with the same request run alone, and that one with the model without a
+cache. The hybrid model, which has every kind of state, runs 200 requests and the other models 80 (200 in slow tests).
 """
 
 import random
@@ -45,43 +45,43 @@ JOBS = make_jobs()
 
 @pytest.fixture(scope="module")
 def alone(tiny):
-    """alone(kind, count): the ids of the first jobs by an engine that runs one at a time, in float64."""
-    known = {}
+    """alone(kind, count): the ids generated for the first `count` jobs, one at a time, in float64."""
+    generated = {}
 
-    def get(kind: str, count: int) -> list[list[int]]:
+    def ids_of_first(kind: str, count: int) -> list[list[int]]:
         engine = Engine(tiny(kind, torch.float64), rows=1, store="contiguous")
-        done = known.setdefault(kind, [])
-        done += [[token.id for token in engine.generate(*job)] for job in JOBS[len(done) : count]]
-        return done[:count]
+        ids = generated.setdefault(kind, [])
+        ids += [[token.id for token in engine.generate(*job)] for job in JOBS[len(ids) : count]]
+        return ids[:count]
 
-    return get
+    return ids_of_first
 
 
 def run_mixed(engine: Engine, jobs=JOBS, seed: int = 0) -> list[Request]:
-    """Submit the jobs a few at a time while others run; every ninth is cancelled at some moment."""
+    """Submit the jobs a few at a time while others run; every ninth is cancelled at a random step."""
     rng = random.Random(seed)
-    requests, doomed, waiting = [], [], list(jobs)
+    requests, to_cancel, waiting = [], [], list(jobs)
     while waiting or not engine.idle:
         for _ in range(rng.choice([0, 0, 1, 1, 2, 5])):
             if waiting:
                 requests.append(engine.submit(*waiting.pop(0)))
                 if len(requests) % 9 == 0:
-                    doomed.append(requests[-1])
+                    to_cancel.append(requests[-1])
         produced = engine.step()
         assert all(request.new[-1] is token for request, token in produced)
-        if doomed and rng.random() < 0.2:
-            engine.cancel(doomed.pop(rng.randrange(len(doomed))))
+        if to_cancel and rng.random() < 0.2:
+            engine.cancel(to_cancel.pop(rng.randrange(len(to_cancel))))
     return requests
 
 
-def check_nothing_is_left(engine: Engine, jobs=JOBS) -> None:
+def check_all_rows_and_blocks_are_free(engine: Engine, jobs=JOBS) -> None:
     assert engine.idle and len(engine.scheduler.free_rows) == engine.store.rows
     if isinstance(engine.store, Paged):
         assert sorted(engine.store.free) == list(range(1, engine.store.blocks + 1))
         assert not engine.store.block_table.any() and not any(engine.store.owned)
-    numbers = engine.metrics()
-    assert numbers["running"] == numbers["waiting"] == numbers["error"] == 0
-    assert numbers["stop"] + numbers["length"] + numbers["cancelled"] == len(jobs)
+    metrics = engine.metrics()
+    assert metrics["running"] == metrics["waiting"] == metrics["error"] == 0
+    assert metrics["stop"] + metrics["length"] + metrics["cancelled"] == len(jobs)
 
 
 @pytest.mark.ledger("kv.cache", "model.autoregressive")
@@ -116,14 +116,14 @@ def test_batched_equals_alone(tiny, alone, kind, store, chunk, count) -> None:
     for request, expected in zip(requests, alone(kind, count), strict=True):
         ids = [token.id for token in request.new]
         assert ids == (expected[: len(ids)] if request.finish == "cancelled" else expected)
-    check_nothing_is_left(engine, JOBS[:count])
+    check_all_rows_and_blocks_are_free(engine, JOBS[:count])
     assert engine.metrics()["cancelled"] >= count // 40
     assert engine.metrics()["preemptions"] >= (count // 10 if store == "paged" else 0)
 
 
 @pytest.mark.parametrize("store", ["contiguous", "paged"])
 @pytest.mark.parametrize("kind", QUICK)
-def test_float32_takes_the_most_likely_token_up_to_near_ties(tiny, kind, store) -> None:
+def test_float32_chooses_the_most_likely_token_up_to_near_ties(tiny, kind, store) -> None:
     model, jobs = tiny(kind, torch.float32), JOBS[:80]
     engine = Engine(model, rows=6, store=small_store(store, 18), chunk=16, queue=500)
     for request in run_mixed(engine, [(ids, Sampling(max_new=12, temperature=0)) for ids, _ in jobs]):
@@ -132,4 +132,4 @@ def test_float32_takes_the_most_likely_token_up_to_near_ties(tiny, kind, store) 
                 logits = model(torch.tensor([request.tokens[:-1]]))[0, len(request.ids) - 1 :]  # (new, V)
             chosen = logits.gather(-1, torch.tensor(request.tokens[len(request.ids) :]).unsqueeze(-1)).squeeze(-1)
             assert (logits.amax(-1) - chosen).max() < 1e-4
-    check_nothing_is_left(engine, jobs)
+    check_all_rows_and_blocks_are_free(engine, jobs)

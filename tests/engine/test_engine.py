@@ -34,81 +34,81 @@ def drain(engine: Engine) -> None:
 @pytest.mark.parametrize("store", ["contiguous", "paged"])
 def test_a_request_ends_by_stop_id_length_or_capacity(tiny, store) -> None:
     engine = Engine(tiny(), store=store, capacity=20)
-    plain = engine.generate([1, 2, 3], GREEDY)
-    assert len(plain) == 6 and [token.finish for token in plain] == [None] * 5 + ["length"]
-    stop = plain[3].id
+    unstopped = engine.generate([1, 2, 3], GREEDY)
+    assert len(unstopped) == 6 and [token.finish for token in unstopped] == [None] * 5 + ["length"]
+    stop = unstopped[3].id
     stopped = engine.generate([1, 2, 3], Sampling(max_new=6, temperature=0, stop_ids=(stop,)))
-    first = [token.id for token in plain].index(stop)
-    assert [token.id for token in stopped] == [token.id for token in plain[: first + 1]] and stopped[
+    first = [token.id for token in unstopped].index(stop)
+    assert [token.id for token in stopped] == [token.id for token in unstopped[: first + 1]] and stopped[
         -1
     ].finish == "stop"
     full = engine.generate([1] * 15, Sampling(max_new=100, temperature=0))
-    assert len(full) == 5 and full[-1].finish == "length"  # prompt and answer fill the capacity
+    assert len(full) == 5 and full[-1].finish == "length"  # prompt and new tokens fill the capacity
     assert engine.idle and engine.step() == []
 
 
 def test_a_long_prompt_does_not_block_decoding(tiny) -> None:
     engine = Engine(tiny(), chunk=4)
-    talker = engine.submit([1, 2], Sampling(max_new=30, temperature=0))
+    decoding = engine.submit([1, 2], Sampling(max_new=30, temperature=0))
     engine.step()
-    reader = engine.submit(list(range(40)), GREEDY)
+    prefilling = engine.submit(list(range(40)), GREEDY)
     for _ in range(9):  # the tenth chunk ends the prompt
-        assert [request for request, _ in engine.step()] == [talker]
-    assert {id(request) for request, _ in engine.step()} == {id(talker), id(reader)}
+        assert [request for request, _ in engine.step()] == [decoding]
+    assert {id(request) for request, _ in engine.step()} == {id(decoding), id(prefilling)}
 
 
-def test_only_the_last_position_goes_through_the_head(tiny) -> None:
-    model, seen = tiny(), []
-    hook = model.head.register_forward_hook(lambda module, inputs, output: seen.append(tuple(output.shape)))
+def test_logits_are_computed_for_the_last_position_only(tiny) -> None:
+    model, shapes = tiny(), []
+    hook = model.head.register_forward_hook(lambda module, inputs, output: shapes.append(tuple(output.shape)))
     engine = Engine(model, chunk=64)
     engine.submit(list(range(50)), GREEDY)
     engine.submit([1, 2, 3], GREEDY)
     drain(engine)
     hook.remove()
-    assert all(shape in {(1, 61), (2, 61)} for shape in seen)
+    assert all(shape in {(1, 61), (2, 61)} for shape in shapes)
 
 
 def test_first_come_first_served(tiny) -> None:
     engine = Engine(tiny(), rows=2, store=partial(Paged, block=4, blocks=8))
     requests = [engine.submit([i] * 9, GREEDY) for i in range(6)]
-    ended = []
+    finished = []
     while not engine.idle:
-        ended += [request for request, token in engine.step() if token.finish]
-    assert ended == requests
+        finished += [request for request, token in engine.step() if token.finish]
+    assert finished == requests
 
 
 def test_the_latest_arrival_is_preempted_and_resumes_first(tiny) -> None:
     engine = Engine(tiny(), rows=3, capacity=24, store=partial(Paged, block=4, blocks=6))
-    old, young, last = (engine.submit([i] * 7, Sampling(max_new=12, temperature=0)) for i in (1, 2, 3))
+    first, second, third = (engine.submit([i] * 7, Sampling(max_new=12, temperature=0)) for i in (1, 2, 3))
     while engine.metrics()["preemptions"] == 0:
         engine.step()
-    assert old.row is not None and young.row is not None
-    assert last.row is None and last.cached == 0
+    assert first.row is not None and second.row is not None
+    assert third.row is None and third.cached == 0
     drain(engine)
-    for request in (old, young, last):
+    for request in (first, second, third):
         alone = Engine(tiny(), rows=1).generate(request.ids, request.sampling)
         assert ids_of(request) == [token.id for token in alone]
     assert engine.metrics()["free_blocks"] == 6
 
 
 def test_a_preempted_request_is_not_overtaken(tiny) -> None:
-    """The last one would fit into the blocks that the young one gave up, and must wait nevertheless."""
+    """The third request would fit into the blocks that the second one freed, but has to wait."""
     engine = Engine(tiny(), rows=2, capacity=24, store=partial(Paged, block=4, blocks=6))
-    old, young, last = (engine.submit([i] * 7, Sampling(max_new=12, temperature=0)) for i in (1, 2, 3))
+    first, second, third = (engine.submit([i] * 7, Sampling(max_new=12, temperature=0)) for i in (1, 2, 3))
     while engine.metrics()["preemptions"] == 0:
         engine.step()
-    assert old.row is not None and young.row is None and engine.metrics()["free_blocks"] == 2
+    assert first.row is not None and second.row is None and engine.metrics()["free_blocks"] == 2
     finished = []
     while not engine.idle:
-        assert last.row is None or young.row is not None or young.finish
+        assert third.row is None or second.row is not None or second.finish
         finished += [request for request, token in engine.step() if token.finish]
-    assert finished == [old, young, last]
+    assert finished == [first, second, third]
 
 
 @pytest.mark.parametrize("block", [1, 5, 12, 16])
-def test_blocks_of_any_size(tiny, block) -> None:
-    draw = random.Random(0)
-    prompts = [draw.choices(range(61), k=length) for length in (1, 29, 56, 57, 58)]
+def test_blocks_of_any_size_generate_the_same_tokens(tiny, block) -> None:
+    rng = random.Random(0)
+    prompts = [rng.choices(range(61), k=length) for length in (1, 29, 56, 57, 58)]
     engine = Engine(tiny(), rows=5, capacity=64, store=partial(Paged, block=block))
     requests = [engine.submit(ids, GREEDY) for ids in prompts]
     drain(engine)
@@ -126,12 +126,12 @@ def test_a_sequence_wastes_less_than_a_block(tiny) -> None:
         engine.step()
         for request in requests:
             if request.row is not None:
-                room = 4 * len(engine.store.owned[request.row])
-                assert request.cached <= room < request.cached + 4
+                reserved = 4 * len(engine.store.owned[request.row])
+                assert request.cached <= reserved < request.cached + 4
     assert engine.metrics()["free_blocks"] == 30
 
 
-def test_a_bounded_queue(tiny) -> None:
+def test_a_full_queue_refuses_requests(tiny) -> None:
     engine = Engine(tiny(), rows=2, queue=3)
     requests = [engine.submit([1], GREEDY) for _ in range(5)]
     with pytest.raises(QueueFull, match="3 requests are waiting already; try again"):
@@ -142,19 +142,19 @@ def test_a_bounded_queue(tiny) -> None:
     assert engine.metrics()["cancelled"] == 1 and engine.metrics()["length"] == 5
 
 
-def test_cancelling(tiny) -> None:
+def test_waiting_and_running_requests_can_be_cancelled(tiny) -> None:
     engine = Engine(tiny(), rows=1)
     running, waiting = engine.submit([1, 2], GREEDY), engine.submit([3], GREEDY)
     engine.step()
     engine.cancel(running)
-    engine.cancel(running)  # twice is once
+    engine.cancel(running)  # a second cancel has no effect
     assert running.finish == "cancelled" and len(running.new) == 1
     engine.cancel(waiting)
     assert engine.idle and waiting.new == [] and engine.metrics()["cancelled"] == 2
-    ended = engine.submit([4], GREEDY)
+    finished = engine.submit([4], GREEDY)
     drain(engine)
-    engine.cancel(ended)
-    assert ended.finish == "length"
+    engine.cancel(finished)
+    assert finished.finish == "length"
 
 
 def test_wrong_prompts_are_refused(tiny) -> None:
@@ -184,20 +184,20 @@ def test_wrong_sizes_are_refused(tiny) -> None:
         Engine(tiny(), store="page")
 
 
-def test_few_blocks_bound_the_capacity(tiny) -> None:
+def test_few_blocks_limit_the_capacity(tiny) -> None:
     engine = Engine(tiny(), store=partial(Paged, block=4, blocks=5))
     assert engine.capacity == 20
     assert len(engine.generate([1] * 12, Sampling(max_new=99, temperature=0))) == 8
 
 
-def test_metrics_are_numbers(tiny) -> None:
+def test_metrics_count_requests_blocks_and_tokens(tiny) -> None:
     engine = Engine(tiny(), rows=2, store=partial(Paged, block=16, blocks=8))
     engine.submit([1, 2, 3], GREEDY)
     engine.submit([4], GREEDY)
     engine.submit([5], GREEDY)
     engine.step()
-    numbers = engine.metrics()
-    assert all(isinstance(value, int) for value in numbers.values())
+    metrics = engine.metrics()
+    assert all(isinstance(value, int) for value in metrics.values())
     expected = {
         "running": 2,
         "waiting": 1,
@@ -207,7 +207,7 @@ def test_metrics_are_numbers(tiny) -> None:
         "prompt_tokens": 5,
         "new_tokens": 2,
     }
-    assert expected.items() <= numbers.items()
+    assert expected.items() <= metrics.items()
     drain(engine)
     assert engine.metrics()["new_tokens"] == 18 and engine.metrics()["length"] == 3
 
@@ -223,7 +223,7 @@ SCALINGS = [DynamicNTK(factor=2.0, length=64), LongRope(FACTORS, FACTORS, 2.0, 6
 
 
 @pytest.mark.parametrize("scaling", SCALINGS, ids=lambda scaling: scaling.kind)
-def test_the_capacity_ends_where_the_cache_is_no_longer_exact(scaling: Scaling) -> None:
+def test_the_capacity_is_at_most_the_length_that_is_cached_exactly(scaling: Scaling) -> None:
     """The rotations of all keys change once a sequence has grown past the trained length."""
     attention = Attention(4, position=Rope(scaling=scaling))
     model = Decoder(vocab=61, width=32, layers=(Repeat((Block((Sublayer(attention),)),)),), context=128).build(seed=0)
@@ -234,7 +234,7 @@ def test_the_capacity_ends_where_the_cache_is_no_longer_exact(scaling: Scaling) 
 
 
 @pytest.mark.parametrize("kind", STORES)
-def test_a_store_is_not_filled_past_an_exact_cache(kind: str) -> None:
+def test_a_store_refuses_tokens_past_the_length_that_is_cached_exactly(kind: str) -> None:
     attention = Attention(4, position=Rope(scaling=SCALINGS[0]))
     model = Decoder(vocab=61, width=32, layers=(Repeat((Block((Sublayer(attention),)),)),), context=128).build(seed=0)
     store = STORES[kind](model.spec.memory(), 1, 128, torch.float32)

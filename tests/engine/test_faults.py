@@ -1,4 +1,4 @@
-"""A request that fails does so alone: other requests, and later ones in its row, get the same tokens as without it."""
+"""A failing request affects no other one, not even a later one in its row: their tokens are the same as without it."""
 
 import copy
 from functools import partial
@@ -11,7 +11,7 @@ from regard.engine.request import Sampling
 from regard.engine.stores.paged import Paged
 from tests.engine.pools import small_store
 
-BAD = 0  # a common id of padding
+BAD = 0  # 0 is often the id of padding
 PROMPTS = [[i, 3, 5 + i] * i for i in range(1, 7)]
 GREEDY = Sampling(max_new=8, temperature=0)
 
@@ -54,50 +54,50 @@ def test_a_poisoned_request_fails_alone(poisoned, kind, store) -> None:
     assert engine.metrics()["error"] == len(bad)
 
 
-@pytest.mark.parametrize("leave", ["cancel", "preempt"])
+@pytest.mark.parametrize("removal", ["cancel", "preempt"])
 @pytest.mark.parametrize("store", ["contiguous", "paged"])
 @pytest.mark.parametrize("kind", ["attention", "hybrid"])
-def test_a_row_freed_within_a_bad_prompt_is_clean(poisoned, kind, store, leave) -> None:
+def test_a_row_freed_during_a_bad_prompt_can_be_used_again(poisoned, kind, store, removal) -> None:
     model = poisoned(kind)
     expected = Engine(model, rows=1).generate([4, 8], Sampling(max_new=30, temperature=0))
     engine = Engine(model, rows=1, store=small_store(store, 10), capacity=40, chunk=4)
     bad = engine.submit([BAD] * 30, GREEDY)
     for _ in range(5):
         engine.step()
-    if leave == "preempt":
+    if removal == "preempt":
         engine.scheduler.preempt(bad)
     engine.cancel(bad)
-    answer = engine.generate([4, 8], Sampling(max_new=30, temperature=0))
-    assert [token.id for token in answer] == [token.id for token in expected]
+    found = engine.generate([4, 8], Sampling(max_new=30, temperature=0))
+    assert [token.id for token in found] == [token.id for token in expected]
 
 
 @pytest.mark.parametrize("kind", ["attention", "linear", "hybrid"])
-def test_a_forward_that_raises_fails_its_cause_only(tiny, kind) -> None:
+def test_an_error_in_a_forward_fails_only_the_requests_that_cause_it(tiny, kind) -> None:
     model = copy.deepcopy(tiny(kind))
 
-    def refuse(module, inputs) -> None:  # in the last layer, after earlier ones have written their states
-        if (model.marked == BAD).any():
+    def fail_on_bad_tokens(module, inputs) -> None:  # in the last layer, after earlier ones have written their states
+        if (model.current_tokens == BAD).any():
             raise RuntimeError("the layer broke\nwith details")
 
-    def mark(module, inputs) -> None:
-        model.marked = inputs[0]
+    def record_tokens(module, inputs) -> None:
+        model.current_tokens = inputs[0]
 
-    model.embedding.register_forward_pre_hook(mark)
-    model.stack.blocks[-1].sublayers[-1].body.register_forward_pre_hook(refuse)
-    allowed = Sampling(max_new=8, temperature=0, stop_ids=(BAD,))
+    model.embedding.register_forward_pre_hook(record_tokens)
+    model.stack.blocks[-1].sublayers[-1].body.register_forward_pre_hook(fail_on_bad_tokens)
+    sampling = Sampling(max_new=8, temperature=0, stop_ids=(BAD,))
     alone = Engine(model, rows=1)
-    expected = [[token.id for token in alone.generate(ids, allowed)] for ids in PROMPTS]
+    expected = [[token.id for token in alone.generate(ids, sampling)] for ids in PROMPTS]
     engine = Engine(model, rows=4, chunk=40, store=partial(Paged, block=4, blocks=40))
-    requests = [engine.submit(ids, allowed) for ids in PROMPTS[:3]]
-    bad = [engine.submit([5, BAD, 7], allowed), engine.submit([BAD], allowed)]
-    requests += [engine.submit(ids, allowed) for ids in PROMPTS[3:]]
+    requests = [engine.submit(ids, sampling) for ids in PROMPTS[:3]]
+    bad = [engine.submit([5, BAD, 7], sampling), engine.submit([BAD], sampling)]
+    requests += [engine.submit(ids, sampling) for ids in PROMPTS[3:]]
     while not engine.idle:
         engine.step()
     assert [[token.id for token in request.new] for request in requests] == expected
     assert [request.error for request in bad] == ["the model failed on this request: the layer broke"] * 2
     assert engine.metrics()["free_blocks"] == 40
     with pytest.raises(RuntimeError, match="the layer broke"):
-        engine.generate([BAD, 1], allowed)
+        engine.generate([BAD, 1], sampling)
 
 
 def test_an_error_of_the_engine_itself_is_raised(tiny) -> None:

@@ -52,7 +52,7 @@ def test_valid_settings_are_accepted() -> None:
     Sampling(repetition_penalty=0.5, presence_penalty=-2, frequency_penalty=2)
 
 
-def test_a_seed_is_drawn_once() -> None:
+def test_requests_without_a_seed_draw_different_ones() -> None:
     one, other = Request((1,), Sampling()), Request((1,), Sampling())
     assert one.seed != other.seed
     assert Request((1,), Sampling(seed=0)).seed == 0

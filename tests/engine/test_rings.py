@@ -28,19 +28,20 @@ from tests.laws import block, build, decoder, error, random_ids
 LENGTH = 24
 
 
-def opened(kind: str, spec: Decoder, slack: int = 1, capacity: int = 64, rows: int = 1) -> Contiguous | Paged:
+def open_store(kind: str, spec: Decoder, slack: int = 1, capacity: int = 64, rows: int = 1) -> Contiguous | Paged:
     options = {"block": 4, "blocks": rows * capacity // 4} if kind == "paged" else {}
     return STORES[kind](spec.memory(), rows, capacity, torch.float64, slack=slack, **options)
 
 
-def read(model, store, tokens: torch.Tensor, start: int, stop: int) -> torch.Tensor:
+def run_chunk(model, store, tokens: torch.Tensor, start: int, stop: int) -> torch.Tensor:
+    """The logits of the tokens from `start` to `stop`, whose predecessors are in the store."""
     assert store.reserve(0, stop)
     return model(
         tokens[:, start:stop], now := TokenLayout(torch.arange(start, stop).unsqueeze(0)), store.begin_forward(now)
     )
 
 
-def layer(mask: Mask) -> Decoder:
+def decoder_with(mask: Mask) -> Decoder:
     return decoder(block(Attention(4, 2, position=Rope(), mask=mask)))
 
 
@@ -64,15 +65,15 @@ def test_a_mask_declares_its_window(mask: Mask) -> None:
 @pytest.mark.parametrize("kind", STORES)
 @pytest.mark.parametrize("mask", MASKS, ids=lambda mask: mask.kind)
 def test_chunked_equals_whole(mask: Mask, kind: str, slack: int) -> None:
-    """Chunks of one token, of slack + 1 and one more, and of the window, one less, one more and longer."""
-    spec = layer(mask)
+    """Chunk sizes around one token, the slack and the window, and longer ones."""
+    spec = decoder_with(mask)
     model, tokens = build(spec), random_ids(1, LENGTH)
     whole = model(tokens)
     window = mask.sliding_window
     for size in {1, slack + 1, slack + 2, max(1, window - 1), window, window + 1, 2 * window + slack, LENGTH}:
-        store = opened(kind, spec, slack)
+        store = open_store(kind, spec, slack)
         cuts = [*range(0, LENGTH, size), LENGTH]
-        logits = [read(model, store, tokens, a, b) for a, b in zip(cuts, cuts[1:], strict=False)]
+        logits = [run_chunk(model, store, tokens, a, b) for a, b in zip(cuts, cuts[1:], strict=False)]
         assert error(torch.cat(logits, 1), whole) < 1e-12
         assert all(isinstance(state, RingStorage) for state in store.storages if state.arrays)
 
@@ -89,21 +90,21 @@ def test_chunked_equals_whole(mask: Mask, kind: str, slack: int) -> None:
 @torch.inference_mode()
 def test_every_mixer_with_a_window_has_a_ring(mixer) -> None:
     spec = decoder(block(mixer))
-    model, tokens, store = build(spec), random_ids(1, LENGTH), opened("contiguous", spec)
-    logits = [read(model, store, tokens, a, b) for a, b in [(0, 7), (7, 8), (8, 9), (9, 19), (19, 24)]]
+    model, tokens, store = build(spec), random_ids(1, LENGTH), open_store("contiguous", spec)
+    logits = [run_chunk(model, store, tokens, a, b) for a, b in [(0, 7), (7, 8), (8, 9), (9, 19), (19, 24)]]
     assert error(torch.cat(logits, 1), model(tokens)) < 1e-12
     assert isinstance(next(iter(store.storages)), RingStorage)
 
 
 @torch.inference_mode()
-def test_a_row_starts_again_without_a_release() -> None:
-    """Old tokens are still in the ring, some of them at later positions."""
-    spec = layer(Window(5))
-    model, store = build(spec), opened("contiguous", spec)
+def test_a_row_can_restart_without_a_release() -> None:
+    """Tokens of the previous sequence are still in the ring, some of them at later positions."""
+    spec = decoder_with(Window(5))
+    model, store = build(spec), open_store("contiguous", spec)
     for seed, sizes in enumerate([(9, 4), (7, 1, 1), (2, 9), (1, 1, 1, 8)]):
         tokens, done = random_ids(1, 24, seed=seed), 0
         for size in sizes:
-            found = read(model, store, tokens, done, done + size)
+            found = run_chunk(model, store, tokens, done, done + size)
             assert error(found, model(tokens[:, : done + size])[:, done:]) < 1e-12
             done += size
 
@@ -111,48 +112,50 @@ def test_a_row_starts_again_without_a_release() -> None:
 @torch.inference_mode()
 @pytest.mark.parametrize("kind", STORES)
 def test_a_ring_rewinds_up_to_its_slack(kind: str) -> None:
-    spec, slack = layer(SinksAndWindow(2, 5)), 3
+    spec, slack = decoder_with(SinksAndWindow(2, 5)), 3
     model, tokens, other = build(spec), random_ids(1, LENGTH), random_ids(1, LENGTH, seed=9)
-    store = opened(kind, spec, slack)
-    read(model, store, tokens, 0, 20)
+    store = open_store(kind, spec, slack)
+    run_chunk(model, store, tokens, 0, 20)
     store.rewind(0, 19)
     store.rewind(0, 20 - slack)  # in two steps: the limit is relative to the last written token
     mixed = torch.cat([tokens[:, :17], other[:, 17:]], 1)
-    assert error(read(model, store, mixed, 17, 18), model(mixed[:, :18])[:, 17:]) < 1e-12
+    assert error(run_chunk(model, store, mixed, 17, 18), model(mixed[:, :18])[:, 17:]) < 1e-12
     with pytest.raises(CannotRewind, match="a window of 5 has overwritten"):
         store.rewind(0, 15)  # needs the token at 11, which is overwritten
-    assert error(read(model, store, mixed, 18, 24), model(mixed)[:, 18:]) < 1e-12  # the failed rewind changed nothing
+    # the failed rewind changed nothing
+    assert error(run_chunk(model, store, mixed, 18, 24), model(mixed)[:, 18:]) < 1e-12
     with pytest.raises(CannotRewind):
         store.rewind(0, 19)
     store.rewind(0, 20)
     again = torch.cat([mixed[:, :20], tokens[:, 20:]], 1)
-    assert error(read(model, store, again, 20, 24), model(again)[:, 20:]) < 1e-12
+    assert error(run_chunk(model, store, again, 20, 24), model(again)[:, 20:]) < 1e-12
     store.rewind(0, 0)
-    assert error(read(model, store, other, 0, 9), model(other[:, :9])) < 1e-12
+    assert error(run_chunk(model, store, other, 0, 9), model(other[:, :9])) < 1e-12
 
 
 @pytest.mark.ledger("sp.hybrid")
 @pytest.mark.parametrize("kind", STORES)
 def test_every_layer_has_a_cache_of_its_own_kind(kind: str) -> None:
     """Layers with windows and with full attention, as in Gemma: bytes as planned, logits as without a cache."""
-    near, far = (block(Attention(4, 2, position=Rope(), mask=mask)) for mask in (Window(6), SinksAndWindow(2, 30)))
+    short, long = (block(Attention(4, 2, position=Rope(), mask=mask)) for mask in (Window(6), SinksAndWindow(2, 30)))
     full = block(Attention(4, 2))
-    spec = decoder(near, near, far, full)
-    store = opened(kind, spec, capacity=48, rows=3)
-    whole = {"contiguous": ContiguousStorage, "paged": PagedStorage}[kind]
+    spec = decoder(short, short, long, full)
+    store = open_store(kind, spec, capacity=48, rows=3)
+    full_storage = {"contiguous": ContiguousStorage, "paged": PagedStorage}[kind]
     ring = RingStorage
-    assert [type(storage) for storage in store.storages if storage.arrays] == 2 * [ring, ring, ring, whole]
+    assert [type(storage) for storage in store.storages if storage.arrays] == 2 * [ring, ring, ring, full_storage]
     rings = [storage for storage in store.storages if isinstance(storage, RingStorage)]
     planned = plan(spec, context=48, batch=3, dtype="float64")
     whole_bytes = 2 * 48 * 3 * planned.kv_bytes_per_token // 8  # two of eight layers
-    more = rings[0].ring.slack + 1  # and the slot of invalid tokens
-    assert sum(a.nbytes for ring in rings for a in ring.arrays.values()) == planned.kv_bytes(slack=more) - whole_bytes
+    extra_slots = rings[0].ring.slack + 1  # and the slot of invalid tokens
+    ring_bytes = sum(array.nbytes for ring in rings for array in ring.arrays.values())
+    assert ring_bytes == planned.kv_bytes(slack=extra_slots) - whole_bytes
     assert planned.kv_bytes(ring=False) == 4 * whole_bytes > planned.kv_bytes()
 
     model = build(spec)
     engine = Engine(model, rows=2, capacity=60, store=kind, chunk=7)
     prompts = [(random_ids(size, seed=size).tolist(), Sampling(max_new=20, temperature=0)) for size in (1, 5, 13, 38)]
-    requests = [engine.submit(*each) for each in prompts]
+    requests = [engine.submit(*job) for job in prompts]
     while not engine.idle:
         engine.step()
     for request in requests:
@@ -163,7 +166,7 @@ def test_every_layer_has_a_cache_of_its_own_kind(kind: str) -> None:
 
 def test_memory_does_not_depend_on_the_length() -> None:
     def bytes_for(capacity: int, size: int) -> int:
-        memory = layer(Window(size)).memory()
+        memory = decoder_with(Window(size)).memory()
         store = Contiguous(memory, 2, capacity, torch.float32)
         return sum(array.nbytes for storage in store.storages for array in storage.arrays.values())
 
@@ -173,12 +176,12 @@ def test_memory_does_not_depend_on_the_length() -> None:
 
 
 @torch.inference_mode()
-def test_a_sequence_of_any_length() -> None:
-    """Sinks and a window, at positions far beyond the number of tokens that a full cache could hold."""
-    spec, start = layer(SinksAndWindow(2, 4)), 10**8
+def test_positions_may_exceed_the_number_of_slots() -> None:
+    """Sinks and a window, at positions much larger than the number of tokens that a full cache could hold."""
+    spec, start = decoder_with(SinksAndWindow(2, 4)), 10**8
     model, tokens = build(spec), random_ids(1, 16)
     store = Contiguous(spec.memory(), 1, 10**9, torch.float64)
-    read(model, store, tokens, 0, 2)
+    run_chunk(model, store, tokens, 0, 2)
     steps = []
     for t in range(2, 16):
         layout = TokenLayout(torch.tensor([[start + t]]))
@@ -189,7 +192,7 @@ def test_a_sequence_of_any_length() -> None:
 
 def test_layers_with_equal_windows_share_a_ring_buffer() -> None:
     spec = decoder(block(Attention(2, mask=Window(5)), SwiGLU(8)), block(Attention(4, mask=Window(5))))
-    storages = opened("contiguous", spec).storages
+    storages = open_store("contiguous", spec).storages
     rings = [storage.ring for storage in storages if isinstance(storage, RingStorage)]
     assert len(rings) == 4 and len(set(rings)) == 1
     assert isinstance(spec.memory()[0][0], PerToken) and spec.memory()[0][0].window == 5

@@ -31,14 +31,14 @@ FILTERS = [
 
 
 def request(ids=(0,), **settings) -> Request:
-    new = Request(tuple(ids), Sampling(**settings))
-    if new.sampling.penalizes:
-        new.history = TokenHistory(ids, 500, torch.device("cpu"))
-    return new
+    result = Request(tuple(ids), Sampling(**settings))
+    if result.sampling.penalizes:
+        result.history = TokenHistory(ids, 500, torch.device("cpu"))
+    return result
 
 
-def warped(logits: torch.Tensor, s: Sampling) -> torch.Tensor:
-    """By transformers, in its own order."""
+def processed_by_transformers(logits: torch.Tensor, s: Sampling) -> torch.Tensor:
+    """The logits after the processors of transformers, in the order in which it applies them."""
     processors = LogitsProcessorList([TemperatureLogitsWarper(s.temperature)])
     processors += [TopKLogitsWarper(s.top_k)] if s.top_k else []
     processors += [TopPLogitsWarper(s.top_p)] if s.top_p < 1 else []
@@ -47,14 +47,14 @@ def warped(logits: torch.Tensor, s: Sampling) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("spread", [0.1, 2.0, 12.0])
-def test_filters_are_those_of_transformers(spread) -> None:
+def test_filters_equal_those_of_transformers(spread) -> None:
     samplings = [Sampling(**settings) for settings in FILTERS]
     logits = torch.randn(len(samplings), 500, dtype=torch.float64) * spread
-    ours = restrict(logits, samplings)
-    for row, mine, settings in zip(logits, ours, samplings, strict=True):
-        theirs = warped(row, settings)
-        assert torch.equal(mine.isinf(), theirs.isinf()), settings
-        torch.testing.assert_close(mine.softmax(-1), theirs.softmax(-1), rtol=0, atol=1e-12)
+    restricted = restrict(logits, samplings)
+    for row, found, settings in zip(logits, restricted, samplings, strict=True):
+        expected = processed_by_transformers(row, settings)
+        assert torch.equal(found.isinf(), expected.isinf()), settings
+        torch.testing.assert_close(found.softmax(-1), expected.softmax(-1), rtol=0, atol=1e-12)
 
 
 def test_top_p_keeps_no_token_after_the_one_that_reaches_it() -> None:
@@ -64,17 +64,19 @@ def test_top_p_keeps_no_token_after_the_one_that_reaches_it() -> None:
         assert found.isfinite().nonzero().flatten().tolist() == kept, top_p
 
 
-def test_repetition_penalty_is_that_of_transformers() -> None:
+def test_repetition_penalty_equals_that_of_transformers() -> None:
     logits = torch.randn(1, 500, dtype=torch.float64) * 3
     ids, new = [3, 9, 9, 77], [120, 9, 4]
     penalized = request(ids, repetition_penalty=1.4)
     for id in new:
         penalized.history.add(id)
-    theirs = RepetitionPenaltyLogitsProcessor(1.4)(torch.tensor([ids + new]), logits)
-    torch.testing.assert_close(penalize(logits, [penalized.history], [penalized.sampling]), theirs, rtol=0, atol=1e-12)
+    expected = RepetitionPenaltyLogitsProcessor(1.4)(torch.tensor([ids + new]), logits)
+    torch.testing.assert_close(
+        penalize(logits, [penalized.history], [penalized.sampling]), expected, rtol=0, atol=1e-12
+    )
 
 
-def test_presence_and_frequency_count_the_answer_only() -> None:
+def test_presence_and_frequency_penalties_count_new_tokens_only() -> None:
     logits = torch.randn(1, 500, dtype=torch.float64)
     penalized = request([1, 2], presence_penalty=0.5, frequency_penalty=0.25)
     for id in (2, 7, 7, 7):
@@ -90,26 +92,26 @@ def test_presence_and_frequency_count_the_answer_only() -> None:
 @pytest.mark.ledger("dec.sampling")
 @pytest.mark.parametrize("settings", FILTERS[:8], ids=str)
 def test_draws_follow_the_distribution(settings) -> None:
-    """Chi-square over 20,000 draws of as many seeds; cells that expect fewer than five are merged."""
+    """Chi-square over 20,000 draws, each with its own seed; cells with an expected count below five are merged."""
     draws = 20_000
     logits = torch.randn(50, dtype=torch.float64) * 1.5
-    p = warped(logits, Sampling(**settings)).softmax(-1)
+    p = processed_by_transformers(logits, Sampling(**settings)).softmax(-1)
     seeds = [request(seed=seed, **settings) for seed in range(draws)]
     ids = choose(logits.expand(draws, -1), seeds)
-    seen, expected = torch.bincount(ids, minlength=50).double(), p * draws
-    assert not seen[p == 0].any()
+    counts, expected = torch.bincount(ids, minlength=50).double(), p * draws
+    assert not counts[p == 0].any()
     large = expected >= 5
-    seen = torch.cat([seen[large], seen[~large].sum().view(1)])
+    counts = torch.cat([counts[large], counts[~large].sum().view(1)])
     expected = torch.cat([expected[large], expected[~large].sum().view(1)]).clamp_min(1e-9)
-    freedom = max(len(seen) - 1, 1)
-    chi_square = ((seen - expected) ** 2 / expected).sum().item()
+    freedom = max(len(counts) - 1, 1)
+    chi_square = ((counts - expected) ** 2 / expected).sum().item()
     assert chi_square < freedom + 4 * math.sqrt(2 * freedom) + 8, (chi_square, freedom)  # fails by chance once in ~10⁵
 
 
 def test_uniform_is_uniform_over_seeds_and_steps() -> None:
     assert uniform(7, 3) == uniform(7, 3)
-    for numbers in ([uniform(seed, 0) for seed in range(50_000)], [uniform(1, step) for step in range(50_000)]):
-        cells = torch.tensor(numbers).mul(100).long()
+    for values in ([uniform(seed, 0) for seed in range(50_000)], [uniform(1, step) for step in range(50_000)]):
+        cells = torch.tensor(values).mul(100).long()
         chi_square = ((torch.bincount(cells, minlength=100) - 500.0) ** 2 / 500).sum().item()
         assert 50 < chi_square < 165
     pairs = torch.tensor([[uniform(seed, 0), uniform(seed, 1), uniform(seed + 1, 0)] for seed in range(20_000)])
@@ -137,19 +139,19 @@ def test_a_row_does_not_depend_on_the_batch() -> None:
     logits = torch.randn(40, 500) * 2
     settings = [*FILTERS, {"temperature": 0}, {"temperature": 0, "presence_penalty": 2.0}]
     requests = [request([1, 5], seed=i, **settings[i % len(settings)]) for i in range(40)]
-    together = sample(logits, requests)
-    assert together == [sample(logits[i : i + 1], [requests[i]])[0] for i in range(40)]
+    batched = sample(logits, requests)
+    assert batched == [sample(logits[i : i + 1], [requests[i]])[0] for i in range(40)]
 
 
 def test_ties_are_kept_in_every_batch() -> None:
-    """Half-precision logits tie often; how much is sorted depends on the batch, the kept tokens must not."""
+    """Half-precision logits often tie. The batch decides how many are sorted, but not which tokens are kept."""
     logits = torch.randint(0, 4, (2, 500)).double()
     few, many = Sampling(top_k=3, top_p=0.8), Sampling(top_k=400)
     assert cutoff(logits[:1], [few]) == cutoff(logits, [few, many])[0]
 
 
 @pytest.mark.ledger("dec.sampling")
-def test_greedy_and_extreme_temperatures() -> None:
+def test_a_tiny_temperature_is_greedy_and_a_huge_one_almost_uniform() -> None:
     logits = torch.randn(1, 500) * 100
     best = logits.argmax().item()
     for temperature in (0.0, 1e-300, 1e-30):
@@ -158,7 +160,7 @@ def test_greedy_and_extreme_temperatures() -> None:
     assert len(set(flat)) > 100
 
 
-def test_logprobs_are_the_models_own() -> None:
+def test_logprobs_are_computed_before_temperature_filters_and_penalties() -> None:
     logits = torch.randn(2, 500)
     requests = [
         request(temperature=0, top_logprobs=3),
@@ -178,11 +180,11 @@ def test_logprobs_are_the_models_own() -> None:
     "settings", [*FILTERS, {"temperature": 0}, {"frequency_penalty": 1.0, "top_logprobs": 4}], ids=str
 )
 @pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_logits_that_are_not_finite_give_no_token(value, settings) -> None:
+def test_logits_that_are_not_finite_yield_no_token(value, settings) -> None:
     logits = torch.randn(3, 500)
     healthy = [sample(logits[i : i + 1], [request(seed=i, **settings)])[0] for i in range(3)]
     logits[1, 200] = value
-    logits[0, 3] = -math.inf  # an impossible token is no fault
+    logits[0, 3] = -math.inf  # -inf is valid: the token is impossible
     tokens = sample(logits, [request(seed=i, **settings) for i in range(3)])
     assert tokens[1] is None and tokens[0] is not None and tokens[2] == healthy[2]
     assert sample(torch.full((1, 500), -math.inf), [request(seed=1, **settings)]) == [None]

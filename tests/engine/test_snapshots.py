@@ -1,4 +1,4 @@
-"""Rows are rewound to a snapshot, and other rows continue from it, for every kind of state."""
+"""Rows are rewound to a snapshot or forked from one, for every kind of state."""
 
 import random
 
@@ -22,27 +22,27 @@ from regard.parts.ssm.s4 import S4D
 from tests.kernels.largest import LargestTensor
 from tests.laws import block, build, decoder, error, random_ids
 
-FULL, NEAR = Attention(4, 2, position=Rope()), Attention(4, 2, position=Rope(), mask=Window(4))
+FULL, WINDOWED = Attention(4, 2, position=Rope()), Attention(4, 2, position=Rope(), mask=Window(4))
 HYBRIDS = {
     "attention": [FULL],
-    "window, full": [NEAR, FULL],
+    "window, full": [WINDOWED, FULL],
     "linear, full": [LinearAttention(4), FULL],
-    "convolution, window, linear": [ShortConvolution(3), NEAR, LinearAttention(3)],
+    "convolution, window, linear": [ShortConvolution(3), WINDOWED, LinearAttention(3)],
     "mamba, mamba, full": [Mamba(4), Mamba(4), FULL],
     "mamba2, sinks": [Mamba2(4, 8), Attention(4, 2, mask=SinksAndWindow(1, 3))],
-    "lstm, s4d, window": [LSTM(), S4D(4), NEAR],
+    "lstm, s4d, window": [LSTM(), S4D(4), WINDOWED],
 }
 SPECS = {name: decoder(*(block(mixer) for mixer in mixers)) for name, mixers in HYBRIDS.items()}
 BLOCK = 4
 
 
-def opened(kind: str, spec, rows: int = 4, capacity: int = 40, blocks: int = 40) -> Contiguous | Paged:
+def open_store(kind: str, spec, rows: int = 4, capacity: int = 40, blocks: int = 40) -> Contiguous | Paged:
     options = {"block": BLOCK, "blocks": blocks} if kind == "paged" else {}
     return STORES[kind](spec.memory(), rows, capacity, torch.float64, slack=1, **options)
 
 
-def read(model, store, row: int, tokens: torch.Tensor, start: int) -> torch.Tensor:
-    """Tokens (L,) of a row from this position on -> (L, V)"""
+def run_chunk(model, store, row: int, tokens: torch.Tensor, start: int) -> torch.Tensor:
+    """The logits (L, V) of tokens (L,), which continue this row at position `start`."""
     assert store.reserve(row, start + len(tokens))
     layout = TokenLayout(torch.arange(start, start + len(tokens)).unsqueeze(0), rows=torch.tensor([row]))
     return model(tokens.unsqueeze(0), layout, store.begin_forward(layout))[0]
@@ -51,19 +51,19 @@ def read(model, store, row: int, tokens: torch.Tensor, start: int) -> torch.Tens
 @torch.inference_mode()
 @pytest.mark.parametrize("kind", STORES)
 @pytest.mark.parametrize("name", SPECS)
-def test_rejected_drafts_leave_no_trace(name: str, kind: str) -> None:
-    """As in speculative decoding: drafts are read and rejected, and the output equals greedy decoding."""
+def test_rewinding_rejected_drafts_keeps_greedy_decoding_exact(name: str, kind: str) -> None:
+    """As in speculative decoding: drafted tokens are processed and rejected, and the output equals greedy decoding."""
     model, rng = build(SPECS[name]), random.Random(1)
-    store, output = opened(kind, SPECS[name]), random_ids(5).tolist()
-    read(model, store, 2, torch.tensor(output[:-1]), 0)
+    store, output = open_store(kind, SPECS[name]), random_ids(5).tolist()
+    run_chunk(model, store, 2, torch.tensor(output[:-1]), 0)
     while len(output) < 30:
         done = len(output) - 1
         with_drafts = [output[-1], *(rng.randrange(31) for _ in range(rng.randint(1, 4)))]
         snapshot = store.snapshot(2)
         assert snapshot.length == done
-        read(model, store, 2, torch.tensor(with_drafts), done)
+        run_chunk(model, store, 2, torch.tensor(with_drafts), done)
         store.rewind(2, done, snapshot)
-        logits = read(model, store, 2, torch.tensor(output[-1:]), done)
+        logits = run_chunk(model, store, 2, torch.tensor(output[-1:]), done)
         output.append(int(logits[-1].argmax()))
     whole = model(torch.tensor([output[:-1]]))[0, 4:]
     assert output[5:] == whole.argmax(-1).tolist()
@@ -73,14 +73,14 @@ def test_rejected_drafts_leave_no_trace(name: str, kind: str) -> None:
 @pytest.mark.parametrize("kind", STORES)
 @pytest.mark.parametrize("length", [3, 4, 9])
 @pytest.mark.parametrize("name", SPECS)
-def test_three_rows_continue_one_prefix(name: str, length: int, kind: str) -> None:
-    model, store, prefix = build(SPECS[name]), opened(kind, SPECS[name]), random_ids(length)
-    read(model, store, 1, prefix, 0)
+def test_three_rows_are_forked_from_one_prefix(name: str, length: int, kind: str) -> None:
+    model, store, prefix = build(SPECS[name]), open_store(kind, SPECS[name]), random_ids(length)
+    run_chunk(model, store, 1, prefix, 0)
     snapshot = store.snapshot(1)
     sequences = {row: torch.cat([prefix, random_ids(9, seed=row)]) for row in (1, 3, 0, 2)}
     for row in (3, 0):
         assert store.fork(1, row, snapshot)
-    read(model, store, 1, sequences[1][length : length + 5], length)
+    run_chunk(model, store, 1, sequences[1][length : length + 5], length)
     assert store.fork(1, 2, snapshot)  # from an earlier length of a row that has continued
     if kind == "paged":
         whole = length // BLOCK
@@ -89,7 +89,7 @@ def test_three_rows_continue_one_prefix(name: str, length: int, kind: str) -> No
     for row, tokens in sequences.items():
         start = length + 5 if row == 1 else length
         expected = model(tokens.unsqueeze(0))[0, start:]
-        assert error(read(model, store, row, tokens[start:], start), expected) < 1e-12
+        assert error(run_chunk(model, store, row, tokens[start:], start), expected) < 1e-12
         store.release(row)
     if kind == "paged":
         assert sorted(store.free) == list(range(1, 41)) and not any(store.owners)
@@ -100,24 +100,24 @@ def test_three_rows_continue_one_prefix(name: str, length: int, kind: str) -> No
 @pytest.mark.parametrize("kind", STORES)
 def test_rewinding_into_a_shared_prefix_leaves_other_rows_unchanged(kind: str) -> None:
     spec = SPECS["linear, full"]
-    model, store, prefix = build(spec), opened(kind, spec), random_ids(8)
-    read(model, store, 0, prefix[:5], 0)
+    model, store, prefix = build(spec), open_store(kind, spec), random_ids(8)
+    run_chunk(model, store, 0, prefix[:5], 0)
     early = store.snapshot(0)
-    read(model, store, 0, prefix[5:], 5)
+    run_chunk(model, store, 0, prefix[5:], 5)
     store.fork(0, 1, store.snapshot(0))
     store.rewind(0, 5, early)
     other = torch.cat([prefix[:5], random_ids(8, seed=7)])
-    assert error(read(model, store, 0, other[5:], 5), model(other.unsqueeze(0))[0, 5:]) < 1e-12
+    assert error(run_chunk(model, store, 0, other[5:], 5), model(other.unsqueeze(0))[0, 5:]) < 1e-12
     tokens = torch.cat([prefix, random_ids(5, seed=8)])
-    assert error(read(model, store, 1, tokens[8:], 8), model(tokens.unsqueeze(0))[0, 8:]) < 1e-12
+    assert error(run_chunk(model, store, 1, tokens[8:], 8), model(tokens.unsqueeze(0))[0, 8:]) < 1e-12
 
 
 @torch.inference_mode()
-def test_without_a_free_block_nothing_changes() -> None:
+def test_a_fork_or_rewind_without_a_free_block_changes_nothing() -> None:
     spec = SPECS["attention"]
-    model, store = build(spec), opened("paged", spec, blocks=3)
+    model, store = build(spec), open_store("paged", spec, blocks=3)
     tokens = random_ids(12)
-    read(model, store, 0, tokens, 0)
+    run_chunk(model, store, 0, tokens, 0)
     store.rewind(0, 10)  # the last block is still in use
     assert not store.fork(0, 1, store.snapshot(0)) and not store.owned[1]
     store.rewind(0, 8)
@@ -125,20 +125,20 @@ def test_without_a_free_block_nothing_changes() -> None:
     with pytest.raises(CannotRewind, match="no block is free"):
         store.rewind(0, 6)
     assert store.owned[0] == store.owned[1][:2]
-    assert error(read(model, store, 1, tokens[8:9], 8), model(tokens[:9].unsqueeze(0))[0, 8:]) < 1e-12
+    assert error(run_chunk(model, store, 1, tokens[8:9], 8), model(tokens[:9].unsqueeze(0))[0, 8:]) < 1e-12
 
 
 @torch.inference_mode()
 @pytest.mark.parametrize("kind", STORES)
 def test_impossible_rewinds_and_forks_are_refused(kind: str) -> None:
     spec = SPECS["linear, full"]
-    model, store, tokens = build(spec), opened(kind, spec), random_ids(12)
-    read(model, store, 0, tokens[:6], 0)
+    model, store, tokens = build(spec), open_store(kind, spec), random_ids(12)
+    run_chunk(model, store, 0, tokens[:6], 0)
     six = store.snapshot(0)
-    read(model, store, 0, tokens[6:8], 6)
+    run_chunk(model, store, 0, tokens[6:8], 6)
     eight = store.snapshot(0)
-    read(model, store, 0, tokens[8:], 8)
-    read(model, store, 1, tokens, 0)
+    run_chunk(model, store, 0, tokens[8:], 8)
+    run_chunk(model, store, 1, tokens, 0)
     for length, snapshot, message in [
         (6, None, "from 12 to 6 tokens: a recurrent state is a sum"),
         (6, eight, "of row 0 with 8 tokens, not of row 0 with 6"),
@@ -157,17 +157,17 @@ def test_impossible_rewinds_and_forks_are_refused(kind: str) -> None:
     store.rewind(0, 0)
     with pytest.raises(CannotRewind, match="before this snapshot of 6"):
         store.fork(0, 2, six)
-    assert error(read(model, store, 0, tokens, 0), model(tokens.unsqueeze(0))[0]) < 1e-12
+    assert error(run_chunk(model, store, 0, tokens, 0), model(tokens.unsqueeze(0))[0]) < 1e-12
 
 
 @torch.inference_mode()
 @pytest.mark.parametrize("kind", STORES)
 @pytest.mark.parametrize("rows", [None, [1, 2]])
-def test_a_step_of_two_rows_does_not_depend_on_others(rows: list[int] | None, kind: str) -> None:
+def test_the_memory_of_a_step_does_not_depend_on_the_rows_of_the_store(rows: list[int] | None, kind: str) -> None:
     spec = SPECS["convolution, window, linear"]
     model, sizes = build(spec), []
     for count in (4, 4000):
-        store = opened(kind, spec, rows=count, blocks=40)
+        store = open_store(kind, spec, rows=count, blocks=40)
         for row in range(4):
             store.reserve(row, 10)
         layout = TokenLayout(torch.tensor([[9], [3]]), rows=None if rows is None else torch.tensor(rows))
@@ -184,19 +184,19 @@ def test_rewound_slots_are_zero(kind: str) -> None:
     model, tokens = build(SPECS["attention"]), random_ids(5)
     model.embedding.weight[0] = torch.nan
     tokens = tokens.clamp_min(1)
-    store = opened(kind, SPECS["attention"])
-    read(model, store, 0, tokens[:2], 0)
-    read(model, store, 0, torch.zeros(1, dtype=torch.int64), 2)
+    store = open_store(kind, SPECS["attention"])
+    run_chunk(model, store, 0, tokens[:2], 0)
+    run_chunk(model, store, 0, torch.zeros(1, dtype=torch.int64), 2)
     store.rewind(0, 2)
-    found = read(model, store, 0, tokens[2:3], 2)[0, 1:]  # the head is tied: the logit of the damaged token is NaN
+    found = run_chunk(model, store, 0, tokens[2:3], 2)[0, 1:]  # the head is tied: the logit of the damaged token is NaN
     assert error(found, model(tokens[:3].unsqueeze(0))[0, -1, 1:]) < 1e-9
 
 
 @torch.inference_mode()
 @pytest.mark.parametrize("name", SPECS)
-def test_one_layout_serves_two_stores(name: str) -> None:
+def test_one_layout_can_be_used_with_two_stores(name: str) -> None:
     model, tokens = build(SPECS[name]), random_ids(6).unsqueeze(0)
-    stores = [opened(kind, SPECS[name]) for kind in STORES]
+    stores = [open_store(kind, SPECS[name]) for kind in STORES]
     assert stores[0].reserve(1, 9) and all(store.reserve(0, 6) for store in stores)  # so that their tables differ
     layout = TokenLayout(torch.arange(6).unsqueeze(0))
     for store in stores:

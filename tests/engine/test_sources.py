@@ -40,28 +40,26 @@ def model(request: pytest.FixtureRequest) -> nn.Module:
 
 
 def make_jobs(count: int) -> list[tuple[list[int], Sampling, list[int]]]:
-    draw = random.Random(2)
+    rng = random.Random(2)
     jobs = []
     for i in range(count):
-        prompt, source = (
-            draw.choices(range(SOURCE_VOCAB), k=draw.choice(sizes)) for sizes in ((1, 1, 9), (1, 4, 9, 17))
-        )
-        jobs.append((prompt, Sampling(max_new=draw.randint(1, 14), **SETTINGS[i % len(SETTINGS)]), source))
+        prompt, source = (rng.choices(range(SOURCE_VOCAB), k=rng.choice(sizes)) for sizes in ((1, 1, 9), (1, 4, 9, 17)))
+        jobs.append((prompt, Sampling(max_new=rng.randint(1, 14), **SETTINGS[i % len(SETTINGS)]), source))
     return jobs
 
 
 def whole_logits(model: nn.Module, request: Request) -> Tensor:
-    """(new, V) of one forward without a cache."""
+    """The logits (new, V) of one forward without a cache."""
     return model(torch.tensor([request.source]), torch.tensor([request.tokens[:-1]]))[0, len(request.ids) - 1 :]
 
 
 @pytest.mark.parametrize("store", ["contiguous", "paged"])
 @pytest.mark.parametrize("chunk", [256, 3])
-def test_in_any_mix_as_the_model_without_a_cache(model: nn.Module, store: str, chunk: int) -> None:
+def test_batched_requests_equal_the_model_without_a_cache(model: nn.Module, store: str, chunk: int) -> None:
     engine = Engine(model, rows=4, capacity=24, source_capacity=32, store=small_store(store, 8), chunk=chunk)
-    draw, jobs, requests = random.Random(3), make_jobs(15), []
+    rng, jobs, requests = random.Random(3), make_jobs(15), []
     while jobs or not engine.idle:
-        for _ in range(min(len(jobs), draw.choice([0, 1, 3]))):
+        for _ in range(min(len(jobs), rng.choice([0, 1, 3]))):
             requests.append(engine.submit(*jobs.pop(0)))
         engine.step()
     assert engine.metrics()["error"] == 0
@@ -76,8 +74,8 @@ def test_in_any_mix_as_the_model_without_a_cache(model: nn.Module, store: str, c
 
 
 def test_a_source_is_encoded_once(model: nn.Module) -> None:
-    lengths = []
-    hook = model.source.stack.register_forward_hook(lambda _, inputs, __: lengths.append(tuple(inputs[0].shape[:2])))
+    shapes = []
+    hook = model.source.stack.register_forward_hook(lambda _, inputs, __: shapes.append(tuple(inputs[0].shape[:2])))
     engine = Engine(model, rows=4, capacity=40)
     first = engine.submit([1], Sampling(max_new=9, temperature=0), [1, 2, 3])
     engine.step()
@@ -85,10 +83,10 @@ def test_a_source_is_encoded_once(model: nn.Module) -> None:
     while not engine.idle:
         engine.step()
     hook.remove()
-    assert lengths == [(1, 3), (1, 7)] and len(first.new) == 9
+    assert shapes == [(1, 3), (1, 7)] and len(first.new) == 9
 
 
-def test_sources_that_cannot_be_read_are_refused(tiny) -> None:
+def test_invalid_sources_are_refused(tiny) -> None:
     engine = Engine(MODELS["lstm"].build(seed=0), capacity=16, source_capacity=8)
     greedy = Sampling(temperature=0)
     for source, message in [
@@ -111,14 +109,14 @@ def test_sources_that_cannot_be_read_are_refused(tiny) -> None:
 
 
 def test_embeddings_replace_those_of_the_prompt(tiny) -> None:
-    """Beside requests without any, in chunks, and read again after preemption."""
-    model, draw = tiny(), random.Random(1)
-    prompts = [draw.choices(range(VOCAB), k=size) for size in (9, 1, 14, 6, 11)]
+    """Beside a request without embeddings, in chunks, and again after preemption."""
+    model, rng = tiny(), random.Random(1)
+    prompts = [rng.choices(range(VOCAB), k=size) for size in (9, 1, 14, 6, 11)]
     engine = Engine(model, rows=3, capacity=40, chunk=5, store=partial(Paged, block=4, blocks=10))
     requests = []
     for i, ids in enumerate(prompts):
-        own = None if i == 3 else torch.randn(len(ids), 32, generator=torch.Generator().manual_seed(i)).double()
-        requests.append(engine.submit(ids, Sampling(max_new=12, temperature=0), embeddings=own))
+        embeddings = None if i == 3 else torch.randn(len(ids), 32, generator=torch.Generator().manual_seed(i)).double()
+        requests.append(engine.submit(ids, Sampling(max_new=12, temperature=0), embeddings=embeddings))
     while not engine.idle:
         engine.step()
     assert engine.metrics()["preemptions"] > 0
