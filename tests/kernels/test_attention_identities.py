@@ -15,7 +15,7 @@ from regard.kernels.attention.arguments import ScoreOptions, describe
 from regard.kernels.attention.mask import Causal, Full, Mask
 from regard.kernels.attention.reference import attend, attention_weights
 from regard.layout import TokenLayout
-from regard.lens.attention import row_entropy
+from regard.lens.maps import row_entropy
 from tests.kernels.cases import ON_GPU
 
 MASKS = {"full": Full(), "causal": Causal()}

@@ -10,7 +10,7 @@ from regard.kernels.attention.arguments import ScoreOptions
 from regard.kernels.attention.mask import Causal, Full, Mask
 from regard.kernels.attention.reference import attend, attention_weights
 from regard.layout import TokenLayout
-from regard.lens.attention import row_entropy
+from regard.lens.maps import row_entropy
 from regard.parts.position.sinusoidal import Sinusoidal
 from tests.kernels.r_generator import R
 

@@ -9,7 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from regard.engine.stores.contiguous import Contiguous
 from regard.kernels.attention.mask import Full
 from regard.layout import TokenLayout
-from regard.lens.attention import attention_weights
+from regard.lens.maps import attention_weights
 from regard.parts.attention import Attention, AttentionModule
 
 WIDTH, LENGTH = 16, 7

@@ -11,9 +11,9 @@ from regard.models.decoder import Decoder
 from regard.models.stack import Repeat
 from regard.parts.block import Block, Sublayer
 from regard.parts.decayed_linear_attention import GatedLinear, Retention
-from regard.parts.heads import merge_heads, split_heads
 from regard.parts.linear_attention import EluFeatures, IdentityFeatures, LinearAttention, PerformerFeatures
 from regard.parts.norm import NoNorm
+from regard.parts.split_heads import merge_heads, split_heads
 from regard.spec import Spec, SpecError
 from regard.verification.trial import randomize_weights
 

@@ -9,8 +9,8 @@ from regard.layout import TokenLayout
 from regard.models.decoder import Decoder
 from regard.models.stack import Repeat
 from regard.parts.block import Block, Sublayer
-from regard.parts.heads import merge_heads, split_heads
 from regard.parts.linformer import Linformer, LinformerModule
+from regard.parts.split_heads import merge_heads, split_heads
 from regard.spec import SpecError
 from regard.verification.trial import randomize_weights
 

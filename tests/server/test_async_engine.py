@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from regard.server.app import create_app
-from regard.server.run import Server, is_local
+from regard.server.run_server import Server, is_local
 from tests.server.conftest import Live, wait_until
 from tests.server.fake_engine import FakeEngine
 

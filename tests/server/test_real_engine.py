@@ -10,7 +10,7 @@ import torch
 from regard.engine.engine import Engine
 from regard.engine.request import Sampling
 from regard.language_model import LanguageModel
-from regard.lens.attention import attention_heads, attention_maps
+from regard.lens.maps import attention_heads, attention_maps
 from regard.models.decoder import Decoder
 from regard.models.seq2seq import seq2seq
 from regard.models.stack import Repeat

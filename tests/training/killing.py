@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from regard.checkpoint import weight_files
-from regard.training import state
+from regard.training import resume_state
 from regard.training.loop import Trainer
 from tests.training.tiny import trainer
 
@@ -95,7 +95,7 @@ def half_a_file(moment: int) -> Callable[[], int]:
 
         return write
 
-    state.save_file, weight_files.save_file = torn(state.save_file), torn(weight_files.save_file)
+    resume_state.save_file, weight_files.save_file = torn(resume_state.save_file), torn(weight_files.save_file)
     return lambda: count
 
 

@@ -46,7 +46,7 @@ def serve(
     from regard.cli.open_model import open_model, require_decoder
     from regard.lens import attention_heads, attention_maps
     from regard.models.encoder_decoder import EncoderDecoderModule
-    from regard.server.run import serve as run
+    from regard.server.run_server import serve as run
     from regard.server.served_model import Lens
 
     llm = open_model(model, device, context)

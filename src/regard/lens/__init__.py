@@ -3,7 +3,8 @@
 All of it uses ordinary hooks on the model that trains and serves; there is no second model.
 """
 
-from regard.lens.attention import (
+from regard.lens.hooks import patch, record
+from regard.lens.maps import (
     attention_heads,
     attention_maps,
     attention_weights,
@@ -11,7 +12,6 @@ from regard.lens.attention import (
     named_attention_maps,
     row_entropy,
 )
-from regard.lens.hooks import patch, record
 
 __all__ = [
     "attention_heads",

@@ -23,9 +23,9 @@ from regard.kernels.attention.mask import Causal, Mask
 from regard.kernels.attention.reference import weights_of_heads
 from regard.layout import TokenLayout
 from regard.parts.body import Body
-from regard.parts.heads import divisors, head_dim_of, merge_heads, split_heads
 from regard.parts.norm import Norm
 from regard.parts.position.base import NoPosition, Position
+from regard.parts.split_heads import divisors, head_dim_of, merge_heads, split_heads
 from regard.parts.state import STATELESS, Memory, PerToken, State
 from regard.parts.tap import Tap
 from regard.spec import SpecError, require

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from regard.kernels.attention.mask import Full, Mask
 from regard.layout import TokenLayout
 from regard.parts.attention import Attention, AttentionModule
-from regard.parts.heads import merge_heads, split_heads
 from regard.parts.position.base import NoPosition
+from regard.parts.split_heads import merge_heads, split_heads
 from regard.parts.state import STATELESS, PerSource, State
 from regard.spec import require
 

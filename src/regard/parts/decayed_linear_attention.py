@@ -21,9 +21,9 @@ from torch import Tensor, nn
 from regard.kernels.recurrent.linear_scan import ScanInputs, backend, flops
 from regard.layout import TokenLayout
 from regard.parts.body import Body
-from regard.parts.heads import merge_heads, split_heads
 from regard.parts.norm import Norm, RMSNorm
 from regard.parts.position.rope import Rope
+from regard.parts.split_heads import merge_heads, split_heads
 from regard.parts.state import STATELESS, FixedSize, FixedState
 from regard.spec import require
 

@@ -25,10 +25,10 @@ from regard.kernels.attention.mask import Causal, Mask
 from regard.kernels.attention.reference import weights_of_heads
 from regard.layout import TokenLayout
 from regard.parts.body import Body
-from regard.parts.heads import merge_heads, split_heads
 from regard.parts.norm import Norm, RMSNorm
 from regard.parts.position.base import Position
 from regard.parts.position.rope import Rope
+from regard.parts.split_heads import merge_heads, split_heads
 from regard.parts.state import STATELESS, PerToken, State
 from regard.parts.tap import Tap
 from regard.spec import require

@@ -22,7 +22,7 @@ from regard.kernels.recurrent.linear_attention import bidirectional_linear_atten
 from regard.kernels.recurrent.linear_scan import flops
 from regard.layout import TokenLayout
 from regard.parts.body import Body
-from regard.parts.heads import head_dim_of, merge_heads, split_heads
+from regard.parts.split_heads import head_dim_of, merge_heads, split_heads
 from regard.parts.state import STATELESS, FixedSize, FixedState
 from regard.spec import Spec, require
 

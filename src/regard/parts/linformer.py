@@ -18,7 +18,7 @@ from regard.kernels.attention.arguments import ScoreOptions
 from regard.kernels.attention.mask import Full
 from regard.layout import TokenLayout, number_documents
 from regard.parts.body import Body
-from regard.parts.heads import head_dim_of, merge_heads, split_heads
+from regard.parts.split_heads import head_dim_of, merge_heads, split_heads
 from regard.parts.state import STATELESS, State
 from regard.spec import require
 

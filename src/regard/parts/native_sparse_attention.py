@@ -37,8 +37,8 @@ from regard.kernels.native_sparse import (
 from regard.layout import TokenLayout
 from regard.parts.attention import Attention
 from regard.parts.body import Body
-from regard.parts.heads import merge_heads, split_heads
 from regard.parts.position.base import NoPosition, Position
+from regard.parts.split_heads import merge_heads, split_heads
 from regard.parts.state import STATELESS, PerToken, State
 from regard.parts.tap import Tap
 from regard.spec import require

@@ -25,7 +25,7 @@ from regard.kernels.attention.mask import Causal, Full, Mask, attention_mask
 from regard.kernels.attention.reference import normalize, weights_of_heads
 from regard.layout import TokenLayout
 from regard.parts.body import Body
-from regard.parts.heads import divisors, merge_heads, split_heads
+from regard.parts.split_heads import divisors, merge_heads, split_heads
 from regard.parts.state import STATELESS, PerSource, PerToken, State
 from regard.parts.tap import Tap
 from regard.spec import require

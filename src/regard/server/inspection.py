@@ -8,7 +8,7 @@ from fastapi import APIRouter
 from torch import Tensor
 from torch.nn.functional import adaptive_max_pool2d
 
-from regard.lens.attention import entropy, row_entropy
+from regard.lens.maps import entropy, row_entropy
 from regard.server.errors import ApiError
 from regard.server.schema import AttentionBody, PassageBody
 from regard.server.served_model import Lens, ServedModel

@@ -24,8 +24,8 @@ from regard.objectives.base import Objective
 from regard.training.log import Log
 from regard.training.progress import Listener
 from regard.training.recipe import Training
+from regard.training.resume_state import StatefulLoader, TrainingPosition, load_state, write_state
 from regard.training.run import Run
-from regard.training.state import StatefulLoader, TrainingPosition, load_state, write_state
 from regard.training.step import NonFinite, autocast, compiled, evaluate, take_step
 
 

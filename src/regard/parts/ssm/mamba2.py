@@ -19,8 +19,8 @@ from regard.kernels.convolution import convolve
 from regard.kernels.recurrent.linear_scan import ScanInputs, backend, flops
 from regard.layout import TokenLayout
 from regard.parts.body import Body
-from regard.parts.heads import merge_heads, split_heads
 from regard.parts.norm import Norm, RMSNorm
+from regard.parts.split_heads import merge_heads, split_heads
 from regard.parts.ssm.selective import ConvWeights, chunked_forward, log_rates, step_bias
 from regard.parts.state import STATELESS, FixedSize, FixedState
 from regard.spec import require
