@@ -83,7 +83,7 @@ def test_a_continuation_keeps_its_first_space_and_an_answer_does_not() -> None:
     words = byte_fallback_tokenizer()
     for continues, text in ((True, " a"), (False, "a")):
         llm = LanguageModel(nn.Identity(), words)
-        llm.engine = FakeEngine(words, "a", endless=True)
+        llm.engine = FakeEngine(words, "a", repeat=True)
         deltas = llm.submit(words.encode("a a"), (), continues, {"max_new": 1})
         assert [delta for _, delta in deltas] == [text]
 

@@ -23,7 +23,7 @@ STORY = (
 REPLY = " The lamp is in the garden, said Mira, and the box is in the kitchen."
 
 
-class Live(NamedTuple):
+class RunningServer(NamedTuple):
     url: str
     client: httpx.Client
     engine: FakeEngine
@@ -36,7 +36,7 @@ def tokenizer() -> Tokenizer:
 
 
 @contextmanager
-def running(app) -> Iterator[int]:
+def serve(app) -> Iterator[int]:
     server = uvicorn.Server(uvicorn.Config(app, "127.0.0.1", 0, log_level="critical", timeout_graceful_shutdown=2))
     thread = threading.Thread(target=server.run)
     thread.start()
@@ -56,21 +56,21 @@ def wait_until(condition: Callable[[], bool], seconds: float = 10) -> None:
 
 
 @pytest.fixture
-def live(tokenizer) -> Iterator[Callable[..., Live]]:
-    """`live(reply, **engine_options)` starts a server, which is stopped after the test."""
+def start_server(tokenizer) -> Iterator[Callable[..., RunningServer]]:
+    """`start_server(reply, **engine_options)` starts a server, which is stopped after the test."""
     with ExitStack() as stack:
 
         def start(
-            reply: str = REPLY, *, key: str | None = None, lens: bool = True, template: bool = True, **engine
-        ) -> Live:
-            fake = FakeEngine(tokenizer, reply, **engine)
+            reply: str = REPLY, *, key: str | None = None, lens: bool = True, template: bool = True, **engine_options
+        ) -> RunningServer:
+            fake = FakeEngine(tokenizer, reply, **engine_options)
             served = Tokenizer(
                 tokenizer.core, eos="<|end|>", chat_template=tokenizer.chat_template if template else None
             )
             app = create_app(fake, served, "tiny", key=key, lens=Lens(fake_maps, HEADS) if lens else None)
-            url = f"http://127.0.0.1:{stack.enter_context(running(app))}"
+            url = f"http://127.0.0.1:{stack.enter_context(serve(app))}"
             headers = {"authorization": f"Bearer {key}"} if key else {}
             client = stack.enter_context(httpx.Client(base_url=url, headers=headers, timeout=20))
-            return Live(url, client, fake, app)
+            return RunningServer(url, client, fake, app)
 
         yield start

@@ -12,20 +12,20 @@ from regard.text.tokenizer import Tokenizer
 
 
 class FakeEngine:
-    """Generates `reply` once, or repeats it if `endless`. A step fails if the prompt contains the id `poison`."""
+    """Generates `reply` once, or without end if `repeat`. A step fails if the prompt contains the id `poison`."""
 
     capacity = 4096
 
-    def __init__(self, tokenizer: Tokenizer, reply: str, endless: bool = False, queue: int = 8, poison: int = -1):
+    def __init__(self, tokenizer: Tokenizer, reply: str, repeat: bool = False, queue: int = 8, poison: int = -1):
         self.script = tokenizer.encode(reply)
         self.eos, self.vocab = tokenizer.eos, tokenizer.vocab_size
-        self.endless, self.queue, self.poison = endless, queue, poison
+        self.repeat, self.queue, self.poison = repeat, queue, poison
         self.active: list[Request] = []
         self.submitted: list[Request] = []
         self.cancelled = 0
-        self.hold = threading.Event()  # cleared: steps wait
-        self.hold.set()
-        self.pace = 0.0  # seconds per step
+        self.may_step = threading.Event()  # while it is cleared, steps wait
+        self.may_step.set()
+        self.step_seconds = 0.0
 
     @property
     def idle(self) -> bool:
@@ -47,21 +47,21 @@ class FakeEngine:
             self.cancelled += 1
 
     def step(self) -> list[tuple[Request, Token]]:
-        self.hold.wait()
-        time.sleep(self.pace)
+        self.may_step.wait()
+        time.sleep(self.step_seconds)
         if any(self.poison in request.ids for request in self.active):
             raise RuntimeError("a secret address: 0xdeadbeef")
         return [(request, self.token(request)) for request in list(self.active)]
 
     def token(self, request: Request) -> Token:
         step = len(request.new)
-        end = step == len(self.script) and not self.endless
+        end = step == len(self.script) and not self.repeat
         id = self.eos if end else self.script[step % len(self.script)]
-        others = [(other * 7 + 11 * step) % 256 + 5 for other in range(request.sampling.top_logprobs)]
+        alternatives = [(other * 7 + 11 * step) % 256 + 5 for other in range(request.sampling.top_logprobs)]
         probability = 0.35 + 0.6 * math.sin(step * 1.7) ** 2
         top = tuple(
             [(id, math.log(probability))]
-            + [(o, math.log((1 - probability) / 2 ** (i + 1))) for i, o in enumerate(others)]
+            + [(o, math.log((1 - probability) / 2 ** (i + 1))) for i, o in enumerate(alternatives)]
         )
         finish = "stop" if id in request.sampling.stop_ids else None
         if finish is None and step + 1 == request.sampling.max_new:

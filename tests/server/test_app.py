@@ -1,15 +1,15 @@
 """GET /v1/models, /health, /metrics, and the frozen fields of requests."""
 
 
-def test_models(live):
-    client = live().client
+def test_models(start_server):
+    client = start_server().client
     listed = client.get("/v1/models").json()
     assert listed["object"] == "list" and listed["data"][0]["id"] == "tiny"
     assert client.get("/v1/models/tiny").json() == listed["data"][0]
 
 
-def test_metrics_are_prometheus_text(live):
-    server = live()
+def test_metrics_are_prometheus_text(start_server):
+    server = start_server()
     server.client.post("/v1/completions", json={"model": "tiny", "prompt": "Mira"})
     server.client.get("/no/such/path")
     response = server.client.get("/metrics")
@@ -20,19 +20,19 @@ def test_metrics_are_prometheus_text(live):
     assert 'regard_http_answers_total{route="other",status="404"} 1' in lines
 
 
-def test_health_reports_a_stopped_engine(live):
-    server = live()
+def test_health_reports_a_stopped_engine(start_server):
+    server = start_server()
     assert server.client.get("/health").json() == {"status": "ok"}
     server.app.state.served.engine._stopping = True
     assert server.client.get("/health").status_code == 503
     assert server.client.get("/metrics").status_code == 503
-    answer = server.client.post("/v1/completions", json={"model": "tiny", "prompt": "Mira"})
-    assert answer.status_code == 503 and "retry-after" in answer.headers
+    response = server.client.post("/v1/completions", json={"model": "tiny", "prompt": "Mira"})
+    assert response.status_code == 503 and "retry-after" in response.headers
 
 
-def test_request_fields_are_frozen(live):
+def test_request_fields_are_frozen(start_server):
     """Clients depend on these; note a change in the changelog."""
-    schema = live().client.get("/openapi.json").json()["components"]["schemas"]
+    schema = start_server().client.get("/openapi.json").json()["components"]["schemas"]
     shared = "frequency_penalty max_tokens min_p model n presence_penalty repetition_penalty seed stop stream"
     shared += " stream_options temperature top_k top_p user"
     fields = {name: " ".join(sorted(schema[name]["properties"])) for name in schema if name.endswith("Body")}

@@ -11,56 +11,56 @@ import pytest
 
 from regard.server.app import create_app
 from regard.server.run_server import Server, is_local
-from tests.server.conftest import Live, wait_until
+from tests.server.conftest import RunningServer, wait_until
 from tests.server.fake_engine import FakeEngine
 
 LONG = {"model": "tiny", "prompt": "Mira", "max_tokens": 4000}
 
 
-def ask(server: Live, answers: list, **body) -> threading.Thread:
+def post_in_background(server: RunningServer, responses: list, **body) -> threading.Thread:
     """Send a request in the background; its response is appended to `answers`."""
 
-    def go() -> None:
-        answers.append(httpx.post(f"{server.url}/v1/completions", json=LONG | body, timeout=20))
+    def post() -> None:
+        responses.append(httpx.post(f"{server.url}/v1/completions", json=LONG | body, timeout=20))
 
-    thread = threading.Thread(target=go)
+    thread = threading.Thread(target=post)
     thread.start()
     return thread
 
 
-def test_a_disconnect_from_a_stream_frees_the_engine(live):
-    server = live(endless=True)
+def test_a_disconnect_from_a_stream_frees_the_engine(start_server):
+    server = start_server(repeat=True)
     with server.client.stream("POST", "/v1/completions", json=LONG | {"stream": True, "n": 3}) as response:
         next(response.iter_lines())
-        server.engine.hold.clear()  # so that it cannot finish before the disconnect
-    server.engine.hold.set()
+        server.engine.may_step.clear()  # so that it cannot finish before the disconnect
+    server.engine.may_step.set()
     wait_until(lambda: server.engine.idle)
     assert server.engine.cancelled == 3
 
 
-def test_a_timeout_of_the_client_frees_the_engine(live):
-    server = live(endless=True)
-    server.engine.hold.clear()
+def test_a_timeout_of_the_client_frees_the_engine(start_server):
+    server = start_server(repeat=True)
+    server.engine.may_step.clear()
     with pytest.raises(httpx.ReadTimeout):
         httpx.post(f"{server.url}/v1/completions", json=LONG, timeout=0.2)
-    server.engine.hold.set()
+    server.engine.may_step.set()
     wait_until(lambda: server.engine.cancelled == 1)
     wait_until(lambda: 'status="499"} 1' in server.client.get("/metrics").text)
     wait_until(lambda: server.engine.idle)
     assert len(server.engine.submitted[0].new) < 4000
 
 
-def test_many_streams_of_which_half_disconnect(live):
-    server = live(endless=True, queue=64)
+def test_no_thread_or_file_is_left_after_many_streams(start_server):
+    server = start_server(repeat=True, queue=64)
     server.client.post("/v1/completions", json=LONG | {"max_tokens": 1})
     before = threading.active_count(), len(os.listdir("/dev/fd"))
 
-    def client(cut: bool) -> None:
+    def client(disconnect: bool) -> None:
         body = LONG | {"stream": True, "max_tokens": 30}
         with httpx.stream("POST", f"{server.url}/v1/completions", json=body, timeout=20) as response:
             lines = response.iter_lines()
             next(lines)
-            if not cut:
+            if not disconnect:
                 assert [line for line in lines if line][-1] == "data: [DONE]"
 
     threads = [threading.Thread(target=client, args=(i % 2 == 0,)) for i in range(32)]
@@ -73,32 +73,32 @@ def test_many_streams_of_which_half_disconnect(live):
     assert len(server.engine.submitted) == 33
 
 
-def test_a_full_queue_refuses_at_once(live):
-    server = live(queue=2)
-    server.engine.hold.clear()
-    answers: list[httpx.Response] = []
-    first = ask(server, answers)
+def test_a_full_queue_refuses_requests_with_429(start_server):
+    server = start_server(queue=2)
+    server.engine.may_step.clear()
+    responses: list[httpx.Response] = []
+    first = post_in_background(server, responses)
     wait_until(lambda: server.engine.submitted)
-    waiting = [ask(server, answers) for _ in range(3)]
+    waiting = [post_in_background(server, responses) for _ in range(3)]
     wait_until(lambda: len(server.app.state.served.engine._inbox) == 3)  # the thread is inside its step
-    server.engine.hold.set()
+    server.engine.may_step.set()
     for thread in [first, *waiting]:
         thread.join()
-    refused = [answer for answer in answers if answer.status_code == 429]
-    assert len(refused) in (1, 2) and all(answer.headers["retry-after"] == "1" for answer in refused)
-    assert refused[0].json()["error"]["type"] == "rate_limit_error"
-    assert [answer.status_code for answer in answers if answer not in refused] == [200] * (4 - len(refused))
+    refusals = [response for response in responses if response.status_code == 429]
+    assert len(refusals) in (1, 2) and all(response.headers["retry-after"] == "1" for response in refusals)
+    assert refusals[0].json()["error"]["type"] == "rate_limit_error"
+    assert [response.status_code for response in responses if response not in refusals] == [200] * (4 - len(refusals))
 
 
-def test_all_choices_are_submitted_or_none(live):
-    server = live(queue=2)
+def test_all_choices_are_submitted_or_none(start_server):
+    server = start_server(queue=2)
     assert server.client.post("/v1/completions", json=LONG | {"n": 3}).status_code == 429
     wait_until(lambda: server.engine.idle and server.engine.cancelled == 2)
     assert server.client.post("/v1/completions", json=LONG | {"n": 2}).status_code == 200
 
 
-def test_a_failed_step_ends_its_requests_only(live, tokenizer, caplog):
-    server = live(poison=7)
+def test_a_failed_step_ends_its_requests_only(start_server, tokenizer, caplog):
+    server = start_server(poison=7)
     response = server.client.post("/v1/completions", json=LONG | {"prompt": [7]})
     assert response.status_code == 500 and response.json()["error"]["code"] == "engine_error"
     assert "0xdeadbeef" not in response.text and "0xdeadbeef" in caplog.text
@@ -110,16 +110,16 @@ def test_a_failed_step_ends_its_requests_only(live, tokenizer, caplog):
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_requests_fail_if_the_engine_thread_died(live, monkeypatch):
-    server = live()
+def test_requests_fail_if_the_engine_thread_died(start_server, monkeypatch):
+    server = start_server()
     monkeypatch.setattr(FakeEngine, "idle", property(lambda self: 1 / 0))
     assert server.client.post("/v1/completions", json=LONG).status_code == 500
     assert server.client.get("/health").status_code == 503
     assert server.client.post("/v1/completions", json=LONG).status_code == 503
 
 
-def test_an_unexpected_exception_shows_no_traceback(live, monkeypatch):
-    server = live()
+def test_an_unexpected_exception_shows_no_traceback(start_server, monkeypatch):
+    server = start_server()
     monkeypatch.setattr(FakeEngine, "metrics", lambda self: 1 / 0)
     response = server.client.get("/metrics")
     assert response.status_code == 500
@@ -128,10 +128,10 @@ def test_an_unexpected_exception_shows_no_traceback(live, monkeypatch):
 
 
 @pytest.mark.parametrize("drain", [0.05, 20.0])
-def test_a_signal_drains_and_every_stream_is_ended(tokenizer, drain):
-    """With a short drain the server ends a long answer; with a long drain a short answer finishes."""
-    engine = FakeEngine(tokenizer, "again and again", endless=True)
-    engine.pace = 0.001
+def test_a_signal_drains_and_ends_every_stream(tokenizer, drain):
+    """With a short drain the server ends a long response; with a long drain a short response finishes."""
+    engine = FakeEngine(tokenizer, "again and again", repeat=True)
+    engine.step_seconds = 0.001
     address: Queue[str] = Queue()
     server = Server(create_app(engine, tokenizer, "tiny"), "127.0.0.1", 0, drain, on_ready=address.put)
     thread = threading.Thread(target=server.run)
@@ -156,7 +156,7 @@ def test_a_second_signal_exits_at_once(tokenizer):
     assert server.force_exit
 
 
-def test_other_addresses_need_a_key():
+def test_an_address_that_is_not_local_requires_a_key():
     assert is_local("127.0.0.1", None) and is_local("localhost", None)
     assert is_local("0.0.0.0", "key") is False
     for key in (None, ""):

@@ -5,36 +5,36 @@ import json
 import pytest
 
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hi"}]}
-TEXT = {"model": "tiny", "prompt": "Mira"}
+COMPLETION = {"model": "tiny", "prompt": "Mira"}
 BAD = [
-    ("/v1/completions", TEXT | {"temperature": float("nan")}, "temperature"),
-    ("/v1/completions", TEXT | {"temperature": float("inf")}, "temperature"),
-    ("/v1/completions", TEXT | {"temperature": -0.1}, "temperature"),
-    ("/v1/completions", TEXT | {"temperature": "0.5"}, "temperature"),
-    ("/v1/completions", TEXT | {"top_p": 0}, "top_p"),
-    ("/v1/completions", TEXT | {"seed": 2**63}, "seed"),
-    ("/v1/completions", TEXT | {"max_tokens": 2**63}, "max_tokens"),
-    ("/v1/completions", TEXT | {"max_tokens": 0}, "max_tokens"),
-    ("/v1/completions", TEXT | {"max_tokens": True}, "max_tokens"),
-    ("/v1/completions", TEXT | {"n": 17}, "n"),
-    ("/v1/completions", TEXT | {"n": 9, "prompt": ["a", "b"]}, None),
-    ("/v1/completions", TEXT | {"stop": ["x"] * 100_000}, "stop"),
-    ("/v1/completions", TEXT | {"stop": [7]}, "stop"),
-    ("/v1/completions", TEXT | {"stop": [""]}, "stop"),
-    ("/v1/completions", TEXT | {"logprobs": 21}, "logprobs"),
-    ("/v1/completions", TEXT | {"logprobs": 1, "echo": True}, None),
-    ("/v1/completions", TEXT | {"prompt": []}, "prompt"),
-    ("/v1/completions", TEXT | {"prompt": ""}, "prompt"),
-    ("/v1/completions", TEXT | {"prompt": [-1]}, "prompt"),
-    ("/v1/completions", TEXT | {"prompt": [2**63]}, "prompt"),
-    ("/v1/completions", TEXT | {"prompt": [100_000]}, None),
-    ("/v1/completions", TEXT | {"prompt": {"a": 1}}, "prompt"),
-    ("/v1/completions", TEXT | {"prompt": "\ud800"}, "prompt"),
-    ("/v1/completions", TEXT | {"prompt": "the lamp " * 4000}, None),
-    ("/v1/completions", TEXT | {"max_tokens": 4096}, None),
-    ("/v1/completions", TEXT | {"tools": []}, "tools"),
-    ("/v1/completions", TEXT | {"\ud800": 1}, None),
-    ("/v1/completions", TEXT | {f"k{i}": i for i in range(50_000)}, "k0"),
+    ("/v1/completions", COMPLETION | {"temperature": float("nan")}, "temperature"),
+    ("/v1/completions", COMPLETION | {"temperature": float("inf")}, "temperature"),
+    ("/v1/completions", COMPLETION | {"temperature": -0.1}, "temperature"),
+    ("/v1/completions", COMPLETION | {"temperature": "0.5"}, "temperature"),
+    ("/v1/completions", COMPLETION | {"top_p": 0}, "top_p"),
+    ("/v1/completions", COMPLETION | {"seed": 2**63}, "seed"),
+    ("/v1/completions", COMPLETION | {"max_tokens": 2**63}, "max_tokens"),
+    ("/v1/completions", COMPLETION | {"max_tokens": 0}, "max_tokens"),
+    ("/v1/completions", COMPLETION | {"max_tokens": True}, "max_tokens"),
+    ("/v1/completions", COMPLETION | {"n": 17}, "n"),
+    ("/v1/completions", COMPLETION | {"n": 9, "prompt": ["a", "b"]}, None),
+    ("/v1/completions", COMPLETION | {"stop": ["x"] * 100_000}, "stop"),
+    ("/v1/completions", COMPLETION | {"stop": [7]}, "stop"),
+    ("/v1/completions", COMPLETION | {"stop": [""]}, "stop"),
+    ("/v1/completions", COMPLETION | {"logprobs": 21}, "logprobs"),
+    ("/v1/completions", COMPLETION | {"logprobs": 1, "echo": True}, None),
+    ("/v1/completions", COMPLETION | {"prompt": []}, "prompt"),
+    ("/v1/completions", COMPLETION | {"prompt": ""}, "prompt"),
+    ("/v1/completions", COMPLETION | {"prompt": [-1]}, "prompt"),
+    ("/v1/completions", COMPLETION | {"prompt": [2**63]}, "prompt"),
+    ("/v1/completions", COMPLETION | {"prompt": [100_000]}, None),
+    ("/v1/completions", COMPLETION | {"prompt": {"a": 1}}, "prompt"),
+    ("/v1/completions", COMPLETION | {"prompt": "\ud800"}, "prompt"),
+    ("/v1/completions", COMPLETION | {"prompt": "the lamp " * 4000}, None),
+    ("/v1/completions", COMPLETION | {"max_tokens": 4096}, None),
+    ("/v1/completions", COMPLETION | {"tools": []}, "tools"),
+    ("/v1/completions", COMPLETION | {"\ud800": 1}, None),
+    ("/v1/completions", COMPLETION | {f"k{i}": i for i in range(50_000)}, "k0"),
     ("/v1/completions", {"prompt": "Mira"}, "model"),
     ("/v1/completions", [], None),
     ("/v1/completions", None, None),
@@ -51,11 +51,11 @@ BAD = [
 
 
 @pytest.fixture
-def server(live):
-    return live()
+def server(start_server):
+    return start_server()
 
 
-def refused(response, status: int = 400) -> dict:
+def check_refusal(response, status: int = 400) -> dict:
     assert response.status_code == status, response.text
     error = response.json()["error"]
     assert set(error) == {"message", "type", "param", "code"} and error["message"]
@@ -63,37 +63,39 @@ def refused(response, status: int = 400) -> dict:
     return error
 
 
-def test_each_bad_value_is_refused_with_its_field(server):
+def test_each_invalid_value_is_refused_and_its_field_named(server):
     for path, body, param in BAD:
         content = json.dumps(body)
         response = server.client.post(path, content=content, headers={"content-type": "application/json"})
-        error = refused(response)
+        error = check_refusal(response)
         if param:
             assert str(error["param"]).startswith(param), (content[:80], error)
     assert not server.engine.submitted
-    assert server.client.post("/v1/completions", json=TEXT).status_code == 200
+    assert server.client.post("/v1/completions", json=COMPLETION).status_code == 200
 
 
 @pytest.mark.parametrize(
     "content", [b"{", b"\xff\xfe", b"[" * 100_000, b'{"a":' * 50_000, b'{"seed":' + b"9" * 10_000 + b"}", b""]
 )
 def test_invalid_json_is_refused(server, content):
-    refused(server.client.post("/v1/completions", content=content, headers={"content-type": "application/json"}))
+    check_refusal(server.client.post("/v1/completions", content=content, headers={"content-type": "application/json"}))
 
 
 def test_other_content_types_are_refused(server):
     """Other sites can send a form or a text/plain post without a preflight request."""
-    refused(server.client.post("/v1/completions", content=json.dumps(TEXT), headers={"content-type": "text/plain"}))
+    check_refusal(
+        server.client.post("/v1/completions", content=json.dumps(COMPLETION), headers={"content-type": "text/plain"})
+    )
 
 
-def test_unknown_model_path_and_method(server):
-    error = refused(server.client.post("/v1/completions", json=TEXT | {"model": "gpt-9"}), 404)
+def test_unknown_models_paths_and_methods_are_refused(server):
+    error = check_refusal(server.client.post("/v1/completions", json=COMPLETION | {"model": "gpt-9"}), 404)
     assert error["code"] == "model_not_found" and "'tiny'" in error["message"]
-    refused(server.client.get("/v1/models/gpt-9"), 404)
-    refused(server.client.get("/v2"), 404)
-    refused(server.client.get("/v1/completions"), 405)
+    check_refusal(server.client.get("/v1/models/gpt-9"), 404)
+    check_refusal(server.client.get("/v2"), 404)
+    check_refusal(server.client.get("/v1/completions"), 405)
     for path in ("/web/../server/app.py", "/web/%2e%2e/server/app.py", "/web//etc/passwd"):
-        refused(server.client.get(path), 404)
+        check_refusal(server.client.get(path), 404)
 
 
 def test_the_message_states_the_violated_rule(server):
@@ -104,7 +106,8 @@ def test_the_message_states_the_violated_rule(server):
         ({"temperature": 3}, "temperature: Input should be less than or equal to 2"),
         ({"tools": []}, "unknown or unsupported parameter 'tools'; remove it"),
     ]:
-        assert refused(server.client.post("/v1/completions", json=TEXT | change))["message"].startswith(rule)
+        error = check_refusal(server.client.post("/v1/completions", json=COMPLETION | change))
+        assert error["message"].startswith(rule)
 
 
 def test_a_prompt_that_can_never_fit_is_refused_before_it_is_tokenized(server, monkeypatch):
@@ -112,13 +115,13 @@ def test_a_prompt_that_can_never_fit_is_refused_before_it_is_tokenized(server, m
     monkeypatch.setattr("regard.text.tokenizer.Tokenizer.encode", None)
     long = "the lamp " * 1000
     for path, body in [
-        ("/v1/completions", TEXT | {"prompt": long}),
+        ("/v1/completions", COMPLETION | {"prompt": long}),
         ("/v1/chat/completions", CHAT | {"messages": [{"role": "user", "content": long}]}),
     ]:
-        error = refused(server.client.post(path, json=body))
+        error = check_refusal(server.client.post(path, json=body))
         assert error["code"] == "context_length_exceeded" and "9000 characters" in error["message"]
 
 
 def test_too_many_tokens_for_the_model_are_refused(server):
-    error = refused(server.client.post("/v1/completions", json=TEXT | {"max_tokens": 4096}))
+    error = check_refusal(server.client.post("/v1/completions", json=COMPLETION | {"max_tokens": 4096}))
     assert error["code"] == "context_length_exceeded" and "4096" in error["message"]

@@ -5,24 +5,24 @@ import math
 from tests.server.conftest import REPLY
 from tests.server.test_completions import stream
 
-ASK = [{"role": "user", "content": "Where is the lamp?"}]
+QUESTION = [{"role": "user", "content": "Where is the lamp?"}]
 
 
-def test_the_template_writes_the_prompt(live, tokenizer):
-    server = live()
+def test_the_template_renders_the_prompt(start_server, tokenizer):
+    server = start_server()
     parts = [{"type": "text", "text": "Where is "}, {"type": "text", "text": "the lamp?"}]
     messages = [{"role": "developer", "content": "Be brief."}, {"role": "user", "content": parts}]
-    answer = server.client.post("/v1/chat/completions", json={"model": "tiny", "messages": messages}).json()
+    response = server.client.post("/v1/chat/completions", json={"model": "tiny", "messages": messages}).json()
     expected = tokenizer.encode("<|system|> Be brief.<|user|> Where is the lamp?<|assistant|>", special=True)
     assert server.engine.submitted[-1].ids == tuple(expected)
-    assert answer["object"] == "chat.completion" and answer["choices"][0]["finish_reason"] == "stop"
-    assert answer["choices"][0]["message"] == {"role": "assistant", "content": REPLY, "refusal": None}
+    assert response["object"] == "chat.completion" and response["choices"][0]["finish_reason"] == "stop"
+    assert response["choices"][0]["message"] == {"role": "assistant", "content": REPLY, "refusal": None}
     assert server.engine.submitted[-1].sampling.max_new == server.engine.capacity - len(expected)  # as long as fits
 
 
-def test_logprobs_contain_alternatives(live):
-    body = {"model": "tiny", "messages": ASK, "logprobs": True, "top_logprobs": 3, "max_completion_tokens": 4}
-    choice = live().client.post("/v1/chat/completions", json=body).json()["choices"][0]
+def test_logprobs_contain_alternatives(start_server):
+    body = {"model": "tiny", "messages": QUESTION, "logprobs": True, "top_logprobs": 3, "max_completion_tokens": 4}
+    choice = start_server().client.post("/v1/chat/completions", json=body).json()["choices"][0]
     assert choice["finish_reason"] == "length"
     content = choice["logprobs"]["content"]
     assert "".join(entry["token"] for entry in content) == choice["message"]["content"]
@@ -31,27 +31,29 @@ def test_logprobs_contain_alternatives(live):
         assert 0 < math.exp(entry["logprob"]) <= 1
 
 
-def test_stream_begins_with_the_role_and_ends_with_usage(live):
-    body = {"messages": ASK, "n": 2, "logprobs": True, "stream_options": {"include_usage": True}}
-    chunks = stream(live(), "/v1/chat/completions", **body)
+def test_stream_begins_with_the_role_and_ends_with_usage(start_server):
+    body = {"messages": QUESTION, "n": 2, "logprobs": True, "stream_options": {"include_usage": True}}
+    chunks = stream(start_server(), "/v1/chat/completions", **body)
     assert {chunk["object"] for chunk in chunks} == {"chat.completion.chunk"}
     assert len({chunk["id"] for chunk in chunks}) == 1
     usage = chunks.pop()
     assert usage["choices"] == [] and usage["usage"]["completion_tokens"] > 0
     for index in (0, 1):
-        mine = [c["choices"][0] for c in chunks if c["choices"][0]["index"] == index]
-        assert mine[0]["delta"] == {"role": "assistant", "content": ""}
-        assert "".join(choice["delta"].get("content", "") for choice in mine) == REPLY
-        assert mine[-1]["delta"] == {} and mine[-1]["finish_reason"] == "stop"
+        choices = [c["choices"][0] for c in chunks if c["choices"][0]["index"] == index]
+        assert choices[0]["delta"] == {"role": "assistant", "content": ""}
+        assert "".join(choice["delta"].get("content", "") for choice in choices) == REPLY
+        assert choices[-1]["delta"] == {} and choices[-1]["finish_reason"] == "stop"
 
 
-def test_parts_of_characters_have_no_bytes(live):
-    body = {"model": "tiny", "messages": ASK, "logprobs": True}
-    choice = live("🙂").client.post("/v1/chat/completions", json=body).json()["choices"][0]
+def test_tokens_inside_a_character_have_no_bytes(start_server):
+    body = {"model": "tiny", "messages": QUESTION, "logprobs": True}
+    choice = start_server("🙂").client.post("/v1/chat/completions", json=body).json()["choices"][0]
     assert choice["message"]["content"] == "🙂"
     assert [entry["bytes"] for entry in choice["logprobs"]["content"]] == [None] * 4
 
 
-def test_without_a_template_there_is_no_chat(live):
-    response = live(template=False).client.post("/v1/chat/completions", json={"model": "tiny", "messages": ASK})
+def test_a_chat_without_a_template_is_refused(start_server):
+    response = start_server(template=False).client.post(
+        "/v1/chat/completions", json={"model": "tiny", "messages": QUESTION}
+    )
     assert response.status_code == 400 and response.json()["error"]["code"] == "no_chat_template"

@@ -6,7 +6,7 @@ import httpx
 import pytest
 
 from regard.server.app import create_app
-from tests.server.conftest import REPLY, running, wait_until
+from tests.server.conftest import REPLY, serve, wait_until
 from tests.server.fake_engine import FakeEngine
 from tests.text.test_detokenizer import byte_fallback_tokenizer
 
@@ -25,8 +25,8 @@ def stream(server, path: str, **body) -> list[dict]:
     return [json.loads(block) for block in blocks]
 
 
-def test_a_completion_ends_with_a_stop_token_or_at_the_limit(live):
-    server = live()
+def test_a_completion_ends_with_a_stop_token_or_at_the_limit(start_server):
+    server = start_server()
     whole = post(server, max_tokens=100)
     assert whole["object"] == "text_completion" and whole["model"] == "tiny"
     assert whole["choices"] == [{"index": 0, "text": REPLY, "logprobs": None, "finish_reason": "stop"}]
@@ -34,12 +34,12 @@ def test_a_completion_ends_with_a_stop_token_or_at_the_limit(live):
     assert usage["completion_tokens"] == len(server.engine.script) + 1  # includes the stop token
     assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
     assert post(server)["usage"]["completion_tokens"] == 16
-    cut = post(server, max_tokens=2)["choices"][0]
-    assert cut["finish_reason"] == "length" and REPLY.startswith(cut["text"])
+    limited = post(server, max_tokens=2)["choices"][0]
+    assert limited["finish_reason"] == "length" and REPLY.startswith(limited["text"])
 
 
-def test_prompt_as_text_ids_and_lists(live, tokenizer):
-    server = live()
+def test_a_prompt_may_be_text_ids_or_a_list_of_them(start_server, tokenizer):
+    server = start_server()
     ids = tokenizer.encode("Mira put")
     for prompt in ("Mira put", ids, ["Mira put"], [ids]):
         assert len(post(server, prompt=prompt)["choices"]) == 1
@@ -50,8 +50,8 @@ def test_prompt_as_text_ids_and_lists(live, tokenizer):
     assert many["usage"]["prompt_tokens"] == len(tokenizer.encode("Mira")) + len(tokenizer.encode("the lamp"))
 
 
-def test_sampling_reaches_the_engine(live, tokenizer):
-    server = live()
+def test_sampling_settings_reach_the_engine(start_server, tokenizer):
+    server = start_server()
     settings = {
         "temperature": 0,
         "top_p": 0.5,
@@ -67,10 +67,10 @@ def test_sampling_reaches_the_engine(live, tokenizer):
     assert (sampling.max_new, sampling.top_logprobs, sampling.stop_ids) == (4, 3, (tokenizer.eos,))
 
 
-def test_the_tokenizers_prefix_ids_come_first(live, tokenizer):
-    server = live()
+def test_the_prefix_ids_of_the_tokenizer_precede_the_prompt(start_server, tokenizer):
+    server = start_server()
     served = server.app.state.served.tokenizer
-    served.bos = 2  # a name alone: the tokenizer's rules do not add it to a text
+    served.bos = 2  # only names the token: the tokenizer's rules do not add it to a text
     post(server)
     assert server.engine.submitted[-1].ids == tuple(tokenizer.encode("Mira"))
     served.prefix_ids = (3,)
@@ -80,19 +80,20 @@ def test_the_tokenizers_prefix_ids_come_first(live, tokenizer):
 
 def test_a_continuation_begins_with_its_space():
     tokenizer = byte_fallback_tokenizer()
-    app = create_app(FakeEngine(tokenizer, "a", endless=True), tokenizer, "tiny")
-    with running(app) as port:
+    app = create_app(FakeEngine(tokenizer, "a", repeat=True), tokenizer, "tiny")
+    with serve(app) as port:
         body = {"model": "tiny", "prompt": "a a", "max_tokens": 2}
-        answer = httpx.post(f"http://127.0.0.1:{port}/v1/completions", json=body).json()
-    assert answer["choices"][0]["text"] == " a a"
+        response = httpx.post(f"http://127.0.0.1:{port}/v1/completions", json=body).json()
+    assert response["choices"][0]["text"] == " a a"
 
 
-def test_echo_repeats_the_prompt(live):
-    assert post(live(), prompt="Mira put", echo=True, max_tokens=1)["choices"][0]["text"].startswith("Mira put The")
+def test_echo_repeats_the_prompt(start_server):
+    choice = post(start_server(), prompt="Mira put", echo=True, max_tokens=1)["choices"][0]
+    assert choice["text"].startswith("Mira put The")
 
 
-def test_logprobs_are_parallel_lists(live):
-    logprobs = post(live(), max_tokens=5, logprobs=2)["choices"][0]["logprobs"]
+def test_logprobs_are_parallel_lists(start_server):
+    logprobs = post(start_server(), max_tokens=5, logprobs=2)["choices"][0]["logprobs"]
     assert "".join(logprobs["tokens"]) == REPLY[: len("".join(logprobs["tokens"]))]
     assert all(len(logprobs[key]) == 5 for key in ("tokens", "token_logprobs", "top_logprobs", "text_offset"))
     assert all(
@@ -101,16 +102,16 @@ def test_logprobs_are_parallel_lists(live):
     assert logprobs["text_offset"][1] == len(logprobs["tokens"][0])
 
 
-def test_stop_string_is_cut_off_and_frees_the_engine(live):
-    server = live(endless=True)
+def test_stop_string_is_cut_off_and_frees_the_engine(start_server):
+    server = start_server(repeat=True)
     choice = post(server, stop=["en, sa", "zzz"], max_tokens=1000)["choices"][0]
     assert choice["text"] == " The lamp is in the gard" and choice["finish_reason"] == "stop"
-    wait_until(lambda: server.engine.idle)  # the request is cancelled after the answer is sent
+    wait_until(lambda: server.engine.idle)  # the request is cancelled after the response is sent
 
 
 @pytest.mark.parametrize("reply", [REPLY, "snow ☃ and 🙂 and <b>html</b>\n\n", "\u2028 \r\n data: [DONE]\n\n end"])
-def test_a_stream_equals_the_whole_response(live, reply):
-    server = live(reply)
+def test_a_stream_equals_the_whole_response(start_server, reply):
+    server = start_server(reply)
     whole = post(server, max_tokens=200, logprobs=1)["choices"][0]
     chunks = stream(
         server, "/v1/completions", prompt="Mira", max_tokens=200, logprobs=1, stream_options={"include_usage": True}

@@ -23,8 +23,8 @@ JSON = st.recursive(
 
 
 @pytest.fixture
-def server(live):
-    return live()
+def server(start_server):
+    return start_server()
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -8,30 +8,31 @@ import torch
 from tests.server.fake_engine import HEADS, fake_maps
 
 
-def test_model_facts(live):
-    facts = live().client.get("/regard/model").json()
+def test_facts_about_the_model(start_server):
+    facts = start_server().client.get("/regard/model").json()
     assert facts["name"] == "tiny" and facts["context"] == 4096 and facts["chat"] and facts["attention"]
     assert facts["heads"] == list(HEADS) and facts["layers"] == len(HEADS)
 
 
-def test_tokenize_text_and_messages(live, tokenizer):
-    server = live()
-    answer = server.client.post("/regard/tokenize", json={"text": "Mira put <|end|>"}).json()
-    assert answer["ids"] == tokenizer.encode("Mira put <|end|>") and "".join(answer["tokens"]) == "Mira put <|end|>"
-    answer = server.client.post("/regard/tokenize", json={"messages": [{"role": "user", "content": "hi"}]}).json()
-    assert answer["tokens"][0] == "<|user|>" and answer["tokens"][-1] == "<|assistant|>"
+def test_tokenize_text_and_messages(start_server, tokenizer):
+    server = start_server()
+    response = server.client.post("/regard/tokenize", json={"text": "Mira put <|end|>"}).json()
+    assert response["ids"] == tokenizer.encode("Mira put <|end|>") and "".join(response["tokens"]) == "Mira put <|end|>"
+    response = server.client.post("/regard/tokenize", json={"messages": [{"role": "user", "content": "hi"}]}).json()
+    assert response["tokens"][0] == "<|user|>" and response["tokens"][-1] == "<|assistant|>"
 
 
-def test_one_map_in_full(live, tokenizer):
+def test_one_head_returns_its_whole_map(start_server, tokenizer):
     body = {"text": "Mira put the lamp", "layer": 1, "head": 2}
-    answer = live().client.post("/regard/attention", json=body).json()
+    response = start_server().client.post("/regard/attention", json=body).json()
     expected = fake_maps(tokenizer.encode(body["text"]))[1][2]
-    torch.testing.assert_close(torch.tensor(answer["weights"]), expected, atol=1e-4, rtol=0)
-    assert answer["entropy"][0] == 0 and 0 < answer["entropy"][-1] < math.log(len(answer["tokens"]))
+    torch.testing.assert_close(torch.tensor(response["weights"]), expected, atol=1e-4, rtol=0)
+    assert response["entropy"][0] == 0 and 0 < response["entropy"][-1] < math.log(len(response["tokens"]))
 
 
-def test_overview_of_all_heads(live):
-    rows = live().client.post("/regard/attention", json={"text": "the lamp in the garden " * 12}).json()["layers"]
+def test_all_heads_return_thumbnails(start_server):
+    body = {"text": "the lamp in the garden " * 12}
+    rows = start_server().client.post("/regard/attention", json=body).json()["layers"]
     assert [0 if row is None else len(row["thumbnails"]) for row in rows] == list(HEADS)
     assert {(len(map), len(map[0])) for row in rows if row for map in row["thumbnails"]} == {(24, 24)}
     assert all(len(row["entropy"]) == 4 for row in rows if row)
@@ -49,12 +50,12 @@ def test_overview_of_all_heads(live):
         ({"messages": []}, "messages"),
     ],
 )
-def test_wrong_layers_heads_and_lengths_are_refused(live, change, message):
-    response = live().client.post("/regard/attention", json={"text": "Mira"} | change)
+def test_wrong_layers_heads_and_lengths_are_refused(start_server, change, message):
+    response = start_server().client.post("/regard/attention", json={"text": "Mira"} | change)
     assert response.status_code == 400 and message in response.json()["error"]["message"]
 
 
-def test_without_a_lens_there_are_no_maps(live):
-    server = live(lens=False)
+def test_attention_without_a_lens_is_not_found(start_server):
+    server = start_server(lens=False)
     assert server.client.get("/regard/model").json()["attention"] is False
     assert server.client.post("/regard/attention", json={"text": "Mira"}).status_code == 404

@@ -14,8 +14,8 @@ PATHS = [("GET", "/v1/models"), ("POST", "/v1/completions"), ("POST", "/v1/chat/
 PATHS += [("POST", "/regard/tokenize"), ("POST", "/regard/attention"), ("GET", "/metrics"), ("GET", "/openapi.json")]
 
 
-def test_every_route_but_the_public_ones_needs_the_key(live):
-    server = live(key="s3cret")
+def test_every_route_but_the_public_ones_needs_the_key(start_server):
+    server = start_server(key="s3cret")
     routes = {path for path, methods in server.client.get("/openapi.json").json()["paths"].items()}
     assert routes - {"/health", "/v1/models/{name}"} == {path for _, path in PATHS} - {"/openapi.json"}
     with httpx.Client(base_url=server.url) as client:
@@ -29,21 +29,21 @@ def test_every_route_but_the_public_ones_needs_the_key(live):
 
 
 @pytest.mark.parametrize("host", ["evil.example", "evil.example:8000", "127.0.0.1.evil.example", "[", ""])
-def test_foreign_host_names_are_refused(live, host):
-    assert live().client.get("/v1/models", headers={"host": host}).status_code in (400, 403)
+def test_foreign_host_names_are_refused(start_server, host):
+    assert start_server().client.get("/v1/models", headers={"host": host}).status_code in (400, 403)
 
 
 @pytest.mark.parametrize("host", ["localhost", "LOCALHOST:80", "[::1]:8000", "127.0.0.1"])
-def test_local_host_names_are_served(live, host):
-    assert live().client.get("/v1/models", headers={"host": host}).status_code == 200
+def test_local_host_names_are_served(start_server, host):
+    assert start_server().client.get("/v1/models", headers={"host": host}).status_code == 200
 
 
-def test_requests_from_other_origins_are_refused(live):
-    server = live()
+def test_requests_from_other_origins_are_refused(start_server):
+    server = start_server()
     for origin in ("https://evil.example", "null", server.url + "0", server.url.replace("http", "ftp://http")):
         assert server.client.get("/v1/models", headers={"origin": origin}).status_code == 403
-    own = server.client.get("/v1/models", headers={"origin": server.url})
-    assert own.status_code == 200 and "access-control-allow-origin" not in own.headers
+    response = server.client.get("/v1/models", headers={"origin": server.url})
+    assert response.status_code == 200 and "access-control-allow-origin" not in response.headers
 
 
 def test_allowing_any_host_requires_a_key(tokenizer):
@@ -51,12 +51,12 @@ def test_allowing_any_host_requires_a_key(tokenizer):
         create_app(FakeEngine(tokenizer, "x"), tokenizer, "tiny", hosts=())
 
 
-def test_long_bodies_are_refused_before_they_are_read(live):
-    server = live()
+def test_long_bodies_are_refused_before_they_are_read(start_server):
+    server = start_server()
     body = json.dumps({"model": "tiny", "prompt": "x" * MAX_BODY}).encode()
-    kind = {"content-type": "application/json"}
-    declared = server.client.post("/v1/completions", content=body, headers=kind)
-    undeclared = server.client.post("/v1/completions", content=iter([body[:1000], body[1000:]]), headers=kind)
+    json_header = {"content-type": "application/json"}
+    declared = server.client.post("/v1/completions", content=body, headers=json_header)
+    undeclared = server.client.post("/v1/completions", content=iter([body[:1000], body[1000:]]), headers=json_header)
     assert declared.status_code == undeclared.status_code == 413
     assert server.client.post("/v1/completions", json={"model": "tiny", "prompt": "Mira"}).status_code == 200
 
@@ -74,8 +74,8 @@ def test_an_invalid_content_length_is_refused(length):
     assert messages[0]["status"] == 413
 
 
-def test_security_headers_allow_no_other_host(live):
-    server = live()
+def test_security_headers_allow_no_other_host(start_server):
+    server = start_server()
     for path in ("/", "/web/app.js", "/v1/models", "/nothing"):
         headers = server.client.get(path).headers
         policy = headers["content-security-policy"]

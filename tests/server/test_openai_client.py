@@ -1,4 +1,4 @@
-"""The official `openai` client against the running server."""
+"""The official `openai` client against a running server."""
 
 import openai
 import pytest
@@ -7,8 +7,8 @@ from tests.server.conftest import REPLY
 
 
 @pytest.fixture
-def server(live):
-    return live(key="k")
+def server(start_server):
+    return start_server(key="k")
 
 
 @pytest.fixture
@@ -23,28 +23,28 @@ def test_models(client):
 
 
 def test_completion_with_logprobs(client):
-    answer = client.completions.create(model="tiny", prompt="Mira", max_tokens=5, logprobs=2, seed=1, temperature=0)
-    logprobs = answer.choices[0].logprobs
-    assert answer.choices[0].text == "".join(logprobs.tokens) and len(logprobs.top_logprobs[0]) == 2
-    assert answer.usage.completion_tokens == 5
+    completion = client.completions.create(model="tiny", prompt="Mira", max_tokens=5, logprobs=2, seed=1, temperature=0)
+    logprobs = completion.choices[0].logprobs
+    assert completion.choices[0].text == "".join(logprobs.tokens) and len(logprobs.top_logprobs[0]) == 2
+    assert completion.usage.completion_tokens == 5
 
 
 def test_chat_and_streamed_chat(client):
-    ask = {"model": "tiny", "messages": [{"role": "user", "content": "Where?"}]}
-    answer = client.chat.completions.create(**ask, logprobs=True, top_logprobs=2)
-    assert answer.choices[0].message.content == REPLY
-    assert len(answer.choices[0].logprobs.content[0].top_logprobs) == 2
-    chunks = list(client.chat.completions.create(**ask, stream=True, stream_options={"include_usage": True}))
+    request = {"model": "tiny", "messages": [{"role": "user", "content": "Where?"}]}
+    completion = client.chat.completions.create(**request, logprobs=True, top_logprobs=2)
+    assert completion.choices[0].message.content == REPLY
+    assert len(completion.choices[0].logprobs.content[0].top_logprobs) == 2
+    chunks = list(client.chat.completions.create(**request, stream=True, stream_options={"include_usage": True}))
     assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices) == REPLY
-    assert chunks[-1].usage == answer.usage and chunks[-2].choices[0].finish_reason == "stop"
+    assert chunks[-1].usage == completion.usage and chunks[-2].choices[0].finish_reason == "stop"
 
 
 def test_additional_fields_reach_the_engine(client, server):
-    added = {"top_k": 5, "min_p": 0.1, "repetition_penalty": 1.1}
-    client.completions.create(model="tiny", prompt="Mira", extra_body=added)
-    client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": "Where?"}], extra_body=added)
+    extra = {"top_k": 5, "min_p": 0.1, "repetition_penalty": 1.1}
+    client.completions.create(model="tiny", prompt="Mira", extra_body=extra)
+    client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": "Where?"}], extra_body=extra)
     for request in server.engine.submitted:
-        assert {name: getattr(request.sampling, name) for name in added} == added
+        assert {name: getattr(request.sampling, name) for name in extra} == extra
     assert len(server.engine.submitted) == 2
 
 

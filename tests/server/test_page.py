@@ -11,7 +11,7 @@ pytestmark = pytest.mark.browser
 FLAGS = "--no-sandbox --disable-gpu --disable-background-networking --disable-component-update --disable-sync"
 FLAGS += " --no-first-run --disable-quic"
 HOSTILE = '<img src=x onerror="document.title=1"><script>document.title=1</script> http://evil.example &amp;'
-ASK = "Mira put the lamp into the box. Where is the lamp?"
+QUESTION = "Mira put the lamp into the box. Where is the lamp?"
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +29,7 @@ def visit(browser):
     hosts: set[str] = set()
     contexts = []
 
-    def go(url: str, **options):
+    def open_page(url: str, **options):
         contexts.append(context := browser.new_context(**{"viewport": {"width": 1280, "height": 860}} | options))
         page = context.new_page()
         page.set_default_timeout(10_000)
@@ -40,46 +40,46 @@ def visit(browser):
         page.wait_for_selector("#facts b", state="attached")
         return page
 
-    yield go
+    yield open_page
     for context in contexts:
         assert not context.cookies()
         context.close()
     assert messages == [] and len(hosts) == 1
 
 
-def write(page, text: str) -> None:
+def send_prompt(page, text: str) -> None:
     page.fill("#prompt", text)
     page.keyboard.press("Enter")
 
 
-def finished(page):
+def wait_for_reply(page):
     page.wait_for_selector(".stats:has-text('per second')")
     return page.locator(".turn.model .content").last
 
 
-def colours(page, canvas: str) -> int:
+def count_colours(page, canvas: str) -> int:
     """The number of different colours on a canvas."""
     return page.evaluate(
         """(selector) => {
             const canvas = document.querySelector(selector);
             const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
-            const seen = new Set();
-            for (let i = 0; i < data.length; i += 4) seen.add(data.slice(i, i + 4).join());
-            return seen.size;
+            const distinct = new Set();
+            for (let i = 0; i < data.length; i += 4) distinct.add(data.slice(i, i + 4).join());
+            return distinct.size;
         }""",
         canvas,
     )
 
 
-def test_chat_streams_and_tokens_show_their_alternatives(live, visit):
-    server = live()
+def test_chat_streams_and_tokens_show_their_alternatives(start_server, visit):
+    server = start_server()
     page = visit(server.url)
-    server.engine.hold.clear()
-    write(page, ASK)
+    server.engine.may_step.clear()
+    send_prompt(page, QUESTION)
     page.wait_for_selector(".turn.streaming")
     assert page.locator("#stop").is_visible() and page.locator("#send").is_hidden()
-    server.engine.hold.set()
-    assert finished(page).text_content() == REPLY
+    server.engine.may_step.set()
+    assert wait_for_reply(page).text_content() == REPLY
     tokens = page.locator(".token")
     assert tokens.count() == len(server.engine.script)
     tokens.nth(2).hover()
@@ -94,12 +94,12 @@ def test_chat_streams_and_tokens_show_their_alternatives(live, visit):
     assert card.is_hidden()
 
 
-def test_the_map_is_drawn_described_and_switched(live, visit):
-    page = visit(live().url)
-    write(page, ASK)
+def test_the_attention_map_is_drawn_described_and_switched(start_server, visit):
+    page = visit(start_server().url)
+    send_prompt(page, QUESTION)
     page.wait_for_selector(".thumbnail")
     page.wait_for_selector("#map")
-    assert colours(page, "#map") > 50 and colours(page, ".thumbnail canvas") > 20
+    assert count_colours(page, "#map") > 50 and count_colours(page, ".thumbnail canvas") > 20
     assert page.locator(".thumbnail").count() == 12
     assert "no attention" in page.locator(".layer-row").nth(2).inner_text()
     page.locator("#map").hover(position={"x": 92 + 3, "y": 92 + 3})
@@ -117,36 +117,36 @@ def test_the_map_is_drawn_described_and_switched(live, visit):
 
 
 @pytest.mark.parametrize("times", [1, 4, 12])
-def test_the_whole_map_is_visible(live, visit, times):
-    page = visit(live().url)
-    write(page, ASK * times)
+def test_the_whole_attention_map_is_visible(start_server, visit, times):
+    page = visit(start_server().url)
+    send_prompt(page, QUESTION * times)
     page.wait_for_selector("#map")
     overflow = "part => [part.scrollWidth - part.clientWidth, part.scrollHeight - part.clientHeight]"
     assert page.locator("#map-frame").evaluate(overflow) == [0, 0]
     assert page.locator("#attention").evaluate(overflow)[0] == 0  # the panel scrolls only vertically
 
 
-def test_continue_mode_continues_a_passage(live, visit):
-    server = live()
+def test_continue_mode_continues_a_passage(start_server, visit):
+    server = start_server()
     page = visit(server.url)
     page.locator("#mode-continue").check(force=True)
-    write(page, "Tomas saw")
-    assert finished(page).text_content() == "Tomas saw" + REPLY
+    send_prompt(page, "Tomas saw")
+    assert wait_for_reply(page).text_content() == "Tomas saw" + REPLY
     page.click("#send")
     wait_until(lambda: page.locator(".turn .content").text_content() == "Tomas saw" + REPLY + REPLY)
     assert page.locator(".turn").count() == 1
 
 
-def test_controls_reach_the_engine_and_stop_stops(live, visit):
-    server = live(endless=True)
-    server.engine.pace = 0.005
+def test_settings_reach_the_engine_and_stop_cancels(start_server, visit):
+    server = start_server(repeat=True)
+    server.engine.step_seconds = 0.005
     page = visit(server.url)
     page.click("#settings summary")
     page.locator("#temperature").fill("0.3")
     page.locator("#top-p").fill("0.9")
     page.fill("#max-tokens", "2000")
     page.fill("#seed", "42")
-    write(page, ASK)
+    send_prompt(page, QUESTION)
     page.wait_for_selector(".token")
     page.click("#stop")
     page.wait_for_selector(".stats:has-text('stopped')")
@@ -156,18 +156,18 @@ def test_controls_reach_the_engine_and_stop_stops(live, visit):
     assert len(server.engine.submitted[0].new) < 2000
 
 
-def test_an_empty_answer_is_reported(live, visit):
-    page = visit(live("").url)
-    write(page, ASK)
+def test_an_empty_reply_is_reported(start_server, visit):
+    page = visit(start_server("").url)
+    send_prompt(page, QUESTION)
     page.wait_for_selector(".stats:has-text('ended without any text')")
     assert page.locator(".token").count() == 0
 
 
-def test_hostile_text_is_inert(live, visit):
-    page = visit(live(HOSTILE).url)
+def test_hostile_text_is_inert(start_server, visit):
+    page = visit(start_server(HOSTILE).url)
     title = page.title()
-    write(page, HOSTILE)
-    assert finished(page).text_content() == HOSTILE
+    send_prompt(page, HOSTILE)
+    assert wait_for_reply(page).text_content() == HOSTILE
     page.wait_for_selector(".thumbnail")
     for token in page.locator(".token").all()[:3]:
         token.hover()
@@ -176,8 +176,8 @@ def test_hostile_text_is_inert(live, visit):
     assert page.locator("#turns img, #turns script, #turns a, #card img, #readout img").count() == 0
 
 
-def test_a_missing_key_opens_the_dialog(live, browser):
-    server = live(key="open sesame")
+def test_a_missing_key_opens_the_dialog(start_server, browser):
+    server = start_server(key="open sesame")
     page = browser.new_page()
     page.goto(server.url)
     page.fill("#key", "open sesame")
@@ -187,23 +187,23 @@ def test_a_missing_key_opens_the_dialog(live, browser):
     page.close()
 
 
-def test_errors_are_shown_and_the_prompt_is_kept(live, visit):
-    server = live(poison=7)
+def test_errors_are_shown_and_the_prompt_is_kept(start_server, visit):
+    server = start_server(poison=7)
     page = visit(server.url)
     server.engine.poison = server.engine.script[0]
-    write(page, REPLY)
+    send_prompt(page, REPLY)
     page.wait_for_selector("#notice:not([hidden])")
     assert "engine failed" in page.inner_text("#notice")
     assert page.input_value("#prompt") == REPLY and page.locator(".turn").count() == 0
     server.engine.poison = -1
     page.keyboard.press("Enter")
-    assert finished(page).text_content() == REPLY and page.locator("#notice").is_hidden()
+    assert wait_for_reply(page).text_content() == REPLY and page.locator("#notice").is_hidden()
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_phone_width_does_not_overflow(live, visit, scheme):
-    page = visit(live().url, viewport={"width": 360, "height": 740}, color_scheme=scheme)
-    write(page, ASK)
-    finished(page)
+def test_phone_width_does_not_overflow(start_server, visit, scheme):
+    page = visit(start_server().url, viewport={"width": 360, "height": 740}, color_scheme=scheme)
+    send_prompt(page, QUESTION)
+    wait_for_reply(page)
     page.wait_for_selector(".thumbnail")
     assert page.evaluate("document.documentElement.scrollWidth") <= 360

@@ -24,7 +24,7 @@ from regard.server.served_model import Lens
 from regard.text.tokenizer_folder import GenerationConfig
 from regard.text.train import byte
 from tests.laws import randomize_weights
-from tests.server.conftest import running
+from tests.server.conftest import serve
 
 
 @pytest.fixture(scope="module")
@@ -38,11 +38,11 @@ def model():
 def client(model):
     lens = Lens(partial(attention_maps, model), attention_heads(model))
     app = create_app(Engine(model, rows=4), byte(), "small", lens=lens)
-    with running(app) as port, httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as client:
+    with serve(app) as port, httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as client:
         yield client
 
 
-def test_greedy_text_over_http_equals_the_engines(client, model):
+def test_greedy_text_over_http_equals_that_of_the_engine(client, model):
     tokenizer = byte()
     prompts = ["Mira", "the red lamp", "in the garden with Tomas"]
     body = {"model": "small", "prompt": prompts, "max_tokens": 12, "temperature": 0, "logprobs": 3}
@@ -50,9 +50,9 @@ def test_greedy_text_over_http_equals_the_engines(client, model):
     for prompt, choice in zip(prompts, choices, strict=True):
         sampling = Sampling(max_new=12, temperature=0, stop_ids=tokenizer.stop_ids, top_logprobs=3)
         alone = Engine(model).generate(tokenizer.encode(prompt), sampling)
-        shown = [token for token in alone if token.id not in tokenizer.stop_ids]
-        assert choice["text"] == tokenizer.decode([token.id for token in shown])
-        expected = torch.tensor([token.logprob for token in shown])
+        visible = [token for token in alone if token.id not in tokenizer.stop_ids]
+        assert choice["text"] == tokenizer.decode([token.id for token in visible])
+        expected = torch.tensor([token.logprob for token in visible])
         torch.testing.assert_close(torch.tensor(choice["logprobs"]["token_logprobs"]), expected)
 
 
@@ -68,9 +68,9 @@ def test_a_seeded_stream_equals_the_whole_response(client):
 def test_maps_over_http_equal_the_lens(client, model):
     facts = client.get("/regard/model").json()
     assert facts["heads"] == [4, 0] and facts["context"] == 96
-    answer = client.post("/regard/attention", json={"text": "the lamp", "layer": 0, "head": 3}).json()
-    expected = attention_maps(model, answer["ids"])[0][3]
-    torch.testing.assert_close(torch.tensor(answer["weights"]).double(), expected, atol=6e-5, rtol=0)
+    response = client.post("/regard/attention", json={"text": "the lamp", "layer": 0, "head": 3}).json()
+    expected = attention_maps(model, response["ids"])[0][3]
+    torch.testing.assert_close(torch.tensor(response["weights"]).double(), expected, atol=6e-5, rtol=0)
     overview = client.post("/regard/attention", json={"text": "the lamp"}).json()["layers"]
     assert len(overview[0]["thumbnails"]) == 4 and overview[1] is None
 
@@ -84,7 +84,7 @@ def test_a_prompt_that_does_not_fit_is_refused(client):
     assert "regard_engine_new_tokens" in client.get("/metrics").text
 
 
-def test_an_encoder_decoder_reads_the_prompts() -> None:
+def test_an_encoder_decoder_reads_the_prompt_as_its_source() -> None:
     """A prompt does not count against the tokens of the output, and the output does not continue it."""
     model = seq2seq(261, 24, attention="additive").build(seed=4).double()
     randomize_weights(model, seed=1)
@@ -94,12 +94,12 @@ def test_an_encoder_decoder_reads_the_prompts() -> None:
     prompts = ["Mira", "the red lamp", "in the garden with Tomas"]
     expected = llm.generate(prompts, max_new=30, temperature=0)
     app = create_app(llm.engine, llm.tokenizer, "small", submit_source=llm.submit_source)
-    with running(app) as port, httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as client:
+    with serve(app) as port, httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=30) as client:
         body = {"model": "small", "prompt": prompts, "max_tokens": 30, "temperature": 0}
-        answer = client.post("/v1/completions", json=body).json()
-        assert [choice["text"] for choice in answer["choices"]] == expected and len(set(expected)) == 3
-        assert answer["usage"]["prompt_tokens"] == sum(len(llm.encode(prompt)) for prompt in prompts)
-        for wrong in ({"prompt": "a" * 41}, {"prompt": "a", "max_tokens": 40}, {"prompt": "a" * 4000}):
-            refused = client.post("/v1/completions", json=body | wrong)
+        response = client.post("/v1/completions", json=body).json()
+        assert [choice["text"] for choice in response["choices"]] == expected and len(set(expected)) == 3
+        assert response["usage"]["prompt_tokens"] == sum(len(llm.encode(prompt)) for prompt in prompts)
+        for change in ({"prompt": "a" * 41}, {"prompt": "a", "max_tokens": 40}, {"prompt": "a" * 4000}):
+            refused = client.post("/v1/completions", json=body | change)
             assert refused.status_code == 400, refused.text
         assert client.post("/regard/attention", json={"text": "a"}).status_code == 404
