@@ -5,5 +5,5 @@ from typer.testing import CliRunner, Result
 from regard.cli import app
 
 
-def regard(*arguments: object, say: str | None = None) -> Result:
-    return CliRunner().invoke(app, [str(argument) for argument in arguments], input=say)
+def regard(*arguments: object, stdin: str | None = None) -> Result:
+    return CliRunner().invoke(app, [str(argument) for argument in arguments], input=stdin)

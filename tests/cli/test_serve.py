@@ -10,7 +10,7 @@ from pathlib import Path
 import openai
 import pytest
 
-ASK = "Anna is in the barn. Where is Anna?"
+QUESTION = "Anna is in the barn. Where is Anna?"
 
 
 @pytest.fixture(scope="module")
@@ -29,13 +29,20 @@ def address(demo_run: Path) -> Iterator[str]:
 def test_the_openai_client_works(address: str) -> None:
     with openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0) as client:
         assert [model.id for model in client.models.list()] == ["demo"]
-        text = client.completions.create(model="demo", prompt="Anna is in", max_tokens=4, logprobs=3, temperature=0)
-        logprobs = text.choices[0].logprobs
-        assert len(logprobs.tokens) == text.usage.completion_tokens <= 4
+        completion = client.completions.create(
+            model="demo", prompt="Anna is in", max_tokens=4, logprobs=3, temperature=0
+        )
+        logprobs = completion.choices[0].logprobs
+        assert len(logprobs.tokens) == completion.usage.completion_tokens <= 4
         assert all(len(top) >= 3 for top in logprobs.top_logprobs)
-        ask = {"model": "demo", "messages": [{"role": "user", "content": ASK}], "max_tokens": 6, "temperature": 0}
-        whole = client.chat.completions.create(**ask).choices[0].message.content
-        chunks = client.chat.completions.create(**ask, stream=True)
+        request = {
+            "model": "demo",
+            "messages": [{"role": "user", "content": QUESTION}],
+            "max_tokens": 6,
+            "temperature": 0,
+        }
+        whole = client.chat.completions.create(**request).choices[0].message.content
+        chunks = client.chat.completions.create(**request, stream=True)
         assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices) == whole
 
 
@@ -48,7 +55,7 @@ def test_the_page_chats_and_shows_attention(address: str, chromium: str, tmp_pat
         page.set_default_timeout(20_000)
         page.goto(address)
         page.evaluate("document.getElementById('temperature').value = 0")  # sampling may draw a stop token first
-        page.fill("#prompt", ASK)
+        page.fill("#prompt", QUESTION)
         page.keyboard.press("Enter")
         page.wait_for_selector(".stats:has-text('per second')")
         page.locator(".token").first.hover()

@@ -10,24 +10,24 @@ from regard.text.tokenizer import Tokenizer
 from regard.training.recipe import RECIPES, Data, Vocabulary
 from tests.cli.conftest import regard
 
-FEW = ("--data.rows=2", "--data.length=64", "--data.held_out=1", "--tokenizer.documents=50")
-SMALL = (*FEW, "--model.width=24")
+LITTLE_DATA = ("--data.rows=2", "--data.length=64", "--data.held_out=1", "--tokenizer.documents=50")
+SMALL = (*LITTLE_DATA, "--model.width=24")
 
 
 @pytest.mark.parametrize("recipe", sorted(path.stem for path in RECIPES.glob("*.toml")))
 def test_every_recipe_trains_a_few_steps(recipe: str, tmp_path: Path) -> None:
-    done = regard("train", recipe, "--out", tmp_path / "run", "--train.steps=2", *FEW)
-    assert done.exit_code == 0, done.output
+    result = regard("train", recipe, "--out", tmp_path / "run", "--train.steps=2", *LITTLE_DATA)
+    assert result.exit_code == 0, result.output
     records = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [r["step"] for r in records if "loss" in r] == [1, 2]
 
 
 def test_overrides_reach_the_saved_config(tmp_path: Path) -> None:
     out = tmp_path / "run"
-    done = regard(
+    result = regard(
         "train", "demo", "--out", out, *SMALL, "--train.steps", "1", "--train.lr=5e-4", "--model.layers.0.times=1"
     )
-    assert done.exit_code == 0, done.output
+    assert result.exit_code == 0, result.output
     config = json.loads((out / "config.json").read_text())
     assert (
         config["train"]["lr"] == 5e-4 and config["model"]["layers"][0]["times"] == 1 and config["model"]["width"] == 24
@@ -53,12 +53,12 @@ def test_wrong_values_are_refused_before_the_tokenizer_is_trained(
     option: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Vocabulary, "build", lambda self, data: pytest.fail("the tokenizer was trained first"))
-    done = regard("train", "demo", "--out", tmp_path / "run", option)
-    assert isinstance(done.exception, ValueError) and message in str(done.exception)
+    result = regard("train", "demo", "--out", tmp_path / "run", option)
+    assert isinstance(result.exception, ValueError) and message in str(result.exception)
     assert not (tmp_path / "run").exists()
 
 
-def test_a_recipe_or_a_run_but_not_both(tmp_path: Path) -> None:
+def test_exactly_one_of_recipe_and_run_is_required(tmp_path: Path) -> None:
     assert regard("train").exit_code == 2
     assert regard("train", "demo", "--resume", tmp_path).exit_code == 2
     assert regard("train", "--resume", tmp_path, "--out", tmp_path).exit_code == 2
@@ -66,20 +66,20 @@ def test_a_recipe_or_a_run_but_not_both(tmp_path: Path) -> None:
 
 
 def test_an_interrupted_start_leaves_no_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def killed(self: Tokenizer, folder: Path) -> None:
+    def interrupt(self: Tokenizer, folder: Path) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Tokenizer, "save", killed)
+    monkeypatch.setattr(Tokenizer, "save", interrupt)
     assert regard("train", "demo", "--out", tmp_path / "run", *SMALL).exit_code == 130
     assert not (tmp_path / "run" / "config.json").exists()
     monkeypatch.undo()
     assert regard("train", "demo", "--out", tmp_path / "run", *SMALL, "--train.steps=1").exit_code == 0
 
 
-def test_a_short_context_is_sampled_too(tmp_path: Path) -> None:
+def test_a_run_with_a_short_context_writes_samples(tmp_path: Path) -> None:
     short = ("--data.length=16", "--model.context=16", "--train.steps=1")
-    done = regard("train", "demo", "--out", tmp_path / "run", *SMALL, *short)
-    assert done.exit_code == 0, done.exception
+    result = regard("train", "demo", "--out", tmp_path / "run", *SMALL, *short)
+    assert result.exit_code == 0, result.exception
     assert "step 1" in (tmp_path / "run" / "samples.txt").read_text()
 
 
@@ -91,19 +91,19 @@ def test_a_character_vocabulary_covers_all_splits() -> None:
             tokenize(document, tokenizer)
 
 
-def test_resume_reaches_the_same_weights(tmp_path: Path) -> None:
+def test_a_resumed_run_reaches_the_same_weights(tmp_path: Path) -> None:
     """A run without its last checkpoint is resumed; its weights and losses equal those of an uninterrupted run."""
-    whole, cut = tmp_path / "whole", tmp_path / "cut"
-    for out in (whole, cut):
+    whole, resumed = tmp_path / "whole", tmp_path / "cut"
+    for out in (whole, resumed):
         assert regard("train", "demo", "--out", out, *SMALL, "--train.steps=4", "--train.save_every=2").exit_code == 0
-    for path in sorted((cut / "checkpoints" / "step-000004").rglob("*"), reverse=True):
+    for path in sorted((resumed / "checkpoints" / "step-000004").rglob("*"), reverse=True):
         path.unlink()
-    (cut / "checkpoints" / "step-000004").rmdir()
-    assert regard("train", "--resume", cut).exit_code == 0
-    end = Path("checkpoints") / "step-000004" / "model.safetensors"
-    assert (whole / end).read_bytes() == (cut / end).read_bytes()
+    (resumed / "checkpoints" / "step-000004").rmdir()
+    assert regard("train", "--resume", resumed).exit_code == 0
+    last_weights = Path("checkpoints") / "step-000004" / "model.safetensors"
+    assert (whole / last_weights).read_bytes() == (resumed / last_weights).read_bytes()
     losses = [
         [json.loads(line).get("loss") for line in (run / "metrics.jsonl").read_text().splitlines()]
-        for run in (whole, cut)
+        for run in (whole, resumed)
     ]
     assert losses[0] == losses[1]

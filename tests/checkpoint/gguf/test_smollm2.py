@@ -102,7 +102,7 @@ def test_it_round_trips_through_a_file(model: nn.Module, tokenizer: Tokenizer, t
 @pytest.mark.slow
 def test_every_command_accepts_its_name(tmp_path: Path) -> None:
     assert (
-        "Paris" in run("chat", "smollm2", "--temperature", 0, "--max-new", 10, say=f"{CHAT[0]['content']}\n\n").output
+        "Paris" in run("chat", "smollm2", "--temperature", 0, "--max-new", 10, stdin=f"{CHAT[0]['content']}\n\n").output
     )
     assert "Paris" in run("generate", "smollm2", "-p", "The capital of France is", "--temperature", 0).output
     assert '"total": 134515008' in run("plan", "smollm2", "--json").output
