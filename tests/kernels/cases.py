@@ -13,7 +13,7 @@ from regard.kernels.attention.patterns.sparse_transformer import FixedPattern, S
 from regard.kernels.attention.patterns.window import Dilated, SinksAndWindow, Window
 from regard.layout import TokenLayout
 
-LENGTH, DIM, VALUE = 37, 8, 6
+LENGTH, DIM, VALUE_DIM = 37, 8, 6
 HEADS = {"multi-head": (4, 4), "grouped-query": (4, 2), "multi-query": (4, 1)}
 BLOCK_TABLE = ((0,), (0, 1), (2,), (1, 3), (0, 4, 2), (5, 3), (), (6, 0))
 MASKS: dict[str, Mask] = {
@@ -38,8 +38,7 @@ MASKS: dict[str, Mask] = {
     "bigbird": BigBird(4, 3, 1, 2, length=36),
     "bigbird, causal": BigBird(4, 3, 2, 2, causal=True),
 }
-ON_GPU = {"decode", "triton"}  # backends that refuse a CPU
-DECODED = [name for name, mask in MASKS.items() if mask.causal]
+ON_GPU = {"decode", "triton"}  # backends that require a CUDA GPU
 
 
 def one_query_with_cached_keys() -> TokenLayout:
@@ -52,18 +51,20 @@ def all_layouts() -> dict[str, TokenLayout]:
     positions = torch.arange(LENGTH).expand(2, LENGTH)
     lengths = torch.tensor([[9, 1, 27], [20, 16, 1]])
     documents = torch.stack([torch.repeat_interleave(torch.arange(3), row) for row in lengths])
-    restarted = torch.stack([torch.cat([torch.arange(n) for n in row.tolist()]) for row in lengths])
+    document_positions = torch.stack([torch.cat([torch.arange(n) for n in row.tolist()]) for row in lengths])
     valid = torch.ones(2, LENGTH, dtype=torch.bool)
     valid[0, 30:] = valid[1, 20:] = False
-    left = (positions - torch.tensor([[4], [11]])).clamp_min(0)
+    left_padded_positions = (positions - torch.tensor([[4], [11]])).clamp_min(0)
     return {
         "ordered": TokenLayout.whole(2, LENGTH),
         "positions": TokenLayout(positions),
-        "packed": TokenLayout(restarted, segments=documents, consecutive=True),
+        "packed": TokenLayout(document_positions, segments=documents, consecutive=True),
         "padded": TokenLayout(positions, valid=valid, consecutive=True),
-        "padded left": TokenLayout(left, valid=positions >= torch.tensor([[4], [11]]), consecutive=True),
-        "packed and padded": TokenLayout(restarted, segments=documents, valid=valid, consecutive=True),
-        "any documents": TokenLayout(restarted, segments=documents),
+        "padded left": TokenLayout(
+            left_padded_positions, valid=positions >= torch.tensor([[4], [11]]), consecutive=True
+        ),
+        "packed and padded": TokenLayout(document_positions, segments=documents, valid=valid, consecutive=True),
+        "any documents": TokenLayout(document_positions, segments=documents),
         "keys": TokenLayout(positions[:, 4:7]).with_keys(positions),
         "one query": one_query_with_cached_keys(),
     }
@@ -90,11 +91,11 @@ def options_of(mask: Mask, bias: str | None, extra: str, dtype: torch.dtype) -> 
     return ScoreOptions(mask, 0.7, bias_of(bias, dtype), cap, sinks)
 
 
-def inputs(heads: str, layout: TokenLayout, dtype: torch.dtype, value: int = VALUE) -> list[Tensor]:
+def inputs(heads: str, layout: TokenLayout, dtype: torch.dtype, value_dim: int = VALUE_DIM) -> list[Tensor]:
     generator = torch.Generator().manual_seed(0)
     h, k = HEADS[heads]
     queries, keys = layout.positions.shape[1], layout.key_positions.shape[1]
-    shapes = [(2, h, queries, DIM), (2, k, keys, DIM), (2, k, keys, value)]
+    shapes = [(2, h, queries, DIM), (2, k, keys, DIM), (2, k, keys, value_dim)]
     return [torch.randn(s, generator=generator, dtype=torch.float64).to(dtype).requires_grad_() for s in shapes]
 
 
@@ -105,5 +106,5 @@ def with_gradients(attend, tensors: list[Tensor], layout: TokenLayout, options: 
         out = out.where(layout.valid.view(len(out), 1, -1, 1), 0)
     weights = torch.linspace(-1, 1, out.numel(), dtype=out.dtype, device=out.device).view_as(out)
     table = [options.bias.table] if isinstance(options.bias, Buckets) else []
-    learned = [*tensors, *table, *([] if options.sinks is None else [options.sinks])]
-    return [out.detach(), *torch.autograd.grad((out * weights).sum(), learned)]
+    leaves = [*tensors, *table, *([] if options.sinks is None else [options.sinks])]
+    return [out.detach(), *torch.autograd.grad((out * weights).sum(), leaves)]

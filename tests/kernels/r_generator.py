@@ -10,19 +10,19 @@ from torch import Tensor
 
 class R:
     def __init__(self, seed: int):
-        words = []
-        for _ in range(50 + 625):  # 50 rounds of a congruential generator scramble the seed, 625 are the state
+        state = []
+        for _ in range(50 + 625):  # 50 rounds of a congruential generator scramble the seed, 625 more fill the state
             seed = (69069 * seed + 1) % 2**32
-            words.append(seed)
+            state.append(seed)
         self.twister = np.random.MT19937()
-        self.twister.state = {"bit_generator": "MT19937", "state": {"key": words[51:], "pos": 624}}
+        self.twister.state = {"bit_generator": "MT19937", "state": {"key": state[51:], "pos": 624}}
 
     def rnorm(self, *shape: int) -> Tensor:
         """Draws in the order of R, the last index fastest."""
         count = int(np.prod(shape))
         uniform = self.twister.random_raw(2 * count).astype(np.float64).reshape(count, 2) * 2.3283064365386963e-10
-        fine = np.floor(2.0**27 * uniform[:, 0]) + uniform[:, 1]  # two draws: 32 bits are too few for the tails
-        return torch.special.ndtri(torch.from_numpy(fine / 2.0**27)).reshape(shape)
+        combined = np.floor(2.0**27 * uniform[:, 0]) + uniform[:, 1]  # two draws: 32 bits are too few for the tails
+        return torch.special.ndtri(torch.from_numpy(combined / 2.0**27)).reshape(shape)
 
     def matrix(self, rows: int, columns: int) -> Tensor:
         """`matrix(rnorm(rows * columns), rows, columns)`, which R fills column by column."""

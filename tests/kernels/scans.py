@@ -1,4 +1,4 @@
-"""Random inputs of the linear scan, and the recurrence as a plain loop over tokens, heads and channels, in float64."""
+"""Random inputs of the linear scan, and the recurrence as a loop over tokens, heads and channels, in float64."""
 
 import torch
 from hypothesis import strategies as st
@@ -25,11 +25,11 @@ def select_tokens(inputs: ScanInputs, start: int, stop: int) -> ScanInputs:
 def draw(
     kind: str,
     batch: int = 2,
-    groups: int = 2,
-    shared: int = 1,
+    key_heads: int = 2,
+    heads_per_key: int = 1,
     length: int = 7,
-    keys: int = 3,
-    values: int = 2,
+    key_dim: int = 3,
+    value_dim: int = 2,
     packed: bool = False,
     padded: bool = False,
     strength: float = 1.0,
@@ -40,14 +40,14 @@ def draw(
     def normal(*shape: int) -> Tensor:
         return torch.randn(shape, generator=generator, dtype=torch.float64)
 
-    heads = groups * shared
-    shape = {"constant": (heads,), "token": (batch, heads, length), "channel": (batch, heads, length, keys)}
+    heads = key_heads * heads_per_key
+    shape = {"constant": (heads,), "token": (batch, heads, length), "channel": (batch, heads, length, key_dim)}
     return ScanInputs(
-        normal(batch, groups, length, keys),
-        normal(batch, groups, length, keys),
-        normal(batch, heads, length, values),
+        normal(batch, key_heads, length, key_dim),
+        normal(batch, key_heads, length, key_dim),
+        normal(batch, heads, length, value_dim),
         None if kind == "none" else -strength * torch.rand(shape[kind], generator=generator, dtype=torch.float64),
-        normal(batch, heads, keys, values),
+        normal(batch, heads, key_dim, value_dim),
         (torch.rand(batch, length, generator=generator) < 0.15).cumsum(1) % 3 if packed else None,
         torch.rand(batch, length, generator=generator) < 0.7 if padded else None,
     )
@@ -73,11 +73,11 @@ cases = st.builds(
     draw,
     kind=st.sampled_from(KINDS),
     batch=st.integers(1, 2),
-    groups=st.integers(1, 2),
-    shared=st.integers(1, 2),
+    key_heads=st.integers(1, 2),
+    heads_per_key=st.integers(1, 2),
     length=st.integers(1, 21),
-    keys=st.integers(1, 4),
-    values=st.integers(1, 3),
+    key_dim=st.integers(1, 4),
+    value_dim=st.integers(1, 3),
     packed=st.booleans(),
     padded=st.booleans(),
     strength=st.sampled_from([0.1, 1.0, 30.0]),

@@ -1,4 +1,4 @@
-"""Linear systems for the tests of state spaces, and the recurrence as a plain loop."""
+"""Linear systems for the tests of state space models, and their recurrence as a loop."""
 
 import torch
 from torch import Tensor

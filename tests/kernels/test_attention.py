@@ -1,4 +1,4 @@
-"""The reference against plain loops; half precision, autocast, and masks derived from Causal."""
+"""The reference equals plain loops; half precision, autocast, and masks derived from Causal."""
 
 import math
 from dataclasses import dataclass
@@ -27,10 +27,10 @@ def plain_loops(q: Tensor, k: Tensor, v: Tensor, layout: TokenLayout, options: S
         attended = {j: distance(layout, b, i, j) for j in range(k.shape[2]) if attends(layout, options, b, i, j)}
         for h in range(q.shape[1]):
             scores = {}
-            for j, gap in attended.items():
+            for j, token_distance in attended.items():
                 s = sum(x * y for x, y in zip(queries[b][h][i], keys[b][h // group][j], strict=True)) * options.scale
                 s = s if options.softcap is None else options.softcap * math.tanh(s / options.softcap)
-                scores[j] = s - slopes[h] * gap
+                scores[j] = s - slopes[h] * token_distance
             total = sum(math.exp(s) for s in scores.values())
             total += 0.0 if options.sinks is None else math.exp(options.sinks[h].item())
             for j, s in scores.items():
@@ -75,7 +75,7 @@ def test_backends_on_a_gpu_equal_the_reference(name: str, heads: str, dtype: tor
     valid = torch.ones(2, LENGTH, dtype=torch.bool, device="cuda")
     valid[0] = valid[1, :3] = False
     layout = TokenLayout(slots, valid=valid, consecutive=True)
-    tensors = [x.detach().cuda().requires_grad_() for x in inputs(heads, layout, dtype, value=DIM)]
+    tensors = [x.detach().cuda().requires_grad_() for x in inputs(heads, layout, dtype, value_dim=DIM)]
     if (name, dtype) == ("triton", torch.float32):
         with pytest.raises(ValueError, match="less exact than PyTorch in float32"):
             backend(name)(*tensors, layout, ScoreOptions(MASKS["window"]))
@@ -84,21 +84,21 @@ def test_backends_on_a_gpu_equal_the_reference(name: str, heads: str, dtype: tor
     assert not out[0].any()
     assert not out[1, :, :3].any()
     assert all(g.isfinite().all() for g in torch.autograd.grad(out.sum(), tensors))
-    wide = [x.detach().double() for x in tensors]
-    expected = reference.attend(*wide, layout, ScoreOptions(MASKS["window"]))
+    in_float64 = [x.detach().double() for x in tensors]
+    expected = reference.attend(*in_float64, layout, ScoreOptions(MASKS["window"]))
     assert (out - expected)[1, :, 3:].abs().max() < (1e-5 if dtype == torch.float32 else 2e-2)
 
 
-@pytest.mark.parametrize("groups", [1, 2, 3, 6])
+@pytest.mark.parametrize("kv_heads", [1, 2, 3, 6])
 @pytest.mark.parametrize("name", ["reference", "sdpa", "tiled", "block_sparse"])
-def test_consecutive_query_heads_share_a_key_head(name: str, groups: int) -> None:
-    """Of six query heads, head h attends to key head h // (6 / groups), as if each pair were computed alone."""
-    q, k, v = (torch.randn(1, heads, 9, 8, dtype=torch.float64) for heads in (6, groups, groups))
+def test_consecutive_query_heads_share_a_key_head(name: str, kv_heads: int) -> None:
+    """Of six query heads, head h attends to key head h // (6 / kv_heads); each pair equals attention with one head."""
+    q, k, v = (torch.randn(1, heads, 9, 8, dtype=torch.float64) for heads in (6, kv_heads, kv_heads))
     layout, options = TokenLayout.whole(1, 9), ScoreOptions(Window(4))
     found = backend(name)(q, k, v, layout, options)
     weights = reference.attention_weights(q, k, layout, options)
-    for head, shared in enumerate(torch.arange(groups).repeat_interleave(6 // groups).tolist()):
-        one = [x[:, i : i + 1] for x, i in ((q, head), (k, shared), (v, shared))]
+    for head, key_head in enumerate(torch.arange(kv_heads).repeat_interleave(6 // kv_heads).tolist()):
+        one = [x[:, i : i + 1] for x, i in ((q, head), (k, key_head), (v, key_head))]
         assert (found[:, head : head + 1] - reference.attend(*one, layout, options)).abs().max() < 1e-12
         assert (
             weights[:, head : head + 1] - reference.attention_weights(*one[:2], layout, options)
@@ -134,8 +134,8 @@ def test_autocast_does_not_change_the_result(name: str, bias: str | None) -> Non
 
 
 @dataclass(frozen=True)
-class Odd(Causal):
-    """Causal, but a query attends only to its own token and to those at odd positions."""
+class OddKeys(Causal):
+    """Causal, but a query attends only to its own key and to keys at odd positions."""
 
     def allows(self, q: Tensor, k: Tensor) -> Tensor:
         return (k <= q) & ((k % 2 == 1) | (k == q))
@@ -145,9 +145,9 @@ class Odd(Causal):
 def test_subclass_of_causal_is_not_treated_as_causal(name: str) -> None:
     tensors = [x.detach() for x in inputs("multi-head", LAYOUTS["ordered"], torch.float64)]
     causal, odd = (
-        backend(name)(*tensors, TokenLayout.whole(2, LENGTH), ScoreOptions(mask)) for mask in (Causal(), Odd())
+        backend(name)(*tensors, TokenLayout.whole(2, LENGTH), ScoreOptions(mask)) for mask in (Causal(), OddKeys())
     )
-    expected = reference.attend(*tensors, TokenLayout(LAYOUTS["positions"].positions), ScoreOptions(Odd()))
+    expected = reference.attend(*tensors, TokenLayout(LAYOUTS["positions"].positions), ScoreOptions(OddKeys()))
     assert (odd - expected).abs().max() < 1e-12
     assert (odd - causal).abs().max() > 0.1
 

@@ -36,26 +36,26 @@ def scaled(q: Tensor, mask: Mask = MASKS["full"]) -> ScoreOptions:
     return ScoreOptions(mask, q.shape[-1] ** -0.5)
 
 
-def row(scores: Tensor) -> Tensor:
-    """The weights of one query with these scores (n,): its keys are the unit vectors."""
+def weights_of_scores(scores: Tensor) -> Tensor:
+    """The attention weights of one query with these scores (n,), computed with unit vectors as keys."""
     n = len(scores)
     keys = torch.eye(n, dtype=scores.dtype)[None, None]
     return attention_weights(scores.view(1, 1, 1, n), keys, last_queries(1, n), ScoreOptions(Full())).flatten()
 
 
 def softmax_jacobian(scores: Tensor) -> Tensor:
-    found = jacobian(row, scores)
+    found = jacobian(weights_of_scores, scores)
     assert isinstance(found, Tensor)
     return found
 
 
-def norm(matrix: Tensor) -> float:
+def spectral_norm(matrix: Tensor) -> float:
     return torch.linalg.matrix_norm(matrix, 2).item()
 
 
 @pytest.mark.ledger("attn.sdpa")
 @pytest.mark.parametrize("name", DENSE)
-def test_attention_equals_that_of_torch(name: str) -> None:
+def test_attention_equals_that_of_pytorch(name: str) -> None:
     q, k, v = (random(1, 8, 10, 64, seed=n) for n in range(3))
     found = backend(name)(q, k, v, TokenLayout.whole(1, 10), scaled(q))
     assert (found - F.scaled_dot_product_attention(q, k, v)).abs().max() < 1e-12
@@ -67,7 +67,7 @@ def test_attention_equals_that_of_torch(name: str) -> None:
 
 @pytest.mark.ledger("attn.rect")
 @pytest.mark.parametrize("name", BACKENDS)
-def test_numbers_of_queries_and_keys_and_their_dims_may_differ(name: str) -> None:
+def test_queries_and_keys_may_differ_in_number_and_keys_and_values_in_dim(name: str) -> None:
     q, k, v = random(1, 2, 3, 4), random(1, 2, 7, 4, seed=1), random(1, 2, 7, 5, seed=2)
     layout, options = last_queries(3, 7), scaled(q)
     if BACKENDS[name].refuses(describe(q, k, v, layout, options)):
@@ -89,7 +89,7 @@ def test_low_temperature_selects_one_value_and_high_temperature_averages() -> No
     )
     assert (cold - v[:, :, best]).abs().max() < 1e-12
     assert (hot - v.mean(2, keepdim=True)).abs().max() < 1e-8
-    aligned, orthogonal = row(torch.tensor([4.0, 0.0], dtype=torch.float64))
+    aligned, orthogonal = weights_of_scores(torch.tensor([4.0, 0.0], dtype=torch.float64))
     assert aligned > 0.98
     assert orthogonal < 0.02
 
@@ -107,7 +107,7 @@ def test_variance_of_scores_is_the_width(width: int) -> None:
 
 @pytest.mark.ledger("attn.scale.gotcha")
 def test_dividing_by_the_width_instead_of_its_root_makes_weights_uniform() -> None:
-    """Scores divided by d_k have a deviation of 1/√d_k: the entropy differs from its maximum by O(1/d_k)."""
+    """Scores divided by d_k have a deviation of 1/√d_k: the entropy is below its maximum by O(1/d_k)."""
     deficits = {0.5: [], 1.0: []}
     for width in (16, 64, 256, 1024):
         q, k = random(1, 8, 64, width, seed=width), random(1, 8, 64, width, seed=width + 1)
@@ -122,7 +122,7 @@ def test_dividing_by_the_width_instead_of_its_root_makes_weights_uniform() -> No
 def test_softmax_jacobian_equals_its_formula() -> None:
     for seed in range(5):
         scores = 2 * random(7, seed=seed)
-        a, found = row(scores), softmax_jacobian(scores)
+        a, found = weights_of_scores(scores), softmax_jacobian(scores)
         assert (found - (a.diag() - a.outer(a))).abs().max() < 1e-14
         assert (found - found.T).abs().max() < 1e-14
         assert torch.linalg.eigvalsh(found).min() > -1e-14
@@ -136,12 +136,14 @@ def test_softmax_jacobian_has_norm_at_most_one_half() -> None:
     jacobians = a.diag_embed() - a.unsqueeze(-1) * a.unsqueeze(-2)
     assert torch.linalg.matrix_norm(jacobians, 2).max() <= 0.5
     assert jacobians.diagonal(dim1=-2, dim2=-1).max() <= 0.25
-    two = softmax_jacobian(torch.zeros(2, dtype=torch.float64))
-    assert norm(two) == pytest.approx(0.5, abs=1e-15)
-    assert two.diagonal().tolist() == [0.25, 0.25]
-    others = [norm(softmax_jacobian(torch.tensor([0.0, 0.0, -gap], dtype=torch.float64))) for gap in (1, 5, 20)]
-    assert others == sorted(others)  # with a third key one half is only approached
-    assert 0.5 - 1e-8 < others[-1] < 0.5
+    uniform = softmax_jacobian(torch.zeros(2, dtype=torch.float64))
+    assert spectral_norm(uniform) == pytest.approx(0.5, abs=1e-15)
+    assert uniform.diagonal().tolist() == [0.25, 0.25]
+    with_third_key = [
+        spectral_norm(softmax_jacobian(torch.tensor([0.0, 0.0, -gap], dtype=torch.float64))) for gap in (1, 5, 20)
+    ]
+    assert with_third_key == sorted(with_third_key)  # with a third key one half is only approached
+    assert 0.5 - 1e-8 < with_third_key[-1] < 0.5
 
 
 @pytest.mark.ledger("attn.jac.gap")
@@ -151,29 +153,29 @@ def test_gradients_decay_exponentially_with_the_gap_of_scores() -> None:
         scores = (1 + seed / 5) * random(n, seed=seed)
         first, second = scores.topk(2).values
         bound = (n - 1) * math.exp(second - first)
-        assert 1 - row(scores).max() <= bound
-        assert norm(softmax_jacobian(scores)) <= 2 * bound
+        assert 1 - weights_of_scores(scores).max() <= bound
+        assert spectral_norm(softmax_jacobian(scores)) <= 2 * bound
     for gap in (10.0, 20.0, 30.0):  # the bound is tight if all other scores are equal
         tied = torch.tensor([gap] + [0.0] * (n - 1), dtype=torch.float64)
-        share = row(tied)[1:].sum().item()
-        assert share == pytest.approx((n - 1) * math.exp(-gap), rel=1.1 * (n - 1) * math.exp(-gap) + 1e-12)
+        other_weights = weights_of_scores(tied)[1:].sum().item()
+        assert other_weights == pytest.approx((n - 1) * math.exp(-gap), rel=1.1 * (n - 1) * math.exp(-gap) + 1e-12)
         assert softmax_jacobian(tied).abs().max() < 10 * math.exp(-gap)
     gaps = []
     for width in (16, 64, 256):
         q, k = random(2000, 1, width, seed=width), random(2000, n, width, seed=width + 1)
-        top = (q @ k.mT).topk(2).values
-        gaps.append((top[..., 0] - top[..., 1]).mean().item())
+        highest = (q @ k.mT).topk(2).values
+        gaps.append((highest[..., 0] - highest[..., 1]).mean().item())
     assert [y / x for x, y in zip(gaps, gaps[1:], strict=False)] == pytest.approx([2, 2], rel=0.1)
 
 
 @pytest.mark.ledger("attn.jac.uniform")
 @pytest.mark.parametrize(("n", "expected"), [(2, 0.5), (5, 0.2), (100, 0.01)])
 def test_jacobian_of_uniform_weights_has_norm_one_over_n(n: int, expected: float) -> None:
-    assert norm(softmax_jacobian(torch.zeros(n, dtype=torch.float64))) == pytest.approx(expected, abs=1e-15)
+    assert spectral_norm(softmax_jacobian(torch.zeros(n, dtype=torch.float64))) == pytest.approx(expected, abs=1e-15)
 
 
 class ManualBackward(torch.autograd.Function):
-    """Attention with the backward by its formula."""
+    """Attention whose backward is the formula of its gradient."""
 
     @staticmethod
     def forward(ctx, q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> Tensor:
@@ -201,7 +203,7 @@ def test_backward_equals_its_formula(mask: Mask) -> None:
     assert (found[0] * math.sqrt(4) - expected[0]).abs().max() > 0.1  # without the factor the gradient differs
 
 
-def smooth(q: Tensor, k: Tensor, v: Tensor, kernel, causal: bool) -> Tensor:
+def kernel_regression(q: Tensor, k: Tensor, v: Tensor, kernel, causal: bool) -> Tensor:
     """The Nadaraya-Watson estimate at each query: the mean of the values, weighted by a kernel of query and key."""
     out = []
     for i, query in enumerate(q):
@@ -215,7 +217,7 @@ def smooth(q: Tensor, k: Tensor, v: Tensor, kernel, causal: bool) -> Tensor:
 @pytest.mark.parametrize("mask", MASKS.values(), ids=MASKS)
 def test_attention_equals_kernel_regression(mask: Mask) -> None:
     q, k, v = (random(6, 4, seed=n) for n in range(3))
-    expected = smooth(q, k, v, lambda q, k: torch.exp(q @ k / 2), mask.causal)
+    expected = kernel_regression(q, k, v, lambda q, k: torch.exp(q @ k / 2), mask.causal)
     found = attend(q[None, None], k[None, None], v[None, None], TokenLayout.whole(1, 6), scaled(q, mask))
     assert (found[0, 0] - expected).abs().max() < 1e-12
 
@@ -228,7 +230,7 @@ def test_with_keys_of_equal_norm_the_kernel_is_gaussian() -> None:
     k = 3 * k / k.norm(dim=-1, keepdim=True)
 
     def gauss(bandwidth: float) -> Tensor:
-        return smooth(q, k, v, lambda q, k: torch.exp(-(q - k).square().sum() / (2 * bandwidth**2)), False)
+        return kernel_regression(q, k, v, lambda q, k: torch.exp(-(q - k).square().sum() / (2 * bandwidth**2)), False)
 
     found = attend(q[None, None], k[None, None], v[None, None], TokenLayout.whole(1, 8), scaled(q))[0, 0]
     assert (found - gauss(width**0.25)).abs().max() < 1e-14
@@ -244,9 +246,11 @@ def test_outputs_are_in_the_convex_hull_of_the_values(mask: Mask) -> None:
         weights = attention_weights(q, k, TokenLayout.whole(1, 7), scaled(q, mask))
         assert weights.min() >= 0
         assert (weights.sum(-1) - 1).abs().max() < 1e-14
-        inner, outer = (x @ directions.T for x in (attend(q, k, v, TokenLayout.whole(1, 7), scaled(q, mask)), v))
-        assert (inner.amax(2) <= outer.amax(2) + 1e-12).all()
-        assert (inner.amin(2) >= outer.amin(2) - 1e-12).all()
+        projected_outputs, projected_values = (
+            x @ directions.T for x in (attend(q, k, v, TokenLayout.whole(1, 7), scaled(q, mask)), v)
+        )
+        assert (projected_outputs.amax(2) <= projected_values.amax(2) + 1e-12).all()
+        assert (projected_outputs.amin(2) >= projected_values.amin(2) - 1e-12).all()
 
 
 @pytest.mark.ledger("attn.softmax")
@@ -262,9 +266,9 @@ def test_softmax_is_over_keys_and_does_not_overflow(name: str) -> None:
     )
     assert (shifted - weights).abs().max() < 1e-14  # every score of a row grew by 14
     for dtype in (torch.float32, torch.float64):
-        large = torch.cat([1e4 * torch.ones(1, 1, 5, 1), q], -1).to(dtype)
-        key = torch.cat([torch.ones(1, 1, 5, 1), k], -1).to(dtype)
-        out = backend(name)(large, key, key, TokenLayout.whole(1, 5), ScoreOptions(Causal()))
+        large_queries = torch.cat([1e4 * torch.ones(1, 1, 5, 1), q], -1).to(dtype)
+        keys = torch.cat([torch.ones(1, 1, 5, 1), k], -1).to(dtype)
+        out = backend(name)(large_queries, keys, keys, TokenLayout.whole(1, 5), ScoreOptions(Causal()))
         assert out.isfinite().all()
         assert (out[..., 0] - 1).abs().max() < 1e-5
 
@@ -274,11 +278,11 @@ def test_attention_is_linear_in_the_values_only() -> None:
     q, k, v, w = (random(1, 2, 6, 4, seed=n) for n in range(4))
     layout = TokenLayout.whole(1, 6)
 
-    def of(values: Tensor, q: Tensor = q) -> Tensor:
+    def attend_to(values: Tensor, q: Tensor = q) -> Tensor:
         return attend(q, k, values, layout, scaled(q, Causal()))
 
-    assert (of(2 * v - 3 * w) - (2 * of(v) - 3 * of(w))).abs().max() < 1e-13
-    assert (of(v, 2 * q) - 2 * of(v)).abs().max() > 0.1
+    assert (attend_to(2 * v - 3 * w) - (2 * attend_to(v) - 3 * attend_to(w))).abs().max() < 1e-13
+    assert (attend_to(v, 2 * q) - 2 * attend_to(v)).abs().max() > 0.1
 
 
 @pytest.mark.ledger("attn.cost")
@@ -290,5 +294,5 @@ def test_flops_and_weights_are_quadratic_in_the_length() -> None:
             out = attend(q, k, v, layout, scaled(q))
             assert attention_weights(q, k, layout, scaled(q)).numel() == entries
         assert out.shape == (1, 1, length, 24)
-        scores, blend = 2 * length**2 * 16, 2 * length**2 * 24
-        assert counter.get_total_flops() == scores + blend + scores  # the second scores are those of attention_weights
+        scores, weighted_sum = 2 * length**2 * 16, 2 * length**2 * 24
+        assert counter.get_total_flops() == scores + weighted_sum + scores  # attention_weights computes them again

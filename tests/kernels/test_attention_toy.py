@@ -1,4 +1,4 @@
-"""Small worked examples of attention: three keys, three orthonormal tokens, and five random ones computed in R."""
+"""Small worked examples of attention: three keys, three orthonormal tokens, and five random tokens computed in R."""
 
 import math
 
@@ -18,7 +18,7 @@ TOKENS = 5
 
 
 def one_head(q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> tuple[Tensor, Tensor]:
-    """(weights, output) of one head, matrices in and out; the scores are scaled by 1/√d_k."""
+    """(weights, output) of one head, all of them matrices; the scores are scaled by 1/√d_k."""
     layout, options = TokenLayout(torch.arange(len(q)).unsqueeze(0)), ScoreOptions(mask, q.shape[-1] ** -0.5)
     layout = layout.with_keys(torch.arange(len(k)).unsqueeze(0))
     q, k, v = (x.double()[None, None] for x in (q, k, v))
@@ -158,7 +158,7 @@ def test_five_tokens_two_heads(toy: tuple[R, Tensor]) -> None:
 def test_standard_deviation_of_scores_by_width() -> None:
     r, expected = R(1), {4: (2.010, 1.005), 16: (4.017, 1.004), 64: (8.070, 1.009), 256: (16.089, 1.006)}
     for width, (raw, scaled) in expected.items():
-        scores = r.rnorm(20_000, 2, width).prod(1).sum(-1)  # a query, then a key, twenty thousand times
+        scores = r.rnorm(20_000, 2, width).prod(1).sum(-1)  # twenty thousand pairs, drawn query first
         assert scores.std().item() == pytest.approx(raw, abs=5e-4)
         assert (scores / math.sqrt(width)).std().item() == pytest.approx(scaled, abs=5e-4)
         assert raw == pytest.approx(math.sqrt(width), rel=0.02)

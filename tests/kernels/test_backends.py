@@ -41,10 +41,10 @@ def expected_refusal(name: str, mask: str, layout: str, extra: str) -> str | Non
     return None
 
 
-CROSSED = [(bias, extra) for bias in BIASES for extra in EXTRAS]
-CASES = [(torch.float64, list(HEADS)[n % 3], *crossed) for n, crossed in enumerate(CROSSED)]
+BIASES_AND_EXTRAS = [(bias, extra) for bias in BIASES for extra in EXTRAS]
+CASES = [(torch.float64, list(HEADS)[n % 3], *bias_and_extra) for n, bias_and_extra in enumerate(BIASES_AND_EXTRAS)]
 CASES += [(torch.float32, "grouped-query", "plain", extra) for extra in EXTRAS]
-CELLS = list(product(LAYOUTS, MASKS))
+LAYOUTS_AND_MASKS = list(product(LAYOUTS, MASKS))
 
 
 def quick(layout: str, mask: str) -> list[tuple]:
@@ -59,16 +59,19 @@ def slow(layout: str, mask: str) -> list[tuple]:
 @pytest.mark.parametrize(
     ("layout", "mask", "cases"),
     [
-        *(pytest.param(*names, quick(*names), id="-".join(names)) for names in CELLS),
-        *(pytest.param(*names, slow(*names), id="-".join((*names, "rest")), marks=pytest.mark.slow) for names in CELLS),
+        *(pytest.param(*names, quick(*names), id="-".join(names)) for names in LAYOUTS_AND_MASKS),
+        *(
+            pytest.param(*names, slow(*names), id="-".join((*names, "rest")), marks=pytest.mark.slow)
+            for names in LAYOUTS_AND_MASKS
+        ),
     ],
 )
 def test_backend_equals_the_reference_or_refuses(layout: str, mask: str, cases: list[tuple]) -> None:
     for dtype, heads, bias, extra in cases:
         tensors = inputs(heads, LAYOUTS[layout], dtype)
-        wide = [x.detach().double().requires_grad_() for x in tensors]
-        exact = options_of(MASKS[mask], BIASES[bias], extra, torch.float64)
-        expected = with_gradients(reference.attend, wide, LAYOUTS[layout], exact)
+        in_float64 = [x.detach().double().requires_grad_() for x in tensors]
+        exact_options = options_of(MASKS[mask], BIASES[bias], extra, torch.float64)
+        expected = with_gradients(reference.attend, in_float64, LAYOUTS[layout], exact_options)
         options = options_of(MASKS[mask], BIASES[bias], extra, dtype)
         for name in BACKENDS:
             reason = expected_refusal(name, mask, layout, extra)
@@ -115,9 +118,9 @@ def test_auto_chooses_the_first_suitable_backend_with_reasons() -> None:
     name, reason = why(*tensors, layout, ScoreOptions(MASKS["causal"], softcap=2.0))
     assert name == "reference"
     assert "sdpa has no softcap; tiled would save little: only 37 × 37 scores per head" in reason
-    long = [torch.zeros(1, 1, 4096, 1, device="meta")] * 3
-    assert why(*long, TokenLayout.whole(1, 4096), ScoreOptions(MASKS["causal"], softcap=2.0))[0] == "tiled"
-    assert why(*long, TokenLayout.whole(1, 4096), ScoreOptions(MASKS["window"]))[0] == "block_sparse"
+    long_sequence = [torch.zeros(1, 1, 4096, 1, device="meta")] * 3
+    assert why(*long_sequence, TokenLayout.whole(1, 4096), ScoreOptions(MASKS["causal"], softcap=2.0))[0] == "tiled"
+    assert why(*long_sequence, TokenLayout.whole(1, 4096), ScoreOptions(MASKS["window"]))[0] == "block_sparse"
 
 
 @pytest.mark.parametrize("mask", MASKS)
@@ -131,16 +134,16 @@ def test_auto_equals_the_reference(mask: str) -> None:
         assert all((f - e).abs().max() <= 1e-12 for f, e in zip(found, expected, strict=True))
 
 
-def test_auto_chooses_once_per_call(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_chooses_once_for_equal_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
     tensors, layout = inputs("grouped-query", LAYOUTS["ordered"], torch.float32), LAYOUTS["ordered"]
-    asked: list[str] = []
-    monkeypatch.setattr(sdpa, "slower", lambda call: asked.append(type(call.mask).__name__))
+    considered: list[str] = []
+    monkeypatch.setattr(sdpa, "slower", lambda call: considered.append(type(call.mask).__name__))
     choose_once.cache_clear()
     for mask in ("causal", "causal", "full", "causal"):
         backend("auto")(*tensors, layout, ScoreOptions(MASKS[mask]))
-    assert asked == ["Causal", "Full"]
-    backend("auto")(*(x.detach() for x in tensors), layout, ScoreOptions(MASKS["causal"]))  # another call: no gradients
-    assert asked == ["Causal", "Full", "Causal"]
+    assert considered == ["Causal", "Full"]
+    backend("auto")(*(x.detach() for x in tensors), layout, ScoreOptions(MASKS["causal"]))  # other: no gradients
+    assert considered == ["Causal", "Full", "Causal"]
 
 
 def test_auto_compiles_for_any_length_without_a_cached_choice() -> None:

@@ -54,14 +54,14 @@ def test_gathered_keys_are_those_of_the_layout(name: str, length: int) -> None:
 
 
 @pytest.mark.parametrize("name", BLOCK_LAYOUTS)
-@pytest.mark.parametrize("at_once", [1, 3, 4])
-def test_gradient_of_a_key_is_the_sum_over_its_blocks(name: str, at_once: int) -> None:
+@pytest.mark.parametrize("blocks_per_gather", [1, 3, 4])
+def test_gradient_of_a_key_is_the_sum_over_its_blocks(name: str, blocks_per_gather: int) -> None:
     layout, length = BLOCK_LAYOUTS[name], 13
 
     def gather(x: torch.Tensor) -> torch.Tensor:
         row, portions, count = pad_keys(x, layout), [], layout.count(length)
-        for first in range(0, count, at_once):
-            keys, row = GatherKeyBlocks.apply(row, layout, first, min(first + at_once, count), count)
+        for first in range(0, count, blocks_per_gather):
+            keys, row = GatherKeyBlocks.apply(row, layout, first, min(first + blocks_per_gather, count), count)
             portions.append(keys)
         return torch.cat(portions)
 
@@ -96,40 +96,40 @@ def test_dense_queries_of_any_length_equal_the_reference(mask: Mask) -> None:
 
 
 @pytest.fixture
-def runs_on_cpu(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
-    """Use block_sparse_cpu for short sequences too, in several blocks; collects its answer for every call."""
-    answers, is_suitable = [], block_sparse_cpu.is_suitable
+def used_cpu_path(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
+    """Allows block_sparse_cpu for short sequences, in several blocks; returns the list of results of `is_suitable`."""
+    results, is_suitable = [], block_sparse_cpu.is_suitable
     monkeypatch.setattr(block_sparse_cpu, "MIN_SCORES", 0)
     monkeypatch.setattr(block_sparse_cpu, "PORTION", 300)  # less than all heads of a block
     monkeypatch.setattr(block_layout, "MAX_BLOCK", 8)
     monkeypatch.setattr(block_layout, "CACHE_LINE", 4)
     monkeypatch.setattr(
-        block_sparse_cpu, "is_suitable", lambda *given: answers.append(is_suitable(*given)) or answers[-1]
+        block_sparse_cpu, "is_suitable", lambda *arguments: results.append(is_suitable(*arguments)) or results[-1]
     )
     dense_blocks.cache_clear()
     block_sparse.block_layouts.cache_clear()
-    yield answers
+    yield results
     dense_blocks.cache_clear()
     block_sparse.block_layouts.cache_clear()
 
 
 @pytest.mark.parametrize("heads", HEADS)
 @pytest.mark.parametrize("name", [name for name, mask in MASKS.items() if len(mask.block_layouts(37)) == 1])
-def test_cpu_blocks_equal_the_reference(name: str, heads: str, runs_on_cpu: list[bool]) -> None:
+def test_cpu_path_equals_the_reference(name: str, heads: str, used_cpu_path: list[bool]) -> None:
     for layout in LAYOUTS.values():
         layout = replace(layout)
-        tensors = inputs(heads, layout, torch.float64, value=DIM)
+        tensors = inputs(heads, layout, torch.float64, value_dim=DIM)
         options = options_of(MASKS[name], None, "", torch.float64)
         if block_sparse.refuses(describe(*tensors, layout, options)) is None:
             found, expected = (
                 with_gradients(f, tensors, layout, options) for f in (block_sparse.attend, reference.attend)
             )
             assert all((f - e).abs().max() < 1e-12 for f, e in zip(found, expected, strict=True))
-    assert runs_on_cpu and all(runs_on_cpu)
+    assert used_cpu_path and all(used_cpu_path)
 
 
 @pytest.mark.parametrize("name", ["window", "dilated", "longformer", "bigbird"])
-def test_gradcheck_of_cpu_blocks(name: str, runs_on_cpu: list[bool]) -> None:
+def test_gradcheck_of_the_cpu_path(name: str, used_cpu_path: list[bool]) -> None:
     layout, options = TokenLayout.whole(1, 21), ScoreOptions(MASKS[name], 0.7)
     shapes = [(1, 21, 4, 3), (1, 21, 2, 3), (1, 21, 2, 3)]  # in the memory order of projections
     tensors = [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
@@ -139,45 +139,45 @@ def test_gradcheck_of_cpu_blocks(name: str, runs_on_cpu: list[bool]) -> None:
 
     assert torch.autograd.gradcheck(attend, tensors, fast_mode=True)
     for n in range(3):  # only one of them requires a gradient
-        alone = [x if i == n else x.detach() for i, x in enumerate(tensors)]
-        (found,) = torch.autograd.grad(attend(*alone).sum(), tensors[n])
+        one_requires_grad = [x if i == n else x.detach() for i, x in enumerate(tensors)]
+        (found,) = torch.autograd.grad(attend(*one_requires_grad).sum(), tensors[n])
         assert torch.equal(found, torch.autograd.grad(attend(*tensors).sum(), tensors[n])[0])
     with torch.no_grad():
         assert torch.equal(attend(*tensors), torch.utils.checkpoint.checkpoint(attend, *tensors, use_reentrant=False))
-    assert all(runs_on_cpu)
+    assert all(used_cpu_path)
 
 
-def test_cpu_blocks_are_accurate_in_float32() -> None:
-    """Long enough for the CPU path; the error against float64 is at most twice that of PyTorch's kernel."""
+def test_cpu_path_is_accurate_in_float32() -> None:
+    """Long sequences use the CPU path; their error against float64 is at most twice that of PyTorch's kernel."""
     for mask in (Window(100), Longformer(100, 16), BigBird(64, 3, 2, 3, length=1024)):
         layout, options = TokenLayout.whole(1, 1024), ScoreOptions(mask, 0.125)
         tensors = [torch.randn(1, 8, 1024, 64, dtype=torch.float64, requires_grad=True) for _ in range(3)]
-        single = [x.detach().float().requires_grad_() for x in tensors]
-        assert block_sparse_cpu.is_suitable(*single, options, mask.block_layouts(1024)[0])
-        exact = with_gradients(reference.attend, tensors, layout, options)
-        found, plain = (with_gradients(f, single, layout, options) for f in (block_sparse.attend, sdpa.attend))
-        for e, f, p in zip(exact, found, plain, strict=True):
+        in_float32 = [x.detach().float().requires_grad_() for x in tensors]
+        assert block_sparse_cpu.is_suitable(*in_float32, options, mask.block_layouts(1024)[0])
+        expected = with_gradients(reference.attend, tensors, layout, options)
+        found, of_pytorch = (with_gradients(f, in_float32, layout, options) for f in (block_sparse.attend, sdpa.attend))
+        for e, f, p in zip(expected, found, of_pytorch, strict=True):
             ulp = torch.finfo(torch.float32).eps * e.abs().max()
             assert (f - e).abs().max() <= 2 * (p - e).abs().max() + ulp
 
 
-def test_unsuitable_cases_do_not_use_cpu_blocks(runs_on_cpu: list[bool]) -> None:
+def test_unsuitable_arguments_do_not_use_the_cpu_path(used_cpu_path: list[bool]) -> None:
     tensors, layout, mask = (
-        inputs("multi-head", LAYOUTS["ordered"], torch.float32, value=DIM),
+        inputs("multi-head", LAYOUTS["ordered"], torch.float32, value_dim=DIM),
         TokenLayout.whole(2, 37),
         MASKS["window"],
     )
     slopes = Slopes(torch.ones(4))
-    wider = inputs("multi-head", LAYOUTS["ordered"], torch.float32, value=2 * DIM)
-    for given, options in [
+    larger_values = inputs("multi-head", LAYOUTS["ordered"], torch.float32, value_dim=2 * DIM)
+    for arguments, options in [
         (tensors, ScoreOptions(mask, dropout=0.5)),
         (tensors, ScoreOptions(mask, bias=slopes)),
-        (wider, ScoreOptions(mask)),
+        (larger_values, ScoreOptions(mask)),
     ]:
-        block_sparse.attend(*given, layout, options)
+        block_sparse.attend(*arguments, layout, options)
     with torch.autocast("cpu", torch.bfloat16):
         assert block_sparse.attend(*tensors, layout, ScoreOptions(mask)).dtype == torch.bfloat16
-    assert len(runs_on_cpu) == 5 and not any(runs_on_cpu)  # with a bias each row is one call
+    assert len(used_cpu_path) == 5 and not any(used_cpu_path)  # with a bias there is one call per row
 
 
 def test_dense_blocks_contain_all_allowed_keys_once() -> None:
@@ -198,7 +198,7 @@ def test_dense_blocks_contain_all_allowed_keys_once() -> None:
 @pytest.mark.ledger("sp.window")
 @pytest.mark.parametrize("w", [63, 64, 65])
 def test_long_windows_equal_the_reference(w: int) -> None:
-    """Long enough that the inner blocks share one mask."""
+    """The sequences are long enough that the inner blocks share one mask."""
     layout, n = TokenLayout.whole(1, 700), 700
     generator = torch.Generator().manual_seed(0)
     tensors = [torch.randn(1, 2, n, 4, generator=generator, dtype=torch.float64).requires_grad_() for _ in range(3)]
@@ -221,9 +221,9 @@ def test_computed_pairs_grow_with_the_allowed_pairs() -> None:
 
 @pytest.mark.ledger("sp.window")
 def test_memory_grows_linearly_with_the_length() -> None:
-    """Numbers saved for the backward, n = 1024 and 2048, w = 32, compared with the n² weights."""
+    """Elements saved for the backward for n = 1024 and 2048 and w = 32, compared with the n² weights."""
 
-    def saved(attend, n: int) -> int:
+    def saved_elements(attend, n: int) -> int:
         total = 0
 
         def pack(x: torch.Tensor) -> torch.Tensor:
@@ -236,21 +236,21 @@ def test_memory_grows_linearly_with_the_length() -> None:
             attend(*tensors, TokenLayout.whole(1, n), ScoreOptions(Window(32)))
         return total
 
-    one, two = saved(block_sparse.attend, 1024), saved(block_sparse.attend, 2048)
-    assert two < 2.2 * one
-    assert two * 10 < saved(reference.attend, 2048)
+    shorter, longer = saved_elements(block_sparse.attend, 1024), saved_elements(block_sparse.attend, 2048)
+    assert longer < 2.2 * shorter
+    assert longer * 10 < saved_elements(reference.attend, 2048)
 
 
 def test_dropout_keeps_the_mean(monkeypatch: pytest.MonkeyPatch) -> None:
     q, k, v = (x.detach() for x in inputs("multi-head", LAYOUTS["ordered"], torch.float64))
     for extra in ("", "sinks"):
-        base = options_of(MASKS["window"], None, extra, torch.float64)
-        some = ScoreOptions(base.mask, base.scale, softcap=base.softcap, sinks=base.sinks, dropout=0.5)
+        without_dropout = options_of(MASKS["window"], None, extra, torch.float64)
+        with_dropout = replace(without_dropout, dropout=0.5)
         torch.manual_seed(0)
         mean = torch.stack(
-            [block_sparse.attend(q, k, v, TokenLayout.whole(2, 37), some).detach() for _ in range(400)]
+            [block_sparse.attend(q, k, v, TokenLayout.whole(2, 37), with_dropout).detach() for _ in range(400)]
         ).mean(0)
-        assert (mean - block_sparse.attend(q, k, v, TokenLayout.whole(2, 37), base)).abs().mean() < 0.05
+        assert (mean - block_sparse.attend(q, k, v, TokenLayout.whole(2, 37), without_dropout)).abs().mean() < 0.05
 
 
 def test_unsupported_layouts_are_refused() -> None:
@@ -274,8 +274,8 @@ def test_compiled_gradients_equal_eager_ones() -> None:
         tensors = [torch.randn(1, 2, 100, 8, dtype=torch.float64, requires_grad=True) for _ in range(3)]
         return torch.autograd.grad(run(*tensors).square().sum(), tensors)
 
-    def plain(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    def eager(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         return attend(q, k, v, TokenLayout.whole(1, 100), ScoreOptions(Window(5)))
 
-    for found, expected in zip(gradients(torch.compile(plain, backend="aot_eager")), gradients(plain), strict=True):
+    for found, expected in zip(gradients(torch.compile(eager, backend="aot_eager")), gradients(eager), strict=True):
         assert (found - expected).abs().max() < 1e-12

@@ -22,7 +22,7 @@ from regard.parts.state import PerToken
 from tests.kernels.cases import HEADS, bias_of
 from tests.kernels.interpreted import DEVICE
 
-KEYS, DIM, VALUE = 70, 16, 32
+KEYS, DIM, VALUE_DIM = 70, 16, 32
 MASKS: dict[str, Mask] = {
     "causal": Causal(),
     "full": Full(),
@@ -36,15 +36,15 @@ MASKS: dict[str, Mask] = {
 def inputs(heads: str, queries: int, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor, TokenLayout]:
     """Two rows of different lengths, with KEYS keys."""
     h, k = HEADS[heads]
-    shapes = (2, h, queries, DIM), (2, k, KEYS, DIM), (2, k, KEYS, VALUE)
+    shapes = (2, h, queries, DIM), (2, k, KEYS, DIM), (2, k, KEYS, VALUE_DIM)
     q, k, v = (torch.randn(shape, dtype=dtype, device=DEVICE) for shape in shapes)
     ends = torch.tensor([[37], [KEYS]], device=DEVICE)
     positions = ends - queries + torch.arange(queries, device=DEVICE)
     return q, k, v, TokenLayout(positions).with_keys(torch.arange(KEYS, device=DEVICE).expand(2, KEYS))
 
 
-def paged(x: Tensor, block: int, seed: int) -> Pages:
-    """The same keys in blocks at random places of a pool, between blocks of other rows."""
+def to_pages(x: Tensor, block: int, seed: int) -> Pages:
+    """The same keys in blocks of a pool, in random order and between blocks of other rows."""
     rows, heads, keys, dim = x.shape
     blocks = -(-keys // block)
     order = torch.randperm(rows * blocks + 2, generator=torch.Generator().manual_seed(seed))
@@ -57,10 +57,14 @@ def paged(x: Tensor, block: int, seed: int) -> Pages:
 
 
 def options_of(mask: Mask, bias: str | None = None, cap: float | None = None, sinks: bool = False) -> ScoreOptions:
-    added = bias_of(bias, torch.float32)
-    if added is not None:
-        vars(added).update({name: x.detach().to(DEVICE) for name, x in vars(added).items() if torch.is_tensor(x)})
-    return ScoreOptions(mask, 0.3, added, cap, torch.tensor([0.5, -1.0, 2.0, 0.1], device=DEVICE) if sinks else None)
+    score_bias = bias_of(bias, torch.float32)
+    if score_bias is not None:
+        vars(score_bias).update(
+            {name: x.detach().to(DEVICE) for name, x in vars(score_bias).items() if torch.is_tensor(x)}
+        )
+    return ScoreOptions(
+        mask, 0.3, score_bias, cap, torch.tensor([0.5, -1.0, 2.0, 0.1], device=DEVICE) if sinks else None
+    )
 
 
 def error(found: Tensor, q: Tensor, k: Tensor, v: Tensor, layout: TokenLayout, options: ScoreOptions) -> float:
@@ -68,7 +72,7 @@ def error(found: Tensor, q: Tensor, k: Tensor, v: Tensor, layout: TokenLayout, o
     return ((found - exact).abs().max() / exact.abs().max().clamp_min(1)).item()
 
 
-CASES = [  # heads, queries, (bias, cap, sinks), block; each mask has one of them
+CASES = [  # heads, queries, (bias, cap, sinks), block; each mask is tested with one of them
     ("grouped-query", 1, (None, None, False), 16),
     ("multi-query", 3, ("slopes", 1.5, True), 4),
     ("multi-head", 2, ("buckets", None, True), 5),
@@ -81,21 +85,21 @@ def test_contiguous_and_paged_keys_equal_the_reference(n: int, mask: str) -> Non
     q, k, v, layout = inputs(heads, queries)
     options = options_of(MASKS[mask], *extra)
     assert error(decode.attend(q, k, v, layout, options), q, k, v, layout, options) <= 2e-6
-    pages = [paged(x, block, seed=n) for x in (k, v)]
+    pages = [to_pages(x, block, seed=n) for x in (k, v)]
     span = pages[0].shape[2]
-    later = TokenLayout(layout.positions).with_keys(
-        torch.arange(span, device=DEVICE).expand(2, span), valid=slots(span)
+    paged_layout = TokenLayout(layout.positions).with_keys(
+        torch.arange(span, device=DEVICE).expand(2, span), valid=occupied_slots(span)
     )
-    assert error(decode.attend(q, *pages, later, options), q, k, v, layout, options) <= 2e-6
+    assert error(decode.attend(q, *pages, paged_layout, options), q, k, v, layout, options) <= 2e-6
 
 
-def slots(span: int) -> Tensor:
-    """(2, span): whether a slot of a row holds a key."""
+def occupied_slots(span: int) -> Tensor:
+    """(2, span): whether each slot of a row holds a key."""
     return torch.arange(span, device=DEVICE).expand(2, span) < KEYS
 
 
 def test_keys_in_any_order_with_empty_slots_equal_the_reference() -> None:
-    """As from a ring store: positions in any order, some slots empty."""
+    """As in a ring store: positions in any order, some slots empty."""
     q, k, v, layout = inputs("grouped-query", 2)
     order = torch.stack([torch.randperm(KEYS) for _ in range(2)]).to(DEVICE)
     layout = TokenLayout(layout.positions).with_keys(order, valid=torch.rand(2, KEYS, device=DEVICE) > 0.3)
@@ -130,7 +134,7 @@ def test_any_number_of_splits_equals_the_reference(splits: int) -> None:
 
 def test_gathered_pages_equal_the_contiguous_keys() -> None:
     x = torch.randn(2, 3, 20, 4)
-    pages = paged(x, 5, seed=0)
+    pages = to_pages(x, 5, seed=0)
     assert pages.shape == x.shape == gather_pages(pages).shape
     assert pages.dtype == x.dtype
     assert torch.equal(gather_pages(pages), x)
@@ -166,13 +170,13 @@ def test_unsupported_arguments_are_refused(monkeypatch: pytest.MonkeyPatch) -> N
         assert reason in decode.refuses(describe(q, k, v, layout, options))
     with torch.no_grad():
         assert decode.refuses(describe(q, k, v, layout, options_of(Causal()))) is None
-    own = describe(q, k, v, TokenLayout.whole(2, 1), options_of(Causal()))
-    assert decode.slower(own) == "decode is for cached keys"
+    uncached = describe(q, k, v, TokenLayout.whole(2, 1), options_of(Causal()))
+    assert decode.slower(uncached) == "decode is for cached keys"
 
 
 @torch.no_grad()
-def steps_and_whole(kind: str, compile: bool) -> tuple[Tensor, Tensor]:
-    """Logits of a sequence token by token through a store, by `decode`, and of the whole sequence."""
+def decoded_and_whole_logits(kind: str, compile: bool) -> tuple[Tensor, Tensor]:
+    """The logits of a sequence decoded token by token with a store, and those of one forward of the whole sequence."""
     block = Block((Sublayer(Attention(4, 2, DIM, position=Rope())), Sublayer(SwiGLU(32))))
     model = Decoder(50, 32, (Repeat((block,), 2),)).build(seed=0).to(DEVICE).eval().requires_grad_(False)
     memory, length = model.spec.memory(), 9
@@ -187,8 +191,8 @@ def steps_and_whole(kind: str, compile: bool) -> tuple[Tensor, Tensor]:
     def step(token: Tensor, positions: Tensor) -> Tensor:
         return model(token, now := TokenLayout(positions), store.begin_forward(now))
 
-    read = torch.compile(step, fullgraph=True) if compile else step
-    found = [read(tokens[:, t : t + 1], torch.full((2, 1), t, device=DEVICE)) for t in range(length)]
+    run_step = torch.compile(step, fullgraph=True) if compile else step
+    found = [run_step(tokens[:, t : t + 1], torch.full((2, 1), t, device=DEVICE)) for t in range(length)]
     return torch.cat(found, 1), model(tokens)
 
 
@@ -198,7 +202,7 @@ def test_decoded_model_equals_the_whole_forward(kind: str, monkeypatch: pytest.M
     monkeypatch.setattr(decode, "cannot_run_triton", lambda device: None)
     choose_once.cache_clear()
     for compile in (False, True):
-        found, expected = steps_and_whole(kind, compile)
+        found, expected = decoded_and_whole_logits(kind, compile)
         assert (found - expected).abs().max() <= 1e-5
     choose_once.cache_clear()
 
@@ -207,7 +211,7 @@ def test_decoded_model_equals_the_whole_forward(kind: str, monkeypatch: pytest.M
 @pytest.mark.parametrize("kind", ["contiguous", "paged"])
 @pytest.mark.parametrize("compile", [False, True])
 def test_decoded_model_equals_the_whole_forward_on_a_gpu(kind: str, compile: bool) -> None:
-    found, expected = steps_and_whole(kind, compile)
+    found, expected = decoded_and_whole_logits(kind, compile)
     assert (found - expected).abs().max() <= 1e-4
 
 
@@ -218,9 +222,9 @@ def test_error_is_at_most_twice_that_of_pytorch(mask: str, dtype: torch.dtype) -
     for heads, queries in (("grouped-query", 1), ("multi-query", 7)):
         q, k, v, layout = inputs(heads, queries, dtype)
         options = options_of(MASKS[mask])
-        theirs = error(backend("sdpa")(q, k, v, layout, options), q, k, v, layout, options)
-        ours = error(backend("decode")(q, k, v, layout, options), q, k, v, layout, options)
-        assert ours <= 2 * theirs + torch.finfo(dtype).eps
+        sdpa_error = error(backend("sdpa")(q, k, v, layout, options), q, k, v, layout, options)
+        decode_error = error(backend("decode")(q, k, v, layout, options), q, k, v, layout, options)
+        assert decode_error <= 2 * sdpa_error + torch.finfo(dtype).eps
 
 
 @pytest.mark.gpu

@@ -29,7 +29,7 @@ def draw(dtype: torch.dtype, rows: int = 8, columns: int = 12) -> tuple[Tensor, 
     return x.requires_grad_(), weight.requires_grad_(), bias.requires_grad_()
 
 
-def by_rows(x: Tensor, weight: Tensor, bias: Tensor, sizes: list[int]) -> Tensor:
+def row_by_row(x: Tensor, weight: Tensor, bias: Tensor, sizes: list[int]) -> Tensor:
     experts = [expert for expert, size in enumerate(sizes) for _ in range(size)]
     return torch.stack([weight[expert] @ row + bias[expert] for expert, row in zip(experts, x, strict=True)])
 
@@ -49,14 +49,14 @@ def test_every_row_is_multiplied_by_its_matrix(
 ) -> None:
     inputs = draw(dtype, rows, columns)
     assert supports_grouped_mm(*inputs[:2]) == grouped
-    found, expected = grouped_linear(*inputs, ends_of(sizes)), by_rows(*inputs, sizes)
+    found, expected = grouped_linear(*inputs, ends_of(sizes)), row_by_row(*inputs, sizes)
     tolerance = 1e-5 if dtype == torch.float32 else 1e-13
     assert torch.allclose(found, expected, atol=tolerance)
     grad = torch.linspace(-1, 1, expected.numel(), dtype=dtype).view_as(expected)
-    for ours, theirs in zip(
+    for found_grad, expected_grad in zip(
         torch.autograd.grad(found, inputs, grad), torch.autograd.grad(expected, inputs, grad), strict=True
     ):
-        assert torch.allclose(ours, theirs, atol=tolerance)
+        assert torch.allclose(found_grad, expected_grad, atol=tolerance)
 
 
 @pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
@@ -88,10 +88,10 @@ def test_meta_tensors_have_the_shape_of_the_product(dtype: torch.dtype) -> None:
 def test_compiles_in_one_graph(dtype: torch.dtype) -> None:
     inputs, ends = draw(dtype), ends_of([5, 0, 4, 3])
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch's own, on its first compile
+        warnings.simplefilter("ignore")  # PyTorch warns on its first compilation
         compiled = torch.compile(lambda *inputs: grouped_linear(*inputs).square(), fullgraph=True)
         found = compiled(*inputs, ends)
         expected = grouped_linear(*inputs, ends).square()
         grads = [torch.autograd.grad(y, inputs, torch.ones(12, 8, dtype=dtype)) for y in (found, expected)]
-    for ours, theirs in zip((found, *grads[0]), (expected, *grads[1]), strict=True):
-        assert torch.allclose(ours, theirs, atol=1e-4 if dtype == torch.float32 else 1e-12)
+    for f, e in zip((found, *grads[0]), (expected, *grads[1]), strict=True):
+        assert torch.allclose(f, e, atol=1e-4 if dtype == torch.float32 else 1e-12)

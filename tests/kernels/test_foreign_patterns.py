@@ -20,7 +20,7 @@ from regard.layout import TokenLayout
 HEADS, WIDTH = 2, 16
 
 
-def ours(theirs: nn.Module, x: Tensor, mask: Mask, name: str) -> Tensor:
+def attend_with_projections_of(theirs: nn.Module, x: Tensor, mask: Mask, name: str) -> Tensor:
     q, k, v = (
         getattr(theirs, part)(x).unflatten(-1, (HEADS, -1)).transpose(1, 2) for part in ("query", "key", "value")
     )
@@ -32,7 +32,7 @@ def ours(theirs: nn.Module, x: Tensor, mask: Mask, name: str) -> Tensor:
 @pytest.mark.parametrize("name", ["reference", "block_sparse", "sdpa"])
 @pytest.mark.parametrize("window", [4, 8])
 def test_longformer_equals_transformers(window: int, name: str) -> None:
-    """Their window counts both sides, and global tokens have separate projections, which are set equal here."""
+    """Their attention_window counts both sides; projections of global tokens are set equal to the others."""
     config = LongformerConfig(
         hidden_size=WIDTH, num_attention_heads=HEADS, attention_window=[2 * window], attention_probs_dropout_prob=0.0
     )
@@ -40,23 +40,23 @@ def test_longformer_equals_transformers(window: int, name: str) -> None:
     for part in ("query", "key", "value"):
         getattr(theirs, f"{part}_global").load_state_dict(getattr(theirs, part).state_dict())
     x = torch.randn(2, 8 * window, WIDTH, dtype=torch.float64)
-    kinds = torch.zeros(2, 8 * window, dtype=torch.float64)
-    kinds[:, :3] = 10000.0  # theirs: positive is global
+    attention_mask = torch.zeros(2, 8 * window, dtype=torch.float64)
+    attention_mask[:, :3] = 10000.0  # in transformers a positive value means global
     expected = theirs(
         x,
-        attention_mask=kinds,
-        is_index_masked=kinds < 0,
-        is_index_global_attn=kinds > 0,
+        attention_mask=attention_mask,
+        is_index_masked=attention_mask < 0,
+        is_index_global_attn=attention_mask > 0,
         is_global_attn=True,
     )[0]
-    found = ours(theirs, x, Longformer(window, 3), name)
-    assert (found - expected).abs().max() < 1e-6  # their softmax runs in float32
+    found = attend_with_projections_of(theirs, x, Longformer(window, 3), name)
+    assert (found - expected).abs().max() < 1e-6  # the softmax of transformers is in float32
 
 
 @pytest.mark.ledger("sp.bigbird", "sp.block")
 @pytest.mark.parametrize("name", ["reference", "block_sparse", "sdpa"])
 def test_bigbird_equals_transformers(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Their first and last block are global, so the pattern depends on the length; a block layout describes it."""
+    """In transformers the first and the last block are global, so the pattern depends on the length."""
     block, blocks = 4, 12
     config = BigBirdConfig(
         hidden_size=WIDTH, num_attention_heads=HEADS, block_size=block, num_random_blocks=2, max_position_embeddings=48
@@ -65,7 +65,7 @@ def test_bigbird_equals_transformers(name: str, monkeypatch: pytest.MonkeyPatch)
     inner = range(1, blocks - 1)
     drawn = {row: random.sample([c for c in inner if abs(c - row) > 1], 2) for row in inner}
     table = np.array([drawn[row] for row in inner])
-    monkeypatch.setattr(theirs, "_bigbird_block_rand_mask_with_head", lambda **given: [table] * HEADS)
+    monkeypatch.setattr(theirs, "_bigbird_block_rand_mask_with_head", lambda **arguments: [table] * HEADS)
     layout = {row: {0, blocks - 1, row - 1, row, row + 1, *drawn[row]} for row in inner}
     layout |= {0: set(range(blocks)), blocks - 1: set(range(blocks))}
     mask = BlockSparse(block, tuple(tuple(sorted(layout[row])) for row in range(blocks)), causal=False)
@@ -79,4 +79,4 @@ def test_bigbird_equals_transformers(name: str, monkeypatch: pytest.MonkeyPatch)
         from_blocked_mask=ones.view(2, blocks, block),
         to_blocked_mask=ones.view(2, blocks, block),
     )[0]
-    assert (ours(theirs, x, mask, name) - expected).abs().max() < 1e-10
+    assert (attend_with_projections_of(theirs, x, mask, name) - expected).abs().max() < 1e-10

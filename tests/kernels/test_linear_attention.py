@@ -18,7 +18,7 @@ def inputs(length: int, dtype: torch.dtype = torch.float64) -> list[Tensor]:
 
 
 def documents(length: int) -> Tensor:
-    """Borders inside chunks, at their edges, and documents longer than a chunk."""
+    """Document boundaries inside chunks and at their edges, and documents longer than a chunk."""
     segments = torch.zeros(B, length, dtype=torch.int64)
     for b, starts in enumerate([(1, 5, 63, 64, 65, 100), (64, 128)]):
         for start in starts:
@@ -46,19 +46,19 @@ def test_equals_the_quadratic_form(packed: bool, padded: bool, causal: bool) -> 
         found = bidirectional_linear_attention(q, k, v, segments, valid)
     assert (found - expected).abs().max() < 1e-11
     if causal:
-        plain, _ = linear_attention(q, k, v, torch.zeros_like(v[:, :, :E]), segments, valid, normalize=False)
+        unnormalized, _ = linear_attention(q, k, v, torch.zeros_like(v[:, :, :E]), segments, valid, normalize=False)
     else:
-        plain = bidirectional_linear_attention(q, k, v, segments, valid, normalize=False)
-    assert (plain - weights @ v).abs().max() < 1e-11 * weights.max()
+        unnormalized = bidirectional_linear_attention(q, k, v, segments, valid, normalize=False)
+    assert (unnormalized - weights @ v).abs().max() < 1e-11 * weights.max()
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_state_and_output_stay_in_float32(dtype: torch.dtype) -> None:
     q, k, v, state = inputs(5)
-    out, after = linear_attention(q.to(dtype), k.to(dtype), v.to(dtype), state.float())
+    out, last_state = linear_attention(q.to(dtype), k.to(dtype), v.to(dtype), state.float())
     assert (
         out.dtype
-        == after.dtype
+        == last_state.dtype
         == bidirectional_linear_attention(q.to(dtype), k.to(dtype), v.to(dtype)).dtype
         == torch.float32
     )

@@ -1,4 +1,4 @@
-"""Linear attention is a quadratic form summed in another order: the same result at linear cost."""
+"""Linear attention sums its quadratic form in another order: the same result at linear cost."""
 
 import numpy as np
 import pytest
@@ -23,8 +23,8 @@ def features(length: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 @pytest.mark.ledger("lin.assoc")
 def test_matrix_products_are_associative() -> None:
-    draw = np.random.RandomState(0)
-    q, k, v = (torch.from_numpy(draw.randn(4, 2)) for _ in range(3))
+    generator = np.random.RandomState(0)
+    q, k, v = (torch.from_numpy(generator.randn(4, 2)) for _ in range(3))
     scores, summary = q @ k.T, k.T @ v
     assert (scores.numel(), summary.numel()) == (16, 4)
     assert (scores @ v - q @ summary).abs().max() < 1e-14
@@ -52,7 +52,7 @@ def test_every_decoding_step_costs_the_same() -> None:
         with FlopCounterMode(display=False) as counter:
             out, state = linear_attention(q[:, :, token], k[:, :, token], v[:, :, token], state)
         assert (out - whole[:, :, token]).abs().max() < 1e-12
-        assert state.numel() == 2 * (4 * 4 + 4)  # two heads of r·d_v + r numbers
+        assert state.numel() == 2 * (4 * 4 + 4)  # two heads with r·d_v + r elements each
         flops.add(counter.get_total_flops())
     assert len(flops) == 1
     assert (state - last).abs().max() < 1e-10

@@ -37,13 +37,13 @@ def test_causal_queries_attend_to_themselves_and_earlier_keys(name: str) -> None
 @pytest.mark.parametrize("name", [name for name, spec in MODELS.items() if isinstance(spec, Decoder)])
 def test_later_tokens_do_not_change_earlier_logits(name: str) -> None:
     model, tokens = build(MODELS[name]), random_ids(1, 17)
-    before = model(tokens)
+    logits = model(tokens)
     for t in range(1, 17):
         changed = tokens.clone()
         changed[0, t] = (changed[0, t] + 1) % 31
-        after = model(changed)
-        assert (after[:, :t] - before[:, :t]).abs().max() < 1e-12
-        assert (after[:, t] - before[:, t]).abs().max() > 1e-6
+        changed_logits = model(changed)
+        assert (changed_logits[:, :t] - logits[:, :t]).abs().max() < 1e-12
+        assert (changed_logits[:, t] - logits[:, t]).abs().max() > 1e-6
 
 
 @pytest.mark.ledger("mask.forms")
@@ -51,13 +51,13 @@ def test_masking_equals_softmax_over_the_allowed_keys() -> None:
     n, layout = 7, TokenLayout.whole(1, 7)
     q, k = random(1, 1, n, 4), random(1, 1, n, 4, seed=1)
     scores, allowed = (q @ k.mT / 2)[0, 0], torch.ones(n, n, dtype=torch.bool).tril()
-    ours = attention_weights(q, k, layout, ScoreOptions(Causal(), 0.5))[0, 0]
+    weights = attention_weights(q, k, layout, ScoreOptions(Causal(), 0.5))[0, 0]
     added = (scores + torch.zeros(n, n, dtype=torch.float64).masked_fill(~allowed, -torch.inf)).softmax(-1)
     filled = scores.masked_fill(~allowed, -torch.inf).softmax(-1)
     chosen = torch.stack([F.pad(scores[i, : i + 1].softmax(-1), (0, n - 1 - i)) for i in range(n)])
     for other in (added, filled, chosen):
-        assert (ours - other).abs().max() < 1e-15
-        assert torch.equal(ours == 0, ~allowed)  # exactly zero
+        assert (weights - other).abs().max() < 1e-15
+        assert torch.equal(weights == 0, ~allowed)  # exactly zero
     zero_scores = scores.masked_fill(~allowed, 0).softmax(-1)
     assert zero_scores[0, 1] == pytest.approx(1 / (scores[0, 0].exp() + n - 1).item())  # a score of 0 weighs e⁰ = 1
     zero_weights = scores.softmax(-1).masked_fill(~allowed, 0)

@@ -1,4 +1,4 @@
-"""Patterns against their definitions pair by pair, the number of allowed pairs, and the reach over several layers."""
+"""Patterns equal their definitions pair by pair; the number of allowed pairs, and the reach over several layers."""
 
 import pytest
 import torch
@@ -21,45 +21,45 @@ from tests.laws import block, decoder
 N = 41
 
 
-def table(mask: Mask, n: int = N) -> list[list[bool]]:
+def allowed_pairs(mask: Mask, n: int = N) -> list[list[bool]]:
     positions = torch.arange(n)
     return mask.allows(positions.unsqueeze(-1), positions).tolist()
 
 
-def by_pairs(allows, n: int = N) -> list[list[bool]]:
+def pair_by_pair(allows, n: int = N) -> list[list[bool]]:
     return [[bool(allows(i, j)) for j in range(n)] for i in range(n)]
 
 
 @pytest.mark.ledger("sp.window")
 @pytest.mark.parametrize("w", [1, 2, 7, 8, 9, N - 1, N, N + 1])
 def test_window_equals_its_definition(w: int) -> None:
-    assert table(Window(w)) == by_pairs(lambda i, j: j in range(i - w + 1, i + 1))
-    assert table(Window(w, causal=False)) == by_pairs(lambda i, j: j in range(i - w, i + w + 1))
-    assert sum(table(Window(w))[-1]) == min(w, N)  # a window of w counts the token itself
+    assert allowed_pairs(Window(w)) == pair_by_pair(lambda i, j: j in range(i - w + 1, i + 1))
+    assert allowed_pairs(Window(w, causal=False)) == pair_by_pair(lambda i, j: j in range(i - w, i + w + 1))
+    assert sum(allowed_pairs(Window(w))[-1]) == min(w, N)  # a window of w counts the token itself
 
 
 @pytest.mark.parametrize("w", [1, 3, 5])
 @pytest.mark.parametrize("step", [1, 2, 7])
 def test_dilated_window_equals_its_definition(w: int, step: int) -> None:
-    assert table(Dilated(w, step)) == by_pairs(lambda i, j: j in [i - n * step for n in range(w)])
-    both = by_pairs(lambda i, j: j in [i + n * step for n in range(-w, w + 1)])
-    assert table(Dilated(w, step, causal=False)) == both
-    assert table(Dilated(N, step)) == by_pairs(lambda i, j: j <= i and (i - j) % step == 0)
-    assert table(Dilated(w, 1)) == table(Window(w))
+    assert allowed_pairs(Dilated(w, step)) == pair_by_pair(lambda i, j: j in [i - n * step for n in range(w)])
+    both = pair_by_pair(lambda i, j: j in [i + n * step for n in range(-w, w + 1)])
+    assert allowed_pairs(Dilated(w, step, causal=False)) == both
+    assert allowed_pairs(Dilated(N, step)) == pair_by_pair(lambda i, j: j <= i and (i - j) % step == 0)
+    assert allowed_pairs(Dilated(w, 1)) == allowed_pairs(Window(w))
 
 
 @pytest.mark.ledger("sp.strided")
 @pytest.mark.parametrize("stride", [2, 6, 7])
 def test_sparse_transformer_patterns_equal_their_definitions(stride: int) -> None:
-    near_or_far = by_pairs(lambda i, j: j <= i and (i - j < stride or (i - j) % stride == 0))
-    assert table(StridedPattern(stride)) == near_or_far
-    halves = zip(table(Window(stride)), table(Dilated(N, stride)), strict=True)
-    assert near_or_far == [[a or b for a, b in zip(*rows, strict=True)] for rows in halves]
-    fixed = by_pairs(lambda i, j: j <= i and (i // stride == j // stride or j % stride == stride - 1))
-    assert table(FixedPattern(stride)) == fixed
+    strided = pair_by_pair(lambda i, j: j <= i and (i - j < stride or (i - j) % stride == 0))
+    assert allowed_pairs(StridedPattern(stride)) == strided
+    window_and_dilated_rows = zip(allowed_pairs(Window(stride)), allowed_pairs(Dilated(N, stride)), strict=True)
+    assert strided == [[a or b for a, b in zip(*rows, strict=True)] for rows in window_and_dilated_rows]
+    fixed = pair_by_pair(lambda i, j: j <= i and (i // stride == j // stride or j % stride == stride - 1))
+    assert allowed_pairs(FixedPattern(stride)) == fixed
     for mask in (StridedPattern(stride), FixedPattern(stride)):
-        one = torch.tensor(table(mask))
-        assert torch.equal((one.long() @ one.long() > 0), torch.ones(N, N, dtype=torch.bool).tril())  # two hops
+        one_hop = torch.tensor(allowed_pairs(mask))
+        assert torch.equal((one_hop.long() @ one_hop.long() > 0), torch.ones(N, N, dtype=torch.bool).tril())  # two hops
 
 
 @pytest.mark.ledger("sp.strided")
@@ -67,26 +67,26 @@ def test_sparse_transformer_allows_order_n_root_n_pairs() -> None:
     for root in (4, 8, 16):
         n = root * root
         for mask in (StridedPattern(root), FixedPattern(root)):
-            most = max(sum(row) for row in table(mask, n))
-            assert most <= 2 * root
-            assert sum(map(sum, table(mask, n))) <= 2 * n * root
+            max_keys = max(sum(row) for row in allowed_pairs(mask, n))
+            assert max_keys <= 2 * root
+            assert sum(map(sum, allowed_pairs(mask, n))) <= 2 * n * root
 
 
 @pytest.mark.ledger("sp.longformer")
 def test_longformer_and_sinks_equal_their_definitions() -> None:
-    window, first = 5, 3
-    expected = by_pairs(lambda i, j: abs(i - j) <= window or i < first or j < first)
-    assert table(Longformer(window, first)) == expected
-    causal = by_pairs(lambda i, j: j <= i and (i - j <= window or j < first))
-    assert table(Longformer(window, first, causal=True)) == causal
-    assert table(SinksAndWindow(first, window + 1)) == causal
-    assert sum(expected[20]) == 2 * window + 1 + first
+    window, sinks = 5, 3
+    expected = pair_by_pair(lambda i, j: abs(i - j) <= window or i < sinks or j < sinks)
+    assert allowed_pairs(Longformer(window, sinks)) == expected
+    causal = pair_by_pair(lambda i, j: j <= i and (i - j <= window or j < sinks))
+    assert allowed_pairs(Longformer(window, sinks, causal=True)) == causal
+    assert allowed_pairs(SinksAndWindow(sinks, window + 1)) == causal
+    assert sum(expected[20]) == 2 * window + 1 + sinks
     assert all(expected[0])
     assert all(row[0] for row in expected)
 
 
 def test_prefix_is_bidirectional_and_refused_in_a_decoder() -> None:
-    assert table(PrefixLM(6)) == by_pairs(lambda i, j: j <= i or (i < 6 and j < 6))
+    assert allowed_pairs(PrefixLM(6)) == pair_by_pair(lambda i, j: j <= i or (i < 6 and j < 6))
     with pytest.raises(SpecError, match="choose a causal mask"):
         decoder(block(Attention(2, mask=PrefixLM(6))))
 
@@ -96,12 +96,12 @@ def test_block_sparse_equals_its_table() -> None:
     def allows(i: int, j: int) -> bool:
         return j // 4 in BLOCK_TABLE[i // 4] if i // 4 < len(BLOCK_TABLE) else i // 4 == j // 4
 
-    assert table(BlockSparse(4, BLOCK_TABLE, causal=False)) == by_pairs(allows)
-    assert table(BlockSparse(4, BLOCK_TABLE)) == by_pairs(lambda i, j: j <= i and allows(i, j))
+    assert allowed_pairs(BlockSparse(4, BLOCK_TABLE, causal=False)) == pair_by_pair(allows)
+    assert allowed_pairs(BlockSparse(4, BLOCK_TABLE)) == pair_by_pair(lambda i, j: j <= i and allows(i, j))
 
 
 def random_blocks(mask: BigBird, row: int, blocks: int) -> set[int]:
-    """The definition in integers: one block of each equal share of those that are neither global nor in the window."""
+    """In integers: blocks that are neither global nor in the window form equal shares; one of each is chosen."""
     end = row - mask.window // 2 if mask.causal else -(-mask.length // mask.block)
     free = [c for c in range(mask.globals, max(end, 0)) if abs(c - row) > mask.window // 2]
     chosen = set()
@@ -127,18 +127,18 @@ def test_bigbird_equals_its_definition(causal: bool, seed: int) -> None:
         near = abs(row - column) <= 1 or row < 2 or column < 2
         return (near or column in links[row]) and (j <= i or not causal)
 
-    assert table(mask) == by_pairs(allows)
-    assert sum(map(len, links[7:])) >= 12  # in the middle of a sequence every row has its links
-    assert table(BigBird(3, 3, 2, 2, length=N, seed=seed + 1, causal=causal)) != table(mask)
+    assert allowed_pairs(mask) == pair_by_pair(allows)
+    assert sum(map(len, links[7:])) >= 12  # of 14: late rows have nearly all their links
+    assert allowed_pairs(BigBird(3, 3, 2, 2, length=N, seed=seed + 1, causal=causal)) != allowed_pairs(mask)
 
 
 @pytest.mark.ledger("sp.bigbird")
 def test_random_links_shorten_paths_to_a_few_hops() -> None:
-    """Hops from the first to the last of the blocks that are not global, along paths without global blocks."""
+    """Counts hops from the first to the last block that is not global, along paths without global blocks."""
 
     def hops(random: bool) -> int:
         mask = BigBird(1, 3, 1, 3, length=512, seed=1)
-        links = torch.tensor(table(mask if random else Window(1, False), 512))[1:, 1:]
+        links = torch.tensor(allowed_pairs(mask if random else Window(1, False), 512))[1:, 1:]
         links = links | links.T
         reached, count = torch.zeros(511, dtype=torch.bool), 0
         reached[0] = True
@@ -170,8 +170,8 @@ def test_masks_round_trip_through_specs_and_hash(name: str) -> None:
     mask = MASKS[name]
     assert Spec.from_dict(mask.to_dict()) == type(mask).from_toml(mask.to_toml()) == mask
     assert hash(mask) == hash(Spec.from_dict(mask.to_dict()))
-    later = torch.tensor(table(mask)).triu(1).any() if name != "full" else True
-    assert bool(later) != mask.causal
+    attends_to_later_keys = torch.tensor(allowed_pairs(mask)).triu(1).any() if name != "full" else True
+    assert bool(attends_to_later_keys) != mask.causal
 
 
 @pytest.mark.parametrize(
@@ -201,5 +201,5 @@ def weights_of(mask: Mask, n: int) -> Tensor:
 
 @pytest.mark.ledger("sp.window")
 @pytest.mark.parametrize("w", [7, 8, 9])
-def test_window_gives_weight_to_exactly_its_keys(w: int) -> None:
-    assert torch.equal(weights_of(Window(w), N) > 0, torch.tensor(table(Window(w))))
+def test_only_keys_in_the_window_have_positive_weights(w: int) -> None:
+    assert torch.equal(weights_of(Window(w), N) > 0, torch.tensor(allowed_pairs(Window(w))))

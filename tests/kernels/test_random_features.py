@@ -1,4 +1,4 @@
-"""Random features of the Performer: unbiased estimates of softmax whose error falls with their number; no overflow."""
+"""Random features of the Performer estimate the softmax without bias and overflow; more features, smaller error."""
 
 import pytest
 import torch
@@ -33,8 +33,8 @@ def test_estimate_is_unbiased_with_error_of_one_over_root_count() -> None:
     assert ((estimate(q, k, 20_000) - exact) / exact).abs().max() < 0.02
     errors = {}
     for count in (16, 64, 256):
-        drawn = torch.stack([estimate(q, k, count) for _ in range(100)])  # (draws, 6, 5)
-        errors[count] = (((drawn - exact) / exact).square().mean()).sqrt().item()
+        estimates = torch.stack([estimate(q, k, count) for _ in range(100)])  # (draws, 6, 5)
+        errors[count] = (((estimates - exact) / exact).square().mean()).sqrt().item()
     for count in (16, 64):  # four times the features, half the error
         assert errors[count] / errors[4 * count] == pytest.approx(2, rel=0.2)
 

@@ -1,4 +1,4 @@
-"""Recurrent cells: steps and fused forms against each other and torch's cells, for packed and padded rows."""
+"""Recurrent cells: steps and fused forms equal each other and PyTorch's cells, for packed and padded rows."""
 
 from collections.abc import Callable
 
@@ -23,8 +23,8 @@ def build_cell(spec: RecurrentMixer, width: int = WIDTH, size: int = SIZE) -> Re
     return module
 
 
-def unrolled(module: RecurrentCell, x: Tensor, past: CellStates, layout: TokenLayout) -> tuple[Tensor, CellStates]:
-    return unroll(module.step, module.project_inputs(x), past, layout.segments, layout.valid)
+def unrolled(module: RecurrentCell, x: Tensor, initial: CellStates, layout: TokenLayout) -> tuple[Tensor, CellStates]:
+    return unroll(module.step, module.project_inputs(x), initial, layout.segments, layout.valid)
 
 
 def draw(module: RecurrentCell, batch: int, length: int) -> tuple[Tensor, CellStates]:
@@ -45,64 +45,67 @@ def assert_close(
 @pytest.mark.parametrize("name", CELLS)
 def test_fused_equals_the_loop(name: str) -> None:
     module = build_cell(CELLS[name])
-    x, past = draw(module, 3, 11)
-    assert_close(module.fused(x, None, past), unrolled(module, x, past, TokenLayout.whole(3, 11)))
+    x, initial = draw(module, 3, 11)
+    assert_close(module.fused(x, None, initial), unrolled(module, x, initial, TokenLayout.whole(3, 11)))
 
 
-ROWS = torch.tensor(
+DOCUMENTS = torch.tensor(  # the document of each token; -1 is padding
     [[0, 0, 0, 1, 1, 2, 2, 2, 2, -1, -1], [-1, -1, 4, 4, 4, 4, 4, 4, 4, 4, 4], [0, 1, -1, 1, 2, 2, 3, 3, 3, 3, 3]]
 )
 LAYOUTS = {
-    "packed": TokenLayout(torch.zeros_like(ROWS), ROWS.clamp_min(0).cummax(1).values),
-    "padded left, right, inside": TokenLayout(torch.zeros_like(ROWS), valid=ROWS >= 0),
-    "packed and padded": TokenLayout(torch.zeros_like(ROWS), ROWS, ROWS >= 0),
+    "packed": TokenLayout(torch.zeros_like(DOCUMENTS), DOCUMENTS.clamp_min(0).cummax(1).values),
+    "padded left, right, inside": TokenLayout(torch.zeros_like(DOCUMENTS), valid=DOCUMENTS >= 0),
+    "packed and padded": TokenLayout(torch.zeros_like(DOCUMENTS), DOCUMENTS, DOCUMENTS >= 0),
     "a row without tokens": TokenLayout(
-        torch.zeros_like(ROWS), valid=(ROWS >= 0) & torch.tensor([[True], [False], [True]])
+        torch.zeros_like(DOCUMENTS), valid=(DOCUMENTS >= 0) & torch.tensor([[True], [False], [True]])
     ),
-    "no tokens": TokenLayout(torch.zeros_like(ROWS), valid=ROWS > 99),
+    "no tokens": TokenLayout(torch.zeros_like(DOCUMENTS), valid=DOCUMENTS > 99),
 }
 
 
-@pytest.mark.parametrize("rows", LAYOUTS)
+@pytest.mark.parametrize("layout_name", LAYOUTS)
 @pytest.mark.parametrize("name", CELLS)
-def test_packed_documents_equal_the_loop(name: str, rows: str) -> None:
-    module, layout = build_cell(CELLS[name]), LAYOUTS[rows]
-    x, past = draw(module, *ROWS.shape)
-    packed = run_packed(module.fused, x, past, pack_documents(layout))
-    assert_close(packed, unrolled(module, x, past, layout), layout.valid)
+def test_packed_documents_equal_the_loop(name: str, layout_name: str) -> None:
+    module, layout = build_cell(CELLS[name]), LAYOUTS[layout_name]
+    x, initial = draw(module, *DOCUMENTS.shape)
+    packed = run_packed(module.fused, x, initial, pack_documents(layout))
+    assert_close(packed, unrolled(module, x, initial, layout), layout.valid)
 
 
 @pytest.mark.parametrize("name", CELLS)
 def test_packed_gradients_equal_those_of_the_loop(name: str) -> None:
     module, layout = build_cell(CELLS[name]), LAYOUTS["packed and padded"]
-    x, past = draw(module, *ROWS.shape)
+    x, initial = draw(module, *DOCUMENTS.shape)
     x.requires_grad_()
-    weights = [x, *past, *module.parameters()]
-    for array in past:
+    weights = [x, *initial, *module.parameters()]
+    for array in initial:
         array.requires_grad_()
-    packed = run_packed(module.fused, x, past, pack_documents(layout))
-    found = []
-    for outputs, states in (packed, unrolled(module, x, past, layout)):
+    packed = run_packed(module.fused, x, initial, pack_documents(layout))
+    gradients = []
+    for outputs, states in (packed, unrolled(module, x, initial, layout)):
         loss = outputs.where(layout.valid.unsqueeze(-1), 0.0).sin().sum() + sum(state.sin().sum() for state in states)
-        found.append(torch.autograd.grad(loss, weights))
-    for one, other in zip(*found, strict=True):
-        assert (one - other).abs().max() <= 1e-11
+        gradients.append(torch.autograd.grad(loss, weights))
+    for packed_gradient, loop_gradient in zip(*gradients, strict=True):
+        assert (packed_gradient - loop_gradient).abs().max() <= 1e-11
 
 
 def test_loop_equals_each_document_alone() -> None:
-    layout, (x, _) = LAYOUTS["packed and padded"], draw(build_cell(LSTM()), *ROWS.shape)
+    layout, (x, _) = LAYOUTS["packed and padded"], draw(build_cell(LSTM()), *DOCUMENTS.shape)
     module = build_cell(LSTM())
     zeros = tuple(torch.zeros(3, SIZE, dtype=torch.float64) for _ in range(2))
     outputs, _ = unrolled(module, x, zeros, layout)
     for row in range(3):
-        for document in ROWS[row].unique():
+        for document in DOCUMENTS[row].unique():
             if document >= 0:
-                mine = document == ROWS[row]
+                in_document = document == DOCUMENTS[row]
                 alone, _ = unrolled(
-                    module, x[row, mine][None], tuple(z[:1] for z in zeros), TokenLayout.whole(1, int(mine.sum()))
+                    module,
+                    x[row, in_document][None],
+                    tuple(z[:1] for z in zeros),
+                    TokenLayout.whole(1, int(in_document.sum())),
                 )
-                assert (outputs[row, mine] - alone[0]).abs().max() <= 1e-15
-    assert document_starts(ROWS, ROWS >= 0)[2].nonzero().flatten().tolist() == [1, 4, 6]
+                assert (outputs[row, in_document] - alone[0]).abs().max() <= 1e-15
+    assert document_starts(DOCUMENTS, DOCUMENTS >= 0)[2].nonzero().flatten().tolist() == [1, 4, 6]
 
 
 def test_split_documents_merge_back() -> None:
@@ -110,21 +113,21 @@ def test_split_documents_merge_back() -> None:
     documents, document_layout = split_documents(layout)
     assert documents.rows.tolist() == [0, 0, 0, 1, 2, 2, 2, 2]
     assert document_layout.valid.sum(1).tolist() == [3, 2, 4, 9, 1, 2, 2, 5]
-    x = torch.randn(*ROWS.shape, 2)
-    assert torch.equal(documents.merge(documents.split(x)), x * (ROWS >= 0).unsqueeze(-1))
+    x = torch.randn(*DOCUMENTS.shape, 2)
+    assert torch.equal(documents.merge(documents.split(x)), x * (DOCUMENTS >= 0).unsqueeze(-1))
 
 
 def copy_weights(module: nn.RNNBase, ours: RecurrentCell, convert: Callable[[Tensor], Tensor]) -> None:
-    """Copy the weights of torch's only layer; the sum of its two biases is ours."""
+    """Copies the weights of PyTorch's only layer; the sum of its two biases is our bias."""
     with torch.no_grad():
         size = ours.size
         ours.x_proj.weight.copy_(convert(module.weight_ih_l0))
         if isinstance(module, nn.GRU):
             ours.h_proj.weight.copy_(convert(module.weight_hh_l0)[: 2 * size])
             ours.n_proj.weight.copy_(module.weight_hh_l0[2 * size :])
-            both, n = module.bias_hh_l0.clone(), module.bias_hh_l0[2 * size :]
-            both[2 * size :] = 0
-            ours.bias.copy_(convert(module.bias_ih_l0 + both))
+            recurrent_bias, n = module.bias_hh_l0.clone(), module.bias_hh_l0[2 * size :]
+            recurrent_bias[2 * size :] = 0
+            ours.bias.copy_(convert(module.bias_ih_l0 + recurrent_bias))
             ours.n_proj.bias.copy_(n)
         else:
             ours.h_proj.weight.copy_(module.weight_hh_l0)
@@ -132,12 +135,12 @@ def copy_weights(module: nn.RNNBase, ours: RecurrentCell, convert: Callable[[Ten
 
 
 def negate_z(weight: Tensor) -> Tensor:
-    """Torch's z is our 1 - z."""
+    """PyTorch's z is our 1 - z."""
     r, z, n = weight.chunk(3)
     return torch.cat([r, -z, n])
 
 
-TORCH = {
+TORCH_CELLS = {
     "rnn": (RNN(), nn.RNN, lambda w: w),
     "lstm": (LSTM(), nn.LSTM, lambda w: w),
     "gru": (GRU(), nn.GRU, negate_z),
@@ -145,12 +148,12 @@ TORCH = {
 
 
 @pytest.mark.ledger("anc.rnn.cell", "anc.lstm.cell", "anc.gru.cell")
-@pytest.mark.parametrize("name", TORCH)
-def test_cells_equal_those_of_torch(name: str) -> None:
-    """Outputs, last states and gradients of the input, with copied weights, of the loop and the fused form."""
+@pytest.mark.parametrize("name", TORCH_CELLS)
+def test_cells_equal_those_of_pytorch(name: str) -> None:
+    """Outputs, last states and gradients of the input of the loop and the fused form, with copied weights."""
     torch.manual_seed(0)
-    spec, kind, convert = TORCH[name]
-    theirs, ours = kind(WIDTH, SIZE, batch_first=True).double(), build_cell(spec)
+    spec, torch_class, convert = TORCH_CELLS[name]
+    theirs, ours = torch_class(WIDTH, SIZE, batch_first=True).double(), build_cell(spec)
     copy_weights(theirs, ours, convert)
     x = torch.randn(2, 13, WIDTH, dtype=torch.float64, requires_grad=True)
     expected, last = theirs(x)
@@ -165,7 +168,7 @@ def test_cells_equal_those_of_torch(name: str) -> None:
 
 @pytest.mark.ledger("anc.lstm.cell")
 def test_lstm_equals_its_equations() -> None:
-    """With one matrix on [h, x] per gate, and no biases."""
+    """The equations have one matrix on [h, x] per gate and no biases."""
     torch.manual_seed(0)
     module = build_cell(LSTM(bias=False))
     w = torch.cat([module.h_proj.weight, module.x_proj.weight], 1).chunk(4)  # (F, F + D) each
@@ -236,40 +239,40 @@ def test_open_forget_gates_carry_the_cell_unchanged() -> None:
 
 @pytest.mark.ledger("anc.lstm.path")
 def test_gradient_along_the_lstm_cell_is_the_product_of_forget_gates() -> None:
-    """If the gates are not differentiated; the whole gradient has more terms, because the gates depend on h."""
+    """This holds if the gates are constants; the full gradient has more terms, because the gates depend on h."""
     module = build_cell(LSTM())
     x, (h, c) = draw(module, 1, 20)
     projected, forgets, cell, hidden = module.project_inputs(x), [], c.clone().requires_grad_(), h
-    start = cell
+    differentiated_cell = cell
     for t in range(20):
         i, f, g, o = (gate.detach() for gate in (projected[:, t] + module.h_proj(hidden)).chunk(4, -1))
         forgets.append(f.sigmoid())
         cell = f.sigmoid() * cell + i.sigmoid() * g.tanh()
         hidden = o.sigmoid() * cell.tanh()
-    (gradient,) = torch.autograd.grad(cell.sum(), start)
+    (gradient,) = torch.autograd.grad(cell.sum(), differentiated_cell)
     product = torch.stack(forgets).prod(0)
     assert (gradient - product).abs().max() <= 1e-15
-    again = c.clone().requires_grad_()
-    (_, whole) = unroll(module.step, projected, (h, again))[1]
+    initial_cell = c.clone().requires_grad_()
+    (_, whole) = unroll(module.step, projected, (h, initial_cell))[1]
     assert (whole - cell).abs().max() <= 1e-14
-    (full,) = torch.autograd.grad(whole.sum(), again)
+    (full,) = torch.autograd.grad(whole.sum(), initial_cell)
     assert (full - product).abs().max() > 1e-3
 
 
 @pytest.mark.ledger("anc.lstm.path")
 def test_gradient_along_the_gru_state_is_the_product_of_one_minus_z() -> None:
-    """If the gates and the candidate n are not differentiated."""
+    """This holds if the gates and the candidate n are constants."""
     module = build_cell(GRU())
     x, (h,) = draw(module, 1, 20)
-    projected, kept = module.project_inputs(x), []
-    start = state = h.clone().requires_grad_()
+    projected, retained = module.project_inputs(x), []
+    initial_state = state = h.clone().requires_grad_()
     for t in range(20):
         gates, x_n = projected[:, t].tensor_split([2 * SIZE], -1)
         r, z = (gates + module.h_proj(state)).sigmoid().detach().chunk(2, -1)
         n = torch.tanh(x_n + r * module.n_proj(state)).detach()
-        kept.append(1 - z)
+        retained.append(1 - z)
         assert ((z > 0) & (z < 1)).all()
         state = (1 - z) * state + z * n
-    (gradient,) = torch.autograd.grad(state.sum(), start)
-    assert (gradient - torch.stack(kept).prod(0)).abs().max() <= 1e-15
+    (gradient,) = torch.autograd.grad(state.sum(), initial_state)
+    assert (gradient - torch.stack(retained).prod(0)).abs().max() <= 1e-15
     assert (state - unroll(module.step, projected, (h,))[1][0]).abs().max() <= 1e-14

@@ -24,7 +24,7 @@ from regard.parts.feedforward import SwiGLU
 from regard.parts.position.rope import Rope
 
 LENGTH = 48
-CASES: dict[str, tuple[Mask, bool, dict]] = {  # mask, packed, other options
+CASES: dict[str, tuple[Mask, bool, dict]] = {  # mask, packed, extra options
     "causal": (Causal(), False, {}),
     "full": (Full(), False, {}),
     "window, packed": (Window(7), True, {}),
@@ -33,56 +33,56 @@ CASES: dict[str, tuple[Mask, bool, dict]] = {  # mask, packed, other options
 
 
 def random_case(name: str) -> tuple[list[Tensor], TokenLayout, ScoreOptions, Tensor]:
-    """The whole sequence, equal in every process."""
-    draws = torch.Generator().manual_seed(1)
-    q, k, v, weights = (torch.randn(2, h, LENGTH, 8, dtype=torch.float64, generator=draws) for h in (4, 2, 2, 4))
-    mask, packed, more = CASES[name]
+    """Inputs of the whole sequence, which are equal in every process."""
+    generator = torch.Generator().manual_seed(1)
+    q, k, v, weights = (torch.randn(2, h, LENGTH, 8, dtype=torch.float64, generator=generator) for h in (4, 2, 2, 4))
+    mask, packed, extras = CASES[name]
     layout = TokenLayout.whole(2, LENGTH)
     if packed:
         segments = (torch.arange(LENGTH) // 20).expand(2, -1)
         layout = TokenLayout(
             torch.arange(LENGTH) % 20 + torch.zeros_like(segments), segments, torch.arange(LENGTH).expand(2, -1) < 45
         )
-    sinks = torch.randn(4, dtype=torch.float64, generator=draws).requires_grad_() if "sinks" in more else None
-    table = torch.randn(8, 4, dtype=torch.float64, generator=draws).requires_grad_()
-    bias = Buckets(table, 16, False) if "bias" in more else None
-    options = ScoreOptions(mask, 8**-0.5, bias, more.get("softcap"), sinks)
+    sinks = torch.randn(4, dtype=torch.float64, generator=generator).requires_grad_() if "sinks" in extras else None
+    table = torch.randn(8, 4, dtype=torch.float64, generator=generator).requires_grad_()
+    bias = Buckets(table, 16, False) if "bias" in extras else None
+    options = ScoreOptions(mask, 8**-0.5, bias, extras.get("softcap"), sinks)
     return [x.requires_grad_() for x in (q, k, v)], layout, options, weights
 
 
-def learned(options: ScoreOptions) -> list[Tensor]:
+def score_parameters(options: ScoreOptions) -> list[Tensor]:
     return [
         x for x in (options.sinks, options.bias.table if isinstance(options.bias, Buckets) else None) if x is not None
     ]
 
 
-def part(layout: TokenLayout, places: Tensor) -> TokenLayout:
+def select_tokens(layout: TokenLayout, positions: Tensor) -> TokenLayout:
     """The layout of these tokens."""
-    segments, valid = (None if x is None else x[:, places] for x in (layout.segments, layout.valid))
-    return TokenLayout(layout.positions[:, places], segments, valid)
+    segments, valid = (None if x is None else x[:, positions] for x in (layout.segments, layout.valid))
+    return TokenLayout(layout.positions[:, positions], segments, valid)
 
 
-def check_kernel(name: str, places: Tensor) -> None:
+def check_kernel(name: str, positions: Tensor) -> None:
     inputs, layout, options, weights = random_case(name)
     (reference.attend(*inputs, layout, options) * weights).sum().backward()
-    expected = [x.grad for x in inputs]
-    whole = [x.grad.clone() for x in learned(options)]
-    own = [x.detach()[:, :, places].requires_grad_() for x in inputs]
-    for x in learned(options):
+    input_gradients = [x.grad for x in inputs]
+    parameter_gradients = [x.grad.clone() for x in score_parameters(options)]
+    own_tokens = [x.detach()[:, :, positions].requires_grad_() for x in inputs]
+    for x in score_parameters(options):
         x.grad = None
-    out = ring_attention.attend(*own, part(layout, places), options)
-    valid = slice(None) if layout.valid is None else layout.valid[0, places]
-    alone = reference.attend(*inputs, layout, options)[:, :, places]
-    assert (out - alone)[:, :, valid].abs().max() < 1e-12
-    (out * weights[:, :, places]).sum().backward()
-    for x, grad in zip(own, expected, strict=True):
-        assert (x.grad - grad[:, :, places]).abs().max() < 1e-12
-    for x, grad in zip(learned(options), whole, strict=True):  # each process has the gradient of its own queries
-        dist.all_reduce(x.grad)
+    out = ring_attention.attend(*own_tokens, select_tokens(layout, positions), options)
+    valid = slice(None) if layout.valid is None else layout.valid[0, positions]
+    expected_out = reference.attend(*inputs, layout, options)[:, :, positions]
+    assert (out - expected_out)[:, :, valid].abs().max() < 1e-12
+    (out * weights[:, :, positions]).sum().backward()
+    for x, grad in zip(own_tokens, input_gradients, strict=True):
+        assert (x.grad - grad[:, :, positions]).abs().max() < 1e-12
+    for x, grad in zip(score_parameters(options), parameter_gradients, strict=True):
+        dist.all_reduce(x.grad)  # each process has the gradients from its own queries
         assert (x.grad - grad).abs().max() < 1e-12
 
 
-def check_model(places: Tensor) -> None:
+def check_model(positions: Tensor) -> None:
     block = Block((Sublayer(Attention(4, 2, position=Rope())), Sublayer(SwiGLU(24))))
     model = Decoder(50, 16, (Repeat((block,), 2),)).build(seed=0).double()
     tokens = torch.randint(50, (2, LENGTH), generator=torch.Generator().manual_seed(2))
@@ -93,8 +93,8 @@ def check_model(places: Tensor) -> None:
     for module in model.modules():
         if "attend" in vars(module):
             vars(module)["attend"] = ring_attention.attend
-    out = model(tokens[:, places], TokenLayout(places.expand(2, -1)))
-    assert (out - expected[:, places]).abs().max() < 1e-12
+    out = model(tokens[:, positions], TokenLayout(positions.expand(2, -1)))
+    assert (out - expected[:, positions]).abs().max() < 1e-12
     out.square().sum().backward()
     for name, parameter in model.named_parameters():
         dist.all_reduce(parameter.grad)
@@ -104,17 +104,19 @@ def check_model(places: Tensor) -> None:
 def one_process(rank: int, size: int, folder: str) -> None:
     torch.set_num_threads(1)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    dist.init_process_group("gloo", f"file://{folder}/meet", timeout=timedelta(seconds=60), rank=rank, world_size=size)
-    places = ring_attention.zigzag_shares(LENGTH, size)[rank]
+    dist.init_process_group(
+        "gloo", f"file://{folder}/rendezvous", timeout=timedelta(seconds=60), rank=rank, world_size=size
+    )
+    positions = ring_attention.zigzag_shares(LENGTH, size)[rank]
     for name in CASES:
-        check_kernel(name, places)
-    check_model(places)
+        check_kernel(name, positions)
+    check_model(positions)
     dist.destroy_process_group()
 
 
 @pytest.mark.ledger("ring.attn")
 @pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.slow)])
-def test_split_sequence_equals_the_whole(size: int, tmp_path: Path) -> None:
+def test_attention_of_a_split_sequence_equals_that_of_the_whole(size: int, tmp_path: Path) -> None:
     multiprocessing.start_processes(one_process, (size, str(tmp_path)), size, start_method="forkserver")
 
 
@@ -123,7 +125,7 @@ def test_split_sequence_equals_the_whole(size: int, tmp_path: Path) -> None:
 def test_every_process_has_equally_many_pairs(size: int) -> None:
     shares = ring_attention.zigzag_shares(LENGTH, size)
     assert shares.flatten().sort().values.equal(torch.arange(LENGTH))
-    assert len({int((places + 1).sum()) for places in shares}) == 1  # a token at t attends to t + 1 keys
+    assert len({int((positions + 1).sum()) for positions in shares}) == 1  # a token at t attends to t + 1 keys
 
 
 def test_cached_keys_are_refused() -> None:

@@ -1,4 +1,4 @@
-"""RWKV's recurrence in chunks against a plain softmax: any split, documents, padding and size of the keys."""
+"""RWKV's recurrence in chunks equals a softmax: any split and magnitude of the keys, with documents and padding."""
 
 import pytest
 import torch
@@ -28,7 +28,7 @@ def draw(batch: int, length: int, packed: bool, padded: bool, spread: float, see
 
 
 def softmax_form(k: Tensor, v: Tensor, w: Tensor, u: Tensor, segments: Tensor | None, valid: Tensor | None) -> Tensor:
-    """Every output as a softmax over the previous tokens and itself."""
+    """Each output as a softmax over the previous tokens and the token itself."""
     out = torch.zeros_like(v)
     for b in range(k.shape[0]):
         for t in range(k.shape[1]):
@@ -86,20 +86,22 @@ def test_split_equals_whole(inputs: WKVInputs, cut: int) -> None:
 def test_gradcheck(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wkv_module, "CHUNK", 4)
     k, v, w, u, state, segments, valid = draw(2, 10, True, True, 1.0, 0)
-    past = Sums(torch.randn_like(w).expand(2, -1), torch.rand_like(w).expand(2, -1) + 1, torch.zeros(2, F).double())
-    learned = [x.clone().requires_grad_() for x in (k, v, w, u, *past)]
+    initial_state = Sums(
+        torch.randn_like(w).expand(2, -1), torch.rand_like(w).expand(2, -1) + 1, torch.zeros(2, F).double()
+    )
+    leaves = [x.clone().requires_grad_() for x in (k, v, w, u, *initial_state)]
 
     def run(k: Tensor, v: Tensor, w: Tensor, u: Tensor, *state: Tensor) -> Tensor:
         return wkv(WKVInputs(k, v, w, u, Sums(*state), segments, valid))[0]
 
-    assert gradcheck(run, learned, fast_mode=True)
+    assert gradcheck(run, leaves, fast_mode=True)
 
 
 def test_large_keys_do_not_overflow_in_float32() -> None:
     k, v, w, u, _, segments, valid = draw(2, 70, True, True, 1e4, 1)
-    single = [x.float().requires_grad_() for x in (k, v, w, u)]
-    out, state = wkv(WKVInputs(*single, empty_state(2, torch.float32), segments, valid))
+    in_float32 = [x.float().requires_grad_() for x in (k, v, w, u)]
+    out, state = wkv(WKVInputs(*in_float32, empty_state(2, torch.float32), segments, valid))
     assert (out - softmax_form(k, v, w, u, segments, valid)).abs().max() < 1e-3
     out.sum().backward()
-    assert all(x.grad.isfinite().all() for x in single)
+    assert all(x.grad.isfinite().all() for x in in_float32)
     assert all(x.isfinite().all() for x in state)

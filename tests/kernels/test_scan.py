@@ -1,4 +1,4 @@
-"""Every backend of the linear scan against a plain loop: any shape, decay, chunk size, split, documents and padding."""
+"""Every backend of the linear scan equals a loop: any shape, decay, chunk and split, with documents and padding."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ from tests.kernels.scans import KINDS, cases, cast, draw, loop, select_tokens
 
 
 def error(found: tuple[Tensor, Tensor], expected: tuple[Tensor, Tensor]) -> float:
-    """The largest error of the outputs and the state, each relative to its largest number if that is above 1."""
+    """The largest error of the outputs and the state, each relative to its largest element if that is above 1."""
     pairs = zip(found, expected, strict=True)
     return max(((f - e).abs().max() / e.abs().max().clamp_min(1)).item() for f, e in pairs)
 
@@ -58,27 +58,27 @@ def test_portions_of_chunks_equal_all_chunks_at_once(kind: str, monkeypatch: pyt
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("shared", [1, 2])
-def test_gradcheck(kind: str, shared: int) -> None:
-    q, k, v, decay, state, segments, valid = draw(kind, shared=shared, packed=True, padded=True)
-    learned = [x.requires_grad_() for x in (q, k, v, state, *([] if decay is None else [decay]))]
+@pytest.mark.parametrize("heads_per_key", [1, 2])
+def test_gradcheck(kind: str, heads_per_key: int) -> None:
+    q, k, v, decay, state, segments, valid = draw(kind, heads_per_key=heads_per_key, packed=True, padded=True)
+    leaves = [x.requires_grad_() for x in (q, k, v, state, *([] if decay is None else [decay]))]
 
     def run(q: Tensor, k: Tensor, v: Tensor, state: Tensor, decay: Tensor | None = None) -> tuple[Tensor, Tensor]:
         return chunked.scan(ScanInputs(q, k, v, decay, state, segments, valid), chunk=3)
 
-    assert gradcheck(run, learned, fast_mode=True)
+    assert gradcheck(run, leaves, fast_mode=True)
 
 
 @pytest.mark.parametrize("kind", KINDS[1:])
 def test_strong_decays_are_accurate_with_finite_gradients(kind: str) -> None:
     """Sums of logarithms reach -6000 in a chunk; the differences of such sums must stay accurate."""
     inputs = draw(kind, length=130, strength=200.0, seed=4)
-    exact = sequential.scan(inputs)
-    single = ScanInputs(*(x if x is None else x.float().requires_grad_() for x in inputs))
-    found = chunked.scan(single)
-    assert error(found, exact) < 1e-6
+    expected = sequential.scan(inputs)
+    in_float32 = ScanInputs(*(x if x is None else x.float().requires_grad_() for x in inputs))
+    found = chunked.scan(in_float32)
+    assert error(found, expected) < 1e-6
     found[0].sum().backward()
-    assert all(x.grad.isfinite().all() for x in single if x is not None)
+    assert all(x.grad.isfinite().all() for x in in_float32 if x is not None)
 
 
 def test_weak_decays_are_accurate_over_4096_tokens() -> None:
@@ -98,8 +98,8 @@ def test_autocast_does_not_change_the_result() -> None:
 @pytest.mark.parametrize("length", [1, 5])
 def test_state_and_output_stay_in_float32(dtype: torch.dtype, length: int) -> None:
     inputs = draw("channel", length=length)
-    out, after = scan(cast(inputs, dtype)._replace(state=inputs.state.float()))
-    assert out.dtype == after.dtype == torch.float32
+    out, last_state = scan(cast(inputs, dtype)._replace(state=inputs.state.float()))
+    assert out.dtype == last_state.dtype == torch.float32
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -118,9 +118,9 @@ def test_flops_are_linear_in_the_length(channels: bool) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_tensors_saved_for_backward_are_linear_in_the_length(kind: str) -> None:
-    """The gradient of a slice is as large as the sliced tensor: one slice per step would cost n² numbers."""
+    """The gradient of a slice is as large as the sliced tensor: one slice per step would cost n² elements."""
 
-    def saved_numbers(length: int) -> int:
+    def saved_elements(length: int) -> int:
         inputs, total = draw(kind, 1, 1, 1, length, 8, 8), 0
 
         def count(x: Tensor) -> Tensor:
@@ -132,7 +132,7 @@ def test_tensors_saved_for_backward_are_linear_in_the_length(kind: str) -> None:
             scan(ScanInputs(*(x if x is None or not x.is_floating_point() else x.requires_grad_() for x in inputs)))
         return total
 
-    assert saved_numbers(2048) < 4.2 * saved_numbers(512)
+    assert saved_elements(2048) < 4.2 * saved_elements(512)
 
 
 def test_why_names_the_backend_and_the_reason() -> None:

@@ -1,4 +1,4 @@
-"""Every backend of the selective scan against a plain loop over tokens, channels and states."""
+"""Every backend of the selective scan equals a loop over tokens, channels and states."""
 
 from functools import partial
 
@@ -55,7 +55,7 @@ def loop(inputs: SelectiveScanInputs) -> tuple[Tensor, Tensor]:
 
 
 def documents(length: int) -> Tensor:
-    """Borders inside chunks, at their edges, and one directly after another."""
+    """Document boundaries inside chunks, at their edges, and at consecutive tokens."""
     segments = torch.zeros(ROWS, length, dtype=torch.int64)
     for b, starts in enumerate([(1, 3, 4, 8), (6,)]):
         for start in starts:
@@ -75,8 +75,8 @@ def random_valid(length: int) -> Tensor:
 def test_all_backends_equal_the_loop(scan: str, length: int, packed: bool, padded: bool) -> None:
     segments, valid = documents(length) if packed else None, random_valid(length) if padded else None
     inputs = SelectiveScanInputs(*draw(length), segments, valid)
-    for one, other in zip(SCANS[scan](inputs), loop(inputs), strict=True):
-        assert (one - other).abs().max() < 1e-12
+    for found, expected in zip(SCANS[scan](inputs), loop(inputs), strict=True):
+        assert (found - expected).abs().max() < 1e-12
 
 
 @pytest.mark.ledger("mamba.scan")
@@ -97,11 +97,11 @@ def test_split_equals_whole(scan: str, cut: int) -> None:
         inputs = SelectiveScanInputs(u[:, tokens], delta[:, tokens], A, B[:, tokens], C[:, tokens], D, state)
         return SCANS[scan](inputs)
 
-    whole, last = run(slice(None), state)
-    first, middle = run(slice(cut), state)
-    second, end = run(slice(cut, None), middle)
+    whole, whole_last_state = run(slice(None), state)
+    first, state_at_cut = run(slice(cut), state)
+    second, last_state = run(slice(cut, None), state_at_cut)
     assert (torch.cat([first, second], 1) - whole).abs().max() < 1e-12
-    assert (end - last).abs().max() < 1e-12
+    assert (last_state - whole_last_state).abs().max() < 1e-12
 
 
 @pytest.mark.parametrize("scan", ["associative", "chunks of 3", "chunks of 64"])
@@ -136,11 +136,11 @@ def test_tensors_saved_for_backward_do_not_grow_with_the_state_dim() -> None:
 
     length, n = 512, 16
     inputs = SelectiveScanInputs(*(x.requires_grad_() for x in draw(length, torch.float32, rows=1, f=256, n=n)))
-    for module, most in ((chunked, 5 * length * 256), (associative, None)):
+    for module, limit in ((chunked, 5 * length * 256), (associative, None)):
         saved.clear()
         with torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor):
             module.selective_scan(inputs)
-        assert sum(saved) < most if most else sum(saved) > 3 * length * 256 * n
+        assert sum(saved) < limit if limit else sum(saved) > 3 * length * 256 * n
 
 
 @pytest.mark.parametrize("scan", SCANS)
@@ -168,8 +168,8 @@ def test_float32_is_accurate_over_16k_tokens() -> None:
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_state_and_output_stay_in_float32(scan: str, dtype: torch.dtype) -> None:
     *tensors, state = draw(5)
-    y, after = SCANS[scan](SelectiveScanInputs(*(x.to(dtype) for x in tensors), state.float()))
-    assert y.dtype == after.dtype == torch.float32
+    y, last_state = SCANS[scan](SelectiveScanInputs(*(x.to(dtype) for x in tensors), state.float()))
+    assert y.dtype == last_state.dtype == torch.float32
 
 
 def test_autocast_does_not_change_the_result() -> None:

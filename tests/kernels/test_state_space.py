@@ -1,4 +1,4 @@
-"""A linear system as recurrence, convolution and differential equation computes one function."""
+"""A linear system is the same function as a recurrence, as a convolution and as a differential equation."""
 
 import math
 
@@ -43,7 +43,7 @@ def simulated(A: Tensor, B: Tensor, u, time: float, steps: int) -> Tensor:
 @pytest.mark.ledger("ssm.lti")
 @pytest.mark.parametrize("rule", [zero_order_hold, bilinear])
 def test_small_steps_follow_the_differential_equation(rule) -> None:
-    """x' = Ax + Bu, y = Cx + Du with a state of 64 numbers."""
+    """x' = Ax + Bu, y = Cx + Du with a state of 64 elements."""
     values = DIAGONALS["lin"](64)
     rotations = torch.stack([torch.stack([values.real, -values.imag]), torch.stack([values.imag, values.real])])
     A = torch.block_diag(*(rotations[..., n] / 20 for n in range(32)))  # (64, 64)
@@ -65,14 +65,16 @@ def test_small_steps_follow_the_differential_equation(rule) -> None:
 @pytest.mark.ledger("ssm.discretise")
 def test_discretisation_equals_its_formula_and_has_its_order() -> None:
     A, b = random(5, 5) / 2 - torch.eye(5, dtype=torch.float64), random(5, seed=1)
-    step, unit = 0.3, torch.eye(5, dtype=torch.float64)
+    step, identity = 0.3, torch.eye(5, dtype=torch.float64)
     held, b_held = zero_order_hold(A, b, step)
     assert torch.allclose(held, torch.linalg.matrix_exp(step * A), atol=1e-12)
-    assert torch.allclose(b_held, torch.linalg.inv(A) @ (held - unit) @ b, atol=1e-12)
+    assert torch.allclose(b_held, torch.linalg.inv(A) @ (held - identity) @ b, atol=1e-12)
     assert torch.allclose(b_held, simulated(A, b, lambda t: 1.0, step, 100), atol=1e-9)  # exact for a constant input
     transformed, b_transformed = bilinear(A, b, step)
-    assert torch.allclose(transformed, torch.linalg.inv(unit - step / 2 * A) @ (unit + step / 2 * A), atol=1e-12)
-    assert torch.allclose(b_transformed, torch.linalg.inv(unit - step / 2 * A) @ (step * b), atol=1e-12)
+    assert torch.allclose(
+        transformed, torch.linalg.inv(identity - step / 2 * A) @ (identity + step / 2 * A), atol=1e-12
+    )
+    assert torch.allclose(b_transformed, torch.linalg.inv(identity - step / 2 * A) @ (step * b), atol=1e-12)
     whole, errors = torch.linalg.matrix_exp(2 * A), {zero_order_hold: [], bilinear: []}
     for rule, found in errors.items():
         for steps in (20, 40, 80):
@@ -176,12 +178,12 @@ def test_impulse_response_of_a_scalar_system() -> None:
 @pytest.mark.parametrize("length", [1, 2, 3, 17, 64, 500])
 def test_kernel_equals_repeated_products(kind: str, length: int) -> None:
     model = system(kind, D, N)
-    x, naive = model.b, []
+    x, expected = model.b, []
     for _ in range(length):
-        naive.append((model.c * x).sum(-1))
+        expected.append((model.c * x).sum(-1))
         x = model.transition @ x
     found = kernel(model, length, torch.float64)
-    assert (found - torch.stack(naive, -1)).abs().max() < 1e-12
+    assert (found - torch.stack(expected, -1)).abs().max() < 1e-12
 
 
 @pytest.mark.ledger("ssm.s4")
@@ -192,8 +194,8 @@ def test_low_rank_kernel_equals_that_of_the_hippo_matrix() -> None:
     model = system("s4", 1, N, step=0.05)
     model = System(model.transition, model.b, rotated.unsqueeze(0))
     Ab, Bb = bilinear(A, b, 0.05)
-    naive = [b @ torch.linalg.matrix_power(Ab, k) @ Bb for k in range(200)]
-    assert (kernel(model, 200, torch.float64)[0] - torch.stack(naive)).abs().max() < 1e-10
+    expected = [b @ torch.linalg.matrix_power(Ab, k) @ Bb for k in range(200)]
+    assert (kernel(model, 200, torch.float64)[0] - torch.stack(expected)).abs().max() < 1e-10
     whole = real(values * paired(rotated)) - P * (P @ rotated)  # A b in pairs
     assert (whole.norm() - (A @ b).norm()).abs() < 1e-10
 
@@ -209,8 +211,8 @@ def test_convolution_from_a_state_equals_the_loop(kind: str, length: int, packed
     segments = (torch.rand(B, length, generator=draw) < 0.3).cumsum(1) if packed else None
     valid = torch.rand(B, length, generator=draw) > 0.4 if padded else None
     found, expected = state_space(model, u, state, segments, valid), loop(model, u, state, segments, valid)
-    counted = torch.ones(B, length, dtype=torch.bool) if valid is None else valid
-    assert (found[0] - expected[0])[counted].abs().sum() < 1e-10
+    is_valid = torch.ones(B, length, dtype=torch.bool) if valid is None else valid
+    assert (found[0] - expected[0])[is_valid].abs().sum() < 1e-10
     assert (found[1] - expected[1]).abs().max() < 1e-12
     assert found[0].isfinite().all()
 
@@ -223,20 +225,20 @@ def test_a_long_document_among_short_ones_is_split_into_chunks(kind: str, monkey
     state = random(1, D, N, seed=1)
     chunks = document_chunks.chunk_documents((1, 90), segments, None)
     assert chunks.chained and len(chunks.sizes) * chunks.size < 31 * 60 / 2
-    expected, last = loop(model, u, state, segments)
-    for most in (2, 5, 256):
-        monkeypatch.setattr(document_chunks, "MAX_CHUNKS", most)
-        y, end = state_space(model, u, state, segments)
+    expected, expected_state = loop(model, u, state, segments)
+    for max_chunks in (2, 5, 256):
+        monkeypatch.setattr(document_chunks, "MAX_CHUNKS", max_chunks)
+        y, last_state = state_space(model, u, state, segments)
         assert (y - expected).abs().max() < 1e-12
-        assert (end - last).abs().max() < 1e-12
+        assert (last_state - expected_state).abs().max() < 1e-12
         assert (state_space(model, u, None, segments)[0] - loop(model, u, 0 * state, segments)[0]).abs().max() < 1e-12
 
 
 def test_without_valid_tokens_the_state_is_unchanged() -> None:
     model, u, state = system("s4d", D, N), random(B, 4, D), random(B, D, N, seed=1)
-    y, after = state_space(model, u, state, valid=torch.zeros(B, 4, dtype=torch.bool))
+    y, last_state = state_space(model, u, state, valid=torch.zeros(B, 4, dtype=torch.bool))
     assert not y.any()
-    assert torch.equal(after, state)
+    assert torch.equal(last_state, state)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -246,8 +248,8 @@ def test_gradcheck(kind: str) -> None:
     model = system(kind, D, N)
 
     def run(u: Tensor, state: Tensor, b: Tensor, c: Tensor) -> tuple[Tensor, ...]:
-        learned = System(model.transition, b, c)
-        return *state_space(learned, u, state), *state_space(learned, u, state, segments, valid)  # type: ignore
+        perturbed = System(model.transition, b, c)
+        return *state_space(perturbed, u, state), *state_space(perturbed, u, state, segments, valid)  # type: ignore
 
     inputs = [t.requires_grad_() for t in (random(B, 7, D), random(B, D, N), model.b.clone(), model.c.clone())]
     assert gradcheck(run, inputs, fast_mode=True)

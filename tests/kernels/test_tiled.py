@@ -1,4 +1,4 @@
-"""Tiled attention: equal results for any tiles in any order, O(n) saved numbers, and attention statistics."""
+"""Tiled attention: equal results for any tiles in any order, O(n) saved elements, and attention statistics."""
 
 from itertools import permutations
 
@@ -30,14 +30,16 @@ def test_tiles_of_any_size_equal_the_reference(mask: str, tile: tuple[int, int])
     for layout in ("ordered", "packed and padded", "one query"):
         tensors = inputs("grouped-query", LAYOUTS[layout], torch.float64)
         options = options_of(MASKS[mask], "buckets", "capped, sinks", torch.float64)
-        found = with_gradients(lambda *given: tiled.attend(*given, tile=tile), tensors, LAYOUTS[layout], options)
+        found = with_gradients(
+            lambda *arguments: tiled.attend(*arguments, tile=tile), tensors, LAYOUTS[layout], options
+        )
         expected = with_gradients(reference.attend, tensors, LAYOUTS[layout], options)
         assert all((f - e).abs().max() < 1e-12 for f, e in zip(found, expected, strict=True))
 
 
 @pytest.mark.ledger("flash.exact")
-def test_tiles_are_as_exact_as_whole_rows() -> None:
-    """In float32, against float64: at most twice the error of plain attention, and one unit in the last place."""
+def test_tiles_are_as_accurate_as_the_reference() -> None:
+    """In float32, against float64: at most twice the error of the reference plus one unit in the last place."""
     layout, options = TokenLayout.whole(1, 300), ScoreOptions(Causal(), 0.25)
     q, k, v = (2 * random(1, 2, 300, 16, seed=seed) for seed in range(3))
     exact = reference.attend(q, k, v, layout, options)
@@ -50,11 +52,11 @@ def test_tiles_are_as_exact_as_whole_rows() -> None:
 
 @pytest.mark.ledger("flash.backward", "attn.backward")
 @pytest.mark.parametrize("extra", EXTRAS)
-def test_backward_is_the_derivative(extra: str) -> None:
+def test_gradcheck_of_the_backward(extra: str) -> None:
     layout = LAYOUTS["packed and padded"]
-    rows = slice(0, 9)
-    small = TokenLayout(layout.positions[:, rows], layout.segments[:, rows], layout.valid[:, rows])
-    tensors = inputs("grouped-query", small, torch.float64, value=3)
+    tokens = slice(0, 9)
+    small = TokenLayout(layout.positions[:, tokens], layout.segments[:, tokens], layout.valid[:, tokens])
+    tensors = inputs("grouped-query", small, torch.float64, value_dim=3)
     base = options_of(MASKS["window"], None, extra, torch.float64)
     sinks = [] if base.sinks is None else [base.sinks]
 
@@ -67,7 +69,7 @@ def test_backward_is_the_derivative(extra: str) -> None:
 
 @pytest.mark.ledger("flash.backward")
 def test_backward_saves_no_weights() -> None:
-    def saved(attend, n: int) -> int:
+    def saved_elements(attend, n: int) -> int:
         total = 0
 
         def pack(x: Tensor) -> Tensor:
@@ -81,8 +83,8 @@ def test_backward_saves_no_weights() -> None:
         return total
 
     for n in (64, 128):
-        assert saved(tiled.attend, n) == 2 * n * (4 * 8 + 1)  # q, k, v, out and one number per query
-        assert saved(reference.attend, n) > 2 * n * n
+        assert saved_elements(tiled.attend, n) == 2 * n * (4 * 8 + 1)  # q, k, v, out and one log-sum per query
+        assert saved_elements(reference.attend, n) > 2 * n * n
 
 
 @pytest.mark.ledger("flash.online")
@@ -113,14 +115,14 @@ def test_merge_is_associative() -> None:
 
 @pytest.mark.ledger("sp.block", "flash.tiled")
 def test_tiles_without_allowed_pairs_are_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
-    counted = []
+    scored_tiles = []
     score = tiled.score
-    monkeypatch.setattr(tiled, "score", lambda *given: counted.append(given[4:6]) or score(*given))
+    monkeypatch.setattr(tiled, "score", lambda *arguments: scored_tiles.append(arguments[4:6]) or score(*arguments))
     q = random(1, 1, 32, 4)
     for mask, tiles in [(Causal(), 36), (Window(4), 15), (BlockSparse(4, ((0,), (0, 1), (2,), (1, 3))), 10)]:
-        counted.clear()
+        scored_tiles.clear()
         tiled.attend(q, q, q, TokenLayout.whole(1, 32), ScoreOptions(mask), tile=(4, 4))
-        assert len(counted) == tiles
+        assert len(scored_tiles) == tiles
 
 
 @pytest.mark.parametrize("extra", EXTRAS)
@@ -133,8 +135,8 @@ def test_statistics_equal_those_of_the_weight_matrix(layout: str, mask: str, ext
     weights = reference.attention_weights(q, k, LAYOUTS[layout], options)  # (B, H, L, S)
     assert (out - reference.attend(q, k, v, LAYOUTS[layout], options)).abs().max() < 1e-12
     assert (found.entropy - torch.special.entr(weights).sum(-1)).abs().max() < 1e-12
-    early = (LAYOUTS[layout].key_positions < 2).view(2, 1, 1, -1)
-    assert (found.first - (weights * early).sum(-1)).abs().max() < 1e-12
+    first_keys = (LAYOUTS[layout].key_positions < 2).view(2, 1, 1, -1)
+    assert (found.first - (weights * first_keys).sum(-1)).abs().max() < 1e-12
     assert (found.top_weight - weights.amax(-1)).abs().max() < 1e-12
     without_key = weights.sum(-1) == 0
     assert torch.equal(found.top_key, weights.argmax(-1).masked_fill(without_key, -1))
@@ -143,27 +145,27 @@ def test_statistics_equal_those_of_the_weight_matrix(layout: str, mask: str, ext
 
 def test_entropy_is_zero_for_one_hot_and_log_n_for_uniform_weights() -> None:
     n = 24
-    q, same = torch.eye(n).view(1, 1, n, n), torch.zeros(1, 1, n, n)
-    sharp = attend_with_statistics(q, q, q, TokenLayout.whole(1, n), ScoreOptions(MASKS["full"], 200.0))[1]
-    assert sharp.entropy.abs().max() < 1e-6
-    assert torch.equal(sharp.top_key[0, 0], torch.arange(n))
-    even = attend_with_statistics(q, same, q, TokenLayout.whole(1, n), ScoreOptions(MASKS["full"]))[1]
-    assert (even.entropy - torch.tensor(n).log()).abs().max() < 1e-6
-    assert (even.first - 1 / n).abs().max() < 1e-6
+    q, equal_keys = torch.eye(n).view(1, 1, n, n), torch.zeros(1, 1, n, n)
+    one_hot = attend_with_statistics(q, q, q, TokenLayout.whole(1, n), ScoreOptions(MASKS["full"], 200.0))[1]
+    assert one_hot.entropy.abs().max() < 1e-6
+    assert torch.equal(one_hot.top_key[0, 0], torch.arange(n))
+    uniform = attend_with_statistics(q, equal_keys, q, TokenLayout.whole(1, n), ScoreOptions(MASKS["full"]))[1]
+    assert (uniform.entropy - torch.tensor(n).log()).abs().max() < 1e-6
+    assert (uniform.first - 1 / n).abs().max() < 1e-6
 
 
 @pytest.mark.parametrize("tile", [1, 16, 37, 64, 200])
 @pytest.mark.parametrize("width", [1, 8, 30])
 def test_running_argmax_equals_argmax(width: int, tile: int) -> None:
-    s = random(2, 3, 5, 200).mul(3).round()  # many equal numbers, of which the first counts
+    s = random(2, 3, 5, 200).mul(3).round()  # many equal scores, of which argmax chooses the first
     s[:, 1, 2] = torch.finfo(s.dtype).min  # no allowed key
-    highest = RunningArgmax(s[..., :4], width)
+    running = RunningArgmax(s[..., :4], width)
     for start in range(0, 200, tile):
-        found = highest.update(s[..., start : start + tile], start)
+        found = running.update(s[..., start : start + tile], start)
         assert torch.equal(found, s[..., start : start + tile].amax(-1, keepdim=True))
     expected = s.argmax(-1, keepdim=True)
     expected[:, 1, 2] = -1
-    assert torch.equal(highest.key(), expected)
+    assert torch.equal(running.key(), expected)
 
 
 def test_dropout_is_refused() -> None:

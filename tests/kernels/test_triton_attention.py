@@ -1,4 +1,4 @@
-"""FlashAttention in Triton equals the reference, with gradients: by the interpreter on a CPU, compiled on a GPU."""
+"""FlashAttention in Triton equals the reference, with gradients: interpreted on a CPU, compiled on a GPU."""
 
 import random
 from dataclasses import replace
@@ -32,7 +32,7 @@ MASKS: dict[str, Mask] = {
 
 @pytest.fixture(autouse=True)
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tiles of 16 × 16, so that short sequences have many."""
+    """Tiles of 16 × 16, so that short sequences have many tiles."""
     from regard.kernels.attention.triton import launch
 
     monkeypatch.setattr(launch, "BOUNDS_TILE", 16)
@@ -56,14 +56,14 @@ def token_layout(kind: str, length: int = LENGTH) -> TokenLayout:
 
 def options_of(mask: str, bias: str, extra: str) -> ScoreOptions:
     generator = torch.Generator().manual_seed(3)
-    made: Bias | None = None
+    score_bias: Bias | None = None
     if bias == "slopes":
-        made = Slopes(torch.tensor([0.5, 0.1], device=DEVICE))
+        score_bias = Slopes(torch.tensor([0.5, 0.1], device=DEVICE))
     if bias == "buckets":
         table = torch.randn(8, 2, generator=generator).to(DEVICE)
-        made = Buckets(table.requires_grad_(), 20, True)
+        score_bias = Buckets(table.requires_grad_(), 20, True)
     sinks = torch.tensor([0.5, -1.0], device=DEVICE, requires_grad=True) if "sinks" in extra else None
-    return ScoreOptions(MASKS[mask], 0.3, made, 1.5 if "cap" in extra else None, sinks)
+    return ScoreOptions(MASKS[mask], 0.3, score_bias, 1.5 if "cap" in extra else None, sinks)
 
 
 def inputs(
@@ -72,8 +72,8 @@ def inputs(
     generator = torch.Generator().manual_seed(0)
     queries, keys = layout.positions.shape[1], layout.key_positions.shape[1]
     shapes = [(2, queries, 2, dim), (2, keys, kv_heads, dim), (2, keys, kv_heads, value_dim)]
-    made = [torch.randn(shape, generator=generator).to(DEVICE, dtype).transpose(1, 2) for shape in shapes]
-    return [x.requires_grad_() for x in made]
+    tensors = [torch.randn(shape, generator=generator).to(DEVICE, dtype).transpose(1, 2) for shape in shapes]
+    return [x.requires_grad_() for x in tensors]
 
 
 def with_gradients(attend, tensors: list[Tensor], layout: TokenLayout, options: ScoreOptions) -> list[Tensor]:
@@ -83,8 +83,8 @@ def with_gradients(attend, tensors: list[Tensor], layout: TokenLayout, options: 
         out = out.where(layout.valid.view(len(out), 1, -1, 1), 0)
     weights = torch.linspace(-1, 1, out.numel(), dtype=out.dtype, device=DEVICE).view_as(out)
     table = [options.bias.table] if isinstance(options.bias, Buckets) else []
-    learned = [*tensors, *table, *([] if options.sinks is None else [options.sinks])]
-    return [out.detach(), *torch.autograd.grad((out * weights).sum(), learned)]
+    leaves = [*tensors, *table, *([] if options.sinks is None else [options.sinks])]
+    return [out.detach(), *torch.autograd.grad((out * weights).sum(), leaves)]
 
 
 def largest_error(tensors: list[Tensor], layout: TokenLayout, options: ScoreOptions) -> float:
@@ -156,15 +156,15 @@ def test_statistics_equal_those_of_tiled(mask: str, layout: str, bias: str, extr
     tokens, options = token_layout(layout), options_of(mask, bias, extra)
     q, k, v = inputs(tokens)
     out, found = triton.attend_with_statistics(q, k, v, tokens, options, first=2)
-    plain, expected = attend_with_statistics(q.double(), k.double(), v.double(), tokens, options, first=2)
-    assert (out - plain).abs().max() < 1e-5
+    expected_out, expected = attend_with_statistics(q.double(), k.double(), v.double(), tokens, options, first=2)
+    assert (out - expected_out).abs().max() < 1e-5
     for name in ("entropy", "first", "top_weight", "log_sum"):
         assert (getattr(found, name) - getattr(expected, name)).abs().max() < 1e-4, name
     assert torch.equal(found.top_key, expected.top_key)
 
 
 def check_bounds(mask: str, tokens: list[Tensor], consecutive: bool) -> Tensor:
-    """No pair is allowed outside of the bounds, all pairs between the inner two; returns those of the keys."""
+    """Asserts: no pair outside the bounds is allowed, every pair within the inner two is. Returns bounds of keys."""
     q_positions, k_positions, q_document, k_document = tokens
     pairs_allowed = q_document.unsqueeze(2) == k_document.unsqueeze(1)
     allowed = MASKS[mask].allows(q_positions.unsqueeze(2), k_positions.unsqueeze(1))
@@ -175,11 +175,11 @@ def check_bounds(mask: str, tokens: list[Tensor], consecutive: bool) -> Tensor:
     for pairs, spans in zip((pairs_allowed, pairs_allowed.mT), found, strict=True):
         for b, row in ((b, row) for b in range(2) for row in range(spans.shape[1])):
             lo, full_lo, full_hi, hi = spans[b, row].tolist()
-            here = pairs[b, 8 * row : 8 * row + 8]
+            tile_pairs = pairs[b, 8 * row : 8 * row + 8]
             assert lo <= full_lo <= full_hi <= hi <= pairs.shape[2]
-            assert not here[:, :lo].any()
-            assert not here[:, hi:].any()
-            assert here[:, full_lo:full_hi].all()
+            assert not tile_pairs[:, :lo].any()
+            assert not tile_pairs[:, hi:].any()
+            assert tile_pairs[:, full_lo:full_hi].all()
     return found[0]
 
 
@@ -198,23 +198,23 @@ def test_bounds_contain_all_allowed_pairs(mask: str) -> None:
 def test_bounds_of_packed_rows_are_tight(mask: str) -> None:
     slots = torch.arange(45).expand(2, 45)
     documents = torch.stack([slots[0] // 13, (slots[1] >= 30).long()])
-    layout = slots - torch.stack([documents[0] * 13, documents[1] * 30])
-    spans = check_bounds(mask, [layout, layout, documents, documents.where(slots != 44, NO_DOCUMENT)], True)
+    positions = slots - torch.stack([documents[0] * 13, documents[1] * 30])
+    spans = check_bounds(mask, [positions, positions, documents, documents.where(slots != 44, NO_DOCUMENT)], True)
     if MASKS[mask].causal:
         assert (spans[..., 3] <= torch.arange(8, 56, 8)).all()  # no tile of later keys
     assert spans[1, 5, 0] >= 24  # no key of the previous document
 
 
-def test_unsupported_arguments_are_refused_by_name() -> None:
+def test_unsupported_arguments_are_refused_with_the_reason() -> None:
     layout = token_layout("ordered")
     q, k, v = inputs(layout)
     slopes = Slopes(torch.ones(2, requires_grad=True))
-    plain = ScoreOptions(Causal())
+    causal = ScoreOptions(Causal())
     for tensors, options, reason in [
-        ((q.double(), k.double(), v.double()), plain, "in one dtype, half precision or float32, not torch.float64"),
-        ((q, k, v.half()), plain, "needs q, k and v in one dtype"),
-        ((q, k, v.repeat(1, 1, 1, 20)), plain, "a head_dim of up to 128"),
-        ((q, k, v[..., :6]), plain, "in multiples of 4, not (16, 6)"),
+        ((q.double(), k.double(), v.double()), causal, "in one dtype, half precision or float32, not torch.float64"),
+        ((q, k, v.half()), causal, "needs q, k and v in one dtype"),
+        ((q, k, v.repeat(1, 1, 1, 20)), causal, "a head_dim of up to 128"),
+        ((q, k, v[..., :6]), causal, "in multiples of 4, not (16, 6)"),
         ((q, k, v), ScoreOptions(StridedPattern(4)), "does not support the mask Strided"),
         ((q, k, v), ScoreOptions(Causal(), bias=slopes), "no gradient for slopes"),
         ((q, k, v), ScoreOptions(Causal(), bias=Bias()), "does not support the bias Bias"),
@@ -224,7 +224,7 @@ def test_unsupported_arguments_are_refused_by_name() -> None:
         assert reason in (triton.cannot(describe(*tensors, layout, options)) or "")
 
 
-def test_plain_whole_sequences_are_left_to_pytorch() -> None:
+def test_whole_sequences_without_options_are_left_to_pytorch() -> None:
     whole, packed = token_layout("ordered"), token_layout("packed")
     x = inputs(whole, dtype=torch.float16)
     assert "PyTorch's kernels are faster" in (triton.slower(describe(*x, whole, ScoreOptions(Causal()))) or "")
@@ -234,5 +234,7 @@ def test_plain_whole_sequences_are_left_to_pytorch() -> None:
         (whole, ScoreOptions(Full(), softcap=2.0)),
     ]:
         assert triton.slower(describe(*x, layout, options)) is None
-    few = token_layout("keys")
-    assert "only 9 queries per row" in (triton.slower(describe(*inputs(few), few, ScoreOptions(Causal()))) or "")
+    few_queries = token_layout("keys")
+    assert "only 9 queries per row" in (
+        triton.slower(describe(*inputs(few_queries), few_queries, ScoreOptions(Causal()))) or ""
+    )

@@ -1,4 +1,4 @@
-"""The Triton kernel of the short convolution against the torch form: outputs and all gradients."""
+"""The Triton kernel of the short convolution equals the torch form: outputs and all gradients."""
 
 from functools import partial
 
@@ -15,8 +15,8 @@ from regard.kernels import triton_convolution  # isort: skip: it imports triton,
 
 
 @pytest.fixture(autouse=True)
-def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small tiles, so that short sequences have several."""
+def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small tiles, so that short sequences have several tiles."""
     for name, size in {"TOKENS": 8, "TILE": 4, "CHANNELS": 4}.items():
         monkeypatch.setattr(triton_convolution, name, size)
 
@@ -51,13 +51,13 @@ def test_kernel_equals_the_torch_form(
     valid = torch.rand(2, length, device=DEVICE) < 0.8 if padded else None
     layout = TokenLayout(torch.arange(length, device=DEVICE).expand(2, -1), segments=segments, valid=valid)
     monkeypatch.setattr(convolution, "fused", lambda x, weight: False)
-    exact = results(case, layout, torch.float64)
+    expected_results = results(case, layout, torch.float64)
     monkeypatch.setattr(convolution, "fused", lambda x, weight: True)
-    for found, expected in zip(results(case, layout, torch.float32), exact, strict=True):
+    for found, expected in zip(results(case, layout, torch.float32), expected_results, strict=True):
         torch.testing.assert_close(found.double(), expected, rtol=2e-6, atol=2e-6)
 
 
-def test_activation_checkpointing_changes_nothing() -> None:
+def test_activation_checkpointing_does_not_change_the_gradients() -> None:
     case = [torch.randn(shape, device=DEVICE, requires_grad=True) for shape in ((1, 9, 4), (3, 4), (4,), (1, 2, 4))]
     grads = [
         torch.autograd.grad(run(*case, None).sum(), case)

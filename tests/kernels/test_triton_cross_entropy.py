@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from regard.kernels import linear_cross_entropy as plain
+from regard.kernels import linear_cross_entropy as torch_form
 from tests.kernels.interpreted import DEVICE
 
 
@@ -13,13 +13,13 @@ def test_kernel_equals_the_torch_form(scale: float, cap: float | None, needs_gra
     from regard.kernels.triton_cross_entropy import BLOCK, loss_of_logits
 
     z = 4 * torch.randn(5, BLOCK + 70, device=DEVICE)
-    z[1, 7] = z[1, 9] = 30.0  # of equal logits the first is the highest
+    z[1, 7] = z[1, 9] = 30.0  # argmax chooses the first of equal logits
     targets = torch.tensor([int(z[0].argmax()), 7, 9 if cap is None else 7, BLOCK + 69, 3], device=DEVICE)
     z[2] = z[1]
     weights = torch.rand(5, device=DEVICE)
-    expected = plain.loss_of_logits(z, targets, weights, scale, cap, needs_grad)
-    found = z.clone()
-    losses, correct = loss_of_logits(found, targets, weights, scale, cap, needs_grad)
+    expected = torch_form.loss_of_logits(z, targets, weights, scale, cap, needs_grad)
+    logits = z.clone()
+    losses, correct = loss_of_logits(logits, targets, weights, scale, cap, needs_grad)
     assert (losses - expected[0]).abs().max() <= 1e-5
     assert torch.equal(correct, expected[1])
-    assert (found - expected[2]).abs().max() <= 1e-6
+    assert (logits - expected[2]).abs().max() <= 1e-6

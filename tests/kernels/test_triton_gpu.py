@@ -1,4 +1,4 @@
-"""Flash attention in Triton on a GPU: as exact as plain PyTorch, one compiled graph, O(n) memory, faster."""
+"""FlashAttention in Triton on a GPU: as accurate as PyTorch, one compiled graph, O(n) memory, faster."""
 
 import pytest
 import torch
@@ -31,14 +31,14 @@ def seconds(run) -> float:
 
 @pytest.mark.ledger("flash.tiled", "flash.exact", "flash.backward")
 @pytest.mark.parametrize("number", range(40))
-def test_random_cases_are_as_exact_as_plain_pytorch(number: int) -> None:
+def test_random_cases_are_as_accurate_as_pytorch(number: int) -> None:
     from benchmarks.gpu.check import check
 
     worst, case = check(number)
     assert worst <= 1, case
 
 
-def test_float32_is_refused_by_name() -> None:
+def test_float32_is_refused_with_the_reason() -> None:
     tensors = [x.float() for x in inputs(64)]
     assert "less exact than PyTorch in float32" in (
         triton.refuses(describe(*tensors, TokenLayout.whole(1, 64, "cuda"), ScoreOptions(Causal()))) or ""
@@ -88,7 +88,7 @@ def test_memory_is_linear_and_time_quadratic_in_the_length() -> None:
 
 @pytest.mark.ledger("flash.speed")
 @pytest.mark.parametrize("n", [1024, 4096, 8192])
-def test_faster_than_plain_attention_with_all_scores(n: int) -> None:
+def test_triton_is_faster_than_materialized_scores(n: int) -> None:
     """The products are the same; the n × n scores are not written to memory and read again."""
     batch = 2 * (8192 // n) ** 2  # equally many scores at every length, enough to hide the launch overhead
     tensors, layout, options = (
@@ -96,11 +96,11 @@ def test_faster_than_plain_attention_with_all_scores(n: int) -> None:
         TokenLayout.whole(batch, n, "cuda"),
         ScoreOptions(Causal(), 0.09),
     )
-    later = torch.ones(n, n, device="cuda", dtype=torch.bool).triu(1)
+    future_keys = torch.ones(n, n, device="cuda", dtype=torch.bool).triu(1)
 
-    def plain(q: Tensor, k: Tensor, v: Tensor, layout: TokenLayout, options: ScoreOptions) -> Tensor:
-        return (q @ k.mT * options.scale).masked_fill(later, -torch.inf).softmax(-1) @ v
+    def materialized(q: Tensor, k: Tensor, v: Tensor, layout: TokenLayout, options: ScoreOptions) -> Tensor:
+        return (q @ k.mT * options.scale).masked_fill(future_keys, -torch.inf).softmax(-1) @ v
 
-    eager = seconds(lambda: forward_backward(plain, tensors, layout, options))
-    ours = seconds(lambda: forward_backward(triton.attend, tensors, layout, options))
-    assert eager > 2 * ours
+    materialized_seconds = seconds(lambda: forward_backward(materialized, tensors, layout, options))
+    triton_seconds = seconds(lambda: forward_backward(triton.attend, tensors, layout, options))
+    assert materialized_seconds > 2 * triton_seconds

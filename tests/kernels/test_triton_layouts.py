@@ -1,7 +1,8 @@
-"""Kernels that scan over time must keep time inside each thread. They are compiled for a GPU, which need not exist.
+"""Kernels that scan over time must keep the time axis inside each thread. The test compiles them and needs no GPU.
 
-Triton chooses the layout of a tile over the threads of a warp, differently in each version. If time is distributed over
-the lanes, the results are the same at a third of the speed, and the assembly contains shuffles between lanes.
+Triton chooses the layout of a tile over the threads of a warp, differently in each version. If the time axis is
+distributed over the lanes, the results are the same at a third of the speed, and the assembly contains shuffles between
+lanes.
 """
 
 import os
@@ -24,22 +25,22 @@ SIZES = {"N": 16, "T": 16, "BLOCK": 32, "WIDTH": 16, "SPAN": 256, "REVERSE": Tru
 HALF = {"U", "X", "Y", "K", "V", "Delta", "Out", "dY", "dU", "dDelta", "dOut", "dK", "dV"}
 ALIGNED = [["tt.divisibility", 16]]
 
-for module, name in (place.split(":") for place in sys.argv[1:]):
+for module, name in (path.split(":") for path in sys.argv[1:]):
     kernel = getattr(import_module(f"regard.kernels.{module}"), name)
-    signature, constants, known = {}, {}, {}
+    signature, constants, attributes = {}, {}, {}
     for i, argument in enumerate(kernel.arg_names):
         if argument in SIZES or argument in ("Docs", "Documents", "Counted"):
             signature[argument], constants[i,] = "constexpr", SIZES.get(argument)
         elif argument.endswith("strides"):
             signature[argument] = ("i32", "i32")
-            known |= {(i, 0): ALIGNED, (i, 1): ALIGNED}
+            attributes |= {(i, 0): ALIGNED, (i, 1): ALIGNED}
         elif argument == "shift":
             signature[argument] = "i32"
         else:
-            number = argument in ("length", "chunks", "channels", "spans")
-            signature[argument] = "i32" if number else "*bf16" if argument in HALF else "*fp32"
-            known[i,] = ALIGNED
-    source = ASTSource(kernel, signature, constants, known)
+            is_size = argument in ("length", "chunks", "channels", "spans")
+            signature[argument] = "i32" if is_size else "*bf16" if argument in HALF else "*fp32"
+            attributes[i,] = ALIGNED
+    source = ASTSource(kernel, signature, constants, attributes)
     compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 1, "num_stages": 1})
     print(f"{module}:{name}", compiled.asm["ptx"].count("shfl."))
 """
@@ -55,7 +56,7 @@ KERNELS = [
 
 @pytest.mark.slow
 @pytest.mark.oldest
-def test_time_stays_inside_each_thread() -> None:
+def test_time_axis_stays_inside_each_thread() -> None:
     environment = {
         name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"
     }  # set for other tests

@@ -31,7 +31,7 @@ def test_long_sequences_use_the_kernel_on_a_gpu(dtype: torch.dtype) -> None:
     cos_sin = angles.cos().to(dtype), angles.sin().to(dtype)
     found = rotate_pairs(x, *cos_sin, "half")
     halves = zip(x.split(50, 2), *(w.split(50, 2) for w in cos_sin), strict=True)  # too short for the kernel
-    plain = torch.cat([rotate_pairs(*half, "half") for half in halves], 2)
+    of_torch = torch.cat([rotate_pairs(*half, "half") for half in halves], 2)
     exact = rotate_pairs(x.double(), angles.cos(), angles.sin(), "half")
-    error, theirs = ((out - exact).abs().max() for out in (found, plain))
-    assert error <= 2 * theirs + torch.finfo(dtype).eps
+    kernel_error, torch_error = ((out - exact).abs().max() for out in (found, of_torch))
+    assert kernel_error <= 2 * torch_error + torch.finfo(dtype).eps

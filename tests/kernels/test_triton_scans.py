@@ -1,4 +1,4 @@
-"""The Triton kernels of the scans against their references: outputs, states and all gradients, over several spans."""
+"""The Triton kernels of the scans equal their references: outputs, states and all gradients, over several spans."""
 
 from collections.abc import Callable
 from functools import partial
@@ -45,12 +45,12 @@ def results(scan: Callable, inputs: Inputs, dtype: torch.dtype) -> list[Tensor]:
 def error(kernel: Callable, reference: Callable, inputs: Inputs) -> float:
     """The largest error of the kernel in float32 against the reference in float64."""
     pairs = zip(results(kernel, inputs, torch.float32), results(reference, inputs, torch.float64), strict=True)
-    return max(((found - exact).abs().max() / exact.abs().max().clamp_min(1)).item() for found, exact in pairs)
+    return max(((found - expected).abs().max() / expected.abs().max().clamp_min(1)).item() for found, expected in pairs)
 
 
 @pytest.fixture
-def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Small tiles, so that short sequences have several."""
+def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Small tiles, so that short sequences have several tiles."""
     monkeypatch.setattr(triton_scan, "span_length", lambda *sizes: 16)
     monkeypatch.setattr(triton_scan, "PROGRAMS", 1)  # one program handles all heads of a group
     monkeypatch.setattr(triton_scan, "state_tile", lambda *sizes: (16, 16, 4))
@@ -61,9 +61,9 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(triton_wkv, "SPAN", 16)
 
 
-@pytest.mark.usefixtures("small")
+@pytest.mark.usefixtures("small_tiles")
 @pytest.mark.parametrize(
-    ("kind", "shared", "values", "length", "packed", "padded"),
+    ("kind", "heads_per_key", "value_dim", "length", "packed", "padded"),
     [
         ("none", 1, 16, 33, False, False),
         ("none", 1, 17, 20, True, True),
@@ -74,34 +74,34 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_linear_scan_equals_sequential(
-    kind: str, shared: int, values: int, length: int, packed: bool, padded: bool
+    kind: str, heads_per_key: int, value_dim: int, length: int, packed: bool, padded: bool
 ) -> None:
-    inputs = draw(kind, 1, 1, shared, length, 16, values, packed, padded)
+    inputs = draw(kind, 1, 1, heads_per_key, length, 16, value_dim, packed, padded)
     assert error(scan_triton.scan, sequential.scan, inputs) < 5e-6
 
 
-@pytest.mark.usefixtures("small")
-@pytest.mark.parametrize("programs", [1, 12])  # one program for all heads of a group; two, whose results are summed
+@pytest.mark.usefixtures("small_tiles")
+@pytest.mark.parametrize("programs", [1, 12])  # one program for all heads of a group, or two whose results are summed
 def test_heads_of_a_group_may_be_split_over_programs(programs: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(triton_scan, "PROGRAMS", programs)
     inputs = draw("token", 1, 2, 4, 40, 16, 16, True, True)
     assert error(scan_triton.scan, sequential.scan, inputs) < 5e-6
 
 
-@pytest.mark.usefixtures("small")
+@pytest.mark.usefixtures("small_tiles")
 @pytest.mark.parametrize("kind", ["scan", "selective scan"])
-def test_activation_checkpointing_changes_nothing(kind: str) -> None:
+def test_activation_checkpointing_does_not_change_the_result(kind: str) -> None:
     if kind == "scan":
         kernel, inputs = scan_triton.scan, draw("token", 1, 1, 1, 20, 16, 16)
     else:
         shapes = ((1, 9, 4), (1, 9, 4), (4, 2), (1, 9, 2), (1, 9, 2), (4,), (1, 4, 2))
         kernel = selective_triton.selective_scan
         inputs = SelectiveScanInputs(*(torch.rand(shape) for shape in shapes))
-    once = results(partial(checkpoint, kernel, use_reentrant=False), inputs, torch.float32)
-    assert all(torch.equal(a, b) for a, b in zip(once, results(kernel, inputs, torch.float32), strict=True))
+    checkpointed = results(partial(checkpoint, kernel, use_reentrant=False), inputs, torch.float32)
+    assert all(torch.equal(a, b) for a, b in zip(checkpointed, results(kernel, inputs, torch.float32), strict=True))
 
 
-@pytest.mark.usefixtures("small")
+@pytest.mark.usefixtures("small_tiles")
 def test_split_equals_whole() -> None:
     inputs = cast(draw("token", 1, 1, 1, 40, 16, 17), torch.float32)
     inputs = ScanInputs(*(x if x is None else x.to(DEVICE) for x in inputs))
@@ -112,7 +112,7 @@ def test_split_equals_whole() -> None:
     assert (state - last).abs().max() < 5e-6 * last.abs().max()
 
 
-@pytest.mark.usefixtures("small")
+@pytest.mark.usefixtures("small_tiles")
 @pytest.mark.parametrize("biased", [False, True])
 @pytest.mark.parametrize(("length", "channels", "packed"), [(19, 16, False), (34, 10, True)])
 def test_selective_scan_equals_sequential(length: int, channels: int, packed: bool, biased: bool) -> None:
@@ -121,13 +121,13 @@ def test_selective_scan_equals_sequential(length: int, channels: int, packed: bo
     state, segments, valid, bias = torch.randn(1, channels, 2), None, None, None
     if packed:
         D, segments, valid = None, (torch.rand(1, length) < 0.15).cumsum(1), torch.rand(1, length) < 0.7
-    if biased:  # Δ = softplus of positive and negative numbers
+    if biased:  # Δ is the softplus of positive and negative values
         delta, bias = 4 * torch.randn(1, length, channels), torch.randn(channels) - 4
     inputs = SelectiveScanInputs(u, delta, A, B, C, D, state, segments, valid, bias)
     assert error(selective_triton.selective_scan, selective_sequential.selective_scan, inputs) < 5e-6
 
 
-@pytest.mark.usefixtures("small")
+@pytest.mark.usefixtures("small_tiles")
 @pytest.mark.parametrize(("length", "packed"), [(5, False), (21, False), (48, False), (16, True), (71, True)])
 def test_wkv_equals_the_torch_form(length: int, packed: bool) -> None:
     k, v, decay, bonus = 3 * torch.randn(1, length, 5), torch.randn(1, length, 5), -torch.rand(5), torch.randn(5)
@@ -137,11 +137,11 @@ def test_wkv_equals_the_torch_form(length: int, packed: bool) -> None:
         state = Sums(torch.zeros(1, 5), torch.zeros(1, 5), torch.full((1, 5), EMPTY))
         segments, valid = (torch.rand(1, length) < 0.15).cumsum(1), torch.rand(1, length) < 0.7
     inputs = WKVInputs(k, v, decay, bonus, state, segments, valid)
-    assert error(with_plain_sums(triton_wkv.wkv), with_plain_sums(torch_wkv), inputs) < 5e-6
+    assert error(with_unscaled_sums(triton_wkv.wkv), with_unscaled_sums(torch_wkv), inputs) < 5e-6
 
 
-def with_plain_sums(wkv: Callable) -> Callable:
-    """`wkv` that returns the sums themselves: backends may scale them by different peaks."""
+def with_unscaled_sums(wkv: Callable) -> Callable:
+    """`wkv` that returns unscaled sums: backends may scale them by different peaks."""
 
     def run(inputs: WKVInputs) -> tuple[Tensor, ...]:
         out, last = wkv(inputs)
@@ -163,7 +163,7 @@ def test_carry_equals_the_loop(reverse: bool) -> None:
 
 
 def test_unsupported_devices_are_refused_with_the_reason() -> None:
-    inputs = draw("token", keys=16, values=16)
+    inputs = draw("token", key_dim=16, value_dim=16)
     assert scan_triton.refuses(inputs) == "triton needs a CUDA GPU, not cpu"
     with pytest.raises(ValueError, match="scan backend 'triton': triton needs a CUDA GPU, not cpu; choose another"):
         backend("triton")(inputs)
@@ -173,7 +173,7 @@ def test_unsupported_devices_are_refused_with_the_reason() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(
-    ("kind", "keys", "values", "expected"),
+    ("kind", "key_dim", "value_dim", "expected"),
     [
         ("channel", 64, 64, "one decay per token"),
         ("none", 32, 64, "not 32 and 64"),
@@ -181,8 +181,8 @@ def test_unsupported_devices_are_refused_with_the_reason() -> None:
         ("none", 128, 129, None),
     ],
 )
-def test_unsupported_inputs_are_refused_on_a_gpu(kind: str, keys: int, values: int, expected: str | None) -> None:
-    inputs = cast(draw(kind, keys=keys, values=values), torch.float32)
+def test_unsupported_inputs_are_refused_on_a_gpu(kind: str, key_dim: int, value_dim: int, expected: str | None) -> None:
+    inputs = cast(draw(kind, key_dim=key_dim, value_dim=value_dim), torch.float32)
     inputs = ScanInputs(*(x if x is None else x.cuda() for x in inputs))
     reason = scan_triton.refuses(inputs)
     assert reason is None if expected is None else expected in str(reason)
@@ -192,13 +192,13 @@ def test_unsupported_inputs_are_refused_on_a_gpu(kind: str, keys: int, values: i
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(
-    ("kind", "keys", "values", "length", "packed"),
+    ("kind", "key_dim", "value_dim", "length", "packed"),
     [("none", 128, 129, 1000, False), ("constant", 64, 128, 777, True), ("token", 128, 64, 3000, True)],
 )
 def test_long_sequences_are_accurate_in_every_dtype(
-    kind: str, keys: int, values: int, length: int, packed: bool, dtype: torch.dtype
+    kind: str, key_dim: int, value_dim: int, length: int, packed: bool, dtype: torch.dtype
 ) -> None:
-    case = draw(kind, 2, 2, 2, length, keys, values, packed, packed)
+    case = draw(kind, 2, 2, 2, length, key_dim, value_dim, packed, packed)
     q, k, v = (x.to("cuda", dtype) / x.shape[-1] ** 0.5 for x in case[:3])
     rest = [x if x is None else x.cuda() for x in case[3:]]
     exact, last = backend("chunked")(ScanInputs(q.double(), k.double(), v.double(), *rest))
