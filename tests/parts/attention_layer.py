@@ -27,7 +27,7 @@ def attention(heads: int = 2, kv_heads: int | None = None, width: int = WIDTH, *
     return module
 
 
-def recorded(module: AttentionModule, x: Tensor) -> dict[str, Tensor]:
+def record(module: AttentionModule, x: Tensor) -> dict[str, Tensor]:
     """The values of the taps (queries, keys, values, outputs of the heads) and the attention weights."""
     taps: dict[str, Tensor] = {}
     hooks = [

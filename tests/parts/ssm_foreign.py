@@ -1,4 +1,4 @@
-"""Mamba layers of `transformers` and ours: tiny configs, and their weights under our names."""
+"""Tiny Mamba layers of `transformers` and the equal ones of ours, and the map of weights from theirs to ours."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -39,15 +39,15 @@ def jamba() -> nn.Module:
     return JambaMambaMixer(config, 0)
 
 
-def mamba(**more) -> nn.Module:
+def mamba(**options) -> nn.Module:
     return MambaMixer(
-        MambaConfig(hidden_size=WIDTH, state_size=STATE, time_step_rank=RANK, num_hidden_layers=1, **more), 0
+        MambaConfig(hidden_size=WIDTH, state_size=STATE, time_step_rank=RANK, num_hidden_layers=1, **options), 0
     )
 
 
-def mamba2(**more) -> nn.Module:
+def mamba2(**options) -> nn.Module:
     config = Mamba2Config(
-        hidden_size=WIDTH, state_size=STATE, head_dim=8, num_heads=6, chunk_size=4, num_hidden_layers=1, **more
+        hidden_size=WIDTH, state_size=STATE, head_dim=8, num_heads=6, chunk_size=4, num_hidden_layers=1, **options
     )
     return Mamba2Mixer(config, 0)
 
@@ -86,18 +86,18 @@ PAIRS = {
 }
 
 
-def renamed(theirs: Mapping[str, Tensor], ours: Body) -> dict[str, Tensor]:
-    """Their tensors (weights or gradients) under our names, and split as ours are."""
+def to_our_names(theirs: Mapping[str, Tensor], ours: Body) -> dict[str, Tensor]:
+    """Rename the tensors of transformers (weights or gradients) to our names, and split its fused ones."""
     found = {}
     for name, tensor in theirs.items():
-        place, _, leaf = name.partition(".")
-        if place == "in_proj":
-            found |= split(tensor, leaf, *INSIDE[type(ours)](ours))
-        elif place == "x_proj":
+        module_name, _, leaf = name.partition(".")
+        if module_name == "in_proj":
+            found |= split(tensor, leaf, *IN_PROJ_SPLITS[type(ours)](ours))
+        elif module_name == "x_proj":
             found |= split(tensor, leaf, ("rank_proj", RANK), ("b_proj", STATE), ("c_proj", STATE))
-        elif place == "conv1d":
+        elif module_name == "conv1d":
             found[f"conv.{leaf}"] = tensor.squeeze(1).t().flip(0) if leaf == "weight" else tensor
-        elif place == "norm":
+        elif module_name == "norm":
             found |= {f"norms.{i}.weight": part for i, part in enumerate(tensor.chunk(ours.norm_parts))}
         else:
             found[NAMES.get(name, name.replace("out_proj", "o_proj"))] = tensor
@@ -112,7 +112,7 @@ NAMES = {
     "b_layernorm.weight": "b_norm.weight",
     "c_layernorm.weight": "c_norm.weight",
 }
-INSIDE = {
+IN_PROJ_SPLITS = {
     Mamba: lambda spec: (("in_proj", 2 * WIDTH), ("gate_proj", 2 * WIDTH)),
     Mamba2: lambda spec: (
         ("gate_proj", 2 * WIDTH),
@@ -130,7 +130,7 @@ def split(tensor: Tensor, leaf: str, *sizes: tuple[str, int]) -> dict[str, Tenso
 
 
 def build_pair(name: str, dtype: torch.dtype) -> tuple[nn.Module, nn.Module]:
-    """(theirs, ours) with the same weights, drawn with a large deviation."""
+    """Returns (theirs, ours) with the same weights, drawn with a large deviation."""
     pair = PAIRS[name]
     torch.manual_seed(0)
     theirs = pair.theirs().eval()
@@ -139,5 +139,5 @@ def build_pair(name: str, dtype: torch.dtype) -> tuple[nn.Module, nn.Module]:
         for parameter in theirs.parameters():
             parameter.normal_(0.5 if parameter.dim() == 1 else 0.0, 0.4, generator=generator)
     ours = pair.ours.build(WIDTH).eval()
-    ours.load_state_dict(renamed(dict(theirs.named_parameters()), pair.ours))
+    ours.load_state_dict(to_our_names(dict(theirs.named_parameters()), pair.ours))
     return theirs.to(dtype), ours.to(dtype)

@@ -1,4 +1,4 @@
-"""Every option of the attention layer: its equation in plain loops, its gradients, and modules of other libraries."""
+"""Every option of the attention layer: equal to plain loops and to other libraries, with correct gradients."""
 
 import math
 from dataclasses import replace
@@ -21,7 +21,7 @@ from regard.parts.norm import LayerNorm, RMSNorm
 from regard.parts.position.rope import Rope
 from regard.parts.position.rope_scaling import Yarn
 from regard.spec import SpecError
-from tests.parts.attention_layer import random, recorded
+from tests.parts.attention_layer import random, record
 
 WIDTH, LENGTH, EPS = 12, 6, 0.1
 OPTIONS = {
@@ -45,7 +45,7 @@ OPTIONS = {
     ),
 }
 DOCUMENTS = torch.tensor([[0, 0, 1, 1, 1, 1], [2] * LENGTH])
-AT = {
+LAYOUTS = {
     "whole": TokenLayout.whole(2, LENGTH),
     "packed and padded": TokenLayout(
         torch.tensor([[0, 1, 0, 1, 2, 3], list(range(LENGTH))]),
@@ -63,7 +63,7 @@ def build(spec: Attention) -> AttentionModule:
 
 
 def plain_loop(module: AttentionModule, spec: Attention, x: Tensor, layout: TokenLayout) -> Tensor:
-    """The equation for one query and one head at a time, without functions of the layer."""
+    """The equation for one query and one head at a time, computed from the weights alone."""
     heads, kv_heads, dim = spec.sizes(WIDTH)
     scale = dim**-0.5 if spec.scale is None else spec.scale
     weight = module.state_dict()
@@ -105,10 +105,10 @@ def plain_loop(module: AttentionModule, spec: Attention, x: Tensor, layout: Toke
     return z.flatten(-2) @ weight["o_proj.weight"].T + weight.get("o_proj.bias", 0)
 
 
-@pytest.mark.parametrize("where", AT)
+@pytest.mark.parametrize("layout_name", LAYOUTS)
 @pytest.mark.parametrize("name", OPTIONS)
-def test_equals_the_equation_in_plain_loops(name: str, where: str) -> None:
-    spec, x, layout = OPTIONS[name], random(2, LENGTH, WIDTH, seed=99), AT[where]
+def test_equals_the_equation_in_plain_loops(name: str, layout_name: str) -> None:
+    spec, x, layout = OPTIONS[name], random(2, LENGTH, WIDTH, seed=99), LAYOUTS[layout_name]
     module = build(spec)
     found, expected = module(x, layout), plain_loop(module, spec, x, layout)
     assert found.shape == x.shape
@@ -118,28 +118,30 @@ def test_equals_the_equation_in_plain_loops(name: str, where: str) -> None:
 
 
 @pytest.mark.parametrize("name", OPTIONS)
-def test_gradients(name: str) -> None:
+def test_gradients_equal_finite_differences(name: str) -> None:
     module, x = build(OPTIONS[name]), random(2, LENGTH, WIDTH, seed=99).requires_grad_()
     names = dict(module.named_parameters())
 
     def as_function(x: Tensor, *values: Tensor) -> Tensor:
-        return torch.func.functional_call(module, dict(zip(names, values, strict=True)), (x, AT["packed and padded"]))
+        return torch.func.functional_call(
+            module, dict(zip(names, values, strict=True)), (x, LAYOUTS["packed and padded"])
+        )
 
     assert gradcheck(as_function, (x, *names.values()), fast_mode=True)
 
 
 @pytest.mark.parametrize("name", OPTIONS)
-def test_each_option_changes_the_layer(name: str) -> None:
-    """Every option has an effect: without it the same weights have another output."""
-    spec, x, layout = OPTIONS[name], random(2, LENGTH, WIDTH, seed=99), AT["whole"]
+def test_each_option_changes_the_output(name: str) -> None:
+    """With the same weights, the output without the option differs."""
+    spec, x, layout = OPTIONS[name], random(2, LENGTH, WIDTH, seed=99), LAYOUTS["whole"]
     absent = {"mask": None, "qk_norm": None, "clip": None, "scale": None, "softcap": None}
     absent |= {"sinks": False, "gate": "none"}
     module = build(spec)
     for field, value in absent.items():
         if getattr(spec, field) != value:
-            other = replace(spec, **{field: value}).build(WIDTH).double()
-            other.load_state_dict(module.state_dict(), strict=False)
-            assert (other(x, layout) - module(x, layout)).abs().max() > 1e-3, field
+            without_option = replace(spec, **{field: value}).build(WIDTH).double()
+            without_option.load_state_dict(module.state_dict(), strict=False)
+            assert (without_option(x, layout) - module(x, layout)).abs().max() > 1e-3, field
 
 
 def test_dropout_acts_on_weights_in_training_only() -> None:
@@ -149,18 +151,18 @@ def test_dropout_acts_on_weights_in_training_only() -> None:
     assert torch.equal(module.eval()(x, layout), exact)
     dropped = module.train()(x, layout)
     assert not torch.equal(dropped, module(x, layout))
-    late = slice(200, None)  # means of many weights: the sum of those kept, doubled, comes out right on average
-    assert 0.01 < (dropped - exact)[:, late].abs().max() / exact.abs().max() < 0.5
-    assert (dropped - exact)[:, late].mean(1).abs().max() < 0.02 * exact.abs().max()
+    late_queries = slice(200, None)  # averages over many keys, so dropout changes them little
+    assert 0.01 < (dropped - exact)[:, late_queries].abs().max() / exact.abs().max() < 0.5
+    assert (dropped - exact)[:, late_queries].mean(1).abs().max() < 0.02 * exact.abs().max()
 
 
 def test_a_sink_takes_weight_from_all_keys_and_adds_no_value() -> None:
     """Rows sum to Σ exp(s) / (Σ exp(s) + exp(sink)): a sink of -∞ has no effect, with +∞ the output is zero."""
     module, x, layout = build(OPTIONS["learned sinks"]), random(1, LENGTH, WIDTH), TokenLayout.whole(1, LENGTH)
-    plain = build(replace(OPTIONS["learned sinks"], sinks=False))
-    plain.load_state_dict(module.state_dict(), strict=False)
+    without_sinks = build(replace(OPTIONS["learned sinks"], sinks=False))
+    without_sinks.load_state_dict(module.state_dict(), strict=False)
     module.sinks.data.fill_(-1e9)
-    assert (module(x, layout) - plain(x, layout)).abs().max() < 1e-12
+    assert (module(x, layout) - without_sinks(x, layout)).abs().max() < 1e-12
     module.sinks.data.fill_(1e9)
     assert module(x, layout).abs().max() == 0
 
@@ -168,9 +170,9 @@ def test_a_sink_takes_weight_from_all_keys_and_adds_no_value() -> None:
 def test_capped_scores_bound_every_weight_from_below() -> None:
     """For queries of any length no weight is below exp(-c) / (exp(-c) + (n - 1) exp(c))."""
     module, x = build(Attention(3, softcap=0.5, mask=Full())), 1e3 * random(1, LENGTH, WIDTH)
-    least = math.exp(-0.5) / (math.exp(-0.5) + (LENGTH - 1) * math.exp(0.5))
-    assert recorded(module, x)["weights"].min() >= least - 1e-12
-    assert recorded(build(Attention(3, mask=Full())), x)["weights"].min() < 1e-12
+    lower_bound = math.exp(-0.5) / (math.exp(-0.5) + (LENGTH - 1) * math.exp(0.5))
+    assert record(module, x)["weights"].min() >= lower_bound - 1e-12
+    assert record(build(Attention(3, mask=Full())), x)["weights"].min() < 1e-12
 
 
 @pytest.mark.parametrize(
@@ -243,7 +245,7 @@ PEERS = {
 
 @pytest.mark.parametrize("name", PEERS)
 def test_equals_the_modules_of_transformers(name: str) -> None:
-    """With the same weights, forward and gradients, in float32."""
+    """Outputs and gradients with the same weights, in float32."""
     theirs_class, rotary_class, config, spec = PEERS[name]
     theirs, rotary = theirs_class(config, 0), rotary_class(config)
     for n, parameter in enumerate(theirs.parameters()):
@@ -252,15 +254,15 @@ def test_equals_the_modules_of_transformers(name: str) -> None:
     names = {name.replace("_norm.", "_norm.norm."): value for name, value in theirs.state_dict().items()}
     ours.load_state_dict(names)
     x = random(2, 11, 24, seed=50).float().requires_grad_()
-    masked = torch.full((11, 11), float("-inf")).triu(1)[None, None]
+    mask = torch.full((11, 11), float("-inf")).triu(1)[None, None]
     rotation = rotary(x, torch.arange(11).unsqueeze(0))
-    expected = theirs(x, position_embeddings=rotation, attention_mask=masked)[0]
+    expected = theirs(x, position_embeddings=rotation, attention_mask=mask)[0]
     found = ours(x, TokenLayout.whole(2, 11))
     parameters = [(dict(ours.named_parameters())[name.replace("_norm.", "_norm.norm.")], p)
                   for name, p in theirs.named_parameters()]  # fmt: skip
     gradients = torch.autograd.grad(found.sin().sum(), [x, *(own for own, _ in parameters)])
-    wanted = torch.autograd.grad(expected.sin().sum(), [x, *(their for _, their in parameters)])
-    for f, e in zip((found, *gradients), (expected, *wanted), strict=True):
+    expected_gradients = torch.autograd.grad(expected.sin().sum(), [x, *(their for _, their in parameters)])
+    for f, e in zip((found, *gradients), (expected, *expected_gradients), strict=True):
         assert (f - e).abs().max() <= 1e-5 * e.abs().max().clamp_min(1)
 
 
@@ -273,7 +275,7 @@ def test_equals_the_module_of_torch_with_padding(full: bool) -> None:
     theirs.in_proj_bias.data = torch.cat([p.bias for p in projections])
     theirs.out_proj.load_state_dict(ours.o_proj.state_dict())
     x, valid = random(2, LENGTH, WIDTH), torch.tensor([[True] * LENGTH, [True] * 4 + [False] * 2])
-    masked = None if full else ~torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril()
-    expected, _ = theirs(x, x, x, attn_mask=masked, key_padding_mask=~valid, need_weights=False)
+    mask = None if full else ~torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril()
+    expected, _ = theirs(x, x, x, attn_mask=mask, key_padding_mask=~valid, need_weights=False)
     found = ours(x, TokenLayout(torch.arange(LENGTH).expand(2, LENGTH), valid=valid))
     assert (found - expected).abs().max() < 1e-12

@@ -16,35 +16,35 @@ from regard.parts.attention import Attention, use_backend
 from regard.parts.block import Block, Sublayer
 from regard.parts.feedforward import SwiGLU
 from regard.parts.recurrent import RNN
-from tests.parts.attention_layer import LENGTH, WIDTH, attention, bytes_of, flops, random, recorded, saved_bytes
+from tests.parts.attention_layer import LENGTH, WIDTH, attention, bytes_of, flops, random, record, saved_bytes
 
 
 @pytest.mark.ledger("attn.proj")
 def test_queries_keys_and_values_are_projections_of_one_sequence() -> None:
     module, x = attention(1), random(1, LENGTH, WIDTH)
-    taps = recorded(module, x)
+    taps = record(module, x)
     for name, projection in (("q", module.q_proj), ("k", module.k_proj), ("v", module.v_proj)):
         assert (taps[name][0, 0] - x[0] @ projection.weight.T).abs().max() < 1e-13
-        for t in range(LENGTH):  # row by row
+        for t in range(LENGTH):  # per token
             assert (taps[name][0, 0, t] - projection.weight @ x[0, t]).abs().max() < 1e-13
 
 
 @pytest.mark.ledger("attn.asymmetry")
 def test_separate_query_and_key_matrices_make_attention_asymmetric() -> None:
     module, x = attention(1), random(1, LENGTH, WIDTH)
-    taps = recorded(module, x)
+    taps = record(module, x)
     scores = (taps["q"] @ taps["k"].mT)[0, 0]
     assert (scores - scores.T).abs().max() > 1
     module.k_proj.weight.copy_(module.q_proj.weight)
-    tied = recorded(module, x)
+    tied = record(module, x)
     scores = (tied["q"] @ tied["k"].mT)[0, 0]
     assert (scores - scores.T).abs().max() < 1e-13
-    # The query reads feature 0, the key feature 1 and the value feature 2.
+    # The query is a function of feature 0, the key of feature 1 and the value of feature 2.
     module = attention(1, width=3)
     for projection, weight in (("q_proj", [[9.0, 0, 0]]), ("k_proj", [[0, 9.0, 0]]), ("v_proj", [[0, 0, 1.0]])):
         getattr(module, projection).weight.zero_()[:1] = torch.tensor(weight)
     i, j = [1.0, 0.0, 5.0], [0.0, 1.0, 6.0]
-    taps = recorded(module, torch.tensor([[i, j]], dtype=torch.float64))
+    taps = record(module, torch.tensor([[i, j]], dtype=torch.float64))
     assert taps["weights"][0, 0, 0, 1] > 0.999
     assert taps["weights"][0, 0, 1, 0] == 0.5
     assert taps["z"][0, 0, 0, 0].item() == pytest.approx(6)
@@ -78,7 +78,7 @@ def test_without_positions_a_permutation_of_tokens_permutes_outputs() -> None:
 
 @pytest.mark.ledger("attn.path")
 def test_gradients_between_distant_tokens_vanish_in_an_rnn_and_not_in_attention() -> None:
-    through_rnn = []
+    rnn_gradients = []
     for length in (2, 16, 128, 1024):
         module = attention(1, width=2)
         module.q_proj.weight.copy_(torch.tensor([[0.0, 0.0], [2**0.5, 0.0]], dtype=torch.float64))
@@ -93,10 +93,10 @@ def test_gradients_between_distant_tokens_vanish_in_an_rnn_and_not_in_attention(
         assert jacobian[0, 0, 0, 0].item() == pytest.approx(0.5, abs=1e-12)
         rnn = nn.RNN(2, 2, bias=False, dtype=torch.float64)
         rnn.weight_hh_l0.data = 0.9 * torch.eye(2, dtype=torch.float64)
-        steps = random(length, 2).requires_grad_()
-        through_rnn.append(torch.autograd.grad(rnn(steps)[0][-1].sum(), steps)[0][0].norm().item())
-    assert through_rnn == sorted(through_rnn, reverse=True)
-    assert through_rnn[-1] < 1e-30
+        inputs = random(length, 2).requires_grad_()
+        rnn_gradients.append(torch.autograd.grad(rnn(inputs)[0][-1].sum(), inputs)[0][0].norm().item())
+    assert rnn_gradients == sorted(rnn_gradients, reverse=True)
+    assert rnn_gradients[-1] < 1e-30
 
 
 @pytest.mark.ledger("attn.cost")
@@ -129,10 +129,10 @@ def longest_path(output: Tensor) -> int:
 
 
 @pytest.mark.ledger("attn.vs.rnn")
-def test_growth_of_recurrence_and_attention_with_the_length() -> None:
+def test_growth_of_compute_memory_and_depth_with_the_length() -> None:
     rnn = nn.RNN(WIDTH, WIDTH, batch_first=True, dtype=torch.float64)
-    plain, fused = attention(1), attention(1)
-    use_backend(plain, "reference")
+    reference, fused = attention(1), attention(1)
+    use_backend(reference, "reference")
     use_backend(fused, "sdpa")
 
     def random_input(length: int) -> Tensor:
@@ -143,34 +143,33 @@ def test_growth_of_recurrence_and_attention_with_the_length() -> None:
             rnn(random_input(length))
         return counter.get_total_flops()
 
-    def run(module: nn.Module) -> Callable[[int], int]:
+    def training_bytes(module: nn.Module) -> Callable[[int], int]:
         return lambda length: saved_bytes(lambda: module(random_input(length), TokenLayout.whole(1, length)))
 
-    assert rnn_flops(64) == 4 * 64 * WIDTH**2  # compute O(nd²)
-    assert (
-        flops(plain, random_input(64)) == 4 * 64**2 * WIDTH + 8 * 64 * WIDTH**2
-    )  # O(n²d), and O(nd²) for the projections
-    assert growth(lambda n: saved_bytes(lambda: rnn(random_input(n)))) == pytest.approx(1, abs=0.05)  # to train: O(n) …
-    assert growth(run(plain)) == pytest.approx(2, abs=0.2)  # … against O(n²) …
-    assert growth(run(fused)) == pytest.approx(1, abs=0.05)  # … or O(n) in tiles
-    assert rnn(random_input(64))[1].numel() == rnn(random_input(128))[1].numel() == WIDTH  # to go on: one state …
+    # Compute: O(nd²) against O(n²d), and O(nd²) for the projections.
+    assert rnn_flops(64) == 4 * 64 * WIDTH**2
+    assert flops(reference, random_input(64)) == 4 * 64**2 * WIDTH + 8 * 64 * WIDTH**2
+    # Memory for the backward: O(n) against O(n²), or O(n) in tiles.
+    assert growth(lambda n: saved_bytes(lambda: rnn(random_input(n)))) == pytest.approx(1, abs=0.05)
+    assert growth(training_bytes(reference)) == pytest.approx(2, abs=0.2)
+    assert growth(training_bytes(fused)) == pytest.approx(1, abs=0.05)
+    # State for decoding: constant against the keys and values of all earlier tokens.
+    assert rnn(random_input(64))[1].numel() == rnn(random_input(128))[1].numel() == WIDTH
 
-    def cache(length: int) -> int:
+    def cache_bytes(length: int) -> int:
         return bytes_of(Contiguous(((Attention(1).memory(WIDTH),),), 1, length - 1, torch.float64))
 
-    assert growth(cache) == 1  # … against keys and values of all that came before
-    assert cache(64) == 2 * 64 * WIDTH * 8
+    assert growth(cache_bytes) == 1
+    assert cache_bytes(64) == 2 * 64 * WIDTH * 8
 
-    steps = RNN().build(WIDTH).double()
-    depths = [longest_path(steps(random_input(n), TokenLayout.whole(1, n))[:, -1]) for n in (16, 32, 64)]
-    assert depths[2] - depths[1] == 2 * (depths[1] - depths[0]) > 16  # dependent steps: one after another …
-    assert (
-        len({longest_path(plain(random_input(n), TokenLayout.whole(1, n))[:, -1]) for n in (16, 32, 64)}) == 1
-    )  # … or none
+    # Operations that depend on each other: proportional to the length against a constant number.
+    recurrence = RNN().build(WIDTH).double()
+    depths = [longest_path(recurrence(random_input(n), TokenLayout.whole(1, n))[:, -1]) for n in (16, 32, 64)]
+    assert depths[2] - depths[1] == 2 * (depths[1] - depths[0]) > 16
+    assert len({longest_path(reference(random_input(n), TokenLayout.whole(1, n))[:, -1]) for n in (16, 32, 64)}) == 1
 
+    # Order: an RNN depends on it, attention without positions does not.
     x, backwards = random_input(LENGTH), torch.arange(LENGTH - 1, -1, -1)
     layout = TokenLayout.whole(1, LENGTH)
-    assert (rnn(x)[0] - rnn(x[:, backwards])[0][:, backwards]).abs().max() > 0.01  # order is built in …
-    assert (
-        plain(x, layout) - plain(x[:, backwards], layout)[:, backwards]
-    ).abs().max() < 1e-12  # … or must be injected
+    assert (rnn(x)[0] - rnn(x[:, backwards])[0][:, backwards]).abs().max() > 0.01
+    assert (reference(x, layout) - reference(x[:, backwards], layout)[:, backwards]).abs().max() < 1e-12

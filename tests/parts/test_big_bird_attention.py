@@ -1,4 +1,4 @@
-"""BigBird's attention in evaluation: the definition in plain loops, padded and packed rows, and refusals."""
+"""BigBird's attention in evaluation: equal to plain loops, also for padded and packed rows; invalid specs."""
 
 import pytest
 import torch
@@ -28,11 +28,11 @@ def build() -> BigBirdAttentionModule:
 def attended_keys(i: int, length: int) -> list[int]:
     """The keys that token i attends to; a key of two selected blocks occurs twice."""
     blocks = [range(n, min(n + 2, length)) for n in range(0, length, 2)]
-    row, last = i // 2, len(blocks) - 1
-    if row in (0, last) or length <= 14:
+    own, last = i // 2, len(blocks) - 1
+    if own in (0, last) or length <= 14:
         return [*range(length)]
-    near = {0, row - 1, row, row + 1, last}
-    return [j for n in [*sorted(near), 0] for j in blocks[n]]  # the random block is always the first
+    selected = {0, own - 1, own, own + 1, last}
+    return [j for n in [*sorted(selected), 0] for j in blocks[n]]  # the random block is always the first
 
 
 def plain_loop(module: BigBirdAttentionModule, x: Tensor) -> Tensor:
@@ -47,7 +47,7 @@ def plain_loop(module: BigBirdAttentionModule, x: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("length", [1, 13, 14, 15, 16, 17])
 @torch.no_grad()
-def test_equal_to_plain_loops(length: int) -> None:
+def test_equals_plain_loops(length: int) -> None:
     module, x = build(), random(2, length, WIDTH)
     expected = torch.stack([plain_loop(module, row) for row in x])
     assert error(module(x, TokenLayout.whole(2, length)), expected) <= 1e-12
@@ -73,7 +73,7 @@ def test_every_document_of_a_packed_row_has_its_own_last_block() -> None:
     assert error(module(x, layout)[0], expected) <= 1e-12
 
 
-def test_gradients_are_right() -> None:
+def test_gradients_equal_finite_differences() -> None:
     module, x = build(), random(1, LENGTH, WIDTH).requires_grad_()
     assert gradcheck(lambda x: module(x, TokenLayout.whole(1, LENGTH)), (x,), fast_mode=True)
 

@@ -1,4 +1,4 @@
-"""Blocks: equal to torch's layers and to their steps one by one; residuals, and the growth of the stream with depth."""
+"""Blocks: equal to torch's layers and to their equations; residuals, and growth of the residual stream with depth."""
 
 import pytest
 import torch
@@ -21,22 +21,24 @@ from regard.parts.position.sinusoidal import Sinusoidal
 from regard.planning.published import PUBLISHED
 
 WIDTH, HEADS, NORM = 12, 3, LayerNorm()
-SEEING, READING, FEEDING = (
+SELF_ATTENTION, CROSS_ATTENTION, FEED_FORWARD = (
     Attention(HEADS, bias=True, mask=Full()),
     CrossAttention(HEADS, bias=True),
     FeedForward(20, "relu"),
 )
 BLOCKS = {
-    "pre": Block((Sublayer(SEEING, NORM), Sublayer(FEEDING, NORM))),
-    "post": Block((Sublayer(SEEING, NORM), Sublayer(FEEDING, NORM)), style="post"),
-    "sandwich": Block((Sublayer(SEEING, NORM, after=RMSNorm()), Sublayer(FEEDING, NORM, after=RMSNorm()))),
-    "parallel": Block((Sublayer(SEEING, NORM), Sublayer(FEEDING, NoNorm())), style="parallel"),
+    "pre": Block((Sublayer(SELF_ATTENTION, NORM), Sublayer(FEED_FORWARD, NORM))),
+    "post": Block((Sublayer(SELF_ATTENTION, NORM), Sublayer(FEED_FORWARD, NORM)), style="post"),
+    "sandwich": Block((Sublayer(SELF_ATTENTION, NORM, after=RMSNorm()), Sublayer(FEED_FORWARD, NORM, after=RMSNorm()))),
+    "parallel": Block((Sublayer(SELF_ATTENTION, NORM), Sublayer(FEED_FORWARD, NoNorm())), style="parallel"),
     "parallel, one norm": Block(
-        (Sublayer(SEEING, NoNorm()), Sublayer(FEEDING, NoNorm())), style="parallel", norm=RMSNorm()
+        (Sublayer(SELF_ATTENTION, NoNorm()), Sublayer(FEED_FORWARD, NoNorm())), style="parallel", norm=RMSNorm()
     ),
-    "scaled": Block((Sublayer(SEEING, NORM, scale=0.1), Sublayer(FEEDING, NORM)), keep=0.9, share=0.3),
-    "scaled, post": Block((Sublayer(SEEING, NORM), Sublayer(FEEDING, NORM, scale=0.1)), style="post", keep=1.5),
-    "experts": Block((Sublayer(SEEING, NORM), Sublayer(Experts(4, 2, SwiGLU(8)), NORM))),
+    "scaled": Block((Sublayer(SELF_ATTENTION, NORM, scale=0.1), Sublayer(FEED_FORWARD, NORM)), keep=0.9, share=0.3),
+    "scaled, post": Block(
+        (Sublayer(SELF_ATTENTION, NORM), Sublayer(FEED_FORWARD, NORM, scale=0.1)), style="post", keep=1.5
+    ),
+    "experts": Block((Sublayer(SELF_ATTENTION, NORM), Sublayer(Experts(4, 2, SwiGLU(8)), NORM))),
 }
 
 
@@ -51,41 +53,41 @@ def build_randomized(spec: Block, width: int = WIDTH) -> nn.Module:
     return block
 
 
-def step_by_step(spec: Block, block: nn.Module, x: Tensor, layout: TokenLayout) -> Tensor:
-    """The block step by step, as in the figures of the papers."""
+def block_equation(spec: Block, block: nn.Module, x: Tensor, layout: TokenLayout) -> Tensor:
+    """The equation of each block style, one sublayer at a time."""
 
-    def adds(part: nn.Module, body: Body, y: Tensor) -> Tensor:
+    def contribution(part: nn.Module, body: Body, y: Tensor) -> Tensor:
         y = part.after(part.body(y, layout))
         return spec.share * (y if part.scale is None else part.scale * y)
 
     parts = [(part, sublayer.body) for part, sublayer in zip(block.sublayers, spec.sublayers, strict=True)]
     if spec.style == "parallel":
         inner = block.norm(x)
-        return spec.keep * x + sum(adds(part, body, part.norm(inner)) for part, body in parts)
+        return spec.keep * x + sum(contribution(part, body, part.norm(inner)) for part, body in parts)
     for part, body in parts:
         if spec.style == "pre":
-            x = spec.keep * x + adds(part, body, part.norm(x))
+            x = spec.keep * x + contribution(part, body, part.norm(x))
         else:  # the second sublayer adds to the output of the first one's norm
-            x = part.norm(spec.keep * x + adds(part, body, x))
+            x = part.norm(spec.keep * x + contribution(part, body, x))
     return x
 
 
 @pytest.mark.ledger("blk.trace")
 @pytest.mark.parametrize("name", BLOCKS)
-def test_a_block_equals_its_steps(name: str) -> None:
+def test_a_block_equals_its_equation(name: str) -> None:
     block, x = build_randomized(BLOCKS[name]), random(2, 5, WIDTH, seed=9)
     found, losses = block(x, TokenLayout.whole(2, 5))
-    assert torch.allclose(found, step_by_step(BLOCKS[name], block, x, TokenLayout.whole(2, 5)), atol=1e-12)
+    assert torch.allclose(found, block_equation(BLOCKS[name], block, x, TokenLayout.whole(2, 5)), atol=1e-12)
     assert losses == {}
 
 
 @pytest.mark.parametrize("name", BLOCKS)
-def test_gradients(name: str) -> None:
+def test_gradients_equal_finite_differences(name: str) -> None:
     block, x = build_randomized(BLOCKS[name]), random(1, 4, WIDTH, seed=3).requires_grad_()
     assert gradcheck(lambda x: block(x, TokenLayout.whole(1, 4))[0], x, fast_mode=True)
 
 
-def fill(theirs: nn.MultiheadAttention, ours: nn.Module) -> None:
+def copy_attention_weights(theirs: nn.MultiheadAttention, ours: nn.Module) -> None:
     projections = [ours.q_proj, ours.k_proj, ours.v_proj]
     theirs.in_proj_weight.data = torch.cat([p.weight for p in projections])
     theirs.in_proj_bias.data = torch.cat([p.bias for p in projections])
@@ -96,13 +98,13 @@ def fill(theirs: nn.MultiheadAttention, ours: nn.Module) -> None:
 @pytest.mark.parametrize("style", ["pre", "post"])
 @pytest.mark.parametrize(("width", "heads"), [(12, 3), (512, 8)])
 def test_an_encoder_layer_equals_torch(style: str, width: int, heads: int) -> None:
-    seeing = Attention(heads, bias=True, mask=Full())
-    block = build_randomized(Block((Sublayer(seeing, NORM), Sublayer(FEEDING, NORM)), style=style), width)
+    attention = Attention(heads, bias=True, mask=Full())
+    block = build_randomized(Block((Sublayer(attention, NORM), Sublayer(FEED_FORWARD, NORM)), style=style), width)
     theirs = nn.TransformerEncoderLayer(
         width, heads, 20, 0.0, batch_first=True, norm_first=style == "pre", dtype=torch.float64
     )
     first, second = block.sublayers
-    fill(theirs.self_attn, first.body)
+    copy_attention_weights(theirs.self_attn, first.body)
     for ours, part in (
         (second.body.up_proj, theirs.linear1),
         (second.body.down_proj, theirs.linear2),
@@ -118,45 +120,49 @@ def test_an_encoder_layer_equals_torch(style: str, width: int, heads: int) -> No
 @pytest.mark.ledger("blk.trace")
 @pytest.mark.parametrize("style", ["pre", "post"])
 def test_a_decoder_layer_equals_torch(style: str) -> None:
-    """Masked self-attention, cross-attention on an encoder's output, feed-forward; each adds to the stream."""
-    own = Attention(HEADS, bias=True)
-    block = build_randomized(Block(tuple(Sublayer(body, NORM) for body in (own, READING, FEEDING)), style=style))
+    """Masked self-attention, cross-attention to an encoder's output, and a feed-forward, each with a residual."""
+    masked_attention = Attention(HEADS, bias=True)
+    block = build_randomized(
+        Block(tuple(Sublayer(body, NORM) for body in (masked_attention, CROSS_ATTENTION, FEED_FORWARD)), style=style)
+    )
     theirs = nn.TransformerDecoderLayer(
         WIDTH, HEADS, 20, 0.0, batch_first=True, norm_first=style == "pre", dtype=torch.float64
     )
-    looking, reading, feeding = block.sublayers
-    fill(theirs.self_attn, looking.body)
-    fill(theirs.multihead_attn, reading.body)
+    self_attention, cross_attention, feed_forward = block.sublayers
+    copy_attention_weights(theirs.self_attn, self_attention.body)
+    copy_attention_weights(theirs.multihead_attn, cross_attention.body)
     for ours, part in (
-        (feeding.body.up_proj, theirs.linear1),
-        (feeding.body.down_proj, theirs.linear2),
-        (looking.norm, theirs.norm1),
-        (reading.norm, theirs.norm2),
-        (feeding.norm, theirs.norm3),
+        (feed_forward.body.up_proj, theirs.linear1),
+        (feed_forward.body.down_proj, theirs.linear2),
+        (self_attention.norm, theirs.norm1),
+        (cross_attention.norm, theirs.norm2),
+        (feed_forward.norm, theirs.norm3),
     ):
         part.load_state_dict(ours.state_dict())
     x, source = random(2, 5, WIDTH), random(2, 7, WIDTH, seed=8)
     layout = TokenLayout.whole(2, 5).with_source(Source(source, TokenLayout.whole(2, 7)))
-    later = torch.ones(5, 5, dtype=torch.bool).triu(1)
-    assert torch.allclose(block(x, layout)[0], theirs(x, source, tgt_mask=later), atol=1e-9)
+    causal_mask = torch.ones(5, 5, dtype=torch.bool).triu(1)
+    assert torch.allclose(block(x, layout)[0], theirs(x, source, tgt_mask=causal_mask), atol=1e-9)
 
 
 @pytest.mark.ledger("blk.recipes")
 def test_differences_between_the_blocks_of_2017_and_llama() -> None:
     old, new = transformer_2017(), PUBLISHED["llama-7b"].spec()
-    first, last = (model.layers[0].blocks[0] for model in (old.source, new))
-    assert (first.style, last.style) == ("post", "pre")
-    assert {type(s.norm) for s in first.sublayers} == {LayerNorm} and {type(s.norm) for s in last.sublayers} == {
-        RMSNorm
-    }
-    assert first.dropout == 0.1 and last.dropout == 0.0
-    (seeing, feeding), (looking, gated) = ([s.body for s in block.sublayers] for block in (first, last))
-    assert (feeding.activation, feeding.bias, feeding.hidden_dim(512)) == ("relu", True, 4 * 512)
+    old_block, new_block = (model.layers[0].blocks[0] for model in (old.source, new))
+    assert (old_block.style, new_block.style) == ("post", "pre")
+    assert {type(s.norm) for s in old_block.sublayers} == {LayerNorm}
+    assert {type(s.norm) for s in new_block.sublayers} == {RMSNorm}
+    assert old_block.dropout == 0.1 and new_block.dropout == 0.0
+    (old_attention, old_feed_forward), (new_attention, gated) = (
+        [s.body for s in block.sublayers] for block in (old_block, new_block)
+    )
+    assert (old_feed_forward.activation, old_feed_forward.bias) == ("relu", True)
+    assert old_feed_forward.hidden_dim(512) == 4 * 512
     assert isinstance(gated, SwiGLU) and not gated.bias and gated.hidden_dim(4096) == eight_thirds(4096)
-    assert isinstance(old.source.position, Sinusoidal) and isinstance(looking.position, Rope)
-    assert seeing.sizes(512) == (8, 8, 64)
-    shared = PUBLISHED["llama-2-70b"].spec().blocks[0].sublayers[0].body
-    assert (shared.heads, shared.kv_heads) == (64, 8)
+    assert isinstance(old.source.position, Sinusoidal) and isinstance(new_attention.position, Rope)
+    assert old_attention.sizes(512) == (8, 8, 64)
+    grouped = PUBLISHED["llama-2-70b"].spec().blocks[0].sublayers[0].body
+    assert (grouped.heads, grouped.kv_heads) == (64, 8)
     assert old.shared and old.target.tied and not new.tied  # tied in 2017, untied in Llama: a field of the spec
 
 
@@ -183,7 +189,7 @@ def test_shapes_of_every_step() -> None:
 @pytest.mark.ledger("blk.shapes")
 @pytest.mark.parametrize("name", BLOCKS)
 @pytest.mark.parametrize("depth", [6, 12, 96, 120])
-def test_blocks_of_every_kind_stack(name: str, depth: int) -> None:
+def test_blocks_of_every_style_can_be_stacked(name: str, depth: int) -> None:
     stack = Stack((Repeat((BLOCKS[name],), depth),), WIDTH).eval()
     with torch.no_grad():
         y, _ = stack(torch.randn(1, 3, WIDTH, generator=torch.Generator().manual_seed(0)), TokenLayout.whole(1, 3))
@@ -191,16 +197,16 @@ def test_blocks_of_every_kind_stack(name: str, depth: int) -> None:
 
 
 @pytest.mark.ledger("blk.prenorm.var")
-def test_the_stream_of_pre_norm_blocks_grows_and_the_final_norm_corrects_it() -> None:
-    """With torch's default initialization and a width of 256 each block adds variance to the stream."""
+def test_the_residual_stream_of_pre_norm_blocks_grows_and_the_final_norm_rescales_it() -> None:
+    """With torch's default initialization and a width of 256 each block adds variance to the residual stream."""
     torch.manual_seed(0)
     block = Block((Sublayer(Attention(4), NORM), Sublayer(FeedForward(activation="relu"), NORM)))
     stack, variances = Stack((Repeat((block,), 64),), 256), []
     for layer in stack.blocks:
         layer.register_forward_hook(lambda _, __, out: variances.append(out[0].var().item()))
     with torch.no_grad():
-        top, _ = stack(torch.randn(1, 64, 256), TokenLayout.whole(1, 64))
-        normed = NORM.build(256)(top)
+        hidden, _ = stack(torch.randn(1, 64, 256), TokenLayout.whole(1, 64))
+        normed = NORM.build(256)(hidden)
     after = [variances[depth - 1] for depth in (1, 8, 32, 64)]
     assert after == pytest.approx([1.05, 1.55, 3.9, 8.2], rel=0.1)
     assert normed.var(-1, correction=0).mean().item() == pytest.approx(1.0, abs=1e-3)
@@ -217,7 +223,7 @@ def test_a_block_that_adds_nothing_is_the_identity(name: str) -> None:
 
 
 @pytest.mark.ledger("res.gradient")
-@pytest.mark.parametrize("body", [FEEDING, SEEING], ids=["feed-forward", "attention"])
+@pytest.mark.parametrize("body", [FEED_FORWARD, SELF_ATTENTION], ids=["feed-forward", "attention"])
 def test_the_jacobian_of_a_residual_is_the_identity_plus_that_of_its_body(body: FeedForward | Attention) -> None:
     block, x, layout = build_randomized(Block((Sublayer(body, NORM),))), random(1, 3, WIDTH), TokenLayout.whole(1, 3)
     (part,) = block.sublayers
@@ -225,10 +231,10 @@ def test_the_jacobian_of_a_residual_is_the_identity_plus_that_of_its_body(body: 
     def jacobian(function) -> Tensor:
         return torch.autograd.functional.jacobian(function, x).reshape(3 * WIDTH, 3 * WIDTH)
 
-    alone = jacobian(lambda x: part.body(part.norm(x), layout))
+    body_jacobian = jacobian(lambda x: part.body(part.norm(x), layout))
     identity = torch.eye(3 * WIDTH, dtype=torch.float64)
-    assert torch.allclose(jacobian(lambda x: block(x, layout)[0]), identity + alone, atol=1e-12)
-    for parameter in (part.body.o_proj if body is SEEING else part.body.down_proj).parameters():
+    assert torch.allclose(jacobian(lambda x: block(x, layout)[0]), identity + body_jacobian, atol=1e-12)
+    for parameter in (part.body.o_proj if body is SELF_ATTENTION else part.body.down_proj).parameters():
         parameter.data *= 1e-6
     assert torch.allclose(jacobian(lambda x: block(x, layout)[0]), identity, atol=1e-4)
 

@@ -1,4 +1,4 @@
-"""Cross-attention: its equation in plain loops, torch's module, and a source that is read once and cached."""
+"""Cross-attention: equal to plain loops and to torch's module; its source is projected once and cached."""
 
 import math
 
@@ -17,7 +17,7 @@ from regard.parts.position.rope import Rope
 from regard.spec import SpecError
 from tests.parts.attention_layer import random
 
-WIDTH, SOURCE_WIDTH, LENGTH, SOURCE, EPS = 12, 10, 6, 5, 0.1
+WIDTH, SOURCE_WIDTH, LENGTH, SOURCE_LENGTH, EPS = 12, 10, 6, 5, 0.1
 SPECS = {
     "plain": CrossAttention(3, source_width=SOURCE_WIDTH),
     "grouped, biases": CrossAttention(4, 2, bias=True, source_width=SOURCE_WIDTH),
@@ -25,7 +25,7 @@ SPECS = {
         4, 2, 5, qk_norm=RMSNorm(EPS), softcap=0.8, sinks=True, gate="head", scale=1.3, source_width=SOURCE_WIDTH
     ),
 }
-VALID = torch.tensor([[True] * SOURCE, [True] * (SOURCE - 2) + [False] * 2])
+VALID = torch.tensor([[True] * SOURCE_LENGTH, [True] * (SOURCE_LENGTH - 2) + [False] * 2])
 
 
 def build(spec: CrossAttention) -> CrossAttentionModule:
@@ -37,9 +37,8 @@ def build(spec: CrossAttention) -> CrossAttentionModule:
 
 def source(valid: Tensor = VALID) -> Source:
     rows = len(valid)
-    return Source(
-        random(rows, SOURCE, SOURCE_WIDTH, seed=7), TokenLayout(torch.arange(SOURCE).expand(rows, -1), valid=valid)
-    )
+    layout = TokenLayout(torch.arange(SOURCE_LENGTH).expand(rows, -1), valid=valid)
+    return Source(random(rows, SOURCE_LENGTH, SOURCE_WIDTH, seed=7), layout)
 
 
 def queries(source: Source | None, start: int = 0, stop: int = LENGTH, rows: Tensor | None = None) -> TokenLayout:
@@ -85,19 +84,19 @@ def test_equals_the_equation_in_plain_loops(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SPECS)
-def test_gradients(name: str) -> None:
-    module, x, read = build(SPECS[name]), random(2, LENGTH, WIDTH), source()
+def test_gradients_equal_finite_differences(name: str) -> None:
+    module, x, encoded = build(SPECS[name]), random(2, LENGTH, WIDTH), source()
     names = dict(module.named_parameters())
 
     def as_function(x: Tensor, states: Tensor, *values: Tensor) -> Tensor:
-        layout = queries(Source(states, read.layout))
+        layout = queries(Source(states, encoded.layout))
         return torch.func.functional_call(module, dict(zip(names, values, strict=True)), (x, layout))
 
-    assert gradcheck(as_function, (x.requires_grad_(), read.x.requires_grad_(), *names.values()), fast_mode=True)
+    assert gradcheck(as_function, (x.requires_grad_(), encoded.x.requires_grad_(), *names.values()), fast_mode=True)
 
 
 @pytest.mark.ledger("cross.module")
-@pytest.mark.parametrize("length", [1, SOURCE, 9])
+@pytest.mark.parametrize("length", [1, SOURCE_LENGTH, 9])
 def test_equals_the_module_of_torch(length: int) -> None:
     """Sequences of different lengths and widths, a padded source; outputs and gradients."""
     ours = build(CrossAttention(3, bias=True, source_width=SOURCE_WIDTH))
@@ -108,9 +107,9 @@ def test_equals_the_module_of_torch(length: int) -> None:
         getattr(theirs, f"{name}_proj_weight").data = getattr(ours, f"{name}_proj").weight.data
     theirs.in_proj_bias.data = torch.cat([ours.q_proj.bias, ours.k_proj.bias, ours.v_proj.bias])
     theirs.out_proj.load_state_dict(ours.o_proj.state_dict())
-    x, read = random(2, length, WIDTH).requires_grad_(), source()
-    states = read.x.requires_grad_()
-    found = ours(x, queries(read, 0, length))
+    x, encoded = random(2, length, WIDTH).requires_grad_(), source()
+    states = encoded.x.requires_grad_()
+    found = ours(x, queries(encoded, 0, length))
     expected, _ = theirs(x, states, states, key_padding_mask=~VALID, need_weights=False)
     assert (found - expected).abs().max() < 1e-12
     for f, e in zip(*(torch.autograd.grad(y.sin().sum(), (x, states)) for y in (found, expected)), strict=True):
@@ -118,19 +117,19 @@ def test_equals_the_module_of_torch(length: int) -> None:
 
 
 @pytest.mark.ledger("cross.once")
-@pytest.mark.parametrize("store", [Contiguous, Paged])
+@pytest.mark.parametrize("kind", [Contiguous, Paged])
 @pytest.mark.parametrize("name", SPECS)
-def test_a_source_is_read_once_and_cached(name: str, store: type) -> None:
+def test_a_source_is_projected_once_and_cached(name: str, kind: type) -> None:
     """Cached = whole, in store rows that differ from the batch rows, with one projection of the source."""
     spec, x, rows = SPECS[name], random(2, LENGTH, WIDTH), torch.tensor([2, 0])
-    module, size = build(spec), {"blocks": 12} if store is Paged else {}
-    kept = store(((spec.memory(WIDTH),),), 3, 8, dtype=torch.float64, source=9, **size)
+    module, size = build(spec), {"blocks": 12} if kind is Paged else {}
+    store = kind(((spec.memory(WIDTH),),), 3, 8, dtype=torch.float64, source=9, **size)
     whole = module(x, queries(source()))
     calls: list[int] = []
     module.k_proj.register_forward_hook(lambda *_: calls.append(1))
     for t in range(LENGTH):
         layout = queries(source() if t == 0 else None, t, t + 1, rows)
-        (state,) = kept.begin_forward(layout)[0]
+        (state,) = store.begin_forward(layout)[0]
         assert (module(x[:, t : t + 1], layout, state) - whole[:, t : t + 1]).abs().max() < 1e-12
     assert len(calls) == 1
 
@@ -150,22 +149,22 @@ def test_a_released_row_drops_its_source(kind: type) -> None:
     assert torch.equal(attend(queries(None)), whole)
     store.release(0)
     after = attend(queries(None))
-    assert after[0].count_nonzero() == 0  # of a source without tokens
+    assert after[0].count_nonzero() == 0  # the row has no source tokens left to attend to
     assert torch.equal(after[1], whole[1])
 
 
-def test_padding_of_the_source_changes_nothing() -> None:
-    """For padding on either side and of any value."""
-    module, x, read = build(SPECS["plain"]), random(2, LENGTH, WIDTH), source()
-    expected = module(x, queries(read))
-    changed = read.x.clone()
+def test_padding_of_the_source_does_not_change_outputs() -> None:
+    """Padding may be on either side and have any value."""
+    module, x, encoded = build(SPECS["plain"]), random(2, LENGTH, WIDTH), source()
+    expected = module(x, queries(encoded))
+    changed = encoded.x.clone()
     changed[1, -2:] = 1e3
-    assert torch.equal(module(x, queries(Source(changed, read.layout))), expected)
-    left = Source(read.x.flip(1), TokenLayout(read.layout.positions, valid=VALID.flip(1)))
-    assert (module(x, queries(left)) - expected).abs().max() < 1e-12
+    assert torch.equal(module(x, queries(Source(changed, encoded.layout))), expected)
+    left_padded = Source(encoded.x.flip(1), TokenLayout(encoded.layout.positions, valid=VALID.flip(1)))
+    assert (module(x, queries(left_padded)) - expected).abs().max() < 1e-12
 
 
-def test_invalid_specs_are_refused() -> None:
+def test_invalid_specs_sources_and_stores_are_refused() -> None:
     module, x = build(SPECS["plain"]), random(2, LENGTH, WIDTH)
     with pytest.raises(ValueError, match="cross-attention has no source"):
         module(x, queries(None))
@@ -176,7 +175,7 @@ def test_invalid_specs_are_refused() -> None:
     memory = ((SPECS["plain"].memory(WIDTH),),)
     with pytest.raises(ValueError, match="give the longest source's length"):
         Contiguous(memory, 1, 8, torch.float64)
-    store = Contiguous(memory, 2, 8, torch.float64, source=SOURCE - 1)
+    store = Contiguous(memory, 2, 8, torch.float64, source=SOURCE_LENGTH - 1)
     layout = queries(source())
     (state,) = store.begin_forward(layout)[0]
     with pytest.raises(ValueError, match="the source has 5 tokens, but the store keeps 4"):

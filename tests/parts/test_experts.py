@@ -1,4 +1,4 @@
-"""Experts: a loop over tokens, transformers, and the effects of capacity, padding and training."""
+"""Experts: equal to a loop over tokens and to transformers; capacity, padding, losses, FLOPs and invalid specs."""
 
 import dataclasses
 from collections.abc import Callable
@@ -58,16 +58,16 @@ def layout_of(x: Tensor, valid: Tensor | None = None) -> TokenLayout:
     )
 
 
-def with_losses(module: nn.Module, x: Tensor, valid: Tensor | None = None) -> tuple[Tensor, dict[str, Tensor]]:
+def run_with_losses(module: nn.Module, x: Tensor, valid: Tensor | None = None) -> tuple[Tensor, dict[str, Tensor]]:
     losses = {}
     return module(x, layout_of(x, valid).with_losses(losses)), losses
 
 
 def expert_alone(module: nn.Module, spec: Experts, index: int) -> nn.Module:
-    """A plain feed-forward with the weights of one expert."""
-    plain = spec.expert.build(WIDTH).double()
-    plain.load_state_dict({name: weights[index] for name, weights in module.experts.state_dict().items()})
-    return plain
+    """A feed-forward layer with the weights of one expert."""
+    feedforward = spec.expert.build(WIDTH).double()
+    feedforward.load_state_dict({name: weights[index] for name, weights in module.experts.state_dict().items()})
+    return feedforward
 
 
 def token_by_token(module: nn.Module, spec: Experts, x: Tensor, kept: Tensor | None = None) -> Tensor:
@@ -95,8 +95,8 @@ def test_equals_the_loop_over_tokens(name: str) -> None:
 
 @pytest.mark.ledger("moe.stabilise")
 @pytest.mark.parametrize("name", SPECS)
-def test_gradients(name: str) -> None:
-    """Of the output and the losses, to the input and every weight; with all experts chosen nothing is discrete."""
+def test_gradients_equal_finite_differences(name: str) -> None:
+    """Gradients of the output and the losses with respect to the input and every weight."""
     spec, x = SPECS[name], random(1, 7, WIDTH).requires_grad_()
     module = build_randomized(spec).train()
     weights = {name: p for name, p in module.named_parameters() if p.requires_grad}
@@ -140,8 +140,8 @@ def test_a_token_does_not_depend_on_its_batch(name: str) -> None:
     assert torch.allclose(module(x, layout_of(x)).flatten(0, 1), alone[:, 0], atol=1e-12)
 
 
-def copy_from(theirs: nn.Module, ours: nn.Module, router: str = "gate") -> None:
-    """Their stacked gate_up_proj (X, 2F, D) and down_proj (X, D, F), filled with ours."""
+def copy_weights(theirs: nn.Module, ours: nn.Module, router: str = "gate") -> None:
+    """Copy our weights into their stacked gate_up_proj (X, 2F, D) and down_proj (X, D, F)."""
     experts = ours.experts
     gate_up = torch.cat([experts.gate_proj.weight, experts.up_proj.weight], 1)
     theirs.experts.gate_up_proj.data = gate_up.detach().clone()
@@ -159,7 +159,7 @@ def test_equals_transformers(name: str) -> None:
     from transformers.models.qwen3_moe import modeling_qwen3_moe as qwen3
 
     sizes = {"hidden_size": WIDTH, "num_experts_per_tok": 3, "num_attention_heads": 1, "num_key_value_heads": 1}
-    eight = {"num_experts": 8, "moe_intermediate_size": 12}
+    experts = {"num_experts": 8, "moe_intermediate_size": 12}
     groups = {"n_group": 4, "topk_group": 2, "n_shared_experts": 2, "n_routed_experts": 8, "moe_intermediate_size": 12}
     expert = SwiGLU(12)
     block, config, spec = {
@@ -170,12 +170,12 @@ def test_equals_transformers(name: str) -> None:
         ),
         "qwen2_moe": (
             qwen2.Qwen2MoeSparseMoeBlock,
-            qwen2.Qwen2MoeConfig(shared_expert_intermediate_size=16, norm_topk_prob=False, **eight, **sizes),
+            qwen2.Qwen2MoeConfig(shared_expert_intermediate_size=16, norm_topk_prob=False, **experts, **sizes),
             Experts(8, 3, expert, shared=SwiGLU(16), shared_gate=True, router=Router(renormalize=False)),
         ),
         "qwen3_moe": (
             qwen3.Qwen3MoeSparseMoeBlock,
-            qwen3.Qwen3MoeConfig(norm_topk_prob=True, **eight, **sizes),
+            qwen3.Qwen3MoeConfig(norm_topk_prob=True, **experts, **sizes),
             Experts(8, 3, expert),
         ),
         "olmoe": (
@@ -197,7 +197,7 @@ def test_equals_transformers(name: str) -> None:
     }[name]
     config._experts_implementation = "eager"
     theirs, ours, x = block(config).eval(), build_randomized(spec, torch.float32), random(3, 7, WIDTH).float()
-    copy_from(theirs, ours)
+    copy_weights(theirs, ours)
     if name == "qwen2_moe":
         theirs.shared_expert.load_state_dict(ours.shared.state_dict())
         theirs.shared_expert_gate.load_state_dict(ours.shared_gate.state_dict())
@@ -214,7 +214,7 @@ def test_equals_transformers(name: str) -> None:
 
 @pytest.mark.ledger("moe.layer", "moe.capacity")
 @pytest.mark.parametrize("capacity", [64, 2])
-def test_switch_with_and_without_dropping(capacity: int) -> None:
+def test_equals_switch_transformers_with_and_without_dropping(capacity: int) -> None:
     """One row of tokens: the capacity is per row in theirs and per batch in ours."""
     from transformers.models.switch_transformers import modeling_switch_transformers as switch
 
@@ -232,14 +232,14 @@ def test_switch_with_and_without_dropping(capacity: int) -> None:
         expert = theirs.experts[f"expert_{index}"]
         expert.wi.weight.data = ours.experts.up_proj.weight[index].detach()
         expert.wo.weight.data = ours.experts.down_proj.weight[index].detach()
-    y, losses = with_losses(ours.train(), x)
+    y, losses = run_with_losses(ours.train(), x)
     assert torch.allclose(y, theirs(x), atol=1e-5) and losses == {}
     dropped = (y == 0).all(-1).sum()
     assert (dropped > 0) == (capacity == 2)
 
 
 @pytest.mark.ledger("moe.capacity")
-def test_dropped_tokens_keep_the_residual_and_are_counted() -> None:
+def test_dropped_choices_add_nothing_and_a_tap_records_them() -> None:
     spec, x = Experts(4, 2, SwiGLU(12), capacity=0.75), random(3, 7, WIDTH)
     module, recorded = build_randomized(spec).train(), []
     module.kept.register_forward_hook(lambda _, __, kept: recorded.append(kept))
@@ -253,20 +253,21 @@ def test_dropped_tokens_keep_the_residual_and_are_counted() -> None:
 
 @pytest.mark.ledger("moe.capacity")
 @pytest.mark.parametrize("name", ["two of four", "one of three", "shared, gated"])
-def test_a_capacity_for_all_tokens_drops_none(name: str) -> None:
+def test_a_capacity_for_all_tokens_drops_no_token(name: str) -> None:
     spec, x = SPECS[name], random(3, 7, WIDTH)
-    roomy = dataclasses.replace(spec, capacity=spec.count / spec.top_k)
-    free, limited = with_losses(build_randomized(spec).train(), x), with_losses(build_randomized(roomy).train(), x)
-    assert torch.equal(free[0], limited[0]) and free[1] == limited[1]
+    ample = dataclasses.replace(spec, capacity=spec.count / spec.top_k)
+    unlimited = run_with_losses(build_randomized(spec).train(), x)
+    limited = run_with_losses(build_randomized(ample).train(), x)
+    assert torch.equal(unlimited[0], limited[0]) and unlimited[1] == limited[1]
 
 
 def test_padding_uses_no_capacity_and_adds_no_loss() -> None:
     spec = Experts(4, 2, SwiGLU(12), capacity=0.5, z=0.1)
     module, x = build_randomized(spec).train(), random(2, 9, WIDTH)
     valid = torch.tensor([[True] * 9, [False] * 4 + [True] * 5])
-    y, losses = with_losses(module, x, valid)
+    y, losses = run_with_losses(module, x, valid)
     packed = x[valid].unsqueeze(0)
-    alone, expected = with_losses(module, packed)
+    alone, expected = run_with_losses(module, packed)
     assert torch.allclose(y[valid], alone[0], atol=1e-12) and (y[~valid] == 0).all()
     assert set(losses) == {"balance", "z"}
     assert all(torch.allclose(losses[name], expected[name], atol=1e-14) for name in losses)
@@ -280,24 +281,24 @@ def test_losses_are_added_in_training_only() -> None:
         (SPECS["grouped"], set()),
     ):
         module = build_randomized(spec)
-        assert with_losses(module, x)[1] == {}
-        y, losses = with_losses(module.train(), x)
+        assert run_with_losses(module, x)[1] == {}
+        y, losses = run_with_losses(module.train(), x)
         assert set(losses) == names and torch.equal(y, module.eval()(x, layout_of(x)))
         assert all(loss.dim() == 0 and loss > 0 for loss in losses.values())
-    twice = with_losses(build_randomized(Experts(4, 2, SwiGLU(12), balance=0.02)).train(), x)[1]
-    once = with_losses(build_randomized(Experts(4, 2, SwiGLU(12), balance=0.01)).train(), x)[1]
+    twice = run_with_losses(build_randomized(Experts(4, 2, SwiGLU(12), balance=0.02)).train(), x)[1]
+    once = run_with_losses(build_randomized(Experts(4, 2, SwiGLU(12), balance=0.01)).train(), x)[1]
     assert torch.allclose(twice["balance"], 2 * once["balance"])
 
 
 def test_a_stack_sums_the_losses_of_its_layers() -> None:
     block = Block((Sublayer(Attention(2)), Sublayer(Experts(4, 2, SwiGLU(12), z=0.1))))
-    stack, parts = Stack((Repeat((block,), 3),), WIDTH).double().train(), []
+    stack, layer_losses = Stack((Repeat((block,), 3),), WIDTH).double().train(), []
     for layer in stack.blocks:
-        layer.register_forward_hook(lambda _, __, out: parts.append(out[1]))
+        layer.register_forward_hook(lambda _, __, out: layer_losses.append(out[1]))
     _, losses = stack(random(2, 7, WIDTH), TokenLayout.whole(2, 7))
-    assert len(parts) == 3
+    assert len(layer_losses) == 3
     for name in ("balance", "z"):
-        assert torch.allclose(losses[name], sum(part[name] for part in parts))
+        assert torch.allclose(losses[name], sum(layer_loss[name] for layer_loss in layer_losses))
     sum(losses.values()).backward()
     assert all(p.grad.abs().max() > 0 for name, p in stack.named_parameters() if name.endswith("router.proj.weight"))
     assert stack.eval()(random(2, 7, WIDTH), TokenLayout.whole(2, 7))[1] == {}
@@ -334,7 +335,7 @@ def test_the_lens_records_experts_and_patches_the_router() -> None:
 
 
 @pytest.mark.parametrize("name", SPECS)
-def test_flops_are_those_of_the_chosen_experts(name: str) -> None:
+def test_flops_count_the_chosen_experts_only(name: str) -> None:
     spec, x = SPECS[name], random(3, 7, WIDTH)
     counted = {torch.ops.regard.slices: lambda x, weight, ends, **_: 2 * x[0] * weight[1] * weight[2]}
     with FlopCounterMode(display=False, custom_mapping=counted) as counter:
@@ -343,7 +344,7 @@ def test_flops_are_those_of_the_chosen_experts(name: str) -> None:
 
 
 @pytest.mark.ledger("moe.mixtral")
-def test_mixtral_in_numbers() -> None:
+def test_total_and_active_parameters_of_mixtral() -> None:
     block = Block((Sublayer(Attention(32, 8)), Sublayer(Experts(8, 2, SwiGLU(14336)))))
     spec = Decoder(32000, 4096, (Repeat((block,), 32),), tied=False)
     total = sum(p.numel() for p in build_on_meta(spec).parameters())
@@ -353,10 +354,10 @@ def test_mixtral_in_numbers() -> None:
 
 
 @pytest.mark.parametrize("name", SPECS)
-def test_inactive_parameters_are_those_of_experts_not_chosen(name: str) -> None:
+def test_inactive_parameters_count_the_experts_that_are_not_chosen(name: str) -> None:
     spec = SPECS[name]
-    held = sum(p.numel() for p in spec.build(WIDTH).experts.parameters())
-    assert spec.inactive_params(WIDTH) == held * (spec.count - spec.top_k) // spec.count
+    total = sum(p.numel() for p in spec.build(WIDTH).experts.parameters())
+    assert spec.inactive_params(WIDTH) == total * (spec.count - spec.top_k) // spec.count
 
 
 @pytest.mark.parametrize("name", SPECS)

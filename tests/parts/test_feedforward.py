@@ -1,4 +1,4 @@
-"""Feed-forward layers: formulas by hand, the modules of torch and transformers, and known identities."""
+"""Feed-forward layers: equal to their formulas and to transformers; known identities, sizes and invalid specs."""
 
 import math
 from collections.abc import Callable
@@ -22,7 +22,7 @@ BY_HAND: dict[str, Callable[[float], float]] = {
     "sigmoid": lambda x: 1 / (1 + math.exp(-x)),
     "identity": lambda x: x,
 }
-UNITS: dict[str, PositionWise] = (
+SPECS: dict[str, PositionWise] = (
     {f"feed-forward: {name}": FeedForward(10, name) for name in BY_HAND}
     | {f"gated: {name}": Gated(10, name) for name in BY_HAND}
     | {"no bias": FeedForward(10, bias=False), "gated, bias": Gated(10, "gelu", bias=True), "swiglu": SwiGLU(10)}
@@ -41,32 +41,32 @@ def build_randomized(spec: PositionWise, width: int = WIDTH) -> nn.Module:
     return module
 
 
-def times(linear: nn.Linear, x: list[float]) -> list[float]:
+def linear_by_hand(linear: nn.Linear, x: list[float]) -> list[float]:
     bias = [0.0] * linear.out_features if linear.bias is None else linear.bias.tolist()
     rows = linear.weight.tolist()
-    return [sum(w * number for w, number in zip(row, x, strict=True)) + b for row, b in zip(rows, bias, strict=True)]
+    return [sum(w * value for w, value in zip(row, x, strict=True)) + b for row, b in zip(rows, bias, strict=True)]
 
 
 @pytest.mark.ledger("ffn.relu", "ffn.swiglu")
-@pytest.mark.parametrize("name", UNITS)
+@pytest.mark.parametrize("name", SPECS)
 def test_layers_equal_their_formulas(name: str) -> None:
-    spec, module, x = UNITS[name], build_randomized(UNITS[name]), random(3, WIDTH)
+    spec, module, x = SPECS[name], build_randomized(SPECS[name]), random(3, WIDTH)
     sigma = BY_HAND[spec.activation]
     for token, found in zip(x.tolist(), module(x), strict=True):
-        inner = times(module.up_proj, token)
+        inner = linear_by_hand(module.up_proj, token)
         if isinstance(spec, Gated):
-            gate = times(module.gate_proj, token)
+            gate = linear_by_hand(module.gate_proj, token)
             limit = math.inf if spec.limit is None else spec.limit
             inner = [max(-limit, min(u, limit)) + spec.offset for u in inner]
             inner = [sigma(min(g, limit)) * u for g, u in zip(gate, inner, strict=True)]
         else:
             inner = [sigma(u) for u in inner]
-        assert torch.allclose(found, found.new_tensor(times(module.down_proj, inner)), atol=1e-12)
+        assert torch.allclose(found, found.new_tensor(linear_by_hand(module.down_proj, inner)), atol=1e-12)
 
 
-@pytest.mark.parametrize("name", UNITS)
-def test_gradients(name: str) -> None:
-    module, x = build_randomized(UNITS[name]), random(2, 3, WIDTH).requires_grad_()
+@pytest.mark.parametrize("name", SPECS)
+def test_gradients_equal_finite_differences(name: str) -> None:
+    module, x = build_randomized(SPECS[name]), random(2, 3, WIDTH).requires_grad_()
     weights = dict(module.named_parameters())
 
     def as_function(x: Tensor, *values: Tensor) -> Tensor:
@@ -76,10 +76,10 @@ def test_gradients(name: str) -> None:
 
 
 @pytest.mark.ledger("ffn.relu")
-@pytest.mark.parametrize("name", UNITS)
+@pytest.mark.parametrize("name", SPECS)
 def test_no_token_affects_another(name: str) -> None:
     """The Jacobian between tokens is zero, exactly, and the same at every position."""
-    module, x = build_randomized(UNITS[name]), random(3, WIDTH)
+    module, x = build_randomized(SPECS[name]), random(3, WIDTH)
     jacobian = torch.autograd.functional.jacobian(module, x)  # (3, D, 3, D)
     for i in range(3):
         for j in range(3):
@@ -106,7 +106,7 @@ def test_swiglu_equals_llama() -> None:
     theirs.load_state_dict(ours.state_dict())
     assert torch.allclose(ours(x), theirs(x), atol=1e-12)
     ours.gate_proj, ours.up_proj = ours.up_proj, ours.gate_proj
-    assert not torch.allclose(ours(x), theirs(x), atol=0.1)  # gate and up are not each other
+    assert not torch.allclose(ours(x), theirs(x), atol=0.1)  # gate and up are not interchangeable
 
 
 @pytest.mark.ledger("ffn.swiglu")
@@ -127,12 +127,12 @@ def test_geglu_equals_gemma_and_reglu_equals_t5() -> None:
 
 
 @pytest.mark.ledger("ffn.swish")
-def test_silu_has_one_least_value_and_slope_one_half() -> None:
+def test_silu_has_one_minimum_and_slope_one_half_at_zero() -> None:
     silu = ACTIVATIONS["silu"]
     x = torch.linspace(-6, 6, 1_200_001, dtype=torch.float64)
-    least = silu(x).min(0)
-    assert least.values.item() == pytest.approx(-0.278, abs=5e-4)
-    assert x[least.indices].item() == pytest.approx(-1.278, abs=5e-4)
+    minimum = silu(x).min(0)
+    assert minimum.values.item() == pytest.approx(-0.278, abs=5e-4)
+    assert x[minimum.indices].item() == pytest.approx(-1.278, abs=5e-4)
     assert torch.allclose(silu(x), x * torch.sigmoid(x))
     zero = torch.zeros((), dtype=torch.float64, requires_grad=True)
     assert torch.autograd.grad(silu(zero), zero)[0].item() == 0.5
@@ -144,12 +144,12 @@ def test_without_a_nonlinearity_two_layers_equal_one_matrix() -> None:
     module, x = build_randomized(FeedForward(10, "identity", bias=False)), random(4, WIDTH)
     merged = module.down_proj.weight @ module.up_proj.weight  # (D, D)
     assert torch.allclose(module(x), x @ merged.T, atol=1e-12)
-    bent = build_randomized(FeedForward(10, "relu", bias=False))
-    assert not torch.allclose(bent(x), x @ merged.T, atol=0.1)
+    nonlinear = build_randomized(FeedForward(10, "relu", bias=False))
+    assert not torch.allclose(nonlinear(x), x @ merged.T, atol=0.1)
 
 
 @pytest.mark.ledger("ffn.relu", "ffn.params")
-def test_the_first_transformer_is_512_2048_512() -> None:
+def test_shapes_and_weights_of_the_2017_feed_forward() -> None:
     module = FeedForward(activation="relu").build(512)
     assert (module.up_proj.weight.shape, module.down_proj.weight.shape) == ((2048, 512), (512, 2048))
     assert sum(p.numel() for p in module.parameters()) == 2_099_712
@@ -158,23 +158,23 @@ def test_the_first_transformer_is_512_2048_512() -> None:
 
 @pytest.mark.ledger("ffn.parity")
 @pytest.mark.parametrize(("width", "hidden"), [(4096, 11008), (5120, 13824), (6656, 17920), (8192, 22016)])
-def test_eight_thirds_are_llamas_sizes(width: int, hidden: int) -> None:
+def test_eight_thirds_equals_the_hidden_sizes_of_llama(width: int, hidden: int) -> None:
     """Llama 7B, 13B, 33B and 65B."""
     assert eight_thirds(width) == hidden == SwiGLU().hidden_dim(width)
     assert 0 <= hidden - 8 * width / 3 < 256 and hidden % 256 == 0
 
 
 @pytest.mark.ledger("ffn.parity")
-def test_a_gated_unit_of_eight_thirds_has_as_many_weights() -> None:
-    plain, gated = FeedForward(bias=False), Gated(multiple_of=1)
-    for width in (3, 48, 96):  # 8/3 without a rest
-        count = [sum(p.numel() for p in spec.build(width).parameters()) for spec in (plain, gated)]
+def test_a_gated_layer_of_eight_thirds_has_as_many_weights_as_an_ungated_one() -> None:
+    ungated, gated = FeedForward(bias=False), Gated(multiple_of=1)
+    for width in (3, 48, 96):  # 8/3 of these widths is an integer
+        count = [sum(p.numel() for p in spec.build(width).parameters()) for spec in (ungated, gated)]
         assert count == [8 * width**2, 8 * width**2]
-        assert plain.flops(width, 7, 7) == gated.flops(width, 7, 7) == 7 * 16 * width**2
-    assert SwiGLU(14336).hidden_dim(4096) == 14336  # a given hidden width is used
+        assert ungated.flops(width, 7, 7) == gated.flops(width, 7, 7) == 7 * 16 * width**2
+    assert SwiGLU(14336).hidden_dim(4096) == 14336  # an explicit hidden width is used as it is
 
 
-def test_swiglu_is_one_of_the_gated() -> None:
+def test_swiglu_is_a_gated_layer() -> None:
     assert isinstance(SwiGLU(4), Gated)
     assert SwiGLU(10).build(4).state_dict().keys() == {f"{name}_proj.weight" for name in ("gate", "up", "down")}
     with pytest.raises(SpecError, match=r"SwiGLU\.activation='relu'"):

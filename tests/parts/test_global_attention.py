@@ -1,4 +1,4 @@
-"""Separate projections for global tokens: the equation in plain loops, padded and packed rows, and refusals."""
+"""Separate projections for global tokens: equal to plain loops, also for padded and packed rows; invalid masks."""
 
 import pytest
 import torch
@@ -28,14 +28,14 @@ def plain_loop(module: GlobalAttentionModule, x: Tensor) -> Tensor:
     """One sequence (L, D), token by token and head by head."""
     weight, out = module.state_dict(), torch.zeros(len(x), WIDTH, dtype=x.dtype)
 
-    def project(where: str, token: Tensor) -> Tensor:
-        return (weight[f"{where}_proj.weight"] @ token + weight[f"{where}_proj.bias"]).view(3, -1)
+    def project(name: str, token: Tensor) -> Tensor:
+        return (weight[f"{name}_proj.weight"] @ token + weight[f"{name}_proj.bias"]).view(3, -1)
 
     for i, token in enumerate(x):
-        whose = "of_globals." if i < 2 else ""
+        prefix = "of_globals." if i < 2 else ""
         allowed = [j for j in range(len(x)) if i < 2 or j < 2 or abs(i - j) <= 2]
-        q = project(f"{whose}q", token)
-        keys, values = ([project(f"{whose}{what}", x[j]) for j in allowed] for what in "kv")
+        q = project(f"{prefix}q", token)
+        keys, values = ([project(f"{prefix}{letter}", x[j]) for j in allowed] for letter in "kv")
         heads = []
         for head in range(3):
             scores = torch.stack([q[head] @ k[head] / 2 for k in keys])  # √4
@@ -44,7 +44,7 @@ def plain_loop(module: GlobalAttentionModule, x: Tensor) -> Tensor:
     return out
 
 
-def test_equal_to_plain_loops() -> None:
+def test_equals_plain_loops() -> None:
     module, x = build(SPEC), random(2, LENGTH, WIDTH)
     found = module(x, TokenLayout.whole(2, LENGTH))
     assert error(found, torch.stack([plain_loop(module, row) for row in x])) <= 1e-12
@@ -65,14 +65,14 @@ def test_every_document_of_a_packed_row_has_its_own_global_tokens() -> None:
     assert error(module(x, layout)[0], expected) <= 1e-12
 
 
-def test_gradients_are_right_and_reach_both_sets() -> None:
+def test_gradients_equal_finite_differences_and_reach_both_sets_of_projections() -> None:
     module, x = build(SPEC), random(1, 5, WIDTH).requires_grad_()
     assert gradcheck(lambda x: module(x, TokenLayout.whole(1, 5)), (x,), fast_mode=True)
     module(x, TokenLayout.whole(1, 5)).square().sum().backward()
     assert all(p.grad.any() for n, p in module.named_parameters() if not n.endswith("k_proj.bias"))
 
 
-def test_without_global_tokens_it_is_a_window() -> None:
+def test_without_global_tokens_their_projections_are_unused() -> None:
     module, x = build(GlobalAttention(3, mask=Window(2, causal=False))), random(1, LENGTH, WIDTH)
     before = module(x, TokenLayout.whole(1, LENGTH))
     for parameter in module.of_globals.parameters():

@@ -1,4 +1,4 @@
-"""Latent attention: its equation in plain loops, its two forms, DeepSeek's modules, and its cache."""
+"""Latent attention: both forms equal plain loops and DeepSeek's modules; its cache, FLOPs and adapters."""
 
 import math
 from dataclasses import replace
@@ -37,7 +37,7 @@ SPECS = {
     "no positions, full": LatentAttention(2, 8, 4, 4, position=NoPosition(), mask=Full(), norm=NORM),
     "alibi, window": LatentAttention(4, 8, 4, 4, position=Alibi(), mask=Window(3), norm=NORM),
 }
-AT = {
+LAYOUTS = {
     "whole": TokenLayout.whole(2, LENGTH),
     "packed and padded": TokenLayout(
         torch.tensor([[0, 1, 2, 0, 1, 2, 3], list(range(LENGTH))]),
@@ -95,9 +95,9 @@ def plain_loop(module: LatentAttentionModule, spec: LatentAttention, x: Tensor, 
 
     def allows(b: int, i: int, j: int) -> bool:
         distance = int(layout.positions[b, i] - layout.positions[b, j])
-        near = spec.mask == Full() or 0 <= distance < (spec.mask.size if isinstance(spec.mask, Window) else LENGTH)
-        same = layout.segments is None or layout.segments[b, i] == layout.segments[b, j]
-        return bool(near and same and (layout.valid is None or layout.valid[b, j]))
+        in_window = spec.mask == Full() or 0 <= distance < (spec.mask.size if isinstance(spec.mask, Window) else LENGTH)
+        same_document = layout.segments is None or layout.segments[b, i] == layout.segments[b, j]
+        return bool(in_window and same_document and (layout.valid is None or layout.valid[b, j]))
 
     q = project("q_proj", latent("q_latent", x) if spec.query_rank else x).unflatten(-1, (spec.heads, -1))
     c, k_rope = latent("latent", x), project("k_rope_proj", x)
@@ -110,55 +110,55 @@ def plain_loop(module: LatentAttentionModule, spec: LatentAttention, x: Tensor, 
     return project("o_proj", z.flatten(-2))
 
 
-@pytest.mark.parametrize("where", AT)
+@pytest.mark.parametrize("layout_name", LAYOUTS)
 @pytest.mark.parametrize("name", SPECS)
-def test_equals_the_equation_in_plain_loops(name: str, where: str, form: str) -> None:
-    spec, x, layout = SPECS[name], random(2, LENGTH, WIDTH, seed=99), AT[where]
+def test_equals_the_equation_in_plain_loops(name: str, layout_name: str, form: str) -> None:
+    spec, x, layout = SPECS[name], random(2, LENGTH, WIDTH, seed=99), LAYOUTS[layout_name]
     module = build(spec)
-    allowed = torch.ones(2, LENGTH, dtype=torch.bool) if layout.valid is None else layout.valid
+    valid = torch.ones(2, LENGTH, dtype=torch.bool) if layout.valid is None else layout.valid
     found = module(x, layout)
     assert found.shape == x.shape
-    assert (found - plain_loop(module, spec, x, layout))[allowed].abs().max() < 1e-12
+    assert (found - plain_loop(module, spec, x, layout))[valid].abs().max() < 1e-12
 
 
 @pytest.mark.parametrize("name", SPECS)
-def test_gradients(name: str, form: str) -> None:
+def test_gradients_equal_finite_differences(name: str, form: str) -> None:
     module, x = build(SPECS[name]), random(2, LENGTH, WIDTH, seed=99).requires_grad_()
     names = dict(module.named_parameters())
 
     def as_function(x: Tensor, *values: Tensor) -> Tensor:
-        return torch.func.functional_call(module, dict(zip(names, values, strict=True)), (x, AT["whole"]))
+        return torch.func.functional_call(module, dict(zip(names, values, strict=True)), (x, LAYOUTS["whole"]))
 
     assert gradcheck(as_function, (x, *names.values()), fast_mode=True)
 
 
-def test_the_form_with_fewer_products_is_taken() -> None:
+def test_the_form_with_fewer_products_is_used() -> None:
     deepseek = LatentAttention(128, 512, 128, 64, 128, 1536)  # V2 and V3
     assert deepseek.absorbs(1, 1000) and deepseek.absorbs(100, 10**6)
     assert not deepseek.absorbs(4096, 4096) and not deepseek.absorbs(1000, 2000)
     for tokens in (1, 50, 400, 1000):
         products = deepseek.products(tokens, 1000)
-        taken = "absorbed" if deepseek.absorbs(tokens, 1000) else "expanded"
-        assert products[taken] == min(products.values())
+        used_form = "absorbed" if deepseek.absorbs(tokens, 1000) else "expanded"
+        assert products[used_form] == min(products.values())
 
 
 def test_a_decoding_step_attends_to_the_latents() -> None:
-    """Attention multiplies the cached latents themselves, once for all heads."""
+    """The keys and values of a decoding step are the cached latents, one head for all query heads."""
     spec = SPECS["query rank, own value size, biases"]
     module, x = build(spec), random(1, LENGTH, WIDTH)
     shapes: dict[str, tuple] = {}
     attend = module.attend
 
-    def spy(q: Tensor, k: Tensor, v: Tensor, *rest: object) -> Tensor:
+    def record_shapes(q: Tensor, k: Tensor, v: Tensor, *rest: object) -> Tensor:
         shapes.update(k=tuple(k.shape), v=tuple(v.shape))
         return attend(q, k, v, *rest)
 
-    module.attend = spy
+    module.attend = record_shapes
     whole = module(x, TokenLayout.whole(1, LENGTH))
     assert shapes == {"k": (1, 2, LENGTH, 5 + 2), "v": (1, 2, LENGTH, 3)}
     store = Contiguous(((spec.memory(WIDTH),),), 1, 16, torch.float64)
     for t in range(LENGTH):
-        step = module(x[:, t : t + 1], now := TokenLayout(torch.tensor([[t]])), store.begin_forward(now)[0][0])
+        step = module(x[:, t : t + 1], layout := TokenLayout(torch.tensor([[t]])), store.begin_forward(layout)[0][0])
         assert shapes == {"k": (1, 1, 16, 7 + 2), "v": (1, 1, 16, 7)}
         assert (step - whole[:, t : t + 1]).abs().max() < 1e-12
 
@@ -167,7 +167,7 @@ def test_the_cache_holds_a_latent_and_a_rotated_key() -> None:
     """DeepSeek-V2: 576 numbers per token and layer, as 2.25 key heads of grouped attention; multi-head has 32768."""
     deepseek = LatentAttention(128, 512, 128, 64, 128, 1536)
     latent, grouped, whole = (
-        bytes_of(Contiguous(((spec.memory(5120),),), 1, 7, torch.float16)) / 2 / 8  # one slot more than the capacity
+        bytes_of(Contiguous(((spec.memory(5120),),), 1, 7, torch.float16)) / 2 / 8  # a capacity of 7 has 8 slots
         for spec in (deepseek, Attention(128, 1, 128), Attention(128, 128, 128))
     )
     assert latent == 512 + 64 == 2.25 * grouped
@@ -176,24 +176,24 @@ def test_the_cache_holds_a_latent_and_a_rotated_key() -> None:
 
 @pytest.mark.parametrize("tokens", [1, 5, 20])
 @pytest.mark.parametrize("name", ["plain", "query rank, own value size, biases"])
-def test_flops_equal_the_counted_ones(name: str, tokens: int) -> None:
+def test_flops_equal_the_counted_flops(name: str, tokens: int) -> None:
     spec = SPECS[name]
     module, store = build(spec), Contiguous(((spec.memory(WIDTH),),), 1, 20, torch.float64)
     use_backend(module, "reference")
     with FlopCounterMode(display=False) as counter:
         module(
             random(1, tokens, WIDTH),
-            now := TokenLayout(torch.arange(tokens).unsqueeze(0)),
-            store.begin_forward(now)[0][0],
+            layout := TokenLayout(torch.arange(tokens).unsqueeze(0)),
+            store.begin_forward(layout)[0][0],
         )
     assert counter.get_total_flops() == spec.flops(WIDTH, tokens, 20)
 
 
 def test_both_forms_use_the_adapters_of_the_up_projections(monkeypatch: pytest.MonkeyPatch) -> None:
     module, x = SPECS["plain"].build(WIDTH).double(), random(1, 6, WIDTH)
-    plain = module(x, TokenLayout.whole(1, 6))
+    without_adapters = module(x, TokenLayout.whole(1, 6))
     assert add_lora(module, LoRA(targets=("q_proj", "k_up", "v_up"))) == ["k_up", "v_up", "q_proj"]
-    assert error(module(x, TokenLayout.whole(1, 6)), plain) == 0
+    assert error(module(x, TokenLayout.whole(1, 6)), without_adapters) == 0
     for name, parameter in module.named_parameters():
         if "lora_B" in name:
             torch.nn.init.normal_(parameter, std=0.3)
@@ -201,7 +201,7 @@ def test_both_forms_use_the_adapters_of_the_up_projections(monkeypatch: pytest.M
     for absorbs in (True, False):
         monkeypatch.setattr(LatentAttention, "absorbs", lambda *_, absorbs=absorbs: absorbs)
         outputs.append(module(x, TokenLayout.whole(1, 6)))
-    assert error(*outputs) < 1e-12 and error(outputs[0], plain) > 1e-2
+    assert error(*outputs) < 1e-12 and error(outputs[0], without_adapters) > 1e-2
     layers = merge_lora(module)
     assert error(module(x, TokenLayout.whole(1, 6)), outputs[0]) < 1e-12
     unmerge_lora(module, layers)
@@ -237,21 +237,21 @@ YARN = {
 }
 ROPE = Rope(100.0, layout="interleaved")
 YARN_ROPE = Rope(100.0, layout="interleaved", scaling=Yarn(4.0, 8, mscale=0.7, mscale_all_dim=0.9))
-SHARPER = (1 + 0.09 * math.log(4)) ** 2  # DeepSeek's YaRN sharpens all scores, not only those of the rotated part
-RANKED = LatentAttention(4, 10, 6, 4, 5, 12, ROPE)
-SHARP = LatentAttention(4, 10, 6, 4, 5, 12, YARN_ROPE, scale=SHARPER * 10**-0.5)
+YARN_SCALE = (1 + 0.09 * math.log(4)) ** 2  # DeepSeek's YaRN sharpens all scores, not only those of the rotated part
+WITH_QUERY_RANK = LatentAttention(4, 10, 6, 4, 5, 12, ROPE)
+YARN_SPEC = LatentAttention(4, 10, 6, 4, 5, 12, YARN_ROPE, scale=YARN_SCALE * 10**-0.5)
 PEERS = {
-    "v2": (v2, "V2", {}, RANKED),
-    "v2, no query rank": (v2, "V2", {"q_lora_rank": None}, replace(RANKED, query_rank=None)),
-    "v2, yarn": (v2, "V2", {"rope_parameters": YARN}, SHARP),
-    "v3, biases": (v3, "V3", {"attention_bias": True}, replace(RANKED, bias=True)),
-    "v3, half layout": (v3, "V3", {"rope_interleave": False}, replace(RANKED, position=Rope(100.0))),
-    "v3, yarn": (v3, "V3", {"rope_parameters": YARN}, SHARP),
+    "v2": (v2, "V2", {}, WITH_QUERY_RANK),
+    "v2, no query rank": (v2, "V2", {"q_lora_rank": None}, replace(WITH_QUERY_RANK, query_rank=None)),
+    "v2, yarn": (v2, "V2", {"rope_parameters": YARN}, YARN_SPEC),
+    "v3, biases": (v3, "V3", {"attention_bias": True}, replace(WITH_QUERY_RANK, bias=True)),
+    "v3, half layout": (v3, "V3", {"rope_interleave": False}, replace(WITH_QUERY_RANK, position=Rope(100.0))),
+    "v3, yarn": (v3, "V3", {"rope_parameters": YARN}, YARN_SPEC),
 }
 
 
-def translated(weights: dict[str, Tensor], spec: LatentAttention) -> dict[str, Tensor]:
-    """DeepSeek's names, and its fused matrices split."""
+def to_our_names(weights: dict[str, Tensor], spec: LatentAttention) -> dict[str, Tensor]:
+    """Rename DeepSeek's weights to our names, and split its fused matrices."""
     names = {"q_a_proj": "q_latent_proj", "q_a_layernorm": "q_latent_norm", "q_b_proj": "q_proj",
              "kv_a_layernorm": "latent_norm"}  # fmt: skip
     out = {}
@@ -276,17 +276,17 @@ def test_equals_the_modules_of_transformers(name: str, form: str) -> None:
     for n, parameter in enumerate(theirs.parameters()):
         parameter.data = random(*parameter.shape, seed=n).float() * 0.4 + (parameter.dim() == 1)
     ours = spec.build(24)
-    ours.load_state_dict(translated(theirs.state_dict(), spec))
+    ours.load_state_dict(to_our_names(theirs.state_dict(), spec))
     x = random(2, 11, 24, seed=50).float().requires_grad_()
-    masked = torch.full((11, 11), float("-inf")).triu(1)[None, None]
+    mask = torch.full((11, 11), float("-inf")).triu(1)[None, None]
     rotation = getattr(package, f"Deepseek{version}RotaryEmbedding")(config)(x, torch.arange(11).unsqueeze(0))
-    expected = theirs(x, position_embeddings=rotation, attention_mask=masked)[0]
+    expected = theirs(x, position_embeddings=rotation, attention_mask=mask)[0]
     found = ours(x, TokenLayout.whole(2, 11))
     expected.sin().sum().backward()
-    wanted, x.grad = x.grad, None
+    expected_gradient, x.grad = x.grad, None
     found.sin().sum().backward()
-    pairs = [(found, expected), (x.grad, wanted)]
-    gradients = translated({name: p.grad for name, p in theirs.named_parameters()}, spec)
+    pairs = [(found, expected), (x.grad, expected_gradient)]
+    gradients = to_our_names({name: p.grad for name, p in theirs.named_parameters()}, spec)
     pairs += [(parameter.grad, gradients[name]) for name, parameter in ours.named_parameters()]
     for f, e in pairs:
         assert (f - e).abs().max() <= 1e-5 * e.abs().max().clamp_min(1)

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from regard.layout import TokenLayout
-from tests.parts.ssm_foreign import PAIRS, WIDTH, build_pair, renamed
+from tests.parts.ssm_foreign import PAIRS, WIDTH, build_pair, to_our_names
 
 LENGTH = 11
 
@@ -15,11 +15,11 @@ def all_in_float64(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keeps the modules of transformers from converting float64 inputs to float32."""
     to = torch.Tensor.to
 
-    def never_narrower(tensor: Tensor, *wanted, **named) -> Tensor:
-        return tensor.double() if wanted == (torch.float32,) else to(tensor, *wanted, **named)
+    def keep_float64(tensor: Tensor, *args, **kwargs) -> Tensor:
+        return tensor.double() if args == (torch.float32,) else to(tensor, *args, **kwargs)
 
     monkeypatch.setattr(torch.Tensor, "float", torch.Tensor.double)
-    monkeypatch.setattr(torch.Tensor, "to", never_narrower)
+    monkeypatch.setattr(torch.Tensor, "to", keep_float64)
 
 
 def tokens(dtype: torch.dtype = torch.float64) -> Tensor:
@@ -28,41 +28,46 @@ def tokens(dtype: torch.dtype = torch.float64) -> Tensor:
 
 @pytest.mark.ledger("mamba.selective")
 @pytest.mark.parametrize("name", PAIRS)
-def test_outputs_and_gradients(name: str, all_in_float64: None) -> None:
+def test_outputs_and_gradients_equal_transformers(name: str, all_in_float64: None) -> None:
     theirs, ours = build_pair(name, torch.float64)
     x = tokens().requires_grad_()
     expected, found = theirs(x), ours(x, TokenLayout.whole(2, LENGTH))
     assert (found - expected).abs().max() < 1e-12 * max(1, expected.abs().max())
     weights = dict(theirs.named_parameters())
-    wanted = torch.autograd.grad(expected.sin().sum(), [x, *weights.values()])
-    gradients = {"x": wanted[0]} | renamed(dict(zip(weights, wanted[1:], strict=True)), PAIRS[name].ours)
-    mine = torch.autograd.grad(found.sin().sum(), [x, *ours.parameters()])
-    for leaf, gradient in zip(["x", *dict(ours.named_parameters())], mine, strict=True):
-        assert (gradient - gradients[leaf]).abs().max() < 1e-10 * max(1, gradients[leaf].abs().max()), leaf
+    their_gradients = torch.autograd.grad(expected.sin().sum(), [x, *weights.values()])
+    expected_gradients = {"x": their_gradients[0]} | to_our_names(
+        dict(zip(weights, their_gradients[1:], strict=True)), PAIRS[name].ours
+    )
+    found_gradients = torch.autograd.grad(found.sin().sum(), [x, *ours.parameters()])
+    for leaf, gradient in zip(["x", *dict(ours.named_parameters())], found_gradients, strict=True):
+        reference = expected_gradients[leaf]
+        assert (gradient - reference).abs().max() < 1e-10 * max(1, reference.abs().max()), leaf
 
 
 @pytest.mark.parametrize(
     ("name", "side"),
     [(name, side) for name in PAIRS for side in ("left", "right") if side == "right" or not PAIRS[name].ours.bias],
 )
-def test_padding_changes_no_output(name: str, side: str, all_in_float64: None) -> None:
-    """On the left only without a bias: theirs adds the bias to padding too, and their convolution reads it."""
+def test_padded_outputs_equal_transformers(name: str, side: str, all_in_float64: None) -> None:
+    """Left padding only without a bias: theirs adds the bias to padding, and their convolution includes it."""
     theirs, ours = build_pair(name, torch.float64)
     x, pads = tokens(), torch.tensor([4, 1])
-    places = torch.arange(LENGTH)
-    valid = places >= pads[:, None] if side == "left" else places < LENGTH - pads[:, None]
-    positions = (places - pads[:, None]).clamp_min(0) if side == "left" else places.expand(2, LENGTH)
+    slots = torch.arange(LENGTH)
+    valid = slots >= pads[:, None] if side == "left" else slots < LENGTH - pads[:, None]
+    positions = (slots - pads[:, None]).clamp_min(0) if side == "left" else slots.expand(2, LENGTH)
     with torch.no_grad():
         expected, found = theirs(x, attention_mask=valid), ours(x, TokenLayout(positions, valid=valid))
     assert (found - expected)[valid].abs().max() < 1e-12 * max(1, expected.abs().max())
 
 
 @pytest.mark.parametrize("name", PAIRS)
-def test_float32_error_is_at_most_that_of_transformers(name: str) -> None:
+def test_float32_error_is_at_most_twice_that_of_transformers(name: str) -> None:
     _, exact = build_pair(name, torch.float64)
     theirs, ours = build_pair(name, torch.float32)
     layout = TokenLayout.whole(2, LENGTH)
     with torch.no_grad():
-        truth = exact(tokens(), layout)
-        error, allowed = ((y - truth).abs().max() for y in (ours(tokens().float(), layout), theirs(tokens().float())))
-    assert error <= 2 * allowed + torch.finfo(torch.float32).eps * truth.abs().max()
+        exact_output = exact(tokens(), layout)
+        our_error, their_error = (
+            (y - exact_output).abs().max() for y in (ours(tokens().float(), layout), theirs(tokens().float()))
+        )
+    assert our_error <= 2 * their_error + torch.finfo(torch.float32).eps * exact_output.abs().max()

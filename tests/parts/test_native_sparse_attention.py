@@ -1,4 +1,4 @@
-"""Native sparse attention: its equation in plain loops, its choice of blocks, and its memory."""
+"""Native sparse attention: equal to plain loops; its choice of blocks, its peak memory and its FLOPs."""
 
 import math
 from dataclasses import replace
@@ -34,7 +34,7 @@ DOCUMENTS = [(9, 0), (1, 1), (13, 2)]  # lengths and segments
 
 
 def packed() -> TokenLayout:
-    """A row of three documents, and one that is padded on the left."""
+    """A packed row of three documents, and a row that is padded on the left."""
     positions = torch.cat([torch.arange(length) for length, _ in DOCUMENTS])
     segments = torch.cat([torch.full((length,), segment) for length, segment in DOCUMENTS])
     pads = 4
@@ -45,7 +45,7 @@ def packed() -> TokenLayout:
     )
 
 
-AT = {"whole": TokenLayout.whole(2, LENGTH), "packed and padded": packed()}
+LAYOUTS = {"whole": TokenLayout.whole(2, LENGTH), "packed and padded": packed()}
 
 
 def build(spec: NativeSparse) -> NativeSparseModule:
@@ -61,7 +61,7 @@ def softmax(scores: list[float]) -> list[float]:
 
 
 def plain_loop(module: NativeSparseModule, spec: NativeSparse, x: Tensor) -> Tensor:
-    """One document (n, D), token by token."""
+    """The equation for one document (n, D), token by token."""
     heads, kv_heads, dim = spec.attention.sizes(WIDTH)
     weight, groups = module.state_dict(), heads // kv_heads
 
@@ -81,8 +81,10 @@ def plain_loop(module: NativeSparseModule, spec: NativeSparse, x: Tensor) -> Ten
         inner = weight[f"{name}_summary.inner.weight"] @ block
         return weight[f"{name}_summary.outer.weight"] @ (inner * (1 + torch.erf(inner / math.sqrt(2))) / 2)
 
-    def read(h: int, i: int, q: Tensor, keys: list[Tensor], values: list[Tensor], places: list[int]) -> tuple:
-        weights = softmax([float(q @ k) / math.sqrt(dim) + bias(h, i, j) for k, j in zip(keys, places, strict=True)])
+    def attend(h: int, i: int, q: Tensor, keys: list[Tensor], values: list[Tensor], key_positions: list[int]) -> tuple:
+        weights = softmax(
+            [float(q @ k) / math.sqrt(dim) + bias(h, i, j) for k, j in zip(keys, key_positions, strict=True)]
+        )
         return sum((w * v for w, v in zip(weights, values, strict=True)), torch.zeros(dim, dtype=x.dtype)), weights
 
     q = (x @ weight["q_proj.weight"].T).unflatten(-1, (heads, dim))
@@ -90,36 +92,37 @@ def plain_loop(module: NativeSparseModule, spec: NativeSparse, x: Tensor) -> Ten
     gates = (x @ weight["branch_proj.weight"].T).sigmoid().unflatten(-1, (3, heads))
     out = torch.zeros(len(x), heads, dim, dtype=x.dtype)
     for i in range(len(x)):
-        starts = list(range(0, i - spec.length + 2, spec.stride))  # of the compressed blocks that are complete
+        starts = list(range(0, i - spec.length + 2, spec.stride))  # of the complete compressed blocks
         for g in range(kv_heads):
             blocks = [(k[s : s + spec.length, 0, g], v[s : s + spec.length, 0, g]) for s in starts]
             keys, values = [summary("k", key) for key, _ in blocks], [summary("v", value) for _, value in blocks]
             scores = [0.0] * (i // spec.block + 1)
             for h in range(g * groups, (g + 1) * groups):
                 ends = [s + spec.length - 1 for s in starts]
-                compressed, weights = read(h, i, q[i, h], keys, values, ends)
+                compressed, weights = attend(h, i, q[i, h], keys, values, ends)
                 out[i, h] += gates[i, 0, h] * compressed
                 for w, s in zip(weights, starts, strict=True):
-                    for place in range(s, s + spec.length):
-                        if place // spec.block < len(scores):
-                            scores[place // spec.block] += w / spec.stride
+                    for position in range(s, s + spec.length):
+                        if position // spec.block < len(scores):
+                            scores[position // spec.block] += w / spec.stride
             always = {0, len(scores) - 1, max(len(scores) - 2, 0)}
             others = sorted(set(range(len(scores))) - always, key=lambda j: (-scores[j], j))  # noqa: B023
             chosen = [*always, *others][: spec.select]
-            far = [j for j in range(i + 1) if j // spec.block in chosen]
-            near = list(range(max(0, i - spec.window + 1), i + 1))
+            selected = [j for j in range(i + 1) if j // spec.block in chosen]
+            in_window = list(range(max(0, i - spec.window + 1), i + 1))
             for h in range(g * groups, (g + 1) * groups):
-                for branch, places in ((1, far), (2, near)):
-                    keys, values = [rotate(k[j, branch, g], j) for j in places], [v[j, branch, g] for j in places]
-                    out[i, h] += gates[i, branch, h] * read(h, i, rotate(q[i, h], i), keys, values, places)[0]
+                for branch, key_positions in ((1, selected), (2, in_window)):
+                    keys = [rotate(k[j, branch, g], j) for j in key_positions]
+                    values = [v[j, branch, g] for j in key_positions]
+                    out[i, h] += gates[i, branch, h] * attend(h, i, rotate(q[i, h], i), keys, values, key_positions)[0]
     return out.flatten(1) @ weight["o_proj.weight"].T
 
 
 @pytest.mark.ledger("sp.native")
-@pytest.mark.parametrize("where", AT)
+@pytest.mark.parametrize("layout_name", LAYOUTS)
 @pytest.mark.parametrize("name", SPECS)
-def test_equals_the_equation_in_plain_loops(name: str, where: str) -> None:
-    spec, x, layout = SPECS[name], random(2, LENGTH, WIDTH, seed=99), AT[where]
+def test_equals_the_equation_in_plain_loops(name: str, layout_name: str) -> None:
+    spec, x, layout = SPECS[name], random(2, LENGTH, WIDTH, seed=99), LAYOUTS[layout_name]
     module = build(spec)
     found = module(x, layout)
     assert found.shape == x.shape
@@ -131,10 +134,10 @@ def test_equals_the_equation_in_plain_loops(name: str, where: str) -> None:
             assert (found[row, document] - plain_loop(module, spec, x[row, document])).abs().max() < 1e-12
 
 
-@pytest.mark.parametrize("where", AT)
+@pytest.mark.parametrize("layout_name", LAYOUTS)
 @pytest.mark.parametrize("name", SPECS)
-def test_gradients(name: str, where: str) -> None:
-    module, x, layout = build(SPECS[name]), random(2, LENGTH, WIDTH, seed=99).requires_grad_(), AT[where]
+def test_gradients_equal_finite_differences(name: str, layout_name: str) -> None:
+    module, x, layout = build(SPECS[name]), random(2, LENGTH, WIDTH, seed=99).requires_grad_(), LAYOUTS[layout_name]
     names, valid = dict(module.named_parameters()), 1 if layout.valid is None else layout.valid.unsqueeze(-1)
 
     def as_function(x: Tensor, *values: Tensor) -> Tensor:
@@ -165,15 +168,15 @@ def test_keys_are_sorted_by_document_and_position() -> None:
 def test_importance_equals_the_double_sum_of_the_paper() -> None:
     """p_slc[j] = Σ_{m < l'/d} Σ_{n < l/d} p_cmp[(l'/d) j + m - n]"""
     length, stride, block, count = 8, 2, 6, 4
-    begins = torch.arange(0, 17, stride)
-    p = random(1, 2, 3, len(begins)).softmax(-1)
-    found = importance(p, begins.unsqueeze(0), length, stride, block, count)
+    starts = torch.arange(0, 17, stride)
+    p = random(1, 2, 3, len(starts)).softmax(-1)
+    found = importance(p, starts.unsqueeze(0), length, stride, block, count)
     expected = torch.zeros(1, 2, 3, count, dtype=torch.float64)
     for j in range(count):
         for m in range(block // stride):
             for n in range(length // stride):
                 i = block // stride * j + m - n
-                if 0 <= i < len(begins):
+                if 0 <= i < len(starts):
                     expected[..., j] += p[..., i]
     assert torch.allclose(found, expected)
 
@@ -181,12 +184,12 @@ def test_importance_equals_the_double_sum_of_the_paper() -> None:
 def test_the_choice_is_causal_and_prefers_the_earlier_of_equal_blocks() -> None:
     """The first block, the query's own and the previous one are always chosen, then the best; later blocks never."""
     scores = torch.tensor([0.0, 0.5, 0.2, 0.5, 0.2, 0.1, 9.0, 9.0]).expand(1, 1, 5, 8)
-    own = torch.tensor([[0, 4, 11, 20, 23]])  # in blocks of 4: 0, 1, 2, 5, 5
-    chosen = choose(scores, own, 4, 5)[0, 0]
-    assert [set(row.tolist()) & set(range(own[0, i] // 4 + 1)) for i, row in enumerate(chosen)] == [
+    query_positions = torch.tensor([[0, 4, 11, 20, 23]])  # in blocks of 4: 0, 1, 2, 5, 5
+    chosen = choose(scores, query_positions, 4, 5)[0, 0]
+    assert [set(row.tolist()) & set(range(query_positions[0, i] // 4 + 1)) for i, row in enumerate(chosen)] == [
         {0}, {0, 1}, {0, 1, 2}, {0, 4, 5, 1, 3}, {0, 4, 5, 1, 3},
     ]  # fmt: skip
-    assert choose(scores, own, 4, 4)[0, 0, 4].tolist() == [0, 4, 5, 1]  # 1 and 3 tie
+    assert choose(scores, query_positions, 4, 4)[0, 0, 4].tolist() == [0, 4, 5, 1]  # 1 and 3 tie
 
 
 @pytest.mark.parametrize("length", [CHUNK - 1, CHUNK, 2 * CHUNK + 5])
@@ -223,8 +226,8 @@ def test_every_weight_has_a_gradient() -> None:
 
 
 @pytest.mark.parametrize("tokens", [7, 32])
-def test_flops_equal_the_counted_ones(tokens: int) -> None:
-    spec = replace(SPECS["grouped, rope"], window=64)  # wide: the reference computes masked pairs too
+def test_flops_equal_the_counted_flops(tokens: int) -> None:
+    spec = replace(SPECS["grouped, rope"], window=64)  # no pair is masked: the reference computes masked pairs too
     module = build(spec)
     use_backend(module, "reference")
     with FlopCounterMode(display=False) as counter:
@@ -232,7 +235,7 @@ def test_flops_equal_the_counted_ones(tokens: int) -> None:
     assert counter.get_total_flops() == spec.flops(WIDTH, tokens, tokens)
 
 
-def test_a_decoding_step_at_64k_tokens_reads_a_fraction() -> None:
+def test_a_decoding_step_at_64k_tokens_needs_less_than_an_eighth_of_the_flops() -> None:
     """The paper's sizes at 64k tokens: 64 heads in groups of 16, keys of 192."""
     sparse, full = NativeSparse(64, 4, 192), Attention(64, 4, 192)
     pairs = [spec.flops(2560, 1, 65536) - spec.flops(2560, 1, 0) for spec in (sparse, full)]

@@ -1,4 +1,4 @@
-"""Norms: formulas by hand, the modules of torch and transformers, precision, and independence of other tokens."""
+"""Norms: equal to their formulas, to torch and to transformers; precision, and independence of other tokens."""
 
 import math
 
@@ -34,15 +34,15 @@ def build_randomized(spec: Norm) -> nn.Module:
 
 
 def by_hand(x: list[float], spec: Norm, module: nn.Module) -> list[float]:
-    """One token, one number at a time."""
+    """The formula for one token, one coordinate at a time."""
     if isinstance(spec, NoNorm):
         return x
-    center = sum(x) / len(x) if isinstance(spec, LayerNorm) else 0.0
-    spread = math.sqrt(sum((number - center) ** 2 for number in x) / len(x) + EPS)
+    mean = sum(x) / len(x) if isinstance(spec, LayerNorm) else 0.0
+    deviation = math.sqrt(sum((value - mean) ** 2 for value in x) / len(x) + EPS)
     weight = [1.0] * len(x) if getattr(module, "weight", None) is None else module.weight.tolist()
     weight = [1 + w for w in weight] if getattr(spec, "around_one", False) else weight
     bias = [0.0] * len(x) if getattr(module, "bias", None) is None else module.bias.tolist()
-    return [(number - center) / spread * w + b for number, w, b in zip(x, weight, bias, strict=True)]
+    return [(value - mean) / deviation * w + b for value, w, b in zip(x, weight, bias, strict=True)]
 
 
 @pytest.mark.ledger("norm.layer", "norm.rms")
@@ -55,7 +55,7 @@ def test_norms_equal_their_formulas(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NORMS)
-def test_gradients(name: str) -> None:
+def test_gradients_equal_finite_differences(name: str) -> None:
     module, x = build_randomized(NORMS[name]), random(2, 3, WIDTH).requires_grad_()
     weights = dict(module.named_parameters())
 
@@ -97,7 +97,7 @@ def test_norms_equal_transformers() -> None:
         (RMSNorm(1e-5), LlamaRMSNorm(WIDTH, 1e-5)),
         (RMSNorm(1e-5, around_one=True), Gemma2RMSNorm(WIDTH, 1e-5)),
     ):
-        assert torch.equal(spec.build(WIDTH).weight, theirs.weight)  # both begin by changing nothing
+        assert torch.equal(spec.build(WIDTH).weight, theirs.weight)  # both initial scales are one
         ours = build_randomized(spec).float()
         theirs.load_state_dict(ours.state_dict())
         assert torch.allclose(ours(x), theirs(x), atol=1e-6)
@@ -133,7 +133,7 @@ def test_layernorm_equals_rmsnorm_for_centered_vectors() -> None:
 @pytest.mark.ledger("norm.layer")
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("spec", [LayerNorm(), RMSNorm(), RMSNorm(around_one=True)], ids=str)
-def test_half_precision_is_summed_in_float32(spec: Norm, dtype: torch.dtype) -> None:
+def test_half_precision_inputs_are_summed_in_float32(spec: Norm, dtype: torch.dtype) -> None:
     """The error is one rounding of the exact result, also for values whose squares would overflow."""
     x = (300 + 40 * random(3, 4096)).to(dtype)
     found = spec.build(4096).to(dtype)(x)
@@ -172,7 +172,7 @@ def test_batchnorm_depends_on_the_batch() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_around_one_keeps_the_digits_of_its_weight(dtype: torch.dtype) -> None:
+def test_around_one_keeps_the_precision_of_small_weights(dtype: torch.dtype) -> None:
     """1 + w in half precision would round a small w away; the result is rounded once."""
     module = RMSNorm(around_one=True).build(4096).to(dtype)
     module.weight.data = (0.01 * random(4096)).to(dtype)

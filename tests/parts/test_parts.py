@@ -1,4 +1,4 @@
-"""Every part alone: its formula, shapes and gradients, from one table."""
+"""Formulas, shapes and gradients of every part, from one table."""
 
 import pytest
 import torch
@@ -71,7 +71,7 @@ def test_bodies_keep_shapes_and_pass_gradcheck(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", BODIES)
-def test_a_body_reads_other_tokens_only_if_it_mixes(name: str) -> None:
+def test_only_bodies_that_mix_depend_on_other_tokens(name: str) -> None:
     spec = BODIES[name]
     module, x = randomized(spec.build(WIDTH)), random(1, 5, WIDTH)
     changed = x.clone()
@@ -106,9 +106,9 @@ def test_rmsnorm_does_not_overflow_in_half_precision(dtype: torch.dtype) -> None
 
 def test_feedforwards_equal_their_formulas() -> None:
     x = random(2, 3, WIDTH)
-    plain, gated = (randomized(spec.build(WIDTH)) for spec in (FeedForward(20, "relu"), SwiGLU(20)))
-    inner = (x @ plain.up_proj.weight.T + plain.up_proj.bias).clamp_min(0)
-    assert torch.allclose(plain(x), inner @ plain.down_proj.weight.T + plain.down_proj.bias, atol=1e-12)
+    ungated, gated = (randomized(spec.build(WIDTH)) for spec in (FeedForward(20, "relu"), SwiGLU(20)))
+    inner = (x @ ungated.up_proj.weight.T + ungated.up_proj.bias).clamp_min(0)
+    assert torch.allclose(ungated(x), inner @ ungated.down_proj.weight.T + ungated.down_proj.bias, atol=1e-12)
     gate = x @ gated.gate_proj.weight.T
     inner = gate * gate.sigmoid() * (x @ gated.up_proj.weight.T)
     assert torch.allclose(gated(x), inner @ gated.down_proj.weight.T, atol=1e-12)
@@ -122,12 +122,12 @@ def test_attention_equals_torch() -> None:
     theirs.in_proj_weight.data = torch.cat([p.weight for p in projections])
     theirs.in_proj_bias.data = torch.cat([p.bias for p in projections])
     theirs.out_proj.load_state_dict(ours.o_proj.state_dict())
-    x, masked = random(2, 7, WIDTH), ~torch.ones(7, 7, dtype=torch.bool).tril()
-    expected, _ = theirs(x, x, x, attn_mask=masked, need_weights=False)
+    x, mask = random(2, 7, WIDTH), ~torch.ones(7, 7, dtype=torch.bool).tril()
+    expected, _ = theirs(x, x, x, attn_mask=mask, need_weights=False)
     assert torch.allclose(ours(x, TokenLayout.whole(2, 7)), expected, atol=1e-10)
 
 
-def test_a_backend_is_chosen_for_a_whole_model() -> None:
+def test_use_backend_applies_to_a_whole_model() -> None:
     model, x = randomized(nn.Sequential(Attention(3).build(WIDTH))), random(1, 5, WIDTH)
     before = model[0](x, TokenLayout.whole(1, 5))
     use_backend(model, "reference")

@@ -14,7 +14,7 @@ from regard.verification.trial import randomize_weights
 from tests.laws import error, layout_with_padding
 
 WIDTH, HEADS = 12, 3
-PROBE = AttentionPooling(CrossAttention(HEADS, bias=True), FeedForward(20, "gelu_tanh"), LayerNorm(1e-6))
+POOLING = AttentionPooling(CrossAttention(HEADS, bias=True), FeedForward(20, "gelu_tanh"), LayerNorm(1e-6))
 PADDED = [(left, row) for left in (False, True) for row in range(3)]
 
 
@@ -22,22 +22,22 @@ def tokens(*shape: int) -> Tensor:
     return torch.randn(*shape, WIDTH, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
 
 
-def probe() -> nn.Module:
-    module = PROBE.build(WIDTH).double()
+def build_pooling() -> nn.Module:
+    module = POOLING.build(WIDTH).double()
     randomize_weights(module, seed=1)
     return module
 
 
 def by_hand(module: nn.Module, x: Tensor) -> Tensor:
-    """Attention of the query to every token (L, D), head by head."""
-    attention, size = module.attention, WIDTH // HEADS
-    q, read = attention.q_proj(module.query)[0], []
+    """Attention of the learned query to every token of x (L, D), head by head."""
+    attention, head_dim = module.attention, WIDTH // HEADS
+    q, heads = attention.q_proj(module.query)[0], []
     for head in range(HEADS):
-        part = slice(head * size, head * size + size)
+        part = slice(head * head_dim, head * head_dim + head_dim)
         keys, values = attention.k_proj(x)[:, part], attention.v_proj(x)[:, part]
-        weights = [(q[part] @ key / size**0.5).exp() for key in keys]
-        read.append(sum(w / sum(weights) * value for w, value in zip(weights, values, strict=True)))
-    z = attention.o_proj(torch.cat(read))
+        weights = [(q[part] @ key / head_dim**0.5).exp() for key in keys]
+        heads.append(sum(w / sum(weights) * value for w, value in zip(weights, values, strict=True)))
+    z = attention.o_proj(torch.cat(heads))
     return z + module.feedforward.down_proj(
         nn.functional.gelu(module.feedforward.up_proj(module.norm(z)), approximate="tanh")
     )
@@ -45,19 +45,19 @@ def by_hand(module: nn.Module, x: Tensor) -> Tensor:
 
 @pytest.mark.parametrize(("left", "row"), PADDED)
 def test_attention_pooling_equals_plain_loops(left: bool, row: int) -> None:
-    module, x, layout = probe(), tokens(3, 6), layout_with_padding([1, 4, 6], 6, left)
+    module, x, layout = build_pooling(), tokens(3, 6), layout_with_padding([1, 4, 6], 6, left)
     assert error(module(x, layout)[row], by_hand(module, x[row, layout.valid[row]])) <= 1e-12
 
 
 def test_attention_pooling_of_a_packed_row_is_per_document() -> None:
-    module, x = probe(), tokens(1, 7)
+    module, x = build_pooling(), tokens(1, 7)
     layout = TokenLayout(torch.tensor([[0, 1, 2, 0, 0, 1, 2]]), torch.tensor([[0, 0, 0, 1, 2, 2, 2]]))
-    alone = torch.stack([by_hand(module, x[0, part]) for part in (slice(0, 3), slice(3, 4), slice(4, 7))])
-    assert error(module(x, layout)[0], alone) <= 1e-12
+    expected = torch.stack([by_hand(module, x[0, part]) for part in (slice(0, 3), slice(3, 4), slice(4, 7))])
+    assert error(module(x, layout)[0], expected) <= 1e-12
 
 
 def test_attention_pooling_equals_torch() -> None:
-    module, x = probe(), tokens(2, 5)
+    module, x = build_pooling(), tokens(2, 5)
     theirs = nn.MultiheadAttention(WIDTH, HEADS, batch_first=True, dtype=torch.float64)
     projections = [module.attention.q_proj, module.attention.k_proj, module.attention.v_proj]
     theirs.in_proj_weight.data = torch.cat([p.weight for p in projections])
@@ -68,8 +68,8 @@ def test_attention_pooling_equals_torch() -> None:
     assert error(module(x, TokenLayout.whole(2, 5)), expected[:, 0]) <= 1e-12
 
 
-def test_gradients_are_right() -> None:
-    module, layout = probe(), layout_with_padding([2, 4], 4)
+def test_gradients_equal_finite_differences() -> None:
+    module, layout = build_pooling(), layout_with_padding([2, 4], 4)
     names, weights = zip(*module.named_parameters(), strict=True)
 
     def run(x: Tensor, *values: Tensor) -> Tensor:
