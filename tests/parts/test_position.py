@@ -1,4 +1,4 @@
-"""All position schemes: sensitivity to order, invariance under a shift, limits of length, refusals."""
+"""All position schemes: effect of token order, invariance under a shift, limits of length, invalid specs."""
 
 import pytest
 import torch
@@ -58,8 +58,8 @@ def random(*shape: int, dtype: torch.dtype = torch.float64, seed: int = 0) -> Te
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
 
 
-def fill(module: torch.nn.Module, seed: int = 1) -> torch.nn.Module:
-    """Weights of a large deviation, so that every part has an effect."""
+def randomize(module: torch.nn.Module, seed: int = 1) -> torch.nn.Module:
+    """Draw weights with a large deviation, so that every part has an effect."""
     generator = torch.Generator().manual_seed(seed)
     for parameter in module.double().parameters():
         torch.nn.init.normal_(parameter, std=0.5, generator=generator)
@@ -68,47 +68,47 @@ def fill(module: torch.nn.Module, seed: int = 1) -> torch.nn.Module:
 
 def encode(position: Position, x: Tensor, mask: Mask = FULL) -> Tensor:
     """The output of two blocks with this scheme for x (B, L, D)."""
-    below = position in AT_STACK.values()
-    attention = Attention(HEADS, position=NoPosition() if below else position, mask=mask)
-    stack = fill(Stack((Repeat((block(attention, FeedForward(24)),), 2),), WIDTH))
-    foot = fill((position if below else NoPosition()).build(WIDTH, 1))
-    where = TokenLayout.whole(*x.shape[:2])
-    return stack(foot.embed(x, where), foot.share_bias(where))[0]
+    in_stack = position in AT_STACK.values()
+    attention = Attention(HEADS, position=NoPosition() if in_stack else position, mask=mask)
+    stack = randomize(Stack((Repeat((block(attention, FeedForward(24)),), 2),), WIDTH))
+    stack_position = randomize((position if in_stack else NoPosition()).build(WIDTH, 1))
+    layout = TokenLayout.whole(*x.shape[:2])
+    return stack(stack_position.embed(x, layout), stack_position.share_bias(layout))[0]
 
 
-WORDS = random(4, WIDTH)  # the, dog, bites, man
-BITES, BITTEN = WORDS[[0, 1, 2, 3]].unsqueeze(0), WORDS[[0, 3, 2, 1]].unsqueeze(0)
+EMBEDDINGS = random(4, WIDTH)  # the, dog, bites, man
+DOG_BITES_MAN, MAN_BITES_DOG = EMBEDDINGS[[0, 1, 2, 3]].unsqueeze(0), EMBEDDINGS[[0, 3, 2, 1]].unsqueeze(0)
 
 
 @pytest.mark.ledger("pos.why")
 def test_without_positions_the_order_has_no_effect() -> None:
-    one, other = encode(NoPosition(), BITES), encode(NoPosition(), BITTEN)
+    one, other = encode(NoPosition(), DOG_BITES_MAN), encode(NoPosition(), MAN_BITES_DOG)
     assert (one - other[:, [0, 3, 2, 1]]).abs().max() < 1e-12
 
 
 @pytest.mark.ledger("pos.why")
 @pytest.mark.parametrize("name", SCHEMES)
 def test_with_positions_the_order_has_an_effect(name: str) -> None:
-    one, other = encode(SCHEMES[name], BITES), encode(SCHEMES[name], BITTEN)
+    one, other = encode(SCHEMES[name], DOG_BITES_MAN), encode(SCHEMES[name], MAN_BITES_DOG)
     assert (one - other[:, [0, 3, 2, 1]]).abs().amax(-1).min() > 1e-3  # for every token
 
 
 def test_symmetric_distances_do_not_distinguish_a_sequence_from_its_reverse() -> None:
-    """ALiBi alone in an encoder: |i - j| is the same read backwards."""
-    one, other = encode(Alibi(), BITES), encode(Alibi(), BITES.flip(1))
+    """ALiBi alone in an encoder: |i - j| does not change if the sequence is reversed."""
+    one, other = encode(Alibi(), DOG_BITES_MAN), encode(Alibi(), DOG_BITES_MAN.flip(1))
     assert (one - other.flip(1)).abs().max() < 1e-12
 
 
 def test_a_causal_mask_alone_encodes_order() -> None:
     """Without positions the mask breaks the symmetry, so the last output depends on the order of earlier tokens."""
-    one, other = encode(NoPosition(), BITES, Causal()), encode(NoPosition(), BITTEN, Causal())
+    one, other = encode(NoPosition(), DOG_BITES_MAN, Causal()), encode(NoPosition(), MAN_BITES_DOG, Causal())
     assert (one - other[:, [0, 3, 2, 1]]).abs().amax(-1)[0, 1:].min() > 1e-3
 
 
 @pytest.mark.ledger("pos.add")
 @pytest.mark.parametrize("position", [Sinusoidal(), Sinusoidal(layout="half"), Learned(8)], ids=str)
-def test_positions_are_added_and_the_width_stays(position: Position) -> None:
-    module, x = fill(position.build(6, 1)), random(1, 3, 6)
+def test_absolute_positions_are_added_to_embeddings(position: Position) -> None:
+    module, x = randomize(position.build(6, 1)), random(1, 3, 6)
     found = module.embed(x, layout_at(0, 1, 2))
     assert found.shape == x.shape
     assert torch.allclose(found - x, module.embed(torch.zeros_like(x), layout_at(0, 1, 2)), atol=1e-15)
@@ -116,10 +116,10 @@ def test_positions_are_added_and_the_width_stays(position: Position) -> None:
 
 def scores(position: Position, offset: int, dtype: torch.dtype) -> Tensor:
     """q kᵀ plus bias at positions offset … offset + 7, as computed by an attention with this scheme."""
-    module, where = fill(position.build(8, HEADS)).to(dtype), layout_at(*range(offset, offset + 8))
-    q, k = module.rotate(random(1, HEADS, 8, 8, dtype=dtype), random(1, HEADS, 8, 8, dtype=dtype, seed=1), where)
-    bias = module.bias(where)
-    return q @ k.transpose(-1, -2) + (0 if bias is None else bias.values(where, dtype))
+    module, layout = randomize(position.build(8, HEADS)).to(dtype), layout_at(*range(offset, offset + 8))
+    q, k = module.rotate(random(1, HEADS, 8, 8, dtype=dtype), random(1, HEADS, 8, 8, dtype=dtype, seed=1), layout)
+    bias = module.bias(layout)
+    return q @ k.transpose(-1, -2) + (0 if bias is None else bias.values(layout, dtype))
 
 
 @pytest.mark.ledger("pos.shiftinv")
@@ -135,20 +135,20 @@ def test_a_shift_does_not_change_scores_of_relative_positions(name: str, offset:
 @pytest.mark.parametrize("offset", [1, 1000, 100_000])
 @pytest.mark.parametrize("position", [Sinusoidal(), Learned(100_008)], ids=["sinusoidal", "learned"])
 def test_a_shift_changes_scores_of_absolute_positions(position: Position, offset: int) -> None:
-    module, x = fill(position.build(8, 1)), random(1, 8, 8)
+    module, x = randomize(position.build(8, 1)), random(1, 8, 8)
     before, after = (module.embed(x, layout_at(*range(start, start + 8))) for start in (0, offset))
     assert (before @ before.mT - after @ after.mT).abs().max() > 1e-2
 
 
 @pytest.mark.ledger("pos.learned")
-def test_learned_adds_the_row_of_its_position() -> None:
+def test_a_learned_position_adds_its_row_of_the_table() -> None:
     module, x = Learned(10).build(4, 1), torch.ones(1, 3, 4)
     assert torch.equal(module.embed(x, layout_at(7, 0, 9)), x + module.table.weight[[7, 0, 9]])
 
 
 @pytest.mark.ledger("pos.learned")
 @pytest.mark.parametrize("offset", [0, 2])
-def test_learned_positions_end_where_their_table_ends(offset: int) -> None:
+def test_positions_beyond_the_learned_table_are_refused(offset: int) -> None:
     module, x = Learned(2048, offset=offset).build(4, 1), torch.zeros(1, 1, 4)
     assert torch.equal(module.embed(x, layout_at(2047))[0, 0], module.table.weight[-1])
     with pytest.raises(ValueError, match="position 2048 is beyond the 2048 learned positions; shorten the sequence"):
@@ -167,10 +167,10 @@ def test_learned_positions_equal_bert() -> None:
 def test_learned_positions_with_an_offset_equal_opt() -> None:
     theirs, ours = OPTLearnedPositionalEmbedding(12, 8), Learned(12, offset=2).build(8, 1)
     ours.table.weight = theirs.weight
-    padded = torch.tensor([[1] * 5, [0, 0, 1, 1, 1]])
-    where = TokenLayout((padded.cumsum(1) - 1).clamp_min(0), valid=padded.bool())
-    found, expected = ours.embed(torch.zeros(2, 5, 8), where), theirs(padded)
-    assert torch.equal(found[where.valid], expected[where.valid])
+    attention_mask = torch.tensor([[1] * 5, [0, 0, 1, 1, 1]])
+    layout = TokenLayout((attention_mask.cumsum(1) - 1).clamp_min(0), valid=attention_mask.bool())
+    found, expected = ours.embed(torch.zeros(2, 5, 8), layout), theirs(attention_mask)
+    assert torch.equal(found[layout.valid], expected[layout.valid])
 
 
 def test_a_frozen_table_is_used_and_not_trained() -> None:
@@ -181,22 +181,22 @@ def test_a_frozen_table_is_used_and_not_trained() -> None:
     assert module.table.weight.grad is None
 
 
-def test_gradients_reach_a_learned_table() -> None:
-    module, x, where = (
+def test_gradients_of_a_learned_table_are_summed_per_position() -> None:
+    module, x, layout = (
         Learned(5, offset=1).build(3, 1).double(),
         random(1, 4, 3).requires_grad_(),
         layout_at(3, 0, 0, 4),
     )
-    module.embed(x, where).sum().backward()
+    module.embed(x, layout).sum().backward()
     assert module.table.weight.grad[:, 0].tolist() == [0, 2, 0, 0, 1, 1]
 
 
-def test_no_position_is_the_identity() -> None:
-    module, x, where = NoPosition().build(4, 1), random(1, 1, 2, 4), layout_at(0, 1)
-    assert module.embed(x, where) is x
-    assert module.share_bias(where) is where
-    assert module.rotate(x, x, where) == (x, x)
-    assert module.bias(where) is None
+def test_no_position_changes_nothing() -> None:
+    module, x, layout = NoPosition().build(4, 1), random(1, 1, 2, 4), layout_at(0, 1)
+    assert module.embed(x, layout) is x
+    assert module.share_bias(layout) is layout
+    assert module.rotate(x, x, layout) == (x, x)
+    assert module.bias(layout) is None
 
 
 @pytest.mark.parametrize(
@@ -223,7 +223,7 @@ def test_schemes_round_trip_through_json_and_toml(spec: Position) -> None:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "message"),
+    ("make", "message"),
     [
         (lambda: Rope(share=0.0), "share=0.0 must be above 0 and at most 1"),
         (lambda: Rope(share=0.3).build(16, 1), "share=0.3 of head_dim=16 must be even"),
@@ -255,13 +255,13 @@ def test_schemes_round_trip_through_json_and_toml(spec: Position) -> None:
         (lambda: Attention(4, position=Learned(4)), "has no effect here; give it to the stack"),
     ],
 )
-def test_invalid_specs_are_refused(wrong, message: str) -> None:
+def test_invalid_specs_are_refused(make, message: str) -> None:
     with pytest.raises(SpecError, match=message):
-        wrong()
+        make()
 
 
 @pytest.mark.parametrize("name", [name for name in MODELS if "t5" in name])
-def test_training_reaches_the_table(name: str) -> None:
+def test_gradients_reach_the_bias_tables_of_a_model(name: str) -> None:
     model, tokens = build(MODELS[name]).requires_grad_(True), random_ids(2, 12)
     model(tokens).square().mean().backward()
     tables = [p for n, p in model.named_parameters() if n.endswith("position.table.weight")]

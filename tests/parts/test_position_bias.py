@@ -1,4 +1,4 @@
-"""ALiBi and T5's buckets: published slopes and buckets, distances in decoding, and tiles that equal the whole bias."""
+"""ALiBi and T5's buckets: published slopes and buckets, distances in decoding, and tiles equal to the whole bias."""
 
 import math
 import warnings
@@ -47,10 +47,10 @@ def test_tiles_equal_the_whole_bias(name: str) -> None:
             for j in range(9):
                 one = bias.tile(q[b, i : i + 1], k[b, j : j + 1], torch.float64)  # (H, 1, 1)
                 assert torch.equal(one[:, 0, 0], whole[b, :, i, j])
-    blocks, near = q[:, :6].unflatten(1, (3, 2)), k.unsqueeze(1)[..., [2, 0, 5, 5]]  # (B, 3, 2) and (B, 1, 4)
-    tiles = bias.tile(blocks, near, torch.float64)  # (B, 3, H, 2, 4)
+    queries, keys = q[:, :6].unflatten(1, (3, 2)), k.unsqueeze(1)[..., [2, 0, 5, 5]]  # (B, 3, 2) and (B, 1, 4)
+    tiles = bias.tile(queries, keys, torch.float64)  # (B, 3, H, 2, 4)
     assert torch.equal(tiles.movedim(1, 2).flatten(2, 3), whole[:, :, :6][..., [2, 0, 5, 5]])
-    assert bias.tile(blocks, near, torch.float32).dtype == torch.float32
+    assert bias.tile(queries, keys, torch.float32).dtype == torch.float32
 
 
 @pytest.mark.ledger("pos.alibi.slopes")
@@ -64,8 +64,8 @@ def test_slopes_equal_transformers(heads: int) -> None:
     assert torch.allclose(slopes(heads).float(), bloom, rtol=1e-6)
     assert torch.allclose(slopes(heads).float(), mpt, rtol=1e-6)
     assert torch.allclose(slopes(heads).float(), falcon, rtol=2**-8)  # Falcon rounds them to bfloat16
-    flatter = -build_mpt_alibi_tensor(heads, 3, alibi_bias_max=16)[:, 0, 1]
-    assert torch.allclose(slopes(heads, exponent=16.0).float(), flatter, rtol=1e-6)
+    larger_exponent = -build_mpt_alibi_tensor(heads, 3, alibi_bias_max=16)[:, 0, 1]
+    assert torch.allclose(slopes(heads, exponent=16.0).float(), larger_exponent, rtol=1e-6)
 
 
 @pytest.mark.ledger("pos.alibi.slopes")
@@ -89,7 +89,7 @@ def causal_weights(scores: Tensor, bias: Tensor) -> Tensor:
 @pytest.mark.ledger("pos.alibi")
 @pytest.mark.parametrize("heads", [4, 6])
 def test_weights_equal_bloom_and_mpt(heads: int) -> None:
-    """Their biases count keys from the start or the end of the row; after the softmax that is the same."""
+    """Their biases count keys from the start or the end of the row; a constant per row does not change the softmax."""
     scores, length = random(1, heads, 20, 20).float(), 20
     ours = causal_weights(
         scores, Alibi().build(8, heads).bias(layout_at(0)).values(TokenLayout.whole(1, length), torch.float32)
@@ -104,11 +104,11 @@ def test_weights_equal_bloom_and_mpt(heads: int) -> None:
 @pytest.mark.ledger("pos.alibi")
 def test_alibi_uses_true_distances_and_does_not_change_queries_keys_and_embeddings() -> None:
     module = Alibi().build(8, 2)
-    where = TokenLayout(torch.tensor([[9]])).with_keys(torch.tensor([[0, 8, 9]]))
+    layout = TokenLayout(torch.tensor([[9]])).with_keys(torch.tensor([[0, 8, 9]]))
     expected = -torch.tensor([1 / 16, 1 / 256]).view(2, 1) * torch.tensor([9.0, 1.0, 0.0])
-    assert torch.equal(module.bias(where).values(where, torch.float32)[0, :, 0], expected)
+    assert torch.equal(module.bias(layout).values(layout, torch.float32)[0, :, 0], expected)
     x = random(1, 1, 1, 8)
-    assert module.embed(x, where) is x and module.rotate(x, x, where) == (x, x)
+    assert module.embed(x, layout) is x and module.rotate(x, x, layout) == (x, x)
 
 
 @pytest.mark.ledger("pos.alibi.form")
@@ -118,7 +118,7 @@ def test_the_bias_is_added_after_the_scaling_and_not_scaled_itself(mask: Mask) -
     x, m = random(1, 6, 8), slopes(2).view(2, 1, 1)
     q, k, v = (p(x)[0].unflatten(-1, (2, 4)).transpose(0, 1) for p in (module.q_proj, module.k_proj, module.v_proj))
     allowed = torch.ones(6, 6).tril() > 0 if mask.causal else torch.ones(6, 6) > 0
-    ahead = torch.arange(6) - torch.arange(6).unsqueeze(-1)  # j - i
+    relative = torch.arange(6) - torch.arange(6).unsqueeze(-1)  # j - i
     products = q @ k.mT
 
     def out(scores: Tensor) -> Tensor:
@@ -126,58 +126,60 @@ def test_the_bias_is_added_after_the_scaling_and_not_scaled_itself(mask: Mask) -
         return module.o_proj(z.transpose(0, 1).flatten(1))
 
     found = module(x, TokenLayout.whole(1, 6))[0]
-    assert (found - out(products / math.sqrt(4) - m * ahead.abs())).abs().max() < 1e-12
-    assert (found - out(products - m * ahead.abs())).abs().max() > 1e-3  # without 1/√E
-    assert (found - out((products - m * ahead.abs()) / math.sqrt(4))).abs().max() > 1e-3  # bias scaled as well
-    signed = (found - out(products / math.sqrt(4) + m * ahead)).abs().max()
-    assert signed < 1e-12 if mask.causal else signed > 1e-3  # i - j will do in a decoder, not in an encoder
+    assert (found - out(products / math.sqrt(4) - m * relative.abs())).abs().max() < 1e-12
+    assert (found - out(products - m * relative.abs())).abs().max() > 1e-3  # without 1/√E
+    assert (found - out((products - m * relative.abs()) / math.sqrt(4))).abs().max() > 1e-3  # bias scaled as well
+    signed = (found - out(products / math.sqrt(4) + m * relative)).abs().max()
+    assert signed < 1e-12 if mask.causal else signed > 1e-3  # j - i equals -|i - j| in a decoder, not in an encoder
 
 
-def test_falcon_scales_the_bias_with_the_scores() -> None:
-    where = TokenLayout.whole(1, 5)
-    plain, scaled = (Alibi(scaled).build(16, 3).bias(where).values(where, torch.float64) for scaled in (False, True))
-    assert torch.equal(scaled, plain / 4)
+def test_a_scaled_bias_is_divided_like_the_scores_as_in_falcon() -> None:
+    layout = TokenLayout.whole(1, 5)
+    unscaled, scaled = (
+        Alibi(scaled).build(16, 3).bias(layout).values(layout, torch.float64) for scaled in (False, True)
+    )
+    assert torch.equal(scaled, unscaled / 4)
 
 
 def test_alibi_keeps_its_precision_in_a_half_precision_model() -> None:
     """bfloat16 has eight bits: a slope of 2^-0.5 is off by a thousandth, a distance of 1001 becomes 1000."""
-    where = TokenLayout(torch.tensor([[1001]])).with_keys(torch.tensor([[0, 1, 600]]))
-    values = Alibi().build(8, 16).bfloat16().bias(where).values(where, torch.bfloat16)
+    layout = TokenLayout(torch.tensor([[1001]])).with_keys(torch.tensor([[0, 1, 600]]))
+    values = Alibi().build(8, 16).bfloat16().bias(layout).values(layout, torch.bfloat16)
     exact = -slopes(16).view(16, 1) * torch.tensor([1001.0, 1000.0, 401.0], dtype=torch.float64)
     assert torch.equal(values[0, :, 0], exact.bfloat16())
-    exact = Alibi().build(8, 16).bias(where).values(where, torch.float64)
+    exact = Alibi().build(8, 16).bias(layout).values(layout, torch.float64)
     assert (exact[0, :, 0, 0] + 1001 * slopes(16)).abs().max() < 1e-12
 
 
-def bucket(ahead: int, buckets: int, reach: int, bidirectional: bool) -> int:
+def bucket(relative: int, buckets: int, reach: int, bidirectional: bool) -> int:
     """The rule in integers: bucket k after the exact ones starts at the first d with (d/e)^n ≥ (reach/e)^k."""
-    first = 0
+    offset = 0
     if bidirectional:
         buckets //= 2
-        first, distance = (buckets if ahead > 0 else 0), abs(ahead)
+        offset, distance = (buckets if relative > 0 else 0), abs(relative)
     else:
-        distance = max(-ahead, 0)
+        distance = max(-relative, 0)
     exact = buckets // 2
     if distance < exact:
-        return first + distance
+        return offset + distance
     ranges, k = buckets - exact, 0
     while k < ranges - 1 and distance**ranges * exact ** (k + 1) >= reach ** (k + 1) * exact**ranges:
         k += 1
-    return first + exact + k
+    return offset + exact + k
 
 
 BUCKETS = [(32, 128), (8, 16), (64, 256), (320, 800), (4, 3), (32, 129)]
-BUCKETS += [(36, 32), (72, 64)]  # rounding would put distances 24 and 48, which begin a range, into the one before
+BUCKETS += [(36, 32), (72, 64)]  # rounding would put 24 and 48, the first distances of a range, into the previous range
 
 
 @pytest.mark.ledger("pos.t5")
 @pytest.mark.parametrize("bidirectional", [False, True], ids=["causal", "both directions"])
 @pytest.mark.parametrize(("buckets", "reach"), BUCKETS)
 def test_buckets_equal_the_rule_and_transformers(buckets: int, reach: int, bidirectional: bool) -> None:
-    ahead = torch.arange(-2100, 2101) if reach < 300 else torch.arange(-900, 901)
-    found = Buckets(torch.zeros(buckets, 1), reach, bidirectional).bucket(ahead)
-    assert found.tolist() == [bucket(d, buckets, reach, bidirectional) for d in ahead.tolist()]
-    theirs = T5Attention._relative_position_bucket(ahead, bidirectional, buckets, reach)
+    relative = torch.arange(-2100, 2101) if reach < 300 else torch.arange(-900, 901)
+    found = Buckets(torch.zeros(buckets, 1), reach, bidirectional).bucket(relative)
+    assert found.tolist() == [bucket(d, buckets, reach, bidirectional) for d in relative.tolist()]
+    theirs = T5Attention._relative_position_bucket(relative, bidirectional, buckets, reach)
     assert torch.equal(found, theirs)
 
 
@@ -188,8 +190,8 @@ def test_bias_and_gradients_equal_t5(bidirectional: bool) -> None:
     theirs = T5Attention(config, has_relative_attention_bias=True, layer_idx=0)
     ours = T5Buckets(bidirectional=bidirectional).build(4, 4)
     ours.table.weight.data = theirs.relative_attention_bias.weight.detach().clone()
-    where = TokenLayout.whole(1, 300)
-    found, expected = ours.bias(where).values(where, torch.float32), theirs.compute_bias(300, 300)
+    layout = TokenLayout.whole(1, 300)
+    found, expected = ours.bias(layout).values(layout, torch.float32), theirs.compute_bias(300, 300)
     assert torch.equal(found, expected)
     weights = random(1, 4, 300, 300).float()
     (found * weights).sum().backward()
@@ -201,22 +203,22 @@ def test_bias_and_gradients_equal_t5(bidirectional: bool) -> None:
 @pytest.mark.ledger("pos.t5")
 def test_distances_beyond_the_last_bucket_are_equal_also_in_decoding() -> None:
     module = T5Buckets().build(4, 3)
-    where = layout_at(2500).with_keys(torch.tensor([[500, 2300, 2372, 2499, 2500]]))  # distances 2000, 200, 128, 1, 0
-    values = module.bias(where).values(where, torch.float32)[0, :, 0]  # (H, 5)
+    layout = layout_at(2500).with_keys(torch.tensor([[500, 2300, 2372, 2499, 2500]]))  # distances 2000, 200, 128, 1, 0
+    values = module.bias(layout).values(layout, torch.float32)[0, :, 0]  # (H, 5)
     assert torch.equal(values[:, 0], values[:, 1]) and torch.equal(values[:, 1], values[:, 2])
     assert torch.equal(values, module.table.weight[[31, 31, 31, 1, 0]].T)
 
 
 def test_the_layout_carries_the_bias_of_the_stack_and_an_attention_may_have_its_own() -> None:
-    shared, where = T5Buckets(heads=4).build(16, 1), TokenLayout.whole(1, 5)
-    inside = shared.share_bias(where)
-    bias = inside.inputs.bias
+    shared, layout = T5Buckets(heads=4).build(16, 1), TokenLayout.whole(1, 5)
+    shared_layout = shared.share_bias(layout)
+    bias = shared_layout.inputs.bias
     assert bias.table is shared.table.weight and bias.table.shape == (32, 4)
-    assert Alibi().build(4, 4).bias(inside) is not bias
-    assert Attention(4).build(16).position.bias(inside) is bias
-    assert where.inputs.bias is None
+    assert Alibi().build(4, 4).bias(shared_layout) is not bias
+    assert Attention(4).build(16).position.bias(shared_layout) is bias
+    assert layout.inputs.bias is None
 
 
-def test_gradients_reach_the_table() -> None:
+def test_gradients_of_the_table_equal_finite_differences() -> None:
     table, q, k = random(8, 2).requires_grad_(), torch.tensor([[3, 9]]), torch.tensor([[0, 4, 30]])
     assert torch.autograd.gradcheck(lambda t: Buckets(t, 16, True).tile(q, k, t.dtype), (table,), fast_mode=True)

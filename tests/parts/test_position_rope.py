@@ -18,7 +18,7 @@ from regard.parts.position.rope2d import Rope2D
 from regard.parts.position.rope_scaling import LinearScaling
 from tests.laws import block, build, decoder, random_ids
 
-PLACES = [0, 1, 255, 256, 257, 2047, 2048, 2049, 131071]
+POSITIONS = [0, 1, 255, 256, 257, 2047, 2048, 2049, 131071]
 DTYPES = [torch.float64, torch.float32]
 LAYOUTS = ["half", "interleaved"]
 
@@ -43,38 +43,38 @@ def pair(i: int, dim: int, layout: str) -> tuple[int, int]:
 def test_each_pair_is_rotated_by_its_angle(dtype: torch.dtype, base: float, layout: str, share: float) -> None:
     """Against the formula with Python's own sine and cosine, one pair at a time."""
     head_dim, dim = 8, int(8 * share)
-    q, k = random(1, 2, len(PLACES), head_dim, dtype=dtype), random(1, 1, len(PLACES), head_dim, dtype=dtype) * 2
-    rotated = Rope(base, share, layout).build(head_dim, 2).rotate(q, k, layout_at(*PLACES))
+    q, k = random(1, 2, len(POSITIONS), head_dim, dtype=dtype), random(1, 1, len(POSITIONS), head_dim, dtype=dtype) * 2
+    rotated = Rope(base, share, layout).build(head_dim, 2).rotate(q, k, layout_at(*POSITIONS))
     limit = 1e-9 if dtype == torch.float64 else 1e-6
     for x, found in zip((q, k), rotated, strict=True):
         assert found.dtype == dtype
         assert torch.equal(found[..., dim:], x[..., dim:])
         for i in range(dim // 2):
-            left, right = pair(i, dim, layout)
-            for n, place in enumerate(PLACES):
-                angle = place / base ** (2 * i / dim)
-                a, b = x[0, :, n, left].double(), x[0, :, n, right].double()
+            first, second = pair(i, dim, layout)
+            for n, position in enumerate(POSITIONS):
+                angle = position / base ** (2 * i / dim)
+                a, b = x[0, :, n, first].double(), x[0, :, n, second].double()
                 expected = a * math.cos(angle) - b * math.sin(angle)
-                assert (found[0, :, n, left] - expected).abs().max() <= limit
+                assert (found[0, :, n, first] - expected).abs().max() <= limit
                 expected = b * math.cos(angle) + a * math.sin(angle)
-                assert (found[0, :, n, right] - expected).abs().max() <= limit
+                assert (found[0, :, n, second] - expected).abs().max() <= limit
 
 
 @pytest.mark.ledger("pos.rope", "pos.rope.absolute")
 def test_rotation_equals_multiplication_by_a_complex_number() -> None:
     """z_i e^{i m θ_i}; norms are kept, position 0 is the identity, and later pairs have lower frequencies."""
-    q = random(1, 1, len(PLACES), 8)
-    found = Rope(layout="interleaved").build(8, 1).rotate(q, q, layout_at(*PLACES))[0]
+    q = random(1, 1, len(POSITIONS), 8)
+    found = Rope(layout="interleaved").build(8, 1).rotate(q, q, layout_at(*POSITIONS))[0]
     theta = 10000.0 ** -(torch.arange(4, dtype=torch.float64) / 4)
-    spin = torch.polar(torch.ones(()).double(), torch.tensor(PLACES).unsqueeze(-1) * theta)  # (L, 4)
-    z = torch.view_as_complex(q.unflatten(-1, (4, 2))) * spin
+    rotation = torch.polar(torch.ones(()).double(), torch.tensor(POSITIONS).unsqueeze(-1) * theta)  # (L, 4)
+    z = torch.view_as_complex(q.unflatten(-1, (4, 2))) * rotation
     assert (found - torch.view_as_real(z).flatten(-2)).abs().max() < 1e-12
     assert torch.allclose(found.norm(dim=-1), q.norm(dim=-1), atol=1e-12)
     assert torch.equal(found[:, :, 0], q[:, :, 0])
     assert (Rope().frequencies(8, layout_at(0)).diff() < 0).all()
 
 
-def test_rotation_depends_on_the_own_position_alone() -> None:
+def test_the_rotation_of_a_token_depends_on_its_position_alone() -> None:
     x = random(1, 1, 3, 8)
     one, other = (Rope().build(8, 1).rotate(x, x, layout_at(4, middle, 9))[0] for middle in (5, 500))
     assert torch.equal(one[:, :, [0, 2]], other[:, :, [0, 2]])
@@ -82,8 +82,8 @@ def test_rotation_depends_on_the_own_position_alone() -> None:
 
 @pytest.mark.ledger("pos.rope.relative")
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("place", PLACES)
-def test_scores_depend_on_the_distance_alone(layout: str, place: int) -> None:
+@pytest.mark.parametrize("position", POSITIONS)
+def test_scores_depend_on_the_distance_alone(layout: str, position: int) -> None:
     """R(a)ᵀR(b) = R(b - a): (2, 5) scores as (100, 103), and as any pair three apart, for the same q and k of d = 8."""
     rope, q, k = Rope(layout=layout).build(8, 1), random(1, 1, 1, 8), random(1, 1, 1, 8, seed=1)
 
@@ -91,7 +91,7 @@ def test_scores_depend_on_the_distance_alone(layout: str, place: int) -> None:
         return (rope.rotate(q, q, layout_at(m))[0] * rope.rotate(k, k, layout_at(n))[1]).sum().item()
 
     assert score(2, 5) == pytest.approx(score(100, 103), abs=1e-12)
-    assert score(place, place + 3) == pytest.approx(score(2, 5), abs=1e-9)
+    assert score(position, position + 3) == pytest.approx(score(2, 5), abs=1e-9)
     assert abs(score(2, 6) - score(2, 5)) > 1e-2
 
 
@@ -112,11 +112,11 @@ def test_the_relative_rotation_is_by_key_minus_query() -> None:
 
 
 @pytest.mark.ledger("pos.rope.fig")
-def test_two_unit_vectors_three_apart() -> None:
+def test_score_of_two_unit_vectors_three_positions_apart() -> None:
     """m = 2, n = 5, θ₀ = 0.5: angles 1.00 and 2.50, difference -1.50, score cos 1.5 = 0.07."""
     unit = torch.tensor([1.0, 0.0]).double().view(1, 1, 1, 2)
-    rope = Rope(scaling=LinearScaling(2.0)).build(2, 1)  # the angle of the one pair is 1 per position, halved 0.5
-    q, k = (rope.rotate(unit, unit, layout_at(place))[0].flatten() for place in (2, 5))
+    rope = Rope(scaling=LinearScaling(2.0)).build(2, 1)  # one pair, whose angle of 1 per position is scaled to 0.5
+    q, k = (rope.rotate(unit, unit, layout_at(position))[0].flatten() for position in (2, 5))
     angles = [math.atan2(x[1], x[0]) for x in (q, k)]
     assert angles == pytest.approx([1.0, 2.5], abs=1e-12)
     assert angles[0] - angles[1] == pytest.approx(-1.5, abs=1e-12)
@@ -139,10 +139,10 @@ def test_aligned_pairs_decay_with_distance_but_random_ones_do_not() -> None:
 
 
 @pytest.mark.ledger("pos.rope.layout")
-def test_the_two_layouts_are_equal_up_to_the_order_of_rows() -> None:
-    """A half model whose q and k rows are re-ordered pair by pair is the interleaved model: equal logits."""
+def test_the_two_layouts_are_equal_up_to_a_permutation_of_rows() -> None:
+    """An interleaved model with permuted rows of q and k has the logits of the half model."""
     models = [build(decoder(block(Attention(4, 2, head_dim=8, position=Rope(layout=layout))))) for layout in LAYOUTS]
-    order = torch.tensor([place for i in range(4) for place in pair(i, 8, "half")])  # interleaved slot -> half slot
+    order = torch.tensor([index for i in range(4) for index in pair(i, 8, "half")])  # interleaved row -> half row
     for name, weight in models[1].named_parameters():
         if name.endswith(("q_proj.weight", "k_proj.weight")):
             weight.copy_(weight.unflatten(0, (-1, 8))[:, order].flatten(0, 1))
@@ -153,26 +153,26 @@ def test_the_two_layouts_are_equal_up_to_the_order_of_rows() -> None:
 
 def test_two_ropes_in_one_model_do_not_share_angles() -> None:
     """Angles are computed once per forward for equal layers; layers with other frequencies must not reuse them."""
-    q, where = random(1, 1, 3, 8), layout_at(0, 3, 9)
+    q, token_layout = random(1, 1, 3, 8), layout_at(0, 3, 9)
     specs = [Rope(), Rope(100.0), Rope(share=0.5), Rope(scaling=LinearScaling(2.0)), Rope2D(2), Rope2D(3), Rope2D(2, 1)]
     for spec in specs + [Rope(layout="interleaved")]:
-        fresh = spec.build(8, 1).rotate(q, q, layout_at(0, 3, 9))[0]
-        assert torch.equal(spec.build(8, 1).rotate(q, q, where)[0], fresh)
-    narrow = random(1, 1, 3, 4)
-    assert Rope().build(4, 1).rotate(narrow, narrow, where)[0].shape == narrow.shape
+        expected = spec.build(8, 1).rotate(q, q, layout_at(0, 3, 9))[0]
+        assert torch.equal(spec.build(8, 1).rotate(q, q, token_layout)[0], expected)
+    smaller_head = random(1, 1, 3, 4)
+    assert Rope().build(4, 1).rotate(smaller_head, smaller_head, token_layout)[0].shape == smaller_head.shape
 
 
 def test_dtypes_do_not_share_angles() -> None:
-    """A layout may be used in float32 first and then in float64, or the reverse: neither gets the other's angles."""
-    q, where = random(1, 1, 3, 8), layout_at(5, 300, 7000)
+    """A layout may be used in float32 first and then in float64, or the reverse: neither reuses the other's angles."""
+    q, token_layout = random(1, 1, 3, 8), layout_at(5, 300, 7000)
     for dtype in (torch.float32, torch.float64, torch.float32):
-        found = Rope().build(8, 1).rotate(q.to(dtype), q.to(dtype), where)[0]
+        found = Rope().build(8, 1).rotate(q.to(dtype), q.to(dtype), token_layout)[0]
         assert found.dtype == dtype
         assert torch.equal(found, Rope().build(8, 1).rotate(q.to(dtype), q.to(dtype), layout_at(5, 300, 7000))[0])
 
 
 @pytest.mark.parametrize("spec", [Rope(), Rope(share=0.5, layout="interleaved"), Rope2D(2, prefix=1)], ids=str)
-def test_gradients(spec: Rope | Rope2D) -> None:
+def test_gradients_equal_finite_differences(spec: Rope | Rope2D) -> None:
     q, k, module = random(1, 2, 3, 8).requires_grad_(), random(1, 1, 3, 8, seed=1).requires_grad_(), spec.build(8, 2)
     assert torch.autograd.gradcheck(lambda q, k: module.rotate(q, k, layout_at(0, 5, 300)), (q, k), fast_mode=True)
 
@@ -180,10 +180,10 @@ def test_gradients(spec: Rope | Rope2D) -> None:
 @pytest.mark.ledger("pos.rope")
 def test_half_equals_llama() -> None:
     config = LlamaConfig(hidden_size=32, num_attention_heads=2, max_position_embeddings=64)
-    q, k, where = random(2, 2, 9, 16).float(), random(2, 1, 9, 16, seed=1).float(), TokenLayout.whole(2, 9)
-    cos, sin = llama.LlamaRotaryEmbedding(config)(q, where.positions)
+    q, k, token_layout = random(2, 2, 9, 16).float(), random(2, 1, 9, 16, seed=1).float(), TokenLayout.whole(2, 9)
+    cos, sin = llama.LlamaRotaryEmbedding(config)(q, token_layout.positions)
     expected = llama.apply_rotary_pos_emb(q, k, cos, sin)
-    for found, theirs in zip(Rope().build(16, 2).rotate(q, k, where), expected, strict=True):
+    for found, theirs in zip(Rope().build(16, 2).rotate(q, k, token_layout), expected, strict=True):
         assert (found - theirs).abs().max() < 2e-6
 
 
@@ -202,17 +202,17 @@ def test_interleaved_equals_gpt_j() -> None:
 def test_partial_equals_gpt_neox() -> None:
     rotary = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25}
     config = GPTNeoXConfig(hidden_size=64, num_attention_heads=2, rope_parameters=rotary)
-    q, k, where = random(1, 2, 9, 32).float(), random(1, 2, 9, 32, seed=1).float(), layout_at(*range(100, 109))
-    cos, sin = neox.GPTNeoXRotaryEmbedding(config)(q, where.positions)
+    q, k, token_layout = random(1, 2, 9, 32).float(), random(1, 2, 9, 32, seed=1).float(), layout_at(*range(100, 109))
+    cos, sin = neox.GPTNeoXRotaryEmbedding(config)(q, token_layout.positions)
     expected = neox.apply_rotary_pos_emb(q, k, cos, sin)
-    for found, theirs in zip(Rope(share=0.25).build(32, 2).rotate(q, k, where), expected, strict=True):
+    for found, theirs in zip(Rope(share=0.25).build(32, 2).rotate(q, k, token_layout), expected, strict=True):
         assert (found - theirs).abs().max() < 1e-5
 
 
 def test_patches_are_rotated_by_row_and_column() -> None:
     """A grid of 5 columns after one [CLS]: patch 0 is at the origin; half of the pairs encode rows, half columns."""
-    x, where = random(1, 1, 16, 16), layout_at(*range(16))
-    found = Rope2D(columns=5, prefix=1, base=100.0).build(16, 1).rotate(x, x, where)[0]
+    x, token_layout = random(1, 1, 16, 16), layout_at(*range(16))
+    found = Rope2D(columns=5, prefix=1, base=100.0).build(16, 1).rotate(x, x, token_layout)[0]
     assert torch.equal(found[:, :, :2], x[:, :, :2])  # [CLS] is not rotated, and the first patch by angle 0
     for t in range(1, 16):
         for i in range(8):
@@ -236,7 +236,7 @@ def test_scores_of_patches_depend_on_both_distances() -> None:
 def test_patches_equal_qwen2_vl() -> None:
     config = Qwen2VLConfig().vision_config
     head_dim = config.embed_dim // config.num_heads
-    q = random(12, 2, head_dim).float()  # (L, H, E) over there
+    q = random(12, 2, head_dim).float()  # (L, H, E) in theirs
     grid = torch.tensor([divmod(t, 4) for t in range(12)])
     cos, sin = qwen.Qwen2VLVisionRotaryEmbedding(config)(q, grid)
     theirs = qwen.apply_rotary_pos_emb_vision(q, q, cos, sin)[0].transpose(0, 1)

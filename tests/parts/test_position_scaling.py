@@ -1,4 +1,4 @@
-"""Scaled rotary frequencies: equal to plain formulas in float64, to transformers in its float32, and safe to cache."""
+"""Scaled rotary frequencies: equal to their formulas in float64 and to transformers in float32, and safe to cache."""
 
 import math
 
@@ -25,11 +25,11 @@ from regard.parts.position.rope_scaling import (
 )
 from tests.laws import block, build, decoder, error, layout_with_padding, random_ids
 
-LENGTH = 256  # trained on
+LENGTH = 256  # the trained length
 SHORT, LONG = tuple(1 + i / 10 for i in range(16)), tuple(2.0 + i for i in range(16))
 
 
-def layout(length: int) -> TokenLayout:
+def whole_layout(length: int) -> TokenLayout:
     return TokenLayout.whole(1, length)
 
 
@@ -38,10 +38,10 @@ def theta(base: float, dim: int) -> list[float]:
 
 
 def yarn(base: float, dim: int, spec: Yarn) -> list[float]:
-    def border(rotations: float) -> float:
+    def pair_with(rotations: float) -> float:
         return dim * math.log(spec.length / (rotations * 2 * math.pi)) / (2 * math.log(base))
 
-    low, high = border(spec.beta_fast), border(spec.beta_slow)
+    low, high = pair_with(spec.beta_fast), pair_with(spec.beta_slow)
     if spec.truncate:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, dim - 1)
@@ -71,8 +71,8 @@ def formula(spec: Scaling, base: float, dim: int, length: int) -> list[float]:
         case NTK():
             return theta(base * spec.factor ** (dim / (dim - 2)), dim)
         case DynamicNTK():
-            grown = spec.factor * max(length, spec.length) / spec.length - (spec.factor - 1)
-            return theta(base * grown ** (dim / (dim - 2)), dim)
+            ratio = spec.factor * max(length, spec.length) / spec.length - (spec.factor - 1)
+            return theta(base * ratio ** (dim / (dim - 2)), dim)
         case Yarn():
             return yarn(base, dim, spec)
         case Llama3():
@@ -83,7 +83,7 @@ def formula(spec: Scaling, base: float, dim: int, length: int) -> list[float]:
     raise AssertionError(spec)
 
 
-SCALINGS: dict[str, tuple[Scaling, dict | None]] = {  # and what transformers calls it
+SCALINGS: dict[str, tuple[Scaling, dict | None]] = {  # with the parameters of transformers
     "linear": (LinearScaling(8.0), {"rope_type": "linear", "factor": 8.0}),
     "ntk": (NTK(8.0), None),
     "dynamic": (DynamicNTK(4.0, LENGTH), {"rope_type": "dynamic", "factor": 4.0}),
@@ -135,7 +135,7 @@ def config(parameters: dict, base: float) -> LlamaConfig:
 @pytest.mark.parametrize("name", SCALINGS)
 def test_frequencies_equal_their_formula(name: str, length: int, base: float) -> None:
     spec, expected = SCALINGS[name][0], formula(SCALINGS[name][0], base, 32, length)
-    found = spec.frequencies(base, 32, layout(length))
+    found = spec.frequencies(base, 32, whole_layout(length))
     assert found.dtype == torch.float64
     for row in found.reshape(-1, 16)[[0, -1]].tolist():
         assert row == pytest.approx(expected, rel=1e-14)
@@ -149,7 +149,7 @@ def test_frequencies_equal_transformers(name: str, length: int, base: float) -> 
     """Theirs are computed in float32, so the tolerance is a few units in the last place."""
     spec, parameters = SCALINGS[name]
     theirs, amplitude = ROPE_INIT_FUNCTIONS[parameters["rope_type"]](config(parameters, base), "cpu", seq_len=length)
-    found = spec.frequencies(base, 32, layout(length)).reshape(-1, 16)[-1]
+    found = spec.frequencies(base, 32, whole_layout(length)).reshape(-1, 16)[-1]
     assert ((found - theirs).abs() / found).max() < 12 * torch.finfo(torch.float32).eps
     assert spec.amplitude == pytest.approx(amplitude, rel=1e-15)
 
@@ -159,46 +159,46 @@ def test_frequencies_equal_transformers(name: str, length: int, base: float) -> 
 def test_cosines_and_sines_equal_transformers(name: str) -> None:
     """The whole module at three times the trained length, with its attention temperature."""
     spec, parameters = SCALINGS[name]
-    where = layout(3 * LENGTH)
-    expected = LlamaRotaryEmbedding(config(parameters, 10000.0))(torch.zeros(1), where.positions)
-    waves = rotations(where, Rope(scaling=spec), 32, torch.float32)
-    for found, theirs in zip(waves, expected, strict=True):
+    layout = whole_layout(3 * LENGTH)
+    expected = LlamaRotaryEmbedding(config(parameters, 10000.0))(torch.zeros(1), layout.positions)
+    cos_sin = rotations(layout, Rope(scaling=spec), 32, torch.float32)
+    for found, theirs in zip(cos_sin, expected, strict=True):
         assert (found[:, 0] - theirs[..., :16]).abs().max() < 768 * 12 * torch.finfo(torch.float32).eps
 
 
 @pytest.mark.ledger("pos.rope.pi")
 def test_interpolated_angles_stay_within_the_trained_ones() -> None:
-    trained = (LENGTH - 1) * Rope().frequencies(32, layout(1))
-    stretched = (8 * (LENGTH - 1)) * Rope(scaling=LinearScaling(8.0)).frequencies(32, layout(1))
+    trained = (LENGTH - 1) * Rope().frequencies(32, whole_layout(1))
+    stretched = (8 * (LENGTH - 1)) * Rope(scaling=LinearScaling(8.0)).frequencies(32, whole_layout(1))
     assert (stretched <= trained * (1 + 1e-15)).all()
-    assert ((8 * (LENGTH - 1)) * Rope().frequencies(32, layout(1)) > trained).all()
+    assert ((8 * (LENGTH - 1)) * Rope().frequencies(32, whole_layout(1)) > trained).all()
 
 
 @pytest.mark.ledger("pos.rope.ntk")
 @pytest.mark.parametrize("dim", [4, 32, 128])
-def test_ntk_leaves_the_fastest_pair_and_stretches_the_slowest(dim: int) -> None:
-    ratio = Rope().frequencies(dim, layout(1)) / Rope(scaling=NTK(8.0)).frequencies(dim, layout(1))
+def test_ntk_keeps_the_fastest_pair_and_slows_the_slowest_by_the_factor(dim: int) -> None:
+    ratio = Rope().frequencies(dim, whole_layout(1)) / Rope(scaling=NTK(8.0)).frequencies(dim, whole_layout(1))
     assert ratio[0] == 1
     assert ratio[-1].item() == pytest.approx(8.0, rel=1e-13)
     assert (ratio.diff() > 0).all()
 
 
 @pytest.mark.ledger("pos.rope.yarn")
-def test_yarn_leaves_fast_pairs_interpolates_slow_ones_and_sharpens_attention() -> None:
+def test_yarn_keeps_fast_pairs_interpolates_slow_ones_and_sharpens_attention() -> None:
     spec = Yarn(16.0, 4096)
-    ratio = Rope().frequencies(128, layout(1)) / Rope(scaling=spec).frequencies(128, layout(1))
-    rotations = 4096 * Rope().frequencies(128, layout(1)) / (2 * math.pi)  # within the trained length
+    ratio = Rope().frequencies(128, whole_layout(1)) / Rope(scaling=spec).frequencies(128, whole_layout(1))
+    rotations = 4096 * Rope().frequencies(128, whole_layout(1)) / (2 * math.pi)  # in the trained length
     assert (ratio[rotations > 40] == 1).all()
     assert torch.allclose(ratio[rotations < 0.8], torch.tensor(16.0).double())
     assert spec.amplitude == pytest.approx(0.1 * math.log(16) + 1)
     q = torch.randn(1, 1, 1, 128, generator=torch.Generator().manual_seed(0)).double()
-    rotated = Rope(scaling=spec).build(128, 1).rotate(q, q, layout(1))
+    rotated = Rope(scaling=spec).build(128, 1).rotate(q, q, whole_layout(1))
     assert ((rotated[0] * rotated[1]).sum() / (q * q).sum()).item() == pytest.approx(spec.amplitude**2, rel=1e-12)
 
 
 def test_only_rotated_coordinates_are_scaled() -> None:
     q = torch.ones(1, 1, 3, 16).double()
-    rotated, _ = Rope(share=0.5, scaling=Yarn(8.0, LENGTH)).build(16, 1).rotate(q, q, layout(3))
+    rotated, _ = Rope(share=0.5, scaling=Yarn(8.0, LENGTH)).build(16, 1).rotate(q, q, whole_layout(3))
     assert torch.equal(rotated[..., 8:], q[..., 8:])
     assert (rotated[:, :, 0, :8] == Yarn(8.0, LENGTH).amplitude).all()
 
@@ -222,9 +222,9 @@ DYNAMIC = {"dynamic ntk": DynamicNTK(4.0, 8), "longrope": LongRope((1, 2, 3), (2
 def test_long_rows_of_a_batch_do_not_change_short_ones(name: str, left: bool) -> None:
     """One base per batch, as in other libraries, would rotate short rows by the frequencies of the longest."""
     model = build(decoder(block(Attention(4, position=Rope(scaling=DYNAMIC[name])))))
-    tokens, where = random_ids(3, 20), layout_with_padding([5, 12, 20], 20, left)
-    logits = model(tokens, where)
-    for row, valid in enumerate(where.valid):
+    tokens, layout = random_ids(3, 20), layout_with_padding([5, 12, 20], 20, left)
+    logits = model(tokens, layout)
+    for row, valid in enumerate(layout.valid):
         assert error(logits[row, valid], model(tokens[row, valid].unsqueeze(0))[0]) < 1e-9
 
 
@@ -266,11 +266,11 @@ def test_no_cache_is_exact_past_the_trained_length(name: str) -> None:
 def test_rotating_cached_keys_again_would_not_be_exact() -> None:
     """A longer document changes the input of the second layer, not only the angles of its keys."""
     model = build(decoder(block(Attention(4, position=Rope(scaling=DYNAMIC["dynamic ntk"])))))
-    kept: list[Tensor] = []
+    layer_inputs: list[Tensor] = []
     second = model.stack.blocks[1]
-    handle = second.register_forward_pre_hook(lambda _, inputs: kept.append(inputs[0]))
+    handle = second.register_forward_pre_hook(lambda _, args: layer_inputs.append(args[0]))
     tokens = random_ids(1, 9)
     model(tokens[:, :8])
     model(tokens)
     handle.remove()
-    assert (kept[0] - kept[1][:, :8]).abs().max() > 1e-4
+    assert (layer_inputs[0] - layer_inputs[1][:, :8]).abs().max() > 1e-4

@@ -1,4 +1,4 @@
-"""Recurrent mixers: torch's stacked layers, any length, adapters, FLOPs and numbers of weights."""
+"""Recurrent mixers: equal to torch's stacked layers; any length, adapters, FLOPs, weights and clipped gradients."""
 
 from copy import deepcopy
 
@@ -28,14 +28,14 @@ KINDS = {"rnn": (RNN(), nn.RNN), "lstm": (LSTM(), nn.LSTM), "gru": (GRU(), nn.GR
 
 
 def bare(*bodies: Body) -> tuple[Repeat, ...]:
-    """Layers without norms and residual stream."""
+    """Layers without norms and without a residual stream."""
     return (Repeat(tuple(Block((Sublayer(body, NoNorm()),), keep=0.0) for body in bodies)),)
 
 
 @torch.no_grad()
-def copy(ours: RecurrentCell, theirs: nn.RNNBase, layer: str) -> None:
+def copy_weights(ours: RecurrentCell, theirs: nn.RNNBase, layer: str) -> None:
     w_x, w_h, b_x, b_h = (
-        getattr(theirs, f"{what}_{layer}") for what in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+        getattr(theirs, f"{name}_{layer}") for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
     )
     if isinstance(theirs, nn.GRU):  # its z is our 1 - z; the second bias of n is inside the reset gate
         sign = torch.ones(3, 1, ours.size).double()
@@ -45,8 +45,8 @@ def copy(ours: RecurrentCell, theirs: nn.RNNBase, layer: str) -> None:
         ours.h_proj.weight.copy_((w_h * signs.unsqueeze(-1))[: 2 * ours.size])
         ours.n_proj.weight.copy_(w_h[2 * ours.size :])
         ours.n_proj.bias.copy_(b_h[2 * ours.size :])
-        inside = torch.cat([b_h[: 2 * ours.size], torch.zeros_like(b_h[2 * ours.size :])])
-        ours.bias.copy_((b_x + inside) * signs)
+        hidden_bias = torch.cat([b_h[: 2 * ours.size], torch.zeros_like(b_h[2 * ours.size :])])
+        ours.bias.copy_((b_x + hidden_bias) * signs)
     else:
         ours.x_proj.weight.copy_(w_x)
         ours.h_proj.weight.copy_(w_h)
@@ -56,23 +56,23 @@ def copy(ours: RecurrentCell, theirs: nn.RNNBase, layer: str) -> None:
 @pytest.mark.ledger("anc.rnn.cell", "anc.lstm.cell", "anc.gru.cell")
 @pytest.mark.parametrize("name", KINDS)
 def test_a_stack_equals_torch(name: str) -> None:
-    """Three layers: outputs and the last states of all layers, whole and padded."""
+    """Three layers: outputs and final states of all layers, and outputs of a padded batch."""
     torch.manual_seed(0)
     spec, kind = KINDS[name]
     theirs = kind(WIDTH, WIDTH, 3, batch_first=True).double()
     stack = Stack(bare(spec, spec, spec), WIDTH).double()
     for i, block in enumerate(stack.blocks):
-        copy(block.sublayers[0].body.recurrence, theirs, f"l{i}")
+        copy_weights(block.sublayers[0].body.recurrence, theirs, f"l{i}")
     x = torch.randn(2, 9, WIDTH, dtype=torch.float64)
-    ends = tuple((FinalState(),) for _ in range(3))
-    outputs, _ = stack(x, TokenLayout.whole(2, 9), ends)
+    final_states = tuple((FinalState(),) for _ in range(3))
+    outputs, _ = stack(x, TokenLayout.whole(2, 9), final_states)
     expected, last = theirs(x)
     assert error(outputs, expected) <= 1e-14
-    for i, (end,) in enumerate(ends):
-        for state, other in zip(end.arrays.values(), last if isinstance(last, tuple) else (last,), strict=True):
+    for i, (final_state,) in enumerate(final_states):
+        for state, other in zip(final_state.arrays.values(), last if isinstance(last, tuple) else (last,), strict=True):
             assert error(state, other[i]) <= 1e-14
-    short, _ = stack(x, layout_with_padding([9, 4], 9))
-    assert error(short[1, :4], theirs(x[1:, :4])[0][0]) <= 1e-14
+    padded_outputs, _ = stack(x, layout_with_padding([9, 4], 9))
+    assert error(padded_outputs[1, :4], theirs(x[1:, :4])[0][0]) <= 1e-14
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -81,22 +81,22 @@ def test_bidirectional_equals_torch(name: str) -> None:
     spec, kind = KINDS[name]
     theirs = kind(WIDTH, WIDTH // 2, batch_first=True, bidirectional=True).double()
     ours = Bidirectional(spec).build(WIDTH).double()
-    copy(ours.ahead, theirs, "l0")
-    copy(ours.back, theirs, "l0_reverse")
-    x, end = torch.randn(2, 7, WIDTH, dtype=torch.float64), FinalState()
+    copy_weights(ours.ahead, theirs, "l0")
+    copy_weights(ours.back, theirs, "l0_reverse")
+    x, final_state = torch.randn(2, 7, WIDTH, dtype=torch.float64), FinalState()
     expected, last = theirs(x)
-    assert error(ours(x, TokenLayout.whole(2, 7), end), expected) <= 1e-14
-    for state, other in zip(end.arrays.values(), last if isinstance(last, tuple) else (last,), strict=True):
+    assert error(ours(x, TokenLayout.whole(2, 7), final_state), expected) <= 1e-14
+    for state, other in zip(final_state.arrays.values(), last if isinstance(last, tuple) else (last,), strict=True):
         assert error(state, torch.cat([other[0], other[1]], -1)) <= 1e-14
     for left in (False, True):
         layout = layout_with_padding([7, 3], 7, left)
-        moved = x.clone()
-        moved[1, layout.valid[1]] = x[1, :3]
-        assert error(ours(moved, layout)[1, layout.valid[1]], theirs(x[1:, :3])[0][0]) <= 1e-14
+        padded = x.clone()
+        padded[1, layout.valid[1]] = x[1, :3]
+        assert error(ours(padded, layout)[1, layout.valid[1]], theirs(x[1:, :3])[0][0]) <= 1e-14
 
 
 @pytest.mark.ledger("anc.rnn.shared")
-def test_the_same_weights_take_any_length() -> None:
+def test_the_same_weights_apply_to_any_length() -> None:
     spec = Decoder(11, WIDTH, bare(RNN()))
     model = build(spec)
     parameters = sum(p.numel() for p in model.parameters())
@@ -108,7 +108,7 @@ def test_the_same_weights_take_any_length() -> None:
     cell = model.stack.blocks[0].sublayers[0].body.recurrence
     embeddings = model.embed(tokens[:, :3])
     (h,) = (torch.zeros(1, WIDTH, dtype=torch.float64),)
-    for t in range(3):  # three applications of one step give h1, h2, h3
+    for t in range(3):  # three applications of one step are h1, h2, h3
         (h,) = cell.step(cell.project_inputs(embeddings[:, t]), h)
         assert error(cell(embeddings, TokenLayout.whole(1, 3))[:, t], h) <= 1e-14
 
@@ -123,30 +123,30 @@ def test_a_gru_has_three_quarters_of_the_weights_of_an_lstm() -> None:
     assert weights(GRU(bias=False)) * 4 == weights(LSTM(bias=False)) * 3
 
 
-def test_the_forget_gate_starts_mostly_open() -> None:
+def test_the_initial_forget_bias_is_one() -> None:
     bias = Decoder(11, WIDTH, bare(LSTM())).build(seed=0).stack.blocks[0].sublayers[0].body.recurrence.bias
     assert bias.chunk(4)[1].tolist() == [1.0] * WIDTH and bias.sum() == WIDTH
 
 
 @pytest.mark.parametrize("spec", [RNN(), LSTM(), GRU(), GRU(reset="before")], ids=str)
 def test_adapted_projections_change_the_output(spec: RecurrentMixer) -> None:
-    """LoRA on any projection has an effect, although the fused operation reads plain weights."""
+    """LoRA on any projection has an effect, although the fused operation takes weights, not modules."""
     x = torch.randn(1, 5, WIDTH, generator=torch.Generator().manual_seed(0))
     for target in [name for name, module in spec.build(WIDTH).recurrence.named_children()]:
         torch.manual_seed(0)
         module = spec.build(WIDTH)
-        plain = module(x, TokenLayout.whole(1, 5))
+        without_adapter = module(x, TokenLayout.whole(1, 5))
         add_lora(module, LoRA(rank=2, targets=(target,)))
-        assert error(module(x, TokenLayout.whole(1, 5)), plain) <= 1e-6
+        assert error(module(x, TokenLayout.whole(1, 5)), without_adapter) <= 1e-6
         with torch.no_grad():
             getattr(module.recurrence, target).lora_B.default.weight.normal_()
-        assert error(module(x, TokenLayout.whole(1, 5)), plain) > 1e-2
+        assert error(module(x, TokenLayout.whole(1, 5)), without_adapter) > 1e-2
 
 
-@pytest.mark.parametrize("wrong", [lambda: LSTM(0), lambda: RNN(activation="gelu"), lambda: GRU(reset="never")])
-def test_invalid_specs_are_refused(wrong) -> None:
+@pytest.mark.parametrize("make", [lambda: LSTM(0), lambda: RNN(activation="gelu"), lambda: GRU(reset="never")])
+def test_invalid_specs_are_refused(make) -> None:
     with pytest.raises(SpecError):
-        wrong()
+        make()
 
 
 def test_bidirectional_is_refused_in_a_decoder() -> None:
@@ -157,15 +157,15 @@ def test_bidirectional_is_refused_in_a_decoder() -> None:
 
 
 @pytest.mark.parametrize("spec", [RNN(4), LSTM(), GRU(9), Bidirectional(GRU(5))], ids=str)
-def test_flops_are_those_of_the_matrix_products(spec: Spec) -> None:
+def test_flops_equal_those_of_the_matrix_products(spec: Spec) -> None:
     """Every weight matrix is used once per token."""
     weights = sum(p.numel() for p in spec.build(WIDTH).parameters() if p.dim() == 2)
     assert spec.flops(WIDTH, tokens=3, keys=3) == 2 * 3 * weights
 
 
 @pytest.mark.ledger("anc.rnn.clip")
-def test_clipping_an_exploding_gradient_keeps_its_direction() -> None:
-    """Through 40 steps of a matrix with norm above 1; with clipping the model still learns."""
+def test_clipping_an_exploding_gradient_keeps_its_direction_and_the_model_learns() -> None:
+    """Through 40 steps of a matrix with norm above 1; with clipping the loss still decreases."""
     model = Decoder(11, WIDTH, bare(RNN(activation="relu")), norm=NoNorm(), tied=False).build(seed=0).double()
     with torch.no_grad():
         model.stack.blocks[0].sublayers[0].body.recurrence.h_proj.weight.copy_(1.2 * torch.eye(WIDTH))
@@ -176,17 +176,17 @@ def test_clipping_an_exploding_gradient_keeps_its_direction() -> None:
         positions=layout.positions, segments=torch.zeros_like(layout.positions),
     )  # fmt: skip
 
-    def moved(clip: float) -> tuple[torch.Tensor, dict[str, float]]:
+    def update(clip: float) -> tuple[torch.Tensor, dict[str, float]]:
         other = deepcopy(model)
         before = nn.utils.parameters_to_vector(other.parameters()).clone()
         metrics = take_step(other, next_token, batch, torch.optim.SGD(other.parameters(), lr=1.0), clip)
         return nn.utils.parameters_to_vector(other.parameters()) - before, metrics
 
-    whole, metrics = moved(0.0)
-    short, _ = moved(1.0)
+    whole, metrics = update(0.0)
+    clipped, _ = update(1.0)
     assert metrics["grad_norm"] > 1e3 and abs(whole.norm().item() / metrics["grad_norm"] - 1) <= 1e-12
-    assert error(short, whole / metrics["grad_norm"]) <= 1e-12
-    assert error(moved(1e9)[0], whole) <= 1e-12
+    assert error(clipped, whole / metrics["grad_norm"]) <= 1e-12
+    assert error(update(1e9)[0], whole) <= 1e-12
     losses = [
         take_step(model, next_token, batch, torch.optim.SGD(model.parameters(), lr=0.05), 1.0)["loss"]
         for _ in range(60)

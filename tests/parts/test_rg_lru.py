@@ -1,4 +1,4 @@
-"""RG-LRU against its equation as a loop, and against the module of `transformers` with the same weights."""
+"""RG-LRU equals its equation in plain loops and the module of `transformers` with the same weights."""
 
 import pytest
 import torch
@@ -26,34 +26,34 @@ NAMES = {
 }
 
 
-def built(spec: RGLRU) -> nn.Module:
+def build_randomized(spec: RGLRU) -> nn.Module:
     module = spec.build(WIDTH).double().requires_grad_(False)
     randomize_weights(module, seed=1)
     return module
 
 
-def loop(module: nn.Module, x: Tensor) -> Tensor:
+def plain_loop(module: nn.Module, x: Tensor) -> Tensor:
     """The equations, token by token."""
     u, taps = module.in_proj(x), module.conv.weight
-    h, outs = torch.zeros(len(x), HIDDEN, dtype=x.dtype), []
+    h, outputs = torch.zeros(len(x), HIDDEN, dtype=x.dtype), []
     for t in range(x.shape[1]):
-        now = sum(taps[i] * u[:, t - i] for i in range(min(len(taps), t + 1))) + module.conv.bias
-        heads = now.unflatten(-1, (3, -1))
+        convolved = sum(taps[i] * u[:, t - i] for i in range(min(len(taps), t + 1))) + module.conv.bias
+        heads = convolved.unflatten(-1, (3, -1))
         r, i = (
             torch.stack([heads[:, n] @ gate.weight[n] + gate.bias[n] for n in range(3)], 1).flatten(1).sigmoid()
             for gate in (module.r_proj, module.i_proj)
         )
         a = F.softplus(module.rate).mul(-8 * r).exp()
-        h = a * h + (1.0 if t == 0 else (1 - a**2).sqrt()) * i * now
-        outs.append(module.o_proj(h * F.gelu(module.gate_proj(x[:, t]), approximate="tanh")))
-    return torch.stack(outs, 1)
+        h = a * h + (1.0 if t == 0 else (1 - a**2).sqrt()) * i * convolved
+        outputs.append(module.o_proj(h * F.gelu(module.gate_proj(x[:, t]), approximate="tanh")))
+    return torch.stack(outputs, 1)
 
 
 @pytest.mark.parametrize("length", [1, 3, 40])
-def test_equals_the_loop(length: int) -> None:
-    module = built(RGLRU(3, HIDDEN))
+def test_equals_its_equation_in_plain_loops(length: int) -> None:
+    module = build_randomized(RGLRU(3, HIDDEN))
     x = torch.randn(2, length, WIDTH, dtype=torch.float64)
-    expected = loop(module, x)
+    expected = plain_loop(module, x)
     assert (module(x, TokenLayout.whole(2, length)) - expected).abs().max() < 1e-12 * max(1, expected.abs().max())
 
 
@@ -64,8 +64,8 @@ def test_equals_transformers() -> None:
     weights = {}
     for name, weight in theirs.named_parameters():
         weight.copy_(0.6 * torch.randn(weight.shape))
-        known = max((place for place in NAMES if name.startswith(place)), key=len)
-        weights[name.replace(known, NAMES[known])] = weight
+        prefix = max((name_prefix for name_prefix in NAMES if name.startswith(name_prefix)), key=len)
+        weights[name.replace(prefix, NAMES[prefix])] = weight
     weights["conv.weight"] = weights["conv.weight"].squeeze(1).t().flip(0)
     ours = RGLRU(3, HIDDEN, 3).build(WIDTH)
     ours.load_state_dict(weights)
@@ -76,17 +76,17 @@ def test_equals_transformers() -> None:
 
 def test_a_closed_gate_has_finite_gradients() -> None:
     module = RGLRU(3).build(WIDTH)
-    nn.init.constant_(module.r_proj.bias, -200.0)  # r = 0: no decay, and only the first token is written
+    nn.init.constant_(module.r_proj.bias, -200.0)  # r = 0: no decay, and only the first token changes the state
     module(torch.randn(1, 5, WIDTH), TokenLayout.whole(1, 5)).sum().backward()
     assert all(parameter.grad.isfinite().all() for parameter in module.parameters())
 
 
 def test_initial_decays_are_in_their_range() -> None:
-    kept = F.softplus(RGLRU(2).build(400).rate).neg().exp()
-    assert 0.9 <= kept.min() < 0.92 < 0.99 < kept.max() <= 0.999
+    decays = F.softplus(RGLRU(2).build(400).rate).neg().exp()
+    assert 0.9 <= decays.min() < 0.92 < 0.99 < decays.max() <= 0.999
 
 
-def test_sizes() -> None:
+def test_state_shapes_and_invalid_sizes() -> None:
     assert RGLRU(2, 8).memory(6).arrays == {"conv": (3, 8), "h": (8,)}
     with pytest.raises(SpecError, match="rg_lru: 8 channels are not divisible by heads=3"):
         RGLRU(3, 8).build(6)

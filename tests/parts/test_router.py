@@ -1,4 +1,4 @@
-"""The router: choices, weights, losses and capacity, by hand and against transformers."""
+"""The router: choices, weights, losses and capacity equal plain Python and transformers."""
 
 import math
 from collections.abc import Callable
@@ -42,7 +42,7 @@ def route(module: RouterModule, x: Tensor) -> Routing:
 
 
 def by_hand(logits: list[float], correction: list[float], spec: Router, top_k: int) -> dict[int, float]:
-    """Expert -> weight, for one token."""
+    """Returns the weight of each chosen expert of one token, the best first."""
     if spec.scores == "softmax":
         total = sum(map(math.exp, logits))
         scores = [math.exp(logit) / total for logit in logits]
@@ -51,10 +51,10 @@ def by_hand(logits: list[float], correction: list[float], spec: Router, top_k: i
     ranked = [score + c for score, c in zip(scores, correction, strict=True)]
     size = COUNT // spec.groups
     groups = [ranked[start : start + size] for start in range(0, COUNT, size)]
-    worth = [sum(sorted(group, reverse=True)[: spec.group_best]) for group in groups]
-    best = sorted(range(spec.groups), key=lambda group: -worth[group])[: spec.top_groups]
-    among = [expert for expert in range(COUNT) if expert // size in best]
-    chosen = sorted(among, key=lambda expert: -ranked[expert])[:top_k]
+    group_scores = [sum(sorted(group, reverse=True)[: spec.group_best]) for group in groups]
+    best = sorted(range(spec.groups), key=lambda group: -group_scores[group])[: spec.top_groups]
+    candidates = [expert for expert in range(COUNT) if expert // size in best]
+    chosen = sorted(candidates, key=lambda expert: -ranked[expert])[:top_k]
     renormalize = top_k > 1 if spec.renormalize is None else spec.renormalize
     total = sum(scores[expert] for expert in chosen) if renormalize else 1.0
     return {expert: scores[expert] / total * spec.scale for expert in chosen}
@@ -62,7 +62,7 @@ def by_hand(logits: list[float], correction: list[float], spec: Router, top_k: i
 
 @pytest.mark.ledger("moe.router")
 @pytest.mark.parametrize("name", ROUTERS)
-def test_choices_and_weights_equal_those_by_hand(name: str) -> None:
+def test_choices_and_weights_equal_plain_python(name: str) -> None:
     spec, top_k = ROUTERS[name]
     module, x = build_randomized(spec, top_k), random(TOKENS, WIDTH)
     routing = route(module, x)
@@ -81,15 +81,15 @@ def test_softmax_after_the_choice_equals_renormalized_softmax() -> None:
 
     x, module = random(TOKENS, WIDTH).float(), build_randomized(Router(bias=True), 3, torch.float32)
     routing = route(module, x)
-    after = routing.logits.gather(-1, routing.chosen).softmax(-1)
-    assert torch.allclose(routing.weights, after, atol=1e-6)
+    expected = routing.logits.gather(-1, routing.chosen).softmax(-1)
+    assert torch.allclose(routing.weights, expected, atol=1e-6)
     sizes = {"hidden_size": WIDTH, "num_local_experts": COUNT, "num_experts_per_tok": 3}
-    theirs = GptOssTopKRouter(GptOssConfig(**sizes))  # softmax after
+    theirs = GptOssTopKRouter(GptOssConfig(**sizes))  # softmax after the choice
     theirs.load_state_dict(module.proj.state_dict())
     _, weights, chosen = theirs(x)
     assert torch.equal(routing.chosen, chosen) and torch.allclose(routing.weights, weights, atol=1e-6)
     module.proj.bias.data.zero_()
-    theirs = MixtralTopKRouter(MixtralConfig(**sizes))  # softmax before
+    theirs = MixtralTopKRouter(MixtralConfig(**sizes))  # softmax before the choice
     theirs.weight.data = module.proj.weight.data
     _, weights, chosen = theirs(x)
     assert torch.equal(route(module, x).chosen, chosen) and torch.allclose(route(module, x).weights, weights, atol=1e-6)
@@ -111,11 +111,11 @@ def test_equals_the_routers_of_deepseek(groups: int) -> None:
     }
     x, grouping = random(TOKENS, WIDTH).float(), {"groups": groups, "top_groups": min(groups, 2), "scale": 2.5}
     method = "group_limited_greedy" if groups > 1 else "greedy"
-    second = DeepseekV2TopkRouter(DeepseekV2Config(topk_method=method, **sizes))
-    third = DeepseekV3TopkRouter(DeepseekV3Config(norm_topk_prob=True, **sizes))
+    v2 = DeepseekV2TopkRouter(DeepseekV2Config(topk_method=method, **sizes))
+    v3 = DeepseekV3TopkRouter(DeepseekV3Config(norm_topk_prob=True, **sizes))
     for theirs, spec in (
-        (second, Router(renormalize=False, group_best=1, **grouping)),
-        (third, Router("sigmoid", correction=True, **grouping)),
+        (v2, Router(renormalize=False, group_best=1, **grouping)),
+        (v3, Router("sigmoid", correction=True, **grouping)),
     ):
         ours = build_randomized(spec, 3, torch.float32)
         theirs.weight.data = ours.proj.weight.data
@@ -152,7 +152,7 @@ def test_noise_acts_in_training_only(spec: Router) -> None:
 
 
 @pytest.mark.ledger("moe.stabilise")
-def test_noise_has_the_learned_deviation() -> None:
+def test_noise_has_the_predicted_deviation() -> None:
     module, x = build_randomized(Router(noise=True), 2).train(), random(1, WIDTH)
     torch.manual_seed(0)
     noise = torch.cat([module(x) - module.proj(x) for _ in range(4000)])
@@ -190,7 +190,7 @@ def test_losses_equal_switch_transformers() -> None:
     assert torch.allclose(z_loss(routing, None), switch.router_z_loss_func(routing.logits.unsqueeze(0)), atol=1e-5)
 
 
-def fabricated(probabilities: Tensor, top_k: int) -> Routing:
+def routing_with(probabilities: Tensor, top_k: int) -> Routing:
     """Tokens that choose every expert as often as its probability, in tenths of a percent."""
     experts = torch.repeat_interleave(torch.arange(len(probabilities)), (probabilities * 1000).round().long())
     chosen = torch.stack([experts.roll(shift) for shift in range(top_k)], -1)
@@ -200,18 +200,18 @@ def fabricated(probabilities: Tensor, top_k: int) -> Routing:
 
 @pytest.mark.ledger("moe.balance")
 def test_balance_loss_is_smallest_if_experts_are_used_equally() -> None:
-    even = fabricated(torch.full((COUNT,), 1 / COUNT, dtype=torch.float64), 1)
+    even = routing_with(torch.full((COUNT,), 1 / COUNT, dtype=torch.float64), 1)
     assert balance_loss(even, None).item() == pytest.approx(1.0)
     for seed in range(20):
-        skewed = balance_loss(fabricated(random(COUNT, seed=seed).softmax(-1), 1), None)
+        skewed = balance_loss(routing_with(random(COUNT, seed=seed).softmax(-1), 1), None)
         assert skewed > 1.05
-    alone = balance_loss(fabricated(torch.eye(COUNT, dtype=torch.float64)[0], 1), None)
-    assert alone.item() == COUNT  # the most: one expert does it all
+    one_expert = balance_loss(routing_with(torch.eye(COUNT, dtype=torch.float64)[0], 1), None)
+    assert one_expert.item() == COUNT  # the maximum: every token chooses the same expert
 
 
 @pytest.mark.ledger("moe.balance")
 @pytest.mark.parametrize("spec", [Router(), Router("sigmoid")], ids=["softmax", "sigmoid"])
-def test_descending_the_balance_loss_balances(spec: Router) -> None:
+def test_minimizing_the_balance_loss_balances_the_experts(spec: Router) -> None:
     module, x = build_randomized(spec, 2).train(), random(400, WIDTH) + 1
     counts = lambda: torch.bincount(route(module, x).chosen.flatten(), minlength=COUNT)  # noqa: E731
     before = counts()
@@ -220,7 +220,7 @@ def test_descending_the_balance_loss_balances(spec: Router) -> None:
         optimizer.zero_grad()
         balance_loss(route(module, x), None).backward()
         optimizer.step()
-    assert before.max() > 2.5 * 100 and counts().max() < 1.6 * 100  # an even share is 100
+    assert before.max() > 2.5 * 100 and counts().max() < 1.6 * 100  # balanced experts have 100 each
 
 
 def test_padding_adds_no_loss() -> None:
@@ -231,11 +231,11 @@ def test_padding_adds_no_loss() -> None:
 
 
 def kept_by_hand(chosen: list[list[int]], valid: list[bool], capacity: int) -> list[list[bool]]:
-    taken, kept = [0] * COUNT, [[False] * len(row) for row in chosen]
+    used, kept = [0] * COUNT, [[False] * len(row) for row in chosen]
     for rank in range(len(chosen[0])):
         for token, row in enumerate(chosen):
-            if valid[token] and taken[row[rank]] < capacity:
-                taken[row[rank]] += 1
+            if valid[token] and used[row[rank]] < capacity:
+                used[row[rank]] += 1
                 kept[token][rank] = True
     return kept
 
@@ -244,7 +244,7 @@ def kept_by_hand(chosen: list[list[int]], valid: list[bool], capacity: int) -> l
 @pytest.mark.parametrize("factor", [0.1, 0.5, 1.0, 1.25, 2.0])
 @pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize("top_k", [1, 2, 3])
-def test_capacity_is_used_in_order(factor: float, padded: bool, top_k: int) -> None:
+def test_capacity_is_filled_by_rank_and_then_by_token(factor: float, padded: bool, top_k: int) -> None:
     chosen = route(build_randomized(Router(), top_k), random(TOKENS, WIDTH)).chosen
     valid = torch.arange(TOKENS) % 4 != 1 if padded else torch.ones(TOKENS, dtype=torch.bool)
     capacity = math.ceil(factor * top_k * int(valid.sum()) / COUNT)
@@ -255,8 +255,8 @@ def test_capacity_is_used_in_order(factor: float, padded: bool, top_k: int) -> N
 
 @pytest.mark.ledger("moe.capacity")
 @pytest.mark.parametrize("top_k", [1, 2, 3, 7])
-def test_nothing_is_dropped_if_every_expert_has_capacity_for_all(top_k: int) -> None:
-    chosen = torch.arange(top_k).expand(TOKENS, top_k)  # all to the same few: the worst case
+def test_no_token_is_dropped_if_every_expert_has_capacity_for_all(top_k: int) -> None:
+    chosen = torch.arange(top_k).expand(TOKENS, top_k)  # all tokens choose the same experts: the worst case
     assert within_capacity(chosen, None, COUNT, COUNT / top_k).all()
     assert not within_capacity(chosen, None, COUNT, 0.9 * COUNT / top_k).all()
 

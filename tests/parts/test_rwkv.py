@@ -1,4 +1,4 @@
-"""RWKV's two mixers against the modules of `transformers` with the same weights: whole, and with a state."""
+"""RWKV's two mixers equal the modules of `transformers` with the same weights: whole, and in chunks with a state."""
 
 import pytest
 import torch
@@ -39,7 +39,7 @@ def pair(request: pytest.FixtureRequest) -> tuple[TimeMixing | ChannelMixing, nn
     return spec, ours, theirs
 
 
-def close(found: Tensor, expected: Tensor) -> bool:
+def is_close(found: Tensor, expected: Tensor) -> bool:
     return bool((found - expected).abs().max() < 1e-5 * max(1.0, expected.abs().max().item()))
 
 
@@ -47,27 +47,27 @@ def close(found: Tensor, expected: Tensor) -> bool:
 def test_whole_sequences_equal_transformers(pair: tuple, length: int) -> None:
     _, ours, theirs = pair
     x = torch.randn(2, length, WIDTH)
-    assert close(ours(x, TokenLayout.whole(2, length)), theirs(x)[0])
+    assert is_close(ours(x, TokenLayout.whole(2, length)), theirs(x)[0])
 
 
-def test_steps_equal_transformers(pair: tuple) -> None:
+def test_chunks_with_a_state_equal_transformers(pair: tuple) -> None:
     spec, ours, theirs = pair
     x = torch.randn(1, 9, WIDTH)
     store = Contiguous(((spec.memory(WIDTH),),), 1, 9, torch.float32)
     state = [torch.zeros(1, size, 1) for size in (WIDTH, WIDTH, HIDDEN, HIDDEN, HIDDEN)]
     state[4] -= 1e30
-    layout = 0
+    start = 0
     for size in (4, 1, 1, 3):
-        chunk = x[:, layout : layout + size]
+        chunk = x[:, start : start + size]
         expected, state = theirs(chunk, state=state)
         found = ours(
-            chunk, now := TokenLayout(torch.arange(layout, layout + size)[None]), store.begin_forward(now)[0][0]
+            chunk, layout := TokenLayout(torch.arange(start, start + size)[None]), store.begin_forward(layout)[0][0]
         )
-        assert close(found, expected)
-        layout += size
+        assert is_close(found, expected)
+        start += size
 
 
-def test_sizes() -> None:
+def test_state_shapes_and_invalid_sizes() -> None:
     assert TimeMixing().memory(8).arrays == {"last": (1, 8), "value": (8,), "weight": (8,), "peak": (8,)}
     assert ChannelMixing().build(8).up_proj.weight.shape == (32, 8)
     with pytest.raises(SpecError, match="time_mixing: hidden=0 must be positive"):

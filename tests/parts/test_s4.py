@@ -1,4 +1,4 @@
-"""S4 and S4D as mixers: the equations of their papers, long sequences, chunks, steps and shifts."""
+"""S4 and S4D: equal to the equations of their papers; long sequences, chunks, steps, shifts and precision."""
 
 import math
 from dataclasses import replace
@@ -36,25 +36,25 @@ def random(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-def built(spec: TimeInvariantSSM, width: int = WIDTH) -> TimeInvariantSSMModule:
+def build(spec: TimeInvariantSSM, width: int = WIDTH) -> TimeInvariantSSMModule:
     torch.manual_seed(0)
     module = spec.build(width).double().eval().requires_grad_(False)
     assert isinstance(module, TimeInvariantSSMModule)
     return module
 
 
-def papers(module: TimeInvariantSSMModule, spec: TimeInvariantSSM, u: Tensor) -> Tensor:
-    """u (L, D) -> y (L, D): full complex matrices with both of every conjugate pair, token by token."""
+def plain_loop(module: TimeInvariantSSMModule, spec: TimeInvariantSSM, u: Tensor) -> Tensor:
+    """u (L, D) -> y (L, D): full complex matrices with both numbers of every conjugate pair, token by token."""
     y = torch.zeros_like(u)
     for channel in range(u.shape[1]):
         half = torch.complex(-module.log_decay[channel].exp(), module.turn[channel])
         A = torch.cat([half, half.conj()]).diag()
         step = module.log_step[channel, 0].exp().item()
-        c = both(module.C[channel]).conj() / 2
+        c = with_conjugates(module.C[channel]).conj() / 2
         b = torch.ones(len(A), dtype=A.dtype)
         if isinstance(spec, S4):
-            A = A - torch.outer(both(module.P[channel]), both(module.P[channel]).conj()) / 2
-            b = both(module.B[channel])
+            A = A - torch.outer(with_conjugates(module.P[channel]), with_conjugates(module.P[channel]).conj()) / 2
+            b = with_conjugates(module.B[channel])
         Ab, Bb = bilinear(A, b, step)
         if isinstance(spec, S4D) and spec.rule == "zoh":
             Ab = torch.linalg.matrix_exp(step * A)
@@ -68,46 +68,47 @@ def papers(module: TimeInvariantSSMModule, spec: TimeInvariantSSM, u: Tensor) ->
     return y
 
 
-def both(pairs: Tensor) -> Tensor:
-    """N real numbers in pairs as N/2 complex ones and their conjugates."""
+def with_conjugates(pairs: Tensor) -> Tensor:
+    """N real numbers as N/2 complex numbers, followed by their conjugates."""
     half = torch.view_as_complex(pairs.unflatten(-1, (-1, 2)).contiguous())
     return torch.cat([half, half.conj()])
 
 
 @pytest.mark.ledger("ssm.s4")
 @pytest.mark.parametrize("name", FILTERS)
-@pytest.mark.parametrize("wide", [False, True], ids=["fresh", "drawn wide"])
-def test_equals_the_equation_of_the_paper(name: str, wide: bool) -> None:
+@pytest.mark.parametrize("randomized", [False, True], ids=["fresh", "drawn wide"])
+def test_equals_the_equation_of_the_paper(name: str, randomized: bool) -> None:
     spec = FILTERS[name]
-    module, u = built(spec), random(1, 21, WIDTH)
-    if wide:
+    module, u = build(spec), random(1, 21, WIDTH)
+    if randomized:
         randomize_weights(module)
-    y = F.gelu(papers(module, spec, u[0]))
+    y = F.gelu(plain_loop(module, spec, u[0]))
     assert module.gate_proj is not None
     expected = module.o_proj(y) * torch.sigmoid(module.gate_proj(y))
     assert error(module(u, TokenLayout.whole(1, 21))[0], expected) < 1e-10
 
 
-def test_options_that_are_off_have_no_weights() -> None:
-    plain = built(S4D(8, activation="identity", gate=False))
-    assert plain.gate_proj is None and plain.C_back is None
+def test_disabled_options_have_no_weights() -> None:
+    without_options = build(S4D(8, activation="identity", gate=False))
+    assert without_options.gate_proj is None and without_options.C_back is None
     u = random(1, 9, WIDTH)
-    assert error(plain(u, TokenLayout.whole(1, 9))[0], plain.o_proj(papers(plain, S4D(8), u[0]))) < 1e-10
+    expected = without_options.o_proj(plain_loop(without_options, S4D(8), u[0]))
+    assert error(without_options(u, TokenLayout.whole(1, 9))[0], expected) < 1e-10
 
 
 @pytest.mark.parametrize("spec", [S4(8, bidirectional=True), S4D(8, bidirectional=True)], ids=["s4", "s4d"])
-def test_bidirectional_equals_one_system_in_each_direction(spec: TimeInvariantSSM) -> None:
+def test_bidirectional_equals_the_sum_of_one_system_per_direction(spec: TimeInvariantSSM) -> None:
     module, u, layout = (
-        built(replace(spec, activation="identity", gate=False)),
+        build(replace(spec, activation="identity", gate=False)),
         random(2, 13, WIDTH),
         TokenLayout.whole(2, 13),
     )
-    one, other = (built(replace(spec, bidirectional=False, activation="identity", gate=False)) for _ in range(2))
+    forward, backward = (build(replace(spec, bidirectional=False, activation="identity", gate=False)) for _ in range(2))
     weights = module.state_dict()
-    back = weights.pop("C_back")
-    one.load_state_dict(weights)
-    other.load_state_dict(weights | {"C": back, "skip": torch.zeros(WIDTH)})
-    expected = one(u, layout) + other(u.flip(1), layout).flip(1)
+    C_backward = weights.pop("C_back")
+    forward.load_state_dict(weights)
+    backward.load_state_dict(weights | {"C": C_backward, "skip": torch.zeros(WIDTH)})
+    expected = forward(u, layout) + backward(u.flip(1), layout).flip(1)
     assert error(module(u, layout), expected) < 1e-10
     assert not spec.causal and spec.memory(WIDTH) is None
     with pytest.raises(SpecError, match="later ones"):
@@ -117,9 +118,9 @@ def test_bidirectional_equals_one_system_in_each_direction(spec: TimeInvariantSS
 @pytest.mark.ledger("mamba.noconv")
 @pytest.mark.parametrize("name", FILTERS)
 def test_a_shifted_input_has_a_shifted_output(name: str) -> None:
-    module, u = built(FILTERS[name]), random(1, 30, WIDTH)
-    later = torch.cat([torch.zeros(1, 7, WIDTH, dtype=torch.float64), u], 1)
-    y, shifted = module(u, TokenLayout.whole(1, 30)), module(later, TokenLayout.whole(1, 37))
+    module, u = build(FILTERS[name]), random(1, 30, WIDTH)
+    delayed = torch.cat([torch.zeros(1, 7, WIDTH, dtype=torch.float64), u], 1)
+    y, shifted = module(u, TokenLayout.whole(1, 30)), module(delayed, TokenLayout.whole(1, 37))
     assert error(shifted[:, 7:], y) < 1e-12
     assert error(shifted[:, 6:-1], y) > 1e-3
 
@@ -127,28 +128,28 @@ def test_a_shifted_input_has_a_shifted_output(name: str) -> None:
 @pytest.mark.parametrize("spec", [S4(16), S4D(16), S4D(16, initial="inv")], ids=["s4", "s4d-lin", "s4d-inv"])
 def test_float32_is_stable_over_long_sequences(spec: TimeInvariantSSM) -> None:
     """In one pass, in uneven chunks with a carried state, and the last tokens in steps."""
-    length, module = 16384, built(spec)
+    length, module = 16384, build(spec)
     x = random(1, length, WIDTH)
     expected = module(x, TokenLayout.whole(1, length))
-    narrow = module.float()
-    assert error(narrow(x.float(), TokenLayout.whole(1, length)).double(), expected) < 1e-5
+    in_float32 = module.float()
+    assert error(in_float32(x.float(), TokenLayout.whole(1, length)).double(), expected) < 1e-5
     store, found = Contiguous(((spec.memory(WIDTH),),), 1, length, torch.float32), []
-    cuts = [0, 1, 5000, 5001, 12000, *range(16300, length + 1)]
-    for start, stop in zip(cuts, cuts[1:], strict=False):
+    boundaries = [0, 1, 5000, 5001, 12000, *range(16300, length + 1)]
+    for start, stop in zip(boundaries, boundaries[1:], strict=False):
         layout = TokenLayout(torch.arange(start, stop)[None])
-        found.append(narrow(x[:, start:stop].float(), layout, store.begin_forward(layout)[0][0]))
+        found.append(in_float32(x[:, start:stop].float(), layout, store.begin_forward(layout)[0][0]))
     assert error(torch.cat(found, 1).double(), expected) < 1e-5
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("spec", [S4(64), S4D(64)], ids=["s4", "s4d"])
 def test_float32_is_stable_step_by_step(spec: TimeInvariantSSM) -> None:
-    length, module = 16384, built(spec)
+    length, module = 16384, build(spec)
     x = random(1, length, WIDTH)
-    expected, narrow = module(x, TokenLayout.whole(1, length)), module.float()
+    expected, in_float32 = module(x, TokenLayout.whole(1, length)), module.float()
     store = Contiguous(((spec.memory(WIDTH),),), 1, length, torch.float32)
     steps = [
-        narrow(x[:, t : t + 1].float(), now := TokenLayout(torch.tensor([[t]])), store.begin_forward(now)[0][0])
+        in_float32(x[:, t : t + 1].float(), step := TokenLayout(torch.tensor([[t]])), store.begin_forward(step)[0][0])
         for t in range(length)
     ]
     assert error(torch.cat(steps, 1).double(), expected) < 2e-5
@@ -157,7 +158,7 @@ def test_float32_is_stable_step_by_step(spec: TimeInvariantSSM) -> None:
 @pytest.mark.parametrize("name", ["s4", "s4d-lin"])
 def test_the_state_stays_bounded_for_any_weights(name: str) -> None:
     spec = FILTERS[name]
-    module, x = built(spec), torch.ones(1, 2000, WIDTH, dtype=torch.float64)
+    module, x = build(spec), torch.ones(1, 2000, WIDTH, dtype=torch.float64)
     for parameter in (module.log_decay, module.turn, module.log_step, getattr(module, "P", module.turn)):
         parameter.copy_(3 * random(*parameter.shape, seed=5))
     y = module(x, TokenLayout.whole(1, 2000))
@@ -166,13 +167,13 @@ def test_the_state_stays_bounded_for_any_weights(name: str) -> None:
 
 @pytest.mark.parametrize("spec", [S4(8), S4D(8)], ids=["s4", "s4d"])
 def test_the_state_of_a_half_precision_layer_is_float32(spec: TimeInvariantSSM) -> None:
-    module = built(spec)
+    module = build(spec)
     x, layout = random(1, 40, WIDTH), TokenLayout.whole(1, 40)
     store = Contiguous(((spec.memory(WIDTH),),), 1, 64, torch.bfloat16)
-    half = built(spec).bfloat16()
-    rounded = built(spec)
+    half = build(spec).bfloat16()
+    rounded = build(spec)
     rounded.load_state_dict({name: tensor.double() for name, tensor in half.state_dict().items()})
-    found = half(x.bfloat16(), now := TokenLayout(layout.positions), store.begin_forward(now)[0][0])
+    found = half(x.bfloat16(), step_layout := TokenLayout(layout.positions), store.begin_forward(step_layout)[0][0])
     assert found.dtype == torch.bfloat16
     assert next(iter(store.storages)).arrays["x"].dtype == torch.float32
     assert error(found.double(), rounded(x.bfloat16().double(), layout)) < 0.03
@@ -194,8 +195,8 @@ def test_initial_steps_and_eigenvalues() -> None:
 @pytest.mark.parametrize("spec", [S4(8), S4D(8)], ids=["s4", "s4d"])
 def test_rates_and_steps_have_no_weight_decay(spec: TimeInvariantSSM) -> None:
     model = Decoder(5, WIDTH, (Repeat((Block((Sublayer(spec),)),)),)).build()
-    spared = {name.rpartition("body.")[2] for name, _ in decay_groups(model)[1]}
-    assert {"log_step", "log_decay", "turn", "skip"} <= spared and "C" not in spared
+    not_decayed = {name.rpartition("body.")[2] for name, _ in decay_groups(model)[1]}
+    assert {"log_step", "log_decay", "turn", "skip"} <= not_decayed and "C" not in not_decayed
 
 
 @pytest.mark.parametrize(

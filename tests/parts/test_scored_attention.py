@@ -1,4 +1,4 @@
-"""Additive and multiplicative scores: their equations in plain loops, for the own sequence and for a source."""
+"""Additive and multiplicative scores equal plain loops, in self-attention and in attention to a source."""
 
 import math
 from dataclasses import replace
@@ -18,7 +18,7 @@ from regard.parts.scored_attention import ScoredAttention, ScoredAttentionModule
 from regard.spec import SpecError
 from tests.parts.attention_layer import random
 
-WIDTH, LENGTH, SOURCE = 12, 6, 5
+WIDTH, LENGTH, SOURCE_LENGTH = 12, 6, 5
 SPECS = {
     "additive": ScoredAttention(),
     "additive, heads, own size": ScoredAttention(3, score_dim=5),
@@ -43,9 +43,9 @@ def layout_for(spec: ScoredAttention, batch: int = 2) -> TokenLayout:
     """Two rows; the second row's source is two tokens shorter."""
     if not spec.source:
         return TokenLayout.whole(batch, LENGTH)
-    valid = torch.tensor([[True] * SOURCE, [True] * (SOURCE - 2) + [False] * 2])[:batch]
-    states = random(2, SOURCE, spec.source_width or WIDTH, seed=7)[:batch]
-    source = Source(states, TokenLayout(torch.arange(SOURCE).expand(batch, -1), valid=valid))
+    valid = torch.tensor([[True] * SOURCE_LENGTH, [True] * (SOURCE_LENGTH - 2) + [False] * 2])[:batch]
+    states = random(2, SOURCE_LENGTH, spec.source_width or WIDTH, seed=7)[:batch]
+    source = Source(states, TokenLayout(torch.arange(SOURCE_LENGTH).expand(batch, -1), valid=valid))
     return TokenLayout(torch.arange(LENGTH).expand(batch, -1)).with_source(source)
 
 
@@ -57,13 +57,13 @@ def plain_loop(module: ScoredAttentionModule, spec: ScoredAttention, x: Tensor, 
 
     def score(b: int, i: int, j: int, head: int) -> float:
         s, h = x[b, i], states[b, j]
-        own = slice(head * size, (head + 1) * size)
+        head_slice = slice(head * size, (head + 1) * size)
         if spec.score == "additive":
             inner = (weight["q_proj.weight"] @ s + weight["k_proj.weight"] @ h).unflatten(0, (spec.heads, -1))[head]
             return float(weight["v"][head] @ torch.tanh(inner))
         if spec.score == "general":
-            return float((weight["q_proj.weight"] @ s)[own] @ h[own])
-        return float(s[own] @ h[own]) / (math.sqrt(size) if spec.score == "scaled" else 1)
+            return float((weight["q_proj.weight"] @ s)[head_slice] @ h[head_slice])
+        return float(s[head_slice] @ h[head_slice]) / (math.sqrt(size) if spec.score == "scaled" else 1)
 
     context = torch.zeros(*x.shape[:2], spec.heads, size, dtype=x.dtype)
     for b, i, head in torch.cartesian_prod(*map(torch.arange, context.shape[:3])).tolist():
@@ -87,7 +87,7 @@ def test_equals_the_equation_in_plain_loops(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SPECS)
-def test_gradients(name: str) -> None:
+def test_gradients_equal_finite_differences(name: str) -> None:
     spec, x = SPECS[name], random(2, LENGTH, WIDTH, seed=99).requires_grad_()
     module = build(spec)
     names = dict(module.named_parameters())
@@ -99,7 +99,7 @@ def test_gradients(name: str) -> None:
 
 
 @pytest.mark.parametrize("heads", [1, 3])
-def test_general_with_the_identity_equals_dot(heads: int) -> None:
+def test_general_score_with_the_identity_matrix_equals_dot(heads: int) -> None:
     general, dot, x = (
         build(ScoredAttention(heads, "general")),
         build(ScoredAttention(heads, "dot")),
@@ -116,33 +116,33 @@ def test_additive_weights_sum_to_one() -> None:
     weights = module.weights(q, k, layout)
     assert torch.allclose(weights.sum(-1), torch.ones(1, 3, LENGTH, dtype=torch.float64))
     assert torch.equal(weights, weights.tril())
-    hidden = TokenLayout(layout.positions, valid=torch.zeros(1, LENGTH, dtype=torch.bool))
-    assert torch.equal(module.weights(q, k, hidden), torch.zeros_like(weights))
+    all_padding = TokenLayout(layout.positions, valid=torch.zeros(1, LENGTH, dtype=torch.bool))
+    assert torch.equal(module.weights(q, k, all_padding), torch.zeros_like(weights))
 
 
-@pytest.mark.parametrize("store", [Contiguous, Paged])
+@pytest.mark.parametrize("kind", [Contiguous, Paged])
 @pytest.mark.parametrize("name", [name for name in SPECS if SPECS[name].source])
-def test_a_source_is_read_once_and_cached(name: str, store: type) -> None:
+def test_a_cached_source_equals_the_whole_forward(name: str, kind: type) -> None:
     spec, x = SPECS[name], random(2, LENGTH, WIDTH, seed=99)
     module, layout, memory = build(spec), layout_for(spec), ((SPECS[name].memory(WIDTH),),)
-    size = {"blocks": 8} if store is Paged else {}
-    kept = store(memory, 2, 8, dtype=torch.float64, source=9, **size)
+    size = {"blocks": 8} if kind is Paged else {}
+    store = kind(memory, 2, 8, dtype=torch.float64, source=9, **size)
     whole = module(x, layout)
     for t in range(LENGTH):
         step = TokenLayout(layout.positions[:, t : t + 1])
         step = step.with_source(layout.inputs.source) if t == 0 else step
-        (state,) = kept.begin_forward(step)[0]
+        (state,) = store.begin_forward(step)[0]
         assert (module(x[:, t : t + 1], step, state) - whole[:, t : t + 1]).abs().max() < 1e-12
 
 
 @pytest.mark.parametrize("name", SPECS)
-def test_flops_equal_the_counted_ones(name: str) -> None:
+def test_flops_equal_the_counted_flops(name: str) -> None:
     spec, x = SPECS[name], random(1, LENGTH, WIDTH)
     module = build(spec)
     use_backend(module, "reference")
     with FlopCounterMode(display=False) as counter:
         module(x, layout_for(spec, batch=1))
-    assert counter.get_total_flops() == spec.flops(WIDTH, LENGTH, SOURCE if spec.source else LENGTH)
+    assert counter.get_total_flops() == spec.flops(WIDTH, LENGTH, SOURCE_LENGTH if spec.source else LENGTH)
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,7 @@ def test_invalid_specs_are_refused(fields: dict, message: str) -> None:
         ScoredAttention(**fields)
 
 
-def test_widths_that_do_not_fit_are_refused() -> None:
+def test_incompatible_widths_are_refused() -> None:
     with pytest.raises(SpecError, match="choose 'general'"):
         ScoredAttention(1, "dot", source=True, source_width=8).build(WIDTH)
     with pytest.raises(SpecError, match="the states, 12, is not divisible by heads=5; choose one of 1, 2, 3"):

@@ -1,4 +1,4 @@
-"""Shared blocks: their equation, weights shared by layers, adapters per layer; saved and counted once."""
+"""Shared blocks: their equation, weights shared by layers, adapters per layer, and weights saved and counted once."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -43,18 +43,18 @@ def rms(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def by_hand(module: nn.Module, x: Tensor, embeddings: Tensor) -> Tensor:
-    """The equation with three heads of width eight, one query after the other."""
+    """The equation with three heads of width eight, one query at a time."""
     block = module.block
     z = rms(torch.cat([x, embeddings], -1), block.attention_norm.weight)
     q, k, v = (
         (z @ (proj.base.weight + proj.adapter[1].weight @ proj.adapter[0].weight).T).unflatten(-1, (3, 8))
         for proj in (block.attention.q_proj, block.attention.k_proj, block.attention.v_proj)
     )
-    read = torch.zeros_like(q)
+    attended = torch.zeros_like(q)
     for t in range(x.shape[1]):
         scores = torch.einsum("bhe,bshe->bhs", q[:, t], k[:, : t + 1]) / 8**0.5
-        read[:, t] = torch.einsum("bhs,bshe->bhe", scores.softmax(-1), v[:, : t + 1])
-    z = rms(read.flatten(-2) @ block.attention.o_proj.weight.T, block.feedforward_norm.weight)
+        attended[:, t] = torch.einsum("bhs,bshe->bhe", scores.softmax(-1), v[:, : t + 1])
+    z = rms(attended.flatten(-2) @ block.attention.o_proj.weight.T, block.feedforward_norm.weight)
     gate, up = (
         z @ (proj.base.weight + proj.adapter[1].weight @ proj.adapter[0].weight).T
         for proj in (block.feedforward.gate_proj, block.feedforward.up_proj)
@@ -71,11 +71,11 @@ def test_equals_the_equation() -> None:
     assert torch.allclose(found, by_hand(module, x, embeddings), rtol=1e-10, atol=1e-10)
 
 
-def test_a_shared_block_reads_the_input_of_the_stack() -> None:
+def test_a_shared_block_receives_the_embeddings_of_the_stack() -> None:
     model = decoder(SHARED, SHARED).build(seed=0).eval()
     inputs = []
     for body in bodies(model):
-        body.block.register_forward_pre_hook(lambda _, given: inputs.append(given[1].inputs.embeddings))
+        body.block.register_forward_pre_hook(lambda _, args: inputs.append(args[1].inputs.embeddings))
     tokens = torch.arange(8)[None]
     model(tokens)
     assert len(inputs) == 2
@@ -84,23 +84,23 @@ def test_a_shared_block_reads_the_input_of_the_stack() -> None:
 
 def test_layers_share_weights_and_have_their_own_adapters() -> None:
     first, second, other = bodies(decoder(SHARED, SHARED, replace(SHARED, number=1)).build(seed=0))
-    names = dict(first.named_parameters())
+    first_parameters = dict(first.named_parameters())
     for name, parameter in second.named_parameters():
         shared = name.startswith("block.") and "adapter" not in name
-        assert (parameter is names[name]) == shared, name
+        assert (parameter is first_parameters[name]) == shared, name
     assert not {id(p) for p in other.parameters()} & {id(p) for p in first.parameters()}
 
 
-def test_saved_once_and_counted_once(tmp_path: Path) -> None:
+def test_shared_weights_are_saved_and_counted_once(tmp_path: Path) -> None:
     spec = decoder(SHARED, times=12)
     model = spec.build(seed=0).eval()
     assert count_parameters(spec) == sum(parameter.numel() for parameter in model.parameters())
     save(model, tmp_path / "model")
-    again = load(tmp_path / "model")
-    first, *_, last = bodies(again)
+    loaded = load(tmp_path / "model")
+    first, *_, last = bodies(loaded)
     assert last.block.attention.q_proj.base.weight is first.block.attention.q_proj.base.weight
     tokens = torch.arange(8)[None]
-    assert torch.equal(again(tokens), model(tokens))
+    assert torch.equal(loaded(tokens), model(tokens))
 
 
 def test_different_blocks_with_one_number_are_refused() -> None:

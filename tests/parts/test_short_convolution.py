@@ -1,4 +1,4 @@
-"""The short convolution against its sum in plain loops, one token and one tap at a time."""
+"""The short convolution equals its sum in plain loops, one token and one tap at a time."""
 
 import pytest
 import torch
@@ -11,13 +11,13 @@ from regard.parts.short_convolution import ShortConvolution, ShortConvolutionMod
 B, L, D = 2, 9, 3
 DOCUMENTS = torch.tensor([[0] * 4 + [1] * 5, [2] * 2 + [3] * 1 + [4] * 6])
 FROM_ZERO = torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3, 4], [0, 1, 0, 0, 1, 2, 3, 4, 5]])
-FROM_LATER = FROM_ZERO + 7 * DOCUMENTS  # as of documents that were cut: their beginnings are elsewhere
+FROM_LATER = FROM_ZERO + 7 * DOCUMENTS  # as in truncated documents, whose first tokens are absent
 
 
-def valid(*holes: tuple[int, slice]) -> Tensor:
+def valid(*padding: tuple[int, slice]) -> Tensor:
     mask = torch.ones(B, L, dtype=torch.bool)
-    for row, hole in holes:
-        mask[row, hole] = False
+    for row, span in padding:
+        mask[row, span] = False
     return mask
 
 
@@ -26,7 +26,7 @@ def padded_left(*pads: int) -> TokenLayout:
     return TokenLayout(positions.clamp_min(0), valid=positions >= 0)
 
 
-AT = {
+LAYOUTS = {
     "whole": TokenLayout.whole(B, L),
     "documents": TokenLayout(FROM_ZERO, DOCUMENTS),
     "documents that begin later": TokenLayout(FROM_LATER, DOCUMENTS),
@@ -47,28 +47,28 @@ def plain_loop(x: Tensor, weight: Tensor, layout: TokenLayout) -> Tensor:
         earlier: dict[int, list[int]] = {}  # the valid tokens of each document so far
         for t in range(L):
             if layout.valid is None or layout.valid[b, t]:
-                before = earlier.setdefault(0 if layout.segments is None else int(layout.segments[b, t]), [])
-                before.append(t)
-                for tap, place in zip(weight, reversed(before)):  # noqa: B905 (as far as either reaches)
-                    out[b, t] += tap * x[b, place]
+                previous = earlier.setdefault(0 if layout.segments is None else int(layout.segments[b, t]), [])
+                previous.append(t)
+                for tap, index in zip(weight, reversed(previous)):  # noqa: B905 (the shorter one limits the sum)
+                    out[b, t] += tap * x[b, index]
     return out
 
 
 @pytest.mark.parametrize("taps", [2, 4, L + 3])
-@pytest.mark.parametrize("name", AT)
+@pytest.mark.parametrize("name", LAYOUTS)
 def test_equals_the_sum_in_plain_loops(name: str, taps: int) -> None:
-    (module, x), layout = build(taps), AT[name]
+    (module, x), layout = build(taps), LAYOUTS[name]
     mask = torch.ones(B, L, dtype=torch.bool) if layout.valid is None else layout.valid
     found, expected = module(x, layout), plain_loop(x, module.weight, layout)
     assert (found - expected)[mask].abs().max() < 1e-12
 
 
-@pytest.mark.parametrize("name", AT)
-def test_gradients(name: str) -> None:
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_gradients_equal_finite_differences(name: str) -> None:
     module, x = build(3)
-    mask = torch.ones(B, L, 1) if AT[name].valid is None else AT[name].valid.unsqueeze(-1)
+    mask = torch.ones(B, L, 1) if LAYOUTS[name].valid is None else LAYOUTS[name].valid.unsqueeze(-1)
 
     def as_function(x: Tensor, weight: Tensor) -> Tensor:
-        return torch.func.functional_call(module, {"weight": weight}, (x, AT[name])) * mask
+        return torch.func.functional_call(module, {"weight": weight}, (x, LAYOUTS[name])) * mask
 
     assert gradcheck(as_function, (x.requires_grad_(), module.weight), fast_mode=True)

@@ -1,4 +1,4 @@
-"""The mixer of the first neural language model: its equation, its window, and its use of token order."""
+"""The mixer of the first neural language model: its equation, its window, and the effect of token order."""
 
 import pytest
 import torch
@@ -27,7 +27,7 @@ WIDTH, VOCAB = 4, 11
 
 
 def bengio(hidden: int = 9, width: int = WIDTH, vocab: int = VOCAB) -> Decoder:
-    """Bengio's model: concatenated embeddings, a hidden layer, the next token."""
+    """Bengio's model: a hidden layer over concatenated embeddings predicts the next token."""
     return Decoder(
         vocab,
         width,
@@ -60,13 +60,13 @@ def test_equals_its_equation() -> None:
 def test_learns_a_rule_over_three_tokens() -> None:
     """The next token follows from the last three, so the loss falls far below the entropy of single tokens."""
     torch.manual_seed(0)
-    text = torch.tensor([ord(c) % VOCAB for c in "the cat sat on the mat and the rat sat on the cat " * 8])
-    frequencies = text.bincount() / len(text)
+    tokens = torch.tensor([ord(c) % VOCAB for c in "the cat sat on the mat and the rat sat on the cat " * 8])
+    frequencies = tokens.bincount() / len(tokens)
     unigram = torch.special.entr(frequencies).sum().item()
     model = bengio(32, 16).build(seed=0)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     for _ in range(40):
-        loss = nn.functional.cross_entropy(model(text[None, :-1])[0], text[1:])
+        loss = nn.functional.cross_entropy(model(tokens[None, :-1])[0], tokens[1:])
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
@@ -74,7 +74,7 @@ def test_learns_a_rule_over_three_tokens() -> None:
 
 
 def influence(model: DecoderModule, tokens: Tensor) -> Tensor:
-    """(L,) the largest gradient of the last logits with respect to each embedding."""
+    """Returns the largest gradient of the last logits with respect to each embedding, (L,)."""
     embeddings = model.embedding(tokens).detach().requires_grad_()
     logits = model(tokens, TokenLayout.whole(*tokens.shape), embeddings=embeddings)
     (gradient,) = torch.autograd.grad(logits[0, -1].sin().sum(), embeddings)
@@ -82,7 +82,7 @@ def influence(model: DecoderModule, tokens: Tensor) -> Tensor:
 
 
 @pytest.mark.ledger("anc.mlp.fixed")
-def test_a_token_before_the_window_has_no_influence() -> None:
+def test_tokens_outside_the_window_have_no_influence() -> None:
     model = randomized(bengio().build(seed=0))
     found = influence(model, torch.arange(9)[None])
     assert (found[:4] == 0).all() and (found[4:] > 0).all()
