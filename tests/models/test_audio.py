@@ -28,7 +28,7 @@ from regard.spec import SpecError
 from regard.training.optimizer import AdamW
 from regard.training.step import take_step
 from tests.laws import error, random_ids
-from tests.models.foreign import PROJECTIONS, fill, randomized, renamed
+from tests.models.reference_weights import PROJECTIONS, fill, randomized, renamed
 
 AST = {
     r"^embeddings\.position_embeddings": "position.table.weight",
@@ -63,15 +63,15 @@ WHISPER = {
 
 @pytest.mark.parametrize("strides", [(1,), (2, 3)])
 def test_frames_equal_a_loop(strides: tuple[int, ...]) -> None:
-    """A sum over the neighbours of every frame, zeros beyond the ends."""
+    """A sum over the neighbours of every frame, with zeros beyond both ends."""
     module = Frames(2, strides, 3, "identity").build(4).double()
     signal = torch.randn(2, 11, dtype=torch.float64)
     expected = signal
     for convolution, stride in zip(module.convolutions, strides, strict=True):
         columns = []
         for centre in range(0, expected.shape[1], stride):
-            near = [(tap, centre + tap - 1) for tap in range(3) if 0 <= centre + tap - 1 < expected.shape[1]]
-            columns.append(convolution.bias + sum(convolution.weight[:, :, tap] @ expected[:, t] for tap, t in near))
+            taps = [(tap, centre + tap - 1) for tap in range(3) if 0 <= centre + tap - 1 < expected.shape[1]]
+            columns.append(convolution.bias + sum(convolution.weight[:, :, tap] @ expected[:, t] for tap, t in taps))
         expected = torch.stack(columns, 1)
     assert error(module(signal.unsqueeze(0))[0], expected.T) <= 1e-12
     signal = signal.unsqueeze(0).requires_grad_()
@@ -87,12 +87,12 @@ def test_wrong_specs_are_refused() -> None:
         Frames(2).build(4)(torch.zeros(1, 3, 9))
 
 
-FIRST = {"cls": "cls", "registers": "distillation"}
+FIRST_TOKENS = {"cls": "cls", "registers": "distillation"}
 
 
 @pytest.mark.ledger("mm.audio")
 def test_equal_to_the_audio_spectrogram_transformer() -> None:
-    """Overlapping patches of a spectrogram; its distillation token is a second learned one before them."""
+    """Overlapping patches of a spectrogram, after [CLS] and a distillation token."""
     import transformers
 
     config = transformers.ASTConfig(
@@ -100,19 +100,19 @@ def test_equal_to_the_audio_spectrogram_transformer() -> None:
     )
     theirs = randomized(transformers.ASTModel(config))
     tensors = renamed(dict(theirs.named_parameters()), AST)
-    first = {f"input.{ours}": tensors.pop(f"embeddings.{name}_token") for ours, name in FIRST.items()}
+    first = {f"input.{ours}": tensors.pop(f"embeddings.{name}_token") for ours, name in FIRST_TOKENS.items()}
     patches, norm = Patches((16, 16), (64, 50), channels=1, stride=(10, 10), registers=1), LayerNorm(1e-12)
     block = pre_norm(4, 40, norm, Full(), "gelu")
     spec = Encoder(patches, 24, (Repeat((block,), 2),), Learned(patches.length), norm=norm)
     ours = fill(spec.build(), tensors | first)
-    signal = torch.randn(2, 50, 64, dtype=torch.float64)  # time first, theirs
+    signal = torch.randn(2, 50, 64, dtype=torch.float64)  # (batch, time, bins), as AST expects it
     assert patches.grid == (5, 4)
     assert error(ours(signal.mT.unsqueeze(1)), theirs(signal).last_hidden_state) <= 1e-12
 
 
 @pytest.mark.ledger("mm.audio")
 def test_equal_to_whisper() -> None:
-    """Logits, and decoding with a cache; Whisper's keys have no bias, and ours does not change the scores."""
+    """Logits, and decoding with a cache; Whisper's keys have no bias, so ours is zero."""
     import transformers
 
     config = transformers.WhisperConfig(
@@ -122,11 +122,12 @@ def test_equal_to_whisper() -> None:
     )  # fmt: skip
     theirs = randomized(transformers.WhisperForConditionalGeneration(config))
     norm = LayerNorm()
-    own, across = Sublayer(Attention(4, bias=True), norm), Sublayer(CrossAttention(4, bias=True), norm)
-    write = Block((own, across, Sublayer(FeedForward(40), norm)))
+    self_attention = Sublayer(Attention(4, bias=True), norm)
+    cross_attention = Sublayer(CrossAttention(4, bias=True), norm)
+    decoder_block = Block((self_attention, cross_attention, Sublayer(FeedForward(40), norm)))
     spec = EncoderDecoder(
         Encoder(Frames(10), 24, (Repeat((pre_norm(4, 40, norm, Full(), "gelu"),), 2),), Learned(8), norm=norm),
-        Decoder(31, 24, (Repeat((write,), 2),), Learned(12), norm=norm),
+        Decoder(31, 24, (Repeat((decoder_block,), 2),), Learned(12), norm=norm),
     )
     tensors = renamed(dict(theirs.named_parameters()), WHISPER)
     keys = [name for name in tensors if name.endswith("k_proj.weight")]
@@ -146,13 +147,13 @@ def test_equal_to_whisper() -> None:
             assert error(step[:, 0], expected[:, t]) <= 1e-9
 
 
-def listener(input: Input, tokens: int, labels: int = 2) -> Encoder:
+def classifier(input: Input, tokens: int, labels: int = 2) -> Encoder:
     block = pre_norm(4, 48, LayerNorm(), Full(), "gelu")
     return Encoder(input, 24, (Repeat((block,), 2),), Learned(tokens), norm=LayerNorm(), head=Classification(labels))
 
 
 def tones(generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Spectrograms (32, 1, 8 bins, 16 frames) of two tones: does it rise or fall?"""
+    """Spectrograms (32, 1, 8 bins, 16 frames) of two tones; the label is 1 if the second is higher."""
     low = torch.randint(0, 4, (32,), generator=generator)
     high = torch.randint(4, 8, (32,), generator=generator)
     rises = torch.randint(2, (32,), generator=generator)
@@ -165,14 +166,14 @@ def tones(generator: torch.Generator) -> tuple[Tensor, Tensor]:
 
 
 def dots(generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Films (32, 1, 4 frames, 4, 8) of a dot that moves: to the right or to the left?"""
+    """Videos (32, 1, 4 frames, 4, 8) of a moving dot; the label is 1 if it moves to the right."""
     right = torch.randint(2, (32,), generator=generator)
-    start, line = (torch.randint(n, (32,), generator=generator) for n in (5, 4))
-    film = 0.1 * torch.randn(32, 1, 4, 4, 8, generator=generator)
+    start, height = (torch.randint(n, (32,), generator=generator) for n in (5, 4))
+    video = 0.1 * torch.randn(32, 1, 4, 4, 8, generator=generator)
     for row in range(32):
         for t in range(4):
-            film[row, 0, t, line[row], start[row] + (t if right[row] else 3 - t)] += 2.0
-    return film, right
+            video[row, 0, t, height[row], start[row] + (t if right[row] else 3 - t)] += 2.0
+    return video, right
 
 
 TASKS = {
@@ -184,9 +185,9 @@ TASKS = {
 
 @pytest.mark.ledger("mm.audio")
 @pytest.mark.parametrize("name", TASKS)
-def test_the_order_of_frames_is_learned(name: str) -> None:
+def test_a_model_learns_the_order_of_frames(name: str) -> None:
     draw, input, tokens = TASKS[name]
-    model, generator = listener(input, tokens).build(0), torch.Generator().manual_seed(0)
+    model, generator = classifier(input, tokens).build(0), torch.Generator().manual_seed(0)
     optimizer, steps = AdamW().build(model, lr=3e-3), []
     for _ in range(100):
         signal, labels = draw(generator)

@@ -1,4 +1,4 @@
-"""Initial weights: the deviations of each scheme, smaller with depth for projections into the residual stream."""
+"""Initial weights: the deviations of each scheme, and smaller ones in deeper stacks for residual projections."""
 
 import pytest
 import torch
@@ -38,8 +38,8 @@ def test_initial_deviations_of_each_scheme(scheme: str, q: float, o: float, up: 
         assert not any(w.any() for name, w in weights.items() if name.endswith(f"{leaf}.bias"))
 
 
-def test_the_stream_does_not_grow_with_depth() -> None:
-    """Variance after an untrained stack: with scaling it is about the same at any depth, without it grows."""
+def test_the_residual_stream_does_not_grow_with_depth() -> None:
+    """The variance after an untrained stack hardly depends on its depth if residual projections are scaled."""
 
     def variance(depth: int, scaled: bool) -> float:
         block = Block((Sublayer(Attention(4)), Sublayer(FeedForward(512))))
@@ -48,9 +48,9 @@ def test_the_stream_does_not_grow_with_depth() -> None:
             for name, w in model.named_parameters():
                 if name.endswith(("o_proj.weight", "down_proj.weight")):
                     w.data *= (2 * depth) ** 0.5
-        layout = torch.arange(64).unsqueeze(0)
+        tokens = torch.arange(64).unsqueeze(0)
         with torch.no_grad():
-            embeddings = model.embedding(layout)
+            embeddings = model.embedding(tokens)
             return float(model.stack(embeddings, TokenLayout.whole(1, 64))[0].var() / embeddings.var())
 
     assert variance(24, scaled=True) < 2 * variance(2, scaled=True)
@@ -58,7 +58,7 @@ def test_the_stream_does_not_grow_with_depth() -> None:
 
 
 def test_deepnorm_keeps_post_norm_updates_small() -> None:
-    """The paper's pair: the stream weighted by (2·depth)^¼ before each norm, weights shrunk by (8·depth)^-¼."""
+    """As in the paper: the residual stream times (2·depth)^¼ before each norm, initial weights times (8·depth)^-¼."""
     weights = initial_weights("deepnorm", style="post", keep=(2 * DEPTH) ** 0.25)
     bound = (8 * DEPTH) ** -0.25 * (6 / (2 * WIDTH)) ** 0.5
     v = torch.cat([w.flatten() for name, w in weights.items() if name.endswith("v_proj.weight")])

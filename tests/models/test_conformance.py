@@ -23,7 +23,7 @@ from regard.parts.position.learned import Learned
 from regard.parts.position.rope import Rope
 from regard.parts.position.t5 import T5Buckets
 from tests.laws import error, layout_with_padding, random_ids
-from tests.models.foreign import PROJECTIONS, fill, randomized, renamed
+from tests.models.reference_weights import PROJECTIONS, fill, randomized, renamed
 
 VOCAB, MARKER = 31, 5
 T5 = {
@@ -60,8 +60,8 @@ LLAVA = {
 
 
 @pytest.mark.ledger("model.encdec")
-def test_t5() -> None:
-    """Logits with the source padded, gradients, and a cached decode."""
+def test_equal_to_t5() -> None:
+    """Logits with a padded source, gradients, and decoding with a cache."""
     import transformers
 
     config = transformers.T5Config(
@@ -69,13 +69,14 @@ def test_t5() -> None:
         relative_attention_num_buckets=8, relative_attention_max_distance=16,
     )  # fmt: skip
     theirs = randomized(transformers.T5ForConditionalGeneration(config))
-    across, feedforward = CrossAttention(4, head_dim=5, scale=1.0), Sublayer(FeedForward(40, "relu", bias=False))
-    read = Block((Sublayer(Attention(4, head_dim=5, scale=1.0, mask=Full())), feedforward))
-    write = Block((Sublayer(Attention(4, head_dim=5, scale=1.0)), Sublayer(across), feedforward))
-    both = T5Buckets(8, 16, bidirectional=True, heads=4)
+    cross_attention = CrossAttention(4, head_dim=5, scale=1.0)
+    feedforward = Sublayer(FeedForward(40, "relu", bias=False))
+    encoder_block = Block((Sublayer(Attention(4, head_dim=5, scale=1.0, mask=Full())), feedforward))
+    decoder_block = Block((Sublayer(Attention(4, head_dim=5, scale=1.0)), Sublayer(cross_attention), feedforward))
+    encoder_position = T5Buckets(8, 16, bidirectional=True, heads=4)
     spec = EncoderDecoder(
-        Encoder(Tokens(VOCAB), 24, (Repeat((read,), 2),), both, norm=RMSNorm()),
-        Decoder(VOCAB, 24, (Repeat((write,), 3),), T5Buckets(8, 16, heads=4), logit_scale=24**-0.5),
+        Encoder(Tokens(VOCAB), 24, (Repeat((encoder_block,), 2),), encoder_position, norm=RMSNorm()),
+        Decoder(VOCAB, 24, (Repeat((decoder_block,), 3),), T5Buckets(8, 16, heads=4), logit_scale=24**-0.5),
         shared=True,
     )
     ours = fill(spec.build(), renamed(dict(theirs.named_parameters()), T5))
@@ -85,9 +86,9 @@ def test_t5() -> None:
     assert error(found, expected) <= 1e-6  # their norms compute in float32
     for value in (found, expected):
         value.sin().sum().backward()
-    wanted = renamed({name: p.grad for name, p in theirs.named_parameters()}, T5)
+    expected_gradients = renamed({name: p.grad for name, p in theirs.named_parameters()}, T5)
     for name, parameter in ours.named_parameters():
-        assert error(parameter.grad, wanted[name]) <= 1e-5, name
+        assert error(parameter.grad, expected_gradients[name]) <= 1e-5, name
     store = Contiguous(spec.memory(), 2, 18, torch.float64, source=20)
     with torch.no_grad():
         for t in range(18):
@@ -102,30 +103,32 @@ def test_t5() -> None:
 
 
 @pytest.mark.ledger("mm.interleave")
-def test_llava() -> None:
+def test_equal_to_llava() -> None:
     """LLaVA uses the second last layer of the vision encoder; ours has one layer less and no final norm."""
     import transformers
 
     vision = {"hidden_size": 24, "num_attention_heads": 4, "intermediate_size": 96, "image_size": 8, "patch_size": 4}
-    words = {"hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 24, "vocab_size": VOCAB}
+    text = {"hidden_size": 16, "num_attention_heads": 2, "intermediate_size": 24, "vocab_size": VOCAB}
     config = transformers.LlavaConfig(
         vision_config=transformers.CLIPVisionConfig(num_hidden_layers=3, **vision),
-        text_config=transformers.LlamaConfig(num_hidden_layers=2, **words),
+        text_config=transformers.LlamaConfig(num_hidden_layers=2, **text),
         image_token_index=MARKER,
         image_seq_length=4,
     )
     theirs = randomized(transformers.LlavaForConditionalGeneration(config))
     norm = LayerNorm()
-    look = pre_norm(4, 96, norm, Full(), "quick_gelu")
-    speak = Block((Sublayer(Attention(2, position=Rope())), Sublayer(SwiGLU(24))))
+    vision_block = pre_norm(4, 96, norm, Full(), "quick_gelu")
+    decoder_block = Block((Sublayer(Attention(2, position=Rope())), Sublayer(SwiGLU(24))))
     spec = Interleaved(
-        Encoder(Patches((4, 4), (8, 8), bias=False), 24, (Repeat((look,), 2),), Learned(5), embedding_norm=norm),
-        Decoder(VOCAB, 16, (Repeat((speak,), 2),), tied=False),
+        Encoder(
+            Patches((4, 4), (8, 8), bias=False), 24, (Repeat((vision_block,), 2),), Learned(5), embedding_norm=norm
+        ),
+        Decoder(VOCAB, 16, (Repeat((decoder_block,), 2),), tied=False),
         marker=MARKER,
     )
     tensors = renamed(dict(theirs.named_parameters()), LLAVA)
-    unread = [name for name in tensors if name.startswith(("vision.stack.blocks.2.", "vision_tower.post_layernorm."))]
-    ours = fill(spec.build(), {name: tensor for name, tensor in tensors.items() if name not in unread})
+    unused = [name for name in tensors if name.startswith(("vision.stack.blocks.2.", "vision_tower.post_layernorm."))]
+    ours = fill(spec.build(), {name: tensor for name, tensor in tensors.items() if name not in unused})
     images = torch.randn(2, 3, 8, 8, dtype=torch.float64)
     tokens = torch.tensor([spec.expand([1, MARKER, 2, 3]), spec.expand([MARKER, 7, 8, 9])])
     expected = theirs(tokens, pixel_values=images, attention_mask=torch.ones_like(tokens)).logits
@@ -133,6 +136,6 @@ def test_llava() -> None:
     assert error(found, expected) <= 1e-6  # their rotary angles are float32
     for value in (found, expected):
         value.sin().sum().backward()
-    wanted = renamed({name: p.grad for name, p in theirs.named_parameters()}, LLAVA)
+    expected_gradients = renamed({name: p.grad for name, p in theirs.named_parameters()}, LLAVA)
     for name, parameter in ours.named_parameters():
-        assert error(parameter.grad, wanted[name].reshape(parameter.shape)) <= 1e-5, name
+        assert error(parameter.grad, expected_gradients[name].reshape(parameter.shape)) <= 1e-5, name

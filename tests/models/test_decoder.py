@@ -83,7 +83,7 @@ def test_state_dict_keys_are_frozen(name: str) -> None:
     assert list(spec.build().state_dict()) == keys.split()
 
 
-def test_blocks_are_tiled_in_order() -> None:
+def test_blocks_are_repeated_in_order() -> None:
     a, b = Block((Sublayer(SwiGLU(8)),)), Block((Sublayer(FeedForward(8)),))
     spec = Decoder(VOCAB, 8, (Repeat((a,)), Repeat((a, b), 2)))
     assert spec.blocks == [a, a, b, a, b]
@@ -138,10 +138,10 @@ def test_a_tied_head_is_the_embedding() -> None:
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_embeddings_of_another_width_than_the_stack(tied: bool) -> None:
-    """logits = E W_out norm(stack(W_in e_t)), written out; the loss reads the same ones."""
-    ends = {"embedding_dim": 10, "embedding_scale": 2.0, "head_bias": True, "ahead": (LLAMA,)}
-    spec = Decoder(VOCAB, 24, (Repeat((LLAMA,)),), tied=tied, **ends)
+def test_embeddings_of_another_width_are_projected_to_and_from_the_stack(tied: bool) -> None:
+    """logits = E W_out norm(stack(W_in e_t)), written out; the logits of the loss are the same."""
+    fields = {"embedding_dim": 10, "embedding_scale": 2.0, "head_bias": True, "ahead": (LLAMA,)}
+    spec = Decoder(VOCAB, 24, (Repeat((LLAMA,)),), tied=tied, **fields)
     model, tokens = build(spec), random_ids(2, 9)
     assert model.embedding.weight.shape == model.head.weight.shape == (VOCAB, 10)
     embeddings = model.embedding.weight[tokens] @ model.widen.weight.T * 2.0  # (B, L, 24)
@@ -154,7 +154,7 @@ def test_embeddings_of_another_width_than_the_stack(tied: bool) -> None:
     assert error(model.logits(model.hidden(tokens)), expected) < 1e-13
 
 
-def test_learned_positions_past_their_table_are_an_error() -> None:
+def test_positions_past_the_learned_table_are_refused() -> None:
     model = MODELS["learned, layernorm, gelu"].build()
     with pytest.raises(ValueError, match="position 64 is beyond the 64 learned positions"):
         model(random_ids(1, 65))
@@ -200,7 +200,7 @@ def test_tokens_outside_the_vocabulary_are_refused() -> None:
 @pytest.mark.parametrize(
     "mixer", [ScoredAttention(4, "dot"), LatentAttention(4, 8, 6, 4), NativeSparse(4, 2)], ids=lambda mixer: mixer.kind
 )
-def test_a_shared_bias_fits_every_mixer_that_reads_it(mixer: Body) -> None:
+def test_a_shared_bias_must_fit_every_mixer_that_uses_it(mixer: Body) -> None:
     """A bias of one head would be broadcast to four without an error."""
     block = Block((Sublayer(mixer),))
     with pytest.raises(ValueError, match=f"its table has heads=1, but {mixer.kind} has heads=4"):

@@ -1,4 +1,4 @@
-"""mask=None: the model decides. Decoders are causal and encoders bidirectional; an explicit mask is kept."""
+"""mask=None: the model chooses the mask. Decoders are causal and encoders bidirectional; an explicit mask is kept."""
 
 from dataclasses import replace
 
@@ -46,16 +46,16 @@ def encoder(body: Body) -> Encoder:
     return Encoder(Tokens(VOCAB), WIDTH, (Repeat((block(body),), 2),))
 
 
-def decoder(body: Body, **others: object) -> Decoder:
-    return Decoder(VOCAB, WIDTH, (Repeat((block(body),), 2),), **others)  # ty: ignore[invalid-argument-type]
+def decoder(body: Body, **fields: object) -> Decoder:
+    return Decoder(VOCAB, WIDTH, (Repeat((block(body),), 2),), **fields)  # ty: ignore[invalid-argument-type]
 
 
 def masks(spec: Encoder | Decoder) -> list[Mask]:
     return [mask for b in spec.blocks if (mask := getattr(b.sublayers[0].body, "mask", None)) is not None]
 
 
-def reads_last_token(spec: Encoder | Decoder) -> bool:
-    """Does the first token's output depend on the last token?"""
+def attends_to_last_token(spec: Encoder | Decoder) -> bool:
+    """Whether the first token's output depends on the last token."""
     model, tokens = spec.build(seed=0).double().eval(), random_ids(1, 6)
     changed = tokens.clone()
     changed[0, -1] = (tokens[0, -1] + 1) % VOCAB
@@ -64,9 +64,9 @@ def reads_last_token(spec: Encoder | Decoder) -> bool:
 
 
 @pytest.mark.parametrize("name", BODIES)
-def test_encoder_of_defaults_is_bidirectional_and_decoder_causal(name: str) -> None:
-    assert reads_last_token(encoder(BODIES[name]))
-    assert not reads_last_token(decoder(BODIES[name]))
+def test_by_default_an_encoder_is_bidirectional_and_a_decoder_causal(name: str) -> None:
+    assert attends_to_last_token(encoder(BODIES[name]))
+    assert not attends_to_last_token(decoder(BODIES[name]))
     assert masks(encoder(BODIES[name])) == [Full()] * 2 and masks(decoder(BODIES[name])) == [Causal()] * 2
 
 
@@ -74,7 +74,7 @@ def test_encoder_of_defaults_is_bidirectional_and_decoder_causal(name: str) -> N
 def test_an_explicit_mask_is_kept(mask: Mask) -> None:
     body = replace(Attention(4), mask=mask)
     assert masks(encoder(body)) == [mask] * 2
-    assert reads_last_token(encoder(body)) == (not mask.causal)
+    assert attends_to_last_token(encoder(body)) == (not mask.causal)
     if mask.causal:
         assert masks(decoder(body)) == [mask] * 2
 
@@ -83,44 +83,44 @@ def test_encoder_of_an_image_is_bidirectional() -> None:
     assert masks(Encoder(Patches((4, 4), (8, 8)), WIDTH, (Repeat((block(Attention(4)),), 1),))) == [Full()]
 
 
-def test_each_half_of_an_encoder_decoder_decides_for_itself() -> None:
-    reads, writes = Sublayer(Attention(4)), Sublayer(CrossAttention(4))
-    source = Encoder(Tokens(VOCAB), WIDTH, (Repeat((Block((reads,)),), 1),))
-    target = Decoder(VOCAB, WIDTH, (Repeat((Block((reads, writes)),), 1),))
+def test_both_stacks_of_an_encoder_decoder_have_their_own_default() -> None:
+    self_attention, cross_attention = Sublayer(Attention(4)), Sublayer(CrossAttention(4))
+    source = Encoder(Tokens(VOCAB), WIDTH, (Repeat((Block((self_attention,)),), 1),))
+    target = Decoder(VOCAB, WIDTH, (Repeat((Block((self_attention, cross_attention)),), 1),))
     spec = EncoderDecoder(source, target)
     assert (masks(spec.source), masks(spec.target)) == ([Full()], [Causal()])
     assert EncoderDecoder.from_json(spec.to_json()) == spec
 
 
-def test_a_source_is_read_whole_in_any_model() -> None:
+def test_attention_to_a_source_gets_no_default_mask() -> None:
     body = ScoredAttention(4, source=True)
     assert decoder(body).blocks[0].sublayers[0].body == body
 
 
-def test_nested_attention_is_resolved() -> None:
+def test_nested_attention_gets_the_default_mask() -> None:
     for model, mask in ((encoder(SHARED), Full()), (decoder(SHARED), Causal())):
         body = model.blocks[0].sublayers[0].body
         assert isinstance(body, SharedBlock) and body.attention.mask == mask
 
 
-def test_blocks_ahead_are_causal() -> None:
+def test_look_ahead_blocks_are_causal() -> None:
     (ahead,) = decoder(Attention(4), ahead=(block(Attention(4)),)).ahead
     assert getattr(ahead.sublayers[0].body, "mask", None) == Causal()
 
 
-def test_pattern_follows_the_model() -> None:
+def test_full_and_windows_of_a_pattern_take_the_default_of_the_model() -> None:
     layers = (Tiled(block(Attention(4)), "window(3), full", 2),)
     assert masks(Encoder(Tokens(VOCAB), WIDTH, layers)) == [Window(3, causal=False), Full()]
     assert masks(Decoder(VOCAB, WIDTH, layers)) == [Window(3), Causal()]
 
 
-def test_pattern_that_adds_attention_follows_the_model() -> None:
+def test_attention_added_by_a_pattern_takes_the_default_of_the_model() -> None:
     layers = (Tiled(block(GRU()), "gru, attention(4)", 2),)
     assert masks(Encoder(Tokens(VOCAB), WIDTH, layers)) == [Full()]
     assert masks(Decoder(VOCAB, WIDTH, layers)) == [Causal()]
 
 
-def test_full_of_a_pattern_outside_a_model_leaves_the_mask_open() -> None:
+def test_full_of_a_pattern_outside_a_model_leaves_the_mask_unset() -> None:
     layers = tile(block(Attention(4)), "full", 1)
     assert masks(Encoder(Tokens(VOCAB), WIDTH, layers)) == [Full()] and masks(Decoder(VOCAB, WIDTH, layers)) == [
         Causal()
@@ -128,20 +128,20 @@ def test_full_of_a_pattern_outside_a_model_leaves_the_mask_open() -> None:
 
 
 @pytest.mark.parametrize("name", BODIES)
-def test_open_mask_round_trips(name: str) -> None:
+def test_an_unset_mask_round_trips(name: str) -> None:
     spec = block(BODIES[name])
     assert Block.from_json(spec.to_json()) == spec == Block.from_toml(spec.to_toml())
     assert getattr(spec.sublayers[0].body, "mask", spec) is None
 
 
 @pytest.mark.parametrize("make", [encoder, decoder])
-def test_model_of_defaults_round_trips(make) -> None:
+def test_a_model_with_default_masks_round_trips(make) -> None:
     spec = make(Attention(4))
     assert type(spec).from_json(spec.to_json()) == spec == type(spec).from_toml(spec.to_toml())
     assert spec.to_dict()["layers"][0]["blocks"][0]["sublayers"][0]["body"]["mask"] == masks(spec)[0].to_dict()
 
 
-def test_a_file_without_masks_takes_those_of_its_model() -> None:
+def test_a_file_without_masks_loads_with_the_default_of_its_model() -> None:
     for spec in (encoder(Attention(4)), decoder(Attention(4))):
         data = spec.to_dict()
         for sublayer in data["layers"][0]["blocks"][0]["sublayers"]:
@@ -150,7 +150,7 @@ def test_a_file_without_masks_takes_those_of_its_model() -> None:
 
 
 @pytest.mark.parametrize("name", BODIES)
-def test_outside_a_model_an_open_mask_is_causal(name: str) -> None:
+def test_outside_a_model_an_unset_mask_is_causal(name: str) -> None:
     module = BODIES[name].build(WIDTH).double().eval()
     x = torch.randn(1, 5, WIDTH, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     layout = TokenLayout.whole(1, 5)
@@ -161,6 +161,6 @@ def test_outside_a_model_an_open_mask_is_causal(name: str) -> None:
 
 
 @pytest.mark.parametrize("make", [encoder, decoder])
-def test_laws_hold_for_models_of_defaults(make) -> None:
+def test_laws_hold_for_models_with_default_masks(make) -> None:
     report = verify(make(Attention(4, position=Rope())).build(seed=0), length=8)
     assert report.ok and any(verdict.result == "pass" for verdict in report.verdicts)

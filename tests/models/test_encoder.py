@@ -32,17 +32,17 @@ from regard.parts.position.sinusoidal import Sinusoidal
 from regard.parts.position.t5 import T5Buckets
 from regard.spec import SpecError
 from tests.laws import VOCAB, WIDTH, error, layout_with_padding, random_ids, randomize_weights
-from tests.models.foreign import PROJECTIONS, fill, randomized, renamed
+from tests.models.reference_weights import PROJECTIONS, fill, randomized, renamed
 
 SMALL = {"vocab": VOCAB, "width": WIDTH, "heads": 4, "hidden": 40, "layers": 2, "length": 64}
 LENGTH = 12
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-5}
 
 
-def encoder(mask: Mask, rotary: bool = True, **ends: object) -> Encoder:
+def encoder(mask: Mask, rotary: bool = True, **fields: object) -> Encoder:
     attention = Attention(4, 2, position=Rope() if rotary else NoPosition(), mask=mask)
     block = Block((Sublayer(attention), Sublayer(SwiGLU(40))))
-    return Encoder(Tokens(VOCAB), WIDTH, (Repeat((block,), 2),), norm=RMSNorm(), **ends)
+    return Encoder(Tokens(VOCAB), WIDTH, (Repeat((block,), 2),), norm=RMSNorm(), **fields)
 
 
 ENCODERS = {
@@ -74,11 +74,11 @@ def test_padded_batch_equals_each_alone(name: str, dtype: torch.dtype, left: boo
         assert error(found[row, valid], model(tokens[row, valid].unsqueeze(0))[0]) <= TOLERANCE[dtype]
 
 
-def packed(lengths: list[int], pads: int) -> tuple[list[Tensor], Tensor, TokenLayout]:
+def packed(lengths: list[int], padding: int) -> tuple[list[Tensor], Tensor, TokenLayout]:
     documents = [random_ids(1, length, seed=length) for length in lengths]
-    tokens = torch.cat([*documents, torch.zeros(1, pads, dtype=torch.int64)], 1)
-    positions = torch.cat([torch.arange(length) for length in [*lengths, pads]]).unsqueeze(0)
-    segments = torch.repeat_interleave(torch.arange(len(lengths) + 1), torch.tensor([*lengths, pads])).unsqueeze(0)
+    tokens = torch.cat([*documents, torch.zeros(1, padding, dtype=torch.int64)], 1)
+    positions = torch.cat([torch.arange(length) for length in [*lengths, padding]]).unsqueeze(0)
+    segments = torch.repeat_interleave(torch.arange(len(lengths) + 1), torch.tensor([*lengths, padding])).unsqueeze(0)
     return documents, tokens, TokenLayout(positions, segments, valid=segments < len(lengths), consecutive=True)
 
 
@@ -92,17 +92,17 @@ def test_packed_equals_separate(name: str, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.ledger("model.encoder")
-def test_a_hidden_state_depends_on_both_sides() -> None:
-    """The hidden state of a token depends on earlier and later tokens."""
-    both, causal = build(ENCODERS["rope"]), build(ENCODERS["causal"])
+def test_a_hidden_state_depends_on_earlier_and_later_tokens() -> None:
+    """With a causal mask, it depends on earlier tokens only."""
+    bidirectional, causal = build(ENCODERS["rope"]), build(ENCODERS["causal"])
     tokens = random_ids(1, 3)
-    before, after = tokens.clone(), tokens.clone()
-    before[0, 0] = after[0, 2] = (tokens[0, 0] + 1) % VOCAB
-    assert both(tokens).shape == (1, 3, WIDTH)
-    assert not torch.allclose(both(tokens)[0, 1], both(before)[0, 1])
-    assert not torch.allclose(both(tokens)[0, 1], both(after)[0, 1])
-    assert not torch.allclose(causal(tokens)[0, 1], causal(before)[0, 1])
-    assert torch.equal(causal(tokens)[0, 1], causal(after)[0, 1])  # only the mask differs
+    earlier_changed, later_changed = tokens.clone(), tokens.clone()
+    earlier_changed[0, 0] = later_changed[0, 2] = (tokens[0, 0] + 1) % VOCAB
+    assert bidirectional(tokens).shape == (1, 3, WIDTH)
+    assert not torch.allclose(bidirectional(tokens)[0, 1], bidirectional(earlier_changed)[0, 1])
+    assert not torch.allclose(bidirectional(tokens)[0, 1], bidirectional(later_changed)[0, 1])
+    assert not torch.allclose(causal(tokens)[0, 1], causal(earlier_changed)[0, 1])
+    assert torch.equal(causal(tokens)[0, 1], causal(later_changed)[0, 1])  # only the mask differs
 
 
 BERT = {
@@ -155,9 +155,9 @@ def test_equal_to_bert(pair: tuple[nn.Module, nn.Module]) -> None:
     assert error(found, expected) <= 1e-12
     for value in (found, expected):
         value.square().sum().backward()
-    wanted = renamed({name: p.grad for name, p in theirs.named_parameters()}, BERT)
+    expected_gradients = renamed({name: p.grad for name, p in theirs.named_parameters()}, BERT)
     for name, parameter in ours.named_parameters():
-        assert error(parameter.grad, wanted[name].reshape(parameter.shape)) <= 1e-9, name
+        assert error(parameter.grad, expected_gradients[name].reshape(parameter.shape)) <= 1e-9, name
 
 
 @pytest.mark.ledger("model.bertbase")
@@ -220,19 +220,19 @@ def test_gradients_pass_gradcheck(head: object) -> None:
 @pytest.mark.ledger("emb.table")
 def test_an_embedding_lookup_equals_a_product_with_one_hot_vectors() -> None:
     module = Tokens(VOCAB, types=2, scale=3.0).build(WIDTH).double()
-    plain = nn.Embedding(VOCAB, WIDTH).double()
-    plain.load_state_dict({"weight": module.table.weight})
+    reference = nn.Embedding(VOCAB, WIDTH).double()
+    reference.load_state_dict({"weight": module.table.weight})
     tokens, types = random_ids(2, 5), torch.tensor([[0, 0, 1, 1, 1]] * 2)
-    one_hot = F.one_hot(tokens, VOCAB).double() @ plain.weight
-    assert torch.equal(plain(tokens), one_hot)
+    one_hot = F.one_hot(tokens, VOCAB).double() @ reference.weight
+    assert torch.equal(reference(tokens), one_hot)
     assert torch.equal(module(tokens, types), 3 * one_hot + module.types.weight[types])
     module(tokens, types).sin().sum().backward()
     (3 * one_hot + module.types.weight[types].detach()).sin().sum().backward()
-    assert error(module.table.weight.grad, plain.weight.grad) <= 1e-12
+    assert error(module.table.weight.grad, reference.weight.grad) <= 1e-12
 
 
 @pytest.mark.ledger("emb.table")
-def test_a_row_of_the_table_is_the_tokens_vector() -> None:
+def test_a_row_of_the_table_is_the_embedding_of_its_token() -> None:
     module, row = Tokens(2000).build(5), torch.tensor([0.1, 0.3, 0.4, 0.9, 0.8])
     with torch.no_grad():
         module.table.weight[1231] = row
@@ -240,7 +240,7 @@ def test_a_row_of_the_table_is_the_tokens_vector() -> None:
 
 
 @pytest.mark.ledger("emb.arbitrary")
-def test_permuted_ids_with_a_permuted_table_give_the_same_output() -> None:
+def test_permuted_ids_with_a_permuted_table_permute_the_logits() -> None:
     """Permuting the tokens and the rows of the table permutes the logits and changes nothing else."""
     model = build(bert(**SMALL, head=MaskedLM(BERT_DENSE)))
     tokens, order = random_ids(2, LENGTH), torch.randperm(VOCAB)  # token t becomes order[t]
@@ -275,7 +275,7 @@ def test_an_untrained_masked_model_has_a_loss_of_about_ln_v() -> None:
     assert 0 < loss - math.log(VOCAB) < 1
 
 
-def test_narrow_embeddings_are_widened() -> None:
+def test_embeddings_narrower_than_the_stack_are_projected() -> None:
     """Token, type and position embeddings and their norm are narrow, with projections to the stack and to the head."""
     dense = Dense("gelu", LayerNorm())
     spec = replace(bert(**SMALL, head=MaskedLM(dense)), embedding_dim=7)

@@ -30,34 +30,36 @@ from regard.parts.position.t5 import T5Buckets
 from regard.parts.scored_attention import ScoredAttention
 from regard.spec import SpecError
 from tests.laws import VOCAB, WIDTH, error, layout_with_padding, random_ids, randomize_weights
-from tests.models.foreign import fill, randomized
+from tests.models.reference_weights import fill, randomized
 
 LENGTH, SOURCE, CAPACITY = 9, 7, 16
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-5}
-READ = Block((Sublayer(Attention(3, mask=Full(), position=Rope())), Sublayer(SwiGLU(24))))
-WRITE = Block((Sublayer(Attention(4, 2, position=Rope())), Sublayer(CrossAttention(4, 2)), Sublayer(SwiGLU(40))))
-ACROSS = Block((Sublayer(CrossAttention(4, source_width=12)), Sublayer(SwiGLU(40))))
-IMAGE = Encoder(Patches((2, 2), (4, 4)), WIDTH, (Repeat((READ,)),))
+ENCODER_BLOCK = Block((Sublayer(Attention(3, mask=Full(), position=Rope())), Sublayer(SwiGLU(24))))
+DECODER_BLOCK = Block(
+    (Sublayer(Attention(4, 2, position=Rope())), Sublayer(CrossAttention(4, 2)), Sublayer(SwiGLU(40)))
+)
+CROSS_BLOCK = Block((Sublayer(CrossAttention(4, source_width=12)), Sublayer(SwiGLU(40))))
+IMAGE = Encoder(Patches((2, 2), (4, 4)), WIDTH, (Repeat((ENCODER_BLOCK,)),))
 
 
-def translator(source: Encoder, *blocks: Block, **target: object) -> EncoderDecoder:
+def encoder_decoder(source: Encoder, *blocks: Block, **target: object) -> EncoderDecoder:
     return EncoderDecoder(source, Decoder(VOCAB, WIDTH, (Repeat(blocks, 2),), **target))
 
 
 MODELS = {
     "2017": transformer_2017(VOCAB, WIDTH, 4, 40, 2),
-    "grouped, rope": translator(Encoder(Tokens(VOCAB), WIDTH, (Repeat((READ,), 2),)), WRITE),
-    "another width, cross-attention in every other layer": translator(
+    "grouped, rope": encoder_decoder(Encoder(Tokens(VOCAB), WIDTH, (Repeat((ENCODER_BLOCK,), 2),)), DECODER_BLOCK),
+    "another width, cross-attention in every other layer": encoder_decoder(
         Encoder(Tokens(VOCAB), 12, (Repeat((Block((Sublayer(Attention(2, mask=Full())),)),)),)),
         Block((Sublayer(Attention(4, position=Rope())), Sublayer(SwiGLU(40)))),
-        ACROSS,
+        CROSS_BLOCK,
         tied=False,
     ),
-    "additive scores of a source": translator(
+    "additive scores of a source": encoder_decoder(
         Encoder(Tokens(VOCAB), 12, (Repeat((Block((Sublayer(Attention(2, mask=Full())),)),)),)),
         Block((Sublayer(Attention(4, position=Rope())), Sublayer(ScoredAttention(2, source=True, source_width=12)))),
     ),
-    "t5 buckets in both stacks": translator(
+    "t5 buckets in both stacks": encoder_decoder(
         Encoder(
             Tokens(VOCAB),
             WIDTH,
@@ -129,21 +131,19 @@ def test_paged_equals_contiguous(name: str) -> None:
 @pytest.mark.ledger("cross.module")
 def test_padded_batch_equals_each_alone(name: str, dtype: torch.dtype, left: bool, source_left: bool) -> None:
     model, source, tokens = build(MODELS[name], dtype), random_ids(3, SOURCE, seed=5), random_ids(3, LENGTH)
-    source_layout, layout = (
-        layout_with_padding([3, SOURCE, 1], SOURCE, source_left),
-        layout_with_padding([LENGTH, 1, 5], LENGTH, left),
-    )
+    source_layout = layout_with_padding([3, SOURCE, 1], SOURCE, source_left)
+    layout = layout_with_padding([LENGTH, 1, 5], LENGTH, left)
     found = model(source, tokens, source_layout, layout)
     for row in range(3):
-        read, written = source_layout.valid[row], layout.valid[row]
-        alone = model(source[row : row + 1, read], tokens[row : row + 1, written])
-        assert error(found[row, written], alone[0]) <= TOLERANCE[dtype]
+        source_valid, valid = source_layout.valid[row], layout.valid[row]
+        alone = model(source[row : row + 1, source_valid], tokens[row : row + 1, valid])
+        assert error(found[row, valid], alone[0]) <= TOLERANCE[dtype]
 
 
 @pytest.mark.parametrize("kind", STORES)
 @pytest.mark.parametrize("left", [False, True], ids=["right", "left"])
-def test_ragged_rows_decode_like_each_alone(kind: str, left: bool) -> None:
-    """Sources and prompts of different lengths, in rows of the store that are not the batch's."""
+def test_ragged_rows_decode_as_each_alone(kind: str, left: bool) -> None:
+    """Sources and prompts of different lengths; the rows of the store differ from those of the batch."""
     model, source, tokens = build(MODELS["grouped, rope"]), random_ids(2, SOURCE, seed=5), random_ids(2, LENGTH)
     store, rows, lengths = open_store(kind, model.spec, torch.float64), torch.tensor([2, 0]), [2, 5]
     source_layout, layout = layout_with_padding([3, SOURCE], SOURCE, left), layout_with_padding(lengths, 5, left)
@@ -151,11 +151,11 @@ def test_ragged_rows_decode_like_each_alone(kind: str, left: bool) -> None:
     model(source, prompt, source_layout, now := replace(layout, rows=rows), store.begin_forward(now))
     alone = [model(source[r : r + 1, source_layout.valid[r]], tokens[r : r + 1])[0] for r in range(2)]
     for step in range(3):
-        where = torch.tensor(lengths).unsqueeze(-1) + step
+        positions = torch.tensor(lengths).unsqueeze(-1) + step
         logits = model(
             None,
-            tokens.gather(1, where),
-            layout=(now := TokenLayout(where, rows=rows)),
+            tokens.gather(1, positions),
+            layout=(now := TokenLayout(positions, rows=rows)),
             states=store.begin_forward(now),
         )[:, 0]
         assert error(logits, torch.stack([alone[r][lengths[r] + step] for r in range(2)])) <= 1e-9
@@ -164,7 +164,7 @@ def test_ragged_rows_decode_like_each_alone(kind: str, left: bool) -> None:
 @pytest.mark.parametrize("name", MODELS)
 def test_packed_pairs_equal_separate_ones(name: str) -> None:
     """A row of several pairs: each target attends to its own source only."""
-    model, lengths, sources = build(MODELS[name]), [3, 1, 5], [2, 4, 1]
+    model, target_lengths, source_lengths = build(MODELS[name]), [3, 1, 5], [2, 4, 1]
 
     def row(sizes: list[int], seed: int) -> tuple[list[Tensor], Tensor, TokenLayout]:
         each = [random_ids(1, size, seed=seed + size) for size in sizes]
@@ -172,9 +172,9 @@ def test_packed_pairs_equal_separate_ones(name: str) -> None:
         segments = torch.repeat_interleave(torch.arange(3), torch.tensor(sizes)).unsqueeze(0)
         return each, torch.cat(each, 1), TokenLayout(positions, segments, consecutive=True)
 
-    read, source, source_layout = row(sources, 20)
-    written, tokens, layout = row(lengths, 40)
-    separate = torch.cat([model(s, t) for s, t in zip(read, written, strict=True)], 1)
+    separate_sources, source, source_layout = row(source_lengths, 20)
+    separate_targets, tokens, layout = row(target_lengths, 40)
+    separate = torch.cat([model(s, t) for s, t in zip(separate_sources, separate_targets, strict=True)], 1)
     assert error(model(source, tokens, source_layout, layout), separate) <= 1e-9
 
 
@@ -197,16 +197,16 @@ def test_a_source_is_projected_once() -> None:
 def test_greedy_generation_is_the_same_with_and_without_a_cache(kind: str) -> None:
     """Greedy decoding: the whole sequence in every step, and one token per step with a cache."""
     model, source = build(MODELS["grouped, rope"]), random_ids(2, SOURCE, seed=5)
-    store, slow = open_store(kind, model.spec, torch.float64), torch.zeros(2, 1, dtype=torch.int64)
-    fast = slow
+    store, uncached = open_store(kind, model.spec, torch.float64), torch.zeros(2, 1, dtype=torch.int64)
+    cached = uncached
     for t in range(LENGTH):
-        slow = torch.cat([slow, model(source, slow)[:, -1:].argmax(-1)], 1)
+        uncached = torch.cat([uncached, model(source, uncached)[:, -1:].argmax(-1)], 1)
         step = model(
-            None if t else source, fast[:, -1:], layout=(now := span(t, t + 1)), states=store.begin_forward(now)
+            None if t else source, cached[:, -1:], layout=(now := span(t, t + 1)), states=store.begin_forward(now)
         )
-        fast = torch.cat([fast, step.argmax(-1)], 1)
-    assert torch.equal(fast, slow)
-    assert len(slow.unique()) > 3
+        cached = torch.cat([cached, step.argmax(-1)], 1)
+    assert torch.equal(cached, uncached)
+    assert len(uncached.unique()) > 3
 
 
 def test_a_missing_source_is_refused() -> None:
@@ -235,7 +235,7 @@ def layer_weights(theirs: nn.Module, prefix: str) -> dict[str, Tensor]:
     return found
 
 
-@pytest.mark.filterwarnings("ignore:enable_nested_tensor")  # theirs, about a fast path that it does not take
+@pytest.mark.filterwarnings("ignore:enable_nested_tensor")  # of torch, about a fast path that is not used
 @pytest.mark.parametrize("pre", [False, True], ids=["post", "pre"])
 @pytest.mark.ledger("model.encdec", "cross.module")
 def test_equal_to_the_transformer_of_torch(pre: bool) -> None:
@@ -243,12 +243,13 @@ def test_equal_to_the_transformer_of_torch(pre: bool) -> None:
     theirs = randomized(nn.Transformer(WIDTH, 4, 2, 3, 40, dropout=0.0, batch_first=True, norm_first=pre))
     norm, style = LayerNorm(), "pre" if pre else "post"
     feedforward = Sublayer(FeedForward(40, "relu"), norm)
-    read = Block((Sublayer(Attention(4, mask=Full(), bias=True), norm), feedforward), style)
-    own, across = Sublayer(Attention(4, bias=True), norm), Sublayer(CrossAttention(4, bias=True), norm)
-    write = Block((own, across, feedforward), style)
+    encoder_block = Block((Sublayer(Attention(4, mask=Full(), bias=True), norm), feedforward), style)
+    self_attention = Sublayer(Attention(4, bias=True), norm)
+    cross_attention = Sublayer(CrossAttention(4, bias=True), norm)
+    decoder_block = Block((self_attention, cross_attention, feedforward), style)
     spec = EncoderDecoder(
-        Encoder(Tokens(VOCAB), WIDTH, (Repeat((read,), 2),), norm=norm),
-        Decoder(VOCAB, WIDTH, (Repeat((write,), 3),), norm=norm),
+        Encoder(Tokens(VOCAB), WIDTH, (Repeat((encoder_block,), 2),), norm=norm),
+        Decoder(VOCAB, WIDTH, (Repeat((decoder_block,), 3),), norm=norm),
         shared=True,
     )
     table = nn.Embedding(VOCAB, WIDTH).double().weight
@@ -283,7 +284,7 @@ def test_equal_to_the_transformer_of_torch(pre: bool) -> None:
 
 
 @pytest.mark.ledger("cross.module")
-def test_equal_to_the_attention_of_torch_over_two_sequences() -> None:
+def test_equal_to_the_attention_of_torch_with_keys_of_another_sequence() -> None:
     theirs = randomized(nn.MultiheadAttention(WIDTH, 4, kdim=12, vdim=12, batch_first=True))
     ours = CrossAttention(4, bias=True, source_width=12).build(WIDTH)
     tensors = {f"{n}_proj.weight": getattr(theirs, f"{n}_proj_weight") for n in "qkv"}
@@ -295,7 +296,7 @@ def test_equal_to_the_attention_of_torch_over_two_sequences() -> None:
     assert error(ours(x, TokenLayout.whole(2, 3).with_source(Source(source, layout))), expected) <= 1e-12
 
 
-def cross_by_hand(module: CrossAttentionModule, x: Tensor, source: Tensor) -> Tensor:
+def cross_attention_by_loop(module: CrossAttentionModule, x: Tensor, source: Tensor) -> Tensor:
     """softmax(q k / √E) v, head by head and token by token."""
     q, k, v = module.q_proj(x), module.k_proj(source), module.v_proj(source)
     size = q.shape[-1] // module.heads
@@ -304,10 +305,10 @@ def cross_by_hand(module: CrossAttentionModule, x: Tensor, source: Tensor) -> Te
         heads = []
         for h in range(module.heads):
             g = h // (module.heads // module.kv_heads)
-            mine, theirs = slice(h * size, (h + 1) * size), slice(g * size, (g + 1) * size)
-            scores = torch.stack([q[t, mine] @ k[s, theirs] / size**0.5 for s in range(len(source))])
+            q_slice, kv_slice = slice(h * size, (h + 1) * size), slice(g * size, (g + 1) * size)
+            scores = torch.stack([q[t, q_slice] @ k[s, kv_slice] / size**0.5 for s in range(len(source))])
             weights = scores.exp() / scores.exp().sum()
-            heads.append(sum(weights[s] * v[s, theirs] for s in range(len(source))))
+            heads.append(sum(weights[s] * v[s, kv_slice] for s in range(len(source))))
         rows.append(module.o_proj(torch.cat(heads)))
     return torch.stack(rows)
 
@@ -319,23 +320,23 @@ def test_queries_of_one_sequence_attend_to_another() -> None:
     image = Encoder(Patches((2, 2), (4, 6)), 12, (Repeat((Block((Sublayer(SwiGLU(8)),)),)),)).build(0).double()
     patches, _ = image.read(torch.randn(1, 3, 4, 6, dtype=torch.float64))
     assert patches.x.shape == (1, 7, 12)
-    words = torch.randn(1, 5, 12, dtype=torch.float64)
+    hidden = torch.randn(1, 5, 12, dtype=torch.float64)
     x = torch.randn(1, 3, WIDTH, dtype=torch.float64, requires_grad=True)
-    for source in (patches, Source(words, TokenLayout.whole(1, 5))):
+    for source in (patches, Source(hidden, TokenLayout.whole(1, 5))):
         layout = TokenLayout.whole(1, 3).with_source(source)
-        assert error(module(x, layout)[0], cross_by_hand(module, x[0], source.x[0])) <= 1e-12
-    words.requires_grad_()
+        assert error(module(x, layout)[0], cross_attention_by_loop(module, x[0], source.x[0])) <= 1e-12
+    hidden.requires_grad_()
 
-    def run(x: Tensor, words: Tensor) -> Tensor:
-        return module(x, TokenLayout.whole(1, 3).with_source(Source(words, TokenLayout.whole(1, 5))))
+    def run(x: Tensor, hidden: Tensor) -> Tensor:
+        return module(x, TokenLayout.whole(1, 3).with_source(Source(hidden, TokenLayout.whole(1, 5))))
 
-    assert torch.autograd.gradcheck(run, (x, words), fast_mode=True)
+    assert torch.autograd.gradcheck(run, (x, hidden), fast_mode=True)
 
 
 @pytest.mark.ledger("cross.modal")
 def test_a_decoder_attends_to_an_image() -> None:
     block = Block((Sublayer(Attention(4, position=Rope())), Sublayer(CrossAttention(4)), Sublayer(SwiGLU(24))))
-    model = build(translator(IMAGE, block))
+    model = build(encoder_decoder(IMAGE, block))
     images, tokens = torch.randn(2, 3, 4, 4, dtype=torch.float64), random_ids(2, 5)
     store = open_store("paged", model.spec, torch.float64)
     first = model(images, tokens[:, :3], layout=(now := span(0, 3)), states=store.begin_forward(now))
@@ -346,7 +347,7 @@ def test_a_decoder_attends_to_an_image() -> None:
 
 @pytest.mark.ledger("model.base2017", "cross.three")
 def test_the_base_model_of_2017_has_its_published_size() -> None:
-    """Without biases in the projections, as in the equations; the paper's 65M have another vocabulary than 37,000."""
+    """Projections have no biases, as in the paper's equations; its 65M parameters are for another vocabulary."""
     model = build_on_meta(transformer_2017())
 
     def count(module: nn.Module) -> int:
@@ -358,7 +359,7 @@ def test_the_base_model_of_2017_has_its_published_size() -> None:
     assert count(model) == 63_045_632
     mixers = [module for module in model.modules() if isinstance(module, AttentionModule)]
     kinds = Counter((type(m) is CrossAttentionModule, m.mask.causal) for m in mixers)
-    assert kinds == {(False, False): 6, (False, True): 6, (True, False): 6}  # encoder, decoder, across
+    assert kinds == {(False, False): 6, (False, True): 6, (True, False): 6}  # encoder, decoder, cross-attention
     assert {(m.heads, m.q_proj.out_features // m.heads) for m in mixers} == {(8, 64)}
     assert model.source.input.table.weight is model.target.embedding.weight is model.target.head.weight
 
@@ -371,15 +372,15 @@ def test_one_forward_equals_one_per_prefix() -> None:
         assert error(model(source, tokens[:, :t])[:, -1], whole[:, t - 1]) <= 1e-9
 
 
-ENCODER = Encoder(Tokens(VOCAB), WIDTH, (Repeat((READ,)),))
-PLAIN = Block((Sublayer(Attention(4)),))
+ENCODER = Encoder(Tokens(VOCAB), WIDTH, (Repeat((ENCODER_BLOCK,)),))
+BLOCK_WITHOUT_CROSS_ATTENTION = Block((Sublayer(Attention(4)),))
 REFUSED = {
-    "does not attend to the source": lambda: translator(ENCODER, PLAIN),
-    "but it has width 12; set source_width=12": lambda: translator(replace(ENCODER, width=12), WRITE),
-    "head, whose output is not used": lambda: translator(replace(ENCODER, head=Pooled()), WRITE),
-    "the source's input is patches; use Tokens": lambda: replace(translator(IMAGE, WRITE), shared=True),
+    "does not attend to the source": lambda: encoder_decoder(ENCODER, BLOCK_WITHOUT_CROSS_ATTENTION),
+    "but it has width 12; set source_width=12": lambda: encoder_decoder(replace(ENCODER, width=12), DECODER_BLOCK),
+    "head, whose output is not used": lambda: encoder_decoder(replace(ENCODER, head=Pooled()), DECODER_BLOCK),
+    "the source's input is patches; use Tokens": lambda: replace(encoder_decoder(IMAGE, DECODER_BLOCK), shared=True),
     "needs embedding tables of the same size; the source's is 30 × 24, the target's 31 × 24": lambda: replace(
-        translator(replace(ENCODER, input=Tokens(30)), WRITE), shared=True
+        encoder_decoder(replace(ENCODER, input=Tokens(30)), DECODER_BLOCK), shared=True
     ),
     "queries attend to the whole source": lambda: CrossAttention(4, mask=Causal()),
 }

@@ -22,8 +22,8 @@ def test_documents_continue_after_padding(name):
     segments = torch.tensor([[7, 7, -1, 7, 7, 7, -1, 3, -1, -1, 3, 3, 3]])
     positions = torch.tensor([[0, 1, 0, 2, 3, 4, 0, 0, 0, 0, 1, 2, 3]])
     packed = model(tokens, TokenLayout(positions, segments, valid=segments >= 0))[0]
-    for document, number in ((first, 7), (second, 3)):
-        assert error(packed[segments[0] == number], model(document.unsqueeze(0))[0]) < 1e-9
+    for document, segment in ((first, 7), (second, 3)):
+        assert error(packed[segments[0] == segment], model(document.unsqueeze(0))[0]) < 1e-9
 
 
 @pytest.mark.parametrize("name", RECURRENT)

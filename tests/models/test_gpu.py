@@ -38,18 +38,18 @@ def test_logits_and_gradients_equal_those_of_the_cpu(name: str) -> None:
     assert error(found.cpu().double(), expected) < 1e-4
     (expected * weights).sum().backward()
     (found * weights.cuda().float()).sum().backward()
-    theirs = dict(exact.named_parameters())
+    exact_parameters = dict(exact.named_parameters())
     for path, parameter in model.named_parameters():
         if parameter.grad is not None:
-            assert error(parameter.grad.cpu().double(), theirs[path].grad) < 1e-3, path
+            assert error(parameter.grad.cpu().double(), exact_parameters[path].grad) < 1e-3, path
 
 
 @every_model
 @pytest.mark.parametrize("kind", ["contiguous", "paged"])
 def test_cached_equals_whole(name: str, kind: str) -> None:
     model = build(MODELS[name], torch.float32).cuda()
-    exact = [s.body.max_exact_cache or LENGTH for block in model.spec.blocks for s in block.sublayers]
-    tokens, memory = random_ids(2, min(LENGTH, *exact)).cuda(), model.spec.memory()
+    limits = [s.body.max_exact_cache or LENGTH for block in model.spec.blocks for s in block.sublayers]
+    tokens, memory = random_ids(2, min(LENGTH, *limits)).cuda(), model.spec.memory()
     store = (
         Contiguous(memory, 2, CAPACITY, torch.float32, "cuda")
         if kind == "contiguous"
@@ -68,14 +68,14 @@ def test_cached_equals_whole(name: str, kind: str) -> None:
 def test_a_compiled_engine_generates_the_same_tokens(name: str, store: str) -> None:
     """Greedy tokens of three requests at once, eager and through torch.compile, in float64: no near ties."""
     model = build(MODELS[name]).cuda()
-    prompts, said = [[1, 2, 3], [4, 5, 6, 7, 8], [9]], []
+    prompts, generated = [[1, 2, 3], [4, 5, 6, 7, 8], [9]], []
     for compile in (False, True):
         engine = Engine(model, rows=4, capacity=64, store=store, compile=compile)
         requests = [engine.submit(prompt, Sampling(max_new=12, temperature=0)) for prompt in prompts]
         while not engine.idle:
             engine.step()
-        said.append([[token.id for token in request.new] for request in requests])
-    assert said[0] == said[1]
+        generated.append([[token.id for token in request.new] for request in requests])
+    assert generated[0] == generated[1]
 
 
 @every_model

@@ -30,8 +30,8 @@ from tests.kernels.largest import LargestTensor
 VOCAB = 1000
 
 
-def lite(tied: bool = True, style: str = "pre") -> Decoder:
-    """A small GPT: four layers, 256 wide, eight heads, 512 learned positions."""
+def small_gpt(tied: bool = True, style: str = "pre") -> Decoder:
+    """A small GPT: four layers of width 256, eight heads, 512 learned positions."""
     norm = LayerNorm()
     block = Block((Sublayer(Attention(8, bias=True), norm), Sublayer(FeedForward(1024), norm)), style=style)
     return Decoder(VOCAB, 256, (Repeat((block,), 4),), position=Learned(512), norm=norm, tied=tied)
@@ -47,21 +47,21 @@ def loss(model: DecoderModule) -> Tensor:
 
 @pytest.mark.ledger("model.tie")
 def test_a_tied_head_is_one_table_with_both_gradients(tmp_path: Path) -> None:
-    tied, untied = lite().build(seed=0).double(), lite(tied=False).build(seed=0).double()
+    tied, untied = small_gpt().build(seed=0).double(), small_gpt(tied=False).build(seed=0).double()
     untied.load_state_dict(tied.state_dict())
     assert tied.head.weight is tied.embedding.weight
     counts = [sum(p.numel() for p in model.parameters()) for model in (untied, tied)]
     assert counts[0] - counts[1] == VOCAB * 256
     for model in (tied, untied):
         loss(model).backward()
-    both = untied.head.weight.grad + untied.embedding.weight.grad
-    assert (tied.embedding.weight.grad - both).abs().max() < 1e-12
+    expected = untied.head.weight.grad + untied.embedding.weight.grad
+    assert (tied.embedding.weight.grad - expected).abs().max() < 1e-12
     assert untied.head.weight.grad.any()
     assert untied.embedding.weight.grad.any()
     save(tied, tmp_path / "tied")
-    again = load(tmp_path / "tied")
-    assert again.head.weight is again.embedding.weight
-    assert torch.equal(again(random_ids()), tied(random_ids()))
+    loaded = load(tmp_path / "tied")
+    assert loaded.head.weight is loaded.embedding.weight
+    assert torch.equal(loaded(random_ids()), tied(random_ids()))
 
 
 HEADS = {
@@ -74,11 +74,11 @@ HEADS = {
 
 @pytest.mark.ledger("model.head")
 @pytest.mark.parametrize("head", HEADS)
-def test_a_chunked_head_trains_like_a_whole_one(head: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Loss, accuracy and every gradient beside logits = W_U h + b, their softmax and its logarithm, in float64."""
+def test_a_chunked_head_has_the_loss_and_gradients_of_all_logits(head: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Loss, accuracy and every gradient equal those of logits = W_U h + b and their log-softmax, in float64."""
     monkeypatch.setattr(linear_cross_entropy, "CHUNK", 40 * VOCAB)
     block = Block((Sublayer(Attention(4)), Sublayer(FeedForward(64))))
-    spec = dataclasses.replace(lite(), layers=(Repeat((block,), 1),), width=32, ahead=(block,), **HEADS[head])
+    spec = dataclasses.replace(small_gpt(), layers=(Repeat((block,), 1),), width=32, ahead=(block,), **HEADS[head])
     model, tokens = spec.build(seed=0).double(), random_ids()
     batch = Batch(
         tokens=tokens[:, :-1], targets=tokens[:, 1:], weights=torch.rand(2, 63, dtype=torch.float64),
@@ -97,13 +97,13 @@ def test_a_chunked_head_trains_like_a_whole_one(head: str, monkeypatch: pytest.M
     assert (materialize(out.logits) - z).abs().max() < 1e-12
     p = z.exp() / z.exp().sum(-1, keepdim=True)
     chosen = p.gather(-1, batch.targets.unsqueeze(-1)).squeeze(-1)
-    further = (
+    ahead_log_p = (
         materialize(out.ahead_logits[0])[:, :-1]
         .log_softmax(-1)
         .gather(-1, batch.targets[:, 1:].unsqueeze(-1))
         .squeeze(-1)
     )
-    expected = -(batch.weights * chosen.log()).sum() - (batch.weights[:, 1:] * further).sum()
+    expected = -(batch.weights * chosen.log()).sum() - (batch.weights[:, 1:] * ahead_log_p).sum()
     assert abs(loss - expected) < 1e-9
     assert metrics["accuracy"] == ((z.argmax(-1) == batch.targets) * batch.weights).sum()
     expected.backward()
@@ -112,7 +112,7 @@ def test_a_chunked_head_trains_like_a_whole_one(head: str, monkeypatch: pytest.M
 
 
 def test_an_adapted_head_computes_all_logits() -> None:
-    model = lite(tied=False).build(seed=0)
+    model = small_gpt(tied=False).build(seed=0)
     assert isinstance(model(random_ids(), outputs=True).logits, LazyLogits)
     add_lora(model, LoRA(targets=("head",)))
     out = model(random_ids(), outputs=True)
@@ -124,21 +124,22 @@ def test_an_adapted_head_computes_all_logits() -> None:
 @torch.no_grad()
 def test_an_untrained_model_predicts_almost_uniformly() -> None:
     """A tied table of unit deviation, as `nn.Embedding` draws it, makes logits of deviation √256."""
-    even = math.log(VOCAB)
-    assert even == pytest.approx(6.91, abs=5e-3)
-    wide = lite().build(seed=0)
-    nn.init.normal_(wide.embedding.weight)
-    nn.init.normal_(wide.position.table.weight)
-    assert loss(wide).item() == pytest.approx(170, rel=0.03)
-    assert loss(lite().build(0, "gpt2")).item() == pytest.approx(even, rel=0.05)
-    assert loss(lite().build(0, "gpt2")).item() == pytest.approx(7.02, abs=0.1)
-    assert even < loss(lite().build(0)).item() < even + 0.75  # 1/√width: half a nat for logits of deviation 1
+    uniform_loss = math.log(VOCAB)
+    assert uniform_loss == pytest.approx(6.91, abs=5e-3)
+    unit_deviation = small_gpt().build(seed=0)
+    nn.init.normal_(unit_deviation.embedding.weight)
+    nn.init.normal_(unit_deviation.position.table.weight)
+    assert loss(unit_deviation).item() == pytest.approx(170, rel=0.03)
+    assert loss(small_gpt().build(0, "gpt2")).item() == pytest.approx(uniform_loss, rel=0.05)
+    assert loss(small_gpt().build(0, "gpt2")).item() == pytest.approx(7.02, abs=0.1)
+    # embeddings of deviation 1/√width: logits of deviation 1, which add half a nat
+    assert uniform_loss < loss(small_gpt().build(0)).item() < uniform_loss + 0.75
 
 
 @pytest.mark.ledger("model.gptlite.device")
-def test_masks_follow_the_tokens_and_a_norm_runs_once() -> None:
+def test_masks_are_on_the_device_of_the_tokens_and_each_norm_runs_once() -> None:
     with torch.device("meta"):
-        model = lite().build()
+        model = small_gpt().build()
     tokens = torch.empty(2, 64, dtype=torch.long, device="meta")
     layout, calls = TokenLayout(torch.empty(2, 64, dtype=torch.long, device="meta")), []
     for module in model.modules():
@@ -152,8 +153,8 @@ def test_masks_follow_the_tokens_and_a_norm_runs_once() -> None:
 @pytest.mark.gpu
 @pytest.mark.ledger("model.gptlite.device")
 @torch.no_grad()
-def test_on_a_gpu_too() -> None:
-    model, tokens = lite().build(seed=0), random_ids()
+def test_logits_on_a_gpu_equal_those_on_the_cpu() -> None:
+    model, tokens = small_gpt().build(seed=0), random_ids()
     expected = model(tokens)
     assert (model.cuda()(tokens.cuda()).cpu() - expected).abs().max() < 1e-2
 
@@ -161,12 +162,12 @@ def test_on_a_gpu_too() -> None:
 @pytest.mark.ledger("blk.finalnorm")
 @torch.no_grad()
 def test_a_pre_norm_stack_needs_a_final_norm_and_a_post_norm_stack_does_not() -> None:
-    assert Decoder(VOCAB, 256, lite().layers).norm is not None
+    assert Decoder(VOCAB, 256, small_gpt().layers).norm is not None
     assert transformer_2017(layers=1).target.norm == NoNorm()
     layout, x = TokenLayout.whole(2, 64), torch.randn(2, 64, 256)
     for style in ("pre", "post"):
-        model = lite(style=style).build(seed=0)
-        top, _ = model.stack(x, layout)
-        change = (model.norm(top) - top).abs().max()
+        model = small_gpt(style=style).build(seed=0)
+        hidden, _ = model.stack(x, layout)
+        change = (model.norm(hidden) - hidden).abs().max()
         assert change > 0.1 if style == "pre" else change < 1e-3
-        assert model.norm(top).var(-1, correction=0).mean().item() == pytest.approx(1, abs=1e-3)
+        assert model.norm(hidden).var(-1, correction=0).mean().item() == pytest.approx(1, abs=1e-3)

@@ -33,7 +33,7 @@ def test_a_pattern_selects_the_layers_with_attention() -> None:
 @pytest.mark.ledger("ssm.hybrid")
 @pytest.mark.parametrize("kind", ["contiguous", "paged"])
 def test_one_store_keeps_both_kinds_of_state(kind: str) -> None:
-    """Keys and values beside states of fixed size; chunks of a sequence give the same logits as the whole."""
+    """Keys and values beside states of fixed size; chunks of a sequence have the same logits as the whole."""
     memory = HYBRID.memory()
     assert [type(block[0]) for block in memory] == [FixedSize, FixedSize, PerToken, FixedSize]
     if kind == "contiguous":
@@ -52,7 +52,7 @@ def test_one_store_keeps_both_kinds_of_state(kind: str) -> None:
 
 @pytest.mark.ledger("ssm.hybrid")
 def test_generation_equals_the_argmax_of_whole_forwards() -> None:
-    model, said = build(HYBRID), random_ids(9).tolist()
-    for token in Engine(model, rows=2, capacity=64, store="paged").generate(said, Sampling(max_new=8, temperature=0)):
-        assert token.id == model(torch.tensor([said]))[0, -1].argmax()
-        said.append(token.id)
+    model, tokens = build(HYBRID), random_ids(9).tolist()
+    for token in Engine(model, rows=2, capacity=64, store="paged").generate(tokens, Sampling(max_new=8, temperature=0)):
+        assert token.id == model(torch.tensor([tokens]))[0, -1].argmax()
+        tokens.append(token.id)

@@ -1,4 +1,4 @@
-"""Every pair of parts works in every store, or is refused as expected."""
+"""Every mixer works with every position scheme in every store, or is refused as expected."""
 
 import dataclasses
 
@@ -29,7 +29,7 @@ MUST_BE_LISTED = (Body, Position, Scaling, Mask, Norm, Head, Input, Model, Decod
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if issubclass(class_of(kind, ""), MUST_BE_LISTED)])
 def test_every_part_is_in_a_model_of_the_table(kind: str) -> None:
     cls = class_of(kind, "")
-    assert any(type(part) is cls for part in listed(cls)), f"give {kind} a model in tests/laws.py"
+    assert any(type(part) is cls for part in listed(cls)), f"add a model with {kind} to tests/laws.py"
 
 
 BODIES = list(dict.fromkeys(listed(Body)))  # with all their options, each once
@@ -37,7 +37,7 @@ BODIES = list(dict.fromkeys(listed(Body)))  # with all their options, each once
 
 @pytest.mark.parametrize("body", BODIES, ids=lambda body: body.kind)
 def test_shape_and_gradients(body: Body) -> None:
-    """Of the input and of every weight, against finite differences, with padding in the row."""
+    """Gradients of the input and of every weight, against finite differences, with padding in the row."""
     module = body.build(WIDTH).double().eval()
     randomize_weights(module)
     weights = dict(module.named_parameters())
@@ -57,19 +57,21 @@ def test_a_position_scheme_has_an_effect(name: str) -> None:
     """Other distances between the same tokens change the output."""
     model = build(model_of(mixers()["attention"], positions()[name]))
     tokens = random_ids(1, 4)
-    near, far = (model(tokens, TokenLayout(torch.tensor([places]))) for places in ([0, 1, 2, 3], [0, 2, 4, 7]))
-    assert (near - far).abs().max() > 1e-3
+    consecutive, spaced = (
+        model(tokens, TokenLayout(torch.tensor([indices]))) for indices in ([0, 1, 2, 3], [0, 2, 4, 7])
+    )
+    assert (consecutive - spaced).abs().max() > 1e-3
 
 
 @pytest.mark.parametrize("name", positions())
-def test_a_scheme_with_a_bias_of_its_own_replaces_that_of_the_stack(name: str) -> None:
+def test_a_scheme_with_its_own_bias_replaces_that_of_the_stack(name: str) -> None:
     position = positions()[name]
     modules = [m for m in build(model_of(mixers()["attention"], position)).modules() if isinstance(m, PositionModule)]
     own_bias = any(type(module).bias is not PositionModule.bias for module in modules)
     assert position.replaces_bias == own_bias
 
 
-def test_parts_are_what_they_seem() -> None:
+def test_common_mixers_and_positions_are_listed() -> None:
     assert {"attention", "cross_attention", "linear_attention", "short_convolution"} <= mixers().keys()
     assert {"no_position", "rope", "rope, yarn", "learned", "alibi", "t5_buckets"} <= positions().keys()
     assert all(dataclasses.is_dataclass(part) for part in (*mixers().values(), *positions().values()))
@@ -81,16 +83,16 @@ SLOW = [name for name in mixers() if "," in name or name == "native_sparse"]
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else []) for name in mixers()]
 )
-def test_row(name: str) -> None:
+def test_a_mixer_with_every_position_in_every_store(name: str) -> None:
     body = mixers()[name]
     for scheme, position in positions().items():
         found = row(body, position)
-        nowhere = not takes_position(body) and not fits(position, "stack")
-        nowhere = nowhere or scheme == "t5_buckets of the stack" and body.bias_heads is None
-        for store, what in COLUMNS:
+        refused = not takes_position(body) and not fits(position, "stack")
+        refused = refused or scheme == "t5_buckets of the stack" and body.bias_heads is None
+        for store, law in COLUMNS:
             expected = "pass"
-            if nowhere:
+            if refused:
                 expected = "SpecError"
-            elif store != "fresh" and what == "packed":
+            elif store != "fresh" and law == "packed":
                 expected = "ValueError"
-            assert found[store, what] == expected, (name, scheme, store, what)
+            assert found[store, law] == expected, (name, scheme, store, law)

@@ -32,7 +32,7 @@ SMALL_CLIP = {
 }  # fmt: skip
 IMAGES = torch.linspace(-1, 1, 2 * 3 * 8 * 8).view(2, 3, 8, 8).sin()
 LANGUAGE = Decoder(31, 24, (Repeat((Block((Sublayer(Attention(4, position=Rope())), Sublayer(SwiGLU(40)))),), 2),))
-GIVEN = {  # name: model and inputs
+CASES = {  # name: model and inputs
     "encoder": (bert(**SMALL_BERT), (random_ids(2, 5),)),
     "masked": (bert(**SMALL_BERT, head=MaskedLM(BERT_DENSE)), (random_ids(2, 5),)),
     "classifier": (bert(**SMALL_BERT, head=Classification(3, dense=Dense())), (random_ids(2, 5),)),
@@ -50,55 +50,56 @@ GIVEN = {  # name: model and inputs
         (torch.tensor([[1, 5, 5, 5, 5, 2], [5, 5, 5, 5, 3, 4]]), None, None, IMAGES),
     ),
 }
-several = pytest.mark.parametrize("name", GIVEN)
+every_model = pytest.mark.parametrize("name", CASES)
 
 
-def run(model: nn.Module, given: tuple) -> Tensor:
+def run(model: nn.Module, inputs: tuple) -> Tensor:
     with torch.no_grad():
-        return model.eval()(*given)
+        return model.eval()(*inputs)
 
 
-@several
+@every_model
 def test_a_model_is_the_same_in_python_json_and_toml(name: str) -> None:
-    spec = GIVEN[name][0]
+    spec = CASES[name][0]
     assert type(spec).from_json(spec.to_json()) == spec
     assert type(spec).from_toml(spec.to_toml()) == spec
     assert spec.kind in ("encoder", "encoder_decoder", "dual_encoder", "interleaved")
 
 
-@several
+@every_model
 def test_a_seed_determines_the_weights_and_leaves_the_global_generator_unchanged(name: str) -> None:
-    spec, given = GIVEN[name]
+    spec, inputs = CASES[name]
     torch.manual_seed(7)
     expected = torch.rand(3)
     torch.manual_seed(7)
-    one, two, other = (run(spec.build(seed), given) for seed in (1, 1, 2))
+    one, two, other = (run(spec.build(seed), inputs) for seed in (1, 1, 2))
     assert torch.equal(torch.rand(3), expected)
     assert torch.equal(one, two)
     assert not torch.equal(one, other)
 
 
-@several
+@every_model
 def test_a_loaded_model_equals_the_saved_one(name: str, tmp_path: Path) -> None:
-    spec, given = GIVEN[name]
+    spec, inputs = CASES[name]
     saved = spec.build(0)
     save(saved, tmp_path / "model")
     loaded = load(tmp_path / "model")
     assert loaded.spec == spec
     assert not loaded.training
-    assert torch.equal(run(loaded, given), run(saved, given))
+    assert torch.equal(run(loaded, inputs), run(saved, inputs))
     names = [n for n, _ in saved.named_parameters()]
-    assert [n for n, _ in loaded.named_parameters()] == names  # shared weights are shared again
+    assert [n for n, _ in loaded.named_parameters()] == names  # tied weights are tied again
 
 
-@several
+@every_model
 def test_parameters_are_counted_without_building(name: str) -> None:
-    spec: Model = GIVEN[name][0]
+    spec: Model = CASES[name][0]
     assert count_parameters(spec) == sum(p.numel() for p in spec.build().parameters())
 
 
-def test_a_config_may_claim_any_depth_and_is_refused_at_once(tmp_path: Path) -> None:
-    save(GIVEN["encoder-decoder"][0].build(0), tmp_path / "model")
+def test_a_config_that_does_not_fit_its_files_is_refused(tmp_path: Path) -> None:
+    """A depth of 10⁹ is refused before any layer is built."""
+    save(CASES["encoder-decoder"][0].build(0), tmp_path / "model")
     (tmp_path / "model" / "manifest.json").unlink()
     file = tmp_path / "model" / "config.json"
     config = json.loads(file.read_text())
@@ -112,12 +113,12 @@ def test_a_config_may_claim_any_depth_and_is_refused_at_once(tmp_path: Path) -> 
         load(tmp_path / "model")
 
 
-@several
+@every_model
 def test_every_weight_gets_a_finite_gradient(name: str) -> None:
-    spec, given = GIVEN[name]
+    spec, inputs = CASES[name]
     model = spec.build(0).double().eval()
-    given = tuple(x.double() if isinstance(x, Tensor) and x.is_floating_point() else x for x in given)
-    model(*given).sin().sum().backward()
+    inputs = tuple(x.double() if isinstance(x, Tensor) and x.is_floating_point() else x for x in inputs)
+    model(*inputs).sin().sum().backward()
     for path, parameter in model.named_parameters():
         assert parameter.grad is not None and parameter.grad.isfinite().all(), path
 
@@ -139,5 +140,5 @@ FROZEN = {
 @pytest.mark.parametrize("name", FROZEN)
 def test_names_of_weights_are_frozen(name: str) -> None:
     """Checkpoints depend on these names: a change here needs a way to read the old ones."""
-    names = [n for n, _ in GIVEN[name][0].build().named_parameters()]
+    names = [n for n, _ in CASES[name][0].build().named_parameters()]
     assert set(FROZEN[name].split()) <= set(names), set(FROZEN[name].split()) - set(names)

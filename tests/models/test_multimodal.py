@@ -31,7 +31,7 @@ from regard.parts.position.learned import Learned
 from regard.parts.position.rope import Rope
 from regard.spec import SpecError
 from tests.laws import VOCAB, WIDTH, error, layout_with_padding, random_ids, randomize_weights
-from tests.models.foreign import PROJECTIONS, fill, randomized, renamed
+from tests.models.reference_weights import PROJECTIONS, fill, randomized, renamed
 
 SMALL = {
     "image": 8, "patch": 4, "width": 24, "heads": 4, "layers": 2, "vocab": VOCAB, "length": 12,
@@ -55,13 +55,13 @@ CLIP = {
 EOS = VOCAB - 1
 
 
-def pictures(count: int, side: int = 8, seed: int = 3) -> Tensor:
+def random_images(count: int, side: int = 8, seed: int = 3) -> Tensor:
     return torch.randn(count, 3, side, side, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
 @pytest.mark.ledger("mm.clip")
 def test_equal_to_clip() -> None:
-    """Logits, loss and gradients; CLIP finds the end of a text by the token id, we by the position."""
+    """Logits, loss and gradients; CLIP finds the last token of a text by its id, and ours by its position."""
     import transformers
 
     sizes = {"num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64, "vocab_size": VOCAB}
@@ -83,18 +83,18 @@ def test_equal_to_clip() -> None:
     layout, tokens = layout_with_padding(lengths, 9), random_ids(3, 9) % EOS
     for row, length in enumerate(lengths):
         tokens[row, length - 1] = EOS
-    out = theirs(tokens, pictures(3), attention_mask=layout.valid.long(), return_loss=True)
-    found = ours(pictures(3), tokens, layout)
+    out = theirs(tokens, random_images(3), attention_mask=layout.valid.long(), return_loss=True)
+    found = ours(random_images(3), tokens, layout)
     assert error(found, out.logits_per_image) <= 1e-12
-    batch = Batch(images=pictures(3), tokens=tokens, valid=layout.valid)
+    batch = Batch(images=random_images(3), tokens=tokens, valid=layout.valid)
     loss, count, metrics = Contrastive()(ours, batch)
     assert error(loss / count, out.loss) <= 1e-12
     assert metrics["accuracy"] == (found.argmax(-1) == torch.arange(3)).sum()
     (loss / count).backward()
     out.loss.backward()
-    wanted = renamed({name: p.grad for name, p in theirs.named_parameters()}, CLIP)
+    expected_gradients = renamed({name: p.grad for name, p in theirs.named_parameters()}, CLIP)
     for name, parameter in ours.named_parameters():
-        assert error(parameter.grad, wanted[name].reshape(parameter.shape)) <= 1e-9, name
+        assert error(parameter.grad, expected_gradients[name].reshape(parameter.shape)) <= 1e-9, name
 
 
 @pytest.mark.ledger("mm.clip")
@@ -102,10 +102,10 @@ def test_clip_has_its_published_size() -> None:
     assert sum(p.numel() for p in build_on_meta(clip()).parameters()) == 151_277_313
 
 
-def test_logits_are_cosines_over_the_temperature() -> None:
+def test_logits_are_cosine_similarities_over_the_temperature() -> None:
     model = randomized(replace(clip(**SMALL), temperature=0.5, bias=-3.0).build(0))
     assert DualEncoder.from_json(model.spec.to_json()) == model.spec
-    images, tokens = pictures(2), random_ids(3, 5)
+    images, tokens = random_images(2), random_ids(3, 5)
     found = model(images, tokens)
     assert found.shape == (2, 3)
     for i in range(2):
@@ -113,8 +113,8 @@ def test_logits_are_cosines_over_the_temperature() -> None:
             a, b = model.image(images[i : i + 1])[0], model.text(tokens[j : j + 1])[0]
             cosine = (a @ b) / (a.norm() * b.norm())
             assert error(found[i, j], model.scale.exp() * cosine + model.bias) <= 1e-12
-    fresh = replace(clip(**SMALL), temperature=0.5, bias=-3.0).build(0)
-    assert abs(fresh.scale.exp().item() - 2.0) < 1e-6 and fresh.bias.item() == -3.0
+    untrained = replace(clip(**SMALL), temperature=0.5, bias=-3.0).build(0)
+    assert abs(untrained.scale.exp().item() - 2.0) < 1e-6 and untrained.bias.item() == -3.0
 
 
 VISION = Encoder(
@@ -162,7 +162,7 @@ def prompt(spec: Interleaved, *ids: int) -> Tensor:
 
 
 @pytest.mark.ledger("mm.interleave")
-def test_an_image_takes_as_many_tokens_as_it_has_patches() -> None:
+def test_a_marker_is_expanded_to_one_token_per_patch() -> None:
     spec = SPECS["rope"]
     assert spec.patches == 4  # [CLS] and the register are not passed to the decoder
     assert spec.expand([1, 5, 2, 5]) == [1, 5, 5, 5, 5, 2, 5, 5, 5, 5]
@@ -170,21 +170,21 @@ def test_an_image_takes_as_many_tokens_as_it_has_patches() -> None:
 
 @pytest.mark.parametrize("name", SPECS)
 @pytest.mark.ledger("mm.interleave")
-def test_patches_replace_the_markers(name: str) -> None:
+def test_patches_replace_the_embeddings_of_markers(name: str) -> None:
     """Against the decoder applied to embeddings that are replaced in a loop."""
-    model, images = build(SPECS[name]), pictures(2)
+    model, images = build(SPECS[name]), random_images(2)
     decoder, tokens = model.decoder, prompt(SPECS[name], 1, 5, 2, 3, 5, 7)
     patches = model.projector(model.vision.read(images)[0].x[:, 2:]).flatten(0, 1)
-    rows, taken = [], 0
+    rows, used = [], 0
     for token in tokens[0]:
         if token == 5:
-            rows.append(patches[taken])
-            taken += 1
+            rows.append(patches[used])
+            used += 1
         else:
             rows.append(decoder.embedding.weight[token] * decoder.spec.embedding_scale)
     layout = TokenLayout.whole(*tokens.shape)
     x, _ = decoder.stack(decoder.position.embed(torch.stack(rows).unsqueeze(0), layout), layout)
-    assert taken == 8
+    assert used == 8
     assert error(model(tokens, images=images), decoder.logits(decoder.norm(x))) <= 1e-12
 
 
@@ -193,9 +193,9 @@ def test_patches_replace_the_markers(name: str) -> None:
 @pytest.mark.ledger("mm.interleave")
 def test_cached_equals_whole(name: str, kind: str) -> None:
     """A prompt that starts with an image, then tokens one by one, for which only the decoder runs."""
-    model, images = build(SPECS[name]), pictures(2)
-    text = random_ids(2, 6) % 5  # no markers
-    tokens = torch.cat([torch.full((2, 4), 5), text], 1)
+    model, images = build(SPECS[name]), random_images(2)
+    text_ids = random_ids(2, 6) % 5  # no markers
+    tokens = torch.cat([torch.full((2, 4), 5), text_ids], 1)
     store = STORES[kind](model.spec)
     assert all(store.reserve(row, 32) for row in range(2))
     found = [model(tokens[:, :5], now := TokenLayout(torch.arange(5).expand(2, 5)), store.begin_forward(now), images)]
@@ -210,7 +210,7 @@ def test_cached_equals_whole(name: str, kind: str) -> None:
 @pytest.mark.parametrize("left", [False, True], ids=["right", "left"])
 def test_padded_batch_equals_each_alone(name: str, left: bool) -> None:
     """Rows with no image, one and two."""
-    model, images, spec = build(SPECS[name]), pictures(3), SPECS[name]
+    model, images, spec = build(SPECS[name]), random_images(3), SPECS[name]
     prompts = [prompt(spec, 1, 2, 3), prompt(spec, 5, 1), prompt(spec, 2, 5, 3, 5)]
     image_indices = [[], [0], [1, 2]]
     layout = layout_with_padding([row.shape[1] for row in prompts], 10, left)
@@ -225,28 +225,28 @@ def test_padded_batch_equals_each_alone(name: str, left: bool) -> None:
 
 @pytest.mark.parametrize("name", SPECS)
 def test_packed_equals_separate(name: str) -> None:
-    model, images, spec = build(SPECS[name]), pictures(2), SPECS[name]
-    one, two = prompt(spec, 1, 5, 2), prompt(spec, 5, 3)
+    model, images, spec = build(SPECS[name]), random_images(2), SPECS[name]
+    first, second = prompt(spec, 1, 5, 2), prompt(spec, 5, 3)
     positions = torch.cat([torch.arange(6), torch.arange(5)]).unsqueeze(0)
     segments = torch.tensor([[0] * 6 + [1] * 5])
-    packed = model(torch.cat([one, two], 1), TokenLayout(positions, segments, consecutive=True), images=images)
-    separate = [model(one, images=images[:1]), model(two, images=images[1:])]
+    packed = model(torch.cat([first, second], 1), TokenLayout(positions, segments, consecutive=True), images=images)
+    separate = [model(first, images=images[:1]), model(second, images=images[1:])]
     assert error(packed, torch.cat(separate, 1)) <= 1e-9
 
 
 def test_features_are_taken_from_intermediate_blocks() -> None:
     """After the selected blocks, concatenated, without the norm; with [CLS] and registers if whole=True."""
     spec = replace(SPECS["rope"], features=(-2, 2, 0), whole=True)
-    model, images = build(spec), pictures(2)
-    seen: list[Tensor] = []
+    model, images = build(spec), random_images(2)
+    hidden: list[Tensor] = []
     vision = model.vision
-    hooks = [vision.stack.input.register_forward_hook(lambda _, __, out: seen.append(out))]
-    hooks += [block.register_forward_hook(lambda _, __, out: seen.append(out[0])) for block in vision.stack.blocks]
+    hooks = [vision.stack.input.register_forward_hook(lambda _, __, out: hidden.append(out))]
+    hooks += [block.register_forward_hook(lambda _, __, out: hidden.append(out[0])) for block in vision.stack.blocks]
     vision.read(images)
     for hook in hooks:
         hook.remove()
     assert (spec.depths, spec.patches) == ((1, 2, 0), 6)
-    assert error(model.image_features(images)[0], torch.cat([seen[1], seen[2], seen[0]], -1)) <= 1e-12
+    assert error(model.image_features(images)[0], torch.cat([hidden[1], hidden[2], hidden[0]], -1)) <= 1e-12
     assert model(prompt(spec, 1, 5, 2), images=images[:1]).shape == (1, 8, VOCAB)
     with pytest.raises(SpecError, match=r"features=\(-4,\) exceeds the 2 blocks"):
         build(replace(spec, features=(-4,))).image_features(images)
@@ -256,29 +256,27 @@ def test_a_text_ends_at_its_first_end_token() -> None:
     """Tokens after the first end are ignored, with padding on either side."""
     model = randomized(replace(clip(**SMALL), end=EOS).build(0))
     alone = torch.tensor([[1, 2, 3, EOS]])
-    expected = model(pictures(2), alone)
+    expected = model(random_images(2), alone)
     with_suffix = torch.cat([alone, torch.tensor([[EOS, 4, EOS]])], 1)
-    assert error(model(pictures(2), with_suffix), expected) <= 1e-12
+    assert error(model(random_images(2), with_suffix), expected) <= 1e-12
     left_padded = torch.cat([torch.tensor([[EOS, EOS]]), alone], 1)
-    assert error(model(pictures(2), left_padded, layout_with_padding([4], 6, left=True)), expected) <= 1e-12
-    unterminated = alone[:, :3]
-    assert (
-        error(model(pictures(2), unterminated), randomized(clip(**SMALL).build(0))(pictures(2), unterminated)) <= 1e-12
-    )
+    assert error(model(random_images(2), left_padded, layout_with_padding([4], 6, left=True)), expected) <= 1e-12
+    unterminated, without_end = alone[:, :3], randomized(clip(**SMALL).build(0))
+    assert error(model(random_images(2), unterminated), without_end(random_images(2), unterminated)) <= 1e-12
 
 
 def test_text_attends_to_the_image_and_the_image_not_to_later_text() -> None:
     model, spec = build(SPECS["rope"]), SPECS["rope"]
     tokens, other = prompt(spec, 1, 5, 2, 3), prompt(spec, 1, 5, 2, 4)
-    one, two = pictures(1), pictures(1, seed=4)
-    assert torch.equal(model(tokens, images=one)[:, :-1], model(other, images=one)[:, :-1])
-    assert torch.equal(model(tokens, images=one)[:, 0], model(tokens, images=two)[:, 0])
-    assert not torch.allclose(model(tokens, images=one)[:, -1], model(tokens, images=two)[:, -1])
+    image, other_image = random_images(1), random_images(1, seed=4)
+    assert torch.equal(model(tokens, images=image)[:, :-1], model(other, images=image)[:, :-1])
+    assert torch.equal(model(tokens, images=image)[:, 0], model(tokens, images=other_image)[:, 0])
+    assert not torch.allclose(model(tokens, images=image)[:, -1], model(tokens, images=other_image)[:, -1])
 
 
 def test_every_weight_gets_a_gradient() -> None:
     model, spec = build(SPECS["rope"]).requires_grad_(), SPECS["rope"]
-    model(prompt(spec, 1, 5, 2, 3), images=pictures(1)).sin().sum().backward()
+    model(prompt(spec, 1, 5, 2, 3), images=random_images(1)).sin().sum().backward()
     for name, parameter in model.named_parameters():
         unused = name.endswith("k_proj.bias")  # adds the same number to all scores of a query
         assert parameter.grad.isfinite().all() and (parameter.grad.any() or unused), name
@@ -291,20 +289,20 @@ def test_losses_of_experts_in_the_vision_encoder_reach_the_outputs() -> None:
     vision = replace(VISION, layers=(Repeat((experts,)),))
     spec = Interleaved(vision, LANGUAGE, marker=3)
     model = spec.build(seed=0).train()
-    assert list(model(prompt(spec, 1, 3, 2), images=pictures(1).float(), outputs=True).losses) == ["balance"]
-    space = Pooled("last", 4)
-    pair = DualEncoder(replace(vision, head=space), replace(TEXT, head=space, layers=vision.layers))
-    batch = Batch(images=pictures(2).float(), tokens=torch.tensor([[1, 2], [3, 4]]))
-    loss, count, metrics = Contrastive()(pair.build(seed=0).train(), batch)
-    plain, *_ = Contrastive()(pair.build(seed=0).eval(), batch)
+    assert list(model(prompt(spec, 1, 3, 2), images=random_images(1).float(), outputs=True).losses) == ["balance"]
+    head = Pooled("last", 4)
+    dual_encoder = DualEncoder(replace(vision, head=head), replace(TEXT, head=head, layers=vision.layers))
+    batch = Batch(images=random_images(2).float(), tokens=torch.tensor([[1, 2], [3, 4]]))
+    loss, count, metrics = Contrastive()(dual_encoder.build(seed=0).train(), batch)
+    without_balance, *_ = Contrastive()(dual_encoder.build(seed=0).eval(), batch)
     assert metrics["balance"] > 0
-    assert torch.isclose(loss, plain + metrics["balance"])
+    assert torch.isclose(loss, without_balance + metrics["balance"])
 
 
-def test_markers_and_images_must_agree() -> None:
+def test_a_number_of_markers_that_does_not_fit_the_images_is_refused() -> None:
     model, spec = build(SPECS["rope"]), SPECS["rope"]
     with pytest.raises(ValueError, match="4 marker tokens, but 2 images have 4 patches each"):
-        model(prompt(spec, 1, 5), images=pictures(2))
+        model(prompt(spec, 1, 5), images=random_images(2))
     with pytest.raises(ValueError, match="4 marker tokens, but 0 images"):
         model(prompt(spec, 1, 5))
 

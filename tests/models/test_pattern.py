@@ -1,4 +1,4 @@
-"""Patterns equal the runs that they describe, in Python, TOML, JSON and on the command line."""
+"""A pattern equals the layers that it describes, in Python, TOML, JSON and on the command line."""
 
 import json
 from dataclasses import replace
@@ -73,7 +73,7 @@ def test_a_term_changes_the_mixer(term: str, expected: object) -> None:
     assert mixers(term, 1) == [expected]
 
 
-def test_a_feed_forward_may_change_too() -> None:
+def test_a_term_can_change_the_feed_forward() -> None:
     runs = tile(BASE, "window(8), full + experts(4, 2)", 2)
     assert runs[0].blocks[1] == Block((Sublayer(GQA), Sublayer(Experts(4, 2, SwiGLU(40)))))
     assert tile(BASE, "swiglu(8) + window(3)", 1)[0].blocks[0].sublayers[1].body == SwiGLU(8)
@@ -84,8 +84,8 @@ def test_the_rest_of_the_block_is_unchanged() -> None:
     changed = tile(base, "window(8)", 1)[0].blocks[0]
     assert changed.sublayers[0] == base.sublayers[0] and changed.sublayers[2] == base.sublayers[2]
     assert changed.sublayers[1].body == attention(mask=Window(8)) and changed.style == "parallel"
-    across = Block((Sublayer(CrossAttention(4)), *BASE.sublayers))
-    assert tile(across, "window(8)", 1)[0].blocks[0].sublayers[0] == Sublayer(CrossAttention(4))
+    with_cross_attention = Block((Sublayer(CrossAttention(4)), *BASE.sublayers))
+    assert tile(with_cross_attention, "window(8)", 1)[0].blocks[0].sublayers[0] == Sublayer(CrossAttention(4))
 
 
 def test_in_an_encoder_full_and_windows_are_bidirectional() -> None:
@@ -123,9 +123,9 @@ def test_in_an_encoder_full_and_windows_are_bidirectional() -> None:
     ],
 )
 def test_wrong_patterns_are_refused(pattern: str, message: str) -> None:
-    with pytest.raises(SpecError) as found:
+    with pytest.raises(SpecError) as raised:
         tile(BASE, pattern, 4)
-    assert message in str(found.value) and repr(pattern) in str(found.value)
+    assert message in str(raised.value) and repr(pattern) in str(raised.value)
 
 
 def test_a_block_that_the_term_cannot_change_is_refused() -> None:
@@ -157,14 +157,14 @@ def test_a_pattern_in_a_file_equals_its_runs() -> None:
         Decoder.from_toml(table.replace("window(4)", "windw(4)"))
 
 
-def test_tiled_layers_beside_other_runs() -> None:
+def test_tiled_layers_can_be_mixed_with_other_runs() -> None:
     first, tiled = Repeat((block(attention(mask=Causal())),)), Tiled(BASE, "window(4)", 3)
     mixed = Decoder(31, 24, (first, tiled))  # ty: ignore
     assert mixed.layers == (first, Repeat((block(attention(mask=Window(4))),), 3))
     assert Tiled.from_json(tiled.to_json()) == tiled
 
 
-def test_a_tiled_model_equals_the_written_out_one() -> None:
+def test_a_tiled_model_equals_its_expanded_spec() -> None:
     spec = retile(decoder(block(LinearAttention(4)), BASE), "window(4), linear")
     assert len(spec.blocks) == 4 and spec.blocks[0] == block(attention(mask=Window(4)))
     tokens = random_ids(1, 9)
@@ -175,12 +175,12 @@ def test_a_tiled_model_equals_the_written_out_one() -> None:
         retile(OTHERS["encoder-decoder"], "window(4)")
 
 
-def test_a_pattern_on_the_command_line(tmp_path: Path) -> None:
+def test_the_command_line_accepts_a_pattern(tmp_path: Path) -> None:
     small = ("--model.width=24", "--tokenizer.by=byte", "--model.layers.0.times=3")
     run = tmp_path / "run"
     steps = ("--train.steps=1", "--data.rows=1", "--data.length=32")
-    done = regard("train", "llama", "--pattern", "window(4), full(no_position)", "--out", run, *small, *steps)
-    assert done.exit_code == 0, done.output
+    result = regard("train", "llama", "--pattern", "window(4), full(no_position)", "--out", run, *small, *steps)
+    assert result.exit_code == 0, result.output
     model = Decoder.from_dict(json.loads((run / "config.json").read_text())["model"])
     masks = [block.sublayers[0].body.mask for block in model.blocks]  # ty: ignore
     assert masks == [Window(4), Causal(), Window(4)]

@@ -34,12 +34,12 @@ TABLES = {
 ELSEWHERE = {
     "cross_attention": "reads a source, and a decoder has none",
     "attentive_recurrence": "reads a source, and a decoder has none",
-    "linformer": "lets a decoder see later tokens",
-    "big_bird_attention": "lets a decoder see later tokens",
-    "global_attention": "lets a decoder see later tokens",
-    "bidirectional": "lets a decoder see later tokens",
-    "full": "lets a decoder see later tokens",
-    "prefix_lm": "lets a decoder see later tokens",
+    "linformer": "would let a decoder attend to later tokens",
+    "big_bird_attention": "would let a decoder attend to later tokens",
+    "global_attention": "would let a decoder attend to later tokens",
+    "bidirectional": "would let a decoder attend to later tokens",
+    "full": "would let a decoder attend to later tokens",
+    "prefix_lm": "would let a decoder attend to later tokens",
 }
 
 
@@ -53,7 +53,7 @@ def test_every_part_is_drawn(kind: str) -> None:
 
 
 EXAMPLES = settings.default.max_examples  # of the profile
-UNSHRUNK = settings(phases=[Phase.generate], suppress_health_check=list(HealthCheck))  # to shrink takes minutes
+UNSHRUNK = settings(phases=[Phase.generate], suppress_health_check=list(HealthCheck))  # shrinking takes minutes
 MIXED = [law for law in LAWS if LAWS[law].needs in ("memory", "engine", "padding", "packing")]
 
 
@@ -106,5 +106,5 @@ def train_a_step(spec: Decoder, seed: int) -> None:
 
 
 def unused(name: str, spec: Decoder) -> bool:
-    """A table of biases for a stack in which nothing has scores."""
+    """Whether this is a table of biases that no attention of the stack uses."""
     return isinstance(spec.position, T5Buckets) and name == "position.table.weight"

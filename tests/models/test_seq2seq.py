@@ -1,4 +1,4 @@
-"""Sequence to sequence: states and attention against plain loops and torch, and a task that it learns."""
+"""Sequence to sequence: states and attention against loops and torch, and training on a small task."""
 
 import pytest
 import torch
@@ -29,13 +29,13 @@ VOCAB, WIDTH, START, END = 15, 6, 1, 2
 SOURCE, TARGET = torch.tensor([[3, 8, 4, 4, 7], [5, 3, 9, 6, 8]]), torch.tensor([[1, 4, 9, 12], [1, 7, 7, 3]])
 
 
-def wide(spec: Seq2Seq) -> Seq2SeqModule:
+def build_random(spec: Seq2Seq) -> Seq2SeqModule:
     model = spec.build(seed=0).double().eval()
     randomize_weights(model)
     return model
 
 
-def recurrences(half: nn.Module) -> list[RecurrentCell]:
+def recurrent_cells(half: nn.Module) -> list[RecurrentCell]:
     return [module for module in half.modules() if isinstance(module, RecurrentCell)]
 
 
@@ -47,35 +47,35 @@ def encoded(model: Seq2SeqModule, source: Tensor) -> Tensor:
 @pytest.mark.ledger("anc.seq2seq")
 def test_the_target_starts_from_the_final_state_of_the_source() -> None:
     """Two layers of torch.nn on each side, with our weights; the target starts from the source's final states."""
-    model = wide(seq2seq(VOCAB, WIDTH, LSTM(), layers=2))
+    model = build_random(seq2seq(VOCAB, WIDTH, LSTM(), layers=2))
     theirs = [nn.LSTM(WIDTH, WIDTH, 2, batch_first=True).double() for _ in range(2)]
     for half, lstm in zip((model.source, model.target), theirs, strict=True):
-        for i, cell in enumerate(recurrences(half)):
+        for i, cell in enumerate(recurrent_cells(half)):
             for name, weight in (
                 ("weight_ih", cell.x_proj.weight), ("weight_hh", cell.h_proj.weight), ("bias_ih", cell.bias),
                 ("bias_hh", torch.zeros_like(cell.bias)),
             ):  # fmt: skip
                 getattr(lstm, f"{name}_l{i}").data.copy_(weight)
-    _, last = theirs[0](model.source.input(SOURCE, None))
-    said, _ = theirs[1](model.target.embedding(TARGET), last)
+    _, final_state = theirs[0](model.source.input(SOURCE, None))
+    hidden, _ = theirs[1](model.target.embedding(TARGET), final_state)
     logits = model(SOURCE, TARGET)
     assert logits.shape == (2, 4, VOCAB)
-    assert error(logits, model.target.head(said)) <= 1e-14
+    assert error(logits, model.target.head(hidden)) <= 1e-14
 
 
 @pytest.mark.ledger("anc.bahdanau")
-def test_additive_attention_comes_before_every_step() -> None:
-    """Six steps: states of the source, scores with s_{i-1}, weights, context, the step, the token."""
-    model = wide(seq2seq(VOCAB, WIDTH, GRU(reset="before"), "additive", bidirectional=True))
+def test_additive_attention_is_computed_before_each_recurrent_step() -> None:
+    """A loop over the target: scores of the source's states with s_{i-1}, weights, context, the next state, logits."""
+    model = build_random(seq2seq(VOCAB, WIDTH, GRU(reset="before"), "additive", bidirectional=True))
     body = model.target.stack.blocks[0].sublayers[0].body
     attention, cell = body.attention, body.recurrence
     logits = model(SOURCE, TARGET)
     for row in range(2):
         h = encoded(model, SOURCE[row : row + 1])[0]  # (S, D)
-        ahead, back = h.chunk(2, -1)
-        s = torch.cat([ahead[-1], back[0]])
-        for i, word in enumerate(TARGET[row]):
-            x = model.target.embedding(word)
+        forward, backward = h.chunk(2, -1)
+        s = torch.cat([forward[-1], backward[0]])
+        for i, token in enumerate(TARGET[row]):
+            x = model.target.embedding(token)
             scores = [attention.v[0] @ torch.tanh(attention.q_proj(s) + attention.k_proj(state)) for state in h]
             alpha = torch.stack(scores).softmax(0)
             assert abs(alpha.sum() - 1) <= 1e-14
@@ -91,41 +91,43 @@ def test_weights_of_additive_attention_sum_to_one_and_pass_gradcheck() -> None:
     attention = ScoredAttention(score_dim=3, source=True).build(WIDTH).double()
     assert isinstance(attention, AdditiveModule)
     s, h = torch.randn(2, 1, 4, WIDTH, generator=torch.Generator().manual_seed(0), dtype=torch.float64).unbind()
-    before = TokenLayout.whole(1, 4).cross(
+    layout = TokenLayout.whole(1, 4).cross(
         TokenLayout(torch.arange(4)[None], valid=torch.tensor([[True, True, True, False]]))
     )
     arrays = attention.read(h)
-    alpha = attention.weights(attention.q_proj(s).unsqueeze(1), arrays["k"], before)
+    alpha = attention.weights(attention.q_proj(s).unsqueeze(1), arrays["k"], layout)
     assert (alpha.sum(-1) - 1).abs().max() <= 1e-15 and (alpha[..., 3] == 0).all()
     s, h = s.requires_grad_(), h.requires_grad_()
-    looked = lambda s, h: attention.output(s, before, *attention.read(h).values())  # noqa: E731
-    assert torch.autograd.gradcheck(looked, (s, h), fast_mode=True)
+    attend = lambda s, h: attention.output(s, layout, *attention.read(h).values())  # noqa: E731
+    assert torch.autograd.gradcheck(attend, (s, h), fast_mode=True)
 
 
 def luong(score: str) -> Seq2SeqModule:
-    return wide(seq2seq(VOCAB, WIDTH, LSTM(), score))
+    return build_random(seq2seq(VOCAB, WIDTH, LSTM(), score))
 
 
 @pytest.mark.ledger("anc.luong")
 @pytest.mark.parametrize("score", ["dot", "general"])
-def test_multiplicative_attention_comes_after_the_step(score: str) -> None:
+def test_multiplicative_attention_is_computed_after_each_recurrent_step(score: str) -> None:
     model = luong(score)
     attention = model.target.stack.blocks[1].sublayers[0].body
     logits = model(SOURCE, TARGET)
-    plain = wide(seq2seq(VOCAB, WIDTH, LSTM()))  # the states s_t are those of the model without attention
-    plain.load_state_dict({name: tensor for name, tensor in model.state_dict().items() if "blocks.1" not in name})
+    # the states s_t are those of the model without attention
+    without_attention = build_random(seq2seq(VOCAB, WIDTH, LSTM()))
+    weights = {name: tensor for name, tensor in model.state_dict().items() if "blocks.1" not in name}
+    without_attention.load_state_dict(weights)
     for row in range(2):
         h = encoded(model, SOURCE[row : row + 1])[0]
-        said = plain_states(plain, row)
+        hidden = hidden_states(without_attention, row)
         for t in range(4):
             w = attention.q_proj.weight if score == "general" else torch.eye(WIDTH, dtype=torch.float64)
-            alpha = torch.stack([(w @ said[t]) @ state for state in h]).softmax(0)
+            alpha = torch.stack([(w @ hidden[t]) @ state for state in h]).softmax(0)
             c = sum(weight * state for weight, state in zip(alpha, h, strict=True))
-            attentional = torch.tanh(attention.o_proj(c) + attention.s_proj(said[t]))
+            attentional = torch.tanh(attention.o_proj(c) + attention.s_proj(hidden[t]))
             assert error(logits[row, t], model.target.head(attentional)) <= 1e-13
 
 
-def plain_states(model: Seq2SeqModule, row: int) -> Tensor:
+def hidden_states(model: Seq2SeqModule, row: int) -> Tensor:
     """(L, D) hidden states of a target without attention."""
     head, model.target.head = model.target.head, nn.Identity()
     try:
@@ -152,18 +154,18 @@ def draw(rows: int, generator: torch.Generator) -> tuple[list[list[int]], list[l
     return sources, [[6 + token for token in reversed(source)] for source in sources]
 
 
-def greedy(model: Seq2SeqModule, source: list[int], most: int = 8) -> list[int]:
+def greedy(model: Seq2SeqModule, source: list[int], max_length: int = 8) -> list[int]:
     """Greedy decoding, token by token, with the source only in the first forward."""
-    store = Contiguous(model.spec.memory(), 1, most, torch.float32, source=8)
-    store.reserve(0, most)
-    said = [START]
-    while said[-1] != END and len(said) < most:
-        layout = TokenLayout(torch.tensor([[len(said) - 1]]))
-        first = torch.tensor([source]) if len(said) == 1 else None
-        said.append(
-            int(model(first, torch.tensor([said[-1:]]), None, layout, store.begin_forward(layout))[0, -1].argmax())
+    store = Contiguous(model.spec.memory(), 1, max_length, torch.float32, source=8)
+    store.reserve(0, max_length)
+    generated = [START]
+    while generated[-1] != END and len(generated) < max_length:
+        layout = TokenLayout(torch.tensor([[len(generated) - 1]]))
+        first = torch.tensor([source]) if len(generated) == 1 else None
+        generated.append(
+            int(model(first, torch.tensor([generated[-1:]]), None, layout, store.begin_forward(layout))[0, -1].argmax())
         )
-    return said
+    return generated
 
 
 LEARNERS = {
@@ -173,10 +175,10 @@ LEARNERS = {
 }
 
 
-@pytest.mark.parametrize(("recurrence", "attention", "both"), LEARNERS.values(), ids=LEARNERS)
-def test_learns_to_translate_backwards(recurrence: Body, attention: str, both: bool) -> None:
+@pytest.mark.parametrize(("recurrence", "attention", "bidirectional"), LEARNERS.values(), ids=LEARNERS)
+def test_a_model_learns_to_translate_and_reverse(recurrence: Body, attention: str, bidirectional: bool) -> None:
     """Trained by teacher forcing, evaluated by greedy decoding."""
-    model = seq2seq(VOCAB, 48, recurrence, attention, bidirectional=both).build(seed=0)
+    model = seq2seq(VOCAB, 48, recurrence, attention, bidirectional=bidirectional).build(seed=0)
     generator, optimizer = torch.Generator().manual_seed(0), AdamW().build(model, lr=1e-2)
     steps = [
         take_step(model, translation, pairs(*draw(32, generator), START, END), optimizer, clip=1.0) for _ in range(150)
@@ -190,18 +192,18 @@ def test_learns_to_translate_backwards(recurrence: Body, attention: str, both: b
 
 
 def test_packed_documents_need_a_source_each() -> None:
-    model = wide(seq2seq(VOCAB, WIDTH))
+    model = build_random(seq2seq(VOCAB, WIDTH))
     layout = TokenLayout(torch.tensor([[0, 1, 0, 1], [0, 1, 2, 3]]), torch.tensor([[0, 0, 1, 1], [0, 0, 0, 0]]))
     with pytest.raises(ValueError, match="has 2 documents, the target 3"):
         model(SOURCE, TARGET, None, layout)
 
 
-def half(*bodies: Body) -> tuple[Repeat, ...]:
+def layers(*bodies: Body) -> tuple[Repeat, ...]:
     return (Repeat((Block(tuple(Sublayer(body) for body in bodies)),)),)
 
 
 @pytest.mark.parametrize(
-    ("reads", "writes", "said"),
+    ("source_bodies", "target_bodies", "message"),
     [
         ((LSTM(),), (GRU(),), "the source's state is"),
         ((LSTM(5),), (LSTM(),), "of the same kind and size"),
@@ -210,9 +212,9 @@ def half(*bodies: Body) -> tuple[Repeat, ...]:
         ((GRU(),), (AttentionRNN(GRU(), ScoredAttention(source=True, source_width=9)),), "source_width=6"),
     ],
 )
-def test_states_that_do_not_match_are_refused(reads: tuple, writes: tuple, said: str) -> None:
-    with pytest.raises(SpecError, match=said):
-        Seq2Seq(Encoder(Tokens(VOCAB), WIDTH, half(*reads)), Decoder(VOCAB, WIDTH, half(*writes)))
+def test_states_that_do_not_match_are_refused(source_bodies: tuple, target_bodies: tuple, message: str) -> None:
+    with pytest.raises(SpecError, match=message):
+        Seq2Seq(Encoder(Tokens(VOCAB), WIDTH, layers(*source_bodies)), Decoder(VOCAB, WIDTH, layers(*target_bodies)))
 
 
 def test_wrong_attention_of_a_recurrence_is_refused() -> None:
@@ -231,16 +233,16 @@ def test_the_spec_round_trips_and_can_be_planned() -> None:
 
 
 def test_a_row_cannot_start_without_its_source():
-    model = wide(seq2seq(VOCAB, WIDTH))
+    model = build_random(seq2seq(VOCAB, WIDTH))
     store = Contiguous(model.spec.memory(), 2, 8, torch.float64, source=8)
-    late = TokenLayout(torch.tensor([[0, 1], [0, 0]]), valid=torch.tensor([[True, True], [False, False]]))
-    model(SOURCE, TARGET[:, :2], None, late, store.begin_forward(late))
+    first_row_only = TokenLayout(torch.tensor([[0, 1], [0, 0]]), valid=torch.tensor([[True, True], [False, False]]))
+    model(SOURCE, TARGET[:, :2], None, first_row_only, store.begin_forward(first_row_only))
     with pytest.raises(ValueError, match=r"rows \[1\] start here, but there is no source"):
         model(None, TARGET[:, :2], None, now := TokenLayout(torch.tensor([[2, 3], [0, 1]])), store.begin_forward(now))
 
 
 def test_a_packed_source_needs_a_packed_target():
-    model = wide(seq2seq(VOCAB, WIDTH))
+    model = build_random(seq2seq(VOCAB, WIDTH))
     packed = TokenLayout(torch.tensor([[0, 1, 0, 1, 2]] * 2), segments=torch.tensor([[0, 0, 1, 1, 1]] * 2))
     with pytest.raises(ValueError, match="the source is packed and the target is not"):
         model(SOURCE, TARGET, packed)

@@ -50,9 +50,9 @@ def test_a_gradient_is_the_sum_over_repetitions() -> None:
     copy, tokens = untied_copy(model), random_ids(2, 9)
     for m in (model.requires_grad_(), copy.requires_grad_()):
         cross_entropy(m(tokens)[:, :-1].flatten(0, 1), tokens[:, 1:].flatten()).backward()
-    of_copy = dict(copy.named_parameters())
+    untied = dict(copy.named_parameters())
     for name, parameter in model.stack.blocks[0].named_parameters():
-        expected = sum(of_copy[f"stack.blocks.{layer}.{name}"].grad for layer in range(3))
+        expected = sum(untied[f"stack.blocks.{layer}.{name}"].grad for layer in range(3))
         assert (parameter.grad - expected).abs().max() <= 1e-12
 
 
@@ -72,7 +72,7 @@ def test_hooks_of_a_repetition_run_once() -> None:
 
 
 @pytest.mark.parametrize("mixer", [GQA, SHARED], ids=["attention", "shared block"])
-def test_saved_once_and_tied_again_when_loaded(tmp_path: Path, mixer: Spec) -> None:
+def test_tied_weights_are_saved_once_and_tied_again_when_loaded(tmp_path: Path, mixer: Spec) -> None:
     spec = replace(TIED, layers=(Repeat((block(mixer),), 3, tied=True),))
     model = build(spec)
     save(model, tmp_path / "model")
@@ -139,12 +139,12 @@ def test_repetitions_share_an_adapter_which_can_be_merged(tmp_path: Path, mixer:
     assert torch.equal(load(tmp_path / "merged")(tokens), model(tokens))
 
 
-def test_a_pattern_does_not_untie_silently() -> None:
+def test_a_pattern_for_tied_layers_is_refused() -> None:
     with pytest.raises(SpecError, match="tied=True.*set tied=False"):
         retile(TIED, "window(4), full")
     assert len(unroll(retile(UNTIED, "window(4), full").layers)) == 3
 
 
-def test_one_repetition_is_the_untied_model() -> None:
+def test_one_tied_repetition_has_the_weights_of_an_untied_layer() -> None:
     once = replace(TIED, layers=(Repeat((BLOCK,), 1, tied=True),))
     assert list(build(once).state_dict()) == list(build(replace(once, layers=(Repeat((BLOCK,)),))).state_dict())

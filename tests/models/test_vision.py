@@ -21,7 +21,7 @@ from regard.parts.position.learned import Learned
 from regard.parts.position.rope2d import Rope2D
 from regard.spec import SpecError
 from tests.laws import error
-from tests.models.foreign import PROJECTIONS, fill, randomized, renamed
+from tests.models.reference_weights import PROJECTIONS, fill, randomized, renamed
 
 SMALL = {"image": 8, "patch": 4, "width": 24, "heads": 4, "hidden": 40, "layers": 2, "labels": 3}
 PATCHES = {
@@ -42,7 +42,7 @@ def images(spec: Patches, batch: int = 2) -> Tensor:
 @pytest.mark.parametrize("name", PATCHES)
 @pytest.mark.ledger("vit.patch")
 def test_patches_equal_a_loop(name: str) -> None:
-    """Patch by patch in row-major order, after the learned first tokens."""
+    """One patch at a time in row-major order, after [CLS] and the registers."""
     spec = PATCHES[name]
     module, data = spec.build(7).double(), images(spec)
     found = module(data)
@@ -51,10 +51,10 @@ def test_patches_equal_a_loop(name: str) -> None:
     assert sum(map(len, first)) == spec.first
     assert not first or torch.equal(found[:, : spec.first], torch.cat(first).expand(2, -1, -1))
     steps = spec.stride or spec.size
-    for index, place in enumerate(product(*map(range, spec.grid))):
-        spans = [slice(p * step, p * step + size) for p, step, size in zip(place, steps, spec.size, strict=True)]
-        piece = data[(slice(None), slice(None), *spans)].flatten(1)
-        assert error(found[:, spec.first + index], module.proj(piece)) <= 1e-12
+    for index, cell in enumerate(product(*map(range, spec.grid))):
+        spans = [slice(p * step, p * step + size) for p, step, size in zip(cell, steps, spec.size, strict=True)]
+        patch = data[(slice(None), slice(None), *spans)].flatten(1)
+        assert error(found[:, spec.first + index], module.proj(patch)) <= 1e-12
 
 
 @pytest.mark.parametrize("name", PATCHES)
@@ -75,14 +75,14 @@ def test_gradients_pass_gradcheck() -> None:
 
 
 @pytest.mark.ledger("vit.196")
-def test_an_image_of_224_is_196_tokens_and_one() -> None:
+def test_an_image_of_224_has_196_patches_and_a_cls_token() -> None:
     patches = vit().input
     assert patches.grid == (14, 14)
     assert patches.length == 197
     with torch.device("meta"):
         module = patches.build(768)
-        pieces = module.cut(torch.empty(2, 3, 224, 224))
-    assert pieces.shape == (2, 196, 768)
+        cut = module.cut(torch.empty(2, 3, 224, 224))
+    assert cut.shape == (2, 196, 768)
     with pytest.raises(SpecError, match="an image side of 225 is not divisible by 16; resize or crop to 224 or 240"):
         Patches((16, 16), (225, 224))
     with pytest.raises(ValueError, match=r"an image of shape \(3, 8, 12\) was given; this model takes \(3, 8, 8\)"):
@@ -127,13 +127,13 @@ def test_equal_to_vit(pair: tuple[nn.Module, nn.Module]) -> None:
     assert error(found, expected) <= 1e-12
     for value in (found, expected):
         value.sin().sum().backward()
-    wanted = renamed({name: p.grad for name, p in theirs.named_parameters()}, VIT)
+    expected_gradients = renamed({name: p.grad for name, p in theirs.named_parameters()}, VIT)
     for name, parameter in ours.named_parameters():
-        assert error(parameter.grad, wanted[name].reshape(parameter.shape)) <= 1e-9, name
+        assert error(parameter.grad, expected_gradients[name].reshape(parameter.shape)) <= 1e-9, name
 
 
 @pytest.mark.ledger("vit.patch")
-def test_a_larger_image_needs_only_its_positions_resized(pair: tuple[nn.Module, nn.Module]) -> None:
+def test_a_larger_image_needs_only_resized_positions(pair: tuple[nn.Module, nn.Module]) -> None:
     theirs, ours = pair
     large = vit(**SMALL | {"image": 16}).build()
     tensors = dict(ours.named_parameters())
@@ -143,7 +143,7 @@ def test_a_larger_image_needs_only_its_positions_resized(pair: tuple[nn.Module, 
     assert error(large(data), theirs(data, interpolate_pos_encoding=True).logits) <= 1e-12
 
 
-def test_a_distilled_head_is_the_mean_of_two() -> None:
+def test_a_distilled_head_is_the_mean_of_two_heads() -> None:
     spec = replace(vit(**SMALL), input=Patches((4, 4), (8, 8), registers=1), position=Learned(6), head=Distilled(3))
     model = randomized(spec.build(0))
     data = images(spec.input)
@@ -156,20 +156,21 @@ def test_a_distilled_head_is_the_mean_of_two() -> None:
         Distilled(0)
 
 
-def test_patches_can_be_rotated_by_row_and_column() -> None:
-    """Without positions an image is a set of patches; with them it matters where they lie."""
+def test_rotations_by_row_and_column_distinguish_permuted_patches() -> None:
+    """Without positions, permuting the patches permutes the outputs; with 2D rotations it changes them."""
     patches = Patches((2, 2), (8, 8), channels=1)
     attention = Attention(2, mask=Full(), position=Rope2D(columns=4, prefix=1))
     spec = Encoder(patches, 16, (Repeat((Block((Sublayer(attention),)),)),))
     model = randomized(spec.build(0))
     data = images(patches)
     assert model(data).shape == (2, 17, 16)
-    plain = randomized(replace(spec, layers=(Repeat((Block((Sublayer(Attention(2, mask=Full())),)),)),)).build(0))
+    layers = (Repeat((Block((Sublayer(Attention(2, mask=Full())),)),)),)
+    without_positions = randomized(replace(spec, layers=layers).build(0))
     order = [0, *(1 + torch.randperm(16)).tolist()]
-    pieces = plain.input.cut(data)[:, [i - 1 for i in order[1:]]]
-    mixed = F.fold(pieces.mT, (8, 8), (2, 2), stride=(2, 2))
-    assert error(plain(mixed), plain(data)[:, order]) <= 1e-9
-    assert not torch.allclose(model(mixed), model(data)[:, order])
+    patches_in_order = without_positions.input.cut(data)[:, [i - 1 for i in order[1:]]]
+    permuted = F.fold(patches_in_order.mT, (8, 8), (2, 2), stride=(2, 2))
+    assert error(without_positions(permuted), without_positions(data)[:, order]) <= 1e-9
+    assert not torch.allclose(model(permuted), model(data)[:, order])
 
 
 @pytest.mark.parametrize(

@@ -85,7 +85,7 @@ def test_the_loss_is_over_the_selected_tokens() -> None:
 def test_equal_to_the_loss_of_bert() -> None:
     from transformers import BertConfig, BertForMaskedLM
 
-    from tests.models.foreign import fill, randomized, renamed
+    from tests.models.reference_weights import fill, randomized, renamed
     from tests.models.test_encoder import BERT
 
     config = BertConfig(

@@ -1,4 +1,4 @@
-"""Weights of `torch.nn` and `transformers` modules under our names, to compare the two on the same numbers."""
+"""Weights of `torch.nn` and `transformers` modules under our names, to compare both with the same weights."""
 
 import re
 from collections.abc import Mapping
@@ -20,13 +20,13 @@ PROJECTIONS = {
 
 
 def renamed(tensors: Mapping[str, Tensor], table: Mapping[str, str]) -> dict[str, Tensor]:
-    """Every pattern of the table is replaced, in its order."""
-    found = {}
+    """The tensors under our names: every pattern of the table is replaced, in order."""
+    result = {}
     for name, tensor in tensors.items():
-        for pattern, ours in table.items():
-            name = re.sub(pattern, ours, name)
-        found[name] = tensor
-    return found
+        for pattern, replacement in table.items():
+            name = re.sub(pattern, replacement, name)
+        result[name] = tensor
+    return result
 
 
 def fill(model: nn.Module, tensors: Mapping[str, Tensor]) -> nn.Module:
@@ -41,7 +41,7 @@ def fill(model: nn.Module, tensors: Mapping[str, Tensor]) -> nn.Module:
 
 
 def randomized(module: nn.Module, seed: int = 1) -> nn.Module:
-    """Weights so wide that attention is far from uniform; in eval mode and float64."""
+    """The module with weights so large that attention is far from uniform; in eval mode and float64."""
     generator = torch.Generator().manual_seed(seed)
     module.double().eval()
     with torch.no_grad():
