@@ -18,7 +18,7 @@ LONG = {"model": "tiny", "prompt": "Mira", "max_tokens": 4000}
 
 
 def post_in_background(server: RunningServer, responses: list, **body) -> threading.Thread:
-    """Send a request in the background; its response is appended to `answers`."""
+    """Send a request in the background; its response is appended to `responses`."""
 
     def post() -> None:
         responses.append(httpx.post(f"{server.url}/v1/completions", json=LONG | body, timeout=20))

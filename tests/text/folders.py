@@ -80,24 +80,24 @@ def sentencepiece_bpe(**components: Any) -> Tokenizer:
 
 
 def llama2() -> Tokenizer:
-    steps = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
-    back = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
-    return sentencepiece_bpe(normalizer=steps, decoder=decoders.Sequence(back))
+    normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    decoder_steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    return sentencepiece_bpe(normalizer=normalizer, decoder=decoders.Sequence(decoder_steps))
 
 
-def llama2_first() -> Tokenizer:
-    """The later form, in which only the first word of a string gets a space before it."""
-    back = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+def llama2_prefix_space() -> Tokenizer:
+    """The later form, which adds a space only before the first word of a string."""
+    decoder_steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
     metaspace = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
-    return sentencepiece_bpe(pre_tokenizer=metaspace, decoder=decoders.Sequence(back))
+    return sentencepiece_bpe(pre_tokenizer=metaspace, decoder=decoders.Sequence(decoder_steps))
 
 
 def t5() -> Tokenizer:
     special = ["<pad>", "</s>", "<unk>"]
     trainer = trainers.UnigramTrainer(vocab_size=150, special_tokens=special, unk_token="<unk>", show_progress=False)
     metaspace = pre_tokenizers.Metaspace(prepend_scheme="always")
-    words = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), metaspace])
-    core = train(models.Unigram(), trainer, normalizer=normalizers.NFKC(), pre_tokenizer=words)
+    words_with_metaspace = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), metaspace])
+    core = train(models.Unigram(), trainer, normalizer=normalizers.NFKC(), pre_tokenizer=words_with_metaspace)
     core.decoder = decoders.Metaspace(prepend_scheme="always")
     set_post_processor(core, "$A </s>", "$A </s> $B </s>", "</s>")
     core.add_special_tokens([f"<extra_id_{n}>" for n in range(3)])
@@ -146,7 +146,7 @@ KINDS: dict[str, tuple[Callable[[], Tokenizer], dict[str, Any]]] = {
     ),
     "roberta": (roberta, ROBERTA),
     "llama2": (llama2, LLAMA),
-    "llama2, prefix space": (llama2_first, LLAMA),
+    "llama2, prefix space": (llama2_prefix_space, LLAMA),
     "t5": (t5, T5 | {"clean_up_tokenization_spaces": True}),
     "unigram with bytes": (unigram_bytes, LLAMA),
     "bert": (bert, BERT | {"clean_up_tokenization_spaces": True}),
@@ -164,6 +164,6 @@ def write(folder: Path, core: Tokenizer | None = None, **files: Any) -> Path:
     return folder
 
 
-def make(kind: str, folder: Path) -> Path:
+def write_kind(kind: str, folder: Path) -> Path:
     build, config = KINDS[kind]
     return write(folder, build(), tokenizer_config=config)

@@ -22,7 +22,7 @@ def run(tokenizer, ids, stop_strings=(), prompt_ids=()):
     return [stream.push(id) for id in ids] + [stream.finish()], stream
 
 
-def test_an_emoji_is_released_as_one_character():
+def test_an_emoji_is_released_when_it_is_complete():
     chunks, _ = run(BYTE, BYTE.encode("x🙂y"))
     assert chunks == ["x", "", "", "", "🙂", "y", ""]
 
@@ -107,13 +107,13 @@ class Generated(NamedTuple):
 @pytest.mark.parametrize(
     ("ending", "stops", "text", "finish"),
     [
-        ("stop", (), "a STO", "stop"),  # by a stop id, which has no text
+        ("stop", (), "a STO", "stop"),  # a stop id has no text
         ("length", (), "a STOP", "length"),
-        ("length", ("STOP",), "a ", "stop"),  # by a stop string, on the last token
-        ("length", ("STOPS",), "a STOP", "length"),  # the beginning of a stop string is returned after all
+        ("length", ("STOP",), "a ", "stop"),  # the last token completes a stop string
+        ("length", ("STOPS",), "a STOP", "length"),  # an incomplete stop string is released at the end
     ],
 )
-def test_generated_tokens_become_text_and_a_reason(ending, stops, text, finish):
+def test_generated_tokens_become_text_and_a_finish_reason(ending, stops, text, finish):
     *ids, last = BYTE.encode("a STOP")
     stream = TextStream(BYTE, stops)
     deltas = [stream.push(Generated(id)) for id in ids]
@@ -131,7 +131,7 @@ def test_a_stop_string_finishes_a_generation_early():
     assert stream.finish == "stop" and id == BYTE.encode("T")[0]
 
 
-def test_the_cost_of_a_token_does_not_grow(monkeypatch):
+def test_few_ids_are_decoded_for_each_token(monkeypatch):
     lengths = []
     decode = BYTE.decode
     monkeypatch.setattr(BYTE, "decode", lambda ids, **options: (lengths.append(len(ids)), decode(ids, **options))[1])

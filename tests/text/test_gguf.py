@@ -1,4 +1,4 @@
-"""Tokenizers in GGUF files: they round-trip, and `transformers` reads the same ids from them."""
+"""Tokenizers in GGUF files: they round-trip, and `transformers` encodes the same ids with them."""
 
 import json
 import struct
@@ -63,16 +63,21 @@ TOKENIZERS = {
 
 
 @pytest.mark.parametrize("name", TOKENIZERS)
-def test_round_trip(name: str, tmp_path: Path) -> None:
+def test_tokenizers_round_trip_through_a_file(name: str, tmp_path: Path) -> None:
     ours = TOKENIZERS[name]()
-    back = Tokenizer.load(write_gguf(ours, tmp_path, unused=3))
-    assert (back.bos, back.eos, back.pad, back.stop_ids) == (ours.bos, ours.eos, ours.pad, ours.stop_ids)
-    assert (back.chat_template, back.prefix_ids) == (ours.chat_template, ours.prefix_ids)
+    reloaded = Tokenizer.load(write_gguf(ours, tmp_path, unused=3))
+    assert (reloaded.bos, reloaded.eos, reloaded.pad, reloaded.stop_ids) == (
+        ours.bos,
+        ours.eos,
+        ours.pad,
+        ours.stop_ids,
+    )
+    assert (reloaded.chat_template, reloaded.prefix_ids) == (ours.chat_template, ours.prefix_ids)
     for text in MIXED:
         for special in (False, True):
             ids = ours.encode(text, special)
-            assert back.encode(text, special) == ids, text
-            assert back.decode(ids, special) == ours.decode(ids, special), text
+            assert reloaded.encode(text, special) == ids, text
+            assert reloaded.decode(ids, special) == ours.decode(ids, special), text
 
 
 @pytest.mark.parametrize("name", ["byte-level, gpt-2", "byte-level, llama-bpe", "byte-level, qwen2", "sentencepiece"])
@@ -89,8 +94,8 @@ def test_add_bos_token_is_read(tmp_path: Path) -> None:
     ours = sentencepiece()
     file = write_gguf(ours, tmp_path)
     content = file.read_bytes()
-    at = content.index(b"tokenizer.ggml.add_bos_token") + len("tokenizer.ggml.add_bos_token")
-    file.write_bytes(content[: at + 4] + struct.pack("<?", True) + content[at + 5 :])
+    start = content.index(b"tokenizer.ggml.add_bos_token") + len("tokenizer.ggml.add_bos_token")
+    file.write_bytes(content[: start + 4] + struct.pack("<?", True) + content[start + 5 :])
     assert Tokenizer.load(file).prefix_ids == (ours.bos,)
 
 
@@ -123,8 +128,8 @@ def test_damaged_metadata_is_refused(name: str, tmp_path: Path) -> None:
     (key, skip, new), message = DAMAGED[name]
     file = write_gguf(bpe(TEXTS, 294), tmp_path)
     content = file.read_bytes()
-    at = content.index(key) + len(key) + skip
-    file.write_bytes(content[:at] + new + content[at + len(new) :])
+    start = content.index(key) + len(key) + skip
+    file.write_bytes(content[:start] + new + content[start + len(new) :])
     with pytest.raises(GGUFError, match=message) as caught:
         Tokenizer.load(file)
     assert str(file) in str(caught.value)

@@ -1,4 +1,4 @@
-"""Chat templates that try to read Python internals, run long or use much memory fail with an error, and soon."""
+"""Chat templates that try to read Python internals, run long or use much memory fail quickly with an error."""
 
 import time
 

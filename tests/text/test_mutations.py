@@ -10,7 +10,7 @@ import pytest
 from regard.text.chat import ChatError, encode_chat
 from regard.text.tokenizer import Tokenizer
 from tests.checkpoint.mutations import change_a_value, change_bytes
-from tests.text.folders import BYTES, KINDS, ROBERTA, make, write
+from tests.text.folders import BYTES, KINDS, ROBERTA, write, write_kind
 from tests.text.sample_texts import MIXED
 from tests.text.test_chat import CHATML, CHATS
 from tests.text.test_sentencepiece import BPE, BYTE, NORMAL, PIECES, UNIGRAM, serialize
@@ -49,7 +49,7 @@ OTHER_FILES = {
 def folders(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     base = tmp_path_factory.mktemp("valid")
     for kind in KINDS:
-        folder = make(kind, base / kind)
+        folder = write_kind(kind, base / kind)
         (folder / "chat_template.jinja").write_text(CHATML)
         size = Tokenizer.load(folder).vocab_size
         write(folder, added_tokens={"NOTE": size, "<tool>": size + 1}, config=MODEL_CONFIG, **OTHER_FILES)

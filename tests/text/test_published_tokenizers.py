@@ -29,15 +29,15 @@ def test_minilm_wordpiece_equals_transformers() -> None:
         assert ours.token_type_ids(first, second) == expected["token_type_ids"]
 
 
-def test_minilm_without_tokenizer_json_gives_the_same_ids(tmp_path: Path) -> None:
+def test_minilm_without_tokenizer_json_encodes_the_same_ids(tmp_path: Path) -> None:
     folder = installed("minilm")
     for name in ("vocab.txt", "config.json", "special_tokens_map.json"):
         (tmp_path / name).write_bytes((folder / name).read_bytes())
-    ours, whole = Tokenizer.load(tmp_path), Tokenizer.load(folder)
-    assert ours.special_tokens_map == whole.special_tokens_map
+    ours, expected = Tokenizer.load(tmp_path), Tokenizer.load(folder)
+    assert ours.special_tokens_map == expected.special_tokens_map
     for text in MIXED + MORE:
-        assert ours.encode_with_special_tokens(text) == whole.encode_with_special_tokens(text)
-        assert ours.encode(text, special=True) == whole.encode(text, special=True)
+        assert ours.encode_with_special_tokens(text) == expected.encode_with_special_tokens(text)
+        assert ours.encode(text, special=True) == expected.encode(text, special=True)
 
 
 def is_non_ascii_digit(char: str) -> bool:

@@ -9,7 +9,7 @@ from tokenizers import AddedToken
 
 from regard.text.tokenizer import Tokenizer
 from tests.text.folders import KINDS, write
-from tests.text.test_tokenizer_folder import assert_same, both
+from tests.text.test_tokenizer_folder import assert_same, load_both
 
 FLAGS = ("lstrip", "rstrip", "normalized", "single_word", "special")
 ADDED = ["<tool>", "</tool>", "NOTE", "ü!", "<|x|>"]
@@ -52,7 +52,7 @@ def random_folder(random: Random, folder: Path) -> Path:
 def test_special_tokens_equal_those_of_transformers(trials: int, tmp_path: Path) -> None:
     random = Random(1)
     for trial in range(trials):
-        ours, theirs = both(random_folder(random, tmp_path / str(trial)))
+        ours, theirs = load_both(random_folder(random, tmp_path / str(trial)))
         assert ours.special_tokens_map == theirs.special_tokens_map
         assert ours.vocab_size == len(theirs)
         assert_same(ours, theirs, [pattern.format(*random.sample(ADDED, 5)) for pattern in PATTERNS])

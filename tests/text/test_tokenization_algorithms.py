@@ -40,9 +40,9 @@ def test_words_need_a_large_vocabulary_and_characters_long_sequences(tmp_path) -
     assert count_unknown(words, text) == 0
     assert count_unknown(words, "Susan went to the cellar.") == 2
     assert characters.decode(characters.encode(PROSE[1])) == PROSE[1]
-    more = PROSE + [f"name{n}" for n in range(500)]
-    assert word_level(more).vocab_size == words.vocab_size + 500
-    assert character(more).vocab_size == characters.vocab_size + 10  # the digits; the letters are known
+    more_texts = PROSE + [f"name{n}" for n in range(500)]
+    assert word_level(more_texts).vocab_size == words.vocab_size + 500
+    assert character(more_texts).vocab_size == characters.vocab_size + 10  # the digits; the letters are known
 
 
 @pytest.mark.ledger("tok.example")
@@ -61,8 +61,8 @@ def longest_matches(word: str, vocabulary: set[str]) -> list[str]:
     """WordPiece's rule: repeatedly take the longest piece that is a prefix of the rest; inside a word it has ##."""
     pieces, start = [], 0
     while start < len(word):
-        rest = [("##" if start else "") + word[start:end] for end in range(len(word), start, -1)]
-        found = next((piece for piece in rest if piece in vocabulary), None)
+        candidates = [("##" if start else "") + word[start:end] for end in range(len(word), start, -1)]
+        found = next((piece for piece in candidates if piece in vocabulary), None)
         if found is None:
             return [UNKNOWN]
         pieces.append(found)

@@ -29,7 +29,7 @@ def test_characters_round_trip(text):
     assert len(CHARACTER.encode(text)) == len(text)
 
 
-def test_an_unknown_character_is_named():
+def test_an_unknown_character_is_refused_and_named():
     with pytest.raises(ValueError, match="Ж"):
         CHARACTER.encode("Tom Ж")
 
@@ -38,9 +38,9 @@ def test_an_unknown_character_is_named():
 def test_special_tokens_are_parsed_only_with_special(tokenizer):
     assert tokenizer.encode("<|end|>", special=True) == [tokenizer.eos]
     if tokenizer is not CHARACTER:
-        plain = tokenizer.encode("a<|end|>")
-        assert tokenizer.eos not in plain
-        assert tokenizer.decode(plain) == "a<|end|>"
+        unparsed = tokenizer.encode("a<|end|>")
+        assert tokenizer.eos not in unparsed
+        assert tokenizer.decode(unparsed) == "a<|end|>"
     ids = tokenizer.encode("<|user|>Tom<|end|>", special=True)
     assert tokenizer.decode(ids) == "Tom"
     assert tokenizer.decode(ids, special=True) == "<|user|>Tom<|end|>"
@@ -61,13 +61,13 @@ def test_bpe_refuses_a_vocabulary_below_the_alphabet():
 
 
 @pytest.mark.parametrize("tokenizer", [BYTE, BPE, CHARACTER], ids=["byte", "bpe", "character"])
-def test_folder_round_trip(tokenizer, tmp_path):
+def test_a_saved_tokenizer_is_loaded_unchanged(tokenizer, tmp_path):
     tokenizer.save(tmp_path)
-    again = Tokenizer.load(tmp_path)
-    assert again.encode(PROSE[1]) == tokenizer.encode(PROSE[1])
-    assert (again.bos, again.eos, again.pad) == (tokenizer.bos, tokenizer.eos, tokenizer.pad)
-    assert again.chat_template == tokenizer.chat_template
-    assert again.vocab_size == tokenizer.vocab_size
+    loaded = Tokenizer.load(tmp_path)
+    assert loaded.encode(PROSE[1]) == tokenizer.encode(PROSE[1])
+    assert (loaded.bos, loaded.eos, loaded.pad) == (tokenizer.bos, tokenizer.eos, tokenizer.pad)
+    assert loaded.chat_template == tokenizer.chat_template
+    assert loaded.vocab_size == tokenizer.vocab_size
 
 
 def test_transformers_loads_our_folder(tmp_path):
@@ -83,7 +83,7 @@ def test_transformers_loads_our_folder(tmp_path):
     )
 
 
-def edit(folder, name, **changes):
+def change_json(folder, name, **changes):
     path = folder / name
     settings = json.loads(path.read_text()) if path.exists() else {}
     path.write_text(json.dumps(settings | changes))
@@ -92,14 +92,14 @@ def edit(folder, name, **changes):
 def test_all_forms_of_a_config_are_read(tmp_path):
     BPE.save(tmp_path)
     (tmp_path / "chat_template.jinja").unlink()
-    edit(
+    change_json(
         tmp_path,
         "tokenizer_config.json",
         eos_token={"content": "<|end|>", "lstrip": False},
         bos_token="<|system|>",
         chat_template=[{"name": "tool", "template": "no"}, {"name": "default", "template": "yes"}],
     )
-    edit(tmp_path, "config.json", eos_token_id=[1, 2])
+    change_json(tmp_path, "config.json", eos_token_id=[1, 2])
     loaded = Tokenizer.load(tmp_path)
     assert loaded.eos == BPE.eos
     assert loaded.decode_token(loaded.bos) == "<|system|>"
@@ -107,10 +107,10 @@ def test_all_forms_of_a_config_are_read(tmp_path):
     assert loaded.chat_template == "yes"
 
 
-def test_eos_of_the_model_config_is_used(tmp_path):
+def test_eos_of_the_model_config_is_used_without_a_tokenizer_config(tmp_path):
     BPE.save(tmp_path)
     (tmp_path / "tokenizer_config.json").unlink()
-    edit(tmp_path, "config.json", eos_token_id=3)
+    change_json(tmp_path, "config.json", eos_token_id=3)
     assert Tokenizer.load(tmp_path).stop_ids == (3,)
     assert Tokenizer.load(tmp_path).eos == 3
 
@@ -146,7 +146,7 @@ def test_a_damaged_folder_is_refused(tmp_path, name, content, message):
 def test_a_template_without_the_name_default_is_ignored(tmp_path):
     BPE.save(tmp_path)
     (tmp_path / "chat_template.jinja").unlink()
-    edit(tmp_path, "tokenizer_config.json", chat_template=[{"name": ["x"], "template": "no"}])
+    change_json(tmp_path, "tokenizer_config.json", chat_template=[{"name": ["x"], "template": "no"}])
     assert Tokenizer.load(tmp_path).chat_template is None
 
 
@@ -160,7 +160,7 @@ def test_files_above_the_size_limit_are_refused(tmp_path, monkeypatch):
 @pytest.mark.parametrize("id", [50256, 2**40, 2**70])
 def test_stop_ids_outside_the_vocabulary_are_dropped(tmp_path, id):
     BPE.save(tmp_path)
-    edit(tmp_path, "config.json", eos_token_id=[id, 2])
+    change_json(tmp_path, "config.json", eos_token_id=[id, 2])
     assert Tokenizer.load(tmp_path).stop_ids == (1, 2)
 
 

@@ -7,19 +7,19 @@ import pytest
 import transformers
 
 from regard.text.tokenizer import Tokenizer
-from tests.text.folders import KINDS, make
+from tests.text.folders import KINDS, write_kind
 from tests.text.sample_texts import LONG, MIXED, MORE
 
 Pair = tuple[Tokenizer, transformers.PreTrainedTokenizerFast]
 
 
-def both(folder: Path) -> Pair:
+def load_both(folder: Path) -> Pair:
     return Tokenizer.load(folder), transformers.PreTrainedTokenizerFast.from_pretrained(folder)
 
 
 @pytest.fixture(scope="module", params=KINDS)
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
-    return both(make(request.param, tmp_path_factory.mktemp("kind")))
+    return load_both(write_kind(request.param, tmp_path_factory.mktemp("kind")))
 
 
 def assert_same(ours: Tokenizer, theirs: transformers.PreTrainedTokenizerFast, texts: list[str]) -> None:
@@ -77,7 +77,7 @@ def test_a_special_token_in_user_text_is_encoded_as_characters(pair: Pair) -> No
 def test_a_saved_tokenizer_is_unchanged(pair: Pair, tmp_path: Path) -> None:
     ours, theirs = pair
     ours.save(tmp_path)
-    again = Tokenizer.load(tmp_path)
-    assert_same(again, theirs, MIXED + MORE)
-    assert again.special_tokens_map == ours.special_tokens_map
-    assert again.clean_up_tokenization_spaces == ours.clean_up_tokenization_spaces
+    reloaded = Tokenizer.load(tmp_path)
+    assert_same(reloaded, theirs, MIXED + MORE)
+    assert reloaded.special_tokens_map == ours.special_tokens_map
+    assert reloaded.clean_up_tokenization_spaces == ours.clean_up_tokenization_spaces
