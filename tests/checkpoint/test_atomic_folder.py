@@ -1,4 +1,4 @@
-"""A folder is complete or absent, whatever happens to its writer; every damage is detected and named."""
+"""A folder is complete or absent, even if its writer is interrupted; every damage is detected and named."""
 
 import errno
 import json
@@ -10,7 +10,7 @@ import pytest
 from regard.checkpoint.atomic_folder import MANIFEST, CheckpointError, check_folder, remove_folder, write_folder
 
 
-def fill(path: Path, text: str = "one") -> Path:
+def write_example(path: Path, text: str = "one") -> Path:
     with write_folder(path) as folder:
         (folder / "config.json").write_text(json.dumps({"text": text}))
         (folder / "weights.bin").write_bytes(random.Random(text).randbytes(5000))
@@ -25,7 +25,7 @@ def checked_text(path: Path) -> str:
 
 
 def test_only_the_written_files_exist(tmp_path: Path) -> None:
-    fill(tmp_path / "deep" / "model")
+    write_example(tmp_path / "deep" / "model")
     check_folder(tmp_path / "deep" / "model")
     assert [p.name for p in (tmp_path / "deep").iterdir()] == ["model"]
     assert set(json.loads((tmp_path / "deep" / "model" / MANIFEST).read_text())["files"]) == {
@@ -36,8 +36,8 @@ def test_only_the_written_files_exist(tmp_path: Path) -> None:
 
 
 def test_an_existing_folder_is_replaced(tmp_path: Path) -> None:
-    fill(tmp_path / "model", "one")
-    fill(tmp_path / "model", "two")
+    write_example(tmp_path / "model", "one")
+    write_example(tmp_path / "model", "two")
     assert checked_text(tmp_path / "model") == "two"
     assert [p.name for p in tmp_path.iterdir()] == ["model"]
 
@@ -45,7 +45,7 @@ def test_an_existing_folder_is_replaced(tmp_path: Path) -> None:
 @pytest.mark.parametrize("fault", [OSError(errno.ENOSPC, "no space left on device"), KeyboardInterrupt()])
 @pytest.mark.parametrize("moment", ["body", "manifest"])
 def test_an_error_leaves_the_old_folder(tmp_path: Path, monkeypatch, fault: BaseException, moment: str) -> None:
-    fill(tmp_path / "model", "one")
+    write_example(tmp_path / "model", "one")
 
     def fail(*_: object) -> None:
         raise fault
@@ -65,21 +65,21 @@ def test_the_old_folder_is_recovered_after_a_kill_between_renames(tmp_path: Path
     class Killed(BaseException):
         pass
 
-    fill(tmp_path / "model", "one")
-    rename, done = Path.rename, []
+    write_example(tmp_path / "model", "one")
+    rename, renamed = Path.rename, []
 
     def rename_until_killed(self: Path, target: Path) -> Path:
-        if len(done) == renames:
+        if len(renamed) == renames:
             raise Killed
-        done.append(target)
+        renamed.append(target)
         return rename(self, target)
 
     monkeypatch.setattr(Path, "rename", rename_until_killed)
     with pytest.raises(Killed):
-        fill(tmp_path / "model", "two")
+        write_example(tmp_path / "model", "two")
     monkeypatch.undo()
-    left = [p for p in (tmp_path / "model", tmp_path / ".model.old") if p.exists()]
-    assert [checked_text(p) for p in left] == ["one"]
+    remaining = [p for p in (tmp_path / "model", tmp_path / ".model.old") if p.exists()]
+    assert [checked_text(p) for p in remaining] == ["one"]
     with pytest.raises(RuntimeError), write_folder(tmp_path / "model"):
         assert checked_text(tmp_path / "model") == "one", "the next writer recovers it first"
         raise RuntimeError
@@ -87,25 +87,25 @@ def test_the_old_folder_is_recovered_after_a_kill_between_renames(tmp_path: Path
 
 
 def test_remove_folder_leaves_nothing(tmp_path: Path) -> None:
-    fill(tmp_path / "model")
+    write_example(tmp_path / "model")
     (tmp_path / ".model.old").mkdir()
     remove_folder(tmp_path / "model")
     assert not list(tmp_path.iterdir())
 
 
-def damage(path: Path, draw: random.Random) -> tuple[Path, str]:
+def damage(path: Path, generator: random.Random) -> tuple[Path, str]:
     """Truncate, extend, flip a bit of, or delete one file; returns the file and the kind of damage."""
-    file = draw.choice(sorted(p for p in path.rglob("*") if p.is_file()))
+    file = generator.choice(sorted(p for p in path.rglob("*") if p.is_file()))
     data = bytearray(file.read_bytes())
-    kind = draw.choice(["truncate", "flip", "delete", "grow"])
+    kind = generator.choice(["truncate", "flip", "delete", "grow"])
     if kind == "delete":
         file.unlink()
     elif kind == "truncate":
-        file.write_bytes(data[: draw.randrange(len(data))])
+        file.write_bytes(data[: generator.randrange(len(data))])
     elif kind == "grow":
-        file.write_bytes(data + draw.randbytes(draw.randint(1, 20)))
+        file.write_bytes(data + generator.randbytes(generator.randint(1, 20)))
     else:
-        data[draw.randrange(len(data))] ^= 1 << draw.randrange(8)
+        data[generator.randrange(len(data))] ^= 1 << generator.randrange(8)
         file.write_bytes(data)
     return file, kind
 
@@ -113,7 +113,7 @@ def damage(path: Path, draw: random.Random) -> tuple[Path, str]:
 @pytest.mark.parametrize("trials", [200, pytest.param(3000, marks=pytest.mark.slow)])
 def test_every_damage_is_detected_and_named(tmp_path: Path, trials: int) -> None:
     faults = {"truncate": "truncated", "flip": "changed", "delete": "missing", "grow": "too long"}
-    path = fill(tmp_path / "model")
+    path = write_example(tmp_path / "model")
     intact = {file: file.read_bytes() for file in path.rglob("*") if file.is_file()}
     for trial in range(trials):
         file, kind = damage(path, random.Random(trial))
@@ -130,7 +130,7 @@ def test_every_damage_is_detected_and_named(tmp_path: Path, trials: int) -> None
     ["", "{", "[]", "{}", '{"files": []}', '{"files": {"config.json": 3}}', '{"files": {"config.json": {}}}'],
 )
 def test_an_invalid_manifest_is_refused(tmp_path: Path, manifest: str) -> None:
-    path = fill(tmp_path / "model")
+    path = write_example(tmp_path / "model")
     (path / MANIFEST).write_text(manifest)
     with pytest.raises(CheckpointError, match=MANIFEST):
         check_folder(path)
@@ -138,7 +138,7 @@ def test_an_invalid_manifest_is_refused(tmp_path: Path, manifest: str) -> None:
 
 @pytest.mark.parametrize("name", ["../secret", "/etc/passwd", "inner/../../secret"])
 def test_a_manifest_with_paths_outside_is_refused(tmp_path: Path, name: str) -> None:
-    path = fill(tmp_path / "model")
+    path = write_example(tmp_path / "model")
     (tmp_path / "secret").write_text("x")
     (path / MANIFEST).write_text(json.dumps({"files": {name: {"bytes": 1, "sha256": "0"}}}))
     with pytest.raises(CheckpointError, match="not a valid manifest"):

@@ -1,4 +1,4 @@
-"""Pixels equal those of the image processors of `transformers`, from values and from files."""
+"""Pixels equal those of the image processors of `transformers`, from tensors and from files."""
 
 import json
 import sys
@@ -44,16 +44,16 @@ def test_pixels_equal_those_of_transformers(name: str, tmp_path: Path) -> None:
     assert error(found, expected) <= 1e-6
 
 
-def processor(folder: Path, **settings: Any) -> ImageProcessor:
+def processor_with(folder: Path, **settings: Any) -> ImageProcessor:
     content = json.dumps({"image_mean": [0.5], "image_std": [0.5], **settings})
     (folder / PREPROCESSOR_CONFIG).write_text(content)
     return load_image_processor(folder)
 
 
 def test_absent_settings_have_the_defaults_of_transformers(tmp_path: Path) -> None:
-    assert processor(tmp_path) == ImageProcessor((0.5,), (0.5,), 1 / 255)
-    assert processor(tmp_path, do_rescale=False).scale == 1.0
-    assert torch.equal(processor(tmp_path)(torch.tensor([[[0], [255]]])), torch.tensor([[[-1.0, 1.0]]]))
+    assert processor_with(tmp_path) == ImageProcessor((0.5,), (0.5,), 1 / 255)
+    assert processor_with(tmp_path, do_rescale=False).scale == 1.0
+    assert torch.equal(processor_with(tmp_path)(torch.tensor([[[0], [255]]])), torch.tensor([[[-1.0, 1.0]]]))
 
 
 @pytest.mark.parametrize(
@@ -74,12 +74,12 @@ def test_absent_settings_have_the_defaults_of_transformers(tmp_path: Path) -> No
 )
 def test_invalid_settings_are_refused(settings: dict, message: str, tmp_path: Path) -> None:
     with pytest.raises((CheckpointError, FamilyError), match=message):
-        processor(tmp_path, **settings)
+        processor_with(tmp_path, **settings)
 
 
 def test_images_with_other_channels_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"images of shape \(2, 12, 16, 3\) must end in 1 channels"):
-        processor(tmp_path)(random_images())
+        processor_with(tmp_path)(random_images())
     with pytest.raises(CheckpointError, match="is missing"):
         load_image_processor(tmp_path / "elsewhere")
 
@@ -95,11 +95,11 @@ SETTINGS = {
 }
 
 
-def pictures() -> list[Image.Image]:
-    """Wide, tall, transparent and grey."""
-    draw = np.random.default_rng(0)
+def random_pictures() -> list[Image.Image]:
+    """A wide, a tall, a transparent and a grey image."""
+    generator = np.random.default_rng(0)
     shapes = ((23, 31, 3), (40, 17, 3), (9, 9, 4), (12, 15))
-    return [Image.fromarray(draw.integers(0, 256, shape, dtype=np.uint8)) for shape in shapes]
+    return [Image.fromarray(generator.integers(0, 256, shape, dtype=np.uint8)) for shape in shapes]
 
 
 @pytest.mark.parametrize("name", SETTINGS)
@@ -110,15 +110,15 @@ def test_images_of_any_size_equal_those_of_transformers(name: str, kind: str, tm
     theirs = getattr(module, f"{kind}ImageProcessorPil")(**SETTINGS[name], **padded)
     theirs.save_pretrained(tmp_path)
     ours = load_image_processor(tmp_path)
-    for n, image in enumerate(pictures()[: 2 if kind == "ViT" else 4]):  # ViT's does not convert to RGB
+    for n, image in enumerate(random_pictures()[: 2 if kind == "ViT" else 4]):  # ViT's does not convert to RGB
         (expected,) = theirs([image])["pixel_values"]
         image.save(tmp_path / f"{n}.png")
-        for given in (image, tmp_path / f"{n}.png"):
-            assert error(ours.read([given])[0], torch.as_tensor(expected)) <= 1e-6
+        for source in (image, tmp_path / f"{n}.png"):
+            assert error(ours.read([source])[0], torch.as_tensor(expected)) <= 1e-6
 
 
-def test_settings_of_older_and_newer_folders(tmp_path: Path) -> None:
-    older = processor(tmp_path, feature_extractor_type="CLIPFeatureExtractor", size=14, crop_size=12)
+def test_settings_of_older_and_newer_folders_are_read(tmp_path: Path) -> None:
+    older = processor_with(tmp_path, feature_extractor_type="CLIPFeatureExtractor", size=14, crop_size=12)
     assert older == ImageProcessor((0.5,), (0.5,), resize=14, crop=(12, 12))
     settings = json.loads((tmp_path / PREPROCESSOR_CONFIG).read_text())
     (tmp_path / PREPROCESSOR_CONFIG).unlink()
@@ -126,7 +126,7 @@ def test_settings_of_older_and_newer_folders(tmp_path: Path) -> None:
     assert load_image_processor(tmp_path) == older
 
 
-def test_images_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreadable_images_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ours = ImageProcessor((0.5,) * 3, (0.5,) * 3)
     (tmp_path / "text.png").write_text("no image")
     for name in ("text.png", "missing.png"):

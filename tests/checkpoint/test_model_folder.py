@@ -79,7 +79,7 @@ def test_parameters_are_counted_without_building_all_layers(name: str) -> None:
     assert count_parameters(spec) == sum(p.numel() for p in spec.build().parameters())
 
 
-def test_our_own_config_holds_the_spec(model: DecoderModule, tmp_path: Path) -> None:
+def test_a_saved_config_holds_the_spec(model: DecoderModule, tmp_path: Path) -> None:
     save(model, tmp_path / "own")
     config = json.loads((tmp_path / "own" / "config.json").read_text())
     assert config["model_type"] == "regard"
@@ -164,7 +164,7 @@ sys.exit(peak > 1.25 * sum(p.nbytes for p in model.parameters()))
     subprocess.run([sys.executable, "-c", code, folder], check=True, env=os.environ | {"PYTHONPATH": "src"})
 
 
-def test_shards_load_like_a_single_file(folder: Path) -> None:
+def test_shards_are_loaded_like_a_single_file(folder: Path) -> None:
     expected = load(folder)(random_ids(1, 5))
     split_into_shards(folder)
     assert torch.equal(load(folder)(random_ids(1, 5)), expected)
@@ -262,11 +262,11 @@ def pickled(folder: Path) -> None:
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
 
 
-def deep(folder: Path) -> None:
+def deeply_nested_config(folder: Path) -> None:
     (folder / "config.json").write_text('{"model_type": "regard", "spec": ' + '{"kind":' * 50_000 + "}" * 50_000 + "}")
 
 
-def nested(folder: Path) -> None:
+def deeply_nested_spec(folder: Path) -> None:
     (folder / "manifest.json").unlink()
     spec = '{"kind": "repeat", "blocks": [' * 400 + "]}" * 400
     (folder / "config.json").write_text('{"model_type": "regard", "spec": ' + spec + "}")
@@ -309,8 +309,8 @@ INVALID = {
     "truncated weights": (truncate("model.safetensors", 0.6), "model.safetensors is damaged"),
     "empty weights": (truncate("model.safetensors", 0), "model.safetensors is damaged"),
     "truncated config": (truncate("config.json", 0.5), "config.json is not valid JSON"),
-    "deep config": (deep, "not valid JSON"),
-    "nested spec": (nested, "nested"),
+    "deep config": (deeply_nested_config, "not valid JSON"),
+    "nested spec": (deeply_nested_spec, "nested"),
     "no config": (lambda folder: (folder / "config.json").unlink(), "config.json is missing"),
     "a list for a config": (lambda folder: (folder / "config.json").write_text("[]"), "holds list, expected an object"),
     "no weights": (lambda folder: (folder / "model.safetensors").unlink(), "holds neither"),
@@ -364,7 +364,7 @@ def test_an_invalid_folder_is_refused(fault: str, folder: Path) -> None:
         load(folder)
 
 
-def test_a_flipped_bit_in_our_own_folder_is_detected(model: DecoderModule, tmp_path: Path) -> None:
+def test_a_flipped_bit_in_a_saved_folder_is_detected(model: DecoderModule, tmp_path: Path) -> None:
     save(model, tmp_path / "own")
     file = tmp_path / "own" / "model.safetensors"
     content = bytearray(file.read_bytes())
@@ -383,7 +383,7 @@ def test_a_tensor_in_two_shards_is_refused(folder: Path) -> None:
         load(folder)
 
 
-def test_published_gpt2_files_load(tmp_path: Path) -> None:
+def test_published_gpt2_files_are_loaded(tmp_path: Path) -> None:
     """They lack the prefix of the names, and hold attention masks."""
     spec = {"model_type": "gpt2", "vocab_size": 31, "n_positions": 16, "n_embd": 16, "n_layer": 2, "n_head": 2}
     original = build(family("gpt2").spec(spec), torch.float32)

@@ -1,6 +1,6 @@
 """Model folders with random changes are loaded or refused with a typed error.
 
-Each takes less than two seconds and less than 200 MB above the idle process.
+Each attempt takes less than two seconds, and less than 200 MB above the idle process.
 """
 
 import shutil
@@ -21,7 +21,7 @@ from tests.checkpoint.mutations import TENSOR_FILES, change_bytes, folders, muta
 from tests.checkpoint.test_model_folder import split_into_shards
 
 TYPED = (CheckpointError, WeightsError, FamilyError, SpecError)
-SOME = ("llama", "gpt2", "bert", "t5", "mixtral", "mamba", "vit")
+FEW_FAMILIES = ("llama", "gpt2", "bert", "t5", "mixtral", "mamba", "vit")
 PROCESS = Path("/proc/self")
 
 
@@ -49,7 +49,7 @@ def is_refused(folder: Path) -> bool:
 @pytest.mark.filterwarnings("ignore:switch_transformers. expert_capacity:UserWarning")
 @pytest.mark.parametrize(
     ("families", "trials"),
-    [(SOME, 500), pytest.param((*FAMILIES,), 7500, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])],
+    [(FEW_FAMILIES, 500), pytest.param((*FAMILIES,), 7500, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])],
     ids=["some", "all"],
 )
 def test_every_mutation_is_loaded_or_refused(families: tuple[str, ...], trials: int, tmp_path: Path) -> None:
@@ -77,10 +77,10 @@ def test_every_mutation_is_loaded_or_refused(families: tuple[str, ...], trials: 
 
 
 @pytest.mark.parametrize("trials", [600, pytest.param(6000, marks=pytest.mark.slow)])
-def test_an_accepted_file_reads_like_with_the_safetensors_library(trials: int, tmp_path: Path) -> None:
-    """A header that is accepted here is accepted there, and gives the same numbers."""
+def test_an_accepted_file_has_the_tensors_that_safetensors_reads(trials: int, tmp_path: Path) -> None:
+    """A header that is accepted here is accepted by the library too, with the same values."""
     (folder,) = folders(tmp_path, ("gpt2",))
-    file, random, read = folder / "model.safetensors", Random(1), 0
+    file, random, accepted = folder / "model.safetensors", Random(1), 0
     content = file.read_bytes()
     for _ in range(trials):
         file.write_bytes(random.choice((*TENSOR_FILES, change_bytes))(content, random))
@@ -92,8 +92,8 @@ def test_an_accepted_file_reads_like_with_the_safetensors_library(trials: int, t
         assert {name: tuple(tensor.shape) for name, tensor in theirs.items()} == {n: t.shape for n, t in found.items()}
         floats = [name for name, tensor in theirs.items() if tensor.is_floating_point() and tensor.itemsize > 1]
         assert all(torch.equal(bits(found[name].read()), bits(theirs[name])) for name in floats)
-        read += 1
-    assert read > trials / 50
+        accepted += 1
+    assert accepted > trials / 50
 
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:

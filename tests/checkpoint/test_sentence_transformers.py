@@ -65,9 +65,9 @@ def test_an_exported_sentence_encoder_is_the_same_here_and_in_transformers(tmp_p
     transformers.utils.logging.disable_progress_bar()
     ours, ids = load("minilm"), torch.arange(1000, 1012).view(2, 6)
     export(ours, tmp_path / "out", "bert")
-    back = load(tmp_path / "out")
-    assert back.spec == ours.spec
-    assert torch.equal(back(ids), ours(ids))
+    reloaded = load(tmp_path / "out")
+    assert reloaded.spec == ours.spec
+    assert torch.equal(reloaded(ids), ours(ids))
     theirs, original = (transformers.BertModel.from_pretrained(f).eval() for f in (tmp_path / "out", locate("minilm")))
     assert torch.equal(theirs(ids).last_hidden_state, original(ids).last_hidden_state)
     for name in ("modules.json", "1_Pooling/config.json", "sentence_bert_config.json"):

@@ -149,8 +149,8 @@ def test_every_mutation_is_loaded_or_refused(trials: int, valid: list[bytes], tm
         file.write_bytes(content)
         header_sizes.append(min(info.start for info in read_header(file).tensors.values()))
     for _ in range(trials):
-        which = random.randrange(len(valid))
-        file.write_bytes(mutate(valid[which], random, header_sizes[which]))
+        index = random.randrange(len(valid))
+        file.write_bytes(mutate(valid[index], random, header_sizes[index]))
         start = time.process_time()
         for read, errors in ((load, TYPED), (Tokenizer.load, GGUFError)):
             try:
@@ -191,8 +191,8 @@ read_header(sys.argv[1])
 after = resource.getrusage(resource.RUSAGE_SELF)
 print((after.ru_maxrss - before.ru_maxrss) / 1024, after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
 """
-    done = subprocess.run([sys.executable, "-c", code, file], capture_output=True, text=True, check=True,
+    result = subprocess.run([sys.executable, "-c", code, file], capture_output=True, text=True, check=True,
                           env=os.environ | {"PYTHONPATH": "src"})  # fmt: skip
-    megabytes, seconds = map(float, done.stdout.split())
+    megabytes, seconds = map(float, result.stdout.split())
     assert megabytes < 200
     assert seconds < 2

@@ -1,4 +1,4 @@
-"""llama.cpp runs our GGUF files with the same log-probabilities, and its tokenizer gives the same ids."""
+"""llama.cpp runs our GGUF files with the same log-probabilities, and its tokenizer encodes the same ids."""
 
 import json
 import urllib.request
@@ -39,8 +39,8 @@ def logprobs(server: Any, ids: list[int], forced: int) -> dict[int, float]:
     The sampled token is forced to be a complete character, because the server returns nothing for a partial one.
     """
     body = {"prompt": ids, "n_predict": 1, "temperature": 0, "n_probs": 1000, "cache_prompt": False}
-    answer = server.handle_completions(body | {"logit_bias": [[forced, 1000.0]]})
-    (first,) = answer["choices"][0]["logprobs"]["content"]
+    response = server.handle_completions(body | {"logit_bias": [[forced, 1000.0]]})
+    (first,) = response["choices"][0]["logprobs"]["content"]
     return {entry["id"]: entry["logprob"] for entry in first["top_logprobs"]}
 
 
@@ -54,14 +54,15 @@ def test_logprobs_equal_those_of_llama_cpp(name: str, format: str, tmp_path: Pat
     file = tmp_path / "model.gguf"
     export_gguf(model, file, MODELS[name]["model_type"], format, gguf_metadata(tokenizer, tokenizer.vocab_size))
     server, ours = serve(file), load(file)
-    draws = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(0)
     for length in (1, 2, 5, 17, 40):
-        ids = torch.randint(5, tokenizer.vocab_size, (length,), generator=draws)
+        ids = torch.randint(5, tokenizer.vocab_size, (length,), generator=generator)
         theirs = logprobs(server, ids.tolist(), tokenizer.encode("a")[0])
         found = ours(ids[None])[0, -1].log_softmax(-1)
-        worst = max(abs(theirs[id] - found[id].item()) for id in theirs)
+        largest_error = max(abs(theirs[id] - found[id].item()) for id in theirs)
         # its GELU is a float16 table; in f16 and q8_0 it rounds the activations too
-        assert len(theirs) > 200 and worst < {"f32": 5e-3 if "gpt2" in name else 5e-5, "f16": 2e-2, "q8_0": 0.2}[format]
+        limit = {"f32": 5e-3 if "gpt2" in name else 5e-5, "f16": 2e-2, "q8_0": 0.2}[format]
+        assert len(theirs) > 200 and largest_error < limit
 
 
 @pytest.mark.parametrize("name", ["smollm2", *TOKENIZERS])
@@ -72,5 +73,5 @@ def test_ids_equal_those_of_llama_cpp(name: str, tmp_path: Path) -> None:
         for special in (True, False):
             body = json.dumps({"content": text, "add_special": False, "parse_special": special}).encode()
             request = urllib.request.Request(f"{server.listening_address}/tokenize", body)
-            with urllib.request.urlopen(request) as answer:
-                assert json.loads(answer.read())["tokens"] == ours.encode(text, special), text
+            with urllib.request.urlopen(request) as response:
+                assert json.loads(response.read())["tokens"] == ours.encode(text, special), text

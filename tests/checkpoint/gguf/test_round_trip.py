@@ -1,4 +1,4 @@
-"""GGUF files round-trip, and the gguf library and `transformers` read the same from them."""
+"""GGUF files round-trip, and the gguf library and `transformers` read the same values from them."""
 
 import os
 import subprocess
@@ -25,15 +25,15 @@ from tests.laws import error, random_ids
 @pytest.mark.parametrize("name", MODELS)
 def test_float32_round_trips_exactly(name: str, tmp_path: Path) -> None:
     model, file = write(MODELS[name], tmp_path)
-    back = load(file)
+    reloaded = load(file)
     assert [path.name for path in tmp_path.iterdir()] == ["model.gguf"]
-    assert dict(back.named_parameters()).keys() == dict(model.named_parameters()).keys()
-    assert all(map(torch.equal, back.parameters(), model.parameters()))
+    assert dict(reloaded.named_parameters()).keys() == dict(model.named_parameters()).keys()
+    assert all(map(torch.equal, reloaded.parameters(), model.parameters()))
     if "llama3" in name:  # its scaling is read back as float32 divisors
-        assert error(back(random_ids(2, 30)), model(random_ids(2, 30))) < 1e-5
+        assert error(reloaded(random_ids(2, 30)), model(random_ids(2, 30))) < 1e-5
     else:
-        assert back.spec == model.spec
-        assert torch.equal(back(random_ids(2, 30)), model(random_ids(2, 30)))
+        assert reloaded.spec == model.spec
+        assert torch.equal(reloaded(random_ids(2, 30)), model(random_ids(2, 30)))
 
 
 def test_the_library_reads_the_same_header(tmp_path: Path) -> None:
@@ -50,22 +50,22 @@ def test_the_library_reads_the_same_header(tmp_path: Path) -> None:
 
 @torch.no_grad()
 @pytest.mark.parametrize(("format", "bound"), [("f16", 2.0**-11), ("q8_0", 0.5 / 127)])
-def test_the_rounding_error_is_half_a_step(format: str, bound: float, tmp_path: Path) -> None:
+def test_the_rounding_error_is_at_most_half_a_step(format: str, bound: float, tmp_path: Path) -> None:
     """In float16 a step is relative to each number; in Q8_0 to the largest of 32, with a float16 scale."""
     model, file = write(LLAMA, tmp_path, format)
-    for (name, back), weight in zip(load(file).named_parameters(), model.parameters(), strict=True):
+    for (name, reloaded), weight in zip(load(file).named_parameters(), model.parameters(), strict=True):
         if weight.dim() == 1:
-            assert torch.equal(back, weight), name
+            assert torch.equal(reloaded, weight), name
             continue
         largest = weight.unflatten(-1, (-1, 32)).abs().amax(-1).repeat_interleave(32, -1)
         scale = weight.abs().clamp_min(2.0**-14) if format == "f16" else largest * (1 + 127 * 2.0**-10)
-        assert ((back - weight).abs() <= bound * scale).all(), name
+        assert ((reloaded - weight).abs() <= bound * scale).all(), name
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("name", ["llama", "llama, tied", "qwen2", "qwen3", "gpt2"])
 @pytest.mark.parametrize("format", ["f32", pytest.param("q8_0", marks=pytest.mark.slow)])
-def test_transformers_gives_the_same_logits(name: str, format: str, tmp_path: Path) -> None:
+def test_logits_equal_those_of_transformers(name: str, format: str, tmp_path: Path) -> None:
     transformers.utils.logging.disable_progress_bar()
     _, file = write(MODELS[name], tmp_path, format)
     theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file=file.name, dtype=torch.float32)
@@ -75,7 +75,7 @@ def test_transformers_gives_the_same_logits(name: str, format: str, tmp_path: Pa
 
 @pytest.mark.parametrize("kind", [*BLOCK_TYPES, "BF16", "F16"])
 def test_every_type_is_dequantized_as_by_the_library(kind: str, tmp_path: Path) -> None:
-    """On random bits."""
+    """The blocks hold random bits."""
     stored = gguf.GGMLQuantizationType[kind]
     block, size = gguf.GGML_QUANT_SIZES[stored]
     rows, row = 5, 2 * block
@@ -131,7 +131,7 @@ def test_a_missing_library_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.slow
-def test_the_peak_is_one_copy_of_the_model(tmp_path: Path) -> None:
+def test_peak_memory_is_one_copy_of_the_model(tmp_path: Path) -> None:
     sizes = {"vocab_size": 8000, "hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 8}
     export_gguf(family("llama").spec(LLAMA | sizes).build(0), tmp_path / "big.gguf", "llama", "q8_0")
     code = """

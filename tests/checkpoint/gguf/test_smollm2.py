@@ -46,18 +46,18 @@ def theirs() -> Any:
 def test_logits_and_weights_equal_those_of_transformers(model: nn.Module, theirs: Any, tokenizer: Tokenizer) -> None:
     ids = torch.tensor([encode_chat(tokenizer, CHAT)])
     assert error(model(ids), theirs(ids).logits) < 1e-5
-    named = dict(theirs.named_parameters())
-    assert torch.equal(model.get_parameter("embedding.weight"), named["model.embed_tokens.weight"])
+    their_weights = dict(theirs.named_parameters())
+    assert torch.equal(model.get_parameter("embedding.weight"), their_weights["model.embed_tokens.weight"])
     query = model.get_parameter("stack.blocks.29.sublayers.0.body.q_proj.weight")
-    assert torch.equal(query, named["model.layers.29.self_attn.q_proj.weight"])
+    assert torch.equal(query, their_weights["model.layers.29.self_attn.q_proj.weight"])
 
 
 def test_ids_equal_those_of_transformers(tokenizer: Tokenizer) -> None:
     file = locate("smollm2")
     theirs = transformers.AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
     for text in MIXED:
-        foreign = any(char.isnumeric() and not char.isascii() for char in text)
-        if not foreign:  # transformers does not split such digits; the original tokenizer and llama.cpp do
+        has_other_digits = any(char.isnumeric() and not char.isascii() for char in text)
+        if not has_other_digits:  # transformers does not split such digits; the original tokenizer and llama.cpp do
             assert tokenizer.encode(text, special=True) == theirs.encode(text, add_special_tokens=False)
     conversation = [
         *CHAT,
@@ -71,7 +71,7 @@ def test_ids_equal_those_of_transformers(tokenizer: Tokenizer) -> None:
     assert encode_chat(tokenizer, CHAT) == theirs.apply_chat_template(CHAT, add_generation_prompt=True)["input_ids"]
 
 
-def test_it_answers_a_question(model: nn.Module, tokenizer: Tokenizer) -> None:
+def test_the_model_answers_a_question(model: nn.Module, tokenizer: Tokenizer) -> None:
     generated = Engine(model, rows=1, capacity=64).generate(  # ty: ignore
         encode_chat(tokenizer, CHAT), Sampling(max_new=8, temperature=0, stop_ids=tokenizer.stop_ids)
     )
@@ -89,18 +89,18 @@ def test_forty_greedy_tokens_equal_those_of_transformers(model: nn.Module, their
 
 @pytest.mark.slow
 @torch.no_grad()
-def test_it_round_trips_through_a_file(model: nn.Module, tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_model_and_tokenizer_round_trip_through_a_file(model: nn.Module, tokenizer: Tokenizer, tmp_path: Path) -> None:
     export_gguf(model, tmp_path / "again.gguf", "llama", "f32", gguf_metadata(tokenizer, 49152))
-    again = load(tmp_path / "again.gguf")
-    assert again.spec == model.spec
-    assert all(map(torch.equal, again.parameters(), model.parameters()))
+    reloaded = load(tmp_path / "again.gguf")
+    assert reloaded.spec == model.spec
+    assert all(map(torch.equal, reloaded.parameters(), model.parameters()))
     assert all(
         Tokenizer.load(tmp_path / "again.gguf").encode(text, True) == tokenizer.encode(text, True) for text in MIXED
     )
 
 
 @pytest.mark.slow
-def test_every_command_accepts_its_name(tmp_path: Path) -> None:
+def test_every_command_accepts_the_name_of_the_model(tmp_path: Path) -> None:
     assert (
         "Paris" in run("chat", "smollm2", "--temperature", 0, "--max-new", 10, stdin=f"{CHAT[0]['content']}\n\n").output
     )
