@@ -19,24 +19,24 @@ from regard.parts.position.rope import Rope
 POSITIONS = {"none": NoPosition(), "rope": Rope(), "alibi": Alibi()}
 
 
-def block(kv_heads: int, position: Position) -> Block:
+def attention_block(kv_heads: int, position: Position) -> Block:
     return Block((Sublayer(Attention(heads=4, kv_heads=kv_heads, position=position)), Sublayer(SwiGLU(24))))
 
 
 @pytest.fixture
-def make() -> Callable[..., DecoderModule]:
-    def make(kv_heads: int = 2, position: str = "rope", backend: str = "auto") -> DecoderModule:
+def make_model() -> Callable[..., DecoderModule]:
+    def make_model(kv_heads: int = 2, position: str = "rope", backend: str = "auto") -> DecoderModule:
         """Attention, linear attention, attention: float64, with weights large enough that attention is not uniform."""
-        mixed = Block((Sublayer(LinearAttention(heads=4)), Sublayer(SwiGLU(24))))
-        attending = block(kv_heads, POSITIONS[position])
-        model = Decoder(vocab=31, width=16, layers=(Repeat((attending, mixed, attending)),)).build(seed=1).double()
+        linear = Block((Sublayer(LinearAttention(heads=4)), Sublayer(SwiGLU(24))))
+        attention = attention_block(kv_heads, POSITIONS[position])
+        model = Decoder(vocab=31, width=16, layers=(Repeat((attention, linear, attention)),)).build(seed=1).double()
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.mul_(12 if parameter.dim() > 1 else 1)
         use_backend(model, backend)
         return model
 
-    return make
+    return make_model
 
 
 @pytest.fixture

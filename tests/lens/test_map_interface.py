@@ -49,45 +49,47 @@ def encoder(*bodies: Body) -> Encoder:
     return Encoder(Tokens(31), 16, stack(*bodies))
 
 
-def input_of(model: nn.Module, name: str, *inputs: Tensor) -> tuple[Tensor, Tensor]:
+def input_and_output(model: nn.Module, name: str, *inputs: Tensor) -> tuple[Tensor, Tensor]:
     """The input and the output of a module in a forward of the model."""
-    seen: list[Tensor] = []
+    recorded: list[Tensor] = []
     module = model.get_submodule(name)
-    handle = module.register_forward_hook(lambda _, args, output: seen.extend([args[0], output]))
+    handle = module.register_forward_hook(lambda _, args, output: recorded.extend([args[0], output]))
     model(*inputs)
     handle.remove()
-    return seen[0], seen[1]
+    return recorded[0], recorded[1]
 
 
-@pytest.mark.parametrize("layout", ["whole", "padded"])
-def test_maps_of_an_encoder(layout: str) -> None:
+@pytest.mark.parametrize("layout_name", ["whole", "padded"])
+def test_encoder_maps_times_values_are_the_output(layout_name: str) -> None:
     model = build(encoder(Attention(4, 2, mask=Full())))
-    at = TokenLayout.whole(1, 12)
-    at = at if layout == "whole" else TokenLayout(at.positions, valid=at.positions < 9)
-    with record(model, "*.body.?") as seen:
-        model(IDS[None], at)
-    (weights,) = attention_maps(model, IDS, at)
-    q, v, z = (seen[f"stack.blocks.0.sublayers.0.body.{tap}"] for tap in "qvz")
+    layout = TokenLayout.whole(1, 12)
+    layout = layout if layout_name == "whole" else TokenLayout(layout.positions, valid=layout.positions < 9)
+    with record(model, "*.body.?") as recorded:
+        model(IDS[None], layout)
+    (weights,) = attention_maps(model, IDS, layout)
+    q, v, z = (recorded[f"stack.blocks.0.sublayers.0.body.{tap}"] for tap in "qvz")
     assert (weights @ per_head(v, q)[0] - z[0]).abs().max() <= 1e-12
     assert attention_heads(model) == (4,)
 
 
-def test_maps_of_a_vision_encoder() -> None:
+def test_rows_of_vision_encoder_maps_sum_to_one() -> None:
     model = build(Encoder(Patches((4, 4), (8, 8)), 16, stack(Attention(2, mask=Full()))))
     (weights,) = attention_maps(model, torch.randn(3, 8, 8, dtype=torch.float64))
     assert weights is not None and weights.shape[0] == 2 and weights.shape[1] == weights.shape[2] >= 4
     assert torch.allclose(weights.sum(-1), torch.ones_like(weights[..., 0]))
 
 
-def test_maps_of_an_encoder_decoder() -> None:
+def test_encoder_decoder_maps_times_values_are_the_outputs() -> None:
     spec = EncoderDecoder(encoder(Attention(2, mask=Full())), decoder(Attention(4), CrossAttention(2)))
     model, source, ids = build(spec), IDS[None, :7], IDS[None]
-    with record(model, "*.body.?") as seen:
+    with record(model, "*.body.?") as recorded:
         model(source, ids)
     maps = named_attention_maps(model, source, ids)
     assert [tuple(weights.shape) for weights in maps.values()] == [(1, 2, 7, 7), (1, 4, 12, 12), (1, 2, 12, 7)]
     for name, weights in maps.items():
-        assert (weights @ per_head(seen[f"{name}.v"], seen[f"{name}.q"]) - seen[f"{name}.z"]).abs().max() <= 1e-12
+        assert (
+            weights @ per_head(recorded[f"{name}.v"], recorded[f"{name}.q"]) - recorded[f"{name}.z"]
+        ).abs().max() <= 1e-12
     with pytest.raises(ValueError, match=r"named_attention_maps\(model, \*inputs\), or .* \.source, \.target"):
         attention_maps(model, IDS)
     assert torch.equal(maps["source.stack.blocks.0.sublayers.0.body"][0], attention_maps(model.source, source[0])[0])
@@ -95,36 +97,38 @@ def test_maps_of_an_encoder_decoder() -> None:
 
 @pytest.mark.parametrize("score", ["additive", "dot", "general", "scaled"])
 @pytest.mark.parametrize("source", [False, True])
-def test_maps_of_scored_attention(score: str, source: bool) -> None:
+def test_scored_attention_maps_times_states_are_the_output(score: str, source: bool) -> None:
     body = ScoredAttention(heads=2, score=score, source=source)
     if source:
         spec = EncoderDecoder(encoder(Attention(2, mask=Full())), decoder(body))
         model, inputs, name = build(spec), (IDS[None, :7], IDS[None]), "target.stack.blocks.0.sublayers.0.body"
-        with record(model, "source.norm") as seen:
+        with record(model, "source.norm") as recorded:
             model(*inputs)
-        states = seen["source.norm"]
+        states = recorded["source.norm"]
     else:
         model, inputs, name = build(decoder(body)), (IDS[None],), "stack.blocks.0.sublayers.0.body"
-        states = input_of(model, name, *inputs)[0]
+        states = input_and_output(model, name, *inputs)[0]
     weights = named_attention_maps(model, *inputs)[name]
     context = (weights @ states.unflatten(-1, (2, -1)).transpose(1, 2)).transpose(1, 2).flatten(-2)
-    assert (model.get_submodule(name).o_proj(context) - input_of(model, name, *inputs)[1]).abs().max() <= 1e-12
+    assert (model.get_submodule(name).o_proj(context) - input_and_output(model, name, *inputs)[1]).abs().max() <= 1e-12
 
 
-def test_maps_of_global_attention() -> None:
-    """The global tokens attend by their own projections, and the other tokens by theirs: one map, not two."""
+def test_global_attention_has_one_map_for_all_tokens() -> None:
+    """Global tokens have projections of their own; one map has the rows of global and of other tokens."""
     model = build(encoder(GlobalAttention(2, mask=Longformer(2))))
     (weights,) = attention_maps(model, IDS)
     body = "stack.blocks.0.sublayers.0.body"
-    with record(model, [f"{body}.v", f"{body}.of_globals.v"]) as seen:
+    with record(model, [f"{body}.v", f"{body}.of_globals.v"]) as recorded:
         model(IDS[None])
-    of_globals, others = (weights @ seen[f"{body}{part}.v"][0] for part in (".of_globals", ""))
+    of_globals, others = (weights @ recorded[f"{body}{part}.v"][0] for part in (".of_globals", ""))
     z = torch.where(torch.arange(12)[:, None] < 1, of_globals, others)
     module = model.get_submodule(body)
-    assert (module.o_proj(z.transpose(0, 1).flatten(-2)) - input_of(model, body, IDS[None])[1]).abs().max() <= 1e-12
+    assert (
+        module.o_proj(z.transpose(0, 1).flatten(-2)) - input_and_output(model, body, IDS[None])[1]
+    ).abs().max() <= 1e-12
 
 
-def test_an_attention_without_a_map_gives_the_reason() -> None:
+def test_attention_without_a_map_is_refused_with_the_reason() -> None:
     with pytest.raises(ValueError, match="NativeSparseModule.* gated sum of three attentions"):
         attention_maps(build(decoder(NSA)), IDS)
     with pytest.raises(ValueError, match="combinations of tokens"):
@@ -137,7 +141,7 @@ def test_an_attention_without_a_map_gives_the_reason() -> None:
 
 
 class Uniform(nn.Module):
-    """A user's own attention: it needs no entry in any list."""
+    """An attention that is defined outside the package and not registered."""
 
     heads, attention_taps, reads_source = 1, (), False
 
@@ -156,8 +160,8 @@ def test_a_user_defined_attention_has_a_map() -> None:
     assert weights is not None and weights.unique().tolist() == [pytest.approx(1 / 12)]
 
 
-def test_taps_of_latent_attention_have_one_shape() -> None:
-    """A decode step uses the absorbed form; a recorded step has the queries, keys and values of the expanded one."""
+def test_taps_of_a_latent_decode_step_equal_those_of_the_whole_sequence() -> None:
+    """A decode step uses the absorbed form; if it is recorded, its taps are those of the expanded form."""
     model = build(decoder(LatentAttention(4, 6, 4, 4)))
     body = "stack.blocks.0.sublayers.0.body"
     store = Contiguous(model.spec.memory(), rows=1, capacity=12, dtype=torch.float64)

@@ -1,4 +1,4 @@
-"""Recomputed attention maps: the recorded output is their product with the recorded values, whatever ran the model."""
+"""Recomputed attention maps: their product with the recorded values is the recorded output, for every backend."""
 
 import math
 
@@ -23,7 +23,7 @@ BODY = "stack.blocks.0.sublayers.0.body"
 CASES = [(k, p, b) for k in (1, 2, 4) for p in ("none", "rope", "alibi") for b in ("sdpa", "reference")]
 
 
-def at_of(case: str, length: int) -> TokenLayout:
+def layout_of(case: str, length: int) -> TokenLayout:
     layout = TokenLayout.whole(1, length)
     if case == "whole":
         return layout
@@ -36,22 +36,22 @@ def at_of(case: str, length: int) -> TokenLayout:
 @pytest.mark.ledger("lens.maps")
 @pytest.mark.parametrize("case", ["whole", "packed", "padded"])
 @pytest.mark.parametrize("kv_heads, position, backend", CASES)
-def test_maps_times_values_are_the_output(make, ids, kv_heads, position, backend, case):
-    model, layout = make(kv_heads, position, backend), at_of(case, ids.shape[1])
-    with torch.no_grad(), record(model, "*.body.?") as seen:
+def test_maps_times_values_are_the_output(make_model, ids, kv_heads, position, backend, case):
+    model, layout = make_model(kv_heads, position, backend), layout_of(case, ids.shape[1])
+    with torch.no_grad(), record(model, "*.body.?") as recorded:
         model(ids, layout)
-    maps = attention_maps(model, ids[0], at_of(case, ids.shape[1]))
+    maps = attention_maps(model, ids[0], layout_of(case, ids.shape[1]))
     assert maps[1] is None
     for layer in (0, 2):
-        values, z = (seen[f"stack.blocks.{layer}.sublayers.0.body.{tap}"][0] for tap in "vz")
-        read = maps[layer] @ values.repeat_interleave(4 // kv_heads, 0)
-        assert (read - z).abs().max() <= 1e-12
-        assert maps[layer].std(-1).max() > 0.1  # not uniform: the test can fail
+        values, z = (recorded[f"stack.blocks.{layer}.sublayers.0.body.{tap}"][0] for tap in "vz")
+        output = maps[layer] @ values.repeat_interleave(4 // kv_heads, 0)
+        assert (output - z).abs().max() <= 1e-12
+        assert maps[layer].std(-1).max() > 0.1  # not uniform, so that wrong weights are noticed
 
 
 @pytest.mark.ledger("lens.maps")
-def test_maps_are_causal_probabilities(make, ids):
-    maps = attention_maps(make(), ids[0].tolist())
+def test_maps_are_causal_probabilities(make_model, ids):
+    maps = attention_maps(make_model(), ids[0].tolist())
     assert maps[0].shape == (4, 12, 12)
     assert torch.allclose(maps[0].sum(-1), torch.ones(4, 12, dtype=torch.float64))
     assert maps[0].triu(1).count_nonzero() == 0
@@ -66,76 +66,76 @@ def test_maps_include_shared_biases_and_latent_keys(mixer: Body, position: Posit
     model = Decoder(61, 32, (Repeat((Block((Sublayer(mixer),)),), 2),), position).build(seed=0).double().eval()
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.5, generator=torch.Generator().manual_seed(parameter.numel()))
-    with torch.no_grad(), record(model, "*.body.?") as seen:
+    with torch.no_grad(), record(model, "*.body.?") as recorded:
         model(ids)
     for layer, weights in enumerate(attention_maps(model, ids[0])):
-        values, z = (seen[f"stack.blocks.{layer}.sublayers.0.body.{tap}"][0] for tap in "vz")
+        values, z = (recorded[f"stack.blocks.{layer}.sublayers.0.body.{tap}"][0] for tap in "vz")
         assert (weights @ values.repeat_interleave(4 // len(values), 0) - z).abs().max() <= 1e-12
 
 
-def test_packed_documents_do_not_attend_to_each_other(make, ids):
-    model = make()
-    packed = attention_maps(model, ids[0], at_of("packed", 12))[2]
+def test_packed_documents_do_not_attend_to_each_other(make_model, ids):
+    model = make_model()
+    packed = attention_maps(model, ids[0], layout_of("packed", 12))[2]
     assert packed[:, 5:, :5].count_nonzero() == 0
     assert (packed[:, :5, :5] - attention_maps(model, ids[0, :5])[2]).abs().max() <= 1e-12
     assert (packed[:, 5:, 5:] - attention_maps(model, ids[0, 5:])[2]).abs().max() <= 1e-12
 
 
 @pytest.mark.parametrize("position", ["rope", "alibi"])
-def test_rows_and_heads_are_parts_of_the_whole(make, ids, position):
-    model, layout = make(position=position), TokenLayout.whole(1, 12)
-    with torch.no_grad(), record(model, [f"{BODY}.q", f"{BODY}.k"]) as seen:
+def test_selected_rows_and_heads_equal_those_of_the_whole_map(make_model, ids, position):
+    model, layout = make_model(position=position), TokenLayout.whole(1, 12)
+    with torch.no_grad(), record(model, [f"{BODY}.q", f"{BODY}.k"]) as recorded:
         model(ids, layout)
-    body, q, k = model.get_submodule(BODY), seen[f"{BODY}.q"], seen[f"{BODY}.k"]
+    body, q, k = model.get_submodule(BODY), recorded[f"{BODY}.q"], recorded[f"{BODY}.k"]
     whole = attention_weights(body, q, k, layout)
     part = attention_weights(body, q, k, layout, rows=slice(7, 10), heads=slice(1, 4))
     assert (part - whole[:, 1:4, 7:10]).abs().max() <= 1e-15
 
 
-def test_weights_of_a_cached_step(make, ids):
-    """The last token alone, with cached keys, attends as it does in the whole sequence."""
-    model = make(position="alibi")
+def test_weights_of_a_cached_step_equal_the_last_row_of_the_map(make_model, ids):
+    """The last token with cached keys has the weights that it has in a forward of the whole sequence."""
+    model = make_model(position="alibi")
     store = Contiguous(model.spec.memory(), rows=1, capacity=12, dtype=torch.float64)
     first, last = TokenLayout.whole(1, 11), TokenLayout(torch.tensor([[11]]))
     with torch.no_grad():
         model(ids[:, :11], first, store.begin_forward(first))
-        with record(model, [f"{BODY}.q", f"{BODY}.k"]) as seen:
+        with record(model, [f"{BODY}.q", f"{BODY}.k"]) as recorded:
             model(ids[:, 11:], last, store.begin_forward(last))
     layout = last.with_keys(torch.arange(12).expand(1, 12))
-    weights = attention_weights(model.get_submodule(BODY), seen[f"{BODY}.q"], seen[f"{BODY}.k"], layout)
+    weights = attention_weights(model.get_submodule(BODY), recorded[f"{BODY}.q"], recorded[f"{BODY}.k"], layout)
     assert (weights[0, :, 0] - attention_maps(model, ids[0])[0][:, -1]).abs().max() <= 1e-12
 
 
-def test_maps_of_a_batch_are_refused(make, ids):
+def test_maps_of_a_batch_are_refused(make_model, ids):
     with pytest.raises(ValueError, match=r"shape \(2, 12\)"):
-        attention_maps(make(), ids.expand(2, 12))
+        attention_maps(make_model(), ids.expand(2, 12))
 
 
-def test_one_layer_equals_that_layer_of_all(make, ids, monkeypatch):
-    model, computed = make(), []
-    every = attention_maps(model, ids[0])
+def test_the_map_of_one_layer_equals_that_of_all_layers(make_model, ids, monkeypatch):
+    model, computed = make_model(), []
+    all_maps = attention_maps(model, ids[0])
     original = AttentionModule.attention_map
     monkeypatch.setattr(AttentionModule, "attention_map", lambda *args: computed.append(args[0]) or original(*args))
-    assert torch.equal(*attention_maps(model, ids[0], layer=2), every[2])
+    assert torch.equal(*attention_maps(model, ids[0], layer=2), all_maps[2])
     assert attention_maps(model, ids[0], layer=1) == [None]
     assert computed == [model.get_submodule("stack.blocks.2.sublayers.0.body")]
 
 
-def test_heads_are_counted_by_layer(make):
-    assert attention_heads(make()) == (4, 0, 4)
+def test_heads_are_counted_per_layer(make_model):
+    assert attention_heads(make_model()) == (4, 0, 4)
 
 
 @pytest.mark.ledger("lens.entropy")
 def test_entropy_of_uniform_and_one_hot_rows():
-    even = torch.full((3, 5, 8), 1 / 8)
-    certain = torch.eye(8)[None, :5]
-    assert torch.allclose(row_entropy(even), torch.full((3, 5), math.log(8)))
-    assert torch.allclose(entropy(torch.cat([even, certain])), torch.tensor([math.log(8)] * 3 + [0.0]))
+    uniform = torch.full((3, 5, 8), 1 / 8)
+    one_hot = torch.eye(8)[None, :5]
+    assert torch.allclose(row_entropy(uniform), torch.full((3, 5), math.log(8)))
+    assert torch.allclose(entropy(torch.cat([uniform, one_hot])), torch.tensor([math.log(8)] * 3 + [0.0]))
 
 
 @pytest.mark.ledger("lens.collapse.grad")
 def test_one_hot_attention_has_no_gradient_for_queries_and_keys():
-    """One-hot rows: no gradient reaches the queries and keys; values and output have their full gradients."""
+    """No gradient reaches the queries and keys; values and output have their full gradients."""
     torch.manual_seed(0)
     module, x, layout = (
         Attention(1).build(8).double(),

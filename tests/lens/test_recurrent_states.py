@@ -24,14 +24,14 @@ def test_states_equal_those_of_each_prefix(length: int) -> None:
     ids = torch.randint(31, (length,), generator=torch.Generator().manual_seed(0))
     found = states(model, ids)
     assert {"stack.blocks.0.sublayers.0.h", "stack.blocks.0.sublayers.0.c"} < found.keys()
-    assert {name.split(".")[4] for name in found} == {"0", "1"}  # the feed-forward carries nothing
+    assert {name.split(".")[4] for name in found} == {"0", "1"}  # the feed-forward has no state
     assert all(array.shape[0] == length for array in found.values())
     cell = model.stack.blocks[0].sublayers[0].body.recurrence
     x = model.stack.blocks[0].sublayers[0].norm(model.embedding(ids[None]))
-    past: tuple[Tensor, ...] = tuple(x.new_zeros(1, 5) for _ in range(2))
+    state_arrays: tuple[Tensor, ...] = tuple(x.new_zeros(1, 5) for _ in range(2))
     for t in range(length):
-        past = cell.step(cell.project_inputs(x[:, t]), *past)
-        for name, state in zip("hc", past, strict=True):
+        state_arrays = cell.step(cell.project_inputs(x[:, t]), *state_arrays)
+        for name, state in zip("hc", state_arrays, strict=True):
             assert (found[f"stack.blocks.0.sublayers.0.{name}"][t] - state[0]).abs().max() <= 1e-12
 
 
@@ -39,16 +39,16 @@ def test_a_model_without_recurrences_has_no_states() -> None:
     assert states(build(Decoder(31, 12, (Repeat((Block((Sublayer(Attention(2)),)),)),))), [1, 2, 3]) == {}
 
 
-def test_a_batch_is_refused() -> None:
-    for wrong in (torch.zeros(2, 3, dtype=torch.long), []):
+def test_batches_and_empty_sequences_are_refused() -> None:
+    for ids in (torch.zeros(2, 3, dtype=torch.long), []):
         with pytest.raises(ValueError, match="give one row"):
-            states(build(SPEC), wrong)
+            states(build(SPEC), ids)
 
 
-@pytest.mark.parametrize(("mixer", "part"), [(LSTM(), "h_proj"), (GRU(), "n_proj"), (RNN(), "x_proj")])
-def test_projections_of_a_recurrence_can_be_patched(mixer, part):
-    """The fused operation would never call them."""
+@pytest.mark.parametrize(("mixer", "projection"), [(LSTM(), "h_proj"), (GRU(), "n_proj"), (RNN(), "x_proj")])
+def test_projections_of_a_recurrence_can_be_patched(mixer, projection):
+    """A patch must disable the fused operation, which does not call the projections."""
     model, tokens = decoder(block(mixer)).build(seed=0), random_ids(6).unsqueeze(0)
-    with patch(model, {f"*.{part}": torch.zeros_like}):
+    with patch(model, {f"*.{projection}": torch.zeros_like}):
         patched = model(tokens)
     assert not torch.allclose(patched, model(tokens))
