@@ -1,4 +1,4 @@
-"""Every lab runs at its smallest size. The cheap ones are judged: their verdict holds with several seeds."""
+"""Every lab runs at its smallest size. The verdicts of the cheap labs are checked with several seeds."""
 
 import json
 import math
@@ -17,7 +17,7 @@ from tests.ledger import comments
 
 @pytest.mark.parametrize("name", LABS)
 def test_every_lab_runs_at_its_smallest_size_and_writes_its_findings(name, tmp_path):
-    findings = run_seeds(module_of(name).run, Bench(size="quick"), 2 if name in JUDGED else 1)
+    findings = run_seeds(module_of(name).run, Bench(size="quick"), 2 if name in CHECKED else 1)
     write(tmp_path, name, documentation(name), findings, {"size": "quick"})
     result = json.loads((tmp_path / "result.json").read_text(encoding="utf-8"))
     assert result["verdict"] == findings.verdict and result["seeds"] == list(findings.seeds)
@@ -26,14 +26,14 @@ def test_every_lab_runs_at_its_smallest_size_and_writes_its_findings(name, tmp_p
     assert claim(name) in (tmp_path / "report.html").read_text(encoding="utf-8").replace("&#x27;", "'")
 
 
-JUDGED = {"gradients-through-time": 4, "universal-approximation": 2}  # name: predictions
+CHECKED = {"gradients-through-time": 4, "universal-approximation": 2}  # name: number of predictions
 
 
-@pytest.mark.parametrize("name", JUDGED)
+@pytest.mark.parametrize("name", CHECKED)
 def test_predictions_of_cheap_labs_hold_with_seeds_that_were_not_used_to_design_them(name):
     findings = run_seeds(module_of(name).run, Bench(seed=100), 2)
     assert findings.verdict == "the claim holds here with each of 2 seeds", findings.checks
-    assert [check.seeds for check in findings.checks] == ["2 of 2"] * JUDGED[name]
+    assert [check.seeds for check in findings.checks] == ["2 of 2"] * CHECKED[name]
 
 
 @pytest.mark.parametrize("name", LABS)
@@ -68,7 +68,7 @@ def test_a_prediction_holds_if_it_holds_with_every_seed():
     assert combine({0: findings(True), 1: findings(True)}).verdict == "the claim holds here with each of 2 seeds"
 
 
-def test_numbers_become_their_mean_and_range_over_the_seeds():
+def test_results_of_several_seeds_are_combined_to_mean_and_range():
     found = combine({0: findings(True, value=1, last=2), 1: findings(True, value=4)})
     assert found.table == [{"n": 8, "name": "a", "value": Measured(2.5, 1, 4)}]
     assert str(Measured(2.5, 1, 4)) == "2.5 [1, 4]"
@@ -85,14 +85,14 @@ def test_error_bars_reach_from_the_smallest_to_the_largest_value():
     assert error_bars([1.0], [1.0 + 1e-16], [1.0]) == [[0.0], [0.0]]
 
 
-def test_seeds_are_consecutive_and_each_run_has_its_own():
-    seen = []
+def test_each_run_has_the_next_seed():
+    seeds_used = []
 
     def experiment(bench: Bench) -> Findings:
-        seen.append(bench.seed)
+        seeds_used.append(bench.seed)
         return findings(True)
 
-    assert run_seeds(experiment, Bench(seed=7), 3).seeds == (7, 8, 9) and seen == [7, 8, 9]
+    assert run_seeds(experiment, Bench(seed=7), 3).seeds == (7, 8, 9) and seeds_used == [7, 8, 9]
     with pytest.raises(ValueError, match="seeds=0 is not positive; choose 1 or more"):
         run_seeds(experiment, Bench(), 0)
 
@@ -100,13 +100,13 @@ def test_seeds_are_consecutive_and_each_run_has_its_own():
 def test_the_command_lists_all_labs_and_suggests_the_nearest_name():
     listed = regard("lab", "--list").stdout.splitlines()
     assert [line.split()[0] for line in listed] == list(LABS)
-    wrong = regard("lab", "gradient-through-time")
-    assert wrong.exit_code == 1 and "did you mean 'gradients-through-time'?" in str(wrong.exception)
+    misspelled = regard("lab", "gradient-through-time")
+    assert misspelled.exit_code == 1 and "did you mean 'gradients-through-time'?" in str(misspelled.exception)
 
 
-def test_a_small_run_differs_from_a_full_one_in_a_quarter_of_the_training():
-    picked = {size: (Bench(size=size).pick(8, 2), Bench(size=size).training(1000, 2)) for size in get_args(Size)}
-    assert picked == {"full": (8, 1000), "small": (8, 250), "quick": (2, 2)}
+def test_a_small_run_trains_for_a_quarter_of_a_full_one():
+    settings = {size: (Bench(size=size).pick(8, 2), Bench(size=size).training(1000, 2)) for size in get_args(Size)}
+    assert settings == {"full": (8, 1000), "small": (8, 250), "quick": (2, 2)}
     assert Bench(size="small").training(15.0, 0.05) == 3.0
     with pytest.raises(ValueError, match="size='tiny' is not a size of labs; choose one of quick, small, full"):
         Bench(size="tiny")
@@ -131,15 +131,15 @@ DOCS = Path(__file__).parents[2] / "docs"
 RESULTS = sorted((DOCS / "labs").glob("*.json"))
 
 
-def test_the_page_has_the_recorded_results():
+def test_the_labs_page_shows_the_recorded_results():
     text = (DOCS / "topics" / "labs.md").read_text(encoding="utf-8")
     assert runpy.run_path(str(DOCS / "generate_labs.py"))["page"](text) == text, "run python docs/generate_labs.py"
     assert len(RESULTS) == text.count("\nVerdict: **")
 
 
 @pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.stem)
-def test_recorded_results_are_of_the_lab_as_it_is(path):
+def test_recorded_results_belong_to_the_current_lab(path):
     result = json.loads(path.read_text(encoding="utf-8"))
-    assert result["claim"] == claim(path.stem), "the claim has changed since: run the lab again"
+    assert result["claim"] == claim(path.stem), "the claim has changed since the lab was run: run it again"
     assert result["settings"]["size"] != "quick"
     assert {check["seeds"].partition(" of ")[2] for check in result["checks"]} == {str(len(result["seeds"]))}

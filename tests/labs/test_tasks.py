@@ -1,4 +1,4 @@
-"""Targets of tasks follow from their inputs, and accuracies count the weighted tokens."""
+"""The targets of a task follow from its inputs, and accuracies count the weighted tokens."""
 
 import torch
 from torch import Tensor, nn
@@ -25,13 +25,13 @@ def test_every_queried_value_follows_its_key() -> None:
         assert all(pairs[int(tokens[i])] == int(targets[i]) for i in queries)
 
 
-def test_both_forms_of_a_task_have_the_same_targets() -> None:
+def test_encoder_decoder_and_decoder_batches_have_the_same_targets() -> None:
     source = draw_symbols(generator(0), 8, 4, 6)
     target = source[:, :2]
-    first, second = encoder_decoder_batch(source, target), decoder_batch(source, target)
-    assert torch.equal(first.source, second.tokens)
-    assert torch.equal(first.targets[first.weights > 0], second.targets[second.weights > 0])
-    assert first.tokens[:, 0].eq(QUERY).all() and torch.equal(first.tokens[:, 1:], target[:, :-1])
+    seq2seq, decoder_only = encoder_decoder_batch(source, target), decoder_batch(source, target)
+    assert torch.equal(seq2seq.source, decoder_only.tokens)
+    assert torch.equal(seq2seq.targets[seq2seq.weights > 0], decoder_only.targets[decoder_only.weights > 0])
+    assert seq2seq.tokens[:, 0].eq(QUERY).all() and torch.equal(seq2seq.tokens[:, 1:], target[:, :-1])
 
 
 def test_age_determines_the_symbol_without_filler_and_less_so_with_it() -> None:
@@ -47,7 +47,7 @@ def test_linear_and_quadratic_time_have_exponents_1_and_2() -> None:
 
 
 class Constant(nn.Module):
-    """Predicts the given tokens for any input."""
+    """Predicts the same tokens for every input."""
 
     def __init__(self, predicted: Tensor):
         super().__init__()
