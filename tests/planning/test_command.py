@@ -18,7 +18,7 @@ def run(*arguments: str) -> str:
     return result.stdout
 
 
-def test_a_published_model_with_all_options():
+def test_a_published_model_is_planned_with_all_options():
     data = json.loads(
         run(
             "llama-3.1-8b",
@@ -60,13 +60,13 @@ def test_a_published_model_and_a_size_can_be_overridden():
 
 
 def test_a_spec_file_and_a_model_folder_are_planned(tmp_path):
-    """An encoder as a spec in a file, and one as a folder of weights."""
-    small = bert(vocab=30, width=8, layers=2, heads=2, hidden=16)
-    (tmp_path / "encoder.json").write_text(small.to_json())
-    save(small.build(seed=0), tmp_path / "encoder")
+    """The same encoder as a spec file and as a folder with weights."""
+    spec = bert(vocab=30, width=8, layers=2, heads=2, hidden=16)
+    (tmp_path / "encoder.json").write_text(spec.to_json())
+    save(spec.build(seed=0), tmp_path / "encoder")
     for source in ("encoder.json", "encoder"):
         data = json.loads(run(str(tmp_path / source), "--json"))
-        assert data["parameters"]["total"] == plan(small).parameters
+        assert data["parameters"]["total"] == plan(spec).parameters
 
 
 def test_the_table_shows_active_parameters_and_the_reach_of_windows():

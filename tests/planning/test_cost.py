@@ -1,4 +1,4 @@
-"""The plan against the built model: PyTorch's FLOP counter, the modules' parameters, the tensors of the stores."""
+"""The plan equals the built model: PyTorch's FLOP counter, the modules' parameters, the tensors of the stores."""
 
 import dataclasses
 import os
@@ -62,11 +62,11 @@ def spec(request) -> Decoder:
     return SPECS[request.param]
 
 
-def counted(spec: Decoder, tokens: int, backward: bool = False) -> int:
+def counted_flops(spec: Decoder, tokens: int, backward: bool = False) -> int:
     model = spec.build(seed=0)
     use_backend(model, "reference")
     for recurrence in (module for module in model.modules() if isinstance(module, RecurrentCell)):
-        recurrence.can_fuse = False  # the counter does not count torch's fused recurrences
+        recurrence.can_fuse = False  # the counter does not count PyTorch's fused recurrences
     ids = torch.zeros(1, tokens, dtype=torch.long)
     with FlopCounterMode(display=False) as counter:
         logits = model(ids)
@@ -101,24 +101,24 @@ def test_parameters_are_counted_by_kind():
 @pytest.mark.ledger("calc.flops")
 @pytest.mark.parametrize("tokens", [1, 17, 64, 130])
 def test_flops_equal_those_counted_by_torch(spec, tokens):
-    assert plan(spec).flops(tokens, tokens) == counted(spec, tokens)
+    assert plan(spec).flops(tokens, tokens) == counted_flops(spec, tokens)
 
 
-def countable(spec: Decoder) -> bool:
-    """PyTorch's counter counts neither grouped products nor the gathers of native sparse attention."""
+def is_countable(spec: Decoder) -> bool:
+    """PyTorch's counter omits grouped products and the gathers of native sparse attention."""
     return not any(body.kind in ("experts", "native_sparse") for body, _ in all_bodies(spec))
 
 
 @pytest.mark.ledger("calc.flops")
-@pytest.mark.parametrize("name", [name for name, spec in MODELS.items() if countable(spec)])
+@pytest.mark.parametrize("name", [name for name, spec in MODELS.items() if is_countable(spec)])
 def test_flops_of_every_model_equal_those_counted_by_torch(name):
-    """In sequences no longer than a window: in longer ones PyTorch counts the pairs that the mask excludes."""
+    """The sequences are no longer than a window: in longer ones PyTorch counts the pairs that the mask excludes."""
     tokens = min([13, *(body.max_keys for body, _ in all_bodies(MODELS[name]) if body.max_keys is not None)])
-    assert plan(MODELS[name], context=16).flops(tokens, tokens) == counted(MODELS[name], tokens)
+    assert plan(MODELS[name], context=16).flops(tokens, tokens) == counted_flops(MODELS[name], tokens)
 
 
 @pytest.mark.parametrize("name", ["gqa-tied", "hybrid"])
-def test_flops_of_a_decoding_step(name):
+def test_flops_of_a_decoding_step_equal_those_counted_by_torch(name):
     spec, context = SPECS[name], 100
     model = spec.build(seed=0)
     use_backend(model, "reference")
@@ -132,9 +132,9 @@ def test_flops_of_a_decoding_step(name):
 @pytest.mark.ledger("calc.flops")
 @pytest.mark.parametrize("name", ["mha-untied", "gqa-tied"])
 def test_training_flops_are_those_of_three_forwards(name):
-    """Exactly: backward has two products of the size of each, in the first layer too, as the embedding is trained."""
+    """The backward has two products per product of the forward, in the first layer too: the embedding is trained."""
     spec = SPECS[name]
-    assert 3 * plan(spec).flops(130, 130) == counted(spec, 130, backward=True)
+    assert 3 * plan(spec).flops(130, 130) == counted_flops(spec, 130, backward=True)
     assert plan(spec).training_flops == 3 * plan(spec).flops(130, 130) // 130
 
 
@@ -145,10 +145,11 @@ def test_ahead_blocks_add_flops_to_training_and_none_to_decoding():
     with FlopCounterMode(display=False) as counter:
         out = model(torch.zeros(1, tokens, dtype=torch.long), outputs=True)
         (materialize(out.logits).sum() + materialize(out.ahead_logits[0]).sum()).backward()
-    planned, plain = plan(ahead), plan(SPECS["gqa-tied"])
-    assert planned.training_flops == counter.get_total_flops() // tokens
-    assert planned.decode_flops == plain.decode_flops and planned.weights_read == plain.weights_read
-    assert planned.count.active == plain.parameters < planned.parameters
+    with_ahead, without_ahead = plan(ahead), plan(SPECS["gqa-tied"])
+    assert with_ahead.training_flops == counter.get_total_flops() // tokens
+    assert with_ahead.decode_flops == without_ahead.decode_flops
+    assert with_ahead.weights_read == without_ahead.weights_read
+    assert with_ahead.count.active == without_ahead.parameters < with_ahead.parameters
 
 
 @pytest.mark.ledger("calc.kv", "kv.formula")
@@ -156,12 +157,12 @@ def test_ahead_blocks_add_flops_to_training_and_none_to_decoding():
 @pytest.mark.parametrize("store", ["contiguous", "paged"])
 def test_cache_bytes_equal_those_of_the_stores(spec, store, dtype):
     planned = plan(spec, context=48, batch=3, dtype=dtype)
-    if store == "contiguous":  # it keeps one slot more, for invalid tokens
-        kept = Contiguous(spec.memory(), rows=3, capacity=47, dtype=getattr(torch, dtype)).storages
-    else:  # it keeps one block of 16 more
-        kept = Paged(spec.memory(), rows=3, capacity=48, blocks=8, dtype=getattr(torch, dtype)).storages
-    fixed = [t for storage in kept if isinstance(storage, FixedStorage) for t in storage.arrays.values()]
-    growing = [t for storage in kept if not isinstance(storage, FixedStorage) for t in storage.arrays.values()]
+    if store == "contiguous":  # it has one more slot, for invalid tokens
+        storages = Contiguous(spec.memory(), rows=3, capacity=47, dtype=getattr(torch, dtype)).storages
+    else:  # it has one more block of 16
+        storages = Paged(spec.memory(), rows=3, capacity=48, blocks=8, dtype=getattr(torch, dtype)).storages
+    fixed = [t for storage in storages if isinstance(storage, FixedStorage) for t in storage.arrays.values()]
+    growing = [t for storage in storages if not isinstance(storage, FixedStorage) for t in storage.arrays.values()]
     assert planned.state_bytes == sum(tensor.nbytes for tensor in fixed)
     assert planned.kv_bytes() == sum(tensor.nbytes for tensor in growing)
     assert planned.kv_bytes_per_token * 48 * 3 == planned.kv_bytes()
@@ -170,16 +171,16 @@ def test_cache_bytes_equal_those_of_the_stores(spec, store, dtype):
 
 def test_a_large_model_is_planned_without_memory_or_random_numbers():
     block = Block((Sublayer(Attention(64, kv_heads=8, position=Rope())), Sublayer(SwiGLU(28672))))
-    large = Decoder(vocab=128256, width=8192, layers=(Repeat((block,), 80),), tied=False, context=8192)
-    before = torch.get_rng_state()
-    planned = plan(large, dtype="bfloat16")
+    spec = Decoder(vocab=128256, width=8192, layers=(Repeat((block,), 80),), tied=False, context=8192)
+    rng_state = torch.get_rng_state()
+    planned = plan(spec, dtype="bfloat16")
     assert planned.parameters == 70_553_706_496  # Llama 3 70B
     assert planned.kv_bytes_per_token == 327_680
-    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.equal(torch.get_rng_state(), rng_state)
 
 
 def test_planning_imports_no_compiler():
-    """A random draw on the meta device would import it, which takes longer than all the rest."""
+    """A random draw on the meta device would import torch._dynamo, which takes longer than the plan."""
     code = f"""
 import sys
 from regard.models.decoder import Decoder
@@ -205,9 +206,9 @@ def test_wrong_arguments_are_refused(arguments, message):
 
 
 def test_a_spec_without_a_context_needs_one():
-    endless = dataclasses.replace(SPECS["hybrid"], context=None)
+    without_context = dataclasses.replace(SPECS["hybrid"], context=None)
     with pytest.raises(ValueError, match="names no context"):
-        plan(endless)
-    assert plan(endless, context=8).context == 8
-    encoder = Encoder(Tokens(51), 32, endless.layers, context=77)
+        plan(without_context)
+    assert plan(without_context, context=8).context == 8
+    encoder = Encoder(Tokens(51), 32, without_context.layers, context=77)
     assert plan(encoder).context == 77

@@ -1,4 +1,4 @@
-"""Pairs and FLOPs as functions of length: closed forms against plain counts, their growth, and the reach of windows."""
+"""Pairs and FLOPs as functions of length: closed forms equal direct counts; their growth and the reach of windows."""
 
 import math
 
@@ -37,7 +37,7 @@ LENGTHS = (1024, 2048, 4096)
 
 
 def slope(cost, lengths=LENGTHS) -> float:
-    """The exponent of a cost, from its last doubling."""
+    """The exponent of a cost, from the last two lengths."""
     shorter, longer = lengths[-2:]
     return math.log(cost(longer) / cost(shorter)) / math.log(longer / shorter)
 
@@ -49,7 +49,7 @@ def decoder(mixer, context: int = 4096) -> Decoder:
 @pytest.mark.ledger("calc.window")
 @pytest.mark.parametrize("length", [1, 2, 7, 16])
 @pytest.mark.parametrize("window", [1, 2, 7, 40])
-def test_pairs_equal_a_plain_count(length, window):
+def test_pairs_equal_a_direct_count(length, window):
     pairs = [(i, j) for i in range(length) for j in range(length)]
     assert full_pairs(length) == len(pairs)
     assert causal_pairs(length) == sum(j <= i for i, j in pairs)
@@ -68,7 +68,7 @@ def test_pairs_of_a_window_of_4096_in_100_000_tokens():
 def test_reach_of_stacked_windows_counts_the_token_itself():
     assert window_reach(32, 4096) == 131_041
     assert window_reach(1, 4096) == 4096 and window_reach(4, 1) == 1
-    reached = {0}  # counted layer by layer
+    reached = {0}  # extended layer by layer
     for _ in range(4):
         reached = {i + j for i in reached for j in range(3)}
     assert len(reached) == window_reach(4, 3) == 9
@@ -84,7 +84,7 @@ def test_pairs_and_flops_of_a_million_tokens():
 
 @pytest.mark.ledger("lin.cost")
 @pytest.mark.parametrize("features", [64, 128])
-def test_linear_attention_is_cheaper_when_longer_than_its_features(features):
+def test_linear_attention_is_cheaper_if_the_sequence_is_longer_than_its_features(features):
     assert linear_crossover(features, head_dim=128) == features
     length = features + 1
     assert pair_flops(length, 128) > 4 * features * 128 >= pair_flops(features, 128)
@@ -123,7 +123,7 @@ def test_costs_of_attention_grow_with_the_stated_exponents():
         assert grouped.flops(512, n, n) - n * grouped.flops(512, 1, 0) == pair_flops(n**2, 512)
     assert slope(lambda n: standard_traffic(n, head_dim)) == pytest.approx(2, abs=0.1)
     assert slope(lambda n: tiled_traffic(n, head_dim, 2**16)) == pytest.approx(2, abs=0.1)
-    for devices in (1, 2, 4):  # ring attention divides the work
+    for devices in (1, 2, 4):  # ring attention divides the pairs equally
         pairs = {int((positions + 1).sum()) for positions in ring_attention.zigzag_shares(4096, devices)}
         assert {devices * share for share in pairs} == {causal_pairs(4096)}
 
@@ -136,8 +136,8 @@ def test_costs_of_attention_grow_with_the_stated_exponents():
 def test_max_keys_is_the_most_keys_that_any_query_attends_to(mask):
     positions = torch.arange(50)
     allowed = mask.allows(positions.unsqueeze(-1), positions)
-    most = 50 if allowed is None else int(allowed.sum(-1).max())
-    assert most == (50 if mask.max_keys is None else mask.max_keys)
+    max_keys = 50 if allowed is None else int(allowed.sum(-1).max())
+    assert max_keys == (50 if mask.max_keys is None else mask.max_keys)
 
 
 @pytest.mark.ledger("calc.window", "sp.window.cost")
@@ -156,15 +156,15 @@ def test_a_window_bounds_pairs_flops_and_cache():
 
 
 @pytest.mark.ledger("calc.crossover", "lin.cost")
-def test_linear_attention_decodes_cheaper_when_longer_than_its_head_dim():
-    width, heads = 512, 4  # the state has one column more, for the sum, and a token one pair with itself
+def test_linear_attention_decodes_cheaper_if_the_context_is_longer_than_its_head_dim():
+    width, heads = 512, 4
 
     def costs(length: int) -> tuple[int, int]:
         return tuple(mixer(heads).flops(width, 1, length) for mixer in (Attention, LinearAttention))
 
     full, linear = costs(128)
     assert full < linear
-    full, linear = costs(128 + 3)
+    full, linear = costs(128 + 3)  # the state has one more column, for the sum, and a token attends to itself
     assert full > linear
 
 

@@ -1,4 +1,4 @@
-"""Groups of numbers: plain data, formatted rows, and totals that agree with each other."""
+"""Groups of numbers: JSON data, formatted rows, and totals that agree with each other."""
 
 import dataclasses
 import json
@@ -22,7 +22,7 @@ def spec(request):
     return SPECS[request.param]
 
 
-def test_groups_are_plain_data():
+def test_groups_can_be_serialized_as_json():
     planned = plan(SPECS["hybrid"])
     data = json.loads(json.dumps(groups(planned)))
     assert data["parameters"]["total"] == planned.parameters
@@ -30,11 +30,11 @@ def test_groups_are_plain_data():
     assert isinstance(planned, Plan) and dataclasses.replace(planned, batch=2).kv_bytes() == 2 * planned.kv_bytes()
 
 
-def test_plan_takes_a_spec_a_model_or_a_published_name():
+def test_plan_accepts_a_spec_a_model_or_a_published_name():
     spec = SPECS["hybrid"]
     model = spec.build(seed=0)
-    for given in (spec, model, LanguageModel(model, byte())):
-        assert regard.plan(given) == plan(spec)
+    for model_or_spec in (spec, model, LanguageModel(model, byte())):
+        assert regard.plan(model_or_spec) == plan(spec)
     assert regard.plan("gpt2").parameters == 124_439_808
     assert regard.plan("7B").parameters == pytest.approx(7e9, rel=0.1)
     with pytest.raises(ValueError, match="'gpt-2' is no published model; did you mean 'gpt2'"):
@@ -84,7 +84,7 @@ def test_numbers_are_formatted_with_prefixes(number, unit, step, text):
 
 @pytest.mark.parametrize("tied", [True, False])
 def test_training_run_agrees_with_flops_per_token_and_differs_from_6nd_by_named_terms(tied):
-    """6N misses the products of queries with keys and values; it includes weights that no product uses."""
+    """6N omits the two products of attention, and it includes weights that no product uses."""
     spec = dataclasses.replace(llama(3, 64, rotary(4, 2), SwiGLU(96), vocab=100, context=32), tied=tied)
     planned, tokens = plan(spec), 10**6
     per_token, run = groups(planned)["flops_per_token"], training_run_groups(planned, tokens)["training_run_flops"]

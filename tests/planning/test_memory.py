@@ -1,4 +1,4 @@
-"""Bytes: states and caches of mixers, materialized scores, traffic of tiled attention. Each against a plain count."""
+"""Bytes of states, caches and materialized scores, and traffic of tiled attention, each against a direct count."""
 
 import math
 from collections.abc import Callable
@@ -34,7 +34,7 @@ def decoder(mixer: Body, width: int = D, layers: int = 1) -> Decoder:
 
 @pytest.mark.ledger("ssm.table")
 @pytest.mark.parametrize(
-    ("mixer", "numbers"),
+    ("mixer", "elements"),
     [
         (RNN(), D),
         (S4(16), D * 16),
@@ -47,10 +47,10 @@ def decoder(mixer: Body, width: int = D, layers: int = 1) -> Decoder:
     ],
     ids=lambda value: getattr(value, "kind", None),
 )
-def test_states_have_the_stated_size_at_any_context(mixer: Body, numbers: int) -> None:
+def test_states_have_the_stated_size_at_any_context(mixer: Body, elements: int) -> None:
     for context in (100, 100_000):
         planned = plan(decoder(mixer), context=context)
-        assert planned.state_bytes == 4 * numbers
+        assert planned.state_bytes == 4 * elements
         assert planned.kv_bytes() == 0
 
 
@@ -85,7 +85,7 @@ def test_a_state_space_convolution_takes_n_log_n_work(monkeypatch: pytest.Monkey
 
 @pytest.mark.ledger("eff.table")
 def test_memory_of_attention_grows_with_the_stated_exponents() -> None:
-    """Materialized scores take n², tiles keep one number per row, and a linear state does not grow."""
+    """Materialized scores take n² elements, tiles save one per row, and a linear state does not grow."""
 
     def saved(backend: str, length: int, mixer: Body | None = None) -> int:
         model = decoder(mixer or Attention(2), 64, 2).build(seed=0)
@@ -108,39 +108,39 @@ def test_bytes_of_materialized_scores():
 
 
 def simulated_traffic(length: int, head_dim: int, fast: int) -> tuple[int, int]:
-    """(numbers moved, most numbers held at once) by the tiled loops."""
+    """(elements moved, most elements held at once) by the tiled loops."""
     rows = tile_rows(fast, head_dim)
-    moved = most = 0
+    moved = max_held = 0
     for start in range(0, length, rows):
         queries = min(rows, length - start)
         moved += queries * head_dim  # Q in
         for other in range(0, length, rows):
             keys = min(rows, length - other)
             moved += 2 * keys * head_dim  # K and V in
-            most = max(most, 2 * queries * head_dim + 2 * keys * head_dim)
+            max_held = max(max_held, 2 * queries * head_dim + 2 * keys * head_dim)
         moved += queries * head_dim  # O out
-    return moved, most
+    return moved, max_held
 
 
 @pytest.mark.ledger("flash.io", "calc.flash")
 @pytest.mark.parametrize("length", [1, 100, 512, 1000])
 @pytest.mark.parametrize("head_dim, fast", [(8, 1024), (64, 4096), (64, 100_000), (128, 513)])
 def test_tiled_traffic_equals_that_of_the_loops(length, head_dim, fast):
-    moved, most = simulated_traffic(length, head_dim, fast)
+    moved, max_held = simulated_traffic(length, head_dim, fast)
     assert moved == tiled_traffic(length, head_dim, fast)
-    assert most <= fast
+    assert max_held <= fast
 
 
 @pytest.mark.ledger("flash.io", "calc.flash")
-def test_tiles_save_traffic_unless_heads_are_wide():
+def test_tiles_save_traffic_unless_the_head_dim_is_large():
     length, head_dim = 65_536, 128
-    fast = DEVICES["h100"].usable // 2  # numbers of 16 bits
+    fast = DEVICES["h100"].usable // 2  # elements of 16 bits
     gain = standard_traffic(length, head_dim) / tiled_traffic(length, head_dim, fast)
     assert gain == pytest.approx(fast / (2 * head_dim**2), rel=0.05)
-    for wide in (64, 128, 256):
-        fast = wide**2 - 1  # E² > M
-        assert tiled_traffic(length, wide, fast) > standard_traffic(length, wide)
+    for large_head_dim in (64, 128, 256):
+        fast = large_head_dim**2 - 1  # E² > M
+        assert tiled_traffic(length, large_head_dim, fast) > standard_traffic(length, large_head_dim)
     slope = math.log2(tiled_traffic(2 * length, 64, 2**15) / tiled_traffic(length, 64, 2**15))
-    assert slope == pytest.approx(2, abs=0.01)  # tiling saves a factor, not an order
+    assert slope == pytest.approx(2, abs=0.01)  # tiling saves a factor; the traffic stays quadratic
     with pytest.raises(ValueError, match="at least 512"):
         tiled_traffic(10, 128, 511)

@@ -1,4 +1,4 @@
-"""A part written outside the package is planned by what it declares; nothing in planning/ names it."""
+"""A part that is defined outside the package is planned from its declarations; nothing in planning/ names it."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -61,7 +61,7 @@ BLOCK = Block((Sublayer(NeighbourMean()), Sublayer(SwiGLU(24))))
 SPEC = Decoder(32, WIDTH, (Repeat((BLOCK,), 2),), context=64)
 
 
-def test_parameters_are_counted_by_kind_and_inactive_ones_are_declared():
+def test_parameters_are_counted_by_kind_and_inactive_ones_as_declared():
     count = plan(SPEC).count
     assert count.parts["neighbour_mean"] == 2 * TABLES * WIDTH * WIDTH
     assert count.total == sum(parameter.numel() for parameter in SPEC.build(seed=0).parameters())
@@ -76,7 +76,7 @@ def test_flops_stop_growing_at_the_declared_keys():
     assert planned.flops(1, 10**6) == planned.flops(1, KEYS) > planned.flops(1, KEYS - 1)
 
 
-def test_the_cache_and_the_window_are_those_declared():
+def test_the_cache_and_the_window_are_planned_as_declared():
     planned = plan(SPEC, batch=3)
     assert planned.kv_bytes() == 3 * 2 * KEYS * WIDTH * 4
     data = groups(planned)

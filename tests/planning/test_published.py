@@ -27,11 +27,11 @@ from regard.planning.memory import (
 from regard.planning.parameters import relative_to_dense, shared_and_expert_params
 from regard.planning.published import PUBLISHED, block_weights, depth_for, scaled_llama
 
-SEVENTY = 70 * 10**9
-CACHE = 327_680  # bytes per token of 80 layers, 8 heads of 128, 16 bits
+SEVENTY_BILLION = 70 * 10**9
+KV_BYTES = 327_680  # per cached token: 80 layers, 8 heads of 128, 16 bits
 
 
-def weights_of(body, width: int) -> int:
+def parameters_of(body, width: int) -> int:
     with torch.device("meta"):
         return sum(parameter.numel() for parameter in body.build(width).parameters())
 
@@ -50,15 +50,15 @@ def test_every_published_model_can_be_planned(name):
 
 
 @pytest.mark.ledger("ffn.params", "norm.rms")
-def test_weights_of_a_feedforward_and_of_norms():
-    assert weights_of(FeedForward(2048, bias=False), 512) == 2_097_152 == 2 * weights_of(Attention(8), 512)
-    assert weights_of(FeedForward(2048), 512) == 2_099_712
-    assert weights_of(SwiGLU(2048), 512) == 3 * 512 * 2048
-    assert (weights_of(LayerNorm(), 512), weights_of(RMSNorm(), 512)) == (1024, 512)
+def test_parameters_of_a_feedforward_and_of_norms():
+    assert parameters_of(FeedForward(2048, bias=False), 512) == 2_097_152 == 2 * parameters_of(Attention(8), 512)
+    assert parameters_of(FeedForward(2048), 512) == 2_099_712
+    assert parameters_of(SwiGLU(2048), 512) == 3 * 512 * 2048
+    assert (parameters_of(LayerNorm(), 512), parameters_of(RMSNorm(), 512)) == (1024, 512)
 
 
 @pytest.mark.ledger("model.llama7b", "ffn.share", "calc.params")
-def test_llama_7b():
+def test_parameters_of_llama_7b():
     planned = plan(published("llama-7b"))
     assert planned.parameters == 6_738_415_616
     assert plan(published("llama-7b", tied=True)).parameters == 6_607_343_616
@@ -85,15 +85,15 @@ def test_llama_7b_has_the_parameters_of_transformers():
 
 
 @pytest.mark.ledger("ffn.share")
-def test_the_feedforward_is_two_thirds_of_a_plain_block():
-    attention, feedforward = weights_of(Attention(8), 512), weights_of(FeedForward(2048, bias=False), 512)
+def test_a_feedforward_of_four_times_the_width_is_two_thirds_of_a_block():
+    attention, feedforward = parameters_of(Attention(8), 512), parameters_of(FeedForward(2048, bias=False), 512)
     assert feedforward / (attention + feedforward) == pytest.approx(2 / 3)
-    assert feedforward / (2 * attention + feedforward) == 0.5  # with cross-attention beside
+    assert feedforward / (2 * attention + feedforward) == 0.5  # with cross-attention as well
     assert plan(published("gpt2")).count.parts["embedding"] > 0.3 * plan(published("gpt2")).parameters
 
 
 @pytest.mark.ledger("model.gptlite")
-def test_gpt_lite():
+def test_parameter_count_and_one_training_step_of_gpt_lite():
     norm = LayerNorm()
     block = Block((Sublayer(Attention(8, bias=True), norm), Sublayer(FeedForward(1024), norm)))
     spec = Decoder(1000, 256, (Repeat((block,), 4),), position=Learned(512), norm=norm)
@@ -114,8 +114,8 @@ def test_gpt_lite():
 
 @pytest.mark.ledger("mha.headdim")
 def test_head_dims_of_published_models():
-    widths = {name: plan(published(name)).attentions for name in ("gpt2", "gpt3", "llama-7b", "llama-2-70b")}
-    assert [next(iter(found)) for found in widths.values()] == [
+    attentions = {name: plan(published(name)).attentions for name in ("gpt2", "gpt3", "llama-7b", "llama-2-70b")}
+    assert [next(iter(found)) for found in attentions.values()] == [
         (12, 12, 64),
         (96, 96, 128),
         (32, 32, 128),
@@ -130,7 +130,8 @@ def test_depth_determines_a_scaled_llama():
     assert block_weights(32) == 12 * 32 * 4096**2 == 6_442_450_944
     assert scaled_llama(32) == published("llama-7b") and depth_for(6.7e9) == 32
     assert eight_thirds(4096) == 11008 and 3 * 4096 * (8 / 3 * 4096) == 8 * 4096**2
-    assert weights_of(SwiGLU(3072), 1152) == weights_of(FeedForward(4608, bias=False), 1152)  # 8/3 without rounding
+    gated, ungated = SwiGLU(3072), FeedForward(4608, bias=False)  # 8/3 of 1152 without rounding, and 4 times 1152
+    assert parameters_of(gated, 1152) == parameters_of(ungated, 1152)
     sizes = [plan(scaled_llama(depth)).parameters for depth in (6, 12, 24, 48)]
     assert all(6 < larger / smaller < 9 for smaller, larger in zip(sizes[1:], sizes[2:], strict=False))
     with pytest.raises(ValueError, match="depth=0"):
@@ -138,32 +139,32 @@ def test_depth_determines_a_scaled_llama():
 
 
 @pytest.mark.ledger("kv.70b", "kv.formula", "kv.heads", "calc.kv")
-def test_the_cache_of_a_70b_model():
+def test_cache_bytes_of_a_70b_model():
     planned = plan(published("llama-2-70b"), context=4096, dtype="float16")
-    assert planned.kv_bytes_per_token == CACHE == 2 * 80 * 8 * 128 * 2
+    assert planned.kv_bytes_per_token == KV_BYTES == 2 * 80 * 8 * 128 * 2
     cache = {n: dataclasses.replace(planned, context=n).kv_bytes() for n in (4096, 128_000, 131_072, 10**6)}
     assert cache == {4096: 1_342_177_280, 128_000: 41_943_040_000, 131_072: 40 * 2**30, 10**6: 327_680_000_000}
     block = Block((Sublayer(Attention(64)), Sublayer(SwiGLU(28672))))
-    own = plan(Decoder(32000, 8192, (Repeat((block,), 80),)), context=4096, dtype="float16")
-    assert own.kv_bytes() == 8 * 1_342_177_280  # one key/value head per query head
-    assert own.kv_bytes_per_token == 2 * 8192 * 80 * 2  # 2D per layer, because every query head has its own
+    multi_head = plan(Decoder(32000, 8192, (Repeat((block,), 80),)), context=4096, dtype="float16")
+    assert multi_head.kv_bytes() == 8 * 1_342_177_280  # one key/value head per query head
+    assert multi_head.kv_bytes_per_token == 2 * 8192 * 80 * 2  # 2D per layer, because every query head has its own
 
 
 @pytest.mark.ledger("kv.70b.100k")
-def test_the_cache_of_a_70b_model_in_both_units():
+def test_cache_bytes_of_a_70b_model_in_gb_and_gib():
     planned = plan(published("llama-2-70b"), context=100_000, dtype="float16")
     assert planned.kv_bytes() == 32_768_000_000 and round(planned.kv_bytes() / 2**30, 1) == 30.5
-    thirteen = dataclasses.replace(planned, context=8192, batch=13)
-    assert thirteen.kv_bytes() // 13 == 2_684_354_560 == 2.5 * 2**30
-    assert thirteen.kv_bytes() == 32.5 * 2**30
+    thirteen_sequences = dataclasses.replace(planned, context=8192, batch=13)
+    assert thirteen_sequences.kv_bytes() // 13 == 2_684_354_560 == 2.5 * 2**30
+    assert thirteen_sequences.kv_bytes() == 32.5 * 2**30
 
 
 @pytest.mark.ledger("q.70b", "calc.quant")
-def test_70b_weights_by_format():
-    found = [format_of(name).bytes(SEVENTY) / 1e9 for name in ("float32", "float16", "int8", "int4")]
-    assert found == [280, 140, 70, 35]
-    assert format_of("int4/128").bytes(SEVENTY) == SEVENTY * 4.125 / 8
-    assert round(format_of("int4/128").bytes(SEVENTY) / 1e9, 1) == 36.1
+def test_bytes_of_70b_weights_by_format():
+    sizes_in_gb = [format_of(name).bytes(SEVENTY_BILLION) / 1e9 for name in ("float32", "float16", "int8", "int4")]
+    assert sizes_in_gb == [280, 140, 70, 35]
+    assert format_of("int4/128").bytes(SEVENTY_BILLION) == SEVENTY_BILLION * 4.125 / 8
+    assert round(format_of("int4/128").bytes(SEVENTY_BILLION) / 1e9, 1) == 36.1
     assert format_of("int4/128").bytes(129) == 65 + 2 * 2  # bytes and groups are rounded up
     with pytest.raises(ValueError, match="did you mean 'int8'"):
         format_of("int88")
@@ -171,31 +172,34 @@ def test_70b_weights_by_format():
 
 @pytest.mark.ledger("q.consumer", "calc.quant")
 def test_cached_tokens_that_fit_beside_70b_in_four_bits():
-    int4 = format_of("int4").bytes(SEVENTY)
-    assert cached_tokens_that_fit(48 * 10**9, int4, CACHE) == 39_672
+    int4 = format_of("int4").bytes(SEVENTY_BILLION)
+    assert cached_tokens_that_fit(48 * 10**9, int4, KV_BYTES) == 39_672
     assert (
-        cached_tokens_that_fit(24 * 10**9, int4, CACHE) == cached_tokens_that_fit(32 * 10**9, int4, CACHE) == 0
+        cached_tokens_that_fit(24 * 10**9, int4, KV_BYTES) == cached_tokens_that_fit(32 * 10**9, int4, KV_BYTES) == 0
     )  # consumer GPUs
     assert cached_tokens_that_fit(48 * 10**9, int4, 0) is None
 
 
 @pytest.mark.ledger("kv.exceeds", "calc.crossover")
 def test_lengths_at_which_the_cache_is_as_large_as_the_weights():
-    half, int4 = 2 * SEVENTY, SEVENTY // 2
-    assert half > 131_072 * CACHE
-    assert sequences_to_exceed_weights(half, CACHE, 131_072) == 4 and 3 * 131_072 * CACHE < half < 4 * 131_072 * CACHE
-    assert tokens_to_match_weights(half, CACHE) == 427_246 and tokens_to_match_weights(int4, CACHE) == 106_811
-    assert tokens_to_match_weights(half, 0) is None and sequences_to_exceed_weights(half, 0, 9) is None
+    float16, int4 = 2 * SEVENTY_BILLION, SEVENTY_BILLION // 2
+    assert float16 > 131_072 * KV_BYTES
+    assert (
+        sequences_to_exceed_weights(float16, KV_BYTES, 131_072) == 4
+        and 3 * 131_072 * KV_BYTES < float16 < 4 * 131_072 * KV_BYTES
+    )
+    assert tokens_to_match_weights(float16, KV_BYTES) == 427_246 and tokens_to_match_weights(int4, KV_BYTES) == 106_811
+    assert tokens_to_match_weights(float16, 0) is None and sequences_to_exceed_weights(float16, 0, 9) is None
 
 
 @pytest.mark.ledger("inf.reads")
 def test_bytes_read_by_a_decoding_step():
     planned = plan(published("llama-2-70b"), context=4096, dtype="float16")
-    assert round(2 * SEVENTY / planned.cache_read) == 104
+    assert round(2 * SEVENTY_BILLION / planned.cache_read) == 104
     assert planned.weights_read == planned.weight_bytes() - 2 * (32000 - 1) * 8192  # one row of the embedding
     assert planned.weights_read > 100 * planned.cache_read
-    busy = dataclasses.replace(planned, context=131_072, batch=8)
-    assert busy.cache_read > 2 * busy.weights_read
+    large_batch = dataclasses.replace(planned, context=131_072, batch=8)
+    assert large_batch.cache_read > 2 * large_batch.weights_read
 
 
 def test_intensity_is_about_the_batch_size_in_16_bits():
@@ -207,14 +211,14 @@ def test_intensity_is_about_the_batch_size_in_16_bits():
 @pytest.mark.ledger("eff.crossover", "calc.crossover")
 def test_length_at_which_attention_costs_as_much_as_the_rest():
     block = Block((Sublayer(Attention(32)), Sublayer(FeedForward(4 * 4096))))
-    plain = Decoder(32000, 4096, (Repeat((block,), 4),), context=4096)
-    assert attention_equals_rest(plain) == 6 * 4096 == 24_576
-    alone = Decoder(32000, 4096, (Repeat((Block((Sublayer(Attention(32)),)),), 4),), context=4096)
-    assert attention_equals_rest(alone) == 2 * 4096
+    spec = Decoder(32000, 4096, (Repeat((block,), 4),), context=4096)
+    assert attention_equals_rest(spec) == 6 * 4096 == 24_576
+    attention_only = Decoder(32000, 4096, (Repeat((Block((Sublayer(Attention(32)),)),), 4),), context=4096)
+    assert attention_equals_rest(attention_only) == 2 * 4096
     assert attention_equals_rest(published("llama-7b")) == 24_704
     assert groups(plan(published("llama-7b")))["crossovers"]["if_causal"] == 2 * 24_704
-    without = Decoder(32, 8, (Repeat((Block((Sublayer(FeedForward(16)),)),), 2),), context=8)
-    assert attention_equals_rest(without) is None
+    without_attention = Decoder(32, 8, (Repeat((Block((Sublayer(FeedForward(16)),)),), 2),), context=8)
+    assert attention_equals_rest(without_attention) is None
 
 
 @pytest.mark.ledger("moe.2of8", "moe.fig", "calc.moe")
@@ -227,24 +231,24 @@ def test_expert_size_from_total_and_active_parameters():
     router = Router().build(1, 8, 2)
     router.proj.weight.data = torch.tensor([[0.38], *[[0.1]] * 6, [0.62]]).log()
     weights = router.route(router(torch.ones(1, 1))).weights
-    assert weights.tolist() == [pytest.approx([0.62, 0.38])]  # normalized over the two, not over all eight
+    assert weights.tolist() == [pytest.approx([0.62, 0.38])]  # normalized over the two chosen experts
     with pytest.raises(ValueError, match="top_k=8 must be from 1 to 7"):
         shared_and_expert_params(7.5, 7.5, 8, 8)
 
 
 @pytest.mark.ledger("moe.mixtral", "moe.2of8", "calc.moe")
-def test_mixtral():
+def test_total_and_active_parameters_of_mixtral():
     planned = plan(published("mixtral-8x7b"), dtype="float16")
     assert (planned.parameters, planned.count.active) == (46_702_792_704, 12_879_925_248)
     assert round(100 * planned.count.active / planned.parameters, 1) == 27.6
     assert round(planned.weight_bytes() / 1e9, 1) == 93.4  # with all experts
     table = (32000 - 1) * 4096
     assert planned.weights_read == 2 * (planned.count.active - table)
-    busy = dataclasses.replace(planned, batch=64)  # nearly every expert is chosen by some token
-    assert 0.999 < busy.weights_read / (2 * (planned.parameters - table)) < 1.0001
+    large_batch = dataclasses.replace(planned, batch=64)  # nearly every expert is chosen by some token
+    assert 0.999 < large_batch.weights_read / (2 * (planned.parameters - table)) < 1.0001
     expert, experts = SwiGLU(14336), published("mixtral-8x7b").blocks[0].sublayers[1].body
     router = 4096 * 8
-    assert weights_of(experts, 4096) == 8 * weights_of(expert, 4096) + router
+    assert parameters_of(experts, 4096) == 8 * parameters_of(expert, 4096) + router
     assert experts.flops(4096, 1, 0) == 2 * expert.flops(4096, 1, 0) + 2 * router  # full-size experts: twice the work
     smaller = dataclasses.replace(experts, expert=SwiGLU(7168))
     assert smaller.flops(4096, 1, 0) == expert.flops(4096, 1, 0) + 2 * router
@@ -260,7 +264,7 @@ def test_mixtral_has_the_parameters_of_transformers():
 
 
 @pytest.mark.ledger("model.base2017", "ffn.share")
-def test_the_transformer_of_2017():
+def test_parameters_of_the_transformer_of_2017():
     planned = plan(published("transformer-2017"), context=512)
     parts = planned.count.parts
 
@@ -275,7 +279,7 @@ def test_the_transformer_of_2017():
 
 
 @pytest.mark.ledger("model.bertbase")
-def test_bert_base():
+def test_bert_base_has_the_parameters_of_transformers():
     from transformers import BertConfig, BertModel
 
     with torch.device("meta"):
@@ -284,7 +288,7 @@ def test_bert_base():
 
 
 @pytest.mark.ledger("vit.b16", "vit.196", "calc.vision")
-def test_vit_b16():
+def test_vit_b16_has_the_parameters_of_transformers():
     from transformers import ViTConfig, ViTForImageClassification
 
     with torch.device("meta"):
@@ -314,16 +318,17 @@ def test_an_encoder_decoder_caches_its_source():
 
 
 @pytest.mark.ledger("blk.recipes")
-def test_the_recipes_of_2017_and_of_llama():
+def test_parts_of_the_2017_transformer_and_of_llama():
     old, new = published("transformer-2017"), published("llama-2-70b")
-    before, after = old.target.blocks[0], new.blocks[0]
-    assert (before.style, before.sublayers[0].norm.kind) == ("post", "layernorm")
-    assert (after.style, after.sublayers[0].norm.kind) == ("pre", "rmsnorm")
-    feedforward, gated = before.sublayers[-1].body, after.sublayers[-1].body
+    old_block, new_block = old.target.blocks[0], new.blocks[0]
+    assert (old_block.style, old_block.sublayers[0].norm.kind) == ("post", "layernorm")
+    assert (new_block.style, new_block.sublayers[0].norm.kind) == ("pre", "rmsnorm")
+    feedforward, gated = old_block.sublayers[-1].body, new_block.sublayers[-1].body
     assert (feedforward.activation, feedforward.bias, gated.kind, gated.bias) == ("relu", True, "swiglu", False)
     assert feedforward.hidden == 4 * 512 and published("llama-7b").blocks[0].sublayers[1].body.hidden == 11008
-    assert old.target.position.kind == "sinusoidal" and after.sublayers[0].body.position.kind == "rope"
-    assert (before.sublayers[0].body.sizes(512)[1], after.sublayers[0].body.sizes(8192)[1]) == (8, 8)  # of 8, of 64
-    assert before.dropout > 0 and after.dropout == 0
+    assert old.target.position.kind == "sinusoidal" and new_block.sublayers[0].body.position.kind == "rope"
+    kv_heads = (old_block.sublayers[0].body.sizes(512)[1], new_block.sublayers[0].body.sizes(8192)[1])
+    assert kv_heads == (8, 8)  # for 8 and for 64 query heads
+    assert old_block.dropout > 0 and new_block.dropout == 0
     assert old.shared and old.target.tied  # one table for both stacks and the head
     assert not any(published(name).tied for name in ("llama-7b", "llama-2-70b", "llama-3.1-70b"))

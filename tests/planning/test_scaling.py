@@ -27,7 +27,7 @@ def test_fit_recovers_known_constants(law, noise, tolerance):
     for name, known in dataclasses.asdict(law).items():
         allowed = (
             4 * tolerance if name in ("size", "data") else tolerance
-        )  # errors of the exponents are magnified in these
+        )  # the errors of the exponents are magnified in these two
         assert getattr(found, name) == pytest.approx(known, rel=allowed), name
 
 
@@ -41,14 +41,14 @@ def test_the_optimum_is_a_minimum(compute):
         assert BESIROGLU.loss(parameters * factor, tokens / factor) > best
 
 
-def test_optimal_size_and_data_grow_alike():
+def test_optimal_size_and_data_grow_at_the_same_rate():
     parameters, tokens = BESIROGLU.optimum(5.76e23)  # the compute of the 70B model of Hoffmann et al.
     assert parameters == pytest.approx(70e9, rel=0.1) and tokens == pytest.approx(1.4e12, rel=0.1)
-    more = BESIROGLU.optimum(100 * 5.76e23)
-    assert all(8 < later / earlier < 12 for earlier, later in zip((parameters, tokens), more, strict=True))
+    larger = BESIROGLU.optimum(100 * 5.76e23)
+    assert all(8 < later / earlier < 12 for earlier, later in zip((parameters, tokens), larger, strict=True))
 
 
-def test_the_cheapest_model_is_smaller_the_more_tokens_it_serves():
+def test_more_served_tokens_make_a_smaller_model_cheapest():
     loss = BESIROGLU.loss(*BESIROGLU.optimum(1e23))
     sizes = [10 ** (9.5 + step / 20) for step in range(40)]
 

@@ -1,4 +1,4 @@
-"""Devices, and the expected gain of speculative decoding against a simulation."""
+"""Devices, and the expected speedup of speculative decoding, compared with a simulation."""
 
 import random
 

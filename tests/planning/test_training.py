@@ -1,4 +1,4 @@
-"""Memory of training, LoRA included, against the bytes of real tensors and files."""
+"""The planned memory of training and of LoRA equals the bytes of real tensors and files."""
 
 from pathlib import Path
 
@@ -27,7 +27,7 @@ from regard.planning.training import (
 )
 from tests.planning.test_cost import SPECS
 
-EIGHT = PUBLISHED["llama-3.1-8b"].spec()
+LLAMA_8B = PUBLISHED["llama-3.1-8b"].spec()
 
 
 def training_bytes(model: nn.Module) -> dict[str, int]:
@@ -57,10 +57,10 @@ def test_training_8b_takes_eight_times_the_memory_of_sampling():
     mixed = full_training_bytes(8 * 10**9, mixed=True)
     assert mixed == {"weights": 16e9, "gradients": 16e9, "float32 copy": 32e9, "moments": 64e9}
     assert sum(mixed.values()) == 128 * 10**9
-    base, adapter = plan(EIGHT).parameters, lora_parameters(EIGHT, 16)
-    more = sum(lora_training_bytes(base, adapter).values()) - 2 * base
-    assert round(more / 1e9, 2) == 0.11
-    assert sum(lora_training_bytes(base, adapter, "nf4").values()) == -(-base * 4 // 8) + base // 64 * 4 + more
+    base, adapter = plan(LLAMA_8B).parameters, lora_parameters(LLAMA_8B, 16)
+    added = sum(lora_training_bytes(base, adapter).values()) - 2 * base
+    assert round(added / 1e9, 2) == 0.11
+    assert sum(lora_training_bytes(base, adapter, "nf4").values()) == -(-base * 4 // 8) + base // 64 * 4 + added
 
 
 @pytest.mark.ledger("lora.footprint", "calc.lora", "calc.train")
@@ -97,40 +97,40 @@ def test_saved_tensors_have_the_planned_bytes(tmp_path, dtype):
 
 
 @pytest.mark.ledger("lora.2048", "calc.lora")
-def test_adapter_of_a_square_layer_of_2048():
+def test_adapter_parameters_of_a_square_layer_of_2048():
     assert 2048**2 == 4_194_304 and adapter_parameters(16, 2048, 2048) == 65_536
     assert round(100 * 65_536 / 4_194_304, 2) == 1.56
 
 
 @pytest.mark.ledger("lora.8b", "lora.8b.naive", "lora.ratio", "calc.lora")
-def test_rank_16_on_queries_and_values_of_8b():
-    shapes = adapted_shapes(EIGHT, ("q_proj", "v_proj"))
+def test_adapter_parameters_of_rank_16_on_queries_and_values_of_8b():
+    shapes = adapted_shapes(LLAMA_8B, ("q_proj", "v_proj"))
     assert len(shapes) == 64 and set(shapes.values()) == {(4096, 4096), (1024, 4096)}
     assert adapter_parameters(16, 4096, 4096) == 131_072 and adapter_parameters(16, 4096, 1024) == 81_920
-    assert lora_parameters(EIGHT, 16) == 6_815_744
-    numbers = lora_groups(EIGHT, plan(EIGHT).parameters, 16, ("q_proj", "v_proj"))
+    assert lora_parameters(LLAMA_8B, 16) == 6_815_744
+    numbers = lora_groups(LLAMA_8B, plan(LLAMA_8B).parameters, 16, ("q_proj", "v_proj"))
     assert numbers["lora_bytes"]["adapter_in_float16"] == 13_631_488 == 13 * 2**20
     naive = 64 * adapter_parameters(16, 4096, 4096)  # if values had as many heads as queries
     assert naive == 8_388_608 and 2 * naive == 16 * 2**20 and 4 * naive == 32 * 2**20
-    assert plan(EIGHT).weight_bytes("float16") == 16_060_522_496
+    assert plan(LLAMA_8B).weight_bytes("float16") == 16_060_522_496
     assert numbers["lora"]["times_smaller"] == pytest.approx(1178, abs=1)
 
 
 @pytest.mark.ledger("lwr.counts", "lwr.bits", "calc.lora")
-def test_counts_of_lora_without_regret():
-    attention, feedforward = lora_parameters(EIGHT, 256, ATTENTION), lora_parameters(EIGHT, 128, FEEDFORWARD)
+def test_parameter_counts_of_lora_without_regret():
+    attention, feedforward = lora_parameters(LLAMA_8B, 256, ATTENTION), lora_parameters(LLAMA_8B, 128, FEEDFORWARD)
     assert (round(attention / 1e9, 3), round(feedforward / 1e9, 3)) == (0.218, 0.226)
-    heads = [lora_parameters(EIGHT, rank, ("head",)) for rank in (256, 128)]
+    heads = [lora_parameters(LLAMA_8B, rank, ("head",)) for rank in (256, 128)]
     assert (round((attention + heads[0]) / 1e9, 3), round((feedforward + heads[1]) / 1e9, 3)) == (0.252, 0.243)
-    one = lora_parameters(EIGHT, 1, (*ATTENTION, *FEEDFORWARD))
-    assert one == 2_621_440 and one + lora_parameters(EIGHT, 1, ("head",)) == 2_753_792
+    rank_one = lora_parameters(LLAMA_8B, 1, (*ATTENTION, *FEEDFORWARD))
+    assert rank_one == 2_621_440 and rank_one + lora_parameters(LLAMA_8B, 1, ("head",)) == 2_753_792
     bits = episode_bits(problems=10_000, samples=32)
-    assert bits == 320_000 and 8 < one / bits < 9 and BITS_PER_PARAMETER * one > bits
+    assert bits == 320_000 and 8 < rank_one / bits < 9 and BITS_PER_PARAMETER * rank_one > bits
 
 
 def test_an_unknown_target_is_refused():
     with pytest.raises(ValueError, match="no linear layer is named 'q_pro'; did you mean 'q_proj'"):
-        adapted_shapes(EIGHT, ("q_pro",))
+        adapted_shapes(LLAMA_8B, ("q_pro",))
 
 
 @pytest.mark.ledger("calc.train")
