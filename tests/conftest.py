@@ -60,6 +60,6 @@ def demo_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from tests.cli.conftest import regard
 
     out = tmp_path_factory.mktemp("runs") / "demo"
-    done = regard("demo", "--out", out, "--steps", 3, "--questions", 5)
-    assert done.exit_code == 0, done.output
+    result = regard("demo", "--out", out, "--steps", 3, "--questions", 5)
+    assert result.exit_code == 0, result.output
     return out

@@ -94,7 +94,7 @@ def decoder(*blocks: Block, position: Position | None = None, tied: bool = True)
     return Decoder(VOCAB, WIDTH, (Repeat(blocks, 2),), position=position or NoPosition(), tied=tied)
 
 
-def alone(body: Body) -> Block:
+def block_without_norm(body: Body) -> Block:
     return Block((Sublayer(body, NoNorm()),))
 
 
@@ -106,7 +106,7 @@ MODELS = {
     "multi-query, own head_dim, biases": decoder(block(Attention(4, 1, head_dim=8, position=Rope(500.0), bias=True))),
     "alibi, three heads": decoder(block(Attention(3, position=Alibi()))),
     "alibi, grouped": decoder(block(Attention(6, 2, position=Alibi()))),
-    "alibi, scaled, flatter": decoder(block(Attention(6, 2, position=Alibi(scaled=True, exponent=16.0)))),
+    "alibi, scaled, smaller slopes": decoder(block(Attention(6, 2, position=Alibi(scaled=True, exponent=16.0)))),
     "learned, layernorm, gelu": decoder(
         block(Attention(4, bias=True), FeedForward(40), LayerNorm()), position=Learned(64)
     ),
@@ -136,7 +136,7 @@ MODELS = {
         block(ScoredAttention(4, "scaled")), block(ScoredAttention(4)), position=T5Buckets(8, 16, heads=4)
     ),
     "rope, interleaved": decoder(block(Attention(4, 2, position=Rope(layout="interleaved")))),
-    "rope, a third turns": decoder(block(Attention(4, position=Rope(share=1 / 3)))),
+    "rope, a third of each head rotated": decoder(block(Attention(4, position=Rope(share=1 / 3)))),
     "rope, linear": decoder(block(Attention(4, position=Rope(scaling=LinearScaling(4.0))))),
     "rope, ntk": decoder(block(Attention(4, position=Rope(scaling=NTK(4.0))))),
     "rope, dynamic ntk": decoder(block(Attention(4, position=Rope(scaling=DynamicNTK(4.0, 16))))),
@@ -190,10 +190,10 @@ MODELS = {
     "longformer, causal": decoder(block(Attention(4, position=Rope(), mask=Longformer(3, 2, causal=True)))),
     "bigbird, causal": decoder(block(Attention(4, position=Rope(), mask=BigBird(2, 1, 1, 1, causal=True)))),
     "parallel": decoder(Block((Sublayer(GQA, NoNorm()), Sublayer(SwiGLU(40), NoNorm())), "parallel", RMSNorm())),
-    "sandwich, weighted streams": decoder(
+    "sandwich norms, weighted residuals": decoder(
         Block((Sublayer(GQA, after=RMSNorm(), scale=0.5), Sublayer(SwiGLU(40), after=LayerNorm())), keep=1.5, share=0.5)
     ),
-    "scaled and capped ends": Decoder(
+    "scaled embeddings, capped logits": Decoder(
         VOCAB,
         WIDTH,
         (Repeat((block(GQA),), 2),),
@@ -204,14 +204,16 @@ MODELS = {
         logit_scale=0.5,
         softcap=4.0,
     ),
-    "narrow words": Decoder(VOCAB, WIDTH, (Repeat((block(GQA, style="post"),), 2),), norm=NoNorm(), embedding_dim=10),
+    "narrow embeddings": Decoder(
+        VOCAB, WIDTH, (Repeat((block(GQA, style="post"),), 2),), norm=NoNorm(), embedding_dim=10
+    ),
     "linear": decoder(block(LinearAttention(4))),
     "linear, biases, sinusoidal": decoder(block(LinearAttention(2, bias=True)), position=Sinusoidal()),
     "performer, then linear that is not normalized": decoder(
         block(LinearAttention(4, features=PerformerFeatures(9))),
         block(LinearAttention(3, features=IdentityFeatures(), normalize=False)),
     ),
-    "retention, with and without its parts": decoder(
+    "retention, with and without gate and rotation": decoder(
         block(Retention(4)), block(Retention(2, 5, 9, LayerNorm(), False, False))
     ),
     # Not in one stack: a key of three numbers is sometimes nearly orthogonal to its query, and the norm of the head
@@ -239,10 +241,10 @@ MODELS = {
     "mamba, norms, biases": decoder(block(Mamba(3, 1, 2, 3, bias=True, conv_bias=False, norm=RMSNorm()))),
     "mamba2, grouped, limited": decoder(block(Mamba2(4, 6, 1, 2, bias=True, norm_parts=2, shortest=0.5, longest=2.0))),
     "mamba2 and a window": decoder(block(Mamba2(4, 12)), block(Attention(4, 2, position=Rope(), mask=Window(5)))),
-    "shared block": decoder(alone(SHARED), block(Mamba2(4, 12)), alone(SHARED)),
+    "shared block": decoder(block_without_norm(SHARED), block(Mamba2(4, 12)), block_without_norm(SHARED)),
     "two shared blocks, no adapters, a window": decoder(
-        alone(SharedBlock(Attention(3, mask=Window(4)), SwiGLU(20), Mamba2(4, 12), 0)),
-        alone(SharedBlock(Attention(2, 1, position=Alibi()), SwiGLU(12), RGLRU(2), 1)),
+        block_without_norm(SharedBlock(Attention(3, mask=Window(4)), SwiGLU(20), Mamba2(4, 12), 0)),
+        block_without_norm(SharedBlock(Attention(2, 1, position=Alibi()), SwiGLU(12), RGLRU(2), 1)),
     ),
     "hybrid": decoder(block(LinearAttention(3)), block(GQA)),
 }

@@ -94,7 +94,7 @@ def marks(source: str) -> Iterator[tuple[str, Evidence]]:
 
 
 def has_gpu_mark(decorators: Iterable[ast.expr]) -> bool:
-    """Is pytest.mark.gpu one of the decorators, or in a list of them? One parameter's mark does not count."""
+    """Whether pytest.mark.gpu is one of the decorators, or in a list of them. One parameter's mark does not count."""
     listed = [item for node in decorators for item in (node.elts if isinstance(node, ast.List) else [node])]
     return any(ast.unparse(node).endswith("mark.gpu") for node in listed)
 
@@ -108,7 +108,7 @@ def citations(root: Path = ROOT) -> dict[str, tuple[Citation, ...]]:
     """The citations of each cited id, by file."""
     found = defaultdict(set)
     for path in (root / "tests").rglob("*.py"):
-        if path.name != "ledger.py":  # where the forms are explained
+        if path.name != "ledger.py":  # its docstring shows the forms of a citation
             for id, evidence in marks(path.read_text(encoding="utf-8")):
                 found[id].add(Citation(path.relative_to(root).as_posix(), evidence))
     for path in (root / "docs").rglob("*.md"):
@@ -124,7 +124,7 @@ def citations(root: Path = ROOT) -> dict[str, tuple[Citation, ...]]:
 
 
 def has_several_seeds(results: Path) -> bool:
-    """Does the file have a lab's results with enough seeds and enough training to judge its claim?"""
+    """Whether the file has a lab's results with enough seeds and enough training to judge its claim."""
     if not results.exists():
         return False
     result = json.loads(results.read_text(encoding="utf-8"))
@@ -136,7 +136,7 @@ def suffices(kind: str, cited: Sequence[Citation]) -> bool:
 
 
 def insufficient(rows: Sequence[Row], cited: dict[str, tuple[Citation, ...]]) -> list[str]:
-    """A line for every row that is cited but stays open."""
+    """A line for every row that is cited but not ticked."""
     return [
         f"{row.id}: {row.kind} needs {' or '.join(SUFFICIENT[row.kind])}, has "
         + ", ".join(f"{citation.file} ({citation.evidence})" for citation in cited[row.id])
@@ -184,7 +184,7 @@ def tick(page: str, cited: dict[str, tuple[Citation, ...]]) -> str:
 
 
 def summary(rows: list[Row]) -> Table:
-    """Shown and all rows by topic and kind."""
+    """The numbers of shown rows and of all rows, by topic and kind."""
     table = Table("topic", *KINDS, "all", title="ledger: rows shown / rows")
 
     def cells(topic: list[Row]) -> list[str]:

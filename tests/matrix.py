@@ -45,8 +45,8 @@ STORED = {
 }
 FRESH = {"batched": "batched = alone", "left pad": "padded left = right = alone", "packed": "packed = separate"}
 COLUMNS = [
-    *((store, what) for store in ("contiguous", "paged") for what in STORED),
-    *(("fresh", what) for what in FRESH),
+    *((store, operation) for store in ("contiguous", "paged") for operation in STORED),
+    *(("fresh", operation) for operation in FRESH),
 ]
 Row = dict[tuple[str, str], str]
 
@@ -62,9 +62,9 @@ def mixers() -> dict[str, Body]:
     """One mixer of every kind, without positions, and attention with every kind of causal mask; four heads each."""
     found: dict[str, Body] = {}
     for body in (part for part in listed(Body) if isinstance(part, Body) and part.mixes and part.causal):
-        wanted = getattr(body, "heads", 4) == 4 or body.kind not in {b.kind for b in found.values()}
+        preferred = getattr(body, "heads", 4) == 4 or body.kind not in {b.kind for b in found.values()}
         name = f"{body.kind} from a source" if getattr(body, "source", False) else body.kind
-        if wanted and getattr(found.get(name), "heads", 0) != 4:
+        if preferred and getattr(found.get(name), "heads", 0) != 4:
             found[name] = replace(body, position=NoPosition()) if takes_position(body) else body
     found["attention"] = Attention(4, 2)
     for mask in listed(Mask):
@@ -75,7 +75,7 @@ def mixers() -> dict[str, Body]:
 
 @cache
 def positions() -> dict[str, Position]:
-    """One position of every kind and RoPE with every kind of scaling; those for attention or stack in both places."""
+    """One position of every kind, RoPE with every kind of scaling, and T5's buckets in attention and in the stack."""
     found: dict[str, Position] = {}
     for position in (part for part in listed(Position) if isinstance(part, Position)):
         name = position.kind
@@ -93,7 +93,7 @@ def takes_position(body: Body) -> bool:
 
 def model_of(mixer: Body, position: Position) -> Model | Spec:
     """Two layers of the mixer with this position in the mixer or in the stack; SpecError if it fits neither."""
-    mixer, position = sized(mixer, position)
+    mixer, position = with_matching_sizes(mixer, position)
     in_mixer = fits(position, "attention") and (takes_position(mixer) or not fits(position, "stack"))
     body = read(mixer.to_dict() | {"position": position.to_dict()}, mixer.kind) if in_mixer else mixer
     block = Block((Sublayer(body), Sublayer(SwiGLU(40))))
@@ -101,7 +101,7 @@ def model_of(mixer: Body, position: Position) -> Model | Spec:
     return spec if cross_attention_of(mixer) is None else EncoderDecoder(ENCODER, spec)
 
 
-def sized(mixer: Body, position: Position) -> tuple[Body, Position]:
+def with_matching_sizes(mixer: Body, position: Position) -> tuple[Body, Position]:
     """Both with matching sizes, so that a combination is refused because of its parts and not of their sizes."""
     if isinstance(position, Rope2D) and "head_dim" in hints(type(mixer)):
         mixer = replace(mixer, head_dim=8)
@@ -132,8 +132,8 @@ def row(mixer: Body, position: Position) -> Row:
 
 
 def cell(column: tuple[str, str], trial: Trial) -> str:
-    store, what = column
-    law = FRESH[what] if store == "fresh" else STORED[what]
+    store, operation = column
+    law = FRESH[operation] if store == "fresh" else STORED[operation]
     outcome = attempt(law, trial if store == "fresh" else trial.with_store(store))
     if not kept(outcome, torch.float64):
         return f"FAIL: {outcome.note}"
@@ -147,13 +147,15 @@ def matrix() -> Iterator[tuple[str, str, Row]]:
 
 
 def main() -> int:
-    print(f"{'mixer':36} {'position':24} " + " ".join(f"{f'{store[0]}:{what}':>13}" for store, what in COLUMNS))
-    bad = 0
-    for mixer, position, found in matrix():
-        print(f"{mixer:36} {position:24} " + " ".join(f"{found[column]:>13.13}" for column in COLUMNS), flush=True)
-        bad += sum(not state or state.startswith("FAIL") for state in found.values())
-    print(f"c: contiguous, p: paged, f: fresh (no cache). {bad} cells are empty or failed.")
-    return int(bad > 0)
+    print(
+        f"{'mixer':36} {'position':24} " + " ".join(f"{f'{store[0]}:{operation}':>13}" for store, operation in COLUMNS)
+    )
+    failures = 0
+    for mixer, position, cells in matrix():
+        print(f"{mixer:36} {position:24} " + " ".join(f"{cells[column]:>13.13}" for column in COLUMNS), flush=True)
+        failures += sum(not state or state.startswith("FAIL") for state in cells.values())
+    print(f"c: contiguous, p: paged, f: fresh (no cache). {failures} cells are empty or failed.")
+    return int(failures > 0)
 
 
 if __name__ == "__main__":

@@ -53,7 +53,7 @@ from regard.verification.length import parts
 from tests.laws import MODELS
 
 VOCAB, HEAD_DIM = 29, 8
-REACH = 96  # of learned positions
+REACH = 96  # the length of learned positions
 few, flags, factors = st.integers(1, 5), st.booleans(), st.sampled_from([0.5, 1.0, 2.0])
 pairs = st.lists(st.floats(1, 8), min_size=HEAD_DIM // 2, max_size=HEAD_DIM // 2).map(tuple)
 lengths, stretches = st.integers(16, 64), st.floats(1, 8)
@@ -70,7 +70,7 @@ def listed(base: type, known: Collection[str], suitable: Callable[[Any], bool] =
 
 
 def sampled(found: dict[str, list]) -> dict[str, SearchStrategy]:
-    return {kind: st.sampled_from(several) for kind, several in found.items()}
+    return {kind: st.sampled_from(values) for kind, values in found.items()}
 
 
 NORMS: dict[str, SearchStrategy[Norm]] = {
@@ -97,7 +97,7 @@ MASKS: dict[str, SearchStrategy[Mask]] = {
 MASKS |= sampled(listed(Mask, MASKS, lambda mask: mask.causal))
 masks = st.one_of(*MASKS.values())
 
-positive = st.just(EluFeatures()) | st.builds(PerformerFeatures, count=st.none() | few)
+positive_features = st.just(EluFeatures()) | st.builds(PerformerFeatures, count=st.none() | few)
 SCALINGS = {
     "linear": st.builds(LinearScaling, stretches),
     "ntk": st.builds(NTK, stretches),
@@ -124,7 +124,7 @@ POSITIONS |= sampled(listed(Position, (*POSITIONS, *ONLY_STACK), lambda scheme: 
 positions = st.one_of(*POSITIONS.values())
 
 
-def of_stack(heads: int) -> dict[str, SearchStrategy[Position]]:
+def stack_positions(heads: int) -> dict[str, SearchStrategy[Position]]:
     return sampled(listed(Position, (*POSITIONS, *ONLY_STACK))) | {
         "no_position": st.just(NoPosition()),
         "learned": st.builds(Learned, length=st.just(REACH), offset=st.integers(0, 2)),
@@ -186,7 +186,7 @@ def mixers(heads: int) -> dict[str, SearchStrategy[Body]]:
             score=st.sampled_from(["additive", "dot", "general", "scaled"]),
             mask=st.none() | masks,
         ),
-        "linear_attention": st.builds(LinearAttention, heads=all_heads, bias=flags, features=positive)
+        "linear_attention": st.builds(LinearAttention, heads=all_heads, bias=flags, features=positive_features)
         | st.builds(LinearAttention, heads=all_heads, features=st.just(IdentityFeatures()), normalize=st.just(False)),
         "retention": st.builds(
             Retention,
@@ -235,7 +235,7 @@ def mixers(heads: int) -> dict[str, SearchStrategy[Body]]:
             ),
             feedforward=SIMPLE["gated"],
             mixer=st.builds(GRU) | st.builds(Mamba2, state=few, head_dim=st.just(HEAD_DIM)),
-            number=st.integers(0, 10**9),  # of two that draw the same the blocks would have to be the same
+            number=st.integers(0, 10**9),  # two blocks with the same number would have to be equal
             norm=norms,
             attention_rank=st.none() | few,
             rank=st.none() | few,
@@ -337,12 +337,14 @@ def hybrids(draw: st.DrawFn) -> Decoder:
     """Layers with full attention, with windows, and recurrences: at least two of these kinds."""
     heads = draw(st.sampled_from([1, 2]))
     table = mixers(heads)
-    near = st.one_of(st.builds(Window, few), st.builds(SinksAndWindow, st.integers(1, 2), st.integers(1, 3)))
-    attends = {"mask", "position"}
+    windows = st.one_of(st.builds(Window, few), st.builds(SinksAndWindow, st.integers(1, 2), st.integers(1, 3)))
+    attention_fields = {"mask", "position"}
     kinds = {
         "full": st.builds(replace, table["attention"], mask=st.just(Causal())),
-        "near": st.builds(replace, table["attention"] | table["latent_attention"], mask=near),
-        "recurrent": st.one_of(*(table[kind] for kind in table if attends.isdisjoint(hints(class_of(kind, ""))))),
+        "near": st.builds(replace, table["attention"] | table["latent_attention"], mask=windows),
+        "recurrent": st.one_of(
+            *(table[kind] for kind in table if attention_fields.isdisjoint(hints(class_of(kind, ""))))
+        ),
     }
     pattern = draw(st.lists(st.sampled_from(sorted(kinds)), min_size=2, max_size=4).filter(lambda p: len(set(p)) > 1))
     layers = tuple(Block((Sublayer(draw(kinds[kind])), Sublayer(SwiGLU(12)))) for kind in pattern)
@@ -352,17 +354,17 @@ def hybrids(draw: st.DrawFn) -> Decoder:
 @st.composite
 def decoders(draw: st.DrawFn) -> Decoder:
     heads = draw(st.sampled_from([1, 2, 3]))
-    several = draw(st.lists(blocks(heads), min_size=1, max_size=2))
+    drawn_blocks = draw(st.lists(blocks(heads), min_size=1, max_size=2))
     ahead = tuple(draw(st.lists(blocks(heads), max_size=1)))
-    position = draw(st.one_of(*of_stack(heads).values()))
+    position = draw(st.one_of(*stack_positions(heads).values()))
     try:
-        check_shared_bias(position, (Repeat(tuple(several)),), ahead)
-    except SpecError:  # no attention would read the table
+        check_shared_bias(position, (Repeat(tuple(drawn_blocks)),), ahead)
+    except SpecError:  # no attention would add the bias
         position = NoPosition()
     return Decoder(
         vocab=VOCAB,
         width=heads * HEAD_DIM,
-        layers=(Repeat(tuple(several)),),
+        layers=(Repeat(tuple(drawn_blocks)),),
         position=position,
         norm=draw(norms),
         tied=draw(flags),

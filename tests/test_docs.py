@@ -24,7 +24,7 @@ def name(path: Path) -> str:
 
 @pytest.mark.parametrize("page", [*TOPICS, *GUIDES], ids=name)
 def test_examples_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In order, as a reader would type them."""
+    """They run in order and share their variables."""
     blocks = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
     assert blocks or page.name == "add-a-family.md", "a page has an example"
     monkeypatch.chdir(tmp_path)
@@ -43,10 +43,10 @@ COMMANDS = [
 
 @pytest.mark.parametrize("line", COMMANDS)
 def test_commands_and_their_options_exist(line: str) -> None:
-    words = shlex.split(line, comments=True)
-    command = get_command(app).commands[words[1]]  # type: ignore[attr-defined]
+    arguments = shlex.split(line, comments=True)
+    command = get_command(app).commands[arguments[1]]  # type: ignore[attr-defined]
     known = {option for parameter in command.params for option in parameter.opts}
-    for option in (word for word in words if word.startswith("--") and "." not in word):
+    for option in (argument for argument in arguments if argument.startswith("--") and "." not in argument):
         assert option in known
 
 

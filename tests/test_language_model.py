@@ -1,4 +1,4 @@
-"""`regard.load` and its object: prompts to text, conversations to answers, texts to vectors."""
+"""`regard.load` and its object: text for prompts, replies for conversations, embeddings for strings."""
 
 from pathlib import Path
 
@@ -22,22 +22,22 @@ def llm() -> LanguageModel:
     return LanguageModel(SPEC.build(seed=3), TOKENIZER, context=200, rows=2)
 
 
-def test_generates_what_the_engine_generates(llm: LanguageModel) -> None:
+def test_generated_text_equals_the_decoded_tokens_of_the_engine(llm: LanguageModel) -> None:
     ids = llm.encode(PROMPTS[0])
     tokens = llm.engine.generate(ids, Sampling(max_new=12, temperature=0, stop_ids=TOKENIZER.stop_ids))
     text = TOKENIZER.decode([token.id for token in tokens])
     assert llm.generate(PROMPTS[0], max_new=12, temperature=0) == text
 
 
-def test_several_prompts_give_what_each_gives_alone(llm: LanguageModel) -> None:
+def test_a_batch_of_prompts_equals_each_prompt_alone(llm: LanguageModel) -> None:
     prompts = [prompt for prompt in PROMPTS if prompt] * 2  # more than the engine's rows
     options = {"max_new": 9, "temperature": 0.9, "seed": 5}
-    together = llm.generate(prompts, **options)
-    assert together == [llm.generate(prompt, **options) for prompt in prompts]
+    batched = llm.generate(prompts, **options)
+    assert batched == [llm.generate(prompt, **options) for prompt in prompts]
     assert llm.engine.idle and llm.generate([], max_new=3) == []
 
 
-def test_more_prompts_than_the_engine_can_hold() -> None:
+def test_more_prompts_than_the_queue_holds_are_generated() -> None:
     llm = LanguageModel(SPEC.build(seed=3), TOKENIZER, context=64, rows=2)
     llm.engine.queue = 1
     prompts = ["a", "b", "c", "d", "e", "f", "g"]
@@ -46,19 +46,19 @@ def test_more_prompts_than_the_engine_can_hold() -> None:
     ]
 
 
-def test_a_prompt_that_fails_leaves_no_other_in_the_engine(llm: LanguageModel) -> None:
+def test_a_refused_prompt_leaves_no_request_in_the_engine(llm: LanguageModel) -> None:
     with pytest.raises(ValueError, match="shorten it"):
         llm.generate(["Ben", "long " * 100], max_new=5)
     assert llm.engine.idle
 
 
-def test_a_stream_is_the_text_in_pieces(llm: LanguageModel) -> None:
-    pieces = list(llm.stream("Ben", max_new=20, temperature=0))
-    assert "".join(pieces) == llm.generate("Ben", max_new=20, temperature=0)
-    assert all(pieces) and len(pieces) > 1
+def test_streamed_chunks_join_to_the_generated_text(llm: LanguageModel) -> None:
+    chunks = list(llm.stream("Ben", max_new=20, temperature=0))
+    assert "".join(chunks) == llm.generate("Ben", max_new=20, temperature=0)
+    assert all(chunks) and len(chunks) > 1
 
 
-def test_a_stream_that_is_left_gives_its_row_back(llm: LanguageModel) -> None:
+def test_closing_a_stream_frees_its_row(llm: LanguageModel) -> None:
     stream = llm.stream("Ben", max_new=50, temperature=0)
     next(stream)
     stream.close()
@@ -71,20 +71,20 @@ def test_a_stop_string_ends_the_text_before_it(llm: LanguageModel) -> None:
     assert llm.generate("Ben", max_new=30, temperature=0, stop=[stop]) == text[: text.index(stop)]
 
 
-def test_a_chat_is_rendered_by_the_models_template(llm: LanguageModel) -> None:
+def test_chat_and_stream_render_messages_with_the_template(llm: LanguageModel) -> None:
     messages = [{"role": "user", "content": "Where is Anna?"}]
     assert TOKENIZER.chat_template is not None
-    answer = llm.chat(messages, max_new=8, temperature=0)
-    assert answer == llm.chat("Where is Anna?", max_new=8, temperature=0)
-    assert answer == "".join(llm.stream(messages, max_new=8, temperature=0))
+    reply = llm.chat(messages, max_new=8, temperature=0)
+    assert reply == llm.chat("Where is Anna?", max_new=8, temperature=0)
+    assert reply == "".join(llm.stream(messages, max_new=8, temperature=0))
 
 
-def test_a_continuation_keeps_its_first_space_and_an_answer_does_not() -> None:
-    words = byte_fallback_tokenizer()
+def test_a_continuation_keeps_its_first_space_and_a_reply_does_not() -> None:
+    tokenizer = byte_fallback_tokenizer()
     for continues, text in ((True, " a"), (False, "a")):
-        llm = LanguageModel(nn.Identity(), words)
-        llm.engine = FakeEngine(words, "a", repeat=True)
-        deltas = llm.submit(words.encode("a a"), (), continues, {"max_new": 1})
+        llm = LanguageModel(nn.Identity(), tokenizer)
+        llm.engine = FakeEngine(tokenizer, "a", repeat=True)
+        deltas = llm.submit(tokenizer.encode("a a"), (), continues, {"max_new": 1})
         assert [delta for _, delta in deltas] == [text]
 
 
@@ -107,7 +107,7 @@ def test_embeddings_are_unit_vectors_that_do_not_depend_on_the_batch(kind: str) 
         assert (llm.embed(texts[n]) - vectors[n]).abs().max() < 1e-9
 
 
-def test_a_model_says_what_it_cannot_do() -> None:
+def test_unsupported_operations_are_refused() -> None:
     with pytest.raises(ValueError, match="of kind encoder and does not generate text"):
         encoder(None).generate("a")
     with pytest.raises(ValueError, match="this encoder ends in classification"):
@@ -118,7 +118,7 @@ def test_a_model_says_what_it_cannot_do() -> None:
         LanguageModel(SPEC.build(seed=3), byte_fallback_tokenizer()).chat("abc")
 
 
-def test_loads_a_run_and_a_folder(tmp_path: Path) -> None:
+def test_a_run_and_its_saved_folder_generate_the_same_text(tmp_path: Path) -> None:
     trainer(tmp_path / "run", SETTINGS, tokenizer=TOKENIZER).train()
     run = regard.load(tmp_path / "run", device="cpu", context=64)
     regard.save(run.model, tmp_path / "folder", run.tokenizer)
@@ -126,12 +126,12 @@ def test_loads_a_run_and_a_folder(tmp_path: Path) -> None:
     assert run.generate("Anna", max_new=8, temperature=0) == folder.generate("Anna", max_new=8, temperature=0)
 
 
-def test_an_unknown_public_name_gets_the_nearest() -> None:
+def test_an_unknown_public_name_is_refused_with_the_nearest_one() -> None:
     with pytest.raises(AttributeError, match="did you mean 'Attention'"):
         regard.Atention  # noqa: B018
 
 
-def test_a_mistyped_name_is_answered_with_the_nearest_and_all_known(
+def test_a_mistyped_model_is_refused_with_the_nearest_and_all_known_names(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "runs" / "mine" / "checkpoints").mkdir(parents=True)

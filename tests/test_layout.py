@@ -11,14 +11,14 @@ def layout_of(segments: list[list[int]], valid: list[list[bool]] | None = None) 
     return TokenLayout(positions, torch.tensor(segments), None if valid is None else torch.tensor(valid))
 
 
-def test_a_document_in_two_places_of_a_row_is_refused() -> None:
+def test_a_document_in_two_parts_of_a_row_is_refused() -> None:
     with pytest.raises(ValueError, match="row 1 has 2 documents in 3 runs of tokens; .* must be adjacent"):
         layout_of([[0, 0, 0, 1, 1, 1], [1, 1, 2, 2, 1, 1]])
     with pytest.raises(ValueError, match="must be adjacent"):
         layout_of([[1, 2, 1]], [[True, True, True]])
 
 
-def test_adjacent_documents_have_any_numbers() -> None:
+def test_adjacent_documents_may_have_any_ids() -> None:
     layout = layout_of([[2, 2, 1, 1, 7], [0, 0, 0, 0, 0]])
     assert layout.tokens(slice(1, 4)).with_embeddings(torch.zeros(2, 3, 4)).segments_checked
 
@@ -30,10 +30,11 @@ def test_padding_may_be_inside_a_document() -> None:
         layout_of([[1, -1, 2, -1, 1]], [[True, False, True, False, True]])
 
 
-def test_compiled_code_makes_layouts_without_the_check() -> None:
-    def same(segments: torch.Tensor) -> torch.Tensor:
+def test_compiled_code_builds_layouts_without_the_check() -> None:
+    def next_segments(segments: torch.Tensor) -> torch.Tensor:
         layout = TokenLayout(torch.zeros_like(segments), segments)
         assert layout.segments is not None
         return layout.segments + 1
 
-    assert torch.compile(same, fullgraph=True, backend="eager")(torch.tensor([[1, 2, 1]])).tolist() == [[2, 3, 2]]
+    compiled = torch.compile(next_segments, fullgraph=True, backend="eager")
+    assert compiled(torch.tensor([[1, 2, 1]])).tolist() == [[2, 3, 2]]

@@ -57,7 +57,7 @@ def test_only_claims_are_cited_without_being_shown() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "evidence", "enough"),
+    ("kind", "evidence", "sufficient"),
     [
         ("C", "lab", True),
         ("C", "exact test", True),
@@ -71,24 +71,24 @@ def test_only_claims_are_cited_without_being_shown() -> None:
         *((kind, "page", kind in "SF") for kind in "MENSF"),
     ],
 )
-def test_each_kind_of_row_needs_its_evidence(kind, evidence, enough) -> None:
-    assert suffices(kind, [Citation("a", evidence)]) == enough
-    assert suffices(kind, [Citation("a", "GPU test"), Citation("b", evidence)]) == enough
+def test_each_kind_of_row_needs_its_evidence(kind, evidence, sufficient) -> None:
+    assert suffices(kind, [Citation("a", evidence)]) == sufficient
+    assert suffices(kind, [Citation("a", "GPU test"), Citation("b", evidence)]) == sufficient
 
 
 def test_a_lab_shows_a_claim_with_results_of_several_seeds(tmp_path: Path) -> None:
     results = tmp_path / "lab.json"
     assert not has_several_seeds(results)
-    for seeds, size, enough in (([0, 1, 2], "full", True), ([0, 1], "full", False), ([0, 1, 2], "quick", False)):
+    for seeds, size, sufficient in (([0, 1, 2], "full", True), ([0, 1], "full", False), ([0, 1, 2], "quick", False)):
         results.write_text(json.dumps({"seeds": seeds, "settings": {"size": size}}))
-        assert has_several_seeds(results) == enough
+        assert has_several_seeds(results) == sufficient
 
 
-def test_the_contents_are_counted() -> None:
+def test_the_table_of_contents_is_current() -> None:
     assert contents(ROWS) in PAGE_TEXT, REMEDY
 
 
-def test_marks_are_found_wherever_pytest_takes_them() -> None:
+def test_marks_are_found_wherever_pytest_accepts_them() -> None:
     source = """
 pytestmark = [pytest.mark.slow, pytest.mark.ledger("a.module")]
 

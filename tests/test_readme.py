@@ -1,4 +1,4 @@
-"""What the README says works: its Python runs, its commands run (trainings for a few steps), its files exist."""
+"""The README is correct: its Python runs, its commands run (trainings for a few steps), its files exist."""
 
 import re
 import shlex
@@ -20,9 +20,9 @@ COMMANDS = [line.split("#")[0] for block in blocks("bash") for line in block.spl
 
 
 @pytest.mark.parametrize("snippet", blocks("python"))
-def test_python_runs(snippet: str) -> None:
-    done = subprocess.run([sys.executable, "-c", snippet], capture_output=True, text=True, cwd=ROOT)
-    assert done.returncode == 0, done.stderr
+def test_python_examples_run(snippet: str) -> None:
+    result = subprocess.run([sys.executable, "-c", snippet], capture_output=True, text=True, cwd=ROOT)
+    assert result.returncode == 0, result.stderr
 
 
 def test_make_targets_exist() -> None:
@@ -40,15 +40,18 @@ def test_commands_run(tmp_path: Path, demo_run: Path) -> None:
     """In their order in the README, with a smaller model or less data; `serve` and `chat` have tests of their own."""
     from tests.cli.conftest import regard
 
-    places = {"runs/mine": "mine", "exported": "exported", "models/mine": "imported"}
-    folders = {"runs/demo": str(demo_run), **{word: str(tmp_path / name) for word, name in places.items()}}
+    folder_names = {"runs/mine": "mine", "exported": "exported", "models/mine": "imported"}
+    folders = {
+        "runs/demo": str(demo_run),
+        **{argument: str(tmp_path / name) for argument, name in folder_names.items()},
+    }
     smaller = {
         "train": ("--train.steps=2", "--data.rows=2", "--data.length=64", "--tokenizer.documents=50"),
         "verify": ("--model.width=48", "--tokenizer.by=byte", "--length=24"),
     }
-    for words in map(shlex.split, COMMANDS):
-        if words[1] in ("serve", "chat"):
+    for arguments in map(shlex.split, COMMANDS):
+        if arguments[1] in ("serve", "chat"):
             continue
-        options = () if "--resume" in words else smaller.get(words[1], ())
-        done = regard(*(folders.get(word, word) for word in words[1:]), *options)
-        assert done.exit_code == 0, f"{shlex.join(words)}: {done.output} {done.exception}"
+        options = () if "--resume" in arguments else smaller.get(arguments[1], ())
+        result = regard(*(folders.get(argument, argument) for argument in arguments[1:]), *options)
+        assert result.exit_code == 0, f"{shlex.join(arguments)}: {result.output} {result.exception}"

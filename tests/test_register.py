@@ -1,4 +1,4 @@
-"""A part that is written outside the package: registered, built, trained, saved, loaded, generated from, verified."""
+"""A part that is defined outside the package: registered, built, trained, saved, loaded, generated from, verified."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -66,7 +66,7 @@ def with_mixer(mixer: regard.Body) -> regard.Decoder:
     return replace(SPEC, layers=(regard.Repeat((block,), 2),))
 
 
-def test_a_part_of_ones_own_is_trained_saved_loaded_and_generated_from(tmp_path: Path) -> None:
+def test_a_registered_part_is_trained_saved_loaded_and_generated_from(tmp_path: Path) -> None:
     model = with_mixer(RunningMean()).build(seed=0)
     result = trainer(tmp_path / "run", SETTINGS, model=model).train()
     assert result.finished
@@ -80,7 +80,7 @@ def test_a_part_of_ones_own_is_trained_saved_loaded_and_generated_from(tmp_path:
     assert [token.id for token in tokens] == expected[3:]
 
 
-def test_the_laws_hold_for_it() -> None:
+def test_the_laws_hold_for_a_registered_part() -> None:
     report = verify(with_mixer(RunningMean()).build(seed=0), length=24)
     assert report.ok, report
     assert {verdict.law for verdict in report.verdicts if verdict.result == "pass"} >= {
@@ -89,7 +89,7 @@ def test_the_laws_hold_for_it() -> None:
     }
 
 
-def test_the_pattern_language_knows_it() -> None:
+def test_the_pattern_language_accepts_a_registered_part() -> None:
     block = regard.Block((regard.Sublayer(regard.Attention(2)), regard.Sublayer(regard.SwiGLU(24))))
     (run,) = regard.tile(block, "tested_running_mean, full", 2)
     assert [layer.sublayers[0].body.kind for layer in run.blocks] == ["tested_running_mean", "attention"]
@@ -100,7 +100,7 @@ def test_the_engine_refuses_a_mixer_without_a_state() -> None:
         regard.Engine(with_mixer(NoState()).build(seed=0))
 
 
-def test_a_kind_is_given_once() -> None:
+def test_a_kind_is_registered_once() -> None:
     with pytest.raises(ValueError, match="kind 'attention' is taken by regard.parts.attention:Attention"):
         regard.register("attention")(RunningMean)
     with pytest.raises(TypeError, match="frozen dataclass"):

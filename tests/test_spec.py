@@ -89,7 +89,7 @@ def test_every_kind_resolves_to_its_class(kind: str) -> None:
     assert cls.kind.fget(object.__new__(cls)) == kind
 
 
-def test_a_part_alone_round_trips() -> None:
+def test_a_single_part_round_trips() -> None:
     spec = Attention(4, mask=Full())
     assert Spec.from_json(spec.to_json()) == Spec.from_toml(spec.to_toml()) == spec
 
@@ -140,7 +140,7 @@ def test_invalid_data_is_refused(data: object, message: str) -> None:
         Attention.from_dict(data)
 
 
-def test_the_path_of_an_error_is_named() -> None:
+def test_an_error_names_the_path_in_the_spec() -> None:
     data = json.loads(MODELS["hybrid"].to_json())
     data["layers"][0]["blocks"][1]["sublayers"][0]["body"]["position"]["kind"] = "ropee"
     path = r"Decoder\.layers\[0\]\.blocks\[1\]\.sublayers\[0\]\.body\.position"

@@ -29,12 +29,12 @@ def entered_files() -> Iterator[set[str]]:
         if event == "call" and frame.f_code.co_filename.startswith(PACKAGE):
             found.add(frame.f_code.co_filename.removeprefix(str(ROOT) + "/"))
 
-    before = sys.getprofile()
+    previous = sys.getprofile()
     sys.setprofile(profile)
     try:
         yield found
     finally:
-        sys.setprofile(before)
+        sys.setprofile(previous)
 
 
 def small_llama(folder: Path) -> Path:
@@ -65,11 +65,11 @@ def test_one_token_passes_through_few_files(tmp_path: Path, monkeypatch: pytest.
 
     monkeypatch.setattr(Engine, "step", traced_step)
     monkeypatch.setattr(language_model.TextStream, "push", traced_push)
-    words = ["generate", str(folder), "--prompt", "Anna is", "--max-new", "6", "--temperature", "0"]
-    app(words, standalone_mode=False)
+    arguments = ["generate", str(folder), "--prompt", "Anna is", "--max-new", "6", "--temperature", "0"]
+    app(arguments, standalone_mode=False)
     assert "Anna is" in capsys.readouterr().out
-    around = {f"src/regard/{name}.py" for name in ("cli/__init__", "cli/generate", "language_model")}
-    files = steps[-1] | around
+    outer_files = {f"src/regard/{name}.py" for name in ("cli/__init__", "cli/generate", "language_model")}
+    files = steps[-1] | outer_files
     listed = listed_files()
     assert files == listed, f"differs from docs/maintainers/walk.md in {sorted(files ^ listed)}"
     assert len(files) <= MOST_FILES, sorted(files)
