@@ -1,4 +1,4 @@
-"""Each step and its inverse, bit for bit, against the layout that its library stores."""
+"""Each weight operation and its inverse, bit for bit, against the layout of the library that it converts."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from regard.weights.table import Link
 @pytest.mark.parametrize(
     ("ours", "shape", "theirs"),
     [
-        ((6, 12), (-1, 3, 2, 2), (6, 3, 2, 2)),  # the kernel of a convolution
+        ((6, 12), (-1, 3, 2, 2), (6, 3, 2, 2)),  # a convolution kernel
         ((1, 5), (1, 1, -1), (1, 1, 5)),
         ((4, 5), (1, -1, 5), (1, 4, 5)),
         ((1, 5), (-1,), (5,)),
@@ -18,7 +18,7 @@ from regard.weights.table import Link
     ],
     ids=str,
 )
-def test_reshape_keeps_the_numbers(ours: tuple, shape: tuple, theirs: tuple) -> None:
+def test_reshape_keeps_values_and_their_order(ours: tuple, shape: tuple, theirs: tuple) -> None:
     link, tensor = Link("theirs", "ours", Reshape(shape)), torch.randn(ours)
     (written,) = link.write([tensor])
     assert written.shape == theirs
@@ -28,7 +28,7 @@ def test_reshape_keeps_the_numbers(ours: tuple, shape: tuple, theirs: tuple) -> 
 
 def test_conv_taps_are_reversed() -> None:
     link, tensor = Link("conv1d.weight", "conv.weight", ConvTaps()), torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]])
-    (written,) = link.write([tensor])  # three taps of two channels; ours has the newest first
+    (written,) = link.write([tensor])  # three taps of two channels; our first tap is the newest
     assert torch.equal(written, torch.tensor([[[5.0, 3.0, 1.0]], [[6.0, 4.0, 2.0]]]))
     assert torch.equal(link.read([written], link.stages([tensor.to("meta")]))[0], tensor)
 
@@ -48,29 +48,29 @@ def test_meta_tensors_are_concatenated_like_tensors(dim: int) -> None:
 
 
 def test_split_of_interleaved_gate_and_up_columns() -> None:
-    """GPT-OSS: (X, in, 2 · out), a column of the gate, a column of up, a column of the gate …"""
+    """GPT-OSS: (X, in, 2 · out), with alternating columns of gate and up."""
     link = Link("gate_up", ("gate", "up"), Transpose(), Split(dim=1, groups=3))
     gate, up = torch.randn(2, 3, 4), torch.randn(2, 3, 4)
     (fused,) = link.write([gate, up])
     assert torch.equal(fused[:, :, ::2], gate.mT)
     assert torch.equal(fused[:, :, 1::2], up.mT)
-    back = link.read([fused], link.stages([gate.to("meta"), up.to("meta")]))
-    assert torch.equal(back[0], gate) and torch.equal(back[1], up)
+    read_back = link.read([fused], link.stages([gate.to("meta"), up.to("meta")]))
+    assert torch.equal(read_back[0], gate) and torch.equal(read_back[1], up)
 
 
 def test_split_of_keys_and_values_per_head() -> None:
-    """DeepSeek: the rows of each head's keys, then of its values; ours has one matrix per head."""
+    """DeepSeek: per head the rows of its keys, then of its values; ours are one matrix per head."""
     link = Link("kv_b", ("k_up", "v_up"), Split(groups=2), Reshape((-1, 5)))
     k_up, v_up = torch.randn(2, 3, 5), torch.randn(2, 4, 5)
     (fused,) = link.write([k_up, v_up])
     assert torch.equal(fused, torch.cat([k_up[0], v_up[0], k_up[1], v_up[1]]))
-    back = link.read([fused], link.stages([k_up.to("meta"), v_up.to("meta")]))
-    assert torch.equal(back[0], k_up) and torch.equal(back[1], v_up)
+    read_back = link.read([fused], link.stages([k_up.to("meta"), v_up.to("meta")]))
+    assert torch.equal(read_back[0], k_up) and torch.equal(read_back[1], v_up)
 
 
 @pytest.mark.parametrize("kv_heads", [1, 3, 6])
 def test_split_of_queries_keys_and_values_per_group(kv_heads: int) -> None:
-    """Falcon: the queries of a group, its key, its value, then those of the next group; weights and biases alike."""
+    """Falcon: the queries of a group, its key, its value, then those of the next group, in weights and biases."""
     heads, dim = 6, 2
     for columns in ((5,), ()):
         q, k, v = (torch.randn(n * dim, *columns) for n in (heads, kv_heads, kv_heads))

@@ -1,4 +1,4 @@
-"""Tables in both directions: names, aliases, derived tensors, chains, and a typed error for every mismatch."""
+"""Weight tables are read and written: names, aliases, derived tensors, chains, and a typed error per mismatch."""
 
 from dataclasses import replace
 
@@ -52,7 +52,7 @@ def read(tensors: dict[str, StoredTensor]) -> dict[str, Tensor]:
     return dict(TABLE.read(tensors, on_meta(our_tensors())))
 
 
-def test_written_and_read_back_bit_for_bit() -> None:
+def test_tensors_are_written_and_read_back_bit_for_bit() -> None:
     theirs = dict(TABLE.write(our_tensors()))
     assert {name: tuple(t.shape) for name, t in theirs.items() if "10" in name} == {
         "base.h.10.attn.weight": (4, 8),
@@ -61,12 +61,12 @@ def test_written_and_read_back_bit_for_bit() -> None:
         "base.h.10.experts.0.weight": (3, 4),
         "base.h.10.experts.1.weight": (3, 4),
     }
-    back = read(stored(theirs))
-    assert back.keys() == our_tensors().keys()
-    assert all(torch.equal(back[name], tensor) for name, tensor in our_tensors().items())
+    read_back = read(stored(theirs))
+    assert read_back.keys() == our_tensors().keys()
+    assert all(torch.equal(read_back[name], tensor) for name, tensor in our_tensors().items())
 
 
-def test_the_prefix_may_be_missing_and_ignored_tensors_present() -> None:
+def test_the_prefix_may_be_missing_and_ignored_tensors_may_be_present() -> None:
     theirs = stored({name.removeprefix("base."): t for name, t in TABLE.write(our_tensors())})
     theirs["h.0.mask"] = StoredTensor("file", (1, 1), "BOOL", lambda: torch.ones(1, 1))
     assert read(theirs).keys() == our_tensors().keys()
@@ -89,28 +89,28 @@ def test_prefix_aliases_are_read_and_not_written() -> None:
 
 def test_two_spellings_of_one_name_are_refused() -> None:
     table = Table(Link("norm.{leaf}", "norm.{leaf}"), leaf_aliases={"gamma": "weight"})
-    both = stored({"norm.gamma": torch.ones(2), "norm.weight": torch.zeros(2)})
+    duplicates = stored({"norm.gamma": torch.ones(2), "norm.weight": torch.zeros(2)})
     with pytest.raises(WeightsError, match=r"file: norm\.gamma and norm\.weight are two spellings of one name"):
-        dict(table.read(both, {"norm.weight": torch.ones(2)}))
+        dict(table.read(duplicates, {"norm.weight": torch.ones(2)}))
 
 
-def test_a_prefixed_link_serves_a_model_inside_another() -> None:
+def test_a_prefixed_link_maps_a_nested_model() -> None:
     link = Link("attn.{leaf}", ("q.{leaf}", "k.{leaf}"), Split()).prefixed("text.", "decoder.")
     written = dict(Table(link).write({"decoder.q.bias": torch.zeros(2), "decoder.k.bias": torch.ones(1)}))
     assert torch.equal(written["text.attn.bias"], torch.tensor([0.0, 0.0, 1.0]))
 
 
-def test_every_mismatch_is_found_before_anything_is_read() -> None:
+def test_every_mismatch_is_found_before_any_tensor_is_read() -> None:
     log: list[str] = []
-    good = stored(dict(TABLE.write(our_tensors())), log)
+    valid = stored(dict(TABLE.write(our_tensors())), log)
     key = "base.h.10.gate_up.weight"
     mismatches = {
-        r"file: base\.h\.10\.gate_up\.weight \(3, 9\) is missing": {n: f for n, f in good.items() if n != key},
-        r"gate_up\.weight should be \(3, 9\) by the config, found \(9, 3\)": good
-        | {key: replace(good[key], shape=(9, 3))},
-        "stored as I8; store it as one of F64, F32, F16, BF16": good | {key: replace(good[key], dtype="I8")},
-        r"base\.h\.11\.attn\.bias \(8,\) belongs to no part of this model": good
-        | {"base.h.11.attn.bias": good["base.h.0.attn.bias"]},
+        r"file: base\.h\.10\.gate_up\.weight \(3, 9\) is missing": {n: f for n, f in valid.items() if n != key},
+        r"gate_up\.weight should be \(3, 9\) by the config, found \(9, 3\)": valid
+        | {key: replace(valid[key], shape=(9, 3))},
+        "stored as I8; store it as one of F64, F32, F16, BF16": valid | {key: replace(valid[key], dtype="I8")},
+        r"base\.h\.11\.attn\.bias \(8,\) belongs to no part of this model": valid
+        | {"base.h.11.attn.bias": valid["base.h.0.attn.bias"]},
     }
     for message, tensors in mismatches.items():
         with pytest.raises(WeightsError, match=message):
@@ -118,12 +118,12 @@ def test_every_mismatch_is_found_before_anything_is_read() -> None:
     assert not log
 
 
-def test_a_weight_of_ours_without_a_link_is_named() -> None:
+def test_a_weight_without_a_link_is_refused() -> None:
     with pytest.raises(WeightsError, match=r"blocks\.0\.sink has no link in this weight table"):
         dict(TABLE.write(our_tensors() | {"blocks.0.sink": torch.zeros(1)}))
 
 
-def test_identity_keeps_every_name() -> None:
+def test_the_identity_table_keeps_every_name() -> None:
     assert dict(IDENTITY.write(our_tensors())).keys() == our_tensors().keys()
 
 
@@ -137,28 +137,28 @@ def test_identity_keeps_every_name() -> None:
         ("plain", "plain", {}),
     ],
 )
-def test_match_placeholders(pattern: str, name: str, expected: dict | None) -> None:
+def test_placeholders_match_parts_of_a_name(pattern: str, name: str, expected: dict | None) -> None:
     assert match_placeholders(pattern, name) == expected
 
 
-DERIVING = Table(
+TABLE_WITH_DERIVED = Table(
     Link("embed", "embedding.weight"),
     Link("bias", "bias"),
     derived={"bias": torch.zeros, "head": "embed", "sinusoids": torch.ones},
 )
-DERIVED = {"embedding.weight": torch.randn(5, 3), "bias": torch.zeros(5)}
+EMBEDDING_AND_BIAS = {"embedding.weight": torch.randn(5, 3), "bias": torch.zeros(5)}
 
 
 def test_derived_tensors_may_be_missing_or_present() -> None:
-    embed = {"embed": DERIVED["embedding.weight"]}
+    embed = {"embed": EMBEDDING_AND_BIAS["embedding.weight"]}
     present = {"head": embed["embed"].clone(), "sinusoids": torch.ones(2, 7), "bias": torch.zeros(5)}
     for theirs in (embed, embed | present):
-        back = dict(DERIVING.read(stored(theirs), on_meta(DERIVED)))
-        assert all(torch.equal(back[name], tensor) for name, tensor in DERIVED.items())
+        read_back = dict(TABLE_WITH_DERIVED.read(stored(theirs), on_meta(EMBEDDING_AND_BIAS)))
+        assert all(torch.equal(read_back[name], tensor) for name, tensor in EMBEDDING_AND_BIAS.items())
 
 
 @pytest.mark.parametrize(
-    ("spare", "message"),
+    ("extra", "message"),
     [
         (
             {"head": torch.zeros(5, 3)},
@@ -171,13 +171,13 @@ def test_derived_tensors_may_be_missing_or_present() -> None:
         ),
     ],
 )
-def test_derived_tensors_with_other_numbers_are_refused(spare: dict[str, Tensor], message: str) -> None:
-    theirs = stored({"embed": DERIVED["embedding.weight"]} | spare)
+def test_derived_tensors_with_other_values_are_refused(extra: dict[str, Tensor], message: str) -> None:
+    theirs = stored({"embed": EMBEDDING_AND_BIAS["embedding.weight"]} | extra)
     with pytest.raises(WeightsError, match=message):
-        dict(DERIVING.read(theirs, on_meta(DERIVED)))
+        dict(TABLE_WITH_DERIVED.read(theirs, on_meta(EMBEDDING_AND_BIAS)))
 
 
-def test_a_copy_of_a_missing_tensor_is_missing() -> None:
+def test_a_copy_of_a_missing_tensor_is_refused() -> None:
     table = Table(Link("embed", "embedding.weight"), derived={"embed": "shared"})
     with pytest.raises(WeightsError, match="embed .* is missing"):
         dict(table.read({}, {"embedding.weight": torch.empty(5, 3, device="meta")}))
