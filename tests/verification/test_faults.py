@@ -48,38 +48,38 @@ def breaks(spec, *laws: str) -> bool:
 
 
 @pytest.mark.parametrize("spec", [ROPE, ALIBI, WINDOW, LINEAR, LEARNED, IMAGES])
-def test_whole_models_keep_every_law(spec) -> None:
+def test_correct_models_keep_every_law(spec) -> None:
     assert not broken(spec)
 
 
-def test_a_window_that_is_one_longer_when_decoding(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = Window.allows
+def test_verify_finds_a_window_that_is_one_longer_when_decoding(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = Window.allows
     longer = Window(6)
-    monkeypatch.setattr(Window, "allows", lambda self, q, k: right(longer if q.shape[-2] == 1 else self, q, k))
+    monkeypatch.setattr(Window, "allows", lambda self, q, k: original(longer if q.shape[-2] == 1 else self, q, k))
     assert breaks(WINDOW, "cached = whole")
 
 
-def test_a_bias_that_is_zero_when_decoding(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = AlibiModule.bias
+def test_verify_finds_a_bias_that_is_zero_when_decoding(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = AlibiModule.bias
     monkeypatch.setattr(
-        AlibiModule, "bias", lambda self, layout: None if layout.positions.shape[1] == 1 else right(self, layout)
+        AlibiModule, "bias", lambda self, layout: None if layout.positions.shape[1] == 1 else original(self, layout)
     )
     assert breaks(ALIBI, "cached = whole", "ragged decode = alone")
 
 
-def test_positions_by_slot_instead_of_by_sequence(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = rope.rotations
+def test_verify_finds_positions_by_slot_instead_of_by_sequence(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = rope.rotations
 
     def by_slot(layout: TokenLayout, *args):
         slots = torch.arange(layout.positions.shape[1]).expand_as(layout.positions)
-        return right(replace(layout, positions=slots), *args)
+        return original(replace(layout, positions=slots), *args)
 
     monkeypatch.setattr(rope, "rotations", by_slot)
     assert breaks(ROPE, "cached = whole")
 
 
-def test_learned_positions_by_slot(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Then left padding shifts a sequence, and a packed document continues the positions of the previous one."""
+def test_verify_finds_learned_positions_by_slot(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Left padding then shifts the positions, and a packed document continues those of the previous document."""
 
     def by_slot(self, x, layout):
         return x + self.table(torch.arange(x.shape[1])).expand_as(x)
@@ -88,7 +88,7 @@ def test_learned_positions_by_slot(monkeypatch: pytest.MonkeyPatch) -> None:
     assert breaks(LEARNED, "padded left = right = alone", "packed = separate")
 
 
-def test_a_state_that_is_not_reset(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_verify_finds_a_state_that_is_not_reset(monkeypatch: pytest.MonkeyPatch) -> None:
     def read(self, layout, **empty):
         return tuple(self.arrays[name][rows_of(layout)] for name in empty)
 
@@ -96,97 +96,97 @@ def test_a_state_that_is_not_reset(monkeypatch: pytest.MonkeyPatch) -> None:
     assert breaks(LINEAR, "used row = fresh row", "cached = whole")
 
 
-def test_padding_that_is_attended_to(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = masks.compute_attention_mask
-    monkeypatch.setattr(masks, right.__name__, lambda layout, mask: right(replace(layout, valid=None), mask))
+def test_verify_finds_padding_that_is_attended_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = masks.compute_attention_mask
+    monkeypatch.setattr(masks, original.__name__, lambda layout, mask: original(replace(layout, valid=None), mask))
     assert breaks(ROPE, "padded left = right = alone")
 
 
-def test_documents_that_attend_to_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = masks.compute_attention_mask
+def test_verify_finds_documents_that_attend_to_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = masks.compute_attention_mask
     monkeypatch.setattr(
-        masks, "compute_attention_mask", lambda layout, mask: right(replace(layout, segments=None), mask)
+        masks, "compute_attention_mask", lambda layout, mask: original(replace(layout, segments=None), mask)
     )
     assert breaks(ROPE, "packed = separate")
 
 
-def test_packed_documents_that_are_cached(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_verify_finds_packed_documents_that_are_cached(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(RowTable, "check", lambda self, layout, capacity: None)
     assert breaks(ROPE, "packed is refused by a store")
 
 
-def test_a_recurrence_that_rewinds_without_a_snapshot(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_verify_finds_a_recurrence_that_rewinds_without_a_snapshot(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(FixedStorage, "why_not_rewind", lambda self, row, length: None)
     assert breaks(LINEAR, "rewound = never read")
 
 
-def test_a_snapshot_that_is_no_copy(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = RowTable.snapshot
+def test_verify_finds_a_snapshot_that_is_no_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = RowTable.snapshot
 
     def alias(self, row: int):
-        return replace(right(self, row), arrays=[state.row_arrays(row) for state in self.overwriting])
+        return replace(original(self, row), arrays=[state.row_arrays(row) for state in self.overwriting])
 
     monkeypatch.setattr(RowTable, "snapshot", alias)
     assert breaks(LINEAR, "rewound = never read")
 
 
-def test_a_ring_that_is_one_too_short(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = RingBuffer.__init__
+def test_verify_finds_a_ring_that_is_one_too_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = RingBuffer.__init__
 
     def shorter(self, window: int, first: int, slack: int, rows) -> None:
-        right(self, window - 2, first, slack, rows)  # with its slack of one token
+        original(self, window - 2, first, slack, rows)  # with a slack of one token, one slot too few
 
     monkeypatch.setattr(RingBuffer, "__init__", shorter)
     assert breaks(WINDOW, "ring = all tokens", "cached = whole", "chunked = whole")
 
 
-def test_a_ring_that_rewinds_too_far(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_verify_finds_a_ring_that_rewinds_too_far(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(RingBuffer, "why_not_rewind", lambda self, row, length: None)
     monkeypatch.setattr(RowTable, "restore", lambda self, row, snapshot: None)
     assert breaks(WINDOW, "rewound = never read")
 
 
-def test_a_shared_block_that_is_written_to(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_verify_finds_a_shared_block_that_is_written_to(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Paged, "copy", lambda self, block, tokens: block)
     assert breaks(ROPE, "forked = read again")
 
 
-def test_a_shared_block_that_is_freed(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = Paged.free_blocks
+def test_verify_finds_a_shared_block_that_is_freed(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = Paged.free_blocks
 
-    def alone(self, row: int, keep: int) -> None:
+    def free_shared(self, row: int, keep: int) -> None:
         for owned in self.owned[row][keep:]:
             self.owners[owned] = 1
-        right(self, row, keep)
+        original(self, row, keep)
 
-    monkeypatch.setattr(Paged, "free_blocks", alone)
+    monkeypatch.setattr(Paged, "free_blocks", free_shared)
     assert breaks(ROPE, "forked = read again")
 
 
-def test_images_of_another_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = InterleavedModule.embed
+def test_verify_finds_images_of_another_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = InterleavedModule.embed
     monkeypatch.setattr(
         InterleavedModule,
         "embed",
-        lambda self, tokens, images: right(self, tokens, None if images is None else images.roll(1, 0)),
+        lambda self, tokens, images: original(self, tokens, None if images is None else images.roll(1, 0)),
     )
     assert breaks(IMAGES, "batched = alone", "packed = separate")
 
 
-def test_positions_that_skip_the_image(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_verify_finds_positions_that_skip_the_image(monkeypatch: pytest.MonkeyPatch) -> None:
     """Decoding with images rotates by other positions than the whole forward."""
-    right = rope.rotations
+    original = rope.rotations
 
     def by_slot(layout: TokenLayout, *args):
         slots = torch.arange(layout.positions.shape[1]).expand_as(layout.positions)
-        return right(replace(layout, positions=slots), *args)
+        return original(replace(layout, positions=slots), *args)
 
     monkeypatch.setattr(rope, "rotations", by_slot)
     assert breaks(IMAGES, "cached = whole", "chunked = whole")
 
 
-def test_every_law_applies_to_images_or_gives_the_reason() -> None:
-    """An image takes 12 tokens, so sequences are lengthened to hold one."""
+def test_every_law_applies_to_images_or_states_why_not() -> None:
+    """An image takes 12 tokens, so the sequences of the laws are lengthened to contain one."""
     outcomes = {law: attempt(law, trials(build(IMAGES), 12)[""]) for law in LAWS}
     skipped = {law: outcome.note for law, outcome in outcomes.items() if outcome.result == "not applicable"}
     assert all(skipped.values()) and skipped.keys() <= {
@@ -200,43 +200,43 @@ def test_every_law_applies_to_images_or_gives_the_reason() -> None:
     assert "an image takes 12 tokens" in attempt("cached = whole", trials(build(short), 12)[""]).note
 
 
-def test_tokens_in_the_wrong_slot(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = Contiguous.place
+def test_verify_finds_tokens_in_the_wrong_slot(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = Contiguous.place
 
     def shifted(self, layout, span):
-        placement = right(self, layout, span)
+        placement = original(self, layout, span)
         return placement._replace(slots=(placement.slots + 1) % self.capacity)
 
     monkeypatch.setattr(Contiguous, "place", shifted)
     assert breaks(ROPE, "cached = whole", "paged = contiguous")
 
 
-def test_blocks_that_two_rows_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = Paged.reserve
+def test_verify_finds_blocks_that_two_rows_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = Paged.reserve
 
-    def shared(self, row: int, length: int) -> bool:
-        done = right(self, row, length)
+    def share_blocks(self, row: int, length: int) -> bool:
+        reserved = original(self, row, length)
         self.block_table[row] = self.block_table[0]
-        return done
+        return reserved
 
-    monkeypatch.setattr(Paged, "reserve", shared)
+    monkeypatch.setattr(Paged, "reserve", share_blocks)
     assert breaks(ROPE, "ragged decode = alone", "preempted = undisturbed")
 
 
 def test_an_error_of_the_model_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(self, layout, span):
+    def raise_error(self, layout, span):
         raise RuntimeError("no such slot")
 
-    monkeypatch.setattr(Contiguous, "place", fail)
+    monkeypatch.setattr(Contiguous, "place", raise_error)
     outcome = attempt("cached = whole", trials(build(ROPE), 12)[""])
     assert outcome.note == "RuntimeError: no such slot" and not kept(outcome, torch.float64)
 
 
-def test_a_tensor_that_is_not_saved_right(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = weights.load
+def test_verify_finds_a_tensor_that_is_not_saved_exactly(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = weights.load
 
     def damaged(*arguments):
-        model = right(*arguments)
+        model = original(*arguments)
         next(model.parameters()).data[0, 0] += 1e-6
         return model
 

@@ -9,17 +9,17 @@ from torch import nn
 from regard.kernels.attention.mask import Causal, Full, Mask
 from regard.spec import Spec
 
-LEAST, MOST = 24, 512
+MIN_LENGTH, MAX_LENGTH = 24, 512
 EXTRA = 8  # tokens after the first one that the mask affects
-WORK = 2_000_000_000  # parameters times tokens: about a minute on two cores
-FAR = 4096
+MAX_WORK = 2_000_000_000  # parameters times tokens: about a minute on two cores
+MAX_SEARCHED = 4096
 
 
 def sufficient_length(model: nn.Module, spec: Spec) -> int:
     """The length at which as many masks mask something as can be tested in about a minute."""
-    affordable = min(MOST, WORK // sum(parameter.numel() for parameter in model.parameters()))
+    affordable = min(MAX_LENGTH, MAX_WORK // sum(parameter.numel() for parameter in model.parameters()))
     needed = [first_effect(mask) + EXTRA for mask in masks(spec)]
-    return max([LEAST, *(length for length in needed if length <= affordable)])
+    return max([MIN_LENGTH, *(length for length in needed if length <= affordable)])
 
 
 def ineffective_masks(spec: Spec, length: int) -> dict[Mask, int]:
@@ -28,8 +28,11 @@ def ineffective_masks(spec: Spec, length: int) -> dict[Mask, int]:
 
 
 def first_effect(mask: Mask) -> int:
-    """The shortest sequence in which the mask excludes a key that is not later; FAR + 1 if there is none up to FAR."""
-    for length in (64, 512, FAR):
+    """The length of the shortest sequence in which the mask excludes a key that is not later.
+
+    Returns MAX_SEARCHED + 1 if there is none up to MAX_SEARCHED.
+    """
+    for length in (64, 512, MAX_SEARCHED):
         positions = torch.arange(length)
         q, k = positions.unsqueeze(-1), positions.unsqueeze(0)
         allowed = mask.allows(q, k)
@@ -37,7 +40,7 @@ def first_effect(mask: Mask) -> int:
         masked = (~allowed & (k <= q)).any(-1)  # (length,)
         if masked.any():
             return int(masked.int().argmax()) + 1
-    return FAR + 1
+    return MAX_SEARCHED + 1
 
 
 def masks(spec: Spec) -> set[Mask]:

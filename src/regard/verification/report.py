@@ -16,7 +16,7 @@ from regard.kernels.attention.mask import Mask
 from regard.language_model import LanguageModel, newest_checkpoint, resolve_device
 from regard.models.base import Model
 from regard.verification.laws import LAWS
-from regard.verification.length import LEAST, ineffective_masks, sufficient_length
+from regard.verification.length import MIN_LENGTH, ineffective_masks, sufficient_length
 from regard.verification.outcome import TOLERANCE, Outcome, Verdict, broken, judge, kept, name_of
 from regard.verification.trial import Trial, randomize_weights
 from regard.verification.trials import trials
@@ -118,7 +118,7 @@ def as_module(model: AnyModel, seed: int, device: str) -> nn.Module:
 
 def count_laws(model: nn.Module) -> int:
     """How often `verify` calls `on_law`."""
-    return len(TOLERANCE) * len(LAWS) * len(trials(model, LEAST))
+    return len(TOLERANCE) * len(LAWS) * len(trials(model, MIN_LENGTH))
 
 
 @torch.inference_mode()

@@ -24,7 +24,7 @@ from regard.models.seq2seq import Seq2Seq
 from regard.parts.frames import Frames
 from regard.parts.input import Tokens
 from regard.parts.patches import Patches
-from regard.verification.length import MOST
+from regard.verification.length import MAX_LENGTH
 from regard.verification.trial import Need, Trial, longest
 
 NO_ENGINE = "an encoder does not generate"
@@ -152,10 +152,10 @@ class InterleavedTrial(FirstTokenTrial):
         needed = 2 * spec.patches + 4  # a sequence has its image in its first half
         super().__init__(model, max(length, needed), cuts, seed)
         self.embedded = cache(self.patch_embeddings)
-        if needed > self.limit or needed > max(length, MOST):
+        if needed > self.limit or needed > max(length, MAX_LENGTH):
             why = (
                 f"an image takes {spec.patches} tokens, so sequences of {needed} are needed; "
-                f"at most {min(self.limit, max(length, MOST))} are tried (--length)"
+                f"at most {min(self.limit, max(length, MAX_LENGTH))} are tried (--length)"
             )
             self.lacks = {**self.lacks, **dict.fromkeys(("inputs", "padding", "packing", "memory"), why)}
 
