@@ -26,7 +26,7 @@ from tests.laws import broken_laws
 LENGTH = 7
 TABLES = {
     Body: drawn.mixers(1).keys() | drawn.FEEDFORWARDS.keys(),
-    Position: drawn.POSITIONS.keys() | drawn.of_stack(1).keys(),
+    Position: drawn.POSITIONS.keys() | drawn.stack_positions(1).keys(),
     Scaling: drawn.SCALINGS.keys(),
     Mask: drawn.MASKS.keys(),
     Norm: drawn.NORMS.keys(),
