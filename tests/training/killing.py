@@ -21,98 +21,99 @@ PROCESSES = multiprocessing.get_context("forkserver")  # torch is imported once,
 PROCESSES.set_forkserver_preload(["torch._dynamo", "torch.utils.tensorboard", "tests.training.killing"])
 
 
-def start(path: Path, how: str = "undisturbed", moment: int = 0) -> multiprocessing.Process:
-    process = PROCESSES.Process(target=child, args=(path, how, moment))
+def start(path: Path, mode: str = "undisturbed", moment: int = 0) -> multiprocessing.Process:
+    process = PROCESSES.Process(target=child, args=(path, mode, moment))
     process.start()
     return process
 
 
-def exit_code(path: Path, how: str = "undisturbed", moment: int = 0) -> int:
-    process = start(path, how, moment)
+def exit_code(path: Path, mode: str = "undisturbed", moment: int = 0) -> int:
+    process = start(path, mode, moment)
     process.join()
     return process.exitcode
 
 
-def child(path: Path, how: str, moment: int) -> None:
+def child(path: Path, mode: str, moment: int) -> None:
     torch.set_num_threads(1)
-    calls = WAYS[how](moment)
+    calls = MODES[mode](moment)
     code = trainer(path).train().exit_code
     sys.setprofile(None)
     (path / "calls").write_text(str(calls()))
     sys.exit(code)
 
 
-def die() -> None:
+def kill_self() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 def anywhere(moment: int) -> Callable[[], int]:
-    """Die at this Python call."""
+    """Kill the process at this Python call."""
     count = 0
 
     def counting(*_: object) -> None:
         nonlocal count
         count += 1
         if count == moment:
-            die()
+            kill_self()
 
     sys.setprofile(counting)
     return lambda: count
 
 
 def inside_save(moment: int) -> Callable[[], int]:
-    """Die at this Python call of those made by saves."""
+    """Kill the process at this Python call, counted only inside saves."""
     save, count = Trainer.save, 0
 
     def counting(*_: object) -> None:
         nonlocal count
         count += 1
         if count == moment:
-            die()
+            kill_self()
 
     def counted_save(*arguments):
         sys.setprofile(counting)
-        place = save(*arguments)
+        result = save(*arguments)
         sys.setprofile(None)
-        return place
+        return result
 
     Trainer.save = counted_save
     return lambda: count
 
 
 def half_a_file(moment: int) -> Callable[[], int]:
-    """Die in the middle of the writing of this file of tensors."""
+    """Kill the process when this file of tensors is half written."""
     count = 0
 
-    def torn(save_file):
+    def truncating(save_file):
         def write(tensors, path, **options):
             nonlocal count
             count += 1
             save_file(tensors, path, **options)
             if count == moment:
                 os.truncate(path, os.path.getsize(path) // 2)
-                die()
+                kill_self()
 
         return write
 
-    resume_state.save_file, weight_files.save_file = torn(resume_state.save_file), torn(weight_files.save_file)
+    resume_state.save_file = truncating(resume_state.save_file)
+    weight_files.save_file = truncating(weight_files.save_file)
     return lambda: count
 
 
 def interrupted(moment: int) -> Callable[[], int]:
-    """Ctrl-C during this step."""
+    """Send SIGINT, as Ctrl-C does, during this step."""
     step = Trainer.step
 
-    def signalled(self, batches, place):
-        if place.step + 1 == moment:
+    def signalled(self, batches, position):
+        if position.step + 1 == moment:
             os.kill(os.getpid(), signal.SIGINT)
-        return step(self, batches, place)
+        return step(self, batches, position)
 
     Trainer.step = signalled
     return lambda: 0
 
 
-WAYS = {
+MODES = {
     "undisturbed": lambda moment: lambda: 0,
     "anywhere": anywhere,
     "inside save": inside_save,

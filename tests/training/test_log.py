@@ -19,7 +19,7 @@ def write(path: Path, first: int, last: int) -> None:
         log.sync()
 
 
-def both(path: Path) -> tuple[bytes, bytes]:
+def log_files(path: Path) -> tuple[bytes, bytes]:
     return (path / "metrics.jsonl").read_bytes(), (path / "samples.txt").read_bytes()
 
 
@@ -30,12 +30,12 @@ def test_resuming_removes_later_entries(tmp_path: Path, step: int) -> None:
     write(tmp_path / "a", 1, 8)
     write(tmp_path / "b", 1, 8)
     write(tmp_path / "b", step + 1, 8)
-    assert both(tmp_path / "a") == both(tmp_path / "b")
+    assert log_files(tmp_path / "a") == log_files(tmp_path / "b")
 
 
-def test_every_incomplete_end_is_removed(tmp_path: Path) -> None:
+def test_an_incomplete_last_line_is_removed(tmp_path: Path) -> None:
     write(tmp_path, 1, 4)
-    metrics, _ = both(tmp_path)
+    metrics, _ = log_files(tmp_path)
     kept = len(metrics) - len(metrics.splitlines(keepends=True)[-1]) - len(metrics.splitlines(keepends=True)[-2])
     for end in range(kept, len(metrics)):
         (tmp_path / "metrics.jsonl").write_bytes(metrics[:end])
@@ -57,7 +57,7 @@ def test_nan_and_infinity_become_null(tmp_path: Path) -> None:
     assert line == {"step": 1, "held_out_loss": None, "accuracy": None}
 
 
-def test_without_tensorboard(tmp_path: Path, monkeypatch) -> None:
+def test_without_tensorboard_no_events_are_written(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(logs.importlib.util, "find_spec", lambda name: None)
     write(tmp_path, 1, 2)
     assert not (tmp_path / "tensorboard").exists()

@@ -22,17 +22,17 @@ from tests.training.tiny import SETTINGS, SPEC, curve, outcome, trainer
 
 
 class RecordingListener(Listener):
-    """Records the calls and notes, and calls `do` at a step."""
+    """Records events and notes, and calls `action` after step `at`."""
 
-    def __init__(self, at: int = 0, do=lambda: None):
-        self.at, self.do, self.notes, self.events = at, do, [], []
+    def __init__(self, at: int = 0, action=lambda: None):
+        self.at, self.action, self.notes, self.events = at, action, [], []
 
     def started(self, step: int, steps: int) -> None:
         self.events.append(("started", step))
 
     def stepped(self, record: Mapping[str, Any]) -> None:
         if record["step"] == self.at:
-            self.do()
+            self.action()
 
     def saved(self, folder: Path) -> None:
         self.events.append(("saved", folder.name))
@@ -58,11 +58,11 @@ def test_the_loss_falls_and_the_listener_is_called(tmp_path: Path) -> None:
 
 
 def test_accumulation_does_not_change_the_curve(tmp_path: Path) -> None:
-    plain = replace(SPEC, layers=tuple(without_dropout(run) for run in SPEC.layers))
+    spec = replace(SPEC, layers=tuple(without_dropout(run) for run in SPEC.layers))
     curves = []
     for parts in (1, 2, 4):
         settings = replace(SETTINGS, accumulate=parts)
-        trainer(tmp_path / str(parts), settings, model=plain.build(0).double()).train()
+        trainer(tmp_path / str(parts), settings, model=spec.build(0).double()).train()
         curves.append([line["loss"] for line in curve(tmp_path / str(parts)) if "loss" in line])
     assert curves[1] == pytest.approx(curves[0], abs=1e-12)
     assert curves[2] == pytest.approx(curves[0], abs=1e-12)
@@ -81,7 +81,7 @@ def test_evaluation_does_not_change_training(tmp_path: Path) -> None:
     assert often["samples"].count("\nstep ") == 9
 
 
-def test_the_same_seed_gives_the_same_run(tmp_path: Path) -> None:
+def test_runs_with_the_same_seed_are_identical(tmp_path: Path) -> None:
     for name, seed in (("a", 7), ("b", 7), ("c", 8)):
         trainer(tmp_path / name, replace(SETTINGS, seed=seed), model=SPEC.build(0)).train()
     assert outcome(tmp_path / "a") == outcome(tmp_path / "b")
@@ -99,14 +99,14 @@ def poison(at: int):
     return objective
 
 
-def test_a_batch_that_is_not_finite_stops_training_and_is_named(tmp_path: Path) -> None:
+def test_a_batch_that_is_not_finite_stops_training_and_is_reported(tmp_path: Path) -> None:
     training = trainer(tmp_path, objective=poison(at=5))
     weights = {}
 
-    def remember() -> None:
+    def record_weights() -> None:
         weights.update({name: tensor.clone() for name, tensor in training.model.state_dict().items()})
 
-    training.listener = RecordingListener(at=4, do=remember)
+    training.listener = RecordingListener(at=4, action=record_weights)
     with pytest.raises(NonFinite, match=r"step 5, batch 5 of the loader: the loss of rows 0 to 3 is nan.*skip"):
         training.train()
     assert all(torch.equal(weights[name], tensor) for name, tensor in training.model.state_dict().items())
@@ -130,7 +130,7 @@ def test_a_batch_that_is_not_finite_can_be_skipped(tmp_path: Path) -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_stops_training_after_the_step(tmp_path: Path, number: int) -> None:
     handlers = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
-    listener = RecordingListener(at=4, do=lambda: os.kill(os.getpid(), number))
+    listener = RecordingListener(at=4, action=lambda: os.kill(os.getpid(), number))
     result = trainer(tmp_path, listener=listener).train()
     assert (result.step, result.finished, result.exit_code) == (4, False, 130)
     assert listener.events[-2:] == [("saved", "step-000004"), ("ended", 0)]
@@ -139,16 +139,16 @@ def test_a_signal_stops_training_after_the_step(tmp_path: Path, number: int) -> 
 
 
 def test_a_second_signal_aborts(tmp_path: Path) -> None:
-    def twice() -> None:
+    def interrupt_twice() -> None:
         os.kill(os.getpid(), signal.SIGINT)
         os.kill(os.getpid(), signal.SIGINT)
 
     with pytest.raises(KeyboardInterrupt):
-        trainer(tmp_path, listener=RecordingListener(at=4, do=twice)).train()
+        trainer(tmp_path, listener=RecordingListener(at=4, action=interrupt_twice)).train()
     assert [folder.name for folder in Run.open(tmp_path).checkpoints] == ["step-000003"]
 
 
-def test_training_in_another_thread(tmp_path: Path) -> None:
+def test_training_works_in_another_thread(tmp_path: Path) -> None:
     results = []
     thread = threading.Thread(target=lambda: results.append(trainer(tmp_path).train()))
     thread.start()
@@ -180,19 +180,19 @@ def adapted() -> torch.nn.Module:
 def test_only_adapters_are_trained_and_resumed_exactly(tmp_path: Path) -> None:
     trainer(tmp_path / "undisturbed", model=adapted()).train()
     trainer(
-        tmp_path / "stopped", model=adapted(), listener=RecordingListener(at=4, do=lambda: signal.raise_signal(2))
+        tmp_path / "stopped", model=adapted(), listener=RecordingListener(at=4, action=lambda: signal.raise_signal(2))
     ).train()
     trained = trainer(tmp_path / "stopped", model=adapted())
     trained.train()
     assert outcome(tmp_path / "stopped") == outcome(tmp_path / "undisturbed")
-    begin = dict(adapted().named_parameters())
-    changed = {name for name, p in trained.model.named_parameters() if not torch.equal(p, begin[name])}
-    assert changed == {name for name in begin if "lora_" in name}
+    initial = dict(adapted().named_parameters())
+    changed = {name for name, p in trained.model.named_parameters() if not torch.equal(p, initial[name])}
+    assert changed == {name for name in initial if "lora_" in name}
 
 
 def test_another_model_is_refused(tmp_path: Path) -> None:
     trainer(tmp_path).train()
     other = replace(SPEC, layers=SPEC.layers[:1]).build(0)
-    for strange in (other, adapted(), replace(SPEC, context=99).build(0)):
+    for model in (other, adapted(), replace(SPEC, context=99).build(0)):
         with pytest.raises(CheckpointError, match="another model"):
-            trainer(tmp_path, model=strange).train()
+            trainer(tmp_path, model=model).train()

@@ -20,15 +20,15 @@ def model(tied: bool = True) -> torch.nn.Module:
 
 @pytest.mark.parametrize("tied", [True, False])
 def test_only_matrices_have_weight_decay(tied: bool) -> None:
-    decayed, plain = ({name for name, _ in group} for group in decay_groups(model(tied)))
-    assert decayed | plain == {name for name, _ in model(tied).named_parameters()}
-    assert not decayed & plain
+    decayed, not_decayed = ({name for name, _ in group} for group in decay_groups(model(tied)))
+    assert decayed | not_decayed == {name for name, _ in model(tied).named_parameters()}
+    assert not decayed & not_decayed
     assert all(name.endswith("_proj.weight") or name == "head.weight" for name in decayed)
-    assert all(name == "embedding.weight" or "norm" in name or name.endswith("bias") for name in plain)
+    assert all(name == "embedding.weight" or "norm" in name or name.endswith("bias") for name in not_decayed)
     assert ("head.weight" in decayed) == (not tied)
 
 
-class Rates(torch.nn.Module):
+class PartWithRates(torch.nn.Module):
     """A user's own part with a matrix that weight decay must not change."""
 
     no_weight_decay = ("rates",)
@@ -40,9 +40,9 @@ class Rates(torch.nn.Module):
 
 
 def test_a_part_excludes_its_own_parameters_from_decay() -> None:
-    decayed, plain = ([name for name, _ in group] for group in decay_groups(torch.nn.Sequential(Rates())))
-    assert decayed == ["0.proj.weight"] and plain == ["0.rates", "0.proj.bias"]
-    part = Rates()
+    decayed, not_decayed = ([name for name, _ in group] for group in decay_groups(torch.nn.Sequential(PartWithRates())))
+    assert decayed == ["0.proj.weight"] and not_decayed == ["0.rates", "0.proj.bias"]
+    part = PartWithRates()
     part.no_weight_decay = ("rate",)
     with pytest.raises(AttributeError, match="names rate; its parameters are rates"):
         decay_groups(part)
@@ -50,12 +50,12 @@ def test_a_part_excludes_its_own_parameters_from_decay() -> None:
 
 @pytest.mark.parametrize("body", [Mamba(), S4D(state=4)])
 def test_decay_rates_of_state_spaces_have_no_weight_decay(body: Body) -> None:
-    decayed, plain = ({name.rpartition(".")[2] for name, _ in group} for group in decay_groups(body.build(8)))
+    decayed, not_decayed = ({name.rpartition(".")[2] for name, _ in group} for group in decay_groups(body.build(8)))
     rates = {"A_log", "log_step", "log_decay", "turn"}
-    assert plain & rates and not decayed & rates
+    assert not_decayed & rates and not decayed & rates
 
 
-def test_frozen_weights_are_left_out() -> None:
+def test_frozen_weights_are_not_optimized() -> None:
     frozen = model().requires_grad_(False)
     with pytest.raises(SpecError, match="no trainable parameter"):
         decay_groups(frozen)

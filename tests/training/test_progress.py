@@ -10,7 +10,7 @@ from regard.training.progress import Bar, Lines, clock, watch
 from tests.training.tiny import trainer
 
 
-def shown(path: Path, terminal: bool) -> str:
+def printed(path: Path, terminal: bool) -> str:
     console = Console(file=io.StringIO(), force_terminal=terminal, width=120, color_system=None)
     trainer(path, listener=watch(console)).train()
     return console.file.getvalue()
@@ -21,14 +21,14 @@ def test_the_listener_depends_on_the_console() -> None:
     assert isinstance(watch(Console(file=io.StringIO())), Lines)
 
 
-def test_bar(tmp_path: Path) -> None:
-    text = shown(tmp_path, terminal=True)
+def test_a_terminal_shows_a_bar(tmp_path: Path) -> None:
+    text = printed(tmp_path, terminal=True)
     for part in ("training", "10/10", "loss ", "tokens/s", "step 5  held out: loss"):
         assert part in text
 
 
-def test_lines(tmp_path: Path) -> None:
-    lines = shown(tmp_path, terminal=False).splitlines()
+def test_other_outputs_get_lines(tmp_path: Path) -> None:
+    lines = printed(tmp_path, terminal=False).splitlines()
     assert lines[0].startswith("step 1/10  loss ") and lines[0].endswith(" left")
     assert lines[1].startswith("step 5  held out: loss ")
     assert lines[2].startswith("step 10/10  loss ") and "0:00 left" in lines[2]
@@ -44,5 +44,5 @@ def test_a_skipped_step_is_shown() -> None:
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(5, "0:05"), (65, "1:05"), (3665, "1:01:05"), (59.7, "1:00")])
-def test_clock(seconds: float, text: str) -> None:
+def test_seconds_are_formatted_as_clock_time(seconds: float, text: str) -> None:
     assert clock(seconds) == text

@@ -20,7 +20,7 @@ def test_settings_are_read_from_toml() -> None:
 
 
 @pytest.mark.parametrize(
-    ("data", "answer"),
+    ("data", "message"),
     [
         ({"stepz": 3}, "did you mean 'steps'"),
         ({"steps": 3, "optimizer": {"weight_deca": 0.1}}, "did you mean 'weight_decay'"),
@@ -32,7 +32,7 @@ def test_settings_are_read_from_toml() -> None:
         ({"lr": 1.0}, "needs steps"),
     ],
 )
-def test_wrong_settings_are_refused(data: dict, answer: str) -> None:
+def test_wrong_settings_are_refused(data: dict, message: str) -> None:
     with pytest.raises(SpecError) as error:
         Training.from_dict(data)
-    assert answer in str(error.value)
+    assert message in str(error.value)

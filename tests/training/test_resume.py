@@ -21,45 +21,45 @@ def undisturbed(tmp_path_factory) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def calls(tmp_path_factory) -> dict[str, int]:
-    """How many moments there are to die at in a whole run, for each way."""
+    """The number of moments at which each mode can kill an undisturbed run."""
     counted = {}
-    for way in ("anywhere", "inside save", "half a file"):
+    for mode in ("anywhere", "inside save", "half a file"):
         path = tmp_path_factory.mktemp("counted")
-        assert exit_code(path, way) == 0
-        counted[way] = int((path / "calls").read_text())
+        assert exit_code(path, mode) == 0
+        counted[mode] = int((path / "calls").read_text())
     return counted
 
 
-def newest(path: Path) -> int:
+def latest_step(path: Path) -> int:
     folder = Run(path).latest()
     return int(folder.name.removeprefix("step-")) if folder else 0
 
 
-def killed_until_done(path: Path, way: str, moments: list[int]) -> int:
-    """Kill the run at each of the moments, then let it finish; returns how often it was killed."""
+def kill_and_finish(path: Path, mode: str, moments: list[int]) -> int:
+    """Kill the run at each of the moments, then let it finish. Returns the number of kills."""
     kills, step = 0, 0
     for moment in moments:
-        code = exit_code(path, way, moment)
+        code = exit_code(path, mode, moment)
         assert code in (-signal.SIGKILL, 0)
         kills += code != 0
-        assert newest(path) >= step, "a committed checkpoint was lost"
-        step = newest(path)
+        assert latest_step(path) >= step, "a committed checkpoint was lost"
+        step = latest_step(path)
     assert exit_code(path) == 0
     return kills
 
 
-@pytest.mark.parametrize("way", ["anywhere", "inside save"])
+@pytest.mark.parametrize("mode", ["anywhere", "inside save"])
 @pytest.mark.parametrize("seed", [*range(4), *(pytest.param(s, marks=pytest.mark.slow) for s in range(4, 40))])
-def test_killed_at_random_calls(tmp_path: Path, undisturbed, calls, way: str, seed: int) -> None:
-    draw = random.Random(f"{way} {seed}")
-    moments = [draw.randint(1, calls[way]) for _ in range(2)]
-    assert killed_until_done(tmp_path, way, moments) > 0
+def test_a_run_killed_at_random_calls_resumes_exactly(tmp_path: Path, undisturbed, calls, mode: str, seed: int) -> None:
+    rng = random.Random(f"{mode} {seed}")
+    moments = [rng.randint(1, calls[mode]) for _ in range(2)]
+    assert kill_and_finish(tmp_path, mode, moments) > 0
     assert outcome(tmp_path) == undisturbed
 
 
-def test_killed_in_the_middle_of_a_file(tmp_path: Path, undisturbed, calls) -> None:
+def test_a_run_killed_while_writing_a_file_resumes_exactly(tmp_path: Path, undisturbed, calls) -> None:
     moments = list(range(1, calls["half a file"] + 1, 5))
-    assert killed_until_done(tmp_path, "half a file", moments) > 0
+    assert kill_and_finish(tmp_path, "half a file", moments) > 0
     assert outcome(tmp_path) == undisturbed
 
 
@@ -70,13 +70,13 @@ def steps_logged(path: Path) -> int:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(16))
-def test_killed_from_outside(tmp_path: Path, undisturbed, seed: int) -> None:
-    draw, kills = random.Random(seed), 0
-    for step in sorted(draw.sample(range(SETTINGS.steps - 1), 3)):
+def test_a_run_killed_by_another_process_resumes_exactly(tmp_path: Path, undisturbed, seed: int) -> None:
+    rng, kills = random.Random(seed), 0
+    for step in sorted(rng.sample(range(SETTINGS.steps - 1), 3)):
         process = start(tmp_path)
         while process.is_alive() and steps_logged(tmp_path) < step:
             process.join(timeout=0.001)
-        process.join(timeout=draw.uniform(0, 0.02))
+        process.join(timeout=rng.uniform(0, 0.02))
         process.kill()
         process.join()
         kills += process.exitcode != 0
@@ -86,9 +86,9 @@ def test_killed_from_outside(tmp_path: Path, undisturbed, seed: int) -> None:
 
 
 @pytest.mark.ledger("tr.warmup")
-def test_interrupted_again_and_again(tmp_path: Path, undisturbed) -> None:
+def test_a_run_interrupted_repeatedly_resumes_exactly(tmp_path: Path, undisturbed) -> None:
     for step in (1, 2, 6, 9):
         assert exit_code(tmp_path, "interrupted", step) == 130
-        assert newest(tmp_path) == step
+        assert latest_step(tmp_path) == step
     assert exit_code(tmp_path, "interrupted", SETTINGS.steps) == 0, "nothing is left to do after the last step"
     assert outcome(tmp_path) == undisturbed

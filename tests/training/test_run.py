@@ -39,24 +39,24 @@ def test_contents_of_a_run_directory(tmp_path: Path) -> None:
 
 
 def test_a_checksum_is_computed_once_per_save_and_once_per_load(tmp_path: Path, monkeypatch) -> None:
-    summed, digest = [], hashlib.file_digest
-    monkeypatch.setattr(hashlib, "file_digest", lambda file, kind: summed.append(file.name) or digest(file, kind))
+    checksummed, digest = [], hashlib.file_digest
+    monkeypatch.setattr(hashlib, "file_digest", lambda file, kind: checksummed.append(file.name) or digest(file, kind))
     trainer(tmp_path, replace(SETTINGS, steps=1), tokenizer=TOKENIZER).train()
     files = [file.name for file in Run.open(tmp_path).checkpoint(1).iterdir() if file.name != "manifest.json"]
-    assert sorted(Path(name).name for name in summed) == sorted(files)
-    summed.clear()
+    assert sorted(Path(name).name for name in checksummed) == sorted(files)
+    checksummed.clear()
     open_model(tmp_path, "cpu")
-    assert sorted(Path(name).name for name in summed) == sorted(files)
+    assert sorted(Path(name).name for name in checksummed) == sorted(files)
 
 
-def test_tensorboard_if_it_is_installed(tmp_path: Path) -> None:
+def test_tensorboard_events_are_written_if_it_is_installed(tmp_path: Path) -> None:
     pytest.importorskip("tensorboard")
     trainer(tmp_path).train()
     assert list((tmp_path / "tensorboard").glob("events.*"))
 
 
 @pytest.mark.parametrize("keep", [1, 3])
-def test_the_newest_are_kept(tmp_path: Path, keep: int) -> None:
+def test_the_newest_checkpoints_are_kept(tmp_path: Path, keep: int) -> None:
     trainer(tmp_path, replace(SETTINGS, keep=keep)).train()
     steps = [int(folder.name.removeprefix("step-")) for folder in Run.open(tmp_path).checkpoints]
     assert steps == [10, 9, 6][:keep]
@@ -73,20 +73,20 @@ def test_a_run_is_not_overwritten(tmp_path: Path) -> None:
 
 def test_a_damaged_checkpoint_is_skipped(tmp_path: Path) -> None:
     trainer(tmp_path / "undisturbed").train()
-    wanted = outcome(tmp_path / "undisturbed")
+    expected = outcome(tmp_path / "undisturbed")
     files = ["model.safetensors", "optimizer.safetensors", "rng.safetensors", "training.json", "manifest.json"]
     for trial, name in enumerate(files):
-        path, draw = tmp_path / name, random.Random(trial)
+        path, rng = tmp_path / name, random.Random(trial)
         trainer(path).train()
         file = path / "checkpoints" / "step-000010" / name
         data = bytearray(file.read_bytes())
-        data[draw.randrange(len(data))] ^= 1 << draw.randrange(8)
+        data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
         file.write_bytes(data)
         warnings = []
         assert Run.open(path).latest(warnings.append).name == "step-000009"
         assert len(warnings) == 1 and name in warnings[0]
         trainer(path).train()
-        assert outcome(path) == wanted
+        assert outcome(path) == expected
         assert (path / "checkpoints" / "step-000010.damaged" / name).exists()
 
 

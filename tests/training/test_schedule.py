@@ -8,7 +8,7 @@ from regard.spec import SpecError
 from regard.training.schedule import Constant, Cosine, Schedule, WarmupStableDecay
 
 
-def test_constant() -> None:
+def test_constant_after_a_linear_warmup() -> None:
     assert [Constant(warmup=4).factor(k, 8) for k in range(8)] == [0.25, 0.5, 0.75, 1, 1, 1, 1, 1]
     assert Constant().factor(0, 8) == 1
 
@@ -16,7 +16,7 @@ def test_constant() -> None:
 @pytest.mark.ledger("tr.warmup")
 @pytest.mark.parametrize("warmup", [0, 10])
 @pytest.mark.parametrize("floor", [0.0, 0.1])
-def test_cosine(warmup: int, floor: float) -> None:
+def test_cosine_equals_its_closed_form(warmup: int, floor: float) -> None:
     schedule, steps = Cosine(warmup=warmup, floor=floor), 110
     for k in range(warmup):
         assert schedule.factor(k, steps) == pytest.approx((k + 1) / 10, abs=1e-15)
@@ -28,7 +28,7 @@ def test_cosine(warmup: int, floor: float) -> None:
     assert schedule.factor(steps, steps) == pytest.approx(floor, abs=1e-15)
 
 
-def test_warmup_stable_decay() -> None:
+def test_warmup_stable_decay_equals_its_closed_form() -> None:
     schedule = WarmupStableDecay(warmup=10, decay=0.25, floor=0.0)
     values = [schedule.factor(k, 100) for k in range(100)]
     assert values[:10] == [(k + 1) / 10 for k in range(10)]

@@ -1,4 +1,4 @@
-"""A training step divides once, clips by the norm of all gradients, and changes nothing if a number is not finite."""
+"""A step divides once by the count, clips by the global gradient norm, and changes nothing if a value is not finite."""
 
 import copy
 import math
@@ -33,19 +33,20 @@ def sgd(model: torch.nn.Module) -> torch.optim.Optimizer:
 @pytest.mark.ledger("anc.rnn.clip", "ft.full")
 @pytest.mark.parametrize("clip", [0.0, 0.1, 1e6])
 @pytest.mark.parametrize("parts", [1, 2, 4])
-def test_a_step_equals_plain_autograd(parts: int, clip: float) -> None:
+def test_a_step_equals_autograd_with_clipped_gradients(parts: int, clip: float) -> None:
     batch, model = batch_and_model()
-    plain = copy.deepcopy(model)
-    loss, count, _ = next_token(plain, batch)
+    reference = copy.deepcopy(model)
+    loss, count, _ = next_token(reference, batch)
     (loss / count).backward()
-    wanted, norm = float(loss.detach() / count), torch.nn.utils.clip_grad_norm_(plain.parameters(), clip or math.inf)
+    expected_loss = float(loss.detach() / count)
+    norm = torch.nn.utils.clip_grad_norm_(reference.parameters(), clip or math.inf)
     before = [p.detach().clone() for p in model.parameters()]
     values = take_step(model, next_token, batch, sgd(model), clip, parts)
-    assert values["loss"] == pytest.approx(wanted, abs=1e-12)
+    assert values["loss"] == pytest.approx(expected_loss, abs=1e-12)
     assert values["grad_norm"] == pytest.approx(float(norm), abs=1e-12)
-    for p, old, reference in zip(model.parameters(), before, plain.parameters(), strict=True):
+    for p, old, expected in zip(model.parameters(), before, reference.parameters(), strict=True):
         # 1e-6: torch's own clipping adds that much to the norm
-        assert (p - (old - reference.grad)).abs().max() <= (1e-6 if clip == 0.1 else 1e-12)
+        assert (p - (old - expected.grad)).abs().max() <= (1e-6 if clip == 0.1 else 1e-12)
         assert p.grad is None
 
 
@@ -92,8 +93,8 @@ def test_a_step_that_is_not_finite_changes_nothing(fault: str, message: str) -> 
     with pytest.raises(NonFinite, match=message):
         take_step(model, faulty(fault), batch, optimizer, clip=1.0, parts=2)
     assert all(torch.equal(weights[name], tensor) for name, tensor in model.state_dict().items())
-    for index, quantities in optimizer.state_dict()["state"].items():
-        assert all(torch.equal(moments[index][name], tensor) for name, tensor in quantities.items())
+    for index, state in optimizer.state_dict()["state"].items():
+        assert all(torch.equal(moments[index][name], tensor) for name, tensor in state.items())
     assert all(p.grad is None for p in model.parameters())
 
 
@@ -122,10 +123,10 @@ def test_without_a_compiler_the_model_runs_eagerly_with_one_note(monkeypatch) ->
 def test_a_compiled_model_has_the_same_losses(tmp_path: Path) -> None:
     settings = replace(SETTINGS, steps=3)
     block = replace(SPEC.layers[0].blocks[0], dropout=0.0)
-    plain = replace(SPEC, layers=(Repeat((block,)),))
-    trainer(tmp_path / "eager", settings, model=plain.build(0), sample=None).train()
-    trainer(tmp_path / "compiled", replace(settings, compile=True), model=plain.build(0), sample=None).train()
-    eager, fast = (
+    spec = replace(SPEC, layers=(Repeat((block,)),))
+    trainer(tmp_path / "eager", settings, model=spec.build(0), sample=None).train()
+    trainer(tmp_path / "compiled", replace(settings, compile=True), model=spec.build(0), sample=None).train()
+    eager_losses, compiled_losses = (
         [line["loss"] for line in curve(tmp_path / name) if "loss" in line] for name in ("eager", "compiled")
     )
-    assert fast == pytest.approx(eager, rel=1e-4)
+    assert compiled_losses == pytest.approx(eager_losses, rel=1e-4)

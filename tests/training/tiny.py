@@ -39,17 +39,17 @@ def loader(split: str = "train") -> Loader:
     return Loader(sources.world(1, split, 0), TOKENIZER, rows=4, length=24)
 
 
-def trainer(path: Path, settings: Training = SETTINGS, **parts: Any) -> Trainer:
+def trainer(path: Path, settings: Training = SETTINGS, **overrides: Any) -> Trainer:
     """A trainer that starts or resumes a run at this path."""
     run = Run.open(path) if (path / "config.json").exists() else Run.create(path, {"train": settings.to_dict()})
-    usual = {
+    defaults = {
         "model": SPEC.build(settings.seed),
         "loader": loader(),
         "objective": next_token,
         "held_out": list(islice(loader("held-out"), 2)),
         "sample": lambda model: f"a text, and a number drawn on the way: {torch.rand(())}",
     }
-    return Trainer(settings=settings, run=run, **(usual | parts))
+    return Trainer(settings=settings, run=run, **(defaults | overrides))
 
 
 def curve(path: Path) -> list[dict[str, Any]]:
