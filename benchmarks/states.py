@@ -1,8 +1,8 @@
-"""Decoding steps of two mixers through two stores: `python -m benchmarks.states`.
+"""Speed and exactness of decoding with two mixers and two stores: `python -m benchmarks.states`.
 
 On a GPU the model has the shape of Llama 8B, in bf16. Each step runs eagerly, compiled without graph breaks and, on a
-GPU, as a captured CUDA graph. Cached logits are compared with those of the whole forward: in float64 on a CPU; in bf16,
-equal greedy tokens show little more than closeness.
+GPU, as a captured CUDA graph. Cached logits are compared with those of one forward over the whole sequence. This is a
+strict test only on a CPU, in float64: in bf16 rounding can change a greedy token.
 """
 
 import sys
@@ -64,7 +64,7 @@ def make_step(model: DecoderModule, store: Contiguous | Paged, mode: str) -> Ste
     return torch.compile(step, fullgraph=True, mode="max-autotune-no-cudagraphs" if GPU else None)
 
 
-def captured(step: Step, ids: Tensor, positions: Tensor) -> Step:
+def capture(step: Step, ids: Tensor, positions: Tensor) -> Step:
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         logits = step(ids, positions)
@@ -85,7 +85,7 @@ def measure(model: DecoderModule, kind: str, mode: str) -> str:
     for _ in range(3):  # compile and warm up; the prompt overwrites these entries of the store
         step(ids, positions)
     if mode == "graph":
-        step = captured(step, ids, positions)
+        step = capture(step, ids, positions)
     layout = TokenLayout(torch.arange(PROMPT, device=DEVICE).expand(1, PROMPT))
     first = model(prompt, layout, store.begin_forward(layout, check=False))[:, -1]
     ids.copy_(first.argmax(-1, keepdim=True))
@@ -103,8 +103,8 @@ def measure(model: DecoderModule, kind: str, mode: str) -> str:
     error = (whole - torch.stack(logits, 1)).abs().max().item()
     same = (whole.argmax(-1) == torch.cat(generated[1:], 1)).float().mean().item()
     rate = NEW / seconds
-    read = sum(p.numel() * p.element_size() for p in model.parameters()) * rate
-    return f"{rate:8.1f} tokens/s  {read / 1e12:6.3f} TB/s of weights  error {error:.1e}  same tokens {same:.3f}"
+    bandwidth = sum(p.numel() * p.element_size() for p in model.parameters()) * rate
+    return f"{rate:8.1f} tokens/s  {bandwidth / 1e12:6.3f} TB/s of weights  error {error:.1e}  same tokens {same:.3f}"
 
 
 def synchronize() -> None:

@@ -1,7 +1,7 @@
 """The matrix of features: every mixer and mask with every position scheme, in every store.
 
 `python -m tests.matrix` prints it. The parts are those of the models in tests/laws.py. A cell is `pass`, or the type of
-the error that refuses the combination or the operation.
+the error that rejects the combination or the operation.
 """
 
 import sys

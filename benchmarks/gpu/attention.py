@@ -196,7 +196,7 @@ def single_precision() -> None:
     for options in (ScoreOptions(case.mask, DIM**-0.5), ScoreOptions(Causal(), DIM**-0.5, softcap=CAP)):
         times = {}
         for name, module in BACKENDS.items():
-            if module.refuses(describe(*tensors, layout, options)) is None:
+            if module.unsupported_reason(describe(*tensors, layout, options)) is None:
                 work = partial(module.attend, layout=layout, options=options)
                 times[name] = [round(milliseconds(run(work, tensors)), 2) for run in (forward, forward_backward)]
         print(f"float32 {type(options.mask).__name__}: {times}", flush=True)

@@ -1,4 +1,4 @@
-"""The Triton attention on a GPU against the reference in float64: all features, random shapes, with gradients."""
+"""Compare the Triton attention on a GPU with the reference in float64: all features, random shapes, gradients."""
 
 import multiprocessing
 import os
@@ -32,7 +32,7 @@ def make_layout(kind: str, batch: int, length: int) -> TokenLayout:
             return TokenLayout.whole(batch, length, "cuda")
         case "packed":
             return TokenLayout(slots - starts, documents, valid=documents < 4, consecutive=True)
-        case "left":
+        case "left-padded":
             pad = torch.randint(1, length // 2, (batch, 1), device="cuda")
             return TokenLayout((slots - pad).clamp_min(0), valid=slots >= pad, consecutive=True)
         case _:
@@ -42,7 +42,7 @@ def make_layout(kind: str, batch: int, length: int) -> TokenLayout:
 def bias_of(kind: str, heads: int) -> Bias | None:
     if kind == "slopes":
         return Slopes(2.0 ** -torch.arange(1.0, heads + 1, device="cuda"))
-    if kind == "line":
+    if kind == "buckets":
         return Buckets(torch.randn(16, heads, device="cuda", requires_grad=True), 50, True)
     return None
 
@@ -60,15 +60,15 @@ def eager(q: Tensor, k: Tensor, v: Tensor, layout: TokenLayout, options: ScoreOp
     return weights.to(q.dtype) @ reference.per_head(v, q)
 
 
-def check(number: int) -> tuple[float, str]:
+def check(seed: int) -> tuple[float, str]:
     """(error, name) of a random case. The error is relative to the tolerance: twice plain PyTorch's plus one ulp."""
-    draw = random.Random(number)
-    torch.manual_seed(number)
-    mask, kind = draw.choice(MASKS), draw.choice(["ordered", "packed", "left", "decode"])
+    draw = random.Random(seed)
+    torch.manual_seed(seed)
+    mask, kind = draw.choice(MASKS), draw.choice(["ordered", "packed", "left-padded", "decode"])
     dtype = draw.choice([torch.bfloat16, torch.float16])
     heads, kv_heads, dim, value_dim = draw.choice(SHAPES)
     batch, length = 2, draw.choice([64, 128, 333, 512])
-    bias, cap, sinks = draw.choice(["", "slopes", "line"]), draw.choice([None, 2.0]), draw.choice([False, True])
+    bias, cap, sinks = draw.choice(["", "slopes", "buckets"]), draw.choice([None, 2.0]), draw.choice([False, True])
     layout = make_layout(kind, batch, length)
     q, k, v = (
         torch.randn(batch, h, n, d, device="cuda", dtype=dtype, requires_grad=True)
@@ -85,7 +85,7 @@ def check(number: int) -> tuple[float, str]:
     valid = valid.unsqueeze(1)  # (B, 1, L): outputs of padding are undefined
     weights = weights * valid.unsqueeze(-1)
     name = " ".join(map(str, (mask, kind, heads, kv_heads, dim, value_dim, length, dtype, bias, cap, sinks)))
-    reason = triton.refuses(describe(q, k, v, layout, options))
+    reason = triton.unsupported_reason(describe(q, k, v, layout, options))
     assert reason is None, reason
     found = outputs(triton.attend, [q, k, v], layout, options, weights)
     plain = outputs(eager, [q, k, v], replace(layout), options, weights)
@@ -97,11 +97,10 @@ def check(number: int) -> tuple[float, str]:
         assert f.isfinite().all(), name
         if f is found[0]:
             f, p, e = (x * valid.unsqueeze(-1) for x in (f, p, e))
-        rows = (
-            1 if f.dim() == 4 else batch * q.shape[2]
-        )  # gradients of shared parameters sum the rounding errors of all rows
-        step = rows**0.5 * torch.finfo(dtype).eps * e.abs().max().item()
-        worst = max(worst, (f - e).abs().max().item() / (2 * (p - e).abs().max().item() + step + 1e-30))
+        # Gradients of shared parameters sum the rounding errors of all queries.
+        summed = 1 if f.dim() == 4 else batch * q.shape[2]
+        ulp = summed**0.5 * torch.finfo(dtype).eps * e.abs().max().item()
+        worst = max(worst, (f - e).abs().max().item() / (2 * (p - e).abs().max().item() + ulp + 1e-30))
     _, a = triton.attend_with_statistics(q, k, v, layout, options, first=2)
     _, b = attend_with_statistics(q.double(), k.double(), v.double(), layout, options, first=2)
     for field in ("entropy", "first", "top_weight", "log_sum"):
@@ -112,16 +111,16 @@ def check(number: int) -> tuple[float, str]:
     return worst, name
 
 
-def report(number: int) -> str:
+def report(seed: int) -> str:
     try:
-        worst, name = check(number)
+        worst, name = check(seed)
     except (AssertionError, OutOfResources) as error:
-        return f"FAILED {number}: {error}"
+        return f"FAILED {seed}: {error}"
     return f"{worst:.2f}  {name}"
 
 
 def check_all(count: int) -> None:
-    """Print the error of each case relative to its tolerance. Processes run in parallel, as compiling dominates."""
+    """Print each error relative to its tolerance. Most of the time is compilation, so cases run in parallel."""
     with multiprocessing.get_context("spawn").Pool(min(14, os.cpu_count() or 1)) as pool:
         for line in pool.imap_unordered(report, range(count)):
             print(line, flush=True)

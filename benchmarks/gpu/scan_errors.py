@@ -109,9 +109,9 @@ def results(scan: Callable, inputs: NamedTuple) -> list[Tensor]:
     """Outputs, and the gradients of all inputs for random gradients of the outputs."""
     inputs = tree_map(learned, inputs)
     outs = scan(inputs)
-    draws = torch.Generator(DEVICE).manual_seed(0)
+    rng = torch.Generator(DEVICE).manual_seed(0)
     # Rounded to bfloat16, so that they are equal in all dtypes.
-    grads = [torch.randn(x.shape, generator=draws, device=DEVICE).bfloat16().to(x.dtype) for x in outs]
+    grads = [torch.randn(x.shape, generator=rng, device=DEVICE).bfloat16().to(x.dtype) for x in outs]
     leaves = [x for x in tree_leaves(inputs) if x is not None and x.requires_grad]
     return [*outs, *torch.autograd.grad(outs, leaves, grads)]
 

@@ -1,9 +1,9 @@
 """Find a model by its name: a path, or a pretrained model that an installed Python package contains as data.
 
-The code of these packages is not imported. Their dependencies are not needed either (one is compiled for minutes), so
-they are best installed without them. For an unknown name the error suggests the nearest known one: a packaged model, or
-a run, a model folder or a GGUF file below ./runs and ./models. This module does not import torch, so a command refuses
-a mistyped name at once.
+The code of these packages is not imported, and their dependencies are not needed (one takes minutes to compile), so
+install the packages with --no-deps. For an unknown name the error suggests the nearest known one: a packaged model, or
+a run, a model folder or a GGUF file below ./runs and ./models. This module does not import torch, so a command
+rejects a mistyped name at once.
 """
 
 import difflib
@@ -51,7 +51,7 @@ PACKAGED = {
 
 
 def locate(name: str | Path) -> Path:
-    """The path itself if it exists or is no packaged model's name, else the path of that installed model."""
+    """The path of the packaged model of this name. A path that exists and any other name are returned unchanged."""
     path = Path(name)
     model = PACKAGED.get(str(name))
     if model is None or path.exists():

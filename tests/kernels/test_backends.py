@@ -5,7 +5,7 @@ from itertools import product
 import pytest
 import torch
 
-from regard.kernels.attention import BACKENDS, backend, choose_once, reference, sdpa, why
+from regard.kernels.attention import BACKENDS, backend, choose_once, reference, sdpa, select_backend
 from regard.kernels.attention.arguments import ScoreOptions, describe
 from regard.layout import TokenLayout
 from tests.kernels.cases import (
@@ -95,7 +95,7 @@ def test_query_without_keys_is_zero_with_finite_gradients(name: str, extra: str,
     layout = TokenLayout(slots, valid=valid, consecutive=True)
     tensors = inputs("grouped-query", layout, torch.float32)
     options = options_of(MASKS["window"], BIASES[bias], extra, torch.float32)
-    if BACKENDS[name].refuses(describe(*tensors, layout, options)) is not None:
+    if BACKENDS[name].unsupported_reason(describe(*tensors, layout, options)) is not None:
         return
     out = backend(name)(*tensors, layout, options)
     assert not out[0].any()
@@ -108,19 +108,24 @@ def test_query_without_keys_is_zero_with_finite_gradients(name: str, extra: str,
 
 def test_auto_chooses_the_first_suitable_backend_with_reasons() -> None:
     tensors, layout = inputs("grouped-query", LAYOUTS["ordered"], torch.float32), LAYOUTS["ordered"]
-    name, reason = why(*tensors, layout, ScoreOptions(MASKS["causal"]))
+    name, reason = select_backend(*tensors, layout, ScoreOptions(MASKS["causal"]))
     assert name == "sdpa"
     assert reason.startswith("decode needs a CUDA GPU, not cpu; ")
     assert reason.endswith("; block_sparse needs a sparse mask; Causal has no block layout")
-    assert why(*tensors, layout, ScoreOptions(MASKS["dilated, no end"]))[0] == "block_sparse"
-    name, reason = why(*tensors, layout, ScoreOptions(MASKS["window of more"]))
+    assert select_backend(*tensors, layout, ScoreOptions(MASKS["dilated, no end"]))[0] == "block_sparse"
+    name, reason = select_backend(*tensors, layout, ScoreOptions(MASKS["window of more"]))
     assert (name, "block_sparse would save little" in reason) == ("sdpa", True)
-    name, reason = why(*tensors, layout, ScoreOptions(MASKS["causal"], softcap=2.0))
+    name, reason = select_backend(*tensors, layout, ScoreOptions(MASKS["causal"], softcap=2.0))
     assert name == "reference"
     assert "sdpa has no softcap; tiled would save little: only 37 × 37 scores per head" in reason
     long_sequence = [torch.zeros(1, 1, 4096, 1, device="meta")] * 3
-    assert why(*long_sequence, TokenLayout.whole(1, 4096), ScoreOptions(MASKS["causal"], softcap=2.0))[0] == "tiled"
-    assert why(*long_sequence, TokenLayout.whole(1, 4096), ScoreOptions(MASKS["window"]))[0] == "block_sparse"
+    assert (
+        select_backend(*long_sequence, TokenLayout.whole(1, 4096), ScoreOptions(MASKS["causal"], softcap=2.0))[0]
+        == "tiled"
+    )
+    assert (
+        select_backend(*long_sequence, TokenLayout.whole(1, 4096), ScoreOptions(MASKS["window"]))[0] == "block_sparse"
+    )
 
 
 @pytest.mark.parametrize("mask", MASKS)

@@ -120,7 +120,7 @@ def test_cpu_path_equals_the_reference(name: str, heads: str, used_cpu_path: lis
         layout = replace(layout)
         tensors = inputs(heads, layout, torch.float64, value_dim=DIM)
         options = options_of(MASKS[name], None, "", torch.float64)
-        if block_sparse.refuses(describe(*tensors, layout, options)) is None:
+        if block_sparse.unsupported_reason(describe(*tensors, layout, options)) is None:
             found, expected = (
                 with_gradients(f, tensors, layout, options) for f in (block_sparse.attend, reference.attend)
             )

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from regard.engine.stores.contiguous import Contiguous
 from regard.engine.stores.paged import Paged
-from regard.kernels.attention import backend, choose_once, decode, reference, why
+from regard.kernels.attention import backend, choose_once, decode, reference, select_backend
 from regard.kernels.attention.arguments import Pages, ScoreOptions, describe, gather_pages
 from regard.kernels.attention.mask import Causal, Full, Mask
 from regard.kernels.attention.patterns.longformer import Longformer
@@ -167,9 +167,9 @@ def test_unsupported_arguments_are_refused(monkeypatch: pytest.MonkeyPatch) -> N
         "has no gradients": (q.requires_grad_(), k, v, options_of(Causal())),
     }
     for reason, (q, k, v, options) in refusals.items():
-        assert reason in decode.refuses(describe(q, k, v, layout, options))
+        assert reason in decode.unsupported_reason(describe(q, k, v, layout, options))
     with torch.no_grad():
-        assert decode.refuses(describe(q, k, v, layout, options_of(Causal()))) is None
+        assert decode.unsupported_reason(describe(q, k, v, layout, options_of(Causal()))) is None
     uncached = describe(q, k, v, TokenLayout.whole(2, 1), options_of(Causal()))
     assert decode.slower(uncached) == "decode is for cached keys"
 
@@ -231,6 +231,6 @@ def test_error_is_at_most_twice_that_of_pytorch(mask: str, dtype: torch.dtype) -
 def test_auto_chooses_decode_and_compiles_in_one_graph() -> None:
     q, k, v, layout = inputs("grouped-query", 1, torch.bfloat16)
     options = options_of(Causal())
-    assert why(q, k, v, layout, options) == ("decode", "decode is the fastest and supports these arguments")
+    assert select_backend(q, k, v, layout, options) == ("decode", "decode is the fastest and supports these arguments")
     step = torch.compile(lambda q: backend("auto")(q * 1.0, k, v, layout, options), fullgraph=True)
     assert torch.equal(step(q), backend("decode")(q, k, v, layout, options))

@@ -29,7 +29,7 @@ def test_causal_queries_attend_to_themselves_and_earlier_keys(name: str) -> None
         expected = scores.softmax(-1) @ v
         for layout in (TokenLayout.whole(1, n), TokenLayout(torch.arange(n).unsqueeze(0))):
             options = ScoreOptions(Causal(), 0.5)
-            if BACKENDS[name].refuses(describe(q, k, v, layout, options)) is None:
+            if BACKENDS[name].unsupported_reason(describe(q, k, v, layout, options)) is None:
                 assert (backend(name)(q, k, v, layout, options) - expected).abs().max() < 1e-12
 
 
@@ -67,7 +67,7 @@ def test_masking_equals_softmax_over_the_allowed_keys() -> None:
     )
     for name in BACKENDS:
         tensors = [random(1, 1, n, 4, seed=seed).requires_grad_() for seed in range(3)]
-        if BACKENDS[name].refuses(describe(*tensors, padded, ScoreOptions(Causal()))) is None:
+        if BACKENDS[name].unsupported_reason(describe(*tensors, padded, ScoreOptions(Causal()))) is None:
             out = backend(name)(*tensors, padded, ScoreOptions(Causal()))
             assert not out[:, :, :2].any()
             assert all(g.isfinite().all() for g in torch.autograd.grad(out.sum(), tensors))

@@ -8,7 +8,16 @@ from torch import Tensor
 from torch.autograd import gradcheck
 from torch.utils.flop_counter import FlopCounterMode
 
-from regard.kernels.recurrent.linear_scan import BACKENDS, ScanInputs, backend, chunked, flops, scan, sequential, why
+from regard.kernels.recurrent.linear_scan import (
+    BACKENDS,
+    ScanInputs,
+    backend,
+    chunked,
+    flops,
+    scan,
+    select_backend,
+    sequential,
+)
 from tests.kernels.scans import KINDS, cases, cast, draw, loop, select_tokens
 
 
@@ -137,10 +146,10 @@ def test_tensors_saved_for_backward_are_linear_in_the_length(kind: str) -> None:
 
 def test_why_names_the_backend_and_the_reason() -> None:
     inputs = draw("none", length=5)
-    name, reason = why(inputs)
+    name, reason = select_backend(inputs)
     assert name in BACKENDS and name != "sequential"
     assert reason
-    assert why(draw("none", length=1)) == ("sequential", "one token is one step")
+    assert select_backend(draw("none", length=1)) == ("sequential", "one token is one step")
 
 
 def test_unknown_backends_are_refused() -> None:

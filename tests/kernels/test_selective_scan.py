@@ -14,9 +14,9 @@ from regard.kernels.recurrent.selective_scan import (
     associative,
     backend,
     chunked,
+    select_backend,
     selective_scan,
     sequential,
-    why,
 )
 
 ROWS, F, N = 2, 3, 2
@@ -182,8 +182,8 @@ def test_autocast_does_not_change_the_result() -> None:
 
 def test_backends_are_chosen_by_rule_or_by_name() -> None:
     one, two, four = (SelectiveScanInputs(*draw(length)) for length in (1, 2, 4))
-    assert why(one) == ("sequential", "one token is one step")
-    assert why(two)[0] == "chunked"
+    assert select_backend(one) == ("sequential", "one token is one step")
+    assert select_backend(two)[0] == "chunked"
     assert torch.equal(backend("sequential")(four)[0], sequential.selective_scan(four)[0])
     with pytest.raises(ValueError, match="did you mean 'chunked'"):
         backend("chunk")

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from regard.kernels.attention import triton, why
+from regard.kernels.attention import select_backend, triton
 from regard.kernels.attention.arguments import ScoreOptions, describe
 from regard.kernels.attention.mask import Causal, Full
 from regard.kernels.attention.patterns.window import Window
@@ -41,7 +41,7 @@ def test_random_cases_are_as_accurate_as_pytorch(number: int) -> None:
 def test_float32_is_refused_with_the_reason() -> None:
     tensors = [x.float() for x in inputs(64)]
     assert "less exact than PyTorch in float32" in (
-        triton.refuses(describe(*tensors, TokenLayout.whole(1, 64, "cuda"), ScoreOptions(Causal()))) or ""
+        triton.unsupported_reason(describe(*tensors, TokenLayout.whole(1, 64, "cuda"), ScoreOptions(Causal()))) or ""
     )
 
 
@@ -49,8 +49,8 @@ def test_auto_chooses_triton_where_pytorch_has_no_kernel() -> None:
     tensors, layout = inputs(256), TokenLayout.whole(1, 256, "cuda")
     sinks = torch.zeros(8, device="cuda")
     for options in (ScoreOptions(Window(64)), ScoreOptions(Causal(), softcap=30.0), ScoreOptions(Full(), sinks=sinks)):
-        assert why(*tensors, layout, options)[0] == "triton"
-    name, reason = why(*tensors, layout, ScoreOptions(Causal()))
+        assert select_backend(*tensors, layout, options)[0] == "triton"
+    name, reason = select_backend(*tensors, layout, ScoreOptions(Causal()))
     assert (name, "PyTorch's kernels are faster" in reason) == ("sdpa", True)
 
 

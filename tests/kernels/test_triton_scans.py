@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.checkpoint import checkpoint
 
-from regard.kernels.recurrent.linear_scan import ScanInputs, backend, sequential, why
+from regard.kernels.recurrent.linear_scan import ScanInputs, backend, select_backend, sequential
 from regard.kernels.recurrent.linear_scan import triton as scan_triton
 from regard.kernels.recurrent.linear_scan.triton import autograd as triton_scan
 from regard.kernels.recurrent.selective_scan import SelectiveScanInputs
@@ -164,10 +164,10 @@ def test_carry_equals_the_loop(reverse: bool) -> None:
 
 def test_unsupported_devices_are_refused_with_the_reason() -> None:
     inputs = draw("token", key_dim=16, value_dim=16)
-    assert scan_triton.refuses(inputs) == "triton needs a CUDA GPU, not cpu"
+    assert scan_triton.unsupported_reason(inputs) == "triton needs a CUDA GPU, not cpu"
     with pytest.raises(ValueError, match="scan backend 'triton': triton needs a CUDA GPU, not cpu; choose another"):
         backend("triton")(inputs)
-    name, reason = why(inputs)
+    name, reason = select_backend(inputs)
     assert name == "chunked" and "triton needs a CUDA GPU" in reason
 
 
@@ -184,9 +184,9 @@ def test_unsupported_devices_are_refused_with_the_reason() -> None:
 def test_unsupported_inputs_are_refused_on_a_gpu(kind: str, key_dim: int, value_dim: int, expected: str | None) -> None:
     inputs = cast(draw(kind, key_dim=key_dim, value_dim=value_dim), torch.float32)
     inputs = ScanInputs(*(x if x is None else x.cuda() for x in inputs))
-    reason = scan_triton.refuses(inputs)
+    reason = scan_triton.unsupported_reason(inputs)
     assert reason is None if expected is None else expected in str(reason)
-    assert "float32" in str(scan_triton.refuses(inputs._replace(state=inputs.state.double())))
+    assert "float32" in str(scan_triton.unsupported_reason(inputs._replace(state=inputs.state.double())))
 
 
 @pytest.mark.gpu

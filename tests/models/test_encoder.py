@@ -180,7 +180,7 @@ def plain_pooling(x: Tensor, positions: Tensor, valid: Tensor, pool: str) -> Ten
 def test_pooling_counts_valid_tokens_only(pool: str, left: bool) -> None:
     model = build(encoder(Full(), head=Pooled(pool, normalize=False)))
     tokens, layout = random_ids(4, LENGTH), layout_with_padding([1, 5, 11, LENGTH], LENGTH, left)
-    hidden, found = model.read(tokens, layout)[0].x, model(tokens, layout)
+    hidden, found = model.encode(tokens, layout)[0].x, model(tokens, layout)
     for row in range(4):
         expected = plain_pooling(hidden[row], layout.positions[row], layout.valid[row], pool)
         assert error(found[row], expected) <= 1e-12
@@ -288,7 +288,7 @@ def test_embeddings_narrower_than_the_stack_are_projected() -> None:
     logits = model(tokens)
     hook.remove()
     assert error(stack_inputs[0], widened) <= 1e-12
-    hidden = model.head.dense(model.read(tokens)[0].x)  # (B, L, 7)
+    hidden = model.head.dense(model.encode(tokens)[0].x)  # (B, L, 7)
     assert hidden.shape == (2, 5, 7)
     assert error(logits, hidden @ model.input.table.weight.T + model.head.vocab.bias) <= 1e-12
 
@@ -300,7 +300,7 @@ def test_two_heads_on_one_stack_equal_each_alone() -> None:
         random_ids(3, LENGTH),
         layout_with_padding([4, 9, LENGTH], LENGTH),
     )
-    found, x = model(tokens, layout), model.read(tokens, layout)[0].x
+    found, x = model(tokens, layout), model.encode(tokens, layout)[0].x
     assert (found[0].shape, found[1].shape) == ((3, LENGTH, VOCAB), (3, 2))
     assert torch.equal(found[0], model.head.words(x, layout)) and torch.equal(found[1], model.head.pair(x, layout))
     assert model.head.words.vocab.weight is model.input.table.weight

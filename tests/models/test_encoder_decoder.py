@@ -318,7 +318,7 @@ def test_queries_of_one_sequence_attend_to_another() -> None:
     """Against a loop, with tokens and with patches of an image as source; and gradcheck."""
     module = CrossAttention(4, 2, bias=True, source_width=12).build(WIDTH).double()
     image = Encoder(Patches((2, 2), (4, 6)), 12, (Repeat((Block((Sublayer(SwiGLU(8)),)),)),)).build(0).double()
-    patches, _ = image.read(torch.randn(1, 3, 4, 6, dtype=torch.float64))
+    patches, _ = image.encode(torch.randn(1, 3, 4, 6, dtype=torch.float64))
     assert patches.x.shape == (1, 7, 12)
     hidden = torch.randn(1, 5, 12, dtype=torch.float64)
     x = torch.randn(1, 3, WIDTH, dtype=torch.float64, requires_grad=True)

@@ -174,7 +174,7 @@ def test_patches_replace_the_embeddings_of_markers(name: str) -> None:
     """Against the decoder applied to embeddings that are replaced in a loop."""
     model, images = build(SPECS[name]), random_images(2)
     decoder, tokens = model.decoder, prompt(SPECS[name], 1, 5, 2, 3, 5, 7)
-    patches = model.projector(model.vision.read(images)[0].x[:, 2:]).flatten(0, 1)
+    patches = model.projector(model.vision.encode(images)[0].x[:, 2:]).flatten(0, 1)
     rows, used = [], 0
     for token in tokens[0]:
         if token == 5:
@@ -242,7 +242,7 @@ def test_features_are_taken_from_intermediate_blocks() -> None:
     vision = model.vision
     hooks = [vision.stack.input.register_forward_hook(lambda _, __, out: hidden.append(out))]
     hooks += [block.register_forward_hook(lambda _, __, out: hidden.append(out[0])) for block in vision.stack.blocks]
-    vision.read(images)
+    vision.encode(images)
     for hook in hooks:
         hook.remove()
     assert (spec.depths, spec.patches) == ((1, 2, 0), 6)

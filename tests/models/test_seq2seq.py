@@ -41,7 +41,7 @@ def recurrent_cells(half: nn.Module) -> list[RecurrentCell]:
 
 def encoded(model: Seq2SeqModule, source: Tensor) -> Tensor:
     """The outputs of the source's last layer (B, S, D)."""
-    return model.source.read(source)[0].x
+    return model.source.encode(source)[0].x
 
 
 @pytest.mark.ledger("anc.seq2seq")

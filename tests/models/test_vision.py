@@ -147,7 +147,7 @@ def test_a_distilled_head_is_the_mean_of_two_heads() -> None:
     spec = replace(vit(**SMALL), input=Patches((4, 4), (8, 8), registers=1), position=Learned(6), head=Distilled(3))
     model = randomized(spec.build(0))
     data = images(spec.input)
-    x = model.read(data)[0].x
+    x = model.encode(data)[0].x
     expected = (model.head.labels(x[:, 0]) + model.head.teacher(x[:, 1])) / 2
     assert error(model(data), expected) <= 1e-12
     with pytest.raises(SpecError, match="use Patches with cls=True and registers=1"):

@@ -85,7 +85,7 @@ def test_invalid_specs_are_refused() -> None:
         module(x, TokenLayout.whole(1, LENGTH))
     with pytest.raises(SpecError, match="because the blocks define the mask"):
         BigBirdAttention(3, mask=Causal())
-    with pytest.raises(SpecError, match="give a position to the stack"):
+    with pytest.raises(SpecError, match="set the position of the stack instead"):
         BigBirdAttention(3, position=Rope())
     with pytest.raises(SpecError, match="block=0 must be positive"):
         BigBirdAttention(3, block=0)

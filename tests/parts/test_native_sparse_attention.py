@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from regard.kernels.attention import reference
 from regard.kernels.attention.arguments import ScoreOptions
 from regard.kernels.attention.mask import Causal
-from regard.kernels.native_sparse import CHUNK, attend_chosen, choose, importance, sort_keys
+from regard.kernels.native_sparse import CHUNK, attend_to_blocks, choose_blocks, importance, sort_keys
 from regard.layout import TokenLayout
 from regard.parts.attention import Attention, use_backend
 from regard.parts.native_sparse_attention import NativeSparse, NativeSparseModule
@@ -185,11 +185,11 @@ def test_the_choice_is_causal_and_prefers_the_earlier_of_equal_blocks() -> None:
     """The first block, the query's own and the previous one are always chosen, then the best; later blocks never."""
     scores = torch.tensor([0.0, 0.5, 0.2, 0.5, 0.2, 0.1, 9.0, 9.0]).expand(1, 1, 5, 8)
     query_positions = torch.tensor([[0, 4, 11, 20, 23]])  # in blocks of 4: 0, 1, 2, 5, 5
-    chosen = choose(scores, query_positions, 4, 5)[0, 0]
+    chosen = choose_blocks(scores, query_positions, 4, 5)[0, 0]
     assert [set(row.tolist()) & set(range(query_positions[0, i] // 4 + 1)) for i, row in enumerate(chosen)] == [
         {0}, {0, 1}, {0, 1, 2}, {0, 4, 5, 1, 3}, {0, 4, 5, 1, 3},
     ]  # fmt: skip
-    assert choose(scores, query_positions, 4, 4)[0, 0, 4].tolist() == [0, 4, 5, 1]  # 1 and 3 tie
+    assert choose_blocks(scores, query_positions, 4, 4)[0, 0, 4].tolist() == [0, 4, 5, 1]  # 1 and 3 tie
 
 
 @pytest.mark.parametrize("length", [CHUNK - 1, CHUNK, 2 * CHUNK + 5])
@@ -199,7 +199,7 @@ def test_with_all_blocks_chosen_equals_full_attention(length: int) -> None:
     q, k, v = random(2, 4, length, 6), random(2, 2, length, 6, seed=1), random(2, 2, length, 5, seed=2)
     tensors = [x.requires_grad_() for x in (q, k, v)]
     chosen = torch.arange(count).expand(2, 2, length, count)
-    found = attend_chosen(q, k, v, layout, sort_keys(layout), chosen, block, 0.4, None)
+    found = attend_to_blocks(q, k, v, layout, sort_keys(layout), chosen, block, 0.4, None)
     expected = reference.attend(q, k, v, layout, ScoreOptions(Causal(), 0.4))
     assert (found - expected).abs().max() < 1e-12
     for f, e in zip(*(torch.autograd.grad(y.sin().sum(), tensors) for y in (found, expected)), strict=True):
@@ -213,7 +213,7 @@ def test_keys_of_chosen_blocks_are_gathered_in_chunks() -> None:
         layout, chosen = TokenLayout.whole(1, length), torch.arange(3).expand(1, 1, length, 3)
         q, k, v = (random(1, heads, length, 4).requires_grad_() for heads in (2, 1, 1))
         with LargestTensor() as largest:
-            attend_chosen(q, k, v, layout, sort_keys(layout), chosen, 8, 0.5, None).sum().backward()
+            attend_to_blocks(q, k, v, layout, sort_keys(layout), chosen, 8, 0.5, None).sum().backward()
         sizes.append(largest.numel)
     assert sizes[1] <= 2 * sizes[0]
     assert sizes[1] < 1024 * 1024 / 16
@@ -247,8 +247,8 @@ def test_a_decoding_step_at_64k_tokens_needs_less_than_an_eighth_of_the_flops() 
     [
         ({"kv_heads": 3}, "choose one of 1, 2, 4"),
         ({"stride": 0}, "stride=0 must be positive"),
-        ({"length": 24}, "length=24 must be a multiple of stride=16"),
-        ({"block": 40}, "block=40 must be a multiple of stride=16"),
+        ({"length": 24}, "length=24 must be a positive multiple of stride=16"),
+        ({"block": 40}, "block=40 must be a positive multiple of stride=16"),
         ({"select": 2}, "select=2 must be at least 3"),
         ({"window": 0}, "window=0 must be positive"),
     ],

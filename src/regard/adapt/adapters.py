@@ -20,10 +20,10 @@ PARAMETRIZATIONS = ".parametrizations."
 
 def add_lora(model: nn.Module, lora: LoRA, seed: int | None = None, name: str = DEFAULT) -> list[str]:
     """Add an adapter, make it active, and freeze all other parameters; returns the names of the adapted layers."""
-    return add_to(model, targeted(model, lora.targets), lora, seed, name)
+    return add_lora_to(model, targeted(model, lora.targets), lora, seed, name)
 
 
-def add_to(
+def add_lora_to(
     model: nn.Module, weights: dict[str, AdaptableWeight], lora: LoRA, seed: int | None = None, name: str = DEFAULT
 ) -> list[str]:
     """`add_lora` for weights that are already selected."""
@@ -81,7 +81,7 @@ def adapters(model: nn.Module) -> dict[str, LoRALayer]:
 
 
 def adapter_paths(model: nn.Module) -> dict[LoRALayer, list[str]]:
-    """The adapted layers with all their names; that of a stacked parameter is the parameter's."""
+    """The adapted layers with all their names; for a stacked parameter, the names of the parameter."""
     found: dict[LoRALayer, list[str]] = {}
     for path, module in model.named_modules(remove_duplicate=False):
         if isinstance(module, LoRALayer):
@@ -113,17 +113,17 @@ def check_adapter(model: nn.Module, name: str) -> None:
         raise AdapterError(f"this model has no adapter named {name!r}; it has {', '.join(names) or 'none'}")
 
 
-def resolve_adapter(model: nn.Module, name: str | None, verb: str) -> str:
+def resolve_adapter(model: nn.Module, name: str | None, action: str) -> str:
     """The adapter of this name, else the active one, else the only one."""
     names = adapter_names(model)
     if not names:
-        raise AdapterError(f"this model has no LoRA adapters to {verb}; add or load some first")
+        raise AdapterError(f"this model has no LoRA adapters to {action}; add or load some first")
     if name is not None:
         check_adapter(model, name)
         return name
     active = [layer.active for layer in adapters(model).values() if layer.active is not None]
     if not active and len(names) > 1:
-        raise AdapterError(f"no adapter is active; name the one to {verb}: {', '.join(names)}")
+        raise AdapterError(f"no adapter is active; name the one to {action}: {', '.join(names)}")
     return active[0] if active else names[0]
 
 

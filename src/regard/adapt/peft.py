@@ -20,7 +20,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import nn
 
-from regard.adapt.adapters import DEFAULT, adapters, add_to, check_new_adapter, resolve_adapter
+from regard.adapt.adapters import DEFAULT, adapters, add_lora_to, check_new_adapter, resolve_adapter
 from regard.adapt.lora import LoRA, Targets
 from regard.adapt.targets import AdaptableWeight, AdapterError, adaptable_weights, ends_in, targeted
 from regard.spec import SpecError
@@ -79,7 +79,7 @@ def load_adapter(
     weights = targeted(model, lora.targets)
     check_new_adapter(model, weights, lora, name)
     tensors = read_tensors(folder / TENSORS, stored_shapes(weights, lora.rank, names))
-    added = add_to(model, weights, lora, name=name)
+    added = add_lora_to(model, weights, lora, name=name)
     copy_tensors(model, name, tensors, names)
     return added
 

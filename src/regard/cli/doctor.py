@@ -75,7 +75,7 @@ def attention_backends(device: str) -> dict[str, str]:
     states = {}
     for name, module in BACKENDS.items():
         inputs = (q.float(), k.float(), v.float(), layout, ScoreOptions(Window(4), 0.25))
-        if (reason := module.refuses(describe(*inputs))) is not None:
+        if (reason := module.unsupported_reason(describe(*inputs))) is not None:
             states[name] = f"unavailable: {reason}"
             continue
         try:

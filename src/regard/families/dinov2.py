@@ -1,8 +1,8 @@
 """DINOv2 (Oquab et al. 2023): a vision transformer trained without labels, with a learned scale after every sublayer.
 
 The largest one has a SwiGLU with two thirds of the hidden width of the plain feed-forward. The classifier reads [CLS]
-concatenated with the mean of the patches. For images of another size the positions are interpolated. The vector that
-replaced masked patches in training is not kept.
+concatenated with the mean of the patches. For images of another size the positions are interpolated. The mask
+token, which replaces masked patches in pretraining, is not loaded.
 """
 
 from dataclasses import replace

@@ -1,6 +1,7 @@
 """Choose a kernel backend from a table: the first one that supports the arguments, or one by name.
 
-A backend is a module with a function `refuses(*arguments)`, which returns the reason why it does not support them.
+A backend is a module with a function `unsupported_reason(*arguments)`, which returns the reason why it does not support
+the arguments, or None.
 """
 
 from collections.abc import Callable, Mapping
@@ -13,17 +14,20 @@ ReturnType = TypeVar("ReturnType")
 Backends = Mapping[str, ModuleType]
 
 
-def refuses(module: ModuleType, *arguments: Any) -> str | None:
-    return module.refuses(*arguments)
+def unsupported_reason(module: ModuleType, *arguments: Any) -> str | None:
+    return module.unsupported_reason(*arguments)
 
 
 def first_suitable(
-    backends: Backends, *arguments: Any, objection: Callable[..., str | None] = refuses
+    backends: Backends, *arguments: Any, rejection: Callable[..., str | None] = unsupported_reason
 ) -> tuple[str, str]:
-    """The first backend without an objection, and the reasons against those before it; the last one has none."""
+    """The first backend for which `rejection` returns None, and the reasons against those before it.
+
+    The last backend of a table must support all arguments.
+    """
     reasons = []
     for name, module in backends.items():
-        reason = objection(module, *arguments)
+        reason = rejection(module, *arguments)
         if reason is None:
             return name, "; ".join(reasons) or f"{name} is the fastest and supports these arguments"
         reasons.append(reason)
@@ -32,15 +36,15 @@ def first_suitable(
 
 def checked_backend(
     operation: str, name: str, backends: Backends, run: Callable[..., ReturnType],
-    refusal: Callable[..., str | None] = refuses,
+    rejection: Callable[..., str | None] = unsupported_reason,
 ) -> Callable[..., ReturnType]:  # fmt: skip
-    """`run(name, *arguments)` as a function that raises ValueError for arguments that the backend refuses."""
+    """`run(name, *arguments)` as a function that raises ValueError for arguments that the backend does not support."""
     if name not in backends:
         raise ValueError(f"there is no {operation} backend {name!r}; {nearest(name, ['auto', *backends])}")
     module = backends[name]
 
     def run_checked(*arguments: Any) -> ReturnType:
-        reason = refusal(module, *arguments)
+        reason = rejection(module, *arguments)
         if reason is not None:
             raise ValueError(f"{operation} backend {name!r}: {reason}; choose another backend, or auto")
         return run(name, *arguments)

@@ -1,11 +1,11 @@
 """The operations of native sparse attention: compressed blocks, the choice of blocks per query, and attention to them.
 
-    compressed block i = tokens i·stride … i·stride + length - 1 of a document     available from its last token on
-    importance of block j = Σ_i p_i · |i ∩ j| / stride        p: attention to compressed blocks, summed over a group
+    compressed block i = tokens i·stride … i·stride + length - 1 of a document     attended to from its last token on
+    importance of block j = Σ_i p_i · |i ∩ j| / stride        p: compressed attention, summed over the heads of a group
 
 A query attends to the `select` most important blocks. The first block of its document, its own and the previous one are
-always chosen; of equally important ones the earlier. Yuan et al. 2025. Blocks are counted from the first token of the
-document, so they are the same in a packed row, a padded batch and a store.
+always chosen; ties go to the earlier block. Yuan et al. 2025. Blocks are counted from the first token of the document,
+so they are the same in a packed row, a padded batch and a store.
 """
 
 from dataclasses import dataclass
@@ -20,15 +20,15 @@ from regard.kernels.attention.reference import normalize
 from regard.kernels.autocast import without_autocast
 from regard.layout import TokenLayout
 
-CHUNK = 64  # queries whose keys are gathered at once: every query has its own copy of them
+CHUNK = 64  # queries per chunk, which limits the memory: every query gathers a copy of its keys
 
 
 @dataclass(frozen=True, eq=False)
 class SortedKeys:
     """The keys sorted by document and position, invalid ones last."""
 
-    slots: Tensor  # (B, S) slot of the r-th key
-    indices: Tensor  # (B, S) its index in its document
+    slots: Tensor  # (B, S) slot of the key of rank r
+    indices: Tensor  # (B, S) index of this key in its document
     starts: Tensor  # (B, L) rank of the first key of the query's document
     query_indices: Tensor  # (B, L) index of the query in its document
 
@@ -44,28 +44,31 @@ def sort_keys(layout: TokenLayout) -> SortedKeys:
     ):  # stable sorts, the most significant key last
         if key is not None:
             slots = slots.gather(1, key.gather(1, slots).argsort(dim=1, stable=True))
-    begins = torch.zeros_like(ranks, dtype=torch.bool)
+    is_first = torch.zeros_like(ranks, dtype=torch.bool)  # of its document
     for key in (segments, valid):
         if key is not None:
             key = key.gather(1, slots)
-            begins[:, 1:] |= key[:, 1:] != key[:, :-1]
-    starts = ranks.where(begins, 0).cummax(1).values  # (B, S)
+            is_first[:, 1:] |= key[:, 1:] != key[:, :-1]
+    starts = ranks.where(is_first, 0).cummax(1).values  # (B, S)
     if layout.keys is None:  # the queries are the keys
-        back = slots.argsort(1)
-        return SortedKeys(slots, ranks - starts, starts.gather(1, back), (ranks - starts).gather(1, back))
+        inverse = slots.argsort(1)
+        return SortedKeys(slots, ranks - starts, starts.gather(1, inverse), (ranks - starts).gather(1, inverse))
     first = layout.keys.positions.gather(1, slots[:, :1])  # a state holds one document
     return SortedKeys(slots, ranks - starts, torch.zeros_like(layout.positions), layout.positions - first)
 
 
 def completed_blocks(indices: Tensor, valid: Tensor | None, length: int, stride: int) -> tuple[Tensor, Tensor]:
-    """The tokens that complete a compressed block, of tokens (B, n) with these indices: (B, N), and which are real."""
+    """The tokens (B, N) that complete a compressed block, as indices into dim 1, and a mask (B, N): False is padding.
+
+    indices: the index of each token (B, n) in its document.
+    """
     complete = (indices + 1 >= length) & ((indices + 1 - length) % stride == 0)
     complete = complete if valid is None else complete & valid
     found = (~complete).byte().argsort(dim=1, stable=True)[:, : -(-indices.shape[1] // stride)]
     return found, complete.gather(1, found)
 
 
-def pick(x: Tensor, slots: Tensor) -> Tensor:
+def gather_keys(x: Tensor, slots: Tensor) -> Tensor:
     """Keys (B, K, S, E) at slots (B, K or 1, n) -> (B, K, n, E)"""
     rows, heads = (
         torch.arange(len(x), device=x.device)[:, None, None],
@@ -77,15 +80,15 @@ def pick(x: Tensor, slots: Tensor) -> Tensor:
     return x.reshape(-1, x.shape[3]).index_select(0, slots.flatten()).view(*slots.shape, -1)
 
 
-def importance(weights: Tensor, begins: Tensor, length: int, stride: int, block: int, count: int) -> Tensor:
-    """(B, K, L, count) per block, from weights (B, K, L, N) on compressed blocks that start at indices (B, N)."""
-    begins = begins.unsqueeze(-1)  # (B, N, 1)
-    starts = torch.arange(count, device=begins.device) * block
-    shared = torch.minimum(begins + length, starts + block) - torch.maximum(begins, starts)  # (B, N, count) tokens
+def importance(weights: Tensor, compressed_starts: Tensor, length: int, stride: int, block: int, blocks: int) -> Tensor:
+    """(B, K, L, blocks), from the weights (B, K, L, N) of compressed blocks whose first tokens have indices (B, N)."""
+    i = compressed_starts.unsqueeze(-1)  # (B, N, 1)
+    j = torch.arange(blocks, device=i.device) * block
+    shared = torch.minimum(i + length, j + block) - torch.maximum(i, j)  # (B, N, blocks) tokens
     return weights @ (shared.clamp_min(0) / stride).to(weights.dtype).unsqueeze(1)
 
 
-def choose(scores: Tensor, query_indices: Tensor, block: int, select: int) -> Tensor:
+def choose_blocks(scores: Tensor, query_indices: Tensor, block: int, select: int) -> Tensor:
     """Scores (B, K, L, J) of blocks and query indices (B, L) -> the chosen blocks (B, K, L, select)."""
     blocks = torch.arange(scores.shape[-1], device=query_indices.device)
     last = (query_indices // block)[:, None, :, None]  # (B, 1, L, 1)
@@ -94,7 +97,7 @@ def choose(scores: Tensor, query_indices: Tensor, block: int, select: int) -> Te
     return scores.sort(dim=-1, descending=True, stable=True).indices[..., :select]
 
 
-def attend_chosen(
+def attend_to_blocks(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -110,29 +113,29 @@ def attend_chosen(
     The backward recomputes each chunk, so that training stores no gathered keys.
     """
 
-    def chunk(q: Tensor, k: Tensor, v: Tensor, rows: slice) -> Tensor:
-        indices = (chosen[:, :, rows].unsqueeze(-1) * block + torch.arange(block, device=q.device)).flatten(3)
-        allowed = indices <= keys.query_indices[:, None, rows, None]  # (B, K, C, T)
-        ranks = (indices + keys.starts[:, None, rows, None]).clamp_max(k.shape[2] - 1)
+    def chunk(q: Tensor, k: Tensor, v: Tensor, queries: slice) -> Tensor:
+        indices = (chosen[:, :, queries].unsqueeze(-1) * block + torch.arange(block, device=q.device)).flatten(3)
+        allowed = indices <= keys.query_indices[:, None, queries, None]  # (B, K, C, T)
+        ranks = (indices + keys.starts[:, None, queries, None]).clamp_max(k.shape[2] - 1)
         slots = keys.slots.unsqueeze(1).expand(-1, k.shape[1], -1).gather(2, ranks.flatten(2))  # (B, K, C·T)
-        k, v = (pick(x, slots).unflatten(2, ranks.shape[2:]) for x in (k, v))  # (B, K, C, T, E)
+        k, v = (gather_keys(x, slots).unflatten(2, ranks.shape[2:]) for x in (k, v))  # (B, K, C, T, E)
         wide = torch.promote_types(q.dtype, torch.float32)
         q_groups = q.unflatten(1, (k.shape[1], -1)).transpose(2, 3)  # (B, K, C, G, E)
         with without_autocast(q.device):
             s = q_groups.to(wide) @ k.to(wide).transpose(-1, -2) * scale  # (B, K, C, G, T)
             if bias is not None:
                 positions = layout.key_positions.unsqueeze(1).expand(-1, k.shape[1], -1).gather(2, slots).view_as(ranks)
-                s = s + tiles(bias, layout.positions[:, rows], positions, s)
+                s = s + chosen_bias(bias, layout.positions[:, queries], positions, s)
             out = normalize(s, allowed.unsqueeze(3)) @ v.to(wide)
         return out.to(q.dtype).transpose(2, 3).flatten(1, 2)  # (B, H, C, E)
 
     run = partial(checkpoint, chunk, use_reentrant=False) if torch.is_grad_enabled() else chunk
     chunks = [slice(start, start + CHUNK) for start in range(0, q.shape[2], CHUNK)]
-    return torch.cat([run(q[:, :, rows], k, v, rows) for rows in chunks], 2)  # (B, H, L, E)
+    return torch.cat([run(q[:, :, queries], k, v, queries) for queries in chunks], 2)  # (B, H, L, E)
 
 
-def tiles(bias: Bias, q_positions: Tensor, k_positions: Tensor, s: Tensor) -> Tensor:
-    """The bias of scores s (B, K, C, G, T) for queries (B, C), each with keys of its own (B, K, C, T)."""
+def chosen_bias(bias: Bias, q_positions: Tensor, k_positions: Tensor, s: Tensor) -> Tensor:
+    """The bias of scores s (B, K, C, G, T), from the positions of queries (B, C) and of their keys (B, K, C, T)."""
     groups = s.shape[3]
     heads = [
         bias.tile(q_positions.unsqueeze(-1), keys, s.dtype)[:, :, n * groups : (n + 1) * groups, 0]

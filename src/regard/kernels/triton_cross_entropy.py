@@ -1,4 +1,4 @@
-"""`loss_of_logits` of linear_cross_entropy.py as one Triton kernel, which overwrites a row of logits by its gradient.
+"""`loss_of_logits` of linear_cross_entropy.py as one Triton kernel, which overwrites the logits with their gradient.
 
 A program reads its row twice: once for the maximum and Σ exp (online, per lane, merged at the end), once to write the
 gradient; the second time the row is still in the cache.
@@ -31,21 +31,21 @@ def row_loss(
     target, weight = tl.load(targets + row), tl.load(weights + row)
     lanes = tl.arange(0, BLOCK)
     top, total = tl.full([BLOCK], -1e30, tl.float32), tl.zeros([BLOCK], tl.float32)
-    top_at = tl.zeros([BLOCK], tl.int32)
+    top_index = tl.zeros([BLOCK], tl.int32)
     for start in range(0, vocab, BLOCK):
         v = start + lanes
         s = scaled_and_capped(tl.load(z + v, mask=v < vocab, other=0.0), scale, cap, CAP) * LOG2E
         s = tl.where(v < vocab, s, -2e30)
-        top_at = tl.where(s > top, v, top_at)
+        top_index = tl.where(s > top, v, top_index)
         higher = tl.maximum(top, s)
         total = total * tl.exp2(top - higher) + tl.exp2(s - higher)
         top = higher
     peak = tl.max(top, 0)
     log_sum = peak + tl.log2(tl.sum(total * tl.exp2(top - peak), 0))
-    first = tl.min(tl.where(top == peak, top_at, vocab), 0)
-    at_target = scaled_and_capped(tl.load(z + target), scale, cap, CAP) * LOG2E
-    tl.store(losses + row, (log_sum - at_target) / LOG2E * weight)
-    tl.store(correct + row, tl.where(first == target, weight, 0.0))
+    predicted = tl.min(tl.where(top == peak, top_index, vocab), 0)
+    target_score = scaled_and_capped(tl.load(z + target), scale, cap, CAP) * LOG2E
+    tl.store(losses + row, (log_sum - target_score) / LOG2E * weight)
+    tl.store(correct + row, tl.where(predicted == target, weight, 0.0))
     if NEEDS_GRAD:
         tl.debug_barrier()  # all lanes have read the logit of the target before it is overwritten
         for start in range(0, vocab, BLOCK):
@@ -57,11 +57,14 @@ def row_loss(
             tl.store(z + v, dz.to(z.dtype.element_ty), mask=v < vocab)
 
 
-@torch.library.custom_op("regard::of_logits", mutates_args=("z",))
+@torch.library.custom_op("regard::loss_of_logits", mutates_args=("z",))
 def loss_of_logits(
     z: Tensor, targets: Tensor, weights: Tensor, scale: float, softcap: float | None, needs_grad: bool
 ) -> tuple[Tensor, Tensor]:
-    """w · loss (C,) and w where the target is the highest (C,); with needs_grad z (C, V) is overwritten by dz."""
+    """w · loss (C,), and w where the target has the highest logit, else 0 (C,).
+
+    needs_grad: overwrite z (C, V) with its gradient.
+    """
     losses, correct = torch.empty_like(weights), torch.empty_like(weights)
     row_loss[(len(z),)](
         z, targets, weights, losses, correct, z.stride(0), z.shape[1], scale, softcap or 1.0,

@@ -32,7 +32,7 @@ def rotate_token(
     tl.store(out + HALF, (second * c + first * s).to(out.dtype.element_ty), mask=inside)
 
 
-@torch.library.custom_op("regard::turn", mutates_args=())
+@torch.library.custom_op("regard::rotate", mutates_args=())
 def rotate(x: Tensor, cos: Tensor, sin: Tensor, inverse: bool = False) -> Tensor:
     """Rotate x (B, H, L, d) by angles (B, 1, L, d / 2), or by the opposite angles."""
     x = x if x.stride(-1) == 1 else x.contiguous()

@@ -85,5 +85,5 @@ def scores(dim: int) -> dict[str, Body]:
     }
 
 
-def make_batch(draws: torch.Generator, rows: int = 32) -> Batch:
-    return associative_recall(draws, PAIRS, rows, SYMBOLS)
+def make_batch(rng: torch.Generator, rows: int = 32) -> Batch:
+    return associative_recall(rng, PAIRS, rows, SYMBOLS)

@@ -38,14 +38,14 @@ def fit(
     mean of the loss is below `stop_below`.
     """
     optimizer = torch.optim.AdamW(model.parameters(), learning_rate, betas=(0.9, 0.98), weight_decay=0.01)
-    draws = generator(bench.seed)
+    rng = generator(bench.seed)
     history: dict[str, list[float]] = {"loss": [], "accuracy": [], "seconds": []}
     running = math.inf
     model.train()
     for step in bench.each(label, range(steps)):
         warmup = min(1.0, (step + 1) / max(1, steps // 10))
         optimizer.param_groups[0]["lr"] = learning_rate * warmup * (0.55 + 0.45 * math.cos(math.pi * step / steps))
-        batch = make_batch(draws)
+        batch = make_batch(rng)
         start = time.perf_counter()
         means = take_step(model, objective, batch, optimizer, clip)
         history["seconds"].append(time.perf_counter() - start)
@@ -73,12 +73,12 @@ def accuracy(model: nn.Module, batch: Batch) -> float:
 
 
 def exact_match(model: nn.Module, batch: Batch) -> float:
-    """The share of rows that are correct in every token, which are those that greedy decoding generates."""
+    """The share of rows whose tokens are all predicted correctly, so that greedy decoding would generate them."""
     return correct(model, batch).all(1).float().mean().item()
 
 
 def step_seconds(models: Mapping[str, nn.Module], loss: Callable[[nn.Module], Tensor], rounds: int) -> dict[str, float]:
-    """Median seconds of a forward and backward. The models alternate, so that the machine's load affects all alike."""
+    """Median seconds of a forward and backward. The models alternate, so that load affects all equally."""
     seconds: dict[str, list[float]] = {name: [] for name in models}
     for _ in range(rounds + 1):  # the first is a warm-up
         for name, model in models.items():

@@ -33,7 +33,7 @@ def run(bench: Bench) -> Findings:
     for name in NAMES:
         torch.manual_seed(bench.seed)
         models[name] = small_decoder(name, VOCAB, WIDTH)
-        history = fit(bench, name, models[name], lambda draws: draw_rows(characters["train"], draws), steps)
+        history = fit(bench, name, models[name], lambda rng: draw_rows(characters["train"], rng), steps)
         curves[name] = smooth(history["loss"])
         losses[name] = mean_loss(models[name], draw_rows(characters["held-out"], generator(0), 128))
     batch = draw_rows(characters["held-out"], generator(0))
@@ -66,9 +66,9 @@ def encode_stories(split: str, stories: int) -> Tensor:
     return torch.tensor(list(text.encode("ascii")))
 
 
-def draw_rows(ids: Tensor, draws: torch.Generator, rows: int = ROWS) -> Batch:
+def draw_rows(ids: Tensor, rng: torch.Generator, rows: int = ROWS) -> Batch:
     """Rows that start at random positions."""
-    starts = torch.randint(0, len(ids) - LENGTH, (rows, 1), generator=draws)
+    starts = torch.randint(0, len(ids) - LENGTH, (rows, 1), generator=rng)
     window = ids[starts + torch.arange(LENGTH + 1)]  # (B, L + 1)
     return whole_rows(window[:, :-1], window[:, 1:], torch.ones(rows, LENGTH))
 

@@ -81,11 +81,11 @@ def train(
 ) -> list[tuple[float, float]]:
     """The accuracy for each number of pairs, after training on all of them."""
 
-    def batch(draws: torch.Generator, pairs: int, tokens: int) -> Batch:
-        return associative_recall(draws, pairs, tokens // (4 * pairs), SYMBOLS)
+    def batch(rng: torch.Generator, pairs: int, tokens: int) -> Batch:
+        return associative_recall(rng, pairs, tokens // (4 * pairs), SYMBOLS)
 
-    def mixed(draws: torch.Generator) -> Batch:
-        return batch(draws, pairs[int(torch.randint(len(pairs), (), generator=draws))], 1024)
+    def mixed(rng: torch.Generator) -> Batch:
+        return batch(rng, pairs[int(torch.randint(len(pairs), (), generator=rng))], 1024)
 
     fit(bench, f"attention: {name}", model, mixed, steps, 5e-3, stop_below=0.05)
     test = generator(bench.seed + 1)

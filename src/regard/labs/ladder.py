@@ -72,17 +72,17 @@ MODELS: dict[str, Callable[[], Model[Any]]] = {
 def first_of(length: int, shortest: int | None = None) -> Task:
     """The target is the first symbol of a sequence of `shortest` to `length` symbols."""
 
-    def task(draws: torch.Generator, rows: int) -> tuple[Tensor, Tensor]:
-        symbols = int(torch.randint(shortest or length, length + 1, (), generator=draws))
-        source = draw_symbols(draws, SYMBOLS, rows, symbols)
+    def task(rng: torch.Generator, rows: int) -> tuple[Tensor, Tensor]:
+        symbols = int(torch.randint(shortest or length, length + 1, (), generator=rng))
+        source = draw_symbols(rng, SYMBOLS, rows, symbols)
         return torch.cat([source, torch.full((rows, 1), QUERY)], 1), source[:, :1]
 
     return task
 
 
 def reversal(length: int) -> Task:
-    def task(draws: torch.Generator, rows: int) -> tuple[Tensor, Tensor]:
-        source = draw_symbols(draws, SYMBOLS, rows, length)
+    def task(rng: torch.Generator, rows: int) -> tuple[Tensor, Tensor]:
+        source = draw_symbols(rng, SYMBOLS, rows, length)
         return source, source.flip(1)
 
     return task
@@ -146,8 +146,8 @@ def train(bench: Bench, name: str, task: str, make: Task, steps: int) -> float:
     torch.manual_seed(bench.seed)
     model = MODELS[name]().build()
 
-    def batch(draws: torch.Generator) -> Batch:
-        return batch_for(model, make(draws, 32))
+    def batch(rng: torch.Generator) -> Batch:
+        return batch_for(model, make(rng, 32))
 
     fit(bench, f"{task}, {name}", model, batch, steps, stop_below=0.02, objective=objective)
     test = generator(bench.seed + 1)

@@ -72,11 +72,11 @@ def classifier(name: str, n: int) -> EncoderModule:
     return Encoder(samples, WIDTH, layers, norm=RMSNorm(), head=Classification(len(CYCLES), "mean")).build()
 
 
-def signals(draws: torch.Generator, n: int, rows: int) -> Batch:
-    labels = torch.randint(len(CYCLES), (rows,), generator=draws)
-    phases = torch.rand(rows, 1, generator=draws)
+def signals(rng: torch.Generator, n: int, rows: int) -> Batch:
+    labels = torch.randint(len(CYCLES), (rows,), generator=rng)
+    phases = torch.rand(rows, 1, generator=rng)
     cycles = CYCLES[labels].unsqueeze(1) * torch.arange(n) / n + phases  # (B, n)
-    noise = torch.randn(rows, n, generator=draws)
+    noise = torch.randn(rows, n, generator=rng)
     return Batch(images=(torch.sin(2 * math.pi * cycles) + noise).unsqueeze(1), labels=labels)
 
 
@@ -86,7 +86,7 @@ def train(bench: Bench, name: str, n: int, seconds: float) -> tuple[int, float]:
     rows = min(16, max(2, 16384 // n))
     steps = max(1, int(seconds / seconds_of_step(name, n, rows)))
     model, label = classifier(name, n), f"{name}, {n:,} steps"
-    fit(bench, label, model, lambda draws: signals(draws, n, rows), steps, 1e-2, objective=classification)
+    fit(bench, label, model, lambda rng: signals(rng, n, rows), steps, 1e-2, objective=classification)
     test, tests, correct = generator(bench.seed + 1), bench.pick(16, 2), 0.0
     with torch.no_grad():
         for batch in (signals(test, n, rows) for _ in range(tests)):

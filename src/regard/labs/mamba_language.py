@@ -45,7 +45,7 @@ def run(bench: Bench) -> Findings:
     for name, mixer in COMPARED.items():
         torch.manual_seed(bench.seed)
         models[name] = matched_spec(mixer, COMPARED["attention"], VOCAB, WIDTH).build()
-        fit(bench, name, models[name], lambda draws: draw_rows(draws, train, rows), steps, 4e-3)
+        fit(bench, name, models[name], lambda rng: draw_rows(rng, train, rows), steps, 4e-3)
         losses[name] = held_out_loss(models[name], held_out, bench.pick(16, 2))
     speeds = tokens_per_second(bench, models)
     lengths = [n for n, _ in speeds["attention"]]
@@ -87,9 +87,9 @@ def encode_stories(train: int, held_out: int) -> tuple[Tensor, Tensor]:
     return first, second
 
 
-def draw_rows(draws: torch.Generator, ids: Tensor, rows: int, length: int = ROW) -> Batch:
+def draw_rows(rng: torch.Generator, ids: Tensor, rows: int, length: int = ROW) -> Batch:
     """Rows that start at random positions."""
-    starts = torch.randint(len(ids) - length, (rows, 1), generator=draws)
+    starts = torch.randint(len(ids) - length, (rows, 1), generator=rng)
     window = ids[starts + torch.arange(length + 1)]  # (B, length + 1)
     return whole_rows(window[:, :-1], window[:, 1:], torch.ones(rows, length))
 

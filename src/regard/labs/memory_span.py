@@ -19,9 +19,9 @@ NAMES = ("RNN", "LSTM", "GRU", "attention")
 SYMBOLS = 8
 
 
-def nested(draws: torch.Generator, depth: int, rows: int = 32) -> Batch:
+def nested(rng: torch.Generator, depth: int, rows: int = 32) -> Batch:
     """Opening symbols, then their closing symbols in reverse: token FIRST + SYMBOLS + i closes FIRST + i."""
-    opened = draw_symbols(draws, SYMBOLS, rows, depth)
+    opened = draw_symbols(rng, SYMBOLS, rows, depth)
     tokens = torch.cat([opened, opened.flip(1) + SYMBOLS], 1)
     targets = tokens.roll(-1, 1)
     weights = torch.zeros_like(tokens)
@@ -75,8 +75,8 @@ def train(bench: Bench, task: str, make, difficulty: int, name: str, steps: int)
     torch.manual_seed(bench.seed)
     model = small_decoder(name, FIRST + 2 * SYMBOLS, 48)
 
-    def batch(draws: torch.Generator) -> Batch:
-        return make(draws, difficulty, **({"symbols": SYMBOLS} if make is recall_after_gap else {}))
+    def batch(rng: torch.Generator) -> Batch:
+        return make(rng, difficulty, **({"symbols": SYMBOLS} if make is recall_after_gap else {}))
 
     fit(bench, f"{task} {difficulty}, {name}", model, batch, steps, stop_below=0.02)
     test = generator(bench.seed + 1)

@@ -31,8 +31,8 @@ def run(bench: Bench) -> Findings:
         torch.manual_seed(bench.seed)
         model = seq2seq(FIRST + SYMBOLS, WIDTH, attention=attention).build()
 
-        def batch(draws: torch.Generator) -> Batch:
-            return reversal(draws, int(torch.randint(1, lengths[-1] + 1, (), generator=draws)))
+        def batch(rng: torch.Generator) -> Batch:
+            return reversal(rng, int(torch.randint(1, lengths[-1] + 1, (), generator=rng)))
 
         fit(bench, name, model, batch, steps, objective=translation)
         test = generator(bench.seed + 1)
@@ -53,6 +53,6 @@ def run(bench: Bench) -> Findings:
     return Findings(table, checks, plots)
 
 
-def reversal(draws: torch.Generator, length: int, rows: int = 64) -> Batch:
-    source = draw_symbols(draws, SYMBOLS, rows, length)
+def reversal(rng: torch.Generator, length: int, rows: int = 64) -> Batch:
+    source = draw_symbols(rng, SYMBOLS, rows, length)
     return encoder_decoder_batch(source, source.flip(1))

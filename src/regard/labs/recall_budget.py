@@ -50,11 +50,11 @@ def train(bench: Bench, name: str, steps: int, pairs: tuple[int, ...]) -> list[t
     torch.manual_seed(bench.seed)
     model = decoder_spec(COMPARED[name], FIRST + SYMBOLS, WIDTH, 1, convolution=name == "attention").build()
 
-    def batch(draws: torch.Generator, pairs: int, tokens: int) -> Batch:
-        return associative_recall(draws, pairs, tokens // (4 * pairs), SYMBOLS)
+    def batch(rng: torch.Generator, pairs: int, tokens: int) -> Batch:
+        return associative_recall(rng, pairs, tokens // (4 * pairs), SYMBOLS)
 
-    def mixed(draws: torch.Generator) -> Batch:
-        return batch(draws, pairs[int(torch.randint(len(pairs), (), generator=draws))], 1024)
+    def mixed(rng: torch.Generator) -> Batch:
+        return batch(rng, pairs[int(torch.randint(len(pairs), (), generator=rng))], 1024)
 
     fit(bench, name, model, mixed, steps, 1e-2, stop_below=0.05)
     test = generator(bench.seed + 1)

@@ -7,7 +7,7 @@ The claim is that a fixed filter learns no more than that, and Mamba does. As a 
 at the same positions in every sequence, so that neither size nor training limits the filter. S4D and Mamba are trained
 in the same way.
 
-Gu & Dao 2023, with 16 symbols among 4,096 tokens.
+Gu & Dao 2023 use 16 symbols among 4,096 tokens.
 """
 
 # ledger: mamba.copy
@@ -39,15 +39,15 @@ def run(bench: Bench) -> Findings:
         torch.manual_seed(bench.seed)
         model = small_decoder(name, FIRST + SYMBOLS, WIDTH)
 
-        def batch(draws: torch.Generator, rows: int = 32, make=make) -> Batch:
-            return make(draws, MEMORISED, length, rows, SYMBOLS)
+        def batch(rng: torch.Generator, rows: int = 32, make=make) -> Batch:
+            return make(rng, MEMORISED, length, rows, SYMBOLS)
 
         history = fit(bench, f"{task} copying, {name}", model, batch, steps, 4e-3, stop_below=0.05)
         curves[f"{name}, {task}"] = smooth(history["accuracy"])
         accuracies.append(accuracy(model, batch(generator(bench.seed + 1), bench.pick(512, 8))))
     table = [
-        {"mixer": name, "copying": task, "accuracy": found}
-        for (name, task, _), found in zip(RUNS, accuracies, strict=True)
+        {"mixer": name, "copying": task, "accuracy": value}
+        for (name, task, _), value in zip(RUNS, accuracies, strict=True)
     ]
     by_age = accuracy_by_age(selective_copying(generator(bench.seed + 1), MEMORISED, length, 4096, SYMBOLS), length)
     table.append({"mixer": "votes by age", "copying": "selective", "accuracy": by_age})
@@ -69,10 +69,17 @@ def run(bench: Bench) -> Findings:
 
 
 def accuracy_by_age(batch: Batch, length: int) -> float:
-    """Accuracy of votes in which a symbol at position p counts P(it is the i-th | position p), a hypergeometric."""
-    others, among = length - 1, MEMORISED - 1
+    """Accuracy of predicting the i-th symbol by a vote in which a symbol at position p has weight P(i-th | p).
+
+    P is hypergeometric: i of the other symbols are at the p earlier positions.
+    """
+    other_positions, other_symbols = length - 1, MEMORISED - 1
     weights = torch.tensor([
-        [math.comb(p, i) * math.comb(others - p, among - i) / math.comb(others, among) for p in range(length)]
+        [
+            math.comb(p, i) * math.comb(other_positions - p, other_symbols - i)
+            / math.comb(other_positions, other_symbols)
+            for p in range(length)
+        ]
         for i in range(MEMORISED)
     ])  # fmt: skip
     symbols = F.one_hot(batch.tokens[:, :length], FIRST + SYMBOLS)[..., FIRST:].float()  # (B, length, symbols)
@@ -81,6 +88,6 @@ def accuracy_by_age(batch: Batch, length: int) -> float:
 
 
 def smooth(values: list[float], span: int = 20) -> list[tuple[float, float]]:
-    """Means of `span` steps each, at the last of them."""
+    """The mean of every `span` steps, as points (last step, mean)."""
     ends = range(min(span, len(values)), len(values) + 1, span)
     return [(end, sum(values[max(0, end - span) : end]) / min(span, end)) for end in ends]

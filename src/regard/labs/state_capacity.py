@@ -49,9 +49,9 @@ def train(bench: Bench, name: str, pairs: int, steps: int) -> float:
     torch.manual_seed(bench.seed)
     model = decoder_spec(COMPARED[name], FIRST + pairs + VALUES, WIDTH, 1, convolution=True).build()
 
-    def batch(draws: torch.Generator, rows: int = 32) -> Batch:
+    def batch(rng: torch.Generator, rows: int = 32) -> Batch:
         keys = (FIRST + torch.arange(pairs)).expand(rows, pairs)
-        values = pairs + draw_symbols(draws, VALUES, rows, pairs)
+        values = pairs + draw_symbols(rng, VALUES, rows, pairs)
         return pairs_and_queries(keys, values, torch.arange(pairs).flip(0).expand(rows, pairs))
 
     fit(bench, f"{name}, {pairs} pairs", model, batch, steps, 5e-3, stop_below=0.02)

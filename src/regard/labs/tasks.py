@@ -23,13 +23,13 @@ def whole_rows(tokens: Tensor, targets: Tensor, weights: Tensor) -> Batch:
     )
 
 
-def draw_symbols(draws: torch.Generator, symbols: int, *shape: int) -> Tensor:
-    return torch.randint(FIRST, FIRST + symbols, shape, generator=draws)
+def draw_symbols(rng: torch.Generator, symbols: int, *shape: int) -> Tensor:
+    return torch.randint(FIRST, FIRST + symbols, shape, generator=rng)
 
 
-def recall_after_gap(draws: torch.Generator, gap: int, rows: int = 32, symbols: int = 16) -> Batch:
+def recall_after_gap(rng: torch.Generator, gap: int, rows: int = 32, symbols: int = 16) -> Batch:
     """A symbol, `gap` others, then a query whose target is the first symbol."""
-    tokens = draw_symbols(draws, symbols, rows, gap + 2)
+    tokens = draw_symbols(rng, symbols, rows, gap + 2)
     tokens[:, -1] = QUERY
     targets = tokens.clone()
     targets[:, -1] = tokens[:, 0]
@@ -38,16 +38,16 @@ def recall_after_gap(draws: torch.Generator, gap: int, rows: int = 32, symbols: 
     return whole_rows(tokens, targets, weights)
 
 
-def associative_recall(draws: torch.Generator, pairs: int, rows: int = 32, symbols: int = 64) -> Batch:
+def associative_recall(rng: torch.Generator, pairs: int, rows: int = 32, symbols: int = 64) -> Batch:
     """Pairs of key and value, then every key again in random order; its value is the target.
 
     Keys are from the first half of the symbols and distinct within a row; values are from the second half.
     """
     half = symbols // 2
     assert pairs <= half, f"{pairs} different keys cannot be drawn from {half}"
-    keys = torch.rand(rows, half, generator=draws).argsort(1)[:, :pairs] + FIRST  # (B, pairs)
-    values = torch.randint(FIRST + half, FIRST + symbols, (rows, pairs), generator=draws)
-    order = torch.rand(rows, pairs, generator=draws).argsort(1)
+    keys = torch.rand(rows, half, generator=rng).argsort(1)[:, :pairs] + FIRST  # (B, pairs)
+    values = torch.randint(FIRST + half, FIRST + symbols, (rows, pairs), generator=rng)
+    order = torch.rand(rows, pairs, generator=rng).argsort(1)
     return pairs_and_queries(keys, values, order)
 
 
@@ -62,16 +62,16 @@ def pairs_and_queries(keys: Tensor, values: Tensor, order: Tensor) -> Batch:
     return whole_rows(tokens, targets, weights)
 
 
-def selective_copying(draws: torch.Generator, memorised: int, length: int, rows: int = 32, symbols: int = 16) -> Batch:
+def selective_copying(rng: torch.Generator, memorised: int, length: int, rows: int = 32, symbols: int = 16) -> Batch:
     """Symbols at random positions among filler, to be repeated in order at the end (Gu & Dao 2023)."""
-    positions = torch.rand(rows, length, generator=draws).argsort(1)[:, :memorised].sort(1).values
-    return copying(draw_symbols(draws, symbols, rows, memorised), positions, length)
+    positions = torch.rand(rows, length, generator=rng).argsort(1)[:, :memorised].sort(1).values
+    return copying(draw_symbols(rng, symbols, rows, memorised), positions, length)
 
 
-def plain_copying(draws: torch.Generator, memorised: int, length: int, rows: int = 32, symbols: int = 16) -> Batch:
+def plain_copying(rng: torch.Generator, memorised: int, length: int, rows: int = 32, symbols: int = 16) -> Batch:
     """The same with the symbols at fixed positions: first, followed by filler."""
     positions = torch.arange(memorised).expand(rows, memorised)
-    return copying(draw_symbols(draws, symbols, rows, memorised), positions, length)
+    return copying(draw_symbols(rng, symbols, rows, memorised), positions, length)
 
 
 def copying(symbols: Tensor, positions: Tensor, length: int) -> Batch:

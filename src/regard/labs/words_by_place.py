@@ -55,15 +55,15 @@ def run(bench: Bench) -> Findings:
     return Findings(table, checks, plots, remark)
 
 
-def marked(draws: torch.Generator, rows: int = 64, position: int | None = None) -> Batch:
+def marked(rng: torch.Generator, rows: int = 64, position: int | None = None) -> Batch:
     """A mark before one of the symbols, which is the target at the end; `position`: a rare one is marked there."""
-    early = torch.randint(FIRST, FIRST + SYMBOLS, (rows, 2), generator=draws)
-    late = torch.randint(FIRST, FIRST + SYMBOLS - RARE, (rows, POSITIONS - 2), generator=draws)
+    early = torch.randint(FIRST, FIRST + SYMBOLS, (rows, 2), generator=rng)
+    late = torch.randint(FIRST, FIRST + SYMBOLS - RARE, (rows, POSITIONS - 2), generator=rng)
     symbols = torch.cat([early, late], 1)  # (B, positions)
-    chosen = torch.randint(0, POSITIONS, (rows, 1), generator=draws)
+    chosen = torch.randint(0, POSITIONS, (rows, 1), generator=rng)
     if position is not None:
         chosen.fill_(position)
-        symbols[:, position] = torch.randint(FIRST + SYMBOLS - RARE, FIRST + SYMBOLS, (rows,), generator=draws)
+        symbols[:, position] = torch.randint(FIRST + SYMBOLS - RARE, FIRST + SYMBOLS, (rows,), generator=rng)
     index = torch.arange(POSITIONS + 1)
     tokens = symbols.gather(1, index - (index > chosen).long()).scatter(1, chosen, MARK)
     source = torch.cat([tokens, torch.full((rows, 1), QUERY)], 1)

@@ -44,7 +44,7 @@ class Decoder(Model["DecoderModule"]):
     position: Position = NoPosition()
     norm: Norm = RMSNorm()
     tied: bool = True
-    context: int | None = None  # longest sequence it is made for; None: as its positions support
+    context: int | None = None  # maximum sequence length; None: as many tokens as the positions support
     embedding_scale: float = 1.0  # √width in Vaswani et al. 2017 and in Gemma
     embedding_norm: Norm | None = None  # after the positions
     embedding_dim: int | None = None  # of the table and the head, with a matrix between; None: the width (no matrix)

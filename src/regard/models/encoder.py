@@ -2,10 +2,10 @@
 
     x = input(data) (+ positions)      x = block_n(… block_1(x))      out = head(norm(x))
 
-BERT, vision transformers, sentence embedders, cross-encoders and the encoder of an encoder-decoder are of this kind.
-A body without a mask of its own (mask=None) gets Full() here. Others are a symmetric window, Longformer's, BigBird's,
-or Causal() as in CLIP's text encoder. Input and positions may be narrower than the stack, with a projection between
-them (`embedding_dim`: ELECTRA, Clark et al. 2020).
+Examples: BERT, vision transformers, sentence embedders, cross-encoders, the encoder of an encoder-decoder.
+A body without a mask of its own (mask=None) gets Full() here. Other masks are a symmetric window, Longformer's,
+BigBird's, or Causal() as in CLIP's text encoder. Input and positions may be narrower than the stack, with a projection
+between them (`embedding_dim`: ELECTRA, Clark et al. 2020).
 """
 
 from collections.abc import Sequence
@@ -41,7 +41,7 @@ class Encoder(Model["EncoderModule"]):
     head: Head | None = None
     dropout: float = 0.0  # on the embeddings, in training
     embedding_dim: int | None = None  # of input, positions and their norm; None: the width (no matrix)
-    context: int | None = None  # longest sequence it is made for; None: as its positions support
+    context: int | None = None  # maximum sequence length; None: as many tokens as the positions support
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "layers", resolve_masks(self.layers, Full()))
@@ -101,16 +101,16 @@ class EncoderModule(nn.Module):
     def forward(
         self, data: Tensor, layout: TokenLayout | None = None, types: Tensor | None = None, outputs: bool = False
     ) -> Tensor | tuple[Tensor, Tensor] | Outputs:
-        """tokens (B, L) or images (B, C, …) -> the output of the head, or all `outputs` that an objective needs."""
-        read, losses = self.read(data, layout, types)
-        out = self.head(read.x, read.layout)
+        """tokens (B, L) or images (B, C, …) -> the output of the head; with `outputs`, as Outputs with the losses."""
+        encoded, losses = self.encode(data, layout, types)
+        out = self.head(encoded.x, encoded.layout)
         if outputs and isinstance(out, tuple):
             raise ValueError(
                 f"{self.spec.head} has two outputs, but an objective uses one; train with one of its heads"
             )
         return Outputs(out, (), losses) if outputs else out
 
-    def read(
+    def encode(
         self, data: Tensor, layout: TokenLayout | None = None, types: Tensor | None = None, states: States | None = None
     ) -> tuple[Source, Losses]:
         """The hidden states (B, L, D) with their layout, and the auxiliary losses of the bodies."""

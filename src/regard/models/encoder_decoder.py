@@ -110,5 +110,5 @@ class EncoderDecoderModule(nn.Module):
         self, source: Tensor, source_layout: TokenLayout | None, layout: TokenLayout, states: States | None
     ) -> tuple[TokenLayout, States | None, Losses]:
         """The target's layout and states conditioned on the source, and the auxiliary losses of the encoder."""
-        read, losses = self.source.read(source, source_layout)
-        return layout.with_source(read), states, losses
+        encoded, losses = self.source.encode(source, source_layout)
+        return layout.with_source(encoded), states, losses

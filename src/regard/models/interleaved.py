@@ -143,8 +143,8 @@ class InterleavedModule(nn.Module):
         """The vision encoder's hidden states of every image (n, P, F), and its losses."""
         if self.spec.features:
             return self.vision.intermediate(images, self.spec.depths)
-        read, losses = self.vision.read(images)
-        return read.x, losses
+        encoded, losses = self.vision.encode(images)
+        return encoded.x, losses
 
     def check_markers(self, marked: Tensor, images: int) -> None:
         """Raise ValueError unless the patches fill the markers; not on a GPU, where the check would synchronize."""

@@ -92,8 +92,8 @@ class Seq2SeqModule(EncoderDecoderModule):
         self, source: Tensor, source_layout: TokenLayout | None, layout: TokenLayout, states: States | None
     ) -> tuple[TokenLayout, States | None, Losses]:
         final = final_states(self.spec.source.layers)
-        read, losses = self.source.read(source, source_layout, states=final)
-        return layout.with_source(read), self.initial_states(final, states), losses
+        encoded, losses = self.source.encode(source, source_layout, states=final)
+        return layout.with_source(encoded), self.initial_states(final, states), losses
 
     def initial_states(self, final: tuple[tuple[FinalState, ...], ...], states: States | None) -> States:
         """The target's states, initialized in order with the source's final states; further layers get the last one."""
@@ -152,8 +152,8 @@ class InitialState:
     def write(self, layout: TokenLayout, **arrays: Tensor) -> None:
         self.state.write(layout, **arrays)
 
-    def recall(self, layout: TokenLayout, read) -> tuple:
-        return self.state.recall(layout, read)
+    def read_source(self, layout: TokenLayout, compute) -> tuple:
+        return self.state.read_source(layout, compute)
 
 
 def seq2seq(

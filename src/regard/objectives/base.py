@@ -46,10 +46,10 @@ def add_losses(loss: Tensor, count: Tensor, losses: Losses, metrics: dict[str, T
 
 def cross_entropy(logits: Tensor | LazyLogits, targets: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
     """Σ w · -log p(target), and Σ w over the tokens whose target has the largest logit; targets and weights (B, L)."""
-    targets = targets.where(weights > 0, 0)  # a target of weight 0 may be any number, also no token
+    targets = targets.where(weights > 0, 0)  # a target of weight 0 may be any number, even an invalid id
     if isinstance(logits, LazyLogits):
         return logits.cross_entropy(targets, weights)
-    wide = logits.flatten(0, 1).to(weights.dtype)  # (B·L, V): half precision would lose the tail of a sum over V
+    wide = logits.flatten(0, 1).to(weights.dtype)  # (B·L, V): a sum over V in half precision would lose the small terms
     # Products and sums instead of a dot product, which autocast would compute in half precision.
     loss = (F.cross_entropy(wide, targets.flatten(), reduction="none") * weights.flatten()).sum()
     return loss, ((logits.detach().argmax(-1) == targets) * weights).sum()

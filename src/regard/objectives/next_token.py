@@ -24,7 +24,7 @@ def next_token(model: nn.Module, batch: Batch) -> LossResult:
 def image_text(model: nn.Module, batch: Batch) -> LossResult:
     """Needs the fields of next_token, and images (B, n, C, height, width): n per row, in the order of their markers.
 
-    The markers that images replace are no targets: their weight is 0.
+    The markers that images replace are not targets: their weight is 0.
     """
     return token_loss(model(batch.tokens, layout_of(batch), images=batch.images.flatten(0, 1), outputs=True), batch)
 
@@ -52,7 +52,7 @@ def pairs(sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]], st
 
 
 def pad(rows: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
-    """(B, L) tokens padded with 0 on the right, and (B, L) which of them are valid."""
+    """The rows padded with 0 on the right (B, L), and False for padding (B, L)."""
     lengths = torch.tensor([len(row) for row in rows])
     longest = int(lengths.max())
     tokens = torch.tensor([[*row, *[0] * (longest - len(row))] for row in rows])

@@ -29,14 +29,16 @@ class AttentionRNN(Body):
     attention: ScoredAttention = ScoredAttention(source=True)
 
     def check(self) -> None:
-        require(self.attention.source, "attentive_recurrence: its attention reads a source; set source=True in it")
+        require(
+            self.attention.source, "attentive_recurrence: its attention is over a source; set attention.source=True"
+        )
         require(
             not self.attention.combine,
             "attentive_recurrence: the recurrence combines the context with its state; leave attention.combine out",
         )
 
     def source_attention(self, width: int) -> ScoredAttention:
-        """The attention; without a source_width of its own its source has the width of the stack."""
+        """The attention; its source_width is the width of the stack unless it is set."""
         return replace(self.attention, source_width=self.attention.source_width or width)
 
     def build(self, width: int) -> nn.Module:
@@ -48,8 +50,8 @@ class AttentionRNN(Body):
 
     def flops(self, width: int, tokens: int, keys: int) -> int:
         size, attention = self.recurrence.size(width), self.source_attention(width)
-        wider = (self.recurrence.gates - 1) * size * attention.sizes(size)[0]  # C c has the width of all gates
-        return self.recurrence.flops(width, tokens, keys) + attention.flops(size, tokens, keys) + 2 * tokens * wider
+        context = (self.recurrence.gates - 1) * size * attention.sizes(size)[0]  # C c has the width of all gates
+        return self.recurrence.flops(width, tokens, keys) + attention.flops(size, tokens, keys) + 2 * tokens * context
 
 
 class AttentionRNNModule(nn.Module):
@@ -63,7 +65,7 @@ class AttentionRNNModule(nn.Module):
         self.o_proj = nn.Identity() if size == width else nn.Linear(size, width, bias=False)
 
     def forward(self, x: Tensor, layout: TokenLayout, state: State = STATELESS) -> Tensor:
-        *source, source_layout = state.recall(layout, self.attention.read)
+        *source, source_layout = state.read_source(layout, self.attention.cached_arrays)
         queries = single_queries(source_layout)
 
         def step(x: Tensor, *past: Tensor) -> CellStates:
@@ -77,5 +79,5 @@ class AttentionRNNModule(nn.Module):
 
 
 def single_queries(layout: TokenLayout) -> Iterator[TokenLayout]:
-    """The layout of each query alone, with all keys."""
+    """For each query, the layout of this query with all keys."""
     return (layout.tokens(slice(t, t + 1)) for t in range(layout.positions.shape[1]))

@@ -1,10 +1,10 @@
 """BigBird's attention as its published models are evaluated (Zaheer et al. 2020): neighbouring, first and last blocks.
 
-    a query in block r attends to key blocks c with |r - c| <= 1, c = 0 and c = last; those of the first and the last
+    a query in block r attends to key blocks c with |r - c| <= 1, c = 0 and c = last; queries in the first and the last
     block attend to all keys
 
-In training `links` further blocks are drawn per block of queries. In evaluation `transformers` uses the first block for
-all of them, so it counts 1 + links times: its scores are raised by log(1 + links). In a document of at most
+In training `links` random key blocks are added per block of queries. In evaluation `transformers` uses the first block
+for all of them, so it counts 1 + links times: log(1 + links) is added to its scores. In a document of at most
 5 + 2·links blocks all queries attend to all keys. The pattern depends on the length of the document, so scores of all
 pairs are computed. The mask `BigBird` is for new models: its links are drawn once, and only its pairs are computed.
 """
@@ -38,7 +38,7 @@ class BigBirdAttention(Attention):
         )
         require(
             self.position == NoPosition(),
-            f"big_bird_attention: found position={self.position}, give a position to the stack",
+            f"big_bird_attention: position={self.position} is not supported; set the position of the stack instead",
         )
         require(self.block > 0, f"big_bird_attention: block={self.block} must be positive")
         require(self.links >= 0, f"big_bird_attention: links={self.links} must not be negative")
@@ -78,10 +78,10 @@ def block_bias(layout: TokenLayout, block: int, links: int, dtype: torch.dtype) 
     lengths = query_document_lengths(layout).unsqueeze(-1)  # (B, L, 1)
     row, column = layout.positions.unsqueeze(-1) // block, layout.key_positions.unsqueeze(-2) // block
     last = (lengths - 1) // block
-    whole = (row == 0) | (row == last) | (lengths <= (5 + 2 * links) * block)
-    allowed = whole | ((row - column).abs() <= 1) | (column == 0) | (column == last)  # (B, L, S)
+    attends_to_all = (row == 0) | (row == last) | (lengths <= (5 + 2 * links) * block)
+    allowed = attends_to_all | ((row - column).abs() <= 1) | (column == 0) | (column == last)  # (B, L, S)
     bias = torch.zeros(allowed.shape, dtype=dtype, device=allowed.device).masked_fill(~allowed, float("-inf"))
-    return bias.masked_fill(~whole & (column == 0), math.log1p(links)).unsqueeze(1)
+    return bias.masked_fill(~attends_to_all & (column == 0), math.log1p(links)).unsqueeze(1)
 
 
 def query_document_lengths(layout: TokenLayout) -> Tensor:

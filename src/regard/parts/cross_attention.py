@@ -38,7 +38,7 @@ class CrossAttention(Attention):
 
     @property
     def causal(self) -> bool:
-        return True  # it reads no other token of its own sequence
+        return True  # no token attends to another token of its own sequence
 
     @property
     def bias_heads(self) -> int | None:
@@ -56,7 +56,7 @@ class CrossAttentionModule(AttentionModule):
 
     def forward(self, x: Tensor, layout: TokenLayout, state: State = STATELESS) -> Tensor:
         q = self.clip(self.q_norm(split_heads(self.q_proj(x), self.heads)))  # (B, H, L, E)
-        k, v, layout = state.recall(layout, self.read)  # (B, K, S, E)
+        k, v, layout = state.read_source(layout, self.keys_and_values)  # (B, K, S, E)
         q, k, v = self.q(q), self.k(k), self.v(v)
         z = self.attend(q, k, v, layout, self.scores(layout))  # (B, H, L, E)
         return self.o_proj(merge_heads(self.gate(self.z(z), x)))
@@ -65,7 +65,7 @@ class CrossAttentionModule(AttentionModule):
         source = layout.inputs.source
         return super().attention_map(taps, layout if source is None else layout.cross(source.layout), heads)
 
-    def read(self, source: Tensor) -> dict[str, Tensor]:
+    def keys_and_values(self, source: Tensor) -> dict[str, Tensor]:
         """Keys and values (B, K, S, E) of a source (B, S, D)."""
         k = self.clip(self.k_norm(split_heads(self.k_proj(source), self.kv_heads)))
         return {"k": k, "v": self.clip(split_heads(self.v_proj(source), self.kv_heads))}

@@ -1,7 +1,7 @@
 """Attention with separate projections for global tokens: Longformer's (Beltagy et al. 2020).
 
     token i is global:   z_i = Σ_j softmax(q'_i k'_jᵀ) v'_j        over all tokens
-    any other:           z_i = Σ_j softmax(q_i k_jᵀ) v_j           over its window and the global tokens
+    all other tokens:    z_i = Σ_j softmax(q_i k_jᵀ) v_j           over its window and the global tokens
 
 q', k' and v' are a second set of projections of all tokens; both results are projected by one W_o. The mask's first
 tokens (`first_tokens`) are the global ones. With a mask that has none, such as a window, the second set is unused.
@@ -36,8 +36,8 @@ class GlobalAttention(Attention):
         return GlobalAttentionModule(width, self)
 
     def flops(self, width: int, tokens: int, keys: int) -> int:
-        once = super().flops(width, tokens, keys)
-        return 2 * once if self.mask.first_tokens else once
+        flops = super().flops(width, tokens, keys)
+        return 2 * flops if self.mask.first_tokens else flops
 
 
 class GlobalAttentionModule(AttentionModule):
@@ -53,8 +53,8 @@ class GlobalAttentionModule(AttentionModule):
         out = super().forward(x, layout, state)  # (B, L, D)
         if not self.first:
             return out
-        globally = self.o_proj(self.of_globals(x, layout))  # (B, L, D); only global tokens' rows are used
-        return torch.where((layout.positions < self.first).unsqueeze(-1), globally, out)
+        global_out = self.o_proj(self.of_globals(x, layout))  # (B, L, D); only global tokens' rows are used
+        return torch.where((layout.positions < self.first).unsqueeze(-1), global_out, out)
 
     def attention_map(self, taps: Mapping[str, Tensor], layout: TokenLayout, heads: slice = slice(None)) -> Tensor:
         weights = super().attention_map(taps, layout, heads)  # (B, heads, L, S)

@@ -1,6 +1,6 @@
 """The input of an encoder: it embeds token ids, an image or a signal as one vector per token.
 
-Tokens(t) = E[t] · scale (+ T[type])          types: the sequences of a pair in BERT; scale: √D in Vaswani et al.
+Tokens(t) = E[t] · scale (+ T[type])          T: token types, as in BERT; scale: √D in Vaswani et al.
 """
 
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from regard.spec import Spec, require
 class Input(Spec):
     @property
     def length(self) -> int | None:
-        """Number of tokens of its output; None: as many as its input has."""
+        """Number of tokens in the output; None: one per token of the input."""
         return None
 
     def build(self, width: int) -> nn.Module:
@@ -60,13 +60,13 @@ class TokensModule(nn.Module):
         return x + self.types(types)
 
 
-def check_ids(what: str, ids: Tensor, count: int) -> None:
+def check_ids(name: str, ids: Tensor, count: int) -> None:
     """Raise ValueError if an id is not in 0 … count - 1; only on the CPU, where it needs no synchronization."""
     if ids.device.type == "cpu" and not torch.compiler.is_compiling() and ids.numel():
         low, high = (int(bound) for bound in ids.aminmax())
         if low < 0 or high >= count:
             wrong = low if low < 0 else high
-            raise ValueError(f"{what} id {wrong} is outside the vocabulary of {count}; ids are 0 to {count - 1}")
+            raise ValueError(f"{name} id {wrong} is outside the vocabulary of {count}; ids are 0 to {count - 1}")
 
 
 def whole_layout(tokens: Tensor) -> TokenLayout:

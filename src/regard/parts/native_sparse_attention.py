@@ -27,11 +27,11 @@ from regard.kernels.attention.patterns.window import Window
 from regard.kernels.attention.reference import attention_weights, per_head
 from regard.kernels.native_sparse import (
     SortedKeys,
-    attend_chosen,
-    choose,
+    attend_to_blocks,
+    choose_blocks,
     completed_blocks,
+    gather_keys,
     importance,
-    pick,
     sort_keys,
 )
 from regard.layout import TokenLayout
@@ -64,7 +64,7 @@ class NativeSparse(Body):
             size = getattr(self, name)
             require(
                 size > 0 and size % self.stride == 0,
-                f"native_sparse: {name}={size} must be a multiple of stride={self.stride}",
+                f"native_sparse: {name}={size} must be a positive multiple of stride={self.stride}",
             )
         require(self.select > 2, f"native_sparse: select={self.select} must be at least 3: the first and the last two")
         require(self.window > 0, f"native_sparse: window={self.window} must be positive")
@@ -130,7 +130,9 @@ class NativeSparseModule(nn.Module):
         k_block, v_block, _ = state.extend(layout, k_block=blocks[0], v_block=blocks[1])  # (B, K, S, E)
 
         compressed, chosen = self.compressed(q, k_block, v_block, key_layout, keys, bias)
-        selected = attend_chosen(q_rotated, k_far, v_far, key_layout, keys, chosen, self.spec.block, self.scale, bias)
+        selected = attend_to_blocks(
+            q_rotated, k_far, v_far, key_layout, keys, chosen, self.spec.block, self.scale, bias
+        )
         near = self.attend(q_rotated, k_near, v_near, key_layout, ScoreOptions(self.window, self.scale, bias))
         gates = split_heads(self.branch_proj(x).sigmoid(), 3 * self.heads).chunk(3, 1)  # (B, H, L, 1) each
         z = sum(gate * branch for gate, branch in zip(gates, (compressed, selected, near), strict=True))
@@ -145,7 +147,7 @@ class NativeSparseModule(nn.Module):
         out = []
         for x, summary in ((k, self.k_summary), (v, self.v_summary)):
             blocks = (
-                summary(pick(x, slots.unsqueeze(1)).unflatten(2, ranks.shape[1:])) * real[:, None, :, None]
+                summary(gather_keys(x, slots.unsqueeze(1)).unflatten(2, ranks.shape[1:])) * real[:, None, :, None]
             )  # (B, K, N, E)
             index = found[:, None, :, None].expand_as(blocks)
             zeros = blocks.new_zeros(*blocks.shape[:2], keys.query_indices.shape[1], blocks.shape[3])
@@ -157,14 +159,14 @@ class NativeSparseModule(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """The compressed attention (B, H, L, E), and the blocks with the highest attention (B, K, L, select)."""
         spec = self.spec
-        slots, begins, block_layout = layout.derived(compressed_blocks, spec.length, spec.stride)
-        k, v = (pick(x, slots.unsqueeze(1)) for x in (k, v))  # (B, K, N, E)
+        slots, starts, block_layout = layout.derived(compressed_blocks, spec.length, spec.stride)
+        k, v = (gather_keys(x, slots.unsqueeze(1)) for x in (k, v))  # (B, K, N, E)
         weights = attention_weights(q, k, block_layout, ScoreOptions(self.past, self.scale, bias))  # (B, H, L, N)
         with torch.no_grad():
             group = weights.unflatten(1, (self.kv_heads, -1)).sum(2)  # (B, K, L, N)
-            count = -(-keys.slots.shape[1] // spec.block)
-            scores = importance(group, begins, spec.length, spec.stride, spec.block, count)
-            chosen = choose(scores, keys.query_indices, spec.block, spec.select)
+            blocks = -(-keys.slots.shape[1] // spec.block)
+            scores = importance(group, starts, spec.length, spec.stride, spec.block, blocks)
+            chosen = choose_blocks(scores, keys.query_indices, spec.block, spec.select)
         return weights.to(q.dtype) @ per_head(v, q), chosen
 
 

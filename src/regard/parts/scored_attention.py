@@ -38,7 +38,7 @@ class ScoredAttention(Body):
     heads: int = 1
     score: Literal["additive", "dot", "general", "scaled"] = "additive"
     score_dim: int | None = None  # per head, of the hidden layer of "additive"; None: width of h / heads
-    source: bool = False  # does it attend to a source, instead of its own sequence?
+    source: bool = False  # attend to a source instead of the own sequence
     source_width: int | None = None  # None: as wide as this stack
     mask: Mask | None = None  # None: Full() for a source, else the model's, as in Attention
     combine: bool = False
@@ -75,17 +75,19 @@ class ScoredAttention(Body):
 
     def sizes(self, width: int) -> tuple[int, int, int]:
         """(width of h, width per head, score_dim)"""
-        read = self.source_width or width
+        states_width = self.source_width or width
         require(
-            read % self.heads == 0,
-            f"scored_attention: the width of the states, {read}, is not divisible by heads={self.heads}; "
-            f"choose one of {', '.join(map(str, divisors(read)))}",
+            states_width % self.heads == 0,
+            f"scored_attention: the width of the states, {states_width}, is not divisible by heads={self.heads}; "
+            f"choose one of {', '.join(map(str, divisors(states_width)))}",
         )
         require(
-            read == width or self.score in ("additive", "general"),
-            f"scored_attention: score={self.score!r} multiplies states of widths {width} and {read}; choose 'general'",
+            states_width == width or self.score in ("additive", "general"),
+            f"scored_attention: score={self.score!r} multiplies states of widths {width} and {states_width}; "
+            "choose 'general'",
         )
-        return read, read // self.heads, self.score_dim or read // self.heads
+        head_dim = states_width // self.heads
+        return states_width, head_dim, self.score_dim or head_dim
 
     def build(self, width: int) -> nn.Module:
         return self.module(width, width)
@@ -103,12 +105,12 @@ class ScoredAttention(Body):
         return PerSource(arrays) if self.source else PerToken(arrays, mask.sliding_window, mask.first_tokens)
 
     def flops(self, width: int, tokens: int, keys: int) -> int:
-        read, _, score_dim = self.sizes(width)
+        states_width, _, score_dim = self.sizes(width)
         hidden = self.heads * score_dim
-        q = {"additive": width * hidden, "general": width * read}.get(self.score, 0)
-        k = read * hidden if self.score == "additive" else 0
-        pair = (hidden if self.score == "additive" else read) + read
-        out = (read + width if self.combine else read) * width
+        q = {"additive": width * hidden, "general": width * states_width}.get(self.score, 0)
+        k = states_width * hidden if self.score == "additive" else 0
+        pair = (hidden if self.score == "additive" else states_width) + states_width
+        out = (states_width + width if self.combine else states_width) * width
         return 2 * (tokens * (q + out + keys * pair) + (keys if self.source else tokens) * k)
 
 
@@ -119,14 +121,18 @@ class ScoredAttentionModule(nn.Module):
         super().__init__()
         self.heads, self.source, self.reads_source = spec.heads, spec.source, spec.source
         self.attention_taps: tuple[str, ...] = ("q", "k")
-        self.read_dim, self.head_dim, self.score_dim = spec.sizes(width)
+        self.states_width, self.head_dim, self.score_dim = spec.sizes(width)
         self.mask = spec.mask or (Full() if spec.source else Causal())
         self.q, self.k = Tap(), Tap()
-        self.o_proj = nn.Linear(self.read_dim, out, bias=False)
+        self.o_proj = nn.Linear(self.states_width, out, bias=False)
         self.s_proj = nn.Linear(width, out, bias=False) if spec.combine else None
 
     def forward(self, x: Tensor, layout: TokenLayout, state: State = STATELESS) -> Tensor:
-        *states, layout = state.recall(layout, self.read) if self.source else state.extend(layout, **self.read(x))
+        *states, layout = (
+            state.read_source(layout, self.cached_arrays)
+            if self.source
+            else state.extend(layout, **self.cached_arrays(x))
+        )
         return self.output(x, layout, *states)
 
     def output(self, x: Tensor, layout: TokenLayout, *states: Tensor) -> Tensor:
@@ -134,7 +140,7 @@ class ScoredAttentionModule(nn.Module):
         c = self.o_proj(merge_heads(self.context(x, layout, *states)))
         return c if self.s_proj is None else torch.tanh(c + self.s_proj(x))
 
-    def read(self, h: Tensor) -> dict[str, Tensor]:
+    def cached_arrays(self, h: Tensor) -> dict[str, Tensor]:
         """The arrays (B, H, S, …) that are cached for states (B, S, D)."""
         return {"h": split_heads(h, self.heads)}
 
@@ -143,7 +149,7 @@ class ScoredAttentionModule(nn.Module):
         raise NotImplementedError
 
     def key_layout(self, layout: TokenLayout) -> TokenLayout:
-        """The layout of the scores, from the one that the module was called with."""
+        """The layout with the keys of the scores, from the layout that the module was called with."""
         source = layout.inputs.source
         return layout.cross(source.layout) if self.source and source is not None else layout
 
@@ -151,7 +157,7 @@ class ScoredAttentionModule(nn.Module):
 class MultiplicativeModule(ScoredAttentionModule):
     def __init__(self, width: int, spec: ScoredAttention, out: int):
         super().__init__(width, spec, out)
-        self.q_proj = nn.Linear(width, self.read_dim, bias=False) if spec.score == "general" else None
+        self.q_proj = nn.Linear(width, self.states_width, bias=False) if spec.score == "general" else None
         self.scale = self.head_dim**-0.5 if spec.score == "scaled" else 1.0
         self.attend = backend("auto")
 
@@ -172,11 +178,11 @@ class AdditiveModule(ScoredAttentionModule):
     def __init__(self, width: int, spec: ScoredAttention, out: int):
         super().__init__(width, spec, out)
         self.q_proj = nn.Linear(width, self.heads * self.score_dim, bias=False)
-        self.k_proj = nn.Linear(self.read_dim, self.heads * self.score_dim, bias=False)
+        self.k_proj = nn.Linear(self.states_width, self.heads * self.score_dim, bias=False)
         self.v = nn.Parameter(torch.empty(self.heads, self.score_dim).normal_(std=self.score_dim**-0.5))
 
-    def read(self, h: Tensor) -> dict[str, Tensor]:
-        return super().read(h) | {"k": split_heads(self.k_proj(h), self.heads)}
+    def cached_arrays(self, h: Tensor) -> dict[str, Tensor]:
+        return super().cached_arrays(h) | {"k": split_heads(self.k_proj(h), self.heads)}
 
     def context(self, x: Tensor, layout: TokenLayout, *states: Tensor) -> Tensor:
         q, (h, k) = split_heads(self.q_proj(x), self.heads), states  # (B, H, L, A), (B, H, S, E), (B, H, S, A)
@@ -186,7 +192,7 @@ class AdditiveModule(ScoredAttentionModule):
         return self.weights(taps["q"], taps["k"], self.key_layout(layout))[:, heads]
 
     def weights(self, q: Tensor, k: Tensor, layout: TokenLayout) -> Tensor:
-        """(B, H, L, S); the hidden layer is computed for every pair, so this takes L · S · A of memory."""
+        """(B, H, L, S); the hidden layer is computed for every pair, so memory grows as L · S · A."""
         s = torch.einsum("bhlsa,ha->bhls", torch.tanh(q.unsqueeze(3) + k.unsqueeze(2)), self.v)
         s, bias = s.to(torch.promote_types(s.dtype, torch.float32)), layout.inputs.bias
         return normalize(s if bias is None else s + bias.values(layout, s.dtype), attention_mask(self.mask, layout))

@@ -72,7 +72,7 @@ class SharedBlock(Body):
         return self.attention.sizes(2 * width)
 
     def build(self, width: int) -> nn.Module:
-        self.memory(width)  # refuses a mixer with a per-token state
+        self.memory(width)  # raises SpecError for a mixer with a per-token state
         return SharedBlockModule(width, self)
 
     def memory(self, width: int) -> Memory:

@@ -4,7 +4,7 @@ A body declares its arrays (`memory`), a store keeps them (engine/stores), and f
 
     k, v, layout = state.extend(layout, k=k, v=v)          per token: append to the cache, return all cached tokens
     h, c = state.read(layout, h=zeros, c=zeros); state.write(layout, h=h, c=c)          fixed size: a recurrence
-    k, v, layout = state.recall(layout, read)          per source token: computed with the source, then cached
+    k, v, layout = state.read_source(layout, compute)  per source token: computed with the source, then cached
 
 STATELESS keeps nothing and returns its inputs, so training and decoding share one forward.
 """
@@ -26,7 +26,7 @@ class PerToken:
     arrays: dict[str, tuple[int, int]]
     window: int | None = None  # later queries attend only to this many last tokens, the newest counted; None: to all
     first: int = 0  # and to this many first tokens
-    pages: bool = False  # may a paged store return them in place, as Pages (kernels/attention/arguments.py)?
+    pages: bool = False  # a paged store may return them in place, as Pages (kernels/attention/arguments.py)
     max_exact_cache: int | None = None  # tokens up to which cached decoding is exact; set by Block.memory
 
 
@@ -92,15 +92,15 @@ class FixedState(Protocol):
 
 
 class SourceState(Protocol):
-    def recall(self, layout: TokenLayout, read: Callable[[Tensor], dict[str, Tensor]]) -> tuple:
+    def read_source(self, layout: TokenLayout, compute: Callable[[Tensor], dict[str, Tensor]]) -> tuple:
         """The arrays (B, heads, S, dim) of the source and the layout with its keys.
 
-        They are computed by `read` if the layout has a source, else taken from the cache.
+        They are computed by `compute` and cached if the layout has a source, else they are read from the cache.
         """
         ...
 
 
-State = Any  # a TokenState, FixedState or SourceState, as the mixer declared
+State = Any  # a TokenState, FixedState or SourceState, by the kind of memory that the mixer declares
 
 
 class Stateless:
@@ -113,10 +113,10 @@ class Stateless:
     def write(self, layout: TokenLayout, **arrays: Tensor) -> None:
         pass
 
-    def recall(self, layout: TokenLayout, read: Callable[[Tensor], dict[str, Tensor]]) -> tuple:
+    def read_source(self, layout: TokenLayout, compute: Callable[[Tensor], dict[str, Tensor]]) -> tuple:
         if (source := layout.inputs.source) is None:
             raise ValueError("cross-attention has no source; give it by layout.with_source(...), or a state")
-        return (*read(source.x).values(), layout.cross(source.layout))
+        return (*compute(source.x).values(), layout.cross(source.layout))
 
 
 STATELESS = Stateless()

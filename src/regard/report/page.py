@@ -96,7 +96,7 @@ def write_report(
 
 
 def add_attention(page: Page, out: Path, graded: GradedAnswer, model: DecoderModule, tokenizer: Tokenizer) -> None:
-    """The maps of all heads on one question, and the head with the largest weight in its last row."""
+    """Add the attention maps of all heads for one question, and the head with the largest weight in the last row."""
     prompt = f"{graded.story.text} {graded.question.text}"
     ids = encode_chat(tokenizer, [{"role": "user", "content": prompt}])
     tokens = [tokenizer.decode_token(id) for id in ids]

@@ -4,7 +4,7 @@
 - `SecurityHeaders`  the page may load from and connect to this server only, and no other page may frame it;
 - `HostCheck`        against DNS rebinding (a foreign name that resolves to 127.0.0.1) and cross-site posts;
 - `KeyCheck`         compares the bearer token in constant time, on every path that is not public;
-- `BodyLimit`        refuses a body that is too long before any of it is parsed.
+- `BodyLimit`        rejects a body that is too long before any of it is parsed.
 """
 
 import hmac

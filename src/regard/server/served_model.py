@@ -95,5 +95,5 @@ class ServedModel:
     async def _in_tokenizer_thread(self, function: Callable[..., list[int]], *args: Any) -> list[int]:
         try:
             return await asyncio.get_running_loop().run_in_executor(self._tokenizer_thread, function, *args)
-        except ValueError as error:  # a character outside the vocabulary, or messages that the template refuses
+        except ValueError as error:  # a character outside the vocabulary, or messages that the template rejects
             raise ApiError(400, str(error), code="invalid_text") from error

@@ -23,13 +23,13 @@ from jinja2.utils import Namespace
 
 MAX_SIZE = 4_000_000  # characters of the output or of any intermediate value; also the largest number
 MAX_WORK = 16 * MAX_SIZE  # product of the sizes of an operation's arguments, as in text.replace(old, new)
-UNSIZED_LENGTH = 100_000  # assumed items of an iterable without a length: the longest range that Jinja allows
-ITEM_SIZE = 8  # characters that an item of a list counts for at least
+UNSIZED_LENGTH = 100_000  # assumed length of an iterable without len(): the longest range that Jinja allows
+ITEM_SIZE = 8  # smallest size of a list item, in characters
 TIME_LIMIT = 2.0  # seconds of processor time, so that load on the machine does not matter
 
 
 class BoundedEnvironment(ImmutableSandboxedEnvironment):
-    """An environment renders one template once: the time limit starts at construction."""
+    """Renders one template, once: the time limit starts at construction."""
 
     intercepted_binops = frozenset(("+", "*", "**", "%"))
 
@@ -41,7 +41,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
             finalize=self._check_result,
         )
         self.deadline = time.thread_time() + TIME_LIMIT
-        del self.filters["format"], self.globals["lipsum"]  # "%999999999d"|format(1): the size is inside a string
+        del self.filters["format"], self.globals["lipsum"]  # "%999999999d"|format(1): the size is in the format string
         self.filters = {name: self._bounded(function) for name, function in self.filters.items()}
         self.filters["tojson"] = self._tojson
         self.filters |= {"_iterate": self._iterate, "_check_result": self._check_result, "_concat": self._concat}
@@ -71,7 +71,7 @@ class BoundedEnvironment(ImmutableSandboxedEnvironment):
         return tree
 
     def wrap_str_format(self, value: Any) -> None:
-        return None
+        return None  # str.format is forbidden below
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
         return attr not in ("format", "format_map") and super().is_safe_attribute(obj, attr, value)
@@ -168,11 +168,11 @@ def _length(value: Any) -> int:
 
 
 def _size(value: Any) -> int:
-    """About the number of characters of the value as a string, nested items included; stops above the limit."""
+    """The approximate length of str(value), nested items included; counting stops above MAX_SIZE."""
     size, parts = 0, [value]
     while parts and size <= MAX_SIZE:
         part = parts.pop()
-        part = part._Namespace__attrs if isinstance(part, Namespace) else part  # its string has all attributes
+        part = part._Namespace__attrs if isinstance(part, Namespace) else part  # str() of it contains all attributes
         size += _length(part) * (1 if isinstance(part, str) else ITEM_SIZE)
         if isinstance(part, list | tuple | dict):
             parts.extend(part.values() if isinstance(part, dict) else part)

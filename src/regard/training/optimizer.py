@@ -5,8 +5,8 @@
 
 Weight decay applies to matrices only. Norms and biases are not decayed, nor are embeddings (and a tied head): small
 embeddings make the gradients of the early layers large (OLMo 2, 2025). A module excludes other parameters by the
-attribute `no_weight_decay`, a tuple of their names: the decay rates of a state space are matrices, but no weights of a
-product. State is saved by parameter name, so it does not depend on the order of the parameters.
+attribute `no_weight_decay`, a tuple of their names: the decay rates of a state space, for example, are a matrix, but
+not a weight of a linear map. State is saved by parameter name, so it does not depend on the order of the parameters.
 """
 
 from collections.abc import Mapping
@@ -71,11 +71,11 @@ def undecayed(module: nn.Module) -> list[nn.Parameter]:
 
 def optimizer_state(optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
     """The optimizer's state, as `parameter/quantity` -> tensor."""
-    whole = optimizer.state_dict()
-    names = [name for group in whole["param_groups"] for name in group["param_names"]]
+    state = optimizer.state_dict()
+    names = [name for group in state["param_groups"] for name in group["param_names"]]
     return {
         f"{names[index]}/{quantity}": tensor
-        for index, quantities in whole["state"].items()
+        for index, quantities in state["state"].items()
         for quantity, tensor in quantities.items()
     }
 

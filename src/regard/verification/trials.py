@@ -47,7 +47,7 @@ class EncoderTrial(Trial):
 
     def whole(self, tokens: Tensor, layout: TokenLayout | None = None) -> Tensor:
         """The head's output per token; if it has one output per sequence, that, beside each token's hidden state."""
-        source, _ = self.model.read(tokens, layout)
+        source, _ = self.model.encode(tokens, layout)
         x, layout = source.x, source.layout
         output = self.model.head(x, layout)
         if isinstance(output, tuple):  # per token, and per sequence

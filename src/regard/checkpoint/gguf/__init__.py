@@ -1,7 +1,7 @@
 """GGUF, the single-file format of llama.cpp: metadata instead of a config, short tensor names, quantized weights.
 
-A file is read as a model of a supported family, to whose config and tensor names `architectures` maps its own.
-`reading` dequantizes tensors, `writing` stores float32, float16 or Q8_0.
+A file is read as a model of a supported family: `architectures` maps its metadata and tensor names to the config and
+tensor names of the family. `reading` dequantizes tensors, `writing` stores float32, float16 or Q8_0.
 """
 
 from regard.checkpoint.gguf.reading import open_gguf

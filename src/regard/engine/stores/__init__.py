@@ -1,6 +1,6 @@
 """Stores: how the states of a model's layers are kept between forwards.
 
-A new store is one file with a class that follows `Store` and `OpenStore` (base.py), and one line in STORES.
+A new store is one file with a class that implements `Store` and `OpenStore` (base.py), and one line in STORES.
 """
 
 from regard.engine.stores.base import OpenStore

@@ -113,10 +113,10 @@ class SourceStorage:
     def bind(self, layout: TokenLayout, placement: None) -> "SourceStorage":
         return self  # rows come with the layout of every call
 
-    def recall(self, layout: TokenLayout, read: Callable[[Tensor], dict[str, Tensor]]) -> tuple:
+    def read_source(self, layout: TokenLayout, compute: Callable[[Tensor], dict[str, Tensor]]) -> tuple:
         rows, source = rows_of(layout), layout.inputs.source
         if source is not None:
-            self.keep(rows, source, read(source.x))
+            self.keep(rows, source, compute(source.x))
         valid = self.valid[rows, : self.span]
         keys = TokenLayout(self.positions[: self.span].expand_as(valid), valid=valid)
         return (*(a[rows, :, : self.span] for a in self.arrays.values()), layout.cross(keys))

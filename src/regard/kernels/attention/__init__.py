@@ -4,9 +4,9 @@
 
 q is (B, H, L, E), k is (B, K, S, E) and v (B, K, S, Ev) with K dividing H; keys and values may be in pages
 (arguments.py). `reference` is plain tensor algebra, and every other backend is tested against it. A backend has two
-functions of the description of a call: `refuses` returns the reason why it does not support the call, `slower` the
-reason why another backend is faster. `auto` runs the first backend of the table for which both return None, chosen once
-per description; `why` returns its name and the reasons against the earlier ones.
+functions of the description of a call: `unsupported_reason` returns the reason why it does not support the call,
+`slower` the reason why another backend is faster. `auto` runs the first backend of the table for which both return
+None, chosen once per description; `select_backend` returns its name and the reasons against the earlier ones.
 """
 
 from collections.abc import Callable
@@ -33,24 +33,24 @@ BACKENDS: dict[str, ModuleType] = {
 }
 
 
-def why(q: Tensor, k: Keys, v: Keys, layout: TokenLayout, options: ScoreOptions) -> tuple[str, str]:
+def select_backend(q: Tensor, k: Keys, v: Keys, layout: TokenLayout, options: ScoreOptions) -> tuple[str, str]:
     """The backend that `auto` runs, and the reasons against the backends before it."""
     return choose(describe(q, k, v, layout, options))
 
 
 def choose(call: AttentionCall) -> tuple[str, str]:
-    return first_suitable(BACKENDS, call, objection=objection)
+    return first_suitable(BACKENDS, call, rejection=unsupported_or_slower)
 
 
 choose_once = lru_cache(maxsize=4096)(choose)  # layers and decode steps mostly repeat a few calls
 
 
-def objection(module: ModuleType, call: AttentionCall) -> str | None:
-    return module.refuses(call) or module.slower(call)
+def unsupported_or_slower(module: ModuleType, call: AttentionCall) -> str | None:
+    return module.unsupported_reason(call) or module.slower(call)
 
 
-def refusal(module: ModuleType, *arguments: Any) -> str | None:
-    return module.refuses(describe(*arguments))
+def unsupported(module: ModuleType, *arguments: Any) -> str | None:
+    return module.unsupported_reason(describe(*arguments))
 
 
 def auto(q: Tensor, k: Keys, v: Keys, layout: TokenLayout, options: ScoreOptions) -> Tensor:
@@ -68,4 +68,4 @@ def attend_with(name: str, q: Tensor, k: Keys, v: Keys, layout: TokenLayout, opt
 
 def backend(name: str) -> Attend:
     """The attend function of this name; it raises ValueError for arguments that the backend does not support."""
-    return auto if name == "auto" else checked_backend("attention", name, BACKENDS, attend_with, refusal)
+    return auto if name == "auto" else checked_backend("attention", name, BACKENDS, attend_with, unsupported)

@@ -36,7 +36,7 @@ from regard.layout import TokenLayout
 PORTION = 1 << 21  # numbers of keys gathered at once: few enough to stay in the processor's cache
 
 
-def refuses(call: AttentionCall) -> str | None:
+def unsupported_reason(call: AttentionCall) -> str | None:
     mask, name = call.mask, type(call.mask).__name__
     if type(mask).block_layouts is Mask.block_layouts:
         return f"block_sparse needs a sparse mask; {name} has no block layout"
@@ -92,7 +92,7 @@ def attend_rows(q: Tensor, k: Tensor, v: Tensor, row_mask: "RowMask", options: S
         q_dense, out = q[:, :, :dense], out[:, :, dense:]
     positions = row_mask.layout.positions[: len(q)]
     layout = TokenLayout(positions[:, :dense]).with_keys(positions)
-    backend = sdpa if sdpa.refuses(describe(q, k, v, layout, options)) is None else reference
+    backend = sdpa if sdpa.unsupported_reason(describe(q, k, v, layout, options)) is None else reference
     return torch.cat([backend.attend(q_dense, k, v, layout, options), out], 2)
 
 

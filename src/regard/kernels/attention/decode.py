@@ -16,7 +16,7 @@ DIMS = (16, 32, 64, 128, 256)
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
-def refuses(call: AttentionCall) -> str | None:
+def unsupported_reason(call: AttentionCall) -> str | None:
     reason = cannot_run_triton(call.device)
     return f"decode {reason}" if reason else cannot(call)
 
@@ -50,7 +50,7 @@ def attend(q: Tensor, k: Keys, v: Keys, layout: TokenLayout, options: ScoreOptio
     from regard.kernels.attention.triton.decode_kernels import decode, launch
 
     limits = mask_limits(options.mask)
-    assert limits is not None, "refused"
+    assert limits is not None, "unsupported_reason excludes masks without limits"
     table, page = (k.table, k.block) if isinstance(k, Pages) else (None, 0)
     k, v = (x.pool if isinstance(x, Pages) else x for x in (k, v))
     run = (

@@ -19,7 +19,7 @@ from regard.kernels.autocast import without_autocast
 from regard.layout import TokenLayout
 
 
-def refuses(call: AttentionCall) -> str | None:
+def unsupported_reason(call: AttentionCall) -> str | None:
     return None
 
 

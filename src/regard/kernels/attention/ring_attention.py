@@ -21,7 +21,14 @@ from torch.autograd.function import once_differentiable
 from regard.kernels.attention.arguments import ScoreOptions, describe
 from regard.kernels.attention.online_softmax import empty_partial
 from regard.kernels.attention.reference import per_head
-from regard.kernels.attention.tiled import BackwardInputs, accumulate, add_gradients, learned_tensors, refuses, widen
+from regard.kernels.attention.tiled import (
+    BackwardInputs,
+    accumulate,
+    add_gradients,
+    learned_tensors,
+    unsupported_reason,
+    widen,
+)
 from regard.kernels.autocast import without_autocast
 from regard.layout import TokenLayout
 
@@ -46,7 +53,7 @@ def attend(
 
     Arguments are those of every attention backend.
     """
-    reason = refuses(describe(q, k, v, layout, options))
+    reason = unsupported_reason(describe(q, k, v, layout, options))
     if layout.keys is not None:
         reason = "the keys must be the queries' own tokens, not those of a cache or a source"
     if reason is not None:

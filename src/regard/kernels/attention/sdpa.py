@@ -15,7 +15,7 @@ from regard.kernels.attention.mask import Causal, attention_mask
 from regard.layout import TokenLayout
 
 
-def refuses(call: AttentionCall) -> str | None:
+def unsupported_reason(call: AttentionCall) -> str | None:
     return None if call.softcap is None else "sdpa has no softcap"
 
 

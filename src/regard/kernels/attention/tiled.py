@@ -34,7 +34,7 @@ TILE = (256, 512)  # queries, keys
 MIN_SCORES = 1 << 22  # per head: with fewer, the whole matrix is faster than tiles
 
 
-def refuses(call: AttentionCall) -> str | None:
+def unsupported_reason(call: AttentionCall) -> str | None:
     if call.bias is not None and not call.bias.tiles:
         return "tiled needs a bias that is a function of positions"
     return "tiled has no dropout" if call.dropout else None

@@ -30,7 +30,7 @@ def linear_attention(
     inputs = ScanInputs(q, k, v, decay, state, segments, valid)
     if not normalize:
         return scan(inputs)
-    if v.shape[2] > 1 and v.shape[3] % 2 == 0 and triton.refuses(inputs) is None:
+    if v.shape[2] > 1 and v.shape[3] % 2 == 0 and triton.unsupported_reason(inputs) is None:
         # The kernels take z as a separate tensor: one more column would copy v and out.
         out, total, state = triton.scan_with_total(inputs)
         return divide(out, total), state
@@ -55,9 +55,9 @@ def bidirectional_linear_attention(
             out = q @ (k.mT @ v)
         else:
             empty = v.new_zeros(*k.shape[:2], k.shape[3], v.shape[3])
-            before, _ = scan(ScanInputs(q, k, v, None, empty, segments))
-            after, _ = scan(ScanInputs(q.flip(2), k.flip(2), v.flip(2), None, empty, segments.flip(1)))
-            out = before + after.flip(2) - (q * k).sum(-1, keepdim=True) * v  # the token itself is in both sums
+            earlier, _ = scan(ScanInputs(q, k, v, None, empty, segments))
+            later, _ = scan(ScanInputs(q.flip(2), k.flip(2), v.flip(2), None, empty, segments.flip(1)))
+            out = earlier + later.flip(2) - (q * k).sum(-1, keepdim=True) * v  # the token itself is in both sums
     return divide_by_last(out) if normalize else out
 
 
@@ -72,5 +72,5 @@ def divide_by_last(out: Tensor) -> Tensor:
 
 
 def divide(out: Tensor, total: Tensor) -> Tensor:
-    """out / total; zeros for a token that attends to no other."""
+    """out / total; zeros for a query without keys."""
     return out / total.masked_fill(total == 0, 1.0)

@@ -59,11 +59,11 @@ def use_attend(attentions: list[nn.Module], attend: Callable[..., Tensor]) -> Ge
 
 
 def or_reference(name: str, used: list[bool]) -> Callable[..., Tensor]:
-    """The backend, or the reference where it refuses; appends to `used` whether the backend ran."""
+    """The backend, or the reference for calls that it does not support; appends to `used` whether the backend ran."""
     backend, reference = BACKENDS[name], BACKENDS["reference"]
 
     def attend(q: Tensor, k: Tensor, v: Tensor, layout: TokenLayout, scores: ScoreOptions) -> Tensor:
-        used.append(backend.refuses(describe(q, k, v, layout, scores)) is None)
+        used.append(backend.unsupported_reason(describe(q, k, v, layout, scores)) is None)
         return (backend if used[-1] else reference).attend(q, k, v, layout, scores)
 
     return attend

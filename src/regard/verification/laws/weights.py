@@ -21,19 +21,19 @@ from regard.verification.trial import Trial
 
 
 def saved(trial: Trial) -> Outcome:
-    """All tensors bit for bit, and the spec."""
+    """A saved and loaded model has the same spec and the same tensors, bit for bit."""
     with TemporaryDirectory() as folder:
         save(trial.model, Path(folder) / "model")
-        back = load(Path(folder) / "model", trial.device, trial.dtype)
-    before, after = trial.model.state_dict(), back.state_dict()
-    if back.spec != trial.spec or before.keys() != after.keys():
+        loaded = load(Path(folder) / "model", trial.device, trial.dtype)
+    before, after = trial.model.state_dict(), loaded.state_dict()
+    if loaded.spec != trial.spec or before.keys() != after.keys():
         return broken("the loaded model has another spec or other tensor names")
     wrong = [name for name, tensor in before.items() if not torch.equal(tensor, after[name])]
     return broken(f"{wrong[0]} differs after loading") if wrong else compared(f"{len(before)} tensors", 0.0, exact=True)
 
 
 def exported(trial: Trial) -> Outcome:
-    """To the checkpoint of every family that can represent the model, and back: the same tensors, bit for bit."""
+    """Exported to every family that can represent it and imported again, the model has the same tensors bit for bit."""
     families = [name for name in FAMILIES if can_export(name, trial.spec)]
     if not families:
         return not_applicable("no family can represent this spec")
@@ -49,17 +49,18 @@ def exported(trial: Trial) -> Outcome:
 
 
 def can_export(name: str, spec: Model) -> bool:
-    foreign = family(name)
-    if not isinstance(spec, get_type_hints(foreign.config)["model"]):
+    target = family(name)
+    if not isinstance(spec, get_type_hints(target.config)["model"]):
         return False
     try:
-        foreign.config(spec)
+        target.config(spec)
     except FamilyError:
         return False
     return True
 
 
 def merged(trial: Trial) -> Outcome:
+    """Merging LoRA adapters into the weights does not change the output."""
     targets = mergeable_weights(trial.model)
     if not targets:
         return not_applicable("no linear layer can be adapted")

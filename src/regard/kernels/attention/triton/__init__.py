@@ -21,11 +21,11 @@ from regard.layout import TokenLayout
 
 LOG2 = math.log(2)
 DTYPES = {torch.bfloat16, torch.float16, torch.float32}
-MAX_ROW_BYTES, ALIGNMENT = 512, 16  # of one head: larger tiles do not fit; the copy engine needs 16-byte alignment
+MAX_ROW_BYTES, ALIGNMENT = 512, 16  # of one head: larger tiles do not fit; TMA needs 16-byte alignment
 MIN_QUERIES = 16  # with fewer, most of each tile would be empty
 
 
-def refuses(call: AttentionCall) -> str | None:
+def unsupported_reason(call: AttentionCall) -> str | None:
     if reason := cannot_run_triton(call.device):
         return f"triton {reason}"
     if call.dtypes[0] == torch.float32 and call.autocast is None:
@@ -101,7 +101,7 @@ def kernel_arguments(layout: TokenLayout, options: ScoreOptions) -> tuple:
         bias, kind = options.bias.by_offset(torch.float32).T.contiguous(), "offsets"
         max_distance = options.bias.max_distance
     limits = mask_limits(options.mask)
-    assert limits is not None, "refused"
+    assert limits is not None, "unsupported_reason excludes masks without limits"
     token_arrays = [] if layout.ordered else layout.derived(token_arrays_of, limits)
     return bias, token_arrays, options.scale, options.softcap or 0.0, *limits, kind, max_distance
 

@@ -1,8 +1,9 @@
 """Which tiles of keys a tile of queries attends to, for tokens at any positions: packed, padded or with cached keys.
 
 The minimum and maximum of positions and documents are computed per tile. Two tiles whose ranges are too far apart have
-no allowed pair and are skipped, so packed documents skip each other's keys whatever their lengths. In a consecutive
-layout slots replace positions: positions restart inside a tile and would range over all of a document.
+no allowed pair and are skipped, and so are tiles of different documents, whatever their lengths. If the tokens of every
+document are consecutive, slots are used instead of positions: in a tile with the start of a document, positions range
+from 0 to the end of the previous one.
 """
 
 import torch
@@ -29,22 +30,23 @@ def bounds(
     before, after, first = limits
     all_valid = torch.ones_like(q_document, dtype=torch.bool)
     valid = k_document != NO_DOCUMENT
-    early = TileRanges(k_positions, k_document, valid, tile, axis=1).low < first
+    has_first = TileRanges(k_positions, k_document, valid, tile, axis=1).low < first
     if consecutive:
         slots = torch.arange(q_positions.shape[1], dtype=q_positions.dtype, device=q_positions.device)
         q_positions = k_positions = slots.expand_as(q_positions)
     q = TileRanges(q_positions, q_document, all_valid, tile, axis=2)
     k = TileRanges(k_positions, k_document, valid, tile, axis=1)
-    some = (q.low_document <= k.high_document) & (k.low_document <= q.high_document)  # (B, Tq, Tk)
-    all_ = (q.low_document == q.high_document) & (k.low_document == k.high_document) & some & q.whole & k.whole
+    any_allowed = (q.low_document <= k.high_document) & (k.low_document <= q.high_document)  # (B, Tq, Tk)
+    one_document = (q.low_document == q.high_document) & (k.low_document == k.high_document)
+    all_allowed = any_allowed & one_document & q.whole & k.whole
     if after >= 0:
-        some = some & (k.low - q.high <= after)
-        all_ = all_ & (k.high - q.low <= after)
+        any_allowed = any_allowed & (k.low - q.high <= after)
+        all_allowed = all_allowed & (k.high - q.low <= after)
     if before >= 0:
-        some = some & ((q.low - k.high <= before) | early)
-        all_ = all_ & (q.high - k.low <= before)
-    return bound_slots(some, all_, tile, k_positions.shape[1]), bound_slots(
-        some.mT, all_.mT, tile, q_positions.shape[1]
+        any_allowed = any_allowed & ((q.low - k.high <= before) | has_first)
+        all_allowed = all_allowed & (q.high - k.low <= before)
+    return bound_slots(any_allowed, all_allowed, tile, k_positions.shape[1]), bound_slots(
+        any_allowed.mT, all_allowed.mT, tile, q_positions.shape[1]
     )
 
 
@@ -65,12 +67,12 @@ class TileRanges:
         self.whole = tiles(valid.int(), 0).amin(-1).bool().unsqueeze(axis)
 
 
-def bound_slots(some: Tensor, all_: Tensor, tile: int, length: int) -> Tensor:
+def bound_slots(any_allowed: Tensor, all_allowed: Tensor, tile: int, length: int) -> Tensor:
     """(B, rows, 4) from (B, rows, tiles): the bounds of the allowed tiles, as slots."""
-    tiles = some.shape[-1]
-    index = torch.arange(tiles, device=some.device)
-    lo = index.where(some, tiles).amin(-1)
-    hi = index.where(some, -1).amax(-1) + 1
-    run = index.where(all_, tiles).amin(-1).minimum(hi)
-    end = index.where(~all_ & (index >= run.unsqueeze(-1)), tiles).amin(-1).minimum(hi)
-    return (torch.stack([lo.minimum(hi), run, end.maximum(run), hi], -1) * tile).clamp_max(length).int()
+    tiles = any_allowed.shape[-1]
+    index = torch.arange(tiles, device=any_allowed.device)
+    low = index.where(any_allowed, tiles).amin(-1)
+    high = index.where(any_allowed, -1).amax(-1) + 1
+    start = index.where(all_allowed, tiles).amin(-1).minimum(high)
+    end = index.where(~all_allowed & (index >= start.unsqueeze(-1)), tiles).amin(-1).minimum(high)
+    return (torch.stack([low.minimum(high), start, end.maximum(start), high], -1) * tile).clamp_max(length).int()

@@ -30,7 +30,7 @@ from regard.kernels.attention.triton.tile import (
 @triton.jit
 def forward(
     Q, K, V, Out, LogSum, Sinks, Bias, QPositions, KPositions, QDocument, KDocument, Bounds, Stats, TopKey,
-    heads, groups, length, keys, factor, inner, max_distance, early, CONFIG: tl.constexpr,
+    heads, groups, length, keys, factor, inner, max_distance, first_keys, CONFIG: tl.constexpr,
 ):  # fmt: skip
     M: tl.constexpr = CONFIG.queries
     EV: tl.constexpr = CONFIG.value_dim
@@ -45,7 +45,7 @@ def forward(
         lo, full_lo, full_hi, hi = load_bounds(Bounds, b, start, length, CONFIG)
     queries = (q, q_positions[:, None], q_document[:, None])
     key_inputs = (K, V, b, h // groups, KPositions + b * keys, KDocument + b * keys, keys)
-    scoring = (factor, inner, head_bias(Bias, h, max_distance, CONFIG), max_distance, early)
+    scoring = (factor, inner, head_bias(Bias, h, max_distance, CONFIG), max_distance, first_keys)
 
     zeros, empty = tl.zeros([M], tl.float32), tl.full([M], LOWEST, tl.float32)
     m, total = empty, zeros
@@ -64,7 +64,7 @@ def forward(
     # Last: a loop that may be empty and is followed by another makes ptxas wait after every single product.
     state = attend_keys(full_lo, full_hi, state, queries, key_inputs, scoring, False, CONFIG)
 
-    m, total, o, energy, on_early, best, top = state
+    m, total, o, energy, on_first, best, top = state
     has_key = total > 0
     total = tl.where(has_key, total, 1.0)
     log_sum = tl.where(has_key, m + tl.log2(total), 0.0)
@@ -77,12 +77,12 @@ def forward(
         if CONFIG.sinks:  # the entropy counts keys only
             entropy += tl.exp2(sink - log_sum) * (sink - log_sum)
         if CONFIG.ordered:
-            on_early = weight_on_early(log_sum, queries, key_inputs, scoring, CONFIG)
+            on_first = weight_on_first(log_sum, queries, key_inputs, scoring, CONFIG)
         else:
-            on_early /= total
+            on_first /= total
         rows = tl.num_programs(0) // tl.cdiv(length, M) * tl.cast(length, tl.int64)
         tl.store(Stats + row, entropy / LOG2E, mask=inside)
-        tl.store(Stats + rows + row, on_early, mask=inside)
+        tl.store(Stats + rows + row, on_first, mask=inside)
         tl.store(Stats + 2 * rows + row, tl.exp2(best - log_sum), mask=inside)
         tl.store(TopKey + row, top, mask=inside)
 
@@ -90,10 +90,10 @@ def forward(
 @triton.jit
 def attend_keys(lo, hi, state, queries, key_inputs, scoring, EDGE: tl.constexpr, CONFIG: tl.constexpr):
     """The state after the keys lo … hi; EDGE: apply the mask."""
-    m, total, o, energy, on_early, best, top = state
+    m, total, o, energy, on_first, best, top = state
     q, q_positions, q_document = queries
     K, V, b, g, KPositions, KDocument, keys = key_inputs
-    factor, inner, bias, max_distance, early = scoring
+    factor, inner, bias, max_distance, first_keys = scoring
     N: tl.constexpr = CONFIG.keys
     for start in tl.range(lo, hi, N):
         k = load_rows(K, b, g, start, N, CONFIG.key_dim)  # (N, E)
@@ -121,12 +121,12 @@ def attend_keys(lo, hi, state, queries, key_inputs, scoring, EDGE: tl.constexpr,
         if CONFIG.statistics:
             energy = (energy + total * (m - higher)) * shrink + tl.sum(p * x, 1)
         if CONFIG.statistics and not CONFIG.ordered:
-            on_early = on_early * shrink + tl.sum(tl.where((k_positions < early)[None, :], p, 0.0), 1)
+            on_first = on_first * shrink + tl.sum(tl.where((k_positions < first_keys)[None, :], p, 0.0), 1)
         total = total * shrink + tl.sum(p, 1)
         v = load_rows(V, b, g, start, N, CONFIG.value_dim)  # (N, Ev)
         o = tl.dot(p.to(v.dtype), v, o * shrink[:, None], input_precision="ieee")
         m = higher
-    return m, total, o, energy, on_early, best, top
+    return m, total, o, energy, on_first, best, top
 
 
 @triton.jit
@@ -139,19 +139,19 @@ def row_argmax(s, N: tl.constexpr):
 
 
 @triton.jit
-def weight_on_early(log_sum, queries, key_inputs, scoring, CONFIG: tl.constexpr):
+def weight_on_first(log_sum, queries, key_inputs, scoring, CONFIG: tl.constexpr):
     """The total weight of each row on the first keys of an ordered layout, where they are in the first slots."""
     q, q_positions, q_document = queries
     K, _V, b, g, KPositions, KDocument, keys = key_inputs
-    factor, inner, bias, max_distance, early = scoring
+    factor, inner, bias, max_distance, first_keys = scoring
     M: tl.constexpr = CONFIG.queries
     mass = tl.zeros([M], tl.float32)
-    for start in tl.range(0, early, CONFIG.keys):
+    for start in tl.range(0, first_keys, CONFIG.keys):
         k = load_rows(K, b, g, start, CONFIG.keys, CONFIG.key_dim)
         s = apply_cap(tl.dot(q, tl.trans(k), input_precision="ieee"), inner, CONFIG) * factor
         k_positions, k_document = load_positions(KPositions, KDocument, start, keys, CONFIG.keys, CONFIG)
         s = add_bias(s, q_positions, k_positions[None, :], bias, max_distance, CONFIG)
         allowed = is_allowed(q_positions, k_positions[None, :], q_document, k_document[None, :], CONFIG)
-        counts = allowed & (k_positions < early)[None, :]
+        counts = allowed & (k_positions < first_keys)[None, :]
         mass += tl.sum(tl.where(counts, tl.exp2(s - log_sum[:, None]), 0.0), 1)
     return mass

@@ -1,4 +1,4 @@
-"""Choose tile sizes and launch the kernels."""
+"""Choose the tile sizes of the attention kernels and launch them."""
 
 from typing import Any, NamedTuple
 
@@ -15,7 +15,7 @@ BOUNDS_TILE = 128  # tokens per tile of the bounds; a multiple of the tiles of a
 
 
 class TileSize(NamedTuple):
-    """Tile size of a kernel, and its warps and pipeline stages."""
+    """Tile size of a kernel in tokens, and its warps and pipeline stages."""
 
     queries: int
     keys: int
@@ -28,21 +28,21 @@ class LaunchConfig(NamedTuple):
 
     scale: float
     cap: float  # 0: no cap
-    before: int
+    before: int  # the mask limits and the bias: as in TileConfig
     after: int
     first: int
     bias: str
-    max_distance: int  # of the offsets
+    max_distance: int  # largest |offset| in the table of a bias by offset; larger ones are clamped
 
     @property
     def factors(self) -> tuple[float, float]:
-        """The factor of the scores in units of log 2, and the factor inside the tanh of the cap."""
+        """The factor that converts scores to base 2 (tile.py), and the factor inside the tanh of the cap."""
         log2e = LOG2E.value
         return (self.cap * log2e, 2 * log2e * self.scale / self.cap) if self.cap else (self.scale * log2e, 0.0)
 
 
-# The fastest on an H200 for bf16 and a head_dim of 128; smaller ones for larger rows and for a bias by offset, which
-# need more shared memory and registers.
+# SIZES are the fastest on an H200 for bf16 and a head_dim of 128. SMALL is for wider heads and for a bias by offset,
+# which need more shared memory and registers.
 SIZES = {
     "forward": TileSize(128, 128, 8, 3),
     "query_gradients": TileSize(128, 64, 8, 3),
@@ -90,31 +90,34 @@ def padded_size(number: int) -> int:
 
 
 def descriptor(x: Tensor, rows: int) -> TensorDescriptor:
-    """A descriptor for the GPU's copy engine, for `rows` rows of one head; strides are multiples of 16 bytes."""
+    """A TMA descriptor that loads or stores `rows` tokens of one head; TMA needs strides of a multiple of 16 bytes."""
     alignment = 16 // x.element_size()
     strides = [stride if size > 1 else alignment for size, stride in zip(x.shape[:3], x.stride(), strict=False)]
     return TensorDescriptor(x, list(x.shape), [*strides, 1], [1, 1, rows, padded_size(x.shape[-1])])
 
 
 def aligned(x: Tensor) -> Tensor:
-    """x, or a contiguous copy if the copy engine cannot read x."""
+    """x, or a contiguous copy if x is not aligned as TMA needs it."""
     alignment = 16 // x.element_size()
-    steps = [stride for size, stride in zip(x.shape[:3], x.stride(), strict=False) if size > 1]
-    is_aligned = all(step > 0 and step % alignment == 0 for step in steps) and x.data_ptr() % 16 == 0
+    strides = [stride for size, stride in zip(x.shape[:3], x.stride(), strict=False) if size > 1]
+    is_aligned = all(stride > 0 and stride % alignment == 0 for stride in strides) and x.data_ptr() % 16 == 0
     return x if is_aligned and x.stride(-1) == 1 else x.clone(memory_format=torch.contiguous_format)
 
 
 def run_forward(
     q: Tensor, k: Tensor, v: Tensor, sinks: Tensor | None, bias: Tensor | None, token_arrays: list[Tensor],
     config: LaunchConfig,
-    early: int | None = None,
+    first_keys: int | None = None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """out and log₂ Σ 2^s (B, H, L); with `early` also three statistics (3, B, H, L) and the top keys."""
+    """out and log₂ Σ 2^s (B, H, L); with `first_keys` also three statistics (3, B, H, L) and the top keys.
+
+    first_keys: the number of first tokens whose total weight is one of the statistics.
+    """
     (batch, heads, length, _), keys = q.shape, k.shape[2]
     q, k, v = aligned(q), aligned(k), aligned(v)
     out = q.new_empty(batch, length, heads, v.shape[-1]).transpose(1, 2)
     log_sum = q.new_empty(batch, heads, length, dtype=torch.float32)
-    statistics = early is not None
+    statistics = first_keys is not None
     stats = q.new_empty(3 if statistics else 0, batch, heads, length, dtype=torch.float32)
     top_key = q.new_empty((batch, heads, length) if statistics else 0, dtype=torch.int32)
     size = tile_size("forward", q, k, v, config, not token_arrays)
@@ -126,7 +129,7 @@ def run_forward(
         log_sum,
         log_sum if sinks is None else sinks, log_sum if bias is None else bias,
         q_positions, k_positions, q_document, k_document, bounds, stats, top_key,
-        heads, heads // k.shape[1], length, keys, factor, inner, config.max_distance, early or 0,
+        heads, heads // k.shape[1], length, keys, factor, inner, config.max_distance, first_keys or 0,
         CONFIG=tile._replace(sinks=sinks is not None, statistics=statistics),
         num_warps=size.warps, num_stages=size.stages,
     )  # fmt: skip
@@ -147,7 +150,7 @@ def run_backward(
     tensors: Any = (
         log_sum, delta, log_sum if bias is None else bias, q_positions, k_positions, q_document, k_document
     )  # fmt: skip
-    numbers: Any = (heads, heads // kv_heads, length, keys, config.scale, *config.factors, config.max_distance)
+    scalars: Any = (heads, heads // kv_heads, length, keys, config.scale, *config.factors, config.max_distance)
     size = tile_size("query_gradients", q, k, v, config, not token_arrays)
     tile = tile_config(size, q, v, config, not token_arrays)
     row_dots[(triton.cdiv(length, size.queries) * batch * heads,)](
@@ -156,14 +159,14 @@ def run_backward(
     query_gradients[(triton.cdiv(length, size.queries) * batch * heads,)](
         descriptor(q, size.queries), descriptor(k, size.keys), descriptor(v, size.keys),
         descriptor(d_out, size.queries), descriptor(dq, size.queries),
-        d_bias if learned else log_sum, *tensors, key_bounds, *numbers,
+        d_bias if learned else log_sum, *tensors, key_bounds, *scalars,
         CONFIG=tile._replace(learned=learned), num_warps=size.warps, num_stages=size.stages,
     )  # fmt: skip
     size = tile_size("key_gradients", q, k, v, config, not token_arrays)
     key_gradients[(triton.cdiv(keys, size.keys) * batch * kv_heads,)](
         descriptor(q, size.queries), descriptor(k, size.keys), descriptor(v, size.keys),
         descriptor(d_out, size.queries), descriptor(dk, size.keys), descriptor(dv, size.keys),
-        *tensors, query_bounds, *numbers,
+        *tensors, query_bounds, *scalars,
         CONFIG=tile_config(size, q, v, config, not token_arrays), num_warps=size.warps, num_stages=size.stages,
     )  # fmt: skip
     return dq, dk, dv, d_bias, delta

@@ -13,9 +13,9 @@ Everything is computed in the dtype of the state, at least float32. `decay` hold
     (B, H, L, N)    per token and key channel    gated linear attention       Yang et al. 2023
 
 The state resets where `segments` (B, L) change; tokens that are not `valid` (B, L) read it but leave it unchanged.
-`sequential` is the equation itself, and the other backends are tested against it. `refuses` returns the reason why a
-backend does not support the inputs; `scan` runs the first one that supports them, and a single token always as one
-step; `why` returns its name and the reasons against the earlier ones.
+`sequential` is the equation itself, and the other backends are tested against it. `unsupported_reason` returns the
+reason why a backend does not support the inputs; `scan` runs the first one that supports them, and a single token
+always as one step; `select_backend` returns its name and the reasons against the earlier ones.
 """
 
 from collections.abc import Callable
@@ -30,7 +30,7 @@ ScanFunction = Callable[[ScanInputs], tuple[Tensor, Tensor]]
 BACKENDS = {"triton": triton, "chunked": chunked, "sequential": sequential}
 
 
-def why(inputs: ScanInputs) -> tuple[str, str]:
+def select_backend(inputs: ScanInputs) -> tuple[str, str]:
     """The backend that `scan` runs, and the reasons against the backends before it."""
     if inputs.v.shape[2] == 1:
         return "sequential", "one token is one step"
@@ -38,7 +38,7 @@ def why(inputs: ScanInputs) -> tuple[str, str]:
 
 
 def scan(inputs: ScanInputs) -> tuple[Tensor, Tensor]:
-    return scan_with(why(inputs)[0], inputs)
+    return scan_with(select_backend(inputs)[0], inputs)
 
 
 def scan_with(name: str, inputs: ScanInputs) -> tuple[Tensor, Tensor]:

@@ -26,7 +26,7 @@ MAX_NUMBERS = 1 << 22  # elements of a tensor that is processed at once
 MIN_DECAY = -1e3  # its exp is 0 even in float64, and it does not absorb the other decays of a sum
 
 
-def refuses(inputs: ScanInputs) -> str | None:
+def unsupported_reason(inputs: ScanInputs) -> str | None:
     return None
 
 

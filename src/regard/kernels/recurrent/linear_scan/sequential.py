@@ -23,7 +23,7 @@ class ScanInputs(NamedTuple):
     valid: Tensor | None = None  # (B, L)
 
 
-def refuses(inputs: ScanInputs) -> str | None:
+def unsupported_reason(inputs: ScanInputs) -> str | None:
     return None
 
 

@@ -10,9 +10,9 @@ is (B, F, N), and everything is computed in its dtype, at least float32. It rese
 tokens that are not `valid` (B, L) have Δ = 0, so they leave it unchanged. With a `bias` (F,), Δ = softplus(delta +
 bias), which the GPU kernels fuse. Gu & Dao 2023.
 
-`sequential` is the equation itself, and the other backends are tested against it. `refuses` returns the reason why a
-backend does not support the inputs; `selective_scan` runs the first one that supports them, and a single token always
-as one step; `why` returns its name and the reasons against the earlier ones.
+`sequential` is the equation itself, and the other backends are tested against it. `unsupported_reason` returns the
+reason why a backend does not support the inputs; `selective_scan` runs the first one that supports them, and a single
+token always as one step; `select_backend` returns its name and the reasons against the earlier ones.
 """
 
 from collections.abc import Callable
@@ -27,7 +27,7 @@ SelectiveScanFunction = Callable[[SelectiveScanInputs], tuple[Tensor, Tensor]]
 BACKENDS = {"triton": triton, "chunked": chunked, "associative": associative, "sequential": sequential}
 
 
-def why(inputs: SelectiveScanInputs) -> tuple[str, str]:
+def select_backend(inputs: SelectiveScanInputs) -> tuple[str, str]:
     """The backend that `selective_scan` runs, and the reasons against the backends before it."""
     if inputs.u.shape[1] == 1:
         return "sequential", "one token is one step"
@@ -35,7 +35,7 @@ def why(inputs: SelectiveScanInputs) -> tuple[str, str]:
 
 
 def selective_scan(inputs: SelectiveScanInputs) -> tuple[Tensor, Tensor]:
-    return scan_with(why(inputs)[0], inputs)
+    return scan_with(select_backend(inputs)[0], inputs)
 
 
 def scan_with(name: str, inputs: SelectiveScanInputs) -> tuple[Tensor, Tensor]:

@@ -13,7 +13,7 @@ from regard.kernels.recurrent.linear_recurrence import associative_scan
 from regard.kernels.recurrent.selective_scan.sequential import SelectiveScanInputs
 
 
-def refuses(inputs: SelectiveScanInputs) -> str | None:
+def unsupported_reason(inputs: SelectiveScanInputs) -> str | None:
     return None
 
 

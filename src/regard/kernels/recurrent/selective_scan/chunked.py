@@ -25,7 +25,7 @@ from regard.kernels.recurrent.selective_scan.sequential import SelectiveScanInpu
 WORKSPACE = 1 << 20  # numbers per tensor of a chunk: 4 MB in float32
 
 
-def refuses(inputs: SelectiveScanInputs) -> str | None:
+def unsupported_reason(inputs: SelectiveScanInputs) -> str | None:
     return None
 
 

@@ -32,7 +32,7 @@ class SelectiveScanInputs(NamedTuple):
         return u, delta if self.valid is None else delta * self.valid.unsqueeze(-1), A, B, C
 
 
-def refuses(inputs: SelectiveScanInputs) -> str | None:
+def unsupported_reason(inputs: SelectiveScanInputs) -> str | None:
     return None
 
 

@@ -14,25 +14,25 @@ from regard.kernels.recurrent.state_space.transition import DiagonalTransition, 
 
 
 def zero_order_hold(A: Tensor, B: Tensor, step: float) -> tuple[Tensor, Tensor]:
-    """A (N, N), B (N,) -> Ā, B̄, for any A, singular ones too: exp of [[A, B], [0, 0]]Δ holds both."""
+    """A (N, N), B (N,) -> Ā, B̄. A may be singular: exp(Δ [[A, B], [0, 0]]) = [[Ā, B̄], [0, 1]]."""
     size = len(B)
-    both = torch.zeros(size + 1, size + 1, dtype=A.dtype, device=A.device)
-    both[:size, :size], both[:size, size] = A, B
-    both = torch.linalg.matrix_exp(step * both)
-    return both[:size, :size], both[:size, size]
+    augmented = torch.zeros(size + 1, size + 1, dtype=A.dtype, device=A.device)
+    augmented[:size, :size], augmented[:size, size] = A, B
+    exp = torch.linalg.matrix_exp(step * augmented)
+    return exp[:size, :size], exp[:size, size]
 
 
 def bilinear(A: Tensor, B: Tensor, step: float) -> tuple[Tensor, Tensor]:
     """A (N, N), B (N,) -> Ā, B̄"""
-    unit, half = torch.eye(len(B), dtype=A.dtype, device=A.device), step / 2 * A
-    solved = torch.linalg.solve(unit - half, torch.cat([unit + half, step * B.unsqueeze(-1)], 1))
+    identity, half = torch.eye(len(B), dtype=A.dtype, device=A.device), step / 2 * A
+    solved = torch.linalg.solve(identity - half, torch.cat([identity + half, step * B.unsqueeze(-1)], 1))
     return solved[:, :-1], solved[:, -1]
 
 
 def zero_order_hold_diagonal(values: Tensor, B: Tensor, step: Tensor) -> tuple[Tensor, Tensor]:
-    """Eigenvalues and B (D, N) complex, step (D, 1) -> Ā and B̄ alike."""
-    held = (step * values).exp()
-    return held, (held - 1) / values * B
+    """Eigenvalues and B (D, N) complex, step (D, 1) -> Ā and B̄ (D, N)."""
+    A_bar = (step * values).exp()
+    return A_bar, (A_bar - 1) / values * B
 
 
 def bilinear_diagonal(values: Tensor, B: Tensor, step: Tensor) -> tuple[Tensor, Tensor]:
@@ -41,17 +41,17 @@ def bilinear_diagonal(values: Tensor, B: Tensor, step: Tensor) -> tuple[Tensor, 
 
 
 def bilinear_low_rank(values: Tensor, P: Tensor, B: Tensor, step: Tensor) -> tuple[LowRankTransition, Tensor]:
-    """A = Λ - PPᵀ: eigenvalues (D, N/2) complex, P and B (D, N) in pairs, step (D, 1) -> Ā, and B̄ (D, N).
+    """A = Λ - PPᵀ: eigenvalues (D, N/2) complex, P and B (D, N) as real pairs, step (D, 1) -> Ā, and B̄ (D, N).
 
     Woodbury's identity inverts I - ΔA/2 = (I - ΔΛ/2) + Δ/2 PPᵀ, a diagonal and a matrix of rank one; with W the
-    inverse, Ā = 2W - I. As A + Aᵀ is negative, no power of Ā lengthens any state, whatever was learned.
+    inverse, Ā = 2W - I. As A + Aᵀ is negative definite, ‖Āx‖ ≤ ‖x‖ for all parameter values.
     """
     inverse = DiagonalTransition(1 / (1 - step / 2 * values))
     g, f = inverse @ P, inverse.mT @ P
-    share = 1 / (2 / step + (P * g).sum(-1, keepdim=True))  # (D, 1)
+    factor = 1 / (2 / step + (P * g).sum(-1, keepdim=True))  # (D, 1)
     diagonal = DiagonalTransition(2 * inverse.values - 1)
-    return LowRankTransition(diagonal, 2 * share * g, f), step * (
-        inverse @ B - share * g * (f * B).sum(-1, keepdim=True)
+    return LowRankTransition(diagonal, 2 * factor * g, f), step * (
+        inverse @ B - factor * g * (f * B).sum(-1, keepdim=True)
     )
 
 

@@ -1,10 +1,10 @@
-"""HiPPO: matrices A whose state of N numbers is the best polynomial approximation of the input so far. Gu et al. 2020.
+"""HiPPO: the A and B with which the state of x' = Ax + Bu approximates the past input u best. Gu et al. 2020.
 
     A_nk = -√(2n+1)√(2k+1)  for n > k,   -(n+1)  for n = k,   0  for n < k          B_n = √(2n+1)          LegS
 
-Driven by u, the state holds the best polynomial of degree N - 1 in e^-age, with weights e^-age: the recent past in
-detail, the far past coarsely. The basis are the Legendre polynomials ℓ_n shifted to [0, 1], so `reconstruct` recovers
-the input from the state:        u(now - age) ≈ Σ_n x_n ℓ_n(e^-age)
+The N numbers of x are the coefficients of a polynomial of degree N - 1 in e^-age that fits u with weights e^-age: the
+recent past in detail, the far past coarsely. The basis functions are the Legendre polynomials ℓ_n, shifted to [0, 1],
+so `reconstruct` recovers the input from the state:        u(now - age) ≈ Σ_n x_n ℓ_n(e^-age)
 
 A is not normal, and its eigenvectors are too ill-conditioned to use (condition about 2^(4N/3)); but A + PPᵀ, with
 P_n = √(n + ½), is -½ I plus a skew matrix, with orthonormal eigenvectors: A = V (Λ - PPᵀ) V*. S4 keeps P (Gu et al.
@@ -29,7 +29,7 @@ def legs(size: int) -> tuple[Tensor, Tensor]:
 
 
 def normal_plus_low_rank(size: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Λ (N/2,) complex, one of each conjugate pair, slow to fast; P and B (N,) in pairs."""
+    """Λ (N/2,) complex, one of each conjugate pair, by rising frequency; P and B (N,) as real pairs."""
     A, B = legs(size)
     P = B / 2**0.5
     skew = A + torch.outer(P, P) + 0.5 * torch.eye(size, dtype=A.dtype)
@@ -37,7 +37,7 @@ def normal_plus_low_rank(size: int) -> tuple[Tensor, Tensor, Tensor]:
     frequencies, V = frequencies[size // 2 :], V[:, size // 2 :]
 
     def to_pairs(x: Tensor) -> Tensor:
-        """A real vector in the orthonormal basis √2 Re v, √2 Im v."""
+        """The coordinates of a real vector in the orthonormal basis √2 Re v, √2 Im v."""
         return real(2**0.5 * (V.mH @ x.to(V.dtype)))
 
     return torch.complex(torch.full_like(frequencies, -0.5), frequencies), to_pairs(P), to_pairs(B)

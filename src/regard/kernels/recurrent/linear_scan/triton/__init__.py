@@ -10,7 +10,7 @@ from regard.kernels.recurrent.linear_scan.sequential import ScanInputs
 SIZES = (64, 128, 256)
 
 
-def refuses(inputs: ScanInputs) -> str | None:
+def unsupported_reason(inputs: ScanInputs) -> str | None:
     missing = cannot_run_triton(inputs.v.device)
     if missing is not None:
         return f"triton {missing}"

@@ -7,7 +7,7 @@ from regard.compat import cannot_run_triton
 from regard.kernels.recurrent.selective_scan.sequential import SelectiveScanInputs
 
 
-def refuses(inputs: SelectiveScanInputs) -> str | None:
+def unsupported_reason(inputs: SelectiveScanInputs) -> str | None:
     missing = cannot_run_triton(inputs.u.device)
     if missing is not None:
         return f"triton {missing}"
