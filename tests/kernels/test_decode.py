@@ -159,8 +159,8 @@ def test_unsupported_arguments_are_refused(monkeypatch: pytest.MonkeyPatch) -> N
         backend("decode")(q.cpu(), k.cpu(), v.cpu(), layout, options_of(Causal()))
     monkeypatch.setattr(decode, "cannot_run_triton", lambda device: None)
     refusals = {
-        "takes few queries": (torch.randn(2, 4, 17, DIM), k, v, options_of(Causal())),
-        "takes a head_dim of 16, 32, 64, 128, 256": (q[..., :12], k[..., :12], v, options_of(Causal())),
+        "supports up to 16 queries per row": (torch.randn(2, 4, 17, DIM), k, v, options_of(Causal())),
+        "supports a head_dim of 16, 32, 64, 128, 256": (q[..., :12], k[..., :12], v, options_of(Causal())),
         "needs q, k and v in one dtype of": (q.double(), k.double(), v.double(), options_of(Causal())),
         "does not support the mask Longformer": (q, k, v, options_of(Longformer(4, 2, causal=True))),
         "has no dropout": (q, k, v, ScoreOptions(Causal(), dropout=0.1)),

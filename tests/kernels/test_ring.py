@@ -1,4 +1,4 @@
-"""Ring attention in several processes equals attention in one, forward and backward, alone and in a model."""
+"""Ring attention in several processes equals attention in one, forward and backward, as a kernel and in a model."""
 
 import os
 from datetime import timedelta

@@ -1,4 +1,4 @@
-"""Attention maps of every model and attention: weights times values are the output, or an error gives the reason."""
+"""Attention maps of every model and attention: weights times values are the output, or an error states the reason."""
 
 import pytest
 import torch

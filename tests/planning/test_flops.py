@@ -183,7 +183,7 @@ def test_gradients_reach_exactly_as_far_as_stacked_windows(layers, size):
 @pytest.mark.ledger("sp.window.depth")
 def test_reach_of_32_windowed_layers():
     assert window_reach(32, 4096) == 131_041 < 32 * 4096
-    assert window_reach(32, 4097) == 32 * 4096 + 1  # a window of 4096 tokens beside the token itself
+    assert window_reach(32, 4097) == 32 * 4096 + 1  # a window of 4096 tokens and the token itself
 
 
 def test_bodies_without_a_mask_have_no_window():

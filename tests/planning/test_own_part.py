@@ -23,7 +23,7 @@ WIDTH, KEYS, TABLES = 16, 4, 3
 @regard.register("neighbour_mean")
 @dataclass(frozen=True)
 class NeighbourMean(Body):
-    """The mean of the last few values, projected by one of several matrices (always the first)."""
+    """The mean of the last KEYS values, projected by the first of several matrices."""
 
     mixes: ClassVar[bool] = True
 

@@ -147,7 +147,7 @@ def test_cache_bytes_of_a_70b_model():
     block = Block((Sublayer(Attention(64)), Sublayer(SwiGLU(28672))))
     multi_head = plan(Decoder(32000, 8192, (Repeat((block,), 80),)), context=4096, dtype="float16")
     assert multi_head.kv_bytes() == 8 * 1_342_177_280  # one key/value head per query head
-    assert multi_head.kv_bytes_per_token == 2 * 8192 * 80 * 2  # 2D per layer, because every query head has its own
+    assert multi_head.kv_bytes_per_token == 2 * 8192 * 80 * 2  # 2D per layer: the keys and values of all heads
 
 
 @pytest.mark.ledger("kv.70b.100k")

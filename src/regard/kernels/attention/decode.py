@@ -26,9 +26,10 @@ def cannot(call: AttentionCall) -> str | None:
     (_, heads, queries, q_dim), v_dim = call.q, call.v[-1]
     group = heads // call.k[1]
     if queries > MAX_QUERIES or queries * group > MAX_TILE:
-        return f"decode takes few queries, not {queries} with {group} heads per kv head"
+        limits = f"{MAX_QUERIES} queries per row and {MAX_TILE} per kv head"
+        return f"decode supports up to {limits}, not {queries} with {group} heads per kv head"
     if q_dim not in DIMS or v_dim not in DIMS:
-        return f"decode takes a head_dim of {', '.join(map(str, DIMS))}, not {q_dim} and {v_dim}"
+        return f"decode supports a head_dim of {', '.join(map(str, DIMS))}, not {q_dim} and {v_dim}"
     if call.dtypes[0] not in DTYPES or len(set(call.dtypes)) > 1:
         return f"decode needs q, k and v in one dtype of {', '.join(map(str, DTYPES))}"
     if mask_limits(call.mask) is None:

@@ -41,7 +41,7 @@ def cannot(call: AttentionCall) -> str | None:
     dims, size = (call.q[-1], call.v[-1]), min(dtype.itemsize for dtype in dtypes)
     if max(dims) * size > MAX_ROW_BYTES or any(dim * size % ALIGNMENT for dim in dims):
         limits = f"up to {MAX_ROW_BYTES // size} in multiples of {ALIGNMENT // size}"
-        return f"triton takes a head_dim of {limits}, not {dims}"
+        return f"triton supports a head_dim of {limits}, not {dims}"
     if mask_limits(call.mask) is None:
         return f"triton does not support the mask {type(call.mask).__name__}"
     if call.learned_slopes:
