@@ -1,3 +1,5 @@
+"""Small models with every kind of adapted layer, token ids, and random adapter weights."""
+
 from collections.abc import Callable
 
 import pytest
@@ -16,8 +18,8 @@ from regard.parts.position.rope import Rope
 
 
 @pytest.fixture
-def make() -> Callable[..., DecoderModule]:
-    def make(tied: bool = True, seed: int = 1) -> DecoderModule:
+def make_model() -> Callable[..., DecoderModule]:
+    def make_model(tied: bool = True, seed: int = 1) -> DecoderModule:
         """One layer of each mixer, in float64."""
         blocks = tuple(
             Block((Sublayer(mixer), Sublayer(SwiGLU(24))))
@@ -25,7 +27,7 @@ def make() -> Callable[..., DecoderModule]:
         )
         return Decoder(vocab=31, width=16, layers=(Repeat(blocks),), tied=tied).build(seed).double()
 
-    return make
+    return make_model
 
 
 @pytest.fixture
@@ -48,12 +50,12 @@ def ids() -> Tensor:
 
 
 @pytest.fixture
-def stir() -> Callable[[nn.Module], None]:
-    """Draws the B matrices of the active adapter, which are zero at first."""
+def randomize_adapter() -> Callable[[nn.Module], None]:
+    """Draws random B matrices for the active adapter; a new adapter has zeros."""
 
-    def stir(model: nn.Module) -> None:
+    def randomize_adapter(model: nn.Module) -> None:
         for name, parameter in model.named_parameters():
             if "lora_B" in name and parameter.requires_grad:
                 nn.init.normal_(parameter)
 
-    return stir
+    return randomize_adapter

@@ -21,7 +21,7 @@ def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> typ
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_logits_are_equal(name: str, kind: type[nn.Module]) -> None:
+def test_the_copy_has_equal_logits_and_the_model_is_unchanged(name: str, kind: type[nn.Module]) -> None:
     model = build(MODELS[name])
     before = {key: value.clone() for key, value in model.state_dict().items()}
     copy = optimize_for_cpu_decode(model)
@@ -32,13 +32,13 @@ def test_logits_are_equal(name: str, kind: type[nn.Module]) -> None:
     assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
 
 
-def test_other_weights_are_shared(kind: type[nn.Module]) -> None:
+def test_the_copy_shares_the_other_weights(kind: type[nn.Module]) -> None:
     model = build(MODELS["multi-head"])
     copy = optimize_for_cpu_decode(model)
     assert copy.embedding.weight is model.embedding.weight and copy.norm.weight is model.norm.weight
     if kind is TwoStreamLinear:
-        ours, theirs = dict(copy.named_parameters()), dict(model.named_parameters())
-        assert ours.keys() == theirs.keys() and all(ours[name] is theirs[name] for name in ours)
+        copied, original = dict(copy.named_parameters()), dict(model.named_parameters())
+        assert copied.keys() == original.keys() and all(copied[name] is original[name] for name in copied)
 
 
 @pytest.mark.parametrize("outputs", [1, 2, 7, 12])
@@ -65,15 +65,15 @@ def test_two_streams_equal_one_product(
 def test_compiled_equals_eager(kind: type[nn.Module], bias: bool) -> None:
     linear, x = nn.Linear(64, 33, bias), torch.randn(1, 1, 64)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch's own, on its first compile
+        warnings.simplefilter("ignore")  # those of torch on its first compile
         found = torch.compile(kind(linear), fullgraph=True)(x)
     torch.testing.assert_close(found, linear(x))
 
 
-def test_the_lens_looks_into_such_a_model_too(kind: type[nn.Module]) -> None:
+def test_attention_maps_of_the_copy_are_equal(kind: type[nn.Module]) -> None:
     model = build(MODELS["grouped-query"])
     ids = random_ids(9)
-    for ours, theirs in zip(
+    for found, expected in zip(
         attention_maps(optimize_for_cpu_decode(model), ids), attention_maps(model, ids), strict=True
     ):
-        assert ours is not None and theirs is not None and error(ours, theirs) < 1e-12
+        assert found is not None and expected is not None and error(found, expected) < 1e-12

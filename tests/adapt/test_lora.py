@@ -15,38 +15,40 @@ from regard.parts.recurrent import LSTM
 from regard.parts.router import Router
 from regard.spec import Spec, SpecError
 
-ALL = LoRA(rank=3, alpha=6.0, targets=("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"))
+ALL_PROJECTIONS = LoRA(
+    rank=3, alpha=6.0, targets=("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+)
 
 
 @pytest.mark.ledger("lora.zero", "lora.targets")
 @pytest.mark.parametrize("tied", [True, False])
-def test_a_new_adapter_changes_nothing_and_freezes_the_rest(make, ids, tied):
-    model = make(tied)
-    plain = model(ids)
+def test_a_new_adapter_changes_nothing_and_freezes_the_rest(make_model, ids, tied):
+    model = make_model(tied)
+    base_output = model(ids)
     names = add_lora(model, LoRA(rank=3, targets=("q_proj", "head")), seed=0)
     assert names == ["stack.blocks.0.sublayers.0.body.q_proj", "stack.blocks.1.sublayers.0.body.q_proj", "head"]
-    assert torch.equal(model(ids), plain)
+    assert torch.equal(model(ids), base_output)
     trained = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     assert trained == {f"{name}.{side}.default.weight" for name in names for side in ("lora_A", "lora_B")}
 
 
 @pytest.mark.ledger("lora.linear", "lora.rank")
-def test_an_adapted_layer_equals_its_equation(make, ids, stir):
-    model = make()
-    add_lora(model, ALL)
-    stir(model)
+def test_an_adapted_layer_equals_its_equation(make_model, ids, randomize_adapter):
+    model = make_model()
+    add_lora(model, ALL_PROJECTIONS)
+    randomize_adapter(model)
     layer = model.stack.blocks[0].sublayers[0].body.q_proj
     x = torch.randn(5, 16, dtype=torch.float64)
     change = 6.0 / 3 * layer.lora_B.default.weight @ layer.lora_A.default.weight
-    wanted = x @ (layer.base.weight + change).T + layer.base.bias
-    assert (layer(x) - wanted).abs().max() <= 1e-12
+    expected = x @ (layer.base.weight + change).T + layer.base.bias
+    assert (layer(x) - expected).abs().max() <= 1e-12
     assert torch.linalg.matrix_rank(change) == 3  # of 16
 
 
 @pytest.mark.ledger("lora.linear")
-def test_only_adapters_are_trained(make, ids):
-    model = make()
-    add_lora(model, ALL, seed=0)
+def test_only_adapters_are_trained(make_model, ids):
+    model = make_model()
+    add_lora(model, ALL_PROJECTIONS, seed=0)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     optimizer = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=1e-2)
     losses = []
@@ -62,72 +64,72 @@ def test_only_adapters_are_trained(make, ids):
 
 
 @pytest.mark.ledger("lora.zero")
-def test_merged_equals_unmerged(make, ids, stir):
-    plain, model = make(), make()
-    add_lora(model, ALL)
-    stir(model)
+def test_merged_equals_unmerged(make_model, ids, randomize_adapter):
+    base, model = make_model(), make_model()
+    add_lora(model, ALL_PROJECTIONS)
+    randomize_adapter(model)
     adapted = model(ids)
-    assert (adapted - plain(ids)).abs().max() > 1e-3
-    body, untouched = model.stack.blocks[0].sublayers[0].body, plain.stack.blocks[0].sublayers[0].body.q_proj.weight
-    assert torch.equal(body.q_proj.base.weight, untouched)
+    assert (adapted - base(ids)).abs().max() > 1e-3
+    body, base_weight = model.stack.blocks[0].sublayers[0].body, base.stack.blocks[0].sublayers[0].body.q_proj.weight
+    assert torch.equal(body.q_proj.base.weight, base_weight)
     layers = merge_lora(model)
-    assert not torch.equal(body.q_proj.weight, untouched)
+    assert not torch.equal(body.q_proj.weight, base_weight)
     assert (model(ids) - adapted).abs().max() <= 1e-12
-    assert list(model.state_dict()) == list(plain.state_dict())
+    assert list(model.state_dict()) == list(base.state_dict())
     unmerge_lora(model, layers)
     assert torch.equal(model(ids), adapted)
-    assert torch.equal(body.q_proj.base.weight, untouched)
+    assert torch.equal(body.q_proj.base.weight, base_weight)
 
 
-def test_a_tied_head_is_adapted_but_not_merged(make, ids, stir):
-    model = make(tied=True)
+def test_a_tied_head_is_adapted_but_not_merged(make_model, ids, randomize_adapter):
+    model = make_model(tied=True)
     add_lora(model, LoRA(targets=("head",)))
-    stir(model)
+    randomize_adapter(model)
     embedded, adapted = model.embedding(ids), model(ids)
     with pytest.raises(AdapterError, match="embedding.weight = head.base.weight"):
         merge_lora(model)
     assert torch.equal(model.embedding(ids), embedded) and torch.equal(model(ids), adapted)
-    untied = make(tied=False)
+    untied = make_model(tied=False)
     add_lora(untied, LoRA(targets=("head",)))
-    stir(untied)
+    randomize_adapter(untied)
     adapted = untied(ids)
     merge_lora(untied)
     assert (untied(ids) - adapted).abs().max() <= 1e-12
 
 
-def test_state_dicts_round_trip(make, ids, stir):
-    model, other = make(seed=1), make(seed=2)
-    add_lora(model, ALL)
-    add_lora(other, ALL)
-    stir(model)
+def test_state_dicts_with_adapters_round_trip(make_model, ids, randomize_adapter):
+    model, other = make_model(seed=1), make_model(seed=2)
+    add_lora(model, ALL_PROJECTIONS)
+    add_lora(other, ALL_PROJECTIONS)
+    randomize_adapter(model)
     other.load_state_dict(model.state_dict())
     assert torch.equal(other(ids), model(ids))
     assert other.head.weight is other.embedding.weight
 
 
-def test_dropout_acts_on_the_adapter_in_training_only(make, ids, stir):
-    model = make()
+def test_dropout_acts_on_the_adapter_in_training_only(make_model, ids, randomize_adapter):
+    model = make_model()
     add_lora(model, LoRA(targets=("q_proj",), dropout=0.5))
-    plain = model(ids)
-    assert torch.equal(model(ids), plain)  # B is zero, so dropout has no effect
-    stir(model)
+    base_output = model(ids)
+    assert torch.equal(model(ids), base_output)  # B is zero, so dropout has no effect
+    randomize_adapter(model)
     assert not torch.equal(model(ids), model(ids))
     model.eval()
     assert torch.equal(model(ids), model(ids))
 
 
-def test_a_seed_fixes_the_initial_weights_and_not_the_global_generator(make):
+def test_a_seed_fixes_the_initial_weights_and_not_the_global_generator(make_model):
     drawn = []
     for _ in range(2):
-        model, state = make(), torch.get_rng_state()
+        model, state = make_model(), torch.get_rng_state()
         add_lora(model, LoRA(), seed=7)
         assert torch.equal(torch.get_rng_state(), state)
         drawn.append(model.stack.blocks[0].sublayers[0].body.q_proj.lora_A.default.weight)
     assert torch.equal(*drawn)
 
 
-def test_lora_is_a_spec():
-    assert Spec.from_toml(ALL.to_toml()) == ALL
+def test_lora_settings_round_trip_as_toml():
+    assert Spec.from_toml(ALL_PROJECTIONS.to_toml()) == ALL_PROJECTIONS
 
 
 @pytest.mark.parametrize(
@@ -139,8 +141,8 @@ def test_wrong_settings_are_refused(wrong):
 
 
 @pytest.mark.ledger("lora.targets")
-def test_wrong_targets_are_refused(make):
-    model = make()
+def test_wrong_targets_are_refused(make_model):
+    model = make_model()
     with pytest.raises(AdapterError, match="did you mean 'q_proj'"):
         add_lora(model, LoRA(targets=("v_proj", "q_porj")))
     with pytest.raises(AdapterError, match="embedding is not a linear layer"):

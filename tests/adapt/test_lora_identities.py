@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from regard.adapt.lora import LoRA, LoRALinear
 
-WIDE = 256
+WIDTH = 256
 
 
 def random(*shape: int, seed: int) -> Tensor:
@@ -15,7 +15,7 @@ def random(*shape: int, seed: int) -> Tensor:
 
 def adapted(rank: int, alpha: float) -> LoRALinear:
     torch.manual_seed(1)
-    layer = LoRALinear(nn.Linear(WIDE, WIDE, bias=False).double().requires_grad_(False))
+    layer = LoRALinear(nn.Linear(WIDTH, WIDTH, bias=False).double().requires_grad_(False))
     layer.add("default", LoRA(rank, alpha), layer.base.weight)
     return layer
 
@@ -32,7 +32,7 @@ def change(layer: LoRALinear) -> Tensor:
 
 @pytest.mark.ledger("lora.alpha")
 def test_with_a_fixed_alpha_the_first_step_does_not_depend_on_the_rank() -> None:
-    gradient = random(WIDE, WIDE, seed=0)
+    gradient = random(WIDTH, WIDTH, seed=0)
 
     def effect(rank: int, alpha: float) -> float:
         """The change of the weight along its gradient in the first step."""
@@ -44,24 +44,25 @@ def test_with_a_fixed_alpha_the_first_step_does_not_depend_on_the_rank() -> None
 
     fixed = [effect(rank, 32.0) for rank in (4, 16, 64)]
     assert fixed == pytest.approx([fixed[0]] * 3, rel=0.06)
-    twice = [effect(rank, 2.0 * rank) for rank in (4, 16, 64)]
-    assert [later / first for first, later in zip(twice, twice[1:], strict=False)] == pytest.approx([4, 4], rel=0.06)
+    proportional = [effect(rank, 2.0 * rank) for rank in (4, 16, 64)]
+    ratios = [later / first for first, later in zip(proportional, proportional[1:], strict=False)]
+    assert ratios == pytest.approx([4, 4], rel=0.06)
 
 
 @pytest.mark.ledger("lwr.dof")
 @pytest.mark.parametrize(("p", "q"), [(0.3, 5.0), (7.0, 0.11), (2.5, 2.5)])
 def test_four_settings_have_two_degrees_of_freedom(p: float, q: float) -> None:
-    """α/(pq), A and its rate times p, and B's rate times q give the same run."""
-    x, y = random(64, WIDE, seed=2), random(64, WIDE, seed=3)
-    plain, other = adapted(4, 32.0), adapted(4, 32.0 / (p * q))
+    """α/(pq), A and its learning rate times p, and B's learning rate times q leave every update unchanged."""
+    x, y = random(64, WIDTH, seed=2), random(64, WIDTH, seed=3)
+    reference, rescaled = adapted(4, 32.0), adapted(4, 32.0 / (p * q))
     with torch.no_grad():
-        other.matrix("A", "default").mul_(p)
-    optimizers = [adam(plain, 1e-3, 2e-3), adam(other, 1e-3 * p, 2e-3 * q)]
-    start = change(plain).detach()
+        rescaled.matrix("A", "default").mul_(p)
+    optimizers = [adam(reference, 1e-3, 2e-3), adam(rescaled, 1e-3 * p, 2e-3 * q)]
+    start = change(reference).detach()
     for _ in range(50):
-        for layer, optimizer in zip((plain, other), optimizers, strict=True):
+        for layer, optimizer in zip((reference, rescaled), optimizers, strict=True):
             optimizer.zero_grad()
             (layer(x) - y).square().mean().backward()
             optimizer.step()
-        assert (change(plain) - change(other)).abs().max() < 1e-9
-    assert (change(plain) - start).abs().max() > 0.01
+        assert (change(reference) - change(rescaled)).abs().max() < 1e-9
+    assert (change(reference) - start).abs().max() > 0.01

@@ -15,24 +15,24 @@ class Doubled(nn.Module):
         return 2 * self.inner(x)
 
 
-def linear(name: str, module: nn.Module) -> bool:
+def is_linear(name: str, module: nn.Module) -> bool:
     return isinstance(module, nn.Linear)
 
 
-def test_matching_modules_are_replaced_and_their_names_returned(make, ids):
-    model = make()
-    plain = model(ids)
+def test_matching_modules_are_replaced_and_their_names_returned(make_model, ids):
+    model = make_model()
+    original = model(ids)
     names = replace_modules(model, lambda name, module: name == "head", lambda name, module: Doubled(module))
     assert names == ["head"]
-    assert torch.equal(model(ids), 2 * plain)
+    assert torch.equal(model(ids), 2 * original)
     assert model.head.inner.weight is model.embedding.weight
 
 
-def test_modules_can_be_replaced_again(make):
-    model = make()
-    first = replace_modules(model, linear, lambda name, module: Doubled(module))
+def test_modules_can_be_replaced_again(make_model):
+    model = make_model()
+    first = replace_modules(model, is_linear, lambda name, module: Doubled(module))
     assert len(first) == 2 * 7 + 1
-    second = replace_modules(model, linear, lambda name, module: Doubled(module))
+    second = replace_modules(model, is_linear, lambda name, module: Doubled(module))
     assert second == [f"{name}.inner" for name in first]
 
 
@@ -44,11 +44,11 @@ def test_replaced_modules_are_not_searched():
 def test_a_shared_module_stays_shared():
     shared = nn.Linear(2, 2)
     model = nn.Sequential(shared, nn.ReLU(), shared)
-    assert replace_modules(model, linear, lambda name, module: Doubled(module)) == ["0", "2"]
+    assert replace_modules(model, is_linear, lambda name, module: Doubled(module)) == ["0", "2"]
     assert model[0] is model[2]
 
 
 def test_eval_mode_is_kept():
     model = nn.Sequential(nn.Linear(2, 2)).eval()
-    replace_modules(model, linear, lambda name, module: Doubled(module))
+    replace_modules(model, is_linear, lambda name, module: Doubled(module))
     assert not model[0].training

@@ -16,32 +16,32 @@ TARGETS = ("q_proj", "k_up", "v_up", "up_proj", "down_proj")
 
 
 @pytest.fixture
-def adapted(make_stacked, stir):
+def adapted(make_stacked, randomize_adapter):
     model = make_stacked()
     names = add_lora(model, LoRA(rank=2, alpha=4.0, targets=TARGETS), seed=0)
-    stir(model)
+    randomize_adapter(model)
     return model, names
 
 
-def test_targets_reach_experts_and_latent_projections(adapted, make_stacked):
+def test_targets_match_experts_and_latent_projections(adapted, make_stacked):
     _, names = adapted
     assert {f"{LATENT}.k_up", f"{LATENT}.v_up", f"{EXPERTS}.up_proj", f"{EXPERTS}.down_proj"} <= set(names)
     model = make_stacked()
-    every = add_lora(model, LoRA(targets="all-linear"))
-    assert set(names) < set(every) and "head" not in every
-    assert any("router" in name for name in every)
+    all_names = add_lora(model, LoRA(targets="all-linear"))
+    assert set(names) < set(all_names) and "head" not in all_names
+    assert any("router" in name for name in all_names)
 
 
-def test_an_adapter_of_experts_is_one_product_per_expert(adapted, make_stacked, ids):
+def test_an_adapter_adds_one_product_per_expert_and_per_head(adapted, make_stacked, ids):
     model, _ = adapted
-    plain = make_stacked()
+    reference = make_stacked()
     for path in (f"{EXPERTS}.up_proj", f"{EXPERTS}.down_proj"):
-        layer, base = model.get_submodule(path), plain.get_submodule(path)
+        layer, base = model.get_submodule(path), reference.get_submodule(path)
         a, b = layer.lora_A.default.weight, layer.lora_B.default.weight
         assert len(a) == len(b) == 4
         for expert in range(4):
             base.weight.data[expert] += 2.0 * b[expert] @ a[expert]
-    latent, base = model.get_submodule(LATENT), plain.get_submodule(LATENT)
+    latent, base = model.get_submodule(LATENT), reference.get_submodule(LATENT)
     for name in ("k_up", "v_up"):
         layer = latent.parametrizations[name][0]
         for head in range(3):
@@ -51,24 +51,24 @@ def test_an_adapter_of_experts_is_one_product_per_expert(adapted, make_stacked, 
         for path, module in model.named_modules():
             if path.endswith(name) and not path.startswith(EXPERTS):
                 change = 2.0 * module.lora_B.default.weight @ module.lora_A.default.weight
-                plain.get_submodule(path).weight.data += change
-    assert (model(ids) - plain(ids)).abs().max() <= 1e-12
+                reference.get_submodule(path).weight.data += change
+    assert (model(ids) - reference(ids)).abs().max() <= 1e-12
 
 
 def test_merged_equals_unmerged_and_adapters_off_equals_the_base(adapted, make_stacked, ids):
     model, _ = adapted
-    plain, output = make_stacked(), model(ids)
+    reference, output = make_stacked(), model(ids)
     set_adapter(model, None)
-    assert torch.equal(model(ids), plain(ids))
+    assert torch.equal(model(ids), reference(ids))
     set_adapter(model, "default")
-    assert torch.equal(model(ids), output) and (output - plain(ids)).abs().max() > 1e-3
+    assert torch.equal(model(ids), output) and (output - reference(ids)).abs().max() > 1e-3
     layers = merge_lora(model)
-    assert model.state_dict().keys() == plain.state_dict().keys()
+    assert model.state_dict().keys() == reference.state_dict().keys()
     assert (model(ids) - output).abs().max() <= 1e-12
     unmerge_lora(model, layers)
     assert torch.equal(model(ids), output)
     set_adapter(model, None)
-    assert torch.equal(model(ids), plain(ids))
+    assert torch.equal(model(ids), reference(ids))
 
 
 def test_decoding_with_a_cache_equals_the_whole_forward(adapted):
@@ -88,14 +88,14 @@ def test_only_adapters_get_gradients(adapted, ids):
     assert all(p.grad.abs().max() > 0 for n, p in model.named_parameters() if n in trained)
 
 
-def test_dropout_is_refused(make_stacked):
+def test_dropout_of_stacked_weights_is_refused(make_stacked):
     model = make_stacked()
     with pytest.raises(AdapterError, match=r"dropout=0\.1 does not work for stacked weights .*up_proj.*set it to 0"):
         add_lora(model, LoRA(targets=("q_proj", "up_proj"), dropout=0.1))
     assert add_lora(model, LoRA(targets=("q_proj",), dropout=0.1))
 
 
-def test_files_round_trip(adapted, make_stacked, ids, tmp_path):
+def test_files_of_stacked_adapters_round_trip(adapted, make_stacked, ids, tmp_path):
     model, names = adapted
     save_adapter(model, tmp_path)
     tensors = load_file(tmp_path / "adapter_model.safetensors")
@@ -109,11 +109,11 @@ def test_files_round_trip(adapted, make_stacked, ids, tmp_path):
 
 
 @pytest.mark.parametrize("targets", [TARGETS, ("k_up",), ("v_up", "q_proj"), "all-linear"], ids=str)
-def test_peft_computes_the_same_with_our_files(make_stacked, stir, ids, tmp_path, targets):
+def test_peft_has_the_same_output_with_our_files(make_stacked, randomize_adapter, ids, tmp_path, targets):
     peft = pytest.importorskip("peft")
     model = make_stacked()
     add_lora(model, LoRA(rank=2, alpha=4.0, targets=targets), seed=0)
-    stir(model)
+    randomize_adapter(model)
     save_adapter(model, tmp_path)
     config = json.loads((tmp_path / "adapter_config.json").read_text()) | {"task_type": None}
     theirs = peft.get_peft_model(make_stacked(), peft.LoraConfig(**config)).eval()
@@ -122,7 +122,7 @@ def test_peft_computes_the_same_with_our_files(make_stacked, stir, ids, tmp_path
     assert (theirs(ids) - model(ids)).abs().max() <= 1e-12
 
 
-def test_we_compute_the_same_with_files_of_peft(make_stacked, stir, ids, tmp_path):
+def test_files_of_peft_have_the_same_output_here(make_stacked, randomize_adapter, ids, tmp_path):
     peft = pytest.importorskip("peft")
     config = peft.LoraConfig(
         r=2,
@@ -131,7 +131,7 @@ def test_we_compute_the_same_with_files_of_peft(make_stacked, stir, ids, tmp_pat
         target_parameters=["experts.up_proj.weight", "body.k_up", "body.v_up", f"{EXPERTS}.down_proj.weight"],
     )
     theirs = peft.get_peft_model(make_stacked(), config).eval()
-    stir(theirs)
+    randomize_adapter(theirs)
     theirs.save_pretrained(tmp_path)
     model = make_stacked()
     assert len(load_adapter(model, tmp_path)) == 2 + 4
