@@ -1,4 +1,4 @@
-"""Classification of texts, images and tokens, and scores of pairs: plain losses, padding, and training."""
+"""Classification of sequences, images and tokens, and scores of pairs: losses against loops, padding, training."""
 
 import pytest
 import torch
@@ -23,50 +23,50 @@ from regard.training.step import take_step
 SMALL = {"vocab": 31, "width": 24, "heads": 4, "hidden": 40, "layers": 2, "length": 32, "dropout": 0.0}
 
 
-def texts(rows: int = 4, length: int = 8, seed: int = 2) -> Tensor:
+def random_ids(rows: int = 4, length: int = 8, seed: int = 2) -> Tensor:
     return torch.randint(31, (rows, length), generator=torch.Generator().manual_seed(seed))
 
 
-def test_loss_of_texts_equals_a_plain_sum_and_ignores_padding() -> None:
+def test_loss_of_sequences_equals_a_loop_and_ignores_padding() -> None:
     model = bert(**SMALL, head=Classification(3, "mean")).build(0).double()
-    tokens, labels = texts(), torch.tensor([0, 2, 1, 1])
+    tokens, labels = random_ids(), torch.tensor([0, 2, 1, 1])
     valid = torch.arange(8) < torch.tensor([[8], [3], [5], [1]])
     loss, count, metrics = classification(model, Batch(tokens=tokens, labels=labels, valid=valid))
-    wanted, right = 0.0, 0
+    expected, correct = 0.0, 0
     for row in range(4):
         logits = model(tokens[row : row + 1, valid[row]])[0]
-        wanted -= logits.log_softmax(-1)[labels[row]]
-        right += int(logits.argmax() == labels[row])
+        expected -= logits.log_softmax(-1)[labels[row]]
+        correct += int(logits.argmax() == labels[row])
     assert count == 4
-    assert abs(loss - wanted) < 1e-10
-    assert metrics["accuracy"] == right
+    assert abs(loss - expected) < 1e-10
+    assert metrics["accuracy"] == correct
 
 
-def test_loss_of_tokens_equals_a_plain_sum() -> None:
+def test_loss_of_tokens_equals_a_loop() -> None:
     model = bert(**SMALL, head=Classification(3, "none")).build(0).double()
-    tokens, labels, weights = texts(), texts(seed=3) % 3, (texts(seed=4) % 2).double()
+    tokens, labels, weights = random_ids(), random_ids(seed=3) % 3, (random_ids(seed=4) % 2).double()
     loss, count, _ = classification(model, Batch(tokens=tokens, labels=labels, weights=weights))
     log_p = model(tokens).log_softmax(-1)
-    wanted = -sum(weights[b, t] * log_p[b, t, labels[b, t]] for b in range(4) for t in range(8))
+    expected = -sum(weights[b, t] * log_p[b, t, labels[b, t]] for b in range(4) for t in range(8))
     assert count == weights.sum()
-    assert abs(loss - wanted) < 1e-10
+    assert abs(loss - expected) < 1e-10
 
 
-def test_loss_of_pairs_equals_a_plain_sum() -> None:
-    """A cross-encoder reads both texts at once and returns one score."""
+def test_loss_of_pairs_equals_its_formula() -> None:
+    """A cross-encoder encodes both sequences at once and returns one score."""
     model = bert(**SMALL, head=Classification(1)).build(0).double()
-    tokens, types = texts(), (torch.arange(8) > 3).long().expand(4, -1)
+    tokens, types = random_ids(), (torch.arange(8) > 3).long().expand(4, -1)
     labels = torch.tensor([0.0, 1.0, 1.0, 0.25])
     loss, count, _ = relevance(model, Batch(tokens=tokens, types=types, labels=labels))
     scores = model(tokens, types=types)[:, 0].sigmoid()
-    wanted = -(labels * scores.log() + (1 - labels) * (1 - scores).log()).sum()
+    expected = -(labels * scores.log() + (1 - labels) * (1 - scores).log()).sum()
     assert count == 4
-    assert abs(loss - wanted) < 1e-10
+    assert abs(loss - expected) < 1e-10
     assert not torch.allclose(scores, model(tokens)[:, 0].sigmoid())
 
 
 @pytest.mark.parametrize("left", [False, True], ids=["right", "left"])
-def test_positions_of_a_padded_batch(left: bool) -> None:
+def test_positions_of_a_padded_batch_count_valid_tokens(left: bool) -> None:
     valid = torch.tensor([[True, True, False], [True, False, False]])
     layout = padded_layout(valid.flip(-1) if left else valid)
     for row, count in enumerate((2, 1)):
@@ -77,14 +77,14 @@ def test_positions_of_a_padded_batch(left: bool) -> None:
 def test_micro_batches_add_up_and_experts_add_their_loss() -> None:
     block = Block((Sublayer(Attention(2, mask=Full())), Sublayer(Experts(4, 2, FeedForward(20)))))
     model = Encoder(Tokens(31), 16, (Repeat((block,)),), head=Classification(3, "mean")).build(0).double()
-    batch = Batch(tokens=texts(), labels=torch.tensor([0, 2, 1, 1]))
+    batch = Batch(tokens=random_ids(), labels=torch.tensor([0, 2, 1, 1]))
     loss, count, metrics = classification(model, batch)
     assert metrics["balance"] > 0
     model.eval()
-    plain, _, _ = classification(model, batch)
-    assert abs(loss - plain - metrics["balance"]) < 1e-10
+    without_balance, _, _ = classification(model, batch)
+    assert abs(loss - without_balance - metrics["balance"]) < 1e-10
     halves = [classification(model, batch.rows(rows))[0] for rows in (slice(2), slice(2, 4))]
-    assert abs(sum(halves) - plain) < 1e-10
+    assert abs(sum(halves) - without_balance) < 1e-10
 
 
 def bars(rows: int, generator: torch.Generator) -> Batch:
@@ -93,9 +93,9 @@ def bars(rows: int, generator: torch.Generator) -> Batch:
     shift = torch.randint(8, (rows,), generator=generator)
     y, x = torch.meshgrid(torch.arange(8), torch.arange(8), indexing="ij")
     line = torch.stack([y.expand(rows, 8, 8), x.expand(rows, 8, 8), (x + y).expand(rows, 8, 8) % 8])
-    lit = line[labels, torch.arange(rows)] == shift.view(-1, 1, 1)
+    bar = line[labels, torch.arange(rows)] == shift.view(-1, 1, 1)
     noise = 0.2 * torch.randn(rows, 3, 8, 8, generator=generator)
-    return Batch(images=lit.unsqueeze(1).float() + noise, labels=labels)
+    return Batch(images=bar.unsqueeze(1).float() + noise, labels=labels)
 
 
 def test_a_vision_transformer_learns_directions_of_bars() -> None:

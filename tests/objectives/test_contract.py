@@ -35,12 +35,12 @@ def encoder(head: regard.Spec | None, input: regard.Spec | None = None) -> regar
     return regard.Encoder(input or regard.Tokens(VOCAB), WIDTH, layers, head=head)
 
 
-def pictures_in_text() -> nn.Module:
+def interleaved_model() -> nn.Module:
     vision = encoder(None, regard.Patches((4, 4), (8, 8)))
     return regard.Interleaved(vision, decoder(), marker=5).build(seed=0)
 
 
-def two_towers() -> nn.Module:
+def dual_encoder_model() -> nn.Module:
     text = {"vocab": VOCAB, "length": LENGTH, "text_width": WIDTH, "text_heads": 2}
     return clip(image=8, patch=4, width=WIDTH, heads=2, layers=1, dim=8, **text).build(seed=0)
 
@@ -70,7 +70,7 @@ ONE_IMAGE = {  # of four patches, at the start of each row
 }
 CASES = {
     "next_token": Case(lambda: decoder().build(seed=0), TOKENS),
-    "image_text": Case(pictures_in_text, TOKENS, ONE_IMAGE),
+    "image_text": Case(interleaved_model, TOKENS, ONE_IMAGE),
     "masked": Case(lambda: encoder(regard.MaskedLM()).build(seed=0), TOKENS),
     "translation": Case(
         lambda: regard.EncoderDecoder(encoder(None), decoder(regard.CrossAttention(2))).build(seed=0),
@@ -82,8 +82,8 @@ CASES = {
         ("tokens",),
         {"labels": torch.tensor([0.0, 1.0, 0.5, 1.0])},
     ),
-    "contrastive": Case(two_towers, ("tokens", "images")),
-    "sigmoid_contrastive": Case(two_towers, ("tokens", "images")),
+    "contrastive": Case(dual_encoder_model, ("tokens", "images")),
+    "sigmoid_contrastive": Case(dual_encoder_model, ("tokens", "images")),
 }
 
 

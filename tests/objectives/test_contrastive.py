@@ -1,4 +1,4 @@
-"""Contrastive losses against plain sums and CLIP; they need the whole batch, and matching pairs become similar."""
+"""Contrastive losses against loops and CLIP; they need the whole batch, and training makes pairs similar."""
 
 from dataclasses import replace
 
@@ -18,7 +18,7 @@ SMALL = {
 }  # fmt: skip
 
 
-def plain_loss(logits: Tensor, loss: str) -> Tensor:
+def loss_by_loop(logits: Tensor, loss: str) -> Tensor:
     size = len(logits)
     if loss == "sigmoid":
         signs = [[1.0 if i == j else -1.0 for j in range(size)] for i in range(size)]
@@ -29,11 +29,11 @@ def plain_loss(logits: Tensor, loss: str) -> Tensor:
 
 
 @pytest.mark.parametrize("loss", LOSSES)
-def test_equals_a_plain_sum(loss: str) -> None:
+def test_the_loss_equals_a_loop(loss: str) -> None:
     logits = (3 * torch.randn(5, 5, dtype=torch.float64)).requires_grad_()
-    pairs = torch.arange(5)
-    assert abs(LOSSES[loss](logits, pairs) - plain_loss(logits, loss)) < 1e-12
-    assert torch.autograd.gradcheck(lambda x: LOSSES[loss](x, pairs), (logits,), fast_mode=True)
+    matches = torch.arange(5)
+    assert abs(LOSSES[loss](logits, matches) - loss_by_loop(logits, loss)) < 1e-12
+    assert torch.autograd.gradcheck(lambda x: LOSSES[loss](x, matches), (logits,), fast_mode=True)
 
 
 @pytest.mark.ledger("mm.clip")
@@ -65,7 +65,7 @@ def test_training_increases_the_similarity_of_pairs(loss: str) -> None:
     assert sum(step["accuracy"] for step in steps[-5:]) / 5 > 0.9
 
 
-def test_a_batch_cannot_be_split() -> None:
+def test_a_batch_cannot_be_split_into_micro_batches() -> None:
     """Half a batch has fewer negative pairs and therefore another loss, so micro-batches are refused."""
     model, batch = clip(**SMALL).build(0), pairs(4, torch.Generator().manual_seed(0))
     whole = Contrastive()(model, batch)[0]
@@ -75,8 +75,8 @@ def test_a_batch_cannot_be_split() -> None:
         take_step(model, Contrastive(), batch, AdamW().build(model, lr=1e-3), parts=2)
 
 
-def test_the_text_is_read_up_to_its_last_valid_token() -> None:
+def test_padding_after_the_text_does_not_change_the_loss() -> None:
     model, batch = clip(**SMALL).build(0).double(), pairs(3, torch.Generator().manual_seed(0))
-    short = Batch(images=batch.images.double(), tokens=batch.tokens[:, :2])
-    same = Batch(images=batch.images.double(), tokens=batch.tokens, valid=batch.valid)
-    assert abs(Contrastive()(model, short)[0] - Contrastive()(model, same)[0]) < 1e-10
+    unpadded = Batch(images=batch.images.double(), tokens=batch.tokens[:, :2])
+    padded = Batch(images=batch.images.double(), tokens=batch.tokens, valid=batch.valid)
+    assert abs(Contrastive()(model, unpadded)[0] - Contrastive()(model, padded)[0]) < 1e-10

@@ -28,13 +28,13 @@ def batch_of(tokens: Tensor, padding: Tensor | None = None) -> Batch:
     return Batch(tokens=tokens, positions=positions.where(~padding, 0), segments=-padding.long())
 
 
-def within(count: int, of: int, rate: float) -> bool:
-    """Is a binomial count within four deviations?"""
-    return abs(count - of * rate) < 4 * math.sqrt(of * rate * (1 - rate))
+def within(count: int, total: int, rate: float) -> bool:
+    """Whether a binomial count is within four standard deviations of its mean."""
+    return abs(count - total * rate) < 4 * math.sqrt(total * rate * (1 - rate))
 
 
 @pytest.mark.ledger("tr.mlm")
-def test_rates_of_masking() -> None:
+def test_tokens_are_masked_replaced_and_kept_at_their_rates() -> None:
     """12 % of all tokens are masked, 1.5 % replaced, 1.5 % selected and kept; never special tokens or padding."""
     generator = torch.Generator().manual_seed(0)
     tokens = torch.randint(3, VOCAB, (100, 1000), generator=generator)
@@ -43,18 +43,19 @@ def test_rates_of_masking() -> None:
     padding[:, 990:] = True
     before = batch_of(tokens, padding)
     after = MASKING.apply(before, generator)
-    free, chosen = (tokens != CLS) & ~padding, after.weights == 1
+    maskable, selected = (tokens != CLS) & ~padding, after.weights == 1
     assert torch.equal(after.targets, tokens)
-    assert torch.equal(after.tokens[~chosen], tokens[~chosen])
-    assert not chosen[~free].any()
-    total = int(free.sum())
-    hidden, same = chosen & (after.tokens == MASK), chosen & (after.tokens == tokens)
-    other = chosen & ~hidden & ~same
-    assert within(int(chosen.sum()), total, 0.15)
-    assert within(int(hidden.sum()), total, 0.12 + 0.015 / VOCAB)  # a random token may be [MASK], or the token itself
-    assert within(int(same.sum()), total, 0.015 + 0.015 / VOCAB)
-    assert within(int(other.sum()), total, 0.015 * (1 - 2 / VOCAB))
-    assert after.tokens[other].unique().numel() > 250
+    assert torch.equal(after.tokens[~selected], tokens[~selected])
+    assert not selected[~maskable].any()
+    total = int(maskable.sum())
+    masked_out, kept = selected & (after.tokens == MASK), selected & (after.tokens == tokens)
+    replaced = selected & ~masked_out & ~kept
+    assert within(int(selected.sum()), total, 0.15)
+    # a random token may be [MASK], or the token itself
+    assert within(int(masked_out.sum()), total, 0.12 + 0.015 / VOCAB)
+    assert within(int(kept.sum()), total, 0.015 + 0.015 / VOCAB)
+    assert within(int(replaced.sum()), total, 0.015 * (1 - 2 / VOCAB))
+    assert after.tokens[replaced].unique().numel() > 250
 
 
 def test_the_seed_determines_the_masked_tokens() -> None:
@@ -73,12 +74,12 @@ def test_the_loss_is_over_the_selected_tokens() -> None:
     )
     loss, count, metrics = masked(model, batch)
     log_p = model(batch.tokens, TokenLayout(batch.positions, valid=~padding)).log_softmax(-1)
-    spots = [(row, t) for row in range(3) for t in range(12) if batch.weights[row, t] == 1]
-    wanted = -sum(log_p[row, t, batch.targets[row, t]] for row, t in spots)
-    right = sum(log_p[row, t].argmax() == batch.targets[row, t] for row, t in spots)
-    assert count == len(spots) > 3
-    assert abs(loss - wanted) < 1e-10
-    assert metrics["accuracy"] == right
+    indices = [(row, t) for row in range(3) for t in range(12) if batch.weights[row, t] == 1]
+    expected = -sum(log_p[row, t, batch.targets[row, t]] for row, t in indices)
+    correct = sum(log_p[row, t].argmax() == batch.targets[row, t] for row, t in indices)
+    assert count == len(indices) > 3
+    assert abs(loss - expected) < 1e-10
+    assert metrics["accuracy"] == correct
 
 
 @pytest.mark.ledger("tr.mlm")
@@ -101,7 +102,7 @@ def test_equal_to_the_loss_of_bert() -> None:
     assert abs(loss / count - expected) < 1e-12
 
 
-def test_an_encoder_learns_to_fill_gaps() -> None:
+def test_an_encoder_learns_to_predict_masked_tokens() -> None:
     """On stories of the simulated world, with a byte tokenizer."""
     tokenizer = tokenizers.byte()
     loader = iter(Loader(sources.world(1, "train", 0), tokenizer, rows=8, length=64))

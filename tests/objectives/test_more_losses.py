@@ -1,4 +1,4 @@
-"""Losses added to that of the next token: the balance of experts, and heads for later tokens."""
+"""Losses of heads for later tokens, added to that of the next token."""
 
 import torch
 
@@ -32,12 +32,12 @@ def test_heads_for_later_tokens_have_their_own_targets() -> None:
     loss, count, metrics = next_token(model, batch)
     out = model(batch.tokens, layout_of(batch), outputs=True)
     expected = 0.0
-    for further, logits in enumerate(map(materialize, (out.logits, *out.ahead_logits))):
+    for distance, logits in enumerate(map(materialize, (out.logits, *out.ahead_logits))):
         log_p = logits.log_softmax(-1)
         for row in range(2):
-            for t in range(9 - further):
-                if batch.segments[row, t] == batch.segments[row, t + further]:
-                    target, weight = batch.targets[row, t + further], batch.weights[row, t + further]
+            for t in range(9 - distance):
+                if batch.segments[row, t] == batch.segments[row, t + distance]:
+                    target, weight = batch.targets[row, t + distance], batch.weights[row, t + distance]
                     expected -= (weight * log_p[row, t, target]).item()
     assert abs(loss.item() - expected) < 1e-9
     assert count == batch.weights.sum()
@@ -46,9 +46,9 @@ def test_heads_for_later_tokens_have_their_own_targets() -> None:
     assert all(p.grad is not None for p in model.ahead.parameters())
 
 
-def test_heads_for_later_tokens_do_not_change_the_next_token() -> None:
-    plain = Decoder(11, 16, (Repeat((BLOCK,), 2),)).build(seed=0)
-    ahead = Decoder(11, 16, (Repeat((BLOCK,), 2),), ahead=(BLOCK,)).build(seed=1)
-    ahead.load_state_dict(plain.state_dict(), strict=False)
+def test_heads_for_later_tokens_do_not_change_the_logits_of_the_next() -> None:
+    without_heads = Decoder(11, 16, (Repeat((BLOCK,), 2),)).build(seed=0)
+    with_heads = Decoder(11, 16, (Repeat((BLOCK,), 2),), ahead=(BLOCK,)).build(seed=1)
+    with_heads.load_state_dict(without_heads.state_dict(), strict=False)
     tokens = packed().tokens
-    assert torch.equal(plain(tokens), ahead(tokens))
+    assert torch.equal(without_heads(tokens), with_heads(tokens))

@@ -25,9 +25,9 @@ from regard.parts.position.rope import Rope
 VOCAB = 11
 
 
-def model_of(mixer: Body, learned: bool = False) -> nn.Module:
+def model_of(mixer: Body, learned_positions: bool = False) -> nn.Module:
     block = Block((Sublayer(mixer), Sublayer(FeedForward(24))))
-    extra = {"position": Learned(20)} if learned else {}
+    extra = {"position": Learned(20)} if learned_positions else {}
     return Decoder(VOCAB, 16, (Repeat((block,), 2),), **extra).build(seed=1).double()
 
 
@@ -40,12 +40,12 @@ MODELS = {
 
 
 def documents(*lengths: int) -> list[DocumentSlice]:
-    draw = torch.Generator().manual_seed(3)
-    ids = [torch.randint(VOCAB, (n + 1,), generator=draw).tolist() for n in lengths]
-    return [DocumentSlice(i, torch.rand(len(i), generator=draw, dtype=torch.float64).tolist()) for i in ids]
+    generator = torch.Generator().manual_seed(3)
+    ids = [torch.randint(VOCAB, (n + 1,), generator=generator).tolist() for n in lengths]
+    return [DocumentSlice(i, torch.rand(len(i), generator=generator, dtype=torch.float64).tolist()) for i in ids]
 
 
-def widened(batch: Batch) -> Batch:
+def to_float64(batch: Batch) -> Batch:
     return Batch(**{name: t.double() if t.is_floating_point() else t for name, t in batch.items()})
 
 
@@ -61,18 +61,18 @@ def gradients(model: nn.Module, batches: list[Batch]) -> tuple[Tensor, list[Tens
     return loss / count, [p.grad / count for p in model.parameters()]
 
 
-def test_equals_a_plain_sum() -> None:
+def test_the_loss_equals_a_loop() -> None:
     model = model_of(*MODELS["rope"])
-    batch = widened(collate([documents(5, 3), documents(4)], 10))
+    batch = to_float64(collate([documents(5, 3), documents(4)], 10))
     loss, count, metrics = next_token(model, batch)
     log_p = model(batch.tokens, layout_of(batch)).log_softmax(-1)
-    wanted, correct = 0.0, 0.0
+    expected, correct = 0.0, 0.0
     for row in range(2):
         for t in range(10):
             weight, target = batch.weights[row, t], batch.targets[row, t]
-            wanted -= weight * log_p[row, t, target]
+            expected -= weight * log_p[row, t, target]
             correct += weight * (log_p[row, t].argmax() == target)
-    assert abs(loss - wanted) < 1e-12
+    assert abs(loss - expected) < 1e-12
     assert abs(metrics["accuracy"] - correct) < 1e-12
     assert abs(count - batch.weights.sum()) < 1e-12
 
@@ -81,51 +81,51 @@ def test_equals_a_plain_sum() -> None:
 def test_packed_equals_separate_equals_micro_batches(name: str) -> None:
     model = model_of(*MODELS[name])
     sequences = documents(5, 3, 7, 2, 6, 4, 3, 8)
-    packed = widened(collate([sequences[0:2], sequences[2:4], sequences[4:6], sequences[6:8]], 16))
-    alone = [widened(collate([[sequence]], len(sequence))) for sequence in sequences]
-    loss, wanted = gradients(model, alone)
+    packed = to_float64(collate([sequences[0:2], sequences[2:4], sequences[4:6], sequences[6:8]], 16))
+    alone = [to_float64(collate([[sequence]], len(sequence))) for sequence in sequences]
+    expected, expected_grads = gradients(model, alone)
     for parts in (1, 2, 4):
-        got, grads = gradients(model, [packed.rows(slice(i, i + 4 // parts)) for i in range(0, 4, 4 // parts)])
-        assert abs(got - loss) <= 1e-12
-        for grad, want in zip(grads, wanted, strict=True):
-            assert (grad - want).abs().max() <= 1e-12
+        found, grads = gradients(model, [packed.rows(slice(i, i + 4 // parts)) for i in range(0, 4, 4 // parts)])
+        assert abs(found - expected) <= 1e-12
+        for grad, expected_grad in zip(grads, expected_grads, strict=True):
+            assert (grad - expected_grad).abs().max() <= 1e-12
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_rows_of_padding_do_not_change_the_loss(name: str) -> None:
     model = model_of(*MODELS[name])
     sequences = documents(5, 3)
-    loss, wanted = gradients(model, [widened(collate([sequences], 9))])
-    again, grads = gradients(model, [widened(collate([sequences, []], 12))])
-    assert abs(again - loss) <= 1e-12
-    for grad, want in zip(grads, wanted, strict=True):
-        assert (grad - want).abs().max() <= 1e-12
+    expected, expected_grads = gradients(model, [to_float64(collate([sequences], 9))])
+    found, grads = gradients(model, [to_float64(collate([sequences, []], 12))])
+    assert abs(found - expected) <= 1e-12
+    for grad, expected_grad in zip(grads, expected_grads, strict=True):
+        assert (grad - expected_grad).abs().max() <= 1e-12
 
 
-def test_whole_rows_take_the_fast_path_and_others_do_not() -> None:
+def test_only_rows_of_one_unpadded_document_are_ordered() -> None:
     assert layout_of(collate([documents(6), documents(6)], 6)).ordered
     assert not layout_of(collate([documents(6), documents(5)], 6)).ordered
     assert not layout_of(collate([documents(6), documents(2, 4)], 6)).ordered
 
 
-def test_autocast_keeps_the_sums_exact() -> None:
+def test_losses_under_autocast_are_summed_in_float32() -> None:
     model, batch = model_of(*MODELS["rope"]).float(), collate([documents(6)], 6)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         loss, count, metrics = next_token(model, batch)
         log_p = model(batch.tokens, layout_of(batch)).float().log_softmax(-1)
-    wanted = -(log_p.gather(-1, batch.targets.unsqueeze(-1)).squeeze(-1) * batch.weights).sum()
+    expected = -(log_p.gather(-1, batch.targets.unsqueeze(-1)).squeeze(-1) * batch.weights).sum()
     assert {loss.dtype, count.dtype, metrics["accuracy"].dtype} == {torch.float32}
-    assert (loss - wanted).abs() < 1e-5
+    assert (loss - expected).abs() < 1e-5
 
 
-def test_logits_of_half_precision_are_widened() -> None:
+def test_losses_of_half_precision_logits_are_float32() -> None:
     model = model_of(*MODELS["rope"]).bfloat16()
     loss, count, metrics = next_token(model, collate([documents(6)], 6))
     assert {loss.dtype, count.dtype, metrics["accuracy"].dtype} == {torch.float32}
 
 
 @pytest.mark.ledger("tr.perplexity")
-def test_perplexity_is_the_number_of_choices() -> None:
+def test_perplexity_is_the_effective_number_of_choices() -> None:
     """Targets with probability 1/4, 1/2 and 1/8: the mean of ln 4, ln 2 and ln 8 is ln 4. Uniform over V: V."""
     probabilities = torch.tensor(
         [[[1 / 4, 1 / 4, 1 / 4, 1 / 4], [1 / 6, 1 / 2, 1 / 6, 1 / 6], [1 / 8, 3 / 8, 3 / 8, 1 / 8]]]
@@ -145,23 +145,23 @@ def test_perplexity_is_the_number_of_choices() -> None:
 @pytest.mark.parametrize("name", MODELS)
 def test_one_forward_equals_a_forward_per_prefix(name: str) -> None:
     model = model_of(*MODELS[name])
-    batch = widened(collate([documents(7)], 7))
+    batch = to_float64(collate([documents(7)], 7))
     whole = model(batch.tokens)
-    got, grads = gradients(model, [batch])
+    found, grads = gradients(model, [batch])
     model.zero_grad()
     losses = []
     for n in range(1, 8):
         logits = model(batch.tokens[:, :n])[:, -1]
         assert (logits - whole[:, n - 1]).abs().max() <= 1e-12
         losses.append(batch.weights[0, n - 1] * nn.functional.cross_entropy(logits, batch.targets[:, n - 1]))
-    loss = torch.stack(losses).sum() / batch.weights.sum()
-    loss.backward()
-    assert abs(got - loss) <= 1e-12
+    expected = torch.stack(losses).sum() / batch.weights.sum()
+    expected.backward()
+    assert abs(found - expected) <= 1e-12
     for grad, parameter in zip(grads, model.parameters(), strict=True):
         assert (grad - parameter.grad).abs().max() <= 1e-12
 
 
-def test_a_target_without_weight_may_be_any_number():
+def test_targets_of_weight_zero_are_ignored():
     model = Decoder(7, 8, (Repeat((Block((Sublayer(Attention(2)),)),)),)).build(seed=0)
     tokens, weights = torch.arange(6).unsqueeze(0), torch.tensor([[1.0, 1, 0, 1, 0, 1]])
     layout = {"positions": torch.arange(6).unsqueeze(0), "segments": torch.zeros(1, 6, dtype=torch.int64)}

@@ -44,13 +44,13 @@ def test_one_forward_equals_steps_with_the_true_prefix() -> None:
     sources, targets = [[5, 6, 7], [8]], [[9], [10, 11]]
     batch = pairs(sources, targets, START, END)
     loss, count, _ = translation(model, batch)
-    wanted = 0.0
+    expected = 0.0
     for source, target in zip(sources, targets, strict=True):
         for t, token in enumerate([*target, END]):
             prefix = torch.tensor([[START, *target[:t]]])
-            wanted -= model(torch.tensor([source]), prefix)[0, -1].log_softmax(-1)[token]
+            expected -= model(torch.tensor([source]), prefix)[0, -1].log_softmax(-1)[token]
     assert count == 5
-    assert abs(loss - wanted) < 1e-10
+    assert abs(loss - expected) < 1e-10
 
 
 @pytest.mark.ledger("model.encdec")
@@ -68,13 +68,13 @@ def test_a_transformer_learns_to_translate_and_reverse() -> None:
     assert steps[0]["loss"] > 2
     assert sum(step["accuracy"] for step in steps[-5:]) / 5 > 0.95
     model.eval()
-    right = 0
+    correct = 0
     for source, target in zip(*draw(20), strict=True):
         generated = [START]
         while generated[-1] != END and len(generated) < 8:
             generated.append(int(model(torch.tensor([source]), torch.tensor([generated]))[0, -1].argmax()))
-        right += generated[1:-1] == target
-    assert right >= 17
+        correct += generated[1:-1] == target
+    assert correct >= 17
 
 
 VISION = Encoder(
@@ -86,13 +86,13 @@ VISION = Encoder(
 LANGUAGE = Decoder(12, 16, (Repeat((Block((Sublayer(Attention(2, position=Rope())), Sublayer(SwiGLU(24)))),)),))
 
 
-def bright(generator: torch.Generator) -> tuple[Tensor, Tensor]:
+def images_with_a_bright_patch(generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """16 images of four patches, and the index of the bright one."""
-    spot = torch.randint(4, (16,), generator=generator)
+    bright_index = torch.randint(4, (16,), generator=generator)
     images = 0.1 * torch.randn(16, 1, 4, 4, generator=generator)
-    for row, patch in enumerate(spot.tolist()):
+    for row, patch in enumerate(bright_index.tolist()):
         images[row, 0, 2 * (patch // 2) :, 2 * (patch % 2) :][:2, :2] += 1.0
-    return images, spot
+    return images, bright_index
 
 
 @pytest.mark.ledger("cross.modal")
@@ -103,12 +103,12 @@ def test_cross_attention_learns_to_find_the_bright_patch() -> None:
     model, generator = spec.build(0), torch.Generator().manual_seed(0)
     optimizer, steps = AdamW().build(model, lr=1e-2), []
     for _ in range(60):
-        images, spot = bright(generator)
-        questions = pairs([[0]] * 16, [[] for _ in spot], start=3, end=0)
+        images, bright_index = images_with_a_bright_patch(generator)
+        prompts = pairs([[0]] * 16, [[] for _ in bright_index], start=3, end=0)
         batch = Batch(
-            **{name: t for name, t in questions.items() if name not in ("source", "source_valid", "targets")},
+            **{name: t for name, t in prompts.items() if name not in ("source", "source_valid", "targets")},
             source=images,
-            targets=4 + spot.unsqueeze(1),
+            targets=4 + bright_index.unsqueeze(1),
         )
         steps.append(take_step(model, translation, batch, optimizer, clip=1.0))
     assert steps[0]["loss"] > 2
@@ -122,9 +122,9 @@ def test_interleaved_images_learn_to_name_the_bright_patch() -> None:
     model, generator = spec.build(0), torch.Generator().manual_seed(0)
     optimizer, steps = AdamW().build(model, lr=1e-2), []
     for _ in range(60):
-        images, spot = bright(generator)
+        images, bright_index = images_with_a_bright_patch(generator)
         tokens = torch.tensor(spec.expand([1, 3])).expand(16, -1)
-        targets = torch.cat([torch.zeros(16, 4, dtype=torch.int64), 4 + spot.unsqueeze(1)], 1)
+        targets = torch.cat([torch.zeros(16, 4, dtype=torch.int64), 4 + bright_index.unsqueeze(1)], 1)
         weights = torch.tensor([0.0, 0.0, 0.0, 0.0, 1.0]).expand(16, -1)
         layout = TokenLayout.whole(16, 5)
         batch = Batch(
