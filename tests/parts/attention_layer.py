@@ -20,7 +20,7 @@ def random(*shape: int, seed: int = 0) -> Tensor:
 
 
 def attention(heads: int = 2, kv_heads: int | None = None, width: int = WIDTH, **fields) -> AttentionModule:
-    """Without a mask, and with weights that make the attention far from uniform."""
+    """An attention layer without a mask, whose weights make its attention far from uniform."""
     module = Attention(heads, kv_heads, mask=Full(), **fields).build(width).double().requires_grad_(False)
     for n, weight in enumerate(module.parameters()):
         weight.copy_(random(*weight.shape, seed=n) * (2 * WIDTH / width) ** 0.5 / WIDTH**0.5)
@@ -49,16 +49,16 @@ def flops(module: nn.Module, x: Tensor) -> int:
 
 def saved_bytes(run: Callable[[], object]) -> int:
     """Bytes that autograd saves for the backward, each storage counted once."""
-    kept: dict[int, int] = {}
+    storage_bytes: dict[int, int] = {}
 
-    def keep(x: Tensor) -> Tensor:
-        kept[x.untyped_storage().data_ptr()] = x.untyped_storage().nbytes()
+    def save(x: Tensor) -> Tensor:
+        storage_bytes[x.untyped_storage().data_ptr()] = x.untyped_storage().nbytes()
         return x
 
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
-        result = run()  # held, so that no storage is freed and counted under another's address
+    with torch.autograd.graph.saved_tensors_hooks(save, lambda x: x):
+        result = run()  # held, because the address of a freed storage may be used again
     del result
-    return sum(kept.values())
+    return sum(storage_bytes.values())
 
 
 def bytes_of(store: Contiguous) -> int:

@@ -28,10 +28,10 @@ def build() -> BigBirdAttentionModule:
 def attended_keys(i: int, length: int) -> list[int]:
     """The keys that token i attends to; a key of two selected blocks occurs twice."""
     blocks = [range(n, min(n + 2, length)) for n in range(0, length, 2)]
-    own, last = i // 2, len(blocks) - 1
-    if own in (0, last) or length <= 14:
+    own_block, last = i // 2, len(blocks) - 1
+    if own_block in (0, last) or length <= 14:
         return [*range(length)]
-    selected = {0, own - 1, own, own + 1, last}
+    selected = {0, own_block - 1, own_block, own_block + 1, last}
     return [j for n in [*sorted(selected), 0] for j in blocks[n]]  # the random block is always the first
 
 

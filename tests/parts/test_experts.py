@@ -328,8 +328,8 @@ def test_the_lens_records_experts_and_patches_the_router() -> None:
         before = model(tokens)
     body = "stack.blocks.0.sublayers.1.body"
     assert recorded[body].shape == (1, 3, WIDTH) and recorded[f"{body}.router"].shape == (3, 4)
-    other = recorded[f"{body}.router"].roll(1, -1)
-    with patch(model, {f"{body}.router": other}), record(model, f"{body}.router") as patched:
+    rolled = recorded[f"{body}.router"].roll(1, -1)
+    with patch(model, {f"{body}.router": rolled}), record(model, f"{body}.router") as patched:
         assert not torch.equal(model(tokens), before)
     assert patched.keys() == {f"{body}.router"}
 

@@ -185,10 +185,10 @@ def repeat_kv_heads(module: AttentionModule, name: str) -> Tensor:
     ("heads", "kv_heads", "ratio"), [(8, 8, 1), (8, 4, 2), (8, 2, 4), (8, 1, 8), (32, 8, 4), (64, 8, 8)]
 )
 def test_the_cache_shrinks_by_the_group_size(heads: int, kv_heads: int, ratio: int) -> None:
-    whole, grouped = (
+    ungrouped, grouped = (
         Contiguous(((Attention(heads, k, head_dim=4).memory(64),),), 1, 15, torch.float32) for k in (heads, kv_heads)
     )
-    assert bytes_of(whole) == ratio * bytes_of(grouped)
+    assert bytes_of(ungrouped) == ratio * bytes_of(grouped)
     assert bytes_of(grouped) == 16 * 2 * kv_heads * 4 * 4  # 16 slots, keys and values, 4 numbers per head, 4 bytes
 
 
@@ -204,9 +204,9 @@ def test_grouped_queries_change_the_output_but_not_the_flops_of_attention() -> N
     assert attention_flops[4] == attention_flops[2] == attention_flops[1] == 4 * 32**2 * WIDTH
     caches = [bytes_of(Contiguous(((Attention(4, n).memory(WIDTH),),), 1, 31, torch.float64)) for n in (4, 2, 1)]
     assert caches == [2 * 32 * (WIDTH // 4) * n * 8 for n in (4, 2, 1)]
-    whole, pooled = attention(4), attention(4, 2)
-    weights = whole.state_dict()
+    ungrouped, pooled = attention(4), attention(4, 2)
+    weights = ungrouped.state_dict()
     for name in KV:  # the mean of each pair of heads, as in the conversion of a trained model
         weights[f"{name}.weight"] = weights[f"{name}.weight"].unflatten(0, (2, 2, -1)).mean(1).flatten(0, 1)
     pooled.load_state_dict(weights)
-    assert (pooled(x, layout) - whole(x, layout)).abs().max() > 0.1
+    assert (pooled(x, layout) - ungrouped(x, layout)).abs().max() > 0.1

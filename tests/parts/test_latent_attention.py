@@ -166,12 +166,12 @@ def test_a_decoding_step_attends_to_the_latents() -> None:
 def test_the_cache_holds_a_latent_and_a_rotated_key() -> None:
     """DeepSeek-V2: 576 numbers per token and layer, as 2.25 key heads of grouped attention; multi-head has 32768."""
     deepseek = LatentAttention(128, 512, 128, 64, 128, 1536)
-    latent, grouped, whole = (
+    latent, grouped, multi_head = (
         bytes_of(Contiguous(((spec.memory(5120),),), 1, 7, torch.float16)) / 2 / 8  # a capacity of 7 has 8 slots
         for spec in (deepseek, Attention(128, 1, 128), Attention(128, 128, 128))
     )
     assert latent == 512 + 64 == 2.25 * grouped
-    assert whole == 32768
+    assert multi_head == 32768
 
 
 @pytest.mark.parametrize("tokens", [1, 5, 20])

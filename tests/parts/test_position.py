@@ -82,27 +82,27 @@ DOG_BITES_MAN, MAN_BITES_DOG = EMBEDDINGS[[0, 1, 2, 3]].unsqueeze(0), EMBEDDINGS
 
 @pytest.mark.ledger("pos.why")
 def test_without_positions_the_order_has_no_effect() -> None:
-    one, other = encode(NoPosition(), DOG_BITES_MAN), encode(NoPosition(), MAN_BITES_DOG)
-    assert (one - other[:, [0, 3, 2, 1]]).abs().max() < 1e-12
+    outputs, permuted = encode(NoPosition(), DOG_BITES_MAN), encode(NoPosition(), MAN_BITES_DOG)
+    assert (outputs - permuted[:, [0, 3, 2, 1]]).abs().max() < 1e-12
 
 
 @pytest.mark.ledger("pos.why")
 @pytest.mark.parametrize("name", SCHEMES)
 def test_with_positions_the_order_has_an_effect(name: str) -> None:
-    one, other = encode(SCHEMES[name], DOG_BITES_MAN), encode(SCHEMES[name], MAN_BITES_DOG)
-    assert (one - other[:, [0, 3, 2, 1]]).abs().amax(-1).min() > 1e-3  # for every token
+    outputs, permuted = encode(SCHEMES[name], DOG_BITES_MAN), encode(SCHEMES[name], MAN_BITES_DOG)
+    assert (outputs - permuted[:, [0, 3, 2, 1]]).abs().amax(-1).min() > 1e-3  # for every token
 
 
 def test_symmetric_distances_do_not_distinguish_a_sequence_from_its_reverse() -> None:
     """ALiBi alone in an encoder: |i - j| does not change if the sequence is reversed."""
-    one, other = encode(Alibi(), DOG_BITES_MAN), encode(Alibi(), DOG_BITES_MAN.flip(1))
-    assert (one - other.flip(1)).abs().max() < 1e-12
+    outputs, reversed_outputs = encode(Alibi(), DOG_BITES_MAN), encode(Alibi(), DOG_BITES_MAN.flip(1))
+    assert (outputs - reversed_outputs.flip(1)).abs().max() < 1e-12
 
 
 def test_a_causal_mask_alone_encodes_order() -> None:
     """Without positions the mask breaks the symmetry, so the last output depends on the order of earlier tokens."""
-    one, other = encode(NoPosition(), DOG_BITES_MAN, Causal()), encode(NoPosition(), MAN_BITES_DOG, Causal())
-    assert (one - other[:, [0, 3, 2, 1]]).abs().amax(-1)[0, 1:].min() > 1e-3
+    outputs, permuted = encode(NoPosition(), DOG_BITES_MAN, Causal()), encode(NoPosition(), MAN_BITES_DOG, Causal())
+    assert (outputs - permuted[:, [0, 3, 2, 1]]).abs().amax(-1)[0, 1:].min() > 1e-3
 
 
 @pytest.mark.ledger("pos.add")

@@ -76,8 +76,8 @@ def test_rotation_equals_multiplication_by_a_complex_number() -> None:
 
 def test_the_rotation_of_a_token_depends_on_its_position_alone() -> None:
     x = random(1, 1, 3, 8)
-    one, other = (Rope().build(8, 1).rotate(x, x, layout_at(4, middle, 9))[0] for middle in (5, 500))
-    assert torch.equal(one[:, :, [0, 2]], other[:, :, [0, 2]])
+    first, second = (Rope().build(8, 1).rotate(x, x, layout_at(4, middle, 9))[0] for middle in (5, 500))
+    assert torch.equal(first[:, :, [0, 2]], second[:, :, [0, 2]])
 
 
 @pytest.mark.ledger("pos.rope.relative")

@@ -241,8 +241,10 @@ def test_long_documents_of_a_packed_row_do_not_change_short_ones(name: str) -> N
 @pytest.mark.ledger("pos.rope.dynamic")
 @pytest.mark.parametrize("name", DYNAMIC)
 def test_no_cache_is_exact_past_the_trained_length(name: str) -> None:
-    """Up to it cached = whole. Beyond it cached keys have another rotation in every layer, so the scheme declares the
-    length up to which they are exact, and a store of the model rejects more."""
+    """Up to that length cached = whole. Beyond it every layer would rotate the cached keys differently.
+
+    The scheme declares the length up to which cached keys are exact, and a store of the model rejects more tokens.
+    """
     position = Rope(scaling=DYNAMIC[name])
     model, tokens = build(decoder(block(Attention(4, position=position)))), random_ids(1, 9)
 

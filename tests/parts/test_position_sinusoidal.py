@@ -42,9 +42,9 @@ def test_equals_three_common_implementations(width: int) -> None:
     table = torch.zeros(50, width).double()
     table[:, 0::2] = torch.sin(multiplied)
     table[:, 1::2] = torch.cos(multiplied)[:, : width // 2]
-    whole = torch.where(torch.arange(width) % 2 == 0, by_column.sin(), by_column.cos())
+    selected = torch.where(torch.arange(width) % 2 == 0, by_column.sin(), by_column.cos())
     stacked = torch.stack([divided.sin(), divided.cos()], -1).flatten(1)[:, :width]
-    for expected in (table, whole, stacked):
+    for expected in (table, selected, stacked):
         assert (embeddings(list(range(50)), width) - expected).abs().max() < 1e-12
 
 

@@ -66,11 +66,15 @@ def test_a_stack_equals_torch(name: str) -> None:
     x = torch.randn(2, 9, WIDTH, dtype=torch.float64)
     final_states = tuple((FinalState(),) for _ in range(3))
     outputs, _ = stack(x, TokenLayout.whole(2, 9), final_states)
-    expected, last = theirs(x)
+    expected, their_states = theirs(x)
     assert error(outputs, expected) <= 1e-14
     for i, (final_state,) in enumerate(final_states):
-        for state, other in zip(final_state.arrays.values(), last if isinstance(last, tuple) else (last,), strict=True):
-            assert error(state, other[i]) <= 1e-14
+        for state, expected_state in zip(
+            final_state.arrays.values(),
+            their_states if isinstance(their_states, tuple) else (their_states,),
+            strict=True,
+        ):
+            assert error(state, expected_state[i]) <= 1e-14
     padded_outputs, _ = stack(x, layout_with_padding([9, 4], 9))
     assert error(padded_outputs[1, :4], theirs(x[1:, :4])[0][0]) <= 1e-14
 
@@ -84,10 +88,12 @@ def test_bidirectional_equals_torch(name: str) -> None:
     copy_weights(ours.ahead, theirs, "l0")
     copy_weights(ours.back, theirs, "l0_reverse")
     x, final_state = torch.randn(2, 7, WIDTH, dtype=torch.float64), FinalState()
-    expected, last = theirs(x)
+    expected, their_states = theirs(x)
     assert error(ours(x, TokenLayout.whole(2, 7), final_state), expected) <= 1e-14
-    for state, other in zip(final_state.arrays.values(), last if isinstance(last, tuple) else (last,), strict=True):
-        assert error(state, torch.cat([other[0], other[1]], -1)) <= 1e-14
+    for state, expected_state in zip(
+        final_state.arrays.values(), their_states if isinstance(their_states, tuple) else (their_states,), strict=True
+    ):
+        assert error(state, torch.cat([expected_state[0], expected_state[1]], -1)) <= 1e-14
     for left in (False, True):
         layout = layout_with_padding([7, 3], 7, left)
         padded = x.clone()
@@ -177,16 +183,16 @@ def test_clipping_an_exploding_gradient_keeps_its_direction_and_the_model_learns
     )  # fmt: skip
 
     def update(clip: float) -> tuple[torch.Tensor, dict[str, float]]:
-        other = deepcopy(model)
-        before = nn.utils.parameters_to_vector(other.parameters()).clone()
-        metrics = take_step(other, next_token, batch, torch.optim.SGD(other.parameters(), lr=1.0), clip)
-        return nn.utils.parameters_to_vector(other.parameters()) - before, metrics
+        copied = deepcopy(model)
+        before = nn.utils.parameters_to_vector(copied.parameters()).clone()
+        metrics = take_step(copied, next_token, batch, torch.optim.SGD(copied.parameters(), lr=1.0), clip)
+        return nn.utils.parameters_to_vector(copied.parameters()) - before, metrics
 
-    whole, metrics = update(0.0)
+    unclipped, metrics = update(0.0)
     clipped, _ = update(1.0)
-    assert metrics["grad_norm"] > 1e3 and abs(whole.norm().item() / metrics["grad_norm"] - 1) <= 1e-12
-    assert error(clipped, whole / metrics["grad_norm"]) <= 1e-12
-    assert error(update(1e9)[0], whole) <= 1e-12
+    assert metrics["grad_norm"] > 1e3 and abs(unclipped.norm().item() / metrics["grad_norm"] - 1) <= 1e-12
+    assert error(clipped, unclipped / metrics["grad_norm"]) <= 1e-12
+    assert error(update(1e9)[0], unclipped) <= 1e-12
     losses = [
         take_step(model, next_token, batch, torch.optim.SGD(model.parameters(), lr=0.05), 1.0)["loss"]
         for _ in range(60)

@@ -145,8 +145,8 @@ def test_noise_acts_in_training_only(spec: Router) -> None:
     assert torch.equal(module(x), module.proj(x))
     module.train()
     torch.manual_seed(0)
-    one, other = module(x), module(x)
-    assert (one != other).all() and ((one - module.proj(x)).mean(0).abs() < 1).all()
+    first, second = module(x), module(x)
+    assert (first != second).all() and ((first - module.proj(x)).mean(0).abs() < 1).all()
     route(module, x).weights[:, 0].sum().backward()
     assert all(p.grad is not None and p.grad.abs().max() > 0 for p in module.parameters())
 

@@ -83,12 +83,12 @@ def test_a_shared_block_receives_the_embeddings_of_the_stack() -> None:
 
 
 def test_layers_share_weights_and_have_their_own_adapters() -> None:
-    first, second, other = bodies(decoder(SHARED, SHARED, replace(SHARED, number=1)).build(seed=0))
+    first, second, another_block = bodies(decoder(SHARED, SHARED, replace(SHARED, number=1)).build(seed=0))
     first_parameters = dict(first.named_parameters())
     for name, parameter in second.named_parameters():
         shared = name.startswith("block.") and "adapter" not in name
         assert (parameter is first_parameters[name]) == shared, name
-    assert not {id(p) for p in other.parameters()} & {id(p) for p in first.parameters()}
+    assert not {id(p) for p in another_block.parameters()} & {id(p) for p in first.parameters()}
 
 
 def test_shared_weights_are_saved_and_counted_once(tmp_path: Path) -> None:

@@ -143,5 +143,5 @@ def test_only_the_bag_of_words_ignores_order() -> None:
     assert torch.equal(bag(dog_bites_man), bag(man_bites_dog))
     assert not torch.equal(bag(dog_bites_man), bag(torch.tensor([[3, 1, 8, 5]])))
     for name, body in BODIES.items():
-        other = build_encoder(body, Sinusoidal() if "positions" in name else NoPosition())
-        assert error(other(dog_bites_man), other(man_bites_dog)) > 1e-3, name
+        ordered = build_encoder(body, Sinusoidal() if "positions" in name else NoPosition())
+        assert error(ordered(dog_bites_man), ordered(man_bites_dog)) > 1e-3, name

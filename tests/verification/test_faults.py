@@ -196,8 +196,8 @@ def test_every_law_applies_to_images_or_states_why_not() -> None:
         "preempted = undisturbed",
         "exported and imported = as it was",
     }
-    short = replace(IMAGES, decoder=replace(IMAGES.decoder, context=20))
-    assert "an image takes 12 tokens" in attempt("cached = whole", trials(build(short), 12)[""]).note
+    short_context = replace(IMAGES, decoder=replace(IMAGES.decoder, context=20))
+    assert "an image takes 12 tokens" in attempt("cached = whole", trials(build(short_context), 12)[""]).note
 
 
 def test_verify_finds_tokens_in_the_wrong_slot(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,17 +38,17 @@ def our_tensors() -> dict[str, Tensor]:
 
 
 def stored(tensors: dict[str, Tensor], log: list[str] | None = None) -> dict[str, StoredTensor]:
-    """These tensors as if in a file; the names of those that are read are appended to `log`."""
+    """These tensors as if stored in a file; the name of each tensor that is read is appended to `log`."""
 
-    def read(name: str) -> Tensor:
+    def load(name: str) -> Tensor:
         if log is not None:
             log.append(name)
         return tensors[name]
 
-    return {n: StoredTensor("file", tuple(t.shape), "F32", lambda n=n: read(n)) for n, t in tensors.items()}
+    return {n: StoredTensor("file", tuple(t.shape), "F32", lambda n=n: load(n)) for n, t in tensors.items()}
 
 
-def read(tensors: dict[str, StoredTensor]) -> dict[str, Tensor]:
+def read_table(tensors: dict[str, StoredTensor]) -> dict[str, Tensor]:
     return dict(TABLE.read(tensors, on_meta(our_tensors())))
 
 
@@ -61,7 +61,7 @@ def test_tensors_are_written_and_read_back_bit_for_bit() -> None:
         "base.h.10.experts.0.weight": (3, 4),
         "base.h.10.experts.1.weight": (3, 4),
     }
-    read_back = read(stored(theirs))
+    read_back = read_table(stored(theirs))
     assert read_back.keys() == our_tensors().keys()
     assert all(torch.equal(read_back[name], tensor) for name, tensor in our_tensors().items())
 
@@ -69,7 +69,7 @@ def test_tensors_are_written_and_read_back_bit_for_bit() -> None:
 def test_the_prefix_may_be_missing_and_ignored_tensors_may_be_present() -> None:
     theirs = stored({name.removeprefix("base."): t for name, t in TABLE.write(our_tensors())})
     theirs["h.0.mask"] = StoredTensor("file", (1, 1), "BOOL", lambda: torch.ones(1, 1))
-    assert read(theirs).keys() == our_tensors().keys()
+    assert read_table(theirs).keys() == our_tensors().keys()
 
 
 def test_leaf_aliases_are_read_and_not_written() -> None:
@@ -114,7 +114,7 @@ def test_every_mismatch_is_found_before_any_tensor_is_read() -> None:
     }
     for message, tensors in mismatches.items():
         with pytest.raises(WeightsError, match=message):
-            read(tensors)
+            read_table(tensors)
     assert not log
 
 
