@@ -35,10 +35,10 @@ def holder(events: list[Event], thing: str) -> str:
 
 
 def thing_place(events: list[Event], thing: str) -> str:
-    at = holder(events, thing)
-    if at in PEOPLE:
-        return person_place(events, at)
-    return thing_place(events, at) if at in CONTAINERS else at
+    owner = holder(events, thing)
+    if owner in PEOPLE:
+        return person_place(events, owner)
+    return thing_place(events, owner) if owner in CONTAINERS else owner
 
 
 def contents(events: list[Event], owner: str) -> list[str]:
@@ -112,8 +112,8 @@ def answer(question: str, events: list[Event]) -> str:
     if names := match_groups(r"Is (\w+) in the (\w+)\?"):
         return yes_or_no(person_place(events, names[0]) == names[1])
     if names := match_groups(r"Who is with (\w+)\?"):
-        here = person_place(events, names[0])
-        others = [who for who in people(events) if who != names[0] and person_place(events, who) == here]
+        place = person_place(events, names[0])
+        others = [who for who in people(events) if who != names[0] and person_place(events, who) == place]
         return " ".join(others) or "nobody"
     if names := match_groups(r"Where was (\w+) before the (\w+)\?"):
         path = walk(events, names[0])

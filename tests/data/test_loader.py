@@ -20,16 +20,16 @@ def take(source, count):
     return [next(source) for _ in range(count)]
 
 
-def same(left, right):
+def equal(left, right):
     return all(torch.equal(left[name], right[name]) for name in left.fields)
 
 
-def mixed():
+def mixed_source():
     texts = ["short", "a little longer than that", "x" * 700, "y" * 90, "", "z"]
     return ShuffledSource("mixed", [(Span(text), Span("<|end|>", special=True)) for text in texts])
 
 
-@pytest.mark.parametrize("source", [world(), mixed()], ids=["world", "mixed"])
+@pytest.mark.parametrize("source", [world(), mixed_source()], ids=["world", "mixed"])
 @pytest.mark.parametrize("batches", [0, 1, 3, 6])
 def test_resume_is_bit_identical(source, batches):
     uninterrupted = loader(source, length=64)
@@ -39,7 +39,7 @@ def test_resume_is_bit_identical(source, batches):
     resumed = loader(source, length=64)
     take(resumed, 2)
     resumed.load_state_dict(state)
-    assert all(same(left, right) for left, right in zip(expected, take(resumed, 4), strict=True))
+    assert all(equal(left, right) for left, right in zip(expected, take(resumed, 4), strict=True))
 
 
 def test_the_rows_of_all_ranks_are_the_global_batch():
@@ -50,13 +50,14 @@ def test_the_rows_of_all_ranks_are_the_global_batch():
             assert torch.equal(whole[step][name], torch.cat([part[step][name] for part in parts]))
 
 
-def test_every_pair_of_an_epoch_occurs_once():
-    source = mixed()
-    reader = loader(source, rows=1, length=64)
-    pairs = sum(int((batch.segments >= 0).sum()) for batch in take(reader, 200))
+def test_batches_hold_the_pairs_of_all_documents_read_except_pending_ones():
+    source = mixed_source()
+    packed_loader = loader(source, rows=1, length=64)
+    pairs = sum(int((batch.segments >= 0).sum()) for batch in take(packed_loader, 200))
     epoch = sum(max(0, sum(len(TOKENIZER.encode(s.text, s.special)) for s in d) - 1) for d in source.documents)
-    read = reader._next_document / len(source.documents) * epoch  # pairs of all documents read, including pending ones
-    assert abs(read - pairs) < 3 * epoch
+    # pairs of all documents read so far, including those that are still pending
+    pairs_read = packed_loader._next_document / len(source.documents) * epoch
+    assert abs(pairs_read - pairs) < 3 * epoch
 
 
 def test_rows_have_little_padding():

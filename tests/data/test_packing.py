@@ -62,11 +62,11 @@ def test_tokens_have_the_weight_of_their_span():
 
 
 def test_a_special_token_is_one_id_or_an_error():
-    words = tokenizers.Tokenizer(models.WordLevel({"?": 0, "a": 1, "</s>": 2}, unk_token="?"))
-    foreign = Tokenizer(words, eos="</s>")
-    assert tokenize((Span("a"), Span("<|end|>", special=True)), foreign).ids == [1, 2]
+    word_level = tokenizers.Tokenizer(models.WordLevel({"?": 0, "a": 1, "</s>": 2}, unk_token="?"))
+    tokenizer = Tokenizer(word_level, eos="</s>")
+    assert tokenize((Span("a"), Span("<|end|>", special=True)), tokenizer).ids == [1, 2]
     with pytest.raises(ValueError, match=r"the special token <\|user\|>, which is not in this"):
-        tokenize((Span("<|user|>", special=True), Span("a")), foreign)
+        tokenize((Span("<|user|>", special=True), Span("a")), tokenizer)
 
 
 def test_a_batch_is_immutable():

@@ -1,4 +1,4 @@
-"""Sources are endless and deterministic, are split by content, and refuse invalid files."""
+"""Sources are infinite, deterministic and split by content; invalid files are refused."""
 
 import json
 from itertools import pairwise
@@ -35,7 +35,7 @@ def test_only_answers_and_their_end_tokens_have_weight_one():
         assert (span.weight == 1.0) == (previous.text == "<|assistant|>" or span.text == "<|end|>")
 
 
-def test_seeds_give_different_stories():
+def test_different_seeds_have_different_stories():
     assert world(seed=1).document(0) != world(seed=2).document(0)
     assert world(seed=1).document(5) == world(seed=1).document(5)
 
@@ -65,7 +65,7 @@ def test_chunks_concatenate_to_the_text_and_end_with_lines(size):
         assert chunks[0].endswith("\n")
 
 
-def test_text_files_and_folders_are_read(tmp_path):
+def test_text_files_and_folders_are_read_completely(tmp_path):
     lines = [f"line {number} of the text\n" * 300 for number in range(40)]
     (tmp_path / "all.txt").write_text("".join(lines))
     whole = epoch(text_file(tmp_path / "all.txt")) + epoch(text_file(tmp_path / "all.txt", "held-out"))

@@ -19,7 +19,7 @@ def first_stories(level, count, split="train"):
 
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("split", ["train", "held-out"])
-def test_answers_agree_with_an_independent_reader(level, split):
+def test_answers_agree_with_an_independent_oracle(level, split):
     for tale in first_stories(level, 150, split):
         for question in tale.questions:
             assert question.answer == oracle.answer(question.text, list(tale.events)), (tale.text, question)
@@ -47,7 +47,7 @@ def test_splits_share_no_events(count):
 
 
 @pytest.mark.parametrize("level", LEVELS)
-def test_stories_differ(level):
+def test_stories_are_varied(level):
     tales = first_stories(level, 500)
     assert len({tale.text for tale in tales}) > 498
     names = Counter(name for tale in tales for name in oracle.mentioned(tale.text))
@@ -63,8 +63,8 @@ def test_stories_are_the_same_in_another_process():
         ).stdout
         for seed in ("1", "2")
     }  # fmt: skip
-    here = f"{[story(s, level, 'held-out') for s in range(9) for level in (1, 4)]}\n"
-    assert runs == {here}
+    expected = f"{[story(s, level, 'held-out') for s in range(9) for level in (1, 4)]}\n"
+    assert runs == {expected}
 
 
 @pytest.mark.parametrize("level", LEVELS)
@@ -98,9 +98,9 @@ def test_names_are_distinct():
 
 
 def test_stories_start_at_the_given_seed():
-    endless = stories(level=2, start=7)
-    assert next(endless) == story(7, 2)
-    assert next(endless) == story(8, 2)
+    stream = stories(level=2, start=7)
+    assert next(stream) == story(7, 2)
+    assert next(stream) == story(8, 2)
 
 
 @pytest.mark.parametrize("wrong", [{"level": 9}, {"split": "test"}])
