@@ -235,7 +235,7 @@ MODELS = {
     "rnn with relu, gru with reset before": decoder(
         block(RNN(9, bias=False, activation="relu")), block(GRU(17, reset="before"))
     ),
-    "lstm, wide, beside attention": decoder(Block((Sublayer(LSTM(30), NoNorm()),), keep=0.0), block(GQA)),
+    "lstm, wide, then attention": decoder(Block((Sublayer(LSTM(30), NoNorm()),), keep=0.0), block(GQA)),
     "fixed window": decoder(block(WindowMLP(3, 17))),
     "mamba": decoder(block(Mamba(4, rank=3))),
     "mamba, norms, biases": decoder(block(Mamba(3, 1, 2, 3, bias=True, conv_bias=False, norm=RMSNorm()))),

@@ -53,9 +53,9 @@ def test_commands_and_their_options_exist(line: str) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=name)
 def test_named_files_exist(page: Path) -> None:
     """By their paths from the root, or from src/regard."""
-    named = re.findall(r"`([\w/]+/\w+\.py)`", page.read_text(encoding="utf-8"))
-    assert named or page not in TOPICS, "a topic says where its parts live"
-    for path in named:
+    named_paths = re.findall(r"`([\w/]+/\w+\.py)`", page.read_text(encoding="utf-8"))
+    assert named_paths or page not in TOPICS, "a topic names the files of its parts"
+    for path in named_paths:
         assert (ROOT / path).is_file() or (ROOT / "src" / "regard" / path).is_file(), path
 
 
@@ -83,8 +83,8 @@ def test_the_api_reference_is_current() -> None:
 
 def test_every_picture_is_shown() -> None:
     texts = [page.read_text(encoding="utf-8") for page in (ROOT / "README.md", *PAGES)]
-    shown = {found for text in texts for found in re.findall(r"pictures/(\w+\.png)\)", text)}
-    assert shown == {picture.name for picture in (DOCS / "pictures").iterdir()}
+    used_pictures = {found for text in texts for found in re.findall(r"pictures/(\w+\.png)\)", text)}
+    assert used_pictures == {picture.name for picture in (DOCS / "pictures").iterdir()}
 
 
 @pytest.mark.slow

@@ -77,7 +77,7 @@ def test_invalid_settings_are_refused(settings: dict, message: str, tmp_path: Pa
         processor_with(tmp_path, **settings)
 
 
-def test_images_with_other_channels_are_refused(tmp_path: Path) -> None:
+def test_other_channels_and_missing_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"images of shape \(2, 12, 16, 3\) must end in 1 channels"):
         processor_with(tmp_path)(random_images())
     with pytest.raises(CheckpointError, match="is missing"):

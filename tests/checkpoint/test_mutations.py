@@ -43,7 +43,7 @@ def is_refused(folder: Path) -> bool:
     return refused
 
 
-# A mutated name or number can make a valid folder of these kinds, which is loaded with a warning.
+# A mutated name or number can result in a valid folder that is loaded with one of these warnings.
 @pytest.mark.filterwarnings("ignore:.*auto_map in config.json names is never run:UserWarning")
 @pytest.mark.filterwarnings("ignore:.*the config ties .* but the files hold different numbers:UserWarning")
 @pytest.mark.filterwarnings("ignore:switch_transformers. expert_capacity:UserWarning")

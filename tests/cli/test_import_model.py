@@ -39,15 +39,15 @@ def test_the_dtype_option_sets_the_stored_dtype(
     assert dtype_of(tmp_path / "ours") == stored
 
 
-def test_the_generation_config_is_kept_both_ways(folder: Path, tmp_path: Path) -> None:
+def test_the_generation_config_is_kept_by_import_and_export(folder: Path, tmp_path: Path) -> None:
     assert regard("import", folder, tmp_path / "ours").exit_code == 0
     result = regard("export", tmp_path / "ours", tmp_path / "back")
     assert result.exit_code == 0 and "is a llama model for transformers" in result.output.replace("\n", "")
     for out in (tmp_path / "ours", tmp_path / "back"):
         assert (out / "generation_config.json").read_text() == GENERATION
     assert json.loads((tmp_path / "back" / "config.json").read_text())["architectures"] == ["LlamaForCausalLM"]
-    ours, back = load(tmp_path / "ours"), load(tmp_path / "back")
-    assert all(torch.equal(a, b) for a, b in zip(ours.parameters(), back.parameters(), strict=True))
+    imported, exported = load(tmp_path / "ours"), load(tmp_path / "back")
+    assert all(torch.equal(a, b) for a, b in zip(imported.parameters(), exported.parameters(), strict=True))
 
 
 def test_a_broken_generation_config_is_refused_before_anything_is_written(folder: Path, tmp_path: Path) -> None:

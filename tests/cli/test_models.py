@@ -1,4 +1,4 @@
-"""`regard models`, and names of installed models in place of folders."""
+"""`regard models`, and installed models that commands find by name."""
 
 import json
 from pathlib import Path

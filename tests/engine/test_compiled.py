@@ -26,7 +26,7 @@ from tests.laws import MODELS, build, random_ids
         ("mamba2 and a window", "paged", 3),
         ("rnn, gru", "contiguous", 3),
         ("s4", "paged", 3),
-        ("lstm, wide, beside attention", "paged", 3),
+        ("lstm, wide, then attention", "paged", 3),
     ],
 )
 def test_compiled_equals_eager(name: str, store: str, rows: int) -> None:

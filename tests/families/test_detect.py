@@ -1,4 +1,4 @@
-"""detect_family finds a family that can express a model; otherwise its error names what the nearest one lacks."""
+"""detect_family finds a family that can express a model, or names what the nearest one cannot express."""
 
 import pytest
 
@@ -24,7 +24,7 @@ def test_every_family_is_detected_from_its_own_models(model_type: str) -> None:
         ("sinks and window", "The nearest is llama: .*mask=SinksAndWindow"),
     ],
 )
-def test_the_error_names_what_the_nearest_family_lacks(name: str, message: str) -> None:
+def test_the_error_names_what_the_nearest_family_cannot_express(name: str, message: str) -> None:
     with pytest.raises(FamilyError, match=message):
         detect_family(MODELS[name])
 

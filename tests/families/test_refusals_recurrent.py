@@ -96,7 +96,7 @@ def test_omitted_sizes_round_trip() -> None:
 
 
 @torch.no_grad()
-def test_rescaling_at_inference_does_not_change_the_model(tmp_path) -> None:
+def test_rwkv_logits_equal_transformers_with_rescaling(tmp_path) -> None:
     """In eval mode transformers halves hidden states and weights every few layers; only the norm's eps matters."""
     torch.manual_seed(0)
     config = transformers.RwkvConfig(**NO_SPECIAL_TOKENS | RWKV | {"rescale_every": 2, "layer_norm_epsilon": 1e-9})

@@ -73,7 +73,7 @@ def rotary_fraction(model: str) -> dict[str, float]:
 
 @pytest.mark.parametrize(("key", "value"), [("rope_theta", 555.0), ("partial_rotary_factor", 1.0)])
 def test_settings_that_rope_scaling_would_discard_are_refused(key: str, value: float, tmp_path: Path) -> None:
-    """transformers takes the default of its class, which the model was not trained with."""
+    """transformers uses the default of its class instead, with which the model was not trained."""
     make_pair(first_case_of("PhiForCausalLM"), tmp_path)
     change_config(tmp_path, rope_parameters={"rope_type": "default", key: value}, rope_scaling=YARN)
     with pytest.raises(FamilyError, match=f"rope_parameters: {key}={value} .* add {key} to rope_scaling"):

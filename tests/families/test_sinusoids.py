@@ -24,7 +24,9 @@ def outputs(model: Any, ids: Tensor) -> Tensor:
 @pytest.mark.parametrize("model_type", CASES)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @torch.no_grad()
-def test_rounded_sinusoids_are_the_only_difference(model_type: str, dtype: torch.dtype, tmp_path: Path) -> None:
+def test_logits_differ_from_transformers_only_by_rounded_sinusoids(
+    model_type: str, dtype: torch.dtype, tmp_path: Path
+) -> None:
     pair = make_pair(CASES[model_type], tmp_path)
     stored = load_file(tmp_path / "model.safetensors")
     tables = [name for name in stored if name.endswith("embed_positions.weight")]

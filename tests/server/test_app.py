@@ -1,7 +1,7 @@
 """GET /v1/models, /health, /metrics, and the frozen fields of requests."""
 
 
-def test_models(start_server):
+def test_models_are_listed(start_server):
     client = start_server().client
     listed = client.get("/v1/models").json()
     assert listed["object"] == "list" and listed["data"][0]["id"] == "tiny"

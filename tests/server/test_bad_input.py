@@ -1,4 +1,4 @@
-"""Invalid requests are answered with 4xx in OpenAI's format, and the server keeps working."""
+"""Invalid requests get a 4xx response in OpenAI's format, and the server keeps working."""
 
 import json
 

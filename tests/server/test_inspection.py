@@ -14,7 +14,7 @@ def test_facts_about_the_model(start_server):
     assert facts["heads"] == list(HEADS) and facts["layers"] == len(HEADS)
 
 
-def test_tokenize_text_and_messages(start_server, tokenizer):
+def test_text_and_messages_are_tokenized(start_server, tokenizer):
     server = start_server()
     response = server.client.post("/regard/tokenize", json={"text": "Mira put <|end|>"}).json()
     assert response["ids"] == tokenizer.encode("Mira put <|end|>") and "".join(response["tokens"]) == "Mira put <|end|>"

@@ -17,19 +17,19 @@ def client(server):
         yield client
 
 
-def test_models(client):
+def test_models_are_listed(client):
     assert [model.id for model in client.models.list()] == ["tiny"]
     assert client.models.retrieve("tiny").owned_by == "regard"
 
 
-def test_completion_with_logprobs(client):
+def test_a_completion_has_logprobs(client):
     completion = client.completions.create(model="tiny", prompt="Mira", max_tokens=5, logprobs=2, seed=1, temperature=0)
     logprobs = completion.choices[0].logprobs
     assert completion.choices[0].text == "".join(logprobs.tokens) and len(logprobs.top_logprobs[0]) == 2
     assert completion.usage.completion_tokens == 5
 
 
-def test_chat_and_streamed_chat(client):
+def test_a_streamed_chat_equals_the_whole_chat(client):
     request = {"model": "tiny", "messages": [{"role": "user", "content": "Where?"}]}
     completion = client.chat.completions.create(**request, logprobs=True, top_logprobs=2)
     assert completion.choices[0].message.content == REPLY

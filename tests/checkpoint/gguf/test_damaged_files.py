@@ -180,7 +180,7 @@ def file_with_array(type_id: int, count: int, payload: bytes) -> bytes:
     ids=["strings", "numbers"],
 )
 def test_the_largest_accepted_header_uses_little_memory(content: bytes, tmp_path: Path) -> None:
-    """The maximum number of strings, of wide characters; and numbers up to the longest header."""
+    """The maximum number of strings, of four-byte characters; and numbers up to the longest header."""
     file = tmp_path / "full.gguf"
     file.write_bytes(content)
     code = """
