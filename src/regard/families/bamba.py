@@ -25,42 +25,45 @@ from regard.weights.table import Table
 
 
 def spec(config: dict[str, Any]) -> Decoder:
-    theirs = Config("bamba", config | {"partial_rotary_factor": None})  # transformers reads it in rope_parameters only
-    norm = RMSNorm(theirs.number("rms_norm_eps", 1e-5))
-    feedforward = read_swiglu(theirs, theirs.flag("mlp_bias", False))
-    attention = read_attention(theirs, read_rope(theirs, share=0.5), kv_heads=8)
+    hf_config = Config(
+        "bamba", config | {"partial_rotary_factor": None}
+    )  # transformers reads it in rope_parameters only
+    norm = RMSNorm(hf_config.number("rms_norm_eps", 1e-5))
+    feedforward = read_swiglu(hf_config, hf_config.flag("mlp_bias", False))
+    attention = read_attention(hf_config, read_rope(hf_config, share=0.5), kv_heads=8)
     with_attention, with_mamba = (
-        Block((Sublayer(mixer, norm), Sublayer(feedforward, norm))) for mixer in (attention, read_mamba2(theirs, norm))
+        Block((Sublayer(mixer, norm), Sublayer(feedforward, norm)))
+        for mixer in (attention, read_mamba2(hf_config, norm))
     )
-    return read_decoder(theirs, arrange(theirs, with_mamba, with_attention), norm, context=262144)
+    return read_decoder(hf_config, arrange(hf_config, with_mamba, with_attention), norm, context=262144)
 
 
-def read_mamba2(theirs: Config, norm: RMSNorm) -> Mamba2:
-    expand = theirs.integer("mamba_expand", 2)
-    head_dim = expand * theirs.integer("hidden_size") // max(theirs.integer("mamba_n_heads", 128), 1)
-    if theirs.values.get("mamba_d_head") != "auto":
-        theirs.accept_only("mamba_d_head", head_dim)
-    shortest, longest = read_step_limits(theirs)
+def read_mamba2(hf_config: Config, norm: RMSNorm) -> Mamba2:
+    expand = hf_config.integer("mamba_expand", 2)
+    head_dim = expand * hf_config.integer("hidden_size") // max(hf_config.integer("mamba_n_heads", 128), 1)
+    if hf_config.values.get("mamba_d_head") != "auto":
+        hf_config.accept_only("mamba_d_head", head_dim)
+    shortest, longest = read_step_limits(hf_config)
     return Mamba2(
-        state=theirs.integer("mamba_d_state", 256),
+        state=hf_config.integer("mamba_d_state", 256),
         head_dim=head_dim,
         expand=expand,
-        groups=theirs.integer("mamba_n_groups", 1),
-        taps=theirs.integer("mamba_d_conv", 4),
-        bias=theirs.flag("mamba_proj_bias", False),
-        conv_bias=theirs.flag("mamba_conv_bias", True),
+        groups=hf_config.integer("mamba_n_groups", 1),
+        taps=hf_config.integer("mamba_d_conv", 4),
+        bias=hf_config.flag("mamba_proj_bias", False),
+        conv_bias=hf_config.flag("mamba_conv_bias", True),
         norm=norm,
         shortest=shortest,
         longest=longest,
     )
 
 
-def arrange(theirs: Config, default: Block, with_attention: Block) -> tuple[Repeat, ...]:
+def arrange(hf_config: Config, default: Block, with_attention: Block) -> tuple[Repeat, ...]:
     """Runs of the default block, interrupted by the layers of `attn_layer_indices`."""
-    depth = theirs.integer("num_hidden_layers")
-    indices = tuple(sorted({*theirs.list_of(int, "attn_layer_indices", ())}))
+    depth = hf_config.integer("num_hidden_layers")
+    indices = tuple(sorted({*hf_config.list_of(int, "attn_layer_indices", ())}))
     if indices and not 0 <= indices[0] <= indices[-1] < depth:
-        raise theirs.error("attn_layer_indices", indices, f"must be from 0 to {depth - 1}")
+        raise hf_config.error("attn_layer_indices", indices, f"must be from 0 to {depth - 1}")
     runs = []
     for previous, index in zip((-1, *indices), (*indices, depth), strict=True):
         runs += [Repeat((default,), index - previous - 1)] if index - previous > 1 else []

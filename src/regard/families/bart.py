@@ -41,38 +41,41 @@ PROJECTIONS = ("q_proj", "k_proj", "v_proj", "out_proj")
 
 
 def spec(config: dict[str, Any]) -> EncoderDecoder:
-    theirs = Config("bart", DEFAULTS | config)
-    width, vocab, norm = theirs.integer("d_model"), theirs.integer("vocab_size"), LayerNorm()
-    position, tied = Learned(theirs.integer("max_position_embeddings"), offset=2), theirs.flag("tie_word_embeddings")
-    scale = embedding_scale(theirs)
-    encoder, decoder = encoder_layers(theirs, "post"), decoder_layers(theirs, "post")
+    hf_config = Config("bart", DEFAULTS | config)
+    width, vocab, norm = hf_config.integer("d_model"), hf_config.integer("vocab_size"), LayerNorm()
+    position, tied = (
+        Learned(hf_config.integer("max_position_embeddings"), offset=2),
+        hf_config.flag("tie_word_embeddings"),
+    )
+    scale = embedding_scale(hf_config)
+    encoder, decoder = encoder_layers(hf_config, "post"), decoder_layers(hf_config, "post")
     return EncoderDecoder(
         Encoder(Tokens(vocab, scale=scale), width, encoder, position, embedding_norm=norm),
         Decoder(
             vocab, width, decoder, position, NoNorm(), tied, embedding_scale=scale, embedding_norm=norm, head_bias=True
         ),
-        shared=tied,  # untied, theirs has three embedding tables
+        shared=tied,  # an untied checkpoint has three embedding tables
     )
 
 
-def embedding_scale(theirs: Config) -> float:
-    return theirs.positive("d_model") ** 0.5 if theirs.flag("scale_embedding") else 1.0
+def embedding_scale(hf_config: Config) -> float:
+    return hf_config.positive("d_model") ** 0.5 if hf_config.flag("scale_embedding") else 1.0
 
 
-def encoder_layers(theirs: Config, style: Style, key_bias: bool | None = None) -> Layers:
-    attention = Attention(theirs.integer("encoder_attention_heads"), bias=True, key_bias=key_bias, mask=Full())
-    return tiled((read_block(theirs, "encoder", style, attention),), theirs.integer("encoder_layers"))
+def encoder_layers(hf_config: Config, style: Style, key_bias: bool | None = None) -> Layers:
+    attention = Attention(hf_config.integer("encoder_attention_heads"), bias=True, key_bias=key_bias, mask=Full())
+    return tiled((read_block(hf_config, "encoder", style, attention),), hf_config.integer("encoder_layers"))
 
 
-def decoder_layers(theirs: Config, style: Style, key_bias: bool | None = None) -> Layers:
-    heads = theirs.integer("decoder_attention_heads")
+def decoder_layers(hf_config: Config, style: Style, key_bias: bool | None = None) -> Layers:
+    heads = hf_config.integer("decoder_attention_heads")
     mixers = (mixer(heads, bias=True, key_bias=key_bias) for mixer in (Attention, CrossAttention))
-    return tiled((read_block(theirs, "decoder", style, *mixers),), theirs.integer("decoder_layers"))
+    return tiled((read_block(hf_config, "decoder", style, *mixers),), hf_config.integer("decoder_layers"))
 
 
-def read_block(theirs: Config, stack: str, style: Style, *mixers: Body) -> Block:
+def read_block(hf_config: Config, stack: str, style: Style, *mixers: Body) -> Block:
     norm = LayerNorm()
-    feedforward = FeedForward(theirs.integer(f"{stack}_ffn_dim"), theirs.activation("activation_function"))
+    feedforward = FeedForward(hf_config.integer(f"{stack}_ffn_dim"), hf_config.activation("activation_function"))
     return Block(tuple(Sublayer(body, norm) for body in (*mixers, feedforward)), style)
 
 

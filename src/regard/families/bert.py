@@ -34,8 +34,8 @@ OLD_LEAVES = {"gamma": "weight", "beta": "bias"}
 
 
 def spec(config: dict[str, Any]) -> Encoder:
-    theirs = Config("bert", config)
-    return read_encoder(theirs, uniform_layers(theirs), read_positions(theirs), heads(theirs))
+    hf_config = Config("bert", config)
+    return read_encoder(hf_config, uniform_layers(hf_config), read_positions(hf_config), heads(hf_config))
 
 
 def config(model: Encoder) -> dict[str, Any]:
@@ -56,56 +56,58 @@ def exceptions(base: str, pooler: str) -> dict[str, Any]:
     return {"ignored": unused, "derived": encoder_heads.tied_copies(base, "cls.predictions")}
 
 
-def heads(theirs: Config) -> encoder_heads.Heads:
-    pooler, masked_lm = Dense("tanh"), read_masked_lm(theirs)
+def heads(hf_config: Config) -> encoder_heads.Heads:
+    pooler, masked_lm = Dense("tanh"), read_masked_lm(hf_config)
     return {
-        "BertModel": encoder_heads.read_pooler(theirs),
+        "BertModel": encoder_heads.read_pooler(hf_config),
         "BertForMaskedLM": masked_lm,
         "BertForPreTraining": PreTraining(masked_lm, Classification(2, dense=pooler)),
-        "BertForSequenceClassification": encoder_heads.read_classifier(theirs, dense=pooler),
-        "BertForTokenClassification": encoder_heads.read_classifier(theirs, "none"),
+        "BertForSequenceClassification": encoder_heads.read_classifier(hf_config, dense=pooler),
+        "BertForTokenClassification": encoder_heads.read_classifier(hf_config, "none"),
     }
 
 
-def read_masked_lm(theirs: Config, activation: Activation | None = None) -> MaskedLM:
-    activation = activation or theirs.activation("hidden_act", "gelu")
-    return MaskedLM(Dense(activation, read_norm(theirs)), tied=theirs.flag("tie_word_embeddings", True))
+def read_masked_lm(hf_config: Config, activation: Activation | None = None) -> MaskedLM:
+    activation = activation or hf_config.activation("hidden_act", "gelu")
+    return MaskedLM(Dense(activation, read_norm(hf_config)), tied=hf_config.flag("tie_word_embeddings", True))
 
 
-def read_norm(theirs: Config) -> LayerNorm:
-    return LayerNorm(theirs.number("layer_norm_eps", 1e-12))
+def read_norm(hf_config: Config) -> LayerNorm:
+    return LayerNorm(hf_config.number("layer_norm_eps", 1e-12))
 
 
-def read_positions(theirs: Config) -> Learned:
-    return Learned(theirs.integer("max_position_embeddings"))
+def read_positions(hf_config: Config) -> Learned:
+    return Learned(hf_config.integer("max_position_embeddings"))
 
 
-def read_block(theirs: Config, attention: Attention) -> Block:
-    norm = read_norm(theirs)
-    feedforward = FeedForward(theirs.integer("intermediate_size"), theirs.activation("hidden_act", "gelu"))
+def read_block(hf_config: Config, attention: Attention) -> Block:
+    norm = read_norm(hf_config)
+    feedforward = FeedForward(hf_config.integer("intermediate_size"), hf_config.activation("hidden_act", "gelu"))
     return Block((Sublayer(attention, norm), Sublayer(feedforward, norm)), style="post")
 
 
-def uniform_layers(theirs: Config, attention: Attention | None = None) -> tuple[Repeat, ...]:
+def uniform_layers(hf_config: Config, attention: Attention | None = None) -> tuple[Repeat, ...]:
     """The same block in every layer; without an attention, full attention with biases."""
-    attention = attention or Attention(theirs.integer("num_attention_heads"), mask=Full(), bias=True)
-    return tiled((read_block(theirs, attention),), theirs.integer("num_hidden_layers"))
+    attention = attention or Attention(hf_config.integer("num_attention_heads"), mask=Full(), bias=True)
+    return tiled((read_block(hf_config, attention),), hf_config.integer("num_hidden_layers"))
 
 
-def read_encoder(theirs: Config, layers: tuple[Repeat, ...], position: Position, heads: encoder_heads.Heads) -> Encoder:
-    theirs.accept_only("is_decoder", False)
-    theirs.accept_only("position_embedding_type", "absolute")
-    width = theirs.integer("hidden_size")
-    embedding_dim = theirs.integer("embedding_size", width)
+def read_encoder(
+    hf_config: Config, layers: tuple[Repeat, ...], position: Position, heads: encoder_heads.Heads
+) -> Encoder:
+    hf_config.accept_only("is_decoder", False)
+    hf_config.accept_only("position_embedding_type", "absolute")
+    width = hf_config.integer("hidden_size")
+    embedding_dim = hf_config.integer("embedding_size", width)
     return Encoder(
-        Tokens(theirs.integer("vocab_size"), types=theirs.integer("type_vocab_size", 2)),
+        Tokens(hf_config.integer("vocab_size"), types=hf_config.integer("type_vocab_size", 2)),
         width,
         layers,
         position,
-        embedding_norm=read_norm(theirs),
-        head=heads[theirs.architecture(heads)],
+        embedding_norm=read_norm(hf_config),
+        head=heads[hf_config.architecture(heads)],
         embedding_dim=None if embedding_dim == width else embedding_dim,
-        context=position.reach or theirs.integer("max_position_embeddings"),
+        context=position.reach or hf_config.integer("max_position_embeddings"),
     )
 
 

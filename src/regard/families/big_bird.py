@@ -31,18 +31,18 @@ ATTENTION_TYPES = {"original_full": Attention, "block_sparse": BigBirdAttention}
 
 
 def spec(config: dict[str, Any]) -> Encoder:
-    theirs = Config("big_bird", {"hidden_act": "gelu_new"} | config)
-    layers = bert.uniform_layers(theirs, read_attention(theirs))
-    model = bert.read_encoder(theirs, layers, bert.read_positions(theirs), heads(theirs))
-    scale = model.width**0.5 if theirs.flag("rescale_embeddings", False) else 1.0
-    return replace(model, input=Tokens(theirs.integer("vocab_size"), theirs.integer("type_vocab_size", 2), scale))
+    hf_config = Config("big_bird", {"hidden_act": "gelu_new"} | config)
+    layers = bert.uniform_layers(hf_config, read_attention(hf_config))
+    model = bert.read_encoder(hf_config, layers, bert.read_positions(hf_config), heads(hf_config))
+    scale = model.width**0.5 if hf_config.flag("rescale_embeddings", False) else 1.0
+    return replace(model, input=Tokens(hf_config.integer("vocab_size"), hf_config.integer("type_vocab_size", 2), scale))
 
 
-def read_attention(theirs: Config) -> Attention:
-    heads, bias = theirs.integer("num_attention_heads"), theirs.flag("use_bias", True)
-    if theirs.choice("attention_type", ATTENTION_TYPES, "block_sparse") is Attention:
+def read_attention(hf_config: Config) -> Attention:
+    heads, bias = hf_config.integer("num_attention_heads"), hf_config.flag("use_bias", True)
+    if hf_config.choice("attention_type", ATTENTION_TYPES, "block_sparse") is Attention:
         return Attention(heads, mask=Full(), bias=bias, out_bias=True)
-    block, links = theirs.integer("block_size", 64), theirs.integer("num_random_blocks", 3)
+    block, links = hf_config.integer("block_size", 64), hf_config.integer("num_random_blocks", 3)
     return BigBirdAttention(heads, bias=bias, out_bias=True, block=block, links=links)
 
 
@@ -66,12 +66,12 @@ def table(model: Encoder) -> Table:
     return Table(*links, **bert.exceptions(base, pooler))
 
 
-def heads(theirs: Config) -> Heads:
-    dense, masked_lm = Dense(theirs.activation("hidden_act")), bert.read_masked_lm(theirs)
+def heads(hf_config: Config) -> Heads:
+    dense, masked_lm = Dense(hf_config.activation("hidden_act")), bert.read_masked_lm(hf_config)
     return {
-        "BigBirdModel": read_pooler(theirs),
+        "BigBirdModel": read_pooler(hf_config),
         "BigBirdForMaskedLM": masked_lm,
         "BigBirdForPreTraining": PreTraining(masked_lm, Classification(2, dense=Dense("tanh"))),
-        "BigBirdForSequenceClassification": read_classifier(theirs, dense=dense),
-        "BigBirdForTokenClassification": read_classifier(theirs, "none"),
+        "BigBirdForSequenceClassification": read_classifier(hf_config, dense=dense),
+        "BigBirdForTokenClassification": read_classifier(hf_config, "none"),
     }

@@ -20,21 +20,21 @@ from regard.weights.table import Link, Table
 
 
 def spec(config: dict[str, Any]) -> Decoder:
-    theirs = Config("bloom", config)
-    theirs.accept_only("apply_residual_connection_post_layernorm", False)
-    norm = LayerNorm(theirs.number("layer_norm_epsilon", 1e-5))
-    heads = theirs.integer("num_attention_heads" if theirs.has("num_attention_heads") else "n_head")
-    width = theirs.integer("n_embed" if theirs.has("n_embed") else "hidden_size")
-    depth = theirs.integer("num_hidden_layers" if theirs.has("num_hidden_layers") else "n_layer")
+    hf_config = Config("bloom", config)
+    hf_config.accept_only("apply_residual_connection_post_layernorm", False)
+    norm = LayerNorm(hf_config.number("layer_norm_epsilon", 1e-5))
+    heads = hf_config.integer("num_attention_heads" if hf_config.has("num_attention_heads") else "n_head")
+    width = hf_config.integer("n_embed" if hf_config.has("n_embed") else "hidden_size")
+    depth = hf_config.integer("num_hidden_layers" if hf_config.has("num_hidden_layers") else "n_layer")
     attention = Attention(heads, position=Alibi(), bias=True)
     block = Block((Sublayer(attention, norm), Sublayer(FeedForward(4 * width, "gelu_tanh"), norm)))
     return Decoder(
-        vocab=theirs.integer("vocab_size"),
+        vocab=hf_config.integer("vocab_size"),
         width=width,
         layers=(Repeat((block,), depth),),
         norm=norm,
-        tied=theirs.flag("tie_word_embeddings", True),
-        context=theirs.integer_or_none("seq_length"),
+        tied=hf_config.flag("tie_word_embeddings", True),
+        context=hf_config.integer_or_none("seq_length"),
         embedding_norm=norm,
     )
 

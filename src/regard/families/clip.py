@@ -29,10 +29,10 @@ TEXT_DEFAULTS = BOTH_DEFAULTS | {
 
 
 def spec(config: dict[str, Any]) -> DualEncoder:
-    theirs = Config("clip", config)
-    vision = dual_tower.read_tower(theirs, "vision_config", VISION_DEFAULTS)
-    text = dual_tower.read_tower(theirs, "text_config", TEXT_DEFAULTS)
-    dim, end = theirs.integer("projection_dim", 512), text.integer("eos_token_id")
+    hf_config = Config("clip", config)
+    vision = dual_tower.read_tower(hf_config, "vision_config", VISION_DEFAULTS)
+    text = dual_tower.read_tower(hf_config, "text_config", TEXT_DEFAULTS)
+    dim, end = hf_config.integer("projection_dim", 512), text.integer("eos_token_id")
     return DualEncoder(
         image=read_vision(vision, Pooled("cls", dim)),
         text=dual_tower.read_text_encoder(text, Causal(), Pooled("last", dim)),
@@ -40,10 +40,10 @@ def spec(config: dict[str, Any]) -> DualEncoder:
     )
 
 
-def read_vision(theirs: Config, head: Pooled | None = None) -> Encoder:
-    """The vision tower; `theirs` is complete, defaults included."""
-    patches = require_squares(read_patches(theirs, 32, bias=False), theirs.model_type)
-    return dual_tower.read_image_encoder(theirs, patches, head, embedding_norm=dual_tower.read_norm(theirs))
+def read_vision(hf_config: Config, head: Pooled | None = None) -> Encoder:
+    """The vision tower; `hf_config` is complete, defaults included."""
+    patches = require_squares(read_patches(hf_config, 32, bias=False), hf_config.model_type)
+    return dual_tower.read_image_encoder(hf_config, patches, head, embedding_norm=dual_tower.read_norm(hf_config))
 
 
 def config(model: DualEncoder) -> dict[str, Any]:

@@ -32,17 +32,17 @@ TABLE = decoder.make_table(*decoder.PROJECTIONS, NORM)
 
 
 def spec(config: dict[str, Any]) -> Decoder:
-    theirs = Config("cohere2", DEFAULTS | config | {"head_dim": None})
-    norm, feedforward = LayerNorm(theirs.number("layer_norm_eps", 1e-5), bias=False), decoder.read_gated(theirs)
-    rope = read_rope(theirs, layout="interleaved")
-    attentions = attention_by_type(theirs, decoder.read_attention(theirs, rope))
+    hf_config = Config("cohere2", DEFAULTS | config | {"head_dim": None})
+    norm, feedforward = LayerNorm(hf_config.number("layer_norm_eps", 1e-5), bias=False), decoder.read_gated(hf_config)
+    rope = read_rope(hf_config, layout="interleaved")
+    attentions = attention_by_type(hf_config, decoder.read_attention(hf_config, rope))
     attentions[FULL] = replace(attentions[FULL], position=NoPosition())
     blocks = {
         kind: Block((Sublayer(attention, NoNorm()), Sublayer(feedforward, NoNorm())), style="parallel", norm=norm)
         for kind, attention in attentions.items()
     }
-    layers = tile_by_type(theirs, blocks, sliding_then_full(theirs, "sliding_window_pattern", 4))
-    return replace(decoder.read_decoder(theirs, layers, norm), logit_scale=theirs.number("logit_scale"))
+    layers = tile_by_type(hf_config, blocks, sliding_then_full(hf_config, "sliding_window_pattern", 4))
+    return replace(decoder.read_decoder(hf_config, layers, norm), logit_scale=hf_config.number("logit_scale"))
 
 
 def config(model: Decoder) -> dict[str, Any]:

@@ -28,15 +28,15 @@ DEFAULTS = LATENT_DEFAULTS | {
 
 
 def spec(config: dict[str, Any]) -> Decoder:
-    theirs = Config("deepseek_v2", DEFAULTS | config)
-    theirs.accept_only("scoring_func", "softmax")
-    theirs.accept_only("norm_topk_prob", False)
+    hf_config = Config("deepseek_v2", DEFAULTS | config)
+    hf_config.accept_only("scoring_func", "softmax")
+    hf_config.accept_only("norm_topk_prob", False)
     groups, top_groups = 1, 1
-    if theirs.choice("topk_method", {"greedy": False, "group_limited_greedy": True}):
-        groups, top_groups = theirs.integer("n_group"), theirs.integer("topk_group")
-    scale = theirs.number("routed_scaling_factor")
+    if hf_config.choice("topk_method", {"greedy": False, "group_limited_greedy": True}):
+        groups, top_groups = hf_config.integer("n_group"), hf_config.integer("topk_group")
+    scale = hf_config.number("routed_scaling_factor")
     router = Router(renormalize=False, scale=scale, groups=groups, top_groups=top_groups, group_best=1)
-    return read_latent_decoder(theirs, "interleaved", router)
+    return read_latent_decoder(hf_config, "interleaved", router)
 
 
 def config(model: Decoder) -> dict[str, Any]:

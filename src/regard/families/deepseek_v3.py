@@ -31,19 +31,19 @@ DEFAULTS = LATENT_DEFAULTS | {
 
 
 def spec(config: dict[str, Any]) -> Decoder:
-    theirs = Config("deepseek_v3", DEFAULTS | config)
-    theirs.accept_only("scoring_func", "sigmoid")
-    theirs.accept_only("topk_method", "noaux_tc")
+    hf_config = Config("deepseek_v3", DEFAULTS | config)
+    hf_config.accept_only("scoring_func", "sigmoid")
+    hf_config.accept_only("topk_method", "noaux_tc")
     router = Router(
         scores="sigmoid",
-        renormalize=theirs.flag("norm_topk_prob"),
-        scale=theirs.number("routed_scaling_factor"),
+        renormalize=hf_config.flag("norm_topk_prob"),
+        scale=hf_config.number("routed_scaling_factor"),
         correction=True,
-        groups=theirs.integer("n_group"),
-        top_groups=theirs.integer("topk_group"),
+        groups=hf_config.integer("n_group"),
+        top_groups=hf_config.integer("topk_group"),
         group_best=2,
     )
-    return read_latent_decoder(theirs, "interleaved" if theirs.flag("rope_interleave") else "half", router)
+    return read_latent_decoder(hf_config, "interleaved" if hf_config.flag("rope_interleave") else "half", router)
 
 
 def config(model: Decoder) -> dict[str, Any]:

@@ -23,8 +23,8 @@ TWO_CLASSIFIERS = (
 
 
 def spec(config: dict[str, Any]) -> Encoder:
-    theirs = Config("deit", config)
-    return read_encoder(theirs, read_patches(theirs, 16, registers=1), read_block(theirs), heads(theirs))
+    hf_config = Config("deit", config)
+    return read_encoder(hf_config, read_patches(hf_config, 16, registers=1), read_block(hf_config), heads(hf_config))
 
 
 def config(model: Encoder) -> dict[str, Any]:
@@ -36,9 +36,9 @@ def table(model: Encoder) -> Table:
     return Table(*encoder_links(model, "deit.", LAYER, DISTILLATION_TOKEN), POOLER, *classifiers)
 
 
-def heads(theirs: Config) -> Heads:
+def heads(hf_config: Config) -> Heads:
     return {
-        "DeiTModel": read_pooler(theirs),
-        "DeiTForImageClassification": read_classifier(theirs),
-        "DeiTForImageClassificationWithTeacher": Distilled(theirs.num_labels(), theirs.label_names()),
+        "DeiTModel": read_pooler(hf_config),
+        "DeiTForImageClassification": read_classifier(hf_config),
+        "DeiTForImageClassificationWithTeacher": Distilled(hf_config.num_labels(), hf_config.label_names()),
     }

@@ -2,7 +2,7 @@
 
 The largest one has a SwiGLU with two thirds of the hidden width of the plain feed-forward. The classifier reads [CLS]
 concatenated with the mean of the patches. For images of another size the positions are interpolated. The mask
-token, which replaces masked patches in pretraining, is not loaded.
+token of the pretraining is not loaded.
 """
 
 from dataclasses import replace
@@ -34,11 +34,11 @@ GATE_AND_UP = Link("encoder.layer.{i}.mlp.weights_in.{leaf}", GATE_UP, Split())
 
 
 def spec(config: dict[str, Any]) -> Encoder:
-    theirs = Config("dinov2", config)
-    norm, scale = LayerNorm(theirs.number("layer_norm_eps", 1e-6)), theirs.number("layerscale_value", 1.0)
-    sublayers = (Sublayer(body, norm, scale=scale) for body in (read_attention(theirs), read_feedforward(theirs)))
-    patches = replace(require_squares(read_patches(theirs, 14), "dinov2"), any_size=True)
-    return read_encoder(theirs, patches, Block(tuple(sublayers)), heads(theirs))
+    hf_config = Config("dinov2", config)
+    norm, scale = LayerNorm(hf_config.number("layer_norm_eps", 1e-6)), hf_config.number("layerscale_value", 1.0)
+    sublayers = (Sublayer(body, norm, scale=scale) for body in (read_attention(hf_config), read_feedforward(hf_config)))
+    patches = replace(require_squares(read_patches(hf_config, 14), "dinov2"), any_size=True)
+    return read_encoder(hf_config, patches, Block(tuple(sublayers)), heads(hf_config))
 
 
 def config(model: Encoder) -> dict[str, Any]:
@@ -65,18 +65,18 @@ def table(model: Encoder) -> Table:
     )
 
 
-def heads(theirs: Config) -> Heads:
+def heads(hf_config: Config) -> Heads:
     return {
         "Dinov2Model": Pooled("cls", normalize=False),
-        "Dinov2ForImageClassification": read_classifier(theirs, "cls_mean"),
+        "Dinov2ForImageClassification": read_classifier(hf_config, "cls_mean"),
     }
 
 
-def read_feedforward(theirs: Config) -> PositionWise:
-    hidden = theirs.integer("hidden_size", 768) * theirs.integer("mlp_ratio", 4)
-    if theirs.flag("use_swiglu_ffn", False):
+def read_feedforward(hf_config: Config) -> PositionWise:
+    hidden = hf_config.integer("hidden_size", 768) * hf_config.integer("mlp_ratio", 4)
+    if hf_config.flag("use_swiglu_ffn", False):
         return SwiGLU(two_thirds(hidden), bias=True)
-    return FeedForward(hidden, theirs.activation("hidden_act", "gelu"))
+    return FeedForward(hidden, hf_config.activation("hidden_act", "gelu"))
 
 
 def two_thirds(hidden: int) -> int:

@@ -38,30 +38,30 @@ MASKED_LM = (
 
 
 def spec(config: dict[str, Any]) -> Encoder:
-    theirs = Config("distilbert", config)
-    context = theirs.integer("max_position_embeddings")
-    feedforward = FeedForward(theirs.integer("hidden_dim"), theirs.activation("activation", "gelu"))
-    attention = Attention(theirs.integer("n_heads"), mask=Full(), bias=True)
+    hf_config = Config("distilbert", config)
+    context = hf_config.integer("max_position_embeddings")
+    feedforward = FeedForward(hf_config.integer("hidden_dim"), hf_config.activation("activation", "gelu"))
+    attention = Attention(hf_config.integer("n_heads"), mask=Full(), bias=True)
     block = Block((Sublayer(attention, NORM), Sublayer(feedforward, NORM)), style="post")
-    classes = heads(theirs)
+    classes = heads(hf_config)
     return Encoder(
-        Tokens(theirs.integer("vocab_size")),
-        theirs.integer("dim"),
-        tiled((block,), theirs.integer("n_layers")),
+        Tokens(hf_config.integer("vocab_size")),
+        hf_config.integer("dim"),
+        tiled((block,), hf_config.integer("n_layers")),
         Learned(context),
         embedding_norm=NORM,
-        head=classes[theirs.architecture(classes)],
+        head=classes[hf_config.architecture(classes)],
         context=context,
     )
 
 
-def heads(theirs: Config) -> Heads:
-    dense = Dense(theirs.activation("activation", "gelu"), NORM)
+def heads(hf_config: Config) -> Heads:
+    dense = Dense(hf_config.activation("activation", "gelu"), NORM)
     return {
         "DistilBertModel": None,
-        "DistilBertForMaskedLM": MaskedLM(dense, tied=theirs.flag("tie_word_embeddings", True)),
-        "DistilBertForSequenceClassification": read_classifier(theirs, dense=Dense("relu")),
-        "DistilBertForTokenClassification": read_classifier(theirs, "none"),
+        "DistilBertForMaskedLM": MaskedLM(dense, tied=hf_config.flag("tie_word_embeddings", True)),
+        "DistilBertForSequenceClassification": read_classifier(hf_config, dense=Dense("relu")),
+        "DistilBertForTokenClassification": read_classifier(hf_config, "none"),
     }
 
 

@@ -31,8 +31,10 @@ DISCRIMINATOR = (
 
 
 def spec(config: dict[str, Any]) -> Encoder:
-    theirs = Config("electra", {"embedding_size": 128} | config)
-    return bert.read_encoder(theirs, bert.uniform_layers(theirs), bert.read_positions(theirs), heads(theirs))
+    hf_config = Config("electra", {"embedding_size": 128} | config)
+    return bert.read_encoder(
+        hf_config, bert.uniform_layers(hf_config), bert.read_positions(hf_config), heads(hf_config)
+    )
 
 
 def config(model: Encoder) -> dict[str, Any]:
@@ -50,14 +52,14 @@ def table(model: Encoder) -> Table:
     )
 
 
-def heads(theirs: Config) -> Heads:
-    dense = Dense(theirs.activation("hidden_act", "gelu"))
+def heads(hf_config: Config) -> Heads:
+    dense = Dense(hf_config.activation("hidden_act", "gelu"))
     return {
         "ElectraModel": None,
-        "ElectraForMaskedLM": bert.read_masked_lm(theirs, "gelu"),
+        "ElectraForMaskedLM": bert.read_masked_lm(hf_config, "gelu"),
         "ElectraForPreTraining": Classification(1, "none", dense),
-        "ElectraForSequenceClassification": read_classifier(theirs, dense=Dense("gelu")),
-        "ElectraForTokenClassification": read_classifier(theirs, "none"),
+        "ElectraForSequenceClassification": read_classifier(hf_config, dense=Dense("gelu")),
+        "ElectraForTokenClassification": read_classifier(hf_config, "none"),
     }
 
 

@@ -28,35 +28,37 @@ LAYER = "transformer.h.{i}"
 
 
 def spec(config: dict[str, Any]) -> Decoder:
-    theirs = Config("falcon", config)
-    bias = theirs.flag("bias", False)
-    position = Alibi(scaled=True) if theirs.flag("alibi", False) else read_rope(theirs)
-    attention = Attention(theirs.integer("num_attention_heads"), read_kv_heads(theirs), position=position, bias=bias)
-    hidden = theirs.integer("ffn_hidden_size", 4 * theirs.integer("hidden_size"))
-    feedforward = FeedForward(hidden, theirs.activation("activation", "gelu"), bias)
-    norm = LayerNorm(theirs.number("layer_norm_epsilon", 1e-5))
-    return read_decoder(theirs, read_block(theirs, attention, feedforward, norm), norm, tied=True)
+    hf_config = Config("falcon", config)
+    bias = hf_config.flag("bias", False)
+    position = Alibi(scaled=True) if hf_config.flag("alibi", False) else read_rope(hf_config)
+    attention = Attention(
+        hf_config.integer("num_attention_heads"), read_kv_heads(hf_config), position=position, bias=bias
+    )
+    hidden = hf_config.integer("ffn_hidden_size", 4 * hf_config.integer("hidden_size"))
+    feedforward = FeedForward(hidden, hf_config.activation("activation", "gelu"), bias)
+    norm = LayerNorm(hf_config.number("layer_norm_epsilon", 1e-5))
+    return read_decoder(hf_config, read_block(hf_config, attention, feedforward, norm), norm, tied=True)
 
 
-def read_kv_heads(theirs: Config) -> int:
-    heads = theirs.integer("num_attention_heads")
-    if theirs.flag("new_decoder_architecture", False):
-        return theirs.integer("num_kv_heads", heads)
-    if theirs.flag("multi_query", True):
+def read_kv_heads(hf_config: Config) -> int:
+    heads = hf_config.integer("num_attention_heads")
+    if hf_config.flag("new_decoder_architecture", False):
+        return hf_config.integer("num_kv_heads", heads)
+    if hf_config.flag("multi_query", True):
         return 1
-    theirs.accept_only("num_kv_heads", heads)
+    hf_config.accept_only("num_kv_heads", heads)
     return heads
 
 
-def read_block(theirs: Config, attention: Attention, feedforward: FeedForward, norm: LayerNorm) -> Block:
-    new = theirs.flag("new_decoder_architecture", False)
-    norms = theirs.integer("num_ln_in_parallel_attn", 2 if new else 1)
+def read_block(hf_config: Config, attention: Attention, feedforward: FeedForward, norm: LayerNorm) -> Block:
+    new = hf_config.flag("new_decoder_architecture", False)
+    norms = hf_config.integer("num_ln_in_parallel_attn", 2 if new else 1)
     if norms not in ((1, 2) if new else (1,)):
         rule = f"must be {'1 or 2' if new else '1'} with new_decoder_architecture={new}"
-        raise theirs.error("num_ln_in_parallel_attn", norms, rule)
+        raise hf_config.error("num_ln_in_parallel_attn", norms, rule)
     if new:
-        theirs.accept_only("parallel_attn", True)
-    parallel = theirs.flag("parallel_attn", True)
+        hf_config.accept_only("parallel_attn", True)
+    parallel = hf_config.flag("parallel_attn", True)
     if parallel and norms == 1:
         return Block((Sublayer(attention, NoNorm()), Sublayer(feedforward, NoNorm())), "parallel", norm)
     return Block((Sublayer(attention, norm), Sublayer(feedforward, norm)), "parallel" if parallel else "pre")

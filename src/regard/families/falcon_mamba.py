@@ -12,8 +12,8 @@ from regard.weights.table import Table
 
 
 def spec(config: dict[str, Any]) -> Decoder:
-    theirs = Config("falcon_mamba", config)
-    return mamba.read_mamba_decoder(theirs, RMSNorm(theirs.number("mixer_rms_eps", 1e-6), weight=False))
+    hf_config = Config("falcon_mamba", config)
+    return mamba.read_mamba_decoder(hf_config, RMSNorm(hf_config.number("mixer_rms_eps", 1e-6), weight=False))
 
 
 def config(model: Decoder) -> dict[str, Any]:

@@ -39,10 +39,10 @@ TABLE = decoder.make_table(*decoder.PROJECTIONS, *NORMS)
 
 
 def spec(config: dict[str, Any]) -> Decoder:
-    theirs = Config("gemma2", DEFAULTS | config)
-    softcap = theirs.number_or_none("attn_logit_softcapping")
-    attention = replace(decoder.read_attention(theirs), scale=read_scale(theirs), softcap=softcap)
-    return read_gemma(theirs, attention_by_type(theirs, attention), (SLIDING, FULL))
+    hf_config = Config("gemma2", DEFAULTS | config)
+    softcap = hf_config.number_or_none("attn_logit_softcapping")
+    attention = replace(decoder.read_attention(hf_config), scale=read_scale(hf_config), softcap=softcap)
+    return read_gemma(hf_config, attention_by_type(hf_config, attention), (SLIDING, FULL))
 
 
 def config(model: Decoder) -> dict[str, Any]:
@@ -54,26 +54,26 @@ def table(model: Decoder) -> Table:
     return TABLE
 
 
-def read_scale(theirs: Config) -> float:
-    theirs.accept_only("use_bidirectional_attention", False)
-    return theirs.positive("query_pre_attn_scalar") ** -0.5
+def read_scale(hf_config: Config) -> float:
+    hf_config.accept_only("use_bidirectional_attention", False)
+    return hf_config.positive("query_pre_attn_scalar") ** -0.5
 
 
-def read_norm(theirs: Config) -> RMSNorm:
-    return RMSNorm(theirs.number("rms_norm_eps", 1e-6), around_one=True)
+def read_norm(hf_config: Config) -> RMSNorm:
+    return RMSNorm(hf_config.number("rms_norm_eps", 1e-6), around_one=True)
 
 
-def read_gemma(theirs: Config, attentions: dict[str, Attention], default_types: tuple[str, ...]) -> Decoder:
+def read_gemma(hf_config: Config, attentions: dict[str, Attention], default_types: tuple[str, ...]) -> Decoder:
     """The model whose layers have the attention of their layer type."""
-    norm = read_norm(theirs)
-    activation = theirs.activation("hidden_activation", "gelu_pytorch_tanh")
-    feedforward = Gated(theirs.integer("intermediate_size"), activation)
+    norm = read_norm(hf_config)
+    activation = hf_config.activation("hidden_activation", "gelu_pytorch_tanh")
+    feedforward = Gated(hf_config.integer("intermediate_size"), activation)
     blocks = {
         kind: Block((Sublayer(attention, norm, after=norm), Sublayer(feedforward, norm, after=norm)))
         for kind, attention in attentions.items()
     }
-    layers = tile_by_type(theirs, blocks, default_types)
-    model, softcap = decoder.read_decoder(theirs, layers, norm), theirs.number_or_none("final_logit_softcapping")
+    layers = tile_by_type(hf_config, blocks, default_types)
+    model, softcap = decoder.read_decoder(hf_config, layers, norm), hf_config.number_or_none("final_logit_softcapping")
     return replace(model, embedding_scale=model.width**0.5, softcap=softcap)
 
 

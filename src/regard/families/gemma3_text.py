@@ -26,17 +26,19 @@ TABLE = decoder.make_table(*decoder.PROJECTIONS, *NORMS, *decoder.QK_NORMS)
 
 
 def spec(config: dict[str, Any]) -> Decoder:
-    theirs = Config("gemma3_text", DEFAULTS | config)
-    theirs.accept_only("attn_logit_softcapping", None)  # transformers reads it and does not use it
-    by_type = theirs.nested("rope_parameters")
-    settings = {**by_type.nested(FULL).values, **theirs.nested("rope_scaling").values}
-    full = read_rope_settings(Config("gemma3_text: rope", settings), theirs, theirs.number("rope_theta", 1e6))
-    local = read_rope_settings(by_type.nested(SLIDING), theirs, theirs.number("rope_local_base_freq", 1e4))
-    attention = replace(decoder.read_attention(theirs, full), scale=read_scale(theirs), qk_norm=read_norm(theirs))
-    attentions = attention_by_type(theirs, attention)
+    hf_config = Config("gemma3_text", DEFAULTS | config)
+    hf_config.accept_only("attn_logit_softcapping", None)  # transformers reads it and does not use it
+    by_type = hf_config.nested("rope_parameters")
+    settings = {**by_type.nested(FULL).values, **hf_config.nested("rope_scaling").values}
+    full = read_rope_settings(Config("gemma3_text: rope", settings), hf_config, hf_config.number("rope_theta", 1e6))
+    local = read_rope_settings(by_type.nested(SLIDING), hf_config, hf_config.number("rope_local_base_freq", 1e4))
+    attention = replace(
+        decoder.read_attention(hf_config, full), scale=read_scale(hf_config), qk_norm=read_norm(hf_config)
+    )
+    attentions = attention_by_type(hf_config, attention)
     if SLIDING in attentions:
         attentions[SLIDING] = replace(attentions[SLIDING], position=local)
-    return read_gemma(theirs, attentions, sliding_then_full(theirs, "sliding_window_pattern", 6))
+    return read_gemma(hf_config, attentions, sliding_then_full(hf_config, "sliding_window_pattern", 6))
 
 
 def config(model: Decoder) -> dict[str, Any]:

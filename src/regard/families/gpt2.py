@@ -45,28 +45,28 @@ TABLE = common_table(Transpose())
 
 
 def spec(config: dict[str, Any]) -> Decoder:
-    theirs = Config("gpt2", config)
-    theirs.accept_only("scale_attn_by_inverse_layer_idx", False)
-    return read_gpt2(theirs, None, "gelu_new")
+    hf_config = Config("gpt2", config)
+    hf_config.accept_only("scale_attn_by_inverse_layer_idx", False)
+    return read_gpt2(hf_config, None, "gelu_new")
 
 
-def read_gpt2(theirs: Config, kv_heads: int | None, activation: str) -> Decoder:
+def read_gpt2(hf_config: Config, kv_heads: int | None, activation: str) -> Decoder:
     """GPT-2 and its variations; `activation` is the default of the family's class."""
-    theirs.accept_only("add_cross_attention", False)
-    width, context = theirs.integer("n_embd"), theirs.integer("n_positions", 1024)
-    norm = LayerNorm(theirs.number("layer_norm_epsilon", 1e-5))
-    scale = None if theirs.flag("scale_attn_weights", True) else 1.0
-    attention = Attention(theirs.integer("n_head"), kv_heads, bias=True, scale=scale)
-    hidden = theirs.integer("n_inner", 4 * width)
-    feedforward = FeedForward(hidden, theirs.activation("activation_function", activation))
+    hf_config.accept_only("add_cross_attention", False)
+    width, context = hf_config.integer("n_embd"), hf_config.integer("n_positions", 1024)
+    norm = LayerNorm(hf_config.number("layer_norm_epsilon", 1e-5))
+    scale = None if hf_config.flag("scale_attn_weights", True) else 1.0
+    attention = Attention(hf_config.integer("n_head"), kv_heads, bias=True, scale=scale)
+    hidden = hf_config.integer("n_inner", 4 * width)
+    feedforward = FeedForward(hidden, hf_config.activation("activation_function", activation))
     block = Block((Sublayer(attention, norm), Sublayer(feedforward, norm)))
     return Decoder(
-        vocab=theirs.integer("vocab_size"),
+        vocab=hf_config.integer("vocab_size"),
         width=width,
-        layers=(Repeat((block,), theirs.integer("n_layer")),),
+        layers=(Repeat((block,), hf_config.integer("n_layer")),),
         position=Learned(context),
         norm=norm,
-        tied=theirs.flag("tie_word_embeddings", True),
+        tied=hf_config.flag("tie_word_embeddings", True),
         context=context,
     )
 

@@ -15,8 +15,8 @@ from regard.weights.table import Table
 
 
 def spec(config: dict[str, Any]) -> Decoder:
-    theirs = Config("gpt_bigcode", config)
-    return read_gpt2(theirs, 1 if theirs.flag("multi_query", True) else None, "gelu_pytorch_tanh")
+    hf_config = Config("gpt_bigcode", config)
+    return read_gpt2(hf_config, 1 if hf_config.flag("multi_query", True) else None, "gelu_pytorch_tanh")
 
 
 def config(model: Decoder) -> dict[str, Any]:

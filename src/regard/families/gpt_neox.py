@@ -25,17 +25,17 @@ LAYER = "gpt_neox.layers.{i}"
 
 def spec(config: dict[str, Any]) -> Decoder:
     unused = ("rope_theta", "partial_rotary_factor")  # transformers reads them inside rope_parameters only
-    theirs = Config("gpt_neox", {key: value for key, value in config.items() if key not in unused})
-    norm = LayerNorm(theirs.number("layer_norm_eps", 1e-5))
-    base, share = theirs.number("rotary_emb_base", 10000.0), theirs.number("rotary_pct", 0.25)
+    hf_config = Config("gpt_neox", {key: value for key, value in config.items() if key not in unused})
+    norm = LayerNorm(hf_config.number("layer_norm_eps", 1e-5))
+    base, share = hf_config.number("rotary_emb_base", 10000.0), hf_config.number("rotary_pct", 0.25)
     attention = Attention(
-        theirs.integer("num_attention_heads"),
-        position=read_rope(theirs, base, share),
-        bias=theirs.flag("attention_bias", True),
+        hf_config.integer("num_attention_heads"),
+        position=read_rope(hf_config, base, share),
+        bias=hf_config.flag("attention_bias", True),
     )
-    feedforward = FeedForward(theirs.integer("intermediate_size"), theirs.activation("hidden_act", "gelu"))
-    style = "parallel" if theirs.flag("use_parallel_residual", True) else "pre"
-    return read_decoder(theirs, Block((Sublayer(attention, norm), Sublayer(feedforward, norm)), style), norm)
+    feedforward = FeedForward(hf_config.integer("intermediate_size"), hf_config.activation("hidden_act", "gelu"))
+    style = "parallel" if hf_config.flag("use_parallel_residual", True) else "pre"
+    return read_decoder(hf_config, Block((Sublayer(attention, norm), Sublayer(feedforward, norm)), style), norm)
 
 
 def config(model: Decoder) -> dict[str, Any]:

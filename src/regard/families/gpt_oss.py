@@ -40,19 +40,19 @@ DEFAULTS = {
 
 def spec(config: dict[str, Any]) -> Decoder:
     rope = {"rope_parameters": YARN} if config.get("rope_parameters") is None else {}
-    theirs = Config("gpt_oss", DEFAULTS | config | rope)
-    theirs.accept_only("swiglu_alpha", 1.702)
-    hidden, limit = theirs.integer("intermediate_size"), theirs.number("swiglu_limit")
+    hf_config = Config("gpt_oss", DEFAULTS | config | rope)
+    hf_config.accept_only("swiglu_alpha", 1.702)
+    hidden, limit = hf_config.integer("intermediate_size"), hf_config.number("swiglu_limit")
     experts = Experts(
-        theirs.integer("num_local_experts"),
-        theirs.integer("num_experts_per_tok"),
+        hf_config.integer("num_local_experts"),
+        hf_config.integer("num_experts_per_tok"),
         Gated(hidden, "quick_gelu", bias=True, limit=limit, offset=1.0),
         router=Router(renormalize=True, bias=True),
-        balance=balance_per_layer(theirs, theirs.integer("num_hidden_layers")),
+        balance=balance_per_layer(hf_config, hf_config.integer("num_hidden_layers")),
     )
-    attentions = attention_by_type(theirs, replace(decoder.read_attention(theirs), sinks=True))
-    blocks = {kind: decoder.pre_norm_block(theirs, attention, experts) for kind, attention in attentions.items()}
-    return decoder.read_decoder(theirs, tile_by_type(theirs, blocks, (SLIDING, FULL)))
+    attentions = attention_by_type(hf_config, replace(decoder.read_attention(hf_config), sinks=True))
+    blocks = {kind: decoder.pre_norm_block(hf_config, attention, experts) for kind, attention in attentions.items()}
+    return decoder.read_decoder(hf_config, tile_by_type(hf_config, blocks, (SLIDING, FULL)))
 
 
 def config(model: Decoder) -> dict[str, Any]:

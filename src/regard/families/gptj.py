@@ -36,23 +36,23 @@ TABLE = Table(
 
 
 def spec(config: dict[str, Any]) -> Decoder:
-    theirs = Config("gptj", config)
-    width, heads = theirs.integer("n_embd"), theirs.integer("n_head")
-    norm = LayerNorm(theirs.number("layer_norm_epsilon", 1e-5))
-    rotary_dim, head_dim = theirs.integer("rotary_dim", 64), width // max(heads, 1)
+    hf_config = Config("gptj", config)
+    width, heads = hf_config.integer("n_embd"), hf_config.integer("n_head")
+    norm = LayerNorm(hf_config.number("layer_norm_epsilon", 1e-5))
+    rotary_dim, head_dim = hf_config.integer("rotary_dim", 64), width // max(heads, 1)
     if not 0 < rotary_dim <= head_dim:
-        raise theirs.error("rotary_dim", rotary_dim, f"must be from 1 to the head dimension {head_dim}")
+        raise hf_config.error("rotary_dim", rotary_dim, f"must be from 1 to the head dimension {head_dim}")
     attention = Attention(heads, position=Rope(share=rotary_dim / head_dim, layout="interleaved"))
-    hidden = theirs.integer("n_inner", 4 * width)
-    feedforward = FeedForward(hidden, theirs.activation("activation_function", "gelu_new"))
+    hidden = hf_config.integer("n_inner", 4 * width)
+    feedforward = FeedForward(hidden, hf_config.activation("activation_function", "gelu_new"))
     block = Block((Sublayer(attention, NoNorm()), Sublayer(feedforward, NoNorm())), "parallel", norm)
     return Decoder(
-        vocab=theirs.integer("vocab_size"),
+        vocab=hf_config.integer("vocab_size"),
         width=width,
-        layers=(Repeat((block,), theirs.integer("n_layer")),),
+        layers=(Repeat((block,), hf_config.integer("n_layer")),),
         norm=norm,
-        tied=theirs.flag("tie_word_embeddings", False),
-        context=theirs.integer("n_positions", 2048),
+        tied=hf_config.flag("tie_word_embeddings", False),
+        context=hf_config.integer("n_positions", 2048),
         head_bias=True,
     )
 

@@ -13,13 +13,15 @@ from regard.weights.table import Table
 
 
 def spec(config: dict[str, Any]) -> Decoder:
-    theirs = Config("granite", config)
-    attention = replace(decoder.read_attention(theirs), scale=theirs.number("attention_multiplier", 1.0))
-    block = decoder.pre_norm_block(theirs, attention, decoder.read_gated(theirs, theirs.flag("mlp_bias", False)))
+    hf_config = Config("granite", config)
+    attention = replace(decoder.read_attention(hf_config), scale=hf_config.number("attention_multiplier", 1.0))
+    block = decoder.pre_norm_block(
+        hf_config, attention, decoder.read_gated(hf_config, hf_config.flag("mlp_bias", False))
+    )
     return replace(
-        decoder.read_decoder(theirs, replace(block, share=theirs.number("residual_multiplier", 1.0))),
-        embedding_scale=theirs.number("embedding_multiplier", 1.0),
-        logit_scale=1 / theirs.positive("logits_scaling", 1.0),
+        decoder.read_decoder(hf_config, replace(block, share=hf_config.number("residual_multiplier", 1.0))),
+        embedding_scale=hf_config.number("embedding_multiplier", 1.0),
+        logit_scale=1 / hf_config.positive("logits_scaling", 1.0),
     )
 
 

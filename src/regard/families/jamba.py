@@ -47,37 +47,37 @@ MAMBA_NORMS = tuple(
 
 
 def spec(config: dict[str, Any]) -> Decoder:
-    theirs = Config("jamba", config)
-    norm = RMSNorm(theirs.number("rms_norm_eps", 1e-6))
-    attention = Attention(theirs.integer("num_attention_heads"), theirs.integer("num_key_value_heads", 8))
+    hf_config = Config("jamba", config)
+    norm = RMSNorm(hf_config.number("rms_norm_eps", 1e-6))
+    attention = Attention(hf_config.integer("num_attention_heads"), hf_config.integer("num_key_value_heads", 8))
     mamba = Mamba(
-        state=theirs.integer("mamba_d_state", 16),
-        expand=theirs.integer("mamba_expand", 2),
-        rank=read_rank(theirs, "mamba_dt_rank"),
-        taps=theirs.integer("mamba_d_conv", 4),
-        bias=theirs.flag("mamba_proj_bias", False),
-        conv_bias=theirs.flag("mamba_conv_bias", True),
+        state=hf_config.integer("mamba_d_state", 16),
+        expand=hf_config.integer("mamba_expand", 2),
+        rank=read_rank(hf_config, "mamba_dt_rank"),
+        taps=hf_config.integer("mamba_d_conv", 4),
+        bias=hf_config.flag("mamba_proj_bias", False),
+        conv_bias=hf_config.flag("mamba_conv_bias", True),
         norm=norm,
     )
-    dense = read_swiglu(theirs)
-    count, feedforwards = theirs.integer("num_experts", 16), [dense]
+    dense = read_swiglu(hf_config)
+    count, feedforwards = hf_config.integer("num_experts", 16), [dense]
     if count != 1:
-        top_k, balance = theirs.integer("num_experts_per_tok", 2), theirs.number("router_aux_loss_coef", 0.001)
+        top_k, balance = hf_config.integer("num_experts_per_tok", 2), hf_config.number("router_aux_loss_coef", 0.001)
         experts = Experts(count, top_k, dense, router=Router(renormalize=False), balance=balance)
-        feedforwards = one_period(theirs, "expert_layer", 2, 1, experts, dense)
-    mixers = one_period(theirs, "attn_layer", 8, 4, attention, mamba)
+        feedforwards = one_period(hf_config, "expert_layer", 2, 1, experts, dense)
+    mixers = one_period(hf_config, "attn_layer", 8, 4, attention, mamba)
     period = math.lcm(len(mixers), len(feedforwards))
     pairs = zip(mixers * (period // len(mixers)), feedforwards * (period // len(feedforwards)), strict=True)
     blocks = tuple(Block((Sublayer(mixer, norm), Sublayer(feedforward, norm))) for mixer, feedforward in pairs)
-    return read_decoder(theirs, tiled(blocks, theirs.integer("num_hidden_layers")), norm, context=262144)
+    return read_decoder(hf_config, tiled(blocks, hf_config.integer("num_hidden_layers")), norm, context=262144)
 
 
-def one_period(theirs: Config, key: str, period: int, offset: int, body: Body, default: Body) -> list[Body]:
+def one_period(hf_config: Config, key: str, period: int, offset: int, body: Body, default: Body) -> list[Body]:
     """The bodies of one period of layers: `body` at the offset, `default` elsewhere."""
-    period, offset = theirs.integer(f"{key}_period", period), theirs.integer(f"{key}_offset", offset)
+    period, offset = hf_config.integer(f"{key}_period", period), hf_config.integer(f"{key}_offset", offset)
     if not 0 <= offset < period <= LONGEST_PERIOD:
         raise FamilyError(
-            f"{theirs.model_type}: {key}_offset={offset} and {key}_period={period} must satisfy "
+            f"{hf_config.model_type}: {key}_offset={offset} and {key}_period={period} must satisfy "
             f"0 <= offset < period <= {LONGEST_PERIOD}"
         )
     return [body if i == offset else default for i in range(period)]

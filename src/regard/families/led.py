@@ -27,22 +27,26 @@ PROJECTIONS |= {name: f"of_globals.{proj}" for name, proj in longformer.GLOBAL_P
 
 
 def spec(config: dict[str, Any]) -> EncoderDecoder:
-    theirs = Config("led", DEFAULTS | config)
-    width, vocab, tied = theirs.integer("d_model"), theirs.integer("vocab_size"), theirs.flag("tie_word_embeddings")
-    source, target = (Learned(theirs.integer(f"max_{side}_position_embeddings")) for side in ("encoder", "decoder"))
-    norm, decoder = LayerNorm(), bart.decoder_layers(theirs, "post")
+    hf_config = Config("led", DEFAULTS | config)
+    width, vocab, tied = (
+        hf_config.integer("d_model"),
+        hf_config.integer("vocab_size"),
+        hf_config.flag("tie_word_embeddings"),
+    )
+    source, target = (Learned(hf_config.integer(f"max_{side}_position_embeddings")) for side in ("encoder", "decoder"))
+    norm, decoder = LayerNorm(), bart.decoder_layers(hf_config, "post")
     return EncoderDecoder(
-        Encoder(Tokens(vocab), width, encoder_layers(theirs), source, embedding_norm=norm),
+        Encoder(Tokens(vocab), width, encoder_layers(hf_config), source, embedding_norm=norm),
         Decoder(vocab, width, decoder, target, NoNorm(), tied, embedding_norm=norm, head_bias=True),
-        shared=tied,  # untied, theirs has three embedding tables
+        shared=tied,  # an untied checkpoint has three embedding tables
     )
 
 
-def encoder_layers(theirs: Config) -> bart.Layers:
-    heads, layers = theirs.integer("encoder_attention_heads"), []
-    for side, times in longformer.window_runs(theirs, theirs.integer("encoder_layers")):
+def encoder_layers(hf_config: Config) -> bart.Layers:
+    heads, layers = hf_config.integer("encoder_attention_heads"), []
+    for side, times in longformer.window_runs(hf_config, hf_config.integer("encoder_layers")):
         attention = GlobalAttention(heads, mask=Window(side, causal=False), bias=True)
-        layers.append(Repeat((bart.read_block(theirs, "encoder", "post", attention),), times))
+        layers.append(Repeat((bart.read_block(hf_config, "encoder", "post", attention),), times))
     return tuple(layers)
 
 

@@ -16,9 +16,11 @@ from regard.weights.table import Table
 
 
 def spec(config: dict[str, Any]) -> Decoder:
-    theirs = Config("llama", config)
-    feedforward = decoder.read_gated(theirs, theirs.flag("mlp_bias", False))
-    return decoder.read_decoder(theirs, decoder.pre_norm_block(theirs, decoder.read_attention(theirs), feedforward))
+    hf_config = Config("llama", config)
+    feedforward = decoder.read_gated(hf_config, hf_config.flag("mlp_bias", False))
+    return decoder.read_decoder(
+        hf_config, decoder.pre_norm_block(hf_config, decoder.read_attention(hf_config), feedforward)
+    )
 
 
 def config(model: Decoder) -> dict[str, Any]:

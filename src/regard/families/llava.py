@@ -28,25 +28,25 @@ STRATEGIES = {"default": False, "full": True}  # whether [CLS] is included
 
 
 def spec(config: dict[str, Any]) -> Interleaved:
-    theirs = Config("llava", config)
-    vision, text = theirs.nested("vision_config"), theirs.nested("text_config")
+    hf_config = Config("llava", config)
+    vision, text = hf_config.nested("vision_config"), hf_config.nested("text_config")
     vision.accept_only("model_type", "clip_vision_model")
-    tied = theirs.flag("tie_word_embeddings", False) or text.flag("tie_word_embeddings", False)
+    tied = hf_config.flag("tie_word_embeddings", False) or text.flag("tie_word_embeddings", False)
     decoder = family(text.choice("model_type", DECODERS, "llama"))
-    features = theirs.value("vision_feature_layer", (int, list), -2)
+    features = hf_config.value("vision_feature_layer", (int, list), -2)
     model = Interleaved(
         vision=clip.read_vision(Config(vision.model_type, clip.VISION_DEFAULTS | dict(vision.values))),
         decoder=decoder.spec(LLAMA_DEFAULTS | dict(text.values) | {"tie_word_embeddings": tied}),
-        marker=theirs.integer("image_token_index", 32000),
+        marker=hf_config.integer("image_token_index", 32000),
         projector=Projector(
-            activation=theirs.activation("projector_hidden_act", "gelu"),
-            bias=theirs.flag("multimodal_projector_bias", True),
+            activation=hf_config.activation("projector_hidden_act", "gelu"),
+            bias=hf_config.flag("multimodal_projector_bias", True),
         ),
-        features=(features,) if isinstance(features, int) else theirs.list_of(int, "vision_feature_layer"),
-        whole=theirs.choice("vision_feature_select_strategy", STRATEGIES, "default"),
+        features=(features,) if isinstance(features, int) else hf_config.list_of(int, "vision_feature_layer"),
+        whole=hf_config.choice("vision_feature_select_strategy", STRATEGIES, "default"),
     )
     if not model.depths:
-        raise theirs.error("vision_feature_layer", [], "must name at least one layer")
+        raise hf_config.error("vision_feature_layer", [], "must name at least one layer")
     return model
 
 

@@ -28,30 +28,30 @@ heads = partial(roberta.heads, name="Longformer")
 
 
 def spec(config: dict[str, Any]) -> Encoder:
-    theirs = Config("longformer", config)
-    classes = heads(theirs)
-    first_is_global = theirs.architecture(classes) == "LongformerForSequenceClassification"
-    runs = window_runs(theirs, theirs.integer("num_hidden_layers"))
-    layers = tuple(Repeat((read_block(theirs, side, first_is_global),), times) for side, times in runs)
-    return bert.read_encoder(theirs, layers, roberta.read_positions(theirs), classes)
+    hf_config = Config("longformer", config)
+    classes = heads(hf_config)
+    first_is_global = hf_config.architecture(classes) == "LongformerForSequenceClassification"
+    runs = window_runs(hf_config, hf_config.integer("num_hidden_layers"))
+    layers = tuple(Repeat((read_block(hf_config, side, first_is_global),), times) for side, times in runs)
+    return bert.read_encoder(hf_config, layers, roberta.read_positions(hf_config), classes)
 
 
-def window_runs(theirs: Config, depth: int) -> list[tuple[int, int]]:
+def window_runs(hf_config: Config, depth: int) -> list[tuple[int, int]]:
     """(window on each side, number of layers) of successive layers; the config has one window, or one per layer."""
-    found = theirs.value("attention_window", (int, list), 512)
-    windows = None if isinstance(found, int) else theirs.list_of(int, "attention_window")
+    found = hf_config.value("attention_window", (int, list), 512)
+    windows = None if isinstance(found, int) else hf_config.list_of(int, "attention_window")
     runs = [(found, depth)] if windows is None else [(window, len(list(run))) for window, run in groupby(windows)]
     if windows is not None and len(windows) != depth:
-        raise theirs.error("attention_window", found, f"must have one entry for each of {depth} layers")
+        raise hf_config.error("attention_window", found, f"must have one entry for each of {depth} layers")
     for window, _ in runs:
         if window < 2 or window % 2:
-            raise theirs.error("attention_window", window, "must be even and positive, because it counts both sides")
+            raise hf_config.error("attention_window", window, "must be even and positive, because it counts both sides")
     return [(window // 2, times) for window, times in runs]
 
 
-def read_block(theirs: Config, side: int, first_is_global: bool) -> Block:
+def read_block(hf_config: Config, side: int, first_is_global: bool) -> Block:
     mask = Longformer(side) if first_is_global else Window(side, causal=False)
-    return bert.read_block(theirs, GlobalAttention(theirs.integer("num_attention_heads"), mask=mask, bias=True))
+    return bert.read_block(hf_config, GlobalAttention(hf_config.integer("num_attention_heads"), mask=mask, bias=True))
 
 
 def config(model: Encoder) -> dict[str, Any]:

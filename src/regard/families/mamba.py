@@ -61,38 +61,38 @@ def spec(config: dict[str, Any]) -> Decoder:
     return read_mamba_decoder(Config("mamba", config), NoNorm())
 
 
-def read_mamba_decoder(theirs: Config, inner_norm: Norm) -> Decoder:
+def read_mamba_decoder(hf_config: Config, inner_norm: Norm) -> Decoder:
     """`inner_norm` is applied to the low rank of Δ, to B and to C."""
-    theirs.accept_only("hidden_act", "silu")
-    norm = RMSNorm(theirs.number("layer_norm_epsilon", 1e-5))
+    hf_config.accept_only("hidden_act", "silu")
+    norm = RMSNorm(hf_config.number("layer_norm_epsilon", 1e-5))
     mixer = Mamba(
-        state=theirs.integer("state_size", 16),
-        expand=read_expand(theirs),
-        rank=read_rank(theirs, "time_step_rank"),
-        taps=theirs.integer("conv_kernel", 4),
-        bias=theirs.flag("use_bias", False),
-        conv_bias=theirs.flag("use_conv_bias", True),
+        state=hf_config.integer("state_size", 16),
+        expand=read_expand(hf_config),
+        rank=read_rank(hf_config, "time_step_rank"),
+        taps=hf_config.integer("conv_kernel", 4),
+        bias=hf_config.flag("use_bias", False),
+        conv_bias=hf_config.flag("use_conv_bias", True),
         norm=inner_norm,
     )
-    return read_decoder(theirs, Block((Sublayer(mixer, norm),)), norm, tied=True, context=None)
+    return read_decoder(hf_config, Block((Sublayer(mixer, norm),)), norm, tied=True, context=None)
 
 
-def read_expand(theirs: Config) -> int:
+def read_expand(hf_config: Config) -> int:
     """The inner width in multiples of the width; `intermediate_size` has priority over `expand`, which FalconMamba
     publishes with another value."""
-    if not theirs.has("intermediate_size"):
-        return theirs.integer("expand", 2)
-    width, found = theirs.integer("hidden_size"), theirs.integer("intermediate_size")
+    if not hf_config.has("intermediate_size"):
+        return hf_config.integer("expand", 2)
+    width, found = hf_config.integer("hidden_size"), hf_config.integer("intermediate_size")
     if width < 1 or found < 1 or found % width:
-        raise theirs.error("intermediate_size", found, f"must be a multiple of hidden_size={width}")
+        raise hf_config.error("intermediate_size", found, f"must be a multiple of hidden_size={width}")
     return found // width
 
 
-def read_rank(theirs: Config, key: str) -> int | None:
+def read_rank(hf_config: Config, key: str) -> int | None:
     """The rank of the projection of Δ; None, the default: width / 16."""
-    found = theirs.value(key, (int, str), "auto")
+    found = hf_config.value(key, (int, str), "auto")
     if isinstance(found, str) and found != "auto":
-        raise theirs.error(key, found, "must be a number or 'auto'")
+        raise hf_config.error(key, found, "must be a number or 'auto'")
     return None if isinstance(found, str) else found
 
 

@@ -1,7 +1,7 @@
 """Mamba-2 (Dao & Gu 2024): state spaces with one decay rate per head only, with an RMSNorm before each.
 
-One projection of theirs holds the gate, the input, B, C and Δ. The initialization of Δ is an option of training and is
-not converted.
+In `transformers` one projection has the gate, the input, B, C and Δ. The initialization of Δ is an option of training
+and is not converted.
 """
 
 import math
@@ -38,34 +38,34 @@ TABLE = common_table(*mixer_links("backbone.layers.{i}.mixer", f"{ATTENTION}.bod
 
 
 def spec(config: dict[str, Any]) -> Decoder:
-    theirs = Config("mamba2", config)
-    theirs.accept_only("hidden_act", "silu")
-    width, expand = theirs.integer("hidden_size"), theirs.integer("expand", 2)
-    head_dim = theirs.integer("head_dim", 64)
-    theirs.accept_only("num_heads", expand * width // max(head_dim, 1))
-    norm = RMSNorm(theirs.number("layer_norm_epsilon", 1e-5))
-    shortest, longest = read_step_limits(theirs)
+    hf_config = Config("mamba2", config)
+    hf_config.accept_only("hidden_act", "silu")
+    width, expand = hf_config.integer("hidden_size"), hf_config.integer("expand", 2)
+    head_dim = hf_config.integer("head_dim", 64)
+    hf_config.accept_only("num_heads", expand * width // max(head_dim, 1))
+    norm = RMSNorm(hf_config.number("layer_norm_epsilon", 1e-5))
+    shortest, longest = read_step_limits(hf_config)
     mixer = Mamba2(
-        state=theirs.integer("state_size", 128),
+        state=hf_config.integer("state_size", 128),
         head_dim=head_dim,
         expand=expand,
-        groups=theirs.integer("n_groups", 8),
-        taps=theirs.integer("conv_kernel", 4),
-        bias=theirs.flag("use_bias", False),
-        conv_bias=theirs.flag("use_conv_bias", True),
+        groups=hf_config.integer("n_groups", 8),
+        taps=hf_config.integer("conv_kernel", 4),
+        bias=hf_config.flag("use_bias", False),
+        conv_bias=hf_config.flag("use_conv_bias", True),
         norm=norm,
         shortest=shortest,
         longest=longest,
     )
-    return read_decoder(theirs, Block((Sublayer(mixer, norm),)), norm, context=None)
+    return read_decoder(hf_config, Block((Sublayer(mixer, norm),)), norm, context=None)
 
 
-def read_step_limits(theirs: Config) -> tuple[float | None, float | None]:
+def read_step_limits(hf_config: Config) -> tuple[float | None, float | None]:
     """The lower and upper limit of Δ; None: no limit."""
-    found = theirs.value("time_step_limit", (list, tuple), (0.0, math.inf))
+    found = hf_config.value("time_step_limit", (list, tuple), (0.0, math.inf))
     limits = [math.inf if entry == INFINITY else entry for entry in found]
     if len(limits) != 2 or not all(type(entry) in (int, float) for entry in limits):
-        raise theirs.error("time_step_limit", found, "must be two numbers")
+        raise hf_config.error("time_step_limit", found, "must be two numbers")
     return limits[0] or None, None if limits[1] == math.inf else limits[1]
 
 

@@ -25,16 +25,20 @@ POSITION = Sinusoidal(layout="half")
 
 
 def spec(config: dict[str, Any]) -> EncoderDecoder:
-    theirs = Config("marian", DEFAULTS | config)
-    width, vocab, tied = theirs.integer("d_model"), theirs.integer("vocab_size"), theirs.flag("tie_word_embeddings")
-    shared, scale = theirs.flag("share_encoder_decoder_embeddings"), bart.embedding_scale(theirs)
-    context, encoder = theirs.integer("max_position_embeddings"), bart.encoder_layers(theirs, "post")
+    hf_config = Config("marian", DEFAULTS | config)
+    width, vocab, tied = (
+        hf_config.integer("d_model"),
+        hf_config.integer("vocab_size"),
+        hf_config.flag("tie_word_embeddings"),
+    )
+    shared, scale = hf_config.flag("share_encoder_decoder_embeddings"), bart.embedding_scale(hf_config)
+    context, encoder = hf_config.integer("max_position_embeddings"), bart.encoder_layers(hf_config, "post")
     return EncoderDecoder(
         Encoder(Tokens(vocab, scale=scale), width, encoder, POSITION, context=context),
         Decoder(
-            vocab if shared else theirs.integer("decoder_vocab_size", vocab),
+            vocab if shared else hf_config.integer("decoder_vocab_size", vocab),
             width,
-            bart.decoder_layers(theirs, "post"),
+            bart.decoder_layers(hf_config, "post"),
             POSITION,
             NoNorm(),
             tied,
@@ -42,7 +46,7 @@ def spec(config: dict[str, Any]) -> EncoderDecoder:
             embedding_scale=scale,
             head_bias=True,
         ),
-        shared=shared and tied,  # untied, theirs has three embedding tables
+        shared=shared and tied,  # an untied checkpoint has three embedding tables
     )
 
 

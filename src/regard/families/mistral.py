@@ -16,14 +16,14 @@ DEFAULTS = {"num_key_value_heads": 8, "max_position_embeddings": 131072, "slidin
 
 
 def spec(config: dict[str, Any]) -> Decoder:
-    theirs = Config("mistral", DEFAULTS | config)
-    attention = read_windowed(theirs, replace(decoder.read_attention(theirs), bias=False))
-    return decoder.read_decoder(theirs, decoder.pre_norm_block(theirs, attention, decoder.read_gated(theirs)))
+    hf_config = Config("mistral", DEFAULTS | config)
+    attention = read_windowed(hf_config, replace(decoder.read_attention(hf_config), bias=False))
+    return decoder.read_decoder(hf_config, decoder.pre_norm_block(hf_config, attention, decoder.read_gated(hf_config)))
 
 
-def read_windowed(theirs: Config, attention: Attention) -> Attention:
+def read_windowed(hf_config: Config, attention: Attention) -> Attention:
     """The attention with the config's window, if it has one."""
-    return attention_by_type(theirs, attention).get(SLIDING, attention)
+    return attention_by_type(hf_config, attention).get(SLIDING, attention)
 
 
 def config(model: Decoder) -> dict[str, Any]:

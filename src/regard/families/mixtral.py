@@ -30,16 +30,16 @@ TABLE = decoder.make_table(decoder.ATTENTION_PROJECTIONS, *decoder.NORMS, *EXPER
 
 
 def spec(config: dict[str, Any]) -> Decoder:
-    theirs = Config("mixtral", DEFAULTS | config)
-    attention = read_windowed(theirs, replace(decoder.read_attention(theirs), bias=False))
+    hf_config = Config("mixtral", DEFAULTS | config)
+    attention = read_windowed(hf_config, replace(decoder.read_attention(hf_config), bias=False))
     experts = Experts(
-        theirs.integer("num_local_experts"),
-        theirs.integer("num_experts_per_tok"),
-        decoder.read_swiglu(theirs),
+        hf_config.integer("num_local_experts"),
+        hf_config.integer("num_experts_per_tok"),
+        decoder.read_swiglu(hf_config),
         router=Router(renormalize=True),
-        balance=balance_per_layer(theirs, theirs.integer("num_hidden_layers")),
+        balance=balance_per_layer(hf_config, hf_config.integer("num_hidden_layers")),
     )
-    return decoder.read_decoder(theirs, decoder.pre_norm_block(theirs, attention, experts))
+    return decoder.read_decoder(hf_config, decoder.pre_norm_block(hf_config, attention, experts))
 
 
 def config(model: Decoder) -> dict[str, Any]:

@@ -46,59 +46,62 @@ LAYER = {
 
 
 def spec(config: dict[str, Any]) -> Encoder:
-    theirs = Config("modernbert", config)
-    classes, norm = heads(theirs), read_norm(theirs)
+    hf_config = Config("modernbert", config)
+    classes, norm = heads(hf_config), read_norm(hf_config)
     return Encoder(
-        Tokens(theirs.integer("vocab_size")),
-        theirs.integer("hidden_size"),
-        read_layers(theirs, norm),
+        Tokens(hf_config.integer("vocab_size")),
+        hf_config.integer("hidden_size"),
+        read_layers(hf_config, norm),
         embedding_norm=norm,
         norm=norm,
-        head=classes[theirs.architecture(classes)],
-        context=theirs.integer("max_position_embeddings", 8192),
+        head=classes[hf_config.architecture(classes)],
+        context=hf_config.integer("max_position_embeddings", 8192),
     )
 
 
-def read_layers(theirs: Config, norm: LayerNorm) -> tuple[Repeat, ...]:
-    default = (FULL, *[SLIDING] * (layer_interval(theirs, "global_attn_every_n_layers", 3) - 1))
-    first, *others = shortest_period(layer_list(theirs, "layer_types", str, default))
-    following = tuple(read_block(theirs, kind, norm, norm) for kind in (*others, first))
-    depth = theirs.integer("num_hidden_layers")
-    return Repeat((read_block(theirs, first, NoNorm(), norm),)), *tiled(following, depth - 1)
+def read_layers(hf_config: Config, norm: LayerNorm) -> tuple[Repeat, ...]:
+    default = (FULL, *[SLIDING] * (layer_interval(hf_config, "global_attn_every_n_layers", 3) - 1))
+    first, *others = shortest_period(layer_list(hf_config, "layer_types", str, default))
+    following = tuple(read_block(hf_config, kind, norm, norm) for kind in (*others, first))
+    depth = hf_config.integer("num_hidden_layers")
+    return Repeat((read_block(hf_config, first, NoNorm(), norm),)), *tiled(following, depth - 1)
 
 
-def read_block(theirs: Config, layer_type: str, attention_norm: Norm, feedforward_norm: Norm) -> Block:
+def read_block(hf_config: Config, layer_type: str, attention_norm: Norm, feedforward_norm: Norm) -> Block:
     if layer_type not in BASES:
         raise FamilyError(f"modernbert: a layer has the type {layer_type!r}; it must be one of {', '.join(BASES)}")
     key, base = BASES[layer_type]
-    nested = {**theirs.nested("rope_parameters").nested(layer_type).values, **theirs.nested("rope_scaling").values}
+    nested = {
+        **hf_config.nested("rope_parameters").nested(layer_type).values,
+        **hf_config.nested("rope_scaling").values,
+    }
     settings = Config(f"modernbert: {layer_type}", nested)
-    window = Window(theirs.integer("local_attention", 128) // 2, causal=False)
+    window = Window(hf_config.integer("local_attention", 128) // 2, causal=False)
     attention = Attention(
-        theirs.integer("num_attention_heads"),
-        position=read_rope_settings(settings, theirs, theirs.number(key, base)),
+        hf_config.integer("num_attention_heads"),
+        position=read_rope_settings(settings, hf_config, hf_config.number(key, base)),
         mask=window if layer_type == SLIDING else Full(),
-        bias=theirs.flag("attention_bias", False),
+        bias=hf_config.flag("attention_bias", False),
     )
-    hidden, activation = theirs.integer("intermediate_size"), theirs.activation("hidden_activation", "gelu")
-    feedforward = Gated(hidden, activation, bias=theirs.flag("mlp_bias", False))
+    hidden, activation = hf_config.integer("intermediate_size"), hf_config.activation("hidden_activation", "gelu")
+    feedforward = Gated(hidden, activation, bias=hf_config.flag("mlp_bias", False))
     return Block((Sublayer(attention, attention_norm), Sublayer(feedforward, feedforward_norm)))
 
 
-def read_norm(theirs: Config) -> LayerNorm:
-    return LayerNorm(theirs.number("norm_eps", 1e-5), bias=theirs.flag("norm_bias", False))
+def read_norm(hf_config: Config) -> LayerNorm:
+    return LayerNorm(hf_config.number("norm_eps", 1e-5), bias=hf_config.flag("norm_bias", False))
 
 
-def heads(theirs: Config) -> Heads:
-    pool = theirs.choice("classifier_pooling", POOLS, "cls")
-    activation = theirs.activation("classifier_activation", "gelu")
-    dense = Dense(activation, read_norm(theirs), theirs.flag("classifier_bias", False))
-    bias, tied = theirs.flag("decoder_bias", True), theirs.flag("tie_word_embeddings", True)
+def heads(hf_config: Config) -> Heads:
+    pool = hf_config.choice("classifier_pooling", POOLS, "cls")
+    activation = hf_config.activation("classifier_activation", "gelu")
+    dense = Dense(activation, read_norm(hf_config), hf_config.flag("classifier_bias", False))
+    bias, tied = hf_config.flag("decoder_bias", True), hf_config.flag("tie_word_embeddings", True)
     return {
         "ModernBertModel": None,
         "ModernBertForMaskedLM": MaskedLM(dense, bias, tied),
-        "ModernBertForSequenceClassification": read_classifier(theirs, pool, dense),
-        "ModernBertForTokenClassification": read_classifier(theirs, "none", dense),
+        "ModernBertForSequenceClassification": read_classifier(hf_config, pool, dense),
+        "ModernBertForTokenClassification": read_classifier(hf_config, "none", dense),
     }
 
 

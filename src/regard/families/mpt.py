@@ -42,25 +42,25 @@ SUPPORTED_ATTENTION = {
 
 
 def spec(config: dict[str, Any]) -> Decoder:
-    theirs = Config("mpt", config)
-    settings = theirs.nested("attn_config")
+    hf_config = Config("mpt", config)
+    settings = hf_config.nested("attn_config")
     for key, value in SUPPORTED.items():
-        theirs.accept_only(key, value)
+        hf_config.accept_only(key, value)
     for key, value in SUPPORTED_ATTENTION.items():
         settings.accept_only(key, value)
-    width = theirs.integer("d_model")
+    width = hf_config.integer("d_model")
     clip, scale = settings.number_or_none("clip_qkv"), settings.number_or_none("softmax_scale")
     position = Alibi(exponent=settings.number("alibi_bias_max", 8))
-    attention = Attention(theirs.integer("n_heads"), position=position, clip=clip or None, scale=scale)
-    norm = LayerNorm(theirs.number("layer_norm_epsilon", 1e-5), bias=False)
+    attention = Attention(hf_config.integer("n_heads"), position=position, clip=clip or None, scale=scale)
+    norm = LayerNorm(hf_config.number("layer_norm_epsilon", 1e-5), bias=False)
     block = Block((Sublayer(attention, norm), Sublayer(FeedForward(4 * width, "gelu", bias=False), norm)))
     return Decoder(
-        vocab=theirs.integer("vocab_size"),
+        vocab=hf_config.integer("vocab_size"),
         width=width,
-        layers=(Repeat((block,), theirs.integer("n_layers")),),
+        layers=(Repeat((block,), hf_config.integer("n_layers")),),
         norm=norm,
-        tied=theirs.flag("tie_word_embeddings", True),
-        context=theirs.integer("max_seq_len", 2048),
+        tied=hf_config.flag("tie_word_embeddings", True),
+        context=hf_config.integer("max_seq_len", 2048),
     )
 
 

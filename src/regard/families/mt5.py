@@ -14,9 +14,9 @@ DEFAULTS = t5.DEFAULTS | {
 
 
 def spec(config: dict[str, Any]) -> EncoderDecoder:
-    theirs = Config("mt5", DEFAULTS | config)
-    feedforward = t5.read_feedforward(theirs)
-    return t5.read_t5(theirs, (feedforward,), (feedforward,), scaled=False)
+    hf_config = Config("mt5", DEFAULTS | config)
+    feedforward = t5.read_feedforward(hf_config)
+    return t5.read_t5(hf_config, (feedforward,), (feedforward,), scaled=False)
 
 
 def config(model: EncoderDecoder) -> dict[str, Any]:

@@ -24,11 +24,11 @@ TABLE = decoder.make_table(
 
 
 def spec(config: dict[str, Any]) -> Decoder:
-    theirs = Config("olmo2", DEFAULTS | config)
-    norm = decoder.read_rms_norm(theirs)
-    attention = replace(decoder.read_attention(theirs), qk_norm=norm, norm_over="all")
-    sublayers = (Sublayer(body, NoNorm(), after=norm) for body in (attention, decoder.read_gated(theirs)))
-    return decoder.read_decoder(theirs, Block(tuple(sublayers)))
+    hf_config = Config("olmo2", DEFAULTS | config)
+    norm = decoder.read_rms_norm(hf_config)
+    attention = replace(decoder.read_attention(hf_config), qk_norm=norm, norm_over="all")
+    sublayers = (Sublayer(body, NoNorm(), after=norm) for body in (attention, decoder.read_gated(hf_config)))
+    return decoder.read_decoder(hf_config, Block(tuple(sublayers)))
 
 
 def config(model: Decoder) -> dict[str, Any]:

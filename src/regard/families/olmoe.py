@@ -25,17 +25,17 @@ TABLE = decoder.make_table(*decoder.PROJECTIONS, *decoder.NORMS, *decoder.QK_NOR
 
 
 def spec(config: dict[str, Any]) -> Decoder:
-    theirs = Config("olmoe", DEFAULTS | config)
-    norm, clip = decoder.read_rms_norm(theirs), theirs.number_or_none("clip_qkv")
-    attention = replace(decoder.read_attention(theirs), qk_norm=norm, norm_over="all", clip=clip)
+    hf_config = Config("olmoe", DEFAULTS | config)
+    norm, clip = decoder.read_rms_norm(hf_config), hf_config.number_or_none("clip_qkv")
+    attention = replace(decoder.read_attention(hf_config), qk_norm=norm, norm_over="all", clip=clip)
     experts = Experts(
-        theirs.integer("num_experts"),
-        theirs.integer("num_experts_per_tok"),
-        decoder.read_swiglu(theirs),
-        router=Router(renormalize=theirs.flag("norm_topk_prob")),
-        balance=balance_per_layer(theirs, theirs.integer("num_hidden_layers")),
+        hf_config.integer("num_experts"),
+        hf_config.integer("num_experts_per_tok"),
+        decoder.read_swiglu(hf_config),
+        router=Router(renormalize=hf_config.flag("norm_topk_prob")),
+        balance=balance_per_layer(hf_config, hf_config.integer("num_hidden_layers")),
     )
-    return decoder.read_decoder(theirs, decoder.pre_norm_block(theirs, attention, experts))
+    return decoder.read_decoder(hf_config, decoder.pre_norm_block(hf_config, attention, experts))
 
 
 def config(model: Decoder) -> dict[str, Any]:

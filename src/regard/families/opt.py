@@ -41,19 +41,19 @@ TABLE = Table(
 
 
 def spec(config: dict[str, Any]) -> Decoder:
-    theirs = Config("opt", config)
-    width, affine = theirs.integer("hidden_size"), theirs.flag("layer_norm_elementwise_affine", True)
-    norm, bias = LayerNorm(bias=affine, weight=affine), theirs.flag("enable_bias", True)
-    pre_norm = theirs.flag("do_layer_norm_before", True)
-    attention = Attention(theirs.integer("num_attention_heads"), bias=bias)
-    feedforward = FeedForward(theirs.integer("ffn_dim"), theirs.activation("activation_function", "relu"), bias)
+    hf_config = Config("opt", config)
+    width, affine = hf_config.integer("hidden_size"), hf_config.flag("layer_norm_elementwise_affine", True)
+    norm, bias = LayerNorm(bias=affine, weight=affine), hf_config.flag("enable_bias", True)
+    pre_norm = hf_config.flag("do_layer_norm_before", True)
+    attention = Attention(hf_config.integer("num_attention_heads"), bias=bias)
+    feedforward = FeedForward(hf_config.integer("ffn_dim"), hf_config.activation("activation_function", "relu"), bias)
     block = Block((Sublayer(attention, norm), Sublayer(feedforward, norm)), "pre" if pre_norm else "post")
-    final_norm = norm if pre_norm and not theirs.flag("_remove_final_layer_norm", False) else NoNorm()
+    final_norm = norm if pre_norm and not hf_config.flag("_remove_final_layer_norm", False) else NoNorm()
     model, embedding_dim = (
-        read_decoder(theirs, block, final_norm, tied=True),
-        theirs.integer("word_embed_proj_dim", width),
+        read_decoder(hf_config, block, final_norm, tied=True),
+        hf_config.integer("word_embed_proj_dim", width),
     )
-    position = Learned(theirs.integer("max_position_embeddings", 2048), offset=2)
+    position = Learned(hf_config.integer("max_position_embeddings", 2048), offset=2)
     return replace(model, position=position, embedding_dim=None if embedding_dim == width else embedding_dim)
 
 

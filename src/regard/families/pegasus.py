@@ -23,14 +23,18 @@ FINAL_NORMS = module_links("model", {f"{theirs}.layer_norm": f"{ours}.norm" for 
 
 
 def spec(config: dict[str, Any]) -> EncoderDecoder:
-    theirs = Config("pegasus", bart.DEFAULTS | config)
-    width, vocab, tied = theirs.integer("d_model"), theirs.integer("vocab_size"), theirs.flag("tie_word_embeddings")
-    scale, norm, context = bart.embedding_scale(theirs), LayerNorm(), theirs.integer("max_position_embeddings")
-    encoder, decoder = bart.encoder_layers(theirs, "pre"), bart.decoder_layers(theirs, "pre")
+    hf_config = Config("pegasus", bart.DEFAULTS | config)
+    width, vocab, tied = (
+        hf_config.integer("d_model"),
+        hf_config.integer("vocab_size"),
+        hf_config.flag("tie_word_embeddings"),
+    )
+    scale, norm, context = bart.embedding_scale(hf_config), LayerNorm(), hf_config.integer("max_position_embeddings")
+    encoder, decoder = bart.encoder_layers(hf_config, "pre"), bart.decoder_layers(hf_config, "pre")
     return EncoderDecoder(
         Encoder(Tokens(vocab, scale=scale), width, encoder, POSITION, norm=norm, context=context),
         Decoder(vocab, width, decoder, POSITION, norm, tied, context, embedding_scale=scale, head_bias=True),
-        shared=tied,  # untied, theirs has three embedding tables
+        shared=tied,  # an untied checkpoint has three embedding tables
     )
 
 

@@ -36,16 +36,16 @@ TABLE = Table(
 
 
 def spec(config: dict[str, Any]) -> Decoder:
-    theirs = Config("phi", config)
-    norm = LayerNorm(theirs.number("layer_norm_eps", 1e-5))
-    qk_norm = norm if theirs.flag("qk_layernorm", False) else None
+    hf_config = Config("phi", config)
+    norm = LayerNorm(hf_config.number("layer_norm_eps", 1e-5))
+    qk_norm = norm if hf_config.flag("qk_layernorm", False) else None
     if qk_norm:  # in transformers these norms have the width width / heads, whatever the head_dim
-        heads = max(theirs.integer("num_attention_heads"), 1)
-        theirs.accept_only("head_dim", theirs.integer("hidden_size") // heads)
-    attention = replace(read_attention(theirs, read_rope(theirs, share=0.5)), bias=True, qk_norm=qk_norm)
-    feedforward = FeedForward(theirs.integer("intermediate_size"), theirs.activation("hidden_act", "gelu_new"))
+        heads = max(hf_config.integer("num_attention_heads"), 1)
+        hf_config.accept_only("head_dim", hf_config.integer("hidden_size") // heads)
+    attention = replace(read_attention(hf_config, read_rope(hf_config, share=0.5)), bias=True, qk_norm=qk_norm)
+    feedforward = FeedForward(hf_config.integer("intermediate_size"), hf_config.activation("hidden_act", "gelu_new"))
     block = Block((Sublayer(attention, NoNorm()), Sublayer(feedforward, NoNorm())), "parallel", norm)
-    return replace(read_decoder(theirs, block, norm), head_bias=True)
+    return replace(read_decoder(hf_config, block, norm), head_bias=True)
 
 
 def config(model: Decoder) -> dict[str, Any]:

@@ -32,12 +32,12 @@ TABLE = decoder.make_table(
 
 
 def spec(config: dict[str, Any]) -> Decoder:
-    theirs = Config("phi3", DEFAULTS | rename_longrope(config))
-    position = read_rope(theirs, share=1.0)
+    hf_config = Config("phi3", DEFAULTS | rename_longrope(config))
+    position = read_rope(hf_config, share=1.0)
     if position.scaling is not None and not isinstance(position.scaling, LongRope):
         raise FamilyError(f"phi3: rope_type={position.scaling.kind!r} is not supported, only 'longrope' is")
-    attention = read_windowed(theirs, replace(decoder.read_attention(theirs, position), bias=False))
-    return decoder.read_decoder(theirs, decoder.pre_norm_block(theirs, attention, decoder.read_gated(theirs)))
+    attention = read_windowed(hf_config, replace(decoder.read_attention(hf_config, position), bias=False))
+    return decoder.read_decoder(hf_config, decoder.pre_norm_block(hf_config, attention, decoder.read_gated(hf_config)))
 
 
 def config(model: Decoder) -> dict[str, Any]:

@@ -23,9 +23,9 @@ DEFAULTS = {
 
 
 def spec(config: dict[str, Any]) -> Decoder:
-    theirs = Config("qwen2", DEFAULTS | config)
-    attention = replace(decoder.read_attention(theirs), bias=True, out_bias=False)
-    return decoder.read_decoder(theirs, read_layers(theirs, attention))
+    hf_config = Config("qwen2", DEFAULTS | config)
+    attention = replace(decoder.read_attention(hf_config), bias=True, out_bias=False)
+    return decoder.read_decoder(hf_config, read_layers(hf_config, attention))
 
 
 def config(model: Decoder) -> dict[str, Any]:
@@ -36,18 +36,18 @@ def table(model: Decoder) -> Table:
     return decoder.LLAMA_TABLE
 
 
-def read_optional_windows(theirs: Config, attention: Attention) -> dict[str, Attention]:
+def read_optional_windows(hf_config: Config, attention: Attention) -> dict[str, Attention]:
     """The attention of each layer type; windows only with `use_sliding_window`."""
-    return attention_by_type(theirs, attention) if theirs.flag("use_sliding_window") else {FULL: attention}
+    return attention_by_type(hf_config, attention) if hf_config.flag("use_sliding_window") else {FULL: attention}
 
 
-def read_layers(theirs: Config, attention: Attention) -> tuple[Repeat, ...]:
-    feedforward, attentions = decoder.read_gated(theirs), read_optional_windows(theirs, attention)
-    blocks = {kind: decoder.pre_norm_block(theirs, attention, feedforward) for kind, attention in attentions.items()}
-    if kinds := layer_list(theirs, "layer_types", str, ()):
-        return tile_blocks(theirs, blocks, kinds)
-    depth = theirs.integer("num_hidden_layers")
-    full = min(max(theirs.integer("max_window_layers"), 0), depth) if SLIDING in blocks else depth
+def read_layers(hf_config: Config, attention: Attention) -> tuple[Repeat, ...]:
+    feedforward, attentions = decoder.read_gated(hf_config), read_optional_windows(hf_config, attention)
+    blocks = {kind: decoder.pre_norm_block(hf_config, attention, feedforward) for kind, attention in attentions.items()}
+    if kinds := layer_list(hf_config, "layer_types", str, ()):
+        return tile_blocks(hf_config, blocks, kinds)
+    depth = hf_config.integer("num_hidden_layers")
+    full = min(max(hf_config.integer("max_window_layers"), 0), depth) if SLIDING in blocks else depth
     runs = {FULL: full, SLIDING: depth - full}
     return tuple(Repeat((blocks[kind],), times) for kind, times in runs.items() if times)
 

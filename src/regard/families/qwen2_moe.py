@@ -46,15 +46,15 @@ TABLE = decoder.make_table(*decoder.PROJECTIONS, *decoder.NORMS, *EXPERTS, *SHAR
 
 
 def spec(config: dict[str, Any]) -> Decoder:
-    theirs = Config("qwen2_moe", DEFAULTS | config)
-    attention = replace(decoder.read_attention(theirs), bias=theirs.flag("qkv_bias"), out_bias=False)
-    attentions = read_optional_windows(theirs, attention)
-    windows = theirs.integer("max_window_layers") if SLIDING in attentions else 0
-    default = tuple(SLIDING if n % 2 == 0 and n < windows else FULL for n in range(read_depth(theirs)))
-    kinds = layer_list(theirs, "layer_types", str, default)
-    shared = SwiGLU(theirs.integer("shared_expert_intermediate_size"))
-    experts = replace(read_experts(theirs), shared=shared, shared_gate=True)
-    return decoder.read_decoder(theirs, read_layers(theirs, attentions, kinds, experts))
+    hf_config = Config("qwen2_moe", DEFAULTS | config)
+    attention = replace(decoder.read_attention(hf_config), bias=hf_config.flag("qkv_bias"), out_bias=False)
+    attentions = read_optional_windows(hf_config, attention)
+    windows = hf_config.integer("max_window_layers") if SLIDING in attentions else 0
+    default = tuple(SLIDING if n % 2 == 0 and n < windows else FULL for n in range(read_depth(hf_config)))
+    kinds = layer_list(hf_config, "layer_types", str, default)
+    shared = SwiGLU(hf_config.integer("shared_expert_intermediate_size"))
+    experts = replace(read_experts(hf_config), shared=shared, shared_gate=True)
+    return decoder.read_decoder(hf_config, read_layers(hf_config, attentions, kinds, experts))
 
 
 def config(model: Decoder) -> dict[str, Any]:
@@ -75,36 +75,36 @@ def table(model: Decoder) -> Table:
     return TABLE
 
 
-def read_depth(theirs: Config) -> int:
-    found = theirs.integer("num_hidden_layers")
+def read_depth(hf_config: Config) -> int:
+    found = hf_config.integer("num_hidden_layers")
     if not 0 < found <= MAX_LAYERS:
-        raise theirs.error("num_hidden_layers", found, f"must be from 1 to {MAX_LAYERS}")
+        raise hf_config.error("num_hidden_layers", found, f"must be from 1 to {MAX_LAYERS}")
     return found
 
 
-def read_experts(theirs: Config) -> Experts:
+def read_experts(hf_config: Config) -> Experts:
     return Experts(
-        theirs.integer("num_local_experts", theirs.integer("num_experts")),
-        theirs.integer("num_experts_per_tok"),
-        SwiGLU(theirs.integer("moe_intermediate_size")),
-        router=Router(renormalize=theirs.flag("norm_topk_prob")),
+        hf_config.integer("num_local_experts", hf_config.integer("num_experts")),
+        hf_config.integer("num_experts_per_tok"),
+        SwiGLU(hf_config.integer("moe_intermediate_size")),
+        router=Router(renormalize=hf_config.flag("norm_topk_prob")),
     )
 
 
 def read_layers(
-    theirs: Config, attentions: Mapping[str, Attention], kinds: tuple[str, ...], experts: Experts
+    hf_config: Config, attentions: Mapping[str, Attention], kinds: tuple[str, ...], experts: Experts
 ) -> tuple[Repeat, ...]:
     """Layers with attention of these kinds; every n-th has experts, except those in `mlp_only_layers`."""
-    dense, step = {*theirs.list_of(int, "mlp_only_layers", ())}, layer_interval(theirs, "decoder_sparse_step", 1)
-    sparse = [n not in dense and (n + 1) % step == 0 for n in range(read_depth(theirs))]
-    experts = replace(experts, balance=balance_per_layer(theirs, sum(sparse)))
-    feedforwards = {False: decoder.read_swiglu(theirs), True: experts}
+    dense, step = {*hf_config.list_of(int, "mlp_only_layers", ())}, layer_interval(hf_config, "decoder_sparse_step", 1)
+    sparse = [n not in dense and (n + 1) % step == 0 for n in range(read_depth(hf_config))]
+    experts = replace(experts, balance=balance_per_layer(hf_config, sum(sparse)))
+    feedforwards = {False: decoder.read_swiglu(hf_config), True: experts}
     blocks = {
-        (kind, has_experts): decoder.pre_norm_block(theirs, attention, feedforward)
+        (kind, has_experts): decoder.pre_norm_block(hf_config, attention, feedforward)
         for kind, attention in attentions.items()
         for has_experts, feedforward in feedforwards.items()
     }
-    return tile_blocks(theirs, blocks, tuple(zip(kinds, sparse, strict=True)))
+    return tile_blocks(hf_config, blocks, tuple(zip(kinds, sparse, strict=True)))
 
 
 def common_config(model_type: str, architecture: str, model: Decoder) -> dict[str, Any]:

@@ -17,9 +17,9 @@ TABLE = decoder.make_table(*decoder.PROJECTIONS, *decoder.NORMS, *decoder.QK_NOR
 
 
 def spec(config: dict[str, Any]) -> Decoder:
-    theirs = Config("qwen3", DEFAULTS | config)
-    attention = replace(decoder.read_attention(theirs), qk_norm=decoder.read_rms_norm(theirs))
-    return decoder.read_decoder(theirs, qwen2.read_layers(theirs, attention))
+    hf_config = Config("qwen3", DEFAULTS | config)
+    attention = replace(decoder.read_attention(hf_config), qk_norm=decoder.read_rms_norm(hf_config))
+    return decoder.read_decoder(hf_config, qwen2.read_layers(hf_config, attention))
 
 
 def config(model: Decoder) -> dict[str, Any]:

@@ -25,11 +25,11 @@ TABLE = decoder.make_table(*decoder.PROJECTIONS, *decoder.NORMS, *decoder.QK_NOR
 
 
 def spec(config: dict[str, Any]) -> Decoder:
-    theirs = Config("qwen3_moe", DEFAULTS | config)
-    attention = replace(decoder.read_attention(theirs), qk_norm=decoder.read_rms_norm(theirs))
-    attentions = read_optional_windows(theirs, attention)
-    kinds = (SLIDING if SLIDING in attentions else FULL,) * read_depth(theirs)
-    return decoder.read_decoder(theirs, read_layers(theirs, attentions, kinds, read_experts(theirs)))
+    hf_config = Config("qwen3_moe", DEFAULTS | config)
+    attention = replace(decoder.read_attention(hf_config), qk_norm=decoder.read_rms_norm(hf_config))
+    attentions = read_optional_windows(hf_config, attention)
+    kinds = (SLIDING if SLIDING in attentions else FULL,) * read_depth(hf_config)
+    return decoder.read_decoder(hf_config, read_layers(hf_config, attentions, kinds, read_experts(hf_config)))
 
 
 def config(model: Decoder) -> dict[str, Any]:

@@ -48,42 +48,42 @@ LINKS = (
 
 
 def spec(config: dict[str, Any]) -> Decoder:
-    theirs = Config("recurrent_gemma", config)
-    theirs.accept_only("embeddings_scale_by_sqrt_dim", True)
-    norm = RMSNorm(theirs.number("rms_norm_eps", 1e-6), around_one=True)
-    activation = theirs.activation("hidden_activation", "gelu_pytorch_tanh")
-    mixers = {"recurrent": read_rg_lru(theirs, activation), "attention": read_attention(theirs)}
-    feedforward = Gated(theirs.integer("intermediate_size") // 2, activation, bias=True)
-    types = theirs.list_of(str, "block_types", ("recurrent", "recurrent", "attention"))
+    hf_config = Config("recurrent_gemma", config)
+    hf_config.accept_only("embeddings_scale_by_sqrt_dim", True)
+    norm = RMSNorm(hf_config.number("rms_norm_eps", 1e-6), around_one=True)
+    activation = hf_config.activation("hidden_activation", "gelu_pytorch_tanh")
+    mixers = {"recurrent": read_rg_lru(hf_config, activation), "attention": read_attention(hf_config)}
+    feedforward = Gated(hf_config.integer("intermediate_size") // 2, activation, bias=True)
+    types = hf_config.list_of(str, "block_types", ("recurrent", "recurrent", "attention"))
     if not types or not {*types} <= mixers.keys():
-        raise theirs.error("block_types", types, "must be a list of 'recurrent' and 'attention'")
+        raise hf_config.error("block_types", types, "must be a list of 'recurrent' and 'attention'")
     blocks = tuple(Block((Sublayer(mixers[name], norm), Sublayer(feedforward, norm))) for name in types)
-    layers = tiled(blocks, theirs.integer("num_hidden_layers"))
-    model = read_decoder(theirs, layers, norm, tied=True, context=None)
+    layers = tiled(blocks, hf_config.integer("num_hidden_layers"))
+    model = read_decoder(hf_config, layers, norm, tied=True, context=None)
     return replace(
         model,
         embedding_scale=torch.tensor(model.width**0.5, dtype=torch.bfloat16).item(),
-        softcap=theirs.number("logits_soft_cap", 30.0),
+        softcap=hf_config.number("logits_soft_cap", 30.0),
     )
 
 
-def read_attention(theirs: Config) -> Attention:
-    heads, position = theirs.integer("num_attention_heads"), read_rope(theirs, share=0.5)
+def read_attention(hf_config: Config) -> Attention:
+    heads, position = hf_config.integer("num_attention_heads"), read_rope(hf_config, share=0.5)
     if position.scaling is not None:
-        raise theirs.error("rope_type", position.scaling.kind, "is not supported, only 'default' is")
+        raise hf_config.error("rope_type", position.scaling.kind, "is not supported, only 'default' is")
     return Attention(
         heads=heads,
-        kv_heads=theirs.integer("num_key_value_heads", heads),
+        kv_heads=hf_config.integer("num_key_value_heads", heads),
         position=position,
-        mask=Window(theirs.integer("attention_window_size", 2048)),
-        bias=theirs.flag("attention_bias", False),
+        mask=Window(hf_config.integer("attention_window_size", 2048)),
+        bias=hf_config.flag("attention_bias", False),
         out_bias=True,
     )
 
 
-def read_rg_lru(theirs: Config, activation: Activation) -> RGLRU:
-    heads, taps = theirs.integer("num_attention_heads"), theirs.integer("conv1d_width", 4)
-    return RGLRU(heads, hidden=theirs.integer_or_none("lru_width"), taps=taps, activation=activation)
+def read_rg_lru(hf_config: Config, activation: Activation) -> RGLRU:
+    heads, taps = hf_config.integer("num_attention_heads"), hf_config.integer("conv1d_width", 4)
+    return RGLRU(heads, hidden=hf_config.integer_or_none("lru_width"), taps=taps, activation=activation)
 
 
 def config(model: Decoder) -> dict[str, Any]:

@@ -17,8 +17,10 @@ from regard.weights.table import Link, Table
 
 
 def spec(config: dict[str, Any]) -> Encoder:
-    theirs = Config("roberta", config)
-    return bert.read_encoder(theirs, bert.uniform_layers(theirs), read_positions(theirs), heads(theirs, "Roberta"))
+    hf_config = Config("roberta", config)
+    return bert.read_encoder(
+        hf_config, bert.uniform_layers(hf_config), read_positions(hf_config), heads(hf_config, "Roberta")
+    )
 
 
 def config(model: Encoder) -> dict[str, Any]:
@@ -32,20 +34,20 @@ def table(model: Encoder) -> Table:
     return Table(*links, ignored=ignored(base), derived=encoder_heads.tied_copies(base, "lm_head"))
 
 
-def read_positions(theirs: Config) -> Learned:
-    padding = theirs.integer("pad_token_id", 1)
+def read_positions(hf_config: Config) -> Learned:
+    padding = hf_config.integer("pad_token_id", 1)
     if padding < 0:
-        raise theirs.error("pad_token_id", padding, "must be at least 0, because positions start after it")
-    return Learned(theirs.integer("max_position_embeddings") - (padding + 1), offset=padding + 1)
+        raise hf_config.error("pad_token_id", padding, "must be at least 0, because positions start after it")
+    return Learned(hf_config.integer("max_position_embeddings") - (padding + 1), offset=padding + 1)
 
 
-def heads(theirs: Config, name: str) -> encoder_heads.Heads:
+def heads(hf_config: Config, name: str) -> encoder_heads.Heads:
     """`name` is the beginning of the class names."""
     return {
-        f"{name}Model": encoder_heads.read_pooler(theirs),
-        f"{name}ForMaskedLM": bert.read_masked_lm(theirs, "gelu"),
-        f"{name}ForSequenceClassification": encoder_heads.read_classifier(theirs, dense=Dense("tanh")),
-        f"{name}ForTokenClassification": encoder_heads.read_classifier(theirs, "none"),
+        f"{name}Model": encoder_heads.read_pooler(hf_config),
+        f"{name}ForMaskedLM": bert.read_masked_lm(hf_config, "gelu"),
+        f"{name}ForSequenceClassification": encoder_heads.read_classifier(hf_config, dense=Dense("tanh")),
+        f"{name}ForTokenClassification": encoder_heads.read_classifier(hf_config, "none"),
     }
 
 

@@ -23,11 +23,11 @@ from regard.weights.table import Table, WeightsError
 
 
 def spec(config: dict[str, Any]) -> Encoder:
-    theirs = Config("roformer", config)
-    theirs.accept_only("rotary_value", False)
+    hf_config = Config("roformer", config)
+    hf_config.accept_only("rotary_value", False)
     rope = Rope(layout="interleaved")
-    attention = Attention(theirs.integer("num_attention_heads"), position=rope, mask=Full(), bias=True)
-    return bert.read_encoder(theirs, bert.uniform_layers(theirs, attention), NoPosition(), heads(theirs))
+    attention = Attention(hf_config.integer("num_attention_heads"), position=rope, mask=Full(), bias=True)
+    return bert.read_encoder(hf_config, bert.uniform_layers(hf_config, attention), NoPosition(), heads(hf_config))
 
 
 def config(model: Encoder) -> dict[str, Any]:
@@ -43,13 +43,13 @@ def table(model: Encoder) -> Table:
     return Table(*links, ignored=("cls.predictions.bias",), derived=derived)
 
 
-def heads(theirs: Config) -> encoder_heads.Heads:
-    dense = Dense(theirs.activation("hidden_act", "gelu"))
+def heads(hf_config: Config) -> encoder_heads.Heads:
+    dense = Dense(hf_config.activation("hidden_act", "gelu"))
     return {
         "RoFormerModel": None,
-        "RoFormerForMaskedLM": bert.read_masked_lm(theirs),
-        "RoFormerForSequenceClassification": encoder_heads.read_classifier(theirs, dense=dense),
-        "RoFormerForTokenClassification": encoder_heads.read_classifier(theirs, "none"),
+        "RoFormerForMaskedLM": bert.read_masked_lm(hf_config),
+        "RoFormerForSequenceClassification": encoder_heads.read_classifier(hf_config, dense=dense),
+        "RoFormerForTokenClassification": encoder_heads.read_classifier(hf_config, "none"),
     }
 
 

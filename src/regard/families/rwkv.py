@@ -52,12 +52,14 @@ TABLE = Table(
 
 
 def spec(config: dict[str, Any]) -> Decoder:
-    theirs = Config("rwkv", config)
-    norm = LayerNorm(theirs.number("layer_norm_epsilon", 1e-5))
-    time = TimeMixing(theirs.integer_or_none("attention_hidden_size"))
-    channel = ChannelMixing(theirs.integer_or_none("intermediate_size"))
-    model = read_decoder(theirs, Block((Sublayer(time, norm), Sublayer(channel, norm))), LayerNorm(1e-5), context=None)
-    return replace(model, context=theirs.integer("context_length", 1024), embedding_norm=norm)
+    hf_config = Config("rwkv", config)
+    norm = LayerNorm(hf_config.number("layer_norm_epsilon", 1e-5))
+    time = TimeMixing(hf_config.integer_or_none("attention_hidden_size"))
+    channel = ChannelMixing(hf_config.integer_or_none("intermediate_size"))
+    model = read_decoder(
+        hf_config, Block((Sublayer(time, norm), Sublayer(channel, norm))), LayerNorm(1e-5), context=None
+    )
+    return replace(model, context=hf_config.integer("context_length", 1024), embedding_norm=norm)
 
 
 def config(model: Decoder) -> dict[str, Any]:

@@ -38,9 +38,9 @@ POOLING_LINKS = (
 
 
 def spec(config: dict[str, Any]) -> DualEncoder:
-    theirs = Config("siglip", config)
-    vision = dual_tower.read_tower(theirs, "vision_config", VISION_DEFAULTS)
-    text = dual_tower.read_tower(theirs, "text_config", TEXT_DEFAULTS)
+    hf_config = Config("siglip", config)
+    vision = dual_tower.read_tower(hf_config, "vision_config", VISION_DEFAULTS)
+    text = dual_tower.read_tower(hf_config, "text_config", TEXT_DEFAULTS)
     vision.accept_only("vision_use_head", True)
     attention = CrossAttention(vision.integer("num_attention_heads"), bias=True)
     pooling = AttentionPooling(attention, dual_tower.read_feedforward(vision), dual_tower.read_norm(vision))

@@ -25,18 +25,18 @@ DEFAULTS = {
 
 
 def spec(config: dict[str, Any]) -> Decoder:
-    theirs = Config("smollm3", DEFAULTS | config)
-    feedforward = decoder.read_gated(theirs, theirs.flag("mlp_bias", False))
-    attentions = read_optional_windows(theirs, decoder.read_attention(theirs))
+    hf_config = Config("smollm3", DEFAULTS | config)
+    feedforward = decoder.read_gated(hf_config, hf_config.flag("mlp_bias", False))
+    attentions = read_optional_windows(hf_config, decoder.read_attention(hf_config))
     blocks = {}
     for kind, attention in attentions.items():
-        blocks[kind, 1] = decoder.pre_norm_block(theirs, attention, feedforward)
-        blocks[kind, 0] = decoder.pre_norm_block(theirs, replace(attention, position=NoPosition()), feedforward)
-    default_rope = (1,) * (layer_interval(theirs, "no_rope_layer_interval", 4) - 1) + (0,)
-    rope = layer_list(theirs, "no_rope_layers", int, default_rope)  # 1: the layer has RoPE
+        blocks[kind, 1] = decoder.pre_norm_block(hf_config, attention, feedforward)
+        blocks[kind, 0] = decoder.pre_norm_block(hf_config, replace(attention, position=NoPosition()), feedforward)
+    default_rope = (1,) * (layer_interval(hf_config, "no_rope_layer_interval", 4) - 1) + (0,)
+    rope = layer_list(hf_config, "no_rope_layers", int, default_rope)  # 1: the layer has RoPE
     default_types = tuple(SLIDING if SLIDING in attentions and not rotated else FULL for rotated in rope)
-    kinds = layer_list(theirs, "layer_types", str, default_types)
-    return decoder.read_decoder(theirs, tile_blocks(theirs, blocks, tuple(zip(kinds, cycle(rope), strict=False))))
+    kinds = layer_list(hf_config, "layer_types", str, default_types)
+    return decoder.read_decoder(hf_config, tile_blocks(hf_config, blocks, tuple(zip(kinds, cycle(rope), strict=False))))
 
 
 def config(model: Decoder) -> dict[str, Any]:

@@ -32,31 +32,31 @@ PLACEHOLDER = Experts(1, 1, FeedForward(1))  # its settings are written for a mo
 
 
 def spec(config: dict[str, Any]) -> EncoderDecoder:
-    theirs = Config("switch_transformers", DEFAULTS | config)
-    theirs.accept_only("router_dtype", "float32")
-    capacity = theirs.integer("expert_capacity")
+    hf_config = Config("switch_transformers", DEFAULTS | config)
+    hf_config.accept_only("router_dtype", "float32")
+    capacity = hf_config.integer("expert_capacity")
     if capacity < NO_LIMIT:
         warnings.warn(
             f"switch_transformers: expert_capacity={capacity} is not applied: no token is dropped at inference. In "
             f"transformers, sequences of more than {capacity} tokens can therefore have other outputs",
             stacklevel=4,
         )
-    layers, tied = theirs.integer("num_layers"), theirs.flag("tie_word_embeddings")
-    encoder = one_period(theirs, "encoder", layers)
-    decoder = one_period(theirs, "decoder", theirs.integer("num_decoder_layers", layers))
-    return t5.read_t5(theirs, encoder, decoder, scaled=tied, shared=tied)
+    layers, tied = hf_config.integer("num_layers"), hf_config.flag("tie_word_embeddings")
+    encoder = one_period(hf_config, "encoder", layers)
+    decoder = one_period(hf_config, "decoder", hf_config.integer("num_decoder_layers", layers))
+    return t5.read_t5(hf_config, encoder, decoder, scaled=tied, shared=tied)
 
 
-def one_period(theirs: Config, stack: str, layers: int) -> t5.FeedForwards:
+def one_period(hf_config: Config, stack: str, layers: int) -> t5.FeedForwards:
     """The feed-forwards of the first layers of a stack, which repeat over its depth."""
-    dense = FeedForward(theirs.integer("d_ff"), theirs.activation("dense_act_fn"), bias=False)
-    router = Router(bias=theirs.flag("router_bias"), jitter=theirs.number("router_jitter_noise"))
-    balance, z = theirs.number("router_aux_loss_coef"), theirs.number("router_z_loss_coef")
-    sparse = Experts(theirs.integer("num_experts"), 1, dense, router=router, balance=balance, z=z)
-    count = theirs.integer(f"num_sparse_{stack}_layers")
-    step = theirs.integer(f"{stack}_sparse_step", layers // count if count > 0 else layers)
+    dense = FeedForward(hf_config.integer("d_ff"), hf_config.activation("dense_act_fn"), bias=False)
+    router = Router(bias=hf_config.flag("router_bias"), jitter=hf_config.number("router_jitter_noise"))
+    balance, z = hf_config.number("router_aux_loss_coef"), hf_config.number("router_z_loss_coef")
+    sparse = Experts(hf_config.integer("num_experts"), 1, dense, router=router, balance=balance, z=z)
+    count = hf_config.integer(f"num_sparse_{stack}_layers")
+    step = hf_config.integer(f"{stack}_sparse_step", layers // count if count > 0 else layers)
     if step > LONGEST_STEP:
-        raise theirs.error(f"{stack}_sparse_step", step, f"must be at most {LONGEST_STEP}")
+        raise hf_config.error(f"{stack}_sparse_step", step, f"must be at most {LONGEST_STEP}")
     if step < 2:
         return (sparse,) if step == 1 else (dense,)
     return (dense, sparse, *[dense] * (step - 2))

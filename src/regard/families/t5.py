@@ -38,43 +38,43 @@ FeedForwards = tuple[Body, ...]
 
 
 def spec(config: dict[str, Any]) -> EncoderDecoder:
-    theirs = Config("t5", DEFAULTS | config)
-    feedforwards = (read_feedforward(theirs),)
-    scaled = theirs.flag("scale_decoder_outputs", theirs.flag("tie_word_embeddings"))
-    return read_t5(theirs, feedforwards, feedforwards, scaled)
+    hf_config = Config("t5", DEFAULTS | config)
+    feedforwards = (read_feedforward(hf_config),)
+    scaled = hf_config.flag("scale_decoder_outputs", hf_config.flag("tie_word_embeddings"))
+    return read_t5(hf_config, feedforwards, feedforwards, scaled)
 
 
-def read_feedforward(theirs: Config) -> PositionWise:
-    hidden = theirs.integer("d_ff")
+def read_feedforward(hf_config: Config) -> PositionWise:
+    hidden = hf_config.integer("d_ff")
     plain = {name: FeedForward(hidden, ours, bias=False) for name, ours in ACTIVATIONS.items()}
     gated = {f"gated-{name}": Gated(hidden, ours) for name, ours in ACTIVATIONS.items()}
     gated["gated-gelu"] = Gated(hidden, "gelu_tanh")  # in a gated unit, transformers computes gelu by tanh
-    return theirs.choice("feed_forward_proj", plain | gated)
+    return hf_config.choice("feed_forward_proj", plain | gated)
 
 
 def read_t5(
-    theirs: Config, encoder: FeedForwards, decoder: FeedForwards, scaled: bool, shared: bool = True
+    hf_config: Config, encoder: FeedForwards, decoder: FeedForwards, scaled: bool, shared: bool = True
 ) -> EncoderDecoder:
     """T5 with these feed-forwards tiled over the depth of each stack.
 
     `scaled`: the final hidden state is divided by √width; `shared`: both stacks have one embedding table.
     """
-    width, vocab = theirs.integer("d_model"), theirs.integer("vocab_size")
-    heads, head_dim = theirs.integer("num_heads"), theirs.integer("d_kv")
-    tied, norm = theirs.flag("tie_word_embeddings"), RMSNorm(theirs.number("layer_norm_epsilon"))
+    width, vocab = hf_config.integer("d_model"), hf_config.integer("vocab_size")
+    heads, head_dim = hf_config.integer("num_heads"), hf_config.integer("d_kv")
+    tied, norm = hf_config.flag("tie_word_embeddings"), RMSNorm(hf_config.number("layer_norm_epsilon"))
     causal = Attention(heads, head_dim=head_dim, scale=1.0)
     cross = CrossAttention(heads, head_dim=head_dim, scale=1.0)
-    buckets, distance = (theirs.integer(f"relative_attention_{key}") for key in ("num_buckets", "max_distance"))
+    buckets, distance = (hf_config.integer(f"relative_attention_{key}") for key in ("num_buckets", "max_distance"))
     position = T5Buckets(buckets, distance, heads=heads)
-    depth = theirs.integer("num_layers")
+    depth = hf_config.integer("num_layers")
 
     def layers(feedforwards: FeedForwards, depth: int, *mixers: Body) -> tuple[Repeat, ...]:
         blocks = (Block(tuple(Sublayer(body, norm) for body in (*mixers, last))) for last in feedforwards)
         return tiled(tuple(blocks), depth)
 
     source = layers(encoder, depth, replace(causal, mask=Full()))
-    target = layers(decoder, theirs.integer("num_decoder_layers", depth), causal, cross)
-    scale = theirs.positive("d_model") ** -0.5 if scaled else 1.0
+    target = layers(decoder, hf_config.integer("num_decoder_layers", depth), causal, cross)
+    scale = hf_config.positive("d_model") ** -0.5 if scaled else 1.0
     return EncoderDecoder(
         Encoder(Tokens(vocab), width, source, replace(position, bidirectional=True), norm=norm),
         Decoder(vocab, width, target, position, norm, tied, logit_scale=scale),

@@ -34,8 +34,8 @@ POOLER = Link("pooler.dense.{leaf}", "head.dense.dense.{leaf}")
 
 
 def spec(config: dict[str, Any]) -> Encoder:
-    theirs = Config("vit", config)
-    return read_encoder(theirs, read_patches(theirs, 16), read_block(theirs), heads(theirs))
+    hf_config = Config("vit", config)
+    return read_encoder(hf_config, read_patches(hf_config, 16), read_block(hf_config), heads(hf_config))
 
 
 def config(model: Encoder) -> dict[str, Any]:
@@ -46,36 +46,36 @@ def table(model: Encoder) -> Table:
     return Table(*encoder_links(model, "vit.", LAYER), POOLER, *LABELS)
 
 
-def heads(theirs: Config) -> Heads:
-    return {"ViTModel": read_pooler(theirs), "ViTForImageClassification": read_classifier(theirs)}
+def heads(hf_config: Config) -> Heads:
+    return {"ViTModel": read_pooler(hf_config), "ViTForImageClassification": read_classifier(hf_config)}
 
 
-def read_pooler(theirs: Config) -> Pooled:
-    theirs.accept_only("pooler_output_size", theirs.integer("hidden_size", 768))
-    return Pooled("cls", dense=Dense(theirs.activation("pooler_act", "tanh")), normalize=False)
+def read_pooler(hf_config: Config) -> Pooled:
+    hf_config.accept_only("pooler_output_size", hf_config.integer("hidden_size", 768))
+    return Pooled("cls", dense=Dense(hf_config.activation("pooler_act", "tanh")), normalize=False)
 
 
-def read_attention(theirs: Config) -> Attention:
-    width, heads = theirs.integer("hidden_size", 768), theirs.integer("num_attention_heads", 12)
-    head_dim = theirs.integer("head_dim", width // max(heads, 1))
-    bias = theirs.flag("qkv_bias", True)
+def read_attention(hf_config: Config) -> Attention:
+    width, heads = hf_config.integer("hidden_size", 768), hf_config.integer("num_attention_heads", 12)
+    head_dim = hf_config.integer("head_dim", width // max(heads, 1))
+    bias = hf_config.flag("qkv_bias", True)
     return Attention(heads, head_dim=head_dim, mask=Full(), bias=bias, out_bias=True)
 
 
-def read_block(theirs: Config) -> Block:
-    norm = LayerNorm(theirs.number("layer_norm_eps", 1e-12))
-    feedforward = FeedForward(theirs.integer("intermediate_size", 3072), theirs.activation("hidden_act", "gelu"))
-    return Block((Sublayer(read_attention(theirs), norm), Sublayer(feedforward, norm)))
+def read_block(hf_config: Config) -> Block:
+    norm = LayerNorm(hf_config.number("layer_norm_eps", 1e-12))
+    feedforward = FeedForward(hf_config.integer("intermediate_size", 3072), hf_config.activation("hidden_act", "gelu"))
+    return Block((Sublayer(read_attention(hf_config), norm), Sublayer(feedforward, norm)))
 
 
-def read_encoder(theirs: Config, patches: Patches, block: Block, heads: Heads) -> Encoder:
+def read_encoder(hf_config: Config, patches: Patches, block: Block, heads: Heads) -> Encoder:
     return Encoder(
         patches,
-        theirs.integer("hidden_size", 768),
-        (Repeat((block,), theirs.integer("num_hidden_layers", 12)),),
+        hf_config.integer("hidden_size", 768),
+        (Repeat((block,), hf_config.integer("num_hidden_layers", 12)),),
         Learned(patches.length),
         norm=block.sublayers[0].norm,
-        head=heads[theirs.architecture(heads)],
+        head=heads[hf_config.architecture(heads)],
     )
 
 

@@ -28,16 +28,16 @@ EMBEDDING = "model.decoder.embed_tokens.weight"
 
 
 def spec(config: dict[str, Any]) -> EncoderDecoder:
-    theirs = Config("whisper", DEFAULTS | config)
-    theirs.accept_only("scale_embedding", False)
-    width, norm = theirs.integer("d_model"), LayerNorm()
-    encoder = bart.encoder_layers(theirs, "pre", key_bias=False)
-    decoder = bart.decoder_layers(theirs, "pre", key_bias=False)
-    source = Learned(theirs.integer("max_source_positions"), frozen=True)
-    target = Learned(theirs.integer("max_target_positions"))
+    hf_config = Config("whisper", DEFAULTS | config)
+    hf_config.accept_only("scale_embedding", False)
+    width, norm = hf_config.integer("d_model"), LayerNorm()
+    encoder = bart.encoder_layers(hf_config, "pre", key_bias=False)
+    decoder = bart.decoder_layers(hf_config, "pre", key_bias=False)
+    source = Learned(hf_config.integer("max_source_positions"), frozen=True)
+    target = Learned(hf_config.integer("max_target_positions"))
     return EncoderDecoder(
-        Encoder(Frames(theirs.integer("num_mel_bins")), width, encoder, source, norm=norm),
-        Decoder(theirs.integer("vocab_size"), width, decoder, target, norm, theirs.flag("tie_word_embeddings")),
+        Encoder(Frames(hf_config.integer("num_mel_bins")), width, encoder, source, norm=norm),
+        Decoder(hf_config.integer("vocab_size"), width, decoder, target, norm, hf_config.flag("tie_word_embeddings")),
     )
 
 

@@ -50,49 +50,52 @@ LINKS = (
 
 
 def spec(config: dict[str, Any]) -> Decoder:
-    theirs = Config("zamba2", config)
-    theirs.accept_only("use_long_context", False)
-    theirs.accept_only("tie_word_embeddings", True)  # with false, transformers does not share the blocks either
-    norm, mamba = RMSNorm(theirs.number("rms_norm_eps", 1e-5)), read_mamba2(theirs)
-    shared, numbers, plain = read_shared_block(theirs, mamba, norm), count(), Block((Sublayer(mamba, norm),))
-    types, blocks = theirs.list_of(str, "layers_block_type", DEFAULT_TYPES), max(theirs.integer("num_mem_blocks", 1), 1)
-    if len(types) != theirs.integer("num_hidden_layers", 54) or not {"hybrid"} <= {*types} <= IS_HYBRID.keys():
+    hf_config = Config("zamba2", config)
+    hf_config.accept_only("use_long_context", False)
+    hf_config.accept_only("tie_word_embeddings", True)  # with false, transformers does not share the blocks either
+    norm, mamba = RMSNorm(hf_config.number("rms_norm_eps", 1e-5)), read_mamba2(hf_config)
+    shared, numbers, plain = read_shared_block(hf_config, mamba, norm), count(), Block((Sublayer(mamba, norm),))
+    types, blocks = (
+        hf_config.list_of(str, "layers_block_type", DEFAULT_TYPES),
+        max(hf_config.integer("num_mem_blocks", 1), 1),
+    )
+    if len(types) != hf_config.integer("num_hidden_layers", 54) or not {"hybrid"} <= {*types} <= IS_HYBRID.keys():
         rule = "must have one entry per layer, 'mamba' or 'hybrid', at least one of them 'hybrid'"
-        raise theirs.error("layers_block_type", types, rule)
+        raise hf_config.error("layers_block_type", types, rule)
     layers = [
         Block((Sublayer(replace(shared, number=next(numbers) % blocks), NoNorm()),)) if IS_HYBRID[kind] else plain
         for kind in types
     ]
     runs = tuple(Repeat((block,), len([*run])) for block, run in groupby(layers))
-    return read_decoder(theirs, runs, norm, tied=True, context=4096)
+    return read_decoder(hf_config, runs, norm, tied=True, context=4096)
 
 
-def read_shared_block(theirs: Config, mamba: Mamba2, norm: RMSNorm) -> SharedBlock:
-    width, heads = theirs.integer("hidden_size"), theirs.integer("num_attention_heads")
+def read_shared_block(hf_config: Config, mamba: Mamba2, norm: RMSNorm) -> SharedBlock:
+    width, heads = hf_config.integer("hidden_size"), hf_config.integer("num_attention_heads")
     head_dim = 2 * width // max(heads, 1)
-    theirs.accept_only("attention_head_dim", head_dim)
-    position = read_rope(theirs) if theirs.flag("use_mem_rope", False) else NoPosition()
-    kv_heads, scale = theirs.integer("num_key_value_heads", heads), (head_dim / 2) ** -0.5
-    rank, adapted = theirs.integer("adapter_rank", 128), theirs.flag("use_shared_attention_adapter", False)
-    theirs.accept_only("num_key_value_heads", heads if adapted else kv_heads)
+    hf_config.accept_only("attention_head_dim", head_dim)
+    position = read_rope(hf_config) if hf_config.flag("use_mem_rope", False) else NoPosition()
+    kv_heads, scale = hf_config.integer("num_key_value_heads", heads), (head_dim / 2) ** -0.5
+    rank, adapted = hf_config.integer("adapter_rank", 128), hf_config.flag("use_shared_attention_adapter", False)
+    hf_config.accept_only("num_key_value_heads", heads if adapted else kv_heads)
     attention = Attention(heads, kv_heads, head_dim, position, scale=scale)
-    hidden, activation = theirs.integer("intermediate_size", 4 * width), theirs.activation("hidden_act", "gelu")
-    feedforward = Gated(hidden, activation, bias=theirs.flag("add_bias_linear", False))
+    hidden, activation = hf_config.integer("intermediate_size", 4 * width), hf_config.activation("hidden_act", "gelu")
+    feedforward = Gated(hidden, activation, bias=hf_config.flag("add_bias_linear", False))
     return SharedBlock(attention, feedforward, mamba, 0, norm, rank if adapted else None, rank)
 
 
-def read_mamba2(theirs: Config) -> Mamba2:
-    expand, groups = theirs.integer("mamba_expand", 2), theirs.integer("mamba_ngroups", 1)
+def read_mamba2(hf_config: Config) -> Mamba2:
+    expand, groups = hf_config.integer("mamba_expand", 2), hf_config.integer("mamba_ngroups", 1)
     return Mamba2(
-        state=theirs.integer("mamba_d_state", 64),
-        head_dim=expand * theirs.integer("hidden_size") // max(theirs.integer("n_mamba_heads", 8), 1),
+        state=hf_config.integer("mamba_d_state", 64),
+        head_dim=expand * hf_config.integer("hidden_size") // max(hf_config.integer("n_mamba_heads", 8), 1),
         expand=expand,
         groups=groups,
-        taps=theirs.integer("mamba_d_conv", 4),
-        bias=theirs.flag("add_bias_linear", False),
+        taps=hf_config.integer("mamba_d_conv", 4),
+        bias=hf_config.flag("add_bias_linear", False),
         norm=RMSNorm(1e-5),
         norm_parts=groups,
-        shortest=theirs.number("time_step_min", 0.001) or None,
+        shortest=hf_config.number("time_step_min", 0.001) or None,
     )
 
 
@@ -136,7 +139,7 @@ def table(model: Decoder) -> Table:
 
 
 def adapter_links(layer: int, first: int, n: int) -> list[Link]:
-    """The adapters of a layer; theirs are in the first layer of the block, numbered over all layers with any block."""
+    """The adapters of a layer; checkpoints have them in the block's first layer, numbered over all such layers."""
     ours, theirs = f"stack.blocks.{layer}.sublayers.0.body.block", f"model.layers.{first}.shared_transformer"
     gate, up = (f"{ours}.feedforward.{proj}_proj.adapter" for proj in ("gate", "up"))
     fused = f"{theirs}.feed_forward.gate_up_proj_adapter_list.{n}"

@@ -43,40 +43,40 @@ def make_table(*links: Link, prefix: str = "") -> Table:
 LLAMA_TABLE = make_table(*PROJECTIONS, *NORMS, prefix="model.")
 
 
-def read_attention(theirs: Config, position: Rope | None = None, kv_heads: int | None = None) -> Attention:
+def read_attention(hf_config: Config, position: Rope | None = None, kv_heads: int | None = None) -> Attention:
     """`kv_heads` is the default of the family's class; None: as many as heads."""
-    width, heads = theirs.integer("hidden_size"), theirs.integer("num_attention_heads")
+    width, heads = hf_config.integer("hidden_size"), hf_config.integer("num_attention_heads")
     return Attention(
         heads=heads,
-        kv_heads=theirs.integer("num_key_value_heads", kv_heads or heads),
-        head_dim=theirs.integer("head_dim", width // max(heads, 1)),
-        position=position or read_rope(theirs),
-        bias=theirs.flag("attention_bias", False),
+        kv_heads=hf_config.integer("num_key_value_heads", kv_heads or heads),
+        head_dim=hf_config.integer("head_dim", width // max(heads, 1)),
+        position=position or read_rope(hf_config),
+        bias=hf_config.flag("attention_bias", False),
     )
 
 
-def read_gated(theirs: Config, bias: bool = False) -> Gated:
+def read_gated(hf_config: Config, bias: bool = False) -> Gated:
     """SwiGLU, or the gated unit of another activation."""
-    hidden, activation = theirs.integer("intermediate_size"), theirs.activation("hidden_act", "silu")
+    hidden, activation = hf_config.integer("intermediate_size"), hf_config.activation("hidden_act", "silu")
     return SwiGLU(hidden, bias=bias) if activation == "silu" else Gated(hidden, activation, bias)
 
 
-def read_swiglu(theirs: Config, bias: bool = False) -> SwiGLU:
-    theirs.accept_only("hidden_act", "silu")
-    return SwiGLU(theirs.integer("intermediate_size"), bias=bias)
+def read_swiglu(hf_config: Config, bias: bool = False) -> SwiGLU:
+    hf_config.accept_only("hidden_act", "silu")
+    return SwiGLU(hf_config.integer("intermediate_size"), bias=bias)
 
 
-def read_rms_norm(theirs: Config) -> RMSNorm:
-    return RMSNorm(theirs.number("rms_norm_eps", 1e-6))
+def read_rms_norm(hf_config: Config) -> RMSNorm:
+    return RMSNorm(hf_config.number("rms_norm_eps", 1e-6))
 
 
-def pre_norm_block(theirs: Config, mixer: Body, feedforward: Body) -> Block:
-    norm = read_rms_norm(theirs)
+def pre_norm_block(hf_config: Config, mixer: Body, feedforward: Body) -> Block:
+    norm = read_rms_norm(hf_config)
     return Block((Sublayer(mixer, norm), Sublayer(feedforward, norm)))
 
 
 def read_decoder(
-    theirs: Config,
+    hf_config: Config,
     layers: Block | tuple[Repeat, ...],
     norm: Norm | None = None,
     tied: bool = False,
@@ -88,14 +88,14 @@ def read_decoder(
     without `max_position_embeddings` has the context None.
     """
     if isinstance(layers, Block):
-        layers = tiled((layers,), theirs.integer("num_hidden_layers"))
+        layers = tiled((layers,), hf_config.integer("num_hidden_layers"))
     return Decoder(
-        vocab=theirs.integer("vocab_size"),
-        width=theirs.integer("hidden_size"),
+        vocab=hf_config.integer("vocab_size"),
+        width=hf_config.integer("hidden_size"),
         layers=layers,
-        norm=norm or read_rms_norm(theirs),
-        tied=theirs.flag("tie_word_embeddings", tied),
-        context=None if context is None else theirs.integer("max_position_embeddings", context),
+        norm=norm or read_rms_norm(hf_config),
+        tied=hf_config.flag("tie_word_embeddings", tied),
+        context=None if context is None else hf_config.integer("max_position_embeddings", context),
     )
 
 

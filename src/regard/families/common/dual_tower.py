@@ -56,47 +56,47 @@ def vision_links(model: Encoder) -> tuple[Link, ...]:
     )
 
 
-def read_tower(theirs: Config, key: str, defaults: Mapping[str, Any]) -> Config:
+def read_tower(hf_config: Config, key: str, defaults: Mapping[str, Any]) -> Config:
     """The config of one tower, completed by the defaults of its class."""
-    found = theirs.nested(f"{key}_dict" if theirs.has(f"{key}_dict") else key)
+    found = hf_config.nested(f"{key}_dict" if hf_config.has(f"{key}_dict") else key)
     return Config(found.model_type, {**defaults, **found.values})
 
 
-def read_norm(theirs: Config) -> LayerNorm:
-    return LayerNorm(theirs.number("layer_norm_eps"))
+def read_norm(hf_config: Config) -> LayerNorm:
+    return LayerNorm(hf_config.number("layer_norm_eps"))
 
 
-def read_feedforward(theirs: Config) -> FeedForward:
-    return FeedForward(theirs.integer("intermediate_size"), theirs.activation("hidden_act"))
+def read_feedforward(hf_config: Config) -> FeedForward:
+    return FeedForward(hf_config.integer("intermediate_size"), hf_config.activation("hidden_act"))
 
 
-def read_layers(theirs: Config, mask: Mask) -> tuple[Repeat, ...]:
-    attention, norm = Attention(theirs.integer("num_attention_heads"), mask=mask, bias=True), read_norm(theirs)
-    block = Block((Sublayer(attention, norm), Sublayer(read_feedforward(theirs), norm)))
-    return (Repeat((block,), theirs.integer("num_hidden_layers")),)
+def read_layers(hf_config: Config, mask: Mask) -> tuple[Repeat, ...]:
+    attention, norm = Attention(hf_config.integer("num_attention_heads"), mask=mask, bias=True), read_norm(hf_config)
+    block = Block((Sublayer(attention, norm), Sublayer(read_feedforward(hf_config), norm)))
+    return (Repeat((block,), hf_config.integer("num_hidden_layers")),)
 
 
 def read_image_encoder(
-    theirs: Config, patches: Patches, head: Pooled | None, embedding_norm: LayerNorm | None
+    hf_config: Config, patches: Patches, head: Pooled | None, embedding_norm: LayerNorm | None
 ) -> Encoder:
     return Encoder(
         patches,
-        theirs.integer("hidden_size"),
-        read_layers(theirs, Full()),
+        hf_config.integer("hidden_size"),
+        read_layers(hf_config, Full()),
         Learned(patches.length),
         embedding_norm=embedding_norm,
-        norm=read_norm(theirs),
+        norm=read_norm(hf_config),
         head=head,
     )
 
 
-def read_text_encoder(theirs: Config, mask: Mask, head: Pooled) -> Encoder:
+def read_text_encoder(hf_config: Config, mask: Mask, head: Pooled) -> Encoder:
     return Encoder(
-        Tokens(theirs.integer("vocab_size")),
-        theirs.integer("hidden_size"),
-        read_layers(theirs, mask),
-        Learned(theirs.integer("max_position_embeddings")),
-        norm=read_norm(theirs),
+        Tokens(hf_config.integer("vocab_size")),
+        hf_config.integer("hidden_size"),
+        read_layers(hf_config, mask),
+        Learned(hf_config.integer("max_position_embeddings")),
+        norm=read_norm(hf_config),
         head=head,
     )
 

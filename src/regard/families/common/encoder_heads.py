@@ -36,13 +36,13 @@ def check_encoder_roundtrip(
     return check_roundtrip(model_type, model, settings | {"architectures": names[:1]}, read)
 
 
-def read_classifier(theirs: Config, pool: ClassifierPool = "cls", dense: Dense | None = None) -> Classification:
-    return Classification(theirs.num_labels(), pool, dense, label_names=theirs.label_names())
+def read_classifier(hf_config: Config, pool: ClassifierPool = "cls", dense: Dense | None = None) -> Classification:
+    return Classification(hf_config.num_labels(), pool, dense, label_names=hf_config.label_names())
 
 
-def read_pooler(theirs: Config) -> Pooler | None:
+def read_pooler(hf_config: Config) -> Pooler | None:
     """The pooler of a base model. transformers has `add_pooling_layer` as an argument, ours writes it as a setting."""
-    return Pooler() if theirs.flag("add_pooling_layer", True) else None
+    return Pooler() if hf_config.flag("add_pooling_layer", True) else None
 
 
 def head_settings(head: Head | None) -> dict[str, Any]:

@@ -12,21 +12,21 @@ from regard.parts.patches import Patches
 from regard.weights.ops import Reshape
 
 
-def read_patches(theirs: Config, size: int, registers: int = 0, cls: bool = True, bias: bool = True) -> Patches:
+def read_patches(hf_config: Config, size: int, registers: int = 0, cls: bool = True, bias: bool = True) -> Patches:
     """`size` is the patch size that the family's class defaults to."""
-    patch, image = height_and_width(theirs, "patch_size", size), height_and_width(theirs, "image_size", 224)
+    patch, image = height_and_width(hf_config, "patch_size", size), height_and_width(hf_config, "image_size", 224)
     remainder = any(side % max(step, 1) for side, step in zip(image, patch, strict=True))
-    channels = theirs.integer("num_channels", 3)
+    channels = hf_config.integer("num_channels", 3)
     return Patches(patch, image, channels, stride=patch if remainder else (), cls=cls, registers=registers, bias=bias)
 
 
-def height_and_width(theirs: Config, key: str, default: int) -> tuple[int, ...]:
-    found = theirs.value(key, (int, list, tuple), default)
+def height_and_width(hf_config: Config, key: str, default: int) -> tuple[int, ...]:
+    found = hf_config.value(key, (int, list, tuple), default)
     if isinstance(found, int):
         return found, found
     if len(found) != 2:
-        raise theirs.error(key, found, "must be a number, or height and width")
-    return theirs.list_of(int, key)
+        raise hf_config.error(key, found, "must be a number, or height and width")
+    return hf_config.list_of(int, key)
 
 
 def require_squares(patches: Patches, model_type: str) -> Patches:

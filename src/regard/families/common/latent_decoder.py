@@ -34,41 +34,41 @@ DEFAULTS = {
 }
 
 
-def read_latent_decoder(theirs: Config, layout: PairLayout, router: Router) -> Decoder:
-    theirs.accept_only("moe_layer_freq", 1)
-    bias, hidden = theirs.flag("mlp_bias", False), theirs.integer("moe_intermediate_size")
+def read_latent_decoder(hf_config: Config, layout: PairLayout, router: Router) -> Decoder:
+    hf_config.accept_only("moe_layer_freq", 1)
+    bias, hidden = hf_config.flag("mlp_bias", False), hf_config.integer("moe_intermediate_size")
     experts = Experts(
-        theirs.integer("n_routed_experts"),
-        theirs.integer("num_experts_per_tok"),
+        hf_config.integer("n_routed_experts"),
+        hf_config.integer("num_experts_per_tok"),
         SwiGLU(hidden),
-        shared=SwiGLU(hidden * theirs.integer("n_shared_experts"), bias=bias),
+        shared=SwiGLU(hidden * hf_config.integer("n_shared_experts"), bias=bias),
         router=router,
         balance=0.0,
     )
-    attention, depth = read_latent_attention(theirs, layout), theirs.integer("num_hidden_layers")
-    dense = min(theirs.integer("first_k_dense_replace"), depth)
-    runs = (decoder.read_swiglu(theirs, bias), dense), (experts, depth - dense)
-    layers = (Repeat((decoder.pre_norm_block(theirs, attention, body),), times) for body, times in runs if times)
-    return decoder.read_decoder(theirs, tuple(layers))
+    attention, depth = read_latent_attention(hf_config, layout), hf_config.integer("num_hidden_layers")
+    dense = min(hf_config.integer("first_k_dense_replace"), depth)
+    runs = (decoder.read_swiglu(hf_config, bias), dense), (experts, depth - dense)
+    layers = (Repeat((decoder.pre_norm_block(hf_config, attention, body),), times) for body, times in runs if times)
+    return decoder.read_decoder(hf_config, tuple(layers))
 
 
-def read_latent_attention(theirs: Config, layout: PairLayout) -> LatentAttention:
-    heads = theirs.integer("num_attention_heads")
-    theirs.accept_only("num_key_value_heads", heads)
-    nope_dim, rope_dim = theirs.integer("qk_nope_head_dim"), theirs.integer("qk_rope_head_dim")
-    position, scale = read_rope(theirs, layout=layout), None
+def read_latent_attention(hf_config: Config, layout: PairLayout) -> LatentAttention:
+    heads = hf_config.integer("num_attention_heads")
+    hf_config.accept_only("num_key_value_heads", heads)
+    nope_dim, rope_dim = hf_config.integer("qk_nope_head_dim"), hf_config.integer("qk_rope_head_dim")
+    position, scale = read_rope(hf_config, layout=layout), None
     if isinstance(position.scaling, Yarn) and position.scaling.mscale_all_dim:
         scale = (nope_dim + rope_dim) ** -0.5 * position.scaling.temperature(position.scaling.mscale_all_dim) ** 2
     return LatentAttention(
         heads=heads,
-        rank=theirs.integer("kv_lora_rank"),
+        rank=hf_config.integer("kv_lora_rank"),
         nope_dim=nope_dim,
         rope_dim=rope_dim,
-        v_dim=theirs.integer("v_head_dim"),
-        query_rank=theirs.integer_or_none("q_lora_rank"),
+        v_dim=hf_config.integer("v_head_dim"),
+        query_rank=hf_config.integer_or_none("q_lora_rank"),
         position=position,
         norm=RMSNorm(1e-6),  # transformers does not pass rms_norm_eps to these norms
-        bias=theirs.flag("attention_bias", False),
+        bias=hf_config.flag("attention_bias", False),
         scale=scale,
     )
 

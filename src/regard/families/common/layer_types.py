@@ -24,39 +24,39 @@ BodyType = TypeVar("BodyType", bound=Body)
 Kind = TypeVar("Kind", bound=Hashable)
 
 
-def layer_list(theirs: Config, key: str, entry: type[Kind], default: tuple[Kind, ...]) -> tuple[Kind, ...]:
+def layer_list(hf_config: Config, key: str, entry: type[Kind], default: tuple[Kind, ...]) -> tuple[Kind, ...]:
     """The list at this key, with one entry per layer; `default` if the config has none."""
-    found, depth = theirs.list_of(entry, key, ()), theirs.integer("num_hidden_layers")
+    found, depth = hf_config.list_of(entry, key, ()), hf_config.integer("num_hidden_layers")
     if found and len(found) != depth:
-        raise FamilyError(f"{theirs.model_type}: {key} has {len(found)} entries, but num_hidden_layers={depth}")
+        raise FamilyError(f"{hf_config.model_type}: {key} has {len(found)} entries, but num_hidden_layers={depth}")
     return found or default
 
 
-def layer_interval(theirs: Config, key: str, default: int) -> int:
+def layer_interval(hf_config: Config, key: str, default: int) -> int:
     """n, where every n-th layer is of another kind."""
-    found = theirs.integer(key, default)
+    found = hf_config.integer(key, default)
     if not 0 < found <= LONGEST_PERIOD:
-        raise theirs.error(key, found, f"must be from 1 to {LONGEST_PERIOD}")
+        raise hf_config.error(key, found, f"must be from 1 to {LONGEST_PERIOD}")
     return found
 
 
-def sliding_then_full(theirs: Config, key: str, default: int) -> tuple[str, ...]:
+def sliding_then_full(hf_config: Config, key: str, default: int) -> tuple[str, ...]:
     """One period of the rule that every n-th layer attends to all keys and the others have a window."""
-    return *[SLIDING] * (layer_interval(theirs, key, default) - 1), FULL
+    return *[SLIDING] * (layer_interval(hf_config, key, default) - 1), FULL
 
 
-def tile_by_type(theirs: Config, blocks: Mapping[str, Block], default: tuple[str, ...]) -> tuple[Repeat, ...]:
+def tile_by_type(hf_config: Config, blocks: Mapping[str, Block], default: tuple[str, ...]) -> tuple[Repeat, ...]:
     """The blocks of the config's `layer_types`, or of the default ones, tiled over the depth of the model."""
-    return tile_blocks(theirs, blocks, layer_list(theirs, "layer_types", str, default))
+    return tile_blocks(hf_config, blocks, layer_list(hf_config, "layer_types", str, default))
 
 
-def tile_blocks(theirs: Config, blocks: Mapping[Kind, Block], kinds: tuple[Kind, ...]) -> tuple[Repeat, ...]:
+def tile_blocks(hf_config: Config, blocks: Mapping[Kind, Block], kinds: tuple[Kind, ...]) -> tuple[Repeat, ...]:
     """The blocks of these kinds, in this order, tiled over the depth of the model."""
     for kind in set(kinds) - set(blocks):
         raise FamilyError(
-            f"{theirs.model_type}: a layer has the type {kind!r}; with these settings it must be one of {[*blocks]}"
+            f"{hf_config.model_type}: a layer has the type {kind!r}; with these settings it must be one of {[*blocks]}"
         )
-    return tiled(tuple(blocks[kind] for kind in shortest_period(kinds)), theirs.integer("num_hidden_layers"))
+    return tiled(tuple(blocks[kind] for kind in shortest_period(kinds)), hf_config.integer("num_hidden_layers"))
 
 
 def shortest_period(kinds: tuple[Kind, ...]) -> tuple[Kind, ...]:
@@ -64,11 +64,11 @@ def shortest_period(kinds: tuple[Kind, ...]) -> tuple[Kind, ...]:
     return next((kinds[:n] for n in range(1, LONGEST_PERIOD) if kinds[n:] == kinds[:-n]), kinds)
 
 
-def attention_by_type(theirs: Config, attention: Attention) -> dict[str, Attention]:
+def attention_by_type(hf_config: Config, attention: Attention) -> dict[str, Attention]:
     """The attention of each layer type; without a `sliding_window` there is the full one only."""
-    if not theirs.has("sliding_window"):
+    if not hf_config.has("sliding_window"):
         return {FULL: attention}
-    return {FULL: attention, SLIDING: replace(attention, mask=Window(theirs.integer("sliding_window")))}
+    return {FULL: attention, SLIDING: replace(attention, mask=Window(hf_config.integer("sliding_window")))}
 
 
 def window_size(attentions: Sequence[Attention]) -> int | None:

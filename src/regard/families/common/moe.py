@@ -20,7 +20,7 @@ MixerType = TypeVar("MixerType", bound=Body)
 
 
 def expert_links(theirs: str, router: str = "gate", names: dict[str, str] | None = None) -> tuple[Link, ...]:
-    """The router and the experts' matrices below `theirs`; `names`: their names of gate_proj, up_proj and down_proj."""
+    """The router and the experts' matrices below `theirs`; `names`: their names in the checkpoint -> ours."""
     ours = f"{FEEDFORWARD}.body.experts"
     names = names or {"{proj}": "{proj}"}
     return (
@@ -35,9 +35,9 @@ def expert_links(theirs: str, router: str = "gate", names: dict[str, str] | None
 EXPERTS = expert_links(f"{LAYER}.mlp")
 
 
-def balance_per_layer(theirs: Config, layers: int) -> float:
+def balance_per_layer(hf_config: Config, layers: int) -> float:
     """The coefficient of the balance loss of each of so many layers with experts."""
-    return theirs.number("router_aux_loss_coef") / max(layers, 1)
+    return hf_config.number("router_aux_loss_coef") / max(layers, 1)
 
 
 def dense_layers(model: Decoder) -> list[int]:

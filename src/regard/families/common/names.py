@@ -11,10 +11,10 @@ GATE_UP = tuple(f"{FEEDFORWARD}.body.{proj}_proj.{{leaf}}" for proj in ("gate", 
 
 
 def module_links(theirs: str, names: Mapping[str, str]) -> tuple[Link, ...]:
-    """One link for each module below `theirs`: their module name -> ours, for all its tensors."""
+    """One link per module below `theirs`, for all its tensors; names: module name in the checkpoint -> ours."""
     return tuple(Link(f"{theirs}.{name}.{{leaf}}", f"{ours}.{{leaf}}") for name, ours in names.items())
 
 
 def attention_links(theirs: str, *names: str, ours: str = f"{ATTENTION}.body") -> tuple[Link, ...]:
-    """The projections of queries, keys, values and outputs, under these four names of theirs."""
+    """The projections of queries, keys, values and outputs, which have these four names in the checkpoint."""
     return module_links(theirs, dict(zip(names, (f"{ours}.{proj}_proj" for proj in "qkvo"), strict=True)))

@@ -17,45 +17,49 @@ ROPE_TYPES = ("default", "linear", "dynamic", "yarn", "llama3", "longrope")
 YARN_OPTIONS = ("beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim", "truncate")
 
 
-def read_rope(theirs: Config, base: float = 10000.0, share: float | None = None, layout: PairLayout = "half") -> Rope:
+def read_rope(
+    hf_config: Config, base: float = 10000.0, share: float | None = None, layout: PairLayout = "half"
+) -> Rope:
     """The rope of a model that has one. `base` and `share` are the defaults of the family's class.
 
     `share` is the fraction of each head that is rotated; with None the family rotates whole heads only.
     """
-    base, found_share = theirs.number("rope_theta", base), theirs.number("partial_rotary_factor", share or 1.0)
-    settings, replaced = theirs.nested("rope_scaling"), theirs.nested("rope_parameters")
+    base, found_share = hf_config.number("rope_theta", base), hf_config.number("partial_rotary_factor", share or 1.0)
+    settings, replaced = hf_config.nested("rope_scaling"), hf_config.nested("rope_parameters")
     if not settings.values:
         settings, replaced = replaced, settings
     for key, default in (("rope_theta", base), ("partial_rotary_factor", found_share)):
         if not settings.has(key) and replaced.number(key, default) != default:
             rule = f"would be lost, because rope_scaling replaces rope_parameters; add {key} to rope_scaling"
             raise replaced.error(key, replaced.values[key], rule)
-    return read_rope_settings(settings, theirs, base, share, layout)
+    return read_rope_settings(settings, hf_config, base, share, layout)
 
 
 def read_rope_settings(
-    settings: Config, theirs: Config, base: float, share: float | None = None, layout: PairLayout = "half"
+    settings: Config, hf_config: Config, base: float, share: float | None = None, layout: PairLayout = "half"
 ) -> Rope:
-    """The rope of these settings inside the config `theirs`, which may have several of them."""
-    found = settings.number("partial_rotary_factor", theirs.number("partial_rotary_factor", share or 1.0))
+    """The rope of these settings inside the config `hf_config`, which may have several of them."""
+    found = settings.number("partial_rotary_factor", hf_config.number("partial_rotary_factor", share or 1.0))
     if share is None and found != 1:
-        raise theirs.error("partial_rotary_factor", found, "is not supported, only 1.0 is: whole heads are rotated")
-    return Rope(settings.number("rope_theta", base), found, layout, read_scaling(settings, theirs))
+        raise hf_config.error("partial_rotary_factor", found, "is not supported, only 1.0 is: whole heads are rotated")
+    return Rope(settings.number("rope_theta", base), found, layout, read_scaling(settings, hf_config))
 
 
-def read_scaling(settings: Config, theirs: Config) -> Scaling | None:
-    """The scaling for contexts beyond the trained length; the lengths may be outside the settings, in `theirs`."""
+def read_scaling(settings: Config, hf_config: Config) -> Scaling | None:
+    """The scaling for contexts beyond the trained length; the lengths may be outside the settings, in `hf_config`."""
     rope_type = settings.value("rope_type", (str,), settings.value("type", (str,), "default"))
     if rope_type == "default":
         return None
     if rope_type == "linear":
         return LinearScaling(settings.number("factor"))
-    context = theirs.integer("max_position_embeddings")
-    theirs.finite("max_position_embeddings", context)  # an integer may be too large to be divided as a float
+    context = hf_config.integer("max_position_embeddings")
+    hf_config.finite("max_position_embeddings", context)  # an integer may be too large to be divided as a float
     if rope_type == "dynamic":
         return DynamicNTK(settings.number("factor"), context)
     nested = settings.integer("original_max_position_embeddings", context)
-    length = theirs.integer("original_max_position_embeddings", nested)  # outside the settings (Phi-3) it has priority
+    length = hf_config.integer(
+        "original_max_position_embeddings", nested
+    )  # outside the settings (Phi-3) it has priority
     factor = settings.number("factor", context / max(length, 1))
     attention_factor = settings.number_or_none("attention_factor")
     match rope_type:
