@@ -15,7 +15,7 @@ KINDS = {"aarch64": TwoStreamLinear, "x86_64": TransposedLinear}
 
 @pytest.fixture(params=KINDS)
 def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> type[nn.Module]:
-    """The class of linears for this architecture, which the test pretends to run on."""
+    """The class of linears for a CPU architecture, which is patched to be the current one."""
     monkeypatch.setattr("platform.machine", lambda: request.param)
     return KINDS[request.param]
 

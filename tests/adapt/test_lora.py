@@ -155,7 +155,7 @@ def test_wrong_targets_are_refused(make_model):
         add_lora(model, LoRA())
 
 
-def test_layers_that_only_training_runs_are_refused(ids):
+def test_targets_of_layers_used_only_in_training_are_refused(ids):
     """Adapters of look-ahead blocks and of a router's noise change no output, so targets of these alone are refused."""
     block = Block((Sublayer(Attention(2)),))
     routed = Sublayer(Experts(count=4, top_k=2, expert=FeedForward(8), router=Router(noise=True)))

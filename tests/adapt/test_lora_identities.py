@@ -23,7 +23,7 @@ def adapted(rank: int, alpha: float) -> LoRALinear:
 def adam(layer: LoRALinear, rate_a: float = 1e-3, rate_b: float = 1e-3) -> torch.optim.Adam:
     rates = {"A": rate_a, "B": rate_b}
     groups = [{"params": [layer.matrix(side, "default")], "lr": rate} for side, rate in rates.items()]
-    return torch.optim.Adam(groups, eps=1e-40)  # in effect zero, but A's first gradient is zero and is divided by it
+    return torch.optim.Adam(groups, eps=1e-40)  # almost zero: A's first gradient is zero, and 0 / 0 would be NaN
 
 
 def change(layer: LoRALinear) -> Tensor:

@@ -56,7 +56,7 @@ def people(events: list[Event]) -> list[str]:
 
 
 def is_wet(events: list[Event], person: str) -> bool:
-    """Whether the person was outdoors in the rain since the last time it dried off."""
+    """Whether the person was outdoors in the rain since they last dried off."""
     for end in range(len(events), 0, -1):
         now = events[:end]
         raining = last(now, "rain") > last(now, "clear")

@@ -96,7 +96,7 @@ def test_jsonl_reads_text_and_messages(tmp_path):
         ('{"messages": [{"role": "wizard", "content": "x"}]}', "line 2: a message needs `role`"),
     ],
 )
-def test_an_invalid_line_is_named(tmp_path, line, message):
+def test_an_invalid_line_is_reported_with_its_number(tmp_path, line, message):
     path = tmp_path / "rows.jsonl"
     path.write_text(f'{{"text": "good"}}\n{line}\n')
     with pytest.raises(ValueError, match=message):

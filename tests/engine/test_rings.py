@@ -50,7 +50,7 @@ MASKS = [Window(1), Window(5), Dilated(3, 2), SinksAndWindow(2, 4), Longformer(3
 
 @pytest.mark.parametrize("mask", MASKS)
 def test_a_mask_declares_its_window(mask: Mask) -> None:
-    """No key beyond the window is allowed, and the furthest one within is."""
+    """No key outside the window is allowed, and the oldest one inside it is."""
     positions = torch.arange(40)
     allowed = mask.allows(positions.unsqueeze(-1), positions.unsqueeze(0))
     distances = positions.unsqueeze(-1) - positions.unsqueeze(0)
@@ -127,8 +127,8 @@ def test_a_ring_rewinds_up_to_its_slack(kind: str) -> None:
     with pytest.raises(CannotRewind):
         store.rewind(0, 19)
     store.rewind(0, 20)
-    again = torch.cat([mixed[:, :20], tokens[:, 20:]], 1)
-    assert error(run_chunk(model, store, again, 20, 24), model(again)[:, 20:]) < 1e-12
+    continued = torch.cat([mixed[:, :20], tokens[:, 20:]], 1)
+    assert error(run_chunk(model, store, continued, 20, 24), model(continued)[:, 20:]) < 1e-12
     store.rewind(0, 0)
     assert error(run_chunk(model, store, other, 0, 9), model(other[:, :9])) < 1e-12
 
@@ -136,7 +136,7 @@ def test_a_ring_rewinds_up_to_its_slack(kind: str) -> None:
 @pytest.mark.ledger("sp.hybrid")
 @pytest.mark.parametrize("kind", STORES)
 def test_every_layer_has_a_cache_of_its_own_kind(kind: str) -> None:
-    """Layers with windows and with full attention, as in Gemma: bytes as planned, logits as without a cache."""
+    """Windows and full attention, as in Gemma: the planned number of bytes, and the same tokens as without a cache."""
     short, long = (block(Attention(4, 2, position=Rope(), mask=mask)) for mask in (Window(6), SinksAndWindow(2, 30)))
     full = block(Attention(4, 2))
     spec = decoder(short, short, long, full)
@@ -147,7 +147,7 @@ def test_every_layer_has_a_cache_of_its_own_kind(kind: str) -> None:
     rings = [storage for storage in store.storages if isinstance(storage, RingStorage)]
     planned = plan(spec, context=48, batch=3, dtype="float64")
     whole_bytes = 2 * 48 * 3 * planned.kv_bytes_per_token // 8  # two of eight layers
-    extra_slots = rings[0].ring.slack + 1  # and the slot of invalid tokens
+    extra_slots = rings[0].ring.slack + 1  # one more for invalid tokens
     ring_bytes = sum(array.nbytes for ring in rings for array in ring.arrays.values())
     assert ring_bytes == planned.kv_bytes(slack=extra_slots) - whole_bytes
     assert planned.kv_bytes(ring=False) == 4 * whole_bytes > planned.kv_bytes()

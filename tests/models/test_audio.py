@@ -186,10 +186,10 @@ TASKS = {
 @pytest.mark.ledger("mm.audio")
 @pytest.mark.parametrize("name", TASKS)
 def test_a_model_learns_the_order_of_frames(name: str) -> None:
-    draw, input, tokens = TASKS[name]
+    random_batch, input, tokens = TASKS[name]
     model, generator = classifier(input, tokens).build(0), torch.Generator().manual_seed(0)
     optimizer, steps = AdamW().build(model, lr=3e-3), []
     for _ in range(100):
-        signal, labels = draw(generator)
+        signal, labels = random_batch(generator)
         steps.append(take_step(model, classification, Batch(images=signal, labels=labels), optimizer, clip=1.0))
     assert sum(step["accuracy"] for step in steps[-5:]) / 5 > 0.9

@@ -104,7 +104,7 @@ def test_equal_to_t5() -> None:
 
 @pytest.mark.ledger("mm.interleave")
 def test_equal_to_llava() -> None:
-    """LLaVA uses the second last layer of the vision encoder; ours has one layer less and no final norm."""
+    """LLaVA takes the output of the second-to-last vision layer; ours has one layer less and no final norm."""
     import transformers
 
     vision = {"hidden_size": 24, "num_attention_heads": 4, "intermediate_size": 96, "image_size": 8, "patch_size": 4}

@@ -63,7 +63,7 @@ def test_cached_equals_whole(name: str, kind: str) -> None:
     assert error(torch.cat(steps, 1), model(tokens)) < 1e-4
 
 
-@pytest.mark.parametrize("name", ["grouped-query", "hybrid", "experts", "window"])  # each compiles for a while
+@pytest.mark.parametrize("name", ["grouped-query", "hybrid", "experts", "window"])  # compiling each takes long
 @pytest.mark.parametrize("store", ["contiguous", "paged"])
 def test_a_compiled_engine_generates_the_same_tokens(name: str, store: str) -> None:
     """Greedy tokens of three requests at once, eager and through torch.compile, in float64: no near ties."""

@@ -40,7 +40,7 @@ def cases() -> Iterator[Any]:
 
 
 @pytest.mark.parametrize(("law", "name", "dtype"), list(cases()))
-def test_law(law: str, name: str, dtype: torch.dtype) -> None:
+def test_every_law_holds_for_every_model(law: str, name: str, dtype: torch.dtype) -> None:
     for part, trial in cached_trials(name, dtype).items():
         with torch.inference_mode():
             outcome = LAWS[law].attempt(trial)

@@ -36,7 +36,7 @@ BODIES = list(dict.fromkeys(listed(Body)))  # with all their options, each once
 
 
 @pytest.mark.parametrize("body", BODIES, ids=lambda body: body.kind)
-def test_shape_and_gradients(body: Body) -> None:
+def test_output_shape_and_gradients_of_every_body(body: Body) -> None:
     """Gradients of the input and of every weight, against finite differences, with padding in the row."""
     module = body.build(WIDTH).double().eval()
     randomize_weights(module)

@@ -151,8 +151,8 @@ def test_a_pattern_in_a_file_equals_its_runs() -> None:
         body = { kind = "swiglu", hidden = 40 }
     """
     assert Decoder.from_toml(table) == expanded
-    for again in (Decoder.from_json(expanded.to_json()), Decoder.from_toml(expanded.to_toml())):
-        assert again == expanded
+    for loaded in (Decoder.from_json(expanded.to_json()), Decoder.from_toml(expanded.to_toml())):
+        assert loaded == expanded
     with pytest.raises(SpecError, match="did you mean 'window'"):
         Decoder.from_toml(table.replace("window(4)", "windw(4)"))
 

@@ -31,7 +31,7 @@ TABLES = {
     Mask: drawn.MASKS.keys(),
     Norm: drawn.NORMS.keys(),
 }
-ELSEWHERE = {
+NOT_IN_A_DECODER = {
     "cross_attention": "reads a source, and a decoder has none",
     "attentive_recurrence": "reads a source, and a decoder has none",
     "linformer": "would let a decoder attend to later tokens",
@@ -47,8 +47,8 @@ ELSEWHERE = {
 def test_every_part_is_drawn(kind: str) -> None:
     for base, table in TABLES.items():
         if issubclass(class_of(kind, ""), base):
-            assert (kind in table) != (kind in ELSEWHERE), (
-                f"list {kind} in a decoder of tests/laws.py, or the reason in ELSEWHERE"
+            assert (kind in table) != (kind in NOT_IN_A_DECODER), (
+                f"list {kind} in a decoder of tests/laws.py, or the reason in NOT_IN_A_DECODER"
             )
 
 

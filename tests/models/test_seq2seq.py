@@ -147,7 +147,7 @@ def test_general_with_the_identity_equals_dot() -> None:
     assert error(general(SOURCE, TARGET), dot(SOURCE, TARGET)) <= 1e-14
 
 
-def draw(rows: int, generator: torch.Generator) -> tuple[list[list[int]], list[list[int]]]:
+def random_pairs(rows: int, generator: torch.Generator) -> tuple[list[list[int]], list[list[int]]]:
     """Random sequences, and the same reversed with other tokens."""
     lengths = torch.randint(3, 5, (rows,), generator=generator).tolist()
     sources = [torch.randint(3, 9, (n,), generator=generator).tolist() for n in lengths]
@@ -181,17 +181,20 @@ def test_a_model_learns_to_translate_and_reverse(recurrence: Body, attention: st
     model = seq2seq(VOCAB, 48, recurrence, attention, bidirectional=bidirectional).build(seed=0)
     generator, optimizer = torch.Generator().manual_seed(0), AdamW().build(model, lr=1e-2)
     steps = [
-        take_step(model, translation, pairs(*draw(32, generator), START, END), optimizer, clip=1.0) for _ in range(150)
+        take_step(model, translation, pairs(*random_pairs(32, generator), START, END), optimizer, clip=1.0)
+        for _ in range(150)
     ]
     assert steps[0]["loss"] > 2
     assert sum(step["accuracy"] for step in steps[-5:]) / 5 > 0.9
     model.eval()
     with torch.no_grad():
-        right = sum(greedy(model, source)[1:-1] == target for source, target in zip(*draw(20, generator), strict=True))
-    assert right >= 14
+        correct = sum(
+            greedy(model, source)[1:-1] == target for source, target in zip(*random_pairs(20, generator), strict=True)
+        )
+    assert correct >= 14
 
 
-def test_packed_documents_need_a_source_each() -> None:
+def test_every_packed_document_needs_a_source() -> None:
     model = build_random(seq2seq(VOCAB, WIDTH))
     layout = TokenLayout(torch.tensor([[0, 1, 0, 1], [0, 1, 2, 3]]), torch.tensor([[0, 0, 1, 1], [0, 0, 0, 0]]))
     with pytest.raises(ValueError, match="has 2 documents, the target 3"):

@@ -101,7 +101,7 @@ def test_layers_tied_by_hand_are_refused_with_the_remedy(tmp_path: Path) -> None
         save(untied, tmp_path / "model")
 
 
-def test_a_plan_counts_shared_weights_once_and_their_work_every_time() -> None:
+def test_a_plan_counts_shared_weights_once_and_flops_per_repetition() -> None:
     tied, untied = plan(TIED, 64), plan(UNTIED, 64)
     assert tied.parameters == sum(p.numel() for p in build(TIED).parameters()) < untied.parameters
     assert tied.forward_flops == untied.forward_flops and tied.kv_bytes() == untied.kv_bytes()

@@ -109,7 +109,7 @@ def test_a_vision_transformer_learns_directions_of_bars() -> None:
 @pytest.mark.ledger("enc.classify")
 @pytest.mark.parametrize("frozen", [False, True], ids=["tuned", "frozen"])
 def test_an_encoder_learns_labels(frozen: bool) -> None:
-    """Which of two tokens is more frequent: all weights are trained, or only the head."""
+    """The label is the more frequent of two tokens; all weights are trained, or only the head."""
     model, generator = bert(**SMALL, head=Classification(2, "mean")).build(0), torch.Generator().manual_seed(0)
     if frozen:
         model.requires_grad_(False).head.requires_grad_(True)

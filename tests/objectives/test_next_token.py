@@ -126,7 +126,7 @@ def test_losses_of_half_precision_logits_are_float32() -> None:
 
 @pytest.mark.ledger("tr.perplexity")
 def test_perplexity_is_the_effective_number_of_choices() -> None:
-    """Targets with probability 1/4, 1/2 and 1/8: the mean of ln 4, ln 2 and ln 8 is ln 4. Uniform over V: V."""
+    """The mean loss of probabilities 1/4, 1/2 and 1/8 is ln 4, so 4 choices; uniform predictions have V choices."""
     probabilities = torch.tensor(
         [[[1 / 4, 1 / 4, 1 / 4, 1 / 4], [1 / 6, 1 / 2, 1 / 6, 1 / 6], [1 / 8, 3 / 8, 3 / 8, 1 / 8]]]
     )

@@ -59,17 +59,19 @@ def test_a_transformer_learns_to_translate_and_reverse() -> None:
     model, generator = transformer_2017(15, 32, 4, 64, 2, dropout=0.0).build(0), torch.Generator().manual_seed(0)
     optimizer = AdamW().build(model, lr=5e-3)
 
-    def draw(rows: int) -> tuple[list[list[int]], list[list[int]]]:
+    def random_pairs(rows: int) -> tuple[list[list[int]], list[list[int]]]:
         lengths = torch.randint(3, 5, (rows,), generator=generator).tolist()
         sources = [torch.randint(3, 9, (n,), generator=generator).tolist() for n in lengths]
         return sources, [[6 + token for token in reversed(source)] for source in sources]
 
-    steps = [take_step(model, translation, pairs(*draw(32), START, END), optimizer, clip=1.0) for _ in range(250)]
+    steps = [
+        take_step(model, translation, pairs(*random_pairs(32), START, END), optimizer, clip=1.0) for _ in range(250)
+    ]
     assert steps[0]["loss"] > 2
     assert sum(step["accuracy"] for step in steps[-5:]) / 5 > 0.95
     model.eval()
     correct = 0
-    for source, target in zip(*draw(20), strict=True):
+    for source, target in zip(*random_pairs(20), strict=True):
         generated = [START]
         while generated[-1] != END and len(generated) < 8:
             generated.append(int(model(torch.tensor([source]), torch.tensor([generated]))[0, -1].argmax()))
