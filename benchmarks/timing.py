@@ -1,4 +1,4 @@
-"""Interleaved timing: every candidate runs once per round, so that the machine's load affects all alike."""
+"""Interleaved timing: every candidate runs once per round, so that the machine's load affects all equally."""
 
 import statistics
 import sys

@@ -118,14 +118,9 @@ def test_auto_chooses_the_first_suitable_backend_with_reasons() -> None:
     name, reason = select_backend(*tensors, layout, ScoreOptions(MASKS["causal"], softcap=2.0))
     assert name == "reference"
     assert "sdpa has no softcap; tiled would save little: only 37 × 37 scores per head" in reason
-    long_sequence = [torch.zeros(1, 1, 4096, 1, device="meta")] * 3
-    assert (
-        select_backend(*long_sequence, TokenLayout.whole(1, 4096), ScoreOptions(MASKS["causal"], softcap=2.0))[0]
-        == "tiled"
-    )
-    assert (
-        select_backend(*long_sequence, TokenLayout.whole(1, 4096), ScoreOptions(MASKS["window"]))[0] == "block_sparse"
-    )
+    long_sequence, layout = [torch.zeros(1, 1, 4096, 1, device="meta")] * 3, TokenLayout.whole(1, 4096)
+    assert select_backend(*long_sequence, layout, ScoreOptions(MASKS["causal"], softcap=2.0))[0] == "tiled"
+    assert select_backend(*long_sequence, layout, ScoreOptions(MASKS["window"]))[0] == "block_sparse"
 
 
 @pytest.mark.parametrize("mask", MASKS)

@@ -88,7 +88,7 @@ def with_gradients(attend, tensors: list[Tensor], layout: TokenLayout, options: 
 
 
 def largest_error(tensors: list[Tensor], layout: TokenLayout, options: ScoreOptions) -> float:
-    assert triton.cannot(describe(*tensors, layout, options)) is None
+    assert triton.unsupported_by_kernel(describe(*tensors, layout, options)) is None
     found = with_gradients(triton.attend, tensors, layout, options)
     expected = with_gradients(
         reference.attend, [x.detach().double().requires_grad_() for x in tensors], layout, options
@@ -221,7 +221,7 @@ def test_unsupported_arguments_are_refused_with_the_reason() -> None:
         ((q, k, v), ScoreOptions(Causal(), scale=-1.0), "a positive scale"),
         ((q, k, v), ScoreOptions(Causal(), dropout=0.1), "has no dropout"),
     ]:
-        assert reason in (triton.cannot(describe(*tensors, layout, options)) or "")
+        assert reason in (triton.unsupported_by_kernel(describe(*tensors, layout, options)) or "")
 
 
 def test_whole_sequences_without_options_are_left_to_pytorch() -> None:

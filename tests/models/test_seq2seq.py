@@ -10,7 +10,7 @@ from regard.models.decoder import Decoder
 from regard.models.encoder import Encoder
 from regard.models.seq2seq import Seq2Seq, Seq2SeqModule, seq2seq
 from regard.models.stack import Repeat
-from regard.objectives.next_token import pairs, translation
+from regard.objectives.next_token import translation, translation_batch
 from regard.parts.attention_rnn import AttentionRNN
 from regard.parts.block import Block, Sublayer
 from regard.parts.body import Body
@@ -181,7 +181,7 @@ def test_a_model_learns_to_translate_and_reverse(recurrence: Body, attention: st
     model = seq2seq(VOCAB, 48, recurrence, attention, bidirectional=bidirectional).build(seed=0)
     generator, optimizer = torch.Generator().manual_seed(0), AdamW().build(model, lr=1e-2)
     steps = [
-        take_step(model, translation, pairs(*random_pairs(32, generator), START, END), optimizer, clip=1.0)
+        take_step(model, translation, translation_batch(*random_pairs(32, generator), START, END), optimizer, clip=1.0)
         for _ in range(150)
     ]
     assert steps[0]["loss"] > 2

@@ -13,7 +13,7 @@ from regard.models.encoder_decoder import EncoderDecoder
 from regard.models.interleaved import Interleaved
 from regard.models.presets import transformer_2017
 from regard.models.stack import Repeat
-from regard.objectives.next_token import image_text, pairs, translation
+from regard.objectives.next_token import image_text, translation, translation_batch
 from regard.parts.attention import Attention
 from regard.parts.block import Block, Sublayer
 from regard.parts.cross_attention import CrossAttention
@@ -29,7 +29,7 @@ START, END = 1, 2
 
 @pytest.mark.ledger("tr.translation")
 def test_the_target_is_shifted_right_and_padding_has_no_weight() -> None:
-    batch = pairs([[5, 6, 7], [8]], [[9], [10, 11]], START, END)
+    batch = translation_batch([[5, 6, 7], [8]], [[9], [10, 11]], START, END)
     assert batch.source.tolist() == [[5, 6, 7], [8, 0, 0]]
     assert batch.source_valid.tolist() == [[True, True, True], [True, False, False]]
     assert batch.tokens.tolist() == [[START, 9, 0], [START, 10, 11]]
@@ -42,7 +42,7 @@ def test_the_target_is_shifted_right_and_padding_has_no_weight() -> None:
 def test_one_forward_equals_steps_with_the_true_prefix() -> None:
     model = transformer_2017(13, 16, 2, 32, 2, dropout=0.0).build(0).double()
     sources, targets = [[5, 6, 7], [8]], [[9], [10, 11]]
-    batch = pairs(sources, targets, START, END)
+    batch = translation_batch(sources, targets, START, END)
     loss, count, _ = translation(model, batch)
     expected = 0.0
     for source, target in zip(sources, targets, strict=True):
@@ -65,7 +65,8 @@ def test_a_transformer_learns_to_translate_and_reverse() -> None:
         return sources, [[6 + token for token in reversed(source)] for source in sources]
 
     steps = [
-        take_step(model, translation, pairs(*random_pairs(32), START, END), optimizer, clip=1.0) for _ in range(250)
+        take_step(model, translation, translation_batch(*random_pairs(32), START, END), optimizer, clip=1.0)
+        for _ in range(250)
     ]
     assert steps[0]["loss"] > 2
     assert sum(step["accuracy"] for step in steps[-5:]) / 5 > 0.95
@@ -106,7 +107,7 @@ def test_cross_attention_learns_to_find_the_bright_patch() -> None:
     optimizer, steps = AdamW().build(model, lr=1e-2), []
     for _ in range(60):
         images, bright_index = images_with_a_bright_patch(generator)
-        prompts = pairs([[0]] * 16, [[] for _ in bright_index], start=3, end=0)
+        prompts = translation_batch([[0]] * 16, [[] for _ in bright_index], start=3, end=0)
         batch = Batch(
             **{name: t for name, t in prompts.items() if name not in ("source", "source_valid", "targets")},
             source=images,

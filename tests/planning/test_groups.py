@@ -37,7 +37,7 @@ def test_plan_accepts_a_spec_a_model_or_a_published_name():
         assert regard.plan(model_or_spec) == plan(spec)
     assert regard.plan("gpt2").parameters == 124_439_808
     assert regard.plan("7B").parameters == pytest.approx(7e9, rel=0.1)
-    with pytest.raises(ValueError, match="'gpt-2' is no published model; did you mean 'gpt2'"):
+    with pytest.raises(ValueError, match="'gpt-2' is not a published model; did you mean 'gpt2'"):
         regard.plan("gpt-2")
     with pytest.raises(ValueError, match="Linear has no spec; give a spec, or a model"):
         regard.plan(nn.Linear(2, 2))

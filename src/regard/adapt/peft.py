@@ -5,8 +5,8 @@
 
 All names start with `base_model.model.`. Stacked weights (experts, projections per head) are `target_parameters` in the
 config. Paths are ours, unless `names` maps them to those of another model, which can then load the adapter. Everything
-is checked before the model is changed, and options that are not supported (DoRA, rank patterns, saved biases …) are
-refused by name.
+is checked before the model is changed, and options that are not supported (DoRA, rank patterns, saved biases …)
+raise an error that names them.
 """
 
 import json

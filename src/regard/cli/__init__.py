@@ -73,6 +73,6 @@ def is_expected(error: Exception) -> bool:
     """Whether the error is reported in one line. Other exceptions are bugs and keep their traceback."""
     if isinstance(error, ValueError | OSError):
         return True
-    from regard.engine.request import GenerationError  # imports torch, so only if the error is no other
+    from regard.engine.request import GenerationError  # imports torch, so only after the other types
 
     return isinstance(error, GenerationError)

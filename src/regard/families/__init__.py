@@ -2,8 +2,8 @@
 
     spec(config) -> Model        config(model) -> dict        table(model) -> Table
 
-A family has no class and no forward of its own. A setting that our parts cannot express is refused by its key when a
-config is read; a field that the foreign class cannot express is refused by its path when a config is written.
+A family has no class and no forward of its own. Reading a config raises FamilyError with the key of a setting that
+our parts cannot express; writing one, with the path of a field that the class in `transformers` cannot express.
 """
 
 import difflib

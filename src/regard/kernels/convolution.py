@@ -22,16 +22,16 @@ def convolve(
 ) -> tuple[Tensor, Tensor]:
     """x (B, L, D), weight (k, D), the current tap first, tail (B, k - 1, D) -> y (B, L, D), the next tail."""
     order = layout.derived(valid_first)
-    segments = None if layout.segments is None else pick(layout.segments, order)
+    segments = None if layout.segments is None else gather_tokens(layout.segments, order)
     dtype, previous = torch.promote_types(x.dtype, weight.dtype), len(weight) - 1
-    x, tail = pick(x, order).to(dtype), tail.to(dtype)
+    x, tail = gather_tokens(x, order).to(dtype), tail.to(dtype)
     if fused(x, weight):
         y = convolve_with_triton(x, weight, bias, tail, segments)
         line = torch.cat([tail, x if layout.valid is not None else x[:, max(x.shape[1] - previous, 0) :]], 1)
     else:
         line = torch.cat([tail, x], 1)  # (B, k - 1 + L, D)
         y = sum_shifted(line, weight, bias, segments)
-    y = y if order is None else pick(y, order.argsort(1))  # the original order
+    y = y if order is None else gather_tokens(y, order.argsort(1))  # the original order
     return y, next_tail(line, previous, layout.valid)
 
 
@@ -67,7 +67,7 @@ def next_tail(line: Tensor, previous: int, valid: Tensor | None) -> Tensor:
     if valid is None:
         return line[:, line.shape[1] - previous :]
     ends = valid.sum(1, keepdim=True) + torch.arange(previous, device=line.device)  # (B, k - 1)
-    return pick(line, ends)
+    return gather_tokens(line, ends)
 
 
 def valid_first(layout: TokenLayout) -> Tensor | None:
@@ -75,7 +75,7 @@ def valid_first(layout: TokenLayout) -> Tensor | None:
     return None if layout.valid is None else (~layout.valid).to(torch.uint8).argsort(dim=1, stable=True)
 
 
-def pick(x: Tensor, order: Tensor | None) -> Tensor:
+def gather_tokens(x: Tensor, order: Tensor | None) -> Tensor:
     """The tokens of each row in this order: x (B, L) or (B, L, D), order (B, M); None: unchanged."""
     if order is None:
         return x

@@ -2,7 +2,7 @@
 
 Measured with the engine's contiguous store: the bytes of the store for a sequence of n tokens, and the seconds of its
 last token. Stores are filled with noise instead of the states of n tokens, because the work does not depend on the
-values. All mixers alternate at all lengths, so that the machine's load affects all alike. A fixed state is not
+values. All mixers alternate at all lengths, so that the machine's load affects all equally. A fixed state is not
 necessarily small: it may be larger than the cache of attention for a short sequence.
 """
 

@@ -35,7 +35,9 @@ def translation(model: nn.Module, batch: Batch) -> LossResult:
     return token_loss(model(batch.source, batch.tokens, source_layout, layout, outputs=True), batch)
 
 
-def pairs(sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]], start: int, end: int) -> Batch:
+def translation_batch(
+    sources: Sequence[Sequence[int]], targets: Sequence[Sequence[int]], start: int, end: int
+) -> Batch:
     """A padded batch of sources and targets: the input starts with token `start`, the target ends with `end`."""
     source, source_valid = pad(sources)
     tokens, valid = pad([[start, *target] for target in targets])

@@ -1,7 +1,7 @@
 """Taps, and the interface by which the lens gets attention maps.
 
-A tap is an identity module for a tensor that is no module's output. A hook on it reads the tensor and can replace it.
-It has no weights, so checkpoints do not contain it.
+A tap is an identity module for a tensor that is not the output of a module. A hook on it reads the tensor and can
+replace it. It has no weights, so checkpoints do not contain it.
 
 An attention module whose weights can be recomputed from its taps implements `HasAttentionMap`. One that attends but has
 no (L, S) map sets `no_attention_map` to the reason.

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard.kernels.convolution import next_tail, pick, valid_first
+from regard.kernels.convolution import gather_tokens, next_tail, valid_first
 from regard.layout import TokenLayout
 from regard.parts.body import Body
 from regard.parts.state import STATELESS, FixedSize, FixedState
@@ -51,14 +51,14 @@ class WindowMLPModule(nn.Module):
 
     def forward(self, x: Tensor, layout: TokenLayout, state: FixedState = STATELESS) -> Tensor:
         order = layout.derived(valid_first)
-        segments = None if layout.segments is None else pick(layout.segments, order)
+        segments = None if layout.segments is None else gather_tokens(layout.segments, order)
         earlier, length = self.size - 1, x.shape[1]
         (tail,) = state.read(layout, tail=x.new_zeros(len(x), earlier, x.shape[2]))
-        inputs = torch.cat([tail.to(x.dtype), pick(x, order)], 1)  # (B, n - 1 + L, D)
+        inputs = torch.cat([tail.to(x.dtype), gather_tokens(x, order)], 1)  # (B, n - 1 + L, D)
         shifted = [inputs[:, earlier - i : earlier - i + length] for i in range(self.size)]  # each (B, L, D)
         if segments is not None:
             same = [segments == F.pad(segments, (i, 0))[:, :length] for i in range(self.size)]
             shifted = [tokens.where(own.unsqueeze(-1), 0.0) for tokens, own in zip(shifted, same, strict=True)]
         state.write(layout, tail=next_tail(inputs, earlier, layout.valid))
         y = self.down_proj(torch.tanh(self.up_proj(torch.cat(shifted, -1))))  # (B, L, D)
-        return y if order is None else pick(y, order.argsort(1))  # in the order of the input
+        return y if order is None else gather_tokens(y, order.argsort(1))  # in the order of the input

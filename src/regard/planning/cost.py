@@ -221,7 +221,7 @@ def as_spec(model: "Model | nn.Module | LanguageModel | str") -> Model:
         found = find_published(model)
         if found is None:
             raise ValueError(
-                f"{model!r} is no published model; {nearest(model, PUBLISHED)} "
+                f"{model!r} is not a published model; {nearest(model, PUBLISHED)} "
                 "A stored model is planned by regard.plan(regard.load(path))."
             )
         return found

@@ -97,7 +97,7 @@ class TextStream:
     """
 
     def __init__(self, tokenizer: Tokenizer, stop_strings: Sequence[str] = (), prompt_ids: Sequence[int] = ()):
-        """`prompt_ids`: the prompt, if the new text continues its text and is no answer to it."""
+        """`prompt_ids`: the prompt, if the new text continues it; empty if the new text is an answer in a chat."""
         self._detokenizer = Detokenizer(tokenizer, stop_strings, prompt_ids)
         self.finish: str | None = None
 

@@ -1,4 +1,4 @@
-"""The rows of a store: their lengths, what all stores do alike with a row, and the states of one forward.
+"""The rows of a store: their lengths, the operations on a row that all stores share, and the states of one forward.
 
 A storage object keeps the arrays of one layer as long as its store exists; `bind` returns the state that the layer uses
 in one forward.

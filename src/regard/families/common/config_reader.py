@@ -1,4 +1,4 @@
-"""Reading a Hugging Face config: every value is checked for its type, and an unsupported one is refused by its key."""
+"""Reading a Hugging Face config: every value is checked for its type, and errors name the key of a setting."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -123,7 +123,7 @@ class Config:
         return () if default else tuple(names[number] for number in numbers)
 
     def accept_only(self, key: str, supported: Any) -> None:
-        """Refuse any other value of a setting; the key may be absent."""
+        """Raise FamilyError for any other value of a setting; the key may be absent."""
         found = self.values.get(key)
         if found is not None and found != supported:
             raise self.error(key, found, f"is not supported, only {supported!r} is")

@@ -18,11 +18,11 @@ DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 def unsupported_reason(call: AttentionCall) -> str | None:
     reason = cannot_run_triton(call.device)
-    return f"decode {reason}" if reason else cannot(call)
+    return f"decode {reason}" if reason else unsupported_by_kernel(call)
 
 
-def cannot(call: AttentionCall) -> str | None:
-    """Why the kernel does not support this call on any device."""
+def unsupported_by_kernel(call: AttentionCall) -> str | None:
+    """The reason why the kernel does not support this call on any device, or None."""
     (_, heads, queries, q_dim), v_dim = call.q, call.v[-1]
     group = heads // call.k[1]
     if queries > MAX_QUERIES or queries * group > MAX_TILE:

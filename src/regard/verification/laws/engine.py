@@ -1,7 +1,7 @@
 """The engine's greedy tokens and log-probabilities equal those of a plain forward, also after preemption.
 
 The difference is the larger of two: how far the logit of the generated token is below the largest logit, and the error
-of its log-probability, both by one forward over the whole sequence. A tie broken the other way is no difference.
+of its log-probability, both by one forward over the whole sequence. A tie that is broken the other way counts as 0.
 """
 
 from functools import partial

@@ -30,11 +30,11 @@ def unsupported_reason(call: AttentionCall) -> str | None:
         return f"triton {reason}"
     if call.dtypes[0] == torch.float32 and call.autocast is None:
         return "triton is less exact than PyTorch in float32, because exp2 on GPUs is approximate, and not faster"
-    return cannot(call)
+    return unsupported_by_kernel(call)
 
 
-def cannot(call: AttentionCall) -> str | None:
-    """Why the kernels do not support this call on any device."""
+def unsupported_by_kernel(call: AttentionCall) -> str | None:
+    """The reason why the kernels do not support this call on any device, or None."""
     dtypes = set(call.dtypes) if call.autocast is None else {call.autocast}
     if len(dtypes) > 1 or not dtypes <= DTYPES:
         return f"triton needs q, k and v in one dtype, half precision or float32, not {', '.join(map(str, dtypes))}"
