@@ -98,12 +98,12 @@ def our_outputs(
 def our_hidden_states(pair: Pair, ids: Tensor, layout: TokenLayout | None, types: Tensor | None) -> list[Tensor]:
     """The input of our first block and the outputs of all blocks, the last one after the final norm."""
     with record_hidden_states(pair.ours.stack) as states:
-        encoded, _ = pair.ours.read(ids, layout, types)
+        encoded, _ = pair.ours.encode(ids, layout, types)
     return [*states[:-1], encoded.x]
 
 
 def pooler_output(pair: Pair, ids: Tensor, layout: TokenLayout | None = None, types: Tensor | None = None) -> Tensor:
-    encoded, _ = pair.ours.read(ids, layout, types)
+    encoded, _ = pair.ours.encode(ids, layout, types)
     return pair.ours.head.pooled(encoded.x, encoded.layout)
 
 

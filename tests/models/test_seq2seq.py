@@ -94,11 +94,11 @@ def test_weights_of_additive_attention_sum_to_one_and_pass_gradcheck() -> None:
     layout = TokenLayout.whole(1, 4).cross(
         TokenLayout(torch.arange(4)[None], valid=torch.tensor([[True, True, True, False]]))
     )
-    arrays = attention.read(h)
+    arrays = attention.cached_arrays(h)
     alpha = attention.weights(attention.q_proj(s).unsqueeze(1), arrays["k"], layout)
     assert (alpha.sum(-1) - 1).abs().max() <= 1e-15 and (alpha[..., 3] == 0).all()
     s, h = s.requires_grad_(), h.requires_grad_()
-    attend = lambda s, h: attention.output(s, layout, *attention.read(h).values())  # noqa: E731
+    attend = lambda s, h: attention.output(s, layout, *attention.cached_arrays(h).values())  # noqa: E731
     assert torch.autograd.gradcheck(attend, (s, h), fast_mode=True)
 
 

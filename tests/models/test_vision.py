@@ -123,7 +123,7 @@ def test_equal_to_vit(pair: tuple[nn.Module, nn.Module]) -> None:
     theirs, ours = pair
     data = images(ours.spec.input)
     found, expected = ours(data), theirs(data).logits
-    assert error(ours.read(data)[0].x, theirs.vit(data).last_hidden_state) <= 1e-12
+    assert error(ours.encode(data)[0].x, theirs.vit(data).last_hidden_state) <= 1e-12
     assert error(found, expected) <= 1e-12
     for value in (found, expected):
         value.sin().sum().backward()
