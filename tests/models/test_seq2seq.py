@@ -221,7 +221,7 @@ def test_states_that_do_not_match_are_refused(source_bodies: tuple, target_bodie
 
 
 def test_wrong_attention_of_a_recurrence_is_refused() -> None:
-    with pytest.raises(SpecError, match="set source=True"):
+    with pytest.raises(SpecError, match="attention.source=True"):
         AttentionRNN(RNN(), ScoredAttention())
     with pytest.raises(SpecError, match="leave attention.combine out"):
         AttentionRNN(RNN(), ScoredAttention(source=True, combine=True))

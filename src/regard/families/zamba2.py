@@ -55,10 +55,8 @@ def spec(config: dict[str, Any]) -> Decoder:
     hf_config.accept_only("tie_word_embeddings", True)  # with false, transformers does not share the blocks either
     norm, mamba = RMSNorm(hf_config.number("rms_norm_eps", 1e-5)), read_mamba2(hf_config)
     shared, numbers, plain = read_shared_block(hf_config, mamba, norm), count(), Block((Sublayer(mamba, norm),))
-    types, blocks = (
-        hf_config.list_of(str, "layers_block_type", DEFAULT_TYPES),
-        max(hf_config.integer("num_mem_blocks", 1), 1),
-    )
+    types = hf_config.list_of(str, "layers_block_type", DEFAULT_TYPES)
+    blocks = max(hf_config.integer("num_mem_blocks", 1), 1)
     if len(types) != hf_config.integer("num_hidden_layers", 54) or not {"hybrid"} <= {*types} <= IS_HYBRID.keys():
         rule = "must have one entry per layer, 'mamba' or 'hybrid', at least one of them 'hybrid'"
         raise hf_config.error("layers_block_type", types, rule)
