@@ -43,10 +43,8 @@ PROJECTIONS = ("q_proj", "k_proj", "v_proj", "out_proj")
 def spec(config: dict[str, Any]) -> EncoderDecoder:
     hf_config = Config("bart", DEFAULTS | config)
     width, vocab, norm = hf_config.integer("d_model"), hf_config.integer("vocab_size"), LayerNorm()
-    position, tied = (
-        Learned(hf_config.integer("max_position_embeddings"), offset=2),
-        hf_config.flag("tie_word_embeddings"),
-    )
+    position = Learned(hf_config.integer("max_position_embeddings"), offset=2)
+    tied = hf_config.flag("tie_word_embeddings")
     scale = embedding_scale(hf_config)
     encoder, decoder = encoder_layers(hf_config, "post"), decoder_layers(hf_config, "post")
     return EncoderDecoder(

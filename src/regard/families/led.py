@@ -28,11 +28,9 @@ PROJECTIONS |= {name: f"of_globals.{proj}" for name, proj in longformer.GLOBAL_P
 
 def spec(config: dict[str, Any]) -> EncoderDecoder:
     hf_config = Config("led", DEFAULTS | config)
-    width, vocab, tied = (
-        hf_config.integer("d_model"),
-        hf_config.integer("vocab_size"),
-        hf_config.flag("tie_word_embeddings"),
-    )
+    width = hf_config.integer("d_model")
+    vocab = hf_config.integer("vocab_size")
+    tied = hf_config.flag("tie_word_embeddings")
     source, target = (Learned(hf_config.integer(f"max_{side}_position_embeddings")) for side in ("encoder", "decoder"))
     norm, decoder = LayerNorm(), bart.decoder_layers(hf_config, "post")
     return EncoderDecoder(

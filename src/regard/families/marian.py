@@ -26,11 +26,9 @@ POSITION = Sinusoidal(layout="half")
 
 def spec(config: dict[str, Any]) -> EncoderDecoder:
     hf_config = Config("marian", DEFAULTS | config)
-    width, vocab, tied = (
-        hf_config.integer("d_model"),
-        hf_config.integer("vocab_size"),
-        hf_config.flag("tie_word_embeddings"),
-    )
+    width = hf_config.integer("d_model")
+    vocab = hf_config.integer("vocab_size")
+    tied = hf_config.flag("tie_word_embeddings")
     shared, scale = hf_config.flag("share_encoder_decoder_embeddings"), bart.embedding_scale(hf_config)
     context, encoder = hf_config.integer("max_position_embeddings"), bart.encoder_layers(hf_config, "post")
     return EncoderDecoder(

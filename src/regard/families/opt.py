@@ -49,10 +49,8 @@ def spec(config: dict[str, Any]) -> Decoder:
     feedforward = FeedForward(hf_config.integer("ffn_dim"), hf_config.activation("activation_function", "relu"), bias)
     block = Block((Sublayer(attention, norm), Sublayer(feedforward, norm)), "pre" if pre_norm else "post")
     final_norm = norm if pre_norm and not hf_config.flag("_remove_final_layer_norm", False) else NoNorm()
-    model, embedding_dim = (
-        read_decoder(hf_config, block, final_norm, tied=True),
-        hf_config.integer("word_embed_proj_dim", width),
-    )
+    model = read_decoder(hf_config, block, final_norm, tied=True)
+    embedding_dim = hf_config.integer("word_embed_proj_dim", width)
     position = Learned(hf_config.integer("max_position_embeddings", 2048), offset=2)
     return replace(model, position=position, embedding_dim=None if embedding_dim == width else embedding_dim)
 

@@ -24,11 +24,9 @@ FINAL_NORMS = module_links("model", {f"{theirs}.layer_norm": f"{ours}.norm" for 
 
 def spec(config: dict[str, Any]) -> EncoderDecoder:
     hf_config = Config("pegasus", bart.DEFAULTS | config)
-    width, vocab, tied = (
-        hf_config.integer("d_model"),
-        hf_config.integer("vocab_size"),
-        hf_config.flag("tie_word_embeddings"),
-    )
+    width = hf_config.integer("d_model")
+    vocab = hf_config.integer("vocab_size")
+    tied = hf_config.flag("tie_word_embeddings")
     scale, norm, context = bart.embedding_scale(hf_config), LayerNorm(), hf_config.integer("max_position_embeddings")
     encoder, decoder = bart.encoder_layers(hf_config, "pre"), bart.decoder_layers(hf_config, "pre")
     return EncoderDecoder(
