@@ -235,7 +235,7 @@ def mixers(heads: int) -> dict[str, SearchStrategy[Body]]:
             ),
             feedforward=SIMPLE["gated"],
             mixer=st.builds(GRU) | st.builds(Mamba2, state=few, head_dim=st.just(HEAD_DIM)),
-            number=st.integers(0, 10**9),  # two blocks with the same number would have to be equal
+            number=st.uuids().map(lambda id: id.int % 10**9),  # distinct: blocks with the same number must be equal
             norm=norms,
             attention_rank=st.none() | few,
             rank=st.none() | few,
