@@ -18,7 +18,7 @@ from regard.kernels.attention.statistics import attend_with_statistics
 from regard.layout import TokenLayout
 from regard.parts.attention import Attention
 from regard.parts.latent_attention import LatentAttention
-from regard.verification.trial import padded
+from regard.verification.trial import layout_with_padding
 
 
 def masks() -> Any:
@@ -29,7 +29,7 @@ def masks() -> Any:
         torch.cat([torch.arange(n) for n in lengths])[None],
         torch.cat([torch.full((n,), i) for i, n in enumerate(lengths)])[None],
     )
-    left = padded([11], size, left=True)
+    left = layout_with_padding([11], size, left=True)
     source = whole.cross(TokenLayout.whole(1, 10))
     panels = {
         "full": allowed(Full(), whole),
