@@ -262,9 +262,9 @@ def test_unsupported_layouts_are_refused() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*lru_cache.*")  # torch.compile warns that it traces through the cache
-@pytest.mark.filterwarnings(
-    "ignore:The .grad attribute of a Tensor that is not a leaf"
-)  # from the tracing of torch 2.11
+# From the tracing of torch 2.11:
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 def test_compiled_gradients_equal_eager_ones() -> None:
     """torch.compile once lost elements between the windows of an in-place write into an unfolded view."""
     attend = backend("block_sparse")
