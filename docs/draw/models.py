@@ -6,7 +6,7 @@ import torch
 
 from plotting import BLUE, GREEN, GREY, LIGHT_GREY, ORANGE, RED, canvas, cells, label
 from regard.engine.request import Sampling
-from regard.engine.sampling import restrict
+from regard.engine.sampling import apply_filters
 from regard.lens import record
 from regard.models.decoder import Decoder
 from regard.models.stack import Repeat
@@ -126,7 +126,7 @@ def filters() -> Any:
     }
     figure, axes = canvas(1, 6, height=1.5)
     for each, (title, sampling) in zip(axes, panels.items(), strict=True):
-        kept = restrict(logits[None], [sampling]).softmax(-1)[0]
+        kept = apply_filters(logits[None], [sampling]).softmax(-1)[0]
         each.bar(range(10), logits.softmax(-1).numpy(), color=LIGHT_GREY, width=0.8)
         each.bar(range(10), kept.numpy(), color=BLUE, width=0.5)
         each.set_title(title, fontsize=9, color=GREY)

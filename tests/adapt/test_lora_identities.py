@@ -26,8 +26,8 @@ def adam(layer: LoRALinear, rate_a: float = 1e-3, rate_b: float = 1e-3) -> torch
     return torch.optim.Adam(groups, eps=1e-40)  # almost zero: A's first gradient is zero, and 0 / 0 would be NaN
 
 
-def change(layer: LoRALinear) -> Tensor:
-    return layer.change("default")
+def delta_weight(layer: LoRALinear) -> Tensor:
+    return layer.delta_weight("default")
 
 
 @pytest.mark.ledger("lora.alpha")
@@ -38,9 +38,9 @@ def test_with_a_fixed_alpha_the_first_step_does_not_depend_on_the_rank() -> None
         """The change of the weight along its gradient in the first step."""
         layer = adapted(rank, alpha)
         optimizer = adam(layer)
-        (change(layer) * gradient).sum().backward()
+        (delta_weight(layer) * gradient).sum().backward()
         optimizer.step()
-        return -(change(layer) * gradient).sum().item()
+        return -(delta_weight(layer) * gradient).sum().item()
 
     fixed = [effect(rank, 32.0) for rank in (4, 16, 64)]
     assert fixed == pytest.approx([fixed[0]] * 3, rel=0.06)
@@ -58,11 +58,11 @@ def test_four_settings_have_two_degrees_of_freedom(p: float, q: float) -> None:
     with torch.no_grad():
         rescaled.matrix("A", "default").mul_(p)
     optimizers = [adam(reference, 1e-3, 2e-3), adam(rescaled, 1e-3 * p, 2e-3 * q)]
-    start = change(reference).detach()
+    start = delta_weight(reference).detach()
     for _ in range(50):
         for layer, optimizer in zip((reference, rescaled), optimizers, strict=True):
             optimizer.zero_grad()
             (layer(x) - y).square().mean().backward()
             optimizer.step()
-        assert (change(reference) - change(rescaled)).abs().max() < 1e-9
-    assert (change(reference) - start).abs().max() > 0.01
+        assert (delta_weight(reference) - delta_weight(rescaled)).abs().max() < 1e-9
+    assert (delta_weight(reference) - start).abs().max() > 0.01

@@ -14,7 +14,7 @@ from transformers import (
 )
 
 from regard.engine.request import Request, Sampling, TokenHistory
-from regard.engine.sampling import choose, cutoff, penalize, restrict, sample, uniform
+from regard.engine.sampling import apply_filters, choose, cutoff, penalize, sample, uniform
 
 FILTERS = [
     {"temperature": 0.6},
@@ -50,7 +50,7 @@ def processed_by_transformers(logits: torch.Tensor, s: Sampling) -> torch.Tensor
 def test_filters_equal_those_of_transformers(spread) -> None:
     samplings = [Sampling(**settings) for settings in FILTERS]
     logits = torch.randn(len(samplings), 500, dtype=torch.float64) * spread
-    restricted = restrict(logits, samplings)
+    restricted = apply_filters(logits, samplings)
     for row, found, settings in zip(logits, restricted, samplings, strict=True):
         expected = processed_by_transformers(row, settings)
         assert torch.equal(found.isinf(), expected.isinf()), settings
@@ -60,7 +60,7 @@ def test_filters_equal_those_of_transformers(spread) -> None:
 def test_top_p_keeps_no_token_after_the_one_that_reaches_it() -> None:
     logits = torch.tensor([[0.125, 0.5, 0.25, 0.0625, 0.0625]], dtype=torch.float64).log()
     for top_p, kept in ((0.5, [1]), (0.5 + 1e-9, [1, 2]), (0.75, [1, 2]), (0.875, [0, 1, 2])):
-        found = restrict(logits, [Sampling(top_p=top_p)])[0]
+        found = apply_filters(logits, [Sampling(top_p=top_p)])[0]
         assert found.isfinite().nonzero().flatten().tolist() == kept, top_p
 
 

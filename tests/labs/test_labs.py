@@ -105,7 +105,7 @@ def test_the_command_lists_all_labs_and_suggests_the_nearest_name():
 
 
 def test_a_small_run_trains_for_a_quarter_of_a_full_one():
-    settings = {size: (Bench(size=size).pick(8, 2), Bench(size=size).training(1000, 2)) for size in get_args(Size)}
+    settings = {size: (Bench(size=size).setting(8, 2), Bench(size=size).training(1000, 2)) for size in get_args(Size)}
     assert settings == {"full": (8, 1000), "small": (8, 250), "quick": (2, 2)}
     assert Bench(size="small").training(15.0, 0.05) == 3.0
     with pytest.raises(ValueError, match="size='tiny' is not a size of labs; choose one of quick, small, full"):

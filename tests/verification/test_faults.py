@@ -156,7 +156,7 @@ def test_verify_finds_a_shared_block_that_is_freed(monkeypatch: pytest.MonkeyPat
 
     def free_shared(self, row: int, keep: int) -> None:
         for owned in self.owned[row][keep:]:
-            self.owners[owned] = 1
+            self.owner_counts[owned] = 1
         original(self, row, keep)
 
     monkeypatch.setattr(Paged, "free_blocks", free_shared)

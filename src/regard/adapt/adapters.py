@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 from regard.adapt.lora import LoRA, LoRALayer, LoRALinear, LoRAWeight
-from regard.adapt.targets import AdaptableWeight, AdapterError, original_parameter, targeted
+from regard.adapt.targets import AdaptableWeight, AdapterError, original_parameter, select_weights
 from regard.parts.experts import GroupedLinear
 
 DEFAULT = "default"
@@ -20,7 +20,7 @@ PARAMETRIZATIONS = ".parametrizations."
 
 def add_lora(model: nn.Module, lora: LoRA, seed: int | None = None, name: str = DEFAULT) -> list[str]:
     """Add an adapter, make it active, and freeze all other parameters; returns the names of the adapted layers."""
-    return add_lora_to(model, targeted(model, lora.targets), lora, seed, name)
+    return add_lora_to(model, select_weights(model, lora.targets), lora, seed, name)
 
 
 def add_lora_to(

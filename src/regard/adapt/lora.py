@@ -65,7 +65,7 @@ class LoRALayer(nn.Module):
         assert isinstance(matrix, nn.Parameter)
         return matrix
 
-    def change(self, name: str, dtype: torch.dtype | None = None) -> Tensor:
+    def delta_weight(self, name: str, dtype: torch.dtype | None = None) -> Tensor:
         """(α / r) B A"""
         a, b = (self.matrix(side, name).to(dtype) for side in ("A", "B"))
         return self.loras[name].scale * (b @ a)  # (…, out, in)
@@ -73,7 +73,7 @@ class LoRALayer(nn.Module):
     @torch.no_grad()
     def merged_weight(self, weight: Tensor, name: str) -> nn.Parameter:
         wide = torch.promote_types(weight.dtype, torch.float32)  # half precision would round the small addend away
-        merged = (weight.to(wide) + self.change(name, wide)).to(weight.dtype)
+        merged = (weight.to(wide) + self.delta_weight(name, wide)).to(weight.dtype)
         return nn.Parameter(merged, requires_grad=weight.requires_grad)
 
 
@@ -108,7 +108,7 @@ class LoRAWeight(LoRALayer):
     def forward(self, weight: Tensor) -> Tensor:
         if self.active is None or self.active not in self.loras:
             return weight
-        return weight + self.change(self.active)
+        return weight + self.delta_weight(self.active)
 
     def keep_original(self, weight: nn.Parameter) -> None:
         """Remember the parameter while it is merged, without making it a parameter of the adapter."""

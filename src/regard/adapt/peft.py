@@ -22,7 +22,7 @@ from torch import nn
 
 from regard.adapt.adapters import DEFAULT, adapters, add_lora_to, check_new_adapter, resolve_adapter
 from regard.adapt.lora import LoRA, Targets
-from regard.adapt.targets import AdaptableWeight, AdapterError, adaptable_weights, ends_in, targeted
+from regard.adapt.targets import AdaptableWeight, AdapterError, adaptable_weights, ends_in, select_weights
 from regard.spec import SpecError
 
 CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
@@ -76,7 +76,7 @@ def load_adapter(
     lora = read_config(folder / CONFIG)
     if names is not same:
         lora = replace(lora, targets=translate(model, lora.targets, names))
-    weights = targeted(model, lora.targets)
+    weights = select_weights(model, lora.targets)
     check_new_adapter(model, weights, lora, name)
     tensors = read_tensors(folder / TENSORS, stored_shapes(weights, lora.rank, names))
     added = add_lora_to(model, weights, lora, name=name)

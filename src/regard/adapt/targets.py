@@ -74,7 +74,7 @@ def original_parameter(module: nn.Module, name: str) -> nn.Parameter:
     return getattr(module, name)
 
 
-def targeted(model: nn.Module, targets: Targets) -> dict[str, AdaptableWeight]:
+def select_weights(model: nn.Module, targets: Targets) -> dict[str, AdaptableWeight]:
     """The weights that the targets select, with the selected names only.
 
     Raises AdapterError if a target selects none, or if all selected layers run in training only; warns if a single

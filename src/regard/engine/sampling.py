@@ -42,7 +42,7 @@ def choose(logits: Tensor, requests: Sequence[Request]) -> Tensor:
     ids = logits.max(-1).indices  # on CPUs twice as fast as argmax
     random = [i for i, r in enumerate(requests) if r.sampling.temperature > 0]
     if random:
-        kept = restrict(logits[random], [requests[i].sampling for i in random])
+        kept = apply_filters(logits[random], [requests[i].sampling for i in random])
         ids[random] = draw(kept, [uniform(requests[i].seed, len(requests[i].new)) for i in random])
     for i, request in enumerate(requests):
         if request.forced_id is not None:
@@ -50,7 +50,7 @@ def choose(logits: Tensor, requests: Sequence[Request]) -> Tensor:
     return ids
 
 
-def restrict(logits: Tensor, samplings: Sequence[Sampling]) -> Tensor:
+def apply_filters(logits: Tensor, samplings: Sequence[Sampling]) -> Tensor:
     """Apply temperature and filters: (B, V) float64, -inf for dropped tokens."""
     temperature, min_p = columns(logits, [(s.temperature, s.min_p) for s in samplings])
     logits = (logits - logits.amax(-1, keepdim=True)) / temperature  # the largest at 0: no temperature overflows

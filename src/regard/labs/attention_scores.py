@@ -29,7 +29,7 @@ LEARNING_RATES = (1e-3, 3e-3, 1e-2)
 
 
 def run(bench: Bench) -> Findings:
-    dims, steps = bench.pick((16, 128, 512), (4, 8)), bench.training(300, 2)
+    dims, steps = bench.setting((16, 128, 512), (4, 8)), bench.training(300, 2)
     table, loss, recall, time = [], {}, {}, {}
     for dim in dims:
         for name, mixer in scores(dim).items():
@@ -73,7 +73,7 @@ def train(bench: Bench, label: str, mixer: Body, steps: int, rate: float) -> tup
     torch.manual_seed(bench.seed)
     model = decoder_spec(mixer, FIRST + SYMBOLS, WIDTH, 1, convolution=True).build()
     history = fit(bench, label, model, make_batch, steps, rate)
-    recall = accuracy(model, make_batch(generator(bench.seed + 1), bench.pick(256, 8)))
+    recall = accuracy(model, make_batch(generator(bench.seed + 1), bench.setting(256, 8)))
     return statistics.fmean(history["loss"][-20:]), rate, recall, statistics.median(history["seconds"])
 
 

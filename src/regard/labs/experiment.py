@@ -37,13 +37,13 @@ class Bench:
             console=console or Console(quiet=True),
         )  # fmt: skip
 
-    def pick(self, full: ItemType, quick: ItemType) -> ItemType:
+    def setting(self, full: ItemType, quick: ItemType) -> ItemType:
         """A setting that is the same in a full and a small run."""
         return quick if self.size == "quick" else full
 
     def training(self, full: AmountType, quick: AmountType) -> AmountType:
         """An amount of training in steps or seconds: in a small run a quarter of the full one, rounded down."""
-        return full // 4 if self.size == "small" else self.pick(full, quick)
+        return full // 4 if self.size == "small" else self.setting(full, quick)
 
     def each(self, label: str, items: Iterable[ItemType]) -> Iterator[ItemType]:
         """The items one by one, with a progress bar."""

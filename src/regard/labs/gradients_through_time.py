@@ -36,7 +36,7 @@ MEAN_SQUARE = 0.25  # the loss of predicting zero, since the mean of many number
 
 def run(bench: Bench) -> Findings:
     norms = {f"radius {radius}": [] for radius in RADII}
-    for distance in bench.each("gradients", bench.pick(range(5, 101, 5), range(5, 21, 5))):
+    for distance in bench.each("gradients", bench.setting(range(5, 101, 5), range(5, 21, 5))):
         for radius in RADII:
             norms[f"radius {radius}"].append((distance, gradient_norm(radius, distance, bench.seed)))
     slopes = {name: log_slope(points) for name, points in norms.items()}

@@ -28,7 +28,7 @@ NAMES = ("LSTM", "GRU")
 
 def run(bench: Bench) -> Findings:
     steps = bench.training(400, 2)
-    characters = {split: encode_stories(split, bench.pick(1000, 10)) for split in ("train", "held-out")}
+    characters = {split: encode_stories(split, bench.setting(1000, 10)) for split in ("train", "held-out")}
     losses, curves, models = {}, {}, {}
     for name in NAMES:
         torch.manual_seed(bench.seed)
@@ -37,7 +37,7 @@ def run(bench: Bench) -> Findings:
         curves[name] = smooth(history["loss"])
         losses[name] = mean_loss(models[name], draw_rows(characters["held-out"], generator(0), 128))
     batch = draw_rows(characters["held-out"], generator(0))
-    times = step_seconds(models, lambda model: next_token(model, batch)[0], bench.pick(30, 2))
+    times = step_seconds(models, lambda model: next_token(model, batch)[0], bench.setting(30, 2))
     table = [
         {"mixer": name, "parameters": parameter_count(models[name]), "loss": losses[name]}
         | {"steps per second": 1 / times[name]}

@@ -34,7 +34,7 @@ PATTERNS = {  # the layers that are attention: in the middle of each run, as in 
 
 
 def run(bench: Bench) -> Findings:
-    steps, pairs, length = bench.training(400, 1), bench.pick((2, 4, 8), (2, 4)), bench.pick(8192, 64)
+    steps, pairs, length = bench.training(400, 1), bench.setting((2, 4, 8), (2, 4)), bench.setting(8192, 64)
     models, recall = {}, {}
     for name, attention_layers in PATTERNS.items():
         torch.manual_seed(bench.seed)
@@ -89,4 +89,4 @@ def train(
 
     fit(bench, f"attention: {name}", model, mixed, steps, 5e-3, stop_below=0.05)
     test = generator(bench.seed + 1)
-    return [(n, accuracy(model, batch(test, n, bench.pick(4096, 64)))) for n in pairs]
+    return [(n, accuracy(model, batch(test, n, bench.setting(4096, 64)))) for n in pairs]

@@ -89,7 +89,7 @@ def reversal(length: int) -> Task:
 
 
 def run(bench: Bench) -> Findings:
-    gap, long, steps = bench.pick(40, 4), bench.pick(24, 4), bench.training(1200, 2)
+    gap, long, steps = bench.setting(40, 4), bench.setting(24, 4), bench.training(1200, 2)
     tasks: dict[str, Task] = {
         "order": first_of(4),
         "any length": first_of(12, 2),
@@ -98,9 +98,11 @@ def run(bench: Bench) -> Findings:
         "long source": reversal(long),
     }
     solved = {name: {task: train(bench, name, task, make, steps) for task, make in tasks.items()} for name in MODELS}
-    long_sequences = reversal(bench.pick(512, 8))(generator(bench.seed), 4)
+    long_sequences = reversal(bench.setting(512, 8))(generator(bench.seed), 4)
     models = {name: make().build() for name, make in MODELS.items()}
-    times = step_seconds(models, lambda model: objective(model, batch_for(model, long_sequences))[0], bench.pick(5, 1))
+    times = step_seconds(
+        models, lambda model: objective(model, batch_for(model, long_sequences))[0], bench.setting(5, 1)
+    )
     table = [
         {"model": name, "parameters": parameter_count(models[name])} | shares | {"ms per step": 1000 * times[name]}
         for name, shares in solved.items()

@@ -34,7 +34,7 @@ NAMES = ("S4D", "LSTM", "attention")
 
 
 def run(bench: Bench) -> Findings:
-    lengths, seconds = bench.pick((1024, 4096, 16384), (64, 128)), bench.training(15.0, 0.05)
+    lengths, seconds = bench.setting((1024, 4096, 16384), (64, 128)), bench.training(15.0, 0.05)
     signals_seen: dict[str, list[tuple[float, float]]] = {name: [] for name in NAMES}
     lines: dict[str, list[tuple[float, float]]] = {name: [] for name in NAMES}
     for n in lengths:
@@ -87,7 +87,7 @@ def train(bench: Bench, name: str, n: int, seconds: float) -> tuple[int, float]:
     steps = max(1, int(seconds / seconds_of_step(name, n, rows)))
     model, label = classifier(name, n), f"{name}, {n:,} steps"
     fit(bench, label, model, lambda rng: signals(rng, n, rows), steps, 1e-2, objective=classification)
-    test, tests, correct = generator(bench.seed + 1), bench.pick(16, 2), 0.0
+    test, tests, correct = generator(bench.seed + 1), bench.setting(16, 2), 0.0
     with torch.no_grad():
         for batch in (signals(test, n, rows) for _ in range(tests)):
             correct += (model(batch.images).argmax(-1) == batch.labels).float().mean().item()

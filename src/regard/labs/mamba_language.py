@@ -39,14 +39,14 @@ COMPARED: dict[str, Body] = {
 
 
 def run(bench: Bench) -> Findings:
-    steps, rows = bench.training(200, 2), bench.pick(8, 2)
-    train, held_out = encode_stories(bench.pick(3000, 40), bench.pick(200, 20))
+    steps, rows = bench.training(200, 2), bench.setting(8, 2)
+    train, held_out = encode_stories(bench.setting(3000, 40), bench.setting(200, 20))
     losses, models = {}, {}
     for name, mixer in COMPARED.items():
         torch.manual_seed(bench.seed)
         models[name] = matched_spec(mixer, COMPARED["attention"], VOCAB, WIDTH).build()
         fit(bench, name, models[name], lambda rng: draw_rows(rng, train, rows), steps, 4e-3)
-        losses[name] = held_out_loss(models[name], held_out, bench.pick(16, 2))
+        losses[name] = held_out_loss(models[name], held_out, bench.setting(16, 2))
     speeds = tokens_per_second(bench, models)
     lengths = [n for n, _ in speeds["attention"]]
     table = [
@@ -101,9 +101,9 @@ def held_out_loss(model: DecoderModule, ids: Tensor, rows: int) -> float:
 
 
 def tokens_per_second(bench: Bench, models: dict[str, DecoderModule]) -> dict[str, list[tuple[float, float]]]:
-    tokens = bench.pick(4096, 256)
+    tokens = bench.setting(4096, 256)
     speeds: dict[str, list[tuple[float, float]]] = {name: [] for name in models}
-    for n in bench.each("speed", bench.pick((256, 1024, 4096, 16384), (64, 256))):
+    for n in bench.each("speed", bench.setting((256, 1024, 4096, 16384), (64, 256))):
         batch = draw_rows(generator(0), torch.arange(tokens * 8) % VOCAB, max(1, tokens // n), n)
         for name, seconds in step_seconds(models, lambda model: next_token(model, batch)[0], 1).items():  # noqa: B023
             speeds[name].append((n, batch.tokens.numel() / seconds))

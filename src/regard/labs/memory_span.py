@@ -34,8 +34,8 @@ TASKS = {"recall after a gap": recall_after_gap, "nested clauses": nested}
 
 def run(bench: Bench) -> Findings:
     difficulties = {
-        "recall after a gap": bench.pick((5, 24), (2, 4)),
-        "nested clauses": bench.pick((2, 6), (2, 3)),
+        "recall after a gap": bench.setting((5, 24), (2, 4)),
+        "nested clauses": bench.setting((2, 6), (2, 3)),
     }
     steps = bench.training(800, 2)
     lines: dict[str, dict[str, list[tuple[float, float]]]] = {task: {name: [] for name in NAMES} for task in TASKS}

@@ -25,7 +25,7 @@ SCORES: dict[str, Literal["none", "general"]] = {"last state only": "none", "wit
 
 
 def run(bench: Bench) -> Findings:
-    lengths, steps = bench.pick((4, 8, 12, 16, 20, 24), (2, 3)), bench.training(1500, 2)
+    lengths, steps = bench.setting((4, 8, 12, 16, 20, 24), (2, 3)), bench.training(1500, 2)
     lines = {}
     for name, attention in SCORES.items():
         torch.manual_seed(bench.seed)

@@ -27,7 +27,7 @@ COMPARED = STATES | {"attention": MIXERS["attention"]}
 
 
 def run(bench: Bench) -> Findings:
-    steps, pairs = bench.training(700, 2), bench.pick((2, 4, 8, 16, 32), (2, 4))
+    steps, pairs = bench.training(700, 2), bench.setting((2, 4, 8, 16, 32), (2, 4))
     lines = {name: train(bench, name, steps, pairs) for name in COMPARED}
     table = [{"memory": name} | {f"{n} pairs": share for n, share in points} for name, points in lines.items()]
     at_most_pairs = {name: points[-1][1] for name, points in lines.items()}
@@ -58,4 +58,4 @@ def train(bench: Bench, name: str, steps: int, pairs: tuple[int, ...]) -> list[t
 
     fit(bench, name, model, mixed, steps, 1e-2, stop_below=0.05)
     test = generator(bench.seed + 1)
-    return [(n, accuracy(model, batch(test, n, bench.pick(8192, 512)))) for n in pairs]
+    return [(n, accuracy(model, batch(test, n, bench.setting(8192, 512)))) for n in pairs]

@@ -33,7 +33,7 @@ MEMORISED, SYMBOLS, WIDTH = 4, 8, 48
 
 
 def run(bench: Bench) -> Findings:
-    length, steps = bench.pick(32, 8), bench.training(2500, 2)
+    length, steps = bench.setting(32, 8), bench.training(2500, 2)
     accuracies, curves = [], {}
     for name, task, make in RUNS:
         torch.manual_seed(bench.seed)
@@ -44,7 +44,7 @@ def run(bench: Bench) -> Findings:
 
         history = fit(bench, f"{task} copying, {name}", model, batch, steps, 4e-3, stop_below=0.05)
         curves[f"{name}, {task}"] = smooth(history["accuracy"])
-        accuracies.append(accuracy(model, batch(generator(bench.seed + 1), bench.pick(512, 8))))
+        accuracies.append(accuracy(model, batch(generator(bench.seed + 1), bench.setting(512, 8))))
     table = [
         {"mixer": name, "copying": task, "accuracy": value}
         for (name, task, _), value in zip(RUNS, accuracies, strict=True)

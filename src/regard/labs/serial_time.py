@@ -26,7 +26,7 @@ NAMES = ("window", "RNN", "LSTM", "GRU", "attention")
 
 def run(bench: Bench) -> Findings:
     torch.manual_seed(bench.seed)
-    tokens = bench.pick(8192, 512)
+    tokens = bench.setting(8192, 512)
     lengths = [n for n in (16, 64, 256, 1024, 4096) if n <= tokens // 2]
     models = {name: small_decoder(name, FIRST + SYMBOLS, WIDTH) for name in NAMES}
     both = Repeat(tuple(mixer_block(MIXERS[name], WIDTH) for name in ("LSTM", "attention")))
@@ -40,7 +40,7 @@ def run(bench: Bench) -> Findings:
         def loss(model, batch=batch) -> Tensor:
             return next_token(model, batch)[0]
 
-        for name, seconds in step_seconds(models, loss, bench.pick(5, 1)).items():
+        for name, seconds in step_seconds(models, loss, bench.setting(5, 1)).items():
             times[name].append((length, seconds))
     growth = {name: points[-1][1] / points[0][1] for name, points in times.items()}
     table = [

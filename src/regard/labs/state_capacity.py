@@ -28,7 +28,7 @@ COMPARED: dict[str, Body] = {
 
 
 def run(bench: Bench) -> Findings:
-    pairs, steps = bench.pick((1, 4, 8), (1, 2)), bench.training(600, 2)
+    pairs, steps = bench.setting((1, 4, 8), (1, 2)), bench.training(600, 2)
     lines = {name: [(n, train(bench, name, n, steps)) for n in pairs] for name in COMPARED}
     table = [{"memory": name} | {f"{n} pairs": share for n, share in points} for name, points in lines.items()]
     narrow, wide, attention = COMPARED

@@ -49,7 +49,7 @@ class Stream:
 
 def run(bench: Bench) -> Findings:
     torch.manual_seed(bench.seed)
-    lengths, rounds = bench.pick((256, 1024, 4096, 16384, 65536), (16, 64)), bench.pick(100, 3)
+    lengths, rounds = bench.setting((256, 1024, 4096, 16384, 65536), (16, 64)), bench.setting(100, 3)
     models = {name: small_decoder(name, VOCAB, WIDTH).eval() for name in NAMES}
     streams = {(name, n): Stream(model, n) for name, model in models.items() for n in lengths}
     seconds: dict[tuple[str, int], list[float]] = {key: [] for key in streams}

@@ -18,7 +18,7 @@ INSIDE, OUTSIDE = 3.0, 6.0
 
 
 def run(bench: Bench) -> Findings:
-    widths = bench.pick((4, 8, 16, 32, 64, 128, 256, 512), (4, 8, 16))
+    widths = bench.setting((4, 8, 16, 32, 64, 128, 256, 512), (4, 8, 16))
     table = []
     for width in bench.each("widths", widths):
         inside, outside = largest_errors(width, bench.seed)

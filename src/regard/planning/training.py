@@ -15,7 +15,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from regard.adapt.targets import targeted
+from regard.adapt.targets import select_weights
 from regard.kernels.attention.arguments import ScoreOptions
 from regard.layout import TokenLayout
 from regard.models.base import Model, build_on_meta, meta_device
@@ -56,7 +56,7 @@ def adapter_parameters(rank: int, inputs: int, outputs: int) -> int:
 
 def adapted_shapes(spec: Model, targets: Iterable[str]) -> dict[str, tuple[int, ...]]:
     """The shape (…, out, in) of every weight that the targets select, as in adding an adapter."""
-    weights = targeted(build_on_meta(spec), tuple(targets))
+    weights = select_weights(build_on_meta(spec), tuple(targets))
     return {name: tuple(weight.weight.shape) for name, weight in weights.items()}
 
 

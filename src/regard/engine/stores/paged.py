@@ -45,7 +45,7 @@ class Paged:
         self.blocks = blocks
         self.free = list(range(blocks, 0, -1))  # block 0 belongs to no row
         self.owned: list[list[int]] = [[] for _ in range(rows)]
-        self.owners = [0] * (blocks + 1)  # rows that own a block: more than one share a prefix
+        self.owner_counts = [0] * (blocks + 1)  # rows that own a block: more than one share a prefix
         self.table = RowTable(rows, device, memory)
         self.storages = build_storages(
             memory, self.table, self.capacity, slack, source, dtype,
@@ -97,7 +97,7 @@ class Paged:
         """Drop a row's tokens from this position on and free whole blocks."""
         whole, rest = divmod(length, self.block)
         last = self.owned[row][whole : whole + 1] if rest else []
-        shared = any(self.owners[block] > 1 for block in last)
+        shared = any(self.owner_counts[block] > 1 for block in last)
         if shared and not self.free:
             raise CannotRewind(f"row {row} shares the block of token {length}, and no block is free for a copy of it")
         self.table.rewind(row, length, snapshot)
@@ -132,14 +132,14 @@ class Paged:
             self.block_table[row, have : have + len(blocks)] = torch.tensor(blocks, device=self.block_table.device)
             self.owned[row] += blocks
             for block in blocks:
-                self.owners[block] += 1
+                self.owner_counts[block] += 1
 
     def free_blocks(self, row: int, keep: int) -> None:
         """Give up all but the first `keep` blocks; blocks that no other row owns become free."""
         gone = self.owned[row][keep:]
         for block in gone:
-            self.owners[block] -= 1
-        free = [block for block in gone if not self.owners[block]]
+            self.owner_counts[block] -= 1
+        free = [block for block in gone if not self.owner_counts[block]]
         self.clear(free)
         self.free += reversed(free)
         self.owned[row] = self.owned[row][:keep]
