@@ -6,7 +6,7 @@ from torch import Tensor
 from regard.kernels.recurrent.state_space.discretise import bilinear_low_rank, zero_order_hold_diagonal
 from regard.kernels.recurrent.state_space.hippo import DIAGONALS, normal_plus_low_rank
 from regard.kernels.recurrent.state_space.kernel import System
-from regard.kernels.recurrent.state_space.transition import DiagonalTransition, real
+from regard.kernels.recurrent.state_space.transition import DiagonalTransition, as_real
 
 KINDS = ["s4d", "s4"]
 
@@ -25,7 +25,7 @@ def system(kind: str, channels: int, state: int, step: float | None = None) -> S
     steps, c = steps.unsqueeze(-1), random(channels, state, seed=7)
     if kind == "s4d":
         values, b = zero_order_hold_diagonal(DIAGONALS["legs"](state), torch.ones(1).to(torch.complex128), steps)
-        return System(DiagonalTransition(values), real(b), c)
+        return System(DiagonalTransition(values), as_real(b), c)
     values, P, B = (value.expand(channels, -1) for value in normal_plus_low_rank(state))
     return System(*bilinear_low_rank(values, P, B, steps), c)
 

@@ -137,7 +137,7 @@ def test_auto_equals_the_reference(mask: str) -> None:
 def test_auto_chooses_once_for_equal_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
     tensors, layout = inputs("grouped-query", LAYOUTS["ordered"], torch.float32), LAYOUTS["ordered"]
     considered: list[str] = []
-    monkeypatch.setattr(sdpa, "slower", lambda call: considered.append(type(call.mask).__name__))
+    monkeypatch.setattr(sdpa, "slower_reason", lambda call: considered.append(type(call.mask).__name__))
     choose_once.cache_clear()
     for mask in ("causal", "causal", "full", "causal"):
         backend("auto")(*tensors, layout, ScoreOptions(MASKS[mask]))

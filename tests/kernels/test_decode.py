@@ -171,7 +171,7 @@ def test_unsupported_arguments_are_refused(monkeypatch: pytest.MonkeyPatch) -> N
     with torch.no_grad():
         assert decode.unsupported_reason(describe(q, k, v, layout, options_of(Causal()))) is None
     uncached = describe(q, k, v, TokenLayout.whole(2, 1), options_of(Causal()))
-    assert decode.slower(uncached) == "decode is for cached keys"
+    assert decode.slower_reason(uncached) == "decode is for cached keys"
 
 
 @torch.no_grad()

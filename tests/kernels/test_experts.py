@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.autograd import gradcheck
 
 from regard.compat import supports_grouped_mm
-from regard.kernels.grouped_matmul import by_expert, grouped_linear, slices
+from regard.kernels.grouped_matmul import grouped_linear, matmul_slices, sort_by_expert
 
 SIZES = {
     "even": [3, 3, 3, 3],
@@ -62,11 +62,11 @@ def test_every_row_is_multiplied_by_its_matrix(
 @pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
 def test_gradcheck_of_the_slices(sizes: list[int]) -> None:
     x, weight, _ = draw(torch.float64, rows=3, columns=5)
-    assert gradcheck(lambda x, weight: slices(x, weight, ends_of(sizes)), (x, weight), fast_mode=True)
+    assert gradcheck(lambda x, weight: matmul_slices(x, weight, ends_of(sizes)), (x, weight), fast_mode=True)
 
 
 def test_sorting_by_expert_is_stable_and_puts_rows_without_expert_last() -> None:
-    order, ends = by_expert(torch.tensor([2, 0, 4, 2, 1, 4, 0, 2]), 4)
+    order, ends = sort_by_expert(torch.tensor([2, 0, 4, 2, 1, 4, 0, 2]), 4)
     assert order.tolist() == [1, 6, 4, 0, 3, 7, 2, 5]
     assert ends.tolist() == [2, 3, 6, 6]
 

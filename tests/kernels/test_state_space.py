@@ -17,7 +17,7 @@ from regard.kernels.recurrent.state_space.discretise import (
 )
 from regard.kernels.recurrent.state_space.hippo import DIAGONALS, legs, normal_plus_low_rank
 from regard.kernels.recurrent.state_space.kernel import System, convolve, flops, kernel
-from regard.kernels.recurrent.state_space.transition import DenseTransition, DiagonalTransition, paired, real
+from regard.kernels.recurrent.state_space.transition import DenseTransition, DiagonalTransition, as_complex, as_real
 from tests.kernels.systems import KINDS, loop, random, system
 
 B, D, N = 2, 3, 8
@@ -196,7 +196,7 @@ def test_low_rank_kernel_equals_that_of_the_hippo_matrix() -> None:
     Ab, Bb = bilinear(A, b, 0.05)
     expected = [b @ torch.linalg.matrix_power(Ab, k) @ Bb for k in range(200)]
     assert (kernel(model, 200, torch.float64)[0] - torch.stack(expected)).abs().max() < 1e-10
-    whole = real(values * paired(rotated)) - P * (P @ rotated)  # A b in pairs
+    whole = as_real(values * as_complex(rotated)) - P * (P @ rotated)  # A b in pairs
     assert (whole.norm() - (A @ b).norm()).abs() < 1e-10
 
 

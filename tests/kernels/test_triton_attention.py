@@ -227,14 +227,14 @@ def test_unsupported_arguments_are_refused_with_the_reason() -> None:
 def test_whole_sequences_without_options_are_left_to_pytorch() -> None:
     whole, packed = token_layout("ordered"), token_layout("packed")
     x = inputs(whole, dtype=torch.float16)
-    assert "PyTorch's kernels are faster" in (triton.slower(describe(*x, whole, ScoreOptions(Causal()))) or "")
+    assert "PyTorch's kernels are faster" in (triton.slower_reason(describe(*x, whole, ScoreOptions(Causal()))) or "")
     for layout, options in [
         (packed, ScoreOptions(Causal())),
         (whole, ScoreOptions(Window(4))),
         (whole, ScoreOptions(Full(), softcap=2.0)),
     ]:
-        assert triton.slower(describe(*x, layout, options)) is None
+        assert triton.slower_reason(describe(*x, layout, options)) is None
     few_queries = token_layout("keys")
     assert "only 9 queries per row" in (
-        triton.slower(describe(*inputs(few_queries), few_queries, ScoreOptions(Causal()))) or ""
+        triton.slower_reason(describe(*inputs(few_queries), few_queries, ScoreOptions(Causal()))) or ""
     )

@@ -50,9 +50,9 @@ def test_kernel_equals_the_torch_form(
     segments = (torch.rand(2, length, device=DEVICE) < 0.2).cumsum(1) if packed else None
     valid = torch.rand(2, length, device=DEVICE) < 0.8 if padded else None
     layout = TokenLayout(torch.arange(length, device=DEVICE).expand(2, -1), segments=segments, valid=valid)
-    monkeypatch.setattr(convolution, "fused", lambda x, weight: False)
+    monkeypatch.setattr(convolution, "can_fuse", lambda x, weight: False)
     expected_results = results(case, layout, torch.float64)
-    monkeypatch.setattr(convolution, "fused", lambda x, weight: True)
+    monkeypatch.setattr(convolution, "can_fuse", lambda x, weight: True)
     for found, expected in zip(results(case, layout, torch.float32), expected_results, strict=True):
         torch.testing.assert_close(found.double(), expected, rtol=2e-6, atol=2e-6)
 
@@ -68,6 +68,6 @@ def test_activation_checkpointing_does_not_change_the_gradients() -> None:
 
 def test_kernel_is_used_on_gpus_for_several_tokens_and_few_taps() -> None:
     x = torch.zeros(1, 5, 4, device=DEVICE)
-    assert convolution.fused(x, x[0]) == (DEVICE.type == "cuda")
-    assert not convolution.fused(x.double(), x[0]) and not convolution.fused(x[:, :1], x[0])
-    assert not convolution.fused(x, torch.zeros(9, 4))
+    assert convolution.can_fuse(x, x[0]) == (DEVICE.type == "cuda")
+    assert not convolution.can_fuse(x.double(), x[0]) and not convolution.can_fuse(x[:, :1], x[0])
+    assert not convolution.can_fuse(x, torch.zeros(9, 4))

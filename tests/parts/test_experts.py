@@ -337,7 +337,7 @@ def test_the_lens_records_experts_and_patches_the_router() -> None:
 @pytest.mark.parametrize("name", SPECS)
 def test_flops_count_the_chosen_experts_only(name: str) -> None:
     spec, x = SPECS[name], random(3, 7, WIDTH)
-    counted = {torch.ops.regard.slices: lambda x, weight, ends, **_: 2 * x[0] * weight[1] * weight[2]}
+    counted = {torch.ops.regard.matmul_slices: lambda x, weight, ends, **_: 2 * x[0] * weight[1] * weight[2]}
     with FlopCounterMode(display=False, custom_mapping=counted) as counter:
         build_randomized(spec)(x, layout_of(x))
     assert spec.flops(WIDTH, TOKENS, TOKENS) == counter.get_total_flops()

@@ -21,11 +21,11 @@ def convolve(
     x: Tensor, weight: Tensor, bias: Tensor | None, tail: Tensor, layout: TokenLayout
 ) -> tuple[Tensor, Tensor]:
     """x (B, L, D), weight (k, D), the current tap first, tail (B, k - 1, D) -> y (B, L, D), the next tail."""
-    order = layout.derived(valid_first)
+    order = layout.derived(order_valid_first)
     segments = None if layout.segments is None else gather_tokens(layout.segments, order)
     dtype, previous = torch.promote_types(x.dtype, weight.dtype), len(weight) - 1
     x, tail = gather_tokens(x, order).to(dtype), tail.to(dtype)
-    if fused(x, weight):
+    if can_fuse(x, weight):
         y = convolve_with_triton(x, weight, bias, tail, segments)
         line = torch.cat([tail, x if layout.valid is not None else x[:, max(x.shape[1] - previous, 0) :]], 1)
     else:
@@ -35,7 +35,7 @@ def convolve(
     return y, next_tail(line, previous, layout.valid)
 
 
-def fused(x: Tensor, weight: Tensor) -> bool:
+def can_fuse(x: Tensor, weight: Tensor) -> bool:
     return (
         cannot_run_triton(x.device) is None and x.dtype != torch.float64 and x.shape[1] > 1 and len(weight) <= MAX_TAPS
     )
@@ -70,7 +70,7 @@ def next_tail(line: Tensor, previous: int, valid: Tensor | None) -> Tensor:
     return gather_tokens(line, ends)
 
 
-def valid_first(layout: TokenLayout) -> Tensor | None:
+def order_valid_first(layout: TokenLayout) -> Tensor | None:
     """(B, L) an order with all valid tokens first; None if all are valid."""
     return None if layout.valid is None else (~layout.valid).to(torch.uint8).argsort(dim=1, stable=True)
 

@@ -17,7 +17,7 @@ from regard.compat import supports_grouped_mm
 from regard.kernels.autocast import autocast_like_linear
 
 
-def by_expert(chosen: Tensor, experts: int) -> tuple[Tensor, Tensor]:
+def sort_by_expert(chosen: Tensor, experts: int) -> tuple[Tensor, Tensor]:
     """chosen (N,) -> the order (N,) that sorts by expert, and the end of each expert's rows (X,).
 
     Rows without an expert (index X) come last, after the last end.
@@ -32,23 +32,23 @@ def grouped_linear(x: Tensor, weight: Tensor, bias: Tensor | None, ends: Tensor)
     if supports_grouped_mm(x, weight):
         y = F.grouped_mm(x, weight.transpose(1, 2), offs=ends.to(torch.int32))
     else:
-        y = slices(x, weight, ends)
+        y = matmul_slices(x, weight, ends)
     if bias is None:
         return y
     expert = torch.searchsorted(ends, torch.arange(len(x), device=x.device), right=True)  # (T,)
     return y + bias.to(y.dtype)[expert]
 
 
-@torch.library.custom_op("regard::slices", mutates_args=())
-def slices(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
+@torch.library.custom_op("regard::matmul_slices", mutates_args=())
+def matmul_slices(x: Tensor, weight: Tensor, ends: Tensor) -> Tensor:
     y = x.new_empty(len(x), weight.shape[1])  # (T, O)
     for matrix, rows in zip(weight, expert_rows(ends), strict=True):
         y[rows] = x[rows] @ matrix.T
     return y
 
 
-@torch.library.custom_op("regard::slices_outer", mutates_args=())
-def outer(y: Tensor, x: Tensor, ends: Tensor) -> Tensor:
+@torch.library.custom_op("regard::outer_slices", mutates_args=())
+def outer_slices(y: Tensor, x: Tensor, ends: Tensor) -> Tensor:
     """Σ_t y_t x_tᵀ over the rows of each expert: the gradient of its matrix."""
     return torch.stack([y[rows].T @ x[rows] for rows in expert_rows(ends)])  # (X, O, I)
 
@@ -61,9 +61,9 @@ def expert_rows(ends: Tensor) -> list[slice]:
 
 def backward(ctx, grad: Tensor) -> tuple[Tensor, Tensor, None]:
     x, weight, ends = ctx.saved_tensors
-    return slices(grad, weight.transpose(1, 2), ends), outer(grad, x, ends), None
+    return matmul_slices(grad, weight.transpose(1, 2), ends), outer_slices(grad, x, ends), None
 
 
-slices.register_fake(lambda x, weight, ends: x.new_empty(len(x), weight.shape[1]))
-outer.register_fake(lambda y, x, ends: x.new_empty(len(ends), y.shape[1], x.shape[1]))
-slices.register_autograd(backward, setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs))
+matmul_slices.register_fake(lambda x, weight, ends: x.new_empty(len(x), weight.shape[1]))
+outer_slices.register_fake(lambda y, x, ends: x.new_empty(len(ends), y.shape[1], x.shape[1]))
+matmul_slices.register_autograd(backward, setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs))

@@ -15,7 +15,7 @@ from typing import Self
 import torch
 from torch import Tensor, nn
 
-from regard.kernels.grouped_matmul import by_expert, grouped_linear
+from regard.kernels.grouped_matmul import grouped_linear, sort_by_expert
 from regard.layout import TokenLayout
 from regard.parts.body import Body
 from regard.parts.feedforward import PositionWise
@@ -95,7 +95,7 @@ class ExpertsModule(nn.Module):
         if limited:
             kept = self.kept(within_capacity(chosen, valid, self.spec.count, self.spec.capacity))
             chosen = chosen.masked_fill(~kept, self.spec.count)  # no expert: only the residual stream carries the token
-        order, ends = by_expert(chosen.flatten(), self.spec.count)  # (T·k,), (X,)
+        order, ends = sort_by_expert(chosen.flatten(), self.spec.count)  # (T·k,), (X,)
         if limited:
             order = order[: int(ends[-1])]
         sorted_y = self.experts(x[order // top_k], ends=(ends,))  # (T·k, D), fewer rows if some were dropped

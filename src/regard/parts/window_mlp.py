@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from regard.kernels.convolution import gather_tokens, next_tail, valid_first
+from regard.kernels.convolution import gather_tokens, next_tail, order_valid_first
 from regard.layout import TokenLayout
 from regard.parts.body import Body
 from regard.parts.state import STATELESS, FixedSize, FixedState
@@ -50,7 +50,7 @@ class WindowMLPModule(nn.Module):
         self.down_proj = nn.Linear(hidden, width)
 
     def forward(self, x: Tensor, layout: TokenLayout, state: FixedState = STATELESS) -> Tensor:
-        order = layout.derived(valid_first)
+        order = layout.derived(order_valid_first)
         segments = None if layout.segments is None else gather_tokens(layout.segments, order)
         earlier, length = self.size - 1, x.shape[1]
         (tail,) = state.read(layout, tail=x.new_zeros(len(x), earlier, x.shape[2]))

@@ -3,10 +3,11 @@
     attend(q, k, v, layout, options) -> (B, H, L, Ev)
 
 q is (B, H, L, E), k is (B, K, S, E) and v (B, K, S, Ev) with K dividing H; keys and values may be in pages
-(arguments.py). `reference` is plain tensor algebra, and every other backend is tested against it. A backend has two
-functions of the description of a call: `unsupported_reason` returns the reason why it does not support the call,
-`slower` the reason why another backend is faster. `auto` runs the first backend of the table for which both return
-None, chosen once per description; `select_backend` returns its name and the reasons against the earlier ones.
+(arguments.py). `reference` is plain tensor algebra, and every other backend is tested against it. Two functions of a
+backend take the description of a call: `unsupported_reason` returns the reason why the backend does not support the
+call, and `slower_reason` the reason why another backend is faster. `auto` runs the first backend of the table for which
+both return None, chosen once per description. `select_backend` returns its name and the reasons against the earlier
+backends.
 """
 
 from collections.abc import Callable
@@ -46,7 +47,7 @@ choose_once = lru_cache(maxsize=4096)(choose)  # layers and decode steps mostly 
 
 
 def unsupported_or_slower(module: ModuleType, call: AttentionCall) -> str | None:
-    return module.unsupported_reason(call) or module.slower(call)
+    return module.unsupported_reason(call) or module.slower_reason(call)
 
 
 def unsupported(module: ModuleType, *arguments: Any) -> str | None:

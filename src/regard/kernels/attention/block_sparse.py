@@ -47,7 +47,7 @@ def unsupported_reason(call: AttentionCall) -> str | None:
     return None
 
 
-def slower(call: AttentionCall) -> str | None:
+def slower_reason(call: AttentionCall) -> str | None:
     length = call.q[2]
     computed, all_pairs = pairs(call.mask, length), length**2
     if 2 * computed > all_pairs:

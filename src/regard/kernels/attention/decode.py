@@ -43,7 +43,7 @@ def unsupported_by_kernel(call: AttentionCall) -> str | None:
     return "decode has no gradients" if call.needs_gradients else None
 
 
-def slower(call: AttentionCall) -> str | None:
+def slower_reason(call: AttentionCall) -> str | None:
     return "decode is for cached keys" if call.own_keys else None
 
 

@@ -23,7 +23,7 @@ def unsupported_reason(call: AttentionCall) -> str | None:
     return None
 
 
-def slower(call: AttentionCall) -> str | None:
+def slower_reason(call: AttentionCall) -> str | None:
     return None
 
 

@@ -19,7 +19,7 @@ def unsupported_reason(call: AttentionCall) -> str | None:
     return None if call.softcap is None else "sdpa has no softcap"
 
 
-def slower(call: AttentionCall) -> str | None:
+def slower_reason(call: AttentionCall) -> str | None:
     return None
 
 

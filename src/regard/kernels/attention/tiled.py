@@ -40,7 +40,7 @@ def unsupported_reason(call: AttentionCall) -> str | None:
     return "tiled has no dropout" if call.dropout else None
 
 
-def slower(call: AttentionCall) -> str | None:
+def slower_reason(call: AttentionCall) -> str | None:
     queries, keys = call.q[2], call.k[2]
     return f"tiled would save little: only {queries} × {keys} scores per head" if queries * keys < MIN_SCORES else None
 

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from regard.kernels.recurrent.state_space.discretise import RULES, bilinear_low_rank
 from regard.kernels.recurrent.state_space.hippo import DIAGONALS, normal_plus_low_rank
-from regard.kernels.recurrent.state_space.transition import DiagonalTransition, LowRankTransition, real
+from regard.kernels.recurrent.state_space.transition import DiagonalTransition, LowRankTransition, as_real
 from regard.parts.ssm.time_invariant import TimeInvariantSSM, TimeInvariantSSMModule
 
 
@@ -69,4 +69,4 @@ class S4DModule(TimeInvariantSSMModule):
     def discretise(self) -> tuple[DiagonalTransition, Tensor]:
         values = self.eigenvalues
         values, b = self.rule(values, torch.ones_like(values), self.step)
-        return DiagonalTransition(values), real(b)
+        return DiagonalTransition(values), as_real(b)

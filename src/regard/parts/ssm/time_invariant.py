@@ -56,7 +56,7 @@ class TimeInvariantSSM(Body):
         return None if self.bidirectional else FixedSize({"x": (width, self.state)})
 
     def flops(self, width: int, tokens: int, keys: int) -> int:
-        kernels = flops(width, self.state, tokens, self.dense, ways=1 + self.bidirectional)
+        kernels = flops(width, self.state, tokens, self.dense, kernels=1 + self.bidirectional)
         return kernels + 2 * tokens * width * width * (1 + self.gate)
 
 

@@ -53,7 +53,7 @@ def unsupported_by_kernel(call: AttentionCall) -> str | None:
     return "triton has no dropout" if call.dropout else None
 
 
-def slower(call: AttentionCall) -> str | None:
+def slower_reason(call: AttentionCall) -> str | None:
     if call.q[2] < MIN_QUERIES:
         return f"triton would leave most of its tiles empty: only {call.q[2]} queries per row"
     plain = call.bias is None and call.softcap is None and not call.sinks

@@ -18,7 +18,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from regard.kernels.recurrent.state_space.transition import real
+from regard.kernels.recurrent.state_space.transition import as_real
 
 
 def legs(size: int) -> tuple[Tensor, Tensor]:
@@ -38,7 +38,7 @@ def normal_plus_low_rank(size: int) -> tuple[Tensor, Tensor, Tensor]:
 
     def to_pairs(x: Tensor) -> Tensor:
         """The coordinates of a real vector in the orthonormal basis √2 Re v, √2 Im v."""
-        return real(2**0.5 * (V.mH @ x.to(V.dtype)))
+        return as_real(2**0.5 * (V.mH @ x.to(V.dtype)))
 
     return torch.complex(torch.full_like(frequencies, -0.5), frequencies), to_pairs(P), to_pairs(B)
 

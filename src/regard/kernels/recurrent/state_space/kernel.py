@@ -106,14 +106,14 @@ def convolve(u: Tensor, kernel: Tensor) -> Tensor:
     return torch.fft.irfft(spectrum, size)[..., :length]
 
 
-def flops(channels: int, state: int, length: int, dense: bool, ways: int = 1) -> int:
-    """FLOPs of the matrix products of `ways` kernels; diagonal powers are elementwise, FFTs are not counted."""
+def flops(channels: int, state: int, length: int, dense: bool, kernels: int = 1) -> int:
+    """FLOPs of the matrix products of `kernels` kernels; diagonal powers are elementwise, FFTs are not counted."""
     bits = stride_bits(length)
     count = -(-length >> bits)
     pairs = 2 * channels * state * count << bits
     if not dense:
-        return ways * pairs
+        return kernels * pairs
     more = (count - 1).bit_length()
     squarings = max(0, bits + more - 1)
     doublings = max(0, (1 << bits) - 2) + (1 << more) - 1
-    return ways * (pairs + 2 * channels * state**2 * doublings) + 2 * channels * state**3 * squarings
+    return kernels * (pairs + 2 * channels * state**2 * doublings) + 2 * channels * state**3 * squarings

@@ -31,7 +31,7 @@ class DiagonalTransition:
     values: Tensor  # (D, N/2) complex
 
     def __matmul__(self, x: Tensor) -> Tensor:
-        return real(self.values.to(paired(x).dtype) * paired(x))
+        return as_real(self.values.to(as_complex(x).dtype) * as_complex(x))
 
     def squared(self) -> Self:
         return type(self)(self.values.square())
@@ -78,11 +78,11 @@ class LowRankTransition:
         return type(self)(self.diagonal.mT, self.f, self.g)
 
 
-def paired(x: Tensor) -> Tensor:
+def as_complex(x: Tensor) -> Tensor:
     """Real (…, N) as complex (…, N/2)"""
     return torch.view_as_complex(x.unflatten(-1, (-1, 2)).contiguous())
 
 
-def real(x: Tensor) -> Tensor:
+def as_real(x: Tensor) -> Tensor:
     """Complex (…, N/2) as real (…, N)"""
     return torch.view_as_real(x.resolve_conj()).flatten(-2)
