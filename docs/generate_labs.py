@@ -37,7 +37,8 @@ def page(text: str) -> str:
 
 def section(result: dict[str, Any]) -> str:
     settings, (first, *_, last) = result["settings"], result["seeds"]
-    run = f"Seeds {first} to {last}, {settings['size']} size, on {settings['cores']} cores ({settings['machine']})"
+    cores = f"{settings['threads']} of {settings['cores']} cores ({settings['machine']})"
+    run = f"Seeds {first} to {last}, {settings['size']} size, on {cores}, with torch {settings['torch'].partition('+')[0]}"
     rows = [
         f"| {cell(check['expected'])} | {check['seeds']} | {cell(check['observed'])} |" for check in result["checks"]
     ]
@@ -45,7 +46,7 @@ def section(result: dict[str, Any]) -> str:
 
 Claim: {result["claim"]}
 
-Verdict: **{result["verdict"]}.** {run}, with torch {settings["torch"].partition("+")[0]}.
+Verdict: **{result["verdict"]}.** {run}.
 
 | prediction | seeds | observed |
 | --- | --- | --- |
