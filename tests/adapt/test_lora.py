@@ -165,7 +165,7 @@ def test_targets_of_layers_used_only_in_training_are_refused(ids):
         with pytest.raises(AdapterError, match=rf"{target} match only layers that run in training .* among .*{remedy}"):
             add_lora(model, LoRA(targets=(target,)))
         assert all(parameter.requires_grad for parameter in model.parameters())
-    with pytest.warns(UserWarning, match=r"'noise_proj' matches only layers that run in training alone \(.*noise_proj"):
+    with pytest.warns(UserWarning, match=r"'noise_proj' matches layers that run only in training \(.*noise_proj"):
         assert len(add_lora(noisy, LoRA(targets=("q_proj", "noise_proj")))) == 2
     assert not [name for name in add_lora(noisy, LoRA(targets="all-linear"), name="all") if "noise_proj" in name]
     assert not [name for name in add_lora(ahead, LoRA(targets="all-linear")) if name.startswith("ahead.")]

@@ -45,7 +45,7 @@ def test_adapter_files_round_trip(saved, make_model, ids):
 @pytest.mark.parametrize(
     "change, message",
     [
-        ({"r": 4}, r"is \[3, 16\], this model and config need \[4, 16\]"),
+        ({"r": 4}, r"has shape \[3, 16\], this model and config need \[4, 16\]"),
         ({"r": None}, "LoRA.rank"),
         ({"r": -1}, "must be positive"),
         ({"lora_alpha": "x"}, "LoRA.alpha"),

@@ -146,7 +146,7 @@ def test_impossible_rewinds_and_forks_are_refused(kind: str) -> None:
     ]:
         with pytest.raises(CannotRewind, match=message):
             store.rewind(0, length, snapshot)
-    with pytest.raises(ValueError, match="has 12 tokens; it can be rewound to one of 0 to 12, not 13"):
+    with pytest.raises(ValueError, match="has 12 tokens; it cannot be rewound to 13, choose 0 to 12"):
         store.rewind(0, 13)
     with pytest.raises(ValueError, match="row 1 has .* release it first"):
         store.fork(0, 1, six)

@@ -76,7 +76,7 @@ def existing_adapter(module: nn.Module, parameter: str) -> LoRAWeight | None:
 
 
 def adapters(model: nn.Module) -> dict[str, LoRALayer]:
-    """The adapted layers by name; one that several layers share is listed once."""
+    """The adapted layers by name; a layer with several names is listed once, under its first."""
     return {paths[0]: layer for layer, paths in adapter_paths(model).items()}
 
 
@@ -85,8 +85,8 @@ def adapter_paths(model: nn.Module) -> dict[LoRALayer, list[str]]:
     found: dict[LoRALayer, list[str]] = {}
     for path, module in model.named_modules(remove_duplicate=False):
         if isinstance(module, LoRALayer):
-            owner, parametrized, rest = f".{path}".rpartition(PARAMETRIZATIONS)
-            name = f"{owner}.{rest.removesuffix('.0')}".removeprefix(".") if parametrized else path
+            owner, parametrized, parameter = f".{path}".rpartition(PARAMETRIZATIONS)
+            name = f"{owner}.{parameter.removesuffix('.0')}".removeprefix(".") if parametrized else path
             found.setdefault(module, []).append(name)
     return found
 
@@ -123,7 +123,7 @@ def resolve_adapter(model: nn.Module, name: str | None, action: str) -> str:
         return name
     active = [layer.active for layer in adapters(model).values() if layer.active is not None]
     if not active and len(names) > 1:
-        raise AdapterError(f"no adapter is active; name the one to {action}: {', '.join(names)}")
+        raise AdapterError(f"no adapter is active; give the name of the one to {action}: {', '.join(names)}")
     return active[0] if active else names[0]
 
 

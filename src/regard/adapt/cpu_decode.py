@@ -45,7 +45,7 @@ class TwoStreamLinear(nn.Module):
 
 
 def optimize_for_cpu_decode(model: AnyModule) -> AnyModule:
-    """A copy of the modules with other linear layers; all other weights are shared with the original."""
+    """A copy of the model with these linear layers; all other weights are shared with the original."""
     copy = deepcopy(model, {id(tensor): tensor for tensor in [*model.parameters(), *model.buffers()]})
     linear_type = TwoStreamLinear if platform.machine() in ("aarch64", "arm64") else TransposedLinear
 

@@ -40,7 +40,7 @@ class LoRA(Spec):
 
 
 class LoRALayer(nn.Module):
-    """The adapters of one weight, by name; `active` is the one that is used, None for none."""
+    """The adapters of one weight, by name. `active` is the name of the one that is used; None: no adapter."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -111,7 +111,7 @@ class LoRAWeight(LoRALayer):
         return weight + self.delta_weight(self.active)
 
     def keep_original(self, weight: nn.Parameter) -> None:
-        """Remember the parameter while it is merged, without making it a parameter of the adapter."""
+        """Keep the parameter while it is merged, without making it a parameter of the adapter."""
         object.__setattr__(self, "original", weight)
 
     def merged(self, name: str) -> nn.Parameter:

@@ -26,21 +26,24 @@ from regard.adapt.targets import AdaptableWeight, AdapterError, adaptable_weight
 from regard.spec import SpecError
 
 CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
-MAX_CONFIG = 1 << 20  # bytes; a real one has about a thousand
-READ = {"peft_type", "r", "lora_alpha", "lora_dropout", "target_modules", "target_parameters"}
-HARMLESS = {  # of any value: they do not change the adapter's output
+MAX_CONFIG = 1 << 20  # bytes; an ordinary config has about a thousand
+USED_OPTIONS = {"peft_type", "r", "lora_alpha", "lora_dropout", "target_modules", "target_parameters"}
+IGNORED_OPTIONS = {  # they do not change the adapter's output
     "auto_mapping", "base_model_name_or_path", "inference_mode", "megatron_core", "peft_version", "qalora_group_size",
     "revision", "runtime_config", "task_type",
 }  # fmt: skip
-PLAIN = {"bias": ("none",), "init_lora_weights": (True, False, "gaussian")}  # other initializations change base weights
+SUPPORTED_VALUES = {  # other initializations change the weights of the model
+    "bias": ("none",),
+    "init_lora_weights": (True, False, "gaussian"),
+}
 
 
-def same(path: str) -> str:
+def identity(path: str) -> str:
     return path
 
 
 def save_adapter(
-    model: nn.Module, folder: Path | str, names: Callable[[str], str] = same, name: str | None = None
+    model: nn.Module, folder: Path | str, names: Callable[[str], str] = identity, name: str | None = None
 ) -> None:
     """Write one adapter, by default the active one; the model itself is not in the files."""
     name = resolve_adapter(model, name, "save")
@@ -48,14 +51,15 @@ def save_adapter(
     lora = next(layer.loras[name] for layer in adapters(model).values() if name in layer.loras)
     linears = [names(path) for path, weight in weights.items() if not weight.stacked]
     stacked = [parameter_path(path, weight) for path, weight in weights.items() if weight.stacked]
-    if stacked and names is not same:
+    if stacked and names is not identity:
         raise AdapterError(f"{stacked[0]} is a stacked weight, which has no path in another model; save without names")
+    by_path = stacked or names is not identity or isinstance(lora.targets, str)
     config = {
         "peft_type": "LORA",
         "r": lora.rank,
         "lora_alpha": lora.alpha,
         "lora_dropout": lora.dropout,
-        "target_modules": linears if stacked or names is not same or isinstance(lora.targets, str) else [*lora.targets],
+        "target_modules": linears if by_path else [*lora.targets],
         "target_parameters": stacked or None,
         "bias": "none",
         "base_model_name_or_path": None,
@@ -69,12 +73,12 @@ def save_adapter(
 
 
 def load_adapter(
-    model: nn.Module, folder: Path | str, names: Callable[[str], str] = same, name: str = DEFAULT
+    model: nn.Module, folder: Path | str, names: Callable[[str], str] = identity, name: str = DEFAULT
 ) -> list[str]:
     """Add the folder's adapter to the model and make it active; returns the names of the adapted layers."""
     folder = Path(folder)
     lora = read_config(folder / CONFIG)
-    if names is not same:
+    if names is not identity:
         lora = replace(lora, targets=translate(model, lora.targets, names))
     weights = select_weights(model, lora.targets)
     check_new_adapter(model, weights, lora, name)
@@ -88,8 +92,8 @@ def restore_adapter(model: nn.Module, folder: Path) -> None:
     """Copy the tensors of a folder into the model's active adapter, which must have the same layers and rank."""
     name = resolve_adapter(model, None, "restore")
     lora = next(layer.loras[name] for layer in adapters(model).values() if name in layer.loras)
-    tensors = read_tensors(folder / TENSORS, stored_shapes(adapted_weights(model, name), lora.rank, same))
-    copy_tensors(model, name, tensors, same)
+    tensors = read_tensors(folder / TENSORS, stored_shapes(adapted_weights(model, name), lora.rank, identity))
+    copy_tensors(model, name, tensors, identity)
 
 
 def adapted_weights(model: nn.Module, name: str) -> dict[str, AdaptableWeight]:
@@ -108,7 +112,10 @@ def adapter_tensors(model: nn.Module, name: str, names: Callable[[str], str]) ->
             a, b = (layer.matrix(side, name).detach() for side in ("A", "B"))
             if a.ndim == 3:
                 a, b = a.flatten(0, 1), b.permute(1, 2, 0).flatten(1)  # (n·r, in), (out, r·n)
-            tensors |= {key(paths[path], "lora_A"): a.contiguous(), key(paths[path], "lora_B"): b.contiguous()}
+            tensors |= {
+                tensor_name(paths[path], "lora_A"): a.contiguous(),
+                tensor_name(paths[path], "lora_B"): b.contiguous(),
+            }
     return tensors
 
 
@@ -117,12 +124,12 @@ def copy_tensors(model: nn.Module, name: str, tensors: Mapping[str, torch.Tensor
     paths = stored_paths(adapted_weights(model, name), names)
     for path, layer in adapters(model).items():
         if name in layer.loras:
-            a, b = (tensors[key(paths[path], side)] for side in ("lora_A", "lora_B"))
-            own_a, own_b = layer.matrix("A", name), layer.matrix("B", name)
-            if own_a.ndim == 3:
-                a, b = a.unflatten(0, own_a.shape[:2]), b.unflatten(1, (own_b.shape[2], -1)).permute(2, 0, 1)
-            own_a.copy_(a)
-            own_b.copy_(b)
+            a, b = (tensors[tensor_name(paths[path], side)] for side in ("lora_A", "lora_B"))
+            matrix_a, matrix_b = layer.matrix("A", name), layer.matrix("B", name)
+            if matrix_a.ndim == 3:
+                a, b = a.unflatten(0, matrix_a.shape[:2]), b.unflatten(1, (matrix_b.shape[2], -1)).permute(2, 0, 1)
+            matrix_a.copy_(a)
+            matrix_b.copy_(b)
 
 
 def stored_shapes(
@@ -133,7 +140,7 @@ def stored_shapes(
     for path, stored in stored_paths(weights, names).items():
         *stack, outputs, inputs = weights[path].weight.shape
         rows = rank * (stack[0] if stack else 1)
-        shapes |= {key(stored, "lora_A"): [rows, inputs], key(stored, "lora_B"): [outputs, rows]}
+        shapes |= {tensor_name(stored, "lora_A"): [rows, inputs], tensor_name(stored, "lora_B"): [outputs, rows]}
     return shapes
 
 
@@ -176,7 +183,7 @@ def translate(model: nn.Module, targets: Targets, names: Callable[[str], str]) -
     return chosen
 
 
-def key(path: str, side: str) -> str:
+def tensor_name(path: str, side: str) -> str:
     return f"base_model.model.{path}.{side}.weight"
 
 
@@ -190,26 +197,28 @@ def read_config(path: Path) -> LoRA:
     if not isinstance(config, dict) or config.get("peft_type") != "LORA":
         raise AdapterError(f"{path} is not the config of a LoRA adapter: expected an object with peft_type 'LORA'")
     for name, value in config.items():
-        if not supported(name, value):
-            raise AdapterError(f"{path}: {name}={value!r:.80} is not supported; only plain LoRA is")
+        if not is_supported(name, value):
+            raise AdapterError(f"{path}: {name}={value!r:.80} is not supported; use a LoRA adapter without this option")
     targets: Any = config.get("target_modules")
     if (parameters := config.get("target_parameters")) is not None:
-        targets = joined(targets, parameters)
+        targets = join_targets(targets, parameters)
     try:
         return LoRA(config.get("r"), config.get("lora_alpha"), targets, config.get("lora_dropout", 0.0))
     except SpecError as error:
         raise AdapterError(f"{path}: {error}") from error
 
 
-def joined(modules: Any, parameters: Any) -> Any:
-    """The targets of both kinds, of which LoRA checks the types; the parameter of a linear layer is called weight."""
+def join_targets(modules: Any, parameters: Any) -> Any:
+    """Modules and parameters as one list, without the `.weight` of linear layers; LoRA checks the types."""
     if not isinstance(modules, list | None) or not isinstance(parameters, list):
         return modules if isinstance(parameters, list) else parameters
     return [*(modules or []), *(name.removesuffix(".weight") if isinstance(name, str) else name for name in parameters)]
 
 
-def supported(name: str, value: Any) -> bool:
-    return value in PLAIN[name] if name in PLAIN else name in READ | HARMLESS or not value
+def is_supported(name: str, value: Any) -> bool:
+    if name in SUPPORTED_VALUES:
+        return value in SUPPORTED_VALUES[name]
+    return name in USED_OPTIONS | IGNORED_OPTIONS or not value
 
 
 def read_tensors(path: Path, shapes: Mapping[str, list[int]]) -> dict[str, torch.Tensor]:
@@ -219,10 +228,13 @@ def read_tensors(path: Path, shapes: Mapping[str, list[int]]) -> dict[str, torch
             found = set(file.keys())
             if found != set(shapes):
                 missing, extra = sorted(set(shapes) - found), sorted(found - set(shapes))
-                raise AdapterError(f"{path} does not fit the model: missing {missing[:3]}, not expected {extra[:3]}")
+                raise AdapterError(
+                    f"{path} does not fit the model: missing {missing[:3]}, not expected {extra[:3]}; "
+                    "load it into the model that it was trained for"
+                )
             for name, shape in shapes.items():
-                if (has := file.get_slice(name).get_shape()) != shape:
-                    raise AdapterError(f"{path}: {name} is {has}, this model and config need {shape}")
+                if (stored := file.get_slice(name).get_shape()) != shape:
+                    raise AdapterError(f"{path}: {name} has shape {stored}, this model and config need {shape}")
             tensors = {name: file.get_tensor(name) for name in shapes}
     except (OSError, SafetensorError) as error:
         raise AdapterError(f"{path} cannot be read: {error}") from error

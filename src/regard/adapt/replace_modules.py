@@ -18,9 +18,9 @@ def replace_modules(
         inside = any(name.startswith(f"{outer}.") for outer in matched)
         if name and not inside and match(name, module):
             matched[name] = module
-    replaced: dict[nn.Module, nn.Module] = {}
+    replacements: dict[nn.Module, nn.Module] = {}
     for name, module in matched.items():
-        if module not in replaced:
-            replaced[module] = make(name, module).train(module.training)
-        model.set_submodule(name, replaced[module])
+        if module not in replacements:
+            replacements[module] = make(name, module).train(module.training)
+        model.set_submodule(name, replacements[module])
     return list(matched)

@@ -75,60 +75,60 @@ def original_parameter(module: nn.Module, name: str) -> nn.Parameter:
 
 
 def select_weights(model: nn.Module, targets: Targets) -> dict[str, AdaptableWeight]:
-    """The weights that the targets select, with the selected names only.
+    """The weights that the targets select, each with only its selected names.
 
     Raises AdapterError if a target selects none, or if all selected layers run in training only; warns if a single
     target selects only such layers.
     """
     weights = adaptable_weights(model)
     names = [name for weight in weights.values() for name in weight.names]
-    unused = training_only(model)
+    training_prefixes = training_only(model)
     if targets == ALL_LINEAR or ALL_LINEAR in targets:
-        chosen = {name for name in names if "head" not in name.split(".") and not name.startswith(unused)}
+        chosen = {name for name in names if "head" not in name.split(".") and not name.startswith(training_prefixes)}
         if not chosen:
             raise AdapterError(
                 "lora: targets='all-linear' selects no layer; the model has no linear layer but its head"
             )
-        return selected(weights, chosen)
-    chosen, idle = set(), {}
+        return with_names(weights, chosen)
+    chosen, without_effect = set(), {}
     for target in targets:
         found = {name for name in names if ends_in(name, target)}
         if not found:
-            raise AdapterError(no_match(model, target, names))
-        if all(name.startswith(unused) for name in found):
-            idle[target] = min(found)
+            raise AdapterError(no_match_message(model, target, names))
+        if all(name.startswith(training_prefixes) for name in found):
+            without_effect[target] = min(found)
         chosen |= found
-    if len(idle) == len(targets):
-        used = sorted({last_component(name) for name in names if not name.startswith(unused)})
+    if len(without_effect) == len(targets):
+        choices = sorted({last_component(name) for name in names if not name.startswith(training_prefixes)})
         raise AdapterError(
-            f"lora: targets {', '.join(targets)} match only layers that run in training alone ({min(chosen)}), "
-            f"so adapters there would not change the model's output; choose among {', '.join(used)}"
+            f"lora: targets {', '.join(targets)} match layers that run only in training ({min(chosen)}), "
+            f"so adapters there would not change the model's output; choose among {', '.join(choices)}"
         )
-    for target, name in idle.items():
+    for target, name in without_effect.items():
         warnings.warn(
-            f"lora: the target {target!r} matches only layers that run in training alone ({name}); adapters there do "
+            f"lora: the target {target!r} matches layers that run only in training ({name}); adapters there do "
             "not change the model's output",
             stacklevel=3,
         )
-    return selected(weights, chosen)
+    return with_names(weights, chosen)
 
 
-def selected(weights: dict[str, AdaptableWeight], chosen: set[str]) -> dict[str, AdaptableWeight]:
-    kept = [
+def with_names(weights: dict[str, AdaptableWeight], chosen: set[str]) -> dict[str, AdaptableWeight]:
+    selected = [
         AdaptableWeight(weight.module, weight.parameter, names)
         for weight in weights.values()
         if (names := [name for name in weight.names if name in chosen])
     ]
-    return {weight.names[0]: weight for weight in kept}
+    return {weight.names[0]: weight for weight in selected}
 
 
-def no_match(model: nn.Module, target: str, names: Iterable[str]) -> str:
-    ends = {last_component(name) for name in names}
+def no_match_message(model: nn.Module, target: str, names: Iterable[str]) -> str:
+    layers = {last_component(name) for name in names}
     for name, _ in model.named_modules():
         if ends_in(name, target):
-            choices = ", ".join(sorted(ends))
+            choices = ", ".join(sorted(layers))
             return f"lora: no linear layer is named {target!r} ({name} is not a linear layer); choose among {choices}"
-    hint = nearest(target, ends) if ends else "the model has no linear layer at all"
+    hint = nearest(target, layers) if layers else "the model has no linear layer at all"
     return f"lora: no linear layer is named {target!r}; {hint}"
 
 

@@ -32,7 +32,7 @@ class Batch(Mapping[str, torch.Tensor]):
 
     @property
     def token_count(self) -> int:
-        """Valid tokens; without segments all tokens, and without tokens the rows."""
+        """The number of valid tokens; of all tokens if there are no segments, of rows if there are no tokens."""
         if "segments" in self:
             return int((self.segments >= 0).sum())
         return self.tokens.numel() if "tokens" in self else self.size

@@ -1,8 +1,9 @@
 """The loader: documents of a source, tokenized and packed into batches, with a state that can be saved.
 
-The state is the index of the next document and the list of pending document slices, each given by its document and its
-number in it. It is a few integers, and the batches after it are bit-identical. Every rank packs the whole batch and
-keeps its share of the rows, so batches do not depend on the number of ranks, and one state serves all ranks.
+The state is the index of the next document and the list of pending document slices, each identified by its document
+and its number in it. These are a few integers, and a loader that restores them continues with bit-identical batches.
+Every rank packs the whole batch and keeps its share of the rows, so batches do not depend on the number of ranks, and
+all ranks have the same state.
 """
 
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ from regard.data.sources import DataSource
 from regard.text.tokenizer import Tokenizer
 
 MAX_EMPTY_DOCUMENTS = 10_000  # consecutive documents without a (token, target) pair
-MAX_PENDING = 32  # slices to choose from; more fill rows better and move documents further from their order
+MAX_PENDING = 32  # slices to choose from; with more, rows are fuller and documents further out of order
 
 
 class Loader:
@@ -23,8 +24,10 @@ class Loader:
     def __init__(self, source: DataSource, tokenizer: Tokenizer, rows: int, length: int, rank: int = 0, ranks: int = 1):
         if rows < 1 or length < 1:
             raise ValueError(f"rows={rows} and length={length} must be at least 1")
-        if rows % ranks or not 0 <= rank < ranks:
-            raise ValueError(f"rows={rows} is not divisible by ranks={ranks} (rank={rank}); use a multiple of {ranks}")
+        if not 0 <= rank < ranks:
+            raise ValueError(f"rank={rank} must be from 0 to {ranks - 1}, because ranks={ranks}")
+        if rows % ranks:
+            raise ValueError(f"rows={rows} is not divisible by ranks={ranks}; use a multiple of {ranks}")
         self.source, self.tokenizer, self.rows, self.length = source, tokenizer, rows, length
         self.rank, self.ranks = rank, ranks
         self._next_document = 0
@@ -36,18 +39,18 @@ class Loader:
     def __next__(self) -> Batch:
         packed = [self._pack_row() for _ in range(self.rows)]
         share = self.rows // self.ranks
-        own = packed[self.rank * share : (self.rank + 1) * share]
-        return collate(own, self.length, self.tokenizer.pad or 0)
+        local = packed[self.rank * share : (self.rank + 1) * share]
+        return collate(local, self.length, self.tokenizer.pad or 0)
 
     def state_dict(self) -> dict[str, Any]:
         pending = [[document, number] for document, number, _ in self._pending]
         return {"source": self.source.name, "length": self.length, "next": self._next_document, "waiting": pending}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        for name, own in (("source", self.source.name), ("length", self.length)):
-            if state[name] != own:
+        for name, current in (("source", self.source.name), ("length", self.length)):
+            if state[name] != current:
                 raise ValueError(
-                    f"the saved loader has {name}={state[name]!r}, this one {own!r}; resume with the same data"
+                    f"the saved loader has {name}={state[name]!r}, this one {current!r}; resume with the same data"
                 )
         self._next_document = state["next"]
         self._pending = [(document, number, self._slices(document)[number]) for document, number in state["waiting"]]

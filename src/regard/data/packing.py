@@ -1,6 +1,6 @@
 """Packing: documents of any length in rows of one length, each attending only to itself.
 
-A document of n tokens gives n-1 pairs (token, next token). A row holds several document slices, each a segment with
+A document of n tokens has n-1 pairs (token, next token). A row holds several document slices, each a segment with
 positions from 0; the rest of the row is padding, with segment -1 and weight 0. A document with more pairs than a row
 is sliced; no pair is lost, and each slice is treated like a document: its positions start at 0, and it does not attend
 to the previous slice.
@@ -57,17 +57,17 @@ def special_token_id(token: str, tokenizer: Tokenizer) -> int:
 def slice_document(document: DocumentSlice, length: int) -> list[DocumentSlice]:
     """Slices of at most `length` pairs. The last target of a slice is the first token of the next one."""
     starts = range(0, len(document), length)
-    return [DocumentSlice(document.ids[at : at + length + 1], document.weights[at : at + length + 1]) for at in starts]
+    return [DocumentSlice(document.ids[i : i + length + 1], document.weights[i : i + length + 1]) for i in starts]
 
 
 def best_fit(lengths: Sequence[int], capacity: int) -> list[int]:
-    """Indices of the slices, given oldest first, that fill a row: the oldest, then the longest that fit."""
+    """The indices of the slices that fill a row: the oldest, then the longest that fit; `lengths` is oldest first."""
     indices = [0]
-    free = capacity - lengths[0]
+    remaining = capacity - lengths[0]
     for index in sorted(range(1, len(lengths)), key=lambda index: -lengths[index]):  # stable: ties keep their order
-        if lengths[index] <= free:
+        if lengths[index] <= remaining:
             indices.append(index)
-            free -= lengths[index]
+            remaining -= lengths[index]
     return indices
 
 
@@ -85,6 +85,6 @@ def collate(rows: Sequence[Sequence[DocumentSlice]], length: int, pad: int = 0) 
 def _tensor(rows, values, length: int, padding: float, dtype: torch.dtype) -> torch.Tensor:
     padded = []
     for row in rows:
-        line = [value for segment, slice in enumerate(row) for value in values(slice, segment)]
-        padded.append(line + [padding] * (length - len(line)))
+        flat = [value for segment, slice in enumerate(row) for value in values(slice, segment)]
+        padded.append(flat + [padding] * (length - len(flat)))
     return torch.tensor(padded, dtype=dtype)  # (B, L)

@@ -41,8 +41,8 @@ class DataSource(Protocol):
 class WorldSource:
     """Stories of the simulated world as conversations: the story, then questions and answers in turns.
 
-    Which event comes next in a story is unpredictable. A model trained equally on all tokens spends its capacity on
-    that long before it learns to retrieve facts. Answers therefore have weight 1, story and questions less.
+    The next event of a story is random. A model trained equally on all tokens spends its capacity on predicting events
+    long before it learns to retrieve facts. Answers therefore have weight 1, story and questions less.
     """
 
     level: int = 1
@@ -99,13 +99,13 @@ def pydoc(split: str = "train", seed: int = 0) -> ShuffledSource:
     """The text of the Python manual that every Python installation contains."""
     from pydoc_data.topics import topics
 
-    return _collection("pydoc", (_plain(topics[name]) for name in sorted(topics)), split, seed)
+    return _shuffled("pydoc", (_text_document(topics[name]) for name in sorted(topics)), split, seed)
 
 
 def text_file(path: str | Path, split: str = "train", seed: int = 0) -> ShuffledSource:
     """One text file, split into documents at ends of lines."""
     chunks = split_lines(_read(Path(path)))
-    return _collection(f"text file {path}", ((Span(chunk),) for chunk in chunks), split, seed)
+    return _shuffled(f"text file {path}", ((Span(chunk),) for chunk in chunks), split, seed)
 
 
 def folder(path: str | Path, split: str = "train", seed: int = 0, pattern: str = "**/*.txt") -> ShuffledSource:
@@ -113,14 +113,14 @@ def folder(path: str | Path, split: str = "train", seed: int = 0, pattern: str =
     files = sorted(file for file in Path(path).glob(pattern) if file.is_file())
     if not files:
         raise ValueError(f"{path} has no file that matches {pattern!r}; check the folder, or use another pattern")
-    return _collection(f"folder {path}", (_plain(_read(file)) for file in files), split, seed)
+    return _shuffled(f"folder {path}", (_text_document(_read(file)) for file in files), split, seed)
 
 
 def jsonl(path: str | Path, split: str = "train", seed: int = 0) -> ShuffledSource:
     """One JSON object per line, with `text`, or with `messages`, of which only the assistant's have a loss."""
     lines = enumerate(_read(Path(path)).split("\n"), start=1)
     documents = (_parse(line, f"{path}, line {number}") for number, line in lines if line.strip())
-    return _collection(f"jsonl {path}", documents, split, seed)
+    return _shuffled(f"jsonl {path}", documents, split, seed)
 
 
 def split_lines(text: str, size: int = CHUNK_CHARACTERS) -> Iterator[str]:
@@ -133,11 +133,11 @@ def split_lines(text: str, size: int = CHUNK_CHARACTERS) -> Iterator[str]:
         start = end
 
 
-def _plain(text: str) -> Document:
+def _text_document(text: str) -> Document:
     return (Span(text), Span(END, special=True))
 
 
-def _collection(name: str, documents: Iterable[Document], split: str, seed: int) -> ShuffledSource:
+def _shuffled(name: str, documents: Iterable[Document], split: str, seed: int) -> ShuffledSource:
     if split not in SPLITS:
         raise ValueError(f"split={split!r} is not a split; choose one of {', '.join(SPLITS)}")
     nonempty = [document for document in documents if any(span.text for span in document if not span.special)]
@@ -158,13 +158,13 @@ def _parse(line: str, origin: str) -> Document:
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{origin}: not valid JSON ({error}); write one object per line") from error
     if isinstance(row, dict) and isinstance(row.get("text"), str):
-        return _plain(row["text"])
+        return _text_document(row["text"])
     if isinstance(row, dict) and isinstance(row.get("messages"), list):
-        return tuple(span for message in row["messages"] for span in _turn(message, origin))
+        return tuple(span for message in row["messages"] for span in _message_spans(message, origin))
     raise ValueError(f"{origin}: expected an object with `text` (a string) or `messages` (a list)")
 
 
-def _turn(message: Any, origin: str) -> Document:
+def _message_spans(message: Any, origin: str) -> Document:
     if (
         not isinstance(message, dict)
         or message.get("role") not in ROLE_TOKENS

@@ -6,8 +6,8 @@
         for request, token in engine.step(): ...
 
 The tokens of a request do not depend on other requests, the store, chunk sizes or preemption. The engine handles token
-ids only. An encoder-decoder takes a source with each request: its ids are encoded, padded to the longest of the batch,
-together with the first tokens of the target. The engine is not thread-safe: use it from one thread.
+ids only. A request to an encoder-decoder has a source too. The sources of a batch are padded to the longest and encoded
+in the forward of the first target tokens. The engine is not thread-safe: use it from one thread.
 """
 
 import warnings
@@ -38,6 +38,7 @@ CPU_COMPILE_OPTIONS: dict[str, Any] = {
     "cpp.max_horizontal_fusion_size": 2,
     "size_asserts": False,
 }
+TokenIds = Sequence[int]
 SPAN = 64  # slots are read in multiples of this, so that shapes rarely change
 
 
@@ -46,9 +47,8 @@ class Engine:
         self,
         model: nn.Module,  # a decoder, or a model that has one: an encoder-decoder, or image and text
         *,
-        rows: int = 8,  # requests that run at once
-        capacity: int
-        | None = None,  # tokens per request, prompt and new; None: the model's context, if its cache is exact
+        rows: int = 8,  # requests that are decoded at once
+        capacity: int | None = None,  # prompt and new tokens per request; None: the limit of the model
         source_capacity: int | None = None,  # tokens per source of an encoder-decoder; None: the encoder's context
         store: str | OpenStore = "paged",  # a name, or a constructor, such as partial(Paged, blocks=64)
         chunk: int = 256,  # prompt tokens per prefill step
@@ -74,7 +74,7 @@ class Engine:
             )
         for body in (sublayer.body for layer in decoder.spec.blocks for sublayer in layer.sublayers):
             declared = declarations(body.memory(decoder.spec.width))
-            if self.encoder_decoder is None and any(isinstance(one, PerSource) for one in declared):
+            if self.encoder_decoder is None and any(isinstance(kind, PerSource) for kind in declared):
                 raise ValueError(f"engine: {body.kind} reads a source; give the engine the whole encoder-decoder")
             if body.mixes and declared == (None,):
                 raise ValueError(
@@ -117,26 +117,22 @@ class Engine:
         return compiled
 
     def submit(
-        self,
-        ids: Sequence[int],
-        sampling: Sampling,
-        source: Sequence[int] | None = None,
-        embeddings: Tensor | None = None,
+        self, ids: TokenIds, sampling: Sampling, source: TokenIds | None = None, embeddings: Tensor | None = None
     ) -> Request:
         """Append a request to the queue. ValueError if it can never run, QueueFull if too many requests wait.
 
         source: ids that the encoder of an encoder-decoder reads. embeddings: (len(ids), D) replace those of the prompt.
         """
-        ids = self.checked(ids)
+        ids = self.checked_prompt(ids)
         source = checked_source(self.encoder_decoder, source, self.source_capacity)
         if embeddings is not None and embeddings.shape != (len(ids), self.model.spec.width):
             expected = (len(ids), self.model.spec.width)
             raise ValueError(f"the embeddings have shape {tuple(embeddings.shape)}; this prompt needs {expected}")
-        named = [
-            id for id in (*sampling.suppress_ids, sampling.forced_bos_id, sampling.forced_eos_id) if id is not None
-        ]
-        if max(named, default=0) >= self.model.spec.vocab:
-            raise ValueError(f"id {max(named)} is suppressed or forced; the ids are 0 to {self.model.spec.vocab - 1}")
+        constrained = [*sampling.suppress_ids, sampling.forced_bos_id or 0, sampling.forced_eos_id or 0]
+        if max(constrained) >= self.model.spec.vocab:
+            raise ValueError(
+                f"id {max(constrained)} cannot be suppressed or forced; the ids are 0 to {self.model.spec.vocab - 1}"
+            )
         if len(self.scheduler.running) + len(self.scheduler.waiting) >= self.max_requests:
             raise QueueFull(f"{self.queue} requests are waiting already; try again later")
         request = Request(ids, sampling, source, embeddings, arrival=next(self.arrivals))
@@ -154,7 +150,10 @@ class Engine:
 
     @torch.inference_mode()
     def step(self) -> list[tuple[Request, Token]]:
-        """At most one new token per running request. A failed request has finish="error" and a message in `error`."""
+        """Run one step and return its new tokens, at most one per running request.
+
+        A request that fails has finish="error" and a message in `error`.
+        """
         produced = []
         for batch in self.scheduler.plan():
             try:
@@ -167,11 +166,7 @@ class Engine:
         return produced
 
     def generate(
-        self,
-        ids: Sequence[int],
-        sampling: Sampling,
-        source: Sequence[int] | None = None,
-        embeddings: Tensor | None = None,
+        self, ids: TokenIds, sampling: Sampling, source: TokenIds | None = None, embeddings: Tensor | None = None
     ) -> list[Token]:
         """Generate until this request is finished; other submitted requests run too. Arguments as for `submit`."""
         request = self.submit(ids, sampling, source, embeddings)
@@ -199,7 +194,7 @@ class Engine:
         return numbers | self.store.metrics() | {"preemptions": self.scheduler.preemptions}
 
     def forward(self, batch: ScheduledBatch) -> Tensor:
-        """Run a batch; returns the logits (N, V) of the N requests without pending tokens after it."""
+        """Run a batch; returns the logits (N, V) of the N requests that have no pending tokens after it."""
         batch.sort(key=lambda pair: pair[0].row)
         reads_source = any(request.unread for request, _ in batch)
         embeds = any(request.embeddings is not None and request.cached < len(request.ids) for request, _ in batch)
@@ -221,12 +216,12 @@ class Engine:
         return self.model.logits(hidden)
 
     def embed(self, batch: ScheduledBatch, tokens: Tensor) -> Tensor:
-        """(B, L, D) the embeddings that requests came with, and the table's for all other tokens."""
+        """(B, L, D) embeddings: those of the model, replaced by those submitted with the requests."""
         x = self.model.embed(tokens)
         for b, (request, length) in enumerate(batch):
             if request.embeddings is not None:
-                own = request.embeddings[request.cached : request.cached + length]
-                x[b, : len(own)] = own.to(x)
+                submitted = request.embeddings[request.cached : request.cached + length]
+                x[b, : len(submitted)] = submitted.to(x)
         return x
 
     def decode(self, batch: ScheduledBatch, step: Callable[..., Tensor]) -> Tensor:
@@ -236,8 +231,8 @@ class Engine:
         tokens, positions = torch.zeros(2, self.store.rows, 1, dtype=torch.long, device=self.device)
         tokens[rows, 0], positions[rows, 0] = last, cached
         valid = torch.zeros_like(tokens, dtype=torch.bool).index_fill_(0, rows, True)
-        reach = max((request.cached for request, _ in batch), default=0) + 1
-        span = min(max(256, 1 << (reach - 1).bit_length()), self.store.capacity)
+        slots = max((request.cached for request, _ in batch), default=0) + 1
+        span = min(max(256, 1 << (slots - 1).bit_length()), self.store.capacity)
         return step(tokens, positions, valid, span)[rows]
 
     def decode_step(self, tokens: Tensor, positions: Tensor, valid: Tensor, span: int) -> Tensor:
@@ -247,6 +242,7 @@ class Engine:
         return self.model.logits(self.model.hidden(tokens, layout, states)[:, 0])
 
     def advance(self, batch: ScheduledBatch, logits: Tensor) -> list[tuple[Request, Token]]:
+        """Sample the next token of every request of the batch that has no pending tokens left."""
         for request, length in batch:
             request.cached += length
         ready = [request for request, _ in batch if request.pending == 0]
@@ -255,7 +251,7 @@ class Engine:
             if token is None:
                 self.end(request, "error", "the model's logits for this request are not finite")
                 continue
-            token = token._replace(finish=self.reason(request, token.id))
+            token = token._replace(finish=self.finish_reason(request, token.id))
             request.add(token)
             produced.append((request, token))
             self.counts["new_tokens"] += 1
@@ -263,7 +259,7 @@ class Engine:
                 self.end(request, token.finish)
         return produced
 
-    def reason(self, request: Request, id: int) -> str | None:
+    def finish_reason(self, request: Request, id: int) -> str | None:
         """Why the request finishes with this token; None if it continues."""
         if id in request.sampling.stop_ids:
             return "stop"
@@ -271,7 +267,7 @@ class Engine:
         return "length" if full else None
 
     def handle_failure(self, batch: ScheduledBatch, error: Exception) -> None:
-        """A forward failed. A single request is the cause; several are preempted and recomputed one at a time."""
+        """End the request of a failed forward; if it had several, preempt them, to be recomputed one at a time."""
         if len(batch) == 1:
             return self.end(batch[0][0], "error", f"the model failed on this request: {str(error).splitlines()[0]}")
         for request, _ in batch:
@@ -283,7 +279,7 @@ class Engine:
         self.counts[finish] += 1
         self.scheduler.remove(request)
 
-    def checked(self, ids: Sequence[int]) -> tuple[int, ...]:
+    def checked_prompt(self, ids: TokenIds) -> tuple[int, ...]:
         if len(ids) >= self.capacity:
             raise ValueError(
                 f"the prompt has {len(ids)} tokens, but prompt and new tokens must fit into {self.capacity}; shorten it"
@@ -298,10 +294,10 @@ def batch_inputs(batch: ScheduledBatch, store: Store, device: torch.device) -> t
     """
     lengths = [length for _, length in batch]
     longest = max(lengths)
-    reach = max(request.cached + length for request, length in batch)
+    slots = max(request.cached + length for request, length in batch)
     rows = [request.row for request, _ in batch]
-    ids = [padded(request.tokens[request.cached : request.cached + n], longest) for request, n in batch]
-    offsets = [padded(list(range(request.cached, request.cached + n)), longest) for request, n in batch]
+    ids = [pad_row(request.tokens[request.cached : request.cached + n], longest) for request, n in batch]
+    offsets = [pad_row(list(range(request.cached, request.cached + n)), longest) for request, n in batch]
     tokens, positions = torch.tensor([ids, offsets], device=device).unbind()  # (B, L) each, in one copy
     valid = [[True] * n + [False] * (longest - n) for n in lengths] if min(lengths) < longest else None
     layout = TokenLayout(
@@ -309,8 +305,8 @@ def batch_inputs(batch: ScheduledBatch, store: Store, device: torch.device) -> t
         valid=None if valid is None else torch.tensor(valid, device=device),
         rows=None if rows == list(range(len(rows))) else torch.tensor(rows, device=device),
     )
-    return tokens, layout, min(-(-reach // SPAN) * SPAN, store.capacity)
+    return tokens, layout, min(-(-slots // SPAN) * SPAN, store.capacity)
 
 
-def padded(row: list[int], length: int) -> list[int]:
+def pad_row(row: list[int], length: int) -> list[int]:
     return row + row[:1] * (length - len(row))

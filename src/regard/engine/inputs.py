@@ -50,9 +50,9 @@ def checked_ids(name: str, ids: Sequence[int], vocab: int) -> tuple[int, ...]:
         ids = tuple(map(operator.index, ids))
     except TypeError as error:
         raise ValueError(f"the {name} must be integers from 0 to {vocab - 1}; {error}") from None
-    wrong = min(ids) if min(ids) < 0 else max(ids)
-    if not 0 <= wrong < vocab:
-        raise ValueError(f"the {name} has id {wrong}; the model's ids are 0 to {vocab - 1}; use its own tokenizer")
+    extreme = min(ids) if min(ids) < 0 else max(ids)
+    if not 0 <= extreme < vocab:
+        raise ValueError(f"the {name} has id {extreme}; the model's ids are 0 to {vocab - 1}; use its own tokenizer")
     return ids
 
 

@@ -1,7 +1,7 @@
 """A request: a prompt (ids), its sampling settings, and the tokens generated so far.
 
 A request for an encoder-decoder has the ids of a source too; its prompt is the start of the target. A prompt may have
-embeddings that replace those of its ids, for example where some are patches of an image.
+embeddings that replace those of its ids, for example those of image patches.
 
 Log-probabilities are those of the model's distribution, before penalties, temperature and filters.
 """
@@ -45,11 +45,11 @@ class Sampling:
     repetition_penalty: float = 1.0  # over prompt and new tokens, as in transformers
     presence_penalty: float = 0.0  # over new tokens, as in OpenAI's API
     frequency_penalty: float = 0.0
-    seed: int | None = None  # None: random, once per request
+    seed: int | None = None  # None: a random one for each request
     stop_ids: tuple[int, ...] = ()
     suppress_ids: tuple[int, ...] = ()  # never generated
     forced_bos_id: int | None = None  # always the first new token
-    forced_eos_id: int | None = None  # always the last one of max_new, if none has stopped the sequence before
+    forced_eos_id: int | None = None  # always the last of max_new tokens, unless the sequence stops earlier
     top_logprobs: int = 0  # how many of the most likely tokens are returned with each token
 
     def __post_init__(self) -> None:
@@ -58,14 +58,14 @@ class Sampling:
             number = isinstance(value, int | kind) and not isinstance(value, bool)
             if not number or not lowest <= value <= highest:
                 raise ValueError(f"{name}={value!r} must be {rule}")
-        if self.seed is not None and not is_id(self.seed, below=2**64):
+        if self.seed is not None and not is_nonnegative_int(self.seed, below=2**64):
             raise ValueError(f"seed={self.seed!r} must be an integer from 0 to 2**64 - 1, or None for a random one")
         for name in ("stop_ids", "suppress_ids"):
             ids = getattr(self, name)
-            if not isinstance(ids, tuple) or not all(is_id(i, below=2**63) for i in ids):
+            if not isinstance(ids, tuple) or not all(is_nonnegative_int(id, below=2**63) for id in ids):
                 raise ValueError(f"{name}={ids!r} must be a tuple of token ids, integers of at least 0")
         for name in ("forced_bos_id", "forced_eos_id"):
-            if (id := getattr(self, name)) is not None and not is_id(id, below=2**63):
+            if (id := getattr(self, name)) is not None and not is_nonnegative_int(id, below=2**63):
                 raise ValueError(f"{name}={id!r} must be a token id, an integer of at least 0, or None")
 
     @property
@@ -90,11 +90,11 @@ class Request:
     finish: str | None = None  # "stop", "length", "cancelled" or "error"
     error: str | None = None
 
-    # State of the engine
+    # Set by the engine
     arrival: int = 0  # order of submission; the latest arrival is preempted first
     row: int | None = None  # in the store, while running
     cached: int = 0  # tokens that the store holds
-    isolated: bool = False  # was in a batch that failed; runs alone until its next token
+    isolated: bool = False  # was in a batch that failed; has a batch to itself until its next token
     history: "TokenHistory | None" = None  # only with penalties
 
     def __post_init__(self) -> None:
@@ -113,7 +113,7 @@ class Request:
 
     @property
     def forced_id(self) -> int | None:
-        """The next token, where the settings leave no choice."""
+        """The next token if the settings force one, else None."""
         last = len(self.new) + 1 == self.sampling.max_new and self.sampling.forced_eos_id is not None
         return self.sampling.forced_eos_id if last else None if self.new else self.sampling.forced_bos_id
 
@@ -138,5 +138,5 @@ class TokenHistory:
         self.counts[id] += 1
 
 
-def is_id(value: object, below: int) -> bool:
+def is_nonnegative_int(value: object, below: int) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < below

@@ -17,7 +17,7 @@ from regard.engine.request import Request, Sampling, Token, TokenHistory
 
 
 def sample(logits: Tensor, requests: Sequence[Request]) -> list[Token | None]:
-    """The next token of each request from its row of (B, V) logits; None where that is not finite."""
+    """The next token of each request from its row of (B, V) logits; None where the row is not finite."""
     logits = logits.to(torch.promote_types(logits.dtype, torch.float32))  # (B, V)
     logprobs = logits.log_softmax(-1)  # one NaN or infinity makes the whole row NaN
     ids = choose(logits, requests)
@@ -42,8 +42,8 @@ def choose(logits: Tensor, requests: Sequence[Request]) -> Tensor:
     ids = logits.max(-1).indices  # on CPUs twice as fast as argmax
     random = [i for i, r in enumerate(requests) if r.sampling.temperature > 0]
     if random:
-        kept = apply_filters(logits[random], [requests[i].sampling for i in random])
-        ids[random] = draw(kept, [uniform(requests[i].seed, len(requests[i].new)) for i in random])
+        filtered = apply_filters(logits[random], [requests[i].sampling for i in random])
+        ids[random] = draw(filtered, [uniform(requests[i].seed, len(requests[i].new)) for i in random])
     for i, request in enumerate(requests):
         if request.forced_id is not None:
             ids[i] = request.forced_id
@@ -53,8 +53,8 @@ def choose(logits: Tensor, requests: Sequence[Request]) -> Tensor:
 def apply_filters(logits: Tensor, samplings: Sequence[Sampling]) -> Tensor:
     """Apply temperature and filters: (B, V) float64, -inf for dropped tokens."""
     temperature, min_p = columns(logits, [(s.temperature, s.min_p) for s in samplings])
-    logits = (logits - logits.amax(-1, keepdim=True)) / temperature  # the largest at 0: no temperature overflows
-    lowest = min_p.log()  # (B, 1) the least logit that is kept: p ≥ min_p · p_best
+    logits = (logits - logits.amax(-1, keepdim=True)) / temperature  # with the largest at 0, no temperature overflows
+    lowest = min_p.log()  # (B, 1) the smallest logit that is kept: p ≥ min_p · p_best
     filtered = [i for i, s in enumerate(samplings) if s.top_k or s.top_p < 1]
     if filtered:
         lowest[filtered] = lowest[filtered].maximum(cutoff(logits[filtered], [samplings[i] for i in filtered]))
@@ -66,12 +66,14 @@ def cutoff(logits: Tensor, samplings: Sequence[Sampling]) -> Tensor:
     vocab = logits.shape[-1]
     top_k, top_p = columns(logits, [(s.top_k, s.top_p) for s in samplings])
     total = logits.logsumexp(-1, keepdim=True)
-    possible = logits - total >= ((1 - top_p) / vocab).log()  # all rarer tokens together weigh less than 1 - top_p
+    possible = logits - total >= ((1 - top_p) / vocab).log()  # the others have less than 1 - top_p in total
     count = possible.sum(-1, keepdim=True).where(top_k == 0, top_k.long()).clamp(1, vocab)  # (B, 1)
     best = logits.topk(int(count.max())).values  # (B, n)
     best = best.masked_fill(torch.arange(best.shape[-1], device=best.device) >= count, -torch.inf)
     p = (best - total.where(top_k == 0, best.logsumexp(-1, keepdim=True))).exp()
-    nucleus = (p.cumsum(-1) - p < top_p).sum(-1, keepdim=True)  # (B, 1) the fewest that together reach top_p
+    nucleus = (p.cumsum(-1) - p < top_p).sum(
+        -1, keepdim=True
+    )  # (B, 1) the smallest number of tokens that reaches top_p
     return best.gather(-1, nucleus.where(top_p < 1, count).clamp(min=1).minimum(count) - 1)
 
 
@@ -88,6 +90,7 @@ def uniform(seed: int, step: int) -> float:
 
 
 def mix(x: int) -> int:
+    """The output function of SplitMix64."""
     x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9 % 2**64
     x = (x ^ x >> 27) * 0x94D049BB133111EB % 2**64
     return x ^ x >> 31
@@ -107,7 +110,7 @@ def penalize(logits: Tensor, histories: Sequence[TokenHistory], samplings: Seque
 
 
 def top_logprobs(logprobs: Tensor, counts: Sequence[int]) -> list[tuple[tuple[int, float], ...]]:
-    """The most likely (id, logprob) of each row, `counts` of them."""
+    """The most likely (id, logprob) of each row, as many as its entry of `counts`."""
     if not any(counts):
         return [()] * len(counts)
     best = logprobs.topk(min(max(counts), logprobs.shape[-1]))

@@ -29,11 +29,11 @@ class Scheduler:
 
     def plan(self) -> list[ScheduledBatch]:
         """The batches of the next step; a request is in at most one."""
-        self.grow()
+        self.reserve_space()
         self.admit()
-        return [batch for batch in (self.decode(), self.prefill()) if batch]
+        return [batch for batch in (self.decode_batch(), self.prefill_batch()) if batch]
 
-    def grow(self) -> None:
+    def reserve_space(self) -> None:
         """Reserve space for the next token of every running request; preempt the latest arrivals if there is none."""
         for request in list(self.running):
             while request.row is not None and not self.store.reserve(request.row, len(request.tokens)):
@@ -50,10 +50,10 @@ class Scheduler:
             request.row = row
             insort(self.running, request, key=arrival)
 
-    def decode(self) -> ScheduledBatch:
+    def decode_batch(self) -> ScheduledBatch:
         return isolate([(r, 1) for r in self.running if r.pending == 1 and not r.unread])
 
-    def prefill(self) -> ScheduledBatch:
+    def prefill_batch(self) -> ScheduledBatch:
         """Requests with several pending tokens or an unread source, as many as fit into `chunk` tokens with padding."""
         batch: ScheduledBatch = []
         longest = 0
@@ -89,5 +89,5 @@ def arrival(request: Request) -> int:
 
 
 def isolate(batch: ScheduledBatch) -> ScheduledBatch:
-    """The first isolated request alone, if there is one; otherwise the batch."""
+    """A batch of only the first isolated request, if there is one; otherwise the whole batch."""
     return next(([pair] for pair in batch if pair[0].isolated), batch)

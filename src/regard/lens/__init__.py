@@ -1,4 +1,4 @@
-"""Looking into a model: record and replace the output of any module, compute attention maps and recurrent states.
+"""Inspecting a model: record and replace the output of any module, compute attention maps and recurrent states.
 
 All of it uses ordinary hooks on the model that trains and serves; there is no second model.
 """

@@ -67,7 +67,9 @@ def edit_hook(edit: Edit) -> Hook:
         if not isinstance(new, Tensor):
             raise ValueError(f"patch of {name}: the function returned {type(new).__name__}; it must return a tensor")
         if (new.shape, new.dtype, new.device) != (output.shape, output.dtype, output.device):
-            raise ValueError(f"patch of {name}: the output is {describe(output)}, the replacement {describe(new)}")
+            raise ValueError(
+                f"patch of {name}: the replacement is {describe(new)}; it must be {describe(output)}, like the output"
+            )
         return new
 
     return hook

@@ -4,7 +4,7 @@
     H_i = -Σ_j A_ij log A_ij                      entropy of row i: 0 for a single key, log S for uniform weights
 
 The entropy of a head is the mean over its rows; entropy collapse in training is a fall towards 0 (Zhai et al. 2023).
-An attention module offers its map by the interface in parts/tap.py, or gives the reason why it has none.
+An attention module has its map by the interface in parts/tap.py, or declares why it has none.
 """
 
 import warnings
@@ -32,8 +32,8 @@ def attention_maps(
     """The weights (H, L, L) of each layer of a decoder or encoder, or of one layer; None for a layer without a map.
 
     `ids` is one sequence (L,), or one input of another kind (an image) for an encoder that reads those. `layout` has
-    one row. Attention to a source is not included. Layers with attention but without a map cause a warning; if no
-    layer has one, that is a ValueError.
+    one row. Attention to a source is not included. Warns of attention layers without a map; raises ValueError if no
+    layer has one.
     """
     if not hasattr(model, "stack"):
         parts = ", ".join(f".{name}" for name, part in model.named_children() if hasattr(part, "stack"))
@@ -71,7 +71,7 @@ def named_attention_maps(model: nn.Module, *inputs: Any, **options: Any) -> dict
 
 
 def attention_heads(model: nn.Module) -> tuple[int, ...]:
-    """How many maps each layer has, 0 for a layer without one."""
+    """The number of heads with a map in each layer, 0 for a layer without one."""
     return tuple(
         sum(module.heads for module in modules.values() if isinstance(module, HasAttentionMap))
         for modules in layers_of(model)

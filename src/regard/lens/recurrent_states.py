@@ -32,10 +32,11 @@ def states(model: DecoderModule, ids: Sequence[int] | Tensor) -> dict[str, Tenso
     return {name: torch.cat(arrays) for name, arrays in found.items()}
 
 
-def states_of_prefixes(model: DecoderModule, tokens: Tensor, lasts: range) -> dict[str, Tensor]:
-    """The states after each of these tokens: name -> (len(lasts), …)"""
-    positions = torch.arange(lasts.stop, device=tokens.device).expand(len(lasts), lasts.stop)
-    valid = positions <= positions[0, lasts.start :].unsqueeze(-1)
+def states_of_prefixes(model: DecoderModule, tokens: Tensor, last_tokens: range) -> dict[str, Tensor]:
+    """The states after each of these tokens: name -> (len(last_tokens), …)"""
+    length = last_tokens.stop
+    positions = torch.arange(length, device=tokens.device).expand(len(last_tokens), length)
+    valid = positions <= positions[0, last_tokens.start :].unsqueeze(-1)
     layout = TokenLayout(positions.where(valid, 0), valid=valid, consecutive=True)
     finals = final_states(model.spec.layers)
     model.hidden(tokens[positions], layout, finals)

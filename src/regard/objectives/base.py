@@ -58,9 +58,9 @@ def cross_entropy(logits: Tensor | LazyLogits, targets: Tensor, weights: Tensor)
 def shifted(batch: Batch, weights: Tensor, by: int) -> tuple[Tensor, Tensor]:
     """Targets and weights `by` tokens further ahead; weight 0 where that is outside the token's document."""
     targets, weights = batch.targets.roll(-by, 1), weights.roll(-by, 1)
-    same = batch.segments == batch.segments.roll(-by, 1)
-    same[:, -by:] = False
-    return targets, weights * same
+    same_document = batch.segments == batch.segments.roll(-by, 1)
+    same_document[:, -by:] = False
+    return targets, weights * same_document
 
 
 def layout_of(batch: Batch) -> TokenLayout:

@@ -18,7 +18,7 @@ class Question(NamedTuple):
     kind: str
 
 
-COMMON_ANSWERS = ("nothing", "nobody", "none")  # so frequent that a guess would often be right; most are dropped
+COMMON_ANSWERS = ("nothing", "nobody", "none")  # so frequent that guesses would often be right, so most are dropped
 Pair = tuple[str, str]  # question and answer
 
 

@@ -1,8 +1,8 @@
 """The simulation: a state, the events that change it, and the actions that are possible in it.
 
 All locations are in one dictionary, `at`: a person is at a place; a thing is at a place, a person or a container; a
-container is at a place or a person. The place of anything is found by following `at` to a place. The contents of a
-person or container are ordered by arrival, because `at` keeps insertion order.
+container is at a place or a person. Following `at` from a thing leads to its place. The contents of a person or
+container are ordered by arrival, because `at` keeps insertion order.
 """
 
 from random import Random
@@ -50,20 +50,20 @@ class World:
         self.events.append(event)
         match verb:
             case "be" | "move":
-                self._set(who, where)
+                self._place_in(who, where)
                 self.visited[who].append(where)
                 self.motives.pop((who, where), None)
                 if why:
                     self.motives[who, where] = why
                     del self.feeling[who]
             case "lie" | "put":
-                self._set(what, where)
+                self._place_in(what, where)
             case "take" | "pull":
-                self._set(what, who)
+                self._place_in(what, who)
             case "drop":
-                self._set(what, self.at[who])
+                self._place_in(what, self.at[who])
             case "give":
-                self._set(what, where)
+                self._place_in(what, where)
             case "eat":
                 del self.at[what], self.feeling[who]
             case "feel":
@@ -79,7 +79,7 @@ class World:
         if self.raining:
             self.wet.update(person for person in self.people if self.at[person] in OUTDOORS)
 
-    def _set(self, inner: str, outer: str) -> None:
+    def _place_in(self, inner: str, outer: str) -> None:
         self.at.pop(inner, None)  # inserted again, so that it is the last of its new contents
         self.at[inner] = outer
 
@@ -193,7 +193,7 @@ ACTIONS = {
 
 
 def simulate(level: Level, rng: Random) -> World:
-    """A world after all people and things were placed and a random number of events."""
+    """A world in which people and things have been placed and a random number of events have happened."""
     world = World(
         rng.sample(PEOPLE, rng.randint(*level.people)),
         rng.sample(PLACES, rng.randint(*level.places)),

@@ -1,6 +1,6 @@
 """The interface of a store: it keeps the states of a model's layers for a fixed number of rows, one sequence per row.
 
-    states = store.begin_forward(layout)           where the new tokens go, which keys they attend to
+    states = store.begin_forward(layout)           assign slots to the new tokens
     logits = model(tokens, layout, states)         each layer appends to its state and reads it
 
 Every forward begins with `begin_forward`; its states serve that forward only. A row can return to an earlier length:
@@ -9,8 +9,8 @@ Every forward begins with `begin_forward`; its states serve that forward only. A
     store.rewind(row, n, snapshot)                 drop the tokens since then: speculation
     store.fork(row, to, snapshot)                  continue the same prefix in another row
 
-Per-token arrays rewind without a snapshot. A recurrent state is a sum over its tokens and a ring buffer overwrites old
-ones: these are copied into the snapshot, and their size does not depend on the length of the sequence.
+Per-token arrays rewind without a snapshot. A recurrent state is a sum over tokens, and a ring buffer overwrites old
+tokens: both are copied into the snapshot. Their size does not depend on the length of the sequence.
 """
 
 from dataclasses import dataclass
@@ -35,14 +35,14 @@ class Snapshot:
 
 
 class CannotRewind(ValueError):
-    """A state no longer holds what the earlier length needs."""
+    """A row cannot return to an earlier length: a state has overwritten tokens that are needed there."""
 
 
 class Store(Protocol):
     rows: int  # sequences kept at once
     capacity: int  # tokens per row
-    storages: Any  # of every layer (states.py): each has its `arrays` by name
-    max_tokens: int  # tokens that one row can always get, if all others give theirs up
+    storages: Any  # one per state of every layer (states.py), each with its `arrays` by name
+    max_tokens: int  # tokens that one row can hold if all other rows are empty
 
     def begin_forward(
         self, layout: TokenLayout, span: int | None = None, check: bool = True
@@ -59,7 +59,7 @@ class Store(Protocol):
         ...
 
     def snapshot(self, row: int) -> Snapshot:
-        """What rewind and fork need for layers that do not keep all tokens."""
+        """A copy of the row's states that cannot rewind by themselves, for `rewind` and `fork`."""
         ...
 
     def rewind(self, row: int, length: int, snapshot: Snapshot | None = None) -> None:
@@ -80,7 +80,7 @@ class Store(Protocol):
 
 
 class OpenStore(Protocol):
-    """The constructor of a store. A store with options of its own takes them as further keywords with defaults."""
+    """The constructor of a store. Options of only one store are further keyword arguments with defaults."""
 
     def __call__(
         self, memory: ModelMemory, rows: int, capacity: int, dtype: torch.dtype, device: torch.device | str = "cpu",

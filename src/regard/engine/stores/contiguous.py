@@ -101,9 +101,9 @@ class ContiguousState(NamedTuple):
 
     def extend(self, layout: TokenLayout, **arrays: Tensor) -> tuple:
         rows, slots, span, keys = self.placement
-        kept = []
+        cached = []
         for name, new in arrays.items():
             array = self.storage.arrays[name]  # (rows, heads, capacity + 1, dim)
             array[rows, :, slots] = new.transpose(1, 2)
-            kept.append(array[rows_of(layout), :, :span])
-        return (*kept, keys.attach(layout))
+            cached.append(array[rows_of(layout), :, :span])
+        return (*cached, keys.attach(layout))

@@ -32,7 +32,7 @@ class Paged:
         self, memory: ModelMemory, rows: int, capacity: int, dtype: torch.dtype, device: torch.device | str = "cpu",
         source: int = 0, slack: int = SLACK, *, blocks: int | None = None, block: int = BLOCK,
     ):  # fmt: skip
-        """blocks: of the pool; None: enough for all rows at full capacity. block: tokens per block."""
+        """blocks: how many the pool has; None: enough for all rows at full capacity. block: tokens per block."""
         if block < 1:
             raise ValueError(f"paged store: block={block} must be positive")
         blocks = rows * -(-capacity // block) if blocks is None else blocks
@@ -45,7 +45,7 @@ class Paged:
         self.blocks = blocks
         self.free = list(range(blocks, 0, -1))  # block 0 belongs to no row
         self.owned: list[list[int]] = [[] for _ in range(rows)]
-        self.owner_counts = [0] * (blocks + 1)  # rows that own a block: more than one share a prefix
+        self.owner_counts = [0] * (blocks + 1)  # rows that own each block: several rows share a prefix
         self.table = RowTable(rows, device, memory)
         self.storages = build_storages(
             memory, self.table, self.capacity, slack, source, dtype,
@@ -84,10 +84,10 @@ class Paged:
         return PagedPlacement(slots, blocks, KeyLayout(keys))
 
     def reserve(self, row: int, length: int) -> bool:
-        need = -(-length // self.block) - len(self.owned[row])
-        if length > self.capacity or need > len(self.free):
+        missing = -(-length // self.block) - len(self.owned[row])
+        if length > self.capacity or missing > len(self.free):
             return False
-        self.own(row, [self.free.pop() for _ in range(need)])
+        self.own(row, [self.free.pop() for _ in range(missing)])
         return True
 
     def snapshot(self, row: int) -> Snapshot:
@@ -95,30 +95,32 @@ class Paged:
 
     def rewind(self, row: int, length: int, snapshot: Snapshot | None = None) -> None:
         """Drop a row's tokens from this position on and free whole blocks."""
-        whole, rest = divmod(length, self.block)
-        last = self.owned[row][whole : whole + 1] if rest else []
+        full, remainder = divmod(length, self.block)
+        last = self.owned[row][full : full + 1] if remainder else []
         shared = any(self.owner_counts[block] > 1 for block in last)
         if shared and not self.free:
-            raise CannotRewind(f"row {row} shares the block of token {length}, and no block is free for a copy of it")
+            raise CannotRewind(
+                f"row {row} shares the block of token {length}, and no block is free for a copy; release a row first"
+            )
         self.table.rewind(row, length, snapshot)
         if shared:  # the row will write into a block that another row reads
-            self.free_blocks(row, whole)
-            self.own(row, [self.copy(*last, rest)])
+            self.free_blocks(row, full)
+            self.own(row, [self.copy(*last, remainder)])
         else:
-            self.free_blocks(row, whole + len(last))
-            self.clear(last, rest)
+            self.free_blocks(row, full + len(last))
+            self.clear(last, remainder)
 
     def fork(self, row: int, to: int, snapshot: Snapshot) -> bool:
-        """The rows share the whole blocks of the prefix. Both will write to a last block that is not full: copy it."""
-        whole, rest = divmod(snapshot.length, self.block)
+        """Share the full blocks of the prefix, and copy a last block that is not full: both rows will write to it."""
+        full, remainder = divmod(snapshot.length, self.block)
         if self.owned[to]:
-            raise ValueError(f"row {to} has {len(self.owned[to])} blocks of its own; release it first")
-        if rest and not self.free:
+            raise ValueError(f"row {to} already has {len(self.owned[to])} blocks; release it first")
+        if remainder and not self.free:
             return False
         self.table.fork(row, to, snapshot)
-        self.own(to, self.owned[row][:whole])
-        if rest:
-            self.own(to, [self.copy(self.owned[row][whole], rest)])
+        self.own(to, self.owned[row][:full])
+        if remainder:
+            self.own(to, [self.copy(self.owned[row][full], remainder)])
         return True
 
     def release(self, row: int) -> None:
@@ -126,20 +128,20 @@ class Paged:
         self.table.release(row)
 
     def own(self, row: int, blocks: list[int]) -> None:
-        """Append blocks to those of a row."""
+        """Append these blocks to those of a row."""
         if blocks:
-            have = len(self.owned[row])
-            self.block_table[row, have : have + len(blocks)] = torch.tensor(blocks, device=self.block_table.device)
+            end = len(self.owned[row])
+            self.block_table[row, end : end + len(blocks)] = torch.tensor(blocks, device=self.block_table.device)
             self.owned[row] += blocks
             for block in blocks:
                 self.owner_counts[block] += 1
 
     def free_blocks(self, row: int, keep: int) -> None:
-        """Give up all but the first `keep` blocks; blocks that no other row owns become free."""
-        gone = self.owned[row][keep:]
-        for block in gone:
+        """Remove all but the first `keep` blocks from a row; blocks that no other row owns become free."""
+        removed = self.owned[row][keep:]
+        for block in removed:
             self.owner_counts[block] -= 1
-        free = [block for block in gone if not self.owner_counts[block]]
+        free = [block for block in removed if not self.owner_counts[block]]
         self.clear(free)
         self.free += reversed(free)
         self.owned[row] = self.owned[row][:keep]
@@ -194,11 +196,11 @@ class PagedState(NamedTuple):
 
     def extend(self, layout: TokenLayout, **arrays: Tensor) -> tuple:
         slots, blocks, keys = self.placement
-        kept = []
+        cached = []
         for name, new in arrays.items():
             array = self.storage.arrays[name]  # (slots, heads, dim)
             if layout.valid is not None:  # block 0 is read too, masked: it must stay finite
                 new = new.masked_fill(~layout.valid[:, None, :, None], 0)
             array[slots] = new.transpose(1, 2)
-            kept.append(Pages(array, blocks, self.storage.block))  # (B, heads, S, dim)
-        return (*(kept if self.storage.as_pages else map(gather_pages, kept)), keys.attach(layout))
+            cached.append(Pages(array, blocks, self.storage.block))  # (B, heads, S, dim)
+        return (*(cached if self.storage.as_pages else map(gather_pages, cached)), keys.attach(layout))

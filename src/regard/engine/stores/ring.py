@@ -3,11 +3,11 @@
     slot(t) = t                              for the first tokens, which all queries attend to
               first + (t - first) mod r      for the others, r = window + slack
 
-A token overwrites the one r before it, which is outside every window by then. The positions in the slots are returned
-as data, so masks, biases and kernels need no code for rings. Up to slack + 1 new tokens are written first and read
-with the rest; longer chunks read the old slots and themselves, then their end is written. Up to `slack` tokens can be
-rewound: the tokens that they overwrote are outside the window there too. Memory is O(window) for a sequence of any
-length, as in Jiang et al. 2023 (Mistral 7B); with first tokens, Xiao et al. 2023.
+A token overwrites the one r positions earlier, which is outside the window of every later query. The positions in the
+slots are returned as data, so masks, biases and kernels need no code for rings. Up to slack + 1 new tokens are written
+before the slots are read. A longer chunk attends to the old slots and to itself; then its last tokens are written. Up
+to `slack` tokens can be rewound: the tokens that they overwrote are outside the earlier window too. Memory is O(window)
+for a sequence of any length, as in Jiang et al. 2023 (Mistral 7B); with first tokens, Xiao et al. 2023.
 """
 
 from typing import NamedTuple
@@ -30,7 +30,7 @@ class RingPlacement(NamedTuple):
 
 
 class RingBuffer:
-    """The positions in the slots, shared by all layers with the same window; and what these layers keep there."""
+    """The positions in the slots, shared by all layers with the same window, and the arrays of these layers."""
 
     def __init__(self, window: int, first: int, slack: int, rows: RowTable):
         self.window, self.first, self.slack, self.rows = window, first, slack, rows
@@ -49,36 +49,38 @@ class RingBuffer:
         new = layout.positions
         valid = torch.ones_like(new, dtype=torch.bool) if layout.valid is None else layout.valid
         last = new.where(valid, EMPTY).amax(1, keepdim=True)  # (B, 1)
-        stays = valid & ((new < self.first) | (new > last - self.window - self.slack))
-        slots = self.slots(new).where(stays, self.size)
+        stored = valid & ((new < self.first) | (new > last - self.window - self.slack))
+        slots = self.slots(new).where(stored, self.size)
         rows = row_indices(layout)
         old = self.positions[rows, : self.size]  # (B, size), a copy
         self.positions[rows.unsqueeze(-1), slots] = new
         appends = new.shape[1] > self.slack + 1
         if appends:
             start = new.where(valid, last).amin(1, keepdim=True)  # (B, 1)
-            kept = (old != EMPTY) & (old < start)  # a row that starts again may still hold its old tokens
-            keys = KeyLayout(torch.cat([old, new], 1), torch.cat([kept, valid], 1))
+            earlier = (old != EMPTY) & (old < start)  # a reused row may still hold tokens of another sequence
+            keys = KeyLayout(torch.cat([old, new], 1), torch.cat([earlier, valid], 1))
         else:
-            now = self.positions[rows, : self.size]
-            keys = KeyLayout(now, now != EMPTY)
+            positions = self.positions[rows, : self.size]
+            keys = KeyLayout(positions, positions != EMPTY)
         return RingPlacement(rows.unsqueeze(-1), slots, keys, appends)
 
     def row_arrays(self, row: int) -> list[Tensor]:
         return [self.positions[row], *(array[row] for array in self.arrays)]
 
     def why_not_rewind(self, row: int, length: int) -> str | None:
-        near = range(max(0, length - self.window + 1), length)
-        needed = torch.tensor([*range(min(self.first, length)), *near], dtype=torch.int64, device=self.positions.device)
+        recent = range(max(0, length - self.window + 1), length)
+        needed = torch.tensor(
+            [*range(min(self.first, length)), *recent], dtype=torch.int64, device=self.positions.device
+        )
         if torch.equal(self.positions[row, self.slots(needed)], needed):
             return None
-        return f"a window of {self.window} has overwritten tokens that the next one would attend to"
+        return f"a window of {self.window} has overwritten tokens that the next token would attend to"
 
     def clear(self, row: int, start: int) -> None:
-        gone = self.positions[row] >= start  # (size + 1,)
+        dropped = self.positions[row] >= start  # (size + 1,)
         for array in self.arrays:
-            array[row].masked_fill_(gone.unsqueeze(-1), 0)  # (heads, size + 1, dim)
-        self.positions[row].masked_fill_(gone, EMPTY)
+            array[row].masked_fill_(dropped.unsqueeze(-1), 0)  # (heads, size + 1, dim)
+        self.positions[row].masked_fill_(dropped, EMPTY)
 
 
 class RingStorage:
@@ -100,13 +102,13 @@ class RingState(NamedTuple):
 
     def extend(self, layout: TokenLayout, **arrays: Tensor) -> tuple:
         (rows, slots, keys, appends), size = self.placement, self.storage.ring.size
-        kept = []
+        cached = []
         for name, new in arrays.items():
             array = self.storage.arrays[name]  # (rows, heads, size + 1, dim)
             if appends:
-                kept.append(torch.cat([array[rows_of(layout), :, :size], new], 2))  # (B, heads, size + L, dim)
+                cached.append(torch.cat([array[rows_of(layout), :, :size], new], 2))  # (B, heads, size + L, dim)
                 array[rows, :, slots] = new.transpose(1, 2)
             else:
                 array[rows, :, slots] = new.transpose(1, 2)
-                kept.append(array[rows_of(layout), :, :size])  # (B, heads, size, dim)
-        return (*kept, keys.attach(layout))
+                cached.append(array[rows_of(layout), :, :size])  # (B, heads, size, dim)
+        return (*cached, keys.attach(layout))

@@ -47,7 +47,7 @@ class RowTable:
         return len(self.lengths)
 
     def advance(self, layout: TokenLayout) -> None:
-        """Set the lengths to what they are after these tokens."""
+        """Update the lengths of the rows by these tokens."""
         rows = rows_of(layout)
         ends = layout.positions + 1 if layout.valid is None else (layout.positions + 1) * layout.valid  # (B, L)
         last = ends.amax(1)  # (B,) zero where no token is valid
@@ -56,11 +56,13 @@ class RowTable:
     def check(self, layout: TokenLayout, capacity: int) -> None:
         """Raise ValueError where tokens do not continue the sequences of their rows."""
         if layout.segments is not None:
-            raise ValueError("packed documents cannot be cached: a store keeps one per row; give each its own row")
+            raise ValueError(
+                "packed documents cannot be cached: a row of a store holds one sequence; use one row per document"
+            )
         positions, valid = layout.positions, layout.valid
         rows = list(range(len(positions))) if layout.rows is None else layout.rows.tolist()
         if len(rows) != len(positions) or len(set(rows)) < len(rows) or min(rows) < 0 or max(rows) >= len(self):
-            raise ValueError(f"rows {rows} must be {len(positions)} different rows of the store's {len(self)}")
+            raise ValueError(f"rows={rows} must be {len(positions)} different rows, each from 0 to {len(self) - 1}")
         valid = torch.ones_like(positions, dtype=torch.bool) if valid is None else valid
         first = positions.where(valid, capacity + 1).amin(1)
         last = positions.where(valid, -1).amax(1)
@@ -70,11 +72,15 @@ class RowTable:
             if count == 0:
                 continue
             if start < 0 or end - start + 1 != count:
-                raise ValueError(f"row {row}: its {count} positions {start} to {end} are not consecutive")
+                raise ValueError(
+                    f"row {row}: its {count} positions {start} to {end} are not consecutive; leave no gaps"
+                )
             if start > length:
                 raise ValueError(f"row {row} has {length} tokens, so the next position is {length}, not {start}")
             if end >= capacity:
-                raise ValueError(f"row {row}: position {end} does not fit into the store's capacity={capacity}")
+                raise ValueError(
+                    f"row {row}: position {end} does not fit into the store's capacity={capacity}; use a larger one"
+                )
             if self.max_exact_cache is not None and end >= self.max_exact_cache:
                 raise ValueError(
                     f"row {row}: position {end}, but this model is cached exactly up to {self.max_exact_cache} tokens "
@@ -89,24 +95,24 @@ class RowTable:
         return snapshot
 
     def rewind(self, row: int, length: int, snapshot: Snapshot | None) -> None:
-        now = int(self.lengths[row])
-        if not 0 <= length <= now:
-            raise ValueError(f"row {row} has {now} tokens; it can be rewound to one of 0 to {now}, not {length}")
+        current = int(self.lengths[row])
+        if not 0 <= length <= current:
+            raise ValueError(f"row {row} has {current} tokens; it cannot be rewound to {length}, choose 0 to {current}")
         if snapshot is not None:
             check_snapshot(row, length, snapshot)
             self.restore(row, snapshot)
-        elif 0 < length < now:  # an empty row needs nothing
-            for why in filter(None, (state.why_not_rewind(row, length) for state in self.overwriting)):
+        elif 0 < length < current:  # an empty row needs no state
+            for reason in filter(None, (state.why_not_rewind(row, length) for state in self.overwriting)):
                 raise CannotRewind(
-                    f"row {row} cannot return from {now} to {length} tokens: {why}; "
-                    "rewind with a snapshot that was taken there, or read the sequence again"
+                    f"row {row} cannot return from {current} to {length} tokens: {reason}; "
+                    f"rewind with a snapshot of {length} tokens, or release the row and compute the sequence again"
                 )
         self.truncate(row, length)
 
     def fork(self, row: int, to: int, snapshot: Snapshot) -> None:
         check_snapshot(row, snapshot.length, snapshot)
         if int(self.lengths[to]) > 0:
-            raise ValueError(f"row {to} has {int(self.lengths[to])} tokens of its own; release it first")
+            raise ValueError(f"row {to} already has {int(self.lengths[to])} tokens; release it first")
         self.restore(to, snapshot)
         for source in self.sources:
             copy(source.row_arrays(row), source.row_arrays(to))
@@ -133,11 +139,12 @@ class RowTable:
 def check_snapshot(row: int, length: int, snapshot: Snapshot) -> None:
     if (snapshot.row, snapshot.length) != (row, length):
         raise CannotRewind(
-            f"the snapshot is of row {snapshot.row} with {snapshot.length} tokens, not of row {row} with {length}"
+            f"the snapshot is of row {snapshot.row} with {snapshot.length} tokens, not of row {row} with {length}; "
+            "use a snapshot of that row and length"
         )
     if snapshot.stale:
         raise CannotRewind(
-            f"row {row} was rewound to before this snapshot of {length} tokens was taken; take a new snapshot"
+            f"row {row} has been rewound to fewer than the {length} tokens of this snapshot; take a new snapshot"
         )
 
 
@@ -159,12 +166,12 @@ class Storage(Protocol):
     placer: Any  # the Placer of its slots; None: it has one slot per row
 
     def bind(self, layout: TokenLayout, placement: Any) -> State:
-        """The state of one forward; `placement` is what `placer.place` returned for these tokens."""
+        """The state of one forward; `placement`: the result of `placer.place` for these tokens."""
         ...
 
 
 class Storages:
-    """All storage of a store, nested as forward expects its states: per block, per sublayer, any number of kinds."""
+    """All storage of a store, nested like the states of a forward: per block and sublayer, any number of them."""
 
     def __init__(self, nested: tuple[tuple[tuple[Storage, ...], ...], ...]):
         self.nested = nested
@@ -173,14 +180,14 @@ class Storages:
     def bind(self, layout: TokenLayout, span: int) -> tuple[tuple[State, ...], ...]:
         placements = {placer: placer.place(layout, span) for placer in self.placers}
 
-        def state(kinds: tuple[Storage, ...]) -> State:
-            states = [storage.bind(layout, placements.get(storage.placer)) for storage in kinds]
+        def sublayer_state(storages: tuple[Storage, ...]) -> State:
+            states = [storage.bind(layout, placements.get(storage.placer)) for storage in storages]
             return states[0] if len(states) == 1 else CombinedState(*states) if states else STATELESS
 
-        return tuple(tuple(state(kinds) for kinds in block) for block in self.nested)
+        return tuple(tuple(sublayer_state(storages) for storages in block) for block in self.nested)
 
     def __iter__(self) -> Iterator[Storage]:
-        return (storage for block in self.nested for kinds in block for storage in kinds)
+        return (storage for block in self.nested for storages in block for storage in storages)
 
 
 class CombinedState:
@@ -194,7 +201,7 @@ class CombinedState:
 
 
 class KeyLayout:
-    """The keys that a forward reads from a store. All layers get one layout, so what is derived from it is shared."""
+    """The keys that a forward reads from a store. All layers share one layout and what is derived from it."""
 
     def __init__(self, positions: Tensor, valid: Tensor | None = None):
         self.positions, self.valid = positions, valid
@@ -209,10 +216,10 @@ class KeyLayout:
 
 
 def rows_of(layout: TokenLayout) -> slice | Tensor:
-    """The rows of the store that belong to the batch rows."""
+    """The rows of the store that hold the sequences of the batch."""
     return slice(len(layout.positions)) if layout.rows is None else layout.rows
 
 
 def row_indices(layout: TokenLayout) -> Tensor:
-    """(B,)"""
+    """The same as a tensor (B,)."""
     return torch.arange(len(layout.positions), device=layout.positions.device) if layout.rows is None else layout.rows

@@ -1,7 +1,7 @@
 """Storage for every state that a model declares (parts/state.py).
 
 Recurrent states, and the keys and values of a source for cross-attention, are the same in every store and are here.
-Layers with an attention window have ring buffers (ring.py). All other arrays per token are the store's own.
+Layers with an attention window have ring buffers (ring.py). Every store has its own storage for all other layers.
 """
 
 from collections.abc import Callable
@@ -28,10 +28,10 @@ def build_storages(
     dtype: torch.dtype,
     per_token: Callable[[PerToken], Storage],
 ) -> Storages:
-    """Layers that attend to a window keep their tokens in a ring buffer if that is smaller; others as `per_token`."""
+    """Layers with an attention window get a ring buffer if that is smaller, other attention layers `per_token`."""
     rings: dict[tuple[int, int], RingBuffer] = {}
 
-    def make(declared: PerToken | FixedSize | PerSource) -> Storage:
+    def build(declared: PerToken | FixedSize | PerSource) -> Storage:
         match declared:
             case PerToken(window=int(window), first=first) if first + window + slack < capacity:
                 if (window, first) not in rings:
@@ -44,10 +44,10 @@ def build_storages(
             case PerSource():
                 return SourceStorage(declared, rows, source, dtype)
 
-    def kinds(declared: Memory) -> tuple[Storage, ...]:
-        return tuple(make(kind) for kind in declarations(declared) if kind is not None)
+    def build_all(declared: Memory) -> tuple[Storage, ...]:
+        return tuple(build(kind) for kind in declarations(declared) if kind is not None)
 
-    return Storages(tuple(tuple(kinds(declared) for declared in block) for block in memory))
+    return Storages(tuple(tuple(build_all(declared) for declared in block) for block in memory))
 
 
 class FixedStorage:
@@ -84,7 +84,7 @@ class FixedStorage:
         return "a recurrent state is a sum over its tokens, which cannot be undone"
 
     def clear(self, row: int, start: int) -> None:
-        pass  # a sequence that starts at position 0 does not read it
+        pass  # a sequence that starts at position 0 reads the initial state instead
 
 
 def starting_rows(layout: TokenLayout) -> Tensor:
@@ -100,7 +100,9 @@ class SourceStorage:
 
     def __init__(self, declared: PerSource, rows: RowTable, length: int, dtype: torch.dtype):
         if length < 1:
-            raise ValueError("this model has cross-attention; give the longest source's length, for example source=512")
+            raise ValueError(
+                f"source={length}, but this model has cross-attention; give the longest source's length, such as 512"
+            )
         self.arrays = {
             name: torch.zeros(len(rows), heads, length, dim, dtype=dtype, device=rows.device)
             for name, (heads, dim) in declared.arrays.items()
@@ -128,13 +130,13 @@ class SourceStorage:
         length, capacity = source.x.shape[1], len(self.positions)
         if length > capacity:
             raise ValueError(
-                f"the source has {length} tokens, but the store keeps {capacity}; open it with a larger source"
+                f"the source has {length} tokens, but the store holds {capacity}; open the store with a larger source"
             )
         if length > self.span:
             self.span = min(1 << (length - 1).bit_length(), capacity)  # powers of two: shapes rarely change
-        valid, spare = source.layout.valid, capacity - length
+        valid, padding = source.layout.valid, capacity - length
         valid = torch.ones_like(source.layout.positions, dtype=torch.bool) if valid is None else valid
-        self.valid[rows] = F.pad(valid, (0, spare))
+        self.valid[rows] = F.pad(valid, (0, padding))
         for name, new in arrays.items():
             new = new.masked_fill(~valid[:, None, :, None], 0)  # attention multiplies masked values too
-            self.arrays[name][rows] = F.pad(new, (0, 0, 0, spare))
+            self.arrays[name][rows] = F.pad(new, (0, 0, 0, padding))
