@@ -162,7 +162,7 @@ def test_targets_of_layers_used_only_in_training_are_refused(ids):
     ahead = Decoder(31, 16, (Repeat((Block((Sublayer(LSTM(8)),)),)),), ahead=(block,)).build(seed=0)
     noisy = Decoder(31, 16, (Repeat((Block((Sublayer(Attention(2)), routed)),)),)).build(seed=0)
     for model, target, remedy in ((ahead, "q_proj", "h_proj, head"), (noisy, "noise_proj", "head, k_proj")):
-        with pytest.raises(AdapterError, match=rf"{target} match only layers that run in training .* among .*{remedy}"):
+        with pytest.raises(AdapterError, match=rf"{target} match layers that run only in training .* among .*{remedy}"):
             add_lora(model, LoRA(targets=(target,)))
         assert all(parameter.requires_grad for parameter in model.parameters())
     with pytest.warns(UserWarning, match=r"'noise_proj' matches layers that run only in training \(.*noise_proj"):

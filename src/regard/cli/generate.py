@@ -40,8 +40,8 @@ def generate(
 ) -> None:
     """Continue a text.
 
-    An encoder-decoder reads the prompt and writes a text of its own. Images take the places of the image tokens, such
-    as <image>, in the prompt; if it has none, they come first.
+    An encoder-decoder encodes the prompt and prints its output only. Images replace the image tokens, such as <image>,
+    in the prompt; if it has none, they precede the prompt.
 
     \b
     Examples:

@@ -18,7 +18,7 @@ def lab(
     out: Annotated[Path, typer.Option(help="Write results to a folder per lab in this one.")] = Path("runs/labs"),
     seed: Annotated[int, typer.Option(min=0, help="The first seed of the weights and the data.")] = 0,
     seeds: Annotated[
-        int | None, typer.Option(min=1, help="The number of seeds; several unless set. The verdict is over all.")
+        int | None, typer.Option(min=1, help="The number of seeds; by default 3 or 5, as the lab declares.")
     ] = None,
     size: Annotated[
         Literal["quick", "small", "full"],
@@ -43,7 +43,7 @@ def lab(
 
     if listed:
         width = max(map(len, LABS))
-        print("\n".join(f"{each:<{width}}  {claim(each)}" for each in LABS))
+        print("\n".join(f"{lab_name:<{width}}  {claim(lab_name)}" for lab_name in LABS))
     elif name is None:
         raise typer.BadParameter("give the name of a lab, or --list")
     else:

@@ -106,7 +106,7 @@ def show_states(states: "dict[str, Tensor]", tokens: list[str], out: Path | None
     from rich.table import Table
 
     if not states:
-        raise ValueError("there is no recurrent layer to show; leave --states out to see the attention")
+        raise ValueError("there is no recurrent layer to show; omit --states to show the attention")
     norms = {name: array.flatten(1).norm(dim=1).tolist() for name, array in states.items()}
     if as_json:
         print(json.dumps({"tokens": tokens, "norms": norms}))

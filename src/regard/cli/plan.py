@@ -82,7 +82,7 @@ def plan(
 
 
 def run_groups(name: str, numbers: "Plan", tokens: float | None, device: str | None) -> dict[str, Any]:
-    """The cost of training on so many tokens, and of running on a device, if they are given."""
+    """The cost of training on `tokens` tokens, and of running on a device, if they are given."""
     from regard.planning.groups import device_groups, training_run_groups
     from regard.planning.published import PUBLISHED
 
@@ -93,7 +93,7 @@ def run_groups(name: str, numbers: "Plan", tokens: float | None, device: str | N
 
 
 def find_spec(name: str, overrides: Sequence[str] = (), pattern: str | None = None) -> "Model":
-    """The spec of a published model, of a size such as 7B, or of whatever `read_spec` finds."""
+    """The spec of a published model, of a size such as 7B, or of a name that `read_spec` knows."""
     from regard.cli.open_model import read_spec
     from regard.models.pattern import retile
     from regard.planning.published import PUBLISHED, find_published

@@ -25,7 +25,7 @@ def serve(
 ) -> None:
     """Serve a model over HTTP, with a web page at /.
 
-    An encoder-decoder reads the prompts of /v1/completions and returns its outputs.
+    For an encoder-decoder, the prompt of /v1/completions is the source and the completion is its output.
 
     Routes: /v1/chat/completions, /v1/completions, /v1/models, /health, /metrics, and for inspection
     /regard/model, /regard/tokenize, /regard/attention.

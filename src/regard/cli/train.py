@@ -36,11 +36,11 @@ def train(
         raise typer.BadParameter("give either a recipe or --resume RUN")
     if resume is not None:
         if out is not None:
-            raise typer.BadParameter("a run is resumed in its own directory; leave --out out")
+            raise typer.BadParameter("a run is resumed in its own directory; omit --out")
         if context.args:
-            raise typer.BadParameter(f"a run is resumed with its own recipe; leave {context.args[0]} out")
+            raise typer.BadParameter(f"a run is resumed with its own recipe; omit {context.args[0]}")
         if pattern is not None:
-            raise typer.BadParameter("a run is resumed with its own recipe; leave --pattern out")
+            raise typer.BadParameter("a run is resumed with its own recipe; omit --pattern")
         result = resume_run(resume, device, console)
     else:
         assert recipe is not None

@@ -53,7 +53,7 @@ def verify(
 
 
 def load_or_build(name: str, overrides: list[str], pattern: str | None, seed: int, device: str) -> "nn.Module":
-    """A stored model with its weights, or a spec's model with wide random weights."""
+    """A stored model with its weights, or the model of a spec with random weights."""
     from regard.cli.open_model import has_weights, read_spec
     from regard.verification.report import as_module
 

@@ -5,7 +5,7 @@ curve gets error bars from the smallest to the largest value, and a prediction h
 
 full     the experiment as described; its verdict is the lab's
 small    the same models and data with a quarter of the training: a preview of the verdict
-quick    sizes that only show that the lab runs; the verdict means nothing
+quick    sizes that only show that the lab runs; the verdict is not meaningful
 """
 
 import copy
@@ -38,7 +38,7 @@ class Bench:
         )  # fmt: skip
 
     def setting(self, full: ItemType, quick: ItemType) -> ItemType:
-        """A setting that is the same in a full and a small run."""
+        """The size of a model or of data: the same in a full and a small run."""
         return quick if self.size == "quick" else full
 
     def training(self, full: AmountType, quick: AmountType) -> AmountType:
@@ -61,7 +61,7 @@ class Bench:
 
 @dataclass(frozen=True)
 class Check:
-    """A prediction of the claim, the observation, and whether the prediction holds; `seeds`: with how many of them."""
+    """A prediction of the claim, the observation, and whether it holds; `seeds`: with how many of them, as text."""
 
     expected: str
     observed: str
@@ -87,7 +87,7 @@ class Plot:
 
 @dataclass(frozen=True)
 class Measured:
-    """A number by its mean over the seeds and its smallest and largest value."""
+    """The mean of a number over the seeds, and its smallest and largest value."""
 
     mean: float
     low: float
@@ -134,15 +134,15 @@ def run_seeds(experiment: Callable[[Bench], Findings], bench: Bench, seeds: int)
 
 def combine(runs: Mapping[int, Findings]) -> Findings:
     """The findings of several seeds as one. All runs must have the same rows, predictions and plots."""
-    first, *_ = found = list(runs.values())
-    tables = zip(*(findings.table for findings in found), strict=True)
-    checks = zip(*(findings.checks for findings in found), strict=True)
-    plots = zip(*(findings.plots for findings in found), strict=True)
-    assert len({findings.remark for findings in found}) == 1, "the remark differs between seeds"
+    first, *_ = all_findings = list(runs.values())
+    tables = zip(*(findings.table for findings in all_findings), strict=True)
+    checks = zip(*(findings.checks for findings in all_findings), strict=True)
+    plots = zip(*(findings.plots for findings in all_findings), strict=True)
+    assert len({findings.remark for findings in all_findings}) == 1, "the remark differs between seeds"
     return Findings(
         [{key: combine_values([row[key] for row in rows]) for key in rows[0]} for rows in tables],
-        [combine_checks(same) for same in checks],
-        [combine_plots(same) for same in plots],
+        [combine_checks(check_by_seed) for check_by_seed in checks],
+        [combine_plots(plot_by_seed) for plot_by_seed in plots],
         first.remark,
         tuple(runs),
     )

@@ -40,7 +40,7 @@ def fit(
     optimizer = torch.optim.AdamW(model.parameters(), learning_rate, betas=(0.9, 0.98), weight_decay=0.01)
     rng = generator(bench.seed)
     history: dict[str, list[float]] = {"loss": [], "accuracy": [], "seconds": []}
-    running = math.inf
+    running_loss = math.inf
     model.train()
     for step in bench.each(label, range(steps)):
         warmup = min(1.0, (step + 1) / max(1, steps // 10))
@@ -51,16 +51,16 @@ def fit(
         history["seconds"].append(time.perf_counter() - start)
         history["loss"].append(means["loss"])
         history["accuracy"].append(means.get("accuracy", math.nan))
-        running = means["loss"] if math.isinf(running) else 0.9 * running + 0.1 * means["loss"]
-        bench.show(f"loss {running:.3f}")
-        if running < stop_below:
+        running_loss = means["loss"] if math.isinf(running_loss) else 0.9 * running_loss + 0.1 * means["loss"]
+        bench.show(f"loss {running_loss:.3f}")
+        if running_loss < stop_below:
             break
     model.eval()
     return history
 
 
 @torch.no_grad()
-def correct(model: nn.Module, batch: Batch) -> Tensor:
+def correct_tokens(model: nn.Module, batch: Batch) -> Tensor:
     """(B, L) True where the most likely token is the target, or where the token has no weight."""
     source = (batch.source,) if "source" in batch.fields else ()  # for an encoder-decoder
     logits = model(*source, batch.tokens, layout=layout_of(batch))
@@ -69,12 +69,12 @@ def correct(model: nn.Module, batch: Batch) -> Tensor:
 
 def accuracy(model: nn.Module, batch: Batch) -> float:
     """The share of weighted tokens that are predicted correctly."""
-    return 1 - (~correct(model, batch)).sum().item() / (batch.weights > 0).sum().item()
+    return 1 - (~correct_tokens(model, batch)).sum().item() / (batch.weights > 0).sum().item()
 
 
 def exact_match(model: nn.Module, batch: Batch) -> float:
     """The share of rows whose tokens are all predicted correctly, so that greedy decoding would generate them."""
-    return correct(model, batch).all(1).float().mean().item()
+    return correct_tokens(model, batch).all(1).float().mean().item()
 
 
 def step_seconds(models: Mapping[str, nn.Module], loss: Callable[[nn.Module], Tensor], rounds: int) -> dict[str, float]:
@@ -86,4 +86,4 @@ def step_seconds(models: Mapping[str, nn.Module], loss: Callable[[nn.Module], Te
             loss(model).backward()
             seconds[name].append(time.perf_counter() - start)
             model.zero_grad()
-    return {name: statistics.median(taken[1:]) for name, taken in seconds.items()}
+    return {name: statistics.median(durations[1:]) for name, durations in seconds.items()}

@@ -5,9 +5,9 @@ per step if the factors are below 1 and grows if they are above: a straight line
 
 Measured: ‖∂h_T/∂h_1‖ of a tanh network whose W_h is orthogonal times a radius, at the origin, where tanh' is 1. Then
 ReLU networks learn the mean of fifty numbers by plain gradient descent, with and without clipping. Their W_h is a
-permutation times 1.3: ReLU keeps the positive states of a permutation, so that every network explodes, whereas other
-orthogonal matrices let some die out. The training step must refuse a loss or gradient that is not finite before it
-reaches the weights.
+permutation times 1.3: ReLU does not change the positive states of a permutation, so that every network explodes; with
+other orthogonal matrices some states become zero. The training step must refuse a loss or gradient that is not finite
+before it changes the weights.
 
 Hochreiter 1991; Bengio et al. 1994; Pascanu et al. 2013 (clipping).
 """
@@ -77,7 +77,7 @@ def run(bench: Bench) -> Findings:
 class TrainingRun:
     losses: list[float]
     error: str  # of the training step; "" if there was none
-    unchanged: bool  # does the refused step leave finite weights as they were?
+    unchanged: bool  # the refused step has left all weights finite and unchanged
 
     @property
     def final_loss(self) -> float:
@@ -129,20 +129,20 @@ def train(bench: Bench, clip: float) -> TrainingRun:
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     losses, error, unchanged = [], "", True
     for _ in bench.each("training, clipped" if clip else "training, not clipped", range(bench.training(200, 5))):
-        batch, before = Batch(x=torch.rand(16, LENGTH, WIDTH)), [p.detach().clone() for p in model.parameters()]
+        batch, weights = Batch(x=torch.rand(16, LENGTH, WIDTH)), [p.detach().clone() for p in model.parameters()]
         try:
             losses.append(take_step(model, mean_of_row, batch, optimizer, clip)["loss"])
         except NonFinite as refused:
             error = str(refused)
             unchanged = all(
-                torch.equal(a, b) and a.isfinite().all() for a, b in zip(model.parameters(), before, strict=True)
+                torch.equal(a, b) and a.isfinite().all() for a, b in zip(model.parameters(), weights, strict=True)
             )
             break
     return TrainingRun(losses or [math.inf], error, unchanged)
 
 
 def mean_of_row(model: nn.Module, batch: Batch) -> LossResult:
-    """Squared error of the mean of a row's first coordinates, predicted from the last state."""
+    """Squared error of predicting the mean of a row's first coordinates from the last state."""
     network, readout = model.children()
     rows, length, _ = batch.x.shape
     predicted = readout(network(batch.x, TokenLayout.whole(rows, length)))[:, -1, 0]

@@ -1,8 +1,8 @@
 """A GRU, with three quarters of an LSTM's weights, learns about as well and trains faster.
 
 Two decoders that differ only in the mixer and have the same width are trained on the same characters of the same
-stories (data/world) in the same order. Measured: the loss on held-out stories, where 2 % count as alike, and the
-seconds of a step, the two models alternating.
+stories (data/world) in the same order. Measured: the loss on held-out stories, where a difference of up to 2 % counts
+as equal, and the seconds of a step, with the two models alternating.
 
 Cho et al. 2014; Chung et al. 2014.
 """

@@ -25,7 +25,7 @@ from regard.parts.attention import Attention
 from regard.parts.ssm.mamba2 import Mamba2
 
 DEPTH, WIDTH, SYMBOLS = 8, 64, 16
-PATTERNS = {  # the layers that are attention: in the middle of each run, as in Jamba
+PATTERNS = {  # the layers that are attention: in the middle of each group, as in Jamba
     "none": (),
     "1 in 8": (4,),
     "1 in 4": (2, 6),
@@ -44,21 +44,22 @@ def run(bench: Bench) -> Findings:
     batch = whole_rows(symbols, symbols, torch.ones_like(symbols))
     times = step_seconds(models, lambda model: next_token(model, batch)[0], 1)
     speeds = {name: length / seconds for name, seconds in times.items()}
-    at_most_pairs = {name: points[-1][1] for name, points in recall.items()}
+    at_max_pairs = {name: points[-1][1] for name, points in recall.items()}
     table = [
         {"attention": name} | {f"{n} pairs": share for n, share in recall[name]} | {"tokens/s": speeds[name]}
         for name in PATTERNS
     ]
-    few, observed = ("1 in 8", "1 in 4"), ", ".join(f"{name} {share:.2f}" for name, share in at_most_pairs.items())
+    few, observed = ("1 in 8", "1 in 4"), ", ".join(f"{name} {share:.2f}" for name, share in at_max_pairs.items())
     checks = [
-        Check(f"without attention fewer of {pairs[-1]} pairs are recalled than with all", observed,
-              at_most_pairs["none"] < at_most_pairs["all"] - 0.1),
-        *(Check(f"{name} recalls as much as all, within 0.05",
-                f"{at_most_pairs[name]:.2f} and {at_most_pairs['all']:.2f}",
-                at_most_pairs[name] > at_most_pairs["all"] - 0.05) for name in few),
-        Check(f"at {length:,} tokens 1 in 8 trains at three quarters of the speed of none", f"{speeds['1 in 8']:,.0f} "
-              f"of {speeds['none']:,.0f} tokens/s", speeds["1 in 8"] > 0.75 * speeds["none"]),
-        Check("both are faster than all attention", f"all: {speeds['all']:,.0f}, 1 in 4: {speeds['1 in 4']:,.0f}",
+        Check(f"without attention fewer of {pairs[-1]} pairs are recalled than with all attention", observed,
+              at_max_pairs["none"] < at_max_pairs["all"] - 0.1),
+        *(Check(f"{name} recalls as much as all attention, within 0.05",
+                f"{at_max_pairs[name]:.2f} and {at_max_pairs['all']:.2f}",
+                at_max_pairs[name] > at_max_pairs["all"] - 0.05) for name in few),
+        Check(f"at {length:,} tokens 1 in 8 trains at more than three quarters of the speed of none",
+              f"{speeds['1 in 8']:,.0f} of {speeds['none']:,.0f} tokens/s", speeds["1 in 8"] > 0.75 * speeds["none"]),
+        Check("1 in 8 and 1 in 4 train faster than all attention",
+              f"all: {speeds['all']:,.0f}, 1 in 4: {speeds['1 in 4']:,.0f}",
               min(speeds[name] for name in few) > speeds["all"]),
     ]  # fmt: skip
     plots = [

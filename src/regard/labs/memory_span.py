@@ -53,19 +53,20 @@ def run(bench: Bench) -> Findings:
         return ", ".join(f"{name} {points[name][index][1]:.2f}" for name in names)
 
     (short, long), deepest = difficulties["recall after a gap"], difficulties["nested clauses"][-1]
-    far = {name: points[-1][1] for name, points in gap.items()}
+    at_long_gap = {name: points[-1][1] for name, points in gap.items()}
     checks = [
         Check(f"every model recalls over {short} tokens, with an accuracy above 0.9", observed(gap, 0, *NAMES),
               min(points[0][1] for points in gap.values()) > 0.9),
         Check(f"over {long} tokens LSTM and GRU are more accurate than the plain RNN",
-              observed(gap, -1, "RNN", "LSTM", "GRU"), far["RNN"] < min(far["LSTM"], far["GRU"])),
-        Check(f"attention recalls over {long} tokens, with an accuracy above 0.9", f"{far['attention']:.2f}",
-              far["attention"] > 0.9),
+              observed(gap, -1, "RNN", "LSTM", "GRU"),
+              at_long_gap["RNN"] < min(at_long_gap["LSTM"], at_long_gap["GRU"])),
+        Check(f"attention recalls over {long} tokens, with an accuracy above 0.9", f"{at_long_gap['attention']:.2f}",
+              at_long_gap["attention"] > 0.9),
         Check(f"at depth {deepest} attention is more accurate than the plain RNN",
               observed(depth, -1, "RNN", "attention"), depth["attention"][-1][1] > depth["RNN"][-1][1]),
     ]  # fmt: skip
     plots = [
-        Plot("tokens between", "accuracy", gap, "recall after a gap", "x"),
+        Plot("gap in tokens", "accuracy", gap, "recall after a gap", "x"),
         Plot("depth", "accuracy", depth, "nested clauses", "x"),
     ]
     return Findings(table, checks, plots, f"At most {steps} steps each. Guessing: {1 / SYMBOLS}.")

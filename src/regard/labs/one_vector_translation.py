@@ -1,9 +1,9 @@
 """One vector cannot hold a long sentence; attention removes the bottleneck, and gains more the longer the source.
 
-A sequence of random symbols is to be generated in reverse. One LSTM encodes it and another decodes, which receives only
+A sequence of random symbols is to be generated in reverse. One LSTM encodes it; another one decodes and receives only
 the last state (Sutskever et al. 2014) or also attends to every state of the encoder (Luong et al. 2015, the general
 score). Both are trained in the same way on sources of all lengths. Measured: the share of sequences without a mistake,
-by length of the source. The lengths at which a state fails depend on its width and on the data, so that those reported
+by length of the source. The length at which a state fails depends on its width and on the data, so the lengths reported
 for sentences (30, 40 or 100 tokens) are not expected here.
 """
 
@@ -37,16 +37,16 @@ def run(bench: Bench) -> Findings:
         fit(bench, name, model, batch, steps, objective=translation)
         test = generator(bench.seed + 1)
         lines[name] = [(n, exact_match(model, reversal(test, n, 256))) for n in lengths]
-    without, attending = lines.values()
-    gaps = [b - a for (_, a), (_, b) in zip(without, attending, strict=True)]
+    last_state, attending = lines.values()
+    gaps = [b - a for (_, a), (_, b) in zip(last_state, attending, strict=True)]
     table = [
         {"source": n, "last state only": a, "with attention": b, "gap": b - a}
-        for (n, a), (_, b) in zip(without, attending, strict=True)
+        for (n, a), (_, b) in zip(last_state, attending, strict=True)
     ]
     checks = [
-        Check("one state suffices for the shortest source", f"{without[0][1]:.2f}", without[0][1] > 0.9),
-        Check("and fails at the longest", f"{without[-1][1]:.2f}", without[-1][1] < 0.1),
-        Check("attention solves the longest too", f"{attending[-1][1]:.2f}", attending[-1][1] > 0.9),
+        Check("one state suffices for the shortest source", f"{last_state[0][1]:.2f}", last_state[0][1] > 0.9),
+        Check("one state fails at the longest source", f"{last_state[-1][1]:.2f}", last_state[-1][1] < 0.1),
+        Check("attention solves the longest source too", f"{attending[-1][1]:.2f}", attending[-1][1] > 0.9),
         Check("the gap grows with length", " ".join(f"{gap:.2f}" for gap in gaps), gaps[-1] > gaps[0] + 0.5),
     ]
     plots = [Plot("length of the source", "exact match", lines, "reversed sequences")]

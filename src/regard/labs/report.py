@@ -15,7 +15,7 @@ from regard.report.page import Page
 from regard.report.plots import ACCENT, GRID, INK, SECOND, pyplot
 
 COLOURS = (ACCENT, SECOND, "#3f9b6c", "#cf5c5c", "#8e6bbf", "#7b8794", "#b58900")
-MARKS = "os^vDPX"
+MARKERS = "os^vDPX"
 SEVERAL_SEEDS = "Means over seeds {}, with the smallest and the largest value in brackets and as error bars."
 
 
@@ -35,10 +35,10 @@ def write(folder: Path, name: str, documentation: str, findings: Findings, setti
         "settings": settings | environment | cpu,
     }
     (folder / "result.json").write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
-    page(name, documentation, findings, folder / "plot.png").write(folder / "report.html")
+    build_page(name, documentation, findings, folder / "plot.png").write(folder / "report.html")
 
 
-def page(name: str, documentation: str, findings: Findings, picture: Path) -> Page:
+def build_page(name: str, documentation: str, findings: Findings, picture: Path) -> Page:
     claim, _, experiment = documentation.partition("\n")
     page = Page(claim)
     for paragraph in experiment.strip().split("\n\n"):
@@ -67,10 +67,10 @@ def as_json(value: Any) -> Any:
 
 def cells(findings: Findings) -> tuple[list[str], list[list[str]]]:
     """The header and the formatted rows of the table."""
-    return list(findings.table[0]), [[formatted(value) for value in row.values()] for row in findings.table]
+    return list(findings.table[0]), [[format_value(value) for value in row.values()] for row in findings.table]
 
 
-def formatted(value: Any) -> str:
+def format_value(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else f"{value:,}" if type(value) is int else str(value)
 
 
@@ -95,13 +95,13 @@ def draw(plots: Sequence[Plot], out: Path) -> None:
 def draw_lines(axes: Any, plot: Plot) -> None:
     for i, (label, points) in enumerate(plot.lines.items()):
         x, y = zip(*points, strict=True)
-        mark = MARKS[i % len(MARKS)] if len(points) <= 24 else ""
+        marker = MARKERS[i % len(MARKERS)] if len(points) <= 24 else ""
         colour = COLOURS[i % len(COLOURS)]
-        axes.plot(x, y, marker=mark, color=colour, label=label, linewidth=1.8, markersize=5)
+        axes.plot(x, y, marker=marker, color=colour, label=label, linewidth=1.8, markersize=5)
         if label not in plot.ranges:
             continue
         low, high = zip(*plot.ranges[label], strict=True)
-        if mark:
+        if marker:
             axes.errorbar(x, y, error_bars(y, low, high), fmt="none", ecolor=colour, capsize=3, linewidth=1.2)
         else:
             axes.fill_between(x, low, high, color=colour, alpha=0.2, linewidth=0)
@@ -109,7 +109,7 @@ def draw_lines(axes: Any, plot: Plot) -> None:
         axes.set_xscale("log")
     if "y" in plot.log:
         axes.set_yscale("log")
-        plain_numbers(axes.yaxis)
+        label_with_decimals(axes.yaxis)
     ticks = sorted({x for points in plot.lines.values() for x, _ in points})
     if len(ticks) <= 10:
         axes.set_xticks([], minor=True)
@@ -117,14 +117,14 @@ def draw_lines(axes: Any, plot: Plot) -> None:
 
 
 def error_bars(y: Sequence[float], low: Sequence[float], high: Sequence[float]) -> list[list[float]]:
-    """Distances down and up from the mean, as matplotlib takes them; a mean may round to just outside its range."""
+    """Distances down and up from the mean, as matplotlib takes them; rounding can put a mean just outside its range."""
     return [
         [max(0.0, mean - least) for mean, least in zip(y, low, strict=True)],
         [max(0.0, most - mean) for mean, most in zip(y, high, strict=True)],
     ]
 
 
-def plain_numbers(axis: Any) -> None:
+def label_with_decimals(axis: Any) -> None:
     """Label a logarithmic axis of a few decades with 0.5 instead of 5 × 10⁻¹."""
     low, high = axis.get_view_interval()
     if high > 1e6 * low:

@@ -1,6 +1,6 @@
 """Selective copying needs a state update that depends on the token: Mamba learns it, a fixed filter cannot.
 
-Four symbols at random positions among filler are to be repeated in order. A fixed filter weighs a token by its age
+Four symbols at random positions among filler are to be repeated in order. A fixed filter weights a token by its age
 only, which carries some information: the first of four symbols tends to be early. The accuracy that age allows is
 computed: every symbol votes for itself, weighted by the probability that a symbol at its position is the one queried.
 The claim is that a fixed filter learns no more than that, and Mamba does. As a control, plain copying has the symbols
@@ -54,16 +54,16 @@ def run(bench: Bench) -> Findings:
     plain, selective, mamba = accuracies
     checks = [
         Check("S4D copies from fixed positions", f"{plain:.2f}", plain > 0.95),
-        Check("from random positions it is no more accurate than votes by age, within 0.05", f"{selective:.2f}, votes "
-              f"by age {by_age:.2f}", selective < by_age + 0.05),
+        Check("from random positions S4D is no more accurate than votes by age, within 0.05",
+              f"{selective:.2f}, votes by age {by_age:.2f}", selective < by_age + 0.05),
         Check("Mamba copies from random positions", f"{mamba:.2f}", mamba > 0.95),
     ]  # fmt: skip
     longest = max(points[-1][0] for points in curves.values())
     curves["votes by age"] = [(0, by_age), (longest, by_age)]
     plots = [Plot("step", "accuracy", curves, f"{MEMORISED} of {length} tokens repeated")]
     remark = (
-        f"Guessing among {SYMBOLS} symbols: {1 / SYMBOLS:.2f}. Means over 20 steps. One filter weighs by age alone; "
-        "two with a feed-forward layer between them could learn to count symbols, and so become more accurate."
+        f"Guessing among {SYMBOLS} symbols: {1 / SYMBOLS:.2f}. Means over 20 steps. One filter weights tokens by "
+        "age only; two with a feed-forward layer between them could learn to count symbols and be more accurate."
     )
     return Findings(table, checks, plots, remark)
 

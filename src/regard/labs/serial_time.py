@@ -3,7 +3,7 @@
 Only the time axis is serial: each step is still a product over batch and width. Measured: seconds of one training step
 (forward and backward) for a fixed number of tokens, in fewer and longer sequences. A window, which is parallel over
 time and linear, takes the same time for every length; a recurrence does not, because its n dependent steps become
-smaller products. Attention, alone and after an LSTM, is shown and not judged: it slows down too, but because of its n²
+smaller products. Attention, also after an LSTM, is shown and not judged: it slows down too, but because of its n²
 scores and not because of dependent steps.
 """
 
@@ -29,8 +29,8 @@ def run(bench: Bench) -> Findings:
     tokens = bench.setting(8192, 512)
     lengths = [n for n in (16, 64, 256, 1024, 4096) if n <= tokens // 2]
     models = {name: small_decoder(name, FIRST + SYMBOLS, WIDTH) for name in NAMES}
-    both = Repeat(tuple(mixer_block(MIXERS[name], WIDTH) for name in ("LSTM", "attention")))
-    models["LSTM, attention"] = Decoder(FIRST + SYMBOLS, WIDTH, (both,)).build()
+    layers = Repeat(tuple(mixer_block(MIXERS[name], WIDTH) for name in ("LSTM", "attention")))
+    models["LSTM, attention"] = Decoder(FIRST + SYMBOLS, WIDTH, (layers,)).build()
     times: dict[str, list[tuple[float, float]]] = {name: [] for name in models}
     for length in bench.each("lengths", lengths):
         symbols = draw_symbols(generator(bench.seed), SYMBOLS, tokens // length, length)

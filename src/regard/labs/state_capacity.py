@@ -2,9 +2,10 @@
 
 Pairs of key and value, then every key again as a query for its value, the newest first. The keys are the same in every
 sequence, so that only the values have to be stored, two bits per pair, and a recurrence can learn where in its state to
-store them. The models have the same width and differ only in the width of the state: if the state limits recall,
-a narrow state recalls one pair and few of many, a wider one more of them, and attention, which caches every token, all.
-A new model is trained for each number of pairs, all in the same way. Cho et al. 2014 observed it in translation.
+store them. The models have the same width and differ only in the width of the state. If the state limits recall, a
+narrow state recalls one pair but few of many pairs, a wider state recalls more, and attention, which caches every
+token, recalls all. A new model is trained for each number of pairs, all in the same way. Cho et al. 2014 observed the
+limit in translation.
 """
 
 # ledger: anc.rnn.squeeze
@@ -32,10 +33,10 @@ def run(bench: Bench) -> Findings:
     lines = {name: [(n, train(bench, name, n, steps)) for n in pairs] for name in COMPARED}
     table = [{"memory": name} | {f"{n} pairs": share for n, share in points} for name, points in lines.items()]
     narrow, wide, attention = COMPARED
-    one, many = lines[narrow][0][1], {name: points[-1][1] for name, points in lines.items()}
+    one_pair, many = lines[narrow][0][1], {name: points[-1][1] for name, points in lines.items()}
     checks = [
         Check(f"the narrow state recalls one pair, and less than four fifths of {pairs[-1]}",
-              f"{one:.2f} and {many[narrow]:.2f}", one > 0.9 and many[narrow] < 0.8),
+              f"{one_pair:.2f} and {many[narrow]:.2f}", one_pair > 0.9 and many[narrow] < 0.8),
         Check(f"of {pairs[-1]} pairs the wider state recalls at least 0.1 more than the narrow one",
               f"{many[wide]:.2f} and {many[narrow]:.2f}", many[wide] > many[narrow] + 0.1),
         Check(f"attention recalls at least nine tenths of {pairs[-1]} pairs", f"{many[attention]:.2f}",

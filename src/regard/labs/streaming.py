@@ -1,4 +1,4 @@
-"""A state space decodes with the same memory and time for any sequence length; attention needs more of both.
+"""A state space decodes with the same memory and time for any sequence length; attention needs more for longer ones.
 
 Measured with the engine's contiguous store: the bytes of the store for a sequence of n tokens, and the seconds of its
 last token. Stores are filled with noise instead of the states of n tokens, because the work does not depend on the
@@ -56,7 +56,7 @@ def run(bench: Bench) -> Findings:
     for _ in bench.each("tokens", range(rounds)):
         for key, stream in streams.items():
             seconds[key].append(stream.step())
-    times = {key: 1000 * statistics.median(taken) for key, taken in seconds.items()}
+    times = {key: 1000 * statistics.median(durations) for key, durations in seconds.items()}
     table = [
         {"mixer": name, "n": n, "MB": stream.size / 1e6, "ms per token": times[name, n]}
         for (name, n), stream in streams.items()
@@ -71,7 +71,7 @@ def run(bench: Bench) -> Findings:
         Check("state spaces need the same bytes at every n",
               ", ".join(f"{name} {1000 * sizes[name][-1][1]:.0f} KB" for name in state_spaces),
               all(len({size for _, size in sizes[name]}) == 1 for name in state_spaces)),
-        Check("they take at most a fifth longer at the largest n than at the smallest",
+        Check("state spaces take at most a fifth longer at the largest n than at the smallest",
               ", ".join(f"{name} {slowdown[name]:.2f}x" for name in state_spaces),
               all(slowdown[name] < 1.2 for name in state_spaces)),
         Check("attention's memory grows with n", f"{growth:.0f}x for {last // first}x", growth > 0.5 * last / first),

@@ -53,12 +53,12 @@ def associative_recall(rng: torch.Generator, pairs: int, rows: int = 32, symbols
 
 def pairs_and_queries(keys: Tensor, values: Tensor, order: Tensor) -> Batch:
     """The pairs, then the pairs again in another order, where the values are targets. All (B, pairs)."""
-    first = torch.stack([keys, values], -1).flatten(1)  # (B, 2 · pairs)
-    again = torch.stack([keys.gather(1, order), values.gather(1, order)], -1).flatten(1)
-    tokens = torch.cat([first, again], 1)  # (B, 4 · pairs)
+    pairs = torch.stack([keys, values], -1).flatten(1)  # (B, 2 · pairs)
+    queries = torch.stack([keys.gather(1, order), values.gather(1, order)], -1).flatten(1)
+    tokens = torch.cat([pairs, queries], 1)  # (B, 4 · pairs)
     targets = tokens.roll(-1, 1)
     weights = torch.zeros_like(tokens)
-    weights[:, first.shape[1] :: 2] = 1
+    weights[:, pairs.shape[1] :: 2] = 1
     return whole_rows(tokens, targets, weights)
 
 

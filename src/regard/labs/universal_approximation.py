@@ -1,4 +1,4 @@
-"""One hidden layer fits any continuous function on an interval, the better the wider; outside it promises nothing.
+"""One hidden layer fits any continuous function on an interval, better the wider it is, but not outside the interval.
 
 The theorem (Cybenko 1989; Hornik et al. 1989) is about continuous functions on a compact set and sufficient width. It
 says nothing about other functions, about inputs outside the set, or about the result of training. Measured: the largest
@@ -27,7 +27,7 @@ def run(bench: Bench) -> Findings:
     checks = [
         Check("inside, the largest error falls by more than a factor of 50 with width",
               f"{inside[0]:.3g} -> {inside[-1]:.3g}", inside[-1] < 0.02 * inside[0]),
-        Check("outside, it is above 1 at every width", f"at least {min(outside):.3g}", min(outside) > 1),
+        Check("outside, the largest error is above 1 at every width", f"at least {min(outside):.3g}", min(outside) > 1),
     ]  # fmt: skip
     lines = {label: [(row["width"], row[column]) for row in table] for label, column in COLUMNS.items()}
     plots = [Plot("width of the hidden layer", "largest error", lines, "sin(x) + |x|", "xy")]
@@ -44,7 +44,7 @@ def target(x: Tensor) -> Tensor:
 def largest_errors(width: int, seed: int) -> tuple[float, float]:
     """(inside, outside) of a layer whose tanh units are centered inside."""
     torch.manual_seed(seed)
-    steepness = max(2.5, width / (2 * INSIDE))  # with their density: a kink needs steep units
+    steepness = max(2.5, width / (2 * INSIDE))  # grows with the density of the units: a kink needs steep ones
     slopes = steepness * torch.randn(width, dtype=torch.float64)
     centers = INSIDE * (2 * torch.rand(width, dtype=torch.float64) - 1)
 

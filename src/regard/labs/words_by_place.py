@@ -1,10 +1,10 @@
-"""A fixed window learns each token separately at every position; recurrence and attention share what they learn.
+"""A fixed window learns each token separately at every position; recurrence and attention learn it for all positions.
 
 A sequence has four positions of random tokens, one of which is marked by a token before it; the model has to repeat the
-marked one at the end. In training some tokens occur only at the first two positions, all others anywhere; then the
-former are marked at the fourth. A window has separate weights per position, so it has never been trained on these
-tokens there; recurrence and attention use the same weights at all positions. Bengio et al. 2003 named this limit of the
-window.
+marked one at the end. In training some tokens occur only at the first two positions, all others anywhere; in the test
+these rare tokens are marked at the fourth. A window has separate weights per position, so it has never been trained on
+them there; recurrence and attention use the same weights at all positions. Bengio et al. 2003 describe this limit of
+the window.
 """
 
 # ledger: anc.mlp.slots
@@ -30,33 +30,35 @@ def run(bench: Bench) -> Findings:
         torch.manual_seed(bench.seed)
         mixer = WindowMLP(POSITIONS + 2, 192) if name == "window" else MIXERS[name]
         model = decoder_spec(mixer, MARK + 1, 48, 1 if name == "window" else 2).build()
-        fit(bench, name, model, marked, steps, 4e-3)
+        fit(bench, name, model, marked_batch, steps, 4e-3)
         test = generator(bench.seed + 1)
-        accuracies[name] = [accuracy(model, marked(test, 256, position)) for position in range(POSITIONS)]
+        accuracies[name] = [accuracy(model, marked_batch(test, 256, position)) for position in range(POSITIONS)]
     table = [
-        {"mixer": name} | {f"position {i}": share for i, share in enumerate(found, 1)}
-        for name, found in accuracies.items()
+        {"mixer": name} | {f"position {i}": share for i, share in enumerate(shares, 1)}
+        for name, shares in accuracies.items()
     ]
     first, *_, fourth = accuracies["window"]
     checks = [
         Check("the window repeats the rare symbols at the first position", f"{first:.2f}", first > 0.9),
         Check("the window does not repeat them at the fourth position", f"{fourth:.2f}", fourth < 0.5),
         *(
-            Check(f"{name} repeats them there too", f"{accuracies[name][-1]:.2f}", accuracies[name][-1] > 0.9)
+            Check(
+                f"{name} repeats them at the fourth position", f"{accuracies[name][-1]:.2f}", accuracies[name][-1] > 0.9
+            )
             for name in NAMES[1:]
         ),
     ]
-    lines = {name: list(enumerate(found, 1)) for name, found in accuracies.items()}
+    lines = {name: list(enumerate(shares, 1)) for name, shares in accuracies.items()}
     plots = [Plot("position of the symbol", "accuracy", lines, "symbols trained at positions 1 and 2 only")]
     remark = (
-        "Shared weights allow a symbol to be recognized at every position, they do not ensure it: what a plain RNN "
-        "keeps of a symbol also depends on the symbols before it. Gates and attention can keep it unchanged."
+        "Shared weights allow a symbol to be recognized at every position but do not ensure it: the state of a plain "
+        "RNN after a symbol also depends on the earlier symbols. Gates and attention can keep a symbol unchanged."
     )
     return Findings(table, checks, plots, remark)
 
 
-def marked(rng: torch.Generator, rows: int = 64, position: int | None = None) -> Batch:
-    """A mark before one of the symbols, which is the target at the end; `position`: a rare one is marked there."""
+def marked_batch(rng: torch.Generator, rows: int = 64, position: int | None = None) -> Batch:
+    """A mark before one of the symbols, which is the target at the end; with `position`, a rare symbol there."""
     early = torch.randint(FIRST, FIRST + SYMBOLS, (rows, 2), generator=rng)
     late = torch.randint(FIRST, FIRST + SYMBOLS - RARE, (rows, POSITIONS - 2), generator=rng)
     symbols = torch.cat([early, late], 1)  # (B, positions)
