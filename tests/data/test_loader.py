@@ -79,7 +79,14 @@ def test_the_state_of_another_source_or_length_is_refused():
         loader(world(level=2)).load_state_dict(state)
 
 
-@pytest.mark.parametrize("wrong", [{"rows": 3, "ranks": 2}, {"rank": 2, "ranks": 2}, {"rows": 0}])
-def test_invalid_rows_and_ranks_are_refused(wrong):
-    with pytest.raises(ValueError, match="rows="):
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"rows": 3, "ranks": 2}, "rows=3 is not divisible by ranks=2"),
+        ({"rank": 2, "ranks": 2}, "rank=2 must be from 0 to 1, because ranks=2"),
+        ({"rows": 0}, "rows=0 and length=.* must be at least 1"),
+    ],
+)
+def test_invalid_rows_and_ranks_are_refused(wrong, message):
+    with pytest.raises(ValueError, match=message):
         loader(**wrong)

@@ -178,7 +178,7 @@ def test_invalid_specs_sources_and_stores_are_refused() -> None:
     store = Contiguous(memory, 2, 8, torch.float64, source=SOURCE_LENGTH - 1)
     layout = queries(source())
     (state,) = store.begin_forward(layout)[0]
-    with pytest.raises(ValueError, match="the source has 5 tokens, but the store keeps 4"):
+    with pytest.raises(ValueError, match="the source has 5 tokens, but the store holds 4"):
         module(x, layout, state)
     packed = TokenLayout(torch.zeros(2, LENGTH).long(), segments=torch.zeros(2, LENGTH).long()).with_source(source())
     with pytest.raises(ValueError, match="packed documents cannot be cached"):

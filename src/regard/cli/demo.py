@@ -47,7 +47,7 @@ def demo(
         if not result.finished:
             raise typer.Exit(result.exit_code)
         evaluate(out, questions or QUESTIONS, console)
-    console.print(f"chat with it: regard chat {out} --temperature 0      look inside: regard serve {out}")
+    console.print(f"chat with it: regard chat {out} --temperature 0      inspect it: regard serve {out}")
 
 
 def train(out: Path, steps: int | None, console: "Console") -> "TrainingResult":

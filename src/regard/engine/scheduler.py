@@ -22,8 +22,8 @@ ScheduledBatch = list[tuple[Request, int]]  # requests, and how many tokens of e
 class Scheduler:
     def __init__(self, store: Store, chunk: int):
         self.store, self.chunk = store, chunk
-        self.waiting: deque[Request] = deque()
-        self.running: list[Request] = []  # both in order of arrival
+        self.waiting: deque[Request] = deque()  # in order of arrival
+        self.running: list[Request] = []  # in order of arrival
         self.free_rows = set(range(store.rows))
         self.preemptions = 0
 

@@ -50,8 +50,8 @@ def small_decoder(mixer: str, vocab: int, width: int = 64, layers: int = 2, conv
 
 def matched_spec(mixer: Body, reference: Body, vocab: int, width: int = 64, layers: int = 2) -> Decoder:
     """A decoder with as many parameters as one with the reference mixer; the width of its SwiGLU is adjusted."""
-    spare = parameter_count(reference.build(width)) - parameter_count(mixer.build(width))
-    hidden = 2 * width + round(spare / (3 * width))
+    difference = parameter_count(reference.build(width)) - parameter_count(mixer.build(width))
+    hidden = 2 * width + round(difference / (3 * width))
     return Decoder(vocab, width, (Repeat((Block((Sublayer(mixer), Sublayer(SwiGLU(hidden)))),), layers),))
 
 

@@ -1,7 +1,7 @@
 """Storage for every state that a model declares (parts/state.py).
 
 Recurrent states, and the keys and values of a source for cross-attention, are the same in every store and are here.
-Layers with an attention window have ring buffers (ring.py). Every store has its own storage for all other layers.
+Layers with an attention window have ring buffers (ring.py). The store decides how all other per-token arrays are kept.
 """
 
 from collections.abc import Callable
