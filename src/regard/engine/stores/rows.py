@@ -22,7 +22,7 @@ class RowArrays(Protocol):
         ...
 
 
-class Overwriting(RowArrays, Protocol):
+class OverwritingState(RowArrays, Protocol):
     """A state that does not keep all tokens, so it cannot always rewind by itself."""
 
     def why_not_rewind(self, row: int, length: int) -> str | None:
@@ -35,11 +35,13 @@ class Overwriting(RowArrays, Protocol):
 
 
 class RowTable:
+    """The length of every row, and the states that cannot always rewind by themselves."""
+
     def __init__(self, count: int, device: torch.device | str, memory: ModelMemory):
         self.device = device
         self.max_exact_cache = exact_cache_limit(memory)
         self.lengths = torch.zeros(count, dtype=torch.int64, device=device)
-        self.overwriting: list[Overwriting] = []
+        self.overwriting: list[OverwritingState] = []
         self.sources: list[RowArrays] = []
         self.snapshots: WeakSet[Snapshot] = WeakSet()
 
