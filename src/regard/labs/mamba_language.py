@@ -1,4 +1,4 @@
-"""Mamba models language about as well as attention with as many parameters and tokens, in time linear in the length.
+"""Mamba models language about as well as attention for as many parameters and tokens, in time linear in the length.
 
 The data are stories of the small world in byte-pair tokens, in rows of 256. Every model is trained once on the same
 rows; the feed-forward layers are as wide as needed for equal numbers of parameters. Measured: the loss on held-out

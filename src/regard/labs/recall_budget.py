@@ -1,4 +1,4 @@
-"""A fixed state limits recall: the more pairs a sequence has, the smaller the share recalled; attention recalls all.
+"""A fixed state is a budget: the more pairs a sequence has, the fewer are recalled, while attention recalls them all.
 
 Pairs of key and value, then every key again as a query for its value. The model has one layer of Mamba-2 with one head,
 whose state has 4 to 16 rows for 32 keys. If the state limits recall, accuracy falls with the number of pairs, later the

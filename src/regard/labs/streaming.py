@@ -1,4 +1,4 @@
-"""A state space decodes with the same memory and time for any sequence length; attention needs more for longer ones.
+"""A state space decodes with the same memory and time for any sequence length; attention needs more of both.
 
 Measured with the engine's contiguous store: the bytes of the store for a sequence of n tokens, and the seconds of its
 last token. Stores are filled with noise instead of the states of n tokens, because the work does not depend on the
