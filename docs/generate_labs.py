@@ -38,7 +38,8 @@ def page(text: str) -> str:
 def section(result: dict[str, Any]) -> str:
     settings, (first, *_, last) = result["settings"], result["seeds"]
     cores = f"{settings['threads']} of {settings['cores']} cores ({settings['machine']})"
-    run = f"Seeds {first} to {last}, {settings['size']} size, on {cores}, with torch {settings['torch'].partition('+')[0]}"
+    torch_version = settings["torch"].partition("+")[0]
+    run = f"Seeds {first} to {last}, {settings['size']} size, on {cores}, with torch {torch_version}"
     rows = [
         f"| {cell(check['expected'])} | {check['seeds']} | {cell(check['observed'])} |" for check in result["checks"]
     ]
