@@ -123,7 +123,7 @@ def resolve_adapter(model: nn.Module, name: str | None, action: str) -> str:
         return name
     active = [layer.active for layer in adapters(model).values() if layer.active is not None]
     if not active and len(names) > 1:
-        raise AdapterError(f"no adapter is active; give the name of the one to {action}: {', '.join(names)}")
+        raise AdapterError(f"no adapter is active; name the one to {action}: {', '.join(names)}")
     return active[0] if active else names[0]
 
 
