@@ -1,1 +1,1 @@
-"""Pure functions on tensors: each idea once as plain algebra, and beside it the fast ways to compute the same."""
+"""Pure functions on tensors: each operation as a plain reference and as faster backends that compute the same."""

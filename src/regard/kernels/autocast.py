@@ -7,7 +7,7 @@ from torch import Tensor
 
 
 def without_autocast(device: torch.device) -> AbstractContextManager:
-    """A context without autocast. The meta device has none, and a query for it breaks compiled graphs."""
+    """A context without autocast. The meta device has no autocast, and querying it there breaks compiled graphs."""
     return nullcontext() if device.type == "meta" else torch.autocast(device.type, enabled=False)
 
 

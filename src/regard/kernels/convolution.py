@@ -20,19 +20,22 @@ MAX_TAPS = 8  # the kernel unrolls them
 def convolve(
     x: Tensor, weight: Tensor, bias: Tensor | None, tail: Tensor, layout: TokenLayout
 ) -> tuple[Tensor, Tensor]:
-    """x (B, L, D), weight (k, D), the current tap first, tail (B, k - 1, D) -> y (B, L, D), the next tail."""
+    """x (B, L, D), weight (k, D), tail (B, k - 1, D) -> y (B, L, D) and the next tail.
+
+    weight[0] is the tap of the current token.
+    """
     order = layout.derived(order_valid_first)
     segments = None if layout.segments is None else gather_tokens(layout.segments, order)
-    dtype, previous = torch.promote_types(x.dtype, weight.dtype), len(weight) - 1
+    dtype, tail_length = torch.promote_types(x.dtype, weight.dtype), len(weight) - 1
     x, tail = gather_tokens(x, order).to(dtype), tail.to(dtype)
     if can_fuse(x, weight):
         y = convolve_with_triton(x, weight, bias, tail, segments)
-        line = torch.cat([tail, x if layout.valid is not None else x[:, max(x.shape[1] - previous, 0) :]], 1)
+        extended = torch.cat([tail, x if layout.valid is not None else x[:, max(x.shape[1] - tail_length, 0) :]], 1)
     else:
-        line = torch.cat([tail, x], 1)  # (B, k - 1 + L, D)
-        y = sum_shifted(line, weight, bias, segments)
+        extended = torch.cat([tail, x], 1)  # (B, k - 1 + L, D)
+        y = sum_shifted(extended, weight, bias, segments)
     y = y if order is None else gather_tokens(y, order.argsort(1))  # the original order
-    return y, next_tail(line, previous, layout.valid)
+    return y, next_tail(extended, tail_length, layout.valid)
 
 
 def can_fuse(x: Tensor, weight: Tensor) -> bool:
@@ -49,25 +52,25 @@ def convolve_with_triton(
     return convolve(x, weight, bias, tail, segments)
 
 
-def sum_shifted(line: Tensor, weight: Tensor, bias: Tensor | None, segments: Tensor | None) -> Tensor:
-    previous = len(weight) - 1
-    length = line.shape[1] - previous
-    y = line[:, previous:] * weight[0]
+def sum_shifted(extended: Tensor, weight: Tensor, bias: Tensor | None, segments: Tensor | None) -> Tensor:
+    tail_length = len(weight) - 1
+    length = extended.shape[1] - tail_length
+    y = extended[:, tail_length:] * weight[0]
     for i, tap in enumerate(weight[1:], 1):
-        before = line[:, previous - i : previous - i + length]  # (B, L, D)
+        earlier = extended[:, tail_length - i : tail_length - i + length]  # (B, L, D)
         if segments is not None:
-            same = segments == F.pad(segments, (i, 0))[:, :length]
-            before = before.where(same.unsqueeze(-1), 0.0)
-        y.addcmul_(before, tap)
+            same_document = segments == F.pad(segments, (i, 0))[:, :length]
+            earlier = earlier.where(same_document.unsqueeze(-1), 0.0)
+        y.addcmul_(earlier, tap)
     return y if bias is None else y.add_(bias)
 
 
-def next_tail(line: Tensor, previous: int, valid: Tensor | None) -> Tensor:
+def next_tail(extended: Tensor, tail_length: int, valid: Tensor | None) -> Tensor:
     """(B, k - 1, D): the tail for the next tokens."""
     if valid is None:
-        return line[:, line.shape[1] - previous :]
-    ends = valid.sum(1, keepdim=True) + torch.arange(previous, device=line.device)  # (B, k - 1)
-    return gather_tokens(line, ends)
+        return extended[:, extended.shape[1] - tail_length :]
+    ends = valid.sum(1, keepdim=True) + torch.arange(tail_length, device=extended.device)  # (B, k - 1)
+    return gather_tokens(extended, ends)
 
 
 def order_valid_first(layout: TokenLayout) -> Tensor | None:

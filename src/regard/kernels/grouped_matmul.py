@@ -22,8 +22,8 @@ def sort_by_expert(chosen: Tensor, experts: int) -> tuple[Tensor, Tensor]:
 
     Rows without an expert (index X) come last, after the last end.
     """
-    ranked, order = chosen.sort(stable=True)
-    return order, torch.searchsorted(ranked, torch.arange(experts, device=chosen.device), right=True)
+    sorted_experts, order = chosen.sort(stable=True)
+    return order, torch.searchsorted(sorted_experts, torch.arange(experts, device=chosen.device), right=True)
 
 
 def grouped_linear(x: Tensor, weight: Tensor, bias: Tensor | None, ends: Tensor) -> Tensor:

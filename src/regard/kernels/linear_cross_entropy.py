@@ -18,7 +18,7 @@ from torch.autograd.function import once_differentiable
 from regard.compat import cannot_run_triton
 from regard.kernels.autocast import autocast_like_linear, without_autocast
 
-CHUNK = 1 << 22  # logits per chunk, or as many as W has entries: then the sums of dW cost little
+CHUNK = 1 << 22  # logits per chunk; at least as many as W has entries, so that additions to dW cost little
 
 
 def linear_cross_entropy(
@@ -64,14 +64,14 @@ class LinearCrossEntropy(torch.autograd.Function):
         db = weights.new_zeros(len(weight)) if needed[2] else None
         sums = weights.new_zeros(2)
         for start in range(0, len(x), tokens):
-            part = slice(start, start + tokens)
-            z = F.linear(x[part], weight, bias)  # (C, V)
-            losses, correct, dz = chunk_loss(z, targets[part], weights[part], scale, softcap, needs_grad)
+            chunk = slice(start, start + tokens)
+            z = F.linear(x[chunk], weight, bias)  # (C, V)
+            losses, correct, dz = chunk_loss(z, targets[chunk], weights[chunk], scale, softcap, needs_grad)
             sums += torch.stack([losses.sum(), correct.sum()])
             if dx is not None:
-                torch.mm(dz, weight, out=dx[part])
+                torch.mm(dz, weight, out=dx[chunk])
             if dw is not None:
-                add_product(dw, dz.T, x[part])
+                add_product(dw, dz.T, x[chunk])
             if db is not None:
                 db += dz.sum(0, dtype=db.dtype)
         ctx.save_for_backward(dx, dw, db)
@@ -100,19 +100,19 @@ def add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
         total += a @ b
 
 
-def chunk_loss(z: Tensor, *rest: Any) -> tuple[Tensor, Tensor, Tensor]:
+def chunk_loss(z: Tensor, *arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
     """`loss_of_logits`, on a GPU as one kernel that writes dz over z."""
     if z.dtype == torch.float64 or cannot_run_triton(z.device) is not None:
-        return loss_of_logits(z, *rest)
+        return loss_of_logits(z, *arguments)
     from regard.kernels.triton_cross_entropy import loss_of_logits as kernel
 
-    return *kernel(z, *rest), z
+    return *kernel(z, *arguments), z
 
 
 def loss_of_logits(
     z: Tensor, targets: Tensor, weights: Tensor, scale: float, softcap: float | None, needs_grad: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Products z (C, V) -> w · loss (C,), w where the target is the highest (C,), and dz in the dtype of z."""
+    """Logits z (C, V) before scale and cap -> w · loss (C,); w if the target has the highest logit (C,); dz."""
     columns = targets.unsqueeze(-1)  # (C, 1)
     s = z if scale == 1.0 else z.to(weights.dtype) * scale
     if softcap is not None:

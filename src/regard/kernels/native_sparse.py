@@ -37,24 +37,21 @@ def sort_keys(layout: TokenLayout) -> SortedKeys:
     segments, valid = layout.key_segments, layout.key_valid
     ranks = torch.arange(layout.key_positions.shape[1], device=layout.positions.device).expand_as(layout.key_positions)
     slots = ranks
-    for key in (
-        layout.key_positions,
-        segments,
-        None if valid is None else (~valid).byte(),
-    ):  # stable sorts, the most significant key last
-        if key is not None:
-            slots = slots.gather(1, key.gather(1, slots).argsort(dim=1, stable=True))
+    invalid = None if valid is None else (~valid).byte()
+    for order in (layout.key_positions, segments, invalid):  # stable sorts, the most significant order last
+        if order is not None:
+            slots = slots.gather(1, order.gather(1, slots).argsort(dim=1, stable=True))
     is_first = torch.zeros_like(ranks, dtype=torch.bool)  # of its document
-    for key in (segments, valid):
-        if key is not None:
-            key = key.gather(1, slots)
-            is_first[:, 1:] |= key[:, 1:] != key[:, :-1]
+    for x in (segments, valid):
+        if x is not None:
+            x = x.gather(1, slots)
+            is_first[:, 1:] |= x[:, 1:] != x[:, :-1]
     starts = ranks.where(is_first, 0).cummax(1).values  # (B, S)
     if layout.keys is None:  # the queries are the keys
         inverse = slots.argsort(1)
         return SortedKeys(slots, ranks - starts, starts.gather(1, inverse), (ranks - starts).gather(1, inverse))
-    first = layout.keys.positions.gather(1, slots[:, :1])  # a state holds one document
-    return SortedKeys(slots, ranks - starts, torch.zeros_like(layout.positions), layout.positions - first)
+    first_position = layout.keys.positions.gather(1, slots[:, :1])  # a state holds one document
+    return SortedKeys(slots, ranks - starts, torch.zeros_like(layout.positions), layout.positions - first_position)
 
 
 def completed_blocks(indices: Tensor, valid: Tensor | None, length: int, stride: int) -> tuple[Tensor, Tensor]:
@@ -64,16 +61,14 @@ def completed_blocks(indices: Tensor, valid: Tensor | None, length: int, stride:
     """
     complete = (indices + 1 >= length) & ((indices + 1 - length) % stride == 0)
     complete = complete if valid is None else complete & valid
-    found = (~complete).byte().argsort(dim=1, stable=True)[:, : -(-indices.shape[1] // stride)]
-    return found, complete.gather(1, found)
+    ends = (~complete).byte().argsort(dim=1, stable=True)[:, : -(-indices.shape[1] // stride)]
+    return ends, complete.gather(1, ends)
 
 
 def gather_keys(x: Tensor, slots: Tensor) -> Tensor:
     """Keys (B, K, S, E) at slots (B, K or 1, n) -> (B, K, n, E)"""
-    rows, heads = (
-        torch.arange(len(x), device=x.device)[:, None, None],
-        torch.arange(x.shape[1], device=x.device)[:, None],
-    )
+    rows = torch.arange(len(x), device=x.device)[:, None, None]
+    heads = torch.arange(x.shape[1], device=x.device)[:, None]
     if not torch.is_grad_enabled():
         return x[rows, heads, slots]  # reads only these keys of a long store
     slots = (rows * x.shape[1] + heads) * x.shape[2] + slots  # flat indices: their gradient is much faster
@@ -84,8 +79,8 @@ def importance(weights: Tensor, compressed_starts: Tensor, length: int, stride: 
     """(B, K, L, blocks), from the weights (B, K, L, N) of compressed blocks whose first tokens have indices (B, N)."""
     i = compressed_starts.unsqueeze(-1)  # (B, N, 1)
     j = torch.arange(blocks, device=i.device) * block
-    shared = torch.minimum(i + length, j + block) - torch.maximum(i, j)  # (B, N, blocks) tokens
-    return weights @ (shared.clamp_min(0) / stride).to(weights.dtype).unsqueeze(1)
+    overlap = torch.minimum(i + length, j + block) - torch.maximum(i, j)  # (B, N, blocks) tokens
+    return weights @ (overlap.clamp_min(0) / stride).to(weights.dtype).unsqueeze(1)
 
 
 def choose_blocks(scores: Tensor, query_indices: Tensor, block: int, select: int) -> Tensor:
@@ -113,7 +108,7 @@ def attend_to_blocks(
     The backward recomputes each chunk, so that training stores no gathered keys.
     """
 
-    def chunk(q: Tensor, k: Tensor, v: Tensor, queries: slice) -> Tensor:
+    def attend_chunk(q: Tensor, k: Tensor, v: Tensor, queries: slice) -> Tensor:
         indices = (chosen[:, :, queries].unsqueeze(-1) * block + torch.arange(block, device=q.device)).flatten(3)
         allowed = indices <= keys.query_indices[:, None, queries, None]  # (B, K, C, T)
         ranks = (indices + keys.starts[:, None, queries, None]).clamp_max(k.shape[2] - 1)
@@ -129,7 +124,7 @@ def attend_to_blocks(
             out = normalize(s, allowed.unsqueeze(3)) @ v.to(wide)
         return out.to(q.dtype).transpose(2, 3).flatten(1, 2)  # (B, H, C, E)
 
-    run = partial(checkpoint, chunk, use_reentrant=False) if torch.is_grad_enabled() else chunk
+    run = partial(checkpoint, attend_chunk, use_reentrant=False) if torch.is_grad_enabled() else attend_chunk
     chunks = [slice(start, start + CHUNK) for start in range(0, q.shape[2], CHUNK)]
     return torch.cat([run(q[:, :, queries], k, v, queries) for queries in chunks], 2)  # (B, H, L, E)
 

@@ -22,7 +22,7 @@ def draw_directions(count: int, dim: int) -> Tensor:
 
 
 def log_features(x: Tensor, directions: Tensor) -> Tensor:
-    """log φ(x): (…, E) -> (…, R), in float32 at least."""
+    """log φ(x): (…, E) -> (…, R), in at least float32."""
     wide = torch.promote_types(x.dtype, torch.float32)
     x = x.to(wide) * x.shape[-1] ** -0.25
     with without_autocast(x.device):
@@ -31,36 +31,37 @@ def log_features(x: Tensor, directions: Tensor) -> Tensor:
 
 
 def running_peak(logs: Tensor, peak: Tensor, documents: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
-    """The running maximum of (B, H, L, R) from `peak` (B, H) on, so that exp(logs - maximum) is between 0 and 1.
+    """The running maximum over tokens and features of logs (B, H, L, R), and the decay that it causes.
 
-    A sum that is relative to the maximum decays by exp(decay) when the maximum grows, like the state of a scan. Returns
-    the maxima (B, H, L), the decays (B, H, L) and the last maximum. It is -inf before the first token, without decay.
-    Every document (B, L) has maxima of its own; the first one continues from `peak`.
+    exp(logs - maximum) is at most 1. When the maximum grows, a sum of such terms is multiplied by exp(decay), like the
+    state of a scan. `peak` (B, H) is the maximum of all earlier tokens, -inf if there are none. Every document (B, L)
+    has a separate maximum; the first document continues from `peak`. Returns the maxima (B, H, L), with 0 for -inf, the
+    decays (B, H, L), 0 after a maximum of -inf, and the last maximum (B, H).
     """
-    now, peak = logs.detach().amax(-1), peak.unsqueeze(-1)  # (B, H, L), (B, H, 1)
+    maxima, peak = logs.detach().amax(-1), peak.unsqueeze(-1)  # (B, H, L), (B, H, 1)
     if documents is None:
-        now = now.cummax(-1).values.maximum(peak)
-        before = torch.cat([peak, now[..., :-1]], -1)
+        maxima = maxima.cummax(-1).values.maximum(peak)
+        previous = torch.cat([peak, maxima[..., :-1]], -1)
     else:
         documents = documents.unsqueeze(1)  # (B, 1, L)
-        reach = 1
-        while reach < now.shape[-1]:
-            early = now[..., :-reach].where(documents[..., reach:] == documents[..., :-reach], -torch.inf)
-            now = torch.cat([now[..., :reach], now[..., reach:].maximum(early)], -1)
-            reach *= 2
-        now = now.maximum(peak.where(documents == documents[..., :1], -torch.inf))
-        goes_on = documents[..., 1:] == documents[..., :-1]
-        before = torch.cat([peak, now[..., :-1].where(goes_on, -torch.inf)], -1)
-    decay = (before - now).where(before > -torch.inf, 0.0)
-    return now.masked_fill(now == -torch.inf, 0.0), decay, now[..., -1]
+        distance = 1
+        while distance < maxima.shape[-1]:
+            earlier = maxima[..., :-distance].where(documents[..., distance:] == documents[..., :-distance], -torch.inf)
+            maxima = torch.cat([maxima[..., :distance], maxima[..., distance:].maximum(earlier)], -1)
+            distance *= 2
+        maxima = maxima.maximum(peak.where(documents == documents[..., :1], -torch.inf))
+        continues = documents[..., 1:] == documents[..., :-1]
+        previous = torch.cat([peak, maxima[..., :-1].where(continues, -torch.inf)], -1)
+    decay = (previous - maxima).where(previous > -torch.inf, 0.0)
+    return maxima.masked_fill(maxima == -torch.inf, 0.0), decay, maxima[..., -1]
 
 
 def document_peak(logs: Tensor, documents: Tensor | None = None) -> Tensor:
     """(B, H, L): the maximum of (B, H, L, R) over the document of each token; 0 if it is -inf."""
-    none = logs.new_full(logs.shape[:2], -torch.inf)
-    before, _, _ = running_peak(logs, none, documents)
-    after, _, _ = running_peak(logs.flip(2), none, None if documents is None else documents.flip(1))
-    return before.maximum(after.flip(2))
+    no_peak = logs.new_full(logs.shape[:2], -torch.inf)
+    up_to, _, _ = running_peak(logs, no_peak, documents)
+    from_token, _, _ = running_peak(logs.flip(2), no_peak, None if documents is None else documents.flip(1))
+    return up_to.maximum(from_token.flip(2))
 
 
 def softmax_error(q: Tensor, k: Tensor, directions: Tensor) -> Tensor:

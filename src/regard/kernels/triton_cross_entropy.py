@@ -14,7 +14,7 @@ BLOCK = 4096
 
 
 @triton.jit
-def scaled_and_capped(z, scale, cap, CAP: tl.constexpr):
+def scale_and_cap(z, scale, cap, CAP: tl.constexpr):
     s = z.to(tl.float32) * scale
     if CAP:
         s = cap * (1 - 2 / (1 + tl.exp2(s * (2 * LOG2E / cap))))  # tanh
@@ -30,27 +30,27 @@ def row_loss(
     z += row * row_stride
     target, weight = tl.load(targets + row), tl.load(weights + row)
     lanes = tl.arange(0, BLOCK)
-    top, total = tl.full([BLOCK], -1e30, tl.float32), tl.zeros([BLOCK], tl.float32)
-    top_index = tl.zeros([BLOCK], tl.int32)
+    running_max, total = tl.full([BLOCK], -1e30, tl.float32), tl.zeros([BLOCK], tl.float32)
+    argmax = tl.zeros([BLOCK], tl.int32)
     for start in range(0, vocab, BLOCK):
         v = start + lanes
-        s = scaled_and_capped(tl.load(z + v, mask=v < vocab, other=0.0), scale, cap, CAP) * LOG2E
+        s = scale_and_cap(tl.load(z + v, mask=v < vocab, other=0.0), scale, cap, CAP) * LOG2E
         s = tl.where(v < vocab, s, -2e30)
-        top_index = tl.where(s > top, v, top_index)
-        higher = tl.maximum(top, s)
-        total = total * tl.exp2(top - higher) + tl.exp2(s - higher)
-        top = higher
-    peak = tl.max(top, 0)
-    log_sum = peak + tl.log2(tl.sum(total * tl.exp2(top - peak), 0))
-    predicted = tl.min(tl.where(top == peak, top_index, vocab), 0)
-    target_score = scaled_and_capped(tl.load(z + target), scale, cap, CAP) * LOG2E
+        argmax = tl.where(s > running_max, v, argmax)
+        new_max = tl.maximum(running_max, s)
+        total = total * tl.exp2(running_max - new_max) + tl.exp2(s - new_max)
+        running_max = new_max
+    row_max = tl.max(running_max, 0)
+    log_sum = row_max + tl.log2(tl.sum(total * tl.exp2(running_max - row_max), 0))
+    predicted = tl.min(tl.where(running_max == row_max, argmax, vocab), 0)
+    target_score = scale_and_cap(tl.load(z + target), scale, cap, CAP) * LOG2E
     tl.store(losses + row, (log_sum - target_score) / LOG2E * weight)
     tl.store(correct + row, tl.where(predicted == target, weight, 0.0))
     if NEEDS_GRAD:
         tl.debug_barrier()  # all lanes have read the logit of the target before it is overwritten
         for start in range(0, vocab, BLOCK):
             v = start + lanes
-            s = scaled_and_capped(tl.load(z + v, mask=v < vocab, other=0.0), scale, cap, CAP)
+            s = scale_and_cap(tl.load(z + v, mask=v < vocab, other=0.0), scale, cap, CAP)
             dz = (tl.exp2(s * LOG2E - log_sum) - tl.where(v == target, 1.0, 0.0)) * (weight * scale)
             if CAP:
                 dz *= 1 - (s / cap) * (s / cap)
@@ -74,5 +74,5 @@ def loss_of_logits(
 
 
 @loss_of_logits.register_fake
-def _(z, targets, weights, *rest) -> tuple[Tensor, Tensor]:
+def _(z, targets, weights, *options) -> tuple[Tensor, Tensor]:
     return torch.empty_like(weights), torch.empty_like(weights)

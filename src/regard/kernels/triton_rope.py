@@ -15,16 +15,16 @@ from torch import Tensor
 
 @triton.jit
 def rotate_token(
-    x, cos, sin, out, x_row, x_head, x_token, angle_row, angle_token, heads, length, sign,
-    HEADS: tl.constexpr, HALF: tl.constexpr, WIDE: tl.constexpr,
+    x, cos, sin, out, x_row_stride, x_head_stride, x_token_stride, angle_row_stride, angle_token_stride,
+    heads, length, sign, PADDED_HEADS: tl.constexpr, HALF: tl.constexpr, PADDED_HALF: tl.constexpr,
 ):  # fmt: skip
     token, b = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64)
-    head, pair = tl.arange(0, HEADS)[:, None], tl.arange(0, WIDE)[None, :]
+    head, pair = tl.arange(0, PADDED_HEADS)[:, None], tl.arange(0, PADDED_HALF)[None, :]
     inside = (head < heads) & (pair < HALF)
-    x += b * x_row + token * x_token + head * x_head + pair
+    x += b * x_row_stride + token * x_token_stride + head * x_head_stride + pair
     first = tl.load(x, mask=inside, other=0.0).to(tl.float32)  # (H, d / 2)
     second = tl.load(x + HALF, mask=inside, other=0.0).to(tl.float32)
-    angle = b * angle_row + token * angle_token + pair
+    angle = b * angle_row_stride + token * angle_token_stride + pair
     c = tl.load(cos + angle, mask=pair < HALF, other=0.0).to(tl.float32)
     s = tl.load(sin + angle, mask=pair < HALF, other=0.0).to(tl.float32) * sign
     out += ((b * heads + head) * length + token) * 2 * HALF + pair
@@ -34,7 +34,7 @@ def rotate_token(
 
 @torch.library.custom_op("regard::rotate", mutates_args=())
 def rotate(x: Tensor, cos: Tensor, sin: Tensor, inverse: bool = False) -> Tensor:
-    """Rotate x (B, H, L, d) by angles (B, 1, L, d / 2), or by the opposite angles."""
+    """Rotate x (B, H, L, d) by angles of these cos and sin (B, 1, L, d / 2), or by the opposite angles."""
     x = x if x.stride(-1) == 1 else x.contiguous()
     cos, sin = cos.contiguous(), sin.contiguous()
     rows, heads, length, dim = x.shape
@@ -42,7 +42,8 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, inverse: bool = False) -> Tensor
     rotate_token[length, rows](
         x, cos, sin, out, *x.stride()[:3], cos.stride(0) if len(cos) > 1 else 0, cos.stride(2), heads, length,
         -1.0 if inverse else 1.0,
-        HEADS=triton.next_power_of_2(heads), HALF=dim // 2, WIDE=triton.next_power_of_2(dim // 2), num_warps=4,
+        PADDED_HEADS=triton.next_power_of_2(heads), HALF=dim // 2, PADDED_HALF=triton.next_power_of_2(dim // 2),
+        num_warps=4,
     )  # fmt: skip
     return out
 
