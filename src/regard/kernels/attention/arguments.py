@@ -61,7 +61,7 @@ class Pages:
         return self.pool.requires_grad
 
 
-Keys = Tensor | Pages  # or values
+Keys = Tensor | Pages  # keys or values
 
 
 def gather_pages(x: Keys) -> Tensor:
@@ -92,10 +92,10 @@ class AttentionCall(NamedTuple):
 
 
 def describe(q: Tensor, k: Keys, v: Keys, layout: TokenLayout, options: ScoreOptions) -> AttentionCall:
-    device, kind, bias = q.device, q.device.type, options.bias
-    autocast = kind != "meta" and torch.is_autocast_enabled(kind)
+    device, device_type, bias = q.device, q.device.type, options.bias
+    autocast = device_type != "meta" and torch.is_autocast_enabled(device_type)
     return AttentionCall(
-        device, torch.get_autocast_dtype(kind) if autocast else None,
+        device, torch.get_autocast_dtype(device_type) if autocast else None,
         q.shape, k.shape, v.shape, (q.dtype, k.dtype, v.dtype),
         torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad),
         options.mask, options.scale, None if bias is None else type(bias),

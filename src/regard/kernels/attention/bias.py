@@ -1,6 +1,6 @@
-"""Biases are data: the numbers added to the scores are computed from positions, for all pairs or for one tile.
+"""Attention biases: numbers added to the scores, computed from the positions of queries and keys.
 
-A tiled backend requests the `tile` of some queries and keys; the others request the `values` of all pairs.
+Tiled backends call `tile` for some queries and keys; the other backends call `values` for all pairs.
 """
 
 import math
@@ -33,7 +33,7 @@ class Slopes(Bias):
     slopes: Tensor  # (H,)
 
     def tile(self, q_positions: Tensor, k_positions: Tensor, dtype: torch.dtype) -> Tensor:
-        slopes = self.slopes.to(torch.promote_types(dtype, torch.float32))  # bf16 counts to 256: farther keys would tie
+        slopes = self.slopes.to(torch.promote_types(dtype, torch.float32))  # bf16 rounds distances above 256
         distance = (k_positions.unsqueeze(-2) - q_positions.unsqueeze(-1)).abs()  # (…, l, s)
         return (-slopes.view(-1, 1, 1) * distance.unsqueeze(-3)).to(dtype)  # (…, H, l, s)
 
@@ -69,8 +69,8 @@ class Buckets(Bias):
         return self.distance_bucket(offset.abs(), half) + half * (offset > 0)
 
     def distance_bucket(self, distance: Tensor, buckets: int) -> Tensor:
-        exact = buckets // 2
-        share = (distance.clamp_min(exact).double() / exact).log() / math.log(self.max_distance / exact)
+        max_exact = buckets // 2  # smaller distances have a bucket each
+        fraction = (distance.clamp_min(max_exact).double() / max_exact).log() / math.log(self.max_distance / max_exact)
         # 1e-9: rounding must not move the first distance of a range into the previous bucket.
-        far = exact + (share * (buckets - exact) + 1e-9).long()
-        return torch.where(distance < exact, distance, far.clamp_max(buckets - 1))
+        far = max_exact + (fraction * (buckets - max_exact) + 1e-9).long()
+        return torch.where(distance < max_exact, distance, far.clamp_max(buckets - 1))

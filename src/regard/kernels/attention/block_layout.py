@@ -4,7 +4,7 @@
 
 One batched product over blocks replaces a sparse n × n product: O(n·w) instead of O(n²). The layout contains every
 allowed pair and some others, which the mask excludes. With a stride s > 1 (dilated patterns) the tokens n, n + s, … of
-each n < s form a group of their own, and each group is divided into blocks.
+each n < s form a separate group, and each group is divided into blocks.
 """
 
 import math
@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 MIN_BLOCK, MAX_BLOCK = 16, 128  # queries: smaller blocks make thin products, larger ones compute many masked pairs
-CACHE_LINE = 16  # numbers: products are faster if the keys of a block start at a cache line
+CACHE_LINE = 16  # float32 numbers; products are faster if the keys of a block start at a cache line
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class BlockLayout:
 
     @property
     def max_links(self) -> int:
-        return max([0, *map(len, self.links)])  # torch 2.11 compiles no `default`
+        return max([0, *map(len, self.links)])  # torch 2.11 cannot compile max(…, default=0)
 
     @property
     def keys_per_block(self) -> int:
@@ -85,7 +85,7 @@ class DenseBlock(NamedTuple):
 @lru_cache(maxsize=64)
 def dense_blocks(layout: BlockLayout, length: int) -> tuple[DenseBlock, ...]:
     """The layout as blocks without padding; the dense queries come first."""
-    # Without links neighbouring blocks have most keys in common, so several form one.
+    # Without links neighbouring blocks have most keys in common, so several are merged into one.
     c = layout.block if layout.links else layout.block * max(1, MAX_BLOCK // layout.block)
     all_keys, stride, dense = (range(length),), layout.stride, layout.dense_queries
     blocks = [DenseBlock(range(i, min(i + c, dense)), all_keys) for i in range(0, dense, c)]
@@ -141,7 +141,10 @@ def merge_blocks(x: Tensor, length: int) -> Tensor:
 
 
 def pad_keys(x: Tensor, layout: BlockLayout, fill: float = 0) -> Tensor:
-    """(A, n, E) -> the row padded for the bands of the outer blocks and an empty linked block, then the global keys."""
+    """(A, n, E) -> the padded row, followed by its global keys.
+
+    The padding completes the bands of the first and last blocks, and contains the empty block of missing links.
+    """
     after = -(-layout.band // layout.block) * layout.block - layout.block - layout.before  # `after` in whole blocks
     blocks = layout.count(x.shape[1]) * layout.block
     right = blocks - x.shape[1] + max(after, layout.block if layout.links else 0)
@@ -154,25 +157,25 @@ def pad_keys(x: Tensor, layout: BlockLayout, fill: float = 0) -> Tensor:
 
 def gather_key_blocks(row: Tensor, layout: BlockLayout, first: int, last: int, count: int) -> Tensor:
     """The keys of blocks first … last - 1 of `count`, (N, A, keys, E); a view if the layout consists of a band only."""
-    c, band, shared = layout.block, layout.band, len(layout.global_keys)
+    c, band, global_count = layout.block, layout.band, len(layout.global_keys)
     in_band = row[:, first * c :].unfold(1, band, c)[:, : last - first].permute(1, 0, 3, 2)
     if layout.keys_per_block == band:
         return in_band
     keys = row.new_empty(last - first, len(row), layout.keys_per_block, row.shape[2])
     keys[:, :, :band] = in_band
-    keys[:, :, band : band + shared] = row[:, row.shape[1] - shared :]
+    keys[:, :, band : band + global_count] = row[:, row.shape[1] - global_count :]
     if layout.max_links:
         blocks = row[:, layout.before : layout.before + (count + 1) * c].unflatten(1, (-1, c))
         for n, link in enumerate(link_table(layout, count)[:, first:last].to(row.device)):
-            start = band + shared + n * c
+            start = band + global_count + n * c
             keys[:, :, start : start + c] = blocks[:, link].transpose(0, 1)
     return keys
 
 
 class GatherKeyBlocks(torch.autograd.Function):
-    """`gather_key_blocks`, and the row itself for the next portion of blocks.
+    """The keys of `gather_key_blocks`, and the row itself, which is the input of the next portion of blocks.
 
-    The gradient of the row is passed back from portion to portion, and each adds its own in place.
+    The backward passes the gradient of the row from portion to portion, and each adds its gradient in place.
     """
 
     @staticmethod
@@ -187,18 +190,19 @@ class GatherKeyBlocks(torch.autograd.Function):
         if d_keys is None:
             return d_row, None, None, None, None
         layout, (first, last, count) = ctx.layout, ctx.blocks
-        c, band, shared = layout.block, layout.band, len(layout.global_keys)
+        c, band, global_count = layout.block, layout.band, len(layout.global_keys)
         if d_row is None:  # in the memory order of the kernel's gradients: token after token
             heads, length, width = ctx.shape
             d_row = d_keys.new_zeros(length, heads, width).transpose(0, 1)
-        d_band, d_global, d_linked = d_keys.transpose(0, 1).split([band, shared, layout.max_links * c], 2)  # (A, N, …)
+        sizes = [band, global_count, layout.max_links * c]
+        d_band, d_global, d_linked = d_keys.transpose(0, 1).split(sizes, 2)  # (A, N, …)
         for start in range(0, band, c):
             part = d_band[:, :, start : start + c]
-            # No unfold: torch.compile's functional form of a write into one loses the elements between its windows.
+            # No unfold: torch.compile loses the elements between the windows of an unfolded tensor that is written to.
             target = d_row[:, first * c + start : last * c + start].unflatten(1, (-1, c))
             target[:, :, : part.shape[2]] += part
         if layout.global_keys:
-            d_row[:, d_row.shape[1] - shared :] += d_global.sum(1)
+            d_row[:, d_row.shape[1] - global_count :] += d_global.sum(1)
         if layout.max_links:
             blocks = d_row[:, layout.before : layout.before + (count + 1) * c].unflatten(1, (-1, c))
             for n, link in enumerate(link_table(layout, count)[:, first:last].to(d_row.device)):

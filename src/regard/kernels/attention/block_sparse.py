@@ -1,10 +1,10 @@
 """Block-sparse attention in the memory that the pattern needs: blocks of queries with the keys that they may attend to.
 
-The mask's block layouts (block_layout.py) give the keys of each block; the mask itself decides every pair from
+The mask's block layouts (block_layout.py) list the keys of each block; the mask itself decides every pair from
 positions, documents and validity. A window of w costs O(n·w) time and memory, forward and backward. Blocks run through
 PyTorch's fused kernel, and large ones on a CPU one after the other (block_sparse_cpu.py). Scores that are capped, have
 sinks or come from two layouts (near and far keys) go through one softmax in plain tensor algebra. A block layout refers
-to slots of a row, so positions must follow from slots: in whole sequences, and for relative masks in packed rows too.
+to slots of a row, so slots must determine positions: whole sequences qualify, and for relative masks packed rows too.
 """
 
 from dataclasses import dataclass
@@ -33,7 +33,7 @@ from regard.kernels.attention.mask import Mask
 from regard.kernels.autocast import without_autocast
 from regard.layout import TokenLayout
 
-PORTION = 1 << 21  # numbers of keys gathered at once: few enough to stay in the processor's cache
+PORTION = 1 << 21  # numbers in the keys gathered at once: few enough to stay in the processor's cache
 
 
 def unsupported_reason(call: AttentionCall) -> str | None:
@@ -80,8 +80,8 @@ def attend_rows(q: Tensor, k: Tensor, v: Tensor, row_mask: "RowMask", options: S
         return block_sparse_cpu.attend(q, k, v, dense_blocks(layouts[0], length), masks, options.scale)
     dense, block = layouts[0].dense_queries, layouts[0].block
     if 0 < dense < length and dense % block == 0 and not merged:  # whole blocks, which the sparse part can skip
-        q_dense, rest = q.split([dense, length - dense], 2)
-        out = attend_fused(rest, k, v, row_mask, options, layouts[0], dense // block)
+        q_dense, q_sparse = q.split([dense, length - dense], 2)
+        out = attend_fused(q_sparse, k, v, row_mask, options, layouts[0], dense // block)
     else:
         if merged:
             out = attend_merged(q, k, v, row_mask, options, layouts)
@@ -101,16 +101,16 @@ def attend_fused(
 ) -> Tensor:
     """One block layout through PyTorch's kernel; the heads of a group are further queries of their key head.
 
-    q starts after the `skipped` first blocks of queries.
+    skipped: the number of blocks of queries before the first query of q.
     """
     groups, outs = q.shape[1] // k.shape[1], []
-    at_once = max(1, PORTION // (k[:, :, 0].numel() * blocks.keys_per_block))
+    portion_size = max(1, PORTION // (k[:, :, 0].numel() * blocks.keys_per_block))
     strided = zip(*(split_groups(x.flatten(0, 1), blocks.stride) for x in (q, k, v)), strict=True)
     for n, (q_n, k_n, v_n) in enumerate(strided):
         queries = split_blocks(q_n, blocks).unflatten(1, (-1, groups)).flatten(2, 3)  # (N, B·K, G·c, E)
         k_row, v_row, portions = pad_keys(k_n, blocks), pad_keys(v_n, blocks), []
         count = blocks.count(k_n.shape[1])
-        for first, portion in zip(range(skipped, count, at_once), queries.split(at_once), strict=True):
+        for first, portion in zip(range(skipped, count, portion_size), queries.split(portion_size), strict=True):
             last = first + len(portion)
             keys, k_row = GatherKeyBlocks.apply(k_row, blocks, first, last, count)
             values, v_row = GatherKeyBlocks.apply(v_row, blocks, first, last, count)
@@ -175,7 +175,7 @@ class RowMask:
         start, end = first * blocks.block - blocks.before, last * blocks.block + blocks.after
         if self.repeats and start >= 0 and end <= self.layout.positions.shape[1] // blocks.stride:
             last = first + 1
-        computed = slice(first, last) if self.repeats else slice(0, len(q))  # else once for all portions
+        computed = slice(first, last) if self.repeats else slice(0, len(q))  # all blocks: cached for all portions
         mask = self.layout.derived(
             block_mask, self.row, self.mask, blocks, n, computed.start, computed.stop, groups, dtype
         )
@@ -257,7 +257,7 @@ def dense_mask(
 ) -> tuple[Tensor | None, Tensor | None]:
     """The additive mask (K, G·c, keys) of a block, and its queries without any key; None: nothing to mask.
 
-    In an ordered layout positions are slots, so a block may be counted from its first query.
+    In an ordered layout positions are slots, so the slots of a block may be counted from its first query.
     """
     q, k = concatenate_slots(block.queries).unsqueeze(1), concatenate_slots(*block.keys)
     if layout.ordered:

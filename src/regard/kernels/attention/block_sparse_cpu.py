@@ -1,11 +1,11 @@
-"""One block layout on a CPU: block after block in plain tensor algebra, through memory that stays in the cache.
+"""One block layout on a CPU: block after block in plain tensor algebra, in buffers that stay in the cache.
 
     P = softmax(scale · Q_b K_bᵀ + mask)                 out_b = P V_b
     dV_b = Pᵀ dO_b          dS = P ⊙ (dO_b V_bᵀ - D)     dQ_b = scale · dS K_b      dK_b = scale · dSᵀ Q_b
 
 where D = rowsum(P ⊙ dO_b V_bᵀ), and the gradient of a key is summed over the blocks that attend to it. On a CPU the
 first write to new memory costs about as much as the products. So a single run of keys is a view, several runs are
-copied into the memory of the previous block, and the backward recomputes weights and keys of blocks.
+copied into the buffer of the previous block, and the backward recomputes the weights and copies the keys again.
 """
 
 import math
@@ -29,9 +29,9 @@ BlockMasks = Callable[[DenseBlock], tuple[Tensor | None, Tensor | None]]
 
 def is_suitable(q: Tensor, k: Tensor, v: Tensor, options: ScoreOptions, layout: BlockLayout) -> bool:
     eager = type(q) is Tensor and not (torch.compiler.is_compiling() or torch.is_autocast_enabled("cpu"))
-    plain = k.shape == v.shape and options.bias is None and not options.dropout and layout.block <= MAX_BLOCK
+    supported = k.shape == v.shape and options.bias is None and not options.dropout and layout.block <= MAX_BLOCK
     on_cpu = q.device.type == "cpu" and q.dtype in (torch.float32, torch.float64)
-    if not (eager and plain and on_cpu):
+    if not (eager and supported and on_cpu):
         return False
     blocks = dense_blocks(layout, q.shape[2])
     return q.shape[1] * sum(block.pairs for block in blocks) >= MIN_SCORES * len(blocks)
@@ -50,7 +50,7 @@ class BlockSparseFunction(torch.autograd.Function):
         out = q.new_empty(q.movedim(3, 1).shape).movedim(1, 3)  # (B, K, G, L, E) in the memory order (B, L, K, G, E)
         workspace = Workspace(q)
         for row, heads, block in portions(q, blocks):
-            q_b = take(q[row, heads], block.queries).flatten(1, 2)  # (K, G·c, E): a group's heads are more queries
+            q_b = take_run(q[row, heads], block.queries).flatten(1, 2)  # (K, G·c, E): a group's heads are more queries
             k_b, v_b = workspace.gather("k", k[row, heads], block), workspace.gather("v", v[row, heads], block)
             p = block_weights(q_b, k_b, masks(block), heads, scale, workspace)
             write_queries(out[row, heads], block, torch.bmm(p, v_b, out=workspace("q", *q_b.shape)))
@@ -62,20 +62,20 @@ class BlockSparseFunction(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, d_out: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v = ctx.saved_tensors
-        dq, d = torch.empty_like(q), k.new_zeros(2, *k.shape)  # dk and dv in one tensor: half as many additions
+        dq, d_kv = torch.empty_like(q), k.new_zeros(2, *k.shape)  # dk and dv in one tensor: half as many additions
         workspace, scale = Workspace(q), ctx.scale
         for row, heads, block in portions(q, ctx.blocks):
-            q_b, g_b = (take(x[row, heads], block.queries).flatten(1, 2) for x in (q, d_out))
+            q_b, g_b = (take_run(x[row, heads], block.queries).flatten(1, 2) for x in (q, d_out))
             k_b, v_b = workspace.gather("k", k[row, heads], block), workspace.gather("v", v[row, heads], block)
             p = block_weights(q_b, k_b, ctx.masks(block), heads, scale, workspace)
             dk_b, dv_b = d_b = workspace("d", 2, *k_b.shape)
             torch.bmm(p.mT, g_b, out=dv_b)
             ds = torch.bmm(g_b, v_b.mT, out=workspace("ds", *p.shape))
             torch._softmax_backward_data(ds, p, -1, ds.dtype, grad_input=ds)  # dS, in one pass
-            write_queries(dq[row, heads], block, scaled(ds, k_b, scale, workspace("q", *q_b.shape)))
-            scaled(ds.mT, q_b, scale, dk_b)
-            add_keys(d[:, row, heads], block, d_b)
-        return dq, d[0], d[1], None, None, None
+            write_queries(dq[row, heads], block, scaled_product(ds, k_b, scale, workspace("q", *q_b.shape)))
+            scaled_product(ds.mT, q_b, scale, dk_b)
+            add_keys(d_kv[:, row, heads], block, d_b)
+        return dq, d_kv[0], d_kv[1], None, None, None
 
 
 class Workspace:
@@ -92,7 +92,7 @@ class Workspace:
 
     def gather(self, name: str, x: Tensor, block: DenseBlock) -> Tensor:
         """The keys of the block: (K, n, E) -> (K, keys, E)"""
-        runs = [take(x, run) for run in block.keys]
+        runs = [take_run(x, run) for run in block.keys]
         if len(runs) == 1:
             return runs[0]
         return torch.cat(runs, 1, out=self(name, len(x), sum(map(len, block.keys)), x.shape[2]))
@@ -110,29 +110,29 @@ def block_weights(
 ) -> Tensor:
     """(K, G·c, E) and (K, keys, E) -> (K, G·c, keys)"""
     additive, without_key = mask
-    s = scaled(q, k.mT, scale, workspace("s", *q.shape[:2], k.shape[1]))
+    s = scaled_product(q, k.mT, scale, workspace("s", *q.shape[:2], k.shape[1]))
     if additive is not None:
         s.add_(additive[heads])
     torch.softmax(s, -1, out=s)
     return s if without_key is None else s.masked_fill_(without_key, 0.0)
 
 
-def scaled(a: Tensor, b: Tensor, scale: float, out: Tensor) -> Tensor:
+def scaled_product(a: Tensor, b: Tensor, scale: float, out: Tensor) -> Tensor:
     """out = scale · a b"""
     return torch.baddbmm(out, a, b, beta=0, alpha=scale, out=out)
 
 
-def take(x: Tensor, run: range) -> Tensor:
+def take_run(x: Tensor, run: range) -> Tensor:
     return x[..., run.start : run.stop : run.step, :]
 
 
 def write_queries(x: Tensor, block: DenseBlock, values: Tensor) -> None:
     """Write the values (K, G·c, E) of the block's queries into x (K, G, n, E)."""
-    target = take(x, block.queries)
+    target = take_run(x, block.queries)
     target.copy_(values.view(target.shape))
 
 
-def add_keys(total: Tensor, block: DenseBlock, d: Tensor) -> None:
+def add_keys(total: Tensor, block: DenseBlock, d_keys: Tensor) -> None:
     """Add the gradients (2, K, keys, E) of the block's keys to (2, K, n, E): the adjoint of `Workspace.gather`."""
-    for run, part in zip(block.keys, d.split([len(run) for run in block.keys], 2), strict=True):
-        take(total, run).add_(part)
+    for run, part in zip(block.keys, d_keys.split([len(run) for run in block.keys], 2), strict=True):
+        take_run(total, run).add_(part)

@@ -54,9 +54,8 @@ def attend(q: Tensor, k: Keys, v: Keys, layout: TokenLayout, options: ScoreOptio
     assert limits is not None, "unsupported_reason excludes masks without limits"
     table, page = (k.table, k.block) if isinstance(k, Pages) else (None, 0)
     k, v = (x.pool if isinstance(x, Pages) else x for x in (k, v))
-    run = (
-        decode if torch.compiler.is_compiling() else launch
-    )  # calling a custom operator costs more than the launch; only graphs need it
+    # A call of a custom operator costs more than the launch, and only compiled graphs need the operator.
+    run = decode if torch.compiler.is_compiling() else launch
     return run(
         q, k, v, table, page, layout.positions, layout.key_positions, layout.key_valid, *limits,
         options.scale, options.softcap,

@@ -1,6 +1,6 @@
-"""Masks are data: a spec that decides from positions which keys a query may attend to.
+"""Attention masks: specs that decide from positions which keys a query may attend to.
 
-`attention_mask` combines it with the layout of the tokens: a query attends to valid keys of its own document only.
+`attention_mask` combines a mask with the layout of the tokens: a query attends to valid keys of its own document only.
 """
 
 from dataclasses import dataclass
@@ -19,12 +19,12 @@ class Mask(Spec):
 
     @property
     def causal(self) -> bool:
-        """Whether no query attends to a later key. In some masks it is a field."""
+        """Whether no query attends to a later key. Some masks have a field of this name."""
         raise NotImplementedError
 
     @property
     def sliding_window(self) -> int | None:
-        """The number of latest keys, the query's own included, that contains all allowed keys but the first tokens.
+        """All allowed keys except the first tokens are among this many latest keys, the query's own included.
 
         None: there is no such limit.
         """
@@ -37,7 +37,7 @@ class Mask(Spec):
 
     @property
     def max_keys(self) -> int | None:
-        """The most keys that a query attends to; None: it grows with the sequence."""
+        """The largest number of keys that a query attends to; None: it grows with the sequence."""
         return None if self.sliding_window is None else self.sliding_window + self.first_tokens
 
     def allows(self, q: Tensor, k: Tensor) -> Tensor | None:
@@ -91,7 +91,7 @@ class PrefixLM(Mask):
 
 
 def attention_mask(mask: Mask, layout: TokenLayout) -> Tensor | None:
-    """(B, 1, L, S) True where the query attends to the key; None if all pairs are allowed. One for all layers."""
+    """(B, 1, L, S) True where the query attends to the key, computed once for all layers; None if all are allowed."""
     return layout.derived(compute_attention_mask, mask)
 
 
@@ -103,12 +103,15 @@ def compute_attention_mask(layout: TokenLayout, mask: Mask) -> Tensor | None:
 def allowed_keys(
     mask: Mask, layout: TokenLayout, queries: slice, keys: slice, rows: slice = slice(None)
 ) -> Tensor | None:
-    """(B, l, s) True where the query attends to the key; None if all pairs are allowed. `rows` limits the positions."""
+    """(B, l, s) True where the query attends to the key; None if all pairs are allowed.
+
+    rows: the rows of the positions; one row is enough if all rows have the same positions.
+    """
     q, k = layout.positions[rows, queries], layout.key_positions[rows, keys]
     allowed = mask.allows(q.unsqueeze(-1), k.unsqueeze(-2))
     if layout.segments is not None and layout.key_segments is not None:
-        same = layout.segments[:, queries].unsqueeze(-1) == layout.key_segments[:, keys].unsqueeze(-2)
-        allowed = intersect(allowed, same)
+        same_document = layout.segments[:, queries].unsqueeze(-1) == layout.key_segments[:, keys].unsqueeze(-2)
+        allowed = intersect(allowed, same_document)
     if layout.key_valid is not None:
         allowed = intersect(allowed, layout.key_valid[:, keys].unsqueeze(-2))
     return allowed

@@ -24,8 +24,8 @@ class PartialSoftmax:
 
     def merge(self, other: "PartialSoftmax") -> "PartialSoftmax":
         m = torch.maximum(self.m, other.m)
-        mine, theirs = (self.m - m).exp(), (other.m - m).exp()
-        return PartialSoftmax(m, self.l * mine + other.l * theirs, self.o * mine + other.o * theirs)
+        factor, other_factor = (self.m - m).exp(), (other.m - m).exp()
+        return PartialSoftmax(m, self.l * factor + other.l * other_factor, self.o * factor + other.o * other_factor)
 
     def queries(self, rows: slice) -> "PartialSoftmax":
         """Only these queries."""
@@ -51,7 +51,7 @@ def empty_partial(q: Tensor, width: int, sinks: Tensor | None = None) -> Partial
 def partial_softmax(s: Tensor, v: Tensor) -> PartialSoftmax:
     """The result over keys with these scores (…, L, S) and values (…, S, Ev).
 
-    Masked scores are the lowest number of the dtype; their weight is 0 even in a row of masked scores only.
+    Masked scores are the lowest number of the dtype; their weight is 0 even in a row in which all scores are masked.
     """
     m = s.amax(-1, keepdim=True).clamp_min(torch.finfo(s.dtype).min / 2)
     p = exponential(s - m)

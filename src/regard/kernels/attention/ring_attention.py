@@ -3,11 +3,13 @@
     process r:   result ← empty       R times:  result ← merge(result, attention(q_r, k, v))        k, v ← previous rank
 
 The merge is that of online softmax (online_softmax.py), so the result is exact, and no process holds more than two
-shares of the keys. In the backward the keys go round again with their accumulated gradients, which are back at their
-own process after R steps. The next share is transferred while the current one is processed. Liu et al. 2023.
+shares of the keys. The backward passes the keys around the ring again, together with their accumulated gradients, which
+return to their process after R steps. The next share is transferred while the current one is processed. Liu et al.
+2023.
 
-Under a causal mask the process with the last tokens would compute the most pairs. `zigzag_shares` gives each process
-one chunk from the front and one from the end, so that all compute equally many (Brandon et al. 2023, striped; zigzag).
+Under a causal mask the process with the last tokens would compute the most pairs. `zigzag_shares` assigns one
+chunk from the front and one from the end to each process, so that all compute equally many pairs, as in striped
+attention (Brandon et al. 2023).
 """
 
 from collections.abc import Iterator, Sequence
@@ -57,7 +59,7 @@ def attend(
     if layout.keys is not None:
         reason = "the keys must be the queries' own tokens, not those of a cache or a source"
     if reason is not None:
-        raise ValueError(f"ring attention: {reason}")
+        raise ValueError(f"ring attention: {reason}; gather the sequence on one process and use another backend")
     with without_autocast(q.device):
         return RingAttention.apply(
             q, k, v, layout, options, group, options.sinks, *learned_tensors(options.bias).values()

@@ -32,7 +32,8 @@ def attend(q: Tensor, k: Tensor, v: Tensor, layout: TokenLayout, options: ScoreO
     mask = allowed if bias is None else masked_bias(bias.values(layout, q.dtype), allowed)
     if options.sinks is not None:
         q, k, v = with_sinks(q, k, v, options.sinks / scale)
-        mask = None if mask is None else F.pad(mask, (0, 1), value=mask.dtype == torch.bool)  # allowed, without bias
+        # The key of the sink is allowed and has no bias.
+        mask = None if mask is None else F.pad(mask, (0, 1), value=mask.dtype == torch.bool)
     if q.shape[2] == 1 and groups > (1 if q.is_cuda else 3) and bias is None:
         # One query per row: the heads of a group become queries of one key head, so its keys are read once.
         # On a CPU the product of two or three heads is too thin to be faster.
@@ -55,7 +56,7 @@ def masked_bias(bias: Tensor, allowed: Tensor | None) -> Tensor:
 
 
 def with_sinks(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """q, k and v with one more coordinate, k and v with one more key. v stays as wide as k, the fast case."""
+    """q, k and v with one more coordinate, k and v with one more key. Equal widths of k and v are faster."""
     scores = sinks.to(q.dtype).view(1, -1, 1, 1).expand(*q.shape[:3], 1)
     unit = F.one_hot(torch.tensor(q.shape[-1], device=q.device), q.shape[-1] + 1).to(k.dtype)
     k = torch.cat([F.pad(k, (0, 1)), unit.expand(*k.shape[:2], 1, -1)], 2)  # (B, K, S + 1, E + 1)

@@ -47,29 +47,29 @@ def attend_with_statistics(
     first: int = 1,
     tile: tuple[int, int] = TILE,
 ) -> tuple[Tensor, Statistics]:
-    """The output (B, H, L, Ev) and its statistics; `first` is the number of first tokens."""
+    """The output (B, H, L, Ev) and its statistics; `first` is the number of tokens that count as first."""
     wide = torch.promote_types(q.dtype, torch.float32)
     k, v = per_head(k, q), per_head(v, q)
-    early = (layout.key_positions < first).view(-1, 1, 1, k.shape[2])  # (B, 1, 1, S)
-    early_slots = early.flatten(0, -2).any(0).nonzero().squeeze(-1).tolist()  # the few columns to sum
+    is_first = (layout.key_positions < first).view(-1, 1, 1, k.shape[2])  # (B, 1, 1, S)
+    first_slots = is_first.flatten(0, -2).any(0).nonzero().squeeze(-1).tolist()  # the few columns to sum
     outs, statistics, top_keys = [], [], []
     with without_autocast(q.device):
         for rows in spans(q.shape[2], tile[0]):
             q_i = q[:, :, rows].to(wide)
             part = empty_partial(q_i, v.shape[-1], options.sinks)
-            none, one = torch.zeros_like(part.l), torch.ones_like(part.l)
+            zeros, ones = torch.zeros_like(part.l), torch.ones_like(part.l)
             # l holds Σ p, Σ p s and Σ_first p for p = exp(s - m).
-            part = PartialSoftmax(part.m, torch.stack([part.l, none, none]), part.o)
-            highest = RunningArgmax(q_i, max(1, tile[1] // CHUNKS))
+            part = PartialSoftmax(part.m, torch.stack([part.l, zeros, zeros]), part.o)
+            argmax = RunningArgmax(q_i, max(1, tile[1] // CHUNKS))
             for columns, allowed in allowed_tiles(layout, options, rows, k.shape[2], tile[1]):
                 s, _ = score(q_i, k[:, :, columns].to(wide), layout, options, rows, columns, allowed)
-                peak, p = highest.update(s, columns.start), s.softmax(-1)
-                on_first = none
-                if slots := [slot for slot in early_slots if columns.start <= slot < columns.stop]:
+                peak, p = argmax.update(s, columns.start), s.softmax(-1)
+                on_first = zeros
+                if slots := [slot for slot in first_slots if columns.start <= slot < columns.stop]:
                     in_tile = [slot - columns.start for slot in slots]
-                    on_first = (p[..., in_tile] * early[..., slots]).sum(-1, keepdim=True)
+                    on_first = (p[..., in_tile] * is_first[..., slots]).sum(-1, keepdim=True)
                 log_sum = peak - p.amax(-1, keepdim=True).log()  # of this tile; p = exp(s - log_sum), whose sum is 1
-                partial = log_sum, torch.stack([one, dots(p, s), on_first]), p @ v[:, :, columns].to(wide)
+                partial = log_sum, torch.stack([ones, dots(p, s), on_first]), p @ v[:, :, columns].to(wide)
                 if allowed is not None:  # a query may attend to none of these keys
                     lowest = torch.finfo(wide).min / 2
                     partial = (
@@ -79,14 +79,14 @@ def attend_with_statistics(
                 del s, p, partial  # the next tile reuses their memory, which is in the cache
             total, energy, on_first = part.l
             part = PartialSoftmax(part.m, total, part.o)
-            log_sum, top_key = part.log_sum(), highest.key()
+            log_sum, top_key = part.log_sum(), argmax.key()
             mass = (top_key >= 0).to(wide)  # total weight of all keys
             if options.sinks is not None:
                 mass = 1 - (options.sinks.view(1, -1, 1, 1) - log_sum).exp()
             outs.append(part.out())
             energy, on_first = (x / total.where(total > 0, 1.0) for x in (energy, on_first))
             statistics.append(
-                torch.cat([log_sum * mass - energy, on_first, (highest.score - log_sum).exp(), log_sum], -1)
+                torch.cat([log_sum * mass - energy, on_first, (argmax.score - log_sum).exp(), log_sum], -1)
             )
             top_keys.append(top_key)
     entropy, on_first, weight, log_sum = torch.cat(statistics, 2).unbind(-1)
@@ -114,7 +114,7 @@ class RunningArgmax:
         self.chunk = q.new_zeros(len(self.start), width)
 
     def update(self, s: Tensor, start: int) -> Tensor:
-        """The maximum of every row of a tile (B, H, l, s) whose first key is in slot `start`."""
+        """Take a tile (B, H, l, s) whose first key is in slot `start`; returns the maximum of each of its rows."""
         width = self.chunk.shape[-1]
         if padding := -s.shape[-1] % width:
             s = F.pad(s, (0, padding), value=torch.finfo(s.dtype).min)
@@ -122,9 +122,9 @@ class RunningArgmax:
         peaks = chunks.amax(-1)
         peak = peaks.amax(-1, keepdim=True)
         risen = (peak > self.score).flatten().nonzero().squeeze(-1)
-        which = peaks.flatten(0, -2).index_select(0, risen).max(-1).indices
-        self.chunk.index_copy_(0, risen, chunks.flatten(0, -2).index_select(0, risen * peaks.shape[-1] + which))
-        self.start.index_copy_(0, risen, which * width + start)
+        best_chunk = peaks.flatten(0, -2).index_select(0, risen).max(-1).indices
+        self.chunk.index_copy_(0, risen, chunks.flatten(0, -2).index_select(0, risen * peaks.shape[-1] + best_chunk))
+        self.start.index_copy_(0, risen, best_chunk * width + start)
         self.score = torch.maximum(self.score, peak)
         return peak
 

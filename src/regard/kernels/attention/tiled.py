@@ -10,8 +10,8 @@ The backward keeps only out and lse, O(n) numbers, and recomputes the weights, w
     dQ_i += scale · (dS ⊙ cap') K_j      dK_j += scale · (dS ⊙ cap')ᵀ Q_i
     dbias_ij = dS                        dsink = -Σ_i exp(sink - lse_i) D_i
 
-Tiles without any allowed pair are skipped. Dao et al. 2022. It is written for reading and for options that the fused
-kernels do not have.
+Tiles without any allowed pair are skipped. Dao et al. 2022. The code is plain PyTorch, for reading and for
+options that the fused kernels do not have.
 """
 
 from collections.abc import Iterator
@@ -141,13 +141,13 @@ def add_gradients(
         q_i, g_i = widen(q[:, :, rows]), d_out[:, :, rows]
         for columns, allowed in allowed_tiles(layout, options, rows, k.shape[2], tile[1]):
             k_j, v_j = widen(k[:, :, columns]), widen(v[:, :, columns])
-            s, slope = score(q_i, k_j, layout, options, rows, columns, allowed)
+            s, cap_derivative = score(q_i, k_j, layout, options, rows, columns, allowed)
             p = exponential(s - log_sum[:, :, rows])  # (B, H, l, s)
             ds = p * (g_i @ v_j.transpose(-1, -2) - dots[:, :, rows])
             dv[:, :, columns] += p.transpose(-1, -2) @ g_i
             for total, d in zip(d_learned, bias_gradients(ds, layout, options.bias, rows, columns), strict=True):
                 total += d
-            ds = ds * options.scale if slope is None else ds * slope * options.scale
+            ds = ds * options.scale if cap_derivative is None else ds * cap_derivative * options.scale
             dq[:, :, rows] += ds @ k_j
             dk[:, :, columns] += ds.transpose(-1, -2) @ q_i
 
@@ -179,13 +179,13 @@ def score(
     allowed: Tensor | None,
 ) -> tuple[Tensor, Tensor | None]:
     """One tile of scores (B, H, l, s), and the derivative of the cap there."""
-    s, slope = (q * options.scale) @ k.transpose(-1, -2), None
+    s, cap_derivative = (q * options.scale) @ k.transpose(-1, -2), None
     if options.softcap is not None:
         tanh = torch.tanh(s / options.softcap)
-        s, slope = options.softcap * tanh, 1 - tanh * tanh
+        s, cap_derivative = options.softcap * tanh, 1 - tanh * tanh
     if options.bias is not None:
         s = s + options.bias.tile(layout.positions[:, rows], layout.key_positions[:, columns], s.dtype)
-    return s if allowed is None else s.masked_fill(~allowed, torch.finfo(s.dtype).min), slope
+    return s if allowed is None else s.masked_fill(~allowed, torch.finfo(s.dtype).min), cap_derivative
 
 
 def learned_tensors(bias: Bias | None) -> dict[str, Tensor]:

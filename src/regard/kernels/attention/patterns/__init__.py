@@ -1,1 +1,1 @@
-"""Sparse attention patterns: masks with few keys per query and the block layouts that find them."""
+"""Sparse attention patterns: masks with few keys per query, and block layouts that contain these keys."""

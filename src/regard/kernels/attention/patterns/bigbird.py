@@ -4,8 +4,8 @@
 
 Random links connect any two tokens in a few hops. Zaheer et al. 2020. A link is drawn by a hash of (seed, r, index of
 the link), so positions alone determine it: the blocks that r does not attend to otherwise are divided into equal
-shares, and the n-th link is drawn from the n-th share, so links differ. Candidates are the blocks of a sequence of
-`length` tokens, or with a causal mask the blocks before r.
+shares, and the n-th link is drawn from the n-th share, so all links of a block differ. Candidates are the blocks of a
+sequence of `length` tokens, or with a causal mask the blocks before r.
 """
 
 from dataclasses import dataclass
@@ -47,8 +47,8 @@ class BigBird(Mask):
         low, high = row - self.window // 2, row + self.window // 2 + 1  # the window
         end = low if self.causal else torch.full_like(row, -(-self.length // self.block))
         skipped = (torch.minimum(high, end) - low.clamp_min(self.globals)).clamp_min(0)
-        free = (end - self.globals - skipped).clamp_min(0)  # candidates
-        start, stop = free * n // self.random, free * (n + 1) // self.random
+        candidates = (end - self.globals - skipped).clamp_min(0)
+        start, stop = candidates * n // self.random, candidates * (n + 1) // self.random
         drawn = self.globals + start + random_hash(self.seed, row, n) % (stop - start).clamp_min(1)
         drawn = torch.where(drawn >= low.clamp_min(self.globals), drawn + skipped, drawn)
         return torch.where(stop > start, drawn, -1)
@@ -58,15 +58,15 @@ class BigBird(Mask):
         rows = torch.arange(count)
         drawn = torch.stack([self.link(rows, n) for n in range(self.random)], -1).tolist()
         neighbours = self.window // 2 * self.block
-        first = min(self.globals * self.block, length)
+        global_tokens = min(self.globals * self.block, length)
         return (
             BlockLayout(
                 self.block,
                 neighbours,
                 0 if self.causal else neighbours,
-                global_keys=tuple(range(first)),
+                global_keys=tuple(range(global_tokens)),
                 links=tuple(tuple(c for c in row if 0 <= c < count) for row in drawn),
-                dense_queries=0 if self.causal else first,
+                dense_queries=0 if self.causal else global_tokens,
             ),
         )
 

@@ -38,14 +38,14 @@ class Longformer(Mask):
         return allowed & (k <= q) if self.causal else allowed
 
     def block_layouts(self, length: int) -> tuple[BlockLayout, ...]:
-        first = min(self.globals, length)
+        global_tokens = min(self.globals, length)
         after = 0 if self.causal else self.window
         return (
             BlockLayout(
                 block_size(self.window + after),
                 self.window,
                 after,
-                global_keys=tuple(range(first)),
-                dense_queries=0 if self.causal else first,  # causal: all keys of a global query are global keys
+                global_keys=tuple(range(global_tokens)),
+                dense_queries=0 if self.causal else global_tokens,  # causal: all keys of a global query are global keys
             ),
         )

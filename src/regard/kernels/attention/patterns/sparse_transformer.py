@@ -3,8 +3,8 @@
     Strided(l):     i - j < l   or   (i - j) mod l = 0                     for data with a period: images, music
     Fixed(l, c):    ⌊i/l⌋ = ⌊j/l⌋   or   j mod l >= l - c                  for text: the last c tokens summarize a block
 
-both for j <= i. Here each head has both halves; as alternating layers they are Window(l) and Dilated(n, l).
-Child et al. 2019.
+both for j <= i. Here every head has both terms of its pattern. To alternate the terms of Strided(l) by layer, use
+Window(l) and Dilated(n, l). Child et al. 2019.
 """
 
 from dataclasses import dataclass
@@ -48,9 +48,9 @@ class FixedPattern(Mask):
         )
 
     def allows(self, q: Tensor, k: Tensor) -> Tensor:
-        same = q // self.block == k // self.block
-        return (k <= q) & (same | (k % self.block >= self.block - self.summary))
+        same_block = q // self.block == k // self.block
+        return (k <= q) & (same_block | (k % self.block >= self.block - self.summary))
 
     def block_layouts(self, length: int) -> tuple[BlockLayout, ...]:
-        columns = tuple(j for j in range(length) if j % self.block >= self.block - self.summary)
-        return (BlockLayout(self.block, global_keys=columns),)
+        summary_keys = tuple(j for j in range(length) if j % self.block >= self.block - self.summary)
+        return (BlockLayout(self.block, global_keys=summary_keys),)

@@ -6,7 +6,7 @@
     SinksAndWindow(s, w):       0 <= i - j < w  or  j < s        for j <= i
 
 A stack of n causal windows of w reaches n(w-1) tokens back. Beltagy et al. 2020; Jiang et al. 2023. A dilated window
-over the whole length is the far half of the Sparse Transformer (sparse_transformer.py). Many models put much weight on
+over the whole length is the second term of StridedPattern (sparse_transformer.py). Many models put much weight on
 the first tokens whatever their content, and a window without them fails on long streams. Xiao et al. 2023
 (StreamingLLM).
 """
