@@ -1,4 +1,4 @@
-"""FlashAttention in Triton for GPUs: options that PyTorch's kernels lack, or need an n × n mask or bias for.
+"""FlashAttention in Triton for GPUs: options that PyTorch's kernels lack or support only by an n × n mask or bias.
 
 Windows, sinks, packed and padded rows, ALiBi, T5's bias, softcaps and grouped heads are computed per tile: no mask or
 bias is stored, and tiles without any allowed pair are skipped. Whole causal or bidirectional sequences without such
@@ -21,7 +21,7 @@ from regard.layout import TokenLayout
 
 LOG2 = math.log(2)
 DTYPES = {torch.bfloat16, torch.float16, torch.float32}
-MAX_ROW_BYTES, ALIGNMENT = 512, 16  # of one head: larger tiles do not fit; TMA needs 16-byte alignment
+MAX_ROW_BYTES, ALIGNMENT = 512, 16  # of a token of one head: larger tiles do not fit; TMA needs 16-byte alignment
 MIN_QUERIES = 16  # with fewer, most of each tile would be empty
 
 
@@ -29,7 +29,7 @@ def unsupported_reason(call: AttentionCall) -> str | None:
     if reason := cannot_run_triton(call.device):
         return f"triton {reason}"
     if call.dtypes[0] == torch.float32 and call.autocast is None:
-        return "triton is less exact than PyTorch in float32, because exp2 on GPUs is approximate, and not faster"
+        return "triton is less exact than PyTorch in float32, because exp2 on GPUs is approximate, and it is not faster"
     return unsupported_by_kernel(call)
 
 
@@ -49,15 +49,15 @@ def unsupported_by_kernel(call: AttentionCall) -> str | None:
     if call.bias not in (None, Slopes, Buckets):
         return f"triton does not support the bias {call.bias.__name__}"
     if call.scale <= 0:
-        return "triton needs a positive scale"
+        return f"triton needs a positive scale, not {call.scale}"
     return "triton has no dropout" if call.dropout else None
 
 
 def slower_reason(call: AttentionCall) -> str | None:
     if call.q[2] < MIN_QUERIES:
         return f"triton would leave most of its tiles empty: only {call.q[2]} queries per row"
-    plain = call.bias is None and call.softcap is None and not call.sinks
-    if plain and call.ordered and type(call.mask) in (Causal, Full):
+    without_options = call.bias is None and call.softcap is None and not call.sinks
+    if without_options and call.ordered and type(call.mask) in (Causal, Full):
         return "PyTorch's kernels are faster than triton's for whole sequences without further options"
     return None
 
@@ -80,9 +80,9 @@ def attend_with_statistics(
     from regard.kernels.attention.triton.launch import LaunchConfig, run_forward
 
     q, k, v = contiguous_heads(q, k, v)
-    bias, token_arrays, *numbers = kernel_arguments(layout, options)
+    bias, token_arrays, *scalars = kernel_arguments(layout, options)
     out, log_sum, stats, top_key = run_forward(
-        q, k, v, options.sinks, bias, token_arrays, LaunchConfig(*numbers), first
+        q, k, v, options.sinks, bias, token_arrays, LaunchConfig(*scalars), first
     )
     return out, Statistics(stats[0], stats[1], top_key.long(), stats[2], log_sum * LOG2)
 
@@ -93,7 +93,7 @@ def contiguous_heads(*tensors: Tensor) -> list[Tensor]:
 
 
 def kernel_arguments(layout: TokenLayout, options: ScoreOptions) -> tuple:
-    """Bias, token arrays and numbers as the operator `flash` takes them after the sinks."""
+    """The arguments of the operator `flash` that follow the sinks."""
     bias, kind, max_distance = None, "none", 0
     if isinstance(options.bias, Slopes):
         bias, kind = options.bias.slopes.float().contiguous(), "slopes"
@@ -102,11 +102,11 @@ def kernel_arguments(layout: TokenLayout, options: ScoreOptions) -> tuple:
         max_distance = options.bias.max_distance
     limits = mask_limits(options.mask)
     assert limits is not None, "unsupported_reason excludes masks without limits"
-    token_arrays = [] if layout.ordered else layout.derived(token_arrays_of, limits)
+    token_arrays = [] if layout.ordered else layout.derived(compute_token_arrays, limits)
     return bias, token_arrays, options.scale, options.softcap or 0.0, *limits, kind, max_distance
 
 
-def token_arrays_of(layout: TokenLayout, limits: tuple[int, int, int]) -> list[Tensor]:
+def compute_token_arrays(layout: TokenLayout, limits: tuple[int, int, int]) -> list[Tensor]:
     """Positions and documents of queries and keys, (B, L) and (B, S), and the bounds of their tiles (bounds.py)."""
     from regard.kernels.attention.triton.bounds import NO_DOCUMENT, bounds
     from regard.kernels.attention.triton.launch import BOUNDS_TILE

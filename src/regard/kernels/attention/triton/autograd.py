@@ -39,14 +39,14 @@ def flash_backward(
 @flash_backward.register_fake
 def _(
     d_out: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, log_sum: Tensor, bias: Tensor | None,
-    token_arrays: list[Tensor], learned: bool, *numbers: Any,
+    token_arrays: list[Tensor], learned: bool, *scalars: Any,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     d_bias = torch.empty_like(bias) if learned and bias is not None else log_sum.new_empty(0)
     return torch.empty_like(q), torch.empty_like(k), torch.empty_like(v), d_bias, torch.empty_like(log_sum)
 
 
 def save_inputs(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    q, k, v, sinks, bias, token_arrays, *ctx.numbers = inputs
+    q, k, v, sinks, bias, token_arrays, *ctx.scalars = inputs
     ctx.learned = bias is not None and bias.requires_grad
     ctx.save_for_backward(q, k, v, *output, sinks, bias, *token_arrays)
 
@@ -54,14 +54,14 @@ def save_inputs(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]
 def backward(ctx: Any, d_out: Tensor, _d_log_sum: Tensor | None) -> tuple[Any, ...]:
     q, k, v, out, log_sum, sinks, bias, *token_arrays = ctx.saved_tensors
     dq, dk, dv, d_bias, delta = flash_backward(
-        d_out, q, k, v, out, log_sum, bias, token_arrays, ctx.learned, *ctx.numbers
+        d_out, q, k, v, out, log_sum, bias, token_arrays, ctx.learned, *ctx.scalars
     )
     d_sinks = None
     if sinks is not None:
         weights = (sinks.float().view(1, -1, 1) - log_sum * math.log(2)).exp()
         d_sinks = -(weights * delta).sum((0, 2)).to(sinks.dtype)
-    none = [None] * len(token_arrays)
-    return dq, dk, dv, d_sinks, d_bias if ctx.learned else None, none, *[None] * len(ctx.numbers)
+    no_gradients = [None] * len(token_arrays)
+    return dq, dk, dv, d_sinks, d_bias if ctx.learned else None, no_gradients, *[None] * len(ctx.scalars)
 
 
 flash.register_autograd(backward, setup_context=save_inputs)

@@ -43,7 +43,7 @@ def row_dots(Out, DOut, Delta, heads, length, CONFIG: tl.constexpr):
 @triton.jit
 def key_gradients(
     Q, K, V, DOut, DK, DV, LogSum, Delta, Bias, QPositions, KPositions, QDocument, KDocument, Bounds,
-    heads, groups, length, keys, scale, factor, inner, max_distance, CONFIG: tl.constexpr,
+    heads, groups, length, keys, scale, factor, tanh_factor, max_distance, CONFIG: tl.constexpr,
 ):  # fmt: skip
     N: tl.constexpr = CONFIG.keys
     E: tl.constexpr = CONFIG.key_dim
@@ -75,7 +75,7 @@ def key_gradients(
             QDocument + b * length,
             length,
         )
-        scoring = (factor, inner, head_bias(Bias, h, max_distance, CONFIG), max_distance)
+        scoring = (factor, tanh_factor, head_bias(Bias, h, max_distance, CONFIG), max_distance)
         dk, dv = sum_over_queries(full_lo, full_hi, dk, dv, tile_inputs, loop_inputs, scoring, False, CONFIG)
         if CONFIG.after >= 0 or not CONFIG.ordered:
             dk, dv = sum_over_queries(lo, full_lo, dk, dv, tile_inputs, loop_inputs, scoring, True, CONFIG)
@@ -94,15 +94,15 @@ def sum_over_queries(lo, hi, dk, dv, tile_inputs, loop_inputs, scoring, EDGE: tl
     for start in tl.range(lo, hi, M):
         q = load_rows(Q, b, h, start, M, CONFIG.key_dim)  # (M, E)
         q_positions, q_document = load_positions(QPositions, QDocument, start, length, M, CONFIG)
-        log_sum = load_numbers(LogSum, start, length, M, EDGE and not CONFIG.full_tiles)[None, :]
+        log_sum = load_scalars(LogSum, start, length, M, EDGE and not CONFIG.full_tiles)[None, :]
         products = tl.dot(k, tl.trans(q), input_precision="ieee")  # (N, M)
-        p, slope = weights(
+        p, cap_derivative = recompute_weights(
             products, log_sum, q_positions[None, :], k_positions, q_document[None, :], k_document, scoring, EDGE, CONFIG
         )
         d_out = load_rows(DOut, b, h, start, M, CONFIG.value_dim)  # (M, Ev)
         dv = tl.dot(p.to(d_out.dtype), d_out, dv, input_precision="ieee")
-        delta = load_numbers(Delta, start, length, M, EDGE and not CONFIG.full_tiles)[None, :]
-        ds = p * (tl.dot(v, tl.trans(d_out), input_precision="ieee") - delta) * slope
+        delta = load_scalars(Delta, start, length, M, EDGE and not CONFIG.full_tiles)[None, :]
+        ds = p * (tl.dot(v, tl.trans(d_out), input_precision="ieee") - delta) * cap_derivative
         dk = tl.dot(ds.to(q.dtype), q, dk, input_precision="ieee")
     return dk, dv
 
@@ -110,7 +110,7 @@ def sum_over_queries(lo, hi, dk, dv, tile_inputs, loop_inputs, scoring, EDGE: tl
 @triton.jit
 def query_gradients(
     Q, K, V, DOut, DQ, DBias, LogSum, Delta, Bias, QPositions, KPositions, QDocument, KDocument, Bounds,
-    heads, groups, length, keys, scale, factor, inner, max_distance, CONFIG: tl.constexpr,
+    heads, groups, length, keys, scale, factor, tanh_factor, max_distance, CONFIG: tl.constexpr,
 ):  # fmt: skip
     M: tl.constexpr = CONFIG.queries
     E: tl.constexpr = CONFIG.key_dim
@@ -119,8 +119,8 @@ def query_gradients(
     q, d_out = load_rows(Q, b, h, start, M, E), load_rows(DOut, b, h, start, M, CONFIG.value_dim)
     q_positions, q_document = load_positions(QPositions + b * length, QDocument + b * length, start, length, M, CONFIG)
     row = head.to(tl.int64) * length
-    log_sum = load_numbers(LogSum + row, start, length, M, not CONFIG.full_tiles)
-    delta = load_numbers(Delta + row, start, length, M, not CONFIG.full_tiles)
+    log_sum = load_scalars(LogSum + row, start, length, M, not CONFIG.full_tiles)
+    delta = load_scalars(Delta + row, start, length, M, not CONFIG.full_tiles)
     tile_inputs = (q, d_out, log_sum[:, None], delta[:, None], q_positions[:, None], q_document[:, None])
     loop_inputs = (
         K,
@@ -132,7 +132,7 @@ def query_gradients(
         keys,
         DBias + h * (2 * max_distance + 1),
     )
-    scoring = (factor, inner, head_bias(Bias, h, max_distance, CONFIG), max_distance)
+    scoring = (factor, tanh_factor, head_bias(Bias, h, max_distance, CONFIG), max_distance)
     if CONFIG.ordered:
         lo, full_lo, full_hi, hi = ordered_bounds(start, M, CONFIG.before, CONFIG.after, keys, CONFIG.keys)
     else:
@@ -140,20 +140,20 @@ def query_gradients(
 
     dq = tl.zeros([M, E], tl.float32)
     if CONFIG.ordered and CONFIG.first > 0:
-        front = tl.cdiv(CONFIG.first, CONFIG.keys) * CONFIG.keys
-        dq = sum_over_keys(0, tl.minimum(front, lo), dq, tile_inputs, loop_inputs, scoring, True, CONFIG)
+        first_end = tl.cdiv(CONFIG.first, CONFIG.keys) * CONFIG.keys
+        dq = sum_over_keys(0, tl.minimum(first_end, lo), dq, tile_inputs, loop_inputs, scoring, True, CONFIG)
     if CONFIG.before >= 0 or not CONFIG.ordered:
         dq = sum_over_keys(lo, full_lo, dq, tile_inputs, loop_inputs, scoring, True, CONFIG)
     if CONFIG.after >= 0 or not CONFIG.full_tiles:
         dq = sum_over_keys(full_hi, hi, dq, tile_inputs, loop_inputs, scoring, True, CONFIG)
-    dq = sum_over_keys(
-        full_lo, full_hi, dq, tile_inputs, loop_inputs, scoring, False, CONFIG
-    )  # last, for the reason given in forward.py
+    # Last, for the reason given in forward.py.
+    dq = sum_over_keys(full_lo, full_hi, dq, tile_inputs, loop_inputs, scoring, False, CONFIG)
     store_rows(DQ, dq * scale, b, h, start, M, E)
 
 
 @triton.jit
 def sum_over_keys(lo, hi, dq, tile_inputs, loop_inputs, scoring, EDGE: tl.constexpr, CONFIG: tl.constexpr):
+    """dq with the keys lo … hi added; EDGE: apply the mask."""
     q, d_out, log_sum, delta, q_positions, q_document = tile_inputs
     K, V, b, g, KPositions, KDocument, keys, DBias = loop_inputs
     N: tl.constexpr = CONFIG.keys
@@ -162,13 +162,13 @@ def sum_over_keys(lo, hi, dq, tile_inputs, loop_inputs, scoring, EDGE: tl.conste
         v = load_rows(V, b, g, start, N, CONFIG.value_dim)  # (N, Ev)
         k_positions, k_document = load_positions(KPositions, KDocument, start, keys, N, CONFIG)
         products = tl.dot(q, tl.trans(k), input_precision="ieee")  # (M, N)
-        p, slope = weights(
+        p, cap_derivative = recompute_weights(
             products, log_sum, q_positions, k_positions[None, :], q_document, k_document[None, :], scoring, EDGE, CONFIG
         )
         ds = p * (tl.dot(d_out, tl.trans(v), input_precision="ieee") - delta)
         if CONFIG.learned:
             add_to_offsets(DBias, ds, q_positions, k_positions[None, :], scoring[3])
-        dq = tl.dot((ds * slope).to(k.dtype), k, dq, input_precision="ieee")
+        dq = tl.dot((ds * cap_derivative).to(k.dtype), k, dq, input_precision="ieee")
     return dq
 
 
@@ -185,7 +185,7 @@ def add_to_offsets(DBias, ds, q_positions, k_positions, max_distance):
 
 
 @triton.jit
-def weights(
+def recompute_weights(
     products,
     log_sum,
     q_positions,
@@ -197,19 +197,19 @@ def weights(
     CONFIG: tl.constexpr,
 ):
     """P of a tile, and the derivative of the cap there."""
-    factor, inner, bias, max_distance = scoring
-    s, slope = apply_cap(products, inner, CONFIG), 1.0
+    factor, tanh_factor, bias, max_distance = scoring
+    s, cap_derivative = apply_cap(products, tanh_factor, CONFIG), 1.0
     if CONFIG.cap:
-        slope = 1 - s * s
+        cap_derivative = 1 - s * s
     s = add_bias(s * factor, q_positions, k_positions, bias, max_distance, CONFIG)
     if EDGE:
         s = tl.where(is_allowed(q_positions, k_positions, q_document, k_document, CONFIG), s, MASKED)
-    return tl.exp2(s - log_sum), slope
+    return tl.exp2(s - log_sum), cap_derivative
 
 
 @triton.jit
-def load_numbers(X, start, length, SIZE: tl.constexpr, EDGE: tl.constexpr):
-    """(SIZE,) numbers of a row from `start` on; EDGE: zeros after its end."""
+def load_scalars(X, start, length, SIZE: tl.constexpr, EDGE: tl.constexpr):
+    """(SIZE,) of one number per token, from `start` on; EDGE: zeros after the last token."""
     slot = start + tl.arange(0, SIZE)
     if EDGE:
         return tl.load(X + slot, mask=slot < length, other=0.0)

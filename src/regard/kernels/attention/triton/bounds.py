@@ -1,9 +1,9 @@
 """Which tiles of keys a tile of queries attends to, for tokens at any positions: packed, padded or with cached keys.
 
 The minimum and maximum of positions and documents are computed per tile. Two tiles whose ranges are too far apart have
-no allowed pair and are skipped, and so are tiles of different documents, whatever their lengths. If the tokens of every
-document are consecutive, slots are used instead of positions: in a tile with the start of a document, positions range
-from 0 to the end of the previous one.
+no allowed pair and are skipped, and so are tiles of different documents. If the tokens of every document are
+consecutive, slots are used instead of positions, because their ranges are narrower: in a tile with the start of a
+document, positions range from 0 to the last position of the previous document.
 """
 
 import torch
@@ -59,10 +59,10 @@ class TileRanges:
             return padded.long().unflatten(1, (-1, tile))
 
         self.low, self.high = (
-            f.unsqueeze(axis) for f in (tiles(positions, INT_MAX).amin(-1), tiles(positions, -INT_MAX).amax(-1))
+            x.unsqueeze(axis) for x in (tiles(positions, INT_MAX).amin(-1), tiles(positions, -INT_MAX).amax(-1))
         )
         self.low_document, self.high_document = (
-            f.unsqueeze(axis) for f in (tiles(document, INT_MAX).amin(-1), tiles(document, -INT_MAX).amax(-1))
+            x.unsqueeze(axis) for x in (tiles(document, INT_MAX).amin(-1), tiles(document, -INT_MAX).amax(-1))
         )
         self.whole = tiles(valid.int(), 0).amin(-1).bool().unsqueeze(axis)
 

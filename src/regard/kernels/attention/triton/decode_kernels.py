@@ -29,7 +29,7 @@ from regard.kernels.attention.triton.tile import (
 )
 
 PROGRAMS = 1024  # enough to occupy all multiprocessors of a GPU
-MAX_SPLITS = 64  # that one program merges
+MAX_SPLITS = 64  # merged by one program
 SCAN = tl.constexpr(512)  # positions per step of the search for allowed keys
 
 
@@ -48,18 +48,19 @@ class DecodeConfig(NamedTuple):
 @triton.jit
 def attend_split(
     q, k, v, table, q_positions, k_positions, valid, bias, partial,
-    k_row, k_head, k_slot, v_row, v_head, v_slot, table_row, q_positions_row, k_positions_row, valid_row,
-    inner, factor, max_distance, keys, split, splits,
-    HEADS: tl.constexpr, QUERIES: tl.constexpr, LENGTH: tl.constexpr, DIM: tl.constexpr, VALUE: tl.constexpr,
+    k_row_stride, k_head_stride, k_slot_stride, v_row_stride, v_head_stride, v_slot_stride,
+    table_row_stride, q_positions_row_stride, k_positions_row_stride, valid_row_stride,
+    tanh_factor, factor, max_distance, keys, split, splits,
+    HEADS: tl.constexpr, QUERIES: tl.constexpr, LENGTH: tl.constexpr, DIM: tl.constexpr, VALUE_DIM: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, CONFIG: tl.constexpr,
 ):  # fmt: skip
     """QUERIES rows of one kv head (its query heads times LENGTH), in a tile of BLOCK_M, over `split` keys."""
     head, split_index, b = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
-    rows, dims, values = tl.arange(0, BLOCK_M), tl.arange(0, DIM), tl.arange(0, VALUE)
+    rows, dims, value_dims = tl.arange(0, BLOCK_M), tl.arange(0, DIM), tl.arange(0, VALUE_DIM)
     row = (b * HEADS + head) * QUERIES + rows  # among all queries (B, H, L)
     exists = rows < QUERIES
     q_tile = tl.load(q + row[:, None] * DIM + dims[None, :], mask=exists[:, None], other=0.0)  # (M, E)
-    i = tl.load(q_positions + b * q_positions_row + rows % LENGTH).to(tl.int32)  # (M,) positions
+    i = tl.load(q_positions + b * q_positions_row_stride + rows % LENGTH).to(tl.int32)  # (M,) positions
     q_head = head * (QUERIES // LENGTH) + tl.minimum(rows, QUERIES - 1) // LENGTH
     if CONFIG.bias != "none":
         bias = head_bias(bias, q_head[:, None], max_distance, CONFIG)
@@ -69,7 +70,7 @@ def attend_split(
     first, last = tl.min(i, 0), tl.max(i, 0)
     for start in range(begin, end, SCAN):
         n = start + tl.arange(0, SCAN)
-        j = tl.load(k_positions + b * k_positions_row + n, mask=n < end, other=0).to(tl.int32)
+        j = tl.load(k_positions + b * k_positions_row_stride + n, mask=n < end, other=0).to(tl.int32)
         near = n < end
         if CONFIG.before >= 0:
             near &= (j >= first - CONFIG.before) | (j < CONFIG.first)
@@ -80,25 +81,28 @@ def attend_split(
 
     m = tl.full([BLOCK_M], LOWEST, tl.float32)
     l = tl.zeros([BLOCK_M], tl.float32)  # noqa: E741 (the papers' letter)
-    o = tl.zeros([BLOCK_M, VALUE], tl.float32)
-    k += b * k_row + head * k_head
-    v += b * v_row + head * v_head
+    o = tl.zeros([BLOCK_M, VALUE_DIM], tl.float32)
+    k += b * k_row_stride + head * k_head_stride
+    v += b * v_row_stride + head * v_head_stride
     for start in range(low, high, BLOCK_N):
         n = start + tl.arange(0, BLOCK_N)
         inside = n < high
         slot = n.to(tl.int64)
         if CONFIG.page:
             slot = (
-                tl.load(table + b * table_row + n // CONFIG.page, mask=inside, other=0) * CONFIG.page + n % CONFIG.page
+                tl.load(table + b * table_row_stride + n // CONFIG.page, mask=inside, other=0) * CONFIG.page
+                + n % CONFIG.page
             )
-        k_tile = tl.load(k + slot[:, None] * k_slot + dims[None, :], mask=inside[:, None], other=0.0)  # (N, E)
-        v_tile = tl.load(v + slot[:, None] * v_slot + values[None, :], mask=inside[:, None], other=0.0)  # (N, Ev)
-        j = tl.load(k_positions + b * k_positions_row + n, mask=inside, other=0).to(tl.int32)
+        k_tile = tl.load(k + slot[:, None] * k_slot_stride + dims[None, :], mask=inside[:, None], other=0.0)  # (N, E)
+        v_tile = tl.load(
+            v + slot[:, None] * v_slot_stride + value_dims[None, :], mask=inside[:, None], other=0.0
+        )  # (N, Ev)
+        j = tl.load(k_positions + b * k_positions_row_stride + n, mask=inside, other=0).to(tl.int32)
         is_valid = inside
         if CONFIG.valid:
-            is_valid &= tl.load(valid + b * valid_row + n, mask=inside, other=0) != 0
+            is_valid &= tl.load(valid + b * valid_row_stride + n, mask=inside, other=0) != 0
         document = tl.where(is_valid, 0, NO_DOCUMENT)
-        s = apply_cap(tl.dot(q_tile, tl.trans(k_tile), input_precision="ieee"), inner, CONFIG) * factor  # (M, N)
+        s = apply_cap(tl.dot(q_tile, tl.trans(k_tile), input_precision="ieee"), tanh_factor, CONFIG) * factor  # (M, N)
         s = add_bias(s, i[:, None], j[None, :], bias, max_distance, CONFIG)
         s = tl.where(is_allowed(i[:, None], j[None, :], 0, document[None, :], CONFIG), s, MASKED)
         new_m = tl.maximum(m, tl.max(s, 1))
@@ -108,33 +112,33 @@ def attend_split(
         o = tl.dot(p.to(v_tile.dtype), v_tile, o * rescale[:, None], input_precision="ieee")
         m = new_m
 
-    partial += (row * splits + split_index) * (VALUE + 2)  # o, m, l
-    tl.store(partial[:, None] + values[None, :], o, mask=exists[:, None])
-    tl.store(partial + VALUE, m, mask=exists)
-    tl.store(partial + VALUE + 1, l, mask=exists)
+    partial += (row * splits + split_index) * (VALUE_DIM + 2)  # o, m, l
+    tl.store(partial[:, None] + value_dims[None, :], o, mask=exists[:, None])
+    tl.store(partial + VALUE_DIM, m, mask=exists)
+    tl.store(partial + VALUE_DIM + 1, l, mask=exists)
 
 
 @triton.jit
 def merge_splits(
     partial, sinks, out, splits,
-    HEADS: tl.constexpr, LENGTH: tl.constexpr, VALUE: tl.constexpr, SPLITS: tl.constexpr, SINKS: tl.constexpr,
+    HEADS: tl.constexpr, LENGTH: tl.constexpr, VALUE_DIM: tl.constexpr, SPLITS: tl.constexpr, SINKS: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(0).to(tl.int64)
-    n, values = tl.arange(0, SPLITS), tl.arange(0, VALUE)
+    n, value_dims = tl.arange(0, SPLITS), tl.arange(0, VALUE_DIM)
     inside = n < splits
-    partial += (row * splits + n) * (VALUE + 2)
-    m = tl.load(partial + VALUE, mask=inside, other=LOWEST)
+    partial += (row * splits + n) * (VALUE_DIM + 2)
+    m = tl.load(partial + VALUE_DIM, mask=inside, other=LOWEST)
     max_m = tl.max(m, 0)
     if SINKS:
         sink = tl.load(sinks + row // LENGTH % HEADS).to(tl.float32) * LOG2E
         max_m = tl.maximum(max_m, sink)
     rescale = tl.exp2(m - max_m)
-    l = tl.sum(tl.load(partial + VALUE + 1, mask=inside, other=0.0) * rescale, 0)  # noqa: E741
+    l = tl.sum(tl.load(partial + VALUE_DIM + 1, mask=inside, other=0.0) * rescale, 0)  # noqa: E741
     if SINKS:
         l += tl.exp2(sink - max_m)  # noqa: E741
-    o = tl.load(partial[:, None] + values[None, :], mask=inside[:, None], other=0.0)  # (splits, Ev)
+    o = tl.load(partial[:, None] + value_dims[None, :], mask=inside[:, None], other=0.0)  # (splits, Ev)
     o = tl.sum(o * rescale[:, None], 0) / tl.where(l > 0, l, 1.0)  # zeros for a query without any allowed key
-    tl.store(out + row * VALUE + values, o.to(out.dtype.element_ty))
+    tl.store(out + row * VALUE_DIM + value_dims, o.to(out.dtype.element_ty))
 
 
 @torch.library.custom_op("regard::decode", mutates_args=())
@@ -152,25 +156,26 @@ def decode(
     first: int,  # number of first tokens that every query attends to
     scale: float,
     cap: float | None,
-    bias: str,  # kind; its numbers are (H,) for "slopes", (H, 2 · max_distance + 1) for "offsets"
-    numbers: Tensor | None,
+    bias: str,  # kind; the values are (H,) for "slopes", (H, 2 · max_distance + 1) for "offsets"
+    bias_values: Tensor | None,
     sinks: Tensor | None,  # (H,)
 ) -> Tensor:
     return launch(
-        q, k, v, table, page, q_positions, k_positions, valid, before, after, first, scale, cap, bias, numbers, sinks
-    )
+        q, k, v, table, page, q_positions, k_positions, valid,
+        before, after, first, scale, cap, bias, bias_values, sinks,
+    )  # fmt: skip
 
 
 @decode.register_fake
-def _(q, k, v, *rest) -> Tensor:
+def _(q, k, v, *arguments) -> Tensor:
     return q.new_empty(*q.shape[:-1], v.shape[-1])
 
 
 def launch(
-    q, k, v, table, page, q_positions, k_positions, valid, before, after, first, scale, cap, bias, numbers, sinks,
+    q, k, v, table, page, q_positions, k_positions, valid, before, after, first, scale, cap, bias, bias_values, sinks,
     block: int | None = None, splits: int | None = None, warps: int | None = None, stages: int = 3,
 ) -> Tensor:  # fmt: skip
-    (rows, heads, length, dim), value, keys = q.shape, v.shape[-1], k_positions.shape[1]
+    (rows, heads, length, dim), value_dim, keys = q.shape, v.shape[-1], k_positions.shape[1]
     q, k, v, q_positions, k_positions = (
         q.contiguous(),
         row_major(k),
@@ -181,19 +186,19 @@ def launch(
     kv_heads = k.shape[1]
     queries = heads // kv_heads * length
     block = (64 if q.element_size() == 2 else 32) if block is None else block
-    splits = splits_for(rows * kv_heads, keys) if splits is None else splits
+    splits = choose_splits(rows * kv_heads, keys) if splits is None else splits
     split = -(-keys // (splits * block)) * block
-    partial = q.new_empty(rows, heads, length, splits, value + 2, dtype=torch.float32)
-    out = q.new_empty(rows, heads, length, value)
+    partial = q.new_empty(rows, heads, length, splits, value_dim + 2, dtype=torch.float32)
+    out = q.new_empty(rows, heads, length, value_dim)
     strides = [(0, x.stride(1), x.stride(0)) if page else x.stride()[:3] for x in (k, v)]
     log2e = math.log2(math.e)
-    inner, factor = (0.0, scale * log2e) if cap is None else (2 * log2e * scale / cap, cap * log2e)
+    tanh_factor, factor = (0.0, scale * log2e) if cap is None else (2 * log2e * scale / cap, cap * log2e)
     attend_split[kv_heads, splits, rows](
-        q, k, v, table, q_positions, k_positions, valid, numbers, partial,
+        q, k, v, table, q_positions, k_positions, valid, bias_values, partial,
         *strides[0], *strides[1], table.stride(0) if page else 0, q_positions.stride(0), k_positions.stride(0),
         0 if valid is None else valid.stride(0),
-        inner, factor, numbers.shape[1] // 2 if bias == "offsets" else 0, keys, split, splits,
-        HEADS=kv_heads, QUERIES=queries, LENGTH=length, DIM=dim, VALUE=value,
+        tanh_factor, factor, bias_values.shape[1] // 2 if bias == "offsets" else 0, keys, split, splits,
+        HEADS=kv_heads, QUERIES=queries, LENGTH=length, DIM=dim, VALUE_DIM=value_dim,
         BLOCK_M=max(16, next_power_of_2(queries)), BLOCK_N=block,
         CONFIG=DecodeConfig(page, valid is not None, before, after, first, cap is not None, bias),
         num_warps=warps or (4 if queries <= 64 else 8),
@@ -201,12 +206,12 @@ def launch(
     )  # fmt: skip
     merge_splits[(rows * heads * length,)](
         partial, sinks, out, splits,
-        HEADS=heads, LENGTH=length, VALUE=value, SPLITS=next_power_of_2(splits), SINKS=sinks is not None,
+        HEADS=heads, LENGTH=length, VALUE_DIM=value_dim, SPLITS=next_power_of_2(splits), SINKS=sinks is not None,
     )  # fmt: skip
     return out
 
 
-def splits_for(pairs: int, keys: int) -> int:
+def choose_splits(pairs: int, keys: int) -> int:
     """The number of splits of the keys, for this many (row, kv head) pairs; at least 256 keys per split."""
     return max(1, min(PROGRAMS // pairs, keys // 256, MAX_SPLITS))
 

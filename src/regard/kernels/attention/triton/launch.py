@@ -56,8 +56,8 @@ SMALL = {
 
 
 def tile_size(kernel: str, q: Tensor, k: Tensor, v: Tensor, config: LaunchConfig, ordered: bool) -> TileSize:
-    row = q.element_size() * max(q.shape[-1], v.shape[-1])
-    size = SMALL[kernel] if row > 256 or config.bias == "offsets" else SIZES[kernel]
+    row_bytes = q.element_size() * max(q.shape[-1], v.shape[-1])
+    size = SMALL[kernel] if row_bytes > 256 or config.bias == "offsets" else SIZES[kernel]
     return TileSize(
         min(size.queries, padded_size(q.shape[2])),
         min(size.keys, padded_size(k.shape[2])),
@@ -97,7 +97,7 @@ def descriptor(x: Tensor, rows: int) -> TensorDescriptor:
 
 
 def aligned(x: Tensor) -> Tensor:
-    """x, or a contiguous copy if x is not aligned as TMA needs it."""
+    """x, or a contiguous copy if x does not have the alignment that TMA needs."""
     alignment = 16 // x.element_size()
     strides = [stride for size, stride in zip(x.shape[:3], x.stride(), strict=False) if size > 1]
     is_aligned = all(stride > 0 and stride % alignment == 0 for stride in strides) and x.data_ptr() % 16 == 0
@@ -122,14 +122,14 @@ def run_forward(
     top_key = q.new_empty((batch, heads, length) if statistics else 0, dtype=torch.int32)
     size = tile_size("forward", q, k, v, config, not token_arrays)
     q_positions, k_positions, q_document, k_document, bounds, _ = token_arrays or [log_sum] * 6
-    factor, inner = config.factors
+    factor, tanh_factor = config.factors
     tile = tile_config(size, q, v, config, not token_arrays)
     forward[(triton.cdiv(length, size.queries) * batch * heads,)](
         descriptor(q, size.queries), descriptor(k, size.keys), descriptor(v, size.keys), descriptor(out, size.queries),
         log_sum,
         log_sum if sinks is None else sinks, log_sum if bias is None else bias,
         q_positions, k_positions, q_document, k_document, bounds, stats, top_key,
-        heads, heads // k.shape[1], length, keys, factor, inner, config.max_distance, first_keys or 0,
+        heads, heads // k.shape[1], length, keys, factor, tanh_factor, config.max_distance, first_keys or 0,
         CONFIG=tile._replace(sinks=sinks is not None, statistics=statistics),
         num_warps=size.warps, num_stages=size.stages,
     )  # fmt: skip

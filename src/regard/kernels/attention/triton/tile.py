@@ -39,10 +39,10 @@ class TileConfig(NamedTuple):
 
 
 @triton.jit
-def apply_cap(products, inner, CONFIG: tl.constexpr):
-    """tanh of the products with one exp2: tanh(x) = 1 - 2 / (1 + e^2x), inner = 2 · log₂ e · scale / cap."""
+def apply_cap(products, tanh_factor, CONFIG: tl.constexpr):
+    """tanh of the products with one exp2: tanh(x) = 1 - 2 / (1 + e^2x), tanh_factor = 2 · log₂ e · scale / cap."""
     if CONFIG.cap:
-        products = 1 - 2 / (1 + tl.exp2(products * inner))
+        products = 1 - 2 / (1 + tl.exp2(products * tanh_factor))
     return products
 
 
@@ -99,9 +99,9 @@ def load_positions(Positions, Document, start, length, SIZE: tl.constexpr, CONFI
 
 @triton.jit
 def ordered_bounds(start, SIZE: tl.constexpr, BEFORE: tl.constexpr, AFTER: tl.constexpr, length, STEP: tl.constexpr):
-    """The bounds of bounds.py for an ordered layout: lo, full_lo, full_hi, hi on the other side of the tile at `start`.
+    """The bounds of bounds.py, lo, full_lo, full_hi and hi, of the tile at `start` of an ordered layout.
 
-    Each of its SIZE tokens is paired with those from BEFORE tokens before it to AFTER tokens after it.
+    Each of its SIZE tokens has allowed pairs with the tokens from BEFORE tokens before it to AFTER tokens after it.
     """
     lo, hi, full_lo, full_hi = 0, length, 0, length // STEP * STEP
     if BEFORE >= 0:
@@ -123,18 +123,18 @@ def load_bounds(Bounds, b, start, length, CONFIG: tl.constexpr):
 
 @triton.jit
 def program_tile(length, SIZE: tl.constexpr):
-    """The tile of this program and its head among all rows; consecutive programs share a head and so its keys."""
+    """The tile of this program, and its head among the heads of all rows. Consecutive programs share keys."""
     tiles = tl.cdiv(length, SIZE)
     return tl.program_id(0) % tiles, tl.program_id(0) // tiles
 
 
 @triton.jit
-def load_rows(X, b, h, start, ROWS: tl.constexpr, WIDE: tl.constexpr):
-    """(ROWS, WIDE) of a head from row `start` on; zeros outside of it."""
-    return X.load([b, h, start, 0]).reshape(ROWS, WIDE)
+def load_rows(X, b, h, start, ROWS: tl.constexpr, WIDTH: tl.constexpr):
+    """(ROWS, WIDTH) of a head from row `start` on; zeros outside of it."""
+    return X.load([b, h, start, 0]).reshape(ROWS, WIDTH)
 
 
 @triton.jit
-def store_rows(X, x, b, h, start, ROWS: tl.constexpr, WIDE: tl.constexpr):
-    """Store (ROWS, WIDE) from row `start` on, without the rows and columns that are outside of the head."""
-    X.store([b, h, start, 0], x.to(X.dtype).reshape(1, 1, ROWS, WIDE))
+def store_rows(X, x, b, h, start, ROWS: tl.constexpr, WIDTH: tl.constexpr):
+    """Store (ROWS, WIDTH) from row `start` on, without the rows and columns that are outside of the head."""
+    X.store([b, h, start, 0], x.to(X.dtype).reshape(1, 1, ROWS, WIDTH))
