@@ -14,8 +14,8 @@ Everything is computed in the dtype of the state, at least float32. `decay` hold
 
 The state resets where `segments` (B, L) change; tokens that are not `valid` (B, L) read it but leave it unchanged.
 `sequential` is the equation itself, and the other backends are tested against it. `unsupported_reason` returns the
-reason why a backend does not support the inputs; `scan` runs the first one that supports them, and a single token
-always as one step; `select_backend` returns its name and the reasons against the earlier ones.
+reason why a backend does not support the inputs. `scan` runs the first backend that supports them; a single token
+always runs as one step. `select_backend` returns the name of the backend and the reasons against the earlier ones.
 """
 
 from collections.abc import Callable

@@ -8,7 +8,7 @@ With c_i = Σ_{s≤i} decay_s summed from the first token of the chunk, and S th
 Every exponent is a sum of decays, so none is positive. With one decay per key channel the pairs are not a single
 product: the chunk is halved, the second half attends to the first one with decays relative to the border between them,
 and both halves are halved again. The products of as many chunks as memory allows are computed at once; only the states
-are a loop. The chunk size changes the cost, not the result. Yang et al. 2023; Dao & Gu 2024.
+are computed in a loop. The chunk size changes the cost, not the result. Yang et al. 2023; Dao & Gu 2024.
 """
 
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ from regard.kernels.autocast import without_autocast
 from regard.kernels.recurrent.linear_scan.sequential import ScanInputs, per_head
 from regard.layout import number_documents
 
-CHUNK = 64  # per token, pairs cost CHUNK and the state N operations: about equal for usual sizes
+CHUNK = 64  # per token, the pairs cost CHUNK operations and the state N: about equal for usual sizes
 MAX_NUMBERS = 1 << 22  # elements of a tensor that is processed at once
 MIN_DECAY = -1e3  # its exp is 0 even in float64, and it does not absorb the other decays of a sum
 
@@ -82,37 +82,40 @@ def scan_chunks(
     else:
         scores = (q @ k.mT).tril() if c is None else (q @ k.mT) * pairs(c, v.dtype)  # (B, G, R or 1, n, C, C)
         out = (scores if same is None else scores * same.pairs) @ v
-    reads = writes = keeps = None
+    read_factor = write_factor = carry_factor = None
     if c is not None:
         end = c[..., -1:, :]
-        reads, writes, keeps = (x.to(v.dtype).exp() for x in (c, end - c, end.mT))  # (…, C, ·), (…, ·, 1)
+        exponents = c, end - c, end.mT  # (…, C, ·), (…, C, ·), (…, ·, 1)
+        read_factor, write_factor, carry_factor = (x.to(v.dtype).exp() for x in exponents)
     if same is not None:
-        reads, writes, keeps = scaled(same.reads, reads), scaled(same.writes, writes), scaled(same.keeps, keeps)
+        read_factor = scaled(same.reads_state, read_factor)
+        write_factor = scaled(same.updates_state, write_factor)
+        carry_factor = scaled(same.keeps_state, carry_factor)
     if channels:
-        k, q = scaled(k, writes), scaled(q, reads)
+        k, q = scaled(k, write_factor), scaled(q, read_factor)
     else:  # factors on values and outputs, so that the heads of a group share one product
-        v = scaled(v, writes)
-    new = torch.einsum("bgncm,bgrncp->bgrnmp", k.squeeze(2), v)  # (B, G, R, n, N, P)
-    before = []
-    for keep, more in zip(per_chunk(keeps, new.shape[3]), new.unbind(3), strict=True):
-        before.append(state)
-        state = scaled(state, keep) + more
-    read = torch.einsum("bgncm,bgrnmp->bgrncp", q.squeeze(2), torch.stack(before, 3))  # (B, G, R, n, C, P)
-    return out + (read if channels else scaled(read, reads)), state
+        v = scaled(v, write_factor)
+    updates = torch.einsum("bgncm,bgrncp->bgrnmp", k.squeeze(2), v)  # (B, G, R, n, N, P)
+    initial = []
+    for factor, update in zip(per_chunk(carry_factor, updates.shape[3]), updates.unbind(3), strict=True):
+        initial.append(state)
+        state = scaled(state, factor) + update
+    from_state = torch.einsum("bgncm,bgrnmp->bgrncp", q.squeeze(2), torch.stack(initial, 3))  # (B, G, R, n, C, P)
+    return out + (from_state if channels else scaled(from_state, read_factor)), state
 
 
 def pairs(c: Tensor, dtype: torch.dtype) -> Tensor:
     """exp(c_i - c_j) for j ≤ i, else 0: (…, C, 1) -> (…, C, C)."""
-    later = torch.ones(c.shape[-2], c.shape[-2], dtype=torch.bool, device=c.device).triu(1)
-    return (c - c.mT).to(dtype).masked_fill(later, -torch.inf).exp()
+    future = torch.ones(c.shape[-2], c.shape[-2], dtype=torch.bool, device=c.device).triu(1)
+    return (c - c.mT).to(dtype).masked_fill(future, -torch.inf).exp()
 
 
 def attend_by_halves(q: Tensor, k: Tensor, v: Tensor, c: Tensor, same: "SameDocument | None") -> Tensor:
     """Σ_{j≤i} (q_i · exp(c_i - c_j) k_j) v_j with c (…, C, N); chunks are padded to a power of two."""
     size = c.shape[-2]
-    fill = (1 << (size - 1).bit_length()) - size
-    q, k, v = (F.pad(x, (0, 0, 0, fill)) for x in (q, k, v))
-    c = torch.cat([c, c[..., -1:, :].expand(*c.shape[:-2], fill, -1)], -2)
+    padding = (1 << (size - 1).bit_length()) - size
+    q, k, v = (F.pad(x, (0, 0, 0, padding)) for x in (q, k, v))
+    c = torch.cat([c, c[..., -1:, :].expand(*c.shape[:-2], padding, -1)], -2)
     out = (q * k).sum(-1, keepdim=True) * v  # the pairs of a token with itself
     half = 1
     while half < size:
@@ -124,27 +127,34 @@ def attend_by_halves(q: Tensor, k: Tensor, v: Tensor, c: Tensor, same: "SameDocu
         early = k_early * (border - c_early).to(k.dtype).exp()
         scores = late @ early.mT  # (…, C / 2h, h, h)
         if same is not None:
-            scores = scores * same.halves(half, fill)
-        more = scores @ v_early
-        out = out + torch.stack([torch.zeros_like(more), more], -3).flatten(-4, -2)
+            scores = scores * same.halves(half, padding)
+        added = scores @ v_early
+        out = out + torch.stack([torch.zeros_like(added), added], -3).flatten(-4, -2)
         half *= 2
     return out[..., :size, :]
 
 
 class SameDocument:
-    """Which tokens belong to the same document as each other, as the state before and as the state after the chunk."""
+    """Masks for packed rows: which tokens of a chunk are of one document, and which share it with a state.
+
+    A token reads the state before the chunk, or updates the state after it, only if both are of the same document. The
+    state is kept over the chunk only if no document starts inside.
+    """
 
     def __init__(self, documents: Tensor, start: int, stop: int, size: int):
         before = documents[:, max(start - 1, 0)].view(-1, 1, 1, 1, 1, 1)
-        self.own = documents[:, start:stop].unflatten(1, (-1, size))[:, None, None, :, :, None]  # (B, 1, 1, n, C, 1)
-        last = self.own[..., -1:, :]  # (B, 1, 1, n, 1, 1)
+        self.documents = documents[:, start:stop].unflatten(1, (-1, size))[
+            :, None, None, :, :, None
+        ]  # (B, 1, 1, n, C, 1)
+        last = self.documents[..., -1:, :]  # (B, 1, 1, n, 1, 1)
         before = torch.cat([before, last[:, :, :, :-1]], 3)
-        self.reads, self.writes, self.keeps = self.own == before, self.own == last, last == before
-        self.pairs = self.own == self.own.mT  # (B, 1, 1, n, C, C)
+        self.reads_state, self.updates_state = self.documents == before, self.documents == last
+        self.keeps_state = last == before
+        self.pairs = self.documents == self.documents.mT  # (B, 1, 1, n, C, C)
 
-    def halves(self, half: int, fill: int) -> Tensor:
+    def halves(self, half: int, padding: int) -> Tensor:
         """The pairs of the second with the first half, for halves of this size: (B, 1, 1, n, C / 2h, h, h)."""
-        early, late = F.pad(self.own, (0, 0, 0, fill)).unflatten(-2, (-1, 2, half)).unbind(-3)
+        early, late = F.pad(self.documents, (0, 0, 0, padding)).unflatten(-2, (-1, 2, half)).unbind(-3)
         return late == early.mT
 
 
@@ -156,8 +166,8 @@ def per_token(decay: Tensor, length: int, valid: Tensor | None) -> Tensor:
     return decay if valid is None else decay * valid[:, None, :, None]
 
 
-def per_chunk(keeps: Tensor | None, chunks: int) -> Sequence[Tensor | None]:
-    return [None] * chunks if keeps is None else keeps.expand(-1, -1, -1, chunks, -1, -1).unbind(3)
+def per_chunk(factor: Tensor | None, chunks: int) -> Sequence[Tensor | None]:
+    return [None] * chunks if factor is None else factor.expand(-1, -1, -1, chunks, -1, -1).unbind(3)
 
 
 def grouped(x: Tensor, groups: int) -> Tensor:

@@ -11,8 +11,9 @@ tokens that are not `valid` (B, L) have Δ = 0, so they leave it unchanged. With
 bias), which the GPU kernels fuse. Gu & Dao 2023.
 
 `sequential` is the equation itself, and the other backends are tested against it. `unsupported_reason` returns the
-reason why a backend does not support the inputs; `selective_scan` runs the first one that supports them, and a single
-token always as one step; `select_backend` returns its name and the reasons against the earlier ones.
+reason why a backend does not support the inputs. `selective_scan` runs the first backend that supports them; a single
+token always runs as one step. `select_backend` returns the name of the backend and the reasons against the earlier
+ones.
 """
 
 from collections.abc import Callable

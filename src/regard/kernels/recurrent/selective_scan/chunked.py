@@ -1,4 +1,4 @@
-"""The selective scan in chunks: only the recurrence runs token by token, all else for a whole chunk at once.
+"""The selective scan in chunks: only the recurrence runs token by token, the other operations for a whole chunk.
 
     parallel   a_t = exp(Δ_t A)      b_t = Δ_t u_t B_t
     serial     h_t = a_t ⊙ h_{t-1} + b_t          one fused multiply-add per token
@@ -34,11 +34,11 @@ def selective_scan(inputs: SelectiveScanInputs, chunk: int | None = None) -> tup
     D, state, segments = inputs.D, inputs.state, inputs.segments
     same_document = None if segments is None else continues_document(segments)
     with without_autocast(u.device):
-        y, last = Chunked.apply(u, delta, A, B, C, state, same_document, chunk or chunk_for(state))
+        y, last = Chunked.apply(u, delta, A, B, C, state, same_document, chunk or chunk_size(state))
     return y if D is None else y.addcmul(u, D.to(y.dtype)), last
 
 
-def chunk_for(state: Tensor) -> int:
+def chunk_size(state: Tensor) -> int:
     """Tokens per chunk: at least N, so that the states before the chunks take no more memory than u."""
     return max(state.shape[2], WORKSPACE // max(1, state.numel()))
 
@@ -72,7 +72,7 @@ class Chunked(torch.autograd.Function):
         same_document: Tensor | None,
         size: int,
     ) -> tuple[Tensor, Tensor]:
-        chunks = split((u, delta, B, C), same_document, size)
+        chunks = split_chunks((u, delta, B, C), same_document, size)
         A_t, h = A.t().contiguous(), state.mT.contiguous()  # (N, F), (B, N, F)
         a, hs = workspace(2, chunks[0], h)
         ys, starts = [], []
@@ -90,7 +90,7 @@ class Chunked(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, dy: Tensor, d_last: Tensor) -> tuple[Tensor | None, ...]:
         u, delta, A, B, C, same_document, *starts = ctx.saved_tensors
-        chunks, A_t = split((u, delta, B, C), same_document, ctx.size), A.t().contiguous()
+        chunks, A_t = split_chunks((u, delta, B, C), same_document, ctx.size), A.t().contiguous()
         du, d_delta, dB, dC = (torch.empty_like(x.transpose(0, 1)) for x in (u, delta, B, C))  # (L, B, …)
         dA, carried = torch.zeros_like(A_t), d_last.mT.contiguous()  # (B, N, F)
         dy = dy.transpose(0, 1)
@@ -114,18 +114,18 @@ class Chunked(torch.autograd.Function):
         return du, d_delta, dA.t(), dB, dC, carried.mT, None, None
 
 
-def split(tokens: tuple[Tensor, ...], same_document: Tensor | None, size: int) -> list[Chunk]:
+def split_chunks(tokens: tuple[Tensor, ...], same_document: Tensor | None, size: int) -> list[Chunk]:
     """(B, L, …) tensors -> chunks of this many tokens."""
     chunks = []
     for start in range(0, tokens[0].shape[1], size):
         u, delta, B, C = (x[:, start : start + size].transpose(0, 1) for x in tokens)
-        border = None if same_document is None else same_document[:, start : start + size].t()
-        chunks.append(Chunk(u, delta, B, C, border))
+        same = None if same_document is None else same_document[:, start : start + size].t()
+        chunks.append(Chunk(u, delta, B, C, same))
     return chunks
 
 
-def workspace(kinds: int, chunk: Chunk, h: Tensor) -> Tensor:
-    return h.new_empty(kinds, len(chunk.u), *h.shape)
+def workspace(count: int, chunk: Chunk, h: Tensor) -> Tensor:
+    return h.new_empty(count, len(chunk.u), *h.shape)
 
 
 def unroll(chunk: Chunk, A_t: Tensor, h: Tensor, a: Tensor, hs: Tensor) -> None:
