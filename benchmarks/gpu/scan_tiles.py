@@ -24,19 +24,19 @@ def linear_passes(kind: str) -> dict[str, Callable[[], object]]:
     B, H, G, L, N, P = LINEAR if kind == "linear" else MAMBA2
     q, k, v = heads_inputs(B, H, G, L, N, P)
     d_out, decay = draw(B, H, L, P), None if kind == "linear" else -torch.rand(B, H, L, device=DEVICE)
-    case = triton_scan.ScanLaunch.of(k, v, decay, None)
+    launch = triton_scan.ScanLaunch.of(k, v, decay, None)
     state, one = torch.zeros(B, H, N, P, device=DEVICE), torch.randn(B, H, L, device=DEVICE)
-    out, borders = draw(B, H, L, P), draw(B * H, case.spans + 1, N * P)
+    out, borders = draw(B, H, L, P), draw(B * H, launch.spans + 1, N * P)
     more = (None, None, None)
     if kind == "linear":
-        more = (one, one, torch.randn(B * H, case.spans + 1, N, device=DEVICE))
+        more = (one, one, torch.randn(B * H, launch.spans + 1, N, device=DEVICE))
     dots_of = None if decay is None else (v, out)
     return {
-        "states": lambda: case.states(k, v, state),
-        "out": lambda: case.read(q, k, v, borders),
-        "dq": lambda: case.read(d_out, v, k, borders, *more, transposed=True),
-        "dk": lambda: case.read(v, d_out, q, borders, *more, transposed=True, reverse=True),
-        "dv": lambda: case.read(k, q, d_out, borders, reverse=True, dots_of=dots_of),
+        "states": lambda: launch.states(k, v, state),
+        "out": lambda: launch.read(q, k, v, borders),
+        "dq": lambda: launch.read(d_out, v, k, borders, *more, transposed=True),
+        "dk": lambda: launch.read(v, d_out, q, borders, *more, transposed=True, reverse=True),
+        "dv": lambda: launch.read(k, q, d_out, borders, reverse=True, dots_of=dots_of),
     }
 
 
@@ -44,12 +44,12 @@ def selective_passes() -> dict[str, Callable[[], object]]:
     u, delta, A, B, C, D, bias = selective_inputs(2, TOKENS // 2)
     A, B, C = A.mT.contiguous(), B.float().mT.contiguous(), C.float().mT.contiguous()
     state, dy = torch.zeros(2, *A.shape, device=DEVICE), draw(*u.shape)
-    case = triton_selective_scan.SelectiveScanLaunch.of(u, A, None)
+    launch = triton_selective_scan.SelectiveScanLaunch.of(u, A, None)
     _, _, borders = triton_selective_scan.selective_scan_op(u, delta, bias, A, B, C, D, state, None)
     return {
-        "add and carry": lambda: case.borders(u, delta, bias, A, B, state),
+        "add and carry": lambda: launch.borders(u, delta, bias, A, B, state),
         "forward": lambda: triton_selective_scan.selective_scan_op(u, delta, bias, A, B, C, D, state, None),
-        "back": lambda: case.borders(dy, delta, bias, A, C, state, reverse=True),
+        "back": lambda: launch.borders(dy, delta, bias, A, C, state, reverse=True),
         "backward": lambda: triton_selective_scan.selective_scan_backward(
             u, delta, bias, A, B, C, D, None, borders, dy, state
         ),

@@ -49,23 +49,23 @@ def scan(inputs: ScanInputs) -> tuple[Tensor, Tensor]:
     """The scan of linear_scan; out has the dtype of k. P is a power of two, or one more."""
     v, state = inputs.v, inputs.state
     if v.shape[3] % 2 == 0:
-        out, _, last, _ = run(inputs, v, state)
+        out, _, last, _ = run_scan(inputs, v, state)
         return out, last
-    out, more, last, z = run(inputs, v[..., :-1].contiguous(), state[..., :-1], v[..., -1:], state[..., -1:])
-    return torch.cat([out, more.to(out.dtype)], 3), torch.cat([last, z], 3)
+    out, extra_out, last, z = run_scan(inputs, v[..., :-1].contiguous(), state[..., :-1], v[..., -1:], state[..., -1:])
+    return torch.cat([out, extra_out.to(out.dtype)], 3), torch.cat([last, z], 3)
 
 
 def scan_with_total(inputs: ScanInputs) -> tuple[Tensor, Tensor, Tensor]:
-    """The scan of v and of a column of ones, whose output is the second one (B, H, L, 1).
+    """The outputs of v and of a column of ones (B, H, L, 1), and the last state.
 
     The state is (B, H, N, P + 1). Without concatenation v and out are not copied.
     """
     v, state = inputs.v, inputs.state
-    out, total, last, z = run(inputs, v, state[..., :-1], torch.ones_like(v[..., :1]), state[..., -1:])
+    out, total, last, z = run_scan(inputs, v, state[..., :-1], torch.ones_like(v[..., :1]), state[..., -1:])
     return out, total.to(out.dtype), torch.cat([last, z], 3)
 
 
-def run(
+def run_scan(
     inputs: ScanInputs, v: Tensor, state: Tensor, extra: Tensor | None = None, z: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The scan with these values and this state instead of those of the inputs; products have the dtype of k.
@@ -79,65 +79,67 @@ def run(
         k = k * valid[:, None, :, None]
         if decay is not None:
             decay = (decay.view(1, -1, 1) if decay.dim() == 1 else decay) * valid.unsqueeze(1)
-    docs = None if segments is None else number_documents(segments).int()
+    documents = None if segments is None else number_documents(segments).int()
     extra, z = (None if x is None else x.squeeze(3).float() for x in (extra, z))
-    out, more, last, z = scan_op(q, k, v, extra, decay, state, z, docs)
-    return out, more.unsqueeze(-1), last, z.unsqueeze(-1)
+    out, extra_out, last, z = scan_op(q, k, v, extra, decay, state, z, documents)
+    return out, extra_out.unsqueeze(-1), last, z.unsqueeze(-1)
 
 
 @torch.library.custom_op("regard::scan", mutates_args=())
 def scan_op(
     q: Tensor, k: Tensor, v: Tensor, extra: Tensor | None, decay: Tensor | None, state: Tensor, z: Tensor | None,
-    docs: Tensor | None,
+    documents: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """out (B, H, L, P) and the last state (B, H, N, P); the same for extra (B, H, L) and z (B, H, N), if given."""
-    case = ScanLaunch.of(k, v, decay, docs)
+    launch = ScanLaunch.of(k, v, decay, documents)
     q, k, v = (row_major(x) for x in (q, k, v))
     extra = None if extra is None else extra.contiguous()
-    S, last, Z = case.states(k, v, state, extra, z)
-    out, more, _ = case.read(q, k, v, S, w_more=extra, tail=Z)
-    if more is None or Z is None or z is None:
+    S, last, Z = launch.states(k, v, state, extra, z)
+    out, extra_out, _ = launch.read(q, k, v, S, w_extra=extra, state_column=Z)
+    if extra_out is None or Z is None or z is None:
         return out, state.new_empty(0), last, state.new_empty(0)
-    return out, more, last, Z[:, -1].contiguous().view(z.shape)
+    return out, extra_out, last, Z[:, -1].contiguous().view(z.shape)
 
 
 @scan_op.register_fake
-def _(q, k, v, extra, decay, state, z, docs):
-    more, last = (state.new_empty(0), state.new_empty(0)) if extra is None else (empty_like(extra), empty_like(z))
-    return empty_like(v), more, empty_like(state), last
+def _(q, k, v, extra, decay, state, z, documents):
+    extra_out, last = (state.new_empty(0), state.new_empty(0)) if extra is None else (empty_like(extra), empty_like(z))
+    return empty_like(v), extra_out, empty_like(state), last
 
 
 @torch.library.custom_op("regard::scan_backward", mutates_args=())
 def scan_backward(
     q: Tensor, k: Tensor, v: Tensor, extra: Tensor | None, decay: Tensor | None, state: Tensor, z: Tensor | None,
-    docs: Tensor | None, out: Tensor | None, more: Tensor, d_out: Tensor, d_more: Tensor, d_last: Tensor, d_z: Tensor,
+    documents: Tensor | None, out: Tensor | None, extra_out: Tensor, d_out: Tensor, d_extra_out: Tensor, d_last: Tensor,
+    d_z: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """The gradients of all inputs but the documents; that of a decay needs `out`."""
-    case = ScanLaunch.of(k, v, decay, docs)
+    launch = ScanLaunch.of(k, v, decay, documents)
     q, k, v, d_out = (row_major(x) for x in (q, k, v, d_out))
     out = None if out is None else out.contiguous()
-    x, y = (None, None) if extra is None else (d_more.contiguous(), extra.contiguous())
-    S, _, Z = case.states(k, v, state, y, z)
-    D, d_first, E = case.states(q, d_out, d_last, x, d_z, reverse=True)
-    dq, _, _ = case.read(d_out, v, k, S, x, y, Z, transposed=True)
-    dk, _, _ = case.read(v, d_out, q, D, y, x, E, transposed=True, reverse=True)
-    dv, d_extra, dots = case.read(
-        k, q, d_out, D, reverse=True, w_more=x, tail=E, dots_of=None if out is None else (v, out)
+    x, y = (None, None) if extra is None else (d_extra_out.contiguous(), extra.contiguous())
+    S, _, Z = launch.states(k, v, state, y, z)
+    D, d_first, E = launch.states(q, d_out, d_last, x, d_z, reverse=True)
+    dq, _, _ = launch.read(d_out, v, k, S, x, y, Z, transposed=True)
+    dk, _, _ = launch.read(v, d_out, q, D, y, x, E, transposed=True, reverse=True)
+    dv, d_extra, dots = launch.read(
+        k, q, d_out, D, reverse=True, w_extra=x, state_column=E, dots_of=None if out is None else (v, out)
     )
     d_decay, d_first_z, border_pairs = state.new_empty(0), state.new_empty(0), [(S, D)]
     if extra is None or d_extra is None or Z is None or E is None or z is None:
         d_extra = state.new_empty(0)
     else:
         d_first_z = E[:, 0].contiguous().view(z.shape)
-        dots, border_pairs = None if dots is None else dots + more * d_more - extra * d_extra, [(S, D), (Z, E)]
+        border_pairs = [(S, D), (Z, E)]
+        dots = None if dots is None else dots + extra_out * d_extra_out - extra * d_extra
     if dots is not None:
-        d_decay = case.decay_gradient(dots, border_pairs)
+        d_decay = launch.decay_gradient(dots, border_pairs)
         d_decay = d_decay if decay is None or decay.dim() == 3 else d_decay.sum((0, 2))
     return dq, dk, dv, d_extra, d_decay, d_first, d_first_z
 
 
 @scan_backward.register_fake
-def _(q, k, v, extra, decay, state, z, docs, out, more, d_out, d_more, d_last, d_z):
+def _(q, k, v, extra, decay, state, z, documents, out, extra_out, d_out, d_extra_out, d_last, d_z):
     d_extra, d_first_z = (
         (state.new_empty(0), state.new_empty(0)) if extra is None else (empty_like(extra), empty_like(z))
     )
@@ -146,8 +148,8 @@ def _(q, k, v, extra, decay, state, z, docs, out, more, d_out, d_more, d_last, d
 
 
 def save_inputs(ctx: Any, inputs: tuple, output: tuple) -> None:
-    out, more, _, _ = output
-    ctx.save_for_backward(*inputs, None if inputs[4] is None else out, more)
+    out, extra_out, _, _ = output
+    ctx.save_for_backward(*inputs, None if inputs[4] is None else out, extra_out)
 
 
 def backward(ctx: Any, *d_outputs: Tensor) -> tuple[Tensor | None, ...]:
@@ -165,19 +167,19 @@ class ScanLaunch(NamedTuple):
     """The arguments that all passes of a scan share."""
 
     sums: Tensor | None  # (B, H, spans, span): cumulative decays from the first token of each span
-    docs: Tensor | None  # (B, L)
+    documents: Tensor | None  # (B, L)
     batch: int
     heads: int
     length: int
     span: int
 
     @classmethod
-    def of(cls, k: Tensor, v: Tensor, decay: Tensor | None, docs: Tensor | None) -> "ScanLaunch":
+    def of(cls, k: Tensor, v: Tensor, decay: Tensor | None, documents: Tensor | None) -> "ScanLaunch":
         (batch, heads, length, _), span = v.shape, span_length(k.shape[3], v.shape[3], k.dtype)
         if decay is not None:
             decay = decay.view(1, -1, 1) if decay.dim() == 1 else decay
             decay = split_spans(decay.expand(batch, heads, length), span).cumsum(3).contiguous()
-        return cls(decay, None if docs is None else docs.contiguous(), batch, heads, length, span)
+        return cls(decay, None if documents is None else documents.contiguous(), batch, heads, length, span)
 
     @property
     def spans(self) -> int:
@@ -188,26 +190,26 @@ class ScanLaunch(NamedTuple):
         y: Tensor,
         w: Tensor,
         first: Tensor,
-        w_more: Tensor | None = None,
-        first_more: Tensor | None = None,
+        w_extra: Tensor | None = None,
+        first_extra: Tensor | None = None,
         reverse: bool = False,
     ) -> tuple[Tensor, Tensor, Tensor | None]:
-        """(B · H, spans + 1, N · P) the states at the borders in the dtype of products, and the last one in float32.
+        """The states at the borders (B · H, spans + 1, N · P) in the dtype of products, and the last one in float32.
 
         Also those of the further column, (B · H, spans + 1, N). In reverse they are gradients of the states.
         """
         N, P, heads = y.shape[3], w.shape[3], self.batch * self.heads
         borders = torch.empty(heads, self.spans + 1, N * P, dtype=y.dtype, device=y.device)
         last = torch.empty(self.batch, self.heads, N, P, dtype=torch.float32, device=y.device)
-        more = None if w_more is None else last.new_empty(heads, self.spans + 1, N)
+        extra_borders = None if w_extra is None else last.new_empty(heads, self.spans + 1, N)
         rows, columns, warps = state_tile(N, P)
         states_kernel[heads, N // rows, P // columns](
-            y, w, w_more, self.sums, self.docs, first.contiguous(),
-            None if first_more is None else first_more.contiguous(), borders, more, last,
+            y, w, w_extra, self.sums, self.documents, first.contiguous(),
+            None if first_extra is None else first_extra.contiguous(), borders, extra_borders, last,
             self.strides(y), self.strides(w), self.heads, self.length, self.spans,
             N, P, rows, columns, self.span, reverse, precision(y), num_warps=warps, num_stages=1,
         )  # fmt: skip
-        return borders, last, more
+        return borders, last, extra_borders
 
     def read(
         self,
@@ -215,46 +217,49 @@ class ScanLaunch(NamedTuple):
         y: Tensor,
         w: Tensor,
         borders: Tensor,
-        x_more: Tensor | None = None,
-        y_more: Tensor | None = None,
-        column: Tensor | None = None,
+        x_extra: Tensor | None = None,
+        y_extra: Tensor | None = None,
+        state_row: Tensor | None = None,
         transposed: bool = False,
         reverse: bool = False,
-        w_more: Tensor | None = None,
-        tail: Tensor | None = None,
+        w_extra: Tensor | None = None,
+        state_column: Tensor | None = None,
         dots_of: tuple[Tensor, Tensor] | None = None,
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """out (B, G, L, P), summed over heads that share w; the output of the tail (B, H, L); dots (B, H, L).
+        """out (B, G, L, P), summed over heads that share w; the output of the further column (B, H, L); dots (B, H, L).
 
-        `transposed`: the borders hold Sᵀ. For `dots_of` (v, read) the dots are read · w - out · v.
+        `transposed`: the borders hold Sᵀ. For `dots_of` (v, forward_out) the dots are forward_out · w - out · v.
         """
         (batch, _, length, N), P = x.shape, w.shape[3]
         groups, summed = min(x.shape[1], w.shape[1]), w.shape[1] < self.heads
         columns, warps = read_tile(P, x.dtype)
-        blocks, spans = P // columns, batch * self.spans
-        parts = groups * divisor_at_least(self.heads // groups, PROGRAMS // (spans * blocks * groups))
-        out = x.new_empty(batch, parts if summed else self.heads, length, P, dtype=torch.float32 if summed else x.dtype)
-        more = None if tail is None else x.new_empty(batch, self.heads, length, dtype=torch.float32)
-        v, read = dots_of or (x, None)
-        dots = None if dots_of is None else x.new_empty(blocks, batch, self.heads, length, dtype=torch.float32)
-        read_kernel[spans * parts, blocks](
-            x, y, w, self.sums, self.docs, borders, x_more, y_more, column, w_more, tail, out, more, v, read, dots,
+        column_blocks, spans = P // columns, batch * self.spans
+        head_blocks = groups * divisor_at_least(self.heads // groups, PROGRAMS // (spans * column_blocks * groups))
+        out_heads, out_dtype = (head_blocks, torch.float32) if summed else (self.heads, x.dtype)
+        out = x.new_empty(batch, out_heads, length, P, dtype=out_dtype)
+        extra_out = None if state_column is None else x.new_empty(batch, self.heads, length, dtype=torch.float32)
+        v, forward_out = dots_of or (x, None)
+        dots = None if dots_of is None else x.new_empty(column_blocks, batch, self.heads, length, dtype=torch.float32)
+        read_kernel[spans * head_blocks, column_blocks](
+            x, y, w, self.sums, self.documents, borders, x_extra, y_extra, state_row, w_extra, state_column,
+            out, extra_out, v, forward_out, dots,
             self.strides(x), self.strides(y), self.strides(w), self.strides(v), (*out.stride()[:3], 1),
             (1, N) if transposed else (P, 1), self.heads, self.length, self.spans,
-            N, P, columns, self.span, self.heads // parts, summed, reverse, precision(x), num_warps=warps, num_stages=1,
+            N, P, columns, self.span, self.heads // head_blocks, summed, reverse, precision(x),
+            num_warps=warps, num_stages=1,
         )  # fmt: skip
         out = out.unflatten(1, (groups, -1)).sum(2).to(x.dtype) if summed else out
-        return out, more, None if dots is None else dots.sum(0)
+        return out, extra_out, None if dots is None else dots.sum(0)
 
     def strides(self, x: Tensor) -> tuple[int, int, int, int]:
         return x.stride(0), x.stride(1), x.stride(2), self.heads // x.shape[1]
 
     def decay_gradient(self, dots: Tensor, borders: list[tuple[Tensor, Tensor]]) -> Tensor:
         """(B, H, L), from q · dq - k · dk (B, H, L) and the borders of states and of their gradients."""
-        later = split_spans(dots, self.span).flip(3).cumsum(3).flip(3)  # (B, H, spans, span)
+        sums = split_spans(dots, self.span).flip(3).cumsum(3).flip(3)  # (B, H, spans, span)
         for S, D in borders:
-            later = later + self.inner_products(S, D).view(*later.shape[:3], 1)
-        return later.flatten(2)[:, :, : self.length].contiguous()
+            sums = sums + self.inner_products(S, D).view(*sums.shape[:3], 1)
+        return sums.flatten(2)[:, :, : self.length].contiguous()
 
     def inner_products(self, S: Tensor, D: Tensor) -> Tensor:
         """⟨D, S⟩ (B · H, spans) at the ends of spans, of borders (B · H, spans + 1, size)"""
@@ -269,9 +274,9 @@ def split_spans(x: Tensor, span: int) -> Tensor:
     return F.pad(x, (0, -x.shape[2] % span)).unflatten(2, (-1, span))
 
 
-def divisor_at_least(count: int, wanted: int) -> int:
-    """The smallest divisor of `count` that is at least `wanted`, or `count`."""
-    return next(parts for parts in range(1, count + 1) if count % parts == 0 and parts >= min(wanted, count))
+def divisor_at_least(count: int, minimum: int) -> int:
+    """The smallest divisor of `count` that is at least `minimum`, or `count`."""
+    return next(parts for parts in range(1, count + 1) if count % parts == 0 and parts >= min(minimum, count))
 
 
 def row_major(x: Tensor) -> Tensor:
@@ -283,4 +288,4 @@ def empty_like(x: Tensor) -> Tensor:
 
 
 def precision(x: Tensor) -> str:
-    return "tf32x3" if x.dtype == torch.float32 else "tf32"  # of products of float32; others have no choice
+    return "tf32x3" if x.dtype == torch.float32 else "tf32"  # of float32 products; ignored for other dtypes
