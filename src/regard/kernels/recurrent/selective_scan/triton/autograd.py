@@ -25,30 +25,32 @@ def selective_scan(inputs: SelectiveScanInputs) -> tuple[Tensor, Tensor]:
     u, delta, A, B, C, D, state, segments, valid, bias = inputs
     if valid is not None:
         delta = delta.masked_fill(~valid.unsqueeze(-1), 0.0 if bias is None else float("-inf"))
-    docs = None if segments is None else number_documents(segments).int()
+    documents = None if segments is None else number_documents(segments).int()
     A, B, C = A.float().mT, B.float().mT, C.float().mT  # (N, F), (B, N, L)
     D, bias = (None if x is None else x.float() for x in (D, bias))
-    y, last, _ = selective_scan_op(u, delta, bias, A, B, C, D, state.mT, docs)
+    y, last, _ = selective_scan_op(u, delta, bias, A, B, C, D, state.mT, documents)
     return y, last.mT
 
 
 @torch.library.custom_op("regard::selective_scan", mutates_args=())
 def selective_scan_op(
     u: Tensor, delta: Tensor, bias: Tensor | None, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None, state: Tensor,
-    docs: Tensor | None,
+    documents: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """y (B, L, F), the last state (B, N, F), and for the backward the states at the borders (B, chunks + 1, N · F)."""
-    case = SelectiveScanLaunch.of(u, A, docs)
+    launch = SelectiveScanLaunch.of(u, A, documents)
     u, delta, A, B, C, state = (x.contiguous() for x in (u, delta, A, B, C, state))
-    borders = case.borders(u, delta, bias, A, B, state)
+    borders = launch.borders(u, delta, bias, A, B, state)
     y = torch.empty(u.shape, dtype=u.dtype, device=u.device)
     strides = (x.stride()[:2] for x in (u, delta, y))
-    read_kernel[case.grid](u, delta, bias, A, B, C, D, case.docs, borders, y, *strides, 0, *case.sizes, num_warps=1)
+    read_kernel[launch.grid](
+        u, delta, bias, A, B, C, D, launch.documents, borders, y, *strides, 0, *launch.sizes, num_warps=1
+    )
     return y, borders[:, -1].view_as(state).clone(), borders
 
 
 @selective_scan_op.register_fake
-def _(u, delta, bias, A, B, C, D, state, docs):
+def _(u, delta, bias, A, B, C, D, state, documents):
     y, last = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (u, state))
     return y, last, u.new_empty(len(u), -(-u.shape[1] // CHUNK) + 1, A.numel(), dtype=torch.float32)
 
@@ -56,19 +58,20 @@ def _(u, delta, bias, A, B, C, D, state, docs):
 @torch.library.custom_op("regard::selective_scan_backward", mutates_args=())
 def selective_scan_backward(
     u: Tensor, delta: Tensor, bias: Tensor | None, A: Tensor, B: Tensor, C: Tensor, D: Tensor | None,
-    docs: Tensor | None, borders: Tensor, dy: Tensor, d_last: Tensor,
+    documents: Tensor | None, borders: Tensor, dy: Tensor, d_last: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    case = SelectiveScanLaunch.of(u, A, docs)
+    launch = SelectiveScanLaunch.of(u, A, documents)
     u, delta, A, B, C, dy, d_last = (x.contiguous() for x in (u, delta, A, B, C, dy, d_last))
-    d_borders = case.borders(dy, delta, bias, A, C, d_last, reverse=True)
+    d_borders = launch.borders(dy, delta, bias, A, C, d_last, reverse=True)
     du, d_delta = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for x in (u, delta))
-    dA = torch.empty(case.grid[0], *A.shape, dtype=torch.float32, device=u.device)
-    dB, dC = torch.empty(2, case.grid[1], case.batch, case.state, case.length, dtype=torch.float32, device=u.device)
-    dD, d_bias = torch.empty(2, case.grid[0], case.channels, dtype=torch.float32, device=u.device)
+    dA = torch.empty(launch.grid[0], *A.shape, dtype=torch.float32, device=u.device)
+    shape = launch.grid[1], launch.batch, launch.state_dim, launch.length
+    dB, dC = torch.empty(2, *shape, dtype=torch.float32, device=u.device)
+    dD, d_bias = torch.empty(2, launch.grid[0], launch.channels, dtype=torch.float32, device=u.device)
     strides = (x.stride()[:2] for x in (u, delta, dy, du))
-    grad_kernel[case.grid](
-        u, delta, bias, A, B, C, D, case.docs, borders, dy, d_borders, du, d_delta, dA, dB, dC, dD, d_bias, *strides, 0,
-        *case.sizes, max(16, case.state), num_warps=1, num_stages=1,
+    grad_kernel[launch.grid](
+        u, delta, bias, A, B, C, D, launch.documents, borders, dy, d_borders, du, d_delta, dA, dB, dC, dD, d_bias,
+        *strides, 0, *launch.sizes, max(16, launch.state_dim), num_warps=1, num_stages=1,
     )  # fmt: skip
     d_first = d_borders[:, 0].view_as(d_last).clone()
     dD, d_bias = (dA.new_empty(0) if x is None else dx.sum(0) for x, dx in ((D, dD), (bias, d_bias)))
@@ -76,15 +79,15 @@ def selective_scan_backward(
 
 
 @selective_scan_backward.register_fake
-def _(u, delta, bias, A, B, C, D, docs, borders, dy, d_last):
-    none = A.new_empty(0)
-    like = (u, delta, none if bias is None else bias, A, B, C, none if D is None else D, d_last)
+def _(u, delta, bias, A, B, C, D, documents, borders, dy, d_last):
+    empty = A.new_empty(0)
+    like = (u, delta, empty if bias is None else bias, A, B, C, empty if D is None else D, d_last)
     return tuple(torch.empty_like(x, memory_format=torch.contiguous_format) for x in like)
 
 
 def save_inputs(ctx: Any, inputs: tuple, output: tuple) -> None:
-    *case, state, docs = inputs
-    ctx.save_for_backward(*case, docs, output[2])
+    *saved, state, documents = inputs
+    ctx.save_for_backward(*saved, documents, output[2])
     ctx.set_materialize_grads(False)  # zero gradients for the borders would be as large as the borders
 
 
@@ -101,15 +104,17 @@ selective_scan_op.register_autograd(backward, setup_context=save_inputs)
 
 
 class SelectiveScanLaunch(NamedTuple):
-    docs: Tensor | None
+    """The documents and sizes that all passes of a scan share."""
+
+    documents: Tensor | None
     batch: int
     length: int
     channels: int
-    state: int
+    state_dim: int
 
     @classmethod
-    def of(cls, u: Tensor, A: Tensor, docs: Tensor | None) -> "SelectiveScanLaunch":
-        return cls(None if docs is None else docs.contiguous(), *u.shape, len(A))
+    def of(cls, u: Tensor, A: Tensor, documents: Tensor | None) -> "SelectiveScanLaunch":
+        return cls(None if documents is None else documents.contiguous(), *u.shape, len(A))
 
     @property
     def chunks(self) -> int:
@@ -121,7 +126,7 @@ class SelectiveScanLaunch(NamedTuple):
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        return self.length, self.chunks, self.channels, self.state, CHUNK, BLOCK
+        return self.length, self.chunks, self.channels, self.state_dim, CHUNK, BLOCK
 
     def borders(
         self,
@@ -138,6 +143,6 @@ class SelectiveScanLaunch(NamedTuple):
         elapsed = torch.empty(self.batch, self.chunks, self.channels, dtype=torch.float32, device=x.device)
         strides = (tensor.stride()[:2] for tensor in (x, delta))
         add_kernel[self.grid](
-            x, delta, bias, A, B, self.docs, contributions, elapsed, *strides, 0, *self.sizes, reverse, num_warps=1
+            x, delta, bias, A, B, self.documents, contributions, elapsed, *strides, 0, *self.sizes, reverse, num_warps=1
         )  # fmt: skip
         return carry(contributions, elapsed, A.view(-1), first.view(self.batch, -1), reverse)

@@ -19,11 +19,11 @@ LOG2E = tl.constexpr(1.4426950408889634)
 
 @triton.jit(do_not_specialize=["shift"])
 def add_kernel(
-    X, Delta, Bias, A, B, Docs, Added, Elapsed, x_strides, delta_strides, shift, length, chunks, channels,
+    X, Delta, Bias, A, B, Documents, Added, Elapsed, x_strides, delta_strides, shift, length, chunks, channels,
     N: tl.constexpr, T: tl.constexpr, BLOCK: tl.constexpr, REVERSE: tl.constexpr,
 ):  # fmt: skip
     """Added (B, chunks, N, F); Elapsed (B, chunks, F) = ΣΔ. X is u, or dy for the adjoint; A (N, F), B (B, N, L)."""
-    row, batch, start, t, f, exists = program_tile(length, chunks, channels, T, BLOCK)
+    chunk, batch, start, t, f, exists = program_tile(length, chunks, channels, T, BLOCK)
     _, delta = load_steps(Delta, delta_strides, Bias, batch, t, f, shift, exists, channels)
     x = load_tokens(X, x_strides, batch, t, f, shift, exists)
     elapsed_total = tl.sum(delta, 0)  # (BLOCK,)
@@ -31,99 +31,99 @@ def add_kernel(
         elapsed = tl.cumsum(delta, 0)  # from the border before the chunk to each token
     else:
         elapsed, x = elapsed_total[None, :] - tl.cumsum(delta, 0), x * delta
-    if Docs is not None:
-        Docs += batch * length
-        first = tl.load(Docs + tl.maximum(start - 1, 0))
-        last = tl.load(Docs + tl.minimum(start + T - 1, length - 1))
-        doc = tl.load(Docs + tl.minimum(t, length - 1))
-        x = tl.where((doc == (first if REVERSE else last))[:, None], x, 0.0)
+    if Documents is not None:
+        Documents += batch * length
+        first = tl.load(Documents + tl.maximum(start - 1, 0))
+        last = tl.load(Documents + tl.minimum(start + T - 1, length - 1))
+        document = tl.load(Documents + tl.minimum(t, length - 1))
+        x = tl.where((document == (first if REVERSE else last))[:, None], x, 0.0)
         elapsed_total = tl.where(first == last, elapsed_total, float("inf"))
-    tl.store(Elapsed + row * channels + f, elapsed_total, f < channels)
+    tl.store(Elapsed + chunk * channels + f, elapsed_total, f < channels)
     for n in range(N):
         rate = tl.load(A + n * channels + f, f < channels, 0.0)
         b = tl.load(B + (batch * N + n) * length + t, t < length, 0.0)
         added = tl.sum(tl.exp2(elapsed * (rate * LOG2E)[None, :]) * x * b[:, None], 0)
-        tl.store(Added + (row * N + n) * channels + f, added, f < channels)
+        tl.store(Added + (chunk * N + n) * channels + f, added, f < channels)
 
 
 @triton.jit(do_not_specialize=["shift"])
 def read_kernel(
-    U, Delta, Bias, A, B, C, D, Docs, Borders, Y, u_strides, delta_strides, y_strides, shift, length, chunks, channels,
-    N: tl.constexpr, T: tl.constexpr, BLOCK: tl.constexpr,
+    U, Delta, Bias, A, B, C, D, Documents, Borders, Y, u_strides, delta_strides, y_strides,
+    shift, length, chunks, channels, N: tl.constexpr, T: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    row, batch, start, t, f, exists = program_tile(length, chunks, channels, T, BLOCK)
+    chunk, batch, start, t, f, exists = program_tile(length, chunks, channels, T, BLOCK)
     _, delta = load_steps(Delta, delta_strides, Bias, batch, t, f, shift, exists, channels)
     u = load_tokens(U, u_strides, batch, t, f, shift, exists)
     x, y = delta * u, tl.zeros((T, BLOCK), tl.float32)
     if D is not None:
         y += u * tl.load(D + f, f < channels, 0.0)[None, :]
-    Borders += (batch * (chunks + 1) + row % chunks) * N * channels
+    Borders += (batch * (chunks + 1) + chunk % chunks) * N * channels
     for n in range(N):
         rate = tl.load(A + n * channels + f, f < channels, 0.0)
         before = tl.load(Borders + n * channels + f, f < channels, 0.0)
         b = tl.load(B + (batch * N + n) * length + t, t < length, 0.0)
         c = tl.load(C + (batch * N + n) * length + t, t < length, 0.0)
-        _, h = scan_states(delta, rate, x * b[:, None], before, Docs, batch, t, start, length)
+        _, h = scan_states(delta, rate, x * b[:, None], before, Documents, batch, t, start, length)
         y += h * c[:, None]
     tl.store(pointers(Y, y_strides, batch, t, f, shift), y.to(Y.dtype.element_ty), exists)
 
 
 @triton.jit(do_not_specialize=["shift"])
 def grad_kernel(
-    U, Delta, Bias, A, B, C, D, Docs, Borders, dY, dBorders, dU, dDelta, dA, dB, dC, dD, dBias,
+    U, Delta, Bias, A, B, C, D, Documents, Borders, dY, dBorders, dU, dDelta, dA, dB, dC, dD, dBias,
     u_strides, delta_strides, dy_strides, out_strides, shift, length, chunks, channels,
     N: tl.constexpr, T: tl.constexpr, BLOCK: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
     """Gradients of each chunk: dA (B, chunks, N, F), dD and dBias (B, chunks, F); of each block of channels: dB and dC
     (blocks, B, N, L). WIDTH is N, at least 16.
     """
-    row, batch, start, t, f, exists = program_tile(length, chunks, channels, T, BLOCK)
+    chunk, batch, start, t, f, exists = program_tile(length, chunks, channels, T, BLOCK)
     raw, delta = load_steps(Delta, delta_strides, Bias, batch, t, f, shift, exists, channels)
     u = load_tokens(U, u_strides, batch, t, f, shift, exists)
     dy = load_tokens(dY, dy_strides, batch, t, f, shift, exists)
     x = delta * u
     dx, d_delta = tl.zeros((T, BLOCK), tl.float32), tl.zeros((T, BLOCK), tl.float32)
-    d_b, d_c, line = tl.zeros((T, WIDTH), tl.float32), tl.zeros((T, WIDTH), tl.float32), tl.arange(0, WIDTH)
+    d_b, d_c, columns = tl.zeros((T, WIDTH), tl.float32), tl.zeros((T, WIDTH), tl.float32), tl.arange(0, WIDTH)
     ones = tl.full((BLOCK, WIDTH), 1.0, dY.dtype.element_ty)
-    border = batch * (chunks + 1) + row % chunks
+    border = batch * (chunks + 1) + chunk % chunks
     for n in range(N):
         rate = tl.load(A + n * channels + f, f < channels, 0.0)
         before = tl.load(Borders + (border * N + n) * channels + f, f < channels, 0.0)
         after = tl.load(dBorders + ((border + 1) * N + n) * channels + f, f < channels, 0.0)
         b = tl.load(B + (batch * N + n) * length + t, t < length, 0.0)
         c = tl.load(C + (batch * N + n) * length + t, t < length, 0.0)
-        a, h = scan_states(delta, rate, x * b[:, None], before, Docs, batch, t, start, length)
+        a, h = scan_states(delta, rate, x * b[:, None], before, Documents, batch, t, start, length)
         g = dy * c[:, None] + tl.where((t == start + T - 1)[:, None], after[None, :], 0.0)
         g = scan_adjoint(a, g, T, BLOCK)
         d_decay = g * (h - x * b[:, None])  # ∂loss/∂(Δ A): h_t - Δ_t u_t B_t is the decayed h_{t-1}
-        tl.store(dA + (row * N + n) * channels + f, tl.sum(d_decay * delta, 0), f < channels)
+        tl.store(dA + (chunk * N + n) * channels + f, tl.sum(d_decay * delta, 0), f < channels)
         d_delta += d_decay * rate[None, :]
         dx += g * b[:, None]
-        d_b += sum_channels(line[None, :] == n, g * x, ones)
-        d_c += sum_channels(line[None, :] == n, h * dy, ones)
+        d_b += sum_channels(columns[None, :] == n, g * x, ones)
+        d_c += sum_channels(columns[None, :] == n, h * dy, ones)
     du = dx * delta
     if D is not None:
         du += dy * tl.load(D + f, f < channels, 0.0)[None, :]
-        tl.store(dD + row * channels + f, tl.sum(dy * u, 0), f < channels)
+        tl.store(dD + chunk * channels + f, tl.sum(dy * u, 0), f < channels)
     tl.store(pointers(dU, out_strides, batch, t, f, shift), du.to(dU.dtype.element_ty), exists)
     d_delta += dx * u
     if Bias is not None:
         d_delta /= 1 + tl.exp(-raw)  # softplus' = sigmoid
-        tl.store(dBias + row * channels + f, tl.sum(d_delta, 0), f < channels)
+        tl.store(dBias + chunk * channels + f, tl.sum(d_delta, 0), f < channels)
     tl.store(pointers(dDelta, out_strides, batch, t, f, shift), d_delta.to(dDelta.dtype.element_ty), exists)
     block = tl.program_id(1).to(tl.int64) * (tl.num_programs(0) // chunks) + batch
-    offset = (block * N + line)[None, :] * length + t[:, None]
-    tl.store(dB + offset, d_b, (line < N)[None, :] & (t < length)[:, None])
-    tl.store(dC + offset, d_c, (line < N)[None, :] & (t < length)[:, None])
+    offset = (block * N + columns)[None, :] * length + t[:, None]
+    tl.store(dB + offset, d_b, (columns < N)[None, :] & (t < length)[:, None])
+    tl.store(dC + offset, d_c, (columns < N)[None, :] & (t < length)[:, None])
 
 
 @triton.jit
 def program_tile(length, chunks, channels, T: tl.constexpr, BLOCK: tl.constexpr):
-    """Chunk, batch row, first token, token and channel indices of this program, and which of them exist."""
-    row = tl.program_id(0).to(tl.int64)
-    start = row % chunks * T
+    """The chunk of this program among those of all rows, its row, first token, tokens and channels, and which exist."""
+    chunk = tl.program_id(0).to(tl.int64)
+    start = chunk % chunks * T
     t, f = start + tl.arange(0, T), tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    return row, row // chunks, start, t, f, (t < length)[:, None] & (f < channels)[None, :]
+    return chunk, chunk // chunks, start, t, f, (t < length)[:, None] & (f < channels)[None, :]
 
 
 @triton.jit
@@ -139,7 +139,7 @@ def load_tokens(X, strides, batch, t, f, shift, exists):
 
 @triton.jit
 def load_steps(Delta, strides, Bias, batch, t, f, shift, exists, channels):
-    """The input and Δ (T, BLOCK): equal, or with a bias Δ = softplus(input); 0 outside."""
+    """The sum of delta and bias, and Δ (T, BLOCK): softplus of the sum with a bias, else delta; Δ is 0 outside."""
     if Bias is None:
         raw = load_tokens(Delta, strides, batch, t, f, shift, exists)
         delta = raw
@@ -152,7 +152,7 @@ def load_steps(Delta, strides, Bias, batch, t, f, shift, exists, channels):
 
 @triton.jit
 def log1p(x):
-    """log(1 + x) of 0 ≤ x ≤ 1, exact for small ones: 2 artanh(s) = 2 (s + s³/3 + s⁵/5 + …), s = x / (2 + x) ≤ 1/3."""
+    """log(1 + x) for 0 ≤ x ≤ 1, accurate for small x: 2 artanh(s) = 2 (s + s³/3 + s⁵/5 + …), s = x / (2 + x) ≤ 1/3."""
     s = x / (2 + x)
     total = tl.full(s.shape, 1 / 15, tl.float32)
     for i in tl.static_range(7):
@@ -161,13 +161,13 @@ def log1p(x):
 
 
 @triton.jit
-def scan_states(delta, rate, b, before, Docs, batch, t, start, length):
+def scan_states(delta, rate, b, before, Documents, batch, t, start, length):
     """a and h (T, BLOCK): the decay of each token, and the state after it."""
     a = tl.exp2(delta * (rate * LOG2E)[None, :])
-    if Docs is not None:
-        Docs += batch * length
-        own, previous = tl.minimum(t, length - 1), tl.minimum(tl.maximum(t - 1, 0), length - 1)
-        a = tl.where((tl.load(Docs + own) == tl.load(Docs + previous))[:, None], a, 0.0)
+    if Documents is not None:
+        Documents += batch * length
+        current, previous = tl.minimum(t, length - 1), tl.minimum(tl.maximum(t - 1, 0), length - 1)
+        a = tl.where((tl.load(Documents + current) == tl.load(Documents + previous))[:, None], a, 0.0)
     b += tl.where((t == start)[:, None], a * before[None, :], 0.0)
     _, h = tl.associative_scan((a, b), 0, compose)
     return a, h
