@@ -29,7 +29,7 @@ for module, name in (path.split(":") for path in sys.argv[1:]):
     kernel = getattr(import_module(f"regard.kernels.{module}"), name)
     signature, constants, attributes = {}, {}, {}
     for i, argument in enumerate(kernel.arg_names):
-        if argument in SIZES or argument in ("Docs", "Documents", "Counted"):
+        if argument in SIZES or argument in ("Documents", "Updates"):
             signature[argument], constants[i,] = "constexpr", SIZES.get(argument)
         elif argument.endswith("strides"):
             signature[argument] = ("i32", "i32")

@@ -3,8 +3,8 @@
     out_t = (Σ_{j<t} e^{(t-1-j) w + k_j} v_j + e^{u + k_t} v_t) / (Σ_{j<t} e^{(t-1-j) w + k_j} + e^{u + k_t})      w < 0
 
 Both sums are stored relative to e^peak, their largest exponent, and merged as in online softmax, so nothing overflows.
-Inside a chunk, sums over 1, 2, 4 … tokens are merged until each token has those of all previous ones; between chunks
-the sums are carried. On CUDA GPUs it runs in Triton (triton/). Peng et al. 2023, "RWKV: Reinventing RNNs for the
+Inside a chunk, sums over 1, 2, 4 … tokens are merged until each token has the sums over all previous tokens; between
+chunks the sums are carried. On CUDA GPUs it runs in Triton (triton/). Peng et al. 2023, "RWKV: Reinventing RNNs for the
 Transformer Era".
 """
 
@@ -30,19 +30,19 @@ class Sums(NamedTuple):
 
     def merge(self, other: "Sums") -> "Sums":
         peak = torch.maximum(self.peak, other.peak)
-        mine, theirs = (self.peak - peak).exp(), (other.peak - peak).exp()
-        return Sums(mine * self.value + theirs * other.value, mine * self.weight + theirs * other.weight, peak)
+        a, b = (self.peak - peak).exp(), (other.peak - peak).exp()
+        return Sums(a * self.value + b * other.value, a * self.weight + b * other.weight, peak)
 
-    def decay(self, by: Tensor, kept: Tensor) -> "Sums":
-        """The sums after a decay of e^by; empty where they are not kept."""
-        return Sums(self.value * kept, self.weight * kept, (self.peak + by).where(kept, EMPTY))
+    def decay(self, log_decay: Tensor, keep: Tensor) -> "Sums":
+        """The sums multiplied by e^log_decay where `keep` is True, empty elsewhere."""
+        return Sums(self.value * keep, self.weight * keep, (self.peak + log_decay).where(keep, EMPTY))
 
     def tokens(self, selected: slice) -> "Sums":
         """The selected tokens of each chunk of (B, n, C, F)."""
         return Sums(*(x[:, :, selected] for x in self))
 
     def replace_after(self, count: int, others: "Sums") -> "Sums":
-        """The first `count` tokens of each chunk, followed by others."""
+        """The first `count` tokens of each chunk, followed by the tokens of `others`."""
         return Sums(*(torch.cat([x[:, :, :count], y], 2) for x, y in zip(self, others, strict=True)))
 
 
@@ -53,7 +53,7 @@ class WKVInputs(NamedTuple):
     bonus: Tensor  # u: (F,)
     state: Sums  # arrays (B, F)
     segments: Tensor | None = None  # (B, L): the state resets where they change
-    valid: Tensor | None = None  # (B, L): other tokens leave the state unchanged
+    valid: Tensor | None = None  # (B, L): invalid tokens leave the state unchanged
 
 
 def wkv(inputs: WKVInputs) -> tuple[Tensor, Sums]:
@@ -64,43 +64,51 @@ def wkv(inputs: WKVInputs) -> tuple[Tensor, Sums]:
 
         return autograd.wkv(inputs)
     documents = torch.zeros_like(k[..., 0], dtype=torch.int64) if segments is None else number_documents(segments)
-    counted = torch.ones_like(documents, dtype=torch.bool) if valid is None else valid
-    before, outs = documents[:, :1], []
-    for portion in zip(*(x.split(PORTION, 1) for x in (k, v, documents, counted)), strict=True):
-        out, state = run(*portion, before, decay.to(state.peak.dtype), bonus.to(state.peak.dtype), state)
-        before = portion[2][:, -1:]
+    updates = torch.ones_like(documents, dtype=torch.bool) if valid is None else valid
+    state_document, outs = documents[:, :1], []
+    for portion in zip(*(x.split(PORTION, 1) for x in (k, v, documents, updates)), strict=True):
+        parameters = decay.to(state.peak.dtype), bonus.to(state.peak.dtype)
+        out, state = run_portion(*portion, state_document, *parameters, state)
+        state_document = portion[2][:, -1:]
         outs.append(out)
     return torch.cat(outs, 1), state
 
 
-def run(
-    k: Tensor, v: Tensor, documents: Tensor, counted: Tensor, before: Tensor, decay: Tensor, bonus: Tensor, state: Sums
-) -> tuple[Tensor, Sums]:
-    """Tokens of `documents`, of which those that are `counted` update the state, which is of the document `before`."""
+def run_portion(
+    k: Tensor, v: Tensor, documents: Tensor, updates: Tensor, state_document: Tensor, decay: Tensor, bonus: Tensor,
+    state: Sums,
+) -> tuple[Tensor, Sums]:  # fmt: skip
+    """out (B, L, F), and the state after the last token.
+
+    `documents` and `updates` (B, L) are the document of each token, and whether the token updates the state;
+    `state_document` (B, 1) is the document of the initial state.
+    """
     dtype, length = state.peak.dtype, k.shape[1]
     size = min(CHUNK, length)
-    fill = -length % size
-    k, v = (F.pad(x.to(dtype), (0, 0, 0, fill)).unflatten(1, (-1, size)) for x in (k, v))  # (B, n, C, F)
-    counted = F.pad(counted, (0, fill)).unflatten(1, (-1, size)).unsqueeze(-1)  # (B, n, C, 1)
-    documents = torch.cat([documents, documents[:, -1:].expand(-1, fill)], 1).unflatten(1, (-1, size)).unsqueeze(-1)
-    age = counted.cumsum(2)  # (B, n, C, 1) number of decays since the start of the chunk
+    padding = -length % size
+    k, v = (F.pad(x.to(dtype), (0, 0, 0, padding)).unflatten(1, (-1, size)) for x in (k, v))  # (B, n, C, F)
+    updates = F.pad(updates, (0, padding)).unflatten(1, (-1, size)).unsqueeze(-1)  # (B, n, C, 1)
+    documents = torch.cat([documents, documents[:, -1:].expand(-1, padding)], 1).unflatten(1, (-1, size)).unsqueeze(-1)
+    age = updates.cumsum(2)  # (B, n, C, 1) number of decays since the start of the chunk
 
-    sums, reach = Sums(v * counted, counted.to(dtype).expand_as(v), k.where(counted, EMPTY)), 1
-    while reach < size:
-        late, early = slice(reach, None), slice(None, -reach)
-        by, kept = (age[:, :, late] - age[:, :, early]) * decay, documents[:, :, late] == documents[:, :, early]
-        sums = sums.replace_after(reach, sums.tokens(late).merge(sums.tokens(early).decay(by, kept)))
-        reach *= 2
+    sums, distance = Sums(v * updates, updates.to(dtype).expand_as(v), k.where(updates, EMPTY)), 1
+    while distance < size:
+        late, early = slice(distance, None), slice(None, -distance)
+        log_decay, keep = (age[:, :, late] - age[:, :, early]) * decay, documents[:, :, late] == documents[:, :, early]
+        sums = sums.replace_after(distance, sums.tokens(late).merge(sums.tokens(early).decay(log_decay, keep)))
+        distance *= 2
 
     last = documents[:, :, -1:]  # (B, n, 1, 1)
-    before = torch.cat([before.view(-1, 1, 1, 1), last[:, :-1]], 1)  # document of the carried state of each chunk
+    # (B, n, 1, 1): the document of the state before each chunk
+    state_document = torch.cat([state_document.view(-1, 1, 1, 1), last[:, :-1]], 1)
     carried = []
-    for *ended, by, kept in zip(*(x[:, :, -1].unbind(1) for x in (*sums, age * decay, last == before)), strict=True):
+    ends = *sums, age * decay, last == state_document
+    for *chunk_sums, log_decay, keep in zip(*(x[:, :, -1].unbind(1) for x in ends), strict=True):
         carried.append(state)
-        state = Sums(*ended).merge(state.decay(by, kept))
+        state = Sums(*chunk_sums).merge(state.decay(log_decay, keep))
     past = Sums(*(torch.stack(x, 1).unsqueeze(2) for x in zip(*carried, strict=True)))  # (B, n, 1, F)
 
-    past = past.decay((age - counted.to(age.dtype)) * decay, documents == before)  # (B, n, C, F)
+    past = past.decay((age - updates.to(age.dtype)) * decay, documents == state_document)  # (B, n, C, F)
     inside = sums.tokens(slice(None, -1)).decay(torch.zeros_like(decay), documents[:, :, 1:] == documents[:, :, :-1])
     past = past.replace_after(1, past.tokens(slice(1, None)).merge(inside))
     out = past.merge(Sums(v, torch.ones_like(v), k + bonus))

@@ -1,8 +1,8 @@
 """RWKV's recurrence on GPUs, in Triton: spans of tokens and blocks of channels in parallel.
 
 Forward: the sums and the decay of each span (add), the sums at the borders of spans (carry), the outputs (read).
-Backward: outputs and divisors are recomputed, then the same from the end for the gradients of the sums: add, carry, and
-all gradients of each span (grad). The kernels are in kernels.py; a sequence of one span needs no borders.
+Backward: outputs and divisors are recomputed. The gradients of the sums are computed in the same way from the end (add,
+carry), then all gradients of each span (grad). The kernels are in kernels.py; a sequence of one span needs no borders.
 """
 
 from typing import Any, NamedTuple
@@ -23,37 +23,37 @@ def wkv(inputs: WKVInputs) -> tuple[Tensor, Sums]:
     """`wkv` with sums in float32; out has the dtype of v."""
     k, v, decay, bonus, state, segments, valid = inputs
     documents = None if segments is None else number_documents(segments).int()
-    counted = None if valid is None else valid.to(torch.int8)
+    updates = None if valid is None else valid.to(torch.int8)
     first = torch.stack(state, 1)  # (B, 3, F)
-    out, last = wkv_op(k.to(v.dtype), v, decay.float(), bonus.float(), first, documents, counted)
+    out, last = wkv_op(k.to(v.dtype), v, decay.float(), bonus.float(), first, documents, updates)
     return out, Sums(*last.unbind(1))
 
 
 @torch.library.custom_op("regard::wkv", mutates_args=())
 def wkv_op(
     k: Tensor, v: Tensor, decay: Tensor, bonus: Tensor, first: Tensor, documents: Tensor | None,
-    counted: Tensor | None,
+    updates: Tensor | None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """out (B, L, F), and the last value, weight and peak (B, 3, F)."""
-    out, _, _, last = WKVLaunch(k, v, decay, bonus, first, documents, counted).forward(v.dtype)
+    out, _, _, last = WKVLaunch(k, v, decay, bonus, first, documents, updates).forward(v.dtype)
     return out, last
 
 
 @wkv_op.register_fake
-def _(k, v, decay, bonus, first, documents, counted):
+def _(k, v, decay, bonus, first, documents, updates):
     return torch.empty_like(v, memory_format=torch.contiguous_format), torch.empty_like(first)
 
 
 @torch.library.custom_op("regard::wkv_backward", mutates_args=())
 def wkv_backward(
     k: Tensor, v: Tensor, decay: Tensor, bonus: Tensor, first: Tensor, documents: Tensor | None,
-    counted: Tensor | None, d_out: Tensor, d_last: Tensor,
+    updates: Tensor | None, d_out: Tensor, d_last: Tensor,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    return WKVLaunch(k, v, decay, bonus, first, documents, counted).backward(d_out.contiguous(), d_last)
+    return WKVLaunch(k, v, decay, bonus, first, documents, updates).backward(d_out.contiguous(), d_last)
 
 
 @wkv_backward.register_fake
-def _(k, v, decay, bonus, first, documents, counted, d_out, d_last):
+def _(k, v, decay, bonus, first, documents, updates, d_out, d_last):
     return tuple(torch.empty_like(x, memory_format=torch.contiguous_format) for x in (k, v, decay, bonus, first))
 
 
@@ -77,37 +77,39 @@ class WKVLaunch(NamedTuple):
     bonus: Tensor
     first: Tensor  # (B, 3, F): the initial value, weight and peak
     documents: Tensor | None  # (B, L)
-    counted: Tensor | None  # (B, L): whether a token updates the state
+    updates: Tensor | None  # (B, L): whether a token updates the state
 
-    def forward(self, dtype: torch.dtype, kept: bool = False) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor]:
-        """out (B, L, F); if `kept` its part from previous tokens and the log divisor; the last state (B, 3, F)."""
-        k, v, decay, bonus, first, documents, counted = self
+    def forward(
+        self, dtype: torch.dtype, for_backward: bool = False
+    ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor]:
+        """out (B, L, F), its part from previous tokens and the log divisor if `for_backward`, the last state (B, 3, F)."""
+        k, v, decay, bonus, first, documents, updates = self
         (batch, length, channels), device = v.shape, v.device
         k, v, spans = k.contiguous(), v.contiguous(), triton.cdiv(length + 1, SPAN)  # one more for the final state
         out, last = torch.empty(v.shape, dtype=dtype, device=device), torch.empty(batch, 3, channels, device=device)
-        past, log_sum = (torch.empty(v.shape, device=device) if kept else None for _ in range(2))
+        past, log_sum = (torch.empty(v.shape, device=device) if for_backward else None for _ in range(2))
         borders = self.border_sums((k, v, None), first, spans)
         read_kernel[batch * spans, triton.cdiv(channels, BLOCK)](
-            k, v, decay, bonus, documents, counted, borders, out, past, log_sum, last,
+            k, v, decay, bonus, documents, updates, borders, out, past, log_sum, last,
             0, length, channels, spans, SPAN, T, BLOCK, num_warps=1,
         )  # fmt: skip
         return out, past, log_sum, last
 
     def backward(self, d_out: Tensor, d_last: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         """The gradients of k, v, decay, bonus and the initial state."""
-        k, v, decay, bonus, first, documents, counted = self
+        k, v, decay, bonus, first, documents, updates = self
         # float32: gradients contain v - out, which cancels in bf16
-        out, past, log_sum, last = self.forward(torch.float32, kept=True)
+        out, past, log_sum, last = self.forward(torch.float32, for_backward=True)
         (batch, length, channels), spans = v.shape, triton.cdiv(v.shape[1], SPAN)
         dk, dv = (torch.empty(v.shape, dtype=v.dtype, device=v.device) for _ in range(2))
-        sums = last.new_empty(batch * spans, 2, channels)  # of decay and bonus
+        d_parameters = last.new_empty(batch * spans, 2, channels)  # of decay and bonus, per span
         d_first = torch.empty_like(last)
         borders = self.border_sums((d_out, out, log_sum), final_gradient(last, d_last), spans, reverse=True)
         grad_kernel[batch * spans, triton.cdiv(channels, BLOCK)](
-            k.contiguous(), v.contiguous(), decay, bonus, documents, counted, out, past, log_sum, first.contiguous(),
-            borders, d_out, dk, dv, sums, d_first, 0, length, channels, spans, SPAN, T, BLOCK, num_warps=1,
+            k.contiguous(), v.contiguous(), decay, bonus, documents, updates, out, past, log_sum, first.contiguous(),
+            borders, d_out, dk, dv, d_parameters, d_first, 0, length, channels, spans, SPAN, T, BLOCK, num_warps=1,
         )  # fmt: skip
-        return dk, dv, sums[:, 0].sum(0), sums[:, 1].sum(0), d_first
+        return dk, dv, d_parameters[:, 0].sum(0), d_parameters[:, 1].sum(0), d_first
 
     def border_sums(
         self, tokens: tuple[Tensor, Tensor, Tensor | None], first: Tensor, spans: int, reverse: bool = False
@@ -119,7 +121,7 @@ class WKVLaunch(NamedTuple):
         added, blocks = first.new_empty(batch, spans, 4, channels), triton.cdiv(channels, BLOCK)
         borders = first.new_empty(batch, spans, 3, channels)
         add_kernel[batch * spans, blocks](
-            *tokens, self.decay, self.documents, self.counted, added,
+            *tokens, self.decay, self.documents, self.updates, added,
             0, length, channels, spans, SPAN, T, BLOCK, reverse, num_warps=1,
         )  # fmt: skip
         carry_kernel[batch, blocks](added, first, borders, channels, spans, BLOCK, reverse, num_warps=1)
@@ -132,5 +134,5 @@ def final_gradient(last: Tensor, d_last: Tensor) -> Tensor:
     The gradient of the last peak is not used: the sums are value · e^peak and weight · e^peak, whose gradients
     determine it.
     """
-    known = last[:, 2:] > EMPTY / 2
-    return torch.cat([d_last[:, :2].where(known, 0.0), (-last[:, 2:]).where(known, EMPTY)], 1)
+    nonempty = last[:, 2:] > EMPTY / 2
+    return torch.cat([d_last[:, :2].where(nonempty, 0.0), (-last[:, 2:]).where(nonempty, EMPTY)], 1)
