@@ -1,4 +1,4 @@
-"""Linear attention: exp(q·k) of softmax is replaced by φ(q)·φ(k), so that one matrix holds all previous tokens.
+"""Linear attention: exp(q·k) of softmax is replaced by φ(q)·φ(k), so that one matrix summarizes all previous tokens.
 
     S_t = Σ_{j≤t} φ(k_j) v_jᵀ        z_t = Σ_{j≤t} φ(k_j)        out_t = S_tᵀ φ(q_t) / z_tᵀ φ(q_t)
 

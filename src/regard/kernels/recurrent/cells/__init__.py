@@ -30,7 +30,7 @@ def fused_rnn(
     x: Tensor, past: CellStates, w_x: Tensor, w_h: Tensor, bias: Tensor | None, sizes: Tensor | None = None,
     activation: str = "tanh",
 ) -> tuple[Tensor, CellStates]:  # fmt: skip
-    weights = [w_x, w_h, *zero_recurrent_bias(bias)]
+    weights = [w_x, w_h, *bias_pair(bias)]
     settings = (past[0].unsqueeze(0), weights, bias is not None, 1, 0.0, torch.is_grad_enabled(), False)
     run = FUSED_RNN[activation]
     outputs, h = run(x, *settings, True) if sizes is None else run(x, sizes, *settings)
@@ -54,27 +54,27 @@ def fused_lstm(
     x: Tensor, past: CellStates, w_x: Tensor, w_h: Tensor, bias: Tensor | None, sizes: Tensor | None = None
 ) -> tuple[Tensor, CellStates]:
     h, c = (state.unsqueeze(0) for state in past)
-    weights = [w_x, w_h, *zero_recurrent_bias(bias)]
+    weights = [w_x, w_h, *bias_pair(bias)]
     settings = ([h, c], weights, bias is not None, 1, 0.0, torch.is_grad_enabled(), False)
     outputs, h, c = torch.lstm(x, *settings, True) if sizes is None else torch.lstm(x, sizes, *settings)
     return outputs, (h[0], c[0])
 
 
-def zero_recurrent_bias(bias: Tensor | None) -> list[Tensor]:
-    """The two biases of torch's cells: ours, and zeros for the product with h."""
+def bias_pair(bias: Tensor | None) -> list[Tensor]:
+    """The two biases of torch's cells: this one, and zeros for the product with h."""
     return [] if bias is None else [bias, torch.zeros_like(bias)]
 
 
-def gru_step(x: Tensor, h: Tensor, recur: Recur, renew: Recur, reset: str) -> CellStates:
-    """The gated recurrent unit; x holds r, z and n; `recur` returns W_h h of the two gates, `renew` that of n.
+def gru_step(x: Tensor, h: Tensor, recur: Recur, recur_n: Recur, reset: str) -> CellStates:
+    """The gated recurrent unit; x holds r, z and n; `recur` returns W_h h of the two gates, `recur_n` that of n.
 
     r, z = σ(W [x_t, h_{t-1}] + b)         h_t = (1 - z) ⊙ h_{t-1} + z ⊙ n
-    before:  n = tanh(W_x x_t + b + W_h (r ⊙ h_{t-1}))            Cho et al. 2014, Chung et al. 2014
-    after:   n = tanh(W_x x_t + b + r ⊙ (W_h h_{t-1} + b_h))      cuDNN, torch.nn.GRU
+    reset "before":  n = tanh(W_x x_t + b + W_h (r ⊙ h_{t-1}))            Cho et al. 2014, Chung et al. 2014
+    reset "after":   n = tanh(W_x x_t + b + r ⊙ (W_h h_{t-1} + b_h))      cuDNN, torch.nn.GRU
     """
     x_gates, x_n = x.tensor_split([2 * h.shape[-1]], -1)  # (B, 2N), (B, N)
     r, z = (x_gates + recur(h)).sigmoid().chunk(2, -1)  # (B, N)
-    n = torch.tanh(x_n + (renew(r * h) if reset == "before" else r * renew(h)))
+    n = torch.tanh(x_n + (recur_n(r * h) if reset == "before" else r * recur_n(h)))
     return (torch.lerp(h, n.to(h.dtype), z.to(h.dtype)),)
 
 
@@ -92,7 +92,7 @@ def fused_gru(
     signs[width : 2 * width] = -1
     weights = [w_x * signs, torch.cat([w_h, w_n]) * signs]
     if bias is not None:
-        assert bias_n is not None
+        assert bias_n is not None, "a cell has both biases or none"
         weights += [bias * signs[:, 0], torch.cat([bias_n.new_zeros(2 * width), bias_n])]
     settings = (h.unsqueeze(0), weights, bias is not None, 1, 0.0, torch.is_grad_enabled(), False)
     outputs, h = torch.gru(x, *settings, True) if sizes is None else torch.gru(x, sizes, *settings)

@@ -1,4 +1,4 @@
-"""Documents of different lengths through one fused recurrence, each as a separate sequence from step 1 on.
+"""Run documents of different lengths in one fused recurrence, each as a separate sequence that starts at step 1.
 
     step 1 processes the first token of every document, step 2 the second of those that have one, …
 
@@ -14,9 +14,8 @@ from torch import Tensor
 from regard.kernels.recurrent.cells import CellStates
 from regard.layout import TokenLayout
 
-Fused = Callable[
-    [Tensor, Tensor, CellStates], tuple[Tensor, CellStates]
-]  # (x (T, D), sizes, past) -> outputs (T, N), states
+# (x (T, D), sizes, past) -> outputs (T, N), states
+Fused = Callable[[Tensor, Tensor, CellStates], tuple[Tensor, CellStates]]
 
 
 class Documents(NamedTuple):
@@ -33,8 +32,8 @@ def pack_documents(layout: TokenLayout) -> Documents:
     indices, document, step, rows = document_steps(layout)
     order = document.bincount().argsort(descending=True, stable=True)  # (R,) the longest first
     rank = step * len(rows) + order.argsort()[document]  # (T,)
-    none = rows.new_full((1,), -1)
-    first, last = rows.diff(prepend=none) != 0, rows.diff(append=none) != 0
+    no_row = rows.new_full((1,), -1)
+    first, last = rows.diff(prepend=no_row) != 0, rows.diff(append=no_row) != 0
     return Documents(
         indices[rank.argsort()], step.bincount().cpu(), rows[order], first[order].unsqueeze(-1), last[order]
     )

@@ -63,7 +63,7 @@ def convolve_documents(
     inputs = chunks.gather(u)  # (R, T, D)
     if state is None and not chunks.chained:
         return chunks.scatter(outputs(system, inputs, None), shape), None
-    driven_states = driven(system, flush_right(inputs.transpose(1, 2), chunks.sizes))  # (R, D, N) from a zero state
+    driven_states = driven(system, align_right(inputs.transpose(1, 2), chunks.sizes))  # (R, D, N) from a zero state
     initial = initial_states(system, driven_states, state, chunks)
     y = chunks.scatter(outputs(system, inputs, initial), shape)
     if state is not None:
@@ -73,7 +73,7 @@ def convolve_documents(
     return y, state
 
 
-def flush_right(u: Tensor, sizes: Tensor) -> Tensor:
+def align_right(u: Tensor, sizes: Tensor) -> Tensor:
     """(R, D, T): the padding of each chunk moved to its front."""
     indices = (torch.arange(u.shape[-1], device=u.device) + sizes.unsqueeze(-1)) % u.shape[-1]  # (R, T)
     return u.gather(-1, indices.unsqueeze(1).expand_as(u))

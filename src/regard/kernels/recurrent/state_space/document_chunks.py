@@ -1,8 +1,8 @@
 """Split a batch into documents, so that a convolution crosses no document border and contains no padding.
 
-A row may hold several documents (`segments`) and invalid tokens (`valid`). Every document becomes one chunk. If one
-long document among many short ones would waste much memory, long documents are split into several chunks, each of which
-continues from the final state of the previous one.
+A row may hold several documents (`segments`) and invalid tokens (`valid`). Every document becomes one chunk. If
+padding all chunks to the longest document would waste much memory, long documents are split into several chunks, each
+of which continues from the final state of the previous one.
 """
 
 from dataclasses import dataclass
@@ -18,8 +18,8 @@ class DocumentChunks:
     tokens: Tensor  # (V,) indices of the valid tokens in the flattened batch
     chunk: Tensor  # (V,) chunk of each token
     index: Tensor  # (V,) index of the token in its chunk
-    size: int  # of a chunk
-    sizes: Tensor  # (R,) tokens per chunk
+    size: int  # tokens per chunk, padding included
+    sizes: Tensor  # (R,) tokens of each chunk, without padding
     rows: Tensor  # (R,) batch row of each chunk
     level: Tensor  # (R,) index of the chunk in its document
 
@@ -63,12 +63,13 @@ def chunk_documents(shape: tuple[int, int], segments: Tensor | None, valid: Tens
     first = torch.ones_like(row, dtype=torch.bool)  # (V,) whether a document starts here
     first[1:] = (document[:, 1:] != document[:, :-1]).any(0)
     steps = torch.arange(len(row), device=row.device)
-    age = steps - torch.where(first, steps, 0).cummax(0).values  # (V,) index in the document
-    size = chunk_size(int(first.sum()), int(age.max()) + 1 if len(age) else 1, shape[0] * shape[1])
-    starts = age % size == 0
+    indices = steps - torch.where(first, steps, 0).cummax(0).values  # (V,) index in the document
+    size = chunk_size(int(first.sum()), int(indices.max()) + 1 if len(indices) else 1, shape[0] * shape[1])
+    starts = indices % size == 0
     chunk = starts.cumsum(0) - 1
     sizes = torch.bincount(chunk, minlength=int(starts.sum()))
-    return DocumentChunks(row * shape[1] + column, chunk, age % size, size, sizes, row[starts], age[starts] // size)
+    tokens, levels = row * shape[1] + column, indices[starts] // size
+    return DocumentChunks(tokens, chunk, indices % size, size, sizes, row[starts], levels)
 
 
 def chunk_size(documents: int, longest: int, tokens: int) -> int:

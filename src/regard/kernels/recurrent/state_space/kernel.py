@@ -37,7 +37,7 @@ class System:
 
 
 def orbit(system: System, x: Tensor, length: int, bits: int = 0, transposed: bool = False) -> Tensor:
-    """x (…), Ā^m x, Ā^2m x … with m = 2^bits, up to a power of two that is at least `length`: (M, …)"""
+    """x (…), Ā^m x, Ā^2m x … with m = 2^bits: (M, …), where M is a power of two that is at least `length`"""
     states = x.unsqueeze(0)
     while len(states) < length:
         power = system.power(bits)
@@ -84,10 +84,10 @@ def driven(system: System, u: Tensor) -> Tensor:
     return x[0].to(u.dtype)
 
 
-def advanced(system: System, x: Tensor, steps: Tensor, most: int) -> Tensor:
-    """Ā^steps x for x (B, D, N) and steps (B,), at most `most`, by binary powers."""
+def advanced(system: System, x: Tensor, steps: Tensor, max_steps: int) -> Tensor:
+    """Ā^steps x for x (B, D, N) and steps (B,), at most `max_steps`, by binary powers."""
     result = x.double()
-    for bits in range(most.bit_length()):
+    for bits in range(max_steps.bit_length()):
         odd = (steps >> bits & 1).bool().view(-1, 1, 1)
         result = torch.where(odd, system.power(bits) @ result, result)
     return result.to(x.dtype)
@@ -113,7 +113,7 @@ def flops(channels: int, state: int, length: int, dense: bool, kernels: int = 1)
     pairs = 2 * channels * state * count << bits
     if not dense:
         return kernels * pairs
-    more = (count - 1).bit_length()
-    squarings = max(0, bits + more - 1)
-    doublings = max(0, (1 << bits) - 2) + (1 << more) - 1
+    stride_doublings = (count - 1).bit_length()
+    squarings = max(0, bits + stride_doublings - 1)
+    doublings = max(0, (1 << bits) - 2) + (1 << stride_doublings) - 1
     return kernels * (pairs + 2 * channels * state**2 * doublings) + 2 * channels * state**3 * squarings

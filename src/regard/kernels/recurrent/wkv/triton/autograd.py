@@ -82,7 +82,7 @@ class WKVLaunch(NamedTuple):
     def forward(
         self, dtype: torch.dtype, for_backward: bool = False
     ) -> tuple[Tensor, Tensor | None, Tensor | None, Tensor]:
-        """out (B, L, F), its part from previous tokens and the log divisor if `for_backward`, the last state (B, 3, F)."""
+        """out (B, L, F); for the backward its part from earlier tokens and the log divisor; the last state (B, 3, F)"""
         k, v, decay, bonus, first, documents, updates = self
         (batch, length, channels), device = v.shape, v.device
         k, v, spans = k.contiguous(), v.contiguous(), triton.cdiv(length + 1, SPAN)  # one more for the final state
