@@ -1,1 +1,1 @@
-"""Speed relative to the libraries that a user would choose instead: interleaved in one run, medians, ratios."""
+"""Speed relative to the libraries that a user would choose instead: medians and ratios of interleaved rounds."""

@@ -14,9 +14,9 @@ def main() -> None:
     transformers.logging.set_verbosity_error()
     machine = {"machine": platform.machine(), "threads": torch.get_num_threads(), "torch": torch.__version__}
     result = {"machine": machine | {"transformers": transformers.__version__}}
-    for part in (train, decode, growth):
-        print(f"measuring {part.__name__.split('.')[-1]}", file=sys.stderr)
-        result |= part.measure()
+    for module in (train, decode, growth):
+        print(f"measuring {module.__name__.split('.')[-1]}", file=sys.stderr)
+        result |= module.measure()
     print(json.dumps(result, indent=2))
 
 

@@ -1,10 +1,10 @@
 """Growth of time and memory with sequence length: `python -m benchmarks.growth [mixer …]` prints JSON.
 
-Forward of two layers of width 256 on one float32 row. The work of these mixers is linear in n (16k tokens take 16 times
-as long as 1k; S4, n log n, up to 26 times). They are compared with transformers' Mamba and Mamba-2 without compiled
-kernels, and with torch's LSTM. Times are medians of interleaved rounds. Memory is the peak above that of an idle
-process, each in its own process. Decoding is measured after 100 and after 10,000 tokens, which makes no difference to a
-recurrence.
+Forward of two layers of width 256 on one float32 row. The work of these mixers is linear in n: 16k tokens take 16 times
+as long as 1k tokens. The work of S4 is n log n: 16k tokens take up to 26 times as long. The mixers are compared with
+transformers' Mamba and Mamba-2 without compiled kernels, and with torch's LSTM. Times are medians of interleaved
+rounds. Memory is the rise of the peak during the forward, each in its own process. Decoding is measured after 100 and
+after 10,000 tokens, which makes no difference to a recurrence.
 """
 
 import argparse
@@ -79,28 +79,28 @@ def from_transformers(name: str) -> Callable[[Tensor], object]:
 @torch.inference_mode()
 def times(names: Iterable[str], lengths: tuple[int, ...], rounds: int) -> dict[str, dict[int, float]]:
     """Seconds of one forward by candidate and length."""
-    found: dict[str, dict[int, float]] = {name: {} for name in names}
+    seconds: dict[str, dict[int, float]] = {name: {} for name in names}
     for length in lengths:
         print(f"forward of {length} tokens", file=sys.stderr)
         x = torch.randn(1, length, WIDTH)
-        rates = interleave({name: partial(candidate(name), x) for name in found}, rounds, length)
+        rates = interleave({name: partial(candidate(name), x) for name in seconds}, rounds, length)
         for name, rate in rates.items():
-            found[name][length] = round(length / rate, 4)
-    return found
+            seconds[name][length] = round(length / rate, 4)
+    return seconds
 
 
 @torch.inference_mode()
 def peak(name: str, length: int) -> float:
-    """MB by which one forward raised the peak of memory."""
+    """MB by which one forward raises the peak of memory."""
     candidate(name)(torch.randn(1, 64, WIDTH))
     x = torch.randn(1, length, WIDTH)
-    idle = peak_resident()
+    before = peak_resident()
     candidate(name)(x)
-    return round(peak_resident() - idle, 1)
+    return round(peak_resident() - before, 1)
 
 
 def peak_resident() -> float:
-    """MB of this process so far, on Linux. (getrusage would include the parent process.)"""
+    """The peak memory of this process so far in MB, on Linux. (getrusage would include the parent process.)"""
     status = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
     return next(int(line.split()[1]) for line in status if line.startswith("VmHWM")) / 1024
 
@@ -122,13 +122,13 @@ def decoding(name: str, rounds: int) -> dict[str, float]:
         for position in range(cached, cached + STEPS):
             forward(store, torch.tensor([position]))
 
-    runs = layers(MIXERS[name])
-    stack, works = Stack(runs, WIDTH).eval(), {}
+    repeats = layers(MIXERS[name])
+    stack, candidates = Stack(repeats, WIDTH).eval(), {}
     for cached in (EARLY, LATE):
-        store = Contiguous(state_declarations(runs, WIDTH), 1, LATE + STEPS, torch.float32)
+        store = Contiguous(state_declarations(repeats, WIDTH), 1, LATE + STEPS, torch.float32)
         forward(store, torch.arange(cached))
-        works[f"after {cached}"] = partial(steps, store, cached)
-    return {name: round(1000 / rate, 3) for name, rate in interleave(works, rounds, STEPS).items()}
+        candidates[f"after {cached}"] = partial(steps, store, cached)
+    return {name: round(1000 / rate, 3) for name, rate in interleave(candidates, rounds, STEPS).items()}
 
 
 def measure(
@@ -142,7 +142,7 @@ def measure(
     return {
         "growth_seconds": seconds,
         f"growth_ratio_{last}_to_{first}": {name: round(s[last] / s[first], 1) for name, s in seconds.items()},
-        "growth_times_as_fast": {f"{name} as {pairs[name]}": round(times, 2) for name, times in faster.items()},
+        "growth_times_as_fast": {f"{name} as {pairs[name]}": round(ratio, 2) for name, ratio in faster.items()},
         "growth_peak_megabytes": {name: peak_in_own_process(name, last) for name in candidates},
         "growth_decode_milliseconds": {name: decoding(name, 5 * rounds) for name in mixers},
     }

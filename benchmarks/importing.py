@@ -28,7 +28,7 @@ LAYERS = 15  # 1.04 billion parameters
 CANDIDATES = ("regard", "regard, mmap", "transformers")
 
 
-def write(folder: Path, sizes: dict[str, int], dtype: torch.dtype) -> None:
+def write_model(folder: Path, sizes: dict[str, int], dtype: torch.dtype) -> None:
     """Save a random model with transformers, in one file."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -55,57 +55,54 @@ def load(name: str, folder: str) -> torch.nn.Module:
     return LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32)
 
 
-def child(name: str, tiny: str, folder: str) -> None:
+def load_and_print(name: str, tiny: str, folder: str) -> None:
     """Load the model, run one forward and print the figures as JSON."""
     tokens = torch.arange(8)[None]
     with torch.inference_mode():
         load(name, tiny)(tokens)
-        idle = resident("VmRSS")
+        before = resident("VmRSS")
         Path("/proc/self/clear_refs").write_text("5")  # resets the peak
         start, cpu = time.perf_counter(), time.process_time()
         model = load(name, folder)
         loaded = time.perf_counter()
         out = model(tokens)
-        done, used = time.perf_counter(), time.process_time() - cpu
+        done, cpu_seconds = time.perf_counter(), time.process_time() - cpu
     weights = sum(parameter.nbytes for parameter in model.parameters())
     largest = float((out if isinstance(out, torch.Tensor) else out.logits).abs().max())
-    result = {"load_s": loaded - start, "forward_s": done - loaded, "total_s": done - start, "cpu_s": used}
-    print(
-        json.dumps(
-            result | {"peak": (resident("VmHWM") - idle) / weights, "weights": weights, "largest_logit": largest}
-        )
-    )
+    result = {"load_s": loaded - start, "forward_s": done - loaded, "total_s": done - start, "cpu_s": cpu_seconds}
+    result |= {"peak": (resident("VmHWM") - before) / weights, "weights": weights, "largest_logit": largest}
+    print(json.dumps(result))
 
 
 def measure(layers: int = LAYERS, stored: str = "bfloat16", folder: str | None = None, rounds: int = 3) -> dict:
     with tempfile.TemporaryDirectory() as scratch:
         tiny, big = Path(scratch) / "tiny", Path(folder or f"{scratch}/big")
-        write(tiny, TINY, getattr(torch, stored))
+        write_model(tiny, TINY, getattr(torch, stored))
         if folder is None:
             print("writing the folder", file=sys.stderr)
-            write(big, SIZES | {"num_hidden_layers": layers}, getattr(torch, stored))
+            write_model(big, SIZES | {"num_hidden_layers": layers}, getattr(torch, stored))
         runs: dict[str, list[dict[str, float]]] = {name: [] for name in CANDIDATES}
-        for number in range(rounds + 1):  # the first is a warm-up that brings the file into the page cache
+        for round_number in range(rounds + 1):  # the first is a warm-up that brings the file into the page cache
             for name in CANDIDATES:
                 command = [sys.executable, "-m", "benchmarks.importing", "--child", name, str(tiny), str(big)]
-                found = json.loads(subprocess.run(command, capture_output=True, check=True, text=True).stdout)
-                print(f"  round {number} of {rounds}: {name} {found}", file=sys.stderr)
-                runs[name] += [found] * bool(number)
+                figures = json.loads(subprocess.run(command, capture_output=True, check=True, text=True).stdout)
+                print(f"  round {round_number} of {rounds}: {name} {figures}", file=sys.stderr)
+                runs[name] += [figures] * bool(round_number)
     medians = {
-        name: {key: round(statistics.median(run[key] for run in found), 3) for key in found[0]}
-        for name, found in runs.items()
+        name: {key: round(statistics.median(run[key] for run in figures), 3) for key in figures[0]}
+        for name, figures in runs.items()
     }
-    theirs = medians["transformers"]
+    baseline = medians["transformers"]
     ratios = {
-        name: {key: round(found[key] / theirs[key], 3) for key in ("load_s", "total_s", "cpu_s")}
-        for name, found in medians.items()
+        name: {key: round(figures[key] / baseline[key], 3) for key in ("load_s", "total_s", "cpu_s")}
+        for name, figures in medians.items()
     }
     return {"stored": stored, "medians": medians, "relative_to_transformers": ratios}
 
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--child"]:
-        child(*sys.argv[2:5])
+        load_and_print(*sys.argv[2:5])
     else:
         options = argparse.ArgumentParser()
         options.add_argument("--layers", type=int, default=LAYERS)

@@ -3,7 +3,7 @@
 Float32, 8 heads of 64, one row; forward, and forward with backward, interleaved. A window is compared with *causal*
 attention, patterns with global tokens with the same kernel and the same mask as a tensor. Masks are computed before the
 timing on both sides, as a model computes them once for all its layers. Memory is the peak of a process beyond its
-inputs, masks included, compared with the bytes of one matrix of full scores. Statistics are compared with the tiled
+inputs, masks included, compared with the bytes of all scores of dense attention. Statistics are compared with the tiled
 forward that computes them. Measure on an idle machine: short tasks on several threads wait for each other.
 """
 
@@ -36,7 +36,7 @@ PATTERNS: dict[str, tuple[Mask, int]] = {
     "bigbird": (BigBird(64, window=3, globals=2, random=3, length=4096), 4096),
 }
 
-Work = Callable[[Tensor, Tensor, Tensor], Tensor]
+AttentionFunction = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 def inputs(length: int) -> list[Tensor]:
@@ -44,12 +44,12 @@ def inputs(length: int) -> list[Tensor]:
     return [torch.randn(1, HEADS, length, DIM, requires_grad=True) for _ in range(3)]
 
 
-def sparse(mask: Mask, length: int) -> Work:
+def sparse(mask: Mask, length: int) -> AttentionFunction:
     layout = TokenLayout.whole(1, length)  # caches its masks, as for the layers of a model
     return lambda q, k, v: block_sparse.attend(q, k, v, layout, ScoreOptions(mask, DIM**-0.5))
 
 
-def dense(mask: Mask, length: int) -> Work:
+def dense(mask: Mask, length: int) -> AttentionFunction:
     if isinstance(mask, Window):
         return lambda q, k, v: F.scaled_dot_product_attention(q, k, v, is_causal=True)
     positions = torch.arange(length)
@@ -57,23 +57,23 @@ def dense(mask: Mask, length: int) -> Work:
     return lambda q, k, v: F.scaled_dot_product_attention(q, k, v, attn_mask=allowed)
 
 
-def forward(work: Work, tensors: list[Tensor]) -> Callable[[], object]:
-    return torch.no_grad()(lambda: work(*tensors))
+def forward(attend: AttentionFunction, tensors: list[Tensor]) -> Callable[[], object]:
+    return torch.no_grad()(lambda: attend(*tensors))
 
 
-def forward_backward(work: Work, tensors: list[Tensor]) -> Callable[[], object]:
+def forward_backward(attend: AttentionFunction, tensors: list[Tensor]) -> Callable[[], object]:
     weights = torch.randn(1, HEADS, tensors[0].shape[2], DIM)
-    return lambda: torch.autograd.grad(work(*tensors), tensors, weights)
+    return lambda: torch.autograd.grad(attend(*tensors), tensors, weights)
 
 
 def speed(name: str, rounds: int) -> dict[str, object]:
     mask, length = PATTERNS[name]
-    tensors, found = inputs(length), {}
+    tensors, result = inputs(length), {}
     for direction, run in {"forward": forward, "forward and backward": forward_backward}.items():
-        works = {"block_sparse": sparse(mask, length), "dense": dense(mask, length)}
-        rates = interleave({name: run(work, tensors) for name, work in works.items()}, rounds, length)
-        found[direction] = {"tokens_per_second": rates, "ratio": round(rates["block_sparse"] / rates["dense"], 2)}
-    return found
+        candidates = {"block_sparse": sparse(mask, length), "dense": dense(mask, length)}
+        rates = interleave({name: run(attend, tensors) for name, attend in candidates.items()}, rounds, length)
+        result[direction] = {"tokens_per_second": rates, "ratio": round(rates["block_sparse"] / rates["dense"], 2)}
+    return result
 
 
 def peak(name: str) -> dict[str, object]:
@@ -88,8 +88,8 @@ def print_peak(name: str) -> None:
     mask, length = PATTERNS[name]
     forward_backward(sparse(mask, 512), inputs(512))()  # a warm-up, which includes lazy imports
     tensors = inputs(length)
-    work, before = forward_backward(sparse(mask, length), tensors), resident("VmRSS")
-    work()
+    run, before = forward_backward(sparse(mask, length), tensors), resident("VmRSS")
+    run()
     print(resident("VmHWM") - before)
 
 
@@ -100,12 +100,12 @@ def resident(field: str) -> int:
 
 
 def statistics(rounds: int, length: int = 4096) -> dict[str, object]:
-    layout, scores, tensors = TokenLayout.whole(1, length), ScoreOptions(Causal(), DIM**-0.5), inputs(length)
-    works = {
-        "tiled": forward(lambda q, k, v: tiled.attend(q, k, v, layout, scores), tensors),
-        "with statistics": forward(lambda q, k, v: attend_with_statistics(q, k, v, layout, scores)[0], tensors),
+    layout, options, tensors = TokenLayout.whole(1, length), ScoreOptions(Causal(), DIM**-0.5), inputs(length)
+    candidates = {
+        "tiled": forward(lambda q, k, v: tiled.attend(q, k, v, layout, options), tensors),
+        "with statistics": forward(lambda q, k, v: attend_with_statistics(q, k, v, layout, options)[0], tensors),
     }
-    rates = interleave(works, 6 * rounds, length)  # more rounds: the difference is small
+    rates = interleave(candidates, 6 * rounds, length)  # more rounds: the difference is small
     return {"tokens_per_second": rates, "cost": round(rates["tiled"] / rates["with statistics"] - 1, 3)}
 
 

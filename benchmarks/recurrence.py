@@ -1,6 +1,6 @@
 """RNN, LSTM and GRU compared with torch's on this CPU: `python -m benchmarks.recurrence` prints tokens/s as JSON.
 
-Two layers of width 256 in float32: forward of one row of 16k tokens; and forward and backward of eight rows of 256.
+Two layers of width 256 in float32: forward of one row of 16k tokens, and forward and backward of eight rows of 256.
 Each of these rows is eight packed documents for us and one for torch, whose modules do not support documents. Measure
 on an idle machine.
 """
@@ -35,14 +35,14 @@ def stack(spec: RecurrentMixer) -> Stack:
 
 
 def forward(spec: RecurrentMixer, kind: Kind, length: int, rounds: int) -> dict[str, float]:
-    ours, theirs = stack(spec), kind(WIDTH, WIDTH, LAYERS, batch_first=True)
+    module, torch_module = stack(spec), kind(WIDTH, WIDTH, LAYERS, batch_first=True)
     x, layout = torch.randn(1, length, WIDTH), TokenLayout.whole(1, length)
     with torch.inference_mode():
-        return interleave({"regard": lambda: ours(x, layout), "torch": lambda: theirs(x)}, rounds, length)
+        return interleave({"regard": lambda: module(x, layout), "torch": lambda: torch_module(x)}, rounds, length)
 
 
 def training(spec: RecurrentMixer, kind: Kind, rounds: int) -> dict[str, float]:
-    ours, theirs = stack(spec), kind(WIDTH, WIDTH, LAYERS, batch_first=True)
+    module, torch_module = stack(spec), kind(WIDTH, WIDTH, LAYERS, batch_first=True)
     x, length, document = torch.randn(8, 256, WIDTH), 256, 32
     slots = torch.arange(length).expand(8, length)
 
@@ -51,8 +51,8 @@ def training(spec: RecurrentMixer, kind: Kind, rounds: int) -> dict[str, float]:
 
     return interleave(
         {
-            "regard, packed": lambda: step(ours(x, TokenLayout(slots % document, slots // document))[0]),
-            "torch, unpacked": lambda: step(theirs(x)[0]),
+            "regard, packed": lambda: step(module(x, TokenLayout(slots % document, slots // document))[0]),
+            "torch, unpacked": lambda: step(torch_module(x)[0]),
         },
         rounds,
         x.shape[0] * length,
@@ -65,14 +65,14 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     arguments = parser.parse_args()
     machine = {"machine": platform.machine(), "threads": torch.get_num_threads(), "torch": torch.__version__}
-    found = {
+    rates = {
         name: {
             "forward": forward(*kind, arguments.length, arguments.rounds),
             "training": training(*kind, arguments.rounds),
         }
         for name, kind in KINDS.items()
     }
-    print(json.dumps({"machine": machine, "tokens_per_second": found}, indent=2))
+    print(json.dumps({"machine": machine, "tokens_per_second": rates}, indent=2))
 
 
 if __name__ == "__main__":

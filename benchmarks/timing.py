@@ -9,11 +9,11 @@ from collections.abc import Callable
 def interleave(candidates: dict[str, Callable[[], object]], rounds: int, amount: int) -> dict[str, float]:
     """Median of `amount` (tokens) per second of each candidate; the first round is a warm-up."""
     seconds: dict[str, list[float]] = {name: [] for name in candidates}
-    for number in range(rounds + 1):
-        for name, work in candidates.items():
+    for round_number in range(rounds + 1):
+        for name, run in candidates.items():
             start = time.perf_counter()
-            work()
-            if number:
+            run()
+            if round_number:
                 seconds[name].append(time.perf_counter() - start)
-        print(f"  round {number} of {rounds}", file=sys.stderr)
+        print(f"  round {round_number} of {rounds}", file=sys.stderr)
     return {name: round(amount / statistics.median(times), 1) for name, times in seconds.items()}

@@ -24,7 +24,7 @@ from regard.training.step import take_step
 LAYERS, HEADS, WIDTH, CONTEXT, ROWS, VOCAB = 6, 6, 384, 256, 8, 65
 
 
-def ours() -> Callable[[], object]:
+def build_regard_step() -> Callable[[], object]:
     block = Block((
         Sublayer(Attention(HEADS, bias=True), LayerNorm()),
         Sublayer(FeedForward(4 * WIDTH, "gelu_tanh"), LayerNorm()),
@@ -41,7 +41,7 @@ def ours() -> Callable[[], object]:
     return lambda: take_step(model, next_token, batch, optimizer, clip=1.0)
 
 
-def theirs() -> Callable[[], object]:
+def build_transformers_step() -> Callable[[], object]:
     config = GPT2Config(
         vocab_size=VOCAB, n_positions=CONTEXT, n_embd=WIDTH, n_layer=LAYERS, n_head=HEADS,
         resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0, use_cache=False,
@@ -60,5 +60,7 @@ def theirs() -> Callable[[], object]:
 
 
 def measure(rounds: int = 20) -> dict[str, object]:
-    rates = interleave({"regard": ours(), "transformers": theirs()}, rounds, ROWS * CONTEXT)
+    rates = interleave(
+        {"regard": build_regard_step(), "transformers": build_transformers_step()}, rounds, ROWS * CONTEXT
+    )
     return {"train_tokens_per_second": rates, "train_ratio": round(rates["regard"] / rates["transformers"], 3)}

@@ -33,8 +33,8 @@ from regard.layout import TokenLayout
 HEADS, KV_HEADS, DIM, TOKENS = 16, 4, 128, 32768
 WINDOW, CAP, DOCUMENT = 1024, 50.0, 1000
 LENGTHS = (4096, 16384)
-MEASURED = dict(launch.SIZES)
-Work = Callable[[Tensor, Tensor, Tensor], Tensor]
+DEFAULT_SIZES = dict(launch.SIZES)
+AttentionFunction = Callable[[Tensor, Tensor, Tensor], Tensor]
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class Case:
     def slopes(self) -> Tensor:
         return 2.0 ** -torch.linspace(0.5, 8, HEADS, device="cuda")
 
-    def ours(self, batch: int | None = None, statistics: bool = False) -> Work:
+    def regard(self, batch: int | None = None, statistics: bool = False) -> AttentionFunction:
         layout = self.layout(batch or TOKENS // self.length)
         bias, cap = Slopes(self.slopes) if self.name == "alibi" else None, CAP if self.name == "softcap" else None
         options = ScoreOptions(self.mask, DIM**-0.5, bias, cap)
@@ -77,7 +77,7 @@ class Case:
             return lambda q, k, v: triton.attend_with_statistics(q, k, v, layout, options)[0]
         return lambda q, k, v: triton.attend(q, k, v, layout, options)
 
-    def flex(self) -> Work:
+    def flex(self) -> AttentionFunction:
         def allowed(b: Tensor, h: Tensor, q: Tensor, k: Tensor) -> Tensor:
             if self.name == "window":
                 return (q >= k) & (q - k < WINDOW)
@@ -97,51 +97,51 @@ class Case:
         compiled = torch.compile(flex_attention, dynamic=False)
         return lambda q, k, v: compiled(q, k, v, score_mod=score_mod, block_mask=mask, enable_gqa=True)
 
-    def fused(self, kernel: SDPBackend) -> Work:
-        def work(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    def fused(self, kernel: SDPBackend) -> AttentionFunction:
+        def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
             with sdpa_kernel(kernel):
                 return F.scaled_dot_product_attention(q, k, v, is_causal=True)
 
-        return work
+        return attend
 
 
 NAMES = ("causal", "alibi", "softcap", "window", "grouped", "packed")
 
 
-def forward(work: Work, tensors: list[Tensor]) -> Callable[[], object]:
-    return torch.no_grad()(lambda: work(*tensors))
+def forward(attend: AttentionFunction, tensors: list[Tensor]) -> Callable[[], object]:
+    return torch.no_grad()(lambda: attend(*tensors))
 
 
-def forward_backward(work: Work, tensors: list[Tensor]) -> Callable[[], object]:
+def forward_backward(attend: AttentionFunction, tensors: list[Tensor]) -> Callable[[], object]:
     d_out = torch.randn_like(tensors[0])
-    return lambda: torch.autograd.grad(work(*tensors), tensors, d_out)
+    return lambda: torch.autograd.grad(attend(*tensors), tensors, d_out)
 
 
 def milliseconds(run: Callable[[], object]) -> float:
     return do_bench(run, warmup=20, rep=80, return_mode="median")
 
 
-def prepare(job: tuple) -> None:
+def compile_job(job: tuple) -> None:
     """Compile the kernels of a measurement in another process; Triton caches them on disk."""
     with suppress(OutOfResources):  # reported when it is measured
-        kind, case, *rest = job
+        kind, case, *sizes = job
         tensors = case.inputs(1 if kind != "flex" else None)
         if kind == "flex":
             forward_backward(case.flex(), tensors)()
             forward(case.flex(), tensors)()
             return
-        launch.SIZES |= MEASURED | {kernel: launch.TileSize(*size) for kernel, size in rest}
+        launch.SIZES |= DEFAULT_SIZES | {kernel: launch.TileSize(*size) for kernel, size in sizes}
         if kind == "statistics":
-            forward(case.ours(1, True), tensors)()
+            forward(case.regard(1, True), tensors)()
         elif kind == "forward":
-            forward(case.ours(1), tensors)()
+            forward(case.regard(1), tensors)()
         else:
-            forward_backward(case.ours(1), tensors)()
+            forward_backward(case.regard(1), tensors)()
 
 
 def compile_all(jobs: list[tuple]) -> None:
     with multiprocessing.get_context("spawn").Pool(min(14, os.cpu_count() or 1)) as pool:
-        list(pool.imap_unordered(prepare, jobs))
+        list(pool.imap_unordered(compile_job, jobs))
 
 
 SWEEP = {
@@ -153,7 +153,7 @@ SWEEP = {
 
 def sweep(names: list[str]) -> None:
     """Print the ms of each kernel for every tile size, for rows of 16384 tokens."""
-    kinds = {"forward": "forward", "query_gradients": "both", "key_gradients": "both"}
+    kinds = {"forward": "forward", "query_gradients": "forward_backward", "key_gradients": "forward_backward"}
     compile_all([(kinds[k], Case(n, 16384), (k, size)) for n in names for k, sizes in SWEEP.items() for size in sizes])
     for kernel, sizes in SWEEP.items():
         run = forward if kernel == "forward" else forward_backward
@@ -162,31 +162,35 @@ def sweep(names: list[str]) -> None:
             for name in names:
                 case = Case(name, 16384)
                 try:
-                    times.append(milliseconds(run(case.ours(), case.inputs())))
+                    times.append(milliseconds(run(case.regard(), case.inputs())))
                 except OutOfResources:
                     times.append(float("inf"))
             print(f"{kernel:12} {str(size):18} {'  '.join(f'{ms:.3f}' for ms in times)}", flush=True)
-        launch.SIZES |= MEASURED
+        launch.SIZES |= DEFAULT_SIZES
 
 
 def table(names: list[str]) -> None:
     cases = [Case(name, n) for name in names for n in LENGTHS]
-    jobs = [(kind, case) for kind in ("flex", "both") for case in cases]
+    jobs = [(kind, case) for kind in ("flex", "forward_backward") for case in cases]
     compile_all([*jobs, *[("statistics", Case("causal", n)) for n in LENGTHS]])
     for case in cases:
-        works = {"ours": case.ours(), "flex": case.flex()}
+        candidates = {"regard": case.regard(), "flex": case.flex()}
         if case.name == "causal":
-            works |= {"flash": case.fused(SDPBackend.FLASH_ATTENTION), "cudnn": case.fused(SDPBackend.CUDNN_ATTENTION)}
+            candidates["flash"] = case.fused(SDPBackend.FLASH_ATTENTION)
+            candidates["cudnn"] = case.fused(SDPBackend.CUDNN_ATTENTION)
         tensors, line = case.inputs(), []
-        for run, count in ((forward, 1.0), (forward_backward, 3.5)):
-            times = {name: milliseconds(run(work, tensors)) for name, work in works.items()}
-            rates = "  ".join(f"{name} {ms:.2f} ms {count * case.flops / ms / 1e9:.0f}" for name, ms in times.items())
-            line.append(f"{rates}  ours/flex {times['flex'] / times['ours']:.2f}")
+        for run, flops_factor in ((forward, 1.0), (forward_backward, 3.5)):
+            times = {name: milliseconds(run(attend, tensors)) for name, attend in candidates.items()}
+            flops = flops_factor * case.flops
+            rates = "  ".join(f"{name} {ms:.2f} ms {flops / ms / 1e9:.0f}" for name, ms in times.items())
+            line.append(f"{rates}  regard/flex {times['flex'] / times['regard']:.2f}")
         print(f"{case.name:8} {case.length:6}  forward: {line[0]}  |  both: {line[1]}", flush=True)
     for n in LENGTHS:
         case = Case("causal", n)
-        plain, with_statistics = (milliseconds(forward(case.ours(statistics=s), case.inputs())) for s in (False, True))
-        print(f"statistics {n}: {with_statistics / plain - 1:+.1%}", flush=True)
+        without, with_statistics = (
+            milliseconds(forward(case.regard(statistics=s), case.inputs())) for s in (False, True)
+        )
+        print(f"statistics {n}: {with_statistics / without - 1:+.1%}", flush=True)
 
 
 def single_precision() -> None:
@@ -197,8 +201,8 @@ def single_precision() -> None:
         times = {}
         for name, module in BACKENDS.items():
             if module.unsupported_reason(describe(*tensors, layout, options)) is None:
-                work = partial(module.attend, layout=layout, options=options)
-                times[name] = [round(milliseconds(run(work, tensors)), 2) for run in (forward, forward_backward)]
+                attend = partial(module.attend, layout=layout, options=options)
+                times[name] = [round(milliseconds(run(attend, tensors)), 2) for run in (forward, forward_backward)]
         print(f"float32 {type(options.mask).__name__}: {times}", flush=True)
 
 

@@ -39,7 +39,7 @@ def make_layout(kind: str, batch: int, length: int) -> TokenLayout:
             return TokenLayout(slots[:, -(length // 3) :]).with_keys(slots, valid=slots % 17 != 5)
 
 
-def bias_of(kind: str, heads: int) -> Bias | None:
+def make_bias(kind: str, heads: int) -> Bias | None:
     if kind == "slopes":
         return Slopes(2.0 ** -torch.arange(1.0, heads + 1, device="cuda"))
     if kind == "buckets":
@@ -62,13 +62,13 @@ def eager(q: Tensor, k: Tensor, v: Tensor, layout: TokenLayout, options: ScoreOp
 
 def check(seed: int) -> tuple[float, str]:
     """(error, name) of a random case. The error is relative to the tolerance: twice plain PyTorch's plus one ulp."""
-    draw = random.Random(seed)
+    rng = random.Random(seed)
     torch.manual_seed(seed)
-    mask, kind = draw.choice(MASKS), draw.choice(["ordered", "packed", "left-padded", "decode"])
-    dtype = draw.choice([torch.bfloat16, torch.float16])
-    heads, kv_heads, dim, value_dim = draw.choice(SHAPES)
-    batch, length = 2, draw.choice([64, 128, 333, 512])
-    bias, cap, sinks = draw.choice(["", "slopes", "buckets"]), draw.choice([None, 2.0]), draw.choice([False, True])
+    mask, kind = rng.choice(MASKS), rng.choice(["ordered", "packed", "left-padded", "decode"])
+    dtype = rng.choice([torch.bfloat16, torch.float16])
+    heads, kv_heads, dim, value_dim = rng.choice(SHAPES)
+    batch, length = 2, rng.choice([64, 128, 333, 512])
+    bias, cap, sinks = rng.choice(["", "slopes", "buckets"]), rng.choice([None, 2.0]), rng.choice([False, True])
     layout = make_layout(kind, batch, length)
     q, k, v = (
         torch.randn(batch, h, n, d, device="cuda", dtype=dtype, requires_grad=True)
@@ -79,7 +79,7 @@ def check(seed: int) -> tuple[float, str]:
         ]
     )
     sink = torch.randn(heads, device="cuda", requires_grad=True) if sinks else None
-    options = ScoreOptions(mask, dim**-0.5, bias_of(bias, heads), cap, sink)
+    options = ScoreOptions(mask, dim**-0.5, make_bias(bias, heads), cap, sink)
     weights = torch.randn(*q.shape[:3], value_dim, device="cuda", dtype=dtype)
     valid = torch.ones_like(layout.positions, dtype=torch.bool) if layout.valid is None else layout.valid
     valid = valid.unsqueeze(1)  # (B, 1, L): outputs of padding are undefined
@@ -87,15 +87,15 @@ def check(seed: int) -> tuple[float, str]:
     name = " ".join(map(str, (mask, kind, heads, kv_heads, dim, value_dim, length, dtype, bias, cap, sinks)))
     reason = triton.unsupported_reason(describe(q, k, v, layout, options))
     assert reason is None, reason
-    found = outputs(triton.attend, [q, k, v], layout, options, weights)
-    plain = outputs(eager, [q, k, v], replace(layout), options, weights)
+    ours = outputs(triton.attend, [q, k, v], layout, options, weights)
+    eager_outputs = outputs(eager, [q, k, v], replace(layout), options, weights)
     exact = outputs(
         reference.attend, [x.detach().double().requires_grad_() for x in (q, k, v)], layout, options, weights
     )
     worst = 0.0
-    for f, p, e in zip(found, plain, exact, strict=True):
+    for f, p, e in zip(ours, eager_outputs, exact, strict=True):
         assert f.isfinite().all(), name
-        if f is found[0]:
+        if f is ours[0]:
             f, p, e = (x * valid.unsqueeze(-1) for x in (f, p, e))
         # Gradients of shared parameters sum the rounding errors of all queries.
         summed = 1 if f.dim() == 4 else batch * q.shape[2]

@@ -1,9 +1,9 @@
 """Attention of decoding steps on a GPU, with split keys and with PyTorch's kernels: `python -m benchmarks.gpu.decode`.
 
-Bf16, 32 heads and 8 kv heads of 128, 64 rows of 4096 keys: 1.07 GB of keys and values. Medians, as TB/s of the keys and
-values attended to and as a share of the bandwidth of a large copy in the same run; then a check against the reference
-in float64. `--step` times a whole compiled step of two layers through the stores, `--sweep` tries tiles, parts, warps
-and stages. Several processes compile the kernels beforehand.
+Bf16, 32 heads and 8 kv heads of 128, 64 rows of 4096 keys: 1.07 GB of keys and values. Medians are printed as TB/s of
+the keys and values attended to, and as a share of the bandwidth of a large copy in the same run; then the kernel is
+checked against the reference in float64. `--step` times a whole compiled step of two layers through the stores,
+`--sweep` tries tiles, splits, warps and stages. Several processes compile the kernels beforehand.
 """
 
 import argparse
@@ -73,7 +73,7 @@ class Case:
         return ends.sum().item() * 2 * KV_HEADS * DIM * self.dtype.itemsize
 
 
-def direct(case: Case, tensors: tuple, **tiling: int) -> Callable[[], Tensor]:
+def prepare_launch(case: Case, tensors: tuple, **tiling: int) -> Callable[[], Tensor]:
     q, k, v, layout, options = tensors
     before, after, first = mask_limits(options.mask)
     table, page = (k.table, k.block) if case.page else (None, 0)
@@ -85,9 +85,9 @@ def direct(case: Case, tensors: tuple, **tiling: int) -> Callable[[], Tensor]:
     )  # fmt: skip
 
 
-def median(work: Callable[[], object]) -> float:
+def median_ms(run: Callable[[], object]) -> float:
     """Milliseconds in a CUDA graph, which excludes the launch overhead of Python."""
-    return do_bench_cudagraph(work, rep=60, return_mode="median")
+    return do_bench_cudagraph(run, rep=60, return_mode="median")
 
 
 def copy_rate() -> float:
@@ -127,15 +127,15 @@ CASES = {
 }
 
 
-def compile_some(number: int, processes: int, sweeping: bool) -> None:
-    for case in list(CASES.values())[number::processes]:
+def compile_some(index: int, processes: int, sweeping: bool) -> None:
+    for case in list(CASES.values())[index::processes]:
         backend("decode")(*case.build())
     for page in (0, 16) if sweeping else ():
         case = Case(rows=8, page=page)
         tensors = case.build()
-        for tiling in CONFIGS[number::processes]:
+        for tiling in CONFIGS[index::processes]:
             with suppress(OutOfResources):
-                direct(case, tensors, splits=4, **tiling)()
+                prepare_launch(case, tensors, splits=4, **tiling)()
 
 
 def compile_all(sweeping: bool) -> None:
@@ -148,33 +148,35 @@ def compile_all(sweeping: bool) -> None:
         worker.join()
 
 
-def sweep(rate: float) -> None:
+def sweep(bandwidth: float) -> None:
     for page in (16, 0):
         case = Case(page=page)
-        tensors, found = case.build(), []
-        for tiling, parts in itertools.product(CONFIGS, (1, 2, 4, 8)):
+        tensors, results = case.build(), []
+        for tiling, splits in itertools.product(CONFIGS, (1, 2, 4, 8)):
             with suppress(OutOfResources):
-                ms = median(direct(case, tensors, splits=parts, **tiling))
-                found.append((case.bytes() / ms * 1e3 / rate, parts, tiling))
-        found.sort(key=lambda line: -line[0])
-        print(f"page {page}: best and worst of {len(found)}")
-        for share, parts, tiling in [*found[:9], found[-1]]:
-            print(f"  {share:6.1%}  parts {parts}  {tiling}", flush=True)
+                ms = median_ms(prepare_launch(case, tensors, splits=splits, **tiling))
+                results.append((case.bytes() / ms * 1e3 / bandwidth, splits, tiling))
+        results.sort(key=lambda result: -result[0])
+        print(f"page {page}: best and worst of {len(results)}")
+        for share, splits, tiling in [*results[:9], results[-1]]:
+            print(f"  {share:6.1%}  splits {splits}  {tiling}", flush=True)
 
 
-def line(name: str, case: Case, rate: float) -> None:
+def measure_case(name: str, case: Case, bandwidth: float) -> None:
     tensors = case.build()
     q, k, v, layout, options = tensors
-    works = {"decode": lambda: backend("decode")(*tensors)}
+    candidates = {"decode": lambda: backend("decode")(*tensors)}
     if case.page and case.keys == 4096:
-        works["gather + sdpa"] = lambda: sdpa.attend(q, gather_pages(k), gather_pages(v), layout, options)
+        candidates["gather + sdpa"] = lambda: sdpa.attend(q, gather_pages(k), gather_pages(v), layout, options)
     elif not case.page:
-        works["sdpa, our mask"] = lambda: sdpa.attend(q, k, v, layout, options)
-        works["sdpa, no mask"] = lambda: F.scaled_dot_product_attention(q, k, v, enable_gqa=True)
-    for method, work in works.items():
-        ms = median(work)
+        candidates["sdpa, our mask"] = lambda: sdpa.attend(q, k, v, layout, options)
+        candidates["sdpa, no mask"] = lambda: F.scaled_dot_product_attention(q, k, v, enable_gqa=True)
+    for method, run in candidates.items():
+        ms = median_ms(run)
         tb = case.bytes() / ms / 1e9
-        print(f"{name:34} {method:15} {ms * 1e3:9.1f} us {tb:6.2f} TB/s {tb * 1e12 / rate:6.1%} of copy", flush=True)
+        print(
+            f"{name:34} {method:15} {ms * 1e3:9.1f} us {tb:6.2f} TB/s {tb * 1e12 / bandwidth:6.1%} of copy", flush=True
+        )
 
 
 def check() -> None:
@@ -184,13 +186,13 @@ def check() -> None:
     ):
         tensors = Case(5, 1024, page, queries, mask, ragged, dtype).build()
         q, k, v, layout, options = tensors
-        wide = reference.attend(q.double(), gather_pages(k).double(), gather_pages(v).double(), layout, options)
-        plain = sdpa.attend(q, gather_pages(k), gather_pages(v), layout, options)
-        ours = backend("decode")(*tensors)
-        error, theirs = ((x - wide).abs().max().item() for x in (ours, plain))
-        limit = 2 * theirs + torch.finfo(dtype).eps
+        exact = reference.attend(q.double(), gather_pages(k).double(), gather_pages(v).double(), layout, options)
+        sdpa_out = sdpa.attend(q, gather_pages(k), gather_pages(v), layout, options)
+        out = backend("decode")(*tensors)
+        error, sdpa_error = ((x - exact).abs().max().item() for x in (out, sdpa_out))
+        limit = 2 * sdpa_error + torch.finfo(dtype).eps
         worst = max(worst, error / limit)
-        assert error <= limit, (dtype, page, queries, mask, ragged, error, theirs)
+        assert error <= limit, (dtype, page, queries, mask, ragged, error, sdpa_error)
     print(f"checked 16 cases against the reference in float64; the largest error is {worst:.2f} of the tolerance")
 
 
@@ -222,9 +224,9 @@ def whole_step() -> None:
 
             with torch.no_grad():
                 compiled = torch.compile(step, fullgraph=True)
-                launched = do_bench(compiled, warmup=10, rep=60, return_mode="median")
-                print(f"two layers, 64 × 4096, {kind}, {name}: {launched * 1e3:.0f} us", end=", ", flush=True)
-                print(f"in a graph {median(compiled) * 1e3:.0f} us", flush=True)
+                without_graph = do_bench(compiled, warmup=10, rep=60, return_mode="median")
+                print(f"two layers, 64 × 4096, {kind}, {name}: {without_graph * 1e3:.0f} us", end=", ", flush=True)
+                print(f"in a graph {median_ms(compiled) * 1e3:.0f} us", flush=True)
 
 
 def main() -> None:
@@ -236,14 +238,15 @@ def main() -> None:
     if arguments.step:
         return whole_step()
     compile_all(arguments.sweep)
-    rate = copy_rate()
+    bandwidth = copy_rate()
     print(
-        f"{torch.cuda.get_device_name()}, torch {torch.__version__}; a copy reaches {rate / 1e12:.2f} TB/s", flush=True
+        f"{torch.cuda.get_device_name()}, torch {torch.__version__}; a copy reaches {bandwidth / 1e12:.2f} TB/s",
+        flush=True,
     )
     if arguments.sweep:
-        return sweep(rate)
+        return sweep(bandwidth)
     for name, case in CASES.items():
-        line(name, case, rate)
+        measure_case(name, case, bandwidth)
     check()
 
 

@@ -1,4 +1,4 @@
-"""The errors of the scan kernels against float64, compared with those of the torch form in the same dtype.
+"""The errors of the scan kernels against float64, compared with those of the torch implementation in the same dtype.
 
 Run by `python -m benchmarks.gpu.scans check`: all outputs and gradients of random cases, six runs of each kernel.
 """
@@ -71,16 +71,16 @@ def wkv_cases() -> Iterator[tuple[str, WKVInputs]]:
 
 
 def wkv_sums(inputs: WKVInputs) -> tuple[Tensor, Tensor, Tensor]:
-    """`wkv` that returns the sums themselves: both forms may scale them by different peaks."""
+    """`wkv` that returns the sums themselves: the two implementations may scale them by different peaks."""
     out, last = wkv(inputs)
     return out, last.value * last.peak.exp(), last.weight * last.peak.exp()
 
 
 class ScanCheck(NamedTuple):
     cases: Callable[[], Iterator[tuple[str, NamedTuple]]]
-    low: tuple[str, ...]  # inputs in the dtype that is checked; the others stay in float32
+    cast_fields: tuple[str, ...]  # inputs that are cast to the dtype that is checked; the others stay in float32
     kernel: Callable
-    torch_form: Callable
+    torch_scan: Callable
 
 
 CHECKS = {
@@ -97,17 +97,17 @@ CHECKS = {
 }
 
 
-def in_float64(x: Tensor | None) -> Tensor | None:
+def to_float64(x: Tensor | None) -> Tensor | None:
     return x.double() if x is not None and x.is_floating_point() else x
 
 
-def learned(x: Tensor | None) -> Tensor | None:
+def with_gradients(x: Tensor | None) -> Tensor | None:
     return x.detach().requires_grad_() if x is not None and x.is_floating_point() else x
 
 
 def results(scan: Callable, inputs: NamedTuple) -> list[Tensor]:
     """Outputs, and the gradients of all inputs for random gradients of the outputs."""
-    inputs = tree_map(learned, inputs)
+    inputs = tree_map(with_gradients, inputs)
     outs = scan(inputs)
     rng = torch.Generator(DEVICE).manual_seed(0)
     # Rounded to bfloat16, so that they are equal in all dtypes.
@@ -116,24 +116,25 @@ def results(scan: Callable, inputs: NamedTuple) -> list[Tensor]:
     return [*outs, *torch.autograd.grad(outs, leaves, grads)]
 
 
-def error(ours: Tensor, exact: Tensor) -> float:
-    """‖ours - exact‖ / ‖exact‖"""
-    return ((ours.double() - exact).norm() / exact.norm().clamp_min(1e-30)).item()
+def error(found: Tensor, exact: Tensor) -> float:
+    """‖found - exact‖ / ‖exact‖"""
+    return ((found.double() - exact).norm() / exact.norm().clamp_min(1e-30)).item()
 
 
 def check_one(trial: tuple[str, str, torch.dtype]) -> str:
     kind, name, dtype = trial
     torch.manual_seed(0)
     check = CHECKS[kind]
-    inputs = next(inputs for found, inputs in check.cases() if found == name)
-    inputs = inputs._replace(**{field: getattr(inputs, field).to(dtype) for field in check.low})
-    exact = results(check.torch_form, tree_map(in_float64, inputs))
+    inputs = next(inputs for case, inputs in check.cases() if case == name)
+    inputs = inputs._replace(**{field: getattr(inputs, field).to(dtype) for field in check.cast_fields})
+    exact = results(check.torch_scan, tree_map(to_float64, inputs))
     first = results(check.kernel, inputs)
     others = [results(check.kernel, inputs) for _ in range(5)]
     equal = all(torch.equal(a, b) for other in others for a, b in zip(first, other, strict=True))
-    both = [[error(f, e) for f, e in zip(x, exact, strict=True)] for x in (first, results(check.torch_form, inputs))]
-    errors = "  ".join(f"{ours:.1e}|{theirs:.1e}" for ours, theirs in zip(*both, strict=True))
-    return f"  {name:16} {str(dtype)[6:]:9} six runs {'equal' if equal else 'DIFFER'}  {errors}"
+    outputs = first, results(check.torch_scan, inputs)
+    errors = [[error(x, e) for x, e in zip(found, exact, strict=True)] for found in outputs]
+    cells = "  ".join(f"{kernel:.1e}|{torch_error:.1e}" for kernel, torch_error in zip(*errors, strict=True))
+    return f"  {name:16} {str(dtype)[6:]:9} six runs {'equal' if equal else 'DIFFER'}  {cells}"
 
 
 def check(pool: ProcessPoolExecutor) -> None:

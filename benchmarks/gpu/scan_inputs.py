@@ -30,5 +30,5 @@ def selective_inputs(B: int, L: int, F: int = 4096, N: int = 16) -> tuple[Tensor
 
 
 def refuse_triton(device: torch.device) -> str:
-    """Replaces `cannot_run_triton` where the torch form is measured."""
-    return "the torch form is measured"
+    """Replaces `cannot_run_triton` where the implementation in torch is measured."""
+    return "the implementation in torch is measured"

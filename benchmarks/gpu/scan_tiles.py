@@ -25,17 +25,17 @@ def linear_passes(kind: str) -> dict[str, Callable[[], object]]:
     q, k, v = heads_inputs(B, H, G, L, N, P)
     d_out, decay = draw(B, H, L, P), None if kind == "linear" else -torch.rand(B, H, L, device=DEVICE)
     launch = triton_scan.ScanLaunch.of(k, v, decay, None)
-    state, one = torch.zeros(B, H, N, P, device=DEVICE), torch.randn(B, H, L, device=DEVICE)
+    state, extra = torch.zeros(B, H, N, P, device=DEVICE), torch.randn(B, H, L, device=DEVICE)
     out, borders = draw(B, H, L, P), draw(B * H, launch.spans + 1, N * P)
-    more = (None, None, None)
+    extra_inputs = (None, None, None)
     if kind == "linear":
-        more = (one, one, torch.randn(B * H, launch.spans + 1, N, device=DEVICE))
+        extra_inputs = (extra, extra, torch.randn(B * H, launch.spans + 1, N, device=DEVICE))
     dots_of = None if decay is None else (v, out)
     return {
         "states": lambda: launch.states(k, v, state),
         "out": lambda: launch.read(q, k, v, borders),
-        "dq": lambda: launch.read(d_out, v, k, borders, *more, transposed=True),
-        "dk": lambda: launch.read(v, d_out, q, borders, *more, transposed=True, reverse=True),
+        "dq": lambda: launch.read(d_out, v, k, borders, *extra_inputs, transposed=True),
+        "dk": lambda: launch.read(v, d_out, q, borders, *extra_inputs, transposed=True, reverse=True),
         "dv": lambda: launch.read(k, q, d_out, borders, reverse=True, dots_of=dots_of),
     }
 
@@ -74,17 +74,17 @@ def measure(kind: str, tiles: tuple[int, ...], timed: bool) -> dict[str, float |
     """Milliseconds of each launch with these tiles; None if they need more shared memory than the GPU has."""
     use_tiles(kind, tiles)
     launches = selective_passes() if kind == "selective" else linear_passes(kind)
-    found: dict[str, float | None] = {}
+    times: dict[str, float | None] = {}
     for name, work in launches.items():
         if kind != "selective" and tiles not in (STATES if name == "states" else READS):
             continue
         try:
             work()
-            found[name] = milliseconds(work) if timed else 0.0
+            times[name] = milliseconds(work) if timed else 0.0
         except triton.runtime.errors.OutOfResources:
-            found[name] = None
+            times[name] = None
     torch.cuda.synchronize()
-    return found
+    return times
 
 
 def compile_only(trial: tuple[str, tuple[int, ...]]) -> None:
@@ -93,9 +93,9 @@ def compile_only(trial: tuple[str, tuple[int, ...]]) -> None:
 
 def sweep(pool: ProcessPoolExecutor, kinds: tuple[str, ...] = ("linear", "mamba2", "selective")) -> None:
     print("milliseconds by tiles: rows and columns of a state, warps; or tokens and channels")
-    chosen = [(kind, tiles) for kind, tiles in trials() if kind in kinds]
-    list(pool.map(compile_only, chosen))
-    for kind, tiles in chosen:
-        found = measure(kind, tiles, timed=True)
-        cells = (f"{name} {'—' if ms is None else f'{ms:.3f}'}" for name, ms in found.items())
+    selected = [(kind, tiles) for kind, tiles in trials() if kind in kinds]
+    list(pool.map(compile_only, selected))
+    for kind, tiles in selected:
+        times = measure(kind, tiles, timed=True)
+        cells = (f"{name} {'—' if ms is None else f'{ms:.3f}'}" for name, ms in times.items())
         print(f"  {kind:10} {tiles!s:18} {'  '.join(cells)}", flush=True)

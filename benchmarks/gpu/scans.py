@@ -1,9 +1,9 @@
 """Scans on a GPU compared with full attention: `python -m benchmarks.gpu.scans [check] [time] [layers] [sweep]`.
 
 Without arguments all four run. `time` measures whole scans, forward and backward, and the attention of cuDNN and flash;
-`layers` whole layers with their projections; `sweep` the tilings of each kernel (scan_tiles.py); `check` the errors of
-every kernel against float64 (scan_errors.py). Medians of CUDA events, random data, 16 heads of 128 or width 2048, 32k
-tokens in all.
+`layers` measures whole layers with their projections; `sweep` measures the tile sizes of each kernel (scan_tiles.py),
+`selective` only those of the selective scan; `check` prints the errors of every kernel against float64
+(scan_errors.py). Times are medians of CUDA events on random data with 16 heads of 128 or width 2048, 32k tokens in all.
 """
 
 import sys
@@ -86,15 +86,15 @@ def wkv_in_torch(k: Tensor, v: Tensor, decay: Tensor) -> Tensor:
 def candidates(n: int) -> dict[str, tuple[Callable[..., Tensor], tuple[Tensor, ...]]]:
     B = TOKENS // n
     heads = tuple(draw(B, n, 16, 128).transpose(1, 2) for _ in range(3))
-    small = heads_inputs(B, 64, 1, n, 128, 64)
+    grouped = heads_inputs(B, 64, 1, n, 128, 64)
     channels = draw(B, n, 2048), draw(B, n, 2048), -torch.rand(2048, device=DEVICE)
     return {
         "cudnn": (attention(SDPBackend.CUDNN_ATTENTION), heads),
         "flash": (attention(SDPBackend.FLASH_ATTENTION), heads),
         "linear 16×128": (linear_attention, (heads[0].abs(), heads[1].abs(), heads[2])),
         "retention 16×128": (mamba2, (*heads, -torch.rand(16, device=DEVICE))),
-        "mamba-2 32×64, N 128": (mamba2, (*small[:2], small[2][:, :32], -torch.rand(B, 32, n, device=DEVICE))),
-        "mamba-2 64×64, N 128": (mamba2, (*small, -torch.rand(B, 64, n, device=DEVICE))),
+        "mamba-2 32×64, N 128": (mamba2, (*grouped[:2], grouped[2][:, :32], -torch.rand(B, 32, n, device=DEVICE))),
+        "mamba-2 64×64, N 128": (mamba2, (*grouped, -torch.rand(B, 64, n, device=DEVICE))),
         "mamba 4096, N 16": (mamba, selective_inputs(B, n)),
         "wkv 2048": (wkv_from_empty, channels),
         "wkv 2048, torch": (wkv_in_torch, channels),
@@ -106,7 +106,7 @@ def compile_candidate(name: str) -> None:
     forward_backward(work, *inputs)()
 
 
-def time(pool: ProcessPoolExecutor) -> None:
+def time_scans(pool: ProcessPoolExecutor) -> None:
     print("milliseconds, forward | forward and backward; 32768 tokens in all, bf16")
     list(pool.map(compile_candidate, candidates(4096)))
     for n in (4096, 16384):
@@ -118,7 +118,7 @@ def time(pool: ProcessPoolExecutor) -> None:
         print(f"  n = {n:5}   {'   '.join(cells)}", flush=True)
 
 
-def layers(pool: ProcessPoolExecutor) -> None:
+def time_layers(pool: ProcessPoolExecutor) -> None:
     print("milliseconds of a layer of width 2048, forward and backward; 32768 tokens in all, bf16: eager | compiled")
     for n in (16384,):
         x, layout = draw(TOKENS // n, n, 2048), TokenLayout.whole(TOKENS // n, n, DEVICE)
@@ -139,10 +139,11 @@ def training_step(layer: Callable, x: Tensor, layout: TokenLayout) -> Callable[[
 
 
 if __name__ == "__main__":
-    parts = {"check": check, "time": time, "layers": layers, "sweep": sweep}  # sweep is last: it changes the tiles
-    parts["selective"] = partial(sweep, kinds=("selective",))
+    # sweep is last, because it changes the tiles.
+    commands = {"check": check, "time": time_scans, "layers": time_layers, "sweep": sweep}
+    commands["selective"] = partial(sweep, kinds=("selective",))
     # Compiling takes seconds per kernel, so kernels are compiled in parallel; Triton caches them on disk. Each has its
     # own process, because a failed kernel makes all later ones in its process fail.
     with ProcessPoolExecutor(15, mp_context=get_context("spawn"), max_tasks_per_child=1) as pool:
-        for part in sys.argv[1:] or ("check", "time", "layers", "sweep"):
-            parts[part](pool)
+        for name in sys.argv[1:] or ("check", "time", "layers", "sweep"):
+            commands[name](pool)
