@@ -112,7 +112,10 @@ def chunk_loss(z: Tensor, *arguments: Any) -> tuple[Tensor, Tensor, Tensor]:
 def loss_of_logits(
     z: Tensor, targets: Tensor, weights: Tensor, scale: float, softcap: float | None, needs_grad: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Logits z (C, V) before scale and cap -> w · loss (C,); w if the target has the highest logit (C,); dz."""
+    """Logits z (C, V) before scale and cap -> w · loss (C,), w of correct predictions, else 0 (C,), and dz (C, V).
+
+    A prediction is correct if the target has the highest logit. dz has the dtype of z.
+    """
     columns = targets.unsqueeze(-1)  # (C, 1)
     s = z if scale == 1.0 else z.to(weights.dtype) * scale
     if softcap is not None:

@@ -22,7 +22,7 @@ class Bias:
         raise NotImplementedError
 
     def values(self, layout: TokenLayout, dtype: torch.dtype) -> Tensor:
-        """(B, H, L, S) for all queries and keys, or (B, 1, L, S) if all heads have the same."""
+        """(B, H, L, S) for all queries and keys, or (B, 1, L, S) if all heads have the same bias."""
         return self.tile(layout.positions, layout.key_positions, dtype)
 
 

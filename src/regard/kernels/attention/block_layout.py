@@ -60,7 +60,7 @@ class BlockLayout:
 
 
 def block_size(neighbours: int) -> int:
-    """Queries per block for a window of this many keys beside the query: about a quarter of it, a power of two."""
+    """Queries per block: a power of two, about a quarter of the window of this many keys beside the query."""
     return min(max(1 << round(math.log2(max(neighbours, 4) / 4)), MIN_BLOCK), MAX_BLOCK)
 
 

@@ -101,7 +101,7 @@ def dots(a: Tensor, b: Tensor) -> Tensor:
 
 
 class RunningArgmax:
-    """The highest score of every query and the slot of its key, over tiles of scores; of equal scores the first.
+    """The highest score of every query and the slot of its key, over tiles of scores; the first of equal scores.
 
     PyTorch's argmax is not vectorized, amax is. So `update` takes the maxima of a few chunks per tile and keeps the
     chunk with the maximum only for rows whose maximum has risen, which become fewer with every tile. The argmax inside

@@ -209,7 +209,7 @@ def recompute_weights(
 
 @triton.jit
 def load_scalars(X, start, length, SIZE: tl.constexpr, EDGE: tl.constexpr):
-    """(SIZE,) of one number per token, from `start` on; EDGE: zeros after the last token."""
+    """(SIZE,): one number per token, from `start` on; EDGE: zeros after the last token."""
     slot = start + tl.arange(0, SIZE)
     if EDGE:
         return tl.load(X + slot, mask=slot < length, other=0.0)

@@ -57,7 +57,7 @@ def head_bias(Bias, head, max_distance, CONFIG: tl.constexpr):
 
 @triton.jit
 def add_bias(s, q_positions, k_positions, bias, max_distance, CONFIG: tl.constexpr):
-    """Scores with -slope · distance or the number of the offset added."""
+    """Add -slope · distance, or the bias of the offset, to the scores."""
     if CONFIG.bias == "slopes":
         s -= bias * tl.abs(k_positions.to(tl.float32) - q_positions.to(tl.float32))
     elif CONFIG.bias == "offsets":

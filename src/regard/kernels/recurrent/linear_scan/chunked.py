@@ -42,7 +42,7 @@ def scan(inputs: ScanInputs, chunk: int = CHUNK) -> tuple[Tensor, Tensor]:
     steps = None if decay is None else grouped(per_token(decay, length, valid), groups)
     constant = decay is not None and decay.dim() == 1 and valid is None  # all chunks decay equally
     documents = None if segments is None else number_documents(segments)
-    q, k, v, state = (grouped(x, groups) for x in (q, k, v, state))  # (B, G, R, …), of q and k R = 1
+    q, k, v, state = (grouped(x, groups) for x in (q, k, v, state))  # (B, G, R, …); R = 1 for q and k
     outs = []
     portions = split_lengths(length, chunk, MAX_NUMBERS // max(1, batch * heads * chunk))
     parts = zip(portions, *(in_chunks(x, portions) for x in (q, k, v, steps)), strict=True)

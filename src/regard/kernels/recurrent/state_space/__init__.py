@@ -86,7 +86,9 @@ def initial_states(system: System, driven_states: Tensor, state: Tensor | None, 
         initial = state[chunks.rows].where(chunks.first.view(-1, 1, 1), initial)
     for level in range(1, chunks.levels):
         indices = (chunks.level == level).nonzero().squeeze(-1)
-        power = system.power(chunks.size.bit_length() - 1)  # a chunk with a successor is full: a power of two
+        power = system.power(
+            chunks.size.bit_length() - 1
+        )  # a chunk with a successor is full, and its size a power of two
         before = (power @ initial[indices - 1].double()).to(driven_states.dtype) + driven_states[indices - 1]
         initial = initial.index_put((indices,), before)
     return initial

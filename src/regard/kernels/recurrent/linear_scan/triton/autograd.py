@@ -31,7 +31,7 @@ PROGRAMS = 528  # enough for a GPU of 132 multiprocessors; heads of a group are 
 
 
 def span_length(key_dim: int, value_dim: int, dtype: torch.dtype) -> int:
-    """Tokens per span; in float32 a product is three of tf32 with two operands each, so fewer tokens fit."""
+    """Tokens per span. A float32 product is three tf32 products, whose operands need more memory: fewer tokens fit."""
     return 32 if dtype == torch.float32 and max(key_dim, value_dim) > 128 else 64
 
 
