@@ -65,9 +65,9 @@ def wkv(inputs: WKVInputs) -> tuple[Tensor, Sums]:
         return autograd.wkv(inputs)
     documents = torch.zeros_like(k[..., 0], dtype=torch.int64) if segments is None else number_documents(segments)
     updates = torch.ones_like(documents, dtype=torch.bool) if valid is None else valid
+    parameters = decay.to(state.peak.dtype), bonus.to(state.peak.dtype)
     state_document, outs = documents[:, :1], []
     for portion in zip(*(x.split(PORTION, 1) for x in (k, v, documents, updates)), strict=True):
-        parameters = decay.to(state.peak.dtype), bonus.to(state.peak.dtype)
         out, state = run_portion(*portion, state_document, *parameters, state)
         state_document = portion[2][:, -1:]
         outs.append(out)
