@@ -81,7 +81,9 @@ def entry(name: str, value: object) -> str:
 
 
 def signature(name: str, value: object) -> str:
-    text = f"{name}{inspect.signature(value)}"  # type: ignore[arg-type]
+    whole = inspect.signature(value)  # type: ignore[arg-type]
+    public = [parameter for parameter in whole.parameters.values() if not parameter.name.startswith("_")]
+    text = f"{name}{whole.replace(parameters=public)}"
     text = re.sub(r"<factory>|<function \w+ at 0x\w+>", "…", without_modules(text))
     return f"```text\n{textwrap.fill(text, 110, subsequent_indent='    ')}\n```\n"
 

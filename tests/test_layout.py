@@ -1,4 +1,4 @@
-"""TokenLayout: the documents of a row are adjacent."""
+"""TokenLayout: the tokens of a document are adjacent in their row."""
 
 import pytest
 import torch
@@ -19,8 +19,13 @@ def test_a_document_in_two_parts_of_a_row_is_refused() -> None:
 
 
 def test_adjacent_documents_may_have_any_ids() -> None:
-    layout = layout_of([[2, 2, 1, 1, 7], [0, 0, 0, 0, 0]])
-    assert layout.tokens(slice(1, 4)).with_embeddings(torch.zeros(2, 3, 4)).segments_checked
+    layout_of([[2, 2, 1, 1, 7], [0, 0, 0, 0, 0]])
+
+
+def test_the_documents_of_a_replaced_layout_are_not_checked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    layout = layout_of([[2, 2, 1, 1, 7]])
+    monkeypatch.setattr("regard.layout.check_adjacent", lambda documents: pytest.fail("checked again"))
+    layout.tokens(slice(1, 4)).with_embeddings(torch.zeros(1, 3, 4))
 
 
 def test_padding_may_be_inside_a_document() -> None:

@@ -23,22 +23,22 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, eq=False)
 class TokenLayout:
     positions: Tensor  # (B, L) position of each token in its document, from 0
-    segments: Tensor | None = None  # (B, L) document of each token; its tokens are adjacent and attend to it only
+    segments: Tensor | None = None  # (B, L) document of each token: adjacent tokens, which attend only to one another
     valid: Tensor | None = None  # (B, L) False where the token is padding
     rows: Tensor | None = None  # (B,) row of the store for each batch row; None: batch row b is row b of the store
     keys: "TokenLayout | None" = None  # (B, S) layout of the keys; None: the keys are the queries' own tokens
-    ordered: bool = False  # keys are the queries, positions 0 … L-1, one document, nothing invalid
+    ordered: bool = False  # keys are the queries, positions 0 … L-1, one document, no padding
     consecutive: bool = False  # keys are the queries; valid tokens of a document are adjacent and in order
     inputs: "StackInputs" = field(default_factory=lambda: NO_INPUTS)
-    segments_checked: bool = field(default=False, repr=False, kw_only=True)  # so that `replace` checks them once
+    _segments_checked: bool = field(default=False, repr=False, kw_only=True)  # copied by `replace`: checked once
     _derived: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        if self.segments is None or self.segments_checked or torch.compiler.is_compiling():
+        if self.segments is None or self._segments_checked or torch.compiler.is_compiling():
             return
         if type(self.segments) is Tensor and self.segments.device.type == "cpu":  # elsewhere it would synchronize
             check_adjacent(self.segments if self.valid is None else self.derived(carry_segments))
-            object.__setattr__(self, "segments_checked", True)
+            object.__setattr__(self, "_segments_checked", True)
 
     @classmethod
     def whole(cls, batch: int, length: int, device: torch.device | str | None = None) -> "TokenLayout":
@@ -85,7 +85,7 @@ class TokenLayout:
         return layout
 
     def add_losses(self, losses: dict[str, Tensor]) -> None:
-        """Add a body's auxiliary losses, by name, to those of its sublayer; none are collected outside of one."""
+        """Add a body's auxiliary losses, by name, to those of its sublayer; outside of a sublayer they are dropped."""
         if (total := self.inputs.losses) is not None:
             total |= {name: total[name] + loss if name in total else loss for name, loss in losses.items()}
 
@@ -155,22 +155,22 @@ def set_keys(layout: TokenLayout, keys: TokenLayout) -> TokenLayout:
 def check_adjacent(documents: Tensor) -> None:
     """Raise ValueError if the tokens of a document are not adjacent in their row.
 
-    Attention would connect the two parts, but a recurrence resets at every change of the document.
+    Attention would connect the separate runs of a document, but a recurrence would reset between them.
     """
     steps = documents.diff(dim=1)
     if (steps >= 0).all():
         return
-    runs, different = ((x.diff(dim=1) != 0).sum(1) + 1 for x in (documents, documents.sort(1).values))
-    if (runs > different).any():
-        row = int((runs > different).int().argmax())
+    runs, counts = ((x.diff(dim=1) != 0).sum(1) + 1 for x in (documents, documents.sort(1).values))
+    if (runs > counts).any():
+        row = int((runs > counts).int().argmax())
         raise ValueError(
-            f"row {row} has {int(different[row])} documents in {int(runs[row])} runs of tokens; the tokens of a "
-            "document must be adjacent: sort the row by document, or give each run a segment of its own"
+            f"row {row} has {int(counts[row])} documents in {int(runs[row])} runs of tokens; the tokens of a "
+            "document must be adjacent: sort the row by document, or give each run a different segment"
         )
 
 
 def carry_segments(layout: TokenLayout) -> Tensor:
-    """(B, L) segment of the last valid token up to each token; before the first valid one, its segment."""
+    """(B, L) segment of the last valid token up to each token; for leading padding, that of the first valid token."""
     segments, valid = layout.segments, layout.valid
     assert segments is not None and valid is not None
     indices = torch.arange(segments.shape[1], device=segments.device).expand_as(segments)
