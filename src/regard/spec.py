@@ -164,8 +164,12 @@ class Spec:
     def to_json(self) -> str:
         return json.dumps(self.to_dict(), indent=2, allow_nan=False)
 
+    def fields_to_write(self) -> dict[str, Any]:
+        """The field values for `to_toml`; a model overrides it to leave out the values that it fills in itself."""
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+
     def to_toml(self, defaults: bool = False) -> str:
-        """As a file for people: fields at their default are left out unless `defaults`."""
+        """TOML in which fields with their default value are left out unless `defaults`."""
         return "\n".join(toml_lines(self.to_dict() if defaults else without_defaults(self))) + "\n"
 
     @classmethod
@@ -295,9 +299,9 @@ def read_value(value: Any, path: str, hint: Any) -> Any:
 def without_defaults(spec: Spec) -> dict[str, Any]:
     """Plain data of the fields that differ from their defaults."""
     data: dict[str, Any] = {"kind": spec.kind}
+    values = spec.fields_to_write()
     for field in dataclasses.fields(spec):
-        value = getattr(spec, field.name)
-        factory = field.default_factory
+        value, factory = values[field.name], field.default_factory
         default = field.default if factory is dataclasses.MISSING else factory()
         if value != default and value is not None:
             data[field.name] = plain(value, without_defaults)

@@ -141,6 +141,26 @@ def test_a_model_with_default_masks_round_trips(make) -> None:
     assert spec.to_dict()["layers"][0]["blocks"][0]["sublayers"][0]["body"]["mask"] == masks(spec)[0].to_dict()
 
 
+@pytest.mark.parametrize("make", [encoder, decoder])
+@pytest.mark.parametrize("body", [*BODIES.values(), SHARED], ids=[*BODIES, "shared"])
+def test_toml_does_not_contain_default_masks(make, body: Body) -> None:
+    spec = make(body)
+    assert "mask" not in spec.to_toml() and "mask" in spec.to_toml(defaults=True)
+    assert type(spec).from_toml(spec.to_toml()) == spec
+
+
+def test_toml_of_look_ahead_blocks_does_not_contain_default_masks() -> None:
+    spec = decoder(Attention(4), ahead=(block(Attention(4)),))
+    assert "mask" not in spec.to_toml() and Decoder.from_toml(spec.to_toml()) == spec
+
+
+def test_toml_contains_masks_that_are_not_the_default() -> None:
+    for spec in (encoder(Attention(4, mask=Causal())), decoder(Attention(4, mask=Window(3)))):
+        assert "mask" in spec.to_toml() and type(spec).from_toml(spec.to_toml()) == spec
+    source = encoder(ScoredAttention(4, source=True, mask=Full()))  # the encoder would leave mask=None unchanged
+    assert Encoder.from_toml(source.to_toml()) == source
+
+
 def test_a_file_without_masks_loads_with_the_default_of_its_model() -> None:
     for spec in (encoder(Attention(4)), decoder(Attention(4))):
         data = spec.to_dict()

@@ -9,6 +9,7 @@ output (`embedding_dim`: Lan et al. 2020, OPT-350m).
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -27,6 +28,7 @@ from regard.models.stack import (
     resolve_masks,
     state_declarations,
     unroll,
+    without_default_masks,
 )  # fmt: skip
 from regard.parts.block import Block, Losses, add, build
 from regard.parts.input import check_ids, whole_layout
@@ -92,6 +94,12 @@ class Decoder(Model["DecoderModule"]):
     @property
     def blocks(self) -> list[Block]:
         return unroll(self.layers)
+
+    def fields_to_write(self) -> dict[str, Any]:
+        stacks = {"layers": self.layers, "ahead": self.ahead}
+        return super().fields_to_write() | {
+            name: without_default_masks(blocks, Causal()) for name, blocks in stacks.items()
+        }
 
     def memory(self) -> tuple[tuple[Memory, ...], ...]:
         return state_declarations(self.layers, self.width)

@@ -10,6 +10,7 @@ between them (`embedding_dim`: ELECTRA, Clark et al. 2020).
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -20,7 +21,16 @@ from regard.layout import Source, TokenLayout
 from regard.models.base import Model, Scheme, initialize
 from regard.models.heads import Head, Hidden
 from regard.models.outputs import Outputs
-from regard.models.stack import Repeat, Stack, States, check_shared_bias, check_widths, resolve_masks, unroll
+from regard.models.stack import (
+    Repeat,
+    Stack,
+    States,
+    check_shared_bias,
+    check_widths,
+    resolve_masks,
+    unroll,
+    without_default_masks,
+)
 from regard.parts.block import Block, Losses, add, build
 from regard.parts.input import Input
 from regard.parts.norm import Norm
@@ -80,6 +90,9 @@ class Encoder(Model["EncoderModule"]):
     @property
     def blocks(self) -> list[Block]:
         return unroll(self.layers)
+
+    def fields_to_write(self) -> dict[str, Any]:
+        return super().fields_to_write() | {"layers": without_default_masks(self.layers, Full())}
 
     def module(self, scheme: Scheme) -> "EncoderModule":
         return EncoderModule(self, scheme)

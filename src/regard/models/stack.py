@@ -49,27 +49,33 @@ def tiled(blocks: tuple[Block, ...], depth: int) -> tuple[Repeat, ...]:
 
 
 def resolve_masks(layers: Any, mask: Mask) -> Any:
-    """The layers with this mask in every body whose own is None.
+    """The layers with this mask in every body whose mask is None.
 
     A pattern (`Tiled`) is replaced by its runs, because its terms depend on the mask of its block.
     """
     if not isinstance(layers, list | tuple | Spec):
         return layers
     items = [layers] if isinstance(layers, Spec) else layers
-    resolved = [with_default_mask(item, mask) for item in items]
+    resolved = [replace_bodies(item, lambda body: body.with_default_mask(mask)) for item in items]
     runs = [run for item in resolved for run in (item.unpack() if isinstance(item, Spec) else (item,))]
-    return tuple(with_default_mask(run, mask) for run in runs)
+    return tuple(replace_bodies(run, lambda body: body.with_default_mask(mask)) for run in runs)
 
 
-def with_default_mask(value: Any, mask: Mask) -> Any:
+def without_default_masks(layers: tuple[Spec, ...], mask: Mask) -> tuple[Spec, ...]:
+    """The inverse of `resolve_masks`: mask=None in every body for which the model would choose this mask."""
+    return replace_bodies(layers, lambda body: body.without_default_mask(mask))
+
+
+def replace_bodies(value: Any, change: Callable[[Body], Body]) -> Any:
+    """The spec, or tuple of specs, with every body replaced by `change(body)`."""
     if isinstance(value, Body):
-        return value.with_default_mask(mask)
+        return change(value)
     if isinstance(value, tuple):
-        return tuple(with_default_mask(item, mask) for item in value)
+        return tuple(replace_bodies(item, change) for item in value)
     if not isinstance(value, Spec):
         return value
     values = field_values(value)
-    changed = {name: new for name, old in values.items() if (new := with_default_mask(old, mask)) != old}
+    changed = {name: new for name, old in values.items() if (new := replace_bodies(old, change)) != old}
     return replace(value, **changed) if changed else value
 
 

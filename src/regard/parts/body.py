@@ -51,6 +51,14 @@ class Body(Spec):
         change: dict[str, Any] = {"mask": mask} if model_decides else {}
         return replace(self, **change) if change else self
 
+    def without_default_mask(self, mask: Mask) -> Self:
+        """The inverse of `with_default_mask`: mask=None if the model would then fill in this mask."""
+        if vars(self).get("mask") != mask or hints(type(self)).get("mask") != (Mask | None):
+            return self
+        change: dict[str, Any] = {"mask": None}
+        unset = replace(self, **change)
+        return unset if unset.with_default_mask(mask) == self else self
+
     def attention_sizes(self, width: int) -> tuple[int, int, int] | None:
         """(heads, kv_heads, head_dim) of its softmax attention; None: it has no such attention."""
         return None

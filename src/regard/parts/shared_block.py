@@ -68,6 +68,13 @@ class SharedBlock(Body):
             mixer=self.mixer.with_default_mask(mask),
         )
 
+    def without_default_mask(self, mask: Mask) -> Self:
+        return replace(
+            self,
+            attention=self.attention.without_default_mask(mask),
+            mixer=self.mixer.without_default_mask(mask),
+        )
+
     def attention_sizes(self, width: int) -> tuple[int, int, int]:
         return self.attention.sizes(2 * width)
 
