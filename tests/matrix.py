@@ -25,7 +25,7 @@ from regard.parts.position.rope import Rope
 from regard.parts.position.rope2d import Rope2D
 from regard.parts.position.rope_scaling import LongRope
 from regard.parts.position.t5 import T5Buckets
-from regard.spec import Spec, SpecError, hints, read
+from regard.spec import Spec, SpecError, field_types, parse_spec
 from regard.verification.length import parts
 from regard.verification.outcome import kept
 from regard.verification.report import attempt
@@ -88,14 +88,14 @@ def positions() -> dict[str, Position]:
 
 
 def takes_position(body: Body) -> bool:
-    return "position" in hints(type(body)) and not isinstance(body, CrossAttention)
+    return "position" in field_types(type(body)) and not isinstance(body, CrossAttention)
 
 
 def model_of(mixer: Body, position: Position) -> Model | Spec:
     """Two layers of the mixer with this position in the mixer or in the stack; SpecError if it fits neither."""
     mixer, position = with_matching_sizes(mixer, position)
     in_mixer = fits(position, "attention") and (takes_position(mixer) or not fits(position, "stack"))
-    body = read(mixer.to_dict() | {"position": position.to_dict()}, mixer.kind) if in_mixer else mixer
+    body = parse_spec(mixer.to_dict() | {"position": position.to_dict()}, mixer.kind) if in_mixer else mixer
     block = Block((Sublayer(body), Sublayer(SwiGLU(40))))
     spec = decoder(block, position=NoPosition() if in_mixer else position)
     return spec if cross_attention_of(mixer) is None else EncoderDecoder(ENCODER, spec)
@@ -103,7 +103,7 @@ def model_of(mixer: Body, position: Position) -> Model | Spec:
 
 def with_matching_sizes(mixer: Body, position: Position) -> tuple[Body, Position]:
     """Both with matching sizes, so that a combination is refused because of its parts and not of their sizes."""
-    if isinstance(position, Rope2D) and "head_dim" in hints(type(mixer)):
+    if isinstance(position, Rope2D) and "head_dim" in field_types(type(mixer)):
         mixer = replace(mixer, head_dim=8)
     if isinstance(mixer, LatentAttention) and isinstance(position, Rope) and isinstance(position.scaling, LongRope):
         pairs = mixer.rope_dim // 2

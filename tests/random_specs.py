@@ -48,7 +48,7 @@ from regard.parts.ssm.mamba import Mamba
 from regard.parts.ssm.mamba2 import Mamba2
 from regard.parts.ssm.s4 import S4, S4D
 from regard.parts.window_mlp import WindowMLP
-from regard.spec import Spec, SpecError, class_of, hints
+from regard.spec import Spec, SpecError, class_of, field_types
 from regard.verification.length import parts
 from tests.laws import MODELS
 
@@ -262,7 +262,7 @@ def mixers(heads: int) -> dict[str, SearchStrategy[Body]]:
 
 def resized(body: Body, heads: int) -> Body:
     sizes = {"heads": heads, "kv_heads": None, "head_dim": HEAD_DIM}
-    return replace(body, **{name: size for name, size in sizes.items() if name in hints(type(body))})
+    return replace(body, **{name: size for name, size in sizes.items() if name in field_types(type(body))})
 
 
 activations = st.sampled_from(sorted(ACTIVATIONS))
@@ -343,7 +343,7 @@ def hybrids(draw: st.DrawFn) -> Decoder:
         "full": st.builds(replace, table["attention"], mask=st.just(Causal())),
         "near": st.builds(replace, table["attention"] | table["latent_attention"], mask=windows),
         "recurrent": st.one_of(
-            *(table[kind] for kind in table if attention_fields.isdisjoint(hints(class_of(kind, ""))))
+            *(table[kind] for kind in table if attention_fields.isdisjoint(field_types(class_of(kind, ""))))
         ),
     }
     pattern = draw(st.lists(st.sampled_from(sorted(kinds)), min_size=2, max_size=4).filter(lambda p: len(set(p)) > 1))

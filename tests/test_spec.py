@@ -22,7 +22,7 @@ from regard.parts.position.learned import Learned
 from regard.parts.position.rope import Rope
 from regard.parts.position.sinusoidal import Sinusoidal
 from regard.parts.short_convolution import ShortConvolution
-from regard.spec import KINDS, Spec, SpecError, class_of, hints
+from regard.spec import KINDS, Spec, SpecError, class_of, field_types
 from tests.laws import MODELS, block, decoder
 
 sizes = st.integers(1, 10**6)
@@ -204,5 +204,5 @@ def test_optional_fields_default_to_none(kind: str) -> None:
     """Files omit None, so an absent key must mean None."""
     cls = class_of(kind, kind)
     for field in dataclasses.fields(cls):
-        if type(None) in typing.get_args(hints(cls)[field.name]):
+        if type(None) in typing.get_args(field_types(cls)[field.name]):
             assert field.default is None, f"{kind}.{field.name} would be read back as {field.default}"

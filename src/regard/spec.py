@@ -133,7 +133,7 @@ class Spec:
         return super().__new__(cls)
 
     def __post_init__(self) -> None:
-        for name, hint in hints(type(self)).items():
+        for name, hint in field_types(type(self)).items():
             value = convert(getattr(self, name), hint, f"{type(self).__name__}.{name}")
             object.__setattr__(self, name, value)
         self.check()
@@ -158,7 +158,7 @@ class Spec:
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data with all values, defaults included, except None (TOML has no null)."""
-        values = {f.name: plain(getattr(self, f.name)) for f in dataclasses.fields(self)}
+        values = {f.name: to_plain_data(getattr(self, f.name)) for f in dataclasses.fields(self)}
         return {"kind": self.kind} | {k: v for k, v in values.items() if v is not None}
 
     def to_json(self) -> str:
@@ -174,7 +174,7 @@ class Spec:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        spec = read(data, cls.__name__, cls)
+        spec = parse_spec(data, cls.__name__, cls)
         if not isinstance(spec, cls):
             raise SpecError(f"expected a spec of the class {cls.__name__}, found kind={data.get('kind')!r}")
         return spec
@@ -225,7 +225,7 @@ def register(kind: str) -> Callable[[type[SpecClass]], type[SpecClass]]:
 
 
 @cache
-def hints(cls: "type[Spec]") -> dict[str, Any]:
+def field_types(cls: "type[Spec]") -> dict[str, Any]:
     """The type of each field."""
     resolved = typing.get_type_hints(cls)
     return {f.name: resolved[f.name] for f in dataclasses.fields(cls)}
@@ -261,7 +261,7 @@ def class_of(kind: str, path: str) -> type[Spec]:
     return getattr(importlib.import_module(module), name)
 
 
-def read(data: Any, path: str, hint: Any = None) -> Spec:
+def parse_spec(data: Any, path: str, hint: Any = None) -> Spec:
     """A spec from plain data. `path` is its position in the tree, for error messages.
 
     `hint` is the type of the field; if it is the class of a kind, the data need not have a `kind`.
@@ -271,7 +271,7 @@ def read(data: Any, path: str, hint: Any = None) -> Spec:
     if "kind" not in data and not (isinstance(hint, type) and has_kind(hint)):
         raise SpecError(f"{path}: expected a table with a 'kind', found only {', '.join(map(str, data)) or 'nothing'}")
     cls = class_of(data["kind"], path) if "kind" in data else hint
-    expected = hints(cls)
+    expected = field_types(cls)
     for key in data:
         if key != "kind" and key not in expected:
             raise SpecError(f"{path}: {kind_of(cls)} has no key {key!r}; {nearest(str(key), expected)}")
@@ -290,7 +290,7 @@ def read_value(value: Any, path: str, hint: Any) -> Any:
     inner = [h for h in typing.get_args(hint) if h not in (types.NoneType, ...)]
     hint = inner[0] if inner else hint  # Norm, for `Norm | None` and for `tuple[Norm, ...]`
     if isinstance(value, Mapping):
-        return read(value, path, hint)
+        return parse_spec(value, path, hint)
     if isinstance(value, list | tuple):
         return tuple(read_value(v, f"{path}[{i}]", hint) for i, v in enumerate(value))
     return value
@@ -304,15 +304,15 @@ def without_defaults(spec: Spec) -> dict[str, Any]:
         value, factory = values[field.name], field.default_factory
         default = field.default if factory is dataclasses.MISSING else factory()
         if value != default and value is not None:
-            data[field.name] = plain(value, without_defaults)
+            data[field.name] = to_plain_data(value, without_defaults)
     return data
 
 
-def plain(value: Any, spec_to_dict: Callable[[Spec], dict[str, Any]] = Spec.to_dict) -> Any:
+def to_plain_data(value: Any, spec_to_dict: Callable[[Spec], dict[str, Any]] = Spec.to_dict) -> Any:
     """The value as data for JSON or TOML."""
     if isinstance(value, Spec):
         return spec_to_dict(value)
-    return [plain(v, spec_to_dict) for v in value] if isinstance(value, tuple) else value
+    return [to_plain_data(v, spec_to_dict) for v in value] if isinstance(value, tuple) else value
 
 
 def convert(value: Any, hint: Any, path: str) -> Any:

@@ -33,7 +33,7 @@ from regard.models.decoder import Decoder
 from regard.models.encoder import Encoder
 from regard.models.heads import Pooler
 from regard.models.stack import Repeat, Stack, stacks_of, without_repeats
-from regard.spec import SpecError, read
+from regard.spec import SpecError, parse_spec
 from regard.weights.table import IDENTITY, Chain, StoredTensor, Table
 
 MODEL_TYPE = "regard"
@@ -174,7 +174,7 @@ def read_spec_and_table(folder: Path) -> tuple[Model, Table | Chain]:
     config = read_json(folder / "config.json")
     if config.get("model_type") == MODEL_TYPE:
         try:
-            spec = read(config.get("spec", {}), "spec", Decoder)
+            spec = parse_spec(config.get("spec", {}), "spec", Decoder)
         except RecursionError as error:
             raise CheckpointError(f"{folder}: the spec in config.json is nested too deeply") from error
         if not isinstance(spec, Model):

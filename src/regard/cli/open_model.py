@@ -100,9 +100,9 @@ def read_spec(
     from regard.models.base import Model
     from regard.models.decoder import Decoder
     from regard.models.pattern import retile
-    from regard.spec import SpecError, read
+    from regard.spec import SpecError, parse_spec
 
-    spec = read(spec_tables(name, overrides, other_names or {}), "model", Decoder)
+    spec = parse_spec(spec_tables(name, overrides, other_names or {}), "model", Decoder)
     if not isinstance(spec, Model):
         raise SpecError(f"{name} is a spec of kind {spec.kind}, not of a model; give the spec of a whole model")
     return spec if pattern is None else retile(spec, pattern)
@@ -111,7 +111,7 @@ def read_spec(
 def spec_tables(name: str, overrides: list[str], other_names: Mapping[str, Iterable[str]]) -> "Mapping[str, Any]":
     """A model's spec as plain data."""
     from regard.checkpoint.model_folder import read_spec_and_table
-    from regard.spec import read
+    from regard.spec import parse_spec
     from regard.training.recipe import RECIPES, Vocabulary, dotted, find_recipe, override, read_recipe
 
     if has_weights(name):
@@ -127,7 +127,7 @@ def spec_tables(name: str, overrides: list[str], other_names: Mapping[str, Itera
     tables = read_recipe(path, dotted(overrides))
     model = tables.get("model", tables)
     if "model" in tables and "vocab" not in model and model.get("kind", "decoder") == "decoder":
-        vocabulary = read(tables.get("tokenizer", {}), "tokenizer", Vocabulary)
+        vocabulary = parse_spec(tables.get("tokenizer", {}), "tokenizer", Vocabulary)
         assert isinstance(vocabulary, Vocabulary)
         model = {"vocab": vocabulary.expected, **model}
     return model

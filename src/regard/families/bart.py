@@ -16,7 +16,7 @@ from regard.kernels.attention.mask import Full
 from regard.models.decoder import Decoder
 from regard.models.encoder import Encoder
 from regard.models.encoder_decoder import EncoderDecoder
-from regard.models.stack import Repeat, tiled
+from regard.models.stack import Repeat, repeat_blocks
 from regard.parts.attention import Attention
 from regard.parts.block import Block, Sublayer
 from regard.parts.body import Body
@@ -62,13 +62,13 @@ def embedding_scale(hf_config: Config) -> float:
 
 def encoder_layers(hf_config: Config, style: Style, key_bias: bool | None = None) -> Layers:
     attention = Attention(hf_config.integer("encoder_attention_heads"), bias=True, key_bias=key_bias, mask=Full())
-    return tiled((read_block(hf_config, "encoder", style, attention),), hf_config.integer("encoder_layers"))
+    return repeat_blocks((read_block(hf_config, "encoder", style, attention),), hf_config.integer("encoder_layers"))
 
 
 def decoder_layers(hf_config: Config, style: Style, key_bias: bool | None = None) -> Layers:
     heads = hf_config.integer("decoder_attention_heads")
     mixers = (mixer(heads, bias=True, key_bias=key_bias) for mixer in (Attention, CrossAttention))
-    return tiled((read_block(hf_config, "decoder", style, *mixers),), hf_config.integer("decoder_layers"))
+    return repeat_blocks((read_block(hf_config, "decoder", style, *mixers),), hf_config.integer("decoder_layers"))
 
 
 def read_block(hf_config: Config, stack: str, style: Style, *mixers: Body) -> Block:

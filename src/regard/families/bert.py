@@ -14,7 +14,7 @@ from regard.families.common.roundtrip import bodies
 from regard.kernels.attention.mask import Full
 from regard.models.encoder import Encoder
 from regard.models.heads import Classification, Dense, MaskedLM, Pooled, Pooler, PreTraining
-from regard.models.stack import Repeat, tiled
+from regard.models.stack import Repeat, repeat_blocks
 from regard.parts.attention import Attention
 from regard.parts.block import Block, Sublayer
 from regard.parts.feedforward import Activation, FeedForward
@@ -89,7 +89,7 @@ def read_block(hf_config: Config, attention: Attention) -> Block:
 def uniform_layers(hf_config: Config, attention: Attention | None = None) -> tuple[Repeat, ...]:
     """The same block in every layer; without an attention, full attention with biases."""
     attention = attention or Attention(hf_config.integer("num_attention_heads"), mask=Full(), bias=True)
-    return tiled((read_block(hf_config, attention),), hf_config.integer("num_hidden_layers"))
+    return repeat_blocks((read_block(hf_config, attention),), hf_config.integer("num_hidden_layers"))
 
 
 def read_encoder(

@@ -13,7 +13,7 @@ from regard.families.common.roundtrip import bodies
 from regard.kernels.attention.mask import Full
 from regard.models.encoder import Encoder
 from regard.models.heads import Dense, MaskedLM
-from regard.models.stack import tiled
+from regard.models.stack import repeat_blocks
 from regard.parts.attention import Attention
 from regard.parts.block import Block, Sublayer
 from regard.parts.feedforward import FeedForward
@@ -47,7 +47,7 @@ def spec(config: dict[str, Any]) -> Encoder:
     return Encoder(
         Tokens(hf_config.integer("vocab_size")),
         hf_config.integer("dim"),
-        tiled((block,), hf_config.integer("n_layers")),
+        repeat_blocks((block,), hf_config.integer("n_layers")),
         Learned(context),
         embedding_norm=NORM,
         head=classes[hf_config.architecture(classes)],

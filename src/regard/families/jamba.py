@@ -15,7 +15,7 @@ from regard.families.common.names import ATTENTION, FEEDFORWARD
 from regard.families.common.roundtrip import bodies, check_roundtrip
 from regard.families.mamba import mixer_links, read_rank
 from regard.models.decoder import Decoder
-from regard.models.stack import tiled
+from regard.models.stack import repeat_blocks
 from regard.parts.attention import Attention
 from regard.parts.block import Block, Sublayer
 from regard.parts.body import Body
@@ -69,7 +69,7 @@ def spec(config: dict[str, Any]) -> Decoder:
     period = math.lcm(len(mixers), len(feedforwards))
     pairs = zip(mixers * (period // len(mixers)), feedforwards * (period // len(feedforwards)), strict=True)
     blocks = tuple(Block((Sublayer(mixer, norm), Sublayer(feedforward, norm))) for mixer, feedforward in pairs)
-    return read_decoder(hf_config, tiled(blocks, hf_config.integer("num_hidden_layers")), norm, context=262144)
+    return read_decoder(hf_config, repeat_blocks(blocks, hf_config.integer("num_hidden_layers")), norm, context=262144)
 
 
 def one_period(hf_config: Config, key: str, period: int, offset: int, body: Body, default: Body) -> list[Body]:

@@ -25,7 +25,7 @@ from regard.kernels.attention.mask import Full
 from regard.kernels.attention.patterns.window import Window
 from regard.models.encoder import Encoder
 from regard.models.heads import Dense, MaskedLM
-from regard.models.stack import Repeat, tiled
+from regard.models.stack import Repeat, repeat_blocks
 from regard.parts.attention import Attention
 from regard.parts.block import Block, Sublayer
 from regard.parts.feedforward import Gated
@@ -64,7 +64,7 @@ def read_layers(hf_config: Config, norm: LayerNorm) -> tuple[Repeat, ...]:
     first, *others = shortest_period(layer_list(hf_config, "layer_types", str, default))
     following = tuple(read_block(hf_config, kind, norm, norm) for kind in (*others, first))
     depth = hf_config.integer("num_hidden_layers")
-    return Repeat((read_block(hf_config, first, NoNorm(), norm),)), *tiled(following, depth - 1)
+    return Repeat((read_block(hf_config, first, NoNorm(), norm),)), *repeat_blocks(following, depth - 1)
 
 
 def read_block(hf_config: Config, layer_type: str, attention_norm: Norm, feedforward_norm: Norm) -> Block:

@@ -17,7 +17,7 @@ from regard.families.common.rope_config import read_rope, rope_parameters
 from regard.families.common.roundtrip import bodies, check_roundtrip
 from regard.kernels.attention.patterns.window import Window
 from regard.models.decoder import Decoder
-from regard.models.stack import tiled
+from regard.models.stack import repeat_blocks
 from regard.parts.attention import Attention
 from regard.parts.block import Block, Sublayer
 from regard.parts.body import Body
@@ -58,7 +58,7 @@ def spec(config: dict[str, Any]) -> Decoder:
     if not types or not {*types} <= mixers.keys():
         raise hf_config.error("block_types", types, "must be a list of 'recurrent' and 'attention'")
     blocks = tuple(Block((Sublayer(mixers[name], norm), Sublayer(feedforward, norm))) for name in types)
-    layers = tiled(blocks, hf_config.integer("num_hidden_layers"))
+    layers = repeat_blocks(blocks, hf_config.integer("num_hidden_layers"))
     model = read_decoder(hf_config, layers, norm, tied=True, context=None)
     return replace(
         model,

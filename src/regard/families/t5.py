@@ -15,7 +15,7 @@ from regard.kernels.attention.mask import Full
 from regard.models.decoder import Decoder
 from regard.models.encoder import Encoder
 from regard.models.encoder_decoder import EncoderDecoder
-from regard.models.stack import Repeat, tiled
+from regard.models.stack import Repeat, repeat_blocks
 from regard.parts.attention import Attention
 from regard.parts.block import Block, Sublayer
 from regard.parts.body import Body
@@ -70,7 +70,7 @@ def read_t5(
 
     def layers(feedforwards: FeedForwards, depth: int, *mixers: Body) -> tuple[Repeat, ...]:
         blocks = (Block(tuple(Sublayer(body, norm) for body in (*mixers, last))) for last in feedforwards)
-        return tiled(tuple(blocks), depth)
+        return repeat_blocks(tuple(blocks), depth)
 
     source = layers(encoder, depth, replace(causal, mask=Full()))
     target = layers(decoder, hf_config.integer("num_decoder_layers", depth), causal, cross)

@@ -30,7 +30,7 @@ from regard.models.stack import (
     unroll,
     without_default_masks,
 )  # fmt: skip
-from regard.parts.block import Block, Losses, add, build
+from regard.parts.block import Block, Losses, build_norm, sum_losses
 from regard.parts.input import check_ids, whole_layout
 from regard.parts.norm import Norm, RMSNorm
 from regard.parts.position.base import NoPosition, Position
@@ -116,7 +116,7 @@ class DecoderModule(nn.Module):
         self.spec = spec
         self.embedding = nn.Embedding(spec.vocab, spec.table_dim)
         self.widen = projection(spec.embedding_dim, spec.width)
-        self.embedding_norm = build(spec.embedding_norm, spec.width)
+        self.embedding_norm = build_norm(spec.embedding_norm, spec.width)
         self.position = spec.position.build(spec.width, 1)
         self.stack = Stack(spec.layers, spec.width)
         self.ahead = nn.ModuleList(block.build(spec.width) for block in spec.ahead)
@@ -147,7 +147,7 @@ class DecoderModule(nn.Module):
         for block in self.ahead:
             y, more = block(x, self.position.share_bias(layout))
             ahead.append(self.lazy_logits(self.final_norm(y)))
-            losses = add(losses, more)
+            losses = sum_losses(losses, more)
         return Outputs(self.lazy_logits(self.final_norm(x)), tuple(ahead), losses)
 
     def hidden(

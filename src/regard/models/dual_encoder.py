@@ -17,7 +17,7 @@ from regard.models.base import Model, Scheme
 from regard.models.encoder import Encoder, EncoderModule
 from regard.models.heads import Pooled
 from regard.models.outputs import Outputs
-from regard.parts.block import add
+from regard.parts.block import sum_losses
 from regard.spec import SpecError, require
 
 
@@ -68,7 +68,7 @@ class DualEncoderModule(nn.Module):
         image, text = self.image(images, outputs=True), self.text(tokens, self.until_end(tokens, layout), outputs=True)
         logits = self.scale.exp() * image.logits @ text.logits.T  # (n, m)
         logits = logits if self.bias is None else logits + self.bias
-        return Outputs(logits, (), add(image.losses, text.losses)) if outputs else logits
+        return Outputs(logits, (), sum_losses(image.losses, text.losses)) if outputs else logits
 
     def until_end(self, tokens: Tensor, layout: TokenLayout | None) -> TokenLayout | None:
         """The layout with tokens after the first end token invalid; CLIP pads its texts with end tokens."""

@@ -31,7 +31,7 @@ from regard.models.stack import (
     unroll,
     without_default_masks,
 )
-from regard.parts.block import Block, Losses, add, build
+from regard.parts.block import Block, Losses, build_norm, sum_losses
 from regard.parts.input import Input
 from regard.parts.norm import Norm
 from regard.parts.patches import Patches, resize_grid
@@ -104,10 +104,10 @@ class EncoderModule(nn.Module):
         self.spec = spec
         self.input = spec.input.build(spec.table_dim)
         self.position = spec.position.build(spec.table_dim, 1)
-        self.embedding_norm = build(spec.embedding_norm, spec.table_dim)
+        self.embedding_norm = build_norm(spec.embedding_norm, spec.table_dim)
         self.widen = nn.Identity() if spec.embedding_dim is None else nn.Linear(spec.embedding_dim, spec.width)
         self.stack = Stack(spec.layers, spec.width)
-        self.norm = build(spec.norm, spec.width)
+        self.norm = build_norm(spec.norm, spec.width)
         self.head = Hidden() if spec.head is None else spec.head.build(spec.width, self.input)
         initialize(self, len(self.stack.blocks), scheme)
 
@@ -157,5 +157,5 @@ class EncoderModule(nn.Module):
         for block in self.stack.blocks[: max(depths)]:
             x, more = block(x, layout)
             hidden.append(x)
-            losses = add(losses, more)
+            losses = sum_losses(losses, more)
         return torch.cat([hidden[depth] for depth in depths], -1), losses  # (B, L, len(depths)·D)

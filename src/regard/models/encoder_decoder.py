@@ -19,7 +19,7 @@ from regard.models.encoder import Encoder, EncoderModule
 from regard.models.outputs import Outputs, materialize
 from regard.models.stack import States
 from regard.parts.attention_rnn import AttentionRNN
-from regard.parts.block import Losses, add
+from regard.parts.block import Losses, sum_losses
 from regard.parts.body import Body
 from regard.parts.cross_attention import CrossAttention
 from regard.parts.input import Tokens, TokensModule, whole_layout
@@ -104,7 +104,7 @@ class EncoderDecoderModule(nn.Module):
         layout = whole_layout(tokens) if layout is None else layout
         layout, states, losses = self.condition(source, source_layout, layout, states)
         out = self.target(tokens, layout, states, outputs=True)
-        return out._replace(losses=add(losses, out.losses)) if outputs else materialize(out.logits)
+        return out._replace(losses=sum_losses(losses, out.losses)) if outputs else materialize(out.logits)
 
     def condition(
         self, source: Tensor, source_layout: TokenLayout | None, layout: TokenLayout, states: States | None

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.layout import TokenLayout
-from regard.parts.block import build
+from regard.parts.block import build_norm
 from regard.parts.feedforward import ACTIVATIONS, Activation
 from regard.parts.input import Input, Tokens, TokensModule
 from regard.parts.norm import Norm
@@ -43,7 +43,7 @@ class DenseModule(nn.Module):
     def __init__(self, width: int, out: int, spec: Dense):
         super().__init__()
         self.dense = nn.Linear(width, out, bias=spec.bias)
-        self.norm = build(spec.norm, out)
+        self.norm = build_norm(spec.norm, out)
         self.activation = ACTIVATIONS[spec.activation]
 
     def forward(self, x: Tensor) -> Tensor:

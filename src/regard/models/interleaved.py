@@ -19,7 +19,7 @@ from regard.models.decoder import Decoder, DecoderModule
 from regard.models.encoder import Encoder, EncoderModule
 from regard.models.outputs import Outputs
 from regard.models.stack import States
-from regard.parts.block import Losses, add
+from regard.parts.block import Losses, sum_losses
 from regard.parts.feedforward import ACTIVATIONS, Activation
 from regard.parts.patches import Patches
 from regard.parts.state import Memory
@@ -126,7 +126,7 @@ class InterleavedModule(nn.Module):
         layout = TokenLayout.whole(*tokens.shape, tokens.device) if layout is None else layout
         embeddings, losses = self.embed(tokens, images)
         out = self.decoder(tokens, layout, states, outputs, embeddings)
-        return out._replace(losses=add(losses, out.losses)) if outputs else out
+        return out._replace(losses=sum_losses(losses, out.losses)) if outputs else out
 
     def embed(self, tokens: Tensor, images: Tensor | None) -> tuple[Tensor, Losses]:
         """Embeddings (B, L, D) with projected patches in place of the markers; and the vision encoder's losses."""

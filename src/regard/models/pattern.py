@@ -17,12 +17,24 @@ from typing import Any, TypeVar
 
 from regard.kernels.attention.mask import Mask
 from regard.models.pattern_parser import LayerTerms, Term, parse
-from regard.models.stack import Repeat, tiled
+from regard.models.stack import Repeat, repeat_blocks
 from regard.parts.block import Block, Sublayer
 from regard.parts.body import Body
 from regard.parts.cross_attention import CrossAttention
 from regard.parts.position.base import Position
-from regard.spec import KINDS, REGISTERED, Spec, SpecError, class_of, hints, kind_of, nearest, plain, read, require
+from regard.spec import (
+    KINDS,
+    REGISTERED,
+    Spec,
+    SpecError,
+    class_of,
+    field_types,
+    kind_of,
+    nearest,
+    parse_spec,
+    require,
+    to_plain_data,
+)
 
 ABBREVIATIONS = {"sinks": "sinks_and_window", "linear": "linear_attention", "convolution": "short_convolution"}
 ModelSpec = TypeVar("ModelSpec", bound=Spec)
@@ -47,7 +59,7 @@ def tile(block: Block, pattern: str, depth: int) -> tuple[Repeat, ...]:
     """The layers of the pattern, repeated up to `depth`."""
     require(depth > 0, f"tiled: depth={depth} must be positive")
     blocks = tuple(b for layer in parse(pattern) for b in [apply_terms(block, layer, pattern)] * layer.times)
-    return tiled(blocks, depth)
+    return repeat_blocks(blocks, depth)
 
 
 def retile(spec: ModelSpec, pattern: str) -> ModelSpec:
@@ -59,7 +71,9 @@ def retile(spec: ModelSpec, pattern: str) -> ModelSpec:
         f"{spec.kind}: its layers share weights (tied=True), and a pattern gives each layer its own; set tied=False",
     )
     blocks = [block for run in layers for block in run.blocks]
-    base = next((block for block in blocks if any("mask" in hints(type(s.body)) for s in block.sublayers)), blocks[0])
+    base = next(
+        (block for block in blocks if any("mask" in field_types(type(s.body)) for s in block.sublayers)), blocks[0]
+    )
     depth = sum(run.times * len(run.blocks) for run in layers)
     return dataclasses.replace(spec, layers=tile(base, pattern, depth))
 
@@ -102,7 +116,7 @@ def sublayer_index(block: Block, cls: type[Spec]) -> int:
         body = sublayer.body
         if isinstance(body, CrossAttention):
             return False
-        return field in hints(type(body)) if field else issubclass(cls, Body) and body.mixes == cls.mixes
+        return field in field_types(type(body)) if field else issubclass(cls, Body) and body.mixes == cls.mixes
 
     found = [index for index, sublayer in enumerate(block.sublayers) if fits(sublayer)]
     has = ", ".join(sublayer.body.kind for sublayer in block.sublayers)
@@ -114,7 +128,7 @@ def sublayer_index(block: Block, cls: type[Spec]) -> int:
 def with_attention_field(body: Body, term: Term, cls: type[Spec]) -> Body:
     """The attention with the mask or position of this term, and with its other fields."""
     field = "mask" if issubclass(cls, Mask) else "position"
-    mine, theirs = hints(cls), hints(type(body))
+    mine, theirs = field_types(cls), field_types(type(body))
     own = Term(term.name, [a for a in term.positional if not isinstance(a, Term)], {})
     other: dict[str, Any] = {}
     for argument in (a for a in term.positional if isinstance(a, Term)):
@@ -134,20 +148,20 @@ def with_attention_field(body: Body, term: Term, cls: type[Spec]) -> Body:
     elif "causal" in mine:
         data = {"causal": causal} | data
     new = body.to_dict() | {name: field_data(value, theirs[name]) for name, value in other.items()} | {field: data}
-    return read(new, term.name)  # ty: ignore[invalid-return-type]
+    return parse_spec(new, term.name)  # ty: ignore[invalid-return-type]
 
 
 def with_body(body: Body, term: Term, cls: type[Spec]) -> Body:
     """The body of this term, with the fields it shares with the old one; experts take the old one as expert."""
-    common = {name: plain(getattr(body, name)) for name in hints(type(body)) if name in hints(cls)}
+    common = {name: to_plain_data(getattr(body, name)) for name in field_types(type(body)) if name in field_types(cls)}
     common = {name: value for name, value in common.items() if value is not None} | {"expert": body.to_dict()}
     given = term_data(term, cls)
-    return read({name: v for name, v in common.items() if name in hints(cls)} | given, term.name)  # ty: ignore
+    return parse_spec({name: v for name, v in common.items() if name in field_types(cls)} | given, term.name)  # ty: ignore
 
 
 def term_data(term: Term, cls: type[Spec]) -> dict[str, Any]:
     """The term as plain data of a spec; positional values fill the fields in order."""
-    expected = hints(cls)
+    expected = field_types(cls)
     require(
         len(term.positional) <= len(expected),
         f"{term.name} takes {len(expected)} values ({', '.join(expected) or 'none'}), found {len(term.positional)}",

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from regard.kernels.attention.mask import Mask
 from regard.layout import TokenLayout
-from regard.parts.block import Block, Losses, add
+from regard.parts.block import Block, Losses, sum_losses
 from regard.parts.body import Body
 from regard.parts.position.base import Position
 from regard.parts.shared_block import tie_shared_blocks
@@ -41,7 +41,7 @@ def unroll(layers: tuple[Repeat, ...]) -> list[Block]:
     return [block for run in layers for _ in range(run.times) for block in run.blocks]
 
 
-def tiled(blocks: tuple[Block, ...], depth: int) -> tuple[Repeat, ...]:
+def repeat_blocks(blocks: tuple[Block, ...], depth: int) -> tuple[Repeat, ...]:
     """Runs that repeat the blocks in order up to `depth` layers."""
     times, rest = divmod(depth, len(blocks))
     whole = (Repeat(blocks, times),) if times else ()
@@ -131,7 +131,7 @@ class Stack(nn.Module):
         layout = layout.with_embeddings(x)
         for block, state in zip(self.blocks, states or [None] * len(self.blocks), strict=True):
             x, losses = block(x, layout, state)
-            total = add(total, losses)
+            total = sum_losses(total, losses)
         return x, total
 
 

@@ -70,7 +70,7 @@ class SublayerModule(nn.Module):
         super().__init__()
         self.norm = spec.norm.build(width)
         self.body = spec.body.build(width)
-        self.after = build(spec.after, width)
+        self.after = build_norm(spec.after, width)
         self.scale = None if spec.scale is None else nn.Parameter(torch.full((width,), spec.scale))
         self.pre = block.style == "pre"
         self.keep, self.share, self.dropout = block.keep, block.share, block.dropout
@@ -98,14 +98,14 @@ class BlockModule(nn.Module):
         total: Losses = {}
         for sublayer, state in zip(self.sublayers, states or [STATELESS] * len(self.sublayers), strict=True):
             x, losses = sublayer(x, layout, state)
-            total = add(total, losses)
+            total = sum_losses(total, losses)
         return x, total
 
 
 class ParallelBlockModule(nn.Module):
     def __init__(self, width: int, spec: Block):
         super().__init__()
-        self.norm = build(spec.norm, width)
+        self.norm = build_norm(spec.norm, width)
         self.sublayers = nn.ModuleList(s.build(width, spec) for s in spec.sublayers)
         self.keep = spec.keep
 
@@ -115,14 +115,14 @@ class ParallelBlockModule(nn.Module):
         for sublayer, state in zip(self.sublayers, states or [STATELESS] * len(self.sublayers), strict=True):
             assert isinstance(sublayer, SublayerModule)
             y, losses = sublayer.branch(sublayer.norm(inner), layout, state)
-            x, total = x + y, add(total, losses)
+            x, total = x + y, sum_losses(total, losses)
         return x, total
 
 
-def build(norm: Norm | None, width: int) -> nn.Module:
+def build_norm(norm: Norm | None, width: int) -> nn.Module:
     return nn.Identity() if norm is None else norm.build(width)
 
 
-def add(a: Losses, b: Losses) -> Losses:
+def sum_losses(a: Losses, b: Losses) -> Losses:
     """Sums by name."""
     return a | {name: a[name] + loss if name in a else loss for name, loss in b.items()}

@@ -16,7 +16,7 @@ from torch import nn
 
 from regard.kernels.attention.mask import Mask
 from regard.parts.state import Memory
-from regard.spec import Spec, hints
+from regard.spec import Spec, field_types
 
 
 @dataclass(frozen=True)
@@ -47,13 +47,13 @@ class Body(Spec):
 
     def with_default_mask(self, mask: Mask) -> Self:
         """The body with this mask if its own is None; a model calls it with the mask that suits the model."""
-        model_decides = hints(type(self)).get("mask") == (Mask | None) and vars(self)["mask"] is None
+        model_decides = field_types(type(self)).get("mask") == (Mask | None) and vars(self)["mask"] is None
         change: dict[str, Any] = {"mask": mask} if model_decides else {}
         return replace(self, **change) if change else self
 
     def without_default_mask(self, mask: Mask) -> Self:
         """The inverse of `with_default_mask`: mask=None if the model would then fill in this mask."""
-        if vars(self).get("mask") != mask or hints(type(self)).get("mask") != (Mask | None):
+        if vars(self).get("mask") != mask or field_types(type(self)).get("mask") != (Mask | None):
             return self
         change: dict[str, Any] = {"mask": None}
         unset = replace(self, **change)

@@ -9,7 +9,7 @@ from regard.families.common.config_reader import ACTIVATION_NAMES, Config, Famil
 from regard.families.common.names import ATTENTION, FEEDFORWARD
 from regard.families.common.rope_config import read_rope, rope_parameters
 from regard.models.decoder import Decoder
-from regard.models.stack import Repeat, tiled
+from regard.models.stack import Repeat, repeat_blocks
 from regard.parts.attention import Attention
 from regard.parts.block import Block, Sublayer
 from regard.parts.body import Body
@@ -88,7 +88,7 @@ def read_decoder(
     without `max_position_embeddings` has the context None.
     """
     if isinstance(layers, Block):
-        layers = tiled((layers,), hf_config.integer("num_hidden_layers"))
+        layers = repeat_blocks((layers,), hf_config.integer("num_hidden_layers"))
     return Decoder(
         vocab=hf_config.integer("vocab_size"),
         width=hf_config.integer("hidden_size"),

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from regard.families.common.config_reader import Config, FamilyError
 from regard.kernels.attention.patterns.window import Window
 from regard.models.decoder import Decoder
-from regard.models.stack import Repeat, tiled
+from regard.models.stack import Repeat, repeat_blocks
 from regard.parts.attention import Attention
 from regard.parts.block import Block
 from regard.parts.body import Body
@@ -56,7 +56,7 @@ def tile_blocks(hf_config: Config, blocks: Mapping[Kind, Block], kinds: tuple[Ki
         raise FamilyError(
             f"{hf_config.model_type}: a layer has the type {kind!r}; with these settings it must be one of {[*blocks]}"
         )
-    return tiled(tuple(blocks[kind] for kind in shortest_period(kinds)), hf_config.integer("num_hidden_layers"))
+    return repeat_blocks(tuple(blocks[kind] for kind in shortest_period(kinds)), hf_config.integer("num_hidden_layers"))
 
 
 def shortest_period(kinds: tuple[Kind, ...]) -> tuple[Kind, ...]:
