@@ -1,7 +1,7 @@
 """regard: one set of parts from which every transformer is built, trained, adapted, served and inspected.
 
     llm = regard.load("smollm2")                    a model with its tokenizer: generate, chat, stream, embed
-    spec = regard.Decoder(...); spec.build(seed=0)  a model of your own from parts
+    spec = regard.Decoder(...); spec.build(seed=0)  a new model from parts
     regard.plan(spec), regard.verify(spec)          its cost, and whether its features work together
 
 Every public name is imported on first use, so that `import regard` takes milliseconds and does not import torch.
@@ -14,7 +14,7 @@ from regard.spec import KINDS
 __version__ = "0.1.0"
 
 # Every spec class is public under its own name: Decoder, Block, Attention, Rope, Window, AdamW, LoRA ...
-_PLACES = {name: module for module, _, name in (place.partition(":") for place in KINDS.values())} | {
+_MODULE_OF = {name: module for module, _, name in (path.partition(":") for path in KINDS.values())} | {
     # load, use and write models
     "load": "regard.language_model",
     "LanguageModel": "regard.language_model",
@@ -59,23 +59,23 @@ _PLACES = {name: module for module, _, name in (place.partition(":") for place i
     "Plan": "regard.planning",
     "verify": "regard.verification.report",
     "Report": "regard.verification.report",
-    # look inside
+    # inspect a model
     "record": "regard.lens",
     "patch": "regard.lens",
     "attention_maps": "regard.lens",
 }
 
-__all__ = ["__version__", *_PLACES]
+__all__ = ["__version__", *_MODULE_OF]
 
 
 def __getattr__(name: str) -> object:
-    if name in _PLACES:
-        return getattr(import_module(_PLACES[name]), name)
+    if name in _MODULE_OF:
+        return getattr(import_module(_MODULE_OF[name]), name)
     if name.startswith("__"):
         raise AttributeError(name)
     from regard.spec import nearest
 
-    raise AttributeError(f"module 'regard' has no attribute {name!r}; {nearest(name, _PLACES)}")
+    raise AttributeError(f"module 'regard' has no attribute {name!r}; {nearest(name, _MODULE_OF)}")
 
 
 def __dir__() -> list[str]:

@@ -76,10 +76,10 @@ def known_models() -> list[str]:
 
 def unknown_name(name: str, known: Mapping[str, Iterable[str]]) -> ValueError:
     """The error for a name that is neither a path nor one of the known names, which are listed by their kind."""
-    names = {kind: sorted(of_kind) for kind, of_kind in known.items()}
+    names = {kind: sorted(entries) for kind, entries in known.items()}
     close = difflib.get_close_matches(name, sum(names.values(), []), n=1)
     hint = f"; did you mean {close[0]!r}?" if close else ""
-    listed = "; ".join(f"{kind}: {', '.join(of_kind)}" for kind, of_kind in names.items())
+    listed = "; ".join(f"{kind}: {', '.join(entries)}" for kind, entries in names.items())
     return ValueError(f"{name!r} is neither a file or folder nor a known name{hint} ({listed})")
 
 

@@ -19,12 +19,13 @@ MAX_STRINGS = 1 << 20  # in all arrays: tokens and merges, about 850,000 in the 
 VERSIONS = (2, 3)
 DEFAULT_ALIGNMENT = 32
 
+# type id -> type code of `struct`
 SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 FLOAT32, STRING, ARRAY = 6, 8, 9
 
 
 class GGUFError(ValueError):
-    """A file that must not be used; the message names the file and the key or tensor at fault."""
+    """An invalid or unsupported file; the message names the file and its invalid key or tensor."""
 
 
 @dataclass(frozen=True)
@@ -77,12 +78,12 @@ class Cursor:
 
     def read_counts(self) -> tuple[int, int]:
         """The number of tensors and the number of metadata entries."""
-        if self.take(4, "magic") != b"GGUF":
-            raise GGUFError(f"{self.file} is not a GGUF file: its first bytes are not GGUF")
+        if self.read_bytes(4, "magic") != b"GGUF":
+            raise GGUFError(f"{self.file} is not a GGUF file: its first bytes are not GGUF; check the path")
         (version,) = self.unpack("I", "version")
         if version not in VERSIONS:
             hint = " (big-endian?)" if version & 0xFFFF == 0 else ""
-            raise GGUFError(f"{self.file}: GGUF version {version}{hint} is not supported; supported are 2 and 3")
+            raise GGUFError(f"{self.file}: GGUF version {version}{hint} is not supported; use a file of version 2 or 3")
         counts = self.unpack("QQ", "counts")
         for count, noun in zip(counts, ("tensors", "metadata entries"), strict=True):
             if count > MAX_ENTRIES:
@@ -136,20 +137,20 @@ class Cursor:
             return [self.read_string(key) for _ in range(count)]
         if type_id not in SCALARS:
             raise GGUFError(f"{self.file}: {key} is an array of type {type_id}; supported are numbers and strings")
-        form = SCALARS[type_id].replace("?", "B")
-        return array(form, self.take(count * struct.calcsize(f"<{form}"), key))
+        type_code = SCALARS[type_id].replace("?", "B")
+        return array(type_code, self.read_bytes(count * struct.calcsize(f"<{type_code}"), key))
 
     def read_string(self, what: str) -> str:
         (length,) = self.unpack("Q", what)
         try:
-            return self.take(length, what).decode("utf-8")
+            return self.read_bytes(length, what).decode("utf-8")
         except UnicodeDecodeError as error:
             raise GGUFError(f"{self.file}: {what} is not UTF-8 ({error.reason}); download the file again") from None
 
-    def unpack(self, form: str, what: str) -> tuple[Any, ...]:
-        return struct.unpack(f"<{form}", self.take(struct.calcsize(f"<{form}"), what))
+    def unpack(self, types: str, what: str) -> tuple[Any, ...]:
+        return struct.unpack(f"<{types}", self.read_bytes(struct.calcsize(f"<{types}"), what))
 
-    def take(self, count: int, what: str) -> bytes:
+    def read_bytes(self, count: int, what: str) -> bytes:
         """The next `count` bytes; `what` names the value in the error."""
         remaining = len(self.content) - self.position
         if count > remaining:

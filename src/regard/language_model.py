@@ -8,7 +8,7 @@
     regard.load("models/llava").generate("USER: <image> What is it? ASSISTANT:", images=["picture.png"])
     regard.load("minilm").embed(["a cat", "a kitten"])
 
-It connects what can be used separately as well: `model` (an nn.Module), `tokenizer` and `engine`.
+Its attributes can also be used separately: `model` (an nn.Module), `tokenizer` and `engine`.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -66,7 +66,8 @@ class LanguageModel:
         generation: GenerationConfig | None = None,
         image_processor: ImageProcessor | None = None,
     ):
-        """context: maximum tokens of prompt and answer, of an encoder-decoder each; None: the model's own.
+        """context: maximum number of tokens; None: the model's context. It limits the sum of prompt and answer, for an
+        encoder-decoder each of the two.
 
         rows: prompts generated at once. generation: for encoder-decoders. image_processor: for models that read images.
         """
@@ -81,7 +82,7 @@ class LanguageModel:
 
     @property
     def continues_prompt(self) -> bool:
-        """Whether the text that is generated continues the prompt; that of an encoder-decoder is a text of its own."""
+        """Whether the generated text continues the prompt: always, except for an encoder-decoder."""
         return not isinstance(self.model, EncoderDecoderModule)
 
     def generate(
@@ -92,30 +93,32 @@ class LanguageModel:
         stop: Sequence[str] = (),
         **sampling: Unpack[SamplingOptions],
     ) -> Any:
-        """The continuation of a prompt, without it, or the output of an encoder-decoder for it.
+        """The generated text: the continuation of a prompt, or the output of an encoder-decoder for it.
 
-        For several prompts a list, generated together. images: those of the prompt, in the order of its image tokens;
-        for several prompts one sequence per prompt. stop: strings that end the text before them. The other options are
-        the fields of `Sampling`.
+        Several prompts are generated in one batch and return a list. images: the images of the prompt in the order of
+        its image tokens; for several prompts, one sequence of images per prompt. stop: strings at which the text ends;
+        they are not part of it. The other options are the fields of `Sampling`.
         """
         texts = [prompt] if isinstance(prompt, str) else prompt
-        of_prompts: Any = [images] if isinstance(prompt, str) else images or [()] * len(texts)
-        if len(of_prompts) != len(texts):
-            raise ValueError(f"there are {len(texts)} prompts and images for {len(of_prompts)}; give each its sequence")
-        prompts = [(self.encode(text), own) for text, own in zip(texts, of_prompts, strict=True)]
+        image_lists: Any = [images] if isinstance(prompt, str) else images or [()] * len(texts)
+        if len(image_lists) != len(texts):
+            raise ValueError(
+                f"there are {len(texts)} prompts, but {len(image_lists)} sequences of images; give one per prompt"
+            )
+        prompts = [(self.encode(text), image_list) for text, image_list in zip(texts, image_lists, strict=True)]
         size, outputs = self.engine.max_requests, []
         for start in range(0, len(prompts), size):
-            outputs += self.generate_together(prompts[start : start + size], stop, sampling)
+            outputs += self.generate_batch(prompts[start : start + size], stop, sampling)
         return outputs[0] if isinstance(prompt, str) else outputs
 
-    def generate_together(
+    def generate_batch(
         self, prompts: list[tuple[list[int], Images]], stop: Sequence[str], options: SamplingOptions
     ) -> list[str]:
-        """The outputs for prompts that the engine can hold at once. If one fails, none stays in the engine."""
+        """The outputs for at most `engine.max_requests` prompts. If one fails, all are removed from the engine."""
         requests: list[Request] = []
         try:
             for ids, images in prompts:
-                requests.append(self.request(ids, images, options))
+                requests.append(self.submit_prompt(ids, images, options))
             streams = [self.run(request, self.text_stream(request, stop)) for request in requests]
             return ["".join(text for _, text in stream) for stream in streams]
         finally:
@@ -130,7 +133,7 @@ class LanguageModel:
         stop: Sequence[str] = (),
         **sampling: Unpack[SamplingOptions],
     ) -> str:
-        """The answer to a conversation in the model's chat template; a string is one message of the user."""
+        """The answer to a conversation, formatted by the model's chat template; a string is one user message."""
         return "".join(text for _, text in self.submit(self.encode_chat(messages), stop, False, sampling, images))
 
     def stream(
@@ -141,7 +144,7 @@ class LanguageModel:
         stop: Sequence[str] = (),
         **sampling: Unpack[SamplingOptions],
     ) -> Iterator[str]:
-        """The pieces of text as they are generated: the continuation of a string, or the answer to messages."""
+        """The text in chunks as it is generated: the continuation of a string, or the answer to messages."""
         for _, text in self.stream_tokens(prompt, images=images, stop=stop, **sampling):
             if text:
                 yield text
@@ -155,26 +158,25 @@ class LanguageModel:
         **sampling: Unpack[SamplingOptions],
     ) -> "Iterator[tuple[Token, str]]":
         """Every token with the text that it completes, which is often empty."""
-        completes = isinstance(prompt, str)
         ids = self.encode(prompt) if isinstance(prompt, str) else self.encode_chat(prompt)
-        return self.submit(ids, stop, completes, sampling, images)
+        return self.submit(ids, stop, isinstance(prompt, str), sampling, images)
 
     @torch.inference_mode()
     def embed(self, texts: str | Sequence[str]) -> Tensor:
-        """(N, D) unit vectors, one per text; for a single string (D,). Longer texts are cut at the model's context.
+        """(N, D) unit vectors, one per text; for a single string (D,). Texts are truncated to the model's context.
 
-        An encoder embeds with its pooling head, or by the mean of its hidden states if it has no head. A decoder embeds
-        by the mean of the hidden states that its head reads.
+        The embedding is the output of an encoder's pooling head, or the mean of the hidden states: those of an encoder
+        without a head, or the input of a decoder's head.
         """
         if not isinstance(self.model, EncoderModule | DecoderModule):
             raise ValueError(f"this model is of kind {self.model.spec.kind}; only encoders and decoders embed texts")
-        several = [texts] if isinstance(texts, str) else list(texts)
-        rows = [self.truncate(self.tokenizer.encode_with_special_tokens(text)) for text in several]
+        inputs = [texts] if isinstance(texts, str) else list(texts)
+        rows = [self.truncate(self.tokenizer.encode_with_special_tokens(text)) for text in inputs]
         order = sorted(range(len(rows)), key=lambda i: len(rows[i]))  # similar lengths together: little padding
         vectors = {}
         for start in range(0, len(rows), EMBED_BATCH):
-            batch = order[start : start + EMBED_BATCH]
-            vectors |= dict(zip(batch, self.embed_batch([rows[i] for i in batch]), strict=True))
+            indices = order[start : start + EMBED_BATCH]
+            vectors |= dict(zip(indices, self.embed_batch([rows[i] for i in indices]), strict=True))
         if isinstance(texts, str):
             return vectors[0]
         return torch.stack([vectors[i] for i in range(len(rows))]) if rows else torch.empty(0)
@@ -188,7 +190,9 @@ class LanguageModel:
             if isinstance(head, Pooled):
                 return F.normalize(self.model(tokens, layout), dim=-1)
             if not (head is None or isinstance(head, Pooler)):
-                raise ValueError(f"this encoder ends in {head.kind}, which gives no embedding; use one without a head")
+                raise ValueError(
+                    f"the head of this encoder is {head.kind}, which has no embedding; use an encoder without a head"
+                )
             hidden = self.model(tokens, layout)
         else:
             hidden = self.model.hidden(tokens, layout)
@@ -197,13 +201,13 @@ class LanguageModel:
         return F.normalize(hidden.sum(1), dim=-1)  # (B, D); the mean's scale is lost in the norm
 
     def truncate(self, ids: list[int]) -> list[int]:
-        """The ids, cut to the model's context; the closing special token stays."""
+        """The ids, truncated to the model's context; the last one, a special token, is kept."""
         spec = self.model.spec
         limit = self.context or spec.context or spec.position.reach
         return ids if limit is None or len(ids) <= limit else [*ids[: limit - 1], ids[-1]]
 
     def encode(self, prompt: str, special: bool = True) -> list[int]:
-        """The ids of a prompt, with those that the model expects before every text; for an encoder, after it too.
+        """The ids of a prompt after the tokenizer's prefix ids; for an encoder-decoder with all its special tokens.
 
         special: special tokens in the prompt, such as <|user|>, become their ids.
         """
@@ -224,10 +228,10 @@ class LanguageModel:
         images: Images = (),
     ) -> "Iterator[tuple[Token, str]]":
         """Submit a request at once, and return an iterator over its tokens and their text."""
-        request = self.request(ids, images, options)
+        request = self.submit_prompt(ids, images, options)
         return self.run(request, self.text_stream(request, stop, continues_prompt))
 
-    def request(self, ids: list[int], images: Images, options: SamplingOptions) -> Request:
+    def submit_prompt(self, ids: list[int], images: Images, options: SamplingOptions) -> Request:
         """Submit the ids of a prompt: the source of an encoder-decoder, for other models the prompt of the decoder."""
         stop_ids = self.tokenizer.stop_ids
         if isinstance(self.model, InterleavedModule):
@@ -241,7 +245,7 @@ class LanguageModel:
         return self.engine.submit(ids, sampling)
 
     def submit_source(self, ids: Sequence[int], sampling: Sampling) -> Request:
-        """Submit the source of an encoder-decoder; its output starts and ends as the generation config says."""
+        """Submit the source of an encoder-decoder; the generation config sets the output's start and end tokens."""
         settings = self.generation
         start = self.tokenizer.bos if settings.decoder_start_token_id is None else settings.decoder_start_token_id
         if start is None:
@@ -258,9 +262,9 @@ class LanguageModel:
 
     @torch.inference_mode()
     def embed_images(self, ids: list[int], images: Images) -> tuple[list[int], Tensor | None]:
-        """The ids with as many image tokens per image as it has patches, and their embeddings.
+        """The ids with one image token per patch of each image, and their embeddings.
 
-        Images whose tokens are not in the prompt come first, after the ids that begin every prompt.
+        If the prompt has no image tokens, they are inserted at its start, after the prefix ids.
         """
         spec, prefix = self.model.spec, len(self.tokenizer.prefix_ids)
         if spec.marker not in ids:
@@ -270,7 +274,7 @@ class LanguageModel:
             token = self.tokenizer.decode_token(spec.marker)
             raise ValueError(
                 f"the prompt has {ids.count(spec.marker)} image tokens for {len(images)} images; "
-                f"write {token} once for each image, or never"
+                f"write {token} once per image, or leave it out"
             )
         if not images:
             return ids, None
@@ -282,12 +286,12 @@ class LanguageModel:
 
     def run(self, request: Request, stream: TextStream) -> "Iterator[tuple[Token, str]]":
         """Step the engine until this request is done; other requests advance with it."""
-        read = 0
+        position = 0  # of the next token to yield
         try:
             while True:
-                while read < len(request.new) and stream.finish is None:
-                    token = request.new[read]
-                    read += 1
+                while position < len(request.new) and stream.finish is None:
+                    token = request.new[position]
+                    position += 1
                     yield token, stream.push(token)
                 if request.finish is not None or stream.finish is not None:
                     break
@@ -308,7 +312,7 @@ def load(
     """The model of a run, a folder (regard or Hugging Face), a GGUF file, or an installed model such as "smollm2".
 
     device: cpu, cuda, cuda:1 …; auto: a GPU if there is one. dtype: None is the stored one, on a CPU at least float32.
-    context: maximum tokens of prompt and answer; None: the model's own.
+    context: maximum number of tokens of prompt and answer; None: the model's context.
     """
     folder = newest_checkpoint(find_model(name))
     model = model_folder.load(folder, resolve_device(device), dtype, checked=folder != Path(name), progress=progress)
@@ -319,7 +323,7 @@ def load(
 
 
 def newest_checkpoint(path: Path) -> Path:
-    """For a run the folder of its newest complete checkpoint; other paths as they are."""
+    """The newest complete checkpoint of a run; any other path is returned unchanged."""
     if not (path / "checkpoints").is_dir():
         return path
     newest = Run.open(path).latest()

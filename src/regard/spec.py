@@ -119,7 +119,7 @@ REGISTERED: dict[str, type["Spec"]] = {}  # kinds of classes outside the package
 
 
 class SpecError(ValueError):
-    """An invalid spec; the message has its path, the value that was found and the one that was expected."""
+    """An invalid spec; the message contains the path of the field, its value and the expected value."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,7 +148,7 @@ class Spec:
     def canonical(self, width: int) -> Self:
         """The same part with its defaults filled in and its training options reset, so that equal parts compare equal.
 
-        `width` is that of the stack; 0: unknown, and the fields that depend on it stay as they are.
+        `width` is that of the stack; 0: unknown, and the fields that depend on it are not filled in.
         """
         return self
 
@@ -201,7 +201,7 @@ def require(condition: bool, message: str) -> None:
 
 
 def register(kind: str) -> Callable[[type[SpecClass]], type[SpecClass]]:
-    """A class decorator that assigns a kind to a spec class outside the package, so that files can hold it.
+    """A class decorator that assigns a kind to a spec class outside the package, so that files can contain it.
 
         @regard.register("my_mixer")
         @dataclass(frozen=True)
@@ -278,21 +278,21 @@ def parse_spec(data: Any, path: str, hint: Any = None) -> Spec:
     missing = [f.name for f in dataclasses.fields(cls) if is_required(f) and f.name not in data]
     if missing:
         raise SpecError(f"{path}: {kind_of(cls)} needs {', '.join(missing)}")
-    return cls(**{k: read_value(v, f"{path}.{k}", expected[k]) for k, v in data.items() if k != "kind"})
+    return cls(**{k: parse_value(v, f"{path}.{k}", expected[k]) for k, v in data.items() if k != "kind"})
 
 
 def is_required(field: dataclasses.Field) -> bool:
     return field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
 
 
-def read_value(value: Any, path: str, hint: Any) -> Any:
+def parse_value(value: Any, path: str, hint: Any) -> Any:
     """The value of a field, with tables read as specs and lists as tuples."""
     inner = [h for h in typing.get_args(hint) if h not in (types.NoneType, ...)]
     hint = inner[0] if inner else hint  # Norm, for `Norm | None` and for `tuple[Norm, ...]`
     if isinstance(value, Mapping):
         return parse_spec(value, path, hint)
     if isinstance(value, list | tuple):
-        return tuple(read_value(v, f"{path}[{i}]", hint) for i, v in enumerate(value))
+        return tuple(parse_value(v, f"{path}[{i}]", hint) for i, v in enumerate(value))
     return value
 
 

@@ -36,10 +36,12 @@ def train(
     out: the run's directory; runs/NAME by default. overrides: values of the recipe by their dotted names.
     """
     if (recipe is None) == (resume is None):
-        raise ValueError("give either a recipe or resume=RUN")
+        raise ValueError(f"recipe={recipe!r} and resume={resume!r}; give exactly one of the two")
     if resume is not None:
         if out is not None or overrides:
-            raise ValueError("a run is resumed in its own directory with its own recipe; leave out and overrides out")
+            raise ValueError(
+                f"resume={resume!r} uses the directory and recipe of that run; remove the arguments out and overrides"
+            )
         return resume_run(Path(resume), device, Console(stderr=True))
     file = find_recipe(str(recipe))
     resolved, tokenizer = resolve(read_recipe(file, dict(overrides or {})))

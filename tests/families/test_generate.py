@@ -202,11 +202,11 @@ def test_a_wrong_number_of_images_is_refused(llava: tuple[Path, Any, Any]) -> No
     refused = command("serve", folder)
     assert refused.exit_code == 1 and "is of kind interleaved; this command needs a decoder" in str(refused.exception)
     llm = regard.load(folder, device="cpu", context=64)
-    with pytest.raises(ValueError, match="the prompt has 2 image tokens for 1 images; write <image> once for each"):
+    with pytest.raises(ValueError, match="the prompt has 2 image tokens for 1 images; write <image> once per image"):
         llm.generate("<image> <image>", images=random_pictures()[:1])
     with pytest.raises(ValueError, match="the prompt has 1 image tokens for 0 images"):
         llm.generate("<image> w1")
-    with pytest.raises(ValueError, match="2 prompts and images for 1"):
+    with pytest.raises(ValueError, match="2 prompts, but 1 sequences of images"):
         llm.generate(["w1", "w2"], images=[random_pictures()[:1]])
     llm.image_processor = None
     with pytest.raises(ValueError, match="no preprocessor_config.json"):

@@ -64,7 +64,7 @@ NORM = "output_norm.weight"  # after a name: dimensions (I), sizes (Q each), typ
 DAMAGED: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     "an empty file": (truncate(0), "too few for a GGUF file"),
     "another file": (rename("GGUF", "GGML"), "is not a GGUF file"),
-    "an old version": (number_at("I", 1, 4), "GGUF version 1 is not supported; supported are 2 and 3"),
+    "an old version": (number_at("I", 1, 4), "GGUF version 1 is not supported; use a file of version 2 or 3"),
     "big-endian": (number_at("I", 3 << 24, 4), "big-endian"),
     "more tensors than bytes": (number_at("Q", 1 << 62, 8), f"at most {MAX_ENTRIES} are read"),
     "one tensor too many": (number_at("Q", 22, 8), "tensor 21|dimensions"),
