@@ -171,7 +171,7 @@ def test_a_tiled_model_equals_its_expanded_spec() -> None:
     expanded = Decoder.from_json(spec.to_json())
     assert error(build(spec)(tokens), build(expanded)(tokens)) == 0
     assert retile(OTHERS["encoder"], "window(4)").layers[0].blocks[0].sublayers[0].body.mask == Window(4, False)  # ty: ignore
-    with pytest.raises(SpecError, match="no layers of its own"):
+    with pytest.raises(SpecError, match="has no field `layers`"):
         retile(OTHERS["encoder-decoder"], "window(4)")
 
 

@@ -52,12 +52,12 @@ def initialize(model: nn.Module, depth: int, scheme: Scheme = "fan_in") -> None:
     for path, module in model.named_modules():
         name = path.rpartition(".")[2]
         if isinstance(module, nn.Linear | nn.Embedding | GroupedLinear):
-            draw(module.weight, name, depth, scheme, isinstance(module, nn.Embedding))
+            draw_weight(module.weight, name, depth, scheme, isinstance(module, nn.Embedding))
             if getattr(module, "bias", None) is not None:
                 nn.init.zeros_(module.bias)
 
 
-def draw(weight: Tensor, name: str, depth: int, scheme: Scheme, embedding: bool = False) -> None:
+def draw_weight(weight: Tensor, name: str, depth: int, scheme: Scheme, embedding: bool = False) -> None:
     rows, columns = weight.shape[-2:]
     if scheme in ("xavier", "deepnorm") and not embedding:
         gain = (8 * depth) ** -0.25 if scheme == "deepnorm" and name in DEEPNORM_SCALED else 1.0

@@ -49,7 +49,7 @@ class Decoder(Model["DecoderModule"]):
     context: int | None = None  # maximum sequence length; None: as many tokens as the positions support
     embedding_scale: float = 1.0  # √width in Vaswani et al. 2017 and in Gemma
     embedding_norm: Norm | None = None  # after the positions
-    embedding_dim: int | None = None  # of the table and the head, with a matrix between; None: the width (no matrix)
+    embedding_dim: int | None = None  # of table and head, projected to and from the width; None: the width itself
     head_bias: bool = False
     logit_scale: float = 1.0
     softcap: float | None = None  # of the logits: c · tanh(logits / c)
@@ -145,9 +145,9 @@ class DecoderModule(nn.Module):
             return self.logits(self.final_norm(x))
         ahead = []
         for block in self.ahead:
-            y, more = block(x, self.position.share_bias(layout))
+            y, block_losses = block(x, self.position.share_bias(layout))
             ahead.append(self.lazy_logits(self.final_norm(y)))
-            losses = sum_losses(losses, more)
+            losses = sum_losses(losses, block_losses)
         return Outputs(self.lazy_logits(self.final_norm(x)), tuple(ahead), losses)
 
     def hidden(
@@ -164,7 +164,7 @@ class DecoderModule(nn.Module):
     def residual_stream(
         self, tokens: Tensor, layout: TokenLayout, states: States | None = None, embeddings: Tensor | None = None
     ) -> tuple[Tensor, Losses]:
-        """tokens (B, L) -> the residual stream after the last block (B, L, D), and auxiliary losses of the bodies"""
+        """tokens (B, L) -> the residual stream after the last block (B, L, D), and the bodies' auxiliary losses"""
         x = self.embed(tokens) if embeddings is None else embeddings
         x = F.dropout(self.embedding_norm(self.position.embed(x, layout)), self.spec.dropout, self.training)
         return self.stack(x, self.position.share_bias(layout), states)
@@ -176,7 +176,7 @@ class DecoderModule(nn.Module):
         except IndexError:
             check_ids("token", tokens, self.spec.vocab)  # raises an error that names the id
             raise
-        return scaled(self.widen(x), self.spec.embedding_scale)
+        return scale(self.widen(x), self.spec.embedding_scale)
 
     def final_norm(self, x: Tensor) -> Tensor:
         return self.narrow(self.norm(x))
@@ -188,7 +188,7 @@ class DecoderModule(nn.Module):
         return scale_and_cap(logits, spec.logit_scale, spec.softcap)
 
     def lazy_logits(self, hidden: Tensor) -> Tensor | LazyLogits:
-        """Lazy where the head is a plain linear layer; computed at once where it is adapted or quantized."""
+        """LazyLogits if the head is an nn.Linear; computed logits if it is adapted or quantized."""
         if type(self.head) is not nn.Linear:
             return self.logits(hidden)
         return LazyLogits(hidden, self.head.weight, self.head.bias, self.spec.logit_scale, self.spec.softcap)
@@ -198,5 +198,5 @@ def projection(columns: int | None, rows: int | None) -> nn.Module:
     return nn.Identity() if columns is None or rows is None else nn.Linear(columns, rows, bias=False)
 
 
-def scaled(x: Tensor, by: float) -> Tensor:
-    return x if by == 1.0 else x * by
+def scale(x: Tensor, factor: float) -> Tensor:
+    return x if factor == 1.0 else x * factor

@@ -3,8 +3,8 @@
     x = input(data) (+ positions)      x = block_n(… block_1(x))      out = head(norm(x))
 
 Examples: BERT, vision transformers, sentence embedders, cross-encoders, the encoder of an encoder-decoder.
-A body without a mask of its own (mask=None) gets Full() here. Other masks are a symmetric window, Longformer's,
-BigBird's, or Causal() as in CLIP's text encoder. Input and positions may be narrower than the stack, with a projection
+A body with mask=None gets Full(). Other masks are a symmetric window, Longformer's, BigBird's, or Causal() as in
+CLIP's text encoder. Input and positions may be narrower than the stack, with a projection
 between them (`embedding_dim`: ELECTRA, Clark et al. 2020).
 """
 
@@ -50,7 +50,7 @@ class Encoder(Model["EncoderModule"]):
     norm: Norm | None = None  # after the stack
     head: Head | None = None
     dropout: float = 0.0  # on the embeddings, in training
-    embedding_dim: int | None = None  # of input, positions and their norm; None: the width (no matrix)
+    embedding_dim: int | None = None  # of input, positions and their norm; None: the width, without projection
     context: int | None = None  # maximum sequence length; None: as many tokens as the positions support
 
     def __post_init__(self) -> None:
@@ -71,11 +71,14 @@ class Encoder(Model["EncoderModule"]):
         if isinstance(self.input, Patches) and self.input.any_size:
             require(
                 isinstance(self.position, Learned) and self.position.offset == 0,
-                f"encoder: any_size=True interpolates Learned positions, but position is {self.position.kind}",
+                f"encoder: any_size=True interpolates learned positions, but position={self.position}; use Learned",
             )
         length, reach = self.input.length, self.position.reach
         if length is not None and reach is not None:
-            require(length <= reach, f"encoder: its input has {length} tokens, its positions support only {reach}")
+            require(
+                length <= reach,
+                f"encoder: its input has {length} tokens, its positions support only {reach}; choose at least {length}",
+            )
         if self.context is not None and reach is not None:
             require(
                 self.context <= reach,
@@ -155,7 +158,7 @@ class EncoderModule(nn.Module):
         layout = self.position.share_bias(layout).with_embeddings(x)
         hidden, losses = [x], {}
         for block in self.stack.blocks[: max(depths)]:
-            x, more = block(x, layout)
+            x, block_losses = block(x, layout)
             hidden.append(x)
-            losses = sum_losses(losses, more)
+            losses = sum_losses(losses, block_losses)
         return torch.cat([hidden[depth] for depth in depths], -1), losses  # (B, L, len(depths)·D)

@@ -34,21 +34,21 @@ class EncoderDecoder(Model["EncoderDecoderModule"]):
 
     source: Encoder
     target: Decoder
-    shared: bool = False  # one embedding table for both
+    shared: bool = False  # source and target share one embedding table
 
     def check(self) -> None:
         require(
             self.source.head is None, f"{self.kind}: the source has a head, whose output is not used; set head=None"
         )
         blocks = [block for run in self.target.layers for block in run.blocks]
-        across = [
+        cross_attentions = [
             found for block in blocks for s in block.sublayers if (found := cross_attention_of(s.body)) is not None
         ]
         require(
-            len(across) > 0 or self.passes_state,
+            len(cross_attentions) > 0 or self.passes_state,
             "encoder_decoder: the target does not attend to the source; add CrossAttention to its blocks",
         )
-        for attention in across:
+        for attention in cross_attentions:
             expected = attention.source_width or self.target.width
             require(
                 expected == self.source.width,
@@ -98,7 +98,10 @@ class EncoderDecoderModule(nn.Module):
         states: States | None = None,
         outputs: bool = False,
     ) -> Tensor | Outputs:
-        """tokens (B, L) -> logits (B, L, V); the source is needed with a row's first tokens, later its state has it."""
+        """tokens (B, L) -> logits (B, L, V)
+
+        The source is needed with a row's first tokens only; with source=None its keys and values come from the states.
+        """
         if source is None:
             return self.target(tokens, layout, states, outputs)
         layout = whole_layout(tokens) if layout is None else layout

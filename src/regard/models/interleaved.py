@@ -59,9 +59,8 @@ class Interleaved(Model["InterleavedModule"]):
     decoder: Decoder
     marker: int  # the token that patches replace
     projector: Projector = Projector()
-    features: tuple[
-        int, ...
-    ] = ()  # blocks whose outputs are concatenated: 0 the embeddings, -1 the last; (): the final norm
+    # Blocks of the vision encoder whose outputs are concatenated: 0 the embeddings, -1 the last; (): the final norm
+    features: tuple[int, ...] = ()
     whole: bool = False  # also use [CLS] and registers
 
     def check(self) -> None:
@@ -147,7 +146,7 @@ class InterleavedModule(nn.Module):
         return encoded.x, losses
 
     def check_markers(self, marked: Tensor, images: int) -> None:
-        """Raise ValueError unless the patches fill the markers; not on a GPU, where the check would synchronize."""
+        """Raise ValueError unless there is one marker per patch; only on the CPU, where it needs no synchronization."""
         if marked.device.type == "cpu" and not torch.compiler.is_compiling():
             markers, patches = int(marked.sum()), self.spec.patches
             if markers != images * patches:

@@ -5,9 +5,9 @@
     window(256), full + experts(8, 2)         every other layer with experts instead of its feed-forward
 
 A term is a kind of mask, position, mixer or feed-forward, with its fields in parentheses, in order or by name. A mask's
-term also takes fields of the attention: window(256, position=rope(base=500), sinks=true). The rest of the block stays;
-a new mixer takes over the fields that it shares with the old one (heads, positions). `full` attends to all tokens in an
-encoder and to all previous tokens in a decoder.
+term also takes fields of the attention: window(256, position=rope(base=500), sinks=true). The other parts of the block
+are unchanged; a new mixer copies the fields that it has in common with the old one (heads, positions). `full` attends
+to all tokens in an encoder and to all previous tokens in a decoder.
 """
 
 import dataclasses
@@ -42,7 +42,7 @@ ModelSpec = TypeVar("ModelSpec", bound=Spec)
 
 @dataclass(frozen=True)
 class Tiled(Spec):
-    """In a model's layers, it is replaced by the runs that its pattern makes from the block."""
+    """A pattern in a model's `layers`; the model replaces it by the runs of `tile(block, pattern, depth)`."""
 
     block: Block
     pattern: str
@@ -65,10 +65,10 @@ def tile(block: Block, pattern: str, depth: int) -> tuple[Repeat, ...]:
 def retile(spec: ModelSpec, pattern: str) -> ModelSpec:
     """The same model and depth with this pattern, applied to its first block with attention."""
     layers: tuple[Repeat, ...] = getattr(spec, "layers", ())
-    require(len(layers) > 0, f"{spec.kind} has no layers of its own; write patterns in its stacks")
+    require(len(layers) > 0, f"{spec.kind} has no field `layers`; apply the pattern to one of its stacks")
     require(
         not any(run.tied for run in layers),
-        f"{spec.kind}: its layers share weights (tied=True), and a pattern gives each layer its own; set tied=False",
+        f"{spec.kind}: its layers share weights (tied=True), but those of a pattern do not; set tied=False",
     )
     blocks = [block for run in layers for block in run.blocks]
     base = next(
@@ -118,45 +118,50 @@ def sublayer_index(block: Block, cls: type[Spec]) -> int:
             return False
         return field in field_types(type(body)) if field else issubclass(cls, Body) and body.mixes == cls.mixes
 
-    found = [index for index, sublayer in enumerate(block.sublayers) if fits(sublayer)]
-    has = ", ".join(sublayer.body.kind for sublayer in block.sublayers)
-    what = f"has a {field}" if field else "mixes tokens" if getattr(cls, "mixes", False) else "works within a token"
-    require(bool(found), f"the block has {has}, and none {what}; use a block with such a sublayer")
-    return found[0]
+    indices = [index for index, sublayer in enumerate(block.sublayers) if fits(sublayer)]
+    kinds = ", ".join(sublayer.body.kind for sublayer in block.sublayers)
+    missing = f"has a {field}" if field else "mixes tokens" if getattr(cls, "mixes", False) else "works within a token"
+    require(bool(indices), f"the block has {kinds}, and none {missing}; use a block with such a sublayer")
+    return indices[0]
 
 
 def with_attention_field(body: Body, term: Term, cls: type[Spec]) -> Body:
-    """The attention with the mask or position of this term, and with its other fields."""
+    """The attention with the mask or position of this term, and with the term's fields of the attention."""
     field = "mask" if issubclass(cls, Mask) else "position"
-    mine, theirs = field_types(cls), field_types(type(body))
-    own = Term(term.name, [a for a in term.positional if not isinstance(a, Term)], {})
-    other: dict[str, Any] = {}
+    part_fields, body_fields = field_types(cls), field_types(type(body))
+    part = Term(term.name, [a for a in term.positional if not isinstance(a, Term)], {})
+    changed: dict[str, Any] = {}
     for argument in (a for a in term.positional if isinstance(a, Term)):
         require(
             issubclass(class_of(argument.name, term.name), Position),
             f"{term.name}: {argument.name} needs the name of a field, as in field={argument.name}",
         )
-        other["position"] = argument
+        changed["position"] = argument
     for name, value in term.named.items():
-        require(name in mine or name in theirs, f"{term.name} has no {name!r}; {nearest(name, {*mine, *theirs})}")
-        (own.named if name in mine else other)[name] = value
-    data = term_data(own, cls)
-    old = getattr(body, "mask", None)
-    causal = old is None or old.causal
+        require(
+            name in part_fields or name in body_fields,
+            f"{term.name} has no {name!r}; {nearest(name, {*part_fields, *body_fields})}",
+        )
+        (part.named if name in part_fields else changed)[name] = value
+    data = term_data(part, cls)
+    old_mask = getattr(body, "mask", None)
+    causal = old_mask is None or old_mask.causal
     if cls is class_of("full", "") and causal:
-        data = old and {"kind": "causal"}  # None: the model decides
-    elif "causal" in mine:
+        data = old_mask and {"kind": "causal"}  # None: the model chooses the mask
+    elif "causal" in part_fields:
         data = {"causal": causal} | data
-    new = body.to_dict() | {name: field_data(value, theirs[name]) for name, value in other.items()} | {field: data}
-    return parse_spec(new, term.name)  # ty: ignore[invalid-return-type]
+    changed_data = {name: field_data(value, body_fields[name]) for name, value in changed.items()}
+    return parse_spec(body.to_dict() | changed_data | {field: data}, term.name)  # ty: ignore[invalid-return-type]
 
 
 def with_body(body: Body, term: Term, cls: type[Spec]) -> Body:
-    """The body of this term, with the fields it shares with the old one; experts take the old one as expert."""
-    common = {name: to_plain_data(getattr(body, name)) for name in field_types(type(body)) if name in field_types(cls)}
-    common = {name: value for name, value in common.items() if value is not None} | {"expert": body.to_dict()}
-    given = term_data(term, cls)
-    return parse_spec({name: v for name, v in common.items() if name in field_types(cls)} | given, term.name)  # ty: ignore
+    """The body of this term, with the fields that it has in common with the old body; experts wrap the old body."""
+    fields = field_types(cls)
+    copied = {name: to_plain_data(getattr(body, name)) for name in field_types(type(body)) if name in fields}
+    copied = {name: value for name, value in copied.items() if value is not None}
+    if "expert" in fields:
+        copied["expert"] = body.to_dict()
+    return parse_spec(copied | term_data(term, cls), term.name)  # ty: ignore[invalid-return-type]
 
 
 def term_data(term: Term, cls: type[Spec]) -> dict[str, Any]:
@@ -166,15 +171,16 @@ def term_data(term: Term, cls: type[Spec]) -> dict[str, Any]:
         len(term.positional) <= len(expected),
         f"{term.name} takes {len(expected)} values ({', '.join(expected) or 'none'}), found {len(term.positional)}",
     )
-    given = dict(zip(expected, term.positional, strict=False))
+    positional = dict(zip(expected, term.positional, strict=False))
     for name in term.named:
-        require(name not in given, f"{term.name}: {name} is given twice")
+        require(name not in positional, f"{term.name}: {name} is given twice; remove one")
         require(name in expected, f"{term.name} has no {name!r}; {nearest(name, expected)}")
-    return {"kind": kind_of(cls)} | {name: field_data(v, expected[name]) for name, v in (given | term.named).items()}
+    values = positional | term.named
+    return {"kind": kind_of(cls)} | {name: field_data(value, expected[name]) for name, value in values.items()}
 
 
 def field_data(value: Any, hint: Any) -> Any:
-    """A term is a string where the field takes one, else a spec."""
+    """The value as plain data; a term becomes a string if the field takes strings, else a spec."""
     if isinstance(value, list):
         return [field_data(v, hint) for v in value]
     if not isinstance(value, Term):

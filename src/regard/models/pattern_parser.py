@@ -35,19 +35,19 @@ class PatternParser:
     def __init__(self, text: str):
         self.text, self.tokens, start = text, [], 0
         while text[start:].strip():
-            found = TOKEN.match(text, start)
-            if found is None:
+            match = TOKEN.match(text, start)
+            if match is None:
                 raise SpecError(f"pattern {text!r}: unexpected character {text[start:].strip()[0]!r}")
-            self.tokens.append((found.lastgroup, found[0].strip()))
-            start = found.end()
+            self.tokens.append((match.lastgroup, match[0].strip()))
+            start = match.end()
         self.tokens.append(("end", "the end"))
 
     def pattern(self) -> list[LayerTerms]:
         layers = [self.layer()]
-        while self.take(","):
+        while self.accept(","):
             layers.append(self.layer())
         if self.tokens[0][0] != "end":
-            self.expected("',' or the end")
+            self.fail("',' or the end")
         return layers
 
     def layer(self) -> LayerTerms:
@@ -56,27 +56,27 @@ class PatternParser:
             times = self.number()
             if not isinstance(times, int) or not 1 <= times <= 10_000:
                 raise SpecError(f"pattern {self.text!r}: {times} repetitions of a layer; use 1 to 10000")
-            self.require("*")
+            self.expect("*")
         terms = [self.term()]
-        while self.take("+"):
+        while self.accept("+"):
             terms.append(self.term())
         return LayerTerms(tuple(terms), times)
 
     def term(self) -> Term:
         if self.tokens[0][0] != "name":
-            self.expected("a term such as window(256) or full")
+            self.fail("a term such as window(256) or full")
         term = Term(self.tokens.pop(0)[1])
-        if self.take("(") and not self.take(")"):
+        if self.accept("(") and not self.accept(")"):
             self.argument(term)
-            while self.take(","):
+            while self.accept(","):
                 self.argument(term)
-            self.require(")")
+            self.expect(")")
         return term
 
     def argument(self, term: Term) -> None:
         if self.tokens[0][0] == "name" and self.tokens[1][1] == "=":
             name = self.tokens.pop(0)[1]
-            self.require("=")
+            self.expect("=")
             if name in term.named:
                 raise SpecError(f"pattern {self.text!r}: {term.name} has {name} twice; remove one")
             term.named[name] = self.value()
@@ -90,11 +90,11 @@ class PatternParser:
     def value(self) -> Any:
         if self.tokens[0][0] == "number":
             return self.number()
-        if self.take("["):
+        if self.accept("["):
             values = [self.value()]
-            while self.take(","):
+            while self.accept(","):
                 values.append(self.value())
-            self.require("]")
+            self.expect("]")
             return values
         term = self.term()
         return {"true": True, "false": False}.get(term.name, term)
@@ -103,15 +103,15 @@ class PatternParser:
         text = self.tokens.pop(0)[1]
         return int(text) if text.lstrip("-").isdigit() else float(text)
 
-    def take(self, sign: str) -> bool:
+    def accept(self, sign: str) -> bool:
         found = self.tokens[0] == ("sign", sign)
         if found:
             self.tokens.pop(0)
         return found
 
-    def require(self, sign: str) -> None:
-        if not self.take(sign):
-            self.expected(repr(sign))
+    def expect(self, sign: str) -> None:
+        if not self.accept(sign):
+            self.fail(repr(sign))
 
-    def expected(self, what: str) -> None:
-        raise SpecError(f"pattern {self.text!r}: expected {what}, found {self.tokens[0][1]!r}")
+    def fail(self, expected: str) -> None:
+        raise SpecError(f"pattern {self.text!r}: expected {expected}, found {self.tokens[0][1]!r}")

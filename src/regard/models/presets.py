@@ -30,15 +30,16 @@ def transformer_2017(
     """Projections have no biases, as in the paper's equations; both embeddings and the head share one table."""
     norm, scale = LayerNorm(), width**0.5
     feedforward = Sublayer(FeedForward(hidden, "relu"), norm)
-    read = Block((Sublayer(Attention(heads, mask=Full()), norm), feedforward), style="post", dropout=dropout)
-    own, across = Sublayer(Attention(heads), norm), Sublayer(CrossAttention(heads), norm)
-    write = Block((own, across, feedforward), style="post", dropout=dropout)
+    encoder_attention = Sublayer(Attention(heads, mask=Full()), norm)
+    encoder_block = Block((encoder_attention, feedforward), style="post", dropout=dropout)
+    self_attention, cross_attention = Sublayer(Attention(heads), norm), Sublayer(CrossAttention(heads), norm)
+    decoder_block = Block((self_attention, cross_attention, feedforward), style="post", dropout=dropout)
     return EncoderDecoder(
-        Encoder(Tokens(vocab, scale=scale), width, (Repeat((read,), layers),), Sinusoidal(), dropout=dropout),
+        Encoder(Tokens(vocab, scale=scale), width, (Repeat((encoder_block,), layers),), Sinusoidal(), dropout=dropout),
         Decoder(
             vocab,
             width,
-            (Repeat((write,), layers),),
+            (Repeat((decoder_block,), layers),),
             Sinusoidal(),
             norm=NoNorm(),  # every sublayer ends in a norm
             embedding_scale=scale,
@@ -75,7 +76,7 @@ def vit(
     return Encoder(
         patches,
         width,
-        (Repeat((pre_norm(heads, hidden, norm, Full(), "gelu"),), layers),),
+        (Repeat((pre_norm_block(heads, hidden, norm, Full(), "gelu"),), layers),),
         Learned(patches.length),
         norm=norm,
         head=Classification(labels),
@@ -88,8 +89,8 @@ def clip(
 ) -> DualEncoder:  # fmt: skip
     norm = LayerNorm()
     patches = Patches((patch, patch), (image, image), bias=False)
-    image_block = pre_norm(heads, 4 * width, norm, Full(), "quick_gelu")
-    text_block = pre_norm(text_heads, 4 * text_width, norm, Causal(), "quick_gelu")
+    image_block = pre_norm_block(heads, 4 * width, norm, Full(), "quick_gelu")
+    text_block = pre_norm_block(text_heads, 4 * text_width, norm, Causal(), "quick_gelu")
     image_encoder = Encoder(
         patches,
         width,
@@ -110,7 +111,7 @@ def clip(
     return DualEncoder(image_encoder, text_encoder)
 
 
-def pre_norm(heads: int, hidden: int, norm: LayerNorm, mask: Mask, activation: Activation) -> Block:
+def pre_norm_block(heads: int, hidden: int, norm: LayerNorm, mask: Mask, activation: Activation) -> Block:
     return Block(
         (Sublayer(Attention(heads, mask=mask, bias=True), norm), Sublayer(FeedForward(hidden, activation), norm))
     )

@@ -2,8 +2,8 @@
 
     s_0 = final state of the source      s_t = f(target_t, s_{t-1})      logits_t = W s_t
 
-In Sutskever et al. 2014 the target depends on the source only by one state per layer. With attention it attends to all
-source tokens: before each step (additive, Bahdanau et al. 2014) or after it (dot, general; Luong et al. 2015). The
+In Sutskever et al. 2014 the target depends on the source only through one state per layer. With attention it attends to
+all source tokens: before each step (additive, Bahdanau et al. 2014) or after it (dot, general; Luong et al. 2015). The
 model is an encoder-decoder with recurrent layers.
 """
 
@@ -63,7 +63,7 @@ def recurrent_state(memory: Memory) -> FixedSize | None:
 class Seq2SeqModule(EncoderDecoderModule):
     def __init__(self, spec: Seq2Seq, scheme: Scheme = "fan_in"):
         super().__init__(spec, scheme)
-        # Whether each sublayer of the target is recurrent; not in forward, because torch.compile cannot trace specs.
+        # Whether each sublayer of the target is recurrent. Computed here because torch.compile cannot trace specs.
         self.recurrent = tuple(
             tuple(recurrent_state(memory) is not None for memory in block) for block in spec.target.memory()
         )
@@ -99,13 +99,13 @@ class Seq2SeqModule(EncoderDecoderModule):
         """The target's states, initialized in order with the source's final states; further layers get the last one."""
         arrays = [state.arrays for state in chain(*final) if state.arrays]
         initial = chain(arrays, repeat(arrays[-1]))
-        own = states or tuple(tuple(STATELESS for _ in block) for block in self.recurrent)
+        states = states or tuple(tuple(STATELESS for _ in block) for block in self.recurrent)
         return tuple(
             tuple(
                 InitialState(state, next(initial)) if recurrent else state
                 for state, recurrent in zip(block, flags, strict=True)
             )
-            for block, flags in zip(own, self.recurrent, strict=True)
+            for block, flags in zip(states, self.recurrent, strict=True)
         )
 
     def forward_documents(
@@ -141,7 +141,7 @@ def check_no_first_tokens(layout: TokenLayout) -> None:
 
 
 class InitialState:
-    """A state whose initial value is given instead of empty."""
+    """A state that starts from the given arrays instead of zeros."""
 
     def __init__(self, state: State, arrays: dict[str, Tensor]):
         self.state, self.arrays = state, arrays

@@ -43,9 +43,9 @@ def unroll(layers: tuple[Repeat, ...]) -> list[Block]:
 
 def repeat_blocks(blocks: tuple[Block, ...], depth: int) -> tuple[Repeat, ...]:
     """Runs that repeat the blocks in order up to `depth` layers."""
-    times, rest = divmod(depth, len(blocks))
-    whole = (Repeat(blocks, times),) if times else ()
-    return (*whole, Repeat(blocks[:rest])) if rest else whole
+    times, remainder = divmod(depth, len(blocks))
+    runs = (Repeat(blocks, times),) if times else ()
+    return (*runs, Repeat(blocks[:remainder])) if remainder else runs
 
 
 def resolve_masks(layers: Any, mask: Mask) -> Any:
@@ -85,7 +85,7 @@ def state_declarations(layers: tuple[Repeat, ...], width: int) -> tuple[tuple[Me
 
 
 def final_states(layers: tuple[Repeat, ...]) -> tuple[tuple[FinalState, ...], ...]:
-    """A state per sublayer that keeps the final state of a recurrence."""
+    """A FinalState for every sublayer of every block."""
     return tuple(tuple(FinalState() for _ in block.sublayers) for block in unroll(layers))
 
 
@@ -111,7 +111,7 @@ def replace_runs(spec: AnySpec, change: Callable[[Repeat], Repeat]) -> AnySpec:
 
 
 def without_repeats(spec: AnySpec) -> AnySpec:
-    """The same model with every run of layers once."""
+    """The same model with times=1 in every run of layers."""
     return replace_runs(spec, lambda run: replace(run, times=1))
 
 
@@ -150,26 +150,28 @@ def build_run(run: Repeat, width: int) -> Iterator[nn.Module]:
 def share_all_parameters(module: nn.Module, original: nn.Module) -> None:
     """Let the module use the parameters of another module of the same structure."""
     for name, parameter in original.named_parameters(remove_duplicate=False):
-        owner, _, last = name.rpartition(".")
-        setattr(module.get_submodule(owner), last, parameter)
+        path, _, attribute = name.rpartition(".")
+        setattr(module.get_submodule(path), attribute, parameter)
 
 
 def check_shared_bias(position: Position, layers: tuple[Repeat, ...], ahead: tuple[Block, ...] = ()) -> None:
-    """Raise SpecError if the stack's bias does not fit the heads of its attentions, or if an attention ignores it."""
+    """Raise SpecError if an attention ignores the bias of the stack, or has another number of heads than it."""
     heads = getattr(position, "heads", None)
     if heads is None:
         return
-    readers = [body for body in bodies_of(layers, ahead) if body.bias_heads is not None]
-    require(len(readers) > 0, f"{position.kind}: no attention of the stack reads its table; leave position out")
-    for body in readers:
+    attentions = [body for body in bodies_of(layers, ahead) if body.bias_heads is not None]
+    require(len(attentions) > 0, f"{position.kind}: no attention of the stack reads its table; leave position out")
+    for body in attentions:
         require(
             body.bias_heads == heads,
-            f"{position.kind}: its table has heads={heads}, but {body.kind} has heads={body.bias_heads}",
+            f"{position.kind}: its table has heads={heads}, but {body.kind} has heads={body.bias_heads}; "
+            "set the same number in both",
         )
-        own = getattr(body, "position", position)
+        body_position = getattr(body, "position", position)
         require(
-            own is position or not own.replaces_bias,
-            f"{position.kind}: {body.kind} has position={own}, which replaces the stack's bias; choose one of the two",
+            body_position is position or not body_position.replaces_bias,
+            f"{position.kind}: {body.kind} has position={body_position}, which replaces the stack's bias; "
+            "choose one of the two",
         )
 
 
@@ -180,6 +182,6 @@ def check_widths(layers: tuple[Repeat, ...], width: int, ahead: tuple[Block, ...
 
 
 def bodies_of(layers: tuple[Repeat, ...], ahead: tuple[Block, ...] = ()) -> list[Body]:
-    """The bodies of all blocks, those of a run once however often it repeats."""
+    """The bodies of all blocks; those of a repeated run are listed once."""
     blocks = [block for run in layers for block in run.blocks]
     return [sublayer.body for block in (*blocks, *ahead) for sublayer in block.sublayers]
