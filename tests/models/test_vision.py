@@ -81,7 +81,7 @@ def test_an_image_of_224_has_196_patches_and_a_cls_token() -> None:
     assert patches.length == 197
     with torch.device("meta"):
         module = patches.build(768)
-        cut = module.cut(torch.empty(2, 3, 224, 224))
+        cut = module.cut_patches(torch.empty(2, 3, 224, 224))
     assert cut.shape == (2, 196, 768)
     with pytest.raises(SpecError, match="an image side of 225 is not divisible by 16; resize or crop to 224 or 240"):
         Patches((16, 16), (225, 224))
@@ -167,7 +167,7 @@ def test_rotations_by_row_and_column_distinguish_permuted_patches() -> None:
     layers = (Repeat((Block((Sublayer(Attention(2, mask=Full())),)),)),)
     without_positions = randomized(replace(spec, layers=layers).build(0))
     order = [0, *(1 + torch.randperm(16)).tolist()]
-    patches_in_order = without_positions.input.cut(data)[:, [i - 1 for i in order[1:]]]
+    patches_in_order = without_positions.input.cut_patches(data)[:, [i - 1 for i in order[1:]]]
     permuted = F.fold(patches_in_order.mT, (8, 8), (2, 2), stride=(2, 2))
     assert error(without_positions(permuted), without_positions(data)[:, order]) <= 1e-9
     assert not torch.allclose(model(permuted), model(data)[:, order])

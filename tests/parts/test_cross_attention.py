@@ -170,7 +170,7 @@ def test_invalid_specs_sources_and_stores_are_refused() -> None:
         module(x, queries(None))
     with pytest.raises(SpecError, match="queries attend to the whole source"):
         CrossAttention(2, mask=Causal())
-    with pytest.raises(SpecError, match="the source has positions of its own"):
+    with pytest.raises(SpecError, match="because the source is another sequence; leave it out"):
         CrossAttention(2, position=Rope())
     memory = ((SPECS["plain"].memory(WIDTH),),)
     with pytest.raises(ValueError, match="give the longest source's length"):

@@ -159,7 +159,7 @@ def test_state_shapes_follow_from_the_spec_and_the_width() -> None:
         (lambda: Retention(0), "heads=0 must be positive"),
         (lambda: Retention(2, key_dim=3).build(12), "rope: head_dim=3 must be even"),
         (lambda: Retention(2, base=0.0), "base=0.0 must be positive"),
-        (lambda: GatedLinear(4).build(12), "half of width=12 is not divisible by heads=4; give key_dim"),
+        (lambda: GatedLinear(4).build(12), "half of width=12 is not divisible by heads=4; set key_dim"),
         (lambda: GatedLinear(2, rank=0), "rank=0 must be positive"),
         (lambda: GatedLinear(2, temperature=0.0), "temperature=0.0 must be positive"),
         (lambda: PerformerFeatures(0), "count=0 must be positive"),

@@ -252,7 +252,7 @@ def test_schemes_round_trip_through_json_and_toml(spec: Position) -> None:
         (lambda: T5Buckets(heads=0), "heads=0 must be positive"),
         (lambda: T5Buckets().check_place("stack"), "a stack's table needs heads"),
         (lambda: Attention(4, position=T5Buckets(heads=4)), "heads=4 is for a stack"),
-        (lambda: Attention(4, position=Learned(4)), "has no effect here; give it to the stack"),
+        (lambda: Attention(4, position=Learned(4)), "has no effect here; set it in the stack"),
     ],
 )
 def test_invalid_specs_are_refused(make, message: str) -> None:

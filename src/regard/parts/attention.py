@@ -33,9 +33,9 @@ from regard.spec import SpecError, require
 
 @dataclass(frozen=True)
 class Attention(Body):
-    """With mask=None the model decides: a Decoder is causal, an Encoder attends to all tokens.
+    """With mask=None the model sets the mask: a Decoder Causal(), an Encoder Full().
 
-    The model fills in the mask when its spec is made. Built outside of a model, an attention without a mask is causal.
+    It does so when its spec is created. Built outside of a model, an attention without a mask is causal.
     """
 
     mixes: ClassVar[bool] = True
@@ -45,10 +45,10 @@ class Attention(Body):
     kv_heads: int | None = None  # None: as many as heads
     head_dim: int | None = None  # None: width / heads
     position: Position = NoPosition()
-    mask: Mask | None = None  # None: the model's
+    mask: Mask | None = None  # None: the model's default
     bias: bool = False
-    out_bias: bool | None = None  # None: as bias
-    key_bias: bool | None = None  # None: as bias. It adds the same to all scores of a query; Whisper has none
+    out_bias: bool | None = None  # None: the value of bias
+    key_bias: bool | None = None  # None: the value of bias; False in Whisper
     qk_norm: Norm | None = None
     norm_over: Literal["head", "all"] = "head"
     clip: float | None = None  # queries, keys and values are clamped to ±clip, after the norm
@@ -207,7 +207,7 @@ GATES = {"none": NoGate, "head": HeadGate, "element": Gate}
 
 
 def use_backend(model: nn.Module, name: str) -> None:
-    """Compute all attention of the model by this backend; a run-time choice, not part of a checkpoint."""
+    """Compute all attention of the model with this backend. It is not part of a checkpoint."""
     for module in model.modules():
         if "attend" in vars(module):
             vars(module)["attend"] = backend(name)

@@ -29,9 +29,7 @@ class AttentionRNN(Body):
     attention: ScoredAttention = ScoredAttention(source=True)
 
     def check(self) -> None:
-        require(
-            self.attention.source, "attentive_recurrence: its attention is over a source; set attention.source=True"
-        )
+        require(self.attention.source, "attentive_recurrence: its attention reads a source; set attention.source=True")
         require(
             not self.attention.combine,
             "attentive_recurrence: the recurrence combines the context with its state; leave attention.combine out",

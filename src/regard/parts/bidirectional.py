@@ -23,7 +23,7 @@ from regard.spec import require
 class Bidirectional(Body):
     mixes: ClassVar[bool] = True
 
-    recurrence: RecurrentMixer  # its `hidden` is the width of one direction; None: half of the stream
+    recurrence: RecurrentMixer  # its `hidden` is the width of one direction; None: half of the stack's
 
     @property
     def causal(self) -> bool:
@@ -33,7 +33,7 @@ class Bidirectional(Body):
         """Width of the state of one direction."""
         require(
             self.recurrence.hidden is not None or width % 2 == 0,
-            f"bidirectional: width={width} is odd, so a direction cannot have half of it; give hidden",
+            f"bidirectional: width={width} is odd, so a direction cannot have half of it; set hidden",
         )
         return self.recurrence.hidden or width // 2
 

@@ -1,4 +1,4 @@
-"""A block is a tuple of sublayers, each a norm and a body around the residual stream; the style places the norm.
+"""A block is a tuple of sublayers, each a norm and a body on the residual stream; `style` sets the place of the norm.
 
     pre:       x = x + body(norm(x))                    Xiong et al. 2020; GPT-2, Llama
     post:      x = norm(x + body(x))                    Vaswani et al. 2017
@@ -46,7 +46,7 @@ class Block(Spec):
     dropout: float = 0.0
 
     def check(self) -> None:
-        require(len(self.sublayers) > 0, "block: sublayers is empty; give at least one Sublayer(body)")
+        require(len(self.sublayers) > 0, "block: sublayers is empty; add at least one Sublayer(body)")
         require(0 <= self.dropout < 1, f"block: dropout={self.dropout} must be in [0, 1)")
         parallel = self.style == "parallel"
         require(
@@ -55,7 +55,7 @@ class Block(Spec):
         )
         require(
             self.norm is None or all(sublayer.norm == NoNorm() for sublayer in self.sublayers),
-            "block: its norm serves all sublayers, so theirs would normalize twice; give them norm=NoNorm()",
+            "block: its norm applies to all sublayers, so they need no norms; set norm=NoNorm() in every sublayer",
         )
 
     def build(self, width: int) -> nn.Module:
@@ -124,5 +124,5 @@ def build_norm(norm: Norm | None, width: int) -> nn.Module:
 
 
 def sum_losses(a: Losses, b: Losses) -> Losses:
-    """Sums by name."""
+    """The sums of losses with the same name."""
     return a | {name: a[name] + loss if name in a else loss for name, loss in b.items()}

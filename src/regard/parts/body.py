@@ -21,11 +21,11 @@ from regard.spec import Spec, field_types
 
 @dataclass(frozen=True)
 class Body(Spec):
-    mixes: ClassVar[bool] = False  # does a token's output depend on other tokens?
+    mixes: ClassVar[bool] = False  # whether a token's output depends on other tokens
 
     @property
     def causal(self) -> bool:
-        """Is every token's output independent of later tokens?"""
+        """Whether every token's output is independent of later tokens."""
         return True
 
     @property
@@ -41,14 +41,14 @@ class Body(Spec):
 
     @property
     def max_keys(self) -> int | None:
-        """The most keys that a query attends to, by default by its mask; None: no limit."""
+        """The most keys that a query attends to, by default those of its mask; None: no limit."""
         mask = getattr(self, "mask", None)
         return None if mask is None else mask.max_keys
 
     def with_default_mask(self, mask: Mask) -> Self:
-        """The body with this mask if its own is None; a model calls it with the mask that suits the model."""
-        model_decides = field_types(type(self)).get("mask") == (Mask | None) and vars(self)["mask"] is None
-        change: dict[str, Any] = {"mask": mask} if model_decides else {}
+        """The body with this mask if its mask is None. Models call it with their default mask."""
+        is_unset = field_types(type(self)).get("mask") == (Mask | None) and vars(self)["mask"] is None
+        change: dict[str, Any] = {"mask": mask} if is_unset else {}
         return replace(self, **change) if change else self
 
     def without_default_mask(self, mask: Mask) -> Self:
@@ -67,11 +67,11 @@ class Body(Spec):
         raise NotImplementedError
 
     def memory(self, width: int) -> Memory:
-        """The arrays that it keeps between forwards."""
+        """The declaration of the arrays that are kept between forwards; None: no state."""
         return None
 
     def check_width(self, width: int) -> None:
-        """Raise SpecError if it cannot be built at this width; sizing its state finds most of it."""
+        """Raise SpecError if it cannot be built at this width; by default if the sizes of its state are invalid."""
         self.memory(width)
 
     def flops(self, width: int, tokens: int, keys: int) -> int:

@@ -3,7 +3,7 @@
     head_h = softmax(q_h(x) k_g(source)ᵀ · scale) v_g(source)          Vaswani et al. 2017
 
 Keys and values of the source are computed when it is given (`layout.with_source`) and cached for later steps. Queries
-attend to the whole source, whose order is not this sequence's: no mask, no positions.
+attend to the whole source, without a mask and without positions.
 """
 
 from collections.abc import Mapping
@@ -33,7 +33,7 @@ class CrossAttention(Attention):
         )
         require(
             self.position == NoPosition(),
-            f"cross_attention: the source has positions of its own; found position={self.position}, leave it out",
+            f"cross_attention: position={self.position} is not supported, because the source is another sequence; leave it out",
         )
 
     @property

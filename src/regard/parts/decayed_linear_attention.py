@@ -36,7 +36,7 @@ class DecayedLinearAttention(Body):
     key_dim: int | None = None  # per head; None: width / heads, half of it in gated_linear
     value_dim: int | None = None  # per head; None: width / heads
     norm: Norm = RMSNorm()  # of each head's output
-    gate: bool = True  # is the output multiplied by silu(W_g x)?
+    gate: bool = True  # multiply the output by silu(W_g x)
 
     def check(self) -> None:
         for name in ("heads", "key_dim", "value_dim"):
@@ -47,7 +47,7 @@ class DecayedLinearAttention(Body):
         """(key_dim, value_dim) in a stack of this width."""
         require(
             bool(self.key_dim and self.value_dim) or width % self.heads == 0,
-            f"{self.kind}: width={width} is not divisible by heads={self.heads}; give key_dim and value_dim",
+            f"{self.kind}: width={width} is not divisible by heads={self.heads}; set key_dim and value_dim",
         )
         return self.key_dim or self.default_key_dim(width), self.value_dim or width // self.heads
 
@@ -146,7 +146,7 @@ class GatedLinear(DecayedLinearAttention):
         require(
             width % (2 * self.heads) == 0,
             f"gated_linear: the default key_dim is width / (2 · heads), and half of width={width} is not divisible by "
-            f"heads={self.heads}; give key_dim",
+            f"heads={self.heads}; set key_dim",
         )
         return width // (2 * self.heads)
 

@@ -43,7 +43,10 @@ class Experts(Body):
         for name in ("balance", "z"):
             require(getattr(self, name) >= 0, f"experts: {name}={getattr(self, name)} must not be negative")
         require(self.capacity is None or self.capacity > 0, f"experts: capacity={self.capacity} must be positive")
-        require(self.shared is not None or not self.shared_gate, "experts: shared_gate=True, but shared is None")
+        require(
+            self.shared is not None or not self.shared_gate,
+            "experts: shared_gate=True, but shared is None; set shared, or leave shared_gate out",
+        )
         self.router.check_use(self.count, self.top_k)
 
     def canonical(self, width: int) -> Self:
@@ -56,13 +59,13 @@ class Experts(Body):
 
     def flops(self, width: int, tokens: int, keys: int) -> int:
         shared = 0 if self.shared is None else self.shared.flops(width, tokens, keys)
-        columns = self.count + self.shared_gate  # of the router, and of the gate
+        columns = self.count + self.shared_gate  # of the router's matrix and of the shared gate's
         return tokens * 2 * width * columns + self.top_k * self.expert.flops(width, tokens, keys) + shared
 
     def inactive_params(self, width: int, tokens: int = 1) -> int:
         with torch.device("meta"):
-            one = self.expert.build(width)
-        unused = (self.count - self.top_k) * sum(parameter.numel() for parameter in one.parameters())
+            expert = self.expert.build(width)
+        unused = (self.count - self.top_k) * sum(parameter.numel() for parameter in expert.parameters())
         return round(unused * (1 - self.top_k / self.count) ** (tokens - 1))
 
 

@@ -3,7 +3,7 @@
     FeedForward(x) = W_down σ(W_up x)                      Vaswani et al. 2017; σ = ReLU, or GELU in GPT-2
     Gated(x)       = W_down (σ(W_gate x) ⊙ W_up x)         Shazeer 2020
 
-The gate's σ names the unit: sigmoid GLU (Dauphin et al. 2017), relu ReGLU, gelu GEGLU, silu SwiGLU, identity Bilinear.
+Gated units by their σ: sigmoid GLU (Dauphin et al. 2017), relu ReGLU, gelu GEGLU, silu SwiGLU, identity Bilinear.
 "relu2" is ReLU squared (So et al. 2021), "quick_gelu" x · sigmoid(1.702 x) (CLIP). A gated unit has three matrices, so
 a hidden width of 8/3 D gives it the 8 D² weights of two matrices at 4 D. GPT-OSS clamps both factors before σ and adds
 1 to W_up x.
@@ -39,7 +39,7 @@ LinearFactory = Callable[..., nn.Module]  # makes a projection: (columns, rows, 
 
 @dataclass(frozen=True)
 class PositionWise(Body):
-    """Base of bodies that transform each token on its own."""
+    """Base of bodies that transform each token independently."""
 
     hidden: int | None = None  # None: computed from the width
     activation: Activation = "gelu"
@@ -78,7 +78,7 @@ class FeedForward(PositionWise):
 class Gated(PositionWise):
     activation: Activation = "silu"
     bias: bool = False
-    multiple_of: int = 256  # where hidden is None
+    multiple_of: int = 256  # of the hidden width, if it is computed
     limit: float | None = None  # W_gate x is at most this, W_up x within ± this
     offset: float = 0.0  # added to W_up x
 
@@ -107,7 +107,7 @@ class SwiGLU(Gated):
 def eight_thirds(width: int, multiple_of: int = 256) -> int:
     """8/3 of the width, rounded up to a multiple: 4096 -> 10922.7 -> 11008 (Llama 7B).
 
-    A rule of thumb, not a law: Llama 3 8B and Mistral 7B have 14336 = 3.5 · 4096.
+    Other ratios are common: Llama 3 8B and Mistral 7B have 14336 = 3.5 · 4096.
     """
     return -(-8 * width // (3 * multiple_of)) * multiple_of
 
@@ -123,7 +123,7 @@ class FeedForwardModule(nn.Module):
     def forward(
         self, x: Tensor, layout: TokenLayout | None = None, state: State = STATELESS, ends: tuple[Tensor, ...] = ()
     ) -> Tensor:
-        """x (…, D) -> (…, D). Experts pass `ends`, the end of each expert's rows in x, on to their grouped linears."""
+        """x (…, D) -> (…, D). Only experts pass `ends`, the end of each expert's rows in x, for grouped projections."""
         h = self.activation(self.up_proj(x, *ends))  # (…, F)
         return self.down_proj(F.dropout(h, self.dropout, self.training), *ends)  # (…, D)
 

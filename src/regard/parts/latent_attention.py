@@ -3,7 +3,7 @@
     c_t = norm(W_c x_t)        k_h,t = [U_h c_t ; RoPE(W_r x_t)]        v_h,t = V_h c_t        DeepSeek-V2, 2024
 
 The cache holds rank + rope_dim numbers per token, for any number of heads. A rotation between queries and U_h would
-prevent the absorbed form, so the rotated part of the key is separate, one for all heads. Two forms compute the same:
+prevent the absorbed form, so the rotated part of the key is separate and shared by all heads. Two forms are equivalent:
 
     expanded    q_h · U_h c        keys and values are computed from the latents: multi-head attention
     absorbed    U_hᵀ q_h · c       queries are projected to the latent space: multi-query attention to the latents
@@ -91,6 +91,7 @@ class LatentAttention(Body):
         }
 
     def absorbs(self, tokens: int, keys: int) -> bool:
+        """Whether the absorbed form has fewer multiplications."""
         products = self.products(tokens, keys)
         return products["absorbed"] < products["expanded"]
 

@@ -6,8 +6,8 @@
     performer   φ(x) = exp(w·x - |x|²/2)  random w: in expectation softmax               Choromanski et al. 2020
     identity    φ(x) = x                  scores of any sign, without normalization
 
-The sums are a linear scan (kernels/recurrent/linear_attention.py). With normalize=False the output is not divided, and
-its scale is left to the next layer.
+The sums are a linear scan (kernels/recurrent/linear_attention.py). With normalize=False the output is not divided by
+zᵀ φ(q).
 """
 
 from dataclasses import dataclass
@@ -74,7 +74,7 @@ class LinearAttention(Body):
     bias: bool = False
     features: FeatureMap = EluFeatures()
     normalize: bool = True
-    bidirectional: bool = False  # do queries attend to later keys? Set it in encoders: the model does not
+    bidirectional: bool = False  # queries also attend to later keys; set it in encoders
 
     def check(self) -> None:
         require(self.heads > 0, f"linear_attention: heads={self.heads} must be positive")

@@ -30,7 +30,7 @@ class Linformer(Body):
     heads: int
     length: int  # n, of the longest sequence
     rank: int  # k, the number of combinations
-    shared: bool = False  # is F = E?
+    shared: bool = False  # F = E
     bias: bool = False
 
     def check(self) -> None:
@@ -38,7 +38,7 @@ class Linformer(Body):
             require(getattr(self, name) > 0, f"linformer: {name}={getattr(self, name)} must be positive")
         require(
             self.rank <= self.length,
-            f"linformer: rank={self.rank} must be at most length={self.length}, or nothing is saved",
+            f"linformer: rank={self.rank} is larger than length={self.length}; choose at most {self.length}",
         )
 
     @property
@@ -92,8 +92,8 @@ class LinformerModule(nn.Module):
 
     def combinations(self, projection: Tensor, layout: TokenLayout, members: Tensor) -> Tensor:
         """(B, 1, docs · k, L): the coefficient of every token in the combinations of its document."""
-        checks = layout.positions.device.type == "cpu" and not torch.compiler.is_compiling()
-        if checks and int(layout.positions.max()) >= self.length:
+        can_check = layout.positions.device.type == "cpu" and not torch.compiler.is_compiling()
+        if can_check and int(layout.positions.max()) >= self.length:
             raise ValueError(
                 f"linformer: a sequence of {int(layout.positions.max()) + 1} tokens is longer than "
                 f"length={self.length}; shorten it"

@@ -1,4 +1,4 @@
-"""Native sparse attention: three attentions to parts of the past, combined by gates.
+"""Native sparse attention: three attentions to parts of the previous tokens, combined by gates.
 
     out = W_o Σ_c σ(W_g x)_c ⊙ attention_c(q, k_c, v_c)        c: compressed, selected, window        Yuan et al. 2025
 
@@ -113,7 +113,7 @@ class NativeSparseModule(nn.Module):
         self.k_summary = Summary(spec.length, head_dim)
         self.v_summary = Summary(spec.length, head_dim)
         self.position = spec.position.build(head_dim, self.heads)
-        self.past, self.window = Causal(), Window(spec.window)
+        self.causal_mask, self.window_mask = Causal(), Window(spec.window)
         self.z = Tap()
         self.scale = head_dim**-0.5
         self.attend = backend("auto")
@@ -121,35 +121,36 @@ class NativeSparseModule(nn.Module):
     def forward(self, x: Tensor, layout: TokenLayout, state: State = STATELESS) -> Tensor:
         q = split_heads(self.q_proj(x), self.heads)  # (B, H, L, E)
         k, v = (split_heads(proj(x), 3 * self.kv_heads) for proj in (self.k_proj, self.v_proj))  # (B, 3K, L, E)
-        k_raw, k_other = k.split([self.kv_heads, 2 * self.kv_heads], 1)
-        q_rotated, k_rotated = self.position.rotate(q, k_other, layout)
-        k, v, key_layout = state.extend(layout, k=torch.cat([k_raw, k_rotated], 1), v=v)  # (B, 3K, S, E)
+        k_compressed, k_rotated = k.split([self.kv_heads, 2 * self.kv_heads], 1)
+        q_rotated, k_rotated = self.position.rotate(q, k_rotated, layout)
+        k, v, key_layout = state.extend(layout, k=torch.cat([k_compressed, k_rotated], 1), v=v)  # (B, 3K, S, E)
         keys, bias = key_layout.derived(sort_keys), self.position.bias(key_layout)
-        (k_raw, k_far, k_near), (v_raw, v_far, v_near) = k.chunk(3, 1), v.chunk(3, 1)  # (B, K, S, E) each
-        blocks = self.summarize(k_raw, v_raw, layout.valid, keys)
+        k_compressed, k_selected, k_window = k.chunk(3, 1)  # (B, K, S, E) each
+        v_compressed, v_selected, v_window = v.chunk(3, 1)  # (B, K, S, E) each
+        blocks = self.summarize(k_compressed, v_compressed, layout.valid, keys)
         k_block, v_block, _ = state.extend(layout, k_block=blocks[0], v_block=blocks[1])  # (B, K, S, E)
 
         compressed, chosen = self.compressed(q, k_block, v_block, key_layout, keys, bias)
         selected = attend_to_blocks(
-            q_rotated, k_far, v_far, key_layout, keys, chosen, self.spec.block, self.scale, bias
+            q_rotated, k_selected, v_selected, key_layout, keys, chosen, self.spec.block, self.scale, bias
         )
-        near = self.attend(q_rotated, k_near, v_near, key_layout, ScoreOptions(self.window, self.scale, bias))
+        options = ScoreOptions(self.window_mask, self.scale, bias)
+        window = self.attend(q_rotated, k_window, v_window, key_layout, options)
         gates = split_heads(self.branch_proj(x).sigmoid(), 3 * self.heads).chunk(3, 1)  # (B, H, L, 1) each
-        z = sum(gate * branch for gate, branch in zip(gates, (compressed, selected, near), strict=True))
+        z = sum(gate * branch for gate, branch in zip(gates, (compressed, selected, window), strict=True))
         return self.o_proj(merge_heads(self.z(z)))
 
     def summarize(self, k: Tensor, v: Tensor, valid: Tensor | None, keys: SortedKeys) -> list[Tensor]:
         """(B, K, L, E) compressed keys and values of the blocks that a new token completes; zeros at other tokens."""
-        found, real = completed_blocks(keys.query_indices, valid, self.spec.length, self.spec.stride)  # (B, N)
-        last = (keys.starts + keys.query_indices).gather(1, found).unsqueeze(-1)
+        tokens, complete = completed_blocks(keys.query_indices, valid, self.spec.length, self.spec.stride)  # (B, N)
+        last = (keys.starts + keys.query_indices).gather(1, tokens).unsqueeze(-1)
         ranks = (last + torch.arange(1 - self.spec.length, 1, device=last.device)).clamp_min(0)  # (B, N, length)
         slots = keys.slots.gather(1, ranks.flatten(1))
         out = []
         for x, summary in ((k, self.k_summary), (v, self.v_summary)):
-            blocks = (
-                summary(gather_keys(x, slots.unsqueeze(1)).unflatten(2, ranks.shape[1:])) * real[:, None, :, None]
-            )  # (B, K, N, E)
-            index = found[:, None, :, None].expand_as(blocks)
+            blocks = summary(gather_keys(x, slots.unsqueeze(1)).unflatten(2, ranks.shape[1:]))  # (B, K, N, E)
+            blocks = blocks * complete[:, None, :, None]
+            index = tokens[:, None, :, None].expand_as(blocks)
             zeros = blocks.new_zeros(*blocks.shape[:2], keys.query_indices.shape[1], blocks.shape[3])
             out.append(zeros.scatter(2, index, blocks))
         return out
@@ -161,7 +162,8 @@ class NativeSparseModule(nn.Module):
         spec = self.spec
         slots, starts, block_layout = layout.derived(compressed_blocks, spec.length, spec.stride)
         k, v = (gather_keys(x, slots.unsqueeze(1)) for x in (k, v))  # (B, K, N, E)
-        weights = attention_weights(q, k, block_layout, ScoreOptions(self.past, self.scale, bias))  # (B, H, L, N)
+        options = ScoreOptions(self.causal_mask, self.scale, bias)
+        weights = attention_weights(q, k, block_layout, options)  # (B, H, L, N)
         with torch.no_grad():
             group = weights.unflatten(1, (self.kv_heads, -1)).sum(2)  # (B, K, L, N)
             blocks = -(-keys.slots.shape[1] // spec.block)
@@ -171,15 +173,14 @@ class NativeSparseModule(nn.Module):
 
 
 def compressed_blocks(layout: TokenLayout, length: int, stride: int) -> tuple[Tensor, Tensor, TokenLayout]:
-    """Slots (B, N) of the tokens that complete a block, first indices (B, N) of these blocks, and a layout with the
-    blocks as keys."""
+    """Slots (B, N) of tokens that complete a block, first indices (B, N) of the blocks, layout with blocks as keys."""
     keys = layout.derived(sort_keys)
     valid = None if layout.key_valid is None else layout.key_valid.gather(1, keys.slots)
-    found, real = completed_blocks(keys.indices, valid, length, stride)
-    slots = keys.slots.gather(1, found)
+    tokens, complete = completed_blocks(keys.indices, valid, length, stride)
+    slots = keys.slots.gather(1, tokens)
     segments = None if layout.key_segments is None else layout.key_segments.gather(1, slots)
-    blocks = layout.with_keys(layout.key_positions.gather(1, slots), real, segments)
-    return slots, keys.indices.gather(1, found) + 1 - length, blocks
+    blocks = layout.with_keys(layout.key_positions.gather(1, slots), complete, segments)
+    return slots, keys.indices.gather(1, tokens) + 1 - length, blocks
 
 
 class Summary(nn.Module):

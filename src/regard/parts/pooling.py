@@ -27,31 +27,30 @@ Pool = Literal["cls", "mean", "last", "cls_mean"]
 
 
 class Pooling(nn.Module):
-    def __init__(self, how: Pool):
+    def __init__(self, method: Pool):
         super().__init__()
-        self.how: Pool = how
+        self.method: Pool = method
 
     def forward(self, x: Tensor, layout: TokenLayout) -> Tensor:
-        return pool(x, layout, self.how)
+        return pool(x, layout, self.method)
 
 
-def pooled_dim(width: int, how: Pool) -> int:
-    return 2 * width if how == "cls_mean" else width
+def pooled_dim(width: int, method: Pool) -> int:
+    return 2 * width if method == "cls_mean" else width
 
 
-def pool(x: Tensor, layout: TokenLayout, how: Pool) -> Tensor:
-    """(B, L, D) -> (B, D), or for packed rows (B, N, D): one vector per document, zeros past a row's last."""
-    parts = ("cls", "rest") if how == "cls_mean" else (how,)
-    return torch.cat(
-        [mean(x, layout, choose(document_members(layout), layout.positions.unsqueeze(1), part)) for part in parts], -1
-    )
+def pool(x: Tensor, layout: TokenLayout, method: Pool) -> Tensor:
+    """(B, L, D) -> (B, D), or for packed rows (B, N, D): one vector per document, zeros after a row's last document."""
+    members, positions = document_members(layout), layout.positions.unsqueeze(1)
+    methods = ("cls", "without_cls") if method == "cls_mean" else (method,)
+    return torch.cat([mean_of_tokens(x, layout, select_tokens(members, positions, m)) for m in methods], -1)
 
 
-def mean(x: Tensor, layout: TokenLayout, chosen: Tensor) -> Tensor:
-    """The mean over the tokens that `chosen` (B, N, L) marks for each document."""
+def mean_of_tokens(x: Tensor, layout: TokenLayout, selected: Tensor) -> Tensor:
+    """The mean over the tokens that are True in `selected` (B, N, L), per document."""
     wide = torch.promote_types(x.dtype, torch.float32)
-    chosen = chosen.to(wide)
-    weights = chosen / chosen.sum(-1, keepdim=True).clamp_min(1)
+    selected = selected.to(wide)
+    weights = selected / selected.sum(-1, keepdim=True).clamp_min(1)
     y = (weights @ x.to(wide)).to(x.dtype)  # (B, N, D)
     return y.squeeze(1) if layout.segments is None else y
 
@@ -65,13 +64,13 @@ def document_members(layout: TokenLayout) -> Tensor:
     return (layout.segments.unsqueeze(1) == documents.view(1, -1, 1)) & valid.unsqueeze(1)
 
 
-def choose(members: Tensor, positions: Tensor, how: Pool | Literal["rest"]) -> Tensor:
+def select_tokens(members: Tensor, positions: Tensor, method: Pool | Literal["without_cls"]) -> Tensor:
     """The members (B, N, L) of each document over which the mean is taken."""
-    if how == "mean":
+    if method == "mean":
         return members
-    if how == "rest":
+    if method == "without_cls":
         return members & (positions > 0)
-    position = positions.where(members, -1).amax(-1, keepdim=True) if how == "last" else 0
+    position = positions.where(members, -1).amax(-1, keepdim=True) if method == "last" else 0
     return members & (positions == position)
 
 

@@ -1,6 +1,6 @@
 """Recurrent mixers: each token updates a hidden state of fixed size.
 
-    h_t = f(W_x x_t + b, W_h h_{t-1})          out_t = h_t, or W_o h_t where the state is not as wide as the stream
+    h_t = f(W_x x_t + b, W_h h_{t-1})          out_t = h_t, or W_o h_t if the state has another width than the stack
 
     RNN    h = tanh(W_x x + W_h h + b)                                                       Elman 1990
     LSTM   a second state, the cell c, that only the gates change          Hochreiter & Schmidhuber 1997
@@ -39,7 +39,7 @@ class RecurrentMixer(Body):
     states: ClassVar[tuple[str, ...]] = ("h",)
     gates: ClassVar[int] = 1  # W_x and W_h each stack this many matrices
 
-    hidden: int | None = None  # width of the state; None: as the stream
+    hidden: int | None = None  # width of the state; None: that of the stack
     bias: bool = True
 
     def check(self) -> None:
@@ -78,7 +78,7 @@ class RecurrentMixerModule(nn.Module):
 class RecurrentCell(nn.Module):
     """W_x, W_h and b of all gates, stacked; a subclass defines the step."""
 
-    can_fuse = True  # does torch have a fused operation for all steps?
+    can_fuse = True  # whether torch has a fused operation for all steps
 
     def __init__(self, width: int, size: int, spec: RecurrentMixer):
         super().__init__()
@@ -101,10 +101,10 @@ class RecurrentCell(nn.Module):
         state.write(layout, **dict(zip(self.states, past, strict=True)))
 
     def run(self, x: Tensor, past: CellStates, layout: TokenLayout) -> tuple[Tensor, CellStates]:
-        """By the fused operation, except where a projection is adapted or hooked: it reads plain weights."""
-        plain = all(type(module) is nn.Linear and not hooked(module) for module in self.children())
-        cast = x.device.type == "cpu" and torch.is_autocast_enabled("cpu")  # torch lacks some in half precision
-        if not self.can_fuse or not plain or cast or x.shape[1] == 1:
+        """Run all steps, fused if possible; the fused operation would bypass adapters and hooks."""
+        unmodified = all(type(module) is nn.Linear and not has_hooks(module) for module in self.children())
+        autocast = x.device.type == "cpu" and torch.is_autocast_enabled("cpu")  # not every operation has half precision
+        if not self.can_fuse or not unmodified or autocast or x.shape[1] == 1:
             return unroll(self.step, self.project_inputs(x), past, layout.segments, layout.valid)
         if layout.segments is None and layout.valid is None:
             return self.fused(x, None, past)
@@ -121,8 +121,8 @@ class RecurrentCell(nn.Module):
         raise NotImplementedError
 
 
-def hooked(module: nn.Module) -> bool:
-    """Does it have forward hooks? The fused operation would not call them."""
+def has_hooks(module: nn.Module) -> bool:
+    """Whether it has forward hooks, which the fused operation would not call."""
     return bool(module._forward_hooks or module._forward_pre_hooks)
 
 
@@ -173,7 +173,8 @@ class LSTMModule(RecurrentCell):
 class GRU(RecurrentMixer):
     gates: ClassVar[int] = 3
 
-    reset: Literal["before", "after"] = "after"  # the product with W_h; "after", as in torch.nn.GRU, is faster
+    # The reset gate applies before or after the product with W_h; "after", as in torch.nn.GRU, is faster.
+    reset: Literal["before", "after"] = "after"
 
     def cell(self, width: int, size: int) -> RecurrentCell:
         return GRUModule(width, size, self)

@@ -20,9 +20,10 @@ from regard.kernels.recurrent.linear_recurrence import linear_recurrence
 from regard.layout import TokenLayout
 from regard.parts.body import Body
 from regard.parts.feedforward import ACTIVATIONS, Activation
+from regard.parts.split_heads import divisors
 from regard.parts.ssm.selective import ConvWeights, chunked_forward, filled
 from regard.parts.state import STATELESS, FixedSize, FixedState
-from regard.spec import require
+from regard.spec import SpecError, require
 
 DECAY_EXPONENT = 8.0  # the largest power of the base decay exp(-softplus Λ): at r = 1
 MIN_DECAY, MAX_DECAY = 0.9, 0.999  # initial range of the base decay
@@ -45,7 +46,9 @@ class RGLRU(Body):
     def size(self, width: int) -> int:
         """Number of channels in a stack of this width."""
         size = self.hidden or width
-        require(size % self.heads == 0, f"rg_lru: {size} channels are not divisible by heads={self.heads}")
+        if size % self.heads:
+            choices = ", ".join(map(str, divisors(size)))
+            raise SpecError(f"rg_lru: {size} channels are not divisible by heads={self.heads}; choose one of {choices}")
         return size
 
     def build(self, width: int) -> nn.Module:
@@ -70,7 +73,7 @@ class RGLRUModule(nn.Module):
         self.conv = ConvWeights(spec.taps, size, bias=True)
         self.r_proj = BlockDiagonal(spec.heads, size // spec.heads)
         self.i_proj = BlockDiagonal(spec.heads, size // spec.heads)
-        self.rate = rates(size)
+        self.rate = initial_rates(size)
         self.o_proj = nn.Linear(size, width)
         self.activation = ACTIVATIONS[spec.activation]
 
@@ -104,7 +107,7 @@ class BlockDiagonal(nn.Module):
         return (y + self.bias).flatten(-2)
 
 
-def rates(count: int) -> nn.Parameter:
+def initial_rates(count: int) -> nn.Parameter:
     """(count,) Λ such that the square of exp(-softplus Λ) is uniform; the inverse of softplus is log(exp x - 1)."""
     decays = torch.empty(count, device="cpu").uniform_(MIN_DECAY**2, MAX_DECAY**2).sqrt()
     return filled((-decays.log()).expm1().log(), count)

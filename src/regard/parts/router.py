@@ -22,7 +22,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from regard.kernels.autocast import without_autocast
-from regard.spec import Spec, require
+from regard.parts.split_heads import divisors
+from regard.spec import Spec, SpecError, require
 
 
 @dataclass(frozen=True)
@@ -43,17 +44,21 @@ class Router(Spec):
         for name in ("groups", "top_groups", "group_best"):
             require(getattr(self, name) > 0, f"router: {name}={getattr(self, name)} must be positive")
         require(
-            self.top_groups <= self.groups, f"router: top_groups={self.top_groups} is more than groups={self.groups}"
+            self.top_groups <= self.groups,
+            f"router: top_groups={self.top_groups} is more than groups={self.groups}; choose at most {self.groups}",
         )
 
     def check_use(self, count: int, top_k: int) -> None:
         """Raise SpecError if it cannot select top_k of `count` experts."""
+        if count % self.groups:
+            raise SpecError(
+                f"router: {count} experts cannot be split into groups={self.groups} of equal size; "
+                f"choose one of {', '.join(map(str, divisors(count)))}"
+            )
+        candidates = self.top_groups * count // self.groups
         require(
-            count % self.groups == 0, f"router: {count} experts cannot be split into groups={self.groups} of one size"
-        )
-        reach = self.top_groups * count // self.groups
-        require(
-            top_k <= reach, f"router: top_k={top_k} is more than the {reach} experts of top_groups={self.top_groups}"
+            top_k <= candidates,
+            f"router: top_k={top_k} is more than the {candidates} experts of top_groups={self.top_groups}; raise it",
         )
 
     def renormalizes(self, top_k: int) -> bool:
@@ -107,30 +112,31 @@ class RouterModule(nn.Module):
         return logits
 
     def choose(self, scores: Tensor) -> Tensor:
+        """scores (T, X) -> the k experts of every token (T, k), best first"""
         if self.correction is not None:
             scores = scores + self.correction
         if self.spec.groups > 1:
             grouped = scores.unflatten(-1, (self.spec.groups, -1))  # (T, G, X/G)
             best = min(self.spec.group_best, grouped.shape[-1])
-            ranks = grouped.topk(best).values.sum(-1)  # (T, G)
-            open_groups = torch.zeros_like(ranks, dtype=torch.bool)
-            open_groups = open_groups.scatter(-1, ranks.topk(self.spec.top_groups).indices, True)
-            scores = grouped.masked_fill(~open_groups.unsqueeze(-1), -math.inf).flatten(-2)  # (T, X)
+            group_scores = grouped.topk(best).values.sum(-1)  # (T, G)
+            selected = torch.zeros_like(group_scores, dtype=torch.bool)
+            selected = selected.scatter(-1, group_scores.topk(self.spec.top_groups).indices, True)
+            scores = grouped.masked_fill(~selected.unsqueeze(-1), -math.inf).flatten(-2)  # (T, X)
         return scores.topk(self.top_k).indices
 
 
 def balance_loss(routing: Routing, valid: Tensor | None) -> Tensor:
-    picked = torch.zeros_like(routing.scores).scatter(-1, routing.chosen, 1.0)  # (T, X)
+    selected = torch.zeros_like(routing.scores).scatter(-1, routing.chosen, 1.0)  # (T, X)
     probabilities = routing.scores / routing.scores.sum(-1, keepdim=True)  # sigmoids do not sum to one
-    return picked.shape[-1] * (mean(picked, valid) * mean(probabilities, valid)).sum()
+    return selected.shape[-1] * (valid_mean(selected, valid) * valid_mean(probabilities, valid)).sum()
 
 
 def z_loss(routing: Routing, valid: Tensor | None) -> Tensor:
-    return mean(routing.logits.logsumexp(-1, keepdim=True).square(), valid).sum()
+    return valid_mean(routing.logits.logsumexp(-1, keepdim=True).square(), valid).sum()
 
 
-def mean(values: Tensor, valid: Tensor | None) -> Tensor:
-    """Over the valid tokens: (T, …) -> (…)"""
+def valid_mean(values: Tensor, valid: Tensor | None) -> Tensor:
+    """(T, …) -> the mean over the valid tokens (…)"""
     if valid is None:
         return values.mean(0)
     return values.where(valid.unsqueeze(-1), 0.0).sum(0) / valid.sum().clamp_min(1)

@@ -1,4 +1,4 @@
-"""RWKV-4's two mixers: time mixing in the place of attention, and channel mixing in that of the feed-forward layer.
+"""RWKV-4's two mixers: time mixing instead of attention, and channel mixing instead of the feed-forward layer.
 
     μ_m(x)_t = m ⊙ x_t + (1 - m) ⊙ x_{t-1}                          each token is mixed with the previous one
     time      out = W_o (σ(W_r μ_r(x)) ⊙ wkv(W_k μ_k(x), W_v μ_v(x)))      wkv in kernels/recurrent/wkv
@@ -61,11 +61,11 @@ class TimeMixingModule(nn.Module):
     def forward(self, x: Tensor, layout: TokenLayout, state: FixedState = STATELESS) -> Tensor:
         zeros = self.memory.zeros(x)
         last, *past = state.read(layout, **zeros | {"peak": torch.full_like(zeros["peak"], EMPTY)})
-        (k, now), (v, _), (r, _) = (mix(x, last, layout) for mix in (self.k_mix, self.v_mix, self.r_mix))
+        (k, next_last), (v, _), (r, _) = (mix(x, last, layout) for mix in (self.k_mix, self.v_mix, self.r_mix))
         decay = -self.log_decay.to(last.dtype).exp()
         k, v = self.k_proj(k), self.v_proj(v)  # (B, L, F)
         out, past = wkv(WKVInputs(k, v, decay, self.bonus, Sums(*past), layout.documents, layout.valid))
-        state.write(layout, last=now, **past._asdict())
+        state.write(layout, last=next_last, **past._asdict())
         return self.o_proj(self.r_proj(r).sigmoid() * out.to(x.dtype))
 
 
@@ -98,13 +98,13 @@ class ChannelMixingModule(nn.Module):
 
     def forward(self, x: Tensor, layout: TokenLayout, state: FixedState = STATELESS) -> Tensor:
         (last,) = state.read(layout, last=torch.zeros_like(x[:, :1]))  # (B, 1, D)
-        (k, now), (r, _) = self.k_mix(x, last, layout), self.r_mix(x, last, layout)
-        state.write(layout, last=now)
+        (k, next_last), (r, _) = self.k_mix(x, last, layout), self.r_mix(x, last, layout)
+        state.write(layout, last=next_last)
         return self.r_proj(r).sigmoid() * self.down_proj(F.relu(self.up_proj(k)).square())
 
 
 class Mix(nn.Module):
-    """m ⊙ x_t + (1 - m) ⊙ x_{t-1}; initially the first channels have more of the previous token."""
+    """m ⊙ x_t + (1 - m) ⊙ x_{t-1}; the initial m grows from 0 in the first channel to almost 1 in the last."""
 
     def __init__(self, width: int):
         super().__init__()

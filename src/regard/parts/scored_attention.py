@@ -1,4 +1,4 @@
-"""Attention of the models before transformers: scores between a state and other states, and their weighted mean.
+"""Attention of recurrent models, before the transformer: scores between states, and the weighted mean of the states.
 
     additive   vᵀ tanh(W_q s_i + W_k h_j)        Bahdanau et al. 2014
     dot        s_iᵀ h_j                          Luong et al. 2015
@@ -28,7 +28,7 @@ from regard.parts.body import Body
 from regard.parts.split_heads import divisors, merge_heads, split_heads
 from regard.parts.state import STATELESS, PerSource, PerToken, State
 from regard.parts.tap import Tap
-from regard.spec import require
+from regard.spec import SpecError, require
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class ScoredAttention(Body):
     heads: int = 1
     score: Literal["additive", "dot", "general", "scaled"] = "additive"
     score_dim: int | None = None  # per head, of the hidden layer of "additive"; None: width of h / heads
-    source: bool = False  # attend to a source instead of the own sequence
+    source: bool = False  # attend to a source instead of the same sequence
     source_width: int | None = None  # None: as wide as this stack
     mask: Mask | None = None  # None: Full() for a source, else the model's, as in Attention
     combine: bool = False
@@ -76,11 +76,11 @@ class ScoredAttention(Body):
     def sizes(self, width: int) -> tuple[int, int, int]:
         """(width of h, width per head, score_dim)"""
         states_width = self.source_width or width
-        require(
-            states_width % self.heads == 0,
-            f"scored_attention: the width of the states, {states_width}, is not divisible by heads={self.heads}; "
-            f"choose one of {', '.join(map(str, divisors(states_width)))}",
-        )
+        if states_width % self.heads:
+            raise SpecError(
+                f"scored_attention: the width of the states, {states_width}, is not divisible by heads={self.heads}; "
+                f"choose one of {', '.join(map(str, divisors(states_width)))}"
+            )
         require(
             states_width == width or self.score in ("additive", "general"),
             f"scored_attention: score={self.score!r} multiplies states of widths {width} and {states_width}; "

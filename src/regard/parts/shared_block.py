@@ -34,7 +34,7 @@ class SharedBlock(Body):
     number: int = 0
     norm: Norm = RMSNorm()  # before the attention, the feed-forward and the mixer
     attention_rank: int | None = None  # of the layer's adapters of q, k and v; None: no adapters
-    rank: int | None = None  # of its adapters of the feed-forward
+    rank: int | None = None  # of the layer's adapters of the feed-forward; None: no adapters
 
     def check(self) -> None:
         for name in ("attention_rank", "rank"):
@@ -158,17 +158,18 @@ def tie_shared_blocks(blocks: nn.Module) -> None:
     first: dict[int, SharedBlockModule] = {}
     for module in blocks.modules():
         if isinstance(module, SharedBlockModule):
-            one, other = first.setdefault(module.spec.number, module), module
+            original = first.setdefault(module.spec.number, module)
             require(
-                one.spec == replace(other.spec, mixer=one.spec.mixer),
-                f"shared_block: number={one.spec.number} is used by blocks that differ; give each its own",
+                original.spec == replace(module.spec, mixer=original.spec.mixer),
+                f"shared_block: number={module.spec.number} is used by blocks that differ; give them different numbers",
             )
-            share_parameters(other.block, one.block)
+            share_parameters(module.block, original.block)
 
 
-def share_parameters(module: nn.Module, first: nn.Module) -> None:
-    for name, parameter in first.named_parameters(recurse=False):
+def share_parameters(module: nn.Module, original: nn.Module) -> None:
+    """Let the module use the parameters of the original, except those of adapters."""
+    for name, parameter in original.named_parameters(recurse=False):
         setattr(module, name, parameter)
-    for name, child in first.named_children():
+    for name, child in original.named_children():
         if name != "adapter":
             share_parameters(module.get_submodule(name), child)

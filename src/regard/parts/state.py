@@ -24,8 +24,8 @@ class PerToken:
     """Arrays with one entry per token: name -> (heads, dim), e.g. keys and values."""
 
     arrays: dict[str, tuple[int, int]]
-    window: int | None = None  # later queries attend only to this many last tokens, the newest counted; None: to all
-    first: int = 0  # and to this many first tokens
+    window: int | None = None  # number of last tokens that a query attends to, itself included; None: all
+    first: int = 0  # number of first tokens that it attends to as well
     pages: bool = False  # a paged store may return them in place, as Pages (kernels/attention/arguments.py)
     max_exact_cache: int | None = None  # tokens up to which cached decoding is exact; set by Block.memory
 
@@ -59,20 +59,20 @@ def declarations(memory: Memory) -> tuple[Declared, ...]:
 
 
 def limit_cache(memory: Memory, max_exact_cache: int | None) -> Memory:
-    """The declarations of a body, those per token with this limit."""
+    """The declarations of a body, with this limit in every PerToken."""
     if max_exact_cache is None:
         return memory
-    kinds = tuple(
-        replace(one, max_exact_cache=max_exact_cache) if isinstance(one, PerToken) else one
-        for one in declarations(memory)
+    limited = tuple(
+        replace(declared, max_exact_cache=max_exact_cache) if isinstance(declared, PerToken) else declared
+        for declared in declarations(memory)
     )
-    return kinds if isinstance(memory, tuple) else kinds[0]
+    return limited if isinstance(memory, tuple) else limited[0]
 
 
 def exact_cache_limit(memory: tuple[tuple[Memory, ...], ...]) -> int | None:
     """The number of tokens up to which a model's cache is exact, from its declarations; None: no limit."""
-    tokens = (d for block in memory for one in block for d in declarations(one) if isinstance(d, PerToken))
-    return min((d.max_exact_cache for d in tokens if d.max_exact_cache is not None), default=None)
+    declared = (d for block in memory for body in block for d in declarations(body) if isinstance(d, PerToken))
+    return min((d.max_exact_cache for d in declared if d.max_exact_cache is not None), default=None)
 
 
 class TokenState(Protocol):
@@ -115,7 +115,7 @@ class Stateless:
 
     def read_source(self, layout: TokenLayout, compute: Callable[[Tensor], dict[str, Tensor]]) -> tuple:
         if (source := layout.inputs.source) is None:
-            raise ValueError("cross-attention has no source; give it by layout.with_source(...), or a state")
+            raise ValueError("cross-attention has no source; set it by layout.with_source(...), or pass a state")
         return (*compute(source.x).values(), layout.cross(source.layout))
 
 

@@ -57,8 +57,8 @@ class WindowMLPModule(nn.Module):
         inputs = torch.cat([tail.to(x.dtype), gather_tokens(x, order)], 1)  # (B, n - 1 + L, D)
         shifted = [inputs[:, earlier - i : earlier - i + length] for i in range(self.size)]  # each (B, L, D)
         if segments is not None:
-            same = [segments == F.pad(segments, (i, 0))[:, :length] for i in range(self.size)]
-            shifted = [tokens.where(own.unsqueeze(-1), 0.0) for tokens, own in zip(shifted, same, strict=True)]
+            same_document = [segments == F.pad(segments, (i, 0))[:, :length] for i in range(self.size)]
+            shifted = [x.where(same.unsqueeze(-1), 0.0) for x, same in zip(shifted, same_document, strict=True)]
         state.write(layout, tail=next_tail(inputs, earlier, layout.valid))
         y = self.down_proj(torch.tanh(self.up_proj(torch.cat(shifted, -1))))  # (B, L, D)
         return y if order is None else gather_tokens(y, order.argsort(1))  # in the order of the input

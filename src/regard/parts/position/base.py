@@ -16,11 +16,11 @@ PositionPlace = Literal["stack", "attention"]
 @dataclass(frozen=True)
 class Position(Spec):
     places: ClassVar[tuple[PositionPlace, ...]] = ("attention",)  # where it has an effect
-    replaces_bias: ClassVar[bool] = False  # does an attention with it ignore the stack's bias?
+    replaces_bias: ClassVar[bool] = False  # whether an attention with this position ignores the stack's bias
 
     def check_place(self, place: PositionPlace) -> None:
         """Raise SpecError if it has no effect in this place."""
-        require(place in self.places, f"{place}: {self} has no effect here; give it to the {self.places[0]}")
+        require(place in self.places, f"{place}: {self} has no effect here; set it in the {self.places[0]}")
 
     @property
     def reach(self) -> int | None:

@@ -43,7 +43,7 @@ class LearnedModule(PositionModule):
         self.table = nn.Embedding(spec.length + spec.offset, width).requires_grad_(not spec.frozen)
 
     def embed(self, x: Tensor, layout: TokenLayout) -> Tensor:
-        # Only on the CPU: on a GPU this would synchronize, and its embedding lookup raises an error of its own.
+        # Only on the CPU: on a GPU the check would synchronize, and the embedding lookup itself raises an error.
         if layout.positions.device.type == "cpu" and not torch.compiler.is_compiling():
             last = int(layout.positions.max())
             if last >= self.spec.length:

@@ -44,9 +44,9 @@ class Rope(Position):
     def rotated_dim(self, head_dim: int) -> int:
         """Number of coordinates of a head that are rotated."""
         dim = round(self.share * head_dim)
-        what = f"head_dim={head_dim}" if self.share == 1 else f"share={self.share} of head_dim={head_dim}"
-        whole = abs(dim - self.share * head_dim) < 1e-6
-        require(whole and dim % 2 == 0, f"rope: {what} must be even: coordinates are rotated in pairs")
+        rotated = f"head_dim={head_dim}" if self.share == 1 else f"share={self.share} of head_dim={head_dim}"
+        is_integer = abs(dim - self.share * head_dim) < 1e-6
+        require(is_integer and dim % 2 == 0, f"rope: {rotated} must be even: coordinates are rotated in pairs")
         return dim
 
     def frequencies(self, dim: int, layout: TokenLayout) -> Tensor:

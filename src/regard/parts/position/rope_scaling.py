@@ -41,12 +41,12 @@ class Scaling(Spec):
     def check_use(self, base: float, dim: int) -> None:
         """Raise SpecError if a rope with this base and `dim` rotated coordinates cannot be scaled in this way."""
 
-    def require_longer(self, factor: float, length: int = 2) -> None:
+    def check_extension(self, factor: float, length: int = 2) -> None:
         require(factor >= 1, f"{self.kind}: factor={factor} must be at least 1: sequences are this many times longer")
         require(length > 1, f"{self.kind}: length={length} must be above 1: it is the length of training")
 
-    def require_two_pairs(self, dim: int) -> None:
-        require(dim > 2, f"{self.kind}: {dim} coordinates are rotated, but at least two pairs are needed")
+    def check_pairs(self, dim: int) -> None:
+        require(dim > 2, f"{self.kind}: {dim} coordinates are rotated; at least 4 are needed")
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class LinearScaling(Scaling):
     factor: float
 
     def check(self) -> None:
-        self.require_longer(self.factor)
+        self.check_extension(self.factor)
 
     def frequencies(self, base: float, dim: int, layout: TokenLayout) -> Tensor:
         return rope_frequencies(base, dim, layout) / self.factor
@@ -67,13 +67,13 @@ class NTK(Scaling):
     factor: float
 
     def check(self) -> None:
-        self.require_longer(self.factor)
+        self.check_extension(self.factor)
 
     def frequencies(self, base: float, dim: int, layout: TokenLayout) -> Tensor:
         return rope_frequencies(base * self.factor ** (dim / (dim - 2)), dim, layout)
 
     def check_use(self, base: float, dim: int) -> None:
-        self.require_two_pairs(dim)
+        self.check_pairs(dim)
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ class DynamicNTK(Scaling):
     length: int
 
     def check(self) -> None:
-        self.require_longer(self.factor, self.length)
+        self.check_extension(self.factor, self.length)
 
     def frequencies(self, base: float, dim: int, layout: TokenLayout) -> Tensor:
         lengths = document_lengths(layout).clamp_min(self.length).double().unsqueeze(-1)  # (B, L, 1)
@@ -96,7 +96,7 @@ class DynamicNTK(Scaling):
         return rope_frequencies(base * growth ** (dim / (dim - 2)), dim, layout)  # (B, L, dim/2)
 
     def check_use(self, base: float, dim: int) -> None:
-        self.require_two_pairs(dim)
+        self.check_pairs(dim)
 
     @property
     def max_exact_cache(self) -> int:
@@ -105,7 +105,7 @@ class DynamicNTK(Scaling):
 
 @dataclass(frozen=True)
 class Yarn(Scaling):
-    """Pairs with over beta_fast rotations within the trained length stay, those below beta_slow are interpolated."""
+    """Pairs with more than beta_fast rotations in the trained length keep θ; with fewer than beta_slow: θ / factor."""
 
     factor: float
     length: int
@@ -117,7 +117,7 @@ class Yarn(Scaling):
     truncate: bool = True  # the ends of the ramp are rounded to whole pairs
 
     def check(self) -> None:
-        self.require_longer(self.factor, self.length)
+        self.check_extension(self.factor, self.length)
         require(
             self.beta_fast > self.beta_slow > 0,
             f"yarn: beta_fast={self.beta_fast} must be above beta_slow={self.beta_slow}, and both above 0",
@@ -154,7 +154,7 @@ class Yarn(Scaling):
 
 @dataclass(frozen=True)
 class Llama3(Scaling):
-    """Pairs with over high_freq_factor rotations within the trained length stay, below low_freq_factor: θ / factor."""
+    """Pairs with over high_freq_factor rotations in the trained length keep θ; below low_freq_factor: θ / factor."""
 
     factor: float
     length: int
@@ -162,7 +162,7 @@ class Llama3(Scaling):
     high_freq_factor: float = 4.0
 
     def check(self) -> None:
-        self.require_longer(self.factor, self.length)
+        self.check_extension(self.factor, self.length)
         low, high = self.low_freq_factor, self.high_freq_factor
         require(high > low > 0, f"llama3: high_freq_factor={high} must be above low_freq_factor={low}, both above 0")
 
@@ -184,7 +184,7 @@ class LongRope(Scaling):
     attention_factor: float | None = None  # None: √(1 + ln(factor) / ln(length))
 
     def check(self) -> None:
-        self.require_longer(self.factor, self.length)
+        self.check_extension(self.factor, self.length)
         least = min(self.short + self.long, default=1.0)
         require(least > 0, f"longrope: short and long are divisors, so {least} must be above 0")
 
@@ -215,7 +215,6 @@ def document_lengths(layout: TokenLayout) -> Tensor:
     positions = layout.positions if layout.valid is None else layout.positions.where(layout.valid, 0)
     if layout.segments is None:
         return positions.amax(-1, keepdim=True).expand_as(positions) + 1
-    slots = torch.searchsorted(
-        layout.segments.sort(-1).values, layout.segments.contiguous()
-    )  # a slot for each document
+    # The tokens of a document have the same slot: the first index of their segment among the sorted segments.
+    slots = torch.searchsorted(layout.segments.sort(-1).values, layout.segments.contiguous())
     return torch.zeros_like(positions).scatter_reduce(-1, slots, positions, "amax").gather(-1, slots) + 1

@@ -45,5 +45,5 @@ def sinusoidal_embeddings(positions: Tensor, width: int, spec: Sinusoidal) -> Te
     """(…) -> (…, width), in float64 for accuracy at large positions."""
     exponents = torch.arange(0, width, 2, dtype=torch.float64, device=positions.device) / width
     angles = positions.unsqueeze(-1) / spec.base**exponents  # (…, ⌈D/2⌉)
-    both = torch.stack([angles.sin(), angles.cos()], -1 if spec.layout == "interleaved" else -2)
-    return both.flatten(-2)[..., :width]
+    pairs = torch.stack([angles.sin(), angles.cos()], -1 if spec.layout == "interleaved" else -2)
+    return pairs.flatten(-2)[..., :width]

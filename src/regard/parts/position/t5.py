@@ -3,8 +3,8 @@
     score(i, j) = q_i·k_j + table[bucket(j - i), h]        Raffel et al. 2019
 
 Small distances have one bucket each, larger ones share buckets that widen geometrically, and all distances from
-`distance` on share the last. T5 has one table for the whole stack (pass it to the stack, with its `heads`); an
-attention may also have its own.
+`distance` on share the last. T5 has one table for the whole stack (set it in the stack, with `heads`); an attention may
+also have its own table.
 """
 
 from dataclasses import dataclass
@@ -45,7 +45,7 @@ class T5Buckets(Position):
         if place == "stack":
             require(
                 self.heads is not None,
-                "t5_buckets: a stack's table needs heads, as many as its attentions have",
+                "t5_buckets: heads=None, but a stack's table needs it; set heads to that of the stack's attentions",
             )
         else:
             require(self.heads is None, f"t5_buckets: heads={self.heads} is for a stack; leave it out here")

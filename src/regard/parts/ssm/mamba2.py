@@ -20,10 +20,10 @@ from regard.kernels.recurrent.linear_scan import ScanInputs, backend, flops
 from regard.layout import TokenLayout
 from regard.parts.body import Body
 from regard.parts.norm import Norm, RMSNorm
-from regard.parts.split_heads import merge_heads, split_heads
+from regard.parts.split_heads import divisors, merge_heads, split_heads
 from regard.parts.ssm.selective import ConvWeights, chunked_forward, log_rates, step_bias
 from regard.parts.state import STATELESS, FixedSize, FixedState
-from regard.spec import require
+from regard.spec import SpecError, require
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Mamba2(Body):
     mixes: ClassVar[bool] = True
 
     state: int = 128  # N, rows of a head's state
-    head_dim: int = 64  # its columns
+    head_dim: int = 64  # columns of a head's state
     expand: int = 2  # channels / width
     groups: int = 1  # groups of heads that share B and C
     taps: int = 4
@@ -39,8 +39,8 @@ class Mamba2(Body):
     conv_bias: bool = True
     norm: Norm = RMSNorm(1e-5)  # of the gated output
     norm_parts: int = 1  # groups of channels that are normalized separately
-    shortest: float | None = None  # limits of Δ
-    longest: float | None = None
+    shortest: float | None = None  # lower limit of Δ
+    longest: float | None = None  # upper limit of Δ
 
     def check(self) -> None:
         for name in ("state", "head_dim", "expand", "groups", "taps", "norm_parts"):
@@ -53,14 +53,16 @@ class Mamba2(Body):
     def sizes(self, width: int) -> tuple[int, int]:
         """(heads, channels) in a stack of this width."""
         channels = self.expand * width
-        require(
-            channels % self.head_dim == 0,
-            f"mamba2: {channels} channels (expand × width) are not divisible by head_dim={self.head_dim}",
-        )
+        if channels % self.head_dim:
+            raise SpecError(
+                f"mamba2: {channels} channels (expand × width) are not divisible by head_dim={self.head_dim}; "
+                f"choose one of {', '.join(map(str, divisors(channels)))}"
+            )
         heads = channels // self.head_dim
         for name in ("groups", "norm_parts"):
-            count = getattr(self, name)
-            require(heads % count == 0, f"mamba2: {heads} heads are not divisible by {name}={count}")
+            if heads % (count := getattr(self, name)):
+                choices = ", ".join(map(str, divisors(heads)))
+                raise SpecError(f"mamba2: {heads} heads are not divisible by {name}={count}; choose one of {choices}")
         return heads, channels
 
     def build(self, width: int) -> nn.Module:

@@ -1,7 +1,7 @@
 """Code that Mamba, Mamba-2 and RG-LRU share: initial decay rates and steps, convolution weights, and chunked forwards.
 
     A_n = -n                              initial decay rates, as in S4D's real form        Gu et al. 2022
-    Δ log-uniform in [0.001, 0.1]         a fresh state decays over 10 to 1000 tokens
+    Δ log-uniform in [0.001, 0.1]         an untrained state decays over 10 to 1000 tokens
 
 Initial values are computed on the CPU and copied, so that nothing is computed on the meta device.
 """
@@ -30,6 +30,7 @@ def step_bias(count: int) -> nn.Parameter:
 
 
 def filled(values: Tensor, *shape: int) -> nn.Parameter:
+    """A parameter of this shape with these values, on the current default device."""
     parameter = nn.Parameter(torch.empty(shape))
     with torch.no_grad():
         parameter.copy_(values)

@@ -28,7 +28,7 @@ from regard.spec import require
 @dataclass(frozen=True)
 class TimeInvariantSSM(Body):
     mixes: ClassVar[bool] = True
-    dense: ClassVar[bool] = False  # are powers of Ā full matrices?
+    dense: ClassVar[bool] = False  # whether powers of Ā are full matrices
 
     state: int = 64  # N per channel: N / 2 pairs of conjugate eigenvalues
     min_step: float = 0.001
@@ -36,7 +36,7 @@ class TimeInvariantSSM(Body):
     activation: Activation = "gelu"
     gate: bool = True
     bias: bool = False
-    bidirectional: bool = False  # for encoders: the model does not set it
+    bidirectional: bool = False  # set it in encoders
 
     def check(self) -> None:
         require(
