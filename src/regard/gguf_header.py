@@ -140,22 +140,22 @@ class Cursor:
         type_code = SCALARS[type_id].replace("?", "B")
         return array(type_code, self.read_bytes(count * struct.calcsize(f"<{type_code}"), key))
 
-    def read_string(self, what: str) -> str:
-        (length,) = self.unpack("Q", what)
+    def read_string(self, label: str) -> str:
+        (length,) = self.unpack("Q", label)
         try:
-            return self.read_bytes(length, what).decode("utf-8")
+            return self.read_bytes(length, label).decode("utf-8")
         except UnicodeDecodeError as error:
-            raise GGUFError(f"{self.file}: {what} is not UTF-8 ({error.reason}); download the file again") from None
+            raise GGUFError(f"{self.file}: {label} is not UTF-8 ({error.reason}); download the file again") from None
 
-    def unpack(self, types: str, what: str) -> tuple[Any, ...]:
-        return struct.unpack(f"<{types}", self.read_bytes(struct.calcsize(f"<{types}"), what))
+    def unpack(self, types: str, label: str) -> tuple[Any, ...]:
+        return struct.unpack(f"<{types}", self.read_bytes(struct.calcsize(f"<{types}"), label))
 
-    def read_bytes(self, count: int, what: str) -> bytes:
-        """The next `count` bytes; `what` names the value in the error."""
+    def read_bytes(self, count: int, label: str) -> bytes:
+        """The next `count` bytes; `label` names them in the error."""
         remaining = len(self.content) - self.position
         if count > remaining:
             raise GGUFError(
-                f"{self.file}: {what} has {count} bytes, but only {remaining} are left; the file is damaged or "
+                f"{self.file}: {label} has {count} bytes, but only {remaining} are left; the file is damaged or "
                 f"truncated, or its header is longer than {MAX_HEADER_BYTES} bytes"
             )
         self.position += count

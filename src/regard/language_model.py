@@ -43,7 +43,7 @@ EMBED_BATCH = 32
 
 
 class SamplingOptions(TypedDict, total=False):
-    """Fields of Sampling; see there."""
+    """The fields of `Sampling` as keyword arguments."""
 
     max_new: int
     temperature: float
@@ -311,7 +311,7 @@ def load(
 ) -> LanguageModel:
     """The model of a run, a folder (regard or Hugging Face), a GGUF file, or an installed model such as "smollm2".
 
-    device: cpu, cuda, cuda:1 …; auto: a GPU if there is one. dtype: None is the stored one, on a CPU at least float32.
+    device: cpu, cuda, cuda:1 …; auto: a GPU if there is one. dtype: None: the stored one, on a CPU at least float32.
     context: maximum number of tokens of prompt and answer; None: the model's context.
     """
     folder = newest_checkpoint(find_model(name))

@@ -242,7 +242,7 @@ def test_equals_switch_transformers_with_and_without_dropping(capacity: int) -> 
 def test_dropped_choices_add_nothing_and_a_tap_records_them() -> None:
     spec, x = Experts(4, 2, SwiGLU(12), capacity=0.75), random(3, 7, WIDTH)
     module, recorded = build_randomized(spec).train(), []
-    module.kept.register_forward_hook(lambda _, __, kept: recorded.append(kept))
+    module.capacity_mask.register_forward_hook(lambda _, __, kept: recorded.append(kept))
     y = module(x, layout_of(x))
     (kept,) = recorded
     assert kept.shape == (TOKENS, 2) and 0 < (~kept).sum() < TOKENS

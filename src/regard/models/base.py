@@ -48,7 +48,7 @@ class Model(Spec, Generic[Built]):
 
 
 def initialize(model: nn.Module, depth: int, scheme: Scheme = "fan_in") -> None:
-    """Draw the weights of linear layers and embeddings, and set biases to zero; norms and convolutions keep theirs."""
+    """Draw the weights of linear layers and embeddings, set biases to zero; norms and convolutions are unchanged."""
     for path, module in model.named_modules():
         name = path.rpartition(".")[2]
         if isinstance(module, nn.Linear | nn.Embedding | GroupedLinear):

@@ -152,7 +152,7 @@ class EncoderModule(nn.Module):
         grid = patches.grid_of(tuple(data.shape[2:]))
         return x + resize_grid(self.position.table.weight, patches.grid, grid, patches.first)
 
-    def intermediate(self, data: Tensor, depths: Sequence[int]) -> tuple[Tensor, Losses]:
+    def hidden_states_at(self, data: Tensor, depths: Sequence[int]) -> tuple[Tensor, Losses]:
         """Hidden states after the given numbers of blocks, without the final norm, concatenated."""
         x, layout = self.embed(data)
         layout = self.position.share_bias(layout).with_embeddings(x)

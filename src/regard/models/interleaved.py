@@ -141,7 +141,7 @@ class InterleavedModule(nn.Module):
     def image_features(self, images: Tensor) -> tuple[Tensor, Losses]:
         """The vision encoder's hidden states of every image (n, P, F), and its losses."""
         if self.spec.features:
-            return self.vision.intermediate(images, self.spec.depths)
+            return self.vision.hidden_states_at(images, self.spec.depths)
         encoded, losses = self.vision.encode(images)
         return encoded.x, losses
 

@@ -153,15 +153,15 @@ class AttentionModule(nn.Module):
         q, k = self.position.rotate(q, k, layout)
         k, v, layout = state.extend(layout, k=k, v=v)  # (B, K, S, E)
         q, k, v = self.q(q), self.k(k), self.v(v)
-        z = self.attend(q, k, v, layout, self.scores(layout))  # (B, H, L, E)
+        z = self.attend(q, k, v, layout, self.score_options(layout))  # (B, H, L, E)
         return self.o_proj(merge_heads(self.gate(self.z(z), x)))
 
-    def scores(self, layout: TokenLayout) -> ScoreOptions:
+    def score_options(self, layout: TokenLayout) -> ScoreOptions:
         dropout = self.dropout if self.training else 0.0
         return ScoreOptions(self.mask, self.scale, self.position.bias(layout), self.softcap, self.sinks, dropout)
 
     def attention_map(self, taps: Mapping[str, Tensor], layout: TokenLayout, heads: slice = slice(None)) -> Tensor:
-        return weights_of_heads(taps["q"], taps["k"], layout, self.scores(layout), heads)
+        return weights_of_heads(taps["q"], taps["k"], layout, self.score_options(layout), heads)
 
 
 class HeadNorm(nn.Module):

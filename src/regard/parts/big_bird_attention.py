@@ -56,7 +56,7 @@ class BigBirdAttentionModule(AttentionModule):
         super().__init__(width, spec)
         self.pattern_bias = BigBirdBias(spec.block, spec.links)
 
-    def scores(self, layout: TokenLayout) -> ScoreOptions:
+    def score_options(self, layout: TokenLayout) -> ScoreOptions:
         dropout = self.dropout if self.training else 0.0
         return ScoreOptions(self.mask, self.scale, self.pattern_bias, self.softcap, self.sinks, dropout)
 

@@ -33,7 +33,8 @@ class CrossAttention(Attention):
         )
         require(
             self.position == NoPosition(),
-            f"cross_attention: position={self.position} is not supported, because the source is another sequence; leave it out",
+            f"cross_attention: position={self.position} is not supported, because the source is another sequence; "
+            "leave it out",
         )
 
     @property
@@ -58,7 +59,7 @@ class CrossAttentionModule(AttentionModule):
         q = self.clip(self.q_norm(split_heads(self.q_proj(x), self.heads)))  # (B, H, L, E)
         k, v, layout = state.read_source(layout, self.keys_and_values)  # (B, K, S, E)
         q, k, v = self.q(q), self.k(k), self.v(v)
-        z = self.attend(q, k, v, layout, self.scores(layout))  # (B, H, L, E)
+        z = self.attend(q, k, v, layout, self.score_options(layout))  # (B, H, L, E)
         return self.o_proj(merge_heads(self.gate(self.z(z), x)))
 
     def attention_map(self, taps: Mapping[str, Tensor], layout: TokenLayout, heads: slice = slice(None)) -> Tensor:

@@ -77,13 +77,13 @@ class ExpertsModule(nn.Module):
         self.experts = spec.expert.build(width, partial(GroupedLinear, spec.count))
         self.shared = None if spec.shared is None else spec.shared.build(width)
         self.shared_gate = nn.Linear(width, 1, bias=False) if spec.shared_gate else None
-        self.kept = Tap()  # (T, k) choices within capacity, if it is limited
+        self.capacity_mask = Tap()  # (T, k) choices within capacity, if it is limited
 
     def forward(self, x: Tensor, layout: TokenLayout, state: State = STATELESS) -> Tensor:
         tokens = x.flatten(0, 1)  # (T, D)
         valid = None if layout.valid is None else layout.valid.flatten()  # (T,)
         routing = self.router.route(self.router(tokens))
-        y = self.chosen(tokens, routing, valid).to(x.dtype).view_as(x)  # (B, L, D)
+        y = self.run_chosen(tokens, routing, valid).to(x.dtype).view_as(x)  # (B, L, D)
         if self.shared is not None:
             shared = self.shared(x)
             y = y + (shared if self.shared_gate is None else shared * self.shared_gate(x).sigmoid())
@@ -91,12 +91,12 @@ class ExpertsModule(nn.Module):
             layout.add_losses(self.losses(routing, valid))
         return y
 
-    def chosen(self, x: Tensor, routing: Routing, valid: Tensor | None) -> Tensor:
+    def run_chosen(self, x: Tensor, routing: Routing, valid: Tensor | None) -> Tensor:
         """The weighted sum of the chosen experts' outputs: (T, D)"""
         chosen, top_k = routing.chosen, self.spec.top_k
         limited = self.training and self.spec.capacity is not None
         if limited:
-            kept = self.kept(within_capacity(chosen, valid, self.spec.count, self.spec.capacity))
+            kept = self.capacity_mask(within_capacity(chosen, valid, self.spec.count, self.spec.capacity))
             chosen = chosen.masked_fill(~kept, self.spec.count)  # no expert: only the residual stream carries the token
         order, ends = sort_by_expert(chosen.flatten(), self.spec.count)  # (T·k,), (X,)
         if limited:

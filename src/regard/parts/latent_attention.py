@@ -137,26 +137,26 @@ class LatentAttentionModule(nn.Module):
         latent, k_rope, layout = state.extend(layout, latent=latent, k_rope=k_rope)  # (B, 1, S, rank), (B, 1, S, rope)
         hooked = any(tap.hooked for tap in (self.q, self.k, self.v))  # taps have the shapes of the expanded form
         absorbs = self.spec.absorbs(q.shape[2], latent.shape[2]) and not hooked
-        form = self.absorbed if absorbs else self.expanded
+        form = self.attend_absorbed if absorbs else self.attend_expanded
         return self.o_proj(merge_heads(self.z(form(q, q_rope, latent, k_rope, layout))))
 
-    def expanded(self, q: Tensor, q_rope: Tensor, latent: Tensor, k_rope: Tensor, layout: TokenLayout) -> Tensor:
+    def attend_expanded(self, q: Tensor, q_rope: Tensor, latent: Tensor, k_rope: Tensor, layout: TokenLayout) -> Tensor:
         """(B, H, L, V), with keys and values per head."""
         k, v = (split_heads(F.linear(latent[:, 0], up.flatten(0, 1)), self.heads) for up in (self.k_up, self.v_up))
         k = torch.cat([k, k_rope.expand(-1, self.heads, -1, -1)], -1)  # (B, H, S, nope + rope)
         q = torch.cat([q, q_rope], -1)
-        return self.attend(self.q(q), self.k(k), self.v(v), layout, self.scores(layout))
+        return self.attend(self.q(q), self.k(k), self.v(v), layout, self.score_options(layout))
 
-    def absorbed(self, q: Tensor, q_rope: Tensor, latent: Tensor, k_rope: Tensor, layout: TokenLayout) -> Tensor:
+    def attend_absorbed(self, q: Tensor, q_rope: Tensor, latent: Tensor, k_rope: Tensor, layout: TokenLayout) -> Tensor:
         """(B, H, L, V), with the latents as keys and values."""
         q = torch.cat([torch.einsum("bhln,hnr->bhlr", q, self.k_up), q_rope], -1)  # (B, H, L, rank + rope)
         k = torch.cat([latent, k_rope], -1)  # (B, 1, S, rank + rope)
-        z = self.attend(q, k, latent, layout, self.scores(layout))  # (B, H, L, rank)
+        z = self.attend(q, k, latent, layout, self.score_options(layout))  # (B, H, L, rank)
         return torch.einsum("bhlr,hvr->bhlv", z, self.v_up)
 
-    def scores(self, layout: TokenLayout) -> ScoreOptions:
+    def score_options(self, layout: TokenLayout) -> ScoreOptions:
         dropout = self.spec.dropout if self.training else 0.0
         return ScoreOptions(self.mask, self.scale, self.position.bias(layout), dropout=dropout)
 
     def attention_map(self, taps: Mapping[str, Tensor], layout: TokenLayout, heads: slice = slice(None)) -> Tensor:
-        return weights_of_heads(taps["q"], taps["k"], layout, self.scores(layout), heads)
+        return weights_of_heads(taps["q"], taps["k"], layout, self.score_options(layout), heads)

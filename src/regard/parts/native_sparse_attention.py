@@ -130,7 +130,7 @@ class NativeSparseModule(nn.Module):
         blocks = self.summarize(k_compressed, v_compressed, layout.valid, keys)
         k_block, v_block, _ = state.extend(layout, k_block=blocks[0], v_block=blocks[1])  # (B, K, S, E)
 
-        compressed, chosen = self.compressed(q, k_block, v_block, key_layout, keys, bias)
+        compressed, chosen = self.attend_compressed(q, k_block, v_block, key_layout, keys, bias)
         selected = attend_to_blocks(
             q_rotated, k_selected, v_selected, key_layout, keys, chosen, self.spec.block, self.scale, bias
         )
@@ -155,7 +155,7 @@ class NativeSparseModule(nn.Module):
             out.append(zeros.scatter(2, index, blocks))
         return out
 
-    def compressed(
+    def attend_compressed(
         self, q: Tensor, k: Tensor, v: Tensor, layout: TokenLayout, keys: SortedKeys, bias: Bias | None
     ) -> tuple[Tensor, Tensor]:
         """The compressed attention (B, H, L, E), and the blocks with the highest attention (B, K, L, select)."""

@@ -3,7 +3,7 @@
     s = softmax(W x)  or  sigmoid(W x)          the experts with the k largest s_i + c_i, with weights s_i
 
 Shazeer et al. 2017; Fedus et al. 2021 (Switch). Weights that are renormalized to a sum of one are the softmax over the
-chosen logits alone, so "softmax after the choice" (Mixtral, GPT-OSS) is softmax before it with `renormalize`. A
+chosen logits alone, so "softmax after the choice" (Mixtral, GPT-OSS) equals softmax before it with `renormalize`. A
 correction c changes the selection and not the weights, and the selection may be limited to the best groups of experts
 (DeepSeek-V3, 2024). Two auxiliary losses are computed over the valid tokens of one forward:
 

@@ -164,14 +164,14 @@ class MultiplicativeModule(ScoredAttentionModule):
     def context(self, x: Tensor, layout: TokenLayout, *states: Tensor) -> Tensor:
         s, (h,) = x if self.q_proj is None else self.q_proj(x), states
         q, k = self.q(split_heads(s, self.heads)), self.k(h)
-        return self.attend(q, k, h, layout, self.scores(layout))  # (B, H, L, E)
+        return self.attend(q, k, h, layout, self.score_options(layout))  # (B, H, L, E)
 
-    def scores(self, layout: TokenLayout) -> ScoreOptions:
+    def score_options(self, layout: TokenLayout) -> ScoreOptions:
         return ScoreOptions(self.mask, self.scale, layout.inputs.bias)
 
     def attention_map(self, taps: Mapping[str, Tensor], layout: TokenLayout, heads: slice = slice(None)) -> Tensor:
         layout = self.key_layout(layout)
-        return weights_of_heads(taps["q"], taps["k"], layout, self.scores(layout), heads)
+        return weights_of_heads(taps["q"], taps["k"], layout, self.score_options(layout), heads)
 
 
 class AdditiveModule(ScoredAttentionModule):
