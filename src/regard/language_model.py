@@ -95,7 +95,7 @@ class LanguageModel:
     ) -> Any:
         """The generated text: the continuation of a prompt, or the output of an encoder-decoder for it.
 
-        Several prompts are generated in one batch and return a list. images: the images of the prompt in the order of
+        Several prompts are generated in batches and return a list. images: the images of the prompt in the order of
         its image tokens; for several prompts, one sequence of images per prompt. stop: strings at which the text ends;
         they are not part of it. The other options are the fields of `Sampling`.
         """
