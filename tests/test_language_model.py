@@ -110,7 +110,7 @@ def test_embeddings_are_unit_vectors_that_do_not_depend_on_the_batch(kind: str) 
 def test_unsupported_operations_are_refused() -> None:
     with pytest.raises(ValueError, match="of kind encoder and does not generate text"):
         encoder(None).generate("a")
-    with pytest.raises(ValueError, match="this encoder ends in classification"):
+    with pytest.raises(ValueError, match="the head of this encoder is classification"):
         encoder(regard.Classification(3)).embed("a")
     with pytest.raises(ValueError, match="a text has no tokens"):
         encoder(None).embed([""])

@@ -71,7 +71,7 @@ def test_longer_sequences_and_invalid_sizes_are_refused() -> None:
     module = build_randomized(Linformer(3, 9, 4))
     with pytest.raises(ValueError, match="a sequence of 10 tokens is longer than length=9; shorten it"):
         module(torch.randn(1, 10, WIDTH, dtype=torch.float64), TokenLayout.whole(1, 10))
-    with pytest.raises(SpecError, match="rank=9 must be at most length=8"):
+    with pytest.raises(SpecError, match="rank=9 is larger than length=8"):
         Linformer(3, 8, 9)
     with pytest.raises(SpecError, match="width=12 is not divisible by heads=5"):
         Linformer(5, 8, 4).build(WIDTH)

@@ -250,7 +250,7 @@ def test_schemes_round_trip_through_json_and_toml(spec: Position) -> None:
         (lambda: T5Buckets(7, bidirectional=True), "buckets=7 must be even"),
         (lambda: T5Buckets(32, 16), "distance=16 must be above 16"),
         (lambda: T5Buckets(heads=0), "heads=0 must be positive"),
-        (lambda: T5Buckets().check_place("stack"), "a stack's table needs heads"),
+        (lambda: T5Buckets().check_place("stack"), "a stack's table needs it; set heads"),
         (lambda: Attention(4, position=T5Buckets(heads=4)), "heads=4 is for a stack"),
         (lambda: Attention(4, position=Learned(4)), "has no effect here; set it in the stack"),
     ],
