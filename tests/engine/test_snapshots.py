@@ -19,7 +19,7 @@ from regard.parts.short_convolution import ShortConvolution
 from regard.parts.ssm.mamba import Mamba
 from regard.parts.ssm.mamba2 import Mamba2
 from regard.parts.ssm.s4 import S4D
-from tests.kernels.largest import LargestTensor
+from tests.kernels.largest_tensor import LargestTensor
 from tests.laws import block, build, decoder, error, random_ids
 
 FULL, WINDOWED = Attention(4, 2, position=Rope()), Attention(4, 2, position=Rope(), mask=Window(4))

@@ -20,7 +20,7 @@ from regard.parts.feedforward import SwiGLU
 from regard.parts.position.rope import Rope
 from regard.parts.state import PerToken
 from tests.kernels.cases import HEADS, bias_of
-from tests.kernels.interpreted import DEVICE
+from tests.kernels.triton_device import DEVICE
 
 KEYS, DIM, VALUE_DIM = 70, 16, 32
 MASKS: dict[str, Mask] = {

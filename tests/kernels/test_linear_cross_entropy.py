@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from regard.kernels.linear_cross_entropy import linear_cross_entropy
-from tests.kernels.largest import LargestTensor
+from tests.kernels.largest_tensor import LargestTensor
 
 TOKENS, WIDTH, VOCAB = 23, 6, 17
 HEADS = {

@@ -16,7 +16,7 @@ from regard.kernels.attention.patterns.window import SinksAndWindow, Window
 from regard.kernels.attention.statistics import attend_with_statistics
 from regard.kernels.attention.triton.bounds import NO_DOCUMENT, bounds
 from regard.layout import TokenLayout
-from tests.kernels.interpreted import DEVICE
+from tests.kernels.triton_device import DEVICE
 
 LENGTH = 37
 MASKS: dict[str, Mask] = {

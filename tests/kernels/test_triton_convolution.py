@@ -9,9 +9,9 @@ from torch.utils.checkpoint import checkpoint
 
 from regard.kernels import convolution
 from regard.layout import TokenLayout
-from tests.kernels.interpreted import DEVICE
+from tests.kernels.triton_device import DEVICE
 
-from regard.kernels import triton_convolution  # isort: skip: it imports triton, and `interpreted` skips this file without it
+from regard.kernels import triton_convolution  # isort: skip: after `triton_device`, which skips this file without triton
 
 
 @pytest.fixture(autouse=True)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from regard.kernels import linear_cross_entropy as torch_form
-from tests.kernels.interpreted import DEVICE
+from tests.kernels.triton_device import DEVICE
 
 
 @pytest.mark.parametrize("scale, cap", [(1.0, None), (0.5, 3.0)])

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from regard.parts.position.rope import rotate_pairs
-from tests.kernels.interpreted import DEVICE
+from tests.kernels.triton_device import DEVICE
 
 
 @pytest.mark.parametrize("heads, dim, rows", [(3, 12, 2), (4, 16, 1)])

@@ -20,8 +20,8 @@ from regard.kernels.recurrent.selective_scan.triton import carry
 from regard.kernels.recurrent.wkv import EMPTY, Sums, WKVInputs
 from regard.kernels.recurrent.wkv import wkv as torch_wkv
 from regard.kernels.recurrent.wkv.triton import autograd as triton_wkv
-from tests.kernels.interpreted import DEVICE
 from tests.kernels.scans import cast, draw, select_tokens
+from tests.kernels.triton_device import DEVICE
 
 Inputs = ScanInputs | SelectiveScanInputs | WKVInputs
 

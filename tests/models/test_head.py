@@ -25,7 +25,7 @@ from regard.parts.block import Block, Sublayer
 from regard.parts.feedforward import FeedForward
 from regard.parts.norm import LayerNorm, NoNorm
 from regard.parts.position.learned import Learned
-from tests.kernels.largest import LargestTensor
+from tests.kernels.largest_tensor import LargestTensor
 
 VOCAB = 1000
 

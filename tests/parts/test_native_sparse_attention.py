@@ -19,7 +19,7 @@ from regard.parts.native_sparse_attention import NativeSparse, NativeSparseModul
 from regard.parts.position.alibi import Alibi
 from regard.parts.position.rope import Rope
 from regard.spec import SpecError
-from tests.kernels.largest import LargestTensor
+from tests.kernels.largest_tensor import LargestTensor
 from tests.parts.attention_layer import random
 
 WIDTH, LENGTH = 12, 23
