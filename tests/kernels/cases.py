@@ -22,12 +22,12 @@ MASKS: dict[str, Mask] = {
     "prefix": PrefixLM(5),
     "window": Window(5),
     "window of a block": Window(16),
-    "window of more": Window(17),
+    "window of a block and one token": Window(17),
     "window, longer than the sequence": Window(50),
     "window, both sides": Window(3, causal=False),
     "dilated": Dilated(3, 4),
     "dilated, both sides": Dilated(2, 3, causal=False),
-    "dilated, no end": Dilated(99, 5),
+    "dilated, longer than the sequence": Dilated(99, 5),
     "strided": StridedPattern(6),
     "fixed": FixedPattern(6, 2),
     "sinks and window": SinksAndWindow(3, 7),
@@ -47,7 +47,7 @@ def one_query_with_cached_keys() -> TokenLayout:
     return TokenLayout(torch.tensor([[3], [LENGTH - 1]])).with_keys(slots, valid=slots != 1)
 
 
-def all_layouts() -> dict[str, TokenLayout]:
+def build_layouts() -> dict[str, TokenLayout]:
     positions = torch.arange(LENGTH).expand(2, LENGTH)
     lengths = torch.tensor([[9, 1, 27], [20, 16, 1]])
     documents = torch.stack([torch.repeat_interleave(torch.arange(3), row) for row in lengths])
@@ -64,14 +64,14 @@ def all_layouts() -> dict[str, TokenLayout]:
             left_padded_positions, valid=positions >= torch.tensor([[4], [11]]), consecutive=True
         ),
         "packed and padded": TokenLayout(document_positions, segments=documents, valid=valid, consecutive=True),
-        "any documents": TokenLayout(document_positions, segments=documents),
-        "keys": TokenLayout(positions[:, 4:7]).with_keys(positions),
+        "documents, not consecutive": TokenLayout(document_positions, segments=documents),
+        "cached keys": TokenLayout(positions[:, 4:7]).with_keys(positions),
         "one query": one_query_with_cached_keys(),
     }
 
 
-LAYOUTS = all_layouts()
-BIASES = {"plain": None, "alibi": "slopes", "t5": "buckets"}
+LAYOUTS = build_layouts()
+BIASES = {"no bias": None, "alibi": "slopes", "t5": "buckets"}
 EXTRAS = {"": (None, False), "capped": (1.5, False), "sinks": (None, True), "capped, sinks": (1.5, True)}
 
 

@@ -1,6 +1,6 @@
-"""The normal draws of R: `set.seed(seed)`, then `rnorm` by Mersenne Twister and inversion, R's defaults.
+"""Normal draws equal to those of R (`set.seed`, `rnorm`): Mersenne Twister and inversion, the defaults of R.
 
-They reproduce results that were computed in R.
+Tests use them to reproduce results that were computed in R.
 """
 
 import numpy as np
@@ -8,7 +8,9 @@ import torch
 from torch import Tensor
 
 
-class R:
+class RGenerator:
+    """The random numbers that R draws after `set.seed(seed)`."""
+
     def __init__(self, seed: int):
         state = []
         for _ in range(50 + 625):  # 50 rounds of a congruential generator scramble the seed, 625 more fill the state

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from regard.kernels.recurrent.linear_scan import ScanInputs
 
-KINDS = ("none", "constant", "token", "channel")
+DECAY_KINDS = ("none", "constant", "token", "channel")
 
 
 def cast(inputs: ScanInputs, dtype: torch.dtype) -> ScanInputs:
@@ -23,7 +23,7 @@ def select_tokens(inputs: ScanInputs, start: int, stop: int) -> ScanInputs:
 
 
 def draw(
-    kind: str,
+    decay_kind: str,
     batch: int = 2,
     key_heads: int = 2,
     heads_per_key: int = 1,
@@ -32,7 +32,7 @@ def draw(
     value_dim: int = 2,
     packed: bool = False,
     padded: bool = False,
-    strength: float = 1.0,
+    decay_scale: float = 1.0,
     seed: int = 0,
 ) -> ScanInputs:
     generator = torch.Generator().manual_seed(seed)
@@ -41,12 +41,13 @@ def draw(
         return torch.randn(shape, generator=generator, dtype=torch.float64)
 
     heads = key_heads * heads_per_key
-    shape = {"constant": (heads,), "token": (batch, heads, length), "channel": (batch, heads, length, key_dim)}
+    shapes = {"constant": (heads,), "token": (batch, heads, length), "channel": (batch, heads, length, key_dim)}
+    shape = shapes.get(decay_kind)
     return ScanInputs(
         normal(batch, key_heads, length, key_dim),
         normal(batch, key_heads, length, key_dim),
         normal(batch, heads, length, value_dim),
-        None if kind == "none" else -strength * torch.rand(shape[kind], generator=generator, dtype=torch.float64),
+        None if shape is None else -decay_scale * torch.rand(shape, generator=generator, dtype=torch.float64),
         normal(batch, heads, key_dim, value_dim),
         (torch.rand(batch, length, generator=generator) < 0.15).cumsum(1) % 3 if packed else None,
         torch.rand(batch, length, generator=generator) < 0.7 if padded else None,
@@ -54,6 +55,7 @@ def draw(
 
 
 def loop(inputs: ScanInputs) -> tuple[Tensor, Tensor]:
+    """Returns the outputs and the last state."""
     q, k, v, decay, state, segments, valid = inputs
     state, out = state.clone(), torch.zeros_like(v)
     for b, h, t in torch.cartesian_prod(*(torch.arange(n) for n in v.shape[:3])).tolist():
@@ -69,9 +71,9 @@ def loop(inputs: ScanInputs) -> tuple[Tensor, Tensor]:
     return out, state
 
 
-cases = st.builds(
+random_inputs = st.builds(
     draw,
-    kind=st.sampled_from(KINDS),
+    decay_kind=st.sampled_from(DECAY_KINDS),
     batch=st.integers(1, 2),
     key_heads=st.integers(1, 2),
     heads_per_key=st.integers(1, 2),
@@ -80,6 +82,6 @@ cases = st.builds(
     value_dim=st.integers(1, 3),
     packed=st.booleans(),
     padded=st.booleans(),
-    strength=st.sampled_from([0.1, 1.0, 30.0]),
+    decay_scale=st.sampled_from([0.1, 1.0, 30.0]),
     seed=st.integers(0, 99),
 )

@@ -16,7 +16,7 @@ def random(*shape: int, seed: int = 0) -> Tensor:
 
 
 def system(kind: str, channels: int, state: int, step: float | None = None) -> System:
-    """A HiPPO system with steps from 0.001 to 0.3, or with this step."""
+    """A HiPPO system. Its steps grow from 0.001 to 0.3 over the channels, or are all equal to `step`."""
     steps = (
         torch.logspace(-3, -0.5, channels, dtype=torch.float64)
         if step is None
@@ -33,7 +33,7 @@ def system(kind: str, channels: int, state: int, step: float | None = None) -> S
 def loop(
     system: System, u: Tensor, state: Tensor, segments: Tensor | None = None, valid: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """The recurrence, token by token and row by row."""
+    """Returns the outputs and the last state of the recurrence, computed token by token and row by row."""
     y, state = torch.zeros_like(u), state.clone()
     for row in range(len(u)):
         previous = None

@@ -1,4 +1,4 @@
-"""The reference equals plain loops; half precision, autocast, and masks derived from Causal."""
+"""The reference equals its definition in loops; sums in half precision, autocast, and subclasses of Causal."""
 
 import math
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from regard.layout import TokenLayout
 from tests.kernels.cases import DIM, EXTRAS, HEADS, LAYOUTS, LENGTH, MASKS, inputs, options_of
 
 
-def plain_loops(q: Tensor, k: Tensor, v: Tensor, layout: TokenLayout, options: ScoreOptions) -> Tensor:
+def attend_in_loops(q: Tensor, k: Tensor, v: Tensor, layout: TokenLayout, options: ScoreOptions) -> Tensor:
     """The definition of attention, one score at a time."""
     out = torch.zeros(*q.shape[:3], v.shape[-1], dtype=torch.float64)
     group = q.shape[1] // k.shape[1]
@@ -52,17 +52,16 @@ def attends(layout: TokenLayout, options: ScoreOptions, b: int, i: int, j: int) 
 
 
 @pytest.mark.parametrize("extra", EXTRAS)
-@pytest.mark.parametrize("layout", ["ordered", "packed and padded", "one query"])
+@pytest.mark.parametrize("layout_name", ["ordered", "packed and padded", "one query"])
 @pytest.mark.parametrize(("mask", "heads", "bias"), [
     ("causal", "multi-head", "slopes"), ("full", "grouped-query", None), ("window", "multi-query", "slopes"),
 ])  # fmt: skip
-def test_reference_equals_its_definition(mask: str, heads: str, bias: str | None, layout: str, extra: str) -> None:
-    rows = slice(0, 1)
-    tokens = LAYOUTS[layout]
-    q, k, v = (x.detach() for x in inputs(heads, tokens, torch.float64))
+def test_reference_equals_its_definition(mask: str, heads: str, bias: str | None, layout_name: str, extra: str) -> None:
+    rows, layout = slice(0, 1), LAYOUTS[layout_name]
+    q, k, v = (x.detach() for x in inputs(heads, layout, torch.float64))
     options = options_of(MASKS[mask], bias, extra, torch.float64)
-    found = reference.attend(q, k, v, tokens, options).detach()[rows]
-    expected = plain_loops(q[rows], k[rows], v[rows], tokens, options)
+    found = reference.attend(q, k, v, layout, options).detach()[rows]
+    expected = attend_in_loops(q[rows], k[rows], v[rows], layout, options)
     assert (found - expected).abs().max() < 1e-12
 
 
@@ -98,10 +97,10 @@ def test_consecutive_query_heads_share_a_key_head(name: str, kv_heads: int) -> N
     found = backend(name)(q, k, v, layout, options)
     weights = reference.attention_weights(q, k, layout, options)
     for head, key_head in enumerate(torch.arange(kv_heads).repeat_interleave(6 // kv_heads).tolist()):
-        one = [x[:, i : i + 1] for x, i in ((q, head), (k, key_head), (v, key_head))]
-        assert (found[:, head : head + 1] - reference.attend(*one, layout, options)).abs().max() < 1e-12
+        one_head = [x[:, i : i + 1] for x, i in ((q, head), (k, key_head), (v, key_head))]
+        assert (found[:, head : head + 1] - reference.attend(*one_head, layout, options)).abs().max() < 1e-12
         assert (
-            weights[:, head : head + 1] - reference.attention_weights(*one[:2], layout, options)
+            weights[:, head : head + 1] - reference.attention_weights(*one_head[:2], layout, options)
         ).abs().max() < 1e-12
 
 

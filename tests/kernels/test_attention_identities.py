@@ -59,7 +59,7 @@ def test_attention_equals_that_of_pytorch(name: str) -> None:
     q, k, v = (random(1, 8, 10, 64, seed=n) for n in range(3))
     found = backend(name)(q, k, v, TokenLayout.whole(1, 10), scaled(q))
     assert (found - F.scaled_dot_product_attention(q, k, v)).abs().max() < 1e-12
-    i, s = 3, q[0, 0, 3] @ k[0, 0].T / 8  # one row by its formula
+    i, s = 3, q[0, 0, 3] @ k[0, 0].T / 8  # the formula of one row
     assert (found[0, 0, i] - s.softmax(-1) @ v[0, 0]).abs().max() < 1e-12
     inputs = tuple(random(1, 2, 4, 3, seed=n).requires_grad_() for n in range(3))
     assert gradcheck(lambda q, k, v: backend(name)(q, k, v, TokenLayout.whole(1, 4), scaled(q)), inputs, fast_mode=True)
@@ -142,7 +142,7 @@ def test_softmax_jacobian_has_norm_at_most_one_half() -> None:
     with_third_key = [
         spectral_norm(softmax_jacobian(torch.tensor([0.0, 0.0, -gap], dtype=torch.float64))) for gap in (1, 5, 20)
     ]
-    assert with_third_key == sorted(with_third_key)  # with a third key one half is only approached
+    assert with_third_key == sorted(with_third_key)  # with a third key the norm approaches one half
     assert 0.5 - 1e-8 < with_third_key[-1] < 0.5
 
 

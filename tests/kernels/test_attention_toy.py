@@ -12,13 +12,13 @@ from regard.kernels.attention.reference import attend, attention_weights
 from regard.layout import TokenLayout
 from regard.lens.maps import row_entropy
 from regard.parts.position.sinusoidal import Sinusoidal
-from tests.kernels.r_generator import R
+from tests.kernels.r_generator import RGenerator
 
 TOKENS = 5
 
 
 def one_head(q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> tuple[Tensor, Tensor]:
-    """(weights, output) of one head, all of them matrices; the scores are scaled by 1/√d_k."""
+    """Returns (weights, output) of one head; all tensors are matrices, and the scores are scaled by 1/√d_k."""
     layout, options = TokenLayout(torch.arange(len(q)).unsqueeze(0)), ScoreOptions(mask, q.shape[-1] ** -0.5)
     layout = layout.with_keys(torch.arange(len(k)).unsqueeze(0))
     q, k, v = (x.double()[None, None] for x in (q, k, v))
@@ -31,15 +31,15 @@ def rounds_to(found: Tensor, expected: list[list[float]]) -> bool:
 
 
 @pytest.fixture
-def toy() -> tuple[R, Tensor]:
+def toy() -> tuple[RGenerator, Tensor]:
     """Five tokens of width 4: normal embeddings plus sinusoids; the generator continues with the projections."""
-    r = R(2017)
+    r = RGenerator(2017)
     x = r.matrix(TOKENS, 4)
     return r, Sinusoidal().build(4, 1).embed(x.unsqueeze(0), TokenLayout.whole(1, TOKENS))[0]
 
 
-def self_attention(toy: tuple[R, Tensor], mask: Mask) -> tuple[Tensor, Tensor, Tensor]:
-    """(scaled scores, weights, output) with projections drawn from N(0, 1)."""
+def self_attention(toy: tuple[RGenerator, Tensor], mask: Mask) -> tuple[Tensor, Tensor, Tensor]:
+    """Returns (scaled scores, weights, output) with projections drawn from N(0, 1)."""
     r, x = toy
     q, k, v = (x @ r.matrix(4, 4) for _ in range(3))
     return q @ k.T / 2, *one_head(q, k, v, mask)
@@ -70,7 +70,7 @@ def test_three_orthonormal_tokens() -> None:
 
 
 @pytest.mark.ledger("attn.toy5.single")
-def test_five_tokens_one_head(toy: tuple[R, Tensor]) -> None:
+def test_five_tokens_one_head(toy: tuple[RGenerator, Tensor]) -> None:
     x = [
         [1.434, 1.452, 0.343, 2.194],
         [0.764, -1.418, 1.582, 0.518],
@@ -106,7 +106,7 @@ def test_five_tokens_one_head(toy: tuple[R, Tensor]) -> None:
 
 
 @pytest.mark.ledger("attn.scale.assumption")
-def test_unscaled_projections_make_sharp_weights(toy: tuple[R, Tensor]) -> None:
+def test_unscaled_projections_make_sharp_weights(toy: tuple[RGenerator, Tensor]) -> None:
     scores, weights, _ = self_attention(toy, Full())
     assert scores.std(correction=0).item() == pytest.approx(6.6, abs=0.05)
     entropies = row_entropy(weights)
@@ -115,7 +115,7 @@ def test_unscaled_projections_make_sharp_weights(toy: tuple[R, Tensor]) -> None:
 
 
 @pytest.mark.ledger("mask.toy5")
-def test_five_tokens_one_head_causal(toy: tuple[R, Tensor]) -> None:
+def test_five_tokens_one_head_causal(toy: tuple[RGenerator, Tensor]) -> None:
     _, weights, _ = self_attention(toy, Causal())
     assert rounds_to(
         weights,
@@ -136,8 +136,8 @@ def test_five_tokens_one_head_causal(toy: tuple[R, Tensor]) -> None:
 
 
 @pytest.mark.ledger("mha.toy2")
-def test_five_tokens_two_heads(toy: tuple[R, Tensor]) -> None:
-    x, r = toy[1], R(7)
+def test_five_tokens_two_heads(toy: tuple[RGenerator, Tensor]) -> None:
+    x, r = toy[1], RGenerator(7)
     heads = [one_head(*(x @ r.matrix(4, 2) for _ in range(3)), Full()) for _ in range(2)]
     for weights, _ in heads:
         assert (weights.sum(-1) - 1).abs().max() < 1e-8
@@ -156,12 +156,12 @@ def test_five_tokens_two_heads(toy: tuple[R, Tensor]) -> None:
 
 @pytest.mark.ledger("attn.scale.table")
 def test_standard_deviation_of_scores_by_width() -> None:
-    r, expected = R(1), {4: (2.010, 1.005), 16: (4.017, 1.004), 64: (8.070, 1.009), 256: (16.089, 1.006)}
+    r, expected = RGenerator(1), {4: (2.010, 1.005), 16: (4.017, 1.004), 64: (8.070, 1.009), 256: (16.089, 1.006)}
     for width, (raw, scaled) in expected.items():
-        scores = r.rnorm(20_000, 2, width).prod(1).sum(-1)  # twenty thousand pairs, drawn query first
+        scores = r.rnorm(20_000, 2, width).prod(1).sum(-1)  # 20,000 pairs; each query is drawn before its key
         assert scores.std().item() == pytest.approx(raw, abs=5e-4)
         assert (scores / math.sqrt(width)).std().item() == pytest.approx(scaled, abs=5e-4)
         assert raw == pytest.approx(math.sqrt(width), rel=0.02)
     assert math.sqrt(128) == pytest.approx(11.31, abs=5e-3)
-    small = torch.tensor([11.0, -11.0], dtype=torch.float64).softmax(-1)[1].item()
-    assert small == pytest.approx(2.8e-10, rel=0.01)
+    smaller_weight = torch.tensor([11.0, -11.0], dtype=torch.float64).softmax(-1)[1].item()
+    assert smaller_weight == pytest.approx(2.8e-10, rel=0.01)

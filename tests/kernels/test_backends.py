@@ -43,25 +43,25 @@ def expected_refusal(name: str, mask: str, layout: str, extra: str) -> str | Non
 
 BIASES_AND_EXTRAS = [(bias, extra) for bias in BIASES for extra in EXTRAS]
 CASES = [(torch.float64, list(HEADS)[n % 3], *bias_and_extra) for n, bias_and_extra in enumerate(BIASES_AND_EXTRAS)]
-CASES += [(torch.float32, "grouped-query", "plain", extra) for extra in EXTRAS]
+CASES += [(torch.float32, "grouped-query", "no bias", extra) for extra in EXTRAS]
 LAYOUTS_AND_MASKS = list(product(LAYOUTS, MASKS))
 
 
-def quick(layout: str, mask: str) -> list[tuple]:
+def quick_cases(layout: str, mask: str) -> list[tuple]:
     """A quarter of the cases: one extra with every bias and all heads; the next layout or mask has another extra."""
     return CASES[(list(LAYOUTS).index(layout) + list(MASKS).index(mask)) % 4 :: 4]
 
 
-def slow(layout: str, mask: str) -> list[tuple]:
-    return [case for case in CASES if case not in quick(layout, mask)]
+def slow_cases(layout: str, mask: str) -> list[tuple]:
+    return [case for case in CASES if case not in quick_cases(layout, mask)]
 
 
 @pytest.mark.parametrize(
     ("layout", "mask", "cases"),
     [
-        *(pytest.param(*names, quick(*names), id="-".join(names)) for names in LAYOUTS_AND_MASKS),
+        *(pytest.param(*names, quick_cases(*names), id="-".join(names)) for names in LAYOUTS_AND_MASKS),
         *(
-            pytest.param(*names, slow(*names), id="-".join((*names, "rest")), marks=pytest.mark.slow)
+            pytest.param(*names, slow_cases(*names), id="-".join((*names, "slow")), marks=pytest.mark.slow)
             for names in LAYOUTS_AND_MASKS
         ),
     ],
@@ -112,8 +112,9 @@ def test_auto_chooses_the_first_suitable_backend_with_reasons() -> None:
     assert name == "sdpa"
     assert reason.startswith("decode needs a CUDA GPU, not cpu; ")
     assert reason.endswith("; block_sparse needs a sparse mask; Causal has no block layout")
-    assert select_backend(*tensors, layout, ScoreOptions(MASKS["dilated, no end"]))[0] == "block_sparse"
-    name, reason = select_backend(*tensors, layout, ScoreOptions(MASKS["window of more"]))
+    options = ScoreOptions(MASKS["dilated, longer than the sequence"])
+    assert select_backend(*tensors, layout, options)[0] == "block_sparse"
+    name, reason = select_backend(*tensors, layout, ScoreOptions(MASKS["window of a block and one token"]))
     assert (name, "block_sparse would save little" in reason) == ("sdpa", True)
     name, reason = select_backend(*tensors, layout, ScoreOptions(MASKS["causal"], softcap=2.0))
     assert name == "reference"
@@ -142,7 +143,8 @@ def test_auto_chooses_once_for_equal_arguments(monkeypatch: pytest.MonkeyPatch) 
     for mask in ("causal", "causal", "full", "causal"):
         backend("auto")(*tensors, layout, ScoreOptions(MASKS[mask]))
     assert considered == ["Causal", "Full"]
-    backend("auto")(*(x.detach() for x in tensors), layout, ScoreOptions(MASKS["causal"]))  # other: no gradients
+    without_gradients = [x.detach() for x in tensors]  # are other arguments, so the choice is made again
+    backend("auto")(*without_gradients, layout, ScoreOptions(MASKS["causal"]))
     assert considered == ["Causal", "Full", "Causal"]
 
 

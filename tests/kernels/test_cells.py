@@ -13,7 +13,7 @@ from regard.parts.recurrent import GRU, LSTM, RNN, RecurrentCell, RecurrentMixer
 from regard.verification.trial import randomize_weights
 from tests.laws import error
 
-CELLS = {"rnn": RNN(), "relu": RNN(activation="relu"), "lstm": LSTM(), "gru": GRU(), "no biases": LSTM(bias=False)}
+CELLS = {"rnn": RNN(), "relu": RNN(activation="relu"), "lstm": LSTM(), "gru": GRU(), "lstm, no bias": LSTM(bias=False)}
 WIDTH, SIZE = 5, 7
 
 
@@ -23,7 +23,7 @@ def build_cell(spec: RecurrentMixer, width: int = WIDTH, size: int = SIZE) -> Re
     return module
 
 
-def unrolled(module: RecurrentCell, x: Tensor, initial: CellStates, layout: TokenLayout) -> tuple[Tensor, CellStates]:
+def run_loop(module: RecurrentCell, x: Tensor, initial: CellStates, layout: TokenLayout) -> tuple[Tensor, CellStates]:
     return unroll(module.step, module.project_inputs(x), initial, layout.segments, layout.valid)
 
 
@@ -38,15 +38,15 @@ def assert_close(
 ) -> None:
     outputs, expected_outputs = (out if valid is None else out[valid] for out in (found[0], expected[0]))
     assert error(outputs, expected_outputs) <= 1e-12
-    for state, other in zip(found[1], expected[1], strict=True):
-        assert error(state, other) <= 1e-12
+    for state, expected_state in zip(found[1], expected[1], strict=True):
+        assert error(state, expected_state) <= 1e-12
 
 
 @pytest.mark.parametrize("name", CELLS)
 def test_fused_equals_the_loop(name: str) -> None:
     module = build_cell(CELLS[name])
     x, initial = draw(module, 3, 11)
-    assert_close(module.fused(x, None, initial), unrolled(module, x, initial, TokenLayout.whole(3, 11)))
+    assert_close(module.fused(x, None, initial), run_loop(module, x, initial, TokenLayout.whole(3, 11)))
 
 
 DOCUMENTS = torch.tensor(  # the document of each token; -1 is padding
@@ -69,7 +69,7 @@ def test_packed_documents_equal_the_loop(name: str, layout_name: str) -> None:
     module, layout = build_cell(CELLS[name]), LAYOUTS[layout_name]
     x, initial = draw(module, *DOCUMENTS.shape)
     packed = run_packed(module.fused, x, initial, pack_documents(layout))
-    assert_close(packed, unrolled(module, x, initial, layout), layout.valid)
+    assert_close(packed, run_loop(module, x, initial, layout), layout.valid)
 
 
 @pytest.mark.parametrize("name", CELLS)
@@ -77,14 +77,14 @@ def test_packed_gradients_equal_those_of_the_loop(name: str) -> None:
     module, layout = build_cell(CELLS[name]), LAYOUTS["packed and padded"]
     x, initial = draw(module, *DOCUMENTS.shape)
     x.requires_grad_()
-    weights = [x, *initial, *module.parameters()]
+    leaves = [x, *initial, *module.parameters()]
     for array in initial:
         array.requires_grad_()
     packed = run_packed(module.fused, x, initial, pack_documents(layout))
     gradients = []
-    for outputs, states in (packed, unrolled(module, x, initial, layout)):
+    for outputs, states in (packed, run_loop(module, x, initial, layout)):
         loss = outputs.where(layout.valid.unsqueeze(-1), 0.0).sin().sum() + sum(state.sin().sum() for state in states)
-        gradients.append(torch.autograd.grad(loss, weights))
+        gradients.append(torch.autograd.grad(loss, leaves))
     for packed_gradient, loop_gradient in zip(*gradients, strict=True):
         assert (packed_gradient - loop_gradient).abs().max() <= 1e-11
 
@@ -93,12 +93,12 @@ def test_loop_equals_each_document_alone() -> None:
     layout, (x, _) = LAYOUTS["packed and padded"], draw(build_cell(LSTM()), *DOCUMENTS.shape)
     module = build_cell(LSTM())
     zeros = tuple(torch.zeros(3, SIZE, dtype=torch.float64) for _ in range(2))
-    outputs, _ = unrolled(module, x, zeros, layout)
+    outputs, _ = run_loop(module, x, zeros, layout)
     for row in range(3):
         for document in DOCUMENTS[row].unique():
             if document >= 0:
                 in_document = document == DOCUMENTS[row]
-                alone, _ = unrolled(
+                alone, _ = run_loop(
                     module,
                     x[row, in_document][None],
                     tuple(z[:1] for z in zeros),
@@ -117,21 +117,21 @@ def test_split_documents_merge_back() -> None:
     assert torch.equal(documents.merge(documents.split(x)), x * (DOCUMENTS >= 0).unsqueeze(-1))
 
 
-def copy_weights(module: nn.RNNBase, ours: RecurrentCell, convert: Callable[[Tensor], Tensor]) -> None:
-    """Copies the weights of PyTorch's only layer; the sum of its two biases is our bias."""
+def copy_weights(theirs: nn.RNNBase, ours: RecurrentCell, convert: Callable[[Tensor], Tensor]) -> None:
+    """Copies the weights of PyTorch's module, which has one layer; the sum of its two biases is our bias."""
     with torch.no_grad():
         size = ours.size
-        ours.x_proj.weight.copy_(convert(module.weight_ih_l0))
-        if isinstance(module, nn.GRU):
-            ours.h_proj.weight.copy_(convert(module.weight_hh_l0)[: 2 * size])
-            ours.n_proj.weight.copy_(module.weight_hh_l0[2 * size :])
-            recurrent_bias, n = module.bias_hh_l0.clone(), module.bias_hh_l0[2 * size :]
+        ours.x_proj.weight.copy_(convert(theirs.weight_ih_l0))
+        if isinstance(theirs, nn.GRU):
+            ours.h_proj.weight.copy_(convert(theirs.weight_hh_l0)[: 2 * size])
+            ours.n_proj.weight.copy_(theirs.weight_hh_l0[2 * size :])
+            recurrent_bias, n = theirs.bias_hh_l0.clone(), theirs.bias_hh_l0[2 * size :]
             recurrent_bias[2 * size :] = 0
-            ours.bias.copy_(convert(module.bias_ih_l0 + recurrent_bias))
+            ours.bias.copy_(convert(theirs.bias_ih_l0 + recurrent_bias))
             ours.n_proj.bias.copy_(n)
         else:
-            ours.h_proj.weight.copy_(module.weight_hh_l0)
-            ours.bias.copy_(module.bias_ih_l0 + module.bias_hh_l0)
+            ours.h_proj.weight.copy_(theirs.weight_hh_l0)
+            ours.bias.copy_(theirs.bias_ih_l0 + theirs.bias_hh_l0)
 
 
 def negate_z(weight: Tensor) -> Tensor:
@@ -150,19 +150,20 @@ TORCH_CELLS = {
 @pytest.mark.ledger("anc.rnn.cell", "anc.lstm.cell", "anc.gru.cell")
 @pytest.mark.parametrize("name", TORCH_CELLS)
 def test_cells_equal_those_of_pytorch(name: str) -> None:
-    """Outputs, last states and gradients of the input of the loop and the fused form, with copied weights."""
+    """Outputs, last states and input gradients of the loop and of the fused form, with copied weights."""
     torch.manual_seed(0)
     spec, torch_class, convert = TORCH_CELLS[name]
     theirs, ours = torch_class(WIDTH, SIZE, batch_first=True).double(), build_cell(spec)
     copy_weights(theirs, ours, convert)
     x = torch.randn(2, 13, WIDTH, dtype=torch.float64, requires_grad=True)
-    expected, last = theirs(x)
+    expected, last_states = theirs(x)
+    last_states = last_states if isinstance(last_states, tuple) else (last_states,)
     (gradient,) = torch.autograd.grad(expected.square().sum(), x)
     zeros = tuple(torch.zeros(2, SIZE, dtype=torch.float64) for _ in ours.states)
-    for outputs, states in (ours.fused(x, None, zeros), unrolled(ours, x, zeros, TokenLayout.whole(2, 13))):
+    for outputs, states in (ours.fused(x, None, zeros), run_loop(ours, x, zeros, TokenLayout.whole(2, 13))):
         assert (outputs - expected).abs().max() <= 1e-13
-        for state, other in zip(states, last if isinstance(last, tuple) else (last,), strict=True):
-            assert (state - other[0]).abs().max() <= 1e-13
+        for state, expected_state in zip(states, last_states, strict=True):
+            assert (state - expected_state[0]).abs().max() <= 1e-13
         assert (torch.autograd.grad(outputs.square().sum(), x)[0] - gradient).abs().max() <= 1e-12
 
 
@@ -210,10 +211,10 @@ def test_gradient_through_time_is_a_product_of_jacobians() -> None:
     projected = module.project_inputs(x)
     (first,) = module.step(projected[:, 0], torch.zeros(1, SIZE, dtype=torch.float64))
 
-    def last(h: Tensor) -> Tensor:
+    def last_state(h: Tensor) -> Tensor:
         return unroll(module.step, projected[:, 1:], (h.unsqueeze(0),))[1][0][0]
 
-    jacobian = torch.autograd.functional.jacobian(last, first[0].detach())
+    jacobian = torch.autograd.functional.jacobian(last_state, first[0].detach())
     outputs, _ = unroll(module.step, projected[:, 1:], (first,))
     factors = [(1 - h.square()).unsqueeze(-1) * module.h_proj.weight for h in outputs[0]]
     assert len(factors) == 49
@@ -243,20 +244,20 @@ def test_gradient_along_the_lstm_cell_is_the_product_of_forget_gates() -> None:
     module = build_cell(LSTM())
     x, (h, c) = draw(module, 1, 20)
     projected, forgets, cell, hidden = module.project_inputs(x), [], c.clone().requires_grad_(), h
-    differentiated_cell = cell
+    initial_cell = cell
     for t in range(20):
         i, f, g, o = (gate.detach() for gate in (projected[:, t] + module.h_proj(hidden)).chunk(4, -1))
         forgets.append(f.sigmoid())
         cell = f.sigmoid() * cell + i.sigmoid() * g.tanh()
         hidden = o.sigmoid() * cell.tanh()
-    (gradient,) = torch.autograd.grad(cell.sum(), differentiated_cell)
+    (gradient,) = torch.autograd.grad(cell.sum(), initial_cell)
     product = torch.stack(forgets).prod(0)
     assert (gradient - product).abs().max() <= 1e-15
-    initial_cell = c.clone().requires_grad_()
-    (_, whole) = unroll(module.step, projected, (h, initial_cell))[1]
+    c = c.clone().requires_grad_()
+    (_, whole) = unroll(module.step, projected, (h, c))[1]
     assert (whole - cell).abs().max() <= 1e-14
-    (full,) = torch.autograd.grad(whole.sum(), initial_cell)
-    assert (full - product).abs().max() > 1e-3
+    (full_gradient,) = torch.autograd.grad(whole.sum(), c)
+    assert (full_gradient - product).abs().max() > 1e-3
 
 
 @pytest.mark.ledger("anc.lstm.path")

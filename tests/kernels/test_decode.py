@@ -86,16 +86,16 @@ def test_contiguous_and_paged_keys_equal_the_reference(n: int, mask: str) -> Non
     options = options_of(MASKS[mask], *extra)
     assert error(decode.attend(q, k, v, layout, options), q, k, v, layout, options) <= 2e-6
     pages = [to_pages(x, block, seed=n) for x in (k, v)]
-    span = pages[0].shape[2]
+    slots = pages[0].shape[2]
     paged_layout = TokenLayout(layout.positions).with_keys(
-        torch.arange(span, device=DEVICE).expand(2, span), valid=occupied_slots(span)
+        torch.arange(slots, device=DEVICE).expand(2, slots), valid=occupied_slots(slots)
     )
     assert error(decode.attend(q, *pages, paged_layout, options), q, k, v, layout, options) <= 2e-6
 
 
-def occupied_slots(span: int) -> Tensor:
-    """(2, span): whether each slot of a row holds a key."""
-    return torch.arange(span, device=DEVICE).expand(2, span) < KEYS
+def occupied_slots(slots: int) -> Tensor:
+    """(2, slots): whether each slot of a row holds a key."""
+    return torch.arange(slots, device=DEVICE).expand(2, slots) < KEYS
 
 
 def test_keys_in_any_order_with_empty_slots_equal_the_reference() -> None:
@@ -143,12 +143,12 @@ def test_gathered_pages_equal_the_contiguous_keys() -> None:
 
 def test_paged_store_returns_pages_to_attention_only() -> None:
     x = torch.randn(1, 2, 5, 8)
-    for memory, kind in ((Attention(4, 2).memory(32), Pages), (PerToken({"k": (2, 8), "v": (2, 8)}), Tensor)):
+    for memory, expected_type in ((Attention(4, 2).memory(32), Pages), (PerToken({"k": (2, 8), "v": (2, 8)}), Tensor)):
         store = Paged(((memory,),), 1, 32, torch.float32, block=4, blocks=8)
         store.reserve(0, 5)
         layout = TokenLayout.whole(1, 5)
         k, _, layout = store.begin_forward(layout)[0][0].extend(layout, k=x, v=x)
-        assert isinstance(k, kind)
+        assert isinstance(k, expected_type)
         assert torch.equal(gather_pages(k)[:, :, :5], x)
         assert layout.key_positions.shape == (1, k.shape[2])
 
@@ -189,7 +189,7 @@ def decoded_and_whole_logits(kind: str, compile: bool) -> tuple[Tensor, Tensor]:
     tokens = torch.randint(50, (2, length), device=DEVICE)
 
     def step(token: Tensor, positions: Tensor) -> Tensor:
-        return model(token, now := TokenLayout(positions), store.begin_forward(now))
+        return model(token, layout := TokenLayout(positions), store.begin_forward(layout))
 
     run_step = torch.compile(step, fullgraph=True) if compile else step
     found = [run_step(tokens[:, t : t + 1], torch.full((2, 1), t, device=DEVICE)) for t in range(length)]

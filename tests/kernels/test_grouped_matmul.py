@@ -1,4 +1,4 @@
-"""Grouped products, one matrix per range of rows: by torch's grouped product and slice by slice."""
+"""The grouped matrix product (one matrix per range of rows) equals a loop, by torch's operation and in slices."""
 
 import warnings
 
@@ -13,8 +13,8 @@ from regard.kernels.grouped_matmul import grouped_linear, matmul_slices, sort_by
 SIZES = {
     "even": [3, 3, 3, 3],
     "one empty": [5, 0, 4, 3],
-    "all to the last": [0, 0, 0, 12],
-    "the first empty": [0, 7, 5, 0],
+    "all in the last": [0, 0, 0, 12],
+    "first and last empty": [0, 7, 5, 0],
 }
 
 

@@ -1,4 +1,4 @@
-"""Linear attention against its quadratic form: causal and bidirectional, normalized or not, documents and padding."""
+"""Linear attention equals its quadratic form: causal and bidirectional, normalized or not, documents and padding."""
 
 import pytest
 import torch

@@ -9,12 +9,12 @@ from regard.kernels.linear_cross_entropy import linear_cross_entropy
 from tests.kernels.largest_tensor import LargestTensor
 
 TOKENS, WIDTH, VOCAB = 23, 6, 17
-HEADS = {
-    "plain": (False, 1.0, None),
+HEADS = {  # whether there is a bias, scale, cap
+    "default": (False, 1.0, None),
     "bias": (True, 1.0, None),
     "scaled": (False, 0.25, None),
     "capped": (False, 1.0, 1.5),
-    "all": (True, 3.0, 2.0),
+    "bias, scaled, capped": (True, 3.0, 2.0),
 }
 
 

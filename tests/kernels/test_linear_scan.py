@@ -18,7 +18,7 @@ from regard.kernels.recurrent.linear_scan import (
     select_backend,
     sequential,
 )
-from tests.kernels.scans import KINDS, cases, cast, draw, loop, select_tokens
+from tests.kernels.scans import DECAY_KINDS, cast, draw, loop, random_inputs, select_tokens
 
 
 def error(found: tuple[Tensor, Tensor], expected: tuple[Tensor, Tensor]) -> float:
@@ -27,7 +27,7 @@ def error(found: tuple[Tensor, Tensor], expected: tuple[Tensor, Tensor]) -> floa
     return max(((f - e).abs().max() / e.abs().max().clamp_min(1)).item() for f, e in pairs)
 
 
-@given(cases, st.sampled_from([1, 2, 5, 8, 64]))
+@given(random_inputs, st.sampled_from([1, 2, 5, 8, 64]))
 def test_all_backends_equal_the_loop(inputs: ScanInputs, chunk: int) -> None:
     expected = loop(inputs)
     assert error(sequential.scan(inputs), expected) < 1e-12
@@ -35,7 +35,7 @@ def test_all_backends_equal_the_loop(inputs: ScanInputs, chunk: int) -> None:
     assert error(scan(inputs), expected) < 1e-12
 
 
-@given(cases, st.sampled_from([3, 4, 64]))
+@given(random_inputs, st.sampled_from([3, 4, 64]))
 def test_float32_is_accurate(inputs: ScanInputs, chunk: int) -> None:
     expected, inputs = loop(inputs), cast(inputs, torch.float32)
     for found in (sequential.scan(inputs), chunked.scan(inputs, chunk=chunk)):
@@ -43,12 +43,12 @@ def test_float32_is_accurate(inputs: ScanInputs, chunk: int) -> None:
         assert error(found, expected) < 5e-6
 
 
-@given(cases, st.integers(0, 20), st.sampled_from(["chunked", "sequential"]))
+@given(random_inputs, st.integers(0, 20), st.sampled_from(["chunked", "sequential"]))
 def test_split_equals_whole(inputs: ScanInputs, cut: int, name: str) -> None:
     length = inputs.v.shape[2]
     cut = cut % length
     if inputs.segments is not None and cut:
-        inputs.segments[:, cut] = inputs.segments[:, cut - 1]  # a state continues the document that it ends in
+        inputs.segments[:, cut] = inputs.segments[:, cut - 1]  # the second call continues the document of its state
     run = backend(name)
     whole = run(inputs)
     if cut == 0:
@@ -58,18 +58,18 @@ def test_split_equals_whole(inputs: ScanInputs, cut: int, name: str) -> None:
     assert error((torch.cat([first, second], 2), state), whole) < 1e-12
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_portions_of_chunks_equal_all_chunks_at_once(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    inputs = draw(kind, length=45, packed=True, padded=True)
+@pytest.mark.parametrize("decay_kind", DECAY_KINDS)
+def test_portions_of_chunks_equal_all_chunks_at_once(decay_kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    inputs = draw(decay_kind, length=45, packed=True, padded=True)
     whole = chunked.scan(inputs, chunk=4)
-    monkeypatch.setattr(chunked, "MAX_NUMBERS", 50)  # a few chunks at a time
+    monkeypatch.setattr(chunked, "MAX_NUMBERS", 50)  # so that a portion is a few chunks
     assert error(chunked.scan(inputs, chunk=4), whole) < 1e-14
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("decay_kind", DECAY_KINDS)
 @pytest.mark.parametrize("heads_per_key", [1, 2])
-def test_gradcheck(kind: str, heads_per_key: int) -> None:
-    q, k, v, decay, state, segments, valid = draw(kind, heads_per_key=heads_per_key, packed=True, padded=True)
+def test_gradcheck(decay_kind: str, heads_per_key: int) -> None:
+    q, k, v, decay, state, segments, valid = draw(decay_kind, heads_per_key=heads_per_key, packed=True, padded=True)
     leaves = [x.requires_grad_() for x in (q, k, v, state, *([] if decay is None else [decay]))]
 
     def run(q: Tensor, k: Tensor, v: Tensor, state: Tensor, decay: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -78,10 +78,10 @@ def test_gradcheck(kind: str, heads_per_key: int) -> None:
     assert gradcheck(run, leaves, fast_mode=True)
 
 
-@pytest.mark.parametrize("kind", KINDS[1:])
-def test_strong_decays_are_accurate_with_finite_gradients(kind: str) -> None:
-    """Sums of logarithms reach -6000 in a chunk; the differences of such sums must stay accurate."""
-    inputs = draw(kind, length=130, strength=200.0, seed=4)
+@pytest.mark.parametrize("decay_kind", DECAY_KINDS[1:])
+def test_strong_decays_are_accurate_with_finite_gradients(decay_kind: str) -> None:
+    """Sums of log decays reach -6000 in a chunk; the differences of such sums must stay accurate."""
+    inputs = draw(decay_kind, length=130, decay_scale=200.0, seed=4)
     expected = sequential.scan(inputs)
     in_float32 = ScanInputs(*(x if x is None else x.float().requires_grad_() for x in inputs))
     found = chunked.scan(in_float32)
@@ -91,7 +91,7 @@ def test_strong_decays_are_accurate_with_finite_gradients(kind: str) -> None:
 
 
 def test_weak_decays_are_accurate_over_4096_tokens() -> None:
-    inputs = draw("token", length=4096, strength=1e-4)
+    inputs = draw("token", length=4096, decay_scale=1e-4)
     assert error(chunked.scan(cast(inputs, torch.float32)), sequential.scan(inputs)) < 1e-5
 
 
@@ -111,13 +111,13 @@ def test_state_and_output_stay_in_float32(dtype: torch.dtype, length: int) -> No
     assert out.dtype == last_state.dtype == torch.float32
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("decay_kind", DECAY_KINDS)
 @pytest.mark.parametrize("length", [1, 17, 64, 130])
-def test_flops_equal_the_counted_matrix_products(kind: str, length: int) -> None:
-    inputs = draw(kind, 1, 2, 1 if kind == "channel" else 3, length)
+def test_flops_equal_the_counted_matrix_products(decay_kind: str, length: int) -> None:
+    inputs = draw(decay_kind, 1, 2, 1 if decay_kind == "channel" else 3, length)
     with FlopCounterMode(display=False) as counter:
         scan(inputs)
-    assert counter.get_total_flops() == flops(3, 2, length, inputs.v.shape[1], 2, kind == "channel")
+    assert counter.get_total_flops() == flops(3, 2, length, inputs.v.shape[1], 2, decay_kind == "channel")
 
 
 @pytest.mark.parametrize("channels", [False, True])
@@ -125,12 +125,12 @@ def test_flops_are_linear_in_the_length(channels: bool) -> None:
     assert flops(64, 64, 16384, 4, channels=channels) == 16 * flops(64, 64, 1024, 4, channels=channels)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_tensors_saved_for_backward_are_linear_in_the_length(kind: str) -> None:
+@pytest.mark.parametrize("decay_kind", DECAY_KINDS)
+def test_tensors_saved_for_backward_are_linear_in_the_length(decay_kind: str) -> None:
     """The gradient of a slice is as large as the sliced tensor: one slice per step would cost n² elements."""
 
     def saved_elements(length: int) -> int:
-        inputs, total = draw(kind, 1, 1, 1, length, 8, 8), 0
+        inputs, total = draw(decay_kind, 1, 1, 1, length, 8, 8), 0
 
         def count(x: Tensor) -> Tensor:
             nonlocal total
@@ -144,7 +144,7 @@ def test_tensors_saved_for_backward_are_linear_in_the_length(kind: str) -> None:
     assert saved_elements(2048) < 4.2 * saved_elements(512)
 
 
-def test_why_names_the_backend_and_the_reason() -> None:
+def test_select_backend_returns_a_name_and_a_reason() -> None:
     inputs = draw("none", length=5)
     name, reason = select_backend(inputs)
     assert name in BACKENDS and name != "sequential"

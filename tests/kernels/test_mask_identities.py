@@ -54,8 +54,8 @@ def test_masking_equals_softmax_over_the_allowed_keys() -> None:
     weights = attention_weights(q, k, layout, ScoreOptions(Causal(), 0.5))[0, 0]
     added = (scores + torch.zeros(n, n, dtype=torch.float64).masked_fill(~allowed, -torch.inf)).softmax(-1)
     filled = scores.masked_fill(~allowed, -torch.inf).softmax(-1)
-    chosen = torch.stack([F.pad(scores[i, : i + 1].softmax(-1), (0, n - 1 - i)) for i in range(n)])
-    for other in (added, filled, chosen):
+    over_allowed = torch.stack([F.pad(scores[i, : i + 1].softmax(-1), (0, n - 1 - i)) for i in range(n)])
+    for other in (added, filled, over_allowed):
         assert (weights - other).abs().max() < 1e-15
         assert torch.equal(weights == 0, ~allowed)  # exactly zero
     zero_scores = scores.masked_fill(~allowed, 0).softmax(-1)
@@ -84,9 +84,9 @@ def test_true_means_allowed_in_sdpa_and_blocked_in_multihead_attention() -> None
     theirs.out_proj.load_state_dict(ours.o_proj.state_dict())
     allowed = attention_mask(Causal(), layout)[0, 0]
     assert allowed[1].tolist() == [True, True, False, False, False, False]
-    blocked, swapped = (theirs(x, x, x, attn_mask=mask, need_weights=False)[0] for mask in (~allowed, allowed))
-    assert (ours(x, layout) - blocked).abs().max() < 1e-12
-    assert not (ours(x, layout) - swapped).abs().max() < 0.01
+    expected, inverted = (theirs(x, x, x, attn_mask=mask, need_weights=False)[0] for mask in (~allowed, allowed))
+    assert (ours(x, layout) - expected).abs().max() < 1e-12
+    assert not (ours(x, layout) - inverted).abs().max() < 0.01
     q, k, v = (random(1, 2, 6, 4, seed=seed) for seed in range(3))
     expected = backend("reference")(q, k, v, layout, ScoreOptions(Causal(), 0.5))
     assert (F.scaled_dot_product_attention(q, k, v, attn_mask=allowed) - expected).abs().max() < 1e-12

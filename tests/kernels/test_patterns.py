@@ -1,4 +1,4 @@
-"""Patterns equal their definitions pair by pair; the number of allowed pairs, and the reach over several layers."""
+"""Patterns equal their definitions pair by pair; numbers of allowed pairs, and distances reached by several layers."""
 
 import pytest
 import torch
@@ -42,8 +42,8 @@ def test_window_equals_its_definition(w: int) -> None:
 @pytest.mark.parametrize("step", [1, 2, 7])
 def test_dilated_window_equals_its_definition(w: int, step: int) -> None:
     assert allowed_pairs(Dilated(w, step)) == pair_by_pair(lambda i, j: j in [i - n * step for n in range(w)])
-    both = pair_by_pair(lambda i, j: j in [i + n * step for n in range(-w, w + 1)])
-    assert allowed_pairs(Dilated(w, step, causal=False)) == both
+    both_sides = pair_by_pair(lambda i, j: j in [i + n * step for n in range(-w, w + 1)])
+    assert allowed_pairs(Dilated(w, step, causal=False)) == both_sides
     assert allowed_pairs(Dilated(N, step)) == pair_by_pair(lambda i, j: j <= i and (i - j) % step == 0)
     assert allowed_pairs(Dilated(w, 1)) == allowed_pairs(Window(w))
 
@@ -101,7 +101,10 @@ def test_block_sparse_equals_its_table() -> None:
 
 
 def random_blocks(mask: BigBird, row: int, blocks: int) -> set[int]:
-    """In integers: blocks that are neither global nor in the window form equal shares; one of each is chosen."""
+    """The random blocks of a row, computed with Python's integers.
+
+    The blocks that are neither global nor in the window form equal shares; a hash chooses one block of each.
+    """
     end = row - mask.window // 2 if mask.causal else -(-mask.length // mask.block)
     free = [c for c in range(mask.globals, max(end, 0)) if abs(c - row) > mask.window // 2]
     chosen = set()
@@ -175,7 +178,7 @@ def test_masks_round_trip_through_specs_and_hash(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("make", "message"),
+    ("build_mask", "message"),
     [
         (lambda: Window(0), "size=0 must be positive"),
         (lambda: Dilated(2, 0), "step=0 must be positive"),
@@ -189,9 +192,9 @@ def test_masks_round_trip_through_specs_and_hash(name: str) -> None:
         (lambda: PrefixLM(0), "prefix=0 must be positive"),
     ],
 )
-def test_invalid_patterns_are_refused(make, message: str) -> None:
+def test_invalid_patterns_are_refused(build_mask, message: str) -> None:
     with pytest.raises(SpecError, match=message):
-        make()
+        build_mask()
 
 
 def weights_of(mask: Mask, n: int) -> Tensor:

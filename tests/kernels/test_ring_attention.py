@@ -33,7 +33,7 @@ CASES: dict[str, tuple[Mask, bool, dict]] = {  # mask, packed, extra options
 
 
 def random_case(name: str) -> tuple[list[Tensor], TokenLayout, ScoreOptions, Tensor]:
-    """Inputs of the whole sequence, which are equal in every process."""
+    """Inputs of the whole sequence; they are equal in every process."""
     generator = torch.Generator().manual_seed(1)
     q, k, v, weights = (torch.randn(2, h, LENGTH, 8, dtype=torch.float64, generator=generator) for h in (4, 2, 2, 4))
     mask, packed, extras = CASES[name]
@@ -67,18 +67,18 @@ def check_kernel(name: str, positions: Tensor) -> None:
     (reference.attend(*inputs, layout, options) * weights).sum().backward()
     input_gradients = [x.grad for x in inputs]
     parameter_gradients = [x.grad.clone() for x in score_parameters(options)]
-    own_tokens = [x.detach()[:, :, positions].requires_grad_() for x in inputs]
+    local_inputs = [x.detach()[:, :, positions].requires_grad_() for x in inputs]
     for x in score_parameters(options):
         x.grad = None
-    out = ring_attention.attend(*own_tokens, select_tokens(layout, positions), options)
+    out = ring_attention.attend(*local_inputs, select_tokens(layout, positions), options)
     valid = slice(None) if layout.valid is None else layout.valid[0, positions]
     expected_out = reference.attend(*inputs, layout, options)[:, :, positions]
     assert (out - expected_out)[:, :, valid].abs().max() < 1e-12
     (out * weights[:, :, positions]).sum().backward()
-    for x, grad in zip(own_tokens, input_gradients, strict=True):
+    for x, grad in zip(local_inputs, input_gradients, strict=True):
         assert (x.grad - grad[:, :, positions]).abs().max() < 1e-12
     for x, grad in zip(score_parameters(options), parameter_gradients, strict=True):
-        dist.all_reduce(x.grad)  # each process has the gradients from its own queries
+        dist.all_reduce(x.grad)  # each process computes the gradients of its queries
         assert (x.grad - grad).abs().max() < 1e-12
 
 
@@ -101,7 +101,7 @@ def check_model(positions: Tensor) -> None:
         assert (parameter.grad - gradients[name]).abs().max() < 1e-10, name
 
 
-def one_process(rank: int, size: int, folder: str) -> None:
+def run_process(rank: int, size: int, folder: str) -> None:
     torch.set_num_threads(1)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     dist.init_process_group(
@@ -117,12 +117,12 @@ def one_process(rank: int, size: int, folder: str) -> None:
 @pytest.mark.ledger("ring.attn")
 @pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_attention_of_a_split_sequence_equals_that_of_the_whole(size: int, tmp_path: Path) -> None:
-    multiprocessing.start_processes(one_process, (size, str(tmp_path)), size, start_method="forkserver")
+    multiprocessing.start_processes(run_process, (size, str(tmp_path)), size, start_method="forkserver")
 
 
 @pytest.mark.ledger("ring.attn")
 @pytest.mark.parametrize("size", [1, 2, 4])
-def test_every_process_has_equally_many_pairs(size: int) -> None:
+def test_zigzag_shares_have_equally_many_pairs(size: int) -> None:
     shares = ring_attention.zigzag_shares(LENGTH, size)
     assert shares.flatten().sort().values.equal(torch.arange(LENGTH))
     assert len({int((positions + 1).sum()) for positions in shares}) == 1  # a token at t attends to t + 1 keys

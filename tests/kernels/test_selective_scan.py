@@ -81,10 +81,10 @@ def test_all_backends_equal_the_loop(scan: str, length: int, packed: bool, padde
 
 @pytest.mark.ledger("mamba.scan")
 def test_composition_of_steps_is_associative() -> None:
-    one, two, three = ((a, b) for a, b in torch.randn(3, 2, 5, dtype=torch.float64))
-    for x, y in zip(compose(compose(one, two), three), compose(one, compose(two, three)), strict=True):
+    first, second, third = ((a, b) for a, b in torch.randn(3, 2, 5, dtype=torch.float64))
+    for x, y in zip(compose(compose(first, second), third), compose(first, compose(second, third)), strict=True):
         assert (x - y).abs().max() < 1e-14
-    assert not torch.allclose(compose(one, two)[1], compose(two, one)[1])  # but it is not commutative
+    assert not torch.allclose(compose(first, second)[1], compose(second, first)[1])  # but it is not commutative
 
 
 @pytest.mark.ledger("mamba.scan")
@@ -145,11 +145,11 @@ def test_tensors_saved_for_backward_do_not_grow_with_the_state_dim() -> None:
 
 @pytest.mark.parametrize("scan", SCANS)
 def test_with_a_bias_delta_is_a_softplus(scan: str) -> None:
-    u, delta, *rest = draw(13)
+    u, delta, *other_inputs = draw(13)
     delta, bias = delta - 2, torch.linspace(-3, 1, F, dtype=torch.float64)
     softplus = (1 + (delta + bias).exp()).log()
-    expected = loop(SelectiveScanInputs(u, softplus, *rest, documents(13), random_valid(13)))
-    found = SCANS[scan](SelectiveScanInputs(u, delta, *rest, documents(13), random_valid(13), bias))
+    expected = loop(SelectiveScanInputs(u, softplus, *other_inputs, documents(13), random_valid(13)))
+    found = SCANS[scan](SelectiveScanInputs(u, delta, *other_inputs, documents(13), random_valid(13), bias))
     assert all((f - e).abs().max() < 1e-9 for f, e in zip(found, expected, strict=True))
 
 
@@ -181,9 +181,9 @@ def test_autocast_does_not_change_the_result() -> None:
 
 
 def test_backends_are_chosen_by_rule_or_by_name() -> None:
-    one, two, four = (SelectiveScanInputs(*draw(length)) for length in (1, 2, 4))
-    assert select_backend(one) == ("sequential", "one token is one step")
-    assert select_backend(two)[0] == "chunked"
-    assert torch.equal(backend("sequential")(four)[0], sequential.selective_scan(four)[0])
+    one_token, two_tokens, four_tokens = (SelectiveScanInputs(*draw(length)) for length in (1, 2, 4))
+    assert select_backend(one_token) == ("sequential", "one token is one step")
+    assert select_backend(two_tokens)[0] == "chunked"
+    assert torch.equal(backend("sequential")(four_tokens)[0], sequential.selective_scan(four_tokens)[0])
     with pytest.raises(ValueError, match="did you mean 'chunked'"):
         backend("chunk")

@@ -75,10 +75,10 @@ def test_discretisation_equals_its_formula_and_has_its_order() -> None:
         transformed, torch.linalg.inv(identity - step / 2 * A) @ (identity + step / 2 * A), atol=1e-12
     )
     assert torch.allclose(b_transformed, torch.linalg.inv(identity - step / 2 * A) @ (step * b), atol=1e-12)
-    whole, errors = torch.linalg.matrix_exp(2 * A), {zero_order_hold: [], bilinear: []}
-    for rule, found in errors.items():
+    exact, errors = torch.linalg.matrix_exp(2 * A), {zero_order_hold: [], bilinear: []}
+    for rule, rule_errors in errors.items():
         for steps in (20, 40, 80):
-            found.append((torch.linalg.matrix_power(rule(A, b, 2 / steps)[0], steps) - whole).abs().max().item())
+            rule_errors.append((torch.linalg.matrix_power(rule(A, b, 2 / steps)[0], steps) - exact).abs().max().item())
     assert max(errors[zero_order_hold]) < 1e-12
     assert errors[bilinear][0] / errors[bilinear][1] == pytest.approx(4, rel=0.1)
     assert errors[bilinear][1] / errors[bilinear][2] == pytest.approx(4, rel=0.1)
@@ -146,9 +146,9 @@ def test_recurrence_equals_direct_sum_and_fft(kind: str, length: int) -> None:
     assert (convolve(u.mT, K).mT - recurrent).abs().max() < 1e-12
     circular = torch.fft.irfft(torch.fft.rfft(u.mT) * torch.fft.rfft(K), length).mT
     assert length == 1 or (circular - recurrent).abs().max() > 1e-3  # without padding the convolution is circular
-    without_first = u.clone()
-    without_first[:, 0] = 0  # as if x_0 = 0 instead of x_{-1} = 0
-    assert (state_space(model, without_first)[0] - recurrent).abs().max() > 1e-3
+    without_first_input = u.clone()
+    without_first_input[:, 0] = 0  # as if x_0 = 0 instead of x_{-1} = 0
+    assert (state_space(model, without_first_input)[0] - recurrent).abs().max() > 1e-3
 
 
 @pytest.mark.ledger("ssm.scalar")
@@ -168,9 +168,9 @@ def test_impulse_response_of_a_scalar_system() -> None:
         assert (found.flatten() - expected).abs().max() < 1e-12
     half_life = {a: math.log(0.5) / math.log(a) for a in (0.5, 0.9, 0.99)}
     assert half_life[0.9] == pytest.approx(6.6, abs=0.05)
-    for a, steps in half_life.items():
+    for a, half_life_steps in half_life.items():
         K = kernel(scalar(a), 100, torch.float64)[0]
-        assert int((K / K[0] > 0.5).sum()) == math.ceil(steps - 1e-9)
+        assert int((K / K[0] > 0.5).sum()) == math.ceil(half_life_steps - 1e-9)
 
 
 @pytest.mark.ledger("ssm.s4")
@@ -188,7 +188,7 @@ def test_kernel_equals_repeated_products(kind: str, length: int) -> None:
 
 @pytest.mark.ledger("ssm.s4")
 def test_low_rank_kernel_equals_that_of_the_hippo_matrix() -> None:
-    """Computed in the original basis with full matrices; with C = Bᵀ the kernel does not depend on the basis."""
+    """The expected kernel is computed with full matrices; with C = Bᵀ the kernel does not depend on the basis."""
     A, b = legs(N)
     values, P, rotated = normal_plus_low_rank(N)
     model = system("s4", 1, N, step=0.05)
@@ -196,8 +196,8 @@ def test_low_rank_kernel_equals_that_of_the_hippo_matrix() -> None:
     Ab, Bb = bilinear(A, b, 0.05)
     expected = [b @ torch.linalg.matrix_power(Ab, k) @ Bb for k in range(200)]
     assert (kernel(model, 200, torch.float64)[0] - torch.stack(expected)).abs().max() < 1e-10
-    whole = as_real(values * as_complex(rotated)) - P * (P @ rotated)  # A b in pairs
-    assert (whole.norm() - (A @ b).norm()).abs() < 1e-10
+    product = as_real(values * as_complex(rotated)) - P * (P @ rotated)  # A b in the other basis
+    assert (product.norm() - (A @ b).norm()).abs() < 1e-10
 
 
 @pytest.mark.ledger("ssm.s4")

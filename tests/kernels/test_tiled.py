@@ -55,14 +55,14 @@ def test_tiles_are_as_accurate_as_the_reference() -> None:
 def test_gradcheck_of_the_backward(extra: str) -> None:
     layout = LAYOUTS["packed and padded"]
     tokens = slice(0, 9)
-    small = TokenLayout(layout.positions[:, tokens], layout.segments[:, tokens], layout.valid[:, tokens])
-    tensors = inputs("grouped-query", small, torch.float64, value_dim=3)
+    short_layout = TokenLayout(layout.positions[:, tokens], layout.segments[:, tokens], layout.valid[:, tokens])
+    tensors = inputs("grouped-query", short_layout, torch.float64, value_dim=3)
     base = options_of(MASKS["window"], None, extra, torch.float64)
     sinks = [] if base.sinks is None else [base.sinks]
 
     def attend(q: Tensor, k: Tensor, v: Tensor, *sinks: Tensor) -> Tensor:
         options = ScoreOptions(base.mask, base.scale, None, base.softcap, *sinks)
-        return tiled.attend(q, k, v, small, options, tile=(4, 5))
+        return tiled.attend(q, k, v, short_layout, options, tile=(4, 5))
 
     assert torch.autograd.gradcheck(attend, (*tensors, *sinks), fast_mode=True)
 

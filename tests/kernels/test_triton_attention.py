@@ -111,22 +111,22 @@ CASES = [
 
 
 @pytest.mark.ledger("flash.tiled", "flash.exact", "flash.backward")
-@pytest.mark.parametrize(("mask", "layout", "bias", "extra", "sizes"), CASES)
-def test_triton_equals_the_reference(mask: str, layout: str, bias: str, extra: str, sizes: dict[str, int]) -> None:
-    tokens = token_layout(layout)
-    assert largest_error(inputs(tokens, **sizes), tokens, options_of(mask, bias, extra)) < 3e-6
+@pytest.mark.parametrize(("mask", "kind", "bias", "extra", "sizes"), CASES)
+def test_triton_equals_the_reference(mask: str, kind: str, bias: str, extra: str, sizes: dict[str, int]) -> None:
+    layout = token_layout(kind)
+    assert largest_error(inputs(layout, **sizes), layout, options_of(mask, bias, extra)) < 3e-6
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("layout", ["ordered", "packed", "padded left", "keys"])
+@pytest.mark.parametrize("kind", ["ordered", "packed", "padded left", "keys"])
 @pytest.mark.parametrize("mask", MASKS)
-def test_every_mask_and_layout_equals_the_reference(mask: str, layout: str) -> None:
-    draw = random.Random(f"{mask} {layout}")
-    tokens = token_layout(layout, draw.choice([32, 37, 48]))
+def test_every_mask_and_layout_equals_the_reference(mask: str, kind: str) -> None:
+    draw = random.Random(f"{mask} {kind}")
+    layout = token_layout(kind, draw.choice([32, 37, 48]))
     bias, extra = draw.choice(["none", "slopes", "buckets"]), draw.choice(["", "cap", "sinks", "cap, sinks"])
     options = options_of(mask, bias, extra)
     sizes = {"kv_heads": draw.choice([1, 2]), "dim": draw.choice([16, 20]), "value_dim": draw.choice([16, 8])}
-    assert largest_error(inputs(tokens, **sizes), tokens, options) < 3e-6
+    assert largest_error(inputs(layout, **sizes), layout, options) < 3e-6
 
 
 def test_half_precision_error_is_its_rounding() -> None:
@@ -149,14 +149,14 @@ def test_query_without_keys_is_zero_with_finite_gradients(extra: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("mask", "layout", "bias", "extra"),
+    ("mask", "kind", "bias", "extra"),
     [("causal", "ordered", "slopes", "sinks"), ("window", "packed", "none", "cap"), ("full", "keys", "none", "")],
 )
-def test_statistics_equal_those_of_tiled(mask: str, layout: str, bias: str, extra: str) -> None:
-    tokens, options = token_layout(layout), options_of(mask, bias, extra)
-    q, k, v = inputs(tokens)
-    out, found = triton.attend_with_statistics(q, k, v, tokens, options, first=2)
-    expected_out, expected = attend_with_statistics(q.double(), k.double(), v.double(), tokens, options, first=2)
+def test_statistics_equal_those_of_tiled(mask: str, kind: str, bias: str, extra: str) -> None:
+    layout, options = token_layout(kind), options_of(mask, bias, extra)
+    q, k, v = inputs(layout)
+    out, found = triton.attend_with_statistics(q, k, v, layout, options, first=2)
+    expected_out, expected = attend_with_statistics(q.double(), k.double(), v.double(), layout, options, first=2)
     assert (out - expected_out).abs().max() < 1e-5
     for name in ("entropy", "first", "top_weight", "log_sum"):
         assert (getattr(found, name) - getattr(expected, name)).abs().max() < 1e-4, name
@@ -164,7 +164,7 @@ def test_statistics_equal_those_of_tiled(mask: str, layout: str, bias: str, extr
 
 
 def check_bounds(mask: str, tokens: list[Tensor], consecutive: bool) -> Tensor:
-    """Asserts: no pair outside the bounds is allowed, every pair within the inner two is. Returns bounds of keys."""
+    """Asserts that no pair outside the bounds is allowed, and every pair inside the inner bounds; returns the spans."""
     q_positions, k_positions, q_document, k_document = tokens
     pairs_allowed = q_document.unsqueeze(2) == k_document.unsqueeze(1)
     allowed = MASKS[mask].allows(q_positions.unsqueeze(2), k_positions.unsqueeze(1))

@@ -11,7 +11,7 @@ from regard.kernels import convolution
 from regard.layout import TokenLayout
 from tests.kernels.triton_device import DEVICE
 
-from regard.kernels import triton_convolution  # isort: skip: after `triton_device`, which skips this file without triton
+from regard.kernels import triton_convolution  # isort: skip: after triton_device, which skips this file without triton
 
 
 @pytest.fixture(autouse=True)

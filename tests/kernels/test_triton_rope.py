@@ -12,15 +12,15 @@ def test_kernel_equals_the_torch_form_and_its_inverse_undoes_it(heads: int, dim:
     from regard.kernels.triton_rope import rotate as kernel
 
     x = torch.randn(2, 5, heads, dim + 4, device=DEVICE, requires_grad=True)
-    part = x[..., :dim].transpose(1, 2)  # strided as in a layer, which leaves the last coordinates unrotated
+    rotated_part = x[..., :dim].transpose(1, 2)  # strided as in a layer, which leaves the last coordinates unrotated
     angles = 6 * torch.rand(rows, 1, 5, dim // 2, device=DEVICE)
     cos, sin = angles.cos(), angles.sin()
-    found, expected = kernel(part, cos, sin), rotate_pairs(part, cos, sin, "half")
+    found, expected = kernel(rotated_part, cos, sin), rotate_pairs(rotated_part, cos, sin, "half")
     assert (found - expected).abs().max() <= 1e-6
     weights = torch.randn_like(expected)
     gradients = [torch.autograd.grad((out * weights).sum(), x, retain_graph=True)[0] for out in (found, expected)]
     assert (gradients[0] - gradients[1]).abs().max() <= 1e-6
-    assert (kernel(found, cos, sin, True) - part).abs().max() <= 1e-6
+    assert (kernel(found, cos, sin, True) - rotated_part).abs().max() <= 1e-6
 
 
 @pytest.mark.gpu

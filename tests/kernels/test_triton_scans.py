@@ -10,16 +10,16 @@ from torch.utils._pytree import tree_leaves, tree_map
 from torch.utils.checkpoint import checkpoint
 
 from regard.kernels.recurrent.linear_scan import ScanInputs, backend, select_backend, sequential
-from regard.kernels.recurrent.linear_scan import triton as scan_triton
-from regard.kernels.recurrent.linear_scan.triton import autograd as triton_scan
+from regard.kernels.recurrent.linear_scan import triton as linear_scan_triton
+from regard.kernels.recurrent.linear_scan.triton import autograd as linear_scan_autograd
 from regard.kernels.recurrent.selective_scan import SelectiveScanInputs
-from regard.kernels.recurrent.selective_scan import sequential as selective_sequential
-from regard.kernels.recurrent.selective_scan import triton as selective_triton
-from regard.kernels.recurrent.selective_scan.triton import autograd as triton_selective_scan
+from regard.kernels.recurrent.selective_scan import sequential as selective_scan_sequential
+from regard.kernels.recurrent.selective_scan import triton as selective_scan_triton
+from regard.kernels.recurrent.selective_scan.triton import autograd as selective_scan_autograd
 from regard.kernels.recurrent.selective_scan.triton import carry
 from regard.kernels.recurrent.wkv import EMPTY, Sums, WKVInputs
 from regard.kernels.recurrent.wkv import wkv as torch_wkv
-from regard.kernels.recurrent.wkv.triton import autograd as triton_wkv
+from regard.kernels.recurrent.wkv.triton import autograd as wkv_autograd
 from tests.kernels.scans import cast, draw, select_tokens
 from tests.kernels.triton_device import DEVICE
 
@@ -51,19 +51,19 @@ def error(kernel: Callable, reference: Callable, inputs: Inputs) -> float:
 @pytest.fixture
 def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small tiles, so that short sequences have several tiles."""
-    monkeypatch.setattr(triton_scan, "span_length", lambda *sizes: 16)
-    monkeypatch.setattr(triton_scan, "PROGRAMS", 1)  # one program handles all heads of a group
-    monkeypatch.setattr(triton_scan, "state_tile", lambda *sizes: (16, 16, 4))
-    monkeypatch.setattr(triton_scan, "read_tile", lambda *sizes: (16, 4))
-    monkeypatch.setattr(triton_selective_scan, "BLOCK", 16)
-    monkeypatch.setattr(triton_wkv, "BLOCK", 8)
-    monkeypatch.setattr(triton_wkv, "T", 8)
-    monkeypatch.setattr(triton_wkv, "SPAN", 16)
+    monkeypatch.setattr(linear_scan_autograd, "span_length", lambda *sizes: 16)
+    monkeypatch.setattr(linear_scan_autograd, "PROGRAMS", 1)  # one program handles all heads of a group
+    monkeypatch.setattr(linear_scan_autograd, "state_tile", lambda *sizes: (16, 16, 4))
+    monkeypatch.setattr(linear_scan_autograd, "read_tile", lambda *sizes: (16, 4))
+    monkeypatch.setattr(selective_scan_autograd, "BLOCK", 16)
+    monkeypatch.setattr(wkv_autograd, "BLOCK", 8)
+    monkeypatch.setattr(wkv_autograd, "T", 8)
+    monkeypatch.setattr(wkv_autograd, "SPAN", 16)
 
 
 @pytest.mark.usefixtures("small_tiles")
 @pytest.mark.parametrize(
-    ("kind", "heads_per_key", "value_dim", "length", "packed", "padded"),
+    ("decay_kind", "heads_per_key", "value_dim", "length", "packed", "padded"),
     [
         ("none", 1, 16, 33, False, False),
         ("none", 1, 17, 20, True, True),
@@ -74,28 +74,29 @@ def small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_linear_scan_equals_sequential(
-    kind: str, heads_per_key: int, value_dim: int, length: int, packed: bool, padded: bool
+    decay_kind: str, heads_per_key: int, value_dim: int, length: int, packed: bool, padded: bool
 ) -> None:
-    inputs = draw(kind, 1, 1, heads_per_key, length, 16, value_dim, packed, padded)
-    assert error(scan_triton.scan, sequential.scan, inputs) < 5e-6
+    inputs = draw(decay_kind, 1, 1, heads_per_key, length, 16, value_dim, packed, padded)
+    assert error(linear_scan_triton.scan, sequential.scan, inputs) < 5e-6
 
 
 @pytest.mark.usefixtures("small_tiles")
-@pytest.mark.parametrize("programs", [1, 12])  # one program for all heads of a group, or two whose results are summed
+@pytest.mark.parametrize("programs", [1, 12])
 def test_heads_of_a_group_may_be_split_over_programs(programs: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(triton_scan, "PROGRAMS", programs)
+    """One program for all heads of a group, or two programs whose results are summed."""
+    monkeypatch.setattr(linear_scan_autograd, "PROGRAMS", programs)
     inputs = draw("token", 1, 2, 4, 40, 16, 16, True, True)
-    assert error(scan_triton.scan, sequential.scan, inputs) < 5e-6
+    assert error(linear_scan_triton.scan, sequential.scan, inputs) < 5e-6
 
 
 @pytest.mark.usefixtures("small_tiles")
 @pytest.mark.parametrize("kind", ["scan", "selective scan"])
 def test_activation_checkpointing_does_not_change_the_result(kind: str) -> None:
     if kind == "scan":
-        kernel, inputs = scan_triton.scan, draw("token", 1, 1, 1, 20, 16, 16)
+        kernel, inputs = linear_scan_triton.scan, draw("token", 1, 1, 1, 20, 16, 16)
     else:
         shapes = ((1, 9, 4), (1, 9, 4), (4, 2), (1, 9, 2), (1, 9, 2), (4,), (1, 4, 2))
-        kernel = selective_triton.selective_scan
+        kernel = selective_scan_triton.selective_scan
         inputs = SelectiveScanInputs(*(torch.rand(shape) for shape in shapes))
     checkpointed = results(partial(checkpoint, kernel, use_reentrant=False), inputs, torch.float32)
     assert all(torch.equal(a, b) for a, b in zip(checkpointed, results(kernel, inputs, torch.float32), strict=True))
@@ -105,9 +106,9 @@ def test_activation_checkpointing_does_not_change_the_result(kind: str) -> None:
 def test_split_equals_whole() -> None:
     inputs = cast(draw("token", 1, 1, 1, 40, 16, 17), torch.float32)
     inputs = ScanInputs(*(x if x is None else x.to(DEVICE) for x in inputs))
-    whole, last = scan_triton.scan(inputs)
-    first, state = scan_triton.scan(select_tokens(inputs, 0, 13))
-    second, state = scan_triton.scan(select_tokens(inputs, 13, 40)._replace(state=state))
+    whole, last = linear_scan_triton.scan(inputs)
+    first, state = linear_scan_triton.scan(select_tokens(inputs, 0, 13))
+    second, state = linear_scan_triton.scan(select_tokens(inputs, 13, 40)._replace(state=state))
     assert (torch.cat([first, second], 2) - whole).abs().max() < 5e-6 * whole.abs().max()
     assert (state - last).abs().max() < 5e-6 * last.abs().max()
 
@@ -124,7 +125,7 @@ def test_selective_scan_equals_sequential(length: int, channels: int, packed: bo
     if biased:  # Δ is the softplus of positive and negative values
         delta, bias = 4 * torch.randn(1, length, channels), torch.randn(channels) - 4
     inputs = SelectiveScanInputs(u, delta, A, B, C, D, state, segments, valid, bias)
-    assert error(selective_triton.selective_scan, selective_sequential.selective_scan, inputs) < 5e-6
+    assert error(selective_scan_triton.selective_scan, selective_scan_sequential.selective_scan, inputs) < 5e-6
 
 
 @pytest.mark.usefixtures("small_tiles")
@@ -137,7 +138,7 @@ def test_wkv_equals_the_torch_form(length: int, packed: bool) -> None:
         state = Sums(torch.zeros(1, 5), torch.zeros(1, 5), torch.full((1, 5), EMPTY))
         segments, valid = (torch.rand(1, length) < 0.15).cumsum(1), torch.rand(1, length) < 0.7
     inputs = WKVInputs(k, v, decay, bonus, state, segments, valid)
-    assert error(with_unscaled_sums(triton_wkv.wkv), with_unscaled_sums(torch_wkv), inputs) < 5e-6
+    assert error(with_unscaled_sums(wkv_autograd.wkv), with_unscaled_sums(torch_wkv), inputs) < 5e-6
 
 
 def with_unscaled_sums(wkv: Callable) -> Callable:
@@ -164,7 +165,7 @@ def test_carry_equals_the_loop(reverse: bool) -> None:
 
 def test_unsupported_devices_are_refused_with_the_reason() -> None:
     inputs = draw("token", key_dim=16, value_dim=16)
-    assert scan_triton.unsupported_reason(inputs) == "triton needs a CUDA GPU, not cpu"
+    assert linear_scan_triton.unsupported_reason(inputs) == "triton needs a CUDA GPU, not cpu"
     with pytest.raises(ValueError, match="scan backend 'triton': triton needs a CUDA GPU, not cpu; choose another"):
         backend("triton")(inputs)
     name, reason = select_backend(inputs)
@@ -173,7 +174,7 @@ def test_unsupported_devices_are_refused_with_the_reason() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(
-    ("kind", "key_dim", "value_dim", "expected"),
+    ("decay_kind", "key_dim", "value_dim", "expected"),
     [
         ("channel", 64, 64, "one decay per token"),
         ("none", 32, 64, "not 32 and 64"),
@@ -181,29 +182,31 @@ def test_unsupported_devices_are_refused_with_the_reason() -> None:
         ("none", 128, 129, None),
     ],
 )
-def test_unsupported_inputs_are_refused_on_a_gpu(kind: str, key_dim: int, value_dim: int, expected: str | None) -> None:
-    inputs = cast(draw(kind, key_dim=key_dim, value_dim=value_dim), torch.float32)
+def test_unsupported_inputs_are_refused_on_a_gpu(
+    decay_kind: str, key_dim: int, value_dim: int, expected: str | None
+) -> None:
+    inputs = cast(draw(decay_kind, key_dim=key_dim, value_dim=value_dim), torch.float32)
     inputs = ScanInputs(*(x if x is None else x.cuda() for x in inputs))
-    reason = scan_triton.unsupported_reason(inputs)
+    reason = linear_scan_triton.unsupported_reason(inputs)
     assert reason is None if expected is None else expected in str(reason)
-    assert "float32" in str(scan_triton.unsupported_reason(inputs._replace(state=inputs.state.double())))
+    assert "float32" in str(linear_scan_triton.unsupported_reason(inputs._replace(state=inputs.state.double())))
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize(
-    ("kind", "key_dim", "value_dim", "length", "packed"),
+    ("decay_kind", "key_dim", "value_dim", "length", "packed"),
     [("none", 128, 129, 1000, False), ("constant", 64, 128, 777, True), ("token", 128, 64, 3000, True)],
 )
 def test_long_sequences_are_accurate_in_every_dtype(
-    kind: str, key_dim: int, value_dim: int, length: int, packed: bool, dtype: torch.dtype
+    decay_kind: str, key_dim: int, value_dim: int, length: int, packed: bool, dtype: torch.dtype
 ) -> None:
-    case = draw(kind, 2, 2, 2, length, key_dim, value_dim, packed, packed)
+    case = draw(decay_kind, 2, 2, 2, length, key_dim, value_dim, packed, packed)
     q, k, v = (x.to("cuda", dtype) / x.shape[-1] ** 0.5 for x in case[:3])
-    rest = [x if x is None else x.cuda() for x in case[3:]]
-    exact, last = backend("chunked")(ScanInputs(q.double(), k.double(), v.double(), *rest))
-    rest = [x.float() if x is not None and x.is_floating_point() else x for x in rest]
-    found, state = scan_triton.scan(ScanInputs(q, k, v, *rest))
+    other_inputs = [x if x is None else x.cuda() for x in case[3:]]
+    exact, last = backend("chunked")(ScanInputs(q.double(), k.double(), v.double(), *other_inputs))
+    other_inputs = [x.float() if x is not None and x.is_floating_point() else x for x in other_inputs]
+    found, state = linear_scan_triton.scan(ScanInputs(q, k, v, *other_inputs))
     limit = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}[dtype]
     assert (found.double() - exact).norm() < limit * exact.norm()
     assert (state.double() - last).norm() < limit * last.norm()

@@ -1,4 +1,4 @@
-"""RWKV's recurrence in chunks equals a softmax: any split and magnitude of the keys, with documents and padding."""
+"""The WKV recurrence of RWKV equals its softmax form: any split, any size of keys, documents and padding."""
 
 import pytest
 import torch
@@ -18,13 +18,13 @@ def empty_state(batch: int, dtype: torch.dtype = torch.float64) -> Sums:
     return Sums(zeros, zeros, zeros + EMPTY)
 
 
-def draw(batch: int, length: int, packed: bool, padded: bool, spread: float, seed: int) -> WKVInputs:
+def draw(batch: int, length: int, packed: bool, padded: bool, key_scale: float, seed: int) -> WKVInputs:
     generator = torch.Generator().manual_seed(seed)
     k, v = torch.randn(2, batch, length, F, generator=generator, dtype=torch.float64)
     w, u = torch.randn(2, F, generator=generator, dtype=torch.float64)
     segments = (torch.rand(batch, length, generator=generator) < 0.15).cumsum(1) if packed else None
     valid = torch.rand(batch, length, generator=generator) < 0.7 if padded else None
-    return WKVInputs(spread * k, v, -w.exp(), u, empty_state(batch), segments, valid)
+    return WKVInputs(key_scale * k, v, -w.exp(), u, empty_state(batch), segments, valid)
 
 
 def softmax_form(k: Tensor, v: Tensor, w: Tensor, u: Tensor, segments: Tensor | None, valid: Tensor | None) -> Tensor:
@@ -71,16 +71,16 @@ def test_split_equals_whole(inputs: WKVInputs, cut: int) -> None:
     if cut == 0:
         return
     if segments is not None:
-        segments[:, cut] = segments[:, cut - 1]  # a state continues the document that it ends in
-    whole, end = wkv(inputs)
+        segments[:, cut] = segments[:, cut - 1]  # the second call continues the document of its state
+    whole, last_state = wkv(inputs)
     outs = []
     for part in (slice(0, cut), slice(cut, None)):
-        some = (None if x is None else x[:, part] for x in (segments, valid))
-        out, state = wkv(WKVInputs(k[:, part], v[:, part], w, u, state, *some))
+        part_layout = (None if x is None else x[:, part] for x in (segments, valid))
+        out, state = wkv(WKVInputs(k[:, part], v[:, part], w, u, state, *part_layout))
         outs.append(out)
     assert (torch.cat(outs, 1) - whole).abs().max() < 1e-10
-    scale = (end.peak - state.peak).exp()  # the sums are relative to the peaks
-    assert (end.weight * scale - state.weight).abs().max() < 1e-10
+    scale = (last_state.peak - state.peak).exp()  # the sums are relative to the peaks
+    assert (last_state.weight * scale - state.weight).abs().max() < 1e-10
 
 
 def test_gradcheck(monkeypatch: pytest.MonkeyPatch) -> None:
