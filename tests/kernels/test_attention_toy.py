@@ -46,7 +46,7 @@ def self_attention(toy: tuple[RGenerator, Tensor], mask: Mask) -> tuple[Tensor, 
 
 
 @pytest.mark.ledger("attn.3key")
-def test_one_query_with_three_keys() -> None:
+def test_one_query_with_three_keys_equals_the_worked_example() -> None:
     q, k = torch.tensor([[1.0, 0.0]]), torch.tensor([[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]])
     scores = q @ k.T
     assert scores.tolist() == [[1, 0, 1]]
@@ -58,7 +58,7 @@ def test_one_query_with_three_keys() -> None:
 
 
 @pytest.mark.ledger("attn.eye3")
-def test_three_orthonormal_tokens() -> None:
+def test_three_orthonormal_tokens_equal_the_worked_example() -> None:
     v = torch.tensor([[1.0, 0.0], [0.0, 1.0], [2.0, 2.0]])
     weights, out = one_head(torch.eye(3), torch.eye(3), v, Full())
     assert torch.equal(torch.eye(3) @ torch.eye(3).T, torch.eye(3))  # the keys are orthonormal
@@ -70,7 +70,7 @@ def test_three_orthonormal_tokens() -> None:
 
 
 @pytest.mark.ledger("attn.toy5.single")
-def test_five_tokens_one_head(toy: tuple[RGenerator, Tensor]) -> None:
+def test_five_tokens_with_one_head_equal_the_results_of_r(toy: tuple[RGenerator, Tensor]) -> None:
     x = [
         [1.434, 1.452, 0.343, 2.194],
         [0.764, -1.418, 1.582, 0.518],
@@ -115,7 +115,7 @@ def test_unscaled_projections_make_sharp_weights(toy: tuple[RGenerator, Tensor])
 
 
 @pytest.mark.ledger("mask.toy5")
-def test_five_tokens_one_head_causal(toy: tuple[RGenerator, Tensor]) -> None:
+def test_five_tokens_with_a_causal_mask_equal_the_results_of_r(toy: tuple[RGenerator, Tensor]) -> None:
     _, weights, _ = self_attention(toy, Causal())
     assert rounds_to(
         weights,
@@ -136,7 +136,7 @@ def test_five_tokens_one_head_causal(toy: tuple[RGenerator, Tensor]) -> None:
 
 
 @pytest.mark.ledger("mha.toy2")
-def test_five_tokens_two_heads(toy: tuple[RGenerator, Tensor]) -> None:
+def test_five_tokens_with_two_heads_equal_the_results_of_r(toy: tuple[RGenerator, Tensor]) -> None:
     x, r = toy[1], RGenerator(7)
     heads = [one_head(*(x @ r.matrix(4, 2) for _ in range(3)), Full()) for _ in range(2)]
     for weights, _ in heads:
@@ -155,7 +155,7 @@ def test_five_tokens_two_heads(toy: tuple[RGenerator, Tensor]) -> None:
 
 
 @pytest.mark.ledger("attn.scale.table")
-def test_standard_deviation_of_scores_by_width() -> None:
+def test_standard_deviation_of_scores_is_the_root_of_the_width() -> None:
     r, expected = RGenerator(1), {4: (2.010, 1.005), 16: (4.017, 1.004), 64: (8.070, 1.009), 256: (16.089, 1.006)}
     for width, (raw, scaled) in expected.items():
         scores = r.rnorm(20_000, 2, width).prod(1).sum(-1)  # 20,000 pairs; each query is drawn before its key

@@ -152,7 +152,7 @@ def test_recurrence_equals_direct_sum_and_fft(kind: str, length: int) -> None:
 
 
 @pytest.mark.ledger("ssm.scalar")
-def test_impulse_response_of_a_scalar_system() -> None:
+def test_impulse_response_of_a_scalar_system_decays_geometrically() -> None:
     def scalar(a: float) -> System:
         values = torch.tensor([[a]], dtype=torch.complex128)
         return System(DiagonalTransition(values), *(torch.tensor([[v, 0.0]], dtype=torch.float64) for v in (0.5, 1.0)))

@@ -164,7 +164,10 @@ def test_statistics_equal_those_of_tiled(mask: str, kind: str, bias: str, extra:
 
 
 def check_bounds(mask: str, tokens: list[Tensor], consecutive: bool) -> Tensor:
-    """Asserts that no pair outside the bounds is allowed, and every pair inside the inner bounds; returns the spans."""
+    """Asserts that no pair outside the bounds is allowed, and that every pair inside the inner bounds is allowed.
+
+    Returns the bounds of the keys of each tile of queries.
+    """
     q_positions, k_positions, q_document, k_document = tokens
     pairs_allowed = q_document.unsqueeze(2) == k_document.unsqueeze(1)
     allowed = MASKS[mask].allows(q_positions.unsqueeze(2), k_positions.unsqueeze(1))

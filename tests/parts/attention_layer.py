@@ -1,4 +1,4 @@
-"""An attention layer for the tests: its taps and weights, its FLOPs, and the bytes that it keeps."""
+"""An attention layer for tests: its taps and weights, its FLOPs, and the bytes of saved tensors and caches."""
 
 from collections.abc import Callable
 
@@ -20,7 +20,7 @@ def random(*shape: int, seed: int = 0) -> Tensor:
 
 
 def attention(heads: int = 2, kv_heads: int | None = None, width: int = WIDTH, **fields) -> AttentionModule:
-    """An attention layer without a mask, whose weights make its attention far from uniform."""
+    """An attention layer without a mask; its projections are large enough that attention is far from uniform."""
     module = Attention(heads, kv_heads, mask=Full(), **fields).build(width).double().requires_grad_(False)
     for n, weight in enumerate(module.parameters()):
         weight.copy_(random(*weight.shape, seed=n) * (2 * WIDTH / width) ** 0.5 / WIDTH**0.5)
@@ -56,7 +56,7 @@ def saved_bytes(run: Callable[[], object]) -> int:
         return x
 
     with torch.autograd.graph.saved_tensors_hooks(save, lambda x: x):
-        result = run()  # held, because the address of a freed storage may be used again
+        result = run()  # kept alive: the address of a freed storage may be used again
     del result
     return sum(storage_bytes.values())
 

@@ -1,4 +1,4 @@
-"""Tiny Mamba layers of `transformers` and the equal ones of ours, and the map of weights from theirs to ours."""
+"""Tiny Mamba layers of `transformers`, our specs of the same layers, and the conversion of their weights to ours."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -87,7 +87,7 @@ PAIRS = {
 
 
 def to_our_names(theirs: Mapping[str, Tensor], ours: Body) -> dict[str, Tensor]:
-    """Rename the tensors of transformers (weights or gradients) to our names, and split its fused ones."""
+    """Renames the tensors of transformers (weights or gradients) to our names, and splits fused tensors."""
     found = {}
     for name, tensor in theirs.items():
         module_name, _, leaf = name.partition(".")

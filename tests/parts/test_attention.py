@@ -1,4 +1,4 @@
-"""Every option of the attention layer: equal to plain loops and to other libraries, with correct gradients."""
+"""Every option of the attention layer equals plain loops and other libraries, with correct gradients."""
 
 import math
 from dataclasses import replace
@@ -25,13 +25,13 @@ from tests.parts.attention_layer import random, record
 
 WIDTH, LENGTH, EPS = 12, 6, 0.1
 OPTIONS = {
-    "plain": Attention(3),
+    "default": Attention(3),
     "grouped, biases": Attention(4, 2, bias=True),
     "multi-query, own head_dim, output bias": Attention(4, 1, head_dim=5, out_bias=True),
-    "biases, but none for keys": Attention(3, bias=True, key_bias=False),
+    "biases, except of keys": Attention(3, bias=True, key_bias=False),
     "full": Attention(3, mask=Full()),
-    "qk-norm of each head": Attention(4, 2, qk_norm=RMSNorm(EPS)),
-    "qk-norm over all": Attention(4, 2, qk_norm=RMSNorm(EPS), norm_over="all"),
+    "qk-norm per head": Attention(4, 2, qk_norm=RMSNorm(EPS)),
+    "qk-norm over all heads": Attention(4, 2, qk_norm=RMSNorm(EPS), norm_over="all"),
     "qk-norm, layernorm": Attention(4, 2, qk_norm=LayerNorm(EPS), norm_over="all"),
     "clip": Attention(3, bias=True, clip=0.8),
     "clip after qk-norm": Attention(4, 2, qk_norm=RMSNorm(EPS), norm_over="all", clip=0.8),
@@ -40,7 +40,7 @@ OPTIONS = {
     "learned sinks": Attention(4, 2, sinks=True),
     "gate per head": Attention(4, 2, gate="head"),
     "gate per coordinate": Attention(4, 2, gate="element"),
-    "all of them": Attention(
+    "all options": Attention(
         4, 2, 4, mask=Full(), bias=True, qk_norm=RMSNorm(EPS), scale=1.5, softcap=0.8, sinks=True, gate="element"
     ),
 }
@@ -120,24 +120,24 @@ def test_equals_the_equation_in_plain_loops(name: str, layout_name: str) -> None
 @pytest.mark.parametrize("name", OPTIONS)
 def test_gradients_equal_finite_differences(name: str) -> None:
     module, x = build(OPTIONS[name]), random(2, LENGTH, WIDTH, seed=99).requires_grad_()
-    names = dict(module.named_parameters())
+    parameters = dict(module.named_parameters())
 
     def as_function(x: Tensor, *values: Tensor) -> Tensor:
         return torch.func.functional_call(
-            module, dict(zip(names, values, strict=True)), (x, LAYOUTS["packed and padded"])
+            module, dict(zip(parameters, values, strict=True)), (x, LAYOUTS["packed and padded"])
         )
 
-    assert gradcheck(as_function, (x, *names.values()), fast_mode=True)
+    assert gradcheck(as_function, (x, *parameters.values()), fast_mode=True)
 
 
 @pytest.mark.parametrize("name", OPTIONS)
 def test_each_option_changes_the_output(name: str) -> None:
     """With the same weights, the output without the option differs."""
     spec, x, layout = OPTIONS[name], random(2, LENGTH, WIDTH, seed=99), LAYOUTS["whole"]
-    absent = {"mask": None, "qk_norm": None, "clip": None, "scale": None, "softcap": None}
-    absent |= {"sinks": False, "gate": "none"}
+    disabled = {"mask": None, "qk_norm": None, "clip": None, "scale": None, "softcap": None}
+    disabled |= {"sinks": False, "gate": "none"}
     module = build(spec)
-    for field, value in absent.items():
+    for field, value in disabled.items():
         if getattr(spec, field) != value:
             without_option = replace(spec, **{field: value}).build(WIDTH).double()
             without_option.load_state_dict(module.state_dict(), strict=False)
@@ -251,8 +251,8 @@ def test_equals_the_modules_of_transformers(name: str) -> None:
     for n, parameter in enumerate(theirs.parameters()):
         parameter.data = random(*parameter.shape, seed=n).float() * 0.4 + (parameter.dim() == 1)
     ours = spec.build(24)
-    names = {name.replace("_norm.", "_norm.norm."): value for name, value in theirs.state_dict().items()}
-    ours.load_state_dict(names)
+    weights = {name.replace("_norm.", "_norm.norm."): value for name, value in theirs.state_dict().items()}
+    ours.load_state_dict(weights)
     x = random(2, 11, 24, seed=50).float().requires_grad_()
     mask = torch.full((11, 11), float("-inf")).triu(1)[None, None]
     rotation = rotary(x, torch.arange(11).unsqueeze(0))
@@ -260,8 +260,8 @@ def test_equals_the_modules_of_transformers(name: str) -> None:
     found = ours(x, TokenLayout.whole(2, 11))
     parameters = [(dict(ours.named_parameters())[name.replace("_norm.", "_norm.norm.")], p)
                   for name, p in theirs.named_parameters()]  # fmt: skip
-    gradients = torch.autograd.grad(found.sin().sum(), [x, *(own for own, _ in parameters)])
-    expected_gradients = torch.autograd.grad(expected.sin().sum(), [x, *(their for _, their in parameters)])
+    gradients = torch.autograd.grad(found.sin().sum(), [x, *(ours for ours, _ in parameters)])
+    expected_gradients = torch.autograd.grad(expected.sin().sum(), [x, *(theirs for _, theirs in parameters)])
     for f, e in zip((found, *gradients), (expected, *expected_gradients), strict=True):
         assert (f - e).abs().max() <= 1e-5 * e.abs().max().clamp_min(1)
 

@@ -1,4 +1,4 @@
-"""Multi-head attention, and grouped queries that share keys and values."""
+"""Multi-head attention equals torch's; identities of its heads, and of grouped queries that share keys and values."""
 
 import pytest
 import torch
@@ -30,12 +30,12 @@ def test_outputs_and_gradients_equal_torch() -> None:
     packed = torch.cat([torch.autograd.grad(out.sin().sum(), p.weight, retain_graph=True)[0] for p in projections])
     found = [packed, *torch.autograd.grad(out.sin().sum(), (x, ours.o_proj.weight))]
     expected_gradients = torch.autograd.grad(expected.sin().sum(), (theirs.in_proj_weight, x, theirs.out_proj.weight))
-    for f, w in zip(found, expected_gradients, strict=True):
-        assert (f - w).abs().max() < 1e-12
+    for f, e in zip(found, expected_gradients, strict=True):
+        assert (f - e).abs().max() < 1e-12
 
 
 def copy_weights(theirs: nn.MultiheadAttention, ours: AttentionModule) -> None:
-    """Copy our weights into torch's layer."""
+    """Copies our weights into torch's layer."""
     projections = [ours.q_proj, ours.k_proj, ours.v_proj]
     theirs.in_proj_weight.data = torch.cat([p.weight for p in projections])
     theirs.in_proj_bias.data = torch.cat([p.bias for p in projections])
@@ -104,7 +104,7 @@ def test_heads_mix_only_in_the_output_projection() -> None:
     use_backend(module, "reference")
     before = record(module, x)["z"]
     for projection in (module.q_proj, module.k_proj, module.v_proj):
-        projection.weight[4:8] += 1  # of the second head
+        projection.weight[4:8] += 1  # the rows of the second head
     after = record(module, x)["z"]
     assert [torch.equal(b, a) for b, a in zip(before[0], after[0], strict=True)] == [True, False, True, True]
     for projection in (module.q_proj, module.k_proj, module.v_proj):
@@ -126,7 +126,7 @@ def test_torch_returns_the_mean_of_the_heads_weights() -> None:
 
 
 @pytest.mark.ledger("mha.headdim")
-def test_head_dims_of_published_models() -> None:
+def test_head_dims_equal_those_of_published_models() -> None:
     published = {"2017": (8, 512, 64), "7B": (32, 4096, 128), "70B": (64, 8192, 128), "GPT-3": (96, 12288, 128)}
     for heads, width, head_dim in published.values():
         assert Attention(heads).sizes(width)[2] == head_dim
@@ -135,7 +135,7 @@ def test_head_dims_of_published_models() -> None:
 
 @pytest.mark.ledger("mha.keras")
 def test_the_block_of_2017_equals_torch() -> None:
-    """Eight heads of d/8, ReLU with 4d, post-norm: equal to torch's layers."""
+    """Eight heads of width d/8, a ReLU layer of width 4d, and post-norm."""
     spec = Block(
         (
             Sublayer(Attention(8, mask=Full(), bias=True), LayerNorm()),

@@ -129,7 +129,7 @@ def longest_path(output: Tensor) -> int:
 
 
 @pytest.mark.ledger("attn.vs.rnn")
-def test_growth_of_compute_memory_and_depth_with_the_length() -> None:
+def test_compute_memory_and_depth_grow_with_the_length_as_predicted() -> None:
     rnn = nn.RNN(WIDTH, WIDTH, batch_first=True, dtype=torch.float64)
     reference, fused = attention(1), attention(1)
     use_backend(reference, "reference")

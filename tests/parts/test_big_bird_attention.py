@@ -1,4 +1,4 @@
-"""BigBird's attention in evaluation: equal to plain loops, also for padded and packed rows; invalid specs."""
+"""BigBird's attention in evaluation equals plain loops, also for padded and packed rows; invalid specs."""
 
 import pytest
 import torch
@@ -28,10 +28,10 @@ def build() -> BigBirdAttentionModule:
 def attended_keys(i: int, length: int) -> list[int]:
     """The keys that token i attends to; a key of two selected blocks occurs twice."""
     blocks = [range(n, min(n + 2, length)) for n in range(0, length, 2)]
-    own_block, last = i // 2, len(blocks) - 1
-    if own_block in (0, last) or length <= 14:
+    query_block, last = i // 2, len(blocks) - 1
+    if query_block in (0, last) or length <= 14:
         return [*range(length)]
-    selected = {0, own_block - 1, own_block, own_block + 1, last}
+    selected = {0, query_block - 1, query_block, query_block + 1, last}
     return [j for n in [*sorted(selected), 0] for j in blocks[n]]  # the random block is always the first
 
 
@@ -78,7 +78,7 @@ def test_gradients_equal_finite_differences() -> None:
     assert gradcheck(lambda x: module(x, TokenLayout.whole(1, LENGTH)), (x,), fast_mode=True)
 
 
-def test_invalid_specs_are_refused() -> None:
+def test_invalid_specs_and_backends_are_refused() -> None:
     module, x = build(), random(1, LENGTH, WIDTH)
     module.attend = backend("tiled")
     with pytest.raises(ValueError, match="tiled needs a bias that is a function of positions"):

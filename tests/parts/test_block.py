@@ -1,4 +1,4 @@
-"""Blocks: equal to torch's layers and to their equations; residuals, and growth of the residual stream with depth."""
+"""Blocks equal torch's layers and their equations; residuals, and growth of the residual stream with depth."""
 
 import pytest
 import torch
@@ -11,7 +11,6 @@ from regard.models.presets import transformer_2017
 from regard.models.stack import Repeat, Stack
 from regard.parts.attention import Attention
 from regard.parts.block import Block, Sublayer
-from regard.parts.body import Body
 from regard.parts.cross_attention import CrossAttention
 from regard.parts.experts import Experts
 from regard.parts.feedforward import FeedForward, SwiGLU, eight_thirds
@@ -56,19 +55,19 @@ def build_randomized(spec: Block, width: int = WIDTH) -> nn.Module:
 def block_equation(spec: Block, block: nn.Module, x: Tensor, layout: TokenLayout) -> Tensor:
     """The equation of each block style, one sublayer at a time."""
 
-    def contribution(part: nn.Module, body: Body, y: Tensor) -> Tensor:
-        y = part.after(part.body(y, layout))
-        return spec.share * (y if part.scale is None else part.scale * y)
+    def contribution(sublayer: nn.Module, y: Tensor) -> Tensor:
+        y = sublayer.after(sublayer.body(y, layout))
+        return spec.share * (y if sublayer.scale is None else sublayer.scale * y)
 
-    parts = [(part, sublayer.body) for part, sublayer in zip(block.sublayers, spec.sublayers, strict=True)]
+    assert len(block.sublayers) == len(spec.sublayers)
     if spec.style == "parallel":
         inner = block.norm(x)
-        return spec.keep * x + sum(contribution(part, body, part.norm(inner)) for part, body in parts)
-    for part, body in parts:
+        return spec.keep * x + sum(contribution(sublayer, sublayer.norm(inner)) for sublayer in block.sublayers)
+    for sublayer in block.sublayers:
         if spec.style == "pre":
-            x = spec.keep * x + contribution(part, body, part.norm(x))
-        else:  # the second sublayer adds to the output of the first one's norm
-            x = part.norm(spec.keep * x + contribution(part, body, x))
+            x = spec.keep * x + contribution(sublayer, sublayer.norm(x))
+        else:  # the next sublayer adds to the output of this norm
+            x = sublayer.norm(spec.keep * x + contribution(sublayer, x))
     return x
 
 
@@ -105,13 +104,13 @@ def test_an_encoder_layer_equals_torch(style: str, width: int, heads: int) -> No
     )
     first, second = block.sublayers
     copy_attention_weights(theirs.self_attn, first.body)
-    for ours, part in (
+    for our_layer, their_layer in (
         (second.body.up_proj, theirs.linear1),
         (second.body.down_proj, theirs.linear2),
         (first.norm, theirs.norm1),
         (second.norm, theirs.norm2),
     ):
-        part.load_state_dict(ours.state_dict())
+        their_layer.load_state_dict(our_layer.state_dict())
     x = random(2, 10, width)
     found, _ = block(x, TokenLayout.whole(2, 10))
     assert found.shape == x.shape and torch.allclose(found, theirs(x), atol=1e-9)
@@ -131,14 +130,14 @@ def test_a_decoder_layer_equals_torch(style: str) -> None:
     self_attention, cross_attention, feed_forward = block.sublayers
     copy_attention_weights(theirs.self_attn, self_attention.body)
     copy_attention_weights(theirs.multihead_attn, cross_attention.body)
-    for ours, part in (
+    for our_layer, their_layer in (
         (feed_forward.body.up_proj, theirs.linear1),
         (feed_forward.body.down_proj, theirs.linear2),
         (self_attention.norm, theirs.norm1),
         (cross_attention.norm, theirs.norm2),
         (feed_forward.norm, theirs.norm3),
     ):
-        part.load_state_dict(ours.state_dict())
+        their_layer.load_state_dict(our_layer.state_dict())
     x, source = random(2, 5, WIDTH), random(2, 7, WIDTH, seed=8)
     layout = TokenLayout.whole(2, 5).with_source(Source(source, TokenLayout.whole(2, 7)))
     causal_mask = torch.ones(5, 5, dtype=torch.bool).triu(1)
@@ -146,7 +145,7 @@ def test_a_decoder_layer_equals_torch(style: str) -> None:
 
 
 @pytest.mark.ledger("blk.recipes")
-def test_differences_between_the_blocks_of_2017_and_llama() -> None:
+def test_blocks_of_2017_and_llama_differ_as_published() -> None:
     old, new = transformer_2017(), PUBLISHED["llama-7b"].spec()
     old_block, new_block = (model.layers[0].blocks[0] for model in (old.source, new))
     assert (old_block.style, new_block.style) == ("post", "pre")
@@ -163,11 +162,11 @@ def test_differences_between_the_blocks_of_2017_and_llama() -> None:
     assert old_attention.sizes(512) == (8, 8, 64)
     grouped = PUBLISHED["llama-2-70b"].spec().blocks[0].sublayers[0].body
     assert (grouped.heads, grouped.kv_heads) == (64, 8)
-    assert old.shared and old.target.tied and not new.tied  # tied in 2017, untied in Llama: a field of the spec
+    assert old.shared and old.target.tied and not new.tied  # tied embeddings in 2017, untied in Llama
 
 
 @pytest.mark.ledger("blk.shapes")
-def test_shapes_of_every_step() -> None:
+def test_every_step_of_a_block_has_its_shape() -> None:
     """10 tokens, width 512, hidden width 2048."""
     block = Block((Sublayer(Attention(8), NORM), Sublayer(FeedForward(activation="relu"), NORM))).build(512)
     shapes: dict[str, tuple[int, ...]] = {}
@@ -207,8 +206,8 @@ def test_the_residual_stream_of_pre_norm_blocks_grows_and_the_final_norm_rescale
     with torch.no_grad():
         hidden, _ = stack(torch.randn(1, 64, 256), TokenLayout.whole(1, 64))
         normed = NORM.build(256)(hidden)
-    after = [variances[depth - 1] for depth in (1, 8, 32, 64)]
-    assert after == pytest.approx([1.05, 1.55, 3.9, 8.2], rel=0.1)
+    sampled = [variances[depth - 1] for depth in (1, 8, 32, 64)]
+    assert sampled == pytest.approx([1.05, 1.55, 3.9, 8.2], rel=0.1)
     assert normed.var(-1, correction=0).mean().item() == pytest.approx(1.0, abs=1e-3)
 
 
@@ -226,15 +225,15 @@ def test_a_block_that_adds_nothing_is_the_identity(name: str) -> None:
 @pytest.mark.parametrize("body", [FEED_FORWARD, SELF_ATTENTION], ids=["feed-forward", "attention"])
 def test_the_jacobian_of_a_residual_is_the_identity_plus_that_of_its_body(body: FeedForward | Attention) -> None:
     block, x, layout = build_randomized(Block((Sublayer(body, NORM),))), random(1, 3, WIDTH), TokenLayout.whole(1, 3)
-    (part,) = block.sublayers
+    (sublayer,) = block.sublayers
 
     def jacobian(function) -> Tensor:
         return torch.autograd.functional.jacobian(function, x).reshape(3 * WIDTH, 3 * WIDTH)
 
-    body_jacobian = jacobian(lambda x: part.body(part.norm(x), layout))
+    body_jacobian = jacobian(lambda x: sublayer.body(sublayer.norm(x), layout))
     identity = torch.eye(3 * WIDTH, dtype=torch.float64)
     assert torch.allclose(jacobian(lambda x: block(x, layout)[0]), identity + body_jacobian, atol=1e-12)
-    for parameter in (part.body.o_proj if body is SELF_ATTENTION else part.body.down_proj).parameters():
+    for parameter in (sublayer.body.o_proj if body is SELF_ATTENTION else sublayer.body.down_proj).parameters():
         parameter.data *= 1e-6
     assert torch.allclose(jacobian(lambda x: block(x, layout)[0]), identity, atol=1e-4)
 

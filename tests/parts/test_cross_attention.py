@@ -1,4 +1,4 @@
-"""Cross-attention: equal to plain loops and to torch's module; its source is projected once and cached."""
+"""Cross-attention equals plain loops and torch's module; its source is projected once and cached."""
 
 import math
 
@@ -19,7 +19,7 @@ from tests.parts.attention_layer import random
 
 WIDTH, SOURCE_WIDTH, LENGTH, SOURCE_LENGTH, EPS = 12, 10, 6, 5, 0.1
 SPECS = {
-    "plain": CrossAttention(3, source_width=SOURCE_WIDTH),
+    "default": CrossAttention(3, source_width=SOURCE_WIDTH),
     "grouped, biases": CrossAttention(4, 2, bias=True, source_width=SOURCE_WIDTH),
     "options": CrossAttention(
         4, 2, 5, qk_norm=RMSNorm(EPS), softcap=0.8, sinks=True, gate="head", scale=1.3, source_width=SOURCE_WIDTH
@@ -35,13 +35,13 @@ def build(spec: CrossAttention) -> CrossAttentionModule:
     return module
 
 
-def source(valid: Tensor = VALID) -> Source:
+def random_source(valid: Tensor = VALID) -> Source:
     rows = len(valid)
     layout = TokenLayout(torch.arange(SOURCE_LENGTH).expand(rows, -1), valid=valid)
     return Source(random(rows, SOURCE_LENGTH, SOURCE_WIDTH, seed=7), layout)
 
 
-def queries(source: Source | None, start: int = 0, stop: int = LENGTH, rows: Tensor | None = None) -> TokenLayout:
+def query_layout(source: Source | None, start: int = 0, stop: int = LENGTH, rows: Tensor | None = None) -> TokenLayout:
     layout = TokenLayout(torch.arange(start, stop).expand(2, -1), rows=rows)
     return layout if source is None else layout.with_source(source)
 
@@ -78,21 +78,22 @@ def plain_loop(module: CrossAttentionModule, spec: CrossAttention, x: Tensor, so
 @pytest.mark.parametrize("name", SPECS)
 def test_equals_the_equation_in_plain_loops(name: str) -> None:
     module, x = build(SPECS[name]), random(2, LENGTH, WIDTH)
-    found = module(x, queries(source()))
+    found = module(x, query_layout(random_source()))
     assert found.shape == x.shape
-    assert (found - plain_loop(module, SPECS[name], x, source())).abs().max() < 1e-12
+    assert (found - plain_loop(module, SPECS[name], x, random_source())).abs().max() < 1e-12
 
 
 @pytest.mark.parametrize("name", SPECS)
 def test_gradients_equal_finite_differences(name: str) -> None:
-    module, x, encoded = build(SPECS[name]), random(2, LENGTH, WIDTH), source()
-    names = dict(module.named_parameters())
+    module, x, encoded = build(SPECS[name]), random(2, LENGTH, WIDTH), random_source()
+    parameters = dict(module.named_parameters())
 
     def as_function(x: Tensor, states: Tensor, *values: Tensor) -> Tensor:
-        layout = queries(Source(states, encoded.layout))
-        return torch.func.functional_call(module, dict(zip(names, values, strict=True)), (x, layout))
+        layout = query_layout(Source(states, encoded.layout))
+        return torch.func.functional_call(module, dict(zip(parameters, values, strict=True)), (x, layout))
 
-    assert gradcheck(as_function, (x.requires_grad_(), encoded.x.requires_grad_(), *names.values()), fast_mode=True)
+    inputs = (x.requires_grad_(), encoded.x.requires_grad_(), *parameters.values())
+    assert gradcheck(as_function, inputs, fast_mode=True)
 
 
 @pytest.mark.ledger("cross.module")
@@ -107,9 +108,9 @@ def test_equals_the_module_of_torch(length: int) -> None:
         getattr(theirs, f"{name}_proj_weight").data = getattr(ours, f"{name}_proj").weight.data
     theirs.in_proj_bias.data = torch.cat([ours.q_proj.bias, ours.k_proj.bias, ours.v_proj.bias])
     theirs.out_proj.load_state_dict(ours.o_proj.state_dict())
-    x, encoded = random(2, length, WIDTH).requires_grad_(), source()
+    x, encoded = random(2, length, WIDTH).requires_grad_(), random_source()
     states = encoded.x.requires_grad_()
-    found = ours(x, queries(encoded, 0, length))
+    found = ours(x, query_layout(encoded, 0, length))
     expected, _ = theirs(x, states, states, key_padding_mask=~VALID, need_weights=False)
     assert (found - expected).abs().max() < 1e-12
     for f, e in zip(*(torch.autograd.grad(y.sin().sum(), (x, states)) for y in (found, expected)), strict=True):
@@ -117,69 +118,70 @@ def test_equals_the_module_of_torch(length: int) -> None:
 
 
 @pytest.mark.ledger("cross.once")
-@pytest.mark.parametrize("kind", [Contiguous, Paged])
+@pytest.mark.parametrize("store_class", [Contiguous, Paged])
 @pytest.mark.parametrize("name", SPECS)
-def test_a_source_is_projected_once_and_cached(name: str, kind: type) -> None:
+def test_a_source_is_projected_once_and_cached(name: str, store_class: type) -> None:
     """Cached = whole, in store rows that differ from the batch rows, with one projection of the source."""
     spec, x, rows = SPECS[name], random(2, LENGTH, WIDTH), torch.tensor([2, 0])
-    module, size = build(spec), {"blocks": 12} if kind is Paged else {}
-    store = kind(((spec.memory(WIDTH),),), 3, 8, dtype=torch.float64, source=9, **size)
-    whole = module(x, queries(source()))
+    module, size = build(spec), {"blocks": 12} if store_class is Paged else {}
+    store = store_class(((spec.memory(WIDTH),),), 3, 8, dtype=torch.float64, source=9, **size)
+    whole = module(x, query_layout(random_source()))
     calls: list[int] = []
     module.k_proj.register_forward_hook(lambda *_: calls.append(1))
     for t in range(LENGTH):
-        layout = queries(source() if t == 0 else None, t, t + 1, rows)
+        layout = query_layout(random_source() if t == 0 else None, t, t + 1, rows)
         (state,) = store.begin_forward(layout)[0]
         assert (module(x[:, t : t + 1], layout, state) - whole[:, t : t + 1]).abs().max() < 1e-12
     assert len(calls) == 1
 
 
-@pytest.mark.parametrize("kind", [Contiguous, Paged])
-def test_a_released_row_drops_its_source(kind: type) -> None:
+@pytest.mark.parametrize("store_class", [Contiguous, Paged])
+def test_a_released_row_drops_its_source(store_class: type) -> None:
     """The next sequence in the row has no source; a rewind within the same sequence keeps it."""
-    spec, x = SPECS["plain"], random(2, LENGTH, WIDTH)
-    module, size = build(spec), {"blocks": 12} if kind is Paged else {}
-    store = kind(((spec.memory(WIDTH),),), 2, 8, dtype=torch.float64, source=9, **size)
+    spec, x = SPECS["default"], random(2, LENGTH, WIDTH)
+    module, size = build(spec), {"blocks": 12} if store_class is Paged else {}
+    store = store_class(((spec.memory(WIDTH),),), 2, 8, dtype=torch.float64, source=9, **size)
 
     def attend(layout: TokenLayout) -> Tensor:
         return module(x, layout, store.begin_forward(layout)[0][0])
 
-    whole = attend(queries(source()))
+    whole = attend(query_layout(random_source()))
     store.rewind(0, 0)
-    assert torch.equal(attend(queries(None)), whole)
+    assert torch.equal(attend(query_layout(None)), whole)
     store.release(0)
-    after = attend(queries(None))
+    after = attend(query_layout(None))
     assert after[0].count_nonzero() == 0  # the row has no source tokens left to attend to
     assert torch.equal(after[1], whole[1])
 
 
 def test_padding_of_the_source_does_not_change_outputs() -> None:
-    """Padding may be on either side and have any value."""
-    module, x, encoded = build(SPECS["plain"]), random(2, LENGTH, WIDTH), source()
-    expected = module(x, queries(encoded))
+    """Padding may be on the left or the right and have any value."""
+    module, x, encoded = build(SPECS["default"]), random(2, LENGTH, WIDTH), random_source()
+    expected = module(x, query_layout(encoded))
     changed = encoded.x.clone()
     changed[1, -2:] = 1e3
-    assert torch.equal(module(x, queries(Source(changed, encoded.layout))), expected)
+    assert torch.equal(module(x, query_layout(Source(changed, encoded.layout))), expected)
     left_padded = Source(encoded.x.flip(1), TokenLayout(encoded.layout.positions, valid=VALID.flip(1)))
-    assert (module(x, queries(left_padded)) - expected).abs().max() < 1e-12
+    assert (module(x, query_layout(left_padded)) - expected).abs().max() < 1e-12
 
 
 def test_invalid_specs_sources_and_stores_are_refused() -> None:
-    module, x = build(SPECS["plain"]), random(2, LENGTH, WIDTH)
+    module, x = build(SPECS["default"]), random(2, LENGTH, WIDTH)
     with pytest.raises(ValueError, match="cross-attention has no source"):
-        module(x, queries(None))
+        module(x, query_layout(None))
     with pytest.raises(SpecError, match="queries attend to the whole source"):
         CrossAttention(2, mask=Causal())
     with pytest.raises(SpecError, match="because the source is another sequence; leave it out"):
         CrossAttention(2, position=Rope())
-    memory = ((SPECS["plain"].memory(WIDTH),),)
+    memory = ((SPECS["default"].memory(WIDTH),),)
     with pytest.raises(ValueError, match="give the longest source's length"):
         Contiguous(memory, 1, 8, torch.float64)
     store = Contiguous(memory, 2, 8, torch.float64, source=SOURCE_LENGTH - 1)
-    layout = queries(source())
+    layout = query_layout(random_source())
     (state,) = store.begin_forward(layout)[0]
     with pytest.raises(ValueError, match="the source has 5 tokens, but the store holds 4"):
         module(x, layout, state)
-    packed = TokenLayout(torch.zeros(2, LENGTH).long(), segments=torch.zeros(2, LENGTH).long()).with_source(source())
+    zeros = torch.zeros(2, LENGTH).long()
+    packed = TokenLayout(zeros, segments=zeros).with_source(random_source())
     with pytest.raises(ValueError, match="packed documents cannot be cached"):
         store.begin_forward(packed)

@@ -1,4 +1,4 @@
-"""Experts: equal to a loop over tokens and to transformers; capacity, padding, losses, FLOPs and invalid specs."""
+"""Experts equal a loop over tokens and transformers; capacity, padding, losses, FLOPs and invalid specs."""
 
 import dataclasses
 from collections.abc import Callable
@@ -27,8 +27,8 @@ WIDTH, TOKENS = 8, 21
 SPECS = {
     "two of four": Experts(4, 2, SwiGLU(12), z=0.001),
     "one of three": Experts(3, 1, FeedForward(12, "relu", bias=False)),
-    "all": Experts(3, 3, FeedForward(10)),
-    "one": Experts(1, 1, SwiGLU(12)),
+    "three of three": Experts(3, 3, FeedForward(10)),
+    "one of one": Experts(1, 1, SwiGLU(12)),
     "biases, odd widths": Experts(5, 2, Gated(7, "gelu", bias=True), router=Router(bias=True)),
     "shared": Experts(4, 2, SwiGLU(12), shared=FeedForward(6)),
     "shared, gated": Experts(4, 2, SwiGLU(12), shared=SwiGLU(6), shared_gate=True),
@@ -63,7 +63,7 @@ def run_with_losses(module: nn.Module, x: Tensor, valid: Tensor | None = None) -
     return module(x, layout_of(x, valid).with_losses(losses)), losses
 
 
-def expert_alone(module: nn.Module, spec: Experts, index: int) -> nn.Module:
+def build_expert(module: nn.Module, spec: Experts, index: int) -> nn.Module:
     """A feed-forward layer with the weights of one expert."""
     feedforward = spec.expert.build(WIDTH).double()
     feedforward.load_state_dict({name: weights[index] for name, weights in module.experts.state_dict().items()})
@@ -71,7 +71,7 @@ def expert_alone(module: nn.Module, spec: Experts, index: int) -> nn.Module:
 
 
 def token_by_token(module: nn.Module, spec: Experts, x: Tensor, kept: Tensor | None = None) -> Tensor:
-    experts = [expert_alone(module, spec, index) for index in range(spec.count)]
+    experts = [build_expert(module, spec, index) for index in range(spec.count)]
     routing, rows = module.router.route(module.router(x.flatten(0, 1))), []
     for token, vector in enumerate(x.flatten(0, 1)):
         y = torch.zeros_like(vector)
@@ -110,13 +110,13 @@ def test_gradients_equal_finite_differences(name: str) -> None:
 
 
 @pytest.mark.ledger("moe.layer")
-@pytest.mark.parametrize("name", ["two of four", "biases, odd widths", "all"])
+@pytest.mark.parametrize("name", ["two of four", "biases, odd widths", "three of three"])
 def test_identical_experts_equal_one_feedforward(name: str) -> None:
     spec, x = SPECS[name], random(3, 7, WIDTH)
     module = build_randomized(spec)
     for parameter in module.experts.parameters():
         parameter.data[:] = parameter.data[:1].clone()
-    assert torch.allclose(module(x, layout_of(x)), expert_alone(module, spec, 0)(x), atol=1e-12)
+    assert torch.allclose(module(x, layout_of(x)), build_expert(module, spec, 0)(x), atol=1e-12)
 
 
 @pytest.mark.ledger("moe.layer")
@@ -141,7 +141,7 @@ def test_a_token_does_not_depend_on_its_batch(name: str) -> None:
 
 
 def copy_weights(theirs: nn.Module, ours: nn.Module, router: str = "gate") -> None:
-    """Copy our weights into their stacked gate_up_proj (X, 2F, D) and down_proj (X, D, F)."""
+    """Copies our weights into their stacked gate_up_proj (X, 2F, D) and down_proj (X, D, F)."""
     experts = ours.experts
     gate_up = torch.cat([experts.gate_proj.weight, experts.up_proj.weight], 1)
     theirs.experts.gate_up_proj.data = gate_up.detach().clone()
@@ -208,14 +208,14 @@ def test_equals_transformers(name: str) -> None:
     found, expected = ours(x, layout_of(x)), theirs(x.clone())
     assert torch.allclose(found, expected, atol=1e-5)
     grad = random(3, 7, WIDTH, seed=5).float()
-    to_x = [torch.autograd.grad(y, x, grad)[0] for y in (found, expected)]
-    assert torch.allclose(*to_x, atol=1e-5)
+    input_gradients = [torch.autograd.grad(y, x, grad)[0] for y in (found, expected)]
+    assert torch.allclose(*input_gradients, atol=1e-5)
 
 
 @pytest.mark.ledger("moe.layer", "moe.capacity")
 @pytest.mark.parametrize("capacity", [64, 2])
 def test_equals_switch_transformers_with_and_without_dropping(capacity: int) -> None:
-    """One row of tokens: the capacity is per row in theirs and per batch in ours."""
+    """The batch has one row, because their capacity is per row and ours is per batch."""
     from transformers.models.switch_transformers import modeling_switch_transformers as switch
 
     count, x = 4, random(1, TOKENS, WIDTH).float()
@@ -255,9 +255,9 @@ def test_dropped_choices_add_nothing_and_a_tap_records_them() -> None:
 @pytest.mark.parametrize("name", ["two of four", "one of three", "shared, gated"])
 def test_a_capacity_for_all_tokens_drops_no_token(name: str) -> None:
     spec, x = SPECS[name], random(3, 7, WIDTH)
-    ample = dataclasses.replace(spec, capacity=spec.count / spec.top_k)
+    with_ample_capacity = dataclasses.replace(spec, capacity=spec.count / spec.top_k)
     unlimited = run_with_losses(build_randomized(spec).train(), x)
-    limited = run_with_losses(build_randomized(ample).train(), x)
+    limited = run_with_losses(build_randomized(with_ample_capacity).train(), x)
     assert torch.equal(unlimited[0], limited[0]) and unlimited[1] == limited[1]
 
 
@@ -277,7 +277,7 @@ def test_losses_are_added_in_training_only() -> None:
     x = random(1, 7, WIDTH)
     for spec, names in (
         (SPECS["two of four"], {"balance", "z"}),
-        (SPECS["all"], {"balance"}),
+        (SPECS["three of three"], {"balance"}),
         (SPECS["grouped"], set()),
     ):
         module = build_randomized(spec)
@@ -285,9 +285,9 @@ def test_losses_are_added_in_training_only() -> None:
         y, losses = run_with_losses(module.train(), x)
         assert set(losses) == names and torch.equal(y, module.eval()(x, layout_of(x)))
         assert all(loss.dim() == 0 and loss > 0 for loss in losses.values())
-    twice = run_with_losses(build_randomized(Experts(4, 2, SwiGLU(12), balance=0.02)).train(), x)[1]
-    once = run_with_losses(build_randomized(Experts(4, 2, SwiGLU(12), balance=0.01)).train(), x)[1]
-    assert torch.allclose(twice["balance"], 2 * once["balance"])
+    doubled = run_with_losses(build_randomized(Experts(4, 2, SwiGLU(12), balance=0.02)).train(), x)[1]
+    single = run_with_losses(build_randomized(Experts(4, 2, SwiGLU(12), balance=0.01)).train(), x)[1]
+    assert torch.allclose(doubled["balance"], 2 * single["balance"])
 
 
 def test_a_stack_sums_the_losses_of_its_layers() -> None:
@@ -304,7 +304,7 @@ def test_a_stack_sums_the_losses_of_its_layers() -> None:
     assert stack.eval()(random(2, 7, WIDTH), TokenLayout.whole(2, 7))[1] == {}
 
 
-def test_losses_survive_activation_checkpointing_and_compilation() -> None:
+def test_activation_checkpointing_and_compilation_do_not_change_the_losses() -> None:
     """A recomputed or compiled block adds each loss once, with the same gradients."""
     block = Block((Sublayer(Attention(2)), Sublayer(Experts(4, 2, SwiGLU(12), z=0.1)))).build(WIDTH).double().train()
     x, layout = random(2, 7, WIDTH), TokenLayout.whole(2, 7)
@@ -337,14 +337,14 @@ def test_the_lens_records_experts_and_patches_the_router() -> None:
 @pytest.mark.parametrize("name", SPECS)
 def test_flops_count_the_chosen_experts_only(name: str) -> None:
     spec, x = SPECS[name], random(3, 7, WIDTH)
-    counted = {torch.ops.regard.matmul_slices: lambda x, weight, ends, **_: 2 * x[0] * weight[1] * weight[2]}
-    with FlopCounterMode(display=False, custom_mapping=counted) as counter:
+    flop_formulas = {torch.ops.regard.matmul_slices: lambda x, weight, ends, **_: 2 * x[0] * weight[1] * weight[2]}
+    with FlopCounterMode(display=False, custom_mapping=flop_formulas) as counter:
         build_randomized(spec)(x, layout_of(x))
     assert spec.flops(WIDTH, TOKENS, TOKENS) == counter.get_total_flops()
 
 
 @pytest.mark.ledger("moe.mixtral")
-def test_total_and_active_parameters_of_mixtral() -> None:
+def test_total_and_active_parameters_equal_those_of_mixtral() -> None:
     block = Block((Sublayer(Attention(32, 8)), Sublayer(Experts(8, 2, SwiGLU(14336)))))
     spec = Decoder(32000, 4096, (Repeat((block,), 32),), tied=False)
     total = sum(p.numel() for p in build_on_meta(spec).parameters())

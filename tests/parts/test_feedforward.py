@@ -1,4 +1,4 @@
-"""Feed-forward layers: equal to their formulas and to transformers; known identities, sizes and invalid specs."""
+"""Feed-forward layers equal their formulas and transformers; known identities, sizes and invalid specs."""
 
 import math
 from collections.abc import Callable
@@ -84,8 +84,8 @@ def test_no_token_affects_another(name: str) -> None:
     for i in range(3):
         for j in range(3):
             assert (jacobian[i, :, j] == 0).all() == (i != j)
-    same = x[:1].expand(3, -1)
-    assert torch.allclose(module(same), module(same[:1]).expand(3, -1), atol=1e-13)
+    repeated = x[:1].expand(3, -1)
+    assert torch.allclose(module(repeated), module(repeated[:1]).expand(3, -1), atol=1e-13)
 
 
 @pytest.mark.ledger("ffn.relu")
@@ -149,7 +149,7 @@ def test_without_a_nonlinearity_two_layers_equal_one_matrix() -> None:
 
 
 @pytest.mark.ledger("ffn.relu", "ffn.params")
-def test_shapes_and_weights_of_the_2017_feed_forward() -> None:
+def test_the_2017_feed_forward_has_its_published_shapes_and_weights() -> None:
     module = FeedForward(activation="relu").build(512)
     assert (module.up_proj.weight.shape, module.down_proj.weight.shape) == ((2048, 512), (512, 2048))
     assert sum(p.numel() for p in module.parameters()) == 2_099_712
@@ -171,7 +171,7 @@ def test_a_gated_layer_of_eight_thirds_has_as_many_weights_as_an_ungated_one() -
         count = [sum(p.numel() for p in spec.build(width).parameters()) for spec in (ungated, gated)]
         assert count == [8 * width**2, 8 * width**2]
         assert ungated.flops(width, 7, 7) == gated.flops(width, 7, 7) == 7 * 16 * width**2
-    assert SwiGLU(14336).hidden_dim(4096) == 14336  # an explicit hidden width is used as it is
+    assert SwiGLU(14336).hidden_dim(4096) == 14336  # an explicit hidden width is not rounded
 
 
 def test_swiglu_is_a_gated_layer() -> None:

@@ -1,4 +1,4 @@
-"""Separate projections for global tokens: equal to plain loops, also for padded and packed rows; invalid masks."""
+"""Attention with separate projections of global tokens equals plain loops, also for padded and packed rows."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Latent attention: both forms equal plain loops and DeepSeek's modules; its cache, FLOPs and adapters."""
+"""Both forms of latent attention equal plain loops and DeepSeek's modules; cache, FLOPs and adapters."""
 
 import math
 from dataclasses import replace
@@ -31,8 +31,8 @@ from tests.parts.attention_layer import bytes_of, random
 WIDTH, LENGTH, EPS = 12, 7, 0.1
 NORM = RMSNorm(EPS)
 SPECS = {
-    "plain": LatentAttention(3, 8, 6, 4, norm=NORM),
-    "query rank, own value size, biases": LatentAttention(2, 7, 5, 2, 3, 9, norm=NORM, bias=True),
+    "default": LatentAttention(3, 8, 6, 4, norm=NORM),
+    "query rank, value size, biases": LatentAttention(2, 7, 5, 2, 3, 9, norm=NORM, bias=True),
     "scale, half layout": LatentAttention(2, 8, 4, 4, position=Rope(50.0), norm=NORM, scale=0.9),
     "no positions, full": LatentAttention(2, 8, 4, 4, position=NoPosition(), mask=Full(), norm=NORM),
     "alibi, window": LatentAttention(4, 8, 4, 4, position=Alibi(), mask=Window(3), norm=NORM),
@@ -124,12 +124,12 @@ def test_equals_the_equation_in_plain_loops(name: str, layout_name: str, form: s
 @pytest.mark.parametrize("name", SPECS)
 def test_gradients_equal_finite_differences(name: str, form: str) -> None:
     module, x = build(SPECS[name]), random(2, LENGTH, WIDTH, seed=99).requires_grad_()
-    names = dict(module.named_parameters())
+    parameters = dict(module.named_parameters())
 
     def as_function(x: Tensor, *values: Tensor) -> Tensor:
-        return torch.func.functional_call(module, dict(zip(names, values, strict=True)), (x, LAYOUTS["whole"]))
+        return torch.func.functional_call(module, dict(zip(parameters, values, strict=True)), (x, LAYOUTS["whole"]))
 
-    assert gradcheck(as_function, (x, *names.values()), fast_mode=True)
+    assert gradcheck(as_function, (x, *parameters.values()), fast_mode=True)
 
 
 def test_the_form_with_fewer_products_is_used() -> None:
@@ -144,14 +144,14 @@ def test_the_form_with_fewer_products_is_used() -> None:
 
 def test_a_decoding_step_attends_to_the_latents() -> None:
     """The keys and values of a decoding step are the cached latents, one head for all query heads."""
-    spec = SPECS["query rank, own value size, biases"]
+    spec = SPECS["query rank, value size, biases"]
     module, x = build(spec), random(1, LENGTH, WIDTH)
     shapes: dict[str, tuple] = {}
     attend = module.attend
 
-    def record_shapes(q: Tensor, k: Tensor, v: Tensor, *rest: object) -> Tensor:
+    def record_shapes(q: Tensor, k: Tensor, v: Tensor, *arguments: object) -> Tensor:
         shapes.update(k=tuple(k.shape), v=tuple(v.shape))
-        return attend(q, k, v, *rest)
+        return attend(q, k, v, *arguments)
 
     module.attend = record_shapes
     whole = module(x, TokenLayout.whole(1, LENGTH))
@@ -164,18 +164,18 @@ def test_a_decoding_step_attends_to_the_latents() -> None:
 
 
 def test_the_cache_holds_a_latent_and_a_rotated_key() -> None:
-    """DeepSeek-V2: 576 numbers per token and layer, as 2.25 key heads of grouped attention; multi-head has 32768."""
+    """DeepSeek-V2 caches 576 numbers per token and layer: as many as 2.25 key heads; multi-head caches 32768."""
     deepseek = LatentAttention(128, 512, 128, 64, 128, 1536)
-    latent, grouped, multi_head = (
+    latent, one_key_head, multi_head = (
         bytes_of(Contiguous(((spec.memory(5120),),), 1, 7, torch.float16)) / 2 / 8  # a capacity of 7 has 8 slots
         for spec in (deepseek, Attention(128, 1, 128), Attention(128, 128, 128))
     )
-    assert latent == 512 + 64 == 2.25 * grouped
+    assert latent == 512 + 64 == 2.25 * one_key_head
     assert multi_head == 32768
 
 
 @pytest.mark.parametrize("tokens", [1, 5, 20])
-@pytest.mark.parametrize("name", ["plain", "query rank, own value size, biases"])
+@pytest.mark.parametrize("name", ["default", "query rank, value size, biases"])
 def test_flops_equal_the_counted_flops(name: str, tokens: int) -> None:
     spec = SPECS[name]
     module, store = build(spec), Contiguous(((spec.memory(WIDTH),),), 1, 20, torch.float64)
@@ -190,7 +190,7 @@ def test_flops_equal_the_counted_flops(name: str, tokens: int) -> None:
 
 
 def test_both_forms_use_the_adapters_of_the_up_projections(monkeypatch: pytest.MonkeyPatch) -> None:
-    module, x = SPECS["plain"].build(WIDTH).double(), random(1, 6, WIDTH)
+    module, x = SPECS["default"].build(WIDTH).double(), random(1, 6, WIDTH)
     without_adapters = module(x, TokenLayout.whole(1, 6))
     assert add_lora(module, LoRA(targets=("q_proj", "k_up", "v_up"))) == ["k_up", "v_up", "q_proj"]
     assert error(module(x, TokenLayout.whole(1, 6)), without_adapters) == 0
@@ -251,7 +251,7 @@ PEERS = {
 
 
 def to_our_names(weights: dict[str, Tensor], spec: LatentAttention) -> dict[str, Tensor]:
-    """Rename DeepSeek's weights to our names, and split its fused matrices."""
+    """Renames DeepSeek's weights to our names, and splits its fused matrices."""
     names = {"q_a_proj": "q_latent_proj", "q_a_layernorm": "q_latent_norm", "q_b_proj": "q_proj",
              "kv_a_layernorm": "latent_norm"}  # fmt: skip
     out = {}

@@ -71,7 +71,7 @@ def test_normalization_changes_the_output() -> None:
 
 
 @pytest.mark.ledger("lin.performer")
-@pytest.mark.parametrize("bidirectional", [False, True], ids=["causal", "both ways"])
+@pytest.mark.parametrize("bidirectional", [False, True], ids=["causal", "bidirectional"])
 def test_performer_approximates_softmax(bidirectional: bool) -> None:
     torch.manual_seed(0)
     module = LinearAttention(2, features=PerformerFeatures(2048), bidirectional=bidirectional).build(WIDTH).double()
@@ -89,7 +89,7 @@ def test_performer_approximates_softmax(bidirectional: bool) -> None:
 
 @pytest.mark.parametrize("factor", [1.0, 100.0])
 def test_performer_stays_finite_where_exp_would_overflow(factor: float) -> None:
-    """Against a softmax over the logarithms of the scores, in float64."""
+    """The expected output is a softmax over the logarithms of the scores, in float64."""
     module, x = build_randomized(LinearAttention(2, features=PerformerFeatures(5))), factor * random(1, 70, WIDTH)
     q, k, v = project(module, x, 2)
     q, k = (y * (WIDTH // 2) ** -0.25 for y in (q, k))
@@ -112,7 +112,11 @@ def test_performers_directions_are_saved_with_the_weights_and_not_trained() -> N
     assert not torch.equal(model.state_dict()[name], spec.build(seed=1).state_dict()[name])
 
 
-@pytest.mark.parametrize("spec", [Retention(3), Retention(2, 4, 5, NoNorm(), False, False)], ids=["usual", "bare"])
+@pytest.mark.parametrize(
+    "spec",
+    [Retention(3), Retention(2, 4, 5, NoNorm(), gate=False, rotation=False)],
+    ids=["default", "no norm, gate or rotation"],
+)
 def test_retention_equals_attention_without_softmax(spec: Retention) -> None:
     """(Q Kᵀ ⊙ D) V, with rotations as complex numbers."""
     module, x = build_randomized(spec), random(2, LENGTH, WIDTH)
@@ -181,7 +185,7 @@ def test_bidirectional_equals_its_linear_form() -> None:
 
 
 @pytest.mark.parametrize("bidirectional", [False, True])
-def test_large_features_of_a_document_do_not_affect_other_documents(bidirectional):
+def test_large_features_of_a_document_do_not_affect_other_documents(bidirectional: bool) -> None:
     """Performer's features are scaled by a peak, which differs between documents."""
     module = LinearAttention(2, features=PerformerFeatures(16), bidirectional=bidirectional).build(32)
     x = torch.randn(1, 8, 32) * torch.tensor([1.0] * 4 + [16.0] * 4).view(1, 8, 1)

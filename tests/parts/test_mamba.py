@@ -61,7 +61,7 @@ def deviation_from_toeplitz(matrix: Tensor) -> float:
 
 @pytest.mark.ledger("mamba.noconv")
 def test_a_selective_scan_is_not_a_convolution() -> None:
-    """The effect of each token on each later one depends on their distance alone only if Δ, B and C are constant."""
+    """Only if Δ, B and C are constant, the effect of a token on a later one is a function of their distance."""
     u, delta, A, B, C, D, state = scan_inputs()
     empty = torch.zeros_like(state)
 
@@ -78,7 +78,7 @@ def test_a_selective_scan_is_not_a_convolution() -> None:
     assert deviation_from_toeplitz(matrix(*(x[:, :1].expand_as(x) for x in (delta, B, C)))) < 1e-14
 
 
-FILTER_ONLY = {"activation": "identity", "gate": False}  # activation and gate act on each token alone
+FILTER_ONLY = {"activation": "identity", "gate": False}  # activation and gate do not mix tokens
 FILTERS = {"s4": S4(8, **FILTER_ONLY), "s4d": S4D(8, **FILTER_ONLY), "mamba": Mamba(4), "mamba2": Mamba2(4, 4)}
 
 
@@ -186,7 +186,7 @@ RECURRENT = {
 @pytest.mark.ledger("ssm.duality")
 @pytest.mark.parametrize("name", RECURRENT)
 def test_token_by_token_equals_whole(name: str) -> None:
-    """For every mixer with a state of fixed size: the forms for training and for decoding are one function."""
+    """For every mixer with a state of fixed size, decoding computes the same function as training."""
     torch.manual_seed(0)
     module = RECURRENT[name].build(WIDTH).double().requires_grad_(False)
     x, state, outputs = torch.randn(2, 70, WIDTH, dtype=torch.float64), InMemoryState(), []

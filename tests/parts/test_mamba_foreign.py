@@ -11,7 +11,7 @@ LENGTH = 11
 
 
 @pytest.fixture
-def all_in_float64(monkeypatch: pytest.MonkeyPatch) -> None:
+def transformers_in_float64(monkeypatch: pytest.MonkeyPatch) -> None:
     """Keeps the modules of transformers from converting float64 inputs to float32."""
     to = torch.Tensor.to
 
@@ -22,15 +22,15 @@ def all_in_float64(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.Tensor, "to", keep_float64)
 
 
-def tokens(dtype: torch.dtype = torch.float64) -> Tensor:
+def random_inputs(dtype: torch.dtype = torch.float64) -> Tensor:
     return torch.randn(2, LENGTH, WIDTH, generator=torch.Generator().manual_seed(2), dtype=torch.float64).to(dtype)
 
 
 @pytest.mark.ledger("mamba.selective")
 @pytest.mark.parametrize("name", PAIRS)
-def test_outputs_and_gradients_equal_transformers(name: str, all_in_float64: None) -> None:
+def test_outputs_and_gradients_equal_transformers(name: str, transformers_in_float64: None) -> None:
     theirs, ours = build_pair(name, torch.float64)
-    x = tokens().requires_grad_()
+    x = random_inputs().requires_grad_()
     expected, found = theirs(x), ours(x, TokenLayout.whole(2, LENGTH))
     assert (found - expected).abs().max() < 1e-12 * max(1, expected.abs().max())
     weights = dict(theirs.named_parameters())
@@ -48,10 +48,10 @@ def test_outputs_and_gradients_equal_transformers(name: str, all_in_float64: Non
     ("name", "side"),
     [(name, side) for name in PAIRS for side in ("left", "right") if side == "right" or not PAIRS[name].ours.bias],
 )
-def test_padded_outputs_equal_transformers(name: str, side: str, all_in_float64: None) -> None:
-    """Left padding only without a bias: theirs adds the bias to padding, and their convolution includes it."""
+def test_padded_outputs_equal_transformers(name: str, side: str, transformers_in_float64: None) -> None:
+    """Left padding is tested only without a bias: transformers adds the bias to padding, and convolves the result."""
     theirs, ours = build_pair(name, torch.float64)
-    x, pads = tokens(), torch.tensor([4, 1])
+    x, pads = random_inputs(), torch.tensor([4, 1])
     slots = torch.arange(LENGTH)
     valid = slots >= pads[:, None] if side == "left" else slots < LENGTH - pads[:, None]
     positions = (slots - pads[:, None]).clamp_min(0) if side == "left" else slots.expand(2, LENGTH)
@@ -64,10 +64,8 @@ def test_padded_outputs_equal_transformers(name: str, side: str, all_in_float64:
 def test_float32_error_is_at_most_twice_that_of_transformers(name: str) -> None:
     _, exact = build_pair(name, torch.float64)
     theirs, ours = build_pair(name, torch.float32)
-    layout = TokenLayout.whole(2, LENGTH)
+    x, layout = random_inputs(), TokenLayout.whole(2, LENGTH)
     with torch.no_grad():
-        exact_output = exact(tokens(), layout)
-        our_error, their_error = (
-            (y - exact_output).abs().max() for y in (ours(tokens().float(), layout), theirs(tokens().float()))
-        )
+        exact_output = exact(x, layout)
+        our_error, their_error = ((y - exact_output).abs().max() for y in (ours(x.float(), layout), theirs(x.float())))
     assert our_error <= 2 * their_error + torch.finfo(torch.float32).eps * exact_output.abs().max()

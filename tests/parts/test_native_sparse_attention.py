@@ -1,4 +1,4 @@
-"""Native sparse attention: equal to plain loops; its choice of blocks, its peak memory and its FLOPs."""
+"""Native sparse attention equals plain loops; its choice of blocks, largest tensor and FLOPs."""
 
 import math
 from dataclasses import replace
@@ -25,7 +25,7 @@ from tests.parts.attention_layer import random
 WIDTH, LENGTH = 12, 23
 SPECS = {
     "grouped, rope": NativeSparse(4, 2, 4, length=4, stride=2, block=4, select=3, window=3, position=Rope()),
-    "multi-query, blocks side by side": NativeSparse(3, 1, length=2, stride=2, block=2, select=4, window=2),
+    "multi-query, blocks without overlap": NativeSparse(3, 1, length=2, stride=2, block=2, select=4, window=2),
     "blocks shorter than compressed ones": NativeSparse(2, 2, 4, length=6, stride=2, block=2, select=5, window=1),
     "stride one": NativeSparse(2, 1, 4, length=3, stride=1, block=3, select=3, window=4),
     "alibi": NativeSparse(4, 2, length=4, stride=2, block=4, select=4, window=3, position=Alibi()),
@@ -33,7 +33,7 @@ SPECS = {
 DOCUMENTS = [(9, 0), (1, 1), (13, 2)]  # lengths and segments
 
 
-def packed() -> TokenLayout:
+def packed_and_padded() -> TokenLayout:
     """A packed row of three documents, and a row that is padded on the left."""
     positions = torch.cat([torch.arange(length) for length, _ in DOCUMENTS])
     segments = torch.cat([torch.full((length,), segment) for length, segment in DOCUMENTS])
@@ -45,7 +45,7 @@ def packed() -> TokenLayout:
     )
 
 
-LAYOUTS = {"whole": TokenLayout.whole(2, LENGTH), "packed and padded": packed()}
+LAYOUTS = {"whole": TokenLayout.whole(2, LENGTH), "packed and padded": packed_and_padded()}
 
 
 def build(spec: NativeSparse) -> NativeSparseModule:
@@ -105,9 +105,9 @@ def plain_loop(module: NativeSparseModule, spec: NativeSparse, x: Tensor) -> Ten
                     for position in range(s, s + spec.length):
                         if position // spec.block < len(scores):
                             scores[position // spec.block] += w / spec.stride
-            always = {0, len(scores) - 1, max(len(scores) - 2, 0)}
-            others = sorted(set(range(len(scores))) - always, key=lambda j: (-scores[j], j))  # noqa: B023
-            chosen = [*always, *others][: spec.select]
+            always_chosen = {0, len(scores) - 1, max(len(scores) - 2, 0)}
+            others = sorted(set(range(len(scores))) - always_chosen, key=lambda j: (-scores[j], j))  # noqa: B023
+            chosen = [*always_chosen, *others][: spec.select]
             selected = [j for j in range(i + 1) if j // spec.block in chosen]
             in_window = list(range(max(0, i - spec.window + 1), i + 1))
             for h in range(g * groups, (g + 1) * groups):
@@ -138,17 +138,17 @@ def test_equals_the_equation_in_plain_loops(name: str, layout_name: str) -> None
 @pytest.mark.parametrize("name", SPECS)
 def test_gradients_equal_finite_differences(name: str, layout_name: str) -> None:
     module, x, layout = build(SPECS[name]), random(2, LENGTH, WIDTH, seed=99).requires_grad_(), LAYOUTS[layout_name]
-    names, valid = dict(module.named_parameters()), 1 if layout.valid is None else layout.valid.unsqueeze(-1)
+    parameters, valid = dict(module.named_parameters()), 1 if layout.valid is None else layout.valid.unsqueeze(-1)
 
     def as_function(x: Tensor, *values: Tensor) -> Tensor:
-        return torch.func.functional_call(module, dict(zip(names, values, strict=True)), (x, layout)) * valid
+        return torch.func.functional_call(module, dict(zip(parameters, values, strict=True)), (x, layout)) * valid
 
-    assert gradcheck(as_function, (x, *names.values()), fast_mode=True)
+    assert gradcheck(as_function, (x, *parameters.values()), fast_mode=True)
 
 
 def test_output_does_not_depend_on_the_order_of_slots() -> None:
     """Only documents and positions matter: if the tokens of each document are shuffled, each has the same output."""
-    module, x, layout = build(SPECS["grouped, rope"]), random(2, LENGTH, WIDTH), packed()
+    module, x, layout = build(SPECS["grouped, rope"]), random(2, LENGTH, WIDTH), packed_and_padded()
     noise = torch.rand(2, LENGTH, generator=torch.Generator().manual_seed(0))
     order = (layout.segments + noise).argsort(1)
     shuffled = TokenLayout(*(field.gather(1, order) for field in (layout.positions, layout.segments, layout.valid)))
@@ -158,7 +158,7 @@ def test_output_does_not_depend_on_the_order_of_slots() -> None:
 
 
 def test_keys_are_sorted_by_document_and_position() -> None:
-    keys = sort_keys(packed())
+    keys = sort_keys(packed_and_padded())
     assert keys.starts[0].tolist() == [0] * 9 + [9] + [10] * 13
     assert keys.query_indices[0].tolist() == [*range(9), 0, *range(13)]
     assert keys.slots[1].tolist() == [*range(4, LENGTH), *range(4)]  # padding comes last

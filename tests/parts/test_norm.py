@@ -1,4 +1,4 @@
-"""Norms: equal to their formulas, to torch and to transformers; precision, and independence of other tokens."""
+"""Norms equal their formulas, torch and transformers; precision, and independence of other tokens."""
 
 import math
 
@@ -33,7 +33,7 @@ def build_randomized(spec: Norm) -> nn.Module:
     return module
 
 
-def by_hand(x: list[float], spec: Norm, module: nn.Module) -> list[float]:
+def normalize_token(x: list[float], spec: Norm, module: nn.Module) -> list[float]:
     """The formula for one token, one coordinate at a time."""
     if isinstance(spec, NoNorm):
         return x
@@ -50,7 +50,7 @@ def by_hand(x: list[float], spec: Norm, module: nn.Module) -> list[float]:
 def test_norms_equal_their_formulas(name: str) -> None:
     spec, x = NORMS[name], random(5, WIDTH)
     module = build_randomized(spec)
-    expected = torch.tensor([by_hand(token, spec, module) for token in x.tolist()], dtype=torch.float64)
+    expected = torch.tensor([normalize_token(token, spec, module) for token in x.tolist()], dtype=torch.float64)
     assert torch.allclose(module(x), expected, atol=1e-12, rtol=0)
 
 
@@ -66,8 +66,8 @@ def test_gradients_equal_finite_differences(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", NORMS)
-def test_number_of_weights(name: str) -> None:
-    """RMSNorm has D, LayerNorm 2 D, norms without weights none."""
+def test_each_norm_has_its_number_of_weights(name: str) -> None:
+    """RMSNorm has D weights, LayerNorm 2 D."""
     counts = {"layernorm": 2, "layernorm: no bias": 1, "rmsnorm": 1, "rmsnorm: around one": 1}
     assert sum(p.numel() for p in NORMS[name].build(WIDTH).parameters()) == counts.get(name, 0) * WIDTH
 
@@ -157,7 +157,7 @@ def test_layernorm_normalizes_rows_and_batchnorm_columns() -> None:
 
 @pytest.mark.ledger("norm.batch")
 @pytest.mark.parametrize("name", NORMS)
-def test_a_token_is_normalized_alone(name: str) -> None:
+def test_a_token_is_normalized_independently_of_other_tokens(name: str) -> None:
     module, x = build_randomized(NORMS[name]), random(6, WIDTH)
     alone = torch.cat([module(token.unsqueeze(0)) for token in x])
     assert torch.allclose(module(x), alone, atol=1e-14)

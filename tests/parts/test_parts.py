@@ -1,4 +1,4 @@
-"""Formulas, shapes and gradients of every part, from one table."""
+"""Formulas, shapes and gradients of parts, from one table."""
 
 import pytest
 import torch

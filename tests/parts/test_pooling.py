@@ -1,4 +1,4 @@
-"""Pooling of the first token with the mean of the rest, and by a learned query, against plain loops."""
+"""Pooling by a learned query, and by the first token and the mean of the other tokens, equals plain loops."""
 
 import pytest
 import torch
@@ -18,7 +18,7 @@ POOLING = AttentionPooling(CrossAttention(HEADS, bias=True), FeedForward(20, "ge
 PADDED = [(left, row) for left in (False, True) for row in range(3)]
 
 
-def tokens(*shape: int) -> Tensor:
+def random_states(*shape: int) -> Tensor:
     return torch.randn(*shape, WIDTH, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
 
 
@@ -28,8 +28,8 @@ def build_pooling() -> nn.Module:
     return module
 
 
-def by_hand(module: nn.Module, x: Tensor) -> Tensor:
-    """Attention of the learned query to every token of x (L, D), head by head."""
+def pool_in_loops(module: nn.Module, x: Tensor) -> Tensor:
+    """Pools x (L, D): attention of the learned query to every token, head by head, and the feed-forward layer."""
     attention, head_dim = module.attention, WIDTH // HEADS
     q, heads = attention.q_proj(module.query)[0], []
     for head in range(HEADS):
@@ -45,19 +45,19 @@ def by_hand(module: nn.Module, x: Tensor) -> Tensor:
 
 @pytest.mark.parametrize(("left", "row"), PADDED)
 def test_attention_pooling_equals_plain_loops(left: bool, row: int) -> None:
-    module, x, layout = build_pooling(), tokens(3, 6), layout_with_padding([1, 4, 6], 6, left)
-    assert error(module(x, layout)[row], by_hand(module, x[row, layout.valid[row]])) <= 1e-12
+    module, x, layout = build_pooling(), random_states(3, 6), layout_with_padding([1, 4, 6], 6, left)
+    assert error(module(x, layout)[row], pool_in_loops(module, x[row, layout.valid[row]])) <= 1e-12
 
 
 def test_attention_pooling_of_a_packed_row_is_per_document() -> None:
-    module, x = build_pooling(), tokens(1, 7)
+    module, x = build_pooling(), random_states(1, 7)
     layout = TokenLayout(torch.tensor([[0, 1, 2, 0, 0, 1, 2]]), torch.tensor([[0, 0, 0, 1, 2, 2, 2]]))
-    expected = torch.stack([by_hand(module, x[0, part]) for part in (slice(0, 3), slice(3, 4), slice(4, 7))])
+    expected = torch.stack([pool_in_loops(module, x[0, part]) for part in (slice(0, 3), slice(3, 4), slice(4, 7))])
     assert error(module(x, layout)[0], expected) <= 1e-12
 
 
 def test_attention_pooling_equals_torch() -> None:
-    module, x = build_pooling(), tokens(2, 5)
+    module, x = build_pooling(), random_states(2, 5)
     theirs = nn.MultiheadAttention(WIDTH, HEADS, batch_first=True, dtype=torch.float64)
     projections = [module.attention.q_proj, module.attention.k_proj, module.attention.v_proj]
     theirs.in_proj_weight.data = torch.cat([p.weight for p in projections])
@@ -75,15 +75,15 @@ def test_gradients_equal_finite_differences() -> None:
     def run(x: Tensor, *values: Tensor) -> Tensor:
         return functional_call(module, dict(zip(names, values, strict=True)), (x, layout))
 
-    assert torch.autograd.gradcheck(run, (tokens(2, 4).requires_grad_(), *weights), fast_mode=True)
+    assert torch.autograd.gradcheck(run, (random_states(2, 4).requires_grad_(), *weights), fast_mode=True)
 
 
 @pytest.mark.parametrize(("left", "row"), PADDED)
 def test_cls_mean_equals_plain_loops(left: bool, row: int) -> None:
-    """For one token the mean of the rest is zero."""
-    x, layout = tokens(3, 6), layout_with_padding([1, 4, 6], 6, left)
-    first, *rest = x[row, layout.valid[row]]
-    mean = sum(rest) / len(rest) if rest else torch.zeros(WIDTH)
+    """With one token the mean of the other tokens is zero."""
+    x, layout = random_states(3, 6), layout_with_padding([1, 4, 6], 6, left)
+    first, *others = x[row, layout.valid[row]]
+    mean = sum(others) / len(others) if others else torch.zeros(WIDTH)
     found = pool(x, layout, "cls_mean")
     assert found.shape == (3, pooled_dim(WIDTH, "cls_mean")) == (3, 2 * WIDTH)
     assert error(found[row], torch.cat([first, mean])) <= 1e-12

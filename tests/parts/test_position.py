@@ -94,12 +94,12 @@ def test_with_positions_the_order_has_an_effect(name: str) -> None:
 
 
 def test_symmetric_distances_do_not_distinguish_a_sequence_from_its_reverse() -> None:
-    """ALiBi alone in an encoder: |i - j| does not change if the sequence is reversed."""
+    """ALiBi in an encoder: |i - j| does not change if the sequence is reversed."""
     outputs, reversed_outputs = encode(Alibi(), DOG_BITES_MAN), encode(Alibi(), DOG_BITES_MAN.flip(1))
     assert (outputs - reversed_outputs.flip(1)).abs().max() < 1e-12
 
 
-def test_a_causal_mask_alone_encodes_order() -> None:
+def test_a_causal_mask_encodes_order_without_positions() -> None:
     """Without positions the mask breaks the symmetry, so the last output depends on the order of earlier tokens."""
     outputs, permuted = encode(NoPosition(), DOG_BITES_MAN, Causal()), encode(NoPosition(), MAN_BITES_DOG, Causal())
     assert (outputs - permuted[:, [0, 3, 2, 1]]).abs().amax(-1)[0, 1:].min() > 1e-3
@@ -213,7 +213,9 @@ def test_no_position_changes_nothing() -> None:
     ],
     ids=str,
 )
-def test_declared_limits_of_positions_and_caches(position: Position, reach: int | None, cached: int | None) -> None:
+def test_schemes_declare_their_limits_of_positions_and_caches(
+    position: Position, reach: int | None, cached: int | None
+) -> None:
     assert (position.reach, position.max_exact_cache) == (reach, cached)
 
 

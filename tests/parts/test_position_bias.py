@@ -31,7 +31,7 @@ def random(*shape: int, seed: int = 0) -> Tensor:
 BIASES: dict[str, Bias] = {
     "slopes": Slopes(slopes(3)),
     "buckets": Buckets(random(8, 3), 16, False),
-    "buckets both ways": Buckets(random(8, 3), 16, True),
+    "buckets, bidirectional": Buckets(random(8, 3), 16, True),
 }
 
 
@@ -45,8 +45,8 @@ def test_tiles_equal_the_whole_bias(name: str) -> None:
     for b in range(2):
         for i in range(7):
             for j in range(9):
-                one = bias.tile(q[b, i : i + 1], k[b, j : j + 1], torch.float64)  # (H, 1, 1)
-                assert torch.equal(one[:, 0, 0], whole[b, :, i, j])
+                single = bias.tile(q[b, i : i + 1], k[b, j : j + 1], torch.float64)  # (H, 1, 1)
+                assert torch.equal(single[:, 0, 0], whole[b, :, i, j])
     queries, keys = q[:, :6].unflatten(1, (3, 2)), k.unsqueeze(1)[..., [2, 0, 5, 5]]  # (B, 3, 2) and (B, 1, 4)
     tiles = bias.tile(queries, keys, torch.float64)  # (B, 3, H, 2, 4)
     assert torch.equal(tiles.movedim(1, 2).flatten(2, 3), whole[:, :, :6][..., [2, 0, 5, 5]])
@@ -121,19 +121,19 @@ def test_the_bias_is_added_after_the_scaling_and_not_scaled_itself(mask: Mask) -
     relative = torch.arange(6) - torch.arange(6).unsqueeze(-1)  # j - i
     products = q @ k.mT
 
-    def out(scores: Tensor) -> Tensor:
+    def output_of(scores: Tensor) -> Tensor:
         z = scores.masked_fill(~allowed, float("-inf")).softmax(-1) @ v
         return module.o_proj(z.transpose(0, 1).flatten(1))
 
     found = module(x, TokenLayout.whole(1, 6))[0]
-    assert (found - out(products / math.sqrt(4) - m * relative.abs())).abs().max() < 1e-12
-    assert (found - out(products - m * relative.abs())).abs().max() > 1e-3  # without 1/√E
-    assert (found - out((products - m * relative.abs()) / math.sqrt(4))).abs().max() > 1e-3  # bias scaled as well
-    signed = (found - out(products / math.sqrt(4) + m * relative)).abs().max()
-    assert signed < 1e-12 if mask.causal else signed > 1e-3  # j - i equals -|i - j| in a decoder, not in an encoder
+    assert (found - output_of(products / math.sqrt(4) - m * relative.abs())).abs().max() < 1e-12
+    assert (found - output_of(products - m * relative.abs())).abs().max() > 1e-3  # without 1/√E
+    assert (found - output_of((products - m * relative.abs()) / math.sqrt(4))).abs().max() > 1e-3  # bias scaled as well
+    signed_error = (found - output_of(products / math.sqrt(4) + m * relative)).abs().max()
+    assert signed_error < 1e-12 if mask.causal else signed_error > 1e-3  # j - i = -|i - j| holds in a decoder only
 
 
-def test_a_scaled_bias_is_divided_like_the_scores_as_in_falcon() -> None:
+def test_a_scaled_bias_is_divided_by_the_root_of_head_dim_as_in_falcon() -> None:
     layout = TokenLayout.whole(1, 5)
     unscaled, scaled = (
         Alibi(scaled).build(16, 3).bias(layout).values(layout, torch.float64) for scaled in (False, True)
@@ -152,7 +152,10 @@ def test_alibi_keeps_its_precision_in_a_half_precision_model() -> None:
 
 
 def bucket(relative: int, buckets: int, reach: int, bidirectional: bool) -> int:
-    """The rule in integers: bucket k after the exact ones starts at the first d with (d/e)^n ≥ (reach/e)^k."""
+    """The rule of T5 in integers.
+
+    The first e buckets hold one distance each; range k of the other n starts at the first d with (d/e)^n ≥ (reach/e)^k.
+    """
     offset = 0
     if bidirectional:
         buckets //= 2

@@ -31,7 +31,7 @@ def random(*shape: int, dtype: torch.dtype = torch.float64, seed: int = 0) -> Te
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
 
 
-def pair(i: int, dim: int, layout: str) -> tuple[int, int]:
+def pair_indices(i: int, dim: int, layout: str) -> tuple[int, int]:
     return (i, i + dim // 2) if layout == "half" else (2 * i, 2 * i + 1)
 
 
@@ -41,7 +41,7 @@ def pair(i: int, dim: int, layout: str) -> tuple[int, int]:
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("share", [1.0, 0.5])
 def test_each_pair_is_rotated_by_its_angle(dtype: torch.dtype, base: float, layout: str, share: float) -> None:
-    """Against the formula with Python's own sine and cosine, one pair at a time."""
+    """The expected values are computed with Python's sine and cosine, one pair at a time."""
     head_dim, dim = 8, int(8 * share)
     q, k = random(1, 2, len(POSITIONS), head_dim, dtype=dtype), random(1, 1, len(POSITIONS), head_dim, dtype=dtype) * 2
     rotated = Rope(base, share, layout).build(head_dim, 2).rotate(q, k, layout_at(*POSITIONS))
@@ -50,7 +50,7 @@ def test_each_pair_is_rotated_by_its_angle(dtype: torch.dtype, base: float, layo
         assert found.dtype == dtype
         assert torch.equal(found[..., dim:], x[..., dim:])
         for i in range(dim // 2):
-            first, second = pair(i, dim, layout)
+            first, second = pair_indices(i, dim, layout)
             for n, position in enumerate(POSITIONS):
                 angle = position / base ** (2 * i / dim)
                 a, b = x[0, :, n, first].double(), x[0, :, n, second].double()
@@ -74,7 +74,7 @@ def test_rotation_equals_multiplication_by_a_complex_number() -> None:
     assert (Rope().frequencies(8, layout_at(0)).diff() < 0).all()
 
 
-def test_the_rotation_of_a_token_depends_on_its_position_alone() -> None:
+def test_the_rotation_of_a_token_depends_only_on_its_position() -> None:
     x = random(1, 1, 3, 8)
     first, second = (Rope().build(8, 1).rotate(x, x, layout_at(4, middle, 9))[0] for middle in (5, 500))
     assert torch.equal(first[:, :, [0, 2]], second[:, :, [0, 2]])
@@ -83,8 +83,8 @@ def test_the_rotation_of_a_token_depends_on_its_position_alone() -> None:
 @pytest.mark.ledger("pos.rope.relative")
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("position", POSITIONS)
-def test_scores_depend_on_the_distance_alone(layout: str, position: int) -> None:
-    """R(a)ᵀR(b) = R(b - a): (2, 5) scores as (100, 103), and as any pair three apart, for the same q and k of d = 8."""
+def test_scores_depend_only_on_the_distance(layout: str, position: int) -> None:
+    """R(a)ᵀR(b) = R(b - a): positions (2, 5) have the same score as (100, 103) and as any two positions 3 apart."""
     rope, q, k = Rope(layout=layout).build(8, 1), random(1, 1, 1, 8), random(1, 1, 1, 8, seed=1)
 
     def score(m: int, n: int) -> float:
@@ -112,7 +112,7 @@ def test_the_relative_rotation_is_by_key_minus_query() -> None:
 
 
 @pytest.mark.ledger("pos.rope.fig")
-def test_score_of_two_unit_vectors_three_positions_apart() -> None:
+def test_unit_vectors_three_positions_apart_have_the_published_score() -> None:
     """m = 2, n = 5, θ₀ = 0.5: angles 1.00 and 2.50, difference -1.50, score cos 1.5 = 0.07."""
     unit = torch.tensor([1.0, 0.0]).double().view(1, 1, 1, 2)
     rope = Rope(scaling=LinearScaling(2.0)).build(2, 1)  # one pair, whose angle of 1 per position is scaled to 0.5
@@ -142,7 +142,7 @@ def test_aligned_pairs_decay_with_distance_but_random_ones_do_not() -> None:
 def test_the_two_layouts_are_equal_up_to_a_permutation_of_rows() -> None:
     """An interleaved model with permuted rows of q and k has the logits of the half model."""
     models = [build(decoder(block(Attention(4, 2, head_dim=8, position=Rope(layout=layout))))) for layout in LAYOUTS]
-    order = torch.tensor([index for i in range(4) for index in pair(i, 8, "half")])  # interleaved row -> half row
+    order = torch.tensor([index for i in range(4) for index in pair_indices(i, 8, "half")])  # from interleaved to half
     for name, weight in models[1].named_parameters():
         if name.endswith(("q_proj.weight", "k_proj.weight")):
             weight.copy_(weight.unflatten(0, (-1, 8))[:, order].flatten(0, 1))
@@ -188,7 +188,7 @@ def test_half_equals_llama() -> None:
 
 
 def test_interleaved_equals_gpt_j() -> None:
-    q = random(1, 9, 2, 16).float()  # (B, L, H, E) in theirs, and only the first 8 coordinates are rotated
+    q = random(1, 9, 2, 16).float()  # (B, L, H, E) in GPT-J; only the first 8 coordinates are rotated
     sin, cos = gptj.create_sinusoidal_positions(9, 8)[None].chunk(2, -1)
     theirs = torch.cat([gptj.apply_rotary_pos_emb(q[..., :8], sin, cos), q[..., 8:]], -1).transpose(1, 2)
     ours = (
@@ -236,7 +236,7 @@ def test_scores_of_patches_depend_on_both_distances() -> None:
 def test_patches_equal_qwen2_vl() -> None:
     config = Qwen2VLConfig().vision_config
     head_dim = config.embed_dim // config.num_heads
-    q = random(12, 2, head_dim).float()  # (L, H, E) in theirs
+    q = random(12, 2, head_dim).float()  # (L, H, E) in Qwen2-VL
     grid = torch.tensor([divmod(t, 4) for t in range(12)])
     cos, sin = qwen.Qwen2VLVisionRotaryEmbedding(config)(q, grid)
     theirs = qwen.apply_rotary_pos_emb_vision(q, q, cos, sin)[0].transpose(0, 1)

@@ -1,4 +1,4 @@
-"""Scaled rotary frequencies: equal to their formulas in float64 and to transformers in float32, and safe to cache."""
+"""Scaled rotary frequencies equal their formulas in float64 and transformers in float32; limits of caching."""
 
 import math
 
@@ -64,7 +64,7 @@ def llama3(base: float, dim: int, spec: Llama3) -> list[float]:
 
 
 def formula(spec: Scaling, base: float, dim: int, length: int) -> list[float]:
-    """The frequencies in Python's own floats, one pair at a time."""
+    """The frequencies in Python's floats, one pair at a time."""
     match spec:
         case LinearScaling():
             return [t / spec.factor for t in theta(base, dim)]
@@ -88,7 +88,7 @@ SCALINGS: dict[str, tuple[Scaling, dict | None]] = {  # with the parameters of t
     "ntk": (NTK(8.0), None),
     "dynamic": (DynamicNTK(4.0, LENGTH), {"rope_type": "dynamic", "factor": 4.0}),
     "yarn": (Yarn(8.0, LENGTH), {"rope_type": "yarn", "factor": 8.0}),
-    "yarn, own betas": (
+    "yarn, other betas": (
         Yarn(40.0, LENGTH, beta_fast=16.0, beta_slow=2.0),
         {"rope_type": "yarn", "factor": 40.0, "beta_fast": 16.0, "beta_slow": 2.0},
     ),
@@ -100,7 +100,7 @@ SCALINGS: dict[str, tuple[Scaling, dict | None]] = {  # with the parameters of t
         Yarn(32.0, LENGTH, truncate=False),
         {"rope_type": "yarn", "factor": 32.0, "truncate": False},
     ),
-    "yarn, own attention": (
+    "yarn, attention factor": (
         Yarn(4.0, LENGTH, attention_factor=0.8),
         {"rope_type": "yarn", "factor": 4.0, "attention_factor": 0.8},
     ),
@@ -241,7 +241,7 @@ def test_long_documents_of_a_packed_row_do_not_change_short_ones(name: str) -> N
 @pytest.mark.ledger("pos.rope.dynamic")
 @pytest.mark.parametrize("name", DYNAMIC)
 def test_no_cache_is_exact_past_the_trained_length(name: str) -> None:
-    """Up to that length cached = whole. Beyond it every layer would rotate the cached keys differently.
+    """Up to that length cached = whole. Beyond it the frequencies change, and cached keys have the old angles.
 
     The scheme declares the length up to which cached keys are exact, and a store of the model rejects more tokens.
     """
@@ -252,8 +252,8 @@ def test_no_cache_is_exact_past_the_trained_length(name: str) -> None:
         layout = TokenLayout(torch.tensor([[t]]))
         return model(tokens[:, t : t + 1], layout, store.begin_forward(layout))
 
-    undeclared = tuple(tuple(s.body.memory(model.spec.width) for s in b.sublayers) for b in model.spec.blocks)
-    unlimited, limited = (Contiguous(memory, 1, 16, torch.float64) for memory in (undeclared, model.spec.memory()))
+    without_limit = tuple(tuple(s.body.memory(model.spec.width) for s in b.sublayers) for b in model.spec.blocks)
+    unlimited, limited = (Contiguous(memory, 1, 16, torch.float64) for memory in (without_limit, model.spec.memory()))
     assert unlimited.reserve(0, 9)
     steps = [step(unlimited, t) for t in range(9)]
     assert position.max_exact_cache == 8
@@ -269,8 +269,8 @@ def test_rotating_cached_keys_again_would_not_be_exact() -> None:
     """A longer document changes the input of the second layer, not only the angles of its keys."""
     model = build(decoder(block(Attention(4, position=Rope(scaling=DYNAMIC["dynamic ntk"])))))
     layer_inputs: list[Tensor] = []
-    second = model.stack.blocks[1]
-    handle = second.register_forward_pre_hook(lambda _, args: layer_inputs.append(args[0]))
+    second_block = model.stack.blocks[1]
+    handle = second_block.register_forward_pre_hook(lambda _, args: layer_inputs.append(args[0]))
     tokens = random_ids(1, 9)
     model(tokens[:, :8])
     model(tokens)

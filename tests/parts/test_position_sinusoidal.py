@@ -49,7 +49,7 @@ def test_equals_three_common_implementations(width: int) -> None:
 
 
 @pytest.mark.ledger("pos.sin.d4")
-def test_values_for_width_four() -> None:
+def test_values_for_width_four_equal_the_published_ones() -> None:
     """Denominators 1 and 100."""
     found = embeddings([0, 1], 4)
     assert found[0].tolist() == [0, 1, 0, 1]
@@ -58,7 +58,7 @@ def test_values_for_width_four() -> None:
 
 
 @pytest.mark.ledger("pos.sin.p12")
-def test_values_of_position_twelve() -> None:
+def test_values_of_position_twelve_equal_the_published_ones() -> None:
     assert [f"{x:.2f}" for x in embeddings([12], 16)[0, [0, 4, 10]].tolist()] == ["-0.54", "0.93", "0.04"]
 
 
@@ -103,7 +103,7 @@ def test_a_shift_is_the_same_rotation_at_all_positions(delta: int) -> None:
 
 @pytest.mark.ledger("pos.sin.dot")
 @pytest.mark.parametrize("delta", [0, 1, 10, 1000])
-def test_a_dot_product_depends_on_the_distance_alone(delta: int) -> None:
+def test_a_dot_product_depends_only_on_the_distance(delta: int) -> None:
     width, t = 32, torch.randint(0, 100_000, (40,), generator=torch.Generator().manual_seed(0))
     products = (embeddings(t, width) * embeddings(t + delta, width)).sum(-1)
     expected = sum(math.cos(delta * 10000 ** (-2 * i / width)) for i in range(width // 2))

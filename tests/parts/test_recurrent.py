@@ -1,4 +1,4 @@
-"""Recurrent mixers: equal to torch's stacked layers; any length, adapters, FLOPs, weights and clipped gradients."""
+"""Recurrent mixers equal torch's stacked layers; any length, adapters, FLOPs, weights and clipped gradients."""
 
 from copy import deepcopy
 
@@ -27,8 +27,8 @@ WIDTH = 6
 KINDS = {"rnn": (RNN(), nn.RNN), "lstm": (LSTM(), nn.LSTM), "gru": (GRU(), nn.GRU)}
 
 
-def bare(*bodies: Body) -> tuple[Repeat, ...]:
-    """Layers without norms and without a residual stream."""
+def without_residuals(*bodies: Body) -> tuple[Repeat, ...]:
+    """Layers without norms and residual connections."""
     return (Repeat(tuple(Block((Sublayer(body, NoNorm()),), keep=0.0) for body in bodies)),)
 
 
@@ -58,9 +58,9 @@ def copy_weights(ours: RecurrentCell, theirs: nn.RNNBase, layer: str) -> None:
 def test_a_stack_equals_torch(name: str) -> None:
     """Three layers: outputs and final states of all layers, and outputs of a padded batch."""
     torch.manual_seed(0)
-    spec, kind = KINDS[name]
-    theirs = kind(WIDTH, WIDTH, 3, batch_first=True).double()
-    stack = Stack(bare(spec, spec, spec), WIDTH).double()
+    spec, torch_class = KINDS[name]
+    theirs = torch_class(WIDTH, WIDTH, 3, batch_first=True).double()
+    stack = Stack(without_residuals(spec, spec, spec), WIDTH).double()
     for i, block in enumerate(stack.blocks):
         copy_weights(block.sublayers[0].body.recurrence, theirs, f"l{i}")
     x = torch.randn(2, 9, WIDTH, dtype=torch.float64)
@@ -82,8 +82,8 @@ def test_a_stack_equals_torch(name: str) -> None:
 @pytest.mark.parametrize("name", KINDS)
 def test_bidirectional_equals_torch(name: str) -> None:
     torch.manual_seed(0)
-    spec, kind = KINDS[name]
-    theirs = kind(WIDTH, WIDTH // 2, batch_first=True, bidirectional=True).double()
+    spec, torch_class = KINDS[name]
+    theirs = torch_class(WIDTH, WIDTH // 2, batch_first=True, bidirectional=True).double()
     ours = Bidirectional(spec).build(WIDTH).double()
     copy_weights(ours.ahead, theirs, "l0")
     copy_weights(ours.back, theirs, "l0_reverse")
@@ -103,7 +103,7 @@ def test_bidirectional_equals_torch(name: str) -> None:
 
 @pytest.mark.ledger("anc.rnn.shared")
 def test_the_same_weights_apply_to_any_length() -> None:
-    spec = Decoder(11, WIDTH, bare(RNN()))
+    spec = Decoder(11, WIDTH, without_residuals(RNN()))
     model = build(spec)
     parameters = sum(p.numel() for p in model.parameters())
     tokens = torch.randint(11, (1, 1000), generator=torch.Generator().manual_seed(0))
@@ -113,7 +113,7 @@ def test_the_same_weights_apply_to_any_length() -> None:
         assert parameters == count_parameters(spec).total == sum(p.numel() for p in model.parameters())
     cell = model.stack.blocks[0].sublayers[0].body.recurrence
     embeddings = model.embed(tokens[:, :3])
-    (h,) = (torch.zeros(1, WIDTH, dtype=torch.float64),)
+    h = torch.zeros(1, WIDTH, dtype=torch.float64)
     for t in range(3):  # three applications of one step are h1, h2, h3
         (h,) = cell.step(cell.project_inputs(embeddings[:, t]), h)
         assert error(cell(embeddings, TokenLayout.whole(1, 3))[:, t], h) <= 1e-14
@@ -121,22 +121,24 @@ def test_the_same_weights_apply_to_any_length() -> None:
 
 @pytest.mark.ledger("anc.gru.params")
 def test_a_gru_has_three_quarters_of_the_weights_of_an_lstm() -> None:
-    def weights(spec: RecurrentMixer) -> int:
-        return sum(p.numel() for p in spec.build(512).parameters())
+    def count_weights(module: nn.Module) -> int:
+        return sum(p.numel() for p in module.parameters())
 
-    assert weights(GRU(bias=False)) == 1_572_864 == sum(p.numel() for p in nn.GRU(512, 512, bias=False).parameters())
-    assert weights(LSTM(bias=False)) == 2_097_152 == sum(p.numel() for p in nn.LSTM(512, 512, bias=False).parameters())
-    assert weights(GRU(bias=False)) * 4 == weights(LSTM(bias=False)) * 3
+    gru, lstm = count_weights(GRU(bias=False).build(512)), count_weights(LSTM(bias=False).build(512))
+    assert gru == 1_572_864 == count_weights(nn.GRU(512, 512, bias=False))
+    assert lstm == 2_097_152 == count_weights(nn.LSTM(512, 512, bias=False))
+    assert gru * 4 == lstm * 3
 
 
 def test_the_initial_forget_bias_is_one() -> None:
-    bias = Decoder(11, WIDTH, bare(LSTM())).build(seed=0).stack.blocks[0].sublayers[0].body.recurrence.bias
+    model = Decoder(11, WIDTH, without_residuals(LSTM())).build(seed=0)
+    bias = model.stack.blocks[0].sublayers[0].body.recurrence.bias
     assert bias.chunk(4)[1].tolist() == [1.0] * WIDTH and bias.sum() == WIDTH
 
 
 @pytest.mark.parametrize("spec", [RNN(), LSTM(), GRU(), GRU(reset="before")], ids=str)
 def test_adapted_projections_change_the_output(spec: RecurrentMixer) -> None:
-    """LoRA on any projection has an effect, although the fused operation takes weights, not modules."""
+    """LoRA on any projection has an effect, although the fused operation has weights as arguments, not modules."""
     x = torch.randn(1, 5, WIDTH, generator=torch.Generator().manual_seed(0))
     for target in [name for name, module in spec.build(WIDTH).recurrence.named_children()]:
         torch.manual_seed(0)
@@ -157,7 +159,7 @@ def test_invalid_specs_are_refused(make) -> None:
 
 def test_bidirectional_is_refused_in_a_decoder() -> None:
     with pytest.raises(SpecError, match="attend to later ones"):
-        Decoder(11, WIDTH, bare(Bidirectional(LSTM())))
+        Decoder(11, WIDTH, without_residuals(Bidirectional(LSTM())))
     with pytest.raises(SpecError, match="width=\\d+ is odd"):
         Bidirectional(LSTM()).build(5)
 
@@ -171,8 +173,9 @@ def test_flops_equal_those_of_the_matrix_products(spec: Spec) -> None:
 
 @pytest.mark.ledger("anc.rnn.clip")
 def test_clipping_an_exploding_gradient_keeps_its_direction_and_the_model_learns() -> None:
-    """Through 40 steps of a matrix with norm above 1; with clipping the loss still decreases."""
-    model = Decoder(11, WIDTH, bare(RNN(activation="relu")), norm=NoNorm(), tied=False).build(seed=0).double()
+    """The gradient passes 40 steps of a matrix with norm above 1; with clipping the loss still decreases."""
+    layers = without_residuals(RNN(activation="relu"))
+    model = Decoder(11, WIDTH, layers, norm=NoNorm(), tied=False).build(seed=0).double()
     with torch.no_grad():
         model.stack.blocks[0].sublayers[0].body.recurrence.h_proj.weight.copy_(1.2 * torch.eye(WIDTH))
     tokens = torch.randint(11, (4, 41), generator=torch.Generator().manual_seed(0))

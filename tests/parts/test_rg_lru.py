@@ -86,7 +86,7 @@ def test_initial_decays_are_in_their_range() -> None:
     assert 0.9 <= decays.min() < 0.92 < 0.99 < decays.max() <= 0.999
 
 
-def test_state_shapes_and_invalid_sizes() -> None:
+def test_states_have_their_shapes_and_invalid_sizes_are_refused() -> None:
     assert RGLRU(2, 8).memory(6).arrays == {"conv": (3, 8), "h": (8,)}
     with pytest.raises(SpecError, match="rg_lru: 8 channels are not divisible by heads=3"):
         RGLRU(3, 8).build(6)

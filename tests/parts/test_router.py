@@ -1,4 +1,4 @@
-"""The router: choices, weights, losses and capacity equal plain Python and transformers."""
+"""The choices, weights, losses and capacity of the router equal plain Python and transformers."""
 
 import math
 from collections.abc import Callable
@@ -26,13 +26,13 @@ def build_randomized(spec: Router, top_k: int, dtype: torch.dtype = torch.float6
 
 ROUTERS = {
     "softmax": (Router(), 2),
-    "softmax, as it is": (Router(renormalize=False), 3),
-    "one": (Router(), 1),
-    "all": (Router(), COUNT),
+    "softmax, not renormalized": (Router(renormalize=False), 3),
+    "top one": (Router(), 1),
+    "all experts": (Router(), COUNT),
     "sigmoid, corrected, scaled": (Router("sigmoid", correction=True, scale=2.5), 3),
     "bias": (Router(bias=True), 2),
-    "groups by their best": (Router(groups=4, top_groups=2, group_best=1, scale=16.0, renormalize=False), 3),
-    "groups by their best two": (Router("sigmoid", correction=True, groups=4, top_groups=1), 2),
+    "groups by best expert": (Router(groups=4, top_groups=2, group_best=1, scale=16.0, renormalize=False), 3),
+    "groups by best two experts": (Router("sigmoid", correction=True, groups=4, top_groups=1), 2),
     "groups of one": (Router(groups=8, top_groups=3), 2),
 }
 
@@ -41,7 +41,7 @@ def route(module: RouterModule, x: Tensor) -> Routing:
     return module.route(module(x))
 
 
-def by_hand(logits: list[float], correction: list[float], spec: Router, top_k: int) -> dict[int, float]:
+def route_one_token(logits: list[float], correction: list[float], spec: Router, top_k: int) -> dict[int, float]:
     """Returns the weight of each chosen expert of one token, the best first."""
     if spec.scores == "softmax":
         total = sum(map(math.exp, logits))
@@ -68,7 +68,7 @@ def test_choices_and_weights_equal_plain_python(name: str) -> None:
     routing = route(module, x)
     correction = [0.0] * COUNT if module.correction is None else module.correction.tolist()
     for token, logits in enumerate(module.proj(x).tolist()):
-        expected = by_hand(logits, correction, spec, top_k)
+        expected = route_one_token(logits, correction, spec, top_k)
         found = dict(zip(routing.chosen[token].tolist(), routing.weights[token].tolist(), strict=True))
         assert list(found) == list(expected)  # the best first
         assert found == pytest.approx(expected, abs=1e-12)
@@ -191,7 +191,7 @@ def test_losses_equal_switch_transformers() -> None:
 
 
 def routing_with(probabilities: Tensor, top_k: int) -> Routing:
-    """Tokens that choose every expert as often as its probability, in tenths of a percent."""
+    """A routing of about 1000 tokens in which the share of tokens that choose an expert is its probability."""
     experts = torch.repeat_interleave(torch.arange(len(probabilities)), (probabilities * 1000).round().long())
     chosen = torch.stack([experts.roll(shift) for shift in range(top_k)], -1)
     scores = probabilities.expand(len(experts), -1)
@@ -213,14 +213,17 @@ def test_balance_loss_is_smallest_if_experts_are_used_equally() -> None:
 @pytest.mark.parametrize("spec", [Router(), Router("sigmoid")], ids=["softmax", "sigmoid"])
 def test_minimizing_the_balance_loss_balances_the_experts(spec: Router) -> None:
     module, x = build_randomized(spec, 2).train(), random(400, WIDTH) + 1
-    counts = lambda: torch.bincount(route(module, x).chosen.flatten(), minlength=COUNT)  # noqa: E731
-    before = counts()
+
+    def tokens_per_expert() -> Tensor:
+        return torch.bincount(route(module, x).chosen.flatten(), minlength=COUNT)
+
+    before = tokens_per_expert()
     optimizer = torch.optim.SGD(module.parameters(), lr=0.5)
     for _ in range(200):
         optimizer.zero_grad()
         balance_loss(route(module, x), None).backward()
         optimizer.step()
-    assert before.max() > 2.5 * 100 and counts().max() < 1.6 * 100  # balanced experts have 100 each
+    assert before.max() > 2.5 * 100 and tokens_per_expert().max() < 1.6 * 100  # balanced experts have 100 each
 
 
 def test_padding_adds_no_loss() -> None:

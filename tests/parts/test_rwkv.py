@@ -67,7 +67,7 @@ def test_chunks_with_a_state_equal_transformers(pair: tuple) -> None:
         start += size
 
 
-def test_state_shapes_and_invalid_sizes() -> None:
+def test_states_have_their_shapes_and_invalid_sizes_are_refused() -> None:
     assert TimeMixing().memory(8).arrays == {"last": (1, 8), "value": (8,), "weight": (8,), "peak": (8,)}
     assert ChannelMixing().build(8).up_proj.weight.shape == (32, 8)
     with pytest.raises(SpecError, match="time_mixing: hidden=0 must be positive"):

@@ -1,4 +1,4 @@
-"""S4 and S4D: equal to the equations of their papers; long sequences, chunks, steps, shifts and precision."""
+"""S4 and S4D equal the equations of their papers; long sequences, chunks, steps, shifts and precision."""
 
 import math
 from dataclasses import replace
@@ -47,8 +47,8 @@ def plain_loop(module: TimeInvariantSSMModule, spec: TimeInvariantSSM, u: Tensor
     """u (L, D) -> y (L, D): full complex matrices with both numbers of every conjugate pair, token by token."""
     y = torch.zeros_like(u)
     for channel in range(u.shape[1]):
-        half = torch.complex(-module.log_decay[channel].exp(), module.turn[channel])
-        A = torch.cat([half, half.conj()]).diag()
+        values = torch.complex(-module.log_decay[channel].exp(), module.turn[channel])
+        A = torch.cat([values, values.conj()]).diag()
         step = module.log_step[channel, 0].exp().item()
         c = with_conjugates(module.C[channel]).conj() / 2
         b = torch.ones(len(A), dtype=A.dtype)
@@ -76,7 +76,7 @@ def with_conjugates(pairs: Tensor) -> Tensor:
 
 @pytest.mark.ledger("ssm.s4")
 @pytest.mark.parametrize("name", FILTERS)
-@pytest.mark.parametrize("randomized", [False, True], ids=["fresh", "drawn wide"])
+@pytest.mark.parametrize("randomized", [False, True], ids=["initial", "randomized"])
 def test_equals_the_equation_of_the_paper(name: str, randomized: bool) -> None:
     spec = FILTERS[name]
     module, u = build(spec), random(1, 21, WIDTH)
@@ -170,25 +170,26 @@ def test_the_state_of_a_half_precision_layer_is_float32(spec: TimeInvariantSSM) 
     module = build(spec)
     x, layout = random(1, 40, WIDTH), TokenLayout.whole(1, 40)
     store = Contiguous(((spec.memory(WIDTH),),), 1, 64, torch.bfloat16)
-    half = build(spec).bfloat16()
+    in_bfloat16 = build(spec).bfloat16()
     rounded = build(spec)
-    rounded.load_state_dict({name: tensor.double() for name, tensor in half.state_dict().items()})
-    found = half(x.bfloat16(), step_layout := TokenLayout(layout.positions), store.begin_forward(step_layout)[0][0])
+    rounded.load_state_dict({name: tensor.double() for name, tensor in in_bfloat16.state_dict().items()})
+    step_layout = TokenLayout(layout.positions)
+    found = in_bfloat16(x.bfloat16(), step_layout, store.begin_forward(step_layout)[0][0])
     assert found.dtype == torch.bfloat16
     assert next(iter(store.storages)).arrays["x"].dtype == torch.float32
     assert error(found.double(), rounded(x.bfloat16().double(), layout)) < 0.03
     assert error(found.double(), module(x, layout)) < 0.3
 
 
-def test_initial_steps_and_eigenvalues() -> None:
+def test_initial_steps_and_eigenvalues_equal_their_formulas() -> None:
     module = S4D(8, min_step=0.01, max_step=1.0).build(5)
     assert torch.allclose(module.log_step.exp().flatten(), torch.logspace(-2, 0, 5))
     assert torch.allclose(module.log_decay.exp(), torch.full((5, 4), 0.5))
-    ours = S4(8).build(2)
+    s4 = S4(8).build(2)
     A, b = legs(8)
-    assert math.isclose(ours.B[1].square().sum().item(), b.square().sum().item(), rel_tol=1e-5)
+    assert math.isclose(s4.B[1].square().sum().item(), b.square().sum().item(), rel_tol=1e-5)
     assert math.isclose(
-        -ours.log_decay[0].exp().sum().item() * 2 - ours.P[0].square().sum().item(), A.trace(), rel_tol=1e-5
+        -s4.log_decay[0].exp().sum().item() * 2 - s4.P[0].square().sum().item(), A.trace(), rel_tol=1e-5
     )
 
 

@@ -21,7 +21,7 @@ from tests.parts.attention_layer import random
 WIDTH, LENGTH, SOURCE_LENGTH = 12, 6, 5
 SPECS = {
     "additive": ScoredAttention(),
-    "additive, heads, own size": ScoredAttention(3, score_dim=5),
+    "additive, heads, score_dim": ScoredAttention(3, score_dim=5),
     "dot": ScoredAttention(1, "dot"),
     "dot, heads, full": ScoredAttention(2, "dot", mask=Full()),
     "general": ScoredAttention(2, "general"),
@@ -52,8 +52,8 @@ def layout_for(spec: ScoredAttention, batch: int = 2) -> TokenLayout:
 def plain_loop(module: ScoredAttentionModule, spec: ScoredAttention, x: Tensor, layout: TokenLayout) -> Tensor:
     weight = module.state_dict()
     states = x if layout.inputs.source is None else layout.inputs.source.x
-    slices = states.unflatten(-1, (spec.heads, -1))
-    size = slices.shape[-1]
+    values = states.unflatten(-1, (spec.heads, -1))
+    size = values.shape[-1]
 
     def score(b: int, i: int, j: int, head: int) -> float:
         s, h = x[b, i], states[b, j]
@@ -73,7 +73,7 @@ def plain_loop(module: ScoredAttentionModule, spec: ScoredAttention, x: Tensor, 
             allowed = layout.inputs.source.layout.valid[b].nonzero().flatten().tolist()
         weights = [math.exp(score(b, i, j, head)) for j in allowed]
         for w, j in zip(weights, allowed, strict=True):
-            context[b, i, head] += w / sum(weights) * slices[b, j, head]
+            context[b, i, head] += w / sum(weights) * values[b, j, head]
     return context.flatten(-2) @ weight["o_proj.weight"].T
 
 
@@ -90,12 +90,12 @@ def test_equals_the_equation_in_plain_loops(name: str) -> None:
 def test_gradients_equal_finite_differences(name: str) -> None:
     spec, x = SPECS[name], random(2, LENGTH, WIDTH, seed=99).requires_grad_()
     module = build(spec)
-    names = dict(module.named_parameters())
+    parameters = dict(module.named_parameters())
 
     def as_function(x: Tensor, *values: Tensor) -> Tensor:
-        return torch.func.functional_call(module, dict(zip(names, values, strict=True)), (x, layout_for(spec)))
+        return torch.func.functional_call(module, dict(zip(parameters, values, strict=True)), (x, layout_for(spec)))
 
-    assert gradcheck(as_function, (x, *names.values()), fast_mode=True)
+    assert gradcheck(as_function, (x, *parameters.values()), fast_mode=True)
 
 
 @pytest.mark.parametrize("heads", [1, 3])
@@ -111,7 +111,7 @@ def test_general_score_with_the_identity_matrix_equals_dot(heads: int) -> None:
 
 
 def test_additive_weights_sum_to_one() -> None:
-    module, layout = build(SPECS["additive, heads, own size"]), TokenLayout.whole(1, LENGTH)
+    module, layout = build(SPECS["additive, heads, score_dim"]), TokenLayout.whole(1, LENGTH)
     q, k = random(1, 3, LENGTH, 5), random(1, 3, LENGTH, 5, seed=1)
     weights = module.weights(q, k, layout)
     assert torch.allclose(weights.sum(-1), torch.ones(1, 3, LENGTH, dtype=torch.float64))
@@ -120,13 +120,13 @@ def test_additive_weights_sum_to_one() -> None:
     assert torch.equal(module.weights(q, k, all_padding), torch.zeros_like(weights))
 
 
-@pytest.mark.parametrize("kind", [Contiguous, Paged])
+@pytest.mark.parametrize("store_class", [Contiguous, Paged])
 @pytest.mark.parametrize("name", [name for name in SPECS if SPECS[name].source])
-def test_a_cached_source_equals_the_whole_forward(name: str, kind: type) -> None:
+def test_a_cached_source_equals_the_whole_forward(name: str, store_class: type) -> None:
     spec, x = SPECS[name], random(2, LENGTH, WIDTH, seed=99)
     module, layout, memory = build(spec), layout_for(spec), ((SPECS[name].memory(WIDTH),),)
-    size = {"blocks": 8} if kind is Paged else {}
-    store = kind(memory, 2, 8, dtype=torch.float64, source=9, **size)
+    size = {"blocks": 8} if store_class is Paged else {}
+    store = store_class(memory, 2, 8, dtype=torch.float64, source=9, **size)
     whole = module(x, layout)
     for t in range(LENGTH):
         step = TokenLayout(layout.positions[:, t : t + 1])

@@ -34,7 +34,7 @@ def decoder(*bodies: SharedBlock, times: int = 1) -> Decoder:
     return Decoder(31, WIDTH, (Repeat(blocks, times),))
 
 
-def bodies(model: nn.Module) -> list[nn.Module]:
+def layer_bodies(model: nn.Module) -> list[nn.Module]:
     return [block.sublayers[0].body for block in model.stack.blocks]
 
 
@@ -42,7 +42,7 @@ def rms(x: Tensor, weight: Tensor) -> Tensor:
     return x / (x.square().mean(-1, keepdim=True) + 1e-5).sqrt() * weight
 
 
-def by_hand(module: nn.Module, x: Tensor, embeddings: Tensor) -> Tensor:
+def block_equation(module: nn.Module, x: Tensor, embeddings: Tensor) -> Tensor:
     """The equation with three heads of width eight, one query at a time."""
     block = module.block
     z = rms(torch.cat([x, embeddings], -1), block.attention_norm.weight)
@@ -68,13 +68,13 @@ def test_equals_the_equation() -> None:
     randomize_weights(module)
     x, embeddings = torch.randn(2, 2, 9, WIDTH, dtype=torch.float64)
     found = module(x, TokenLayout.whole(2, 9).with_embeddings(embeddings))
-    assert torch.allclose(found, by_hand(module, x, embeddings), rtol=1e-10, atol=1e-10)
+    assert torch.allclose(found, block_equation(module, x, embeddings), rtol=1e-10, atol=1e-10)
 
 
 def test_a_shared_block_receives_the_embeddings_of_the_stack() -> None:
     model = decoder(SHARED, SHARED).build(seed=0).eval()
     inputs = []
-    for body in bodies(model):
+    for body in layer_bodies(model):
         body.block.register_forward_pre_hook(lambda _, args: inputs.append(args[1].inputs.embeddings))
     tokens = torch.arange(8)[None]
     model(tokens)
@@ -83,7 +83,7 @@ def test_a_shared_block_receives_the_embeddings_of_the_stack() -> None:
 
 
 def test_layers_share_weights_and_have_their_own_adapters() -> None:
-    first, second, another_block = bodies(decoder(SHARED, SHARED, replace(SHARED, number=1)).build(seed=0))
+    first, second, another_block = layer_bodies(decoder(SHARED, SHARED, replace(SHARED, number=1)).build(seed=0))
     first_parameters = dict(first.named_parameters())
     for name, parameter in second.named_parameters():
         shared = name.startswith("block.") and "adapter" not in name
@@ -97,13 +97,13 @@ def test_shared_weights_are_saved_and_counted_once(tmp_path: Path) -> None:
     assert count_parameters(spec) == sum(parameter.numel() for parameter in model.parameters())
     save(model, tmp_path / "model")
     loaded = load(tmp_path / "model")
-    first, *_, last = bodies(loaded)
+    first, *_, last = layer_bodies(loaded)
     assert last.block.attention.q_proj.base.weight is first.block.attention.q_proj.base.weight
     tokens = torch.arange(8)[None]
     assert torch.equal(loaded(tokens), model(tokens))
 
 
-def test_different_blocks_with_one_number_are_refused() -> None:
+def test_different_blocks_with_the_same_number_are_refused() -> None:
     with pytest.raises(SpecError, match="shared_block: number=0 is used by blocks that differ"):
         decoder(SHARED, replace(SHARED, rank=None)).build()
 

@@ -10,11 +10,11 @@ from regard.parts.short_convolution import ShortConvolution, ShortConvolutionMod
 
 B, L, D = 2, 9, 3
 DOCUMENTS = torch.tensor([[0] * 4 + [1] * 5, [2] * 2 + [3] * 1 + [4] * 6])
-FROM_ZERO = torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3, 4], [0, 1, 0, 0, 1, 2, 3, 4, 5]])
-FROM_LATER = FROM_ZERO + 7 * DOCUMENTS  # as in truncated documents, whose first tokens are absent
+POSITIONS = torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3, 4], [0, 1, 0, 0, 1, 2, 3, 4, 5]])
+TRUNCATED = POSITIONS + 7 * DOCUMENTS  # the first tokens of each document are absent
 
 
-def valid(*padding: tuple[int, slice]) -> Tensor:
+def mask_without(*padding: tuple[int, slice]) -> Tensor:
     mask = torch.ones(B, L, dtype=torch.bool)
     for row, span in padding:
         mask[row, span] = False
@@ -28,11 +28,11 @@ def padded_left(*pads: int) -> TokenLayout:
 
 LAYOUTS = {
     "whole": TokenLayout.whole(B, L),
-    "documents": TokenLayout(FROM_ZERO, DOCUMENTS),
-    "documents that begin later": TokenLayout(FROM_LATER, DOCUMENTS),
-    "padded on the right": TokenLayout(FROM_ZERO, DOCUMENTS, valid((0, slice(6, None)), (1, slice(1, None)))),
+    "documents": TokenLayout(POSITIONS, DOCUMENTS),
+    "truncated documents": TokenLayout(TRUNCATED, DOCUMENTS),
+    "padded on the right": TokenLayout(POSITIONS, DOCUMENTS, mask_without((0, slice(6, None)), (1, slice(1, None)))),
     "padded on the left": padded_left(0, 5),
-    "padded between": TokenLayout(FROM_LATER, DOCUMENTS, valid((0, slice(2, 4)), (1, slice(2, 5)))),
+    "padded inside documents": TokenLayout(TRUNCATED, DOCUMENTS, mask_without((0, slice(2, 4)), (1, slice(2, 5)))),
 }
 
 
@@ -44,12 +44,12 @@ def build(taps: int) -> tuple[ShortConvolutionModule, Tensor]:
 def plain_loop(x: Tensor, weight: Tensor, layout: TokenLayout) -> Tensor:
     out = torch.zeros_like(x)
     for b in range(B):
-        earlier: dict[int, list[int]] = {}  # the valid tokens of each document so far
+        tokens: dict[int, list[int]] = {}  # the valid tokens of each document so far
         for t in range(L):
             if layout.valid is None or layout.valid[b, t]:
-                previous = earlier.setdefault(0 if layout.segments is None else int(layout.segments[b, t]), [])
-                previous.append(t)
-                for tap, index in zip(weight, reversed(previous)):  # noqa: B905 (the shorter one limits the sum)
+                document = tokens.setdefault(0 if layout.segments is None else int(layout.segments[b, t]), [])
+                document.append(t)
+                for tap, index in zip(weight, reversed(document)):  # noqa: B905 (the shorter one limits the sum)
                     out[b, t] += tap * x[b, index]
     return out
 

@@ -1,4 +1,4 @@
-"""The mixer of the first neural language model: its equation, its window, and the effect of token order."""
+"""The mixer of Bengio's neural language model (2003): its equation, its window, and the effect of token order."""
 
 import pytest
 import torch
@@ -27,7 +27,7 @@ WIDTH, VOCAB = 4, 11
 
 
 def bengio(hidden: int = 9, width: int = WIDTH, vocab: int = VOCAB) -> Decoder:
-    """Bengio's model: a hidden layer over concatenated embeddings predicts the next token."""
+    """Bengio's model: a hidden layer over the concatenated embeddings of five tokens predicts the next token."""
     return Decoder(
         vocab,
         width,
@@ -97,8 +97,8 @@ def test_the_window_has_exactly_five_tokens(length: int) -> None:
     with pytest.raises(RuntimeError, match=f"1x{length * WIDTH} and {5 * WIDTH}x9"):
         body.up_proj(vectors.flatten(1))
     found = body(vectors, TokenLayout.whole(1, length))[:, -1]
-    newest = torch.cat([vectors.flip(1), torch.zeros(1, 2, WIDTH)], 1)[:, :5]
-    assert error(found, body.down_proj(torch.tanh(body.up_proj(newest.flatten(1))))) <= 1e-6
+    last_five = torch.cat([vectors.flip(1), torch.zeros(1, 2, WIDTH)], 1)[:, :5]
+    assert error(found, body.down_proj(torch.tanh(body.up_proj(last_five.flatten(1))))) <= 1e-6
 
 
 @pytest.mark.ledger("anc.mlp.layer")
