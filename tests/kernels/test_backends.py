@@ -143,7 +143,7 @@ def test_auto_chooses_once_for_equal_arguments(monkeypatch: pytest.MonkeyPatch) 
     for mask in ("causal", "causal", "full", "causal"):
         backend("auto")(*tensors, layout, ScoreOptions(MASKS[mask]))
     assert considered == ["Causal", "Full"]
-    without_gradients = [x.detach() for x in tensors]  # are other arguments, so the choice is made again
+    without_gradients = [x.detach() for x in tensors]  # other arguments, so the choice is made again
     backend("auto")(*without_gradients, layout, ScoreOptions(MASKS["causal"]))
     assert considered == ["Causal", "Full", "Causal"]
 

@@ -1,4 +1,4 @@
-"""Block-sparse attention: equal to the reference, in portions and on CPUs; work and memory grow with n·w, not n²."""
+"""Block-sparse attention equals the reference, in portions and on CPUs; work and memory grow with n·w, not n²."""
 
 from collections.abc import Iterator
 from dataclasses import replace

@@ -32,7 +32,7 @@ def attend_with_projections_of(theirs: nn.Module, x: Tensor, mask: Mask, name: s
 @pytest.mark.parametrize("name", ["reference", "block_sparse", "sdpa"])
 @pytest.mark.parametrize("window", [4, 8])
 def test_longformer_equals_transformers(window: int, name: str) -> None:
-    """Their attention_window counts both sides; projections of global tokens are set equal to the others."""
+    """Their attention_window counts both sides. Global tokens have the same projections as the other tokens."""
     config = LongformerConfig(
         hidden_size=WIDTH, num_attention_heads=HEADS, attention_window=[2 * window], attention_probs_dropout_prob=0.0
     )

@@ -1,4 +1,4 @@
-"""Random features of the Performer estimate the softmax without bias and overflow; more features, smaller error."""
+"""Random features of the Performer estimate the softmax without bias and overflow; more features reduce the error."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""FlashAttention in Triton on a GPU: as accurate as PyTorch, one compiled graph, O(n) memory, faster."""
+"""FlashAttention in Triton on a GPU: accuracy, compilation to one graph, O(n) memory, and speed."""
 
 import pytest
 import torch

@@ -99,7 +99,7 @@ def test_gradients_equal_finite_differences(name: str) -> None:
 @pytest.mark.ledger("cross.module")
 @pytest.mark.parametrize("length", [1, SOURCE_LENGTH, 9])
 def test_equals_the_module_of_torch(length: int) -> None:
-    """Sequences of different lengths and widths, a padded source; outputs and gradients."""
+    """Outputs and gradients, for sequences of different lengths and widths and a padded source."""
     ours = build(CrossAttention(3, bias=True, source_width=SOURCE_WIDTH))
     theirs = nn.MultiheadAttention(
         WIDTH, 3, batch_first=True, kdim=SOURCE_WIDTH, vdim=SOURCE_WIDTH, dtype=torch.float64

@@ -118,7 +118,7 @@ def test_performers_directions_are_saved_with_the_weights_and_not_trained() -> N
     ids=["default", "no norm, gate or rotation"],
 )
 def test_retention_equals_attention_without_softmax(spec: Retention) -> None:
-    """(Q Kᵀ ⊙ D) V, with rotations as complex numbers."""
+    """The expected output is (Q Kᵀ ⊙ D) V, with rotations as complex numbers."""
     module, x = build_randomized(spec), random(2, LENGTH, WIDTH)
     q, k, v = project(module, x, spec.heads)
     dim, steps = q.shape[-1], torch.arange(LENGTH, dtype=torch.float64)
@@ -175,7 +175,7 @@ def test_invalid_specs_are_refused(make, message: str) -> None:
 
 
 def test_bidirectional_equals_its_linear_form() -> None:
-    """φ(Q)(φ(K)ᵀV), without an (L, L) matrix."""
+    """The expected output is φ(Q)(φ(K)ᵀV), without an (L, L) matrix."""
     module = build_randomized(LinearAttention(2, features=EluFeatures(), bidirectional=True))
     x = random(1, LENGTH, WIDTH)
     q, k, v = project(module, x, 2)

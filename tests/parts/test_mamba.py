@@ -61,7 +61,7 @@ def deviation_from_toeplitz(matrix: Tensor) -> float:
 
 @pytest.mark.ledger("mamba.noconv")
 def test_a_selective_scan_is_not_a_convolution() -> None:
-    """Only if Δ, B and C are constant, the effect of a token on a later one is a function of their distance."""
+    """The effect of a token on a later one is a function of their distance only if Δ, B and C are constant."""
     u, delta, A, B, C, D, state = scan_inputs()
     empty = torch.zeros_like(state)
 

@@ -115,7 +115,7 @@ def test_feedforwards_equal_their_formulas() -> None:
 
 
 def test_attention_equals_torch() -> None:
-    """`nn.MultiheadAttention` with the same weights, causal."""
+    """The outputs equal those of a causal `nn.MultiheadAttention` with the same weights."""
     ours = randomized(Attention(3, bias=True).build(WIDTH))
     theirs = nn.MultiheadAttention(WIDTH, 3, batch_first=True, dtype=torch.float64)
     projections = [ours.q_proj, ours.k_proj, ours.v_proj]

@@ -59,7 +59,7 @@ def random(*shape: int, dtype: torch.dtype = torch.float64, seed: int = 0) -> Te
 
 
 def randomize(module: torch.nn.Module, seed: int = 1) -> torch.nn.Module:
-    """Draw weights with a large deviation, so that every part has an effect."""
+    """Draws weights with a large deviation, so that every part has an effect."""
     generator = torch.Generator().manual_seed(seed)
     for parameter in module.double().parameters():
         torch.nn.init.normal_(parameter, std=0.5, generator=generator)

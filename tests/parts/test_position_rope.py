@@ -178,7 +178,7 @@ def test_gradients_equal_finite_differences(spec: Rope | Rope2D) -> None:
 
 
 @pytest.mark.ledger("pos.rope")
-def test_half_equals_llama() -> None:
+def test_the_half_layout_equals_llama() -> None:
     config = LlamaConfig(hidden_size=32, num_attention_heads=2, max_position_embeddings=64)
     q, k, token_layout = random(2, 2, 9, 16).float(), random(2, 1, 9, 16, seed=1).float(), TokenLayout.whole(2, 9)
     cos, sin = llama.LlamaRotaryEmbedding(config)(q, token_layout.positions)
@@ -187,7 +187,7 @@ def test_half_equals_llama() -> None:
         assert (found - theirs).abs().max() < 2e-6
 
 
-def test_interleaved_equals_gpt_j() -> None:
+def test_the_interleaved_layout_equals_gpt_j() -> None:
     q = random(1, 9, 2, 16).float()  # (B, L, H, E) in GPT-J; only the first 8 coordinates are rotated
     sin, cos = gptj.create_sinusoidal_positions(9, 8)[None].chunk(2, -1)
     theirs = torch.cat([gptj.apply_rotary_pos_emb(q[..., :8], sin, cos), q[..., 8:]], -1).transpose(1, 2)
@@ -199,7 +199,7 @@ def test_interleaved_equals_gpt_j() -> None:
     assert (ours[0] - theirs).abs().max() < 2e-6
 
 
-def test_partial_equals_gpt_neox() -> None:
+def test_partial_rotation_equals_gpt_neox() -> None:
     rotary = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25}
     config = GPTNeoXConfig(hidden_size=64, num_attention_heads=2, rope_parameters=rotary)
     q, k, token_layout = random(1, 2, 9, 32).float(), random(1, 2, 9, 32, seed=1).float(), layout_at(*range(100, 109))
