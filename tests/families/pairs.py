@@ -1,4 +1,7 @@
-"""Pairs: a tiny random model of `transformers`, saved, and ours loaded from its folder; checks for any such pair."""
+"""A pair is a tiny random model of `transformers` and our model loaded from its saved folder; checks for any pair.
+
+In tests of families, `theirs` is the model of `transformers` or its output, and `ours` is the loaded one.
+"""
 
 import copy
 from collections.abc import Iterator
@@ -22,7 +25,7 @@ LIMIT = 1e-5
 
 @dataclass
 class Pair:
-    """Two models with the same weights."""
+    """A model of `transformers` and our model with the same weights."""
 
     model_type: str
     folder: Path
@@ -37,12 +40,14 @@ def make_pair(case: tuple[str, dict[str, Any]], folder: Path) -> Pair:
     # a copy, because their configs modify nested settings
     theirs = model(model.config_class(**copy.deepcopy(NO_SPECIAL_TOKENS | settings))).eval()
     for name, parameter in theirs.named_parameters():
-        if parameter.dim() == 1 or not parameter.any():  # a norm or bias of ones or zeros would hide a wrong link
+        if (
+            parameter.dim() == 1 or not parameter.any()
+        ):  # a norm or bias of ones or zeros would hide a wrong weight name
             nn.init.normal_(parameter, std=1.0 if name.endswith("weight") else 0.1)
         elif name == "rwkv.embeddings.weight":  # initially so small that the epsilon of the norm dominates
             nn.init.normal_(parameter)
     for name, buffer in theirs.named_buffers():
-        if name.endswith("e_score_correction_bias"):  # a buffer, which is zero too
+        if name.endswith("e_score_correction_bias"):  # a buffer that is initialized to zero
             nn.init.normal_(buffer, std=0.1)
     theirs.save_pretrained(folder)
     return Pair(theirs.config.model_type, folder, theirs, load(folder))
@@ -50,7 +55,7 @@ def make_pair(case: tuple[str, dict[str, Any]], folder: Path) -> Pair:
 
 @contextmanager
 def record_hidden_states(stack: nn.Module) -> Iterator[list[Tensor]]:
-    """While it is open, every forward appends the input of our first block and the output of each block."""
+    """Inside the context, every forward appends the input of the first block and the output of each block."""
     states: list[Tensor] = []
     hooks = [stack.input.register_forward_hook(lambda _, __, out: states.append(out))]
     hooks += [block.register_forward_hook(lambda _, __, out: states.append(out[0])) for block in stack.blocks]
@@ -60,20 +65,22 @@ def record_hidden_states(stack: nn.Module) -> Iterator[list[Tensor]]:
 
 
 def our_gradients(pair: Pair) -> dict[str, Tensor]:
-    """Our gradients under the names of their files."""
+    """Our gradients under the tensor names of the files of transformers."""
     gradients = {n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in pair.ours.named_parameters()}
     return dict(family(pair.model_type).table(pair.ours.spec).write(gradients))
 
 
 def stored_gradients(model: Any, folder: Path) -> dict[str, Tensor]:
-    """Their gradients under the names of their files, which may differ from the names of their modules."""
-    twin = type(model)(model.config)  # not a deepcopy: the states in RecurrentGemma's modules cannot be copied
+    """The gradients of transformers under the tensor names of its files, which can differ from its parameter names."""
+    gradient_model = type(model)(
+        model.config
+    )  # not a deepcopy: the states in RecurrentGemma's modules cannot be copied
     with torch.no_grad():
-        for buffer in twin.buffers():
+        for buffer in gradient_model.buffers():
             buffer.zero_()
-        for parameter, original in zip(twin.parameters(), model.parameters(), strict=True):
+        for parameter, original in zip(gradient_model.parameters(), model.parameters(), strict=True):
             parameter.copy_(torch.zeros_like(original) if original.grad is None else original.grad)
-    twin.save_pretrained(folder)
+    gradient_model.save_pretrained(folder)
     return load_file(folder / "model.safetensors")
 
 

@@ -28,7 +28,12 @@ from tests.families.pairs import (
 from tests.laws import error, layout_with_padding
 
 DECODERS = classic.CASES | decoders.CASES | experts.CASES | recurrent.CASES
-WITHOUT_EMBEDDINGS = ("falcon_mamba", "mamba", "mamba2", "rwkv")  # the first hidden state is that after the first block
+WITHOUT_EMBEDDINGS = (
+    "falcon_mamba",
+    "mamba",
+    "mamba2",
+    "rwkv",
+)  # their first hidden state is the output of the first block
 
 
 @pytest.fixture(scope="module", params=params(DECODERS))
@@ -47,7 +52,7 @@ def test_logits_and_hidden_states_equal_transformers(pair: Pair) -> None:
     theirs = pair.theirs(ids, output_hidden_states=True)
     with record_hidden_states(pair.ours.stack) as states:
         assert error(pair.ours(ids), theirs.logits) <= LIMIT
-    # Theirs are the embeddings, the outputs of all blocks but the last, and that of the last after the final norm.
+    # transformers returns the embeddings and the output of each block, the last one after the final norm.
     block_outputs = theirs.hidden_states[0 if pair.model_type in WITHOUT_EMBEDDINGS else 1 : -1]
     for found, expected in zip(states[1:][: len(block_outputs)], block_outputs, strict=True):
         assert error(found, expected) <= LIMIT
@@ -76,13 +81,13 @@ def test_forty_greedy_tokens_with_a_cache_equal_transformers(pair: Pair) -> None
     prompt = tokens(2, 7)
     expected = pair.theirs.generate(prompt, max_new_tokens=40, do_sample=False, attention_mask=torch.ones_like(prompt))
     store = Contiguous(pair.ours.spec.memory(), 2, 48, torch.float32)
-    ids, new = prompt, prompt
+    ids, new_ids = prompt, prompt
     for _ in range(40):
-        positions = torch.arange(ids.shape[1] - new.shape[1], ids.shape[1]).expand(2, -1)
-        # check=False: with LongRoPE a prompt past the trained length has the rotations of all later tokens already.
+        positions = torch.arange(ids.shape[1] - new_ids.shape[1], ids.shape[1]).expand(2, -1)
+        # check=False: LongRoPE is cached exactly here, because the prompt is already longer than the trained length.
         states = store.begin_forward(layout := TokenLayout(positions), check=False)
-        new = pair.ours(new, layout, states)[:, -1:].argmax(-1)
-        ids = torch.cat([ids, new], 1)
+        new_ids = pair.ours(new_ids, layout, states)[:, -1:].argmax(-1)
+        ids = torch.cat([ids, new_ids], 1)
     assert torch.equal(ids, expected)
     assert len(ids[:, 7:].unique()) > 5, "a model that repeats itself is a weak test"
 
@@ -91,8 +96,8 @@ def test_forty_greedy_tokens_with_a_cache_equal_transformers(pair: Pair) -> None
 def test_logits_with_padding_on_either_side_equal_transformers(pair: Pair) -> None:
     ids = tokens(3, 12)
     accepts_positions = "position_ids" in inspect.signature(pair.theirs.forward).parameters
-    # With padding on the left, theirs is wrong if it accepts no positions, or if a convolution mixes in the padding:
-    # always in RecurrentGemma, in Mamba if a bias makes the padding differ from zero.
+    # With padding on the left, transformers is wrong if it accepts no positions, or if a convolution mixes in the
+    # padding: always in RecurrentGemma, and in Mamba if a bias makes the padding differ from zero.
     biased = any(getattr(pair.theirs.config, key, False) for key in ("mamba_proj_bias", "add_bias_linear"))
     mixes_padding = pair.model_type == "recurrent_gemma" or biased
     for left in (False, True) if accepts_positions and not mixes_padding else (False,):
@@ -114,7 +119,7 @@ def test_exported_model_is_equal_in_transformers(pair: Pair, tmp_path: Path) -> 
 
 
 def test_saved_and_loaded_is_bit_identical(pair: Pair, tmp_path: Path) -> None:
-    loaded = check_saved_and_loaded(pair, tmp_path / "own")
+    loaded = check_saved_and_loaded(pair, tmp_path / "saved")
     assert (loaded.head.weight is loaded.embedding.weight) == pair.ours.spec.tied
 
 
@@ -127,7 +132,7 @@ def test_config_and_spec_round_trip(pair: Pair) -> None:
 def test_swapped_gate_and_up_change_the_logits(pair: Pair) -> None:
     body = pair.ours.stack.blocks[0].sublayers[-1].body
     if not isinstance(body, GatedModule):
-        assert pair.model_type != "llama"
+        assert pair.model_type != "llama", "the feed-forward of Llama is gated"
         return
     ids = tokens(2, 9)
     body.gate_proj, body.up_proj = body.up_proj, body.gate_proj

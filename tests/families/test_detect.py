@@ -1,4 +1,4 @@
-"""detect_family finds a family that can express a model, or names what the nearest one cannot express."""
+"""detect_family finds a family that can express a model, or names the field that the nearest one cannot express."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from tests.checkpoint.mutations import configs
 from tests.laws import MODELS
 
 CONFIGS = dict(configs())
-EQUIVALENT = {"phi3": "llama", "mt5": "t5", "distilbert": "bert"}  # the tiny configs of these are models of both
+EQUIVALENT = {"phi3": "llama", "mt5": "t5", "distilbert": "bert"}  # both families can express the tiny config
 
 
 @pytest.mark.parametrize("model_type", CONFIGS)
@@ -24,11 +24,11 @@ def test_every_family_is_detected_from_its_own_models(model_type: str) -> None:
         ("sinks and window", "The nearest is llama: .*mask=SinksAndWindow"),
     ],
 )
-def test_the_error_names_what_the_nearest_family_cannot_express(name: str, message: str) -> None:
+def test_the_error_names_the_field_that_the_nearest_family_cannot_express(name: str, message: str) -> None:
     with pytest.raises(FamilyError, match=message):
         detect_family(MODELS[name])
 
 
-def test_another_class_of_model_is_refused() -> None:
+def test_a_decoder_family_refuses_an_encoder() -> None:
     with pytest.raises(FamilyError, match="a llama model is a decoder, and this is an encoder"):
         family_config("llama", family("bert").spec(CONFIGS["bert"]))

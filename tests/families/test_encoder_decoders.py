@@ -55,11 +55,13 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 def tokens(*shape: int) -> Tensor:
-    return test_decoders.tokens(*shape).clamp_min(1)  # 0 is padding in LED, whose embedding theirs does not train
+    return test_decoders.tokens(*shape).clamp_min(
+        1
+    )  # 0 is LED's padding id, whose embedding transformers does not train
 
 
 def source(pair: Pair, rows: int, length: int = 19) -> Tensor:
-    """Token ids, or frames of the one length that Whisper accepts."""
+    """Random token ids, or frames of the only length that Whisper accepts."""
     spec = pair.ours.spec.source
     if not isinstance(spec.input, Frames):
         return tokens(rows, length).flip(1)
@@ -140,7 +142,7 @@ def test_forty_greedy_tokens_with_both_caches_equal_transformers(pair: Pair) -> 
 
 
 def test_engine_generates_the_tokens_of_transformers(pair: Pair) -> None:
-    """Sources of several lengths at once, with too few blocks for all; transformers generates for each alone."""
+    """The engine serves four sources with too few blocks for all at once; transformers generates for one at a time."""
     if isinstance(pair.ours.spec.source.input, Frames):
         with pytest.raises(ValueError, match="the source is frames, not token ids"):
             Engine(pair.ours)
@@ -161,11 +163,14 @@ def test_engine_generates_the_tokens_of_transformers(pair: Pair) -> None:
 
 @torch.no_grad()
 def test_logits_of_padded_batches_equal_transformers(pair: Pair) -> None:
-    """On the left only with relative positions or position ids; else theirs counts positions from the first padding."""
+    """Padding on the left is compared only if the model has relative positions or accepts position ids.
+
+    Otherwise transformers counts positions from the first padding token.
+    """
     relative = isinstance(pair.ours.spec.source.position, T5Buckets)
     accepts_positions = "decoder_position_ids" in inspect.signature(pair.theirs.forward).parameters
     inputs, ids = source(pair, 3, 13), tokens(3, 12)
-    audio = isinstance(pair.ours.spec.source.input, Frames)  # theirs does not mask frames
+    audio = isinstance(pair.ours.spec.source.input, Frames)  # transformers does not mask frames
     for left in (False, True) if relative or accepts_positions else (False,):
         source_layout, layout = layout_with_padding([13, 2, 7], 13, left), layout_with_padding([4, 9, 12], 12, left)
         masks = {"decoder_attention_mask": layout.valid.long()}
@@ -193,12 +198,12 @@ def test_exported_model_is_equal_in_transformers(pair: Pair, tmp_path: Path) -> 
 def unused_tensors(theirs: nn.Module) -> list[str]:
     """Tensors that transformers stores and we do not: sinusoids, and in an untied model the shared embedding."""
     frozen = [name for name, parameter in theirs.named_parameters() if not parameter.requires_grad]
-    base = f"{theirs.base_model_prefix}." if hasattr(theirs, theirs.base_model_prefix) else ""
-    return frozen + ([] if theirs.config.tie_word_embeddings else [f"{base}shared.weight"])
+    prefix = f"{theirs.base_model_prefix}." if hasattr(theirs, theirs.base_model_prefix) else ""
+    return frozen + ([] if theirs.config.tie_word_embeddings else [f"{prefix}shared.weight"])
 
 
 def test_saved_and_loaded_is_bit_identical(pair: Pair, tmp_path: Path) -> None:
-    target = check_saved_and_loaded(pair, tmp_path / "own").target
+    target = check_saved_and_loaded(pair, tmp_path / "saved").target
     assert (target.head.weight is target.embedding.weight) == pair.ours.spec.target.tied
 
 
@@ -214,7 +219,7 @@ def test_laws_hold(pair: Pair) -> None:
 
 @torch.no_grad()
 def test_untied_head_of_t5_version_1_1_equals_transformers(tmp_path: Path) -> None:
-    """transformers 5 keeps the two matrices of such a file, but writes a config that calls them tied."""
+    """transformers 5 keeps the two matrices of such a file, but writes a config that declares them tied."""
     pair = make_pair(encoder_decoders.CASES["t5: gated gelu unscaled"], tmp_path / "theirs")
     pair.theirs.lm_head.weight = nn.Parameter(torch.randn(97, 48))
     pair.theirs.save_pretrained(pair.folder)
@@ -234,13 +239,13 @@ def test_base_model_names_and_copied_embeddings_are_read(tmp_path: Path) -> None
     """Names of a base model, copies of the embedding and no bias are accepted; a copy with other values is refused."""
     pair = make_pair(encoder_decoders.CASES["bart: tied"], tmp_path)
     stored = load_file(tmp_path / "model.safetensors")
-    base = {name.removeprefix("model."): tensor for name, tensor in stored.items() if name != BIAS}
-    table = base["shared.weight"]
-    base |= {"encoder.embed_tokens.weight": table.clone(), "decoder.embed_tokens.weight": table.clone()}
-    save_file(base | {"encoder.version": torch.ones(1)}, tmp_path / "model.safetensors")
+    base_model = {name.removeprefix("model."): tensor for name, tensor in stored.items() if name != BIAS}
+    table = base_model["shared.weight"]
+    base_model |= {"encoder.embed_tokens.weight": table.clone(), "decoder.embed_tokens.weight": table.clone()}
+    save_file(base_model | {"encoder.version": torch.ones(1)}, tmp_path / "model.safetensors")
     inputs, ids = source(pair, 2), tokens(2, 9)
     assert torch.equal(load(tmp_path)(inputs, ids), pair.ours(inputs, ids))
-    save_file(base | {"decoder.embed_tokens.weight": table + 1}, tmp_path / "model.safetensors")
+    save_file(base_model | {"decoder.embed_tokens.weight": table + 1}, tmp_path / "model.safetensors")
     with pytest.raises(WeightsError, match="model.decoder.embed_tokens.weight is a copy of model.shared.weight"):
         load(tmp_path)
 
@@ -260,17 +265,17 @@ def test_sinusoids_may_be_missing_but_not_different(tmp_path: Path) -> None:
 
 @torch.no_grad()
 def test_global_tokens_of_led_equal_transformers(tmp_path: Path) -> None:
-    """In transformers an argument of forward selects the global tokens, here the spec."""
+    """In transformers an argument of forward selects the global tokens; here the spec does."""
     pair = make_pair(encoder_decoders.CASES["led: window shorter than the sequence"], tmp_path)
     inputs, ids = source(pair, 2), tokens(2, 9)
     mask = torch.zeros_like(inputs)
     mask[:, :2] = 1
     expected = pair.theirs(inputs, decoder_input_ids=ids, global_attention_mask=mask).logits
     spec = pair.ours.spec
-    (run,) = spec.source.layers
-    (first, *others), style = run.blocks[0].sublayers, run.blocks[0].style
-    attention = replace(first, body=replace(first.body, mask=Longformer(3, globals=2)))
-    layers = (Repeat((Block((attention, *others), style),), run.times),)
+    (repeat,) = spec.source.layers
+    (attention, *others), style = repeat.blocks[0].sublayers, repeat.blocks[0].style
+    attention = replace(attention, body=replace(attention.body, mask=Longformer(3, globals=2)))
+    layers = (Repeat((Block((attention, *others), style),), repeat.times),)
     ours = replace(spec, source=replace(spec.source, layers=layers)).build().eval()
     ours.load_state_dict(pair.ours.state_dict())
     assert error(ours(inputs, ids), expected) <= LIMIT

@@ -1,7 +1,7 @@
 """Text encoders equal those of `transformers`: hidden states, outputs of the head, gradients, padding, export.
 
-The sequences contain no padding ids: theirs computes no gradient for such a token, and RoBERTa's relatives derive
-positions from them.
+The sequences contain no padding ids, because transformers computes no gradient for the embedding of such a token, and
+RoBERTa and its relatives derive positions from them.
 """
 
 import inspect
@@ -46,7 +46,7 @@ def shared_pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPat
 
 @pytest.fixture
 def pair(shared_pair: Pair) -> Pair:
-    if shared_pair.model_type == "big_bird":  # theirs switches to full attention at the first short sequence
+    if shared_pair.model_type == "big_bird":  # transformers switches to full attention at the first short sequence
         shared_pair.theirs.base_model.set_attention_type(shared_pair.theirs.config.attention_type)
     return shared_pair
 
@@ -60,7 +60,7 @@ def accepts(model: Any, name: str) -> bool:
 
 
 def token_types(pair: Pair, ids: Tensor) -> tuple[dict[str, Tensor], Tensor | None]:
-    """The types of segments of equal length, as arguments for theirs and for ours."""
+    """Token types of segments of equal length: the arguments for transformers, and the tensor for our model."""
     count = getattr(pair.ours.spec.input, "types", 0)
     if not count:
         return {}, None
@@ -69,7 +69,7 @@ def token_types(pair: Pair, ids: Tensor) -> tuple[dict[str, Tensor], Tensor | No
 
 
 def layout_arguments(pair: Pair, layout: TokenLayout) -> dict[str, Tensor]:
-    """The layout as arguments for theirs."""
+    """The layout as arguments for transformers."""
     spec, arguments = pair.ours.spec, {"attention_mask": layout.valid.long()}
     if accepts(pair.theirs, "position_ids"):
         arguments["position_ids"] = layout.positions + getattr(spec.position, "offset", 0)
@@ -138,7 +138,7 @@ def test_hidden_states_and_outputs_of_the_head_equal_transformers(pair: Pair) ->
     type_arguments, types = token_types(pair, ids)
     theirs = pair.theirs(ids, output_hidden_states=True, **type_arguments)
     for found, expected in zip(our_hidden_states(pair, ids, None, types), theirs.hidden_states, strict=True):
-        assert error(found, expected[:, : ids.shape[1]]) <= LIMIT  # theirs may be padded to whole blocks
+        assert error(found, expected[:, : ids.shape[1]]) <= LIMIT  # transformers may pad to whole blocks
     for found, expected in zip(our_outputs(pair, ids, None, types), their_outputs(theirs), strict=True):
         assert found.shape == expected.shape
         assert error(found, expected) <= LIMIT
@@ -156,12 +156,12 @@ def test_padding_on_either_side_equals_transformers(pair: Pair) -> None:
         for found, expected in zip(our_outputs(pair, ids, layout, types), their_outputs(theirs), strict=True):
             if expected.shape[:2] == ids.shape:
                 assert error(found[layout.valid], expected[layout.valid]) <= LIMIT
-            elif not left:  # theirs classifies by the first slot, even if it is padding
+            elif not left:  # transformers classifies by the first slot, even if it is padding
                 assert error(found, expected) <= LIMIT
 
 
 def losses(pair: Pair, ids: Tensor) -> tuple[Tensor, Tensor]:
-    """Their loss and ours for the same labels, some of which are ignored."""
+    """The loss of transformers and our loss for the same labels, some of which are ignored."""
     head, name = pair.ours.spec.head, type(pair.theirs).__name__
     found, rows = our_outputs(pair, ids), torch.arange(len(ids))
     if head is None or isinstance(head, Pooler):
@@ -220,7 +220,7 @@ def test_exported_model_is_equal_in_transformers(pair: Pair, tmp_path: Path) -> 
 
 
 def test_saved_and_loaded_is_bit_identical(pair: Pair, tmp_path: Path) -> None:
-    check_saved_and_loaded(pair, tmp_path / "own")
+    check_saved_and_loaded(pair, tmp_path / "saved")
 
 
 def test_config_and_spec_round_trip(pair: Pair) -> None:
@@ -246,7 +246,7 @@ def test_more_global_tokens_with_the_same_weights_equal_transformers(tmp_path: P
 
 
 def with_global_tokens(spec: Encoder, count: int) -> Encoder:
-    """The same model with this many global tokens at the start."""
+    """The same spec with `count` global tokens at the start."""
     (attention, feedforward), window = spec.blocks[0].sublayers, spec.blocks[0].sublayers[0].body.mask.size
     body = replace(attention.body, mask=Longformer(window, count))
     block = replace(spec.blocks[0], sublayers=(replace(attention, body=body), feedforward))
@@ -255,7 +255,7 @@ def with_global_tokens(spec: Encoder, count: int) -> Encoder:
 
 @torch.no_grad()
 def test_rows_that_end_in_the_last_block_equal_transformers(tmp_path: Path) -> None:
-    """Theirs treats the last block of the batch as the end of every row, so a shorter row attends to fewer keys."""
+    """transformers treats the last block of the batch as the end of every row; a shorter row attends to fewer keys."""
     pair, ids = make_pair(encoders.CASES["BigBirdForMaskedLM, 0"], tmp_path), tokens(2, 30)
     layout = layout_with_padding([29, 30], 30)
     expected = pair.theirs(ids, attention_mask=layout.valid.long()).logits
@@ -299,8 +299,8 @@ def test_label_names_are_kept(model: str, tmp_path: Path) -> None:
     settings = encoders.CASES[f"{model}, 0"][1] | {"id2label": names, "label2id": {v: k for k, v in names.items()}}
     pair = make_pair((model, settings), tmp_path / "theirs")
     assert pair.ours.spec.head.label_names == ("negative", "neutral", "positive")
-    save(pair.ours, tmp_path / "own")
-    loaded = load(tmp_path / "own")
+    save(pair.ours, tmp_path / "saved")
+    loaded = load(tmp_path / "saved")
     assert loaded.spec == pair.ours.spec
     export(loaded, tmp_path / "out", pair.model_type)
     config = type(pair.theirs).from_pretrained(tmp_path / "out").config

@@ -25,7 +25,7 @@ QUICK = ("mixtral: one layer, multi-query, top one, tied", "qwen2_moe: one dense
 )
 @pytest.mark.parametrize("padded", [False, True], ids=["whole", "padded"])
 def test_balance_loss_equals_transformers(name: str, padded: bool, tmp_path: Path) -> None:
-    """Theirs is computed over the tokens of all layers at once, which with one layer equals ours."""
+    """transformers computes one loss over the tokens of all layers, which equals ours for a model with one layer."""
     model, settings = BALANCED[name]
     pair = make_pair((model, settings | {"router_aux_loss_coef": 0.5}), tmp_path)
     ids, layout = tokens(3, 12), layout_with_padding([4, 9, 12], 12, left=False) if padded else TokenLayout.whole(3, 12)
@@ -50,7 +50,7 @@ def test_balance_loss_equals_transformers(name: str, padded: bool, tmp_path: Pat
 
 
 def router_gradient(pair: Pair) -> torch.Tensor:
-    """Their gradient of the router of the first layer."""
+    """The gradient of the first router of transformers."""
     names = [name for name, _ in pair.theirs.named_parameters() if name.endswith(("gate.weight", "router.weight"))]
     return pair.theirs.get_parameter(names[0]).grad
 

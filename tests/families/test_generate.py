@@ -21,25 +21,25 @@ from tests.families.cases.vision import IMAGE_TOKEN, INTERLEAVED
 from tests.families.pairs import make_pair
 
 SPECIAL = ["<pad>", "</s>", "<s>", "<mask>", "<unk>", "<image>"]
-IDS = {"pad_token_id": 0, "eos_token_id": [1, 11, 12, 13, 14, 15], "bos_token_id": 2}
+TOKEN_IDS = {"pad_token_id": 0, "eos_token_id": [1, 11, 12, 13, 14, 15], "bos_token_id": 2}
 PROMPTS = ["w7 w8 w9", "w30", "w60 w3 <mask> w4 w5 w61 w62 w63 w7 w8 w9", "w1 w2"]
 TRANSLATORS = {
-    "t5": ("T5ForConditionalGeneration", T5 | IDS | {"decoder_start_token_id": 0}),
+    "t5": ("T5ForConditionalGeneration", T5 | TOKEN_IDS | {"decoder_start_token_id": 0}),
     "bart": (
         "BartForConditionalGeneration",
-        BART | IDS | {"decoder_start_token_id": 1, "forced_bos_token_id": 2, "forced_eos_token_id": 1},
+        BART | TOKEN_IDS | {"decoder_start_token_id": 1, "forced_bos_token_id": 2, "forced_eos_token_id": 1},
     ),
     "marian": (
         "MarianMTModel",
         BART
-        | IDS
+        | TOKEN_IDS
         | {"eos_token_id": [1, 33], "decoder_start_token_id": 0}
         | {"bad_words_ids": [[0], [14], [34], [33], [5, 6]]},  # an id that ends the output is not banned
     ),
     # without decoder_start_token_id, the bos token starts the output
-    "pegasus": ("PegasusForConditionalGeneration", BART | IDS | {"suppress_tokens": [50, 51, 52]}),
+    "pegasus": ("PegasusForConditionalGeneration", BART | TOKEN_IDS | {"suppress_tokens": [50, 51, 52]}),
 }
-GENERATION = (
+GENERATION_KEYS = (
     "decoder_start_token_id",
     "forced_bos_token_id",
     "forced_eos_token_id",
@@ -50,7 +50,7 @@ GREEDY = {"max_new": 12, "temperature": 0.0}
 
 
 def save_tokenizer(folder: Path, template: str) -> Any:
-    """A tokenizer of words w0, w1 …; `template` is that of its post-processor."""
+    """Save and return a tokenizer with the vocabulary w0, w1 …; `template` is the template of its post-processor."""
     vocab = {word: id for id, word in enumerate([*SPECIAL, *(f"w{i}" for i in range(VOCAB - len(SPECIAL)))])}
     core = tokenizers.Tokenizer(models.WordLevel(vocab, unk_token="<unk>"))
     core.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
@@ -66,10 +66,14 @@ def save_tokenizer(folder: Path, template: str) -> Any:
 @pytest.fixture(scope="module", params=TRANSLATORS)
 def translator(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any, Any]:
     name, settings = TRANSLATORS[request.param]
-    generation = {key: value for key, value in settings.items() if key in GENERATION}
-    pair = make_pair((name, {k: v for k, v in settings.items() if k not in GENERATION}), tmp_path_factory.mktemp("t"))
+    generation = {key: value for key, value in settings.items() if key in GENERATION_KEYS}
+    pair = make_pair(
+        (name, {k: v for k, v in settings.items() if k not in GENERATION_KEYS}), tmp_path_factory.mktemp("t")
+    )
     enlarge_layer_weights(pair.theirs)
-    pair.theirs.generation_config = transformers.GenerationConfig(**{key: settings[key] for key in IDS}, **generation)
+    pair.theirs.generation_config = transformers.GenerationConfig(
+        **{key: settings[key] for key in TOKEN_IDS}, **generation
+    )
     pair.theirs.save_pretrained(pair.folder)
     return pair.folder, pair.theirs, save_tokenizer(pair.folder, "$A </s>")
 
@@ -108,19 +112,21 @@ def test_encoder_decoder_generates_as_transformers(translator: tuple[Path, Any, 
 def test_generate_command_of_an_encoder_decoder_equals_transformers(
     translator: tuple[Path, Any, Any], tmp_path: Path
 ) -> None:
-    """For the folder, for one with the ids in config.json as in older versions, and for both after `regard import`."""
+    """Tested on the folder, on one with the token ids in config.json as in older versions, and on both imported."""
     folder, theirs, tokenizer = translator
     options = ("--prompt", PROMPTS[0], "--max-new", 12, "--temperature", 0)
     expected = their_ids(theirs, tokenizer(PROMPTS[0], return_tensors="pt", return_token_type_ids=False))
-    older = tmp_path / "older"
-    older.mkdir()
+    older_folder = tmp_path / "older"
+    older_folder.mkdir()
     for file in folder.iterdir():
-        (older / file.name).write_bytes(file.read_bytes())
-    config, generation = (json.loads((older / f"{name}.json").read_text()) for name in ("config", "generation_config"))
-    model_settings = {key: value for key, value in config.items() if key not in GENERATION}
-    (older / "config.json").write_text(json.dumps(model_settings | generation))
-    (older / "generation_config.json").unlink()
-    for name, source in (("new", folder), ("old", older)):
+        (older_folder / file.name).write_bytes(file.read_bytes())
+    config, generation = (
+        json.loads((older_folder / f"{name}.json").read_text()) for name in ("config", "generation_config")
+    )
+    model_settings = {key: value for key, value in config.items() if key not in GENERATION_KEYS}
+    (older_folder / "config.json").write_text(json.dumps(model_settings | generation))
+    (older_folder / "generation_config.json").unlink()
+    for name, source in (("new", folder), ("old", older_folder)):
         result = command("import", source, tmp_path / name)
         assert result.exit_code == 0 and "try: regard generate" in result.output
         for model in (source, tmp_path / name):
@@ -131,7 +137,7 @@ def test_generate_command_of_an_encoder_decoder_equals_transformers(
 
 
 def test_encoder_decoder_refuses_images_chat_and_lens(translator: tuple[Path, Any, Any]) -> None:
-    folder, theirs, _ = translator
+    folder, *_ = translator
     llm = regard.load(folder, device="cpu")
     with pytest.raises(ValueError, match="of kind encoder_decoder and reads no images"):
         llm.generate("w1", images=["picture.png"])
@@ -151,7 +157,11 @@ def random_pictures() -> list[Image.Image]:
     return [Image.fromarray(generator.integers(0, 256, size, dtype=np.uint8)) for size in sizes]
 
 
-PROMPTS_WITH_IMAGES = {"<image> w7 w8 w9": [0], "w7 <image> w3 w60 <image> w9": [1, 2], "w7 w8": []}
+PROMPTS_WITH_IMAGES = {  # prompt -> indices of its images
+    "<image> w7 w8 w9": [0],
+    "w7 <image> w3 w60 <image> w9": [1, 2],
+    "w7 w8": [],
+}
 
 
 @pytest.fixture(scope="module", params=[*INTERLEAVED][:2])
@@ -172,32 +182,32 @@ def llava(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 def test_prompts_with_images_generate_as_transformers(llava: tuple[Path, Any, Any], tmp_path: Path) -> None:
     folder, theirs, processor = llava
     llm, images = regard.load(folder, device="cpu", context=64), random_pictures()
-    for prompt, chosen in PROMPTS_WITH_IMAGES.items():
-        own_images = [images[i] for i in chosen]
-        inputs = processor(images=own_images or None, text=prompt, return_tensors="pt", return_token_type_ids=False)
-        assert our_ids(llm, prompt, images=own_images) == their_ids(theirs, inputs)
-        assert llm.embed_images(llm.encode(prompt), own_images)[0] == inputs["input_ids"][0].tolist()
+    for prompt, indices in PROMPTS_WITH_IMAGES.items():
+        prompt_images = [images[i] for i in indices]
+        inputs = processor(images=prompt_images or None, text=prompt, return_tensors="pt", return_token_type_ids=False)
+        assert our_ids(llm, prompt, images=prompt_images) == their_ids(theirs, inputs)
+        assert llm.embed_images(llm.encode(prompt), prompt_images)[0] == inputs["input_ids"][0].tolist()
     batched = llm.generate(
         [*PROMPTS_WITH_IMAGES],
-        images=[[images[i] for i in chosen] for chosen in PROMPTS_WITH_IMAGES.values()],
+        images=[[images[i] for i in indices] for indices in PROMPTS_WITH_IMAGES.values()],
         **GREEDY,
     )
     assert batched == [
-        llm.generate(prompt, images=[images[i] for i in chosen], **GREEDY)
-        for prompt, chosen in PROMPTS_WITH_IMAGES.items()
+        llm.generate(prompt, images=[images[i] for i in indices], **GREEDY)
+        for prompt, indices in PROMPTS_WITH_IMAGES.items()
     ]
     images[0].save(tmp_path / "picture.png")
     options = ("--prompt", "<image> w7 w8 w9", "--image", tmp_path / "picture.png", "--max-new", 12, "--temperature", 0)
     expected = our_ids(llm, "<image> w7 w8 w9", images=images[:1])
-    assert command("import", folder, tmp_path / "own").exit_code == 0
-    for model in (folder, tmp_path / "own"):
+    assert command("import", folder, tmp_path / "imported").exit_code == 0
+    for model in (folder, tmp_path / "imported"):
         result = command("generate", model, *options, "--json", "--context", 64)
         assert json.loads(result.stdout)["ids"] == expected
     # without <image> in the prompt, images precede it
     assert our_ids(llm, "w7 w8 w9", images=[tmp_path / "picture.png"]) == expected
 
 
-def test_a_wrong_number_of_images_is_refused(llava: tuple[Path, Any, Any]) -> None:
+def test_interleaved_model_refuses_serve_and_a_wrong_number_of_images(llava: tuple[Path, Any, Any]) -> None:
     folder, *_ = llava
     refused = command("serve", folder)
     assert refused.exit_code == 1 and "is of kind interleaved; this command needs a decoder" in str(refused.exception)

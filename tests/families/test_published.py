@@ -1,8 +1,8 @@
 """Published configs are read, written and their parameters counted, on the meta device.
 
 `published.jsonl` has one model per line. Keys that published files contain and no family reads are added to each.
-The counts are those of `transformers`' classes, without their tensors that are not weights here (sinusoids),
-and with our weights that are buffers there (biases of logits and of routers).
+The counts are those of the classes of `transformers`, without parameters that are computed here (sinusoids), and with
+buffers that are parameters here (biases of logits and of routers).
 """
 
 import json
@@ -96,7 +96,7 @@ def test_a_published_config_is_read_into_the_parts_of_its_architecture(name, par
 
 @pytest.mark.ledger("fam.mistral")
 def test_mistral_7b_has_a_window_of_4096_in_32_grouped_layers() -> None:
-    """Windows one shorter than the sequence, as long, and one longer are compared in test_decoders."""
+    """test_decoders compares windows as long as the sequence, one token shorter and one token longer."""
     (config,) = (model["config"] for model in PUBLISHED if model["name"] == "Mistral-7B-v0.1")
     planned = plan(family("mistral").spec(config))
     assert planned.attentions == {(32, 8, 128): 32}
@@ -107,14 +107,14 @@ def test_every_family_has_a_published_config() -> None:
     assert {model["config"]["model_type"] for model in PUBLISHED} == {*FAMILIES}
 
 
-def test_an_unsupported_head_is_named() -> None:
+def test_the_error_names_an_unsupported_class() -> None:
     bert = next(model["config"] for model in PUBLISHED if model["name"] == "bert-base-uncased")
     with pytest.raises(FamilyError, match="architectures='BertForQuestionAnswering' is not supported"):
         family("bert").spec(bert | {"architectures": ["BertForQuestionAnswering"]})
 
 
 @pytest.mark.parametrize(
-    ("name", "change"),
+    ("name", "replacement"),
     [
         ("gpt2", ("transformer.", "")),
         ("Qwen3-0.6B", ("model.", "")),  # as its embedding models are published
@@ -122,12 +122,12 @@ def test_an_unsupported_head_is_named() -> None:
         ("mamba-130m-hf", ("embeddings.", "embedding.")),
     ],
 )
-def test_other_tensor_names_of_published_files_are_read(name: str, change: tuple[str, str]) -> None:
+def test_alternative_tensor_names_of_published_files_are_read(name: str, replacement: tuple[str, str]) -> None:
     config = next(model["config"] for model in PUBLISHED if model["name"] == name)
     module = family(config["model_type"])
     spec = module.spec(config | {"num_hidden_layers": 1, "n_layer": 1})
     ours = unique_parameters(build_on_meta(spec))
-    theirs = {key.replace(*change): tensor for key, tensor in module.table(spec).write(ours)}
+    theirs = {key.replace(*replacement): tensor for key, tensor in module.table(spec).write(ours)}
     found = {key: StoredTensor("file", tuple(t.shape), "F32", lambda t=t: t) for key, t in theirs.items()}
     assert {key: tensor.shape for key, tensor in module.table(spec).read(found, ours)} == {
         key: tensor.shape for key, tensor in ours.items()

@@ -1,4 +1,4 @@
-"""Older decoders: published key names are read, unsupported settings and specs refused; an error of transformers."""
+"""Older decoders: published key names are read, unsupported settings and specs are refused; ALiBi with padding."""
 
 import dataclasses
 from pathlib import Path
@@ -22,7 +22,7 @@ from tests.families.test_decoders import tokens
 from tests.laws import error, layout_with_padding
 
 
-def read(model_type: str, **changes: Any) -> Decoder:
+def read_spec(model_type: str, **changes: Any) -> Decoder:
     return family(model_type).spec(CLASSES[model_type][1] | changes)
 
 
@@ -48,7 +48,7 @@ def read(model_type: str, **changes: Any) -> Decoder:
 )
 def test_unsupported_settings_are_refused(model_type: str, changes: dict[str, Any], message: str) -> None:
     with pytest.raises(FamilyError, match=f"^{model_type}: .*{message}"):
-        read(model_type, **changes)
+        read_spec(model_type, **changes)
 
 
 @pytest.mark.parametrize(
@@ -65,23 +65,23 @@ def test_specs_that_the_class_cannot_express_are_refused(
     model_type: str, changes: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(FamilyError, match=message):
-        family(model_type).config(dataclasses.replace(read(model_type), **changes))
+        family(model_type).config(dataclasses.replace(read_spec(model_type), **changes))
 
 
 @pytest.mark.parametrize("model_type", CLASSES)
-@pytest.mark.parametrize("other", CLASSES)
-def test_models_of_other_families_are_expressed_or_refused(model_type: str, other: str) -> None:
-    spec = read(other)
+@pytest.mark.parametrize("source_type", CLASSES)
+def test_models_of_other_families_are_expressed_or_refused(model_type: str, source_type: str) -> None:
+    spec = read_spec(source_type)
     try:
         written = family(model_type).config(spec)
     except FamilyError:
-        assert model_type != other
+        assert model_type != source_type
     else:
         assert family(model_type).spec(written) == spec
 
 
 def test_alibi_with_smaller_slopes_is_read_but_not_written() -> None:
-    spec = read("mpt", attn_config={"alibi_bias_max": 16})
+    spec = read_spec("mpt", attn_config={"alibi_bias_max": 16})
     assert spec.blocks[0].sublayers[0].body.position == Alibi(exponent=16.0)
     with pytest.raises(FamilyError, match="only ALiBi with exponent=8"):
         family("mpt").config(spec)
@@ -89,25 +89,25 @@ def test_alibi_with_smaller_slopes_is_read_but_not_written() -> None:
 
 def test_published_key_names_are_read() -> None:
     published = {"n_embed": 48, "num_attention_heads": 4, "num_hidden_layers": 2, "vocab_size": VOCAB, "seq_length": 9}
-    assert family("bloom").spec(published) == dataclasses.replace(read("bloom"), context=9)
+    assert family("bloom").spec(published) == dataclasses.replace(read_spec("bloom"), context=9)
     older = {"rotary_pct": 0.25, "rotary_emb_base": 10000, "rope_scaling": None}
-    assert read("gpt_neox", **older) == read("gpt_neox")
+    assert read_spec("gpt_neox", **older) == read_spec("gpt_neox")
     linear = {"rope_scaling": {"type": "linear", "factor": 2.0}}
-    assert read("falcon", **linear) == read("falcon", rope_parameters={"rope_type": "linear", "factor": 2.0})
+    assert read_spec("falcon", **linear) == read_spec("falcon", rope_parameters={"rope_type": "linear", "factor": 2.0})
 
 
 def test_a_table_does_not_iterate_over_the_layers() -> None:
-    """A config may claim any depth, and the table is built before the depth is compared with the files."""
+    """A config may declare any depth, and the table is built before the depth is compared with the files."""
     for model_type in CLASSES:
-        spec = read(model_type)
+        spec = read_spec(model_type)
         deep = dataclasses.replace(spec, layers=(Repeat(spec.layers[0].blocks, 10**12),))
         assert family(model_type).table(deep)
 
 
-@pytest.mark.parametrize("name", ["bloom: three heads, untied", "mpt: six heads, untied, own scale"])
+@pytest.mark.parametrize("name", ["bloom: three heads, untied", "mpt: six heads, untied, explicit softmax scale"])
 @torch.no_grad()
 def test_padding_on_the_left_equals_transformers(name: str, tmp_path: Path) -> None:
-    """These classes take no position_ids: they count positions from the mask, or use distances only."""
+    """These classes accept no position_ids: they count positions from the mask, or use distances only."""
     pair, ids, layout = make_pair(CASES[name], tmp_path), tokens(3, 12), layout_with_padding([4, 9, 12], 12, True)
     theirs = pair.theirs(ids, attention_mask=layout.valid.long()).logits
     assert error(pair.ours(ids, layout)[layout.valid], theirs[layout.valid]) <= LIMIT
@@ -115,7 +115,7 @@ def test_padding_on_the_left_equals_transformers(name: str, tmp_path: Path) -> N
 
 @torch.no_grad()
 def test_falcon_slopes_equal_transformers_without_its_rounding(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From 16 heads on, slopes are not powers of two, and theirs rounds them to bfloat16 even in float32 models."""
+    """From 16 heads on, slopes are not powers of two; transformers rounds them to bfloat16 even in float32 models."""
     pair = make_pair(
         ("FalconForCausalLM", FALCON | {"alibi": True, "num_attention_heads": 16, "hidden_size": 64}), tmp_path
     )

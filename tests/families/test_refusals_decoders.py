@@ -40,7 +40,7 @@ MODEL_TYPES = (
 )
 
 
-def read(model_type: str, **changes: object) -> Decoder:
+def read_spec(model_type: str, **changes: object) -> Decoder:
     return family(model_type).spec(SHAPE | {"sliding_window": 5} | changes)
 
 
@@ -60,10 +60,10 @@ def attentions(spec: Decoder) -> list[Attention]:
 )
 @pytest.mark.parametrize("model_type", MODEL_TYPES)
 def test_omitted_keys_have_the_defaults_of_transformers(model_type: str, changes: dict) -> None:
-    """The config with the defaults of their class has the same spec as the config without them."""
+    """The config with the defaults of its class has the same spec as the config without them."""
     if model_type == "phi3" and "rope_scaling" in changes:
         changes = {"rope_theta": 500.0}
-    config = transformers.AutoConfig.for_model(model_type, **copy.deepcopy(SIZES | changes))  # their class modifies it
+    config = transformers.AutoConfig.for_model(model_type, **copy.deepcopy(SIZES | changes))  # the class modifies it
     expected = family(model_type).spec(config.to_dict())
     assert family(model_type).spec(SIZES | changes).blocks == expected.blocks
     assert replace(family(model_type).spec(SIZES | changes), layers=expected.layers) == expected
@@ -86,7 +86,7 @@ def test_null_differs_from_an_omitted_key(model_type: str, keys: list[str]) -> N
 
 def test_gemma3_configs_of_transformers_4_are_read() -> None:
     settings = {"rope_theta": 2e6, "rope_local_base_freq": 3e4, "rope_scaling": {"type": "linear", "factor": 8.0}}
-    *local, full = attentions(read("gemma3_text", num_hidden_layers=6, **settings))
+    *local, full = attentions(read_spec("gemma3_text", num_hidden_layers=6, **settings))
     assert {(mixer.position, mixer.mask) for mixer in local} == {(Rope(3e4), Window(5))}
     assert (full.position, full.mask) == (Rope(2e6, scaling=LinearScaling(8.0)), Causal())
 
@@ -94,7 +94,7 @@ def test_gemma3_configs_of_transformers_4_are_read() -> None:
 @pytest.mark.parametrize("kind", ["su", "yarn", "longrope"])
 def test_older_names_of_longrope_in_phi3_are_read(kind: str) -> None:
     settings = {"type": kind, "short_factor": LONGROPE["short_factor"], "long_factor": LONGROPE["long_factor"]}
-    spec = read("phi3", rope_scaling=settings, original_max_position_embeddings=16)
+    spec = read_spec("phi3", rope_scaling=settings, original_max_position_embeddings=16)
     short, long = (tuple(map(float, LONGROPE[key])) for key in ("short_factor", "long_factor"))
     assert attentions(spec)[0].position == Rope(scaling=LongRope(short, long, 4.0, 16))
 
@@ -103,17 +103,17 @@ def test_layers_are_read_as_their_shortest_period() -> None:
     assert shortest_period((1, 2, 1, 2, 1)) == (1, 2)
     assert shortest_period((1, 1, 1)) == (1,)
     assert shortest_period((1, 2, 3)) == (1, 2, 3)
-    spec = read("gemma2", num_hidden_layers=7, layer_types=[SLIDING, FULL] * 3 + [SLIDING])
+    spec = read_spec("gemma2", num_hidden_layers=7, layer_types=[SLIDING, FULL] * 3 + [SLIDING])
     assert [(len(run.blocks), run.times) for run in spec.layers] == [(2, 3), (1, 1)]
 
 
 @pytest.mark.parametrize("model_type", ["cohere2", "gemma2", "gemma3_text", "llama", "qwen2", "smollm3"])
 def test_a_config_with_many_layers_is_read_quickly_or_refused(model_type: str) -> None:
-    """The depth is compared with the files later; until then a config may claim up to 10000 layers."""
-    spec = read(model_type, num_hidden_layers=10_000)
+    """The depth is compared with the files later; until then a config may declare up to 10000 layers."""
+    spec = read_spec(model_type, num_hidden_layers=10_000)
     assert sum(run.times * len(run.blocks) for run in spec.layers) == 10_000
     with pytest.raises(FamilyError, match="num_hidden_layers=1000000000000000 must be at most 10000"):
-        read(model_type, num_hidden_layers=10**15)
+        read_spec(model_type, num_hidden_layers=10**15)
 
 
 @pytest.mark.parametrize(
@@ -156,15 +156,15 @@ def test_a_config_with_many_layers_is_read_quickly_or_refused(model_type: str) -
 )
 def test_unsupported_settings_are_refused(model_type: str, changes: dict, message: str) -> None:
     with pytest.raises(FamilyError, match=f"^{model_type}: .*{message}"):
-        read(model_type, **changes)
+        read_spec(model_type, **changes)
 
 
 def change_attention(spec: Decoder, layer: int, **changes: object) -> Decoder:
-    """The same model with another attention in one layer."""
+    """The same spec with changed fields of the attention in one layer."""
     blocks = spec.blocks
-    mixer, *rest = blocks[layer].sublayers
+    mixer, *other_sublayers = blocks[layer].sublayers
     mixer = replace(mixer, body=replace(mixer.body, **changes))
-    blocks[layer] = replace(blocks[layer], sublayers=(mixer, *rest))
+    blocks[layer] = replace(blocks[layer], sublayers=(mixer, *other_sublayers))
     return replace(spec, layers=(Repeat(tuple(blocks)),))
 
 
@@ -191,14 +191,14 @@ def change_attention(spec: Decoder, layer: int, **changes: object) -> Decoder:
 def test_specs_that_the_class_cannot_express_are_refused(
     model_type: str, layer: int, changes: dict, message: str
 ) -> None:
-    spec = family(model_type).spec(LLAMA) if model_type == "llama" else read(model_type)
+    spec = family(model_type).spec(LLAMA) if model_type == "llama" else read_spec(model_type)
     with pytest.raises(FamilyError, match=message):
         family(model_type).config(change_attention(spec, layer, **changes))
 
 
 def test_listed_layers_may_have_any_order() -> None:
     """Classes with a list of layer types can express any sequence of them."""
-    smol = change_attention(read("smollm3"), 0, position=NoPosition(), mask=Window(4))
+    smol = change_attention(read_spec("smollm3"), 0, position=NoPosition(), mask=Window(4))
     assert family("smollm3").spec(family("smollm3").config(smol)).blocks == smol.blocks
-    gemma = change_attention(read("gemma3_text"), 1, mask=Causal(), position=Rope(77.0))
+    gemma = change_attention(read_spec("gemma3_text"), 1, mask=Causal(), position=Rope(77.0))
     assert family("gemma3_text").spec(family("gemma3_text").config(gemma)).blocks == gemma.blocks

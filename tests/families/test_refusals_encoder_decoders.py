@@ -19,7 +19,7 @@ BASES = {
 }  # fmt: skip
 
 
-def spec(name: str, **changes: object) -> EncoderDecoder:
+def read_spec(name: str, **changes: object) -> EncoderDecoder:
     return family(name).spec(BASES[name] | changes)
 
 
@@ -42,7 +42,7 @@ def spec(name: str, **changes: object) -> EncoderDecoder:
 )
 def test_unsupported_settings_are_refused(name: str, changes: dict, message: str) -> None:
     with pytest.raises(FamilyError, match=f"^{name}: .*{message}"):
-        spec(name, **changes)
+        read_spec(name, **changes)
 
 
 @pytest.mark.parametrize("name", BASES)
@@ -50,15 +50,15 @@ def test_impossible_sizes_are_refused(name: str) -> None:
     layers = "num_layers" if BASES[name] in (T5, SWITCH) else "encoder_layers"
     for changes in ({"d_model": 0}, {"d_model": -48}, {layers: 0}, {"vocab_size": -1}):
         with pytest.raises((SpecError, FamilyError)):
-            spec(name, **changes)
+            read_spec(name, **changes)
 
 
 @pytest.mark.parametrize("name", BASES)
 def test_specs_that_the_class_cannot_express_are_refused(name: str) -> None:
     """Models of other families, a softcap, another norm of the encoder."""
-    config, ours = family(name).config, spec(name)
-    relatives = {"t5", "mt5", "switch_transformers"}  # which can express some of each other's models
-    others = [spec(other) for other in BASES if other != name and not {other, name} <= relatives]
+    config, ours = family(name).config, read_spec(name)
+    relatives = {"t5", "mt5", "switch_transformers"}  # these can express some of each other's models
+    others = [read_spec(other) for other in BASES if other != name and not {other, name} <= relatives]
     others += [
         transformer_2017(31, 24, 4, 40, 2),
         replace(ours, target=replace(ours.target, softcap=3.0)),
@@ -70,7 +70,7 @@ def test_specs_that_the_class_cannot_express_are_refused(name: str) -> None:
 
 
 def test_the_error_names_the_difference() -> None:
-    bart, t5 = spec("bart"), spec("t5")
+    bart, t5 = read_spec("bart"), read_spec("t5")
     with pytest.raises(FamilyError, match="a bart model cannot express encoder_decoder.source.position="):
         family("bart").config(replace(bart, source=replace(bart.source, position=Sinusoidal())))
     with pytest.raises(FamilyError, match=r"a t5 model cannot express encoder_decoder.target.position.distance=64"):

@@ -34,7 +34,7 @@ SETTINGS = {
 }
 
 
-def read(model_type: str, **changes: Any) -> Encoder:
+def read_spec(model_type: str, **changes: Any) -> Encoder:
     return family(model_type).spec(SETTINGS[model_type] | changes)
 
 
@@ -43,9 +43,9 @@ def mask(spec: Encoder) -> Any:
 
 
 @pytest.mark.parametrize("model_type", SETTINGS)
-def test_a_config_without_a_class_is_a_base_model(model_type: str) -> None:
+def test_a_config_without_architectures_is_a_base_model(model_type: str) -> None:
     pooler = Pooler() if model_type in ("bert", "roberta", "longformer", "big_bird") else None
-    assert read(model_type).head == pooler
+    assert read_spec(model_type).head == pooler
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_a_config_without_a_class_is_a_base_model(model_type: str) -> None:
 )
 def test_unsupported_settings_are_refused(model_type: str, changes: dict, message: str) -> None:
     with pytest.raises(FamilyError, match=message):
-        read(model_type, **changes)
+        read_spec(model_type, **changes)
 
 
 @pytest.mark.parametrize(
@@ -92,14 +92,14 @@ def test_unsupported_settings_are_refused(model_type: str, changes: dict, messag
 )
 def test_specs_that_the_class_cannot_express_are_refused(model_type: str, changes: dict, message: str) -> None:
     with pytest.raises(FamilyError, match=message):
-        family(model_type).config(replace(read(model_type), **changes))
+        family(model_type).config(replace(read_spec(model_type), **changes))
 
 
 @pytest.mark.parametrize("model_type", SETTINGS)
-def test_other_blocks_are_refused(model_type: str) -> None:
+def test_blocks_of_another_architecture_are_refused(model_type: str) -> None:
     block = Block((Sublayer(Attention(4, position=Rope(base=7.0), mask=Full())), Sublayer(SwiGLU(40))))
     with pytest.raises(FamilyError):
-        family(model_type).config(replace(read(model_type), layers=(Repeat((block,), 2),)))
+        family(model_type).config(replace(read_spec(model_type), layers=(Repeat((block,), 2),)))
 
 
 def test_modernbert_configs_of_transformers_4_and_5_are_equal() -> None:
@@ -111,25 +111,25 @@ def test_modernbert_configs_of_transformers_4_and_5_are_equal() -> None:
             "sliding_attention": {"rope_type": "default", "rope_theta": 100.0},
         },
     }
-    spec = read("modernbert", **version_4)
-    assert spec == read("modernbert", **version_5)
+    spec = read_spec("modernbert", **version_4)
+    assert spec == read_spec("modernbert", **version_5)
     assert [mask(replace(spec, layers=(Repeat((block,)),))) for block in spec.blocks] == [Full(), Window(4, False)] * 2
 
 
 def test_the_first_token_is_global_for_sequence_classification() -> None:
-    assert mask(read("longformer", attention_window=8)) == Window(4, causal=False)
-    classifier = read("longformer", attention_window=[8, 8], architectures=["LongformerForSequenceClassification"])
+    assert mask(read_spec("longformer", attention_window=8)) == Window(4, causal=False)
+    classifier = read_spec("longformer", attention_window=[8, 8], architectures=["LongformerForSequenceClassification"])
     assert mask(classifier) == Longformer(4, 1)
 
 
 def test_big_bird_is_sparse_by_default() -> None:
-    body = read("big_bird").blocks[0].sublayers[0].body
+    body = read_spec("big_bird").blocks[0].sublayers[0].body
     assert isinstance(body, BigBirdAttention) and (body.block, body.links) == (64, 3)
-    assert type(read("big_bird", attention_type="original_full").blocks[0].sublayers[0].body) is Attention
+    assert type(read_spec("big_bird", attention_type="original_full").blocks[0].sublayers[0].body) is Attention
 
 
-def test_other_sinusoids_in_the_file_are_refused() -> None:
-    spec = read("roformer")
+def test_a_file_with_different_sinusoids_is_refused() -> None:
+    spec = read_spec("roformer")
     table, ours = family("roformer").table(spec), {name: p.data for name, p in spec.build(0).named_parameters()}
     theirs = {n: StoredTensor("file", tuple(t.shape), "F32", lambda t=t: t) for n, t in table.write(ours)}
     name = "encoder.embed_positions.weight"

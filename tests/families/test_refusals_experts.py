@@ -23,7 +23,7 @@ SETTINGS = {"mixtral": MIXTRAL, "qwen2_moe": QWEN2, "qwen3_moe": QWEN, "olmoe": 
 SETTINGS |= {"gpt_oss": GPT_OSS, "deepseek_v2": DEEPSEEK, "deepseek_v3": V3}
 
 
-def read(model_type: str, **changes) -> Decoder:
+def read_spec(model_type: str, **changes) -> Decoder:
     return family(model_type).spec(SETTINGS[model_type] | changes)
 
 
@@ -32,9 +32,9 @@ def experts(spec: Decoder) -> Experts:
 
 
 def with_experts(model_type: str, **changes) -> Decoder:
-    spec = read(model_type)
-    mixer, inner = spec.blocks[-1].sublayers
-    block = Block((mixer, replace(inner, body=replace(inner.body, **changes))))
+    spec = read_spec(model_type)
+    mixer, feedforward = spec.blocks[-1].sublayers
+    block = Block((mixer, replace(feedforward, body=replace(feedforward.body, **changes))))
     return replace(spec, layers=(*spec.layers[:-1], Repeat((block,), spec.layers[-1].times)))
 
 
@@ -61,7 +61,7 @@ def with_experts(model_type: str, **changes) -> Decoder:
 )
 def test_unsupported_settings_are_refused(model_type: str, changes: dict, message: str) -> None:
     with pytest.raises(FamilyError, match=f"^{model_type}: {message}"):
-        read(model_type, **changes)
+        read_spec(model_type, **changes)
 
 
 @pytest.mark.parametrize(
@@ -77,20 +77,20 @@ def test_unsupported_settings_are_refused(model_type: str, changes: dict, messag
 )
 def test_impossible_sizes_are_refused(model_type: str, changes: dict) -> None:
     with pytest.raises(SpecError):
-        read(model_type, **changes)
+        read_spec(model_type, **changes)
 
 
 @pytest.mark.parametrize(
     ("model_type", "spec", "message"),
     [
-        ("mixtral", read("olmoe"), "norm_over='all', only 'head'|qk_norm=RMSNorm"),
-        ("mixtral", read("deepseek_v3"), "blocks hold latent_attention, experts"),
+        ("mixtral", read_spec("olmoe"), "norm_over='all', only 'head'|qk_norm=RMSNorm"),
+        ("mixtral", read_spec("deepseek_v3"), "blocks hold latent_attention, experts"),
         ("mixtral", with_experts("mixtral", expert=FeedForward(40, "relu")), "hidden_act='relu' is not supported"),
         ("mixtral", with_experts("mixtral", shared=SwiGLU(8)), "shared=SwiGLU"),
-        ("qwen2_moe", read("qwen3_moe"), "cannot express this spec .*hidden=0"),
-        ("qwen3_moe", read("qwen2_moe"), "out_bias=False, only True"),
+        ("qwen2_moe", read_spec("qwen3_moe"), "cannot express this spec .*hidden=0"),
+        ("qwen3_moe", read_spec("qwen2_moe"), "out_bias=False, only True"),
         ("qwen3_moe", with_experts("qwen3_moe", shared=SwiGLU(8)), "shared=SwiGLU"),
-        ("deepseek_v2", read("deepseek_v3"), "router.*scores='sigmoid', only 'softmax'"),
+        ("deepseek_v2", read_spec("deepseek_v3"), "router.*scores='sigmoid', only 'softmax'"),
         ("deepseek_v3", with_experts("deepseek_v3", shared=SwiGLU(25)), "hidden=25, only 24"),
     ],
 )
@@ -106,8 +106,8 @@ def test_training_options_are_not_exported(model_type: str) -> None:
 
 
 def test_the_balance_loss_is_divided_among_the_layers() -> None:
-    assert experts(read("mixtral", router_aux_loss_coef=0.03)).balance == 0.01
-    assert experts(read("qwen2_moe", router_aux_loss_coef=0.03, mlp_only_layers=[0])).balance == 0.015
+    assert experts(read_spec("mixtral", router_aux_loss_coef=0.03)).balance == 0.01
+    assert experts(read_spec("qwen2_moe", router_aux_loss_coef=0.03, mlp_only_layers=[0])).balance == 0.015
 
 
 @pytest.mark.parametrize("model_type", ["qwen3_moe", "gpt_oss", "deepseek_v2"])
@@ -131,14 +131,14 @@ def test_keys_of_transformers_4_are_read(model_type: str) -> None:
         yarn = {"factor": 4, "original_max_position_embeddings": 16, "mscale": 0.7, "mscale_all_dim": 0.7}
         old = {"rope_theta": 10000, "rope_scaling": {"type": "yarn"} | yarn, "seq_aux": True, "scoring_func": "softmax"}
         new = {"rope_parameters": {"rope_type": "yarn", "rope_theta": 10000.0} | yarn}
-    spec = read(model_type, **old)
-    assert spec == read(model_type, **new)
+    spec = read_spec(model_type, **old)
+    assert spec == read_spec(model_type, **new)
     scaling = spec.blocks[0].sublayers[0].body.position.scaling
     assert isinstance(scaling, Yarn) == (model_type != "qwen3_moe")
 
 
 def test_gpt_oss_alternates_windows() -> None:
-    masks = [block.sublayers[0].body.mask for block in read("gpt_oss").blocks]
+    masks = [block.sublayers[0].body.mask for block in read_spec("gpt_oss").blocks]
     assert masks == [Window(5), Causal(), Window(5)]
 
 

@@ -1,4 +1,4 @@
-"""Recurrent and hybrid families refuse unsupported settings, and specs that they cannot express; RWKV's rescaling."""
+"""Recurrent and hybrid families refuse unsupported settings, and specs that they cannot express."""
 
 import dataclasses
 
@@ -30,7 +30,7 @@ CONFIGS = {
 }
 
 
-def spec(model_type: str, **changes) -> Decoder:
+def read_spec(model_type: str, **changes) -> Decoder:
     return family(model_type).spec(CONFIGS[model_type] | changes)
 
 
@@ -56,32 +56,36 @@ def spec(model_type: str, **changes) -> Decoder:
 )
 def test_unsupported_settings_are_refused(model_type: str, changes: dict, message: str) -> None:
     with pytest.raises(FamilyError, match=f"^{model_type}: .*{message}"):
-        spec(model_type, **changes)
+        read_spec(model_type, **changes)
 
 
 def change_mixer(model: Decoder, layer: int, **fields) -> Decoder:
-    """The model with another mixer in one layer."""
+    """The same spec with changed fields of the mixer in one layer."""
     blocks = model.blocks
-    mixer, *rest = blocks[layer].sublayers
+    mixer, *other_sublayers = blocks[layer].sublayers
     mixer = dataclasses.replace(mixer, body=dataclasses.replace(mixer.body, **fields))
-    blocks[layer] = dataclasses.replace(blocks[layer], sublayers=(mixer, *rest))
+    blocks[layer] = dataclasses.replace(blocks[layer], sublayers=(mixer, *other_sublayers))
     return dataclasses.replace(model, layers=(Repeat(tuple(blocks)),))
 
 
 @pytest.mark.parametrize(
     ("model_type", "model", "message"),
     [
-        ("mamba", spec("mamba2"), "blocks hold mamba2; this family's blocks hold Mamba"),
-        ("mamba", spec("falcon_mamba"), r"body\.norm=RMSNorm"),
-        ("falcon_mamba", spec("mamba"), r"body\.norm=NoNorm"),
-        ("mamba2", change_mixer(spec("mamba2"), 1, groups=2), r"layers\[1\].*body\.groups=2, only 1"),
-        ("jamba", change_mixer(spec("jamba"), 1, position=Rope()), r"layers\[1\].*body\.position=Rope"),
-        ("jamba", change_mixer(spec("jamba"), 3, kv_heads=4), r"layers\[3\].*body\.kv_heads=4, only 2"),
-        ("bamba", change_mixer(spec("bamba"), 1, sinks=True), r"body\.sinks=True, only False"),
-        ("recurrent_gemma", change_mixer(spec("recurrent_gemma"), 0, heads=2), r"layers\[0\].*body\.heads=2, only 4"),
-        ("rwkv", dataclasses.replace(spec("rwkv"), embedding_norm=None), r"decoder\.embedding_norm=None"),
-        ("zamba2", change_mixer(spec("zamba2"), 3, number=7), r"layers\[3\].*body\.number=7, only 1"),
-        ("zamba2", spec("mamba2"), "this family has SharedBlock"),
+        ("mamba", read_spec("mamba2"), "blocks hold mamba2; this family's blocks hold Mamba"),
+        ("mamba", read_spec("falcon_mamba"), r"body\.norm=RMSNorm"),
+        ("falcon_mamba", read_spec("mamba"), r"body\.norm=NoNorm"),
+        ("mamba2", change_mixer(read_spec("mamba2"), 1, groups=2), r"layers\[1\].*body\.groups=2, only 1"),
+        ("jamba", change_mixer(read_spec("jamba"), 1, position=Rope()), r"layers\[1\].*body\.position=Rope"),
+        ("jamba", change_mixer(read_spec("jamba"), 3, kv_heads=4), r"layers\[3\].*body\.kv_heads=4, only 2"),
+        ("bamba", change_mixer(read_spec("bamba"), 1, sinks=True), r"body\.sinks=True, only False"),
+        (
+            "recurrent_gemma",
+            change_mixer(read_spec("recurrent_gemma"), 0, heads=2),
+            r"layers\[0\].*body\.heads=2, only 4",
+        ),
+        ("rwkv", dataclasses.replace(read_spec("rwkv"), embedding_norm=None), r"decoder\.embedding_norm=None"),
+        ("zamba2", change_mixer(read_spec("zamba2"), 3, number=7), r"layers\[3\].*body\.number=7, only 1"),
+        ("zamba2", read_spec("mamba2"), "this family has SharedBlock"),
     ],
 )
 def test_specs_that_the_class_cannot_express_are_refused(model_type: str, model: Decoder, message: str) -> None:
@@ -97,7 +101,7 @@ def test_omitted_sizes_round_trip() -> None:
 
 @torch.no_grad()
 def test_rwkv_logits_equal_transformers_with_rescaling(tmp_path) -> None:
-    """In eval mode transformers halves hidden states and weights every few layers; only the norm's eps matters."""
+    """In eval mode transformers halves hidden states and weights every few layers; this affects only the norm's eps."""
     torch.manual_seed(0)
     config = transformers.RwkvConfig(**NO_SPECIAL_TOKENS | RWKV | {"rescale_every": 2, "layer_norm_epsilon": 1e-9})
     theirs = transformers.RwkvForCausalLM(config).eval()

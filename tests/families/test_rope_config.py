@@ -1,4 +1,4 @@
-"""RoPE's settings in each key of a config that may hold them: the loaded model equals that of `transformers`."""
+"""RoPE's settings may be in several keys of a config; with each, the loaded model equals that of `transformers`."""
 
 import json
 from pathlib import Path
@@ -41,11 +41,11 @@ def load_and_compare(model: str, folder: Path, **changes: Any) -> bool:
     pair, ids = make_pair(first_case_of(model), folder), tokens(2, 40)
     change_config(folder, **changes)
     theirs = getattr(transformers, model).from_pretrained(folder).eval()
-    expected, before = (
+    expected, unchanged = (
         out.logits if "logits" in out else out.last_hidden_state for out in (theirs(ids), pair.theirs(ids))
     )
     assert error(load(folder)(ids), expected) <= LIMIT
-    return error(expected, before) > 100 * LIMIT
+    return error(expected, unchanged) > 100 * LIMIT
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Sinusoids stored in half precision: ours are computed exactly, `transformers` uses the rounded ones of the file."""
+"""Sinusoids stored in half precision: regard computes them exactly, `transformers` uses the rounded values."""
 
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from tests.laws import error
 CASES = {"roformer": encoders.CASES["RoFormerModel, 0"], "pegasus": encoder_decoders.CASES["pegasus: scaled"]}
 
 
-def outputs(model: Any, ids: Tensor) -> Tensor:
+def their_output(model: Any, ids: Tensor) -> Tensor:
     out = model(ids, decoder_input_ids=ids) if model.config.is_encoder_decoder else model(ids)
     return out.logits if "logits" in out else out.last_hidden_state
 
@@ -36,7 +36,7 @@ def test_logits_differ_from_transformers_only_by_rounded_sinusoids(
     ids = torch.randint(3, VOCAB, (2, 20), generator=torch.Generator().manual_seed(5))
     ours, theirs = load(tmp_path), type(pair.theirs).from_pretrained(tmp_path, dtype=torch.float32).eval()
     found = ours(ids, ids) if model_type == "pegasus" else ours(ids)
-    assert LIMIT < error(found, outputs(theirs, ids)) < 3 * torch.finfo(dtype).eps
+    assert LIMIT < error(found, their_output(theirs, ids)) < 3 * torch.finfo(dtype).eps
     for name in tables:
         theirs.get_parameter(name).copy_(stored[name])
-    assert error(found, outputs(theirs, ids)) <= LIMIT
+    assert error(found, their_output(theirs, ids)) <= LIMIT

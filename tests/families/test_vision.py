@@ -1,6 +1,6 @@
 """Vision models equal those of `transformers`: outputs, hidden states, gradients, padding, greedy tokens, export.
 
-There are encoders of images, dual encoders of images and texts, and decoders of images interleaved with text.
+They are image encoders, dual encoders of images and text, and decoders of images interleaved with text.
 """
 
 import json
@@ -60,12 +60,12 @@ def random_images(spec: Encoder, count: int = 3) -> Tensor:
 
 
 def random_tokens(*shape: int) -> Tensor:
-    """Without image tokens and end tokens."""
+    """Random ids other than the image token and the end token."""
     return torch.randint(IMAGE_TOKEN + 1, END_TOKEN, shape, generator=torch.Generator().manual_seed(5))
 
 
 def inputs(spec: Any) -> dict[str, Tensor]:
-    """The arguments of theirs: three images, and for other models also three token sequences or prompts."""
+    """Arguments for transformers: three images, and three token sequences unless the model is an image encoder."""
     if isinstance(spec, Encoder):
         return {"pixel_values": random_images(spec)}
     if isinstance(spec, DualEncoder):
@@ -92,7 +92,7 @@ def our_output(model: nn.Module, batch: dict[str, Tensor], layout: TokenLayout |
 
 
 def losses(pair: Pair, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-    """Our loss and theirs; for a model without a loss, a function of the output."""
+    """Our loss and that of transformers; for a class without a loss, the sum of the sines of its output."""
     output, spec = our_output(pair.ours, batch), pair.ours.spec
     if isinstance(spec, DualEncoder):
         found = LOSSES["softmax" if spec.bias is None else "sigmoid"](output, torch.arange(3)) / 3
@@ -107,7 +107,7 @@ def losses(pair: Pair, batch: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
 
 
 def hidden_states(pair: Pair, out: Any) -> dict[nn.Module, tuple[Any, Any]]:
-    """For each of our models with a stack: the hidden states of theirs, and an index of the tokens to compare."""
+    """For each of our models with a stack: the hidden states of transformers, and an index of the tokens to compare."""
     ours = pair.ours
     if isinstance(ours.spec, Encoder):
         return {ours: (out.hidden_states, ...)}
@@ -171,7 +171,7 @@ def test_exported_model_is_equal_in_transformers(pair: Pair, tmp_path: Path) -> 
 
 
 def test_saved_and_loaded_is_bit_identical(pair: Pair, tmp_path: Path) -> None:
-    check_saved_and_loaded(pair, tmp_path / "own")
+    check_saved_and_loaded(pair, tmp_path / "saved")
 
 
 def test_config_and_spec_round_trip(pair: Pair) -> None:
@@ -256,7 +256,7 @@ def test_forty_greedy_tokens_after_an_image_equal_transformers(interleaved: Pair
 def test_files_of_transformers_4_are_read(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     """The names of their vision towers have one more component, and position ids are stored."""
     for name, (old, new) in {
-        "LlavaForConditionalGeneration: last layer but one": ("vision_tower.", "vision_tower.vision_model."),
+        "LlavaForConditionalGeneration: penultimate layer": ("vision_tower.", "vision_tower.vision_model."),
         "CLIPModel: two widths": ("", ""),
     }.items():
         pair = make_pair(CASES[name], tmp_path_factory.mktemp("theirs"))

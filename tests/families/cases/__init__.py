@@ -8,7 +8,7 @@ VOCAB = 97
 LARGE_INIT = {"initializer_range": 0.2}  # attention is then far from uniform and greedy choices are far from ties
 NO_SPECIAL_TOKENS = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
 
-OLDEST = {  # one class per kind of model is also tested with the oldest torch
+TESTED_WITH_OLDEST_TORCH = {  # one class per kind of model
     "LlamaForCausalLM",
     "GptOssForCausalLM",
     "JambaForCausalLM",
@@ -23,13 +23,13 @@ Cases = dict[str, tuple[str, dict[str, Any]]]
 
 
 def params(cases: Cases) -> list[Any]:
-    """The first case of every class is quick, the others are slow."""
+    """All cases as pytest parameters; every case but the first of its class is marked slow."""
     first = first_of_each_class(cases)
 
     def marks(name: str, model: str) -> list[pytest.MarkDecorator]:
         if name not in first:
             return [pytest.mark.slow]
-        return [pytest.mark.oldest] if model in OLDEST else []
+        return [pytest.mark.oldest] if model in TESTED_WITH_OLDEST_TORCH else []
 
     return [pytest.param(case, id=name, marks=marks(name, case[0])) for name, case in cases.items()]
 

@@ -13,7 +13,7 @@ BLOOM = {"vocab_size": VOCAB, "hidden_size": 48, "n_layer": 2, "n_head": 4, **LA
 GPTJ = {"vocab_size": VOCAB, "n_embd": 48, "n_layer": 2, "n_head": 4, "n_positions": 64, "rotary_dim": 8, **LARGE_INIT}
 BIGCODE = {key: value for key, value in GPTJ.items() if key != "rotary_dim"}
 MPT = {"vocab_size": VOCAB, "d_model": 48, "n_layers": 2, "n_heads": 4, "max_seq_len": 64, **LARGE_INIT}
-MPT["use_cache"] = True  # else theirs processes the whole sequence again for every new token
+MPT["use_cache"] = True  # otherwise transformers' generate processes the whole sequence for every new token
 
 
 def rope(kind: str, **settings) -> dict:
@@ -83,7 +83,7 @@ VARIANTS = {
             "num_key_value_heads": 1,
             "intermediate_size": 96,
         },
-        "own head_dim, tied": {"head_dim": 20, "tie_word_embeddings": True, "num_hidden_layers": 1},
+        "explicit head_dim, tied": {"head_dim": 20, "tie_word_embeddings": True, "num_hidden_layers": 1},
         "three quarters of each head rotated, yarn": {"hidden_size": 64}
         | rope("yarn", partial_rotary_factor=0.75, factor=4.0, original_max_position_embeddings=16),
     },
@@ -132,7 +132,7 @@ VARIANTS = {
     "mpt": {
         "four heads": {},
         "three heads, clipped": {"n_heads": 3, "attn_config": {"clip_qkv": 0.5}},
-        "six heads, untied, own scale": {
+        "six heads, untied, explicit softmax scale": {
             "n_heads": 6,
             "tie_word_embeddings": False,
             "attn_config": {"softmax_scale": 0.2},

@@ -29,12 +29,12 @@ def rope(rope_type: str, **settings) -> dict:
     return {"rope_parameters": {"rope_type": rope_type, "rope_theta": 10000.0, **settings}}
 
 
-def named(prefix: str, model: str, shape: dict, settings: dict[str, dict]) -> Cases:
-    return {f"{prefix}: {name}": (model, shape | own) for name, own in settings.items()}
+def make_cases(prefix: str, model: str, base: dict, changes: dict[str, dict]) -> Cases:
+    return {f"{prefix}: {name}": (model, base | change) for name, change in changes.items()}
 
 
 CASES: Cases = (
-    named(
+    make_cases(
         "llama",
         "LlamaForCausalLM",
         LLAMA,
@@ -42,7 +42,7 @@ CASES: Cases = (
             "grouped-query": {"num_key_value_heads": 2},
             "tied": {"tie_word_embeddings": True},
             "one layer, multi-query": {"num_hidden_layers": 1, "num_key_value_heads": 1},
-            "own head_dim": {"head_dim": 20, "num_key_value_heads": 2},
+            "explicit head_dim": {"head_dim": 20, "num_key_value_heads": 2},
             "biases": {"attention_bias": True, "mlp_bias": True},
             "another base and epsilon": rope("default", rope_theta=500000.0) | {"rms_norm_eps": 1e-3},
             "linear": rope("linear", factor=4.0),
@@ -61,14 +61,14 @@ CASES: Cases = (
             ),
         },
     )
-    | named(
+    | make_cases(
         "mistral",
         "MistralForCausalLM",
         SHAPE | {"sliding_window": 5},
         {
             "window shorter than the sequence": {},
             **WINDOWS,
-            "no window, own head_dim, tied": {"sliding_window": None, "head_dim": 20, "tie_word_embeddings": True},
+            "no window, explicit head_dim, tied": {"sliding_window": None, "head_dim": 20, "tie_word_embeddings": True},
             "one layer, multi-query, window of two": {
                 "num_hidden_layers": 1,
                 "num_key_value_heads": 1,
@@ -76,7 +76,7 @@ CASES: Cases = (
             },
         },
     )
-    | named(
+    | make_cases(
         "qwen2",
         "Qwen2ForCausalLM",
         SHAPE,
@@ -97,12 +97,12 @@ CASES: Cases = (
             },
         },
     )
-    | named(
+    | make_cases(
         "qwen3",
         "Qwen3ForCausalLM",
         SHAPE | {"head_dim": 20},
         {
-            "own head_dim": {},
+            "explicit head_dim": {},
             "biases, tied, windows": {
                 "attention_bias": True,
                 "tie_word_embeddings": True,
@@ -113,7 +113,7 @@ CASES: Cases = (
             "one layer, multi-query": {"num_hidden_layers": 1, "num_key_value_heads": 1},
         },
     )
-    | named(
+    | make_cases(
         "phi3",
         "Phi3ForCausalLM",
         SHAPE | {"rms_norm_eps": 1e-5},
@@ -129,7 +129,7 @@ CASES: Cases = (
             "longrope, long": {"rope_parameters": LONGROPE, "original_max_position_embeddings": 6},
         },
     )
-    | named(
+    | make_cases(
         "granite",
         "GraniteForCausalLM",
         SHAPE,
@@ -144,21 +144,21 @@ CASES: Cases = (
             "one layer, multi-query": {"num_hidden_layers": 1, "num_key_value_heads": 1, "residual_multiplier": 0.22},
         },
     )
-    | named(
+    | make_cases(
         "olmo2",
         "Olmo2ForCausalLM",
         SHAPE,
         {
             "grouped-query": {},
             "biases, tied": {"attention_bias": True, "tie_word_embeddings": True},
-            "one layer, multi-query, own head_dim": {
+            "one layer, multi-query, explicit head_dim": {
                 "num_hidden_layers": 1,
                 "num_key_value_heads": 1,
                 "head_dim": 20,
             },
         },
     )
-    | named(
+    | make_cases(
         "gemma2",
         "Gemma2ForCausalLM",
         SHAPE | GEMMA,
@@ -171,7 +171,7 @@ CASES: Cases = (
                 "attention_bias": True,
                 "tie_word_embeddings": False,
             },
-            "one layer, multi-query, own head_dim": {
+            "one layer, multi-query, explicit head_dim": {
                 "num_hidden_layers": 1,
                 "num_key_value_heads": 1,
                 "head_dim": 20,
@@ -181,7 +181,7 @@ CASES: Cases = (
             **WINDOWS,
         },
     )
-    | named(
+    | make_cases(
         "gemma3",
         "Gemma3ForCausalLM",
         SHAPE | GEMMA,
@@ -200,7 +200,7 @@ CASES: Cases = (
                 "attention_bias": True,
                 "tie_word_embeddings": False,
             },
-            "one layer, multi-query, own head_dim": {
+            "one layer, multi-query, explicit head_dim": {
                 "num_hidden_layers": 1,
                 "num_key_value_heads": 1,
                 "head_dim": 20,
@@ -209,7 +209,7 @@ CASES: Cases = (
             **WINDOWS,
         },
     )
-    | named(
+    | make_cases(
         "smollm3",
         "SmolLM3ForCausalLM",
         SHAPE,
@@ -232,7 +232,7 @@ CASES: Cases = (
             "one layer, multi-query": {"num_hidden_layers": 1, "num_key_value_heads": 1},
         },
     )
-    | named(
+    | make_cases(
         "cohere2",
         "Cohere2ForCausalLM",
         SHAPE | {"sliding_window": 5, "logit_scale": 0.3},

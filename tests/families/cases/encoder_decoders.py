@@ -41,30 +41,30 @@ SWITCH = T5 | {
 }
 
 
-def named(model: str, prefix: str, base: dict[str, Any], **cases: dict[str, Any]) -> Cases:
-    return {f"{prefix}: {name.replace('_', ' ')}": (model, base | settings) for name, settings in cases.items()}
+def make_cases(model: str, prefix: str, base: dict[str, Any], **changes: dict[str, Any]) -> Cases:
+    return {f"{prefix}: {name.replace('_', ' ')}": (model, base | change) for name, change in changes.items()}
 
 
 CASES: Cases = (
-    named(
+    make_cases(
         "T5ForConditionalGeneration",
         "t5",
         T5,
         first_version={},
         gated_gelu_unscaled={"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False},
-        own_head_dim_few_buckets=FEW_BUCKETS | {"d_kv": 20, "num_layers": 3, "num_decoder_layers": 2},
+        explicit_head_dim_few_buckets=FEW_BUCKETS | {"d_kv": 20, "num_layers": 3, "num_decoder_layers": 2},
         one_layer_one_head_silu={"num_layers": 1, "num_heads": 1, "feed_forward_proj": "gated-silu"},
         gelu_another_epsilon={"feed_forward_proj": "gelu", "layer_norm_epsilon": 1e-3},
     )
-    | named(
+    | make_cases(
         "MT5ForConditionalGeneration",
         "mt5",
         T5,
         gated_gelu={},
-        own_head_dim_fewer_layers={"d_kv": 5, "num_layers": 3, "num_decoder_layers": 1},
+        explicit_head_dim_fewer_layers={"d_kv": 5, "num_layers": 3, "num_decoder_layers": 1},
         one_layer_relu=FEW_BUCKETS | {"num_layers": 1, "feed_forward_proj": "relu"},
     )
-    | named(
+    | make_cases(
         "SwitchTransformersForConditionalGeneration",
         "switch transformers",
         SWITCH,
@@ -79,7 +79,7 @@ CASES: Cases = (
         | {"num_layers": 3, "num_decoder_layers": 1, "tie_word_embeddings": False, "d_kv": 7},
         no_experts={"num_layers": 3, "encoder_sparse_step": 0, "decoder_sparse_step": 0},
     )
-    | named(
+    | make_cases(
         "BartForConditionalGeneration",
         "bart",
         BART,
@@ -93,7 +93,7 @@ CASES: Cases = (
             "activation_function": "relu",
         },
     )
-    | named(
+    | make_cases(
         "MarianMTModel",
         "marian",
         BART | {"decoder_start_token_id": 1},
@@ -102,7 +102,7 @@ CASES: Cases = (
         untied_swish={"tie_word_embeddings": False, "activation_function": "swish"},
         odd_width={"d_model": 45, "encoder_attention_heads": 5, "encoder_layers": 3, "decoder_layers": 1},
     )
-    | named(
+    | make_cases(
         "PegasusForConditionalGeneration",
         "pegasus",
         BART,
@@ -110,7 +110,7 @@ CASES: Cases = (
         untied_relu={"tie_word_embeddings": False, "activation_function": "relu"},
         one_layer_odd_width={"d_model": 33, "encoder_attention_heads": 3, "encoder_layers": 1, "decoder_layers": 1},
     )
-    | named(
+    | make_cases(
         "LEDForConditionalGeneration",
         "led",
         LED,
@@ -119,7 +119,7 @@ CASES: Cases = (
         one_window_per_layer_untied={"attention_window": [4, 8, 8], "encoder_layers": 3, "tie_word_embeddings": False},
         one_layer_one_head={"encoder_layers": 1, "decoder_layers": 1, "encoder_attention_heads": 1},
     )
-    | named(
+    | make_cases(
         "WhisperForConditionalGeneration",
         "whisper",
         WHISPER,

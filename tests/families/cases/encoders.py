@@ -38,7 +38,7 @@ ODD = {"num_hidden_layers": 1, "num_attention_heads": 3, "intermediate_size": 33
 UNTIED = {"tie_word_embeddings": False, "hidden_act": "gelu_new", "layer_norm_eps": 1e-3, "num_attention_heads": 1}
 
 
-def cases(name: str, base: dict[str, Any], heads: str, *changes: dict[str, Any]) -> Cases:
+def make_cases(name: str, base: dict[str, Any], heads: str, *changes: dict[str, Any]) -> Cases:
     """Every class with the base settings, and with each of the changes to them."""
     return {
         f"{name}{head}, {n}": (f"{name}{head}", base | change)
@@ -48,8 +48,8 @@ def cases(name: str, base: dict[str, Any], heads: str, *changes: dict[str, Any])
 
 
 CASES: Cases = {
-    **cases("Bert", BERT, "Model", ODD, {"type_vocab_size": 1}),
-    **cases(
+    **make_cases("Bert", BERT, "Model", ODD, {"type_vocab_size": 1}),
+    **make_cases(
         "Bert",
         BERT,
         "ForMaskedLM ForPreTraining ForSequenceClassification ForTokenClassification",
@@ -57,28 +57,28 @@ CASES: Cases = {
         UNTIED,
         {"type_vocab_size": 5, "max_position_embeddings": 33, "num_labels": 1},
     ),
-    **cases(
+    **make_cases(
         "Roberta",
         BERT | {"pad_token_id": 1},
         "Model ForMaskedLM ForSequenceClassification ForTokenClassification",
         ODD | {"pad_token_id": 0},
         UNTIED | {"pad_token_id": 2, "type_vocab_size": 1},
     ),
-    **cases(
+    **make_cases(
         "DistilBert",
         DISTILBERT,
         "Model ForMaskedLM ForSequenceClassification ForTokenClassification",
         {"n_layers": 1, "n_heads": 3, "activation": "relu", "hidden_dim": 33},
         {"tie_word_embeddings": False, "n_heads": 1, "sinusoidal_pos_embds": True, "num_labels": 2},
     ),
-    **cases(
+    **make_cases(
         "Electra",
         ELECTRA,
         "Model ForMaskedLM ForPreTraining ForSequenceClassification ForTokenClassification",
         ODD | {"embedding_size": 60},
         UNTIED | {"embedding_size": 48},
     ),
-    **cases(
+    **make_cases(
         "ModernBert",
         MODERNBERT,
         "Model ForMaskedLM ForSequenceClassification ForTokenClassification",
@@ -94,14 +94,14 @@ CASES: Cases = {
             "hidden_activation": "gelu_pytorch_tanh",
         },
     ),
-    **cases(
+    **make_cases(
         "RoFormer",
         BERT,
         "Model ForMaskedLM ForSequenceClassification ForTokenClassification",
         ODD | {"embedding_size": 20},
         UNTIED | {"embedding_size": 60, "type_vocab_size": 1},
     ),
-    **cases(
+    **make_cases(
         "Longformer",
         BERT | {"pad_token_id": 1, "attention_window": 8},
         "Model ForMaskedLM ForSequenceClassification ForTokenClassification",
@@ -109,7 +109,7 @@ CASES: Cases = {
         UNTIED | {"pad_token_id": 2, "type_vocab_size": 1, "attention_window": [4, 12]},
         {"attention_window": 64, "max_position_embeddings": 80},
     ),
-    **cases(
+    **make_cases(
         "BigBird",
         BERT | {"block_size": 2, "num_random_blocks": 1},
         "Model ForMaskedLM ForPreTraining ForSequenceClassification ForTokenClassification",

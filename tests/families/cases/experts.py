@@ -50,7 +50,7 @@ CASES: Cases = {
             "MixtralForCausalLM",
             {
                 "grouped-query": MIXTRAL,
-                "window, own head_dim": MIXTRAL | {"sliding_window": 6, "head_dim": 10},
+                "window, explicit head_dim": MIXTRAL | {"sliding_window": 6, "head_dim": 10},
                 "one layer, multi-query, top one, tied": MIXTRAL | ONE_LAYER | TIED | {"num_experts_per_tok": 1},
                 "all experts, window longer than the sequence": MIXTRAL
                 | {"num_experts_per_tok": 5, "sliding_window": 50},
@@ -74,7 +74,7 @@ CASES: Cases = {
             "qwen3_moe",
             "Qwen3MoeForCausalLM",
             {
-                "own head_dim, renormalized": QWEN | {"head_dim": 20, "norm_topk_prob": True},
+                "explicit head_dim, renormalized": QWEN | {"head_dim": 20, "norm_topk_prob": True},
                 "window, first layer dense, biases": QWEN
                 | {"use_sliding_window": True, "sliding_window": 6, "mlp_only_layers": [0], "attention_bias": True},
                 "one layer, multi-query, tied": QWEN | ONE_LAYER | TIED,

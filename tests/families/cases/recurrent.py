@@ -131,7 +131,7 @@ CASES: Cases = {
                     "num_key_value_heads": 1,
                     "num_experts_per_tok": 1,
                 },
-                "no convolution bias, own rank": {
+                "no convolution bias, explicit rank": {
                     "mamba_conv_bias": False,
                     "mamba_dt_rank": 3,
                     "mamba_expand": 1,
@@ -144,13 +144,13 @@ CASES: Cases = {
             "BambaForCausalLM",
             BAMBA,
             {
-                "one attention": {},
-                "two attentions, groups, tied": {
+                "one attention layer": {},
+                "two attention layers, groups, tied": {
                     "attn_layer_indices": [0, 2],
                     "mamba_n_groups": 2,
                     "tie_word_embeddings": True,
                 },
-                "biases, own head_dim, whole heads rotated": {
+                "biases, explicit head_dim, whole heads rotated": {
                     "attention_bias": True,
                     "mlp_bias": True,
                     "mamba_proj_bias": True,
@@ -176,7 +176,7 @@ CASES: Cases = {
             GRIFFIN,
             {
                 "window shorter than the sequence": {},
-                "window longer than the sequence, multi-query, own width": {
+                "window longer than the sequence, multi-query, explicit width": {
                     "attention_window_size": 64,
                     "num_key_value_heads": 1,
                     "lru_width": 48,

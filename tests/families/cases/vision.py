@@ -41,8 +41,8 @@ LLAMA = {
 CLIP_VISION = IMAGE | {"model_type": "clip_vision_model"}
 
 
-def cases(model: str, common: dict, named: dict[str, dict]) -> Cases:
-    return {f"{model}: {name}": (model, common | settings) for name, settings in named.items()}
+def make_cases(model: str, base: dict, changes: dict[str, dict]) -> Cases:
+    return {f"{model}: {name}": (model, base | change) for name, change in changes.items()}
 
 
 def dual_config(text: dict | None = None, vision: dict | None = None, **settings) -> dict:
@@ -57,21 +57,23 @@ def llava_config(text: dict | None = None, vision: dict | None = None, **setting
 SHAPES = {
     "square": {},
     "one layer, one head": {"num_hidden_layers": 1, "num_attention_heads": 1},
-    "own head_dim, no biases": {"head_dim": 5, "qkv_bias": False},
+    "explicit head_dim, no biases": {"head_dim": 5, "qkv_bias": False},
 }
 ODD = {"not square, remaining pixels, one channel": {"image_size": [9, 14], "patch_size": [3, 4], "num_channels": 1}}
 ENCODERS: Cases = {
-    **cases("ViTModel", VIT, SHAPES | ODD | {"another pooler": {"pooler_act": "gelu", "hidden_act": "relu"}}),
-    **cases("ViTForImageClassification", VIT | {"num_labels": 3}, SHAPES | ODD | {"two labels": {"num_labels": 2}}),
-    **cases("DeiTModel", VIT, SHAPES | ODD),
-    **cases("DeiTForImageClassification", VIT | {"num_labels": 5}, SHAPES | ODD),
-    **cases("DeiTForImageClassificationWithTeacher", VIT | {"num_labels": 3}, SHAPES | ODD),
-    **cases(
+    **make_cases("ViTModel", VIT, SHAPES | ODD | {"another pooler": {"pooler_act": "gelu", "hidden_act": "relu"}}),
+    **make_cases(
+        "ViTForImageClassification", VIT | {"num_labels": 3}, SHAPES | ODD | {"two labels": {"num_labels": 2}}
+    ),
+    **make_cases("DeiTModel", VIT, SHAPES | ODD),
+    **make_cases("DeiTForImageClassification", VIT | {"num_labels": 5}, SHAPES | ODD),
+    **make_cases("DeiTForImageClassificationWithTeacher", VIT | {"num_labels": 3}, SHAPES | ODD),
+    **make_cases(
         "Dinov2Model",
         DINO,
         SHAPES | {"gated": {"use_swiglu_ffn": True, "mlp_ratio": 2}, "no mask token": {"use_mask_token": False}},
     ),
-    **cases(
+    **make_cases(
         "Dinov2ForImageClassification",
         DINO | {"num_labels": 3},
         {
@@ -82,7 +84,7 @@ ENCODERS: Cases = {
     ),
 }
 DUAL_ENCODERS: Cases = {
-    **cases(
+    **make_cases(
         "CLIPModel",
         {},
         {
@@ -95,7 +97,7 @@ DUAL_ENCODERS: Cases = {
             ),
         },
     ),
-    **cases(
+    **make_cases(
         "SiglipModel",
         {},
         {
@@ -108,11 +110,11 @@ DUAL_ENCODERS: Cases = {
         },
     ),
 }
-INTERLEAVED: Cases = cases(
+INTERLEAVED: Cases = make_cases(
     "LlavaForConditionalGeneration",
     {},
     {
-        "last layer but one": llava_config(),
+        "penultimate layer": llava_config(),
         "with [CLS], last layer, tied": llava_config(
             {"tie_word_embeddings": True, "num_key_value_heads": 1},
             vision_feature_layer=-1,
