@@ -40,9 +40,7 @@ def make_pair(case: tuple[str, dict[str, Any]], folder: Path) -> Pair:
     # a copy, because their configs modify nested settings
     theirs = model(model.config_class(**copy.deepcopy(NO_SPECIAL_TOKENS | settings))).eval()
     for name, parameter in theirs.named_parameters():
-        if (
-            parameter.dim() == 1 or not parameter.any()
-        ):  # a norm or bias of ones or zeros would hide a wrong weight name
+        if parameter.dim() == 1 or not parameter.any():  # ones or zeros would hide a wrong weight name
             nn.init.normal_(parameter, std=1.0 if name.endswith("weight") else 0.1)
         elif name == "rwkv.embeddings.weight":  # initially so small that the epsilon of the norm dominates
             nn.init.normal_(parameter)
@@ -72,9 +70,8 @@ def our_gradients(pair: Pair) -> dict[str, Tensor]:
 
 def stored_gradients(model: Any, folder: Path) -> dict[str, Tensor]:
     """The gradients of transformers under the tensor names of its files, which can differ from its parameter names."""
-    gradient_model = type(model)(
-        model.config
-    )  # not a deepcopy: the states in RecurrentGemma's modules cannot be copied
+    # A new model and not a deepcopy, because the states in RecurrentGemma's modules cannot be copied.
+    gradient_model = type(model)(model.config)
     with torch.no_grad():
         for buffer in gradient_model.buffers():
             buffer.zero_()

@@ -1,4 +1,4 @@
-"""Weights of `torch.nn` and `transformers` modules under our names, to compare both with the same weights."""
+"""Weights of `torch.nn` and `transformers` modules under our names, to compare two models with equal weights."""
 
 import re
 from collections.abc import Mapping
@@ -31,8 +31,8 @@ def renamed(tensors: Mapping[str, Tensor], table: Mapping[str, str]) -> dict[str
 
 def fill(model: nn.Module, tensors: Mapping[str, Tensor]) -> nn.Module:
     """The model with exactly these weights, in eval mode and float64."""
-    names = dict(model.named_parameters())
-    assert names.keys() == tensors.keys(), sorted(names.keys() ^ tensors.keys())
+    names = {name for name, _ in model.named_parameters()}
+    assert names == tensors.keys(), sorted(names ^ tensors.keys())
     model.double().eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():

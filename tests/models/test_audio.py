@@ -1,4 +1,4 @@
-"""Audio and video as tokens: frames against a loop, AST and Whisper with the reference weights, order in time."""
+"""Audio and video as tokens: frames equal a loop, AST and Whisper equal `transformers`, and models learn the order."""
 
 import pytest
 import torch
@@ -38,7 +38,7 @@ AST = {
     **PROJECTIONS,
 }
 WHISPER = {
-    r"^model\.encoder\.conv(\d)\.": lambda found: f"source.input.convolutions.{int(found[1]) - 1}.",
+    r"^model\.encoder\.conv(\d)\.": lambda match: f"source.input.convolutions.{int(match[1]) - 1}.",
     r"^model\.encoder\.layers\.": "source.stack.blocks.",
     r"^model\.decoder\.layers\.": "target.stack.blocks.",
     r"^model\.encoder\.embed_positions\.": "source.position.table.",
@@ -63,7 +63,7 @@ WHISPER = {
 
 @pytest.mark.parametrize("strides", [(1,), (2, 3)])
 def test_frames_equal_a_loop(strides: tuple[int, ...]) -> None:
-    """A sum over the neighbours of every frame, with zeros beyond both ends."""
+    """Each output is a sum over the neighbours of a frame, with zeros beyond both ends."""
     module = Frames(2, strides, 3, "identity").build(4).double()
     signal = torch.randn(2, 11, dtype=torch.float64)
     expected = signal
@@ -100,11 +100,11 @@ def test_equal_to_the_audio_spectrogram_transformer() -> None:
     )
     theirs = randomized(transformers.ASTModel(config))
     tensors = renamed(dict(theirs.named_parameters()), AST)
-    first = {f"input.{ours}": tensors.pop(f"embeddings.{name}_token") for ours, name in FIRST_TOKENS.items()}
+    first_tokens = {f"input.{ours}": tensors.pop(f"embeddings.{name}_token") for ours, name in FIRST_TOKENS.items()}
     patches, norm = Patches((16, 16), (64, 50), channels=1, stride=(10, 10), registers=1), LayerNorm(1e-12)
     block = pre_norm(4, 40, norm, Full(), "gelu")
     spec = Encoder(patches, 24, (Repeat((block,), 2),), Learned(patches.length), norm=norm)
-    ours = fill(spec.build(), tensors | first)
+    ours = fill(spec.build(), tensors | first_tokens)
     signal = torch.randn(2, 50, 64, dtype=torch.float64)  # (batch, time, bins), as AST expects it
     assert patches.grid == (5, 4)
     assert error(ours(signal.mT.unsqueeze(1)), theirs(signal).last_hidden_state) <= 1e-12
@@ -112,7 +112,7 @@ def test_equal_to_the_audio_spectrogram_transformer() -> None:
 
 @pytest.mark.ledger("mm.audio")
 def test_equal_to_whisper() -> None:
-    """Logits, and decoding with a cache; Whisper's keys have no bias, so ours is zero."""
+    """Logits, and decoding with a cache; the bias of keys is zero, because Whisper has none."""
     import transformers
 
     config = transformers.WhisperConfig(
@@ -152,7 +152,7 @@ def classifier(input: Input, tokens: int, labels: int = 2) -> Encoder:
     return Encoder(input, 24, (Repeat((block,), 2),), Learned(tokens), norm=LayerNorm(), head=Classification(labels))
 
 
-def tones(generator: torch.Generator) -> tuple[Tensor, Tensor]:
+def random_tones(generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """Spectrograms (32, 1, 8 bins, 16 frames) of two tones; the label is 1 if the second is higher."""
     low = torch.randint(0, 4, (32,), generator=generator)
     high = torch.randint(4, 8, (32,), generator=generator)
@@ -165,7 +165,12 @@ def tones(generator: torch.Generator) -> tuple[Tensor, Tensor]:
     return signal, rises
 
 
-def dots(generator: torch.Generator) -> tuple[Tensor, Tensor]:
+def random_tones_as_frames(generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    signal, rises = random_tones(generator)
+    return signal.squeeze(1), rises
+
+
+def random_moving_dots(generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """Videos (32, 1, 4 frames, 4, 8) of a moving dot; the label is 1 if it moves to the right."""
     right = torch.randint(2, (32,), generator=generator)
     start, height = (torch.randint(n, (32,), generator=generator) for n in (5, 4))
@@ -176,10 +181,10 @@ def dots(generator: torch.Generator) -> tuple[Tensor, Tensor]:
     return video, right
 
 
-TASKS = {
-    "tones in patches": (tones, Patches((8, 4), (8, 16), channels=1), 5),
-    "tones in frames": (lambda g: ((drawn := tones(g))[0].squeeze(1), drawn[1]), Frames(8, (2, 2)), 4),
-    "a moving dot": (dots, Patches((1, 4, 4), (4, 4, 8), channels=1), 9),
+TASKS = {  # name: random batch, input, number of tokens
+    "tones in patches": (random_tones, Patches((8, 4), (8, 16), channels=1), 5),
+    "tones in frames": (random_tones_as_frames, Frames(8, (2, 2)), 4),
+    "a moving dot": (random_moving_dots, Patches((1, 4, 4), (4, 4, 8), channels=1), 9),
 }
 
 

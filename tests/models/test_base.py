@@ -1,4 +1,4 @@
-"""Initial weights: the deviations of each scheme, and smaller ones in deeper stacks for residual projections."""
+"""Initial weights have the standard deviations of their scheme; residual projections shrink with the depth."""
 
 import pytest
 import torch
@@ -31,7 +31,9 @@ def deviation(weights: dict[str, torch.Tensor], leaf: str) -> float:
         ("deepnorm", (2 / 256) ** 0.5, 64**-0.25 * (2 / 256) ** 0.5, *[64**-0.25 * (2 / 640) ** 0.5] * 2),
     ],
 )
-def test_initial_deviations_of_each_scheme(scheme: str, q: float, o: float, up: float, down: float) -> None:
+def test_initial_weights_have_the_deviations_of_their_scheme(
+    scheme: str, q: float, o: float, up: float, down: float
+) -> None:
     weights = initial_weights(scheme)
     for leaf, expected in (("q_proj", q), ("o_proj", o), ("up_proj", up), ("down_proj", down)):
         assert deviation(weights, f"{leaf}.weight") == pytest.approx(expected, rel=0.02)
@@ -57,8 +59,8 @@ def test_the_residual_stream_does_not_grow_with_depth() -> None:
     assert variance(24, scaled=False) > 5 * variance(24, scaled=True)
 
 
-def test_deepnorm_keeps_post_norm_updates_small() -> None:
-    """As in the paper: the residual stream times (2·depth)^¼ before each norm, initial weights times (8·depth)^-¼."""
+def test_deepnorm_bounds_the_initial_value_projections() -> None:
+    """DeepNorm scales the residual stream by (2·depth)^¼ before each norm, and initial weights by (8·depth)^-¼."""
     weights = initial_weights("deepnorm", style="post", keep=(2 * DEPTH) ** 0.25)
     bound = (8 * DEPTH) ** -0.25 * (6 / (2 * WIDTH)) ** 0.5
     v = torch.cat([w.flatten() for name, w in weights.items() if name.endswith("v_proj.weight")])

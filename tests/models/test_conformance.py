@@ -96,15 +96,15 @@ def test_equal_to_t5() -> None:
                 source if t == 0 else None,
                 tokens[:, t : t + 1],
                 layout,
-                now := TokenLayout(torch.full((2, 1), t)),
-                store.begin_forward(now),
+                step_layout := TokenLayout(torch.full((2, 1), t)),
+                store.begin_forward(step_layout),
             )
             assert error(step[:, 0], found[:, t]) <= 1e-9
 
 
 @pytest.mark.ledger("mm.interleave")
 def test_equal_to_llava() -> None:
-    """LLaVA takes the output of the second-to-last vision layer; ours has one layer less and no final norm."""
+    """LLaVA uses the output of the penultimate vision layer; our encoder has one layer less and no final norm."""
     import transformers
 
     vision = {"hidden_size": 24, "num_attention_heads": 4, "intermediate_size": 96, "image_size": 8, "patch_size": 4}

@@ -30,7 +30,7 @@ from regard.spec import SpecError
 from tests.laws import MODELS, VOCAB, build, error, random_ids
 
 LLAMA = Block((Sublayer(Attention(4, 2)), Sublayer(SwiGLU(40))))
-FROZEN = {
+STATE_DICT_KEYS = {
     "llama": (
         Decoder(VOCAB, 24, (Repeat((LLAMA,), 1),), tied=False),
         """embedding.weight stack.blocks.0.sublayers.0.norm.weight stack.blocks.0.sublayers.0.body.q_proj.weight
@@ -67,7 +67,7 @@ FROZEN = {
         stack.blocks.0.sublayers.1.body.v_proj.weight stack.blocks.0.sublayers.1.body.o_proj.weight
         norm.weight head.weight""",
     ),
-    "narrow words": (
+    "narrow embeddings": (
         Decoder(VOCAB, 24, (Repeat((Block((Sublayer(FeedForward(40, bias=False)),)),)),), embedding_dim=10),
         """embedding.weight widen.weight stack.blocks.0.sublayers.0.norm.weight
         stack.blocks.0.sublayers.0.body.up_proj.weight stack.blocks.0.sublayers.0.body.down_proj.weight norm.weight
@@ -76,10 +76,10 @@ FROZEN = {
 }
 
 
-@pytest.mark.parametrize("name", FROZEN)
+@pytest.mark.parametrize("name", STATE_DICT_KEYS)
 def test_state_dict_keys_are_frozen(name: str) -> None:
     """Checkpoints depend on these names: a change here needs a way to read the old ones."""
-    spec, keys = FROZEN[name]
+    spec, keys = STATE_DICT_KEYS[name]
     assert list(spec.build().state_dict()) == keys.split()
 
 
@@ -95,10 +95,10 @@ def test_a_seed_determines_the_weights_and_leaves_the_global_generator_unchanged
     torch.manual_seed(7)
     expected = torch.rand(3)
     torch.manual_seed(7)
-    one, two, other = (MODELS[name].build(seed).state_dict() for seed in (1, 1, 2))
+    first, same_seed, other_seed = (MODELS[name].build(seed).state_dict() for seed in (1, 1, 2))
     assert torch.equal(torch.rand(3), expected)
-    assert all(torch.equal(one[key], two[key]) for key in one)
-    assert not torch.equal(one["embedding.weight"], other["embedding.weight"])
+    assert all(torch.equal(first[key], same_seed[key]) for key in first)
+    assert not torch.equal(first["embedding.weight"], other_seed["embedding.weight"])
 
 
 @pytest.mark.parametrize("name", [name for name in MODELS if "no norms" not in name])  # norms bound the logits
@@ -124,7 +124,7 @@ def test_every_weight_gets_a_finite_gradient(name: str) -> None:
     F.cross_entropy(model(tokens[:, :-1]).flatten(0, 1), tokens[:, 1:].flatten()).backward()
     for parameter_name, parameter in model.named_parameters():
         if parameter_name.endswith(("correction", "noise_proj.weight")):
-            continue  # the choice of experts has no gradient, and noise is used in training only
+            continue  # a correction affects only the choice of experts; noise is used in training only
         assert parameter.grad.isfinite().all(), parameter_name
         # A bias of the keys adds the same number to all scores of a query, which softmax ignores.
         assert parameter.grad.any() or parameter_name.endswith("k_proj.bias"), parameter_name
@@ -139,7 +139,7 @@ def test_a_tied_head_is_the_embedding() -> None:
 
 @pytest.mark.parametrize("tied", [True, False])
 def test_embeddings_of_another_width_are_projected_to_and_from_the_stack(tied: bool) -> None:
-    """logits = E W_out norm(stack(W_in e_t)), written out; the logits of the loss are the same."""
+    """logits = E W_out norm(stack(W_in e_t)), written out; the logits for the loss are the same."""
     fields = {"embedding_dim": 10, "embedding_scale": 2.0, "head_bias": True, "ahead": (LLAMA,)}
     spec = Decoder(VOCAB, 24, (Repeat((LLAMA,)),), tied=tied, **fields)
     model, tokens = build(spec), random_ids(2, 9)
@@ -172,7 +172,7 @@ def test_a_shared_bias_must_fit_the_heads() -> None:
         (Attention(4, position=Alibi()), "attention has position=Alibi.*which replaces the stack's bias"),
         (Attention(4, position=T5Buckets()), "which replaces the stack's bias"),
     ],
-    ids=["not read", "alibi", "own table"],
+    ids=["no attention", "alibi", "another table"],
 )
 def test_a_shared_bias_that_would_be_ignored_is_refused(body: Body, message: str) -> None:
     with pytest.raises(SpecError, match=message):
@@ -189,12 +189,12 @@ def test_a_width_that_the_heads_do_not_divide_is_refused_in_the_spec(body: Body)
 
 
 def test_tokens_outside_the_vocabulary_are_refused() -> None:
-    model = FROZEN["llama"][0].build()
+    model = STATE_DICT_KEYS["llama"][0].build()
     with pytest.raises(ValueError, match=r"tokens have shape \(5,\), but a model takes \(batch, length\)"):
         model(random_ids(1, 5)[0])
-    for wrong in (VOCAB, -1):
-        with pytest.raises(ValueError, match=f"token id {wrong} is outside the vocabulary of {VOCAB}"):
-            model(torch.full((1, 2), wrong))
+    for token_id in (VOCAB, -1):
+        with pytest.raises(ValueError, match=f"token id {token_id} is outside the vocabulary of {VOCAB}"):
+            model(torch.full((1, 2), token_id))
 
 
 @pytest.mark.parametrize(

@@ -51,7 +51,7 @@ def decoder(body: Body, **fields: object) -> Decoder:
 
 
 def masks(spec: Encoder | Decoder) -> list[Mask]:
-    return [mask for b in spec.blocks if (mask := getattr(b.sublayers[0].body, "mask", None)) is not None]
+    return [mask for block in spec.blocks if (mask := getattr(block.sublayers[0].body, "mask", None)) is not None]
 
 
 def attends_to_last_token(spec: Encoder | Decoder) -> bool:
@@ -83,7 +83,7 @@ def test_encoder_of_an_image_is_bidirectional() -> None:
     assert masks(Encoder(Patches((4, 4), (8, 8)), WIDTH, (Repeat((block(Attention(4)),), 1),))) == [Full()]
 
 
-def test_both_stacks_of_an_encoder_decoder_have_their_own_default() -> None:
+def test_an_encoder_decoder_has_a_bidirectional_source_and_a_causal_target() -> None:
     self_attention, cross_attention = Sublayer(Attention(4)), Sublayer(CrossAttention(4))
     source = Encoder(Tokens(VOCAB), WIDTH, (Repeat((Block((self_attention,)),), 1),))
     target = Decoder(VOCAB, WIDTH, (Repeat((Block((self_attention, cross_attention)),), 1),))
@@ -103,7 +103,7 @@ def test_nested_attention_gets_the_default_mask() -> None:
         assert isinstance(body, SharedBlock) and body.attention.mask == mask
 
 
-def test_look_ahead_blocks_are_causal() -> None:
+def test_multi_token_prediction_blocks_are_causal() -> None:
     (ahead,) = decoder(Attention(4), ahead=(block(Attention(4)),)).ahead
     assert getattr(ahead.sublayers[0].body, "mask", None) == Causal()
 
@@ -122,9 +122,8 @@ def test_attention_added_by_a_pattern_takes_the_default_of_the_model() -> None:
 
 def test_full_of_a_pattern_outside_a_model_leaves_the_mask_unset() -> None:
     layers = tile(block(Attention(4)), "full", 1)
-    assert masks(Encoder(Tokens(VOCAB), WIDTH, layers)) == [Full()] and masks(Decoder(VOCAB, WIDTH, layers)) == [
-        Causal()
-    ]
+    assert masks(Encoder(Tokens(VOCAB), WIDTH, layers)) == [Full()]
+    assert masks(Decoder(VOCAB, WIDTH, layers)) == [Causal()]
 
 
 @pytest.mark.parametrize("name", BODIES)
@@ -134,9 +133,9 @@ def test_an_unset_mask_round_trips(name: str) -> None:
     assert getattr(spec.sublayers[0].body, "mask", spec) is None
 
 
-@pytest.mark.parametrize("make", [encoder, decoder])
-def test_a_model_with_default_masks_round_trips(make) -> None:
-    spec = make(Attention(4))
+@pytest.mark.parametrize("make_spec", [encoder, decoder])
+def test_a_model_with_default_masks_round_trips(make_spec) -> None:
+    spec = make_spec(Attention(4))
     assert type(spec).from_json(spec.to_json()) == spec == type(spec).from_toml(spec.to_toml())
     assert spec.to_dict()["layers"][0]["blocks"][0]["sublayers"][0]["body"]["mask"] == masks(spec)[0].to_dict()
 
@@ -180,7 +179,7 @@ def test_outside_a_model_an_unset_mask_is_causal(name: str) -> None:
     assert BODIES[name].causal
 
 
-@pytest.mark.parametrize("make", [encoder, decoder])
-def test_laws_hold_for_models_with_default_masks(make) -> None:
-    report = verify(make(Attention(4, position=Rope())).build(seed=0), length=8)
+@pytest.mark.parametrize("make_spec", [encoder, decoder])
+def test_laws_hold_for_models_with_default_masks(make_spec) -> None:
+    report = verify(make_spec(Attention(4, position=Rope())).build(seed=0), length=8)
     assert report.ok and any(verdict.result == "pass" for verdict in report.verdicts)

@@ -74,7 +74,7 @@ def test_padded_batch_equals_each_alone(name: str, dtype: torch.dtype, left: boo
         assert error(found[row, valid], model(tokens[row, valid].unsqueeze(0))[0]) <= TOLERANCE[dtype]
 
 
-def packed(lengths: list[int], padding: int) -> tuple[list[Tensor], Tensor, TokenLayout]:
+def pack_documents(lengths: list[int], padding: int) -> tuple[list[Tensor], Tensor, TokenLayout]:
     documents = [random_ids(1, length, seed=length) for length in lengths]
     tokens = torch.cat([*documents, torch.zeros(1, padding, dtype=torch.int64)], 1)
     positions = torch.cat([torch.arange(length) for length in [*lengths, padding]]).unsqueeze(0)
@@ -86,14 +86,14 @@ def packed(lengths: list[int], padding: int) -> tuple[list[Tensor], Tensor, Toke
 @pytest.mark.parametrize("dtype", TOLERANCE)
 def test_packed_equals_separate(name: str, dtype: torch.dtype) -> None:
     model = build(ENCODERS[name], dtype)
-    documents, tokens, layout = packed([3, 1, 25, 8], 4)
+    documents, tokens, layout = pack_documents([3, 1, 25, 8], 4)
     separate = torch.cat([model(document) for document in documents], 1)
     assert error(model(tokens, layout)[:, :-4], separate) <= TOLERANCE[dtype]
 
 
 @pytest.mark.ledger("model.encoder")
 def test_a_hidden_state_depends_on_earlier_and_later_tokens() -> None:
-    """With a causal mask, it depends on earlier tokens only."""
+    """With a causal mask it depends on earlier tokens only."""
     bidirectional, causal = build(ENCODERS["rope"]), build(ENCODERS["causal"])
     tokens = random_ids(1, 3)
     earlier_changed, later_changed = tokens.clone(), tokens.clone()
@@ -129,7 +129,7 @@ HEADS = {
 
 @pytest.fixture(params=HEADS)
 def pair(request: pytest.FixtureRequest) -> tuple[nn.Module, nn.Module]:
-    """One of the classes of `transformers`, and ours with the same weights."""
+    """A model of `transformers`, and our model with the same weights."""
     import transformers
 
     config = transformers.BertConfig(
@@ -143,7 +143,7 @@ def pair(request: pytest.FixtureRequest) -> tuple[nn.Module, nn.Module]:
 
 @pytest.mark.ledger("model.encoder", "mask.bidirectional", "enc.classify")
 def test_equal_to_bert(pair: tuple[nn.Module, nn.Module]) -> None:
-    """Outputs and gradients, with padding and with two token types."""
+    """Outputs and gradients are equal, with padding and two token types."""
     theirs, ours = pair
     tokens, layout = random_ids(3, LENGTH), layout_with_padding([4, 9, LENGTH], LENGTH)
     types = (torch.arange(LENGTH) > 3).long().expand(3, -1)
@@ -166,8 +166,8 @@ def test_bert_base_has_its_published_size() -> None:
     assert sum(p.numel() for p in build_on_meta(spec).parameters()) == 109_482_240
 
 
-def plain_pooling(x: Tensor, positions: Tensor, valid: Tensor, pool: str) -> Tensor:
-    """The definition, token by token, for one document."""
+def pool_by_loop(x: Tensor, positions: Tensor, valid: Tensor, pool: str) -> Tensor:
+    """Pooling of one document, token by token."""
     tokens = [t for t in range(len(x)) if valid[t]]
     if pool == "mean":
         return sum(x[t] for t in tokens) / len(tokens)
@@ -182,7 +182,7 @@ def test_pooling_counts_valid_tokens_only(pool: str, left: bool) -> None:
     tokens, layout = random_ids(4, LENGTH), layout_with_padding([1, 5, 11, LENGTH], LENGTH, left)
     hidden, found = model.encode(tokens, layout)[0].x, model(tokens, layout)
     for row in range(4):
-        expected = plain_pooling(hidden[row], layout.positions[row], layout.valid[row], pool)
+        expected = pool_by_loop(hidden[row], layout.positions[row], layout.valid[row], pool)
         assert error(found[row], expected) <= 1e-12
         alone = model(tokens[row, layout.valid[row]].unsqueeze(0))[0]
         assert error(found[row], alone) <= 1e-9
@@ -191,7 +191,7 @@ def test_pooling_counts_valid_tokens_only(pool: str, left: bool) -> None:
 @pytest.mark.parametrize("pool", ["cls", "mean", "last"])
 def test_a_packed_row_has_one_vector_per_document(pool: str) -> None:
     model = build(encoder(Full(), head=Pooled(pool)))
-    documents, tokens, layout = packed([3, 1, 7], 2)
+    documents, tokens, layout = pack_documents([3, 1, 7], 2)
     found = model(tokens, layout)
     assert found.shape == (1, 3, WIDTH)
     assert error(found[0], torch.cat([model(document) for document in documents])) <= 1e-9

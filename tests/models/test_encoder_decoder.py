@@ -1,4 +1,4 @@
-"""The encoder-decoder: equal to torch.nn.Transformer, the same in every store, and the published size of 2017."""
+"""The encoder-decoder equals torch.nn.Transformer, is the same in every store, and has the published size of 2017."""
 
 from collections import Counter
 from dataclasses import replace
@@ -88,22 +88,25 @@ def open_store(kind: str, spec: EncoderDecoder, dtype: torch.dtype) -> Contiguou
     return store
 
 
-def span(low: int, high: int, batch: int = 2) -> TokenLayout:
-    return TokenLayout(torch.arange(low, high).expand(batch, high - low))
+def forward_cached(
+    model: nn.Module, store: Contiguous | Paged, source: Tensor | None, tokens: Tensor, start: int
+) -> Tensor:
+    """Logits of tokens at the positions from `start` on; the source is given in the first forward only."""
+    layout = TokenLayout(torch.arange(start, start + tokens.shape[1]).expand_as(tokens))
+    return model(source, tokens, layout=layout, states=store.begin_forward(layout))
 
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize("kind", STORES)
-@pytest.mark.parametrize("cut", [1, 4, 8])
+@pytest.mark.parametrize("prefill", [1, 4, 8])
 @pytest.mark.ledger("cross.once")
-def test_cached_and_chunked_equal_whole(name: str, dtype: torch.dtype, kind: str, cut: int) -> None:
-    """A prefill of `cut` tokens with the source, then step by step without it."""
+def test_cached_and_chunked_equal_whole(name: str, dtype: torch.dtype, kind: str, prefill: int) -> None:
+    """A prefill of several tokens with the source, then one token per forward with the cached source."""
     model, source, tokens = build(MODELS[name], dtype), random_ids(2, SOURCE, seed=5), random_ids(2, LENGTH)
     store = open_store(kind, model.spec, dtype)
-    found = [model(source, tokens[:, :cut], layout=(now := span(0, cut)), states=store.begin_forward(now))]
-    for t in range(cut, LENGTH):
-        found.append(model(None, tokens[:, t : t + 1], layout=(now := span(t, t + 1)), states=store.begin_forward(now)))
+    found = [forward_cached(model, store, source, tokens[:, :prefill], 0)]
+    found += [forward_cached(model, store, None, tokens[:, t : t + 1], t) for t in range(prefill, LENGTH)]
     assert error(torch.cat(found, 1), model(source, tokens)) <= TOLERANCE[dtype]
 
 
@@ -111,17 +114,11 @@ def test_cached_and_chunked_equal_whole(name: str, dtype: torch.dtype, kind: str
 def test_paged_equals_contiguous(name: str) -> None:
     model, source, tokens = build(MODELS[name], torch.float32), random_ids(2, SOURCE, seed=5), random_ids(2, LENGTH)
     stores = [open_store(kind, model.spec, torch.float32) for kind in STORES]
-    for low, high in ((0, 4), (4, 5), (5, LENGTH)):
-        one, other = (
-            model(
-                None if low else source,
-                tokens[:, low:high],
-                layout=(now := span(low, high)),
-                states=s.begin_forward(now),
-            )
-            for s in stores
+    for start, stop in ((0, 4), (4, 5), (5, LENGTH)):
+        contiguous, paged = (
+            forward_cached(model, store, None if start else source, tokens[:, start:stop], start) for store in stores
         )
-        assert torch.equal(one, other)
+        assert torch.equal(contiguous, paged)
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -142,38 +139,35 @@ def test_padded_batch_equals_each_alone(name: str, dtype: torch.dtype, left: boo
 
 @pytest.mark.parametrize("kind", STORES)
 @pytest.mark.parametrize("left", [False, True], ids=["right", "left"])
-def test_ragged_rows_decode_as_each_alone(kind: str, left: bool) -> None:
+def test_rows_of_different_lengths_decode_as_each_alone(kind: str, left: bool) -> None:
     """Sources and prompts of different lengths; the rows of the store differ from those of the batch."""
     model, source, tokens = build(MODELS["grouped, rope"]), random_ids(2, SOURCE, seed=5), random_ids(2, LENGTH)
     store, rows, lengths = open_store(kind, model.spec, torch.float64), torch.tensor([2, 0]), [2, 5]
     source_layout, layout = layout_with_padding([3, SOURCE], SOURCE, left), layout_with_padding(lengths, 5, left)
     prompt = tokens.gather(1, layout.positions)
-    model(source, prompt, source_layout, now := replace(layout, rows=rows), store.begin_forward(now))
+    layout = replace(layout, rows=rows)
+    model(source, prompt, source_layout, layout, store.begin_forward(layout))
     alone = [model(source[r : r + 1, source_layout.valid[r]], tokens[r : r + 1])[0] for r in range(2)]
     for step in range(3):
         positions = torch.tensor(lengths).unsqueeze(-1) + step
-        logits = model(
-            None,
-            tokens.gather(1, positions),
-            layout=(now := TokenLayout(positions, rows=rows)),
-            states=store.begin_forward(now),
-        )[:, 0]
-        assert error(logits, torch.stack([alone[r][lengths[r] + step] for r in range(2)])) <= 1e-9
+        layout = TokenLayout(positions, rows=rows)
+        logits = model(None, tokens.gather(1, positions), layout=layout, states=store.begin_forward(layout))
+        assert error(logits[:, 0], torch.stack([alone[r][lengths[r] + step] for r in range(2)])) <= 1e-9
 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_packed_pairs_equal_separate_ones(name: str) -> None:
-    """A row of several pairs: each target attends to its own source only."""
+    """In a row with several pairs, each target attends to the source of its pair only."""
     model, target_lengths, source_lengths = build(MODELS[name]), [3, 1, 5], [2, 4, 1]
 
-    def row(sizes: list[int], seed: int) -> tuple[list[Tensor], Tensor, TokenLayout]:
-        each = [random_ids(1, size, seed=seed + size) for size in sizes]
+    def pack(sizes: list[int], seed: int) -> tuple[list[Tensor], Tensor, TokenLayout]:
+        sequences = [random_ids(1, size, seed=seed + size) for size in sizes]
         positions = torch.cat([torch.arange(size) for size in sizes]).unsqueeze(0)
         segments = torch.repeat_interleave(torch.arange(3), torch.tensor(sizes)).unsqueeze(0)
-        return each, torch.cat(each, 1), TokenLayout(positions, segments, consecutive=True)
+        return sequences, torch.cat(sequences, 1), TokenLayout(positions, segments, consecutive=True)
 
-    separate_sources, source, source_layout = row(source_lengths, 20)
-    separate_targets, tokens, layout = row(target_lengths, 40)
+    separate_sources, source, source_layout = pack(source_lengths, 20)
+    separate_targets, tokens, layout = pack(target_lengths, 40)
     separate = torch.cat([model(s, t) for s, t in zip(separate_sources, separate_targets, strict=True)], 1)
     assert error(model(source, tokens, source_layout, layout), separate) <= 1e-9
 
@@ -186,24 +180,22 @@ def test_a_source_is_projected_once() -> None:
             module.k_proj.register_forward_hook(lambda *_, name=name: calls.update([name]))
     model.source.register_forward_hook(lambda *_: calls.update(["source"]))
     store, tokens = open_store("contiguous", model.spec, torch.float64), random_ids(2, LENGTH)
-    model(random_ids(2, SOURCE), tokens[:, :1], layout=(now := span(0, 1)), states=store.begin_forward(now))
+    forward_cached(model, store, random_ids(2, SOURCE), tokens[:, :1], 0)
     for t in range(1, LENGTH):
-        model(None, tokens[:, t : t + 1], layout=(now := span(t, t + 1)), states=store.begin_forward(now))
+        forward_cached(model, store, None, tokens[:, t : t + 1], t)
     assert len(calls) == 2 and set(calls.values()) == {1}
 
 
 @pytest.mark.ledger("model.autoregressive")
 @pytest.mark.parametrize("kind", STORES)
 def test_greedy_generation_is_the_same_with_and_without_a_cache(kind: str) -> None:
-    """Greedy decoding: the whole sequence in every step, and one token per step with a cache."""
+    """Without a cache every step computes the whole sequence, with a cache one token."""
     model, source = build(MODELS["grouped, rope"]), random_ids(2, SOURCE, seed=5)
     store, uncached = open_store(kind, model.spec, torch.float64), torch.zeros(2, 1, dtype=torch.int64)
     cached = uncached
     for t in range(LENGTH):
         uncached = torch.cat([uncached, model(source, uncached)[:, -1:].argmax(-1)], 1)
-        step = model(
-            None if t else source, cached[:, -1:], layout=(now := span(t, t + 1)), states=store.begin_forward(now)
-        )
+        step = forward_cached(model, store, None if t else source, cached[:, -1:], t)
         cached = torch.cat([cached, step.argmax(-1)], 1)
     assert torch.equal(cached, uncached)
     assert len(uncached.unique()) > 3
@@ -235,11 +227,11 @@ def layer_weights(theirs: nn.Module, prefix: str) -> dict[str, Tensor]:
     return found
 
 
-@pytest.mark.filterwarnings("ignore:enable_nested_tensor")  # of torch, about a fast path that is not used
+@pytest.mark.filterwarnings("ignore:enable_nested_tensor")  # a warning of torch about a fast path that is not used
 @pytest.mark.parametrize("pre", [False, True], ids=["post", "pre"])
 @pytest.mark.ledger("model.encdec", "cross.module")
 def test_equal_to_the_transformer_of_torch(pre: bool) -> None:
-    """Outputs and gradients with the same weights, a padded source, and a norm after each stack."""
+    """Outputs and gradients are equal, with a padded source and a norm after each stack."""
     theirs = randomized(nn.Transformer(WIDTH, 4, 2, 3, 40, dropout=0.0, batch_first=True, norm_first=pre))
     norm, style = LayerNorm(), "pre" if pre else "post"
     feedforward = Sublayer(FeedForward(40, "relu"), norm)
@@ -254,10 +246,10 @@ def test_equal_to_the_transformer_of_torch(pre: bool) -> None:
     )
     table = nn.Embedding(VOCAB, WIDTH).double().weight
     tensors = {"source.input.table.weight": table}
-    for side, name in ((theirs.encoder, "source"), (theirs.decoder, "target")):
-        for i, layer in enumerate(side.layers):
+    for stack, name in ((theirs.encoder, "source"), (theirs.decoder, "target")):
+        for i, layer in enumerate(stack.layers):
             tensors |= layer_weights(layer, f"{name}.stack.blocks.{i}.")
-        tensors |= {f"{name}.norm.{n}": p for n, p in side.norm.named_parameters()}
+        tensors |= {f"{name}.norm.{n}": p for n, p in stack.norm.named_parameters()}
     ours = fill(spec.build(), tensors)
     source, tokens, layout = (
         random_ids(2, SOURCE, seed=5),
@@ -315,7 +307,7 @@ def cross_attention_by_loop(module: CrossAttentionModule, x: Tensor, source: Ten
 
 @pytest.mark.ledger("cross.module", "cross.modal")
 def test_queries_of_one_sequence_attend_to_another() -> None:
-    """Against a loop, with tokens and with patches of an image as source; and gradcheck."""
+    """Equal to a loop with patches of an image and with tokens as source; gradients pass gradcheck."""
     module = CrossAttention(4, 2, bias=True, source_width=12).build(WIDTH).double()
     image = Encoder(Patches((2, 2), (4, 6)), 12, (Repeat((Block((Sublayer(SwiGLU(8)),)),)),)).build(0).double()
     patches, _ = image.encode(torch.randn(1, 3, 4, 6, dtype=torch.float64))
@@ -339,9 +331,9 @@ def test_a_decoder_attends_to_an_image() -> None:
     model = build(encoder_decoder(IMAGE, block))
     images, tokens = torch.randn(2, 3, 4, 4, dtype=torch.float64), random_ids(2, 5)
     store = open_store("paged", model.spec, torch.float64)
-    first = model(images, tokens[:, :3], layout=(now := span(0, 3)), states=store.begin_forward(now))
-    rest = model(None, tokens[:, 3:], layout=(now := span(3, 5)), states=store.begin_forward(now))
-    assert error(torch.cat([first, rest], 1), model(images, tokens)) <= 1e-9
+    first = forward_cached(model, store, images, tokens[:, :3], 0)
+    second = forward_cached(model, store, None, tokens[:, 3:], 3)
+    assert error(torch.cat([first, second], 1), model(images, tokens)) <= 1e-9
     assert not torch.allclose(model(images, tokens), model(images.flip(0), tokens))
 
 

@@ -17,14 +17,14 @@ LENGTH, CAPACITY = 24, 32
 
 @pytest.fixture(autouse=True)
 def exact_products():
-    """TF32 would round the factors of float32 products to 10 bits."""
+    """Disable TF32, which would round the factors of float32 products to 10 bits."""
     backends = torch.backends.cuda.matmul, torch.backends.cudnn
-    before = [backend.allow_tf32 for backend in backends]
+    previous = [backend.allow_tf32 for backend in backends]
     for backend in backends:
         backend.allow_tf32 = False
-    torch._dynamo.reset()  # the engine's step is compiled for every model, and torch 2.11 allows eight in all
+    torch._dynamo.reset()  # torch 2.11 compiles a function at most eight times; every engine compiles its step
     yield
-    for backend, allowed in zip(backends, before, strict=True):
+    for backend, allowed in zip(backends, previous, strict=True):
         backend.allow_tf32 = allowed
 
 
@@ -57,7 +57,9 @@ def test_cached_equals_whole(name: str, kind: str) -> None:
     )
     assert all(store.reserve(row, LENGTH) for row in range(2))
     steps = [
-        model(token, now := TokenLayout(torch.full((2, 1), t, device="cuda")), store.begin_forward(now, check=False))
+        model(
+            token, layout := TokenLayout(torch.full((2, 1), t, device="cuda")), store.begin_forward(layout, check=False)
+        )
         for t, token in enumerate(tokens.split(1, 1))
     ]
     assert error(torch.cat(steps, 1), model(tokens)) < 1e-4
@@ -66,7 +68,7 @@ def test_cached_equals_whole(name: str, kind: str) -> None:
 @pytest.mark.parametrize("name", ["grouped-query", "hybrid", "experts", "window"])  # compiling each takes long
 @pytest.mark.parametrize("store", ["contiguous", "paged"])
 def test_a_compiled_engine_generates_the_same_tokens(name: str, store: str) -> None:
-    """Greedy tokens of three requests at once, eager and through torch.compile, in float64: no near ties."""
+    """Greedy tokens of three concurrent requests, eager and compiled; float64 avoids near ties."""
     model = build(MODELS[name]).cuda()
     prompts, generated = [[1, 2, 3], [4, 5, 6, 7, 8], [9]], []
     for compile in (False, True):

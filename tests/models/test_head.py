@@ -96,14 +96,14 @@ def test_a_chunked_head_has_the_loss_and_gradients_of_all_logits(head: str, monk
     z = z if spec.softcap is None else spec.softcap * (z / spec.softcap).tanh()
     assert (materialize(out.logits) - z).abs().max() < 1e-12
     p = z.exp() / z.exp().sum(-1, keepdim=True)
-    chosen = p.gather(-1, batch.targets.unsqueeze(-1)).squeeze(-1)
+    target_p = p.gather(-1, batch.targets.unsqueeze(-1)).squeeze(-1)
     ahead_log_p = (
         materialize(out.ahead_logits[0])[:, :-1]
         .log_softmax(-1)
         .gather(-1, batch.targets[:, 1:].unsqueeze(-1))
         .squeeze(-1)
     )
-    expected = -(batch.weights * chosen.log()).sum() - (batch.weights[:, 1:] * ahead_log_p).sum()
+    expected = -(batch.weights * target_p.log()).sum() - (batch.weights[:, 1:] * ahead_log_p).sum()
     assert abs(loss - expected) < 1e-9
     assert metrics["accuracy"] == ((z.argmax(-1) == batch.targets) * batch.weights).sum()
     expected.backward()
@@ -123,7 +123,7 @@ def test_an_adapted_head_computes_all_logits() -> None:
 @pytest.mark.ledger("model.tie.init")
 @torch.no_grad()
 def test_an_untrained_model_predicts_almost_uniformly() -> None:
-    """A tied table of unit deviation, as `nn.Embedding` draws it, makes logits of deviation √256."""
+    """A tied table of unit deviation, the default of `nn.Embedding`, results in logits of deviation √256."""
     uniform_loss = math.log(VOCAB)
     assert uniform_loss == pytest.approx(6.91, abs=5e-3)
     unit_deviation = small_gpt().build(seed=0)

@@ -1,4 +1,4 @@
-"""Hybrids: recurrent and attention layers in one model, each with its own kind of state, in the same store."""
+"""Hybrids: recurrent and attention layers in one model, with two kinds of state in one store."""
 
 from dataclasses import replace
 
@@ -33,7 +33,7 @@ def test_a_pattern_selects_the_layers_with_attention() -> None:
 @pytest.mark.ledger("ssm.hybrid")
 @pytest.mark.parametrize("kind", ["contiguous", "paged"])
 def test_one_store_keeps_both_kinds_of_state(kind: str) -> None:
-    """Keys and values beside states of fixed size; chunks of a sequence have the same logits as the whole."""
+    """The store holds keys and values, and states of fixed size; chunked = whole."""
     memory = HYBRID.memory()
     assert [type(block[0]) for block in memory] == [FixedSize, FixedSize, PerToken, FixedSize]
     if kind == "contiguous":
@@ -42,12 +42,16 @@ def test_one_store_keeps_both_kinds_of_state(kind: str) -> None:
         store = Paged(memory, 1, 32, torch.float64, block=4, blocks=8)
     store.reserve(0, 20)
     model, tokens = build(HYBRID), random_ids(1, 20)
-    cuts = [0, 7, 8, 9, 20]
-    parts = [
-        model(tokens[:, a:b], now := TokenLayout(torch.arange(a, b).unsqueeze(0)), store.begin_forward(now))
-        for a, b in zip(cuts[:-1], cuts[1:], strict=True)
+    bounds = [0, 7, 8, 9, 20]
+    chunks = [
+        model(
+            tokens[:, start:stop],
+            layout := TokenLayout(torch.arange(start, stop).unsqueeze(0)),
+            store.begin_forward(layout),
+        )
+        for start, stop in zip(bounds[:-1], bounds[1:], strict=True)
     ]
-    assert (torch.cat(parts, 1) - model(tokens)).abs().max() < 1e-9
+    assert (torch.cat(chunks, 1) - model(tokens)).abs().max() < 1e-9
 
 
 @pytest.mark.ledger("ssm.hybrid")

@@ -32,12 +32,12 @@ def test_every_part_is_in_a_model_of_the_table(kind: str) -> None:
     assert any(type(part) is cls for part in listed(cls)), f"add a model with {kind} to tests/laws.py"
 
 
-BODIES = list(dict.fromkeys(listed(Body)))  # with all their options, each once
+BODIES = list(dict.fromkeys(listed(Body)))  # the distinct bodies of all models
 
 
 @pytest.mark.parametrize("body", BODIES, ids=lambda body: body.kind)
-def test_output_shape_and_gradients_of_every_body(body: Body) -> None:
-    """Gradients of the input and of every weight, against finite differences, with padding in the row."""
+def test_every_body_keeps_the_shape_and_passes_gradcheck(body: Body) -> None:
+    """Gradients of the input and of every weight equal finite differences, with padding in the row."""
     module = body.build(WIDTH).double().eval()
     randomize_weights(module)
     weights = dict(module.named_parameters())
@@ -54,7 +54,7 @@ def test_output_shape_and_gradients_of_every_body(body: Body) -> None:
 
 @pytest.mark.parametrize("name", [name for name in positions() if name != "no_position"])
 def test_a_position_scheme_has_an_effect(name: str) -> None:
-    """Other distances between the same tokens change the output."""
+    """The output changes if the distances between the tokens change."""
     model = build(model_of(mixers()["attention"], positions()[name]))
     tokens = random_ids(1, 4)
     consecutive, spaced = (
@@ -64,11 +64,11 @@ def test_a_position_scheme_has_an_effect(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", positions())
-def test_a_scheme_with_its_own_bias_replaces_that_of_the_stack(name: str) -> None:
+def test_a_scheme_replaces_the_bias_of_the_stack_if_it_has_a_bias(name: str) -> None:
     position = positions()[name]
     modules = [m for m in build(model_of(mixers()["attention"], position)).modules() if isinstance(m, PositionModule)]
-    own_bias = any(type(module).bias is not PositionModule.bias for module in modules)
-    assert position.replaces_bias == own_bias
+    has_bias = any(type(module).bias is not PositionModule.bias for module in modules)
+    assert position.replaces_bias == has_bias
 
 
 def test_common_mixers_and_positions_are_listed() -> None:
@@ -83,7 +83,7 @@ SLOW = [name for name in mixers() if "," in name or name == "native_sparse"]
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.slow] if name in SLOW else []) for name in mixers()]
 )
-def test_a_mixer_with_every_position_in_every_store(name: str) -> None:
+def test_a_mixer_works_with_every_position_in_every_store_or_is_refused(name: str) -> None:
     body = mixers()[name]
     for scheme, position in positions().items():
         found = row(body, position)

@@ -31,7 +31,7 @@ SMALL_CLIP = {
     "text_width": 16, "text_heads": 2, "dim": 10,
 }  # fmt: skip
 IMAGES = torch.linspace(-1, 1, 2 * 3 * 8 * 8).view(2, 3, 8, 8).sin()
-LANGUAGE = Decoder(31, 24, (Repeat((Block((Sublayer(Attention(4, position=Rope())), Sublayer(SwiGLU(40)))),), 2),))
+DECODER = Decoder(31, 24, (Repeat((Block((Sublayer(Attention(4, position=Rope())), Sublayer(SwiGLU(40)))),), 2),))
 CASES = {  # name: model and inputs
     "encoder": (bert(**SMALL_BERT), (random_ids(2, 5),)),
     "masked": (bert(**SMALL_BERT, head=MaskedLM(BERT_DENSE)), (random_ids(2, 5),)),
@@ -46,7 +46,7 @@ CASES = {  # name: model and inputs
     "dual encoder": (clip(**SMALL_CLIP), (IMAGES, random_ids(2, 5))),
     "dual encoder, bias": (replace(clip(**SMALL_CLIP), bias=-10.0), (IMAGES, random_ids(2, 5))),
     "interleaved": (
-        Interleaved(replace(vit(**SMALL_VIT), head=None), LANGUAGE, 5),
+        Interleaved(replace(vit(**SMALL_VIT), head=None), DECODER, 5),
         (torch.tensor([[1, 5, 5, 5, 5, 2], [5, 5, 5, 5, 3, 4]]), None, None, IMAGES),
     ),
 }
@@ -72,10 +72,10 @@ def test_a_seed_determines_the_weights_and_leaves_the_global_generator_unchanged
     torch.manual_seed(7)
     expected = torch.rand(3)
     torch.manual_seed(7)
-    one, two, other = (run(spec.build(seed), inputs) for seed in (1, 1, 2))
+    first, same_seed, other_seed = (run(spec.build(seed), inputs) for seed in (1, 1, 2))
     assert torch.equal(torch.rand(3), expected)
-    assert torch.equal(one, two)
-    assert not torch.equal(one, other)
+    assert torch.equal(first, same_seed)
+    assert not torch.equal(first, other_seed)
 
 
 @every_model
@@ -123,7 +123,7 @@ def test_every_weight_gets_a_finite_gradient(name: str) -> None:
         assert parameter.grad is not None and parameter.grad.isfinite().all(), path
 
 
-FROZEN = {
+FROZEN_NAMES = {
     "masked": """input.table.weight input.types.weight position.table.weight embedding_norm.weight embedding_norm.bias
         head.dense.dense.weight head.dense.dense.bias head.dense.norm.weight head.dense.norm.bias
         head.vocab.bias""",
@@ -137,8 +137,8 @@ FROZEN = {
 }
 
 
-@pytest.mark.parametrize("name", FROZEN)
+@pytest.mark.parametrize("name", FROZEN_NAMES)
 def test_names_of_weights_are_frozen(name: str) -> None:
     """Checkpoints depend on these names: a change here needs a way to read the old ones."""
     names = [n for n, _ in CASES[name][0].build().named_parameters()]
-    assert set(FROZEN[name].split()) <= set(names), set(FROZEN[name].split()) - set(names)
+    assert set(FROZEN_NAMES[name].split()) <= set(names), set(FROZEN_NAMES[name].split()) - set(names)

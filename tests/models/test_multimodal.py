@@ -61,7 +61,7 @@ def random_images(count: int, side: int = 8, seed: int = 3) -> Tensor:
 
 @pytest.mark.ledger("mm.clip")
 def test_equal_to_clip() -> None:
-    """Logits, loss and gradients; CLIP finds the last token of a text by its id, and ours by its position."""
+    """Logits, loss and gradients; CLIP locates the end token by its id, our model by its position."""
     import transformers
 
     sizes = {"num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64, "vocab_size": VOCAB}
@@ -133,11 +133,7 @@ SPECS = {
         Decoder(
             VOCAB,
             WIDTH,
-            (
-                Repeat(
-                    (Block((Sublayer(Attention(4), LayerNorm()),)),),
-                ),
-            ),
+            (Repeat((Block((Sublayer(Attention(4), LayerNorm()),)),)),),
             Learned(32),
             embedding_scale=2.0,
         ),
@@ -171,7 +167,7 @@ def test_a_marker_is_expanded_to_one_token_per_patch() -> None:
 @pytest.mark.parametrize("name", SPECS)
 @pytest.mark.ledger("mm.interleave")
 def test_patches_replace_the_embeddings_of_markers(name: str) -> None:
-    """Against the decoder applied to embeddings that are replaced in a loop."""
+    """Equal to the decoder applied to embeddings that are replaced in a loop."""
     model, images = build(SPECS[name]), random_images(2)
     decoder, tokens = model.decoder, prompt(SPECS[name], 1, 5, 2, 3, 5, 7)
     patches = model.projector(model.vision.encode(images)[0].x[:, 2:]).flatten(0, 1)
@@ -192,16 +188,18 @@ def test_patches_replace_the_embeddings_of_markers(name: str) -> None:
 @pytest.mark.parametrize("kind", STORES)
 @pytest.mark.ledger("mm.interleave")
 def test_cached_equals_whole(name: str, kind: str) -> None:
-    """A prompt that starts with an image, then tokens one by one, for which only the decoder runs."""
+    """The prompt starts with an image; the later tokens are computed one by one, by the decoder only."""
     model, images = build(SPECS[name]), random_images(2)
     text_ids = random_ids(2, 6) % 5  # no markers
     tokens = torch.cat([torch.full((2, 4), 5), text_ids], 1)
     store = STORES[kind](model.spec)
     assert all(store.reserve(row, 32) for row in range(2))
-    found = [model(tokens[:, :5], now := TokenLayout(torch.arange(5).expand(2, 5)), store.begin_forward(now), images)]
+    found = [
+        model(tokens[:, :5], layout := TokenLayout(torch.arange(5).expand(2, 5)), store.begin_forward(layout), images)
+    ]
     for t in range(5, 10):
         found.append(
-            model(tokens[:, t : t + 1], now := TokenLayout(torch.tensor([[t], [t]])), store.begin_forward(now))
+            model(tokens[:, t : t + 1], layout := TokenLayout(torch.tensor([[t], [t]])), store.begin_forward(layout))
         )
     assert error(torch.cat(found, 1), model(tokens, images=images)) <= 1e-9
 
@@ -209,17 +207,17 @@ def test_cached_equals_whole(name: str, kind: str) -> None:
 @pytest.mark.parametrize("name", SPECS)
 @pytest.mark.parametrize("left", [False, True], ids=["right", "left"])
 def test_padded_batch_equals_each_alone(name: str, left: bool) -> None:
-    """Rows with no image, one and two."""
+    """The rows have no image, one image and two images."""
     model, images, spec = build(SPECS[name]), random_images(3), SPECS[name]
     prompts = [prompt(spec, 1, 2, 3), prompt(spec, 5, 1), prompt(spec, 2, 5, 3, 5)]
     image_indices = [[], [0], [1, 2]]
     layout = layout_with_padding([row.shape[1] for row in prompts], 10, left)
     tokens = torch.zeros(3, 10, dtype=torch.int64)
-    for row, alone in enumerate(prompts):
-        tokens[row, layout.valid[row]] = alone[0]
+    for row, ids in enumerate(prompts):
+        tokens[row, layout.valid[row]] = ids[0]
     found = model(tokens, layout, images=images)
-    for row, alone in enumerate(prompts):
-        expected = model(alone, images=images[image_indices[row]] if image_indices[row] else None)
+    for row, ids in enumerate(prompts):
+        expected = model(ids, images=images[image_indices[row]] if image_indices[row] else None)
         assert error(found[row, layout.valid[row]], expected[0]) <= 1e-9
 
 
@@ -235,7 +233,7 @@ def test_packed_equals_separate(name: str) -> None:
 
 
 def test_features_are_taken_from_intermediate_blocks() -> None:
-    """After the selected blocks, concatenated, without the norm; with [CLS] and registers if whole=True."""
+    """Outputs of the selected blocks are concatenated before the final norm; whole=True keeps [CLS] and registers."""
     spec = replace(SPECS["rope"], features=(-2, 2, 0), whole=True)
     model, images = build(spec), random_images(2)
     hidden: list[Tensor] = []
@@ -253,23 +251,23 @@ def test_features_are_taken_from_intermediate_blocks() -> None:
 
 
 def test_a_text_ends_at_its_first_end_token() -> None:
-    """Tokens after the first end are ignored, with padding on either side."""
+    """Tokens after the first end token are ignored, with padding on either side."""
     model = randomized(replace(clip(**SMALL), end=EOS).build(0))
-    alone = torch.tensor([[1, 2, 3, EOS]])
-    expected = model(random_images(2), alone)
-    with_suffix = torch.cat([alone, torch.tensor([[EOS, 4, EOS]])], 1)
+    text_ids = torch.tensor([[1, 2, 3, EOS]])
+    expected = model(random_images(2), text_ids)
+    with_suffix = torch.cat([text_ids, torch.tensor([[EOS, 4, EOS]])], 1)
     assert error(model(random_images(2), with_suffix), expected) <= 1e-12
-    left_padded = torch.cat([torch.tensor([[EOS, EOS]]), alone], 1)
+    left_padded = torch.cat([torch.tensor([[EOS, EOS]]), text_ids], 1)
     assert error(model(random_images(2), left_padded, layout_with_padding([4], 6, left=True)), expected) <= 1e-12
-    unterminated, without_end = alone[:, :3], randomized(clip(**SMALL).build(0))
+    unterminated, without_end = text_ids[:, :3], randomized(clip(**SMALL).build(0))
     assert error(model(random_images(2), unterminated), without_end(random_images(2), unterminated)) <= 1e-12
 
 
 def test_text_attends_to_the_image_and_the_image_not_to_later_text() -> None:
     model, spec = build(SPECS["rope"]), SPECS["rope"]
-    tokens, other = prompt(spec, 1, 5, 2, 3), prompt(spec, 1, 5, 2, 4)
+    tokens, other_tokens = prompt(spec, 1, 5, 2, 3), prompt(spec, 1, 5, 2, 4)
     image, other_image = random_images(1), random_images(1, seed=4)
-    assert torch.equal(model(tokens, images=image)[:, :-1], model(other, images=image)[:, :-1])
+    assert torch.equal(model(tokens, images=image)[:, :-1], model(other_tokens, images=image)[:, :-1])
     assert torch.equal(model(tokens, images=image)[:, 0], model(tokens, images=other_image)[:, 0])
     assert not torch.allclose(model(tokens, images=image)[:, -1], model(tokens, images=other_image)[:, -1])
 

@@ -30,7 +30,7 @@ from tests.laws import OTHERS, block, build, decoder, error, random_ids
 
 GQA = Attention(4, 2, position=Rope(), softcap=20.0)
 BASE = block(GQA)
-STRETCHED = Rope(500.0, scaling=LinearScaling(4.0))
+SCALED_ROPE = Rope(500.0, scaling=LinearScaling(4.0))
 
 
 def mixers(pattern: str, depth: int, base: Block = BASE) -> list:
@@ -38,10 +38,10 @@ def mixers(pattern: str, depth: int, base: Block = BASE) -> list:
     return [b.sublayers[0].body for run in runs for _ in range(run.times) for b in run.blocks]
 
 
-attention = partial(replace, GQA)
+attention = partial(replace, GQA)  # GQA with changed fields
 
 
-def test_three_windows_and_one_full_layer_without_positions() -> None:
+def test_a_pattern_repeats_up_to_the_depth() -> None:
     window, full = block(attention(mask=Window(256))), block(attention(position=NoPosition()))
     pattern = "3*window(256), full(no_position)"
     assert tile(BASE, pattern, 24) == (Repeat((window, window, window, full), 6),)
@@ -58,7 +58,7 @@ def test_three_windows_and_one_full_layer_without_positions() -> None:
         ("window(size=8)", attention(mask=Window(8))),
         ("sinks(4, 8)", attention(mask=SinksAndWindow(4, 8))),
         ("dilated(8, 2)", attention(mask=Dilated(8, 2))),
-        ("window(8, position=rope(base=500, scaling=linear(4)))", attention(mask=Window(8), position=STRETCHED)),
+        ("window(8, position=rope(base=500, scaling=linear(4)))", attention(mask=Window(8), position=SCALED_ROPE)),
         ("window(8, alibi, gate=head)", attention(mask=Window(8), position=Alibi(), gate="head")),
         ("full(sinks=true)", attention(sinks=True)),
         ("rope(5e2, layout=interleaved)", attention(position=Rope(500.0, layout="interleaved"))),
@@ -79,7 +79,7 @@ def test_a_term_can_change_the_feed_forward() -> None:
     assert tile(BASE, "swiglu(8) + window(3)", 1)[0].blocks[0].sublayers[1].body == SwiGLU(8)
 
 
-def test_the_rest_of_the_block_is_unchanged() -> None:
+def test_a_term_leaves_the_other_sublayers_unchanged() -> None:
     base = Block((Sublayer(ShortConvolution(3), NoNorm()), *BASE.sublayers), style="parallel", dropout=0.1)
     changed = tile(base, "window(8)", 1)[0].blocks[0]
     assert changed.sublayers[0] == base.sublayers[0] and changed.sublayers[2] == base.sublayers[2]
@@ -135,10 +135,10 @@ def test_a_block_that_the_term_cannot_change_is_refused() -> None:
         tile(BASE, "full", 0)
 
 
-def test_a_pattern_in_a_file_equals_its_runs() -> None:
+def test_a_pattern_in_a_file_equals_the_expanded_layers() -> None:
     expanded = Decoder(31, 24, tile(BASE, "window(4), full(no_position)", 5))
     assert Decoder(31, 24, Tiled(BASE, "window(4), full(no_position)", 5)) == expanded  # ty: ignore
-    table = """
+    toml = """
         vocab = 31
         width = 24
         [layers]
@@ -150,11 +150,11 @@ def test_a_pattern_in_a_file_equals_its_runs() -> None:
         [[layers.block.sublayers]]
         body = { kind = "swiglu", hidden = 40 }
     """
-    assert Decoder.from_toml(table) == expanded
+    assert Decoder.from_toml(toml) == expanded
     for loaded in (Decoder.from_json(expanded.to_json()), Decoder.from_toml(expanded.to_toml())):
         assert loaded == expanded
     with pytest.raises(SpecError, match="did you mean 'window'"):
-        Decoder.from_toml(table.replace("window(4)", "windw(4)"))
+        Decoder.from_toml(toml.replace("window(4)", "windw(4)"))
 
 
 def test_tiled_layers_can_be_mixed_with_other_runs() -> None:

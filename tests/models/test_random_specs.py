@@ -20,16 +20,16 @@ from regard.spec import KINDS, class_of
 from regard.verification.laws import LAWS
 from regard.verification.report import verify
 from regard.verification.trial import randomize_weights
-from tests import random_specs as drawn
+from tests import random_specs
 from tests.laws import broken_laws
 
 LENGTH = 7
 TABLES = {
-    Body: drawn.mixers(1).keys() | drawn.FEEDFORWARDS.keys(),
-    Position: drawn.POSITIONS.keys() | drawn.stack_positions(1).keys(),
-    Scaling: drawn.SCALINGS.keys(),
-    Mask: drawn.MASKS.keys(),
-    Norm: drawn.NORMS.keys(),
+    Body: random_specs.mixers(1).keys() | random_specs.FEEDFORWARDS.keys(),
+    Position: random_specs.POSITIONS.keys() | random_specs.stack_positions(1).keys(),
+    Scaling: random_specs.SCALINGS.keys(),
+    Mask: random_specs.MASKS.keys(),
+    Norm: random_specs.NORMS.keys(),
 }
 NOT_IN_A_DECODER = {
     "cross_attention": "reads a source, and a decoder has none",
@@ -44,7 +44,7 @@ NOT_IN_A_DECODER = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_part_is_drawn(kind: str) -> None:
+def test_every_part_can_be_drawn(kind: str) -> None:
     for base, table in TABLES.items():
         if issubclass(class_of(kind, ""), base):
             assert (kind in table) != (kind in NOT_IN_A_DECODER), (
@@ -52,14 +52,14 @@ def test_every_part_is_drawn(kind: str) -> None:
             )
 
 
-EXAMPLES = settings.default.max_examples  # of the profile
-UNSHRUNK = settings(phases=[Phase.generate], suppress_health_check=list(HealthCheck))  # shrinking takes minutes
+EXAMPLES = settings.default.max_examples  # set by the hypothesis profile
+NO_SHRINKING = settings(phases=[Phase.generate], suppress_health_check=list(HealthCheck))  # shrinking takes minutes
 MIXED = [law for law in LAWS if LAWS[law].needs in ("memory", "engine", "padding", "packing")]
 
 
-@pytest.mark.parametrize("part", range(3))  # parallel processes share the work
-@settings(UNSHRUNK, max_examples=EXAMPLES // 3)
-@given(drawn.decoders(), st.integers(0, 99))
+@pytest.mark.parametrize("part", range(3))  # so that parallel processes can share the work
+@settings(NO_SHRINKING, max_examples=EXAMPLES // 3)
+@given(random_specs.decoders(), st.integers(0, 99))
 def test_laws_hold_for_random_specs(part: int, spec: Decoder, seed: int) -> None:
     """In float64, a third of them in float32 too: tests/models/test_laws.py has every part in both."""
     assert Decoder.from_json(spec.to_json()) == spec == Decoder.from_toml(spec.to_toml())
@@ -71,8 +71,8 @@ def test_laws_hold_for_random_specs(part: int, spec: Decoder, seed: int) -> None
 
 
 @pytest.mark.parametrize("part", range(2))
-@settings(UNSHRUNK, max_examples=EXAMPLES // 6)
-@given(drawn.hybrids(), st.integers(0, 999))
+@settings(NO_SHRINKING, max_examples=EXAMPLES // 6)
+@given(random_specs.hybrids(), st.integers(0, 999))
 def test_hybrids(part: int, spec: Decoder, seed: int) -> None:
     keeps_laws(spec, seed, 10, MIXED)
 
@@ -91,7 +91,7 @@ def built(spec: Decoder, seed: int) -> DecoderModule:
 def train_a_step(spec: Decoder, seed: int) -> None:
     model = spec.build(seed).train()
     torch.manual_seed(seed)
-    tokens = torch.randint(drawn.VOCAB, (2, LENGTH + 1))
+    tokens = torch.randint(random_specs.VOCAB, (2, LENGTH + 1))
     out = model(tokens[:, :-1], outputs=True)
     losses = [
         F.cross_entropy(materialize(logits).flatten(0, 1), tokens[:, 1:].flatten())

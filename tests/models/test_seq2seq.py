@@ -1,4 +1,4 @@
-"""Sequence to sequence: states and attention against loops and torch, and training on a small task."""
+"""Sequence to sequence: states and attention equal loops and torch, and models learn a small task."""
 
 import pytest
 import torch
@@ -35,22 +35,22 @@ def build_random(spec: Seq2Seq) -> Seq2SeqModule:
     return model
 
 
-def recurrent_cells(half: nn.Module) -> list[RecurrentCell]:
-    return [module for module in half.modules() if isinstance(module, RecurrentCell)]
+def recurrent_cells(model: nn.Module) -> list[RecurrentCell]:
+    return [module for module in model.modules() if isinstance(module, RecurrentCell)]
 
 
-def encoded(model: Seq2SeqModule, source: Tensor) -> Tensor:
+def encode(model: Seq2SeqModule, source: Tensor) -> Tensor:
     """The outputs of the source's last layer (B, S, D)."""
     return model.source.encode(source)[0].x
 
 
 @pytest.mark.ledger("anc.seq2seq")
 def test_the_target_starts_from_the_final_state_of_the_source() -> None:
-    """Two layers of torch.nn on each side, with our weights; the target starts from the source's final states."""
+    """Equal to two LSTMs of torch.nn with two layers each and our weights."""
     model = build_random(seq2seq(VOCAB, WIDTH, LSTM(), layers=2))
     theirs = [nn.LSTM(WIDTH, WIDTH, 2, batch_first=True).double() for _ in range(2)]
-    for half, lstm in zip((model.source, model.target), theirs, strict=True):
-        for i, cell in enumerate(recurrent_cells(half)):
+    for side, lstm in zip((model.source, model.target), theirs, strict=True):
+        for i, cell in enumerate(recurrent_cells(side)):
             for name, weight in (
                 ("weight_ih", cell.x_proj.weight), ("weight_hh", cell.h_proj.weight), ("bias_ih", cell.bias),
                 ("bias_hh", torch.zeros_like(cell.bias)),
@@ -65,13 +65,13 @@ def test_the_target_starts_from_the_final_state_of_the_source() -> None:
 
 @pytest.mark.ledger("anc.bahdanau")
 def test_additive_attention_is_computed_before_each_recurrent_step() -> None:
-    """A loop over the target: scores of the source's states with s_{i-1}, weights, context, the next state, logits."""
+    """Equal to a loop over the target: scores with s_{i-1}, weights, context, the next state, logits."""
     model = build_random(seq2seq(VOCAB, WIDTH, GRU(reset="before"), "additive", bidirectional=True))
     body = model.target.stack.blocks[0].sublayers[0].body
     attention, cell = body.attention, body.recurrence
     logits = model(SOURCE, TARGET)
     for row in range(2):
-        h = encoded(model, SOURCE[row : row + 1])[0]  # (S, D)
+        h = encode(model, SOURCE[row : row + 1])[0]  # (S, D)
         forward, backward = h.chunk(2, -1)
         s = torch.cat([forward[-1], backward[0]])
         for i, token in enumerate(TARGET[row]):
@@ -102,14 +102,14 @@ def test_weights_of_additive_attention_sum_to_one_and_pass_gradcheck() -> None:
     assert torch.autograd.gradcheck(attend, (s, h), fast_mode=True)
 
 
-def luong(score: str) -> Seq2SeqModule:
+def luong_model(score: str) -> Seq2SeqModule:
     return build_random(seq2seq(VOCAB, WIDTH, LSTM(), score))
 
 
 @pytest.mark.ledger("anc.luong")
 @pytest.mark.parametrize("score", ["dot", "general"])
 def test_multiplicative_attention_is_computed_after_each_recurrent_step(score: str) -> None:
-    model = luong(score)
+    model = luong_model(score)
     attention = model.target.stack.blocks[1].sublayers[0].body
     logits = model(SOURCE, TARGET)
     # the states s_t are those of the model without attention
@@ -117,7 +117,7 @@ def test_multiplicative_attention_is_computed_after_each_recurrent_step(score: s
     weights = {name: tensor for name, tensor in model.state_dict().items() if "blocks.1" not in name}
     without_attention.load_state_dict(weights)
     for row in range(2):
-        h = encoded(model, SOURCE[row : row + 1])[0]
+        h = encode(model, SOURCE[row : row + 1])[0]
         hidden = hidden_states(without_attention, row)
         for t in range(4):
             w = attention.q_proj.weight if score == "general" else torch.eye(WIDTH, dtype=torch.float64)
@@ -128,7 +128,7 @@ def test_multiplicative_attention_is_computed_after_each_recurrent_step(score: s
 
 
 def hidden_states(model: Seq2SeqModule, row: int) -> Tensor:
-    """(L, D) hidden states of a target without attention."""
+    """Hidden states (L, D) of a target without attention."""
     head, model.target.head = model.target.head, nn.Identity()
     try:
         return model(SOURCE[row : row + 1], TARGET[row : row + 1])[0]
@@ -138,7 +138,7 @@ def hidden_states(model: Seq2SeqModule, row: int) -> Tensor:
 
 @pytest.mark.ledger("anc.luong")
 def test_general_with_the_identity_equals_dot() -> None:
-    general, dot = luong("general"), luong("dot")
+    general, dot = luong_model("general"), luong_model("dot")
     weights = general.state_dict()
     (name,) = (name for name in weights if name.endswith("q_proj.weight"))
     dot.load_state_dict({key: tensor for key, tensor in weights.items() if key != name})
@@ -148,34 +148,38 @@ def test_general_with_the_identity_equals_dot() -> None:
 
 
 def random_pairs(rows: int, generator: torch.Generator) -> tuple[list[list[int]], list[list[int]]]:
-    """Random sequences, and the same reversed with other tokens."""
+    """Random sources; a target is its source reversed, with 6 added to every token id."""
     lengths = torch.randint(3, 5, (rows,), generator=generator).tolist()
     sources = [torch.randint(3, 9, (n,), generator=generator).tolist() for n in lengths]
     return sources, [[6 + token for token in reversed(source)] for source in sources]
 
 
-def greedy(model: Seq2SeqModule, source: list[int], max_length: int = 8) -> list[int]:
+def decode_greedily(model: Seq2SeqModule, source: list[int], max_length: int = 8) -> list[int]:
     """Greedy decoding, token by token, with the source only in the first forward."""
     store = Contiguous(model.spec.memory(), 1, max_length, torch.float32, source=8)
     store.reserve(0, max_length)
     generated = [START]
     while generated[-1] != END and len(generated) < max_length:
         layout = TokenLayout(torch.tensor([[len(generated) - 1]]))
-        first = torch.tensor([source]) if len(generated) == 1 else None
+        source_ids = torch.tensor([source]) if len(generated) == 1 else None
         generated.append(
-            int(model(first, torch.tensor([generated[-1:]]), None, layout, store.begin_forward(layout))[0, -1].argmax())
+            int(
+                model(source_ids, torch.tensor([generated[-1:]]), None, layout, store.begin_forward(layout))[
+                    0, -1
+                ].argmax()
+            )
         )
     return generated
 
 
-LEARNERS = {
+TRAINED = {
     "none": pytest.param(LSTM(), "none", False, marks=pytest.mark.ledger("anc.seq2seq")),
     "additive": pytest.param(GRU(), "additive", True, marks=pytest.mark.ledger("anc.bahdanau")),
     "general": pytest.param(LSTM(), "general", False, marks=[pytest.mark.ledger("anc.luong"), pytest.mark.slow]),
 }
 
 
-@pytest.mark.parametrize(("recurrence", "attention", "bidirectional"), LEARNERS.values(), ids=LEARNERS)
+@pytest.mark.parametrize(("recurrence", "attention", "bidirectional"), TRAINED.values(), ids=TRAINED)
 def test_a_model_learns_to_translate_and_reverse(recurrence: Body, attention: str, bidirectional: bool) -> None:
     """Trained by teacher forcing, evaluated by greedy decoding."""
     model = seq2seq(VOCAB, 48, recurrence, attention, bidirectional=bidirectional).build(seed=0)
@@ -189,7 +193,8 @@ def test_a_model_learns_to_translate_and_reverse(recurrence: Body, attention: st
     model.eval()
     with torch.no_grad():
         correct = sum(
-            greedy(model, source)[1:-1] == target for source, target in zip(*random_pairs(20, generator), strict=True)
+            decode_greedily(model, source)[1:-1] == target
+            for source, target in zip(*random_pairs(20, generator), strict=True)
         )
     assert correct >= 14
 
@@ -240,8 +245,9 @@ def test_a_row_cannot_start_without_its_source():
     store = Contiguous(model.spec.memory(), 2, 8, torch.float64, source=8)
     first_row_only = TokenLayout(torch.tensor([[0, 1], [0, 0]]), valid=torch.tensor([[True, True], [False, False]]))
     model(SOURCE, TARGET[:, :2], None, first_row_only, store.begin_forward(first_row_only))
+    layout = TokenLayout(torch.tensor([[2, 3], [0, 1]]))
     with pytest.raises(ValueError, match=r"rows \[1\] start here, but there is no source"):
-        model(None, TARGET[:, :2], None, now := TokenLayout(torch.tensor([[2, 3], [0, 1]])), store.begin_forward(now))
+        model(None, TARGET[:, :2], None, layout, store.begin_forward(layout))
 
 
 def test_a_packed_source_needs_a_packed_target():

@@ -105,11 +105,11 @@ def test_a_plan_counts_shared_weights_once_and_flops_per_repetition() -> None:
     tied, untied = plan(TIED, 64), plan(UNTIED, 64)
     assert tied.parameters == sum(p.numel() for p in build(TIED).parameters()) < untied.parameters
     assert tied.forward_flops == untied.forward_flops and tied.kv_bytes() == untied.kv_bytes()
-    assert tied.weights_read == untied.weights_read  # every repetition reads them again
+    assert tied.weights_read == untied.weights_read  # every repetition reads the weights again
 
 
-def test_active_parameters_of_tied_experts() -> None:
-    """A token may choose other experts in every repetition: of 4 experts, 1 per repetition, (3/4)³ stay unused."""
+def test_active_parameters_include_the_experts_of_every_repetition() -> None:
+    """Each repetition may route a token to another expert: with 1 of 4 experts each, (3/4)³ are unused after three."""
     routed = block(GQA, Experts(count=4, top_k=1, expert=SwiGLU(8)))
     once, thrice = (replace(TIED, layers=(Repeat((routed,), n, tied=True),)) for n in (1, 3))
     assert plan(once, 8).parameters == plan(thrice, 8).parameters

@@ -26,15 +26,15 @@ from tests.models.reference_weights import PROJECTIONS, fill, randomized, rename
 SMALL = {"image": 8, "patch": 4, "width": 24, "heads": 4, "hidden": 40, "layers": 2, "labels": 3}
 PATCHES = {
     "image": Patches((4, 4), (8, 12)),
-    "pieces that are no squares": Patches((2, 6), (8, 12), channels=2, registers=2),
+    "rectangular patches": Patches((2, 6), (8, 12), channels=2, registers=2),
     "spectrogram, overlapping": Patches((16, 16), (64, 50), channels=1, stride=(10, 10), registers=1),
-    "film": Patches((2, 4, 4), (6, 8, 12)),
+    "video": Patches((2, 4, 4), (6, 8, 12)),
     "signal": Patches((5,), (40,), channels=1, stride=(2,), cls=False, bias=False),
 }
 CONVOLUTIONS = {1: F.conv1d, 2: F.conv2d, 3: F.conv3d}
 
 
-def images(spec: Patches, batch: int = 2) -> Tensor:
+def random_images(spec: Patches, batch: int = 2) -> Tensor:
     generator = torch.Generator().manual_seed(3)
     return torch.randn(batch, spec.channels, *spec.image, dtype=torch.float64, generator=generator)
 
@@ -42,14 +42,14 @@ def images(spec: Patches, batch: int = 2) -> Tensor:
 @pytest.mark.parametrize("name", PATCHES)
 @pytest.mark.ledger("vit.patch")
 def test_patches_equal_a_loop(name: str) -> None:
-    """One patch at a time in row-major order, after [CLS] and the registers."""
+    """The loop computes one patch at a time in row-major order, after [CLS] and the registers."""
     spec = PATCHES[name]
-    module, data = spec.build(7).double(), images(spec)
+    module, data = spec.build(7).double(), random_images(spec)
     found = module(data)
     assert found.shape == (2, spec.length, 7)
-    first = [p for p in (module.cls, module.registers) if p is not None]
-    assert sum(map(len, first)) == spec.first
-    assert not first or torch.equal(found[:, : spec.first], torch.cat(first).expand(2, -1, -1))
+    first_tokens = [p for p in (module.cls, module.registers) if p is not None]
+    assert sum(map(len, first_tokens)) == spec.first
+    assert not first_tokens or torch.equal(found[:, : spec.first], torch.cat(first_tokens).expand(2, -1, -1))
     steps = spec.stride or spec.size
     for index, cell in enumerate(product(*map(range, spec.grid))):
         spans = [slice(p * step, p * step + size) for p, step, size in zip(cell, steps, spec.size, strict=True)]
@@ -61,7 +61,7 @@ def test_patches_equal_a_loop(name: str) -> None:
 @pytest.mark.ledger("vit.patch")
 def test_a_patch_embedding_equals_a_convolution(name: str) -> None:
     spec = PATCHES[name]
-    module, data = spec.build(7).double(), images(spec)
+    module, data = spec.build(7).double(), random_images(spec)
     kernel = module.proj.weight.unflatten(1, (spec.channels, *spec.size))
     grid = CONVOLUTIONS[len(spec.size)](data, kernel, module.proj.bias, stride=spec.stride or spec.size)
     assert grid.shape[2:] == spec.grid
@@ -121,7 +121,7 @@ def pair() -> tuple[nn.Module, nn.Module]:
 @pytest.mark.ledger("vit.patch")
 def test_equal_to_vit(pair: tuple[nn.Module, nn.Module]) -> None:
     theirs, ours = pair
-    data = images(ours.spec.input)
+    data = random_images(ours.spec.input)
     found, expected = ours(data), theirs(data).logits
     assert error(ours.encode(data)[0].x, theirs.vit(data).last_hidden_state) <= 1e-12
     assert error(found, expected) <= 1e-12
@@ -139,14 +139,14 @@ def test_a_larger_image_needs_only_resized_positions(pair: tuple[nn.Module, nn.M
     tensors = dict(ours.named_parameters())
     table = resize_grid(tensors["position.table.weight"], (2, 2), (4, 4))
     fill(large, tensors | {"position.table.weight": table})
-    data = images(large.spec.input)
+    data = random_images(large.spec.input)
     assert error(large(data), theirs(data, interpolate_pos_encoding=True).logits) <= 1e-12
 
 
 def test_a_distilled_head_is_the_mean_of_two_heads() -> None:
     spec = replace(vit(**SMALL), input=Patches((4, 4), (8, 8), registers=1), position=Learned(6), head=Distilled(3))
     model = randomized(spec.build(0))
-    data = images(spec.input)
+    data = random_images(spec.input)
     x = model.encode(data)[0].x
     expected = (model.head.labels(x[:, 0]) + model.head.teacher(x[:, 1])) / 2
     assert error(model(data), expected) <= 1e-12
@@ -162,7 +162,7 @@ def test_rotations_by_row_and_column_distinguish_permuted_patches() -> None:
     attention = Attention(2, mask=Full(), position=Rope2D(columns=4, prefix=1))
     spec = Encoder(patches, 16, (Repeat((Block((Sublayer(attention),)),)),))
     model = randomized(spec.build(0))
-    data = images(patches)
+    data = random_images(patches)
     assert model(data).shape == (2, 17, 16)
     layers = (Repeat((Block((Sublayer(Attention(2, mask=Full())),)),)),)
     without_positions = randomized(replace(spec, layers=layers).build(0))
