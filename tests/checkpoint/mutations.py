@@ -11,14 +11,14 @@ from regard.checkpoint import export
 from regard.families import FAMILIES, family
 from tests.families.cases import classic, decoders, encoder_decoders, encoders, experts, recurrent, vision
 
-GROUPS = (classic, decoders, encoders, encoder_decoders, experts, recurrent, vision)
-DEEP: Any = "x"
+CASE_MODULES = (classic, decoders, encoders, encoder_decoders, experts, recurrent, vision)
+NESTED: Any = "x"
 for _ in range(60):
-    DEEP = {"rope_type": DEEP, "type": [DEEP]} if isinstance(DEEP, str) else [DEEP]
+    NESTED = {"rope_type": NESTED, "type": [NESTED]} if isinstance(NESTED, str) else [NESTED]
 VALUES = [
     0, -1, 1, 2, 3, 7, 48, 1 << 20, 1 << 31, 1 << 62, 1 << 63, 10**30, -(10**30), 0.5, -0.5, 2.0, 1e308, 1e-320,
     float("nan"), float("inf"), "", "xyz", "x" * 100_000, "nan", "../../etc/passwd", "é\x00\ud800", None, True, False,
-    [], {}, [1], [[1]], {"a": 1}, ["attention"] * 20_000, [0] * 100_000, list(range(3)), DEEP, "gelu", "relu", "silu",
+    [], {}, [1], [[1]], {"a": 1}, ["attention"] * 20_000, [0] * 100_000, list(range(3)), NESTED, "gelu", "relu", "silu",
 ]  # fmt: skip
 Mutation = Callable[[bytes, Random], bytes]
 
@@ -26,7 +26,7 @@ Mutation = Callable[[bytes, Random], bytes]
 def configs() -> Iterator[tuple[str, dict[str, Any]]]:
     """The first test config of every family, by `model_type`."""
     first: dict[str, dict[str, Any]] = {}
-    for architecture, settings in (case for group in GROUPS for case in group.CASES.values()):
+    for architecture, settings in (case for module in CASE_MODULES for case in module.CASES.values()):
         lower = architecture.lower()
         matches = [name for name in FAMILIES if lower.startswith(name.replace("_", "").removesuffix("text"))]
         model_type = max(matches, key=len)
@@ -34,8 +34,8 @@ def configs() -> Iterator[tuple[str, dict[str, Any]]]:
     yield from first.items()
 
 
-def folders(base: Path, families: tuple[str, ...]) -> list[Path]:
-    """A folder of each family, without the manifest, which would detect every change."""
+def export_folders(base: Path, families: tuple[str, ...]) -> list[Path]:
+    """Export one model of each family; the manifests are removed, because they would detect every change."""
     for model_type, config in configs():
         if model_type in families:
             export(family(model_type).spec(config).build(0), base / model_type, model_type)
@@ -63,8 +63,8 @@ def change_a_value(content: bytes, random: Random) -> bytes:
         elif chance < 0.4 and isinstance(node[key], int):
             node[key] += random.choice([-1, 1, node[key], 10**6])
         elif chance < 0.55:
-            other, name = random.choice(list(locations(tree)) or [(node, key)])
-            node[key] = deepcopy(other[name])
+            other_node, other_key = random.choice(list(locations(tree)) or [(node, key)])
+            node[key] = deepcopy(other_node[other_key])
         else:
             node[key] = deepcopy(random.choice(VALUES))
     return json.dumps(tree).encode()
@@ -79,8 +79,8 @@ def change_the_header(content: bytes, random: Random) -> bytes:
 
 
 def change_dtypes(content: bytes, random: Random) -> bytes:
-    before, after = random.sample([b'"F32"', b'"F16"', b'"I32"', b'"BF16"', b'"F64"', b'"F8_E4M3"', b'"F4"', b"nan"], 2)
-    return content.replace(before if before in content else b'"F32"', after, random.choice([1, -1]))
+    old, new = random.sample([b'"F32"', b'"F16"', b'"I32"', b'"BF16"', b'"F64"', b'"F8_E4M3"', b'"F4"', b"nan"], 2)
+    return content.replace(old if old in content else b'"F32"', new, random.choice([1, -1]))
 
 
 def change_bytes(content: bytes, random: Random) -> bytes:

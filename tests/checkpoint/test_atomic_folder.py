@@ -137,7 +137,7 @@ def test_an_invalid_manifest_is_refused(tmp_path: Path, manifest: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["../secret", "/etc/passwd", "inner/../../secret"])
-def test_a_manifest_with_paths_outside_is_refused(tmp_path: Path, name: str) -> None:
+def test_a_manifest_with_paths_outside_the_folder_is_refused(tmp_path: Path, name: str) -> None:
     path = write_example(tmp_path / "model")
     (tmp_path / "secret").write_text("x")
     (path / MANIFEST).write_text(json.dumps({"files": {name: {"bytes": 1, "sha256": "0"}}}))

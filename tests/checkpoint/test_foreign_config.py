@@ -1,4 +1,4 @@
-"""Keys of a foreign config that concern its weights and code: quantized weights are refused, code is ignored."""
+"""A config of Hugging Face with quantized weights is refused; code that it names is never run."""
 
 import json
 from pathlib import Path
@@ -23,7 +23,7 @@ def change_config(folder: Path, **changes: Any) -> None:
     (folder / "config.json").write_text(json.dumps(config))
 
 
-def test_code_is_ignored_with_one_warning(folder: Path) -> None:
+def test_code_named_in_a_config_is_ignored_with_one_warning(folder: Path) -> None:
     expected = load(folder).state_dict()
     change_config(folder, auto_map={"AutoModel": "modeling.Model"})
     with pytest.warns(
@@ -34,7 +34,7 @@ def test_code_is_ignored_with_one_warning(folder: Path) -> None:
     assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
 
 
-def test_code_of_an_unknown_family_is_not_run_either(folder: Path) -> None:
+def test_code_of_an_unknown_family_is_not_run(folder: Path) -> None:
     change_config(folder, auto_map={"AutoModel": "modeling.Model"}, model_type="new_model")
     with pytest.raises(FamilyError, match="there is no family 'new_model'; choose one of"):
         load(folder)

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 from PIL import Image
 
 from regard.checkpoint import CheckpointError
@@ -34,8 +35,7 @@ def random_images() -> torch.Tensor:
 
 @pytest.mark.parametrize("name", PROCESSORS)
 def test_pixels_equal_those_of_transformers(name: str, tmp_path: Path) -> None:
-    module = pytest.importorskip(f"transformers.models.{name.lower()}.image_processing_pil_{name.lower()}")
-    theirs = getattr(module, f"{name}ImageProcessorPil")(**PROCESSORS[name])
+    theirs = getattr(transformers, f"{name}ImageProcessorPil")(**PROCESSORS[name])
     theirs.save_pretrained(tmp_path)
     expected = theirs([image.numpy() for image in random_images()], return_tensors="pt").pixel_values
     found = load_image_processor(tmp_path)(random_images())
@@ -77,7 +77,7 @@ def test_invalid_settings_are_refused(settings: dict, message: str, tmp_path: Pa
         processor_with(tmp_path, **settings)
 
 
-def test_other_channels_and_missing_files_are_refused(tmp_path: Path) -> None:
+def test_a_wrong_number_of_channels_and_missing_files_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"images of shape \(2, 12, 16, 3\) must end in 1 channels"):
         processor_with(tmp_path)(random_images())
     with pytest.raises(CheckpointError, match="is missing"):
@@ -105,12 +105,12 @@ def random_pictures() -> list[Image.Image]:
 @pytest.mark.parametrize("name", SETTINGS)
 @pytest.mark.parametrize("kind", ["CLIP", "Llava", "ViT"])
 def test_images_of_any_size_equal_those_of_transformers(name: str, kind: str, tmp_path: Path) -> None:
-    module = pytest.importorskip(f"transformers.models.{kind.lower()}.image_processing_pil_{kind.lower()}")
-    padded = {"do_pad": True} if kind == "Llava" else {}
-    theirs = getattr(module, f"{kind}ImageProcessorPil")(**SETTINGS[name], **padded)
+    padding = {"do_pad": True} if kind == "Llava" else {}
+    theirs = getattr(transformers, f"{kind}ImageProcessorPil")(**SETTINGS[name], **padding)
     theirs.save_pretrained(tmp_path)
     ours = load_image_processor(tmp_path)
-    for n, image in enumerate(random_pictures()[: 2 if kind == "ViT" else 4]):  # ViT's does not convert to RGB
+    pictures = random_pictures()[: 2 if kind == "ViT" else 4]  # ViT's processor does not convert to RGB
+    for n, image in enumerate(pictures):
         (expected,) = theirs([image])["pixel_values"]
         image.save(tmp_path / f"{n}.png")
         for source in (image, tmp_path / f"{n}.png"):

@@ -17,15 +17,16 @@ from regard.checkpoint.safetensors_header import open_tensors
 from regard.families import FAMILIES, FamilyError
 from regard.spec import SpecError
 from regard.weights.table import WeightsError
-from tests.checkpoint.mutations import TENSOR_FILES, change_bytes, folders, mutate
+from tests.checkpoint.mutations import TENSOR_FILES, change_bytes, export_folders, mutate
 from tests.checkpoint.test_model_folder import split_into_shards
 
-TYPED = (CheckpointError, WeightsError, FamilyError, SpecError)
+TYPED_ERRORS = (CheckpointError, WeightsError, FamilyError, SpecError)
 FEW_FAMILIES = ("llama", "gpt2", "bert", "t5", "mixtral", "mamba", "vit")
 PROCESS = Path("/proc/self")
 
 
 def memory(field: str) -> int:
+    """A field of /proc/self/status in bytes."""
     lines = (PROCESS / "status").read_text().splitlines()
     return next(int(line.split()[1]) << 10 for line in lines if line.startswith(field))
 
@@ -36,7 +37,7 @@ def is_refused(folder: Path) -> bool:
     idle, start, refused = memory("VmRSS"), time.process_time(), False
     try:
         load(folder)
-    except TYPED:
+    except TYPED_ERRORS:
         refused = True
     assert time.process_time() - start < 2
     assert memory("VmHWM") - idle < 200e6
@@ -54,11 +55,11 @@ def is_refused(folder: Path) -> bool:
 )
 def test_every_mutation_is_loaded_or_refused(families: tuple[str, ...], trials: int, tmp_path: Path) -> None:
     base = tmp_path / "valid"
-    exported = folders(base, families)
+    exported = export_folders(base, families)
     shutil.copytree(base / "llama", base / "shards")
     split_into_shards(base / "shards")
-    save(load(exported[0]), base / "own")
-    (base / "own" / "manifest.json").unlink()
+    save(load(exported[0]), base / "saved")
+    (base / "saved" / "manifest.json").unlink()
     valid = sorted(base.iterdir())
     for folder in valid:
         load(folder)  # imports on first use are not part of a trial
@@ -78,8 +79,8 @@ def test_every_mutation_is_loaded_or_refused(families: tuple[str, ...], trials: 
 
 @pytest.mark.parametrize("trials", [600, pytest.param(6000, marks=pytest.mark.slow)])
 def test_an_accepted_file_has_the_tensors_that_safetensors_reads(trials: int, tmp_path: Path) -> None:
-    """A header that is accepted here is accepted by the library too, with the same values."""
-    (folder,) = folders(tmp_path, ("gpt2",))
+    """A header that regard accepts is also accepted by the safetensors library, with the same values."""
+    (folder,) = export_folders(tmp_path, ("gpt2",))
     file, random, accepted = folder / "model.safetensors", Random(1), 0
     content = file.read_bytes()
     for _ in range(trials):

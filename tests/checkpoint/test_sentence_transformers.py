@@ -17,7 +17,9 @@ from regard.models.heads import Pooled
 from regard.text.tokenizer import Tokenizer
 from tests.laws import error, layout_with_padding
 
-needs_minilm = pytest.mark.skipif(PACKAGED["minilm"].path is None, reason=PACKAGED["minilm"].install_command)
+needs_minilm = pytest.mark.skipif(
+    PACKAGED["minilm"].path is None, reason=f"minilm is not installed: {PACKAGED['minilm'].install_command}"
+)
 SENTENCES = ["A man is eating food.", "Someone eats a meal.", "The girl plays the violin, naïvely… 日本 🙂", "no"]
 
 
@@ -41,14 +43,14 @@ def test_minilm_embeddings_equal_those_of_transformers(tmp_path: Path) -> None:
     similar, different = (expected[0] @ expected[n] for n in (1, 2))
     assert similar > 0.5 > different
 
-    save(ours, tmp_path / "own", tokenizer)
-    assert torch.equal(load(tmp_path / "own")(batch["input_ids"], layout), ours(batch["input_ids"], layout))
+    save(ours, tmp_path / "saved", tokenizer)
+    assert torch.equal(load(tmp_path / "saved")(batch["input_ids"], layout), ours(batch["input_ids"], layout))
 
 
 @needs_minilm
 @torch.no_grad()
-def test_sentences_are_cut_at_the_length_of_the_sentence_encoder() -> None:
-    """At 256 tokens by sentence_bert_config.json, though the positions of MiniLM reach 512."""
+def test_sentences_are_truncated_to_the_length_of_the_sentence_encoder() -> None:
+    """sentence_bert_config.json limits a sentence to 256 tokens, although MiniLM has 512 positions."""
     transformers.utils.logging.disable_progress_bar()
     llm, folder, text = regard.load("minilm", device="cpu"), locate("minilm"), "an owl saw a vole " * 100
     batch = transformers.AutoTokenizer.from_pretrained(folder)(
@@ -72,7 +74,7 @@ def test_an_exported_sentence_encoder_is_the_same_here_and_in_transformers(tmp_p
     assert torch.equal(theirs(ids).last_hidden_state, original(ids).last_hidden_state)
     for name in ("modules.json", "1_Pooling/config.json", "sentence_bert_config.json"):
         found, expected = (json.loads((f / name).read_text()) for f in (tmp_path / "out", locate("minilm")))
-        if isinstance(found, dict):  # theirs lists pooling modes that ours lacks, and the other way round
+        if isinstance(found, dict):  # each file may omit or list pooling modes that are false
             found, expected = ({key: value for key, value in d.items() if value} for d in (found, expected))
         assert found == expected
 
@@ -106,14 +108,14 @@ def test_pooling_becomes_the_head_of_the_encoder(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("length", "context"), [(20, 20), (None, 512), (9999, 512)])
-def test_the_shortest_limit_is_the_context(length: int | None, context: int, tmp_path: Path) -> None:
+def test_the_context_is_the_shorter_of_both_limits(length: int | None, context: int, tmp_path: Path) -> None:
     folder = write_encoder(tmp_path, modules("Transformer", "Pooling"), MEAN)
     (folder / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": length}))
     spec, _ = read_spec_and_table(folder)
     assert spec.context == context  # ty: ignore
 
 
-def test_an_impossible_length_is_refused(tmp_path: Path) -> None:
+def test_a_negative_length_is_refused(tmp_path: Path) -> None:
     folder = write_encoder(tmp_path, modules("Transformer", "Pooling"), MEAN)
     (folder / "sentence_roberta_config.json").write_text('{"max_seq_length": -1}')
     with pytest.raises(CheckpointError, match="max_seq_length=-1 must be a positive integer or null"):
@@ -121,7 +123,7 @@ def test_an_impossible_length_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("listed", "pooling", "message"),
+    ("module_list", "pooling", "message"),
     [
         (modules("Transformer", "Pooling", "Dense"), MEAN, "lists Transformer, Pooling, Dense; supported are"),
         (modules("Transformer", "Pooling", path="../x"), MEAN, "'../x' must be the name of a folder inside"),
@@ -137,6 +139,8 @@ def test_an_impossible_length_is_refused(tmp_path: Path) -> None:
         (modules("Transformer", "Pooling"), {}, "pooling modes are empty"),
     ],
 )
-def test_unsupported_modules_are_refused(listed: Any, pooling: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_unsupported_modules_are_refused(
+    module_list: Any, pooling: dict[str, Any], message: str, tmp_path: Path
+) -> None:
     with pytest.raises(CheckpointError, match=message):
-        read_spec_and_table(write_encoder(tmp_path, listed, pooling))
+        read_spec_and_table(write_encoder(tmp_path, module_list, pooling))

@@ -16,7 +16,7 @@ from regard.text.gguf import gguf_metadata
 from regard.text.pre_tokenization import GGUF_NAMES, build_pre_tokenizer
 from regard.text.tokenizer import Tokenizer
 from regard.text.train import bpe, character
-from tests.checkpoint.gguf.tiny_models import LLAMA, tiny
+from tests.checkpoint.gguf.tiny_models import LLAMA, build_tiny
 from tests.text.sample_texts import MIXED
 
 TEXTS = ["the cat sat on the mat, the dog sat on the log; 1 2 12 123 let's see what we'll do"] * 3
@@ -24,7 +24,9 @@ TEXTS = ["the cat sat on the mat, the dog sat on the log; 1 2 12 123 let's see w
 
 def write_gguf(tokenizer: Tokenizer, folder: Path, unused: int = 0) -> Path:
     vocab = tokenizer.vocab_size + unused
-    export_gguf(tiny(LLAMA | {"vocab_size": vocab}), folder / "x.gguf", "llama", "f32", gguf_metadata(tokenizer, vocab))
+    export_gguf(
+        build_tiny(LLAMA | {"vocab_size": vocab}), folder / "x.gguf", "llama", "f32", gguf_metadata(tokenizer, vocab)
+    )
     return folder / "x.gguf"
 
 

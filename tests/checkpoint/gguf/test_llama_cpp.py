@@ -15,11 +15,11 @@ from regard.find_model import locate
 from regard.text.gguf import gguf_metadata
 from regard.text.tokenizer import Tokenizer
 from regard.text.train import bpe
-from tests.checkpoint.gguf.tiny_models import MODELS, tiny
+from tests.checkpoint.gguf.tiny_models import MODELS, build_tiny
 from tests.text.sample_texts import MIXED
 from tests.text.test_gguf import TOKENIZERS, write_gguf
 
-xllamacpp = pytest.importorskip("xllamacpp", reason="xllamacpp is not installed")
+xllamacpp = pytest.importorskip("xllamacpp", reason="xllamacpp, the binding of llama.cpp, is not installed")
 pytestmark = pytest.mark.slow
 
 
@@ -36,7 +36,7 @@ def serve(file: Path) -> Any:
 def logprobs(server: Any, ids: list[int], forced: int) -> dict[int, float]:
     """The log-probability of every next token.
 
-    The sampled token is forced to be a complete character, because the server returns nothing for a partial one.
+    `forced` is sampled; it must be a complete character, because the server returns nothing for a partial one.
     """
     body = {"prompt": ids, "n_predict": 1, "temperature": 0, "n_probs": 1000, "cache_prompt": False}
     response = server.handle_completions(body | {"logit_bias": [[forced, 1000.0]]})
@@ -50,7 +50,7 @@ def logprobs(server: Any, ids: list[int], forced: int) -> dict[int, float]:
 )
 def test_logprobs_equal_those_of_llama_cpp(name: str, format: str, tmp_path: Path) -> None:
     tokenizer = bpe(["a text of some words, some of them again"], 288)
-    model = tiny(MODELS[name] | {"vocab_size": tokenizer.vocab_size})
+    model = build_tiny(MODELS[name] | {"vocab_size": tokenizer.vocab_size})
     file = tmp_path / "model.gguf"
     export_gguf(model, file, MODELS[name]["model_type"], format, gguf_metadata(tokenizer, tokenizer.vocab_size))
     server, ours = serve(file), load(file)
@@ -60,7 +60,7 @@ def test_logprobs_equal_those_of_llama_cpp(name: str, format: str, tmp_path: Pat
         theirs = logprobs(server, ids.tolist(), tokenizer.encode("a")[0])
         found = ours(ids[None])[0, -1].log_softmax(-1)
         largest_error = max(abs(theirs[id] - found[id].item()) for id in theirs)
-        # its GELU is a float16 table; in f16 and q8_0 it rounds the activations too
+        # llama.cpp computes GELU with a float16 table, and in f16 and q8_0 it also rounds the activations
         limit = {"f32": 5e-3 if "gpt2" in name else 5e-5, "f16": 2e-2, "q8_0": 0.2}[format]
         assert len(theirs) > 200 and largest_error < limit
 

@@ -17,14 +17,14 @@ from regard.checkpoint.gguf.reading import BLOCK_TYPES, open_tensors
 from regard.families import FamilyError, family
 from regard.gguf_header import read_header
 from regard.models.decoder import DecoderModule
-from tests.checkpoint.gguf.tiny_models import LLAMA, MODELS, tiny, write
+from tests.checkpoint.gguf.tiny_models import LLAMA, MODELS, build_tiny, export_tiny
 from tests.laws import error, random_ids
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("name", MODELS)
 def test_float32_round_trips_exactly(name: str, tmp_path: Path) -> None:
-    model, file = write(MODELS[name], tmp_path)
+    model, file = export_tiny(MODELS[name], tmp_path)
     reloaded = load(file)
     assert [path.name for path in tmp_path.iterdir()] == ["model.gguf"]
     assert dict(reloaded.named_parameters()).keys() == dict(model.named_parameters()).keys()
@@ -36,23 +36,23 @@ def test_float32_round_trips_exactly(name: str, tmp_path: Path) -> None:
         assert torch.equal(reloaded(random_ids(2, 30)), model(random_ids(2, 30)))
 
 
-def test_the_library_reads_the_same_header(tmp_path: Path) -> None:
-    _, file = write(MODELS["llama, llama3 rope"], tmp_path, "q8_0")
+def test_the_gguf_library_reads_the_same_header(tmp_path: Path) -> None:
+    _, file = export_tiny(MODELS["llama, llama3 rope"], tmp_path, "q8_0")
     theirs, ours = gguf.GGUFReader(file), read_header(file)
     fields = {key: field.contents() for key, field in theirs.fields.items() if not key.startswith("GGUF.")}
     assert ours.metadata == pytest.approx(fields)
     infos = {t.name: (t.shape.tolist()[::-1], t.tensor_type, t.data_offset) for t in theirs.tensors}
     assert {n: (list(p.shape), p.type, p.start) for n, p in ours.tensors.items()} == infos
-    stored = {t.name: t.tensor_type.name for t in theirs.tensors}
-    assert stored["blk.0.attn_q.weight"] == stored["token_embd.weight"] == "Q8_0"
-    assert stored["blk.0.attn_norm.weight"] == stored["rope_freqs.weight"] == "F32"
+    types = {t.name: t.tensor_type.name for t in theirs.tensors}
+    assert types["blk.0.attn_q.weight"] == types["token_embd.weight"] == "Q8_0"
+    assert types["blk.0.attn_norm.weight"] == types["rope_freqs.weight"] == "F32"
 
 
 @torch.no_grad()
 @pytest.mark.parametrize(("format", "bound"), [("f16", 2.0**-11), ("q8_0", 0.5 / 127)])
 def test_the_rounding_error_is_at_most_half_a_step(format: str, bound: float, tmp_path: Path) -> None:
-    """In float16 a step is relative to each number; in Q8_0 to the largest of 32, with a float16 scale."""
-    model, file = write(LLAMA, tmp_path, format)
+    """A float16 step is relative to each number, a Q8_0 step to the largest of 32 numbers, with a float16 scale."""
+    model, file = export_tiny(LLAMA, tmp_path, format)
     for (name, reloaded), weight in zip(load(file).named_parameters(), model.parameters(), strict=True):
         if weight.dim() == 1:
             assert torch.equal(reloaded, weight), name
@@ -67,31 +67,31 @@ def test_the_rounding_error_is_at_most_half_a_step(format: str, bound: float, tm
 @pytest.mark.parametrize("format", ["f32", pytest.param("q8_0", marks=pytest.mark.slow)])
 def test_logits_equal_those_of_transformers(name: str, format: str, tmp_path: Path) -> None:
     transformers.utils.logging.disable_progress_bar()
-    _, file = write(MODELS[name], tmp_path, format)
+    _, file = export_tiny(MODELS[name], tmp_path, format)
     theirs = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file=file.name, dtype=torch.float32)
     tokens = torch.randint(64, (2, 30), generator=torch.Generator().manual_seed(0))
     assert error(load(file)(tokens), theirs.eval()(tokens).logits) < 1e-5
 
 
 @pytest.mark.parametrize("kind", [*BLOCK_TYPES, "BF16", "F16"])
-def test_every_type_is_dequantized_as_by_the_library(kind: str, tmp_path: Path) -> None:
+def test_every_type_is_dequantized_as_by_the_gguf_library(kind: str, tmp_path: Path) -> None:
     """The blocks hold random bits."""
-    stored = gguf.GGMLQuantizationType[kind]
-    block, size = gguf.GGML_QUANT_SIZES[stored]
-    rows, row = 5, 2 * block
-    raw = np.random.default_rng(0).integers(0, 256, (rows, row // block * size), np.uint8)
+    tensor_type = gguf.GGMLQuantizationType[kind]
+    block, block_bytes = gguf.GGML_QUANT_SIZES[tensor_type]
+    rows, columns = 5, 2 * block
+    raw = np.random.default_rng(0).integers(0, 256, (rows, columns // block * block_bytes), np.uint8)
     if kind in ("BF16", "F16"):
-        raw = np.random.default_rng(0).standard_normal((rows, row)).astype(np.float16).view(np.uint8)
+        raw = np.random.default_rng(0).standard_normal((rows, columns)).astype(np.float16).view(np.uint8)
     writer = gguf.GGUFWriter(tmp_path / "x.gguf", "llama")
-    writer.add_tensor("x", raw, raw_dtype=stored)
+    writer.add_tensor("x", raw, raw_dtype=tensor_type)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
     found = open_tensors(read_header(tmp_path / "x.gguf"))["x"]
-    assert found.shape == (rows, row)
+    assert found.shape == (rows, columns)
     with np.errstate(all="ignore"):
-        expected = torch.from_numpy(gguf.dequantize(raw, stored).copy()).float()
+        expected = torch.from_numpy(gguf.dequantize(raw, tensor_type).copy()).float()
     assert torch.equal(found.read().float().nan_to_num(7.0), expected.nan_to_num(7.0))
 
 
@@ -101,18 +101,18 @@ def test_a_spec_that_the_format_cannot_express_is_refused(tmp_path: Path) -> Non
         export_gguf(spec.build(0), tmp_path / "x.gguf", "gpt2")
     with pytest.raises(FamilyError, match="cannot express .*beta_fast=8.0, only 32.0"):
         yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "beta_fast": 8.0}
-        export_gguf(tiny(LLAMA | {"rope_parameters": yarn}), tmp_path / "x.gguf", "llama")
+        export_gguf(build_tiny(LLAMA | {"rope_parameters": yarn}), tmp_path / "x.gguf", "llama")
     with pytest.raises(FamilyError, match="GGUF qwen2 model cannot express one divisor per RoPE frequency"):
-        export_gguf(tiny(MODELS["llama, llama3 rope"] | {"model_type": "qwen2"}), tmp_path / "x.gguf", "qwen2")
+        export_gguf(build_tiny(MODELS["llama, llama3 rope"] | {"model_type": "qwen2"}), tmp_path / "x.gguf", "qwen2")
     with pytest.raises(FamilyError, match="architecture 'lama' are not supported; did you mean 'llama'"):
-        export_gguf(tiny(LLAMA), tmp_path / "x.gguf", "lama")
+        export_gguf(build_tiny(LLAMA), tmp_path / "x.gguf", "lama")
     with pytest.raises(CheckpointError, match="format='q4_k' is not supported; choose one of f32, f16, q8_0"):
-        export_gguf(tiny(LLAMA), tmp_path / "x.gguf", "llama", "q4_k")  # ty: ignore
+        export_gguf(build_tiny(LLAMA), tmp_path / "x.gguf", "llama", "q4_k")  # ty: ignore
     assert not list(tmp_path.iterdir())
 
 
 def test_a_weight_above_the_float16_maximum_is_refused(tmp_path: Path) -> None:
-    model = tiny(LLAMA)
+    model = build_tiny(LLAMA)
     assert isinstance(model, DecoderModule)
     with torch.no_grad():
         model.embedding.weight[3, 4] = 1e5
@@ -123,8 +123,8 @@ def test_a_weight_above_the_float16_maximum_is_refused(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_a_missing_library_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    _, file = write(LLAMA, tmp_path)
+def test_the_error_names_the_missing_gguf_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, file = export_tiny(LLAMA, tmp_path)
     monkeypatch.setitem(sys.modules, "gguf", None)
     with pytest.raises(CheckpointError, match=r"pip install 'regard\[gguf\]'"):
         open_gguf(file)

@@ -16,11 +16,13 @@ from regard.find_model import PACKAGED, locate
 from regard.text.chat import encode_chat, render
 from regard.text.gguf import gguf_metadata
 from regard.text.tokenizer import Tokenizer
-from tests.cli.conftest import regard as run
+from tests.cli.conftest import regard as command
 from tests.laws import error
 from tests.text.sample_texts import MIXED
 
-pytestmark = pytest.mark.skipif(PACKAGED["smollm2"].path is None, reason=PACKAGED["smollm2"].install_command)
+pytestmark = pytest.mark.skipif(
+    PACKAGED["smollm2"].path is None, reason=f"smollm2 is not installed: {PACKAGED['smollm2'].install_command}"
+)
 CHAT = [{"role": "user", "content": "What is the capital of France?"}]
 
 
@@ -101,11 +103,10 @@ def test_model_and_tokenizer_round_trip_through_a_file(model: nn.Module, tokeniz
 
 @pytest.mark.slow
 def test_every_command_accepts_the_name_of_the_model(tmp_path: Path) -> None:
-    assert (
-        "Paris" in run("chat", "smollm2", "--temperature", 0, "--max-new", 10, stdin=f"{CHAT[0]['content']}\n\n").output
-    )
-    assert "Paris" in run("generate", "smollm2", "-p", "The capital of France is", "--temperature", 0).output
-    assert '"total": 134515008' in run("plan", "smollm2", "--json").output
-    assert run("import", "smollm2", tmp_path / "ours").exit_code == 0
-    assert run("export", tmp_path / "ours", tmp_path / "again.gguf", "--gguf", "q8_0").exit_code == 0
-    assert run("generate", tmp_path / "again.gguf", "-p", "The capital of France is", "--max-new", 2).exit_code == 0
+    question = f"{CHAT[0]['content']}\n\n"
+    assert "Paris" in command("chat", "smollm2", "--temperature", 0, "--max-new", 10, stdin=question).output
+    assert "Paris" in command("generate", "smollm2", "-p", "The capital of France is", "--temperature", 0).output
+    assert '"total": 134515008' in command("plan", "smollm2", "--json").output
+    assert command("import", "smollm2", tmp_path / "ours").exit_code == 0
+    assert command("export", tmp_path / "ours", tmp_path / "again.gguf", "--gguf", "q8_0").exit_code == 0
+    assert command("generate", tmp_path / "again.gguf", "-p", "The capital of France is", "--max-new", 2).exit_code == 0

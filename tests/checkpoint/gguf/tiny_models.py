@@ -33,7 +33,7 @@ def rope(kind: str, **settings: Any) -> dict[str, Any]:
 MODELS: dict[str, dict[str, Any]] = {
     "llama": LLAMA,
     "llama, tied": LLAMA | {"tie_word_embeddings": True},
-    "llama, own head_dim": LLAMA | {"head_dim": 24},
+    "llama, explicit head_dim": LLAMA | {"head_dim": 24},
     "llama, biases": LLAMA | {"attention_bias": True, "mlp_bias": True},
     "llama, linear rope": rope("linear", factor=4.0),
     "llama, yarn": rope("yarn", factor=4.0, original_max_position_embeddings=16),
@@ -47,11 +47,11 @@ MODELS: dict[str, dict[str, Any]] = {
 }
 
 
-def tiny(config: dict[str, Any]) -> nn.Module:
+def build_tiny(config: dict[str, Any]) -> nn.Module:
     return build(family(config["model_type"]).spec(config), torch.float32)
 
 
-def write(config: dict[str, Any], folder: Path, format: GGUFFormat = "f32") -> tuple[nn.Module, Path]:
-    model = tiny(config)
+def export_tiny(config: dict[str, Any], folder: Path, format: GGUFFormat = "f32") -> tuple[nn.Module, Path]:
+    model = build_tiny(config)
     export_gguf(model, folder / "model.gguf", config["model_type"], format)
     return model, folder / "model.gguf"
