@@ -28,12 +28,8 @@ from tests.families.pairs import (
 from tests.laws import error, layout_with_padding
 
 DECODERS = classic.CASES | decoders.CASES | experts.CASES | recurrent.CASES
-WITHOUT_EMBEDDINGS = (
-    "falcon_mamba",
-    "mamba",
-    "mamba2",
-    "rwkv",
-)  # their first hidden state is the output of the first block
+# In these, the first hidden state of transformers is the output of the first block, not the embeddings.
+WITHOUT_EMBEDDINGS = ("falcon_mamba", "mamba", "mamba2", "rwkv")
 
 
 @pytest.fixture(scope="module", params=params(DECODERS))

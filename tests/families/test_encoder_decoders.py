@@ -55,9 +55,8 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 def tokens(*shape: int) -> Tensor:
-    return test_decoders.tokens(*shape).clamp_min(
-        1
-    )  # 0 is LED's padding id, whose embedding transformers does not train
+    # 0 is LED's padding id, whose embedding transformers does not train.
+    return test_decoders.tokens(*shape).clamp_min(1)
 
 
 def source(pair: Pair, rows: int, length: int = 19) -> Tensor:

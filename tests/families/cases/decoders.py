@@ -14,9 +14,8 @@ SHAPE = {
 }
 LLAMA = {key: value for key, value in SHAPE.items() if key != "num_key_value_heads"}
 FULL, SLIDING = "full_attention", "sliding_attention"
-WINDOWS = {
-    f"window of {size}": {"sliding_window": size} for size in (32, 33, 34)
-}  # the tested sequences have 33 tokens
+# The tested sequences have 33 tokens.
+WINDOWS = {f"window of {size}": {"sliding_window": size} for size in (32, 33, 34)}
 LONGROPE = {
     "rope_type": "longrope",
     "short_factor": [1.0, 1.2, 1.5, 2.0, 2.5, 3.0],
