@@ -69,7 +69,7 @@ def test_specs_that_the_class_cannot_express_are_refused(name: str) -> None:
             config(other)
 
 
-def test_the_error_names_the_difference() -> None:
+def test_the_error_names_the_field_that_differs() -> None:
     bart, t5 = read_spec("bart"), read_spec("t5")
     with pytest.raises(FamilyError, match="a bart model cannot express encoder_decoder.source.position="):
         family("bart").config(replace(bart, source=replace(bart.source, position=Sinusoidal())))

@@ -91,7 +91,7 @@ FIRST_TOKENS = {"cls": "cls", "registers": "distillation"}
 
 
 @pytest.mark.ledger("mm.audio")
-def test_equal_to_the_audio_spectrogram_transformer() -> None:
+def test_audio_spectrogram_transformer_equals_transformers() -> None:
     """Overlapping patches of a spectrogram, after [CLS] and a distillation token."""
     import transformers
 
@@ -111,7 +111,7 @@ def test_equal_to_the_audio_spectrogram_transformer() -> None:
 
 
 @pytest.mark.ledger("mm.audio")
-def test_equal_to_whisper() -> None:
+def test_whisper_equals_transformers() -> None:
     """Logits, and decoding with a cache; the bias of keys is zero, because Whisper has none."""
     import transformers
 

@@ -60,7 +60,7 @@ LLAVA = {
 
 
 @pytest.mark.ledger("model.encdec")
-def test_equal_to_t5() -> None:
+def test_t5_equals_transformers() -> None:
     """Logits with a padded source, gradients, and decoding with a cache."""
     import transformers
 
@@ -103,7 +103,7 @@ def test_equal_to_t5() -> None:
 
 
 @pytest.mark.ledger("mm.interleave")
-def test_equal_to_llava() -> None:
+def test_llava_equals_transformers() -> None:
     """LLaVA uses the output of the penultimate vision layer; our encoder has one layer less and no final norm."""
     import transformers
 

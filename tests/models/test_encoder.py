@@ -142,7 +142,7 @@ def pair(request: pytest.FixtureRequest) -> tuple[nn.Module, nn.Module]:
 
 
 @pytest.mark.ledger("model.encoder", "mask.bidirectional", "enc.classify")
-def test_equal_to_bert(pair: tuple[nn.Module, nn.Module]) -> None:
+def test_bert_equals_transformers(pair: tuple[nn.Module, nn.Module]) -> None:
     """Outputs and gradients are equal, with padding and two token types."""
     theirs, ours = pair
     tokens, layout = random_ids(3, LENGTH), layout_with_padding([4, 9, LENGTH], LENGTH)

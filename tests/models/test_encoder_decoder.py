@@ -230,7 +230,7 @@ def layer_weights(theirs: nn.Module, prefix: str) -> dict[str, Tensor]:
 @pytest.mark.filterwarnings("ignore:enable_nested_tensor")  # a warning of torch about a fast path that is not used
 @pytest.mark.parametrize("pre", [False, True], ids=["post", "pre"])
 @pytest.mark.ledger("model.encdec", "cross.module")
-def test_equal_to_the_transformer_of_torch(pre: bool) -> None:
+def test_encoder_decoder_equals_the_transformer_of_torch(pre: bool) -> None:
     """Outputs and gradients are equal, with a padded source and a norm after each stack."""
     theirs = randomized(nn.Transformer(WIDTH, 4, 2, 3, 40, dropout=0.0, batch_first=True, norm_first=pre))
     norm, style = LayerNorm(), "pre" if pre else "post"
@@ -276,7 +276,7 @@ def test_equal_to_the_transformer_of_torch(pre: bool) -> None:
 
 
 @pytest.mark.ledger("cross.module")
-def test_equal_to_the_attention_of_torch_with_keys_of_another_sequence() -> None:
+def test_cross_attention_equals_the_attention_of_torch() -> None:
     theirs = randomized(nn.MultiheadAttention(WIDTH, 4, kdim=12, vdim=12, batch_first=True))
     ours = CrossAttention(4, bias=True, source_width=12).build(WIDTH)
     tensors = {f"{n}_proj.weight": getattr(theirs, f"{n}_proj_weight") for n in "qkv"}

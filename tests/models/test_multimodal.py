@@ -60,7 +60,7 @@ def random_images(count: int, side: int = 8, seed: int = 3) -> Tensor:
 
 
 @pytest.mark.ledger("mm.clip")
-def test_equal_to_clip() -> None:
+def test_clip_equals_transformers() -> None:
     """Logits, loss and gradients; CLIP locates the end token by its id, our model by its position."""
     import transformers
 

@@ -119,7 +119,7 @@ def pair() -> tuple[nn.Module, nn.Module]:
 
 
 @pytest.mark.ledger("vit.patch")
-def test_equal_to_vit(pair: tuple[nn.Module, nn.Module]) -> None:
+def test_vit_equals_transformers(pair: tuple[nn.Module, nn.Module]) -> None:
     theirs, ours = pair
     data = random_images(ours.spec.input)
     found, expected = ours(data), theirs(data).logits

@@ -47,7 +47,7 @@ def test_meta_tensors_are_concatenated_like_tensors(dim: int) -> None:
     assert concatenate([tensor.to("meta") for tensor in tensors], dim).shape == torch.cat(tensors, dim).shape
 
 
-def test_split_of_interleaved_gate_and_up_columns() -> None:
+def test_interleaved_gate_and_up_columns_are_split() -> None:
     """GPT-OSS: (X, in, 2 · out), with alternating columns of gate and up."""
     link = Link("gate_up", ("gate", "up"), Transpose(), Split(dim=1, groups=3))
     gate, up = torch.randn(2, 3, 4), torch.randn(2, 3, 4)
@@ -58,7 +58,7 @@ def test_split_of_interleaved_gate_and_up_columns() -> None:
     assert torch.equal(read_back[0], gate) and torch.equal(read_back[1], up)
 
 
-def test_split_of_keys_and_values_per_head() -> None:
+def test_keys_and_values_are_split_per_head() -> None:
     """DeepSeek: per head the rows of its keys, then of its values; ours are one matrix per head."""
     link = Link("kv_b", ("k_up", "v_up"), Split(groups=2), Reshape((-1, 5)))
     k_up, v_up = torch.randn(2, 3, 5), torch.randn(2, 4, 5)
@@ -69,7 +69,7 @@ def test_split_of_keys_and_values_per_head() -> None:
 
 
 @pytest.mark.parametrize("kv_heads", [1, 3, 6])
-def test_split_of_queries_keys_and_values_per_group(kv_heads: int) -> None:
+def test_queries_keys_and_values_are_split_per_group(kv_heads: int) -> None:
     """Falcon: the queries of a group, its key, its value, then those of the next group, in weights and biases."""
     heads, dim = 6, 2
     for columns in ((5,), ()):
