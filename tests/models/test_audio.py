@@ -12,7 +12,7 @@ from regard.models.decoder import Decoder
 from regard.models.encoder import Encoder
 from regard.models.encoder_decoder import EncoderDecoder
 from regard.models.heads import Classification
-from regard.models.presets import pre_norm
+from regard.models.presets import pre_norm_block
 from regard.models.stack import Repeat
 from regard.objectives.classification import classification
 from regard.parts.attention import Attention
@@ -102,7 +102,7 @@ def test_audio_spectrogram_transformer_equals_transformers() -> None:
     tensors = renamed(dict(theirs.named_parameters()), AST)
     first_tokens = {f"input.{ours}": tensors.pop(f"embeddings.{name}_token") for ours, name in FIRST_TOKENS.items()}
     patches, norm = Patches((16, 16), (64, 50), channels=1, stride=(10, 10), registers=1), LayerNorm(1e-12)
-    block = pre_norm(4, 40, norm, Full(), "gelu")
+    block = pre_norm_block(4, 40, norm, Full(), "gelu")
     spec = Encoder(patches, 24, (Repeat((block,), 2),), Learned(patches.length), norm=norm)
     ours = fill(spec.build(), tensors | first_tokens)
     signal = torch.randn(2, 50, 64, dtype=torch.float64)  # (batch, time, bins), as AST expects it
@@ -126,7 +126,7 @@ def test_whisper_equals_transformers() -> None:
     cross_attention = Sublayer(CrossAttention(4, bias=True), norm)
     decoder_block = Block((self_attention, cross_attention, Sublayer(FeedForward(40), norm)))
     spec = EncoderDecoder(
-        Encoder(Frames(10), 24, (Repeat((pre_norm(4, 40, norm, Full(), "gelu"),), 2),), Learned(8), norm=norm),
+        Encoder(Frames(10), 24, (Repeat((pre_norm_block(4, 40, norm, Full(), "gelu"),), 2),), Learned(8), norm=norm),
         Decoder(31, 24, (Repeat((decoder_block,), 2),), Learned(12), norm=norm),
     )
     tensors = renamed(dict(theirs.named_parameters()), WHISPER)
@@ -148,7 +148,7 @@ def test_whisper_equals_transformers() -> None:
 
 
 def classifier(input: Input, tokens: int, labels: int = 2) -> Encoder:
-    block = pre_norm(4, 48, LayerNorm(), Full(), "gelu")
+    block = pre_norm_block(4, 48, LayerNorm(), Full(), "gelu")
     return Encoder(input, 24, (Repeat((block,), 2),), Learned(tokens), norm=LayerNorm(), head=Classification(labels))
 
 

@@ -10,7 +10,7 @@ from regard.models.decoder import Decoder
 from regard.models.encoder import Encoder
 from regard.models.encoder_decoder import EncoderDecoder
 from regard.models.interleaved import Interleaved
-from regard.models.presets import pre_norm
+from regard.models.presets import pre_norm_block
 from regard.models.stack import Repeat
 from regard.parts.attention import Attention
 from regard.parts.block import Block, Sublayer
@@ -117,7 +117,7 @@ def test_llava_equals_transformers() -> None:
     )
     theirs = randomized(transformers.LlavaForConditionalGeneration(config))
     norm = LayerNorm()
-    vision_block = pre_norm(4, 96, norm, Full(), "quick_gelu")
+    vision_block = pre_norm_block(4, 96, norm, Full(), "quick_gelu")
     decoder_block = Block((Sublayer(Attention(2, position=Rope())), Sublayer(SwiGLU(24))))
     spec = Interleaved(
         Encoder(
