@@ -258,7 +258,9 @@ def test_sinusoids_may_be_missing_but_not_different(tmp_path: Path) -> None:
     save_file({key: tensor for key, tensor in stored.items() if key != name}, tmp_path / "model.safetensors")
     load(tmp_path)
     save_file(stored | {name: stored[name].flip(1)}, tmp_path / "model.safetensors")
-    with pytest.raises(WeightsError, match=f"{name} is the same in every such model, but holds other numbers"):
+    with pytest.raises(
+        WeightsError, match=f"{name} is the same in every model of this family, but holds other numbers"
+    ):
         load(tmp_path)
 
 

@@ -167,7 +167,7 @@ def test_derived_tensors_may_be_missing_or_present() -> None:
         ({"head": torch.zeros(4, 3)}, "head is a copy of embed"),
         (
             {"sinusoids": torch.full((2,), torch.nan)},
-            "sinusoids is the same in every such model, but holds other numbers",
+            "sinusoids is the same in every model of this family, but holds other numbers",
         ),
     ],
 )

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from regard.checkpoint.atomic_folder import MANIFEST, CheckpointError, check_folder, write_folder
 from regard.checkpoint.gguf import open_gguf
 from regard.checkpoint.sentence_transformers import read_sentence_encoder, sentence_files, without_sentence_head
-from regard.checkpoint.stored_parts import drop_missing_pooler, follow_stored_head, tied_names
+from regard.checkpoint.stored_parts import drop_missing_pooler, resolve_tying, tied_names
 from regard.checkpoint.weight_files import open_tensors, read_json, write_tensors
 from regard.families import family, family_config
 from regard.find_model import locate
@@ -34,7 +34,7 @@ from regard.models.encoder import Encoder
 from regard.models.heads import Pooler
 from regard.models.stack import Repeat, Stack, stacks_of, without_repeats
 from regard.spec import SpecError, parse_spec
-from regard.weights.table import IDENTITY, Chain, StoredTensor, Table
+from regard.weights.table import IDENTITY, MISMATCH_REMEDY, Chain, StoredTensor, Table
 
 MODEL_TYPE = "regard"
 GENERATION_CONFIG = "generation_config.json"
@@ -44,11 +44,11 @@ GENERATION_KEYS = (
     "decoder_start_token_id", "forced_bos_token_id", "forced_eos_token_id", "suppress_tokens", "bad_words_ids",
     "bos_token_id", "eos_token_id", "pad_token_id",
 )  # fmt: skip
-Progress = Callable[[int, int], object]  # (parameters loaded, parameters in all)
+Progress = Callable[[int, int], object]  # (parameters loaded, all parameters)
 
 
 class SavesFiles(Protocol):
-    """A tokenizer, of which only `save` is used."""
+    """A tokenizer; only its `save` is called."""
 
     def save(self, folder: Path) -> None: ...
 
@@ -63,7 +63,7 @@ def save(
     """Save a model in our own format.
 
     extra_files      contents by file name, written unchanged
-    source_family    the family that the model was imported from, which an export then writes
+    source_family    the family that the model was imported from; an export writes this family by default
     """
     with write_folder(folder) as partial:
         write_model(model, partial, tokenizer, source_family)
@@ -75,7 +75,7 @@ def write_model(
 ) -> None:
     """Write the files of our own format into an existing folder."""
     spec = model.spec
-    assert isinstance(spec, Model), f"a model keeps its spec; found {spec!r:.80}"
+    assert isinstance(spec, Model), f"model.spec must be the spec of a model; found {spec!r:.80}"
     check_matches_spec(model, spec)
     source = {} if source_family is None else {"source_family": source_family}
     config = {"model_type": MODEL_TYPE, **source, "spec": spec.to_dict()}
@@ -84,21 +84,22 @@ def write_model(
 
 def check_matches_spec(model: nn.Module, spec: Model) -> None:
     """Raise CheckpointError if loading the spec would not create the parameters of the model."""
-    own, expected = unique_parameters(model).keys(), unique_parameters(build_on_meta(spec)).keys()
-    if own == expected:
+    found, expected = unique_parameters(model).keys(), unique_parameters(build_on_meta(spec)).keys()
+    if found == expected:
         return
     tied = dict(tied_names(model))
-    if by_hand := [name for name in expected if name in tied]:
+    if untied_by_spec := [name for name in expected if name in tied]:
+        name = untied_by_spec[0]
         raise CheckpointError(
-            f"{by_hand[0]} is tied to {tied[by_hand[0]]}, but in the spec it has its own weights; tie layers in the "
+            f"{name} is tied to {tied[name]}, but in the spec it has its own weights; tie layers in the "
             "spec with Repeat(blocks, times, tied=True), or copy the tied module before saving"
         )
-    if any("lora_" in name for name in own):
+    if any("lora_" in name for name in found):
         raise CheckpointError(
-            f"{min(own - expected)} is part of an adapter; save it with save_adapter, or use merge_lora before saving"
+            f"{min(found - expected)} is part of an adapter; save it with save_adapter, or use merge_lora before saving"
         )
-    name = min(own ^ expected)
-    owner = "model" if name in own else "spec"
+    name = min(found ^ expected)
+    owner = "model" if name in found else "spec"
     raise CheckpointError(f"{name} is in the {owner} only; build the model from its spec and copy the weights")
 
 
@@ -109,9 +110,9 @@ def export(
     tokenizer: Any | None = None,
     extra_files: Mapping[str, bytes] | None = None,
 ) -> None:
-    """Write a Hugging Face folder of the family `model_type`; a sentence encoder in the format of its library."""
+    """Write a Hugging Face folder of a family; a sentence encoder in the format of sentence-transformers."""
     table, spec = family(model_type).table, model.spec
-    assert isinstance(spec, Model), f"a model keeps its spec; found {spec!r:.80}"
+    assert isinstance(spec, Model), f"model.spec must be the spec of a model; found {spec!r:.80}"
     extra_files = {**(extra_files or {}), **sentence_files(spec)}
     spec = without_sentence_head(spec)
     config = {f"{name}_token_id": getattr(tokenizer, name, None) for name in ("bos", "eos", "pad")}
@@ -133,7 +134,7 @@ def load(
     """Load the model of a folder or GGUF file, in eval mode.
 
     device, dtype    the default dtype is the stored one, on a CPU at least float32
-    checked          skip the manifest of our own format, because the caller has compared it just now
+    checked          do not compare our own format with its manifest, because the caller has done so
     progress         called after every tensor
     mmap             memory-map tensors that need no cast, but never those of a GGUF file, which are converted; the file
                      must not change while the model is used. Without `mmap` the model owns its memory.
@@ -151,13 +152,13 @@ def load(
         if table is not IDENTITY:
             make_table = family(read_source_family(folder)).table
             spec = drop_missing_pooler(spec, make_table, stored)
-            spec, stored = follow_stored_head(folder, spec, make_table, stored)
+            spec, stored = resolve_tying(folder, spec, make_table, stored)
             table = make_table(spec)
     model = build_on_meta(spec)
     like = unique_parameters(model)
     loaded, tensors, total = 0, {}, numel(model)
     for name, tensor in table.read(stored, like):
-        tensors[name] = nn.Parameter(own_memory(tensor, device, dtype), like[name].requires_grad)
+        tensors[name] = nn.Parameter(with_own_storage(tensor, device, dtype), like[name].requires_grad)
         loaded += tensor.numel()
         if progress is not None:
             progress(loaded, total)
@@ -176,19 +177,26 @@ def read_spec_and_table(folder: Path) -> tuple[Model, Table | Chain]:
         try:
             spec = parse_spec(config.get("spec", {}), "spec", Decoder)
         except RecursionError as error:
-            raise CheckpointError(f"{folder}: the spec in config.json is nested too deeply") from error
+            raise CheckpointError(
+                f"{folder}: the spec in config.json is nested too deeply; save the model again"
+            ) from error
         if not isinstance(spec, Model):
-            raise SpecError(f"{folder}: the spec in config.json is of kind {spec.kind}, which is not a model")
+            raise SpecError(
+                f"{folder}: the spec in config.json is of kind {spec.kind}, which is not a model; save the model again"
+            )
         return spec, IDENTITY
-    foreign = family(config.get("model_type"))
+    family_module = family(config.get("model_type"))
     refuse_quantized(folder, config)
     if config.get("auto_map") is not None:
-        reading = f"the model is read as a standard {config['model_type']} model"
-        warnings.warn(f"{folder}: the code that auto_map in config.json names is never run; {reading}", stacklevel=3)
-    spec = foreign.spec(config)
+        warnings.warn(
+            f"{folder}: the code that auto_map in config.json names is never run; the model is read as a standard "
+            f"{config['model_type']} model",
+            stacklevel=3,
+        )
+    spec = family_module.spec(config)
     if isinstance(spec, Encoder) and (spec.head is None or isinstance(spec.head, Pooler)):
         spec = read_sentence_encoder(folder, spec)
-    return spec, foreign.table(spec)
+    return spec, family_module.table(spec)
 
 
 def read_source_family(folder: Path) -> str | None:
@@ -215,10 +223,14 @@ def check_size(folder: Path, spec: Model, found: Mapping[str, StoredTensor]) -> 
     tensors, stored = len(found), sum(math.prod(tensor.shape) for tensor in found.values())
     layers = sum(len(run.blocks) for runs, _ in stacks_of(spec) for run in runs)
     if layers > 1000 + 4 * tensors:  # too many layers even to count their parameters
-        raise CheckpointError(f"{folder}: the config has {layers} layers, but the files have only {tensors} tensors")
+        raise CheckpointError(
+            f"{folder}: the config has {layers} layers, but the files have only {tensors} tensors; {MISMATCH_REMEDY}"
+        )
     needed = count_parameters(spec)
     if needed > 4 * stored:  # some tensors are read more than once
-        raise CheckpointError(f"{folder}: the config has {needed} parameters, but the files have only {stored}")
+        raise CheckpointError(
+            f"{folder}: the config has {needed} parameters, but the files have only {stored}; {MISMATCH_REMEDY}"
+        )
 
 
 def unique_parameters(model: nn.Module) -> dict[str, Tensor]:
@@ -234,7 +246,7 @@ def count_parameters(spec: Model) -> int:
             per_repeat = {(run, width): parameters_per_repeat(run, width) for run, width in runs}
         built = numel(build_on_meta(without_repeats(spec)))
     except (RuntimeError, TypeError) as error:  # torch raises these for sizes that exceed 64 bits
-        raise CheckpointError(f"the config describes tensors that are too large ({error})") from error
+        raise CheckpointError(f"the config describes tensors that are too large ({error}); reduce its sizes") from error
     return built + sum((run.times - 1) * per_repeat[run, width] for run, width in runs)
 
 
@@ -253,7 +265,7 @@ def loaded_dtype(device: torch.device, dtype: torch.dtype | None, stored: torch.
     return dtype or (torch.promote_types(stored, torch.float32) if device.type == "cpu" else stored)
 
 
-def own_memory(tensor: Tensor, device: torch.device, dtype: torch.dtype | None) -> Tensor:
+def with_own_storage(tensor: Tensor, device: torch.device, dtype: torch.dtype | None) -> Tensor:
     """The tensor on its device and in its dtype, copied unless its storage holds this tensor and nothing else."""
     dtype = loaded_dtype(device, dtype, tensor.dtype)
     exclusive = tensor.is_contiguous() and tensor.untyped_storage().nbytes() == tensor.nbytes
@@ -274,8 +286,8 @@ def write_files(
 def read_extra_files(folder: Path) -> dict[str, bytes]:
     """The configuration files of a folder that are kept, by name; each must be a JSON object.
 
-    They are unchanged. The ids with which an encoder-decoder generates move out of `config.json`, where old folders
-    have them, into a file of their own.
+    Old folders have the settings of generation in `config.json`. If these include more than the ids of special tokens,
+    they are returned as a `generation_config.json`.
     """
     files = [folder / name for name in EXTRA_FILES if (folder / name).is_file()]
     for file in files:

@@ -1,10 +1,10 @@
-"""Parts of a model that its files decide, and not its config: a tied head, as in `transformers` 5, and a pooler.
+"""Parts of a model that depend on the tensors in its files: a tied head, as in `transformers` 5, and a pooler.
 
-The config ties the head to the embeddings, and the files hold
-    one of the two tensors: tied to the one that is stored;
-    both, with equal numbers: tied;
-    both, with different numbers: both are kept, with a warning.
-The class has a pooler, and the files hold none: the model has none.
+If the config ties the head to the embeddings, and the files hold
+    one of the two tensors, that tensor is used for both;
+    both, with equal numbers, they are tied;
+    both, with different numbers, both are kept, with a warning.
+If the class has a pooler and the files hold none, the model has none.
 """
 
 import warnings
@@ -31,14 +31,14 @@ def drop_missing_pooler(spec: Model, make_table: MakeTable, stored: Mapping[str,
     if not (isinstance(spec, Encoder) and isinstance(spec.head, Pooler)):
         return spec
     table = make_table(spec)
-    found = table.their_name("head.dense.dense.weight") in table.canonical_names(stored)
+    found = table.foreign_name("head.dense.dense.weight") in table.canonical_names(stored)
     return spec if found else replace(spec, head=None)
 
 
-def follow_stored_head(
+def resolve_tying(
     folder: Path, spec: Model, make_table: MakeTable, stored: Mapping[str, StoredTensor]
 ) -> tuple[Model, Mapping[str, StoredTensor]]:
-    """The spec and the tensors of a folder: untied if the head is stored with other numbers than the embeddings."""
+    """The spec, untied if the files hold a head that differs from the embeddings, and the tensors by canonical name."""
     without_tying = untie(spec)
     if without_tying == spec:
         return spec, stored
@@ -48,7 +48,7 @@ def follow_stored_head(
     for name, first_name in tied_names(build_on_meta(without_repeats(spec))):
         if name not in untied:  # still tied by another rule, such as one table for encoder and decoder
             continue
-        head, embedding = untied_table.their_name(name), tied_table.their_name(first_name)
+        head, embedding = untied_table.foreign_name(name), tied_table.foreign_name(first_name)
         if head not in stored:
             continue
         if embedding not in stored:
@@ -56,7 +56,7 @@ def follow_stored_head(
         if not equal(stored[head], stored[embedding]):
             warnings.warn(
                 f"{folder}: the config ties {head} to {embedding}, but the files hold different numbers, so both are "
-                "kept. Set tie_word_embeddings to false in config.json to say that this is meant.",
+                "kept. If this is intended, set tie_word_embeddings to false in config.json.",
                 stacklevel=3,
             )
             return without_tying, stored
@@ -64,7 +64,7 @@ def follow_stored_head(
 
 
 def untie(spec: AnySpec) -> AnySpec:
-    """The same model with a head of its own."""
+    """The same spec with tied=False in every part that has this field."""
     values = field_values(spec)
     changed: dict[str, Any] = {name: untie(value) for name, value in values.items() if isinstance(value, Spec)}
     if "tied" in values:
@@ -73,7 +73,7 @@ def untie(spec: AnySpec) -> AnySpec:
 
 
 def tied_names(model: nn.Module) -> Iterable[tuple[str, str]]:
-    """Further names of tied parameters, each with the first name."""
+    """Every further name of a tied parameter, with its first name."""
     first: dict[int, str] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         if first.setdefault(id(parameter), name) != name:

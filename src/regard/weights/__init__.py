@@ -1,1 +1,1 @@
-"""Conversion of weights between two libraries: `ops` convert single tensors, a `table` maps those of a whole model."""
+"""Conversion of weights between two libraries: `ops` convert single tensors, a `table` a whole model."""

@@ -1,9 +1,9 @@
 """The steps that convert a weight between two libraries, each with its inverse.
 
-    read:  their tensors -> ours        write:  our tensors -> theirs        read(write(x)) = x, bit for bit
+    read:  foreign tensors -> ours        write:  our tensors -> foreign        read(write(x)) = x, bit for bit
 
 A step maps a list of tensors to a list of tensors, so steps can be chained. `like` holds tensors of the shapes that a
-read returns; only these shapes tell at which rows a fused tensor is split.
+read returns, because the sizes into which a fused tensor is split follow from these shapes only.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from torch import Tensor
 
 
 class Op(Protocol):
-    def read(self, theirs: Sequence[Tensor], like: Sequence[Tensor]) -> Sequence[Tensor]: ...
+    def read(self, foreign: Sequence[Tensor], like: Sequence[Tensor]) -> Sequence[Tensor]: ...
 
     def write(self, ours: Sequence[Tensor]) -> Sequence[Tensor]: ...
 
@@ -38,8 +38,8 @@ def reverse_rows(x: Tensor) -> Tensor:
 class Transpose:
     """Matrices stored as (in, out), like GPT-2's Conv1D, or as (experts, in, out); vectors are not changed."""
 
-    def read(self, theirs: Sequence[Tensor], like: Sequence[Tensor]) -> Sequence[Tensor]:
-        return [x if x.dim() < 2 else x.mT for x in theirs]
+    def read(self, foreign: Sequence[Tensor], like: Sequence[Tensor]) -> Sequence[Tensor]:
+        return [x if x.dim() < 2 else x.mT for x in foreign]
 
     def write(self, ours: Sequence[Tensor]) -> Sequence[Tensor]:
         return [x if x.dim() < 2 else x.mT for x in ours]
@@ -47,7 +47,7 @@ class Transpose:
 
 @dataclass(frozen=True)
 class Split:
-    """One tensor of theirs is several of ours, concatenated along `dim`: fused q, k and v; fused gate and up.
+    """One foreign tensor is several of ours, concatenated along `dim`: fused q, k and v; fused gate and up.
 
     With `groups` > 1 the fused tensor holds the first group of each of ours, then the second group of each, and so on:
     in GPT-NeoX and Falcon the queries of a key/value head, its key, its value, then those of the next head.
@@ -56,8 +56,8 @@ class Split:
     dim: int = 0
     groups: int = 1
 
-    def read(self, theirs: Sequence[Tensor], like: Sequence[Tensor]) -> Sequence[Tensor]:
-        (fused,) = theirs
+    def read(self, foreign: Sequence[Tensor], like: Sequence[Tensor]) -> Sequence[Tensor]:
+        (fused,) = foreign
         sizes = [x.shape[self.dim] // self.groups for x in like]
         parts = fused.unflatten(self.dim, (self.groups, -1)).split(sizes, self.dim + 1)
         return [x.flatten(self.dim, self.dim + 1) for x in parts]
@@ -69,12 +69,12 @@ class Split:
 
 @dataclass(frozen=True)
 class Reshape:
-    """The same numbers; `shape` is their shape, with at most one -1. Example: a convolution kernel as our matrix."""
+    """The same numbers; `shape` is the foreign shape, with at most one -1: a convolution kernel is a matrix of ours."""
 
     shape: tuple[int, ...]
 
-    def read(self, theirs: Sequence[Tensor], like: Sequence[Tensor]) -> Sequence[Tensor]:
-        return [x.reshape(y.shape) for x, y in zip(theirs, like, strict=True)]
+    def read(self, foreign: Sequence[Tensor], like: Sequence[Tensor]) -> Sequence[Tensor]:
+        return [x.reshape(y.shape) for x, y in zip(foreign, like, strict=True)]
 
     def write(self, ours: Sequence[Tensor]) -> Sequence[Tensor]:
         return [x.reshape(self.shape) for x in ours]
@@ -82,10 +82,10 @@ class Reshape:
 
 @dataclass(frozen=True)
 class StackTensors:
-    """Many tensors of theirs are one of ours, stacked along dim 0: the matrices of experts."""
+    """Many foreign tensors are one of ours, stacked along dim 0: the matrices of experts."""
 
-    def read(self, theirs: Sequence[Tensor], like: Sequence[Tensor]) -> Sequence[Tensor]:
-        return [torch.stack(list(theirs))]
+    def read(self, foreign: Sequence[Tensor], like: Sequence[Tensor]) -> Sequence[Tensor]:
+        return [torch.stack(list(foreign))]
 
     def write(self, ours: Sequence[Tensor]) -> Sequence[Tensor]:
         (stacked,) = ours
@@ -94,10 +94,10 @@ class StackTensors:
 
 @dataclass(frozen=True)
 class ConvTaps:
-    """Theirs is the (channels, 1, k) of a depthwise Conv1d, oldest tap first; ours is (k, channels), newest first."""
+    """Foreign: (channels, 1, k) of a depthwise Conv1d, oldest tap first; ours: (k, channels), newest tap first."""
 
-    def read(self, theirs: Sequence[Tensor], like: Sequence[Tensor]) -> Sequence[Tensor]:
-        return [reverse_rows(x.squeeze(1).t()) for x in theirs]
+    def read(self, foreign: Sequence[Tensor], like: Sequence[Tensor]) -> Sequence[Tensor]:
+        return [reverse_rows(x.squeeze(1).t()) for x in foreign]
 
     def write(self, ours: Sequence[Tensor]) -> Sequence[Tensor]:
         return [reverse_rows(x).t().unsqueeze(1) for x in ours]
@@ -105,15 +105,15 @@ class ConvTaps:
 
 @dataclass(frozen=True)
 class InterleavePairs:
-    """The rows of each head in RoPE's interleaved layout; ours are in the half layout.
+    """The foreign rows of each head are in RoPE's interleaved layout; ours are in the half layout.
 
-    In a head of 2h rows, their rows 2i and 2i + 1 are our rows i and h + i.
+    In a head of 2h rows, the foreign rows 2i and 2i + 1 are our rows i and h + i.
     """
 
     heads: int
 
-    def read(self, theirs: Sequence[Tensor], like: Sequence[Tensor]) -> Sequence[Tensor]:
-        return [x.unflatten(0, (self.heads, -1, 2)).transpose(1, 2).flatten(0, 2) for x in theirs]
+    def read(self, foreign: Sequence[Tensor], like: Sequence[Tensor]) -> Sequence[Tensor]:
+        return [x.unflatten(0, (self.heads, -1, 2)).transpose(1, 2).flatten(0, 2) for x in foreign]
 
     def write(self, ours: Sequence[Tensor]) -> Sequence[Tensor]:
         return [x.unflatten(0, (self.heads, 2, -1)).transpose(1, 2).flatten(0, 2) for x in ours]
