@@ -19,7 +19,7 @@ MANIFEST = "manifest.json"
 
 
 class CheckpointError(ValueError):
-    """A folder that must not be used; the message names the file and its fault."""
+    """A damaged, incomplete or unsupported checkpoint; the message names the file and its fault."""
 
 
 @contextmanager
@@ -40,7 +40,7 @@ def write_folder(path: str | Path) -> Generator[Path]:
         path.rename(old)
     partial.rename(path)
     sync_folder(path.parent)
-    shutil.rmtree(old, ignore_errors=True)  # the new folder is complete; the next writer deletes the rest
+    shutil.rmtree(old, ignore_errors=True)  # if this fails, the next writer deletes it
 
 
 def check_folder(path: str | Path) -> None:
@@ -97,8 +97,8 @@ def write_manifest(folder: Path) -> None:
         json.dump({"files": entries}, stream, indent=1)
         stream.flush()
         os.fsync(stream.fileno())
-    for inner in [folder, *filter(Path.is_dir, folder.rglob("*"))]:
-        sync_folder(inner)
+    for directory in [folder, *filter(Path.is_dir, folder.rglob("*"))]:
+        sync_folder(directory)
 
 
 def read_manifest(folder: Path) -> dict[str, dict]:
@@ -117,7 +117,7 @@ def read_manifest(folder: Path) -> dict[str, dict]:
 
 
 def sync_folder(folder: Path) -> None:
-    """Sync a folder's own entries (names, renames) to disk."""
+    """Sync the names of the files in a folder to disk."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -4,7 +4,7 @@
     pixel_c = (value_c · scale - mean_c) / std_c          values from 0 to 255
 
 The steps are those of the CLIP, LLaVA, SigLIP and ViT processors in `transformers`. Reading and resizing images needs
-Pillow, an optional package; values of images that have the size that the model expects need none.
+Pillow, an optional package; arrays of pixel values in the size that the model expects do not need it.
 """
 
 from collections.abc import Sequence
@@ -36,8 +36,8 @@ class ImageProcessor:
     mean: tuple[float, ...]
     std: tuple[float, ...]
     scale: float = 1 / 255
-    pad: tuple[int, ...] | None = None  # the color with which images become squares
-    resize: tuple[int, int] | int | None = None  # to (height, width), or to this shorter side with the same ratio
+    pad: tuple[int, ...] | None = None  # the color of the border that makes images square
+    resize: tuple[int, int] | int | None = None  # (height, width), or the shorter side, which keeps the aspect ratio
     resample: int = BICUBIC
     crop: tuple[int, int] | None = None  # (height, width)
 
@@ -52,7 +52,7 @@ class ImageProcessor:
         return x.to(torch.float32).movedim(-1, -3)
 
     def read(self, images: Images) -> Tensor:
-        """Files or images of Pillow -> pixels (n, 3, height, width)"""
+        """Image files or Pillow images -> pixels (n, 3, height, width)"""
         return torch.stack([self(torch.from_numpy(np.array(self.resized(open_rgb(image))))) for image in images])
 
     def resized(self, image: "Image") -> "Image":
@@ -78,7 +78,7 @@ class ImageProcessor:
 
 
 def open_rgb(image: "str | Path | Image") -> "Image":
-    """The image in RGB; transparent pixels are over white."""
+    """The image in RGB, on a white background."""
     try:
         from PIL import Image
     except ModuleNotFoundError:
@@ -112,30 +112,32 @@ def load_image_processor(folder: str | Path) -> ImageProcessor:
         raise CheckpointError(
             f"{folder}/{name}: image_std={std} must have one positive number for each of {len(mean)} channels"
         )
-    kind, pad = config.value("image_processor_type", (str,), "CLIPImageProcessor"), None
-    if not kind.startswith("Llava"):
-        config.accept_only("do_pad", False)  # other processors pad after the other steps
+    processor_type, pad = config.value("image_processor_type", (str,), "CLIPImageProcessor"), None
+    if not processor_type.startswith("Llava"):
+        config.accept_only("do_pad", False)  # other processors pad last
     elif config.flag("do_pad", False):
         pad = tuple(int(255 * mean) for mean in config.numbers("image_mean"))
     resample = config.integer("resample", BICUBIC)
     if not 0 <= resample <= LAST_FILTER:
         raise config.error("resample", resample, f"must be one of Pillow's filters, 0 to {LAST_FILTER}")
-    resize = read_size(config, "size", shorter=True) if config.flag("do_resize", True) else None
-    crops = config.flag("do_center_crop", not kind.startswith(("ViT", "Siglip")))
-    crop = read_size(config, "crop_size") if crops else None
+    resize = read_size(config, "size", allow_shortest_edge=True) if config.flag("do_resize", True) else None
+    center_crop = config.flag("do_center_crop", not processor_type.startswith(("ViT", "Siglip")))
+    crop = read_size(config, "crop_size") if center_crop else None
     assert not isinstance(crop, int)
     return ImageProcessor(mean, std, scale, pad, resize, resample, crop)
 
 
-def read_size(config: Config, key: str, shorter: bool = False) -> tuple[int, int] | int | None:
-    """(height, width), or with `shorter` perhaps the shorter side only; a plain number is either. None if absent."""
+def read_size(config: Config, key: str, allow_shortest_edge: bool = False) -> tuple[int, int] | int | None:
+    """(height, width), or the shorter side if this is allowed; None if the key is absent.
+
+    A single number in the config is the shorter side if this is allowed, otherwise both sides.
+    """
     if not config.has(key):
         return None
     found = config.value(key, (int, dict), None)
-    plain = ("shortest_edge",) if shorter else ("height", "width")
-    sides = dict.fromkeys(plain, found) if isinstance(found, int) else found
-    names = [("height", "width"), ("shortest_edge",)][: 1 + shorter]
-    for known in names:
-        if sorted(sides) == sorted(known) and all(type(n) is int and 0 < n <= MAX_SIDE for n in sides.values()):
-            return (sides["height"], sides["width"]) if len(known) == 2 else sides["shortest_edge"]
+    names = [("height", "width"), *([("shortest_edge",)] if allow_shortest_edge else [])]
+    sides = dict.fromkeys(names[-1], found) if isinstance(found, int) else found
+    for keys in names:
+        if sorted(sides) == sorted(keys) and all(type(n) is int and 0 < n <= MAX_SIDE for n in sides.values()):
+            return (sides["height"], sides["width"]) if len(keys) == 2 else sides["shortest_edge"]
     raise config.error(key, found, f"must have {' or '.join(map(str, names))}, from 1 to {MAX_SIDE} pixels")

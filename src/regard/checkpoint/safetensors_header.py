@@ -3,8 +3,8 @@
     8 bytes: header length n        n bytes of JSON: {name: {dtype, shape, data_offsets: [start, end]}}        data
 
 Tensors must fill the data section in order, without gaps, overlaps or trailing bytes, and each must have the number of
-bytes that its dtype and shape require. A tensor is read in parallel chunks into memory of its own, or cast chunk by
-chunk, so a file that changes later does not change the model. With `mmap`, a tensor that needs no cast is
+bytes that its dtype and shape require. A tensor is read in parallel chunks into newly allocated memory, cast if
+needed, so a file that changes later does not change the model. With `mmap`, a tensor that needs no cast is
 memory-mapped instead, and its bytes are read on first use.
 """
 
@@ -51,7 +51,8 @@ def open_tensors(path: Path, cast: Cast, mmap: bool = False) -> dict[str, Stored
         stored = FLOATS.get(dtype)
         bits = 8 * stored.itemsize if stored else OTHER_DTYPES.get(dtype)
         if bits is None:
-            refuse(path, f"{name} has the dtype {dtype!r:.40}; known are {', '.join([*FLOATS, *OTHER_DTYPES])}")
+            known = ", ".join([*FLOATS, *OTHER_DTYPES])
+            refuse(path, f"{name} has the dtype {dtype!r:.40}; the known dtypes are {known}")
         expected = math.prod(shape) * bits
         if 8 * (end - start) != expected:
             refuse(path, f"{name} {shape} in {dtype} should have {expected // 8} bytes, found {end - start}")

@@ -2,8 +2,9 @@
 
     0 Transformer (the folder itself)      1 Pooling (its own config.json)      2 Normalize, optional
 
-`sentence_bert_config.json` has the length at which sentences are cut. A folder without `modules.json` holds only the
-encoder. The pooler of the encoder's class is not used by such a model and not kept. Reimers & Gurevych 2019.
+`sentence_bert_config.json` has the length to which sentences are truncated. A folder without `modules.json` holds only
+the encoder. A sentence encoder does not use the pooler of the encoder's class, so it is not loaded. Reimers & Gurevych
+2019.
 """
 
 import json
@@ -20,7 +21,7 @@ from regard.parts.input import Tokens
 from regard.parts.pooling import Pool
 
 MODULES = "modules.json"
-LENGTHS = tuple(f"sentence_{name}_config.json" for name in ("bert", "roberta", "distilbert"))
+LENGTH_CONFIGS = tuple(f"sentence_{name}_config.json" for name in ("bert", "roberta", "distilbert"))
 POOLS: dict[str, Pool] = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_mean_tokens": "mean",
@@ -38,7 +39,7 @@ def read_sentence_encoder(folder: Path, spec: Encoder) -> Encoder:
 
 
 def read_max_length(folder: Path) -> int | None:
-    file = next((folder / name for name in LENGTHS if (folder / name).is_file()), None)
+    file = next((folder / name for name in LENGTH_CONFIGS if (folder / name).is_file()), None)
     length = None if file is None else read_json(file).get("max_seq_length")
     if length is not None and (type(length) is not int or length < 1):
         raise CheckpointError(f"{file}: max_seq_length={length!r:.80} must be a positive integer or null")
@@ -46,7 +47,7 @@ def read_max_length(folder: Path) -> int | None:
 
 
 def is_sentence_encoder(spec: Model) -> TypeGuard[Encoder]:
-    """Whether the spec is a text encoder with a pooling that such folders can describe."""
+    """Whether the spec is a text encoder with a pooling that `modules.json` can describe."""
     head = spec.head if isinstance(spec, Encoder) and isinstance(spec.input, Tokens) else None
     if not isinstance(head, Pooled) or head.pool not in POOLS.values():
         return False
@@ -54,14 +55,14 @@ def is_sentence_encoder(spec: Model) -> TypeGuard[Encoder]:
 
 
 def without_sentence_head(spec: Model) -> Model:
-    """The base model of a sentence encoder; other models as they are."""
+    """The base model of a sentence encoder; other models are returned unchanged."""
     if not is_sentence_encoder(spec):
         return spec
     return replace(spec, head=None, context=spec.position.reach or spec.context)
 
 
 def sentence_files(spec: Model) -> dict[str, bytes]:
-    """The files of a sentence encoder beside those of its base model, by path in the folder; none for other models."""
+    """The files of a sentence encoder that its base model lacks, by path in the folder; none for other models."""
     if not is_sentence_encoder(spec):
         return {}
     assert isinstance(spec.head, Pooled)
@@ -74,7 +75,7 @@ def sentence_files(spec: Model) -> dict[str, bytes]:
     files = {
         MODULES: modules,
         "1_Pooling/config.json": {"word_embedding_dimension": spec.width, **pooling},
-        LENGTHS[0]: {"max_seq_length": spec.context or spec.position.reach, "do_lower_case": False},
+        LENGTH_CONFIGS[0]: {"max_seq_length": spec.context or spec.position.reach, "do_lower_case": False},
     }
     return {name: (json.dumps(content, indent=2) + "\n").encode() for name, content in files.items()}
 
@@ -92,8 +93,8 @@ def read_pooling_head(folder: Path) -> Pooled | None:
         raise CheckpointError(f"{file} must be a list of modules, each with a type and a path ({error!r})") from error
     if types not in (["Transformer", "Pooling"], ["Transformer", "Pooling", "Normalize"]) or paths[0]:
         raise CheckpointError(
-            f"{file} lists {', '.join(types)}; supported are Transformer, Pooling and optionally Normalize. Remove "
-            f"{MODULES} to load the encoder alone"
+            f"{file} lists {', '.join(types)}; the modules must be Transformer, Pooling and optionally Normalize. "
+            f"Remove {MODULES} to load the encoder only"
         )
     if Path(paths[1]).name != paths[1]:
         raise CheckpointError(f"{file}: {paths[1]!r} must be the name of a folder inside {folder}")

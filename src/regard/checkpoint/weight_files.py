@@ -45,19 +45,20 @@ def find_files(folder: Path) -> list[Path]:
         if pickled:
             raise CheckpointError(
                 f"{folder} holds {pickled[0]}, a pickle that can run code when it is loaded; it is not read. Convert "
-                f"it on a machine that you trust with it: transformers' from_pretrained, then save_pretrained, writes "
-                f"{SINGLE}"
+                f"it in a sandbox: load it with transformers' from_pretrained and write {SINGLE} with save_pretrained"
             )
-        raise CheckpointError(f"{folder} holds neither {SINGLE} nor {INDEX}")
-    shards = read_json(folder / INDEX, MAX_INDEX_BYTES).get("weight_map")
-    if not isinstance(shards, dict) or not shards or not all(isinstance(name, str) for name in shards.values()):
+        raise CheckpointError(f"{folder} holds neither {SINGLE} nor {INDEX}; download it again")
+    weight_map = read_json(folder / INDEX, MAX_INDEX_BYTES).get("weight_map")
+    names = weight_map.values() if isinstance(weight_map, dict) else ()
+    if not names or not all(isinstance(name, str) for name in names):
         raise CheckpointError(f"{folder / INDEX}: weight_map must map every tensor to its file; download it again")
-    for name in set(shards.values()):
+    shards = sorted(set(names))
+    for name in shards:
         if Path(name).name != name or not name.endswith(".safetensors"):
             raise CheckpointError(f"{folder / INDEX}: {name!r} must be the name of a .safetensors file in the folder")
         if not (folder / name).is_file():
             raise CheckpointError(f"{folder / INDEX}: {name} is missing from the folder; download it")
-    return [folder / name for name in sorted(set(shards.values()))]
+    return [folder / name for name in shards]
 
 
 def open_tensors(folder: Path, cast: safetensors_header.Cast, mmap: bool = False) -> dict[str, StoredTensor]:
@@ -85,7 +86,7 @@ def write_tensors(tensors: Mapping[str, Tensor], folder: Path) -> None:
 
 
 def split_shards(tensors: Mapping[str, Tensor], max_bytes: int) -> list[list[str]]:
-    """Names of tensors per file, in order. A tensor above the limit gets a file of its own."""
+    """Names of tensors per file, in order. A tensor above the limit is the only one in its file."""
     shards, size = [[]], 0
     for name, tensor in tensors.items():
         size += tensor.nbytes

@@ -1,4 +1,4 @@
-"""llama.cpp's metadata keys and tensor names for the supported families, as tables to the family's config and names.
+"""Tables from llama.cpp's metadata keys and tensor names to the config keys and tensor names of a family.
 
 In Llama files the rows of q and k are permuted, because llama.cpp rotates adjacent pairs of features instead of halves;
 in GPT-2 files the matrices are transposed. A metadata key of the architecture that no table lists is an error.
@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from regard.checkpoint.gguf.rope_metadata import DIVISORS
 from regard.families import FamilyError
 from regard.spec import nearest
 from regard.weights.ops import InterleavePairs, Op, Transpose
@@ -47,9 +48,9 @@ GPT2_KEYS = {
 def rename_modules(
     names: Mapping[str, str], ops: Mapping[str, Op] | None = None, ignored: tuple[str, ...] = ()
 ) -> Table:
-    """A table from module names in the file to the family's; `weight` and `bias` are the same on both sides."""
+    """A table from module names in the file to the family's, with the op of each module that has one."""
     steps = {name: (op,) for name, op in (ops or {}).items()}
-    links = [Link(f"{a}.{{leaf}}", f"{b}.{{leaf}}", *steps.get(a, ())) for a, b in names.items()]
+    links = [Link(f"{gguf}.{{leaf}}", f"{hf}.{{leaf}}", *steps.get(gguf, ())) for gguf, hf in names.items()]
     return Table(*links, ignored=ignored)
 
 
@@ -67,7 +68,7 @@ LAYER_MODULES = {
 }
 QK_NORMS = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
 POST_NORMS = {"post_attention_norm": "post_attention_layernorm", "post_ffw_norm": "post_feedforward_layernorm"}
-OLMO2_MODULES = {name: theirs for name, theirs in LAYER_MODULES.items() if not name.endswith("norm")}
+OLMO2_MODULES = {name: module for name, module in LAYER_MODULES.items() if not name.endswith("norm")}
 OLMO2_MODULES |= QK_NORMS | POST_NORMS
 GPT2_MODULES = {
     "token_embd": "transformer.wte",
@@ -83,15 +84,16 @@ GPT2_MODULES = {
 }
 
 
-def module_names(layer: Mapping[str, str]) -> dict[str, str]:
-    """The names of all modules, from those inside a layer."""
-    return MODEL_MODULES | {f"blk.{{i}}.{name}": f"model.layers.{{i}}.{theirs}" for name, theirs in layer.items()}
+def module_names(layer_modules: Mapping[str, str]) -> dict[str, str]:
+    """The full names of all modules: those of every layer, and those outside the layers."""
+    in_layers = {f"blk.{{i}}.{name}": f"model.layers.{{i}}.{module}" for name, module in layer_modules.items()}
+    return MODEL_MODULES | in_layers
 
 
 def llama_table(config: Mapping[str, Any]) -> Table:
     heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
     permuted = {"blk.{i}.attn_q": InterleavePairs(heads), "blk.{i}.attn_k": InterleavePairs(kv_heads)}
-    return rename_modules(module_names(LAYER_MODULES), permuted, ignored=("rope_freqs.weight",))  # part of the config
+    return rename_modules(module_names(LAYER_MODULES), permuted, ignored=(DIVISORS,))  # read into the config
 
 
 def gpt2_table(config: Mapping[str, Any]) -> Table:
@@ -105,8 +107,9 @@ class Architecture:
 
     required, optional    metadata keys to config keys
     table                 from a config to the table of tensor names
-    fixed                 config values that the metadata does not hold
-    flags                 config flags that are true if the file has a tensor
+    fixed                 config values that the metadata lacks
+    flags                 config flags to tensor names; a flag is true if the file has the tensor
+    rope                  whether the model has RoPE
     """
 
     model_type: str

@@ -40,7 +40,7 @@ def gguf_library() -> Any:
 
 
 def open_gguf(file: str | Path) -> tuple[Model, Chain, dict[str, StoredTensor]]:
-    """The spec, the table of tensor names, and the tensors, unread."""
+    """The spec, the table of tensor names, and the tensors by name, unread."""
     try:
         header = read_header(file)
     except GGUFError as error:
@@ -55,10 +55,10 @@ def open_gguf(file: str | Path) -> tuple[Model, Chain, dict[str, StoredTensor]]:
 
 def read_spec_and_table(header: Header, divisors: list[float] | None) -> tuple[Model, Chain]:
     config = family_config(header, divisors)
-    foreign = family(config["model_type"])
-    spec = foreign.spec(config)
+    family_module = family(config["model_type"])
+    spec = family_module.spec(config)
     table = find_architecture(header.metadata["general.architecture"]).table(config)
-    return spec, Chain(table, foreign.table(spec))
+    return spec, Chain(table, family_module.table(spec))
 
 
 def family_config(header: Header, divisors: list[float] | None) -> dict[str, Any]:
@@ -67,37 +67,37 @@ def family_config(header: Header, divisors: list[float] | None) -> dict[str, Any
     architecture = find_architecture(name)
     prefix = f"{name}."
     metadata = {key.removeprefix(prefix): value for key, value in header.metadata.items() if key.startswith(prefix)}
-    known = {**architecture.required, **architecture.optional}
+    config_keys = {**architecture.required, **architecture.optional}
     for key in architecture.required:
         if key not in metadata:
-            raise FamilyError(f"{name}.{key} is missing")
+            raise FamilyError(f"{name}.{key} is missing; convert the model to GGUF again")
     for key in metadata:
-        if key not in known and not (architecture.rope and key in ROPE_KEYS):
-            raise FamilyError(f"{name}.{key} is not supported")
+        if key not in config_keys and not (architecture.rope and key in ROPE_KEYS):
+            raise FamilyError(f"{name}.{key} is not supported; use the Hugging Face folder of the model")
     if "token_embd.weight" not in header.tensors:
-        raise FamilyError("token_embd.weight is missing")
+        raise FamilyError("token_embd.weight is missing; download the file again")
     config: dict[str, Any] = {
         "model_type": architecture.model_type,
         **architecture.fixed,
         "tie_word_embeddings": "output.weight" not in header.tensors,
     }
     config |= {flag: tensor in header.tensors for flag, tensor in architecture.flags.items()}
-    for key, theirs in known.items():
+    for key, config_key in config_keys.items():
         if key not in metadata:
             continue
         value = metadata[key]
         if isinstance(value, array):
             raise FamilyError(f"{name}.{key} has one value per layer; only a single value is supported")
-        if config.setdefault(theirs, value) != value:
+        if config.setdefault(config_key, value) != value:
             raise FamilyError(
-                f"{name}.{key}={value!r:.80} contradicts another key, by which it is {config[theirs]!r:.80}"
+                f"{name}.{key}={value!r:.80} contradicts another key, by which {config_key}={config[config_key]!r:.80}"
             )
     config.setdefault("vocab_size", header.tensors["token_embd.weight"].shape[0])
     if architecture.rope:
         heads, width = (config[key] for key in ("num_attention_heads", "hidden_size"))
         if not all(type(size) is int and size > 0 for size in (heads, width)):
             raise FamilyError(
-                f"{name} has head_count={heads!r:.80} and embedding_length={width!r:.80}; both must be positive"
+                f"{name}: head_count={heads!r:.80} and embedding_length={width!r:.80} must both be positive integers"
             )
         config.setdefault("num_key_value_heads", heads)
         config.setdefault("head_dim", width // heads)
@@ -111,19 +111,21 @@ def read_divisors(stored: dict[str, StoredTensor]) -> list[float] | None:
         return None
     tensor = stored[DIVISORS]
     if math.prod(tensor.shape) > MAX_DIVISORS:
-        raise CheckpointError(f"{tensor.file}: {DIVISORS} {tensor.shape} must have one number per frequency")
+        raise CheckpointError(
+            f"{tensor.file}: {DIVISORS} {tensor.shape} must have one number per frequency; download it again"
+        )
     return tensor.read().flatten().tolist()
 
 
 def open_tensors(header: Header) -> dict[str, StoredTensor]:
-    """All tensors of the file, unread, after the checks above."""
+    """All tensors of the file by name, unread. Raises CheckpointError for one that fails the checks above."""
     gguf = gguf_library()
     names = {type.value: type.name for type in gguf.GGMLQuantizationType if type.name in (*FLOAT_TYPES, *BLOCK_TYPES)}
     stored, spans = {}, []
     for name, info in header.tensors.items():
         if info.type not in names:
             raise CheckpointError(
-                f"{header.file}: {name} has type {info.type}; supported are {', '.join(names.values())}"
+                f"{header.file}: {name} has type {info.type}; the supported types are {', '.join(names.values())}"
             )
         type_name = names[info.type]
         block_numel, block_bytes = gguf.GGML_QUANT_SIZES[info.type]

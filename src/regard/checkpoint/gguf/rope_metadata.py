@@ -30,7 +30,7 @@ def rope_parameters(metadata: Mapping[str, Any], divisors: list[float] | None, c
     if scaling == "none":
         return parameters | {"rope_type": "default"}
     if scaling not in ("linear", "yarn"):
-        raise FamilyError(f"rope.scaling.type={scaling!r:.80} is not supported; supported are none, linear and yarn")
+        raise FamilyError(f"rope.scaling.type={scaling!r:.80} is not supported; choose none, linear or yarn")
     parameters |= {"rope_type": scaling, "factor": metadata.get("rope.scaling.factor", 1.0)}
     length = metadata.get("rope.scaling.original_context_length")
     if scaling == "yarn" and length is not None:

@@ -1,7 +1,7 @@
 """Write a GGUF file for llama.cpp: matrices as float32, float16 or Q8_0, all other tensors as float32.
 
 Q8_0 stores 32 numbers as 8-bit integers with one float16 scale, 8.5 bits per number. Before the file is written, its
-metadata is read back and must give the same spec; a spec that the format cannot express is refused.
+metadata is read back and must result in the same spec; a spec that the format cannot express is refused.
 """
 
 import os
@@ -40,43 +40,48 @@ def export_gguf(
         raise CheckpointError(f"format={format!r} is not supported; choose one of {', '.join(FORMATS)}")
     name = next((name for name, entry in ARCHITECTURES.items() if entry.model_type == model_type), model_type)
     spec = model.spec
-    assert isinstance(spec, Model), f"a model keeps its spec; found {spec!r:.80}"
-    config, metadata, divisors = describe(spec, name, find_architecture(name))
+    assert isinstance(spec, Model), f"model.spec must be the spec of a model; found {spec!r:.80}"
+    config, metadata, divisors = config_and_metadata(spec, name, find_architecture(name))
     chain = read_spec_and_table(expected_header(name, metadata, config), divisors)[1]
     tensors = dict(chain.write(dict(model.named_parameters())))
     if divisors is not None:
         if DIVISORS not in chain.outer.ignored:
-            raise FamilyError(f"a GGUF {name} model cannot express one divisor per RoPE frequency")
+            raise FamilyError(
+                f"a GGUF {name} model cannot express one divisor per RoPE frequency; export a Hugging Face folder"
+            )
         tensors[DIVISORS] = torch.tensor(divisors)
     metadata |= {"general.file_type": FILE_TYPES[format], "general.quantization_version": 2}
     write_file(Path(file), name, metadata | dict(tokenizer_metadata or {}), tensors, format)
 
 
-def describe(
+def config_and_metadata(
     spec: Model, name: str, architecture: Architecture
 ) -> tuple[dict[str, Any], dict[str, Any], list[float] | None]:
     """The family's config, the metadata for it, and the divisors of RoPE's frequencies if there are any."""
-    foreign = family(architecture.model_type)
-    config, divisors, metadata = foreign.config(spec), None, {}
+    family_module = family(architecture.model_type)
+    config, divisors, metadata = family_module.config(spec), None, {}
     if architecture.rope:
         head_dim, context = config["head_dim"], config["max_position_embeddings"]
         config["rope_parameters"] = llama3_as_divisors(config["rope_parameters"], head_dim, context)
         divisors = config["rope_parameters"].get("short_factor")
         metadata = rope_metadata(config["rope_parameters"])
     keys = {**architecture.required, **architecture.optional}
-    metadata |= {key: config[theirs] for key, theirs in keys.items() if config.get(theirs) is not None}
+    metadata |= {key: config[config_key] for key, config_key in keys.items() if config.get(config_key) is not None}
     metadata = {f"{name}.{key}": value for key, value in metadata.items()}
     header = expected_header(name, metadata, config)
     check_roundtrip(
-        f"GGUF {name}", foreign.spec(config), metadata, lambda _: foreign.spec(family_config(header, divisors))
+        f"GGUF {name}",
+        family_module.spec(config),
+        metadata,
+        lambda _: family_module.spec(family_config(header, divisors)),
     )
     return config, metadata, divisors
 
 
 def expected_header(name: str, metadata: Mapping[str, Any], config: Mapping[str, Any]) -> Header:
     """The header that a reader of the file will find, with only the tensors that the config depends on."""
-    flags = [tensor for flag, tensor in ARCHITECTURES[name].flags.items() if config[flag]]
-    tensors = ["token_embd.weight", *flags, *(() if config["tie_word_embeddings"] else ("output.weight",))]
+    flagged = [tensor for flag, tensor in ARCHITECTURES[name].flags.items() if config[flag]]
+    tensors = ["token_embd.weight", *flagged, *(() if config["tie_word_embeddings"] else ("output.weight",))]
     info = TensorInfo((config["vocab_size"], 1), type=0, start=0)
     return Header(Path(), 0, {"general.architecture": name, **metadata}, dict.fromkeys(tensors, info))
 
