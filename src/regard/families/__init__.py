@@ -3,7 +3,8 @@
     spec(config) -> Model        config(model) -> dict        table(model) -> Table
 
 A family has no class and no forward of its own. Reading a config raises FamilyError with the key of a setting that
-our parts cannot express; writing one, with the path of a field that the class in `transformers` cannot express.
+our parts cannot express. Writing one raises FamilyError with the path of a field that the class in `transformers`
+cannot express.
 """
 
 import difflib
@@ -73,13 +74,13 @@ FAMILIES = {
     "whisper": "regard.families.whisper",
     "zamba2": "regard.families.zamba2",
 }
-PREFERRED = ("llama", "mistral", "gpt2", "bert", "t5")  # the best known, where several families can express a model
+PREFERRED = ("llama", "mistral", "gpt2", "bert", "t5")  # detect_family tries these first
 
 
 def family(model_type: object) -> ModuleType:
     """The module of the family whose config.json has this `model_type`."""
     if not isinstance(model_type, str) or model_type not in FAMILIES:
-        # Above the similarity of "albert" and "bert", which are different models.
+        # The cutoff is above the similarity of "albert" and "bert", which are different models.
         close = difflib.get_close_matches(str(model_type), FAMILIES, n=1, cutoff=0.82)
         remedy = f"did you mean {close[0]!r}?" if close else f"choose one of {', '.join(FAMILIES)}"
         raise FamilyError(f"there is no family {model_type!r}; {remedy}")

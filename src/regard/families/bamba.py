@@ -25,9 +25,8 @@ from regard.weights.table import Table
 
 
 def spec(config: dict[str, Any]) -> Decoder:
-    hf_config = Config(
-        "bamba", config | {"partial_rotary_factor": None}
-    )  # transformers reads it in rope_parameters only
+    # transformers reads partial_rotary_factor inside rope_parameters only.
+    hf_config = Config("bamba", config | {"partial_rotary_factor": None})
     norm = RMSNorm(hf_config.number("rms_norm_eps", 1e-5))
     feedforward = read_swiglu(hf_config, hf_config.flag("mlp_bias", False))
     attention = read_attention(hf_config, read_rope(hf_config, share=0.5), kv_heads=8)
@@ -35,7 +34,7 @@ def spec(config: dict[str, Any]) -> Decoder:
         Block((Sublayer(mixer, norm), Sublayer(feedforward, norm)))
         for mixer in (attention, read_mamba2(hf_config, norm))
     )
-    return read_decoder(hf_config, arrange(hf_config, with_mamba, with_attention), norm, context=262144)
+    return read_decoder(hf_config, read_layers(hf_config, with_mamba, with_attention), norm, context=262144)
 
 
 def read_mamba2(hf_config: Config, norm: RMSNorm) -> Mamba2:
@@ -58,15 +57,15 @@ def read_mamba2(hf_config: Config, norm: RMSNorm) -> Mamba2:
     )
 
 
-def arrange(hf_config: Config, default: Block, with_attention: Block) -> tuple[Repeat, ...]:
-    """Runs of the default block, interrupted by the layers of `attn_layer_indices`."""
+def read_layers(hf_config: Config, with_mamba: Block, with_attention: Block) -> tuple[Repeat, ...]:
+    """Attention in the layers of `attn_layer_indices`, Mamba-2 in all others."""
     depth = hf_config.integer("num_hidden_layers")
     indices = tuple(sorted({*hf_config.list_of(int, "attn_layer_indices", ())}))
     if indices and not 0 <= indices[0] <= indices[-1] < depth:
         raise hf_config.error("attn_layer_indices", indices, f"must be from 0 to {depth - 1}")
     runs = []
     for previous, index in zip((-1, *indices), (*indices, depth), strict=True):
-        runs += [Repeat((default,), index - previous - 1)] if index - previous > 1 else []
+        runs += [Repeat((with_mamba,), index - previous - 1)] if index - previous > 1 else []
         runs += [Repeat((with_attention,))] if index < depth else []
     return tuple(runs)
 

@@ -84,7 +84,7 @@ def config(model: EncoderDecoder) -> dict[str, Any]:
 
 
 def common_config(model_type: str, architecture: str, model: EncoderDecoder) -> dict[str, Any]:
-    """The keys that all variations have."""
+    """The keys that BART and its variations have."""
     source, target = require_type(model, EncoderDecoder).source, model.target
     encoder_attention, encoder_feedforward = bodies(source.blocks[0], Attention, FeedForward)
     decoder_attention, _, decoder_feedforward = bodies(target.blocks[0], Attention, CrossAttention, FeedForward)
@@ -112,16 +112,18 @@ def table(model: EncoderDecoder) -> Table:
 def embedding_links(base: str) -> tuple[Link, ...]:
     """The learned positions and the norm after the embeddings, of both stacks."""
     names = {"embed_positions": "position.table", "layernorm_embedding": "embedding_norm"}
-    return module_links(base, {f"{a}.{x}": f"{b}.{y}" for a, b in STACKS.items() for x, y in names.items()})
+    return module_links(
+        base, {f"{stack}.{name}": f"{ours}.{names[name]}" for stack, ours in STACKS.items() for name in names}
+    )
 
 
 def common_table(
     model: EncoderDecoder, base: str, *links: Link, derived: Mapping[str, Derivation] | None = None
 ) -> Table:
-    """The table of the decoder, the embeddings and the head; `links` has those of the encoder and all others."""
-    shared, *own = (f"{base}.{name}.weight" for name in ("shared", "encoder.embed_tokens", "decoder.embed_tokens"))
-    source, target = (shared, shared) if model.shared else own
-    copies = dict.fromkeys(own, shared) | ({"lm_head.weight": target} if model.target.tied else {})
+    """The table of the decoder, the embeddings and the head; `links` are those of all other modules."""
+    shared, *separate = (f"{base}.{name}.weight" for name in ("shared", "encoder.embed_tokens", "decoder.embed_tokens"))
+    source, target = (shared, shared) if model.shared else separate
+    copies = dict.fromkeys(separate, shared) | ({"lm_head.weight": target} if model.target.tied else {})
     return Table(
         Link(source, "source.input.table.weight"),
         Link(target, "target.embedding.weight"),
@@ -136,15 +138,15 @@ def common_table(
 
 
 def stack_links(base: str, stack: str, *mixers: str) -> list[Link]:
-    """The layers of one stack, whose attentions have these names."""
-    theirs, ours = f"{base}.{stack}.layers.{{i}}", f"{STACKS[stack]}.stack.blocks.{{i}}.sublayers"
-    links = [*feedforward_links(theirs, f"{ours}.{len(mixers)}")]
+    """The layers of one stack; `mixers` are the foreign names of its attentions."""
+    layer, ours = f"{base}.{stack}.layers.{{i}}", f"{STACKS[stack]}.stack.blocks.{{i}}.sublayers"
+    links = [*feedforward_links(layer, f"{ours}.{len(mixers)}")]
     for n, mixer in enumerate(mixers):
-        links += attention_links(f"{theirs}.{mixer}", *PROJECTIONS, ours=f"{ours}.{n}.body")
-        links += module_links(theirs, {f"{mixer}_layer_norm": f"{ours}.{n}.norm"})
+        links += attention_links(f"{layer}.{mixer}", *PROJECTIONS, ours=f"{ours}.{n}.body")
+        links += module_links(layer, {f"{mixer}_layer_norm": f"{ours}.{n}.norm"})
     return links
 
 
-def feedforward_links(theirs: str, ours: str) -> tuple[Link, ...]:
+def feedforward_links(layer: str, ours: str) -> tuple[Link, ...]:
     names = {"fc1": "body.up_proj", "fc2": "body.down_proj", "final_layer_norm": "norm"}
-    return module_links(theirs, {name: f"{ours}.{own}" for name, own in names.items()})
+    return module_links(layer, {name: f"{ours}.{module}" for name, module in names.items()})

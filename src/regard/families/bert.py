@@ -1,8 +1,8 @@
 """BERT (Devlin et al. 2018): learned positions, token types, LayerNorm after every sublayer, GELU, biases everywhere.
 
-Its relatives call these functions with their differences. The plain `BertModel` returns the hidden states and keeps its
-pooler; in files of classes that do not use the pooler it is ignored. Dropout is an option of training and is not
-converted. The first files call the weight and bias of a norm gamma and beta.
+Related families call these functions with the parts in which they differ. `BertModel` returns the hidden states and
+keeps its pooler; in files of classes that do not use the pooler it is ignored. Dropout is an option of training and is
+not converted. The first files call the weight and bias of a norm gamma and beta.
 """
 
 from typing import Any
@@ -47,11 +47,11 @@ def table(model: Encoder) -> Table:
     pooler = f"{base}pooler.dense.{{leaf}}"
     classifier = (*encoder_heads.LABELS, Link(pooler, "head.dense.dense.{leaf}"))
     links = *encoder_links(base), *encoder_heads.bert_head_links(model.head, pooler, classifier)
-    return Table(*links, **exceptions(base, pooler), leaf_aliases=OLD_LEAVES)
+    return Table(*links, **ignored_and_derived(base, pooler), leaf_aliases=OLD_LEAVES)
 
 
-def exceptions(base: str, pooler: str) -> dict[str, Any]:
-    """The tensors of BERT's heads that a table ignores or derives."""
+def ignored_and_derived(base: str, pooler: str) -> dict[str, Any]:
+    """Arguments of a table: tensors of BERT's heads that are ignored or derived."""
     unused = (pooler, f"{base}embeddings.position_ids", "cls.seq_relationship.{leaf}", "cls.predictions.bias")
     return {"ignored": unused, "derived": encoder_heads.tied_copies(base, "cls.predictions")}
 
@@ -112,7 +112,7 @@ def read_encoder(
 
 
 def common_config(model_type: str, model: Encoder) -> dict[str, Any]:
-    """The keys that BERT and its relatives have."""
+    """The keys that BERT and related families have."""
     attention, feedforward = bodies(model.blocks[0], Attention, FeedForward)
     return {
         "model_type": model_type,

@@ -63,7 +63,7 @@ def table(model: Encoder) -> Table:
     base = bert.base_prefix(model, "bert.")
     pooler = f"{base}pooler.{{leaf}}"
     links = *bert.encoder_links(base), *bert_head_links(model.head, pooler, DENSE_AND_LABELS)
-    return Table(*links, **bert.exceptions(base, pooler))
+    return Table(*links, **bert.ignored_and_derived(base, pooler))
 
 
 def heads(hf_config: Config) -> Heads:

@@ -1,7 +1,7 @@
 """CLIP (Radford et al. 2021): a vision transformer and a causal text transformer with a common embedding space.
 
-The embedding of a text is that of its end token. The first configs have 2 as the id of this token and mean the highest
-id of the vocabulary.
+The embedding of a text is that of its end token. The first published configs have the id 2 for this token; its actual
+id is the highest of the vocabulary.
 """
 
 from typing import Any
@@ -16,9 +16,9 @@ from regard.models.encoder import Encoder
 from regard.models.heads import Pooled
 from regard.weights.table import Link, Table
 
-BOTH_DEFAULTS = {"num_hidden_layers": 12, "hidden_act": "quick_gelu", "layer_norm_eps": 1e-5}
-VISION_DEFAULTS = BOTH_DEFAULTS | {"hidden_size": 768, "intermediate_size": 3072, "num_attention_heads": 12}
-TEXT_DEFAULTS = BOTH_DEFAULTS | {
+COMMON_DEFAULTS = {"num_hidden_layers": 12, "hidden_act": "quick_gelu", "layer_norm_eps": 1e-5}
+VISION_DEFAULTS = COMMON_DEFAULTS | {"hidden_size": 768, "intermediate_size": 3072, "num_attention_heads": 12}
+TEXT_DEFAULTS = COMMON_DEFAULTS | {
     "hidden_size": 512,
     "intermediate_size": 2048,
     "num_attention_heads": 8,

@@ -48,11 +48,11 @@ def spec(config: dict[str, Any]) -> Decoder:
 def config(model: Decoder) -> dict[str, Any]:
     pairs = [bodies(block, Attention, Gated) for block in model.blocks]
     attentions = [attention for attention, _ in pairs]
-    rotated = next((pair for pair in pairs if pair[0].position != NoPosition()), pairs[0])
-    settings = decoder.llama_config("cohere2", "Cohere2ForCausalLM", model, *rotated)
+    attention, feedforward = next((pair for pair in pairs if pair[0].position != NoPosition()), pairs[0])
+    settings = decoder.llama_config("cohere2", "Cohere2ForCausalLM", model, attention, feedforward)
     settings |= {
         "layer_norm_eps": settings.pop("rms_norm_eps"),
-        "attention_bias": rotated[0].bias,
+        "attention_bias": attention.bias,
         "logit_scale": model.logit_scale,
         **window_config(attentions, default=4096),
     }

@@ -1,7 +1,7 @@
 """DeiT (Touvron et al. 2020): a vision transformer with a distillation token, which was trained on a teacher's labels.
 
-The token follows [CLS]. One class reads [CLS] only; another has a classifier on each token and returns the mean of the
-two.
+The token follows [CLS]. One class classifies [CLS] only; another has a classifier for each of the two tokens and
+returns the mean of their logits.
 """
 
 from typing import Any

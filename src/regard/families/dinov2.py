@@ -1,6 +1,6 @@
 """DINOv2 (Oquab et al. 2023): a vision transformer trained without labels, with a learned scale after every sublayer.
 
-The largest one has a SwiGLU with two thirds of the hidden width of the plain feed-forward. The classifier reads [CLS]
+The largest model has a SwiGLU with two thirds of the hidden width of the feed-forward. The classifier reads [CLS]
 concatenated with the mean of the patches. For images of another size the positions are interpolated. The mask
 token of the pretraining is not loaded.
 """
@@ -24,8 +24,8 @@ from regard.weights.ops import Split
 from regard.weights.table import Link, Table
 
 NORMS = {"norm1": f"{ATTENTION}.norm", "norm2": f"{FEEDFORWARD}.norm"}
-PLAIN = {"mlp.fc1": f"{FEEDFORWARD}.body.up_proj", "mlp.fc2": f"{FEEDFORWARD}.body.down_proj"}
-GATED = {"mlp.weights_out": f"{FEEDFORWARD}.body.down_proj"}
+MLP = {"mlp.fc1": f"{FEEDFORWARD}.body.up_proj", "mlp.fc2": f"{FEEDFORWARD}.body.down_proj"}
+SWIGLU = {"mlp.weights_out": f"{FEEDFORWARD}.body.down_proj"}
 SCALES = (
     Link("encoder.layer.{i}.layer_scale1.lambda1", f"{ATTENTION}.scale"),
     Link("encoder.layer.{i}.layer_scale2.lambda1", f"{FEEDFORWARD}.scale"),
@@ -57,7 +57,7 @@ def config(model: Encoder) -> dict[str, Any]:
 
 def table(model: Encoder) -> Table:
     gated = isinstance(model.layers[0].blocks[0].sublayers[1].body, SwiGLU)
-    names, links = (GATED, (GATE_AND_UP,)) if gated else (PLAIN, ())
+    names, links = (SWIGLU, (GATE_AND_UP,)) if gated else (MLP, ())
     return Table(
         *encoder_links(model, "dinov2.", NORMS | names, *SCALES, *links),
         *LABELS,

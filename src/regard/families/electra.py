@@ -1,7 +1,7 @@
 """ELECTRA (Clark et al. 2020): BERT with narrow embeddings, as a small generator and as a discriminator.
 
 The generator is a masked language model. The discriminator (`ForPreTraining`) predicts for every token whether it was
-replaced: one label per token. Each of the two is a model of its own.
+replaced: one label per token. The two are separate models.
 """
 
 from typing import Any

@@ -51,12 +51,12 @@ def read_kv_heads(hf_config: Config) -> int:
 
 
 def read_block(hf_config: Config, attention: Attention, feedforward: FeedForward, norm: LayerNorm) -> Block:
-    new = hf_config.flag("new_decoder_architecture", False)
-    norms = hf_config.integer("num_ln_in_parallel_attn", 2 if new else 1)
-    if norms not in ((1, 2) if new else (1,)):
-        rule = f"must be {'1 or 2' if new else '1'} with new_decoder_architecture={new}"
+    new_architecture = hf_config.flag("new_decoder_architecture", False)
+    norms = hf_config.integer("num_ln_in_parallel_attn", 2 if new_architecture else 1)
+    if norms not in ((1, 2) if new_architecture else (1,)):
+        rule = f"must be {'1 or 2' if new_architecture else '1'} with new_decoder_architecture={new_architecture}"
         raise hf_config.error("num_ln_in_parallel_attn", norms, rule)
-    if new:
+    if new_architecture:
         hf_config.accept_only("parallel_attn", True)
     parallel = hf_config.flag("parallel_attn", True)
     if parallel and norms == 1:

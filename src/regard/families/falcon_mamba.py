@@ -1,4 +1,4 @@
-"""FalconMamba (Zuo et al. 2024): Mamba with RMSNorms without weights on the low rank of Δ, on B and on C."""
+"""FalconMamba (Zuo et al. 2024): Mamba with RMSNorms without weights on the low-rank Δ, on B and on C."""
 
 from typing import Any
 

@@ -1,6 +1,6 @@
 """Gemma 2 (Gemma team 2024): windows in every other layer, norms before and after sublayers, softcapped logits.
 
-The scores are softcapped too, and their scale is a setting of its own. RMSNorm scales by 1 + w, embeddings are scaled
+The scores are softcapped too, and their scale is a separate setting. RMSNorm scales by 1 + w, embeddings are scaled
 by √width, and the feed-forward is GEGLU.
 """
 

@@ -1,6 +1,6 @@
 """Gemma 3, the text model (Gemma team 2025): Gemma 2 with norms of queries and keys instead of softcapped scores.
 
-Five layers with a window precede each full-attention layer. Each layer type has a rope of its own: `rope_parameters`
+Five layers with a window precede each full-attention layer. Each layer type has its own rope: `rope_parameters`
 per type (transformers 5), or `rope_local_base_freq` for windows, `rope_theta` and `rope_scaling` for the others (4).
 """
 

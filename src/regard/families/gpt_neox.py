@@ -73,7 +73,7 @@ def norm_links(layer: str) -> tuple[Link, ...]:
 
 
 def layer_links(layer: str, attention: str, groups: int) -> tuple[Link, ...]:
-    """The projections of a layer, as in BLOOM and Falcon too; queries, keys and values are fused per group of heads."""
+    """The projections of a layer, also of BLOOM and Falcon; queries, keys and values are fused per group of heads."""
     names = {
         f"{attention}.dense": f"{ATTENTION}.body.o_proj",
         "mlp.dense_h_to_4h": f"{FEEDFORWARD}.body.up_proj",

@@ -72,15 +72,15 @@ def config(model: Decoder) -> dict[str, Any]:
 def table(model: Decoder) -> Table:
     _, experts = mixer_and_experts(model, Attention)
     interleaved = Split(dim=1, groups=experts.expert.hidden_dim(model.width))
-    theirs, ours = f"{decoder.LAYER}.mlp.experts", f"{FEEDFORWARD}.body.experts"
+    foreign, ours = f"{decoder.LAYER}.mlp.experts", f"{FEEDFORWARD}.body.experts"
     weights, biases = ((f"{ours}.gate_proj.{leaf}", f"{ours}.up_proj.{leaf}") for leaf in ("weight", "bias"))
     return decoder.make_table(
         decoder.ATTENTION_PROJECTIONS,
         *decoder.NORMS,
         Link(f"{decoder.LAYER}.self_attn.sinks", f"{ATTENTION}.body.sinks"),
         Link(f"{decoder.LAYER}.mlp.router.{{leaf}}", f"{FEEDFORWARD}.body.router.proj.{{leaf}}"),
-        Link(f"{theirs}.gate_up_proj", weights, Transpose(), interleaved),
-        Link(f"{theirs}.gate_up_proj_bias", biases, interleaved),
-        Link(f"{theirs}.down_proj", f"{ours}.down_proj.weight", Transpose()),
-        Link(f"{theirs}.down_proj_bias", f"{ours}.down_proj.bias"),
+        Link(f"{foreign}.gate_up_proj", weights, Transpose(), interleaved),
+        Link(f"{foreign}.gate_up_proj_bias", biases, interleaved),
+        Link(f"{foreign}.down_proj", f"{ours}.down_proj.weight", Transpose()),
+        Link(f"{foreign}.down_proj_bias", f"{ours}.down_proj.bias"),
     )

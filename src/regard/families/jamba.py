@@ -1,6 +1,6 @@
 """Jamba (Lieber et al. 2024): Mamba layers with attention every few layers and experts every few layers; no positions.
 
-The low rank of Δ, B and C have norms. Periods and offsets determine the kind of each layer. Dropout is an option of
+The low-rank Δ, B and C have norms. Periods and offsets determine the kind of each layer. Dropout is an option of
 training and is not converted.
 """
 
@@ -41,8 +41,8 @@ LINKS = (
     Link("lm_head.weight", "head.weight"),
 )  # Bamba has these names too
 MAMBA_NORMS = tuple(
-    Link(f"{LAYER}.mamba.{theirs}_layernorm.weight", f"{ATTENTION}.body.{ours}_norm.weight")
-    for theirs, ours in {"dt": "rank", "b": "b", "c": "c"}.items()
+    Link(f"{LAYER}.mamba.{foreign}_layernorm.weight", f"{ATTENTION}.body.{ours}_norm.weight")
+    for foreign, ours in {"dt": "rank", "b": "b", "c": "c"}.items()
 )
 
 
@@ -114,8 +114,8 @@ def mamba_sizes(mamba: Mamba | Mamba2) -> dict[str, Any]:
 
 
 def period_config(key: str, present: list[bool]) -> dict[str, int]:
-    """The period and offset of the layers in which a body is present; without any, an offset beyond the last layer."""
-    layers = [i for i, yes in enumerate(present) if yes] or [len(present)]
+    """The period and offset of the layers in which a body is present; if in none, an offset after the last layer."""
+    layers = [i for i, is_present in enumerate(present) if is_present] or [len(present)]
     period = layers[1] - layers[0] if len(layers) > 1 else max(len(present), layers[0] + 1)
     return {f"{key}_period": period, f"{key}_offset": layers[0] % period}
 

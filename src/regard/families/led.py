@@ -1,7 +1,7 @@
 """LED (Beltagy et al. 2020): BART for long inputs, with Longformer's windows in its encoder.
 
-A config does not define which tokens are global: in transformers each call does, and by default none are, as here. A
-spec with `Longformer(window, globals)` instead of the windows has the same weights.
+A config does not define which tokens are global. In transformers they are an argument of the forward, by default none;
+here there are none. A spec with `Longformer(window, globals)` instead of the windows has the same weights.
 """
 
 from typing import Any

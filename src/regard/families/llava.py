@@ -2,7 +2,7 @@
 
 The features are hidden states of the vision tower (`vision_feature_layer`), with or without [CLS], projected to the
 width of the decoder; they replace the embeddings of the image token. The decoder may be of any family with Llama's
-tensor names. Files from before version 5 have one more component in the names of the vision tower.
+tensor names. Files of transformers before version 5 have one more component in the names of the vision tower.
 """
 
 from typing import Any

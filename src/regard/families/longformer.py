@@ -1,7 +1,7 @@
-"""Longformer (Beltagy et al. 2020): RoBERTa with windows; global tokens have projections of their own.
+"""Longformer (Beltagy et al. 2020): RoBERTa with windows; global tokens have separate projections.
 
-A config does not define which tokens are global; in transformers each call does. By default the first token is global
-in the class for sequence classification and no token in the others, as here. A spec with another
+A config does not define which tokens are global. In transformers they are an argument of the forward: by default the
+first token in the class for sequence classification, and none in the other classes, as here. A spec with another
 `Longformer(window, globals)` has the same weights. `attention_window` counts both sides.
 """
 

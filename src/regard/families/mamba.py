@@ -1,6 +1,6 @@
-"""Mamba (Gu & Dao 2023): selective state spaces only, with an RMSNorm before each; no attention, no feed-forward.
+"""Mamba (Gu & Dao 2023): layers of selective state spaces after an RMSNorm; no attention, no feed-forward.
 
-In their files the input and the gate are fused, and so are the low rank of Δ, B and C. The initialization of Δ is an
+In `transformers` the input and the gate are fused, and so are the low-rank Δ, B and C. The initialization of Δ is an
 option of training and is not converted.
 """
 
@@ -18,29 +18,29 @@ from regard.weights.ops import ConvTaps, Split
 from regard.weights.table import Link, Table
 
 
-def state_space_links(theirs: str, ours: str) -> tuple[Link, ...]:
+def state_space_links(foreign: str, ours: str) -> tuple[Link, ...]:
     """The weights that Mamba and Mamba-2 have in common."""
     return (
-        Link(f"{theirs}.conv1d.weight", f"{ours}.conv.weight", ConvTaps()),
-        Link(f"{theirs}.conv1d.bias", f"{ours}.conv.bias"),
-        Link(f"{theirs}.A_log", f"{ours}.A_log"),
-        Link(f"{theirs}.D", f"{ours}.D"),
+        Link(f"{foreign}.conv1d.weight", f"{ours}.conv.weight", ConvTaps()),
+        Link(f"{foreign}.conv1d.bias", f"{ours}.conv.bias"),
+        Link(f"{foreign}.A_log", f"{ours}.A_log"),
+        Link(f"{foreign}.D", f"{ours}.D"),
     )
 
 
-def mixer_links(theirs: str, ours: str) -> tuple[Link, ...]:
+def mixer_links(foreign: str, ours: str) -> tuple[Link, ...]:
     """A mixer without its output projection, whose name in hybrids depends on the layer."""
     return (
-        *state_space_links(theirs, ours),
-        Link(f"{theirs}.in_proj.{{leaf}}", (f"{ours}.in_proj.{{leaf}}", f"{ours}.gate_proj.{{leaf}}"), Split()),
-        Link(f"{theirs}.x_proj.weight", tuple(f"{ours}.{proj}_proj.weight" for proj in ("rank", "b", "c")), Split()),
-        Link(f"{theirs}.dt_proj.weight", f"{ours}.step_proj.weight"),
-        Link(f"{theirs}.dt_proj.bias", f"{ours}.step_bias"),
+        *state_space_links(foreign, ours),
+        Link(f"{foreign}.in_proj.{{leaf}}", (f"{ours}.in_proj.{{leaf}}", f"{ours}.gate_proj.{{leaf}}"), Split()),
+        Link(f"{foreign}.x_proj.weight", tuple(f"{ours}.{proj}_proj.weight" for proj in ("rank", "b", "c")), Split()),
+        Link(f"{foreign}.dt_proj.weight", f"{ours}.step_proj.weight"),
+        Link(f"{foreign}.dt_proj.bias", f"{ours}.step_bias"),
     )
 
 
 def common_table(*mixer: Link) -> Table:
-    """The table of a model that has such mixers only."""
+    """The table of a model of state spaces only; `mixer` has the links of a mixer."""
     return Table(
         Link("backbone.embeddings.weight", "embedding.weight"),
         Link("backbone.layers.{i}.norm.weight", f"{ATTENTION}.norm.weight"),
@@ -62,7 +62,7 @@ def spec(config: dict[str, Any]) -> Decoder:
 
 
 def read_mamba_decoder(hf_config: Config, inner_norm: Norm) -> Decoder:
-    """`inner_norm` is applied to the low rank of Δ, to B and to C."""
+    """`inner_norm` is applied to the low-rank Δ, to B and to C."""
     hf_config.accept_only("hidden_act", "silu")
     norm = RMSNorm(hf_config.number("layer_norm_epsilon", 1e-5))
     mixer = Mamba(
@@ -78,8 +78,10 @@ def read_mamba_decoder(hf_config: Config, inner_norm: Norm) -> Decoder:
 
 
 def read_expand(hf_config: Config) -> int:
-    """The inner width in multiples of the width; `intermediate_size` has priority over `expand`, which FalconMamba
-    publishes with another value."""
+    """The inner width in multiples of the width; `intermediate_size` has priority over `expand`.
+
+    The published configs of FalconMamba have both, with different values.
+    """
     if not hf_config.has("intermediate_size"):
         return hf_config.integer("expand", 2)
     width, found = hf_config.integer("hidden_size"), hf_config.integer("intermediate_size")

@@ -1,7 +1,7 @@
-"""Mamba-2 (Dao & Gu 2024): state spaces with one decay rate per head only, with an RMSNorm before each.
+"""Mamba-2 (Dao & Gu 2024): layers of state spaces with one decay rate per head, after an RMSNorm; no attention.
 
-In `transformers` one projection has the gate, the input, B, C and Δ. The initialization of Δ is an option of training
-and is not converted.
+In `transformers` the projections of the gate, the input, B, C and Δ are fused. The initialization of Δ is an option of
+training and is not converted.
 """
 
 import math
@@ -23,14 +23,14 @@ FUSED = ("gate", "in", "b", "c", "step")
 INFINITY = {"__float__": "Infinity"}  # as transformers 5 writes it: JSON has no infinity
 
 
-def mixer_links(theirs: str, ours: str, norm_groups: int = 1) -> tuple[Link, ...]:
+def mixer_links(foreign: str, ours: str, norm_groups: int = 1) -> tuple[Link, ...]:
     """A mixer without its output projection; its output is normalized in `norm_groups` groups."""
     norms = tuple(f"{ours}.norms.{group}.weight" for group in range(norm_groups))
     return (
-        *state_space_links(theirs, ours),
-        Link(f"{theirs}.in_proj.{{leaf}}", tuple(f"{ours}.{proj}_proj.{{leaf}}" for proj in FUSED), Split()),
-        Link(f"{theirs}.dt_bias", f"{ours}.step_bias"),
-        Link(f"{theirs}.norm.weight", norms, Split()),
+        *state_space_links(foreign, ours),
+        Link(f"{foreign}.in_proj.{{leaf}}", tuple(f"{ours}.{proj}_proj.{{leaf}}" for proj in FUSED), Split()),
+        Link(f"{foreign}.dt_bias", f"{ours}.step_bias"),
+        Link(f"{foreign}.norm.weight", norms, Split()),
     )
 
 

@@ -1,6 +1,6 @@
-"""Marian (Junczys-Dowmunt et al. 2018), the OPUS translators: the 2017 encoder-decoder, sines before cosines.
+"""Marian (Junczys-Dowmunt et al. 2018), the OPUS translators: the 2017 encoder-decoder, all sines before all cosines.
 
-The two languages share an embedding table, or each has one of its own size. The logits have a bias. Published files
+The two languages share an embedding table, or have tables of different sizes. The logits have a bias. Published files
 contain the sinusoids: they are compared with ours and not loaded.
 """
 

@@ -1,4 +1,4 @@
-"""ModernBERT (Warner et al. 2024): window layers and a full layer every few, RoPE of two bases, GEGLU, no biases.
+"""ModernBERT (Warner et al. 2024): windows and a full layer every few layers, RoPE with two bases, GEGLU, no biases.
 
 The first layer has no norm before its attention, because the embeddings have one. `local_attention` counts both sides.
 Configs of transformers 4 have the interval of full layers, those of version 5 a list of layer types.

@@ -42,7 +42,10 @@ def config(model: Decoder) -> dict[str, Any]:
     attention, experts = mixer_and_experts(model, Attention)
     heads, _, head_dim = attention.sizes(model.width)
     if heads * head_dim != model.width:
-        raise FamilyError(f"transformers' olmoe needs heads={heads} · head_dim={head_dim} to be width={model.width}")
+        raise FamilyError(
+            f"transformers' olmoe needs width = heads · head_dim, found width={model.width}, heads={heads}, "
+            f"head_dim={head_dim}; change one of them"
+        )
     settings = decoder.llama_config("olmoe", "OlmoeForCausalLM", model, attention, experts.expert) | {
         "attention_bias": attention.bias,
         "clip_qkv": attention.clip,

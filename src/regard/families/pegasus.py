@@ -19,7 +19,7 @@ from regard.parts.input import Tokens
 from regard.parts.norm import LayerNorm
 from regard.weights.table import Table
 
-FINAL_NORMS = module_links("model", {f"{theirs}.layer_norm": f"{ours}.norm" for theirs, ours in bart.STACKS.items()})
+FINAL_NORMS = module_links("model", {f"{stack}.layer_norm": f"{ours}.norm" for stack, ours in bart.STACKS.items()})
 
 
 def spec(config: dict[str, Any]) -> EncoderDecoder:

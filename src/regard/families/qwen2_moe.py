@@ -1,6 +1,6 @@
 """Qwen2-MoE (Yang et al. 2024): Qwen2 with routed experts and one gated shared expert.
 
-Some layers may be dense: the listed ones, and all but every n-th.
+Dense layers are those in `mlp_only_layers`, and all but every n-th layer (`decoder_sparse_step`).
 """
 
 from collections.abc import Mapping
@@ -37,7 +37,7 @@ DEFAULTS = {
     "norm_topk_prob": False,
     "router_aux_loss_coef": 0.001,
 }
-MAX_LAYERS = 1024  # each layer is looked up on its own; a config may claim any number
+MAX_DEPTH = 1024  # the layers are enumerated, and a config may claim any number
 SHARED = (
     Link(f"{decoder.LAYER}.mlp.shared_expert.{{proj}}.weight", f"{FEEDFORWARD}.body.shared.{{proj}}.weight"),
     Link(f"{decoder.LAYER}.mlp.shared_expert_gate.weight", f"{FEEDFORWARD}.body.shared_gate.weight"),
@@ -77,8 +77,8 @@ def table(model: Decoder) -> Table:
 
 def read_depth(hf_config: Config) -> int:
     found = hf_config.integer("num_hidden_layers")
-    if not 0 < found <= MAX_LAYERS:
-        raise hf_config.error("num_hidden_layers", found, f"must be from 1 to {MAX_LAYERS}")
+    if not 0 < found <= MAX_DEPTH:
+        raise hf_config.error("num_hidden_layers", found, f"must be from 1 to {MAX_DEPTH}")
     return found
 
 

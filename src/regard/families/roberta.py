@@ -1,4 +1,4 @@
-"""RoBERTa (Liu et al. 2019): BERT with positions that start after the padding id, and with heads of its own.
+"""RoBERTa (Liu et al. 2019): BERT with positions that start after the padding id, and with other heads.
 
 Token t of a sequence uses row t + 1 + pad_token_id of the position table; padding has row pad_token_id, and the rows
 below it are unused.
@@ -24,8 +24,8 @@ def spec(config: dict[str, Any]) -> Encoder:
 
 
 def config(model: Encoder) -> dict[str, Any]:
-    settings, own_heads = common_config("roberta", model), partial(heads, name="Roberta")
-    return encoder_heads.check_encoder_roundtrip(model, settings, spec, own_heads)
+    settings, roberta_heads = common_config("roberta", model), partial(heads, name="Roberta")
+    return encoder_heads.check_encoder_roundtrip(model, settings, spec, roberta_heads)
 
 
 def table(model: Encoder) -> Table:
@@ -42,7 +42,7 @@ def read_positions(hf_config: Config) -> Learned:
 
 
 def heads(hf_config: Config, name: str) -> encoder_heads.Heads:
-    """`name` is the beginning of the class names."""
+    """`name` is the prefix of the class names."""
     return {
         f"{name}Model": encoder_heads.read_pooler(hf_config),
         f"{name}ForMaskedLM": bert.read_masked_lm(hf_config, "gelu"),

@@ -1,7 +1,7 @@
 """RWKV-4 (Peng et al. 2023): time mixing, then channel mixing, a LayerNorm before each and one on the embeddings.
 
 `rescale_every` halves hidden states and weights at inference, so that float16 does not overflow. It does not change the
-model and is not converted. The final norm has the default epsilon, whatever the config contains.
+model and is not converted. The final norm always has the default epsilon, as in `transformers`.
 """
 
 from dataclasses import replace
@@ -42,7 +42,7 @@ TABLE = Table(
     Link("rwkv.embeddings.weight", "embedding.weight"),
     Link("rwkv.blocks.0.pre_ln.{leaf}", "embedding_norm.{leaf}"),
     *module_links(BLOCK, MODULES),
-    *(Link(f"{BLOCK}.{theirs}", ours, Reshape((1, 1, -1))) for theirs, ours in TOKEN_SHIFTS.items()),
+    *(Link(f"{BLOCK}.{foreign}", ours, Reshape((1, 1, -1))) for foreign, ours in TOKEN_SHIFTS.items()),
     Link(f"{BLOCK}.attention.time_decay", f"{TIME}.log_decay"),
     Link(f"{BLOCK}.attention.time_first", f"{TIME}.bonus"),
     Link("rwkv.ln_out.{leaf}", "norm.{leaf}"),

@@ -1,7 +1,7 @@
 """SigLIP (Zhai et al. 2023): images and texts in one embedding space; the loss of each pair is a sigmoid with a bias.
 
-Images are pooled by a learned query. A text has full attention without a mask and is read at its last token: the
-tokenizer pads all texts to one length, and the padding must be part of the input.
+Images are pooled by a learned query. The embedding of a text is that of its last token. The tokenizer pads all texts to
+one length, and tokens attend to the padding, so it must be part of the input.
 """
 
 from typing import Any

@@ -3,7 +3,7 @@
 A layer has experts where i mod n = 1. transformers drops tokens at inference too: an expert processes at most
 `expert_capacity` tokens of a sequence per forward, so its cached decoding differs from one forward. Here no token is
 dropped at inference (parts/experts.py). The two are equal for sequences of at most `expert_capacity` tokens; a warning
-says so, and an exported config has no limit.
+reports this, and an exported config has no limit.
 """
 
 import sys
@@ -94,20 +94,20 @@ def sparse_step(blocks: list[Block]) -> int:
 
 def table(model: EncoderDecoder) -> Table:
     shared = Link("shared.weight", "source.input.table.weight")
-    own = Link(t5.EMBEDDINGS[0], "source.input.table.weight"), Link(t5.EMBEDDINGS[1], "target.embedding.weight")
+    separate = Link(t5.EMBEDDINGS[0], "source.input.table.weight"), Link(t5.EMBEDDINGS[1], "target.embedding.weight")
     copies = (*t5.EMBEDDINGS, "lm_head.weight") if model.shared else t5.EMBEDDINGS
     return Table(
-        *((shared,) if model.shared else own),
+        *((shared,) if model.shared else separate),
         *t5.stack_links("mlp", {"up_proj": "wi"}),
-        *(link for theirs, ours in t5.STACKS.items() for link in expert_links(theirs, ours)),
+        *(link for stack, ours in t5.STACKS.items() for link in expert_links(stack, ours)),
         Link("lm_head.weight", "target.head.weight"),
         derived=dict.fromkeys(copies, "shared.weight"),
         ignored=() if model.shared else ("shared.weight",),
     )
 
 
-def expert_links(theirs: str, ours: str) -> list[Link]:
-    mlp, body = f"{theirs}.block.{{i}}.layer.{{n}}.mlp", f"{ours}.stack.blocks.{{i}}.sublayers.{{n}}.body"
+def expert_links(stack: str, ours: str) -> list[Link]:
+    mlp, body = f"{stack}.block.{{i}}.layer.{{n}}.mlp", f"{ours}.stack.blocks.{{i}}.sublayers.{{n}}.body"
     return [
         Link(f"{mlp}.router.classifier.{{leaf}}", f"{body}.router.proj.{{leaf}}"),
         Link(f"{mlp}.experts.expert_{{each}}.wi.weight", f"{body}.experts.up_proj.weight", StackTensors()),

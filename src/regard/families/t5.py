@@ -1,9 +1,10 @@
-"""T5 (Raffel et al. 2019): RMSNorm before every sublayer, relative position buckets shared by a stack, unscaled scores.
+"""T5 (Raffel et al. 2019): RMSNorm before every sublayer, relative position buckets, unscaled scores.
 
-Version 1.0 (ReLU) has a tied head and divides the final hidden state by √width; version 1.1 (gated GELU) has an untied
-head and does not. Published configs tell them apart by `tie_word_embeddings`. Configs that transformers 5 writes have
-true for both and differ in `scale_decoder_outputs`; the files then show whether the head is tied
-(checkpoint/stored_parts.py). Dropout is an option of training and is not converted.
+All layers of a stack share one table of buckets. Version 1.0 (ReLU) has a tied head and divides the final hidden state
+by √width; version 1.1 (gated GELU) has an untied head and does not. Their published configs differ in
+`tie_word_embeddings`. Configs that transformers 5 writes have true for both versions and differ in
+`scale_decoder_outputs`; the files then show whether the head is tied (checkpoint/stored_parts.py). Dropout is an
+option of training and is not converted.
 """
 
 from dataclasses import replace
@@ -46,10 +47,10 @@ def spec(config: dict[str, Any]) -> EncoderDecoder:
 
 def read_feedforward(hf_config: Config) -> PositionWise:
     hidden = hf_config.integer("d_ff")
-    plain = {name: FeedForward(hidden, ours, bias=False) for name, ours in ACTIVATIONS.items()}
+    ungated = {name: FeedForward(hidden, ours, bias=False) for name, ours in ACTIVATIONS.items()}
     gated = {f"gated-{name}": Gated(hidden, ours) for name, ours in ACTIVATIONS.items()}
     gated["gated-gelu"] = Gated(hidden, "gelu_tanh")  # in a gated unit, transformers computes gelu by tanh
-    return hf_config.choice("feed_forward_proj", plain | gated)
+    return hf_config.choice("feed_forward_proj", ungated | gated)
 
 
 def read_t5(
@@ -68,12 +69,12 @@ def read_t5(
     position = T5Buckets(buckets, distance, heads=heads)
     depth = hf_config.integer("num_layers")
 
-    def layers(feedforwards: FeedForwards, depth: int, *mixers: Body) -> tuple[Repeat, ...]:
-        blocks = (Block(tuple(Sublayer(body, norm) for body in (*mixers, last))) for last in feedforwards)
+    def make_layers(feedforwards: FeedForwards, depth: int, *mixers: Body) -> tuple[Repeat, ...]:
+        blocks = (Block(tuple(Sublayer(body, norm) for body in (*mixers, feedforward))) for feedforward in feedforwards)
         return repeat_blocks(tuple(blocks), depth)
 
-    source = layers(encoder, depth, replace(causal, mask=Full()))
-    target = layers(decoder, hf_config.integer("num_decoder_layers", depth), causal, cross)
+    source = make_layers(encoder, depth, replace(causal, mask=Full()))
+    target = make_layers(decoder, hf_config.integer("num_decoder_layers", depth), causal, cross)
     scale = hf_config.positive("d_model") ** -0.5 if scaled else 1.0
     return EncoderDecoder(
         Encoder(Tokens(vocab), width, source, replace(position, bidirectional=True), norm=norm),
@@ -134,13 +135,13 @@ def stack_links(feedforward: str, names: dict[str, str]) -> list[Link]:
     """The layers of both stacks; the matrices of the module `feedforward` have these names."""
     cross = "decoder.block.{i}.layer.1.EncDecAttention.{p}.weight"
     links = [Link(cross, "target.stack.blocks.{i}.sublayers.1.body.{p}_proj.weight")]
-    for theirs, ours in STACKS.items():
-        layer, sublayers = f"{theirs}.block.{{i}}.layer", f"{ours}.stack.blocks.{{i}}.sublayers"
+    for stack, ours in STACKS.items():
+        layer, sublayers = f"{stack}.block.{{i}}.layer", f"{ours}.stack.blocks.{{i}}.sublayers"
         links += [
-            Link(f"{theirs}.{BUCKETS}", f"{ours}.position.table.weight"),
+            Link(f"{stack}.{BUCKETS}", f"{ours}.position.table.weight"),
             Link(f"{layer}.0.SelfAttention.{{p}}.weight", f"{sublayers}.0.body.{{p}}_proj.weight"),
             Link(f"{layer}.{{n}}.layer_norm.weight", f"{sublayers}.{{n}}.norm.weight"),
-            Link(f"{theirs}.final_layer_norm.weight", f"{ours}.norm.weight"),
+            Link(f"{stack}.final_layer_norm.weight", f"{ours}.norm.weight"),
         ]
         links += (
             Link(f"{layer}.{{n}}.{feedforward}.{name}.weight", f"{sublayers}.{{n}}.body.{proj}.weight")

@@ -1,6 +1,7 @@
 """The vision transformer (Dosovitskiy et al. 2020): patches and [CLS], learned positions, pre-norm blocks.
 
-The plain `ViTModel` has a pooler: a dense layer on [CLS]. DeiT and DINOv2 call these functions with their differences.
+`ViTModel` has a pooler: a dense layer on [CLS]. DeiT and DINOv2 call these functions with the parts in which they
+differ.
 Dropout is an option of training and is not converted.
 """
 
@@ -104,8 +105,8 @@ def shape_config(model_type: str, model: Encoder, attention: Attention) -> dict[
     }
 
 
-def encoder_links(model: Encoder, base: str, names: dict[str, str], *others: Link) -> tuple[Link, ...]:
-    """The encoder without its head; `names` are the modules of a layer, `base` the prefix in classifiers."""
+def encoder_links(model: Encoder, base: str, names: dict[str, str], *extra_links: Link) -> tuple[Link, ...]:
+    """The encoder without its head; `names` maps the modules of a layer, `base` is the prefix in classifiers."""
     layer = "encoder.layer.{i}"
     links = (
         Link("embeddings.cls_token", "input.cls", Reshape((1, 1, -1))),
@@ -115,6 +116,6 @@ def encoder_links(model: Encoder, base: str, names: dict[str, str], *others: Lin
         *attention_links(f"{layer}.attention", "attention.query", "attention.key", "attention.value", "output.dense"),
         *module_links(layer, names),
         Link("layernorm.{leaf}", "norm.{leaf}"),
-        *others,
+        *extra_links,
     )
     return tuple(link.prefixed("" if isinstance(model.head, Pooled) else base, "") for link in links)

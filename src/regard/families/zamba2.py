@@ -1,7 +1,7 @@
 """Zamba2 (Glorioso et al. 2024): Mamba-2 layers, some preceded by one of a few shared blocks of attention and GEGLU.
 
-A shared block reads the hidden state concatenated with the embeddings; each layer that uses it adds low-rank adapters
-of its own. Their files store a shared block, with all its adapters, in the first layer that uses it. Dropout is an
+A shared block reads the hidden state concatenated with the embeddings; each layer that uses it has its own
+low-rank adapters. Files have a shared block, with all its adapters, in the first layer that uses it. Dropout is an
 option of training and is not converted.
 """
 
@@ -29,21 +29,21 @@ from regard.parts.ssm.mamba2 import Mamba2
 from regard.weights.ops import Split
 from regard.weights.table import Link, Table
 
-LAYER, SHARED, OURS = "model.layers.{i}", "model.layers.{i}.shared_transformer", f"{ATTENTION}.body.block"
+LAYER, SHARED, SHARED_BLOCK = "model.layers.{i}", "model.layers.{i}.shared_transformer", f"{ATTENTION}.body.block"
 IS_HYBRID = {"mamba": False, "linear_attention": False, "hybrid": True}
 DEFAULT_TYPES = ["hybrid" if letter == "h" else "mamba" for letter in "m" + "mmmmmh" * 7 + "mmmmh" + "mmmh" + "mm"]
-GATE_UP = tuple(f"{OURS}.feedforward.{proj}_proj.base.{{leaf}}" for proj in ("gate", "up"))
+GATE_UP = tuple(f"{SHARED_BLOCK}.feedforward.{proj}_proj.base.{{leaf}}" for proj in ("gate", "up"))
 LINKS = (
     Link("model.embed_tokens.weight", "embedding.weight"),
     Link(f"{LAYER}.input_layernorm.weight", f"{ATTENTION}.norm.weight"),
     Link(f"{LAYER}.mamba_decoder.input_layernorm.weight", f"{ATTENTION}.body.norm.weight"),
     Link(f"{LAYER}.mamba_decoder.mamba.out_proj.{{leaf}}", f"{ATTENTION}.body.mixer.o_proj.{{leaf}}"),
-    Link(f"{SHARED}.input_layernorm.weight", f"{OURS}.attention_norm.weight"),
-    Link(f"{SHARED}.self_attn.{{proj}}.weight", f"{OURS}.attention.{{proj}}.weight"),
-    Link(f"{SHARED}.self_attn.{{proj}}.weight", f"{OURS}.attention.{{proj}}.base.weight"),
-    Link(f"{SHARED}.pre_ff_layernorm.weight", f"{OURS}.feedforward_norm.weight"),
+    Link(f"{SHARED}.input_layernorm.weight", f"{SHARED_BLOCK}.attention_norm.weight"),
+    Link(f"{SHARED}.self_attn.{{proj}}.weight", f"{SHARED_BLOCK}.attention.{{proj}}.weight"),
+    Link(f"{SHARED}.self_attn.{{proj}}.weight", f"{SHARED_BLOCK}.attention.{{proj}}.base.weight"),
+    Link(f"{SHARED}.pre_ff_layernorm.weight", f"{SHARED_BLOCK}.feedforward_norm.weight"),
     Link(f"{SHARED}.feed_forward.gate_up_proj.{{leaf}}", GATE_UP, Split()),
-    Link(f"{SHARED}.feed_forward.down_proj.{{leaf}}", f"{OURS}.feedforward.down_proj.{{leaf}}"),
+    Link(f"{SHARED}.feed_forward.down_proj.{{leaf}}", f"{SHARED_BLOCK}.feedforward.down_proj.{{leaf}}"),
     Link("model.final_layernorm.weight", "norm.weight"),
     Link("lm_head.weight", "head.weight"),
 )
@@ -54,14 +54,14 @@ def spec(config: dict[str, Any]) -> Decoder:
     hf_config.accept_only("use_long_context", False)
     hf_config.accept_only("tie_word_embeddings", True)  # with false, transformers does not share the blocks either
     norm, mamba = RMSNorm(hf_config.number("rms_norm_eps", 1e-5)), read_mamba2(hf_config)
-    shared, numbers, plain = read_shared_block(hf_config, mamba, norm), count(), Block((Sublayer(mamba, norm),))
+    shared, numbers, mamba_block = read_shared_block(hf_config, mamba, norm), count(), Block((Sublayer(mamba, norm),))
     types = hf_config.list_of(str, "layers_block_type", DEFAULT_TYPES)
     blocks = max(hf_config.integer("num_mem_blocks", 1), 1)
     if len(types) != hf_config.integer("num_hidden_layers", 54) or not {"hybrid"} <= {*types} <= IS_HYBRID.keys():
         rule = "must have one entry per layer, 'mamba' or 'hybrid', at least one of them 'hybrid'"
         raise hf_config.error("layers_block_type", types, rule)
     layers = [
-        Block((Sublayer(replace(shared, number=next(numbers) % blocks), NoNorm()),)) if IS_HYBRID[kind] else plain
+        Block((Sublayer(replace(shared, number=next(numbers) % blocks), NoNorm()),)) if IS_HYBRID[kind] else mamba_block
         for kind in types
     ]
     runs = tuple(Repeat((block,), len([*run])) for block, run in groupby(layers))
@@ -127,21 +127,23 @@ def config(model: Decoder) -> dict[str, Any]:
 def table(model: Decoder) -> Table:
     mixers = [block.sublayers[0].body for block in model.blocks]
     shared = {i: body for i, body in enumerate(mixers) if isinstance(body, SharedBlock)}
-    first = {body.number: i for i, body in reversed(shared.items())}  # the first layer with the block of each number
-    adapters = [link for n, (i, body) in enumerate(shared.items()) for link in adapter_links(i, first[body.number], n)]
-    groups = require_type(shared[first[0]].mixer, Mamba2).groups
+    first_layer = {body.number: i for i, body in reversed(shared.items())}  # by number of the shared block
+    adapters = [
+        link for n, (i, body) in enumerate(shared.items()) for link in adapter_links(i, first_layer[body.number], n)
+    ]
+    groups = require_type(shared[first_layer[0]].mixer, Mamba2).groups
     mixer_names = {"mamba": f"{ATTENTION}.body", "mamba_decoder.mamba": f"{ATTENTION}.body.mixer"}
     mambas = [link for name, ours in mixer_names.items() for link in mixer_links(f"{LAYER}.{name}", ours, groups)]
     outputs = output_projections(model, {Mamba2: "mamba.out_proj", SharedBlock: "linear"})
     return Table(*LINKS, *mambas, *outputs, *adapters, ignored=("lm_head.weight",))
 
 
-def adapter_links(layer: int, first: int, n: int) -> list[Link]:
-    """The adapters of a layer; checkpoints have them in the block's first layer, numbered over all such layers."""
-    ours, theirs = f"stack.blocks.{layer}.sublayers.0.body.block", f"model.layers.{first}.shared_transformer"
+def adapter_links(layer: int, first_layer: int, n: int) -> list[Link]:
+    """The adapters of a layer, the n-th with a shared block; files have them in the first layer of that block."""
+    ours, foreign = f"stack.blocks.{layer}.sublayers.0.body.block", f"model.layers.{first_layer}.shared_transformer"
     gate, up = (f"{ours}.feedforward.{proj}_proj.adapter" for proj in ("gate", "up"))
-    fused = f"{theirs}.feed_forward.gate_up_proj_adapter_list.{n}"
-    attention = f"{theirs}.self_attn.linear_{{p}}_adapter_list.{n}.{{path}}"
+    fused = f"{foreign}.feed_forward.gate_up_proj_adapter_list.{n}"
+    attention = f"{foreign}.self_attn.linear_{{p}}_adapter_list.{n}.{{path}}"
     return [
         Link(f"{fused}.0.weight", f"{gate}.0.weight"),
         Link(f"{fused}.1.weight", (f"{gate}.1.weight", f"{up}.1.weight"), Split()),

@@ -1,1 +1,1 @@
-"""What several families share: reading and writing configs, links between tensor names, and models of one lineage."""
+"""Code that several families share: reading and writing configs, links between tensor names, common architectures."""

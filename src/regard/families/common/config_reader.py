@@ -92,7 +92,7 @@ class Config:
         return Config(f"{self.model_type}: {key}", self.value(key, (dict,), {}))
 
     def choice(self, key: str, options: Mapping[str, FieldType], default: Any = REQUIRED) -> FieldType:
-        """What `options` has for the string at this key."""
+        """The entry of `options` for the string at this key."""
         name = self.value(key, (str,), default)
         if name not in options:
             raise self.error(key, name, f"is not supported; {nearest(name, options)}")
@@ -110,11 +110,11 @@ class Config:
         return name
 
     def num_labels(self) -> int:
-        """The number of labels of a classifier: that of their names, or `num_labels`, which defaults to 2."""
+        """The number of labels of a classifier: the size of `id2label`, or else `num_labels`, which defaults to 2."""
         return len(self.nested("id2label").values) or self.integer("num_labels", 2)
 
     def label_names(self) -> tuple[str, ...]:
-        """The names of a classifier's labels, by number; none if they are the default ones, LABEL_0, LABEL_1 …"""
+        """The names of a classifier's labels, by number; empty if they are the default ones, LABEL_0, LABEL_1 …"""
         names = {str(number): str(name) for number, name in self.nested("id2label").values.items()}
         numbers = [str(n) for n in range(len(names))]
         if names.keys() != {*numbers}:
@@ -123,7 +123,7 @@ class Config:
         return () if default else tuple(names[number] for number in numbers)
 
     def accept_only(self, key: str, supported: Any) -> None:
-        """Raise FamilyError for any other value of a setting; the key may be absent."""
+        """Raise FamilyError if the setting has another value; it may be absent."""
         found = self.values.get(key)
         if found is not None and found != supported:
             raise self.error(key, found, f"is not supported, only {supported!r} is")

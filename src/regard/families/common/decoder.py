@@ -1,6 +1,6 @@
 """Decoders in the keys and tensor names of Llama, with which most later families agree.
 
-A family passes its differences; the defaults of its class are given as arguments, or merged into its config.
+A family passes the parts in which it differs. The defaults of its class are arguments, or are merged into its config.
 """
 
 from typing import Any
@@ -133,4 +133,6 @@ def head_config(model: Decoder, attention: Attention) -> dict[str, int]:
 def require_divisible(model_type: str, model: Decoder, heads: int) -> None:
     """Raise FamilyError where the class in transformers computes width / heads, though head_dim is given."""
     if model.width % heads:
-        raise FamilyError(f"transformers' {model_type} needs width={model.width} to be divisible by heads={heads}")
+        raise FamilyError(
+            f"transformers' {model_type} needs width={model.width} to be divisible by heads={heads}; change one"
+        )

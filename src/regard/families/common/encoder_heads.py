@@ -13,7 +13,7 @@ from regard.models.encoder import Encoder
 from regard.models.heads import Classification, Dense, Head, MaskedLM, Pooler, PreTraining
 from regard.weights.table import Link
 
-Heads = Mapping[str, Head | None]  # by class name, the class without a head first
+Heads = Mapping[str, Head | None]  # by class name; the first class is the default
 ClassifierPool = Literal["none", "cls", "mean", "last", "cls_mean"]
 
 LABELS = (Link("classifier.{leaf}", "head.labels.{leaf}"),)
@@ -41,12 +41,12 @@ def read_classifier(hf_config: Config, pool: ClassifierPool = "cls", dense: Dens
 
 
 def read_pooler(hf_config: Config) -> Pooler | None:
-    """The pooler of a base model. transformers has `add_pooling_layer` as an argument, ours writes it as a setting."""
+    """The pooler of a base model, unless `add_pooling_layer`, a key that only our configs have, is false."""
     return Pooler() if hf_config.flag("add_pooling_layer", True) else None
 
 
 def head_settings(head: Head | None) -> dict[str, Any]:
-    """The settings of a head apart from its class."""
+    """The settings of a head, without the name of its class."""
     masked_lm = head.words if isinstance(head, PreTraining) else head
     names = getattr(head, "label_names", ()) or [f"LABEL_{n}" for n in range(getattr(head, "labels", 2))]
     return {

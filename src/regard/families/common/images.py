@@ -1,4 +1,4 @@
-"""Images and their patches, read and written: a size is one number, or height and width.
+"""The settings of images and patches: a size is one number, or height and width.
 
 If a side is not a multiple of the patch, the remaining pixels are not used (SigLIP: patches of 14 in images of 384).
 """
@@ -13,7 +13,7 @@ from regard.weights.ops import Reshape
 
 
 def read_patches(hf_config: Config, size: int, registers: int = 0, cls: bool = True, bias: bool = True) -> Patches:
-    """`size` is the patch size that the family's class defaults to."""
+    """`size` is the default patch size of the family's class."""
     patch, image = height_and_width(hf_config, "patch_size", size), height_and_width(hf_config, "image_size", 224)
     remainder = any(side % max(step, 1) for side, step in zip(image, patch, strict=True))
     channels = hf_config.integer("num_channels", 3)
@@ -39,12 +39,12 @@ def require_squares(patches: Patches, model_type: str) -> Patches:
 def image_config(input: Input) -> dict[str, Any]:
     """The keys that `read_patches` reads."""
     patches = require_type(input, Patches)
-    sizes = {"image_size": patches.image, "patch_size": patches.size}
-    plain = {key: sides[0] if len({*sides}) == 1 else list(sides) for key, sides in sizes.items()}
-    return plain | {"num_channels": patches.channels}
+    sides = {"image_size": patches.image, "patch_size": patches.size}
+    sizes = {key: value[0] if len({*value}) == 1 else list(value) for key, value in sides.items()}
+    return sizes | {"num_channels": patches.channels}
 
 
 def patch_kernel(input: Input) -> Reshape:
-    """Our matrix that embeds a patch, as the kernel of a convolution."""
+    """Converts our matrix that embeds a patch to the kernel of a convolution, and back."""
     patches = require_type(input, Patches)
     return Reshape((-1, patches.channels, *patches.size))

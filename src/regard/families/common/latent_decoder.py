@@ -105,7 +105,7 @@ def latent_config(model_type: str, architecture: str, model: Decoder) -> dict[st
 
 def latent_table(model: Decoder) -> Table:
     attention, _ = bodies(model.blocks[0], LatentAttention, Body)
-    theirs, ours = f"{decoder.LAYER}.self_attn", f"{ATTENTION}.body"
+    foreign, ours = f"{decoder.LAYER}.self_attn", f"{ATTENTION}.body"
     query = "q_b_proj" if attention.query_rank else "q_proj"
     latent_and_key = (f"{ours}.latent_proj.{{leaf}}", f"{ours}.k_rope_proj.{{leaf}}")
     per_head = Split(groups=attention.heads), Reshape((-1, attention.rank))
@@ -116,12 +116,12 @@ def latent_table(model: Decoder) -> Table:
         *EXPERTS,
         Link(f"{decoder.LAYER}.mlp.gate.e_score_correction_bias", f"{FEEDFORWARD}.body.router.correction"),
         Link(f"{decoder.LAYER}.mlp.shared_experts.{{proj}}.{{leaf}}", f"{FEEDFORWARD}.body.shared.{{proj}}.{{leaf}}"),
-        Link(f"{theirs}.{query}.weight", f"{ours}.q_proj.weight"),
-        Link(f"{theirs}.q_a_proj.{{leaf}}", f"{ours}.q_latent_proj.{{leaf}}"),
-        Link(f"{theirs}.q_a_layernorm.weight", f"{ours}.q_latent_norm.weight"),
-        Link(f"{theirs}.kv_a_proj_with_mqa.{{leaf}}", latent_and_key, Split()),
-        Link(f"{theirs}.kv_a_layernorm.weight", f"{ours}.latent_norm.weight"),
-        Link(f"{theirs}.kv_b_proj.weight", (f"{ours}.k_up", f"{ours}.v_up"), *per_head),
-        Link(f"{theirs}.o_proj.{{leaf}}", f"{ours}.o_proj.{{leaf}}"),
+        Link(f"{foreign}.{query}.weight", f"{ours}.q_proj.weight"),
+        Link(f"{foreign}.q_a_proj.{{leaf}}", f"{ours}.q_latent_proj.{{leaf}}"),
+        Link(f"{foreign}.q_a_layernorm.weight", f"{ours}.q_latent_norm.weight"),
+        Link(f"{foreign}.kv_a_proj_with_mqa.{{leaf}}", latent_and_key, Split()),
+        Link(f"{foreign}.kv_a_layernorm.weight", f"{ours}.latent_norm.weight"),
+        Link(f"{foreign}.kv_b_proj.weight", (f"{ours}.k_up", f"{ours}.v_up"), *per_head),
+        Link(f"{foreign}.o_proj.{{leaf}}", f"{ours}.o_proj.{{leaf}}"),
         ignored=(*decoder.IGNORED, f"model.layers.{len(model.blocks)}.{{path}}"),  # the layer of multi-token prediction
     )

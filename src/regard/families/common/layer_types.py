@@ -33,7 +33,7 @@ def layer_list(hf_config: Config, key: str, entry: type[Kind], default: tuple[Ki
 
 
 def layer_interval(hf_config: Config, key: str, default: int) -> int:
-    """n, where every n-th layer is of another kind."""
+    """The n of a rule by which every n-th layer is of another kind."""
     found = hf_config.integer(key, default)
     if not 0 < found <= LONGEST_PERIOD:
         raise hf_config.error(key, found, f"must be from 1 to {LONGEST_PERIOD}")
@@ -65,7 +65,7 @@ def shortest_period(kinds: tuple[Kind, ...]) -> tuple[Kind, ...]:
 
 
 def attention_by_type(hf_config: Config, attention: Attention) -> dict[str, Attention]:
-    """The attention of each layer type; without a `sliding_window` there is the full one only."""
+    """The attention of each layer type; without `sliding_window`, that of full layers only."""
     if not hf_config.has("sliding_window"):
         return {FULL: attention}
     return {FULL: attention, SLIDING: replace(attention, mask=Window(hf_config.integer("sliding_window")))}
@@ -85,17 +85,17 @@ def window_config(attentions: Sequence[Attention], default: int | None = None) -
     return {"sliding_window": window_size(attentions) or default, "layer_types": layer_types(attentions)}
 
 
-def first_of_type(found: Sequence[Body], body_type: type[BodyType], default: BodyType) -> BodyType:
-    return next((body for body in found if isinstance(body, body_type)), default)
+def first_of_type(bodies: Sequence[Body], body_type: type[BodyType], default: BodyType) -> BodyType:
+    return next((body for body in bodies if isinstance(body, body_type)), default)
 
 
-def output_projections(model: Decoder, theirs: Mapping[type, str]) -> list[Link]:
-    """Links of each mixer's output projection, by the mixer's type.
+def output_projections(model: Decoder, foreign_names: Mapping[type, str]) -> list[Link]:
+    """One link per layer for the output projection of its mixer; `foreign_names` has a name for each type of mixer.
 
-    All mixers of ours call it o_proj, so only the type of the layer determines its foreign name.
+    In our mixers this projection is always o_proj, so the foreign name follows from the type only.
     """
     types = [type(block.sublayers[0].body) for block in model.blocks]
     return [
-        Link(f"model.layers.{i}.{theirs[mixer]}.{{leaf}}", f"stack.blocks.{i}.sublayers.0.body.o_proj.{{leaf}}")
+        Link(f"model.layers.{i}.{foreign_names[mixer]}.{{leaf}}", f"stack.blocks.{i}.sublayers.0.body.o_proj.{{leaf}}")
         for i, mixer in enumerate(types)
     ]

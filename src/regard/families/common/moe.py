@@ -1,7 +1,7 @@
 """Experts in the keys and tensor names of most families: `mlp.gate` is the router, each expert has its own matrices.
 
 transformers computes one balance loss over the tokens of all layers, ours one per layer, which are added up. The
-coefficient is divided by the number of layers, so that both are equal if all layers route alike.
+coefficient is divided by the number of layers, so that both are equal if the routing is the same in all layers.
 """
 
 from typing import Any, TypeVar
@@ -19,14 +19,14 @@ from regard.weights.table import Link
 MixerType = TypeVar("MixerType", bound=Body)
 
 
-def expert_links(theirs: str, router: str = "gate", names: dict[str, str] | None = None) -> tuple[Link, ...]:
-    """The router and the experts' matrices below `theirs`; `names`: their names in the checkpoint -> ours."""
+def expert_links(prefix: str, router: str = "gate", names: dict[str, str] | None = None) -> tuple[Link, ...]:
+    """The router and the matrices of the experts; `names` maps the foreign names of the matrices to ours."""
     ours = f"{FEEDFORWARD}.body.experts"
     names = names or {"{proj}": "{proj}"}
     return (
-        Link(f"{theirs}.{router}.weight", f"{FEEDFORWARD}.body.router.proj.weight"),
+        Link(f"{prefix}.{router}.weight", f"{FEEDFORWARD}.body.router.proj.weight"),
         *(
-            Link(f"{theirs}.experts.{{each}}.{name}.weight", f"{ours}.{proj}.weight", StackTensors())
+            Link(f"{prefix}.experts.{{each}}.{name}.weight", f"{ours}.{proj}.weight", StackTensors())
             for name, proj in names.items()
         ),
     )
@@ -36,7 +36,7 @@ EXPERTS = expert_links(f"{LAYER}.mlp")
 
 
 def balance_per_layer(hf_config: Config, layers: int) -> float:
-    """The coefficient of the balance loss of each of so many layers with experts."""
+    """The coefficient of the balance loss per layer; `layers` is the number of layers with experts."""
     return hf_config.number("router_aux_loss_coef") / max(layers, 1)
 
 

@@ -1,4 +1,4 @@
-"""RoPE's settings, read and written: `rope_parameters` (transformers 5), or `rope_theta` and `rope_scaling` (4).
+"""The settings of RoPE: `rope_parameters` (transformers 5), or `rope_theta` and `rope_scaling` (4).
 
 A config may have both, for example after `rope_scaling` was added to a config of version 5, as model cards advise for
 YaRN. As in transformers, `rope_scaling` then replaces `rope_parameters` as a whole. A base or rotated fraction that
@@ -20,7 +20,7 @@ YARN_OPTIONS = ("beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_
 def read_rope(
     hf_config: Config, base: float = 10000.0, share: float | None = None, layout: PairLayout = "half"
 ) -> Rope:
-    """The rope of a model that has one. `base` and `share` are the defaults of the family's class.
+    """The rope of a config. `base` and `share` are the defaults of the family's class.
 
     `share` is the fraction of each head that is rotated; with None the family rotates whole heads only.
     """
@@ -38,7 +38,7 @@ def read_rope(
 def read_rope_settings(
     settings: Config, hf_config: Config, base: float, share: float | None = None, layout: PairLayout = "half"
 ) -> Rope:
-    """The rope of these settings inside the config `hf_config`, which may have several of them."""
+    """The rope of these settings, which are one of perhaps several groups inside `hf_config`."""
     found = settings.number("partial_rotary_factor", hf_config.number("partial_rotary_factor", share or 1.0))
     if share is None and found != 1:
         raise hf_config.error("partial_rotary_factor", found, "is not supported, only 1.0 is: whole heads are rotated")
@@ -56,10 +56,9 @@ def read_scaling(settings: Config, hf_config: Config) -> Scaling | None:
     hf_config.finite("max_position_embeddings", context)  # an integer may be too large to be divided as a float
     if rope_type == "dynamic":
         return DynamicNTK(settings.number("factor"), context)
-    nested = settings.integer("original_max_position_embeddings", context)
-    length = hf_config.integer(
-        "original_max_position_embeddings", nested
-    )  # outside the settings (Phi-3) it has priority
+    # Phi-3 has this length outside the settings, where it has priority.
+    length = settings.integer("original_max_position_embeddings", context)
+    length = hf_config.integer("original_max_position_embeddings", length)
     factor = settings.number("factor", context / max(length, 1))
     attention_factor = settings.number_or_none("attention_factor")
     match rope_type:
@@ -108,5 +107,5 @@ def scaling_settings(scaling: Scaling | None) -> dict[str, Any]:
 
 
 def extended(scaling: Yarn | Llama3 | LongRope) -> dict[str, Any]:
-    """The trained length, and by which factor it is extended."""
+    """The trained length, and the factor by which it is extended."""
     return {"factor": scaling.factor, "original_max_position_embeddings": scaling.length}

@@ -24,14 +24,14 @@ def check_roundtrip(
 ) -> dict[str, Any]:
     """Return the config if `read` returns this model for it; otherwise raise an error that names the difference."""
     try:
-        back = canonical(read(config))
+        read_back = canonical(read(config))
     except SpecError as error:  # the config selects another part, which cannot have these values
         raise FamilyError(f"a {model_type} model cannot express this spec ({error}); {REMEDY}") from error
-    if back != canonical(model):
-        found = list(differences(canonical(model), back, model.kind))
-        path, ours, theirs = found[0]
+    if read_back != canonical(model):
+        found = list(differences(canonical(model), read_back, model.kind))
+        path, value, supported = found[0]
         refusal = FamilyError(
-            f"a {model_type} model cannot express {path}={ours!r:.120}, only {theirs!r:.120}; {REMEDY}"
+            f"a {model_type} model cannot express {path}={value!r:.120}, only {supported!r:.120}; {REMEDY}"
         )
         refusal.differences = len(found)
         raise refusal
@@ -42,22 +42,22 @@ def bodies(block: Block, *types: type) -> tuple[Any, ...]:
     """The bodies of a block's sublayers; raises FamilyError unless they have these types."""
     found = tuple(sublayer.body for sublayer in block.sublayers)
     if len(found) != len(types) or not all(map(isinstance, found, types)):
-        has, expected = ", ".join(body.kind for body in found), ", ".join(t.__name__ for t in types)
-        raise FamilyError(f"the model's blocks hold {has}; this family's blocks hold {expected}; {REMEDY}")
+        kinds, expected = ", ".join(body.kind for body in found), ", ".join(t.__name__ for t in types)
+        raise FamilyError(f"the model's blocks hold {kinds}; this family's blocks hold {expected}; {REMEDY}")
     return found
 
 
 def require_type(part: Any, expected: type[SpecType]) -> SpecType:
-    """The part itself; raises FamilyError unless it has the type that the family has in its place."""
+    """Return the part; raises FamilyError unless it has the type that the family requires."""
     if not isinstance(part, expected):
-        raise FamilyError(f"the model has {part!r:.80}; this family has {expected.__name__} there; {REMEDY}")
+        raise FamilyError(f"the model has {part!r:.80}; this family has {expected.__name__} instead; {REMEDY}")
     return part
 
 
 def canonical(spec: Any, width: int = 0) -> Any:
-    """The spec in one of its equal spellings: defaults filled in, layers unrolled, options of training reset.
+    """A normal form, in which equal models have equal specs: defaults filled in, layers unrolled, dropout 0.
 
-    A part outside a model has no known width (0); the fields that default to a function of the width then stay None.
+    The width of a part outside a model is unknown (0); fields that default to a function of the width then stay None.
     """
     if isinstance(spec, tuple):
         return tuple(canonical(item, width) for item in spec)
@@ -75,13 +75,13 @@ def canonical(spec: Any, width: int = 0) -> Any:
     return dataclasses.replace(spec, **{name: canonical(value, width) for name, value in values.items()})
 
 
-def differences(ours: Any, theirs: Any, path: str) -> Iterator[tuple[str, Any, Any]]:
+def differences(a: Any, b: Any, path: str) -> Iterator[tuple[str, Any, Any]]:
     """The path and both values of every field in which two specs differ."""
-    if isinstance(ours, Spec) and type(ours) is type(theirs):
-        for field in dataclasses.fields(ours):
-            yield from differences(getattr(ours, field.name), getattr(theirs, field.name), f"{path}.{field.name}")
-    elif isinstance(ours, tuple) and isinstance(theirs, tuple) and len(ours) == len(theirs):
-        for n, (a, b) in enumerate(zip(ours, theirs, strict=True)):
-            yield from differences(a, b, f"{path}[{n}]")
-    elif ours != theirs:
-        yield path, ours, theirs
+    if isinstance(a, Spec) and type(a) is type(b):
+        for field in dataclasses.fields(a):
+            yield from differences(getattr(a, field.name), getattr(b, field.name), f"{path}.{field.name}")
+    elif isinstance(a, tuple) and isinstance(b, tuple) and len(a) == len(b):
+        for n, (x, y) in enumerate(zip(a, b, strict=True)):
+            yield from differences(x, y, f"{path}[{n}]")
+    elif a != b:
+        yield path, a, b
