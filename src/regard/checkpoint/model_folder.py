@@ -284,7 +284,7 @@ def write_files(
 
 
 def read_extra_files(folder: Path) -> dict[str, bytes]:
-    """The configuration files of a folder that are kept, by name; each must be a JSON object.
+    """The contents of the configuration files that imports and exports copy, by name; each must be a JSON object.
 
     Old folders have the settings of generation in `config.json`. If these include more than the ids of special tokens,
     they are returned as a `generation_config.json`.

@@ -1,9 +1,9 @@
 """Parts of a model that depend on the tensors in its files: a tied head, as in `transformers` 5, and a pooler.
 
-If the config ties the head to the embeddings, and the files hold
-    one of the two tensors, that tensor is used for both;
-    both, with equal numbers, they are tied;
-    both, with different numbers, both are kept, with a warning.
+If the config ties the head to the embeddings, it depends on the tensors in the files:
+    one of the two                   it is used for both
+    both, with equal numbers         they are tied
+    both, with different numbers     both are kept, with a warning
 If the class has a pooler and the files hold none, the model has none.
 """
 

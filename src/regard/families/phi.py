@@ -39,7 +39,7 @@ def spec(config: dict[str, Any]) -> Decoder:
     hf_config = Config("phi", config)
     norm = LayerNorm(hf_config.number("layer_norm_eps", 1e-5))
     qk_norm = norm if hf_config.flag("qk_layernorm", False) else None
-    if qk_norm:  # in transformers these norms have the width width / heads, whatever the head_dim
+    if qk_norm:  # in transformers these norms have width / heads channels, even if head_dim differs
         heads = max(hf_config.integer("num_attention_heads"), 1)
         hf_config.accept_only("head_dim", hf_config.integer("hidden_size") // heads)
     attention = replace(read_attention(hf_config, read_rope(hf_config, share=0.5)), bias=True, qk_norm=qk_norm)

@@ -29,7 +29,8 @@ from regard.parts.ssm.mamba2 import Mamba2
 from regard.weights.ops import Split
 from regard.weights.table import Link, Table
 
-LAYER, SHARED, SHARED_BLOCK = "model.layers.{i}", "model.layers.{i}.shared_transformer", f"{ATTENTION}.body.block"
+LAYER = "model.layers.{i}"
+SHARED_TRANSFORMER, SHARED_BLOCK = f"{LAYER}.shared_transformer", f"{ATTENTION}.body.block"
 IS_HYBRID = {"mamba": False, "linear_attention": False, "hybrid": True}
 DEFAULT_TYPES = ["hybrid" if letter == "h" else "mamba" for letter in "m" + "mmmmmh" * 7 + "mmmmh" + "mmmh" + "mm"]
 GATE_UP = tuple(f"{SHARED_BLOCK}.feedforward.{proj}_proj.base.{{leaf}}" for proj in ("gate", "up"))
@@ -38,12 +39,12 @@ LINKS = (
     Link(f"{LAYER}.input_layernorm.weight", f"{ATTENTION}.norm.weight"),
     Link(f"{LAYER}.mamba_decoder.input_layernorm.weight", f"{ATTENTION}.body.norm.weight"),
     Link(f"{LAYER}.mamba_decoder.mamba.out_proj.{{leaf}}", f"{ATTENTION}.body.mixer.o_proj.{{leaf}}"),
-    Link(f"{SHARED}.input_layernorm.weight", f"{SHARED_BLOCK}.attention_norm.weight"),
-    Link(f"{SHARED}.self_attn.{{proj}}.weight", f"{SHARED_BLOCK}.attention.{{proj}}.weight"),
-    Link(f"{SHARED}.self_attn.{{proj}}.weight", f"{SHARED_BLOCK}.attention.{{proj}}.base.weight"),
-    Link(f"{SHARED}.pre_ff_layernorm.weight", f"{SHARED_BLOCK}.feedforward_norm.weight"),
-    Link(f"{SHARED}.feed_forward.gate_up_proj.{{leaf}}", GATE_UP, Split()),
-    Link(f"{SHARED}.feed_forward.down_proj.{{leaf}}", f"{SHARED_BLOCK}.feedforward.down_proj.{{leaf}}"),
+    Link(f"{SHARED_TRANSFORMER}.input_layernorm.weight", f"{SHARED_BLOCK}.attention_norm.weight"),
+    Link(f"{SHARED_TRANSFORMER}.self_attn.{{proj}}.weight", f"{SHARED_BLOCK}.attention.{{proj}}.weight"),
+    Link(f"{SHARED_TRANSFORMER}.self_attn.{{proj}}.weight", f"{SHARED_BLOCK}.attention.{{proj}}.base.weight"),
+    Link(f"{SHARED_TRANSFORMER}.pre_ff_layernorm.weight", f"{SHARED_BLOCK}.feedforward_norm.weight"),
+    Link(f"{SHARED_TRANSFORMER}.feed_forward.gate_up_proj.{{leaf}}", GATE_UP, Split()),
+    Link(f"{SHARED_TRANSFORMER}.feed_forward.down_proj.{{leaf}}", f"{SHARED_BLOCK}.feedforward.down_proj.{{leaf}}"),
     Link("model.final_layernorm.weight", "norm.weight"),
     Link("lm_head.weight", "head.weight"),
 )

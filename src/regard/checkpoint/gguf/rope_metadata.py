@@ -24,7 +24,7 @@ def rope_parameters(metadata: Mapping[str, Any], divisors: list[float] | None, c
     scaling = metadata.get("rope.scaling.type", "none")
     if divisors is not None:
         if scaling != "none":
-            raise FamilyError(f"rope.scaling.type={scaling!r:.80} together with {DIVISORS} is not supported")
+            raise FamilyError(f"rope.scaling.type={scaling!r:.80} with {DIVISORS} is not supported; remove one of them")
         parameters |= {"rope_type": "longrope", "short_factor": divisors, "long_factor": divisors, "factor": 1.0}
         return parameters | {"original_max_position_embeddings": context, "attention_factor": 1.0}
     if scaling == "none":

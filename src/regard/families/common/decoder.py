@@ -114,7 +114,7 @@ def decoder_config(model_type: str, architecture: str, model: Decoder) -> dict[s
 def llama_config(
     model_type: str, architecture: str, model: Decoder, attention: Attention, feedforward: PositionWise
 ) -> dict[str, Any]:
-    """The keys of Llama that its relatives have too; the attention and feed-forward are those of one layer."""
+    """The keys that Llama and related families have; the attention and feed-forward are those of one layer."""
     return decoder_config(model_type, architecture, model) | {
         "intermediate_size": feedforward.hidden_dim(model.width),
         **head_config(model, attention),

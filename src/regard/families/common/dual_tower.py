@@ -1,6 +1,6 @@
 """CLIP and SigLIP: an encoder of images and an encoder of text with the same kind of layers.
 
-Each tower has a config of its own. It may be present twice; then the second one (`text_config_dict`) has priority.
+The config of a tower may be present twice; the second one (`text_config_dict`) then has priority.
 """
 
 from collections.abc import Mapping
