@@ -111,10 +111,8 @@ def table(model: EncoderDecoder) -> Table:
 
 def embedding_links(base: str) -> tuple[Link, ...]:
     """The learned positions and the norm after the embeddings, of both stacks."""
-    names = {"embed_positions": "position.table", "layernorm_embedding": "embedding_norm"}
-    return module_links(
-        base, {f"{stack}.{name}": f"{ours}.{names[name]}" for stack, ours in STACKS.items() for name in names}
-    )
+    names = {"embed_positions": "position.table", "layernorm_embedding": "embedding_norm"}.items()
+    return module_links(base, {f"{a}.{name}": f"{b}.{ours}" for a, b in STACKS.items() for name, ours in names})
 
 
 def common_table(

@@ -128,11 +128,9 @@ def config(model: Decoder) -> dict[str, Any]:
 def table(model: Decoder) -> Table:
     mixers = [block.sublayers[0].body for block in model.blocks]
     shared = {i: body for i, body in enumerate(mixers) if isinstance(body, SharedBlock)}
-    first_layer = {body.number: i for i, body in reversed(shared.items())}  # by number of the shared block
-    adapters = [
-        link for n, (i, body) in enumerate(shared.items()) for link in adapter_links(i, first_layer[body.number], n)
-    ]
-    groups = require_type(shared[first_layer[0]].mixer, Mamba2).groups
+    firsts = {body.number: i for i, body in reversed(shared.items())}  # number of a block -> first layer with it
+    adapters = [link for n, (i, body) in enumerate(shared.items()) for link in adapter_links(i, firsts[body.number], n)]
+    groups = require_type(shared[firsts[0]].mixer, Mamba2).groups
     mixer_names = {"mamba": f"{ATTENTION}.body", "mamba_decoder.mamba": f"{ATTENTION}.body.mixer"}
     mambas = [link for name, ours in mixer_names.items() for link in mixer_links(f"{LAYER}.{name}", ours, groups)]
     outputs = output_projections(model, {Mamba2: "mamba.out_proj", SharedBlock: "linear"})
