@@ -1,4 +1,4 @@
-"""Losses of heads for later tokens, added to that of the next token."""
+"""Multi-token prediction: the losses of heads for later tokens are added to that of the next token."""
 
 import torch
 
@@ -16,7 +16,7 @@ from regard.parts.position.rope import Rope
 BLOCK = Block((Sublayer(Attention(2, position=Rope())), Sublayer(SwiGLU(24))))
 
 
-def packed() -> Batch:
+def packed_batch() -> Batch:
     """Two documents and padding in one row, one document in another."""
     tokens = torch.randint(11, (2, 9), generator=torch.Generator().manual_seed(0))
     segments = torch.tensor([[0, 0, 0, 0, 1, 1, 1, -1, -1], [0] * 9])
@@ -28,7 +28,7 @@ def packed() -> Batch:
 
 def test_heads_for_later_tokens_have_their_own_targets() -> None:
     model = Decoder(11, 16, (Repeat((BLOCK,), 2),), ahead=(BLOCK, BLOCK)).build(seed=0).double()
-    batch = packed()
+    batch = packed_batch()
     loss, count, metrics = next_token(model, batch)
     out = model(batch.tokens, layout_of(batch), outputs=True)
     expected = 0.0
@@ -50,5 +50,5 @@ def test_heads_for_later_tokens_do_not_change_the_logits_of_the_next() -> None:
     without_heads = Decoder(11, 16, (Repeat((BLOCK,), 2),)).build(seed=0)
     with_heads = Decoder(11, 16, (Repeat((BLOCK,), 2),), ahead=(BLOCK,)).build(seed=1)
     with_heads.load_state_dict(without_heads.state_dict(), strict=False)
-    tokens = packed().tokens
+    tokens = packed_batch().tokens
     assert torch.equal(without_heads(tokens), with_heads(tokens))

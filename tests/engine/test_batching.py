@@ -1,8 +1,9 @@
 """The tokens of a request depend on the request alone.
 
 Requests with prompts of different lengths join, finish, are cancelled and preempted, for every kind of state, both
-stores and several chunk sizes. Each is compared with the same request run alone, and that one with the model without a
-cache. The hybrid model, which has every kind of state, runs 200 requests and the other models 80 (200 in slow tests).
+stores and several chunk sizes. Each equals the same request in an engine without other requests, and those equal the
+model without a cache. The hybrid model, which has every kind of state, runs 200 requests and the other models 80 (200
+in slow tests).
 """
 
 import random
