@@ -12,13 +12,14 @@ from regard.kernels.attention.mask import Full
 from regard.kernels.attention.patterns.window import Window
 from regard.parts.attention import Attention
 from regard.parts.linear_attention import LinearAttention
-from regard.parts.position.alibi import Alibi, AlibiModule
+from regard.parts.position.alibi import Alibi
 from regard.parts.position.rope import Rope
 from regard.verification.laws import LAWS
 from regard.verification.length import MIN_LENGTH, first_effect, ineffective_masks, sufficient_length
 from regard.verification.report import verify
 from tests.cli.conftest import regard
 from tests.laws import OTHERS, block, build, decoder
+from tests.verification.test_faults import omit_bias_when_decoding
 
 ALIBI = decoder(block(Attention(4, position=Alibi())))
 HYBRID = decoder(block(LinearAttention(4)), block(Attention(4, position=Rope())))
@@ -43,10 +44,7 @@ def test_verify_passes_for_a_correct_checkpoint(checkpoint: Path) -> None:
 
 
 def test_a_broken_law_exits_with_code_one(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    original = AlibiModule.bias
-    monkeypatch.setattr(
-        AlibiModule, "bias", lambda self, layout: None if layout.positions.shape[1] == 1 else original(self, layout)
-    )
+    omit_bias_when_decoding(monkeypatch)
     result = regard("verify", checkpoint, "--length", 8)
     assert result.exit_code == 1 and "FAIL" in result.output and "laws do not hold" in result.output
 
@@ -122,10 +120,7 @@ def test_verify_accepts_a_module_a_spec_or_a_folder(checkpoint: Path) -> None:
 
 
 def test_a_report_names_the_laws_that_fail(monkeypatch: pytest.MonkeyPatch) -> None:
-    original = AlibiModule.bias
-    monkeypatch.setattr(
-        AlibiModule, "bias", lambda self, layout: None if layout.positions.shape[1] == 1 else original(self, layout)
-    )
+    omit_bias_when_decoding(monkeypatch)
     report = public.verify(ALIBI, length=8)
     assert not report.ok and "cached = whole" in [verdict.law for verdict in report.failed]
     assert str(report).endswith(f"{len(report.failed)} of {len(LAWS)} laws do not hold")

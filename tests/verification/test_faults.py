@@ -47,6 +47,24 @@ def breaks(spec, *laws: str) -> bool:
     return broken(spec, laws) == set(laws)
 
 
+def omit_bias_when_decoding(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = AlibiModule.bias
+    monkeypatch.setattr(
+        AlibiModule, "bias", lambda self, layout: None if layout.positions.shape[1] == 1 else original(self, layout)
+    )
+
+
+def rotate_by_slot(monkeypatch: pytest.MonkeyPatch) -> None:
+    """RoPE rotates by the index of a token in its forward instead of by its position in the sequence."""
+    original = rope.rotations
+
+    def rotations(layout: TokenLayout, *args):
+        slots = torch.arange(layout.positions.shape[1]).expand_as(layout.positions)
+        return original(replace(layout, positions=slots), *args)
+
+    monkeypatch.setattr(rope, "rotations", rotations)
+
+
 @pytest.mark.parametrize("spec", [ROPE, ALIBI, WINDOW, LINEAR, LEARNED, IMAGES])
 def test_correct_models_keep_every_law(spec) -> None:
     assert not broken(spec)
@@ -54,37 +72,32 @@ def test_correct_models_keep_every_law(spec) -> None:
 
 def test_verify_finds_a_window_that_is_one_longer_when_decoding(monkeypatch: pytest.MonkeyPatch) -> None:
     original = Window.allows
-    longer = Window(6)
-    monkeypatch.setattr(Window, "allows", lambda self, q, k: original(longer if q.shape[-2] == 1 else self, q, k))
+    longer_window = Window(6)
+
+    def allows(self, q, k):
+        return original(longer_window if q.shape[-2] == 1 else self, q, k)
+
+    monkeypatch.setattr(Window, "allows", allows)
     assert breaks(WINDOW, "cached = whole")
 
 
 def test_verify_finds_a_bias_that_is_zero_when_decoding(monkeypatch: pytest.MonkeyPatch) -> None:
-    original = AlibiModule.bias
-    monkeypatch.setattr(
-        AlibiModule, "bias", lambda self, layout: None if layout.positions.shape[1] == 1 else original(self, layout)
-    )
+    omit_bias_when_decoding(monkeypatch)
     assert breaks(ALIBI, "cached = whole", "ragged decode = alone")
 
 
-def test_verify_finds_positions_by_slot_instead_of_by_sequence(monkeypatch: pytest.MonkeyPatch) -> None:
-    original = rope.rotations
-
-    def by_slot(layout: TokenLayout, *args):
-        slots = torch.arange(layout.positions.shape[1]).expand_as(layout.positions)
-        return original(replace(layout, positions=slots), *args)
-
-    monkeypatch.setattr(rope, "rotations", by_slot)
+def test_verify_finds_rotations_by_slot(monkeypatch: pytest.MonkeyPatch) -> None:
+    rotate_by_slot(monkeypatch)
     assert breaks(ROPE, "cached = whole")
 
 
 def test_verify_finds_learned_positions_by_slot(monkeypatch: pytest.MonkeyPatch) -> None:
     """Left padding then shifts the positions, and a packed document continues those of the previous document."""
 
-    def by_slot(self, x, layout):
+    def embed_by_slot(self, x, layout):
         return x + self.table(torch.arange(x.shape[1])).expand_as(x)
 
-    monkeypatch.setattr(LearnedModule, "embed", by_slot)
+    monkeypatch.setattr(LearnedModule, "embed", embed_by_slot)
     assert breaks(LEARNED, "padded left = right = alone", "packed = separate")
 
 
@@ -98,7 +111,9 @@ def test_verify_finds_a_state_that_is_not_reset(monkeypatch: pytest.MonkeyPatch)
 
 def test_verify_finds_padding_that_is_attended_to(monkeypatch: pytest.MonkeyPatch) -> None:
     original = masks.compute_attention_mask
-    monkeypatch.setattr(masks, original.__name__, lambda layout, mask: original(replace(layout, valid=None), mask))
+    monkeypatch.setattr(
+        masks, "compute_attention_mask", lambda layout, mask: original(replace(layout, valid=None), mask)
+    )
     assert breaks(ROPE, "padded left = right = alone")
 
 
@@ -123,20 +138,20 @@ def test_verify_finds_a_recurrence_that_rewinds_without_a_snapshot(monkeypatch: 
 def test_verify_finds_a_snapshot_that_is_no_copy(monkeypatch: pytest.MonkeyPatch) -> None:
     original = RowTable.snapshot
 
-    def alias(self, row: int):
+    def snapshot_without_copy(self, row: int):
         return replace(original(self, row), arrays=[state.row_arrays(row) for state in self.overwriting])
 
-    monkeypatch.setattr(RowTable, "snapshot", alias)
+    monkeypatch.setattr(RowTable, "snapshot", snapshot_without_copy)
     assert breaks(LINEAR, "rewound = never read")
 
 
 def test_verify_finds_a_ring_that_is_one_too_short(monkeypatch: pytest.MonkeyPatch) -> None:
     original = RingBuffer.__init__
 
-    def shorter(self, window: int, first: int, slack: int, rows) -> None:
+    def init_one_slot_short(self, window: int, first: int, slack: int, rows) -> None:
         original(self, window - 2, first, slack, rows)  # with a slack of one token, one slot too few
 
-    monkeypatch.setattr(RingBuffer, "__init__", shorter)
+    monkeypatch.setattr(RingBuffer, "__init__", init_one_slot_short)
     assert breaks(WINDOW, "ring = all tokens", "cached = whole", "chunked = whole")
 
 
@@ -173,15 +188,9 @@ def test_verify_finds_images_of_another_row(monkeypatch: pytest.MonkeyPatch) -> 
     assert breaks(IMAGES, "batched = alone", "packed = separate")
 
 
-def test_verify_finds_positions_that_skip_the_image(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Decoding with images rotates by other positions than the whole forward."""
-    original = rope.rotations
-
-    def by_slot(layout: TokenLayout, *args):
-        slots = torch.arange(layout.positions.shape[1]).expand_as(layout.positions)
-        return original(replace(layout, positions=slots), *args)
-
-    monkeypatch.setattr(rope, "rotations", by_slot)
+def test_verify_finds_rotations_by_slot_after_images(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Decoding after an image rotates by other positions than the whole forward."""
+    rotate_by_slot(monkeypatch)
     assert breaks(IMAGES, "cached = whole", "chunked = whole")
 
 
@@ -203,11 +212,11 @@ def test_every_law_applies_to_images_or_states_why_not() -> None:
 def test_verify_finds_tokens_in_the_wrong_slot(monkeypatch: pytest.MonkeyPatch) -> None:
     original = Contiguous.place
 
-    def shifted(self, layout, span):
+    def place_one_slot_later(self, layout, span):
         placement = original(self, layout, span)
         return placement._replace(slots=(placement.slots + 1) % self.capacity)
 
-    monkeypatch.setattr(Contiguous, "place", shifted)
+    monkeypatch.setattr(Contiguous, "place", place_one_slot_later)
     assert breaks(ROPE, "cached = whole", "paged = contiguous")
 
 
@@ -235,10 +244,10 @@ def test_an_error_of_the_model_is_reported(monkeypatch: pytest.MonkeyPatch) -> N
 def test_verify_finds_a_tensor_that_is_not_saved_exactly(monkeypatch: pytest.MonkeyPatch) -> None:
     original = weights.load
 
-    def damaged(*arguments):
+    def load_with_an_error(*arguments):
         model = original(*arguments)
         next(model.parameters()).data[0, 0] += 1e-6
         return model
 
-    monkeypatch.setattr(weights, "load", damaged)
+    monkeypatch.setattr(weights, "load", load_with_an_error)
     assert broken(ROPE) == {"saved and loaded = as it was"}
