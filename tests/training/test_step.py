@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from regard.compat import cannot_compile
 from regard.data.batch import Batch
 from regard.models.stack import Repeat
 from regard.objectives.next_token import next_token
@@ -56,8 +57,8 @@ def test_an_uneven_split_is_refused() -> None:
         take_step(model, next_token, batch, sgd(model), parts=3)
 
 
-def faulty(fault: str):
-    """The objective with one error: in the loss of the second micro-batch, in the gradient only, or in the weights."""
+def faulty_objective(fault: str):
+    """The objective with one fault: in the loss of the second micro-batch, in the gradient only, or in the weights."""
     calls = []
 
     def objective(model, batch):
@@ -91,7 +92,7 @@ def test_a_step_that_is_not_finite_changes_nothing(fault: str, message: str) -> 
     take_step(model, next_token, batch, optimizer)
     weights, moments = copy.deepcopy(model.state_dict()), copy.deepcopy(optimizer.state_dict()["state"])
     with pytest.raises(NonFinite, match=message):
-        take_step(model, faulty(fault), batch, optimizer, clip=1.0, parts=2)
+        take_step(model, faulty_objective(fault), batch, optimizer, clip=1.0, parts=2)
     assert all(torch.equal(weights[name], tensor) for name, tensor in model.state_dict().items())
     for index, state in optimizer.state_dict()["state"].items():
         assert all(torch.equal(moments[index][name], tensor) for name, tensor in state.items())
@@ -118,8 +119,10 @@ def test_without_a_compiler_the_model_runs_eagerly_with_one_note(monkeypatch) ->
 
 @pytest.mark.slow
 @pytest.mark.oldest
-@pytest.mark.skipif(not shutil.which("g++"), reason="needs a C++ compiler")
-@pytest.mark.filterwarnings("default")  # of torch's compiler
+@pytest.mark.skipif(
+    cannot_compile(CPU) is not None, reason="no C++ compiler on this machine (Debian: apt-get install g++)"
+)
+@pytest.mark.filterwarnings("default")  # torch's compiler warns
 def test_a_compiled_model_has_the_same_losses(tmp_path: Path) -> None:
     settings = replace(SETTINGS, steps=3)
     block = replace(SPEC.layers[0].blocks[0], dropout=0.0)
