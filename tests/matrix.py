@@ -34,7 +34,8 @@ from regard.verification.trials import trials
 from tests.laws import ENCODER, MODELS, OTHERS, build, decoder
 
 LENGTH = 9
-STORED = {
+# operation: the law that tests it, with a store and without one
+STORE_LAWS = {
     "cached": "cached = whole",
     "chunked": "chunked = whole",
     "batched": "uneven chunks = whole",
@@ -43,15 +44,15 @@ STORED = {
     "rewind": "rewound = never read",
     "fork": "forked = read again",
 }
-FRESH = {"batched": "batched = alone", "left pad": "padded left = right = alone", "packed": "packed = separate"}
+FRESH_LAWS = {"batched": "batched = alone", "left pad": "padded left = right = alone", "packed": "packed = separate"}
 COLUMNS = [
-    *((store, operation) for store in ("contiguous", "paged") for operation in STORED),
-    *(("fresh", operation) for operation in FRESH),
+    *((store, operation) for store in ("contiguous", "paged") for operation in STORE_LAWS),
+    *(("fresh", operation) for operation in FRESH_LAWS),
 ]
 Row = dict[tuple[str, str], str]
 
 
-def listed(kind: type) -> Iterator[Spec]:
+def parts_of_type(kind: type) -> Iterator[Spec]:
     """All parts of that type in the models of tests/laws.py, in their order."""
     for spec in (MODELS | OTHERS).values():
         yield from (part for part in parts(spec) if isinstance(part, kind))
@@ -61,13 +62,13 @@ def listed(kind: type) -> Iterator[Spec]:
 def mixers() -> dict[str, Body]:
     """One mixer of every kind, without positions, and attention with every kind of causal mask; four heads each."""
     found: dict[str, Body] = {}
-    for body in (part for part in listed(Body) if isinstance(part, Body) and part.mixes and part.causal):
+    for body in (part for part in parts_of_type(Body) if isinstance(part, Body) and part.mixes and part.causal):
         preferred = getattr(body, "heads", 4) == 4 or body.kind not in {b.kind for b in found.values()}
         name = f"{body.kind} from a source" if getattr(body, "source", False) else body.kind
         if preferred and getattr(found.get(name), "heads", 0) != 4:
             found[name] = replace(body, position=NoPosition()) if takes_position(body) else body
     found["attention"] = Attention(4, 2)
-    for mask in listed(Mask):
+    for mask in parts_of_type(Mask):
         if isinstance(mask, Mask) and mask.causal and mask != Causal():
             found.setdefault(f"attention, {mask.kind}", Attention(4, 2, mask=mask))
     return found
@@ -77,7 +78,7 @@ def mixers() -> dict[str, Body]:
 def positions() -> dict[str, Position]:
     """One position of every kind, RoPE with every kind of scaling, and T5's buckets in attention and in the stack."""
     found: dict[str, Position] = {}
-    for position in (part for part in listed(Position) if isinstance(part, Position)):
+    for position in (part for part in parts_of_type(Position) if isinstance(part, Position)):
         name = position.kind
         if isinstance(position, Rope) and position.scaling is not None:
             name = f"rope, {position.scaling.kind}"
@@ -102,7 +103,7 @@ def model_of(mixer: Body, position: Position) -> Model | Spec:
 
 
 def with_matching_sizes(mixer: Body, position: Position) -> tuple[Body, Position]:
-    """Both with matching sizes, so that a combination is refused because of its parts and not of their sizes."""
+    """The mixer and the position, resized so that no combination is refused because of sizes alone."""
     if isinstance(position, Rope2D) and "head_dim" in field_types(type(mixer)):
         mixer = replace(mixer, head_dim=8)
     if isinstance(mixer, LatentAttention) and isinstance(position, Rope) and isinstance(position.scaling, LongRope):
@@ -133,7 +134,7 @@ def row(mixer: Body, position: Position) -> Row:
 
 def cell(column: tuple[str, str], trial: Trial) -> str:
     store, operation = column
-    law = FRESH[operation] if store == "fresh" else STORED[operation]
+    law = FRESH_LAWS[operation] if store == "fresh" else STORE_LAWS[operation]
     outcome = attempt(law, trial if store == "fresh" else trial.with_store(store))
     if not kept(outcome, torch.float64):
         return f"FAIL: {outcome.note}"
@@ -153,7 +154,7 @@ def main() -> int:
     failures = 0
     for mixer, position, cells in matrix():
         print(f"{mixer:36} {position:24} " + " ".join(f"{cells[column]:>13.13}" for column in COLUMNS), flush=True)
-        failures += sum(not state or state.startswith("FAIL") for state in cells.values())
+        failures += sum(not cell or cell.startswith("FAIL") for cell in cells.values())
     print(f"c: contiguous, p: paged, f: fresh (no cache). {failures} cells are empty or failed.")
     return int(failures > 0)
 

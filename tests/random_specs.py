@@ -53,13 +53,15 @@ from regard.verification.length import parts
 from tests.laws import MODELS
 
 VOCAB, HEAD_DIM = 29, 8
-REACH = 96  # the length of learned positions
-few, flags, factors = st.integers(1, 5), st.booleans(), st.sampled_from([0.5, 1.0, 2.0])
+LEARNED_LENGTH = 96  # of the tables of learned positions
+sizes, flags, factors = st.integers(1, 5), st.booleans(), st.sampled_from([0.5, 1.0, 2.0])
 pairs = st.lists(st.floats(1, 8), min_size=HEAD_DIM // 2, max_size=HEAD_DIM // 2).map(tuple)
 lengths, stretches = st.integers(16, 64), st.floats(1, 8)
 
 
-def listed(base: type, known: Collection[str], suitable: Callable[[Any], bool] = lambda part: True) -> dict[str, list]:
+def other_parts(
+    base: type, known: Collection[str], suitable: Callable[[Any], bool] = lambda part: True
+) -> dict[str, list]:
     """The parts in the decoders of tests/laws.py that have no strategy here, by kind."""
     found: dict[str, list[Spec]] = {}
     for spec in MODELS.values():
@@ -69,7 +71,7 @@ def listed(base: type, known: Collection[str], suitable: Callable[[Any], bool] =
     return found
 
 
-def sampled(found: dict[str, list]) -> dict[str, SearchStrategy]:
+def sample_each(found: dict[str, list]) -> dict[str, SearchStrategy]:
     return {kind: st.sampled_from(values) for kind, values in found.items()}
 
 
@@ -84,20 +86,20 @@ real_norms = NORMS["layernorm"] | NORMS["rmsnorm"]
 MASKS: dict[str, SearchStrategy[Mask]] = {
     "causal": st.just(Causal()),
     "window": st.builds(Window, st.integers(1, 9)),
-    "dilated": st.builds(Dilated, few, st.integers(1, 3)),
-    "sinks_and_window": st.builds(SinksAndWindow, st.integers(1, 3), few),
+    "dilated": st.builds(Dilated, sizes, st.integers(1, 3)),
+    "sinks_and_window": st.builds(SinksAndWindow, st.integers(1, 3), sizes),
     "strided": st.builds(StridedPattern, st.integers(2, 5)),
     "fixed": st.builds(FixedPattern, st.integers(3, 6), st.integers(1, 2)),
     "block_sparse": st.builds(BlockSparse, st.integers(1, 4), st.just(((0,), (0, 1), (0, 2), (1, 3)))),
-    "longformer": st.builds(Longformer, few, st.integers(1, 3), st.just(True)),
+    "longformer": st.builds(Longformer, sizes, st.integers(1, 3), st.just(True)),
     "bigbird": st.builds(
         BigBird, st.integers(1, 3), st.sampled_from([1, 3]), st.integers(1, 2), st.integers(1, 2), causal=st.just(True)
     ),
 }
-MASKS |= sampled(listed(Mask, MASKS, lambda mask: mask.causal))
+MASKS |= sample_each(other_parts(Mask, MASKS, lambda mask: mask.causal))
 masks = st.one_of(*MASKS.values())
 
-positive_features = st.just(EluFeatures()) | st.builds(PerformerFeatures, count=st.none() | few)
+positive_features = st.just(EluFeatures()) | st.builds(PerformerFeatures, count=st.none() | sizes)
 SCALINGS = {
     "linear": st.builds(LinearScaling, stretches),
     "ntk": st.builds(NTK, stretches),
@@ -115,19 +117,19 @@ POSITIONS: dict[str, SearchStrategy[Position]] = {  # of an attention whose head
         scaling=st.none() | st.one_of(*SCALINGS.values()),
     )
     | st.builds(Rope, share=st.sampled_from([0.25, 0.5])),
-    "rope2d": st.builds(Rope2D, columns=few, prefix=st.integers(0, 2)),
+    "rope2d": st.builds(Rope2D, columns=sizes, prefix=st.integers(0, 2)),
     "alibi": st.builds(Alibi, scaled=flags, exponent=st.sampled_from([8.0, 16.0])),
     "t5_buckets": st.builds(T5Buckets, buckets=st.just(8), distance=st.integers(6, 20), bidirectional=flags),
 }
 ONLY_STACK = ("learned", "sinusoidal")
-POSITIONS |= sampled(listed(Position, (*POSITIONS, *ONLY_STACK), lambda scheme: "attention" in scheme.places))
+POSITIONS |= sample_each(other_parts(Position, (*POSITIONS, *ONLY_STACK), lambda scheme: "attention" in scheme.places))
 positions = st.one_of(*POSITIONS.values())
 
 
 def stack_positions(heads: int) -> dict[str, SearchStrategy[Position]]:
-    return sampled(listed(Position, (*POSITIONS, *ONLY_STACK))) | {
+    return sample_each(other_parts(Position, (*POSITIONS, *ONLY_STACK))) | {
         "no_position": st.just(NoPosition()),
-        "learned": st.builds(Learned, length=st.just(REACH), offset=st.integers(0, 2)),
+        "learned": st.builds(Learned, length=st.just(LEARNED_LENGTH), offset=st.integers(0, 2)),
         "sinusoidal": st.builds(Sinusoidal, layout=st.sampled_from(["half", "interleaved"])),
         "t5_buckets": st.builds(T5Buckets, buckets=st.just(8), distance=st.integers(6, 20), heads=st.just(heads)),
     }
@@ -159,9 +161,9 @@ def mixers(heads: int) -> dict[str, SearchStrategy[Body]]:
             LatentAttention,
             heads=all_heads,
             rank=st.integers(4, 9),  # a norm over two numbers is nearly their sign, and magnifies rounding
-            nope_dim=few,
+            nope_dim=sizes,
             rope_dim=st.just(HEAD_DIM),
-            v_dim=st.none() | few,
+            v_dim=st.none() | sizes,
             query_rank=st.none() | st.integers(4, 9),
             position=positions,
             mask=masks,
@@ -177,7 +179,7 @@ def mixers(heads: int) -> dict[str, SearchStrategy[Body]]:
             stride=st.sampled_from([1, 2]),
             block=st.sampled_from([2, 4]),
             select=st.integers(3, 4),
-            window=few,
+            window=sizes,
             position=positions,
         ),
         "scored_attention": st.builds(
@@ -192,7 +194,7 @@ def mixers(heads: int) -> dict[str, SearchStrategy[Body]]:
             Retention,
             heads=all_heads,
             key_dim=st.none() | st.sampled_from([2, 6]),
-            value_dim=st.none() | few,
+            value_dim=st.none() | sizes,
             norm=norms,
             gate=flags,
             rotation=flags,
@@ -201,32 +203,36 @@ def mixers(heads: int) -> dict[str, SearchStrategy[Body]]:
         "gated_linear": st.builds(
             GatedLinear,
             heads=all_heads,
-            key_dim=st.none() | few,
-            value_dim=st.none() | few,
+            key_dim=st.none() | sizes,
+            value_dim=st.none() | sizes,
             norm=norms,
             gate=flags,
             decay=st.sampled_from(["channel", "head"]),
-            rank=few,
+            rank=sizes,
             temperature=factors,
         ),
         "time_mixing": st.builds(TimeMixing, hidden=st.none() | hidden),
         "channel_mixing": st.builds(ChannelMixing, hidden=st.none() | hidden),
         "mamba": st.builds(
-            Mamba, state=few, expand=st.integers(1, 2), rank=st.none() | few, taps=few, bias=flags, norm=norms
+            Mamba, state=sizes, expand=st.integers(1, 2), rank=st.none() | sizes, taps=sizes, bias=flags, norm=norms
         ),
         "mamba2": st.builds(
             Mamba2,
-            state=few,
+            state=sizes,
             head_dim=st.sampled_from([2, 4, 8]),
             groups=st.integers(1, 2),
-            taps=few,
+            taps=sizes,
             norm=norms,
             norm_parts=st.integers(1, 2),
             shortest=st.none() | st.just(0.5),
             longest=st.none() | st.just(2.0),
         ),
         "rg_lru": st.builds(
-            RGLRU, heads=all_heads, hidden=st.none() | few.map(lambda n: n * heads), taps=few, activation=activations
+            RGLRU,
+            heads=all_heads,
+            hidden=st.none() | sizes.map(lambda n: n * heads),
+            taps=sizes,
+            activation=activations,
         ),
         "shared_block": st.builds(
             SharedBlock,
@@ -234,11 +240,11 @@ def mixers(heads: int) -> dict[str, SearchStrategy[Body]]:
                 Attention, heads=all_heads, kv_heads=shared, head_dim=st.just(HEAD_DIM), position=positions, mask=masks
             ),
             feedforward=SIMPLE["gated"],
-            mixer=st.builds(GRU) | st.builds(Mamba2, state=few, head_dim=st.just(HEAD_DIM)),
+            mixer=st.builds(GRU) | st.builds(Mamba2, state=sizes, head_dim=st.just(HEAD_DIM)),
             number=st.uuids().map(lambda id: id.int % 10**9),  # distinct: blocks with the same number must be equal
             norm=norms,
-            attention_rank=st.none() | few,
-            rank=st.none() | few,
+            attention_rank=st.none() | sizes,
+            rank=st.none() | sizes,
         ),
         "short_convolution": st.builds(ShortConvolution, taps=st.integers(2, 5)),
         "s4": st.builds(S4, state=st.sampled_from([2, 4, 6]), activation=activations, gate=flags, bias=flags),
@@ -251,18 +257,18 @@ def mixers(heads: int) -> dict[str, SearchStrategy[Body]]:
             initial=st.sampled_from(["lin", "inv", "legs", "real"]),
             rule=st.sampled_from(["zoh", "bilinear"]),
         ),
-        "fixed_window": st.builds(WindowMLP, size=few, hidden=st.none() | hidden),
+        "fixed_window": st.builds(WindowMLP, size=sizes, hidden=st.none() | hidden),
         "rnn": st.builds(RNN, hidden=st.none() | hidden, bias=flags, activation=st.sampled_from(["tanh", "relu"])),
         "lstm": st.builds(LSTM, hidden=st.none() | hidden, bias=flags),
         "gru": st.builds(GRU, hidden=st.none() | hidden, bias=flags, reset=st.sampled_from(["before", "after"])),
     }
-    others = listed(Body, table, lambda body: body.mixes and body.causal)
-    return table | sampled({kind: [resized(body, heads) for body in bodies] for kind, bodies in others.items()})
+    others = other_parts(Body, table, lambda body: body.mixes and body.causal)
+    return table | sample_each({kind: [resized(body, heads) for body in bodies] for kind, bodies in others.items()})
 
 
 def resized(body: Body, heads: int) -> Body:
-    sizes = {"heads": heads, "kv_heads": None, "head_dim": HEAD_DIM}
-    return replace(body, **{name: size for name, size in sizes.items() if name in field_types(type(body))})
+    new_sizes = {"heads": heads, "kv_heads": None, "head_dim": HEAD_DIM}
+    return replace(body, **{name: size for name, size in new_sizes.items() if name in field_types(type(body))})
 
 
 activations = st.sampled_from(sorted(ACTIVATIONS))
@@ -303,7 +309,7 @@ FEEDFORWARDS: dict[str, SearchStrategy[Body]] = {
         capacity=st.none() | st.floats(0.5, 2.0),
     ),
 }
-FEEDFORWARDS |= sampled(listed(Body, FEEDFORWARDS, lambda body: not body.mixes))
+FEEDFORWARDS |= sample_each(other_parts(Body, FEEDFORWARDS, lambda body: not body.mixes))
 feedforwards = st.one_of(*FEEDFORWARDS.values())
 
 
@@ -313,19 +319,19 @@ def blocks(draw: st.DrawFn, heads: int) -> Block:
     if draw(st.integers(0, 3)) == 0:
         bodies.insert(0, draw(st.one_of(*mixers(heads).values())))
     style = draw(st.sampled_from(["pre", "post", "parallel"]))
-    common = draw(st.none() | real_norms) if style == "parallel" else None  # one norm for all sublayers
+    shared_norm = draw(st.none() | real_norms) if style == "parallel" else None
     return Block(
         tuple(
             Sublayer(
                 body,
-                draw(norms) if common is None else NoNorm(),
+                draw(norms) if shared_norm is None else NoNorm(),
                 after=draw(st.none() | real_norms),
                 scale=draw(st.none() | factors),
             )
             for body in bodies
         ),
         style=style,
-        norm=common,
+        norm=shared_norm,
         keep=draw(factors),
         share=draw(factors),
         dropout=draw(st.sampled_from([0.0, 0.1])),
@@ -337,11 +343,11 @@ def hybrids(draw: st.DrawFn) -> Decoder:
     """Layers with full attention, with windows, and recurrences: at least two of these kinds."""
     heads = draw(st.sampled_from([1, 2]))
     table = mixers(heads)
-    windows = st.one_of(st.builds(Window, few), st.builds(SinksAndWindow, st.integers(1, 2), st.integers(1, 3)))
+    windows = st.one_of(st.builds(Window, sizes), st.builds(SinksAndWindow, st.integers(1, 2), st.integers(1, 3)))
     attention_fields = {"mask", "position"}
     kinds = {
         "full": st.builds(replace, table["attention"], mask=st.just(Causal())),
-        "near": st.builds(replace, table["attention"] | table["latent_attention"], mask=windows),
+        "local": st.builds(replace, table["attention"] | table["latent_attention"], mask=windows),
         "recurrent": st.one_of(
             *(table[kind] for kind in table if attention_fields.isdisjoint(field_types(class_of(kind, ""))))
         ),
@@ -368,7 +374,7 @@ def decoders(draw: st.DrawFn) -> Decoder:
         position=position,
         norm=draw(norms),
         tied=draw(flags),
-        context=draw(st.none() | st.integers(40, REACH)),
+        context=draw(st.none() | st.integers(40, LEARNED_LENGTH)),
         embedding_scale=draw(factors),
         embedding_norm=draw(st.none() | norms),
         embedding_dim=draw(st.none() | st.sampled_from([5, 16])),

@@ -21,7 +21,7 @@ from regard.parts.state import STATELESS
 from regard.spec import KINDS, class_of
 from regard.verification.trial import randomize_weights
 from tests.laws import WIDTH, build, random_ids
-from tests.matrix import COLUMNS, fits, listed, mixers, model_of, positions, row, takes_position
+from tests.matrix import COLUMNS, fits, mixers, model_of, parts_of_type, positions, row, takes_position
 
 MUST_BE_LISTED = (Body, Position, Scaling, Mask, Norm, Head, Input, Model, Decoder)
 
@@ -29,10 +29,10 @@ MUST_BE_LISTED = (Body, Position, Scaling, Mask, Norm, Head, Input, Model, Decod
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if issubclass(class_of(kind, ""), MUST_BE_LISTED)])
 def test_every_part_is_in_a_model_of_the_table(kind: str) -> None:
     cls = class_of(kind, "")
-    assert any(type(part) is cls for part in listed(cls)), f"add a model with {kind} to tests/laws.py"
+    assert any(type(part) is cls for part in parts_of_type(cls)), f"add a model with {kind} to tests/laws.py"
 
 
-BODIES = list(dict.fromkeys(listed(Body)))  # the distinct bodies of all models
+BODIES = list(dict.fromkeys(parts_of_type(Body)))  # the distinct bodies of all models
 
 
 @pytest.mark.parametrize("body", BODIES, ids=lambda body: body.kind)
